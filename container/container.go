@@ -1,0 +1,83 @@
+// Package container knows who runs on this host.
+//
+// Several sources (Docker, Podman, containerd, the cgroup tree, the embedded
+// sandbox) each report what they see; a [Set] joins the reports into one list
+// keyed by cgroup v2 id. The Set is level-triggered: whoever reads it gets the
+// whole truth as of now, and an event only says that it is worth reading again.
+//
+// The package reads the host and changes nothing. It does not know what a
+// container is due (package policy) nor how that is enforced (feature/...).
+// Package agent runs the Set; everybody else reads Containers.
+package container
+
+import (
+	"strconv"
+	"time"
+)
+
+// ID identifies a container everywhere in fairlead: the inode number of its
+// cgroup v2 directory, which is what bpf_get_current_cgroup_id and friends
+// return. It is unique until the next boot.
+type ID uint64
+
+// String gives the ID in decimal, as it appears in metrics and in the API.
+func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
+
+// Container is what is known of one container at one moment. A zero field is
+// an unknown one. Values are immutable once published by a Set: readers must
+// not change the maps and slices in them.
+type Container struct {
+	ID        ID
+	Name      string            // the runtime's name for it; else the last element of its cgroup
+	Source    string            // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
+	RuntimeID string            // the runtime's own id (64 hex digits for Docker), "" without a runtime
+	Image     string
+	Labels    map[string]string // labels; for containerd the CRI annotations are merged in
+	Pod       string            // Kubernetes pod name, where CRI says it
+	Namespace string            // Kubernetes namespace, where CRI says it
+
+	PID     int       // the init process, in the agent's pid namespace; 0 once it has ended
+	Started time.Time // when PID was started, from its start time in proc
+
+	Cgroup Cgroup
+
+	// NetNS is the inode of the network namespace of PID; 0 if PID has ended.
+	// Containers with equal NetNS are one network tenant (a pod, or
+	// --network container:X). HostNetwork says that it is the agent's own.
+	NetNS       uint64
+	HostNetwork bool
+	Interfaces  []Interface // every device in NetNS but lo; empty for HostNetwork
+}
+
+// Cgroup holds the directories of one container, absolute and below the
+// injected cgroup root. On a pure v2 host the controller paths equal V2; on
+// v1 and hybrid hosts they lie in the controllers' own hierarchies. A
+// controller that is not mounted has "".
+type Cgroup struct {
+	V2     string
+	CPU    string
+	CPUSet string
+	IO     string // blkio on v1
+}
+
+// Interface is a network device inside a container's network namespace.
+type Interface struct {
+	Name  string
+	Index int
+	Kind  string   // as the kernel names it: "veth", "macvlan", "ipvlan", ...
+	MAC   string   // in colon form
+	Addrs []string // prefixes in CIDR form
+	Host  HostEnd
+}
+
+// HostEnd is the peer of a container's veth. It may lie in the host's own
+// namespace (Docker's bridge), in another one (Docker's overlay keeps its
+// bridge in a namespace of its own), or nowhere that we can see (NetNS 0:
+// macvlan, ipvlan, or a namespace that has no name and no process).
+type HostEnd struct {
+	NetNS  uint64 // inode of the namespace that it lies in
+	NSPath string // a path through which that namespace can be opened
+	Name   string
+	Index  int
+	Master string // the bridge that it is a port of, "" if none
+}

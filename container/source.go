@@ -1,0 +1,37 @@
+package container
+
+import "context"
+
+// Source reports the containers that one runtime, or one part of the host,
+// knows of. A runtime that is not there is not an error: its source reports an
+// empty list and goes on looking for it.
+type Source interface {
+	// Name is the Source field of the containers that it reports.
+	Name() string
+	// Run watches until ctx ends. It calls publish with the whole list: once
+	// as soon as it is known, and again whenever it has changed. It re-lists
+	// now and then, since events get lost. It reconnects by itself; a Report
+	// with Err says that the list is unknown at present, and the Set then
+	// keeps the last one.
+	Run(ctx context.Context, publish func(Report)) error
+}
+
+// Report is the whole list of one Source, or the reason why there is none.
+type Report struct {
+	Records []Record
+	Err     error
+}
+
+// Record is what a runtime knows of one container. The Set finds out the rest
+// from PID (or, if that is 0, from CgroupV2): the cgroups, the network
+// namespace and the interfaces.
+type Record struct {
+	PID       int
+	CgroupV2  string // absolute path; only where the source knows no PID
+	Name      string
+	RuntimeID string
+	Image     string
+	Labels    map[string]string
+	Pod       string
+	Namespace string
+}

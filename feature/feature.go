@@ -1,0 +1,54 @@
+// Package feature says what the agent expects of each of its features. It
+// holds no feature and no registry: agent constructs the features by name.
+package feature
+
+import (
+	"context"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// Feature is one thing that the agent does for containers. The agent calls the
+// methods from one goroutine at a time, except Snapshot and Support, which may
+// be called at any time.
+type Feature interface {
+	// Name is the folder below feature/, and the label in status and metrics.
+	Name() string
+	// Support says whether the feature works here. It is decided once, when
+	// the feature is made.
+	Support() probe.Verdict
+	// Apply brings one container to its Target. It is idempotent: it reads
+	// before it writes, and a second call with the same Target writes nothing.
+	Apply(context.Context, policy.Target) error
+	// Remove undoes Apply. A container that is not known, or whose objects
+	// have gone with it, is a success.
+	Remove(context.Context, container.ID) error
+	// Prune removes what an earlier agent left for containers that alive
+	// denies. The agent calls it only once its Set is complete.
+	Prune(ctx context.Context, alive func(container.ID) bool) error
+	// Snapshot reads the counters of all containers.
+	Snapshot() Snapshot
+	// Close lets go of file descriptors and goroutines. What Apply put in
+	// force stays: the agent calls Remove first for what must not outlive it.
+	Close() error
+}
+
+// Snapshot is what a feature measured, at one moment.
+type Snapshot struct {
+	Taken   time.Time
+	Samples []Sample
+}
+
+// Sample is one number about one container (or about the host, with ID 0).
+type Sample struct {
+	Container container.ID
+	// Name is the metric's name without the prefix fairlead_, in base units:
+	// "netcpu_kthread_seconds_total". A name that ends in _total counts up;
+	// any other is a gauge.
+	Name   string
+	Device string // where a number belongs to a device, "" otherwise
+	Value  float64
+}

@@ -1,0 +1,68 @@
+package policy
+
+import (
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// NetCPU is the mode of the netcpu feature for one container.
+type NetCPU string
+
+// The modes of netcpu. Observe changes nothing on the host and is the default.
+const (
+	NetCPUObserve NetCPU = "observe"
+	NetCPUCharge  NetCPU = "charge"
+	NetCPUIsolate NetCPU = "isolate"
+	NetCPUAuto    NetCPU = "auto"
+)
+
+// Net is what a container is due of the network in one direction. Zero means
+// that nothing was asked for.
+type Net struct {
+	Rate     uint64        // guaranteed, bit/s
+	Ceil     uint64        // upper bound, bit/s
+	Weight   uint32        // share of what is not guaranteed
+	Priority *int          // order for idle bandwidth; nil if not set
+	Latency  time.Duration // bound on the queueing delay that this host adds
+}
+
+// IO is what a container is due of one block device. Zero means not asked for.
+type IO struct {
+	Device                     string // as written, a path below /dev
+	ReadIOPS, WriteIOPS        uint64 // reserved, operations/s (reserve)
+	MaxReadIOPS, MaxWriteIOPS  uint64 // cap, operations/s (max)
+	MaxReadBytes, MaxWriteByte uint64 // cap, bytes/s (max)
+}
+
+// Settings are the values that policy gives one container. The zero value is
+// the default: observe, and nothing changed.
+type Settings struct {
+	Egress, Ingress Net
+	NetCPU          NetCPU // "" is observe
+	Latency         *bool  // nil: the default of the feature
+	Overlay         *bool
+	IOWeight        uint32
+	IO              []IO
+}
+
+// Origin says where a value comes from, for explain: the file and line, or the
+// label, that set it.
+type Origin struct {
+	Key   string // as in the schema: "fairlead.netcpu"
+	Value string // as written
+	From  string // "label", "annotation", "controller", or the path of a file
+	Line  int    // in the file; 0 otherwise
+}
+
+// Target is what one container is due now. Package agent hands it to every
+// feature; a feature reads its own part of Settings.
+type Target struct {
+	Container container.Container
+	Settings  Settings
+	Origins   []Origin // one for each key that is set, sorted by key
+
+	// Expiry is when the Target lapses, for a controller's decision; zero for
+	// policy, which holds until it is changed.
+	Expiry time.Time
+}
