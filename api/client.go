@@ -1,0 +1,133 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// ErrNoAgent is wrapped by the errors of a Client when nobody answers at its
+// socket.
+var ErrNoAgent = errors.New("no agent answers")
+
+// maxAnswer bounds what a Client reads of one answer.
+const maxAnswer = 64 << 20
+
+// Client looks at one agent, and tells it what to do. Its methods may be
+// called from several goroutines. An answer that is not 2xx is an *[Error].
+type Client struct {
+	socket string
+	http   http.Client
+}
+
+// Dial gives a Client of the agent at a unix socket. It connects at the first
+// request, so that an agent that isn't there is the error of that one.
+func Dial(socket string) *Client {
+	var d net.Dialer
+	return &Client{socket: socket, http: http.Client{
+		Timeout: time.Minute,
+		Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return d.DialContext(ctx, "unix", socket)
+			},
+			MaxIdleConns:    2,
+			IdleConnTimeout: 30 * time.Second,
+		},
+	}}
+}
+
+// Close lets go of idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Containers lists the containers that run now, sorted by name.
+func (c *Client) Containers(ctx context.Context) (out []Container, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/containers", nil, &out)
+}
+
+// Explain says what was done to one container, named by id, by name, by
+// runtime id, or by a start of that of at least 4 characters.
+func (c *Client) Explain(ctx context.Context, ref string) (out Explanation, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/explain", nil, &out)
+}
+
+// Status says how the agent stands.
+func (c *Client) Status(ctx context.Context) (out Status, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/status", nil, &out)
+}
+
+// Samples reads what the features measured.
+func (c *Client) Samples(ctx context.Context) (out Samples, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/samples", nil, &out)
+}
+
+// Version says what the agent is.
+func (c *Client) Version(ctx context.Context) (out Version, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/version", nil, &out)
+}
+
+// Reload makes the agent read its policy again. It also ends what Restore
+// holds. Policy that cannot be used is in the answer, not an error.
+func (c *Client) Reload(ctx context.Context) (out PolicyStatus, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/policy/reload", nil, &out)
+}
+
+// Restore undoes what is applied to one container, or to all if ref is "",
+// and keeps the agent from applying it again until the next reload.
+func (c *Client) Restore(ctx context.Context, ref string) (out Restored, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/restore", RestoreRequest{Container: ref}, &out)
+}
+
+// Self gives what the calling container may know of itself. It works on the
+// agent's self socket only.
+func (c *Client) Self(ctx context.Context) (out Self, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/self", nil, &out)
+}
+
+func (c *Client) do(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		data, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("encode request %s: %w", path, err)
+		}
+		body = bytes.NewReader(data)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://fairlead"+path, body)
+	if err != nil {
+		return fmt.Errorf("make request %s: %w", path, err)
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		// The reason alone: the URL around it means nothing on a unix socket.
+		if ue := (*url.Error)(nil); errors.As(err, &ue) {
+			err = ue.Err
+		}
+		if oe := (*net.OpError)(nil); errors.As(err, &oe) && oe.Op == "dial" {
+			return fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, oe.Err)
+		}
+		return fmt.Errorf("ask the agent at %s: %w", c.socket, err)
+	}
+	defer resp.Body.Close()
+	dec := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
+	if resp.StatusCode/100 != 2 {
+		var f Failure
+		if err := dec.Decode(&f); err != nil || f.Error.Text == "" {
+			return &Error{Status: resp.StatusCode, Code: "internal", Text: "the agent answered " + resp.Status}
+		}
+		return &f.Error
+	}
+	if err := dec.Decode(out); err != nil {
+		return fmt.Errorf("read the agent's answer to %s: %w", path, err)
+	}
+	return nil
+}

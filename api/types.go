@@ -1,0 +1,259 @@
+// Package api is how programs look at an agent and tell it what to do: the
+// wire types, the server, the client, and the OpenAPI document, version 1.
+//
+// The wire types are a stable contract: fields are added, never renamed or
+// given another meaning. The package knows no feature and touches no host
+// state; package agent implements [Backend], and the CLI, bench and the views
+// use [Client] only.
+//
+// All strings that come from containers (names, images, labels) are hostile:
+// JSON carries them as they are, and who prints them must quote them.
+package api
+
+import (
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// Default paths and addresses of an agent.
+const (
+	DefaultSocket     = "/run/fairlead/fairlead.sock"
+	DefaultSelfSocket = "/run/fairlead/self.sock"
+)
+
+// The states of a feature for one container, in FeatureStatus.State.
+const (
+	StatePending     = "pending"     // not applied yet, or being applied again
+	StateDone        = "done"        // the host is as policy wants it
+	StateError       = "error"       // the last try failed; it is tried again
+	StateHeld        = "held"        // undone by restore; until the next policy reload
+	StateUnavailable = "unavailable" // this host cannot do it
+	StateNotBuilt    = "not available in this build"
+)
+
+// The states of a journal entry, in Change.State.
+const (
+	ChangeInForce = "in force" // the value is the one that fairlead wrote
+	ChangeUndone  = "undone"   // the value is again the one from before
+	ChangeForeign = "foreign"  // somebody else has changed it since
+	ChangeGone    = "gone"     // the object no longer exists
+	ChangeUnknown = "unknown"  // the value could not be read
+)
+
+// Container is one container that the agent sees, and how it stands with it.
+type Container struct {
+	ID          container.ID      `json:"id,string" doc:"cgroup v2 id, in decimal; unique until the next boot"`
+	Name        string            `json:"name" doc:"the runtime's name for it, else the last element of its cgroup"`
+	Source      string            `json:"source" doc:"who knows it best: docker, podman, containerd, sandbox, cgroup"`
+	RuntimeID   string            `json:"runtime_id,omitempty" doc:"the runtime's own id"`
+	Image       string            `json:"image,omitempty" doc:"image reference as the runtime gives it"`
+	Labels      map[string]string `json:"labels,omitempty" doc:"labels, with CRI annotations merged in"`
+	Pod         string            `json:"pod,omitempty" doc:"Kubernetes pod name"`
+	Namespace   string            `json:"namespace,omitempty" doc:"Kubernetes namespace"`
+	PID         int               `json:"pid,omitempty" doc:"init process, in the agent's pid namespace"`
+	Started     time.Time         `json:"started,omitzero" doc:"start of the init process"`
+	Cgroup      Cgroup            `json:"cgroup" doc:"directories of its control groups"`
+	NetNS       uint64            `json:"netns,omitempty,string" doc:"inode of its network namespace; containers with equal ones are one network tenant"`
+	HostNetwork bool              `json:"host_network,omitempty" doc:"it uses the agent's own network namespace"`
+	Interfaces  []Interface       `json:"interfaces" doc:"its network devices but lo"`
+	Policy      []Setting         `json:"policy" doc:"every value that policy sets for it, sorted by key"`
+	Features    []FeatureStatus   `json:"features" doc:"how each feature stands with it"`
+}
+
+// Cgroup holds the directories of a container's control groups. Empty: the
+// controller is not mounted.
+type Cgroup struct {
+	V2     string `json:"v2,omitempty" doc:"cgroup v2 directory"`
+	CPU    string `json:"cpu,omitempty" doc:"directory with the cpu controller"`
+	CPUSet string `json:"cpuset,omitempty" doc:"directory with the cpuset controller"`
+	IO     string `json:"io,omitempty" doc:"directory with the io (v2) or blkio (v1) controller"`
+}
+
+// Interface is a network device of a container.
+type Interface struct {
+	Name  string   `json:"name" doc:"name inside the container"`
+	Index int      `json:"index" doc:"interface index inside the container"`
+	Kind  string   `json:"kind" doc:"as the kernel names it: veth, macvlan, ipvlan"`
+	MAC   string   `json:"mac,omitempty" doc:"hardware address"`
+	Addrs []string `json:"addrs,omitempty" doc:"addresses in CIDR form"`
+	Host  *HostEnd `json:"host,omitempty" doc:"where its other end lies; absent if it has none that can be seen"`
+}
+
+// HostEnd is the other end of a container's veth.
+type HostEnd struct {
+	NetNS  uint64 `json:"netns,omitempty,string" doc:"inode of the network namespace that it lies in"`
+	Name   string `json:"name" doc:"name there"`
+	Index  int    `json:"index" doc:"interface index there"`
+	Master string `json:"master,omitempty" doc:"bridge that it is a port of"`
+}
+
+// Setting is one value of policy, and where it comes from.
+type Setting struct {
+	Key   string `json:"key" doc:"policy key, such as fairlead.netcpu"`
+	Value string `json:"value" doc:"value as written"`
+	From  string `json:"from,omitempty" doc:"label, annotation, controller, or the path of the policy file"`
+	Line  int    `json:"line,omitempty" doc:"line in the policy file"`
+}
+
+// FeatureStatus is how one feature stands with one container.
+type FeatureStatus struct {
+	Feature string    `json:"feature" doc:"name of the feature"`
+	State   string    `json:"state" doc:"pending, done, error, held, unavailable, or not available in this build"`
+	Error   string    `json:"error,omitempty" doc:"what went wrong at the last try, or why the feature is unavailable"`
+	Tries   int       `json:"tries,omitempty" doc:"failed tries in a row"`
+	Since   time.Time `json:"since,omitzero" doc:"when the state was entered"`
+	Next    time.Time `json:"next,omitzero" doc:"when it is tried again"`
+}
+
+// Change is one change of host state that is in the journal, with the value
+// now, read for this answer.
+type Change struct {
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container on whose behalf; absent for the host as a whole"`
+	Feature   string       `json:"feature" doc:"feature that made the change"`
+	Kind      string       `json:"kind" doc:"kind of object: file, offload, threaded, kthread, affinity"`
+	Object    string       `json:"object" doc:"which object"`
+	Before    string       `json:"before" doc:"value before the first change"`
+	Wrote     string       `json:"wrote" doc:"value that fairlead wrote"`
+	Now       string       `json:"now" doc:"value read for this answer"`
+	State     string       `json:"state" doc:"in force, undone, foreign, gone or unknown"`
+	Error     string       `json:"error,omitempty" doc:"why the value could not be read"`
+	When      time.Time    `json:"when,omitzero" doc:"when the change was made"`
+	Expiry    time.Time    `json:"expiry,omitzero" doc:"when it lapses; absent if it holds until policy changes"`
+	Because   []Setting    `json:"because,omitempty" doc:"the policy that asked for it"`
+}
+
+// Explanation says what fairlead has done to one container, and why.
+type Explanation struct {
+	Container Container `json:"container" doc:"the container"`
+	Ended     bool      `json:"ended,omitempty" doc:"it has ended; what is left of it is shown"`
+	Changes   []Change  `json:"changes" doc:"what was changed on the host for it, oldest first"`
+	Host      []Change  `json:"host,omitempty" doc:"what was changed for the host as a whole"`
+	Problems  []Problem `json:"problems,omitempty" doc:"policy for it that could not be used"`
+}
+
+// Problem is policy that cannot be used, with the place and the reason.
+type Problem struct {
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container that it concerns; absent for a file"`
+	Text      string       `json:"text" doc:"place and reason"`
+}
+
+// Status is how the agent stands.
+type Status struct {
+	Version    Version        `json:"version" doc:"what runs"`
+	Started    time.Time      `json:"started" doc:"when the agent started"`
+	Complete   bool           `json:"complete" doc:"every source has given its list at least once"`
+	Containers int            `json:"containers" doc:"containers that run now"`
+	Sources    []SourceStatus `json:"sources" doc:"where containers are learned from"`
+	Policy     PolicyStatus   `json:"policy" doc:"policy in force"`
+	Features   []Feature      `json:"features" doc:"features of this build, and those that policy asks for in vain"`
+	Changes    int            `json:"changes" doc:"changes of host state in the journal"`
+	Rounds     uint64         `json:"rounds" doc:"reconcile rounds since start"`
+	Held       []container.ID `json:"held,omitempty" doc:"ids of containers that restore has let go of until the next policy reload"`
+}
+
+// SourceStatus is how one source of containers stands.
+type SourceStatus struct {
+	Name       string `json:"name" doc:"name of the source"`
+	Ready      bool   `json:"ready" doc:"it has given its list"`
+	Containers int    `json:"containers" doc:"containers that it reports"`
+	Error      string `json:"error,omitempty" doc:"why its list is unknown at present"`
+}
+
+// PolicyStatus is which policy is in force.
+type PolicyStatus struct {
+	Dir      string    `json:"dir" doc:"folder of the policy files"`
+	Loaded   time.Time `json:"loaded,omitzero" doc:"when the policy in force was loaded"`
+	Tried    time.Time `json:"tried,omitzero" doc:"when loading was last tried"`
+	OK       bool      `json:"ok" doc:"the last try succeeded; if not, the last good policy is still in force"`
+	Error    string    `json:"error,omitempty" doc:"why the last try did not succeed: file, line and reason"`
+	Problems []Problem `json:"problems,omitempty" doc:"policy of containers that cannot be used"`
+}
+
+// Feature is how one feature stands on this host.
+type Feature struct {
+	Name    string        `json:"name" doc:"name of the feature"`
+	Support probe.Verdict `json:"support" doc:"whether this host can do it"`
+	Done    int           `json:"done" doc:"containers for which the host is as policy wants it"`
+	Pending int           `json:"pending" doc:"containers that wait for it"`
+	Failed  int           `json:"failed" doc:"containers for which the last try failed"`
+	Prune   string        `json:"prune,omitempty" doc:"why what an earlier agent left could not be removed yet"`
+}
+
+// Samples is what the features measured.
+type Samples struct {
+	Features []FeatureSamples `json:"features" doc:"one element for each feature of this build"`
+}
+
+// FeatureSamples is what one feature measured, at one moment.
+type FeatureSamples struct {
+	Feature string    `json:"feature" doc:"name of the feature"`
+	Taken   time.Time `json:"taken" doc:"when the counters were read"`
+	Samples []Sample  `json:"samples" doc:"the numbers"`
+}
+
+// Sample is one number about one container, or about the host.
+type Sample struct {
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container; absent for the host"`
+	Name      string       `json:"name" doc:"name of the metric without the prefix fairlead_, in base units"`
+	Device    string       `json:"device,omitempty" doc:"device, where the number belongs to one"`
+	Value     float64      `json:"value" doc:"the number"`
+}
+
+// Version says what runs.
+type Version struct {
+	Version string `json:"version" doc:"version of the program"`
+	Commit  string `json:"commit,omitempty" doc:"commit that it was built from"`
+	Go      string `json:"go" doc:"version of the Go toolchain"`
+	API     string `json:"api" doc:"version of this interface"`
+	Kernel  string `json:"kernel,omitempty" doc:"release of the running kernel"`
+}
+
+// RestoreRequest is the body of a request to restore.
+type RestoreRequest struct {
+	Container string `json:"container,omitempty" doc:"id or name of one container; absent for all and the host"`
+}
+
+// Restored is what became of the changes that restore was asked to undo.
+type Restored struct {
+	Outcomes []Outcome `json:"outcomes" doc:"one element for each change, newest first"`
+}
+
+// Outcome is what became of one change.
+type Outcome struct {
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container on whose behalf it was made"`
+	Feature   string       `json:"feature" doc:"feature that made the change"`
+	Kind      string       `json:"kind" doc:"kind of object"`
+	Object    string       `json:"object" doc:"which object"`
+	Result    string       `json:"result" doc:"restored, already as before, gone, foreign or error"`
+	Before    string       `json:"before,omitempty" doc:"value from before fairlead"`
+	Wrote     string       `json:"wrote,omitempty" doc:"value that fairlead wrote"`
+	Now       string       `json:"now,omitempty" doc:"value that was found, where it was neither"`
+	Error     string       `json:"error,omitempty" doc:"what went wrong"`
+}
+
+// Self is what a container may know of itself: nothing of other containers,
+// and no path of the host.
+type Self struct {
+	ID       container.ID     `json:"id,string" doc:"cgroup v2 id, in decimal"`
+	Name     string           `json:"name" doc:"the runtime's name for it"`
+	Policy   []Setting        `json:"policy" doc:"what policy sets for it"`
+	Features []FeatureStatus  `json:"features" doc:"how each feature stands with it"`
+	Measured []FeatureSamples `json:"measured" doc:"what the features measured of it"`
+}
+
+// Error is why a request was not done. As a Go error it gives Text.
+type Error struct {
+	Status int    `json:"status" doc:"HTTP status"`
+	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, internal"`
+	Text   string `json:"text" doc:"what is wrong, for people"`
+}
+
+// Error gives the text for people.
+func (e *Error) Error() string { return e.Text }
+
+// Failure is the body of every answer that is not 2xx.
+type Failure struct {
+	Error Error `json:"error" doc:"what is wrong"`
+}
