@@ -1,0 +1,174 @@
+package testkit
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// CG is a scratch cgroup of a test: one directory in the v2 tree and one in
+// the hierarchy that has the cpu controller, which is the same directory on a
+// pure v2 host and another one on a hybrid or v1 host.
+type CG struct {
+	V2  string // absolute; "" on a host without a v2 tree
+	CPU string // absolute; "" on a host without the cpu controller
+}
+
+// Cgroup makes a scratch cgroup below the roots of the host's hierarchies. It
+// needs root and skips t without. When t ends, everything that still runs in
+// it is killed and it is removed with all cgroups below it.
+func Cgroup(t testing.TB) CG {
+	t.Helper()
+	NeedRoot(t)
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := cgroupMounts(data)
+	if root.CPU == "" && root.V2 != "" {
+		// Pure v2: hand the controller down, as systemd does.
+		err := os.WriteFile(filepath.Join(root.V2, "cgroup.subtree_control"), []byte("+cpu"), 0)
+		if err == nil {
+			root.CPU = root.V2
+		}
+	}
+	name := fmt.Sprintf("fairlead-test-%d-%d", os.Getpid(), time.Now().UnixNano())
+	var cg CG
+	for _, h := range []struct {
+		root string
+		dir  *string
+	}{{root.V2, &cg.V2}, {root.CPU, &cg.CPU}} {
+		if h.root == "" {
+			continue
+		}
+		dir := filepath.Join(h.root, name)
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			t.Fatal(err)
+		}
+		*h.dir = dir
+		t.Cleanup(func() {
+			if err := removeCgroup(dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return cg
+}
+
+// Add moves a process, with all its threads, into the cgroup.
+func (c CG) Add(t testing.TB, pid int) {
+	t.Helper()
+	for _, dir := range c.dirs() {
+		err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+		if err != nil {
+			t.Fatalf("move process %d to %s: %v", pid, dir, err)
+		}
+	}
+}
+
+// Child makes a cgroup below c in each of its hierarchies. It goes with c.
+func (c CG) Child(t testing.TB, name string) CG {
+	t.Helper()
+	child := CG{}
+	if c.V2 != "" {
+		child.V2 = filepath.Join(c.V2, name)
+	}
+	if c.CPU != "" {
+		child.CPU = filepath.Join(c.CPU, name)
+	}
+	for _, dir := range child.dirs() {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return child
+}
+
+// dirs lists the directories of c, each once.
+func (c CG) dirs() []string {
+	var dirs []string
+	if c.V2 != "" {
+		dirs = append(dirs, c.V2)
+	}
+	if c.CPU != "" && c.CPU != c.V2 {
+		dirs = append(dirs, c.CPU)
+	}
+	return dirs
+}
+
+// cgroupMounts finds where the v2 tree and the v1 cpu hierarchy are mounted,
+// in the text of a mountinfo file (proc_pid_mountinfo(5)). The first mount of
+// each wins.
+func cgroupMounts(mountinfo []byte) CG {
+	var cg CG
+	for s := bufio.NewScanner(bytes.NewReader(mountinfo)); s.Scan(); {
+		before, after, ok := strings.Cut(s.Text(), " - ")
+		head, tail := strings.Fields(before), strings.Fields(after)
+		if !ok || len(head) < 5 || len(tail) < 3 {
+			continue
+		}
+		switch dir := head[4]; {
+		case tail[0] == "cgroup2" && cg.V2 == "":
+			cg.V2 = dir
+		case tail[0] == "cgroup" && cg.CPU == "" && strings.Contains(","+tail[2]+",", ",cpu,"):
+			cg.CPU = dir
+		}
+	}
+	return cg
+}
+
+// removeCgroup kills what runs in dir and below, and removes the directories,
+// children first. A directory that is gone already is a success.
+func removeCgroup(dir string) error {
+	var dirs []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("list cgroup %s: %w", dir, err)
+	}
+	for i := len(dirs) - 1; i >= 0; i-- {
+		if err := emptyAndRemove(dirs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// emptyAndRemove repeats kill and rmdir for two seconds: a killed process
+// keeps its cgroup busy until it has been reaped.
+func emptyAndRemove(dir string) error {
+	var err error
+	for range 200 {
+		err = os.Remove(dir)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // gone: the next round says so
+		for _, f := range strings.Fields(string(data)) {
+			pid, err := strconv.Atoi(f)
+			if err != nil || pid <= 0 || pid == os.Getpid() {
+				continue
+			}
+			unix.Kill(pid, unix.SIGKILL) // ESRCH: it has just ended
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return fmt.Errorf("remove cgroup: %w", err)
+}

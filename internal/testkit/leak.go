@@ -1,0 +1,182 @@
+package testkit
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// runVar marks the processes of one test run in their environment.
+const runVar = "FAIRLEAD_TEST_RUN"
+
+// Main runs the tests of a package and exits. It fails them if they leave on
+// the host what carries fairlead's mark and was not there before: names in
+// /run/netns, cgroups, links and qdiscs of the host's namespace, pins in the
+// BPF file systems, loop devices, and processes that they started. Use it as
+//
+//	func TestMain(m *testing.M) { testkit.Main(m) }
+//
+// What another process makes meanwhile counts too, unless that has gone within
+// three seconds: packages whose tests change the host run one at a time.
+func Main(m *testing.M) {
+	// Whatever the tests start inherits the variable, so that it is known
+	// even after its parent has ended and it belongs to init.
+	os.Setenv(runVar, strconv.Itoa(os.Getpid())) // fails for bad names only
+	before := debris()
+	code := m.Run()
+	if left := settle(before, debris, 3*time.Second); len(left) > 0 {
+		fmt.Println("--- FAIL: these are left after the tests:")
+		for _, what := range left {
+			fmt.Println("    " + what)
+		}
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// settle waits until look finds nothing that was not there before, and
+// returns what is new when the time is over. What belongs to an ended process
+// takes a moment to go.
+func settle(before []string, look func() []string, limit time.Duration) []string {
+	deadline := time.Now().Add(limit)
+	for {
+		left := slices.DeleteFunc(look(), func(s string) bool { return slices.Contains(before, s) })
+		if len(left) == 0 || time.Now().After(deadline) {
+			return left
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// debris lists what a test of fairlead might leave on a host. What cannot be
+// read (without root, say) cannot have been made either.
+func debris() []string {
+	var found []string
+	add := func(kind string, names []string) {
+		for _, name := range names {
+			found = append(found, kind+" "+name)
+		}
+	}
+	add("network namespace", marked("/run/netns"))
+	add("cgroup", markedDirs("/sys/fs/cgroup"))
+	for _, dir := range bpfMounts() {
+		add("pin", marked(dir))
+	}
+	add("loop device", loops())
+	add("process", processes(os.Getpid()))
+	add("link or qdisc", linksAndQdiscs())
+	return found
+}
+
+// ours says whether a name carries the mark that fairlead gives to what it
+// makes on a host.
+func ours(name string) bool {
+	return strings.HasPrefix(name, "fl") || strings.HasPrefix(name, "fairlead")
+}
+
+// marked lists the entries of dir that carry our mark.
+func marked(dir string) []string {
+	entries, _ := os.ReadDir(dir)
+	var found []string
+	for _, e := range entries {
+		if ours(e.Name()) {
+			found = append(found, filepath.Join(dir, e.Name()))
+		}
+	}
+	return found
+}
+
+// markedDirs lists the directories below root that carry our mark, without
+// those below them.
+func markedDirs(root string) []string {
+	var found []string
+	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil || !d.IsDir():
+			return nil
+		case path != root && ours(d.Name()):
+			found = append(found, path)
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return found
+}
+
+// bpfMounts lists where BPF file systems are mounted.
+func bpfMounts() []string {
+	data, _ := os.ReadFile("/proc/self/mounts")
+	var dirs []string
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 2 && f[2] == "bpf" {
+			dirs = append(dirs, f[1])
+		}
+	}
+	return dirs
+}
+
+// loops lists the loop devices that have a file behind them.
+func loops() []string {
+	found, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for i, path := range found {
+		file, _ := os.ReadFile(path)
+		found[i] = fmt.Sprintf("%s (%s)", strings.Split(path, "/")[3], strings.TrimSpace(string(file)))
+	}
+	return found
+}
+
+// processes lists those that the test process with this pid started: its
+// children, ended but unreaped ones too, and whatever has its mark in the
+// environment.
+func processes(pid int) []string {
+	var pids []string
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, path := range threads {
+		data, _ := os.ReadFile(path)
+		pids = append(pids, strings.Fields(string(data))...)
+	}
+	mark := fmt.Sprintf("%s=%d", runVar, pid)
+	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range environs {
+		data, _ := os.ReadFile(path)
+		other := strings.Split(path, "/")[2]
+		if other != strconv.Itoa(pid) && slices.Contains(strings.Split(string(data), "\x00"), mark) {
+			pids = append(pids, other)
+		}
+	}
+	slices.Sort(pids)
+	var found []string
+	for _, p := range slices.Compact(pids) {
+		comm, _ := os.ReadFile(filepath.Join("/proc", p, "comm"))
+		found = append(found, fmt.Sprintf("%s (%s)", p, strings.TrimSpace(string(comm))))
+	}
+	return found
+}
+
+// linksAndQdiscs lists the links of this network namespace that carry our
+// mark, and the qdiscs that are not the kernel's own (those have handle 0) on
+// links that were there before any test.
+func linksAndQdiscs() []string {
+	var found []string
+	links, _ := netlink.LinkList()
+	for _, l := range links {
+		if ours(l.Attrs().Name) {
+			found = append(found, l.Attrs().Name)
+		}
+		qdiscs, _ := netlink.QdiscList(l)
+		for _, q := range qdiscs {
+			if q.Attrs().Handle != 0 {
+				found = append(found, l.Attrs().Name+" "+q.Type()+" "+strconv.FormatUint(uint64(q.Attrs().Handle), 16))
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,187 @@
+package testkit
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+func TestNetNS(t *testing.T) {
+	ns := NetNS(t)
+	var inside string
+	host, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = ns.Do(func() (err error) {
+		inside, err = os.Readlink("/proc/thread-self/ns/net")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "net:[" + strconv.FormatUint(ns.Inode, 10) + "]"; inside != want || inside == host {
+		t.Errorf("Do ran in %s, want %s (the host has %s)", inside, want, host)
+	}
+	if now, _ := os.Readlink("/proc/thread-self/ns/net"); now != host {
+		t.Errorf("after Do the test is in %s, want %s", now, host)
+	}
+
+	cmd := ns.Start(t, "sleep", "100")
+	if child, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "ns/net")); child != inside {
+		t.Errorf("Start ran in %s, want %s", child, inside)
+	}
+}
+
+func TestVeth(t *testing.T) {
+	a, b := NetNS(t), NetNS(t)
+	Veth(t, a, "fla", b, "flb")
+	link, err := b.Handle(t).LinkByName("flb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if up := link.Attrs().RawFlags & 0x1; up == 0 {
+		t.Errorf("flb is down")
+	}
+	if _, err := a.Handle(t).LinkByName("fla"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCgroup(t *testing.T) {
+	var dirs []string
+	var pid int
+	t.Run("use", func(t *testing.T) {
+		cg := Cgroup(t)
+		child := cg.Child(t, "leaf")
+		dirs = append(cg.dirs(), child.dirs()...)
+		cmd := exec.Command("sleep", "100")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go cmd.Wait() // reaped when the cleanup kills it
+		pid = cmd.Process.Pid
+		child.Add(t, pid)
+		for _, dir := range child.dirs() {
+			data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.TrimSpace(string(data)); got != strconv.Itoa(pid) {
+				t.Errorf("%s holds %q, want %d", dir, got, pid)
+			}
+		}
+	})
+	if t.Failed() || t.Skipped() || pid == 0 {
+		return
+	}
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s is still there: %v", dir, err)
+		}
+	}
+}
+
+func TestCgroupMounts(t *testing.T) {
+	tests := []struct {
+		name, mountinfo string
+		want            CG
+	}{
+		{"v2", "30 24 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n", CG{V2: "/sys/fs/cgroup"}},
+		{"hybrid", `29 24 0:25 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+30 29 0:26 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset
+31 29 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+32 29 0:28 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw
+33 29 0:28 / /mnt/again rw - cgroup2 cgroup2 rw
+`, CG{V2: "/sys/fs/cgroup/unified", CPU: "/sys/fs/cgroup/cpu,cpuacct"}},
+		{"cut off", "30 24 0:26 / /sys\n30 24 - cgroup2\n - \n\n", CG{}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, cgroupMounts([]byte(tt.mountinfo))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestDebris leaves each kind of thing behind and looks whether it is found.
+func TestDebris(t *testing.T) {
+	NeedRoot(t)
+	before := debris()
+	t.Run("made", func(t *testing.T) {
+		ns := NetNS(t)
+		bound := ns.Bind(t)
+		cg := Cgroup(t)
+
+		link := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flleak"}}
+		if err := netlink.LinkAdd(link); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { netlink.LinkDel(link) })
+		qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Index, Handle: 0xffff0000, Parent: netlink.HANDLE_CLSACT}}
+		if err := netlink.QdiscAdd(qdisc); err != nil {
+			t.Fatal(err)
+		}
+
+		// A shell that ends leaves its sleep to init.
+		orphan, err := exec.Command("sh", "-c", "sleep 100 >/dev/null 2>&1 & echo $!").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid := strings.TrimSpace(string(orphan))
+		t.Cleanup(func() { exec.Command("kill", "-9", pid).Run() })
+
+		want := []string{
+			"network namespace " + bound,
+			"cgroup " + cg.CPU,
+			"link or qdisc flleak",
+			"link or qdisc flleak clsact ffff0000",
+			"process " + pid + " (sleep)",
+		}
+		got := settle(before, debris, 0)
+		for _, w := range want {
+			if !slices.Contains(got, w) {
+				t.Errorf("not found: %s", w)
+			}
+		}
+		if t.Failed() {
+			t.Logf("found: %q", got)
+		}
+	})
+	if left := settle(before, debris, 3*time.Second); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestDebrisLoopAndPin(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"a/flx", "a/other", "fairlead/deep/fly", "b"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{filepath.Join(root, "a/flx"), filepath.Join(root, "fairlead")}
+	if diff := cmp.Diff(want, markedDirs(root)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{filepath.Join(root, "fairlead")}, marked(root)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSkipLine(t *testing.T) {
+	if got, want := skipLine("TestA/b", "needs root"), "accounted skip: TestA/b: needs root"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
