@@ -1,0 +1,272 @@
+// Package cgroup finds the control groups of this host and of its processes,
+// on cgroup v2, v1 and hybrid hosts, and is the door through which their files
+// are written (always by way of package journal).
+//
+// It does not know containers and keeps no state. Package container uses it to
+// look, the features use it to act.
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultRoot is where every distribution mounts its cgroup hierarchies.
+const DefaultRoot = "/sys/fs/cgroup"
+
+// The values of [Layout.Mode].
+const (
+	ModeV2     = "v2"     // one tree with every controller that we need
+	ModeHybrid = "hybrid" // a v2 tree, and at least one of our controllers on v1
+	ModeV1     = "v1"     // no v2 tree at all: fairlead cannot identify containers
+)
+
+// maxFile bounds what is read of one file in proc: a process chooses the names
+// of its cgroups, and a mount namespace its mounts.
+const maxFile = 1 << 20
+
+var (
+	// ErrNone means that no cgroup hierarchy is mounted below the root.
+	ErrNone = errors.New("no cgroup hierarchy")
+	// ErrOutside means that a process is in a cgroup which is not visible
+	// below the root: it lies above our own cgroup namespace, or is removed.
+	ErrOutside = errors.New("cgroup is not visible from here")
+)
+
+// Layout says where the hierarchies of this host are mounted. On a v2 host
+// CPU, CPUSet and IO equal V2 where the tree has that controller.
+type Layout struct {
+	V2     string // the mount directories; "" if absent
+	CPU    string
+	CPUSet string
+	IO     string // blkio on v1
+	Mode   string
+}
+
+// Paths are the cgroup directories of one process, absolute. A hierarchy that
+// is absent from the [Layout] has "".
+type Paths struct {
+	V2     string
+	CPU    string
+	CPUSet string
+	IO     string
+}
+
+// Detect reads the mount table of this process from proc (usually "/proc") and
+// returns the hierarchies mounted at or below root ([DefaultRoot] if empty).
+// Mounts of a part of a hierarchy are passed over. Without any hierarchy it
+// returns an error that matches [ErrNone].
+func Detect(proc, root string) (Layout, error) {
+	if root == "" {
+		root = DefaultRoot
+	}
+	name := filepath.Join(proc, "self", "mountinfo")
+	f, err := os.Open(name)
+	if err != nil {
+		return Layout{}, fmt.Errorf("detect cgroups: %w", err)
+	}
+	defer f.Close()
+	l, err := parseMounts(f, filepath.Clean(root))
+	if err != nil {
+		return Layout{}, fmt.Errorf("detect cgroups: read %s: %w", name, err)
+	}
+
+	v1 := l.CPU != "" || l.CPUSet != "" || l.IO != ""
+	if l.V2 != "" {
+		has, err := controllers(l.V2)
+		if err != nil {
+			return Layout{}, fmt.Errorf("detect cgroups: %w", err)
+		}
+		for dir, name := range map[*string]string{&l.CPU: "cpu", &l.CPUSet: "cpuset", &l.IO: "io"} {
+			if *dir == "" && slices.Contains(has, name) {
+				*dir = l.V2
+			}
+		}
+	}
+	switch {
+	case l.V2 != "" && v1:
+		l.Mode = ModeHybrid
+	case l.V2 != "":
+		l.Mode = ModeV2
+	case v1:
+		l.Mode = ModeV1
+	default:
+		return Layout{}, fmt.Errorf("detect cgroups below %s: %w", root, ErrNone)
+	}
+	return l, nil
+}
+
+// parseMounts picks the mount directories of the hierarchies at or below root
+// out of a mountinfo file (proc(5)). Of several mounts of one hierarchy the
+// first counts.
+func parseMounts(r io.Reader, root string) (Layout, error) {
+	var l Layout
+	sc := bufio.NewScanner(io.LimitReader(r, maxFile))
+	sc.Buffer(make([]byte, 0, 4096), 64<<10)
+	for sc.Scan() {
+		before, after, ok := strings.Cut(sc.Text(), " - ")
+		fields, super := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 5 || len(super) < 3 {
+			continue
+		}
+		dir := unescape(fields[4])
+		if fields[3] != "/" || !below(dir, root) {
+			continue
+		}
+		switch super[0] {
+		case "cgroup2":
+			keepFirst(&l.V2, dir)
+		case "cgroup":
+			for opt := range strings.SplitSeq(super[2], ",") {
+				switch opt {
+				case "cpu":
+					keepFirst(&l.CPU, dir)
+				case "cpuset":
+					keepFirst(&l.CPUSet, dir)
+				case "blkio":
+					keepFirst(&l.IO, dir)
+				}
+			}
+		}
+	}
+	return l, sc.Err()
+}
+
+func keepFirst(dst *string, dir string) {
+	if *dst == "" {
+		*dst = dir
+	}
+}
+
+// below says whether the clean path dir is root or lies below it.
+func below(dir, root string) bool {
+	return dir == root || root == "/" || strings.HasPrefix(dir, root+"/")
+}
+
+// unescape undoes the octal escapes of blank, tab, newline and backslash that
+// the kernel writes into mountinfo.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+func controllers(dir string) ([]string, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return nil, err
+	}
+	return strings.Fields(string(b)), nil
+}
+
+// OfPID returns the cgroups of a process, read from proc. An error matches
+// fs.ErrNotExist if the process has ended, and [ErrOutside] if its v2 cgroup
+// cannot be seen.
+func (l Layout) OfPID(proc string, pid int) (Paths, error) {
+	name := filepath.Join(proc, strconv.Itoa(pid), "cgroup")
+	f, err := os.Open(name)
+	if err != nil {
+		return Paths{}, fmt.Errorf("cgroups of process %d: %w", pid, err)
+	}
+	defer f.Close()
+	p, err := l.parsePID(f)
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist // it ended between open and read
+	}
+	if err != nil {
+		return Paths{}, fmt.Errorf("cgroups of process %d: %w", pid, err)
+	}
+	return p, nil
+}
+
+// parsePID reads the form of /proc/PID/cgroup: lines of
+// hierarchy-id:controllers:path, where the v2 tree is "0::path".
+func (l Layout) parsePID(r io.Reader) (Paths, error) {
+	var p Paths
+	v2 := false
+	sc := bufio.NewScanner(io.LimitReader(r, maxFile))
+	sc.Buffer(make([]byte, 0, 4096), 64<<10)
+	for sc.Scan() {
+		id, rest, ok := strings.Cut(sc.Text(), ":")
+		ctrl, path, ok2 := strings.Cut(rest, ":")
+		if !ok || !ok2 {
+			continue
+		}
+		if id == "0" && ctrl == "" {
+			v2 = true
+			p.V2 = join(l.V2, path)
+			// Controllers that the v2 tree has are nowhere else.
+			for _, c := range []struct{ mount, dst *string }{{&l.CPU, &p.CPU}, {&l.CPUSet, &p.CPUSet}, {&l.IO, &p.IO}} {
+				if *c.mount != "" && *c.mount == l.V2 {
+					*c.dst = p.V2
+				}
+			}
+			continue
+		}
+		for c := range strings.SplitSeq(ctrl, ",") {
+			switch {
+			case c == "cpu" && l.CPU != l.V2:
+				p.CPU = join(l.CPU, path)
+			case c == "cpuset" && l.CPUSet != l.V2:
+				p.CPUSet = join(l.CPUSet, path)
+			case c == "blkio" && l.IO != l.V2:
+				p.IO = join(l.IO, path)
+			}
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return Paths{}, err
+	}
+	if l.V2 != "" && (!v2 || p.V2 == "") {
+		return Paths{}, ErrOutside
+	}
+	return p, nil
+}
+
+// join puts the path that proc gives below the mount directory. It gives "" for
+// an absent hierarchy and for a path that is not to be seen from here: one
+// above our cgroup namespace ("/../x"), or of a removed cgroup.
+func join(mount, path string) string {
+	if mount == "" || !strings.HasPrefix(path, "/") || strings.HasSuffix(path, " (deleted)") {
+		return ""
+	}
+	if slices.Contains(strings.Split(path, "/"), "..") {
+		return ""
+	}
+	return filepath.Join(mount, path)
+}
+
+// ID returns the inode number of a cgroup directory. In the v2 tree that is
+// the cgroup's id as BPF programs see it.
+func ID(path string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, &fs.PathError{Op: "stat cgroup", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return 0, &fs.PathError{Op: "stat cgroup", Path: path, Err: unix.ENOTDIR}
+	}
+	return st.Ino, nil
+}

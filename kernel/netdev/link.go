@@ -1,0 +1,107 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// maxLinks bounds what is taken from one namespace: the devices in it belong
+// to a container, which may make as many as it likes.
+const maxLinks = 4096
+
+// Link is a network device as its namespace shows it.
+type Link struct {
+	Name   string
+	Index  int
+	Kind   string // as the kernel names it: "veth", "macvlan", "bridge", ...; "device" for hardware and lo
+	MAC    string // in colon form, "" if it has none
+	MTU    int    // bytes
+	Up     bool
+	Addrs  []string // prefixes in CIDR form, IPv4 and IPv6
+	Master int      // index of the bridge or bond that it is a port of; 0 if none
+
+	// Peer is the index of the other end of a veth, or of the device below a
+	// macvlan or VLAN; 0 if none. PeerNS is the id of the namespace that Peer
+	// lies in as this namespace knows it (see [NS.ID]), -1 if it is this one.
+	Peer   int
+	PeerNS int
+
+	RxQueues, TxQueues int
+}
+
+// Links lists the devices in the namespace, loopback included. A device that
+// changes its name or goes while it is read may be left out.
+func (ns *NS) Links() ([]Link, error) {
+	var links []Link
+	err := ns.with(func(h *netlink.Handle) error {
+		list, err := h.LinkList()
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+		addrs, err := h.AddrList(nil, unix.AF_UNSPEC)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+		prefixes := make(map[int][]string)
+		for _, a := range addrs {
+			if a.IPNet != nil && len(prefixes[a.LinkIndex]) < maxLinks {
+				prefixes[a.LinkIndex] = append(prefixes[a.LinkIndex], a.IPNet.String())
+			}
+		}
+		for _, l := range list[:min(len(list), maxLinks)] {
+			links = append(links, fromNetlink(l, prefixes))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list links of netns %d: %w", ns.inode, err)
+	}
+	return links, nil
+}
+
+// Link returns the device with the given index, without its addresses. The
+// error matches [ErrNoLink] if there is none.
+func (ns *NS) Link(index int) (Link, error) {
+	var link Link
+	err := ns.with(func(h *netlink.Handle) error {
+		l, err := h.LinkByIndex(index)
+		if err != nil {
+			return err
+		}
+		link = fromNetlink(l, nil)
+		return nil
+	})
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+		err = ErrNoLink
+	}
+	if err != nil {
+		return Link{}, fmt.Errorf("link %d of netns %d: %w", index, ns.inode, err)
+	}
+	return link, nil
+}
+
+// ErrNoLink means that a namespace has no device with that index.
+var ErrNoLink = errors.New("no such network device")
+
+func fromNetlink(l netlink.Link, prefixes map[int][]string) Link {
+	a := l.Attrs()
+	return Link{
+		Name:     a.Name,
+		Index:    a.Index,
+		Kind:     l.Type(),
+		MAC:      a.HardwareAddr.String(),
+		MTU:      a.MTU,
+		Up:       a.Flags&net.FlagUp != 0,
+		Addrs:    prefixes[a.Index],
+		Master:   a.MasterIndex,
+		Peer:     a.ParentIndex,
+		PeerNS:   a.NetNsID,
+		RxQueues: a.NumRxQueues,
+		TxQueues: a.NumTxQueues,
+	}
+}

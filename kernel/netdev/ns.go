@@ -1,0 +1,116 @@
+// Package netdev is the door to network devices and network namespaces: it
+// looks at links, and turns their knobs, inside any namespace of this host.
+//
+// It is the only package that speaks rtnetlink and ethtool. It knows devices,
+// not containers; package container uses it to look, the features to act.
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// NS is an open network namespace. While it is open the kernel keeps the
+// namespace alive, and with it the devices inside, so it must be closed soon
+// or by whoever watches the container's end. Its methods may be called from
+// several goroutines.
+type NS struct {
+	f     *os.File
+	inode uint64
+}
+
+// Open opens the network namespace that path (/proc/PID/ns/net, or a bind
+// mount of one) refers to.
+func Open(path string) (*NS, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open netns: %w", err)
+	}
+	// A stray regular file in /run/netns must not reach setns, and the link
+	// of another kind of namespace neither.
+	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+		f.Close()
+		return nil, fmt.Errorf("open netns %s: not a network namespace", path)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open netns %s: %w", path, err)
+	}
+	return &NS{f: f, inode: st.Ino}, nil
+}
+
+// Inode identifies the namespace among those that exist now. The number may be
+// used again once the namespace has gone.
+func (ns *NS) Inode() uint64 { return ns.inode }
+
+// Close lets go of the namespace.
+func (ns *NS) Close() error { return ns.f.Close() }
+
+// Do runs fn in the namespace and returns its error. Only the network
+// namespace is changed, not the mounts: sysfs and bpffs stay the caller's. fn
+// runs on a thread of its own that is locked for it; goroutines that fn starts
+// run outside. A thread that cannot be brought back is thrown away.
+func (ns *NS) Do(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		err := errors.New("function left its goroutine")
+		defer func() { done <- err }()
+		runtime.LockOSThread()
+		home, herr := os.Open("/proc/thread-self/ns/net")
+		if herr != nil {
+			runtime.UnlockOSThread()
+			err = fmt.Errorf("enter netns %d: %w", ns.inode, herr)
+			return
+		}
+		defer home.Close()
+		if serr := unix.Setns(int(ns.f.Fd()), unix.CLONE_NEWNET); serr != nil {
+			runtime.UnlockOSThread()
+			err = fmt.Errorf("enter netns %d: %w", ns.inode, serr)
+			return
+		}
+		// Deferred, so that the thread also comes back when fn panics or
+		// leaves; without the unlock the runtime ends the thread.
+		defer func() {
+			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			}
+		}()
+		err = fn()
+	}()
+	return <-done
+}
+
+// ID returns the number by which other is known inside ns (what IFLA_LINK_NETNSID
+// refers to), or -1 if it has none there.
+func (ns *NS) ID(other *NS) (int, error) {
+	var id int
+	err := ns.with(func(h *netlink.Handle) (err error) {
+		id, err = h.GetNetNsIdByFd(int(other.f.Fd()))
+		return err
+	})
+	if err != nil {
+		return -1, fmt.Errorf("id of netns %d in netns %d: %w", other.inode, ns.inode, err)
+	}
+	return id, nil
+}
+
+// with runs fn with an rtnetlink socket that was opened inside ns. The socket
+// belongs to ns wherever it is used, so fn itself runs outside.
+func (ns *NS) with(fn func(*netlink.Handle) error) error {
+	var h *netlink.Handle
+	err := ns.Do(func() (err error) {
+		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return fn(h)
+}
