@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -104,4 +105,37 @@ func fromNetlink(l netlink.Link, prefixes map[int][]string) Link {
 		RxQueues: a.NumRxQueues,
 		TxQueues: a.NumTxQueues,
 	}
+}
+
+// Watch calls changed, from a goroutine of its own, whenever a device or an
+// address in the namespace may have changed, until stop is called. Whoever
+// lives in the namespace decides how often that is. A watch keeps the
+// namespace alive, also after the NS is closed.
+func (ns *NS) Watch(changed func()) (stop func() error, err error) {
+	var fd int
+	err = ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
+	}
+	f := os.NewFile(uintptr(fd), "rtnetlink")
+	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
+	}
+	go func() {
+		// What the messages say does not matter, since the reader looks
+		// again; so they may be cut off, or lost (ENOBUFS) as well.
+		buf := make([]byte, 64)
+		for {
+			if _, err := f.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return
+			}
+			changed()
+		}
+	}()
+	return f.Close, nil
 }

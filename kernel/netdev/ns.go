@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -22,12 +23,16 @@ import (
 type NS struct {
 	f     *os.File
 	inode uint64
+
+	mu sync.Mutex
+	h  *netlink.Handle // opened inside at the first use
 }
 
 // Open opens the network namespace that path (/proc/PID/ns/net, or a bind
 // mount of one) refers to.
 func Open(path string) (*NS, error) {
-	f, err := os.Open(path)
+	// Without O_NONBLOCK a stray FIFO would hold us up.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open netns: %w", err)
 	}
@@ -50,7 +55,15 @@ func Open(path string) (*NS, error) {
 func (ns *NS) Inode() uint64 { return ns.inode }
 
 // Close lets go of the namespace.
-func (ns *NS) Close() error { return ns.f.Close() }
+func (ns *NS) Close() error {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if ns.h != nil {
+		ns.h.Close()
+		ns.h = nil
+	}
+	return ns.f.Close()
+}
 
 // Do runs fn in the namespace and returns its error. Only the network
 // namespace is changed, not the mounts: sysfs and bpffs stay the caller's. fn
@@ -101,16 +114,18 @@ func (ns *NS) ID(other *NS) (int, error) {
 }
 
 // with runs fn with an rtnetlink socket that was opened inside ns. The socket
-// belongs to ns wherever it is used, so fn itself runs outside.
+// belongs to ns wherever it is used, so fn itself runs outside, one at a time.
 func (ns *NS) with(fn func(*netlink.Handle) error) error {
-	var h *netlink.Handle
-	err := ns.Do(func() (err error) {
-		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-		return err
-	})
-	if err != nil {
-		return err
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if ns.h == nil {
+		err := ns.Do(func() (err error) {
+			ns.h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
-	defer h.Close()
-	return fn(h)
+	return fn(ns.h)
 }
