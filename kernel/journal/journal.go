@@ -1,0 +1,325 @@
+// Package journal records every change of host state before it is made, so
+// that it can be undone: by the agent when it stops, or by `fairlead restore`
+// when the agent was killed.
+//
+// It is not a log of what happened and not a lock on the host: others may
+// change the same values, and what they changed is left alone and reported.
+//
+// The file DIR/journal-BOOT, where BOOT is the kernel's boot id, has one line of
+// JSON for each change, appended by a single write: a process killed at any
+// point leaves whole lines. Nothing is synced, since host state does not outlive
+// the boot and neither need the journal; files of other boots are removed
+// unread. (A database file would do too, but a loss of power leaves one that
+// can't be opened, and a damaged one costs all entries instead of one.)
+//
+// Package agent opens the one Journal of a process; features turn their knobs
+// through it, and the packages below kernel/ implement the knobs.
+package journal
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+// ErrBusy is returned by Open while another Journal holds the directory.
+var ErrBusy = errors.New("journal is held by another process")
+
+// ErrCorrupt is returned by Open for a file that is damaged. It has been set
+// aside (renamed to NAME.corrupt); the next Open goes on with the entries in it
+// that are whole.
+var ErrCorrupt = errors.New("journal is corrupt")
+
+// maxText bounds each string of an entry, in bytes.
+const maxText = 64 << 10
+
+// Entry is one change that is, or may be, in force.
+type Entry struct {
+	Ref    Ref    `json:"ref"`
+	Before string `json:"before"` // what Restore puts back
+	Wrote  string `json:"wrote"`  // what we wrote last, or were about to write
+	// Prior is the value that Wrote was to replace, where that was not Before.
+	// It is set only while the write of Wrote may not have been made.
+	Prior  *string   `json:"prior,omitempty"`
+	Owner  Owner     `json:"owner"`
+	When   time.Time `json:"when"`            // of the last Turn that wrote
+	Expiry time.Time `json:"expiry,omitzero"` // of the last Turn that wrote; zero: holds until undone
+}
+
+// ours says whether value is one that we wrote.
+func (e Entry) ours(value string) bool {
+	return value == e.Wrote || e.Prior != nil && value == *e.Prior
+}
+
+// Opener opens the Knob that a Ref names. It returns ErrGone, wrapped or not,
+// when the object no longer exists, and another error for an unknown Kind.
+type Opener func(Ref) (Knob, error)
+
+// Journal holds the entries of this boot. It is safe for concurrent use; one
+// knob is turned at a time.
+type Journal struct {
+	mu      sync.Mutex
+	store   *store
+	entries map[Ref]numbered
+	last    uint64 // highest number given out
+	closed  bool
+	now     func() time.Time
+}
+
+// numbered is an Entry with its place in the order in which knobs were first
+// turned.
+type numbered struct {
+	Entry
+	seq uint64
+}
+
+// Open opens the journal in dir (made with mode 0700 where it is missing) for
+// the boot that is running. Errors: ErrBusy, ErrCorrupt.
+func Open(dir string) (*Journal, error) {
+	boot, err := BootID("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("open journal %s: %w", dir, err)
+	}
+	return OpenBoot(dir, boot)
+}
+
+// OpenBoot is Open for the boot with the given id (see BootID). Entries of any
+// other boot are dropped.
+func OpenBoot(dir, boot string) (*Journal, error) {
+	s, err := lock(dir, boot)
+	if err != nil {
+		return nil, fmt.Errorf("open journal %s: %w", dir, err)
+	}
+	list, err := s.load()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open journal %s: %w", dir, err), s.close())
+	}
+	j := &Journal{store: s, entries: make(map[Ref]numbered), now: time.Now}
+	for seq, e := range list {
+		j.entries[e.Ref] = numbered{e, seq}
+		j.last = max(j.last, seq)
+	}
+	return j, nil
+}
+
+// Close lets go of the directory. What is in force stays in force. Afterwards
+// nothing can be turned or restored (os.ErrClosed); a second Close does nothing.
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return nil
+	}
+	j.closed = true
+	return j.store.close()
+}
+
+// Turn sets k to value, on behalf of by, until it is undone. See TurnUntil.
+func (j *Journal) Turn(k Knob, value string, by Owner) error {
+	return j.TurnUntil(k, value, by, time.Time{})
+}
+
+// TurnUntil sets k to value and notes that this lapses at expiry (zero: never;
+// the journal itself undoes nothing, see Expired). It reads first and writes
+// nothing when the value is there already. Otherwise the change is recorded
+// and then made. A later Turn of the same Ref keeps the first Before, unless
+// someone else has changed the value meanwhile: then that value is what
+// Restore has to put back. Turning back to Before drops the entry.
+//
+// When the write fails, or does not read back, the value is put back if it can
+// be, and an error returned; the entry goes unless the value may still be ours.
+// A Knob whose object has gone gives ErrGone.
+func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) error {
+	ref := k.Ref()
+	if err := storable(ref.Kind, ref.Object, value, by.Feature); err != nil {
+		return fmt.Errorf("turn %s %q: %w", ref.Kind, ref.Object, err)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err := j.turn(k, ref, value, by, expiry); err != nil {
+		return fmt.Errorf("turn %s %s to %q: %w", ref.Kind, ref.Object, value, err)
+	}
+	return nil
+}
+
+func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time) error {
+	if j.closed {
+		return os.ErrClosed
+	}
+	now, err := k.Read()
+	if err != nil {
+		return err
+	}
+	if err := storable(now); err != nil {
+		return fmt.Errorf("value now: %w", err)
+	}
+	old, have := j.entries[ref]
+	switch {
+	case have && value == old.Before:
+		// Until the entry is dropped, Restore finds either value right.
+		if now != value {
+			if err := j.write(k, now, value); err != nil {
+				return err
+			}
+		}
+		return j.drop(old)
+	case now == value:
+		if have && old.Prior != nil && value == *old.Prior {
+			old.Wrote, old.Prior = value, nil
+			return j.put(old)
+		}
+		return nil
+	}
+
+	e := numbered{seq: old.seq, Entry: Entry{
+		Ref: ref, Before: now, Wrote: value, Owner: by, When: j.now().UTC(), Expiry: expiry.UTC(),
+	}}
+	if expiry.IsZero() {
+		e.Expiry = time.Time{}
+	}
+	if have && (old.ours(now) || now == old.Before) {
+		e.Before = old.Before
+	}
+	if now != e.Before {
+		e.Prior = &now
+	}
+	if !have {
+		j.last++
+		e.seq = j.last
+	}
+	if err := j.put(e); err != nil {
+		return err
+	}
+	if err := j.write(k, now, value); err != nil {
+		return errors.Join(err, j.retreat(k, e, now))
+	}
+	if e.Prior != nil {
+		e.Prior = nil
+		return j.put(e)
+	}
+	return nil
+}
+
+// write sets k to value, which was now, and sees that it took.
+func (j *Journal) write(k Knob, now, value string) error {
+	if err := k.Write(value); err != nil {
+		return err
+	}
+	got, err := k.Read()
+	if err != nil {
+		return fmt.Errorf("read back: %w", err)
+	}
+	if got == value {
+		return nil
+	}
+	err = fmt.Errorf("it reads back as %q", got)
+	if back := k.Write(now); back != nil {
+		return errors.Join(err, fmt.Errorf("put back %q: %w", now, back))
+	}
+	return err
+}
+
+// retreat brings the journal in line with the host after a write of e that did
+// not succeed; now is the value before it.
+func (j *Journal) retreat(k Knob, e numbered, now string) error {
+	got, err := k.Read()
+	switch {
+	case errors.Is(err, ErrGone), err == nil && got == e.Before:
+		return j.drop(e)
+	case err == nil && got == now:
+		e.Wrote, e.Prior = now, nil
+		return j.put(e)
+	}
+	return nil // not known: Restore will find out
+}
+
+// Entries lists what is recorded, in the order of first turning.
+func (j *Journal) Entries() []Entry { return j.list(func(Entry) bool { return true }) }
+
+// Expired lists the entries whose Expiry has come by now.
+func (j *Journal) Expired(now time.Time) []Entry {
+	return j.list(func(e Entry) bool { return !e.Expiry.IsZero() && !e.Expiry.After(now) })
+}
+
+func (j *Journal) list(match func(Entry) bool) []Entry {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var out []Entry
+	for _, e := range j.sorted(match) {
+		out = append(out, e.Entry)
+	}
+	return out
+}
+
+// sorted gives the matching entries, oldest first; nil matches all.
+func (j *Journal) sorted(match func(Entry) bool) []numbered {
+	all := slices.SortedFunc(maps.Values(j.entries), func(a, b numbered) int { return cmp.Compare(a.seq, b.seq) })
+	return slices.DeleteFunc(all, func(e numbered) bool { return match != nil && !match(e.Entry) })
+}
+
+// Forget drops the entries that match without touching the host: for objects
+// that are known to have gone with their container.
+func (j *Journal) Forget(match func(Entry) bool) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return os.ErrClosed
+	}
+	var errs []error
+	for _, e := range j.sorted(match) {
+		errs = append(errs, j.drop(e))
+	}
+	return errors.Join(errs...)
+}
+
+// put and drop change the file first and the memory second: an error leaves
+// both as they were.
+func (j *Journal) put(e numbered) error {
+	if err := j.store.add(record{N: e.seq, Entry: &e.Entry}); err != nil {
+		return fmt.Errorf("record in journal: %w", err)
+	}
+	j.entries[e.Ref] = e
+	return j.tidy()
+}
+
+func (j *Journal) drop(e numbered) error {
+	if err := j.store.add(record{N: e.seq}); err != nil {
+		return fmt.Errorf("drop from journal: %w", err)
+	}
+	delete(j.entries, e.Ref)
+	return j.tidy()
+}
+
+// tidy keeps the file from growing without bound.
+func (j *Journal) tidy() error {
+	if j.store.lines < slack+4*len(j.entries) {
+		return nil
+	}
+	all := make(map[uint64]Entry, len(j.entries))
+	for _, e := range j.entries {
+		all[e.seq] = e.Entry
+	}
+	if err := j.store.rewrite(all); err != nil {
+		return fmt.Errorf("shorten journal: %w", err)
+	}
+	return nil
+}
+
+// storable refuses text that would not come back from the file as it was.
+func storable(texts ...string) error {
+	for _, s := range texts {
+		if len(s) > maxText {
+			return fmt.Errorf("text of %d bytes is longer than the journal takes (%d)", len(s), maxText)
+		}
+		if !utf8.ValidString(s) {
+			return fmt.Errorf("%q is not UTF-8", s)
+		}
+	}
+	return nil
+}

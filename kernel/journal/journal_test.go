@@ -1,0 +1,502 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+const boot = "0b5b1f1e-5f5e-4b5c-9a53-8d3e6a1f4c11"
+
+// board is a set of knobs in memory, with faults to order.
+type board struct {
+	mu     sync.Mutex
+	values map[string]string
+	fail   map[string]error  // Write of this object fails
+	round  map[string]string // Write of this object stores something else
+	writes int
+}
+
+func newBoard(kv ...string) *board {
+	b := &board{values: map[string]string{}, fail: map[string]error{}, round: map[string]string{}}
+	for i := 0; i < len(kv); i += 2 {
+		b.values[kv[i]] = kv[i+1]
+	}
+	return b
+}
+
+func (b *board) open(r Ref) (Knob, error) {
+	if r.Kind != "mem" {
+		return nil, fmt.Errorf("unknown kind %q", r.Kind)
+	}
+	return b.knob(r.Object), nil
+}
+
+func (b *board) knob(name string) Knob { return memKnob{b, name} }
+
+func (b *board) set(name, value string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.values[name] = value
+}
+
+func (b *board) get(name string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.values[name]
+}
+
+type memKnob struct {
+	b    *board
+	name string
+}
+
+func (k memKnob) Ref() Ref { return Ref{Kind: "mem", Object: k.name} }
+
+func (k memKnob) Read() (string, error) {
+	k.b.mu.Lock()
+	defer k.b.mu.Unlock()
+	v, ok := k.b.values[k.name]
+	if !ok {
+		return "", fmt.Errorf("read %s: %w", k.name, ErrGone)
+	}
+	return v, nil
+}
+
+func (k memKnob) Write(v string) error {
+	k.b.mu.Lock()
+	defer k.b.mu.Unlock()
+	if err := k.b.fail[k.name]; err != nil {
+		return err
+	}
+	if _, ok := k.b.values[k.name]; !ok {
+		return ErrGone
+	}
+	if r, ok := k.b.round[k.name]; ok && v != k.b.values[k.name] {
+		v = r
+	}
+	k.b.writes++
+	k.b.values[k.name] = v
+	return nil
+}
+
+func open(t *testing.T, dir string) *Journal {
+	t.Helper()
+	j, err := OpenBoot(dir, boot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	return j
+}
+
+func turn(t *testing.T, j *Journal, k Knob, v string) {
+	t.Helper()
+	if err := j.Turn(k, v, Owner{Feature: "test"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// brief renders entries as "object: before>wrote" with "(prior)" where there is one.
+func brief(list []Entry) string {
+	var parts []string
+	for _, e := range list {
+		s := e.Ref.Object + ":" + e.Before + ">" + e.Wrote
+		if e.Prior != nil {
+			s += "(" + *e.Prior + ")"
+		}
+		parts = append(parts, s)
+	}
+	return strings.Join(parts, " ")
+}
+
+func results(out []Outcome) string {
+	var parts []string
+	for _, o := range out {
+		parts = append(parts, fmt.Sprintf("%s:%s", o.Entry.Ref.Object, o.Result))
+	}
+	return strings.Join(parts, " ")
+}
+
+func TestTurn(t *testing.T) {
+	cases := []struct {
+		name  string
+		steps string // "v" turns to v, "=v" is someone else's edit
+		value string
+		want  string // entries after
+		after string // value after Restore
+		res   string
+	}{
+		{"equal writes and records nothing", "1", "1", "", "1", ""},
+		{"one turn", "2", "2", "a:1>2", "1", "a:restored"},
+		{"second turn keeps the first before", "2 3", "3", "a:1>3", "1", "a:restored"},
+		{"back to before drops", "2 3 1", "1", "", "1", ""},
+		{"same again", "2 2", "2", "a:1>2", "1", "a:restored"},
+		{"foreign edit is left alone", "2 =7", "7", "a:1>2", "7", "a:foreign"},
+		{"foreign edit back to before", "2 =1", "1", "a:1>2", "1", "a:unchanged"},
+		{"turn over a foreign edit restores that", "2 =7 3", "3", "a:7>3", "7", "a:restored"},
+		{"turn over a foreign reset keeps before", "2 =1 3", "3", "a:1>3", "1", "a:restored"},
+		{"foreign edit to what we want is not ours", "2 =3 3", "3", "a:1>2", "3", "a:foreign"},
+		{"before ordered and there already", "2 =1 1", "1", "", "1", ""},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBoard("a", "1")
+			j := open(t, t.TempDir())
+			for _, s := range strings.Fields(c.steps) {
+				if v, foreign := strings.CutPrefix(s, "="); foreign {
+					b.set("a", v)
+				} else {
+					turn(t, j, b.knob("a"), s)
+				}
+			}
+			if got := b.get("a"); got != c.value {
+				t.Errorf("value is %q, want %q", got, c.value)
+			}
+			if got := brief(j.Entries()); got != c.want {
+				t.Errorf("entries are %q, want %q", got, c.want)
+			}
+			out, err := j.Restore(b.open, nil)
+			if err != nil {
+				t.Error(err)
+			}
+			if got := results(out); got != c.res {
+				t.Errorf("outcome is %q, want %q", got, c.res)
+			}
+			if got := b.get("a"); got != c.after {
+				t.Errorf("restored to %q, want %q", got, c.after)
+			}
+			if got := brief(j.Entries()); got != "" {
+				t.Errorf("entries are left: %q", got)
+			}
+		})
+	}
+}
+
+func TestTurnWritesOnlyOnDifference(t *testing.T) {
+	b := newBoard("a", "1")
+	j := open(t, t.TempDir())
+	for range 3 {
+		turn(t, j, b.knob("a"), "2")
+	}
+	if b.writes != 1 {
+		t.Errorf("%d writes, want 1", b.writes)
+	}
+}
+
+func TestTurnFailure(t *testing.T) {
+	refused := errors.New("refused")
+	for _, c := range []struct {
+		name    string
+		setup   func(*board)
+		is      error
+		value   string
+		entries string
+	}{
+		{"first write refused", func(b *board) { b.fail["a"] = refused }, refused, "1", ""},
+		{"rounded value is put back", func(b *board) { b.round["a"] = "8" }, nil, "", ""},
+		{"gone", func(b *board) { delete(b.values, "a") }, ErrGone, "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBoard("a", "1")
+			c.setup(b)
+			j := open(t, t.TempDir())
+			err := j.Turn(b.knob("a"), "9", Owner{Feature: "test"})
+			if err == nil || c.is != nil && !errors.Is(err, c.is) {
+				t.Fatalf("error is %v, want %v", err, c.is)
+			}
+			if c.value != "" && b.get("a") != c.value {
+				t.Errorf("value is %q, want %q", b.get("a"), c.value)
+			}
+			// The rounding board rounds what is put back too: then the entry must stay.
+			if got := brief(j.Entries()); got != c.entries && b.get("a") == "1" {
+				t.Errorf("entries are %q, want %q", got, c.entries)
+			}
+		})
+	}
+
+	t.Run("later write refused", func(t *testing.T) {
+		b := newBoard("a", "1")
+		j := open(t, t.TempDir())
+		turn(t, j, b.knob("a"), "2")
+		b.fail["a"] = refused
+		if err := j.Turn(b.knob("a"), "3", Owner{}); !errors.Is(err, refused) {
+			t.Fatalf("error is %v", err)
+		}
+		if got := brief(j.Entries()); got != "a:1>2" {
+			t.Errorf("entries are %q", got)
+		}
+		out, err := j.Restore(b.open, nil)
+		if !errors.Is(err, refused) || results(out) != "a:failed" {
+			t.Errorf("restore: %v, %v", results(out), err)
+		}
+		if got := brief(j.Entries()); got != "a:1>2" {
+			t.Errorf("a failed restore must keep the entry, have %q", got)
+		}
+		delete(b.fail, "a")
+		if out, err := j.Restore(b.open, nil); err != nil || results(out) != "a:restored" || b.get("a") != "1" {
+			t.Errorf("second restore: %v, %v, value %q", results(out), err, b.get("a"))
+		}
+	})
+
+	t.Run("what cannot be stored is refused before the host changes", func(t *testing.T) {
+		b := newBoard("a", "1", "\xff", "1")
+		j := open(t, t.TempDir())
+		for name, value := range map[string]string{"a": "\xff", "\xff": "2"} {
+			if err := j.Turn(b.knob(name), value, Owner{}); err == nil {
+				t.Errorf("turn %q to %q: no error", name, value)
+			}
+		}
+		if err := j.Turn(b.knob("a"), strings.Repeat("x", maxText+1), Owner{}); err == nil {
+			t.Error("long value: no error")
+		}
+		if b.writes != 0 || len(j.Entries()) != 0 {
+			t.Errorf("%d writes, entries %q", b.writes, brief(j.Entries()))
+		}
+	})
+}
+
+// A crash between the record and the write of a second Turn leaves the value of
+// the first in force: it is still ours.
+func TestPriorIsOurs(t *testing.T) {
+	b := newBoard("a", "1")
+	dir := t.TempDir()
+	j := open(t, dir)
+	turn(t, j, b.knob("a"), "2")
+	e := j.entries[Ref{"mem", "a"}]
+	prior := "2"
+	e.Wrote, e.Prior = "3", &prior
+	if err := j.put(e); err != nil {
+		t.Fatal(err)
+	}
+	j.Close()
+
+	j = open(t, dir)
+	if got := brief(j.Entries()); got != "a:1>3(2)" {
+		t.Fatalf("entries are %q", got)
+	}
+	turn(t, j, b.knob("a"), "2") // in force already: the entry is set right
+	if got := brief(j.Entries()); got != "a:1>2" {
+		t.Errorf("entries are %q", got)
+	}
+	if err := j.put(e); err != nil {
+		t.Fatal(err)
+	}
+	out, err := j.Restore(b.open, nil)
+	if err != nil || results(out) != "a:restored" || b.get("a") != "1" {
+		t.Errorf("restore: %v, %v, value %q", results(out), err, b.get("a"))
+	}
+}
+
+func TestRestoreNewestFirstAndMatch(t *testing.T) {
+	b := newBoard("a", "1", "b", "1", "c", "1", "d", "1")
+	dir := t.TempDir()
+	j := open(t, dir)
+	for i, n := range []string{"a", "b", "c", "d"} {
+		if err := j.Turn(b.knob(n), "2", Owner{Feature: "f", Container: uint64(i % 2)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn(t, j, b.knob("a"), "3") // does not change the place of a
+	delete(b.values, "c")
+	j.Close()
+
+	j = open(t, dir)
+	out, err := j.Restore(b.open, func(e Entry) bool { return e.Owner.Container == 0 })
+	if err != nil || results(out) != "c:gone a:restored" {
+		t.Errorf("restore: %q, %v", results(out), err)
+	}
+	b.set("b", "9")
+	out, err = j.Restore(b.open, nil)
+	if err != nil || results(out) != "d:restored b:foreign" || out[1].Value != "9" {
+		t.Errorf("restore: %q, %v", results(out), err)
+	}
+	if len(j.Entries()) != 0 {
+		t.Errorf("entries are left: %q", brief(j.Entries()))
+	}
+}
+
+func TestRestoreUnknownKindIsKept(t *testing.T) {
+	b := newBoard("a", "1")
+	j := open(t, t.TempDir())
+	turn(t, j, b.knob("a"), "2")
+	out, err := j.Restore(func(Ref) (Knob, error) { return nil, errors.New("unknown kind") }, nil)
+	if err == nil || results(out) != "a:failed" || len(j.Entries()) != 1 {
+		t.Errorf("restore: %q, %v, entries %q", results(out), err, brief(j.Entries()))
+	}
+}
+
+func TestEntriesSurviveReopening(t *testing.T) {
+	b := newBoard("a", "1", "b", "x\n\t\"<é>")
+	dir := t.TempDir()
+	j := open(t, dir)
+	when := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	j.now = func() time.Time { return when }
+	if err := j.TurnUntil(b.knob("a"), "2", Owner{"netcpu", 42}, when.Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Turn(b.knob("b"), "", Owner{"netcpu", 43}); err != nil {
+		t.Fatal(err)
+	}
+	want := []Entry{
+		{Ref: Ref{"mem", "a"}, Before: "1", Wrote: "2", Owner: Owner{"netcpu", 42}, When: when, Expiry: when.Add(time.Minute)},
+		{Ref: Ref{"mem", "b"}, Before: "x\n\t\"<é>", Wrote: "", Owner: Owner{"netcpu", 43}, When: when},
+	}
+	if diff := cmp.Diff(want, j.Entries()); diff != "" {
+		t.Error(diff)
+	}
+	j.Close()
+	j = open(t, dir)
+	if diff := cmp.Diff(want, j.Entries(), cmpopts.EquateApproxTime(0)); diff != "" {
+		t.Error(diff)
+	}
+	if got := brief(j.Expired(when.Add(59 * time.Second))); got != "" {
+		t.Errorf("expired early: %q", got)
+	}
+	if got := brief(j.Expired(when.Add(time.Minute))); got != "a:1>2" {
+		t.Errorf("expired: %q", got)
+	}
+	if err := j.Forget(func(e Entry) bool { return e.Owner.Container == 42 }); err != nil {
+		t.Fatal(err)
+	}
+	if len(j.Entries()) != 1 || b.get("a") != "2" {
+		t.Errorf("after forget: %q, value %q", brief(j.Entries()), b.get("a"))
+	}
+	turn(t, j, b.knob("a"), "5") // a number given out before must not be given out again
+	if got := brief(j.Entries()); got != "b:x\n\t\"<é>> a:2>5" {
+		t.Errorf("entries are %q", got)
+	}
+}
+
+func TestOtherBootIsDropped(t *testing.T) {
+	b := newBoard("a", "1")
+	dir := t.TempDir()
+	j := open(t, dir)
+	turn(t, j, b.knob("a"), "2")
+	j.Close()
+	// After a loss of power anything may stand there: it must not be read at all.
+	ruin(t, dir, func([]byte) []byte { return []byte{0, 0, 0} })
+
+	j, err := OpenBoot(dir, "11111111-5f5e-4b5c-9a53-8d3e6a1f4c11")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	if len(j.Entries()) != 0 {
+		t.Errorf("entries of another boot: %q", brief(j.Entries()))
+	}
+	names, _ := filepath.Glob(filepath.Join(dir, "*"))
+	if len(names) != 1 {
+		t.Errorf("left in the directory: %q", names)
+	}
+}
+
+func TestBootID(t *testing.T) {
+	proc := t.TempDir()
+	if _, err := BootID(proc); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	os.MkdirAll(filepath.Join(proc, "sys/kernel/random"), 0o755)
+	os.WriteFile(filepath.Join(proc, "sys/kernel/random/boot_id"), []byte(boot+"\n"), 0o644)
+	if got, err := BootID(proc); err != nil || got != boot {
+		t.Errorf("got %q, %v", got, err)
+	}
+	for _, bad := range []string{"", "../x", "A", strings.Repeat("a", 65)} {
+		if j, err := OpenBoot(t.TempDir(), bad); err == nil {
+			j.Close()
+			t.Errorf("boot id %q was taken", bad)
+		}
+	}
+}
+
+func TestDirectoryMode(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new", "state")
+	open(t, dir)
+	for name, want := range map[string]os.FileMode{dir: 0o700, filepath.Join(dir, prefix+boot): 0o600} {
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != want {
+			t.Errorf("mode of %s is %o, want %o", name, info.Mode().Perm(), want)
+		}
+	}
+}
+
+func TestClosed(t *testing.T) {
+	b := newBoard("a", "1")
+	dir := t.TempDir()
+	j := open(t, dir)
+	turn(t, j, b.knob("a"), "2")
+	j.Close()
+	open(t, dir)
+	if err := j.Turn(b.knob("a"), "3", Owner{}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("turn: %v", err)
+	}
+	if _, err := j.Restore(b.open, nil); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("restore: %v", err)
+	}
+	if err := j.Forget(func(Entry) bool { return true }); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("forget: %v", err)
+	}
+	if b.get("a") != "2" {
+		t.Errorf("value is %q", b.get("a"))
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	dir := t.TempDir()
+	b := newBoard()
+	const knobs, turns = 8, 30
+	for i := range knobs {
+		b.set(fmt.Sprint("k", i), "0")
+	}
+	j := open(t, dir)
+	var wg sync.WaitGroup
+	for i := range knobs {
+		for w := range 2 {
+			wg.Go(func() {
+				for n := range turns {
+					if err := j.Turn(b.knob(fmt.Sprint("k", i)), fmt.Sprint(w*1000+n+1), Owner{Feature: "test", Container: uint64(i)}); err != nil {
+						t.Error(err)
+					}
+					j.Entries()
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if got := len(j.Entries()); got != knobs {
+		t.Errorf("%d entries, want %d", got, knobs)
+	}
+	if _, err := j.Restore(b.open, nil); err != nil {
+		t.Error(err)
+	}
+	for name, v := range b.values {
+		if v != "0" {
+			t.Errorf("%s is %q", name, v)
+		}
+	}
+}
+
+func BenchmarkTurn(b *testing.B) {
+	board := newBoard("a", "0")
+	j, err := OpenBoot(b.TempDir(), boot)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer j.Close()
+	for i := 0; b.Loop(); i++ {
+		if err := j.Turn(board.knob("a"), fmt.Sprint("v", i), Owner{Feature: "test"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

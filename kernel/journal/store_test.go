@@ -1,0 +1,142 @@
+package journal
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// ruin changes the journal file below dir.
+func ruin(t *testing.T, dir string, change func([]byte) []byte) {
+	t.Helper()
+	name := filepath.Join(dir, prefix+boot)
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, change(data), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCorruptFileIsSetAside(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func([]byte) []byte
+		kept   string
+	}{
+		{"empty", func([]byte) []byte { return nil }, ""},
+		{"zeros", func(b []byte) []byte { return make([]byte, len(b)) }, ""},
+		{"no header", func(b []byte) []byte { return b[len(header):] }, "a:1>2 b:1>2"},
+		{"one byte short", func(b []byte) []byte { return b[:len(b)-1] }, "a:1>2"},
+		{"half", func(b []byte) []byte { return b[:len(b)/2-3] }, ""},
+		{"garbage in the middle", func(b []byte) []byte {
+			i := bytes.LastIndexByte(b[:len(b)-1], '\n') + 1
+			return append(append(bytes.Clone(b[:i]), "\xffgarbage\n\n"...), b[i:]...)
+		}, "a:1>2 b:1>2"},
+		{"another value", func(b []byte) []byte { return bytes.Replace(b, []byte(`"before":"1"`), []byte(`"before":"9"`), 1) }, "b:1>2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBoard("a", "1", "b", "1")
+			dir := t.TempDir()
+			j := open(t, dir)
+			turn(t, j, b.knob("a"), "2")
+			turn(t, j, b.knob("b"), "2")
+			j.Close()
+			ruin(t, dir, c.change)
+
+			j, err := OpenBoot(dir, boot)
+			if err == nil {
+				j.Close()
+			}
+			aside := filepath.Join(dir, prefix+boot+".corrupt")
+			if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), aside) {
+				t.Fatalf("error is %v", err)
+			}
+			if _, err := os.Stat(aside); err != nil {
+				t.Error(err)
+			}
+			j = open(t, dir) // goes on with what was whole
+			if got := brief(j.Entries()); got != c.kept {
+				t.Errorf("kept %q, want %q", got, c.kept)
+			}
+		})
+	}
+}
+
+func TestBusy(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir)
+	if _, err := OpenBoot(dir, boot); !errors.Is(err, ErrBusy) {
+		t.Errorf("second open: %v", err)
+	}
+	j.Close()
+	open(t, dir)
+}
+
+func TestFileStaysShort(t *testing.T) {
+	b := newBoard("a", "0", "b", "0")
+	dir := t.TempDir()
+	j := open(t, dir)
+	turn(t, j, b.knob("b"), "x")
+	for i := range 3 * slack {
+		turn(t, j, b.knob("a"), fmt.Sprint("v", i))
+	}
+	if j.store.lines > slack+8 {
+		t.Errorf("%d lines", j.store.lines)
+	}
+	j.Close()
+	j = open(t, dir)
+	if got, want := brief(j.Entries()), fmt.Sprintf("b:0>x a:0>v%d", 3*slack-1); got != want {
+		t.Errorf("entries are %q, want %q", got, want)
+	}
+	if j.store.lines != 2 {
+		t.Errorf("%d lines after opening, want 2", j.store.lines)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	good := []byte(header)
+	for n, obj := range []string{"/sys/fs/cgroup/cpu/x/cpu.shares", "b", "b"} {
+		line, err := format(record{N: uint64(n), Entry: &Entry{Ref: Ref{"file", obj}, Before: "1024", Wrote: "512", Owner: Owner{"netcpu", 7}}})
+		if err != nil {
+			f.Fatal(err)
+		}
+		good = append(good, line...)
+	}
+	drop, _ := format(record{N: 1})
+	f.Add(good)
+	f.Add(append(bytes.Clone(good), drop...))
+	f.Add(good[:len(good)/2])
+	f.Add([]byte{})
+	f.Add([]byte(header + "00000000 \n"))
+	f.Add([]byte(header + "\n\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		entries, damage := parse(data)
+		if damage != nil {
+			return
+		}
+		again := []byte(header)
+		for n, e := range maps.All(entries) {
+			line, err := format(record{N: n, Entry: &e})
+			if err != nil {
+				t.Fatalf("parsed but does not format: %v", err)
+			}
+			again = append(again, line...)
+		}
+		back, damage := parse(again)
+		if damage != nil {
+			t.Fatalf("formatted but does not parse: %v", damage)
+		}
+		if diff := cmp.Diff(entries, back); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
