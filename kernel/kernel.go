@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // Roots are the mount points through which fairlead sees the host. Tests put
@@ -28,6 +29,8 @@ func Default() Roots {
 func Opener(r Roots) journal.Opener {
 	return func(ref journal.Ref) (journal.Knob, error) {
 		switch ref.Kind {
+		case "offload", "threaded", "rps":
+			return netdev.OpenKnob(r.Proc, ref)
 		default:
 			return nil, fmt.Errorf("open knob %q: unknown kind %q", ref.Object, ref.Kind)
 		}

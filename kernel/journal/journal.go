@@ -57,7 +57,8 @@ func (e Entry) ours(value string) bool {
 	return value == e.Wrote || e.Prior != nil && value == *e.Prior
 }
 
-// Opener opens the Knob that a Ref names. It returns ErrGone, wrapped or not,
+// Opener opens the Knob that a Ref names. If the Knob is an io.Closer, the
+// Journal closes it after use. It returns ErrGone, wrapped or not,
 // when the object no longer exists, and another error for an unknown Kind.
 type Opener func(Ref) (Knob, error)
 

@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 )
@@ -71,6 +72,9 @@ func compareAndSet(open Opener, e Entry) (Result, string, error) {
 	k, err := open(e.Ref)
 	if err != nil {
 		return Failed, "", err
+	}
+	if c, ok := k.(io.Closer); ok {
+		defer c.Close()
 	}
 	value, err := k.Read()
 	switch {

@@ -1,0 +1,77 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// deviceRef names a knob of one device. The namespace is named by its inode,
+// since paths to it come and go.
+func deviceRef(kind string, ns *NS, index int, detail string) journal.Ref {
+	return journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d/%s", ns.inode, index, detail)}
+}
+
+// OpenKnob opens the knob that an earlier process wrote into the journal.
+// Errors: journal.ErrGone, when the namespace has gone.
+//
+// The knob keeps its namespace open until it is closed (it is an io.Closer).
+func OpenKnob(proc string, ref journal.Ref) (journal.Knob, error) {
+	parts := strings.SplitN(ref.Object, "/", 3)
+	if len(parts) != 3 {
+		return nil, fmt.Errorf("open knob %s %q: want NETNS/DEVICE/DETAIL", ref.Kind, ref.Object)
+	}
+	inode, err1 := strconv.ParseUint(parts[0], 10, 64)
+	index, err2 := strconv.Atoi(parts[1])
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
+	}
+	knob, err := knobOf(ref.Kind, parts[2])
+	if err != nil {
+		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
+	}
+	path, err := Find(proc, inode)
+	if errors.Is(err, ErrNoNS) {
+		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, errors.Join(journal.ErrGone, err))
+	}
+	if err != nil {
+		return nil, err
+	}
+	ns, err := Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
+	}
+	return opened{knob(ns, index), ns}, nil
+}
+
+// knobOf gives what makes a knob of a kind, without touching the host.
+func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
+	switch kind {
+	case "offload":
+		group := Offload(detail)
+		if group.features() == nil {
+			return nil, fmt.Errorf("unknown offload %q", detail)
+		}
+		return func(ns *NS, index int) journal.Knob { return ns.Offload(index, group) }, nil
+	case "threaded":
+		return (*NS).Threaded, nil
+	case "rps":
+		queue, err := strconv.Atoi(detail)
+		if err != nil || queue < 0 {
+			return nil, fmt.Errorf("bad queue %q", detail)
+		}
+		return func(ns *NS, index int) journal.Knob { return ns.RPS(index, queue) }, nil
+	}
+	return nil, errors.New("unknown kind")
+}
+
+// opened is a knob together with the namespace that was opened for it.
+type opened struct {
+	journal.Knob
+	ns *NS
+}
+
+func (o opened) Close() error { return o.ns.Close() }

@@ -1,0 +1,125 @@
+package netdev
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// ErrNoNAPIList means that the kernel has no netlink family that lists NAPI
+// contexts (it came with 6.7); the threads then have to be told by their names.
+var ErrNoNAPIList = errors.New("kernel does not list napi contexts")
+
+// NAPI is one polling context of a device.
+type NAPI struct {
+	ID     int // unique on the host while the context exists
+	Device int // index
+	Thread int // thread id of its kernel thread; 0 if it runs in softirq
+}
+
+// The netdev generic netlink family, include/uapi/linux/netdev.h.
+const (
+	netdevNAPIGet = 11 // NETDEV_CMD_NAPI_GET
+	napiIfindex   = 1  // NETDEV_A_NAPI_IFINDEX
+	napiID        = 2  // NETDEV_A_NAPI_ID
+	napiPID       = 4  // NETDEV_A_NAPI_PID
+)
+
+// NAPIs lists the polling contexts of one device, by ID, which is the order of
+// its queues. Errors: ErrNoNAPIList, ErrNoLink.
+func (ns *NS) NAPIs(index int) ([]NAPI, error) {
+	var list []NAPI
+	err := ns.Do(func() error {
+		family, err := netlink.GenlFamilyGet("netdev")
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrNoNAPIList, err)
+		}
+		req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_DUMP)
+		req.AddData(&nl.Genlmsg{Command: netdevNAPIGet, Version: 1})
+		req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
+		msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+		if errors.Is(err, unix.ENODEV) {
+			return ErrNoLink
+		}
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return fmt.Errorf("%w: %w", ErrNoNAPIList, err)
+		}
+		if err != nil {
+			return err
+		}
+		for _, m := range msgs {
+			n, err := parseNAPI(m)
+			if err != nil {
+				return err
+			}
+			if n.Device == index {
+				list = append(list, n)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list napi of device %d in netns %d: %w", index, ns.inode, err)
+	}
+	slices.SortFunc(list, func(a, b NAPI) int { return a.ID - b.ID })
+	return list, nil
+}
+
+// parseNAPI reads one NAPI out of a generic netlink message, its 4-byte header
+// included.
+func parseNAPI(msg []byte) (NAPI, error) {
+	var n NAPI
+	if len(msg) < nl.SizeofGenlmsg {
+		return n, errors.New("short netdev message")
+	}
+	attrs, err := nl.ParseRouteAttr(msg[nl.SizeofGenlmsg:])
+	if err != nil {
+		return n, err
+	}
+	for _, a := range attrs {
+		if len(a.Value) < 4 {
+			continue
+		}
+		v := int(binary.NativeEndian.Uint32(a.Value))
+		switch a.Attr.Type {
+		case napiIfindex:
+			n.Device = v
+		case napiID:
+			n.ID = v
+		case napiPID:
+			n.Thread = v
+		}
+	}
+	return n, nil
+}
+
+// Threaded returns the knob that makes every NAPI of a device a kernel thread
+// ("1") or part of the softirq ("0").
+func (ns *NS) Threaded(index int) journal.Knob {
+	return sysfsKnob{"threaded", "", attribute{ns, index, "threaded"}}
+}
+
+// RPS returns the knob of the CPUs to which a receive queue hands its packets,
+// as the mask that sysfs shows. A queue served by a thread must not hand them
+// on: that would take the work out of the thread again.
+func (ns *NS) RPS(index, queue int) journal.Knob {
+	return sysfsKnob{"rps", fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
+}
+
+type sysfsKnob struct {
+	kind, detail string
+	attr         attribute
+}
+
+func (k sysfsKnob) Ref() journal.Ref {
+	return deviceRef(k.kind, k.attr.ns, k.attr.index, k.detail)
+}
+func (k sysfsKnob) Read() (string, error)    { return k.attr.read() }
+func (k sysfsKnob) Write(value string) error { return k.attr.write(value) }

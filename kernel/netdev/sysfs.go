@@ -1,0 +1,132 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// sysfs runs fn inside the namespace with the root of a sysfs that shows this
+// namespace's devices. The sysfs is mounted nowhere: it lives
+// as a file descriptor while fn runs, so that no mount table changes.
+//
+// A namespace has one sysfs superblock, shared by all of its mounts, and a
+// container runtime makes it read-only; it is then made writable for the time
+// of fn. The container's own mount stays read-only throughout.
+func (ns *NS) sysfs(fn func(root *os.Root) error) error {
+	return ns.Do(func() error {
+		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
+		}
+		defer unix.Close(ctx)
+		if err := unix.FsconfigCreate(ctx); err != nil {
+			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
+		}
+		mnt, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+		if err != nil {
+			return fmt.Errorf("mount sysfs of netns %d: %w", ns.inode, err)
+		}
+		defer unix.Close(mnt)
+
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(mnt, &st); err != nil {
+			return fmt.Errorf("stat sysfs of netns %d: %w", ns.inode, err)
+		}
+		if st.Flags&unix.ST_RDONLY != 0 {
+			if err := remount(mnt, "rw"); err != nil {
+				return fmt.Errorf("make sysfs of netns %d writable: %w", ns.inode, err)
+			}
+			defer remount(mnt, "ro")
+		}
+		// os.Root wants a path; this one leads to our descriptor and to
+		// nothing that a container could have put in its place.
+		root, err := os.OpenRoot(fmt.Sprintf("/proc/thread-self/fd/%d", mnt))
+		if err != nil {
+			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
+		}
+		defer root.Close()
+		return fn(root)
+	})
+}
+
+// remount sets one flag, "ro" or "rw", on the superblock below mnt.
+func remount(mnt int, flag string) error {
+	ctx, err := unix.Fspick(mnt, "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(ctx)
+	if err := unix.FsconfigSetFlag(ctx, flag); err != nil {
+		return err
+	}
+	return unix.FsconfigReconfigure(ctx)
+}
+
+// attribute is one file below class/net/DEVICE, whose entries are links to the
+// device's directory elsewhere in sysfs.
+type attribute struct {
+	ns    *NS
+	index int
+	file  string // "threaded", "queues/rx-0/rps_cpus"
+}
+
+func (a attribute) read() (string, error) {
+	var value string
+	err := a.ns.withName(a.index, func(name string) error {
+		return a.ns.sysfs(func(root *os.Root) error {
+			f, err := root.Open(path.Join("class/net", name, a.file))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			b, err := io.ReadAll(io.LimitReader(f, 4096))
+			value = strings.TrimSpace(string(b))
+			return err
+		})
+	})
+	return value, a.wrap("read", err)
+}
+
+func (a attribute) write(value string) error {
+	return a.wrap("write", a.ns.withName(a.index, func(name string) error {
+		return a.ns.sysfs(func(root *os.Root) error {
+			f, err := root.OpenFile(path.Join("class/net", name, a.file), os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			_, err = f.WriteString(value)
+			return err
+		})
+	}))
+}
+
+func (a attribute) wrap(verb string, err error) error {
+	if err == nil {
+		return nil
+	}
+	// ENODEV: the device went while its file was open. ENOENT may also mean a
+	// kernel without the attribute; Support has ruled that out before.
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNoLink) {
+		err = errors.Join(journal.ErrGone, err)
+	}
+	return fmt.Errorf("%s %s of device %d in netns %d: %w", verb, a.file, a.index, a.ns.inode, err)
+}
+
+// withName runs fn with the name that the device has at present: containers
+// may rename their devices, the index stays.
+func (ns *NS) withName(index int, fn func(name string) error) error {
+	link, err := ns.Link(index)
+	if err != nil {
+		return err
+	}
+	return fn(link.Name)
+}
