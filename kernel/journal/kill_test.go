@@ -1,0 +1,162 @@
+package journal
+
+import (
+	"bufio"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// turnerDir in the environment makes the test binary the process that is killed.
+const turnerDir = "FAIRLEAD_JOURNAL_TURNER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(turnerDir); dir != "" {
+		fmt.Println(turnForever(dir))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+const (
+	knobs   = 6
+	foreign = knobs - 1 // of this one the value is changed by the test too
+)
+
+func fileName(dir string, i int) string { return filepath.Join(dir, fmt.Sprint("knob", i)) }
+
+// pageKnob is a file of 8 bytes that a single write replaces, as in sysfs.
+type pageKnob struct{ path string }
+
+func (k pageKnob) Ref() Ref { return Ref{"page", k.path} }
+
+func (k pageKnob) Read() (string, error) {
+	b, err := os.ReadFile(k.path)
+	return string(b), err
+}
+
+func (k pageKnob) Write(v string) error {
+	f, err := os.OpenFile(k.path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteAt([]byte(v), 0)
+	return err
+}
+
+func openPage(r Ref) (Knob, error) { return pageKnob{r.Object}, nil }
+
+// turnForever turns knobs up and down until it is killed.
+func turnForever(dir string) error {
+	j, err := OpenBoot(filepath.Join(dir, "state"), boot)
+	if err != nil {
+		return err
+	}
+	fmt.Println("go")
+	r := rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
+	for n := 0; ; n++ {
+		if r.IntN(20) == 0 {
+			if _, err := j.Restore(openPage, func(e Entry) bool { return r.IntN(2) == 0 }); err != nil {
+				return err
+			}
+			continue
+		}
+		i := r.IntN(knobs)
+		value := fmt.Sprintf("%08d", n%50_000_000)
+		if r.IntN(4) == 0 {
+			value = first(i)
+		}
+		if err := j.Turn(pageKnob{fileName(dir, i)}, value, Owner{"test", uint64(i)}); err != nil {
+			return err
+		}
+	}
+}
+
+func first(i int) string { return fmt.Sprintf("first%03d", i) }
+
+func TestKilledAtAnyPoint(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[Result]int{}
+	for round := range 60 {
+		dir := t.TempDir()
+		for i := range knobs {
+			if err := os.WriteFile(fileName(dir, i), []byte(first(i)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Some rounds go through two lives, the second on what the first left.
+		for range 1 + round%2 {
+			kill(t, self, dir, time.Duration(rand.IntN(8_000))*time.Microsecond)
+		}
+		edited := round%3 == 0
+		if edited {
+			if err := (pageKnob{fileName(dir, foreign)}).Write("someone!"); err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		j := open(t, filepath.Join(dir, "state"))
+		recorded := map[string]bool{}
+		for _, e := range j.Entries() {
+			recorded[e.Ref.Object] = true
+		}
+		out, err := j.Restore(openPage, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range out {
+			seen[o.Result]++
+			if want := edited && o.Entry.Ref.Object == fileName(dir, foreign); (o.Result == Foreign) != want {
+				t.Errorf("round %d: %s of %+v, found %q", round, o.Result, o.Entry, o.Value)
+			}
+		}
+		for i := range knobs {
+			want := first(i)
+			if edited && i == foreign {
+				want = "someone!"
+			}
+			if got, err := (pageKnob{fileName(dir, i)}).Read(); err != nil || got != want {
+				t.Errorf("round %d: %s is %q (%v), want %q; was recorded: %v", round, fileName(dir, i), got, err, want, recorded[fileName(dir, i)])
+			}
+		}
+		j.Close()
+	}
+	t.Log(seen)
+	if seen[Restored] == 0 || seen[Foreign] == 0 {
+		t.Errorf("the kills did not reach what this is about: %v", seen)
+	}
+}
+
+// kill runs a turner in dir and kills it after d of turning.
+func kill(t *testing.T, self, dir string, d time.Duration) {
+	t.Helper()
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), turnerDir+"="+dir)
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(pipe)
+	if !lines.Scan() || lines.Text() != "go" {
+		t.Errorf("turner says %q", lines.Text())
+	}
+	time.Sleep(d)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if lines.Scan() {
+		t.Errorf("turner ended by itself: %q", lines.Text())
+	}
+	cmd.Wait()
+}
