@@ -1,0 +1,128 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Bounds of a policy directory. A file that is larger, and any number of files
+// beyond the bound, are errors.
+const (
+	MaxFiles    = 256
+	MaxFileSize = 256 << 10 // bytes
+)
+
+// LoadDir reads the files *.yaml and *.yml of dir, in the order of their
+// names, without those that begin with a dot. A directory that does not exist
+// is the empty policy. If anything is wrong the error is a [Problems] with all
+// that is wrong in all files, and there is no policy.
+func LoadDir(dir string) (*Policy, error) {
+	files, problems := readDir(dir)
+	return load(files, problems)
+}
+
+// file is the content of one policy file.
+type file struct {
+	name string
+	data []byte
+}
+
+func load(files []file, problems []Problem) (*Policy, error) {
+	all := &Policy{}
+	for _, f := range files {
+		p, ps := ParseFile(f.name, f.data)
+		problems = append(problems, ps...)
+		if p != nil {
+			all.files = append(all.files, f.name)
+			all.rules = append(all.rules, p.rules...)
+		}
+	}
+	if len(problems) > 0 {
+		return nil, Problems(problems)
+	}
+	return all, nil
+}
+
+func readDir(dir string) (files []file, problems []Problem) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, []Problem{{File: dir, Reason: reasonOf(err)}}
+	}
+	var names []string
+	for _, e := range entries {
+		n := e.Name()
+		if ext := filepath.Ext(n); (ext == ".yaml" || ext == ".yml") && !strings.HasPrefix(n, ".") {
+			names = append(names, n)
+		}
+	}
+	if len(names) > MaxFiles {
+		return nil, []Problem{{File: dir, Reason: fmt.Sprintf("has %d policy files, more than %d", len(names), MaxFiles)}}
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		name := filepath.Join(dir, n)
+		data, err := readFile(name)
+		if err != nil {
+			problems = append(problems, Problem{File: name, Reason: reasonOf(err)})
+			continue
+		}
+		files = append(files, file{name, data})
+	}
+	return files, problems
+}
+
+func readFile(name string) ([]byte, error) {
+	// A FIFO must not block us: it is opened, and then refused.
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, errors.New("is not a regular file")
+	}
+	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
+	if err == nil && len(data) > MaxFileSize {
+		err = errTooLarge
+	}
+	return data, err
+}
+
+var errTooLarge = fmt.Errorf("is larger than %d bytes", MaxFileSize)
+
+// reasonOf is err without the path, which the Problem names already.
+func reasonOf(err error) string {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Op + ": " + pe.Err.Error()
+	}
+	return err.Error()
+}
+
+// digest tells apart two states of a directory.
+func digest(files []file, problems []Problem) [sha256.Size]byte {
+	h := sha256.New()
+	for _, f := range files {
+		fmt.Fprintf(h, "%q %d\n", f.name, len(f.data))
+		h.Write(f.data)
+	}
+	for _, p := range problems {
+		fmt.Fprintln(h, p)
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}

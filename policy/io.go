@@ -1,0 +1,141 @@
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Bounds of one container's block devices.
+const (
+	maxDevices    = 16
+	maxIOPS       = 100_000_000
+	minIOByteRate = 1 << 10 // 1kb/s
+	maxIOByteRate = 1 << 40 // 1024gb/s
+)
+
+// parseReserve reads "/dev/vdb riops=2000 wiops=500; /dev/vdc riops=100".
+func parseReserve(value string) (setter, error) {
+	return parseDevices(value, func(io *IO, name string) *uint64 {
+		switch name {
+		case "riops":
+			return &io.ReadIOPS
+		case "wiops":
+			return &io.WriteIOPS
+		}
+		return nil
+	}, "riops, wiops")
+}
+
+// parseMax reads "/dev/vdb rbps=50mb wiops=500; /dev/vdc wbps=10mb".
+func parseMax(value string) (setter, error) {
+	return parseDevices(value, func(io *IO, name string) *uint64 {
+		switch name {
+		case "riops":
+			return &io.MaxReadIOPS
+		case "wiops":
+			return &io.MaxWriteIOPS
+		case "rbps":
+			return &io.MaxReadBytes
+		case "wbps":
+			return &io.MaxWriteByte
+		}
+		return nil
+	}, "rbps, wbps, riops, wiops")
+}
+
+// parseDevices reads what both keys have in common. field gives the place of a
+// figure, nil for a name that is none of known.
+func parseDevices(value string, field func(*IO, string) *uint64, known string) (setter, error) {
+	var ios []IO
+	for part := range strings.SplitSeq(value, ";") {
+		io, err := parseDevice(part, field, known)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(ios, func(o IO) bool { return o.Device == io.Device }) {
+			return nil, fmt.Errorf("%s is given twice", io.Device)
+		}
+		if ios = append(ios, io); len(ios) > maxDevices {
+			return nil, fmt.Errorf("more than %d devices", maxDevices)
+		}
+	}
+	return func(s *Settings) {
+		for _, io := range ios {
+			s.addIO(io)
+		}
+	}, nil
+}
+
+func parseDevice(part string, field func(*IO, string) *uint64, known string) (IO, error) {
+	words := strings.FieldsFunc(part, func(r rune) bool { return r == ' ' || r == '\t' })
+	if len(words) == 0 {
+		return IO{}, errors.New(`must be a device and figures, like "/dev/vdb riops=2000"`)
+	}
+	io := IO{Device: words[0]}
+	if err := checkDevice(io.Device); err != nil {
+		return IO{}, err
+	}
+	if len(words) == 1 {
+		return IO{}, fmt.Errorf("%s has no figures; known are %s", io.Device, known)
+	}
+	seen := map[string]bool{}
+	for _, w := range words[1:] {
+		name, figure, ok := strings.Cut(w, "=")
+		if !ok {
+			return IO{}, fmt.Errorf("%s is not of the form name=number", quote(w))
+		}
+		to := field(&io, name)
+		if to == nil {
+			return IO{}, fmt.Errorf("unknown figure %s; known are %s", quote(name), known)
+		}
+		if seen[name] {
+			return IO{}, fmt.Errorf("%s is given twice for %s", name, io.Device)
+		}
+		seen[name] = true
+		n, err := parseFigure(name, figure)
+		if err != nil {
+			return IO{}, fmt.Errorf("%s=%s: %w", name, quote(figure), err)
+		}
+		*to = n
+	}
+	return io, nil
+}
+
+func parseFigure(name, figure string) (uint64, error) {
+	if strings.HasSuffix(name, "iops") {
+		return parseInteger(figure, 1, maxIOPS)
+	}
+	n, err := ParseSize(figure)
+	if err == nil && (n < minIOByteRate || n > maxIOByteRate) {
+		err = fmt.Errorf("is not between %s and %s per second", FormatSize(minIOByteRate), FormatSize(maxIOByteRate))
+	}
+	return n, err
+}
+
+func checkDevice(d string) error {
+	odd := strings.ContainsFunc(d, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\=*?`, r) })
+	if !strings.HasPrefix(d, "/dev/") || path.Clean(d) != d || odd || len(d) > 128 {
+		return fmt.Errorf("%s is not a device: must be a plain path below /dev", quote(d))
+	}
+	return nil
+}
+
+// addIO joins io into the device's entry; s.IO stays sorted by device.
+func (s *Settings) addIO(io IO) {
+	i, found := slices.BinarySearchFunc(s.IO, io.Device, func(o IO, d string) int { return cmp.Compare(o.Device, d) })
+	if !found {
+		s.IO = slices.Insert(s.IO, i, io)
+		return
+	}
+	to := &s.IO[i]
+	to.ReadIOPS += io.ReadIOPS
+	to.WriteIOPS += io.WriteIOPS
+	to.MaxReadIOPS += io.MaxReadIOPS
+	to.MaxWriteIOPS += io.MaxWriteIOPS
+	to.MaxReadBytes += io.MaxReadBytes
+	to.MaxWriteByte += io.MaxWriteByte
+}

@@ -1,0 +1,74 @@
+package policy
+
+import "github.com/fairlead-project/fairlead/container"
+
+// match selects containers. All that it names must hold; within a list of
+// patterns, one must.
+type match struct {
+	name, image, namespace, pod patterns
+	labels                      []labelMatch
+}
+
+type labelMatch struct {
+	key    string
+	values patterns
+}
+
+type patterns []string
+
+func (m match) holds(c container.Container) bool {
+	// A container always has a name, if an empty one; of the others "" is
+	// unknown, and no pattern, not even *, holds for what is unknown.
+	if m.name != nil && !m.name.any(c.Name) {
+		return false
+	}
+	for _, f := range []struct {
+		ps    patterns
+		value string
+	}{{m.image, c.Image}, {m.namespace, c.Namespace}, {m.pod, c.Pod}} {
+		if f.ps != nil && (f.value == "" || !f.ps.any(f.value)) {
+			return false
+		}
+	}
+	for _, l := range m.labels {
+		if v, ok := c.Labels[l.key]; !ok || !l.values.any(v) {
+			return false
+		}
+	}
+	return true
+}
+
+func (ps patterns) any(s string) bool {
+	for _, p := range ps {
+		if glob(p, s) {
+			return true
+		}
+	}
+	return false
+}
+
+// glob reports whether all of s matches the pattern, in which * stands for any
+// bytes (slashes too: images have them) and ? for any one. It takes at most
+// len(pattern) * len(s) steps.
+func glob(pattern, s string) bool {
+	p, i := 0, 0
+	star, from := -1, 0 // the last * and where its match ends at present
+	for i < len(s) {
+		switch {
+		case p < len(pattern) && pattern[p] == '*':
+			star, from = p, i
+			p++
+		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == s[i]):
+			p, i = p+1, i+1
+		case star >= 0: // let the last * have one byte more
+			from++
+			p, i = star+1, from
+		default:
+			return false
+		}
+	}
+	for p < len(pattern) && pattern[p] == '*' {
+		p++
+	}
+	return p == len(pattern)
+}

@@ -1,0 +1,271 @@
+// Package policy says what each container is due.
+//
+// There are two sources and one schema: labels (or annotations) on the
+// container, and YAML files in a directory. [LoadDir] and [ParseFile] make a
+// [Policy] of files, and its Resolve makes a [Target] of each container. All
+// of that is pure and deterministic, except that LoadDir reads files. [Store]
+// keeps the last good Policy while the directory changes.
+//
+// The package knows nothing of how a Target is put in force (feature/...), nor
+// whether the host has what it promises: that is admission, and the features'
+// business. Package agent runs the Store; the command line calls [Check].
+// docs/policy.md is the reference of the schema for users.
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// Policy is what a set of files says. It is immutable, and safe for use by
+// many goroutines. The zero value is the empty policy.
+type Policy struct {
+	rules []rule
+	files []string
+}
+
+// rule is one match with its set.
+type rule struct {
+	match match
+	layer layer
+	// deny is the place of the "labels: deny" that goes with it, "" if the
+	// rule's file allows labels.
+	deny string
+}
+
+// Files lists the files that the policy was read from, in order of precedence.
+func (p *Policy) Files() []string { return slices.Clone(p.files) }
+
+// Len is the number of policies (a match with its set) in the files.
+func (p *Policy) Len() int { return len(p.rules) }
+
+// entry is one value of one key.
+type entry struct {
+	set    setter
+	origin Origin
+	column int
+}
+
+// layer is what one source sets: entries by the name of their key.
+type layer map[string]entry
+
+func (l layer) has(key string) bool { _, ok := l[key]; return ok }
+
+// settings applies the entries, in the order of the keys' names.
+func (l layer) settings() (Settings, []Origin) {
+	var s Settings
+	var origins []Origin
+	for _, key := range slices.Sorted(maps.Keys(l)) {
+		l[key].set(&s)
+		origins = append(origins, l[key].origin)
+	}
+	return s, origins
+}
+
+// Resolve gives every container its Target, one each, sorted by ID, and what
+// is wrong with its policy, sorted by container and key. A container without
+// policy gets the zero Settings.
+//
+// Of several sources of a key the last one counts: the files in the order of
+// their names, within a file from top to bottom, then the container's labels.
+// Labels are left out, with a Problem for each, if any policy that matches the
+// container is in a file that says "labels: deny".
+//
+// What is broken falls back to the source before it: a broken label counts as
+// absent. Where values from different sources contradict each other (a rate
+// above its ceil), the last source loses its say on the keys in question.
+// Resolve has no memory; [Store.Resolve] prefers the last good values.
+func (p *Policy) Resolve(containers []container.Container) ([]Target, []Problem) {
+	targets := make([]Target, 0, len(containers))
+	var problems []Problem
+	for _, c := range sorted(containers) {
+		t, ps, _ := p.resolve(c, nil)
+		targets, problems = append(targets, t), append(problems, ps...)
+	}
+	return targets, problems
+}
+
+func sorted(containers []container.Container) []container.Container {
+	cs := slices.Clone(containers)
+	slices.SortFunc(cs, func(a, b container.Container) int {
+		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Name, b.Name), cmp.Compare(a.RuntimeID, b.RuntimeID), cmp.Compare(a.Source, b.Source))
+	})
+	return cs
+}
+
+// resolve does one container. last is what held before, by key, or nil; the
+// layer returned is what to pass as last the next time.
+func (p *Policy) resolve(c container.Container, last layer) (Target, []Problem, layer) {
+	layers, deny := p.layersOf(c)
+	var problems []Problem
+	broken := map[string]bool{}
+	if deny != "" {
+		problems = denied(c.Labels, deny)
+	} else {
+		ls := parseLabels(c.Labels)
+		problems = ls.problems
+		for _, key := range ls.broken {
+			broken[key] = true
+			// Only a label stands in for a label: else a value from a file
+			// would outlive its removal from that file.
+			if e, ok := last[key]; ok && e.origin.Line == 0 && !ls.layer.has(key) {
+				ls.layer[key] = e
+			}
+		}
+		layers = append(layers, ls.layer)
+	}
+
+	merged, found := merge(layers, last)
+	for _, f := range found {
+		problems = append(problems, f.problem)
+		for _, key := range f.keys {
+			broken[key] = true
+		}
+	}
+	good := layer{}
+	for key, e := range merged {
+		if !broken[key] {
+			good[key] = e
+		}
+	}
+	for key := range broken {
+		if e, ok := last[key]; ok {
+			good[key] = e
+		}
+	}
+	for i := range problems {
+		problems[i].Container, problems[i].Name = c.ID, c.Name
+	}
+	t := Target{Container: c}
+	t.Settings, t.Origins = merged.settings()
+	return t, problems, good
+}
+
+// layersOf gives what the files say about c, lowest precedence first, and the
+// place that denies it labels, if one does.
+func (p *Policy) layersOf(c container.Container) (layers []layer, deny string) {
+	for _, r := range p.rules {
+		if r.match.holds(c) {
+			layers = append(layers, r.layer)
+			deny = cmp.Or(deny, r.deny)
+		}
+	}
+	return layers, deny
+}
+
+func denied(labels map[string]string, place string) []Problem {
+	var ls labelSet
+	for _, name := range ours(labels) {
+		ls.add(Problem{Key: name, Value: labels[name], Reason: "is ignored: " + place + " says labels: deny"})
+	}
+	return ls.problems
+}
+
+// contradiction is a conflict between layers, with its Problem.
+type contradiction struct {
+	keys    []string
+	problem Problem
+}
+
+// merge puts layers over each other. For keys that contradict each other it
+// takes what last has for them; without that, the topmost layer loses its say
+// on them until they agree, which a single layer always does.
+func merge(layers []layer, last layer) (layer, []contradiction) {
+	layers = slices.Clone(layers)
+	var found []contradiction
+	merged := overlay(layers)
+	for {
+		settings, _ := merged.settings()
+		cs := conflicts(settings)
+		if len(cs) == 0 {
+			return merged, found
+		}
+		c := cs[0]
+		if !slices.ContainsFunc(found, func(f contradiction) bool { return f.keys[0] == c.keys[0] }) {
+			found = append(found, contradiction{c.keys, contradictionProblem(c, merged)})
+			if kept, ok := keep(merged, last, c.keys); ok {
+				merged = kept
+				// What was kept stands above every layer from now on.
+				layers = append(without(layers, c.keys), kept.only(c.keys))
+				continue
+			}
+		}
+		top := len(layers) - 1
+		for !layers[top].hasAny(c.keys) {
+			top--
+		}
+		layers[top] = without(layers[top:top+1], c.keys)[0]
+		merged = overlay(layers)
+	}
+}
+
+func overlay(layers []layer) layer {
+	merged := layer{}
+	for _, l := range layers {
+		maps.Copy(merged, l)
+	}
+	return merged
+}
+
+func (l layer) hasAny(keys []string) bool { return slices.ContainsFunc(keys, l.has) }
+
+func (l layer) only(keys []string) layer {
+	o := layer{}
+	for _, k := range keys {
+		if e, ok := l[k]; ok {
+			o[k] = e
+		}
+	}
+	return o
+}
+
+// without gives copies of layers that lack keys.
+func without(layers []layer, keys []string) []layer {
+	ls := make([]layer, len(layers))
+	for i, l := range layers {
+		ls[i] = maps.Clone(l)
+		for _, k := range keys {
+			delete(ls[i], k)
+		}
+	}
+	return ls
+}
+
+// keep gives merged with the last values of keys, if there are any and they
+// agree.
+func keep(merged, last layer, keys []string) (layer, bool) {
+	if !last.hasAny(keys) {
+		return nil, false
+	}
+	old := last.only(keys)
+	if s, _ := old.settings(); len(conflicts(s)) > 0 {
+		return nil, false
+	}
+	kept := without([]layer{merged}, keys)[0]
+	maps.Copy(kept, old)
+	return kept, true
+}
+
+func contradictionProblem(c conflict, l layer) Problem {
+	key := c.keys[0]
+	reason := c.reason + " ("
+	for i, k := range c.keys {
+		if i > 0 {
+			reason += ", "
+		}
+		reason += fmt.Sprintf("%s from %s", k, l[k].origin.place())
+	}
+	return Problem{Key: prefix + key, Value: l[key].origin.Value, Reason: reason + ")"}
+}
+
+// place is where the value was set: "label", or "/etc/.../10-web.yaml:7".
+func (o Origin) place() string {
+	if o.Line == 0 {
+		return plain(o.From)
+	}
+	return fmt.Sprintf("%s:%d", plain(o.From), o.Line)
+}

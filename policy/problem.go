@@ -1,0 +1,159 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// Problem is one thing that is wrong with policy, and where. It has either a
+// File (with Line and Column, both from 1, where they are known) or a
+// Container. It is an error, so that it can travel as one.
+type Problem struct {
+	File         string
+	Line, Column int
+
+	Container container.ID
+	Name      string // the container's name
+
+	// Key is the key as its author writes it: "net.rate" or "match.name" in a
+	// file, "fairlead.net.rate" in a label. "" if no key is to blame.
+	Key    string
+	Value  string // as written, in full; "" if the value is not to blame
+	Reason string // for a person, in one line
+}
+
+// String gives "file:line:col: key: reason" or, for a container,
+// `container "web-1" (4711): key: reason`. The value comes quoted and shortened
+// before the reason. All that a container or a file could have put in is
+// quoted where it is not plain, so that the line is safe on a terminal.
+func (p Problem) String() string {
+	var b strings.Builder
+	switch {
+	case p.File != "":
+		b.WriteString(plain(p.File))
+		if p.Line > 0 {
+			fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
+		}
+		b.WriteString(": ")
+	case p.Container != 0 || p.Name != "":
+		fmt.Fprintf(&b, "container %s (%s): ", quote(p.Name), p.Container)
+	}
+	if p.Key != "" {
+		b.WriteString(plain(p.Key) + ": ")
+	}
+	if p.Value != "" {
+		b.WriteString(quote(p.Value) + ": ")
+	}
+	b.WriteString(p.Reason)
+	return b.String()
+}
+
+// Error is String.
+func (p Problem) Error() string { return p.String() }
+
+// Problems is an error that consists of at least one Problem.
+type Problems []Problem
+
+// Error gives one problem a line.
+func (ps Problems) Error() string {
+	lines := make([]string, len(ps))
+	for i, p := range ps {
+		lines[i] = p.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap lets errors.As find the first Problem.
+func (ps Problems) Unwrap() []error { return errorsOf(ps) }
+
+func errorsOf(ps []Problem) []error {
+	if len(ps) == 0 {
+		return nil
+	}
+	errs := make([]error, len(ps))
+	for i, p := range ps {
+		errs[i] = p
+	}
+	return errs
+}
+
+func sortByPlace(ps []Problem) {
+	slices.SortStableFunc(ps, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+}
+
+// maxQuoted is the number of bytes of a stranger's text that we print.
+const maxQuoted = 64
+
+// quote gives s as a Go string literal, shortened.
+func quote(s string) string {
+	if len(s) <= maxQuoted {
+		return strconv.Quote(s)
+	}
+	return strconv.Quote(s[:maxQuoted]) + "... (" + strconv.Itoa(len(s)) + " bytes)"
+}
+
+// plain gives s itself if it is nothing but a name or a path, else quote(s).
+// Paths may be long; they come from the administrator.
+func plain(s string) string {
+	for _, r := range s {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', strings.ContainsRune("._-/@+,~ ", r):
+		default:
+			return quote(s)
+		}
+	}
+	if s == "" || (len(s) > maxQuoted && !strings.Contains(s, "/")) || len(s) > 4096 {
+		return quote(s)
+	}
+	return s
+}
+
+// nearest gives the candidate that s is most likely a misspelling of, or "".
+func nearest(s string, candidates []string) string {
+	if len(s) > maxQuoted {
+		return ""
+	}
+	best, distance := "", 3
+	for _, c := range candidates {
+		if d := editDistance(s, c); d < distance && d < len(c) {
+			best, distance = c, d
+		}
+	}
+	return best
+}
+
+// editDistance is Levenshtein's, by bytes, with one row of the matrix.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			substituted := diagonal
+			if a[i] != b[j] {
+				substituted++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(substituted, row[j+1]+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// unknownKey is the reason for a key that is not in candidates.
+func unknownKey(s string, candidates []string) string {
+	if n := nearest(s, candidates); n != "" {
+		return "unknown key; did you mean " + n + "?"
+	}
+	return "unknown key"
+}

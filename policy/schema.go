@@ -1,0 +1,206 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// prefix is what the name of a key has before it in a label.
+const prefix = "fairlead."
+
+// The bounds of what makes sense. Anything outside is taken for a mistake.
+// Those of a rate are the bounds that Kubernetes puts on its annotations.
+const (
+	minRate, maxRate       = 1e3, 1e15 // bit/s
+	minLatency, maxLatency = 10 * time.Microsecond, 10 * time.Second
+	maxWeight              = 10000 // as in cgroup v2
+	maxPriority            = 65535
+)
+
+// Key describes one key of the schema, for documentation and completion.
+type Key struct {
+	Name    string // without the prefix "fairlead.": "net.rate"
+	Feature string // the folder below feature/ that puts it in force
+	Form    string // what a value looks like
+	Default string // what holds without it; "" is nothing
+	Meaning string
+
+	// Built lists the values that this build can put in force; nil is none.
+	Built []string
+
+	// parse checks a value and gives what writes it into Settings.
+	parse func(string) (setter, error)
+	list  bool // a YAML list may stand for the value; it is joined by ";"
+}
+
+// setter writes one value into Settings. It must not keep s, and what it
+// writes is a copy: setters are used again for other containers.
+type setter func(s *Settings)
+
+// Schema lists the keys in the order of the documentation.
+func Schema() []Key { return slices.Clone(schema) }
+
+// schema is constant.
+var schema = slices.Concat(
+	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
+	netKeys("net.ingress.", "towards the container", func(s *Settings) *Net { return &s.Ingress }),
+	[]Key{
+		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe",
+			Meaning: "what is done about the CPU time that the container's packets take",
+			Built:   []string{"observe", "isolate"}, parse: parseNetCPU},
+		{Name: "latency", Feature: "latency", Form: "off, on", Default: "on",
+			Meaning: "histograms of the delay that this host adds to packets",
+			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency })},
+		{Name: "overlay", Feature: "overlay", Form: "off, on", Default: "on where an overlay is found",
+			Meaning: "the short path for known flows of an overlay network",
+			parse:   parseSwitch(func(s *Settings) **bool { return &s.Overlay })},
+		{Name: "io.reserve", Feature: "blockio", Form: "/dev/vdb riops=2000 wiops=500", list: true,
+			Meaning: "reserved operations per second of a block device", parse: parseReserve},
+		{Name: "io.weight", Feature: "blockio", Form: "1..10000", Default: "100",
+			Meaning: "proportional share of block devices", parse: parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
+		{Name: "io.max", Feature: "blockio", Form: "/dev/vdb rbps=50mb wiops=500", list: true,
+			Meaning: "cap on bytes or operations per second of a block device", parse: parseMax},
+	},
+)
+
+func netKeys(group, way string, net func(*Settings) *Net) []Key {
+	return []Key{
+		{Name: group + "rate", Feature: "traffic", Form: "50mbit", Meaning: "guaranteed bandwidth " + way,
+			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Rate })},
+		{Name: group + "ceil", Feature: "traffic", Form: "200mbit", Default: "the link", Meaning: "upper bound on bandwidth " + way,
+			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Ceil })},
+		{Name: group + "weight", Feature: "traffic", Form: "1..10000", Default: "1", Meaning: "share of what is not guaranteed, " + way,
+			parse: parseWeight(func(s *Settings) *uint32 { return &net(s).Weight })},
+		{Name: group + "priority", Feature: "traffic", Form: "0..65535, the smaller is served first", Meaning: "order for idle bandwidth, " + way,
+			parse: func(v string) (setter, error) {
+				n, err := parseInteger(v, 0, maxPriority)
+				return func(s *Settings) { p := int(n); net(s).Priority = &p }, err
+			}},
+		{Name: group + "latency", Feature: "traffic", Form: "2ms", Meaning: "bound on the queueing delay that this host adds, " + way,
+			parse: func(v string) (setter, error) {
+				d, err := ParseDuration(v)
+				if err == nil && (d < minLatency || d > maxLatency) {
+					err = fmt.Errorf("must be between 10us and 10s")
+				}
+				return func(s *Settings) { net(s).Latency = d }, err
+			}},
+	}
+}
+
+func parseRateKey(field func(*Settings) *uint64) func(string) (setter, error) {
+	return func(v string) (setter, error) {
+		r, err := ParseRate(v)
+		if err == nil {
+			err = saneRate(r)
+		}
+		return func(s *Settings) { *field(s) = r }, err
+	}
+}
+
+func saneRate(r uint64) error {
+	if r < minRate || r > maxRate {
+		return fmt.Errorf("%s is not between %s and %s", FormatRate(r), FormatRate(minRate), FormatRate(maxRate))
+	}
+	return nil
+}
+
+func parseWeight(field func(*Settings) *uint32) func(string) (setter, error) {
+	return func(v string) (setter, error) {
+		n, err := parseInteger(v, 1, maxWeight)
+		return func(s *Settings) { *field(s) = uint32(n) }, err
+	}
+}
+
+func parseSwitch(field func(*Settings) **bool) func(string) (setter, error) {
+	return func(v string) (setter, error) {
+		var on bool
+		switch v {
+		case "on", "true": // programs that write YAML turn on into true
+			on = true
+		case "off", "false":
+		default:
+			return nil, errors.New("must be on or off")
+		}
+		return func(s *Settings) { b := on; *field(s) = &b }, nil
+	}
+}
+
+func parseNetCPU(v string) (setter, error) {
+	switch m := NetCPU(v); m {
+	case NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto:
+		return func(s *Settings) { s.NetCPU = m }, nil
+	}
+	return nil, errors.New("must be one of observe, charge, isolate, auto")
+}
+
+func lookup(name string) (Key, bool) {
+	i := slices.IndexFunc(schema, func(k Key) bool { return k.Name == name })
+	if i < 0 {
+		return Key{}, false
+	}
+	return schema[i], true
+}
+
+// names lists the keys that begin with before, with after put in front.
+func names(before, after string) []string {
+	var ns []string
+	for _, k := range schema {
+		if strings.HasPrefix(k.Name, before) {
+			ns = append(ns, after+k.Name)
+		}
+	}
+	return ns
+}
+
+// maxValue bounds the bytes of one value.
+const maxValue = 4096
+
+// parseValue checks value against the key; the error is a Problem's Reason.
+func (k Key) parseValue(value string) (setter, error) {
+	switch {
+	case value == "":
+		return nil, errors.New("must not be empty")
+	case len(value) > maxValue:
+		return nil, fmt.Errorf("is longer than %d bytes", maxValue)
+	}
+	return k.parse(value)
+}
+
+// conflict is a set of keys whose values cannot hold together.
+type conflict struct {
+	keys   []string
+	reason string
+}
+
+// conflicts finds the impossible sums in what one container is due.
+func conflicts(s Settings) []conflict {
+	var cs []conflict
+	for _, d := range []struct {
+		group string
+		net   Net
+	}{{"net.", s.Egress}, {"net.ingress.", s.Ingress}} {
+		if d.net.Ceil != 0 && d.net.Rate > d.net.Ceil {
+			cs = append(cs, conflict{
+				keys:   []string{d.group + "rate", d.group + "ceil"},
+				reason: fmt.Sprintf("%srate %s is more than %sceil %s", d.group, FormatRate(d.net.Rate), d.group, FormatRate(d.net.Ceil)),
+			})
+		}
+	}
+	for _, io := range s.IO {
+		for _, d := range []struct {
+			name          string
+			reserved, cap uint64
+		}{{"riops", io.ReadIOPS, io.MaxReadIOPS}, {"wiops", io.WriteIOPS, io.MaxWriteIOPS}} {
+			if d.cap != 0 && d.reserved > d.cap {
+				return append(cs, conflict{
+					keys:   []string{"io.reserve", "io.max"},
+					reason: fmt.Sprintf("io.reserve %s %s=%d is more than io.max %s=%d", io.Device, d.name, d.reserved, d.name, d.cap),
+				})
+			}
+		}
+	}
+	return cs
+}
