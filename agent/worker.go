@@ -1,0 +1,364 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// pace is how patient a worker is. Tests use their own.
+type pace struct {
+	call    time.Duration // bound of one call of a feature
+	first   time.Duration // wait after the first failure; doubled after each further one
+	longest time.Duration // bound of that wait
+	refresh time.Duration // how often what is in force is applied again
+	now     func() time.Time
+	jitter  func() float64 // in [0, 1)
+}
+
+// ordinary is the pace of a real agent. A container that is just starting
+// often lacks its interfaces for some milliseconds, so the first wait is short.
+func ordinary() pace {
+	return pace{
+		call:    10 * time.Second,
+		first:   50 * time.Millisecond,
+		longest: time.Minute,
+		refresh: 5 * time.Minute,
+		now:     time.Now,
+		jitter:  rand.Float64,
+	}
+}
+
+// spread gives d with up to a fifth of it added or taken away, so that what
+// failed together is not tried again together.
+func (p pace) spread(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.8 + 0.4*p.jitter()))
+}
+
+func (p pace) backoff(tries int) time.Duration {
+	d := p.first
+	for i := 1; i < tries && d < p.longest; i++ {
+		d *= 2
+	}
+	return p.spread(min(d, p.longest))
+}
+
+// worker brings one feature to what is wanted of it, one call at a time. Each
+// feature has its own, so that one that is slow or hangs keeps none of the
+// others waiting.
+//
+// It is level-triggered: want replaces the whole list, and step compares it
+// with what has been applied.
+type worker struct {
+	feature feature.Feature
+	pace    pace
+	log     *slog.Logger
+	wake    chan struct{} // capacity 1
+
+	mu     sync.Mutex
+	rows   map[container.ID]*row
+	prune  row                // its want stays nil
+	alive  bool               // the list is complete, so that prune may be called
+	cancel context.CancelFunc // ends the call that is under way, nil if none is
+	busy   *row               // what that call is about
+	began  time.Time          // when that call was made
+	moved  chan struct{}      // closed at the next end of a call
+	calls  counts
+}
+
+// counts are what a worker has done since it was made.
+type counts struct{ Calls, Failures uint64 }
+
+// row is how the feature stands with one container.
+type row struct {
+	id      container.ID
+	want    *policy.Target // nil: nothing of ours may be there
+	asked   uint64         // goes up when want changes
+	touched bool           // Apply was called, so that Remove is due some day
+	settled bool           // the host was brought to want
+	tries   int            // failures in a row
+	err     error          // of the last call
+	since   time.Time      // when settled or err last changed
+	due     time.Time      // of the next call
+}
+
+func newWorker(f feature.Feature, p pace, log *slog.Logger) *worker {
+	return &worker{
+		feature: f, pace: p, log: log.With("feature", f.Name()),
+		wake:  make(chan struct{}, 1),
+		rows:  make(map[container.ID]*row),
+		moved: make(chan struct{}),
+	}
+}
+
+// want replaces what is wanted. Containers that are not in targets are to be
+// let go of, at once: a call for one of them that is under way is cut short.
+// With complete, targets holds every container that runs.
+func (w *worker) want(targets map[container.ID]policy.Target, complete bool) {
+	now := w.pace.now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, t := range targets {
+		r := w.rows[id]
+		if r == nil {
+			r = &row{id: id}
+			w.rows[id] = r
+		}
+		if r.want == nil || !reflect.DeepEqual(*r.want, t) {
+			w.ask(r, &t, now)
+		}
+	}
+	for id, r := range w.rows {
+		if _, wanted := targets[id]; wanted || r.want == nil {
+			continue
+		}
+		if !r.touched {
+			delete(w.rows, id)
+			continue
+		}
+		w.ask(r, nil, now)
+		if w.busy == r {
+			w.cancel()
+		}
+	}
+	if complete && !w.alive {
+		w.prune.due, w.prune.since = now, now
+	}
+	w.alive = complete
+	w.nudge()
+}
+
+// again makes all that is in force due at once.
+func (w *worker) again() {
+	now := w.pace.now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.rows {
+		r.due = now
+	}
+	w.nudge()
+}
+
+func (w *worker) ask(r *row, t *policy.Target, now time.Time) {
+	r.want, r.settled, r.tries, r.err = t, false, 0, nil
+	r.asked++
+	r.due, r.since = now, now
+}
+
+func (w *worker) nudge() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run makes the calls that are due until ctx ends.
+func (w *worker) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		did, next := w.step(ctx)
+		if did {
+			continue
+		}
+		timer := time.NewTimer(next.Sub(w.pace.now()))
+		if next.IsZero() {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+		case <-w.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// step makes the call that is most urgent. If none is due it makes none and
+// says when the next one will be; zero is never, as things stand.
+func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
+	w.mu.Lock()
+	r, next := w.choose()
+	if r == nil {
+		w.mu.Unlock()
+		return false, next
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.pace.call)
+	defer cancel()
+	w.busy, w.cancel, w.began = r, cancel, w.pace.now()
+	target, asked := r.want, r.asked
+	var alive map[container.ID]bool
+	if r == &w.prune {
+		alive = make(map[container.ID]bool, len(w.rows))
+		for id := range w.rows {
+			alive[id] = true // also those that wait for Remove: that is its part
+		}
+	} else if target != nil {
+		r.touched = true
+	}
+	w.mu.Unlock()
+
+	var err error
+	switch {
+	case alive != nil:
+		err = w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
+	case target != nil:
+		err = w.feature.Apply(ctx, *target)
+	default:
+		err = w.feature.Remove(ctx, r.id)
+	}
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.busy, w.cancel = nil, nil
+	w.note(r, asked, err)
+	close(w.moved)
+	w.moved = make(chan struct{})
+	return true, time.Time{}
+}
+
+// note writes down how a call went that was made for what was asked then.
+func (w *worker) note(r *row, asked uint64, err error) {
+	now := w.pace.now()
+	w.calls.Calls++
+	if r.asked != asked { // something else is wanted by now, and due
+		return
+	}
+	if err != nil {
+		w.calls.Failures++
+		r.tries++
+		if r.settled || r.err == nil {
+			r.since = now
+		}
+		news := r.err == nil || r.err.Error() != err.Error()
+		if news && !errors.Is(err, context.Canceled) {
+			w.log.Warn("not in force", "container", r.id, "op", r.op(w), "err", err)
+		}
+		r.settled, r.err = false, err
+		r.due = now.Add(w.pace.backoff(r.tries))
+		return
+	}
+	if r != &w.prune && r.want == nil {
+		delete(w.rows, r.id)
+		return
+	}
+	if !r.settled {
+		r.since = now
+	}
+	r.settled, r.tries, r.err = true, 0, nil
+	r.due = now.Add(w.pace.spread(w.pace.refresh))
+}
+
+func (r *row) op(w *worker) string {
+	switch {
+	case r == &w.prune:
+		return "prune"
+	case r.want == nil:
+		return "remove"
+	}
+	return "apply"
+}
+
+// The order in which calls that are due are made: what has ended or is new
+// never waits for what failed before.
+const (
+	urgencyRemove = iota
+	urgencyApply
+	urgencyPrune
+	urgencyRetry
+	urgencyRefresh
+)
+
+func (w *worker) urgency(r *row) int {
+	switch {
+	case r == &w.prune:
+		return urgencyPrune
+	case r.settled:
+		return urgencyRefresh
+	case r.tries > 0:
+		return urgencyRetry
+	case r.want == nil:
+		return urgencyRemove
+	}
+	return urgencyApply
+}
+
+// choose gives the most urgent row that is due, or when one will be.
+func (w *worker) choose() (best *row, next time.Time) {
+	now := w.pace.now()
+	look := func(r *row) {
+		if r.due.After(now) {
+			if next.IsZero() || r.due.Before(next) {
+				next = r.due
+			}
+			return
+		}
+		if best == nil || w.urgency(r) < w.urgency(best) ||
+			w.urgency(r) == w.urgency(best) && (r.due.Before(best.due) || r.due.Equal(best.due) && r.id < best.id) {
+			best = r
+		}
+	}
+	for _, r := range w.rows {
+		look(r)
+	}
+	if w.alive {
+		look(&w.prune)
+	}
+	return best, next
+}
+
+// letGo waits until nothing of the containers that match is left in the
+// feature, or Remove has failed for those that are, or ctx ends. The caller
+// has taken them off the list before.
+func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
+	for {
+		w.mu.Lock()
+		left, moved := false, w.moved
+		for id, r := range w.rows {
+			left = left || match(id) && r.want == nil && r.tries == 0
+		}
+		w.mu.Unlock()
+		if !left {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-moved:
+		}
+	}
+}
+
+// stop removes all that was applied, trying each container a few times, and
+// closes the feature. It is called once run has returned.
+func (w *worker) stop(ctx context.Context) error {
+	const enough = 3
+	w.want(nil, false)
+	for ctx.Err() == nil {
+		w.mu.Lock()
+		for _, r := range w.rows {
+			if r.tries >= enough {
+				w.log.Error("left for the journal to restore", "container", r.id, "err", r.err)
+				delete(w.rows, r.id)
+			}
+		}
+		left := len(w.rows)
+		w.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if did, next := w.step(ctx); !did {
+			select {
+			case <-ctx.Done():
+			case <-time.After(next.Sub(w.pace.now())):
+			}
+		}
+	}
+	return w.feature.Close()
+}

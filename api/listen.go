@@ -1,0 +1,124 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Group is the group whose members may use the agent's socket. Where it does
+// not exist, only root may.
+const Group = "fairlead"
+
+// GroupID gives the number of Group, or false if the host doesn't have it.
+func GroupID() (int, bool) {
+	g, err := user.LookupGroup(Group)
+	if err != nil {
+		return 0, false
+	}
+	id, err := strconv.Atoi(g.Gid)
+	return id, err == nil
+}
+
+// Listen makes the agent's socket: mode 0660, owned by Group where it exists.
+// A socket that a dead agent left is replaced; one that somebody answers at,
+// and a file that is not a socket, are errors. Close removes it.
+func Listen(path string) (net.Listener, error) { return listen(path, 0o660) }
+
+// ListenSelf makes the socket for containers. Anybody may connect: who does
+// sees itself only.
+func ListenSelf(path string) (net.Listener, error) { return listen(path, 0o666) }
+
+func listen(path string, mode fs.FileMode) (net.Listener, error) {
+	if err := vacant(path); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	// It gets its mode under another name, so that nobody connects before.
+	tmp := path + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	l.SetUnlinkOnClose(false)
+	s := &socket{UnixListener: l, path: path, name: tmp}
+	if err := s.show(mode); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen at %s: %w", path, err), s.Close())
+	}
+	return s, nil
+}
+
+// vacant says whether path may be taken.
+func vacant(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return errors.New("a file that is not a socket is there")
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		c.Close()
+		return errors.New("another agent answers there")
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("see whether another agent answers there: %w", err)
+}
+
+// socket is a unix socket that removes its name when it is closed, unless
+// somebody else has taken the name meanwhile.
+type socket struct {
+	*net.UnixListener
+	path string
+	name string // where it is now
+	file fs.FileInfo
+	once sync.Once
+}
+
+func (s *socket) show(mode fs.FileMode) error {
+	if err := os.Chmod(s.name, mode); err != nil {
+		return err
+	}
+	if gid, ok := GroupID(); ok && mode&0o007 == 0 && os.Geteuid() == 0 {
+		if err := os.Chown(s.name, -1, gid); err != nil {
+			return err
+		}
+	}
+	var err error
+	if s.file, err = os.Lstat(s.name); err != nil {
+		return err
+	}
+	if err := os.Rename(s.name, s.path); err != nil {
+		return err
+	}
+	s.name = s.path
+	return nil
+}
+
+// Close stops listening and removes the name.
+func (s *socket) Close() error {
+	s.once.Do(func() {
+		if now, err := os.Lstat(s.name); err == nil && (s.file == nil || os.SameFile(now, s.file)) {
+			os.Remove(s.name)
+		}
+	})
+	return s.UnixListener.Close()
+}

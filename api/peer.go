@@ -1,0 +1,167 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Peer is the process that connected, as the kernel wrote it down then. IDs
+// are those of the agent's own namespaces; PID is 0 for a process that cannot
+// be seen from there.
+type Peer struct {
+	PID int
+	UID int
+	GID int
+	// Groups are the supplementary groups.
+	Groups []int
+	// FD is a pidfd of the process, or -1. It is what tells that PID still
+	// means the process that connected: see Same.
+	FD int
+}
+
+// mayWrite says whether the peer may change things: root, or a member of
+// Group.
+func (p Peer) mayWrite() bool {
+	if p.UID == 0 {
+		return true
+	}
+	gid, ok := GroupID()
+	return ok && (p.GID == gid || slices.Contains(p.Groups, gid))
+}
+
+// Same says whether PID still is the process that connected. What was read
+// below /proc/PID counts only if Same holds afterwards: PIDs are used again,
+// and a container could let its own be taken by a process of another one.
+func (p Peer) Same() bool {
+	return p.FD >= 0 && unix.PidfdSendSignal(p.FD, 0, nil, 0) == nil
+}
+
+// peerOf asks the kernel who is at the other end. The caller closes FD.
+func peerOf(c *net.UnixConn) (Peer, error) {
+	p := Peer{FD: -1}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return p, fmt.Errorf("read peer: %w", err)
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			inner = err
+			return
+		}
+		p.PID, p.UID, p.GID = int(cred.Pid), int(cred.Uid), int(cred.Gid)
+		p.Groups = peerGroups(int(fd))
+		p.FD = peerPidfd(int(fd), p.PID)
+	})
+	if err = errors.Join(err, inner); err != nil {
+		return p, fmt.Errorf("read peer: %w", err)
+	}
+	return p, nil
+}
+
+// peerPidfd gives a pidfd of the process that connected. Kernels before 6.5
+// cannot; there one is opened from the PID, which leaves the moment between
+// connect and accept in which the PID could be taken by another process.
+func peerPidfd(fd, pid int) int {
+	const soPeerPidfd = 77
+	if pfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeerPidfd); err == nil {
+		return pfd
+	} else if !errors.Is(err, unix.ENOPROTOOPT) || pid == 0 {
+		return -1
+	}
+	pfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1
+	}
+	return pfd
+}
+
+// peerGroups gives the supplementary groups; none on any error, which can only
+// take rights away.
+func peerGroups(fd int) []int {
+	for n := uint32(32); ; {
+		buf, size := make([]uint32, n), n*4
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&size)), 0)
+		if errno == unix.ERANGE && size/4 > n {
+			n = size / 4
+			continue
+		}
+		if errno != 0 {
+			return nil
+		}
+		var out []int
+		for _, g := range buf[:size/4] {
+			out = append(out, int(g))
+		}
+		return out
+	}
+}
+
+// peerKey is the key of the *visitor in a request's context.
+type peerKey struct{}
+
+// visitor reads the Peer of one connection, once, and closes its pidfd with
+// the connection.
+type visitor struct {
+	net.Conn
+	peer  Peer
+	err   error
+	close sync.Once
+	leave func()
+}
+
+func (v *visitor) Close() error {
+	v.close.Do(func() {
+		if v.peer.FD >= 0 {
+			unix.Close(v.peer.FD)
+		}
+		v.leave()
+	})
+	return v.Conn.Close()
+}
+
+// visitors makes each accepted connection a *visitor, and lets in so many at
+// a time.
+type visitors struct {
+	net.Listener
+	places chan struct{}
+}
+
+func (l visitors) Accept() (net.Conn, error) {
+	l.places <- struct{}{} // the next in line waits in the kernel's queue
+	leave := func() { <-l.places }
+	c, err := l.Listener.Accept()
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	v := &visitor{Conn: c, peer: Peer{FD: -1}, leave: leave}
+	if u, ok := c.(*net.UnixConn); ok {
+		v.peer, v.err = peerOf(u)
+	} else {
+		v.err = errors.New("read peer: not a unix socket")
+	}
+	return v, nil
+}
+
+func withPeer(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, peerKey{}, c)
+}
+
+// peer gives who made the request that ctx belongs to.
+func peer(ctx context.Context) (Peer, error) {
+	v, ok := ctx.Value(peerKey{}).(*visitor)
+	if !ok {
+		return Peer{FD: -1}, errors.New("read peer: unknown connection")
+	}
+	return v.peer, v.err
+}

@@ -1,0 +1,84 @@
+package api
+
+import (
+	"context"
+	"net/http"
+)
+
+// Backend is what the server shows: an agent. Its errors are *[Error] where
+// the caller is at fault; any other is told as an internal one.
+type Backend interface {
+	Containers(context.Context) ([]Container, error)
+	Explain(ctx context.Context, ref string) (Explanation, error)
+	Status(context.Context) (Status, error)
+	Samples(context.Context) (Samples, error)
+	Version(context.Context) (Version, error)
+	Reload(context.Context) (PolicyStatus, error)
+	Restore(ctx context.Context, ref string) (Restored, error)
+	Self(context.Context, Peer) (Self, error)
+}
+
+// route is one endpoint, and what the document says of it.
+type route struct {
+	method, path string
+	summary      string
+	in           any // zero value of the body's type, nil for none
+	out          any // zero value of the answer's type
+	self         bool
+	call         func(Backend, *http.Request) (any, error)
+}
+
+// routes are all endpoints of version 1. Those that change something are POST.
+func routes() []route {
+	return []route{
+		{
+			method: "GET", path: "/v1/containers", out: []Container{},
+			summary: "List the containers that run now, sorted by name.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Containers(r.Context()) },
+		}, {
+			method: "GET", path: "/v1/containers/{ref}/explain", out: Explanation{},
+			summary: "Say what was changed on the host for one container, by which line of policy, with the value before and now.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Explain(r.Context(), r.PathValue("ref")) },
+		}, {
+			method: "GET", path: "/v1/status", out: Status{},
+			summary: "Say how the agent stands: sources, policy, features.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Status(r.Context()) },
+		}, {
+			method: "GET", path: "/v1/samples", out: Samples{},
+			summary: "Read what the features measured, by container.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Samples(r.Context()) },
+		}, {
+			method: "GET", path: "/v1/version", out: Version{},
+			summary: "Say what runs.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Version(r.Context()) },
+		}, {
+			method: "POST", path: "/v1/policy/reload", out: PolicyStatus{},
+			summary: "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Reload(r.Context()) },
+		}, {
+			method: "POST", path: "/v1/restore", in: RestoreRequest{}, out: Restored{},
+			summary: "Undo what is applied to one container, or to all, and hold it so until the next policy reload.",
+			call:    restore,
+		}, {
+			method: "GET", path: "/v1/self", out: Self{}, self: true,
+			summary: "Tell the calling container about itself. Served on the self socket only.",
+			call:    self,
+		},
+	}
+}
+
+func restore(b Backend, r *http.Request) (any, error) {
+	var in RestoreRequest
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	return b.Restore(r.Context(), in.Container)
+}
+
+func self(b Backend, r *http.Request) (any, error) {
+	p, err := peer(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	return b.Self(r.Context(), p)
+}

@@ -1,0 +1,158 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+const (
+	maxBody   = 64 << 10 // of a request
+	maxPeople = 256      // connections to the agent's socket at a time
+	maxSelves = 64       // and to that of the containers
+)
+
+// Serve answers on the agent's socket until ctx ends; then it lets requests
+// under way finish for a moment, and closes l.
+func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
+	return serve(ctx, l, newHandler(b, false, log), maxPeople, time.Minute)
+}
+
+// ServeSelf answers on the socket of the containers. Nothing that they send or
+// leave unsent may hold it for long.
+func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
+	return serve(ctx, l, newHandler(b, true, log), maxSelves, 2*time.Second)
+}
+
+func serve(ctx context.Context, l net.Listener, h http.Handler, places int, idle time.Duration) error {
+	s := http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: min(5*time.Second, idle),
+		ReadTimeout:       min(10*time.Second, idle),
+		WriteTimeout:      time.Minute,
+		IdleTimeout:       idle,
+		MaxHeaderBytes:    16 << 10,
+		ConnContext:       withPeer,
+		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), // what clients send is no news
+	}
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if s.Shutdown(end) != nil {
+			s.Close()
+		}
+	})
+	err := s.Serve(visitors{Listener: l, places: make(chan struct{}, places)})
+	if !stop() {
+		<-done
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve at %s: %w", l.Addr(), errors.Join(err, l.Close()))
+}
+
+// newHandler serves the routes of one of the two sockets.
+func newHandler(b Backend, self bool, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range routes() {
+		if r.self == self {
+			mux.Handle(r.method+" "+r.path, endpoint(b, r, log))
+		}
+	}
+	if !self {
+		mux.HandleFunc("GET /v1/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Write(OpenAPI())
+		})
+	}
+	// What no route takes: the mux's own answers are not JSON.
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		e := &Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no %q here", r.URL.Path)}
+		for _, other := range routes() {
+			if other.path == r.URL.Path && other.self == self {
+				e = &Error{Status: http.StatusMethodNotAllowed, Code: "bad_request", Text: fmt.Sprintf("%s takes %s", other.path, other.method)}
+				w.Header().Set("Allow", other.method)
+			}
+		}
+		answer(w, e.Status, Failure{Error: *e})
+	})
+	return mux
+}
+
+func endpoint(b Backend, r route, log *slog.Logger) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		req.Body = http.MaxBytesReader(w, req.Body, maxBody)
+		out, err := any(nil), allowed(r, req)
+		if err == nil {
+			out, err = r.call(b, req)
+		}
+		if err == nil {
+			answer(w, http.StatusOK, out)
+			return
+		}
+		var e *Error
+		if !errors.As(err, &e) {
+			log.Error("request", "method", r.method, "path", r.path, "err", err)
+			e = &Error{Status: http.StatusInternalServerError, Code: "internal", Text: err.Error()}
+		}
+		answer(w, e.Status, Failure{Error: *e})
+	})
+}
+
+// allowed refuses writes of those who may only read.
+func allowed(r route, req *http.Request) error {
+	if r.method == http.MethodGet {
+		return nil
+	}
+	p, err := peer(req.Context())
+	if err != nil {
+		return err
+	}
+	if !p.mayWrite() {
+		return &Error{Status: http.StatusForbidden, Code: "forbidden",
+			Text: fmt.Sprintf("user id %d may not change anything: only root and the group %s may", p.UID, Group)}
+	}
+	return nil
+}
+
+// read takes the body of a request; an empty one leaves in as it is.
+func read(r *http.Request, in any) error {
+	dec := json.NewDecoder(r.Body)
+	dec.DisallowUnknownFields()
+	err := dec.Decode(in)
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err == nil && dec.More() {
+		err = errors.New("more than one value")
+	}
+	if big := (*http.MaxBytesError)(nil); errors.As(err, &big) {
+		return &Error{Status: http.StatusRequestEntityTooLarge, Code: "bad_request",
+			Text: fmt.Sprintf("request body is longer than %d bytes", big.Limit)}
+	}
+	if err != nil {
+		return &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "read request body: " + err.Error()}
+	}
+	return nil
+}
+
+func answer(w http.ResponseWriter, status int, out any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	data, err := json.Marshal(out)
+	if err != nil { // a NaN among the samples, say
+		status = http.StatusInternalServerError
+		data, _ = json.Marshal(Failure{Error: Error{Status: status, Code: "internal", Text: "encode answer: " + err.Error()}})
+	}
+	w.WriteHeader(status)
+	w.Write(append(data, '\n'))
+}
