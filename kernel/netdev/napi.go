@@ -42,7 +42,7 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 			return fmt.Errorf("%w: %w", ErrNoNAPIList, err)
 		}
 		req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_DUMP)
-		req.AddData(&nl.Genlmsg{Command: netdevNAPIGet, Version: 1})
+		req.AddData(genlHeader{netdevNAPIGet, 1})
 		req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
 		msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
 		if errors.Is(err, unix.ENODEV) {
@@ -71,6 +71,13 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 	slices.SortFunc(list, func(a, b NAPI) int { return a.ID - b.ID })
 	return list, nil
 }
+
+// genlHeader is a generic netlink header: command, version and two reserved
+// bytes, which newer families require to be zero and nl.Genlmsg leaves to chance.
+type genlHeader [nl.SizeofGenlmsg]byte
+
+func (h genlHeader) Len() int          { return len(h) }
+func (h genlHeader) Serialize() []byte { return h[:] }
 
 // parseNAPI reads one NAPI out of a generic netlink message, its 4-byte header
 // included.

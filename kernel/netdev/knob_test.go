@@ -1,0 +1,168 @@
+package netdev_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// pair is a veth with its ends in two namespaces, as a container has it.
+type pair struct {
+	host, inside *netdev.NS
+	h0, eth0     int // indices
+}
+
+func newPair(t *testing.T) pair {
+	t.Helper()
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	p := pair{host: openNS(t, a.Path), inside: openNS(t, b.Path)}
+	testkit.Veth(t, a, "h0", b, "eth0")
+	p.h0, p.eth0 = index(t, p.host, "h0"), index(t, p.inside, "eth0")
+	return p
+}
+
+func index(t *testing.T, ns *netdev.NS, name string) int {
+	t.Helper()
+	links, err := ns.Links()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if l.Name == name {
+			return l.Index
+		}
+	}
+	t.Fatalf("no link %s in %+v", name, links)
+	return 0
+}
+
+func openNS(t *testing.T, path string) *netdev.NS {
+	t.Helper()
+	ns, err := netdev.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+func TestKnobsOfAVeth(t *testing.T) {
+	testkit.NeedRoot(t)
+	p := newPair(t)
+	for _, c := range []struct {
+		knob          journal.Knob
+		before, after string
+	}{
+		{p.inside.Offload(p.eth0, netdev.GRO), netdev.Off, netdev.GRO.On()},
+		{p.inside.Offload(p.eth0, netdev.UDPForward), netdev.Off, netdev.UDPForward.On()},
+		{p.host.Offload(p.h0, netdev.TSO), netdev.TSO.On(), netdev.Off},
+		{p.inside.Threaded(p.eth0), "0", "1"},
+		{p.inside.RPS(p.eth0, 0), zeroMask(t, p), "1"},
+	} {
+		t.Run(c.knob.Ref().Kind+" "+c.knob.Ref().Object, func(t *testing.T) {
+			if got, err := c.knob.Read(); err != nil || got != c.before {
+				t.Fatalf("before: %q, %v; want %q", got, err, c.before)
+			}
+			if err := c.knob.Write(c.after); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.knob.Read(); err != nil || strings.TrimLeft(got, "0,") != strings.TrimLeft(c.after, "0,") {
+				t.Fatalf("after: %q, %v; want %q", got, err, c.after)
+			}
+		})
+	}
+
+	// All conditions hold now: the device polls in a thread of its own.
+	list, err := p.inside.NAPIs(p.eth0)
+	if errors.Is(err, netdev.ErrNoNAPIList) {
+		testkit.Skip(t, "kernel does not list napi contexts (before 6.8)")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 1 || list[0].Device != p.eth0 || list[0].ID == 0 || list[0].Thread == 0 {
+		t.Errorf("napi contexts: %+v, want one with a thread", list)
+	}
+}
+
+// zeroMask gives the form in which this kernel shows an empty CPU mask: its
+// width depends on the number of possible CPUs.
+func zeroMask(t *testing.T, p pair) string {
+	v, err := p.inside.RPS(p.eth0, 0).Read()
+	if err != nil || strings.Trim(v, "0,") != "" {
+		t.Fatalf("rps of a new device: %q, %v", v, err)
+	}
+	return v
+}
+
+func TestKnobOfADeviceThatWent(t *testing.T) {
+	testkit.NeedRoot(t)
+	p := newPair(t)
+	if err := p.host.Do(func() error {
+		l, err := netlink.LinkByIndex(p.h0)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(l)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []journal.Knob{
+		p.inside.Offload(p.eth0, netdev.GRO), p.inside.Threaded(p.eth0), p.inside.RPS(p.eth0, 0),
+	} {
+		if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
+			t.Errorf("read %s: %v, want ErrGone", k.Ref().Kind, err)
+		}
+		if err := k.Write("1"); !errors.Is(err, journal.ErrGone) && k.Ref().Kind != "offload" {
+			t.Errorf("write %s: %v, want ErrGone", k.Ref().Kind, err)
+		}
+	}
+}
+
+func TestOpenKnob(t *testing.T) {
+	testkit.NeedRoot(t)
+	p := newPair(t)
+	// A namespace that is held by this test's descriptor alone cannot be
+	// found again, as after a container's end.
+	if _, err := netdev.OpenKnob("/proc", p.inside.Threaded(p.eth0).Ref()); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("open knob in a namespace without a path: %v, want ErrGone", err)
+	}
+	for _, bad := range []journal.Ref{
+		{Kind: "threaded", Object: ""},
+		{Kind: "threaded", Object: "1/2"},
+		{Kind: "threaded", Object: "x/2/"},
+		{Kind: "offload", Object: "1/2/lro"},
+		{Kind: "rps", Object: "1/2/-1"},
+		{Kind: "rps", Object: "1/2/../../x"},
+		{Kind: "nonsense", Object: "1/2/"},
+	} {
+		if k, err := netdev.OpenKnob("/proc", bad); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("open %+v: %v, %v; want an error that is not ErrGone", bad, k, err)
+		}
+	}
+	self, err := netdev.InodeOf("/proc", os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := openNS(t, "/proc/self/ns/net")
+	if home.Inode() != self {
+		t.Fatalf("own netns: %d and %d", home.Inode(), self)
+	}
+	lo := home.RPS(1, 0)
+	k, err := netdev.OpenKnob("/proc", lo.Ref())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err1 := lo.Read()
+	got, err2 := k.Read()
+	if got != want || err1 != nil || err2 != nil || k.Ref() != lo.Ref() {
+		t.Errorf("opened again: %q %v %+v, want %q %v %+v", got, err2, k.Ref(), want, err1, lo.Ref())
+	}
+}
