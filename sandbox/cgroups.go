@@ -1,0 +1,354 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"golang.org/x/sys/unix"
+)
+
+// hierarchy is one mounted cgroup tree.
+type hierarchy struct {
+	mount      string
+	v2         bool
+	controller string // by which a v1 tree is known in /proc/PID/cgroup; "" for v2
+}
+
+// hierarchies are the trees in which a sandbox gets a group, v2 first.
+type hierarchies []hierarchy
+
+// group is a directory in a hierarchy.
+type group struct {
+	hierarchy
+	dir string
+}
+
+func newHierarchies(l cgroup.Layout, root string) hierarchies {
+	hs := hierarchies{{mount: l.V2, v2: true}}
+	seen := map[string]bool{realPath(l.V2): true}
+	for _, c := range []struct{ mount, controller string }{
+		{l.CPU, "cpu"},
+		{l.CPUSet, "cpuset"},
+		{filepath.Join(root, "cpuacct"), "cpuacct"},
+		{l.IO, "blkio"},
+	} {
+		if c.mount == "" || seen[realPath(c.mount)] {
+			continue // absent, or mounted together with another
+		}
+		if _, err := os.Stat(filepath.Join(c.mount, "cgroup.procs")); err != nil {
+			continue
+		}
+		seen[realPath(c.mount)] = true
+		hs = append(hs, hierarchy{mount: c.mount, controller: c.controller})
+	}
+	return hs
+}
+
+func realPath(path string) string {
+	if p, err := filepath.EvalSymlinks(path); err == nil {
+		return p
+	}
+	return path
+}
+
+// below gives the directories of one group in all hierarchies.
+func (hs hierarchies) below(path string) []group {
+	gs := make([]group, len(hs))
+	for i, h := range hs {
+		gs[i] = group{h, filepath.Join(h.mount, path)}
+	}
+	return gs
+}
+
+// create makes the directories and sets what the sandbox gets of the CPUs.
+func (hs hierarchies) create(gs []group, cpu CPU) error {
+	for _, g := range gs {
+		parent := filepath.Dir(g.dir)
+		// The parent may go between the two, with the last other sandbox.
+		for try := 0; ; try++ {
+			if err := os.Mkdir(parent, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			if err := g.prepare(parent); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			err := os.Mkdir(g.dir, 0o755)
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, fs.ErrNotExist) || try == 10 {
+				return err
+			}
+		}
+		if err := g.prepare(g.dir); err != nil {
+			return err
+		}
+		if err := g.limit(cpu); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare makes a fresh directory fit for children and processes.
+func (g group) prepare(dir string) error {
+	switch {
+	case g.v2 && dir != g.dir:
+		// A tree without controllers (hybrid hosts) has nothing to enable.
+		// What was enabled stays: others may rely on it by then.
+		for _, d := range []string{filepath.Dir(dir), dir} {
+			if err := enable(d, "cpu", "cpuset", "io"); err != nil {
+				return err
+			}
+		}
+	case g.controller == "cpuset":
+		// A v1 cpuset is born empty and takes no process before it is filled.
+		for _, name := range []string{"cpuset.mems", "cpuset.cpus"} {
+			val, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
+			if err != nil {
+				return err
+			}
+			if err := write(dir, name, strings.TrimSpace(string(val))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func enable(dir string, want ...string) error {
+	has, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return err
+	}
+	on, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	if err != nil {
+		return err
+	}
+	for _, c := range want {
+		if slices.Contains(strings.Fields(string(has)), c) && !slices.Contains(strings.Fields(string(on)), c) {
+			if err := write(dir, "cgroup.subtree_control", "+"+c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (g group) limit(cpu CPU) error {
+	period := cpu.Period
+	if period == 0 {
+		period = 100 * time.Millisecond
+	}
+	has := func(c string) bool {
+		if !g.v2 {
+			return g.controller == c
+		}
+		_, err := os.Stat(filepath.Join(g.dir, map[string]string{"cpu": "cpu.max", "cpuset": "cpuset.cpus"}[c]))
+		return err == nil
+	}
+	type file struct{ name, value string }
+	var files []file
+	if has("cpu") {
+		q, p := strconv.FormatInt(cpu.Quota.Microseconds(), 10), strconv.FormatInt(period.Microseconds(), 10)
+		switch {
+		case cpu.Quota > 0 && g.v2:
+			files = append(files, file{"cpu.max", q + " " + p})
+		case cpu.Quota > 0:
+			files = append(files, file{"cpu.cfs_period_us", p}, file{"cpu.cfs_quota_us", q})
+		}
+		switch {
+		case cpu.Shares > 0 && g.v2:
+			files = append(files, file{"cpu.weight", strconv.FormatUint(weight(cpu.Shares), 10)})
+		case cpu.Shares > 0:
+			files = append(files, file{"cpu.shares", strconv.FormatUint(cpu.Shares, 10)})
+		}
+	}
+	if cpu.Set != "" && has("cpuset") {
+		files = append(files, file{"cpuset.cpus", cpu.Set})
+	}
+	for _, f := range files {
+		if err := write(g.dir, f.name, f.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// weight turns v1 shares into a v2 weight as the OCI runtimes do: [2, 262144]
+// onto [1, 10000].
+func weight(shares uint64) uint64 {
+	shares = min(max(shares, 2), 262144)
+	return 1 + (shares-2)*9999/262142
+}
+
+// home is the directory of this hierarchy in which the calling thread is.
+func (g group) home(proc string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(proc, "thread-self", "cgroup"))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), g.controller) {
+			return filepath.Join(g.mount, f[2]), nil
+		}
+	}
+	return "", fmt.Errorf("%s/thread-self/cgroup: no controller %s", proc, g.controller)
+}
+
+// moveThread puts the calling thread alone into a v1 group.
+func moveThread(dir string) error { return write(dir, "tasks", strconv.Itoa(unix.Gettid())) }
+
+func write(dir, name, value string) error {
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// How long removeGroups waits for killed processes, and for kernel threads
+// whose device is going away.
+const (
+	killWait   = 5 * time.Second
+	threadWait = 2 * time.Second
+)
+
+// removeGroups kills what is in the directories and removes them, children
+// first, and the parent if it is empty then. Directories that are not there
+// are a success.
+func removeGroups(dirs []string) error {
+	var errs []error
+	for _, dir := range dirs {
+		errs = append(errs, removeGroup(dir))
+		// Fails while there are other sandboxes.
+		os.Remove(filepath.Dir(dir))
+	}
+	return errors.Join(errs...)
+}
+
+func removeGroup(dir string) error {
+	var tree []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		case d.IsDir():
+			tree = append(tree, path)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var moved []string
+	for _, d := range slices.Backward(tree) {
+		left, err := empty(d)
+		moved = append(moved, left...)
+		if err != nil {
+			return err
+		}
+		if err := rmdir(d); err != nil {
+			return err
+		}
+	}
+	if len(moved) > 0 {
+		return fmt.Errorf("cgroup %s: kernel threads were left in it: %s", dir, strings.Join(moved, ", "))
+	}
+	return nil
+}
+
+// empty kills the processes of a group until there are none. Kernel threads
+// cannot be killed: those that do not leave by themselves go to the root of
+// the hierarchy, and are returned by name.
+func empty(dir string) (moved []string, err error) {
+	start := time.Now()
+	top, _, _ := strings.Cut(dir, "/"+Parent+"/")
+	for {
+		pids, err := members(dir)
+		if err != nil || len(pids) == 0 {
+			return moved, err
+		}
+		var threads []int
+		for _, pid := range pids {
+			if kthread(pid) {
+				threads = append(threads, pid)
+			} else {
+				unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		waited := time.Since(start)
+		if len(threads) > 0 && waited > threadWait {
+			for _, pid := range threads {
+				comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+				if write(top, "cgroup.procs", strconv.Itoa(pid)) == nil {
+					moved = append(moved, strings.TrimSpace(string(comm)))
+				}
+			}
+		}
+		if waited > killWait {
+			return moved, fmt.Errorf("cgroup %s: processes %v do not end", dir, pids)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func members(dir string) ([]int, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil, nil // the directory is gone, or going
+	}
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for f := range strings.FieldsSeq(string(data)) {
+		if pid, err := strconv.Atoi(f); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// kthread says whether a process is a kernel thread: it has no memory map.
+func kthread(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	const pfKthread = 0x00200000
+	f := statFields(data)
+	if len(f) < 7 {
+		return false
+	}
+	flags, _ := strconv.ParseUint(f[6], 10, 64)
+	return flags&pfKthread != 0
+}
+
+// rmdir removes an empty group. A process that has just ended may count for a
+// moment longer.
+func rmdir(dir string) error {
+	start := time.Now()
+	for {
+		err := unix.Rmdir(dir)
+		switch {
+		case err == nil || err == unix.ENOENT:
+			return nil
+		case err != unix.EBUSY || time.Since(start) > killWait:
+			return &fs.PathError{Op: "rmdir", Path: dir, Err: err}
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

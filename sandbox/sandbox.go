@@ -1,0 +1,255 @@
+// Package sandbox is a tiny container host: a sandbox is a network namespace,
+// a cgroup in every hierarchy that matters, and processes inside. The demo,
+// the experiments and the tests need no other runtime.
+//
+// It is no runtime for strangers' code: a sandbox has the host's root file
+// system, users and processes, and nothing is confined. Package bench and
+// tests make sandboxes; the agent sees them through [Source], from the state
+// files that the [Host] keeps.
+//
+// Everything dies with the process that made it, even if that is killed,
+// except for the cgroups and the state files: [Sweep] removes those.
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// DefaultDir is where a Host keeps its state files unless it is told otherwise.
+const DefaultDir = "/run/fairlead/sandbox"
+
+// Parent is the cgroup, in each hierarchy, in which all sandboxes of a machine
+// lie. It goes with the last of them.
+const Parent = "fairlead-sandbox"
+
+// Config says where a Host works.
+type Config struct {
+	Roots kernel.Roots // zero: kernel.Default()
+	Dir   string       // for the state files; "" is DefaultDir
+}
+
+// Spec says what a sandbox is to be.
+type Spec struct {
+	// Name is unique on the machine: lower-case letters, digits, "-", "_" and
+	// ".", at most 63 of them.
+	Name   string
+	Image  string // as it is to appear in the container's record
+	Labels map[string]string
+	CPU    CPU
+	// Network is the sandbox whose network namespace this one shares, as in
+	// a pod; nil gives it one of its own.
+	Network *Box
+	// Bare makes a namespace alone: it has no cgroups and is no container.
+	// The hosts, peers and wires of a rig are such.
+	Bare bool
+}
+
+// CPU is what a sandbox gets of the processors. The zero value sets nothing.
+type CPU struct {
+	Quota  time.Duration // CPU time for each Period
+	Period time.Duration // 0 with a Quota: 100 ms
+	Shares uint64        // as in cpu.shares: 1024 is the kernel's default
+	Set    string        // list of CPUs, "0" or "0-3,5"
+}
+
+// ErrExists is returned by Create for a name that is in use.
+var ErrExists = errors.New("sandbox exists")
+
+// Host makes sandboxes. Its methods may be called from several goroutines.
+type Host struct {
+	roots  kernel.Roots
+	dir    string
+	groups hierarchies
+	maker  process
+
+	mu    sync.Mutex
+	boxes map[string]*Box
+}
+
+var _ container.Source = (*Host)(nil)
+
+// New makes a Host. It needs root, and a program whose main (or TestMain)
+// calls [Reexec].
+func New(cfg Config) (*Host, error) {
+	if cfg.Roots == (kernel.Roots{}) {
+		cfg.Roots = kernel.Default()
+	}
+	if cfg.Dir == "" {
+		cfg.Dir = DefaultDir
+	}
+	if os.Getenv(insideEnv) != "" {
+		// A main without Reexec would start itself without end.
+		return nil, errors.New("make sandbox host: this process is in a sandbox itself (does its main call sandbox.Reexec?)")
+	}
+	layout, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
+	if err != nil {
+		return nil, fmt.Errorf("make sandbox host: %w", err)
+	}
+	if layout.V2 == "" {
+		return nil, errors.New("make sandbox host: no cgroup v2 tree is mounted")
+	}
+	maker, err := findProcess(cfg.Roots.Proc, os.Getpid())
+	if err != nil {
+		return nil, fmt.Errorf("make sandbox host: %w", err)
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make sandbox host: %w", err)
+	}
+	return &Host{
+		roots:  cfg.Roots,
+		dir:    cfg.Dir,
+		groups: newHierarchies(layout, cfg.Roots.Cgroup),
+		maker:  maker,
+		boxes:  map[string]*Box{},
+	}, nil
+}
+
+// Name makes the Host a [container.Source].
+func (h *Host) Name() string { return sourceName }
+
+// Run reports the sandboxes of this Host's directory until ctx ends.
+func (h *Host) Run(ctx context.Context, publish func(container.Report)) error {
+	return Source(h.roots.Proc, h.dir).Run(ctx, publish)
+}
+
+// Dir is the directory of the state files, for the [Source] of another process.
+func (h *Host) Dir() string { return h.dir }
+
+// Close destroys all sandboxes that the Host made.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	all := make([]*Box, 0, len(h.boxes))
+	for _, b := range h.boxes {
+		all = append(all, b)
+	}
+	h.mu.Unlock()
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, b := range all {
+		wg.Go(func() { errs[i] = b.Destroy() })
+	}
+	wg.Wait()
+	// Not an error: other hosts may keep their state here.
+	os.Remove(h.dir)
+	return errors.Join(errs...)
+}
+
+// Box is one sandbox. It is in use until Destroy or the end of this process.
+type Box struct {
+	Name string
+	PID  int // of the process that holds the namespace
+
+	host  *Host
+	state state
+	dirs  []group  // its cgroups; none if Bare
+	ns    *os.File // the network namespace
+	net   *Box     // the sandbox that the namespace is shared with
+	init  *Process
+	mu    sync.Mutex
+	procs []*Process
+	gone  bool
+}
+
+var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
+
+// Create makes a sandbox with nothing in it but the process that holds it. It
+// matches ErrExists if the name is in use. What a failed Create had made is
+// removed again.
+func (h *Host) Create(spec Spec) (_ *Box, err error) {
+	if !validName.MatchString(spec.Name) {
+		return nil, fmt.Errorf("create sandbox %q: name must match %s", spec.Name, validName)
+	}
+	b := &Box{Name: spec.Name, host: h, net: spec.Network}
+	b.state = state{
+		Name: spec.Name, Image: spec.Image, Labels: spec.Labels, Bare: spec.Bare,
+		Maker: h.maker, file: filepath.Join(h.dir, spec.Name+".json"),
+	}
+	if !spec.Bare {
+		b.dirs = h.groups.below(filepath.Join(Parent, spec.Name))
+		for _, g := range b.dirs {
+			b.state.Cgroups = append(b.state.Cgroups, g.dir)
+		}
+	}
+	// The state comes first, so that Sweep finds what a killed Create left.
+	if err := b.state.create(); err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.Name, err)
+	}
+	h.mu.Lock()
+	h.boxes[b.Name] = b
+	h.mu.Unlock()
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("create sandbox %s: %w", spec.Name, err), b.Destroy())
+		}
+	}()
+	if !spec.Bare {
+		if err := h.groups.create(b.dirs, spec.CPU); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.startInit(); err != nil {
+		return nil, err
+	}
+	b.state.Init, err = findProcess(h.roots.Proc, b.PID)
+	if err != nil {
+		return nil, err
+	}
+	return b, b.state.write()
+}
+
+// Destroy kills what runs in the sandbox and removes it. A second call does
+// nothing. Kernel threads that somebody left in the sandbox's cgroups are put
+// into the parent group, and named in the error.
+func (b *Box) Destroy() error {
+	b.mu.Lock()
+	if b.gone {
+		b.mu.Unlock()
+		return nil
+	}
+	b.gone = true
+	procs := b.procs
+	b.mu.Unlock()
+
+	if b.ns != nil {
+		b.ns.Close()
+	}
+	for _, p := range procs {
+		p.Kill()
+	}
+	for _, p := range procs {
+		<-p.done
+	}
+	err := removeGroups(b.state.Cgroups)
+	if err == nil {
+		// Else Sweep finds it again.
+		err = os.Remove(b.state.file)
+	}
+	b.host.mu.Lock()
+	delete(b.host.boxes, b.Name)
+	b.host.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("destroy sandbox %s: %w", b.Name, err)
+	}
+	return nil
+}
+
+// NetNS is a path by which the sandbox's network namespace can be opened by
+// any process, while the sandbox lives.
+func (b *Box) NetNS() string {
+	return filepath.Join(b.host.roots.Proc, fmt.Sprint(b.PID), "ns", "net")
+}
+
+// Cgroups are the sandbox's directories in the hierarchies of this host, the
+// v2 one first; none if it is Bare.
+func (b *Box) Cgroups() []string { return b.state.Cgroups }

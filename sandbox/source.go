@@ -1,0 +1,60 @@
+package sandbox
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fsnotify/fsnotify"
+)
+
+const sourceName = "sandbox"
+
+// relist is how often a source looks without having been told to: a sandbox
+// whose maker was killed leaves no event.
+const relist = time.Second
+
+// Source reports the sandboxes whose state files are in dir, whichever process
+// made them. proc is where proc is mounted. The directory need not exist.
+func Source(proc, dir string) container.Source { return source{proc, dir} }
+
+type source struct{ proc, dir string }
+
+func (s source) Name() string { return sourceName }
+
+func (s source) Run(ctx context.Context, publish func(container.Report)) error {
+	tick := time.NewTicker(relist)
+	defer tick.Stop()
+	// Without a watcher (too many of them on this host) the ticks must do.
+	var events <-chan fsnotify.Event
+	watch := func() {}
+	if w, err := fsnotify.NewWatcher(); err == nil {
+		defer w.Close()
+		events = w.Events
+		// Again and again: the directory may come later, or go and come.
+		watch = func() { w.Add(s.dir) }
+		go func() {
+			for range w.Errors {
+				// Events were lost; the next tick looks.
+			}
+		}()
+	}
+	first := true
+	var last container.Report
+	for {
+		watch()
+		var now container.Report
+		now.Records, now.Err = records(s.proc, s.dir)
+		if first || !reflect.DeepEqual(now, last) {
+			publish(now)
+			first, last = false, now
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		case <-events:
+		}
+	}
+}

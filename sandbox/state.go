@@ -1,0 +1,206 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// process names a process for longer than its number is its own.
+type process struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks since boot, field 22 of proc_pid_stat(5)
+}
+
+func findProcess(proc string, pid int) (process, error) {
+	data, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return process{}, err
+	}
+	f := statFields(data)
+	if len(f) < 20 {
+		return process{}, fmt.Errorf("read %s/%d/stat: too short", proc, pid)
+	}
+	if f[0] == "Z" || f[0] == "X" {
+		return process{}, fmt.Errorf("process %d has ended: %w", pid, fs.ErrNotExist)
+	}
+	start, err := strconv.ParseUint(f[19], 10, 64)
+	if err != nil {
+		return process{}, fmt.Errorf("read %s/%d/stat: %w", proc, pid, err)
+	}
+	return process{pid, start}, nil
+}
+
+// statFields gives the fields of proc_pid_stat(5) from the third (state) on.
+// The second is the program's name, which may hold blanks and brackets.
+func statFields(stat []byte) []string {
+	s := string(stat)
+	i := strings.LastIndexByte(s, ')')
+	if i < 0 {
+		return nil
+	}
+	return strings.Fields(s[i+1:])
+}
+
+func (p process) alive(proc string) bool {
+	if p.PID == 0 {
+		return false
+	}
+	now, err := findProcess(proc, p.PID)
+	return err == nil && now == p
+}
+
+// state is what the file of a sandbox says.
+type state struct {
+	Name    string            `json:"name"`
+	Image   string            `json:"image,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Bare    bool              `json:"bare,omitempty"`
+	Maker   process           `json:"maker"`
+	Init    process           `json:"init"` // zero until it runs
+	Cgroups []string          `json:"cgroups,omitempty"`
+
+	file string
+}
+
+// create writes the state for the first time; the name is taken with it.
+func (s *state) create() error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	// Written whole before it appears under its name.
+	tmp, err := s.temp(data)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp)
+	err = os.Link(tmp, s.file)
+	if errors.Is(err, fs.ErrExist) {
+		return ErrExists
+	}
+	return err
+}
+
+func (s *state) write() error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	tmp, err := s.temp(data)
+	if err != nil {
+		return err
+	}
+	return os.Rename(tmp, s.file)
+}
+
+func (s *state) temp(data []byte) (string, error) {
+	f, err := os.CreateTemp(filepath.Dir(s.file), "."+s.Name+".*.tmp")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Close()); err != nil {
+		os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
+}
+
+// readStates reads the state files of a directory. A directory that is not
+// there has none; files that are no states are passed over.
+func readStates(dir string) ([]state, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []state
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok || !validName.MatchString(name) {
+			continue
+		}
+		s := state{file: filepath.Join(dir, e.Name())}
+		data, err := os.ReadFile(s.file)
+		if err != nil || json.Unmarshal(data, &s) != nil || s.Name != name {
+			continue
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// records are the containers of a directory whose first process lives.
+func records(proc, dir string) ([]container.Record, error) {
+	states, err := readStates(dir)
+	if err != nil {
+		return nil, err
+	}
+	var rs []container.Record
+	for _, s := range states {
+		if s.Bare || !s.Init.alive(proc) {
+			continue
+		}
+		rs = append(rs, container.Record{PID: s.Init.PID, Name: s.Name, Image: s.Image, Labels: s.Labels})
+	}
+	return rs, nil
+}
+
+// Sweep removes what sandboxes in dir have left whose maker has ended: the
+// cgroups with all that still runs in them, and the state files. It returns
+// the names. Those of living makers, this process included, stay. roots may be
+// zero.
+func Sweep(roots kernel.Roots, dir string) (swept []string, err error) {
+	if roots == (kernel.Roots{}) {
+		roots = kernel.Default()
+	}
+	states, err := readStates(dir)
+	if err != nil {
+		return nil, fmt.Errorf("sweep sandboxes: %w", err)
+	}
+	var errs []error
+	for _, s := range states {
+		if s.Maker.alive(roots.Proc) {
+			continue
+		}
+		if err := s.remove(roots); err != nil {
+			errs = append(errs, fmt.Errorf("sweep sandbox %s: %w", s.Name, err))
+			continue
+		}
+		swept = append(swept, s.Name)
+	}
+	os.Remove(dir) // fails while there is anything in it
+	return swept, errors.Join(errs...)
+}
+
+func (s *state) remove(roots kernel.Roots) error {
+	if s.Init.alive(roots.Proc) {
+		if err := unix.Kill(s.Init.PID, unix.SIGKILL); err != nil && err != unix.ESRCH {
+			return err
+		}
+	}
+	for _, dir := range s.Cgroups {
+		// Killing and removing follows what a file says: only in our own part.
+		rest, ok := strings.CutPrefix(dir, roots.Cgroup+"/")
+		if !ok || dir != filepath.Clean(dir) || !slices.Contains(strings.Split(rest, "/"), Parent) || filepath.Base(dir) != s.Name {
+			return fmt.Errorf("state file names %q, which is not a sandbox's cgroup", dir)
+		}
+	}
+	if err := removeGroups(s.Cgroups); err != nil {
+		return err
+	}
+	return os.Remove(s.file)
+}

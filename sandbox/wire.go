@@ -1,0 +1,238 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// End is one end of a veth pair.
+type End struct {
+	Box    *Box
+	Name   string       // of the device
+	Addr   netip.Prefix // the zero value gives it no address
+	MAC    string       // "" lets the kernel choose
+	Queues int          // receive and transmit queues; 0 is 1
+	Bridge string       // the bridge in Box that it becomes a port of
+}
+
+// Wire joins two sandboxes by a veth pair and sets both ends up. The pair goes
+// with either of its namespaces.
+func Wire(a, b End) error {
+	if err := wire(a, b); err != nil {
+		return fmt.Errorf("wire %s of %s to %s of %s: %w", a.Name, a.Box.Name, b.Name, b.Box.Name, err)
+	}
+	return nil
+}
+
+func wire(a, b End) error {
+	macA, err := parseMAC(a.MAC)
+	if err != nil {
+		return err
+	}
+	macB, err := parseMAC(b.MAC)
+	if err != nil {
+		return err
+	}
+	qa, qb := max(a.Queues, 1), max(b.Queues, 1)
+	veth := &netlink.Veth{
+		LinkAttrs:        netlink.LinkAttrs{Name: a.Name, HardwareAddr: macA, NumTxQueues: qa, NumRxQueues: qa},
+		PeerName:         b.Name,
+		PeerHardwareAddr: macB,
+		PeerNumTxQueues:  uint32(qb),
+		PeerNumRxQueues:  uint32(qb),
+		PeerNamespace:    netlink.NsFd(int(b.Box.ns.Fd())),
+	}
+	if err := a.Box.netlink(func(h *netlink.Handle) error { return h.LinkAdd(veth) }); err != nil {
+		return err
+	}
+	for _, e := range []End{a, b} {
+		if err := e.Box.netlink(e.up); err != nil {
+			return fmt.Errorf("set up %s: %w", e.Name, err)
+		}
+	}
+	return nil
+}
+
+func parseMAC(s string) (net.HardwareAddr, error) {
+	if s == "" {
+		return nil, nil
+	}
+	return net.ParseMAC(s)
+}
+
+func (e End) up(h *netlink.Handle) error {
+	link, err := h.LinkByName(e.Name)
+	if err != nil {
+		return err
+	}
+	if e.Bridge != "" {
+		br, err := h.LinkByName(e.Bridge)
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetMaster(link, br); err != nil {
+			return err
+		}
+	}
+	if e.Addr.IsValid() {
+		if err := addAddr(h, link, e.Addr); err != nil {
+			return err
+		}
+	}
+	return h.LinkSetUp(link)
+}
+
+func addAddr(h *netlink.Handle, link netlink.Link, p netip.Prefix) error {
+	return h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{
+		IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()),
+	}})
+}
+
+// Bridge makes a bridge in the sandbox, with an address if that is valid.
+func (b *Box) Bridge(name string, addr netip.Prefix) error {
+	err := b.netlink(func(h *netlink.Handle) error {
+		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
+		if err := h.LinkAdd(br); err != nil {
+			return err
+		}
+		if addr.IsValid() {
+			if err := addAddr(h, br, addr); err != nil {
+				return err
+			}
+		}
+		return h.LinkSetUp(br)
+	})
+	if err != nil {
+		return fmt.Errorf("make bridge %s in %s: %w", name, b.Name, err)
+	}
+	return nil
+}
+
+// Neighbour tells the sandbox for good which MAC address an IP address has on
+// a device, so that no address resolution is lost in a flood.
+func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
+	hw, err := net.ParseMAC(mac)
+	if err == nil {
+		err = b.netlink(func(h *netlink.Handle) error {
+			link, err := h.LinkByName(dev)
+			if err != nil {
+				return err
+			}
+			return h.NeighSet(&netlink.Neigh{
+				LinkIndex: link.Attrs().Index, IP: ip.AsSlice(), HardwareAddr: hw, State: netlink.NUD_PERMANENT,
+			})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("set neighbour %s on %s of %s: %w", ip, dev, b.Name, err)
+	}
+	return nil
+}
+
+// Delete removes a device of the sandbox.
+func (b *Box) Delete(dev string) error {
+	err := b.netlink(func(h *netlink.Handle) error {
+		link, err := h.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		return h.LinkDel(link)
+	})
+	if err != nil {
+		return fmt.Errorf("delete %s of %s: %w", dev, b.Name, err)
+	}
+	return nil
+}
+
+func (b *Box) loopbackUp() error {
+	return b.netlink(func(h *netlink.Handle) error {
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetUp(lo)
+	})
+}
+
+// netlink runs fn with an rtnetlink socket of the sandbox's namespace.
+func (b *Box) netlink(fn func(*netlink.Handle) error) error {
+	h, err := netlink.NewHandleAt(netns.NsHandle(b.ns.Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return fn(h)
+}
+
+// Do runs fn on a thread that is in the sandbox's network namespace, and in
+// nothing else of it. Goroutines that fn starts run outside.
+func (b *Box) Do(fn func() error) error {
+	ns, err := netdev.Open(fmt.Sprintf("%s/self/fd/%d", b.host.roots.Proc, b.ns.Fd()))
+	if err != nil {
+		return fmt.Errorf("enter sandbox %s: %w", b.Name, err)
+	}
+	defer ns.Close()
+	return ns.Do(fn)
+}
+
+// Sysctl writes a network setting of the sandbox; name is the path below
+// proc/sys/net: "ipv6/conf/all/disable_ipv6".
+func (b *Box) Sysctl(name, value string) error {
+	// proc/sys/net shows the namespace of the thread that opens it.
+	return b.Do(func() error {
+		return os.WriteFile(filepath.Join(b.host.roots.Proc, "sys", "net", name), []byte(value), 0)
+	})
+}
+
+// Sysfs runs fn with the path of a sysfs that shows the sandbox's devices, and
+// can be written. It is mounted in a mount namespace that ends with fn: what
+// the sandbox itself sees as /sys is not touched. fn must open files by itself,
+// not by goroutines that it starts.
+func (b *Box) Sysfs(fn func(sys string) error) error {
+	err := aside(func() error {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("unshare mount namespace: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("make mounts private: %w", err)
+		}
+		if err := unix.Setns(int(b.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		// A sysfs shows the devices of the namespace in which it is mounted.
+		if err := unix.Mount("fairlead", b.host.roots.Sys, "sysfs", 0, ""); err != nil {
+			return fmt.Errorf("mount sysfs: %w", err)
+		}
+		return fn(b.host.roots.Sys)
+	})
+	if err != nil {
+		return fmt.Errorf("sysfs of sandbox %s: %w", b.Name, err)
+	}
+	return nil
+}
+
+// SetQueues writes one attribute of every receive ("rx") or transmit ("tx")
+// queue of a device: rps_cpus, xps_cpus. value is called with the queue's
+// number.
+func (b *Box) SetQueues(dev, direction, attribute string, value func(queue int) string) error {
+	return b.Sysfs(func(sys string) error {
+		for q := 0; ; q++ {
+			dir := filepath.Join(sys, "class/net", dev, "queues", fmt.Sprintf("%s-%d", direction, q))
+			if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) && q > 0 {
+				return nil
+			}
+			if err := os.WriteFile(filepath.Join(dir, attribute), []byte(value(q)), 0); err != nil {
+				return err
+			}
+		}
+	})
+}
