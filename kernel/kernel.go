@@ -5,9 +5,12 @@ package kernel
 
 import (
 	"fmt"
+	"sync"
 
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // Roots are the mount points through which fairlead sees the host. Tests put
@@ -21,14 +24,24 @@ type Roots struct {
 
 // Default gives the mount points of an ordinary host.
 func Default() Roots {
-	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup", BPFFS: "/sys/fs/bpf"}
+	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf"}
 }
 
 // Opener opens any knob that fairlead turns, by the Kind of its Ref. A new
 // kind of knob gets its case here and nowhere else.
 func Opener(r Roots) journal.Opener {
+	// The hierarchies stay where they are for as long as we run.
+	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })
 	return func(ref journal.Ref) (journal.Knob, error) {
 		switch ref.Kind {
+		case cgroup.KindFile:
+			return cgroup.OpenFile(r.Cgroup, ref)
+		case sched.KindKthread, sched.KindAffinity:
+			l, err := layout()
+			if err != nil {
+				return nil, err
+			}
+			return sched.OpenKnob(r.Proc, l, ref)
 		case "offload", "threaded", "rps":
 			return netdev.OpenKnob(r.Proc, ref)
 		default:

@@ -59,7 +59,8 @@ func (e Entry) ours(value string) bool {
 
 // Opener opens the Knob that a Ref names. If the Knob is an io.Closer, the
 // Journal closes it after use. It returns ErrGone, wrapped or not,
-// when the object no longer exists, and another error for an unknown Kind.
+// when the object no longer exists, and another error for an unknown Kind. A
+// Knob that is an io.Closer belongs to the caller, which closes it.
 type Opener func(Ref) (Knob, error)
 
 // Journal holds the entries of this boot. It is safe for concurrent use; one

@@ -1,0 +1,114 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// KindFile is the journal kind of a cgroup file.
+const KindFile = "file"
+
+// maxValue bounds the value of a file, in bytes.
+const maxValue = 64 << 10
+
+// File returns the knob of one cgroup file with a single value, such as
+// cpu.shares; path is absolute and has no symbolic link in it. Write takes the
+// form in which the kernel shows the value ("max 100000" for cpu.max, "0-3,8"
+// for cpuset.cpus), without the newline. Both methods return an error that
+// matches journal.ErrGone when the cgroup has been removed.
+//
+// Files that hold a line for each device (io.max) are not for this knob: what
+// one writes there is not what one reads.
+func File(path string) journal.Knob { return file(path) }
+
+// OpenFile opens the knob that an earlier process wrote into the journal. It
+// refuses a path that does not lie below root, the place above all hierarchies.
+func OpenFile(root string, ref journal.Ref) (journal.Knob, error) {
+	path := ref.Object
+	if ref.Kind != KindFile {
+		return nil, fmt.Errorf("open knob %s %q: not a cgroup file", ref.Kind, path)
+	}
+	root = filepath.Clean(root)
+	if filepath.Clean(path) != path || path == root || !below(path, root) {
+		return nil, fmt.Errorf("open knob %s %q: not a clean path below %s", ref.Kind, path, root)
+	}
+	return file(path), nil
+}
+
+type file string
+
+func (f file) Ref() journal.Ref { return journal.Ref{Kind: KindFile, Object: string(f)} }
+
+func (f file) Read() (string, error) {
+	h, err := f.open(unix.O_RDONLY)
+	if err != nil {
+		return "", fmt.Errorf("read cgroup file: %w", err)
+	}
+	defer h.Close()
+	b, err := io.ReadAll(io.LimitReader(h, maxValue+1))
+	if err != nil {
+		return "", fmt.Errorf("read cgroup file: %w", gone(err))
+	}
+	if len(b) > maxValue {
+		return "", fmt.Errorf("read cgroup file %s: longer than %d bytes", f, maxValue)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+func (f file) Write(value string) error {
+	h, err := f.open(unix.O_WRONLY)
+	if err != nil {
+		return fmt.Errorf("write cgroup file: %w", err)
+	}
+	defer h.Close()
+	if value == "" {
+		value = "\n" // the kernel does not see a write of nothing
+	}
+	if _, err := h.WriteString(value); err != nil {
+		return fmt.Errorf("write %q to cgroup file: %w", value, gone(err))
+	}
+	return nil
+}
+
+// open follows no symbolic link on the whole way: cgroup trees have none, so
+// one that is there was put there by someone who may make directories.
+func (f file) open(flags uint64) (*os.File, error) {
+	path := string(f)
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return nil, fmt.Errorf("%q is not a clean absolute path", path)
+	}
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags:   flags | unix.O_CLOEXEC | unix.O_NONBLOCK, // a FIFO must not hold us up
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, gone(&os.PathError{Op: "open", Path: path, Err: err})
+	}
+	h := os.NewFile(uintptr(fd), path)
+	info, err := h.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// gone adds journal.ErrGone to the errors of a file whose cgroup was removed:
+// before it is opened, or after.
+func gone(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("%w: %w", journal.ErrGone, err)
+	}
+	return err
+}

@@ -1,0 +1,180 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// maxCPU is the highest CPU number that a list may name; the kernel's own
+// bound (NR_CPUS) is 8192 where it is largest.
+const maxCPU = 8191
+
+// CPUQuota reads the CFS bandwidth of one cgroup directory, v1 or v2, in CPUs
+// (1.5 is 150 ms in each 100 ms); limited is false without a quota. It looks at
+// this cgroup only: one above it may have a smaller quota. A cgroup without the
+// file, such as the root of v2, has no quota; one that has gone gives an error
+// that matches journal.ErrGone.
+func CPUQuota(dir string) (cpus float64, limited bool, err error) {
+	text, err := value(dir, "cpu.max")
+	if errors.Is(err, errNoFile) {
+		var period string
+		text, err = value(dir, "cpu.cfs_quota_us")
+		if err == nil {
+			period, err = value(dir, "cpu.cfs_period_us")
+			text += " " + period
+		}
+	}
+	switch {
+	case errors.Is(err, errNoFile):
+		return 0, false, nil
+	case err != nil:
+		return 0, false, fmt.Errorf("cpu quota: %w", err)
+	}
+	cpus, limited, err = parseQuota(text)
+	if err != nil {
+		return 0, false, fmt.Errorf("cpu quota of %s: %w", dir, err)
+	}
+	return cpus, limited, nil
+}
+
+// parseQuota reads "QUOTA PERIOD" in microseconds; "max" and -1 are no quota.
+func parseQuota(text string) (cpus float64, limited bool, err error) {
+	f := strings.Fields(text)
+	if len(f) != 2 {
+		return 0, false, fmt.Errorf("%q is not a quota and a period", text)
+	}
+	period, err := strconv.ParseUint(f[1], 10, 63)
+	if err != nil || period == 0 {
+		return 0, false, fmt.Errorf("bad period in %q", text)
+	}
+	if f[0] == "max" || f[0] == "-1" {
+		return 0, false, nil
+	}
+	quota, err := strconv.ParseUint(f[0], 10, 63)
+	if err != nil {
+		return 0, false, fmt.Errorf("bad quota in %q", text)
+	}
+	return float64(quota) / float64(period), true, nil
+}
+
+// Weight reads the CPU weight of one cgroup directory among its siblings:
+// cpu.weight on v2 (1 to 10000, by default 100), cpu.shares on v1 (2 to 262144,
+// by default 1024). A cgroup with neither gives an error that matches
+// errors.ErrUnsupported; one that has gone, journal.ErrGone.
+func Weight(dir string) (uint64, error) {
+	text, err := value(dir, "cpu.weight")
+	if errors.Is(err, errNoFile) {
+		text, err = value(dir, "cpu.shares")
+	}
+	if errors.Is(err, errNoFile) {
+		return 0, fmt.Errorf("cpu weight of %s: %w: no cpu controller", dir, errors.ErrUnsupported)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("cpu weight: %w", err)
+	}
+	w, err := strconv.ParseUint(text, 10, 63)
+	if err != nil || w == 0 {
+		return 0, fmt.Errorf("cpu weight of %s: bad value %q", dir, text)
+	}
+	return w, nil
+}
+
+// CPUs reads which CPUs the processes of a cgroup directory may use, in
+// ascending order. Where the controller is not enabled in the cgroup, the
+// nearest one above it decides. Errors: journal.ErrGone, and
+// errors.ErrUnsupported for a hierarchy without cpuset.
+func CPUs(dir string) ([]int, error) {
+	for at := dir; ; at = filepath.Dir(at) {
+		text, err := value(at, "cpuset.cpus.effective")
+		if errors.Is(err, errNoFile) {
+			text, err = value(at, "cpuset.effective_cpus")
+		}
+		if errors.Is(err, errNoFile) {
+			continue // ends at the mount: what is above it is no cgroup
+		}
+		if at != dir && errors.Is(err, journal.ErrGone) {
+			return nil, fmt.Errorf("cpus of %s: %w: no cpuset controller", dir, errors.ErrUnsupported)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cpus: %w", err)
+		}
+		cpus, err := ParseCPUs(text)
+		if err != nil {
+			return nil, fmt.Errorf("cpus of %s: %w", at, err)
+		}
+		return cpus, nil
+	}
+}
+
+// ParseCPUs reads a list of CPUs as the kernel writes it, "0-3,8", and gives
+// it in ascending order without repetition. "" is no CPU.
+func ParseCPUs(list string) ([]int, error) {
+	if list == "" {
+		return nil, nil
+	}
+	var in [maxCPU + 1]bool
+	for part := range strings.SplitSeq(list, ",") {
+		lo, hi, isRange := strings.Cut(part, "-")
+		if !isRange {
+			hi = lo
+		}
+		a, err1 := strconv.ParseUint(lo, 10, 16)
+		b, err2 := strconv.ParseUint(hi, 10, 16)
+		if err1 != nil || err2 != nil || a > b || b > maxCPU {
+			return nil, fmt.Errorf("bad part %q in list of CPUs", part)
+		}
+		for i := a; i <= b; i++ {
+			in[i] = true
+		}
+	}
+	var cpus []int
+	for i, is := range in {
+		if is {
+			cpus = append(cpus, i)
+		}
+	}
+	return cpus, nil
+}
+
+// FormatCPUs writes a list of CPUs as the kernel does.
+func FormatCPUs(cpus []int) string {
+	cpus = slices.Compact(slices.Sorted(slices.Values(cpus)))
+	var b strings.Builder
+	for i := 0; i < len(cpus); {
+		j := i
+		for j+1 < len(cpus) && cpus[j+1] == cpus[j]+1 {
+			j++
+		}
+		if b.Len() > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(cpus[i]))
+		if j > i {
+			b.WriteString("-" + strconv.Itoa(cpus[j]))
+		}
+		i = j + 1
+	}
+	return b.String()
+}
+
+// errNoFile means that a cgroup is there but has no such file.
+var errNoFile = errors.New("no such file in cgroup")
+
+// value reads a file of a cgroup, and tells a file that is missing from a
+// cgroup that is: every cgroup has cgroup.procs.
+func value(dir, name string) (string, error) {
+	text, err := File(filepath.Join(dir, name)).Read()
+	if errors.Is(err, journal.ErrGone) {
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
+			return "", errNoFile
+		}
+	}
+	return text, err
+}

@@ -1,0 +1,214 @@
+package sched
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// The journal kinds of this package.
+const (
+	KindKthread  = "kthread"
+	KindAffinity = "affinity"
+)
+
+// Group returns the knob of the cgroup that a kernel thread is in, in one
+// hierarchy: one of the mount directories in l. The value is a directory at or
+// below that. A write whose directory does not exist gives fs.ErrNotExist;
+// journal.ErrGone means that the thread has ended.
+func Group(proc string, l cgroup.Layout, t Thread, hierarchy string) journal.Knob {
+	return group{proc: proc, layout: l, thread: t, hierarchy: hierarchy}
+}
+
+// Affinity returns the knob of the CPUs that a kernel thread may use, as a list
+// that cgroup.FormatCPUs writes. Threads that the kernel has bound to a CPU
+// refuse it.
+func Affinity(proc string, t Thread) journal.Knob { return affinity{proc: proc, thread: t} }
+
+// OpenKnob opens the knob that an earlier process wrote into the journal.
+// Errors: journal.ErrGone, when the thread has ended.
+func OpenKnob(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, error) {
+	k, err := parseRef(proc, l, ref)
+	if err != nil {
+		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
+	}
+	return k, nil
+}
+
+func parseRef(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, error) {
+	parts := strings.SplitN(ref.Object, ":", 3)
+	if want := map[string]int{KindKthread: 3, KindAffinity: 2}[ref.Kind]; want == 0 {
+		return nil, errors.New("unknown kind")
+	} else if len(parts) != want {
+		return nil, fmt.Errorf("want %d parts", want)
+	}
+	tid, err := strconv.ParseInt(parts[0], 10, 32)
+	if err != nil || tid <= 0 {
+		return nil, fmt.Errorf("bad tid %q", parts[0])
+	}
+	start, err := strconv.ParseUint(parts[1], 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("bad start time %q", parts[1])
+	}
+	t := Thread{TID: int(tid), Start: start}
+	if err := t.check(proc); err != nil {
+		return nil, err
+	}
+	if ref.Kind == KindAffinity {
+		return Affinity(proc, t), nil
+	}
+	return Group(proc, l, t, parts[2]), nil
+}
+
+type group struct {
+	proc      string
+	layout    cgroup.Layout
+	thread    Thread
+	hierarchy string
+}
+
+func (g group) Ref() journal.Ref {
+	return journal.Ref{Kind: KindKthread, Object: fmt.Sprintf("%d:%d:%s", g.thread.TID, g.thread.Start, g.hierarchy)}
+}
+
+func (g group) Read() (string, error) {
+	dir, err := g.read()
+	if err != nil {
+		return "", fmt.Errorf("cgroup of kernel thread %d in %s: %w", g.thread.TID, g.hierarchy, err)
+	}
+	return dir, nil
+}
+
+func (g group) read() (string, error) {
+	paths, err := g.layout.OfPID(g.proc, g.thread.TID)
+	if err != nil {
+		return "", gone(err)
+	}
+	// After the look, so that what was seen is known to be of this thread.
+	if err := g.thread.check(g.proc); err != nil {
+		return "", err
+	}
+	dir, err := g.pick(paths)
+	if err == nil && dir == "" {
+		err = cgroup.ErrOutside
+	}
+	return dir, err
+}
+
+// pick chooses the hierarchy out of the cgroups of a thread.
+func (g group) pick(p cgroup.Paths) (string, error) {
+	switch g.hierarchy {
+	case "":
+	case g.layout.V2:
+		return p.V2, nil
+	case g.layout.CPU:
+		return p.CPU, nil
+	case g.layout.CPUSet:
+		return p.CPUSet, nil
+	case g.layout.IO:
+		return p.IO, nil
+	}
+	return "", errors.New("no such hierarchy is mounted")
+}
+
+func (g group) Write(dir string) error {
+	if err := g.write(dir); err != nil {
+		return fmt.Errorf("move kernel thread %d to cgroup %s: %w", g.thread.TID, dir, err)
+	}
+	return nil
+}
+
+func (g group) write(dir string) error {
+	if _, err := g.pick(cgroup.Paths{}); err != nil {
+		return err
+	}
+	if filepath.Clean(dir) != dir || dir != g.hierarchy && !strings.HasPrefix(dir, g.hierarchy+"/") {
+		return fmt.Errorf("not a clean path in hierarchy %s", g.hierarchy)
+	}
+	name := "tasks" // moves one thread
+	if g.hierarchy == g.layout.V2 {
+		name = "cgroup.procs" // moves a process: a kernel thread is one by itself
+	}
+	path := filepath.Join(dir, name)
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags:   unix.O_WRONLY | unix.O_CLOEXEC | unix.O_NONBLOCK,
+		Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	// As late as can be: the number is all that the kernel takes.
+	if err := g.thread.check(g.proc); err != nil {
+		return err
+	}
+	_, err = f.WriteString(strconv.Itoa(g.thread.TID))
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return gone(err)
+	case errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("%w (removed meanwhile)", os.ErrNotExist)
+	}
+	return err
+}
+
+type affinity struct {
+	proc   string
+	thread Thread
+}
+
+func (a affinity) Ref() journal.Ref {
+	return journal.Ref{Kind: KindAffinity, Object: fmt.Sprintf("%d:%d", a.thread.TID, a.thread.Start)}
+}
+
+func (a affinity) Read() (string, error) {
+	var set unix.CPUSet
+	err := unix.SchedGetaffinity(a.thread.TID, &set)
+	if err == nil {
+		err = a.thread.check(a.proc)
+	}
+	if err != nil {
+		return "", fmt.Errorf("affinity of kernel thread %d: %w", a.thread.TID, gone(err))
+	}
+	var cpus []int
+	for i := range len(set) * 64 {
+		if set.IsSet(i) {
+			cpus = append(cpus, i)
+		}
+	}
+	return cgroup.FormatCPUs(cpus), nil
+}
+
+func (a affinity) Write(list string) error {
+	if err := a.write(list); err != nil {
+		return fmt.Errorf("set affinity of kernel thread %d to %q: %w", a.thread.TID, list, gone(err))
+	}
+	return nil
+}
+
+func (a affinity) write(list string) error {
+	cpus, err := cgroup.ParseCPUs(list)
+	if err != nil {
+		return err
+	}
+	var set unix.CPUSet
+	for _, c := range cpus {
+		set.Set(c) // passes over what is beyond its 1024 CPUs
+	}
+	if set.Count() != len(cpus) || len(cpus) == 0 {
+		return errors.New("no CPU, or one above 1023")
+	}
+	if err := a.thread.check(a.proc); err != nil {
+		return err
+	}
+	return unix.SchedSetaffinity(a.thread.TID, &set)
+}

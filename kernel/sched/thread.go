@@ -1,0 +1,249 @@
+// Package sched is the door to the kernel's own threads: it finds them, and
+// turns two knobs of one: the cgroup that the scheduler charges for it, and
+// the CPUs that it may use.
+//
+// It refuses threads of processes: those belong to whoever started them. It
+// knows neither devices nor containers; feature/netcpu says which thread works
+// for whom, and turns the knobs through package journal.
+package sched
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+var (
+	// ErrNotKernel is returned for a thread that belongs to a process.
+	ErrNotKernel = errors.New("not a kernel thread")
+	// ErrHidden is returned where kernel threads cannot be seen: in a pid
+	// namespace that is not the host's.
+	ErrHidden = errors.New("kernel threads are not visible in this pid namespace")
+)
+
+const (
+	kthreadd     = 2          // parent of all kernel threads
+	pfKthread    = 0x00200000 // PF_KTHREAD, include/linux/sched.h
+	commCut      = 15         // how much of a kthread's name kernels before 5.17 show
+	ticks        = 100        // USER_HZ, the same on all architectures that Go knows
+	maxStat      = 4096
+	maxChildren  = 4 << 20
+	listAttempts = 3
+)
+
+// Thread names one kernel thread for as long as it lives: a TID alone may be
+// used again.
+type Thread struct {
+	TID   int
+	Start uint64 // in clock ticks since boot, as in proc
+}
+
+// Named is a kernel thread and its name, such as "napi/eth0-8193".
+type Named struct {
+	Thread
+	Comm string
+}
+
+// Find returns the kernel thread with this tid. Errors: journal.ErrGone,
+// ErrNotKernel.
+func Find(proc string, tid int) (Thread, error) {
+	s, err := readStat(proc, tid)
+	if err != nil {
+		return Thread{}, fmt.Errorf("kernel thread %d: %w", tid, err)
+	}
+	return Thread{TID: tid, Start: s.start}, nil
+}
+
+// Threads lists the kernel threads whose name begins with prefix. Kernels
+// before 5.17 show 15 bytes of a name only; there a longer prefix matches what
+// is shown of it. Costs one small read for each kernel thread of the host.
+// Error: ErrHidden.
+func Threads(proc, prefix string) ([]Named, error) {
+	var list []Named
+	for range listAttempts {
+		tids, err := children(proc)
+		if err != nil {
+			return nil, fmt.Errorf("list kernel threads: %w", err)
+		}
+		list = list[:0]
+		whole := true
+		for _, tid := range tids {
+			comm, err := readComm(proc, tid)
+			if err == nil && hasPrefix(comm, prefix) {
+				var t Thread
+				if t, err = Find(proc, tid); err == nil {
+					list = append(list, Named{t, comm})
+				}
+			}
+			if errors.Is(err, journal.ErrGone) {
+				whole = false
+			} else if err != nil && !errors.Is(err, ErrNotKernel) {
+				return nil, fmt.Errorf("list kernel threads: %w", err)
+			}
+		}
+		// The list of children loses one when another ends while it is read.
+		if whole {
+			break
+		}
+	}
+	return list, nil
+}
+
+func hasPrefix(comm, prefix string) bool {
+	return strings.HasPrefix(comm, prefix) || len(comm) == commCut && strings.HasPrefix(prefix, comm)
+}
+
+// children lists the threads that kthreadd started.
+func children(proc string) ([]int, error) {
+	self := filepath.Join(proc, strconv.Itoa(kthreadd))
+	comm, err := readComm(proc, kthreadd)
+	if errors.Is(err, journal.ErrGone) || err == nil && comm != "kthreadd" {
+		return nil, ErrHidden
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, err := readFile(filepath.Join(self, "task", strconv.Itoa(kthreadd), "children"), maxChildren)
+	if errors.Is(err, fs.ErrNotExist) {
+		return allTasks(proc) // a kernel without CONFIG_PROC_CHILDREN
+	}
+	if err != nil {
+		return nil, err
+	}
+	var tids []int
+	for f := range bytes.FieldsSeq(text) {
+		tid, err := strconv.Atoi(string(f))
+		if err != nil {
+			return nil, fmt.Errorf("children of kthreadd: bad pid %q", f)
+		}
+		tids = append(tids, tid)
+	}
+	return tids, nil
+}
+
+// allTasks lists every process; Find tells the kernel's among them.
+func allTasks(proc string) ([]int, error) {
+	d, err := os.Open(proc)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var tids []int
+	for _, n := range names {
+		if tid, err := strconv.Atoi(n); err == nil {
+			tids = append(tids, tid)
+		}
+	}
+	return tids, nil
+}
+
+// CPUTime returns how long the kernel thread has run, in seconds: to the
+// nanosecond where the kernel tells (CONFIG_SCHED_INFO), else to 10 ms. Errors:
+// journal.ErrGone, ErrNotKernel.
+func CPUTime(proc string, tid int) (float64, error) {
+	s, err := readStat(proc, tid)
+	if err != nil {
+		return 0, fmt.Errorf("cpu time of kernel thread %d: %w", tid, err)
+	}
+	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "schedstat"), maxStat)
+	if err != nil {
+		return float64(s.cpu) / ticks, nil // gone by now, or not told
+	}
+	first, _, _ := bytes.Cut(text, []byte(" "))
+	if ns, err := strconv.ParseUint(string(first), 10, 64); err == nil {
+		return float64(ns) / 1e9, nil
+	}
+	return float64(s.cpu) / ticks, nil
+}
+
+// check returns an error unless t is still that kernel thread.
+func (t Thread) check(proc string) error {
+	s, err := readStat(proc, t.TID)
+	if err != nil && !errors.Is(err, ErrNotKernel) {
+		return err
+	}
+	if s.start != t.Start {
+		return fmt.Errorf("%w: tid %d is another thread now", journal.ErrGone, t.TID)
+	}
+	return err
+}
+
+type stat struct {
+	flags uint64
+	cpu   uint64 // utime + stime, in ticks
+	start uint64
+}
+
+// readStat reads proc/TID/stat of a kernel thread. With ErrNotKernel the stat
+// is good too.
+func readStat(proc string, tid int) (stat, error) {
+	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "stat"), maxStat)
+	if err != nil {
+		return stat{}, gone(err)
+	}
+	s, err := parseStat(text)
+	if err == nil && s.flags&pfKthread == 0 {
+		err = ErrNotKernel
+	}
+	return s, err
+}
+
+// parseStat reads the form of /proc/PID/stat, proc_pid_stat(5). The name in
+// brackets may contain anything, brackets and blanks included.
+func parseStat(text []byte) (stat, error) {
+	i := bytes.LastIndexByte(text, ')')
+	f := strings.Fields(string(text[i+1:]))
+	const first = 3 // the number of f[0] in the manual page
+	if i < 0 || len(f) <= 22-first {
+		return stat{}, errors.New("bad stat line")
+	}
+	var nums [4]uint64
+	for i, field := range []int{9, 14, 15, 22} {
+		n, err := strconv.ParseUint(f[field-first], 10, 64)
+		if err != nil {
+			return stat{}, fmt.Errorf("bad field %d %q in stat line", field, f[field-first])
+		}
+		nums[i] = n
+	}
+	return stat{flags: nums[0], cpu: nums[1] + nums[2], start: nums[3]}, nil
+}
+
+func readComm(proc string, tid int) (string, error) {
+	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "comm"), maxStat)
+	if err != nil {
+		return "", gone(err)
+	}
+	return strings.TrimSuffix(string(text), "\n"), nil
+}
+
+func readFile(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// gone adds journal.ErrGone to the errors of a thread that has ended: before
+// its file is opened, or after.
+func gone(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("%w: %w", journal.ErrGone, err)
+	}
+	return err
+}
