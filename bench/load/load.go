@@ -1,0 +1,241 @@
+// Package load holds the load generators of the experiments: a UDP flood at a
+// set rate and its receiver, TCP bulk, request and response, and a victim that
+// computes without end. They are verbs of the one binary (`fairlead load ...`,
+// hidden), so that they run in any namespace, cgroup or container image.
+//
+// A generator counts on a [Board] that the experiment reads at the start and
+// the end of what it measures, and prints JSON lines for people. It sets up no
+// namespaces and measures nobody but itself: package rig places generators,
+// package bench reads them.
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Verb is the word after the program's name that makes it a generator.
+const Verb = "load"
+
+// Reexec runs a generator if this program was started as one: args, usually
+// os.Args, begin with the program and the word load. It then returns true and
+// the exit status; else false. Call it first thing in main or TestMain.
+func Reexec(args []string) (status int, ok bool) {
+	if len(args) < 2 || args[1] != Verb {
+		return 0, false
+	}
+	return Main(args[2:], os.Stdout, os.Stderr), true
+}
+
+// Command prepares a generator, this same program with args as [Main] takes
+// them, and the board that it will count on. The caller starts it wherever it
+// is to run and then calls [Await].
+func Command(args ...string) (*exec.Cmd, *Board, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, nil, fmt.Errorf("find own program: %w", err)
+	}
+	board, err := NewBoard()
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := exec.Command(exe, append([]string{Verb}, args...)...)
+	cmd.Args[0] = "fairlead"
+	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = []*os.File{board.file} // becomes boardFD
+	return cmd, board, nil
+}
+
+// Await waits until the generator of a board is at work, or has ended: done is
+// closed then.
+func (b *Board) Await(ctx context.Context, done <-chan struct{}) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !b.Ready() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-done:
+			return errors.New("generator ended before it was ready")
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// options are the flags of all generators; each takes those that it needs.
+type options struct {
+	to, listen string
+	proto      string
+	rate       rate
+	size       int
+	conns      int
+	buffer     int
+	every, run time.Duration
+}
+
+// rate parses "100000", "0" and "flood".
+type rate uint64
+
+func (r *rate) String() string {
+	if uint64(*r) == Flood {
+		return "flood"
+	}
+	return strconv.FormatUint(uint64(*r), 10)
+}
+
+func (r *rate) Set(s string) error {
+	if s == "flood" {
+		*r = rate(Flood)
+		return nil
+	}
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		return errors.New("want a number of packets per second, or flood")
+	}
+	*r = rate(n)
+	return nil
+}
+
+type generator struct {
+	help string
+	run  func(options, *Board) error // returns only with an error
+}
+
+func generators() map[string]generator {
+	return map[string]generator{
+		"udp-send":  {"send datagrams of --size to --to at --rate", udpSend},
+		"udp-recv":  {"count the datagrams that arrive at --listen", udpRecv},
+		"tcp-send":  {"send bytes to --to over --conns connections", tcpSend},
+		"tcp-recv":  {"count the bytes that arrive at --listen", tcpRecv},
+		"rr-client": {"send requests of --size to --to and wait for each answer, --conns at once", rrClient},
+		"rr-server": {"answer requests at --listen", rrServer},
+		"burn":      {"compute without end, and count units of work", burn},
+	}
+}
+
+// Main runs the generator that args name until it is told to end (SIGTERM,
+// SIGINT or --for), and returns the exit status. What it counted it prints as
+// JSON lines: one each --every, and one of the whole at the end.
+func Main(args []string, stdout, stderr io.Writer) int {
+	all := generators()
+	if len(args) == 0 || all[args[0]].run == nil {
+		fmt.Fprintln(stderr, "usage: fairlead load GENERATOR [flags]; generators:")
+		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "burn"} {
+			fmt.Fprintf(stderr, "  %-10s %s\n", name, all[name].help)
+		}
+		return 2
+	}
+	o := options{rate: rate(Flood)}
+	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.StringVar(&o.to, "to", "127.0.0.1:9000", "address to send to")
+	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at")
+	fs.StringVar(&o.proto, "proto", "udp", "udp or tcp, for rr-client and rr-server")
+	fs.Var(&o.rate, "rate", "datagrams per second, flood, or 0 to wait for the board (all senders)")
+	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
+	fs.IntVar(&o.conns, "conns", 1, "connections")
+	fs.IntVar(&o.buffer, "buffer", 0, "socket buffer in bytes; 0 leaves the kernel's default")
+	fs.DurationVar(&o.every, "every", 0, "print a line this often")
+	fs.DurationVar(&o.run, "for", 0, "end after this time")
+	if err := fs.Parse(args[1:]); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return 0
+		}
+		return 2
+	}
+	if err := o.check(fs.NArg()); err != nil {
+		fmt.Fprintf(stderr, "fairlead load %s: %v\n", args[0], err)
+		return 2
+	}
+	board, err := ownBoard()
+	if err == nil {
+		err = o.loop(all[args[0]], board, json.NewEncoder(stdout))
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "fairlead load %s: %v\n", args[0], err)
+		return 1
+	}
+	return 0
+}
+
+func (o options) check(rest int) error {
+	switch {
+	case rest > 0:
+		return errors.New("too many arguments")
+	case o.size < 1 || o.size > 1<<20:
+		return errors.New("--size must be 1 to 1048576")
+	case o.conns < 1 || o.conns > 10000:
+		return errors.New("--conns must be 1 to 10000")
+	case o.proto != "udp" && o.proto != "tcp":
+		return errors.New("--proto must be udp or tcp")
+	}
+	return nil
+}
+
+func (o options) loop(g generator, board *Board, out *json.Encoder) error {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	if o.run > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.run)
+		defer cancel()
+	}
+	var tick <-chan time.Time
+	if o.every > 0 {
+		t := time.NewTicker(o.every)
+		defer t.Stop()
+		tick = t.C
+	}
+	board.SetRate(uint64(o.rate))
+	start := board.Read()
+	last := start
+	failed := make(chan error, 1)
+	go func() { failed <- g.run(o, board) }()
+	for {
+		select {
+		case err := <-failed:
+			return err
+		case <-tick:
+			now := board.Read()
+			if err := out.Encode(now.Since(last).line(false)); err != nil {
+				return err
+			}
+			last = now
+		case <-ctx.Done():
+			return out.Encode(board.Read().Since(start).line(true))
+		}
+	}
+}
+
+// line is a Window as it is printed.
+type line struct {
+	Seconds float64 `json:"seconds"`
+	Ops     uint64  `json:"ops"`
+	Bytes   uint64  `json:"bytes"`
+	Errors  uint64  `json:"errors"`
+	Rate    float64 `json:"ops_per_second"`
+	BitRate float64 `json:"bits_per_second"`
+	P50     float64 `json:"p50_seconds,omitempty"`
+	P99     float64 `json:"p99_seconds,omitempty"`
+	Total   bool    `json:"total,omitempty"`
+}
+
+func (w Window) line(total bool) line {
+	return line{
+		Seconds: w.Seconds, Ops: w.Ops, Bytes: w.Bytes, Errors: w.Errors,
+		Rate: w.Rate(), BitRate: w.BitRate(),
+		P50: w.Latency(0.5).Seconds(), P99: w.Latency(0.99).Seconds(), Total: total,
+	}
+}

@@ -1,0 +1,271 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) {
+	if status, ok := Reexec(os.Args); ok {
+		os.Exit(status)
+	}
+	testkit.Main(m)
+}
+
+// running is a generator in a namespace of the test.
+type running struct {
+	*Board
+	cmd  *exec.Cmd
+	out  bytes.Buffer
+	done chan struct{}
+}
+
+func start(t *testing.T, ns *testkit.NS, args ...string) *running {
+	t.Helper()
+	cmd, board, err := Command(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &running{Board: board, cmd: cmd, done: make(chan struct{})}
+	cmd.Stdout = &r.out
+	if err := ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		cmd.Wait()
+		close(r.done)
+	}()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-r.done
+		board.Close()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := board.Await(ctx, r.done); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// counts reports whether the board counts ops within the test's patience.
+func (r *running) counts() bool {
+	before := r.Read()
+	for range 1000 {
+		if r.Read().Since(before).Ops > 0 {
+			return true
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return false
+}
+
+func TestUDP(t *testing.T) {
+	ns := testkit.NetNS(t)
+	recv := start(t, ns, "udp-recv", "--listen", ":9000", "--buffer", "4000000")
+	send := start(t, ns, "udp-send", "--to", "127.0.0.1:9000", "--size", "100", "--rate", "0")
+
+	before := send.Read()
+	time.Sleep(20 * time.Millisecond)
+	if w := send.Read().Since(before); w.Ops != 0 {
+		t.Errorf("a paused sender sent %d", w.Ops)
+	}
+	send.SetRate(1000)
+	if !send.counts() || !recv.counts() {
+		t.Fatal("nothing sent, or nothing received")
+	}
+	// The same machine at the same time, so the ratio of the rates must hold,
+	// whatever the rates are.
+	measure := func(pps uint64) float64 {
+		send.SetRate(pps)
+		time.Sleep(20 * time.Millisecond)
+		before := send.Read()
+		time.Sleep(300 * time.Millisecond)
+		return send.Read().Since(before).Rate()
+	}
+	slow, fast := measure(5000), measure(20000)
+	if ratio := fast / slow; ratio < 2.8 || ratio > 5.7 {
+		t.Errorf("4 times the rate gives %.2f times the datagrams (%.0f and %.0f a second)", ratio, slow, fast)
+	}
+	if fast > 20000*1.1 {
+		t.Errorf("asked for 20000 a second, sent %.0f", fast)
+	}
+	if flood := measure(Flood); flood < 2*fast {
+		t.Errorf("a flood is %.0f a second, 20000 asked for gave %.0f", flood, fast)
+	}
+	send.SetRate(0)
+	time.Sleep(50 * time.Millisecond)
+	s, r := send.Read(), recv.Read()
+	if r.page.ops > s.page.ops || r.page.bytes != 100*r.page.ops {
+		t.Errorf("sent %d, received %d of %d bytes in all", s.page.ops, r.page.ops, r.page.bytes)
+	}
+}
+
+func TestTCP(t *testing.T) {
+	ns := testkit.NetNS(t)
+	recv := start(t, ns, "tcp-recv", "--listen", ":9000")
+	send := start(t, ns, "tcp-send", "--to", "127.0.0.1:9000", "--conns", "2", "--rate", "0")
+	if send.Read().page.ops != 0 {
+		t.Error("a paused sender sent")
+	}
+	send.SetRate(Flood)
+	if !send.counts() || !recv.counts() {
+		t.Error("nothing sent, or nothing received")
+	}
+}
+
+func TestRequestResponse(t *testing.T) {
+	for _, proto := range []string{"udp", "tcp"} {
+		t.Run(proto, func(t *testing.T) {
+			ns := testkit.NetNS(t)
+			server := start(t, ns, "rr-server", "--proto", proto, "--listen", ":9000")
+			client := start(t, ns, "rr-client", "--proto", proto, "--to", "127.0.0.1:9000", "--conns", "4", "--size", "64")
+			before := client.Read()
+			if !client.counts() || !server.counts() {
+				t.Fatal("no answers")
+			}
+			w := client.Read().Since(before)
+			if p50, p99 := w.Latency(0.5), w.Latency(0.99); p50 <= 0 || p99 < p50 {
+				t.Errorf("p50 %v, p99 %v", p50, p99)
+			}
+		})
+	}
+}
+
+func TestBurn(t *testing.T) {
+	ns := testkit.NetNS(t)
+	if !start(t, ns, "burn").counts() {
+		t.Error("no work done")
+	}
+}
+
+func TestLines(t *testing.T) {
+	ns := testkit.NetNS(t)
+	r := start(t, ns, "burn", "--every", "10ms", "--for", "100ms")
+	<-r.done
+	var lines []line
+	for dec := json.NewDecoder(&r.out); dec.More(); {
+		var l line
+		if err := dec.Decode(&l); err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, l)
+	}
+	if len(lines) < 2 {
+		t.Fatalf("%d lines", len(lines))
+	}
+	var sum uint64
+	for i, l := range lines[:len(lines)-1] {
+		if l.Total {
+			t.Errorf("line %d of %d is the total", i, len(lines))
+		}
+		sum += l.Ops
+	}
+	if total := lines[len(lines)-1]; !total.Total || total.Ops < sum || sum == 0 {
+		t.Errorf("last line %+v after %d ops", total, sum)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	tests := []struct {
+		args string
+		says string
+	}{
+		{"", "usage:"},
+		{"nothing", "usage:"},
+		{"burn extra", "too many arguments"},
+		{"udp-send --rate fast", "want a number of packets per second, or flood"},
+		{"udp-send --size 0", "--size"},
+		{"tcp-send --conns 0", "--conns"},
+		{"rr-client --proto sctp", "--proto"},
+	}
+	for _, tt := range tests {
+		var stdout, stderr bytes.Buffer
+		if got := Main(strings.Fields(tt.args), &stdout, &stderr); got != 2 || !strings.Contains(stderr.String(), tt.says) {
+			t.Errorf("load %s: status %d, %q", tt.args, got, &stderr)
+		}
+	}
+	var stdout, stderr bytes.Buffer
+	if got := Main([]string{"udp-send", "--to", "nowhere"}, &stdout, &stderr); got != 1 || !strings.Contains(stderr.String(), "nowhere") {
+		t.Errorf("bad address: status %d, %q", got, &stderr)
+	}
+}
+
+// TestPacer runs the pacer against a clock of its own.
+func TestPacer(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rate := rapid.Uint64Range(1000, 1_000_000).Draw(t, "rate")
+		now := time.Unix(1, 0)
+		var p pacer
+		var sent uint64
+		start := now
+		for now.Sub(start) < 100*time.Millisecond {
+			n := p.due(rate, now)
+			if n > batch {
+				t.Fatalf("%d due at once", n)
+			}
+			sent += uint64(n)
+			p.sent += uint64(n)
+			// A call takes a while, and longer with more in it.
+			now = now.Add(time.Duration(200+n*500) * time.Nanosecond)
+		}
+		want := float64(rate) * now.Sub(start).Seconds()
+		if got := float64(sent); got < want*0.99-1 || got > want*1.01+1 {
+			t.Fatalf("rate %d: sent %v, want %v", rate, got, want)
+		}
+		// After a pause of a second only catchUp is made up for.
+		now = now.Add(time.Second)
+		var burst uint64
+		for {
+			n := p.due(rate, now)
+			if n == 0 {
+				break
+			}
+			p.sent += uint64(n)
+			burst += uint64(n)
+		}
+		if limit := uint64(catchUp.Seconds()*float64(rate)) + 3; burst > limit {
+			t.Fatalf("rate %d: a burst of %d after a pause, want %d at most", rate, burst, limit)
+		}
+	})
+}
+
+func TestHistogram(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ns := rapid.Uint64Range(0, 1<<topBits-1).Draw(t, "ns")
+		i := bucket(ns)
+		if i < 0 || i >= buckets {
+			t.Fatalf("bucket(%d) = %d", ns, i)
+		}
+		if m := middle(i); float64(m) < float64(ns)*15/16 || float64(m) > float64(ns)*17/16 {
+			t.Fatalf("%d ns is in a bucket around %d", ns, m)
+		}
+		if j := bucket(ns + 1); j < i {
+			t.Fatalf("bucket(%d) = %d, bucket(%d) = %d", ns, i, ns+1, j)
+		}
+	})
+	if got := bucket(1 << 63); got != buckets-1 {
+		t.Errorf("bucket(1<<63) = %d, want the last, %d", got, buckets-1)
+	}
+	var w Window
+	if got := w.Latency(0.5); got != 0 {
+		t.Errorf("no latencies have the median %v", got)
+	}
+	for ns := range uint64(16) {
+		w.hist[bucket(ns)]++
+	}
+	for q, want := range map[float64]time.Duration{0: 0, 0.5: 7, 1: 15} {
+		if got := w.Latency(q); got != want {
+			t.Errorf("quantile %v is %d, want %d", q, got, want)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package load
+
+import (
+	"fmt"
+	"net"
+	"time"
+)
+
+// bulk is the size of one read or write of TCP bulk traffic.
+const bulk = 128 << 10
+
+// paused waits while the board says so, and returns whether it did.
+func paused(b *Board) bool {
+	if b.rate() != 0 {
+		return false
+	}
+	time.Sleep(2 * time.Millisecond)
+	return true
+}
+
+func tcpSend(o options, b *Board) error {
+	failed := make(chan error, o.conns)
+	for range o.conns {
+		c, err := dial("tcp", o.to)
+		if err != nil {
+			return err
+		}
+		go func() {
+			buf := make([]byte, bulk)
+			for {
+				if paused(b) {
+					continue
+				}
+				n, err := c.Write(buf)
+				if err != nil {
+					failed <- err
+					return
+				}
+				b.count(1, n)
+			}
+		}()
+	}
+	b.setReady()
+	return <-failed
+}
+
+// dial tries for a while: the listener may be about to start.
+func dial(network, addr string) (net.Conn, error) {
+	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		c, err := net.DialTimeout(network, addr, 2*time.Second)
+		if err == nil {
+			return c, nil
+		}
+		if time.Since(start) > 2*time.Second {
+			return nil, fmt.Errorf("connect: %w", err)
+		}
+	}
+}
+
+func tcpRecv(o options, b *Board) error {
+	return serveTCP(o, b, func(c net.Conn) {
+		buf := make([]byte, bulk)
+		for {
+			n, err := c.Read(buf)
+			if err != nil {
+				return
+			}
+			b.count(1, n)
+		}
+	})
+}
+
+// serveTCP gives each connection to serve, which owns it until it returns.
+func serveTCP(o options, b *Board, serve func(net.Conn)) error {
+	l, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return err
+	}
+	b.setReady()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer c.Close()
+			serve(c)
+		}()
+	}
+}

@@ -1,0 +1,199 @@
+package load
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// batch is how many datagrams one system call takes at most.
+const batch = 64
+
+// mmsghdr is struct mmsghdr of recvmmsg(2).
+type mmsghdr struct {
+	hdr unix.Msghdr
+	len uint32
+}
+
+// messages is the argument of sendmmsg and recvmmsg.
+type messages struct {
+	hdrs [batch]mmsghdr
+	iovs [batch]unix.Iovec
+}
+
+// newMessages makes messages of size bytes each: of one buffer that all share,
+// for sending, or one each.
+func newMessages(size int, shared bool) *messages {
+	m := new(messages)
+	n := batch
+	if shared {
+		n = 1
+	}
+	buf := make([]byte, n*size)
+	for i := range batch {
+		m.iovs[i].Base = &buf[i%n*size]
+		m.iovs[i].SetLen(size)
+		m.hdrs[i].hdr.Iov = &m.iovs[i]
+		m.hdrs[i].hdr.SetIovlen(1)
+	}
+	return m
+}
+
+// call sends or receives up to n messages and returns how many it were.
+func (m *messages) call(trap uintptr, fd, n, flags int) (int, error) {
+	for {
+		r, _, e := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&m.hdrs)), uintptr(n), uintptr(flags), 0, 0)
+		switch e {
+		case 0:
+			return int(r), nil
+		case unix.EINTR:
+		default:
+			return 0, e
+		}
+	}
+}
+
+// udpSend floods. It is one thread with its own clock: the CPU that it runs on
+// is the sender's alone, so it spins rather than sleep past its time.
+func udpSend(o options, b *Board) error {
+	runtime.LockOSThread()
+	fd, err := udpSocket(o.to, unix.Connect)
+	if err != nil {
+		return err
+	}
+	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, o.buffer); err != nil {
+		return err
+	}
+	b.setReady()
+	m := newMessages(o.size, true)
+	var p pacer
+	for {
+		n := p.due(b.rate(), time.Now())
+		if n == 0 {
+			p.wait()
+			continue
+		}
+		sent, err := m.call(unix.SYS_SENDMMSG, fd, n, 0)
+		if err != nil {
+			// A full queue, or nobody there: a flood goes on. What could not
+			// be sent is not made up for.
+			b.fail()
+			sent = n
+		} else {
+			b.count(sent, sent*o.size)
+		}
+		p.sent += uint64(sent)
+	}
+}
+
+// pacer says how many packets are due.
+type pacer struct {
+	rate  uint64
+	start time.Time
+	sent  uint64
+	next  time.Duration // until the next packet is due
+}
+
+// catchUp bounds what is made up for after a pause in which the sender could
+// not run: a longer burst would be load that nobody asked for.
+const catchUp = 2 * time.Millisecond
+
+func (p *pacer) due(rate uint64, now time.Time) int {
+	if rate != p.rate || p.start.IsZero() {
+		p.rate, p.start, p.sent = rate, now, 0
+	}
+	switch rate {
+	case 0:
+		p.next = 5 * time.Millisecond
+		return 0
+	case Flood:
+		return batch
+	}
+	gap := time.Duration(float64(time.Second) / float64(rate))
+	at := time.Duration(float64(p.sent) / float64(rate) * float64(time.Second))
+	late := now.Sub(p.start) - at
+	if late < 0 {
+		p.next = -late
+		return 0
+	}
+	if late > catchUp+gap {
+		p.start = p.start.Add(late - catchUp)
+		late = catchUp
+	}
+	return int(min(uint64(late.Seconds()*float64(rate))+1, batch))
+}
+
+// wait waits for a part of the time until the next packet.
+func (p *pacer) wait() {
+	const tooShort = 300 * time.Microsecond // a sleep may be late by that
+	if p.next > tooShort {
+		time.Sleep(p.next - tooShort)
+	}
+}
+
+// udpRecv receives as fast as it can.
+func udpRecv(o options, b *Board) error {
+	runtime.LockOSThread()
+	fd, err := udpSocket(o.listen, unix.Bind)
+	if err != nil {
+		return err
+	}
+	if err := setBuffer(fd, unix.SO_RCVBUFFORCE, o.buffer); err != nil {
+		return err
+	}
+	b.setReady()
+	m := newMessages(2048, false)
+	for {
+		n, err := m.call(unix.SYS_RECVMMSG, fd, batch, unix.MSG_WAITFORONE)
+		if err != nil {
+			return fmt.Errorf("receive: %w", err)
+		}
+		bytes := 0
+		for _, h := range m.hdrs[:n] {
+			bytes += int(h.len)
+		}
+		b.count(n, bytes)
+	}
+}
+
+// udpSocket makes a blocking socket and binds or connects it. The runtime's
+// poller would put a second system call before each batch.
+func udpSocket(addr string, attach func(int, unix.Sockaddr) error) (int, error) {
+	if len(addr) > 0 && addr[0] == ':' {
+		addr = "0.0.0.0" + addr
+	}
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return -1, fmt.Errorf("parse address %q: %w", addr, err)
+	}
+	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(ap.Port())})
+	if ap.Addr().Is4() {
+		sa.(*unix.SockaddrInet4).Addr = ap.Addr().As4()
+	} else {
+		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	if err := attach(fd, sa); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("use %s: %w", addr, err)
+	}
+	return fd, nil
+}
+
+func setBuffer(fd, option, bytes int) error {
+	if bytes == 0 {
+		return nil
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, bytes); err != nil {
+		return fmt.Errorf("set socket buffer to %d: %w", bytes, err)
+	}
+	return nil
+}
