@@ -4,12 +4,17 @@ package feature
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
+
+// ErrNotBuilt is returned by Apply, wrapped, for a Target that this build has
+// nothing for. Trying again does not help.
+var ErrNotBuilt = errors.New("not available in this build")
 
 // Feature is one thing that the agent does for containers. The agent calls the
 // methods from one goroutine at a time, except Snapshot and Support, which may

@@ -9,6 +9,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
+// The journal kinds of this package.
+const (
+	KindOffload  = "offload"
+	KindThreaded = "threaded"
+	KindRPS      = "rps"
+)
+
 // deviceRef names a knob of one device. The namespace is named by its inode,
 // since paths to it come and go.
 func deviceRef(kind string, ns *NS, index int, detail string) journal.Ref {
@@ -50,15 +57,15 @@ func OpenKnob(proc string, ref journal.Ref) (journal.Knob, error) {
 // knobOf gives what makes a knob of a kind, without touching the host.
 func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 	switch kind {
-	case "offload":
+	case KindOffload:
 		group := Offload(detail)
 		if group.features() == nil {
 			return nil, fmt.Errorf("unknown offload %q", detail)
 		}
 		return func(ns *NS, index int) journal.Knob { return ns.Offload(index, group) }, nil
-	case "threaded":
+	case KindThreaded:
 		return (*NS).Threaded, nil
-	case "rps":
+	case KindRPS:
 		queue, err := strconv.Atoi(detail)
 		if err != nil || queue < 0 {
 			return nil, fmt.Errorf("bad queue %q", detail)

@@ -110,14 +110,14 @@ func parseNAPI(msg []byte) (NAPI, error) {
 // Threaded returns the knob that makes every NAPI of a device a kernel thread
 // ("1") or part of the softirq ("0").
 func (ns *NS) Threaded(index int) journal.Knob {
-	return sysfsKnob{"threaded", "", attribute{ns, index, "threaded"}}
+	return sysfsKnob{KindThreaded, "", attribute{ns, index, "threaded"}}
 }
 
 // RPS returns the knob of the CPUs to which a receive queue hands its packets,
 // as the mask that sysfs shows. A queue served by a thread must not hand them
 // on: that would take the work out of the thread again.
 func (ns *NS) RPS(index, queue int) journal.Knob {
-	return sysfsKnob{"rps", fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
+	return sysfsKnob{KindRPS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
 }
 
 type sysfsKnob struct {

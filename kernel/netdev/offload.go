@@ -63,7 +63,7 @@ type offload struct {
 }
 
 func (o offload) Ref() journal.Ref {
-	return deviceRef("offload", o.ns, o.index, string(o.group))
+	return deviceRef(KindOffload, o.ns, o.index, string(o.group))
 }
 
 func (o offload) Read() (string, error) {

@@ -1,0 +1,52 @@
+package netcpu
+
+import (
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// Snapshot implements feature.Feature. Its samples:
+//
+//	netcpu_isolated               1 for each container whose packets are charged
+//	                              to its own cgroup (or that of its pod)
+//	netcpu_kthread_seconds_total  CPU time of the container's NAPI threads, by
+//	                              device; container 0: of the uplinks' threads
+func (n *Netcpu) Snapshot() feature.Snapshot {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := feature.Snapshot{Taken: time.Now()}
+	for id := range n.member {
+		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_isolated", Value: 1})
+	}
+	for _, t := range n.tenants {
+		s.Samples = n.kthreads(s.Samples, t.owner, t.threads)
+	}
+	if n.host != nil {
+		s.Samples = n.kthreads(s.Samples, 0, n.host.threads)
+	}
+	return s
+}
+
+// kthreads appends the time of threads, summed by device. A thread that has
+// ended is left out: its device went, and the container with it.
+func (n *Netcpu) kthreads(to []feature.Sample, id container.ID, threads []thread) []feature.Sample {
+	sum := make(map[string]float64)
+	var order []string
+	for _, t := range threads {
+		sec, err := sched.CPUTime(n.cfg.Roots.Proc, t.tid)
+		if err != nil {
+			continue
+		}
+		if _, seen := sum[t.device]; !seen {
+			order = append(order, t.device)
+		}
+		sum[t.device] += sec
+	}
+	for _, d := range order {
+		to = append(to, feature.Sample{Container: id, Name: "netcpu_kthread_seconds_total", Device: d, Value: sum[d]})
+	}
+	return to
+}

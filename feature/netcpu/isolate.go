@@ -1,0 +1,151 @@
+package netcpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// isolate brings one container's devices and threads to where they belong. It
+// may be called again at any time and then only repairs.
+func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
+	if t := n.tenants[c.NetNS]; t != nil && t.owner != c.ID {
+		// The namespace is charged to the container that was first in it, as
+		// the kernel cannot tell whose socket a packet is for before it has
+		// done the work.
+		t.members[c.ID] = true
+		n.member[c.ID] = t
+		return nil
+	}
+	ns, err := n.open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+	if err != nil {
+		return fmt.Errorf("netcpu isolate: %w", err)
+	}
+	defer ns.Close() // an open namespace would outlive its container
+
+	t := &tenant{netns: c.NetNS, owner: c.ID, members: map[container.ID]bool{c.ID: true}}
+	group, err := n.payer(c)
+	if err != nil {
+		return fmt.Errorf("netcpu isolate: %w", err)
+	}
+	var skipped []error
+	for _, dev := range c.Interfaces {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if dev.Kind != "veth" || dev.Host.NetNS == 0 {
+			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoOwnNAPI))
+			continue
+		}
+		threads, err := n.thread(ns, dev, c.ID)
+		if err != nil {
+			return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
+		}
+		for _, tid := range threads {
+			if err := n.place(tid, group, c.Cgroup.CPUSet, c.ID); err != nil {
+				return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
+			}
+			t.threads = append(t.threads, thread{tid, dev.Name})
+		}
+	}
+	if len(t.threads) == 0 && len(skipped) > 0 {
+		return fmt.Errorf("netcpu isolate: %w", errors.Join(skipped...))
+	}
+	if err := n.weigh(c, group); err != nil {
+		return fmt.Errorf("netcpu isolate: %w", err)
+	}
+	n.tenants[c.NetNS] = t
+	n.member[c.ID] = t
+	if err := n.claimUplinks(ctx, c); err != nil {
+		return fmt.Errorf("netcpu isolate: %w", err)
+	}
+	return nil
+}
+
+// errNoOwnNAPI says why a device cannot be isolated: a macvlan is polled by the
+// device below it, together with everybody else's packets.
+var errNoOwnNAPI = errors.New("no veth with a host end that can be found: it has no polling of its own to move")
+
+// thread makes one device of a container poll in threads and returns them.
+//
+// A veth does that for every packet only if GRO is on at the receiving end and
+// TSO off at the sending one (veth.c: veth_gro_requested,
+// veth_skb_is_eligible_for_gro). RPS would hand the packets on to a softirq.
+func (n *Netcpu) thread(ns *netdev.NS, dev container.Interface, id container.ID) ([]int, error) {
+	if err := n.turn(ns.Offload(dev.Index, netdev.GRO), netdev.GRO.On(), id); err != nil {
+		return nil, err
+	}
+	if err := n.stopRPS(ns, dev.Index, id); err != nil {
+		return nil, err
+	}
+	host, err := n.open(dev.Host.NSPath, dev.Host.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	if err := n.turn(host.Offload(dev.Host.Index, netdev.TSO), netdev.Off, id); err != nil {
+		return nil, err
+	}
+	return n.threaded(ns, dev.Index, dev.Name, id)
+}
+
+// stopRPS makes no receive queue of a device hand its packets to another CPU.
+func (n *Netcpu) stopRPS(ns *netdev.NS, index int, id container.ID) error {
+	link, err := ns.Link(index)
+	if err != nil {
+		return err
+	}
+	for q := range link.RxQueues {
+		rps := ns.RPS(index, q)
+		mask, err := rps.Read()
+		if err != nil {
+			return err
+		}
+		if err := n.turn(rps, noCPUs(mask), id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noCPUs gives the empty CPU mask in the width of mask.
+func noCPUs(mask string) string {
+	return strings.Map(func(r rune) rune {
+		if r == ',' {
+			return r
+		}
+		return '0'
+	}, mask)
+}
+
+// payer returns the cgroup that pays for a container's packets: its own in the
+// hierarchy of the cpu controller; for a pod's container the pod's, whose
+// containers share one network.
+func (n *Netcpu) payer(c container.Container) (string, error) {
+	dir := c.Cgroup.CPU
+	if dir == "" {
+		return "", errors.New("the container's cpu cgroup is not known")
+	}
+	if c.Pod != "" {
+		dir = filepath.Dir(dir)
+	}
+	if n.layout.CPU != n.layout.V2 {
+		return dir, nil // v1: threads may live in any group
+	}
+	inner, err := cgroup.Inner(dir)
+	if err != nil || !inner {
+		return dir, err
+	}
+	// cgroup v2 allows no threads in a group that hands controllers down to
+	// its children, as a pod's does. A child of ours competes there with the
+	// containers, at the usual weight.
+	dir = filepath.Join(dir, "fairlead")
+	return dir, n.turn(cgroup.Group(dir), cgroup.Present, c.ID)
+}

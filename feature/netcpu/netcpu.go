@@ -1,0 +1,195 @@
+// Package netcpu makes the CPU time that a container's packets cost the
+// container's own (Iron, NSDI 2018).
+//
+// In this build it does so in one way, the mode isolate: the container's
+// receive processing runs in NAPI kernel threads, and those threads live in
+// the container's own cpu cgroup, so that the scheduler charges and limits it
+// like anything else the container does. What comes before the container (NIC
+// poll, bridge) runs in threads too, in a group of its own with a small weight.
+//
+// It is not a traffic shaper: it never looks at how many bytes a container is
+// due. Package agent calls it, as a feature.Feature. README.md beside this
+// file says what is changed on the host and what it was measured to give.
+package netcpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// name is the feature's name and the owner of its journal entries.
+const name = "netcpu"
+
+// Config is what New needs.
+type Config struct {
+	Roots   kernel.Roots
+	Journal *journal.Journal
+	Log     *slog.Logger // for what goes wrong with nobody to return it to; nil: no log
+}
+
+// Netcpu is the feature. See feature.Feature for how it may be called.
+type Netcpu struct {
+	cfg     Config
+	layout  cgroup.Layout
+	support probe.Verdict
+	// throttled says that the kernel stops a kernel thread whose group has
+	// used up its quota; where it does not, weight has to do it.
+	throttled bool
+
+	mu      sync.Mutex
+	tenants map[uint64]*tenant       // by network namespace
+	member  map[container.ID]*tenant // each container that Apply isolated
+	host    *uplinks                 // nil while nothing is isolated
+}
+
+// tenant is one network namespace, whose packets are charged to one cgroup
+// however many containers share it.
+type tenant struct {
+	netns   uint64
+	owner   container.ID // whose cgroup pays
+	members map[container.ID]bool
+	threads []thread
+}
+
+// thread is a NAPI kernel thread that this feature placed.
+type thread struct {
+	tid    int
+	device string
+}
+
+// New finds out what the host can do. It changes nothing.
+func New(cfg Config) (*Netcpu, error) {
+	layout, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
+	if err != nil {
+		return nil, fmt.Errorf("netcpu: %w", err)
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	n := &Netcpu{
+		cfg:     cfg,
+		layout:  layout,
+		tenants: make(map[uint64]*tenant),
+		member:  make(map[container.ID]*tenant),
+	}
+	if n.throttled, err = kthreadsThrottled(); err != nil {
+		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
+	}
+	n.support = support(cfg.Roots, layout, n.throttled)
+	return n, nil
+}
+
+// Name implements feature.Feature.
+func (n *Netcpu) Name() string { return name }
+
+// Support implements feature.Feature.
+func (n *Netcpu) Support() probe.Verdict { return n.support }
+
+// Apply implements feature.Feature. Errors: feature.ErrNotBuilt for the modes
+// charge and auto.
+func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
+	switch t.Settings.NetCPU {
+	case "", policy.NetCPUObserve:
+		return n.Remove(ctx, t.Container.ID)
+	case policy.NetCPUIsolate:
+	default:
+		return fmt.Errorf("netcpu %s: %w", t.Settings.NetCPU, feature.ErrNotBuilt)
+	}
+	if n.support.Level == probe.Unavailable {
+		return fmt.Errorf("netcpu isolate: %s", n.support.Why)
+	}
+	c := t.Container
+	if c.HostNetwork {
+		return errors.New("netcpu isolate: the container uses the host's network namespace, whose packets cannot be told apart by device")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.isolate(ctx, c)
+}
+
+// Remove implements feature.Feature.
+func (n *Netcpu) Remove(_ context.Context, id container.ID) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.member[id]
+	if t == nil {
+		// Another agent's work, perhaps, or the rest of a failed Apply.
+		return n.undo(id)
+	}
+	if err := n.undo(id); err != nil {
+		return err
+	}
+	delete(n.member, id)
+	delete(t.members, id)
+	if t.owner == id {
+		// Those who share the namespace are applied again by the agent's next
+		// round of refresh; until then they are simply not isolated.
+		for m := range t.members {
+			delete(n.member, m)
+		}
+		delete(n.tenants, t.netns)
+	}
+	if len(n.tenants) == 0 {
+		return n.releaseUplinks()
+	}
+	return nil
+}
+
+// Prune implements feature.Feature.
+func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.restore(func(e journal.Entry) bool {
+		return e.Owner.Container != 0 && !alive(container.ID(e.Owner.Container))
+	})
+}
+
+// Close implements feature.Feature.
+func (n *Netcpu) Close() error { return nil }
+
+// undo restores whatever was changed on behalf of one container.
+func (n *Netcpu) undo(id container.ID) error {
+	return n.restore(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
+}
+
+func (n *Netcpu) restore(match func(journal.Entry) bool) error {
+	_, err := n.cfg.Journal.Restore(kernel.Opener(n.cfg.Roots), func(e journal.Entry) bool {
+		return e.Owner.Feature == name && match(e)
+	})
+	return err
+}
+
+// turn turns a knob on behalf of a container (0: of the host).
+func (n *Netcpu) turn(k journal.Knob, value string, id container.ID) error {
+	return n.cfg.Journal.Turn(k, value, journal.Owner{Feature: name, Container: uint64(id)})
+}
+
+// open opens a network namespace by its inode, by way of path if that still
+// leads to it.
+func (n *Netcpu) open(path string, inode uint64) (*netdev.NS, error) {
+	if path != "" {
+		if ns, err := netdev.Open(path); err == nil {
+			if ns.Inode() == inode {
+				return ns, nil
+			}
+			ns.Close()
+		}
+	}
+	path, err := netdev.Find(n.cfg.Roots.Proc, inode)
+	if err != nil {
+		return nil, err
+	}
+	return netdev.Open(path)
+}

@@ -1,0 +1,115 @@
+package netcpu
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// threaded turns the knob and returns the threads, one for each NAPI.
+func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.ID) ([]int, error) {
+	knob := ns.Threaded(index)
+	if _, err := ns.NAPIs(index); errors.Is(err, netdev.ErrNoNAPIList) {
+		return n.threadedByName(knob, device, id)
+	}
+	if err := n.turn(knob, "1", id); err != nil {
+		return nil, err
+	}
+	list, err := ns.NAPIs(index)
+	if err != nil {
+		return nil, err
+	}
+	var tids []int
+	for _, napi := range list {
+		if napi.Thread == 0 {
+			return nil, fmt.Errorf("napi %d of %s has no thread", napi.ID, device)
+		}
+		tids = append(tids, napi.Thread)
+	}
+	if len(tids) == 0 {
+		return nil, fmt.Errorf("%s has no napi", device)
+	}
+	return tids, nil
+}
+
+// threadedByName does the same where the kernel lists no NAPIs (before 6.8):
+// the threads of a device are those whose names come up when it is switched
+// on. A device that is on already is switched off first: many containers have
+// an eth0, and the name alone does not tell whose thread it is.
+func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.ID) ([]int, error) {
+	prefix := "napi/" + device + "-"
+	if value, err := knob.Read(); err != nil {
+		return nil, err
+	} else if value == "1" {
+		if t := n.member[id]; t != nil && len(tidsOf(t.threads, device)) > 0 {
+			return tidsOf(t.threads, device), nil
+		}
+		if err := n.turn(knob, "0", id); err != nil {
+			return nil, err
+		}
+	}
+	before, err := sched.Threads(n.cfg.Roots.Proc, prefix)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.turn(knob, "1", id); err != nil {
+		return nil, err
+	}
+	// The threads exist when the write returns; their names are set by
+	// themselves as they first run.
+	for range 50 {
+		after, err := sched.Threads(n.cfg.Roots.Proc, prefix)
+		if err != nil {
+			return nil, err
+		}
+		var tids []int
+		for _, t := range after {
+			if !slices.Contains(before, t) {
+				tids = append(tids, t.TID)
+			}
+		}
+		if len(tids) > 0 {
+			return tids, nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil, fmt.Errorf("no thread %s* came up", prefix)
+}
+
+func tidsOf(threads []thread, device string) []int {
+	var tids []int
+	for _, t := range threads {
+		if t.device == device {
+			tids = append(tids, t.tid)
+		}
+	}
+	return tids
+}
+
+// place moves a kernel thread into the container's cgroup of the cpu
+// controller and, where that is another hierarchy, into its cpuset, so that the
+// thread goes on following it when the owner changes it.
+func (n *Netcpu) place(tid int, group, cpuset string, id container.ID) error {
+	if err := n.move(tid, n.layout.CPU, group, id); err != nil {
+		return err
+	}
+	if cpuset == "" || n.layout.CPUSet == n.layout.CPU {
+		return nil
+	}
+	return n.move(tid, n.layout.CPUSet, cpuset, id)
+}
+
+// move moves a kernel thread within one hierarchy.
+func (n *Netcpu) move(tid int, hierarchy, group string, id container.ID) error {
+	t, err := sched.Find(n.cfg.Roots.Proc, tid)
+	if err != nil {
+		return err
+	}
+	return n.turn(sched.Group(n.cfg.Roots.Proc, n.layout, t, hierarchy), group, id)
+}

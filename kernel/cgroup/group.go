@@ -1,0 +1,85 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// KindGroup is the journal kind of a cgroup directory.
+const KindGroup = "group"
+
+// The values of a group knob.
+const (
+	Present = "present"
+	Absent  = "absent"
+)
+
+// Group returns the knob of a cgroup directory that fairlead makes for itself.
+// Its value is [Present] or [Absent]; Write makes or removes the directory.
+// Removing fails with EBUSY while threads are in it: they have to be moved out
+// first, which the journal's order does.
+func Group(path string) journal.Knob { return group(path) }
+
+// OpenGroup opens the knob that an earlier process wrote into the journal. It
+// refuses a path that is not a clean one below root.
+func OpenGroup(root string, ref journal.Ref) (journal.Knob, error) {
+	path := ref.Object
+	if filepath.Clean(path) != path || !strings.HasPrefix(path, filepath.Clean(root)+"/") {
+		return nil, fmt.Errorf("open knob %s %q: not a path below %s", ref.Kind, path, root)
+	}
+	return group(path), nil
+}
+
+type group string
+
+func (g group) Ref() journal.Ref { return journal.Ref{Kind: KindGroup, Object: string(g)} }
+
+func (g group) Read() (string, error) {
+	switch _, err := os.Lstat(string(g)); {
+	case err == nil:
+		return Present, nil
+	case errors.Is(err, os.ErrNotExist):
+		return Absent, nil
+	default:
+		return "", fmt.Errorf("read cgroup: %w", err)
+	}
+}
+
+func (g group) Write(value string) error {
+	switch value {
+	case Present:
+		if err := os.Mkdir(string(g), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			if errors.Is(err, os.ErrNotExist) {
+				err = errors.Join(journal.ErrGone, err)
+			}
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+	case Absent:
+		if err := unix.Rmdir(string(g)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove cgroup %s: %w", string(g), err)
+		}
+	default:
+		return fmt.Errorf("write cgroup %s: value %q is neither %s nor %s", string(g), value, Present, Absent)
+	}
+	return nil
+}
+
+// Inner says whether a cgroup hands controllers down to its children. On v2 no
+// thread may then be moved into it.
+func Inner(dir string) (bool, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			err = errors.Join(journal.ErrGone, err)
+		}
+		return false, fmt.Errorf("read controllers of cgroup: %w", err)
+	}
+	return len(strings.TrimSpace(string(b))) > 0, nil
+}
