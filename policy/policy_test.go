@@ -1,0 +1,284 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// join makes one Policy of files as LoadDir does.
+func join(t *testing.T, texts ...string) *Policy {
+	t.Helper()
+	var files []file
+	for i, text := range texts {
+		files = append(files, file{fmt.Sprintf("p/%d.yaml", i+1), []byte(text)})
+	}
+	p, err := load(files, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func all(settings string) string { return "match: {name: \"*\"}\nset: {" + settings + "}\n" }
+
+func originText(os []Origin) string {
+	var lines []string
+	for _, o := range os {
+		lines = append(lines, o.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestResolve(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		files    []string
+		labels   map[string]string
+		origins  string
+		problems string
+	}{
+		{name: "no policy"},
+		{
+			name:    "the later file wins per key",
+			files:   []string{all("net.rate: 1mbit, netcpu: auto"), all("net.rate: 2mbit")},
+			origins: "fairlead.net.rate=2mbit (p/2.yaml:2)\nfairlead.netcpu=auto (p/1.yaml:2)",
+		},
+		{
+			name:    "the later policy of a file wins",
+			files:   []string{all("netcpu: auto") + "---\n" + all("netcpu: isolate")},
+			origins: "fairlead.netcpu=isolate (p/1.yaml:5)",
+		},
+		{
+			name:    "a label wins over files",
+			files:   []string{all("netcpu: auto, net.weight: 2")},
+			labels:  map[string]string{"fairlead.netcpu": "isolate"},
+			origins: "fairlead.net.weight=2 (p/1.yaml:2)\nfairlead.netcpu=isolate (label)",
+		},
+		{
+			name:     "a matching file denies labels, whatever its place",
+			files:    []string{"labels: deny\nmatch: {name: web}\n", "labels: allow\n---\n" + all("netcpu: auto")},
+			labels:   map[string]string{"fairlead.netcpu": "isolate", "kubernetes.io/egress-bandwidth": "1M", "other": "x"},
+			origins:  "fairlead.netcpu=auto (p/2.yaml:4)",
+			problems: "container \"web\" (7): fairlead.netcpu: \"isolate\": is ignored: p/1.yaml:1 says labels: deny\ncontainer \"web\" (7): kubernetes.io/egress-bandwidth: \"1M\": is ignored: p/1.yaml:1 says labels: deny",
+		},
+		{
+			name:    "a file that does not match denies nothing",
+			files:   []string{"labels: deny\nmatch: {name: db}\n"},
+			labels:  map[string]string{"fairlead.netcpu": "isolate"},
+			origins: "fairlead.netcpu=isolate (label)",
+		},
+		{
+			name:     "a broken label leaves the file's value and the other labels",
+			files:    []string{all("netcpu: auto")},
+			labels:   map[string]string{"fairlead.netcpu": "max", "fairlead.net.weight": "3"},
+			origins:  "fairlead.net.weight=3 (label)\nfairlead.netcpu=auto (p/1.yaml:2)",
+			problems: `container "web" (7): fairlead.netcpu: "max": must be one of observe, charge, isolate, auto`,
+		},
+		{
+			name:     "a label that contradicts a file",
+			files:    []string{all("net.ceil: 1mbit, net.weight: 2")},
+			labels:   map[string]string{"fairlead.net.rate": "2mbit", "fairlead.net.weight": "3"},
+			origins:  "fairlead.net.ceil=1mbit (p/1.yaml:2)\nfairlead.net.weight=3 (label)",
+			problems: `container "web" (7): fairlead.net.rate: "2mbit": net.rate 2mbit is more than net.ceil 1mbit (net.rate from label, net.ceil from p/1.yaml:2)`,
+		},
+		{
+			name:     "three files, of which the last two contradict",
+			files:    []string{all("net.rate: 1mbit, net.ceil: 9mbit"), all("net.rate: 5mbit"), all("net.ceil: 2mbit")},
+			origins:  "fairlead.net.ceil=9mbit (p/1.yaml:2)\nfairlead.net.rate=5mbit (p/2.yaml:2)",
+			problems: `container "web" (7): fairlead.net.rate: "5mbit": net.rate 5mbit is more than net.ceil 2mbit (net.rate from p/2.yaml:2, net.ceil from p/3.yaml:2)`,
+		},
+		{
+			name:    "what a later file mends is no contradiction",
+			files:   []string{all("net.rate: 5mbit"), all("net.ceil: 2mbit"), all("net.rate: 1mbit")},
+			origins: "fairlead.net.ceil=2mbit (p/2.yaml:2)\nfairlead.net.rate=1mbit (p/3.yaml:2)",
+		},
+		{
+			name:     "both directions and the disk at once",
+			files:    []string{all("net.ceil: 1mbit, net.ingress.ceil: 1mbit, io.max: /dev/vdb riops=5")},
+			labels:   map[string]string{"fairlead.net.rate": "2mbit", "fairlead.net.ingress.rate": "2mbit", "fairlead.io.reserve": "/dev/vdb riops=6"},
+			origins:  "fairlead.io.max=/dev/vdb riops=5 (p/1.yaml:2)\nfairlead.net.ceil=1mbit (p/1.yaml:2)\nfairlead.net.ingress.ceil=1mbit (p/1.yaml:2)",
+			problems: "container \"web\" (7): fairlead.net.rate: \"2mbit\": net.rate 2mbit is more than net.ceil 1mbit (net.rate from label, net.ceil from p/1.yaml:2)\ncontainer \"web\" (7): fairlead.net.ingress.rate: \"2mbit\": net.ingress.rate 2mbit is more than net.ingress.ceil 1mbit (net.ingress.rate from label, net.ingress.ceil from p/1.yaml:2)\ncontainer \"web\" (7): fairlead.io.reserve: \"/dev/vdb riops=6\": io.reserve /dev/vdb riops=6 is more than io.max riops=5 (io.reserve from label, io.max from p/1.yaml:2)",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := join(t, c.files...)
+			targets, problems := p.Resolve([]container.Container{{ID: 7, Name: "web", Labels: c.labels}})
+			if len(targets) != 1 {
+				t.Fatalf("%d targets", len(targets))
+			}
+			if got := originText(targets[0].Origins); got != c.origins {
+				t.Errorf("origins\n%s\nwant\n%s", got, c.origins)
+			}
+			if got := Problems(problems).Error(); got != c.problems {
+				t.Errorf("problems\n%s\nwant\n%s", got, c.problems)
+			}
+		})
+	}
+}
+
+func TestResolveHostileName(t *testing.T) {
+	_, problems := (&Policy{}).Resolve([]container.Container{{ID: 1, Name: "x\x1b[2J\n" + strings.Repeat("y", 99), Labels: map[string]string{"fairlead.x": "y"}}})
+	want := `container "x\x1b[2J\nyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy"... (105 bytes) (1): fairlead.x: "y": unknown key`
+	if got := Problems(problems).Error(); got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
+func TestResolveDoesNotShare(t *testing.T) {
+	p := join(t, all("net.priority: 1, overlay: on, io.reserve: /dev/vdb riops=1"))
+	a, _ := p.Resolve([]container.Container{{ID: 1}, {ID: 2}})
+	*a[0].Settings.Egress.Priority = 99
+	*a[0].Settings.Overlay = false
+	a[0].Settings.IO[0].ReadIOPS = 99
+	b, _ := p.Resolve([]container.Container{{ID: 1}})
+	if diff := cmp.Diff(a[1].Settings, b[0].Settings); diff != "" || b[0].Settings.IO[0].ReadIOPS != 1 {
+		t.Errorf("a change of one Target shows in another: %s", diff)
+	}
+}
+
+// drawPolicy makes a random valid policy that has contradictions between files.
+func drawPolicy(t *rapid.T) *Policy {
+	var files []file
+	for i := range rapid.IntRange(0, 4).Draw(t, "files") {
+		var b strings.Builder
+		fmt.Fprintf(&b, "labels: %s\npolicies:\n", rapid.SampledFrom([]string{"allow", "allow", "deny"}).Draw(t, "labels"))
+		for range rapid.IntRange(1, 3).Draw(t, "policies") {
+			rate := rapid.IntRange(1, 9).Draw(t, "rate")
+			fmt.Fprintf(&b, "- match: {name: \"%s\"}\n  set: {net.weight: %d", rapid.SampledFrom([]string{"*", "a*", "b?"}).Draw(t, "name"), rate)
+			switch rapid.IntRange(0, 3).Draw(t, "keys") {
+			case 0:
+				fmt.Fprintf(&b, ", net.rate: %dmbit", rate)
+			case 1:
+				fmt.Fprintf(&b, ", net.ceil: %dmbit", rate)
+			case 2:
+				fmt.Fprintf(&b, ", net: {rate: %dmbit, ceil: %dmbit}", rate, rate+2)
+			}
+			b.WriteString("}\n")
+		}
+		files = append(files, file{fmt.Sprintf("%d.yaml", i), []byte(b.String())})
+	}
+	p, err := load(files, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func drawContainers(t *rapid.T) []container.Container {
+	var cs []container.Container
+	for i := range rapid.IntRange(0, 6).Draw(t, "containers") {
+		c := container.Container{ID: container.ID(i*3 + 1), Name: rapid.SampledFrom([]string{"a1", "b2", "c", ""}).Draw(t, "name"), Labels: map[string]string{}}
+		for _, k := range []string{"fairlead.net.rate", "fairlead.net.ceil", "kubernetes.io/egress-bandwidth", "fairlead.bad"} {
+			if v := rapid.SampledFrom([]string{"", "1mbit", "5mbit", "8mbit", "4M", "x"}).Draw(t, k); v != "" {
+				c.Labels[k] = v
+			}
+		}
+		cs = append(cs, c)
+	}
+	return cs
+}
+
+func TestResolveProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, cs := drawPolicy(t), drawContainers(t)
+		targets, problems := p.Resolve(cs)
+		shuffled := slices.Clone(cs)
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		r.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+		before := slices.Clone(shuffled)
+		targets2, problems2 := p.Resolve(shuffled)
+		if diff := cmp.Diff(targets, targets2) + cmp.Diff(problems, problems2); diff != "" {
+			t.Fatalf("order matters: %s", diff)
+		}
+		if diff := cmp.Diff(before, shuffled); diff != "" {
+			t.Fatalf("the argument was changed: %s", diff)
+		}
+		if len(targets) != len(cs) {
+			t.Fatalf("%d targets for %d containers", len(targets), len(cs))
+		}
+		for i, target := range targets {
+			if i > 0 && targets[i-1].Container.ID >= target.Container.ID {
+				t.Fatal("targets are not sorted")
+			}
+			if len(conflicts(target.Settings)) > 0 {
+				t.Fatalf("contradictory: %+v", target.Settings)
+			}
+			if !slices.IsSortedFunc(target.Origins, func(a, b Origin) int { return strings.Compare(a.Key, b.Key) }) {
+				t.Fatalf("origins are not sorted: %v", target.Origins)
+			}
+			// What one container gets does not depend on the others.
+			alone, _ := p.Resolve([]container.Container{target.Container})
+			if diff := cmp.Diff(target, alone[0]); diff != "" {
+				t.Fatalf("neighbours matter: %s", diff)
+			}
+		}
+		// A Store with the same policy and no past agrees, and keeps agreeing
+		// as long as nothing changes.
+		s := NewStore("", nil)
+		s.policy = p
+		for range 2 {
+			st, sp := s.Resolve(shuffled)
+			if diff := cmp.Diff(targets, st) + cmp.Diff(problems, sp); diff != "" {
+				t.Fatalf("the Store disagrees: %s", diff)
+			}
+		}
+	})
+}
+
+// TestStoreProperties: over any history of policies and labels, what the Store
+// gives is never contradictory, and a container without problems gets exactly
+// what the policy says now.
+func TestStoreProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := NewStore("", nil)
+		for range rapid.IntRange(1, 5).Draw(t, "rounds") {
+			s.policy = drawPolicy(t)
+			cs := drawContainers(t)
+			got, _ := s.Resolve(cs)
+			want, problems := s.policy.Resolve(cs)
+			for i := range got {
+				if len(conflicts(got[i].Settings)) > 0 {
+					t.Fatalf("contradictory: %+v", got[i].Settings)
+				}
+				if !slices.ContainsFunc(problems, func(p Problem) bool { return p.Container == got[i].Container.ID }) {
+					if diff := cmp.Diff(want[i], got[i]); diff != "" {
+						t.Fatalf("no problem, but not what policy says: %s", diff)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestExplain(t *testing.T) {
+	p := join(t, all("net.rate: 1mbit, overlay: off, latency: on"))
+	targets, _ := p.Resolve([]container.Container{{ID: 1, Labels: map[string]string{"fairlead.netcpu": "isolate"}}})
+	want := `fairlead.net.rate=1mbit (p/1.yaml:2)
+fairlead.net.ceil=the link (default)
+fairlead.net.weight=1 (default)
+fairlead.net.ingress.ceil=the link (default)
+fairlead.net.ingress.weight=1 (default)
+fairlead.netcpu=isolate (label)
+fairlead.latency=on (p/1.yaml:2)
+fairlead.overlay=off (p/1.yaml:2)
+fairlead.io.weight=100 (default)`
+	if got := originText(targets[0].Effective()); got != want {
+		t.Errorf("Effective\n%s\nwant\n%s", got, want)
+	}
+	want = "fairlead.latency=on (p/1.yaml:2)\nfairlead.net.rate=1mbit (p/1.yaml:2)"
+	if got := originText(targets[0].Unavailable()); got != want {
+		t.Errorf("Unavailable\n%s\nwant\n%s", got, want)
+	}
+	want = "p/1.yaml:2:17: net.rate: \"1mbit\": not available in this build\np/1.yaml:2:47: latency: \"on\": not available in this build"
+	if got := Problems(p.Unavailable()).Error(); got != want {
+		t.Errorf("Policy.Unavailable\n%s\nwant\n%s", got, want)
+	}
+}

@@ -1,0 +1,113 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// Store keeps the last good Policy of a directory and, for each container, the
+// last good value of each key. Its methods may be called from any goroutine.
+type Store struct {
+	dir  string
+	now  func() time.Time
+	poll time.Duration // how often Watch looks without being told
+
+	reload sync.Mutex // one load at a time
+
+	mu     sync.Mutex
+	policy *Policy
+	digest [sha256.Size]byte // of what the last load read
+	loaded bool              // there was a load
+	last   map[container.ID]layer
+	status Status
+}
+
+// Status tells how the last load of a Store went.
+type Status struct {
+	Dir         string
+	Files       []string  // of the policy in force, in order of precedence
+	Policies    int       // in force
+	LastLoad    time.Time // when the directory was last read, with or without success
+	LastSuccess time.Time // when the policy in force was read; zero if none ever was
+	Err         error     // of the last load, a [Problems]; nil if it succeeded
+	WatchErr    error     // why changes are noticed late, by polling; nil if they are not
+}
+
+// NewStore makes a Store with the empty policy; Reload fills it. now is the
+// clock for Status.
+func NewStore(dir string, now func() time.Time) *Store {
+	return &Store{dir: dir, now: now, poll: 30 * time.Second, policy: &Policy{}, last: map[container.ID]layer{}, status: Status{Dir: dir}}
+}
+
+// Reload reads the directory. If all of it is valid, it is in force from now
+// on; else the last good policy stays, and the error is a [Problems].
+func (s *Store) Reload() error {
+	_, err := s.load(true)
+	return err
+}
+
+// load reads the directory and reports whether that was news. Without force,
+// what was read the last time is not parsed again.
+func (s *Store) load(force bool) (news bool, err error) {
+	s.reload.Lock()
+	defer s.reload.Unlock()
+	files, problems := readDir(s.dir)
+	sum := digest(files, problems)
+
+	s.mu.Lock()
+	known := s.loaded && sum == s.digest
+	s.mu.Unlock()
+	if known && !force {
+		return false, nil
+	}
+
+	p, err := load(files, problems)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.digest, s.loaded = sum, true
+	s.status.LastLoad, s.status.Err = s.now(), err
+	if err == nil {
+		s.policy = p
+		s.status.LastSuccess, s.status.Files, s.status.Policies = s.status.LastLoad, p.Files(), p.Len()
+	}
+	return !known, err
+}
+
+// Policy is the policy in force.
+func (s *Store) Policy() *Policy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.policy
+}
+
+// Status tells how the last load went.
+func (s *Store) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// Resolve is [Policy.Resolve] with memory. Where a label is broken, the last
+// good label of the same container and key stands in for it; where sources
+// contradict each other, the values that were last in force do. Only without
+// such values does it fall back as Policy.Resolve does. The memory of a
+// container that is not among containers is dropped.
+func (s *Store) Resolve(containers []container.Container) ([]Target, []Problem) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	targets := make([]Target, 0, len(containers))
+	var problems []Problem
+	next := make(map[container.ID]layer, len(containers))
+	for _, c := range sorted(containers) {
+		t, ps, good := s.policy.resolve(c, s.last[c.ID])
+		targets, problems = append(targets, t), append(problems, ps...)
+		if len(good) > 0 {
+			next[c.ID] = good
+		}
+	}
+	s.last = next
+	return targets, problems
+}

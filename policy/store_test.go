@@ -1,0 +1,321 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// do fails the test for the error of a system call.
+func do(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLoadDir(t *testing.T) {
+	dir := t.TempDir()
+	if p, err := LoadDir(filepath.Join(dir, "none")); err != nil || p.Len() != 0 {
+		t.Fatalf("a missing directory: %v, %v", p, err)
+	}
+	write(t, filepath.Join(dir, "20.yml"), all("netcpu: auto"))
+	write(t, filepath.Join(dir, "10.yaml"), all("netcpu: isolate, net.weight: 3"))
+	write(t, filepath.Join(dir, ".30.yaml"), "broken")
+	write(t, filepath.Join(dir, "40.yaml~"), "broken")
+	do(t, os.Symlink("10.yaml", filepath.Join(dir, "05.yaml")))
+	p, err := LoadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(p.Files()), fmt.Sprint([]string{dir + "/05.yaml", dir + "/10.yaml", dir + "/20.yml"}); got != want {
+		t.Errorf("Files = %s, want %s", got, want)
+	}
+	targets, _ := p.Resolve([]container.Container{{ID: 1}})
+	want := "fairlead.net.weight=3 (" + dir + "/10.yaml:2)\nfairlead.netcpu=auto (" + dir + "/20.yml:2)"
+	if got := originText(targets[0].Origins); got != want {
+		t.Errorf("origins\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestLoadDirErrors(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "1.yaml"), "x: 1\n")
+	write(t, filepath.Join(dir, "2.yaml"), all("netcpu: isolate"))
+	write(t, filepath.Join(dir, "3.yaml"), "y: 1\n")
+	do(t, os.Mkdir(filepath.Join(dir, "4.yaml"), 0o755))
+	do(t, syscall.Mkfifo(filepath.Join(dir, "5.yaml"), 0o644))
+	do(t, os.Symlink("gone", filepath.Join(dir, "6.yaml")))
+	write(t, filepath.Join(dir, "7.yaml"), string(make([]byte, MaxFileSize+1)))
+	p, err := LoadDir(dir)
+	want := dir + "/4.yaml: is not a regular file\n" + dir + "/5.yaml: is not a regular file\n" + dir + "/6.yaml: open: no such file or directory\n" +
+		dir + "/7.yaml: is larger than 262144 bytes\n" + dir + "/1.yaml:1:1: x: unknown key\n" + dir + "/3.yaml:1:1: y: unknown key"
+	if p != nil || err == nil || err.Error() != want {
+		t.Errorf("policy %v, error\n%v\nwant\n%s", p, err, want)
+	}
+	var problem Problem
+	if !errors.As(err, &problem) || problem.File != dir+"/4.yaml" {
+		t.Errorf("errors.As finds %v", problem)
+	}
+
+	many := t.TempDir()
+	for i := range MaxFiles + 1 {
+		write(t, filepath.Join(many, fmt.Sprintf("%d.yaml", i)), "")
+	}
+	want = many + ": has 257 policy files, more than 256"
+	if _, err := LoadDir(many); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+	notDir := filepath.Join(many, "1.yaml")
+	if _, err := LoadDir(notDir); err == nil {
+		t.Error("a file is loaded as a directory")
+	}
+}
+
+// ticking is a clock that goes on by a second each time it is read.
+func ticking() func() time.Time {
+	now := time.Unix(1000, 0)
+	return func() time.Time { now = now.Add(time.Second); return now }
+}
+
+func TestReloadKeepsLastGood(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
+	s := NewStore(dir, ticking())
+	write(t, a, all("netcpu: isolate"))
+	do(t, s.Reload())
+	if st := s.Status(); st.Err != nil || st.Policies != 1 || len(st.Files) != 1 || !st.LastSuccess.Equal(time.Unix(1001, 0)) || !st.LastLoad.Equal(st.LastSuccess) {
+		t.Errorf("after success: %+v", st)
+	}
+
+	write(t, a, all("netcpu: auto")) // valid, but nothing of a broken whole may count
+	write(t, b, "broken: 1\n")
+	want := b + ":1:1: broken: unknown key"
+	if err := s.Reload(); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+	if got := netcpuOf(s); got != NetCPUIsolate {
+		t.Errorf("after a broken file: %q is in force", got)
+	}
+	if st := s.Status(); st.Err == nil || st.Policies != 1 || !st.LastSuccess.Equal(time.Unix(1001, 0)) || !st.LastLoad.Equal(time.Unix(1002, 0)) {
+		t.Errorf("after a broken file: %+v", st)
+	}
+
+	do(t, os.Remove(b))
+	do(t, s.Reload())
+	if got := netcpuOf(s); got != NetCPUAuto {
+		t.Errorf("after mending: %q is in force", got)
+	}
+	do(t, os.RemoveAll(dir))
+	do(t, s.Reload())
+	if got, st := netcpuOf(s), s.Status(); got != "" || st.Err != nil || st.Policies != 0 {
+		t.Errorf("without a directory: %q is in force, %+v", got, st)
+	}
+}
+
+// netcpuOf is what the policy of s sets for any container.
+func netcpuOf(s *Store) NetCPU {
+	targets, _ := s.Policy().Resolve([]container.Container{{ID: 1, Name: "x"}})
+	return targets[0].Settings.NetCPU
+}
+
+func TestStoreKeepsLastGoodSettings(t *testing.T) {
+	s := NewStore("", nil)
+	resolve := func(labels map[string]string, files ...string) (string, int) {
+		s.policy = join(t, files...)
+		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: labels}})
+		return originText(targets[0].Origins), len(problems)
+	}
+	type m = map[string]string
+	for i, step := range []struct {
+		labels   m
+		files    []string
+		want     string
+		problems int
+	}{
+		// A broken annotation: its last good value stands in, other policy goes on.
+		{m{"fairlead.net.rate": "2mbit"}, []string{all("netcpu: auto, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 0},
+		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: isolate, net.rate: 1mbit")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=isolate (p/1.yaml:2)", 1},
+		{m{"fairlead.net.rate": "fast"}, []string{all("netcpu: auto")}, "fairlead.net.rate=2mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1},
+		// Gone, it is gone.
+		{nil, []string{all("net.rate: 1mbit")}, "fairlead.net.rate=1mbit (p/1.yaml:2)", 0},
+		// A value from a file never stands in for a broken label.
+		{m{"fairlead.net.rate": "fast"}, nil, "", 1},
+		{m{"fairlead.net.rate": "fast"}, []string{all("net.rate: 3mbit")}, "fairlead.net.rate=3mbit (p/1.yaml:2)", 1},
+		// A file comes to contradict the label: both stay as they were.
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 8mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 0},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit, netcpu: auto")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 1},
+		{m{"fairlead.net.rate": "1mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)\nfairlead.net.rate=1mbit (label)", 0},
+	} {
+		if got, problems := resolve(step.labels, step.files...); got != step.want || problems != step.problems {
+			t.Fatalf("step %d: %d problems\n%s\nwant %d\n%s", i, problems, got, step.problems, step.want)
+		}
+	}
+
+	// The memory goes with the container.
+	if s.Resolve(nil); len(s.last) != 0 {
+		t.Error("a container that is gone is remembered")
+	}
+}
+
+// watch runs s.Watch and gives a function that waits until cond holds, woken by
+// onChange alone.
+func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	changed, done := make(chan struct{}, 100), make(chan error)
+	go func() { done <- s.Watch(ctx, func() { changed <- struct{}{} }) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch: %v", err)
+		}
+	})
+	return func(what string, cond func() bool) {
+		t.Helper()
+		deadline := time.After(20 * time.Second)
+		for !cond() {
+			select {
+			case <-changed:
+			case <-deadline:
+				t.Fatalf("%s: not noticed; status %+v", what, s.Status())
+			}
+		}
+	}
+}
+
+func TestWatch(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "etc", "fairlead", "policy.d") // two levels do not exist yet
+	s := NewStore(dir, time.Now)
+	s.poll = time.Hour // only events count
+	await := watch(t, s)
+	is := func(m NetCPU) func() bool { return func() bool { return netcpuOf(s) == m && s.Status().Err == nil } }
+	await("the first load", func() bool { return !s.Status().LastLoad.IsZero() })
+
+	do(t, os.MkdirAll(dir, 0o755))
+	write(t, dir+"/a.yaml", all("netcpu: isolate"))
+	await("a directory that was made", is(NetCPUIsolate))
+
+	write(t, dir+"/a.yaml", all("netcpu: auto"))
+	await("a file that was written", is(NetCPUAuto))
+
+	write(t, dir+"/.tmp", all("netcpu: charge"))
+	do(t, os.Rename(dir+"/.tmp", dir+"/a.yaml"))
+	await("a file that was renamed", is(NetCPUCharge))
+
+	write(t, dir+"/b.yaml", "broken: 1\n")
+	await("a broken file", func() bool { return s.Status().Err != nil })
+	if got := netcpuOf(s); got != NetCPUCharge {
+		t.Errorf("after a broken file: %q is in force", got)
+	}
+	do(t, os.Remove(dir+"/b.yaml"))
+	await("that it was mended", is(NetCPUCharge))
+
+	do(t, os.Mkdir(dir+".new", 0o755))
+	write(t, dir+".new/a.yaml", all("netcpu: isolate"))
+	do(t, os.Rename(dir, dir+".old"))
+	do(t, os.Rename(dir+".new", dir))
+	await("a directory that was replaced", is(NetCPUIsolate))
+	write(t, dir+"/a.yaml", all("netcpu: auto"))
+	await("a file in the new directory", is(NetCPUAuto))
+
+	do(t, os.RemoveAll(dir))
+	await("that the directory is gone", is(""))
+	do(t, os.Mkdir(dir, 0o755))
+	write(t, dir+"/a.yaml", all("netcpu: charge"))
+	await("that it is back", is(NetCPUCharge))
+	do(t, os.RemoveAll(filepath.Join(root, "etc")))
+	await("that its parents are gone", is(""))
+	do(t, os.MkdirAll(dir, 0o755))
+	write(t, dir+"/a.yaml", all("netcpu: isolate"))
+	await("that they are back", is(NetCPUIsolate))
+	if err := s.Status().WatchErr; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWatchConfigMap swaps a symbolic link to the data, as the kubelet does.
+func TestWatchConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	version := func(n int, text string) {
+		t.Helper()
+		data := fmt.Sprintf("..v%d", n)
+		do(t, os.Mkdir(filepath.Join(dir, data), 0o755))
+		write(t, filepath.Join(dir, data, "a.yaml"), text)
+		do(t, os.Symlink(data, filepath.Join(dir, "..data_tmp")))
+		do(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+	}
+	version(1, all("netcpu: auto"))
+	do(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
+	s := NewStore(dir, time.Now)
+	s.poll = time.Hour
+	await := watch(t, s)
+	await("the first version", func() bool { return netcpuOf(s) == NetCPUAuto })
+	version(2, all("netcpu: isolate"))
+	await("the second version", func() bool { return netcpuOf(s) == NetCPUIsolate })
+}
+
+// TestWatchLinkedDirectory swaps the directory itself, which is a link.
+func TestWatchLinkedDirectory(t *testing.T) {
+	root := t.TempDir()
+	for i, m := range []string{"auto", "isolate"} {
+		d := filepath.Join(root, fmt.Sprint("release", i))
+		do(t, os.Mkdir(d, 0o755))
+		write(t, d+"/a.yaml", all("netcpu: "+m))
+	}
+	dir := filepath.Join(root, "policy.d")
+	do(t, os.Symlink("release0", dir))
+	s := NewStore(dir, time.Now)
+	s.poll = time.Hour
+	await := watch(t, s)
+	await("the first release", func() bool { return netcpuOf(s) == NetCPUAuto })
+	do(t, os.Symlink("release1", dir+".tmp"))
+	do(t, os.Rename(dir+".tmp", dir))
+	await("the second release", func() bool { return netcpuOf(s) == NetCPUIsolate })
+	write(t, root+"/release1/a.yaml", all("netcpu: charge"))
+	await("a file of the second release", func() bool { return netcpuOf(s) == NetCPUCharge })
+}
+
+// TestWatchPolls changes the target of a link that lies elsewhere: no event
+// tells of it.
+func TestWatchPolls(t *testing.T) {
+	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "x")
+	write(t, elsewhere, all("netcpu: auto"))
+	do(t, os.Symlink(elsewhere, filepath.Join(dir, "a.yaml")))
+	s := NewStore(dir, time.Now)
+	s.poll = 50 * time.Millisecond
+	await := watch(t, s)
+	await("the first state", func() bool { return netcpuOf(s) == NetCPUAuto })
+	write(t, elsewhere, all("netcpu: isolate"))
+	await("the change", func() bool { return netcpuOf(s) == NetCPUIsolate })
+}
+
+// TestReloadAndWatchTogether is for the race detector.
+func TestReloadAndWatchTogether(t *testing.T) {
+	dir := t.TempDir()
+	s := NewStore(dir, time.Now)
+	s.poll = time.Millisecond
+	await := watch(t, s)
+	for i := range 50 {
+		write(t, filepath.Join(dir, "a.yaml"), all(fmt.Sprintf("net.weight: %d, netcpu: isolate", i+1)))
+		do(t, s.Reload())
+		s.Resolve([]container.Container{{ID: 1}})
+	}
+	await("the last state", func() bool { return netcpuOf(s) == NetCPUIsolate })
+}

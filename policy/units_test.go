@@ -1,0 +1,129 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestParseRate(t *testing.T) {
+	for s, want := range map[string]uint64{
+		"0": 0, "1": 1, "1000bit": 1000, "50mbit": 50e6, "50MBit": 50e6, "1.5gbit": 1.5e9, "0.1kbit": 100, "1tbit": 1e12,
+		"1kibit": 1024, "1mibit": 1 << 20, "1gibit": 1 << 30, "1tibit": 1 << 40,
+		"1bps": 8, "1kbps": 8000, "10mbps": 80e6, "1gbps": 8e9, "1tbps": 8e12, "1kibps": 8192, "1mibps": 8 << 20, "1gibps": 8 << 30, "1tibps": 8 << 40,
+		"1.9bit": 1, "0.3kbit": 300, "18446744073709551615": 1<<64 - 1,
+	} {
+		if got, err := ParseRate(s); err != nil || got != want {
+			t.Errorf("ParseRate(%q) = %d, %v, want %d", s, got, err, want)
+		}
+	}
+	for s, want := range map[string]string{
+		"": "must not be empty", "-1": "must not be negative", "mbit": "must start with a decimal number", ".5mbit": "must start with a decimal number",
+		"5.mbit": "must start with a decimal number", "1.2.3": "must start with a decimal number", "+1": "must start with a decimal number",
+		"18446744073709551616": "the number is too large", "20000000tbit": "the number is too large",
+		strings.Repeat("9", 41): "the number has too many digits", "0x10": `unknown unit "x10"`, "1 mbit": `unknown unit " mbit"`,
+		"1\x00": `unknown unit "\x00"`, "5\x1b[31m": `unknown unit "\x1b[31m"`, "1e6": `unknown unit "e6"`, "inf": "must start with a decimal number",
+	} {
+		got, err := ParseRate(s)
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("ParseRate(%q) = %d, %v, want %q", s, got, err, want)
+		}
+	}
+}
+
+func TestParseSizeAndDuration(t *testing.T) {
+	for s, want := range map[string]uint64{"1": 1, "1b": 1, "2k": 2048, "2kb": 2048, "50mb": 50 << 20, "50M": 50 << 20, "0.5g": 1 << 29, "1gb": 1 << 30,
+		"8kbit": 1024, "8mbit": 1 << 20, "8gbit": 1 << 30} {
+		if got, err := ParseSize(s); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v, want %d", s, got, err, want)
+		}
+	}
+	for s, want := range map[string]time.Duration{"2ms": 2 * time.Millisecond, "10us": 10 * time.Microsecond, "0.5s": 500 * time.Millisecond, "1.5US": 1500} {
+		if got, err := ParseDuration(s); err != nil || got != want {
+			t.Errorf("ParseDuration(%q) = %v, %v, want %v", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"2", "1h", "-1s", "", "18446744073s", "9223372037s"} {
+		if got, err := ParseDuration(s); err == nil {
+			t.Errorf("ParseDuration(%q) = %v, want an error", s, got)
+		}
+	}
+}
+
+func TestParseBandwidth(t *testing.T) {
+	for s, want := range map[string]uint64{"10M": 10e6, "1Gi": 1 << 30, "100k": 1e5, "1.5G": 1.5e9, "1000000": 1e6, "1e6": 1e6, "1E3": 1e3, "1E": 1e18, "1500000m": 1500, "1P": 1e15, "2.5e+9": 2.5e9} {
+		if got, err := parseBandwidth(s); err != nil || got != want {
+			t.Errorf("parseBandwidth(%q) = %d, %v, want %d", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", "10mbit", "10K", "-1M", "1e19", "1e", "20E", "1e6M"} {
+		if got, err := parseBandwidth(s); err == nil {
+			t.Errorf("parseBandwidth(%q) = %d, want an error", s, got)
+		}
+	}
+}
+
+func TestFormatRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Uint64().Draw(t, "n") * rapid.SampledFrom([]uint64{1, 1000, 1e6, 1e9, 1024}).Draw(t, "unit")
+		if got, err := ParseRate(FormatRate(n)); err != nil || got != n {
+			t.Fatalf("ParseRate(FormatRate(%d) = %q) = %d, %v", n, FormatRate(n), got, err)
+		}
+		if got, err := ParseSize(FormatSize(n)); err != nil || got != n {
+			t.Fatalf("ParseSize(FormatSize(%d) = %q) = %d, %v", n, FormatSize(n), got, err)
+		}
+	})
+	for n, want := range map[uint64]string{0: "0bit", 1: "1bit", 1000: "1kbit", 1500: "1500bit", 50e6: "50mbit", 1e15: "1000tbit"} {
+		if got := FormatRate(n); got != want {
+			t.Errorf("FormatRate(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+// FuzzParseRate: what parses can be written and read again unchanged, a larger
+// number is never a smaller rate, and errors are printable.
+func FuzzParseRate(f *testing.F) {
+	for _, s := range []string{"50mbit", "1.5gbit", "10mbps", "64kibit", "", "-1", "1e9", "0.0000001tbit", "18446744073709551616", "5\x1b[31m", "٣mbit", "1K"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := ParseRate(s)
+		if err != nil {
+			if err.Error() != printable(err.Error()) && !strings.Contains(err.Error(), `\`) || len(err.Error()) > 400 {
+				t.Fatalf("ParseRate(%q): error %q", s, err)
+			}
+			return
+		}
+		if again, err := ParseRate(FormatRate(n)); err != nil || again != n {
+			t.Fatalf("ParseRate(%q) = %d, written %q, read %d, %v", s, n, FormatRate(n), again, err)
+		}
+		if more, err := ParseRate("1" + s); err == nil && more < n {
+			t.Fatalf("ParseRate(%q) = %d, but ParseRate(%q) = %d", s, n, "1"+s, more)
+		}
+	})
+}
+
+func TestFitLink(t *testing.T) {
+	for _, c := range []struct {
+		link  uint64
+		rates []uint64
+		want  string
+	}{
+		{1e9, nil, ""},
+		{1e9, []uint64{500e6, 450e6, 0}, ""},
+		{1e9, []uint64{500e6, 450e6 + 1}, "guaranteed rates exceed the link: the sum of 2 is 950000001bit, and 95 % of the 1gbit link is 950mbit"},
+		{1e9, []uint64{1e9, 0, 50e6}, "guaranteed rates exceed the link: the sum of 2 is 1050mbit, and 95 % of the 1gbit link is 950mbit"},
+		{0, []uint64{1}, "guaranteed rates exceed the link: the sum of 1 is 1bit, and 95 % of the 0bit link is 0bit"},
+		{1<<64 - 1, []uint64{1<<64 - 1, 1<<64 - 1}, "guaranteed rates exceed the link: the sum of 2 is more than 18446744073709551615bit, and 95 % of the 18446744073709551615bit link is 17524406870024074034bit"},
+	} {
+		got := ""
+		if err := FitLink(c.link, c.rates); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("FitLink(%d, %d)\n got %s\nwant %s", c.link, c.rates, got, c.want)
+		}
+	}
+}
