@@ -42,7 +42,9 @@ func Opener(r Roots) journal.Opener {
 				return nil, err
 			}
 			return sched.OpenKnob(r.Proc, l, ref)
-		case "offload", "threaded", "rps":
+		case cgroup.KindGroup:
+			return cgroup.OpenGroup(r.Cgroup, ref)
+		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS:
 			return netdev.OpenKnob(r.Proc, ref)
 		default:
 			return nil, fmt.Errorf("open knob %q: unknown kind %q", ref.Object, ref.Kind)
