@@ -1,0 +1,259 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+const (
+	treeDepth  = 12
+	treeSize   = 8192 // cgroups
+	treeRelist = 30 * time.Second
+	treeBlind  = 5 * time.Second // between lists where inotify does not work
+)
+
+// CgroupTree is the source that needs no runtime: it walks the cgroup v2 tree
+// below root (cgroup.DefaultRoot if empty) and reports every systemd scope,
+// and every cgroup with a process that has a network namespace of its own.
+func CgroupTree(proc, root string) Source {
+	return &tree{proc: proc, root: root}
+}
+
+type tree struct {
+	proc, root string
+
+	top   string // the v2 tree
+	host  uint64 // our network namespace
+	watch *fsnotify.Watcher
+	nodes map[string]*node
+	blind bool // some directory could not be watched
+}
+
+// node is one cgroup directory.
+type node struct {
+	counts bool          // as a container
+	next   time.Time     // when to look again; zero if only after an event
+	pause  time.Duration // until the look after that
+}
+
+func (t *tree) Name() string { return CgroupSource }
+
+func (t *tree) Run(ctx context.Context, publish func(Report)) error {
+	layout, err := cgroup.Detect(t.proc, t.root)
+	if err != nil {
+		return err
+	}
+	if t.top = layout.V2; t.top == "" {
+		return fmt.Errorf("watch cgroups: %w", cgroup.ErrNone)
+	}
+	if t.host, err = netdev.InodeOf(t.proc, os.Getpid()); err != nil {
+		return err
+	}
+	retry(ctx, func(ctx context.Context) {
+		if err := t.session(ctx, publish); err != nil && ctx.Err() == nil {
+			publish(Report{Err: err})
+		}
+	})
+	return nil
+}
+
+// session watches the tree from scratch.
+func (t *tree) session(ctx context.Context, publish func(Report)) error {
+	watch, err := fsnotify.NewBufferedWatcher(1024)
+	if err != nil {
+		return fmt.Errorf("watch cgroups: %w", err)
+	}
+	defer watch.Close()
+	t.watch, t.nodes, t.blind = watch, make(map[string]*node), false
+
+	relist := time.NewTimer(0)
+	defer relist.Stop()
+	soon := time.NewTimer(time.Hour)
+	defer soon.Stop()
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case ev, ok := <-watch.Events:
+			if !ok {
+				return errors.New("watch cgroups: ended")
+			}
+			changed = t.event(ev)
+		case err := <-watch.Errors:
+			if !errors.Is(err, fsnotify.ErrEventOverflow) {
+				return fmt.Errorf("watch cgroups: %w", err)
+			}
+			relist.Reset(0)
+		case <-soon.C:
+		case <-relist.C:
+			t.walk()
+			changed = true
+			relist.Reset(treeRelist)
+			if t.blind {
+				relist.Reset(treeBlind)
+			}
+		}
+		looked, wait := t.look(time.Now())
+		if wait >= 0 {
+			soon.Reset(wait)
+		}
+		if changed || looked {
+			publish(Report{Records: t.records()})
+		}
+	}
+}
+
+// event says whether the list has changed by it.
+func (t *tree) event(ev fsnotify.Event) bool {
+	switch {
+	case ev.Has(fsnotify.Create):
+		if st, err := os.Lstat(ev.Name); err == nil && st.IsDir() {
+			t.add(ev.Name)
+		}
+	case ev.Has(fsnotify.Remove), ev.Has(fsnotify.Rename):
+		n := t.nodes[ev.Name]
+		delete(t.nodes, ev.Name)
+		return n != nil && n.counts
+	case ev.Has(fsnotify.Write):
+		// cgroup.events says that the first process came or the last one
+		// went; cgroup.procs is what somebody writes to move one.
+		switch filepath.Base(ev.Name) {
+		case "cgroup.events", "cgroup.procs":
+			if n := t.nodes[filepath.Dir(ev.Name)]; n != nil {
+				n.lookSoon()
+			}
+		}
+	}
+	return false
+}
+
+// lookSoon has a cgroup looked at now, and a few times after that: a runtime
+// puts a process in first and gives it its namespaces then.
+func (n *node) lookSoon() {
+	n.next, n.pause = time.Now().Add(5*time.Millisecond), 20*time.Millisecond
+}
+
+// walk makes nodes agree with the directories that there are.
+func (t *tree) walk() {
+	seen := map[string]bool{t.top: true}
+	queue := []string{t.top}
+	t.add(t.top)
+	for len(queue) > 0 && len(seen) < treeSize {
+		dir := queue[0]
+		queue = queue[1:]
+		if t.depth(dir) >= treeDepth {
+			continue
+		}
+		for _, sub := range subdirs(dir) {
+			seen[sub] = true
+			queue = append(queue, sub)
+			t.add(sub)
+		}
+	}
+	maps.DeleteFunc(t.nodes, func(dir string, _ *node) bool { return !seen[dir] })
+	for _, n := range t.nodes {
+		n.next = time.Now()
+	}
+}
+
+func (t *tree) depth(dir string) int {
+	return strings.Count(strings.TrimPrefix(dir, t.top), "/")
+}
+
+// add takes up a directory that was not known, and what is in it.
+func (t *tree) add(dir string) {
+	if t.nodes[dir] != nil || len(t.nodes) >= treeSize || t.depth(dir) > treeDepth {
+		return
+	}
+	n := &node{}
+	n.lookSoon()
+	t.nodes[dir] = n
+	if err := t.watch.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.blind = true
+	}
+	// Made before the watch was there.
+	for _, sub := range subdirs(dir) {
+		t.add(sub)
+	}
+}
+
+// look visits the nodes that are due. It says whether the list has changed,
+// and when the next one is due, -1 for none.
+func (t *tree) look(now time.Time) (changed bool, wait time.Duration) {
+	wait = -1
+	for dir, n := range t.nodes {
+		if n.next.IsZero() {
+			continue
+		}
+		if !now.Before(n.next) {
+			counts, err := t.counts(dir)
+			if errors.Is(err, fs.ErrNotExist) {
+				changed = changed || n.counts
+				delete(t.nodes, dir)
+				continue
+			}
+			changed = changed || counts != n.counts
+			n.counts = counts
+			n.next = time.Time{}
+			if n.pause > 0 && n.pause < 2*time.Second {
+				n.next, n.pause = now.Add(n.pause), 4*n.pause
+			}
+		}
+		if !n.next.IsZero() && (wait < 0 || n.next.Sub(now) < wait) {
+			wait = max(n.next.Sub(now), 0)
+		}
+	}
+	return changed, wait
+}
+
+// counts says whether a cgroup is a container of its own.
+func (t *tree) counts(dir string) (bool, error) {
+	if dir == t.top {
+		return false, nil
+	}
+	if strings.HasSuffix(dir, ".scope") && filepath.Base(dir) != "init.scope" {
+		b, err := readSmall(filepath.Join(dir, "cgroup.events"))
+		return strings.Contains(string(b), "populated 1"), err
+	}
+	pids, err := procsIn(dir)
+	if err != nil {
+		return false, err
+	}
+	for _, pid := range pids {
+		if ns, err := netdev.InodeOf(t.proc, pid); err == nil && ns != t.host {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// records lists the containers: of one below another, the upper counts.
+func (t *tree) records() []Record {
+	found := make(map[string]bool)
+	for dir, n := range t.nodes {
+		if n.counts {
+			found[dir] = true
+		}
+	}
+	var list []Record
+	for _, dir := range slices.Sorted(maps.Keys(found)) {
+		if !covered(found, filepath.Dir(dir), t.top) {
+			list = append(list, Record{CgroupV2: dir, Name: filepath.Base(dir)})
+		}
+	}
+	return list
+}

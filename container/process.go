@@ -1,0 +1,254 @@
+package container
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+const (
+	userHZ   = 100      // the unit of times in proc, fixed in the kernel's ABI
+	kthread  = 0x200000 // PF_KTHREAD
+	maxProcs = 64       // processes of one cgroup that are looked at
+	maxDirs  = 64       // cgroups below one that are looked at
+
+	firstRetry = 25 * time.Millisecond // doubled at each failure
+)
+
+// process is the init process of a container, held by a pidfd, so that what is
+// read of it by number can be known to be about it.
+type process struct {
+	pid     int
+	fd      *os.File
+	started time.Time
+	cgroup  cgroup.Paths
+	id      ID
+
+	claimed bool // by a record, in the current round
+
+	err      error // why it could not be opened or looked at
+	failures int
+	retry    time.Time // when to try again, if err is not that it has gone
+}
+
+// openProcess opens a process and calls ended, from another goroutine, once
+// that process has exited. The error matches fs.ErrNotExist if there is none.
+func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+		err = fs.ErrNotExist // EINVAL, ENOENT: a thread, not a process
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", pid, err)
+	}
+	p := &process{pid: pid, fd: os.NewFile(uintptr(fd), "pidfd")}
+	st, err := readStat(proc, pid)
+	if err != nil || p.ended() {
+		p.close()
+		return nil, fmt.Errorf("open process %d: %w", pid, errors.Join(err, fs.ErrNotExist))
+	}
+	p.started = boot.Add(time.Duration(st.start) * (time.Second / userHZ))
+
+	conn, err := p.fd.SyscallConn()
+	if err != nil {
+		p.close()
+		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	go func() {
+		// A pidfd becomes readable when its process exits. An error means
+		// that we have closed it.
+		if conn.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil {
+			ended()
+		}
+	}()
+	return p, nil
+}
+
+func (p *process) setCgroup(paths cgroup.Paths) {
+	id, err := cgroup.ID(paths.V2)
+	p.cgroup, p.id, p.err = paths, ID(id), err
+}
+
+// ended says whether the process has exited, or could not be opened at all.
+func (p *process) ended() bool {
+	if p.fd == nil {
+		return true
+	}
+	conn, err := p.fd.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := true
+	err = conn.Control(func(fd uintptr) { gone = readable(int(fd)) })
+	return gone || err != nil
+}
+
+func readable(fd int) bool {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0
+		}
+	}
+}
+
+func (p *process) close() {
+	if p.fd != nil {
+		p.fd.Close()
+	}
+}
+
+// stat is what we use of /proc/PID/stat.
+type stat struct {
+	flags uint64
+	start uint64 // ticks of userHZ since boot
+}
+
+func readStat(proc string, pid int) (stat, error) {
+	b, err := readSmall(filepath.Join(proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return stat{}, err
+	}
+	return parseStat(b)
+}
+
+// parseStat reads the form of proc_pid_stat(5). The process chooses its name,
+// the second field, which may hold blanks and parentheses.
+func parseStat(b []byte) (stat, error) {
+	end := bytes.LastIndexByte(b, ')')
+	if end < 0 {
+		return stat{}, errors.New("stat: no end of the name")
+	}
+	fields := strings.Fields(string(b[end+1:])) // from the third on
+	if len(fields) < 20 {
+		return stat{}, fmt.Errorf("stat: %d fields", len(fields)+2)
+	}
+	flags, err := strconv.ParseUint(fields[9-3], 10, 64)
+	if err != nil {
+		return stat{}, fmt.Errorf("stat: flags: %w", err)
+	}
+	start, err := strconv.ParseUint(fields[22-3], 10, 64)
+	if err != nil {
+		return stat{}, fmt.Errorf("stat: start time: %w", err)
+	}
+	// A year has 3.2e9 ticks; more than 100 of them would overflow a Duration.
+	if start > 3e11 {
+		return stat{}, fmt.Errorf("stat: start time %d", start)
+	}
+	return stat{flags, start}, nil
+}
+
+// readSmall reads at most 64 KiB of a file in proc or in a cgroup tree.
+func readSmall(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, 64<<10))
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENODEV) {
+		err = fs.ErrNotExist // a process, or a cgroup, that has gone meanwhile
+	}
+	return b, err
+}
+
+// bootTime tells when the host was started, by the clock as it is set now.
+func bootTime(now func() time.Time) (time.Time, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return time.Time{}, fmt.Errorf("read boot clock: %w", err)
+	}
+	return now().Add(-time.Duration(ts.Nano())).Round(0), nil // without the monotonic reading
+}
+
+func netnsOf(proc string, pid int) (uint64, error) { return netdev.InodeOf(proc, pid) }
+
+// procsIn lists processes in the cgroup dir itself, kernel threads included,
+// at most maxProcs.
+func procsIn(dir string) ([]int, error) {
+	b, err := readSmall(filepath.Join(dir, "cgroup.procs"))
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) { // a threaded cgroup
+		return nil, err
+	}
+	return parseProcs(b), nil
+}
+
+func parseProcs(b []byte) []int {
+	var pids []int
+	for line := range strings.Lines(string(b)) {
+		pid, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
+		// 0 is a process outside of our pid namespace. A number that the
+		// limit on reading has cut off names no process, or a wrong one, in
+		// which case its cgroup gives it away.
+		if err != nil || pid <= 0 {
+			continue
+		}
+		if pids = append(pids, pid); len(pids) == maxProcs {
+			break
+		}
+	}
+	return pids
+}
+
+// oldest picks the process that stands for a cgroup: the one that was started
+// first, of those that have a network namespace of their own if any has, in
+// the topmost directory that has any. The error matches fs.ErrNotExist if the
+// cgroup is empty or gone.
+func oldest(proc, dir string, host uint64) (int, error) {
+	dirs := []string{dir}
+	for i := 0; i < len(dirs) && i < maxDirs; i++ {
+		pids, err := procsIn(dirs[i])
+		if err != nil && i == 0 {
+			return 0, err
+		}
+		best, bestStart, bestOwn := 0, uint64(0), false
+		for _, pid := range pids {
+			st, err := readStat(proc, pid)
+			if err != nil || st.flags&kthread != 0 {
+				continue
+			}
+			ns, err := netnsOf(proc, pid)
+			if err != nil {
+				continue
+			}
+			own := ns != host
+			if best == 0 || own && !bestOwn || own == bestOwn && st.start < bestStart {
+				best, bestStart, bestOwn = pid, st.start, own
+			}
+		}
+		if best != 0 {
+			return best, nil
+		}
+		dirs = append(dirs, subdirs(dirs[i])...)
+	}
+	return 0, fmt.Errorf("no process in cgroup %s: %w", dir, fs.ErrNotExist)
+}
+
+// subdirs lists the cgroups directly below dir, at most maxDirs.
+func subdirs(dir string) []string {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	entries, _ := d.ReadDir(-1) // what was read before an error still counts
+	var dirs []string
+	for _, e := range entries {
+		if e.IsDir() && len(dirs) < maxDirs {
+			dirs = append(dirs, filepath.Join(dir, e.Name()))
+		}
+	}
+	return dirs
+}

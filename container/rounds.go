@@ -1,0 +1,334 @@
+package container
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// rounds turns reports into containers, again and again. It belongs to the
+// goroutine that runs the Set; what it knows already it does not look up again
+// unless something says that it may have changed.
+type rounds struct {
+	cfg    Config
+	layout cgroup.Layout
+	root   ID // the root of the v2 tree, which is no container
+	wake   func()
+	boot   time.Time
+	nets   *networks
+
+	procs   map[recordKey]*process
+	live    map[ID]*entry
+	settled bool // the last round left nothing for the next one
+}
+
+// recordKey tells records of one source apart. A container that is restarted
+// has a new PID and so becomes another one.
+type recordKey struct {
+	source    int
+	runtimeID string
+	pid       int
+	cgroup    string
+}
+
+// entry is one container that runs.
+type entry struct {
+	record    Record
+	source    string
+	process   *process
+	container Container
+	due       bool // look again in the next round
+}
+
+func newRounds(cfg Config, layout cgroup.Layout, wake func()) (*rounds, error) {
+	root, err := cgroup.ID(layout.V2)
+	if err != nil {
+		return nil, err
+	}
+	boot, err := bootTime(cfg.Now)
+	if err != nil {
+		return nil, err
+	}
+	nets, err := newNetworks(cfg, wake)
+	if err != nil {
+		return nil, err
+	}
+	return &rounds{
+		cfg: cfg, layout: layout, root: ID(root), wake: wake, boot: boot, nets: nets,
+		procs: make(map[recordKey]*process), live: make(map[ID]*entry),
+	}, nil
+}
+
+func (r *rounds) close() {
+	for _, p := range r.procs {
+		p.close()
+	}
+	r.nets.close()
+}
+
+// run brings live up to date with the reports. With full, everything is looked
+// at again. It returns when to run again at the latest, -1 for no such time.
+func (r *rounds) run(reports []reported, full bool) time.Duration {
+	type claim struct {
+		record  Record
+		source  string
+		process *process
+	}
+	now := r.cfg.Now()
+	next := time.Duration(-1)
+	soon := func(d time.Duration) {
+		if next < 0 || d < next {
+			next = max(d, 0)
+		}
+	}
+	claims := make(map[ID]claim)
+	owned := make(map[string]bool) // v2 directories that a runtime answers for
+	for i, rep := range reports {
+		for _, rec := range rep.records {
+			key := recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}
+			p := r.procs[key]
+			if p == nil || stale(key, p, now) {
+				p = r.reopen(rec, p)
+				r.procs[key] = p
+			}
+			p.claimed = true
+			if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
+				soon(p.retry.Sub(now))
+			}
+			if p.err != nil || p.ended() || p.id == r.root {
+				continue
+			}
+			if _, taken := claims[p.id]; taken {
+				continue
+			}
+			if rep.status.Name != CgroupSource {
+				owned[p.cgroup.V2] = true
+			} else if covered(owned, p.cgroup.V2, r.layout.V2) {
+				continue
+			}
+			claims[p.id] = claim{rec, rep.status.Name, p}
+		}
+	}
+	for key, p := range r.procs {
+		if !p.claimed {
+			p.close()
+			delete(r.procs, key)
+		}
+		p.claimed = false
+	}
+
+	budget := perRound
+	r.settled = true
+	for id, c := range claims {
+		e := r.live[id]
+		known := e != nil && e.process == c.process && e.source == c.source && reflect.DeepEqual(e.record, c.record)
+		if known && !full && !e.due {
+			wait, changed := r.nets.changed(e.container.NetNS)
+			if !changed {
+				continue
+			}
+			if wait > 0 {
+				soon(wait)
+				continue
+			}
+		}
+		if budget == 0 {
+			// What is known stays as it is until then.
+			r.settled = r.settled && known
+			if known {
+				e.due = true
+			}
+			soon(0)
+			continue
+		}
+		budget--
+		got, err := r.describe(c.record, c.source, c.process, !known || full)
+		switch {
+		case err == nil:
+			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got}
+		case c.process.ended():
+			delete(claims, id)
+		default:
+			r.cfg.Log.Warn("look at container", "name", c.record.Name, "source", c.source, "err", err)
+			r.fail(c.process, err)
+			r.settled = false
+			soon(c.process.retry.Sub(now))
+			if known {
+				// What was known of it stays until then.
+				c.process.err, e.due = nil, true
+				continue
+			}
+			delete(claims, id)
+		}
+	}
+	used := make(map[uint64]bool)
+	for id, e := range r.live {
+		if _, ok := claims[id]; !ok {
+			delete(r.live, id)
+			continue
+		}
+		used[e.container.NetNS] = true
+	}
+	r.nets.keep(used)
+	return next
+}
+
+// stale says whether the record of p is to be opened anew: after a failure, in
+// longer and longer intervals, and for a record without PID once the process
+// that stood for its cgroup has ended.
+func stale(key recordKey, p *process, now time.Time) bool {
+	if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
+		return !now.Before(p.retry)
+	}
+	return key.pid == 0 && p.ended()
+}
+
+// fail notes that a process could not be looked at, and when to try again.
+func (r *rounds) fail(p *process, err error) {
+	p.err = err
+	p.failures = min(p.failures+1, 10)
+	p.retry = r.cfg.Now().Add(firstRetry << p.failures)
+}
+
+// covered says whether dir, or a directory above it, is owned.
+func covered(owned map[string]bool, dir, root string) bool {
+	for len(dir) > len(root) {
+		if owned[dir] {
+			return true
+		}
+		dir = filepath.Dir(dir)
+	}
+	return false
+}
+
+// reopen is open for a record that was not there before (old is nil), or
+// whose process is stale.
+func (r *rounds) reopen(rec Record, old *process) *process {
+	p := r.open(rec)
+	if old != nil {
+		old.close()
+		p.failures = old.failures
+	}
+	if p.err != nil {
+		r.fail(p, p.err)
+	}
+	return p
+}
+
+// open finds the process and the cgroups of a record. The result says why, if
+// it fails.
+func (r *rounds) open(rec Record) *process {
+	if rec.PID <= 0 {
+		return r.openCgroup(rec.CgroupV2)
+	}
+	p, err := openProcess(r.cfg.Proc, rec.PID, r.boot, r.wake)
+	if err != nil {
+		return &process{err: err}
+	}
+	paths, err := r.layout.OfPID(r.cfg.Proc, rec.PID)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	for _, dir := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
+		*dir = ofRuntime(*dir, rec.RuntimeID)
+	}
+	p.setCgroup(paths)
+	return p
+}
+
+// openCgroup is open for a record that knows a directory only: it answers for
+// the oldest process in there.
+func (r *rounds) openCgroup(dir string) *process {
+	if !strings.HasPrefix(dir, r.layout.V2+"/") || filepath.Clean(dir) != dir {
+		return &process{err: fmt.Errorf("cgroup %q is not below %s", dir, r.layout.V2)}
+	}
+	pid, err := oldest(r.cfg.Proc, dir, r.nets.own.Inode())
+	if err != nil {
+		return &process{err: err}
+	}
+	p, err := openProcess(r.cfg.Proc, pid, r.boot, r.wake)
+	if err != nil {
+		return &process{err: err}
+	}
+	paths, err := r.layout.OfPID(r.cfg.Proc, pid)
+	if err != nil {
+		p.err = err
+		return p
+	}
+	sub, ok := strings.CutPrefix(paths.V2+"/", dir+"/")
+	if !ok {
+		p.err = fmt.Errorf("process %d has left cgroup %s: %w", pid, dir, fs.ErrNotExist)
+		return p
+	}
+	// The process may be further down; the container is dir.
+	sub = strings.TrimSuffix(sub, "/")
+	for _, d := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
+		if sub != "" {
+			*d = strings.TrimSuffix(*d, "/"+sub)
+		}
+	}
+	p.setCgroup(paths)
+	return p
+}
+
+// ofRuntime cuts a cgroup directory after the element that bears the runtime's
+// id: init systems inside containers, and some runtimes, put the first process
+// into a cgroup below the container's own.
+func ofRuntime(dir, id string) string {
+	if id == "" {
+		return dir
+	}
+	end := 0
+	for elem := range strings.SplitSeq(dir, "/") {
+		end += len(elem)
+		// A short id, which may be a plain word, must be the whole name.
+		if elem == id || len(id) >= 12 && strings.Contains(elem, id) {
+			return dir[:end]
+		}
+		end++
+	}
+	return dir
+}
+
+// describe puts together what is known of a container now.
+func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (Container, error) {
+	ns, err := netnsOf(r.cfg.Proc, p.pid)
+	if err != nil {
+		return Container{}, err
+	}
+	interfaces, err := r.nets.interfaces(ns, p.pid, afresh)
+	if err != nil {
+		return Container{}, err
+	}
+	if p.ended() {
+		// All the reading above may have been about another process.
+		return Container{}, fs.ErrNotExist
+	}
+	name := rec.Name
+	if name == "" {
+		name = filepath.Base(p.cgroup.V2)
+	}
+	return Container{
+		ID:          p.id,
+		Name:        name,
+		Source:      source,
+		RuntimeID:   rec.RuntimeID,
+		Image:       rec.Image,
+		Labels:      rec.Labels,
+		Pod:         rec.Pod,
+		Namespace:   rec.Namespace,
+		PID:         p.pid,
+		Started:     p.started,
+		Cgroup:      Cgroup(p.cgroup),
+		NetNS:       ns,
+		HostNetwork: ns == r.nets.own.Inode(),
+		Interfaces:  interfaces,
+	}, nil
+}

@@ -1,0 +1,316 @@
+package container
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// CgroupSource is the name of the source that [CgroupTree] makes. A Set takes
+// its word only for cgroups that no other source knows.
+const CgroupSource = "cgroup"
+
+const (
+	settle     = 2 * time.Millisecond // gathers the events of one moment
+	maxEnded   = 4096                 // tombstones
+	perRound   = 16                   // containers described before the others get to see them
+	maxRecords = 16384                // of one source
+)
+
+// Config says where a [Set] looks. Zero fields get the defaults given here.
+type Config struct {
+	Proc    string           // "/proc"
+	Cgroup  string           // cgroup.DefaultRoot
+	NSDirs  []string         // netdev.BindDirs(): where network namespaces are bind-mounted
+	Refresh time.Duration    // 30 s: how often everything is looked at again without an event
+	Keep    time.Duration    // 10 min: how long Lookup still finds a container that has ended
+	Now     func() time.Time // time.Now
+	Log     *slog.Logger     // slog.DiscardHandler
+}
+
+// Set joins what several sources report into one list of the containers that
+// run on this host now. Its methods may be called from several goroutines.
+type Set struct {
+	cfg     Config
+	sources []Source
+
+	wake chan struct{} // there may be something new; holds one
+
+	mu      sync.Mutex
+	reports []reported // by source
+	snap    Snapshot
+	changed chan struct{}
+	byID    map[ID]Container
+	ended   map[ID]tombstone
+}
+
+// Snapshot is what a [Set] knows at one moment. It is immutable.
+type Snapshot struct {
+	Containers []Container // in order of ID
+
+	// Complete says that every source has listed what it knows and that all
+	// of it has been looked at: what is not in Containers does not run.
+	Complete bool
+	Sources  []SourceStatus
+}
+
+// SourceStatus tells how a source fares.
+type SourceStatus struct {
+	Name    string
+	Listed  bool      // it has given a list at least once
+	Records int       // in the list that counts
+	Err     error     // why that list may be out of date; nil if it is not
+	Since   time.Time // when Err came or went
+}
+
+type reported struct {
+	records []Record
+	status  SourceStatus
+}
+
+type tombstone struct {
+	container Container
+	until     time.Time
+}
+
+// NewSet makes a Set that listens to the given sources once it is run. Where
+// two of them know the same cgroup, the earlier one counts.
+func NewSet(cfg Config, sources ...Source) *Set {
+	cfg.Proc = cmp.Or(cfg.Proc, "/proc")
+	cfg.Cgroup = cmp.Or(cfg.Cgroup, cgroup.DefaultRoot)
+	cfg.Refresh = cmp.Or(cfg.Refresh, 30*time.Second)
+	cfg.Keep = cmp.Or(cfg.Keep, 10*time.Minute)
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Set{
+		cfg:     cfg,
+		sources: slices.Clone(sources),
+		wake:    make(chan struct{}, 1),
+		changed: make(chan struct{}),
+		byID:    make(map[ID]Container),
+		ended:   make(map[ID]tombstone),
+	}
+	slices.SortStableFunc(s.sources, func(a, b Source) int { return cmp.Compare(rank(a), rank(b)) })
+	for _, src := range s.sources {
+		s.reports = append(s.reports, reported{status: SourceStatus{Name: src.Name(), Since: cfg.Now()}})
+	}
+	s.snap.Sources = statuses(s.reports)
+	return s
+}
+
+func rank(s Source) int {
+	if s.Name() == CgroupSource {
+		return 1
+	}
+	return 0
+}
+
+// Run keeps the Set until ctx ends, which is not an error. It is called once.
+// The error matches [cgroup.ErrNone] if the host has no cgroup v2 tree.
+func (s *Set) Run(ctx context.Context) error {
+	layout, err := cgroup.Detect(s.cfg.Proc, s.cfg.Cgroup)
+	if err != nil {
+		return err
+	}
+	if layout.V2 == "" {
+		return fmt.Errorf("find containers: no cgroup v2 tree below %s: %w", s.cfg.Cgroup, cgroup.ErrNone)
+	}
+	r, err := newRounds(s.cfg, layout, s.poke)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+
+	g, ctx := errgroup.WithContext(ctx)
+	for i, src := range s.sources {
+		g.Go(func() error {
+			err := src.Run(ctx, func(rep Report) { s.report(i, rep) })
+			if ctx.Err() != nil {
+				return nil
+			}
+			// One source that gives up must not take the others along.
+			s.cfg.Log.Error("container source ended", "source", src.Name(), "err", err)
+			s.report(i, Report{Err: cmp.Or(err, errors.New("source ended"))})
+			return nil
+		})
+	}
+	g.Go(func() error { s.loop(ctx, r); return nil })
+	return g.Wait()
+}
+
+func (s *Set) loop(ctx context.Context, r *rounds) {
+	refresh := time.NewTicker(s.cfg.Refresh)
+	defer refresh.Stop()
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for {
+		full := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+			select {
+			case <-time.After(settle):
+			case <-ctx.Done():
+				return
+			}
+			select {
+			case <-s.wake:
+			default:
+			}
+		case <-again.C:
+		case <-refresh.C:
+			full = true
+		}
+		reports := s.take()
+		next := r.run(reports, full)
+		s.publish(r, reports)
+		if next >= 0 {
+			again.Reset(next)
+		}
+	}
+}
+
+// poke makes the loop run a round soon.
+func (s *Set) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Set) report(i int, rep Report) {
+	s.mu.Lock()
+	r := &s.reports[i]
+	before := r.status
+	if r.status.Err = rep.Err; rep.Err == nil {
+		if len(rep.Records) > maxRecords {
+			r.status.Err = fmt.Errorf("%d containers are too many: took %d", len(rep.Records), maxRecords)
+			rep.Records = rep.Records[:maxRecords]
+		}
+		r.records = slices.Clone(rep.Records)
+		r.status.Listed, r.status.Records = true, len(r.records)
+	}
+	if before.Listed != r.status.Listed || (before.Err == nil) != (r.status.Err == nil) {
+		r.status.Since = s.cfg.Now()
+	}
+	s.mu.Unlock()
+	s.poke()
+}
+
+// take returns the last report of each source.
+func (s *Set) take() []reported {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.reports)
+}
+
+func statuses(reports []reported) []SourceStatus {
+	var list []SourceStatus
+	for _, r := range reports {
+		list = append(list, r.status)
+	}
+	return list
+}
+
+// publish makes the result of a round over reports visible, if it says
+// anything new.
+func (s *Set) publish(r *rounds, reports []reported) {
+	now := s.cfg.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	next := Snapshot{Sources: statuses(reports), Complete: r.settled}
+	for _, st := range next.Sources {
+		next.Complete = next.Complete && st.Listed
+	}
+	for id, t := range s.ended {
+		if !now.Before(t.until) {
+			delete(s.ended, id)
+		}
+	}
+	sameContainers := len(r.live) == len(s.byID)
+	for id, old := range s.byID {
+		if _, lives := r.live[id]; !lives {
+			sameContainers = false
+			s.bury(old, now)
+		}
+	}
+	for id, e := range r.live {
+		if sameContainers && !reflect.DeepEqual(s.byID[id], e.container) {
+			sameContainers = false
+		}
+		delete(s.ended, id)
+	}
+	if sameContainers && next.Complete == s.snap.Complete && reflect.DeepEqual(next.Sources, s.snap.Sources) {
+		return
+	}
+	if sameContainers {
+		next.Containers = s.snap.Containers
+	} else {
+		s.byID = make(map[ID]Container, len(r.live))
+		for id, e := range r.live {
+			s.byID[id] = e.container
+		}
+		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b Container) int { return cmp.Compare(a.ID, b.ID) })
+	}
+	s.snap = next
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *Set) bury(c Container, now time.Time) {
+	if len(s.ended) >= maxEnded {
+		oldest := slices.MinFunc(slices.Collect(maps.Keys(s.ended)), func(a, b ID) int {
+			return s.ended[a].until.Compare(s.ended[b].until)
+		})
+		delete(s.ended, oldest)
+	}
+	c.PID, c.NetNS = 0, 0
+	s.ended[c.ID] = tombstone{c, now.Add(s.cfg.Keep)}
+}
+
+// Snapshot returns what is known now. The caller must not change it.
+func (s *Set) Snapshot() Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.snap
+}
+
+// Changed returns a channel that is closed when the Snapshot is next replaced.
+// To miss nothing, call it before Snapshot.
+func (s *Set) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+// Lookup finds a container that runs, or that has ended not long ago; the
+// latter has PID 0.
+func (s *Set) Lookup(id ID) (Container, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.byID[id]; ok {
+		return c, true
+	}
+	t, ok := s.ended[id]
+	if !ok || !s.cfg.Now().Before(t.until) {
+		return Container{}, false
+	}
+	return t.container, true
+}

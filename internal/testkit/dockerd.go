@@ -1,0 +1,356 @@
+package testkit
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Docker is a Docker Engine of a test's own: in a network namespace and a
+// mount namespace of its own, with its own state and socket, and with its
+// containers in cgroups of its own. The host's firewall, bridges and engine
+// are left alone.
+type Docker struct {
+	Socket string // path of the API's socket
+	Host   string // the same in the form of DOCKER_HOST
+	Image  string // a name to run: a static busybox with all its applets
+	NS     *NS    // the engine's network namespace, where its bridges are
+	NSDir  string // where it bind-mounts network namespaces, as seen from outside
+
+	// CgroupParent is the directory, below the root of every hierarchy, that
+	// holds the cgroups of the containers.
+	CgroupParent string
+
+	dir   string
+	flags []string
+	proc  *daemon
+}
+
+var daemons atomic.Int64
+
+// StartDocker starts an engine and waits until it answers. flags are added to
+// dockerd's. It needs root, dockerd, the docker CLI and a static busybox, and
+// skips t without. When t ends the engine and all that it made are removed.
+func StartDocker(t testing.TB, flags ...string) *Docker {
+	t.Helper()
+	NeedRoot(t)
+	needPrograms(t, "dockerd", "docker", "busybox", "unshare", "iptables")
+	return StartDockerIn(t, NetNS(t), flags...)
+}
+
+// StartDockerIn is StartDocker in a network namespace that the test made.
+func StartDockerIn(t testing.TB, ns *NS, flags ...string) *Docker {
+	t.Helper()
+	name := fmt.Sprintf("fldocker-%d-%d", os.Getpid(), daemons.Add(1))
+	d := &Docker{
+		Image:        "flbusybox",
+		NS:           ns,
+		CgroupParent: name,
+		dir:          shortDir(t, name),
+	}
+	d.Socket = filepath.Join(d.dir, "docker.sock")
+	d.Host = "unix://" + d.Socket
+	d.flags = append([]string{
+		"--data-root", filepath.Join(d.dir, "data"),
+		"--exec-root", filepath.Join(d.dir, "exec"),
+		"--pidfile", filepath.Join(d.dir, "docker.pid"),
+		"--host", d.Host,
+		"--cgroup-parent", "/" + name,
+		"--bip", "10.213.0.1/16",
+		"--ip6tables=false",
+	}, flags...)
+	t.Cleanup(func() { removeCgroups(t, name) })
+	t.Cleanup(func() { d.stop(t) })
+	d.Start(t)
+	if _, err := d.input(busyboxTar(t), "import", "-", d.Image); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Start starts the engine again, after Kill.
+func (d *Docker) Start(t testing.TB) {
+	t.Helper()
+	os.Remove(filepath.Join(d.dir, "docker.pid")) // left by Kill
+	d.proc = startDaemon(t, d.proc, d.NS, d.dir, "dockerd", d.flags...)
+	d.NSDir = filepath.Join(d.proc.root(), "run", "docker", "netns")
+	d.proc.await(t, func() error {
+		_, err := d.Run("version", "--format", "{{.Server.Version}}")
+		return err
+	})
+}
+
+// Kill ends dockerd alone, with SIGKILL: its containers and their shims live on.
+func (d *Docker) Kill() { d.proc.kill() }
+
+// Run runs the docker CLI against the engine and returns what it prints,
+// without the newline at the end.
+func (d *Docker) Run(args ...string) (string, error) { return d.input(nil, args...) }
+
+// Must is Run, which must succeed.
+func (d *Docker) Must(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := d.Run(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func (d *Docker) input(stdin []byte, args ...string) (string, error) {
+	cmd := exec.Command("docker", args...)
+	cmd.Env = append(os.Environ(), "DOCKER_HOST="+d.Host, "DOCKER_CONFIG="+d.dir, "DOCKER_CONTEXT=")
+	return runCommand(cmd, stdin)
+}
+
+// stop removes the containers, and ends the engine and what it leaves.
+func (d *Docker) stop(t testing.TB) {
+	if d.proc == nil {
+		return
+	}
+	if d.proc.running() {
+		if ids, err := d.Run("ps", "-aq"); err == nil && ids != "" {
+			d.Run(append([]string{"rm", "-f"}, strings.Fields(ids)...)...)
+		}
+	}
+	d.proc.end(t)
+}
+
+// daemon is a container engine that runs in a mount namespace of its own.
+type daemon struct {
+	cmd  *exec.Cmd
+	name string
+	log  string
+	done chan struct{}
+	mnt  *os.File // its mount namespace, which outlives it if it is killed
+}
+
+// startDaemon runs a program in ns with a private /run and a sysfs that
+// belongs to ns, or in the mount namespace of an earlier one that was killed.
+func startDaemon(t testing.TB, earlier *daemon, ns *NS, dir, program string, args ...string) *daemon {
+	t.Helper()
+	const script = `set -e
+mkdir -p "$0/cg" "$0/keep"
+mount --rbind /sys/fs/cgroup "$0/cg"
+mount -t sysfs sysfs /sys
+mount --move "$0/cg" /sys/fs/cgroup
+mount -t tmpfs tmpfs /run
+mkdir -p /run/docker /run/lock
+exec "$@"
+`
+	d := &daemon{name: program, log: filepath.Join(dir, program+".log"), done: make(chan struct{})}
+	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	enter := []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", script, dir}
+	if earlier != nil {
+		d.mnt = earlier.mnt
+		enter = []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/fd/%d", os.Getpid(), d.mnt.Fd())}
+	}
+	argv := append(append(enter, program), args...)
+	d.cmd = exec.Command(argv[0], argv[1:]...)
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	// Engines look at these to find what they shall not find here.
+	d.cmd.Env = append(os.Environ(), "TMPDIR="+dir, "NOTIFY_SOCKET=", "HTTP_PROXY=", "HTTPS_PROXY=", "http_proxy=", "https_proxy=")
+	if err := ns.Do(d.cmd.Start); err != nil {
+		t.Fatalf("start %s: %v", program, err)
+	}
+	go func() {
+		d.cmd.Wait() // its status does not matter; the log has the reason
+		close(d.done)
+	}()
+	return d
+}
+
+// root is the root directory of the daemon, as seen from outside.
+func (d *daemon) root() string {
+	return filepath.Join("/proc", strconv.Itoa(d.cmd.Process.Pid), "root")
+}
+
+func (d *daemon) running() bool {
+	select {
+	case <-d.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// await waits until try succeeds, for half a minute.
+func (d *daemon) await(t testing.TB, try func() error) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		err := try()
+		if err == nil {
+			break
+		}
+		if !d.running() || time.Now().After(deadline) {
+			log, _ := os.ReadFile(d.log)
+			t.Fatalf("%s does not answer: %v; its log:\n%s", d.name, err, tail(log, 4000))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if d.mnt != nil {
+		return
+	}
+	mnt, err := os.Open(filepath.Join("/proc", strconv.Itoa(d.cmd.Process.Pid), "ns", "mnt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.mnt = mnt
+}
+
+func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
+
+func (d *daemon) kill() {
+	d.cmd.Process.Kill() // an error means that it has ended already
+	<-d.done
+}
+
+// end asks the daemon to end, and kills all that is left in its mount
+// namespace: shims, and the helpers of a daemon that was killed.
+func (d *daemon) end(t testing.TB) {
+	if d.running() {
+		d.cmd.Process.Signal(unix.SIGTERM)
+		select {
+		case <-d.done:
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s does not end", d.name)
+			d.kill()
+		}
+	}
+	if d.mnt == nil {
+		return
+	}
+	defer d.mnt.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(d.mnt.Fd()), &st); err != nil {
+		t.Error(err)
+		return
+	}
+	home := fmt.Sprintf("mnt:[%d]", st.Ino)
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		left := 0
+		links, _ := filepath.Glob("/proc/[0-9]*/ns/mnt")
+		for _, link := range links {
+			if at, err := os.Readlink(link); err == nil && at == home {
+				pid, _ := strconv.Atoi(strings.Split(link, "/")[2])
+				unix.Kill(pid, unix.SIGKILL) // ESRCH: it has just ended
+				left++
+			}
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("%d processes of %s do not end", left, d.name)
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// shortDir makes a directory whose path leaves room for the name of a socket,
+// and removes it when t ends.
+func shortDir(t testing.TB, name string) string {
+	t.Helper()
+	dir := filepath.Join("/tmp", name)
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// removeCgroups removes the cgroup of this name, and those below it, from
+// every hierarchy.
+func removeCgroups(t testing.TB, name string) {
+	dirs, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", "*", name))
+	for _, dir := range append(dirs, filepath.Join("/sys/fs/cgroup", name)) {
+		if err := removeCgroup(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+	}
+}
+
+func needPrograms(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			Skip(t, "no "+name)
+		}
+	}
+}
+
+// runCommand returns what a command prints; an error holds what it says.
+func runCommand(cmd *exec.Cmd, stdin []byte) (string, error) {
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(tail(errs.Bytes(), 2000)))
+	}
+	return strings.TrimSuffix(out.String(), "\n"), nil
+}
+
+// busyboxTar is the root file system of our image: the host's static busybox
+// with a link for each applet.
+func busyboxTar(t testing.TB) []byte {
+	t.Helper()
+	path, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	applets, err := exec.Command(path, "--list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	add := func(h tar.Header, content []byte) {
+		h.Size = int64(len(content))
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"bin/", "etc/", "proc/", "sys/", "dev/", "tmp/", "run/"} {
+		add(tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755}, nil)
+	}
+	add(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, binary)
+	add(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\n"))
+	for _, name := range strings.Fields(string(applets)) {
+		if name != "busybox" {
+			add(tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
