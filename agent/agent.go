@@ -13,18 +13,235 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/metrics"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// containers is who runs now. *container.Set is one.
+type containers interface {
+	Run(context.Context) error
+	Snapshot() container.Snapshot
+	Changed() <-chan struct{}
+	Lookup(container.ID) (container.Container, bool)
+}
+
+// policies is what each is due. *policy.Store is one.
+type policies interface {
+	Watch(ctx context.Context, onChange func()) error
+	Reload() error
+	Resolve([]container.Container) ([]policy.Target, []policy.Problem)
+	Status() policy.Status
+}
+
+const (
+	stopTime    = 15 * time.Second // for the features to remove what is in force
+	refreshTime = 5 * time.Minute  // between rounds that nothing asked for
+	readyTime   = 10 * time.Second // to wait for sources that do not answer
 )
 
 // Agent is one agent. Make it with New and start it with Run.
-type Agent struct{ cfg Config }
+type Agent struct {
+	cfg     Config
+	log     *slog.Logger
+	pace    pace
+	started time.Time
+
+	set     containers
+	policy  policies
+	journal *journal.Journal
+	open    journal.Opener
+	all     []feature.Feature
+	workers []*worker // of the features that work here
+
+	kick     chan struct{} // capacity 1: a round is worth making
+	rounding sync.Mutex    // one round at a time
+
+	mu       sync.Mutex // guards what follows
+	targets  map[container.ID]policy.Target
+	problems []policy.Problem
+	complete bool
+	held     map[container.ID]bool // let go of by Restore
+	heldAll  bool
+	rounds   roundCounts
+	fresh    api.Samples // for containers, which ask as often as they like
+	freshAt  time.Time
+}
+
+// roundCounts are the rounds since start.
+type roundCounts struct {
+	made uint64
+	took time.Duration // all together
+}
 
 // New opens the journal, constructs sources, policy and features, and changes
 // nothing on the host. What an earlier agent left is dealt with in Run.
 //
 // Errors: journal.ErrBusy if another agent has StateDir.
-func New(cfg Config) (*Agent, error) { return &Agent{cfg}, nil }
+func New(cfg Config) (*Agent, error) {
+	if cfg.Roots == (kernel.Roots{}) {
+		cfg.Roots = kernel.Default()
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.StateDir == "" {
+		return nil, errors.New("start agent: no state directory is given")
+	}
+	j, err := journal.Open(cfg.StateDir)
+	if errors.Is(err, journal.ErrCorrupt) {
+		cfg.Log.Error("journal was damaged; going on with the rest of it", "err", err)
+		j, err = journal.Open(cfg.StateDir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start agent: %w", err)
+	}
+	fs, err := features(cfg, j)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close())
+	}
+	return assemble(cfg, watch(cfg), policy.NewStore(cfg.PolicyDir, time.Now), j, kernel.Opener(cfg.Roots), fs, ordinary()), nil
+}
+
+func assemble(cfg Config, set containers, store policies, j *journal.Journal, open journal.Opener, fs []feature.Feature, p pace) *Agent {
+	a := &Agent{
+		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
+		set: set, policy: store, journal: j, open: open, all: fs,
+		kick: make(chan struct{}, 1),
+		held: make(map[container.ID]bool),
+	}
+	for _, f := range fs {
+		v := f.Support()
+		if v.Level != probe.Full {
+			a.log.Warn("feature is "+string(v.Level), "feature", f.Name(), "why", v.Why, "mend", v.Mend)
+		}
+		if v.Level != probe.Unavailable {
+			a.workers = append(a.workers, newWorker(f, p, a.log, a.nudge))
+		}
+	}
+	return a
+}
+
+// nudge asks for a round.
+func (a *Agent) nudge() {
+	select {
+	case a.kick <- struct{}{}:
+	default:
+	}
+}
 
 // Run works until ctx ends, and then stops cleanly: it removes what it has
 // applied, restores what remains in the journal, and closes everything. It is
 // called once. The error is nil after a clean stop.
-func (a *Agent) Run(ctx context.Context) error { return errors.New("run agent: not written yet") }
+func (a *Agent) Run(ctx context.Context) error {
+	serve, err := a.servers()
+	if err != nil {
+		return errors.Join(fmt.Errorf("run agent: %w", err), a.close())
+	}
+	// Before the first round: without its policy, that would let go of what an
+	// earlier agent has left in force for containers that still run.
+	a.reload()
+	g, ctx := errgroup.WithContext(ctx)
+	for _, s := range serve {
+		g.Go(func() error { return s(ctx) })
+	}
+	g.Go(func() error { return a.set.Run(ctx) })
+	if a.cfg.PolicyDir != "" {
+		g.Go(func() error { return a.policy.Watch(ctx, a.policyChanged) })
+	}
+	g.Go(func() error { a.loop(ctx); return nil })
+
+	stopped := make(chan error, len(a.workers))
+	for _, w := range a.workers {
+		go func() {
+			w.run(ctx)
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+			defer cancel()
+			stopped <- w.stop(end)
+		}()
+	}
+	// The first that fails ends all the others, and the agent.
+	err = g.Wait()
+	if errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	if err != nil {
+		err = fmt.Errorf("run agent: %w", err)
+	}
+	return errors.Join(err, a.await(stopped), a.restoreAll(), a.close())
+}
+
+// await waits until every worker has stopped, or has had the time to. One that
+// hangs in a feature is left behind: what it has in force, the journal knows.
+func (a *Agent) await(stopped <-chan error) error {
+	var errs []error
+	late := time.After(stopTime + a.pace.call)
+	for range a.workers {
+		select {
+		case err := <-stopped:
+			errs = append(errs, err)
+		case <-late:
+			return errors.Join(append(errs, errors.New("stop agent: a feature does not return"))...)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (a *Agent) restoreAll() error {
+	out, err := a.journal.Restore(a.open, nil)
+	a.tell(out)
+	return err
+}
+
+func (a *Agent) close() error {
+	if err := a.journal.Close(); err != nil {
+		return fmt.Errorf("close journal: %w", err)
+	}
+	return nil
+}
+
+// servers opens the sockets, and gives what serves on them.
+func (a *Agent) servers() (serve []func(context.Context) error, err error) {
+	if path := a.cfg.Socket; path != "" {
+		l, err := api.Listen(path)
+		if err != nil {
+			return nil, err
+		}
+		serve = append(serve, func(ctx context.Context) error { return api.Serve(ctx, l, a, a.log) })
+		defer func() {
+			if err != nil {
+				l.Close()
+			}
+		}()
+	}
+	if path := a.cfg.SelfSocket; path != "" {
+		l, err := api.ListenSelf(path)
+		if err != nil {
+			return nil, err
+		}
+		serve = append(serve, func(ctx context.Context) error { return api.ServeSelf(ctx, l, a, a.log) })
+	}
+	if addr := a.cfg.MetricsAddr; addr != "" {
+		l, err := metrics.Listen(addr)
+		if err != nil {
+			return nil, err
+		}
+		if !metrics.Loopback(l) {
+			a.log.Warn("the metrics page, which has no access control, can be reached from outside this host", "addr", l.Addr())
+		}
+		serve = append(serve, func(ctx context.Context) error { return metrics.Serve(ctx, l, view{a}, a.log) })
+	}
+	return serve, nil
+}

@@ -62,8 +62,10 @@ type worker struct {
 	pace    pace
 	log     *slog.Logger
 	wake    chan struct{} // capacity 1
+	left    func()        // called when nothing is left of a container
 
 	mu     sync.Mutex
+	ending bool // stop was called: nothing more is wanted
 	rows   map[container.ID]*row
 	prune  row                // its want stays nil
 	alive  bool               // the list is complete, so that prune may be called
@@ -81,6 +83,7 @@ type counts struct{ Calls, Failures uint64 }
 type row struct {
 	id      container.ID
 	want    *policy.Target // nil: nothing of ours may be there
+	netns   uint64         // of the container, when it was last wanted
 	asked   uint64         // goes up when want changes
 	touched bool           // Apply was called, so that Remove is due some day
 	settled bool           // the host was brought to want
@@ -90,10 +93,11 @@ type row struct {
 	due     time.Time      // of the next call
 }
 
-func newWorker(f feature.Feature, p pace, log *slog.Logger) *worker {
+func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker {
 	return &worker{
 		feature: f, pace: p, log: log.With("feature", f.Name()),
 		wake:  make(chan struct{}, 1),
+		left:  left,
 		rows:  make(map[container.ID]*row),
 		moved: make(chan struct{}),
 	}
@@ -103,15 +107,22 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger) *worker {
 // let go of, at once: a call for one of them that is under way is cut short.
 // With complete, targets holds every container that runs.
 func (w *worker) want(targets map[container.ID]policy.Target, complete bool) {
-	now := w.pace.now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.ending {
+		w.replace(targets, complete)
+	}
+}
+
+func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) {
+	now := w.pace.now()
 	for id, t := range targets {
 		r := w.rows[id]
 		if r == nil {
 			r = &row{id: id}
 			w.rows[id] = r
 		}
+		r.netns = t.Container.NetNS
 		if r.want == nil || !reflect.DeepEqual(*r.want, t) {
 			w.ask(r, &t, now)
 		}
@@ -136,15 +147,11 @@ func (w *worker) want(targets map[container.ID]policy.Target, complete bool) {
 	w.nudge()
 }
 
-// again makes all that is in force due at once.
-func (w *worker) again() {
-	now := w.pace.now()
+// has says whether anything of a container may be in force, or is to be.
+func (w *worker) has(id container.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, r := range w.rows {
-		r.due = now
-	}
-	w.nudge()
+	return w.rows[id] != nil
 }
 
 func (w *worker) ask(r *row, t *policy.Target, now time.Time) {
@@ -230,29 +237,32 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	if r.asked != asked { // something else is wanted by now, and due
 		return
 	}
-	if err != nil {
-		w.calls.Failures++
-		r.tries++
-		if r.settled || r.err == nil {
-			r.since = now
-		}
-		news := r.err == nil || r.err.Error() != err.Error()
-		if news && !errors.Is(err, context.Canceled) {
-			w.log.Warn("not in force", "container", r.id, "op", r.op(w), "err", err)
-		}
-		r.settled, r.err = false, err
-		r.due = now.Add(w.pace.backoff(r.tries))
-		return
+	if err != nil && (r.err == nil || r.err.Error() != err.Error()) && !errors.Is(err, context.Canceled) {
+		w.log.Warn("not in force", "container", r.id, "op", r.op(w), "err", err)
 	}
-	if r != &w.prune && r.want == nil {
-		delete(w.rows, r.id)
-		return
-	}
-	if !r.settled {
+	failed := err != nil && !errors.Is(err, feature.ErrNotBuilt)
+	if r.settled == failed || (r.err == nil) != (err == nil) {
 		r.since = now
 	}
-	r.settled, r.tries, r.err = true, 0, nil
-	r.due = now.Add(w.pace.spread(w.pace.refresh))
+	r.settled, r.err = !failed, err
+	switch {
+	case failed:
+		w.calls.Failures++
+		r.tries++
+		r.due = now.Add(w.pace.backoff(r.tries))
+	case r != &w.prune && r.want == nil:
+		delete(w.rows, r.id)
+		// Who shares the namespace may have shared what was removed.
+		for _, other := range w.rows {
+			if r.netns != 0 && other.netns == r.netns {
+				other.due = now
+			}
+		}
+		w.left()
+	default:
+		r.tries = 0
+		r.due = now.Add(w.pace.spread(w.pace.refresh))
+	}
 }
 
 func (r *row) op(w *worker) string {
@@ -339,7 +349,10 @@ func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 // closes the feature. It is called once run has returned.
 func (w *worker) stop(ctx context.Context) error {
 	const enough = 3
-	w.want(nil, false)
+	w.mu.Lock()
+	w.replace(nil, false)
+	w.ending = true
+	w.mu.Unlock()
 	for ctx.Err() == nil {
 		w.mu.Lock()
 		for _, r := range w.rows {

@@ -150,7 +150,8 @@ type Status struct {
 	Features   []Feature      `json:"features" doc:"features of this build, and those that policy asks for in vain"`
 	Changes    int            `json:"changes" doc:"changes of host state in the journal"`
 	Rounds     uint64         `json:"rounds" doc:"reconcile rounds since start"`
-	Held       []container.ID `json:"held,omitempty" doc:"ids of containers that restore has let go of until the next policy reload"`
+	Held       []string       `json:"held,omitempty" doc:"ids of containers that restore has let go of until the next policy reload"`
+	HeldAll    bool           `json:"held_all,omitempty" doc:"restore has let go of all containers until the next policy reload"`
 }
 
 // SourceStatus is how one source of containers stands.
@@ -164,10 +165,12 @@ type SourceStatus struct {
 // PolicyStatus is which policy is in force.
 type PolicyStatus struct {
 	Dir      string    `json:"dir" doc:"folder of the policy files"`
+	Files    []string  `json:"files,omitempty" doc:"policy files in force, in order of precedence"`
 	Loaded   time.Time `json:"loaded,omitzero" doc:"when the policy in force was loaded"`
 	Tried    time.Time `json:"tried,omitzero" doc:"when loading was last tried"`
 	OK       bool      `json:"ok" doc:"the last try succeeded; if not, the last good policy is still in force"`
 	Error    string    `json:"error,omitempty" doc:"why the last try did not succeed: file, line and reason"`
+	Watch    string    `json:"watch,omitempty" doc:"why changes of the folder are noticed late"`
 	Problems []Problem `json:"problems,omitempty" doc:"policy of containers that cannot be used"`
 }
 
@@ -226,7 +229,7 @@ type Outcome struct {
 	Feature   string       `json:"feature" doc:"feature that made the change"`
 	Kind      string       `json:"kind" doc:"kind of object"`
 	Object    string       `json:"object" doc:"which object"`
-	Result    string       `json:"result" doc:"restored, already as before, gone, foreign or error"`
+	Result    string       `json:"result" doc:"restored, unchanged (it was as before already), gone, foreign (somebody else has changed it: left alone) or failed"`
 	Before    string       `json:"before,omitempty" doc:"value from before fairlead"`
 	Wrote     string       `json:"wrote,omitempty" doc:"value that fairlead wrote"`
 	Now       string       `json:"now,omitempty" doc:"value that was found, where it was neither"`

@@ -1,0 +1,201 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+var _ api.Backend = (*Agent)(nil)
+
+// target gives what a container is due, as of the last round.
+func (a *Agent) target(c container.Container) policy.Target {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if t, ok := a.targets[c.ID]; ok {
+		return t
+	}
+	return policy.Target{Container: c}
+}
+
+// settings lists what holds for a container: what policy sets, and the
+// defaults of the features that are here.
+func (a *Agent) settings(t policy.Target) []api.Setting {
+	return wireSettings(slices.DeleteFunc(t.Effective(), func(o policy.Origin) bool {
+		here := slices.ContainsFunc(a.all, func(f feature.Feature) bool { return f.Name() == featureOf(o.Key) })
+		return o.From == "default" && !here
+	}))
+}
+
+func (a *Agent) describe(c container.Container) api.Container {
+	t := a.target(c)
+	w := wireContainer(c)
+	w.Policy, w.Features = a.settings(t), a.statuses(t)
+	return w
+}
+
+// Containers lists the containers that run now, sorted by name.
+func (a *Agent) Containers(context.Context) ([]api.Container, error) {
+	out := []api.Container{}
+	for _, c := range a.set.Snapshot().Containers {
+		out = append(out, a.describe(c))
+	}
+	slices.SortFunc(out, func(x, y api.Container) int {
+		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.ID, y.ID))
+	})
+	return out, nil
+}
+
+// Status says how the agent stands.
+func (a *Agent) Status(ctx context.Context) (api.Status, error) {
+	v, err := a.Version(ctx)
+	if err != nil {
+		return api.Status{}, err
+	}
+	snap := a.set.Snapshot()
+	s := api.Status{
+		Version: v, Started: a.started, Complete: snap.Complete, Containers: len(snap.Containers),
+		Sources: []api.SourceStatus{}, Policy: a.policyStatus(),
+		Features: a.featureTotals(), Changes: len(a.journal.Entries()),
+	}
+	for _, src := range snap.Sources {
+		w := api.SourceStatus{Name: src.Name, Ready: src.Listed, Containers: src.Records}
+		if src.Err != nil {
+			w.Error = src.Err.Error()
+		}
+		s.Sources = append(s.Sources, w)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s.Rounds, s.HeldAll = a.rounds.made, a.heldAll
+	for id := range a.held {
+		s.Held = append(s.Held, id.String())
+	}
+	slices.Sort(s.Held)
+	return s, nil
+}
+
+func (a *Agent) policyStatus() api.PolicyStatus {
+	st := a.policy.Status()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := api.PolicyStatus{
+		Dir: st.Dir, Files: st.Files, Loaded: st.LastSuccess, Tried: st.LastLoad, OK: st.Err == nil,
+		Problems: wireProblems(a.problems, func(policy.Problem) bool { return true }),
+	}
+	if st.Err != nil {
+		w.Error = st.Err.Error()
+	}
+	if st.WatchErr != nil {
+		w.Watch = st.WatchErr.Error()
+	}
+	return w
+}
+
+// Samples reads what the features measured.
+func (a *Agent) Samples(context.Context) (api.Samples, error) {
+	return a.samples(), nil
+}
+
+func (a *Agent) samples() api.Samples {
+	out := api.Samples{Features: []api.FeatureSamples{}}
+	for _, w := range a.workers {
+		out.Features = append(out.Features, wireSamples(w.feature.Name(), w.feature.Snapshot()))
+	}
+	return out
+}
+
+// Version says what runs.
+func (a *Agent) Version(context.Context) (api.Version, error) {
+	return VersionOf(a.cfg.Version), nil
+}
+
+// VersionOf fills in what is known of the program and the kernel around its
+// version.
+func VersionOf(version string) api.Version {
+	v := api.Version{Version: cmp.Or(version, "unknown"), Go: runtime.Version(), API: "1"}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		v.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	return v
+}
+
+// Reload reads the policy files again, and ends what Restore holds.
+func (a *Agent) Reload(context.Context) (api.PolicyStatus, error) {
+	a.reload()
+	a.round()
+	return a.policyStatus(), nil
+}
+
+// freshFor is how old an answer to a container may be. Containers ask as often
+// as they like, and must not make the host read its counters as often.
+const freshFor = 250 * time.Millisecond
+
+// Self tells the container that p is in about itself.
+func (a *Agent) Self(_ context.Context, p api.Peer) (api.Self, error) {
+	c, ok := a.containerOf(p)
+	if !ok {
+		return api.Self{}, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
+	}
+	t := a.target(c)
+	out := api.Self{ID: c.ID, Name: c.Name, Policy: a.settings(t), Features: a.statuses(t), Measured: []api.FeatureSamples{}}
+	for i := range out.Policy {
+		out.Policy[i].From, out.Policy[i].Line = "", 0
+	}
+	for i, s := range out.Features {
+		if s.Error != "" { // it may name what is the host's business
+			out.Features[i].Error = "see the host's administrator"
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now := time.Now(); now.Sub(a.freshAt) > freshFor {
+		a.fresh, a.freshAt = a.samples(), now
+	}
+	for _, f := range a.fresh.Features {
+		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != c.ID })
+		out.Measured = append(out.Measured, f)
+	}
+	return out, nil
+}
+
+// containerOf finds the container that a peer is in: the one whose cgroup is
+// that of the peer or, if its processes are in cgroups of their own, the
+// nearest above.
+func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
+	if p.PID == 0 {
+		return container.Container{}, false
+	}
+	layout, err := cgroup.Detect(a.cfg.Roots.Proc, a.cfg.Roots.Cgroup)
+	if err != nil {
+		return container.Container{}, false
+	}
+	paths, err := layout.OfPID(a.cfg.Roots.Proc, p.PID)
+	if err != nil {
+		return container.Container{}, false
+	}
+	running := a.set.Snapshot().Containers
+	for dir := paths.V2; len(dir) > len(layout.V2); dir = filepath.Dir(dir) {
+		id, err := cgroup.ID(dir)
+		if err != nil {
+			break
+		}
+		if i := slices.IndexFunc(running, func(c container.Container) bool { return c.ID == container.ID(id) }); i >= 0 {
+			return running[i], p.Same()
+		}
+	}
+	return container.Container{}, false
+}

@@ -1,0 +1,153 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// Explain says what was changed on the host for one container, and why.
+func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) {
+	c, ended, err := a.find(ref)
+	if err != nil {
+		return api.Explanation{}, err
+	}
+	t := a.target(c)
+	out := api.Explanation{Container: a.describe(c), Ended: ended, Changes: []api.Change{}}
+	for _, e := range a.journal.Entries() {
+		switch container.ID(e.Owner.Container) {
+		case c.ID:
+			out.Changes = append(out.Changes, a.change(e, t))
+		case 0:
+			out.Host = append(out.Host, a.change(e, policy.Target{}))
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out.Problems = wireProblems(a.problems, func(p policy.Problem) bool { return p.Container == c.ID })
+	return out, nil
+}
+
+// change tells one journal entry, with the value that its knob has now.
+func (a *Agent) change(e journal.Entry, t policy.Target) api.Change {
+	w := api.Change{
+		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object,
+		Before: e.Before, Wrote: e.Wrote, When: e.When, Expiry: e.Expiry,
+	}
+	for _, o := range t.Origins {
+		if featureOf(o.Key) == e.Owner.Feature {
+			w.Because = append(w.Because, api.Setting(o))
+		}
+	}
+	now, err := a.read(e.Ref)
+	switch {
+	case errors.Is(err, journal.ErrGone):
+		w.State = api.ChangeGone
+	case err != nil:
+		w.State, w.Error = api.ChangeUnknown, err.Error()
+	case now == e.Wrote:
+		w.Now, w.State = now, api.ChangeInForce
+	case now == e.Before:
+		w.Now, w.State = now, api.ChangeUndone
+	default:
+		w.Now, w.State = now, api.ChangeForeign
+	}
+	return w
+}
+
+func (a *Agent) read(ref journal.Ref) (string, error) {
+	k, err := a.open(ref)
+	if err != nil {
+		return "", err
+	}
+	return k.Read()
+}
+
+// restoreTime bounds the wait for the features in Restore.
+const restoreTime = 20 * time.Second
+
+// Restore undoes what is applied to one container, or to all and to the host
+// if ref is "", and holds it so until policy is loaded again: without the
+// hold, the next round would apply it anew.
+func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
+	match := func(container.ID) bool { return true }
+	if ref == "" {
+		a.mu.Lock()
+		a.heldAll = true
+		a.mu.Unlock()
+	} else {
+		c, ended, err := a.find(ref)
+		if err != nil {
+			return api.Restored{}, err
+		}
+		match = func(id container.ID) bool { return id == c.ID }
+		if !ended {
+			a.mu.Lock()
+			a.held[c.ID] = true
+			a.mu.Unlock()
+		}
+	}
+	mine := func(e journal.Entry) bool { return match(container.ID(e.Owner.Container)) }
+	before := slices.DeleteFunc(a.journal.Entries(), func(e journal.Entry) bool { return !mine(e) })
+	a.round()
+	ctx, cancel := context.WithTimeout(ctx, restoreTime)
+	defer cancel()
+	for _, w := range a.workers {
+		w.letGo(ctx, match)
+	}
+	out, _ := a.journal.Restore(a.open, mine) // the outcomes tell the errors
+	a.tell(out)
+
+	answer := api.Restored{Outcomes: []api.Outcome{}}
+	told := make(map[journal.Ref]bool)
+	for _, o := range out {
+		told[o.Entry.Ref] = true
+		answer.Outcomes = append(answer.Outcomes, WireOutcome(o))
+	}
+	// What the features put back themselves.
+	slices.Reverse(before)
+	for _, e := range before {
+		if !told[e.Ref] {
+			answer.Outcomes = append(answer.Outcomes, WireOutcome(a.seen(e)))
+		}
+	}
+	return answer, nil
+}
+
+// seen says what became of an entry that is no longer in the journal.
+func (a *Agent) seen(e journal.Entry) journal.Outcome {
+	now, err := a.read(e.Ref)
+	switch {
+	case errors.Is(err, journal.ErrGone):
+		return journal.Outcome{Entry: e, Result: journal.Gone}
+	case err != nil:
+		return journal.Outcome{Entry: e, Result: journal.Failed, Err: fmt.Errorf("see what became of it: %w", err)}
+	case now == e.Before:
+		return journal.Outcome{Entry: e, Result: journal.Restored, Value: now}
+	}
+	return journal.Outcome{Entry: e, Result: journal.Foreign, Value: now}
+}
+
+// WireOutcome puts what Restore did with one entry into the API's form, for
+// the answer of the agent and that of `fairlead restore` without one.
+func WireOutcome(o journal.Outcome) api.Outcome {
+	e := o.Entry
+	w := api.Outcome{
+		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object,
+		Result: string(o.Result), Before: e.Before, Wrote: e.Wrote,
+	}
+	if o.Result == journal.Foreign {
+		w.Now = o.Value
+	}
+	if o.Err != nil {
+		w.Error = o.Err.Error()
+	}
+	return w
+}

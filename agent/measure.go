@@ -1,0 +1,54 @@
+package agent
+
+import (
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/metrics"
+)
+
+// view is the agent as package metrics wants to see it.
+type view struct{ a *Agent }
+
+func (v view) Snapshots() []feature.Snapshot {
+	var out []feature.Snapshot
+	for _, w := range v.a.workers {
+		out = append(out, w.feature.Snapshot())
+	}
+	return out
+}
+
+func (v view) Container(id container.ID) (container.Container, bool) {
+	v.a.mu.Lock()
+	defer v.a.mu.Unlock()
+	t, ok := v.a.targets[id]
+	return t.Container, ok
+}
+
+func (v view) Agent() metrics.Agent {
+	a := v.a
+	snap, st := a.set.Snapshot(), a.policy.Status()
+	m := metrics.Agent{
+		Version: VersionOf(a.cfg.Version).Version, Containers: make(map[string]int), Complete: snap.Complete,
+		PolicyOK: st.Err == nil, PolicyLoaded: st.LastSuccess, Changes: len(a.journal.Entries()),
+	}
+	for _, src := range snap.Sources {
+		m.Containers[src.Name] = 0
+	}
+	for _, c := range snap.Containers {
+		m.Containers[c.Source]++
+	}
+	for _, f := range a.all {
+		row := metrics.Feature{Name: f.Name(), Level: f.Support().Level}
+		if w := a.worker(f.Name()); w != nil {
+			t := w.totals()
+			row.Done, row.Pending, row.Failed = t.Done, t.Pending, t.Failed
+			c := w.counts()
+			row.Calls, row.Failures = c.Calls, c.Failures
+		}
+		m.Features = append(m.Features, row)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	m.Problems, m.Rounds, m.RoundTime = len(a.problems), a.rounds.made, a.rounds.took
+	return m
+}

@@ -1,0 +1,159 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// loop makes a round whenever there may be a reason to, until ctx ends.
+func (a *Agent) loop(ctx context.Context) {
+	refresh := time.NewTicker(refreshTime)
+	defer refresh.Stop()
+	beat := time.NewTicker(time.Second)
+	defer beat.Stop()
+	patience := time.NewTimer(readyTime)
+	defer patience.Stop()
+	ready := a.cfg.Ready
+	for ctx.Err() == nil {
+		// Asked for before the round, so that no change is lost.
+		changed := a.set.Changed()
+		if complete := a.round(); complete && ready != nil {
+			ready()
+			ready = nil
+		}
+	idle:
+		for {
+			if a.cfg.Alive != nil {
+				a.cfg.Alive()
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			case <-a.kick:
+			case <-refresh.C:
+			case <-patience.C:
+				a.log.Warn("not every source of containers has answered yet")
+				if ready != nil {
+					ready()
+					ready = nil
+				}
+				continue
+			case <-beat.C:
+				continue
+			}
+			break idle
+		}
+	}
+}
+
+// round brings what the workers are to do up to date, and says whether it saw
+// every container there is. It makes no call of a feature itself.
+func (a *Agent) round() (complete bool) {
+	a.rounding.Lock()
+	defer a.rounding.Unlock()
+	began := time.Now()
+	snap := a.set.Snapshot()
+	targets, problems := a.policy.Resolve(snap.Containers)
+	byID := make(map[container.ID]policy.Target, len(targets))
+	for _, t := range targets {
+		byID[t.Container.ID] = t
+	}
+
+	a.mu.Lock()
+	a.targets, a.problems, a.complete = byID, problems, snap.Complete
+	wanted := make(map[container.ID]policy.Target, len(byID))
+	for id, t := range byID {
+		if !a.heldAll && !a.held[id] {
+			wanted[id] = t
+		}
+	}
+	for id := range a.held {
+		if _, runs := byID[id]; !runs {
+			delete(a.held, id)
+		}
+	}
+	a.mu.Unlock()
+
+	for _, w := range a.workers {
+		w.want(wanted, snap.Complete)
+	}
+	if snap.Complete {
+		a.sweep(byID)
+	}
+
+	a.mu.Lock()
+	a.rounds.made++
+	a.rounds.took += time.Since(began)
+	a.mu.Unlock()
+	return snap.Complete
+}
+
+// sweep undoes what the journal has of containers that no longer run and that
+// no worker has to do with: what an agent that was killed left behind, and
+// what a feature forgot. What an earlier agent changed for containers that
+// still run is adopted: Apply finds it in place. Features that are not here to
+// adopt anything leave nothing behind.
+func (a *Agent) sweep(alive map[container.ID]policy.Target) {
+	left := func(e journal.Entry) bool {
+		w := a.worker(e.Owner.Feature)
+		if w == nil {
+			return true
+		}
+		id := container.ID(e.Owner.Container)
+		_, runs := alive[id]
+		return id != 0 && !runs && !w.has(id)
+	}
+	out, _ := a.journal.Restore(a.open, left) // the outcomes tell the errors
+	a.tell(out)
+}
+
+// tell logs what restoring came to.
+func (a *Agent) tell(out []journal.Outcome) {
+	for _, o := range out {
+		e := o.Entry
+		args := []any{"kind", e.Ref.Kind, "object", e.Ref.Object, "container", e.Owner.Container, "before", e.Before, "wrote", e.Wrote}
+		switch o.Result {
+		case journal.Failed:
+			a.log.Error("value not restored", append(args, "err", o.Err)...)
+		case journal.Foreign:
+			a.log.Warn("value was changed by someone else: left alone", append(args, "now", o.Value)...)
+		default:
+			a.log.Info("value restored", append(args, "result", o.Result)...)
+		}
+	}
+}
+
+// reload reads the policy again and says in the log how that went.
+func (a *Agent) reload() {
+	a.policy.Reload() // the error is in Status
+	a.policyChanged()
+}
+
+// policyChanged ends all holds, and makes a round soon.
+func (a *Agent) policyChanged() {
+	st := a.policy.Status()
+	if st.Err != nil {
+		a.log.Error("policy is not usable; the last good one stays in force", "dir", st.Dir, "err", st.Err)
+	} else {
+		a.log.Info("policy loaded", "dir", st.Dir, "files", len(st.Files), "policies", st.Policies)
+	}
+	a.mu.Lock()
+	a.heldAll = false
+	clear(a.held)
+	a.mu.Unlock()
+	a.nudge()
+}
+
+func (a *Agent) worker(feature string) *worker {
+	for _, w := range a.workers {
+		if w.feature.Name() == feature {
+			return w
+		}
+	}
+	return nil
+}

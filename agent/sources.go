@@ -1,0 +1,27 @@
+package agent
+
+import (
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// watch makes the Set of the containers on this host.
+func watch(cfg Config) *container.Set {
+	sources := cfg.Sources
+	if sources == nil {
+		sources = runtimes(cfg)
+	}
+	return container.NewSet(container.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Log: cfg.Log}, sources...)
+}
+
+// runtimes are the sources of an ordinary agent, those first that know more of
+// a container. A runtime that is not there costs next to nothing. The cgroup
+// tree is the ground truth, and all there is on a host without a runtime.
+func runtimes(cfg Config) []container.Source {
+	return []container.Source{
+		container.Docker(cfg.DockerHost),
+		container.Podman(cfg.PodmanHost),
+		sandbox.Source(cfg.Roots.Proc, sandbox.DefaultDir),
+		container.CgroupTree(cfg.Roots.Proc, cfg.Roots.Cgroup),
+	}
+}

@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// status says how the worker's feature stands with one container.
+func (w *worker) status(id container.ID) api.FeatureStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := api.FeatureStatus{Feature: w.feature.Name(), State: api.StatePending}
+	r := w.rows[id]
+	if r == nil {
+		return s
+	}
+	s.Since, s.Tries = r.since, r.tries
+	switch {
+	case errors.Is(r.err, feature.ErrNotBuilt):
+		s.State, s.Error = api.StateNotBuilt, r.err.Error()
+	case r.err != nil:
+		s.State, s.Error, s.Next = api.StateError, r.err.Error(), r.due
+	case r.settled:
+		s.State = api.StateDone
+	}
+	if took := w.pace.now().Sub(w.began); w.busy == r && took > 2*w.pace.call {
+		s.State, s.Error = api.StateError, fmt.Sprintf("a call that was given %v has not returned for %v", w.pace.call, took)
+	}
+	return s
+}
+
+// counts gives the calls that were made.
+func (w *worker) counts() counts {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.calls
+}
+
+// totals counts the containers by state.
+func (w *worker) totals() api.Feature {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := api.Feature{Name: w.feature.Name(), Support: w.feature.Support()}
+	for _, r := range w.rows {
+		switch {
+		case r.err != nil && !r.settled:
+			t.Failed++
+		case r.settled:
+			t.Done++
+		default:
+			t.Pending++
+		}
+	}
+	if w.prune.err != nil {
+		t.Prune = w.prune.err.Error()
+	}
+	return t
+}
+
+// statuses says how every feature stands with one container: those of this
+// build, and those that policy asks for in vain.
+func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
+	id := t.Container.ID
+	a.mu.Lock()
+	held := a.heldAll || a.held[id]
+	a.mu.Unlock()
+	out := []api.FeatureStatus{}
+	for _, f := range a.all {
+		w := a.worker(f.Name())
+		switch v := f.Support(); {
+		case w == nil:
+			out = append(out, api.FeatureStatus{Feature: f.Name(), State: api.StateUnavailable, Error: v.Why})
+		case held && !w.has(id):
+			out = append(out, api.FeatureStatus{Feature: f.Name(), State: api.StateHeld})
+		default:
+			out = append(out, w.status(id))
+		}
+	}
+	for _, o := range t.Unavailable() {
+		s := api.FeatureStatus{Feature: featureOf(o.Key), State: api.StateNotBuilt, Error: o.String()}
+		same := func(x api.FeatureStatus) bool { return x.Feature == s.Feature }
+		switch i := slices.IndexFunc(out, same); {
+		case i < 0:
+			out = append(out, s)
+		case out[i].State == api.StateNotBuilt:
+			out[i].Error += ", " + s.Error
+		case out[i].State == api.StateDone:
+			// It does what it can, which is not what was asked for.
+			s.Since = out[i].Since
+			out[i] = s
+		}
+	}
+	return out
+}
+
+// featureTotals says how each feature stands on this host.
+func (a *Agent) featureTotals() []api.Feature {
+	out := []api.Feature{}
+	for _, f := range a.all {
+		if w := a.worker(f.Name()); w != nil {
+			out = append(out, w.totals())
+		} else {
+			out = append(out, api.Feature{Name: f.Name(), Support: f.Support()})
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, k := range policy.Schema() {
+		built := slices.ContainsFunc(a.all, func(f feature.Feature) bool { return f.Name() == k.Feature })
+		shown := slices.ContainsFunc(out, func(f api.Feature) bool { return f.Name == k.Feature })
+		if built || shown || !a.asks(k.Feature) {
+			continue
+		}
+		out = append(out, api.Feature{Name: k.Feature, Support: probe.Verdict{Level: probe.Unavailable, Why: policy.NotAvailable}})
+	}
+	return out
+}
+
+// asks says whether policy asks for a feature. The caller holds a.mu.
+func (a *Agent) asks(name string) bool {
+	for _, t := range a.targets {
+		for _, o := range t.Unavailable() {
+			if featureOf(o.Key) == name {
+				return true
+			}
+		}
+	}
+	return false
+}

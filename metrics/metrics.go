@@ -1,0 +1,172 @@
+// Package metrics shows what the agent and its features measure as a
+// Prometheus page.
+//
+// Everything is read at the moment of a scrape, from one View: there is no
+// registry of series to keep in step, and the series of a container end with
+// it. The rules for names and labels are in rules.go. The package knows no
+// feature by name; package agent runs it.
+package metrics
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// View is what is measured: an agent. Its methods are called from several
+// goroutines.
+type View interface {
+	// Snapshots reads the features' counters.
+	Snapshots() []feature.Snapshot
+	// Container finds a container that runs now. Series of others are left out.
+	Container(container.ID) (container.Container, bool)
+	// Agent says how the agent itself stands.
+	Agent() Agent
+}
+
+// Agent is what the agent measures of itself.
+type Agent struct {
+	Version      string
+	Containers   map[string]int // by source
+	Complete     bool           // every source has given its list
+	PolicyOK     bool           // the last load of the policy succeeded
+	PolicyLoaded time.Time      // when the policy in force was loaded
+	Problems     int            // values of policy that cannot be used
+	Rounds       uint64
+	RoundTime    time.Duration // all rounds together
+	Changes      int           // in the journal
+	Features     []Feature
+}
+
+// Feature is how one feature stands.
+type Feature struct {
+	Name                  string
+	Level                 probe.Level
+	Done, Pending, Failed int    // containers
+	Calls, Failures       uint64 // of Apply, Remove and Prune
+}
+
+// New gives a registry of everything that v shows, and of the Go runtime and
+// the process.
+func New(v View) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		samples{v},
+		agent{v},
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return r
+}
+
+// samples collects what the features measure. It describes nothing before:
+// which series there are, the features say anew at each scrape.
+type samples struct{ view View }
+
+func (samples) Describe(chan<- *prometheus.Desc) {}
+
+func (s samples) Collect(out chan<- prometheus.Metric) {
+	descs := make(map[string]*prometheus.Desc)
+	type series struct {
+		name, device string
+		id           container.ID
+	}
+	seen := make(map[series]bool)
+	refused := 0
+	for _, snap := range s.view.Snapshots() {
+		for _, x := range snap.Samples {
+			full, ok := name(x.Name)
+			device := label(x.Device)
+			key := series{full, device, x.Container}
+			if !ok || seen[key] {
+				refused++ // a second one with the same labels would spoil the page
+				continue
+			}
+			var c container.Container
+			id := ""
+			if x.Container != 0 {
+				if c, ok = s.view.Container(x.Container); !ok {
+					continue
+				}
+				id = c.ID.String()
+			}
+			seen[key] = true
+			desc := descs[full]
+			if desc == nil {
+				desc = prometheus.NewDesc(full, help(x.Name), labels(), nil)
+				descs[full] = desc
+			}
+			kind := prometheus.GaugeValue
+			if counts(x.Name) {
+				kind = prometheus.CounterValue
+			}
+			m, err := prometheus.NewConstMetric(desc, kind, x.Value, label(c.Name), id, label(c.Pod), label(c.Namespace), device)
+			if err != nil {
+				refused++
+				continue
+			}
+			out <- m
+		}
+	}
+	out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+"metrics_refused",
+		"Samples of this scrape that were left out: no valid name, or given twice.", nil, nil), prometheus.GaugeValue, float64(refused))
+}
+
+// agent collects what the agent says of itself.
+type agent struct{ view View }
+
+func (agent) Describe(chan<- *prometheus.Desc) {}
+
+func (a agent) Collect(out chan<- prometheus.Metric) {
+	s := a.view.Agent()
+	send := func(kind prometheus.ValueType, name, help string, value float64, pairs ...string) {
+		var names, values []string
+		for i := 0; i+1 < len(pairs); i += 2 {
+			names, values = append(names, pairs[i]), append(values, label(pairs[i+1]))
+		}
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+name, help, names, nil), kind, value, values...)
+	}
+	gauge := func(name, help string, value float64, pairs ...string) {
+		send(prometheus.GaugeValue, name, help, value, pairs...)
+	}
+	counter := func(name, help string, value float64, pairs ...string) {
+		send(prometheus.CounterValue, name, help, value, pairs...)
+	}
+
+	gauge("build_info", "1, with the version as a label.", 1, "version", s.Version, "goversion", runtime.Version())
+	for source, n := range s.Containers {
+		gauge("agent_containers", "Containers that run now.", float64(n), "source", source)
+	}
+	gauge("agent_complete", "1 if every source of containers has given its list.", truth(s.Complete))
+	gauge("agent_policy_last_reload_success", "1 if the last load of the policy files succeeded.", truth(s.PolicyOK))
+	if !s.PolicyLoaded.IsZero() {
+		gauge("agent_policy_loaded_timestamp_seconds", "When the policy in force was loaded.", float64(s.PolicyLoaded.UnixMilli())/1000)
+	}
+	gauge("agent_policy_problems", "Values of policy for running containers that cannot be used.", float64(s.Problems))
+	gauge("agent_journal_changes", "Changes of host state that are in the journal.", float64(s.Changes))
+	out <- prometheus.MustNewConstSummary(prometheus.NewDesc(Prefix+"agent_round_seconds",
+		"Rounds of the reconcile loop, without the calls of features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
+	for _, f := range s.Features {
+		for _, l := range []probe.Level{probe.Full, probe.Degraded, probe.Unavailable} {
+			gauge("feature_support", "1 for the level of support of the feature on this host.", truth(l == f.Level), "feature", f.Name, "level", string(l))
+		}
+		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Done), "feature", f.Name, "state", "done")
+		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Pending), "feature", f.Name, "state", "pending")
+		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Failed), "feature", f.Name, "state", "error")
+		counter("feature_calls_total", "Calls of the feature to apply, remove or prune.", float64(f.Calls), "feature", f.Name)
+		counter("feature_call_failures_total", "Those of them that ended in an error.", float64(f.Failures), "feature", f.Name)
+	}
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

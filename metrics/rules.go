@@ -1,0 +1,64 @@
+package metrics
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// Prefix begins the name of every series.
+const Prefix = "fairlead_"
+
+// maxLabel bounds the value of a label, in bytes. Names of containers and pods
+// stay below 253.
+const maxLabel = 256
+
+// labels are those of every series about a container, in this order. A series
+// about the host has them too, empty, which is the same as not having them.
+// There is never a PID or a command among them: series must not outnumber
+// containers times devices.
+func labels() []string { return []string{"container", "id", "pod", "namespace", "device"} }
+
+// name makes the full name of a series from that of a Sample, and says whether
+// it is one: lower-case letters, digits and underscores, not beginning with a
+// digit.
+func name(sample string) (string, bool) {
+	if sample == "" || len(sample) > 128 || sample[0] >= '0' && sample[0] <= '9' {
+		return "", false
+	}
+	for _, r := range sample {
+		if r != '_' && (r < 'a' || r > 'z') && (r < '0' || r > '9') {
+			return "", false
+		}
+	}
+	return Prefix + sample, true
+}
+
+// counts says whether a series with this name counts up.
+func counts(name string) bool { return strings.HasSuffix(name, "_total") }
+
+// label makes the value of a label of a string that a container chose: valid
+// UTF-8 of bounded length. Control characters stay: the text format quotes
+// those that would end a line.
+func label(s string) string {
+	if len(s) > maxLabel {
+		s = s[:maxLabel]
+		// Not in the middle of a character.
+		for i := 0; i < utf8.UTFMax && len(s) > 0; i++ {
+			if r, size := utf8.DecodeLastRuneInString(s); r != utf8.RuneError || size != 1 {
+				break
+			}
+			s = s[:len(s)-1]
+		}
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// help makes the help text of a series of its name: "netcpu kthread seconds,
+// counted up" for netcpu_kthread_seconds_total.
+func help(sample string) string {
+	words := strings.ReplaceAll(strings.TrimSuffix(sample, "_total"), "_", " ")
+	if counts(sample) {
+		return words + ", counted up"
+	}
+	return words
+}

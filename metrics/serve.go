@@ -1,0 +1,72 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// DefaultAddr is where the page is unless the agent is told otherwise.
+const DefaultAddr = "127.0.0.1:9643"
+
+// Listen opens the page's address. The page has no access control, and names
+// every container: ":9643", which would silently mean all addresses of the
+// host, is refused. Who wants them writes 0.0.0.0:9643 or [::]:9643.
+func Listen(addr string) (net.Listener, error) {
+	if strings.HasPrefix(addr, ":") {
+		return nil, fmt.Errorf("metrics address %q would be open on every address of this host: write 127.0.0.1%s, or 0.0.0.0%s if that is what you want", addr, addr, addr)
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	return l, nil
+}
+
+// Loopback says whether only this host can reach l.
+func Loopback(l net.Listener) bool {
+	a, ok := l.Addr().(*net.TCPAddr)
+	return ok && a.IP.IsLoopback()
+}
+
+// Serve shows the page at /metrics until ctx ends, and closes l.
+func Serve(ctx context.Context, l net.Listener, v View, log *slog.Logger) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(New(v), promhttp.HandlerOpts{
+		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelError),
+		ErrorHandling:       promhttp.ContinueOnError,
+		MaxRequestsInFlight: 4,
+		Timeout:             10 * time.Second,
+	}))
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, "fairlead: see /metrics")
+	})
+	s := http.Server{
+		Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+	}
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if s.Shutdown(end) != nil {
+			s.Close()
+		}
+	})
+	err := s.Serve(l)
+	if !stop() {
+		<-done
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve metrics at %s: %w", l.Addr(), err)
+}
