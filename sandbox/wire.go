@@ -138,6 +138,29 @@ func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
 	return nil
 }
 
+// Forward tells the bridge that a device is a port of, for good, that a MAC
+// address is to be found there. A bridge floods what it has not learned, and a
+// receiver that never sends teaches it nothing.
+func (b *Box) Forward(dev, mac string) error {
+	hw, err := net.ParseMAC(mac)
+	if err == nil {
+		err = b.netlink(func(h *netlink.Handle) error {
+			link, err := h.LinkByName(dev)
+			if err != nil {
+				return err
+			}
+			return h.NeighSet(&netlink.Neigh{
+				LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: hw,
+				Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP,
+			})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("set bridge port of %s to %s of %s: %w", mac, dev, b.Name, err)
+	}
+	return nil
+}
+
 // Delete removes a device of the sandbox.
 func (b *Box) Delete(dev string) error {
 	err := b.netlink(func(h *netlink.Handle) error {
