@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -107,7 +108,7 @@ func (f file) open(flags uint64) (*os.File, error) {
 // gone adds journal.ErrGone to the errors of a file whose cgroup was removed:
 // before it is opened, or after.
 func gone(err error) error {
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("%w: %w", journal.ErrGone, err)
 	}
 	return err

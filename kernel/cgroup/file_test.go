@@ -1,0 +1,186 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+func TestFileOnDisk(t *testing.T) {
+	root := t.TempDir()
+	name := filepath.Join(root, "cpu", "cpu.shares")
+	write(t, name, "1024\n")
+	k, err := OpenFile(root, journal.Ref{Kind: "file", Object: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := k.Read(); err != nil || got != "1024" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	if err := k.Write("2048"); err != nil {
+		t.Error(err)
+	}
+	if b, _ := os.ReadFile(name); string(b) != "2048\n" {
+		t.Errorf("file holds %q", b) // the value as given: the newline is the old one
+	}
+	if k.Ref() != (journal.Ref{Kind: "file", Object: name}) || File(name).Ref() != k.Ref() {
+		t.Errorf("ref is %v", k.Ref())
+	}
+	if err := os.RemoveAll(filepath.Dir(name)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("read of a gone cgroup: %v", err)
+	}
+	if err := k.Write("1"); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("write to a gone cgroup: %v", err)
+	}
+	if _, err := os.Stat(name); err == nil {
+		t.Error("the write made a file")
+	}
+}
+
+func TestFileRefusals(t *testing.T) {
+	base := t.TempDir()
+	root := filepath.Join(base, "cgroup")
+	secret := filepath.Join(base, "secret")
+	write(t, secret, "secret")
+	write(t, filepath.Join(root, "a/cpu.shares"), "1024\n")
+	for link, to := range map[string]string{"a/link": secret, "dirlink": filepath.Join(root, "a"), "up": base} {
+		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mkfifo(filepath.Join(root, "a/fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{
+		"", "/", ".", "cpu.shares", root, root + "/", secret, root + "-more/x", root + "/../secret", root + "/a/../a/cpu.shares", root + "//a/cpu.shares",
+	} {
+		if _, err := OpenFile(root, journal.Ref{Kind: "file", Object: path}); err == nil {
+			t.Errorf("%q was opened below %s", path, root)
+		}
+	}
+	if _, err := OpenFile(root, journal.Ref{Kind: "kthread", Object: root + "/a/cpu.shares"}); err == nil {
+		t.Error("another kind was opened")
+	}
+	for _, path := range []string{"a/link", "dirlink/cpu.shares", "up/secret", "a", "a/fifo"} {
+		k, err := OpenFile(root, journal.Ref{Kind: "file", Object: filepath.Join(root, path)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := k.Read(); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("read %s: %q, %v", path, v, err)
+		}
+		if err := k.Write("x"); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("write %s: %v", path, err)
+		}
+	}
+	if b, _ := os.ReadFile(secret); string(b) != "secret" {
+		t.Errorf("secret holds %q", b)
+	}
+	write(t, filepath.Join(root, "a/huge"), strings.Repeat("x", maxValue+1))
+	if _, err := File(filepath.Join(root, "a/huge")).Read(); err == nil {
+		t.Error("a huge file was read")
+	}
+}
+
+// TestFileInKernel turns and restores the knobs of a real cgroup.
+func TestFileInKernel(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	if cg.CPU == "" {
+		testkit.Skip(t, "no cpu controller")
+	}
+	knobs := map[string]string{"cpu.shares": "512", "cpu.cfs_quota_us": "20000"}
+	if cg.CPU == cg.V2 {
+		knobs = map[string]string{"cpu.weight": "50", "cpu.max": "20000 100000"}
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	before := map[string]string{}
+	for name, value := range knobs {
+		k := File(filepath.Join(cg.CPU, name))
+		if before[name], err = k.Read(); err != nil {
+			t.Fatal(err)
+		}
+		if err := j.Turn(k, value, journal.Owner{Feature: "test"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if q, limited, err := CPUQuota(cg.CPU); err != nil || !limited || q != 0.2 {
+		t.Errorf("quota is %v, %v, %v", q, limited, err)
+	}
+	if w, err := Weight(cg.CPU); err != nil || fmt.Sprint(w) != knobs["cpu.shares"]+knobs["cpu.weight"] {
+		t.Errorf("weight is %v, %v", w, err)
+	}
+	open := func(r journal.Ref) (journal.Knob, error) { return OpenFile(DefaultRoot, r) }
+	out, err := j.Restore(open, nil)
+	if err != nil || len(out) != len(knobs) {
+		t.Errorf("restore: %v, %v", out, err)
+	}
+	for name, want := range before {
+		if got, err := File(filepath.Join(cg.CPU, name)).Read(); err != nil || got != want {
+			t.Errorf("%s is %q (%v), was %q", name, got, err, want)
+		}
+	}
+	if _, limited, err := CPUQuota(cg.CPU); err != nil || limited {
+		t.Errorf("quota after restore: %v, %v", limited, err)
+	}
+
+	// A cgroup that is removed while the knob is open, and before.
+	child := cg.Child(t, "child")
+	k := File(filepath.Join(child.CPU, "cgroup.procs"))
+	if err := os.Remove(child.CPU); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("read: %v", err)
+	}
+	for name, err := range map[string]error{
+		"quota": third(CPUQuota(child.CPU)), "weight": second(Weight(child.CPU)), "cpus": second(CPUs(child.CPU)),
+	} {
+		if !errors.Is(err, journal.ErrGone) {
+			t.Errorf("%s of a gone cgroup: %v", name, err)
+		}
+	}
+}
+
+func second[A any](_ A, err error) error        { return err }
+func third[A, B any](_ A, _ B, err error) error { return err }
+
+func TestCPUsInKernel(t *testing.T) {
+	testkit.NeedRoot(t)
+	l, err := Detect("/proc", "")
+	if err != nil || l.CPUSet == "" {
+		testkit.Skip(t, "no cpuset controller")
+	}
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+	cpus, err := CPUs(l.CPUSet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The affinity of a process lies within the root's CPUs.
+	for i := range 1024 {
+		if set.IsSet(i) && !slices.Contains(cpus, i) {
+			t.Errorf("CPU %d is not in %v", i, cpus)
+		}
+	}
+	if len(cpus) < set.Count() {
+		t.Errorf("%d CPUs, but %d are usable", len(cpus), set.Count())
+	}
+}

@@ -1,0 +1,157 @@
+package cgroup
+
+import (
+	"errors"
+	"math"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// tree makes a directory with cgroup files: name, text, name, text...
+func tree(t *testing.T, dir string, files ...string) string {
+	t.Helper()
+	write(t, filepath.Join(dir, "cgroup.procs"), "")
+	for i := 0; i < len(files); i += 2 {
+		write(t, filepath.Join(dir, files[i]), files[i+1])
+	}
+	return dir
+}
+
+func TestCPUQuota(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		files   []string
+		cpus    float64
+		limited bool
+		bad     bool
+	}{
+		{"v2", []string{"cpu.max", "50000 100000\n"}, 0.5, true, false},
+		{"v2 max", []string{"cpu.max", "max 100000\n"}, 0, false, false},
+		{"v2 root", nil, 0, false, false},
+		{"v1", []string{"cpu.cfs_quota_us", "150000\n", "cpu.cfs_period_us", "100000\n"}, 1.5, true, false},
+		{"v1 none", []string{"cpu.cfs_quota_us", "-1\n", "cpu.cfs_period_us", "100000\n"}, 0, false, false},
+		{"negative", []string{"cpu.max", "-5 100000\n"}, 0, false, true},
+		{"no period", []string{"cpu.max", "5\n"}, 0, false, true},
+		{"period 0", []string{"cpu.max", "max 0\n"}, 0, false, true},
+		{"empty", []string{"cpu.max", ""}, 0, false, true},
+	} {
+		cpus, limited, err := CPUQuota(tree(t, filepath.Join(t.TempDir(), "cg"), c.files...))
+		if cpus != c.cpus || limited != c.limited || (err != nil) != c.bad {
+			t.Errorf("%s: %v, %v, %v", c.name, cpus, limited, err)
+		}
+	}
+}
+
+func TestWeight(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		files []string
+		want  uint64
+		is    error
+	}{
+		{"v2", []string{"cpu.weight", "100\n"}, 100, nil},
+		{"v1", []string{"cpu.shares", "1024\n"}, 1024, nil},
+		{"none", nil, 0, errors.ErrUnsupported},
+	} {
+		got, err := Weight(tree(t, filepath.Join(t.TempDir(), "cg"), c.files...))
+		if got != c.want || !errors.Is(err, c.is) {
+			t.Errorf("%s: %v, %v", c.name, got, err)
+		}
+	}
+	for _, bad := range []string{"", "0", "-1", "x", "1 2", "99999999999999999999"} {
+		if got, err := Weight(tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.weight", bad)); err == nil {
+			t.Errorf("%q gives %d", bad, got)
+		}
+	}
+}
+
+func TestCPUs(t *testing.T) {
+	root := tree(t, filepath.Join(t.TempDir(), "cg"), "cpuset.cpus.effective", "0-3\n")
+	set := tree(t, filepath.Join(root, "set"), "cpuset.cpus.effective", "2\n")
+	inherits := tree(t, filepath.Join(set, "pod", "container"))
+	tree(t, filepath.Join(set, "pod"))
+	v1 := tree(t, filepath.Join(t.TempDir(), "cg"), "cpuset.effective_cpus", "0,2\n")
+	without := tree(t, filepath.Join(t.TempDir(), "cg"))
+	for _, c := range []struct {
+		dir  string
+		want []int
+		is   error
+	}{
+		{root, []int{0, 1, 2, 3}, nil},
+		{set, []int{2}, nil},
+		{inherits, []int{2}, nil},
+		{v1, []int{0, 2}, nil},
+		{without, nil, errors.ErrUnsupported},
+		{filepath.Join(root, "gone"), nil, journal.ErrGone},
+	} {
+		got, err := CPUs(c.dir)
+		if !slices.Equal(got, c.want) || !errors.Is(err, c.is) {
+			t.Errorf("%s: %v, %v", c.dir, got, err)
+		}
+	}
+}
+
+func TestCPUList(t *testing.T) {
+	for _, c := range []struct {
+		list string
+		want []int
+		back string
+	}{
+		{"", nil, ""},
+		{"0", []int{0}, "0"},
+		{"0-3,8", []int{0, 1, 2, 3, 8}, "0-3,8"},
+		{"8,0,1", []int{0, 1, 8}, "0-1,8"},
+		{"3,3,2-4", []int{2, 3, 4}, "2-4"},
+		{"8191", []int{8191}, "8191"},
+	} {
+		got, err := ParseCPUs(c.list)
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%q: %v, %v", c.list, got, err)
+		}
+		if back := FormatCPUs(got); back != c.back {
+			t.Errorf("%q comes back as %q, want %q", c.list, back, c.back)
+		}
+	}
+	for _, bad := range []string{",", "1,", "-", "1-", "-1", "3-2", "8192", "0-99999999999", "a", "1 2", " 1", "0-4:1/2"} {
+		if got, err := ParseCPUs(bad); err == nil {
+			t.Errorf("%q gives %v", bad, got)
+		}
+	}
+	if got := FormatCPUs([]int{3, 1, 2, 1}); got != "1-3" {
+		t.Errorf("unsorted input gives %q", got)
+	}
+}
+
+func FuzzParseCPUs(f *testing.F) {
+	for _, s := range []string{"", "0", "0-3,8", "1-", ",", "0-8191", "3-2", "99999999999999999999"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		cpus, err := ParseCPUs(s)
+		if err != nil {
+			return
+		}
+		if !slices.IsSorted(cpus) || len(cpus) > maxCPU+1 {
+			t.Fatalf("%q gives %v", s, cpus)
+		}
+		again, err := ParseCPUs(FormatCPUs(cpus))
+		if err != nil || !slices.Equal(cpus, again) {
+			t.Fatalf("%q: %v became %v, %v", s, cpus, again, err)
+		}
+	})
+}
+
+func FuzzParseQuota(f *testing.F) {
+	for _, s := range []string{"", "max 100000", "-1 100000", "50000 100000", "1 0", "1 2 3", "9223372036854775807 1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		cpus, limited, err := parseQuota(s)
+		if math.IsNaN(cpus) || math.IsInf(cpus, 0) || cpus < 0 || (err != nil || !limited) && cpus != 0 {
+			t.Fatalf("%q: %v, %v, %v", s, cpus, limited, err)
+		}
+	})
+}

@@ -1,0 +1,207 @@
+package sched
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// napi makes a veth pair whose end "fltb" polls in a kernel thread. remove
+// deletes the pair, and the thread with it.
+func napi(t *testing.T) (thread Named, remove func()) {
+	t.Helper()
+	ns := testkit.NetNS(t)
+	testkit.Veth(t, ns, "flta", ns, "fltb")
+	h := ns.Handle(t)
+	link, err := h.LinkByName("fltb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := netdev.Open(ns.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dev.Close() })
+	if err := dev.Offload(link.Attrs().Index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
+		t.Fatal(err)
+	}
+	if err := dev.Threaded(link.Attrs().Index).Write("1"); err != nil {
+		t.Fatal(err)
+	}
+	list, err := Threads("/proc", "napi/fltb-")
+	if err != nil || len(list) != 1 {
+		t.Fatalf("threads of fltb: %v, %v", list, err)
+	}
+	return list[0], func() {
+		if err := h.LinkDel(link); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestKnobsInKernel(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	l, err := cgroup.Detect("/proc", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	th, remove := napi(t)
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	owner := journal.Owner{Feature: "test"}
+
+	type move struct{ hierarchy, dir string }
+	moves := []move{{l.V2, cg.V2}}
+	if l.CPU != l.V2 {
+		moves = append(moves, move{l.CPU, cg.CPU})
+	}
+	for _, m := range moves {
+		if m.dir == "" {
+			continue
+		}
+		k := Group("/proc", l, th.Thread, m.hierarchy)
+		if got, err := k.Read(); err != nil || got != m.hierarchy {
+			t.Errorf("before: %q, %v", got, err)
+		}
+		if err := j.Turn(k, m.dir, owner); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := k.Read(); err != nil || got != m.dir {
+			t.Errorf("after: %q, %v", got, err)
+		}
+		if err := k.Write(filepath.Join(m.dir, "none")); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrGone) {
+			t.Errorf("no such cgroup: %v", err)
+		}
+	}
+	a := Affinity("/proc", th.Thread)
+	all, err := a.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Turn(a, "0", owner); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{"", "x", "1024", "1023"} {
+		if err := a.Write(bad); err == nil {
+			t.Errorf("affinity %q was taken", bad)
+		}
+	}
+	if s, err := CPUTime("/proc", th.TID); err != nil || s < 0 || s > 60 {
+		t.Errorf("cpu time: %v, %v", s, err)
+	}
+
+	open := func(r journal.Ref) (journal.Knob, error) { return OpenKnob("/proc", l, r) }
+	out, err := j.Restore(open, nil)
+	if err != nil || len(out) < 2 {
+		t.Errorf("restore: %v, %v", out, err)
+	}
+	for _, o := range out {
+		if o.Result != journal.Restored {
+			t.Errorf("%v: %s", o.Entry.Ref, o.Result)
+		}
+	}
+	if got, err := a.Read(); err != nil || got != all {
+		t.Errorf("affinity after restore: %q, %v; was %q", got, err, all)
+	}
+	for _, m := range moves {
+		if got, err := Group("/proc", l, th.Thread, m.hierarchy).Read(); err != nil || got != m.hierarchy {
+			t.Errorf("cgroup after restore: %q, %v", got, err)
+		}
+	}
+
+	// A device that goes takes its thread out of the cgroup.
+	group := Group("/proc", l, th.Thread, l.V2)
+	if err := j.Turn(group, cg.V2, owner); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Turn(a, "0", owner); err != nil {
+		t.Fatal(err)
+	}
+	remove()
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if _, err := group.Read(); err != nil {
+			break
+		}
+	}
+	for _, k := range []journal.Knob{group, a} {
+		if v, err := k.Read(); !errors.Is(err, journal.ErrGone) {
+			t.Errorf("%v reads %q, %v", k.Ref(), v, err)
+		}
+	}
+	if err := group.Write(cg.V2); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("move of an ended thread: %v", err)
+	}
+	if err := a.Write("0"); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("affinity of an ended thread: %v", err)
+	}
+	out, err = j.Restore(open, nil)
+	if err != nil || len(out) != 2 || out[0].Result != journal.Gone || out[1].Result != journal.Gone {
+		t.Errorf("restore after the end: %v, %v", out, err)
+	}
+}
+
+func TestRefusesProcesses(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	l, err := cgroup.Detect("/proc", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := readStat("/proc", os.Getpid())
+	if !errors.Is(err, ErrNotKernel) {
+		t.Fatalf("this process: %v", err)
+	}
+	self := Thread{TID: os.Getpid(), Start: s.start}
+	before, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"move":     Group("/proc", l, self, l.V2).Write(cg.V2),
+		"affinity": Affinity("/proc", self).Write("0"),
+	} {
+		if !errors.Is(err, ErrNotKernel) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if after, _ := os.ReadFile("/proc/self/cgroup"); string(after) != string(before) {
+		t.Errorf("moved:\n%s", after)
+	}
+}
+
+func TestThreadsOfThisHost(t *testing.T) {
+	list, err := Threads("/proc", "")
+	if errors.Is(err, ErrHidden) {
+		testkit.Skip(t, "not in the host's pid namespace")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, n := range list {
+		found = found || n.Comm == "ksoftirqd/0"
+	}
+	if !found {
+		t.Errorf("no ksoftirqd/0 among %d threads", len(list))
+	}
+}
+
+func BenchmarkThreads(b *testing.B) {
+	for b.Loop() {
+		if _, err := Threads("/proc", "napi/"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	list, _ := Threads("/proc", "")
+	b.ReportMetric(float64(len(list)), "threads")
+}

@@ -1,0 +1,193 @@
+package sched
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// task writes proc/TID of a process or, with PF_KTHREAD, of a kernel thread.
+func task(t *testing.T, proc string, tid int, comm string, flags, start uint64, cg string) {
+	t.Helper()
+	for name, text := range map[string]string{
+		"comm":   comm + "\n",
+		"stat":   fmt.Sprintf("%d (%s) S 2 0 0 0 -1 %d 0 0 0 0 150 50 0 0 20 0 1 0 %d 0 0\n", tid, comm, flags, start),
+		"cgroup": cg,
+	} {
+		path := filepath.Join(proc, fmt.Sprint(tid), name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func kthreadChildren(t *testing.T, proc, list string) {
+	t.Helper()
+	dir := filepath.Join(proc, "2/task/2")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "children"), []byte(list), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func names(list []Named) string {
+	var s []string
+	for _, n := range list {
+		s = append(s, fmt.Sprintf("%d@%d=%s", n.TID, n.Start, n.Comm))
+	}
+	slices.Sort(s)
+	return strings.Join(s, " ")
+}
+
+func TestThreads(t *testing.T) {
+	proc := t.TempDir()
+	task(t, proc, 2, "kthreadd", pfKthread, 0, "0::/\n")
+	task(t, proc, 50, "napi/eth0-8193", pfKthread, 777, "0::/\n")
+	task(t, proc, 51, "napi/veth0a1b2c", pfKthread, 778, "0::/\n") // cut at 15 bytes
+	task(t, proc, 52, "kworker/0:1", pfKthread, 5, "0::/\n")
+	task(t, proc, 53, "napi/fake", 0, 5, "0::/\n") // a process that calls itself so
+	for _, list := range []string{"", "50 51 52 53 ", "50 51 52 53 99"} {
+		if list != "" { // without the file, every process is looked at
+			kthreadChildren(t, proc, list)
+		}
+		for prefix, want := range map[string]string{
+			"napi/":                "50@777=napi/eth0-8193 51@778=napi/veth0a1b2c",
+			"napi/eth0-":           "50@777=napi/eth0-8193",
+			"napi/veth0a1b2c3d4-1": "51@778=napi/veth0a1b2c",
+			"napi/x":               "",
+		} {
+			got, err := Threads(proc, prefix)
+			if err != nil || names(got) != want {
+				t.Errorf("children %q, prefix %q: %q, %v; want %q", list, prefix, names(got), err, want)
+			}
+		}
+	}
+	task(t, proc, 2, "sh", 0, 0, "0::/\n")
+	if _, err := Threads(proc, ""); !errors.Is(err, ErrHidden) {
+		t.Errorf("in a container's proc: %v", err)
+	}
+	if _, err := Threads(t.TempDir(), ""); !errors.Is(err, ErrHidden) {
+		t.Errorf("in an empty proc: %v", err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	proc := t.TempDir()
+	task(t, proc, 7, "napi/a) b (c", pfKthread, 42, "")
+	task(t, proc, 8, "sh", 0, 42, "")
+	if got, err := Find(proc, 7); err != nil || got != (Thread{7, 42}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if _, err := Find(proc, 8); !errors.Is(err, ErrNotKernel) {
+		t.Errorf("a process: %v", err)
+	}
+	if _, err := Find(proc, 9); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("no process: %v", err)
+	}
+	if s, err := CPUTime(proc, 7); err != nil || s != 2 {
+		t.Errorf("cpu time by ticks: %v, %v", s, err)
+	}
+	os.WriteFile(filepath.Join(proc, "7/schedstat"), []byte("1500000000 1 2\n"), 0o644)
+	if s, err := CPUTime(proc, 7); err != nil || s != 1.5 {
+		t.Errorf("cpu time by schedstat: %v, %v", s, err)
+	}
+	if _, err := CPUTime(proc, 8); !errors.Is(err, ErrNotKernel) {
+		t.Errorf("cpu time of a process: %v", err)
+	}
+}
+
+func TestOpenKnob(t *testing.T) {
+	proc, root := t.TempDir(), t.TempDir()
+	l := cgroup.Layout{V2: root, CPU: root, Mode: cgroup.ModeV2}
+	task(t, proc, 7, "napi/eth0-1", pfKthread, 42, "0::/pod/c1\n")
+	task(t, proc, 8, "sh", 0, 42, "0::/pod/c1\n")
+	k, err := OpenKnob(proc, l, journal.Ref{Kind: "kthread", Object: "7:42:" + root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := k.Read(); err != nil || got != filepath.Join(root, "pod/c1") {
+		t.Errorf("read %q, %v", got, err)
+	}
+	if k.Ref() != (journal.Ref{Kind: "kthread", Object: "7:42:" + root}) {
+		t.Errorf("ref is %v", k.Ref())
+	}
+	for _, c := range []struct {
+		kind, object string
+		is           error
+	}{
+		{"kthread", "7:41:" + root, journal.ErrGone},
+		{"kthread", "9:42:" + root, journal.ErrGone},
+		{"kthread", "8:42:" + root, ErrNotKernel},
+		{"affinity", "8:42", ErrNotKernel},
+		{"affinity", "7:41", journal.ErrGone},
+		{"affinity", "7:42:" + root, nil},
+		{"affinity", "7", nil},
+		{"affinity", "-7:42", nil},
+		{"affinity", "x:42", nil},
+		{"affinity", "7:x", nil},
+		{"affinity", "99999999999:1", nil},
+		{"kthread", "7:42", nil},
+		{"file", "7:42", nil},
+	} {
+		_, err := OpenKnob(proc, l, journal.Ref{Kind: c.kind, Object: c.object})
+		if err == nil || c.is != nil && !errors.Is(err, c.is) {
+			t.Errorf("%s %s: %v", c.kind, c.object, err)
+		}
+	}
+
+	// v2: the thread is moved by cgroup.procs, and nowhere but into a real
+	// directory of the hierarchy.
+	other := filepath.Join(root, "other")
+	os.MkdirAll(other, 0o755)
+	os.WriteFile(filepath.Join(other, "cgroup.procs"), nil, 0o644)
+	os.Symlink(other, filepath.Join(root, "link"))
+	if err := k.Write(other); err != nil {
+		t.Error(err)
+	}
+	if b, _ := os.ReadFile(filepath.Join(other, "cgroup.procs")); string(b) != "7" {
+		t.Errorf("cgroup.procs holds %q", b)
+	}
+	for _, bad := range []string{"", "/", "/etc", root + "/../x", root + "//other", other + "/", filepath.Join(root, "link"), root + "x", filepath.Join(root, "none")} {
+		if err := k.Write(bad); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("moved to %q: %v", bad, err)
+		}
+	}
+	if _, err := Group(proc, l, Thread{7, 42}, "/elsewhere").Read(); err == nil {
+		t.Error("a hierarchy that is not mounted was read")
+	}
+	task(t, proc, 7, "napi/eth0-1", pfKthread, 43, "0::/pod/c1\n") // the tid is used again
+	if err := k.Write(other); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("write to another thread: %v", err)
+	}
+	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("read of another thread: %v", err)
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("3 (pool_workqueue_release) S 2 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 6 0 0\n"))
+	f.Add([]byte("3 (a) b) S 2 0 0 0 -1 64 0 0 0 0 1 2 0 0 20 0 1 0 6 0 0"))
+	f.Add([]byte("3 (a"))
+	f.Add([]byte(")"))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if s, err := parseStat(text); err != nil && s != (stat{}) {
+			t.Fatalf("%q: %v with %v", text, s, err)
+		}
+	})
+}
