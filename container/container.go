@@ -28,9 +28,9 @@ func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 // not change the maps and slices in them.
 type Container struct {
 	ID        ID
-	Name      string            // the runtime's name for it; else the last element of its cgroup
-	Source    string            // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
-	RuntimeID string            // the runtime's own id (64 hex digits for Docker), "" without a runtime
+	Name      string // the runtime's name for it; else the last element of its cgroup
+	Source    string // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
+	RuntimeID string // the runtime's own id (64 hex digits for Docker), "" without a runtime
 	Image     string
 	Labels    map[string]string // labels; for containerd the CRI annotations are merged in
 	Pod       string            // Kubernetes pod name, where CRI says it

@@ -1,0 +1,200 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	relistEvery = time.Minute
+	callTimeout = 10 * time.Second
+	parallel    = 4 // questions at a time
+
+	minBackOff = 50 * time.Millisecond
+	maxBackOff = 2 * time.Second
+)
+
+// roster is the list of running containers that the source of a runtime keeps
+// from the runtime's events and lists. Questions to the runtime are asked
+// aside, since one container over which the runtime hangs must not hold up
+// the others. It belongs to one goroutine, all but the asking.
+type roster struct {
+	publish func(Report)
+	answers chan answer
+
+	records map[string]Record
+	asked   map[string]int // numbers the questions that are open, by container
+
+	none   bool // it was reported that there is no such runtime
+	listed bool // a list was reported: there is one
+}
+
+// inspect asks the runtime about one container; false means that it does not
+// run.
+type inspect func(ctx context.Context, key string) (Record, bool, error)
+
+type answer struct {
+	key    string
+	asked  int
+	record Record
+	runs   bool
+	err    error
+}
+
+func newRoster(publish func(Report)) *roster {
+	return &roster{publish: publish, answers: make(chan answer)}
+}
+
+// follow runs session, which speaks to the runtime over one connection, again
+// and again until ctx ends, and reports why one has ended. A runtime that was
+// never there is not an error.
+func (r *roster) follow(ctx context.Context, session func(context.Context) error) {
+	retry(ctx, func(ctx context.Context) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel() // ends what the session has asked
+		r.records, r.asked = make(map[string]Record), make(map[string]int)
+		err := session(ctx)
+		absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
+		switch {
+		case ctx.Err() != nil:
+		case r.listed, !absent:
+			r.publish(Report{Err: err})
+		case !r.none:
+			r.none = true
+			r.publish(Report{})
+		}
+	})
+}
+
+// retry runs session again and again until ctx ends, after a pause that
+// doubles while sessions end at once.
+func retry(ctx context.Context, session func(context.Context)) {
+	pause := minBackOff
+	for ctx.Err() == nil {
+		start := time.Now()
+		session(ctx)
+		if time.Since(start) > maxBackOff {
+			pause = minBackOff
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, maxBackOff)
+	}
+}
+
+// listens tells whether somebody listens at a unix socket; the runtimes'
+// clients do not say why they cannot connect.
+func listens(ctx context.Context, path string) error {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// ask has a container inspected; the answer comes to answers.
+func (r *roster) ask(ctx context.Context, key string, look inspect) {
+	r.asked[key]++
+	asked := r.asked[key]
+	go func() {
+		got := answer{key: key, asked: asked}
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		got.record, got.runs, got.err = look(call, key)
+		cancel()
+		select {
+		case r.answers <- got:
+		case <-ctx.Done():
+		}
+	}()
+}
+
+// take notes an answer, unless there was a later question or an end since.
+func (r *roster) take(got answer) {
+	if r.asked[got.key] != got.asked {
+		return
+	}
+	delete(r.asked, got.key)
+	switch {
+	case got.err != nil:
+		return // the next list will tell
+	case got.runs:
+		r.records[got.key] = got.record
+	default:
+		delete(r.records, got.key)
+	}
+	r.say()
+}
+
+// end notes that a container has ended.
+func (r *roster) end(key string) {
+	if _, open := r.asked[key]; open {
+		r.asked[key]++ // the answer will be out of date
+	}
+	// An event may be older than a list, and the container have been started
+	// again since.
+	if rec, runs := r.records[key]; runs && unix.Kill(rec.PID, 0) != nil {
+		delete(r.records, key)
+		r.say()
+	}
+}
+
+// replace takes the keys of all containers that run. It inspects those that
+// are not known, or of which current denies that what is known still holds.
+func (r *roster) replace(ctx context.Context, keys []string, current func(key string, rec Record) bool, look inspect) {
+	if len(keys) > maxRecords {
+		keys = keys[:maxRecords]
+	}
+	records := make(map[string]Record, len(keys))
+	var unknown []string
+	for _, key := range keys {
+		if rec, ok := r.records[key]; ok && current(key, rec) {
+			records[key] = rec
+		} else {
+			unknown = append(unknown, key)
+		}
+	}
+	answers := make(chan answer)
+	slots := make(chan struct{}, parallel)
+	for _, key := range unknown {
+		go func() {
+			slots <- struct{}{}
+			got := answer{key: key}
+			call, cancel := context.WithTimeout(ctx, callTimeout)
+			got.record, got.runs, got.err = look(call, key)
+			cancel()
+			<-slots
+			answers <- got
+		}()
+	}
+	for range unknown {
+		if got := <-answers; got.err == nil && got.runs {
+			records[got.key] = got.record
+		}
+	}
+	r.records = records
+	r.say()
+}
+
+func (r *roster) say() {
+	r.publish(Report{Records: slices.Collect(maps.Values(r.records))})
+	r.listed = true
+}
+
+// wrap says which runtime an error is about.
+func wrap(name, addr string, err error) error {
+	if err == nil {
+		err = errors.New("connection ended")
+	}
+	return fmt.Errorf("%s at %s: %w", name, addr, err)
+}
