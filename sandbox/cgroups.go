@@ -94,8 +94,30 @@ func (hs hierarchies) create(gs []group, cpu CPU) error {
 		if err := g.limit(cpu); err != nil {
 			return err
 		}
+		weighParent(parent)
 	}
 	return nil
+}
+
+// weighParent gives the parent the weight of as many groups as it has, so that
+// sandboxes stand against the rest of the machine as if they lay at the top.
+// With the weight of one, ksoftirqd would get as much as all of them together.
+func weighParent(parent string) {
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return // it went with the last sandbox
+	}
+	n := 0
+	for _, e := range entries {
+		if e.IsDir() {
+			n++
+		}
+	}
+	// A host without one of these, or without any cpu controller, is fine.
+	if n > 0 {
+		write(parent, "cpu.shares", strconv.Itoa(1024*n))
+		write(parent, "cpu.weight", strconv.Itoa(min(100*n, 10000)))
+	}
 }
 
 // prepare makes a fresh directory fit for children and processes.
@@ -232,7 +254,9 @@ func removeGroups(dirs []string) error {
 	for _, dir := range dirs {
 		errs = append(errs, removeGroup(dir))
 		// Fails while there are other sandboxes.
-		os.Remove(filepath.Dir(dir))
+		if os.Remove(filepath.Dir(dir)) != nil {
+			weighParent(filepath.Dir(dir))
+		}
 	}
 	return errors.Join(errs...)
 }

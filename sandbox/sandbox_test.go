@@ -120,6 +120,17 @@ func TestCreateDestroy(t *testing.T) {
 	if got := limits(t, b); got != "50000 100000 512" && got != "50000 100000 20" {
 		t.Errorf("quota, period and shares (or weight) are %q", got)
 	}
+	two := create(t, h, Spec{Name: name("b")})
+	for _, g := range b.dirs {
+		if g.controller == "cpu" {
+			if got := read(t, filepath.Dir(g.dir), "cpu.shares"); got == "1024" {
+				t.Errorf("two sandboxes together have %s shares", got)
+			}
+		}
+	}
+	if err := two.Destroy(); err != nil {
+		t.Error(err)
+	}
 	// The threads that went in have come back.
 	if got := selfCgroups(t); got != home {
 		t.Errorf("this process is in\n%s, was in\n%s", got, home)

@@ -82,6 +82,7 @@ type options struct {
 	size       int
 	conns      int
 	buffer     int
+	nice       int
 	every, run time.Duration
 }
 
@@ -147,6 +148,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
 	fs.IntVar(&o.conns, "conns", 1, "connections")
 	fs.IntVar(&o.buffer, "buffer", 0, "socket buffer in bytes; 0 leaves the kernel's default")
+	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
 	fs.DurationVar(&o.every, "every", 0, "print a line this often")
 	fs.DurationVar(&o.run, "for", 0, "end after this time")
 	if err := fs.Parse(args[1:]); err != nil {
@@ -160,6 +162,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	board, err := ownBoard()
+	if err == nil {
+		err = setNice(o.nice)
+	}
 	if err == nil {
 		err = o.loop(all[args[0]], board, json.NewEncoder(stdout))
 	}
@@ -180,6 +185,28 @@ func (o options) check(rest int) error {
 		return errors.New("--conns must be 1 to 10000")
 	case o.proto != "udp" && o.proto != "tcp":
 		return errors.New("--proto must be udp or tcp")
+	}
+	return nil
+}
+
+// setNice sets the nice value of all threads that there are; those to come
+// inherit it.
+func setNice(n int) error {
+	if n == 0 {
+		return nil
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, t := range tasks {
+		tid, err := strconv.Atoi(t.Name())
+		if err != nil {
+			continue
+		}
+		if err := unix.Setpriority(unix.PRIO_PROCESS, tid, n); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("set nice value %d: %w", n, err)
+		}
 	}
 	return nil
 }

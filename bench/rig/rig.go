@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -50,6 +51,9 @@ type Config struct {
 const (
 	sharedCPU = 0
 	senderCPU = 1
+	// The sender is the world outside: what else this machine does on its CPU
+	// must not change the load.
+	senderNice = "-20"
 
 	outsideAddr  = "10.111.0.1"
 	receiverAddr = "10.111.0.2"
@@ -172,6 +176,11 @@ func (r *Rig) build(id string) error {
 	if err := r.wire(); err != nil {
 		return err
 	}
+	if r.Path == NIC {
+		if err := r.likeNIC(); err != nil {
+			return err
+		}
+	}
 	return r.steer()
 }
 
@@ -205,6 +214,44 @@ func (r *Rig) wire() error {
 		r.Outside.Neighbour(dev, netip.MustParseAddr(receiverAddr), receiverMAC),
 		r.Receiver.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC),
 	)
+}
+
+// likeNIC gives the NIC's veth what a real NIC has by itself: it polls (a veth
+// does only with GRO), and no super-packets come by the wire.
+func (r *Rig) likeNIC() error {
+	for _, k := range []struct {
+		box     *sandbox.Box
+		dev     string
+		offload netdev.Offload
+		on      bool
+	}{{r.Outside, "eth0", netdev.TSO, false}, {r.Node, NICDevice, netdev.GRO, true}} {
+		if err := setOffload(k.box, k.dev, k.offload, k.on); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func setOffload(b *sandbox.Box, dev string, group netdev.Offload, on bool) error {
+	ns, err := netdev.Open(b.NetNS())
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	links, err := ns.Links()
+	if err != nil {
+		return err
+	}
+	value := netdev.Off
+	if on {
+		value = group.On()
+	}
+	for _, l := range links {
+		if l.Name == dev {
+			return ns.Offload(l.Index, group).Write(value)
+		}
+	}
+	return fmt.Errorf("set %s of %s: no such device", group, dev)
 }
 
 // steer brings all receive work to the shared CPU: without that, a veth's
@@ -297,7 +344,7 @@ func (r *Rig) Send(ctx context.Context, kind Traffic) (sender, receiver *Generat
 	if err != nil {
 		return nil, nil, err
 	}
-	sender, err = r.Start(ctx, r.Outside, append(send, "--to", to, "--rate", "0")...)
+	sender, err = r.Start(ctx, r.Outside, append(send, "--to", to, "--rate", "0", "--nice", senderNice)...)
 	if err != nil {
 		return nil, nil, errors.Join(err, receiver.Stop())
 	}
