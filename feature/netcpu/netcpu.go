@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"sync"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -37,6 +38,10 @@ type Config struct {
 	Roots   kernel.Roots
 	Journal *journal.Journal
 	Log     *slog.Logger // for what goes wrong with nobody to return it to; nil: no log
+
+	// NetNS is a path to the host's network namespace, where its uplinks are;
+	// "" is the namespace of this process.
+	NetNS string
 }
 
 // Netcpu is the feature. See feature.Feature for how it may be called.
@@ -77,6 +82,9 @@ func New(cfg Config) (*Netcpu, error) {
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.NetNS == "" {
+		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
 	n := &Netcpu{
 		cfg:     cfg,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -46,12 +45,13 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 		}
 		n.host = &uplinks{group: group, claimed: make(map[deviceKey]bool)}
 	}
-	self, err := netdev.InodeOf(n.cfg.Roots.Proc, os.Getpid())
+	self, err := netdev.Open(n.cfg.NetNS)
 	if err != nil {
 		return err
 	}
-	masters := map[uint64][]string{self: nil}
-	paths := map[uint64]string{self: filepath.Join(n.cfg.Roots.Proc, "self", "ns", "net")}
+	self.Close()
+	masters := map[uint64][]string{self.Inode(): nil}
+	paths := map[uint64]string{self.Inode(): n.cfg.NetNS}
 	for _, dev := range c.Interfaces {
 		if h := dev.Host; h.NetNS != 0 && h.Master != "" {
 			masters[h.NetNS] = append(masters[h.NetNS], h.Master)

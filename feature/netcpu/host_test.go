@@ -1,0 +1,230 @@
+package netcpu_test
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
+		if status, ok := reexec(os.Args); ok {
+			os.Exit(status)
+		}
+	}
+	testkit.Main(m)
+}
+
+// host is a small host of its own: a bridge in a namespace, an uplink to the
+// wire, and one container behind the bridge.
+type host struct {
+	t         *testing.T
+	ns, wire  *sandbox.Box
+	box       *sandbox.Box
+	journal   *journal.Journal
+	netcpu    *netcpu.Netcpu
+	container container.Container
+}
+
+func newHost(t *testing.T, cpu sandbox.CPU) *host {
+	t.Helper()
+	testkit.NeedRoot(t)
+	sh, err := sandbox.New(sandbox.Config{Dir: t.TempDir()})
+	must(t, err)
+	t.Cleanup(func() { must(t, sh.Close()) })
+	h := &host{t: t}
+	h.ns = create(t, sh, sandbox.Spec{Name: "nethost", Bare: true})
+	h.wire = create(t, sh, sandbox.Spec{Name: "netwire", Bare: true})
+	h.box = create(t, sh, sandbox.Spec{Name: "receiver", CPU: cpu})
+	must(t, h.ns.Bridge("br0", netip.Prefix{}))
+	must(t, sandbox.Wire(
+		sandbox.End{Box: h.wire, Name: "wire", Addr: netip.MustParsePrefix("10.66.0.1/24"), Queues: 2},
+		sandbox.End{Box: h.ns, Name: "nic0", Bridge: "br0", Queues: 2}))
+	must(t, sandbox.Wire(
+		sandbox.End{Box: h.ns, Name: "h0", Bridge: "br0"},
+		sandbox.End{Box: h.box, Name: "eth0", Addr: netip.MustParsePrefix("10.66.0.2/24")}))
+
+	// What a real NIC does by itself: it polls.
+	nic := h.open(h.ns)
+	must(t, nic.Offload(index(t, nic, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
+
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { j.Close() })
+	h.journal = j
+	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS()})
+	must(t, err)
+	h.container = h.describe()
+	return h
+}
+
+// describe says of the sandbox what package container would find out.
+func (h *host) describe() container.Container {
+	layout, err := cgroup.Detect("/proc", "")
+	must(h.t, err)
+	paths, err := layout.OfPID("/proc", h.box.PID)
+	must(h.t, err)
+	id, err := cgroup.ID(paths.V2)
+	must(h.t, err)
+	inside, outside := h.open(h.box), h.open(h.ns)
+	return container.Container{
+		ID: container.ID(id), Name: h.box.Name, PID: h.box.PID, NetNS: inside.Inode(),
+		Cgroup: container.Cgroup{V2: paths.V2, CPU: paths.CPU, CPUSet: paths.CPUSet, IO: paths.IO},
+		Interfaces: []container.Interface{{
+			Name: "eth0", Index: index(h.t, inside, "eth0"), Kind: "veth",
+			Host: container.HostEnd{
+				NetNS: outside.Inode(), NSPath: h.ns.NetNS(), Name: "h0",
+				Index: index(h.t, outside, "h0"), Master: "br0",
+			},
+		}},
+	}
+}
+
+func (h *host) target(mode policy.NetCPU) policy.Target {
+	return policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: mode}}
+}
+
+func (h *host) open(b *sandbox.Box) *netdev.NS {
+	h.t.Helper()
+	ns, err := netdev.Open(b.NetNS())
+	must(h.t, err)
+	h.t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+// state is all that isolate may change, read from the host.
+func (h *host) state() map[string]string {
+	h.t.Helper()
+	inside, outside := h.open(h.box), h.open(h.ns)
+	eth0, h0, nic0 := index(h.t, inside, "eth0"), index(h.t, outside, "h0"), index(h.t, outside, "nic0")
+	s := map[string]string{"group": "absent"}
+	for name, k := range map[string]journal.Knob{
+		"eth0 gro":      inside.Offload(eth0, netdev.GRO),
+		"eth0 threaded": inside.Threaded(eth0),
+		"eth0 rps":      inside.RPS(eth0, 0),
+		"h0 tso":        outside.Offload(h0, netdev.TSO),
+		"nic0 threaded": outside.Threaded(nic0),
+		"nic0 rps":      outside.RPS(nic0, 1),
+	} {
+		v, err := k.Read()
+		must(h.t, err)
+		s[name] = v
+	}
+	weight, err := cgroup.Weight(h.container.Cgroup.CPU)
+	must(h.t, err)
+	s["weight"] = strconv.FormatUint(weight, 10)
+	if _, err := os.Stat(filepath.Join(cpuRoot(h.t), "fairlead-uplink")); err == nil {
+		s["group"] = "present"
+	}
+	return s
+}
+
+func TestIsolateAndRemove(t *testing.T) {
+	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
+	must(t, h.box.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return "1" }))
+	before := h.state()
+
+	for range 2 { // the second time nothing is left to do
+		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	}
+	during := h.state()
+	for name, want := range map[string]string{
+		"eth0 gro": netdev.GRO.On(), "eth0 threaded": "1", "h0 tso": netdev.Off,
+		"nic0 threaded": "1", "group": "present",
+	} {
+		if during[name] != want {
+			t.Errorf("isolated: %s is %q, want %q", name, during[name], want)
+		}
+	}
+	if strings.Trim(during["eth0 rps"], "0,") != "" {
+		t.Errorf("isolated: eth0 hands packets on to CPUs %s", during["eth0 rps"])
+	}
+	where := h.threads()
+	if got := where["eth0"]; len(got) != 1 || got[0] != h.container.Cgroup.CPU {
+		t.Errorf("threads of eth0 are in %q, want %q", got, h.container.Cgroup.CPU)
+	}
+	if got := where["nic0"]; len(got) != 2 || got[0] != got[1] || filepath.Base(got[0]) != "fairlead-uplink" {
+		t.Errorf("threads of nic0 are in %q, want the uplink group", got)
+	}
+
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal after Remove: %+v", left)
+	}
+	after := h.state()
+	for name, want := range before {
+		if after[name] != want {
+			t.Errorf("after Remove: %s is %q, want %q", name, after[name], want)
+		}
+	}
+	if got := h.threads(); len(got) != 0 {
+		t.Errorf("after Remove: threads %v", got)
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
+// threads gives, by device, the cpu cgroups of the threads that poll it.
+func (h *host) threads() map[string][]string {
+	h.t.Helper()
+	layout, err := cgroup.Detect("/proc", "")
+	must(h.t, err)
+	where := make(map[string][]string)
+	for _, device := range []string{"eth0", "nic0", "h0"} {
+		list, err := sched.Threads("/proc", "napi/"+device+"-")
+		must(h.t, err)
+		for _, th := range list {
+			paths, err := layout.OfPID("/proc", th.TID)
+			must(h.t, err)
+			where[device] = append(where[device], paths.CPU)
+		}
+	}
+	return where
+}
+
+func create(t *testing.T, h *sandbox.Host, spec sandbox.Spec) *sandbox.Box {
+	t.Helper()
+	b, err := h.Create(spec)
+	must(t, err)
+	return b
+}
+
+func index(t *testing.T, ns *netdev.NS, name string) int {
+	t.Helper()
+	links, err := ns.Links()
+	must(t, err)
+	for _, l := range links {
+		if l.Name == name {
+			return l.Index
+		}
+	}
+	t.Fatalf("no link %s", name)
+	return 0
+}
+
+func cpuRoot(t *testing.T) string {
+	l, err := cgroup.Detect("/proc", "")
+	must(t, err)
+	return l.CPU
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
