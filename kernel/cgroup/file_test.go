@@ -15,6 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
+func TestMain(m *testing.M) { testkit.Main(m) }
+
 func TestFileOnDisk(t *testing.T) {
 	root := t.TempDir()
 	name := filepath.Join(root, "cpu", "cpu.shares")

@@ -1,0 +1,67 @@
+package journal
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestRestoreNewestFirstAndMatch(t *testing.T) {
+	b := newBoard("a", "1", "b", "1", "c", "1", "d", "1")
+	dir := t.TempDir()
+	j := open(t, dir)
+	for i, n := range []string{"a", "b", "c", "d"} {
+		if err := j.Turn(b.knob(n), "2", Owner{Feature: "f", Container: uint64(i % 2)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	turn(t, j, b.knob("a"), "3") // does not change the place of a
+	delete(b.values, "c")
+	j.Close()
+
+	j = open(t, dir)
+	out, err := j.Restore(b.open, func(e Entry) bool { return e.Owner.Container == 0 })
+	if err != nil || results(out) != "c:gone a:restored" {
+		t.Errorf("restore: %q, %v", results(out), err)
+	}
+	b.set("b", "9")
+	out, err = j.Restore(b.open, nil)
+	if err != nil || results(out) != "d:restored b:foreign" || out[1].Value != "9" {
+		t.Errorf("restore: %q, %v", results(out), err)
+	}
+	if len(j.Entries()) != 0 {
+		t.Errorf("entries are left: %q", brief(j.Entries()))
+	}
+}
+
+func TestRestoreUnknownKindIsKept(t *testing.T) {
+	b := newBoard("a", "1")
+	j := open(t, t.TempDir())
+	turn(t, j, b.knob("a"), "2")
+	out, err := j.Restore(func(Ref) (Knob, error) { return nil, errors.New("unknown kind") }, nil)
+	if err == nil || results(out) != "a:failed" || len(j.Entries()) != 1 {
+		t.Errorf("restore: %q, %v, entries %q", results(out), err, brief(j.Entries()))
+	}
+}
+
+// closing is a knob that belongs to whoever opened it.
+type closing struct {
+	Knob
+	closed *int
+}
+
+func (c closing) Close() error {
+	*c.closed++
+	return nil
+}
+
+func TestRestoreClosesWhatItOpens(t *testing.T) {
+	b := newBoard("a", "1", "b", "1")
+	j := open(t, t.TempDir())
+	turn(t, j, b.knob("a"), "2")
+	turn(t, j, b.knob("b"), "2")
+	closed := 0
+	_, err := j.Restore(func(r Ref) (Knob, error) { return closing{b.knob(r.Object), &closed}, nil }, nil)
+	if err != nil || closed != 2 {
+		t.Errorf("%d knobs were closed, want 2; %v", closed, err)
+	}
+}
