@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -126,6 +127,13 @@ func (a *Agent) Version(context.Context) (api.Version, error) {
 // version.
 func VersionOf(version string) api.Version {
 	v := api.Version{Version: cmp.Or(version, "unknown"), Go: runtime.Version(), API: "1"}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v.Commit = s.Value
+			}
+		}
+	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		v.Kernel = unix.ByteSliceToString(u.Release[:])

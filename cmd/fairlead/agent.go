@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/metrics"
+)
+
+// agentFlags are the flags of the agent, which are also the keys of the config
+// file. Verbs that need some of them take those by name.
+type agentFlags struct {
+	config string
+	level  string
+	cfg    agent.Config
+}
+
+func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
+	f := &agentFlags{cfg: agent.Config{Roots: kernel.Default(), Version: version}}
+	s := pflag.NewFlagSet("agent", pflag.ContinueOnError)
+	s.StringVar(&f.config, "config", defaultConfig, "config file; each of these flags may stand in it as \"flag: value\"")
+	s.StringVar(&f.cfg.Socket, "socket", api.DefaultSocket, "unix socket of the agent")
+	s.StringVar(&f.cfg.SelfSocket, "self-socket", api.DefaultSelfSocket, "unix socket for containers, who see themselves there; empty: none")
+	s.StringVar(&f.cfg.StateDir, "state-dir", defaultState, "directory of the journal")
+	s.StringVar(&f.cfg.PolicyDir, "policy-dir", defaultPolicies, "directory of the policy files *.yaml")
+	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "where Docker answers, as in DOCKER_HOST; empty: its usual socket")
+	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "where Podman answers, as in DOCKER_HOST; empty: its usual socket")
+	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "/run/containerd/containerd.sock", "unix socket of containerd")
+	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page; empty: none")
+	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
+	s.StringVar(&f.level, "log-level", "info", "what to log: debug, info, warn or error")
+	return f, s
+}
+
+// take gives cmd some of the agent's flags.
+func (f *agentFlags) take(cmd *cobra.Command, from *pflag.FlagSet, names ...string) {
+	for _, n := range names {
+		cmd.Flags().AddFlag(from.Lookup(n))
+	}
+}
+
+func agentVerb(e env) *cobra.Command {
+	f, flags := newAgentFlags(e)
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Keep this host as policy wants it, until stopped",
+		Long: `Keep this host as policy wants it, until stopped by SIGINT or SIGTERM; then
+everything that was changed is put back. SIGHUP reads the policy files again.`,
+		Args: nargs(0, 0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := configure(cmd, f.config, flags); err != nil {
+				return err
+			}
+			return runAgent(cmd.Context(), e, f)
+		},
+	}
+	cmd.Flags().AddFlagSet(flags)
+	return cmd
+}
+
+func runAgent(ctx context.Context, e env, f *agentFlags) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the agent needs root: it changes devices and control groups of the host")
+	}
+	log, err := newLog(e, f.level)
+	if err != nil {
+		return err
+	}
+	f.cfg.Log = log
+	f.cfg.Ready = func() {
+		notify(log, daemon.SdNotifyReady)
+		log.Info("agent is ready", "socket", f.cfg.Socket, "version", version)
+	}
+	if every, err := daemon.SdWatchdogEnabled(false); err != nil {
+		log.Warn("systemd watchdog", "err", err)
+	} else if every > 0 {
+		f.cfg.Alive = func() { notify(log, daemon.SdNotifyWatchdog) }
+	}
+	a, err := agent.New(f.cfg)
+	if err != nil {
+		return err
+	}
+
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for {
+			select {
+			case <-hangup:
+				a.Reload(ctx) // it tells the log how that went
+			case <-ctx.Done():
+				notify(log, daemon.SdNotifyStopping)
+				return
+			case <-done:
+				return
+			}
+		}
+	}()
+	return a.Run(ctx)
+}
+
+func notify(log *slog.Logger, state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		log.Warn("notify systemd", "err", err)
+	}
+}
+
+// newLog writes to stderr, without the time where systemd adds its own.
+func newLog(e env, level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, usageError{fmt.Errorf("--log-level: %w", err)}
+	}
+	opts := &slog.HandlerOptions{Level: l}
+	if e.getenv("JOURNAL_STREAM") != "" {
+		opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
+			if len(groups) == 0 && a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}
+	}
+	return slog.New(slog.NewTextHandler(e.stderr, opts)), nil
+}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// dialed makes a verb one of an agent's clients: it gets the flags --socket
+// and --config, and run a Client of the agent there.
+func dialed(e env, cmd *cobra.Command, run func(cmd *cobra.Command, c *api.Client, args []string) error) *cobra.Command {
+	f, flags := newAgentFlags(e)
+	f.take(cmd, flags, "socket", "config")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := configure(cmd, f.config, flags); err != nil {
+			return err
+		}
+		c := api.Dial(f.cfg.Socket)
+		defer c.Close()
+		return hint(run(cmd, c, args))
+	}
+	return cmd
+}
+
+// hint adds what to do where no agent answers.
+func hint(err error) error {
+	if errors.Is(err, api.ErrNoAgent) {
+		return fmt.Errorf("%w\nis it running? `systemctl status fairlead`, or start one as root: `fairlead agent`", err)
+	}
+	return err
+}

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+const (
+	defaultConfig   = "/etc/fairlead/fairlead.yaml"
+	defaultState    = "/var/lib/fairlead"
+	defaultPolicies = "/etc/fairlead/policy.d"
+)
+
+// setting is one "key: value" of the config file.
+type setting struct {
+	key, value string
+	line       int
+}
+
+// readConfig reads a config file: one mapping, whose keys are names of flags
+// of the agent and whose values are scalars.
+func readConfig(path string) ([]setting, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 64<<10))
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	return parseConfig(path, data)
+}
+
+func parseConfig(path string, data []byte) ([]setting, error) {
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return nil, fmt.Errorf("config %s: %w", path, err)
+	}
+	var out []setting
+	seen := map[string]int{}
+	for _, doc := range file.Docs {
+		var values []*ast.MappingValueNode
+		switch body := doc.Body.(type) {
+		case nil, *ast.NullNode, *ast.CommentGroupNode:
+		case *ast.MappingNode:
+			values = body.Values
+		case *ast.MappingValueNode:
+			values = []*ast.MappingValueNode{body}
+		default:
+			return nil, fmt.Errorf("config %s:%d: it has to be lines of the form \"key: value\"", path, body.GetToken().Position.Line)
+		}
+		for _, v := range values {
+			s := setting{key: v.Key.String(), line: v.Key.GetToken().Position.Line}
+			switch n := v.Value.(type) {
+			case *ast.StringNode:
+				s.value = n.Value
+			case *ast.NullNode:
+			case ast.ScalarNode:
+				s.value = n.GetToken().Value
+			default:
+				return nil, fmt.Errorf("config %s:%d: %s: the value has to be a word or a number", path, s.line, s.key)
+			}
+			if first := seen[s.key]; first != 0 {
+				return nil, fmt.Errorf("config %s:%d: %s is given in line %d already", path, s.line, s.key, first)
+			}
+			seen[s.key] = s.line
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// configure gives the flags of cmd that were not typed the values of the
+// config file. A file that nobody asked for may be missing.
+func configure(cmd *cobra.Command, path string, known *pflag.FlagSet) error {
+	settings, err := readConfig(path)
+	if errors.Is(err, fs.ErrNotExist) && !cmd.Flags().Changed("config") {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, s := range settings {
+		if known.Lookup(s.key) == nil || s.key == "config" {
+			return fmt.Errorf("config %s:%d: unknown key %q", path, s.line, s.key)
+		}
+		f := cmd.Flags().Lookup(s.key)
+		if f == nil || f.Changed {
+			continue // of another verb, or overruled
+		}
+		if err := f.Value.Set(s.value); err != nil {
+			return fmt.Errorf("config %s:%d: %s: %w", path, s.line, s.key, err)
+		}
+	}
+	return nil
+}

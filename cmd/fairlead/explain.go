@@ -1,0 +1,172 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+func explainVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "explain CONTAINER",
+		Short: "Say what was changed on the host for a container, and why",
+		Long: `Say what was changed on the host for a container, by which line of policy, with
+the value before and the value now. CONTAINER is a name, an id, or the start of
+a runtime's id.`,
+		Args: nargs(1, 1, "CONTAINER"),
+	}
+	out := formatFlag(cmd)
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		x, err := c.Explain(cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		return out.print(e.stdout, x, func(w io.Writer) { explain(w, x, time.Now()) })
+	})
+}
+
+func explain(w io.Writer, x api.Explanation, now time.Time) {
+	c := x.Container
+	about := []string{show(c.Source), "id " + c.ID.String()}
+	if c.Image != "" {
+		about = append(about, "image "+show(c.Image))
+	}
+	if c.Pod != "" {
+		about = append(about, "pod "+show(c.Namespace)+"/"+show(c.Pod))
+	}
+	fmt.Fprintf(w, "%s (%s)\n", show(c.Name), strings.Join(about, ", "))
+	if x.Ended {
+		fmt.Fprintln(w, "  has ended")
+	} else if c.PID != 0 {
+		fmt.Fprintf(w, "  runs as process %d, started %s\n", c.PID, ago(c.Started, now))
+	}
+	explainNetwork(w, c)
+
+	fmt.Fprintln(w, "\nWhat policy says:")
+	for _, s := range c.Policy {
+		fmt.Fprintf(w, "  %s\n", setting1(s))
+	}
+	if len(c.Policy) == 0 {
+		fmt.Fprintln(w, "  nothing")
+	}
+	for _, p := range x.Problems {
+		fmt.Fprintf(w, "  not usable: %s\n", lines(p.Text))
+	}
+
+	fmt.Fprintln(w, "\nHow that stands:")
+	for _, f := range c.Features {
+		fmt.Fprintf(w, "  %s: %s\n", show(f.Feature), stands(f, now))
+	}
+	if len(c.Features) == 0 {
+		fmt.Fprintln(w, "  this build has no feature")
+	}
+
+	if len(x.Changes) == 0 {
+		fmt.Fprintln(w, "\nNothing was changed on the host for it.")
+	} else {
+		fmt.Fprintln(w, "\nWhat was changed on the host for it:")
+		explainChanges(w, x.Changes, now)
+	}
+	if len(x.Host) > 0 {
+		fmt.Fprintln(w, "\nWhat was changed for the host as a whole:")
+		explainChanges(w, x.Host, now)
+	}
+}
+
+func explainNetwork(w io.Writer, c api.Container) {
+	switch {
+	case c.HostNetwork:
+		fmt.Fprintln(w, "  uses the host's network")
+	case len(c.Interfaces) == 0:
+		fmt.Fprintln(w, "  has no network device")
+	}
+	for _, i := range c.Interfaces {
+		fmt.Fprintf(w, "  %s (%s)", show(i.Name), show(i.Kind))
+		for _, a := range i.Addrs {
+			fmt.Fprintf(w, " %s", show(a))
+		}
+		if i.Host != nil {
+			fmt.Fprintf(w, ", other end %s", show(i.Host.Name))
+			if i.Host.Master != "" {
+				fmt.Fprintf(w, " on bridge %s", show(i.Host.Master))
+			}
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// setting1 is one setting in one line.
+func setting1(s api.Setting) string {
+	from := s.From
+	switch {
+	case s.Line > 0:
+		from = fmt.Sprintf("%s line %d", showText(s.From), s.Line)
+	case from == "default":
+		from = "by default"
+	case from == "label", from == "annotation":
+		from = "by a " + from + " of the container"
+		from = strings.Replace(from, "a ann", "an ann", 1)
+	default:
+		from = "by " + showText(from)
+	}
+	return fmt.Sprintf("%s = %s, %s", show(s.Key), show(s.Value), from)
+}
+
+func stands(f api.FeatureStatus, now time.Time) string {
+	switch f.State {
+	case api.StateDone:
+		return "as policy says, since " + strings.TrimSuffix(ago(f.Since, now), " ago")
+	case api.StatePending:
+		return "waits to be applied"
+	case api.StateHeld:
+		return "undone by restore, until `fairlead policy reload`"
+	case api.StateError:
+		next := ""
+		if f.Next.After(now) {
+			next = fmt.Sprintf(", next try in %.1f s", f.Next.Sub(now).Seconds())
+		}
+		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, lines(f.Error))
+	}
+	if f.Error == "" {
+		return f.State
+	}
+	return f.State + ": " + lines(f.Error)
+}
+
+func explainChanges(w io.Writer, changes []api.Change, now time.Time) {
+	for _, c := range changes {
+		fmt.Fprintf(w, "  %s %s\n", show(c.Kind), show(c.Object))
+		what := fmt.Sprintf("was %s, %s made it %s", value(c.Before), show(c.Feature), value(c.Wrote))
+		switch c.State {
+		case api.ChangeInForce:
+			what += ", and so it is now"
+		case api.ChangeUndone:
+			what += ", and now it is as before"
+		case api.ChangeForeign:
+			what += fmt.Sprintf(", but somebody else has made it %s since", value(c.Now))
+		case api.ChangeGone:
+			what += "; the object no longer exists"
+		default:
+			what += "; it cannot be read now: " + lines(c.Error)
+		}
+		fmt.Fprintf(w, "      %s (%s)\n", what, ago(c.When, now))
+		for _, s := range c.Because {
+			fmt.Fprintf(w, "      because of %s\n", setting1(s))
+		}
+		if !c.Expiry.IsZero() {
+			fmt.Fprintf(w, "      until %s\n", c.Expiry.Format(time.TimeOnly))
+		}
+	}
+}
+
+func value(s string) string {
+	if s == "" {
+		return `""`
+	}
+	return cut(showText(s), 60)
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+)
+
+// format is what -o says.
+type format struct{ name string }
+
+func formatFlag(cmd *cobra.Command) *format {
+	f := &format{}
+	cmd.Flags().StringVarP(&f.name, "output", "o", "table", "how to print: table, json or yaml")
+	before := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		switch f.name {
+		case "table", "json", "yaml":
+		default:
+			return usagef("-o %q: it is one of table, json, yaml", f.name)
+		}
+		if before != nil {
+			return before(cmd, args)
+		}
+		return nil
+	}
+	return f
+}
+
+// print writes v, a wire type, as JSON or YAML, or calls table.
+func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
+	var out bytes.Buffer
+	switch f.name {
+	case "table":
+		table(&out)
+	default:
+		data, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("print as %s: %w", f.name, err)
+		}
+		if f.name == "yaml" {
+			err = writeYAML(&out, data)
+		} else {
+			err = json.Indent(&out, data, "", "  ")
+			out.WriteByte('\n')
+		}
+		if err != nil {
+			return fmt.Errorf("print as %s: %w", f.name, err)
+		}
+		_, err = w.Write(escapeControls(out.Bytes()))
+		return err
+	}
+	_, err := w.Write(out.Bytes())
+	return err
+}
+
+// escapeControls writes what encoding/json leaves of control and formatting
+// characters (DEL, the C1 controls, marks that reverse the text) as \u, so
+// that printing JSON cannot drive a terminal. It means the same JSON.
+func escapeControls(data []byte) []byte {
+	var out bytes.Buffer
+	for _, r := range string(data) {
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			out.WriteRune(r)
+		case r < 0x10000:
+			fmt.Fprintf(&out, `\u%04x`, r)
+		default:
+			r -= 0x10000
+			fmt.Fprintf(&out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+		}
+	}
+	return out.Bytes()
+}
+
+// show makes a string that a container may have chosen fit to be printed: as
+// it is if all of it is printable, else as a Go string literal.
+func show(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return showText(s)
+}
+
+// showText is show for text that may be empty.
+func showText(s string) string {
+	for _, r := range s {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return strconv.Quote(s)
+		}
+	}
+	return s
+}
+
+// lines is show for a text of several lines.
+func lines(s string) string {
+	parts := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	for i, p := range parts {
+		parts[i] = showText(strings.ReplaceAll(p, "\t", "    "))
+	}
+	return strings.Join(parts, "\n")
+}
+
+// cut shortens s to n characters.
+func cut(s string, n int) string {
+	if n <= 0 || utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
+// column is the head of a column, and how wide its cells may be; 0 is as wide
+// as they are.
+type column struct {
+	head string
+	max  int
+}
+
+// table prints rows under their heads, two spaces apart. Cells must have been
+// made fit to be printed.
+func table(w io.Writer, columns []column, rows [][]string) {
+	widths := make([]int, len(columns))
+	all := append([][]string{make([]string, len(columns))}, rows...)
+	for i, c := range columns {
+		all[0][i] = c.head
+	}
+	for _, row := range all {
+		for i, cell := range row {
+			row[i] = cut(cell, columns[i].max)
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+	}
+	for _, row := range all {
+		var line strings.Builder
+		for i, cell := range row {
+			line.WriteString(cell)
+			if i < len(row)-1 {
+				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+// ago says how long before now t was, in one unit.
+func ago(t, now time.Time) string {
+	d := now.Sub(t)
+	switch {
+	case t.IsZero():
+		return "never"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s ago", int(max(d, 0).Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min ago", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h ago", int(d.Hours()))
+	}
+	return fmt.Sprintf("%d days ago", int(d.Hours()/24))
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+func psVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ps",
+		Short: "List the containers, and how fairlead stands with each",
+		Args:  nargs(0, 0, ""),
+	}
+	out := formatFlag(cmd)
+	wide := cmd.Flags().BoolP("wide", "w", false, "do not shorten names to fit 100 columns")
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
+		list, err := c.Containers(cmd.Context())
+		if err != nil {
+			return err
+		}
+		st, err := c.Status(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return out.print(e.stdout, list, func(w io.Writer) { psTable(w, list, st, *wide) })
+	})
+}
+
+func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
+	columns := []column{{"CONTAINER", 24}, {"SOURCE", 10}, {"IMAGE", 20}, {"NETCPU", 7}, {"STATUS", 11}, {"INTERFACES", 18}}
+	if wide {
+		for i := range columns {
+			columns[i].max = 0
+		}
+	}
+	var rows [][]string
+	var notes []string
+	for _, c := range list {
+		status, trouble := standing(c)
+		rows = append(rows, []string{show(c.Name), show(c.Source), show(c.Image), show(modeOf(c)), status, interfacesOf(c)})
+		for _, t := range trouble {
+			notes = append(notes, fmt.Sprintf("%s: %s", cut(show(c.Name), 40), t))
+		}
+	}
+	table(w, columns, rows)
+	notes = append(notes, concerns(st)...)
+	if len(notes) > 0 {
+		fmt.Fprintln(w)
+		for _, n := range notes {
+			fmt.Fprintln(w, n)
+		}
+	}
+}
+
+// modeOf gives the mode of netcpu that policy sets.
+func modeOf(c api.Container) string {
+	i := slices.IndexFunc(c.Policy, func(s api.Setting) bool { return s.Key == "fairlead.netcpu" })
+	if i < 0 {
+		return "observe"
+	}
+	return c.Policy[i].Value
+}
+
+// standing puts the states of all features into one word, the worst, with what
+// there is to say of it.
+func standing(c api.Container) (word string, trouble []string) {
+	worst := []string{api.StateDone, api.StateHeld, api.StateUnavailable, api.StateNotBuilt, api.StatePending, api.StateError}
+	rank := 0
+	for _, f := range c.Features {
+		if f.State == api.StateUnavailable && !asked(c, f.Feature) {
+			continue
+		}
+		rank = max(rank, slices.Index(worst, f.State))
+		switch f.State {
+		case api.StateError:
+			trouble = append(trouble, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), lines(f.Error), f.Tries))
+		case api.StateNotBuilt, api.StateUnavailable:
+			trouble = append(trouble, fmt.Sprintf("%s: %s: %s", show(f.Feature), f.State, lines(f.Error)))
+		}
+	}
+	word = worst[rank]
+	if word == api.StateNotBuilt {
+		word = "partly"
+	}
+	return word, trouble
+}
+
+// asked says whether policy sets anything for a feature.
+func asked(c api.Container, feature string) bool {
+	return slices.ContainsFunc(c.Policy, func(s api.Setting) bool {
+		return s.From != "default" && (s.Key == "fairlead."+feature || strings.HasPrefix(s.Key, "fairlead."+feature+"."))
+	})
+}
+
+func interfacesOf(c api.Container) string {
+	if c.HostNetwork {
+		return "(the host's)"
+	}
+	var names []string
+	for _, i := range c.Interfaces {
+		name := showText(i.Name)
+		if i.Host != nil && i.Host.Name != "" {
+			name += "→" + showText(i.Host.Name)
+		}
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		return "-"
+	}
+	return strings.Join(names, " ")
+}
+
+// concerns says what is wrong with the agent as a whole.
+func concerns(st api.Status) []string {
+	var out []string
+	if !st.Complete {
+		out = append(out, "not every source of containers has answered yet: the list may lack some")
+	}
+	for _, s := range st.Sources {
+		if s.Error != "" {
+			out = append(out, fmt.Sprintf("source %s: %s", show(s.Name), lines(s.Error)))
+		}
+	}
+	if !st.Policy.OK {
+		out = append(out, "policy is not usable, the last good one is in force:\n"+lines(st.Policy.Error))
+	}
+	for _, p := range st.Policy.Problems {
+		out = append(out, "policy: "+lines(p.Text))
+	}
+	for _, f := range st.Features {
+		if f.Support.Level == probe.Degraded {
+			out = append(out, fmt.Sprintf("feature %s is degraded: %s", show(f.Name), lines(f.Support.Why)))
+		}
+	}
+	switch {
+	case st.HeldAll:
+		out = append(out, "restore holds all containers; `fairlead policy reload` ends that")
+	case len(st.Held) > 0:
+		out = append(out, fmt.Sprintf("restore holds %d containers; `fairlead policy reload` ends that", len(st.Held)))
+	}
+	return out
+}

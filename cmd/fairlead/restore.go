@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+func restoreVerb(e env) *cobra.Command {
+	f, flags := newAgentFlags(e)
+	cmd := &cobra.Command{
+		Use:   "restore [CONTAINER]",
+		Short: "Undo what was changed on the host",
+		Long: `Undo what was changed on the host, for one container or altogether. What
+somebody else has changed since is left alone and reported. A running agent is
+told to, and then leaves the container alone until its policy is loaded again
+(fairlead policy reload); without an agent the journal is worked through here,
+and CONTAINER can only be an id.`,
+		Args: nargs(0, 1, "one CONTAINER"),
+	}
+	f.take(cmd, flags, "socket", "state-dir", "config")
+	out := formatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		// The last resort must work with a config file that is broken, too.
+		if err := configure(cmd, f.config, flags); err != nil {
+			fmt.Fprintf(e.stderr, "%s: %s\ngoing on without the config file\n", cmd.CommandPath(), lines(err.Error()))
+		}
+		ref := ""
+		if len(args) > 0 {
+			ref = args[0]
+		}
+		done, err := restore(cmd.Context(), f, ref)
+		if err != nil {
+			return err
+		}
+		if err := out.print(e.stdout, done, func(w io.Writer) { restored(w, done) }); err != nil {
+			return err
+		}
+		for _, o := range done.Outcomes {
+			if o.Result == string(journal.Failed) {
+				return fmt.Errorf("some values could not be put back; they stay in the journal")
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+func restore(ctx context.Context, f *agentFlags, ref string) (api.Restored, error) {
+	c := api.Dial(f.cfg.Socket)
+	defer c.Close()
+	done, err := c.Restore(ctx, ref)
+	if !errors.Is(err, api.ErrNoAgent) {
+		return done, err
+	}
+	return restoreAlone(f, ref)
+}
+
+// restoreAlone works through the journal when there is no agent.
+func restoreAlone(f *agentFlags, ref string) (api.Restored, error) {
+	match := func(journal.Entry) bool { return true }
+	if ref != "" {
+		id, err := strconv.ParseUint(ref, 10, 64)
+		if err != nil || id == 0 {
+			return api.Restored{}, fmt.Errorf("no agent answers at %s, and without one CONTAINER has to be an id, not %q", f.cfg.Socket, ref)
+		}
+		match = func(e journal.Entry) bool { return e.Owner.Container == id }
+	}
+	j, err := journal.Open(f.cfg.StateDir)
+	if errors.Is(err, journal.ErrCorrupt) {
+		// The broken entries were set aside; the rest can be restored.
+		j, err = journal.Open(f.cfg.StateDir)
+	}
+	if errors.Is(err, journal.ErrBusy) {
+		return api.Restored{}, fmt.Errorf("no agent answers at %s, but one holds %s: give its --socket", f.cfg.Socket, f.cfg.StateDir)
+	}
+	if err != nil {
+		return api.Restored{}, err
+	}
+	out, _ := j.Restore(kernel.Opener(f.cfg.Roots), match) // the outcomes tell the errors
+	done := api.Restored{Outcomes: []api.Outcome{}}
+	for _, o := range out {
+		done.Outcomes = append(done.Outcomes, agent.WireOutcome(o))
+	}
+	return done, j.Close()
+}
+
+func restored(w io.Writer, done api.Restored) {
+	if len(done.Outcomes) == 0 {
+		fmt.Fprintln(w, "nothing to undo")
+	}
+	for _, o := range done.Outcomes {
+		object := show(o.Kind) + " " + show(o.Object)
+		switch journal.Result(o.Result) {
+		case journal.Restored:
+			fmt.Fprintf(w, "%s: %s again, was %s\n", object, value(o.Before), value(o.Wrote))
+		case journal.Unchanged:
+			fmt.Fprintf(w, "%s: is %s already\n", object, value(o.Before))
+		case journal.Gone:
+			fmt.Fprintf(w, "%s: no longer exists\n", object)
+		case journal.Foreign:
+			fmt.Fprintf(w, "%s: left at %s, which somebody else has set (we wrote %s; before it was %s)\n", object, value(o.Now), value(o.Wrote), value(o.Before))
+		default:
+			fmt.Fprintf(w, "%s: NOT put back to %s: %s\n", object, value(o.Before), lines(o.Error))
+		}
+	}
+}

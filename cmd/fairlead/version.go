@@ -1,0 +1,33 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+)
+
+func versionVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Say what this program is; no agent is needed",
+		Args:  nargs(0, 0, ""),
+	}
+	out := formatFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		v := agent.VersionOf(version)
+		return out.print(e.stdout, v, func(w io.Writer) { versionText(w, v) })
+	}
+	return cmd
+}
+
+func versionText(w io.Writer, v api.Version) {
+	fmt.Fprintf(w, "fairlead %s", v.Version)
+	if v.Commit != "" {
+		fmt.Fprintf(w, " (%.12s)", v.Commit)
+	}
+	fmt.Fprintf(w, ", %s, API v%s, on Linux %s\n", v.Go, v.API, show(v.Kernel))
+}

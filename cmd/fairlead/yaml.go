@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+)
+
+// writeYAML writes a JSON document as YAML, fields in the same order. Strings
+// that are not plain words stay JSON strings, which are YAML strings too: so
+// nothing in them can be taken for anything else, by a parser or a terminal.
+func writeYAML(w io.Writer, data []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var out strings.Builder
+	if err := yamlValue(&out, dec, 0, true); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, strings.TrimLeft(out.String(), "\n "))
+	return err
+}
+
+// yamlValue writes the next value of dec at a depth. What is not a scalar
+// begins on a line of its own, except the first field within a list.
+func yamlValue(out *strings.Builder, dec *json.Decoder, depth int, fresh bool) error {
+	tok, err := dec.Token()
+	if err != nil {
+		return err
+	}
+	switch t := tok.(type) {
+	case json.Delim:
+		if !dec.More() {
+			_, err := dec.Token()
+			out.WriteString(map[json.Delim]string{'{': " {}\n", '[': " []\n"}[t])
+			return err
+		}
+		if !fresh {
+			out.WriteString("\n")
+		}
+		for n := 0; dec.More(); n++ {
+			if n > 0 || !fresh || t == '[' {
+				out.WriteString(strings.Repeat("  ", depth))
+			}
+			if t == '[' {
+				out.WriteString("-")
+				if err := yamlItem(out, dec, depth+1); err != nil {
+					return err
+				}
+				continue
+			}
+			key, err := dec.Token()
+			if err != nil {
+				return err
+			}
+			out.WriteString(yamlString(key.(string)) + ":")
+			if err := yamlValue(out, dec, depth+1, false); err != nil {
+				return err
+			}
+		}
+		_, err := dec.Token()
+		return err
+	case string:
+		fmt.Fprintf(out, " %s\n", yamlString(t))
+	case nil:
+		out.WriteString(" null\n")
+	default:
+		fmt.Fprintf(out, " %v\n", t)
+	}
+	return nil
+}
+
+// yamlItem writes an element of a list, whose dash has been written. The first
+// field of an object stands on the line of the dash.
+func yamlItem(out *strings.Builder, dec *json.Decoder, depth int) error {
+	var item strings.Builder
+	if err := yamlValue(&item, dec, depth, true); err != nil {
+		return err
+	}
+	out.WriteString(" " + strings.TrimLeft(item.String(), " "))
+	return nil
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z_/][A-Za-z0-9_./@-]*$`)
+
+func yamlString(s string) string {
+	switch strings.ToLower(s) {
+	case "true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf":
+	default:
+		if plainWord.MatchString(s) {
+			return s
+		}
+	}
+	data, _ := json.Marshal(s) // a string always can be
+	return string(data)
+}
