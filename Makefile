@@ -13,8 +13,8 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 # Packages whose tests import testkit change the host, so they run one after
 # another; the others run side by side. New packages fall into place.
 HAS_TESTS = {{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.TestImports}} {{.XTestImports}}{{end}}
-HOST_TESTS = $(shell go list -f '$(HAS_TESTS)' ./... | awk '/internal\/testkit/ && $$1 !~ /test\/vm$$/ {print $$1}')
-PURE_TESTS = $(shell go list -f '$(HAS_TESTS)' ./... | awk '!/internal\/testkit/ {print $$1}')
+HOST_TESTS = $(shell go list -e -f '$(HAS_TESTS)' ./... | awk '/internal\/testkit/ && $$1 !~ /test\/vm$$/ {print $$1}')
+PURE_TESTS = $(shell go list -e -f '$(HAS_TESTS)' ./... | awk '!/internal\/testkit/ {print $$1}')
 
 .PHONY: help build install demo test race fuzz vm lint generate check-generated clean
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the binary ./fairlead
-	go build -trimpath -ldflags '$(LDFLAGS)' -o fairlead ./cmd/fairlead
+	go build -ldflags '$(LDFLAGS)' -o fairlead ./cmd/fairlead
 
 install: build ## install the binary, the systemd unit and the documentation
 	install -D -m 0755 fairlead $(DESTDIR)$(PREFIX)/bin/fairlead

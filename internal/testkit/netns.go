@@ -106,7 +106,7 @@ func away(f func() error) error {
 // Handle gives a netlink handle on the namespace, closed when t ends.
 func (n *NS) Handle(t testing.TB) *netlink.Handle {
 	t.Helper()
-	h, err := netlink.NewHandleAt(n.fd)
+	h, err := netlink.NewHandleAt(n.fd, unix.NETLINK_ROUTE)
 	if err != nil {
 		t.Fatalf("netlink handle in %s: %v", n.Path, err)
 	}

@@ -1,0 +1,124 @@
+// Package vm runs the tests of other packages on kernels that are not this
+// machine's: it unpacks a kernel of Debian's, puts static test binaries and
+// the modules that they need into an initramfs, boots that in QEMU's software
+// emulation, and reads the results from the serial port. The guests have
+// cgroup v2 only, as most hosts of containers.
+//
+// Results count, timings do not: an emulated CPU is some twenty times slower.
+// /dev/kvm is not used even where it is there, so that a run is the same
+// everywhere. Only the tests of this package call it.
+package vm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Run is what the tests of one package printed in a guest.
+type Run struct {
+	Output []byte // in the form that go tool test2json reads
+	Status string // exit status; "" if the guest stopped before the tests ended
+}
+
+// Result is what came out of one guest.
+type Result struct {
+	Release string         // of the kernel, as uname -r gives it; "" if it never started
+	Runs    map[string]Run // by Test.name
+	Done    bool           // the guest ran to its end
+	Notes   []string       // modules that could not be loaded
+}
+
+// Boot starts the kernel that was unpacked at root with the initramfs, waits
+// until the guest has stopped, and returns what it said. A guest that takes
+// longer than limit is stopped, and its Result is what there is by then. The
+// logs stay in dir.
+func Boot(ctx context.Context, root, initramfs, dir string, limit time.Duration) (Result, error) {
+	images, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
+	if len(images) == 0 { // since 7.x it lies with the modules
+		images, _ = filepath.Glob(filepath.Join(root, "usr/lib/modules/*/vmlinuz"))
+	}
+	if len(images) != 1 {
+		return Result{}, fmt.Errorf("%s holds %d kernel images, want 1", root, len(images))
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	log := filepath.Join(dir, "tests.log")
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
+		"-machine", "pc,accel=tcg", "-cpu", "max", "-smp", "2", "-m", "1024",
+		"-nodefaults", "-display", "none", "-no-reboot",
+		"-kernel", images[0], "-initrd", initramfs,
+		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all",
+		"-serial", "file:"+filepath.Join(dir, "console.log"),
+		"-serial", "file:"+log)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && ctx.Err() == nil {
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("qemu: %w: %s", err, out)
+		}
+		return Result{}, err
+	}
+	f, err := os.Open(log)
+	if err != nil {
+		return Result{}, err
+	}
+	defer f.Close()
+	return parse(f)
+}
+
+// parse reads what init.sh and the tests wrote to the second serial port.
+func parse(r io.Reader) (Result, error) {
+	res := Result{Runs: map[string]Run{}}
+	var name string
+	var run Run
+	keep := func() {
+		if name != "" {
+			res.Runs[name] = run
+		}
+		name, run = "", Run{}
+	}
+	in := bufio.NewReader(r)
+	for {
+		line, err := in.ReadString('\n')
+		text := strings.TrimRight(line, "\r\n")
+		// What a test prints without a line end comes before our mark.
+		before, mark, ok := strings.Cut(text, "@@@ ")
+		if !ok {
+			run.Output = append(append(run.Output, text...), '\n')
+		} else {
+			if before != "" {
+				run.Output = append(append(run.Output, before...), '\n')
+			}
+			word, rest, _ := strings.Cut(mark, " ")
+			switch word {
+			case "kernel":
+				res.Release = rest
+			case "no":
+				res.Notes = append(res.Notes, mark)
+			case "begin":
+				keep()
+				name = rest
+			case "end":
+				_, run.Status, _ = strings.Cut(rest, " ")
+				keep()
+			case "done":
+				res.Done = true
+			}
+		}
+		if err == io.EOF {
+			keep()
+			return res, nil
+		}
+		if err != nil {
+			return res, err
+		}
+	}
+}

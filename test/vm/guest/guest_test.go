@@ -1,0 +1,47 @@
+// Package guest checks, inside the guests of package vm, that they are what
+// the other tests take them for. On an ordinary host it has nothing to say.
+package guest
+
+import (
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestGuest(t *testing.T) {
+	if host, _ := os.Hostname(); host != "guest" {
+		testkit.Skip(t, "runs in the guests of test/vm only")
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(mounts), " cgroup ") || !strings.Contains(string(mounts), " /sys/fs/cgroup cgroup2 ") {
+		t.Errorf("not cgroup v2 only:\n%s", mounts)
+	}
+	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.subtree_control")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []string{"cpu", "cpuset", "io", "memory"} {
+		if !strings.Contains(string(controllers), c) {
+			t.Errorf("controller %s is not handed down: %s", c, controllers)
+		}
+	}
+	if n := runtime.NumCPU(); n != 2 {
+		t.Errorf("%d CPUs, want 2", n)
+	}
+	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
+		t.Error(err)
+	}
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, a, "fla", b, "flb")
+	if cg := testkit.Cgroup(t); cg.CPU != cg.V2 || cg.V2 == "" {
+		t.Errorf("scratch cgroup %+v, want one directory", cg)
+	}
+}

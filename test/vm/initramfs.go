@@ -1,0 +1,243 @@
+package vm
+
+import (
+	"bytes"
+	"debug/elf"
+	_ "embed"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+//go:embed init.sh
+var initScript []byte
+
+// modules are the kernel modules that the guests load, where their kernel has
+// them neither built in nor not at all.
+func modules() []string {
+	return []string{
+		"veth", "bridge", "br_netfilter", "vxlan", "ifb", "macvlan", "ipvlan", "dummy",
+		"sch_htb", "sch_hfsc", "sch_fq", "sch_fq_codel", "sch_tbf", "sch_prio", "sch_netem", "sch_ingress",
+		"cls_bpf", "cls_u32", "cls_matchall", "cls_flower", "act_bpf", "act_gact", "act_mirred", "act_police", "act_skbedit",
+		"nf_conntrack", "nf_tables", "nft_chain_nat", "nft_masq",
+		"af_packet", "ipv6", "xfrm_user", "nf_conntrack_netlink", "loop", "null_blk", "bfq", "kyber-iosched",
+	}
+}
+
+// Test is a static test binary, and the folder of the package that it tests.
+type Test struct {
+	Package string // below the module: "kernel/cgroup"
+	Binary  string
+	Dir     string
+}
+
+// name is the file name of the test in the guest.
+func (t Test) name() string { return strings.ReplaceAll(t.Package, "/", "_") }
+
+// Initramfs writes the root file system of a guest: busybox, the modules of
+// the kernel that was unpacked at kernel, and the tests with their testdata.
+func Initramfs(w io.Writer, kernel string, tests []Test, run string) error {
+	a := &archive{w: w}
+	for _, dir := range []string{"bin", "dev", "modules", "proc", "root", "run", "src", "sys", "tests", "tmp"} {
+		a.dir(dir)
+	}
+	a.file("init", 0o755, initScript)
+	a.file("settings", 0o644, []byte(run))
+	a.copy("bin/busybox", "/bin/busybox")
+	found, err := findModules(kernel, modules())
+	if err != nil {
+		return err
+	}
+	for i, m := range found {
+		a.file(fmt.Sprintf("modules/%03d-%s.ko", i, m.name), 0o644, m.data)
+	}
+	for _, t := range tests {
+		a.copy("tests/"+t.name(), t.Binary)
+		a.tree("src/"+t.name(), filepath.Join(t.Dir, "testdata"))
+	}
+	return a.close()
+}
+
+// module is the uncompressed file of a kernel module.
+type module struct {
+	name string
+	data []byte
+}
+
+// findModules reads the named modules and all that they depend on, in the
+// order in which they can be loaded. What is not a module of this kernel is
+// left out: the kernel has it built in, or a test will say that it lacks it.
+func findModules(kernel string, names []string) ([]module, error) {
+	paths := map[string]string{}
+	err := filepath.WalkDir(kernel, func(path string, d fs.DirEntry, err error) error {
+		if base, _, ok := strings.Cut(filepath.Base(path), ".ko"); ok && err == nil && d.Type().IsRegular() {
+			paths[moduleName(base)] = path
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var found []module
+	seen := map[string]bool{}
+	var visit func(name string) error
+	visit = func(name string) error {
+		name = moduleName(name)
+		if seen[name] || paths[name] == "" {
+			return nil
+		}
+		seen[name] = true
+		data, err := readModule(paths[name])
+		if err != nil {
+			return err
+		}
+		deps, err := depends(data)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", paths[name], err)
+		}
+		for _, dep := range deps {
+			if err := visit(dep); err != nil {
+				return err
+			}
+		}
+		found = append(found, module{name, data})
+		return nil
+	}
+	for _, name := range names {
+		if err := visit(name); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// moduleName is a module's name as the kernel writes it: files may be named
+// with a dash where the kernel has an underscore.
+func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
+
+// readModule reads a module's file, which newer kernels compress.
+func readModule(path string) ([]byte, error) {
+	switch filepath.Ext(path) {
+	case ".xz":
+		return exec.Command("xz", "-dc", path).Output()
+	case ".zst":
+		return exec.Command("zstd", "-dcq", path).Output()
+	}
+	return os.ReadFile(path)
+}
+
+// depends reads the names of the modules that a module needs from its
+// .modinfo section, a sequence of key=value strings.
+func depends(data []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	section := f.Section(".modinfo")
+	if section == nil {
+		return nil, fmt.Errorf("no section .modinfo")
+	}
+	info, err := section.Data()
+	if err != nil {
+		return nil, err
+	}
+	for entry := range strings.SplitSeq(string(info), "\x00") {
+		if list, ok := strings.CutPrefix(entry, "depends="); ok {
+			return slices.DeleteFunc(strings.Split(list, ","), func(s string) bool { return s == "" }), nil
+		}
+	}
+	return nil, nil
+}
+
+// archive writes a cpio archive in the "newc" form, which is what the kernel
+// unpacks (its Documentation/driver-api/early-userspace/buffer-format.rst).
+// It is not compressed: an emulated CPU unpacks slower than it reads. The
+// first error sticks, and close returns it.
+type archive struct {
+	w   io.Writer
+	ino int
+	err error
+}
+
+func (a *archive) entry(name string, mode uint32, size int64, data io.Reader) {
+	if a.err != nil {
+		return
+	}
+	a.ino++
+	head := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
+		a.ino, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, len(name)+1, 0, name)
+	if _, a.err = io.WriteString(a.w, head+pad(len(head))); a.err != nil {
+		return
+	}
+	if _, a.err = io.CopyN(a.w, data, size); a.err != nil {
+		a.err = fmt.Errorf("archive %s: %w", name, a.err)
+		return
+	}
+	_, a.err = io.WriteString(a.w, pad(int(size)))
+}
+
+// pad fills n up to a multiple of four.
+func pad(n int) string { return strings.Repeat("\x00", (4-n%4)%4) }
+
+func (a *archive) dir(name string) { a.entry(name, 0o040755, 0, strings.NewReader("")) }
+
+func (a *archive) file(name string, perm uint32, data []byte) {
+	a.entry(name, 0o100000|perm, int64(len(data)), bytes.NewReader(data))
+}
+
+// copy archives a file of this machine.
+func (a *archive) copy(name, from string) {
+	f, err := os.Open(from)
+	if err != nil {
+		a.err = either(a.err, err)
+		return
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		a.err = either(a.err, err)
+		return
+	}
+	a.entry(name, 0o100000|uint32(st.Mode().Perm()), st.Size(), f)
+}
+
+// tree archives a package's testdata, if it has any, below name.
+func (a *archive) tree(name, from string) {
+	a.dir(name)
+	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(filepath.Dir(from), path)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir():
+			a.dir(filepath.Join(name, rel))
+		case d.Type().IsRegular():
+			a.copy(filepath.Join(name, rel), path)
+		}
+		return nil
+	})
+	if !os.IsNotExist(err) {
+		a.err = either(a.err, err)
+	}
+}
+
+func (a *archive) close() error {
+	a.entry("TRAILER!!!", 0, 0, strings.NewReader(""))
+	return a.err
+}
+
+// either is the first of two errors.
+func either(first, second error) error {
+	if first != nil {
+		return first
+	}
+	return second
+}

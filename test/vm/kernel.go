@@ -1,0 +1,189 @@
+package vm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Kernel is a kernel that Debian offers.
+type Kernel struct {
+	Name  string // as it is called here: "6.1"
+	Suite string // of the archive
+}
+
+// Kernels are those that the tests run on, oldest first. 5.15, the oldest that
+// fairlead supports, is not in Debian: 5.10 is there to show that what is
+// missing is said clearly.
+func Kernels() []Kernel {
+	return []Kernel{
+		{"5.10", "bullseye"},
+		{"6.1", "bookworm"},
+		{"6.12", "bookworm-backports"},
+		{"newest", "sid"},
+	}
+}
+
+// ErrNoKernel is returned, wrapped, where a kernel cannot be had: the machine
+// knows no mirror of Debian, or the mirror has no such suite any more.
+var ErrNoKernel = errors.New("kernel cannot be had")
+
+// numbered matches the packages that make up one version of the kernel.
+var numbered = regexp.MustCompile(`\blinux-(?:image|binary|modules)-[0-9][^\s,(]*`)
+
+// Fetch downloads the packages of a kernel to dir, unpacks them below
+// dir/root, and returns that. What is there already is not fetched again.
+// Nothing is installed, and apt keeps its lists in dir: the machine's own
+// sources are read only to learn which mirror it uses.
+func (k Kernel) Fetch(dir string) (root string, err error) {
+	root, done := filepath.Join(dir, "root"), filepath.Join(dir, "complete")
+	if _, err := os.Stat(done); err == nil {
+		return root, nil
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return "", err
+	}
+	a, err := newApt(dir, k.Suite)
+	if err != nil {
+		return "", err
+	}
+	packages, err := a.packages("linux-image-cloud-amd64")
+	if err != nil {
+		return "", err
+	}
+	if _, err := a.run("apt-get", append([]string{"-q", "download"}, packages...)...); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrNoKernel, err)
+	}
+	debs, _ := filepath.Glob(filepath.Join(dir, "*.deb"))
+	for _, deb := range debs {
+		if _, err := a.run("dpkg-deb", "-x", deb, root); err != nil {
+			return "", err
+		}
+		if err := os.Remove(deb); err != nil {
+			return "", err
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "apt")); err != nil {
+		return "", err
+	}
+	return root, os.WriteFile(done, nil, 0o644)
+}
+
+// apt is a package manager with lists, sources and caches of its own.
+type apt struct{ dir, conf string }
+
+// newApt makes one that knows one suite of the mirror that this machine uses.
+func newApt(dir, suite string) (apt, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return apt{}, err
+	}
+	own := filepath.Join(dir, "apt")
+	a := apt{dir: dir, conf: filepath.Join(own, "apt.conf")}
+	mirror, err := mirror()
+	if err != nil {
+		return apt{}, fmt.Errorf("%w: %w", ErrNoKernel, err)
+	}
+	for _, d := range []string{"parts", "state/lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(own, d), 0o755); err != nil {
+			return apt{}, err
+		}
+	}
+	option := ""
+	for _, keyring := range []string{"/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"} {
+		if _, err := os.Stat(keyring); err == nil {
+			option = "[signed-by=" + keyring + "] "
+			break
+		}
+	}
+	conf := fmt.Sprintf(`Dir::Etc::SourceList "%[1]s/sources.list";
+Dir::Etc::SourceParts "%[1]s/parts";
+Dir::Etc::Preferences "%[1]s/preferences";
+Dir::Etc::PreferencesParts "%[1]s/parts";
+Dir::State "%[1]s/state";
+Dir::State::status "%[1]s/status";
+Dir::Cache "%[1]s/cache";
+Acquire::Languages "none";
+Acquire::PDiffs "false";
+Acquire::Retries "3";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+APT::Architecture "amd64";
+APT::Sandbox::User "root";
+`, own)
+	for name, text := range map[string]string{
+		"apt.conf":     conf,
+		"status":       "",
+		"sources.list": fmt.Sprintf("deb %s%s %s main\n", option, mirror, suite),
+	} {
+		if err := os.WriteFile(filepath.Join(own, name), []byte(text), 0o644); err != nil {
+			return apt{}, err
+		}
+	}
+	if _, err := a.run("apt-get", "-q", "update", "-o", "APT::Update::Error-Mode=any"); err != nil {
+		return apt{}, fmt.Errorf("%w: %w", ErrNoKernel, err)
+	}
+	return a, nil
+}
+
+// mirror asks apt which mirror of Debian this machine uses. It fills its lists
+// first if they are empty.
+func mirror() (string, error) {
+	ask := func() string {
+		out, _ := exec.Command("apt-get", "indextargets", "--format", "$(REPO_URI)",
+			"Created-By: Packages", "Origin: Debian", "Label: Debian").Output()
+		uri, _, _ := strings.Cut(string(out), "\n")
+		return uri
+	}
+	if uri := ask(); uri != "" {
+		return uri, nil
+	}
+	exec.Command("apt-get", "-qq", "update").Run() // the second question tells
+	if uri := ask(); uri != "" {
+		return uri, nil
+	}
+	return "", errors.New("this machine uses no mirror of Debian")
+}
+
+// packages resolves a meta package to the packages that hold the kernel.
+func (a apt) packages(meta string) ([]string, error) {
+	out, err := a.run("apt-cache", "show", "--no-all-versions", meta)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoKernel, err)
+	}
+	image := numbered.FindString(field(out, "Depends"))
+	if image == "" {
+		return nil, fmt.Errorf("%w: %s depends on no image", ErrNoKernel, meta)
+	}
+	if out, err = a.run("apt-cache", "show", "--no-all-versions", image); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoKernel, err)
+	}
+	return append([]string{image}, numbered.FindAllString(field(out, "Depends"), -1)...), nil
+}
+
+// field finds a field of a package's description.
+func field(text, name string) string {
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+": "); ok {
+			return value
+		}
+	}
+	return ""
+}
+
+// run runs a program with the private configuration, in a.dir.
+func (a apt) run(name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = a.dir
+	cmd.Env = append(os.Environ(), "APT_CONFIG="+a.conf, "LC_ALL=C")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", name, args[0], err, strings.TrimSpace(errs.String()))
+	}
+	return out.String(), nil
+}

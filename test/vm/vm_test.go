@@ -1,0 +1,234 @@
+package vm
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const fairlead = "github.com/fairlead-project/fairlead"
+
+// TestKernels runs, on each kernel, the tests of every package below these
+// folders whose tests use testkit, that is, touch the kernel. It is long, so
+// it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists separated by
+// spaces, choose some of them; VM_RUN is a pattern for -test.run.
+func TestKernels(t *testing.T) {
+	if os.Getenv("FAIRLEAD_VM") == "" {
+		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
+	}
+	build, err := filepath.Abs("../../build/vm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := compile(t, filepath.Join(build, "tests"), "container", "feature", "internal/testkit", "kernel", "sandbox", "test/vm/guest")
+	for _, k := range Kernels() {
+		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) > 0 && !slices.Contains(chosen, k.Name) {
+			continue
+		}
+		t.Run(k.Name, func(t *testing.T) { onKernel(t, k, filepath.Join(build, k.Name), tests) })
+	}
+}
+
+// onKernel boots one kernel and reports each test in the guest as a subtest.
+func onKernel(t *testing.T, k Kernel, dir string, tests []Test) {
+	root, err := k.Fetch(filepath.Join(dir, "kernel"))
+	if errors.Is(err, ErrNoKernel) {
+		testkit.Skip(t, strings.Join(strings.Fields(err.Error()), " "))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := os.Create(filepath.Join(dir, "initramfs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(image.Name()) // hundreds of megabytes
+	run := ""
+	if pattern := os.Getenv("VM_RUN"); pattern != "" {
+		run = "RUN='-test.run " + pattern + "'\n"
+	}
+	if err := errors.Join(Initramfs(image, root, tests, run), image.Close()); err != nil {
+		t.Fatal(err)
+	}
+	res, err := Boot(t.Context(), root, image.Name(), dir, 4*time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("Linux %s, %d packages", res.Release, len(res.Runs))
+	for _, note := range res.Notes {
+		t.Log(note)
+	}
+	for _, test := range tests {
+		t.Run(test.Package, func(t *testing.T) {
+			r, ok := res.Runs[test.name()]
+			if !ok {
+				t.Fatal("did not start")
+			}
+			report(t, r)
+		})
+	}
+	if !res.Done {
+		console, _ := os.ReadFile(filepath.Join(dir, "console.log"))
+		t.Errorf("the guest did not run to its end; its console:\n%s", tail(console, 40))
+	}
+}
+
+// report turns the output of a test binary into subtests with its results.
+func report(t *testing.T, r Run) {
+	cmd := exec.Command("go", "tool", "test2json")
+	cmd.Stdin = bytes.NewReader(r.Output)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output := map[string]string{}
+	failed := false
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var e struct{ Action, Test, Output string }
+		if err := dec.Decode(&e); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case e.Action == "output":
+			output[e.Test] += e.Output
+		case e.Test == "":
+		case e.Action == "pass", e.Action == "fail", e.Action == "skip":
+			failed = failed || e.Action == "fail"
+			t.Run(e.Test, func(t *testing.T) {
+				if e.Action == "fail" {
+					t.Error("\n" + output[e.Test])
+				}
+				if e.Action == "skip" {
+					_, reason, ok := strings.Cut(output[e.Test], "accounted skip: "+e.Test+": ")
+					if !ok {
+						t.Fatalf("skipped without a reason\n%s", output[e.Test])
+					}
+					reason, _, _ = strings.Cut(reason, "\n")
+					testkit.Skip(t, reason)
+				}
+			})
+			delete(output, e.Test)
+		}
+	}
+	if r.Status != "0" && !failed {
+		var rest strings.Builder
+		for _, text := range output {
+			rest.WriteString(text)
+		}
+		t.Errorf("ended with status %q\n%s", r.Status, tail([]byte(rest.String()), 60))
+	}
+}
+
+// compile builds the test binaries of the packages in the folders.
+func compile(t *testing.T, dir string, folders ...string) []Test {
+	t.Helper()
+	const format = `{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}} {{.TestImports}} {{.XTestImports}}{{end}}`
+	args := []string{"list", "-e", "-f", format}
+	for _, f := range folders {
+		args = append(args, fairlead+"/"+f+"/...")
+	}
+	list, err := exec.Command("go", args...).Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	chosen := strings.Fields(os.Getenv("VM_PACKAGES"))
+	var tests []Test
+	for line := range strings.Lines(string(list)) {
+		f := strings.Fields(line)
+		if len(f) < 2 || !strings.Contains(line, fairlead+"/internal/testkit") {
+			continue
+		}
+		test := Test{Package: strings.TrimPrefix(f[0], fairlead+"/"), Dir: f[1]}
+		if len(chosen) > 0 && !slices.Contains(chosen, test.Package) {
+			continue
+		}
+		test.Binary = filepath.Join(dir, test.name())
+		cmd := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-o", test.Binary, f[0])
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("compile the tests of %s: %v\n%s", test.Package, err, out)
+			continue
+		}
+		tests = append(tests, test)
+	}
+	if len(tests) == 0 {
+		t.Fatal("there is no test to run")
+	}
+	return tests
+}
+
+// tail is the last n lines of a text.
+func tail(text []byte, n int) []byte {
+	lines := bytes.SplitAfter(bytes.TrimSpace(text), []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-n):], nil)
+}
+
+func TestParse(t *testing.T) {
+	got, err := parse(strings.NewReader("noise\r\n@@@ no module /modules/x.ko\r\n@@@ kernel 6.1\r\n" +
+		"@@@ begin a\r\n\x16=== RUN   TestA\r\nno line end@@@ end a 0\r\n@@@ begin b\r\nhalf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Result{
+		Release: "6.1",
+		Notes:   []string{"no module /modules/x.ko"},
+		Runs: map[string]Run{
+			"a": {Output: []byte("\x16=== RUN   TestA\nno line end\n"), Status: "0"},
+			"b": {Output: []byte("half\n")},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestArchive compares the archive with what cpio would write: the sizes of
+// header, name and data, each padded to four bytes.
+func TestArchive(t *testing.T) {
+	var out bytes.Buffer
+	a := &archive{w: &out}
+	a.dir("d")
+	a.file("d/f", 0o644, []byte("hello"))
+	if err := a.close(); err != nil {
+		t.Fatal(err)
+	}
+	want := "070701" + "00000001" + "000041ed" + "00000000" + "00000000" + "00000001" + "00000000" + "00000000" +
+		"00000000" + "00000000" + "00000000" + "00000000" + "00000002" + "00000000" + "d\x00" +
+		"070701" + "00000002" + "000081a4" + "00000000" + "00000000" + "00000001" + "00000000" + "00000005" +
+		"00000000" + "00000000" + "00000000" + "00000000" + "00000004" + "00000000" + "d/f\x00\x00\x00" + "hello\x00\x00\x00"
+	if diff := cmp.Diff(want, out.String()[:len(want)]); diff != "" {
+		t.Error(diff)
+	}
+	if a.copy("gone", filepath.Join(t.TempDir(), "gone")); a.close() == nil {
+		t.Error("a file that is not there: no error")
+	}
+}
+
+// TestFetchUnknown asks for a suite that no mirror has.
+func TestFetchUnknown(t *testing.T) {
+	if os.Getenv("FAIRLEAD_VM") == "" {
+		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
+	}
+	if _, err := (Kernel{"none", "no-such-suite"}).Fetch(t.TempDir()); !errors.Is(err, ErrNoKernel) {
+		t.Errorf("got %v, want ErrNoKernel", err)
+	}
+}
