@@ -1,0 +1,247 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// example has what makes trouble: markup in names, a missing half, zeros.
+func example() *Report {
+	r := &Report{
+		Bench: "netcpu", Rounds: 3,
+		Env: Env{
+			Kernel: "6.18.44", CPU: "AMD <EPYC> & co", CPUs: 2, Arch: "amd64", Version: "dev",
+			Started: "2026-01-02T03:04:05Z", Quick: true, Notes: []string{"no <protection> here"},
+		},
+	}
+	for i, v := range []float64{2.4, 2.5, 3.5} {
+		r.Add("hop 50/50 flood", "penalty", "1", false, v)
+		r.Add("hop 50/50 flood", "penalty", "1", true, 1+float64(i)/100)
+		r.Add("hop 50/50 flood", "goodput", "1/s", false, 50000*v)
+		r.Add("hop 50/50 flood", "goodput", "1/s", true, 266000)
+	}
+	r.Add("<tcp>", "rate", "bit/s", false, 3.41e9)
+	r.Add("<tcp>", "p99", "s", false, 0)
+	r.Add("<tcp>", "p99", "s", true, 15.3e-6)
+	return r
+}
+
+func plots() []Plot {
+	return []Plot{
+		{Title: "Penalty & more", Note: "a < b", Metric: "penalty", Ideal: 1, Groups: []Group{{"flood", "hop 50/50 flood"}, {"<none>", "no such case"}}},
+		{Title: "Rate", Metric: "rate", Groups: []Group{{"tcp", "<tcp>"}}},
+		{Title: "Nothing", Metric: "none"},
+	}
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestGolden(t *testing.T) {
+	var table, page, data bytes.Buffer
+	r := example()
+	if err := errors.Join(r.WriteTable(&table), r.WriteJSON(&data), r.WriteHTML(&page, "Example", "It <works> & how.", plots())); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "table.txt", table.Bytes())
+	golden(t, "report.json", data.Bytes())
+	golden(t, "page.html", page.Bytes())
+}
+
+// TestJSONForm holds the form that docs/bench.md promises.
+func TestJSONForm(t *testing.T) {
+	var data bytes.Buffer
+	if err := example().WriteJSON(&data); err != nil {
+		t.Fatal(err)
+	}
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(data.Bytes(), &top); err != nil {
+		t.Fatal(err)
+	}
+	var cases []map[string]json.RawMessage
+	if err := json.Unmarshal(top["cases"], &cases); err != nil {
+		t.Fatal(err)
+	}
+	keys := func(m map[string]json.RawMessage) []string {
+		var k []string
+		for name := range m {
+			k = append(k, name)
+		}
+		slices.Sort(k)
+		return k
+	}
+	if got, want := keys(top), []string{"bench", "cases", "env", "rounds"}; !slices.Equal(got, want) {
+		t.Errorf("keys are %v, want %v", got, want)
+	}
+	for _, c := range cases {
+		if got, want := keys(c), []string{"case", "metric", "off", "on", "ratio", "unit"}; !slices.Equal(got, want) {
+			t.Errorf("keys of a case are %v, want %v", got, want)
+		}
+	}
+	if got := string(cases[2]["on"]); got != "[]" {
+		t.Errorf("a case that was never on has on = %s, want []", got)
+	}
+	var back Report
+	if err := json.Unmarshal(data.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(example(), &back); diff != "" {
+		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+}
+
+// TestPage reads the page as XML, which it is on purpose, and looks for what a
+// browser would fetch.
+func TestPage(t *testing.T) {
+	var page bytes.Buffer
+	if err := example().WriteHTML(&page, "<script>", "", plots()); err != nil {
+		t.Fatal(err)
+	}
+	text := page.String()
+	var rects int
+	for dec := xml.NewDecoder(&page); ; {
+		tok, err := dec.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if el, ok := tok.(xml.StartElement); ok {
+			switch el.Name.Local {
+			case "script", "link", "img", "iframe":
+				t.Errorf("the page has a <%s>", el.Name.Local)
+			case "rect":
+				rects++
+			}
+		}
+	}
+	if rects != 3 {
+		t.Errorf("%d bars, want 3", rects)
+	}
+	for _, bad := range []string{"http://", "https://", "url(", "@import", "NaN", "Inf", "<EPYC>"} {
+		if strings.Contains(text, bad) {
+			t.Errorf("the page contains %q", bad)
+		}
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	for _, tt := range []struct {
+		values []float64
+		q      float64
+		want   float64
+	}{
+		{[]float64{3}, 0.95, 3},
+		{[]float64{3, 1, 2}, 0.5, 2},
+		{[]float64{4, 1, 3, 2}, 0.5, 2.5},
+		{[]float64{0, 10}, 0.05, 0.5},
+		{[]float64{0, 10}, 0, 0},
+		{[]float64{0, 10}, 1, 10},
+	} {
+		if got := Quantile(tt.values, tt.q); math.Abs(got-tt.want) > 1e-12 {
+			t.Errorf("Quantile(%v, %v) = %v, want %v", tt.values, tt.q, got, tt.want)
+		}
+	}
+	if got := Median(nil); !math.IsNaN(got) {
+		t.Errorf("Median(nil) = %v", got)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		values := rapid.SliceOfN(rapid.Float64Range(-1e9, 1e9), 1, 40).Draw(t, "values")
+		before := slices.Clone(values)
+		low, high := Spread(values)
+		m := Median(values)
+		if low > m || m > high || low < slices.Min(values) || high > slices.Max(values) {
+			t.Fatalf("low %v, median %v, high %v of %v", low, m, high, values)
+		}
+		if !slices.Equal(before, values) {
+			t.Fatal("the values were changed")
+		}
+	})
+}
+
+func TestFormat(t *testing.T) {
+	for _, tt := range []struct {
+		value float64
+		unit  string
+		want  string
+	}{
+		{1.004, "1", "1.00"},
+		{2.456, "1", "2.46"},
+		{0, "1/s", "0/s"},
+		{18207, "1/s", "18.2k/s"},
+		{266400, "1/s", "266k/s"},
+		{999960, "1/s", "1.00M/s"},
+		{12, "1/s", "12.0/s"},
+		{3.41e9, "bit/s", "3.41 Gbit/s"},
+		{15.3e-6, "s", "15.3 µs"},
+		{0.0002, "s", "200 µs"},
+		{2.5e-10, "s", "0.25 ns"},
+		{math.NaN(), "s", "-"},
+		{7, "things", "7.00 things"},
+	} {
+		if got := Format(tt.value, tt.unit); got != tt.want {
+			t.Errorf("Format(%v, %q) = %q, want %q", tt.value, tt.unit, got, tt.want)
+		}
+	}
+}
+
+func TestAxis(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		top := rapid.Float64Range(1e-9, 1e12).Draw(t, "top")
+		ticks := axis(top)
+		last := ticks[len(ticks)-1]
+		if len(ticks) < 2 || len(ticks) > 6 || ticks[0] != 0 || last < top*(1-1e-9) || last > top*2.6 {
+			t.Fatalf("axis(%v) = %v", top, ticks)
+		}
+	})
+	for _, bad := range []float64{0, -1, math.NaN(), math.Inf(1)} {
+		if got := axis(bad); !slices.Equal(got, []float64{0, 1}) {
+			t.Errorf("axis(%v) = %v", bad, got)
+		}
+	}
+}
+
+func TestRatio(t *testing.T) {
+	r := &Report{}
+	r.Add("a", "m", "1", true, 5)
+	if got := r.Cases[0].Ratio; got != 0 {
+		t.Errorf("ratio without off is %v", got)
+	}
+	r.Add("a", "m", "1", false, 2)
+	if got := r.Cases[0].Ratio; got != 2.5 {
+		t.Errorf("ratio is %v, want 2.5", got)
+	}
+	if _, ok := r.Find("a", "other"); ok {
+		t.Error("found a case that is not there")
+	}
+}

@@ -1,0 +1,101 @@
+package report
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"strings"
+)
+
+// The plot's measures, in the units of its view box.
+const (
+	plotWidth  = 460.0
+	plotHeight = 240.0
+	marginLeft = 58.0
+	marginTop  = 18.0
+	marginFoot = 28.0
+)
+
+// svg draws a plot: for each group two bars, off and on, as high as the median,
+// with the value above and the 5 % to 95 % spread as a whisker.
+func (r *Report) svg(p Plot) template.HTML {
+	var cases []Case
+	var top float64
+	for _, g := range p.Groups {
+		c, _ := r.Find(g.Case, p.Metric)
+		cases = append(cases, c)
+		for _, values := range [][]float64{c.Off, c.On} {
+			if _, high := Spread(values); high > top {
+				top = high
+			}
+		}
+	}
+	ticks := axis(max(top, p.Ideal))
+	top = ticks[len(ticks)-1]
+	y := func(v float64) float64 {
+		return marginTop + (plotHeight-marginTop-marginFoot)*(1-v/top)
+	}
+	unit := "1"
+	for _, c := range cases {
+		if c.Unit != "" {
+			unit = c.Unit
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg viewBox="0 0 %g %g" role="img" aria-label="%s">`+"\n", plotWidth, plotHeight, template.HTMLEscapeString(p.Title))
+	for _, t := range ticks {
+		fmt.Fprintf(&b, `<line class="grid" x1="%g" x2="%g" y1="%.1f" y2="%.1f" />`, marginLeft, plotWidth, y(t), y(t))
+		fmt.Fprintf(&b, `<text class="axis" x="%g" y="%.1f" text-anchor="end">%s</text>`+"\n", marginLeft-8, y(t)+4, tick(t, unit))
+	}
+	step := (plotWidth - marginLeft) / float64(max(len(cases), 1))
+	bar := math.Min(step*0.32, 44)
+	for i, c := range cases {
+		middle := marginLeft + step*(float64(i)+0.5)
+		for _, s := range []struct {
+			class  string
+			x      float64
+			values []float64
+		}{{"off", middle - bar - 1, c.Off}, {"on", middle + 1, c.On}} {
+			m := Median(s.values)
+			if math.IsNaN(m) {
+				continue
+			}
+			low, high := Spread(s.values)
+			centre := s.x + bar/2
+			fmt.Fprintf(&b, `<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="2" />`, s.class, s.x, y(m), bar, y(0)-y(m))
+			fmt.Fprintf(&b, `<line class="whisker" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" />`, centre, centre, y(low), y(high))
+			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", centre, y(high)-5, tick(m, unit))
+		}
+		fmt.Fprintf(&b, `<text class="axis" x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", middle, plotHeight-8, template.HTMLEscapeString(p.Groups[i].Label))
+	}
+	if p.Ideal > 0 {
+		fmt.Fprintf(&b, `<line class="ideal" x1="%g" x2="%g" y1="%.1f" y2="%.1f" />`+"\n", marginLeft, plotWidth, y(p.Ideal), y(p.Ideal))
+	}
+	b.WriteString("</svg>")
+	return template.HTML(b.String())
+}
+
+// tick is a value without the part of the unit that the title says.
+func tick(v float64, unit string) string {
+	s := Format(v, unit)
+	s = strings.TrimSuffix(s, "/s")
+	return strings.TrimSuffix(s, "bit")
+}
+
+// axis gives round values from 0 to at least top, three to six of them.
+func axis(top float64) []float64 {
+	if !(top > 0) || math.IsInf(top, 0) {
+		return []float64{0, 1}
+	}
+	size := math.Pow(10, math.Floor(math.Log10(top)))
+	for _, f := range []float64{0.2, 0.25, 0.5, 1, 2, 2.5} {
+		if n := math.Ceil(top/(f*size) - 1e-9); n <= 5 {
+			var ticks []float64
+			for i := 0.0; i <= n; i++ {
+				ticks = append(ticks, i*f*size)
+			}
+			return ticks
+		}
+	}
+	return []float64{0, top} // not reached: top is below 10 sizes
+}
