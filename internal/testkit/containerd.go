@@ -1,0 +1,145 @@
+package testkit
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Containerd is a containerd of a test's own, private as [Docker] is.
+type Containerd struct {
+	Socket       string
+	Image        string // a name to run: a static busybox with all its applets
+	CgroupParent string
+
+	dir  string
+	proc *daemon
+}
+
+// StartContainerd starts containerd and waits until it answers. It needs root,
+// containerd with its ctr, runc and a static busybox, and skips t without.
+func StartContainerd(t testing.TB) *Containerd {
+	t.Helper()
+	NeedRoot(t)
+	needPrograms(t, "containerd", "ctr", "runc", "busybox", "unshare", "nsenter")
+	name := fmt.Sprintf("flcontainerd-%d-%d", os.Getpid(), daemons.Add(1))
+	c := &Containerd{Image: "docker.io/library/flbusybox:latest", CgroupParent: name, dir: shortDir(t, name)}
+	c.Socket = filepath.Join(c.dir, "containerd.sock")
+	config := filepath.Join(c.dir, "config.toml")
+	err := os.WriteFile(config, fmt.Appendf(nil, `version = 2
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = %q
+`, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"), c.Socket), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { removeCgroups(t, name) })
+	t.Cleanup(func() { c.stop(t) })
+	c.proc = startDaemon(t, nil, NetNS(t), c.dir, "containerd", "--config", config)
+	c.proc.await(t, func() error {
+		_, err := c.Run("default", "version")
+		return err
+	})
+	return c
+}
+
+// Import makes Image known in a namespace of containerd's, which it creates.
+func (c *Containerd) Import(t testing.TB, namespace string) {
+	t.Helper()
+	if _, err := c.input(imageTar(t, c.Image), namespace, "image", "import", "--snapshotter", "native", "-"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Run runs ctr in a namespace and returns what it prints.
+func (c *Containerd) Run(namespace string, args ...string) (string, error) {
+	return c.input(nil, namespace, args...)
+}
+
+// Start runs a container that sleeps until it is killed. flags are ctr run's.
+func (c *Containerd) Start(t testing.TB, namespace, id string, flags ...string) {
+	t.Helper()
+	args := append([]string{"run", "--detach", "--snapshotter", "native", "--cgroup", "/" + c.CgroupParent + "/" + id}, flags...)
+	if _, err := c.Run(namespace, append(args, c.Image, id, "sleep", "1000")...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Remove kills a container and removes it.
+func (c *Containerd) Remove(namespace, id string) error {
+	if _, err := c.Run(namespace, "task", "rm", "--force", id); err != nil {
+		return err
+	}
+	_, err := c.Run(namespace, "container", "rm", id)
+	return err
+}
+
+func (c *Containerd) input(stdin []byte, namespace string, args ...string) (string, error) {
+	// In the daemon's mount namespace, since it makes FIFOs for the shim.
+	enter := []string{"--mount", "--target", strconv.Itoa(c.proc.cmd.Process.Pid), "ctr", "--address", c.Socket, "--namespace", namespace}
+	cmd := exec.Command("nsenter", append(enter, args...)...)
+	return runCommand(cmd, stdin)
+}
+
+func (c *Containerd) stop(t testing.TB) {
+	if c.proc == nil {
+		return
+	}
+	if spaces, err := c.Run("default", "namespace", "ls", "-q"); err == nil {
+		for space := range strings.FieldsSeq(spaces) {
+			ids, _ := c.Run(space, "task", "ls", "-q") // not answered: end kills them
+			for id := range strings.FieldsSeq(ids) {
+				c.Remove(space, id)
+			}
+		}
+	}
+	c.proc.end(t)
+}
+
+// imageTar is our image in the form that docker save writes.
+func imageTar(t testing.TB, name string) []byte {
+	t.Helper()
+	layer := busyboxTar(t)
+	config, err := json.Marshal(map[string]any{
+		"architecture": "amd64", "os": "linux",
+		"config": map[string]any{"Env": []string{"PATH=/bin"}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := json.Marshal([]map[string]any{{
+		"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for _, f := range []struct {
+		name    string
+		content []byte
+	}{{"config.json", config}, {"layer.tar", layer}, {"manifest.json", manifest}} {
+		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.content)), Typeflag: tar.TypeReg}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(f.content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
+}
