@@ -12,6 +12,8 @@ import (
 //
 //	netcpu_isolated               1 for each container whose packets are charged
 //	                              to its own cgroup (or that of its pod)
+//	netcpu_early_dropped_packets_total  packets for the container that were
+//	                              dropped at an uplink since its queue was full
 //	netcpu_kthread_seconds_total  CPU time of the container's NAPI threads, by
 //	                              device; container 0: of the uplinks' threads
 func (n *Netcpu) Snapshot() feature.Snapshot {
@@ -23,6 +25,12 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 	}
 	for _, t := range n.tenants {
 		s.Samples = n.kthreads(s.Samples, t.owner, t.threads)
+		if t.early == nil {
+			continue
+		}
+		if c, err := n.early.read(t.early); err == nil {
+			s.Samples = append(s.Samples, feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)})
+		}
 	}
 	if n.host != nil {
 		s.Samples = n.kthreads(s.Samples, 0, n.host.threads)

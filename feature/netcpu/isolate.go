@@ -30,7 +30,11 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	}
 	defer ns.Close() // an open namespace would outlive its container
 
-	t := &tenant{netns: c.NetNS, owner: c.ID, members: map[container.ID]bool{c.ID: true}}
+	t := n.tenants[c.NetNS]
+	if t == nil {
+		t = &tenant{netns: c.NetNS, owner: c.ID, members: map[container.ID]bool{c.ID: true}}
+	}
+	t.threads = nil
 	group, err := n.payer(c)
 	if err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
@@ -63,6 +67,9 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	}
 	n.tenants[c.NetNS] = t
 	n.member[c.ID] = t
+	if err := n.watch(ns, t, c); err != nil {
+		return fmt.Errorf("netcpu isolate: %w", err)
+	}
 	if err := n.claimUplinks(ctx, c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
@@ -148,4 +155,35 @@ func (n *Netcpu) payer(c container.Container) (string, error) {
 	// containers, at the usual weight.
 	dir = filepath.Join(dir, "fairlead")
 	return dir, n.turn(cgroup.Group(dir), cgroup.Present, c.ID)
+}
+
+// watch begins the early drop of a tenant, if that is not done yet.
+func (n *Netcpu) watch(ns *netdev.NS, t *tenant, c container.Container) error {
+	if n.early == nil || t.early != nil {
+		return nil
+	}
+	w, err := n.early.add()
+	if err != nil {
+		return err
+	}
+	for _, dev := range c.Interfaces {
+		if dev.Kind != "veth" || dev.Host.NetNS == 0 {
+			continue
+		}
+		err := n.watchDevice(w, ns, dev)
+		if err != nil {
+			return errors.Join(err, n.early.remove(w))
+		}
+	}
+	t.early = w
+	return nil
+}
+
+func (n *Netcpu) watchDevice(w *watched, ns *netdev.NS, dev container.Interface) error {
+	host, err := n.open(dev.Host.NSPath, dev.Host.NetNS)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return n.early.device(w, ns, dev.Index, host, dev.Host.Index)
 }

@@ -52,6 +52,7 @@ type Netcpu struct {
 	// throttled says that the kernel stops a kernel thread whose group has
 	// used up its quota; where it does not, weight has to do it.
 	throttled bool
+	early     *early // nil where the kernel cannot run it
 
 	mu      sync.Mutex
 	tenants map[uint64]*tenant       // by network namespace
@@ -66,6 +67,7 @@ type tenant struct {
 	owner   container.ID // whose cgroup pays
 	members map[container.ID]bool
 	threads []thread
+	early   *watched // nil without early drop
 }
 
 // thread is a NAPI kernel thread that this feature placed.
@@ -95,7 +97,9 @@ func New(cfg Config) (*Netcpu, error) {
 	if n.throttled, err = kthreadsThrottled(); err != nil {
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	n.support = support(cfg.Roots, layout, n.throttled)
+	var why error
+	n.early, why = newEarly()
+	n.support = support(cfg.Roots, layout, n.throttled, why)
 	return n, nil
 }
 
@@ -142,6 +146,9 @@ func (n *Netcpu) Remove(_ context.Context, id container.ID) error {
 	delete(n.member, id)
 	delete(t.members, id)
 	if t.owner == id {
+		if err := n.unwatch(t); err != nil {
+			return err
+		}
 		// Those who share the namespace are applied again by the agent's next
 		// round of refresh; until then they are simply not isolated.
 		for m := range t.members {
@@ -164,8 +171,30 @@ func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	})
 }
 
-// Close implements feature.Feature.
-func (n *Netcpu) Close() error { return nil }
+// Close implements feature.Feature. Isolation stays; early drop ends.
+func (n *Netcpu) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var errs []error
+	for _, t := range n.tenants {
+		errs = append(errs, n.unwatch(t))
+	}
+	if n.early != nil {
+		errs = append(errs, n.early.close())
+		n.early = nil
+	}
+	return errors.Join(errs...)
+}
+
+// unwatch ends the early drop of a tenant.
+func (n *Netcpu) unwatch(t *tenant) error {
+	w := t.early
+	if w == nil {
+		return nil
+	}
+	t.early = nil
+	return n.early.remove(w)
+}
 
 // undo restores whatever was changed on behalf of one container.
 func (n *Netcpu) undo(id container.ID) error {

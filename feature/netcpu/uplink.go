@@ -96,6 +96,11 @@ func (n *Netcpu) claimIn(path string, inode uint64, bridges []string) error {
 			}
 			return fmt.Errorf("uplink %s: %w", l.Name, err)
 		}
+		if n.early != nil {
+			if err := n.early.uplink(ns, l.Index); err != nil {
+				return fmt.Errorf("uplink %s: %w", l.Name, err)
+			}
+		}
 		n.host.claimed[key] = true
 	}
 	return nil
@@ -145,5 +150,9 @@ func (n *Netcpu) makeUplinkGroup() (string, error) {
 // releaseUplinks undoes all of it.
 func (n *Netcpu) releaseUplinks() error {
 	n.host = nil
-	return n.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 })
+	var err error
+	if n.early != nil {
+		err = n.early.releaseUplinks()
+	}
+	return errors.Join(err, n.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 }))
 }

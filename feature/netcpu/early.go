@@ -1,0 +1,184 @@
+package netcpu
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// errSlots means that as many tenants are isolated as the BPF maps hold.
+var errSlots = errors.New("too many isolated network namespaces")
+
+// early drops packets at the uplinks while their container cannot take them;
+// netcpu.bpf.c says how. All that it attaches is held by links of this process
+// and ends with it.
+type early struct {
+	spec   *ebpf.CollectionSpec
+	maps   netcpuMaps
+	polled *ebpf.Program
+	drop   *ebpf.Program
+
+	watch   link.Link // fl_polled, while there is a tenant
+	used    map[uint32]bool
+	uplinks map[deviceKey]link.Link
+}
+
+// watched is what early holds for one tenant.
+type watched struct {
+	slot    uint32
+	count   *ebpf.Program
+	links   []link.Link
+	devices []netcpuDevice
+}
+
+// newEarly loads the programs. An error means that this kernel cannot run them.
+func newEarly() (_ *early, err error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	spec, err := loadNetcpu()
+	if err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	e := &early{spec: spec, used: make(map[uint32]bool), uplinks: make(map[deviceKey]link.Link)}
+	var objs struct {
+		netcpuMaps
+		Polled *ebpf.Program `ebpf:"fl_polled"`
+		Drop   *ebpf.Program `ebpf:"fl_drop_tc"`
+	}
+	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	e.maps, e.polled, e.drop = objs.netcpuMaps, objs.Polled, objs.Drop
+	return e, nil
+}
+
+// add begins to count what waits for a tenant. The tenant's devices follow
+// with device.
+func (e *early) add() (*watched, error) {
+	slot := uint32(0)
+	for e.used[slot] {
+		slot++
+	}
+	if slot >= e.maps.FlTenants.MaxEntries() {
+		return nil, errSlots
+	}
+	// What an earlier tenant left in the slot.
+	if err := e.maps.FlTenants.Put(slot, netcpuTenant{}); err != nil {
+		return nil, fmt.Errorf("early drop: clear slot %d: %w", slot, err)
+	}
+	spec := e.spec.Copy()
+	if err := spec.Variables["fl_tenant_slot"].Set(slot); err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	var objs struct {
+		Count *ebpf.Program `ebpf:"fl_count"`
+	}
+	err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		netcpuMapFlTenants:   e.maps.FlTenants,
+		netcpuMapFlAddresses: e.maps.FlAddresses,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	if e.watch == nil {
+		if e.watch, err = link.AttachTracing(link.TracingOptions{Program: e.polled}); err != nil {
+			objs.Count.Close()
+			return nil, fmt.Errorf("early drop: watch polls: %w", err)
+		}
+	}
+	e.used[slot] = true
+	return &watched{slot: slot, count: objs.Count}, nil
+}
+
+// device counts one veth of a tenant: inside is the container's end, host the
+// other one.
+func (e *early) device(w *watched, inside *netdev.NS, index int, host *netdev.NS, hostIndex int) error {
+	key := netcpuDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(index)}
+	if err := e.maps.FlDevices.Put(key, w.slot); err != nil {
+		return fmt.Errorf("early drop: %w", err)
+	}
+	w.devices = append(w.devices, key)
+	l, err := e.attach(host, hostIndex, w.count, ebpf.AttachTCXEgress, link.Tail())
+	if err != nil {
+		return err
+	}
+	w.links = append(w.links, l)
+	return nil
+}
+
+// uplink drops early at a device; a second call for it does nothing.
+func (e *early) uplink(ns *netdev.NS, index int) error {
+	key := deviceKey{ns.Inode(), index}
+	if e.uplinks[key] != nil {
+		return nil
+	}
+	l, err := e.attach(ns, index, e.drop, ebpf.AttachTCXIngress, link.Head())
+	if err != nil {
+		return err
+	}
+	e.uplinks[key] = l
+	return nil
+}
+
+func (e *early) attach(ns *netdev.NS, index int, p *ebpf.Program, to ebpf.AttachType, at link.Anchor) (l link.Link, err error) {
+	err = ns.Do(func() error {
+		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: to, Anchor: at})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("early drop: attach to device %d in netns %d: %w", index, ns.Inode(), err)
+	}
+	return l, nil
+}
+
+// remove ends what add and device began. It goes on after a failure.
+func (e *early) remove(w *watched) error {
+	var errs []error
+	for _, l := range w.links {
+		errs = append(errs, l.Close())
+	}
+	for _, d := range w.devices {
+		if err := e.maps.FlDevices.Delete(d); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, w.count.Close())
+	delete(e.used, w.slot)
+	if len(e.used) == 0 && e.watch != nil {
+		errs = append(errs, e.watch.Close())
+		e.watch = nil
+	}
+	return errors.Join(errs...)
+}
+
+// releaseUplinks ends what uplink began.
+func (e *early) releaseUplinks() error {
+	var errs []error
+	for key, l := range e.uplinks {
+		errs = append(errs, l.Close())
+		delete(e.uplinks, key)
+	}
+	return errors.Join(errs...)
+}
+
+// read returns a tenant's counters.
+func (e *early) read(w *watched) (netcpuTenant, error) {
+	var t netcpuTenant
+	err := e.maps.FlTenants.Lookup(w.slot, &t)
+	return t, err
+}
+
+func (e *early) close() error {
+	errs := []error{e.releaseUplinks()}
+	if e.watch != nil {
+		errs = append(errs, e.watch.Close())
+	}
+	errs = append(errs, e.polled.Close(), e.drop.Close(), e.maps.Close())
+	return errors.Join(errs...)
+}

@@ -1,0 +1,251 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Early drop: packets for a container whose own receive queue is full are
+ * dropped where they enter the host, before the bridge and any queue, instead
+ * of after it (Iron, section 3.2, "Dropping excess packets").
+ *
+ * The queue is the ring of the container's veth. fl_count sees each packet
+ * just before it goes into the ring, fl_polled each poll that takes packets
+ * out; the difference is what waits. While that is as long as the ring, the
+ * container has used up what its cgroup gets of the CPU, and the next packet
+ * would be dropped at the ring anyway, at a cost that its neighbours pay.
+ *
+ * Hooks, and cost per event:
+ *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
+ *   tcx egress, host end of an isolated container's veth
+ *                      fl_count    one hash look-up and an atomic add per packet
+ *   tcx ingress or XDP on an uplink
+ *                      fl_drop_tc, fl_drop_xdp
+ *                                  one hash look-up per packet
+ *
+ * User space makes the entries of fl_devices and reads fl_tenants; a full map is
+ * an error of Apply. fl_addresses is learnt here and forgets the least used: an
+ * address that is not in it is not dropped early, that is all. The programs are
+ * held by links that end with the agent: then nothing is dropped any more.
+ */
+
+#include "kernel.h"
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Tenants that can be isolated at the same time. */
+#define MAX_TENANTS 4096
+/* Their devices; a tenant may have several. */
+#define MAX_DEVICES 16384
+/* Their addresses, of which a tenant may have any number. */
+#define MAX_ADDRESSES 16384
+
+/* VETH_RING_SIZE, drivers/net/veth.c: what a veth holds before it drops. */
+#define RING 256
+
+/*
+ * While a tenant is dropped, one packet per this time passes all the same. If
+ * the count were wrong, the poll that this packet causes sets it right; so a
+ * mistake costs a millisecond and never blackholes anybody.
+ */
+#define RETRY_NS 1000000
+
+/*
+ * An address counts as a tenant's while packets for it were seen on their way
+ * into the tenant's veth, not longer ago than this; the entry is touched once
+ * in a tenth of it.
+ */
+#define LEARNT_NS 1000000000ULL
+
+struct tenant {
+	__u64 sent;    /* packets handed to the veth */
+	__u64 polled;  /* packets taken from it, or written off */
+	__u64 dropped; /* packets that were dropped early */
+	__u64 retried; /* when one last passed in spite of a full ring, ns */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_TENANTS);
+	__type(key, __u32);
+	__type(value, struct tenant);
+} fl_tenants SEC(".maps");
+
+/* A device, by its namespace's inode and its index in there. */
+struct device {
+	__u32 netns;
+	__u32 ifindex;
+};
+
+/* The container's end of each isolated veth -> tenant. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_DEVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct device);
+	__type(value, __u32);
+} fl_devices SEC(".maps");
+
+/* An address, IPv4 in mapped form. */
+struct address {
+	__u8 ip[16];
+};
+
+struct owner {
+	__u64 seen; /* ns */
+	__u32 slot;
+	__u32 pad;
+};
+
+/*
+ * Address -> tenant. It is learnt from what the host really sends into a veth,
+ * since a container can give itself any address and must not have another's
+ * packets dropped by that.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_ADDRESSES);
+	__type(key, struct address);
+	__type(value, struct owner);
+} fl_addresses SEC(".maps");
+
+/* Which tenant's veth a copy of fl_count sits on is set before it is loaded. */
+const volatile __u32 fl_tenant_slot;
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
+{
+	struct net_device *dev = napi->dev;
+	struct device key = {};
+	struct tenant *t;
+	__u32 *slot;
+
+	if (!dev) /* the polling of a CPU's backlog and of busy sockets */
+		return 0;
+	key.netns = dev->nd_net.net->ns.inum;
+	key.ifindex = dev->ifindex;
+	slot = bpf_map_lookup_elem(&fl_devices, &key);
+	if (!slot)
+		return 0;
+	t = bpf_map_lookup_elem(&fl_tenants, slot);
+	if (!t)
+		return 0;
+	/*
+	 * A poll that did not use its budget has emptied the ring. What is
+	 * still missing then was dropped at the ring or on the way.
+	 */
+	if (work < budget)
+		t->polled = t->sent;
+	else
+		__sync_fetch_and_add(&t->polled, work);
+	return 0;
+}
+
+/* Reads the destination of the frame at data. */
+static __always_inline int destination(void *data, void *end, struct address *to)
+{
+	struct ethhdr *eth = data;
+
+	if (data + sizeof(*eth) > end)
+		return -1; /* not a frame that anyone here could get */
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = data + sizeof(*eth);
+
+		if ((void *)(ip + 1) > end)
+			return -1;
+		to->ip[10] = to->ip[11] = 0xff;
+		__builtin_memcpy(&to->ip[12], &ip->daddr, 4);
+		return 0;
+	}
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip6 = data + sizeof(*eth);
+
+		if ((void *)(ip6 + 1) > end)
+			return -1;
+		__builtin_memcpy(to->ip, &ip6->daddr, 16);
+		return 0;
+	}
+	return -1; /* ARP and the like: nobody's, and few */
+}
+
+SEC("tcx/egress")
+int fl_count(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	__u32 slot = fl_tenant_slot;
+	struct address to = {};
+	struct tenant *t;
+	struct owner *o;
+	__u64 now;
+
+	t = bpf_map_lookup_elem(&fl_tenants, &slot);
+	if (!t)
+		return TCX_NEXT; /* cannot be: slots are below MAX_TENANTS */
+	/* The ring holds what a super-packet is cut into, not the packet. */
+	__sync_fetch_and_add(&t->sent, skb->gso_segs > 1 ? skb->gso_segs : 1);
+
+	if (!(skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST) &&
+	    !destination(data, end, &to)) {
+		now = bpf_ktime_get_ns();
+		o = bpf_map_lookup_elem(&fl_addresses, &to);
+		if (!o || o->slot != slot || now - o->seen > LEARNT_NS / 10) {
+			struct owner us = { .seen = now, .slot = slot };
+
+			bpf_map_update_elem(&fl_addresses, &to, &us, BPF_ANY);
+		}
+	}
+	/* Only looked at: what else is on the hook decides. */
+	return TCX_NEXT;
+}
+
+/* Says whether the frame at data is for a tenant that cannot take it. */
+static __always_inline int full(void *data, void *end)
+{
+	struct address to = {};
+	struct tenant *t;
+	struct owner *o;
+	__u64 now;
+
+	if (destination(data, end, &to))
+		return 0;
+	o = bpf_map_lookup_elem(&fl_addresses, &to);
+	if (!o)
+		return 0; /* not an isolated container's */
+	t = bpf_map_lookup_elem(&fl_tenants, &o->slot);
+	if (!t || (__s64)(t->sent - t->polled) < RING)
+		return 0; /* there is room */
+	now = bpf_ktime_get_ns();
+	if (now - o->seen > LEARNT_NS)
+		return 0; /* the address may be somebody else's by now */
+	if (now - t->retried > RETRY_NS) {
+		t->retried = now;
+		return 0;
+	}
+	__sync_fetch_and_add(&t->dropped, 1);
+	return 1;
+}
+
+SEC("tcx/ingress")
+int fl_drop_tc(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	/* Dropped: its ring is full. Else whoever else is on the hook decides. */
+	return full(data, end) ? TCX_DROP : TCX_NEXT;
+}
+
+SEC("xdp")
+int fl_drop_xdp(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+
+	return full(data, end) ? XDP_DROP : XDP_PASS;
+}
