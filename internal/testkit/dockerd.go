@@ -137,16 +137,18 @@ type daemon struct {
 	mnt  *os.File // its mount namespace, which outlives it if it is killed
 }
 
-// startDaemon runs a program in ns with a private /run and a sysfs that
-// belongs to ns, or in the mount namespace of an earlier one that was killed.
+// startDaemon runs a program in ns with a /run and a /var/lib of its own and a sysfs
+// that belongs to ns, or in the mount namespace of an earlier one that was killed.
 func startDaemon(t testing.TB, earlier *daemon, ns *NS, dir, program string, args ...string) *daemon {
 	t.Helper()
 	const script = `set -e
-mkdir -p "$0/cg" "$0/keep"
+mkdir -p "$0/cg"
 mount --rbind /sys/fs/cgroup "$0/cg"
 mount -t sysfs sysfs /sys
 mount --move "$0/cg" /sys/fs/cgroup
 mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /var/lib
 mkdir -p /run/docker /run/lock
 exec "$@"
 `

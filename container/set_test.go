@@ -1,0 +1,447 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// fake is a source that reports what the test says.
+type fake struct {
+	name    string
+	mu      sync.Mutex
+	publish func(Report)
+	ready   chan struct{}
+}
+
+func newFake(name string) *fake { return &fake{name: name, ready: make(chan struct{})} }
+
+func (f *fake) Name() string { return f.name }
+
+func (f *fake) Run(ctx context.Context, publish func(Report)) error {
+	f.publish = publish
+	close(f.ready)
+	<-ctx.Done()
+	return nil
+}
+
+func (f *fake) report(records ...Record) {
+	<-f.ready
+	f.publish(Report{Records: records})
+}
+
+func (f *fake) fail(err error) {
+	<-f.ready
+	f.publish(Report{Err: err})
+}
+
+// runSet runs a Set until t ends.
+func runSet(t *testing.T, cfg Config, sources ...Source) *Set {
+	t.Helper()
+	s := NewSet(cfg, sources...)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return s
+}
+
+// await waits until the Snapshot satisfies ok, and returns it.
+func await(t *testing.T, s *Set, what string, ok func(Snapshot) bool) Snapshot {
+	t.Helper()
+	timeout := time.After(20 * time.Second)
+	for {
+		changed := s.Changed()
+		snap := s.Snapshot()
+		if ok(snap) {
+			return snap
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			t.Fatalf("%s: not within 20 s; sources %+v, containers %+v", what, snap.Sources, snap.Containers)
+		}
+	}
+}
+
+func named(snap Snapshot, name string) (Container, bool) {
+	i := slices.IndexFunc(snap.Containers, func(c Container) bool { return c.Name == name })
+	if i < 0 {
+		return Container{}, false
+	}
+	return snap.Containers[i], true
+}
+
+func awaitName(t *testing.T, s *Set, name string) Container {
+	t.Helper()
+	snap := await(t, s, "container "+name, func(snap Snapshot) bool { _, ok := named(snap, name); return ok })
+	c, _ := named(snap, name)
+	return c
+}
+
+func awaitGone(t *testing.T, s *Set, name string) {
+	t.Helper()
+	await(t, s, "end of container "+name, func(snap Snapshot) bool { _, ok := named(snap, name); return !ok })
+}
+
+// sleeper starts a process in a network namespace and a cgroup.
+func sleeper(t *testing.T, ns *testkit.NS, cg testkit.CG) *exec.Cmd {
+	t.Helper()
+	cmd := ns.Start(t, "sleep", "1000")
+	cg.Add(t, cmd.Process.Pid)
+	return cmd
+}
+
+func idOf(t *testing.T, cg testkit.CG) ID {
+	t.Helper()
+	id, err := cgroup.ID(cg.V2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ID(id)
+}
+
+func TestSetDescribes(t *testing.T) {
+	ns, host := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, ns, "fl0", host, "flh0")
+	h := host.Handle(t)
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flbr0"}}
+	if err := h.LinkAdd(bridge); err != nil {
+		t.Fatal(err)
+	}
+	outer, err := h.LinkByName("flh0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.LinkSetMaster(outer, bridge); err != nil {
+		t.Fatal(err)
+	}
+	path := host.Bind(t)
+	cg := testkit.Cgroup(t)
+	before := time.Now().Add(-50 * time.Millisecond)
+	cmd := sleeper(t, ns, cg)
+
+	src := newFake("docker")
+	s := runSet(t, Config{}, src)
+	if snap := s.Snapshot(); snap.Complete || len(snap.Sources) != 1 || snap.Sources[0].Listed {
+		t.Errorf("before the first report: %+v", snap)
+	}
+	rec := Record{PID: cmd.Process.Pid, Name: "one", RuntimeID: "abc", Image: "img", Labels: map[string]string{"k": "v"}, Pod: "p", Namespace: "n"}
+	src.report(rec)
+	c := awaitName(t, s, "one")
+	inner, err := ns.Handle(t).LinkByName("fl0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Started.Before(before) || c.Started.After(time.Now()) {
+		t.Errorf("started %v, the test did at %v", c.Started, before)
+	}
+	want := Container{
+		ID: idOf(t, cg), Name: "one", Source: "docker", RuntimeID: "abc", Image: "img", Labels: rec.Labels, Pod: "p", Namespace: "n",
+		PID: cmd.Process.Pid, Started: c.Started, NetNS: ns.Inode, Cgroup: c.Cgroup,
+		Interfaces: []Interface{{
+			Name: "fl0", Index: inner.Attrs().Index, Kind: "veth", MAC: inner.Attrs().HardwareAddr.String(), Addrs: c.Interfaces[0].Addrs,
+			Host: HostEnd{NetNS: host.Inode, NSPath: path, Name: "flh0", Index: outer.Attrs().Index, Master: "flbr0"},
+		}},
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Errorf("container (-want +got):\n%s", diff)
+	}
+	if c.Cgroup.V2 != cg.V2 || cg.CPU != "" && c.Cgroup.CPU != cg.CPU {
+		t.Errorf("cgroup %+v, want %+v", c.Cgroup, cg)
+	}
+	if !s.Snapshot().Complete {
+		t.Error("not complete")
+	}
+
+	// A device that comes later is seen without the source saying anything.
+	if err := ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "fl1"}}); err != nil {
+		t.Fatal(err)
+	}
+	await(t, s, "second device", func(snap Snapshot) bool {
+		c, ok := named(snap, "one")
+		return ok && len(c.Interfaces) == 2 && c.Interfaces[1].Name == "fl1" && c.Interfaces[1].Host == HostEnd{}
+	})
+
+	rec.Name = "renamed"
+	src.report(rec)
+	awaitName(t, s, "renamed")
+}
+
+// TestSetEnds is about the end of a container that its source says nothing of.
+func TestSetEnds(t *testing.T) {
+	var mu sync.Mutex
+	ahead := time.Duration(0)
+	now := func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return time.Now().Add(ahead)
+	}
+	cg := testkit.Cgroup(t)
+	cmd := sleeper(t, testkit.NetNS(t), cg)
+	src := newFake("docker")
+	s := runSet(t, Config{Now: now, Keep: time.Minute}, src)
+	src.report(Record{PID: cmd.Process.Pid, Name: "mortal", RuntimeID: "abc"})
+	c := awaitName(t, s, "mortal")
+	src.fail(errors.New("engine is down"))
+	await(t, s, "failure", func(snap Snapshot) bool { return snap.Sources[0].Err != nil })
+	if _, ok := named(s.Snapshot(), "mortal"); !ok {
+		t.Error("a container went with its engine")
+	}
+
+	cmd.Process.Kill()
+	awaitGone(t, s, "mortal")
+	if !s.Snapshot().Complete {
+		t.Error("the list is not complete any more")
+	}
+	dead, ok := s.Lookup(c.ID)
+	if want := c; !ok {
+		t.Error("the name of a container that has just ended is not known")
+	} else {
+		want.PID, want.NetNS = 0, 0
+		if diff := cmp.Diff(want, dead); diff != "" {
+			t.Errorf("ended container (-want +got):\n%s", diff)
+		}
+	}
+	// A source that is behind must not bring it back.
+	src.report(Record{PID: cmd.Process.Pid, Name: "mortal", RuntimeID: "abc"})
+	await(t, s, "recovery", func(snap Snapshot) bool { return snap.Sources[0].Err == nil })
+	if c, ok := named(s.Snapshot(), "mortal"); ok {
+		t.Errorf("came back: %+v", c)
+	}
+	mu.Lock()
+	ahead = time.Minute + time.Second
+	mu.Unlock()
+	if c, ok := s.Lookup(c.ID); ok {
+		t.Errorf("still known after its time: %+v", c)
+	}
+	if _, ok := s.Lookup(1 << 60); ok {
+		t.Error("found a container that never was")
+	}
+
+	// A new process in the same cgroup is the same container, started again.
+	again := sleeper(t, testkit.NetNS(t), cg)
+	src.report(Record{PID: again.Process.Pid, Name: "mortal", RuntimeID: "abc"})
+	if back := awaitName(t, s, "mortal"); back.PID != again.Process.Pid || back.ID != c.ID {
+		t.Errorf("restarted: %+v", back)
+	}
+}
+
+// TestSetMerges has two sources that know the same cgroup.
+func TestSetMerges(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	leaf := cg.Child(t, "0123456789abcdef")
+	sub := leaf.Child(t, "init.scope")
+	ns := testkit.NetNS(t)
+	first, second := sleeper(t, ns, sub), sleeper(t, ns, cg.Child(t, "other"))
+
+	tree, runtime := newFake(CgroupSource), newFake("containerd")
+	s := runSet(t, Config{}, tree, runtime)
+	tree.report(
+		Record{CgroupV2: leaf.V2, Name: "0123456789abcdef"},
+		Record{CgroupV2: sub.V2, Name: "init.scope"},
+		Record{CgroupV2: filepath.Join(cg.V2, "other"), Name: "other"},
+		Record{CgroupV2: filepath.Dir(cg.V2), Name: "root"},
+		Record{CgroupV2: "/etc", Name: "elsewhere"},
+		Record{CgroupV2: cg.V2 + "/../..", Name: "tricky"},
+		Record{CgroupV2: cg.V2 + "/absent", Name: "absent"},
+	)
+	await(t, s, "the tree's containers", func(snap Snapshot) bool { return len(snap.Containers) == 3 })
+	if s.Snapshot().Complete {
+		t.Error("complete without a report of the runtime")
+	}
+	runtime.report(Record{PID: first.Process.Pid, Name: "named", RuntimeID: "0123456789abcdef"})
+	snap := await(t, s, "the runtime's word", func(snap Snapshot) bool { return snap.Complete && len(snap.Containers) == 2 })
+	c, ok := named(snap, "named")
+	if !ok || c.Source != "containerd" || c.ID != idOf(t, leaf) || c.Cgroup.V2 != leaf.V2 || c.PID != first.Process.Pid {
+		t.Errorf("named: %+v", c)
+	}
+	if leaf.CPU != "" && c.Cgroup.CPU != leaf.CPU {
+		t.Errorf("cpu cgroup %s, want %s", c.Cgroup.CPU, leaf.CPU)
+	}
+	o, ok := named(snap, "other")
+	if !ok || o.Source != CgroupSource || o.PID != second.Process.Pid || o.NetNS != c.NetNS || o.NetNS != ns.Inode {
+		t.Errorf("other: %+v", o)
+	}
+	if !slices.IsSortedFunc(snap.Containers, func(a, b Container) int { return int(a.ID) - int(b.ID) }) {
+		t.Error("not in order of id")
+	}
+	// The runtime forgets it, and the tree's word counts again.
+	runtime.report()
+	await(t, s, "the tree's word", func(snap Snapshot) bool {
+		c, ok := named(snap, "0123456789abcdef")
+		return ok && c.Source == CgroupSource && c.ID == idOf(t, leaf)
+	})
+
+	// The process that stands for a cgroup ends, another one takes over.
+	third := sleeper(t, ns, sub)
+	first.Process.Kill()
+	await(t, s, "the next process", func(snap Snapshot) bool {
+		c, ok := named(snap, "0123456789abcdef")
+		return ok && c.PID == third.Process.Pid
+	})
+	third.Process.Kill()
+	awaitGone(t, s, "0123456789abcdef")
+}
+
+func TestSetHostNetwork(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	cg.Add(t, cmd.Process.Pid)
+	src := newFake("docker")
+	s := runSet(t, Config{}, src)
+	src.report(Record{PID: cmd.Process.Pid, Name: "open"}, Record{PID: 1 << 22, Name: "no such process"}, Record{PID: -5}, Record{})
+	c := awaitName(t, s, "open")
+	own, err := netdev.InodeOf("/proc", os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.HostNetwork || c.NetNS != own || c.Interfaces != nil {
+		t.Errorf("container %+v", c)
+	}
+	if n := len(s.Snapshot().Containers); n != 1 {
+		t.Errorf("%d containers, want 1", n)
+	}
+}
+
+// TestSetLeavesNothing starts and ends many short lives, and counts what the
+// process holds open before and after.
+func TestSetLeavesNothing(t *testing.T) {
+	testkit.NeedRoot(t)
+	src := newFake("docker")
+	s := runSet(t, Config{}, src)
+	src.report()
+	await(t, s, "the empty list", func(snap Snapshot) bool { return snap.Complete })
+	before := openFiles(t)
+	t.Run("lives", func(t *testing.T) {
+		cg := testkit.Cgroup(t)
+		var records []Record
+		for i := range 40 {
+			name := fmt.Sprintf("c%d", i)
+			cmd := sleeper(t, testkit.NetNS(t), cg.Child(t, name))
+			records = append(records, Record{PID: cmd.Process.Pid, Name: name, RuntimeID: name})
+			src.report(records...)
+			if i%2 == 0 {
+				cmd.Process.Kill() // some of them before anybody has looked
+			}
+		}
+		await(t, s, "those that live", func(snap Snapshot) bool { return len(snap.Containers) == 20 && snap.Complete })
+	})
+	await(t, s, "the end of all", func(snap Snapshot) bool { return len(snap.Containers) == 0 })
+	src.report()
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		after := openFiles(t)
+		if len(after) <= len(before) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("open before: %v\nopen after: %v", before, after)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func openFiles(t *testing.T) []string {
+	t.Helper()
+	names, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open []string
+	for _, name := range names {
+		if target, err := os.Readlink(name); err == nil {
+			open = append(open, target)
+		}
+	}
+	return open
+}
+
+func TestSetNeedsV2(t *testing.T) {
+	proc := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(proc, "self"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := os.WriteFile(filepath.Join(proc, "self", "mountinfo"), []byte("32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"), 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := NewSet(Config{Proc: proc}).Run(t.Context()); !errors.Is(err, cgroup.ErrNone) || !strings.Contains(err.Error(), "v2") {
+		t.Errorf("v1 host: %v, want an error about v2 that is ErrNone", err)
+	}
+	if err := NewSet(Config{Proc: proc + "/absent"}).Run(t.Context()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no proc: %v, want ErrNotExist", err)
+	}
+}
+
+// TestNoSource has no runtime and no container: a normal state.
+func TestNoSource(t *testing.T) {
+	dir := t.TempDir()
+	s := runSet(t, Config{}, Docker("unix://"+dir+"/d.sock"), Podman("unix://"+dir+"/p.sock"), Containerd(dir+"/c.sock"))
+	snap := await(t, s, "complete", func(snap Snapshot) bool { return snap.Complete })
+	for _, src := range snap.Sources {
+		if src.Err != nil || !src.Listed || src.Records != 0 {
+			t.Errorf("source %+v", src)
+		}
+	}
+}
+
+func TestTombstonesAreBounded(t *testing.T) {
+	s := NewSet(Config{})
+	now := time.Now()
+	for i := range maxEnded + 10 {
+		s.bury(Container{ID: ID(i + 1)}, now.Add(time.Duration(i)*time.Millisecond))
+	}
+	if len(s.ended) != maxEnded {
+		t.Errorf("%d tombstones, want %d", len(s.ended), maxEnded)
+	}
+	if _, ok := s.ended[1]; ok {
+		t.Error("the oldest was kept")
+	}
+}
+
+func TestOfRuntime(t *testing.T) {
+	const id = "4f9e6d1c2b3a4f9e6d1c2b3a"
+	for _, tc := range []struct{ dir, id, want string }{
+		{"/cg/docker/" + id, id, "/cg/docker/" + id},
+		{"/cg/docker/" + id + "/init.scope", id, "/cg/docker/" + id},
+		{"/cg/system.slice/docker-" + id + ".scope/a/b", id, "/cg/system.slice/docker-" + id + ".scope"},
+		{"/cg/libpod-" + id + ".scope/container", id, "/cg/libpod-" + id + ".scope"},
+		{"/cg/default/web/sub", "web", "/cg/default/web"},
+		{"/cg/websites/x", "web", "/cg/websites/x"},
+		{"/cg/x/y", id, "/cg/x/y"},
+		{"/cg/x/y", "", "/cg/x/y"},
+		{"", id, ""},
+	} {
+		if got := ofRuntime(tc.dir, tc.id); got != tc.want {
+			t.Errorf("ofRuntime(%q, %q) = %q, want %q", tc.dir, tc.id, got, tc.want)
+		}
+	}
+}
