@@ -1,0 +1,392 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// fataler is what a test and a rapid one have in common.
+type fataler interface {
+	Helper()
+	Fatal(...any)
+}
+
+// steps makes all the calls that are due.
+func steps(t fataler, w *worker) (next time.Time) {
+	t.Helper()
+	for range 10_000 {
+		did, next := w.step(context.Background())
+		if !did {
+			return next
+		}
+	}
+	t.Fatal("the worker finds no end")
+	return
+}
+
+func expect(t *testing.T, f *fake, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(strings.Join(want, "\n"), strings.Join(f.took(), "\n")); diff != "" {
+		t.Fatalf("calls (-want +got):\n%s", diff)
+	}
+}
+
+func TestWorkerFollowsTargets(t *testing.T) {
+	c, f := newClock(), newFake()
+	w := newWorker(f, c.pace(), quiet(), func() {})
+
+	w.want(targets(target(1, "isolate"), target(2, "observe")), false)
+	steps(t, w)
+	expect(t, f, "apply 1 isolate", "apply 2 observe")
+
+	// The same again is no reason to call.
+	w.want(targets(target(1, "isolate"), target(2, "observe")), false)
+	steps(t, w)
+	expect(t, f)
+
+	w.want(targets(target(1, "observe"), target(3, "isolate")), false)
+	steps(t, w)
+	expect(t, f, "remove 2", "apply 1 observe", "apply 3 isolate")
+
+	// One that was never applied needs no Remove.
+	w.want(targets(target(1, "observe"), target(3, "isolate"), target(4, "isolate")), false)
+	w.want(targets(target(1, "observe"), target(3, "isolate")), false)
+	steps(t, w)
+	expect(t, f)
+
+	if got := w.status(3); got.State != api.StateDone || !got.Since.Equal(c.Now()) {
+		t.Errorf("status of 3 is %+v", got)
+	}
+	if got := w.status(4); got.State != api.StatePending {
+		t.Errorf("status of 4 is %+v", got)
+	}
+}
+
+func TestWorkerRefreshes(t *testing.T) {
+	c, f := newClock(), newFake()
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	w.want(targets(target(1, "isolate")), true)
+	next := steps(t, w)
+	expect(t, f, "apply 1 isolate", "prune")
+	if want := c.Now().Add(w.pace.refresh); !next.Equal(want) {
+		t.Fatalf("next call at %v, want %v", next, want)
+	}
+	c.advance(w.pace.refresh - 1)
+	steps(t, w)
+	expect(t, f)
+	c.advance(1)
+	steps(t, w)
+	expect(t, f, "prune", "apply 1 isolate")
+	if got := w.status(1); got.State != api.StateDone || got.Since.Equal(c.Now()) {
+		t.Errorf("a refresh is no new state: %+v", got)
+	}
+}
+
+func TestWorkerBacksOff(t *testing.T) {
+	c, f := newClock(), newFake()
+	broken := true
+	f.apply = func(context.Context, policy.Target) error {
+		if broken {
+			return errFake
+		}
+		return nil
+	}
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	w.want(targets(target(1, "isolate")), false)
+	wait := w.pace.first
+	for try := 1; try <= 20; try++ {
+		next := steps(t, w)
+		expect(t, f, "apply 1 isolate")
+		if got := next.Sub(c.Now()); got != wait {
+			t.Fatalf("after try %d it waits %v, want %v", try, got, wait)
+		}
+		if got := w.status(1); got.State != api.StateError || got.Tries != try || got.Error != errFake.Error() || !got.Next.Equal(next) {
+			t.Fatalf("status after try %d: %+v", try, got)
+		}
+		c.advance(wait - 1)
+		steps(t, w)
+		expect(t, f)
+		c.advance(1)
+		wait = min(2*wait, w.pace.longest)
+	}
+	// Another target is tried at once, and with new patience.
+	w.want(targets(target(1, "observe")), false)
+	steps(t, w)
+	expect(t, f, "apply 1 observe")
+	if got := w.status(1).Tries; got != 1 {
+		t.Errorf("%d tries of the new target, want 1", got)
+	}
+	broken = false
+	c.advance(w.pace.first)
+	steps(t, w)
+	if got := w.status(1); got.State != api.StateDone || got.Error != "" {
+		t.Errorf("status after success: %+v", got)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	p := ordinary()
+	for _, x := range []struct {
+		chance float64
+		want   time.Duration
+	}{{0, 80 * time.Second}, {0.5, 100 * time.Second}, {0.999999, 120 * time.Second}} {
+		p.jitter = func() float64 { return x.chance }
+		if got := p.spread(100 * time.Second).Round(time.Second); got != x.want {
+			t.Errorf("spread at %v is %v, want %v", x.chance, got, x.want)
+		}
+	}
+}
+
+func TestWorkerRemovesUntilItSucceeds(t *testing.T) {
+	c, f := newClock(), newFake()
+	broken, left := true, 0
+	f.remove = func(context.Context, container.ID) error {
+		if broken {
+			return errFake
+		}
+		return nil
+	}
+	w := newWorker(f, c.pace(), quiet(), func() { left++ })
+	w.want(targets(target(1, "isolate")), true)
+	steps(t, w)
+	w.want(nil, true)
+	steps(t, w)
+	if !w.has(1) || left != 0 {
+		t.Fatal("forgotten although Remove failed")
+	}
+	// Prune must leave it to Remove.
+	if got := f.inForce(); len(got) != 1 {
+		t.Fatalf("in force: %v", got)
+	}
+	broken = false
+	c.advance(w.pace.first)
+	steps(t, w)
+	if w.has(1) || left != 1 || len(f.inForce()) != 0 {
+		t.Fatalf("after Remove: has %v, left called %d times, in force %v", w.has(1), left, f.inForce())
+	}
+}
+
+// What is new or has ended comes before what failed, however much of that is
+// due.
+func TestWorkerUrgency(t *testing.T) {
+	c, f := newClock(), newFake()
+	f.apply = func(_ context.Context, t policy.Target) error {
+		if t.Container.ID < 10 {
+			return errFake
+		}
+		return nil
+	}
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	all := targets(target(20, "isolate"), target(21, "isolate"))
+	w.want(all, true)
+	steps(t, w)
+	for id := container.ID(1); id < 10; id++ {
+		all[id] = target(id, "isolate")
+	}
+	w.want(all, true)
+	steps(t, w)
+	f.took()
+	c.advance(w.pace.refresh + time.Minute) // all of it is due
+	delete(all, 20)
+	all[30] = target(30, "isolate")
+	w.want(all, true)
+	steps(t, w)
+	got := f.took()
+	want := []string{"remove 20", "apply 30 isolate", "prune"}
+	if diff := cmp.Diff(want, got[:3]); diff != "" {
+		t.Errorf("first calls (-want +got):\n%s", diff)
+	}
+	if last := got[len(got)-1]; last != "apply 21 isolate" || len(got) != 3+9+1 {
+		t.Errorf("%d calls, the last is %q; want the 9 retries and then the refresh of 21", len(got), last)
+	}
+}
+
+func TestWorkerPrunesOnlyWhenComplete(t *testing.T) {
+	c, f := newClock(), newFake()
+	f.host[7] = "isolate" // an earlier agent's
+	broken := true
+	f.prune = func() error {
+		if broken {
+			return errFake
+		}
+		return nil
+	}
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	w.want(targets(target(1, "isolate")), false)
+	steps(t, w)
+	expect(t, f, "apply 1 isolate")
+	w.want(targets(target(1, "isolate")), true)
+	steps(t, w)
+	expect(t, f, "prune")
+	if got := w.totals().Prune; got != errFake.Error() {
+		t.Errorf("totals tell of prune: %q", got)
+	}
+	broken = false
+	c.advance(w.pace.first)
+	steps(t, w)
+	expect(t, f, "prune")
+	if diff := cmp.Diff(map[container.ID]policy.NetCPU{1: "isolate"}, f.inForce()); diff != "" {
+		t.Errorf("in force (-want +got):\n%s", diff)
+	}
+}
+
+func TestWorkerNotBuilt(t *testing.T) {
+	c, f := newClock(), newFake()
+	f.apply = func(context.Context, policy.Target) error {
+		return fmt.Errorf("netcpu charge: %w", feature.ErrNotBuilt)
+	}
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	w.want(targets(target(1, "charge")), false)
+	next := steps(t, w)
+	if got := next.Sub(c.Now()); got != w.pace.refresh {
+		t.Errorf("tried again after %v: trying does not help", got)
+	}
+	if got := w.status(1); got.State != api.StateNotBuilt || got.Error == "" {
+		t.Errorf("status %+v", got)
+	}
+	if got := w.totals(); got.Failed != 0 {
+		t.Errorf("totals %+v", got)
+	}
+}
+
+func TestWorkerAppliesAgainWhoSharedANamespace(t *testing.T) {
+	c, f := newClock(), newFake()
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	a, b, other := target(1, "isolate"), target(2, "isolate"), target(3, "isolate")
+	a.Container.NetNS, b.Container.NetNS, other.Container.NetNS = 5, 5, 6
+	w.want(targets(a, b, other), false)
+	steps(t, w)
+	f.took()
+	w.want(targets(b, other), false)
+	steps(t, w)
+	expect(t, f, "remove 1", "apply 2 isolate")
+}
+
+// A container that ends while it is being applied does not wait for that.
+func TestWorkerCutsShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.apply = func(ctx context.Context, _ policy.Target) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		p := ordinary()
+		w := newWorker(f, p, quiet(), func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { w.run(ctx); close(done) }()
+
+		began := time.Now()
+		w.want(targets(target(1, "isolate")), false)
+		synctest.Wait() // it hangs in Apply now
+		w.want(nil, false)
+		synctest.Wait()
+		if took := time.Since(began); took != 0 || w.has(1) || len(f.inForce()) != 0 {
+			t.Errorf("after %v: has %v, in force %v", took, w.has(1), f.inForce())
+		}
+
+		// Nobody cuts this one short but its own time.
+		w.want(targets(target(2, "isolate")), false)
+		time.Sleep(p.call - 1)
+		if got := w.status(2); got.State != api.StatePending {
+			t.Errorf("status during the call %+v", got)
+		}
+		time.Sleep(2)
+		if got := w.status(2); got.State != api.StateError || got.Error != context.DeadlineExceeded.Error() {
+			t.Errorf("status after the call %+v", got)
+		}
+		cancel()
+		<-done
+		if err := w.stop(context.Background()); err != nil || len(f.inForce()) != 0 || !f.closed {
+			t.Errorf("stop: %v, in force %v, closed %v", err, f.inForce(), f.closed)
+		}
+	})
+}
+
+func TestWorkerTellsOfACallThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, release := newFake(), make(chan struct{})
+		f.apply = func(context.Context, policy.Target) error { <-release; return nil }
+		w := newWorker(f, ordinary(), quiet(), func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { w.run(ctx); close(done) }()
+		w.want(targets(target(1, "isolate")), false)
+		time.Sleep(3 * w.pace.call)
+		if got := w.status(1); got.State != api.StateError || !strings.Contains(got.Error, "not returned") {
+			t.Errorf("status %+v", got)
+		}
+		close(release)
+		synctest.Wait()
+		if got := w.status(1); got.State != api.StateDone {
+			t.Errorf("status after it returned %+v", got)
+		}
+		cancel()
+		<-done
+	})
+}
+
+func TestWorkerStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.remove = func(_ context.Context, id container.ID) error {
+			if id == 2 {
+				return errFake
+			}
+			return nil
+		}
+		w := newWorker(f, ordinary(), quiet(), func() {})
+		w.want(targets(target(1, "isolate"), target(2, "isolate"), target(3, "isolate")), true)
+		steps(t, w)
+		f.took()
+		if err := w.stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		// 2 is given up after some tries: the journal has it.
+		expect(t, f, "remove 1", "remove 2", "remove 3", "remove 2", "remove 2", "close")
+		// A round that was under way must not bring anything back.
+		w.want(targets(target(4, "isolate")), true)
+		if w.has(4) {
+			t.Error("something is wanted after stop")
+		}
+	})
+}
+
+func TestWorkerLetGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.remove = func(_ context.Context, id container.ID) error {
+			time.Sleep(time.Second)
+			if id == 2 {
+				return errors.New("no")
+			}
+			return nil
+		}
+		w := newWorker(f, ordinary(), quiet(), func() {})
+		w.want(targets(target(1, "isolate"), target(2, "isolate"), target(3, "isolate")), true)
+		steps(t, w)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		w.want(targets(target(3, "isolate")), true)
+		go func() { w.run(ctx); close(done) }()
+		began := time.Now()
+		w.letGo(ctx, func(container.ID) bool { return true })
+		if took := time.Since(began); took != 2*time.Second || w.has(1) || !w.has(2) || !w.has(3) {
+			t.Errorf("after %v: has 1 %v, 2 %v, 3 %v", took, w.has(1), w.has(2), w.has(3))
+		}
+		cancel()
+		<-done
+	})
+}
