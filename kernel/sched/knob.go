@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,6 +19,15 @@ import (
 const (
 	KindKthread  = "kthread"
 	KindAffinity = "affinity"
+)
+
+// A kernel thread cannot change its cgroup before it has run for the first time
+// (kernel/kthread.c, cgroup_kthread_ready), which on a busy CPU takes a while;
+// until then the kernel answers EINVAL, as it does for ever for a thread that is
+// bound to its CPU.
+const (
+	newbornTries = 200
+	newbornWait  = time.Millisecond
 )
 
 // Group returns the knob of the cgroup that a kernel thread is in, in one
@@ -147,11 +157,17 @@ func (g group) write(dir string) error {
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	// As late as can be: the number is all that the kernel takes.
-	if err := g.thread.check(g.proc); err != nil {
-		return err
+	for range newbornTries {
+		// As late as can be: the number is all that the kernel takes.
+		if err := g.thread.check(g.proc); err != nil {
+			return err
+		}
+		_, err = f.WriteString(strconv.Itoa(g.thread.TID))
+		if !errors.Is(err, unix.EINVAL) {
+			break
+		}
+		time.Sleep(newbornWait)
 	}
-	_, err = f.WriteString(strconv.Itoa(g.thread.TID))
 	switch {
 	case errors.Is(err, unix.ESRCH):
 		return gone(err)
