@@ -1,0 +1,167 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel"
+)
+
+// ErrNoBTF means that the kernel does not describe its types.
+var ErrNoBTF = errors.New("the kernel does not describe its types (no BTF)")
+
+const (
+	progName = "flprobe"
+	mendBTF  = "use a kernel with CONFIG_DEBUG_INFO_BTF: those of Debian 11, Ubuntu 20.10, RHEL 8.2 and later have it"
+)
+
+// programs answers for BPF, except for what needs a device to try it on.
+func programs(_ context.Context, cfg Config) answers {
+	a := answers{
+		"bpf-jit":     jit(cfg),
+		"bpffs":       bpffs(cfg),
+		"bpf-ringbuf": ringbuf(),
+	}
+	types, err := kernelTypes(cfg.Roots)
+	if err != nil {
+		a["btf"] = refused(err, mendBTF)
+		for _, c := range []string{"bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling"} {
+			a[c] = unavailable(ErrNoBTF.Error(), mendBTF)
+		}
+		return a
+	}
+	a["btf"] = full("")
+	a["kthread-throttling"] = throttling(types)
+	a["bpf-tp-btf"] = load(tracing(ebpf.AttachTraceRawTp, "softirq_entry"), "the kernel must allow BPF programs at tracepoints: nothing can be measured without")
+	a["bpf-fentry"] = load(tracing(ebpf.AttachTraceFEntry, "ip_rcv"), "none is needed: tracepoints do instead")
+	a["bpf-cgroup-id"] = load(tracing(ebpf.AttachTraceRawTp, "softirq_entry", asm.FnGetCurrentCgroupId.Call()), "use a kernel with CONFIG_CGROUPS and bpf_get_current_cgroup_id")
+	return a
+}
+
+// tracing is a program that does nothing but the calls.
+func tracing(at ebpf.AttachType, to string, calls ...asm.Instruction) *ebpf.ProgramSpec {
+	return &ebpf.ProgramSpec{
+		Name: progName, Type: ebpf.Tracing, AttachType: at, AttachTo: to, License: "GPL",
+		Instructions: append(calls, asm.Mov.Imm(asm.R0, 0), asm.Return()),
+	}
+}
+
+// classifier is a program that lets every packet pass, for tc and for XDP.
+func classifier(t ebpf.ProgramType) *ebpf.ProgramSpec {
+	verdict := int32(0) // TC_ACT_OK
+	if t == ebpf.XDP {
+		verdict = 2 // XDP_PASS
+	}
+	return &ebpf.ProgramSpec{
+		Name: progName, Type: t, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+	}
+}
+
+func load(spec *ebpf.ProgramSpec, mend string) answer {
+	p, err := ebpf.NewProgram(spec)
+	if err != nil {
+		return refused(loading(err), mend)
+	}
+	p.Close()
+	return full("")
+}
+
+// loading puts a refusal plainly: the library's own text guesses at a limit
+// that kernels since 5.11 do not have.
+func loading(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("the kernel refuses to load such a program: %w", unix.EPERM)
+	}
+	return err
+}
+
+func ringbuf() answer {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: progName, Type: ebpf.RingBuf, MaxEntries: uint32(os.Getpagesize())})
+	if err != nil {
+		return refused(err, "use a kernel of 5.8 or later")
+	}
+	m.Close()
+	return full("")
+}
+
+func jit(cfg Config) answer {
+	name := filepath.Join(cfg.Roots.Proc, "sys/net/core/bpf_jit_enable")
+	const mend = "sysctl net.core.bpf_jit_enable=1"
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return refused(err, mend)
+	}
+	if strings.TrimSpace(string(text)) == "0" {
+		return degraded("programs are interpreted, which is several times slower", mend)
+	}
+	return full("")
+}
+
+func bpffs(cfg Config) answer {
+	mend := "mount -t bpf bpf " + cfg.Roots.BPFFS
+	var st unix.Statfs_t
+	if err := unix.Statfs(cfg.Roots.BPFFS, &st); err != nil {
+		return refused(fmt.Errorf("%s: %w", cfg.Roots.BPFFS, err), mend)
+	}
+	if st.Type != unix.BPF_FS_MAGIC {
+		return unavailable("no BPF file system is mounted at "+cfg.Roots.BPFFS, mend)
+	}
+	return full(cfg.Roots.BPFFS)
+}
+
+// KthreadsThrottled says whether CFS bandwidth stops kernel threads as it does
+// tasks. Since 6.18 a task stops itself on its way back to user mode, where a
+// kernel thread never goes (kernel/sched/fair.c, task_throttle_setup_work): such
+// a kernel charges it and lets it run. The work item for that in task_struct
+// tells these kernels. Error: ErrNoBTF.
+func KthreadsThrottled(r kernel.Roots) (bool, error) {
+	types, err := kernelTypes(r)
+	if err != nil {
+		return false, err
+	}
+	return throttled(types)
+}
+
+func kernelTypes(r kernel.Roots) (*btf.Spec, error) {
+	name := filepath.Join(r.Sys, "kernel/btf/vmlinux")
+	types, err := btf.LoadSpec(name)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoBTF, err)
+	}
+	return types, nil
+}
+
+func throttled(types *btf.Spec) (bool, error) {
+	var task *btf.Struct
+	if err := types.TypeByName("task_struct", &task); err != nil {
+		return false, fmt.Errorf("type task_struct: %w", err)
+	}
+	for _, m := range task.Members {
+		if m.Name == "sched_throttle_work" {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+func throttling(types *btf.Spec) answer {
+	yes, err := throttled(types)
+	if err != nil {
+		return unavailable(reason(err), "")
+	}
+	if !yes {
+		return degraded("this kernel charges its threads to their cgroup but does not stop them at its quota", "none is needed: weights in proportion to the quotas hold them instead").
+			with("task_struct has sched_throttle_work")
+	}
+	return full("kernel threads are stopped at the quota of their cgroup, as tasks are")
+}

@@ -1,0 +1,130 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// host answers for the machine as a whole.
+func host(_ context.Context, cfg Config) answers {
+	a := answers{
+		"kernel":       full(release()),
+		"capabilities": capabilities(cfg),
+		"systemd":      full("it started this host: it writes the cgroup values of its units again when it reloads"),
+		"psi":          pressure(cfg),
+	}
+	if uid := unix.Geteuid(); uid == 0 {
+		a["root"] = full("")
+	} else {
+		a["root"] = unavailable(fmt.Sprintf("the effective user id is %d", uid), asRoot)
+	}
+	if _, err := os.Stat(filepath.Join(cfg.Run, "systemd/system")); err != nil {
+		a["systemd"] = unavailable("this host was not started by systemd", "none is needed: start the agent by hand or by another service manager")
+	}
+	// No thread has this name: what counts is whether they can be seen.
+	if _, err := sched.Threads(cfg.Roots.Proc, "\n"); errors.Is(err, sched.ErrHidden) {
+		a["pid-namespace"] = unavailable("the kernel's own threads are not to be seen: this is not the host's pid namespace, or not its proc", "run in the host's pid namespace (hostPID: true, --pid=host)")
+	} else if err != nil {
+		a["pid-namespace"] = unavailable(reason(err), "")
+	} else {
+		a["pid-namespace"] = full("")
+	}
+	return a
+}
+
+func release() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%s, %s, %d CPUs", unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Machine[:]), runtime.NumCPU())
+}
+
+// needed lists the capabilities that fairlead uses, and for what. One entry
+// may name several, any of which does.
+func needed() []struct {
+	name string
+	bits []uint
+	what string
+} {
+	return []struct {
+		name string
+		bits []uint
+		what string
+	}{
+		{"CAP_NET_ADMIN", []uint{unix.CAP_NET_ADMIN}, "devices and qdiscs"},
+		{"CAP_SYS_ADMIN", []uint{unix.CAP_SYS_ADMIN}, "entering the containers' network namespaces"},
+		{"CAP_BPF", []uint{unix.CAP_BPF, unix.CAP_SYS_ADMIN}, "loading BPF programs"},
+		{"CAP_PERFMON", []uint{unix.CAP_PERFMON, unix.CAP_SYS_ADMIN}, "BPF programs at tracepoints"},
+		{"CAP_SYS_NICE", []uint{unix.CAP_SYS_NICE}, "the CPUs of kernel threads"},
+		{"CAP_SYS_PTRACE", []uint{unix.CAP_SYS_PTRACE}, "the namespaces of other users' processes"},
+		{"CAP_DAC_OVERRIDE", []uint{unix.CAP_DAC_OVERRIDE}, "cgroups that were given to other users"},
+	}
+}
+
+func capabilities(cfg Config) answer {
+	name := filepath.Join(cfg.Roots.Proc, "self/status")
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return unavailable(reason(err), "mount proc")
+	}
+	mask, err := parseCapEff(string(text))
+	if err != nil {
+		return unavailable(name+": "+reason(err), "")
+	}
+	var missing []string
+	for _, n := range needed() {
+		has := false
+		for _, b := range n.bits {
+			has = has || mask&(1<<b) != 0
+		}
+		if !has {
+			missing = append(missing, n.name+" ("+n.what+")")
+		}
+	}
+	a := full("")
+	switch len(missing) {
+	case 0:
+	case len(needed()):
+		a = unavailable("this process has none of those that it needs", asRoot)
+	default:
+		a = degraded("missing: "+strings.Join(missing, ", "), "grant them to the agent")
+	}
+	return a.with(fmt.Sprintf("effective %016x", mask))
+}
+
+// parseCapEff finds the effective capabilities in the form of
+// /proc/PID/status.
+func parseCapEff(text string) (uint64, error) {
+	for line := range strings.Lines(text) {
+		if v, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(v), 16, 64)
+		}
+	}
+	return 0, errors.New("no CapEff line")
+}
+
+func pressure(cfg Config) answer {
+	const mend = "boot with psi=1 on a kernel with CONFIG_PSI"
+	_, err := os.ReadFile(filepath.Join(cfg.Roots.Proc, "pressure/cpu"))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return unavailable("this kernel has no pressure stall information", mend)
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return unavailable("pressure stall information is switched off", mend)
+	case err != nil:
+		return refused(err, mend)
+	}
+	return full("")
+}

@@ -1,0 +1,166 @@
+// Package probe finds out what this host can do, by trying: it loads a program,
+// makes a qdisc, moves a kernel thread, and undoes it. A version number would
+// say less, since distributions and sandboxes add and take away.
+//
+// What it tries it tries in a network namespace and a cgroup of its own, which
+// are gone when it returns; all that may stay is a kernel module that a try
+// made the kernel load. It decides nothing: features ask the host about what
+// they need themselves. Together with kernel/netdev it speaks rtnetlink,
+// because it tries what no other part of fairlead does yet.
+//
+// Package agent runs it for `fairlead doctor`, with an agent or without.
+package probe
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel"
+)
+
+// limit keeps Run within the two seconds that it promises. What has not
+// answered by then is Unavailable, and is still undone in the background.
+const limit = 1800 * time.Millisecond
+
+// Finding is the answer to one question about the host.
+type Finding struct {
+	Capability string `json:"capability"` // unique; it stays the same from version to version
+	Area       string `json:"area"`       // host, cgroup, sched, bpf, net, runtime or owner
+	Verdict
+	Detail string `json:"detail,omitempty"` // what was seen
+}
+
+// Report lists all findings, always the same ones in the same order.
+type Report []Finding
+
+// Config says where to look. Empty fields stand for the usual places.
+type Config struct {
+	Roots      kernel.Roots
+	Run, Etc   string // "/run" and "/etc"
+	Docker     string // address of the Engine API: unix:///path, or a path
+	Podman     string
+	Containerd string
+}
+
+// Run asks all questions. It works without root too: what can't be tried is
+// Unavailable, with the reason. It returns within two seconds.
+func Run(ctx context.Context, cfg Config) Report {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cfg = cfg.withDefaults()
+	groups := []func(context.Context, Config) answers{host, cgroups, programs, runtimes, owners}
+	found := make(chan answers, len(groups))
+	for _, g := range groups {
+		go func() { found <- g(ctx, cfg) }()
+	}
+	got := make(answers)
+	for range groups {
+		select {
+		case a := <-found:
+			for k, v := range a {
+				got[k] = v
+			}
+		case <-ctx.Done():
+		}
+	}
+	return report(got)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Roots == (kernel.Roots{}) {
+		c.Roots = kernel.Default()
+	}
+	for _, f := range []struct {
+		field *string
+		value string
+	}{
+		{&c.Run, "/run"}, {&c.Etc, "/etc"},
+		{&c.Docker, "/run/docker.sock"}, {&c.Podman, "/run/podman/podman.sock"}, {&c.Containerd, "/run/containerd/containerd.sock"},
+	} {
+		if *f.field == "" {
+			*f.field = f.value
+		}
+	}
+	return c
+}
+
+// questions lists the capabilities by area, in the order of the Report.
+func questions() []Finding {
+	var list []Finding
+	for _, area := range []string{
+		"host: kernel root capabilities pid-namespace systemd psi",
+		"cgroup: cgroup-v2 cgroup-layout cgroup-cpu cgroup-cpuset cgroup-io cfs-bandwidth",
+		"sched: kthread-cgroup kthread-throttling",
+		"bpf: btf bpf-jit bpffs bpf-tp-btf bpf-fentry bpf-cgroup-id bpf-ringbuf bpf-tc bpf-tcx bpf-xdp",
+		"net: netns veth napi-threaded napi-netlink qdisc-clsact qdisc-htb qdisc-hfsc qdisc-fq",
+		"runtime: docker podman containerd",
+		"owner: xdp-programs tc-programs tcx-programs qdiscs cni cgroup-managers irqbalance fairlead-agents",
+	} {
+		name, caps, _ := strings.Cut(area, ":")
+		for c := range strings.FieldsSeq(caps) {
+			list = append(list, Finding{Capability: c, Area: name})
+		}
+	}
+	return list
+}
+
+func report(got answers) Report {
+	list := questions()
+	for i := range list {
+		a, ok := got[list[i].Capability]
+		if !ok {
+			a = unavailable("it did not answer in time", "try again when the host is less busy")
+		}
+		list[i].Verdict, list[i].Detail = a.Verdict, a.detail
+	}
+	return list
+}
+
+// answers are the findings of one group by capability.
+type answers map[string]answer
+
+type answer struct {
+	Verdict
+	detail string
+}
+
+func full(detail string) answer { return answer{Verdict{Level: Full}, detail} }
+
+func degraded(why, mend string) answer {
+	return answer{Verdict{Level: Degraded, Why: why, Mend: mend}, ""}
+}
+
+func unavailable(why, mend string) answer {
+	return answer{Verdict{Level: Unavailable, Why: why, Mend: mend}, ""}
+}
+
+func (a answer) with(detail string) answer {
+	a.detail = detail
+	return a
+}
+
+// asRoot is the Mend of whatever was refused for want of privilege.
+const asRoot = "run as root, outside of user namespaces"
+
+// refused answers for a try that ended in err.
+func refused(err error, mend string) answer {
+	if unix.Geteuid() != 0 && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)) {
+		mend = asRoot
+	}
+	return unavailable(reason(err), mend)
+}
+
+// reason puts an error on one line of bounded length, without the text of a
+// verifier behind it.
+func reason(err error) string {
+	const most = 300
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "..."
+	}
+	return text
+}
