@@ -68,6 +68,7 @@ type Agent struct {
 
 	kick     chan struct{} // capacity 1: a round is worth making
 	rounding sync.Mutex    // one round at a time
+	probing  sync.Mutex    // one Doctor at a time
 
 	mu       sync.Mutex // guards what follows
 	targets  map[container.ID]policy.Target

@@ -7,8 +7,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 )
 
-// Config is what an agent has to be told. StateDir must be given; a zero field
-// turns the thing off, except where it says otherwise.
+// Config is what an agent has to be told. StateDir must be given. An empty
+// Socket, SelfSocket, PolicyDir or MetricsAddr means that there is none.
 type Config struct {
 	Roots       kernel.Roots // zero: kernel.Default()
 	StateDir    string       // where the journal is; one agent at a time
@@ -17,8 +17,8 @@ type Config struct {
 	PolicyDir   string       // *.yaml in it are the policy files
 	MetricsAddr string       // host:port of the metrics page
 
-	// Where runtimes answer. Sources, if not nil, is used in place of what
-	// would be made from them.
+	// Where runtimes answer; empty: at their usual places. Sources, if not
+	// nil, is used in place of what would be made from them.
 	DockerHost     string // URL of the Engine API
 	PodmanHost     string // URL of Podman's form of it
 	ContainerdAddr string // path of containerd's socket

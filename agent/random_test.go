@@ -33,12 +33,15 @@ func TestWorkerRandom(t *testing.T) {
 		// The feature fails as often as it is told to, and what is wanted may
 		// change in the middle of a call.
 		failures := 0
-		disturb := func() error {
-			if w != nil && rapid.IntRange(0, 9).Draw(t, "disturb") == 0 {
-				id := container.ID(ids.Draw(t, "id"))
-				if _, runs := running[id]; runs {
+		disturb := func(about container.ID) error {
+			if rapid.IntRange(0, 3).Draw(t, "disturb") == 0 {
+				id := about
+				if rapid.Bool().Draw(t, "another") {
+					id = container.ID(ids.Draw(t, "id"))
+				}
+				if _, runs := running[id]; runs && rapid.Bool().Draw(t, "end") {
 					delete(running, id)
-				} else {
+				} else if id != 0 {
 					running[id] = target(id, modes.Draw(t, "mode"))
 				}
 				tell()
@@ -49,15 +52,15 @@ func TestWorkerRandom(t *testing.T) {
 			}
 			return nil
 		}
-		f.apply = func(ctx context.Context, _ policy.Target) error {
-			err := disturb()
+		f.apply = func(ctx context.Context, x policy.Target) error {
+			err := disturb(x.Container.ID)
 			if err == nil {
 				err = ctx.Err()
 			}
 			return err
 		}
-		f.remove = func(context.Context, container.ID) error { return disturb() }
-		f.prune = disturb
+		f.remove = func(_ context.Context, id container.ID) error { return disturb(id) }
+		f.prune = func() error { return disturb(0) }
 		left := 0
 		w = newWorker(f, c.pace(), quiet(), func() { left++ })
 
@@ -81,15 +84,17 @@ func TestWorkerRandom(t *testing.T) {
 				c.advance(time.Duration(rapid.Int64Range(0, int64(2*time.Minute)).Draw(t, "for")))
 			},
 		})
+		steps(t, w) // so that no refresh is due when peace begins
 
 		// Peace.
 		f.apply, f.remove, f.prune = nil, nil, nil
 		complete = true
 		tell()
-		for range 3 {
-			steps(t, w)
-			c.advance(w.pace.longest * 2)
-		}
+		// What failed is tried again by then; a refresh is not due, which would
+		// mend what went wrong.
+		steps(t, w)
+		c.advance(w.pace.longest + time.Second)
+		steps(t, w)
 		f.took()
 		want := map[container.ID]policy.NetCPU{}
 		for id, x := range running {

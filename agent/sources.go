@@ -21,6 +21,7 @@ func runtimes(cfg Config) []container.Source {
 	return []container.Source{
 		container.Docker(cfg.DockerHost),
 		container.Podman(cfg.PodmanHost),
+		container.Containerd(cfg.ContainerdAddr),
 		sandbox.Source(cfg.Roots.Proc, sandbox.DefaultDir),
 		container.CgroupTree(cfg.Roots.Proc, cfg.Roots.Cgroup),
 	}

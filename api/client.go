@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // ErrNoAgent is wrapped by the errors of a Client when nobody answers at its
@@ -55,6 +57,11 @@ func (c *Client) Containers(ctx context.Context) (out []Container, err error) {
 // runtime id, or by a start of that of at least 4 characters.
 func (c *Client) Explain(ctx context.Context, ref string) (out Explanation, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/explain", nil, &out)
+}
+
+// Doctor gives what the agent's host can do, as seen from the agent.
+func (c *Client) Doctor(ctx context.Context) (out probe.Report, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/doctor", nil, &out)
 }
 
 // Status says how the agent stands.

@@ -3,6 +3,8 @@ package api
 import (
 	"context"
 	"net/http"
+
+	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // Backend is what the server shows: an agent. Its errors are *[Error] where
@@ -10,6 +12,7 @@ import (
 type Backend interface {
 	Containers(context.Context) ([]Container, error)
 	Explain(ctx context.Context, ref string) (Explanation, error)
+	Doctor(context.Context) (probe.Report, error)
 	Status(context.Context) (Status, error)
 	Samples(context.Context) (Samples, error)
 	Version(context.Context) (Version, error)
@@ -39,6 +42,10 @@ func routes() []route {
 			method: "GET", path: "/v1/containers/{ref}/explain", out: Explanation{},
 			summary: "Say what was changed on the host for one container, by which line of policy, with the value before and now.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Explain(r.Context(), r.PathValue("ref")) },
+		}, {
+			method: "GET", path: "/v1/doctor", out: probe.Report{},
+			summary: "Say what this host can do. It is tried anew, which takes up to two seconds.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Doctor(r.Context()) },
 		}, {
 			method: "GET", path: "/v1/status", out: Status{},
 			summary: "Say how the agent stands: sources, policy, features.",

@@ -15,14 +15,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/bench"
 )
 
 // version is set by the linker.
 var version = "unknown"
 
 func main() {
-	if status, ok := sandbox.Reexec(os.Args); ok {
+	if status, ok := bench.Reexec(os.Args); ok {
 		os.Exit(status)
 	}
 	os.Exit(run(context.Background(), env{stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv, args: os.Args[1:]}))
@@ -43,8 +43,11 @@ func verbs() []func(env) *cobra.Command {
 		agentVerb,
 		psVerb,
 		explainVerb,
+		doctorVerb,
 		restoreVerb,
 		policyVerb,
+		demoVerb,
+		benchVerb,
 		versionVerb,
 	}
 }

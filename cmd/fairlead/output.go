@@ -117,6 +117,22 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
+// fold breaks s into lines of at most n characters where it has spaces.
+func fold(s string, n int) []string {
+	var out []string
+	line := ""
+	for _, word := range strings.Fields(s) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > n {
+			out, line = append(out, line), ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(out, line)
+}
+
 // column is the head of a column, and how wide its cells may be; 0 is as wide
 // as they are.
 type column struct {

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/bench"
+)
+
+func benchVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure on this machine what fairlead does, off and on in turns",
+		Long: `Measure on this machine what fairlead does, off and on in turns, in sandboxes
+with a network of their own. docs/bench.md says what each experiment measures.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("the name of an experiment is missing: netcpu")
+			}
+			return usagef("unknown experiment %q; this build has netcpu", args[0])
+		},
+		RunE: func(*cobra.Command, []string) error { return nil }, // Args has refused
+	}
+	cmd.AddCommand(benchNetCPUVerb(e))
+	return cmd
+}
+
+func benchNetCPUVerb(e env) *cobra.Command {
+	var o bench.Options
+	var page string
+	cmd := &cobra.Command{
+		Use:   "netcpu",
+		Short: "What a neighbour's packets cost a victim on the same CPU, and what isolate makes of it",
+		Args:  nargs(0, 0, ""),
+	}
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default 5, with --quick 2)")
+	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes, and be less exact")
+	cmd.Flags().StringVar(&page, "html", "", "write a page with plots to this file, too")
+	f := formatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.Rounds < 0 || o.Rounds > 1000 {
+			return usagef("--rounds %d: must be 1 to 1000", o.Rounds)
+		}
+		o.Version = version
+		o.Progress = progress(e.stderr)
+		return withPage(cmd.Context(), page, func(ctx context.Context, html io.Writer) error {
+			r, err := bench.NetCPU(ctx, o)
+			if terminal(e.stderr) {
+				fmt.Fprint(e.stderr, "\r\x1b[K")
+			}
+			if err != nil {
+				return err
+			}
+			if html != nil {
+				if err := r.WriteHTML(html, "fairlead bench netcpu", bench.NetCPUHeadline(r), bench.NetCPUPlots()); err != nil {
+					return err
+				}
+			}
+			return f.print(e.stdout, r, func(w io.Writer) { r.WriteTable(w) })
+		})
+	}
+	return cmd
+}
+
+// withPage runs an experiment that needs root, and writes a page to a file if
+// one is named. The file is made first: not after minutes of measuring.
+func withPage(ctx context.Context, name string, run func(context.Context, io.Writer) error) error {
+	if os.Geteuid() != 0 {
+		return errors.New("this needs root: it makes network namespaces and control groups")
+	}
+	if name == "" {
+		return run(ctx, nil)
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(run(ctx, f), f.Close())
+	if err != nil {
+		os.Remove(name)
+	}
+	return err
+}
+
+// progress shows how far an experiment is: in one line of a terminal, else by
+// a line for each tenth.
+func progress(w io.Writer) func(done, total int, what string) {
+	tty := terminal(w)
+	tenth := -1
+	return func(done, total int, what string) {
+		switch {
+		case tty:
+			fmt.Fprintf(w, "\r\x1b[K[%d/%d] %s", done+1, total, what)
+		case done*10/total != tenth:
+			tenth = done * 10 / total
+			fmt.Fprintf(w, "[%d/%d] %s\n", done+1, total, what)
+		}
+	}
+}
+
+func terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+func doctorVerb(e env) *cobra.Command {
+	f, flags := newAgentFlags(e)
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this host can do, and what would mend the rest; no agent is needed",
+		Long: `Say what this host can do for fairlead, found by trying: each capability is full,
+degraded or unavailable, with the reason and what would mend it, and who else is
+at work here. What is tried is undone at once. No agent is needed; it is the
+view from where the command runs. Exit status 1 says that fairlead cannot work
+here at all.`,
+		Args: nargs(0, 0, ""),
+	}
+	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "config")
+	out := formatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := configure(cmd, f.config, flags); err != nil {
+			return err
+		}
+		r := examine(cmd.Context(), f)
+		if err := out.print(e.stdout, r, func(w io.Writer) { doctor(w, r) }); err != nil {
+			return err
+		}
+		for _, x := range r {
+			if x.Capability == "cgroup-v2" && x.Level == probe.Unavailable {
+				return fmt.Errorf("fairlead cannot work on this host: %s", x.Why)
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+func examine(ctx context.Context, f *agentFlags) probe.Report {
+	return probe.Run(ctx, probe.Config{
+		Roots: f.cfg.Roots, Docker: f.cfg.DockerHost, Podman: f.cfg.PodmanHost, Containerd: f.cfg.ContainerdAddr,
+	})
+}
+
+func doctor(w io.Writer, r probe.Report) {
+	count := map[probe.Level]int{}
+	area := ""
+	for _, x := range r {
+		if x.Area != area {
+			if area != "" {
+				fmt.Fprintln(w)
+			}
+			area = x.Area
+			fmt.Fprintf(w, "%s\n", show(area))
+		}
+		count[x.Level]++
+		says := showText(x.Detail)
+		if x.Level != probe.Full {
+			says = showText(x.Why)
+			if x.Detail != "" {
+				says += " (" + showText(x.Detail) + ")"
+			}
+		}
+		const head = "  %-11s  %-17s  "
+		text := fold(says, 66)
+		if x.Mend != "" {
+			text = append(text, fold("→ "+showText(x.Mend), 66)...)
+		}
+		for i, t := range text {
+			if i == 0 {
+				t = fmt.Sprintf(head, x.Level, show(x.Capability)) + t
+			} else {
+				t = fmt.Sprintf(head, "", "") + t
+			}
+			fmt.Fprintln(w, strings.TrimRight(t, " "))
+		}
+	}
+	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[probe.Full], count[probe.Degraded], count[probe.Unavailable])
+}
