@@ -17,7 +17,7 @@ import (
 // beyond the bound, are errors.
 const (
 	MaxFiles    = 256
-	MaxFileSize = 256 << 10 // bytes
+	MaxFileSize = 64 << 10 // bytes
 )
 
 // LoadDir reads the files *.yaml and *.yml of dir, in the order of their

@@ -3,7 +3,6 @@ package policy
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
@@ -94,6 +93,7 @@ func (r *reader) pairs(n ast.Node) []pair {
 		values = []*ast.MappingValueNode{n}
 	}
 	var ps []pair
+	first := map[string]int{} // line by key
 	for _, v := range values {
 		at := placeOf(v.Key)
 		key, ok := scalar(v.Key)
@@ -101,10 +101,11 @@ func (r *reader) pairs(n ast.Node) []pair {
 			r.problem(at, "", "", "a key must be plain text")
 			continue
 		}
-		if i := slices.IndexFunc(ps, func(p pair) bool { return p.key == key }); i >= 0 {
-			r.problem(at, key, "", "is given twice, first in line %d", ps[i].at.line)
+		if line := first[key]; line > 0 {
+			r.problem(at, key, "", "is given twice, first in line %d", line)
 			continue
 		}
+		first[key] = at.line
 		ps = append(ps, pair{key, at, v.Value})
 	}
 	return ps

@@ -164,9 +164,10 @@ func TestCheck(t *testing.T) {
 		{"match: {name: \x00}\n", "f.yaml:1:15: control character U+0000"},
 		{"match: {name: \x1b[31m}\n", "f.yaml:1:15: control character U+001B"},
 		{"set: [\n", "f.yaml:1:6: is not YAML: sequence end token ']' not found"},
-		{strings.Repeat("[", 100000), "f.yaml:1:17: is nested too deeply"},
-		{strings.Repeat("- ", 100000), "f.yaml:1:33: is nested too deeply"},
-		{strings.Repeat("#", MaxFileSize+1), "f.yaml:1:1: is larger than 262144 bytes"},
+		{strings.Repeat("[", 20000), "f.yaml:1:17: is nested too deeply"},
+		{strings.Repeat("- ", 20000), "f.yaml:1:33: is nested too deeply"},
+		{strings.Repeat("a:\n", 15000), "f.yaml:10001:1: is too much for one file; split it"},
+		{strings.Repeat("#", MaxFileSize+1), "f.yaml:1:1: is larger than 65536 bytes"},
 		{"\"\\e[31m\": 1\n", `f.yaml:1:1: "\x1b[31m": unknown key`},
 		// All problems of the file at once, in the order of the lines.
 		{set("net.rate: 1\n  netcpu: no\n  foo: 1") + "---\nbar: 1\n", `f.yaml:3:13: net.rate: "1": 1bit is not between 1kbit and 1000tbit

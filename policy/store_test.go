@@ -63,7 +63,7 @@ func TestLoadDirErrors(t *testing.T) {
 	write(t, filepath.Join(dir, "7.yaml"), string(make([]byte, MaxFileSize+1)))
 	p, err := LoadDir(dir)
 	want := dir + "/4.yaml: is not a regular file\n" + dir + "/5.yaml: is not a regular file\n" + dir + "/6.yaml: open: no such file or directory\n" +
-		dir + "/7.yaml: is larger than 262144 bytes\n" + dir + "/1.yaml:1:1: x: unknown key\n" + dir + "/3.yaml:1:1: y: unknown key"
+		dir + "/7.yaml: is larger than 65536 bytes\n" + dir + "/1.yaml:1:1: x: unknown key\n" + dir + "/3.yaml:1:1: y: unknown key"
 	if p != nil || err == nil || err.Error() != want {
 		t.Errorf("policy %v, error\n%v\nwant\n%s", p, err, want)
 	}

@@ -19,6 +19,10 @@ import (
 // The schema needs 4.
 const maxDepth = 16
 
+// maxTokens bounds the words and signs of a file: the parser's time grows with
+// their square. A thousand short policies fit.
+const maxTokens = 20000
+
 // parse gives the bodies of the documents in data, and reports what is no
 // YAML or a part of YAML that policy files do without.
 func (r *reader) parse(data []byte) (docs []ast.Node) {
@@ -41,13 +45,16 @@ func (r *reader) parse(data []byte) (docs []ast.Node) {
 	}
 	f, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey()) // we look for duplicates ourselves
 	if err != nil {
-		at, text := place{line: 1, column: 1}, err.Error()
+		at, text := place{line: 1, column: 1}, ""
 		var ye yaml.Error
 		if errors.As(err, &ye) {
-			text = ye.GetMessage()
+			text = ye.GetMessage() // Error() would draw the whole file around it
 			if tk := ye.GetToken(); tk != nil && tk.Position != nil {
 				at = place{line: tk.Position.Line, column: tk.Position.Column}
 			}
+		}
+		if text == "" {
+			text = err.Error()
 		}
 		r.problem(at, "", "", "is not YAML: %s", printable(text))
 		return nil
@@ -86,8 +93,12 @@ func unfit(data []byte) (place, string) {
 // else than it looks like, or exhaust the parser.
 func (r *reader) unwanted(tokens token.Tokens) {
 	depth, dashes, line := 0, 0, 0
-	for _, tk := range tokens {
+	for i, tk := range tokens {
 		at := place{line: tk.Position.Line, column: tk.Position.Column}
+		if i == maxTokens {
+			r.problem(at, "", "", "is too much for one file; split it")
+			return
+		}
 		what := ""
 		switch tk.Type {
 		case token.AnchorType, token.AliasType, token.MergeKeyType:
