@@ -40,7 +40,12 @@ func (p Peer) mayWrite() bool {
 // below /proc/PID counts only if Same holds afterwards: PIDs are used again,
 // and a container could let its own be taken by a process of another one.
 func (p Peer) Same() bool {
-	return p.FD >= 0 && unix.PidfdSendSignal(p.FD, 0, nil, 0) == nil
+	if p.FD < 0 {
+		return false
+	}
+	// Without CAP_KILL there is no right to signal it, but it is there.
+	err := unix.PidfdSendSignal(p.FD, 0, nil, 0)
+	return err == nil || errors.Is(err, unix.EPERM)
 }
 
 // peerOf asks the kernel who is at the other end. The caller closes FD.

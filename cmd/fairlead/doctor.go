@@ -68,10 +68,10 @@ func doctor(w io.Writer, r probe.Report) {
 				says += " (" + showText(x.Detail) + ")"
 			}
 		}
-		const head = "  %-11s  %-17s  "
-		text := fold(says, 66)
+		const head = "  %-11s  %-18s  "
+		text := fold(says, 64)
 		if x.Mend != "" {
-			text = append(text, fold("→ "+showText(x.Mend), 66)...)
+			text = append(text, fold("→ "+showText(x.Mend), 64)...)
 		}
 		for i, t := range text {
 			if i == 0 {
