@@ -1,0 +1,254 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// agentVerb makes this program the agent of a rig: the real one, but with the
+// rig's sandboxes for its only containers.
+const agentVerb = "rig-agent"
+
+// Reexec runs this program's part inside a rig if that is what it was started
+// for: args are os.Args. It then returns true and the exit status; else false.
+// Call it first thing in main and TestMain; it covers package sandbox and load.
+func Reexec(args []string) (status int, ok bool) {
+	if len(args) > 1 && args[1] == agentVerb {
+		if err := runAgent(args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1, true
+		}
+		return 0, true
+	}
+	if status, ok := sandbox.Reexec(args); ok {
+		return status, true
+	}
+	return load.Reexec(args)
+}
+
+func runAgent(args []string) error {
+	cfg := agent.Config{Roots: kernel.Default(), Version: "rig"}
+	fs := flag.NewFlagSet(agentVerb, flag.ContinueOnError)
+	fs.StringVar(&cfg.Socket, "socket", "", "unix socket of the agent")
+	fs.StringVar(&cfg.StateDir, "state-dir", "", "directory of the journal")
+	fs.StringVar(&cfg.PolicyDir, "policy-dir", "", "directory of the policy files")
+	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	cfg.Sources = []container.Source{sandbox.Source(cfg.Roots.Proc, *sandboxes)}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	a, err := agent.New(cfg)
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}
+
+// guard is the protection of a rig's receiver: an agent in the rig's own
+// network namespace, and a policy that is there or not.
+type guard struct {
+	receiver string
+	dir      string
+	client   *api.Client
+	process  *sandbox.Process
+	log      *tail
+	on       bool
+	// missing is why the protection does nothing on this build or host; "" if
+	// it works.
+	missing string
+}
+
+const policyFile = "receiver.yaml"
+
+// newGuard starts an agent for the rig and waits until it answers. Nothing is
+// protected yet.
+func newGuard(ctx context.Context, r *rig.Rig) (_ *guard, err error) {
+	dir, err := os.MkdirTemp("", "fairlead-bench-")
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{receiver: r.Receiver.Name, dir: dir, log: &tail{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
+		}
+	}()
+	policies := filepath.Join(dir, "policy.d")
+	if err := os.Mkdir(policies, 0o755); err != nil {
+		return nil, err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(dir, "agent.sock")
+	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(dir, "state"),
+		"--policy-dir", policies, "--sandbox-dir", r.Sandboxes.Dir())
+	cmd.Args[0] = "fairlead"
+	cmd.Stderr = g.log
+	// It puts everything back even when this program is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if g.process, err = r.Node.Start(cmd); err != nil {
+		return nil, err
+	}
+	g.client = api.Dial(socket)
+	return g, g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
+}
+
+// set brings the protection into force, or takes it away, and returns once the
+// agent says that it is so.
+func (g *guard) set(ctx context.Context, on bool) error {
+	if g.on == on {
+		return nil
+	}
+	file := filepath.Join(g.dir, "policy.d", policyFile)
+	before := time.Now()
+	var err error
+	if on {
+		err = os.WriteFile(file, fmt.Appendf(nil, "match: {name: %q}\nset: {netcpu: isolate}\n", g.receiver), 0o644)
+	} else {
+		err = os.Remove(file)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := g.client.Reload(ctx); err != nil {
+		return g.explain(err)
+	}
+	err = g.wait(ctx, func(c api.Container, s api.FeatureStatus) bool {
+		asked := false
+		for _, p := range c.Policy {
+			asked = asked || p.Key == "fairlead.netcpu" && p.Value == "isolate"
+		}
+		if asked != on {
+			return false
+		}
+		switch s.State {
+		case api.StateNotBuilt, api.StateUnavailable:
+			g.missing = s.State
+			if s.Error != "" {
+				g.missing += ": " + s.Error
+			}
+			return true
+		}
+		return s.State == api.StateDone && s.Since.After(before)
+	})
+	if err != nil {
+		return fmt.Errorf("switch the protection: %w", err)
+	}
+	g.on = on
+	return nil
+}
+
+// wait asks the agent for the receiver until it stands as it should.
+func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	last := "it does not answer"
+	for {
+		all, err := g.client.Containers(ctx)
+		if err != nil && !errors.Is(err, api.ErrNoAgent) && ctx.Err() == nil {
+			return g.explain(err)
+		}
+		for _, c := range all {
+			if c.Name != g.receiver {
+				continue
+			}
+			var s api.FeatureStatus
+			for _, f := range c.Features {
+				if f.Feature == "netcpu" {
+					s = f
+				}
+			}
+			if good(c, s) {
+				return nil
+			}
+			last = fmt.Sprintf("netcpu is %s: %s", s.State, s.Error)
+		}
+		select {
+		case <-ctx.Done():
+			return g.explain(fmt.Errorf("%w (%s)", ctx.Err(), last))
+		case <-g.process.Done():
+			return g.explain(errors.New("the agent has ended"))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// explain adds what the agent said last.
+func (g *guard) explain(err error) error {
+	if said := g.log.String(); said != "" {
+		return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
+	}
+	return err
+}
+
+// stop ends the agent, which puts everything back.
+func (g *guard) stop() error {
+	var err error
+	if g.process != nil {
+		g.process.Signal(syscall.SIGTERM)
+		select {
+		case <-g.process.Done():
+			if werr := g.process.Wait(); werr != nil {
+				err = g.explain(fmt.Errorf("the rig's agent: %w", werr))
+			}
+		case <-time.After(15 * time.Second):
+			g.process.Kill()
+			err = g.explain(errors.New("the rig's agent did not end when told to"))
+		}
+	}
+	if g.client != nil {
+		g.client.Close()
+	}
+	return errors.Join(err, os.RemoveAll(g.dir))
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+var _ io.Writer = (*tail)(nil)
+
+func (t *tail) Write(p []byte) (int, error) {
+	const keep = 4096
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(p)
+	if over := t.buf.Len() - keep; over > 0 {
+		t.buf.Next(over)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(t.buf.String())
+}

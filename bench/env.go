@@ -1,0 +1,85 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/bench/report"
+)
+
+// environment says what machine this is.
+func environment(version string, quick bool) report.Env {
+	e := report.Env{
+		CPU: "unknown CPU", CPUs: runtime.NumCPU(), Arch: runtime.GOARCH, Version: version, Quick: quick,
+		Started: time.Now().UTC().Format(time.RFC3339),
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		e.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	if data, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(data)) {
+			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+				e.CPU = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	return e
+}
+
+// cpuTimes is the first line of proc_stat(5): how long all CPUs together were
+// idle, and in all, in clock ticks.
+type cpuTimes struct{ idle, all float64 }
+
+func readCPU() cpuTimes {
+	data, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return cpuTimes{}
+	}
+	return parseCPU(string(data))
+}
+
+func parseCPU(stat string) cpuTimes {
+	line, _, _ := strings.Cut(stat, "\n")
+	var t cpuTimes
+	// user nice system idle iowait irq softirq steal; guest time is in user.
+	for i, f := range strings.Fields(line) {
+		v, err := strconv.ParseFloat(f, 64)
+		if err != nil || i > 8 {
+			continue
+		}
+		t.all += v
+		if i == 4 || i == 5 {
+			t.idle += v
+		}
+	}
+	return t
+}
+
+// busySince says how many CPUs were busy on average.
+func (t cpuTimes) busySince(earlier cpuTimes) float64 {
+	all := t.all - earlier.all
+	if all <= 0 {
+		return 0
+	}
+	return (1 - (t.idle-earlier.idle)/all) * float64(runtime.NumCPU())
+}
+
+// notes are what a reader of the report must know.
+func notes(foreign float64, missing string) []string {
+	var n []string
+	if missing != "" {
+		n = append(n, "the protection had no effect: netcpu is "+strings.TrimSuffix(missing, "."))
+	}
+	if foreign > 0.15 {
+		n = append(n, fmt.Sprintf("other work took up to %.0f %% of a CPU while the rig was idle, so the figures are noisy", foreign*100))
+	}
+	return n
+}
