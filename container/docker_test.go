@@ -1,15 +1,390 @@
 package container
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
+// TestDocker runs all that one engine is enough for, since starting it takes
+// longer than any of it.
 func TestDocker(t *testing.T) {
 	d := testkit.StartDocker(t, "--live-restore")
-	s := runSet(t, Config{NSDirs: []string{d.NSDir}}, Docker(d.Host), CgroupTree("/proc", ""))
-	d.Must(t, "run", "-d", "--name", "bridged", "--label", "fairlead.netcpu=isolate", d.Image, "sleep", "1000")
-	c := awaitName(t, s, "bridged")
-	t.Logf("%+v", c)
+	cfg := Config{NSDirs: []string{d.NSDir}}
+	s := runSet(t, cfg, Docker(d.Host), CgroupTree("/proc", ""))
+	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
+
+	t.Run("networks", func(t *testing.T) { testNetworks(t, d, s, runSet(t, cfg, CgroupTree("/proc", ""))) })
+	t.Run("changes", func(t *testing.T) { testChanges(t, d, s) })
+	t.Run("short lives", func(t *testing.T) { testShortLives(t, d, s) })
+	t.Run("latency", func(t *testing.T) { testLatency(t, d, s) })
+	t.Run("kill", func(t *testing.T) { testKill(t, d, s) })
+}
+
+// start runs a container that sleeps, and removes it when t ends.
+func start(t *testing.T, d *testkit.Docker, name string, flags ...string) {
+	t.Helper()
+	args := append([]string{"run", "-d", "--name", name}, flags...)
+	d.Must(t, append(args, d.Image, "sleep", "1000")...)
+	t.Cleanup(func() { d.Must(t, "rm", "-f", name) })
+}
+
+// bySource waits for a container of which the runtime has told.
+func bySource(t *testing.T, s *Set, source, name string) Container {
+	t.Helper()
+	snap := await(t, s, source+"'s "+name, func(snap Snapshot) bool {
+		c, ok := named(snap, name)
+		return ok && c.Source == source
+	})
+	c, _ := named(snap, name)
+	return c
+}
+
+func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
+	h := d.NS.Handle(t)
+	if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flparent"}}); err != nil {
+		t.Fatal(err)
+	}
+	parent, err := h.LinkByName("flparent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.LinkSetUp(parent); err != nil {
+		t.Fatal(err)
+	}
+	d.Must(t, "network", "create", "-d", "macvlan", "-o", "parent=flparent", "--subnet", "10.215.0.0/24", "flmac")
+	t.Cleanup(func() { d.Must(t, "network", "rm", "flmac") })
+
+	start(t, d, "bridged", "--label", "fairlead.netcpu=isolate", "--label", "odd= a=b\n")
+	start(t, d, "joined", "--network", "container:bridged")
+	start(t, d, "host", "--network", "host")
+	start(t, d, "none", "--network", "none")
+	start(t, d, "macvlan", "--network", "flmac")
+
+	bridged := bySource(t, s, "docker", "bridged")
+	id := d.Must(t, "inspect", "-f", "{{.Id}} {{.State.Pid}}", "bridged")
+	if want := bridged.RuntimeID + " " + strconv.Itoa(bridged.PID); id != want {
+		t.Errorf("bridged is %s, want %s", want, id)
+	}
+	if bridged.Image != d.Image || bridged.Labels["fairlead.netcpu"] != "isolate" || bridged.Labels["odd"] != " a=b\n" {
+		t.Errorf("image and labels: %+v", bridged)
+	}
+	for _, dir := range []string{bridged.Cgroup.V2, bridged.Cgroup.CPU} {
+		if filepath.Base(dir) != bridged.RuntimeID {
+			t.Errorf("cgroups %+v, want those of %s", bridged.Cgroup, bridged.RuntimeID)
+		}
+	}
+	if len(bridged.Interfaces) != 1 {
+		t.Fatalf("interfaces %+v, want one", bridged.Interfaces)
+	}
+	eth := bridged.Interfaces[0]
+	if eth.Name != "eth0" || eth.Kind != "veth" || eth.Host.NetNS != d.NS.Inode || eth.Host.Master != "docker0" {
+		t.Errorf("interface %+v, want its end at docker0 in netns %d", eth, d.NS.Inode)
+	}
+	checkHostEnd(t, eth)
+
+	if c := bySource(t, s, "docker", "joined"); c.NetNS != bridged.NetNS || c.ID == bridged.ID || len(c.Interfaces) != 1 || c.Interfaces[0].Host != eth.Host {
+		t.Errorf("joined %+v, want the network of bridged", c)
+	}
+	// The engine's host namespace is not the one that this process is in.
+	if c := bySource(t, s, "docker", "host"); c.NetNS != d.NS.Inode {
+		t.Errorf("host: netns %d, want %d", c.NetNS, d.NS.Inode)
+	}
+	if c := bySource(t, s, "docker", "none"); c.NetNS == 0 || c.NetNS == bridged.NetNS || len(c.Interfaces) != 0 {
+		t.Errorf("none: %+v", c)
+	}
+	c := bySource(t, s, "docker", "macvlan")
+	if len(c.Interfaces) != 1 || c.Interfaces[0].Kind != "macvlan" || c.Interfaces[0].Host != (HostEnd{}) {
+		t.Errorf("macvlan: %+v", c)
+	}
+
+	// The cgroup tree alone knows the same containers, by other names.
+	for _, name := range []string{"bridged", "joined", "none", "macvlan"} {
+		want := bySource(t, s, "docker", name)
+		await(t, tree, name+" in the cgroup tree", func(snap Snapshot) bool {
+			c, ok := named(snap, want.RuntimeID)
+			return ok && c.ID == want.ID && c.NetNS == want.NetNS && c.PID == want.PID && len(c.Interfaces) == len(want.Interfaces)
+		})
+	}
+}
+
+// checkHostEnd goes where a host end says that it is.
+func checkHostEnd(t *testing.T, i Interface) {
+	t.Helper()
+	ns, err := netdev.Open(i.Host.NSPath)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer ns.Close()
+	l, err := ns.Link(i.Host.Index)
+	if err != nil || ns.Inode() != i.Host.NetNS || l.Name != i.Host.Name || l.Peer != i.Index {
+		t.Errorf("%s of netns %d: %+v, %v; want the host end %+v", i.Host.NSPath, ns.Inode(), l, err, i)
+	}
+}
+
+func testChanges(t *testing.T, d *testkit.Docker, s *Set) {
+	d.Must(t, "network", "create", "flsecond")
+	t.Cleanup(func() { d.Must(t, "network", "rm", "flsecond") })
+	start(t, d, "changing")
+	before := bySource(t, s, "docker", "changing")
+
+	d.Must(t, "network", "connect", "flsecond", "changing")
+	snap := await(t, s, "the second network", func(snap Snapshot) bool {
+		c, ok := named(snap, "changing")
+		return ok && len(c.Interfaces) == 2 && len(c.Interfaces[1].Addrs) > 0
+	})
+	c, _ := named(snap, "changing")
+	checkHostEnd(t, c.Interfaces[1])
+	d.Must(t, "network", "disconnect", "flsecond", "changing")
+	await(t, s, "the first network alone", func(snap Snapshot) bool {
+		c, ok := named(snap, "changing")
+		return ok && len(c.Interfaces) == 1
+	})
+
+	d.Must(t, "rename", "changing", "changed")
+	bySource(t, s, "docker", "changed")
+	d.Must(t, "pause", "changed")
+	d.Must(t, "unpause", "changed")
+	d.Must(t, "rename", "changed", "changing")
+	if c := bySource(t, s, "docker", "changing"); c.ID != before.ID {
+		t.Errorf("id %d, want %d", c.ID, before.ID)
+	}
+
+	d.Must(t, "restart", "-t", "0", "changing")
+	await(t, s, "the restart", func(snap Snapshot) bool {
+		c, ok := named(snap, "changing")
+		return ok && c.PID != before.PID && c.ID != before.ID && c.RuntimeID == before.RuntimeID && len(c.Interfaces) == 1
+	})
+	if c, ok := s.Lookup(before.ID); !ok || c.Name != "changing" || c.PID != 0 {
+		t.Errorf("before the restart it was %+v, %v", c, ok)
+	}
+	// Its first process goes, behind the engine's back.
+	c = bySource(t, s, "docker", "changing")
+	if err := unix.Kill(c.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	awaitGone(t, s, "changing")
+}
+
+func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
+	before := len(s.Snapshot().Containers)
+	for range 5 {
+		d.Must(t, "run", "--rm", "--name", "brief", d.Image, "sleep", "0.05")
+	}
+	d.Must(t, "run", "--rm", "--name", "briefest", d.Image, "true")
+	start(t, d, "long")
+	bySource(t, s, "docker", "long")
+	snap := await(t, s, "only those that live", func(snap Snapshot) bool { return len(snap.Containers) <= before+1 && snap.Complete })
+	for _, src := range snap.Sources {
+		if src.Err != nil {
+			t.Errorf("source %+v", src)
+		}
+	}
+}
+
+// testLatency starts and stops containers and logs how long it takes until the
+// Snapshot says so: after the engine's event, and after the start or the end
+// of the process itself. How long depends on the machine, so it only logs.
+func testLatency(t *testing.T, d *testkit.Docker, s *Set) {
+	const n = 20
+	c, err := client.New(client.WithHost(d.Host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	filter := make(client.Filters).Add("event", "start")
+	stream := c.Events(t.Context(), client.EventsListOptions{Filters: filter})
+	var event, process, end []time.Duration
+	for i := range n {
+		name := fmt.Sprintf("run%d", i)
+		seen := make(chan time.Time, 1)
+		go func() {
+			for {
+				changed := s.Changed()
+				if c, ok := named(s.Snapshot(), name); ok && c.Source == "docker" {
+					seen <- time.Now()
+					return
+				}
+				select {
+				case <-changed:
+				case <-t.Context().Done():
+					return
+				}
+			}
+		}()
+		d.Must(t, "run", "-d", "--name", name, d.Image, "sleep", "1000")
+		msg := <-stream.Messages
+		at := <-seen
+		ct, ok := named(s.Snapshot(), name)
+		if !ok {
+			t.Fatalf("%s has gone", name)
+		}
+		event = append(event, at.Sub(time.Unix(0, msg.TimeNano)))
+		process = append(process, at.Sub(ct.Started))
+		killed := time.Now()
+		if err := unix.Kill(ct.PID, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		awaitGone(t, s, name)
+		end = append(end, time.Since(killed))
+		d.Must(t, "rm", "-f", name)
+	}
+	for what, list := range map[string][]time.Duration{"engine's event to Snapshot": event, "process start to Snapshot": process, "kill to Snapshot": end} {
+		slices.Sort(list)
+		t.Logf("%s: median %v, worst of %d %v", what, list[n/2], n, list[n-1])
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		dead := deadPidfds(t)
+		if dead == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d ended processes are held", dead)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// deadPidfds counts the processes that this one holds though they have ended.
+func deadPidfds(t *testing.T) int {
+	t.Helper()
+	names, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, name := range names {
+		b, _ := os.ReadFile(name) // it may have been closed since
+		if strings.Contains(string(b), "\nPid:\t-1\n") {
+			n++
+		}
+	}
+	return n
+}
+
+// testKill kills the engine under the Set, and has containers live and die
+// without it.
+func testKill(t *testing.T, d *testkit.Docker, s *Set) {
+	start(t, d, "survivor")
+	start(t, d, "victim")
+	survivor, victim := bySource(t, s, "docker", "survivor"), bySource(t, s, "docker", "victim")
+	status := func(snap Snapshot) SourceStatus { return snap.Sources[0] }
+
+	d.Kill()
+	snap := await(t, s, "the engine's end", func(snap Snapshot) bool { return status(snap).Err != nil })
+	for _, want := range []Container{survivor, victim} {
+		if c, ok := named(snap, want.Name); !ok || c.ID != want.ID || c.Source != "docker" {
+			t.Errorf("without its engine %s is %+v, %v", want.Name, c, ok)
+		}
+	}
+	if err := unix.Kill(victim.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	awaitGone(t, s, "victim")
+
+	d.Start(t)
+	await(t, s, "the engine", func(snap Snapshot) bool { return status(snap).Err == nil })
+	start(t, d, "newcomer")
+	bySource(t, s, "docker", "newcomer")
+	if c := bySource(t, s, "docker", "survivor"); c.ID != survivor.ID || c.PID != survivor.PID {
+		t.Errorf("survivor is %+v, was %+v", c, survivor)
+	}
+	if c, ok := named(s.Snapshot(), "victim"); ok {
+		t.Errorf("victim is back: %+v", c)
+	}
+}
+
+// TestSwarm joins two engines, as two hosts, and looks at an overlay network.
+func TestSwarm(t *testing.T) {
+	testkit.NeedRoot(t)
+	ns := []*testkit.NS{testkit.NetNS(t), testkit.NetNS(t)}
+	testkit.Veth(t, ns[0], "flwire", ns[1], "flwire")
+	var engines []*testkit.Docker
+	for i, ns := range ns {
+		h := ns.Handle(t)
+		wire, err := h.LinkByName("flwire")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, err := netlink.ParseAddr(fmt.Sprintf("10.214.0.%d/24", i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.AddrAdd(wire, addr); err != nil {
+			t.Fatal(err)
+		}
+		engines = append(engines, testkit.StartDockerIn(t, ns))
+	}
+	const port = "10.214.0.1:2377"
+	engines[0].Must(t, "swarm", "init", "--advertise-addr", "10.214.0.1")
+	token := engines[0].Must(t, "swarm", "join-token", "-q", "worker")
+	engines[1].Must(t, "swarm", "join", "--token", token, "--advertise-addr", "10.214.0.2", port)
+	engines[0].Must(t, "network", "create", "-d", "overlay", "--attachable", "--subnet", "10.216.0.0/24", "flover")
+
+	var ips []string
+	for i, d := range engines {
+		s := runSet(t, Config{NSDirs: []string{d.NSDir}}, Docker(d.Host))
+		name := fmt.Sprintf("node%d", i)
+		start(t, d, name, "--network", "flover")
+		c := bySource(t, s, "docker", name)
+		var over *Interface
+		for _, i := range c.Interfaces {
+			for _, addr := range i.Addrs {
+				if strings.HasPrefix(addr, "10.216.0.") {
+					over = &i
+					ips = append(ips, strings.TrimSuffix(addr, "/24"))
+				}
+			}
+		}
+		if len(c.Interfaces) != 2 || over == nil {
+			t.Fatalf("interfaces %+v, want one in 10.216.0.0/24 and one for the way out", c.Interfaces)
+		}
+		if over.Host.NetNS == d.NS.Inode || over.Host.NetNS == 0 || filepath.Dir(over.Host.NSPath) != d.NSDir || over.Host.Master == "" {
+			t.Errorf("overlay interface %+v, want its end in a namespace of its own below %s", *over, d.NSDir)
+		}
+		for _, i := range c.Interfaces {
+			checkHostEnd(t, i)
+			if i.Name != over.Name && i.Host.NetNS != d.NS.Inode {
+				t.Errorf("interface %+v, want its end in netns %d", i, d.NS.Inode)
+			}
+		}
+	}
+	if out, err := engines[0].Run("exec", "node0", "ping", "-c", "3", "-W", "5", ips[1]); err != nil {
+		t.Errorf("no way from node to node: %v\n%s", err, out)
+	}
+}
+
+// TestEngineErrors has sockets that nobody serves well.
+func TestEngineErrors(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := runSet(t, Config{}, Docker("unix://"+file), Podman("no scheme"), Containerd(file))
+	snap := await(t, s, "the reports", func(snap Snapshot) bool {
+		return !slices.ContainsFunc(snap.Sources[1:2], func(st SourceStatus) bool { return st.Err == nil }) && snap.Sources[0].Listed && snap.Sources[2].Listed
+	})
+	if snap.Complete {
+		t.Error("complete without a word from podman")
+	}
+	if err := snap.Sources[1].Err; !strings.Contains(err.Error(), "podman at no scheme") || errors.Is(err, io.EOF) {
+		t.Errorf("error %v", err)
+	}
 }

@@ -16,6 +16,7 @@ const (
 	maxInterfaces = 64    // of one container
 	maxProcScan   = 32768 // entries of proc that are looked at for a namespace
 	scanEvery     = time.Second
+	maxMisses     = 3 // looks for a host end, until only the refresh looks again
 	minHold       = 20 * time.Millisecond
 	maxHold       = 5 * time.Second
 )
@@ -29,6 +30,7 @@ type networks struct {
 
 	known   map[uint64]*network
 	hosts   map[uint64]string // namespaces in which host ends were found, by inode
+	scan    map[uint64]string // the last result of lived
 	scanned time.Time
 }
 
@@ -38,7 +40,10 @@ type network struct {
 	ids        map[int]location // namespaces by the ids that this one has for them
 	stop       func() error     // ends the watch; nil if there is none
 	dirty      atomic.Bool
+	missed     bool // a host end was not found in the last look
+	misses     int  // such looks
 
+	looks  int // numbers the looks, for containers that share the namespace
 	looked time.Time
 	hold   time.Duration // how long after looked until events count again
 }
@@ -78,27 +83,45 @@ func (n *networks) keep(used map[uint64]bool) {
 	}
 }
 
-// changed says whether devices in a namespace may have changed since it was
-// looked at, and how long to wait before looking: a container that changes its
-// devices all the time is looked at ever less often.
-func (n *networks) changed(inode uint64) (time.Duration, bool) {
+// changed says whether devices in a namespace may have changed since the given
+// look at it, and how long to wait before looking: a container that changes
+// its devices all the time is looked at ever less often.
+func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	net := n.known[inode]
-	if net == nil || !net.dirty.Load() {
+	switch {
+	case net == nil:
 		return 0, false
+	case net.looks != look:
+		return 0, true
+	case net.dirty.Load():
+		return net.hold - n.cfg.Now().Sub(net.looked), true
+	case net.missed && net.misses < maxMisses:
+		return scanEvery - n.cfg.Now().Sub(net.looked), true
 	}
-	return net.hold - n.cfg.Now().Sub(net.looked), true
+	return 0, false
 }
 
-// interfaces returns the devices of a namespace, which is that of process pid.
-// With afresh it looks even if there was no event.
-func (n *networks) interfaces(inode uint64, pid int, afresh bool) ([]Interface, error) {
+// interfaces returns the devices of a namespace, which is that of process pid,
+// and the number of the look that found them. With afresh it looks even if
+// there was no event.
+func (n *networks) interfaces(inode uint64, pid int, afresh bool) ([]Interface, int, error) {
 	if inode == n.own.Inode() {
-		return nil, nil
+		return nil, 0, nil
 	}
 	net := n.known[inode]
-	if net != nil && !afresh && !net.dirty.Load() {
-		return net.interfaces, nil
+	if net != nil && !afresh && !net.dirty.Load() && !net.missed {
+		return net.interfaces, net.looks, nil
 	}
+	net, err := n.look(net, inode, pid)
+	if err != nil {
+		return nil, 0, err
+	}
+	return net.interfaces, net.looks, nil
+}
+
+// look is interfaces, for a namespace that is new (net is nil) or to be looked
+// at again.
+func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	ns, err := netdev.Open(filepath.Join(n.cfg.Proc, strconv.Itoa(pid), "ns", "net"))
 	if err != nil {
 		return nil, err
@@ -127,12 +150,15 @@ func (n *networks) interfaces(inode uint64, pid int, afresh bool) ([]Interface, 
 		net.hold = minHold
 	}
 	net.looked = now
+	net.missed = false
 	net.dirty.Store(false) // before the look: what comes during it counts
 
 	links, err := ns.Links()
 	if err != nil {
+		net.dirty.Store(true)
 		return nil, err
 	}
+	net.looks++
 	var list []Interface
 	for _, l := range links {
 		if l.Name == "lo" {
@@ -147,8 +173,11 @@ func (n *networks) interfaces(inode uint64, pid int, afresh bool) ([]Interface, 
 			Host: n.hostEnd(net, ns, l),
 		})
 	}
+	if net.missed {
+		net.misses++
+	}
 	net.interfaces = list
-	return list, nil
+	return net, nil
 }
 
 // hostEnd finds the other end of a veth. It is zero for all other kinds, and
@@ -228,32 +257,41 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 			}
 		}
 	}
-	// Somebody's process may live there: Docker inside of a container. That
-	// is a long look, and in vain for a namespace without name and process.
-	if now := n.cfg.Now(); now.Sub(n.scanned) >= scanEvery {
-		n.scanned = now
-		d, err := os.Open(n.cfg.Proc)
-		if err != nil {
-			return nil, ""
-		}
-		defer d.Close()
-		names, _ := d.Readdirnames(maxProcScan)
-		for _, name := range names {
-			pid, err := strconv.Atoi(name)
-			if err != nil {
-				continue
-			}
-			inode, err := netnsOf(n.cfg.Proc, pid)
-			if err != nil {
-				continue
-			}
-			path := filepath.Join(n.cfg.Proc, name, "ns", "net")
-			if there := try(inode, path); there != nil {
-				return there, path
-			}
+	for inode, path := range n.lived() {
+		if there := try(inode, path); there != nil {
+			return there, path
 		}
 	}
+	// It may have been too young for the scan, or have neither name nor process.
+	net.missed = true
 	return nil, ""
+}
+
+// lived returns the namespaces that processes live in, with a path to each:
+// that of Docker inside of a container, say. It is a long look, so that it is
+// not made more often than each second.
+func (n *networks) lived() map[uint64]string {
+	now := n.cfg.Now()
+	if n.scan != nil && now.Sub(n.scanned) < scanEvery {
+		return n.scan
+	}
+	n.scanned, n.scan = now, make(map[uint64]string)
+	d, err := os.Open(n.cfg.Proc)
+	if err != nil {
+		return n.scan
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(maxProcScan) // what was read before an error still counts
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if inode, err := netnsOf(n.cfg.Proc, pid); err == nil && n.scan[inode] == "" {
+			n.scan[inode] = filepath.Join(n.cfg.Proc, name, "ns", "net")
+		}
+	}
+	return n.scan
 }
 
 // openAt opens a namespace if it is still the one that was found there.

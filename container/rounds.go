@@ -43,6 +43,7 @@ type entry struct {
 	source    string
 	process   *process
 	container Container
+	look      int  // at its network, of which container tells
 	due       bool // look again in the next round
 }
 
@@ -129,7 +130,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		e := r.live[id]
 		known := e != nil && e.process == c.process && e.source == c.source && reflect.DeepEqual(e.record, c.record)
 		if known && !full && !e.due {
-			wait, changed := r.nets.changed(e.container.NetNS)
+			wait, changed := r.nets.changed(e.container.NetNS, e.look)
 			if !changed {
 				continue
 			}
@@ -148,10 +149,13 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			continue
 		}
 		budget--
-		got, err := r.describe(c.record, c.source, c.process, !known || full)
+		got, look, err := r.describe(c.record, c.source, c.process, !known || full)
 		switch {
 		case err == nil:
-			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got}
+			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look}
+			if wait, changed := r.nets.changed(got.NetNS, look); changed {
+				soon(wait)
+			}
 		case c.process.ended():
 			delete(claims, id)
 		default:
@@ -298,18 +302,18 @@ func ofRuntime(dir, id string) string {
 }
 
 // describe puts together what is known of a container now.
-func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (Container, error) {
+func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (Container, int, error) {
 	ns, err := netnsOf(r.cfg.Proc, p.pid)
 	if err != nil {
-		return Container{}, err
+		return Container{}, 0, err
 	}
-	interfaces, err := r.nets.interfaces(ns, p.pid, afresh)
+	interfaces, look, err := r.nets.interfaces(ns, p.pid, afresh)
 	if err != nil {
-		return Container{}, err
+		return Container{}, 0, err
 	}
 	if p.ended() {
 		// All the reading above may have been about another process.
-		return Container{}, fs.ErrNotExist
+		return Container{}, 0, fs.ErrNotExist
 	}
 	name := rec.Name
 	if name == "" {
@@ -330,5 +334,5 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		NetNS:       ns,
 		HostNetwork: ns == r.nets.own.Inode(),
 		Interfaces:  interfaces,
-	}, nil
+	}, look, nil
 }

@@ -83,9 +83,12 @@ func StartDockerIn(t testing.TB, ns *NS, flags ...string) *Docker {
 // Start starts the engine again, after Kill.
 func (d *Docker) Start(t testing.TB) {
 	t.Helper()
-	os.Remove(filepath.Join(d.dir, "docker.pid")) // left by Kill
+	// Left by Kill. dockerd takes a number in there for a process that runs,
+	// which it may well be, or an ended one that nobody has waited for.
+	os.Remove(filepath.Join(d.dir, "docker.pid"))
+	os.Remove(filepath.Join(d.dir, "exec", "containerd", "containerd.pid"))
 	d.proc = startDaemon(t, d.proc, d.NS, d.dir, "dockerd", d.flags...)
-	d.NSDir = filepath.Join(d.proc.root(), "run", "docker", "netns")
+	d.NSDir = filepath.Join(d.proc.root(), d.dir, "exec", "netns")
 	d.proc.await(t, func() error {
 		_, err := d.Run("version", "--format", "{{.Server.Version}}")
 		return err
