@@ -30,10 +30,14 @@ type early struct {
 
 // watched is what early holds for one tenant.
 type watched struct {
-	slot    uint32
-	count   *ebpf.Program
-	links   []link.Link
-	devices []netcpuDevice
+	slot  uint32
+	count *ebpf.Program
+	links map[netcpuDevice]link.Link // by the container's end of the veth
+}
+
+// has says whether a device is watched.
+func (w *watched) has(inside *netdev.NS, index int) bool {
+	return w.links[netcpuDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(index)}] != nil
 }
 
 // newEarly loads the programs. An error means that this kernel cannot run them.
@@ -93,7 +97,7 @@ func (e *early) add() (*watched, error) {
 		}
 	}
 	e.used[slot] = true
-	return &watched{slot: slot, count: objs.Count}, nil
+	return &watched{slot: slot, count: objs.Count, links: make(map[netcpuDevice]link.Link)}, nil
 }
 
 // device counts one veth of a tenant: inside is the container's end, host the
@@ -101,14 +105,13 @@ func (e *early) add() (*watched, error) {
 func (e *early) device(w *watched, inside *netdev.NS, index int, host *netdev.NS, hostIndex int) error {
 	key := netcpuDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(index)}
 	if err := e.maps.FlDevices.Put(key, w.slot); err != nil {
-		return fmt.Errorf("early drop: %w", err)
+		return fmt.Errorf("early drop: watch polls of device %d in netns %d: %w", index, inside.Inode(), err)
 	}
-	w.devices = append(w.devices, key)
 	l, err := e.attach(host, hostIndex, w.count, ebpf.AttachTCXEgress, link.Tail())
 	if err != nil {
-		return err
+		return errors.Join(err, e.maps.FlDevices.Delete(key))
 	}
-	w.links = append(w.links, l)
+	w.links[key] = l
 	return nil
 }
 
@@ -140,11 +143,9 @@ func (e *early) attach(ns *netdev.NS, index int, p *ebpf.Program, to ebpf.Attach
 // remove ends what add and device began. It goes on after a failure.
 func (e *early) remove(w *watched) error {
 	var errs []error
-	for _, l := range w.links {
+	for device, l := range w.links {
 		errs = append(errs, l.Close())
-	}
-	for _, d := range w.devices {
-		if err := e.maps.FlDevices.Delete(d); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := e.maps.FlDevices.Delete(device); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, err)
 		}
 	}

@@ -34,11 +34,13 @@ func TestMain(m *testing.M) {
 // wire, and one container behind the bridge.
 type host struct {
 	t         *testing.T
+	sandboxes *sandbox.Host
 	ns, wire  *sandbox.Box
 	box       *sandbox.Box
 	journal   *journal.Journal
 	netcpu    *netcpu.Netcpu
 	container container.Container
+	others    map[int]bool // NAPI threads that were there before
 }
 
 func newHost(t *testing.T, cpu sandbox.CPU) *host {
@@ -47,7 +49,7 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 	sh, err := sandbox.New(sandbox.Config{Dir: t.TempDir()})
 	must(t, err)
 	t.Cleanup(func() { must(t, sh.Close()) })
-	h := &host{t: t}
+	h := &host{t: t, sandboxes: sh}
 	h.ns = create(t, sh, sandbox.Spec{Name: "nethost", Bare: true})
 	h.wire = create(t, sh, sandbox.Spec{Name: "netwire", Bare: true})
 	h.box = create(t, sh, sandbox.Spec{Name: "receiver", CPU: cpu})
@@ -69,21 +71,27 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 	h.journal = j
 	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS()})
 	must(t, err)
-	h.container = h.describe()
+	h.container = h.describe(h.box)
+	h.others = make(map[int]bool)
+	list, err := sched.Threads("/proc", "napi/")
+	must(t, err)
+	for _, th := range list {
+		h.others[th.TID] = true
+	}
 	return h
 }
 
 // describe says of the sandbox what package container would find out.
-func (h *host) describe() container.Container {
+func (h *host) describe(box *sandbox.Box) container.Container {
 	layout, err := cgroup.Detect("/proc", "")
 	must(h.t, err)
-	paths, err := layout.OfPID("/proc", h.box.PID)
+	paths, err := layout.OfPID("/proc", box.PID)
 	must(h.t, err)
 	id, err := cgroup.ID(paths.V2)
 	must(h.t, err)
-	inside, outside := h.open(h.box), h.open(h.ns)
+	inside, outside := h.open(box), h.open(h.ns)
 	return container.Container{
-		ID: container.ID(id), Name: h.box.Name, PID: h.box.PID, NetNS: inside.Inode(),
+		ID: container.ID(id), Name: box.Name, PID: box.PID, NetNS: inside.Inode(),
 		Cgroup: container.Cgroup{V2: paths.V2, CPU: paths.CPU, CPUSet: paths.CPUSet, IO: paths.IO},
 		Interfaces: []container.Interface{{
 			Name: "eth0", Index: index(h.t, inside, "eth0"), Kind: "veth",
@@ -166,19 +174,14 @@ func TestIsolateAndRemove(t *testing.T) {
 	if left := h.journal.Entries(); len(left) != 0 {
 		t.Errorf("journal after Remove: %+v", left)
 	}
-	after := h.state()
-	for name, want := range before {
-		if after[name] != want {
-			t.Errorf("after Remove: %s is %q, want %q", name, after[name], want)
-		}
-	}
+	same(t, "after Remove", h.state(), before)
 	if got := h.threads(); len(got) != 0 {
 		t.Errorf("after Remove: threads %v", got)
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
 
-// threads gives, by device, the cpu cgroups of the threads that poll it.
+// threads gives, by device, the cpu cgroups of the new threads that poll it.
 func (h *host) threads() map[string][]string {
 	h.t.Helper()
 	layout, err := cgroup.Detect("/proc", "")
@@ -188,6 +191,9 @@ func (h *host) threads() map[string][]string {
 		list, err := sched.Threads("/proc", "napi/"+device+"-")
 		must(h.t, err)
 		for _, th := range list {
+			if h.others[th.TID] {
+				continue
+			}
 			paths, err := layout.OfPID("/proc", th.TID)
 			must(h.t, err)
 			where[device] = append(where[device], paths.CPU)

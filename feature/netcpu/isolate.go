@@ -16,12 +16,12 @@ import (
 // isolate brings one container's devices and threads to where they belong. It
 // may be called again at any time and then only repairs.
 func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
-	if t := n.tenants[c.NetNS]; t != nil && t.owner != c.ID {
+	t := n.tenants[c.NetNS]
+	if t != nil && t.owner != c.ID {
 		// The namespace is charged to the container that was first in it, as
 		// the kernel cannot tell whose socket a packet is for before it has
 		// done the work.
-		t.members[c.ID] = true
-		n.member[c.ID] = t
+		n.join(t, c)
 		return nil
 	}
 	ns, err := n.open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
@@ -30,15 +30,14 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	}
 	defer ns.Close() // an open namespace would outlive its container
 
-	t := n.tenants[c.NetNS]
 	if t == nil {
-		t = &tenant{netns: c.NetNS, owner: c.ID, members: map[container.ID]bool{c.ID: true}}
+		t = &tenant{netns: c.NetNS, owner: c.ID, members: make(map[container.ID]container.Container)}
 	}
-	t.threads = nil
 	group, err := n.payer(c)
 	if err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
+	var threads []thread
 	var skipped []error
 	for _, dev := range c.Interfaces {
 		if err := ctx.Err(); err != nil {
@@ -48,25 +47,26 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoOwnNAPI))
 			continue
 		}
-		threads, err := n.thread(ns, dev, c.ID)
+		tids, err := n.thread(ns, dev, c.ID)
 		if err != nil {
 			return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 		}
-		for _, tid := range threads {
+		for _, tid := range tids {
 			if err := n.place(tid, group, c.Cgroup.CPUSet, c.ID); err != nil {
 				return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 			}
-			t.threads = append(t.threads, thread{tid, dev.Name})
+			threads = append(threads, thread{tid, dev.Name})
 		}
 	}
-	if len(t.threads) == 0 && len(skipped) > 0 {
+	if len(threads) == 0 && len(skipped) > 0 {
 		return fmt.Errorf("netcpu isolate: %w", errors.Join(skipped...))
 	}
 	if err := n.weigh(c, group); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
+	t.threads = threads
 	n.tenants[c.NetNS] = t
-	n.member[c.ID] = t
+	n.join(t, c)
 	if err := n.watch(ns, t, c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
@@ -157,25 +157,24 @@ func (n *Netcpu) payer(c container.Container) (string, error) {
 	return dir, n.turn(cgroup.Group(dir), cgroup.Present, c.ID)
 }
 
-// watch begins the early drop of a tenant, if that is not done yet.
-func (n *Netcpu) watch(ns *netdev.NS, t *tenant, c container.Container) error {
-	if n.early == nil || t.early != nil {
+// watch begins the early drop for those devices of a tenant that have none yet.
+func (n *Netcpu) watch(ns *netdev.NS, t *tenant, c container.Container) (err error) {
+	if n.early == nil {
 		return nil
 	}
-	w, err := n.early.add()
-	if err != nil {
-		return err
+	if t.early == nil {
+		if t.early, err = n.early.add(); err != nil {
+			return err
+		}
 	}
 	for _, dev := range c.Interfaces {
-		if dev.Kind != "veth" || dev.Host.NetNS == 0 {
+		if dev.Kind != "veth" || dev.Host.NetNS == 0 || t.early.has(ns, dev.Index) {
 			continue
 		}
-		err := n.watchDevice(w, ns, dev)
-		if err != nil {
-			return errors.Join(err, n.early.remove(w))
+		if err := n.watchDevice(t.early, ns, dev); err != nil {
+			return err
 		}
 	}
-	t.early = w
 	return nil
 }
 

@@ -56,7 +56,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
  * the count were wrong, the poll that this packet causes sets it right; so a
  * mistake costs a millisecond and never blackholes anybody.
  */
-#define RETRY_NS 1000000
+#define RETRY_NS 1000000LL
 
 /*
  * An address counts as a tenant's while packets for it were seen on their way
@@ -225,7 +225,8 @@ static __always_inline int full(void *data, void *end)
 	now = bpf_ktime_get_ns();
 	if (now - o->seen > LEARNT_NS)
 		return 0; /* the address may be somebody else's by now */
-	if (now - t->retried > RETRY_NS) {
+	/* Signed, as another CPU may have set a later time by now. */
+	if ((__s64)(now - t->retried) > RETRY_NS) {
 		t->retried = now;
 		return 0;
 	}

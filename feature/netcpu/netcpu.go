@@ -65,7 +65,7 @@ type Netcpu struct {
 type tenant struct {
 	netns   uint64
 	owner   container.ID // whose cgroup pays
-	members map[container.ID]bool
+	members map[container.ID]container.Container
 	threads []thread
 	early   *watched // nil without early drop
 }
@@ -131,43 +131,58 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	return n.isolate(ctx, c)
 }
 
-// Remove implements feature.Feature.
-func (n *Netcpu) Remove(_ context.Context, id container.ID) error {
+// Remove implements feature.Feature. If the container paid for a namespace that
+// others are still in, the next of them takes over.
+func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	t := n.member[id]
-	if t == nil {
-		// Another agent's work, perhaps, or the rest of a failed Apply.
-		return n.undo(id)
-	}
+	// First of all, as a thread that stays in the cgroup of a container which
+	// has ended keeps the runtime from removing it. It is also for what an
+	// earlier agent, or an Apply that failed, has left.
 	if err := n.undo(id); err != nil {
 		return err
 	}
+	t := n.member[id]
+	if t == nil {
+		return nil
+	}
 	delete(n.member, id)
 	delete(t.members, id)
-	if t.owner == id {
-		if err := n.unwatch(t); err != nil {
-			return err
+	if t.owner != id {
+		return nil
+	}
+	delete(n.tenants, t.netns)
+	err := n.unwatch(t)
+	for m, c := range t.members {
+		delete(n.member, m)
+		if len(n.tenants) == 0 || n.tenants[t.netns] == nil {
+			err = errors.Join(err, n.isolate(ctx, c))
+			continue
 		}
-		// Those who share the namespace are applied again by the agent's next
-		// round of refresh; until then they are simply not isolated.
-		for m := range t.members {
-			delete(n.member, m)
-		}
-		delete(n.tenants, t.netns)
+		n.join(n.tenants[t.netns], c)
 	}
 	if len(n.tenants) == 0 {
-		return n.releaseUplinks()
+		err = errors.Join(err, n.releaseUplinks())
 	}
-	return nil
+	return err
 }
 
-// Prune implements feature.Feature.
+// join makes c one of those whose packets a tenant's owner pays for.
+func (n *Netcpu) join(t *tenant, c container.Container) {
+	t.members[c.ID] = c
+	n.member[c.ID] = t
+}
+
+// Prune implements feature.Feature. The uplinks go with the last container: if
+// one comes later, Apply claims them again.
 func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.restore(func(e journal.Entry) bool {
-		return e.Owner.Container != 0 && !alive(container.ID(e.Owner.Container))
+		if e.Owner.Container == 0 {
+			return len(n.tenants) == 0
+		}
+		return !alive(container.ID(e.Owner.Container))
 	})
 }
 

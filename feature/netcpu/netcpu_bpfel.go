@@ -13,10 +13,22 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type netcpuAddress struct {
+	_  structs.HostLayout
+	Ip [16]uint8
+}
+
 type netcpuDevice struct {
 	_       structs.HostLayout
 	Netns   uint32
 	Ifindex uint32
+}
+
+type netcpuOwner struct {
+	_    structs.HostLayout
+	Seen uint64
+	Slot uint32
+	Pad  uint32
 }
 
 type netcpuTenant struct {

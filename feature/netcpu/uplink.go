@@ -86,15 +86,18 @@ func (n *Netcpu) claimIn(path string, inode uint64, bridges []string) error {
 		if n.host.claimed[key] || !isUplink(l, links, bridges) {
 			continue
 		}
-		napis, err := ns.NAPIs(l.Index)
-		if err == nil && len(napis) == 0 {
-			continue // its packets come in somebody else's polling
+		polls, err := polling(ns, l)
+		if err == nil && polls {
+			err = n.claim(ns, l)
 		}
-		if err := n.claim(ns, l); err != nil {
-			if errors.Is(err, journal.ErrGone) {
-				continue
-			}
+		if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) {
+			continue
+		}
+		if err != nil {
 			return fmt.Errorf("uplink %s: %w", l.Name, err)
+		}
+		if !polls {
+			continue
 		}
 		if n.early != nil {
 			if err := n.early.uplink(ns, l.Index); err != nil {
@@ -104,6 +107,20 @@ func (n *Netcpu) claimIn(path string, inode uint64, bridges []string) error {
 		n.host.claimed[key] = true
 	}
 	return nil
+}
+
+// polling says whether a device has polling of its own. If not, its packets come
+// in with somebody else's: those of a container's veth with its sender's.
+func polling(ns *netdev.NS, l netdev.Link) (bool, error) {
+	napis, err := ns.NAPIs(l.Index)
+	if !errors.Is(err, netdev.ErrNoNAPIList) {
+		return len(napis) > 0, err
+	}
+	if l.Kind != "veth" {
+		return l.Kind == "device", nil
+	}
+	gro, err := ns.Offload(l.Index, netdev.GRO).Read()
+	return gro != netdev.Off, err
 }
 
 // isUplink says whether packets from outside enter the host by a device: it is

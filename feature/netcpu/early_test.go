@@ -1,0 +1,226 @@
+package netcpu
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// frame builds an Ethernet frame with an IP header to the given address, or
+// with nothing that any container could be sent.
+func frame(to string) []byte {
+	b := make([]byte, 14, 64)
+	addr, err := netip.ParseAddr(to)
+	switch {
+	case err != nil:
+		binary.BigEndian.PutUint16(b[12:], 0x0806) // ARP
+		return append(b, make([]byte, 28)...)
+	case addr.Is4():
+		binary.BigEndian.PutUint16(b[12:], 0x0800)
+		ip := make([]byte, 20)
+		ip[0] = 0x45
+		d := addr.As4()
+		copy(ip[16:], d[:])
+		return append(b, ip...)
+	default:
+		binary.BigEndian.PutUint16(b[12:], 0x86dd)
+		ip := make([]byte, 40)
+		ip[0] = 0x60
+		d := addr.As16()
+		copy(ip[24:], d[:])
+		return append(b, ip...)
+	}
+}
+
+// tcx verdicts, enum tcx_action_base.
+const (
+	tcxNext = ^uint32(0)
+	tcxDrop = 2
+)
+
+func loadEarly(t *testing.T) *early {
+	t.Helper()
+	testkit.NeedRoot(t)
+	e, err := newEarly()
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		testkit.Skip(t, "kernel cannot run early drop")
+	}
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(func() { e.close() })
+	return e
+}
+
+func run(t *testing.T, p *ebpf.Program, data []byte, repeat uint32) uint32 {
+	t.Helper()
+	var verdict uint32
+	for range repeat {
+		v, err := p.Run(&ebpf.RunOptions{Data: data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		verdict = v
+	}
+	return verdict
+}
+
+// The whole life of an address: learnt from what is sent into a veth, dropped
+// while the ring is full, let through once in a while, and after a poll.
+func TestEarlyDrop(t *testing.T) {
+	e := loadEarly(t)
+	one, err := e.add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := e.add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one.slot == two.slot {
+		t.Fatalf("both tenants got slot %d", one.slot)
+	}
+	for _, to := range []string{"10.0.0.1", "fd00::1"} {
+		if v := run(t, e.drop, frame(to), 1); v != tcxNext {
+			t.Errorf("to %s, not learnt: verdict %d, want next", to, v)
+		}
+	}
+	const ring = 256
+	if v := run(t, one.count, frame("10.0.0.1"), ring); v != tcxNext {
+		t.Errorf("count: verdict %d, want next", v)
+	}
+	run(t, one.count, frame("fd00::1"), 1)
+	run(t, two.count, frame("10.0.0.2"), ring-1)
+
+	for _, c := range []struct {
+		to   string
+		want uint32
+	}{
+		{"10.0.0.1", tcxNext}, // the one that passes each millisecond
+		{"10.0.0.1", tcxDrop},
+		{"fd00::1", tcxDrop},
+		{"10.0.0.2", tcxNext}, // its ring still has room for one
+		{"10.0.0.3", tcxNext}, // nobody's
+		{"::ffff:10.0.0.9", tcxNext},
+		{"arp", tcxNext},
+	} {
+		retry(t, e, one.slot, c.want == tcxDrop)
+		if v := run(t, e.drop, frame(c.to), 1); v != c.want {
+			t.Errorf("to %s: verdict %d, want %d", c.to, v, c.want)
+		}
+	}
+	c, err := e.read(one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Sent != ring+1 || c.Dropped != 2 {
+		t.Errorf("counters %+v, want %d sent and 2 dropped", c, ring+1)
+	}
+	c.Polled = c.Sent
+	if err := e.maps.FlTenants.Put(one.slot, c); err != nil {
+		t.Fatal(err)
+	}
+	if v := run(t, e.drop, frame("10.0.0.1"), 1); v != tcxNext {
+		t.Errorf("after the ring was emptied: verdict %d, want next", v)
+	}
+
+	// A slot that is used again begins empty.
+	if err := e.remove(one); err != nil {
+		t.Fatal(err)
+	}
+	three, err := e.add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := e.read(three); err != nil || three.slot != one.slot || got.Sent != 0 {
+		t.Errorf("slot %d used again: %d with %+v, %v", one.slot, three.slot, got, err)
+	}
+}
+
+// retry sets when a packet last passed in spite of a full ring: now, so that
+// the next one is dropped, or long ago.
+func retry(t *testing.T, e *early, slot uint32, now bool) {
+	t.Helper()
+	var c netcpuTenant
+	if err := e.maps.FlTenants.Lookup(slot, &c); err != nil {
+		t.Fatal(err)
+	}
+	c.Retried = 0
+	if now {
+		// Ahead of the clock, so that a slow machine's is not past it.
+		c.Retried = uint64(100 * 365 * 24 * time.Hour)
+	}
+	if err := e.maps.FlTenants.Put(slot, c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An address that is taken over by another container must not go on being
+// dropped for the first one's sake.
+func TestEarlyDropForgetsAddress(t *testing.T) {
+	e := loadEarly(t)
+	thief, err := e.add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, thief.count, frame("10.0.0.1"), 300)
+	retry(t, e, thief.slot, true)
+	if v := run(t, e.drop, frame("10.0.0.1"), 1); v != tcxDrop {
+		t.Fatalf("verdict %d, want drop", v)
+	}
+	var key netcpuAddress
+	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
+	var o netcpuOwner
+	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {
+		t.Fatal(err)
+	}
+	o.Seen -= min(o.Seen, uint64(2*time.Second))
+	if err := e.maps.FlAddresses.Put(key, o); err != nil {
+		t.Fatal(err)
+	}
+	if v := run(t, e.drop, frame("10.0.0.1"), 1); v != tcxNext {
+		t.Errorf("two seconds after it was last seen: verdict %d, want next", v)
+	}
+}
+
+// A full map is an error of the one who asks, and changes nothing for others.
+func TestEarlyDropFullMaps(t *testing.T) {
+	e := loadEarly(t)
+	for i := range e.maps.FlTenants.MaxEntries() {
+		e.used[i] = true
+	}
+	if _, err := e.add(); !errors.Is(err, errSlots) {
+		t.Errorf("add with no slot left: %v, want errSlots", err)
+	}
+	e.used = make(map[uint32]bool)
+	for i := range e.maps.FlDevices.MaxEntries() {
+		if err := e.maps.FlDevices.Put(netcpuDevice{Netns: 1, Ifindex: i}, uint32(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, a, "h0", b, "eth0")
+	inside, host := openNS(t, b.Path), openNS(t, a.Path)
+	w, err := e.add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.device(w, inside, 2, host, 2); err == nil {
+		t.Error("device with a full map: no error")
+	}
+	if len(w.links) != 0 || w.has(inside, 2) {
+		t.Errorf("after the error the device counts as watched: %v", w.links)
+	}
+	if err := e.maps.FlDevices.Delete(netcpuDevice{Netns: 1, Ifindex: 0}); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.device(w, inside, 2, host, 2); err != nil || !w.has(inside, 2) {
+		t.Errorf("device once there is room: %v", err)
+	}
+}

@@ -1,0 +1,203 @@
+package netcpu_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// A container that ends while it is isolated leaves nothing, and its cgroup
+// can be removed, threads or no threads.
+func TestContainerEnds(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	dir := h.container.Cgroup.CPU
+	if got := len(h.threads()["eth0"]); got != 1 {
+		t.Fatalf("%d threads of eth0, want 1", got)
+	}
+
+	// As after a SIGKILL: the process has gone, cgroup and namespace not yet.
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	must(t, h.box.Destroy())
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("cgroup of the container: %v, want it removed", err)
+	}
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
+	}
+
+	// The other order: everything has gone by itself before Remove.
+	h = newHost(t, sandbox.CPU{Quota: 100e6, Period: 100e6})
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	if err := h.box.Destroy(); err != nil && !strings.Contains(err.Error(), "kernel thread") {
+		t.Fatal(err)
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
+	}
+}
+
+// The agent is killed and another one takes over what it finds in force.
+func TestAdopt(t *testing.T) {
+	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
+	before := h.state()
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	during, entries := h.state(), len(h.journal.Entries())
+	must(t, h.netcpu.Close())
+
+	second, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
+	must(t, err)
+	t.Cleanup(func() { second.Close() })
+	must(t, second.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	if got := len(h.journal.Entries()); got != entries {
+		t.Errorf("%d journal entries after adopting, %d before", got, entries)
+	}
+	same(t, "adopted", h.state(), during)
+
+	// A third one, whose policy no longer asks for it.
+	must(t, second.Close())
+	third, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
+	must(t, err)
+	t.Cleanup(func() { third.Close() })
+	must(t, third.Apply(t.Context(), h.target(policy.NetCPUObserve)))
+	must(t, third.Prune(t.Context(), func(container.ID) bool { return true }))
+	same(t, "given up", h.state(), before)
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
+	}
+}
+
+// Two containers in one network namespace are one tenant. When the one that
+// pays ends, the other takes over.
+func TestSharedNamespace(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box})
+	must(t, err)
+	one, two := h.container, h.describe(shared)
+	if one.NetNS != two.NetNS || one.ID == two.ID {
+		t.Fatalf("containers %+v and %+v, want one namespace and two cgroups", one, two)
+	}
+	apply := func(c container.Container) {
+		t.Helper()
+		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
+	}
+	where := func() string { return strings.Join(h.threads()["eth0"], " ") }
+	apply(one)
+	apply(two)
+	if where() != one.Cgroup.CPU {
+		t.Errorf("threads are in %q, want them with the first, %s", where(), one.Cgroup.CPU)
+	}
+	must(t, h.netcpu.Remove(t.Context(), one.ID))
+	if where() != two.Cgroup.CPU {
+		t.Errorf("after the first has ended threads are in %q, want %s", where(), two.Cgroup.CPU)
+	}
+	must(t, h.netcpu.Remove(t.Context(), two.ID))
+	if where() != "" || len(h.journal.Entries()) != 0 {
+		t.Errorf("after both have ended: threads in %q, journal %+v", where(), h.journal.Entries())
+	}
+}
+
+func TestApplyRefuses(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	for _, mode := range []policy.NetCPU{policy.NetCPUCharge, policy.NetCPUAuto} {
+		if err := h.netcpu.Apply(t.Context(), h.target(mode)); !errors.Is(err, feature.ErrNotBuilt) {
+			t.Errorf("%s: %v, want ErrNotBuilt", mode, err)
+		}
+	}
+	refused := func(why string, change func(*container.Container)) {
+		t.Helper()
+		target := h.target(policy.NetCPUIsolate)
+		target.Container.Interfaces = append([]container.Interface(nil), target.Container.Interfaces...)
+		change(&target.Container)
+		if err := h.netcpu.Apply(t.Context(), target); err == nil {
+			t.Errorf("%s: no error", why)
+		} else {
+			t.Logf("%s: %v", why, err)
+		}
+	}
+	refused("host network", func(c *container.Container) { c.HostNetwork = true })
+	refused("macvlan", func(c *container.Container) {
+		c.Interfaces[0].Kind = "macvlan"
+		c.Interfaces[0].Host = container.HostEnd{}
+	})
+	refused("host end in a namespace that is hidden", func(c *container.Container) { c.Interfaces[0].Host = container.HostEnd{} })
+	refused("namespace that has gone", func(c *container.Container) { c.NetNS, c.PID = 1, 0 })
+	refused("unknown cgroup", func(c *container.Container) { c.Cgroup.CPU = "" })
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal after refusals: %+v", left)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := h.netcpu.Apply(ctx, h.target(policy.NetCPUIsolate)); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal after Remove: %+v", left)
+	}
+}
+
+// Real packets: a flood reaches the receiver through its thread, and what its
+// queue has no room for is dropped at the uplink.
+func TestFloodIsDroppedAtTheUplink(t *testing.T) {
+	h := newHost(t, sandbox.CPU{Quota: 5e6, Period: 100e6})
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	board := h.start(h.box, "udp-recv")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+
+	// The packets all come on one CPU; something that computes there keeps
+	// the thread, whose weight is 5 %, from emptying its queue.
+	burner, err := h.sandboxes.Create(sandbox.Spec{Name: "burner"})
+	must(t, err)
+	for range 2 {
+		h.start(burner, "burn")
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		samples := make(map[string]float64)
+		for _, s := range h.netcpu.Snapshot().Samples {
+			samples[s.Name] += s.Value
+		}
+		if samples["netcpu_early_dropped_packets_total"] > 0 && board.Read().Since(load.Reading{}).Ops > 0 && samples["netcpu_kthread_seconds_total"] > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after 30 s of flood: %v, %d received", samples, board.Read().Since(load.Reading{}).Ops)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (h *host) start(b *sandbox.Box, args ...string) *load.Board {
+	h.t.Helper()
+	cmd, board, err := load.Command(args...)
+	must(h.t, err)
+	p, err := b.Start(cmd)
+	must(h.t, err)
+	h.t.Cleanup(func() { p.Kill(); <-p.Done(); board.Close() })
+	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
+	defer cancel()
+	must(h.t, board.Await(ctx, p.Done()))
+	return board
+}
+
+func same(t *testing.T, when string, got, want map[string]string) {
+	t.Helper()
+	for name, v := range want {
+		if got[name] != v {
+			t.Errorf("%s: %s is %q, want %q", when, name, got[name], v)
+		}
+	}
+}
