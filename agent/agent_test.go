@@ -1,0 +1,494 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// host is a directory that stands for the host: each container has a file in
+// it, whose content a feature changes.
+type host struct {
+	dir    string
+	writes atomic.Int64
+}
+
+func newHost(t *testing.T, ids ...container.ID) *host {
+	h := &host{dir: t.TempDir()}
+	for _, id := range ids {
+		h.set(t, id, "plain")
+	}
+	return h
+}
+
+func (h *host) path(id container.ID) string { return filepath.Join(h.dir, id.String()) }
+
+func (h *host) set(t *testing.T, id container.ID, value string) {
+	t.Helper()
+	if err := os.WriteFile(h.path(id), []byte(value), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *host) get(t *testing.T, id container.ID) string {
+	t.Helper()
+	data, err := os.ReadFile(h.path(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// open is the Opener of this host.
+func (h *host) open(ref journal.Ref) (journal.Knob, error) { return knob{h, ref.Object}, nil }
+
+func (h *host) knob(id container.ID) journal.Knob { return knob{h, h.path(id)} }
+
+type knob struct {
+	host *host
+	path string
+}
+
+func (k knob) Ref() journal.Ref { return journal.Ref{Kind: "test", Object: k.path} }
+
+func (k knob) Read() (string, error) {
+	data, err := os.ReadFile(k.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = journal.ErrGone
+	}
+	return string(data), err
+}
+
+func (k knob) Write(v string) error {
+	k.host.writes.Add(1)
+	return os.WriteFile(k.path, []byte(v), 0o600)
+}
+
+// turner is a feature that turns one knob for each container with isolate.
+type turner struct {
+	*fake
+	host    *host
+	journal *journal.Journal
+}
+
+func (f turner) Apply(ctx context.Context, t policy.Target) error {
+	if err := f.fake.Apply(ctx, t); err != nil {
+		return err
+	}
+	if t.Settings.NetCPU != policy.NetCPUIsolate {
+		return f.undo(t.Container.ID)
+	}
+	return f.journal.Turn(f.host.knob(t.Container.ID), "isolated", journal.Owner{Feature: f.name, Container: uint64(t.Container.ID)})
+}
+
+func (f turner) Remove(ctx context.Context, id container.ID) error {
+	return errors.Join(f.fake.Remove(ctx, id), f.undo(id))
+}
+
+func (f turner) undo(id container.ID) error {
+	_, err := f.journal.Restore(f.host.open, func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
+	return err
+}
+
+// rig is an agent with a fake Set, a real policy directory, a real journal and
+// one feature, and its API.
+type rig struct {
+	t        *testing.T
+	host     *host
+	set      *fakeSet
+	feature  turner
+	agent    *Agent
+	client   *api.Client
+	policies string
+	state    string
+	stop     func() error
+}
+
+func (r *rig) journal() *journal.Journal {
+	r.t.Helper()
+	j, err := journal.Open(r.state)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return j
+}
+
+// start runs the agent until stop is called, or the test ends.
+func (r *rig) start() {
+	r.t.Helper()
+	dir := r.t.TempDir()
+	cfg := Config{
+		Roots: kernel.Default(), StateDir: r.state, PolicyDir: r.policies,
+		Socket: filepath.Join(dir, "s"), SelfSocket: filepath.Join(dir, "self"), MetricsAddr: "127.0.0.1:0",
+		Version: "test", Log: quiet(),
+	}
+	j := r.journal()
+	r.feature = turner{newFake(), r.host, j}
+	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.open, []feature.Feature{r.feature}, ordinary())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.agent.Run(ctx) }()
+	stopped := false
+	r.stop = func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel()
+		return <-done
+	}
+	r.client = api.Dial(cfg.Socket)
+	r.t.Cleanup(func() {
+		r.client.Close()
+		if err := r.stop(); err != nil {
+			r.t.Error(err)
+		}
+	})
+	r.until("the socket answers", func() bool {
+		_, err := r.client.Version(ctx)
+		return err == nil
+	})
+}
+
+func (r *rig) until(what string, ok func() bool) {
+	r.t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			r.t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+func (r *rig) untilValue(id container.ID, want string) {
+	r.t.Helper()
+	r.until(fmt.Sprintf("the value of %d is %q", id, want), func() bool { return r.host.get(r.t, id) == want })
+}
+
+func newRig(t *testing.T, ids ...container.ID) *rig {
+	return &rig{t: t, host: newHost(t, ids...), set: newFakeSet(true), policies: t.TempDir(), state: t.TempDir()}
+}
+
+func TestAgentFollowsContainersAndPolicy(t *testing.T) {
+	r := newRig(t, 1, 2, 3)
+	r.start()
+	r.set.set(true, box(1, "isolate"), box(2, ""))
+	r.untilValue(1, "isolated")
+
+	file := filepath.Join(r.policies, "10.yaml")
+	if err := os.WriteFile(file, []byte("match: {name: box-2}\nset: {netcpu: isolate}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.untilValue(2, "isolated")
+	if err := os.WriteFile(file, []byte("match: {name: box-2}\nset: {netcpu: isolat}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.until("the broken policy is noticed", func() bool {
+		st, err := r.client.Status(t.Context())
+		return err == nil && !st.Policy.OK && strings.Contains(st.Policy.Error, "10.yaml:2")
+	})
+	r.set.set(true, box(1, "isolate"), box(2, ""), box(3, "isolate"))
+	r.untilValue(3, "isolated")
+	if got := r.host.get(t, 2); got != "isolated" {
+		t.Errorf("a broken policy changed 2 to %q; the last good one has to stay", got)
+	}
+
+	r.set.set(true, box(2, ""), box(3, "isolate"))
+	r.untilValue(1, "plain")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	r.untilValue(2, "plain")
+
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.host.get(t, 3); got != "plain" {
+		t.Errorf("after a clean stop the value of 3 is %q", got)
+	}
+	j := r.journal()
+	defer j.Close()
+	if left := j.Entries(); len(left) != 0 {
+		t.Errorf("after a clean stop the journal has %v", left)
+	}
+}
+
+// What an agent that was killed has left: of containers that ended it is
+// undone, of those that run it is adopted without a write, and what belongs to
+// a feature that is not here is undone too.
+func TestAgentAdopts(t *testing.T) {
+	r := newRig(t, 1, 2, 3, 4, 5)
+	j := r.journal()
+	for id := container.ID(1); id <= 5; id++ {
+		owner := journal.Owner{Feature: "netcpu", Container: uint64(id)}
+		switch id {
+		case 4:
+			owner.Feature = "traffic"
+		case 5:
+			owner.Container = 0 // the host as a whole
+		}
+		if err := j.Turn(r.host.knob(id), "isolated", owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.host.writes.Store(0)
+
+	// While the list may lack some, nothing may be taken for ended.
+	r.set.set(false, box(1, "isolate"), box(4, ""))
+	r.start()
+	r.until("1 is done", func() bool { return r.state1(1) == api.StateDone })
+	if got := r.host.get(t, 2); got != "isolated" {
+		t.Fatalf("2 was undone before the list was complete: %q", got)
+	}
+	r.set.set(true, box(1, "isolate"), box(3, "observe"), box(4, ""))
+	r.untilValue(2, "plain")
+	r.untilValue(3, "plain")
+	r.untilValue(4, "plain")
+	if got := r.host.get(t, 1); got != "isolated" {
+		t.Errorf("1 was not adopted: %q", got)
+	}
+	if got := r.host.get(t, 5); got != "isolated" {
+		t.Errorf("what netcpu changed for the host is its own business, but is %q", got)
+	}
+	if got := r.host.writes.Load(); got != 3 {
+		t.Errorf("%d writes, want those of 2, 3 and 4", got)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	for id := container.ID(1); id <= 5; id++ {
+		if got := r.host.get(t, id); got != "plain" {
+			t.Errorf("after a clean stop %d is %q", id, got)
+		}
+	}
+}
+
+func (r *rig) state1(id container.ID) string {
+	r.t.Helper()
+	list, err := r.client.Containers(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, c := range list {
+		if c.ID == id && len(c.Features) > 0 {
+			return c.Features[0].State
+		}
+	}
+	return ""
+}
+
+func TestAgentExplains(t *testing.T) {
+	r := newRig(t, 1, 2)
+	c := box(1, "isolate")
+	c.Name, c.Image = "evil\x1b[31m", "x"
+	c.Labels["fairlead.net.rate"] = "50mbit"
+	c.Interfaces = []container.Interface{{Name: "eth0", Index: 2, Kind: "veth", Host: container.HostEnd{Name: "veth1", Index: 7, NetNS: 9}}}
+	r.set.set(true, c)
+	r.start()
+	r.untilValue(1, "isolated")
+
+	x, err := r.client.Explain(t.Context(), "evil\x1b[31m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(x.Changes) != 1 || x.Changes[0].When.IsZero() {
+		t.Fatalf("changes %+v", x.Changes)
+	}
+	x.Changes[0].When = time.Time{}
+	want := api.Change{
+		Container: 1, Feature: "netcpu", Kind: "test", Object: r.host.path(1), Before: "plain", Wrote: "isolated", Now: "isolated",
+		State: api.ChangeInForce, Because: []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "label"}},
+	}
+	if diff := cmp.Diff(want, x.Changes[0]); diff != "" {
+		t.Errorf("change (-want +got):\n%s", diff)
+	}
+	if len(x.Container.Interfaces) != 1 || x.Container.Interfaces[0].Host == nil || x.Container.Interfaces[0].Host.Name != "veth1" {
+		t.Errorf("interfaces %+v", x.Container.Interfaces)
+	}
+	states := map[string]string{}
+	for _, f := range x.Container.Features {
+		states[f.Feature] = f.State
+	}
+	if diff := cmp.Diff(map[string]string{"netcpu": api.StateDone, "traffic": api.StateNotBuilt}, states); diff != "" {
+		t.Errorf("features (-want +got):\n%s", diff)
+	}
+
+	r.host.set(t, 1, "somebody's")
+	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeForeign || x.Changes[0].Now != "somebody's" {
+		t.Errorf("a foreign value: %v, %+v", err, x.Changes)
+	}
+	r.host.set(t, 1, "plain")
+	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeUndone {
+		t.Errorf("a value that is as before: %v, %+v", err, x.Changes)
+	}
+	if err := os.Remove(r.host.path(1)); err != nil {
+		t.Fatal(err)
+	}
+	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeGone {
+		t.Errorf("an object that is gone: %v, %+v", err, x.Changes)
+	}
+}
+
+func TestAgentFinds(t *testing.T) {
+	r := newRig(t)
+	id := func(first string) string { return first + strings.Repeat("0", 64-len(first)) }
+	list := []container.Container{
+		{ID: 10, Name: "web", RuntimeID: id("abcd1")},
+		{ID: 11, Name: "db", RuntimeID: id("abcd2")},
+		{ID: 12, Name: "10", RuntimeID: id("ef01")}, // would like to hide 10
+		{ID: 13, Name: "twin"}, {ID: 14, Name: "twin"},
+		{ID: 15, Name: id("abcd1")}, // and the first one's runtime id
+	}
+	r.set.set(true, append(list, container.Container{ID: 99, Name: "gone"})...)
+	r.set.set(true, list...)
+	r.start()
+	for _, x := range []struct {
+		ref   string
+		want  container.ID
+		code  string
+		ended bool
+	}{
+		{ref: "web", want: 10}, {ref: "10", want: 10}, {ref: "12", want: 12}, {ref: id("abcd1"), want: 10}, {ref: "abcd2", want: 11},
+		{ref: "99", want: 99, ended: true},
+		{ref: "abcd", code: "ambiguous"}, {ref: "twin", code: "ambiguous"},
+		{ref: "ef0", code: "not_found"}, {ref: "gone", code: "not_found"}, {ref: "../etc", code: "not_found"},
+	} {
+		got, err := r.client.Explain(t.Context(), x.ref)
+		var e *api.Error
+		switch {
+		case x.code != "" && (!errors.As(err, &e) || e.Code != x.code):
+			t.Errorf("%q: %v, want an error %s", x.ref, err, x.code)
+		case x.code == "" && (err != nil || got.Container.ID != x.want || got.Ended != x.ended):
+			t.Errorf("%q: found %d, ended %v, %v; want %d", x.ref, got.Container.ID, got.Ended, err, x.want)
+		}
+	}
+}
+
+func TestAgentRestoresAndHolds(t *testing.T) {
+	r := newRig(t, 1, 2, 3)
+	r.set.set(true, box(1, "isolate"), box(2, "isolate"))
+	r.start()
+	r.untilValue(1, "isolated")
+	r.untilValue(2, "isolated")
+
+	done, err := r.client.Restore(t.Context(), "box-1")
+	if err != nil || len(done.Outcomes) != 1 || done.Outcomes[0].Result != "restored" || done.Outcomes[0].Container != 1 {
+		t.Fatalf("restore: %+v, %v", done, err)
+	}
+	if got := r.host.get(t, 1); got != "plain" {
+		t.Errorf("restored to %q", got)
+	}
+	// Nothing brings it back but a reload.
+	r.set.set(true, box(1, "isolate"), box(2, "isolate"), box(3, "isolate"))
+	r.untilValue(3, "isolated")
+	if got := r.state1(1); got != api.StateHeld || r.host.get(t, 1) != "plain" {
+		t.Errorf("state %q, value %q", got, r.host.get(t, 1))
+	}
+	if st, err := r.client.Status(t.Context()); err != nil || len(st.Held) != 1 || st.HeldAll {
+		t.Errorf("status: held %v, all %v, %v", st.Held, st.HeldAll, err)
+	}
+	if _, err := r.client.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.untilValue(1, "isolated")
+
+	if done, err = r.client.Restore(t.Context(), ""); err != nil || len(done.Outcomes) != 3 {
+		t.Fatalf("restore all: %+v, %v", done, err)
+	}
+	for id := container.ID(1); id <= 3; id++ {
+		if got := r.host.get(t, id); got != "plain" {
+			t.Errorf("after restore %d is %q", id, got)
+		}
+	}
+}
+
+func TestAgentStatus(t *testing.T) {
+	r := newRig(t, 1)
+	c := box(1, "isolat")
+	r.set.set(true, c)
+	r.start()
+	r.until("the problem is told", func() bool {
+		st, err := r.client.Status(t.Context())
+		return err == nil && len(st.Policy.Problems) == 1 && st.Complete && st.Containers == 1 && st.Version.Version == "test" &&
+			len(st.Features) == 1 && st.Features[0].Support.Level == probe.Full && st.Sources[0].Name == "fake"
+	})
+}
+
+// A feature that neither works nor listens must not keep the agent from
+// stopping cleanly for everything else.
+func TestAgentServesOnUnavailableFeature(t *testing.T) {
+	r := newRig(t, 1)
+	r.set.set(true, box(1, "isolate"))
+	j := r.journal()
+	f := newFake()
+	f.support = probe.Verdict{Level: probe.Unavailable, Why: "no such thing", Mend: "another kernel"}
+	a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.open, []feature.Feature{f}, ordinary())
+	a.round()
+	list, err := a.Containers(t.Context())
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	want := []api.FeatureStatus{{Feature: "netcpu", State: api.StateUnavailable, Error: "no such thing"}}
+	if diff := cmp.Diff(want, list[0].Features); diff != "" {
+		t.Errorf("features (-want +got):\n%s", diff)
+	}
+	if calls := f.took(); len(calls) != 0 {
+		t.Errorf("an unavailable feature was called: %v", calls)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAgentMetrics(t *testing.T) {
+	r := newRig(t, 1, 2)
+	r.set.set(true, box(1, "isolate"), box(2, "isolate"))
+	r.start()
+	r.untilValue(2, "isolated")
+	if got := (view{r.agent}).Agent(); got.Containers["fake"] != 2 || got.Rounds == 0 || !got.PolicyOK || len(got.Features) != 1 || got.Features[0].Calls == 0 {
+		t.Errorf("agent metrics %+v", got)
+	}
+	if _, ok := (view{r.agent}).Container(1); !ok {
+		t.Error("container 1 is not found")
+	}
+	r.set.set(true, box(2, "isolate"))
+	r.until("1 has gone", func() bool { _, ok := (view{r.agent}).Container(1); return !ok })
+	s, err := r.client.Samples(t.Context())
+	if err != nil || len(s.Features) != 1 || len(s.Features[0].Samples) == 0 {
+		t.Errorf("samples %+v, %v", s, err)
+	}
+}
+
+func TestAgentNeedsItsState(t *testing.T) {
+	if _, err := New(Config{}); err == nil || !strings.Contains(err.Error(), "state directory") {
+		t.Errorf("New without a state directory: %v", err)
+	}
+	dir := t.TempDir()
+	j, err := journal.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	if _, err := New(Config{StateDir: dir}); !errors.Is(err, journal.ErrBusy) {
+		t.Errorf("New beside another agent: %v", err)
+	}
+}
