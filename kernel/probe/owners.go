@@ -83,11 +83,15 @@ func hooks(ctx context.Context, a answers) {
 		}
 	}
 	a["xdp-programs"] = xdp.answer("XDP programs of others are attached to devices here", "they are left in place: there packets are dropped by tc, which is later and dearer")
-	a["tcx-programs"] = full("this kernel has no tcx")
-	if err := queryTCX(ctx, links, tcx); err == nil {
+	switch err := queryTCX(ctx, links, tcx); {
+	case err == nil:
 		a["tcx-programs"] = tcx.answer(why, mend)
-	} else if !errors.Is(err, ebpf.ErrNotSupported) {
+	case !errors.Is(err, ebpf.ErrNotSupported):
 		fail(err, "tcx-programs")
+	case unix.Geteuid() != 0: // the library takes any refusal for a lack
+		fail(fmt.Errorf("query tcx: %w", unix.EPERM), "tcx-programs")
+	default:
+		a["tcx-programs"] = full("this kernel has no tcx")
 	}
 
 	list, err := netlink.QdiscList(nil)

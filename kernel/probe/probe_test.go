@@ -3,16 +3,285 @@ package probe
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-func TestShow(t *testing.T) {
-	start := time.Now()
-	r := Run(context.Background(), Config{})
-	t.Log(time.Since(start))
+// reporter in the environment makes the test binary print a Report and end.
+const reporter = "FAIRLEAD_PROBE_REPORT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(reporter) != "" {
+		out, err := json.Marshal(Run(context.Background(), Config{}))
+		fmt.Printf("%s", out)
+		if err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	testkit.Main(m)
+}
+
+// find gives the finding of one capability.
+func (r Report) find(t *testing.T, capability string) Finding {
+	t.Helper()
+	i := slices.IndexFunc(r, func(f Finding) bool { return f.Capability == capability })
+	if i < 0 {
+		t.Fatalf("the report has no %s", capability)
+	}
+	return r[i]
+}
+
+// sound checks what is true of every report.
+func sound(t *testing.T, r Report) {
+	t.Helper()
+	want := questions()
+	if len(r) != len(want) {
+		t.Fatalf("%d findings, want %d", len(r), len(want))
+	}
+	for i, f := range r {
+		if f.Capability != want[i].Capability || f.Area != want[i].Area {
+			t.Errorf("finding %d is %s/%s, want %s/%s", i, f.Area, f.Capability, want[i].Area, want[i].Capability)
+		}
+		switch f.Level {
+		case Full:
+			if f.Why != "" || f.Mend != "" {
+				t.Errorf("%s is full, and yet: %q, %q", f.Capability, f.Why, f.Mend)
+			}
+		case Degraded, Unavailable:
+			if f.Why == "" {
+				t.Errorf("%s is %s without a reason", f.Capability, f.Level)
+			}
+		default:
+			t.Errorf("%s has level %q", f.Capability, f.Level)
+		}
+		if strings.ContainsAny(f.Why+f.Mend+f.Detail, "\n\r\x1b") {
+			t.Errorf("%s has more than one line: %q, %q, %q", f.Capability, f.Why, f.Mend, f.Detail)
+		}
+	}
+}
+
+// TestForm is the contract with whoever reads the JSON.
+func TestForm(t *testing.T) {
+	r := report(answers{
+		"root":               full(""),
+		"cgroup-layout":      full("hybrid"),
+		"kthread-throttling": degraded("charged only", "weights").with("seen"),
+	})
+	sound(t, r)
+	got, err := json.Marshal([]Finding{r.find(t, "root"), r.find(t, "cgroup-layout"), r.find(t, "kthread-throttling"), r.find(t, "btf")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `[{"capability":"root","area":"host","level":"full"},` +
+		`{"capability":"cgroup-layout","area":"cgroup","level":"full","detail":"hybrid"},` +
+		`{"capability":"kthread-throttling","area":"sched","level":"degraded","why":"charged only","mend":"weights","detail":"seen"},` +
+		`{"capability":"btf","area":"bpf","level":"unavailable","why":"it did not answer in time","mend":"try again when the host is less busy"}]`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Error(diff)
+	}
+	var names []string
 	for _, f := range r {
-		b, _ := json.Marshal(f)
-		t.Log(string(b))
+		names = append(names, f.Area+"/"+f.Capability)
+	}
+	const order = "host/kernel host/root host/capabilities host/pid-namespace host/systemd host/psi " +
+		"cgroup/cgroup-v2 cgroup/cgroup-layout cgroup/cgroup-cpu cgroup/cgroup-cpuset cgroup/cgroup-io cgroup/cfs-bandwidth " +
+		"sched/kthread-cgroup sched/kthread-throttling " +
+		"bpf/btf bpf/bpf-jit bpf/bpffs bpf/bpf-tp-btf bpf/bpf-fentry bpf/bpf-cgroup-id bpf/bpf-ringbuf bpf/bpf-tc bpf/bpf-tcx bpf/bpf-xdp " +
+		"net/netns net/veth net/napi-threaded net/napi-netlink net/qdisc-clsact net/qdisc-htb net/qdisc-hfsc net/qdisc-fq " +
+		"runtime/docker runtime/podman runtime/containerd " +
+		"owner/xdp-programs owner/tc-programs owner/tcx-programs owner/qdiscs owner/cni owner/cgroup-managers owner/irqbalance owner/fairlead-agents"
+	if diff := cmp.Diff(strings.Fields(order), names); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// traces is what a probe might leave behind in this process and on the host.
+func traces(t *testing.T) map[string]string {
+	t.Helper()
+	seen := map[string]string{}
+	tasks, _ := filepath.Glob("/proc/self/task/*/ns/net")
+	for _, name := range tasks {
+		if ns, err := os.Readlink(name); err == nil {
+			seen["thread in "+ns] = ""
+		}
+	}
+	for _, dir := range []string{"cpu", "cpu,cpuacct", "unified", "."} {
+		left, _ := filepath.Glob(filepath.Join(cgroup.DefaultRoot, dir, groupPrefix+fmt.Sprint(os.Getpid())+"-*"))
+		for _, l := range left {
+			seen[l] = ""
+		}
+	}
+	threads, err := sched.Threads("/proc", fmt.Sprintf("napi/fl%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, th := range threads {
+		seen[th.Comm] = ""
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		to, _ := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
+		for _, kind := range []string{"net:", "bpf", "socket:", "/sys/fs/cgroup"} {
+			if strings.Contains(to, kind) {
+				seen["open "+to] = ""
+			}
+		}
+	}
+	return seen
+}
+
+// leavesNothing runs f and checks that its traces are gone soon after.
+func leavesNothing(t *testing.T, f func()) {
+	t.Helper()
+	before := traces(t)
+	f()
+	var diff string
+	for range 100 {
+		if diff = cmp.Diff(before, traces(t)); diff == "" {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Errorf("something is left:\n%s", diff)
+}
+
+func TestThisHost(t *testing.T) {
+	cg := testkit.Cgroup(t) // needs root; on a v2 host it enables the cpu controller
+	var r Report
+	Run(t.Context(), Config{}) // opens what the libraries keep open
+	leavesNothing(t, func() {
+		for range 3 {
+			r = Run(t.Context(), Config{})
+		}
+	})
+	sound(t, r)
+	for _, f := range r {
+		t.Logf("%-12s %-20s %-11s %s | %s | %s", f.Area, f.Capability, f.Level, f.Why, f.Mend, f.Detail)
+	}
+
+	// What every kernel that fairlead runs on has.
+	need := []string{"kernel", "root", "pid-namespace", "netns", "veth", "napi-threaded", "qdisc-clsact", "bpf-tc", "bpf-xdp", "bpf-ringbuf"}
+	if cg.CPU != "" {
+		need = append(need, "cgroup-cpu", "cfs-bandwidth", "kthread-cgroup")
+	}
+	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err == nil {
+		need = append(need, "btf", "bpf-tp-btf", "bpf-cgroup-id")
+	} else if f := r.find(t, "btf"); f.Level != Unavailable || !strings.Contains(f.Why, ErrNoBTF.Error()) {
+		t.Errorf("without BTF: %+v", f)
+	}
+	for _, c := range need {
+		if f := r.find(t, c); f.Level != Full {
+			t.Errorf("%s is %s: %s", c, f.Level, f.Why)
+		}
+	}
+	l, err := cgroup.Detect("/proc", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := r.find(t, "cgroup-v2"); f.Detail != l.V2 {
+		t.Errorf("cgroup-v2 is at %q, want %q", f.Detail, l.V2)
+	}
+}
+
+func TestOverdue(t *testing.T) {
+	testkit.NeedRoot(t)
+	Run(t.Context(), Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	leavesNothing(t, func() { sound(t, Run(ctx, Config{})) })
+}
+
+func TestWithoutRoot(t *testing.T) {
+	testkit.NeedRoot(t)
+	cmd := exec.Command("/proc/self/exe") // nobody may not enter the directory of the test binary
+	cmd.Env = append(os.Environ(), reporter+"=1")
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var r Report
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	sound(t, r)
+	for _, c := range []string{"root", "capabilities", "netns", "veth", "napi-threaded", "kthread-cgroup", "bpf-tp-btf", "bpf-tc", "bpf-xdp", "qdisc-htb", "tcx-programs"} {
+		f := r.find(t, c)
+		if f.Level != Unavailable {
+			t.Errorf("%s is %s", c, f.Level)
+		}
+		if f.Mend != asRoot {
+			t.Errorf("%s: %q, mend: %q", c, f.Why, f.Mend)
+		}
+	}
+	for _, c := range []string{"kernel", "btf", "cgroup-layout", "kthread-throttling"} {
+		if f := r.find(t, c); f.Level == Unavailable {
+			t.Errorf("%s needs no root: %s", c, f.Why)
+		}
+	}
+}
+
+// TestBareHost looks at a host that has nothing.
+func TestBareHost(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{
+		Roots: kernel.Roots{Proc: dir + "/proc", Sys: dir + "/sys", Cgroup: dir + "/cgroup", BPFFS: dir},
+		Run:   dir + "/run", Etc: dir + "/etc",
+		Docker: dir + "/docker.sock", Podman: "unix://" + dir + "/podman.sock", Containerd: "fd://",
+	}
+	r := Run(t.Context(), cfg)
+	sound(t, r)
+	for c, want := range map[string]string{
+		"capabilities":       "no such file",
+		"pid-namespace":      "not the host's pid namespace",
+		"systemd":            "not started by systemd",
+		"psi":                "no pressure stall information",
+		"cgroup-v2":          "no such file",
+		"cfs-bandwidth":      "no cpu controller is mounted",
+		"btf":                "(no BTF)",
+		"bpf-tp-btf":         "(no BTF)",
+		"kthread-throttling": "(no BTF)",
+		"bpffs":              "no BPF file system is mounted at " + dir,
+		"docker":             "there is no " + dir + "/docker.sock",
+		"podman":             "there is no " + dir + "/podman.sock",
+		"containerd":         "neither a path nor",
+		"cgroup-managers":    "no such file",
+	} {
+		if f := r.find(t, c); f.Level != Unavailable || !strings.Contains(f.Why, want) {
+			t.Errorf("%s: %s, %q; want %q", c, f.Level, f.Why, want)
+		}
+	}
+	if f := r.find(t, "cni"); f.Level != Full {
+		t.Errorf("cni: %+v", f)
+	}
+}
+
+func TestReason(t *testing.T) {
+	if got := reason(errors.New("a\n\tb  c")); got != "a b c" {
+		t.Errorf("got %q", got)
+	}
+	if got := reason(errors.New(strings.Repeat("é", 400))); len(got) > 310 || !strings.HasSuffix(got, "é...") {
+		t.Errorf("got %q", got)
 	}
 }

@@ -1,0 +1,163 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCapabilities(t *testing.T) {
+	for _, c := range []struct {
+		status string
+		level  Level
+		why    string
+	}{
+		{"Name:\tx\nCapEff:\t000001ffffffffff\n", Full, ""},
+		{"CapEff:\t000001fffeffffff\n", Full, ""}, // without CAP_SYS_RESOURCE
+		{"CapEff:\t0000000000000000\n", Unavailable, "none"},
+		{"CapEff:\t000001ffff7fffff\n", Degraded, "missing: CAP_SYS_NICE"},
+		{"CapEff:\t000000c000201000\n", Degraded, "CAP_SYS_PTRACE"},
+		{"CapEff:\tx\n", Unavailable, "invalid"},
+		{"", Unavailable, "no CapEff"},
+	} {
+		proc := t.TempDir()
+		write(t, filepath.Join(proc, "self/status"), c.status)
+		a := capabilities(Config{Roots: kernel.Roots{Proc: proc}})
+		if a.Level != c.level || !strings.Contains(a.Why, c.why) {
+			t.Errorf("%q: %s, %q", c.status, a.Level, a.Why)
+		}
+	}
+}
+
+func FuzzParseCapEff(f *testing.F) {
+	f.Add("Name:\tx\nCapEff:\t000001ffffffffff\n")
+	f.Add("CapEff:")
+	f.Add("CapEff:\t10000000000000000\n")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, text string) {
+		if mask, err := parseCapEff(text); err == nil && !strings.Contains(strings.ToLower(text), fmt.Sprintf("%x", mask)) {
+			t.Fatalf("%q gives %x", text, mask)
+		}
+	})
+}
+
+func TestLayout(t *testing.T) {
+	cfg := Config{Roots: kernel.Roots{Cgroup: "/cg"}}
+	for _, c := range []struct {
+		name string
+		l    cgroup.Layout
+		err  error
+		want map[string]string // capability: "level detail" or "level why"
+	}{
+		{"v1", cgroup.Layout{CPU: "/cg/cpu", Mode: "v1"}, nil, map[string]string{
+			"cgroup-v2": "unavailable no cgroup v2 tree is mounted", "cgroup-layout": "unavailable this host has cgroup v1 only",
+			"cgroup-cpu": "full v1 at /cg/cpu", "cgroup-io": "unavailable no hierarchy with this controller",
+		}},
+		{"v2", cgroup.Layout{V2: "/cg", CPU: "/cg", CPUSet: "/cg", IO: "/cg", Mode: "v2"}, nil, map[string]string{
+			"cgroup-v2": "full /cg", "cgroup-layout": "full v2", "cgroup-cpu": "full v2 at /cg", "cgroup-io": "full v2 at /cg",
+		}},
+		{"hybrid", cgroup.Layout{V2: "/cg/unified", CPU: "/cg/cpu", CPUSet: "/cg/cpuset", Mode: "hybrid"}, nil, map[string]string{
+			"cgroup-v2": "full /cg/unified", "cgroup-layout": "full hybrid", "cgroup-cpuset": "full v1 at /cg/cpuset",
+		}},
+		{"none", cgroup.Layout{}, cgroup.ErrNone, map[string]string{
+			"cgroup-v2": "unavailable no cgroup hierarchy", "cgroup-cpu": "unavailable no cgroup hierarchy",
+		}},
+	} {
+		a := layout(c.l, c.err, cfg)
+		for cap, want := range c.want {
+			got := fmt.Sprintf("%s %s%s", a[cap].Level, a[cap].Why, a[cap].detail)
+			if !strings.HasPrefix(got, want) {
+				t.Errorf("%s: %s is %q, want %q", c.name, cap, got, want)
+			}
+		}
+	}
+}
+
+func TestBandwidthWithoutController(t *testing.T) {
+	// As in a v2 tree whose root does not hand the controller down.
+	if a := bandwidth(t.TempDir()); a.Level != Unavailable || !strings.Contains(a.Why, "not enabled below the root") {
+		t.Errorf("%+v", a)
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "cpu.shares"), "1024\n")
+	if a := bandwidth(dir); a.Level != Unavailable || !strings.Contains(a.Why, "no cpu.cfs_quota_us") {
+		t.Errorf("%+v", a)
+	}
+}
+
+func TestSweep(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	dead, alive, other := fmt.Sprint(groupPrefix, cmd.Process.Pid, "-1"), fmt.Sprint(groupPrefix, os.Getppid(), "-1"), "fairlead-probe"
+	for _, n := range []string{dead, alive, other} {
+		if err := os.Mkdir(filepath.Join(dir, n), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep(dir)
+	for n, want := range map[string]bool{dead: false, alive: true, other: true} {
+		if _, err := os.Stat(filepath.Join(dir, n)); (err == nil) != want {
+			t.Errorf("%s: %v", n, err)
+		}
+	}
+}
+
+// vmlinux writes the BTF of a kernel whose task_struct has these members.
+func vmlinux(t *testing.T, members ...string) kernel.Roots {
+	t.Helper()
+	u32 := &btf.Int{Name: "unsigned int", Size: 4}
+	task := &btf.Struct{Name: "task_struct", Size: uint32(4 * len(members))}
+	for i, m := range members {
+		task.Members = append(task.Members, btf.Member{Name: m, Type: u32, Offset: btf.Bits(32 * i)})
+	}
+	b, err := btf.NewBuilder([]btf.Type{task}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := b.Marshal(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sys := t.TempDir()
+	write(t, filepath.Join(sys, "kernel/btf/vmlinux"), string(raw))
+	return kernel.Roots{Sys: sys}
+}
+
+func TestKthreadsThrottled(t *testing.T) {
+	if got, err := KthreadsThrottled(vmlinux(t, "pid", "sched_throttle_work")); err != nil || got {
+		t.Errorf("6.18: %v, %v", got, err)
+	}
+	if got, err := KthreadsThrottled(vmlinux(t, "pid")); err != nil || !got {
+		t.Errorf("6.12: %v, %v", got, err)
+	}
+	if _, err := KthreadsThrottled(kernel.Roots{Sys: t.TempDir()}); !errors.Is(err, ErrNoBTF) {
+		t.Errorf("no BTF: %v", err)
+	}
+	sys := t.TempDir()
+	write(t, filepath.Join(sys, "kernel/btf/vmlinux"), "garbage")
+	if _, err := KthreadsThrottled(kernel.Roots{Sys: sys}); !errors.Is(err, ErrNoBTF) {
+		t.Errorf("garbage: %v", err)
+	}
+}
