@@ -24,11 +24,10 @@ import (
 // longer than any of it.
 func TestDocker(t *testing.T) {
 	d := testkit.StartDocker(t, "--live-restore")
-	cfg := Config{NSDirs: []string{d.NSDir}}
-	s := runSet(t, cfg, Docker(d.Host), CgroupTree("/proc", ""))
+	s := runSet(t, Config{}, Docker(d.Host), CgroupTree("/proc", ""))
 	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
 
-	t.Run("networks", func(t *testing.T) { testNetworks(t, d, s, runSet(t, cfg, CgroupTree("/proc", ""))) })
+	t.Run("networks", func(t *testing.T) { testNetworks(t, d, s, runSet(t, Config{}, CgroupTree("/proc", ""))) })
 	t.Run("changes", func(t *testing.T) { testChanges(t, d, s) })
 	t.Run("short lives", func(t *testing.T) { testShortLives(t, d, s) })
 	t.Run("latency", func(t *testing.T) { testLatency(t, d, s) })
@@ -339,7 +338,7 @@ func TestSwarm(t *testing.T) {
 
 	var ips []string
 	for i, d := range engines {
-		s := runSet(t, Config{NSDirs: []string{d.NSDir}}, Docker(d.Host))
+		s := runSet(t, Config{}, Docker(d.Host))
 		name := fmt.Sprintf("node%d", i)
 		start(t, d, name, "--network", "flover")
 		c := bySource(t, s, "docker", name)
@@ -355,7 +354,7 @@ func TestSwarm(t *testing.T) {
 		if len(c.Interfaces) != 2 || over == nil {
 			t.Fatalf("interfaces %+v, want one in 10.216.0.0/24 and one for the way out", c.Interfaces)
 		}
-		if over.Host.NetNS == d.NS.Inode || over.Host.NetNS == 0 || filepath.Dir(over.Host.NSPath) != d.NSDir || over.Host.Master == "" {
+		if over.Host.NetNS == d.NS.Inode || over.Host.NetNS == 0 || !strings.HasSuffix(filepath.Dir(over.Host.NSPath), d.NSDir) || over.Host.Master == "" {
 			t.Errorf("overlay interface %+v, want its end in a namespace of its own below %s", *over, d.NSDir)
 		}
 		for _, i := range c.Interfaces {

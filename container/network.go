@@ -15,6 +15,7 @@ import (
 const (
 	maxInterfaces = 64    // of one container
 	maxProcScan   = 32768 // entries of proc that are looked at for a namespace
+	maxMountNS    = 1024
 	scanEvery     = time.Second
 	maxMisses     = 3 // looks for a host end, until only the refresh looks again
 	minHold       = 20 * time.Millisecond
@@ -58,9 +59,6 @@ func newNetworks(cfg Config, wake func()) (*networks, error) {
 	own, err := netdev.Open(filepath.Join(cfg.Proc, "self", "ns", "net"))
 	if err != nil {
 		return nil, err
-	}
-	if cfg.NSDirs == nil {
-		cfg.NSDirs = netdev.BindDirs()
 	}
 	return &networks{cfg: cfg, wake: wake, own: own, known: make(map[uint64]*network), hosts: make(map[uint64]string)}, nil
 }
@@ -250,11 +248,9 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 		}
 	}
 	clear(n.hosts) // what is still of use comes back
-	for _, dir := range n.cfg.NSDirs {
-		for path, inode := range netdev.Named(dir) {
-			if there := try(inode, path); there != nil {
-				return there, path
-			}
+	for inode, path := range netdev.Mounted(n.cfg.Proc, "self") {
+		if there := try(inode, path); there != nil {
+			return there, path
 		}
 	}
 	for inode, path := range n.lived() {
@@ -267,9 +263,10 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 	return nil, ""
 }
 
-// lived returns the namespaces that processes live in, with a path to each:
-// that of Docker inside of a container, say. It is a long look, so that it is
-// not made more often than each second.
+// lived returns the namespaces that processes live in, or that are mounted in
+// mount namespaces that processes live in, with a path to each: that is where a
+// Docker Engine that runs in a container has its bridges. It is a long look, so
+// that it is not made more often than each second.
 func (n *networks) lived() map[uint64]string {
 	now := n.cfg.Now()
 	if n.scan != nil && now.Sub(n.scanned) < scanEvery {
@@ -281,6 +278,11 @@ func (n *networks) lived() map[uint64]string {
 		return n.scan
 	}
 	defer d.Close()
+	own, err := os.Readlink(filepath.Join(n.cfg.Proc, "self", "ns", "mnt"))
+	if err != nil {
+		return n.scan
+	}
+	mounts := map[string]bool{own: true}
 	names, _ := d.Readdirnames(maxProcScan) // what was read before an error still counts
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
@@ -289,6 +291,16 @@ func (n *networks) lived() map[uint64]string {
 		}
 		if inode, err := netnsOf(n.cfg.Proc, pid); err == nil && n.scan[inode] == "" {
 			n.scan[inode] = filepath.Join(n.cfg.Proc, name, "ns", "net")
+		}
+		mnt, err := os.Readlink(filepath.Join(n.cfg.Proc, name, "ns", "mnt"))
+		if err != nil || mounts[mnt] || len(mounts) > maxMountNS {
+			continue
+		}
+		mounts[mnt] = true
+		for inode, path := range netdev.Mounted(n.cfg.Proc, name) {
+			if n.scan[inode] == "" && len(n.scan) < maxProcScan {
+				n.scan[inode] = path
+			}
 		}
 	}
 	return n.scan

@@ -32,7 +32,6 @@ const (
 type Config struct {
 	Proc    string           // "/proc"
 	Cgroup  string           // cgroup.DefaultRoot
-	NSDirs  []string         // netdev.BindDirs(): where network namespaces are bind-mounted
 	Refresh time.Duration    // 30 s: how often everything is looked at again without an event
 	Keep    time.Duration    // 10 min: how long Lookup still finds a container that has ended
 	Now     func() time.Time // time.Now

@@ -1,39 +1,31 @@
 package netdev
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // ErrNoNS means that no process and no bind mount leads to a namespace.
 var ErrNoNS = errors.New("no path to network namespace")
 
-// BindDirs returns the directories in which Docker and ip-netns keep bind
-// mounts of network namespaces. Docker's overlay networks are found there only:
-// no process lives in them.
-func BindDirs() []string { return []string{"/run/docker/netns", "/run/netns"} }
-
-// maxNamed bounds how many names of one directory are looked at.
-const maxNamed = 8192
+// maxMountinfo bounds what is read of one mount table, which a container may
+// fill as it likes.
+const maxMountinfo = 4 << 20
 
 // Find returns a path by which the network namespace with the given inode can
-// be opened now: a bind mount from [BindDirs], which outlives processes, or
-// proc/PID/ns/net. It reads all of proc in the worst case. The error matches
+// be opened now: a bind mount (in /run/netns, say), which outlives processes,
+// or proc/PID/ns/net. It reads all of proc in the worst case. The error matches
 // [ErrNoNS] if there is none; a namespace may also be kept alive by an open
 // file or a socket alone.
 func Find(proc string, inode uint64) (string, error) {
-	for _, dir := range BindDirs() {
-		for name, ino := range Named(dir) {
-			if ino == inode {
-				return name, nil
-			}
-		}
+	if path, ok := Mounted(proc, "self")[inode]; ok {
+		return path, nil
 	}
 	d, err := os.Open(proc)
 	if err != nil {
@@ -58,26 +50,59 @@ func Find(proc string, inode uint64) (string, error) {
 	}
 }
 
-// Named returns the network namespaces that are bind-mounted in dir, by path,
-// with their inodes. A directory that does not exist has none.
-func Named(dir string) map[string]uint64 {
-	d, err := os.Open(dir)
+// Mounted returns the network namespaces that are bind-mounted in the mount
+// namespace of a process (a PID, or "self"), by inode, with the path of each as
+// it is seen from here. Docker's overlay networks, for one, are found in no
+// other way: no process lives in them. What is mounted may be hidden by another
+// mount, so that the path leads elsewhere. A process that has ended has none.
+func Mounted(proc, pid string) map[uint64]string {
+	f, err := os.Open(filepath.Join(proc, pid, "mountinfo"))
 	if err != nil {
 		return nil
 	}
-	defer d.Close()
-	names, _ := d.Readdirnames(maxNamed)
-	found := make(map[string]uint64, len(names))
-	for _, name := range names {
-		path := filepath.Join(dir, name)
-		var fs unix.Statfs_t
-		var st unix.Stat_t
-		if unix.Statfs(path, &fs) != nil || fs.Type != unix.NSFS_MAGIC || unix.Stat(path, &st) != nil {
-			continue
+	defer f.Close()
+	root := ""
+	if pid != "self" {
+		root = filepath.Join(proc, pid, "root")
+	}
+	found := make(map[uint64]string)
+	sc := bufio.NewScanner(io.LimitReader(f, maxMountinfo))
+	for sc.Scan() { // a table that cannot be read to its end still has a beginning
+		if inode, dir, ok := parseMount(sc.Text()); ok && found[inode] == "" {
+			found[inode] = root + dir
 		}
-		found[path] = st.Ino
 	}
 	return found
+}
+
+// parseMount reads a line of mountinfo (proc(5)) that is about a network
+// namespace: its fourth field is "net:[inode]", its fifth the mount point.
+func parseMount(line string) (inode uint64, dir string, ok bool) {
+	if !strings.Contains(line, " - nsfs ") {
+		return 0, "", false
+	}
+	fields := strings.SplitN(line, " ", 6)
+	if len(fields) < 6 || !strings.HasPrefix(fields[4], "/") {
+		return 0, "", false
+	}
+	inode, ok = parseNSLink(fields[3])
+	return inode, unescape(fields[4]), ok
+}
+
+// unescape undoes the octal escapes of mountinfo.
+func unescape(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
 }
 
 // InodeOf returns the inode of the network namespace of a process. An error

@@ -31,13 +31,22 @@ type NS struct {
 // Open opens the network namespace that path (/proc/PID/ns/net, or a bind
 // mount of one) refers to.
 func Open(path string) (*NS, error) {
-	// Without O_NONBLOCK a stray FIFO would hold us up.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	// Whoever can write to a directory on the way may have put something
+	// else there: a FIFO or a device that must not even be opened. So look
+	// before opening, and open what was looked at.
+	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open netns: %w", err)
+		return nil, &os.PathError{Op: "open netns", Path: path, Err: err}
 	}
-	// A stray regular file in /run/netns must not reach setns, and the link
-	// of another kind of namespace neither.
+	defer unix.Close(at)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(at, &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+		return nil, fmt.Errorf("open netns %s: not a namespace", path)
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", at))
+	if err != nil {
+		return nil, fmt.Errorf("open netns %s: %w", path, err)
+	}
 	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		f.Close()
 		return nil, fmt.Errorf("open netns %s: not a network namespace", path)

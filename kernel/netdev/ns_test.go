@@ -4,10 +4,12 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -34,7 +36,11 @@ func TestOpenRefuses(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{file, "/proc/self/ns/mnt", "/proc/self/exe", "/dev/null", t.TempDir()} {
+	fifo := filepath.Join(t.TempDir(), "fifo") // opening it would never end
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, fifo, "/proc/self/ns/mnt", "/proc/self/exe", "/dev/null", t.TempDir()} {
 		if ns, err := Open(path); err == nil {
 			ns.Close()
 			t.Errorf("Open(%s): no error", path)
@@ -221,36 +227,47 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestNamedStray has what a container or a sloppy admin may leave in the
-// directory: nothing of it may be taken for a namespace.
-func TestNamedStray(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.Symlink("/proc/self/ns/mnt", filepath.Join(dir, "link")); err != nil {
+func TestMounted(t *testing.T) {
+	made := testkit.NetNS(t)
+	path := made.Bind(t)
+	if got := Mounted("/proc", "self")[made.Inode]; got != path {
+		t.Errorf("in our own mount namespace: %q, want %s", got, path)
+	}
+	// Another mount namespace, in which a copy of the mount is left alone.
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sleep", "1000")
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if ns, err := Open(filepath.Join(dir, "fifo")); err == nil {
-		ns.Close()
-		t.Error("a FIFO was opened")
-	}
-	for path := range Named(dir) {
-		// A link to another kind of namespace passes for a name; opening refuses it.
-		if ns, err := Open(path); err == nil {
-			ns.Close()
-			t.Errorf("%s was opened", path)
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	pid := strconv.Itoa(cmd.Process.Pid)
+	for comm := ""; comm != "sleep"; {
+		b, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if filepath.Base(path) != "link" {
-			t.Errorf("%s is named", path)
+		comm = strings.TrimSpace(string(b))
+	}
+	there := Mounted("/proc", pid)[made.Inode]
+	if want := "/proc/" + pid + "/root" + path; there != want {
+		t.Errorf("in another mount namespace: %q, want %s", there, want)
+	}
+	if ns := open(t, there); ns.Inode() != made.Inode {
+		t.Errorf("%s is netns %d, want %d", there, ns.Inode(), made.Inode)
+	}
+	if n := len(Mounted("/proc", "0")); n != 0 {
+		t.Errorf("%d namespaces of no process", n)
+	}
+}
+
+func FuzzMount(f *testing.F) {
+	f.Add("146 44 0:4 net:[4026532537] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw")
+	f.Add("146 44 0:4 mnt:[4026532537] /run/x rw - nsfs nsfs rw")
+	f.Add(" - nsfs ")
+	f.Fuzz(func(t *testing.T, s string) {
+		if _, dir, ok := parseMount(s); ok && !strings.HasPrefix(dir, "/") && !strings.HasPrefix(dir, "\\") {
+			t.Errorf("%q gives the path %q", s, dir)
 		}
-	}
-	if n := Named(filepath.Join(dir, "nowhere")); len(n) != 0 {
-		t.Errorf("absent directory: %v", n)
-	}
+	})
 }
 
 func FuzzNSLink(f *testing.F) {
