@@ -1,0 +1,124 @@
+package container
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// awaitBelow waits until the Snapshot has exactly these directories of those below dir.
+func awaitBelow(t *testing.T, s *Set, dir string, want ...string) {
+	t.Helper()
+	await(t, s, strings.Join(want, ", "), func(snap Snapshot) bool {
+		found := make(map[string]bool)
+		for _, c := range snap.Containers {
+			if name, ok := strings.CutPrefix(c.Cgroup.V2, dir+"/"); ok {
+				found[name] = true
+			}
+		}
+		for _, name := range want {
+			if !found[name] {
+				return false
+			}
+		}
+		return len(found) == len(want)
+	})
+}
+
+func TestCgroupTree(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	ns := testkit.NetNS(t)
+	sleeper(t, ns, cg.Child(t, "before"))
+	s := runSet(t, Config{}, CgroupTree("/proc", ""))
+	awaitBelow(t, s, cg.V2, "before")
+
+	// In a cgroup that comes later, in one deep down, in the host's network
+	// (which counts only in a scope), and in none.
+	sleeper(t, ns, cg.Child(t, "after"))
+	deep := cg.Child(t, "kubepods").Child(t, "pod1").Child(t, "c1")
+	sleeper(t, ns, deep)
+	onHost(t, cg.Child(t, "plain"), "sleep", "1000")
+	scope := cg.Child(t, "fl.scope")
+	inScope, _ := onHost(t, scope, "sleep", "1000")
+	cg.Child(t, "empty")
+	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope")
+	c := awaitName(t, s, "c1")
+	if c.Source != CgroupSource || c.ID != idOf(t, deep) || c.NetNS != ns.Inode || c.RuntimeID != "" || c.HostNetwork {
+		t.Errorf("c1: %+v", c)
+	}
+	if c := awaitName(t, s, "fl.scope"); !c.HostNetwork || c.PID != inScope.Process.Pid {
+		t.Errorf("fl.scope: %+v", c)
+	}
+
+	// A container's own cgroups are not containers.
+	nested := cg.Child(t, "nested")
+	sleeper(t, ns, nested)
+	sleeper(t, ns, nested.Child(t, "inner"))
+	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope", "nested")
+
+	// A process that gets its network only once it is in there, as a
+	// runtime's first process does.
+	late := cg.Child(t, "late")
+	_, in := onHost(t, late, "sh", "-c", "read x; exec unshare --net sleep 1000")
+	if _, err := io.WriteString(in, "now\n"); err != nil {
+		t.Fatal(err)
+	}
+	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope", "nested", "late")
+
+	inScope.Process.Kill()
+	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "nested", "late")
+}
+
+// onHost starts a process in a cgroup and in our own network namespace.
+func onHost(t *testing.T, cg testkit.CG, name string, arg ...string) (*exec.Cmd, io.Writer) {
+	t.Helper()
+	cmd := exec.Command(name, arg...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	cg.Add(t, cmd.Process.Pid)
+	return cmd, in
+}
+
+// TestTreeIsBounded has a tree that is deeper than is looked at.
+func TestTreeIsBounded(t *testing.T) {
+	watch, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Close()
+	top := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(top, strings.Repeat("d/", treeDepth+5)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	tr := &tree{top: top, watch: watch, nodes: make(map[string]*node)}
+	tr.walk()
+	if want := treeDepth + 1; len(tr.nodes) != want { // and top
+		t.Errorf("%d cgroups, want %d", len(tr.nodes), want)
+	}
+	for i := range treeSize {
+		tr.nodes[fmt.Sprintf("%s/x%d", top, i)] = &node{}
+	}
+	before := len(tr.nodes)
+	tr.add(t.TempDir())
+	if len(tr.nodes) != before {
+		t.Error("took more than the limit")
+	}
+	tr.walk()
+	if want := treeDepth + 1; len(tr.nodes) != want {
+		t.Errorf("%d cgroups after those that are gone were forgotten, want %d", len(tr.nodes), want)
+	}
+}
