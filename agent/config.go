@@ -22,6 +22,7 @@ type Config struct {
 	DockerHost     string // URL of the Engine API
 	PodmanHost     string // URL of Podman's form of it
 	ContainerdAddr string // path of containerd's socket
+	SandboxDir     string // state files of package sandbox
 	Sources        []container.Source
 
 	Version string       // what the API gives as version of the program

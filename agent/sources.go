@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"cmp"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -22,7 +24,7 @@ func runtimes(cfg Config) []container.Source {
 		container.Docker(cfg.DockerHost),
 		container.Podman(cfg.PodmanHost),
 		container.Containerd(cfg.ContainerdAddr),
-		sandbox.Source(cfg.Roots.Proc, sandbox.DefaultDir),
+		sandbox.Source(cfg.Roots.Proc, cmp.Or(cfg.SandboxDir, sandbox.DefaultDir)),
 		container.CgroupTree(cfg.Roots.Proc, cfg.Roots.Cgroup),
 	}
 }

@@ -38,6 +38,7 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "where Docker answers, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "where Podman answers, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one")
+	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page; empty: none")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
 	s.StringVar(&f.level, "log-level", "info", "what to log: debug, info, warn or error")

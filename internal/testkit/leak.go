@@ -26,7 +26,11 @@ const runVar = "FAIRLEAD_TEST_RUN"
 //
 // What another process makes meanwhile counts too, unless that has gone within
 // three seconds: packages whose tests change the host run one at a time.
-func Main(m *testing.M) {
+func Main(m *testing.M) { os.Exit(Run(m)) }
+
+// Run is Main without the exit, for a TestMain that has something to remove
+// afterwards. It returns the exit status.
+func Run(m *testing.M) int {
 	// Whatever the tests start inherits the variable, so that it is known
 	// even after its parent has ended and it belongs to init.
 	os.Setenv(runVar, strconv.Itoa(os.Getpid())) // fails for bad names only
@@ -39,7 +43,7 @@ func Main(m *testing.M) {
 		}
 		code = max(code, 1)
 	}
-	os.Exit(code)
+	return code
 }
 
 // settle waits until look finds nothing that was not there before, and
