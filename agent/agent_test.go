@@ -76,9 +76,14 @@ func (k knob) Read() (string, error) {
 	return string(data), err
 }
 
+// Write is all or nothing even if it is killed, as a write of the kernel's is.
 func (k knob) Write(v string) error {
 	k.host.writes.Add(1)
-	return os.WriteFile(k.path, []byte(v), 0o600)
+	next := k.host.dir + ".next"
+	if err := os.WriteFile(next, []byte(v), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, k.path)
 }
 
 // turner is a feature that turns one knob for each container with isolate.

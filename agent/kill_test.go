@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+const killBoxes = 40
+
+// childAgent is an agent whose containers come and go as fast as they can,
+// until it is killed. dirs are those of its state and its host.
+func childAgent(dirs string) {
+	state, dir, _ := strings.Cut(dirs, " ")
+	h := &host{dir: dir}
+	j, err := journal.Open(state)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	set := newFakeSet(true)
+	a := assemble(Config{StateDir: state, Log: quiet()}, set, policy.NewStore("", time.Now), j, h.open,
+		[]feature.Feature{turner{newFake(), h, j}}, ordinary())
+	go a.Run(context.Background())
+	fmt.Println("ready")
+	for {
+		var list []container.Container
+		for id := container.ID(1); id <= killBoxes; id++ {
+			switch rand.IntN(3) {
+			case 0:
+				list = append(list, box(id, policy.NetCPUIsolate))
+			case 1:
+				list = append(list, box(id, policy.NetCPUObserve))
+			}
+		}
+		set.set(true, list...)
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// killed runs a childAgent and kills it at some moment.
+func killed(t *testing.T, r *rig) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childEnv+"=agent "+r.state+" "+r.host.dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	word := make([]byte, 5)
+	_, err = out.Read(word)
+	if err != nil || string(word) != "ready" {
+		t.Errorf("the agent said %q, %v", word, err)
+	}
+	time.Sleep(rand.N(30 * time.Millisecond))
+	cmd.Process.Kill()
+	cmd.Wait()
+}
+
+func killRig(t *testing.T) *rig {
+	var ids []container.ID
+	for id := container.ID(1); id <= killBoxes; id++ {
+		ids = append(ids, id)
+	}
+	return newRig(t, ids...)
+}
+
+// After a kill at any point, a new agent brings the host to what is wanted
+// now, and leaves nothing when it stops.
+func TestKillAndRestart(t *testing.T) {
+	for range 10 {
+		r := killRig(t)
+		killed(t, r)
+		r.set.set(true, box(1, "isolate"), box(2, "isolate"), box(3, "observe"))
+		r.start()
+		for id := container.ID(1); id <= killBoxes; id++ {
+			want := "plain"
+			if id <= 2 {
+				want = "isolated"
+			}
+			r.untilValue(id, want)
+		}
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+		r.allPlain()
+	}
+}
+
+// After a kill at any point, the journal alone brings everything back.
+func TestKillAndRestore(t *testing.T) {
+	changed := 0
+	for range 10 {
+		r := killRig(t)
+		killed(t, r)
+		j := r.journal()
+		out, err := j.Restore(r.host.open, nil)
+		if err != nil {
+			t.Error(err)
+		}
+		changed += len(out)
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+		r.allPlain()
+	}
+	if changed == 0 {
+		t.Error("no agent was killed while anything was in force")
+	}
+}
+
+func (r *rig) allPlain() {
+	r.t.Helper()
+	files, err := os.ReadDir(r.host.dir)
+	if err != nil || len(files) != killBoxes {
+		r.t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, f := range files {
+		if data, err := os.ReadFile(filepath.Join(r.host.dir, f.Name())); err != nil || string(data) != "plain" {
+			r.t.Errorf("%s is %q, %v", f.Name(), data, err)
+		}
+	}
+}

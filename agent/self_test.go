@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// The test binary is also what runs inside the containers of these tests.
+const childEnv = "FAIRLEAD_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	switch role, arg, _ := strings.Cut(os.Getenv(childEnv), " "); role {
+	case "self":
+		io.Copy(io.Discard, os.Stdin) // until we have been put into the cgroup
+		askSelf(arg)
+	case "agent":
+		childAgent(arg)
+	default:
+		testkit.Main(m)
+	}
+}
+
+// askSelf prints what the agent at socket tells us of ourselves.
+func askSelf(socket string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c := api.Dial(socket)
+	s, err := c.Self(ctx)
+	if err == nil {
+		json.NewEncoder(os.Stdout).Encode(s)
+		// Nothing but itself is to be had here.
+		if _, err = c.Containers(ctx); err == nil {
+			err = errors.New("a container sees the list of containers")
+		} else {
+			err = nil
+		}
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+// selfIn asks from within a cgroup.
+func selfIn(t *testing.T, r *rig, cg *testkit.CG) (out string, err error) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childEnv+"=self "+r.agent.cfg.SelfSocket)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf strings.Builder
+	cmd.Stdout = &buf
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if cg != nil {
+		cg.Add(t, cmd.Process.Pid)
+	}
+	in.Close()
+	err = cmd.Wait()
+	return buf.String(), err
+}
+
+func TestSelf(t *testing.T) {
+	testkit.NeedRoot(t)
+	mine, others := testkit.Cgroup(t), testkit.Cgroup(t)
+	if mine.V2 == "" {
+		testkit.Skip(t, "no cgroup v2 tree")
+	}
+	var ids [2]container.ID
+	for i, cg := range []testkit.CG{mine, others} {
+		id, err := cgroup.ID(cg.V2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[i] = container.ID(id)
+	}
+	r := newRig(t, ids[:]...)
+	a, b := box(ids[0], "isolate"), box(ids[1], "isolate")
+	a.Name, b.Name = "mine", "the other"
+	a.Cgroup.V2, b.Cgroup.V2 = mine.V2, others.V2
+	r.set.set(true, a, b)
+	r.start()
+	r.untilValue(ids[0], "isolated")
+	r.untilValue(ids[1], "isolated")
+
+	out, err := selfIn(t, r, &mine)
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var s api.Self
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.ID != ids[0] || s.Name != "mine" || len(s.Features) != 1 || s.Features[0].State != api.StateDone {
+		t.Errorf("self %+v", s)
+	}
+	if len(s.Measured) != 1 || len(s.Measured[0].Samples) != 1 || s.Measured[0].Samples[0].Container != ids[0] {
+		t.Errorf("measured %+v", s.Measured)
+	}
+	if strings.Contains(out, "the other") || strings.Contains(out, ids[1].String()) {
+		t.Errorf("it sees another container: %s", out)
+	}
+
+	// We are in no container ourselves.
+	if out, err := selfIn(t, r, nil); err == nil || !strings.Contains(out, "no container") {
+		t.Errorf("from outside: %v: %s", err, out)
+	}
+}
