@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +37,8 @@ type process struct {
 	cgroup  cgroup.Paths
 	id      ID
 
-	claimed bool // by a record, in the current round
+	claimed bool        // by a record, in the current round
+	exited  atomic.Bool // ended has said so
 
 	err      error // why it could not be opened or looked at
 	failures int
@@ -70,6 +72,7 @@ func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, 
 		// A pidfd becomes readable when its process exits. An error means
 		// that we have closed it.
 		if conn.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil {
+			p.exited.Store(true)
 			ended()
 		}
 	}()
@@ -81,9 +84,14 @@ func (p *process) setCgroup(paths cgroup.Paths) {
 	p.cgroup, p.id, p.err = paths, ID(id), err
 }
 
-// ended says whether the process has exited, or could not be opened at all.
+// gone says whether the process is known to have exited, or could not be
+// opened at all.
+func (p *process) gone() bool { return p.fd == nil || p.exited.Load() }
+
+// ended is gone, but asks the kernel: if it is false, then what was read of
+// the process by number up to now was about it.
 func (p *process) ended() bool {
-	if p.fd == nil {
+	if p.gone() {
 		return true
 	}
 	conn, err := p.fd.SyscallConn()

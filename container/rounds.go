@@ -102,7 +102,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
 				soon(p.retry.Sub(now))
 			}
-			if p.err != nil || p.ended() || p.id == r.root {
+			if p.err != nil || p.gone() || p.id == r.root {
 				continue
 			}
 			if _, taken := claims[p.id]; taken {
@@ -190,7 +190,7 @@ func stale(key recordKey, p *process, now time.Time) bool {
 	if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
 		return !now.Before(p.retry)
 	}
-	return key.pid == 0 && p.ended()
+	return key.pid == 0 && p.gone()
 }
 
 // fail notes that a process could not be looked at, and when to try again.

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,6 +27,9 @@ const (
 	maxEnded   = 4096                 // tombstones
 	perRound   = 16                   // containers described before the others get to see them
 	maxRecords = 16384                // of one source
+	maxName    = 512                  // bytes
+	maxLabels  = 1024                 // of one container
+	maxLabel   = 4096                 // bytes of a key with its value
 )
 
 // Config says where a [Set] looks. Zero fields get the defaults given here.
@@ -202,7 +206,10 @@ func (s *Set) report(i int, rep Report) {
 			r.status.Err = fmt.Errorf("%d containers are too many: took %d", len(rep.Records), maxRecords)
 			rep.Records = rep.Records[:maxRecords]
 		}
-		r.records = slices.Clone(rep.Records)
+		r.records = make([]Record, len(rep.Records))
+		for i, rec := range rep.Records {
+			r.records[i] = bounded(rec)
+		}
 		r.status.Listed, r.status.Records = true, len(r.records)
 	}
 	if before.Listed != r.status.Listed || (before.Err == nil) != (r.status.Err == nil) {
@@ -210,6 +217,31 @@ func (s *Set) report(i int, rep Report) {
 	}
 	s.mu.Unlock()
 	s.poke()
+}
+
+// bounded cuts what a runtime lets people write to a size that does no harm. A
+// label that is too long is left out, since a part of it would be another one.
+func bounded(rec Record) Record {
+	for _, s := range []*string{&rec.Name, &rec.RuntimeID, &rec.Image, &rec.Pod, &rec.Namespace} {
+		if len(*s) > maxName {
+			*s = strings.ToValidUTF8((*s)[:maxName], "")
+		}
+	}
+	fits := len(rec.Labels) <= maxLabels
+	for key, value := range rec.Labels {
+		fits = fits && len(key)+len(value) <= maxLabel
+	}
+	if fits {
+		return rec
+	}
+	labels := make(map[string]string)
+	for _, key := range slices.Sorted(maps.Keys(rec.Labels)) {
+		if len(key)+len(rec.Labels[key]) <= maxLabel && len(labels) < maxLabels {
+			labels[key] = rec.Labels[key]
+		}
+	}
+	rec.Labels = labels
+	return rec
 }
 
 // take returns the last report of each source.
