@@ -14,6 +14,8 @@ import (
 //	                              to its own cgroup (or that of its pod)
 //	netcpu_early_dropped_packets_total  packets for the container that were
 //	                              dropped at an uplink since its queue was full
+//	netcpu_super_packets          1 while the container gets bulk TCP in
+//	                              super-packets, which are not isolated
 //	netcpu_kthread_seconds_total  CPU time of the container's NAPI threads, by
 //	                              device; container 0: of the uplinks' threads
 func (n *Netcpu) Snapshot() feature.Snapshot {
@@ -29,7 +31,9 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 			continue
 		}
 		if c, err := n.early.read(t.early); err == nil {
-			s.Samples = append(s.Samples, feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)})
+			s.Samples = append(s.Samples,
+				feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)},
+				feature.Sample{Container: t.owner, Name: "netcpu_super_packets", Value: float64(t.control.shape)})
 		}
 	}
 	if n.host != nil {

@@ -168,6 +168,26 @@ func (e *early) releaseUplinks() error {
 	return errors.Join(errs...)
 }
 
+// ring says whether a tenant's packets go through the ring of its veth, so that
+// it can be full. The counters of packets go on.
+func (e *early) ring(w *watched, used bool) error {
+	t, err := e.read(w)
+	if err != nil {
+		return err
+	}
+	// An event that comes between the two calls is lost to the counters; the
+	// next poll that empties the ring sets right what matters.
+	t.NoRing = 1
+	if used {
+		t.NoRing = 0
+		t.Polled = t.Sent // what came meanwhile did not go into it
+	}
+	if err := e.maps.FlTenants.Put(w.slot, t); err != nil {
+		return fmt.Errorf("early drop: %w", err)
+	}
+	return nil
+}
+
 // read returns a tenant's counters.
 func (e *early) read(w *watched) (netcpuTenant, error) {
 	var t netcpuTenant

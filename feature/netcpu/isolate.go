@@ -47,7 +47,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoOwnNAPI))
 			continue
 		}
-		tids, err := n.thread(ns, dev, c.ID)
+		tids, err := n.thread(ns, dev, t.control.shape, c.ID)
 		if err != nil {
 			return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 		}
@@ -85,19 +85,14 @@ var errNoOwnNAPI = errors.New("no veth with a host end that can be found: it has
 // A veth does that for every packet only if GRO is on at the receiving end and
 // TSO off at the sending one (veth.c: veth_gro_requested,
 // veth_skb_is_eligible_for_gro). RPS would hand the packets on to a softirq.
-func (n *Netcpu) thread(ns *netdev.NS, dev container.Interface, id container.ID) ([]int, error) {
+func (n *Netcpu) thread(ns *netdev.NS, dev container.Interface, s shape, id container.ID) ([]int, error) {
 	if err := n.turn(ns.Offload(dev.Index, netdev.GRO), netdev.GRO.On(), id); err != nil {
 		return nil, err
 	}
 	if err := n.stopRPS(ns, dev.Index, id); err != nil {
 		return nil, err
 	}
-	host, err := n.open(dev.Host.NSPath, dev.Host.NetNS)
-	if err != nil {
-		return nil, err
-	}
-	defer host.Close()
-	if err := n.turn(host.Offload(dev.Host.Index, netdev.TSO), netdev.Off, id); err != nil {
+	if err := n.setTSO(dev.Host, s, id); err != nil {
 		return nil, err
 	}
 	return n.threaded(ns, dev.Index, dev.Name, id)

@@ -15,7 +15,7 @@
  * Hooks, and cost per event:
  *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
  *   tcx egress, host end of an isolated container's veth
- *                      fl_count    one hash look-up and an atomic add per packet
+ *                      fl_count    one hash look-up and two atomic adds per packet
  *   tcx ingress or XDP on an uplink
  *                      fl_drop_tc, fl_drop_xdp
  *                                  one hash look-up per packet
@@ -66,10 +66,14 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define LEARNT_NS 1000000000ULL
 
 struct tenant {
-	__u64 sent;    /* packets handed to the veth */
+	__u64 sent;    /* packets handed to the veth's ring */
 	__u64 polled;  /* packets taken from it, or written off */
 	__u64 dropped; /* packets that were dropped early */
 	__u64 retried; /* when one last passed in spite of a full ring, ns */
+	__u64 small;   /* packets on the way into the veth: single ones, */
+	__u64 super;   /* and super-packets (GSO) */
+	__u32 no_ring; /* set by user space while the veth takes super-packets: */
+	__u32 pad;     /* they do not go through the ring, so nothing waits there */
 };
 
 struct {
@@ -190,7 +194,13 @@ int fl_count(struct __sk_buff *skb)
 	if (!t)
 		return TCX_NEXT; /* cannot be: slots are below MAX_TENANTS */
 	/* The ring holds what a super-packet is cut into, not the packet. */
-	__sync_fetch_and_add(&t->sent, skb->gso_segs > 1 ? skb->gso_segs : 1);
+	if (skb->gso_segs > 1) {
+		__sync_fetch_and_add(&t->super, 1);
+		__sync_fetch_and_add(&t->sent, skb->gso_segs);
+	} else {
+		__sync_fetch_and_add(&t->small, 1);
+		__sync_fetch_and_add(&t->sent, 1);
+	}
 
 	if (!(skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST) &&
 	    !destination(data, end, &to)) {
@@ -220,7 +230,7 @@ static __always_inline int full(void *data, void *end)
 	if (!o)
 		return 0; /* not an isolated container's */
 	t = bpf_map_lookup_elem(&fl_tenants, &o->slot);
-	if (!t || (__s64)(t->sent - t->polled) < RING)
+	if (!t || t->no_ring || (__s64)(t->sent - t->polled) < RING)
 		return 0; /* there is room */
 	now = bpf_ktime_get_ns();
 	if (now - o->seen > LEARNT_NS)

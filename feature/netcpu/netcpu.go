@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -58,6 +59,9 @@ type Netcpu struct {
 	tenants map[uint64]*tenant       // by network namespace
 	member  map[container.ID]*tenant // each container that Apply isolated
 	host    *uplinks                 // nil while nothing is isolated
+
+	closed     atomic.Bool
+	stop, done chan struct{} // of the loop that reshapes
 }
 
 // tenant is one network namespace, whose packets are charged to one cgroup
@@ -68,6 +72,8 @@ type tenant struct {
 	members map[container.ID]container.Container
 	threads []thread
 	early   *watched // nil without early drop
+	control control
+	counted counted
 }
 
 // thread is a NAPI kernel thread that this feature placed.
@@ -93,6 +99,8 @@ func New(cfg Config) (*Netcpu, error) {
 		layout:  layout,
 		tenants: make(map[uint64]*tenant),
 		member:  make(map[container.ID]*tenant),
+		stop:    make(chan struct{}),
+		done:    make(chan struct{}),
 	}
 	if n.throttled, err = kthreadsThrottled(); err != nil {
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
@@ -100,6 +108,7 @@ func New(cfg Config) (*Netcpu, error) {
 	var why error
 	n.early, why = newEarly()
 	n.support = support(cfg.Roots, layout, n.throttled, why)
+	go n.reshapeLoop(n.stop, n.done)
 	return n, nil
 }
 
@@ -186,8 +195,13 @@ func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	})
 }
 
-// Close implements feature.Feature. Isolation stays; early drop ends.
+// Close implements feature.Feature. Isolation stays; early drop ends, and with
+// it the choice of the shape: packets stay as they are.
 func (n *Netcpu) Close() error {
+	if !n.closed.Swap(true) {
+		close(n.stop)
+	}
+	<-n.done
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var errs []error

@@ -37,6 +37,10 @@ type netcpuTenant struct {
 	Polled  uint64
 	Dropped uint64
 	Retried uint64
+	Small   uint64
+	Super   uint64
+	NoRing  uint32
+	Pad     uint32
 }
 
 // Names of all BPF objects in the ELF.
