@@ -24,27 +24,29 @@ const (
 	mendBTF  = "use a kernel with CONFIG_DEBUG_INFO_BTF: those of Debian 11, Ubuntu 20.10, RHEL 8.2 and later have it"
 )
 
-// programs answers for BPF, except for what needs a device to try it on.
+// programs answers for the parts of BPF that need neither types nor a device.
 func programs(_ context.Context, cfg Config) answers {
-	a := answers{
-		"bpf-jit":     jit(cfg),
-		"bpffs":       bpffs(cfg),
-		"bpf-ringbuf": ringbuf(),
-	}
-	types, err := kernelTypes(cfg.Roots)
+	return answers{"bpf-jit": jit(cfg), "bpffs": bpffs(cfg), "bpf-ringbuf": ringbuf()}
+}
+
+// types answers for the kernel's types and for the programs that need them.
+func types(_ context.Context, cfg Config) answers {
+	cache := btf.NewCache() // reading them takes longer than all else here
+	spec, err := kernelTypes(cfg.Roots, cache)
 	if err != nil {
-		a["btf"] = refused(err, mendBTF)
+		a := answers{"btf": refused(err, mendBTF)}
 		for _, c := range []string{"bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling"} {
 			a[c] = unavailable(ErrNoBTF.Error(), mendBTF)
 		}
 		return a
 	}
-	a["btf"] = full("")
-	a["kthread-throttling"] = throttling(types)
-	a["bpf-tp-btf"] = load(tracing(ebpf.AttachTraceRawTp, "softirq_entry"), "the kernel must allow BPF programs at tracepoints: nothing can be measured without")
-	a["bpf-fentry"] = load(tracing(ebpf.AttachTraceFEntry, "ip_rcv"), "none is needed: tracepoints do instead")
-	a["bpf-cgroup-id"] = load(tracing(ebpf.AttachTraceRawTp, "softirq_entry", asm.FnGetCurrentCgroupId.Call()), "use a kernel with CONFIG_CGROUPS and bpf_get_current_cgroup_id")
-	return a
+	return answers{
+		"btf":                full(""),
+		"kthread-throttling": throttling(spec),
+		"bpf-tp-btf":         load(tracing(ebpf.AttachTraceRawTp, "softirq_entry"), cache, "the kernel must allow BPF programs at tracepoints: nothing can be measured without"),
+		"bpf-fentry":         load(tracing(ebpf.AttachTraceFEntry, "ip_rcv"), cache, "none is needed: tracepoints do instead"),
+		"bpf-cgroup-id":      load(tracing(ebpf.AttachTraceRawTp, "softirq_entry", asm.FnGetCurrentCgroupId.Call()), cache, "use a kernel with CONFIG_CGROUPS and bpf_get_current_cgroup_id"),
+	}
 }
 
 // tracing is a program that does nothing but the calls.
@@ -67,12 +69,14 @@ func classifier(t ebpf.ProgramType) *ebpf.ProgramSpec {
 	}
 }
 
-func load(spec *ebpf.ProgramSpec, mend string) answer {
-	p, err := ebpf.NewProgram(spec)
+// load loads one program and lets go of it.
+func load(spec *ebpf.ProgramSpec, cache *btf.Cache, mend string) answer {
+	one := &ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{progName: spec}}
+	c, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{Cache: cache})
 	if err != nil {
 		return refused(loading(err), mend)
 	}
-	p.Close()
+	c.Close()
 	return full("")
 }
 
@@ -125,25 +129,34 @@ func bpffs(cfg Config) answer {
 // a kernel charges it and lets it run. The work item for that in task_struct
 // tells these kernels. Error: ErrNoBTF.
 func KthreadsThrottled(r kernel.Roots) (bool, error) {
-	types, err := kernelTypes(r)
+	spec, err := kernelTypes(r, btf.NewCache())
 	if err != nil {
 		return false, err
 	}
-	return throttled(types)
+	return throttled(spec)
 }
 
-func kernelTypes(r kernel.Roots) (*btf.Spec, error) {
+// kernelTypes reads the types of the kernel, through cache where they are
+// those of the kernel that runs.
+func kernelTypes(r kernel.Roots, cache *btf.Cache) (*btf.Spec, error) {
 	name := filepath.Join(r.Sys, "kernel/btf/vmlinux")
-	types, err := btf.LoadSpec(name)
+	if _, err := os.Stat(name); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoBTF, err)
+	}
+	read := cache.Kernel
+	if r.Sys != kernel.Default().Sys {
+		read = func() (*btf.Spec, error) { return btf.LoadSpec(name) }
+	}
+	spec, err := read()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoBTF, err)
 	}
-	return types, nil
+	return spec, nil
 }
 
-func throttled(types *btf.Spec) (bool, error) {
+func throttled(spec *btf.Spec) (bool, error) {
 	var task *btf.Struct
-	if err := types.TypeByName("task_struct", &task); err != nil {
+	if err := spec.TypeByName("task_struct", &task); err != nil {
 		return false, fmt.Errorf("type task_struct: %w", err)
 	}
 	for _, m := range task.Members {
@@ -154,8 +167,8 @@ func throttled(types *btf.Spec) (bool, error) {
 	return true, nil
 }
 
-func throttling(types *btf.Spec) answer {
-	yes, err := throttled(types)
+func throttling(spec *btf.Spec) answer {
+	yes, err := throttled(spec)
 	if err != nil {
 		return unavailable(reason(err), "")
 	}

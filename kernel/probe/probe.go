@@ -22,9 +22,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 )
 
-// limit keeps Run within the two seconds that it promises. What has not
-// answered by then is Unavailable, and is still undone in the background.
-const limit = 1800 * time.Millisecond
+const (
+	limit = 2 * time.Second
+	// grace is how much of the limit is left for a group to hand over what it
+	// has found out so far.
+	grace = limit / 5
+)
 
 // Finding is the answer to one question about the host.
 type Finding struct {
@@ -44,15 +47,18 @@ type Config struct {
 	Docker     string // address of the Engine API: unix:///path, or a path
 	Podman     string
 	Containerd string
+	Timeout    time.Duration // of Run; two seconds
 }
 
 // Run asks all questions. It works without root too: what can't be tried is
-// Unavailable, with the reason. It returns within two seconds.
+// Unavailable, with the reason. What has not answered when the time is over is
+// Unavailable too, and is still undone in the background.
 func Run(ctx context.Context, cfg Config) Report {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
 	cfg = cfg.withDefaults()
-	groups := []func(context.Context, Config) answers{host, cgroups, programs, runtimes, owners}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout-grace)
+	defer cancel()
+	over := time.After(cfg.Timeout)
+	groups := []func(context.Context, Config) answers{host, cgroups, programs, types, runtimes, owners}
 	found := make(chan answers, len(groups))
 	for _, g := range groups {
 		go func() { found <- g(ctx, cfg) }()
@@ -64,7 +70,8 @@ func Run(ctx context.Context, cfg Config) Report {
 			for k, v := range a {
 				got[k] = v
 			}
-		case <-ctx.Done():
+		case <-over:
+			return report(got)
 		}
 	}
 	return report(got)
@@ -84,6 +91,9 @@ func (c Config) withDefaults() Config {
 		if *f.field == "" {
 			*f.field = f.value
 		}
+	}
+	if c.Timeout <= 0 {
+		c.Timeout = limit
 	}
 	return c
 }

@@ -27,7 +27,7 @@ const reporter = "FAIRLEAD_PROBE_REPORT"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(reporter) != "" {
-		out, err := json.Marshal(Run(context.Background(), Config{}))
+		out, err := json.Marshal(Run(context.Background(), patient()))
 		fmt.Printf("%s", out)
 		if err != nil {
 			os.Exit(1)
@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 	}
 	testkit.Main(m)
 }
+
+// patient is a Config for slow machines, such as emulated ones.
+func patient() Config { return Config{Timeout: time.Minute} }
 
 // find gives the finding of one capability.
 func (r Report) find(t *testing.T, capability string) Finding {
@@ -167,10 +170,10 @@ func leavesNothing(t *testing.T, f func()) {
 func TestThisHost(t *testing.T) {
 	cg := testkit.Cgroup(t) // needs root; on a v2 host it enables the cpu controller
 	var r Report
-	Run(t.Context(), Config{}) // opens what the libraries keep open
+	Run(t.Context(), patient()) // opens what the libraries keep open
 	leavesNothing(t, func() {
 		for range 3 {
-			r = Run(t.Context(), Config{})
+			r = Run(t.Context(), patient())
 		}
 	})
 	sound(t, r)
@@ -204,10 +207,22 @@ func TestThisHost(t *testing.T) {
 
 func TestOverdue(t *testing.T) {
 	testkit.NeedRoot(t)
-	Run(t.Context(), Config{})
-	ctx, cancel := context.WithCancel(t.Context())
+	Run(t.Context(), patient())
+	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	leavesNothing(t, func() { sound(t, Run(ctx, Config{})) })
+	for name, run := range map[string]func() Report{
+		"no time":   func() Report { return Run(t.Context(), Config{Timeout: time.Nanosecond}) },
+		"some time": func() Report { return Run(t.Context(), Config{Timeout: grace + 20*time.Millisecond}) },
+		"cancelled": func() Report { return Run(cancelled, Config{Timeout: time.Minute}) },
+	} {
+		leavesNothing(t, func() {
+			r := run()
+			sound(t, r)
+			if f := r.find(t, "qdisc-fq"); name != "some time" && f.Level == Full {
+				t.Errorf("%s, and yet all was tried: %+v", name, f)
+			}
+		})
+	}
 }
 
 func TestWithoutRoot(t *testing.T) {
@@ -248,7 +263,8 @@ func TestBareHost(t *testing.T) {
 	cfg := Config{
 		Roots: kernel.Roots{Proc: dir + "/proc", Sys: dir + "/sys", Cgroup: dir + "/cgroup", BPFFS: dir},
 		Run:   dir + "/run", Etc: dir + "/etc",
-		Docker: dir + "/docker.sock", Podman: "unix://" + dir + "/podman.sock", Containerd: "fd://",
+		Timeout: time.Minute,
+		Docker:  dir + "/docker.sock", Podman: "unix://" + dir + "/podman.sock", Containerd: "fd://",
 	}
 	r := Run(t.Context(), cfg)
 	sound(t, r)
