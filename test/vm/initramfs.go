@@ -39,24 +39,32 @@ type Test struct {
 // name is the file name of the test in the guest.
 func (t Test) name() string { return strings.ReplaceAll(t.Package, "/", "_") }
 
-// Initramfs writes the root file system of a guest: busybox, the modules of
-// the kernel that was unpacked at kernel, and the tests with their testdata.
-func Initramfs(w io.Writer, kernel string, tests []Test, run string) error {
+// Root is what goes into the root file system of a guest, beside busybox.
+type Root struct {
+	Kernel   string // where a kernel was unpacked, for its modules
+	Program  string // the binary of fairlead, static
+	Tests    []Test
+	Settings string // shell variables for init.sh
+}
+
+// Write writes the root file system as an initramfs.
+func (r Root) Write(w io.Writer) error {
 	a := &archive{w: w}
-	for _, dir := range []string{"bin", "dev", "modules", "proc", "root", "run", "src", "sys", "tests", "tmp"} {
+	for _, dir := range []string{"bin", "dev", "modules", "proc", "root", "run", "src", "sys", "tests", "tmp", "var", "var/lib"} {
 		a.dir(dir)
 	}
 	a.file("init", 0o755, initScript)
-	a.file("settings", 0o644, []byte(run))
+	a.file("settings", 0o644, []byte(r.Settings))
 	a.copy("bin/busybox", "/bin/busybox")
-	found, err := findModules(kernel, modules())
+	a.copy("bin/fairlead", r.Program)
+	found, err := findModules(r.Kernel, modules())
 	if err != nil {
 		return err
 	}
 	for i, m := range found {
 		a.file(fmt.Sprintf("modules/%03d-%s.ko", i, m.name), 0o644, m.data)
 	}
-	for _, t := range tests {
+	for _, t := range r.Tests {
 		a.copy("tests/"+t.name(), t.Binary)
 		a.tree("src/"+t.name(), filepath.Join(t.Dir, "testdata"))
 	}

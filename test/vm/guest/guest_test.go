@@ -3,6 +3,7 @@
 package guest
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -13,10 +14,24 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func TestGuest(t *testing.T) {
+// version skips t outside of a guest, and says which kernel this is.
+func version(t *testing.T) (v [2]int) {
+	t.Helper()
 	if host, _ := os.Hostname(); host != "guest" {
 		testkit.Skip(t, "runs in the guests of test/vm only")
 	}
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(string(release), "%d.%d", &v[0], &v[1]); err != nil {
+		t.Fatalf("kernel release %q: %v", release, err)
+	}
+	return v
+}
+
+func TestGuest(t *testing.T) {
+	version(t)
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,384 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// netns is a network namespace: a testkit.NS or a sandbox.Box.
+type netns interface{ Do(func() error) error }
+
+// metricsAddr is free in every namespace that a test makes.
+const metricsAddr = "127.0.0.1:9643"
+
+// agent is a fairlead agent in a process of its own, which can be started
+// again after its end.
+type agent struct {
+	t     *testing.T
+	ns    netns
+	dir   string
+	flags []string
+	api   *api.Client
+	pid   int
+	ended chan struct{}
+	err   error // how the process ended, once ended is closed
+}
+
+// newAgent prepares an agent in ns. flags come after those that give it
+// directories of its own.
+func newAgent(t *testing.T, ns netns, flags ...string) *agent {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "fle2e-") // short, for the sockets in it
+	must(t, err)
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t, os.Chmod(dir, 0o755))
+	a := &agent{t: t, ns: ns, dir: dir}
+	must(t, os.Mkdir(a.path("policy.d"), 0o755))
+	must(t, os.WriteFile(a.path("config.yaml"), nil, 0o644))
+	a.flags = append([]string{
+		"agent",
+		"--config", a.path("config.yaml"),
+		"--socket", a.path("fairlead.sock"),
+		"--self-socket", a.path("self.sock"),
+		"--state-dir", a.path("state"),
+		"--policy-dir", a.path("policy.d"),
+		"--metrics-addr", metricsAddr,
+		"--docker-host", "unix://" + a.path("no-docker"),
+		"--podman-host", "unix://" + a.path("no-podman"),
+		"--containerd", a.path("no-containerd"),
+		"--sandbox-dir", a.path("no-sandboxes"),
+	}, flags...)
+	a.api = api.Dial(a.path("fairlead.sock"))
+	t.Cleanup(a.api.Close)
+	t.Cleanup(func() {
+		a.kill()
+		// Nothing that a failed test left in force may stay.
+		if out := fairlead(t, "restore", "--config", a.path("config.yaml"), "--socket", a.path("fairlead.sock"), "--state-dir", a.path("state")); out.status != 0 {
+			t.Errorf("restore at the end: %v", out)
+		}
+		if t.Failed() {
+			log, _ := os.ReadFile(a.path("log"))
+			t.Logf("log of the agent:\n%s", log[max(0, len(log)-6000):])
+		}
+	})
+	return a
+}
+
+func (a *agent) path(name string) string { return filepath.Join(a.dir, name) }
+
+// launch starts the process; wrap is a command to run it with.
+func (a *agent) launch(wrap ...string) {
+	a.t.Helper()
+	log, err := os.OpenFile(a.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	must(a.t, err)
+	defer log.Close()
+	argv := append(append(wrap, program), a.flags...)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started, ended := make(chan error, 1), make(chan struct{})
+	a.ended = ended
+	// It dies with the thread that forked it, so that thread stays with it.
+	go a.ns.Do(func() error {
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			a.err = cmd.Wait()
+		}
+		close(ended)
+		return err
+	})
+	must(a.t, <-started)
+	a.pid = cmd.Process.Pid
+}
+
+// start launches the agent, and waits until it knows who runs.
+func (a *agent) start(wrap ...string) {
+	a.t.Helper()
+	a.launch(wrap...)
+	await(a.t, "agent", func() error {
+		select {
+		case <-a.ended:
+			log, _ := os.ReadFile(a.path("log"))
+			a.t.Fatalf("agent ended: %v\n%s", a.err, log)
+		default:
+		}
+		st, err := a.api.Status(a.t.Context())
+		if err == nil && !st.Complete {
+			err = fmt.Errorf("not complete: %+v", st.Sources)
+		}
+		return err
+	})
+}
+
+// kill ends the agent at once, if it runs.
+func (a *agent) kill() {
+	if a.ended == nil {
+		return
+	}
+	select {
+	case <-a.ended:
+	default:
+		unix.Kill(a.pid, unix.SIGKILL) // not waited for yet, so it is still there
+		<-a.ended
+	}
+}
+
+// stop ends the agent as systemd does.
+func (a *agent) stop() {
+	a.t.Helper()
+	must(a.t, unix.Kill(a.pid, unix.SIGTERM))
+	select {
+	case <-a.ended:
+	case <-time.After(patience):
+		a.t.Fatal("agent does not stop")
+	}
+	if a.err != nil {
+		log, _ := os.ReadFile(a.path("log"))
+		a.t.Errorf("agent stopped with %v\n%s", a.err, log[max(0, len(log)-4000):])
+	}
+	for _, name := range []string{"fairlead.sock", "self.sock"} {
+		if _, err := os.Stat(a.path(name)); !errors.Is(err, fs.ErrNotExist) {
+			a.t.Errorf("after a clean stop %s: %v", name, err)
+		}
+	}
+	mustSay(a.t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
+}
+
+// run runs a command as a client of the agent.
+func (a *agent) run(args ...string) output {
+	a.t.Helper()
+	return fairlead(a.t, append(args, "--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml"))...)
+}
+
+// policy writes a policy file, or removes it if text is "".
+func (a *agent) policy(name, text string) {
+	a.t.Helper()
+	path := filepath.Join(a.path("policy.d"), name)
+	if text == "" {
+		must(a.t, os.Remove(path))
+		return
+	}
+	must(a.t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func (a *agent) status() api.Status {
+	a.t.Helper()
+	st, err := a.api.Status(a.t.Context())
+	must(a.t, err)
+	return st
+}
+
+// find gives a running container by its name.
+func (a *agent) find(name string) (api.Container, error) {
+	list, err := a.api.Containers(a.t.Context())
+	if err != nil {
+		return api.Container{}, err
+	}
+	i := slices.IndexFunc(list, func(c api.Container) bool { return c.Name == name })
+	if i < 0 {
+		return api.Container{}, fmt.Errorf("no container %q", name)
+	}
+	return list[i], nil
+}
+
+func netcpuOf(c api.Container) api.FeatureStatus {
+	i := slices.IndexFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == "netcpu" })
+	if i < 0 {
+		return api.FeatureStatus{}
+	}
+	return c.Features[i]
+}
+
+// reaches waits until netcpu stands with a container as it should.
+func (a *agent) reaches(name, state string) (c api.Container) {
+	a.t.Helper()
+	await(a.t, fmt.Sprintf("%s to be %s", name, state), func() (err error) {
+		if c, err = a.find(name); err == nil && netcpuOf(c).State != state {
+			err = fmt.Errorf("netcpu is %+v", netcpuOf(c))
+		}
+		return err
+	})
+	return c
+}
+
+// isolation is what the agent says, and the kernel shows, of a container that
+// is isolated.
+type isolation struct {
+	api.Container
+	threads []sched.Thread
+	changes int
+}
+
+// isolated waits until every device of a container polls in threads that live
+// in its own cpu cgroup.
+func (a *agent) isolated(name string, devices int) (i isolation) {
+	a.t.Helper()
+	await(a.t, name+" to be isolated", func() (err error) {
+		i, err = a.isolation(a.t.Context(), name, devices)
+		return err
+	})
+	return i
+}
+
+func (a *agent) isolation(ctx context.Context, name string, devices int) (i isolation, err error) {
+	x, err := a.api.Explain(ctx, name)
+	if err != nil {
+		return i, err
+	}
+	i.Container, i.changes = x.Container, len(x.Changes)
+	if s := netcpuOf(i.Container); s.State != api.StateDone {
+		return i, fmt.Errorf("netcpu is %+v", s)
+	}
+	if len(i.Interfaces) != devices {
+		return i, fmt.Errorf("devices %+v, want %d", i.Interfaces, devices)
+	}
+	byCgroup := 0
+	for _, c := range x.Changes {
+		if c.Kind != "kthread" {
+			continue
+		}
+		if c.State != api.ChangeInForce {
+			return i, fmt.Errorf("change %+v is not in force", c)
+		}
+		th, err := parseThread(c.Object)
+		if err != nil {
+			return i, err
+		}
+		if !slices.Contains(i.threads, th) {
+			i.threads = append(i.threads, th)
+		}
+		if c.Wrote == i.Cgroup.CPU {
+			byCgroup++
+		}
+	}
+	if byCgroup != devices || len(i.threads) != devices {
+		return i, fmt.Errorf("%d threads of %d in its cgroup, want one for each of %d devices: %+v", byCgroup, len(i.threads), devices, x.Changes)
+	}
+	for _, th := range i.threads {
+		if err := livesIn(th, i.Cgroup.CPU); err != nil {
+			return i, err
+		}
+	}
+	return i, nil
+}
+
+// parseThread reads TID:START:HIERARCHY, as the journal names a thread.
+func parseThread(object string) (th sched.Thread, err error) {
+	_, err = fmt.Sscanf(object, "%d:%d:", &th.TID, &th.Start)
+	return th, err
+}
+
+// livesIn says, from the kernel's own files, whether a NAPI thread is in a
+// directory of the cpu controller.
+func livesIn(th sched.Thread, dir string) error {
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", th.TID))
+	if err != nil {
+		return err
+	}
+	if !bytes.HasPrefix(comm, []byte("napi/eth")) {
+		return fmt.Errorf("thread %d is %s", th.TID, comm)
+	}
+	tasks, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(strings.Fields(string(tasks)), strconv.Itoa(th.TID)) {
+		return fmt.Errorf("thread %d is not in %s", th.TID, dir)
+	}
+	return nil
+}
+
+// footprint is what the agent's process holds of the kernel's objects.
+type footprint struct{ BPF, NetNS, DeadProcesses int }
+
+func (a *agent) footprint() (f footprint) {
+	a.t.Helper()
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", a.pid))
+	must(a.t, err)
+	for _, fd := range fds {
+		to, err := os.Readlink(fd)
+		if err != nil {
+			continue // closed meanwhile
+		}
+		info, _ := os.ReadFile(strings.Replace(fd, "/fd/", "/fdinfo/", 1))
+		switch {
+		case strings.HasPrefix(to, "anon_inode:bpf"):
+			f.BPF++
+		case strings.HasPrefix(to, "net:["):
+			f.NetNS++
+		case bytes.Contains(info, []byte("\nPid:\t-1\n")):
+			f.DeadProcesses++
+		}
+	}
+	return f
+}
+
+// forgets waits until nothing of a container that has ended is left: the agent
+// does not list it, its threads have ended, and its cgroups are gone.
+func (a *agent) forgets(i isolation) {
+	a.t.Helper()
+	await(a.t, i.Name+" to be forgotten", func() error {
+		if c, err := a.find(i.Name); err == nil && c.ID == i.ID {
+			return fmt.Errorf("it is listed: %+v", c)
+		} else if err != nil && !strings.HasPrefix(err.Error(), "no container") {
+			return err
+		}
+		for _, th := range i.threads {
+			if now, err := sched.Find("/proc", th.TID); err == nil && now == th {
+				return fmt.Errorf("thread %d lives", th.TID)
+			}
+		}
+		x, err := a.api.Explain(a.t.Context(), i.ID.String())
+		if err != nil {
+			return err
+		}
+		if len(x.Changes) > 0 {
+			return fmt.Errorf("the journal has %+v", x.Changes)
+		}
+		return nil
+	})
+}
+
+// idles waits until the agent has nothing in force, and holds no more than at
+// its start.
+func (a *agent) idles(atStart footprint) {
+	a.t.Helper()
+	await(a.t, "nothing to be in force", func() error {
+		st, err := a.api.Status(a.t.Context())
+		if err != nil {
+			return err
+		}
+		if st.Changes != 0 {
+			return fmt.Errorf("%d changes are in the journal", st.Changes)
+		}
+		if now := a.footprint(); now != atStart {
+			return fmt.Errorf("the agent holds %+v, at its start %+v", now, atStart)
+		}
+		if dirs := uplinkGroups(); len(dirs) > 0 {
+			return fmt.Errorf("cgroups %v are there", dirs)
+		}
+		return nil
+	})
+}

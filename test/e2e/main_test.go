@@ -1,0 +1,151 @@
+// Package e2e tests the real program from outside: it builds fairlead once,
+// runs it as an agent with directories, sockets and a network namespace of its
+// own, and looks at it through its commands and package api only. What it did
+// to the host is read from the kernel.
+//
+// An agent takes the network namespace that it runs in for the host's, and
+// changes the devices there. So every agent here runs in a namespace that a
+// test made; this machine's own devices are never touched.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// program is the path of the binary under test.
+var program string
+
+// askSelfVerb makes the test binary a client inside a container.
+const askSelfVerb = "e2e-ask-self"
+
+func TestMain(m *testing.M) {
+	if status, ok := sandbox.Reexec(os.Args); ok {
+		os.Exit(status)
+	}
+	if len(os.Args) == 3 && os.Args[1] == askSelfVerb {
+		os.Exit(askSelf(os.Args[2]))
+	}
+	os.Exit(buildAndRun(m))
+}
+
+func buildAndRun(m *testing.M) int {
+	dir, err := os.MkdirTemp("/tmp", "fle2e-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = os.Chmod(dir, 0o755) // it also runs without root
+	}
+	if err == nil {
+		program = filepath.Join(dir, "fairlead")
+		cmd := exec.Command("go", "build", "-o", program, "github.com/fairlead-project/fairlead/cmd/fairlead")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Stderr = os.Stderr
+		err = cmd.Run()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "build fairlead:", err)
+		return 1
+	}
+	return testkit.Run(m)
+}
+
+// askSelf prints what the agent tells the container that asks.
+func askSelf(socket string) int {
+	c := api.Dial(socket)
+	defer c.Close()
+	self, err := c.Self(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	data, err := json.Marshal(self)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Printf("%s\n", data)
+	return 0
+}
+
+// output is what a command of the program came to.
+type output struct {
+	out, err string
+	status   int
+}
+
+func (o output) String() string {
+	return fmt.Sprintf("exit status %d\n%s%s", o.status, o.out, o.err)
+}
+
+// fairlead runs the program in the test's own namespaces.
+func fairlead(t *testing.T, args ...string) output {
+	t.Helper()
+	return runCommand(t, exec.Command(program, args...))
+}
+
+func runCommand(t *testing.T, cmd *exec.Cmd) output {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	// A config file that is none, so that this machine's own does not count.
+	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix:///nonexistent/docker.sock")
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatalf("run %s: %v", strings.Join(cmd.Args, " "), err)
+	}
+	return output{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+// mustSay fails the test unless the command ended with the status, and what it
+// printed contains all of the words.
+func mustSay(t *testing.T, o output, status int, words ...string) {
+	t.Helper()
+	if o.status != status {
+		t.Errorf("%v\nwant exit status %d", o, status)
+	}
+	for _, w := range words {
+		if !strings.Contains(o.out+o.err, w) {
+			t.Errorf("%v\nwant it to say %q", o, w)
+		}
+	}
+}
+
+// patience is how long a busy machine may take for what takes milliseconds.
+const patience = 30 * time.Second
+
+// await waits until try succeeds, and fails the test if it never does.
+func await(t *testing.T, what string, try func() error) {
+	t.Helper()
+	if err := within(patience, try); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+func within(limit time.Duration, try func() error) error {
+	for deadline := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+		err := try()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
