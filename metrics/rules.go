@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -37,20 +38,21 @@ func name(sample string) (string, bool) {
 func counts(name string) bool { return strings.HasSuffix(name, "_total") }
 
 // label makes the value of a label of a string that a container chose: valid
-// UTF-8 of bounded length. Control characters stay: the text format quotes
-// those that would end a line.
+// UTF-8 of bounded length. What cannot be printed, and could drive the terminal
+// of whoever looks at the page, becomes U+FFFD like what is not UTF-8; the id
+// keeps apart what then looks the same.
 func label(s string) string {
-	if len(s) > maxLabel {
-		s = s[:maxLabel]
-		// Not in the middle of a character.
-		for i := 0; i < utf8.UTFMax && len(s) > 0; i++ {
-			if r, size := utf8.DecodeLastRuneInString(s); r != utf8.RuneError || size != 1 {
-				break
-			}
-			s = s[:len(s)-1]
+	var b strings.Builder
+	for _, r := range s { // a byte that is not UTF-8 is a U+FFFD here
+		if !unicode.IsPrint(r) {
+			r = utf8.RuneError
 		}
+		if b.Len()+utf8.RuneLen(r) > maxLabel {
+			break
+		}
+		b.WriteRune(r)
 	}
-	return strings.ToValidUTF8(s, "\uFFFD")
+	return b.String()
 }
 
 // help makes the help text of a series of its name: "netcpu kthread seconds,

@@ -1,0 +1,205 @@
+package metrics
+
+import (
+	"context"
+	"flag"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+var update = flag.Bool("update", false, "write testdata/page.txt anew")
+
+type fakeView struct {
+	snaps   []feature.Snapshot
+	running map[container.ID]container.Container
+	agent   Agent
+}
+
+func (v *fakeView) Snapshots() []feature.Snapshot { return v.snaps }
+func (v *fakeView) Container(id container.ID) (container.Container, bool) {
+	c, ok := v.running[id]
+	return c, ok
+}
+func (v *fakeView) Agent() Agent { return v.agent }
+
+// page gathers what v shows of fairlead's own series, as text.
+func page(t *testing.T, v View) string {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(samples{v}, agent{v})
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, f := range families {
+		if _, err := expfmt.MetricFamilyToText(&out, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out.String()
+}
+
+func example() *fakeView {
+	return &fakeView{
+		running: map[container.ID]container.Container{
+			7: {ID: 7, Name: "web-1", Pod: "web", Namespace: "prod"},
+			8: {ID: 8, Name: "evil\n\"\x1b[31m\xff"},
+		},
+		snaps: []feature.Snapshot{{Samples: []feature.Sample{
+			{Container: 7, Name: "netcpu_kthread_seconds_total", Device: "eth0", Value: 1.5},
+			{Container: 7, Name: "netcpu_kthread_seconds_total", Device: "eth1", Value: 2},
+			{Container: 8, Name: "netcpu_kthread_seconds_total", Value: 3},
+			{Container: 7, Name: "netcpu_weight", Value: 100},
+			{Name: "netcpu_uplink_threads", Device: "eth0", Value: 2},
+			{Container: 9, Name: "netcpu_weight", Value: 4}, // has ended
+			{Container: 7, Name: "netcpu_weight", Value: 5}, // twice
+			{Container: 7, Name: "Bad-Name", Value: 6},
+		}}},
+		agent: Agent{
+			Version: "v1", Containers: map[string]int{"docker": 2, "cgroup": 0}, Complete: true, PolicyOK: false,
+			PolicyLoaded: time.Unix(1_800_000_000, 500_000_000), Problems: 1, Rounds: 4, RoundTime: 2 * time.Second, Changes: 9,
+			Features: []Feature{{Name: "netcpu", Level: probe.Degraded, Done: 1, Pending: 2, Failed: 3, Calls: 10, Failures: 4}},
+		},
+	}
+}
+
+func TestPage(t *testing.T) {
+	got := strings.ReplaceAll(page(t, example()), runtime.Version(), "GOVERSION")
+	const golden = "testdata/page.txt"
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("the page has changed; go test ./metrics -update writes it down (-file +now):\n%s", diff)
+	}
+}
+
+func TestSeriesEndWithTheContainer(t *testing.T) {
+	v := example()
+	if !strings.Contains(page(t, v), `id="8"`) {
+		t.Fatal("no series of 8")
+	}
+	delete(v.running, 8)
+	if got := page(t, v); strings.Contains(got, `id="8"`) || !strings.Contains(got, `id="7"`) {
+		t.Errorf("after 8 has ended:\n%s", got)
+	}
+}
+
+func TestName(t *testing.T) {
+	for _, x := range []struct {
+		sample string
+		ok     bool
+	}{
+		{"netcpu_x_total", true}, {"a1", true}, {"_a", true},
+		{"", false}, {"1a", false}, {"a-b", false}, {"A", false}, {"a b", false}, {"ä", false}, {"a\n", false}, {strings.Repeat("a", 200), false},
+	} {
+		got, ok := name(x.sample)
+		if ok != x.ok || ok && (got != Prefix+x.sample || !model.LegacyValidation.IsValidMetricName(got)) {
+			t.Errorf("name(%q) = %q, %v", x.sample, got, ok)
+		}
+	}
+}
+
+func FuzzLabel(f *testing.F) {
+	for _, s := range []string{"", "web", "\xff\xfe", strings.Repeat("x", 300), strings.Repeat("x", 255) + "é", strings.Repeat("x", 254) + "😀", "\x00\x1b\"\\\n", strings.Repeat("\xff", 300)} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got := label(s)
+		if !utf8.ValidString(got) {
+			t.Errorf("label(%q) = %q is not UTF-8", s, got)
+		}
+		if len(got) > maxLabel {
+			t.Errorf("label of %d bytes has %d", len(s), len(got))
+		}
+		if strings.ContainsFunc(got, func(r rune) bool { return r != utf8.RuneError && !unicode.IsPrint(r) }) {
+			t.Errorf("label(%q) = %q cannot be printed", s, got)
+		}
+		if label(got) != got {
+			t.Errorf("label is not stable for %q", got)
+		}
+		if plain := !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }); plain && utf8.ValidString(s) && len(s) <= maxLabel && got != s {
+			t.Errorf("label(%q) = %q", s, got)
+		}
+	})
+}
+
+func TestServe(t *testing.T) {
+	l, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !Loopback(l) {
+		t.Errorf("%v is not taken for loopback", l.Addr())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, l, example(), slog.New(slog.DiscardHandler)) }()
+	resp, err := http.Get("http://" + l.Addr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%v, %v", resp.Status, err)
+	}
+	for _, want := range []string{"fairlead_build_info{", "fairlead_netcpu_weight{", "go_goroutines ", "process_resident_memory_bytes "} {
+		if !strings.Contains(string(body), "\n"+want) {
+			t.Errorf("the page lacks %s", want)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestListenRefuses(t *testing.T) {
+	for addr, want := range map[string]string{
+		":9643":             "0.0.0.0:9643 if that is what you want",
+		"nonsense":          "missing port",
+		"127.0.0.1:1234567": "invalid port",
+	} {
+		l, err := Listen(addr)
+		if err == nil {
+			l.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Listen(%q): %v", addr, err)
+		}
+	}
+	l, err := Listen("0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if Loopback(l) {
+		t.Error("0.0.0.0 is taken for loopback")
+	}
+}
