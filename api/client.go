@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -120,6 +121,9 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 			err = ue.Err
 		}
 		if oe := (*net.OpError)(nil); errors.As(err, &oe) && oe.Op == "dial" {
+			if errors.Is(err, fs.ErrPermission) {
+				return fmt.Errorf("connect to the agent at %s: %w: it is for root and the group %s", c.socket, fs.ErrPermission, Group)
+			}
 			return fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, oe.Err)
 		}
 		return fmt.Errorf("ask the agent at %s: %w", c.socket, err)

@@ -1,0 +1,348 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+const childEnv = "FAIRLEAD_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(childEnv); socket != "" {
+		_, read := Dial(socket).Version(context.Background())
+		_, write := Dial(socket).Reload(context.Background())
+		fmt.Printf("read: %v\nwrite: %v\n", read, write)
+		return
+	}
+	testkit.Main(m)
+}
+
+// backend answers with what it was given.
+type backend struct {
+	err      error
+	samples  Samples
+	restored string
+	peer     Peer
+	slow     chan struct{}
+}
+
+func (b *backend) Containers(ctx context.Context) ([]Container, error) {
+	if b.slow != nil {
+		select {
+		case <-b.slow:
+		case <-ctx.Done():
+		}
+	}
+	return []Container{{ID: math.MaxUint64, Name: "a\x1b\u202e", Labels: map[string]string{"k": "v"}}}, b.err
+}
+func (b *backend) Explain(_ context.Context, ref string) (Explanation, error) {
+	return Explanation{Container: Container{Name: ref}, Changes: []Change{{Container: 7, State: ChangeGone}}}, b.err
+}
+func (b *backend) Doctor(context.Context) (probe.Report, error) {
+	return probe.Report{{Capability: "x", Area: "y", Verdict: probe.Verdict{Level: probe.Degraded, Why: "z"}}}, b.err
+}
+func (b *backend) Status(context.Context) (Status, error)       { return Status{Rounds: 3}, b.err }
+func (b *backend) Samples(context.Context) (Samples, error)     { return b.samples, b.err }
+func (b *backend) Version(context.Context) (Version, error)     { return Version{Version: "v"}, b.err }
+func (b *backend) Reload(context.Context) (PolicyStatus, error) { return PolicyStatus{OK: true}, b.err }
+func (b *backend) Restore(_ context.Context, ref string) (Restored, error) {
+	b.restored = ref
+	return Restored{Outcomes: []Outcome{{Container: 5, Result: "gone"}}}, b.err
+}
+func (b *backend) Self(_ context.Context, p Peer) (Self, error) {
+	b.peer = p
+	if !p.Same() {
+		return Self{}, errors.New("the peer has gone")
+	}
+	return Self{ID: 9}, b.err
+}
+
+// served gives the socket on which b is served until the test ends.
+func served(t *testing.T, b Backend, mode os.FileMode, serve func(context.Context, net.Listener, Backend, *slog.Logger) error) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "sock")
+	l, err := listen(path, mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx, l, b, slog.New(slog.DiscardHandler)) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket is still there: %v", err)
+		}
+	})
+	return path
+}
+
+func TestRoundTrip(t *testing.T) {
+	b := &backend{}
+	c := Dial(served(t, b, 0o660, Serve))
+	defer c.Close()
+	ctx := t.Context()
+
+	list, err := c.Containers(ctx)
+	if err != nil || len(list) != 1 || list[0].ID != math.MaxUint64 || list[0].Name != "a\x1b\u202e" {
+		t.Errorf("containers: %+v, %v", list, err)
+	}
+	for _, ref := range []string{"plain", "a/b c?d#e", "...", "ü%2f", "\x1b[31m"} {
+		x, err := c.Explain(ctx, ref)
+		if err != nil || x.Container.Name != ref || len(x.Changes) != 1 || x.Changes[0].Container != 7 {
+			t.Errorf("explain %q: %+v, %v", ref, x, err)
+		}
+	}
+	if r, err := c.Doctor(ctx); err != nil || len(r) != 1 || r[0].Why != "z" {
+		t.Errorf("doctor: %+v, %v", r, err)
+	}
+	if s, err := c.Status(ctx); err != nil || s.Rounds != 3 {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+	if p, err := c.Reload(ctx); err != nil || !p.OK {
+		t.Errorf("reload: %+v, %v", p, err)
+	}
+	for _, ref := range []string{"", "web"} {
+		if r, err := c.Restore(ctx, ref); err != nil || b.restored != ref || len(r.Outcomes) != 1 || r.Outcomes[0].Container != 5 {
+			t.Errorf("restore %q: %+v, %v", ref, r, err)
+		}
+	}
+	if _, err := c.Self(ctx); !isCode(err, "not_found") {
+		t.Errorf("self on the agent's socket: %v", err)
+	}
+}
+
+func isCode(err error, code string) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == code
+}
+
+func TestErrors(t *testing.T) {
+	b := &backend{err: &Error{Status: http.StatusConflict, Code: "ambiguous", Text: "which?"}}
+	c := Dial(served(t, b, 0o660, Serve))
+	defer c.Close()
+	_, err := c.Explain(t.Context(), "x")
+	var e *Error
+	if !errors.As(err, &e) || *e != (Error{http.StatusConflict, "ambiguous", "which?"}) || err.Error() != "which?" {
+		t.Errorf("an error of the backend arrives as %#v", err)
+	}
+	b.err = errors.New("disk on fire")
+	if _, err := c.Status(t.Context()); !isCode(err, "internal") || err.Error() != "disk on fire" {
+		t.Errorf("any other error arrives as %v", err)
+	}
+	b.err = nil
+	b.samples = Samples{Features: []FeatureSamples{{Samples: []Sample{{Value: math.NaN()}}}}}
+	if _, err := c.Samples(t.Context()); !isCode(err, "internal") {
+		t.Errorf("what JSON cannot say arrives as %v", err)
+	}
+}
+
+func TestNoAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "none")
+	_, err := Dial(path).Version(t.Context())
+	if !errors.Is(err, ErrNoAgent) || !errors.Is(err, syscall.ENOENT) || !strings.HasPrefix(err.Error(), "no agent answers at "+path+": ") {
+		t.Errorf("%v", err)
+	}
+}
+
+// raw sends one HTTP request by hand and gives the status line and the body.
+func raw(t *testing.T, socket, request string) string {
+	t.Helper()
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Write([]byte(request)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 4096)
+	n, _ := c.Read(buf)
+	return string(buf[:n])
+}
+
+func TestBadRequests(t *testing.T) {
+	b := &backend{}
+	socket := served(t, b, 0o660, Serve)
+	post := func(body string) string {
+		return fmt.Sprintf("POST /v1/restore HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	}
+	get := func(method, path string) string { return method + " " + path + " HTTP/1.1\r\nHost: x\r\n\r\n" }
+	for _, x := range []struct{ request, status, code string }{
+		{get("GET", "/v1/nonsense"), "404", "not_found"},
+		{get("GET", "/"), "404", "not_found"},
+		{get("GET", "/v1/self"), "404", "not_found"},
+		{get("POST", "/v1/status"), "405", "bad_request"},
+		{get("DELETE", "/v1/restore"), "405", "bad_request"},
+		{post(`{"container":1}`), "400", "bad_request"},
+		{post(`{"conteiner":"web"}`), "400", "bad_request"},
+		{post(`{"container":"web"}{}`), "400", "bad_request"},
+		{post(`{"container":"` + strings.Repeat("x", maxBody) + `"}`), "413", "bad_request"},
+	} {
+		got := raw(t, socket, x.request)
+		if !strings.HasPrefix(got, "HTTP/1.1 "+x.status) || !strings.Contains(got, `"code":"`+x.code+`"`) || !strings.Contains(got, "Content-Type: application/json") {
+			t.Errorf("%.60q: %s", x.request, got)
+		}
+	}
+	if b.restored != "" {
+		t.Errorf("restored %q", b.restored)
+	}
+}
+
+func TestPeer(t *testing.T) {
+	b := &backend{}
+	c := Dial(served(t, b, 0o666, ServeSelf))
+	defer c.Close()
+	s, err := c.Self(t.Context())
+	if err != nil || s.ID != 9 {
+		t.Fatalf("self: %+v, %v", s, err)
+	}
+	if b.peer.PID != os.Getpid() || b.peer.UID != os.Getuid() || b.peer.GID != os.Getgid() {
+		t.Errorf("peer %+v", b.peer)
+	}
+	if _, err := c.Containers(t.Context()); !isCode(err, "not_found") {
+		t.Errorf("a container sees the others: %v", err)
+	}
+	if _, err := c.Restore(t.Context(), ""); !isCode(err, "not_found") {
+		t.Errorf("a container may restore: %v", err)
+	}
+}
+
+func TestMayWrite(t *testing.T) {
+	for _, x := range []struct {
+		peer Peer
+		want bool
+	}{
+		{Peer{UID: 0, GID: 5}, true},
+		{Peer{UID: 1000, GID: 0}, false},
+		{Peer{UID: 1000, GID: 1000, Groups: []int{0, 4}}, false},
+	} {
+		if got := x.peer.mayWrite(); got != x.want {
+			t.Errorf("%+v may write: %v", x.peer, got)
+		}
+	}
+	gid, ok := GroupID()
+	if ok && !(Peer{UID: 1000, GID: 1000, Groups: []int{4, gid}}).mayWrite() {
+		t.Error("a member of the group may not write")
+	}
+}
+
+// Who is neither root nor in the group may read where the socket lets them in,
+// and write nowhere.
+func TestStrangerMayNotWrite(t *testing.T) {
+	testkit.NeedRoot(t)
+	stranger := func(socket string) string {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), childEnv+"="+socket)
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534, Groups: []uint32{65533}}}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("stranger: %v", err)
+		}
+		return string(out)
+	}
+	want := "read: <nil>\nwrite: user id 65534 may not change anything: only root and the group fairlead may\n"
+	if diff := cmp.Diff(want, stranger(served(t, &backend{}, 0o666, Serve))); diff != "" {
+		t.Errorf("on an open socket (-want +got):\n%s", diff)
+	}
+	closed := served(t, &backend{}, 0o660, Serve)
+	if out := stranger(closed); !strings.HasPrefix(out, "read: connect to the agent at "+closed+": permission denied") {
+		t.Errorf("on the agent's socket: %s", out)
+	}
+}
+
+func TestListen(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "deeper", "sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != os.ModeSocket|0o660 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	// Somebody answers there.
+	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "another agent answers") {
+		t.Errorf("a second agent: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after Close: %v", err)
+	}
+
+	// A dead agent's.
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close()
+	l, err = Listen(path)
+	if err != nil {
+		t.Fatalf("in place of a dead agent: %v", err)
+	}
+	// The name has passed to somebody else: Close must leave it.
+	os.Remove(path)
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("Close removed what is not its own: %v", err)
+	}
+	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "not a socket") {
+		t.Errorf("in place of a file: %v", err)
+	}
+	if _, err := Listen(filepath.Join(dir, strings.Repeat("x", 200))); err == nil {
+		t.Error("a name that is too long for a socket is taken")
+	}
+}
+
+// A container that opens connections and says nothing must not lock out the
+// others for long.
+func TestSelfSocketIsLetGo(t *testing.T) {
+	socket := served(t, &backend{}, 0o666, ServeSelf)
+	for range maxSelves {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	c := Dial(socket)
+	defer c.Close()
+	if s, err := c.Self(t.Context()); err != nil || s.ID != 9 {
+		t.Errorf("self: %+v, %v", s, err)
+	}
+}

@@ -1,0 +1,127 @@
+package api
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+var update = flag.Bool("update", false, "write testdata/openapi.json anew")
+
+type document struct {
+	OpenAPI    string
+	Paths      map[string]map[string]struct{ Summary, OperationID string }
+	Components struct {
+		Schemas map[string]struct {
+			Properties map[string]struct{ Type, Description string }
+			Required   []string
+		}
+	}
+}
+
+// Every route and every field is in the document, with a word on what it is.
+func TestOpenAPI(t *testing.T) {
+	var doc document
+	if err := json.Unmarshal(OpenAPI(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.OpenAPI != "3.1.0" {
+		t.Errorf("openapi %q", doc.OpenAPI)
+	}
+	ids := map[string]bool{}
+	for _, r := range routes() {
+		op := doc.Paths[r.path][strings.ToLower(r.method)]
+		if op.Summary == "" || op.OperationID == "" || ids[op.OperationID] {
+			t.Errorf("%s %s: %+v", r.method, r.path, op)
+		}
+		ids[op.OperationID] = true
+	}
+	for _, v := range []any{
+		Container{}, Cgroup{}, Interface{}, HostEnd{}, Setting{}, FeatureStatus{}, Change{}, Explanation{}, Problem{}, Status{},
+		SourceStatus{}, PolicyStatus{}, Feature{}, Samples{}, FeatureSamples{}, Sample{}, Version{}, RestoreRequest{}, Restored{},
+		Outcome{}, Self{}, Error{}, Failure{}, probe.Finding{}, probe.Verdict{},
+	} {
+		typ := reflect.TypeOf(v)
+		schema, ok := doc.Components.Schemas[typ.Name()]
+		if !ok {
+			t.Errorf("no schema for %v", typ)
+		}
+		n := 0
+		for f := range fields(typ) {
+			n++
+			name, _ := jsonName(f)
+			p, ok := schema.Properties[name]
+			if !ok || name == f.Name {
+				t.Errorf("%v.%s: in the document: %v; name in JSON: %q", typ, f.Name, ok, name)
+			}
+			if typ.PkgPath() == reflect.TypeOf(doc).PkgPath() && p.Description == "" {
+				t.Errorf("%v.%s has no doc", typ, f.Name)
+			}
+		}
+		if n != len(schema.Properties) {
+			t.Errorf("%v has %d fields, its schema %d", typ, n, len(schema.Properties))
+		}
+	}
+	for name := range doc.Components.Schemas {
+		if name == "" {
+			t.Error("a schema without a name")
+		}
+	}
+}
+
+// The schema of a field is of the kind that encoding/json writes for it.
+func TestOpenAPIKinds(t *testing.T) {
+	var walk func(reflect.Type)
+	seen := map[reflect.Type]bool{}
+	walk = func(typ reflect.Type) {
+		if seen[typ] || typ == reflect.TypeFor[time.Time]() {
+			return
+		}
+		seen[typ] = true
+		switch typ.Kind() {
+		case reflect.Pointer, reflect.Slice:
+			walk(typ.Elem())
+		case reflect.Map:
+			if typ.Key().Kind() != reflect.String {
+				t.Errorf("%v: keys of %v", typ, typ.Key())
+			}
+			walk(typ.Elem())
+		case reflect.Struct:
+			for f := range fields(typ) {
+				walk(f.Type)
+			}
+		case reflect.String, reflect.Bool, reflect.Float64, reflect.Int, reflect.Uint64:
+		default:
+			t.Errorf("the document has no word for %v", typ)
+		}
+	}
+	for _, r := range routes() {
+		walk(reflect.TypeOf(r.out))
+	}
+}
+
+// The interface is a contract: whoever changes the document sees it here, and
+// in the difference of the file.
+func TestOpenAPIGolden(t *testing.T) {
+	const golden = "testdata/openapi.json"
+	if *update {
+		if err := os.WriteFile(golden, OpenAPI(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(OpenAPI())); diff != "" {
+		t.Errorf("the interface has changed; go test ./api -update writes it down (-file +now):\n%s", diff)
+	}
+}
