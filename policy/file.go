@@ -27,7 +27,7 @@ func ParseFile(name string, data []byte) (*Policy, []Problem) {
 	}
 	if r.labels != nil && r.labels.value == "deny" {
 		for i := range r.rules {
-			r.rules[i].deny = fmt.Sprintf("%s:%d", plain(name), r.labels.line)
+			r.rules[i].deny = fmt.Sprintf("%s:%d says labels: deny", plain(name), r.labels.line)
 		}
 	}
 	r.emptyRules()

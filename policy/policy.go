@@ -32,8 +32,8 @@ type Policy struct {
 type rule struct {
 	match match
 	layer layer
-	// deny is the place of the "labels: deny" that goes with it, "" if the
-	// rule's file allows labels.
+	// deny says why labels do not count where the rule matches: the place of
+	// the "labels: deny" in its file. "" if they do count.
 	deny string
 }
 
@@ -145,8 +145,8 @@ func (p *Policy) resolve(c container.Container, last layer) (Target, []Problem, 
 	return t, problems, good
 }
 
-// layersOf gives what the files say about c, lowest precedence first, and the
-// place that denies it labels, if one does.
+// layersOf gives what the files say about c, lowest precedence first, and why
+// its labels do not count, "" if they do.
 func (p *Policy) layersOf(c container.Container) (layers []layer, deny string) {
 	for _, r := range p.rules {
 		if r.match.holds(c) {
@@ -157,10 +157,10 @@ func (p *Policy) layersOf(c container.Container) (layers []layer, deny string) {
 	return layers, deny
 }
 
-func denied(labels map[string]string, place string) []Problem {
+func denied(labels map[string]string, why string) []Problem {
 	var ls labelSet
 	for _, name := range ours(labels) {
-		ls.add(Problem{Key: name, Value: labels[name], Reason: "is ignored: " + place + " says labels: deny"})
+		ls.add(Problem{Key: name, Value: labels[name], Reason: "is ignored: " + why})
 	}
 	return ls.problems
 }

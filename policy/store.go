@@ -43,7 +43,8 @@ func NewStore(dir string, now func() time.Time) *Store {
 }
 
 // Reload reads the directory. If all of it is valid, it is in force from now
-// on; else the last good policy stays, and the error is a [Problems].
+// on; else the last good policy stays, and the error is a [Problems]. If there
+// never was a good one, labels do not count either: the files may deny them.
 func (s *Store) Reload() error {
 	_, err := s.load(true)
 	return err
@@ -72,6 +73,9 @@ func (s *Store) load(force bool) (news bool, err error) {
 	if err == nil {
 		s.policy = p
 		s.status.LastSuccess, s.status.Files, s.status.Policies = s.status.LastLoad, p.Files(), p.Len()
+	} else if s.status.LastSuccess.IsZero() {
+		// One of the files may deny labels, so nobody may use them yet.
+		s.policy = &Policy{rules: []rule{{deny: "the policy files are broken, and may deny labels"}}}
 	}
 	return !known, err
 }

@@ -127,6 +127,30 @@ func TestReloadKeepsLastGood(t *testing.T) {
 	}
 }
 
+// TestReloadNeverGood: as long as no one knows whether labels are denied, they
+// are.
+func TestReloadNeverGood(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), "broken: 1\n")
+	s := NewStore(dir, ticking())
+	labelled := []container.Container{{ID: 1, Name: "x", Labels: map[string]string{"fairlead.netcpu": "isolate"}}, {ID: 2, Name: "y"}}
+	for range 2 {
+		if err := s.Reload(); err == nil {
+			t.Fatal("a broken file is loaded")
+		}
+		targets, problems := s.Resolve(labelled)
+		want := `container "x" (1): fairlead.netcpu: "isolate": is ignored: the policy files are broken, and may deny labels`
+		if got := Problems(problems).Error(); got != want || len(targets[0].Origins) > 0 {
+			t.Errorf("origins %v, problems %s", targets[0].Origins, got)
+		}
+	}
+	write(t, filepath.Join(dir, "a.yaml"), "")
+	do(t, s.Reload())
+	if targets, problems := s.Resolve(labelled); targets[0].Settings.NetCPU != NetCPUIsolate || len(problems) > 0 {
+		t.Errorf("after mending: %+v, problems %v", targets[0].Settings, problems)
+	}
+}
+
 // netcpuOf is what the policy of s sets for any container.
 func netcpuOf(s *Store) NetCPU {
 	targets, _ := s.Policy().Resolve([]container.Container{{ID: 1, Name: "x"}})
@@ -161,6 +185,10 @@ func TestStoreKeepsLastGoodSettings(t *testing.T) {
 		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit, netcpu: auto")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)\nfairlead.netcpu=auto (p/1.yaml:2)", 1},
 		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=8mbit (p/1.yaml:2)\nfairlead.net.rate=4mbit (label)", 1},
 		{m{"fairlead.net.rate": "1mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)\nfairlead.net.rate=1mbit (label)", 0},
+		// What it fell back to is not remembered: the file may go on changing.
+		{nil, nil, "", 0},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 2mbit")}, "fairlead.net.ceil=2mbit (p/1.yaml:2)", 1},
+		{m{"fairlead.net.rate": "4mbit"}, []string{all("net.ceil: 3mbit")}, "fairlead.net.ceil=3mbit (p/1.yaml:2)", 1},
 	} {
 		if got, problems := resolve(step.labels, step.files...); got != step.want || problems != step.problems {
 			t.Fatalf("step %d: %d problems\n%s\nwant %d\n%s", i, problems, got, step.problems, step.want)
@@ -304,6 +332,42 @@ func TestWatchPolls(t *testing.T) {
 	await("the first state", func() bool { return netcpuOf(s) == NetCPUAuto })
 	write(t, elsewhere, all("netcpu: isolate"))
 	await("the change", func() bool { return netcpuOf(s) == NetCPUIsolate })
+}
+
+// TestWatchReportsNews: looking alone is no change, nor is a file that is
+// written again with what it had.
+func TestWatchReportsNews(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	write(t, file, all("netcpu: auto"))
+	s := NewStore(dir, time.Now)
+	s.poll = time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	calls, done := make(chan NetCPU, 100), make(chan error)
+	go func() { done <- s.Watch(ctx, func() { calls <- netcpuOf(s) }) }()
+	first := <-calls
+	for range 20 {
+		write(t, file+".tmp", all("netcpu: auto"))
+		do(t, os.Rename(file+".tmp", file))
+		time.Sleep(5 * time.Millisecond) // some looks, at whatever moment
+	}
+	write(t, file+".tmp", all("netcpu: isolate"))
+	do(t, os.Rename(file+".tmp", file))
+	seen := []NetCPU{first}
+	for seen[len(seen)-1] != NetCPUIsolate {
+		seen = append(seen, <-calls)
+	}
+	time.Sleep(20 * time.Millisecond)
+	cancel()
+	<-done
+	if len(calls) > 0 {
+		t.Errorf("news of an unchanged directory: %q, and %d more", seen, len(calls))
+	}
+	for i := 1; i < len(seen); i++ {
+		if seen[i] == seen[i-1] {
+			t.Errorf("news of nothing: %q", seen)
+		}
+	}
 }
 
 // TestReloadAndWatchTogether is for the race detector.
