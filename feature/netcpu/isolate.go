@@ -61,7 +61,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if len(threads) == 0 && len(skipped) > 0 {
 		return fmt.Errorf("netcpu isolate: %w", errors.Join(skipped...))
 	}
-	if err := n.weigh(c, group); err != nil {
+	if err := n.weigh(c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
 	t.threads = threads
@@ -127,19 +127,25 @@ func noCPUs(mask string) string {
 	}, mask)
 }
 
-// payer returns the cgroup that pays for a container's packets: its own in the
-// hierarchy of the cpu controller; for a pod's container the pod's, whose
-// containers share one network.
-func (n *Netcpu) payer(c container.Container) (string, error) {
-	dir := c.Cgroup.CPU
-	if dir == "" {
+// account returns the cgroup whose share of the CPU pays for a container's
+// packets: its own in the hierarchy of the cpu controller; for a pod's container
+// the pod's, whose containers share one network.
+func account(c container.Container) (string, error) {
+	switch {
+	case c.Cgroup.CPU == "":
 		return "", errors.New("the container's cpu cgroup is not known")
+	case c.Pod != "":
+		return filepath.Dir(c.Cgroup.CPU), nil
 	}
-	if c.Pod != "" {
-		dir = filepath.Dir(dir)
-	}
-	if n.layout.CPU != n.layout.V2 {
-		return dir, nil // v1: threads may live in any group
+	return c.Cgroup.CPU, nil
+}
+
+// payer returns the cgroup that the threads of c go into: its account, or where
+// that may hold no threads a child of it.
+func (n *Netcpu) payer(c container.Container) (string, error) {
+	dir, err := account(c)
+	if err != nil || n.layout.CPU != n.layout.V2 {
+		return dir, err // on v1 threads may live in any group
 	}
 	inner, err := cgroup.Inner(dir)
 	if err != nil || !inner {

@@ -21,11 +21,15 @@ const (
 // in proportion to that quota: beside one neighbour of the usual weight it then
 // gets no more than the quota, however busy its threads are. It never raises a
 // weight. Where the kernel does throttle kernel threads nothing is changed.
-func (n *Netcpu) weigh(c container.Container, group string) error {
+func (n *Netcpu) weigh(c container.Container) error {
 	if n.throttled {
 		return nil
 	}
-	cpus, limited, err := cgroup.CPUQuota(group)
+	dir, err := account(c)
+	if err != nil {
+		return err
+	}
+	cpus, limited, err := cgroup.CPUQuota(dir)
 	if err != nil || !limited {
 		return err
 	}
@@ -33,7 +37,7 @@ func (n *Netcpu) weigh(c container.Container, group string) error {
 	if shares >= usualShares {
 		return nil
 	}
-	return n.setWeight(group, shares, c.ID)
+	return n.setWeight(dir, shares, c.ID)
 }
 
 // sharesFor gives the cpu.shares w with w / (w + usual) = cpus, at most the
