@@ -266,7 +266,7 @@ func (s *source) check() []string {
 
 // variables collects the package-level variables of a file and refuses those
 // that can only be there to be changed. Sentinel errors, regular expressions,
-// embedded files and tables that nobody writes to are fine.
+// embedded files, counters and tables that nobody writes to are fine.
 func (s *source) variables(f *ast.File) {
 	for _, d := range f.Decls {
 		decl, ok := d.(*ast.GenDecl)
@@ -277,7 +277,7 @@ func (s *source) variables(f *ast.File) {
 			v := spec.(*ast.ValueSpec)
 			for _, name := range v.Names {
 				s.vars[name.Name] = name.Name != "_"
-				if len(v.Values) == 0 && !embedded(f) {
+				if len(v.Values) == 0 && !embedded(f) && !counter(v.Type) {
 					s.problem(name, "package-level variable %s without a value: keep state in a type", name)
 				}
 			}
@@ -288,6 +288,17 @@ func (s *source) variables(f *ast.File) {
 			}
 		}
 	}
+}
+
+// counter says whether a type is an atomic integer: names that must be unique
+// within the process are numbered by one.
+func counter(typ ast.Expr) bool {
+	sel, ok := typ.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	from, ok := sel.X.(*ast.Ident)
+	return ok && from.Name == "atomic" && (strings.HasPrefix(sel.Sel.Name, "Int") || strings.HasPrefix(sel.Sel.Name, "Uint"))
 }
 
 // embedded says whether a file may have go:embed directives. The files are
@@ -382,6 +393,8 @@ func TestSourceChecks(t *testing.T) {
 		{"counter", "a.go", "package a\nvar n = 0\nfunc f() { n++ }\n", "n is written to"},
 		{"address", "a.go", "package a\nvar n = 0\nfunc f() *int { return &n }\n", "n is written to"},
 		{"no value", "a.go", "package a\nvar n int\n", "without a value"},
+		{"serial", "a.go", "package a\nvar n atomic.Int64\nfunc f() { n.Add(1) }\n", ""},
+		{"lock", "a.go", "package a\nvar mu sync.Mutex\n", "without a value"},
 		{"embed", "a.go", "package a\nimport _ \"embed\"\n//go:embed x\nvar x []byte\n", ""},
 		{"pointer", "a.go", "package a\nvar p = &struct{}{}\n", "made to be changed"},
 		{"interface check", "a.go", "package a\ntype i interface{}\nvar _ i = (*int)(nil)\n", ""},
