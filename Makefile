@@ -28,9 +28,9 @@ build: ## build the binary ./fairlead
 install: build ## install the binary, the systemd unit and the documentation
 	install -D -m 0755 fairlead $(DESTDIR)$(PREFIX)/bin/fairlead
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/share/doc/fairlead
-	sed 's|/usr/bin/fairlead|$(PREFIX)/bin/fairlead|' packaging/fairlead.service \
+	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' packaging/fairlead.service \
 		>$(DESTDIR)$(PREFIX)/lib/systemd/system/fairlead.service
-	cp -R README.md LICENSE docs $(DESTDIR)$(PREFIX)/share/doc/fairlead/
+	cp -R README.md LICENSE docs packaging/*.yaml $(DESTDIR)$(PREFIX)/share/doc/fairlead/
 
 demo: ## one minute of before and after, on this machine, as root
 	@test/setup demo

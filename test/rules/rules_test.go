@@ -368,7 +368,7 @@ func (s *source) testFiles() {
 				if kit {
 					root = sel
 				}
-			case "Main":
+			case "Main", "Run":
 				checked = checked || kit
 			}
 			return true
