@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -55,17 +56,18 @@ func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
 		if err != nil {
 			return fmt.Errorf("print as %s: %w", f.name, err)
 		}
-		_, err = w.Write(escapeControls(out.Bytes()))
+		_, err = w.Write(escapeControls(out.Bytes(), f.name == "yaml"))
 		return err
 	}
 	_, err := w.Write(out.Bytes())
 	return err
 }
 
-// escapeControls writes what encoding/json leaves of control and formatting
-// characters (DEL, the C1 controls, marks that reverse the text) as \u, so
-// that printing JSON cannot drive a terminal. It means the same JSON.
-func escapeControls(data []byte) []byte {
+// escapeControls escapes what encoding/json leaves of control and formatting
+// characters (DEL, the C1 controls, marks that reverse the text), so that
+// printing cannot drive a terminal. It means the same: they can only stand in
+// strings, and YAML's strings with such characters are written as JSON's.
+func escapeControls(data []byte, yaml bool) []byte {
 	var out bytes.Buffer
 	for _, r := range string(data) {
 		switch {
@@ -73,9 +75,11 @@ func escapeControls(data []byte) []byte {
 			out.WriteRune(r)
 		case r < 0x10000:
 			fmt.Fprintf(&out, `\u%04x`, r)
+		case yaml:
+			fmt.Fprintf(&out, `\U%08x`, r)
 		default:
-			r -= 0x10000
-			fmt.Fprintf(&out, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&out, `\u%04x\u%04x`, high, low)
 		}
 	}
 	return out.Bytes()

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// stub is an agent that shows what it was given.
+type stub struct {
+	api.Backend
+	list    []api.Container
+	explain api.Explanation
+	status  api.Status
+}
+
+func (s stub) Containers(context.Context) ([]api.Container, error)      { return s.list, nil }
+func (s stub) Explain(context.Context, string) (api.Explanation, error) { return s.explain, nil }
+func (s stub) Status(context.Context) (api.Status, error)               { return s.status, nil }
+func (s stub) Restore(_ context.Context, ref string) (api.Restored, error) {
+	return api.Restored{Outcomes: []api.Outcome{
+		{Kind: "file", Object: "/a", Result: "restored", Before: "1", Wrote: "2"},
+		{Kind: "file", Object: "/b\x1b[2J", Result: "foreign", Before: "1", Wrote: "2", Now: "3"},
+		{Kind: "file", Object: "/c", Result: "gone"},
+		{Kind: "file", Object: "/d", Result: "unchanged", Before: "1"},
+		{Kind: "file", Object: "/e", Result: "failed", Before: "1", Error: "no\x07"},
+	}}, nil
+}
+
+// against runs one verb against a stub and gives what it printed.
+func against(t *testing.T, s stub, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := api.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
+	var out, errs bytes.Buffer
+	status = run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: append(args, "--socket", path)})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	return status, out.String(), errs.String()
+}
+
+const evil = "evil\x1b[31m\u202e\u009b\x7f\n\xff"
+
+func example() stub {
+	web := api.Container{
+		ID: 4711, Name: "web-1", Source: "docker", Image: "registry.example.com/team/nginx:1.27", PID: 99,
+		Started:    time.Now().Add(-3 * time.Minute),
+		Interfaces: []api.Interface{{Name: "eth0", Kind: "veth", Addrs: []string{"172.17.0.2/16"}, Host: &api.HostEnd{Name: "veth3f2a1bc", Index: 7, Master: "docker0"}}},
+		Policy:     []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "/etc/fairlead/policy.d/10-web.yaml", Line: 3}},
+		Features:   []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone, Since: time.Now().Add(-2*time.Minute - time.Second)}},
+	}
+	bad := api.Container{
+		ID: 5, Name: evil, Source: "cgroup", HostNetwork: true, Pod: "\U000e0001 \u2028", Namespace: "no",
+		Policy:   []api.Setting{{Key: "fairlead.netcpu", Value: "charge", From: "label"}, {Key: "fairlead.net.rate", Value: "1mbit", From: "label"}},
+		Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "open /x\x1b: no\nsuch", Tries: 3}, {Feature: "traffic", State: api.StateNotBuilt, Error: "fairlead.net.rate=1mbit (label)"}},
+	}
+	return stub{
+		list: []api.Container{web, bad},
+		explain: api.Explanation{
+			Container: web,
+			Changes: []api.Change{
+				{Feature: "netcpu", Kind: "offload", Object: "eth0 gro", Before: "off", Wrote: "on", Now: "on", State: api.ChangeInForce, When: time.Now().Add(-121 * time.Second), Because: web.Policy},
+				{Feature: "netcpu", Kind: "file", Object: "/sys/x", Before: "", Wrote: "7", Now: evil, State: api.ChangeForeign, When: time.Now().Add(-121 * time.Second)},
+			},
+		},
+		status: api.Status{
+			Complete: true, Policy: api.PolicyStatus{OK: true},
+			Features: []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads"}}},
+			Sources:  []api.SourceStatus{{Name: "docker", Error: "gone\x1b"}},
+		},
+	}
+}
+
+func compare(t *testing.T, want, got string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("printed (-want +got):\n%s", diff)
+	}
+}
+
+func TestPS(t *testing.T) {
+	status, out, errs := against(t, example(), "ps")
+	if status != statusDone || errs != "" {
+		t.Fatal(status, errs)
+	}
+	compare(t, `CONTAINER                 SOURCE  IMAGE                 NETCPU   STATUS  INTERFACES
+web-1                     docker  registry.example.co…  isolate  done    eth0→veth3f2a1bc
+"evil\x1b[31m\u202e\u00…  cgroup  -                     charge   error   (the host's)
+
+"evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no"
+such (tried 3 times)
+"evil\x1b[31m\u202e\u009b\x7f\n�": traffic: not available in this build: fairlead.net.rate=1mbit (label)
+source docker: "gone\x1b"
+feature netcpu is degraded: no threads
+`, out)
+	for _, line := range strings.Split(out, "\n")[:3] {
+		if n := utf8.RuneCountInString(line); n > 100 {
+			t.Errorf("a line of %d columns: %s", n, line)
+		}
+	}
+	if _, out, _ := against(t, example(), "ps", "--wide"); !strings.Contains(out, "registry.example.com/team/nginx:1.27") {
+		t.Errorf("--wide: %s", out)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	status, out, errs := against(t, example(), "explain", "web-1")
+	if status != statusDone || errs != "" {
+		t.Fatal(status, errs)
+	}
+	compare(t, `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
+  runs as process 99, started 3 min ago
+  eth0 (veth) 172.17.0.2/16, other end veth3f2a1bc on bridge docker0
+
+What policy says:
+  fairlead.netcpu = isolate, /etc/fairlead/policy.d/10-web.yaml line 3
+
+How that stands:
+  netcpu: as policy says, since 2 min
+
+What was changed on the host for it:
+  offload eth0 gro
+      was off, netcpu made it on, and so it is now (2 min ago)
+      because of fairlead.netcpu = isolate, /etc/fairlead/policy.d/10-web.yaml line 3
+  file /sys/x
+      was "", netcpu made it 7, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since (2 min ago)
+`, out)
+}
+
+func TestRestoreThroughTheAgent(t *testing.T) {
+	status, out, errs := against(t, example(), "restore")
+	if status != statusFailed || !strings.Contains(errs, "some values could not be put back") {
+		t.Error(status, errs)
+	}
+	compare(t, `file /a: 1 again, was 2
+file "/b\x1b[2J": left at 3, which somebody else has set (we wrote 2; before it was 1)
+file /c: no longer exists
+file /d: is 1 already
+file /e: NOT put back to 1: "no\a"
+`, out)
+}
+
+// Whatever a container is called, JSON and YAML hold it truly, and nothing that
+// is printed can drive a terminal.
+func TestMachineFormats(t *testing.T) {
+	s := example()
+	want, err := json.Marshal(s.list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []string{"json", "yaml"} {
+		status, out, errs := against(t, s, "ps", "-o", format)
+		if status != statusDone || errs != "" {
+			t.Fatal(status, errs)
+		}
+		if i := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e) }); i >= 0 {
+			t.Errorf("%s: control character at %d: %q", format, i, out[max(0, i-20):i+3])
+		}
+		var got, expected any
+		if format == "json" {
+			err = json.Unmarshal([]byte(out), &got)
+		} else {
+			err = yaml.Unmarshal([]byte(out), &got)
+			var data []byte
+			data, _ = json.Marshal(got)
+			json.Unmarshal(data, &got)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", format, err, out)
+		}
+		json.Unmarshal(want, &expected)
+		if diff := cmp.Diff(expected, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", format, diff)
+		}
+	}
+}
+
+func FuzzYAML(f *testing.F) {
+	for _, s := range []string{`{}`, `[]`, `""`, `{"a":[{"b":1,"c":[]},{"d":{}}],"e":null}`, `[[1,[2,"x: y"]],"- z"]`, `{"true":"no","1":"2026-01-01","~":"#","a b":": "}`, `{"":{"":[""]}}`, `-1.5e300`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		var want any
+		if json.Unmarshal([]byte(s), &want) != nil || strings.Count(s, "[")+strings.Count(s, "{") > 100 {
+			return
+		}
+		var out bytes.Buffer
+		if err := writeYAML(&out, []byte(s)); err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		printed := escapeControls(out.Bytes(), true)
+		if bytes.ContainsFunc(printed, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+			t.Errorf("%q: control characters in %q", s, printed)
+		}
+		// What a parser makes of it is what was meant.
+		var back any
+		if err := yaml.Unmarshal(printed, &back); err != nil {
+			t.Fatalf("%q: %v\n%s", s, err, printed)
+		}
+		data, err := json.Marshal(back)
+		if err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		var got any
+		if err := json.Unmarshal(data, &got); err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s\n%s", s, diff, printed)
+		}
+	})
+}
+
+func TestYAML(t *testing.T) {
+	in := `{"a":[{"b":1,"c":[],"l":["x",["y"]]},{"d":{},"e":{"f":"g"}}],"h":null,"i":"yes","j":"x y","on":true}`
+	var out bytes.Buffer
+	if err := writeYAML(&out, []byte(in)); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, `a:
+  - b: 1
+    c: []
+    l:
+      - x
+      - - "y"
+  - d: {}
+    e:
+      f: g
+h: null
+i: "yes"
+j: "x y"
+"on": true
+`, out.String())
+}
+
+func TestConfigFile(t *testing.T) {
+	for _, x := range []struct{ text, want string }{
+		{"", ""},
+		{"# nothing\n", ""},
+		{"---\nsocket: a\n", ""},
+		{"- a\n", `config f:1: it has to be lines of the form "key: value"`},
+		{"word\n", `config f:1: it has to be lines of the form "key: value"`},
+		{"a: b\nsocket: [x]\n", "config f:2: socket: the value has to be a word or a number"},
+		{"socket: {x: y}\n", "config f:1: socket: the value has to be a word or a number"},
+		{"socket: a\nsocket: b\n", "already"},
+		{"socket: \"a\n", "config f: "},
+	} {
+		_, err := parseConfig("f", []byte(x.text))
+		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), x.want)) {
+			t.Errorf("%q: %v, want %q", x.text, err, x.want)
+		}
+	}
+	got, err := parseConfig("f", []byte("a: 1\nb: \"x y\"\nc: 127.0.0.1:9643\nd:\ne: true\nf: 'q'\n"))
+	want := []setting{{"a", "1", 1}, {"b", "x y", 2}, {"c", "127.0.0.1:9643", 3}, {"d", "", 4}, {"e", "true", 5}, {"f", "q", 6}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(setting{})); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+}
+
+func FuzzConfigFile(f *testing.F) {
+	for _, s := range []string{"a: b", "a: [b]", "{a: b}", "? a\n: b", "&x a: *x", "a: |\n  b", "!!str a: b", "a: b\n---\nc: d"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		settings, err := parseConfig("f", []byte(s))
+		if err == nil {
+			for _, x := range settings {
+				if x.line < 1 {
+					t.Errorf("%q: %+v", s, x)
+				}
+			}
+		}
+	})
+}
