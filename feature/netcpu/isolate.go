@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -64,7 +65,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if err := n.weigh(c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
-	t.threads = threads
+	t.threads, t.group = threads, group
 	n.tenants[c.NetNS] = t
 	n.join(t, c)
 	if err := n.watch(ns, t, c); err != nil {
@@ -107,6 +108,11 @@ func (n *Netcpu) stopRPS(ns *netdev.NS, index int, id container.ID) error {
 	for q := range link.RxQueues {
 		rps := ns.RPS(index, q)
 		mask, err := rps.Read()
+		if q > 0 && errors.Is(err, journal.ErrGone) {
+			// A veth is made with a queue for each CPU and uses one; sysfs
+			// shows only those in use.
+			return nil
+		}
 		if err != nil {
 			return err
 		}
