@@ -49,7 +49,7 @@ type Entry struct {
 	Prior  *string   `json:"prior,omitempty"`
 	Owner  Owner     `json:"owner"`
 	When   time.Time `json:"when"`            // of the last Turn that wrote
-	Expiry time.Time `json:"expiry,omitzero"` // of the last Turn that wrote; zero: holds until undone
+	Expiry time.Time `json:"expiry,omitzero"` // of the last Turn; zero: holds until undone
 }
 
 // ours says whether value is one that we wrote.
@@ -129,7 +129,8 @@ func (j *Journal) Turn(k Knob, value string, by Owner) error {
 
 // TurnUntil sets k to value and notes that this lapses at expiry (zero: never;
 // the journal itself undoes nothing, see Expired). It reads first and writes
-// nothing when the value is there already. Otherwise the change is recorded
+// nothing when the value is there already; where that is our own doing, the
+// new expiry counts. Otherwise the change is recorded
 // and then made. A later Turn of the same Ref keeps the first Before, unless
 // someone else has changed the value meanwhile: then that value is what
 // Restore has to put back. Turning back to Before drops the entry.
@@ -154,6 +155,9 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	if j.closed {
 		return os.ErrClosed
 	}
+	if !expiry.IsZero() {
+		expiry = expiry.UTC() // as it comes back from the file
+	}
 	now, err := k.Read()
 	if err != nil {
 		return err
@@ -172,19 +176,16 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 		}
 		return j.drop(old)
 	case now == value:
-		if have && old.Prior != nil && value == *old.Prior {
-			old.Wrote, old.Prior = value, nil
-			return j.put(old)
+		if !have || !old.ours(value) || value == old.Wrote && old.Prior == nil && expiry.Equal(old.Expiry) {
+			return nil
 		}
-		return nil
+		old.Wrote, old.Prior, old.Expiry = value, nil, expiry
+		return j.put(old)
 	}
 
 	e := numbered{seq: old.seq, Entry: Entry{
-		Ref: ref, Before: now, Wrote: value, Owner: by, When: j.now().UTC(), Expiry: expiry.UTC(),
+		Ref: ref, Before: now, Wrote: value, Owner: by, When: j.now().UTC(), Expiry: expiry,
 	}}
-	if expiry.IsZero() {
-		e.Expiry = time.Time{}
-	}
 	if have && (old.ours(now) || now == old.Before) {
 		e.Before = old.Before
 	}

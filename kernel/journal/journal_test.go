@@ -181,6 +181,34 @@ func TestTurn(t *testing.T) {
 	}
 }
 
+func TestTurnAgainMovesTheExpiry(t *testing.T) {
+	b := newBoard("a", "1", "b", "2")
+	dir := t.TempDir()
+	j := open(t, dir)
+	soon := time.Date(2026, 3, 4, 5, 6, 7, 0, time.FixedZone("CET", 3600))
+	for _, expiry := range []time.Time{soon, soon.Add(time.Minute)} {
+		for _, name := range []string{"a", "b"} {
+			if err := j.TurnUntil(b.knob(name), "2", Owner{Feature: "test"}, expiry); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := j.Expired(expiry); len(got) != 1 || got[0].Ref.Object != "a" {
+			t.Errorf("expired: %v", got)
+		}
+		if got := j.Expired(expiry.Add(-1)); len(got) != 0 {
+			t.Errorf("expired early: %v", got)
+		}
+	}
+	turn(t, j, b.knob("a"), "2") // now it holds until it is undone
+	j.Close()
+	if got := open(t, dir).Expired(soon.Add(time.Hour)); len(got) != 0 {
+		t.Errorf("expired: %v", got)
+	}
+	if b.writes != 1 {
+		t.Errorf("%d writes, want 1", b.writes)
+	}
+}
+
 func TestTurnWritesOnlyOnDifference(t *testing.T) {
 	b := newBoard("a", "1")
 	j := open(t, t.TempDir())

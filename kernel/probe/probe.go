@@ -16,6 +16,7 @@ import (
 	"errors"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -125,9 +126,21 @@ func report(got answers) Report {
 		if !ok {
 			a = unavailable("it did not answer in time", "try again when the host is less busy")
 		}
-		list[i].Verdict, list[i].Detail = a.Verdict, a.detail
+		list[i].Verdict = Verdict{Level: a.Level, Why: printable(a.Why), Mend: a.Mend}
+		list[i].Detail = printable(a.detail)
 	}
 	return list
+}
+
+// printable takes out what a terminal would obey: names of devices, of files
+// and of servers are chosen by others.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s)
 }
 
 // answers are the findings of one group by capability.

@@ -114,6 +114,14 @@ func TestForm(t *testing.T) {
 	}
 }
 
+func TestHostileNames(t *testing.T) {
+	r := report(answers{"qdiscs": degraded("a\x1b[2Jb", "mend").with("é\xff\u202e\n")})
+	sound(t, r)
+	if f := r.find(t, "qdiscs"); f.Why != "a?[2Jb" || f.Detail != "é\ufffd??" {
+		t.Errorf("%q, %q", f.Why, f.Detail)
+	}
+}
+
 // traces is what a probe might leave behind in this process and on the host.
 func traces(t *testing.T) map[string]string {
 	t.Helper()
