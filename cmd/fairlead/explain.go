@@ -55,7 +55,7 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 		fmt.Fprintln(w, "  nothing")
 	}
 	for _, p := range x.Problems {
-		fmt.Fprintf(w, "  not usable: %s\n", lines(p.Text))
+		fmt.Fprintf(w, "  not usable: %s\n", oneLine(p.Text))
 	}
 
 	fmt.Fprintln(w, "\nHow that stands:")
@@ -130,12 +130,12 @@ func stands(f api.FeatureStatus, now time.Time) string {
 		if f.Next.After(now) {
 			next = fmt.Sprintf(", next try in %.1f s", f.Next.Sub(now).Seconds())
 		}
-		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, lines(f.Error))
+		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, oneLine(f.Error))
 	}
 	if f.Error == "" {
 		return f.State
 	}
-	return f.State + ": " + lines(f.Error)
+	return f.State + ": " + oneLine(f.Error)
 }
 
 func explainChanges(w io.Writer, changes []api.Change, now time.Time) {
@@ -152,7 +152,7 @@ func explainChanges(w io.Writer, changes []api.Change, now time.Time) {
 		case api.ChangeGone:
 			what += "; the object no longer exists"
 		default:
-			what += "; it cannot be read now: " + lines(c.Error)
+			what += "; it cannot be read now: " + oneLine(c.Error)
 		}
 		fmt.Fprintf(w, "      %s (%s)\n", what, ago(c.When, now))
 		for _, s := range c.Because {

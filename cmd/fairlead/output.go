@@ -113,6 +113,11 @@ func lines(s string) string {
 	return strings.Join(parts, "\n")
 }
 
+// oneLine is show for a text that may have several lines but gets one.
+func oneLine(s string) string {
+	return showText(strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' }), "; "))
+}
+
 // cut shortens s to n characters.
 func cut(s string, n int) string {
 	if n <= 0 || utf8.RuneCountInString(s) <= n {

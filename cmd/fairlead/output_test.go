@@ -108,8 +108,7 @@ func TestPS(t *testing.T) {
 web-1                     docker  registry.example.co…  isolate  done    eth0→veth3f2a1bc
 "evil\x1b[31m\u202e\u00…  cgroup  -                     charge   error   (the host's)
 
-"evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no"
-such (tried 3 times)
+"evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no; such" (tried 3 times)
 "evil\x1b[31m\u202e\u009b\x7f\n�": traffic: not available in this build: fairlead.net.rate=1mbit (label)
 source docker: "gone\x1b"
 feature netcpu is degraded: no threads

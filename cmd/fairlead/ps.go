@@ -80,9 +80,9 @@ func standing(c api.Container) (word string, trouble []string) {
 		rank = max(rank, slices.Index(worst, f.State))
 		switch f.State {
 		case api.StateError:
-			trouble = append(trouble, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), lines(f.Error), f.Tries))
+			trouble = append(trouble, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), oneLine(f.Error), f.Tries))
 		case api.StateNotBuilt, api.StateUnavailable:
-			trouble = append(trouble, fmt.Sprintf("%s: %s: %s", show(f.Feature), f.State, lines(f.Error)))
+			trouble = append(trouble, fmt.Sprintf("%s: %s: %s", show(f.Feature), f.State, oneLine(f.Error)))
 		}
 	}
 	word = worst[rank]
@@ -125,18 +125,18 @@ func concerns(st api.Status) []string {
 	}
 	for _, s := range st.Sources {
 		if s.Error != "" {
-			out = append(out, fmt.Sprintf("source %s: %s", show(s.Name), lines(s.Error)))
+			out = append(out, fmt.Sprintf("source %s: %s", show(s.Name), oneLine(s.Error)))
 		}
 	}
 	if !st.Policy.OK {
 		out = append(out, "policy is not usable, the last good one is in force:\n"+lines(st.Policy.Error))
 	}
 	for _, p := range st.Policy.Problems {
-		out = append(out, "policy: "+lines(p.Text))
+		out = append(out, "policy: "+oneLine(p.Text))
 	}
 	for _, f := range st.Features {
 		if f.Support.Level == probe.Degraded {
-			out = append(out, fmt.Sprintf("feature %s is degraded: %s", show(f.Name), lines(f.Support.Why)))
+			out = append(out, fmt.Sprintf("feature %s is degraded: %s", show(f.Name), oneLine(f.Support.Why)))
 		}
 	}
 	switch {

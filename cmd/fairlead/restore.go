@@ -110,7 +110,7 @@ func restored(w io.Writer, done api.Restored) {
 		case journal.Foreign:
 			fmt.Fprintf(w, "%s: left at %s, which somebody else has set (we wrote %s; before it was %s)\n", object, value(o.Now), value(o.Wrote), value(o.Before))
 		default:
-			fmt.Fprintf(w, "%s: NOT put back to %s: %s\n", object, value(o.Before), lines(o.Error))
+			fmt.Fprintf(w, "%s: NOT put back to %s: %s\n", object, value(o.Before), oneLine(o.Error))
 		}
 	}
 }
