@@ -37,9 +37,9 @@ type tree struct {
 
 	top   string // the v2 tree
 	host  uint64 // our network namespace
-	watch *fsnotify.Watcher
+	watch *fsnotify.Watcher // nil if the host has no more of them
 	nodes map[string]*node
-	blind bool // some directory could not be watched
+	blind bool // there is a directory that is not watched
 }
 
 // node is one cgroup directory.
@@ -72,12 +72,15 @@ func (t *tree) Run(ctx context.Context, publish func(Report)) error {
 
 // session watches the tree from scratch.
 func (t *tree) session(ctx context.Context, publish func(Report)) error {
-	watch, err := fsnotify.NewBufferedWatcher(1024)
-	if err != nil {
-		return fmt.Errorf("watch cgroups: %w", err)
+	t.nodes, t.blind = make(map[string]*node), false
+	var happened chan fsnotify.Event
+	var failed chan error
+	// inotify instances are few, and other programs use them too: without one,
+	// lists have to do.
+	if t.watch, _ = fsnotify.NewBufferedWatcher(1024); t.watch != nil {
+		defer t.watch.Close()
+		happened, failed = t.watch.Events, t.watch.Errors
 	}
-	defer watch.Close()
-	t.watch, t.nodes, t.blind = watch, make(map[string]*node), false
 
 	relist := time.NewTimer(0)
 	defer relist.Stop()
@@ -88,12 +91,12 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case ev, ok := <-watch.Events:
+		case ev, ok := <-happened:
 			if !ok {
 				return errors.New("watch cgroups: ended")
 			}
 			changed = t.event(ev)
-		case err := <-watch.Errors:
+		case err := <-failed:
 			if !errors.Is(err, fsnotify.ErrEventOverflow) {
 				return fmt.Errorf("watch cgroups: %w", err)
 			}
@@ -182,7 +185,9 @@ func (t *tree) add(dir string) {
 	n := &node{}
 	n.lookSoon()
 	t.nodes[dir] = n
-	if err := t.watch.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if t.watch == nil {
+		t.blind = true
+	} else if err := t.watch.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.blind = true
 	}
 	// Made before the watch was there.

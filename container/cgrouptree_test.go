@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/fsnotify/fsnotify"
+	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // awaitBelow waits until the Snapshot has exactly these directories of those below dir.
@@ -95,16 +95,11 @@ func onHost(t *testing.T, cg testkit.CG, name string, arg ...string) (*exec.Cmd,
 
 // TestTreeIsBounded has a tree that is deeper than is looked at.
 func TestTreeIsBounded(t *testing.T) {
-	watch, err := fsnotify.NewWatcher()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watch.Close()
 	top := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(top, strings.Repeat("d/", treeDepth+5)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	tr := &tree{top: top, watch: watch, nodes: make(map[string]*node)}
+	tr := &tree{top: top, nodes: make(map[string]*node)}
 	tr.walk()
 	if want := treeDepth + 1; len(tr.nodes) != want { // and top
 		t.Errorf("%d cgroups, want %d", len(tr.nodes), want)
@@ -120,5 +115,38 @@ func TestTreeIsBounded(t *testing.T) {
 	tr.walk()
 	if want := treeDepth + 1; len(tr.nodes) != want {
 		t.Errorf("%d cgroups after those that are gone were forgotten, want %d", len(tr.nodes), want)
+	}
+}
+
+// TestTreeBlind has no inotify: what lists alone find.
+func TestTreeBlind(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	own, err := netdev.InodeOf("/proc", os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := &tree{proc: "/proc", top: cg.V2, host: own, nodes: make(map[string]*node)}
+	list := func() string {
+		tr.walk()
+		tr.look(time.Now())
+		var names []string
+		for _, rec := range tr.records() {
+			names = append(names, rec.Name)
+		}
+		return strings.Join(names, " ")
+	}
+	if got := list(); got != "" || !tr.blind {
+		t.Errorf("empty tree: %q, blind %v", got, tr.blind)
+	}
+	cmd := sleeper(t, testkit.NetNS(t), cg.Child(t, "one"))
+	onHost(t, cg.Child(t, "two.scope"), "sleep", "1000")
+	onHost(t, cg.Child(t, "three"), "sleep", "1000")
+	if got := list(); got != "one two.scope" {
+		t.Errorf("found %q", got)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	if got := list(); got != "two.scope" {
+		t.Errorf("found %q after the end of one", got)
 	}
 }

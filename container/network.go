@@ -178,10 +178,10 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	return net, nil
 }
 
-// hostEnd finds the other end of a veth. It is zero for all other kinds, and
-// where the other end cannot be reached.
+// hostEnd finds the other end of a veth or netkit. It is zero for all other
+// kinds, and where the other end cannot be reached.
 func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
-	if l.Kind != "veth" || l.Peer == 0 || l.PeerNS < 0 {
+	if l.Kind != "veth" && l.Kind != "netkit" || l.Peer == 0 || l.PeerNS < 0 {
 		return HostEnd{} // an end in its own namespace is no host end
 	}
 	there, path := n.resolve(net, ns, l.PeerNS)

@@ -16,7 +16,9 @@ import (
 const (
 	relistEvery = time.Minute
 	callTimeout = 10 * time.Second
-	parallel    = 4 // questions at a time
+	parallel    = 16 // questions at a time after a list
+
+	listPatience = time.Second // with the answers to them
 
 	minBackOff = 50 * time.Millisecond
 	maxBackOff = 2 * time.Second
@@ -31,7 +33,8 @@ type roster struct {
 	answers chan answer
 
 	records map[string]Record
-	asked   map[string]int // numbers the questions that are open, by container
+	asked   map[string]int // the last question about a container, if it is open
+	last    int            // number of a question
 
 	none   bool // it was reported that there is no such runtime
 	listed bool // a list was reported: there is one
@@ -105,8 +108,9 @@ func listens(ctx context.Context, path string) error {
 
 // ask has a container inspected; the answer comes to answers.
 func (r *roster) ask(ctx context.Context, key string, look inspect) {
-	r.asked[key]++
-	asked := r.asked[key]
+	r.last++
+	asked := r.last
+	r.asked[key] = asked
 	go func() {
 		got := answer{key: key, asked: asked}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
@@ -119,28 +123,34 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	}()
 }
 
-// take notes an answer, unless there was a later question or an end since.
+// take notes an answer and reports the list that follows from it.
 func (r *roster) take(got answer) {
+	if r.note(got) {
+		r.say()
+	}
+}
+
+// note notes an answer, unless there was a later question or an end since. It
+// says whether the list may have changed.
+func (r *roster) note(got answer) bool {
 	if r.asked[got.key] != got.asked {
-		return
+		return false
 	}
 	delete(r.asked, got.key)
 	switch {
 	case got.err != nil:
-		return // the next list will tell
+		return false // the next list will tell
 	case got.runs:
 		r.records[got.key] = got.record
 	default:
 		delete(r.records, got.key)
 	}
-	r.say()
+	return true
 }
 
 // end notes that a container has ended.
 func (r *roster) end(key string) {
-	if _, open := r.asked[key]; open {
-		r.asked[key]++ // the answer will be out of date
-	}
+	delete(r.asked, key) // the answer will be out of date
 	// An event may be older than a list, and the container have been started
 	// again since.
 	if rec, runs := r.records[key]; runs && unix.Kill(rec.PID, 0) != nil {
@@ -150,39 +160,39 @@ func (r *roster) end(key string) {
 }
 
 // replace takes the keys of all containers that run. It inspects those that
-// are not known, or of which current denies that what is known still holds.
+// are not known, or of which current denies that what is known still holds, and
+// waits for the answers, but not for long: they count later, too.
 func (r *roster) replace(ctx context.Context, keys []string, current func(key string, rec Record) bool, look inspect) {
-	if len(keys) > maxRecords {
-		keys = keys[:maxRecords]
+	slots := make(chan struct{}, parallel)
+	slowly := func(ctx context.Context, key string) (Record, bool, error) {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return Record{}, false, ctx.Err()
+		}
+		defer func() { <-slots }()
+		return look(ctx, key)
 	}
 	records := make(map[string]Record, len(keys))
-	var unknown []string
-	for _, key := range keys {
+	for _, key := range keys[:min(len(keys), maxRecords)] {
 		if rec, ok := r.records[key]; ok && current(key, rec) {
 			records[key] = rec
 		} else {
-			unknown = append(unknown, key)
-		}
-	}
-	answers := make(chan answer)
-	slots := make(chan struct{}, parallel)
-	for _, key := range unknown {
-		go func() {
-			slots <- struct{}{}
-			got := answer{key: key}
-			call, cancel := context.WithTimeout(ctx, callTimeout)
-			got.record, got.runs, got.err = look(call, key)
-			cancel()
-			<-slots
-			answers <- got
-		}()
-	}
-	for range unknown {
-		if got := <-answers; got.err == nil && got.runs {
-			records[got.key] = got.record
+			r.ask(ctx, key, slowly)
 		}
 	}
 	r.records = records
+	patience := time.After(listPatience)
+	for waiting := true; waiting && len(r.asked) > 0; {
+		select {
+		case got := <-r.answers:
+			r.note(got)
+		case <-patience:
+			waiting = false
+		case <-ctx.Done():
+			return
+		}
+	}
 	r.say()
 }
 

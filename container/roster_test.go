@@ -62,6 +62,7 @@ func TestRosterOrder(t *testing.T) {
 	r.end("b")
 	r.take(<-r.answers)
 	r.end("a")
+	r.end("never heard of")
 	if got := s.names(); len(got) != 0 {
 		t.Errorf("names %v after the ends", got)
 	}
@@ -81,6 +82,9 @@ func TestRosterOrder(t *testing.T) {
 	if got := s.names(); len(got) != 0 {
 		t.Errorf("names %v of one that does not run", got)
 	}
+	if len(r.asked) != 0 {
+		t.Errorf("open questions %v", r.asked)
+	}
 }
 
 // TestRosterHangs has a runtime that hangs over one container.
@@ -96,6 +100,16 @@ func TestRosterHangs(t *testing.T) {
 	r.ask(ctx, "fine", answerWith(Record{Name: "fine"}, true, nil))
 	r.take(<-r.answers)
 	if got := s.names(); !slices.Equal(got, []string{"fine"}) {
+		t.Errorf("names %v", got)
+	}
+	// A list is not held up either, and says what is known.
+	r.replace(ctx, []string{"stuck", "fine", "other"}, lives, func(ctx context.Context, key string) (Record, bool, error) {
+		if key == "stuck" {
+			<-ctx.Done()
+		}
+		return Record{Name: key}, true, ctx.Err()
+	})
+	if got := s.names(); !slices.Equal(got, []string{"fine", "other"}) {
 		t.Errorf("names %v", got)
 	}
 	cancel()

@@ -16,6 +16,7 @@ import (
 )
 
 func TestPodman(t *testing.T) {
+	t.Parallel()
 	p := testkit.StartPodman(t)
 	s := runSet(t, Config{}, Podman(p.Host), CgroupTree("/proc", ""))
 	await(t, s, "the service", func(snap Snapshot) bool { return snap.Complete })
@@ -44,6 +45,7 @@ func TestPodman(t *testing.T) {
 }
 
 func TestContainerd(t *testing.T) {
+	t.Parallel()
 	d := testkit.StartContainerd(t)
 	s := runSet(t, Config{}, Containerd(d.Socket))
 	for _, space := range []string{"default", "moby", "k8s.io"} {
