@@ -149,7 +149,11 @@ func (a *Agent) nudge() {
 func (a *Agent) Run(ctx context.Context) error {
 	serve, err := a.servers()
 	if err != nil {
-		return errors.Join(fmt.Errorf("run agent: %w", err), a.close())
+		errs := []error{fmt.Errorf("run agent: %w", err)}
+		for _, w := range a.workers {
+			errs = append(errs, w.feature.Close())
+		}
+		return errors.Join(append(errs, a.close())...)
 	}
 	// Before the first round: without its policy, that would let go of what an
 	// earlier agent has left in force for containers that still run.
@@ -206,11 +210,19 @@ func (a *Agent) restoreAll() error {
 	return err
 }
 
+// close lets go of the journal, and of the features that have no worker to do
+// that.
 func (a *Agent) close() error {
-	if err := a.journal.Close(); err != nil {
-		return fmt.Errorf("close journal: %w", err)
+	var errs []error
+	for _, f := range a.all {
+		if a.worker(f.Name()) == nil {
+			errs = append(errs, f.Close())
+		}
 	}
-	return nil
+	if err := a.journal.Close(); err != nil {
+		errs = append(errs, fmt.Errorf("close journal: %w", err))
+	}
+	return errors.Join(errs...)
 }
 
 // servers opens the sockets, and gives what serves on them.

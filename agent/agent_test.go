@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -438,9 +439,7 @@ func TestAgentStatus(t *testing.T) {
 	})
 }
 
-// A feature that neither works nor listens must not keep the agent from
-// stopping cleanly for everything else.
-func TestAgentServesOnUnavailableFeature(t *testing.T) {
+func TestAgentWithUnavailableFeature(t *testing.T) {
 	r := newRig(t, 1)
 	r.set.set(true, box(1, "isolate"))
 	j := r.journal()
@@ -459,9 +458,76 @@ func TestAgentServesOnUnavailableFeature(t *testing.T) {
 	if calls := f.took(); len(calls) != 0 {
 		t.Errorf("an unavailable feature was called: %v", calls)
 	}
-	if err := j.Close(); err != nil {
+	if err := a.close(); err != nil || !f.closed {
+		t.Errorf("close: %v, feature closed: %v", err, f.closed)
+	}
+}
+
+func TestAgentClosesWhatItCannotServe(t *testing.T) {
+	r := newRig(t)
+	r.start()
+	state := t.TempDir()
+	j, err := journal.Open(state)
+	if err != nil {
 		t.Fatal(err)
 	}
+	f := newFake()
+	cfg := Config{StateDir: state, Socket: r.agent.cfg.Socket, Log: quiet()}
+	a := assemble(cfg, r.set, policy.NewStore("", time.Now), j, r.host.open, []feature.Feature{f}, ordinary())
+	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another agent answers") {
+		t.Errorf("a second agent at the same socket: %v", err)
+	}
+	if !f.closed {
+		t.Error("its feature was not closed")
+	}
+	if j, err = journal.Open(state); err != nil {
+		t.Fatalf("its journal was not closed: %v", err)
+	}
+	j.Close()
+}
+
+// A feature that neither works nor listens must not keep the agent from
+// working, and stopping, for all the others, nor from restoring what that one
+// has in force.
+func TestAgentWithHungFeature(t *testing.T) {
+	r := newRig(t, 1, 2)
+	synctest.Test(t, func(t *testing.T) {
+		j := r.journal()
+		good := turner{newFake(), r.host, j}
+		bad, release := newFake(), make(chan struct{})
+		bad.name = "blockio"
+		bad.apply = func(context.Context, policy.Target) error {
+			err := j.Turn(r.host.knob(2), "isolated", journal.Owner{Feature: bad.name, Container: 1})
+			<-release
+			return err
+		}
+		r.set = newFakeSet(true, box(1, "isolate"))
+		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.open, []feature.Feature{bad, good}, ordinary())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a.Run(ctx) }()
+		synctest.Wait()
+		if one, two := r.host.get(t, 1), r.host.get(t, 2); one != "isolated" || two != "isolated" {
+			t.Fatalf("values %q and %q", one, two)
+		}
+		r.set.set(true)
+		synctest.Wait()
+		if got := r.host.get(t, 1); got != "plain" {
+			t.Errorf("the good feature waits for the bad one: %q", got)
+		}
+		began := time.Now()
+		cancel()
+		if err := <-done; err == nil || !strings.Contains(err.Error(), "a feature does not return") {
+			t.Errorf("stop: %v", err)
+		}
+		if took := time.Since(began); took > stopTime+a.pace.call {
+			t.Errorf("stop took %v", took)
+		}
+		if got := r.host.get(t, 2); got != "plain" {
+			t.Errorf("what the bad feature had in force is %q", got)
+		}
+		close(release)
+	})
 }
 
 func TestAgentMetrics(t *testing.T) {

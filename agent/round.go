@@ -17,11 +17,11 @@ func (a *Agent) loop(ctx context.Context) {
 	defer beat.Stop()
 	patience := time.NewTimer(readyTime)
 	defer patience.Stop()
-	ready := a.cfg.Ready
+	ready, complete := a.cfg.Ready, false
 	for ctx.Err() == nil {
 		// Asked for before the round, so that no change is lost.
 		changed := a.set.Changed()
-		if complete := a.round(); complete && ready != nil {
+		if complete = a.round(); complete && ready != nil {
 			ready()
 			ready = nil
 		}
@@ -37,7 +37,9 @@ func (a *Agent) loop(ctx context.Context) {
 			case <-a.kick:
 			case <-refresh.C:
 			case <-patience.C:
-				a.log.Warn("not every source of containers has answered yet")
+				if !complete {
+					a.log.Warn("not every source of containers has answered yet")
+				}
 				if ready != nil {
 					ready()
 					ready = nil
