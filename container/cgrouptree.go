@@ -35,8 +35,8 @@ func CgroupTree(proc, root string) Source {
 type tree struct {
 	proc, root string
 
-	top   string // the v2 tree
-	host  uint64 // our network namespace
+	top   string            // the v2 tree
+	host  uint64            // our network namespace
 	watch *fsnotify.Watcher // nil if the host has no more of them
 	nodes map[string]*node
 	blind bool // there is a directory that is not watched

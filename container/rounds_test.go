@@ -1,0 +1,84 @@
+package container
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// TestSetSharedNetwork has a pod: one network, several containers. What changes
+// there has changed for all of them.
+func TestSetSharedNetwork(t *testing.T) {
+	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+	src := newFake("containerd")
+	s := runSet(t, Config{}, src)
+	var records []Record
+	for i := range 5 {
+		name := fmt.Sprintf("c%d", i)
+		records = append(records, Record{PID: sleeper(t, ns, cg.Child(t, name)).Process.Pid, Name: name})
+	}
+	src.report(records...)
+	all := func(devices int) func(Snapshot) bool {
+		return func(snap Snapshot) bool {
+			n := 0
+			for _, c := range snap.Containers {
+				if len(c.Interfaces) == devices && c.NetNS == ns.Inode {
+					n++
+				}
+			}
+			return n == len(records)
+		}
+	}
+	await(t, s, "the pod", all(0))
+	for i := range 3 {
+		if err := ns.Handle(t).LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("fl%d", i)}}); err != nil {
+			t.Fatal(err)
+		}
+		await(t, s, "the next device", all(i+1))
+	}
+}
+
+func TestBounded(t *testing.T) {
+	small := Record{Name: "n", Labels: map[string]string{"a": "b"}}
+	if diff := cmp.Diff(small, bounded(small)); diff != "" {
+		t.Error(diff)
+	}
+	big := Record{Name: strings.Repeat("ä", maxName), Labels: map[string]string{"long": strings.Repeat("x", maxLabel), "short": "y"}}
+	for i := range 2 * maxLabels {
+		big.Labels[fmt.Sprintf("z%d", i)] = ""
+	}
+	got := bounded(big)
+	if len(got.Name) > maxName || len(got.Labels) != maxLabels || got.Labels["short"] != "y" {
+		t.Errorf("name of %d bytes, %d labels", len(got.Name), len(got.Labels))
+	}
+	if _, ok := got.Labels["long"]; ok {
+		t.Error("kept a label that is too long")
+	}
+	if len(big.Labels) != 2*maxLabels+2 {
+		t.Error("changed the report that it was given")
+	}
+}
+
+func TestOfRuntime(t *testing.T) {
+	const id = "4f9e6d1c2b3a4f9e6d1c2b3a"
+	for _, tc := range []struct{ dir, id, want string }{
+		{"/cg/docker/" + id, id, "/cg/docker/" + id},
+		{"/cg/docker/" + id + "/init.scope", id, "/cg/docker/" + id},
+		{"/cg/system.slice/docker-" + id + ".scope/a/b", id, "/cg/system.slice/docker-" + id + ".scope"},
+		{"/cg/libpod-" + id + ".scope/container", id, "/cg/libpod-" + id + ".scope"},
+		{"/cg/default/web/sub", "web", "/cg/default/web"},
+		{"/cg/websites/x", "web", "/cg/websites/x"},
+		{"/cg/x/y", id, "/cg/x/y"},
+		{"/cg/x/y", "", "/cg/x/y"},
+		{"", id, ""},
+	} {
+		if got := ofRuntime(tc.dir, tc.id); got != tc.want {
+			t.Errorf("ofRuntime(%q, %q) = %q, want %q", tc.dir, tc.id, got, tc.want)
+		}
+	}
+}
