@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -151,8 +152,39 @@ func TestExperiment(t *testing.T) {
 	clean(t)
 }
 
+// alone waits until no experiment is under way on this machine, and returns
+// what lets others begin.
+func alone(t *testing.T) (release func()) {
+	t.Helper()
+	for range 300 {
+		release, err := only()
+		if err == nil {
+			return release
+		}
+		if !errors.Is(err, ErrBusy) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+	}
+	t.Fatal("the machine is never free of experiments")
+	return nil
+}
+
+func TestOnlyOne(t *testing.T) {
+	release := alone(t)
+	if _, err := NetCPU(t.Context(), Options{}); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second experiment gives %v", err)
+	}
+	if _, err := Demo(t.Context(), Screen{Writer: io.Discard}, ""); !errors.Is(err, ErrBusy) {
+		t.Errorf("a demo beside it gives %v", err)
+	}
+	release()
+	alone(t)()
+}
+
 func TestCancel(t *testing.T) {
 	testkit.NeedRoot(t)
+	alone(t)()
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := NetCPU(ctx, Options{Quick: true, Progress: func(done, _ int, _ string) {
 		if done == 4 {
@@ -168,6 +200,7 @@ func TestCancel(t *testing.T) {
 func TestDemo(t *testing.T) {
 	testkit.NeedRoot(t)
 	for _, colour := range []bool{false, true} {
+		alone(t)()
 		var out bytes.Buffer
 		r, err := demo(t.Context(), Screen{&out, colour}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
 		if err != nil {

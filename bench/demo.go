@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/report"
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
@@ -41,6 +42,11 @@ func Demo(ctx context.Context, out Screen, version string) (_ *report.Report, er
 }
 
 func demo(ctx context.Context, out Screen, version string, rounds int, warm, idle, take time.Duration) (_ *report.Report, err error) {
+	release, err := only()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	if err := rig.Sweep(); err != nil {
 		return nil, err
 	}
@@ -54,18 +60,21 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 	r := &report.Report{Bench: "demo", Env: environment(version, true), Rounds: rounds}
 	steps := []struct {
 		name string
-		run  func(context.Context) (sample, error)
+		take time.Duration
+		rate uint64
+		on   bool
 	}{
-		{"nobody sends", func(ctx context.Context) (sample, error) { s.take = idle; return s.idle(ctx, false) }},
-		{"flood", func(ctx context.Context) (sample, error) { s.take = take; return s.flood(ctx, false) }},
-		{"flood, fairlead", func(ctx context.Context) (sample, error) { s.take = take; return s.flood(ctx, true) }},
+		{"nobody sends", idle, 0, false},
+		{"flood", take, load.Flood, false},
+		{"flood, fairlead", take, load.Flood, true},
 	}
 	var full float64 // of the bars: the first idle victim
 	for round := range rounds {
 		var m [3]sample
 		for i, st := range steps {
 			fmt.Fprintf(out, "[%2d/%d] %-16s ", round*len(steps)+i+1, rounds*len(steps), st.name)
-			if m[i], err = st.run(ctx); err != nil {
+			s.take = st.take
+			if m[i], err = s.measure(ctx, rig.UDP, st.rate, st.on); err != nil {
 				fmt.Fprintln(out)
 				return nil, fmt.Errorf("demo: %w", err)
 			}

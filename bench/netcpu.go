@@ -86,11 +86,16 @@ func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 	warm, take := 300*time.Millisecond, 2*time.Second
 	rounds := 5
 	if o.Quick {
-		warm, take, rounds = 200*time.Millisecond, 500*time.Millisecond, 2
+		warm, take, rounds = 150*time.Millisecond, 400*time.Millisecond, 2
 	}
 	if o.Rounds > 0 {
 		rounds = o.Rounds
 	}
+	release, err := only()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	if err := rig.Sweep(); err != nil {
 		return nil, err
 	}
@@ -143,47 +148,52 @@ func (e *experiment) run(ctx context.Context, su setup, rounds int, warm, take t
 	return nil
 }
 
-// round measures every case once, off and then on. The base, a victim beside
-// an idle neighbour with nothing done, is measured before and after.
+// round measures every case once off and once on. What comes first changes
+// from case to case, so that the protection need not be switched for each
+// measurement. The base, a victim beside an idle neighbour with nothing done, is
+// measured before and after.
 func (e *experiment) round(ctx context.Context, s *session, su setup, round int) error {
-	what := func(name string, on bool) string {
-		return fmt.Sprintf("round %d: %s %s, %s", round, su.name, name, map[bool]string{false: "off", true: "on"}[on])
+	take := func(d demand, on bool) (sample, error) {
+		e.say(fmt.Sprintf("round %d: %s %s, %s", round, su.name, d.name, map[bool]string{false: "off", true: "on"}[on]))
+		return s.measure(ctx, d.kind, d.rate, on)
 	}
-	var idle [2]sample
-	for i, on := range []bool{false, true} {
-		e.say(what("idle", on))
-		var err error
-		if idle[i], err = s.idle(ctx, on); err != nil {
-			return err
-		}
-	}
-	measured := make([][2]sample, len(su.demands))
-	for i, d := range su.demands {
-		for j, on := range []bool{false, true} {
-			e.say(what(d.name, on))
-			var err error
-			if measured[i][j], err = s.measure(ctx, d.kind, d.rate, on); err != nil {
+	idle := demand{name: "idle", kind: rig.UDP}
+	measured := make([][2]sample, len(su.demands)+1)
+	order := [2]bool{false, true}
+	for i, d := range append([]demand{idle}, su.demands...) {
+		for _, on := range order {
+			m, err := take(d, on)
+			if err != nil {
 				return err
 			}
+			measured[i][index(on)] = m
 		}
+		order[0], order[1] = order[1], order[0]
 	}
-	e.say(what("idle", false))
-	last, err := s.idle(ctx, false)
+	last, err := take(idle, false)
 	if err != nil {
 		return err
 	}
-	idle[0].work = (idle[0].work + last.work) / 2
-	base := idle[0].work
-	for j, on := range []bool{false, true} {
-		e.report.Add(su.name+" idle", Penalty, "1", on, base/idle[j].work)
-		e.report.Add(su.name+" idle", Work, "1/s", on, idle[j].work)
+	measured[0][0].work = (measured[0][0].work + last.work) / 2
+	base := measured[0][0].work
+	for _, on := range []bool{false, true} {
+		m := measured[0][index(on)]
+		e.report.Add(su.name+" idle", Penalty, "1", on, base/m.work)
+		e.report.Add(su.name+" idle", Work, "1/s", on, m.work)
 	}
 	for i, d := range su.demands {
-		for j, on := range []bool{false, true} {
-			e.add(su.name+" "+d.name, d.kind, on, base, measured[i][j])
+		for _, on := range []bool{false, true} {
+			e.add(su.name+" "+d.name, d.kind, on, base, measured[i+1][index(on)])
 		}
 	}
 	return nil
+}
+
+func index(on bool) int {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 func (e *experiment) add(name string, kind rig.Traffic, on bool, base float64, m sample) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
@@ -125,20 +124,6 @@ func (s *session) measure(ctx context.Context, kind rig.Traffic, rate uint64, on
 		p50: sent.Latency(0.5).Seconds(), p99: sent.Latency(0.99).Seconds(),
 	}
 	return m, nil
-}
-
-func (s *session) idle(ctx context.Context, on bool) (sample, error) {
-	if s.kind == "" {
-		if err := s.traffic(ctx, rig.UDP); err != nil {
-			return sample{}, err
-		}
-	}
-	return s.measure(ctx, s.kind, 0, on)
-}
-
-// flood is measure with UDP.
-func (s *session) flood(ctx context.Context, on bool) (sample, error) {
-	return s.measure(ctx, rig.UDP, load.Flood, on)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -328,7 +328,9 @@ func (r *Rig) Send(ctx context.Context, kind Traffic) (sender, receiver *Generat
 	var send, recv []string
 	switch kind {
 	case UDP:
-		send = []string{"udp-send", "--size", "1400"}
+		// A sender outside is not held back by how full this host's queues are,
+		// as one on the same machine is by its socket's buffer.
+		send = []string{"udp-send", "--size", "1400", "--buffer", "8388608"}
 		recv = []string{"udp-recv"}
 	case TCP:
 		send = []string{"tcp-send"}
