@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,14 +69,43 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 
 	if len(x.Changes) == 0 {
 		fmt.Fprintln(w, "\nNothing was changed on the host for it.")
-	} else {
-		fmt.Fprintln(w, "\nWhat was changed on the host for it:")
-		explainChanges(w, x.Changes, now)
 	}
-	if len(x.Host) > 0 {
-		fmt.Fprintln(w, "\nWhat was changed for the host as a whole:")
-		explainChanges(w, x.Host, now)
+	for _, group := range together(x.Changes) {
+		fmt.Fprintf(w, "\nWhat %s changed on the host for it%s:\n", show(group[0].Feature), because(group[0]))
+		explainChanges(w, c, group, now)
 	}
+	for _, group := range together(x.Host) {
+		fmt.Fprintf(w, "\nWhat %s changed for the host as a whole:\n", show(group[0].Feature))
+		explainChanges(w, c, group, now)
+	}
+}
+
+// together puts changes that were made by one feature for one reason next to
+// each other.
+func together(changes []api.Change) [][]api.Change {
+	var groups [][]api.Change
+next:
+	for _, c := range changes {
+		for i, g := range groups {
+			if g[0].Feature == c.Feature && slices.Equal(g[0].Because, c.Because) {
+				groups[i] = append(g, c)
+				continue next
+			}
+		}
+		groups = append(groups, []api.Change{c})
+	}
+	return groups
+}
+
+func because(c api.Change) string {
+	var reasons []string
+	for _, s := range c.Because {
+		reasons = append(reasons, show(s.Key)+" = "+show(s.Value))
+	}
+	if len(reasons) == 0 {
+		return ""
+	}
+	return ", because of " + strings.Join(reasons, " and ")
 }
 
 func explainNetwork(w io.Writer, c api.Container) {
@@ -138,10 +168,10 @@ func stands(f api.FeatureStatus, now time.Time) string {
 	return f.State + ": " + oneLine(f.Error)
 }
 
-func explainChanges(w io.Writer, changes []api.Change, now time.Time) {
+func explainChanges(w io.Writer, of api.Container, changes []api.Change, now time.Time) {
 	for _, c := range changes {
-		fmt.Fprintf(w, "  %s %s\n", show(c.Kind), show(c.Object))
-		what := fmt.Sprintf("was %s, %s made it %s", value(c.Before), show(c.Feature), value(c.Wrote))
+		fmt.Fprintf(w, "  %s\n", objectText(of, c.Kind, c.Object))
+		what := fmt.Sprintf("was %s, made %s %s", value(c.Before), value(c.Wrote), ago(c.When, now))
 		switch c.State {
 		case api.ChangeInForce:
 			what += ", and so it is now"
@@ -150,14 +180,11 @@ func explainChanges(w io.Writer, changes []api.Change, now time.Time) {
 		case api.ChangeForeign:
 			what += fmt.Sprintf(", but somebody else has made it %s since", value(c.Now))
 		case api.ChangeGone:
-			what += "; the object no longer exists"
+			what += "; it no longer exists"
 		default:
 			what += "; it cannot be read now: " + oneLine(c.Error)
 		}
-		fmt.Fprintf(w, "      %s (%s)\n", what, ago(c.When, now))
-		for _, s := range c.Because {
-			fmt.Fprintf(w, "      because of %s\n", setting1(s))
-		}
+		fmt.Fprintf(w, "      %s\n", what)
 		if !c.Expiry.IsZero() {
 			fmt.Fprintf(w, "      until %s\n", c.Expiry.Format(time.TimeOnly))
 		}
@@ -168,5 +195,5 @@ func value(s string) string {
 	if s == "" {
 		return `""`
 	}
-	return cut(showText(s), 60)
+	return cut(showText(s), 40)
 }

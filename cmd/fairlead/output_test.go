@@ -66,7 +66,8 @@ func example() stub {
 	web := api.Container{
 		ID: 4711, Name: "web-1", Source: "docker", Image: "registry.example.com/team/nginx:1.27", PID: 99,
 		Started:    time.Now().Add(-3 * time.Minute),
-		Interfaces: []api.Interface{{Name: "eth0", Kind: "veth", Addrs: []string{"172.17.0.2/16"}, Host: &api.HostEnd{Name: "veth3f2a1bc", Index: 7, Master: "docker0"}}},
+		Interfaces: []api.Interface{{Name: "eth0", Kind: "veth", Addrs: []string{"172.17.0.2/16"}, Host: &api.HostEnd{Name: "veth3f2a1bc", Index: 7, Master: "docker0", NetNS: 12}, Index: 2}},
+		NetNS:      11,
 		Policy:     []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "/etc/fairlead/policy.d/10-web.yaml", Line: 3}},
 		Features:   []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone, Since: time.Now().Add(-2*time.Minute - time.Second)}},
 	}
@@ -80,7 +81,7 @@ func example() stub {
 		explain: api.Explanation{
 			Container: web,
 			Changes: []api.Change{
-				{Feature: "netcpu", Kind: "offload", Object: "eth0 gro", Before: "off", Wrote: "on", Now: "on", State: api.ChangeInForce, When: time.Now().Add(-121 * time.Second), Because: web.Policy},
+				{Feature: "netcpu", Kind: "offload", Object: "11/2/gro", Before: "off", Wrote: "on", Now: "on", State: api.ChangeInForce, When: time.Now().Add(-121 * time.Second), Because: web.Policy},
 				{Feature: "netcpu", Kind: "file", Object: "/sys/x", Before: "", Wrote: "7", Now: evil, State: api.ChangeForeign, When: time.Now().Add(-121 * time.Second)},
 			},
 		},
@@ -138,13 +139,32 @@ What policy says:
 How that stands:
   netcpu: as policy says, since 2 min
 
-What was changed on the host for it:
-  offload eth0 gro
-      was off, netcpu made it on, and so it is now (2 min ago)
-      because of fairlead.netcpu = isolate, /etc/fairlead/policy.d/10-web.yaml line 3
-  file /sys/x
-      was "", netcpu made it 7, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since (2 min ago)
+What netcpu changed on the host for it, because of fairlead.netcpu = isolate:
+  offload gro of eth0 in the container
+      was off, made on 2 min ago, and so it is now
+
+What netcpu changed on the host for it:
+  /sys/x
+      was "", made 7 2 min ago, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since
 `, out)
+}
+
+func TestObjectText(t *testing.T) {
+	c := example().explain.Container
+	for _, x := range []struct{ kind, object, want string }{
+		{"offload", "11/2/gro", "offload gro of eth0 in the container"},
+		{"offload", "12/7/tso", "offload tso of veth3f2a1bc, the other end of eth0"},
+		{"threaded", "12/8/", "threaded NAPI of device 8 in network namespace 12"},
+		{"rps", "11/2/0", "packet steering (rps_cpus) of queue 0 of eth0 in the container"},
+		{"kthread", "17:99:/sys/fs/cgroup/cpu", "control group of kernel thread 17 in /sys/fs/cgroup/cpu"},
+		{"affinity", "17:99", "allowed CPUs of kernel thread 17"},
+		{"file", "/sys/fs/cgroup/x\x1b", `"/sys/fs/cgroup/x\x1b"`},
+		{"offload", "gro", "offload gro"}, {"offload", "x/y/z", "offload x/y/z"}, {"kthread", "x:y", "kthread x:y"}, {"new\x07", "thing", `"new\a" thing`},
+	} {
+		if got := objectText(c, x.kind, x.object); got != x.want {
+			t.Errorf("%s %s is %q, want %q", x.kind, x.object, got, x.want)
+		}
+	}
 }
 
 func TestRestoreThroughTheAgent(t *testing.T) {
@@ -152,11 +172,11 @@ func TestRestoreThroughTheAgent(t *testing.T) {
 	if status != statusFailed || !strings.Contains(errs, "some values could not be put back") {
 		t.Error(status, errs)
 	}
-	compare(t, `file /a: 1 again, was 2
-file "/b\x1b[2J": left at 3, which somebody else has set (we wrote 2; before it was 1)
-file /c: no longer exists
-file /d: is 1 already
-file /e: NOT put back to 1: "no\a"
+	compare(t, `/a: 1 again, was 2
+"/b\x1b[2J": left at 3, which somebody else has set (we wrote 2; before it was 1)
+/c: no longer exists
+/d: is 1 already
+/e: NOT put back to 1: "no\a"
 `, out)
 }
 

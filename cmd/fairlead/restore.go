@@ -99,7 +99,7 @@ func restored(w io.Writer, done api.Restored) {
 		fmt.Fprintln(w, "nothing to undo")
 	}
 	for _, o := range done.Outcomes {
-		object := show(o.Kind) + " " + show(o.Object)
+		object := objectText(api.Container{}, o.Kind, o.Object)
 		switch journal.Result(o.Result) {
 		case journal.Restored:
 			fmt.Fprintf(w, "%s: %s again, was %s\n", object, value(o.Before), value(o.Wrote))
