@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -37,6 +38,7 @@ type agent struct {
 	flags []string
 	api   *api.Client
 	pid   int
+	inode uint64 // of ns
 	ended chan struct{}
 	err   error // how the process ended, once ended is closed
 }
@@ -111,6 +113,8 @@ func (a *agent) launch(wrap ...string) {
 	})
 	must(a.t, <-started)
 	a.pid = cmd.Process.Pid
+	a.inode, err = netdev.InodeOf("/proc", a.pid)
+	must(a.t, err)
 }
 
 // start launches the agent, and waits until it knows who runs.
@@ -376,7 +380,7 @@ func (a *agent) idles(atStart footprint) {
 		if now := a.footprint(); now != atStart {
 			return fmt.Errorf("the agent holds %+v, at its start %+v", now, atStart)
 		}
-		if dirs := uplinkGroups(); len(dirs) > 0 {
+		if dirs := uplinkGroups(a.inode); len(dirs) > 0 {
 			return fmt.Errorf("cgroups %v are there", dirs)
 		}
 		return nil

@@ -1,0 +1,438 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+const isolate = "fairlead.netcpu=isolate"
+
+// host is a Docker Engine with an uplink, and an agent beside it.
+type host struct {
+	*testkit.Docker
+	agent   *agent
+	atStart footprint // of the agent
+}
+
+func newHost(t *testing.T, flags ...string) *host {
+	t.Helper()
+	d := testkit.StartDocker(t, flags...)
+	// What an uplink is on a real host: a device that polls, from which
+	// packets get onto the bridge.
+	testkit.Veth(t, d.NS, "nic0", testkit.NetNS(t), "wire")
+	h := d.NS.Handle(t)
+	nic, err := h.LinkByName("nic0")
+	must(t, err)
+	bridge, err := h.LinkByName("docker0")
+	must(t, err)
+	must(t, h.LinkSetMaster(nic, bridge))
+	must(t, d.NS.Do(func() error {
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		return e.Change("nic0", map[string]bool{"rx-gro": true})
+	}))
+	return &host{Docker: d, agent: newAgent(t, d.NS, "--docker-host", d.Host)}
+}
+
+// start runs the agent.
+func (h *host) start() {
+	h.agent.t.Helper()
+	h.agent.start()
+	h.atStart = h.agent.footprint()
+}
+
+// sleeper starts a container that sleeps.
+func (h *host) sleeper(t *testing.T, name string, flags ...string) {
+	t.Helper()
+	args := append([]string{"run", "-d", "--name", name}, flags...)
+	h.Must(t, append(args, h.Image, "sleep", "1000")...)
+}
+
+func (h *host) remove(t *testing.T, names ...string) {
+	t.Helper()
+	h.Must(t, append([]string{"rm", "-f"}, names...)...)
+}
+
+// container reads what fairlead might change of a container and its host ends.
+func (h *host) state(t *testing.T, c api.Container) state {
+	t.Helper()
+	s := state{}
+	s.readDevices(t, "inside", fmt.Sprintf("/proc/%d/ns/net", c.PID))
+	all := state{}
+	all.readDevices(t, "host", h.NS.Path)
+	for k, v := range all {
+		for _, i := range c.Interfaces {
+			if i.Host != nil && strings.HasPrefix(k, "host "+i.Host.Name+" ") {
+				s[k] = v
+			}
+		}
+	}
+	s.readCgroups(t, filepath.Join(h.CgroupParent, c.RuntimeID))
+	return s
+}
+
+// cgroups lists the directories of containers, in all hierarchies.
+func (h *host) cgroups() (found []string) {
+	for _, top := range hierarchies() {
+		dirs, _ := filepath.Glob(filepath.Join(top, h.CgroupParent, "*", "cgroup.procs"))
+		found = append(found, dirs...)
+	}
+	return found
+}
+
+// noComplaints looks for what an engine says when a thread of somebody else
+// keeps it from removing a cgroup or a namespace.
+func (h *host) noComplaints(t *testing.T) {
+	t.Helper()
+	log, err := os.ReadFile(filepath.Join(filepath.Dir(h.Socket), "dockerd.log"))
+	must(t, err)
+	for line := range strings.Lines(string(log)) {
+		low := strings.ToLower(line)
+		for _, bad := range []string{"failed to remove", "resource busy", "unable to remove", "failed to delete", "cgroup"} {
+			if strings.Contains(low, bad) && !strings.Contains(low, "warning") && !strings.Contains(low, "your kernel does not support") {
+				t.Errorf("dockerd complains: %s", line)
+			}
+		}
+	}
+}
+
+// TestDocker runs all that one engine is enough for.
+func TestDocker(t *testing.T) {
+	h := newHost(t, "--live-restore")
+	h.sleeper(t, "plain")
+	h.sleeper(t, "said-no", "--label", "fairlead.netcpu=observe")
+	h.start()
+	before := make(map[string]state)
+	for _, name := range []string{"plain", "said-no"} {
+		before[name] = h.state(t, h.agent.reaches(name, api.StateDone))
+	}
+	h.agent.idles(h.atStart)
+
+	t.Run("isolate", h.testIsolate)
+	t.Run("ends", h.testEnds)
+	t.Run("networks", h.testNetworks)
+	t.Run("metrics", h.testMetrics)
+	t.Run("killed", h.testDockerKilled)
+	t.Run("fifty", h.testFifty)
+
+	for name, was := range before {
+		c, err := h.agent.find(name)
+		must(t, err)
+		if diff := h.state(t, c).diff(was); diff != "" {
+			t.Errorf("%s was touched:\n%s", name, diff)
+		}
+	}
+	h.agent.idles(h.atStart)
+	h.agent.stop()
+	h.remove(t, "plain", "said-no")
+	if left := h.cgroups(); len(left) > 0 {
+		t.Errorf("cgroups are left: %v", left)
+	}
+	h.noComplaints(t)
+}
+
+// with runs a part of a test on behalf of t.
+func (h *host) with(t *testing.T) func() {
+	was := h.agent.t
+	h.agent.t = t
+	return func() { h.agent.t = was }
+}
+
+func (h *host) testIsolate(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "lit", "--label", isolate)
+	i := h.agent.isolated("lit", 1)
+	eth := i.Interfaces[0]
+	if eth.Host == nil || eth.Host.Master != "docker0" {
+		t.Fatalf("interface %+v, want its end at docker0", eth)
+	}
+	s := h.state(t, i.Container)
+	for _, f := range []string{"tx-tcp-segmentation", "tx-tcp6-segmentation"} {
+		if strings.Contains(s["host "+eth.Host.Name+" offloads"], f) {
+			t.Errorf("host end: %s is on", f)
+		}
+	}
+	for k, want := range map[string]string{
+		"inside eth0 threaded":              "1",
+		"inside eth0 napis":                 "1, 1 threads",
+		"host " + eth.Host.Name + " egress": "1 programs",
+	} {
+		if s[k] != want {
+			t.Errorf("%s: %q, want %q", k, s[k], want)
+		}
+	}
+	if !strings.Contains(s["inside eth0 offloads"], "rx-gro") {
+		t.Errorf("inside: %s, want rx-gro", s["inside eth0 offloads"])
+	}
+	uplink := state{}
+	uplink.readDevices(t, "host", h.NS.Path)
+	if uplink["host nic0 threaded"] != "1" || uplink["host nic0 ingress"] != "1 programs" || len(uplinkGroups(h.NS.Inode)) == 0 {
+		t.Errorf("the uplink is not covered: %v, groups %v", uplink, uplinkGroups(h.NS.Inode))
+	}
+	if out, err := h.Run("exec", "lit", "ping", "-c", "3", "-i", "0.1", "-W", "5", "10.213.0.1"); err != nil {
+		t.Errorf("no packet gets through: %v\n%s", err, out)
+	}
+	mustSay(t, h.agent.run("explain", "lit"), 0, isolateKey, "by a label of the container", "as policy says", "kthread", "and so it is now")
+	mustSay(t, h.agent.run("ps"), 0, "lit", "isolate", "plain", "observe")
+
+	// Let go of, and taken up again.
+	mustSay(t, h.agent.run("restore", "lit", "--state-dir", h.agent.path("state")), 0, "again, was")
+	if c := h.agent.reaches("lit", api.StateHeld); c.PID != i.PID {
+		t.Errorf("container %+v, was %+v", c, i.Container)
+	}
+	h.agent.idles(h.atStart)
+	mustSay(t, h.agent.run("policy", "reload"), 0)
+	again := h.agent.isolated("lit", 1)
+	h.remove(t, "lit")
+	h.agent.forgets(i)
+	h.agent.forgets(again)
+	h.agent.idles(h.atStart)
+}
+
+const isolateKey = "fairlead.netcpu = isolate"
+
+// testEnds ends a container in all the ways that there are.
+func (h *host) testEnds(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "bystander", "--label", isolate)
+	bystander := h.agent.isolated("bystander", 1)
+	for _, end := range []struct {
+		how string
+		do  func(t *testing.T, i isolation)
+	}{
+		{"stop", func(t *testing.T, i isolation) { h.Must(t, "stop", "-t", "0", "mortal") }},
+		{"kill", func(t *testing.T, i isolation) { h.Must(t, "kill", "mortal") }},
+		{"init killed", func(t *testing.T, i isolation) { must(t, unix.Kill(i.PID, unix.SIGKILL)) }},
+		{"rm", func(t *testing.T, i isolation) { h.remove(t, "mortal") }},
+		{"restart", func(t *testing.T, i isolation) {
+			h.Must(t, "restart", "-t", "0", "mortal")
+			await(t, "the new one", func() error {
+				c, err := h.agent.find("mortal")
+				if err == nil && c.ID == i.ID {
+					err = fmt.Errorf("it is still the old one")
+				}
+				return err
+			})
+			second := h.agent.isolated("mortal", 1)
+			h.agent.forgets(i)
+			h.remove(t, "mortal")
+			h.agent.forgets(second)
+		}},
+		{"connect", func(t *testing.T, i isolation) {
+			h.Must(t, "network", "create", "flsecond")
+			defer h.Must(t, "network", "rm", "flsecond")
+			h.Must(t, "network", "connect", "flsecond", "mortal")
+			two := h.agent.isolated("mortal", 2)
+			h.Must(t, "network", "disconnect", "flsecond", "mortal")
+			one := h.agent.isolated("mortal", 1)
+			if one.changes >= two.changes {
+				t.Errorf("%d changes in the journal with one device, %d with two", one.changes, two.changes)
+			}
+			h.Must(t, "network", "disconnect", "bridge", "mortal")
+			h.agent.isolated("mortal", 0)
+			h.remove(t, "mortal")
+			h.agent.forgets(two)
+		}},
+	} {
+		t.Run(end.how, func(t *testing.T) {
+			defer h.with(t)()
+			h.sleeper(t, "mortal", "--label", isolate)
+			defer h.Run("rm", "-f", "mortal") // gone already, if all went well
+			i := h.agent.isolated("mortal", 1)
+			end.do(t, i)
+			h.agent.forgets(i)
+			await(t, "its cgroups to go", func() error {
+				for _, dir := range h.cgroups() {
+					if strings.Contains(dir, i.RuntimeID) {
+						return fmt.Errorf("%s is left", dir)
+					}
+				}
+				return nil
+			})
+			now := h.agent.isolated("bystander", 1)
+			if !slices.Equal(now.threads, bystander.threads) || now.changes != bystander.changes {
+				t.Errorf("bystander is %+v, was %+v", now, bystander)
+			}
+		})
+	}
+	h.remove(t, "bystander")
+	h.agent.forgets(bystander)
+	h.agent.idles(h.atStart)
+}
+
+// testNetworks has the kinds of network that are no veth of one's own.
+func (h *host) testNetworks(t *testing.T) {
+	defer h.with(t)()
+	n := h.NS.Handle(t)
+	must(t, n.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flparent"}}))
+	parent, err := n.LinkByName("flparent")
+	must(t, err)
+	must(t, n.LinkSetUp(parent))
+	h.Must(t, "network", "create", "-d", "macvlan", "-o", "parent=flparent", "--subnet", "10.215.0.0/24", "flmac")
+	defer func() {
+		h.Must(t, "network", "rm", "flmac")
+		must(t, n.LinkDel(parent))
+	}()
+	names := []string{"owner", "joined", "host", "none", "macvlan"}
+	defer h.remove(t, names...)
+	h.sleeper(t, "owner", "--label", isolate)
+	owner := h.agent.isolated("owner", 1)
+	h.sleeper(t, "joined", "--label", isolate, "--network", "container:owner")
+	h.sleeper(t, "host", "--label", isolate, "--network", "host")
+	h.sleeper(t, "none", "--label", isolate, "--network", "none")
+	h.sleeper(t, "macvlan", "--label", isolate, "--network", "flmac")
+
+	joined := h.agent.reaches("joined", api.StateDone)
+	if joined.NetNS != owner.NetNS {
+		t.Errorf("joined has netns %d, owner %d", joined.NetNS, owner.NetNS)
+	}
+	must(t, livesIn(owner.threads[0], owner.Cgroup.CPU))
+	h.agent.reaches("none", api.StateDone)
+	for name, why := range map[string]string{"host": "host's network namespace", "macvlan": "no veth"} {
+		c := h.agent.reaches(name, api.StateError)
+		if s := netcpuOf(c); !strings.Contains(s.Error, why) {
+			t.Errorf("%s: %q, want it to say %q", name, s.Error, why)
+		}
+		mustSay(t, h.agent.run("ps"), 0, name+": netcpu: ", why)
+		mustSay(t, h.agent.run("explain", name), 0, why, "Nothing was changed on the host for it")
+	}
+
+	// The one that pays ends; who shares its network takes over.
+	h.remove(t, "owner")
+	await(t, "joined to pay", func() error {
+		x, err := h.agent.api.Explain(t.Context(), "joined")
+		if err != nil {
+			return err
+		}
+		for _, c := range x.Changes {
+			if c.Kind == "kthread" && c.Wrote == joined.Cgroup.CPU && c.State == api.ChangeInForce {
+				return nil
+			}
+		}
+		return fmt.Errorf("changes %+v", x.Changes)
+	})
+	h.remove(t, names[1:]...)
+	h.agent.forgets(owner)
+	h.agent.idles(h.atStart)
+}
+
+// testDockerKilled kills the engine under the agent.
+func (h *host) testDockerKilled(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "survivor", "--label", isolate)
+	h.sleeper(t, "victim", "--label", isolate)
+	survivor, victim := h.agent.isolated("survivor", 1), h.agent.isolated("victim", 1)
+	same := func(when string) {
+		t.Helper()
+		now := h.agent.isolated("survivor", 1)
+		if now.ID != survivor.ID || now.PID != survivor.PID || !slices.Equal(now.threads, survivor.threads) {
+			t.Errorf("%s survivor is %+v, was %+v", when, now, survivor)
+		}
+	}
+	source := func() api.SourceStatus {
+		st := h.agent.status()
+		i := slices.IndexFunc(st.Sources, func(s api.SourceStatus) bool { return s.Name == "docker" })
+		return st.Sources[i]
+	}
+	h.Kill()
+	await(t, "the agent to notice", func() error {
+		if s := source(); s.Error == "" {
+			return fmt.Errorf("source %+v", s)
+		}
+		return nil
+	})
+	mustSay(t, h.agent.run("ps"), 0, "source docker: ")
+	same("without its engine")
+	must(t, unix.Kill(victim.PID, unix.SIGKILL))
+	h.agent.forgets(victim)
+
+	h.Start(t)
+	await(t, "the agent to find the engine", func() error {
+		if s := source(); s.Error != "" {
+			return fmt.Errorf("source %+v", s)
+		}
+		return nil
+	})
+	same("after the restart of its engine")
+	h.sleeper(t, "newcomer", "--label", isolate)
+	newcomer := h.agent.isolated("newcomer", 1)
+	h.remove(t, "survivor", "victim", "newcomer")
+	h.agent.forgets(survivor)
+	h.agent.forgets(newcomer)
+	h.agent.idles(h.atStart)
+}
+
+// TestDockerKilledWithoutLiveRestore has an engine that takes its containers
+// along when it comes back.
+func TestDockerKilledWithoutLiveRestore(t *testing.T) {
+	h := newHost(t)
+	h.start()
+	h.sleeper(t, "taken", "--label", isolate)
+	before := h.agent.isolated("taken", 1)
+	h.Kill()
+	h.Start(t)
+	h.agent.forgets(before)
+	h.Must(t, "start", "taken")
+	after := h.agent.isolated("taken", 1)
+	h.remove(t, "taken")
+	h.agent.forgets(after)
+	h.agent.idles(h.atStart)
+	h.agent.stop()
+	h.noComplaints(t)
+}
+
+// testFifty measures how long it takes until policy is in force.
+func (h *host) testFifty(t *testing.T) {
+	defer h.with(t)()
+	const n = 50
+	var fromStart, fromReturn []time.Duration
+	for k := range n {
+		name := "run" + strconv.Itoa(k)
+		h.sleeper(t, name, "--label", isolate)
+		returned := time.Now()
+		i := h.agent.isolated(name, 1)
+		done := netcpuOf(i.Container).Since
+		fromStart = append(fromStart, done.Sub(i.Started))
+		fromReturn = append(fromReturn, done.Sub(returned))
+		h.remove(t, name)
+		h.agent.forgets(i)
+	}
+	for what, list := range map[string][]time.Duration{"start of its first process": fromStart, "docker run has returned": fromReturn} {
+		slices.Sort(list)
+		t.Logf("policy in force after %s: p50 %v, p99 %v", what, list[n/2].Round(time.Millisecond), list[n*99/100].Round(time.Millisecond))
+	}
+	if worst := fromReturn[n-1]; worst > 5*time.Second {
+		t.Errorf("it took %v", worst)
+	}
+	h.agent.idles(h.atStart)
+	s := state{}
+	s.readDevices(t, "host", h.NS.Path)
+	for k, v := range s {
+		if strings.HasSuffix(k, "gress") && v != "0 programs" {
+			t.Errorf("%s: %s", k, v)
+		}
+	}
+	// No path leads to a namespace of theirs.
+	for inode, path := range netdev.Mounted("/proc", "self") {
+		if strings.Contains(path, "fairlead") {
+			t.Errorf("netns %d is kept by %s", inode, path)
+		}
+	}
+}
