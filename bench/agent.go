@@ -166,7 +166,7 @@ func (g *guard) set(ctx context.Context, on bool) error {
 
 // wait asks the agent for the receiver until it stands as it should.
 func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	last := "it does not answer"
 	for {

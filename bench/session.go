@@ -91,8 +91,12 @@ func (s *session) measure(ctx context.Context, kind rig.Traffic, rate uint64, on
 	if err := s.traffic(ctx, kind); err != nil {
 		return sample{}, err
 	}
-	if err := s.guard.set(ctx, on); err != nil {
-		return sample{}, err
+	if s.guard.on != on {
+		// How long the switching takes under load is not what is measured.
+		s.sender.SetRate(0)
+		if err := s.guard.set(ctx, on); err != nil {
+			return sample{}, err
+		}
 	}
 	s.sender.SetRate(rate)
 	if err := sleep(ctx, s.warm); err != nil {
