@@ -1,0 +1,154 @@
+package guest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// TestPod lays out a pod as a kubelet does with systemd's cgroup driver: two
+// containers in cgroups of their own below that of the pod, which hands its
+// controllers down and so may hold no process, and one network namespace for
+// both. The cgroup tree has to show the two, and isolation has to find a place
+// for the pod's receive threads inside the pod.
+func TestPod(t *testing.T) {
+	if v := version(t); v[0] < 5 || v[0] == 5 && v[1] < 15 {
+		testkit.Skip(t, "kernel is older than those that fairlead supports")
+	}
+	node, pod := testkit.NetNS(t), testkit.NetNS(t)
+	hostEnd := node.Bind(t) // what has neither a name nor a process cannot be found
+	testkit.Veth(t, node, "flveth0", pod, "eth0")
+
+	scratch := testkit.Cgroup(t)
+	slice := scratch.Child(t, "kubepods.slice")
+	podGroup := slice.Child(t, "kubepods-pod0af1.slice")
+	handDown(t, scratch.V2, slice.V2, podGroup.V2)
+	names := []string{"cri-containerd-0a.scope", "cri-containerd-1b.scope"}
+	for _, name := range names {
+		podGroup.Child(t, name).Add(t, pod.Start(t, "sleep", "1000").Process.Pid)
+	}
+
+	found := discover(t, podGroup.V2, len(names))
+	for i, c := range found {
+		if filepath.Base(c.Cgroup.V2) != names[i] || c.Cgroup.CPU != c.Cgroup.V2 {
+			t.Errorf("container %d has the cgroups %+v, want %s", i, c.Cgroup, names[i])
+		}
+		if c.NetNS != pod.Inode || len(c.Interfaces) != 1 || c.Interfaces[0].Host.Name != "flveth0" {
+			t.Errorf("container %d: namespace %d, interfaces %+v; want %d and eth0 with its end flveth0", i, c.NetNS, c.Interfaces, pod.Inode)
+		}
+	}
+	if t.Failed() {
+		return
+	}
+
+	for _, cri := range []string{"", "web"} { // without and with a word from the runtime
+		t.Run("pod="+cri, func(t *testing.T) {
+			j, err := journal.Open(t.TempDir())
+			must(t, err)
+			defer j.Close()
+			n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
+			must(t, err)
+			defer n.Close()
+			for _, c := range found {
+				c.Pod = cri
+				must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
+			}
+			threads := receivers(t)
+			if len(threads) == 0 {
+				t.Error("eth0 has no receive thread")
+			}
+			for _, dir := range threads {
+				if !strings.HasPrefix(dir, podGroup.V2+"/") {
+					t.Errorf("a receive thread is in %s, outside of the pod", dir)
+				}
+			}
+			for _, c := range found {
+				must(t, n.Remove(t.Context(), c.ID))
+			}
+			if left := j.Entries(); len(left) != 0 {
+				t.Errorf("left in the journal: %+v", left)
+			}
+			for _, dir := range receivers(t) {
+				if strings.HasPrefix(dir, podGroup.V2) {
+					t.Errorf("after Remove a receive thread is in %s", dir)
+				}
+			}
+			if left, _ := filepath.Glob(podGroup.V2 + "/fairlead*"); len(left) != 0 {
+				t.Errorf("after Remove there is %v", left)
+			}
+		})
+	}
+}
+
+// handDown makes each cgroup give its controllers to its children.
+func handDown(t *testing.T, dirs ...string) {
+	t.Helper()
+	for _, dir := range dirs {
+		must(t, os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+cpu +cpuset"), 0))
+	}
+}
+
+// discover waits until the cgroup tree shows n containers below dir.
+func discover(t *testing.T, dir string, n int) []container.Container {
+	t.Helper()
+	set := container.NewSet(container.Config{}, container.CgroupTree("/proc", ""))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ended := make(chan error, 1)
+	go func() { ended <- set.Run(ctx) }()
+	defer func() {
+		cancel()
+		must(t, <-ended)
+	}()
+	for {
+		changed := set.Changed()
+		var below []container.Container
+		for _, c := range set.Snapshot().Containers { // in order of ID, that is, of creation
+			if strings.HasPrefix(c.Cgroup.V2, dir) && len(c.Interfaces) > 0 {
+				below = append(below, c)
+			}
+		}
+		if len(below) == n {
+			return below
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			t.Fatalf("below %s the set shows %+v, want %d containers", dir, below, n)
+		}
+	}
+}
+
+// receivers gives the cgroup of each kernel thread that polls an eth0.
+func receivers(t *testing.T) map[int]string {
+	t.Helper()
+	layout, err := cgroup.Detect("/proc", "")
+	must(t, err)
+	threads, err := sched.Threads("/proc", "napi/eth0-")
+	must(t, err)
+	where := map[int]string{}
+	for _, th := range threads {
+		paths, err := layout.OfPID("/proc", th.TID)
+		must(t, err)
+		where[th.TID] = paths.V2
+	}
+	return where
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
