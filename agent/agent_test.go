@@ -3,12 +3,9 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,178 +15,10 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
-
-// host is a directory that stands for the host: each container has a file in
-// it, whose content a feature changes.
-type host struct {
-	dir    string
-	writes atomic.Int64
-}
-
-func newHost(t *testing.T, ids ...container.ID) *host {
-	h := &host{dir: t.TempDir()}
-	for _, id := range ids {
-		h.set(t, id, "plain")
-	}
-	return h
-}
-
-func (h *host) path(id container.ID) string { return filepath.Join(h.dir, id.String()) }
-
-func (h *host) set(t *testing.T, id container.ID, value string) {
-	t.Helper()
-	if err := os.WriteFile(h.path(id), []byte(value), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (h *host) get(t *testing.T, id container.ID) string {
-	t.Helper()
-	data, err := os.ReadFile(h.path(id))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(data)
-}
-
-// open is the Opener of this host.
-func (h *host) open(ref journal.Ref) (journal.Knob, error) { return knob{h, ref.Object}, nil }
-
-func (h *host) knob(id container.ID) journal.Knob { return knob{h, h.path(id)} }
-
-type knob struct {
-	host *host
-	path string
-}
-
-func (k knob) Ref() journal.Ref { return journal.Ref{Kind: "test", Object: k.path} }
-
-func (k knob) Read() (string, error) {
-	data, err := os.ReadFile(k.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = journal.ErrGone
-	}
-	return string(data), err
-}
-
-// Write is all or nothing even if it is killed, as a write of the kernel's is.
-func (k knob) Write(v string) error {
-	k.host.writes.Add(1)
-	next := k.host.dir + ".next"
-	if err := os.WriteFile(next, []byte(v), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, k.path)
-}
-
-// turner is a feature that turns one knob for each container with isolate.
-type turner struct {
-	*fake
-	host    *host
-	journal *journal.Journal
-}
-
-func (f turner) Apply(ctx context.Context, t policy.Target) error {
-	if err := f.fake.Apply(ctx, t); err != nil {
-		return err
-	}
-	if t.Settings.NetCPU != policy.NetCPUIsolate {
-		return f.undo(t.Container.ID)
-	}
-	return f.journal.Turn(f.host.knob(t.Container.ID), "isolated", journal.Owner{Feature: f.name, Container: uint64(t.Container.ID)})
-}
-
-func (f turner) Remove(ctx context.Context, id container.ID) error {
-	return errors.Join(f.fake.Remove(ctx, id), f.undo(id))
-}
-
-func (f turner) undo(id container.ID) error {
-	_, err := f.journal.Restore(f.host.open, func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
-	return err
-}
-
-// rig is an agent with a fake Set, a real policy directory, a real journal and
-// one feature, and its API.
-type rig struct {
-	t        *testing.T
-	host     *host
-	set      *fakeSet
-	feature  turner
-	agent    *Agent
-	client   *api.Client
-	policies string
-	state    string
-	stop     func() error
-}
-
-func (r *rig) journal() *journal.Journal {
-	r.t.Helper()
-	j, err := journal.Open(r.state)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return j
-}
-
-// start runs the agent until stop is called, or the test ends.
-func (r *rig) start() {
-	r.t.Helper()
-	dir := r.t.TempDir()
-	cfg := Config{
-		Roots: kernel.Default(), StateDir: r.state, PolicyDir: r.policies,
-		Socket: filepath.Join(dir, "s"), SelfSocket: filepath.Join(dir, "self"), MetricsAddr: "127.0.0.1:0",
-		Version: "test", Log: quiet(),
-	}
-	j := r.journal()
-	r.feature = turner{newFake(), r.host, j}
-	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.open, []feature.Feature{r.feature}, ordinary())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.agent.Run(ctx) }()
-	stopped := false
-	r.stop = func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		cancel()
-		return <-done
-	}
-	r.client = api.Dial(cfg.Socket)
-	r.t.Cleanup(func() {
-		r.client.Close()
-		if err := r.stop(); err != nil {
-			r.t.Error(err)
-		}
-	})
-	r.until("the socket answers", func() bool {
-		_, err := r.client.Version(ctx)
-		return err == nil
-	})
-}
-
-func (r *rig) until(what string, ok func() bool) {
-	r.t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			r.t.Fatalf("waited in vain until %s", what)
-		}
-	}
-}
-
-func (r *rig) untilValue(id container.ID, want string) {
-	r.t.Helper()
-	r.until(fmt.Sprintf("the value of %d is %q", id, want), func() bool { return r.host.get(r.t, id) == want })
-}
-
-func newRig(t *testing.T, ids ...container.ID) *rig {
-	return &rig{t: t, host: newHost(t, ids...), set: newFakeSet(true), policies: t.TempDir(), state: t.TempDir()}
-}
 
 func TestAgentFollowsContainersAndPolicy(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
@@ -286,20 +115,6 @@ func TestAgentAdopts(t *testing.T) {
 			t.Errorf("after a clean stop %d is %q", id, got)
 		}
 	}
-}
-
-func (r *rig) state1(id container.ID) string {
-	r.t.Helper()
-	list, err := r.client.Containers(r.t.Context())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, c := range list {
-		if c.ID == id && len(c.Features) > 0 {
-			return c.Features[0].State
-		}
-	}
-	return ""
 }
 
 func TestAgentExplains(t *testing.T) {
