@@ -37,7 +37,9 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 		}
 	}
 	if n.host != nil {
-		s.Samples = n.kthreads(s.Samples, 0, n.host.threads)
+		for _, u := range n.host.devices {
+			s.Samples = n.kthreads(s.Samples, 0, u.threads)
+		}
 	}
 	return s
 }

@@ -59,3 +59,63 @@ func (c *control) next(w window) shape {
 	}
 	return c.shape
 }
+
+// The rules by which a receive queue of an uplink is given to a container.
+const (
+	queueMin      = 1_000 // packets per second that make it worth while
+	queuePatience = 3     // windows in a row in which all packets are the container's
+	queueLongest  = 60    // what that grows to for a queue that others keep using
+	queueStale    = 512   // packets after a pause until the address is known again: two rings
+)
+
+// nobody is a queue that brings no isolated container's packets alone.
+const nobody = ^uint32(0)
+
+// queueWindow is what came by a queue in some time.
+type queueWindow struct {
+	length      time.Duration
+	own, others uint64 // packets: for the same tenant as the one before, or not
+	stale       uint64 // packets to an address that was a tenant's before a pause
+	slot        uint32 // the tenant of the last one
+}
+
+// queueControl decides to whom one queue belongs. Make it with newQueueControl.
+type queueControl struct {
+	owner    uint32
+	last     uint32 // whose all packets were in the last window, or nobody
+	calm     int    // how many windows that has been so
+	patience int
+}
+
+func newQueueControl() queueControl {
+	return queueControl{owner: nobody, last: nobody, patience: queuePatience}
+}
+
+// next takes one window into account and returns the owner from now on. A queue
+// is lost with the first packet that is somebody else's, since that one waits
+// for the owner's share of the CPU; and each loss doubles the patience.
+func (c *queueControl) next(w queueWindow) uint32 {
+	if w.others > 0 || w.stale > queueStale {
+		// The first packets of a tenant that takes over an idle queue are such,
+		// too: they cost a window.
+		if c.owner != nobody {
+			c.owner = nobody
+			c.patience = min(2*c.patience, queueLongest)
+		}
+		c.last, c.calm = w.slot, 0
+		return c.owner
+	}
+	if w.own == 0 {
+		return c.owner // nothing came: nobody is kept waiting
+	}
+	if w.slot != c.last {
+		c.last, c.calm = w.slot, 0
+	}
+	if float64(w.own) >= queueMin*w.length.Seconds() {
+		c.calm++
+	}
+	if c.calm >= c.patience {
+		c.owner = c.last
+	}
+	return c.owner
+}

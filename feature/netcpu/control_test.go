@@ -62,3 +62,57 @@ func TestControlIsSafe(t *testing.T) {
 		}
 	})
 }
+
+func TestQueueControl(t *testing.T) {
+	own := func(slot uint32, n uint64) queueWindow { return queueWindow{time.Second, n, 0, 0, slot} }
+	mixed := func(slot uint32) queueWindow { return queueWindow{time.Second, 50_000, 1, 0, slot} }
+	for _, c := range []struct {
+		name    string
+		windows []queueWindow
+		want    []uint32
+	}{
+		{"one container", []queueWindow{mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000), own(7, 10)}, []uint32{nobody, nobody, nobody, 7, 7}},
+		{"too little to be worth it", []queueWindow{own(7, 10), own(7, 10), own(7, 10), own(7, 10)}, []uint32{nobody, nobody, nobody, nobody}},
+		{"two containers", []queueWindow{mixed(7), mixed(8), mixed(7), mixed(7)}, []uint32{nobody, nobody, nobody, nobody}},
+		{"lost with one packet", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody}},
+		{"kept while idle", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 0, 0, 0, 7}}, []uint32{nobody, nobody, 7, 7}},
+		{"kept after a pause", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 90_000, 0, 200, 7}}, []uint32{nobody, nobody, 7, 7}},
+		{"address that nobody confirms", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 90_000, 0, 900, 7}}, []uint32{nobody, nobody, 7, nobody}},
+		{"taken over", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(8), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody, nobody, nobody, 8}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctl := newQueueControl()
+			for i, w := range c.windows {
+				if got := ctl.next(w); got != c.want[i] {
+					t.Errorf("after window %d (%+v): %d, want %d", i, w, got, c.want[i])
+				}
+			}
+		})
+	}
+}
+
+// A queue that brought anybody else's packet never has an owner after it, and
+// the patience stays within bounds.
+func TestQueueControlIsSafe(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newQueueControl()
+		for range rapid.IntRange(1, 200).Draw(t, "n") {
+			w := queueWindow{
+				length: time.Second,
+				own:    rapid.Uint64Range(0, 5000).Draw(t, "own"),
+				others: rapid.SampledFrom([]uint64{0, 0, 0, 0, 1, 5}).Draw(t, "others"),
+				slot:   rapid.Uint32Range(0, 2).Draw(t, "slot"),
+			}
+			before := c.owner
+			got := c.next(w)
+			switch {
+			case w.others > 0 && got != nobody:
+				t.Fatalf("%+v left the queue with %d", w, got)
+			case got != before && got != nobody && got != w.slot:
+				t.Fatalf("%+v gave the queue to %d", w, got)
+			case c.patience < queuePatience || c.patience > queueLongest:
+				t.Fatalf("patience %d", c.patience)
+			}
+		}
+	})
+}

@@ -12,7 +12,7 @@ import (
 )
 
 // errSlots means that as many tenants are isolated as the BPF maps hold.
-var errSlots = errors.New("too many isolated network namespaces")
+var errSlots = errors.New("early drop: no slot is free")
 
 // early drops packets at the uplinks while their container cannot take them;
 // netcpu.bpf.c says how. All that it attaches is held by links of this process
@@ -23,9 +23,8 @@ type early struct {
 	polled *ebpf.Program
 	drop   *ebpf.Program
 
-	watch   link.Link // fl_polled, while there is a tenant
-	used    map[uint32]bool
-	uplinks map[deviceKey]link.Link
+	watch link.Link       // fl_polled, while there is a tenant
+	used  map[uint32]bool // slots of tenants
 }
 
 // watched is what early holds for one tenant.
@@ -49,7 +48,7 @@ func newEarly() (_ *early, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
-	e := &early{spec: spec, used: make(map[uint32]bool), uplinks: make(map[deviceKey]link.Link)}
+	e := &early{spec: spec, used: make(map[uint32]bool)}
 	var objs struct {
 		netcpuMaps
 		Polled *ebpf.Program `ebpf:"fl_polled"`
@@ -59,7 +58,31 @@ func newEarly() (_ *early, err error) {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
 	e.maps, e.polled, e.drop = objs.netcpuMaps, objs.Polled, objs.Drop
-	return e, nil
+	// Whether the other one loads is found out now, not at the first container.
+	count, err := e.counter(0)
+	if err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	return e, count.Close()
+}
+
+// counter loads the copy of fl_count for the tenant in a slot.
+func (e *early) counter(slot uint32) (*ebpf.Program, error) {
+	spec := e.spec.Copy()
+	if err := spec.Variables["fl_tenant_slot"].Set(slot); err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	var objs struct {
+		Count *ebpf.Program `ebpf:"fl_count"`
+	}
+	err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		netcpuMapFlTenants:   e.maps.FlTenants,
+		netcpuMapFlAddresses: e.maps.FlAddresses,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	return objs.Count, nil
 }
 
 // add begins to count what waits for a tenant. The tenant's devices follow
@@ -76,28 +99,18 @@ func (e *early) add() (*watched, error) {
 	if err := e.maps.FlTenants.Put(slot, netcpuTenant{}); err != nil {
 		return nil, fmt.Errorf("early drop: clear slot %d: %w", slot, err)
 	}
-	spec := e.spec.Copy()
-	if err := spec.Variables["fl_tenant_slot"].Set(slot); err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
-	}
-	var objs struct {
-		Count *ebpf.Program `ebpf:"fl_count"`
-	}
-	err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		netcpuMapFlTenants:   e.maps.FlTenants,
-		netcpuMapFlAddresses: e.maps.FlAddresses,
-	}})
+	count, err := e.counter(slot)
 	if err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
+		return nil, err
 	}
 	if e.watch == nil {
 		if e.watch, err = link.AttachTracing(link.TracingOptions{Program: e.polled}); err != nil {
-			objs.Count.Close()
+			count.Close()
 			return nil, fmt.Errorf("early drop: watch polls: %w", err)
 		}
 	}
 	e.used[slot] = true
-	return &watched{slot: slot, count: objs.Count, links: make(map[netcpuDevice]link.Link)}, nil
+	return &watched{slot: slot, count: count, links: make(map[netcpuDevice]link.Link)}, nil
 }
 
 // device counts one veth of a tenant: inside is the container's end, host the
@@ -115,17 +128,33 @@ func (e *early) device(w *watched, inside *netdev.NS, index int, host *netdev.NS
 	return nil
 }
 
-// uplink drops early at a device; a second call for it does nothing.
-func (e *early) uplink(ns *netdev.NS, index int) error {
-	key := deviceKey{ns.Inode(), index}
-	if e.uplinks[key] != nil {
-		return nil
+// uplink begins to drop at a device.
+func (e *early) uplink(ns *netdev.NS, index int) (link.Link, error) {
+	return e.attach(ns, index, e.drop, ebpf.AttachTCXIngress, link.Head())
+}
+
+// watchQueue begins to count what the queue brings that a NAPI polls.
+func (e *early) watchQueue(napi int) error {
+	if err := e.maps.FlQueues.Put(uint32(napi), netcpuQueue{Slot: nobody}); err != nil {
+		return fmt.Errorf("watch queue of napi %d: %w", napi, err)
 	}
-	l, err := e.attach(ns, index, e.drop, ebpf.AttachTCXIngress, link.Head())
-	if err != nil {
+	return nil
+}
+
+// queue returns those counters.
+func (e *early) queue(napi int) (netcpuQueue, error) {
+	var q netcpuQueue
+	if err := e.maps.FlQueues.Lookup(uint32(napi), &q); err != nil {
+		return q, fmt.Errorf("read queue of napi %d: %w", napi, err)
+	}
+	return q, nil
+}
+
+// unwatchQueue ends it.
+func (e *early) unwatchQueue(napi int) error {
+	if err := e.maps.FlQueues.Delete(uint32(napi)); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
-	e.uplinks[key] = l
 	return nil
 }
 
@@ -158,16 +187,6 @@ func (e *early) remove(w *watched) error {
 	return errors.Join(errs...)
 }
 
-// releaseUplinks ends what uplink began.
-func (e *early) releaseUplinks() error {
-	var errs []error
-	for key, l := range e.uplinks {
-		errs = append(errs, l.Close())
-		delete(e.uplinks, key)
-	}
-	return errors.Join(errs...)
-}
-
 // ring says whether a tenant's packets go through the ring of its veth, so that
 // it can be full. The counters of packets go on.
 func (e *early) ring(w *watched, used bool) error {
@@ -196,7 +215,7 @@ func (e *early) read(w *watched) (netcpuTenant, error) {
 }
 
 func (e *early) close() error {
-	errs := []error{e.releaseUplinks()}
+	var errs []error
 	if e.watch != nil {
 		errs = append(errs, e.watch.Close())
 	}

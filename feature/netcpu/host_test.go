@@ -61,16 +61,21 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 		sandbox.End{Box: h.ns, Name: "h0", Bridge: "br0"},
 		sandbox.End{Box: h.box, Name: "eth0", Addr: netip.MustParsePrefix("10.66.0.2/24")}))
 
-	// What a real NIC does by itself: it polls.
-	nic := h.open(h.ns)
+	// What a real NIC does by itself: it polls, and for every packet.
+	nic, wire := h.open(h.ns), h.open(h.wire)
+	must(t, wire.Offload(index(t, wire, "wire"), netdev.TSO).Write(netdev.Off))
 	must(t, nic.Offload(index(t, nic, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
 
 	j, err := journal.Open(t.TempDir())
 	must(t, err)
-	t.Cleanup(func() { j.Close() })
 	h.journal = j
+	t.Cleanup(func() { // what a test that failed has left in force
+		j.Restore(kernel.Opener(kernel.Default()), nil)
+		j.Close()
+	})
 	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS()})
 	must(t, err)
+	t.Cleanup(func() { h.netcpu.Close() })
 	h.container = h.describe(h.box)
 	h.others = make(map[int]bool)
 	list, err := sched.Threads("/proc", "napi/")
@@ -136,7 +141,7 @@ func (h *host) state() map[string]string {
 	weight, err := cgroup.Weight(h.container.Cgroup.CPU)
 	must(h.t, err)
 	s["weight"] = strconv.FormatUint(weight, 10)
-	if _, err := os.Stat(filepath.Join(cpuRoot(h.t), "fairlead-uplink")); err == nil {
+	if _, err := os.Stat(h.uplinkGroup()); err == nil {
 		s["group"] = "present"
 	}
 	return s
@@ -166,7 +171,7 @@ func TestIsolateAndRemove(t *testing.T) {
 	if got := where["eth0"]; len(got) != 1 || got[0] != h.container.Cgroup.CPU {
 		t.Errorf("threads of eth0 are in %q, want %q", got, h.container.Cgroup.CPU)
 	}
-	if got := where["nic0"]; len(got) != 2 || got[0] != got[1] || filepath.Base(got[0]) != "fairlead-uplink" {
+	if got := where["nic0"]; len(got) != 2 || got[0] != h.uplinkGroup() || got[1] != h.uplinkGroup() {
 		t.Errorf("threads of nic0 are in %q, want the uplink group", got)
 	}
 
@@ -222,10 +227,11 @@ func index(t *testing.T, ns *netdev.NS, name string) int {
 	return 0
 }
 
-func cpuRoot(t *testing.T) string {
+// uplinkGroup is the cgroup that the feature makes for the threads of nic0.
+func (h *host) uplinkGroup() string {
 	l, err := cgroup.Detect("/proc", "")
-	must(t, err)
-	return l.CPU
+	must(h.t, err)
+	return filepath.Join(l.CPU, "fairlead-uplink-"+strconv.FormatUint(h.open(h.ns).Inode(), 10))
 }
 
 func must(t *testing.T, err error) {

@@ -65,7 +65,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if err := n.weigh(c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
-	t.threads = threads
+	t.threads, t.group = threads, group
 	n.tenants[c.NetNS] = t
 	n.join(t, c)
 	if err := n.watch(ns, t, c); err != nil {

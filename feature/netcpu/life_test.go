@@ -3,7 +3,10 @@ package netcpu_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -153,18 +156,14 @@ func TestApplyRefuses(t *testing.T) {
 // Real packets: a flood reaches the receiver through its thread, and what its
 // queue has no room for is dropped at the uplink.
 func TestFloodIsDroppedAtTheUplink(t *testing.T) {
-	h := newHost(t, sandbox.CPU{Quota: 5e6, Period: 100e6})
+	h := newHost(t, sandbox.CPU{})
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	board := h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-
-	// The packets all come on one CPU; something that computes there keeps
-	// the thread, whose weight is 5 %, from emptying its queue.
-	burner, err := h.sandboxes.Create(sandbox.Spec{Name: "burner"})
-	must(t, err)
-	for range 2 {
-		h.start(burner, "burn")
+	// The container's own work keeps its thread from emptying its queue.
+	for range 8 {
+		h.start(h.box, "burn")
 	}
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		samples := make(map[string]float64)
@@ -229,6 +228,55 @@ func (h *host) until(what, tso string) {
 	for end := time.Now().Add(40 * time.Second); h.state()["h0 tso"] != tso; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			h.t.Fatalf("%s: tso of h0 is still %q", what, h.state()["h0 tso"])
+		}
+	}
+}
+
+// A queue of the uplink that brings one container's packets alone is polled in
+// that container's cgroup, until somebody else's come by it.
+func TestQueueFollowsTraffic(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.start(h.box, "udp-recv")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
+	own := h.container.Cgroup.CPU
+	h.untilThreads("one container's packets alone", own, h.uplinkGroup())
+
+	// One flow uses one queue, whichever: many flows use both.
+	for i := range 8 {
+		to := fmt.Sprintf("10.66.0.%d", 100+i)
+		must(t, h.wire.Neighbour("wire", netip.MustParseAddr(to), "02:00:00:00:00:99"))
+		h.start(h.wire, "udp-send", "--to", to+":9000", "--rate", "20")
+	}
+	h.untilThreads("others' packets beside it", h.uplinkGroup(), h.uplinkGroup())
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
+// A queue goes back before the container does.
+func TestQueueOfAnEndedContainer(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.start(h.box, "udp-recv")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
+	h.untilThreads("one container's packets alone", h.container.Cgroup.CPU, h.uplinkGroup())
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if got := h.threads(); len(got) != 0 || len(h.journal.Entries()) != 0 {
+		t.Errorf("after Remove: threads %v, journal %+v", got, h.journal.Entries())
+	}
+}
+
+// untilThreads waits until the threads of nic0 are in these cgroups.
+func (h *host) untilThreads(what string, want ...string) {
+	h.t.Helper()
+	slices.Sort(want)
+	for end := time.Now().Add(40 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		got := h.threads()["nic0"]
+		slices.Sort(got)
+		if slices.Equal(got, want) {
+			return
+		}
+		if time.Now().After(end) {
+			h.t.Fatalf("%s: threads of nic0 are in %q, want %q", what, got, want)
 		}
 	}
 }

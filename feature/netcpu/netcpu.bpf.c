@@ -12,16 +12,18 @@
  * container has used up what its cgroup gets of the CPU, and the next packet
  * would be dropped at the ring anyway, at a cost that its neighbours pay.
  *
+ * On the way it counts whose packets come by which queue of the uplink, so that
+ * a queue which serves one container alone can be polled at its expense.
+ *
  * Hooks, and cost per event:
  *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
  *   tcx egress, host end of an isolated container's veth
  *                      fl_count    one hash look-up and two atomic adds per packet
- *   tcx ingress or XDP on an uplink
- *                      fl_drop_tc, fl_drop_xdp
- *                                  one hash look-up per packet
+ *   tcx ingress on an uplink
+ *                      fl_drop_tc  two hash look-ups per packet
  *
- * User space makes the entries of fl_devices and reads fl_tenants; a full map is
- * an error of Apply. fl_addresses is learnt here and forgets the least used: an
+ * User space makes the entries of fl_devices and fl_queues; a full map is an
+ * error of Apply. fl_addresses is learnt here and forgets the least used: an
  * address that is not in it is not dropped early, that is all. The programs are
  * held by links that end with the agent: then nothing is dropped any more.
  */
@@ -63,7 +65,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
  * into the tenant's veth, not longer ago than this; the entry is touched once
  * in a tenth of it.
  */
-#define LEARNT_NS 1000000000ULL
+#define LEARNT_NS 1000000000LL
 
 struct tenant {
 	__u64 sent;    /* packets handed to the veth's ring */
@@ -120,6 +122,33 @@ struct {
 	__type(key, struct address);
 	__type(value, struct owner);
 } fl_addresses SEC(".maps");
+
+/* Receive queues of uplinks that are watched. */
+#define MAX_QUEUES 4096
+
+/*
+ * Whose packets come by one receive queue of an uplink. A queue whose packets
+ * are all one tenant's can be polled at that tenant's expense.
+ */
+struct queue {
+	__u64 own;    /* packets for the same tenant as the one before */
+	__u64 others; /* packets for somebody else than the one before */
+	__u64 stale;  /* packets to an address that was a tenant's a while ago */
+	__u32 slot;   /* whose the last one was; NOBODY: no isolated tenant's */
+	__u32 pad;
+};
+
+#define NOBODY 0xffffffff
+#define STALE 0xfffffffe
+
+/* The id of the NAPI that polls the queue -> queue. User space makes them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_QUEUES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct queue);
+} fl_queues SEC(".maps");
 
 /* Which tenant's veth a copy of fl_count sits on is set before it is loaded. */
 const volatile __u32 fl_tenant_slot;
@@ -180,6 +209,11 @@ static __always_inline int destination(void *data, void *end, struct address *to
 	return -1; /* ARP and the like: nobody's, and few */
 }
 
+static __always_inline int to_many(struct __sk_buff *skb)
+{
+	return skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST;
+}
+
 SEC("tcx/egress")
 int fl_count(struct __sk_buff *skb)
 {
@@ -202,11 +236,10 @@ int fl_count(struct __sk_buff *skb)
 		__sync_fetch_and_add(&t->sent, 1);
 	}
 
-	if (!(skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST) &&
-	    !destination(data, end, &to)) {
+	if (!to_many(skb) && !destination(data, end, &to)) {
 		now = bpf_ktime_get_ns();
 		o = bpf_map_lookup_elem(&fl_addresses, &to);
-		if (!o || o->slot != slot || now - o->seen > LEARNT_NS / 10) {
+		if (!o || o->slot != slot || (__s64)(now - o->seen) > LEARNT_NS / 10) {
 			struct owner us = { .seen = now, .slot = slot };
 
 			bpf_map_update_elem(&fl_addresses, &to, &us, BPF_ANY);
@@ -216,25 +249,28 @@ int fl_count(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* Says whether the frame at data is for a tenant that cannot take it. */
-static __always_inline int full(void *data, void *end)
+/*
+ * Says whether a packet to this address is for a tenant that cannot take it.
+ * *slot becomes the tenant, NOBODY, or STALE.
+ */
+static __always_inline int full(struct address *to, __u32 *slot)
 {
-	struct address to = {};
 	struct tenant *t;
 	struct owner *o;
 	__u64 now;
 
-	if (destination(data, end, &to))
-		return 0;
-	o = bpf_map_lookup_elem(&fl_addresses, &to);
+	*slot = NOBODY;
+	o = bpf_map_lookup_elem(&fl_addresses, to);
 	if (!o)
 		return 0; /* not an isolated container's */
-	t = bpf_map_lookup_elem(&fl_tenants, &o->slot);
+	now = bpf_ktime_get_ns();
+	*slot = STALE;
+	if ((__s64)(now - o->seen) > LEARNT_NS)
+		return 0; /* the address may be somebody else's by now */
+	*slot = o->slot;
+	t = bpf_map_lookup_elem(&fl_tenants, slot);
 	if (!t || t->no_ring || (__s64)(t->sent - t->polled) < RING)
 		return 0; /* there is room */
-	now = bpf_ktime_get_ns();
-	if (now - o->seen > LEARNT_NS)
-		return 0; /* the address may be somebody else's by now */
 	/* Signed, as another CPU may have set a later time by now. */
 	if ((__s64)(now - t->retried) > RETRY_NS) {
 		t->retried = now;
@@ -244,19 +280,49 @@ static __always_inline int full(void *data, void *end)
 	return 1;
 }
 
+/* Notes that the queue which a NAPI polls brought a packet for a tenant. */
+static __always_inline void came_by(__u32 napi, __u32 slot)
+{
+	struct queue *q = bpf_map_lookup_elem(&fl_queues, &napi);
+
+	if (!q)
+		return; /* not one that could be given away */
+	/* One CPU polls a queue at a time, so that no atomics are needed. */
+	if (slot == STALE) {
+		q->stale++;
+	} else if (slot == NOBODY || q->slot != slot) {
+		q->slot = slot;
+		q->others++;
+	} else {
+		q->own++;
+	}
+}
+
 SEC("tcx/ingress")
 int fl_drop_tc(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct address to = {};
+	__u32 slot;
+	int drop;
 
+	/* Not IP, or for many: everybody's, and too few to count or to drop. */
+	if (to_many(skb) || destination(data, end, &to))
+		return TCX_NEXT;
+	drop = full(&to, &slot);
+	came_by(skb->napi_id, slot);
 	/* Dropped: its ring is full. Else whoever else is on the hook decides. */
-	return full(data, end) ? TCX_DROP : TCX_NEXT;
+	return drop ? TCX_DROP : TCX_NEXT;
 }
 
 SEC("xdp")
 int fl_drop_xdp(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct address to = {};
+	__u32 slot;
 
-	return full(data, end) ? XDP_DROP : XDP_PASS;
+	if (destination(data, end, &to))
+		return XDP_PASS;
+	return full(&to, &slot) ? XDP_DROP : XDP_PASS;
 }

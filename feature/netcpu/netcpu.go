@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
@@ -60,15 +61,17 @@ type Netcpu struct {
 	member  map[container.ID]*tenant // each container that Apply isolated
 	host    *uplinks                 // nil while nothing is isolated
 
+	looked     time.Time // the last window's end
 	closed     atomic.Bool
-	stop, done chan struct{} // of the loop that reshapes
+	stop, done chan struct{} // of controlLoop
 }
 
 // tenant is one network namespace, whose packets are charged to one cgroup
 // however many containers share it.
 type tenant struct {
 	netns   uint64
-	owner   container.ID // whose cgroup pays
+	owner   container.ID // who pays
+	group   string       // the cgroup of the cpu controller that pays
 	members map[container.ID]container.Container
 	threads []thread
 	early   *watched // nil without early drop
@@ -102,13 +105,14 @@ func New(cfg Config) (*Netcpu, error) {
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
-	if n.throttled, err = kthreadsThrottled(); err != nil {
+	if n.throttled, err = probe.KthreadsThrottled(cfg.Roots); err != nil {
+		n.throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
 	var why error
 	n.early, why = newEarly()
 	n.support = support(cfg.Roots, layout, n.throttled, why)
-	go n.reshapeLoop(n.stop, n.done)
+	go n.controlLoop(n.stop, n.done)
 	return n, nil
 }
 
@@ -148,12 +152,14 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	// First of all, as a thread that stays in the cgroup of a container which
 	// has ended keeps the runtime from removing it. It is also for what an
 	// earlier agent, or an Apply that failed, has left.
-	if err := n.undo(id); err != nil {
-		return err
-	}
 	t := n.member[id]
-	if t == nil {
-		return nil
+	if t != nil && t.owner == id {
+		if err := n.takeQueues(t); err != nil {
+			return err
+		}
+	}
+	if err := n.undo(id); err != nil || t == nil {
+		return err
 	}
 	delete(n.member, id)
 	delete(t.members, id)
@@ -205,6 +211,7 @@ func (n *Netcpu) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var errs []error
+	errs = append(errs, n.unwatchUplinks())
 	for _, t := range n.tenants {
 		errs = append(errs, n.unwatch(t))
 	}

@@ -31,6 +31,15 @@ type netcpuOwner struct {
 	Pad  uint32
 }
 
+type netcpuQueue struct {
+	_      structs.HostLayout
+	Own    uint64
+	Others uint64
+	Stale  uint64
+	Slot   uint32
+	Pad    uint32
+}
+
 type netcpuTenant struct {
 	_       structs.HostLayout
 	Sent    uint64
@@ -49,6 +58,7 @@ type netcpuTenant struct {
 const (
 	netcpuMapFlAddresses  = "fl_addresses"
 	netcpuMapFlDevices    = "fl_devices"
+	netcpuMapFlQueues     = "fl_queues"
 	netcpuMapFlTenants    = "fl_tenants"
 	netcpuProgFlCount     = "fl_count"
 	netcpuProgFlDropTc    = "fl_drop_tc"
@@ -111,6 +121,7 @@ type netcpuProgramSpecs struct {
 type netcpuMapSpecs struct {
 	FlAddresses *ebpf.MapSpec `ebpf:"fl_addresses"`
 	FlDevices   *ebpf.MapSpec `ebpf:"fl_devices"`
+	FlQueues    *ebpf.MapSpec `ebpf:"fl_queues"`
 	FlTenants   *ebpf.MapSpec `ebpf:"fl_tenants"`
 }
 
@@ -143,6 +154,7 @@ func (o *netcpuObjects) Close() error {
 type netcpuMaps struct {
 	FlAddresses *ebpf.Map `ebpf:"fl_addresses"`
 	FlDevices   *ebpf.Map `ebpf:"fl_devices"`
+	FlQueues    *ebpf.Map `ebpf:"fl_queues"`
 	FlTenants   *ebpf.Map `ebpf:"fl_tenants"`
 }
 
@@ -150,6 +162,7 @@ func (m *netcpuMaps) Close() error {
 	return _NetcpuClose(
 		m.FlAddresses,
 		m.FlDevices,
+		m.FlQueues,
 		m.FlTenants,
 	)
 }

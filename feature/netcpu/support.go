@@ -1,10 +1,7 @@
 package netcpu
 
 import (
-	"fmt"
 	"os"
-
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -27,26 +24,4 @@ func support(roots kernel.Roots, l cgroup.Layout, throttled bool, early error) p
 		return probe.Verdict{Level: probe.Degraded, Why: "this kernel charges kernel threads but never throttles them: a container with a quota is held by a weight in proportion to it", Mend: "none is needed where neighbours have the usual weight"}
 	}
 	return probe.Verdict{Level: probe.Full}
-}
-
-// kthreadsThrottled says whether CFS bandwidth stops kernel threads too. Since
-// 6.18 a task throttles itself on its way to user mode, which a kernel thread
-// never takes (kernel/sched/fair.c, task_throttle_setup_work); the work item
-// for that in task_struct tells those kernels. Without BTF the kernel is taken
-// for an old one.
-func kthreadsThrottled() (bool, error) {
-	spec, err := btf.LoadKernelSpec()
-	if err != nil {
-		return true, fmt.Errorf("read kernel types: %w", err)
-	}
-	var task *btf.Struct
-	if err := spec.TypeByName("task_struct", &task); err != nil {
-		return true, fmt.Errorf("read kernel types: %w", err)
-	}
-	for _, m := range task.Members {
-		if m.Name == "sched_throttle_work" {
-			return false, nil
-		}
-	}
-	return true, nil
 }

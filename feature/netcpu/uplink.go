@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -13,9 +16,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// uplinkGroup is the cgroup of the threads that poll devices which every
-// container's packets come through.
-const uplinkGroup = "fairlead-uplink"
+// uplinkGroup begins the name of the cgroup of the threads that poll devices
+// which every container's packets come through. The host's network namespace
+// follows: several agents may run on one machine, each in one of its own.
+const uplinkGroup = "fairlead-uplink-"
 
 // uplinkShares is its cpu.shares (v1), against 1024 of an ordinary group: at
 // the worst it takes 2 % of a core from the others, and whatever is idle.
@@ -25,8 +29,7 @@ const uplinkShares = 20
 // uplinks is what is changed on the host while any container is isolated.
 type uplinks struct {
 	group   string
-	threads []thread
-	claimed map[deviceKey]bool
+	devices map[deviceKey]*uplink
 }
 
 type deviceKey struct {
@@ -34,37 +37,45 @@ type deviceKey struct {
 	index int
 }
 
+// uplink is one device by which packets enter the host.
+type uplink struct {
+	name    string
+	threads []thread
+	queues  []*queue  // those that a container could be given; see queue.go
+	drop    link.Link // nil without early drop
+}
+
 // claimUplinks moves the polling of the devices by which packets reach c into
 // threads of the uplink group. These are the other ports of its bridges and the
 // hardware of the host's namespace, from where a bridge may be routed to.
 func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error {
-	if n.host == nil {
-		group, err := n.makeUplinkGroup()
-		if err != nil {
-			return err
-		}
-		n.host = &uplinks{group: group, claimed: make(map[deviceKey]bool)}
-	}
 	self, err := netdev.Open(n.cfg.NetNS)
 	if err != nil {
 		return err
 	}
 	self.Close()
-	masters := map[uint64][]string{self.Inode(): nil}
+	if n.host == nil {
+		group, err := n.makeUplinkGroup(self.Inode())
+		if err != nil {
+			return err
+		}
+		n.host = &uplinks{group: group, devices: make(map[deviceKey]*uplink)}
+	}
 	paths := map[uint64]string{self.Inode(): n.cfg.NetNS}
+	bridges := make(map[uint64][]string)
 	for _, dev := range c.Interfaces {
 		if h := dev.Host; h.NetNS != 0 && h.Master != "" {
-			masters[h.NetNS] = append(masters[h.NetNS], h.Master)
+			bridges[h.NetNS] = append(bridges[h.NetNS], h.Master)
 			if paths[h.NetNS] == "" {
 				paths[h.NetNS] = h.NSPath
 			}
 		}
 	}
-	for inode, bridges := range masters {
+	for inode, path := range paths {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := n.claimIn(paths[inode], inode, bridges); err != nil {
+		if err := n.claimIn(path, inode, bridges[inode]); err != nil {
 			return err
 		}
 	}
@@ -83,30 +94,35 @@ func (n *Netcpu) claimIn(path string, inode uint64, bridges []string) error {
 	}
 	for _, l := range links {
 		key := deviceKey{inode, l.Index}
-		if n.host.claimed[key] || !isUplink(l, links, bridges) {
+		if n.host.devices[key] != nil || !isUplink(l, links, bridges) {
 			continue
 		}
 		polls, err := polling(ns, l)
 		if err == nil && polls {
-			err = n.claim(ns, l)
+			n.host.devices[key], err = n.claim(ns, l)
 		}
-		if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) {
-			continue
+		if n.host.devices[key] == nil {
+			delete(n.host.devices, key)
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) {
 			return fmt.Errorf("uplink %s: %w", l.Name, err)
 		}
-		if !polls {
-			continue
-		}
-		if n.early != nil {
-			if err := n.early.uplink(ns, l.Index); err != nil {
-				return fmt.Errorf("uplink %s: %w", l.Name, err)
-			}
-		}
-		n.host.claimed[key] = true
 	}
 	return nil
+}
+
+// isUplink says whether packets from outside may enter the host by a device: it
+// is hardware, or a port of one of the bridges. The host end of another
+// container's veth is such a port, too, but does not poll.
+func isUplink(l netdev.Link, all []netdev.Link, bridges []string) bool {
+	if !l.Up || l.Name == "lo" {
+		return false
+	}
+	if l.Kind == "device" {
+		return true
+	}
+	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
+	return i >= 0 && slices.Contains(bridges, all[i].Name)
 }
 
 // polling says whether a device has polling of its own. If not, its packets come
@@ -123,41 +139,33 @@ func polling(ns *netdev.NS, l netdev.Link) (bool, error) {
 	return gro != netdev.Off, err
 }
 
-// isUplink says whether packets from outside enter the host by a device: it is
-// hardware, or a port of one of the bridges that does not lead to a container
-// of this host. A veth whose other end is in a namespace that has a number
-// here may be either; only one that polls (NAPI) is worth a thread, and the
-// host end of a container's veth does not.
-func isUplink(l netdev.Link, all []netdev.Link, bridges []string) bool {
-	if !l.Up || l.Name == "lo" {
-		return false
-	}
-	if l.Kind == "device" {
-		return true
-	}
-	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
-	return i >= 0 && slices.Contains(bridges, all[i].Name)
-}
-
-func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) error {
+func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
 	if err := n.stopRPS(ns, l.Index, 0); err != nil {
-		return err
+		return nil, err
 	}
 	tids, err := n.threaded(ns, l.Index, l.Name, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	u := &uplink{name: l.Name}
 	for _, tid := range tids {
 		if err := n.move(tid, n.layout.CPU, n.host.group, 0); err != nil {
-			return err
+			return nil, err
 		}
-		n.host.threads = append(n.host.threads, thread{tid, l.Name})
+		u.threads = append(u.threads, thread{tid, l.Name})
 	}
-	return nil
+	if n.early == nil {
+		return u, nil
+	}
+	if u.drop, err = n.early.uplink(ns, l.Index); err != nil {
+		return nil, err
+	}
+	u.queues, err = n.watchQueues(ns, l.Index)
+	return u, err
 }
 
-func (n *Netcpu) makeUplinkGroup() (string, error) {
-	dir := filepath.Join(n.layout.CPU, uplinkGroup)
+func (n *Netcpu) makeUplinkGroup(netns uint64) (string, error) {
+	dir := filepath.Join(n.layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10))
 	if err := n.turn(cgroup.Group(dir), cgroup.Present, 0); err != nil {
 		return "", err
 	}
@@ -166,10 +174,25 @@ func (n *Netcpu) makeUplinkGroup() (string, error) {
 
 // releaseUplinks undoes all of it.
 func (n *Netcpu) releaseUplinks() error {
+	errs := []error{n.unwatchUplinks()}
 	n.host = nil
-	var err error
-	if n.early != nil {
-		err = n.early.releaseUplinks()
+	return errors.Join(append(errs, n.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 }))...)
+}
+
+// unwatchUplinks ends the early drop at the uplinks.
+func (n *Netcpu) unwatchUplinks() error {
+	if n.host == nil {
+		return nil
 	}
-	return errors.Join(err, n.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 }))
+	var errs []error
+	for _, u := range n.host.devices {
+		for _, q := range u.queues {
+			errs = append(errs, n.early.unwatchQueue(q.napi))
+		}
+		if u.drop != nil {
+			errs = append(errs, u.drop.Close())
+		}
+		u.drop, u.queues = nil, nil
+	}
+	return errors.Join(errs...)
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// reshapeEvery is how long a window of control is.
-const reshapeEvery = time.Second
+// controlEvery is how long a window of control is.
+const controlEvery = time.Second
 
 // counted is what reshape last read of one tenant.
 type counted struct {
@@ -18,31 +18,42 @@ type counted struct {
 	small, super uint64
 }
 
-// reshapeLoop runs until stop is closed.
-func (n *Netcpu) reshapeLoop(stop <-chan struct{}, done chan<- struct{}) {
+// controlLoop looks at what came in each window, and acts on it, until stop is
+// closed.
+func (n *Netcpu) controlLoop(stop <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
-	tick := time.NewTicker(reshapeEvery)
+	tick := time.NewTicker(controlEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-stop:
 			return
 		case now := <-tick.C:
-			if err := n.reshape(now); err != nil {
-				n.cfg.Log.Warn("choosing the shape of packets", "feature", name, "err", err)
+			if err := n.look(now); err != nil {
+				n.cfg.Log.Warn("following the traffic", "feature", name, "err", err)
 			}
 		}
 	}
 }
 
-// reshape gives each tenant the shape of packets that its traffic asks for.
-func (n *Netcpu) reshape(now time.Time) error {
+// look takes one window into account.
+func (n *Netcpu) look(now time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.early == nil {
+		return nil // nothing is counted
+	}
+	length := now.Sub(n.looked)
+	n.looked = now
+	return errors.Join(n.reshape(now), n.assignQueues(length))
+}
+
+// reshape gives each tenant the shape of packets that its traffic asks for.
+func (n *Netcpu) reshape(now time.Time) error {
 	var errs []error
 	for _, t := range n.tenants {
 		if t.early == nil {
-			continue // nothing is counted
+			continue
 		}
 		c, err := n.early.read(t.early)
 		if err != nil {

@@ -1,0 +1,97 @@
+package netcpu
+
+import (
+	"errors"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// queue is a receive queue of an uplink that is polled by a thread of its own.
+// While all that it brings is one container's, by RSS, ntuple rules or whatever
+// steers packets before they reach the host, that thread lives in the
+// container's cgroup: then the work before the container is charged exactly,
+// too (Iron's queue per container, without asking the hardware for it).
+type queue struct {
+	napi    int // the id of its NAPI, which is also on the packets
+	tid     int
+	control queueControl
+	last    netcpuQueue // the counters at the last look
+}
+
+// watchQueues begins to watch the queues of a device that is polled by threads.
+// A NAPI that serves no receive queue brings no packets, and is never given.
+func (n *Netcpu) watchQueues(ns *netdev.NS, index int) ([]*queue, error) {
+	napis, err := ns.NAPIs(index)
+	if errors.Is(err, netdev.ErrNoNAPIList) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []*queue
+	for _, napi := range napis {
+		if err := n.early.watchQueue(napi.ID); err != nil {
+			return list, err
+		}
+		list = append(list, &queue{napi: napi.ID, tid: napi.Thread, control: newQueueControl()})
+	}
+	return list, nil
+}
+
+// assignQueues gives each queue to whom its packets of the last window belong.
+func (n *Netcpu) assignQueues(length time.Duration) error {
+	if n.host == nil {
+		return nil
+	}
+	var errs []error
+	for _, u := range n.host.devices {
+		for _, q := range u.queues {
+			now, err := n.early.queue(q.napi)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			w := queueWindow{
+				length: length, slot: now.Slot,
+				own: now.Own - q.last.Own, others: now.Others - q.last.Others, stale: now.Stale - q.last.Stale,
+			}
+			q.last = now
+			before := q.control.owner
+			if owner := q.control.next(w); owner != before {
+				errs = append(errs, n.giveQueue(q, owner))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// giveQueue moves the thread of a queue to the tenant in a slot, or back to the
+// uplinks for nobody and for one that has gone.
+func (n *Netcpu) giveQueue(q *queue, slot uint32) error {
+	group := n.host.group
+	for _, t := range n.tenants {
+		if t.early != nil && t.early.slot == slot {
+			group = t.group
+		}
+	}
+	// In the host's name, as the queue outlives the container.
+	return n.move(q.tid, n.layout.CPU, group, 0)
+}
+
+// takeQueues takes back the queues of a tenant whose cgroup is about to go.
+func (n *Netcpu) takeQueues(t *tenant) error {
+	if n.host == nil || t.early == nil {
+		return nil
+	}
+	var errs []error
+	for _, u := range n.host.devices {
+		for _, q := range u.queues {
+			if q.control.owner == t.early.slot {
+				q.control = newQueueControl()
+				errs = append(errs, n.giveQueue(q, nobody))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
