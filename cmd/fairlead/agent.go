@@ -30,7 +30,7 @@ type agentFlags struct {
 func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	f := &agentFlags{cfg: agent.Config{Roots: kernel.Default(), Version: version}}
 	s := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-	s.StringVar(&f.config, "config", defaultConfig, "config file; each of these flags may stand in it as \"flag: value\"")
+	s.StringVar(&f.config, "config", defaultConfig, "config file; each of these flags may stand in it as \"flag: value\"; empty: none")
 	s.StringVar(&f.cfg.Socket, "socket", api.DefaultSocket, "unix socket of the agent")
 	s.StringVar(&f.cfg.SelfSocket, "self-socket", api.DefaultSelfSocket, "unix socket for containers, who see themselves there; empty: none")
 	s.StringVar(&f.cfg.StateDir, "state-dir", defaultState, "directory of the journal")

@@ -82,6 +82,9 @@ func parseConfig(path string, data []byte) ([]setting, error) {
 // configure gives the flags of cmd that were not typed the values of the
 // config file. A file that nobody asked for may be missing.
 func configure(cmd *cobra.Command, path string, known *pflag.FlagSet) error {
+	if path == "" {
+		return nil
+	}
 	settings, err := readConfig(path)
 	if errors.Is(err, fs.ErrNotExist) && !cmd.Flags().Changed("config") {
 		return nil

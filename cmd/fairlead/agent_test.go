@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// What systemd is told: ready once, alive while it works, and that it stops.
+func TestNotify(t *testing.T) {
+	testkit.NeedRoot(t)
+	dir := t.TempDir()
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
+	t.Setenv("WATCHDOG_USEC", "30000000")
+	t.Setenv("WATCHDOG_PID", "")
+	os.Unsetenv("WATCHDOG_PID")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, errs bytes.Buffer
+	done := make(chan int, 1)
+	go func() {
+		done <- run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: []string{
+			"agent", "--config=", "--socket=" + filepath.Join(dir, "s"), "--self-socket=", "--metrics-addr=",
+			"--state-dir=" + filepath.Join(dir, "state"), "--policy-dir=" + filepath.Join(dir, "policy.d"),
+			"--docker-host=unix:///nowhere", "--podman-host=unix:///nowhere", "--containerd=/nowhere",
+		}})
+	}()
+	var told []string
+	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	for !slices.Contains(told, "READY=1") || told[len(told)-1] != "WATCHDOG=1" {
+		buf := make([]byte, 256)
+		n, err := conn.Read(buf)
+		if err != nil {
+			cancel()
+			t.Fatalf("%v; told %q; status %d: %s", err, told, <-done, &errs)
+		}
+		told = append(told, string(buf[:n]))
+	}
+	cancel()
+	if status := <-done; status != statusDone {
+		t.Errorf("status %d: %s", status, &errs)
+	}
+	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	for !slices.Contains(told, "STOPPING=1") {
+		buf := make([]byte, 256)
+		n, err := conn.Read(buf)
+		if err != nil {
+			t.Fatalf("%v; told %q", err, told)
+		}
+		told = append(told, string(buf[:n]))
+	}
+	if n := strings.Count(strings.Join(told, " "), "READY=1"); n != 1 {
+		t.Errorf("told of readiness %d times: %q", n, told)
+	}
+}
