@@ -161,7 +161,7 @@ func (t *tree) walk() {
 		if t.depth(dir) >= treeDepth {
 			continue
 		}
-		for _, sub := range subdirs(dir) {
+		for _, sub := range subdirs(dir, treeSize) {
 			seen[sub] = true
 			queue = append(queue, sub)
 			t.add(sub)
@@ -191,7 +191,7 @@ func (t *tree) add(dir string) {
 		t.blind = true
 	}
 	// Made before the watch was there.
-	for _, sub := range subdirs(dir) {
+	for _, sub := range subdirs(dir, treeSize) {
 		t.add(sub)
 	}
 }

@@ -239,13 +239,13 @@ func oldest(proc, dir string, host uint64) (int, error) {
 		if best != 0 {
 			return best, nil
 		}
-		dirs = append(dirs, subdirs(dirs[i])...)
+		dirs = append(dirs, subdirs(dirs[i], maxDirs)...)
 	}
 	return 0, fmt.Errorf("no process in cgroup %s: %w", dir, fs.ErrNotExist)
 }
 
-// subdirs lists the cgroups directly below dir, at most maxDirs.
-func subdirs(dir string) []string {
+// subdirs lists the cgroups directly below dir, at most so many.
+func subdirs(dir string, most int) []string {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil
@@ -254,7 +254,7 @@ func subdirs(dir string) []string {
 	entries, _ := d.ReadDir(-1) // what was read before an error still counts
 	var dirs []string
 	for _, e := range entries {
-		if e.IsDir() && len(dirs) < maxDirs {
+		if e.IsDir() && len(dirs) < most {
 			dirs = append(dirs, filepath.Join(dir, e.Name()))
 		}
 	}

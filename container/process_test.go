@@ -5,7 +5,9 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -96,4 +98,23 @@ func TestOpenProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	self.close()
+}
+
+// A host with more containers than one cgroup's processes are searched in has
+// them side by side in one directory.
+func TestSubdirsOfAFullHost(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 3 * maxDirs {
+		if err := os.Mkdir(filepath.Join(dir, strconv.Itoa(i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tree := &tree{top: dir, nodes: make(map[string]*node)}
+	tree.walk()
+	if got := len(tree.nodes); got != 3*maxDirs+1 {
+		t.Errorf("walk found %d cgroups, want %d", got, 3*maxDirs+1)
+	}
+	if got := len(subdirs(dir, maxDirs)); got != maxDirs {
+		t.Errorf("subdirs gave %d, want the bound %d", got, maxDirs)
+	}
 }
