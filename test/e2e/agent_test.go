@@ -340,8 +340,24 @@ func (a *agent) footprint() (f footprint) {
 }
 
 // forgets waits until nothing of a container that has ended is left: the agent
-// does not list it, its threads have ended, and its cgroups are gone.
+// does not list it and has nothing of it in the journal, and its threads have
+// ended.
 func (a *agent) forgets(i isolation) {
+	a.t.Helper()
+	a.letsGo(i)
+	await(a.t, "the threads of "+i.Name+" to end", func() error {
+		for _, th := range i.threads {
+			if now, err := sched.Find("/proc", th.TID); err == nil && now == th {
+				return fmt.Errorf("thread %d lives", th.TID)
+			}
+		}
+		return nil
+	})
+}
+
+// letsGo is forgets for a container whose network namespace outlives it, and
+// its threads with that: they have to have left its cgroup.
+func (a *agent) letsGo(i isolation) {
 	a.t.Helper()
 	await(a.t, i.Name+" to be forgotten", func() error {
 		if c, err := a.find(i.Name); err == nil && c.ID == i.ID {
@@ -350,8 +366,8 @@ func (a *agent) forgets(i isolation) {
 			return err
 		}
 		for _, th := range i.threads {
-			if now, err := sched.Find("/proc", th.TID); err == nil && now == th {
-				return fmt.Errorf("thread %d lives", th.TID)
+			if livesIn(th, i.Cgroup.CPU) == nil {
+				return fmt.Errorf("thread %d is in %s", th.TID, i.Cgroup.CPU)
 			}
 		}
 		x, err := a.api.Explain(a.t.Context(), i.ID.String())

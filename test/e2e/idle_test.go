@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// TestIdle measures what the agent takes beside 100 containers that do nothing:
+// at first it only observes them, then some are isolated.
+func TestIdle(t *testing.T) {
+	const n, window = 100, 4 * time.Second
+	r := newRig(t)
+	for i := range n {
+		r.add(sandbox.Spec{Name: fmt.Sprintf("e2e-%d", i)})
+	}
+	a := r.agent()
+	a.start()
+	atStart := a.footprint()
+	for _, step := range []struct {
+		mode, names string
+		want        int
+	}{{"observe", "e2e-*", n}, {"isolate", "e2e-*5", n / 10}} {
+		mode := step.mode
+		a.policy("all.yaml", "match: {name: \""+step.names+"\"}\nset: {netcpu: "+mode+"}\n")
+		began := time.Now()
+		await(t, "all to be at "+mode, func() error {
+			list, err := a.api.Containers(t.Context())
+			if err != nil {
+				return err
+			}
+			at := 0
+			for _, c := range list {
+				for _, s := range c.Policy {
+					if s.Key == "fairlead.netcpu" && s.Value == mode && s.From != "default" && netcpuOf(c).State == api.StateDone {
+						at++
+					}
+				}
+			}
+			if at != step.want {
+				return fmt.Errorf("%d of %d are", at, step.want)
+			}
+			return nil
+		})
+		took := time.Since(began)
+		before := a.cpuTime()
+		time.Sleep(window)
+		cpu := 100 * (a.cpuTime() - before).Seconds() / window.Seconds()
+		rss := a.rss()
+		t.Logf("%s: %d in force after %v; then %.1f %% of a core, %d MB resident", mode, step.want, took.Round(time.Millisecond), cpu, rss>>20)
+		if cpu > 10 || rss > 120<<20 {
+			t.Errorf("%s: %.1f %% of a core and %d MB resident are too much", mode, cpu, rss>>20)
+		}
+	}
+	must(t, os.Remove(a.path("policy.d/all.yaml")))
+	a.idles(atStart)
+	a.stop()
+}
+
+// cpuTime is what the process of the agent has used.
+func (a *agent) cpuTime() time.Duration {
+	a.t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.pid))
+	must(a.t, err)
+	f := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	var ticks uint64
+	for _, field := range []int{14, 15} { // utime and stime, proc_pid_stat(5)
+		v, err := strconv.ParseUint(f[field-3], 10, 64)
+		must(a.t, err)
+		ticks += v
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// rss is its resident memory in bytes.
+func (a *agent) rss() int {
+	a.t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", a.pid))
+	must(a.t, err)
+	pages, err := strconv.Atoi(strings.Fields(string(data))[1])
+	must(a.t, err)
+	return pages * os.Getpagesize()
+}
+
+// TestSelf lets containers ask about themselves.
+func TestSelf(t *testing.T) {
+	r := newRig(t)
+	one := r.add(sandbox.Spec{Name: "e2e-one", Labels: map[string]string{"fairlead.netcpu": "isolate"}})
+	two := r.add(sandbox.Spec{Name: "e2e-two"})
+	a := r.agent()
+	a.start()
+	a.isolated("e2e-one", 1)
+	a.reaches("e2e-two", api.StateDone)
+	ask := func(socket string, b *sandbox.Box) (string, error) {
+		t.Helper()
+		cmd := exec.Command("/proc/self/exe", askSelfVerb, a.path(socket))
+		var out strings.Builder
+		cmd.Stdout = &out
+		p, err := b.Start(cmd)
+		must(t, err)
+		err = p.Wait()
+		return out.String(), err
+	}
+	for _, b := range []*sandbox.Box{one, two} {
+		c, err := a.find(b.Name)
+		must(t, err)
+		text, err := ask("self.sock", b)
+		if err != nil {
+			t.Fatalf("%s: %v: %s", b.Name, err, text)
+		}
+		var self api.Self
+		must(t, json.Unmarshal([]byte(text), &self))
+		if self.Name != b.Name || self.ID != c.ID {
+			t.Errorf("%s is told of %s (%d)", b.Name, self.Name, self.ID)
+		}
+		other := map[string]string{"e2e-one": "e2e-two", "e2e-two": "e2e-one"}[b.Name]
+		o, err := a.find(other)
+		must(t, err)
+		for _, secret := range []string{other, o.ID.String(), "/sys/fs/cgroup", a.dir} {
+			if strings.Contains(text, secret) {
+				t.Errorf("%s is told of %q: %s", b.Name, secret, text)
+			}
+		}
+		for _, f := range self.Measured {
+			for _, s := range f.Samples {
+				if s.Container != c.ID {
+					t.Errorf("%s is told what was measured of %d", b.Name, s.Container)
+				}
+			}
+		}
+	}
+	// A process of the host is no container; and the socket has no other door.
+	if out := askSelfHere(t, a.path("self.sock")); !strings.Contains(out, "no container") {
+		t.Errorf("a process of the host is told %s", out)
+	}
+	self := api.Dial(a.path("self.sock"))
+	defer self.Close()
+	if list, err := self.Containers(t.Context()); err == nil {
+		t.Errorf("the self socket lists %+v", list)
+	}
+	if done, err := self.Restore(t.Context(), ""); err == nil {
+		t.Errorf("the self socket restores %+v", done)
+	}
+	a.isolated("e2e-one", 1)
+	a.stop()
+}
+
+func askSelfHere(t *testing.T, socket string) string {
+	t.Helper()
+	c := api.Dial(socket)
+	defer c.Close()
+	self, err := c.Self(t.Context())
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%+v", self)
+}

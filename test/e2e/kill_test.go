@@ -1,0 +1,179 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// TestAgentKilled kills the agent at random points while it applies and while
+// it removes. Packets get through all the same; and the host is as before when
+// `fairlead restore` has worked without an agent, or when another agent has
+// taken over and was stopped.
+func TestAgentKilled(t *testing.T) {
+	r := newRig(t)
+	r.add(sandbox.Spec{Name: "e2e-plain"})
+	r.add(sandbox.Spec{Name: "e2e-small", CPU: sandbox.CPU{Quota: 20 * time.Millisecond, Period: 100 * time.Millisecond}})
+	r.add(sandbox.Spec{Name: "e2e-heavy", CPU: sandbox.CPU{Quota: 30 * time.Millisecond, Shares: 2048, Set: "0"}})
+	// Values that are not those of a fresh device have to come back, too.
+	must(t, r.boxes[0].SetQueues("eth0", "rx", "rps_cpus", func(int) string { return "1" }))
+	before := r.state()
+
+	k := &killer{rig: r, agent: r.agent(), before: before}
+	k.agent.policy("isolate.yaml", isolateAll)
+	k.measure()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d; to apply takes %v, to remove %v", seed, k.apply.Round(time.Millisecond), k.remove.Round(time.Millisecond))
+	k.rand = rand.New(rand.NewPCG(seed, 0))
+
+	for _, c := range []struct {
+		name   string
+		rounds int
+		kill   func()
+		mend   func()
+	}{
+		{"apply, restore", 12, k.whileApplying, k.restore},
+		{"remove, restore", 8, k.whileRemoving, k.restore},
+		{"apply, adopt", 6, k.whileApplying, k.adopt},
+		{"remove, adopt", 6, k.whileRemoving, k.adopt},
+		{"applied, again and again", 2, func() { k.whileApplying(); k.whileApplying(); k.whileApplying() }, k.restore},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			defer k.with(t)()
+			changed := 0
+			for range c.rounds {
+				c.kill()
+				if r.state().diff(before) != "" {
+					changed++
+				}
+				r.reachable("after the kill")
+				c.mend()
+				r.sameAs(before, "after that")
+			}
+			t.Logf("the host was changed at %d of %d kills", changed, c.rounds)
+			if changed == 0 && c.rounds > 5 {
+				t.Error("no kill came while anything was in force")
+			}
+		})
+	}
+}
+
+type killer struct {
+	*rig
+	agent         *agent
+	before        state
+	rand          *rand.Rand
+	apply, remove time.Duration // how long these take, from the first change to the last
+}
+
+func (k *killer) with(t *testing.T) func() {
+	was := k.t
+	k.t, k.agent.t = t, t
+	return func() { k.t, k.agent.t = was, was }
+}
+
+// applied waits until every container is isolated.
+func (k *killer) applied() {
+	k.t.Helper()
+	for _, b := range k.boxes {
+		k.agent.isolated(b.Name, 1)
+	}
+}
+
+// measure lets an agent work undisturbed.
+func (k *killer) measure() {
+	k.t.Helper()
+	k.agent.start()
+	k.applied()
+	// From the agent's own clock, since waiting takes longer than the work.
+	var first, last time.Time
+	for _, b := range k.boxes {
+		x, err := k.agent.api.Explain(k.t.Context(), b.Name)
+		must(k.t, err)
+		for _, c := range append(x.Changes, x.Host...) {
+			if first.IsZero() || c.When.Before(first) {
+				first = c.When
+			}
+			if c.When.After(last) {
+				last = c.When
+			}
+		}
+	}
+	k.apply = last.Sub(first)
+	k.reachable("isolated")
+	now := time.Now()
+	k.agent.stop()
+	k.remove = time.Since(now)
+	k.sameAs(k.before, "after a clean stop")
+}
+
+// journalSize is the length of the journal; what matters is that it grows with
+// each change.
+func (k *killer) journalSize() (size int64) {
+	files, _ := filepath.Glob(filepath.Join(k.agent.path("state"), "journal-*"))
+	for _, name := range files {
+		if st, err := os.Stat(name); err == nil {
+			size += st.Size()
+		}
+	}
+	return size
+}
+
+func (k *killer) whileApplying() {
+	k.t.Helper()
+	before := k.journalSize()
+	k.agent.launch()
+	// Until the first change, which may have been made by an earlier agent.
+	must(k.t, within(patience, func() error {
+		if size := k.journalSize(); size > before+64 { // more than a header
+			return nil
+		}
+		st, err := k.agent.api.Status(k.t.Context())
+		if err == nil && st.Changes == 0 {
+			err = fmt.Errorf("no change was made")
+		}
+		return err
+	}))
+	k.sleepUpTo(k.apply + k.apply/4)
+	k.agent.kill()
+}
+
+func (k *killer) whileRemoving() {
+	k.t.Helper()
+	k.agent.start()
+	k.applied()
+	if k.rand.IntN(2) == 0 {
+		must(k.t, unix.Kill(k.agent.pid, unix.SIGTERM))
+	} else {
+		k.agent.policy("isolate.yaml", "match: {name: \"e2e-*\"}\nset: {netcpu: observe}\n")
+		defer k.agent.policy("isolate.yaml", isolateAll)
+		must(k.t, unix.Kill(k.agent.pid, unix.SIGHUP))
+	}
+	k.sleepUpTo(k.remove)
+	k.agent.kill()
+}
+
+func (k *killer) sleepUpTo(d time.Duration) {
+	time.Sleep(time.Duration(k.rand.Int64N(int64(max(d, time.Millisecond)))))
+}
+
+func (k *killer) restore() {
+	k.t.Helper()
+	out := k.agent.run("restore", "--state-dir", k.agent.path("state"))
+	mustSay(k.t, out, 0)
+	mustSay(k.t, k.agent.run("restore", "--state-dir", k.agent.path("state")), 0, "nothing to undo")
+}
+
+func (k *killer) adopt() {
+	k.t.Helper()
+	k.agent.start()
+	k.applied()
+	k.agent.stop()
+}

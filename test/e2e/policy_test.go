@@ -1,0 +1,190 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// broken are policy files that no agent can use, with what is said of them.
+var broken = []struct{ name, text, says string }{
+	{"syntax", "match: {name: \"x\"\nset: [\n", ":"},
+	{"unknown key", "match: {name: x}\nset:\n  netcpu: isolate\n  netcup: isolate\n", ":4:3: netcup: unknown key; did you mean netcpu?"},
+	{"unit", "match: {name: x}\nset:\n  net.rate: 50mbyte\n", ":3:13: net.rate: \"50mbyte\": unknown unit"},
+	{"sum", "match: {name: x}\nset: {net.rate: 50mbit, net.ceil: 1mbit}\n", "2:"},
+	{"no match", "set: {netcpu: isolate}\n", ":1:1: match: is missing"},
+	{"aliases", "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c,*c,*c,*c]\n", ":"},
+	{"not text", "match: {name: \"\x1b[31m\xff\xfe\"}\nset: {netcpu: isolate}\n", ":"},
+	{"depth", strings.Repeat("[", 20000), ":"},
+	{"size", "# " + strings.Repeat("x", 4<<20), "larger"},
+}
+
+// TestBrokenPolicy gives the agent policy files that cannot be used: it says
+// where and why, and the last good policy stays in force.
+func TestBrokenPolicy(t *testing.T) {
+	r := newRig(t)
+	r.add(sandbox.Spec{Name: "e2e-box"})
+	before := r.state()
+	a := r.agent()
+	a.policy("good.yaml", isolateAll)
+	a.start()
+	i := a.isolated("e2e-box", 1)
+	stands := func(when string) {
+		t.Helper()
+		if now := a.isolated("e2e-box", 1); now.changes != i.changes || now.threads[0] != i.threads[0] {
+			t.Errorf("%s it is %+v, was %+v", when, now, i)
+		}
+	}
+	bad := filepath.Join(a.path("policy.d"), "bad.yaml")
+	for _, b := range broken {
+		t.Run(b.name, func(t *testing.T) {
+			a.t = t
+			a.policy("bad.yaml", b.text)
+			// Nobody tells the agent; it sees it.
+			await(t, "the agent to notice", func() error {
+				if st := a.status(); st.Policy.OK || st.Policy.Error == "" {
+					return fmt.Errorf("policy %+v", st.Policy)
+				}
+				return nil
+			})
+			stands("with a broken policy")
+			for _, o := range []output{a.run("policy", "reload"), fairlead(t, "policy", "check", bad), a.run("ps")} {
+				quiet(t, o)
+			}
+			mustSay(t, a.run("policy", "reload"), 1, "last good policy", "bad.yaml", b.says)
+			check := fairlead(t, "policy", "check", bad)
+			mustSay(t, check, 1, "bad.yaml", b.says)
+			mustSay(t, a.run("ps"), 0, "last good one is in force", "bad.yaml", "e2e-box")
+			a.policy("bad.yaml", "")
+			await(t, "the agent to be content", func() error {
+				if st := a.status(); !st.Policy.OK {
+					return fmt.Errorf("policy %+v", st.Policy)
+				}
+				return nil
+			})
+			stands("with a good policy again")
+		})
+	}
+	a.t = t
+
+	// Things that are no files: none may be read, or waited for.
+	dir := a.path("policy.d")
+	must(t, os.Mkdir(filepath.Join(dir, "dir.yaml"), 0o755))
+	must(t, unix.Mkfifo(filepath.Join(dir, "fifo.yaml"), 0o644))
+	must(t, os.Symlink("/dev/zero", filepath.Join(dir, "zero.yaml")))
+	must(t, os.Symlink("nowhere", filepath.Join(dir, "dangling.yaml")))
+	a.run("policy", "reload") // whether it likes them is its own affair
+	stands("with odd things for policy files")
+	if st := a.status(); !st.Policy.OK && !strings.Contains(st.Policy.Error, ".yaml") {
+		t.Errorf("policy %+v, want the name of what is wrong", st.Policy)
+	}
+	for _, name := range []string{"dir", "fifo", "zero", "dangling"} {
+		must(t, os.Remove(filepath.Join(dir, name+".yaml")))
+	}
+	mustSay(t, a.run("policy", "reload"), 0)
+	stands("without them")
+
+	// A good change does what it says.
+	a.policy("good.yaml", "match: {name: e2e-box}\nset: {netcpu: observe}\n")
+	await(t, "observe to be in force", func() error {
+		if n := a.status().Changes; n != 0 {
+			return fmt.Errorf("%d changes", n)
+		}
+		return nil
+	})
+	r.sameAs(before, "without isolation")
+	a.stop()
+}
+
+// hostile are labels that containers might have. None may harm, and none but
+// the last may isolate.
+func hostile() []map[string]string {
+	many := map[string]string{}
+	for i := range 5000 {
+		many[fmt.Sprintf("fairlead.k%d", i)] = "v"
+	}
+	return []map[string]string{
+		{"fairlead.netcpu": "\x1b[31misolate\x1b[0m"},
+		{"fairlead.netcpu": "isolate\n"},
+		{"fairlead.netcpu": strings.Repeat("isolate", 200000)},
+		{"fairlead.netcup": "isolate", "fairlead.\x1b]0;owned\a": "x", "fairlead.": "", "fairlead": "y"},
+		{"\x1b[2J\x1b[H": "\u202egnp.exe\u202c", "fairlead.net.rate": "\u009b31m9e99tbit"},
+		{"fairlead.net.rate": "99999999999999999999999999999999bit", "fairlead.io.reserve": "/dev/../etc/passwd riops=1"},
+		many,
+		{"fairlead.netcpu": "isolate", "fairlead.latency": "maybe", "x\x00y": "\xff\xfe"},
+	}
+}
+
+// TestHostileLabels has containers with labels that are wrong in every way.
+func TestHostileLabels(t *testing.T) {
+	r := newRig(t)
+	labels := hostile()
+	for n, l := range labels {
+		r.add(sandbox.Spec{Name: fmt.Sprintf("e2e-%d", n), Image: "evil\x1b]2;owned\a\u202e", Labels: l})
+	}
+	r.add(sandbox.Spec{Name: "e2e-good", Labels: map[string]string{"fairlead.netcpu": "isolate"}})
+	a := r.agent()
+	a.start()
+	a.isolated("e2e-good", 1)
+	last := len(labels) - 1
+	for n := range labels {
+		name := fmt.Sprintf("e2e-%d", n)
+		a.reaches(name, api.StateDone)
+		x, err := a.api.Explain(t.Context(), name)
+		must(t, err)
+		// A label that is too long for any sense is no label.
+		if len(x.Problems) == 0 && len(x.Container.Labels) > 0 {
+			t.Errorf("%s: no problem is reported of labels %.300q", name, fmt.Sprint(labels[n]))
+		}
+		if n == last {
+			a.isolated(name, 1)
+		} else if len(x.Changes) > 0 {
+			t.Errorf("%s: %+v was changed", name, x.Changes)
+		}
+		for _, format := range []string{"table", "json", "yaml"} {
+			o := a.run("explain", "-o", format, name)
+			mustSay(t, o, 0, name)
+			quiet(t, o)
+		}
+	}
+	for _, args := range [][]string{{"ps"}, {"ps", "-w"}, {"ps", "-o", "json"}, {"ps", "-o", "yaml"}, {"explain", "\x1b[31mnobody"}, {"policy", "reload"}} {
+		o := a.run(args...)
+		quiet(t, o)
+		if args[0] == "ps" {
+			mustSay(t, o, 0, "e2e-0", "e2e-good")
+		}
+	}
+	st := a.status()
+	if len(st.Policy.Problems) < last {
+		t.Errorf("%d problems of %d hostile containers", len(st.Policy.Problems), len(labels))
+	}
+	log, err := os.ReadFile(a.path("log"))
+	must(t, err)
+	quiet(t, output{out: string(log)})
+	if len(log) > 1<<20 {
+		t.Errorf("the log has grown to %d bytes", len(log))
+	}
+	a.metrics()
+	a.stop()
+}
+
+// quiet fails the test if a text could drive a terminal.
+func quiet(t *testing.T, o output) {
+	t.Helper()
+	for _, text := range []string{o.out, o.err} {
+		for i, c := range text {
+			if c != '\n' && !unicode.IsPrint(c) {
+				t.Errorf("%q is printed, in %q", c, text[max(0, i-60):min(len(text), i+60)])
+				return
+			}
+		}
+	}
+}
