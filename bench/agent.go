@@ -32,7 +32,7 @@ const agentVerb = "rig-agent"
 
 // Reexec runs this program's part inside a rig if that is what it was started
 // for: args are os.Args. It then returns true and the exit status; else false.
-// Call it first thing in main and TestMain; it covers package sandbox and load.
+// Call it first thing in main and TestMain; it covers the packages sandbox, load and rig.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) > 1 && args[1] == agentVerb {
 		if err := runAgent(args[2:]); err != nil {
@@ -41,10 +41,12 @@ func Reexec(args []string) (status int, ok bool) {
 		}
 		return 0, true
 	}
-	if status, ok := sandbox.Reexec(args); ok {
-		return status, true
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec, rig.Reexec} {
+		if status, ok := reexec(args); ok {
+			return status, true
+		}
 	}
-	return load.Reexec(args)
+	return 0, false
 }
 
 func runAgent(args []string) error {
@@ -53,11 +55,16 @@ func runAgent(args []string) error {
 	fs.StringVar(&cfg.Socket, "socket", "", "unix socket of the agent")
 	fs.StringVar(&cfg.StateDir, "state-dir", "", "directory of the journal")
 	fs.StringVar(&cfg.PolicyDir, "policy-dir", "", "directory of the policy files")
+	fs.StringVar(&cfg.DockerHost, "docker-host", "", "where Docker answers; with it, sandboxes are not looked for")
 	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	cfg.Sources = []container.Source{sandbox.Source(cfg.Roots.Proc, *sandboxes)}
+	if cfg.DockerHost != "" {
+		cfg.Sources = []container.Source{container.Docker(cfg.DockerHost)}
+	} else {
+		cfg.Sources = []container.Source{sandbox.Source(cfg.Roots.Proc, *sandboxes)}
+	}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -107,7 +114,7 @@ func newGuard(ctx context.Context, r *rig.Rig) (_ *guard, err error) {
 	}
 	socket := filepath.Join(dir, "agent.sock")
 	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(dir, "state"),
-		"--policy-dir", policies, "--sandbox-dir", r.Sandboxes.Dir())
+		"--policy-dir", policies, "--sandbox-dir", r.Sandboxes.Dir(), "--docker-host", r.DockerHost)
 	cmd.Args[0] = "fairlead"
 	cmd.Stderr = g.log
 	// It puts everything back even when this program is killed.

@@ -223,26 +223,28 @@ func TestDemo(t *testing.T) {
 
 // TestPlots looks that every plot shows cases that the experiment measures.
 func TestPlots(t *testing.T) {
-	e := &experiment{report: &report.Report{}}
-	for _, su := range setups() {
-		for _, d := range su.demands {
-			for _, on := range []bool{false, true} {
-				e.add(su.name+" "+d.name, d.kind, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1})
+	for _, o := range []Options{{}, {Docker: true}} {
+		e := &experiment{report: &report.Report{}}
+		for _, su := range setups(o.paths()...) {
+			for _, d := range su.demands {
+				for _, on := range []bool{false, true} {
+					e.add(su.name+" "+d.name, d.kind, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1})
+				}
 			}
 		}
-	}
-	for _, p := range NetCPUPlots() {
-		if len(p.Groups) == 0 {
-			t.Errorf("plot %q is empty", p.Title)
-		}
-		for _, g := range p.Groups {
-			if _, ok := e.report.Find(g.Case, p.Metric); !ok {
-				t.Errorf("plot %q: nothing measures the %s of %q", p.Title, p.Metric, g.Case)
+		for _, p := range NetCPUPlots(o) {
+			if len(p.Groups) == 0 {
+				t.Errorf("plot %q is empty", p.Title)
+			}
+			for _, g := range p.Groups {
+				if _, ok := e.report.Find(g.Case, p.Metric); !ok {
+					t.Errorf("plot %q: nothing measures the %s of %q", p.Title, p.Metric, g.Case)
+				}
 			}
 		}
-	}
-	if got, want := NetCPUHeadline(e.report), "2.00 times"; !strings.Contains(got, want) {
-		t.Errorf("headline %q does not say %q", got, want)
+		if got, want := NetCPUHeadline(e.report), "2.00 times"; !strings.Contains(got, want) {
+			t.Errorf("headline %q does not say %q", got, want)
+		}
 	}
 	if got := NetCPUHeadline(&report.Report{}); got != "" {
 		t.Errorf("headline of nothing: %q", got)

@@ -21,10 +21,18 @@ import (
 type Options struct {
 	Rounds  int    // 0: as many as is usual
 	Quick   bool   // within two minutes, and less exact
+	Docker  bool   // containers of a Docker Engine in place of sandboxes
 	Version string // of fairlead, for the report
 	// Progress, if not nil, is called before each measurement with how many
 	// are done, how many there will be, and what comes.
 	Progress func(done, total int, what string)
+}
+
+func (o Options) paths() []rig.Path {
+	if o.Docker {
+		return []rig.Path{rig.Docker}
+	}
+	return []rig.Path{rig.Hop, rig.NIC}
 }
 
 // The metrics of the netcpu experiment.
@@ -68,9 +76,9 @@ type setup struct {
 	demands []demand
 }
 
-func setups() []setup {
+func setups(paths ...rig.Path) []setup {
 	var all []setup
-	for _, path := range []rig.Path{rig.Hop, rig.NIC} {
+	for _, path := range paths {
 		all = append(all,
 			setup{string(path) + " 50/50", rig.Config{Path: path, VictimShare: 50, ReceiverShare: 50}, append(append([]demand{}, floods...), others...)},
 			setup{string(path) + " 80/20", rig.Config{Path: path, VictimShare: 80, ReceiverShare: 20}, floods},
@@ -103,7 +111,7 @@ func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 		report:   &report.Report{Bench: "netcpu", Env: environment(o.Version, o.Quick), Rounds: rounds},
 		progress: o.Progress,
 	}
-	all := setups()
+	all := setups(o.paths()...)
 	for _, s := range all {
 		e.total += rounds * (3 + 2*len(s.demands))
 	}
@@ -213,7 +221,7 @@ func (e *experiment) add(name string, kind rig.Traffic, on bool, base float64, m
 }
 
 // NetCPUPlots are the plots of the experiment's page.
-func NetCPUPlots() []report.Plot {
+func NetCPUPlots(o Options) []report.Plot {
 	var plots []report.Plot
 	over := func(setup string, demands []demand) []report.Group {
 		var g []report.Group
@@ -222,8 +230,8 @@ func NetCPUPlots() []report.Plot {
 		}
 		return g
 	}
-	paths := map[rig.Path]string{rig.Hop: "one veth hop", rig.NIC: "NIC, bridge, veth"}
-	for _, su := range setups() {
+	paths := map[rig.Path]string{rig.Hop: "one veth hop", rig.NIC: "NIC, bridge, veth", rig.Docker: "Docker's default bridge"}
+	for _, su := range setups(o.paths()...) {
 		plots = append(plots, report.Plot{
 			Title: fmt.Sprintf("Penalty factor: %s, %d/%d", paths[su.cfg.Path], su.cfg.VictimShare, su.cfg.ReceiverShare),
 			Note:  "How many times longer the victim takes beside UDP of 1400 bytes, by packets per second. 1 is perfect isolation.", Metric: Penalty, Ideal: 1,
@@ -245,7 +253,7 @@ func NetCPUPlots() []report.Plot {
 		{"Request latency, 99th percentile", "Less is better.", P99, others[1:], 0},
 	} {
 		plot := report.Plot{Title: p.title, Note: p.note, Metric: p.metric, Ideal: p.ideal}
-		for _, path := range []rig.Path{rig.Hop, rig.NIC} {
+		for _, path := range o.paths() {
 			for _, g := range over(string(path)+" 50/50", p.demands) {
 				g.Label = string(path) + " " + g.Label
 				plot.Groups = append(plot.Groups, g)
@@ -258,10 +266,11 @@ func NetCPUPlots() []report.Plot {
 
 // NetCPUHeadline says the result in one sentence.
 func NetCPUHeadline(r *report.Report) string {
-	c, ok := r.Find("nic 50/50 flood", Penalty)
-	if !ok {
-		return ""
+	for _, path := range []rig.Path{rig.NIC, rig.Docker} {
+		if c, ok := r.Find(string(path)+" 50/50 flood", Penalty); ok {
+			return fmt.Sprintf("Beside a flood through NIC and bridge the victim takes %.2f times as long with nothing done, and %.2f times with fairlead.",
+				report.Median(c.Off), report.Median(c.On))
+		}
 	}
-	return fmt.Sprintf("Beside a flood through NIC and bridge the victim takes %.2f times as long with nothing done, and %.2f times with fairlead.",
-		report.Median(c.Off), report.Median(c.On))
+	return ""
 }

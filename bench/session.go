@@ -25,7 +25,12 @@ type session struct {
 }
 
 func newSession(ctx context.Context, cfg rig.Config, warm, take time.Duration) (_ *session, err error) {
-	r, err := rig.New(cfg)
+	var r *rig.Rig
+	if cfg.Path == rig.Docker {
+		r, err = rig.NewDocker(ctx, cfg)
+	} else {
+		r, err = rig.New(cfg)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -212,19 +212,21 @@ func weight(shares uint64) uint64 {
 	return 1 + (shares-2)*9999/262142
 }
 
-// home is the directory of this hierarchy in which the calling thread is.
-func (g group) home(proc string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(proc, "thread-self", "cgroup"))
+// of is the directory of this hierarchy in which a process is; "thread-self" is
+// the calling thread.
+func (h hierarchy) of(proc, pid string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(proc, pid, "cgroup"))
 	if err != nil {
 		return "", err
 	}
 	for line := range strings.Lines(string(data)) {
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), g.controller) {
-			return filepath.Join(g.mount, f[2]), nil
+		// The v2 tree has the line 0::path, and "" for its controllers.
+		if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), h.controller) {
+			return filepath.Join(h.mount, f[2]), nil
 		}
 	}
-	return "", fmt.Errorf("%s/thread-self/cgroup: no controller %s", proc, g.controller)
+	return "", fmt.Errorf("%s/%s/cgroup: no controller %q", proc, pid, h.controller)
 }
 
 // moveThread puts the calling thread alone into a v1 group.

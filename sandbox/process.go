@@ -25,13 +25,14 @@ func Reexec(args []string) (status int, ok bool) {
 	if len(args) < 2 || args[1] != initVerb {
 		return 0, false
 	}
-	// Descriptor 3 is the pipe on which the maker waits for us.
-	ready := os.NewFile(3, "ready")
-	if ready == nil {
-		return 1, true
+	// Descriptor 3 is the pipe on which the maker waits for us, if it is one: a
+	// container engine gives us none, and something of the runtime's own may
+	// have the number.
+	var st unix.Stat_t
+	if unix.Fstat(3, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
+		unix.Write(3, []byte{1})
+		unix.Close(3)
 	}
-	ready.Write([]byte{1})
-	ready.Close()
 	for {
 		unix.Pause()
 	}
@@ -142,7 +143,7 @@ func (b *Box) fork(cmd *exec.Cmd, cloneflags uintptr, cpus []int) (err error) {
 			attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
 			continue
 		}
-		home, err := g.home(b.host.roots.Proc)
+		home, err := g.of(b.host.roots.Proc, "thread-self")
 		if err != nil {
 			return err
 		}
@@ -222,8 +223,14 @@ func (b *Box) startInit() error {
 	return b.loopbackUp()
 }
 
-// Done is closed once the sandbox's first process has ended.
-func (b *Box) Done() <-chan struct{} { return b.init.done }
+// Done is closed once the sandbox's first process has ended. That of an adopted
+// container is not watched.
+func (b *Box) Done() <-chan struct{} {
+	if b.init == nil {
+		return nil
+	}
+	return b.init.done
+}
 
 // aside runs fn on a thread that ends with it, so that fn may leave the thread
 // in any state.

@@ -221,14 +221,17 @@ func (b *Box) Destroy() error {
 	procs := b.procs
 	b.mu.Unlock()
 
-	if b.ns != nil {
-		b.ns.Close()
-	}
 	for _, p := range procs {
 		p.Kill()
 	}
 	for _, p := range procs {
 		<-p.done
+	}
+	if b.ns != nil {
+		b.ns.Close()
+	}
+	if b.state.file == "" {
+		return nil // adopted: the rest is its engine's
 	}
 	err := removeGroups(b.state.Cgroups)
 	if err == nil {
@@ -242,6 +245,60 @@ func (b *Box) Destroy() error {
 		return fmt.Errorf("destroy sandbox %s: %w", b.Name, err)
 	}
 	return nil
+}
+
+// Adopt makes a Box of a container that an engine runs, so that processes can be
+// started inside as if by exec, and its devices be reached. pid is its first
+// process. The container stays the engine's: Destroy ends only what was started
+// through the Box.
+func (h *Host) Adopt(name string, pid int) (*Box, error) {
+	b := &Box{Name: name, PID: pid, host: h}
+	for _, tree := range h.groups {
+		dir, err := tree.of(h.roots.Proc, fmt.Sprint(pid))
+		if err != nil {
+			return nil, fmt.Errorf("adopt container %s: %w", name, err)
+		}
+		b.dirs = append(b.dirs, group{tree, dir})
+		b.state.Cgroups = append(b.state.Cgroups, dir)
+	}
+	ns, err := os.Open(b.NetNS())
+	if err != nil {
+		return nil, fmt.Errorf("adopt container %s: %w", name, err)
+	}
+	b.ns = ns
+	return b, nil
+}
+
+// Claim takes the name of a cgroup below Parent, in every hierarchy of this
+// host, for the containers of an engine. It returns its path from the roots of
+// the hierarchies. The engine makes the groups; Close and Sweep remove them with
+// all that is in them.
+func (h *Host) Claim(name string) (path string, err error) {
+	if !validName.MatchString(name) {
+		return "", fmt.Errorf("claim cgroup %q: name must match %s", name, validName)
+	}
+	path = filepath.Join(Parent, name)
+	b := &Box{Name: name, host: h}
+	b.state = state{Name: name, Bare: true, Maker: h.maker, file: filepath.Join(h.dir, name+".json")}
+	mounts := []string{h.groups[0].mount}
+	others, err := filepath.Glob(filepath.Join(h.roots.Cgroup, "*", "tasks")) // v1 alone has it
+	if err != nil {
+		return "", fmt.Errorf("claim cgroup %s: %w", name, err)
+	}
+	for _, file := range others {
+		// Two names of one mount do no harm: the second finds nothing.
+		mounts = append(mounts, filepath.Dir(file))
+	}
+	for _, m := range mounts {
+		b.state.Cgroups = append(b.state.Cgroups, filepath.Join(m, path))
+	}
+	if err := b.state.create(); err != nil {
+		return "", fmt.Errorf("claim cgroup %s: %w", name, err)
+	}
+	h.mu.Lock()
+	h.boxes[name] = b
+	h.mu.Unlock()
+	return "/" + path, nil
 }
 
 // NetNS is a path by which the sandbox's network namespace can be opened by

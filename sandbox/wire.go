@@ -235,6 +235,11 @@ func (b *Box) Sysfs(fn func(sys string) error) error {
 		if err := unix.Mount("fairlead", b.host.roots.Sys, "sysfs", 0, ""); err != nil {
 			return fmt.Errorf("mount sysfs: %w", err)
 		}
+		// All mounts of one namespace's sysfs share a superblock, which runc
+		// makes read-only. The container's own mount stays so.
+		if err := unix.Mount("", b.host.roots.Sys, "", unix.MS_REMOUNT, ""); err != nil {
+			return fmt.Errorf("make sysfs writable: %w", err)
+		}
 		return fn(b.host.roots.Sys)
 	})
 	if err != nil {

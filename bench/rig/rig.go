@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -29,11 +30,14 @@ import (
 // Path is the way that the sender's packets take to the receiver.
 type Path string
 
-// The two paths. Hop leads from the host into the receiver by one veth. NIC is
-// a veth with two queues whose far end is outside: NIC, bridge, veth.
+// The paths. Hop leads from the host into the receiver by one veth. NIC is a
+// veth with two queues whose far end is outside: NIC, bridge, veth. Docker is
+// the same with containers of a Docker Engine of the rig's own in place of
+// sandboxes: NIC, a published port, the default bridge, veth.
 const (
-	Hop Path = "hop"
-	NIC Path = "nic"
+	Hop    Path = "hop"
+	NIC    Path = "nic"
+	Docker Path = "docker"
 )
 
 // Config says what rig to build. The zero value is a hop, half and half.
@@ -61,6 +65,9 @@ const (
 	receiverMAC  = "02:f1:00:00:00:02"
 	victimMAC    = "02:f1:00:00:00:03"
 	outsideMAC   = "02:f1:00:00:00:01"
+	nodeAddr     = "10.111.0.254"
+	nodeMAC      = "02:f1:00:00:00:fe"
+	port         = "9000"
 
 	// NICDevice is the name of the NIC in Node, on the path NIC; its queue
 	// SenderQueue is the one that the sender's packets come by. ReceiverPort
@@ -80,23 +87,41 @@ type Rig struct {
 	Outside   *sandbox.Box  // where the sender is; on a Hop the same as Node
 	Receiver  *sandbox.Box
 	Victim    *sandbox.Box
+	// DockerHost is where the engine of the path Docker answers, in the form
+	// of DOCKER_HOST; else "".
+	DockerHost string
+
+	engine *engine
+	target string // where the sender finds the receiver
 }
 
 var serial atomic.Uint32
 
 const stateParent = "/run/fairlead"
 
-// New builds a rig. It needs root, two CPUs, and a program whose main (or
-// TestMain) calls sandbox.Reexec and load.Reexec.
-func New(cfg Config) (_ *Rig, err error) {
-	if runtime.NumCPU() < 2 {
-		return nil, errors.New("build rig: two CPUs are needed, one for the containers and one for the sender")
-	}
+// New builds a rig of sandboxes. It needs root, two CPUs, and a program whose
+// main (or TestMain) calls sandbox.Reexec and load.Reexec.
+func New(cfg Config) (*Rig, error) {
 	if cfg.Path == "" {
 		cfg.Path = Hop
 	}
 	if cfg.Path != Hop && cfg.Path != NIC {
-		return nil, fmt.Errorf("build rig: no such path: %q", cfg.Path)
+		return nil, fmt.Errorf("build rig: no such path of sandboxes: %q", cfg.Path)
+	}
+	return newRig(context.Background(), cfg)
+}
+
+// NewDocker builds a rig with the path Docker. Beside what New needs, it needs
+// dockerd, the docker CLI and iptables, a program that is static, and whose
+// main (or TestMain) calls Reexec.
+func NewDocker(ctx context.Context, cfg Config) (*Rig, error) {
+	cfg.Path = Docker
+	return newRig(ctx, cfg)
+}
+
+func newRig(ctx context.Context, cfg Config) (*Rig, error) {
+	if runtime.NumCPU() < 2 {
+		return nil, errors.New("build rig: two CPUs are needed, one for the containers and one for the sender")
 	}
 	for _, share := range []*int{&cfg.VictimShare, &cfg.ReceiverShare} {
 		if *share == 0 {
@@ -112,7 +137,7 @@ func New(cfg Config) (_ *Rig, err error) {
 		return nil, fmt.Errorf("build rig: %w", err)
 	}
 	r := &Rig{Config: cfg, Sandboxes: host}
-	if err := r.build(id); err != nil {
+	if err := r.build(ctx, id); err != nil {
 		return nil, errors.Join(fmt.Errorf("build rig: %w", err), r.Close())
 	}
 	return r, nil
@@ -129,24 +154,26 @@ func Sweep() error {
 		_, err := sandbox.Sweep(kernel.Roots{}, dir)
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, sweepEngines())...)
 }
 
 // Close ends all that runs in the rig and removes it.
 func (r *Rig) Close() error {
-	err := r.Sandboxes.Close()
+	var err error
+	if r.engine != nil {
+		for _, b := range []*sandbox.Box{r.Receiver, r.Victim} {
+			if b != nil {
+				err = errors.Join(err, b.Destroy())
+			}
+		}
+		err = errors.Join(err, r.engine.stop())
+	}
+	err = errors.Join(err, r.Sandboxes.Close())
 	os.Remove(stateParent) // fails while anything else is there
 	return err
 }
 
-func (r *Rig) build(id string) error {
-	share := func(percent int) sandbox.CPU {
-		return sandbox.CPU{
-			Quota:  time.Duration(percent) * time.Millisecond,
-			Period: 100 * time.Millisecond,
-			Set:    strconv.Itoa(sharedCPU),
-		}
-	}
+func (r *Rig) build(ctx context.Context, id string) error {
 	specs := []struct {
 		box  **sandbox.Box
 		spec sandbox.Spec
@@ -156,11 +183,13 @@ func (r *Rig) build(id string) error {
 		{&r.Receiver, sandbox.Spec{Name: id + "-receiver", CPU: share(r.ReceiverShare)}},
 		{&r.Victim, sandbox.Spec{Name: id + "-victim", CPU: share(r.VictimShare)}},
 	}
+	if r.Path == Hop {
+		specs = slices.Delete(specs, 1, 2)
+	}
+	if r.Path == Docker {
+		specs = specs[:2]
+	}
 	for _, s := range specs {
-		if r.Path == Hop && s.box == &r.Outside {
-			r.Outside = r.Node
-			continue
-		}
 		b, err := r.Sandboxes.Create(s.spec)
 		if err != nil {
 			return err
@@ -173,45 +202,75 @@ func (r *Rig) build(id string) error {
 			}
 		}
 	}
-	if err := r.wire(); err != nil {
-		return err
-	}
-	if r.Path == NIC {
-		if err := r.likeNIC(); err != nil {
-			return err
+	r.target = receiverAddr + ":" + port
+	var err error
+	switch r.Path {
+	case Hop:
+		r.Outside = r.Node
+		err = r.wireHop()
+	case NIC:
+		err = errors.Join(r.wireNIC(Bridge), r.wireBridge())
+	case Docker:
+		r.target = nodeAddr + ":" + port
+		if err = r.wireNIC(""); err == nil {
+			err = r.docker(ctx, id)
 		}
+	}
+	if err != nil {
+		return err
 	}
 	return r.steer()
 }
 
+// share is a quota in percent of the shared CPU.
+func share(percent int) sandbox.CPU {
+	return sandbox.CPU{
+		Quota:  time.Duration(percent) * time.Millisecond,
+		Period: 100 * time.Millisecond,
+		Set:    strconv.Itoa(sharedCPU),
+	}
+}
+
 func prefix(addr string) netip.Prefix { return netip.PrefixFrom(netip.MustParseAddr(addr), 24) }
 
-func (r *Rig) wire() error {
-	receiver := sandbox.End{Box: r.Receiver, Name: "eth0", Addr: prefix(receiverAddr), MAC: receiverMAC}
-	dev := ReceiverPort
-	if r.Path == Hop {
-		err := sandbox.Wire(sandbox.End{Box: r.Node, Name: ReceiverPort, Addr: prefix(outsideAddr), MAC: outsideMAC}, receiver)
-		if err != nil {
-			return err
-		}
-	} else {
-		victim := sandbox.End{Box: r.Victim, Name: "eth0", Addr: prefix(victimAddr), MAC: victimMAC}
-		outside := sandbox.End{Box: r.Outside, Name: "eth0", Addr: prefix(outsideAddr), MAC: outsideMAC, Queues: 2}
-		err := errors.Join(
-			r.Node.Bridge(Bridge, netip.Prefix{}),
-			sandbox.Wire(sandbox.End{Box: r.Node, Name: NICDevice, Queues: 2, Bridge: Bridge}, outside),
-			sandbox.Wire(sandbox.End{Box: r.Node, Name: ReceiverPort, Bridge: Bridge}, receiver),
-			sandbox.Wire(sandbox.End{Box: r.Node, Name: VictimPort, Bridge: Bridge}, victim),
-			r.Node.Forward(ReceiverPort, receiverMAC),
-			r.Node.Forward(VictimPort, victimMAC),
-		)
-		if err != nil {
-			return err
-		}
-		dev = "eth0"
+func (r *Rig) wireHop() error {
+	return errors.Join(
+		sandbox.Wire(
+			sandbox.End{Box: r.Node, Name: ReceiverPort, Addr: prefix(outsideAddr), MAC: outsideMAC},
+			sandbox.End{Box: r.Receiver, Name: "eth0", Addr: prefix(receiverAddr), MAC: receiverMAC}),
+		r.Node.Neighbour(ReceiverPort, netip.MustParseAddr(receiverAddr), receiverMAC),
+		r.Receiver.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC),
+	)
+}
+
+// wireNIC makes the NIC, a port of a bridge or with an address of its own.
+func (r *Rig) wireNIC(bridge string) error {
+	nic := sandbox.End{Box: r.Node, Name: NICDevice, MAC: nodeMAC, Queues: 2, Bridge: bridge}
+	if bridge == "" {
+		nic.Addr = prefix(nodeAddr)
+	} else if err := r.Node.Bridge(bridge, netip.Prefix{}); err != nil {
+		return err
+	}
+	outside := sandbox.End{Box: r.Outside, Name: "eth0", Addr: prefix(outsideAddr), MAC: outsideMAC, Queues: 2}
+	if err := sandbox.Wire(nic, outside); err != nil {
+		return err
 	}
 	return errors.Join(
-		r.Outside.Neighbour(dev, netip.MustParseAddr(receiverAddr), receiverMAC),
+		r.likeNIC(),
+		r.Outside.Neighbour("eth0", netip.MustParseAddr(nodeAddr), nodeMAC),
+	)
+}
+
+// wireBridge joins the containers to the bridge.
+func (r *Rig) wireBridge() error {
+	return errors.Join(
+		sandbox.Wire(sandbox.End{Box: r.Node, Name: ReceiverPort, Bridge: Bridge},
+			sandbox.End{Box: r.Receiver, Name: "eth0", Addr: prefix(receiverAddr), MAC: receiverMAC}),
+		sandbox.Wire(sandbox.End{Box: r.Node, Name: VictimPort, Bridge: Bridge},
+			sandbox.End{Box: r.Victim, Name: "eth0", Addr: prefix(victimAddr), MAC: victimMAC}),
+		r.Node.Forward(ReceiverPort, receiverMAC),
+		r.Node.Forward(VictimPort, victimMAC),
+		r.Outside.Neighbour("eth0", netip.MustParseAddr(receiverAddr), receiverMAC),
 		r.Receiver.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC),
 	)
 }
@@ -323,8 +382,6 @@ const (
 
 // Send starts a kind of traffic, paused: sender.SetRate lets it go.
 func (r *Rig) Send(ctx context.Context, kind Traffic) (sender, receiver *Generator, err error) {
-	const port = "9000"
-	to := receiverAddr + ":" + port
 	var send, recv []string
 	switch kind {
 	case UDP:
@@ -346,7 +403,7 @@ func (r *Rig) Send(ctx context.Context, kind Traffic) (sender, receiver *Generat
 	if err != nil {
 		return nil, nil, err
 	}
-	sender, err = r.Start(ctx, r.Outside, append(send, "--to", to, "--rate", "0", "--nice", senderNice)...)
+	sender, err = r.Start(ctx, r.Outside, append(send, "--to", r.target, "--rate", "0", "--nice", senderNice)...)
 	if err != nil {
 		return nil, nil, errors.Join(err, receiver.Stop())
 	}

@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	if status, ok := load.Reexec(os.Args); ok {
 		os.Exit(status)
 	}
+	if status, ok := Reexec(os.Args); ok {
+		os.Exit(status)
+	}
 	testkit.Main(m)
 }
 

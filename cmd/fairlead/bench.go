@@ -41,6 +41,7 @@ func benchNetCPUVerb(e env) *cobra.Command {
 	}
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default 5, with --quick 2)")
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes, and be less exact")
+	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
 	cmd.Flags().StringVar(&page, "html", "", "write a page with plots to this file, too")
 	f := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -58,7 +59,7 @@ func benchNetCPUVerb(e env) *cobra.Command {
 				return err
 			}
 			if html != nil {
-				if err := r.WriteHTML(html, "fairlead bench netcpu", bench.NetCPUHeadline(r), bench.NetCPUPlots()); err != nil {
+				if err := r.WriteHTML(html, "fairlead bench netcpu", bench.NetCPUHeadline(r), bench.NetCPUPlots(o)); err != nil {
 					return err
 				}
 			}

@@ -1,0 +1,281 @@
+package rig
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// engineVerb makes this program a Docker Engine of a rig.
+const engineVerb = "rig-engine"
+
+// Reexec becomes the rig's Docker Engine if this program was started for that:
+// args are os.Args. It then returns only if that failed, with true and the exit
+// status; else false. Call it first thing in main and TestMain.
+func Reexec(args []string) (status int, ok bool) {
+	if len(args) < 3 || args[1] != engineVerb {
+		return 0, false
+	}
+	fmt.Fprintln(os.Stderr, becomeEngine(args[2], args[3:]))
+	return 1, true
+}
+
+// becomeEngine turns this process into dockerd, in a mount namespace of its own:
+// with a sysfs of the network namespace that it is in, and with nothing in /run
+// and /var/lib, where it would meet the machine's own engine.
+func becomeEngine(program string, args []string) error {
+	runtime.LockOSThread() // exec keeps the namespaces of the calling thread
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("unshare mount namespace: %w", err)
+	}
+	const cgroups = "/sys/fs/cgroup"
+	aside, err := os.MkdirTemp("", "fairlead-cgroup-")
+	if err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		source, target, fs string
+		flags              uintptr
+	}{
+		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE},
+		{cgroups, aside, "", unix.MS_BIND | unix.MS_REC},
+		{"sysfs", "/sys", "sysfs", 0},
+		{aside, cgroups, "", unix.MS_MOVE},
+		{"tmpfs", "/run", "tmpfs", 0},
+		{"tmpfs", "/var/lib", "tmpfs", 0},
+	} {
+		if err := unix.Mount(m.source, m.target, m.fs, m.flags, ""); err != nil {
+			return fmt.Errorf("mount %s on %s: %w", m.source, m.target, err)
+		}
+	}
+	// A mount point only in this namespace, from which it was moved.
+	if err := os.Remove(aside); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/run/docker", "/run/lock"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("run %s: %w", program, unix.Exec(program, append([]string{program}, args...), os.Environ()))
+}
+
+// engine is a Docker Engine inside a rig.
+type engine struct {
+	host    string // as in DOCKER_HOST
+	dir     string
+	process *sandbox.Process
+}
+
+// engineDir is where the engine of a rig keeps its state: not in /run, of which
+// it has one of its own.
+func engineDir(id string) string { return filepath.Join(os.TempDir(), "fairlead-"+id+"-docker") }
+
+// sweepEngines removes the state of engines whose maker has ended; all else of
+// theirs has gone with the rig's cgroups.
+func sweepEngines() error {
+	dirs, err := filepath.Glob(engineDir("fl*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		var pid int
+		if _, err := fmt.Sscanf(filepath.Base(dir), "fairlead-fl%d-", &pid); err != nil {
+			continue // not ours
+		}
+		if unix.Kill(pid, 0) == unix.ESRCH {
+			errs = append(errs, os.RemoveAll(dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// docker starts an engine in Node, and the containers in it.
+func (r *Rig) docker(ctx context.Context, id string) error {
+	parent, err := r.Sandboxes.Claim(id + "-containers")
+	if err != nil {
+		return err
+	}
+	// In cgroups, so that nothing that it starts can be lost.
+	box, err := r.Sandboxes.Create(sandbox.Spec{Name: id + "-engine", Network: r.Node})
+	if err != nil {
+		return err
+	}
+	if r.engine, err = startEngine(ctx, box, engineDir(id), parent); err != nil {
+		return err
+	}
+	r.DockerHost = r.engine.host
+	for _, c := range []struct {
+		box     **sandbox.Box
+		name    string
+		percent int
+		flags   []string
+	}{
+		{&r.Receiver, id + "-receiver", r.ReceiverShare, []string{"-p", port + ":" + port + "/udp", "-p", port + ":" + port + "/tcp"}},
+		{&r.Victim, id + "-victim", r.VictimShare, nil},
+	} {
+		flags := append(c.flags, "--stop-signal", "KILL", "--cpuset-cpus", strconv.Itoa(sharedCPU), "--cpu-period", "100000", "--cpu-quota", strconv.Itoa(c.percent*1000))
+		pid, err := r.engine.container(ctx, c.name, flags...)
+		if err != nil {
+			return err
+		}
+		if *c.box, err = r.Sandboxes.Adopt(c.name, pid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// image is the name of the image that containers of a rig are made of: this
+// program alone.
+const image = "fairlead-bench"
+
+// startEngine starts dockerd in box and waits until it answers. Its containers
+// are in the cgroup parent. It needs dockerd, the docker CLI and iptables.
+func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *engine, err error) {
+	dockerd, err := exec.LookPath("dockerd")
+	if err != nil {
+		return nil, fmt.Errorf("start a Docker Engine: %w", err)
+	}
+	if _, err := exec.LookPath("docker"); err != nil {
+		return nil, fmt.Errorf("start a Docker Engine: %w", err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(dir, "docker.sock")
+	e := &engine{host: "unix://" + socket, dir: dir}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(exe, engineVerb, dockerd,
+		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+		"--pidfile", filepath.Join(dir, "pid"), "--host", e.host,
+		"--cgroup-parent", parent, "--exec-opt", "native.cgroupdriver=cgroupfs",
+		"--bip", "10.112.0.1/16", "--ip6tables=false", "--userland-proxy=false")
+	cmd.Stdout, cmd.Stderr = log, log
+	if e.process, err = box.Start(cmd); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	deadline := time.After(60 * time.Second)
+	for {
+		_, err := e.run(ctx, nil, "version")
+		if err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), e.stop())
+		case <-e.process.Done():
+		case <-deadline:
+		case <-time.After(50 * time.Millisecond):
+			continue
+		}
+		said, _ := os.ReadFile(log.Name())
+		return nil, errors.Join(fmt.Errorf("the Docker Engine does not answer: %w; its log ends:\n%s", err, said[max(0, len(said)-2000):]), e.stop())
+	}
+	if err := e.load(ctx, exe); err != nil {
+		return nil, errors.Join(err, e.stop())
+	}
+	return e, nil
+}
+
+// run runs the docker CLI and returns what it prints.
+func (e *engine) run(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "docker", args...)
+	cmd.Env = append(os.Environ(), "DOCKER_HOST="+e.host, "DOCKER_CONTEXT=", "DOCKER_CONFIG="+e.dir)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("docker %s: %w: %s", args[0], err, bytes.TrimSpace(errs.Bytes()))
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+// load makes the image.
+func (e *engine) load(ctx context.Context, exe string) error {
+	if err := static(exe); err != nil {
+		return err
+	}
+	program, err := os.ReadFile(exe)
+	if err != nil {
+		return err
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	header := &tar.Header{Name: "fairlead", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}
+	if err := w.WriteHeader(header); err != nil {
+		return err
+	}
+	if _, err := w.Write(program); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	_, err = e.run(ctx, &layer, "import", "-", image)
+	return err
+}
+
+// static says why a program cannot run in an image that has nothing else.
+func static(exe string) error {
+	f, err := elf.Open(exe)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return fmt.Errorf("%s is not a static program; build it with CGO_ENABLED=0", exe)
+		}
+	}
+	return nil
+}
+
+// container starts a container that waits, and returns its first process.
+func (e *engine) container(ctx context.Context, name string, flags ...string) (pid int, err error) {
+	args := append([]string{"run", "-d", "--name", name}, flags...)
+	if _, err := e.run(ctx, nil, append(args, image, "/fairlead", "sandbox-init", name)...); err != nil {
+		return 0, err
+	}
+	out, err := e.run(ctx, nil, "inspect", "--format", "{{.State.Pid}}", name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(out)
+}
+
+// stop ends the engine and removes its state. What is left of its containers
+// goes with the rig's cgroups.
+func (e *engine) stop() error {
+	e.process.Signal(unix.SIGTERM)
+	select {
+	case <-e.process.Done():
+	case <-time.After(20 * time.Second):
+		e.process.Kill()
+		<-e.process.Done()
+	}
+	return os.RemoveAll(e.dir)
+}

@@ -1,0 +1,82 @@
+package rig
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestDocker(t *testing.T) {
+	testkit.NeedRoot(t)
+	for _, program := range []string{"dockerd", "docker", "iptables"} {
+		if _, err := exec.LookPath(program); err != nil {
+			testkit.Skip(t, "no "+program)
+		}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if static(exe) != nil {
+		testkit.Skip(t, "the test program is not static: CGO_ENABLED=0 go test")
+	}
+	r, err := NewDocker(t.Context(), Config{VictimShare: 60, ReceiverShare: 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := r.engine.dir
+	groups := r.Receiver.Cgroups()
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, path := range append(groups, dir, r.Sandboxes.Dir()) {
+			if _, err := os.Stat(path); err == nil {
+				t.Errorf("%s is left", path)
+			}
+		}
+	})
+	// The generators are where the containers are, with their limits.
+	self, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []Traffic{UDP, TCP} {
+		send, recv, err := r.Send(t.Context(), kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(recv.PID), "cgroup"))
+		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/fairlead-sandbox/") {
+			t.Errorf("receiver's cgroups (%v):\n%s", err, inside)
+		}
+		send.SetRate(load.Flood)
+		if !moves(send) || !moves(recv) {
+			t.Errorf("%s: nothing sent, or nothing received", kind)
+		}
+		for _, g := range []*Generator{send, recv} {
+			if err := g.Stop(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	out, err := r.engine.run(t.Context(), nil, "inspect", "--format", "{{.HostConfig.CpuQuota}} {{.HostConfig.CpusetCpus}}", r.Victim.Name)
+	if err != nil || out != "60000 0" {
+		t.Errorf("victim has quota and CPUs %q (%v)", out, err)
+	}
+	if _, err := r.engine.container(t.Context(), r.Victim.Name); err == nil {
+		t.Error("two containers have one name")
+	}
+}
+
+func TestStatic(t *testing.T) {
+	if err := static("/proc/self/cmdline"); err == nil {
+		t.Error("a text is taken for a static program")
+	}
+}
