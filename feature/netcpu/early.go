@@ -171,14 +171,7 @@ func (e *early) attach(ns *netdev.NS, index int, p *ebpf.Program, to ebpf.Attach
 
 // remove ends what add and device began. It goes on after a failure.
 func (e *early) remove(w *watched) error {
-	var errs []error
-	for device, l := range w.links {
-		errs = append(errs, l.Close())
-		if err := e.maps.FlDevices.Delete(device); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	errs = append(errs, w.count.Close())
+	errs := []error{e.keep(w, nil), w.count.Close()}
 	delete(e.used, w.slot)
 	if len(e.used) == 0 && e.watch != nil {
 		errs = append(errs, e.watch.Close())

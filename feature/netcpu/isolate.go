@@ -59,6 +59,9 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 			threads = append(threads, thread{tid, dev.Name})
 		}
 	}
+	if err := n.dropStale(t, c, threads); err != nil {
+		return fmt.Errorf("netcpu isolate: %w", err)
+	}
 	if len(threads) == 0 && len(skipped) > 0 {
 		return fmt.Errorf("netcpu isolate: %w", errors.Join(skipped...))
 	}
