@@ -190,10 +190,19 @@ func (o options) check(rest int) error {
 }
 
 // setNice sets the nice value of all threads that there are; those to come
-// inherit it.
+// inherit it. Where the kernel groups the tasks of a session for the scheduler
+// (autogroup, see sched(7)), nice counts only inside a session: there this
+// becomes a session of its own, with that value.
 func setNice(n int) error {
 	if n == 0 {
 		return nil
+	}
+	if _, err := unix.Setsid(); err != nil && err != unix.EPERM { // it leads one
+		return fmt.Errorf("begin a session: %w", err)
+	}
+	err := os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(n)), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("set nice value %d of the session: %w", n, err)
 	}
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {

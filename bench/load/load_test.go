@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -145,6 +147,30 @@ func TestBurn(t *testing.T) {
 	ns := testkit.NetNS(t)
 	if !start(t, ns, "burn").counts() {
 		t.Error("no work done")
+	}
+}
+
+func TestNice(t *testing.T) {
+	ns := testkit.NetNS(t)
+	r := start(t, ns, "burn", "--nice", "5")
+	// Every thread, also those that the runtime starts later.
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", r.cmd.Process.Pid))
+	if err != nil || len(stats) == 0 {
+		t.Fatalf("no threads (%v)", err)
+	}
+	for _, path := range stats {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // ended
+		}
+		f := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+		if nice := f[16]; nice != "5" {
+			t.Errorf("%s: nice value %s, want 5", path, nice)
+		}
+	}
+	auto, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", r.cmd.Process.Pid))
+	if err == nil && !strings.HasSuffix(strings.TrimSpace(string(auto)), "nice 5") {
+		t.Errorf("the session's group is %q", auto)
 	}
 }
 

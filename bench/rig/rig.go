@@ -388,7 +388,9 @@ func (r *Rig) Send(ctx context.Context, kind Traffic) (sender, receiver *Generat
 		// A sender outside is not held back by how full this host's queues are,
 		// as one on the same machine is by its socket's buffer.
 		send = []string{"udp-send", "--size", "1400", "--buffer", "8388608"}
-		recv = []string{"udp-recv"}
+		// It gets no turn for some milliseconds while the victim runs; what
+		// comes meanwhile must not be lost for want of a buffer.
+		recv = []string{"udp-recv", "--buffer", "8388608"}
 	case TCP:
 		send = []string{"tcp-send"}
 		recv = []string{"tcp-recv"}
