@@ -18,7 +18,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -61,6 +63,11 @@ func Boot(ctx context.Context, root, initramfs, dir string, limit time.Duration)
 		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all",
 		"-serial", "file:"+filepath.Join(dir, "console.log"),
 		"-serial", "file:"+log)
+	// A guest must not outlive a test run that was killed. The signal comes
+	// when the thread that started it ends, so that has to be kept.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && ctx.Err() == nil {
