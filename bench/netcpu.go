@@ -61,6 +61,7 @@ var (
 		{"200k", rig.UDP, 200_000},
 		{"400k", rig.UDP, 400_000},
 		{"flood", rig.UDP, load.Flood},
+		{"overrun", rig.Overrun, load.Flood},
 	}
 	others = []demand{
 		{"tcp", rig.TCP, load.Flood},
@@ -208,7 +209,7 @@ func (e *experiment) add(name string, kind rig.Traffic, on bool, base float64, m
 	e.report.Add(name, Penalty, "1", on, base/m.work)
 	e.report.Add(name, Work, "1/s", on, m.work)
 	switch kind {
-	case rig.UDP:
+	case rig.UDP, rig.Overrun:
 		e.report.Add(name, Sent, "1/s", on, m.sent)
 		e.report.Add(name, Received, "1/s", on, m.received)
 	case rig.TCP:

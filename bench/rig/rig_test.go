@@ -63,7 +63,7 @@ func TestTraffic(t *testing.T) {
 	for _, path := range []Path{Hop, NIC} {
 		t.Run(string(path), func(t *testing.T) {
 			r := build(t, Config{Path: path})
-			for _, kind := range []Traffic{UDP, TCP, UDPRR, TCPRR} {
+			for _, kind := range []Traffic{UDP, Overrun, TCP, UDPRR, TCPRR} {
 				send, recv, err := r.Send(t.Context(), kind)
 				if err != nil {
 					t.Fatalf("%s: %v", kind, err)
