@@ -379,9 +379,9 @@ type Traffic string
 const (
 	UDP     Traffic = "udp"
 	Overrun Traffic = "udp-overrun"
-	TCP   Traffic = "tcp"
-	UDPRR Traffic = "udp-rr"
-	TCPRR Traffic = "tcp-rr"
+	TCP     Traffic = "tcp"
+	UDPRR   Traffic = "udp-rr"
+	TCPRR   Traffic = "tcp-rr"
 )
 
 // Send starts a kind of traffic, paused: sender.SetRate lets it go.
