@@ -208,6 +208,9 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 
 // explain adds what the agent said last.
 func (g *guard) explain(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err // nothing is wrong with the agent
+	}
 	if said := g.log.String(); said != "" {
 		return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
 	}

@@ -76,7 +76,7 @@ func withPage(ctx context.Context, name string, run func(context.Context, io.Wri
 		return errors.New("this needs root: it makes network namespaces and control groups")
 	}
 	if name == "" {
-		return run(ctx, nil)
+		return interrupted(run(ctx, nil))
 	}
 	f, err := os.Create(name)
 	if err != nil {
@@ -85,6 +85,14 @@ func withPage(ctx context.Context, name string, run func(context.Context, io.Wri
 	err = errors.Join(run(ctx, f), f.Close())
 	if err != nil {
 		os.Remove(name)
+	}
+	return interrupted(err)
+}
+
+// interrupted says in plain words that the user has ended an experiment.
+func interrupted(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("interrupted (%w)", err)
 	}
 	return err
 }
