@@ -91,7 +91,7 @@ func restoreAlone(f *agentFlags, ref string) (api.Restored, error) {
 	for _, o := range out {
 		done.Outcomes = append(done.Outcomes, agent.WireOutcome(o))
 	}
-	return done, j.Close()
+	return done, errors.Join(kernel.Tidy(f.cfg.Roots, out), j.Close())
 }
 
 func restored(w io.Writer, done api.Restored) {

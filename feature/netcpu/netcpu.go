@@ -193,12 +193,13 @@ func (n *Netcpu) join(t *tenant, c container.Container) {
 func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.restore(func(e journal.Entry) bool {
+	out, err := n.outcomes(func(e journal.Entry) bool {
 		if e.Owner.Container == 0 {
 			return len(n.tenants) == 0
 		}
 		return !alive(container.ID(e.Owner.Container))
 	})
+	return errors.Join(err, kernel.Tidy(n.cfg.Roots, out))
 }
 
 // Close implements feature.Feature. Isolation stays; early drop ends, and with
@@ -238,10 +239,14 @@ func (n *Netcpu) undo(id container.ID) error {
 }
 
 func (n *Netcpu) restore(match func(journal.Entry) bool) error {
-	_, err := n.cfg.Journal.Restore(kernel.Opener(n.cfg.Roots), func(e journal.Entry) bool {
+	_, err := n.outcomes(match)
+	return err
+}
+
+func (n *Netcpu) outcomes(match func(journal.Entry) bool) ([]journal.Outcome, error) {
+	return n.cfg.Journal.Restore(kernel.Opener(n.cfg.Roots), func(e journal.Entry) bool {
 		return e.Owner.Feature == name && match(e)
 	})
-	return err
 }
 
 // turn turns a knob on behalf of a container (0: of the host).

@@ -11,9 +11,11 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // uplinkGroup begins the name of the cgroup of the threads that poll devices
@@ -149,7 +151,7 @@ func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
 	}
 	u := &uplink{name: l.Name}
 	for _, tid := range tids {
-		if err := n.move(tid, n.layout.CPU, n.host.group, 0); err != nil {
+		if err := n.moveUplink(tid); err != nil {
 			return nil, err
 		}
 		u.threads = append(u.threads, thread{tid, l.Name})
@@ -162,6 +164,25 @@ func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
 	}
 	u.queues, err = n.watchQueues(ns, l.Index)
 	return u, err
+}
+
+// moveUplink moves a thread of an uplink into the uplink group. An agent that
+// was killed may have given it to a container that has ended since, whose cgroup
+// then could not go.
+func (n *Netcpu) moveUplink(tid int) error {
+	th, err := sched.Find(n.cfg.Roots.Proc, tid)
+	if err != nil {
+		return err
+	}
+	knob := sched.Group(n.cfg.Roots.Proc, n.layout, th, n.layout.CPU)
+	was, err := knob.Read()
+	if err != nil {
+		return err
+	}
+	if err := n.turn(knob, n.host.group, 0); err != nil || was == n.host.group {
+		return err
+	}
+	return kernel.Tidy(n.cfg.Roots, []journal.Outcome{{Entry: journal.Entry{Ref: knob.Ref(), Wrote: was}}})
 }
 
 func (n *Netcpu) makeUplinkGroup(netns uint64) (string, error) {

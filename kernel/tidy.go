@@ -1,0 +1,69 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// Tidy removes the cgroups that containers have left since a kernel thread of
+// ours was in them when they ended: a runtime gives up on a cgroup that is not
+// empty. That happens only to those that end while no agent runs; out is what
+// the next one, or `fairlead restore`, has found. A cgroup that is in use stays.
+func Tidy(r Roots, out []journal.Outcome) error {
+	var layout cgroup.Layout
+	var errs []error
+	for _, o := range out {
+		if o.Entry.Ref.Kind != sched.KindKthread || o.Err != nil {
+			continue
+		}
+		if layout.Mode == "" {
+			var err error
+			if layout, err = cgroup.Detect(r.Proc, r.Cgroup); err != nil {
+				return err
+			}
+		}
+		if !abandoned(layout, o.Entry) {
+			continue
+		}
+		// The kernel refuses it for one with anything in it.
+		err := unix.Rmdir(o.Entry.Wrote)
+		if err != nil && err != unix.EBUSY && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", o.Entry.Wrote, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// abandoned says whether the cgroup into which a thread was put lies on the
+// path of a container that has ended.
+func abandoned(l cgroup.Layout, e journal.Entry) bool {
+	if filepath.Clean(e.Wrote) != e.Wrote {
+		return false
+	}
+	for _, top := range []string{l.V2, l.CPU, l.CPUSet} {
+		rest, below := strings.CutPrefix(e.Wrote, top+"/")
+		if top == "" || !below {
+			continue
+		}
+		if top == l.V2 {
+			// One of the same name may have been made since. A thread of the
+			// host as a whole does not know whose it was.
+			id, err := cgroup.ID(e.Wrote)
+			return err == nil && (id == e.Owner.Container || e.Owner.Container == 0)
+		}
+		// v1: the container lives for as long as its v2 cgroup.
+		_, err := os.Lstat(filepath.Join(l.V2, rest))
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return false
+}
