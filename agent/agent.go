@@ -74,6 +74,7 @@ type Agent struct {
 	targets  map[container.ID]policy.Target
 	problems []policy.Problem
 	complete bool
+	whole    bool                  // every source has given its list, or has had the time to
 	held     map[container.ID]bool // let go of by Restore
 	heldAll  bool
 	rounds   roundCounts

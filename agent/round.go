@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -68,8 +69,14 @@ func (a *Agent) round() (complete bool) {
 
 	a.mu.Lock()
 	a.targets, a.problems, a.complete = byID, problems, snap.Complete
+	a.whole = a.whole || snap.Complete || a.pace.now().Sub(a.started) > readyTime
 	wanted := make(map[container.ID]policy.Target, len(byID))
 	for id, t := range byID {
+		if !a.whole && t.Container.Source == container.CgroupSource {
+			// Its runtime may be about to tell of labels, by which an earlier
+			// agent has put in force what would be let go of here.
+			continue
+		}
 		if !a.heldAll && !a.held[id] {
 			wanted[id] = t
 		}
@@ -112,6 +119,9 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target) {
 	}
 	out, _ := a.journal.Restore(a.open, left) // the outcomes tell the errors
 	a.tell(out)
+	if err := kernel.Tidy(a.cfg.Roots, out); err != nil {
+		a.log.Warn("left by containers that have ended", "err", err)
+	}
 }
 
 // tell logs what restoring came to.
