@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,7 +26,8 @@ const isolate = "fairlead.netcpu=isolate"
 type host struct {
 	*testkit.Docker
 	agent   *agent
-	atStart footprint // of the agent
+	atStart footprint   // of the agent
+	wire    *testkit.NS // what is behind the uplink, 10.213.255.1
 }
 
 func newHost(t *testing.T, flags ...string) *host {
@@ -33,7 +35,13 @@ func newHost(t *testing.T, flags ...string) *host {
 	d := testkit.StartDocker(t, flags...)
 	// What an uplink is on a real host: a device that polls, from which
 	// packets get onto the bridge.
-	testkit.Veth(t, d.NS, "nic0", testkit.NetNS(t), "wire")
+	outside := testkit.NetNS(t)
+	testkit.Veth(t, d.NS, "nic0", outside, "wire")
+	wire, err := outside.Handle(t).LinkByName("wire")
+	must(t, err)
+	addr, err := netlink.ParseAddr("10.213.255.1/16")
+	must(t, err)
+	must(t, outside.Handle(t).AddrAdd(wire, addr))
 	h := d.NS.Handle(t)
 	nic, err := h.LinkByName("nic0")
 	must(t, err)
@@ -48,7 +56,17 @@ func newHost(t *testing.T, flags ...string) *host {
 		defer e.Close()
 		return e.Change("nic0", map[string]bool{"rx-gro": true})
 	}))
-	return &host{Docker: d, agent: newAgent(t, d.NS, "--docker-host", d.Host)}
+	must(t, outside.Do(func() error { // else what it sends does not wait for a poll
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		return e.Change("wire", map[string]bool{
+			"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-ecn-segmentation": false, "tx-tcp-mangleid-segmentation": false,
+		})
+	}))
+	return &host{Docker: d, wire: outside, agent: newAgent(t, d.NS, "--docker-host", d.Host)}
 }
 
 // start runs the agent.
@@ -131,6 +149,7 @@ func TestDocker(t *testing.T) {
 	t.Run("metrics", h.testMetrics)
 	t.Run("killed", h.testDockerKilled)
 	t.Run("fifty", h.testFifty)
+	t.Run("agent killed", h.testAgentKilled)
 
 	for name, was := range before {
 		c, err := h.agent.find(name)
@@ -393,6 +412,85 @@ func TestDockerKilledWithoutLiveRestore(t *testing.T) {
 	h.agent.idles(h.atStart)
 	h.agent.stop()
 	h.noComplaints(t)
+}
+
+// testAgentKilled kills the agent, and has a container end without it. A thread
+// in its cgroup may keep the engine from removing that, but no longer than until
+// there is an agent again.
+func (h *host) testAgentKilled(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "orphan", "--label", isolate)
+	h.sleeper(t, "heir", "--label", isolate)
+	orphan, heir := h.agent.isolated("orphan", 1), h.agent.isolated("heir", 1)
+	queue := func() string {
+		x, err := h.agent.api.Explain(t.Context(), "orphan")
+		must(t, err)
+		for _, c := range x.Host {
+			if c.Kind == "kthread" {
+				return c.Now
+			}
+		}
+		return ""
+	}
+	// All that comes by the uplink is for one container, so that it is given
+	// the thread of the uplink, too.
+	stop := h.flood(t, strings.Split(orphan.Interfaces[0].Addrs[0], "/")[0])
+	err := within(20*time.Second, func() error {
+		if in := queue(); in != orphan.Cgroup.CPU {
+			return fmt.Errorf("the thread of the uplink is in %s", in)
+		}
+		return nil
+	})
+	t.Logf("uplink's thread given to the container before the kill: %v", err == nil)
+	h.agent.kill()
+	stop()
+	h.remove(t, "orphan")
+	h.start()
+	await(t, "the cgroups of the container that ended without the agent to go", func() error {
+		for _, dir := range h.cgroups() {
+			if strings.Contains(dir, orphan.RuntimeID) {
+				return fmt.Errorf("%s is left", dir)
+			}
+		}
+		return nil
+	})
+	again := h.agent.isolated("heir", 1)
+	if !slices.Equal(again.threads, heir.threads) {
+		t.Errorf("heir has threads %v, had %v", again.threads, heir.threads)
+	}
+	h.remove(t, "heir")
+	h.agent.forgets(heir)
+	h.atStart = footprint{}
+	await(t, "nothing to be in force", func() error {
+		if n := h.agent.status().Changes; n != 0 {
+			return fmt.Errorf("%d changes", n)
+		}
+		return nil
+	})
+	h.atStart = h.agent.footprint()
+	h.agent.idles(h.atStart)
+}
+
+// flood sends some thousand packets a second to an address, by the uplink.
+func (h *host) flood(t *testing.T, to string) (stop func()) {
+	t.Helper()
+	var c net.Conn
+	must(t, h.wire.Do(func() (err error) { c, err = net.Dial("udp", to+":9"); return err }))
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for tick := time.Tick(5 * time.Millisecond); ; {
+			select {
+			case <-end:
+				return
+			case <-tick:
+			}
+			for range 20 {
+				c.Write(make([]byte, 100)) // nobody listens there
+			}
+		}
+	}()
+	return func() { close(end); <-ended; c.Close() }
 }
 
 // testFifty measures how long it takes until policy is in force.
