@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * The parts of the kernel that fairlead's BPF programs look at, and nothing
  * else: this is the list of kernel internals that we rely on. Layouts are

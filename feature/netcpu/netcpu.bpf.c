@@ -1,6 +1,6 @@
 //go:build ignore
 
-/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Early drop: packets for a container whose own receive queue is full are
  * dropped where they enter the host, before the bridge and any queue, instead
@@ -85,6 +85,8 @@ struct {
 	__type(value, struct tenant);
 } fl_tenants SEC(".maps");
 
+_Static_assert(sizeof(struct tenant) == 56, "read by early.go");
+
 /* A device, by its namespace's inode and its index in there. */
 struct device {
 	__u32 netns;
@@ -137,6 +139,8 @@ struct queue {
 	__u32 slot;   /* whose the last one was; NOBODY: no isolated tenant's */
 	__u32 pad;
 };
+
+_Static_assert(sizeof(struct queue) == 32, "read by early.go");
 
 #define NOBODY 0xffffffff
 #define STALE 0xfffffffe
@@ -313,16 +317,4 @@ int fl_drop_tc(struct __sk_buff *skb)
 	came_by(skb->napi_id, slot);
 	/* Dropped: its ring is full. Else whoever else is on the hook decides. */
 	return drop ? TCX_DROP : TCX_NEXT;
-}
-
-SEC("xdp")
-int fl_drop_xdp(struct xdp_md *ctx)
-{
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct address to = {};
-	__u32 slot;
-
-	if (destination(data, end, &to))
-		return XDP_PASS;
-	return full(&to, &slot) ? XDP_DROP : XDP_PASS;
 }

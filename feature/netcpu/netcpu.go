@@ -5,7 +5,9 @@
 // receive processing runs in NAPI kernel threads, and those threads live in
 // the container's own cpu cgroup, so that the scheduler charges and limits it
 // like anything else the container does. What comes before the container (NIC
-// poll, bridge) runs in threads too, in a group of its own with a small weight.
+// poll, bridge) runs in threads too: of the container whose packets a queue
+// brings, or of a group of its own; and a packet that the container has no time
+// for is dropped there.
 //
 // It is not a traffic shaper: it never looks at how many bytes a container is
 // due. Package agent calls it, as a feature.Feature. README.md beside this

@@ -62,7 +62,6 @@ const (
 	netcpuMapFlTenants    = "fl_tenants"
 	netcpuProgFlCount     = "fl_count"
 	netcpuProgFlDropTc    = "fl_drop_tc"
-	netcpuProgFlDropXdp   = "fl_drop_xdp"
 	netcpuProgFlPolled    = "fl_polled"
 	netcpuVarFlTenantSlot = "fl_tenant_slot"
 )
@@ -109,10 +108,9 @@ type netcpuSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type netcpuProgramSpecs struct {
-	FlCount   *ebpf.ProgramSpec `ebpf:"fl_count"`
-	FlDropTc  *ebpf.ProgramSpec `ebpf:"fl_drop_tc"`
-	FlDropXdp *ebpf.ProgramSpec `ebpf:"fl_drop_xdp"`
-	FlPolled  *ebpf.ProgramSpec `ebpf:"fl_polled"`
+	FlCount  *ebpf.ProgramSpec `ebpf:"fl_count"`
+	FlDropTc *ebpf.ProgramSpec `ebpf:"fl_drop_tc"`
+	FlPolled *ebpf.ProgramSpec `ebpf:"fl_polled"`
 }
 
 // netcpuMapSpecs contains maps before they are loaded into the kernel.
@@ -178,17 +176,15 @@ type netcpuVariables struct {
 //
 // It can be passed to loadNetcpuObjects or ebpf.CollectionSpec.LoadAndAssign.
 type netcpuPrograms struct {
-	FlCount   *ebpf.Program `ebpf:"fl_count"`
-	FlDropTc  *ebpf.Program `ebpf:"fl_drop_tc"`
-	FlDropXdp *ebpf.Program `ebpf:"fl_drop_xdp"`
-	FlPolled  *ebpf.Program `ebpf:"fl_polled"`
+	FlCount  *ebpf.Program `ebpf:"fl_count"`
+	FlDropTc *ebpf.Program `ebpf:"fl_drop_tc"`
+	FlPolled *ebpf.Program `ebpf:"fl_polled"`
 }
 
 func (p *netcpuPrograms) Close() error {
 	return _NetcpuClose(
 		p.FlCount,
 		p.FlDropTc,
-		p.FlDropXdp,
 		p.FlPolled,
 	)
 }

@@ -23,10 +23,13 @@ import (
 // follows: several agents may run on one machine, each in one of its own.
 const uplinkGroup = "fairlead-uplink-"
 
-// uplinkShares is its cpu.shares (v1), against 1024 of an ordinary group: at
-// the worst it takes 2 % of a core from the others, and whatever is idle.
-// Measured in README.md, "The stage before the container".
-const uplinkShares = 20
+// uplinkShares is the cpu.shares (v1) of that group where packets cannot be
+// dropped early, against 1024 of an ordinary group: a flood then takes at most a
+// tenth of a core from the others. With early drop the group has the usual
+// weight, which nobody needs to be protected from, since what a container cannot
+// take costs next to nothing. Measured in README.md, "The stage before the
+// container".
+const uplinkShares = 100
 
 // uplinks is what is changed on the host while any container is isolated.
 type uplinks struct {
@@ -189,6 +192,9 @@ func (n *Netcpu) makeUplinkGroup(netns uint64) (string, error) {
 	dir := filepath.Join(n.layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10))
 	if err := n.turn(cgroup.Group(dir), cgroup.Present, 0); err != nil {
 		return "", err
+	}
+	if n.early != nil {
+		return dir, nil
 	}
 	return dir, n.setWeight(dir, uplinkShares, 0)
 }
