@@ -94,7 +94,7 @@ const policyFile = "receiver.yaml"
 // newGuard starts an agent for the rig and waits until it answers. Nothing is
 // protected yet.
 func newGuard(ctx context.Context, r *rig.Rig) (_ *guard, err error) {
-	dir, err := os.MkdirTemp("", "fairlead-bench-")
+	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (g *guard) stop() error {
 	if g.client != nil {
 		g.client.Close()
 	}
-	return errors.Join(err, os.RemoveAll(g.dir))
+	return err
 }
 
 // tail keeps the end of what is written to it.

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -82,30 +81,6 @@ type engine struct {
 	process *sandbox.Process
 }
 
-// engineDir is where the engine of a rig keeps its state: not in /run, of which
-// it has one of its own.
-func engineDir(id string) string { return filepath.Join(os.TempDir(), "fairlead-"+id+"-docker") }
-
-// sweepEngines removes the state of engines whose maker has ended; all else of
-// theirs has gone with the rig's cgroups.
-func sweepEngines() error {
-	dirs, err := filepath.Glob(engineDir("fl*"))
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, dir := range dirs {
-		var pid int
-		if _, err := fmt.Sscanf(filepath.Base(dir), "fairlead-fl%d-", &pid); err != nil {
-			continue // not ours
-		}
-		if unix.Kill(pid, 0) == unix.ESRCH {
-			errs = append(errs, os.RemoveAll(dir))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // docker starts an engine in Node, and the containers in it.
 func (r *Rig) docker(ctx context.Context, id string) error {
 	parent, err := r.Sandboxes.Claim(id + "-containers")
@@ -117,7 +92,11 @@ func (r *Rig) docker(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if r.engine, err = startEngine(ctx, box, engineDir(id), parent); err != nil {
+	dir, err := r.TempDir("docker")
+	if err != nil {
+		return err
+	}
+	if r.engine, err = startEngine(ctx, box, dir, parent); err != nil {
 		return err
 	}
 	r.DockerHost = r.engine.host
@@ -146,8 +125,9 @@ func (r *Rig) docker(ctx context.Context, id string) error {
 // program alone.
 const image = "fairlead-bench"
 
-// startEngine starts dockerd in box and waits until it answers. Its containers
-// are in the cgroup parent. It needs dockerd, the docker CLI and iptables.
+// startEngine starts dockerd in box and waits until it answers. Its state is in
+// dir, which must not be below /run, of which it has one of its own. Its
+// containers are in the cgroup parent. It needs dockerd, the docker CLI and iptables.
 func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *engine, err error) {
 	dockerd, err := exec.LookPath("dockerd")
 	if err != nil {
@@ -158,9 +138,6 @@ func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *
 	}
 	exe, err := os.Executable()
 	if err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(dir, 0o711); err != nil {
 		return nil, err
 	}
 	socket := filepath.Join(dir, "docker.sock")
@@ -177,7 +154,7 @@ func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *
 		"--bip", "10.112.0.1/16", "--ip6tables=false", "--userland-proxy=false")
 	cmd.Stdout, cmd.Stderr = log, log
 	if e.process, err = box.Start(cmd); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, err
 	}
 	deadline := time.After(60 * time.Second)
 	for {
@@ -187,17 +164,20 @@ func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), e.stop())
+			e.stop()
+			return nil, ctx.Err()
 		case <-e.process.Done():
 		case <-deadline:
 		case <-time.After(50 * time.Millisecond):
 			continue
 		}
 		said, _ := os.ReadFile(log.Name())
-		return nil, errors.Join(fmt.Errorf("the Docker Engine does not answer: %w; its log ends:\n%s", err, said[max(0, len(said)-2000):]), e.stop())
+		e.stop()
+		return nil, fmt.Errorf("the Docker Engine does not answer: %w; its log ends:\n%s", err, said[max(0, len(said)-2000):])
 	}
 	if err := e.load(ctx, exe); err != nil {
-		return nil, errors.Join(err, e.stop())
+		e.stop()
+		return nil, err
 	}
 	return e, nil
 }
@@ -267,9 +247,9 @@ func (e *engine) container(ctx context.Context, name string, flags ...string) (p
 	return strconv.Atoi(out)
 }
 
-// stop ends the engine and removes its state. What is left of its containers
-// goes with the rig's cgroups.
-func (e *engine) stop() error {
+// stop ends the engine. What is left of its containers goes with the rig's
+// cgroups, and its state with the rig.
+func (e *engine) stop() {
 	e.process.Signal(unix.SIGTERM)
 	select {
 	case <-e.process.Done():
@@ -277,5 +257,4 @@ func (e *engine) stop() error {
 		e.process.Kill()
 		<-e.process.Done()
 	}
-	return os.RemoveAll(e.dir)
 }

@@ -21,6 +21,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -91,6 +93,8 @@ type Rig struct {
 	// of DOCKER_HOST; else "".
 	DockerHost string
 
+	id     string
+	temp   []string // directories that TempDir made
 	engine *engine
 	target string // where the sender finds the receiver
 }
@@ -136,7 +140,7 @@ func newRig(ctx context.Context, cfg Config) (*Rig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build rig: %w", err)
 	}
-	r := &Rig{Config: cfg, Sandboxes: host}
+	r := &Rig{Config: cfg, Sandboxes: host, id: id}
 	if err := r.build(ctx, id); err != nil {
 		return nil, errors.Join(fmt.Errorf("build rig: %w", err), r.Close())
 	}
@@ -154,7 +158,36 @@ func Sweep() error {
 		_, err := sandbox.Sweep(kernel.Roots{}, dir)
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, sweepEngines())...)
+	return errors.Join(append(errs, sweepTemp())...)
+}
+
+// TempDir makes a directory that goes with the rig.
+func (r *Rig) TempDir(name string) (string, error) {
+	dir := filepath.Join(os.TempDir(), "fairlead-"+r.id+"-"+name)
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return "", err
+	}
+	r.temp = append(r.temp, dir)
+	return dir, nil
+}
+
+// sweepTemp removes what TempDir made for makers that have ended.
+func sweepTemp() error {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), "fairlead-fl*-*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		var pid, n int
+		if _, err := fmt.Sscanf(filepath.Base(dir), "fairlead-fl%d-%d-", &pid, &n); err != nil {
+			continue // not ours
+		}
+		if unix.Kill(pid, 0) == unix.ESRCH {
+			errs = append(errs, os.RemoveAll(dir))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Close ends all that runs in the rig and removes it.
@@ -166,9 +199,12 @@ func (r *Rig) Close() error {
 				err = errors.Join(err, b.Destroy())
 			}
 		}
-		err = errors.Join(err, r.engine.stop())
+		r.engine.stop()
 	}
 	err = errors.Join(err, r.Sandboxes.Close())
+	for _, dir := range r.temp {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
 	os.Remove(stateParent) // fails while anything else is there
 	return err
 }
