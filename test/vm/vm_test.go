@@ -40,7 +40,7 @@ func TestKernels(t *testing.T) {
 	goBuild(t, "build", root.Program, fairlead+"/cmd/fairlead")
 	// Fuzz seeds are as good on any kernel, and cost time here.
 	root.Settings = fmt.Sprintf("RUN='-test.skip=^Fuzz -test.run=%s'\n", os.Getenv("VM_RUN"))
-	root.Tests = compile(t, filepath.Join(build, "tests"), "agent", "container", "feature", "internal/testkit", "kernel", "sandbox", guest)
+	root.Tests = compile(t, filepath.Join(build, "tests"), "container", "feature", "internal/testkit", "kernel", "sandbox", guest)
 	for _, k := range Kernels() {
 		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) > 0 && !slices.Contains(chosen, k.Name) {
 			continue
@@ -71,7 +71,7 @@ func onKernel(t *testing.T, k Kernel, dir string, root Root) {
 	if err := errors.Join(root.Write(image), image.Close()); err != nil {
 		t.Fatal(err)
 	}
-	res, err := Boot(t.Context(), root.Kernel, image.Name(), dir, 6*time.Minute)
+	res, err := Boot(t.Context(), root.Kernel, image.Name(), dir, 8*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
