@@ -2,14 +2,11 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -17,7 +14,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 const isolate = "fairlead.netcpu=isolate"
@@ -88,7 +84,7 @@ func (h *host) remove(t *testing.T, names ...string) {
 	h.Must(t, append([]string{"rm", "-f"}, names...)...)
 }
 
-// container reads what fairlead might change of a container and its host ends.
+// state reads what fairlead might change of a container and its host ends.
 func (h *host) state(t *testing.T, c api.Container) state {
 	t.Helper()
 	s := state{}
@@ -345,189 +341,4 @@ func (h *host) testNetworks(t *testing.T) {
 	})
 	h.remove(t, names[1:]...)
 	h.agent.idles(h.atStart)
-}
-
-// testDockerKilled kills the engine under the agent.
-func (h *host) testDockerKilled(t *testing.T) {
-	defer h.with(t)()
-	h.sleeper(t, "survivor", "--label", isolate)
-	h.sleeper(t, "victim", "--label", isolate)
-	survivor, victim := h.agent.isolated("survivor", 1), h.agent.isolated("victim", 1)
-	same := func(when string) {
-		t.Helper()
-		now := h.agent.isolated("survivor", 1)
-		if now.ID != survivor.ID || now.PID != survivor.PID || !slices.Equal(now.threads, survivor.threads) {
-			t.Errorf("%s survivor is %+v, was %+v", when, now, survivor)
-		}
-	}
-	source := func() api.SourceStatus {
-		st := h.agent.status()
-		i := slices.IndexFunc(st.Sources, func(s api.SourceStatus) bool { return s.Name == "docker" })
-		return st.Sources[i]
-	}
-	h.Kill()
-	await(t, "the agent to notice", func() error {
-		if s := source(); s.Error == "" {
-			return fmt.Errorf("source %+v", s)
-		}
-		return nil
-	})
-	mustSay(t, h.agent.run("ps"), 0, "source docker: ")
-	same("without its engine")
-	// Nobody but the engine takes down the network of a container.
-	must(t, unix.Kill(victim.PID, unix.SIGKILL))
-	h.agent.letsGo(victim)
-
-	h.Start(t)
-	await(t, "the agent to find the engine", func() error {
-		if s := source(); s.Error != "" {
-			return fmt.Errorf("source %+v", s)
-		}
-		return nil
-	})
-	same("after the restart of its engine")
-	h.sleeper(t, "newcomer", "--label", isolate)
-	newcomer := h.agent.isolated("newcomer", 1)
-	h.remove(t, "survivor", "victim", "newcomer")
-	h.agent.forgets(survivor)
-	h.agent.forgets(victim)
-	h.agent.forgets(newcomer)
-	h.agent.idles(h.atStart)
-}
-
-// TestDockerKilledWithoutLiveRestore has an engine that takes its containers
-// along when it comes back.
-func TestDockerKilledWithoutLiveRestore(t *testing.T) {
-	h := newHost(t)
-	h.start()
-	h.sleeper(t, "taken", "--label", isolate)
-	before := h.agent.isolated("taken", 1)
-	h.Kill()
-	h.Start(t)
-	h.agent.forgets(before)
-	h.Must(t, "start", "taken")
-	after := h.agent.isolated("taken", 1)
-	h.remove(t, "taken")
-	h.agent.forgets(after)
-	h.agent.idles(h.atStart)
-	h.agent.stop()
-	h.noComplaints(t)
-}
-
-// testAgentKilled kills the agent, and has a container end without it. A thread
-// in its cgroup may keep the engine from removing that, but no longer than until
-// there is an agent again.
-func (h *host) testAgentKilled(t *testing.T) {
-	defer h.with(t)()
-	h.sleeper(t, "orphan", "--label", isolate)
-	h.sleeper(t, "heir", "--label", isolate)
-	orphan, heir := h.agent.isolated("orphan", 1), h.agent.isolated("heir", 1)
-	queue := func() string {
-		x, err := h.agent.api.Explain(t.Context(), "orphan")
-		must(t, err)
-		for _, c := range x.Host {
-			if c.Kind == "kthread" {
-				return c.Now
-			}
-		}
-		return ""
-	}
-	// All that comes by the uplink is for one container, so that it is given
-	// the thread of the uplink, too.
-	stop := h.flood(t, strings.Split(orphan.Interfaces[0].Addrs[0], "/")[0])
-	err := within(20*time.Second, func() error {
-		if in := queue(); in != orphan.Cgroup.CPU {
-			return fmt.Errorf("the thread of the uplink is in %s", in)
-		}
-		return nil
-	})
-	t.Logf("uplink's thread given to the container before the kill: %v", err == nil)
-	h.agent.kill()
-	stop()
-	h.remove(t, "orphan")
-	h.start()
-	await(t, "the cgroups of the container that ended without the agent to go", func() error {
-		for _, dir := range h.cgroups() {
-			if strings.Contains(dir, orphan.RuntimeID) {
-				return fmt.Errorf("%s is left", dir)
-			}
-		}
-		return nil
-	})
-	again := h.agent.isolated("heir", 1)
-	if !slices.Equal(again.threads, heir.threads) {
-		t.Errorf("heir has threads %v, had %v", again.threads, heir.threads)
-	}
-	h.remove(t, "heir")
-	h.agent.forgets(heir)
-	h.atStart = footprint{}
-	await(t, "nothing to be in force", func() error {
-		if n := h.agent.status().Changes; n != 0 {
-			return fmt.Errorf("%d changes", n)
-		}
-		return nil
-	})
-	h.atStart = h.agent.footprint()
-	h.agent.idles(h.atStart)
-}
-
-// flood sends some thousand packets a second to an address, by the uplink.
-func (h *host) flood(t *testing.T, to string) (stop func()) {
-	t.Helper()
-	var c net.Conn
-	must(t, h.wire.Do(func() (err error) { c, err = net.Dial("udp", to+":9"); return err }))
-	end, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for tick := time.Tick(5 * time.Millisecond); ; {
-			select {
-			case <-end:
-				return
-			case <-tick:
-			}
-			for range 20 {
-				c.Write(make([]byte, 100)) // nobody listens there
-			}
-		}
-	}()
-	return func() { close(end); <-ended; c.Close() }
-}
-
-// testFifty measures how long it takes until policy is in force.
-func (h *host) testFifty(t *testing.T) {
-	defer h.with(t)()
-	const n = 50
-	var fromStart, fromReturn []time.Duration
-	for k := range n {
-		name := "run" + strconv.Itoa(k)
-		h.sleeper(t, name, "--label", isolate)
-		returned := time.Now()
-		i := h.agent.isolated(name, 1)
-		done := netcpuOf(i.Container).Since
-		fromStart = append(fromStart, done.Sub(i.Started))
-		fromReturn = append(fromReturn, done.Sub(returned))
-		h.remove(t, name)
-		h.agent.forgets(i)
-	}
-	for what, list := range map[string][]time.Duration{"start of its first process": fromStart, "docker run has returned": fromReturn} {
-		slices.Sort(list)
-		t.Logf("policy in force after %s: p50 %v, p99 %v", what, list[n/2].Round(time.Millisecond), list[n*99/100].Round(time.Millisecond))
-	}
-	if worst := fromReturn[n-1]; worst > 5*time.Second {
-		t.Errorf("it took %v", worst)
-	}
-	h.agent.idles(h.atStart)
-	s := state{}
-	s.readDevices(t, "host", h.NS.Path)
-	for k, v := range s {
-		if strings.HasSuffix(k, "gress") && v != "0 programs" {
-			t.Errorf("%s: %s", k, v)
-		}
-	}
-	// No path leads to a namespace of theirs.
-	for inode, path := range netdev.Mounted("/proc", "self") {
-		if strings.Contains(path, "fairlead") {
-			t.Errorf("netns %d is kept by %s", inode, path)
-		}
-	}
 }

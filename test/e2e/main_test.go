@@ -100,7 +100,7 @@ func runCommand(t *testing.T, cmd *exec.Cmd) output {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	// A config file that is none, so that this machine's own does not count.
+	// Who is not told of an engine must not find this machine's own.
 	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix:///nonexistent/docker.sock")
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {

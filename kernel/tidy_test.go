@@ -1,0 +1,78 @@
+package kernel
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// Only an empty cgroup of a container that has ended goes.
+func TestTidy(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	if cg.V2 == "" || cg.CPU == "" {
+		testkit.Skip(t, "no cgroup v2 tree, or no cpu controller")
+	}
+	v2 := filepath.Dir(cg.V2) == filepath.Dir(cg.CPU)
+	made := func(name string, lives bool) (dir string, id uint64) {
+		t.Helper()
+		both := cg.Child(t, name)
+		id, err := cgroup.ID(both.V2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case lives && v2:
+			id++ // another one, whose name was taken again
+		case !lives && !v2:
+			if err := os.Remove(both.V2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return both.CPU, id
+	}
+	ended, endedID := made("ended", false)
+	lives, livesID := made("lives", true)
+	busy, busyID := made("busy", false)
+	sleeper := exec.Command("sleep", "1000")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sleeper.Process.Kill(); sleeper.Wait() })
+	testkit.CG{CPU: busy}.Add(t, sleeper.Process.Pid)
+
+	entry := func(kind, dir string, id uint64) journal.Outcome {
+		return journal.Outcome{Result: journal.Gone, Entry: journal.Entry{
+			Ref: journal.Ref{Kind: kind, Object: "1:1:" + filepath.Dir(cg.CPU)}, Wrote: dir, Owner: journal.Owner{Container: id},
+		}}
+	}
+	other, otherID := made("other", false)
+	failed := entry(sched.KindKthread, other, otherID)
+	failed.Err = errors.New("not restored")
+	outside := t.TempDir()
+	out := []journal.Outcome{
+		entry(sched.KindKthread, ended, endedID), entry(sched.KindKthread, ended, endedID),
+		entry(sched.KindKthread, lives, livesID), entry(sched.KindKthread, busy, busyID),
+		entry(cgroup.KindFile, other, otherID), failed,
+		entry(sched.KindKthread, outside, 0), entry(sched.KindKthread, filepath.Dir(cg.CPU), 0),
+	}
+	if err := Tidy(Default(), out); err != nil {
+		t.Error(err)
+	}
+	for _, dir := range []string{lives, busy, other, outside} {
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("it removed %s: %v", dir, err)
+		}
+	}
+	if _, err := os.Stat(ended); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: %v, want it removed", ended, err)
+	}
+}
