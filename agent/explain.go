@@ -78,6 +78,7 @@ const restoreTime = 20 * time.Second
 // hold, the next round would apply it anew.
 func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	match := func(container.ID) bool { return true }
+	before := a.journal.Entries() // a round may begin to undo them as soon as there is a hold
 	if ref == "" {
 		a.mu.Lock()
 		a.heldAll = true
@@ -95,7 +96,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 		}
 	}
 	mine := func(e journal.Entry) bool { return match(container.ID(e.Owner.Container)) }
-	before := slices.DeleteFunc(a.journal.Entries(), func(e journal.Entry) bool { return !mine(e) })
+	before = slices.DeleteFunc(before, func(e journal.Entry) bool { return !mine(e) })
 	a.round()
 	ctx, cancel := context.WithTimeout(ctx, restoreTime)
 	defer cancel()
