@@ -126,6 +126,7 @@ func TestAgentExplains(t *testing.T) {
 	r.set.set(true, c)
 	r.start()
 	r.untilValue(1, "isolated")
+	r.until("done", func() bool { return r.state1(1) == api.StateDone })
 
 	x, err := r.client.Explain(t.Context(), "evil\x1b[31m")
 	if err != nil {
