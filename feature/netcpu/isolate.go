@@ -68,7 +68,10 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if err := n.weigh(c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
-	t.threads, t.group = threads, group
+	if t.queues, err = n.mayOwnQueues(c); err != nil {
+		return fmt.Errorf("netcpu isolate: %w", err)
+	}
+	t.threads, t.group, t.cpuset = threads, group, c.Cgroup.CPUSet
 	n.tenants[c.NetNS] = t
 	n.join(t, c)
 	if err := n.watch(ns, t, c); err != nil {

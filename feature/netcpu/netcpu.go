@@ -74,6 +74,8 @@ type tenant struct {
 	netns   uint64
 	owner   container.ID // who pays
 	group   string       // the cgroup of the cpu controller that pays
+	cpuset  string       // and the one of the cpuset controller; "" for none
+	queues  bool         // whether queues of uplinks may be given to it
 	members map[container.ID]container.Container
 	threads []thread
 	early   *watched // nil without early drop

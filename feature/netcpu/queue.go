@@ -4,6 +4,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -69,14 +71,34 @@ func (n *Netcpu) assignQueues(length time.Duration) error {
 // giveQueue moves the thread of a queue to the tenant in a slot, or back to the
 // uplinks for nobody and for one that has gone.
 func (n *Netcpu) giveQueue(q *queue, slot uint32) error {
-	group := n.host.group
+	group, cpuset := n.host.group, n.layout.CPUSet
 	for _, t := range n.tenants {
-		if t.early != nil && t.early.slot == slot {
-			group = t.group
+		if t.early != nil && t.early.slot == slot && t.queues {
+			group, cpuset = t.group, t.cpuset
 		}
 	}
 	// In the host's name, as the queue outlives the container.
-	return n.move(q.tid, n.layout.CPU, group, 0)
+	return n.place(q.tid, group, cpuset, 0)
+}
+
+// mayOwnQueues says whether a container is better off with queues of its own.
+// Where kernel threads are not throttled they eat up a quota unhindered, and the
+// container's own tasks get nothing: one more of them, on a CPU of its own, is
+// too many. Where all are on one CPU its weight divides that among them.
+func (n *Netcpu) mayOwnQueues(c container.Container) (bool, error) {
+	if n.throttled {
+		return true, nil
+	}
+	dir, err := account(c)
+	if err != nil {
+		return false, err
+	}
+	_, limited, err := cgroup.CPUQuota(dir)
+	if err != nil || !limited || c.Cgroup.CPUSet == "" {
+		return !limited, err
+	}
+	cpus, err := cgroup.CPUs(c.Cgroup.CPUSet)
+	return len(cpus) == 1, err
 }
 
 // takeQueues takes back the queues of a tenant whose cgroup is about to go.

@@ -177,15 +177,28 @@ func (n *Netcpu) moveUplink(tid int) error {
 	if err != nil {
 		return err
 	}
-	knob := sched.Group(n.cfg.Roots.Proc, n.layout, th, n.layout.CPU)
-	was, err := knob.Read()
-	if err != nil {
-		return err
+	groups := map[string]string{n.layout.CPU: n.host.group}
+	if set := n.layout.CPUSet; set != "" && set != n.layout.CPU {
+		groups[set] = set // all CPUs
 	}
-	if err := n.turn(knob, n.host.group, 0); err != nil || was == n.host.group {
-		return err
+	for hierarchy, group := range groups {
+		knob := sched.Group(n.cfg.Roots.Proc, n.layout, th, hierarchy)
+		was, err := knob.Read()
+		if err != nil {
+			return err
+		}
+		if was == group {
+			continue
+		}
+		if err := n.turn(knob, group, 0); err != nil {
+			return err
+		}
+		left := journal.Outcome{Entry: journal.Entry{Ref: knob.Ref(), Wrote: was}}
+		if err := kernel.Tidy(n.cfg.Roots, []journal.Outcome{left}); err != nil {
+			return err
+		}
 	}
-	return kernel.Tidy(n.cfg.Roots, []journal.Outcome{{Entry: journal.Entry{Ref: knob.Ref(), Wrote: was}}})
+	return nil
 }
 
 func (n *Netcpu) makeUplinkGroup(netns uint64) (string, error) {
