@@ -303,7 +303,7 @@ func TestWorkerCutsShort(t *testing.T) {
 		if got := w.status(2); got.State != api.StatePending {
 			t.Errorf("status during the call %+v", got)
 		}
-		time.Sleep(2)
+		time.Sleep(2 * time.Nanosecond)
 		if got := w.status(2); got.State != api.StateError || got.Error != context.DeadlineExceeded.Error() {
 			t.Errorf("status after the call %+v", got)
 		}

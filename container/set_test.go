@@ -27,7 +27,6 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // fake is a source that reports what the test says.
 type fake struct {
 	name    string
-	mu      sync.Mutex
 	publish func(Report)
 	ready   chan struct{}
 }

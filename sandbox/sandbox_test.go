@@ -265,7 +265,7 @@ func TestWire(t *testing.T) {
 	if err != nil {
 		t.Errorf("through the bridge: %v", err)
 	}
-	if got := output(t, pod, nil, "ip", "-br", "addr", "show", "eth0"); !strings.Contains(got, "10.9.0.2/24") {
+	if got := output(t, pod, nil, "ip", "addr", "show", "eth0"); !strings.Contains(got, "10.9.0.2/24") {
 		t.Errorf("pod's eth0 is %q", got)
 	}
 	var masks []string

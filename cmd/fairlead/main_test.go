@@ -10,6 +10,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -17,8 +18,13 @@ func TestMain(m *testing.M) {
 	if status, ok := sandbox.Reexec(os.Args); ok {
 		os.Exit(status)
 	}
-	testscript.Main(m, map[string]func(){"fairlead": main})
+	testscript.Main(checked{m}, map[string]func(){"fairlead": main})
 }
+
+// checked runs the tests and looks for what they left on the host.
+type checked struct{ m *testing.M }
+
+func (c checked) Run() int { return testkit.Run(c.m) }
 
 // TestScripts runs the program as its users do. Besides testscript's own there
 // are the commands ready SOCKET (waits until an agent answers), hangup NAME and

@@ -3,6 +3,7 @@ package netcpu
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -58,10 +59,15 @@ func newEarly() (_ *early, err error) {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
 	e.maps, e.polled, e.drop = objs.netcpuMaps, objs.Polled, objs.Drop
-	// Whether the other one loads is found out now, not at the first container.
+	// Whether the rest works is found out now, not at the first container: the
+	// other program, and tcx, by a device that there cannot be.
 	count, err := e.counter(0)
 	if err != nil {
 		return nil, errors.Join(err, e.close())
+	}
+	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: count, Attach: ebpf.AttachTCXEgress})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, errors.Join(fmt.Errorf("early drop: %w", err), count.Close(), e.close())
 	}
 	return e, count.Close()
 }

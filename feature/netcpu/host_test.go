@@ -201,7 +201,11 @@ func (h *host) threads() map[string][]string {
 			}
 			paths, err := layout.OfPID("/proc", th.TID)
 			must(h.t, err)
-			where[device] = append(where[device], paths.CPU)
+			// Some kernels keep the threads of a device for as long as it
+			// polls, idle and in the group of all.
+			if paths.CPU != layout.CPU {
+				where[device] = append(where[device], paths.CPU)
+			}
 		}
 	}
 	return where

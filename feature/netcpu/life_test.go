@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
@@ -157,6 +158,7 @@ func TestApplyRefuses(t *testing.T) {
 // queue has no room for is dropped at the uplink.
 func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
+	h.needEarly()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	board := h.start(h.box, "udp-recv")
 	// The container's own work keeps its thread from emptying its queue.
@@ -205,6 +207,7 @@ func same(t *testing.T, when string, got, want map[string]string) {
 // Bulk TCP gets its super-packets back, and loses them to a flood at once.
 func TestShapeFollowsTraffic(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
+	h.needEarly()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	if got := h.state()["h0 tso"]; got != netdev.Off {
 		t.Fatalf("tso of h0 is %q, want it off", got)
@@ -223,6 +226,14 @@ func TestShapeFollowsTraffic(t *testing.T) {
 	}
 }
 
+// needEarly skips a test of what the kernel has no hook for.
+func (h *host) needEarly() {
+	h.t.Helper()
+	if h.netcpu.Support().Mend == netcpu.NeedsTCX {
+		testkit.Skip(h.t, "kernel cannot run early drop")
+	}
+}
+
 func (h *host) until(what, tso string) {
 	h.t.Helper()
 	for end := time.Now().Add(40 * time.Second); h.state()["h0 tso"] != tso; time.Sleep(100 * time.Millisecond) {
@@ -236,6 +247,7 @@ func (h *host) until(what, tso string) {
 // that container's cgroup, until somebody else's come by it.
 func TestQueueFollowsTraffic(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
+	h.needEarly()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
@@ -255,6 +267,7 @@ func TestQueueFollowsTraffic(t *testing.T) {
 // A queue goes back before the container does.
 func TestQueueOfAnEndedContainer(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
+	h.needEarly()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")

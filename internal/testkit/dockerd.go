@@ -46,13 +46,13 @@ var daemons atomic.Int64
 func StartDocker(t testing.TB, flags ...string) *Docker {
 	t.Helper()
 	NeedRoot(t)
-	needPrograms(t, "dockerd", "docker", "busybox", "unshare", "iptables")
 	return StartDockerIn(t, NetNS(t), flags...)
 }
 
 // StartDockerIn is StartDocker in a network namespace that the test made.
 func StartDockerIn(t testing.TB, ns *NS, flags ...string) *Docker {
 	t.Helper()
+	needPrograms(t, "dockerd", "docker", "busybox", "unshare", "iptables")
 	name := fmt.Sprintf("fldocker-%d-%d", os.Getpid(), daemons.Add(1))
 	d := &Docker{
 		Image:        "flbusybox",
@@ -179,11 +179,6 @@ exec "$@"
 		close(d.done)
 	}()
 	return d
-}
-
-// root is the root directory of the daemon, as seen from outside.
-func (d *daemon) root() string {
-	return filepath.Join("/proc", strconv.Itoa(d.cmd.Process.Pid), "root")
 }
 
 func (d *daemon) running() bool {

@@ -24,10 +24,10 @@ import (
 )
 
 const (
-	limit = 2 * time.Second
+	limit = 10 * time.Second
 	// grace is how much of the limit is left for a group to hand over what it
 	// has found out so far.
-	grace = limit / 5
+	grace = 400 * time.Millisecond
 )
 
 // Finding is the answer to one question about the host.
@@ -48,7 +48,7 @@ type Config struct {
 	Docker     string // address of the Engine API: unix:///path, or a path
 	Podman     string
 	Containerd string
-	Timeout    time.Duration // of Run; two seconds
+	Timeout    time.Duration // of Run; ten seconds
 }
 
 // Run asks all questions. It works without root too: what can't be tried is
