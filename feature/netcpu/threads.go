@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -40,16 +42,18 @@ func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.
 
 // threadedByName does the same where the kernel lists no NAPIs (before 6.8):
 // the threads of a device are those whose names come up when it is switched
-// on. A device that is on already is switched off first: many containers have
-// an eth0, and the name alone does not tell whose thread it is.
+// on. Many containers have an eth0, so that of a device which is on already the
+// journal has to tell: those that were moved in the same owner's name.
 func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.ID) ([]int, error) {
 	prefix := "napi/" + device + "-"
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
-		if t := n.member[id]; t != nil && len(tidsOf(t.threads, device)) > 0 {
-			return tidsOf(t.threads, device), nil
+		tids, err := n.moved(prefix, id)
+		if err != nil || len(tids) > 0 {
+			return tids, err
 		}
+		// Not by us: a thread that an older kernel has kept does not come up.
 		if err := n.turn(knob, "0", id); err != nil {
 			return nil, err
 		}
@@ -82,14 +86,26 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 	return nil, fmt.Errorf("no thread %s* came up", prefix)
 }
 
-func tidsOf(threads []thread, device string) []int {
-	var tids []int
-	for _, t := range threads {
-		if t.device == device {
-			tids = append(tids, t.tid)
+// moved lists the threads with names like this that were moved for a container.
+func (n *Netcpu) moved(prefix string, id container.ID) ([]int, error) {
+	ours := make(map[string]bool)
+	for _, e := range n.cfg.Journal.Entries() {
+		if e.Ref.Kind == sched.KindKthread && e.Owner.Feature == name && e.Owner.Container == uint64(id) {
+			tid, _, _ := strings.Cut(e.Ref.Object, ":")
+			ours[tid] = true
 		}
 	}
-	return tids
+	list, err := sched.Threads(n.cfg.Roots.Proc, prefix)
+	if err != nil {
+		return nil, err
+	}
+	var tids []int
+	for _, t := range list {
+		if ours[strconv.Itoa(t.TID)] {
+			tids = append(tids, t.TID)
+		}
+	}
+	return tids, nil
 }
 
 // place moves a kernel thread into the container's cgroup of the cpu
