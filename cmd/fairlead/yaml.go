@@ -64,6 +64,8 @@ func yamlValue(out *strings.Builder, dec *json.Decoder, depth int, fresh bool) e
 		return err
 	case string:
 		fmt.Fprintf(out, " %s\n", yamlString(t))
+	case json.Number:
+		fmt.Fprintf(out, " %s\n", yamlNumber(string(t)))
 	case nil:
 		out.WriteString(" null\n")
 	default:
@@ -81,6 +83,15 @@ func yamlItem(out *strings.Builder, dec *json.Decoder, depth int) error {
 	}
 	out.WriteString(" " + strings.TrimLeft(item.String(), " "))
 	return nil
+}
+
+// yamlNumber writes a number of JSON so that every reader of YAML takes it for
+// one: some take an exponent only after a fraction.
+func yamlNumber(s string) string {
+	if i := strings.IndexAny(s, "eE"); i >= 0 && !strings.Contains(s, ".") {
+		return s[:i] + ".0" + s[i:]
+	}
+	return s
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z_/][A-Za-z0-9_./@-]*$`)
