@@ -97,13 +97,17 @@ func (n *Netcpu) claimIn(path string, inode uint64, bridges []string) error {
 	if err != nil {
 		return err
 	}
+	polls, err := polling(ns)
+	if err != nil {
+		return err
+	}
 	for _, l := range links {
 		key := deviceKey{inode, l.Index}
 		if n.host.devices[key] != nil || !isUplink(l, links, bridges) {
 			continue
 		}
-		polls, err := polling(ns, l)
-		if err == nil && polls {
+		itself, err := polls(l)
+		if err == nil && itself {
 			n.host.devices[key], err = n.claim(ns, l)
 		}
 		if n.host.devices[key] == nil {
@@ -130,18 +134,26 @@ func isUplink(l netdev.Link, all []netdev.Link, bridges []string) bool {
 	return i >= 0 && slices.Contains(bridges, all[i].Name)
 }
 
-// polling says whether a device has polling of its own. If not, its packets come
-// in with somebody else's: those of a container's veth with its sender's.
-func polling(ns *netdev.NS, l netdev.Link) (bool, error) {
-	napis, err := ns.NAPIs(l.Index)
-	if !errors.Is(err, netdev.ErrNoNAPIList) {
-		return len(napis) > 0, err
+// polling gives what says whether a device of a namespace has polling of its own.
+// If not, its packets come in with somebody else's: those of a container's veth
+// with its sender's. The kernel is asked once for all of them, as a bridge has a
+// port for each container.
+func polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
+	napis, err := ns.NAPIs(0)
+	if errors.Is(err, netdev.ErrNoNAPIList) {
+		return func(l netdev.Link) (bool, error) {
+			if l.Kind != "veth" {
+				return l.Kind == "device", nil
+			}
+			gro, err := ns.Offload(l.Index, netdev.GRO).Read()
+			return err == nil && gro != netdev.Off, err
+		}, nil
 	}
-	if l.Kind != "veth" {
-		return l.Kind == "device", nil
+	polls := make(map[int]bool)
+	for _, n := range napis {
+		polls[n.Device] = true
 	}
-	gro, err := ns.Offload(l.Index, netdev.GRO).Read()
-	return gro != netdev.Off, err
+	return func(l netdev.Link) (bool, error) { return polls[l.Index], nil }, err
 }
 
 func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {

@@ -3,6 +3,7 @@ package netdev_test
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -86,6 +87,9 @@ func TestKnobsOfAVeth(t *testing.T) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	if all, err := p.inside.NAPIs(0); err != nil || !slices.Equal(all, list) {
+		t.Errorf("napi contexts of all devices: %+v, %v; want those of the only one, %+v", all, err, list)
 	}
 	if len(list) != 1 || list[0].Device != p.eth0 || list[0].ID == 0 || list[0].Thread == 0 {
 		t.Errorf("napi contexts: %+v, want one with a thread", list)

@@ -33,8 +33,8 @@ const (
 	napiPID       = 4  // NETDEV_A_NAPI_PID
 )
 
-// NAPIs lists the polling contexts of one device, by ID, which is the order of
-// its queues. Errors: ErrNoNAPIList, ErrNoLink.
+// NAPIs lists the polling contexts of one device, or of every device in the
+// namespace for index 0, by ID. Errors: ErrNoNAPIList, ErrNoLink.
 func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 	var list []NAPI
 	err := ns.Do(func() error {
@@ -57,7 +57,7 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 			if err != nil {
 				return err
 			}
-			if n.Device == index {
+			if index == 0 || n.Device == index {
 				list = append(list, n)
 			}
 		}
@@ -70,7 +70,7 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 	return list, nil
 }
 
-// dumpNAPIs asks for the contexts of one device. It reads to the end of the
+// dumpNAPIs asks for the contexts of one device, or of all for index 0. It reads to the end of the
 // dump by itself: the kernel leaves NLM_F_MULTI out of these answers, so that
 // NetlinkRequest.Execute would stop after the first.
 func dumpNAPIs(family, index int) ([][]byte, error) {
@@ -84,7 +84,9 @@ func dumpNAPIs(family, index int) ([][]byte, error) {
 	}
 	req := nl.NewNetlinkRequest(family, unix.NLM_F_DUMP)
 	req.AddData(genlHeader{netdevNAPIGet, 1})
-	req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
+	if index != 0 {
+		req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
+	}
 	if err := s.Send(req); err != nil {
 		return nil, err
 	}
