@@ -10,7 +10,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -188,7 +187,11 @@ func (b *Box) loopbackUp() error {
 
 // netlink runs fn with an rtnetlink socket of the sandbox's namespace.
 func (b *Box) netlink(fn func(*netlink.Handle) error) error {
-	h, err := netlink.NewHandleAt(netns.NsHandle(b.ns.Fd()), unix.NETLINK_ROUTE)
+	var h *netlink.Handle
+	err := b.Do(func() (err error) {
+		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
 	if err != nil {
 		return err
 	}

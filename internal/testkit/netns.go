@@ -81,12 +81,19 @@ func (n *NS) Do(f func() error) error {
 
 // away runs f on a thread of its own, which may change its network namespace,
 // and brings the thread back afterwards. A thread that cannot be brought back
-// ends with its goroutine. Throwing every thread away would be simpler, but
-// the process's first thread cannot end, and /proc/self/ns is about that one.
+// ends with its goroutine. It is never the process's first thread: that one
+// cannot end, and /proc/self/ns is about it.
 func away(f func() error) error {
 	errc := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine holds the first thread, the next one gets
+			// another.
+			errc <- away(f)
+			runtime.UnlockOSThread()
+			return
+		}
 		home, err := netns.Get()
 		if err != nil {
 			runtime.UnlockOSThread()
@@ -106,7 +113,11 @@ func away(f func() error) error {
 // Handle gives a netlink handle on the namespace, closed when t ends.
 func (n *NS) Handle(t testing.TB) *netlink.Handle {
 	t.Helper()
-	h, err := netlink.NewHandleAt(n.fd, unix.NETLINK_ROUTE)
+	var h *netlink.Handle
+	err := n.Do(func() (err error) {
+		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
 	if err != nil {
 		t.Fatalf("netlink handle in %s: %v", n.Path, err)
 	}

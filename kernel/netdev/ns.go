@@ -84,6 +84,14 @@ func (ns *NS) Do(fn func() error) error {
 		err := errors.New("function left its goroutine")
 		defer func() { done <- err }()
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// /proc/self is about the first thread, and must not show another
+			// namespace as our own meanwhile. While it is locked here, the
+			// next goroutine gets another.
+			defer runtime.UnlockOSThread()
+			err = ns.Do(fn)
+			return
+		}
 		home, herr := os.Open("/proc/thread-self/ns/net")
 		if herr != nil {
 			runtime.UnlockOSThread()

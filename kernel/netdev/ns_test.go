@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -281,4 +282,45 @@ func FuzzNSLink(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The rest of the process reads /proc/self, which is about the first thread:
+// whatever is done elsewhere, it shows our own namespace.
+func TestDoLeavesTheFirstThread(t *testing.T) {
+	testkit.NeedRoot(t)
+	ns, err := Open(testkit.NetNS(t).Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	const workers = 16
+	for range workers {
+		go func() {
+			for range 50 {
+				if err := ns.Do(func() error { time.Sleep(100 * time.Microsecond); return nil }); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for left := workers; left > 0; {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+			left--
+		default:
+			if now, err := os.Readlink("/proc/self/ns/net"); now != own {
+				t.Fatalf("own namespace is %s (%v), was %s", now, err, own)
+			}
+		}
+	}
 }

@@ -91,7 +91,10 @@ func newTrial(cfg Config) (*trial, error) {
 	t := &trial{fd: fd, cfg: cfg}
 	// Not by cfg.Roots: the descriptor is that of this process.
 	if t.ns, err = netdev.Open(fmt.Sprintf("/proc/self/fd/%d", int(fd))); err == nil {
-		t.handle, err = netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
+		err = t.ns.Do(func() (err error) {
+			t.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+			return err
+		})
 	}
 	if err != nil {
 		t.close()
@@ -101,8 +104,8 @@ func newTrial(cfg Config) (*trial, error) {
 }
 
 // newNetNS makes a network namespace on a thread that is then brought back, or
-// thrown away if it can't be. (Always throwing it away would not do: the first
-// thread of a process never ends, and would keep the namespace.)
+// thrown away if it can't be. It is never the first thread of the process: that
+// one cannot end, and /proc/self/ns is about it.
 func newNetNS() (netns.NsHandle, error) {
 	type result struct {
 		fd  netns.NsHandle
@@ -111,6 +114,13 @@ func newNetNS() (netns.NsHandle, error) {
 	done := make(chan result, 1)
 	go func() {
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// While this goroutine holds it, the next one gets another.
+			fd, err := newNetNS()
+			runtime.UnlockOSThread()
+			done <- result{fd, err}
+			return
+		}
 		home, err := netns.Get()
 		if err != nil {
 			runtime.UnlockOSThread()
