@@ -176,7 +176,9 @@ func format(r record) ([]byte, error) {
 }
 
 // parse reads a whole file. It goes on after a line that it can't read, and
-// tells the first one.
+// tells the first one. A last line without an end is no damage: the kernel cuts
+// a write short when its process is killed, and what that line was to announce
+// has not been done (an entry), or is found done by Restore (the end of one).
 func parse(data []byte) (entries map[uint64]Entry, damage error) {
 	entries = make(map[uint64]Entry)
 	body, ok := bytes.CutPrefix(data, []byte(header))
@@ -186,10 +188,10 @@ func parse(data []byte) (entries map[uint64]Entry, damage error) {
 	for i := 2; len(body) > 0; i++ {
 		line, rest, ended := bytes.Cut(body, []byte("\n"))
 		body = rest
-		r, err := parseLine(line)
 		if !ended {
-			err = errors.New("it ends early")
+			break
 		}
+		r, err := parseLine(line)
 		switch {
 		case err != nil && damage == nil:
 			damage = fmt.Errorf("line %d: %w", i, err)
