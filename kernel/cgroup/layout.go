@@ -19,6 +19,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/mountinfo"
 )
 
 // DefaultRoot is where every distribution mounts its cgroup hierarchies.
@@ -32,7 +34,7 @@ const (
 )
 
 // maxFile bounds what is read of one file in proc: a process chooses the names
-// of its cgroups, and a mount namespace its mounts.
+// of its cgroups.
 const maxFile = 1 << 20
 
 var (
@@ -70,15 +72,10 @@ func Detect(proc, root string) (Layout, error) {
 	if root == "" {
 		root = DefaultRoot
 	}
-	name := filepath.Join(proc, "self", "mountinfo")
-	f, err := os.Open(name)
-	if err != nil {
+	root = filepath.Clean(root)
+	var l Layout
+	if err := mountinfo.Read(proc, "self", func(m mountinfo.Mount) bool { l.mounted(m, root); return true }); err != nil {
 		return Layout{}, fmt.Errorf("detect cgroups: %w", err)
-	}
-	defer f.Close()
-	l, err := parseMounts(f, filepath.Clean(root))
-	if err != nil {
-		return Layout{}, fmt.Errorf("detect cgroups: read %s: %w", name, err)
 	}
 
 	v1 := l.CPU != "" || l.CPUSet != "" || l.IO != ""
@@ -106,40 +103,27 @@ func Detect(proc, root string) (Layout, error) {
 	return l, nil
 }
 
-// parseMounts picks the mount directories of the hierarchies at or below root
-// out of a mountinfo file (proc(5)). Of several mounts of one hierarchy the
-// first counts.
-func parseMounts(r io.Reader, root string) (Layout, error) {
-	var l Layout
-	sc := bufio.NewScanner(io.LimitReader(r, maxFile))
-	sc.Buffer(make([]byte, 0, 4096), 64<<10)
-	for sc.Scan() {
-		before, after, ok := strings.Cut(sc.Text(), " - ")
-		fields, super := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 5 || len(super) < 3 {
-			continue
-		}
-		dir := unescape(fields[4])
-		if fields[3] != "/" || !below(dir, root) {
-			continue
-		}
-		switch super[0] {
-		case "cgroup2":
-			keepFirst(&l.V2, dir)
-		case "cgroup":
-			for opt := range strings.SplitSeq(super[2], ",") {
-				switch opt {
-				case "cpu":
-					keepFirst(&l.CPU, dir)
-				case "cpuset":
-					keepFirst(&l.CPUSet, dir)
-				case "blkio":
-					keepFirst(&l.IO, dir)
-				}
+// mounted notes the mount directory of a hierarchy at or below root. Of several
+// mounts of one hierarchy the first counts.
+func (l *Layout) mounted(m mountinfo.Mount, root string) {
+	if m.Root != "/" || !below(m.Dir, root) {
+		return
+	}
+	switch m.Type {
+	case "cgroup2":
+		keepFirst(&l.V2, m.Dir)
+	case "cgroup":
+		for opt := range strings.SplitSeq(m.Super, ",") {
+			switch opt {
+			case "cpu":
+				keepFirst(&l.CPU, m.Dir)
+			case "cpuset":
+				keepFirst(&l.CPUSet, m.Dir)
+			case "blkio":
+				keepFirst(&l.IO, m.Dir)
 			}
 		}
 	}
-	return l, sc.Err()
 }
 
 func keepFirst(dst *string, dir string) {
@@ -151,26 +135,6 @@ func keepFirst(dst *string, dir string) {
 // below says whether the clean path dir is root or lies below it.
 func below(dir, root string) bool {
 	return dir == root || root == "/" || strings.HasPrefix(dir, root+"/")
-}
-
-// unescape undoes the octal escapes of blank, tab, newline and backslash that
-// the kernel writes into mountinfo.
-func unescape(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
 
 func controllers(dir string) ([]string, error) {

@@ -143,23 +143,6 @@ func TestThisHost(t *testing.T) {
 	}
 }
 
-func FuzzMountinfo(f *testing.F) {
-	f.Add(strings.ReplaceAll(hybridMounts, "ROOT", "/sys/fs/cgroup"))
-	f.Add("1 2 0:1 / /sys/fs/cgroup\\040x rw - cgroup2 c rw")
-	f.Add("1 2 0:1 / /sys/fs/cgroup/\\9 - cgroup2 c rw\n - \n")
-	f.Fuzz(func(t *testing.T, s string) {
-		l, err := parseMounts(strings.NewReader(s), "/sys/fs/cgroup")
-		if err != nil {
-			return
-		}
-		for _, dir := range []string{l.V2, l.CPU, l.CPUSet, l.IO} {
-			if dir != "" && !below(dir, "/sys/fs/cgroup") {
-				t.Errorf("mount %q is not below the root", dir)
-			}
-		}
-	})
-}
-
 func FuzzPIDCgroup(f *testing.F) {
 	f.Add("9:name=systemd:/\n7:blkio:/d/x\n2:cpuacct,cpu:/d/z\n0::/d/u\n")
 	f.Add("0::/../../etc\n")

@@ -1,0 +1,41 @@
+package cgroup
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestIDs(t *testing.T) {
+	dir := t.TempDir()
+	want := []uint64{}
+	for _, sub := range []string{"", "a", "a/b", "c"} {
+		path := filepath.Join(dir, sub)
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(path, "cgroup.procs"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		id, err := ID(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, id)
+	}
+	if err := os.Symlink("/", filepath.Join(dir, "out")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := IDs(dir, 100); err != nil || !slices.Equal(got, want) {
+		t.Errorf("ids %v, %v, want %v", got, err, want)
+	}
+	if got, err := IDs(dir, 2); !errors.Is(err, ErrMany) || !slices.Equal(got, want[:2]) {
+		t.Errorf("two of them: %v, %v", got, err)
+	}
+	if _, err := IDs(filepath.Join(dir, "gone"), 100); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no cgroup: %v", err)
+	}
+}

@@ -1,0 +1,81 @@
+package mountinfo
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestRead(t *testing.T) {
+	long := strings.Repeat("l", 100<<10)
+	table := `22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/vda rw
+146 44 0:4 net:[4026532537] /run/netns/a\040b rw shared:3 master:7 - nsfs nsfs rw
+41 31 0:38 /part\011x /sys/fs/cgroup/part rw - cgroup2 cgroup2 rw,nsdelegate
+
+not a line
+1 2 3 - x
+1 2 0:1 / relative rw - tmpfs tmpfs rw
+60 22 0:50 / /over rw - overlay overlay rw,lowerdir=` + long + `
+61 22 0:51 / /end\9 rw - fuse.x we\040 rw
+`
+	proc := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(proc, "7"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(proc, "7", "mountinfo"), []byte(table), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got []Mount
+	all := func(m Mount) bool { got = append(got, m); return true }
+	if err := Read(proc, "7", all); err != nil {
+		t.Fatal(err)
+	}
+	want := []Mount{
+		{"/", "/", "ext4", "rw"},
+		{"net:[4026532537]", "/run/netns/a b", "nsfs", "rw"},
+		{"/part\tx", "/sys/fs/cgroup/part", "cgroup2", "rw,nsdelegate"},
+		{"/", "/over", "overlay", "rw,lowerdir=" + long},
+		{"/", `/end\9`, "fuse.x", "rw"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+	n := 0
+	if err := Read(proc, "7", func(Mount) bool { n++; return n < 2 }); err != nil || n != 2 {
+		t.Errorf("%d mounts after a stop at the second, %v", n, err)
+	}
+	if err := Read(proc, "8", all); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("absent process: %v, want ErrNotExist", err)
+	}
+}
+
+// TestOwn compares with what the kernel says of this very process.
+func TestOwn(t *testing.T) {
+	root := false
+	err := Read("/proc", "self", func(m Mount) bool { root = root || m.Dir == "/"; return true })
+	if err != nil || !root {
+		t.Errorf("root is mounted: %v, %v", root, err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(`146 44 0:4 net:[4026532537] /run/netns/a\040b rw shared:3 - nsfs nsfs rw`)
+	f.Add(`1 2 0:1 / /sys/fs/cgroup/\9 - cgroup2 c rw`)
+	f.Add(" - nsfs ")
+	f.Add(`1 2 0:1 / /a rw - nsfs - nsfs - x`)
+	f.Fuzz(func(t *testing.T, s string) {
+		m, ok := parse(s)
+		if ok && (!strings.HasPrefix(m.Dir, "/") || strings.Contains(m.Type, " ")) {
+			t.Errorf("%q gives %+v", s, m)
+		}
+		n := 0
+		if err := scan(strings.NewReader(s), func(Mount) bool { n++; return true }); err != nil || n > strings.Count(s, "\n")+1 {
+			t.Errorf("%q: %d mounts, %v", s, n, err)
+		}
+	})
+}
