@@ -83,3 +83,21 @@ func Inner(dir string) (bool, error) {
 	}
 	return len(strings.TrimSpace(string(b))) > 0, nil
 }
+
+// Children lists the cgroups directly below a directory, as paths.
+func Children(dir string) ([]string, error) {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			err = errors.Join(journal.ErrGone, err)
+		}
+		return nil, fmt.Errorf("list cgroups: %w", err)
+	}
+	var dirs []string
+	for _, e := range list {
+		if e.IsDir() {
+			dirs = append(dirs, filepath.Join(dir, e.Name()))
+		}
+	}
+	return dirs, nil
+}

@@ -22,46 +22,14 @@ const maxCPU = 8191
 // file, such as the root of v2, has no quota; one that has gone gives an error
 // that matches journal.ErrGone.
 func CPUQuota(dir string) (cpus float64, limited bool, err error) {
-	text, err := value(dir, "cpu.max")
-	if errors.Is(err, errNoFile) {
-		var period string
-		text, err = value(dir, "cpu.cfs_quota_us")
-		if err == nil {
-			period, err = value(dir, "cpu.cfs_period_us")
-			text += " " + period
-		}
-	}
+	b, err := readBandwidth(dir)
 	switch {
 	case errors.Is(err, errNoFile):
 		return 0, false, nil
 	case err != nil:
-		return 0, false, fmt.Errorf("cpu quota: %w", err)
-	}
-	cpus, limited, err = parseQuota(text)
-	if err != nil {
 		return 0, false, fmt.Errorf("cpu quota of %s: %w", dir, err)
 	}
-	return cpus, limited, nil
-}
-
-// parseQuota reads "QUOTA PERIOD" in microseconds; "max" and -1 are no quota.
-func parseQuota(text string) (cpus float64, limited bool, err error) {
-	f := strings.Fields(text)
-	if len(f) != 2 {
-		return 0, false, fmt.Errorf("%q is not a quota and a period", text)
-	}
-	period, err := strconv.ParseUint(f[1], 10, 63)
-	if err != nil || period == 0 {
-		return 0, false, fmt.Errorf("bad period in %q", text)
-	}
-	if f[0] == "max" || f[0] == "-1" {
-		return 0, false, nil
-	}
-	quota, err := strconv.ParseUint(f[0], 10, 63)
-	if err != nil {
-		return 0, false, fmt.Errorf("bad quota in %q", text)
-	}
-	return float64(quota) / float64(period), true, nil
+	return float64(b.Quota) / float64(b.Period), b.Limited, nil
 }
 
 // Weight reads the CPU weight of one cgroup directory among its siblings:

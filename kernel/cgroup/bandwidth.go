@@ -1,0 +1,129 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// Bandwidth is the CFS bandwidth of one cgroup: Quota of CPU time in each
+// Period, and up to Burst of what was unused (zero before Linux 5.14).
+type Bandwidth struct {
+	Quota   time.Duration
+	Limited bool // whether there is a Quota
+	Period  time.Duration
+	Burst   time.Duration
+}
+
+// ReadBandwidth reads the bandwidth of one cgroup directory, v1 or v2. Errors:
+// errors.ErrUnsupported without a cpu controller or at the root of v2, and
+// journal.ErrGone.
+func ReadBandwidth(dir string) (Bandwidth, error) {
+	b, err := readBandwidth(dir)
+	if errors.Is(err, errNoFile) {
+		err = fmt.Errorf("%w: no cpu controller", errors.ErrUnsupported)
+	}
+	if err != nil {
+		return Bandwidth{}, fmt.Errorf("cpu bandwidth of %s: %w", dir, err)
+	}
+	return b, nil
+}
+
+func readBandwidth(dir string) (Bandwidth, error) {
+	burst := "cpu.max.burst"
+	text, err := value(dir, "cpu.max")
+	if errors.Is(err, errNoFile) {
+		burst = "cpu.cfs_burst_us"
+		var period string
+		if text, err = value(dir, "cpu.cfs_quota_us"); err == nil {
+			period, err = value(dir, "cpu.cfs_period_us")
+			text += " " + period
+		}
+	}
+	if err != nil {
+		return Bandwidth{}, err
+	}
+	b, err := parseBandwidth(text)
+	if err != nil {
+		return Bandwidth{}, err
+	}
+	text, err = value(dir, burst)
+	switch {
+	case errors.Is(err, errNoFile):
+		return b, nil
+	case err != nil:
+		return Bandwidth{}, err
+	}
+	if b.Burst, err = parseMicros(text); err != nil {
+		return Bandwidth{}, fmt.Errorf("%s: %w", burst, err)
+	}
+	return b, nil
+}
+
+// parseBandwidth reads "QUOTA PERIOD" in microseconds; "max" and -1 are no quota.
+func parseBandwidth(text string) (b Bandwidth, err error) {
+	quota, period, ok := strings.Cut(text, " ")
+	if !ok {
+		return Bandwidth{}, fmt.Errorf("%q is not a quota and a period", text)
+	}
+	if b.Period, err = parseMicros(period); err != nil || b.Period == 0 {
+		return Bandwidth{}, fmt.Errorf("bad period in %q", text)
+	}
+	if quota == "max" || quota == "-1" {
+		return b, nil
+	}
+	b.Limited = true
+	if b.Quota, err = parseMicros(quota); err != nil || b.Quota == 0 {
+		return Bandwidth{}, fmt.Errorf("bad quota in %q", text)
+	}
+	return b, nil
+}
+
+// parseMicros reads a number of microseconds.
+func parseMicros(text string) (time.Duration, error) {
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err != nil || n > math.MaxInt64/uint64(time.Microsecond) {
+		return 0, fmt.Errorf("bad number of microseconds %q", text)
+	}
+	return time.Duration(n) * time.Microsecond, nil
+}
+
+// Quota returns the knob of a cgroup's quota, and the value to write for one,
+// which is rounded to microseconds. On v1 the period has a file of its own; on
+// v2 it is written along with the quota. What a write does beside setting the
+// value: it fills the quota of the running period and wakes whoever it held.
+func Quota(dir string, v2 bool, quota, period time.Duration) (journal.Knob, string) {
+	text := strconv.FormatInt(quota.Round(time.Microsecond).Microseconds(), 10)
+	if v2 {
+		return File(filepath.Join(dir, "cpu.max")), text + " " + strconv.FormatInt(period.Microseconds(), 10)
+	}
+	return File(filepath.Join(dir, "cpu.cfs_quota_us")), text
+}
+
+// Periods counts the bandwidth periods of a cgroup. A period begins at the same
+// phase for as long as the cgroup lives and Period is not changed; while nothing
+// runs in it, periods are not counted.
+type Periods struct {
+	Count     uint64
+	Throttled uint64 // of them, those that ended with tasks held back
+}
+
+// ReadPeriods reads them from cpu.stat of one cgroup directory, v1 or v2. Errors
+// as for ReadBandwidth.
+func ReadPeriods(dir string) (Periods, error) {
+	f, err := cpuStat(dir)
+	if err != nil {
+		return Periods{}, err
+	}
+	count, ok := f["nr_periods"]
+	if !ok {
+		return Periods{}, fmt.Errorf("cpu periods of %s: %w: no cpu controller", dir, errors.ErrUnsupported)
+	}
+	return Periods{count, f["nr_throttled"]}, nil
+}

@@ -1,0 +1,127 @@
+package cgroup
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+func TestReadBandwidth(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		name  string
+		files []string
+		want  Bandwidth
+		bad   bool
+	}{
+		{"v2", []string{"cpu.max", "50000 100000\n", "cpu.max.burst", "5000\n"}, Bandwidth{50 * ms, true, 100 * ms, 5 * ms}, false},
+		{"v2 max", []string{"cpu.max", "max 100000\n"}, Bandwidth{Period: 100 * ms}, false},
+		{"v1", []string{"cpu.cfs_quota_us", "150000\n", "cpu.cfs_period_us", "50000\n", "cpu.cfs_burst_us", "0\n"}, Bandwidth{150 * ms, true, 50 * ms, 0}, false},
+		{"v1 before 5.14", []string{"cpu.cfs_quota_us", "1000\n", "cpu.cfs_period_us", "100000\n"}, Bandwidth{ms, true, 100 * ms, 0}, false},
+		{"v1 none", []string{"cpu.cfs_quota_us", "-1\n", "cpu.cfs_period_us", "100000\n"}, Bandwidth{Period: 100 * ms}, false},
+		{"negative", []string{"cpu.max", "-5 100000\n"}, Bandwidth{}, true},
+		{"absurd", []string{"cpu.max", "99999999999999999 100000\n"}, Bandwidth{}, true},
+		{"nothing", []string{"cpu.max", "0 100000\n"}, Bandwidth{}, true},
+		{"no period", []string{"cpu.max", "5\n"}, Bandwidth{}, true},
+		{"period 0", []string{"cpu.max", "max 0\n"}, Bandwidth{}, true},
+		{"bad burst", []string{"cpu.max", "50000 100000\n", "cpu.max.burst", "-1\n"}, Bandwidth{}, true},
+		{"v1 without a period", []string{"cpu.cfs_quota_us", "1000\n"}, Bandwidth{}, true},
+	} {
+		got, err := ReadBandwidth(tree(t, filepath.Join(t.TempDir(), "cg"), c.files...))
+		if got != c.want || (err != nil) != c.bad {
+			t.Errorf("%s: %+v, %v", c.name, got, err)
+		}
+	}
+	if _, err := ReadBandwidth(tree(t, filepath.Join(t.TempDir(), "cg"))); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("no controller: %v", err)
+	}
+	if _, err := ReadBandwidth(filepath.Join(t.TempDir(), "gone")); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("gone: %v", err)
+	}
+}
+
+func TestReadPeriods(t *testing.T) {
+	for _, c := range []struct {
+		stat string
+		want Periods
+		bad  bool
+	}{
+		{"usage_usec 1500\nnr_periods 7\nnr_throttled 3\nthrottled_usec 9\n", Periods{7, 3}, false},
+		{"nr_periods 7\nnr_throttled 3\nthrottled_time 9\n", Periods{7, 3}, false},
+		{"usage_usec 1500\n", Periods{}, true},
+		{"", Periods{}, true},
+		{"nr_periods -1\nnr_throttled 1\n", Periods{}, true},
+	} {
+		p, err := ReadPeriods(tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.stat", c.stat))
+		if p != c.want || (err != nil) != c.bad {
+			t.Errorf("%q: %+v, %v", c.stat, p, err)
+		}
+	}
+	if _, err := ReadPeriods(filepath.Join(t.TempDir(), "gone")); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("gone: %v", err)
+	}
+}
+
+// TestQuotaInKernel writes a quota and reads everything back.
+func TestQuotaInKernel(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	if cg.CPU == "" {
+		testkit.Skip(t, "no cpu controller")
+	}
+	before, err := ReadBandwidth(cg.CPU)
+	if err != nil || before.Limited || before.Period != 100*time.Millisecond {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	k, value := Quota(cg.CPU, cg.CPU == cg.V2, 12345678*time.Nanosecond, before.Period)
+	if err := k.Write(value); err != nil {
+		t.Fatal(err)
+	}
+	want := Bandwidth{Quota: 12346 * time.Microsecond, Limited: true, Period: before.Period}
+	if got, err := ReadBandwidth(cg.CPU); err != nil || got != want {
+		t.Errorf("%+v, %v, want %+v", got, err, want)
+	}
+	if got, err := k.Read(); err != nil || got != value {
+		t.Errorf("reads back as %q, %v, was %q", got, err, value)
+	}
+	if _, err := ReadPeriods(cg.CPU); err != nil {
+		t.Error(err)
+	}
+	child := cg.Child(t, "child")
+	if err := os.Remove(child.CPU); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadPeriods(child.CPU); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("gone: %v", err)
+	}
+}
+
+func FuzzParseBandwidth(f *testing.F) {
+	for _, s := range []string{"", "max 100000", "-1 100000", "50000 100000", "1 0", "1 2 3", "9223372036854775807 1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		b, err := parseBandwidth(s)
+		if err == nil && (b.Period <= 0 || b.Limited != (b.Quota > 0)) || err != nil && b != (Bandwidth{}) {
+			t.Fatalf("%q: %+v, %v", s, b, err)
+		}
+	})
+}
+
+func TestChildren(t *testing.T) {
+	root := tree(t, filepath.Join(t.TempDir(), "cg"))
+	tree(t, filepath.Join(root, "a", "below"))
+	tree(t, filepath.Join(root, "b"))
+	got, err := Children(root)
+	if want := []string{filepath.Join(root, "a"), filepath.Join(root, "b")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	if _, err := Children(filepath.Join(root, "gone")); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("gone: %v", err)
+	}
+}

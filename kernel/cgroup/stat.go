@@ -1,0 +1,79 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Usage reads the CPU time of one cgroup v2 directory from cpu.stat, which
+// every v2 cgroup has, whether or not the tree has
+// the cpu controller. Softirqs that interrupted its tasks are part of it
+// where the kernel does not account them apart (IRQ_TIME_ACCOUNTING). Errors:
+// journal.ErrGone, and errors.ErrUnsupported where there is no such count.
+func Usage(dir string) (time.Duration, error) {
+	f, err := cpuStat(dir)
+	if err != nil {
+		return 0, err
+	}
+	usec, ok := f["usage_usec"]
+	if !ok {
+		return 0, fmt.Errorf("cpu usage of %s: %w", dir, errors.ErrUnsupported)
+	}
+	return span(usec, time.Microsecond), nil
+}
+
+// Throttled reads how long the quota of one directory with the cpu controller,
+// v1 or v2, has kept its tasks from running, and in how many of its periods.
+// Quotas of cgroups above do not count. A cgroup that can have no quota gives
+// zeros; one that has gone, an error that matches journal.ErrGone.
+func Throttled(dir string) (time.Duration, uint64, error) {
+	f, err := cpuStat(dir)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	if usec, ok := f["throttled_usec"]; ok {
+		return span(usec, time.Microsecond), f["nr_throttled"], nil
+	}
+	return span(f["throttled_time"], time.Nanosecond), f["nr_throttled"], nil
+}
+
+// span bounds a count of the kernel's by what a Duration can hold.
+func span(n uint64, unit time.Duration) time.Duration {
+	return time.Duration(min(n, uint64(math.MaxInt64/unit))) * unit
+}
+
+func cpuStat(dir string) (map[string]uint64, error) {
+	text, err := value(dir, "cpu.stat")
+	if errors.Is(err, errNoFile) {
+		return nil, fmt.Errorf("cpu.stat of %s: %w", dir, errors.ErrUnsupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cpu.stat: %w", err)
+	}
+	f, err := parseStat(text)
+	if err != nil {
+		return nil, fmt.Errorf("cpu.stat of %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// parseStat reads a flat keyed file: "KEY NUMBER" in each line.
+func parseStat(text string) (map[string]uint64, error) {
+	f := make(map[string]uint64)
+	for line := range strings.Lines(text) {
+		key, number, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		n, err := strconv.ParseUint(number, 10, 64)
+		if err != nil || key == "" {
+			return nil, fmt.Errorf("bad line %q", line)
+		}
+		f[key] = n
+	}
+	return f, nil
+}
