@@ -19,6 +19,7 @@ import (
 const (
 	KindKthread  = "kthread"
 	KindAffinity = "affinity"
+	KindSlice    = "slice"
 )
 
 // A kernel thread cannot change its cgroup before it has run for the first time
@@ -55,7 +56,7 @@ func OpenKnob(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, erro
 
 func parseRef(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, error) {
 	parts := strings.SplitN(ref.Object, ":", 3)
-	if want := map[string]int{KindKthread: 3, KindAffinity: 2}[ref.Kind]; want == 0 {
+	if want := map[string]int{KindKthread: 3, KindAffinity: 2, KindSlice: 2}[ref.Kind]; want == 0 {
 		return nil, errors.New("unknown kind")
 	} else if len(parts) != want {
 		return nil, fmt.Errorf("want %d parts", want)
@@ -72,8 +73,11 @@ func parseRef(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, erro
 	if err := t.check(proc); err != nil {
 		return nil, err
 	}
-	if ref.Kind == KindAffinity {
+	switch ref.Kind {
+	case KindAffinity:
 		return Affinity(proc, t), nil
+	case KindSlice:
+		return Slice(proc, t), nil
 	}
 	return Group(proc, l, t, parts[2]), nil
 }
@@ -175,56 +179,4 @@ func (g group) write(dir string) error {
 		return fmt.Errorf("%w (removed meanwhile)", os.ErrNotExist)
 	}
 	return err
-}
-
-type affinity struct {
-	proc   string
-	thread Thread
-}
-
-func (a affinity) Ref() journal.Ref {
-	return journal.Ref{Kind: KindAffinity, Object: fmt.Sprintf("%d:%d", a.thread.TID, a.thread.Start)}
-}
-
-func (a affinity) Read() (string, error) {
-	var set unix.CPUSet
-	err := unix.SchedGetaffinity(a.thread.TID, &set)
-	if err == nil {
-		err = a.thread.check(a.proc)
-	}
-	if err != nil {
-		return "", fmt.Errorf("affinity of kernel thread %d: %w", a.thread.TID, gone(err))
-	}
-	var cpus []int
-	for i := range len(set) * 64 {
-		if set.IsSet(i) {
-			cpus = append(cpus, i)
-		}
-	}
-	return cgroup.FormatCPUs(cpus), nil
-}
-
-func (a affinity) Write(list string) error {
-	if err := a.write(list); err != nil {
-		return fmt.Errorf("set affinity of kernel thread %d to %q: %w", a.thread.TID, list, gone(err))
-	}
-	return nil
-}
-
-func (a affinity) write(list string) error {
-	cpus, err := cgroup.ParseCPUs(list)
-	if err != nil {
-		return err
-	}
-	var set unix.CPUSet
-	for _, c := range cpus {
-		set.Set(c) // passes over what is beyond its 1024 CPUs
-	}
-	if set.Count() != len(cpus) || len(cpus) == 0 {
-		return errors.New("no CPU, or one above 1023")
-	}
-	if err := a.thread.check(a.proc); err != nil {
-		return err
-	}
-	return unix.SchedSetaffinity(a.thread.TID, &set)
 }

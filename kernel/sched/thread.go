@@ -1,6 +1,6 @@
 // Package sched is the door to the kernel's own threads: it finds them, and
-// turns two knobs of one: the cgroup that the scheduler charges for it, and
-// the CPUs that it may use.
+// turns three knobs of one: the cgroup that the scheduler charges for it, the
+// CPUs that it may use, and how soon it gets its turn.
 //
 // It refuses threads of processes: those belong to whoever started them. It
 // knows neither devices nor containers; feature/netcpu says which thread works
