@@ -48,14 +48,18 @@ type Entry struct {
 	// It is set only while the write of Wrote may not have been made.
 	Prior  *string   `json:"prior,omitempty"`
 	Owner  Owner     `json:"owner"`
-	When   time.Time `json:"when"`            // of the last Turn that wrote
-	Expiry time.Time `json:"expiry,omitzero"` // of the last Turn; zero: holds until undone
+	Source string    `json:"source,omitempty"` // who knew the container at that Turn; see Attribute
+	When   time.Time `json:"when"`             // of the last Turn that wrote
+	Expiry time.Time `json:"expiry,omitzero"`  // of the last Turn; zero: holds until undone
 }
 
 // ours says whether value is one that we wrote.
 func (e Entry) ours(value string) bool {
 	return value == e.Wrote || e.Prior != nil && value == *e.Prior
 }
+
+// Expired says whether the Expiry of e has come by now.
+func (e Entry) Expired(now time.Time) bool { return !e.Expiry.IsZero() && !e.Expiry.After(now) }
 
 // Opener opens the Knob that a Ref names. If the Knob is an io.Closer, the
 // Journal closes it after use. It returns ErrGone, wrapped or not,
@@ -72,6 +76,7 @@ type Journal struct {
 	last    uint64 // highest number given out
 	closed  bool
 	now     func() time.Time
+	source  func(container uint64) string // nil: not known
 }
 
 // numbered is an Entry with its place in the order in which knobs were first
@@ -120,6 +125,15 @@ func (j *Journal) Close() error {
 	}
 	j.closed = true
 	return j.store.close()
+}
+
+// Attribute makes the Journal note, in each entry that it makes from now on for
+// a container, on whose word the container was known. It calls source while a
+// knob is turned, which must not turn another.
+func (j *Journal) Attribute(source func(container uint64) string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.source = source
 }
 
 // Turn sets k to value, on behalf of by, until it is undone. See TurnUntil.
@@ -186,7 +200,10 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	e := numbered{seq: old.seq, Entry: Entry{
 		Ref: ref, Before: now, Wrote: value, Owner: by, When: j.now().UTC(), Expiry: expiry,
 	}}
-	if have && (old.ours(now) || now == old.Before) {
+	if j.source != nil && by.Container != 0 {
+		e.Source = j.source(by.Container)
+	}
+	if have && (old.ours(now) || now == old.Before || unfinished(k, now, old.Before)) {
 		e.Before = old.Before
 	}
 	if now != e.Before {
@@ -247,7 +264,7 @@ func (j *Journal) Entries() []Entry { return j.list(func(Entry) bool { return tr
 
 // Expired lists the entries whose Expiry has come by now.
 func (j *Journal) Expired(now time.Time) []Entry {
-	return j.list(func(e Entry) bool { return !e.Expiry.IsZero() && !e.Expiry.After(now) })
+	return j.list(func(e Entry) bool { return e.Expired(now) })
 }
 
 func (j *Journal) list(match func(Entry) bool) []Entry {

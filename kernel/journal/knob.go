@@ -24,6 +24,21 @@ type Knob interface {
 	Write(value string) error
 }
 
+// Stepwise is a Knob whose Write takes several steps, so that a process may be
+// killed between two of them. A Knob need not be one.
+type Stepwise interface {
+	Knob
+	// Unfinished says whether value is what a Write of target leaves behind
+	// that was not finished. Such a value counts as our own.
+	Unfinished(value, target string) bool
+}
+
+// unfinished is Unfinished of a Knob that has it.
+func unfinished(k Knob, value, target string) bool {
+	s, ok := k.(Stepwise)
+	return ok && s.Unfinished(value, target)
+}
+
 // Owner says on whose behalf a knob was turned.
 type Owner struct {
 	Feature   string `json:"feature"`

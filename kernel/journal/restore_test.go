@@ -2,6 +2,7 @@ package journal
 
 import (
 	"errors"
+	"strings"
 	"testing"
 )
 
@@ -40,6 +41,34 @@ func TestRestoreUnknownKindIsKept(t *testing.T) {
 	out, err := j.Restore(func(Ref) (Knob, error) { return nil, errors.New("unknown kind") }, nil)
 	if err == nil || results(out) != "a:failed" || len(j.Entries()) != 1 {
 		t.Errorf("restore: %q, %v, entries %q", results(out), err, brief(j.Entries()))
+	}
+}
+
+// stepwise is a knob whose values are put together letter by letter.
+type stepwise struct{ Knob }
+
+func (s stepwise) Unfinished(value, target string) bool { return strings.HasPrefix(target, value) }
+
+func TestUnfinishedIsOurs(t *testing.T) {
+	b := newBoard("a", "123", "b", "123")
+	opener := func(r Ref) (Knob, error) {
+		k, err := b.open(r)
+		return stepwise{k}, err
+	}
+	j := open(t, t.TempDir())
+	for _, name := range []string{"a", "b"} {
+		if err := j.Turn(stepwise{b.knob(name)}, "9", Owner{Feature: "f"}); err != nil {
+			t.Fatal(err)
+		}
+		b.set(name, "12") // killed while 123 was put back
+	}
+	// Turned again before anybody has finished it.
+	if err := j.Turn(stepwise{b.knob("b")}, "8", Owner{Feature: "f"}); err != nil {
+		t.Fatal(err)
+	}
+	out, err := j.Restore(opener, nil)
+	if err != nil || results(out) != "b:restored a:restored" || b.values["a"] != "123" || b.values["b"] != "123" {
+		t.Errorf("restore: %q, %v, %v", results(out), err, b.values)
 	}
 }
 
