@@ -2,7 +2,6 @@ package container
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,9 +12,7 @@ import (
 )
 
 const (
-	maxInterfaces = 64    // of one container
-	maxProcScan   = 32768 // entries of proc that are looked at for a namespace
-	maxMountNS    = 1024
+	maxInterfaces = 64 // of one container
 	scanEvery     = time.Second
 	maxMisses     = 3 // looks for a host end, until only the refresh looks again
 	minHold       = 20 * time.Millisecond
@@ -263,45 +260,11 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 	return nil, ""
 }
 
-// lived returns the namespaces that processes live in, or that are mounted in
-// mount namespaces that processes live in, with a path to each: that is where a
-// Docker Engine that runs in a container has its bridges. It is a long look, so
-// that it is not made more often than each second.
+// lived returns [netdev.All], which is a long look, so that it is not made more
+// often than each second.
 func (n *networks) lived() map[uint64]string {
-	now := n.cfg.Now()
-	if n.scan != nil && now.Sub(n.scanned) < scanEvery {
-		return n.scan
-	}
-	n.scanned, n.scan = now, make(map[uint64]string)
-	d, err := os.Open(n.cfg.Proc)
-	if err != nil {
-		return n.scan
-	}
-	defer d.Close()
-	own, err := os.Readlink(filepath.Join(n.cfg.Proc, "self", "ns", "mnt"))
-	if err != nil {
-		return n.scan
-	}
-	mounts := map[string]bool{own: true}
-	names, _ := d.Readdirnames(maxProcScan) // what was read before an error still counts
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		if inode, err := netnsOf(n.cfg.Proc, pid); err == nil && n.scan[inode] == "" {
-			n.scan[inode] = filepath.Join(n.cfg.Proc, name, "ns", "net")
-		}
-		mnt, err := os.Readlink(filepath.Join(n.cfg.Proc, name, "ns", "mnt"))
-		if err != nil || mounts[mnt] || len(mounts) > maxMountNS {
-			continue
-		}
-		mounts[mnt] = true
-		for inode, path := range netdev.Mounted(n.cfg.Proc, name) {
-			if n.scan[inode] == "" && len(n.scan) < maxProcScan {
-				n.scan[inode] = path
-			}
-		}
+	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery {
+		n.scanned, n.scan = now, netdev.All(n.cfg.Proc)
 	}
 	return n.scan
 }

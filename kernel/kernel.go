@@ -6,6 +6,7 @@ package kernel
 import (
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -32,11 +33,12 @@ func Default() Roots {
 func Opener(r Roots) journal.Opener {
 	// The hierarchies stay where they are for as long as we run.
 	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })
+	find := netdev.NewFinder(r.Proc, time.Now)
 	return func(ref journal.Ref) (journal.Knob, error) {
 		switch ref.Kind {
 		case cgroup.KindFile:
 			return cgroup.OpenFile(r.Cgroup, ref)
-		case sched.KindKthread, sched.KindAffinity:
+		case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
 			l, err := layout()
 			if err != nil {
 				return nil, err
@@ -45,7 +47,7 @@ func Opener(r Roots) journal.Opener {
 		case cgroup.KindGroup:
 			return cgroup.OpenGroup(r.Cgroup, ref)
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS:
-			return netdev.OpenKnob(r.Proc, ref)
+			return netdev.OpenKnob(find, ref)
 		default:
 			return nil, fmt.Errorf("open knob %q: unknown kind %q", ref.Object, ref.Kind)
 		}

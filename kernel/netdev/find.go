@@ -1,53 +1,134 @@
 package netdev
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/mountinfo"
 )
 
 // ErrNoNS means that no process and no bind mount leads to a namespace.
 var ErrNoNS = errors.New("no path to network namespace")
 
-// maxMountinfo bounds what is read of one mount table, which a container may
-// fill as it likes.
-const maxMountinfo = 4 << 20
+// What a look at all processes is bounded by. Anybody who may make a mount
+// namespace may make many, with many mounts.
+const (
+	maxProcesses = 32768
+	maxTables    = 1024    // mount namespaces
+	maxMounts    = 1 << 18 // in all of them
+)
 
 // Find returns a path by which the network namespace with the given inode can
 // be opened now: a bind mount (in /run/netns, say), which outlives processes,
-// or proc/PID/ns/net. It reads all of proc in the worst case. The error matches
-// [ErrNoNS] if there is none; a namespace may also be kept alive by an open
-// file or a socket alone.
+// proc/PID/ns/net, or a bind mount in the mount namespace of a process. It
+// reads all of proc in the worst case. The error matches [ErrNoNS] if there is
+// none; a namespace may also be kept alive by an open file or a socket alone.
 func Find(proc string, inode uint64) (string, error) {
-	if path, ok := Mounted(proc, "self")[inode]; ok {
+	return NewFinder(proc, time.Now).Find(inode)
+}
+
+// Finder is [Find] for those who look for many namespaces one after another: it
+// reads the mount tables of other mount namespaces, of which there may be one
+// for each container, no more than once a second. It is safe for concurrent use.
+type Finder struct {
+	proc string
+	now  func() time.Time
+
+	mu        sync.Mutex
+	elsewhere map[uint64]string // what was found in them
+	looked    time.Time
+}
+
+// NewFinder makes a Finder; now is its clock.
+func NewFinder(proc string, now func() time.Time) *Finder { return &Finder{proc: proc, now: now} }
+
+// Find is [Find].
+func (f *Finder) Find(inode uint64) (string, error) {
+	if path, ok := Mounted(f.proc, "self")[inode]; ok {
 		return path, nil
 	}
-	d, err := os.Open(proc)
+	found := ""
+	others, err := lived(f.proc, func(ino uint64, path string) bool {
+		if ino == inode {
+			found = path
+		}
+		return found == ""
+	})
 	if err != nil {
 		return "", fmt.Errorf("find netns %d: %w", inode, err)
 	}
+	if found != "" {
+		return found, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now := f.now(); f.elsewhere == nil || now.Sub(f.looked) >= time.Second {
+		f.looked, f.elsewhere = now, make(map[uint64]string)
+		mountedIn(f.proc, others, f.elsewhere)
+	}
+	if path, ok := f.elsewhere[inode]; ok {
+		return path, nil
+	}
+	return "", fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
+}
+
+// All returns a path to each network namespace that a process lives in or that
+// is bind-mounted where a process can see it, by inode: that is where a Docker
+// Engine that runs in a container, or a service with private mounts, has its
+// bridges. It takes long.
+func All(proc string) map[uint64]string {
+	found := make(map[uint64]string)
+	others, _ := lived(proc, func(inode uint64, path string) bool {
+		if found[inode] == "" {
+			found[inode] = path
+		}
+		return true
+	})
+	mountedIn(proc, others, found)
+	return found
+}
+
+// lived calls each with the namespaces that processes live in, until it returns
+// false. others is a process of each mount namespace but our own.
+func lived(proc string, each func(inode uint64, path string) bool) (others []string, err error) {
+	d, err := os.Open(proc)
+	if err != nil {
+		return nil, err
+	}
 	defer d.Close()
-	for {
+	seen := make(map[string]bool) // mount namespaces
+	if own, err := os.Readlink(filepath.Join(proc, "self", "ns", "mnt")); err == nil {
+		seen[own] = true
+	}
+	for n := 0; n < maxProcesses; {
 		// In portions: proc is long, and the answer is often near its start.
 		names, err := d.Readdirnames(256)
+		n += len(names)
 		for _, name := range names {
 			if _, err := strconv.Atoi(name); err != nil {
 				continue
 			}
 			path := filepath.Join(proc, name, "ns", "net")
-			if ino, ok := linkInode(path); ok && ino == inode {
-				return path, nil
+			if inode, ok := linkInode(path); ok && !each(inode, path) {
+				return others, nil
+			}
+			mnt, err := os.Readlink(filepath.Join(proc, name, "ns", "mnt"))
+			if err == nil && !seen[mnt] && len(others) < maxTables {
+				seen[mnt] = true
+				others = append(others, name)
 			}
 		}
 		if err != nil {
-			return "", fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
+			break // the end, in all likelihood
 		}
 	}
+	return others, nil
 }
 
 // Mounted returns the network namespaces that are bind-mounted in the mount
@@ -56,53 +137,32 @@ func Find(proc string, inode uint64) (string, error) {
 // other way: no process lives in them. What is mounted may be hidden by another
 // mount, so that the path leads elsewhere. A process that has ended has none.
 func Mounted(proc, pid string) map[uint64]string {
-	f, err := os.Open(filepath.Join(proc, pid, "mountinfo"))
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	root := ""
-	if pid != "self" {
-		root = filepath.Join(proc, pid, "root")
-	}
 	found := make(map[uint64]string)
-	sc := bufio.NewScanner(io.LimitReader(f, maxMountinfo))
-	for sc.Scan() { // a table that cannot be read to its end still has a beginning
-		if inode, dir, ok := parseMount(sc.Text()); ok && found[inode] == "" {
-			found[inode] = root + dir
-		}
-	}
+	mountedIn(proc, []string{pid}, found)
 	return found
 }
 
-// parseMount reads a line of mountinfo (proc(5)) that is about a network
-// namespace: its fourth field is "net:[inode]", its fifth the mount point.
-func parseMount(line string) (inode uint64, dir string, ok bool) {
-	if !strings.Contains(line, " - nsfs ") {
-		return 0, "", false
-	}
-	fields := strings.SplitN(line, " ", 6)
-	if len(fields) < 6 || !strings.HasPrefix(fields[4], "/") {
-		return 0, "", false
-	}
-	inode, ok = parseNSLink(fields[3])
-	return inode, unescape(fields[4]), ok
-}
-
-// unescape undoes the octal escapes of mountinfo.
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
+// mountedIn is Mounted for some processes, and adds to what was found.
+func mountedIn(proc string, pids []string, found map[uint64]string) {
+	left := maxMounts
+	for _, pid := range pids {
+		root := ""
+		if pid != "self" {
+			root = filepath.Join(proc, pid, "root")
 		}
-		b.WriteByte(s[i])
+		// A table that cannot be read to its end still has a beginning.
+		mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
+			if left--; left < 0 {
+				return false
+			}
+			if m.Type == "nsfs" {
+				if inode, ok := parseNSLink(m.Root); ok && found[inode] == "" {
+					found[inode] = root + m.Dir
+				}
+			}
+			return true
+		})
 	}
-	return b.String()
 }
 
 // InodeOf returns the inode of the network namespace of a process. An error

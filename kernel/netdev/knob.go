@@ -26,7 +26,7 @@ func deviceRef(kind string, ns *NS, index int, detail string) journal.Ref {
 // Errors: journal.ErrGone, when the namespace has gone.
 //
 // The knob keeps its namespace open until it is closed (it is an io.Closer).
-func OpenKnob(proc string, ref journal.Ref) (journal.Knob, error) {
+func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {
 	parts := strings.SplitN(ref.Object, "/", 3)
 	if len(parts) != 3 {
 		return nil, fmt.Errorf("open knob %s %q: want NETNS/DEVICE/DETAIL", ref.Kind, ref.Object)
@@ -40,7 +40,7 @@ func OpenKnob(proc string, ref journal.Ref) (journal.Knob, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
 	}
-	path, err := Find(proc, inode)
+	path, err := find.Find(inode)
 	if errors.Is(err, ErrNoNS) {
 		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, errors.Join(journal.ErrGone, err))
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -135,7 +136,7 @@ func TestOpenKnob(t *testing.T) {
 	p := newPair(t)
 	// A namespace that is held by this test's descriptor alone cannot be
 	// found again, as after a container's end.
-	if _, err := netdev.OpenKnob("/proc", p.inside.Threaded(p.eth0).Ref()); !errors.Is(err, journal.ErrGone) {
+	if _, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), p.inside.Threaded(p.eth0).Ref()); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("open knob in a namespace without a path: %v, want ErrGone", err)
 	}
 	for _, bad := range []journal.Ref{
@@ -147,7 +148,7 @@ func TestOpenKnob(t *testing.T) {
 		{Kind: "rps", Object: "1/2/../../x"},
 		{Kind: "nonsense", Object: "1/2/"},
 	} {
-		if k, err := netdev.OpenKnob("/proc", bad); err == nil || errors.Is(err, journal.ErrGone) {
+		if k, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), bad); err == nil || errors.Is(err, journal.ErrGone) {
 			t.Errorf("open %+v: %v, %v; want an error that is not ErrGone", bad, k, err)
 		}
 	}
@@ -160,7 +161,7 @@ func TestOpenKnob(t *testing.T) {
 		t.Fatalf("own netns: %d and %d", home.Inode(), self)
 	}
 	lo := home.RPS(1, 0)
-	k, err := netdev.OpenKnob("/proc", lo.Ref())
+	k, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), lo.Ref())
 	if err != nil {
 		t.Fatal(err)
 	}

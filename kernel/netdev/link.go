@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -157,4 +158,21 @@ func drain(fd int) bool {
 			return n > 0
 		}
 	}
+}
+
+// Speed gives the rate of a device in bit/s, as its driver tells it; 0 where it
+// does not: virtual devices often have no rate, or make one up.
+func (ns *NS) Speed(index int) (uint64, error) {
+	text, err := attribute{ns, index, "speed"}.read()
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return 0, nil // no carrier, or no such notion
+	}
+	if err != nil {
+		return 0, err
+	}
+	mbit, err := strconv.ParseInt(text, 10, 64) // -1 is SPEED_UNKNOWN
+	if err != nil || mbit <= 0 || mbit > 1<<32 {
+		return 0, nil
+	}
+	return uint64(mbit) * 1e6, nil
 }

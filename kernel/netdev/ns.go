@@ -1,7 +1,7 @@
 // Package netdev is the door to network devices and network namespaces: it
 // looks at links, and turns their knobs, inside any namespace of this host.
 //
-// It is the only package that speaks rtnetlink and ethtool. It knows devices,
+// It speaks rtnetlink and ethtool; queueing disciplines are package qdisc's. It knows devices,
 // not containers; package container uses it to look, the features to act.
 package netdev
 
@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -29,12 +31,13 @@ type NS struct {
 }
 
 // Open opens the network namespace that path (/proc/PID/ns/net, or a bind
-// mount of one) refers to.
+// mount of one) refers to. Of a path through /proc/PID/root, what comes behind
+// that is taken for a process's own to choose: no link in it is followed.
 func Open(path string) (*NS, error) {
 	// Whoever can write to a directory on the way may have put something
 	// else there: a FIFO or a device that must not even be opened. So look
 	// before opening, and open what was looked at.
-	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	at, err := openPath(path)
 	if err != nil {
 		return nil, &os.PathError{Op: "open netns", Path: path, Err: err}
 	}
@@ -58,6 +61,38 @@ func Open(path string) (*NS, error) {
 	}
 	return &NS{f: f, inode: st.Ino}, nil
 }
+
+// openPath opens a path to look at what is there.
+func openPath(path string) (fd int, err error) {
+	at := throughRoot.FindStringSubmatch(path)
+	if at == nil {
+		return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	}
+	root, err := unix.Open(at[1], unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(root)
+	// Only what the kernel has in its memory, as it has the way to any mount:
+	// a file system that the process serves itself (FUSE) could keep us
+	// waiting for an answer. Busy directories make it fail now and then.
+	for try := 0; ; try++ {
+		fd, err = unix.Openat2(root, at[2], &unix.OpenHow{
+			Flags:   unix.O_PATH | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | resolveCached,
+		})
+		if err != unix.EAGAIN || try == 10 {
+			return fd, err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// resolveCached is RESOLVE_CACHED of linux/openat2.h (5.12).
+const resolveCached = 0x20
+
+// throughRoot matches a path into the mount namespace of a process.
+var throughRoot = regexp.MustCompile(`^(/.*/[0-9]+/root|/[0-9]+/root)(/.+)$`)
 
 // Inode identifies the namespace among those that exist now. The number may be
 // used again once the namespace has gone.

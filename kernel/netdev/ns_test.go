@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -228,14 +229,11 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestMounted(t *testing.T) {
-	made := testkit.NetNS(t)
-	path := made.Bind(t)
-	if got := Mounted("/proc", "self")[made.Inode]; got != path {
-		t.Errorf("in our own mount namespace: %q, want %s", got, path)
-	}
-	// Another mount namespace, in which a copy of the mount is left alone.
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sleep", "1000")
+// elsewhere starts a process in a mount namespace of its own, in which it does
+// what the script says first, and returns its PID.
+func elsewhere(t *testing.T, script string) string {
+	t.Helper()
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script+"\nexec sleep 1000")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -248,6 +246,17 @@ func TestMounted(t *testing.T) {
 		}
 		comm = strings.TrimSpace(string(b))
 	}
+	return pid
+}
+
+func TestMounted(t *testing.T) {
+	made := testkit.NetNS(t)
+	path := made.Bind(t)
+	if got := Mounted("/proc", "self")[made.Inode]; got != path {
+		t.Errorf("in our own mount namespace: %q, want %s", got, path)
+	}
+	// Another mount namespace, in which a copy of the mount is left alone.
+	pid := elsewhere(t, "")
 	there := Mounted("/proc", pid)[made.Inode]
 	if want := "/proc/" + pid + "/root" + path; there != want {
 		t.Errorf("in another mount namespace: %q, want %s", there, want)
@@ -260,15 +269,58 @@ func TestMounted(t *testing.T) {
 	}
 }
 
-func FuzzMount(f *testing.F) {
-	f.Add("146 44 0:4 net:[4026532537] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw")
-	f.Add("146 44 0:4 mnt:[4026532537] /run/x rw - nsfs nsfs rw")
-	f.Add(" - nsfs ")
-	f.Fuzz(func(t *testing.T, s string) {
-		if _, dir, ok := parseMount(s); ok && !strings.HasPrefix(dir, "/") {
-			t.Errorf("%q gives the path %q", s, dir)
+// TestFindElsewhere has namespaces that only another mount namespace leads to,
+// of a process which puts things in the way.
+func TestFindElsewhere(t *testing.T) {
+	plain, hidden, trap := testkit.NetNS(t), testkit.NetNS(t), testkit.NetNS(t)
+	bound := trap.Bind(t)
+	pid := elsewhere(t, fmt.Sprintf(`set -e
+mount -t tmpfs tmpfs /mnt
+mkdir -p "/mnt/run/a b" /mnt/over
+touch "/mnt/run/a b/ns" /mnt/over/ns
+mount --bind %s "/mnt/run/a b/ns"
+mount --bind %s /mnt/over/ns
+mount -t tmpfs tmpfs /mnt/over
+touch /mnt/over/ns
+ln -s / /mnt/root
+ln -s %s /mnt/link
+ln -s /proc/self/ns/net /mnt/magic
+mkfifo /mnt/fifo
+stat /mnt/fifo /mnt/link /mnt/magic /mnt/root >/dev/null
+`, plain.Path, hidden.Path, bound))
+	path, err := Find("/proc", plain.Inode)
+	if err != nil || path != "/proc/"+pid+"/root/mnt/run/a b/ns" {
+		t.Fatalf("found at %q, %v", path, err)
+	}
+	if ns := open(t, path); ns.Inode() != plain.Inode {
+		t.Errorf("%s is netns %d, want %d", path, ns.Inode(), plain.Inode)
+	}
+	// The tables of others are read again after a second, not before.
+	now := time.Now()
+	f := NewFinder("/proc", func() time.Time { return now })
+	if at, err := f.Find(plain.Inode); err != nil || at != path {
+		t.Errorf("found at %q, %v", at, err)
+	}
+	late := testkit.NetNS(t)
+	elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs /mnt && touch /mnt/ns && mount --bind %s /mnt/ns", late.Path))
+	if at, err := f.Find(late.Inode); !errors.Is(err, ErrNoNS) {
+		t.Errorf("found at %q, %v, without a second look", at, err)
+	}
+	now = now.Add(time.Second)
+	if _, err := f.Find(late.Inode); err != nil {
+		t.Error(err)
+	}
+	if at := All("/proc")[plain.Inode]; at != path {
+		t.Errorf("of all, it is at %q", at)
+	}
+	// Each of these is something that the process would like us to open.
+	for _, name := range []string{"over/ns", "link", "root" + bound, "magic", "fifo", "..", "nowhere", "../proc/self/ns/net"} {
+		path := "/proc/" + pid + "/root/mnt/" + name
+		if ns, err := Open(path); err == nil {
+			t.Errorf("%s opens as netns %d", path, ns.Inode())
+			ns.Close()
 		}
-	})
+	}
 }
 
 func FuzzNSLink(f *testing.F) {
