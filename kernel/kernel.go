@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -48,6 +49,8 @@ func Opener(r Roots) journal.Opener {
 			return cgroup.OpenGroup(r.Cgroup, ref)
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS:
 			return netdev.OpenKnob(find, ref)
+		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward:
+			return qdisc.OpenKnob(find, ref)
 		default:
 			return nil, fmt.Errorf("open knob %q: unknown kind %q", ref.Object, ref.Kind)
 		}

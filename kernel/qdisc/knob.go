@@ -1,0 +1,287 @@
+package qdisc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// The journal kinds of this package.
+const (
+	KindRoot     = "qdisc"
+	KindQueueLen = "txqueuelen"
+	KindForward  = "forward-priority"
+)
+
+// Default is the value of a Root knob for the qdisc that the kernel chose.
+const Default = "default"
+
+// Ours is the value of a Root knob for our own qdisc of a kind. Its classes are
+// no part of the value: they go with it, and need no note of their own.
+func Ours(kind Kind) string { return fmt.Sprintf("%s %x:", kind, Handle>>16) }
+
+// ErrKept is returned, wrapped with the reason, by a Write that would replace a
+// root qdisc which could not be put back as it was.
+var ErrKept = errors.New("root qdisc is somebody's, and could not be put back")
+
+// Root returns the knob of a device's root qdisc. Its value is Default, Ours of
+// a kind, or what describes somebody's qdisc in full. Write of Ours makes the
+// qdisc without any class: until there are some, packets pass as they come.
+//
+// Writing replaces the qdisc that is there, and with it the packets that wait
+// in it: the kernel has no other way. Errors of Write: ErrKept.
+func Root(ns *netdev.NS, index int) journal.Knob { return root{ns, index} }
+
+type root struct {
+	ns    *netdev.NS
+	index int
+}
+
+func (r root) Ref() journal.Ref { return ref(KindRoot, r.ns, r.index) }
+
+func (r root) Read() (value string, err error) {
+	err = r.do("read root qdisc", func(d *Device) error {
+		q, err := d.root()
+		if err != nil {
+			return err
+		}
+		value, err = d.value(q)
+		return err
+	})
+	return value, err
+}
+
+// Unfinished implements journal.Stepwise: somebody's tree of qdiscs is put back
+// node by node.
+func (r root) Unfinished(value, target string) bool { return unfinished(value, target) }
+
+// value describes a root qdisc.
+func (d *Device) value(q message) (string, error) {
+	switch {
+	case q.handle == 0:
+		return Default, nil
+	case q.handle == Handle:
+		return Ours(Kind(q.kind)), nil
+	}
+	return d.foreign(q)
+}
+
+func (r root) Write(value string) error {
+	return r.do("replace root qdisc", func(d *Device) error {
+		now, err := d.root()
+		if err != nil {
+			return err
+		}
+		switch {
+		case strings.HasPrefix(value, treePrefix):
+			return d.plant(value, now)
+		case value == Default:
+			return d.clear(now)
+		case value == Ours(KindHTB):
+			return d.claim(now, KindHTB)
+		case value == Ours(KindHFSC):
+			return d.claim(now, KindHFSC)
+		}
+		return fmt.Errorf("%.100q is nothing to be written", value)
+	})
+}
+
+// clear removes the root qdisc, so that the kernel chooses one.
+func (d *Device) clear(now message) error {
+	if now.handle == 0 {
+		return nil
+	}
+	return d.send(unix.RTM_DELQDISC, 0, message{handle: now.handle, parent: rootParent})
+}
+
+// claim makes our root in place of the one that is there now.
+func (d *Device) claim(now message, kind Kind) error {
+	switch {
+	case now.handle == Handle && now.kind == string(kind):
+		return nil
+	case now.handle == Handle: // the same handle cannot be of another kind
+		if err := d.clear(now); err != nil {
+			return err
+		}
+	case now.handle != 0:
+		if err := d.keepable(now); err != nil {
+			return fmt.Errorf("%w: %w", ErrKept, err)
+		}
+	}
+	m := message{handle: Handle, parent: rootParent, kind: string(kind), options: rootOptions(kind)}
+	return d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, m)
+}
+
+// keepable finds out whether somebody's root could be put back.
+func (d *Device) keepable(now message) error {
+	value, err := d.foreign(now)
+	if err != nil {
+		return err
+	}
+	if why, kept := strings.CutPrefix(value, keptPrefix); kept {
+		return errors.New(why)
+	}
+	link, err := d.ns.Link(d.index)
+	if err != nil {
+		return err
+	}
+	if err := rehearse(value, link.TxQueues); err != nil {
+		return fmt.Errorf("%s: tried: %w", now.kind, err)
+	}
+	return nil
+}
+
+func (r root) do(op string, fn func(*Device) error) error {
+	d, err := Open(r.ns, r.index)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if err := fn(d); err != nil {
+		return d.wrap(op, err)
+	}
+	return nil
+}
+
+// QueueLen returns the knob of a device's queue length, in packets. The kernel
+// makes 1000 of a length of 0 as soon as the device gets a qdisc, and never
+// makes 0 of it again; so it has to be turned before the root is.
+func QueueLen(ns *netdev.NS, index int) journal.Knob { return queueLen{ns, index} }
+
+// DefaultQueueLen is what the kernel makes of 0 (DEFAULT_TX_QUEUE_LEN).
+const DefaultQueueLen = "1000"
+
+type queueLen struct {
+	ns    *netdev.NS
+	index int
+}
+
+func (q queueLen) Ref() journal.Ref { return ref(KindQueueLen, q.ns, q.index) }
+
+func (q queueLen) Read() (value string, err error) {
+	err = q.do("read queue length", func(l netlink.Link) error {
+		value = strconv.Itoa(l.Attrs().TxQLen)
+		return nil
+	})
+	return value, err
+}
+
+func (q queueLen) Write(value string) error {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 {
+		return fmt.Errorf("set queue length of device %d: %q is none", q.index, value)
+	}
+	return q.do("set queue length", func(l netlink.Link) error { return netlink.LinkSetTxQLen(l, n) })
+}
+
+func (q queueLen) do(op string, fn func(netlink.Link) error) error {
+	err := q.ns.Do(func() error {
+		l, err := netlink.LinkByIndex(q.index)
+		if err != nil {
+			return err
+		}
+		return fn(l)
+	})
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+		err = errors.Join(journal.ErrGone, err)
+	}
+	if err != nil {
+		return fmt.Errorf("%s of device %d in netns %d: %w", op, q.index, q.ns.Inode(), err)
+	}
+	return nil
+}
+
+// ForwardPriority returns the knob of net.ipv4.ip_forward_update_priority in a
+// namespace: "1" (the kernel's default) has IPv4 forwarding write a priority
+// over skb->priority that it works out from the packet's TOS, "0" leaves it as
+// it is, as IPv6 forwarding always does.
+func ForwardPriority(ns *netdev.NS) journal.Knob { return forward{ns} }
+
+const forwardFile = "/proc/sys/net/ipv4/ip_forward_update_priority"
+
+type forward struct{ ns *netdev.NS }
+
+func (f forward) Ref() journal.Ref { return ref(KindForward, f.ns, 0) }
+
+// What is below /proc/sys/net depends on who opens it: it is always the real
+// proc, as the namespace is entered by a thread of our own.
+func (f forward) Read() (value string, err error) {
+	err = f.ns.Do(func() error {
+		b, err := os.ReadFile(forwardFile)
+		value = strings.TrimSpace(string(b))
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read forwarding of netns %d: %w", f.ns.Inode(), err)
+	}
+	return value, nil
+}
+
+func (f forward) Write(value string) error {
+	err := f.ns.Do(func() error { return os.WriteFile(forwardFile, []byte(value), 0o644) })
+	if err != nil {
+		return fmt.Errorf("set forwarding of netns %d: %w", f.ns.Inode(), err)
+	}
+	return nil
+}
+
+// ref names a knob of one device. The namespace is named by its inode, since
+// paths to it come and go.
+func ref(kind string, ns *netdev.NS, index int) journal.Ref {
+	return journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d", ns.Inode(), index)}
+}
+
+// OpenKnob opens the knob that an earlier process wrote into the journal. It
+// keeps its namespace open until it is closed (it is an io.Closer). Errors:
+// journal.ErrGone, when the namespace has gone.
+func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
+	var inode uint64
+	var index int
+	if n, err := fmt.Sscanf(r.Object, "%d/%d", &inode, &index); n != 2 || err != nil || fmt.Sprintf("%d/%d", inode, index) != r.Object {
+		return nil, fmt.Errorf("open knob %s %q: want NETNS/DEVICE", r.Kind, r.Object)
+	}
+	knob, ok := map[string]func(*netdev.NS, int) journal.Knob{
+		KindRoot: Root, KindQueueLen: QueueLen,
+		KindForward: func(ns *netdev.NS, _ int) journal.Knob { return ForwardPriority(ns) },
+	}[r.Kind]
+	if !ok {
+		return nil, fmt.Errorf("open knob %s %q: unknown kind", r.Kind, r.Object)
+	}
+	path, err := find.Find(inode)
+	if errors.Is(err, netdev.ErrNoNS) {
+		err = errors.Join(journal.ErrGone, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open knob %s %q: %w", r.Kind, r.Object, err)
+	}
+	ns, err := netdev.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open knob %s %q: %w", r.Kind, r.Object, err)
+	}
+	return opened{knob(ns, index), ns}, nil
+}
+
+var _ journal.Stepwise = root{}
+
+// opened is a knob together with the namespace that was opened for it.
+type opened struct {
+	journal.Knob
+	ns *netdev.NS
+}
+
+func (o opened) Close() error { return o.ns.Close() }
+
+// Unfinished is the knob's, where it has one.
+func (o opened) Unfinished(value, target string) bool {
+	s, ok := o.Knob.(journal.Stepwise)
+	return ok && s.Unfinished(value, target)
+}

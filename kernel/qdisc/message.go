@@ -1,0 +1,275 @@
+package qdisc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Parents with a meaning of their own (linux/pkt_sched.h).
+const (
+	rootParent    = 0xffffffff // TC_H_ROOT
+	ingressParent = 0xfffffff1 // TC_H_INGRESS, also that of clsact
+)
+
+// attribute is one that a message has.
+type attribute struct {
+	typ   uint16 // without NLA_F_NESTED
+	value []byte
+}
+
+// attributes reads a row of them.
+func attributes(b []byte) ([]attribute, error) {
+	ne := binary.NativeEndian
+	var out []attribute
+	for len(b) >= unix.SizeofRtAttr {
+		n := int(ne.Uint16(b))
+		if n < unix.SizeofRtAttr || n > len(b) {
+			return nil, fmt.Errorf("attribute of %d bytes where %d are left", n, len(b))
+		}
+		out = append(out, attribute{ne.Uint16(b[2:]) &^ unix.NLA_F_NESTED, b[unix.SizeofRtAttr:n]})
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return out, nil
+}
+
+// message is one qdisc, class or filter of a device, as rtnetlink has it.
+type message struct {
+	handle, parent uint32
+	kind           string
+	options        []byte // the content of TCA_OPTIONS; nil if there is none
+	keep           string // why it cannot be made again from what is here; "" if it can
+	stats          Stats
+}
+
+// dump asks for all messages of a type that are about the device.
+func (d *Device) dump(typ int, about message) ([]message, error) {
+	// A dump that was disturbed by somebody's change is made again.
+	for range 10 {
+		req := d.request(typ, unix.NLM_F_DUMP, about)
+		raw, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		if errors.Is(err, nl.ErrDumpInterrupted) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		var out []message
+		for _, b := range raw {
+			m, index, err := parse(b)
+			if err != nil {
+				return nil, err
+			}
+			if index == d.index {
+				out = append(out, m)
+			}
+		}
+		return out, nil
+	}
+	return nil, errors.New("it changes faster than it can be read")
+}
+
+// send makes a change.
+func (d *Device) send(typ, flags int, m message) error {
+	_, err := d.request(typ, flags|unix.NLM_F_ACK, m).Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+func (d *Device) request(typ, flags int, m message) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(typ, flags)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: d.socket}
+	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(d.index), Handle: m.handle, Parent: m.parent})
+	if m.kind != "" {
+		req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(m.kind)))
+	}
+	if m.options != nil {
+		req.AddData(nl.NewRtAttr(nl.TCA_OPTIONS, m.options))
+	}
+	return req
+}
+
+// Attributes that netlink's package does not name.
+const (
+	tcaRate         = 5
+	tcaHWOffload    = 12
+	tcaIngressBlock = 13
+	tcaEgressBlock  = 14
+
+	statsBasic = 1 // TCA_STATS_BASIC: bytes u64, packets u32
+	statsQueue = 3 // TCA_STATS_QUEUE: qlen, backlog, drops, requeues, overlimits u32
+	statsPkt64 = 8 // TCA_STATS_PKT64
+
+	xstatsHTBBorrows = 4 // offset in struct tc_htb_xstats
+)
+
+// parse reads one message, and the index of the device that it is about.
+func parse(b []byte) (message, int, error) {
+	if len(b) < nl.SizeofTcMsg {
+		return message{}, 0, fmt.Errorf("qdisc message of %d bytes", len(b))
+	}
+	ne := binary.NativeEndian
+	m := message{handle: ne.Uint32(b[8:]), parent: ne.Uint32(b[12:])}
+	index := int(int32(ne.Uint32(b[4:])))
+	attrs, err := attributes(b[nl.SizeofTcMsg:])
+	if err != nil {
+		return message{}, 0, fmt.Errorf("qdisc message: %w", err)
+	}
+	for _, a := range attrs {
+		switch a.typ {
+		case nl.TCA_KIND:
+			name, _, _ := bytes.Cut(a.value, []byte{0})
+			m.kind = string(name)
+		case nl.TCA_OPTIONS:
+			m.options = append([]byte{}, a.value...)
+		case nl.TCA_STATS2:
+			m.stats.read(a.value)
+		case nl.TCA_XSTATS:
+			if len(a.value) >= xstatsHTBBorrows+4 && m.kind == string(KindHTB) {
+				m.stats.Borrowed = uint64(ne.Uint32(a.value[xstatsHTBBorrows:]))
+			}
+		case nl.TCA_STAB:
+			m.keep = "it has a size table"
+		case tcaRate:
+			m.keep = "it has a rate estimator"
+		case tcaIngressBlock, tcaEgressBlock:
+			m.keep = "it shares a block of filters"
+		case tcaHWOffload:
+			if len(a.value) > 0 && a.value[0] != 0 {
+				m.keep = "it runs in the device's hardware"
+			}
+		}
+	}
+	return m, index, nil
+}
+
+func (s *Stats) read(b []byte) {
+	attrs, err := attributes(b)
+	if err != nil {
+		return
+	}
+	ne := binary.NativeEndian
+	for _, a := range attrs {
+		v := a.value
+		switch {
+		case a.typ == statsBasic && len(v) >= 12:
+			s.Bytes = ne.Uint64(v)
+			s.Packets = max(s.Packets, uint64(ne.Uint32(v[8:])))
+		case a.typ == statsPkt64 && len(v) >= 8:
+			s.Packets = ne.Uint64(v)
+		case a.typ == statsQueue && len(v) >= 20:
+			s.Queued, s.Backlog, s.Drops = uint64(ne.Uint32(v)), uint64(ne.Uint32(v[4:])), uint64(ne.Uint32(v[8:]))
+		}
+	}
+}
+
+// Options of HTB and HFSC (linux/pkt_sched.h).
+const (
+	htbParms, htbInit, htbRate64, htbCeil64 = 1, 2, 6, 7
+	hfscRSC, hfscFSC, hfscUSC               = 1, 2, 3
+	sizeofHTBOpt                            = 44
+	// Offsets in struct tc_htb_opt: two tc_ratespec of 12 bytes, whose last
+	// four are the rate, then buffer, cbuffer, quantum, level and prio.
+	htbOptRate, htbOptCeil, htbOptBuffer, htbOptCBuffer, htbOptQuantum, htbOptPrio = 8, 20, 24, 28, 32, 40
+)
+
+// rootOptions gives the options of our root of a kind.
+func rootOptions(kind Kind) []byte {
+	ne := binary.NativeEndian
+	if kind == KindHFSC {
+		return ne.AppendUint16(nil, MinorDefault) // struct tc_hfsc_qopt
+	}
+	// struct tc_htb_glob: version 3, rate2quantum 10 (not used, each class has
+	// its quantum), defcls, debug, direct_pkts.
+	var glob []byte
+	for _, v := range []uint32{3, 10, MinorDefault, 0, 0} {
+		glob = ne.AppendUint32(glob, v)
+	}
+	return nl.NewRtAttr(htbInit, glob).Serialize()
+}
+
+// options gives the class's options for a root of the kind.
+func (c Class) options(kind Kind) []byte {
+	if kind == KindHFSC {
+		var b []byte
+		for typ, curve := range []Curve{hfscRSC: c.HFSC.RealTime, hfscFSC: c.HFSC.LinkShare, hfscUSC: c.HFSC.UpperLimit} {
+			if curve != (Curve{}) {
+				b = append(b, nl.NewRtAttr(typ, curve.serialize()).Serialize()...)
+			}
+		}
+		return b
+	}
+	ne, h := binary.NativeEndian, c.HTB
+	rate, ceil := h.Rate/8, h.Ceil/8
+	opt := make([]byte, sizeofHTBOpt)
+	ne.PutUint32(opt[htbOptRate:], clamp(rate))
+	ne.PutUint32(opt[htbOptCeil:], clamp(ceil))
+	ne.PutUint32(opt[htbOptBuffer:], ticks(h.Burst, rate))
+	ne.PutUint32(opt[htbOptCBuffer:], ticks(h.CBurst, ceil))
+	ne.PutUint32(opt[htbOptQuantum:], h.Quantum)
+	ne.PutUint32(opt[htbOptPrio:], h.Prio)
+	b := nl.NewRtAttr(htbParms, opt).Serialize()
+	for typ, v := range map[int]uint64{htbRate64: rate, htbCeil64: ceil} {
+		if v > 1<<32-1 {
+			b = append(b, nl.NewRtAttr(typ, ne.AppendUint64(nil, v)).Serialize()...)
+		}
+	}
+	return b
+}
+
+func (c Curve) serialize() []byte {
+	var b []byte
+	for _, v := range []uint32{clamp(c.M1 / 8), clamp(uint64(c.D / time.Microsecond)), clamp(c.M2 / 8)} {
+		b = binary.NativeEndian.AppendUint32(b, v)
+	}
+	return b
+}
+
+func clamp(v uint64) uint32 { return uint32(min(v, 1<<32-1)) }
+
+// ticks gives how long bytes take at a rate (bytes/s), in the unit of the
+// packet schedulers: 64 ns (PSCHED_SHIFT, net/pkt_sched.h).
+func ticks(bytes uint32, rate uint64) uint32 {
+	ns := float64(bytes) / float64(max(rate, 1)) * 1e9
+	return uint32(min(ns/64, 1<<32-1))
+}
+
+// same compares a class's options as the kernel shows them with those that it
+// is to have. The kernel adds what it worked out itself.
+func same(kind Kind, shown, want []byte) bool {
+	a, err1 := attributes(shown)
+	b, err2 := attributes(want)
+	if err1 != nil || err2 != nil {
+		return false
+	}
+	value := func(list []attribute, typ uint16) string {
+		for _, x := range list {
+			if x.typ != typ {
+				continue
+			}
+			v := append([]byte{}, x.value...)
+			if kind == KindHTB && typ == htbParms && len(v) >= sizeofHTBOpt {
+				v = v[:sizeofHTBOpt]
+				clear(v[0:htbOptRate])                 // cell_log, linklayer and so on: not ours
+				clear(v[12:htbOptCeil])                //
+				clear(v[htbOptQuantum+4 : htbOptPrio]) // level
+			}
+			return string(v)
+		}
+		return ""
+	}
+	types := []uint16{htbParms, htbRate64, htbCeil64}
+	if kind == KindHFSC {
+		types = []uint16{hfscRSC, hfscFSC, hfscUSC}
+	}
+	for _, typ := range types {
+		if value(a, typ) != value(b, typ) {
+			return false
+		}
+	}
+	return true
+}

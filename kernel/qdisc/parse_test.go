@@ -1,0 +1,108 @@
+package qdisc
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+	"time"
+)
+
+func FuzzMessage(f *testing.F) {
+	b := make([]byte, 20)
+	f.Add(b)
+	f.Add(append(b, 8, 0, 1, 0, 'h', 't', 'b', 0))
+	f.Add(append(b, 8, 0, 7, 0, 0xff, 0xff, 1, 0))
+	f.Add(append(b, 5, 0, 12, 0, 1, 0, 0, 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, _, err := parse(b)
+		if err != nil {
+			return
+		}
+		if m.kind == "htb" && m.options != nil {
+			once := settled(m)
+			m.options = once
+			if !bytes.Equal(settled(m), once) {
+				t.Errorf("settled twice: %x and %x", once, settled(m))
+			}
+		}
+		node{What: aQdisc, Kind: m.kind, Options: m.options}.told()
+		same(KindHTB, m.options, Class{}.options(KindHTB))
+	})
+}
+
+func FuzzTree(f *testing.F) {
+	f.Add(`tree [{"what":"qdisc","kind":"tbf","handle":327680,"parent":4294967295,"options":"KAAB"}]`)
+	f.Add(`tree []`)
+	f.Add(`tree [{"what":"class"}]`)
+	f.Fuzz(func(t *testing.T, s string) {
+		tr, err := parseTree(s)
+		if err != nil {
+			return
+		}
+		b, err := json.Marshal(tr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := parseTree(treePrefix + string(b))
+		if err != nil || len(again) != len(tr) || !again.has(tr[0]) || !unfinished(s, s) {
+			t.Errorf("%q: comes back as %+v, %v", s, again, err)
+		}
+	})
+}
+
+// What is told to the kernel is what it shows, as far as it is ours.
+func TestSame(t *testing.T) {
+	h := Class{HTB: HTB{Rate: 80e9, Ceil: 8e6, Burst: 1, CBurst: 1 << 31, Quantum: 2, Prio: 7}}
+	s := Class{HFSC: HFSC{RealTime: Curve{8, time.Second, 16}, UpperLimit: Curve{24, 0, 24}}}
+	for _, tt := range []struct {
+		kind Kind
+		a, b Class
+		want bool
+	}{
+		{KindHTB, h, h, true},
+		{KindHTB, h, Class{}, false},
+		{KindHTB, h, Class{HTB: HTB{Rate: 88e9, Ceil: 8e6, Burst: 1, CBurst: 1 << 31, Quantum: 2, Prio: 7}}, false},
+		{KindHTB, h, Class{HTB: HTB{Rate: 80e9, Ceil: 8e6, Burst: 1, CBurst: 1 << 31, Quantum: 2, Prio: 6}}, false},
+		{KindHFSC, s, s, true},
+		{KindHFSC, s, Class{HFSC: HFSC{RealTime: s.HFSC.RealTime}}, false},
+	} {
+		if got := same(tt.kind, tt.a.options(tt.kind), tt.b.options(tt.kind)); got != tt.want {
+			t.Errorf("%s %+v, %+v: %v", tt.kind, tt.a, tt.b, got)
+		}
+	}
+	// What the kernel adds by itself does not count.
+	shown := h.options(KindHTB)
+	shown[4+1], shown[4+12+1], shown[4+36] = 1, 1, 5 // linklayers and level
+	if !same(KindHTB, shown, h.options(KindHTB)) {
+		t.Error("linklayer and level count")
+	}
+}
+
+func TestUnfinished(t *testing.T) {
+	value := func(ns ...node) string {
+		b, err := json.Marshal(tree(ns))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return treePrefix + string(b)
+	}
+	root := node{aQdisc, "htb", 0x10000, rootParent, []byte{1}}
+	class := node{aClass, "htb", 0x10001, 0x10000, []byte{2}}
+	other := node{aClass, "htb", 0x10001, 0x10000, []byte{3}}
+	for _, tt := range []struct {
+		value, target string
+		want          bool
+	}{
+		{value(root), value(root, class), true},
+		{value(root, class), value(root, class), true},
+		{value(root, other), value(root, class), false},
+		{value(root, class), value(root), false},
+		{Default, value(root), false},
+		{value(root), Default, false},
+		{Ours(KindHTB), value(root), false},
+	} {
+		if got := unfinished(tt.value, tt.target); got != tt.want {
+			t.Errorf("unfinished(%s, %s) = %v", tt.value, tt.target, got)
+		}
+	}
+}

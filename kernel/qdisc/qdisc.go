@@ -1,0 +1,259 @@
+// Package qdisc is the door to queueing disciplines and their classes: the one
+// that shapes a device for fairlead, and the one that it takes the place of.
+//
+// It knows devices and numbers of classes, not containers, and decides no
+// rates. Nothing is touched that does not carry our handle, except the root
+// qdisc that Root replaces and puts back. Feature traffic uses it.
+package qdisc
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// Handle is that of our root qdiscs: "fl" in its upper half. A packet whose
+// skb->priority is Handle|minor goes into that class, without any filter
+// (net/sched/sch_htb.c, htb_classify; sch_hfsc.c, hfsc_classify).
+const Handle uint32 = 'f'<<24 | 'l'<<16
+
+// The minors of the two classes that each of our roots has beside the tenants'.
+const (
+	MinorDefault = 0xffff // for packets that no class is asked for
+	MinorTop     = 0xfffe // above all others, which borrow from it
+)
+
+// Kind is a qdisc with classes that can be our root.
+type Kind string
+
+// The kinds.
+const (
+	KindHTB  Kind = "htb"
+	KindHFSC Kind = "hfsc"
+)
+
+// HTB holds the parameters of a class of HTB: tc-htb(8).
+type HTB struct {
+	Rate, Ceil    uint64 // bit/s; fractions of a byte are dropped
+	Burst, CBurst uint32 // bytes
+	Quantum       uint32 // bytes
+	Prio          uint32 // 0 to 7
+}
+
+// Curve is a service curve of HFSC, tc-hfsc(7): M1 bit/s for D, then M2. The
+// zero Curve is none.
+type Curve struct {
+	M1 uint64
+	D  time.Duration // whole microseconds count
+	M2 uint64
+}
+
+// HFSC holds the curves of a class of HFSC.
+type HFSC struct {
+	RealTime, LinkShare, UpperLimit Curve
+}
+
+// Class is one class below the top, or the top itself (MinorTop). Of HTB and
+// HFSC the one counts that the root is of.
+type Class struct {
+	Minor uint16
+	HTB   HTB
+	HFSC  HFSC
+}
+
+// Stats are the counters of one class since it was made.
+type Stats struct {
+	Bytes, Packets  uint64 // that it has sent
+	Drops           uint64 // packets
+	Backlog, Queued uint64 // bytes and packets that wait in it
+	Borrowed        uint64 // packets that were sent on another's account; HTB only
+}
+
+// drainTime bounds the wait for a class that is to go to send what is in it.
+const (
+	drainTime = 200 * time.Millisecond
+	drainStep = 2 * time.Millisecond
+)
+
+// ErrNotOurs is returned for work on classes of a device whose root qdisc is
+// not ours (any more).
+var ErrNotOurs = errors.New("root qdisc of the device is not fairlead's")
+
+// Device is one network device, with a socket of its own to ask about it. It
+// is not safe for concurrent use.
+type Device struct {
+	ns     *netdev.NS
+	index  int
+	socket *nl.SocketHandle
+}
+
+// Open opens the device with the given index. ns has to stay open for as long
+// as the Device does. An absent device is found out by its methods.
+func Open(ns *netdev.NS, index int) (*Device, error) {
+	var s *nl.NetlinkSocket
+	err := ns.Do(func() (err error) {
+		s, err = nl.Subscribe(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open qdiscs of device %d in netns %d: %w", index, ns.Inode(), err)
+	}
+	return &Device{ns: ns, index: index, socket: &nl.SocketHandle{Socket: s}}, nil
+}
+
+// Close lets go of the socket.
+func (d *Device) Close() error {
+	d.socket.Socket.Close()
+	return nil
+}
+
+// Bring makes the classes of our root exactly those given, and says how many it
+// had to add, change or remove. It reads first. Classes are changed in place
+// and lose no packet; one that goes is given a moment to send what waits in it,
+// so the caller has to have sent its packets elsewhere before. The first of the
+// classes has to be the top.
+//
+// Errors: ErrNotOurs, and journal.ErrGone for a device that has gone.
+func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
+	if len(classes) == 0 || classes[0].Minor != MinorTop {
+		return 0, d.wrap("bring classes", errors.New("the first one is not the top"))
+	}
+	have, err := d.ours(kind)
+	if err != nil {
+		return 0, d.wrap("list classes", err)
+	}
+	for _, c := range classes {
+		want := c.options(kind)
+		old, there := have[c.Minor]
+		delete(have, c.Minor)
+		if there && same(kind, old.options, want) {
+			continue
+		}
+		parent := Handle | MinorTop
+		if c.Minor == MinorTop {
+			parent = Handle
+		}
+		flags := 0 // of a class that is there: change it
+		if !there {
+			flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+		}
+		changes++
+		if err := d.send(unix.RTM_NEWTCLASS, flags, message{handle: Handle | uint32(c.Minor), parent: parent, kind: string(kind), options: want}); err != nil {
+			return changes, d.wrap(fmt.Sprintf("set class %x", c.Minor), err)
+		}
+	}
+	left := make([]uint16, 0, len(have))
+	for minor := range have {
+		left = append(left, minor)
+	}
+	slices.SortFunc(left, func(a, b uint16) int { return cmp.Compare(a, b) })
+	for _, minor := range left {
+		changes++
+		if err := d.remove(kind, minor); err != nil {
+			return changes, d.wrap(fmt.Sprintf("remove class %x", minor), err)
+		}
+	}
+	return changes, nil
+}
+
+// remove removes a class once it is empty, or has had the time to become so.
+func (d *Device) remove(kind Kind, minor uint16) error {
+	for end := time.Now().Add(drainTime); ; time.Sleep(drainStep) {
+		all, err := d.ours(kind)
+		if err != nil {
+			return err
+		}
+		c, there := all[minor]
+		if !there {
+			return nil
+		}
+		if c.stats.Queued == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	err := d.send(unix.RTM_DELTCLASS, 0, message{handle: Handle | uint32(minor), kind: string(kind)})
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+// Stats reads the counters of all classes of our root, by minor. Errors:
+// ErrNotOurs, journal.ErrGone.
+func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {
+	all, err := d.ours(kind)
+	if err != nil {
+		return nil, d.wrap("list classes", err)
+	}
+	out := make(map[uint16]Stats, len(all))
+	for minor, c := range all {
+		out[minor] = c.stats
+	}
+	return out, nil
+}
+
+// ours lists the classes of our root.
+func (d *Device) ours(kind Kind) (map[uint16]message, error) {
+	root, err := d.root()
+	if err != nil {
+		return nil, err
+	}
+	if root.handle != Handle || root.kind != string(kind) {
+		return nil, ErrNotOurs
+	}
+	list, err := d.dump(unix.RTM_GETTCLASS, message{handle: 0})
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[uint16]message)
+	for _, m := range list {
+		if m.handle&0xffff0000 == Handle && m.kind == string(kind) && m.handle != Handle {
+			out[uint16(m.handle)] = m
+		}
+	}
+	return out, nil
+}
+
+// root gives the root qdisc; its handle is 0 for the one that the kernel chose.
+func (d *Device) root() (message, error) {
+	list, err := d.qdiscs()
+	if err != nil {
+		return message{}, err
+	}
+	for _, m := range list {
+		if m.parent == rootParent {
+			return m, nil
+		}
+	}
+	return message{}, nil // some kinds of the kernel's own are not shown
+}
+
+// qdiscs lists those of the device. The kernel gives those of all devices.
+func (d *Device) qdiscs() ([]message, error) {
+	if _, err := d.ns.Link(d.index); err != nil {
+		if errors.Is(err, netdev.ErrNoLink) {
+			err = errors.Join(journal.ErrGone, err)
+		}
+		return nil, err
+	}
+	list, err := d.dump(unix.RTM_GETQDISC, message{})
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list, func(m message) bool { return m.parent == ingressParent }), nil
+}
+
+func (d *Device) wrap(op string, err error) error {
+	if errors.Is(err, unix.ENODEV) {
+		err = errors.Join(journal.ErrGone, err)
+	}
+	return fmt.Errorf("%s of device %d in netns %d: %w", op, d.index, d.ns.Inode(), err)
+}

@@ -1,0 +1,340 @@
+package qdisc_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(turnerDir); dir != "" {
+		fmt.Println(turnForever(dir))
+		os.Exit(1)
+	}
+	testkit.Main(m)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wire is a device to shape, u0, and its other end in a namespace behind it.
+type wire struct {
+	t       *testing.T
+	near    *testkit.NS
+	far     *testkit.NS
+	ns      *netdev.NS
+	h       *netlink.Handle
+	u0      netlink.Link
+	index   int
+	address *net.UDPAddr // of the far end
+}
+
+func newWire(t *testing.T) *wire {
+	t.Helper()
+	w := &wire{t: t, near: testkit.NetNS(t), far: testkit.NetNS(t)}
+	testkit.Veth(t, w.near, "u0", w.far, "u1")
+	var err error
+	w.ns, err = netdev.Open(w.near.Path)
+	must(t, err)
+	t.Cleanup(func() { w.ns.Close() })
+	w.h = w.near.Handle(t)
+	w.u0, err = w.h.LinkByName("u0")
+	must(t, err)
+	w.index = w.u0.Attrs().Index
+	must(t, w.h.LinkSetTxQLen(w.u0, 1000)) // as a device of hardware has it
+	fh := w.far.Handle(t)
+	u1, err := fh.LinkByName("u1")
+	must(t, err)
+	for _, e := range []struct {
+		h    *netlink.Handle
+		l    netlink.Link
+		addr string
+	}{{w.h, w.u0, "192.0.2.1/24"}, {fh, u1, "192.0.2.2/24"}} {
+		a, err := netlink.ParseAddr(e.addr)
+		must(t, err)
+		must(t, e.h.AddrAdd(e.l, a))
+	}
+	w.address = &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 9000}
+	return w
+}
+
+func (w *wire) device() *qdisc.Device {
+	w.t.Helper()
+	d, err := qdisc.Open(w.ns, w.index)
+	must(w.t, err)
+	w.t.Cleanup(func() { d.Close() })
+	return d
+}
+
+func (w *wire) root() string {
+	w.t.Helper()
+	v, err := qdisc.Root(w.ns, w.index).Read()
+	must(w.t, err)
+	return v
+}
+
+const mbit = 1_000_000
+
+func class(minor uint16, rate uint64) qdisc.Class {
+	return qdisc.Class{Minor: minor, HTB: qdisc.HTB{Rate: rate, Ceil: 1000 * mbit, Burst: 10000, CBurst: 1000000, Quantum: 3000, Prio: 3}}
+}
+
+func TestBring(t *testing.T) {
+	w := newWire(t)
+	d := w.device()
+	bring := func(want int, classes ...qdisc.Class) {
+		t.Helper()
+		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != want {
+			t.Fatalf("%d changes, %v; want %d", n, err, want)
+		}
+	}
+	if _, err := d.Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, mbit)}); !errors.Is(err, qdisc.ErrNotOurs) {
+		t.Fatalf("before the root is ours: %v, want ErrNotOurs", err)
+	}
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	top, rest := class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 1)
+	rest.HTB.Rate = 100_000_000_000 // more than 32 bits of bytes
+	rest.HTB.Ceil = 100_000_000_000
+	bring(3, top, rest, class(7, 5*mbit))
+	bring(0, top, rest, class(7, 5*mbit))
+	bring(1, top, rest, class(7, 6*mbit))
+	bring(2, top, rest, class(8, 6*mbit))
+	bring(0, top, rest, class(8, 6*mbit))
+
+	var minors []string
+	list, err := w.h.ClassList(w.u0, 0)
+	must(t, err)
+	for _, c := range list {
+		h := c.(*netlink.HtbClass)
+		minors = append(minors, fmt.Sprintf("%x<%x %d", h.Handle, h.Parent, h.Rate))
+	}
+	slices.Sort(minors)
+	want := []string{"666c0008<666cfffe 750000", "666cfffe<ffffffff 125000000", "666cffff<666cfffe 12500000000"}
+	if !slices.Equal(minors, want) {
+		t.Errorf("classes %q, want %q", minors, want)
+	}
+	if n, err := d.Bring(qdisc.KindHTB, []qdisc.Class{rest}); err == nil {
+		t.Errorf("without a top: %d, no error", n)
+	}
+	must(t, w.h.LinkDel(w.u0))
+	if _, err := d.Bring(qdisc.KindHTB, []qdisc.Class{top}); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("device that went: %v, want ErrGone", err)
+	}
+	if _, err := qdisc.Root(w.ns, w.index).Read(); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("root of a device that went: %v, want ErrGone", err)
+	}
+	if _, err := qdisc.QueueLen(w.ns, w.index).Read(); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("queue length of a device that went: %v, want ErrGone", err)
+	}
+}
+
+// HFSC is not in every kernel; where it is, the same holds.
+func TestBringHFSC(t *testing.T) {
+	w := newWire(t)
+	err := qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHFSC))
+	if errors.Is(err, unix.ENOENT) {
+		testkit.Skip(t, "kernel has no hfsc")
+	}
+	must(t, err)
+	d := w.device()
+	curve := func(r uint64) qdisc.Curve { return qdisc.Curve{M1: r, M2: r} }
+	top := qdisc.Class{Minor: qdisc.MinorTop, HFSC: qdisc.HFSC{LinkShare: curve(1000 * mbit), UpperLimit: curve(1000 * mbit)}}
+	rest := qdisc.Class{Minor: qdisc.MinorDefault, HFSC: qdisc.HFSC{RealTime: curve(mbit), LinkShare: curve(mbit)}}
+	one := qdisc.Class{Minor: 1, HFSC: qdisc.HFSC{RealTime: qdisc.Curve{M1: 8 * mbit, D: 1500 * time.Microsecond, M2: mbit}, LinkShare: curve(mbit)}}
+	for i, want := range []int{3, 0} {
+		if n, err := d.Bring(qdisc.KindHFSC, []qdisc.Class{top, rest, one}); err != nil || n != want {
+			t.Fatalf("call %d: %d changes, %v; want %d", i, n, err, want)
+		}
+	}
+	one.HFSC.RealTime.D = time.Millisecond
+	if n, err := d.Bring(qdisc.KindHFSC, []qdisc.Class{top, rest, one}); err != nil || n != 1 {
+		t.Fatalf("another curve: %d changes, %v", n, err)
+	}
+	w.send(qdisc.Handle|1, 10)
+	if st, err := d.Stats(qdisc.KindHFSC); err != nil || st[1].Packets != 10 {
+		t.Errorf("%+v, %v; want 10 packets", st, err)
+	}
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Default))
+	if r := w.root(); r != qdisc.Default {
+		t.Errorf("in the end: %s", r)
+	}
+}
+
+// send sends packets with a priority, from a socket in the near namespace.
+func (w *wire) send(priority uint32, n int) {
+	w.t.Helper()
+	must(w.t, w.near.Do(func() error {
+		c, err := net.DialUDP("udp", nil, w.address)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		if err := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority))
+		}); err != nil {
+			return err
+		}
+		for sent := 0; sent < n; {
+			// What comes back is told by the next call, which sends nothing.
+			if _, err := c.Write(make([]byte, 100)); err == nil {
+				sent++
+			} else if !errors.Is(err, syscall.ECONNREFUSED) {
+				return err
+			}
+		}
+		return err
+	}))
+}
+
+// A packet goes into the class that its priority names, and into the default
+// one where there is none such.
+func TestClassByPriority(t *testing.T) {
+	w := newWire(t)
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	d := w.device()
+	_, err := d.Bring(qdisc.KindHTB, []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)})
+	must(t, err)
+	w.send(0, 1) // so that the address is resolved
+	before, err := d.Stats(qdisc.KindHTB)
+	must(t, err)
+	w.send(qdisc.Handle|5, 3)
+	w.send(qdisc.Handle|6, 4)
+	w.send(0x10005, 8)
+	w.send(5, 16)
+	after, err := d.Stats(qdisc.KindHTB)
+	must(t, err)
+	if n := after[5].Packets - before[5].Packets; n != 3 {
+		t.Errorf("class 5 has sent %d packets, want 3", n)
+	}
+	if n := after[qdisc.MinorDefault].Packets - before[qdisc.MinorDefault].Packets; n < 28 || n > 32 { // and what the protocols send
+		t.Errorf("the default has sent %d packets, want 28", n)
+	}
+	if after[5].Bytes-before[5].Bytes != 3*142 || after[5].Queued != 0 || after[5].Drops != 0 {
+		t.Errorf("class 5: %+v", after[5])
+	}
+}
+
+// Classes change while packets wait in them, and go with packets in them: all
+// of them arrive.
+func TestNothingIsLostByAChange(t *testing.T) {
+	w := newWire(t)
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	d := w.device()
+	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)}
+	for i := range classes[1:] { // so that packets wait, also on a slow machine
+		classes[i+1].HTB.Ceil, classes[i+1].HTB.CBurst = 64_000, 2000
+		classes[i+1].HTB.Burst = 2000
+	}
+	_, err := d.Bring(qdisc.KindHTB, classes)
+	must(t, err)
+	var server *net.UDPConn
+	must(t, w.far.Do(func() (err error) {
+		server, err = net.ListenUDP("udp", w.address)
+		return err
+	}))
+	defer server.Close()
+	w.send(0, 1)
+	const packets = 40
+	arrived := make(chan int)
+	go func() {
+		got, b := 0, make([]byte, 2000)
+		for got < packets+1 {
+			if _, err := server.Read(b); err != nil { // the deadline
+				break
+			}
+			got++
+		}
+		arrived <- got
+	}()
+	queued := uint64(0)
+	for i := range 20 {
+		w.send(qdisc.Handle|5, packets/20)
+		st, err := d.Stats(qdisc.KindHTB)
+		must(t, err)
+		queued = max(queued, st[5].Queued)
+		classes[2].HTB.Rate = 40_000 + uint64(i)*1000
+		classes[2].HTB.Prio = uint32(i % 8)
+		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
+			t.Fatalf("%d changes, %v", n, err)
+		}
+	}
+	if queued == 0 {
+		t.Fatal("no packet ever waited: nothing is shown")
+	}
+	for { // no more than it sends in the time that it is given
+		st, err := d.Stats(qdisc.KindHTB)
+		must(t, err)
+		if st[5].Queued <= packets/5 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if n, err := d.Bring(qdisc.KindHTB, classes[:2]); err != nil || n != 1 {
+		t.Fatalf("remove: %d changes, %v", n, err)
+	}
+	must(t, server.SetReadDeadline(time.Now().Add(2*time.Second)))
+	got := <-arrived
+	if got != packets+1 {
+		t.Errorf("%d packets arrived of %d", got, packets+1)
+	}
+}
+
+func TestOpenKnob(t *testing.T) {
+	w := newWire(t)
+	find := netdev.NewFinder("/proc", time.Now)
+	if _, err := qdisc.OpenKnob(find, qdisc.Root(w.ns, w.index).Ref()); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("namespace without a path: %v, want ErrGone", err)
+	}
+	w.near.Bind(t)
+	for _, k := range []journal.Knob{qdisc.Root(w.ns, w.index), qdisc.QueueLen(w.ns, w.index), qdisc.ForwardPriority(w.ns)} {
+		again, err := qdisc.OpenKnob(find, k.Ref())
+		must(t, err)
+		a, err1 := k.Read()
+		b, err2 := again.Read()
+		if a != b || err1 != nil || err2 != nil || again.Ref() != k.Ref() {
+			t.Errorf("%v: %q %v, opened again %q %v", k.Ref(), a, err1, b, err2)
+		}
+		must(t, again.(interface{ Close() error }).Close())
+	}
+	forward := qdisc.ForwardPriority(w.ns)
+	must(t, forward.Write("0"))
+	if v, err := forward.Read(); v != "0" || err != nil {
+		t.Errorf("forward priority: %q, %v", v, err)
+	}
+	if v, err := os.ReadFile("/proc/sys/net/ipv4/ip_forward_update_priority"); err != nil || string(v) != "1\n" {
+		t.Errorf("our own namespace: %q, %v", v, err)
+	}
+	for _, bad := range []journal.Ref{{Kind: "qdisc"}, {Kind: "qdisc", Object: "1"}, {Kind: "qdisc", Object: "1/2/3"}, {Kind: "qdisc", Object: "1/-2x"}, {Kind: "other", Object: "1/2"}} {
+		if k, err := qdisc.OpenKnob(find, bad); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("open %+v: %v, %v; want an error that is not ErrGone", bad, k, err)
+		}
+	}
+	if err := qdisc.Root(w.ns, w.index).Write("nonsense"); err == nil || !strings.Contains(err.Error(), "nonsense") {
+		t.Errorf("write nonsense: %v", err)
+	}
+	if err := qdisc.Root(w.ns, w.index).Write("tree []"); err == nil {
+		t.Error("write of an empty tree: no error")
+	}
+}

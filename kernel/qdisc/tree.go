@@ -1,0 +1,331 @@
+package qdisc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// A tree is somebody's root qdisc with all that hangs on it, in an order in
+// which it can be made again: options are what netlink showed, byte for byte,
+// except for counters.
+type tree []node
+
+type node struct {
+	What    string `json:"what"` // "qdisc" or "class"
+	Kind    string `json:"kind"`
+	Handle  uint32 `json:"handle"`
+	Parent  uint32 `json:"parent"`
+	Options []byte `json:"options,omitempty"`
+}
+
+const (
+	aQdisc = "qdisc"
+	aClass = "class"
+)
+
+// maxTree bounds what is written down of a tree, in bytes, so that it fits into
+// the journal.
+const maxTree = 48 << 10
+
+// treePrefix begins the value of a root that can be put back, keptPrefix that
+// of one that cannot, and so must not be replaced.
+const (
+	treePrefix = "tree "
+	keptPrefix = "not to be put back: "
+)
+
+// classful are the kinds whose classes have to be made one by one; those of
+// the others come with the qdisc.
+var classful = []string{"htb", "hfsc", "drr", "qfq"}
+
+// foreign describes the root qdisc, which is somebody's: a value of the knob.
+func (d *Device) foreign(root message) (string, error) {
+	t, why, err := d.tree(root)
+	if err != nil {
+		return "", err
+	}
+	if why != "" {
+		return keptPrefix + root.kind + ": " + why, nil
+	}
+	b, err := json.Marshal(t)
+	if err != nil {
+		return "", err
+	}
+	if len(b) > maxTree {
+		return keptPrefix + root.kind + ": it is too large to be written down", nil
+	}
+	return treePrefix + string(b), nil
+}
+
+// tree reads what hangs on root; why says what of it could not be made again.
+func (d *Device) tree(root message) (t tree, why string, err error) {
+	qdiscs, err := d.qdiscs()
+	if err != nil {
+		return nil, "", err
+	}
+	all, err := d.dump(unix.RTM_GETTCLASS, message{})
+	if err != nil {
+		return nil, "", err
+	}
+	// Nothing that the kernel gives can be its own parent; the bound is for
+	// what is changed while it is read.
+	for next := []message{root}; len(next) > 0 && len(t) < maxTree/64; next = next[1:] {
+		q := next[0]
+		if q.keep != "" {
+			return nil, q.keep, nil
+		}
+		t = append(t, node{aQdisc, q.kind, q.handle, q.parent, settled(q)})
+		ids := []uint32{q.handle}
+		if slices.Contains(classful, q.kind) {
+			for parents := []uint32{rootParent}; len(parents) > 0; parents = parents[1:] {
+				for _, c := range all {
+					if c.handle>>16 != q.handle>>16 || c.handle == q.handle || c.parent != parents[0] {
+						continue
+					}
+					if c.keep != "" {
+						return nil, c.keep, nil
+					}
+					n := node{aClass, q.kind, c.handle, c.parent, c.options}
+					if c.parent == rootParent {
+						n.Parent = q.handle // as it has to be said
+					}
+					t = append(t, n)
+					ids = append(ids, c.handle)
+					parents = append(parents, c.handle)
+				}
+			}
+		}
+		for _, id := range ids {
+			filters, err := d.dump(unix.RTM_GETTFILTER, message{parent: id})
+			if err != nil {
+				return nil, "", err
+			}
+			if len(filters) > 0 {
+				return nil, "it has filters", nil
+			}
+		}
+		for _, child := range qdiscs {
+			// Those with handle 0 the kernel makes by itself.
+			if child.handle != 0 && child.parent != rootParent && child.parent>>16 == q.handle>>16 {
+				next = append(next, child)
+			}
+		}
+	}
+	return t, "", nil
+}
+
+// settled gives a qdisc's options without what counts by itself.
+func settled(m message) []byte {
+	switch m.kind {
+	case "htb": // struct tc_htb_glob ends with direct_pkts
+		return editGlob(m.options, func(glob []byte) { clear(glob[16:20]) })
+	case "sfq": // struct tc_sfq_qopt_v1 ends with six counters, flags before
+		const counters, size = 44, 68
+		if len(m.options) == size {
+			out := append([]byte{}, m.options...)
+			clear(out[counters:])
+			return out
+		}
+	}
+	return m.options
+}
+
+// told gives a qdisc's options in the form in which the kernel takes them,
+// where that is not the one in which it shows them.
+func (n node) told() []byte {
+	if n.What != aQdisc || n.Kind != "htb" {
+		return n.Options
+	}
+	// The version is shown with the minor one in the lower half, and taken
+	// without (net/sched/sch_htb.c, htb_dump and htb_init).
+	return editGlob(n.Options, func(glob []byte) {
+		if v := binary.NativeEndian.Uint32(glob); v > 0xffff {
+			binary.NativeEndian.PutUint32(glob, v>>16)
+		}
+	})
+}
+
+// editGlob changes the struct tc_htb_glob in the options of an htb qdisc.
+func editGlob(options []byte, edit func(glob []byte)) []byte {
+	attrs, err := attributes(options)
+	if err != nil {
+		return options
+	}
+	var out []byte
+	for _, a := range attrs {
+		v := append([]byte{}, a.value...)
+		if a.typ == htbInit && len(v) >= 20 {
+			edit(v)
+		}
+		out = append(out, nl.NewRtAttr(int(a.typ), v).Serialize()...)
+	}
+	return out
+}
+
+// parseTree reads the value of a root that can be put back.
+func parseTree(value string) (tree, error) {
+	text, ok := strings.CutPrefix(value, treePrefix)
+	if !ok {
+		return nil, errors.New("no tree of qdiscs")
+	}
+	var t tree
+	if err := json.Unmarshal([]byte(text), &t); err != nil {
+		return nil, fmt.Errorf("tree of qdiscs: %w", err)
+	}
+	if len(t) == 0 || t[0].What != aQdisc || t[0].Parent != rootParent {
+		return nil, errors.New("tree of qdiscs without a root")
+	}
+	return t, nil
+}
+
+// has says whether a tree has a node just as it is.
+func (t tree) has(n node) bool {
+	return slices.ContainsFunc(t, func(m node) bool {
+		return m.What == n.What && m.Kind == n.Kind && m.Handle == n.Handle && m.Parent == n.Parent && bytes.Equal(m.Options, n.Options)
+	})
+}
+
+// unfinished says whether value is what there is of target when plant was
+// killed at work.
+func unfinished(value, target string) bool {
+	part, err1 := parseTree(value)
+	whole, err2 := parseTree(target)
+	if err1 != nil || err2 != nil || !part.has(whole[0]) {
+		return false
+	}
+	return !slices.ContainsFunc(part, func(n node) bool { return !whole.has(n) })
+}
+
+// plant makes a tree that was written down, in place of whatever is the root:
+// or what is missing of it.
+func (d *Device) plant(value string, now message) error {
+	t, err := parseTree(value)
+	if err != nil {
+		return err
+	}
+	var have tree
+	if now.handle == t[0].Handle {
+		if have, _, err = d.tree(now); err != nil {
+			return err
+		}
+	}
+	for _, n := range t {
+		if have.has(n) {
+			continue
+		}
+		typ := unix.RTM_NEWQDISC
+		if n.What == aClass {
+			typ = unix.RTM_NEWTCLASS
+		}
+		m := message{handle: n.Handle, parent: n.Parent, kind: n.Kind, options: n.told()}
+		if err := d.send(typ, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, m); err != nil {
+			return fmt.Errorf("make %s %s %x: %w", n.Kind, n.What, n.Handle, err)
+		}
+	}
+	return nil
+}
+
+// bench makes a device to try on, in a namespace of no use. done lets go of it.
+func bench(queues int) (d *Device, done func(), err error) {
+	ns, err := scratch()
+	if err != nil {
+		return nil, nil, err
+	}
+	var index int
+	err = ns.Do(func() error {
+		queues = min(max(queues, 1), 1024)
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "flq0", NumTxQueues: queues, NumRxQueues: 1, TxQLen: 1000}, PeerName: "flq1"}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		l, err := netlink.LinkByName("flq0")
+		if err == nil {
+			index = l.Attrs().Index
+		}
+		return err
+	})
+	if err == nil {
+		d, err = Open(ns, index)
+	}
+	if err != nil {
+		ns.Close()
+		return nil, nil, fmt.Errorf("make a device to try on: %w", err)
+	}
+	return d, func() { d.Close(); ns.Close() }, nil
+}
+
+// rehearse finds out whether a tree can be put back: it is made on a device of
+// no use, and compared.
+func rehearse(value string, queues int) error {
+	d, done, err := bench(queues)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := d.plant(value, message{}); err != nil {
+		return err
+	}
+	root, err := d.root()
+	if err != nil {
+		return err
+	}
+	got, err := d.foreign(root)
+	if err != nil {
+		return err
+	}
+	if got != value {
+		return errors.New("made again it is another")
+	}
+	return nil
+}
+
+// scratch makes a network namespace that lives as long as it is open.
+func scratch() (ns *netdev.NS, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread must stay where it is; while it is locked the
+			// next goroutine gets another.
+			defer runtime.UnlockOSThread()
+			ns, err = scratch()
+			return
+		}
+		// Never unlocked: the thread ends with the goroutine.
+		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
+			ns, err = netdev.Open("/proc/thread-self/ns/net")
+		}
+	}()
+	<-done
+	if err != nil {
+		return nil, fmt.Errorf("make netns to try in: %w", err)
+	}
+	return ns, nil
+}
+
+// Supported finds out whether the kernel has a kind of qdisc, by making one
+// where it does no harm.
+func Supported(kind Kind) error {
+	d, done, err := bench(1)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := d.claim(message{}, kind); err != nil {
+		return fmt.Errorf("make qdisc %s: %w", kind, err)
+	}
+	return nil
+}
