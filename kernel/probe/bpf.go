@@ -178,3 +178,28 @@ func throttling(spec *btf.Spec) answer {
 	}
 	return full("kernel threads are stopped at the quota of their cgroup, as tasks are")
 }
+
+// SoftirqsChargeTasks says whether the CPU time of a softirq counts for the task
+// that it interrupts. A kernel with CONFIG_IRQ_TIME_ACCOUNTING takes it off that
+// task's clock (kernel/sched/core.c, update_rq_clock_task), which the run
+// queue's prev_irq_time tells. Error: ErrNoBTF.
+func SoftirqsChargeTasks(r kernel.Roots) (bool, error) {
+	spec, err := kernelTypes(r, btf.NewCache())
+	if err != nil {
+		return false, err
+	}
+	return softirqsCharge(spec)
+}
+
+func softirqsCharge(spec *btf.Spec) (bool, error) {
+	var rq *btf.Struct
+	if err := spec.TypeByName("rq", &rq); err != nil {
+		return false, fmt.Errorf("type rq: %w", err)
+	}
+	for _, m := range rq.Members {
+		if m.Name == "prev_irq_time" {
+			return false, nil
+		}
+	}
+	return true, nil
+}

@@ -127,12 +127,18 @@ func TestSweep(t *testing.T) {
 // vmlinux writes the BTF of a kernel whose task_struct has these members.
 func vmlinux(t *testing.T, members ...string) kernel.Roots {
 	t.Helper()
+	return withType(t, "task_struct", members...)
+}
+
+// withType writes the BTF of a kernel with one struct that has these members.
+func withType(t *testing.T, name string, members ...string) kernel.Roots {
+	t.Helper()
 	u32 := &btf.Int{Name: "unsigned int", Size: 4}
-	task := &btf.Struct{Name: "task_struct", Size: uint32(4 * len(members))}
+	typ := &btf.Struct{Name: name, Size: uint32(4 * len(members))}
 	for i, m := range members {
-		task.Members = append(task.Members, btf.Member{Name: m, Type: u32, Offset: btf.Bits(32 * i)})
+		typ.Members = append(typ.Members, btf.Member{Name: m, Type: u32, Offset: btf.Bits(32 * i)})
 	}
-	b, err := btf.NewBuilder([]btf.Type{task}, nil)
+	b, err := btf.NewBuilder([]btf.Type{typ}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,5 +165,17 @@ func TestKthreadsThrottled(t *testing.T) {
 	write(t, filepath.Join(sys, "kernel/btf/vmlinux"), "garbage")
 	if _, err := KthreadsThrottled(kernel.Roots{Sys: sys}); !errors.Is(err, ErrNoBTF) {
 		t.Errorf("garbage: %v", err)
+	}
+}
+
+func TestSoftirqsChargeTasks(t *testing.T) {
+	if got, err := SoftirqsChargeTasks(withType(t, "rq", "clock", "prev_irq_time")); err != nil || got {
+		t.Errorf("with IRQ time accounting: %v, %v", got, err)
+	}
+	if got, err := SoftirqsChargeTasks(withType(t, "rq", "clock")); err != nil || !got {
+		t.Errorf("without: %v, %v", got, err)
+	}
+	if _, err := SoftirqsChargeTasks(kernel.Roots{Sys: t.TempDir()}); !errors.Is(err, ErrNoBTF) {
+		t.Errorf("no BTF: %v", err)
 	}
 }
