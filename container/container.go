@@ -15,6 +15,12 @@ import (
 	"time"
 )
 
+// What a Set takes of one container's labels; see Container.LeftOut.
+const (
+	MaxLabel  = 4096 // bytes of a key with its value
+	MaxLabels = 1024
+)
+
 // ID identifies a container everywhere in fairlead: the inode number of its
 // cgroup v2 directory, which is what bpf_get_current_cgroup_id and friends
 // return. It is unique until the next boot.
@@ -33,6 +39,7 @@ type Container struct {
 	RuntimeID string // the runtime's own id (64 hex digits for Docker), "" without a runtime
 	Image     string
 	Labels    map[string]string // labels; for containerd the CRI annotations are merged in
+	LeftOut   map[string]int    // labels that are too long, or too many, and so not in Labels: the bytes of each
 	Pod       string            // Kubernetes pod name, where CRI says it
 	Namespace string            // Kubernetes namespace, where CRI says it
 

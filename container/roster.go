@@ -72,7 +72,7 @@ func (r *roster) follow(ctx context.Context, session func(context.Context) error
 			r.publish(Report{Err: err})
 		case !r.none:
 			r.none = true
-			r.publish(Report{})
+			r.publish(Report{Partial: true})
 		}
 	})
 }
@@ -197,7 +197,7 @@ func (r *roster) replace(ctx context.Context, keys []string, current func(key st
 }
 
 func (r *roster) say() {
-	r.publish(Report{Records: slices.Collect(maps.Values(r.records))})
+	r.publish(Report{Records: slices.Collect(maps.Values(r.records)), Partial: len(r.asked) > 0})
 	r.listed = true
 }
 

@@ -33,6 +33,9 @@ func newTestRoster() (*roster, *said) {
 	return r, s
 }
 
+// whole says whether the last report was not a partial one.
+func (s *said) whole() bool { return !s.reports[len(s.reports)-1].Partial }
+
 func answerWith(rec Record, runs bool, err error) inspect {
 	return func(context.Context, string) (Record, bool, error) { return rec, runs, err }
 }
@@ -99,8 +102,8 @@ func TestRosterHangs(t *testing.T) {
 	})
 	r.ask(ctx, "fine", answerWith(Record{Name: "fine"}, true, nil))
 	r.take(<-r.answers)
-	if got := s.names(); !slices.Equal(got, []string{"fine"}) {
-		t.Errorf("names %v", got)
+	if got := s.names(); !slices.Equal(got, []string{"fine"}) || s.whole() {
+		t.Errorf("names %v, whole %v", got, s.whole())
 	}
 	// A list is not held up either, and says what is known.
 	r.replace(ctx, []string{"stuck", "fine", "other"}, lives, func(ctx context.Context, key string) (Record, bool, error) {
@@ -109,8 +112,8 @@ func TestRosterHangs(t *testing.T) {
 		}
 		return Record{Name: key}, true, ctx.Err()
 	})
-	if got := s.names(); !slices.Equal(got, []string{"fine", "other"}) {
-		t.Errorf("names %v", got)
+	if got := s.names(); !slices.Equal(got, []string{"fine", "other"}) || s.whole() {
+		t.Errorf("names %v, whole %v", got, s.whole())
 	}
 	cancel()
 	<-ended

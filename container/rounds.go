@@ -326,6 +326,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		RuntimeID:   rec.RuntimeID,
 		Image:       rec.Image,
 		Labels:      rec.Labels,
+		LeftOut:     rec.LeftOut,
 		Pod:         rec.Pod,
 		Namespace:   rec.Namespace,
 		PID:         p.pid,

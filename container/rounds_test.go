@@ -48,18 +48,21 @@ func TestBounded(t *testing.T) {
 	if diff := cmp.Diff(small, bounded(small)); diff != "" {
 		t.Error(diff)
 	}
-	big := Record{Name: strings.Repeat("ä", maxName), Labels: map[string]string{"long": strings.Repeat("x", maxLabel), "short": "y"}}
-	for i := range 2 * maxLabels {
+	big := Record{Name: strings.Repeat("ä", maxName), Labels: map[string]string{"long": strings.Repeat("x", MaxLabel), "short": "y"}}
+	for i := range 2 * MaxLabels {
 		big.Labels[fmt.Sprintf("z%d", i)] = ""
 	}
 	got := bounded(big)
-	if len(got.Name) > maxName || len(got.Labels) != maxLabels || got.Labels["short"] != "y" {
+	if got.LeftOut["long"] != len("long")+MaxLabel || len(got.LeftOut) != maxLeftOut {
+		t.Errorf("left out %v", got.LeftOut)
+	}
+	if len(got.Name) > maxName || len(got.Labels) != MaxLabels || got.Labels["short"] != "y" {
 		t.Errorf("name of %d bytes, %d labels", len(got.Name), len(got.Labels))
 	}
 	if _, ok := got.Labels["long"]; ok {
 		t.Error("kept a label that is too long")
 	}
-	if len(big.Labels) != 2*maxLabels+2 {
+	if len(big.Labels) != 2*MaxLabels+2 {
 		t.Error("changed the report that it was given")
 	}
 }

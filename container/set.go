@@ -28,8 +28,7 @@ const (
 	perRound   = 16                   // containers described before the others get to see them
 	maxRecords = 16384                // of one source
 	maxName    = 512                  // bytes
-	maxLabels  = 1024                 // of one container
-	maxLabel   = 4096                 // bytes of a key with its value
+	maxLeftOut = 64                   // labels of one container that are named though they are left out
 )
 
 // Config says where a [Set] looks. Zero fields get the defaults given here.
@@ -73,6 +72,7 @@ type SourceStatus struct {
 	Name    string
 	Listed  bool      // it has given a list at least once
 	Records int       // in the list that counts
+	Partial bool      // of that list: see Report
 	Err     error     // why that list may be out of date; nil if it is not
 	Since   time.Time // when Err came or went
 }
@@ -210,7 +210,7 @@ func (s *Set) report(i int, rep Report) {
 		for i, rec := range rep.Records {
 			r.records[i] = bounded(rec)
 		}
-		r.status.Listed, r.status.Records = true, len(r.records)
+		r.status.Listed, r.status.Records, r.status.Partial = true, len(r.records), rep.Partial
 	}
 	if before.Listed != r.status.Listed || (before.Err == nil) != (r.status.Err == nil) {
 		r.status.Since = s.cfg.Now()
@@ -220,27 +220,31 @@ func (s *Set) report(i int, rep Report) {
 }
 
 // bounded cuts what a runtime lets people write to a size that does no harm. A
-// label that is too long is left out, since a part of it would be another one.
+// label that is too long is left out, since a part of it would be another one,
+// and only named, for policy to complain.
 func bounded(rec Record) Record {
 	for _, s := range []*string{&rec.Name, &rec.RuntimeID, &rec.Image, &rec.Pod, &rec.Namespace} {
 		if len(*s) > maxName {
 			*s = strings.ToValidUTF8((*s)[:maxName], "")
 		}
 	}
-	fits := len(rec.Labels) <= maxLabels
+	fits := len(rec.Labels) <= MaxLabels
 	for key, value := range rec.Labels {
-		fits = fits && len(key)+len(value) <= maxLabel
+		fits = fits && len(key)+len(value) <= MaxLabel
 	}
 	if fits {
 		return rec
 	}
-	labels := make(map[string]string)
+	labels, leftOut := make(map[string]string), make(map[string]int)
 	for _, key := range slices.Sorted(maps.Keys(rec.Labels)) {
-		if len(key)+len(rec.Labels[key]) <= maxLabel && len(labels) < maxLabels {
+		switch size := len(key) + len(rec.Labels[key]); {
+		case size <= MaxLabel && len(labels) < MaxLabels:
 			labels[key] = rec.Labels[key]
+		case len(leftOut) < maxLeftOut:
+			leftOut[key[:min(len(key), maxName)]] = size
 		}
 	}
-	rec.Labels = labels
+	rec.Labels, rec.LeftOut = labels, leftOut
 	return rec
 }
 

@@ -20,6 +20,11 @@ type Source interface {
 type Report struct {
 	Records []Record
 	Err     error
+
+	// Partial says that containers of this runtime may run that are not in
+	// Records: it is not there to tell of them, or has yet to answer about
+	// some of those that it lists.
+	Partial bool
 }
 
 // Record is what a runtime knows of one container. The Set finds out the rest
@@ -34,4 +39,5 @@ type Record struct {
 	Labels    map[string]string
 	Pod       string
 	Namespace string
+	LeftOut   map[string]int // see Container; the Set fills it in
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
 )
 
 // maxLabelProblems bounds what one container can make us report.
@@ -24,7 +26,7 @@ const (
 // other, which are then both left out. Origins are sorted by key, errors by
 // label.
 func ParseLabels(labels map[string]string) (Settings, []Origin, []error) {
-	ls := parseLabels(labels)
+	ls := parseLabels(labels, nil)
 	settings, origins := ls.layer.settings()
 	return settings, origins, errorsOf(ls.problems)
 }
@@ -36,18 +38,24 @@ type labelSet struct {
 	problems []Problem // sorted by label
 }
 
-func parseLabels(labels map[string]string) labelSet {
+// parseLabels reads labels. leftOut are those that nobody could read, with their
+// sizes in bytes.
+func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
 	ls := labelSet{layer: layer{}}
+	for _, name := range ours(leftOut) {
+		ls.add(Problem{Key: name, Reason: unread(leftOut[name])})
+		if key, ok := keyOf(name); ok && strings.HasPrefix(name, prefix) {
+			ls.broken = append(ls.broken, key)
+		}
+	}
 	for _, name := range ours(labels) {
 		value := labels[name]
-		key, from, parse := strings.TrimPrefix(name, prefix), "label", Key.parseValue
-		switch name {
-		case kubernetesIngress:
-			key, from, parse = "net.ingress.ceil", "annotation", parseAnnotation
-		case kubernetesEgress:
-			key, from, parse = "net.ceil", "annotation", parseAnnotation
+		from, parse := "label", Key.parseValue
+		if !strings.HasPrefix(name, prefix) {
+			from, parse = "annotation", parseAnnotation
 		}
-		k, known := lookup(key)
+		key, known := keyOf(name)
+		k, _ := lookup(key)
 		if !known {
 			ls.add(Problem{Key: name, Value: value, Reason: unknownKey(name, names("", prefix))})
 			continue
@@ -65,6 +73,11 @@ func parseLabels(labels map[string]string) labelSet {
 		}
 		ls.layer[key] = entry{set: set, origin: Origin{Key: prefix + key, Value: value, From: from}}
 	}
+	for _, name := range ours(leftOut) {
+		if key, ok := keyOf(name); ok && !ls.layer.has(key) {
+			ls.broken = append(ls.broken, key)
+		}
+	}
 	settings, _ := ls.layer.settings()
 	for _, c := range conflicts(settings) {
 		ls.add(Problem{Key: prefix + c.keys[0], Value: ls.layer[c.keys[0]].origin.Value, Reason: c.reason})
@@ -76,8 +89,29 @@ func parseLabels(labels map[string]string) labelSet {
 	return ls
 }
 
+// keyOf gives the key that a label of ours speaks of, and whether there is one.
+func keyOf(name string) (key string, ok bool) {
+	switch name {
+	case kubernetesIngress:
+		return "net.ingress.ceil", true
+	case kubernetesEgress:
+		return "net.ceil", true
+	}
+	key = strings.TrimPrefix(name, prefix)
+	_, ok = lookup(key)
+	return key, ok
+}
+
+// unread is the reason for a label of so many bytes that was left out.
+func unread(size int) string {
+	if size > container.MaxLabel {
+		return fmt.Sprintf("label of %d bytes is ignored: the most is %d, with its name", size, container.MaxLabel)
+	}
+	return fmt.Sprintf("label is ignored: the container has more than %d", container.MaxLabels)
+}
+
 // ours lists the labels that speak to fairlead, sorted.
-func ours(labels map[string]string) []string {
+func ours[V any](labels map[string]V) []string {
 	var ns []string
 	for n := range labels {
 		if strings.HasPrefix(n, prefix) || n == kubernetesIngress || n == kubernetesEgress {

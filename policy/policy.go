@@ -106,7 +106,7 @@ func (p *Policy) resolve(c container.Container, last layer) (Target, []Problem, 
 	if deny != "" {
 		problems = denied(c.Labels, deny)
 	} else {
-		ls := parseLabels(c.Labels)
+		ls := parseLabels(c.Labels, c.LeftOut)
 		problems = ls.problems
 		for _, key := range ls.broken {
 			broken[key] = true
@@ -118,6 +118,8 @@ func (p *Policy) resolve(c container.Container, last layer) (Target, []Problem, 
 		}
 		layers = append(layers, ls.layer)
 	}
+
+	problems = append(problems, p.unmatched(c)...)
 
 	merged, found := merge(layers, last)
 	for _, f := range found {
@@ -155,6 +157,26 @@ func (p *Policy) layersOf(c container.Container) (layers []layer, deny string) {
 		}
 	}
 	return layers, deny
+}
+
+// unmatched complains of labels that files ask for, but that were left out.
+func (p *Policy) unmatched(c container.Container) []Problem {
+	if len(c.LeftOut) == 0 {
+		return nil
+	}
+	asked := make(map[string]bool)
+	for _, r := range p.rules {
+		for _, l := range r.match.labels {
+			asked[l.key] = true
+		}
+	}
+	var ls labelSet
+	for _, name := range slices.Sorted(maps.Keys(c.LeftOut)) {
+		if asked[name] {
+			ls.add(Problem{Key: name, Reason: "no policy file can match it: " + unread(c.LeftOut[name])})
+		}
+	}
+	return ls.problems
 }
 
 func denied(labels map[string]string, why string) []Problem {
