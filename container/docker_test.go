@@ -321,36 +321,12 @@ func testKill(t *testing.T, d *testkit.Docker, s *Set) {
 // TestSwarm joins two engines, as two hosts, and looks at an overlay network.
 func TestSwarm(t *testing.T) {
 	t.Parallel() // beside other runtimes: they wait more than they work
-	testkit.NeedRoot(t)
-	ns := []*testkit.NS{testkit.NetNS(t), testkit.NetNS(t)}
-	testkit.Veth(t, ns[0], "flwire", ns[1], "flwire")
-	var engines []*testkit.Docker
-	for i, ns := range ns {
-		h := ns.Handle(t)
-		wire, err := h.LinkByName("flwire")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addr, err := netlink.ParseAddr(fmt.Sprintf("10.214.0.%d/24", i+1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.AddrAdd(wire, addr); err != nil {
-			t.Fatal(err)
-		}
-		engines = append(engines, testkit.StartDockerIn(t, ns))
-	}
-	const port = "10.214.0.1:2377"
-	engines[0].Must(t, "swarm", "init", "--advertise-addr", "10.214.0.1")
-	token := engines[0].Must(t, "swarm", "join-token", "-q", "worker")
-	engines[1].Must(t, "swarm", "join", "--token", token, "--advertise-addr", "10.214.0.2", port)
-	engines[0].Must(t, "network", "create", "-d", "overlay", "--attachable", "--subnet", "10.216.0.0/24", "flover")
-
+	engines := testkit.StartSwarm(t)
 	var ips []string
 	for i, d := range engines {
 		s := runSet(t, Config{}, Docker(d.Host))
 		name := fmt.Sprintf("node%d", i)
-		start(t, d, name, "--network", "flover")
+		start(t, d, name, "--network", testkit.SwarmNetwork)
 		c := bySource(t, s, "docker", name)
 		var over *Interface
 		for _, i := range c.Interfaces {

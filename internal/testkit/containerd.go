@@ -19,6 +19,7 @@ type Containerd struct {
 	Socket       string
 	Image        string // a name to run: a static busybox with all its applets
 	CgroupParent string
+	NS           *NS // its network namespace
 
 	dir  string
 	proc *daemon
@@ -31,7 +32,7 @@ func StartContainerd(t testing.TB) *Containerd {
 	NeedRoot(t)
 	needPrograms(t, "containerd", "ctr", "runc", "busybox", "unshare", "nsenter")
 	name := fmt.Sprintf("flcontainerd-%d-%d", os.Getpid(), daemons.Add(1))
-	c := &Containerd{Image: "docker.io/library/flbusybox:latest", CgroupParent: name, dir: shortDir(t, name)}
+	c := &Containerd{Image: "docker.io/library/flbusybox:latest", CgroupParent: name, NS: NetNS(t), dir: shortDir(t, name)}
 	c.Socket = filepath.Join(c.dir, "containerd.sock")
 	config := filepath.Join(c.dir, "config.toml")
 	err := os.WriteFile(config, fmt.Appendf(nil, `version = 2
@@ -46,7 +47,7 @@ address = %q
 	}
 	t.Cleanup(func() { removeCgroups(t, name) })
 	t.Cleanup(func() { c.stop(t) })
-	c.proc = startDaemon(t, nil, NetNS(t), c.dir, "containerd", "--config", config)
+	c.proc = startDaemon(t, nil, c.NS, c.dir, "containerd", "--config", config)
 	c.proc.await(t, func() error {
 		_, err := c.Run("default", "version")
 		return err

@@ -15,6 +15,7 @@ type Podman struct {
 	Host         string // the API's socket, in the form of DOCKER_HOST
 	Image        string // a name to run: a static busybox with all its applets
 	CgroupParent string
+	NS           *NS // its network namespace, where its bridges are
 
 	dir  string
 	proc *daemon
@@ -27,7 +28,7 @@ func StartPodman(t testing.TB) *Podman {
 	NeedRoot(t)
 	needPrograms(t, "podman", "runc", "docker", "busybox", "unshare")
 	name := fmt.Sprintf("flpodman-%d-%d", os.Getpid(), daemons.Add(1))
-	p := &Podman{Image: "localhost/flbusybox:latest", CgroupParent: name, dir: shortDir(t, name)}
+	p := &Podman{Image: "localhost/flbusybox:latest", CgroupParent: name, NS: NetNS(t), dir: shortDir(t, name)}
 	socket := filepath.Join(p.dir, "podman.sock")
 	p.Host = "unix://" + socket
 	// Without CAP_SYS_RESOURCE its defaults are refused.
@@ -37,7 +38,7 @@ func StartPodman(t testing.TB) *Podman {
 	}
 	t.Cleanup(func() { removeCgroups(t, name) })
 	t.Cleanup(func() { p.stop(t) })
-	p.proc = startDaemon(t, nil, NetNS(t), p.dir, "env", "CONTAINERS_CONF="+config, "podman",
+	p.proc = startDaemon(t, nil, p.NS, p.dir, "env", "CONTAINERS_CONF="+config, "podman",
 		"--root", filepath.Join(p.dir, "root"),
 		"--runroot", filepath.Join(p.dir, "runroot"),
 		"--tmpdir", filepath.Join(p.dir, "tmp"),

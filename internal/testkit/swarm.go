@@ -1,0 +1,45 @@
+package testkit
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// The overlay network of [StartSwarm], to which any container may be joined.
+const (
+	SwarmNetwork = "flover"
+	SwarmSubnet  = "10.216.0.0/24"
+)
+
+// StartSwarm joins two engines, as two hosts on one wire (flwire, 10.214.0.1
+// and .2), to a Swarm with an overlay network. It skips t where [StartDocker]
+// does.
+func StartSwarm(t testing.TB) [2]*Docker {
+	t.Helper()
+	NeedRoot(t)
+	ns := [2]*NS{NetNS(t), NetNS(t)}
+	Veth(t, ns[0], "flwire", ns[1], "flwire")
+	var engines [2]*Docker
+	for i, ns := range ns {
+		h := ns.Handle(t)
+		wire, err := h.LinkByName("flwire")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, err := netlink.ParseAddr(fmt.Sprintf("10.214.0.%d/24", i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.AddrAdd(wire, addr); err != nil {
+			t.Fatal(err)
+		}
+		engines[i] = StartDockerIn(t, ns)
+	}
+	engines[0].Must(t, "swarm", "init", "--advertise-addr", "10.214.0.1")
+	token := engines[0].Must(t, "swarm", "join-token", "-q", "worker")
+	engines[1].Must(t, "swarm", "join", "--token", token, "--advertise-addr", "10.214.0.2", "10.214.0.1:2377")
+	engines[0].Must(t, "network", "create", "-d", "overlay", "--attachable", "--subnet", SwarmSubnet, SwarmNetwork)
+	return engines
+}
