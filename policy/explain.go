@@ -76,5 +76,5 @@ const NotAvailable = "not available in this build"
 
 func unbuilt(o Origin) bool {
 	k, ok := lookup(strings.TrimPrefix(o.Key, prefix))
-	return ok && !slices.Contains(k.Built, o.Value) && o.Value != "off" && o.Value != "false"
+	return ok && !slices.Contains(k.Built, o.Value) && !slices.Contains(k.Built, AnyValue) && o.Value != "off" && o.Value != "false"
 }

@@ -259,11 +259,12 @@ func TestStoreProperties(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	p := join(t, all("net.rate: 1mbit, overlay: off, latency: on"))
+	p := join(t, all("net.rate: 1mbit, net.latency: 2ms, overlay: off, latency: on"))
 	targets, _ := p.Resolve([]container.Container{{ID: 1, Labels: map[string]string{"fairlead.netcpu": "isolate"}}})
 	want := `fairlead.net.rate=1mbit (p/1.yaml:2)
 fairlead.net.ceil=the link (default)
 fairlead.net.weight=1 (default)
+fairlead.net.latency=2ms (p/1.yaml:2)
 fairlead.net.ingress.ceil=the link (default)
 fairlead.net.ingress.weight=1 (default)
 fairlead.netcpu=isolate (label)
@@ -273,11 +274,11 @@ fairlead.io.weight=100 (default)`
 	if got := originText(targets[0].Effective()); got != want {
 		t.Errorf("Effective\n%s\nwant\n%s", got, want)
 	}
-	want = "fairlead.latency=on (p/1.yaml:2)\nfairlead.net.rate=1mbit (p/1.yaml:2)"
+	want = "fairlead.latency=on (p/1.yaml:2)\nfairlead.net.latency=2ms (p/1.yaml:2)"
 	if got := originText(targets[0].Unavailable()); got != want {
 		t.Errorf("Unavailable\n%s\nwant\n%s", got, want)
 	}
-	want = "p/1.yaml:2:17: net.rate: \"1mbit\": not available in this build\np/1.yaml:2:47: latency: \"on\": not available in this build"
+	want = "p/1.yaml:2:37: net.latency: \"2ms\": not available in this build\np/1.yaml:2:65: latency: \"on\": not available in this build"
 	if got := Problems(p.Unavailable()).Error(); got != want {
 		t.Errorf("Policy.Unavailable\n%s\nwant\n%s", got, want)
 	}

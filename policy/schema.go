@@ -28,13 +28,17 @@ type Key struct {
 	Default string // what holds without it; "" is nothing
 	Meaning string
 
-	// Built lists the values that this build can put in force; nil is none.
+	// Built lists the values that this build can put in force; nil is none, and
+	// AnyValue is all.
 	Built []string
 
 	// parse checks a value and gives what writes it into Settings.
 	parse func(string) (setter, error)
 	list  bool // a YAML list may stand for the value; it is joined by ";"
 }
+
+// AnyValue in Built stands for every value that the key takes.
+const AnyValue = "any"
 
 // setter writes one value into Settings. It must not keep s, and what it
 // writes is a copy: setters are used again for other containers.
@@ -45,12 +49,12 @@ func Schema() []Key { return slices.Clone(schema) }
 
 // schema is constant.
 var schema = slices.Concat(
-	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
-	netKeys("net.ingress.", "towards the container", func(s *Settings) *Net { return &s.Ingress }),
+	netKeys("net.", "from the container", []string{AnyValue}, func(s *Settings) *Net { return &s.Egress }),
+	netKeys("net.ingress.", "towards the container", nil, func(s *Settings) *Net { return &s.Ingress }),
 	[]Key{
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe",
 			Meaning: "what is done about the CPU time that the container's packets take",
-			Built:   []string{"observe", "isolate"}, parse: parseNetCPU},
+			Built:   []string{"observe", "charge", "isolate"}, parse: parseNetCPU},
 		{Name: "latency", Feature: "latency", Form: "off, on", Default: "on",
 			Meaning: "histograms of the delay that this host adds to packets",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency })},
@@ -66,15 +70,16 @@ var schema = slices.Concat(
 	},
 )
 
-func netKeys(group, way string, net func(*Settings) *Net) []Key {
+// netKeys are the five keys of one direction. built is Built of all but latency.
+func netKeys(group, way string, built []string, net func(*Settings) *Net) []Key {
 	return []Key{
-		{Name: group + "rate", Feature: "traffic", Form: "50mbit", Meaning: "guaranteed bandwidth " + way,
+		{Name: group + "rate", Feature: "traffic", Form: "50mbit", Meaning: "guaranteed bandwidth " + way, Built: built,
 			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Rate })},
-		{Name: group + "ceil", Feature: "traffic", Form: "200mbit", Default: "the link", Meaning: "upper bound on bandwidth " + way,
+		{Name: group + "ceil", Feature: "traffic", Form: "200mbit", Default: "the link", Meaning: "upper bound on bandwidth " + way, Built: built,
 			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Ceil })},
-		{Name: group + "weight", Feature: "traffic", Form: "1..10000", Default: "1", Meaning: "share of what is not guaranteed, " + way,
+		{Name: group + "weight", Feature: "traffic", Form: "1..10000", Default: "1", Meaning: "share of what is not guaranteed, " + way, Built: built,
 			parse: parseWeight(func(s *Settings) *uint32 { return &net(s).Weight })},
-		{Name: group + "priority", Feature: "traffic", Form: "0..65535, the smaller is served first", Meaning: "order for idle bandwidth, " + way,
+		{Name: group + "priority", Feature: "traffic", Form: "0..65535, the smaller is served first", Meaning: "order for idle bandwidth, " + way, Built: built,
 			parse: func(v string) (setter, error) {
 				n, err := parseInteger(v, 0, maxPriority)
 				return func(s *Settings) { p := int(n); net(s).Priority = &p }, err

@@ -1,0 +1,61 @@
+package policy
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+func TestWith(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	soon, later := now.Add(time.Second), now.Add(time.Minute)
+	base := Target{
+		Container: container.Container{ID: 7},
+		Settings:  Settings{NetCPU: NetCPUAuto, Egress: Net{Rate: 1e6, Ceil: 2e6}},
+		Origins: []Origin{{Key: "fairlead.net.ceil", Value: "2mbit", From: "label"}, {Key: "fairlead.net.rate", Value: "1mbit", From: "label"},
+			{Key: "fairlead.netcpu", Value: "auto", From: "label"}},
+	}
+	before := base
+	before.Origins = append([]Origin(nil), base.Origins...)
+	isolate := Decision{Container: 7, Key: "fairlead.netcpu", Value: "isolate", Expiry: later}
+	for _, c := range []struct {
+		name   string
+		ds     []Decision
+		netcpu NetCPU
+		expiry time.Time
+		from   string // of netcpu
+		err    string
+	}{
+		{"none", nil, NetCPUAuto, time.Time{}, "label", ""},
+		{"one", []Decision{isolate}, NetCPUIsolate, later, "controller", ""},
+		{"the first expiry", []Decision{isolate, {7, "fairlead.io.weight", "200", soon}}, NetCPUIsolate, soon, "controller", ""},
+		{"another container's", []Decision{{8, "fairlead.netcpu", "isolate", later}}, NetCPUAuto, time.Time{}, "label", ""},
+		{"lapsed", []Decision{{7, "fairlead.netcpu", "isolate", now}}, NetCPUAuto, time.Time{}, "label", ""},
+		{"never lapses", []Decision{{7, "fairlead.netcpu", "isolate", time.Time{}}}, NetCPUAuto, time.Time{}, "label", ""},
+		{"unknown key", []Decision{{7, "netcpu", "isolate", later}}, NetCPUAuto, time.Time{}, "label", `decision netcpu = "isolate": unknown key`},
+		{"bad value", []Decision{{7, "fairlead.netcpu", "x", later}, isolate}, NetCPUIsolate, later, "controller", `decision fairlead.netcpu = "x": must be one of observe, charge, isolate, auto`},
+		{"contradiction", []Decision{{7, "fairlead.net.rate", "3mbit", soon}, isolate}, NetCPUIsolate, later, "controller",
+			`decision fairlead.net.rate = "3mbit": net.rate 3mbit is more than net.ceil 2mbit`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := base.With(c.ds, now)
+			if (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+				t.Errorf("error %v, want %q", err, c.err)
+			}
+			if got.Settings.NetCPU != c.netcpu || !got.Expiry.Equal(c.expiry) || got.Settings.Egress != base.Settings.Egress {
+				t.Errorf("%+v", got)
+			}
+			for _, o := range got.Origins {
+				if o.Key == "fairlead.netcpu" && o.From != c.from {
+					t.Errorf("netcpu is from %s", o.From)
+				}
+			}
+			if diff := cmp.Diff(before, base); diff != "" {
+				t.Errorf("the Target itself was changed:\n%s", diff)
+			}
+		})
+	}
+}
