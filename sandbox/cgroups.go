@@ -182,6 +182,10 @@ func (g group) limit(cpu CPU) error {
 	if has("cpu") {
 		q, p := strconv.FormatInt(cpu.Quota.Microseconds(), 10), strconv.FormatInt(period.Microseconds(), 10)
 		switch {
+		case cpu.Quota < 0 && g.v2:
+			files = append(files, file{"cpu.max", "max " + p})
+		case cpu.Quota < 0:
+			files = append(files, file{"cpu.cfs_quota_us", "-1"})
 		case cpu.Quota > 0 && g.v2:
 			files = append(files, file{"cpu.max", q + " " + p})
 		case cpu.Quota > 0:

@@ -57,7 +57,7 @@ type Spec struct {
 
 // CPU is what a sandbox gets of the processors. The zero value sets nothing.
 type CPU struct {
-	Quota  time.Duration // CPU time for each Period
+	Quota  time.Duration // CPU time for each Period; less than 0 lifts the limit
 	Period time.Duration // 0 with a Quota: 100 ms
 	Shares uint64        // as in cpu.shares: 1024 is the kernel's default
 	Set    string        // list of CPUs, "0" or "0-3,5"
@@ -206,6 +206,17 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 		return nil, err
 	}
 	return b, b.state.write()
+}
+
+// Limit changes what the sandbox gets of the processors. What is zero stays as
+// it is.
+func (b *Box) Limit(cpu CPU) error {
+	for _, g := range b.dirs {
+		if err := g.limit(cpu); err != nil {
+			return fmt.Errorf("limit sandbox %s: %w", b.Name, err)
+		}
+	}
+	return nil
 }
 
 // Destroy kills what runs in the sandbox and removes it. A second call does
