@@ -19,7 +19,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -78,6 +80,7 @@ func (b *Board) Await(ctx context.Context, done <-chan struct{}) error {
 type options struct {
 	to, listen string
 	proto      string
+	congestion string
 	rate       rate
 	size       int
 	conns      int
@@ -85,6 +88,9 @@ type options struct {
 	nice       int
 	every, run time.Duration
 }
+
+// targets are the addresses to send to.
+func (o options) targets() []string { return strings.Split(o.to, ",") }
 
 // rate parses "100000", "0" and "flood".
 type rate uint64
@@ -141,9 +147,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	o := options{rate: rate(Flood)}
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.StringVar(&o.to, "to", "127.0.0.1:9000", "address to send to")
+	fs.StringVar(&o.to, "to", "127.0.0.1:9000", "address to send to, or several with commas: all get the same")
 	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at")
-	fs.StringVar(&o.proto, "proto", "udp", "udp or tcp, for rr-client and rr-server")
+	fs.StringVar(&o.proto, "proto", "udp", "udp or tcp, for rr-client and rr-server; rr-client also speaks memcached")
+	fs.StringVar(&o.congestion, "congestion", "", "congestion control of tcp-send; by default the kernel's")
 	fs.Var(&o.rate, "rate", "datagrams per second, flood, or 0 to wait for the board (all senders)")
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
 	fs.IntVar(&o.conns, "conns", 1, "connections")
@@ -183,8 +190,8 @@ func (o options) check(rest int) error {
 		return errors.New("--size must be 1 to 1048576")
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
-	case o.proto != "udp" && o.proto != "tcp":
-		return errors.New("--proto must be udp or tcp")
+	case !slices.Contains([]string{"udp", "tcp", "memcached"}, o.proto):
+		return errors.New("--proto must be udp, tcp or memcached")
 	}
 	return nil
 }

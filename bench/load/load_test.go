@@ -1,10 +1,13 @@
 package load
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -115,13 +119,47 @@ func TestUDP(t *testing.T) {
 func TestTCP(t *testing.T) {
 	ns := testkit.NetNS(t)
 	recv := start(t, ns, "tcp-recv", "--listen", ":9000")
-	send := start(t, ns, "tcp-send", "--to", "127.0.0.1:9000", "--conns", "2", "--rate", "0")
+	send := start(t, ns, "tcp-send", "--to", "127.0.0.1:9000", "--conns", "2", "--rate", "0", "--congestion", "reno")
 	if send.Read().page.ops != 0 {
 		t.Error("a paused sender sent")
 	}
 	send.SetRate(Flood)
 	if !send.counts() || !recv.counts() {
 		t.Error("nothing sent, or nothing received")
+	}
+}
+
+func TestCongestion(t *testing.T) {
+	client, server := net.Pipe()
+	defer client.Close()
+	defer server.Close()
+	if err := setCongestion(client, "pigeon"); err != nil {
+		t.Errorf("what is no TCP is refused: %v", err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := setCongestion(c, "pigeon"); err == nil || !strings.Contains(err.Error(), "pigeon") {
+		t.Errorf("pigeons control congestion: %v", err)
+	}
+	if err := setCongestion(c, "reno"); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	raw.Control(func(fd uintptr) { got, err = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION) })
+	if err != nil || strings.TrimRight(got, "\x00") != "reno" {
+		t.Errorf("congestion control is %q (%v)", got, err)
 	}
 }
 
@@ -140,6 +178,49 @@ func TestRequestResponse(t *testing.T) {
 				t.Errorf("p50 %v, p99 %v", p50, p99)
 			}
 		})
+	}
+}
+
+// TestMemcached asks something that speaks as much of the protocol as is needed.
+func TestMemcached(t *testing.T) {
+	ask := func(kept string) error {
+		client, server := net.Pipe()
+		defer client.Close()
+		go func() {
+			defer server.Close()
+			in := bufio.NewReader(server)
+			head, _ := in.ReadString('\n')
+			var size int
+			fmt.Sscanf(head, "set fairlead 0 0 %d\r\n", &size)
+			value := make([]byte, size+2)
+			io.ReadFull(in, value)
+			if kept == "" {
+				return // it ends
+			}
+			io.WriteString(server, kept)
+			if head, _ = in.ReadString('\n'); head == "get fairlead\r\n" {
+				fmt.Fprintf(server, "VALUE fairlead 0 %d\r\n%sEND\r\n", size, value)
+			}
+		}()
+		if err := store(client, 1000); err != nil {
+			return err
+		}
+		answer := make([]byte, answerSize(1000))
+		if err := exchange("memcached", client, []byte(memcachedAsk), answer); err != nil {
+			return err
+		}
+		if !strings.HasSuffix(string(answer), "x\r\nEND\r\n") {
+			return fmt.Errorf("the answer ends %q", answer[len(answer)-10:])
+		}
+		return nil
+	}
+	if err := ask("STORED\r\n"); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{"ERROR\r\n\r\n", ""} {
+		if err := ask(bad); err == nil {
+			t.Errorf("%q is taken for stored", bad)
+		}
 	}
 }
 

@@ -1,7 +1,9 @@
 package load
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -15,10 +17,16 @@ const lost = 200 * time.Millisecond
 // rrClient keeps one request under way on each connection.
 func rrClient(o options, b *Board) error {
 	failed := make(chan error, o.conns)
-	for range o.conns {
-		c, err := dial(o.proto, o.to)
+	targets := o.targets()
+	for i := range o.conns {
+		c, err := dial(network(o.proto), targets[i%len(targets)])
 		if err != nil {
 			return err
+		}
+		if o.proto == "memcached" && i < len(targets) {
+			if err := store(c, o.size); err != nil {
+				return err
+			}
 		}
 		go func() { failed <- ask(o, b, c) }()
 	}
@@ -26,17 +34,56 @@ func rrClient(o options, b *Board) error {
 	return <-failed
 }
 
+func network(proto string) string {
+	if proto == "memcached" {
+		return "tcp"
+	}
+	return proto
+}
+
+// What a client of memcached asks for, by its text protocol (protocol.txt of
+// memcached, "Storage commands", "Retrieval command").
+const (
+	memcachedKey  = "fairlead"
+	memcachedAsk  = "get " + memcachedKey + "\r\n"
+	memcachedKept = "STORED\r\n"
+)
+
+// store puts the value of size bytes there.
+func store(c net.Conn, size int) error {
+	if _, err := fmt.Fprintf(c, "set %s 0 0 %d\r\n%s\r\n", memcachedKey, size, bytes.Repeat([]byte{'x'}, size)); err != nil {
+		return err
+	}
+	answer := make([]byte, len(memcachedKept))
+	if _, err := io.ReadFull(c, answer); err != nil {
+		return fmt.Errorf("store in memcached: %w", err)
+	}
+	if string(answer) != memcachedKept {
+		return fmt.Errorf("store in memcached: it answers %q", answer)
+	}
+	return nil
+}
+
+// answerSize is how long the answer to memcachedAsk is.
+func answerSize(size int) int {
+	return len(fmt.Sprintf("VALUE %s 0 %d\r\n", memcachedKey, size)) + size + len("\r\nEND\r\n")
+}
+
 func ask(o options, b *Board, c net.Conn) error {
 	buf := make([]byte, o.size)
+	request := buf
+	if o.proto == "memcached" {
+		request, buf = []byte(memcachedAsk), make([]byte, answerSize(o.size))
+	}
 	for {
 		if paused(b) {
 			continue
 		}
 		start := time.Now()
-		err := exchange(o.proto, c, buf)
+		err := exchange(o.proto, c, request, buf)
 		switch {
 		case err == nil:
-			b.count(1, 2*o.size)
+			b.count(1, len(request)+len(buf))
 			b.latency(time.Since(start))
 		case o.proto == "udp":
 			// An answer that comes too late is taken for the next one's: with
@@ -51,11 +98,11 @@ func ask(o options, b *Board, c net.Conn) error {
 	}
 }
 
-func exchange(proto string, c net.Conn, buf []byte) error {
-	if _, err := c.Write(buf); err != nil {
+func exchange(proto string, c net.Conn, request, buf []byte) error {
+	if _, err := c.Write(request); err != nil {
 		return err
 	}
-	if proto == "tcp" {
+	if network(proto) == "tcp" {
 		_, err := io.ReadFull(c, buf)
 		return err
 	}
@@ -68,6 +115,9 @@ func exchange(proto string, c net.Conn, buf []byte) error {
 
 // rrServer answers each request with a copy of it.
 func rrServer(o options, b *Board) error {
+	if o.proto == "memcached" {
+		return errors.New("serve memcached: use memcached")
+	}
 	if o.proto == "tcp" {
 		return serveTCP(o, b, func(c net.Conn) {
 			buf := make([]byte, 64<<10)

@@ -1,9 +1,12 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // bulk is the size of one read or write of TCP bulk traffic.
@@ -20,9 +23,13 @@ func paused(b *Board) bool {
 
 func tcpSend(o options, b *Board) error {
 	failed := make(chan error, o.conns)
-	for range o.conns {
-		c, err := dial("tcp", o.to)
+	targets := o.targets()
+	for i := range o.conns {
+		c, err := dial("tcp", targets[i%len(targets)])
 		if err != nil {
+			return err
+		}
+		if err := setCongestion(c, o.congestion); err != nil {
 			return err
 		}
 		go func() {
@@ -42,6 +49,27 @@ func tcpSend(o options, b *Board) error {
 	}
 	b.setReady()
 	return <-failed
+}
+
+// setCongestion chooses the congestion control of a TCP connection; "" leaves
+// the kernel's default.
+func setCongestion(c net.Conn, name string) error {
+	t, ok := c.(*net.TCPConn)
+	if name == "" || !ok {
+		return nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	err = raw.Control(func(fd uintptr) {
+		serr = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+	})
+	if err := errors.Join(err, serr); err != nil {
+		return fmt.Errorf("use congestion control %q: %w", name, err)
+	}
+	return nil
 }
 
 // dial tries for a while: the listener may be about to start.

@@ -58,27 +58,36 @@ func (m *messages) call(trap uintptr, fd, n, flags int) (int, error) {
 	}
 }
 
-// udpSend floods. It is one thread with its own clock: the CPU that it runs on
-// is the sender's alone, so it spins rather than sleep past its time.
+// udpSend floods, one destination after the other. It is one thread with its
+// own clock: the CPU that it runs on is the sender's alone, so it spins rather
+// than sleep past its time.
 func udpSend(o options, b *Board) error {
 	runtime.LockOSThread()
-	fd, err := udpSocket(o.to, unix.Connect)
-	if err != nil {
-		return err
+	var fds []int
+	for _, to := range o.targets() {
+		fd, err := udpSocket(to, unix.Connect)
+		if err != nil {
+			return err
+		}
+		if err := setBuffer(fd, unix.SO_SNDBUFFORCE, o.buffer); err != nil {
+			return err
+		}
+		fds = append(fds, fd)
 	}
-	if err := setBuffer(fd, unix.SO_SNDBUFFORCE, o.buffer); err != nil {
-		return err
+	flags := 0
+	if len(fds) > 1 {
+		flags = unix.MSG_DONTWAIT // one that is full must not hold up the others
 	}
 	b.setReady()
 	m := newMessages(o.size, true)
 	var p pacer
-	for {
+	for i := 0; ; i = (i + 1) % len(fds) {
 		n := p.due(b.rate(), time.Now())
 		if n == 0 {
 			p.wait()
 			continue
 		}
-		sent, err := m.call(unix.SYS_SENDMMSG, fd, n, 0)
+		sent, err := m.call(unix.SYS_SENDMMSG, fds[i], n, flags)
 		if err != nil {
 			// A full queue, or nobody there: a flood goes on. What could not
 			// be sent is not made up for.
