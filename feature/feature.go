@@ -54,6 +54,15 @@ type Sample struct {
 	// "netcpu_kthread_seconds_total". A name that ends in _total counts up;
 	// any other is a gauge.
 	Name   string
-	Device string // where a number belongs to a device, "" otherwise
+	Device string  // where a number belongs to a device, "" otherwise
+	Labels []Label // what else tells it from others of this name; each has the same label names
 	Value  float64
+}
+
+// Label is one more property of a Sample: a word of the feature's own choice
+// (never one that a container chose, and of few values), or another container.
+type Label struct {
+	Name      string
+	Value     string
+	Container container.ID // if not 0, the Value is its name
 }

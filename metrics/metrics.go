@@ -9,6 +9,8 @@ package metrics
 
 import (
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -73,40 +75,32 @@ func (samples) Describe(chan<- *prometheus.Desc) {}
 
 func (s samples) Collect(out chan<- prometheus.Metric) {
 	descs := make(map[string]*prometheus.Desc)
-	type series struct {
-		name, device string
-		id           container.ID
-	}
-	seen := make(map[series]bool)
+	seen := make(map[string]bool)
 	refused := 0
 	for _, snap := range s.view.Snapshots() {
 		for _, x := range snap.Samples {
 			full, ok := name(x.Name)
-			device := label(x.Device)
-			key := series{full, device, x.Container}
-			if !ok || seen[key] {
+			names, values, found := s.labels(x)
+			if !found {
+				continue // of a container that has ended
+			}
+			family := full + "\xff" + strings.Join(names, "\xff")
+			series := family + "\xff" + strings.Join(values, "\xff")
+			if !ok || len(names) != len(values) || seen[series] {
 				refused++ // a second one with the same labels would spoil the page
 				continue
 			}
-			var c container.Container
-			id := ""
-			if x.Container != 0 {
-				if c, ok = s.view.Container(x.Container); !ok {
-					continue
-				}
-				id = c.ID.String()
-			}
-			seen[key] = true
-			desc := descs[full]
+			seen[series] = true
+			desc := descs[family]
 			if desc == nil {
-				desc = prometheus.NewDesc(full, help(x.Name), labels(), nil)
-				descs[full] = desc
+				desc = prometheus.NewDesc(full, help(x.Name), names, nil)
+				descs[family] = desc
 			}
 			kind := prometheus.GaugeValue
 			if counts(x.Name) {
 				kind = prometheus.CounterValue
 			}
-			m, err := prometheus.NewConstMetric(desc, kind, x.Value, label(c.Name), id, label(c.Pod), label(c.Namespace), device)
+			m, err := prometheus.NewConstMetric(desc, kind, x.Value, values...)
 			if err != nil {
 				refused++
 				continue
@@ -116,6 +110,38 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+"metrics_refused",
 		"Samples of this scrape that were left out: no valid name, or given twice.", nil, nil), prometheus.GaugeValue, float64(refused))
+}
+
+// labels gives the names and values of a sample's labels. There are fewer
+// values than names if one is not valid, and found is false if a container
+// that the sample is about, or that a label of it names, no longer runs.
+func (s samples) labels(x feature.Sample) (names, values []string, found bool) {
+	var c container.Container
+	id := ""
+	if x.Container != 0 {
+		if c, found = s.view.Container(x.Container); !found {
+			return nil, nil, false
+		}
+		id = c.ID.String()
+	}
+	names = labels()
+	values = []string{label(c.Name), id, label(c.Pod), label(c.Namespace), label(x.Device)}
+	for _, l := range x.Labels {
+		if !labelName(l.Name) || slices.Contains(names, l.Name) {
+			return names, nil, true
+		}
+		if l.Container == 0 {
+			names, values = append(names, l.Name), append(values, label(l.Value))
+			continue
+		}
+		other, found := s.view.Container(l.Container)
+		if !found {
+			return nil, nil, false
+		}
+		names = append(names, l.Name, l.Name+"_id")
+		values = append(values, label(other.Name), other.ID.String())
+	}
+	return names, values, true
 }
 
 // agent collects what the agent says of itself.

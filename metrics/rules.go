@@ -15,9 +15,18 @@ const maxLabel = 256
 
 // labels are those of every series about a container, in this order. A series
 // about the host has them too, empty, which is the same as not having them.
-// There is never a PID or a command among them: series must not outnumber
-// containers times devices.
+// After them come those that the sample brings: words of a feature, which are
+// few, and other containers, each as two labels, its name and its id. Of pairs
+// of containers a feature gives a bounded number. There is never a PID or a
+// command among them.
 func labels() []string { return []string{"container", "id", "pod", "namespace", "device"} }
+
+// labelName says whether a sample may have a label with this name. The ending
+// is for the labels that hold the id of another container.
+func labelName(s string) bool {
+	_, ok := name(s)
+	return ok && !strings.HasPrefix(s, "__") && !strings.HasSuffix(s, "_id")
+}
 
 // name makes the full name of a series from that of a Sample, and says whether
 // it is one: lower-case letters, digits and underscores, not beginning with a
