@@ -1,0 +1,410 @@
+package ledger
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// perPeriod runs a host and tells what each container cost in a period.
+func perPeriod(h *host, length time.Duration) []time.Duration {
+	before := make([]time.Duration, len(h.tasks))
+	for i, k := range h.tasks {
+		before[i] = k.total()
+	}
+	h.run(length)
+	out := make([]time.Duration, len(h.tasks))
+	for i, k := range h.tasks {
+		out[i] = (k.total() - before[i]) / (length / k.period)
+	}
+	return out
+}
+
+// within compares with a tolerance in parts of want.
+func within(got, want time.Duration, part float64) bool {
+	off := float64(got - want)
+	return off <= part*float64(want) && -off <= part*float64(want)
+}
+
+// quotas draws some that fit on one CPU.
+func quotas(t *rapid.T, most time.Duration) []time.Duration {
+	n := rapid.IntRange(2, 5).Draw(t, "containers")
+	var out []time.Duration
+	for i := range n {
+		q := rapid.IntRange(8, int(most/ms)/(n-i)).Draw(t, fmt.Sprintf("quota%d", i))
+		out = append(out, time.Duration(q)*ms)
+		most -= time.Duration(q) * ms
+	}
+	return out
+}
+
+func drawHost(t *rapid.T, tasks ...*task) *host {
+	for i, k := range tasks {
+		k.phase = time.Duration(rapid.IntRange(0, 199).Draw(t, fmt.Sprintf("phase%d", i))) * tick
+	}
+	return newHost(rapid.IntRange(1, 5).Draw(t, "every"), time.Duration(rapid.IntRange(0, 2).Draw(t, "late"))*tick, tasks...)
+}
+
+// What a container used and was charged comes to what it was given, whatever
+// its neighbours' packets do, and neither of them starves.
+func TestConverges(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var tasks []*task
+		for i, q := range quotas(t, 92*ms) {
+			k := newTask(q)
+			// No more than it can pay for.
+			part := rapid.Float64Range(0, 0.8).Draw(t, fmt.Sprintf("net%d", i))
+			k.net = constant(part * float64(q) / float64(k.period))
+			tasks = append(tasks, k)
+		}
+		h := drawHost(t, tasks...)
+		h.run(3 * time.Second)
+		for i, got := range perPeriod(h, 6*time.Second) {
+			// One part in twenty-five, and the slack.
+			if q := h.ledgers[i].Limit().Quota; !within(got, q, 0.04+2.0/60) {
+				t.Errorf("container %d of %v used %v a period (%+v)", i, q, got, h.ledgers[i].State())
+			}
+			if own := h.tasks[i].work; own == 0 {
+				t.Errorf("container %d starved", i)
+			}
+		}
+	})
+}
+
+// Without packets nothing is ever written, however the tasks come and go and
+// whenever the counters are read.
+func TestLeavesAlone(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var tasks []*task
+		for i, q := range quotas(t, 150*ms) {
+			k := newTask(q)
+			on := time.Duration(rapid.IntRange(1, 300).Draw(t, fmt.Sprintf("on%d", i))) * ms
+			off := time.Duration(rapid.IntRange(0, 300).Draw(t, fmt.Sprintf("off%d", i))) * ms
+			k.wants = func(now time.Duration) bool { return now%(on+off) < on }
+			tasks = append(tasks, k)
+		}
+		h := newHost(1, 0, tasks...)
+		for i := range rapid.IntRange(10, 40).Draw(t, "steps") {
+			h.cpu.runFor(time.Duration(rapid.IntRange(10, 400).Draw(t, fmt.Sprintf("pause%d", i))) * ms)
+			for j, k := range h.tasks {
+				if got := h.ledgers[j].Step(k.c); got != k.quota {
+					t.Fatalf("step %d: container %d of %v is to get %v (%+v)", i, j, k.quota, got, h.ledgers[j].State())
+				}
+			}
+		}
+	})
+}
+
+// Nobody saves up: over any stretch of time a container costs no more than its
+// quotas for it, and a few on top for what can't be known at once.
+func TestDoesNotHoard(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var tasks []*task
+		for i, q := range quotas(t, 92*ms) {
+			k := newTask(q)
+			on := time.Duration(rapid.IntRange(50, 1000).Draw(t, fmt.Sprintf("on%d", i))) * ms
+			off := time.Duration(rapid.IntRange(0, 3000).Draw(t, fmt.Sprintf("off%d", i))) * ms
+			k.wants = func(now time.Duration) bool { return now%(on+off) < on }
+			rate := rapid.Float64Range(0, 0.8).Draw(t, fmt.Sprintf("net%d", i)) * float64(q) / float64(k.period)
+			k.net = func(now time.Duration) float64 { return rate }
+			tasks = append(tasks, k)
+		}
+		h := drawHost(t, tasks...)
+		marks := make([][]time.Duration, len(tasks))
+		for range 80 {
+			h.run(100 * ms)
+			for i, k := range tasks {
+				marks[i] = append(marks[i], k.total())
+			}
+		}
+		for i, k := range tasks {
+			q := h.ledgers[i].Limit().Quota
+			var worst, sum time.Duration
+			for j := 1; j < len(marks[i]); j++ { // the largest sum of any stretch
+				sum = max(0, sum+marks[i][j]-marks[i][j-1]-q)
+				worst = max(worst, sum)
+			}
+			// Two quotas of slack, one for the interval in which it shows, and
+			// what a burst of tasks and packets at once can be ahead by.
+			if bound := q * time.Duration(3+2*h.every); worst > bound {
+				t.Errorf("container %d of %v was ahead by %v, with %v of %v", i, q, worst, k.total(), h.now)
+			}
+		}
+	})
+}
+
+// A flood that nobody drops: the others keep what is theirs, the victim of the
+// flood is never stopped altogether, and is back to its own quota soon after.
+func TestFlood(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		qs := quotas(t, 80*ms)
+		var tasks []*task
+		for _, q := range qs {
+			tasks = append(tasks, newTask(q))
+		}
+		flood := rapid.Float64Range(0.05, 0.8).Draw(t, "flood")
+		length := time.Duration(rapid.IntRange(1, 6).Draw(t, "seconds")) * time.Second
+		tasks[0].net = between(0, length, flood)
+		h := drawHost(t, tasks...)
+		h.run(length)
+		if least := h.ledgers[0].lowest(); h.lowest[0] < least || least < MinQuota {
+			t.Errorf("quota went down to %v", h.lowest[0])
+		}
+		if debt := h.ledgers[0].State().Balance; debt < -MaxDebt*qs[0] {
+			t.Errorf("debt is %v", debt)
+		}
+		h.run(MaxDebt/payOff*100*ms + 7*time.Second)
+		for i, k := range tasks {
+			if k.quota != qs[i] {
+				t.Errorf("container %d of %v is left with %v (%+v)", i, qs[i], k.quota, h.ledgers[i].State())
+			}
+		}
+		for i, got := range perPeriod(h, 2*time.Second) {
+			if !within(got, qs[i], 0.02) {
+				t.Errorf("container %d of %v uses %v afterwards", i, qs[i], got)
+			}
+		}
+	})
+}
+
+// What is dropped at exhaustion keeps the total of a flooded container within
+// its quota, and leaves both its tasks and its packets some of it.
+func TestBudgetHolds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		qs := quotas(t, 80*ms)
+		var tasks []*task
+		for _, q := range qs {
+			tasks = append(tasks, newTask(q))
+		}
+		tasks[0].net = constant(rapid.Float64Range(0.05, 0.8).Draw(t, "flood"))
+		h := drawHost(t, tasks...)
+		h.reserve = DefaultReserve
+		h.run(3 * time.Second)
+		work := tasks[0].work
+		for i, got := range perPeriod(h, 6*time.Second) {
+			if !within(got, qs[i], 0.04+2.0/60) {
+				t.Errorf("container %d of %v used %v a period (%+v)", i, qs[i], got, h.ledgers[i].State())
+			}
+		}
+		if got := (tasks[0].work - work) / 60; got < qs[0]/5 {
+			t.Errorf("the flooded container of %v had %v for itself", qs[0], got)
+		}
+		if f := h.ledgers[0].State().Forgiven; f != 0 {
+			t.Errorf("%v was forgiven", f)
+		}
+	})
+}
+
+// runFor lets the CPU go on with nobody looking.
+func (c *cpu) runFor(length time.Duration) {
+	for end := c.now + length; c.now < end; {
+		c.step()
+	}
+}
+
+// counters builds those of a container that in n periods of 100 ms ran, was
+// charged and credited, and was throttled.
+func counters(n int, ran, charge, credit time.Duration, throttled int) Counters {
+	return Counters{
+		Taken: epoch.Add(time.Duration(n) * 100 * ms),
+		Ran:   time.Duration(n) * ran, Charge: time.Duration(n) * charge, Credit: time.Duration(n) * credit,
+		Throttled: uint64(throttled),
+	}
+}
+
+// One step after ten periods, with a quota of 50 ms.
+func TestStep(t *testing.T) {
+	for _, tt := range []struct {
+		name                string
+		ran, charge, credit time.Duration
+		throttled           int
+		balance             time.Duration
+		more, less          bool // than the owner's quota
+	}{
+		{"idle", 0, 0, 0, 0, 0, false, false},
+		{"at its quota", 50 * ms, 0, 0, 10, 0, false, false},
+		{"held by its own quota and not robbed", 45 * ms, 0, 0, 10, 0, false, false},
+		{"slow for other reasons", 20 * ms, 0, 0, 0, 0, false, false},
+		{"robbed and held", 50 * ms, 0, 10 * ms, 10, 100 * ms, true, false},
+		{"robbed and held in half of the periods", 40 * ms, 0, 10 * ms, 5, 50 * ms, true, false},
+		{"robbed but not held: demand was the limit", 30 * ms, 0, 10 * ms, 0, 0, false, false},
+		{"robbed of more than it misses", 50 * ms, 0, 10 * ms, 1, 10 * ms, true, false},
+		{"network within what is unused", 10 * ms, 20 * ms, 0, 0, 0, false, false},
+		{"network beyond it, less the slack", 50 * ms, 20 * ms, 0, 10, -100 * ms, false, true},
+		{"network alone beyond it", 0, 70 * ms, 0, 0, -100 * ms, false, true},
+		{"as much credit as charge", 50 * ms, 10 * ms, 10 * ms, 10, 0, false, false},
+		{"too little to matter", 50 * ms, ms / 2, 0, 10, 0, false, false},
+		{"more than can be repaid", 0, 200 * ms, 0, 0, -MaxDebt * 50 * ms, false, true},
+	} {
+		l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
+		l.Step(counters(0, 0, 0, 0, 0))
+		l.Step(Counters{Taken: epoch}) // twice at once is no interval
+		got := l.Step(counters(10, tt.ran, tt.charge, tt.credit, tt.throttled))
+		if b := l.State().Balance; b != tt.balance {
+			t.Errorf("%s: balance %v, want %v", tt.name, b, tt.balance)
+		}
+		if got > 50*ms != tt.more || got < 50*ms != tt.less {
+			t.Errorf("%s: quota %v", tt.name, got)
+		}
+	}
+}
+
+func TestDebtOverSeveralPeriods(t *testing.T) {
+	l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
+	l.Step(Counters{Taken: epoch})
+	c := counters(10, 0, 90*ms, 0, 0) // 300 ms too much, with the slack of 100
+	q := l.Step(c)
+	// Packets have stopped; the container makes use of all that it gets.
+	var quotas []time.Duration
+	for range 60 {
+		l.Wrote(q)
+		quotas = append(quotas, q)
+		c.Taken, c.Ran, c.Throttled = c.Taken.Add(100*ms), c.Ran+q, c.Throttled+1
+		q = l.Step(c)
+	}
+	var withheld time.Duration
+	for _, q := range quotas {
+		if q < l.lowest() {
+			t.Errorf("a quota of %v", q)
+		}
+		withheld += 50*ms - q
+	}
+	if q != 50*ms || !within(withheld, 300*ms, 0.03) {
+		t.Errorf("withheld %v in %v, then %v", withheld, quotas, q)
+	}
+}
+
+func TestBounds(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		limit  Limit
+		charge time.Duration
+		credit time.Duration
+		want   time.Duration
+	}{
+		{"a twentieth is left", Limit{50 * ms, 100 * ms, 0}, 900 * ms, 0, 2500 * time.Microsecond},
+		{"no less than a millisecond", Limit{8 * ms, 100 * ms, 0}, 900 * ms, 0, ms},
+		{"no less than the burst", Limit{50 * ms, 100 * ms, 20 * ms}, 900 * ms, 0, 20 * ms},
+		{"the least quota there is", Limit{ms, 100 * ms, 0}, 900 * ms, 0, ms},
+		{"four times at most", Limit{10 * ms, 100 * ms, 0}, 0, 900 * ms, 40 * ms},
+	} {
+		l := New(tt.limit)
+		l.Step(Counters{Taken: epoch})
+		// Enough of it to be held by the quota all the time.
+		var got time.Duration
+		for i := 1; i <= 20; i++ {
+			got = l.Step(counters(10*i, tt.limit.Quota+tt.credit, tt.charge, tt.credit, 10*i))
+			l.Wrote(got)
+		}
+		if got != tt.want {
+			t.Errorf("%s: %v, want %v (%+v)", tt.name, got, tt.want, l.State())
+		}
+	}
+}
+
+// A new value of the owner's is what counts from then on; old debts stay.
+func TestSetLimit(t *testing.T) {
+	l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
+	l.Step(Counters{Taken: epoch})
+	l.Wrote(l.Step(counters(10, 50*ms, 25*ms, 0, 10)))
+	l.SetLimit(Limit{Quota: 5 * ms, Period: 50 * ms})
+	if b := l.State().Balance; b != -50*ms { // of 150, ten new quotas
+		t.Errorf("balance %v", b)
+	}
+	if b := l.Budget(0); b != 0 {
+		t.Errorf("budget %v at the largest debt", b)
+	}
+	c := counters(10, 50*ms, 25*ms, 0, 10)
+	var got time.Duration
+	for range 100 {
+		c.Taken = c.Taken.Add(50 * ms)
+		got = l.Step(c)
+		l.Wrote(got)
+	}
+	if got != 5*ms {
+		t.Errorf("quota %v after the debt lapsed", got)
+	}
+}
+
+// Counters that go back, as after a restart of their source, book nothing.
+func TestCountersGoBack(t *testing.T) {
+	good := counters(20, 50*ms, 10*ms, 5*ms, 20)
+	for _, bad := range []Counters{
+		{Taken: good.Taken.Add(-ms), Ran: good.Ran, Charge: good.Charge, Credit: good.Credit, Throttled: good.Throttled},
+		{Taken: good.Taken.Add(ms), Charge: good.Charge, Credit: good.Credit, Throttled: good.Throttled},
+		{Taken: good.Taken.Add(ms), Ran: good.Ran, Credit: good.Credit, Throttled: good.Throttled},
+		{Taken: good.Taken.Add(ms), Ran: good.Ran, Charge: good.Charge, Throttled: good.Throttled},
+		{Taken: good.Taken.Add(ms), Ran: good.Ran, Charge: good.Charge, Credit: good.Credit},
+	} {
+		l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
+		l.Step(good)
+		if got := l.Step(bad); got != 50*ms || l.State() != (State{}) {
+			t.Errorf("%+v: quota %v, %+v", bad, got, l.State())
+		}
+	}
+}
+
+func TestBudget(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		ran, net time.Duration
+		reserve  float64
+		want     time.Duration
+	}{
+		{"all of it", 0, 0, 0, 50 * ms},
+		{"less the reserve", 0, 0, 0.1, 45 * ms},
+		{"less its own tasks", 10 * ms, 0, 0, 40 * ms},
+		{"half, beside tasks without end", 50 * ms, 0, 0, 25 * ms},
+		{"half less the reserve", 50 * ms, 0, 0.1, 22500 * time.Microsecond},
+		{"a debtor of 300 ms", 0, 70 * ms, 0, 25 * ms},
+		{"as much debt as can be", 0, 200 * ms, 0, 0},
+	} {
+		l := New(Limit{Quota: 50 * ms, Period: 100 * ms})
+		l.Step(Counters{Taken: epoch})
+		l.Step(counters(20, tt.ran, tt.net, 0, 0))
+		if got := l.Budget(tt.reserve); got-tt.want > 20*time.Microsecond || tt.want-got > 20*time.Microsecond {
+			t.Errorf("%s: %v, want %v (%+v)", tt.name, got, tt.want, l.State())
+		}
+	}
+	for v, want := range map[float64]bool{0: true, 0.05: true, 0.99: true, 1: false, -0.1: false, 2: false} {
+		if ValidReserve(v) != want {
+			t.Errorf("T %v is valid: %v", v, !want)
+		}
+	}
+}
+
+// TestLikeIron holds the ledger against the paper's own algorithms: the same
+// container, charges and credits under both, on one CPU where it always wants to
+// run. The stock kernel pays later, but not less.
+func TestLikeIron(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const periods = 100
+		q := time.Duration(rapid.IntRange(8, 80).Draw(t, "quota")) * ms
+		charge := time.Duration(rapid.Float64Range(0, 0.8).Draw(t, "charge") * float64(q))
+		credit := time.Duration(rapid.Float64Range(0, 0.2).Draw(t, "credit") * float64(q))
+
+		g, l, iron := Global{Refill: q, Slice: 5 * ms}, Local{}, time.Duration(0)
+		stock := New(Limit{Quota: q, Period: 100 * ms})
+		c := Counters{Taken: epoch}
+		inForce := stock.Step(c)
+		for range periods {
+			g.Period(false)
+			l.CPUUsage += charge - credit
+			for g.Refilled(&l) {
+				iron += l.RTRemain
+				l.RTRemain = 0
+			}
+
+			c.Taken = c.Taken.Add(100 * ms)
+			c.Ran, c.Charge, c.Credit, c.Throttled = c.Ran+inForce, c.Charge+charge, c.Credit+credit, c.Throttled+1
+			inForce = stock.Step(c)
+			stock.Wrote(inForce)
+		}
+		// The slack, and what the last periods still owe.
+		if off := c.Ran - iron; off > 3*q || off < -2*q {
+			t.Errorf("ran %v by the ledger and %v by the paper", c.Ran, iron)
+		}
+	})
+}

@@ -1,0 +1,112 @@
+package ledger
+
+import (
+	"math"
+	"time"
+)
+
+// The bounds of the factor on an owner's weight. A container whose packets alone
+// cost its whole share keeps a 32nd of its weight; what the robbed get in excess
+// is bounded like a quota's.
+const (
+	minFactor = 1.0 / 32
+	maxFactor = 4.0
+
+	// weightPace is the time constant of the factor. Weights act at once and
+	// what they bring about is measured over an interval: without a low-pass
+	// two containers that charge one another would swing.
+	weightPace = 500 * time.Millisecond
+
+	leaveWeight  = 0.03 // as leave and settle, in parts of the factor
+	settleWeight = 0.01
+)
+
+// Share is what a container may use by its weight alone.
+type Share struct {
+	// Fair is its part of the CPUs by weight among its siblings, in CPUs. An
+	// estimate that is too low does little harm: what a container uses beyond
+	// it counts as its share.
+	Fair float64
+	// Contended says that somebody else was kept waiting, or robbed, so that
+	// the weights matter at all.
+	Contended bool
+}
+
+// Weigher is the account of a container that has a weight and no quota, for
+// which the paper has no answer. Make it with NewWeigher.
+//
+// Its law is w × (1 − charge / entitlement), both in CPU time, where the
+// entitlement is the fair share or, if that is more, what the container used in
+// all. Where everybody competes this makes the totals, not the own times,
+// proportional to the weights: own_i ∝ w_i × (1 − charge_i / total_i) means
+// total_i ∝ w_i. Each container needs to know itself only, and nothing is
+// hoarded as nothing is summed.
+type Weigher struct {
+	last   Counters
+	factor float64 // smoothed
+	now    float64 // in force
+	net    float64 // the last interval's charge less credit, in CPUs
+	own    float64 // the last interval's own time, in CPUs
+	state  State
+}
+
+// NewWeigher opens an account with the owner's weight in force.
+func NewWeigher() *Weigher { return &Weigher{factor: 1, now: 1} }
+
+// Step books what happened since the last one and returns the factor by which
+// the owner's weight should be multiplied; exactly 1 is the owner's own.
+func (w *Weigher) Step(c Counters, share Share) float64 {
+	d, ok := since(w.last, c)
+	w.last = c
+	if !ok {
+		return w.now
+	}
+	w.state.Charged += d.charge
+	w.state.Credited += d.credit
+	length := float64(d.length)
+	w.own, w.net = float64(d.ran)/length, float64(d.charge-d.credit)/length
+	target := 1.0
+	if entitled := max(share.Fair, w.own+w.net); share.Contended && entitled > 0 {
+		target = min(max(1-w.net/entitled, minFactor), maxFactor)
+	}
+	// In proportion, so that up and down take the same time.
+	a := 1 - math.Exp(-length/float64(weightPace))
+	w.factor *= math.Pow(target/w.factor, a)
+	switch off := math.Abs(math.Log(w.factor)); {
+	case off < settleWeight, w.now == 1 && off < leaveWeight:
+		w.wrote(1)
+	case math.Abs(math.Log(w.factor/w.now)) >= leaveWeight:
+		w.wrote(w.factor)
+	}
+	return w.now
+}
+
+func (w *Weigher) wrote(factor float64) {
+	if factor != w.now {
+		w.state.Writes++
+	}
+	w.now = factor
+}
+
+// State returns the content of the account. It has no balance.
+func (w *Weigher) State() State { return w.state }
+
+// Budget is like [Ledger.Budget], for each period of the given length. A
+// container without a quota may use what is idle, so that its packets are
+// dropped only where they alone cost its fair share while others go short,
+// which its weight cannot make good.
+func (w *Weigher) Budget(period time.Duration, share Share, reserve float64) time.Duration {
+	if !share.Contended || w.now > 2*minFactor {
+		return Unlimited
+	}
+	p := float64(period)
+	return budget(share.Fair*p, w.own*p, reserve)
+}
+
+// Scale applies a factor to an owner's weight within the kernel's bounds.
+func Scale(weight uint64, factor float64, least, most uint64) uint64 {
+	if factor == 1 {
+		return weight
+	}
+	return uint64(math.Round(min(max(float64(weight)*factor, float64(least)), float64(most))))
+}

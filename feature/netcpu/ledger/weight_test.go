@@ -1,0 +1,189 @@
+package ledger
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// weighed runs weighers over a CPU, each stepped every so often.
+type weighed struct {
+	cpu
+	weighers []*Weigher
+	owner    []float64 // the weights given
+	every    time.Duration
+}
+
+func newWeighed(every time.Duration, tasks ...*task) *weighed {
+	h := &weighed{cpu: cpu{tasks: tasks}, every: every}
+	for _, k := range tasks {
+		h.weighers = append(h.weighers, NewWeigher())
+		h.owner = append(h.owner, k.weight)
+	}
+	return h
+}
+
+func (h *weighed) run(length time.Duration) {
+	sum := 0.0
+	for _, w := range h.owner {
+		sum += w
+	}
+	for end := h.now + length; h.now < end; {
+		h.step()
+		if h.now%h.every >= tick {
+			continue
+		}
+		for i, k := range h.tasks {
+			k.weight = h.owner[i] * h.weighers[i].Step(k.c, Share{Fair: h.owner[i] / sum, Contended: true})
+		}
+	}
+}
+
+// costs tells what each container cost in CPUs.
+func (h *weighed) costs(length time.Duration) []float64 {
+	before := make([]time.Duration, len(h.tasks))
+	for i, k := range h.tasks {
+		before[i] = k.total()
+	}
+	h.run(length)
+	out := make([]float64, len(h.tasks))
+	for i, k := range h.tasks {
+		out[i] = float64(k.total()-before[i]) / float64(length)
+	}
+	return out
+}
+
+// Containers that all compute without end cost in proportion to their weights,
+// whatever part of it is network.
+func TestWeightsConverge(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 5).Draw(t, "containers")
+		var tasks []*task
+		sum := 0.0
+		for i := range n {
+			k := newTask(0)
+			k.weight = float64(rapid.IntRange(2, 8).Draw(t, fmt.Sprintf("weight%d", i)))
+			sum += k.weight
+			tasks = append(tasks, k)
+		}
+		for i, k := range tasks {
+			k.net = constant(rapid.Float64Range(0, 0.8).Draw(t, fmt.Sprintf("net%d", i)) * k.weight / sum)
+		}
+		h := newWeighed(time.Duration(rapid.IntRange(50, 500).Draw(t, "every"))*ms, tasks...)
+		h.run(5 * time.Second)
+		writes := make([]uint64, n)
+		for i, w := range h.weighers {
+			writes[i] = w.State().Writes
+		}
+		for i, got := range h.costs(4 * time.Second) {
+			want := h.owner[i] / sum
+			if got < 0.9*want || got > 1.1*want {
+				t.Errorf("container %d cost %.3f of %.3f with factor %.3f", i, got, want, h.weighers[i].now)
+			}
+			if k := h.tasks[i]; k.work == 0 {
+				t.Errorf("container %d starved", i)
+			}
+			if w := h.weighers[i].State().Writes - writes[i]; w > 8 {
+				t.Errorf("container %d: %d writes in 4 s of the same", i, w)
+			}
+		}
+	})
+}
+
+// A container whose packets cost more than its share keeps running, and has its
+// owner's weight back soon after.
+func TestWeightsRecover(t *testing.T) {
+	a, b := newTask(0), newTask(0)
+	a.net = between(0, 5*time.Second, 0.7)
+	h := newWeighed(100*ms, a, b)
+	h.run(5 * time.Second)
+	if f := a.weight; f > 0.1 || f < minFactor {
+		t.Errorf("factor %v under a flood", f)
+	}
+	if a.work < 20*ms {
+		t.Errorf("the flooded container had %v in 5 s", a.work)
+	}
+	h.run(5 * time.Second)
+	if a.weight != 1 || b.weight != 1 {
+		t.Errorf("weights %v and %v after the flood", a.weight, b.weight)
+	}
+	for i, got := range h.costs(2 * time.Second) {
+		if got < 0.49 || got > 0.51 {
+			t.Errorf("container %d costs %v after the flood", i, got)
+		}
+	}
+}
+
+func TestWeigh(t *testing.T) {
+	for _, tt := range []struct {
+		name                string
+		ran, charge, credit time.Duration // in 100 ms
+		share               Share
+		want                float64 // after a long time
+	}{
+		{"no packets", 50 * ms, 0, 0, Share{0.5, true}, 1},
+		{"no tasks and no packets", 0, 0, 0, Share{0, true}, 1},
+		{"half of its share", 25 * ms, 25 * ms, 0, Share{0.5, true}, 0.5},
+		{"far below its share", ms, 2 * ms, 0, Share{0.5, true}, 0.96},
+		{"beyond its share", 75 * ms, 25 * ms, 0, Share{0.5, true}, 0.75},
+		{"nobody else", 25 * ms, 25 * ms, 0, Share{0.5, false}, 1},
+		{"more than its share", 10 * ms, 70 * ms, 0, Share{0.5, true}, 0.125},
+		{"only packets", 0, 70 * ms, 0, Share{0.5, true}, minFactor},
+		{"robbed", 50 * ms, 0, 20 * ms, Share{0.5, true}, 1.4},
+		{"robbed of nearly all", 50 * ms, 0, 49 * ms, Share{0.01, true}, maxFactor},
+	} {
+		w := NewWeigher()
+		var got float64
+		for i := range 100 {
+			got = w.Step(counters(i+1, tt.ran, tt.charge, tt.credit, 0), tt.share)
+		}
+		if got < 0.95*tt.want || got > 1.05*tt.want || tt.want == 1 && got != 1 {
+			t.Errorf("%s: factor %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestWeigherBudget(t *testing.T) {
+	w := NewWeigher()
+	flood := func(share Share) time.Duration {
+		for i := range 100 {
+			w.Step(counters(i+1, 10*ms, 90*ms, 0, 0), share)
+		}
+		return w.Budget(100*ms, share, 0)
+	}
+	if got := flood(Share{0.5, false}); got != Unlimited {
+		t.Errorf("budget %v of an idle CPU", got)
+	}
+	if got := flood(Share{0.5, true}); got != Unlimited { // a tenth is its own, and can be weighed
+		t.Errorf("budget %v though weight is enough", got)
+	}
+	w = NewWeigher()
+	for i := range 100 {
+		w.Step(counters(i+1, 0, 90*ms, 0, 0), Share{0.5, true})
+	}
+	if got := w.Budget(100*ms, Share{0.5, true}, 0.1); got != 45*ms {
+		t.Errorf("budget %v of a container that only gets packets", got)
+	}
+}
+
+func TestScale(t *testing.T) {
+	for _, tt := range []struct {
+		weight      uint64
+		factor      float64
+		least, most uint64
+		want        uint64
+	}{
+		{1024, 1, 2, 262144, 1024},
+		{1024, 0.5, 2, 262144, 512},
+		{1024, 0.0001, 2, 262144, 2},
+		{200000, 4, 2, 262144, 262144},
+		{100, 0.333, 1, 10000, 33},
+		{1, 0.03, 1, 10000, 1},
+	} {
+		if got := Scale(tt.weight, tt.factor, tt.least, tt.most); got != tt.want {
+			t.Errorf("%d × %v is %d, want %d", tt.weight, tt.factor, got, tt.want)
+		}
+	}
+}
