@@ -37,4 +37,72 @@ struct napi_struct {
 	struct net_device *dev;
 } __kernel_type;
 
+struct kernfs_node {
+	__u64 id;
+} __kernel_type;
+
+struct cgroup {
+	struct kernfs_node *kn;
+} __kernel_type;
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+} __kernel_type;
+
+struct cfs_rq {
+	int throttled;
+} __kernel_type;
+
+struct sched_entity {
+	struct cfs_rq *cfs_rq;
+} __kernel_type;
+
+struct task_struct {
+	unsigned int flags;
+	int pid;
+	unsigned long nvcsw;
+	unsigned long nivcsw;
+	struct sched_entity se;
+	struct css_set *cgroups;
+	char comm[16];
+} __kernel_type;
+
+/* include/linux/sched.h */
+#define PF_KTHREAD 0x00200000
+
+struct sock_common {
+	volatile unsigned char skc_state;
+	possible_net_t skc_net;
+} __kernel_type;
+
+struct sock_cgroup_data {
+	struct cgroup *cgroup;
+} __kernel_type;
+
+struct sock {
+	struct sock_common __sk_common;
+	struct sock_cgroup_data sk_cgrp_data;
+} __kernel_type;
+
+struct sk_buff {
+	struct net_device *dev;
+	struct sock *sk;
+	unsigned int len;
+	__u16 protocol;
+	__u16 tc_index;
+	__u16 network_header;
+	unsigned int end;
+	unsigned char *head;
+	unsigned char *data;
+} __kernel_type;
+
+struct skb_shared_info {
+	unsigned short gso_segs;
+} __kernel_type;
+
+/* include/linux/interrupt.h */
+#define NET_TX_SOFTIRQ 2
+#define NET_RX_SOFTIRQ 3
+#define TASKLET_SOFTIRQ 6
+
 #endif

@@ -1,0 +1,272 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Charges each nanosecond of network softirq to the tenant that caused it, and
+ * notes whose time it was (Iron, section 3.1).
+ *
+ * A CPU is in one run at a time: from softirq_entry to softirq_exit, or one
+ * poll of a NAPI thread. What happens in a run cuts it into intervals, each of
+ * which is the work for one packet:
+ *
+ *   netif_receive_skb   a packet begins. If its device is a tenant's, so is the
+ *                       interval. Else the packet is open: nobody's yet.
+ *   net_dev_start_xmit  towards a tenant's veth: what is open was for that
+ *                       tenant, and it is that tenant's work from here on.
+ *   sockets (sock.bpf.h) tell whose an open packet was that no veth tells.
+ *   napi_poll           no packet any more.
+ *
+ * An open packet that nothing tells of is the system's. Time that lies between
+ * packets (driver, GRO, softirq entry and exit, all of a NET_TX run) goes into
+ * a pot, which is shared evenly over the packets of the run at its end.
+ *
+ * Of the runs of a busy CPU only some are looked at: table.bpf.h, sampled().
+ *
+ * Everything is kept in a table per CPU of few entries, one for each pair of
+ * victim and culprit and each class of packets, and goes from there into the
+ * maps that user space reads when the table is full or old. No map is touched
+ * per packet but that table.
+ *
+ * Hooks and cost: README.md. Who reads the maps: account.go. Full maps:
+ * fl_devices, fl_cgroups: user space gets the error; fl_thefts: counted in
+ * lost; charges go on. The programs are held by links that end with the agent.
+ */
+
+#include "kernel.h"
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/pkt_cls.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#include "maps.bpf.h"
+#include "device.bpf.h"
+#include "table.bpf.h"
+#include "packet.bpf.h"
+
+/* Whose the copies of fl_stamp and fl_reached are; set before they are loaded. */
+const volatile __u32 fl_slot;
+
+#include "sock.bpf.h"
+
+SEC("tp_btf/softirq_entry")
+int BPF_PROG(fl_enter, unsigned int vec)
+{
+	struct cpu *c;
+
+	if (vec != NET_RX_SOFTIRQ && vec != NET_TX_SOFTIRQ && vec != TASKLET_SOFTIRQ)
+		return 0; /* not the network's */
+	c = this_cpu();
+	if (!c)
+		return 0; /* cannot be: one entry, index 0 */
+	if (c->run)
+		end(c, c->last); /* a thread's, see left() */
+	if (!sampled(c)) {
+		c->skip = vec;
+		return 0; /* another run counts for it */
+	}
+	begin(c, vec, bpf_ktime_get_ns());
+	return 0;
+}
+
+SEC("tp_btf/softirq_exit")
+int BPF_PROG(fl_exit, unsigned int vec)
+{
+	struct cpu *c;
+
+	if (vec != NET_RX_SOFTIRQ && vec != NET_TX_SOFTIRQ && vec != TASKLET_SOFTIRQ)
+		return 0; /* not the network's */
+	c = this_cpu();
+	if (!c)
+		return 0; /* cannot be */
+	if (c->skip) {
+		c->skip = 0;
+		return 0; /* another run counts for it */
+	}
+	if (c->run != vec)
+		return 0; /* it began before we were attached */
+	end(c, bpf_ktime_get_ns());
+	return 0;
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(fl_receive, struct sk_buff *skb)
+{
+	struct cpu *c = this_cpu();
+	__u32 dev, slot;
+	__u64 now;
+
+	if (!c)
+		return 0; /* cannot be */
+	if (c->skip)
+		return 0; /* another run counts for it */
+	if (left(c))
+		end(c, c->last);
+	if (!c->run) {
+		if (!napi_thread())
+			return 0; /* a task's own work, as a write to a tun device is */
+		if (!sampled(c)) {
+			c->skip = RUN_THREAD;
+			return 0; /* another run counts for it */
+		}
+	}
+	dev = device(c, skb->dev);
+	slot = dev & SLOT;
+	if (!slot && further(c, skb))
+		return 0;
+	now = bpf_ktime_get_ns();
+	if (!c->run)
+		begin(c, RUN_THREAD, now);
+	else
+		close(c, now);
+	c->network = 1;
+	c->events += c->weight;
+	c->by_socket = 0;
+	if (slot) {
+		__u32 class = dev & HOST_END ? SEND : RECEIVE;
+
+		if (c->kind == KIND_THREAD && !c->victim && class == RECEIVE)
+			c->victim = slot; /* a thread that polls a tenant's own device */
+		use(c, slot, class | protocol(skb), 1, skb->len);
+		share(c);
+		return 0;
+	}
+	/* On its way through the host after a tenant sent it: see fl_stamp. */
+	slot = dev & HOST_SIDE ? stamped(skb) : 0;
+	if (slot) {
+		use(c, slot, SEND | protocol(skb), 0, 0);
+		return 0;
+	}
+	open(c, skb);
+	return 0;
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
+{
+	struct cpu *c = this_cpu();
+	__u32 dev, slot, class, packets = 0;
+
+	if (!c)
+		return 0; /* cannot be */
+	if (c->skip)
+		return 0; /* another run counts for it */
+	if (left(c))
+		end(c, c->last);
+	if (!c->run) {
+		c->sent_netns = to->nd_net.net->ns.inum;
+		c->sent_ifindex = to->ifindex;
+		return 0; /* a task sends: the scheduler charges it */
+	}
+	dev = device(c, to);
+	slot = dev & SLOT;
+	c->network = 1;
+	c->events += c->weight;
+	if (!slot) {
+		/* A device in a namespace of nobody's tells nothing. */
+		if (!(dev & HOST_SIDE) && c->cur != POT)
+			return 0;
+		class = SEND;
+		slot = stamped(skb);
+		if (!slot && c->cur >= ENTRIES) {
+			/* Once an owner is known only a stamp overrules it. */
+			slot = of_socket(c, skb->sk);
+			packets = slot != 0;
+			if (c->cur == OPEN)
+				class = RECEIVE; /* it answers what is open */
+		}
+		if (!slot && c->cur != POT)
+			return 0;
+	} else if (dev & HOST_END) {
+		class = RECEIVE;
+	} else {
+		class = c->cur == OPEN ? RECEIVE : SEND;
+		packets = c->cur == OPEN;
+	}
+	if (c->cur == POT) {
+		/* NET_TX and the like: the run is split over what it sends. */
+		struct entry *e = entry(c, slot, class | protocol_sent(skb));
+
+		e->packets += packets * c->weight;
+		e->bytes += packets ? skb->len * c->weight : 0;
+		e->shares++;
+		c->shares++;
+		return 0;
+	}
+	if (c->cur == OPEN) {
+		settle(c, slot, class | c->proto, skb, packets);
+		return 0;
+	}
+	if (slot == c->owner)
+		return 0; /* an acknowledgement, a reply, one step further */
+	close(c, bpf_ktime_get_ns());
+	use(c, slot, class | protocol_sent(skb), 0, 0);
+	return 0;
+}
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
+{
+	struct cpu *c = this_cpu();
+	__u64 now;
+
+	if (!c)
+		return 0; /* cannot be */
+	if (c->skip == RUN_THREAD)
+		c->skip = 0;
+	if (left(c))
+		end(c, c->last);
+	if (!c->run)
+		return 0; /* not looked at, or brought nothing, or made by a task */
+	if (napi->dev && work)
+		c->steered = 1; /* unless something was received */
+	/*
+	 * While all packets of the run are one owner's, the pot is its, too: then
+	 * the clock, which costs most of all, is left alone.
+	 */
+	if (c->cur < ENTRIES && c->run != RUN_THREAD && !c->in_ring &&
+	    c->entries[c->cur & (ENTRIES - 1)].shares == c->shares)
+		return 0;
+	now = bpf_ktime_get_ns();
+	close(c, now);
+	drop_ring(c);
+	c->cur = POT;
+	if (c->run == RUN_THREAD)
+		end(c, now);
+	return 0;
+}
+
+/*
+ * Run by user space on each CPU before it reads, so that nothing waits in a
+ * table. It comes in an interrupt: if that has interrupted a run, the table is
+ * the run's, and goes into the maps soon enough.
+ */
+SEC("raw_tp/softirq_exit")
+int fl_flush(void *ctx)
+{
+	struct cpu *c = this_cpu();
+
+	if (!c || c->run)
+		return 0;
+	drop_tunnel(c, bpf_ktime_get_ns());
+	flush(c);
+	return 0;
+}
+
+/*
+ * What a tenant sends carries its slot from the host's end of the veth on:
+ * tc_index is kept by bridges, routing, NAT and tunnels, and is no one else's
+ * on the way. Whatever the tenant has written there itself is overwritten.
+ */
+SEC("tc")
+int fl_stamp(struct __sk_buff *skb)
+{
+	skb->tc_index = fl_slot;
+	return TCX_NEXT; /* let the others see it */
+}

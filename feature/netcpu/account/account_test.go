@@ -1,0 +1,203 @@
+package account
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
+		if status, ok := reexec(os.Args); ok {
+			os.Exit(status)
+		}
+	}
+	testkit.Main(m)
+}
+
+// newMeter opens a Meter that is closed when t ends.
+func newMeter(t testing.TB) *Meter {
+	t.Helper()
+	testkit.NeedRoot(t)
+	m, err := Open(Config{})
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(func() { must(t, m.Close()) })
+	return m
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWanted(t *testing.T) {
+	const host, a, b = 100, 200, 201
+	tenants := []Tenant{
+		{ID: 1, Cgroups: []uint64{10, 11}, Devices: []Device{{host, 5, true}, {a, 2, false}}},
+		// A pod's second container names the same devices, and is late.
+		{ID: 2, Cgroups: []uint64{11, 12}, Devices: []Device{{host, 5, true}, {a, 2, false}, {a, 3, false}}},
+		// Nobody gets a namespace that host ends are in, nor the host's own.
+		{ID: 3, Devices: []Device{{host, 9, false}, {1, 4, false}}},
+		{ID: 4, Devices: []Device{{b, 2, false}, {b, 0, false}, {b, -1, false}, {0, 1, false}, {1 << 32, 1, true}}},
+	}
+	devices, cgroups := wanted(tenants, []uint32{1, 2, 3, 4}, 1)
+	at := func(netns, index uint32) accountDevice { return accountDevice{Netns: netns, Ifindex: index} }
+	wantDevices := map[accountDevice]uint32{
+		at(host, 5): 1 | flagHostEnd | flagHostSide, at(host, 0): flagHostSide, at(1, 0): flagHostSide,
+		at(a, 2): 1, at(a, 3): 2, at(a, 0): 1, at(host, 9): 3, at(1, 4): 3, at(b, 2): 4, at(b, 0): 4,
+	}
+	if !maps.Equal(devices, wantDevices) {
+		t.Errorf("devices %v, want %v", devices, wantDevices)
+	}
+	if want := map[uint64]uint32{10: 1, 11: 1, 12: 2}; !maps.Equal(cgroups, want) {
+		t.Errorf("cgroups %v, want %v", cgroups, want)
+	}
+}
+
+func TestSum(t *testing.T) {
+	one, two := accountAccount{Own: 5}, accountAccount{Own: 6}
+	one.By[UDP].Ns, two.By[UDP].Ns = 100, 20
+	one.By[TCP].Packets, two.By[int(Protocols)+int(Other)].Bytes = 7, 9
+	two.By[int(Protocols)+int(TCP)].Ns = 3
+	a := sum(42, []accountAccount{one, two})
+	want := Account{Container: 42, Own: 11}
+	want.Receive[UDP].CPU, want.Receive[TCP].Packets = 120, 7
+	want.Send[TCP].CPU, want.Send[Other].Bytes = 3, 9
+	if a != want {
+		t.Errorf("sum %+v, want %+v", a, want)
+	}
+	if a.CPU() != 123 {
+		t.Errorf("CPU %v, want 123ns", a.CPU())
+	}
+}
+
+// The accounts of a tenant from Watch to the Reading that has it no more.
+func TestLife(t *testing.T) {
+	m := newMeter(t)
+	told := Tenant{ID: 5, Cgroups: []uint64{7}}
+	for range 2 {
+		must(t, m.Watch(told))
+	}
+	slot, ok := m.Slot(5)
+	if !ok || slot == 0 {
+		t.Fatalf("slot %d, %v", slot, ok)
+	}
+	if _, ok := m.Slot(6); ok {
+		t.Error("a container that is not watched has a slot")
+	}
+	var charge int64
+	must(t, m.Charges().Lookup(slot, &charge))
+	work := make([]accountAccount, ebpf.MustPossibleCPU())
+	work[0].By[UDP].Ns = 1000
+	must(t, m.maps.FlAccounts.Put(slot, work))
+	theft := accountTheft{Culprit: uint16(slot), Kind: uint16(Idle)}
+	must(t, m.maps.FlThefts.Put(theft, make([]uint64, len(work))))
+
+	for range 2 { // the second one: unknown is success
+		must(t, m.Forget(5))
+	}
+	if _, ok := m.Slot(5); ok {
+		t.Error("a forgotten container has a slot")
+	}
+	must(t, m.Watch(Tenant{ID: 6}))
+	if other, _ := m.Slot(6); other == slot {
+		t.Error("a slot is used again before its numbers were read")
+	}
+	for _, c := range []struct {
+		tombstone bool
+		gone      time.Duration
+		thefts    int
+	}{{true, 0, 1}, {false, 1000, 0}, {false, 1000, 0}} {
+		r, err := m.Read()
+		must(t, err)
+		i := slices.IndexFunc(r.Accounts, func(a Account) bool { return a.Container == 5 })
+		thefts := slices.IndexFunc(r.Thefts, func(t Theft) bool { return t.Culprit == 5 })
+		if (i >= 0) != c.tombstone || (thefts >= 0) != (c.thefts > 0) || r.Gone != c.gone {
+			t.Errorf("reading %+v, want %+v", r, c)
+		}
+		if i >= 0 && r.Accounts[i].CPU() != 1000 {
+			t.Errorf("tombstone %+v", r.Accounts[i])
+		}
+	}
+	must(t, m.Watch(told))
+	if again, _ := m.Slot(5); again != slot {
+		t.Errorf("slot %d, want %d, which is free", again, slot)
+	}
+	must(t, m.maps.FlAccounts.Lookup(slot, &work))
+	if sum(5, work).CPU() != 0 {
+		t.Errorf("a slot that is used again begins with %+v", work)
+	}
+}
+
+// A container that comes back before it was reported goes on where it was.
+func TestRevive(t *testing.T) {
+	m := newMeter(t)
+	must(t, m.Watch(Tenant{ID: 5}))
+	slot, _ := m.Slot(5)
+	must(t, m.Forget(5))
+	_, err := m.Read()
+	must(t, err)
+	must(t, m.Watch(Tenant{ID: 5}))
+	if again, ok := m.Slot(5); !ok || again != slot {
+		t.Errorf("slot %d, %v, want %d", again, ok, slot)
+	}
+	for range 3 {
+		r, err := m.Read()
+		must(t, err)
+		if len(r.Accounts) != 2 || r.Gone != 0 {
+			t.Errorf("reading %+v, want two accounts", r)
+		}
+	}
+}
+
+// A full map is an error of the one who asks, and changes nothing for others.
+func TestFull(t *testing.T) {
+	m := newMeter(t)
+	must(t, m.Watch(Tenant{ID: 1}))
+	for range cap(m.slots) - len(m.slots) {
+		m.slots = append(m.slots, &tenant{state: reported})
+	}
+	if err := m.Watch(Tenant{ID: 2}); !errors.Is(err, ErrSlots) {
+		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
+	}
+	m.slots = m.slots[:2]
+	cgroups := make([]uint64, m.maps.FlCgroups.MaxEntries()+1)
+	for i := range cgroups {
+		cgroups[i] = uint64(i + 1)
+	}
+	if err := m.Watch(Tenant{ID: 1, Cgroups: cgroups}); err == nil {
+		t.Error("more cgroups than the map holds: no error")
+	}
+	must(t, m.Watch(Tenant{ID: 1, Cgroups: cgroups[:5]}))
+	if err := m.Watch(Tenant{ID: 1, Devices: []Device{{Netns: 1, Ifindex: 1, HostEnd: true}}}); err == nil && m.stamps {
+		t.Error("a device in a namespace that is not there: no error")
+	}
+	must(t, m.Watch(Tenant{ID: 1, Cgroups: cgroups[:5]}))
+}
+
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Open(Config{Proc: dir}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Open without proc: %v", err)
+	}
+	version := "Linux version 6.12.1-rt (x) (gcc) #1 SMP PREEMPT_RT Debian 6.12.1"
+	must(t, os.WriteFile(filepath.Join(dir, "version"), []byte(version), 0o644))
+	if _, err := Open(Config{Proc: dir}); !errors.Is(err, ErrRealtime) {
+		t.Errorf("Open on PREEMPT_RT: %v, want ErrRealtime", err)
+	}
+}

@@ -1,0 +1,126 @@
+package account
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// attach brings the programs at the host's ends of a tenant's veths, and at its
+// sockets, to what was told.
+func (m *Meter) attach(t *tenant) error {
+	var errs []error
+	want := make(map[Device]bool)
+	for _, d := range t.told.Devices {
+		want[d] = d.HostEnd && m.stamps
+	}
+	for d, l := range t.stamps {
+		if !want[d] {
+			errs = append(errs, l.Close())
+			delete(t.stamps, d)
+		}
+	}
+	for d, w := range want {
+		if !w || t.stamps[d] != nil {
+			continue
+		}
+		l, err := m.stampAt(t, d)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("stamp what device %d in netns %d receives: %w", d.Ifindex, d.Netns, err))
+			continue
+		}
+		t.stamps[d] = l
+	}
+	if len(t.stamps) == 0 && t.stamp != nil {
+		errs = append(errs, t.stamp.Close())
+		t.stamp = nil
+	}
+	// Nobody else's packets may carry the slot of one that does not stamp.
+	errs = append(errs, m.maps.FlUsed.Put(t.slot, uint32(min(len(t.stamps), 1))))
+	if need := bySocket(t.told); need != (t.socket != nil) {
+		errs = append(errs, m.watchSockets(t, need))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Meter) stampAt(t *tenant, d Device) (l link.Link, err error) {
+	if t.stamp == nil {
+		if t.stamp, err = m.load("fl_stamp", t.slot); err != nil {
+			return nil, err
+		}
+	}
+	path, err := netdev.Find(m.cfg.Proc, d.Netns)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := netdev.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	err = ns.Do(func() error {
+		// First of all: a program that redirects would keep the packet from
+		// those behind it.
+		l, err = link.AttachTCX(link.TCXOptions{
+			Interface: d.Ifindex, Program: t.stamp, Attach: ebpf.AttachTCXIngress, Anchor: link.Head(),
+		})
+		return err
+	})
+	return l, err
+}
+
+// watchSockets puts the program at the sockets of a tenant, or takes it away.
+func (m *Meter) watchSockets(t *tenant, need bool) error {
+	if !need {
+		err := t.socket.Close()
+		t.socket = nil
+		return err
+	}
+	p, err := m.load("fl_reached", t.slot)
+	if err != nil {
+		return fmt.Errorf("tell packets by socket: %w", err)
+	}
+	defer p.Close()
+	dir, err := m.openCgroup(t.told.ID)
+	if err != nil {
+		return fmt.Errorf("tell packets by socket: %w", err)
+	}
+	defer dir.Close()
+	t.socket, err = link.AttachRawLink(link.RawLinkOptions{
+		Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInetIngress,
+	})
+	if err != nil {
+		return fmt.Errorf("tell packets by socket: %w", err)
+	}
+	return nil
+}
+
+// openCgroup opens a container's cgroup v2 directory by its id, which is the
+// file handle that the kernel gives it.
+func (m *Meter) openCgroup(id container.ID) (*os.File, error) {
+	layout, err := cgroup.Detect(m.cfg.Proc, "")
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.Open(layout.V2)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	const kernfs = 0xfe // FILEID_KERNFS, include/linux/exportfs.h
+	handle := unix.NewFileHandle(kernfs, binary.NativeEndian.AppendUint64(nil, uint64(id)))
+	fd, err := unix.OpenByHandleAt(int(root.Fd()), handle, unix.O_RDONLY|unix.O_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup %v: %w", id, err)
+	}
+	return os.NewFile(uintptr(fd), "cgroup"), nil
+}

@@ -1,0 +1,175 @@
+package account
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// BenchmarkCost says what accounting costs: ns per event by the kernel's own
+// statistics (which cost a part of it themselves), the sum of them per packet,
+// and what a flood loses, with accounting off and on in turns.
+//
+//	go test -run - -bench Cost -benchtime 1x -count 3 ./feature/netcpu/account
+func BenchmarkCost(b *testing.B) {
+	for _, rate := range []string{"flood", "20000"} {
+		for _, path := range []string{"hop", "bridge"} {
+			b.Run(path+"/"+rate, func(b *testing.B) { cost(b, path, rate) })
+		}
+	}
+}
+
+func cost(b *testing.B, path, rate string) {
+	f := newFabric(b)
+	f.polls()
+	box := f.add("box", 2, f.host)
+	to, from := "10.66.0.2:9000", f.wire
+	if path == "hop" {
+		f.rps(box, "eth0", "1")
+		f.ip(f.host, "route", "replace", "10.66.0.2/32", "dev", "br0")
+		from = f.host
+	}
+	received := f.load(box, 0, "udp-recv", "--listen", ":9000", "--buffer", "4194304")
+	// The load is the same with and without: a flood does not wait for room.
+	f.load(from, 1, "udp-send", "--to", to, "--rate", rate, "--size", "64", "--buffer", "67108864")
+
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	must(b, err)
+	before := runtimes(b, f.m)
+	d := f.during(time.Second)
+	after := runtimes(b, f.m)
+	must(b, stats.Close())
+	packets := float64(d.of(box).Receive[UDP].Packets)
+	var all time.Duration
+	var events uint64
+	for name, a := range after {
+		ran, count := a.Runtime-before[name].Runtime, a.RunCount-before[name].RunCount
+		all, events = all+ran, events+count
+		if count > 1000 {
+			b.ReportMetric(float64(ran)/float64(count), "ns/"+name)
+		}
+	}
+	b.ReportMetric(float64(all)/packets, "ns/packet")
+	b.ReportMetric(float64(events)/packets, "events/packet")
+	b.ReportMetric(float64(d.of(box).CPU())/packets, "charged-ns/packet")
+
+	// Without the statistics, off and on in turns.
+	rates := map[bool]float64{}
+	const rounds = 4
+	for i := range 2 * rounds {
+		on := i%2 == 1
+		if on {
+			f.m, err = Open(Config{})
+			must(b, err)
+			f.watch(box, f.device(f.host, "h2", true), f.device(box, "eth0", false))
+		} else {
+			must(b, f.m.Close())
+		}
+		time.Sleep(100 * time.Millisecond)
+		start := received.Read()
+		time.Sleep(500 * time.Millisecond)
+		rates[on] += received.Read().Since(start).Rate() / rounds
+	}
+	b.ReportMetric(rates[false], "packets/s-off")
+	b.ReportMetric(rates[true], "packets/s-on")
+	must(b, f.m.Close())
+	b.ReportMetric(0, "ns/op")
+}
+
+// runtimes are the kernel's statistics of the Meter's programs.
+func runtimes(b *testing.B, m *Meter) map[string]ebpf.ProgramStats {
+	b.Helper()
+	out := make(map[string]ebpf.ProgramStats)
+	add := func(p *ebpf.Program) {
+		info, err := p.Info()
+		must(b, err)
+		s, err := p.Stats()
+		must(b, err)
+		out[info.Name] = *s
+	}
+	for _, l := range m.links {
+		info, err := l.Info()
+		must(b, err)
+		p, err := ebpf.NewProgramFromID(info.Program)
+		must(b, err)
+		add(p)
+		must(b, p.Close())
+	}
+	for _, t := range m.tenants {
+		if t.stamp != nil {
+			add(t.stamp)
+		}
+	}
+	if len(out) < 5 {
+		b.Fatal(fmt.Sprint("programs: ", out))
+	}
+	return out
+}
+
+// BenchmarkStolen compares what is charged with a container as the victim with
+// what its work says it lost: a task that only computes, and does so many units
+// in its CPU time. On a machine that does anything else it says nothing.
+func BenchmarkStolen(t *testing.B) {
+	l := newLab(t)
+	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
+	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
+		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
+	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
+	l.watch(victim)
+	l.load(box, 1, "udp-recv", "--listen", ":9000")
+	board, p := l.generator(victim, 0, "burn")
+	sender := l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "0")
+
+	// CPU time per unit of work, alone and with packets in between.
+	var alone, loaded, stolen time.Duration
+	var aloneUnits, loadedUnits uint64
+	for range 4 {
+		for _, rate := range []uint64{0, 60000} {
+			sender.SetRate(rate)
+			time.Sleep(50 * time.Millisecond)
+			r0, err := l.m.Read()
+			must(t, err)
+			cpu0, units0 := ran(t, p.PID), board.Read()
+			time.Sleep(400 * time.Millisecond)
+			cpu, units := ran(t, p.PID)-cpu0, board.Read().Since(units0).Ops
+			r1, err := l.m.Read()
+			must(t, err)
+			if rate == 0 {
+				alone, aloneUnits = alone+cpu, aloneUnits+units
+				continue
+			}
+			loaded, loadedUnits = loaded+cpu, loadedUnits+units
+			d := l.between(r0, r1)
+			stolen += d.stolen(victim, box)
+		}
+	}
+	if aloneUnits == 0 || loadedUnits == 0 {
+		t.Fatal("the victim did nothing")
+	}
+	lost := loaded - time.Duration(float64(alone)/float64(aloneUnits)*float64(loadedUnits))
+	t.ReportMetric(float64(lost)/float64(loaded), "lost-by-its-work")
+	t.ReportMetric(float64(stolen)/float64(loaded), "lost-by-the-account")
+	t.ReportMetric(0, "ns/op")
+}
+
+// ran is the CPU time of a process's busiest thread.
+func ran(t testing.TB, pid int) time.Duration {
+	t.Helper()
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	must(t, err)
+	var most time.Duration
+	for _, task := range tasks {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/schedstat", pid, task.Name()))
+		must(t, err)
+		var ns time.Duration
+		fmt.Sscan(string(data), (*int64)(&ns))
+		most = max(most, ns)
+	}
+	return most
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Whose a device is. */
+
+/* Raised by user space after a change of fl_devices or fl_cgroups. */
+__u32 fl_epoch;
+
+static __noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
+{
+	struct seen *s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
+	struct device key = {.netns = netns, .ifindex = ifindex};
+	__u32 *v;
+
+	v = bpf_map_lookup_elem(&fl_devices, &key);
+	if (!v) {
+		key.ifindex = 0;
+		v = bpf_map_lookup_elem(&fl_devices, &key);
+	}
+	s->netns = netns;
+	s->ifindex = ifindex;
+	s->value = v ? *v : 0;
+	s->known = 1;
+	return s->value;
+}
+
+static __always_inline __u32 device_at(struct cpu *c, __u32 netns, __u32 ifindex)
+{
+	struct seen *s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
+
+	if (s->known && s->netns == netns && s->ifindex == ifindex)
+		return s->value;
+	return device_of(c, netns, ifindex);
+}
+
+static __always_inline __u32 device(struct cpu *c, struct net_device *dev)
+{
+	return device_at(c, dev->nd_net.net->ns.inum, dev->ifindex);
+}

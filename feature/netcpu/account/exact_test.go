@@ -1,0 +1,153 @@
+package account
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// Two containers behind one queue, three packets to one, each packet the same
+// work: the charges must be as the packets are.
+func TestShares(t *testing.T) {
+	for _, polls := range []bool{false, true} {
+		t.Run(fmt.Sprintf("polled %v", polls), func(t *testing.T) {
+			f := newFabric(t)
+			if polls {
+				f.polls()
+			}
+			a, b := f.add("a", 2, f.host), f.add("b", 3, f.host)
+			for _, box := range []*sandbox.Box{a, b} {
+				f.load(box, 0, "udp-recv", "--listen", ":9000")
+			}
+			// One sender, so that bursts are alike.
+			f.load(f.wire, 1, "udp-send", "--rate", "16000",
+				"--to", "10.66.0.2:9000,10.66.0.2:9000,10.66.0.2:9000,10.66.0.3:9000")
+			d := f.during(2 * time.Second)
+			t.Log(d)
+			d.addsUp()
+			wa, wb := d.of(a).Receive[UDP], d.of(b).Receive[UDP]
+			if wb.Packets == 0 || wa.Packets < 2*wb.Packets {
+				t.Fatalf("packets %d and %d: not the load that was asked for", wa.Packets, wb.Packets)
+			}
+			share := float64(wa.Packets) / float64(wa.Packets+wb.Packets)
+			near(t, "the share of three", wa.CPU, time.Duration(share*float64(wa.CPU+wb.CPU)), 0.05)
+		})
+	}
+}
+
+// A queue in the way: what was sent goes out in NET_TX, in anybody's time, and
+// is charged to who sent it.
+func TestQdisc(t *testing.T) {
+	f := newFabric(t)
+	for _, args := range []string{
+		"qdisc add dev nic0 root handle 1: htb default 1",
+		"class add dev nic0 parent 1: classid 1:1 htb rate 40mbit ceil 40mbit burst 3k cburst 3k",
+	} {
+		f.run(f.host, "tc", strings.Fields(args)...)
+	}
+	a, b := f.add("a", 2, f.host), f.add("b", 3, f.host)
+	f.victim()
+	f.load(a, 0, "udp-send", "--to", "10.66.0.1:9000", "--rate", "3000")
+	f.load(b, 1, "udp-send", "--to", "10.66.0.1:9000", "--rate", "1000")
+	d := f.during(while)
+	t.Log(d)
+	d.addsUp()
+	mostly(t, "both senders", d.of(a).Send[UDP].CPU+d.of(b).Send[UDP].CPU, d.here(), 0.9)
+	if d.of(a).Send[UDP].CPU < d.of(b).Send[UDP].CPU {
+		t.Errorf("who sent three times as much pays less")
+	}
+	if d.of(a).CPU() == d.of(a).Own {
+		t.Error("nothing of it in others' time")
+	}
+}
+
+// ARP, and packets for the host, are the system's and nobody else's.
+func TestSystem(t *testing.T) {
+	f := newFabric(t)
+	box := f.add("box", 2, f.host)
+	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.254:9000", "--rate", "10000")
+	stop := make(chan struct{})
+	done := make(chan error, 1)
+	index := f.device(f.wire, "wire", false).Ifindex
+	go func() {
+		done <- f.ns(f.wire).Do(func() error { return askForNobody(index, stop) })
+	}()
+	d := f.during(while)
+	close(stop)
+	must(t, <-done)
+	t.Log(d)
+	d.addsUp()
+	mostly(t, "the system", d.system(), d.here(), 0.75)
+	// A broadcast reaches it, too: nothing else is its own.
+	if a := d.of(box); a.CPU()-a.Receive[Other].CPU > d.here()/50 {
+		t.Errorf("the container is charged %+v", a)
+	}
+	if d.accounts[System].Receive[Other].Packets < 100 {
+		t.Errorf("system %+v", d.accounts[System])
+	}
+}
+
+// askForNobody broadcasts ARP requests until stop is closed.
+func askForNobody(index int, stop <-chan struct{}) error {
+	const arp = 0x0608 // ETH_P_ARP in network order
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: index, Halen: 6}
+	copy(to.Addr[:], "\xff\xff\xff\xff\xff\xff")
+	request := []byte{0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 10, 66, 0, 1, 0, 0, 0, 0, 0, 0, 10, 66, 0, 99}
+	for {
+		select {
+		case <-stop:
+			return nil
+		case <-time.After(time.Millisecond):
+		}
+		if err := unix.Sendto(fd, request, 0, to); err != nil {
+			return err
+		}
+	}
+}
+
+// A host on which nothing happens charges nobody.
+func TestIdle(t *testing.T) {
+	f := newFabric(t)
+	box := f.add("box", 2, f.host)
+	time.Sleep(500 * time.Millisecond) // addresses settle
+	d := f.during(while)
+	t.Log(d)
+	if cpu := d.of(box).CPU(); cpu > while/100 {
+		t.Errorf("%v for a container that does nothing", cpu)
+	}
+}
+
+// A table of thefts that is full is counted, and the accounts stay right.
+func TestLost(t *testing.T) {
+	l := newLab(t)
+	wire, box := l.bare("wire"), l.box("box")
+	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
+		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
+	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
+	one := make([]uint64, ebpf.MustPossibleCPU())
+	for i := range l.m.maps.FlThefts.MaxEntries() {
+		key := accountTheft{Victim: 0xffff, Kind: uint16(i), Culprit: uint16(i >> 4)}
+		if err := l.m.maps.FlThefts.Put(key, one); err != nil {
+			break // full
+		}
+	}
+	l.load(box, 0, "udp-recv", "--listen", ":9000")
+	l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
+	d := l.during(while)
+	if d.readingLost == 0 {
+		t.Error("nothing was counted as lost")
+	}
+	d.readingLost = 0
+	d.only(box, 0.95)
+}

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The maps of account.bpf.c, and what is in them. */
+
+/* Tenants at the same time, and slot 0 for the system. */
+#define MAX_SLOTS 1024
+#define MAX_DEVICES 16384
+#define MAX_CGROUPS 16384
+/* Pairs of victim and culprit that have met. */
+#define MAX_THEFTS 16384
+
+/* Classes of packets: direction and protocol. */
+#define RECEIVE 0
+#define SEND 4
+#define UDP 0
+#define TCP 1
+#define ENCAPSULATED 2
+#define OTHER 3
+#define CLASSES 8
+
+/* Whose time it was, beside the slot. */
+#define KIND_TASK 0
+#define KIND_KSOFTIRQD 1
+#define KIND_IDLE 2
+#define KIND_THREAD 3
+
+/* What fl_devices says of a device. */
+#define SLOT 0xffff
+#define HOST_END 0x10000  /* the host's end of that tenant's veth */
+#define HOST_SIDE 0x20000 /* in a namespace in which host ends are */
+
+struct work {
+	__u64 ns;
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct account {
+	struct work by[CLASSES];
+	__u64 own; /* ns of all that in the tenant's own time */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, struct account);
+} fl_accounts SEC(".maps");
+
+/*
+ * ns that a tenant's packets took from others, less what others' packets took
+ * from its tasks: what the scheduler has charged it too little.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, __s64);
+} fl_charges SEC(".maps");
+
+struct theft {
+	__u16 victim; /* slot, 0: nobody's */
+	__u16 kind;
+	__u16 culprit;
+	__u16 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, MAX_THEFTS);
+	__type(key, struct theft);
+	__type(value, __u64);
+} fl_thefts SEC(".maps");
+
+/* A device by its namespace's inode and its index; index 0: any other there. */
+struct device {
+	__u32 netns;
+	__u32 ifindex;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_DEVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct device);
+	__type(value, __u32);
+} fl_devices SEC(".maps");
+
+/* cgroup v2 id -> slot. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_CGROUPS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} fl_cgroups SEC(".maps");
+
+/* Which slots packets may be stamped with: those of tenants that have a stamp. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_used SEC(".maps");
+
+#define ENTRIES 8
+#define RING 8
+#define SEEN 8
+
+/* One victim, one culprit, one class of packets. */
+struct entry {
+	__u64 key; /* 0: free */
+	__u64 ns;
+	__u64 packets;
+	__u64 bytes;
+	__u64 shares; /* of the pot of this run */
+};
+
+struct seen {
+	__u32 netns;
+	__u32 ifindex;
+	__u32 value;
+	__u32 known;
+};
+
+struct ringed {
+	__u64 skb;
+	__u64 ns;
+};
+
+/* What each CPU is at. Only its own softirqs and threads write here. */
+struct cpu {
+	/* Since Open; user space reads these two. */
+	__u64 softirq; /* ns from softirq_entry to softirq_exit */
+	__u64 thread;  /* ns of NAPI threads' polls */
+	__u64 lost;    /* thefts that found fl_thefts full */
+
+	__u64 begun;   /* the run */
+	__u64 last;    /* the interval */
+	__u64 pot;     /* ns of the run that lie between packets */
+	__u64 shares;  /* packets that share it */
+	__u64 flushed; /* when the table last went into the maps */
+	__u32 run;     /* 0: none; else the vector, or RUN_THREAD */
+	__u32 network; /* whether the run had to do with packets */
+	__u32 steered; /* a NIC's poll brought packets that went to other CPUs */
+	__u32 found;   /* entry() */
+	__u32 cur;     /* the interval is for: an entry, or POT, OPEN */
+	__u32 owner;   /* of that entry */
+	__u32 by_socket; /* a socket told the owner */
+	__u32 kind;    /* the run's victim */
+	__u32 victim;
+	__u32 epoch;   /* of what is cached below */
+
+	/*
+	 * Sampling: of the runs of a busy CPU one in weight is looked at, by
+	 * chance, and counts for as many.
+	 */
+	__u32 weight;
+	__u32 skip;    /* the run that is not looked at: 0, a vector, or RUN_THREAD */
+	__u32 chance;
+	__u32 pid;      /* of the thread of a RUN_THREAD, */
+	__u64 switches; /* and how often it had been switched out */
+	__u64 events;  /* since window, also of runs that were not looked at */
+	__u64 runs;
+	__u64 window;
+
+	/* Which device the last packet went to. */
+	__u32 sent_netns;
+	__u32 sent_ifindex;
+
+	/* Of the packet that is open. */
+	__u64 skb;
+	__u32 netns; /* where it came in */
+	__u32 ifindex;
+	__u32 proto;
+	__u32 outer;   /* it carries another */
+	__u32 inner;   /* it was carried by another */
+	__u32 ringed;  /* next place in the ring */
+	__u32 in_ring;
+	__u32 bytes;
+
+	/*
+	 * Packets that carry others, after their part is done and before the
+	 * inner packets show up behind the tunnel's own queue.
+	 */
+	__u64 tunnel_ns;
+	__u64 tunnel_packets;
+	__u64 tunnel_seen; /* when the last came */
+	__u32 tunnel_netns;
+	__u32 tunnel_ifindex;
+
+	__u64 set; /* the last task's css_set, and its slot */
+	__u32 set_slot;
+	__u32 set_known;
+
+	/* Open packets that another overtook: a list is handled in two passes. */
+	struct ringed ring[RING];
+	struct entry entries[ENTRIES];
+	struct seen seen[SEEN];
+};
+
+#define POT 0x100
+#define OPEN 0x101
+#define RUN_THREAD 0x100
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cpu);
+} fl_cpus SEC(".maps");
+
+static __always_inline struct cpu *this_cpu(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&fl_cpus, &zero);
+}

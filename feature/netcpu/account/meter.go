@@ -1,0 +1,277 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// Errors of Open and Watch.
+var (
+	ErrRealtime = errors.New("softirqs of a PREEMPT_RT kernel can be preempted, and their time not told apart")
+	ErrSlots    = errors.New("as many containers are accounted for as there is room for")
+)
+
+// Config is what Open needs.
+type Config struct {
+	Proc string       // the root of proc; "" is /proc
+	Log  *slog.Logger // for what works less well than it could; nil: no log
+}
+
+// Meter keeps the accounts. Its methods may be called from several goroutines.
+type Meter struct {
+	cfg   Config
+	spec  *ebpf.CollectionSpec
+	maps  accountMaps
+	epoch *ebpf.Variable
+	flush *ebpf.Program
+	links []link.Link
+	// stamps says that the kernel has tcx, so that packets can carry the slot
+	// of who sent them.
+	stamps bool
+	self   uint64 // inode of the host's network namespace
+
+	mu      sync.Mutex
+	tenants map[container.ID]*tenant
+	slots   []*tenant // by slot; nil: free; 0 is the system's
+	devices map[accountDevice]uint32
+	cgroups map[uint64]uint32
+	// generation is what the programs' caches are told by to be old.
+	generation uint32
+	gone       time.Duration
+	closed     bool
+}
+
+// tenant is one slot.
+type tenant struct {
+	told  Tenant
+	slot  uint32
+	state tenantState
+
+	stamp  *ebpf.Program // while there are stamps
+	stamps map[Device]link.Link
+	socket link.Link // where nothing else tells some of its packets
+}
+
+// tenantState is the life of a slot. A forgotten tenant is reported once more;
+// its slot is used again only a Read later, when no CPU can still hold charges
+// for it.
+type tenantState int
+
+const (
+	watched tenantState = iota
+	forgotten
+	reported
+)
+
+// Open loads and attaches the programs. The accounts are empty then, and all
+// is the system's until Watch. The error says what the kernel lacks; it matches
+// ErrRealtime on a PREEMPT_RT kernel.
+func Open(cfg Config) (_ *Meter, err error) {
+	if cfg.Proc == "" {
+		cfg.Proc = "/proc"
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	version, err := os.ReadFile(filepath.Join(cfg.Proc, "version"))
+	if err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	if strings.Contains(string(version), "PREEMPT_RT") {
+		return nil, fmt.Errorf("account: %w", ErrRealtime)
+	}
+	self, err := netdev.InodeOf(cfg.Proc, os.Getpid())
+	if err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	m := &Meter{
+		cfg:     cfg,
+		self:    self,
+		tenants: make(map[container.ID]*tenant),
+		devices: make(map[accountDevice]uint32),
+		cgroups: make(map[uint64]uint32),
+	}
+	if m.spec, err = loadAccount(); err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	var objs struct {
+		accountMaps
+		Epoch   *ebpf.Variable `ebpf:"fl_epoch"`
+		Flush   *ebpf.Program  `ebpf:"fl_flush"`
+		Enter   *ebpf.Program  `ebpf:"fl_enter"`
+		Exit    *ebpf.Program  `ebpf:"fl_exit"`
+		Receive *ebpf.Program  `ebpf:"fl_receive"`
+		Xmit    *ebpf.Program  `ebpf:"fl_xmit"`
+		Polled  *ebpf.Program  `ebpf:"fl_polled"`
+	}
+	if err := m.spec.LoadAndAssign(&objs, nil); err != nil {
+		return nil, fmt.Errorf("account: %w", err)
+	}
+	m.maps, m.epoch, m.flush = objs.accountMaps, objs.Epoch, objs.Flush
+	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("account: %w", err), m.Close())
+		}
+	}()
+	// In this order, so that no CPU is in a run whose end is not seen.
+	for _, p := range []*ebpf.Program{objs.Exit, objs.Polled, objs.Receive, objs.Xmit, objs.Enter} {
+		l, aerr := link.AttachTracing(link.TracingOptions{Program: p})
+		err = errors.Join(err, aerr, p.Close())
+		if aerr == nil {
+			m.links = append(m.links, l)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if m.stamps, err = m.canStamp(); err != nil {
+		return nil, err
+	}
+	if !m.stamps {
+		cfg.Log.Warn("kernel has no tcx: packets that a queue of the host delays are charged by socket, or to nobody")
+	}
+	return m, nil
+}
+
+// canStamp asks by a device that there cannot be.
+func (m *Meter) canStamp() (bool, error) {
+	p, err := m.load("fl_stamp", 0)
+	if err != nil {
+		return false, err
+	}
+	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
+	return !errors.Is(err, ebpf.ErrNotSupported), p.Close()
+}
+
+// load loads one more program. slot is what fl_stamp writes.
+func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
+	spec := m.spec.Copy()
+	if err := spec.Variables["fl_slot"].Set(slot); err != nil {
+		return nil, fmt.Errorf("load %s: %w", name, err)
+	}
+	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
+	replace := map[string]*ebpf.Map{
+		accountMapFlAccounts: m.maps.FlAccounts,
+		accountMapFlCgroups:  m.maps.FlCgroups,
+		accountMapFlCharges:  m.maps.FlCharges,
+		accountMapFlCpus:     m.maps.FlCpus,
+		accountMapFlDevices:  m.maps.FlDevices,
+		accountMapFlThefts:   m.maps.FlThefts,
+		accountMapFlUsed:     m.maps.FlUsed,
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", name, err)
+	}
+	defer coll.Close()
+	return coll.DetachProgram(name), nil
+}
+
+// Charges is a map of slot to the time, in ns and signed, that the tenant's
+// packets took from others less what others' packets took from its tasks: what
+// the scheduler has charged it too little since Watch. Programs may add to
+// nothing in it. It belongs to the Meter.
+func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
+
+// Slot is a tenant's place in Charges, from Watch until Forget.
+func (m *Meter) Slot(id container.ID) (uint32, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.tenants[id]
+	if t == nil || t.state != watched {
+		return 0, false
+	}
+	return t.slot, true
+}
+
+// Watch begins to charge a container, or tells what has changed about it. What
+// was said of it before is replaced. The error matches ErrSlots if there is no
+// room; any other is of a part, a device that has gone say, and the rest is in
+// force.
+func (m *Meter) Watch(told Tenant) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.tenants[told.ID]
+	if t == nil {
+		slot, err := m.free()
+		if err != nil {
+			return fmt.Errorf("account for container %v: %w", told.ID, err)
+		}
+		t = &tenant{slot: slot, stamps: make(map[Device]link.Link)}
+		m.slots[slot] = t
+		m.tenants[told.ID] = t
+	}
+	t.told, t.state = told, watched
+	if err := errors.Join(m.sync(), m.attach(t)); err != nil {
+		return fmt.Errorf("account for container %v: %w", told.ID, err)
+	}
+	return nil
+}
+
+// free finds a slot.
+func (m *Meter) free() (uint32, error) {
+	for i := 1; i < len(m.slots); i++ {
+		if m.slots[i] == nil {
+			return uint32(i), nil
+		}
+	}
+	if len(m.slots) == cap(m.slots) {
+		return 0, ErrSlots
+	}
+	m.slots = append(m.slots, nil)
+	return uint32(len(m.slots) - 1), nil
+}
+
+// Forget ends the charging of a container. Its numbers are in the next Reading
+// once more. One that is not watched is a success.
+func (m *Meter) Forget(id container.ID) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.tenants[id]
+	if t == nil || t.state != watched {
+		return nil
+	}
+	t.state = forgotten
+	t.told = Tenant{ID: id}
+	if err := errors.Join(m.sync(), m.attach(t)); err != nil {
+		return fmt.Errorf("end account of container %v: %w", id, err)
+	}
+	return nil
+}
+
+// Close ends all accounting.
+func (m *Meter) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	m.closed = true
+	var errs []error
+	for _, t := range m.tenants {
+		t.told = Tenant{}
+		errs = append(errs, m.attach(t))
+	}
+	for _, l := range m.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(append(errs, m.flush.Close(), m.maps.Close())...)
+}

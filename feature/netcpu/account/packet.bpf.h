@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Whose a packet is, whose time it is, and what kind of packet. */
+
+/* UDP ports on which tunnels arrive: VXLAN, Linux's old VXLAN, Geneve. */
+#define PORT_VXLAN 4789
+#define PORT_VXLAN_OLD 8472
+#define PORT_GENEVE 6081
+
+/* The slot that fl_stamp has left in a packet. */
+static __always_inline __u32 stamped(struct sk_buff *skb)
+{
+	__u32 slot = skb->tc_index, *used;
+
+	if (!slot)
+		return 0;
+	used = bpf_map_lookup_elem(&fl_used, &slot);
+	return used && *used ? slot : 0;
+}
+
+static __always_inline __u32 of_cgroup(__u64 id)
+{
+	__u32 *slot = bpf_map_lookup_elem(&fl_cgroups, &id);
+
+	return slot ? *slot : 0;
+}
+
+/*
+ * The slot of a task. Its css_set stands for its cgroup: tasks of one cgroup
+ * share it, and what is behind it need not be read for each run.
+ */
+static __always_inline __u32 of_task(struct cpu *c, struct task_struct *t)
+{
+	struct css_set *set = t->cgroups;
+
+	if (c->set != (__u64)set || !c->set_known) {
+		c->set_slot = of_cgroup(set->dfl_cgrp->kn->id);
+		c->set = (__u64)set;
+		c->set_known = 1;
+	}
+	return c->set_slot;
+}
+
+/* enum of include/net/tcp_states.h: what has no cgroup in it. */
+#define TCP_TIME_WAIT 6
+#define TCP_NEW_SYN_RECV 12
+
+/* The slot that a socket belongs to: by its namespace, else by its cgroup. */
+static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
+{
+	__u32 dev;
+
+	if (!sk || sk->__sk_common.skc_state == TCP_TIME_WAIT ||
+	    sk->__sk_common.skc_state == TCP_NEW_SYN_RECV)
+		return 0;
+	dev = device_at(c, sk->__sk_common.skc_net.net->ns.inum, 0);
+	if (dev & SLOT && !(dev & HOST_END))
+		return dev & SLOT;
+	return of_cgroup(sk->sk_cgrp_data.cgroup->kn->id);
+}
+
+/* Whether the current task is a NAPI thread. */
+static __always_inline int napi_thread(void)
+{
+	struct task_struct *t = (void *)bpf_get_current_task_btf();
+
+	return t->flags & PF_KTHREAD && t->comm[0] == 'n' && t->comm[1] == 'a' &&
+	       t->comm[2] == 'p' && t->comm[3] == 'i' && t->comm[4] == '/';
+}
+
+/*
+ * Whether a thread's run has been left without its end: GRO hands on what it
+ * still has after the poll, and then the thread may sleep.
+ */
+static __always_inline int left(struct cpu *c)
+{
+	struct task_struct *t = (void *)bpf_get_current_task_btf();
+
+	return c->run == RUN_THREAD && (c->pid != t->pid || c->switches != t->nvcsw + t->nivcsw);
+}
+
+static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
+{
+	struct task_struct *t = (void *)bpf_get_current_task_btf();
+	int i;
+
+	c->pid = t->pid;
+	c->switches = t->nvcsw + t->nivcsw;
+
+	c->run = run;
+	c->begun = c->last = now;
+	c->pot = 0;
+	c->shares = 0;
+	c->cur = POT;
+	c->network = 0;
+	c->steered = 0;
+	c->by_socket = 0;
+	c->events += 2 * c->weight; /* its begin and its end */
+	c->runs += c->weight;
+	if (c->epoch != fl_epoch) {
+		c->epoch = fl_epoch;
+		c->set_known = 0;
+		c->sent_ifindex = 0;
+		for (i = 0; i < SEEN; i++)
+			c->seen[i].known = 0;
+	}
+	c->victim = 0;
+	if (!t->pid)
+		c->kind = KIND_IDLE;
+	else if (t->flags & PF_KTHREAD && t->comm[0] == 'k' && t->comm[1] == 's' &&
+		 t->comm[2] == 'o' && t->comm[3] == 'f' && t->comm[4] == 't')
+		c->kind = KIND_KSOFTIRQD;
+	else {
+		c->kind = run == RUN_THREAD || (t->flags & PF_KTHREAD && napi_thread()) ? KIND_THREAD : KIND_TASK;
+		c->victim = of_task(c, t);
+	}
+}
+
+static __always_inline __u32 class_of(__u8 protocol)
+{
+	switch (protocol) {
+	case IPPROTO_UDP:
+	case IPPROTO_UDPLITE:
+		return UDP;
+	case IPPROTO_TCP:
+		return TCP;
+	case IPPROTO_IPIP:
+	case IPPROTO_IPV6:
+	case IPPROTO_GRE:
+	case IPPROTO_ESP:
+		return ENCAPSULATED;
+	}
+	return OTHER;
+}
+
+/* The class of the packet whose network header is at l3. */
+static __always_inline __u32 protocol_at(unsigned char *l3, __u16 protocol)
+{
+	__u8 p = 0;
+
+	if (protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_probe_read_kernel(&p, 1, l3 + 9))
+			return OTHER;
+		return class_of(p);
+	}
+	if (protocol != bpf_htons(ETH_P_IPV6) || bpf_probe_read_kernel(&p, 1, l3 + 6))
+		return OTHER;
+	/* Fragments and options of one header are looked behind, no further. */
+	if ((p == IPPROTO_FRAGMENT || p == IPPROTO_HOPOPTS || p == IPPROTO_DSTOPTS) &&
+	    bpf_probe_read_kernel(&p, 1, l3 + 40))
+		return OTHER;
+	return class_of(p);
+}
+
+/* On reception the data begins with the network header. */
+static __always_inline __u32 protocol(struct sk_buff *skb)
+{
+	return protocol_at(skb->data, skb->protocol);
+}
+
+static __always_inline __u32 protocol_sent(struct sk_buff *skb)
+{
+	return protocol_at(skb->head + skb->network_header, skb->protocol);
+}
+
+/* Whether the packet on reception carries another, for a tunnel of the host. */
+static __always_inline int carries(struct sk_buff *skb, __u32 class)
+{
+	__u16 port = 0;
+	int off;
+
+	if (class == ENCAPSULATED)
+		return 1;
+	if (class != UDP)
+		return 0;
+	/* Without IP options; what has them counts as the system's. */
+	off = skb->protocol == bpf_htons(ETH_P_IP) ? 22 : 42;
+	bpf_probe_read_kernel(&port, sizeof(port), skb->data + off);
+	return port == bpf_htons(PORT_VXLAN) || port == bpf_htons(PORT_VXLAN_OLD) || port == bpf_htons(PORT_GENEVE);
+}
+
+/* Whether this is the open packet again, one device further: a bridge's. */
+static __always_inline int further(struct cpu *c, struct sk_buff *skb)
+{
+	return c->cur == OPEN && c->skb == (__u64)skb &&
+	       (c->ifindex != skb->dev->ifindex || c->netns != skb->dev->nd_net.net->ns.inum);
+}
+
+/* A packet begins of which it is not known yet whose it is. */
+static __noinline void open(struct cpu *c, struct sk_buff *skb)
+{
+	int i;
+
+	c->cur = OPEN;
+	c->skb = (__u64)skb;
+	c->netns = skb->dev->nd_net.net->ns.inum;
+	c->ifindex = skb->dev->ifindex;
+	c->bytes = skb->len;
+	c->proto = protocol(skb);
+	c->outer = carries(skb, c->proto);
+	c->inner = c->tunnel_packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex);
+	if (c->outer) {
+		c->tunnel_netns = c->netns;
+		c->tunnel_ifindex = c->ifindex;
+	}
+	if (!c->in_ring)
+		return;
+	/* An older packet that had the same memory is done with. */
+	for (i = 0; i < RING; i++) {
+		if (c->ring[i].skb == c->skb && c->ring[i].ns) {
+			system_time(c, RECEIVE | OTHER, c->ring[i].ns);
+			c->ring[i].skb = 0;
+			c->ring[i].ns = 0;
+		}
+	}
+}
+
+/* How many packets of the wire are in this one. */
+static __always_inline __u64 segments(struct sk_buff *skb)
+{
+	struct skb_shared_info *info = (void *)(skb->head + skb->end);
+	__u16 n = 0;
+
+	bpf_probe_read_kernel(&n, sizeof(n), (void *)info + bpf_core_field_offset(info->gso_segs));
+	return n ? n : 1;
+}
+
+/*
+ * The packet that is open turns out to be slot's: so is its time up to now, its
+ * part of the first pass over a list, and of the tunnel that brought it. skb is
+ * 0 where it is not known which one it is: then the oldest of the list. The
+ * interval goes on, as slot's from its beginning: no need for the clock.
+ */
+static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, struct sk_buff *skb, __u32 packets)
+{
+	__u64 ns = 0, n;
+	struct entry *e;
+	int i;
+
+	if (c->in_ring) {
+		for (i = 0; i < RING; i++) {
+			struct ringed *r = &c->ring[(c->ringed + i) & (RING - 1)];
+
+			if (!r->ns || (skb && r->skb != (__u64)skb))
+				continue;
+			ns += r->ns;
+			r->ns = 0;
+			r->skb = 0;
+			break;
+		}
+	}
+	if (c->inner && c->tunnel_packets) {
+		__u64 part = c->tunnel_ns;
+
+		n = (skb ? segments(skb) : 1) * c->weight;
+		if (n < c->tunnel_packets)
+			part = c->tunnel_ns / c->tunnel_packets * n;
+		else
+			n = c->tunnel_packets;
+		e = entry(c, slot, RECEIVE | ENCAPSULATED);
+		e->ns += part;
+		e->packets += n;
+		c->tunnel_ns -= part;
+		c->tunnel_packets -= n;
+	}
+	use(c, slot, class, packets, packets ? c->bytes : 0);
+	c->entries[c->cur & (ENTRIES - 1)].ns += ns;
+	share(c);
+}

@@ -1,0 +1,150 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// runOnCPU is BPF_F_TEST_RUN_ON_CPU.
+const runOnCPU = 1
+
+// Read gives the accounts as of now.
+func (m *Meter) Read() (Reading, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, err := m.read()
+	if err != nil {
+		return Reading{}, fmt.Errorf("read accounts: %w", err)
+	}
+	return r, nil
+}
+
+func (m *Meter) read() (Reading, error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return Reading{}, err
+	}
+	for cpu := range cpus {
+		// An error means that the CPU is off: it holds nothing then that
+		// changes any more.
+		m.flush.Run(&ebpf.RunOptions{CPU: uint32(cpu), Flags: runOnCPU})
+	}
+	r := Reading{Taken: time.Now()}
+	var states []accountCpu
+	if err := m.maps.FlCpus.Lookup(uint32(0), &states); err != nil {
+		return r, err
+	}
+	for _, s := range states {
+		r.Softirq += time.Duration(s.Softirq)
+		r.Thread += time.Duration(s.Thread)
+		r.Lost += s.Lost
+	}
+	ids := make(map[uint16]container.ID)
+	for slot, t := range m.slots {
+		if t == nil && slot != 0 {
+			continue
+		}
+		id := System
+		if t != nil {
+			id = t.told.ID
+		}
+		var perCPU []accountAccount
+		if err := m.maps.FlAccounts.Lookup(uint32(slot), &perCPU); err != nil {
+			return r, err
+		}
+		a := sum(id, perCPU)
+		if t != nil && t.state == reported {
+			if err := m.recycle(t, a); err != nil {
+				return r, err
+			}
+			continue
+		}
+		if t != nil && t.state == forgotten {
+			t.state = reported
+		}
+		ids[uint16(slot)] = id
+		r.Accounts = append(r.Accounts, a)
+	}
+	r.Gone = m.gone
+	r.Thefts, err = m.thefts(ids)
+	return r, err
+}
+
+// sum adds up what the CPUs have of one account.
+func sum(id container.ID, perCPU []accountAccount) Account {
+	a := Account{Container: id}
+	for _, c := range perCPU {
+		for i := range c.By {
+			w := &a.Receive[i%int(Protocols)]
+			if i >= int(Protocols) {
+				w = &a.Send[i%int(Protocols)]
+			}
+			w.CPU += time.Duration(c.By[i].Ns)
+			w.Packets += c.By[i].Packets
+			w.Bytes += c.By[i].Bytes
+		}
+		a.Own += time.Duration(c.Own)
+	}
+	return a
+}
+
+// recycle frees the slot of a tenant that was reported for the last time.
+func (m *Meter) recycle(t *tenant, a Account) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	if err := m.maps.FlAccounts.Put(t.slot, make([]accountAccount, cpus)); err != nil {
+		return err
+	}
+	if err := m.maps.FlCharges.Put(t.slot, int64(0)); err != nil {
+		return err
+	}
+	var dead []accountTheft
+	var key accountTheft
+	var ns []uint64
+	it := m.maps.FlThefts.Iterate()
+	for it.Next(&key, &ns) {
+		if uint32(key.Victim) == t.slot || uint32(key.Culprit) == t.slot {
+			dead = append(dead, key)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return err
+	}
+	for _, k := range dead {
+		if err := m.maps.FlThefts.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+	m.gone += a.CPU()
+	m.slots[t.slot] = nil
+	delete(m.tenants, t.told.ID)
+	return nil
+}
+
+// thefts reads fl_thefts. ids are the tenants by slot.
+func (m *Meter) thefts(ids map[uint16]container.ID) ([]Theft, error) {
+	var list []Theft
+	var key accountTheft
+	var perCPU []uint64
+	it := m.maps.FlThefts.Iterate()
+	for it.Next(&key, &perCPU) {
+		culprit, ok := ids[key.Culprit]
+		victim, vok := ids[key.Victim]
+		if !ok || !vok {
+			continue // of a slot that is about to be used again
+		}
+		t := Theft{Victim: Party{Container: victim, Kind: PartyKind(key.Kind)}, Culprit: culprit}
+		for _, ns := range perCPU {
+			t.CPU += time.Duration(ns)
+		}
+		list = append(list, t)
+	}
+	return list, it.Err()
+}

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Runs, intervals, and the table of a CPU in which they are added up. */
+
+/*
+ * The table goes into the maps at the end of the first run that ends this long
+ * after the last time. What is spared is three map updates per run.
+ */
+#define FLUSH_NS 1000000
+
+/* What waits behind a tunnel's queue for longer than this was dropped there. */
+#define TUNNEL_NS 10000000
+
+/* How many such packets are kept in mind. */
+#define TUNNEL_PACKETS 65536
+
+/*
+ * Entry keys. Bit 63 tells the key of slot 0, class 0 from a free entry.
+ * slot 0-15, class 16-23, victim 24-39, kind 40-47.
+ */
+#define KEY_USED (1ULL << 63)
+
+static __always_inline __u64 key_of(struct cpu *c, __u32 slot, __u32 class)
+{
+	return KEY_USED | (__u64)c->kind << 40 | (__u64)c->victim << 24 | (__u64)class << 16 | slot;
+}
+
+static __always_inline void flush_entry(struct cpu *c, struct entry *e)
+{
+	__u32 slot = e->key & 0xffff, class = e->key >> 16 & 7;
+	__u32 victim = e->key >> 24 & 0xffff, kind = e->key >> 40 & 0xff;
+	struct theft t = {};
+	struct account *a;
+	struct work *w;
+	__u64 *ns;
+	__s64 *charge;
+
+	a = bpf_map_lookup_elem(&fl_accounts, &slot);
+	if (!a)
+		return; /* cannot be: slots are below MAX_SLOTS */
+	w = &a->by[class];
+	w->ns += e->ns;
+	w->packets += e->packets;
+	w->bytes += e->bytes;
+	if (slot && slot == victim) {
+		a->own += e->ns;
+		return; /* its own work at its own expense */
+	}
+	if (!e->ns)
+		return;
+	t.victim = victim;
+	t.kind = kind;
+	t.culprit = slot;
+	ns = bpf_map_lookup_elem(&fl_thefts, &t);
+	if (ns)
+		*ns += e->ns;
+	else if (bpf_map_update_elem(&fl_thefts, &t, &e->ns, BPF_NOEXIST))
+		c->lost++;
+	if (slot) {
+		charge = bpf_map_lookup_elem(&fl_charges, &slot);
+		if (charge)
+			__sync_fetch_and_add(charge, e->ns);
+	}
+	if (victim) {
+		charge = bpf_map_lookup_elem(&fl_charges, &victim);
+		if (charge)
+			__sync_fetch_and_add(charge, -e->ns);
+	}
+}
+
+/* Shares the pot over the packets of the run so far; rounding goes to the first. */
+static __always_inline void share_pot(struct cpu *c)
+{
+	__u64 each, rest;
+	int i;
+
+	if (!c->shares)
+		return;
+	each = c->pot / c->shares;
+	rest = c->pot - each * c->shares;
+	for (i = 0; i < ENTRIES; i++) {
+		struct entry *e = &c->entries[i];
+
+		if (!e->key)
+			break;
+		if (!e->shares)
+			continue;
+		e->ns += each * e->shares + rest;
+		rest = 0;
+		e->shares = 0;
+	}
+	c->pot = 0;
+	c->shares = 0;
+}
+
+static __noinline void flush(struct cpu *c)
+{
+	int i;
+
+	for (i = 0; i < ENTRIES; i++) {
+		struct entry *e = &c->entries[i];
+
+		if (!e->key)
+			break;
+		flush_entry(c, e);
+		__builtin_memset(e, 0, sizeof(*e));
+	}
+}
+
+/* The entry of a culprit and class for the run's victim. */
+static __noinline __u32 find(struct cpu *c, __u64 key)
+{
+	__u32 i;
+
+	for (i = 0; i < ENTRIES; i++) {
+		struct entry *e = &c->entries[i];
+
+		if (e->key == key)
+			return i;
+		if (!e->key) {
+			e->key = key;
+			return i;
+		}
+	}
+	share_pot(c);
+	flush(c);
+	c->entries[0].key = key;
+	return 0;
+}
+
+static __always_inline struct entry *entry(struct cpu *c, __u32 slot, __u32 class)
+{
+	__u64 key = key_of(c, slot, class);
+	__u32 i = c->cur & (ENTRIES - 1);
+
+	if (c->entries[i].key != key)
+		i = find(c, key) & (ENTRIES - 1);
+	c->found = i;
+	return &c->entries[i];
+}
+
+/* The interval that begins now is work for a packet of slot's. */
+static __always_inline void use(struct cpu *c, __u32 slot, __u32 class, __u64 packets, __u64 bytes)
+{
+	struct entry *e = entry(c, slot, class);
+
+	e->packets += packets * c->weight;
+	e->bytes += bytes * c->weight;
+	c->cur = c->found;
+	c->owner = slot;
+}
+
+/* A packet of slot's has its share of the pot. */
+static __always_inline void share(struct cpu *c)
+{
+	c->entries[c->cur & (ENTRIES - 1)].shares++;
+	c->shares++;
+}
+
+/* Time that is nobody's. */
+static __always_inline void system_time(struct cpu *c, __u32 class, __u64 ns)
+{
+	entry(c, 0, class)->ns += ns;
+}
+
+/* Open packets of which nothing told whose they were. */
+static __always_inline void drop_ring(struct cpu *c)
+{
+	__u64 ns = 0;
+	int i;
+
+	if (!c->in_ring)
+		return;
+	for (i = 0; i < RING; i++) {
+		ns += c->ring[i].ns;
+		c->ring[i].skb = 0;
+		c->ring[i].ns = 0;
+	}
+	c->in_ring = 0;
+	system_time(c, RECEIVE | OTHER, ns);
+}
+
+/* The interval of an open packet is over, and nothing told whose it was. */
+static __noinline void leave_open(struct cpu *c, __u64 ns)
+{
+	struct ringed *r;
+
+	if (c->outer) {
+		c->tunnel_ns += ns;
+		c->tunnel_packets += c->weight;
+		c->tunnel_seen = c->last;
+		return;
+	}
+	if (c->proto == OTHER) {
+		struct entry *e = entry(c, 0, RECEIVE | OTHER);
+
+		e->ns += ns;
+		e->packets += c->weight;
+		e->shares++;
+		c->shares++;
+		return;
+	}
+	/*
+	 * Either it is done with, and the system's; or it stands in a list that
+	 * the protocol works through after the last one has been received.
+	 */
+	r = &c->ring[c->ringed++ & (RING - 1)];
+	if (r->ns) {
+		struct entry *e = entry(c, 0, RECEIVE | OTHER);
+
+		e->ns += r->ns;
+	}
+	r->skb = c->skb;
+	r->ns = ns;
+	c->in_ring = 1;
+}
+
+static __always_inline void close(struct cpu *c, __u64 now)
+{
+	__u64 ns = (now - c->last) * c->weight;
+
+	c->last = now;
+	if (c->cur < ENTRIES)
+		c->entries[c->cur & (ENTRIES - 1)].ns += ns;
+	else if (c->cur == OPEN)
+		leave_open(c, ns);
+	else
+		c->pot += ns;
+}
+
+static __always_inline void drop_tunnel(struct cpu *c, __u64 now)
+{
+	if (!c->tunnel_packets)
+		return;
+	if (now - c->tunnel_seen < TUNNEL_NS && c->tunnel_packets < TUNNEL_PACKETS)
+		return;
+	system_time(c, RECEIVE | ENCAPSULATED, c->tunnel_ns);
+	c->tunnel_ns = 0;
+	c->tunnel_packets = 0;
+}
+
+/*
+ * The events that are looked at in a second on one CPU, at most, about: what
+ * they cost is then a percent of it. But as many runs are looked at in any case,
+ * so that what is charged in a second is right within some percent. WINDOW_NS is
+ * how long it takes to notice.
+ */
+#define EVENTS 20000ULL
+#define RUNS 1000ULL
+#define WINDOW_NS 4000000ULL
+#define SECOND 1000000000ULL
+
+/* Chooses the weight of the runs to come by what those of a window brought. */
+static __always_inline void weigh(struct cpu *c, __u64 now)
+{
+	__u64 length = now - c->window, busy, enough;
+	__u32 weight = 1;
+	int i;
+
+	if (length < WINDOW_NS)
+		return;
+	busy = c->events * (SECOND / EVENTS) / length;
+	enough = c->runs * (SECOND / RUNS) / length;
+	if (busy > enough)
+		busy = enough;
+	/* What waits behind a tunnel is told by all packets, not by some. */
+	if (c->tunnel_seen && now - c->tunnel_seen < SECOND)
+		busy = 0;
+	for (i = 0; i < 6 && 2 * weight <= busy; i++)
+		weight *= 2;
+	c->weight = weight;
+	c->window = now;
+	c->events = 0;
+	c->runs = 0;
+}
+
+/*
+ * Whether the run that begins is looked at. That it is by chance keeps traffic
+ * with a beat of its own from being counted too often, or never.
+ */
+static __always_inline int sampled(struct cpu *c)
+{
+	if (c->weight <= 1) {
+		c->weight = 1;
+		return 1;
+	}
+	c->chance = c->chance * 1664525 + 1013904223;
+	return !((c->chance >> 16) & (c->weight - 1));
+}
+
+static __noinline void end(struct cpu *c, __u64 now)
+{
+	__u64 ns = (now - c->begun) * c->weight;
+	__u32 dev = 0;
+
+	close(c, now);
+	if (!c->network && c->run == TASKLET_SOFTIRQ) {
+		c->run = 0;
+		return; /* somebody else's tasklet */
+	}
+	drop_ring(c);
+	drop_tunnel(c, now);
+	if (c->shares)
+		share_pot(c);
+	else if (c->run == NET_RX_SOFTIRQ && !c->network && !c->steered && c->sent_ifindex)
+		dev = device_at(c, c->sent_netns, c->sent_ifindex);
+	if (dev & SLOT) {
+		/*
+		 * Nothing was received: what was sent into a veth here is handed on
+		 * to the CPU that RPS chose for it.
+		 */
+		entry(c, dev & SLOT, (dev & HOST_END ? RECEIVE : SEND) | OTHER)->ns += c->pot;
+		c->sent_ifindex = 0;
+	} else if (c->pot)
+		system_time(c, (c->run == NET_TX_SOFTIRQ ? SEND : RECEIVE) | OTHER, c->pot);
+	if (c->run == RUN_THREAD)
+		c->thread += ns;
+	else
+		c->softirq += ns;
+	weigh(c, now);
+	if (now - c->flushed > FLUSH_NS) {
+		flush(c);
+		c->flushed = now;
+	}
+	barrier();
+	c->run = 0; /* the last thing: now fl_flush may come */
+}
