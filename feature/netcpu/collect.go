@@ -13,9 +13,18 @@ import (
 //	netcpu_isolated               1 for each container whose packets are charged
 //	                              to its own cgroup (or that of its pod)
 //	netcpu_early_dropped_packets_total  packets for the container that were
-//	                              dropped at an uplink since its queue was full
+//	                              dropped before its queue, as that was full or
+//	                              its quota used up
+//	netcpu_quota_dropped_packets_total  those of them that the quota stands for
 //	netcpu_super_packets          1 while the container gets bulk TCP in
 //	                              super-packets, which are not isolated
+//	netcpu_balance_seconds        what a charged container is owed; negative,
+//	                              what it owes
+//	netcpu_charged_seconds_total, netcpu_credited_seconds_total  what its ledger
+//	                              has booked, netcpu_forgiven_seconds_total
+//	                              what was too much to be repaid
+//	netcpu_limit_factor           its quota, or weight without one, in parts of
+//	                              the owner's; netcpu_limit_writes_total
 //	netcpu_kthread_seconds_total  CPU time of the container's NAPI threads, by
 //	                              device; container 0: of the uplinks' threads
 func (n *Netcpu) Snapshot() feature.Snapshot {
@@ -33,8 +42,15 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 		if c, err := n.early.read(t.early); err == nil {
 			s.Samples = append(s.Samples,
 				feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)},
+				feature.Sample{Container: t.owner, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)},
 				feature.Sample{Container: t.owner, Name: "netcpu_super_packets", Value: float64(t.control.shape)})
 		}
+	}
+	if n.guards != nil {
+		s.Samples = n.guards.samples(s.Samples)
+	}
+	if n.charger != nil {
+		s.Samples = n.charger.samples(s.Samples)
 	}
 	if n.host != nil {
 		for _, u := range n.host.devices {

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -40,8 +42,10 @@ func (w *watched) has(inside *netdev.NS, index int) bool {
 	return w.links[netcpuDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(index)}] != nil
 }
 
-// newEarly loads the programs. An error means that this kernel cannot run them.
-func newEarly() (_ *early, err error) {
+// newEarly loads the programs. charges is the map of package account that limits
+// are held against; nil is one in which nothing is ever charged. An error means
+// that this kernel cannot run them.
+func newEarly(charges *ebpf.Map) (_ *early, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
@@ -55,7 +59,11 @@ func newEarly() (_ *early, err error) {
 		Polled *ebpf.Program `ebpf:"fl_polled"`
 		Drop   *ebpf.Program `ebpf:"fl_drop_tc"`
 	}
-	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+	var options ebpf.CollectionOptions
+	if charges != nil {
+		options.MapReplacements = map[string]*ebpf.Map{netcpuMapFlCharges: charges}
+	}
+	if err := spec.LoadAndAssign(&objs, &options); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
 	e.maps, e.polled, e.drop = objs.netcpuMaps, objs.Polled, objs.Drop
@@ -84,6 +92,7 @@ func (e *early) counter(slot uint32) (*ebpf.Program, error) {
 	err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		netcpuMapFlTenants:   e.maps.FlTenants,
 		netcpuMapFlAddresses: e.maps.FlAddresses,
+		netcpuMapFlCharges:   e.maps.FlCharges,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
@@ -189,17 +198,43 @@ func (e *early) remove(w *watched) error {
 // ring says whether a tenant's packets go through the ring of its veth, so that
 // it can be full. The counters of packets go on.
 func (e *early) ring(w *watched, used bool) error {
+	return e.change(w, func(t *netcpuTenant) {
+		t.NoRing = 1
+		if used {
+			t.NoRing = 0
+			t.Polled = t.Sent // what came meanwhile did not go into it
+		}
+	})
+}
+
+// limit drops a tenant's packets once its charges have reached a sum, in ns, for
+// so long from now. It has to be renewed: without an agent there is no limit.
+// slot is the tenant's in the map of charges.
+func (e *early) limit(w *watched, slot uint32, sum int64, last time.Duration) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("early drop: %w", err)
+	}
+	return e.change(w, func(t *netcpuTenant) {
+		t.Account, t.Limit = slot, sum
+		t.Until = uint64(now.Nano() + last.Nanoseconds())
+	})
+}
+
+// unlimited ends that.
+func (e *early) unlimited(w *watched) error {
+	return e.change(w, func(t *netcpuTenant) { t.Until = 0 })
+}
+
+// change writes a part of a tenant's entry. An event that comes between reading
+// and writing is lost to the counters; the next poll that empties the ring sets
+// right what matters.
+func (e *early) change(w *watched, by func(*netcpuTenant)) error {
 	t, err := e.read(w)
 	if err != nil {
-		return err
+		return fmt.Errorf("early drop: %w", err)
 	}
-	// An event that comes between the two calls is lost to the counters; the
-	// next poll that empties the ring sets right what matters.
-	t.NoRing = 1
-	if used {
-		t.NoRing = 0
-		t.Polled = t.Sent // what came meanwhile did not go into it
-	}
+	by(&t)
 	if err := e.maps.FlTenants.Put(w.slot, t); err != nil {
 		return fmt.Errorf("early drop: %w", err)
 	}

@@ -3,6 +3,7 @@ package netcpu
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ const (
 func loadEarly(t *testing.T) *early {
 	t.Helper()
 	testkit.NeedRoot(t)
-	e, err := newEarly()
+	e, err := newEarly(nil)
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		testkit.Skip(t, "kernel cannot run early drop")
 	}
@@ -141,6 +142,102 @@ func TestEarlyDrop(t *testing.T) {
 	if got, err := e.read(three); err != nil || three.slot != one.slot || got.Sent != 0 {
 		t.Errorf("slot %d used again: %d with %+v, %v", one.slot, three.slot, got, err)
 	}
+}
+
+// A thread that a used-up quota does not stop has no room, for packets from the
+// wire and from this host alike.
+func TestEarlyDropBeyondQuota(t *testing.T) {
+	e := loadEarly(t)
+	w, err := e.add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, w.count, frame("10.0.0.1"), 1)
+	const ahead = uint64(100 * 365 * 24 * time.Hour) // of the clock, on any machine
+	for _, c := range []struct {
+		name             string
+		stopped, retried uint64
+		noRing           uint32
+		want             uint32
+	}{
+		{"not stopped", 0, ahead, 0, tcxNext},
+		{"stopped", ahead, ahead, 0, tcxDrop},
+		{"stopped, the one that passes each millisecond", ahead, 0, 0, tcxNext},
+		{"stopped long ago", 1, ahead, 0, tcxNext},
+		{"stopped, and then given super-packets, which have no thread", ahead, ahead, 1, tcxNext},
+	} {
+		for name, p := range map[string]*ebpf.Program{"uplink": e.drop, "host end": w.count} {
+			before := netcpuTenant{Stopped: c.stopped, Retried: c.retried, NoRing: c.noRing}
+			if err := e.maps.FlTenants.Put(w.slot, before); err != nil {
+				t.Fatal(err)
+			}
+			if v := run(t, p, frame("10.0.0.1"), 1); v != c.want {
+				t.Errorf("%s, at the %s: verdict %d, want %d", c.name, name, v, c.want)
+			}
+			after, err := e.read(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if dropped := c.want == tcxDrop; (after.Dropped == 1) != dropped || (after.Beyond == 1) != dropped {
+				t.Errorf("%s, at the %s: %+v", c.name, name, after)
+			}
+		}
+	}
+}
+
+// A tenant whose charges have reached its limit gets nothing until it is renewed,
+// or lapses.
+func TestEarlyDropBeyondLimit(t *testing.T) {
+	e := loadEarly(t)
+	w, err := e.add()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, w.count, frame("10.0.0.1"), 1)
+	if err := e.ring(w, false); err != nil {
+		t.Fatal(err)
+	}
+	const slot = 7
+	charge := func(ns int64) {
+		t.Helper()
+		if err := e.maps.FlCharges.Put(uint32(slot), ns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when string, want uint32) {
+		t.Helper()
+		for name, p := range map[string]*ebpf.Program{"uplink": e.drop, "host end": w.count} {
+			if v := run(t, p, frame("10.0.0.1"), 3); v != want {
+				t.Errorf("%s, at the %s: verdict %d, want %d", when, name, v, want)
+			}
+		}
+	}
+	charge(1000)
+	expect("no limit", tcxNext)
+	for _, c := range []struct {
+		limit int64
+		want  uint32
+	}{{1001, tcxNext}, {1000, tcxDrop}, {-5, tcxDrop}} {
+		if err := e.limit(w, slot, c.limit, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		expect(fmt.Sprintf("limit %d of 1000", c.limit), c.want)
+	}
+	charge(-6) // robbed of more than it took
+	expect("limit -5 of -6", tcxNext)
+	charge(-5)
+	expect("limit -5 of -5", tcxDrop)
+	if err := e.limit(w, slot, -5, -time.Second); err != nil {
+		t.Fatal(err)
+	}
+	expect("a limit that has lapsed", tcxNext)
+	if err := e.limit(w, slot, -5, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.unlimited(w); err != nil {
+		t.Fatal(err)
+	}
+	expect("no limit any more", tcxNext)
 }
 
 // retry sets when a packet last passed in spite of a full ring: now, so that

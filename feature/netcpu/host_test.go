@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
@@ -205,6 +206,11 @@ func (h *host) threads() map[string][]string {
 			// polls, idle and in the group of all.
 			if paths.CPU != layout.CPU {
 				where[device] = append(where[device], paths.CPU)
+				slice, err := sched.Slice("/proc", th.Thread).Read()
+				must(h.t, err)
+				if slice != sched.NoSlice && slice != sched.FormatSlice(100*time.Microsecond) {
+					h.t.Errorf("slice of thread %s is %s ns", th.Comm, slice)
+				}
 			}
 		}
 	}

@@ -53,7 +53,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 			return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 		}
 		for _, tid := range tids {
-			if err := n.place(tid, group, c.Cgroup.CPUSet, c.ID); err != nil {
+			if err := errors.Join(n.place(tid, group, c.Cgroup.CPUSet, c.ID), n.hasten(tid, c.ID)); err != nil {
 				return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 			}
 			threads = append(threads, thread{tid, dev.Name})
@@ -77,7 +77,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if err := n.watch(ns, t, c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
-	if err := n.claimUplinks(ctx, c); err != nil {
+	if err := errors.Join(n.claimUplinks(ctx, c), n.openDoors(ctx, c)); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
 	return nil
@@ -139,10 +139,10 @@ func noCPUs(mask string) string {
 	}, mask)
 }
 
-// account returns the cgroup whose share of the CPU pays for a container's
+// charged returns the cgroup whose share of the CPU pays for a container's
 // packets: its own in the hierarchy of the cpu controller; for a pod's container
 // the pod's, whose containers share one network.
-func account(c container.Container) (string, error) {
+func charged(c container.Container) (string, error) {
 	switch {
 	case c.Cgroup.CPU == "":
 		return "", errors.New("the container's cpu cgroup is not known")
@@ -155,7 +155,7 @@ func account(c container.Container) (string, error) {
 // payer returns the cgroup that the threads of c go into: its account, or where
 // that may hold no threads a child of it.
 func (n *Netcpu) payer(c container.Container) (string, error) {
-	dir, err := account(c)
+	dir, err := charged(c)
 	if err != nil || n.layout.CPU != n.layout.V2 {
 		return dir, err // on v1 threads may live in any group
 	}
@@ -180,11 +180,16 @@ func (n *Netcpu) watch(ns *netdev.NS, t *tenant, c container.Container) (err err
 			return err
 		}
 	}
+	return n.watchDevices(t.early, ns, c)
+}
+
+// watchDevices watches those veths of a container that are not yet.
+func (n *Netcpu) watchDevices(w *watched, ns *netdev.NS, c container.Container) error {
 	for _, dev := range c.Interfaces {
-		if dev.Kind != "veth" || dev.Host.NetNS == 0 || t.early.has(ns, dev.Index) {
+		if dev.Kind != "veth" || dev.Host.NetNS == 0 || w.has(ns, dev.Index) {
 			continue
 		}
-		if err := n.watchDevice(t.early, ns, dev); err != nil {
+		if err := n.watchDevice(w, ns, dev); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -116,10 +117,8 @@ func TestSharedNamespace(t *testing.T) {
 
 func TestApplyRefuses(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	for _, mode := range []policy.NetCPU{policy.NetCPUCharge, policy.NetCPUAuto} {
-		if err := h.netcpu.Apply(t.Context(), h.target(mode)); !errors.Is(err, feature.ErrNotBuilt) {
-			t.Errorf("%s: %v, want ErrNotBuilt", mode, err)
-		}
+	if err := h.netcpu.Apply(t.Context(), h.target(policy.NetCPUAuto)); !errors.Is(err, feature.ErrNotBuilt) {
+		t.Errorf("auto: %v, want ErrNotBuilt", err)
 	}
 	refused := func(why string, change func(*container.Container)) {
 		t.Helper()
@@ -179,6 +178,35 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 			t.Fatalf("after 30 s of flood: %v, %d received", samples, board.Read().Since(load.Reading{}).Ops)
 		}
 		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// Where a quota does not stop the thread, the packets are stopped for it.
+func TestFloodBeyondQuota(t *testing.T) {
+	throttled, err := probe.KthreadsThrottled(kernel.Default())
+	must(t, err)
+	if throttled {
+		testkit.Skip(t, "kernel throttles kernel threads")
+	}
+	h := newHost(t, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond})
+	h.needEarly()
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	board := h.start(h.box, "udp-recv")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+	deadline := time.Now().Add(30 * time.Second)
+	received := func() bool { return board.Read().Since(load.Reading{}).Ops > 0 }
+	for beyond := 0.0; beyond == 0 || !received(); time.Sleep(50 * time.Millisecond) {
+		for _, s := range h.netcpu.Snapshot().Samples {
+			if s.Name == "netcpu_quota_dropped_packets_total" {
+				beyond += s.Value
+			}
+		}
+		if time.Now().After(deadline) {
+			if beyond > 0 {
+				testkit.Skip(t, "machine is too slow to receive with so small a quota")
+			}
+			t.Fatalf("after 30 s of flood: %v packets dropped for the quota's sake, some received: %v", beyond, received())
+		}
 	}
 }
 

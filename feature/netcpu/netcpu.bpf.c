@@ -10,7 +10,11 @@
  * just before it goes into the ring, fl_polled each poll that takes packets
  * out; the difference is what waits. While that is as long as the ring, the
  * container has used up what its cgroup gets of the CPU, and the next packet
- * would be dropped at the ring anyway, at a cost that its neighbours pay.
+ * would be dropped at the ring anyway, at a cost that its neighbours pay. A
+ * thread that a used-up quota does not stop (6.18) is found out by fl_polled,
+ * and its packets are dropped as if the ring were full. So are those of a tenant
+ * whose charges have reached its limit, in the mode charge, where nothing waits
+ * in a ring.
  *
  * On the way it counts whose packets come by which queue of the uplink, so that
  * a queue which serves one container alone can be polled at its expense.
@@ -61,6 +65,13 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define RETRY_NS 1000000LL
 
 /*
+ * How long a thread is taken for one whose group has used up its quota after a
+ * poll that saw so. It polls at least once in RETRY_NS; without a poll, packets
+ * pass again.
+ */
+#define STOPPED_NS (10 * RETRY_NS)
+
+/*
  * An address counts as a tenant's while packets for it were seen on their way
  * into the tenant's veth, not longer ago than this; the entry is touched once
  * in a tenth of it.
@@ -70,12 +81,21 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 struct tenant {
 	__u64 sent;    /* packets handed to the veth's ring */
 	__u64 polled;  /* packets taken from it, or written off */
-	__u64 dropped; /* packets that were dropped early */
-	__u64 retried; /* when one last passed in spite of a full ring, ns */
+	__u64 dropped; /* packets that were dropped early, */
+	__u64 beyond;  /* and those of them while its quota or limit was used up */
+	__u64 retried; /* when one last passed that would have been dropped, ns */
+	__u64 stopped; /* when its thread last polled though its quota was used up, ns */
 	__u64 small;   /* packets on the way into the veth: single ones, */
 	__u64 super;   /* and super-packets (GSO) */
-	__u32 no_ring; /* set by user space while the veth takes super-packets: */
-	__u32 pad;     /* they do not go through the ring, so nothing waits there */
+	/*
+	 * Set by user space. Beyond limit in fl_charges the tenant has used up
+	 * what it may have of this period; until says when that lapses, ns.
+	 */
+	__s64 limit;
+	__u64 until;
+	__u32 account; /* its slot in fl_charges */
+	__u32 no_ring; /* its packets do not go through the ring, so that nothing */
+		       /* waits there: super-packets, or no thread of its own */
 };
 
 struct {
@@ -85,7 +105,19 @@ struct {
 	__type(value, struct tenant);
 } fl_tenants SEC(".maps");
 
-_Static_assert(sizeof(struct tenant) == 56, "read by early.go");
+_Static_assert(sizeof(struct tenant) == 88, "read by early.go");
+
+/*
+ * Slot of an account -> ns that the tenant's packets took from others, less what
+ * others' packets took from its tasks. It is the map of package account, which
+ * adds to it within the softirq.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, __s64);
+} fl_charges SEC(".maps");
 
 /* A device, by its namespace's inode and its index in there. */
 struct device {
@@ -157,6 +189,23 @@ struct {
 /* Which tenant's veth a copy of fl_count sits on is set before it is loaded. */
 const volatile __u32 fl_tenant_slot;
 
+/*
+ * Says whether the running thread's group has used up its quota. Since 6.18 that
+ * does not stop a kernel thread: it goes on at the expense of the time that the
+ * container's own tasks are due next (kernel/sched/fair.c,
+ * task_throttle_setup_work).
+ */
+static __always_inline int beyond_quota(void)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+
+	if (!bpf_core_field_exists(struct cfs_rq, throttled))
+		return 0; /* a kernel without quotas */
+	if (!(p->flags & PF_KTHREAD))
+		return 0; /* whoever was interrupted */
+	return p->se.cfs_rq->throttled;
+}
+
 SEC("tp_btf/napi_poll")
 int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 {
@@ -183,7 +232,45 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 		t->polled = t->sent;
 	else
 		__sync_fetch_and_add(&t->polled, work);
+	t->stopped = beyond_quota() ? bpf_ktime_get_ns() : 0;
 	return 0;
+}
+
+/* Says whether a tenant has used up what user space allows it in this period. */
+static __always_inline int spent(struct tenant *t, __u64 now)
+{
+	__s64 *charge;
+
+	if ((__s64)(t->until - now) <= 0)
+		return 0; /* no limit, or nobody there to renew it */
+	charge = bpf_map_lookup_elem(&fl_charges, &t->account);
+	return charge && *charge >= t->limit;
+}
+
+/*
+ * Says whether a tenant cannot take a packet now: its limit or its quota is used
+ * up, or the ring of its veth is full.
+ */
+static __always_inline int full(struct tenant *t, __u64 now, int ring)
+{
+	int beyond = spent(t, now);
+
+	if (!beyond && !t->no_ring) {
+		/* Signed, as another CPU may have set a later time by now. */
+		beyond = t->stopped && (__s64)(now - t->stopped) <= STOPPED_NS;
+		if (!beyond && (!ring || (__s64)(t->sent - t->polled) < RING))
+			return 0; /* there is room */
+		if ((__s64)(now - t->retried) > RETRY_NS) {
+			t->retried = now;
+			return 0;
+		}
+	} else if (!beyond) {
+		return 0; /* its packets are not its thread's */
+	}
+	__sync_fetch_and_add(&t->dropped, 1);
+	if (beyond)
+		__sync_fetch_and_add(&t->beyond, 1);
+	return 1;
 }
 
 /* Reads the destination of the frame at data. */
@@ -231,6 +318,12 @@ int fl_count(struct __sk_buff *skb)
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
 	if (!t)
 		return TCX_NEXT; /* cannot be: slots are below MAX_TENANTS */
+	/*
+	 * From a sender on this host, which no uplink has seen. A full ring alone
+	 * is none of our business here, as the veth says so next.
+	 */
+	if ((t->stopped || t->until) && full(t, bpf_ktime_get_ns(), 0))
+		return TCX_DROP; /* its limit or quota is used up */
 	/* The ring holds what a super-packet is cut into, not the packet. */
 	if (skb->gso_segs > 1) {
 		__sync_fetch_and_add(&t->super, 1);
@@ -257,7 +350,7 @@ int fl_count(struct __sk_buff *skb)
  * Says whether a packet to this address is for a tenant that cannot take it.
  * *slot becomes the tenant, NOBODY, or STALE.
  */
-static __always_inline int full(struct address *to, __u32 *slot)
+static __always_inline int unwanted(struct address *to, __u32 *slot)
 {
 	struct tenant *t;
 	struct owner *o;
@@ -273,15 +366,7 @@ static __always_inline int full(struct address *to, __u32 *slot)
 		return 0; /* the address may be somebody else's by now */
 	*slot = o->slot;
 	t = bpf_map_lookup_elem(&fl_tenants, slot);
-	if (!t || t->no_ring || (__s64)(t->sent - t->polled) < RING)
-		return 0; /* there is room */
-	/* Signed, as another CPU may have set a later time by now. */
-	if ((__s64)(now - t->retried) > RETRY_NS) {
-		t->retried = now;
-		return 0;
-	}
-	__sync_fetch_and_add(&t->dropped, 1);
-	return 1;
+	return t && full(t, now, 1);
 }
 
 /* Notes that the queue which a NAPI polls brought a packet for a tenant. */
@@ -313,8 +398,8 @@ int fl_drop_tc(struct __sk_buff *skb)
 	/* Not IP, or for many: everybody's, and too few to count or to drop. */
 	if (to_many(skb) || destination(data, end, &to))
 		return TCX_NEXT;
-	drop = full(&to, &slot);
+	drop = unwanted(&to, &slot);
 	came_by(skb->napi_id, slot);
-	/* Dropped: its ring is full. Else whoever else is on the hook decides. */
+	/* Dropped: its ring is full, or its limit or quota used up. Else whoever else is on the hook decides. */
 	return drop ? TCX_DROP : TCX_NEXT;
 }

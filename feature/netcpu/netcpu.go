@@ -1,13 +1,15 @@
 // Package netcpu makes the CPU time that a container's packets cost the
 // container's own (Iron, NSDI 2018).
 //
-// In this build it does so in one way, the mode isolate: the container's
-// receive processing runs in NAPI kernel threads, and those threads live in
-// the container's own cpu cgroup, so that the scheduler charges and limits it
-// like anything else the container does. What comes before the container (NIC
-// poll, bridge) runs in threads too: of the container whose packets a queue
-// brings, or of a group of its own; and a packet that the container has no time
-// for is dropped there.
+// In the mode observe, and beneath every other, it keeps accounts of whose
+// packets took whose time (package account). In the mode charge the container's
+// quota or weight follows them (package ledger). In the mode isolate the container's
+// receive processing runs in NAPI kernel threads, and those threads live in the
+// container's own cpu cgroup, so that the scheduler charges and limits it like
+// anything else the container does. What comes before the container (NIC poll,
+// bridge) runs in threads too: of the container whose packets a queue brings, or
+// of a group of its own; and a packet that the container has no time for is
+// dropped there.
 //
 // It is not a traffic shaper: it never looks at how many bytes a container is
 // due. Package agent calls it, as a feature.Feature. README.md beside this
@@ -24,8 +26,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -56,12 +62,17 @@ type Netcpu struct {
 	// throttled says that the kernel stops a kernel thread whose group has
 	// used up its quota; where it does not, weight has to do it.
 	throttled bool
-	early     *early // nil where the kernel cannot run it
+	early     *early         // nil where the kernel cannot run it
+	meter     *account.Meter // nil where the kernel cannot keep accounts,
+	noMeter   error          // and why
+	charger   *charger       // nil without meter
+	guards    *guards        // nil without early or meter
 
 	mu      sync.Mutex
 	tenants map[uint64]*tenant       // by network namespace
 	member  map[container.ID]*tenant // each container that Apply isolated
 	host    *uplinks                 // nil while nothing is isolated
+	doors   doors                    // while anything is watched
 
 	looked     time.Time // the last window's end
 	closed     atomic.Bool
@@ -106,6 +117,7 @@ func New(cfg Config) (*Netcpu, error) {
 		layout:  layout,
 		tenants: make(map[uint64]*tenant),
 		member:  make(map[container.ID]*tenant),
+		doors:   make(doors),
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
@@ -113,8 +125,18 @@ func New(cfg Config) (*Netcpu, error) {
 		n.throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
+	if n.meter, n.noMeter = account.Open(account.Config{Proc: cfg.Roots.Proc, Log: cfg.Log}); n.noMeter != nil {
+		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
+	}
+	var charges *ebpf.Map
+	if n.meter != nil {
+		charges = n.meter.Charges()
+	}
 	var why error
-	n.early, why = newEarly()
+	n.early, why = newEarly(charges)
+	if n.meter != nil {
+		n.charger = n.newCharger()
+	}
 	n.support = support(cfg.Roots, layout, n.throttled, why)
 	go n.controlLoop(n.stop, n.done)
 	return n, nil
@@ -126,12 +148,17 @@ func (n *Netcpu) Name() string { return name }
 // Support implements feature.Feature.
 func (n *Netcpu) Support() probe.Verdict { return n.support }
 
-// Apply implements feature.Feature. Errors: feature.ErrNotBuilt for the modes
-// charge and auto.
+// Apply implements feature.Feature. Errors: feature.ErrNotBuilt for the mode
+// auto, ErrNoAccounts for charge.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
+	if err := n.observe(t.Container); err != nil {
+		return err
+	}
 	switch t.Settings.NetCPU {
 	case "", policy.NetCPUObserve:
-		return n.Remove(ctx, t.Container.ID)
+		return n.release(ctx, t.Container.ID)
+	case policy.NetCPUCharge:
+		return n.charge(ctx, t.Container)
 	case policy.NetCPUIsolate:
 	default:
 		return fmt.Errorf("netcpu %s: %w", t.Settings.NetCPU, feature.ErrNotBuilt)
@@ -143,14 +170,69 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	if c.HostNetwork {
 		return errors.New("netcpu isolate: the container uses the host's network namespace, whose packets cannot be told apart by device")
 	}
+	if err := n.uncharge(c.ID); err != nil {
+		return err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.isolate(ctx, c)
 }
 
-// Remove implements feature.Feature. If the container paid for a namespace that
-// others are still in, the next of them takes over.
+// newCharger makes the charger, and what drops for it where that can be.
+func (n *Netcpu) newCharger() *charger {
+	cfg := chargeConfig{
+		roots: n.cfg.Roots, layout: n.layout, journal: n.cfg.Journal, log: n.cfg.Log,
+		read: n.costs(), reserve: ledger.DefaultReserve,
+	}
+	if n.early != nil {
+		n.guards = &guards{early: n.early, meter: n.meter, of: make(map[container.ID]*watched)}
+		cfg.allow = n.guards.allow
+	}
+	return newCharger(cfg)
+}
+
+// charge makes the quota or the weight of a container follow its account.
+func (n *Netcpu) charge(ctx context.Context, c container.Container) error {
+	if n.charger == nil {
+		return fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
+	}
+	if !n.charger.has(c.ID) {
+		if err := n.release(ctx, c.ID); err != nil { // of isolation
+			return err
+		}
+	}
+	if err := n.charger.add(c); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.guard(ctx, c)
+}
+
+// uncharge ends it, for a container that is not charged as well.
+func (n *Netcpu) uncharge(id container.ID) error {
+	if n.charger == nil {
+		return nil
+	}
+	if err := n.charger.remove(id); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.unguard(id)
+}
+
+// Remove implements feature.Feature.
 func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
+	return errors.Join(n.release(ctx, id), n.forget(id))
+}
+
+// release ends charging and isolation. If the container paid for a namespace
+// that others are still in, the next of them takes over.
+func (n *Netcpu) release(ctx context.Context, id container.ID) error {
+	if err := n.uncharge(id); err != nil {
+		return err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	// First of all, as a thread that stays in the cgroup of a container which
@@ -175,7 +257,11 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	for m, c := range t.members {
 		delete(n.member, m)
 		if len(n.tenants) == 0 || n.tenants[t.netns] == nil {
-			err = errors.Join(err, n.isolate(ctx, c))
+			// The devices may have gone with the owner. Then c, which comes
+			// next, has another list of them.
+			if taken := n.isolate(ctx, c); !errors.Is(taken, journal.ErrGone) && !errors.Is(taken, netdev.ErrNoLink) && !errors.Is(taken, netdev.ErrNoNS) {
+				err = errors.Join(err, taken)
+			}
 			continue
 		}
 		n.join(n.tenants[t.netns], c)
@@ -183,7 +269,7 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	if len(n.tenants) == 0 {
 		err = errors.Join(err, n.releaseUplinks())
 	}
-	return err
+	return errors.Join(err, n.closeDoors())
 }
 
 // join makes c one of those whose packets a tenant's owner pays for.
@@ -207,22 +293,35 @@ func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 }
 
 // Close implements feature.Feature. Isolation stays; early drop ends, and with
-// it the choice of the shape: packets stay as they are.
+// it the choice of the shape: packets stay as they are. Quotas and weights that
+// charging has turned are put back.
 func (n *Netcpu) Close() error {
 	if !n.closed.Swap(true) {
 		close(n.stop)
 	}
 	<-n.done
+	var errs []error
+	if n.charger != nil {
+		errs = append(errs, n.charger.close())
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var errs []error
-	errs = append(errs, n.unwatchUplinks())
+	errs = append(errs, n.unwatchQueues())
+	if n.guards != nil {
+		for id := range n.guards.of {
+			errs = append(errs, n.unguard(id))
+		}
+	}
 	for _, t := range n.tenants {
 		errs = append(errs, n.unwatch(t))
 	}
+	errs = append(errs, n.closeDoors())
 	if n.early != nil {
 		errs = append(errs, n.early.close())
-		n.early = nil
+		n.early, n.guards = nil, nil
+	}
+	if n.meter != nil {
+		errs = append(errs, n.meter.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -45,11 +45,15 @@ type netcpuTenant struct {
 	Sent    uint64
 	Polled  uint64
 	Dropped uint64
+	Beyond  uint64
 	Retried uint64
+	Stopped uint64
 	Small   uint64
 	Super   uint64
+	Limit   int64
+	Until   uint64
+	Account uint32
 	NoRing  uint32
-	Pad     uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -57,6 +61,7 @@ type netcpuTenant struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	netcpuMapFlAddresses  = "fl_addresses"
+	netcpuMapFlCharges    = "fl_charges"
 	netcpuMapFlDevices    = "fl_devices"
 	netcpuMapFlQueues     = "fl_queues"
 	netcpuMapFlTenants    = "fl_tenants"
@@ -118,6 +123,7 @@ type netcpuProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type netcpuMapSpecs struct {
 	FlAddresses *ebpf.MapSpec `ebpf:"fl_addresses"`
+	FlCharges   *ebpf.MapSpec `ebpf:"fl_charges"`
 	FlDevices   *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlQueues    *ebpf.MapSpec `ebpf:"fl_queues"`
 	FlTenants   *ebpf.MapSpec `ebpf:"fl_tenants"`
@@ -151,6 +157,7 @@ func (o *netcpuObjects) Close() error {
 // It can be passed to loadNetcpuObjects or ebpf.CollectionSpec.LoadAndAssign.
 type netcpuMaps struct {
 	FlAddresses *ebpf.Map `ebpf:"fl_addresses"`
+	FlCharges   *ebpf.Map `ebpf:"fl_charges"`
 	FlDevices   *ebpf.Map `ebpf:"fl_devices"`
 	FlQueues    *ebpf.Map `ebpf:"fl_queues"`
 	FlTenants   *ebpf.Map `ebpf:"fl_tenants"`
@@ -159,6 +166,7 @@ type netcpuMaps struct {
 func (m *netcpuMaps) Close() error {
 	return _NetcpuClose(
 		m.FlAddresses,
+		m.FlCharges,
 		m.FlDevices,
 		m.FlQueues,
 		m.FlTenants,

@@ -89,7 +89,7 @@ func (n *Netcpu) mayOwnQueues(c container.Container) (bool, error) {
 	if n.throttled {
 		return true, nil
 	}
-	dir, err := account(c)
+	dir, err := charged(c)
 	if err != nil {
 		return false, err
 	}

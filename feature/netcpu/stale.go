@@ -36,7 +36,7 @@ func (n *Netcpu) dropStale(t *tenant, c container.Container, threads []thread) e
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS:
 			parts := strings.SplitN(e.Ref.Object, "/", 3) // NETNS/DEVICE/DETAIL
 			return len(parts) == 3 && !devices[parts[0]+"/"+parts[1]]
-		case sched.KindKthread, sched.KindAffinity:
+		case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
 			tid, _, _ := strings.Cut(e.Ref.Object, ":")
 			return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.tid) == tid })
 		}

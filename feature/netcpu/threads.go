@@ -129,3 +129,22 @@ func (n *Netcpu) move(tid int, hierarchy, group string, id container.ID) error {
 	}
 	return n.turn(sched.Group(n.cfg.Roots.Proc, n.layout, t, hierarchy), group, id)
 }
+
+// pollSlice is the slice of a thread that polls: the shortest that the kernel
+// has. The thread then gets its turn before what is in its queue has grown
+// old, or has kept a sender on this host waiting; its share of the CPU is what
+// it was. README.md has the measurement.
+const pollSlice = 100 * time.Microsecond
+
+// hasten gives a thread pollSlice, where the kernel can.
+func (n *Netcpu) hasten(tid int, id container.ID) error {
+	t, err := sched.Find(n.cfg.Roots.Proc, tid)
+	if err != nil {
+		return err
+	}
+	knob := sched.Slice(n.cfg.Roots.Proc, t)
+	if value, err := knob.Read(); err != nil || value == sched.NoSlice {
+		return err
+	}
+	return n.turn(knob, sched.FormatSlice(pollSlice), id)
+}

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cilium/ebpf/link"
-
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -46,13 +44,11 @@ type deviceKey struct {
 type uplink struct {
 	name    string
 	threads []thread
-	queues  []*queue  // those that a container could be given; see queue.go
-	drop    link.Link // nil without early drop
+	queues  []*queue // those that a container could be given; see queue.go
 }
 
 // claimUplinks moves the polling of the devices by which packets reach c into
-// threads of the uplink group. These are the other ports of its bridges and the
-// hardware of the host's namespace, from where a bridge may be routed to.
+// threads of the uplink group.
 func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error {
 	self, err := netdev.Open(n.cfg.NetNS)
 	if err != nil {
@@ -66,6 +62,34 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 		}
 		n.host = &uplinks{group: group, devices: make(map[deviceKey]*uplink)}
 	}
+	return n.eachUplink(ctx, c, func(ns *netdev.NS, links []netdev.Link) error {
+		for _, l := range links {
+			key := deviceKey{ns.Inode(), l.Index}
+			if n.host.devices[key] != nil {
+				continue
+			}
+			u, err := n.claim(ns, l)
+			if u != nil {
+				n.host.devices[key] = u
+			}
+			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) {
+				return fmt.Errorf("uplink %s: %w", l.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// eachUplink calls do with the devices by which packets reach c and that poll,
+// once for each namespace that has some: those of the host's with hardware or an
+// address, from where a bridge may be routed to, and the other ports of the
+// bridges that c is at.
+func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(*netdev.NS, []netdev.Link) error) error {
+	self, err := netdev.Open(n.cfg.NetNS)
+	if err != nil {
+		return err
+	}
+	self.Close()
 	paths := map[uint64]string{self.Inode(): n.cfg.NetNS}
 	bridges := make(map[uint64][]string)
 	for _, dev := range c.Interfaces {
@@ -76,58 +100,58 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 			}
 		}
 	}
+	in := func(path string, inode uint64) error {
+		ns, err := n.open(path, inode)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		all, err := ns.Links()
+		if err != nil {
+			return err
+		}
+		polls, err := polling(ns)
+		if err != nil {
+			return err
+		}
+		var up []netdev.Link
+		for _, l := range all {
+			if !isUplink(l, all, bridges[inode]) {
+				continue
+			}
+			itself, err := polls(l)
+			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) {
+				return fmt.Errorf("uplink %s: %w", l.Name, err)
+			}
+			if itself && err == nil {
+				up = append(up, l)
+			}
+		}
+		if len(up) == 0 {
+			return nil
+		}
+		return do(ns, up)
+	}
 	for inode, path := range paths {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := n.claimIn(path, inode, bridges[inode]); err != nil {
+		if err := in(path, inode); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (n *Netcpu) claimIn(path string, inode uint64, bridges []string) error {
-	ns, err := n.open(path, inode)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	links, err := ns.Links()
-	if err != nil {
-		return err
-	}
-	polls, err := polling(ns)
-	if err != nil {
-		return err
-	}
-	for _, l := range links {
-		key := deviceKey{inode, l.Index}
-		if n.host.devices[key] != nil || !isUplink(l, links, bridges) {
-			continue
-		}
-		itself, err := polls(l)
-		if err == nil && itself {
-			n.host.devices[key], err = n.claim(ns, l)
-		}
-		if n.host.devices[key] == nil {
-			delete(n.host.devices, key)
-		}
-		if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) {
-			return fmt.Errorf("uplink %s: %w", l.Name, err)
-		}
-	}
-	return nil
-}
-
-// isUplink says whether packets from outside may enter the host by a device: it
-// is hardware, or a port of one of the bridges. The host end of another
-// container's veth is such a port, too, but does not poll.
+// isUplink says whether packets from outside may enter the host by a device, if
+// it polls: it is hardware, has an address of the host (a tunnel's, or that of a
+// veth which leads to another host), or is a port of one of the bridges. The host
+// end of another container's veth may be such a port, too, but does not poll.
 func isUplink(l netdev.Link, all []netdev.Link, bridges []string) bool {
 	if !l.Up || l.Name == "lo" {
 		return false
 	}
-	if l.Kind == "device" {
+	if l.Kind == "device" || len(l.Addrs) > 0 {
 		return true
 	}
 	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
@@ -166,16 +190,13 @@ func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
 	}
 	u := &uplink{name: l.Name}
 	for _, tid := range tids {
-		if err := n.moveUplink(tid); err != nil {
+		if err := errors.Join(n.moveUplink(tid), n.hasten(tid, 0)); err != nil {
 			return nil, err
 		}
 		u.threads = append(u.threads, thread{tid, l.Name})
 	}
 	if n.early == nil {
 		return u, nil
-	}
-	if u.drop, err = n.early.uplink(ns, l.Index); err != nil {
-		return nil, err
 	}
 	u.queues, err = n.watchQueues(ns, l.Index)
 	return u, err
@@ -226,13 +247,13 @@ func (n *Netcpu) makeUplinkGroup(netns uint64) (string, error) {
 
 // releaseUplinks undoes all of it.
 func (n *Netcpu) releaseUplinks() error {
-	errs := []error{n.unwatchUplinks()}
+	errs := []error{n.unwatchQueues()}
 	n.host = nil
 	return errors.Join(append(errs, n.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 }))...)
 }
 
-// unwatchUplinks ends the early drop at the uplinks.
-func (n *Netcpu) unwatchUplinks() error {
+// unwatchQueues ends the counting of what the queues of the uplinks bring.
+func (n *Netcpu) unwatchQueues() error {
 	if n.host == nil {
 		return nil
 	}
@@ -241,10 +262,7 @@ func (n *Netcpu) unwatchUplinks() error {
 		for _, q := range u.queues {
 			errs = append(errs, n.early.unwatchQueue(q.napi))
 		}
-		if u.drop != nil {
-			errs = append(errs, u.drop.Close())
-		}
-		u.drop, u.queues = nil, nil
+		u.queues = nil
 	}
 	return errors.Join(errs...)
 }

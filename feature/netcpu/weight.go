@@ -13,8 +13,8 @@ import (
 // The bounds of cpu.shares (v1) and cpu.weight (v2), kernel/sched/sched.h and
 // kernel/sched/core.c.
 const (
-	minShares, usualShares = 2, 1024
-	minWeight, usualWeight = 1, 100
+	minShares, usualShares, maxShares = 2, 1024, 262144
+	minWeight, usualWeight, maxWeight = 1, 100, 10000
 )
 
 // weigh gives a container whose quota cannot stop its kernel threads a weight
@@ -25,7 +25,7 @@ func (n *Netcpu) weigh(c container.Container) error {
 	if n.throttled {
 		return nil
 	}
-	dir, err := account(c)
+	dir, err := charged(c)
 	if err != nil {
 		return err
 	}

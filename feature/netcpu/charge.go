@@ -1,0 +1,294 @@
+package netcpu
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// cost is what packets did to the CPU time of one container, in sums since any
+// moment.
+type cost struct {
+	charge time.Duration // network time on its behalf that was not its own tasks'
+	credit time.Duration // time of its own tasks that went into others' packets
+	took   time.Duration // time that its packets took from whoever wanted to run
+}
+
+// chargeConfig is what newCharger needs.
+type chargeConfig struct {
+	roots   kernel.Roots
+	layout  cgroup.Layout
+	journal *journal.Journal
+	log     *slog.Logger
+
+	// read gives the sums of all containers. One that is missing has none.
+	read func() (map[container.ID]cost, error)
+	// allow tells how much network time each period of a container may hold
+	// before its incoming packets are to be dropped (ledger.Unlimited: any).
+	// It may be nil: nothing is dropped.
+	allow   func(id container.ID, budget, period time.Duration) error
+	reserve float64 // T; see ledger.Budget
+}
+
+// charger puts the mode charge into force: it keeps the ledgers of the
+// containers in it, and turns their quotas and weights. A quota that it has
+// lowered is nothing without it, so that close puts everything back.
+type charger struct {
+	cfg chargeConfig
+
+	mu     sync.Mutex
+	payers map[string]*payer // by cgroup of the cpu controller
+	of     map[container.ID]*payer
+
+	once       sync.Once
+	stop, done chan struct{} // of loop
+}
+
+// chargeEvery is how often the ledgers are stepped: two usual periods, so that
+// each interval holds as many quotas as the one before.
+const chargeEvery = 200 * time.Millisecond
+
+// newCharger makes a charger and starts its loop.
+func newCharger(cfg chargeConfig) *charger {
+	ch := idleCharger(cfg)
+	go ch.loop()
+	return ch
+}
+
+// idleCharger makes one whose loop is not running.
+func idleCharger(cfg chargeConfig) *charger {
+	return &charger{
+		cfg: cfg, payers: make(map[string]*payer), of: make(map[container.ID]*payer),
+		stop: make(chan struct{}), done: make(chan struct{}),
+	}
+}
+
+// add begins to charge a container. Again it changes nothing.
+func (ch *charger) add(c container.Container) error {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	dir, err := charged(c)
+	if err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	if p := ch.of[c.ID]; p != nil && p.dir == dir {
+		p.members[c.ID] = c
+		return nil
+	} else if p != nil {
+		if err := ch.drop(c.ID); err != nil { // it was moved to another cgroup
+			return fmt.Errorf("netcpu charge: %w", err)
+		}
+	}
+	p := ch.payers[dir]
+	if p == nil {
+		// What an earlier agent has left is not the owner's will.
+		if err := ch.restore(c.ID, dir); err != nil {
+			return fmt.Errorf("netcpu charge: %w", err)
+		}
+		usage := c.Cgroup.V2
+		if dir != c.Cgroup.CPU {
+			usage = filepath.Dir(usage) // the pod's
+		}
+		if p, err = ch.newPayer(dir, usage, c.ID); err != nil {
+			return fmt.Errorf("netcpu charge: %w", err)
+		}
+		ch.payers[dir] = p
+	}
+	p.members[c.ID] = c
+	ch.of[c.ID] = p
+	return nil
+}
+
+// has says whether a container is charged.
+func (ch *charger) has(id container.ID) bool {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	return ch.of[id] != nil
+}
+
+// remove ends it and puts back what the owner of the container had set.
+func (ch *charger) remove(id container.ID) error {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	return ch.drop(id)
+}
+
+func (ch *charger) drop(id container.ID) error {
+	p := ch.of[id]
+	if p == nil {
+		return nil
+	}
+	delete(ch.of, id)
+	delete(p.members, id)
+	var err error
+	if ch.cfg.allow != nil {
+		err = ch.cfg.allow(id, ledger.Unlimited, p.limit.Period)
+	}
+	if p.owner == id {
+		err = errors.Join(err, ch.restore(id, p.dir))
+		p.restored()
+	}
+	if len(p.members) == 0 {
+		delete(ch.payers, p.dir)
+		return err
+	}
+	if p.owner == id { // the next of a pod answers for it
+		p.owner = slices.Min(slices.Collect(maps.Keys(p.members)))
+	}
+	return err
+}
+
+// close ends all of it. A second close does nothing.
+func (ch *charger) close() error {
+	ch.once.Do(func() { close(ch.stop) })
+	<-ch.done
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	var errs []error
+	for id := range ch.of {
+		errs = append(errs, ch.drop(id))
+	}
+	return errors.Join(errs...)
+}
+
+// restore undoes what was turned of a cgroup on behalf of a container.
+func (ch *charger) restore(id container.ID, dir string) error {
+	_, err := ch.cfg.journal.Restore(kernel.Opener(ch.cfg.roots), func(e journal.Entry) bool {
+		return e.Owner == chargeOwner(id) && e.Ref.Kind == cgroup.KindFile && filepath.Dir(e.Ref.Object) == dir
+	})
+	return err
+}
+
+func chargeOwner(id container.ID) journal.Owner {
+	return journal.Owner{Feature: name, Container: uint64(id)}
+}
+
+// loop steps the ledgers, and writes what follows when periods begin.
+func (ch *charger) loop() {
+	defer close(ch.done)
+	at := time.Now() // of the next round
+	due := at        // the next round, look or write
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ch.stop:
+			return
+		case <-timer.C:
+		}
+		nap(due)
+		now := time.Now()
+		if !now.Before(at) {
+			if err := ch.round(now); err != nil {
+				ch.cfg.log.Warn("charging containers", "feature", name, "err", err)
+			}
+			// In step, or the intervals would not be of the same length.
+			for at = at.Add(chargeEvery); !at.After(now); {
+				at = at.Add(chargeEvery)
+			}
+		}
+		next, err := ch.write()
+		if err != nil {
+			ch.cfg.log.Warn("changing quotas", "feature", name, "err", err)
+		}
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+		timer.Reset(time.Until(next) - grain)
+		due = next
+	}
+}
+
+// grain is what the runtime's timers are good for: they end up in a poll that
+// counts milliseconds.
+const grain = 1500 * time.Microsecond
+
+// nap sleeps until then, for the last grain, by the kernel's own clock.
+func nap(until time.Time) {
+	for {
+		left := time.Until(until)
+		if left <= 0 {
+			return
+		}
+		ts := unix.NsecToTimespec(int64(min(left, 2*grain)))
+		unix.Nanosleep(&ts, nil) // a signal ends it early
+	}
+}
+
+// round steps each ledger once.
+func (ch *charger) round(now time.Time) error {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	if len(ch.payers) == 0 {
+		return nil
+	}
+	costs, err := ch.cfg.read()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	shares := newShares(ch)
+	for _, p := range ch.payers {
+		err := ch.step(p, costs, shares, now)
+		if errors.Is(err, journal.ErrGone) {
+			continue // it has ended, and will be removed
+		}
+		if p.failed(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// write makes the writes that are due and returns when the next one is, or a
+// look at the periods that has to come before; zero for none.
+func (ch *charger) write() (next time.Time, err error) {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	var errs []error
+	for _, p := range ch.payers {
+		at, err := ch.writeQuota(p, time.Now())
+		if err != nil && !errors.Is(err, journal.ErrGone) && p.failed(err) {
+			errs = append(errs, err)
+		}
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	return next, errors.Join(errs...)
+}
+
+// samples appends what the ledgers hold; see Snapshot.
+func (ch *charger) samples(to []feature.Sample) []feature.Sample {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	for _, p := range ch.payers {
+		s, factor := p.state()
+		for _, x := range []feature.Sample{
+			{Name: "netcpu_balance_seconds", Value: s.Balance.Seconds()},
+			{Name: "netcpu_charged_seconds_total", Value: s.Charged.Seconds()},
+			{Name: "netcpu_credited_seconds_total", Value: s.Credited.Seconds()},
+			{Name: "netcpu_forgiven_seconds_total", Value: s.Forgiven.Seconds()},
+			{Name: "netcpu_limit_writes_total", Value: float64(s.Writes)},
+			{Name: "netcpu_limit_factor", Value: factor},
+		} {
+			x.Container = p.owner
+			to = append(to, x)
+		}
+	}
+	return to
+}

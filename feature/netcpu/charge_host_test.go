@@ -1,0 +1,71 @@
+package netcpu_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// A flood that costs more than a container has is charged to it, and what is
+// beyond is dropped; in the end everything is as its owner has it.
+func TestChargeFlood(t *testing.T) {
+	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
+	h := newHost(t, sandbox.CPU{Quota: quota, Period: period})
+	h.needEarly()
+	limit := func() cgroup.Bandwidth {
+		b, err := cgroup.ReadBandwidth(h.container.Cgroup.CPU)
+		must(t, err)
+		return b
+	}
+	owners := limit()
+	if owners.Quota != quota || owners.Period != period {
+		t.Fatalf("the sandbox has %+v", owners)
+	}
+	sample := func(name string) float64 {
+		for _, s := range h.netcpu.Snapshot().Samples {
+			if s.Name == name && s.Container == h.container.ID {
+				return s.Value
+			}
+		}
+		return 0
+	}
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	h.start(h.box, "udp-recv", "--listen", ":9000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+	until(t, "the quota is lowered", func() bool { return limit().Quota < owners.Quota })
+	until(t, "packets are dropped", func() bool { return sample("netcpu_quota_dropped_packets_total") > 0 })
+	// What is forgiven would have cost others more than it has at all.
+	if sample("netcpu_charged_seconds_total") == 0 || len(h.journal.Entries()) == 0 {
+		t.Errorf("%+v, journal %+v", h.netcpu.Snapshot().Samples, h.journal.Entries())
+	}
+
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	if got := limit(); got != owners {
+		t.Errorf("isolated, the quota is %+v", got)
+	}
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	until(t, "it is lowered again", func() bool { return limit().Quota < owners.Quota })
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUObserve)))
+	if got := limit(); got != owners || len(h.journal.Entries()) != 0 {
+		t.Errorf("quota %+v and journal %+v in the end", got, h.journal.Entries())
+	}
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	until(t, "once more", func() bool { return limit().Quota < owners.Quota })
+	must(t, h.netcpu.Close())
+	if got := limit(); got != owners || len(h.journal.Entries()) != 0 {
+		t.Errorf("quota %+v and journal %+v after close", got, h.journal.Entries())
+	}
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package netcpu
+
+import (
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// costs turns accounts into what the ledgers book. credits says whether the
+// kernel charges a task for the softirqs that interrupt it: where it does not,
+// nobody has paid for others and nobody is to be given anything back.
+func costs(r account.Reading, credits bool) map[container.ID]cost {
+	out := make(map[container.ID]cost, len(r.Accounts))
+	for _, a := range r.Accounts {
+		charge := a.CPU()
+		if credits {
+			charge -= a.Own
+		}
+		if a.Container != account.System {
+			out[a.Container] = cost{charge: charge}
+		}
+	}
+	for _, t := range r.Thefts {
+		if t.Victim.Container == t.Culprit && t.Culprit != account.System {
+			continue
+		}
+		if v := t.Victim; v.Kind == account.Task && v.Container != account.System && credits {
+			c := out[v.Container]
+			c.credit += t.CPU
+			out[v.Container] = c
+		}
+		if t.Culprit != account.System && (t.Victim.Kind == account.Task || t.Victim.Kind == account.Ksoftirqd) {
+			c := out[t.Culprit]
+			c.took += t.CPU
+			out[t.Culprit] = c
+		}
+	}
+	return out
+}
+
+// costs returns the source of what the ledgers book.
+func (n *Netcpu) costs() func() (map[container.ID]cost, error) {
+	credits, err := probe.SoftirqsChargeTasks(n.cfg.Roots)
+	if err != nil {
+		n.cfg.Log.Warn("giving nobody credit for others' packets", "feature", name, "err", err)
+	}
+	return func() (map[container.ID]cost, error) {
+		r, err := n.meter.Read()
+		if err != nil {
+			return nil, err
+		}
+		return costs(r, credits), nil
+	}
+}

@@ -1,0 +1,111 @@
+package netcpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+)
+
+// guards drop what comes for containers that are charged once that has cost
+// their budget. They do so at the host end of the veth and at the uplinks, and
+// in the softirq itself: user space only says how much is allowed until when.
+// The charger calls allow while others hold the lock of Netcpu, so that there is
+// a lock of its own.
+type guards struct {
+	early *early
+	meter *account.Meter
+
+	mu sync.Mutex
+	of map[container.ID]*watched
+}
+
+// allow lets a container's packets take so much of others' time until the next
+// round. budget is for one period, which a round may hold several of.
+func (g *guards) allow(id container.ID, budget, period time.Duration) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.of[id]
+	if w == nil {
+		return nil // its packets do not come by a veth: nothing can be dropped
+	}
+	slot, known := g.meter.Slot(id)
+	if budget == ledger.Unlimited || !known || period <= 0 {
+		return g.early.unlimited(w)
+	}
+	var charges int64
+	if err := g.meter.Charges().Lookup(slot, &charges); err != nil {
+		return fmt.Errorf("charges of container %v: %w", id, err)
+	}
+	// A round that is late finds it still in force; one that does not come ends it.
+	budget = time.Duration(float64(budget) * float64(chargeEvery) / float64(period))
+	return g.early.limit(w, slot, charges+budget.Nanoseconds(), 2*chargeEvery)
+}
+
+// samples appends what was dropped; see Snapshot.
+func (g *guards) samples(to []feature.Sample) []feature.Sample {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for id, w := range g.of {
+		if c, err := g.early.read(w); err == nil {
+			to = append(to, feature.Sample{Container: id, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
+		}
+	}
+	return to
+}
+
+// guard begins to drop for a container, or follows what has changed about it.
+func (n *Netcpu) guard(ctx context.Context, c container.Container) (err error) {
+	g := n.guards
+	if g == nil || c.HostNetwork || c.NetNS == 0 {
+		return nil
+	}
+	ns, err := n.open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+	if err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	defer ns.Close()
+	g.mu.Lock()
+	w := g.of[c.ID]
+	g.mu.Unlock()
+	if w == nil {
+		if w, err = n.early.add(); err != nil {
+			return fmt.Errorf("netcpu charge: %w", err)
+		}
+		// No thread of its own: nothing waits in a ring.
+		if err := n.early.ring(w, false); err != nil {
+			return errors.Join(err, n.early.remove(w))
+		}
+		g.mu.Lock()
+		g.of[c.ID] = w
+		g.mu.Unlock()
+	}
+	if err := errors.Join(n.watchDevices(w, ns, c), n.openDoors(ctx, c)); err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	return nil
+}
+
+// unguard ends it.
+func (n *Netcpu) unguard(id container.ID) error {
+	g := n.guards
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	w := g.of[id]
+	delete(g.of, id)
+	g.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	return errors.Join(n.early.remove(w), n.closeDoors())
+}

@@ -1,0 +1,325 @@
+package netcpu
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// payer is one cgroup with an account: a container's, or that of a pod whose
+// containers share it.
+type payer struct {
+	dir     string // in the hierarchy of the cpu controller
+	usage   string // where its CPU time is read
+	owner   container.ID
+	members map[container.ID]container.Container
+
+	limit cgroup.Bandwidth // what its owner has set
+	now   time.Duration    // the quota in force
+	want  time.Duration    // the one that should be
+	pace  pace
+	tries int // periods that were missed
+
+	ledger  *ledger.Ledger  // while it has a quota
+	weigher *ledger.Weigher // and while it has none
+	weight  uint64          // what its owner has set
+	weighs  uint64          // the one in force
+	took    rate
+
+	problem string // the last error, which is told once
+}
+
+// newPayer opens the account of a cgroup with what is in force as its owner's.
+func (ch *charger) newPayer(dir, usage string, owner container.ID) (*payer, error) {
+	p := &payer{dir: dir, usage: usage, owner: owner, members: make(map[container.ID]container.Container)}
+	if usage == "" {
+		return nil, errors.New("the container's cgroup is not known")
+	}
+	b, err := cgroup.ReadBandwidth(dir)
+	if err != nil {
+		return nil, err
+	}
+	return p, ch.limited(p, b)
+}
+
+// limited begins an account with the limit that the owner has set now.
+func (ch *charger) limited(p *payer, b cgroup.Bandwidth) error {
+	hadQuota := p.ledger != nil
+	p.limit, p.now, p.want = b, b.Quota, b.Quota
+	if p.pace.period != b.Period {
+		p.pace = pace{period: b.Period}
+	}
+	limit := ledger.Limit{Quota: b.Quota, Period: b.Period, Burst: b.Burst}
+	switch {
+	case b.Limited && hadQuota:
+		p.ledger.SetLimit(limit)
+		return nil
+	case b.Limited:
+		p.ledger = ledger.New(limit)
+		if p.weigher == nil {
+			return nil
+		}
+		p.weigher = nil // from now on the quota is what pays
+		return ch.turnWeight(p, p.weight)
+	}
+	w, err := cgroup.Weight(p.dir)
+	if err != nil {
+		return err
+	}
+	p.ledger, p.weigher = nil, ledger.NewWeigher()
+	p.weight, p.weighs = w, w
+	return nil
+}
+
+// step books what has happened to one payer since the last round.
+func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, now time.Time) error {
+	b, err := cgroup.ReadBandwidth(p.dir)
+	if err != nil {
+		return err
+	}
+	if err := ch.follow(p, b); err != nil {
+		return err
+	}
+	c, took, err := p.counters(costs, now)
+	if err != nil {
+		return err
+	}
+	budget := ledger.Unlimited
+	if p.ledger != nil {
+		p.want = p.ledger.Step(c)
+		budget = p.ledger.Budget(ch.cfg.reserve)
+	} else {
+		share, err := shares.of(p)
+		if err != nil {
+			return err
+		}
+		// Weights matter where somebody is kept from running.
+		stolen := p.took.next(now, took+c.Credit)
+		share.Contended = stolen > contended
+		factor := p.weigher.Step(c, share)
+		if err := ch.weigh(p, factor); err != nil {
+			return err
+		}
+		budget = p.weigher.Budget(p.limit.Period, share, ch.cfg.reserve)
+	}
+	if ch.cfg.allow == nil {
+		return nil
+	}
+	for id := range p.members {
+		if err := ch.cfg.allow(id, budget, p.limit.Period); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// contended is the CPU time, of a second, that packets have to take from those
+// who want to run before the weights are touched.
+const contended = 0.01
+
+// follow takes note of what somebody else has made of the limit: that is then
+// what counts, and older values are never written again.
+func (ch *charger) follow(p *payer, b cgroup.Bandwidth) error {
+	switch {
+	case b.Limited != p.limit.Limited, b.Limited && b.Quota != p.now:
+		return ch.limited(p, b)
+	case b.Period == p.limit.Period && b.Burst == p.limit.Burst:
+		return nil
+	case !b.Limited:
+		p.limit = b
+		return nil
+	}
+	// The quota is ours or as it was; what belongs to it is not.
+	ours := b.Quota
+	b.Quota = p.limit.Quota
+	if err := ch.limited(p, b); err != nil {
+		return err
+	}
+	p.now, p.want = ours, ours
+	p.ledger.Wrote(ours)
+	return nil
+}
+
+// counters reads the sums of a payer.
+func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.Counters, took time.Duration, err error) {
+	c.Taken = now
+	for id := range p.members {
+		x := costs[id]
+		c.Charge += x.charge
+		c.Credit += x.credit
+		took += x.took
+	}
+	if c.Ran, err = cgroup.Usage(p.usage); err != nil || p.ledger == nil {
+		return c, took, err
+	}
+	periods, err := cgroup.ReadPeriods(p.dir)
+	c.Throttled = periods.Throttled
+	return c, took, err
+}
+
+// writeQuota writes the quota that is wanted if a period has just begun. It
+// returns when to come again, zero if nothing is wanted.
+func (ch *charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
+	if p.ledger == nil || p.want == p.now {
+		p.tries = 0
+		return time.Time{}, nil
+	}
+	if !p.pace.known(now) && !p.pace.idle(now) {
+		periods, err := cgroup.ReadPeriods(p.dir)
+		if err != nil {
+			p.want = p.now
+			return time.Time{}, err
+		}
+		p.pace.saw(now, time.Now(), periods.Count)
+		return p.pace.search(now), nil
+	}
+	known := p.pace.known(now)
+	if known && !p.ledger.Timely(p.pace.late(now)) && p.tries < maxTries {
+		p.tries++
+		return p.pace.next(now), nil
+	}
+	if !known {
+		p.pace = pace{period: p.limit.Period} // once it runs there is more to see
+	}
+	p.tries = 0
+	return time.Time{}, ch.turnQuota(p, p.want)
+}
+
+// maxTries is after how many missed periods a write is made at any time. A
+// correction that comes late is one too many by then, and the next has to
+// make up for it.
+const maxTries = 3
+
+func (ch *charger) v2() bool { return ch.cfg.layout.CPU == ch.cfg.layout.V2 }
+
+// turnQuota writes a quota, unless somebody else has written one meanwhile.
+func (ch *charger) turnQuota(p *payer, quota time.Duration) error {
+	k, value := cgroup.Quota(p.dir, ch.v2(), quota, p.limit.Period)
+	_, now := cgroup.Quota(p.dir, ch.v2(), p.now, p.limit.Period)
+	err := ch.cfg.journal.Turn(&unchanged{k, now}, value, chargeOwner(p.owner))
+	if errors.Is(err, errChanged) {
+		p.want = p.now // the next round sees what has become of it
+		return nil
+	}
+	if err != nil {
+		// Such as EINVAL below a parent with a smaller quota (v1). The ledger
+		// goes on with what is in force.
+		p.want = p.now
+		return err
+	}
+	p.now = quota
+	p.ledger.Wrote(quota)
+	return nil
+}
+
+// weigh follows changes of the owner's weight, and brings the one in force to
+// the factor.
+func (ch *charger) weigh(p *payer, factor float64) error {
+	now, err := cgroup.Weight(p.dir)
+	if err != nil {
+		return err
+	}
+	if now != p.weighs {
+		p.weight, p.weighs = now, now
+	}
+	least, most := uint64(minShares), uint64(maxShares)
+	if ch.v2() {
+		least, most = minWeight, maxWeight
+	}
+	return ch.turnWeight(p, ledger.Scale(p.weight, factor, least, most))
+}
+
+func (ch *charger) turnWeight(p *payer, weight uint64) error {
+	if weight == p.weighs {
+		return nil
+	}
+	file := "cpu.shares"
+	if ch.v2() {
+		file = "cpu.weight"
+	}
+	k := cgroup.File(filepath.Join(p.dir, file))
+	err := ch.cfg.journal.Turn(&unchanged{k, strconv.FormatUint(p.weighs, 10)}, strconv.FormatUint(weight, 10), chargeOwner(p.owner))
+	if errors.Is(err, errChanged) {
+		return nil
+	}
+	if err == nil {
+		p.weighs = weight
+	}
+	return err
+}
+
+// restored notes that everything is again as the owner has it.
+func (p *payer) restored() {
+	p.now, p.want, p.weighs = p.limit.Quota, p.limit.Quota, p.weight
+	if p.ledger != nil {
+		p.ledger.Wrote(p.now)
+	}
+}
+
+// failed says whether an error is worth telling: it has not been told before.
+func (p *payer) failed(err error) bool {
+	was := p.problem
+	if p.problem = ""; err != nil {
+		p.problem = err.Error()
+	}
+	return p.problem != "" && p.problem != was
+}
+
+// state gives the ledger's content, and what is in force in parts of what the
+// owner has set.
+func (p *payer) state() (ledger.State, float64) {
+	if p.ledger != nil {
+		return p.ledger.State(), float64(p.now) / float64(p.limit.Quota)
+	}
+	return p.weigher.State(), float64(p.weighs) / float64(p.weight)
+}
+
+// errChanged means that a knob has another value than was decided on.
+var errChanged = errors.New("changed by somebody else")
+
+// unchanged is a knob that can be turned only from one value: a decision that
+// was made on it says nothing about another.
+type unchanged struct {
+	journal.Knob
+	from string
+}
+
+func (k *unchanged) Read() (string, error) {
+	value, err := k.Knob.Read()
+	if err == nil && value != k.from {
+		return "", fmt.Errorf("%w: %q, was %q", errChanged, value, k.from)
+	}
+	return value, err
+}
+
+func (k *unchanged) Write(value string) error {
+	err := k.Knob.Write(value)
+	if err == nil {
+		k.from = value
+	}
+	return err
+}
+
+// rate is how fast a sum grows.
+type rate struct {
+	at  time.Time
+	sum time.Duration
+}
+
+// next gives the growth since the last call, in parts of a CPU.
+func (r *rate) next(now time.Time, sum time.Duration) float64 {
+	last := *r
+	*r = rate{now, sum}
+	length := now.Sub(last.at)
+	if last.at.IsZero() || length <= 0 || sum < last.sum {
+		return 0
+	}
+	return float64(sum-last.sum) / float64(length)
+}

@@ -1,0 +1,65 @@
+package netcpu
+
+import (
+	"errors"
+	"path/filepath"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// shares finds the fair share of payers that have a weight only, in one round.
+type shares struct {
+	ch  *charger
+	sum map[string]uint64 // of the weights below a parent
+}
+
+func newShares(ch *charger) *shares { return &shares{ch, make(map[string]uint64)} }
+
+// of gives the part of the CPUs of a payer that is due to it among its
+// siblings, as their owners have weighed them. Those that sleep count as well:
+// too little does no harm, see ledger.Share.
+func (s *shares) of(p *payer) (ledger.Share, error) {
+	parent := filepath.Dir(p.dir)
+	sum, seen := s.sum[parent]
+	if !seen {
+		dirs, err := cgroup.Children(parent)
+		if err != nil {
+			return ledger.Share{}, err
+		}
+		for _, dir := range dirs {
+			w, err := s.weight(dir)
+			if errors.Is(err, journal.ErrGone) || errors.Is(err, errors.ErrUnsupported) {
+				continue
+			}
+			if err != nil {
+				return ledger.Share{}, err
+			}
+			sum += w
+		}
+		s.sum[parent] = sum
+	}
+	cpus := s.ch.cpus(p)
+	return ledger.Share{Fair: float64(cpus) * float64(p.weight) / float64(max(sum, p.weight, 1))}, nil
+}
+
+func (s *shares) weight(dir string) (uint64, error) {
+	if p := s.ch.payers[dir]; p != nil && p.weigher != nil {
+		return p.weight, nil
+	}
+	return cgroup.Weight(dir)
+}
+
+// cpus is how many CPUs a payer may use.
+func (ch *charger) cpus(p *payer) int {
+	for _, c := range p.members {
+		if c.Cgroup.CPUSet == "" {
+			continue
+		}
+		if list, err := cgroup.CPUs(c.Cgroup.CPUSet); err == nil && len(list) > 0 {
+			return len(list)
+		}
+	}
+	return 1
+}
