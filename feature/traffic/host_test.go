@@ -1,0 +1,284 @@
+package traffic_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
+		if status, ok := reexec(os.Args); ok {
+			os.Exit(status)
+		}
+	}
+	testkit.Main(m)
+}
+
+const (
+	mbit = 1_000_000
+	gbit = 1000 * mbit
+)
+
+// host is a host of its own with an uplink, nic0, to the wire.
+type host struct {
+	t         testing.TB
+	sandboxes *sandbox.Host
+	ns, wire  *sandbox.Box
+	dir       string // of the journal
+	journal   *journal.Journal
+	traffic   *traffic.Traffic
+	slots     *slot.Allocator
+	rate      uint64
+	mask      uint32
+	nic0      int // its index
+}
+
+func newHost(t testing.TB, rate uint64) *host {
+	t.Helper()
+	testkit.NeedRoot(t)
+	sh, err := sandbox.New(sandbox.Config{Dir: t.TempDir()})
+	must(t, err)
+	t.Cleanup(func() { must(t, sh.Close()) })
+	h := &host{t: t, sandboxes: sh, dir: t.TempDir(), rate: rate}
+	h.ns = h.create(sandbox.Spec{Name: "trhost", Bare: true})
+	h.wire = h.create(sandbox.Spec{Name: "trwire", Bare: true})
+	must(t, sandbox.Wire(
+		sandbox.End{Box: h.wire, Name: "wire", Addr: netip.MustParsePrefix("10.66.0.1/24")},
+		sandbox.End{Box: h.ns, Name: "nic0"}))
+	h.nic0 = h.index(h.ns, "nic0")
+	return h
+}
+
+// start makes the journal and the feature, as an agent does.
+func (h *host) start() {
+	h.t.Helper()
+	j, err := journal.Open(h.dir)
+	must(h.t, err)
+	h.journal = j
+	h.slots = slot.New(time.Now)
+	h.traffic, err = traffic.New(traffic.Config{
+		Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Slots: h.slots, MarkMask: h.mask,
+		Uplinks: map[string]uint64{"nic0": h.rate},
+	})
+	must(h.t, err)
+	if v := h.traffic.Support(); v.Level != probe.Full {
+		testkit.Skip(h.t, "kernel cannot shape")
+	}
+	h.t.Cleanup(func() { // what a test that failed has left in force
+		h.traffic.Close()
+		j.Restore(kernel.Opener(kernel.Default()), nil)
+		j.Close()
+	})
+}
+
+func (h *host) create(s sandbox.Spec) *sandbox.Box {
+	h.t.Helper()
+	b, err := h.sandboxes.Create(s)
+	must(h.t, err)
+	return b
+}
+
+func (h *host) open(b *sandbox.Box) *netdev.NS {
+	h.t.Helper()
+	ns, err := netdev.Open(b.NetNS())
+	must(h.t, err)
+	h.t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+func (h *host) index(b *sandbox.Box, name string) int {
+	h.t.Helper()
+	links, err := h.open(b).Links()
+	must(h.t, err)
+	for _, l := range links {
+		if l.Name == name {
+			return l.Index
+		}
+	}
+	h.t.Fatalf("no link %s", name)
+	return 0
+}
+
+// netlink runs fn inside a namespace.
+func (h *host) netlink(b *sandbox.Box, fn func(*netlink.Handle) error) {
+	h.t.Helper()
+	must(h.t, b.Do(func() error {
+		n, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer n.Close()
+		return fn(n)
+	}))
+}
+
+// bridge makes nic0 a port of br0: containers are on the wire's network.
+func (h *host) bridge() {
+	h.t.Helper()
+	must(h.t, h.ns.Bridge("br0", netip.Prefix{}))
+	h.netlink(h.ns, func(n *netlink.Handle) error {
+		br, err := n.LinkByName("br0")
+		if err != nil {
+			return err
+		}
+		nic, err := n.LinkByName("nic0")
+		if err != nil {
+			return err
+		}
+		return n.LinkSetMaster(nic, br)
+	})
+}
+
+// add makes a container behind a bridge in the box at.
+func (h *host) add(name, addr string, at *sandbox.Box) (*sandbox.Box, container.Container) {
+	h.t.Helper()
+	box := h.create(sandbox.Spec{Name: name})
+	must(h.t, sandbox.Wire(
+		sandbox.End{Box: at, Name: "h" + name, Bridge: "br0"},
+		sandbox.End{Box: box, Name: "eth0", Addr: netip.MustParsePrefix(addr)}))
+	c := h.describe(box)
+	there := h.open(at)
+	c.Interfaces = []container.Interface{{
+		Name: "eth0", Index: h.index(box, "eth0"), Kind: "veth",
+		Host: container.HostEnd{NetNS: there.Inode(), NSPath: at.NetNS(), Name: "h" + name, Index: h.index(at, "h"+name), Master: "br0"},
+	}}
+	return box, c
+}
+
+// describe says of a sandbox what package container would find out.
+func (h *host) describe(box *sandbox.Box) container.Container {
+	h.t.Helper()
+	layout, err := cgroup.Detect("/proc", "")
+	must(h.t, err)
+	paths, err := layout.OfPID("/proc", box.PID)
+	must(h.t, err)
+	id, err := cgroup.ID(paths.V2)
+	must(h.t, err)
+	inside := h.open(box)
+	return container.Container{
+		ID: container.ID(id), Name: box.Name, PID: box.PID, NetNS: inside.Inode(), HostNetwork: inside.Inode() == h.open(h.ns).Inode(),
+		Cgroup: container.Cgroup{V2: paths.V2, CPU: paths.CPU, CPUSet: paths.CPUSet},
+	}
+}
+
+func (h *host) apply(c container.Container, n policy.Net) error {
+	return h.traffic.Apply(h.t.Context(), policy.Target{Container: c, Settings: policy.Settings{Egress: n}})
+}
+
+// stats gives the counters of the class of a container; nil: of everybody else.
+func (h *host) stats(c *container.Container) qdisc.Stats {
+	h.t.Helper()
+	d, err := qdisc.Open(h.open(h.ns), h.nic0)
+	must(h.t, err)
+	defer d.Close()
+	all, err := d.Stats(qdisc.KindHTB)
+	must(h.t, err)
+	if c == nil {
+		return all[qdisc.MinorDefault]
+	}
+	return all[uint16(h.slots.Lookup(slot.Of(*c)))]
+}
+
+// send sends datagrams from a process of the container, and gives how many.
+func (h *host) send(box *sandbox.Box, to string) uint64 {
+	h.t.Helper()
+	cmd, board, err := load.Command("udp-send", "--to", to, "--rate", "2000", "--size", "100", "--for", "150ms")
+	must(h.t, err)
+	defer board.Close()
+	p, err := box.Start(cmd)
+	must(h.t, err)
+	must(h.t, p.Wait())
+	return board.Read().Since(load.Reading{}).Ops
+}
+
+// forge sends datagrams that claim somebody's slot, from a process that is in
+// the box's network but not in its cgroup.
+func (h *host) forge(box *sandbox.Box, to string, priority uint32, n int) {
+	h.t.Helper()
+	must(h.t, box.Do(func() error {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		raw, err := c.(*net.UDPConn).SyscallConn()
+		if err != nil {
+			return err
+		}
+		if err := raw.Control(func(fd uintptr) {
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority)),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(priority&0xffff)))
+		}); err != nil {
+			return err
+		}
+		for sent := 0; sent < n; {
+			if _, err := c.Write(make([]byte, 100)); err == nil {
+				sent++
+			} else if !errors.Is(err, syscall.ECONNREFUSED) {
+				return err
+			}
+		}
+		return err
+	}))
+}
+
+// listen takes in what is sent to port 9000 of the wire.
+func (h *host) listen() {
+	h.t.Helper()
+	must(h.t, h.wire.Do(func() error {
+		c, err := net.ListenPacket("udp", ":9000")
+		if err == nil {
+			h.t.Cleanup(func() { c.Close() })
+		}
+		return err
+	}))
+}
+
+// state is all that the feature may change at the host.
+func (h *host) state() string {
+	h.t.Helper()
+	ns := h.open(h.ns)
+	var out string
+	for _, k := range []journal.Knob{qdisc.Root(ns, h.nic0), qdisc.QueueLen(ns, h.nic0), qdisc.ForwardPriority(ns)} {
+		v, err := k.Read()
+		must(h.t, err)
+		out += fmt.Sprintf("%s %s\n", k.Ref().Kind, v)
+	}
+	return out
+}
+
+// ipt runs iptables in a box, and says whether it could.
+func ipt(b *sandbox.Box, args ...string) error {
+	return b.Do(func() error { return exec.Command("iptables", args...).Run() })
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

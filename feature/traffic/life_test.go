@@ -1,0 +1,227 @@
+package traffic_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// fake is a container without devices: it takes part in the sums alone.
+func fake(id container.ID) container.Container {
+	return container.Container{ID: 1<<40 + id, NetNS: uint64(1<<40 + id), Name: "fake"}
+}
+
+// classes gives the rate of each class of the uplink, as the kernel shows it.
+func (h *host) classes() map[uint16]uint64 {
+	h.t.Helper()
+	out := make(map[uint16]uint64)
+	h.netlink(h.ns, func(n *netlink.Handle) error {
+		l, err := n.LinkByName("nic0")
+		if err != nil {
+			return err
+		}
+		list, err := n.ClassList(l, 0)
+		for _, c := range list {
+			if c, ok := c.(*netlink.HtbClass); ok {
+				out[uint16(c.Handle)] = c.Rate * 8
+			}
+		}
+		return err
+	})
+	return out
+}
+
+func TestPlanInForce(t *testing.T) {
+	h := newHost(t, gbit)
+	h.start()
+	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
+	must(t, h.apply(fake(2), policy.Net{Rate: 150 * mbit}))
+	must(t, h.apply(fake(3), policy.Net{Ceil: 100 * mbit}))
+	want := func(rates map[uint16]uint64) {
+		t.Helper()
+		got := h.classes()
+		rates[qdisc.MinorTop] = gbit
+		if len(got) != len(rates) {
+			t.Fatalf("classes %v, want %v", got, rates)
+		}
+		for minor, r := range rates {
+			if got[minor]/8 != r/8 {
+				t.Fatalf("classes %v, want %v", got, rates)
+			}
+		}
+	}
+	// 800 Mbit/s are left: 1 for the host, 3, and 1 that its ceil cuts.
+	want(map[uint16]uint64{qdisc.MinorDefault: 175 * mbit, 1: 525 * mbit, 2: 150 * mbit, 3: 100 * mbit})
+
+	// Refused: nothing changes, and its slot is free again.
+	var r *model.Refusal
+	err := h.apply(fake(4), policy.Net{Rate: 801 * mbit})
+	if !errors.As(err, &r) || !errors.Is(err, policy.ErrOverLink) || !strings.Contains(err.Error(), "uplink nic0: rate refused: ") {
+		t.Errorf("more than the link: %v", err)
+	}
+	if err := h.apply(fake(2), policy.Net{Rate: 951 * mbit}); !errors.As(err, &r) {
+		t.Errorf("more than the link: %v", err)
+	}
+	want(map[uint16]uint64{qdisc.MinorDefault: 175 * mbit, 1: 525 * mbit, 2: 150 * mbit, 3: 100 * mbit})
+
+	// Its policy goes, or it does itself.
+	must(t, h.apply(fake(3), policy.Net{}))
+	want(map[uint16]uint64{qdisc.MinorDefault: 200 * mbit, 1: 600 * mbit, 2: 150 * mbit})
+	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
+	want(map[uint16]uint64{qdisc.MinorDefault: 950 * mbit / 4, 1: 950 * mbit / 4 * 3})
+	if n := len(h.traffic.Snapshot().Samples); n != 14 {
+		t.Errorf("%d samples, want 7 for each of two classes", n)
+	}
+}
+
+// The agent is killed. Another one adopts what it finds; or a restore undoes it.
+func TestAdoptAndRestore(t *testing.T) {
+	for _, adopt := range []bool{true, false} {
+		h := newHost(t, gbit)
+		h.start()
+		before := h.state()
+		must(t, h.apply(fake(1), policy.Net{Weight: 3}))
+		must(t, h.apply(fake(2), policy.Net{Weight: 1}))
+		during := h.state()
+		must(t, h.traffic.Close())
+		must(t, h.journal.Close())
+		if h.state() != during {
+			t.Errorf("after a kill:\n%swas\n%s", h.state(), during)
+		}
+		h.start()
+		if adopt {
+			entries := len(h.journal.Entries())
+			must(t, h.apply(fake(2), policy.Net{Weight: 1}))
+			must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
+			if n := len(h.journal.Entries()); n != entries || h.state() != during {
+				t.Errorf("adopted: %d entries, had %d:\n%swas\n%s", n, entries, h.state(), during)
+			}
+			if got := h.classes(); len(got) != 3 || got[1] != 475*mbit {
+				t.Errorf("adopted: classes %v", got)
+			}
+			must(t, h.traffic.Remove(t.Context(), fake(2).ID))
+		} else {
+			// Its policy is gone by now.
+			must(t, h.apply(fake(1), policy.Net{}))
+			must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
+		}
+		if h.state() != before || len(h.journal.Entries()) != 0 {
+			t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
+		}
+	}
+}
+
+// An operator's own root qdisc comes back; one that takes the place of ours is
+// left alone and told of.
+func TestOperator(t *testing.T) {
+	h := newHost(t, gbit)
+	tbf := func(handle uint32) {
+		h.netlink(h.ns, func(n *netlink.Handle) error {
+			return n.QdiscReplace(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.nic0, Handle: handle, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000})
+		})
+	}
+	tbf(0x10000)
+	before := h.state()
+	h.start()
+	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
+	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
+	if h.state() != before {
+		t.Errorf("after Remove:\n%swas\n%s", h.state(), before)
+	}
+
+	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
+	tbf(0x20000)
+	theirs := h.state()
+	for range 2 {
+		if err := h.apply(fake(1), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "someone has replaced the root qdisc") {
+			t.Errorf("replaced by someone: %v", err)
+		}
+	}
+	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
+	if want := strings.Replace(theirs, "forward-priority 0", "forward-priority 1", 1); h.state() != want {
+		t.Errorf("after Remove:\n%swas\n%s", h.state(), theirs)
+	}
+}
+
+// The uplink vanishes under us, and comes back as another.
+func TestUplinkVanishes(t *testing.T) {
+	h := newHost(t, gbit)
+	h.start()
+	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
+	must(t, h.ns.Delete("nic0"))
+	if err := h.apply(fake(2), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "no uplink nic0") {
+		t.Errorf("without uplink: %v", err)
+	}
+	must(t, sandbox.Wire(sandbox.End{Box: h.wire, Name: "wire2"}, sandbox.End{Box: h.ns, Name: "nic0"}))
+	h.nic0 = h.index(h.ns, "nic0")
+	must(t, h.apply(fake(2), policy.Net{Weight: 3}))
+	if got := h.classes(); len(got) != 4 {
+		t.Errorf("on the new one: classes %v", got)
+	}
+	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
+	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
+	if n := len(h.journal.Entries()); n != 0 {
+		t.Errorf("journal: %+v", h.journal.Entries())
+	}
+}
+
+// Containers that share a network namespace are one tenant.
+func TestSharedNamespace(t *testing.T) {
+	h := newHost(t, gbit)
+	h.bridge()
+	_, one := h.add("one", "10.66.0.2/24", h.ns)
+	h.start()
+	two := one
+	two.ID++
+	must(t, h.apply(one, policy.Net{Weight: 3}))
+	if err := h.apply(two, policy.Net{Weight: 4}); err == nil || !strings.Contains(err.Error(), "shares its network") {
+		t.Errorf("another policy for the same network: %v", err)
+	}
+	must(t, h.apply(two, policy.Net{Weight: 3}))
+	if got := h.classes(); len(got) != 3 {
+		t.Errorf("classes %v", got)
+	}
+	must(t, h.traffic.Remove(t.Context(), one.ID))
+	if got := h.classes(); len(got) != 3 {
+		t.Errorf("after the first has ended: classes %v", got)
+	}
+	must(t, h.traffic.Remove(t.Context(), two.ID))
+	must(t, h.traffic.Remove(t.Context(), two.ID))
+	if n := len(h.journal.Entries()); n != 0 {
+		t.Errorf("journal: %+v", h.journal.Entries())
+	}
+}
+
+// A rate that nobody tells is asked for, not guessed.
+func TestUnknownRate(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t, 0)
+	h.netlink(h.ns, func(n *netlink.Handle) error {
+		return n.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb9"}})
+	})
+	j, err := journal.Open(h.dir)
+	must(t, err)
+	defer j.Close()
+	f, err := traffic.New(traffic.Config{Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Uplinks: map[string]uint64{"ifb9": 0}})
+	must(t, err)
+	defer f.Close()
+	if f.Support().Why != "" {
+		testkit.Skip(t, "kernel cannot shape")
+	}
+	err = f.Apply(t.Context(), policy.Target{Container: fake(1), Settings: policy.Settings{Egress: policy.Net{Weight: 1}}})
+	if err == nil || !strings.Contains(err.Error(), "rate of uplink ifb9 is not known") || len(j.Entries()) != 0 {
+		t.Errorf("%v, journal %+v", err, j.Entries())
+	}
+}

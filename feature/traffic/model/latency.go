@@ -1,0 +1,218 @@
+package model
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// Curve is a service curve of HFSC (tc-hfsc(7)): M1 bit/s for the time D after
+// a class wakes, M2 from then on. The zero Curve is none.
+type Curve struct {
+	M1 uint64
+	D  time.Duration
+	M2 uint64
+}
+
+// after gives how many bits the curve has promised by t.
+func (c Curve) after(t time.Duration) float64 {
+	if t <= c.D {
+		return float64(c.M1) * t.Seconds()
+	}
+	return float64(c.M1)*c.D.Seconds() + float64(c.M2)*(t-c.D).Seconds()
+}
+
+// realTime gives the curve by which burst bytes of a class that is guaranteed
+// rate leave within latency, and whether there is one.
+//
+// The paper's formulas (1) and (2) are wrong as they are printed: the time that
+// is lost is that of the largest packet of *anybody* at the rate of the *link*,
+// not of an own one at the own rate, which gives 20 ms - 120 ms in the paper's
+// own example; and r·L is 250 bytes there, less than one packet. With sigma the
+// burst, Lmax the largest packet, R the link and D0 what waits below:
+//
+//	d  = L - Lmax/R - D0
+//	m1 = max(r, sigma/d)
+//	m2 = r
+func realTime(l Link, rate uint64, burst int, latency time.Duration) (Curve, bool) {
+	if latency == 0 {
+		return Curve{M1: rate, M2: rate}, true
+	}
+	d := latency - wire(l.MaxPacket, l.Rate) - l.Below
+	if d <= 0 {
+		return Curve{}, false
+	}
+	m1 := muldiv(uint64(burst)*8, uint64(time.Second), uint64(d)) + 1 // rounded up
+	if m1 <= rate {
+		return Curve{M1: rate, M2: rate}, true
+	}
+	return Curve{M1: m1, D: d, M2: rate}, m1 <= l.Rate
+}
+
+// promised is the rate of a class's real-time curve: all of what is guaranteed
+// in bit/s, and half of what comes by weight. The other half comes by link
+// share, a little later when a class with a latency wakes; were it promised
+// too, what can be promised would be used up without any latency.
+func promised(t Tenant, c Class) uint64 {
+	return max(c.Guaranteed-(c.Guaranteed-min(t.Rate, c.Guaranteed))/2, minShare)
+}
+
+// wire gives how long a packet takes at a rate, rounded up.
+func wire(bytes int, rate uint64) time.Duration {
+	return time.Duration(muldiv(uint64(bytes)*8, uint64(time.Second), rate) + 1)
+}
+
+// burstOf is how much of a tenant has to leave within its latency.
+func burstOf(l Link, t Tenant) int {
+	if t.Burst == 0 {
+		return l.MTU
+	}
+	return t.Burst
+}
+
+// feasible answers whether all latencies can be kept at once: whether the
+// curves of all classes together promise no more than the link carries at any
+// time, when all wake at the same moment. ts and classes are in the same order.
+func feasible(l Link, ts []Tenant, classes []Class) error {
+	var curves []Curve
+	for i, t := range ts {
+		c, ok := realTime(l, promised(t, classes[i]), burstOf(l, t), t.Latency)
+		if !ok {
+			return tooShort(l, t)
+		}
+		curves = append(curves, c)
+	}
+	at, most := crossing(l, curves)
+	if at == 0 {
+		return nil
+	}
+	// Of those who need more at first than later, the one with the highest
+	// slot is asked to need less; the one with the highest need is named.
+	last, greedy := -1, -1
+	for i, c := range curves {
+		if c.D == 0 {
+			continue
+		}
+		last = i
+	}
+	for i, c := range curves {
+		if i != last && c.D > 0 && (greedy < 0 || c.M1 > curves[greedy].M1) {
+			greedy = i
+		}
+	}
+	if last < 0 {
+		// Without latencies the promises are rates, which were admitted; only
+		// the least shares of a great many can be too much for a slow link.
+		return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: policy.ErrOverLink,
+			Reason: fmt.Sprintf("%d tenants with at least %s each are too many for the %s link", len(ts), policy.FormatRate(minShare), policy.FormatRate(l.Rate))}
+	}
+	r := &Refusal{Slot: ts[last].Slot, Key: "latency", err: ErrInfeasible,
+		Reason: fmt.Sprintf("within %s all that wake at once are promised %s of the %s link", at, policy.FormatRate(uint64(most/at.Seconds())), policy.FormatRate(l.Rate))}
+	if greedy >= 0 {
+		r.Reason += fmt.Sprintf("; of the others %s needs the most, %s for its %s", ts[greedy].Name, policy.FormatRate(curves[greedy].M1), ts[greedy].Latency)
+	}
+	if need, ok := leastLatency(l, ts[last], promised(ts[last], classes[last]), curves, last); ok {
+		r.Mend = fmt.Sprintf("a latency of at least %s", need)
+	}
+	return r
+}
+
+// crossing finds a time at which curves promise more than the link has carried
+// by then, and how many bits; 0 if there is none. The promise is linear between
+// the breakpoints of the curves, and does not outgrow the link in the end.
+func crossing(l Link, curves []Curve) (time.Duration, float64) {
+	// What is far above any breakpoint stands for the end.
+	at := []time.Duration{time.Hour}
+	for _, c := range curves {
+		if c.D > 0 {
+			at = append(at, c.D)
+		}
+	}
+	for _, t := range at {
+		var sum float64
+		for _, c := range curves {
+			sum += c.after(t)
+		}
+		// A millionth for the rounding of each m1.
+		if sum > float64(l.Rate)*t.Seconds()*(1+1e-6) {
+			return t, sum
+		}
+	}
+	return 0, 0
+}
+
+// leastLatency finds the shortest latency of one tenant with which all curves
+// fit, up to the longest that policy takes.
+func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Duration, bool) {
+	const step, longest = 10 * time.Microsecond, 10 * time.Second
+	fits := func(latency time.Duration) bool {
+		c, ok := realTime(l, rate, burstOf(l, t), latency)
+		if !ok {
+			return false
+		}
+		others := append([]Curve(nil), curves...)
+		others[i] = c
+		at, _ := crossing(l, others)
+		return at == 0
+	}
+	low, high := t.Latency/step, longest/step
+	if !fits(high * step) {
+		return 0, false
+	}
+	for low+1 < high {
+		if mid := (low + high) / 2; fits(mid * step) {
+			high = mid
+		} else {
+			low = mid
+		}
+	}
+	return high * step, true
+}
+
+// tooShort refuses a latency that one packet of somebody else is enough to
+// break, or that its own burst takes longer than.
+func tooShort(l Link, t Tenant) error {
+	lost := wire(l.MaxPacket, l.Rate) + l.Below
+	own := wire(burstOf(l, t), l.Rate)
+	r := &Refusal{Slot: t.Slot, Key: "latency", err: ErrInfeasible,
+		Reason: fmt.Sprintf("a packet of any other container, which has up to %d bytes, takes %s on the %s link", l.MaxPacket, wire(l.MaxPacket, l.Rate).Round(time.Microsecond), policy.FormatRate(l.Rate)),
+		Mend:   fmt.Sprintf("a latency of at least %s", roundUp(lost+own)),
+	}
+	if l.Below > 0 {
+		r.Reason += fmt.Sprintf(", and %s pass below the shaper", l.Below)
+	}
+	if lost < t.Latency {
+		r.Reason += fmt.Sprintf(", and its own %d bytes take %s", burstOf(l, t), own.Round(time.Microsecond))
+	}
+	// Twice the own burst's time, so that it may need half of the link.
+	if left := t.Latency - l.Below - 2*own; left > 0 {
+		if packet := int(muldiv(uint64(left), l.Rate, 8*uint64(time.Second))); packet >= l.MTU && packet < l.MaxPacket {
+			r.Mend += fmt.Sprintf(", or packets of at most %d bytes (gso_max_size) from the others", packet)
+		}
+	}
+	return r
+}
+
+func roundUp(d time.Duration) time.Duration {
+	const step = 10 * time.Microsecond
+	return (d + step - 1) / step * step
+}
+
+// Feasible answers whether tenant t could join the others on the link, without
+// anything being changed: nil, or a *Refusal of t's wishes or of another's that
+// t would break.
+func Feasible(l Link, others []Tenant, t Tenant) error {
+	if t.Slot == slot.Nobody {
+		t.Slot = slot.Max // whoever has none yet comes last
+	}
+	ts := make([]Tenant, 0, len(others)+1)
+	for _, o := range others {
+		if o.Slot != t.Slot {
+			ts = append(ts, o)
+		}
+	}
+	_, err := Compute(l, append(ts, t))
+	return err
+}

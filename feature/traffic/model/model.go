@@ -1,0 +1,313 @@
+// Package model says what each container's packets get of one link: what is
+// due to them in, classes of a shaper out (CNTC, section 3). It is arithmetic
+// alone, with nothing of the host in it: rates are bit/s, sizes bytes.
+//
+// Package traffic calls it, and puts the classes in force. It decides all or
+// nothing: a set of guarantees that a link cannot keep is refused with its
+// reason and never scaled down.
+package model
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// Link is a device by which packets leave.
+type Link struct {
+	Name string
+	Rate uint64 // bit/s
+	MTU  int    // bytes of a frame on the wire, link header included
+	// MaxPacket is the largest packet that the device takes in one piece, a
+	// super-packet (GSO) included, in bytes; 0 is MTU. Nothing can overtake a
+	// packet that is being sent.
+	MaxPacket int
+	// Below is how long a packet waits after the shaper at the most: in the
+	// device's ring, say.
+	Below time.Duration
+}
+
+// Tenant is one network tenant and what is due to it on the Link.
+type Tenant struct {
+	Slot slot.Slot
+	Name string // for reasons
+	policy.Net
+	// Burst is how much it may send at once and still have all of it leave
+	// within Latency, in bytes; 0 is one full frame.
+	Burst int
+}
+
+// Class is what one tenant gets. That of slot.Nobody is everybody else's: the
+// host's own packets, and those of containers without policy.
+type Class struct {
+	Slot       slot.Slot
+	Guaranteed uint64 // bit/s, also while all others want everything
+	Ceil       uint64 // bit/s, also while nobody else wants anything
+	Weight     uint64 // share of what is idle, in the unit of Plan.PerWeight
+	Level      int    // order for what is idle, 0 to 7, the smallest first
+	HTB        HTB
+	HFSC       HFSC
+}
+
+// Plan is how a Link is divided.
+type Plan struct {
+	Link    Link
+	Root    HTB     // of the class that all others borrow from
+	Classes []Class // by Slot; the first is that of slot.Nobody
+
+	// The paper's B_s, B_d, W_s and W_d: what is promised to those with a
+	// rate, what is divided by weight, and the weights of both kinds, in
+	// thousandths.
+	Static, Dynamic             uint64
+	StaticWeight, DynamicWeight uint64
+	// PerWeight is the bandwidth that one unit of weight stands for, bit/s.
+	PerWeight uint64
+}
+
+// levels is how many priorities HTB has (TC_HTB_NUMPRIO).
+const levels = 8
+
+// unit is a weight of 1. Weights of tenants with a rate come out of a division,
+// so that they need places behind the point.
+const unit = 1000
+
+// defaultWeight is the weight of whoever was given neither weight nor rate.
+const defaultWeight = 1
+
+// minShare is the least that is guaranteed to anybody, bit/s: a class of HTB
+// cannot have a rate of 0. It is policy's least rate, and is not admitted for:
+// the 5 % that are never promised have room for it.
+const minShare = 1000
+
+// admitted is the part of a link that may be promised, in percent; see
+// policy.FitLink, which decides.
+const admitted = 95
+
+// Compute divides a link among tenants, and everybody else. This is Algorithm 1
+// of the paper as a function of the whole set, so that it does not matter in
+// which order containers came and went:
+//
+//   - who has a rate gets it (line 11), and the weight that it amounts to (25);
+//   - who has a weight gets its part of the rest (28), up to its ceil; what a
+//     ceil leaves over goes to the others;
+//   - who has both gets both; who has neither has a weight of 1.
+//
+// A tenant whose promise cannot be kept gives a *Refusal; of several, the one
+// with the highest slot, as that is likely to have come last.
+func Compute(l Link, tenants []Tenant) (Plan, error) {
+	if l.MaxPacket == 0 {
+		l.MaxPacket = l.MTU
+	}
+	if l.Rate < minShare || l.MTU <= 0 || l.MaxPacket < l.MTU || l.Below < 0 {
+		return Plan{}, fmt.Errorf("divide link %q: impossible link: rate %d bit/s, mtu %d, largest packet %d", l.Name, l.Rate, l.MTU, l.MaxPacket)
+	}
+	ts, err := admit(l, tenants)
+	if err != nil {
+		return Plan{}, err
+	}
+	p := Plan{Link: l}
+	for _, t := range ts {
+		p.Static += t.Rate
+		if t.weighted() {
+			p.DynamicWeight += uint64(t.Weight) * unit
+		}
+	}
+	if most := l.Rate / 100 * admitted; p.Static < most {
+		p.Dynamic = most - p.Static
+	}
+	shares := divide(p.Dynamic, ts)
+	// The bandwidth of a unit of weight: of the shares that no ceil cuts. The
+	// class of everybody else has none, so there is one.
+	p.PerWeight = max(shares[0]/defaultWeight, minShare)
+	lvl := ranks(ts)
+	for i, t := range ts {
+		c := Class{
+			Slot: t.Slot, Guaranteed: max(t.Rate+shares[i], minShare), Ceil: t.Ceil,
+			Level: lvl[i], Weight: uint64(t.Weight) * unit,
+		}
+		if !t.weighted() {
+			c.Weight = max(muldiv(t.Rate, unit, p.PerWeight), 1)
+			p.StaticWeight += c.Weight
+		}
+		p.Classes = append(p.Classes, c)
+	}
+	if err := feasible(l, ts, p.Classes); err != nil {
+		return Plan{}, err
+	}
+	p.parameters(ts)
+	return p, nil
+}
+
+// weighted says whether a tenant has a part in what is divided by weight.
+func (t Tenant) weighted() bool { return t.Weight > 0 }
+
+// admit checks what can be checked before anything is divided, and gives the
+// tenants by slot, with defaults filled in and everybody else in front.
+func admit(l Link, tenants []Tenant) ([]Tenant, error) {
+	ts := append([]Tenant{{Slot: slot.Nobody, Name: "the host and containers without policy"}}, tenants...)
+	slices.SortStableFunc(ts, func(a, b Tenant) int { return cmp.Compare(a.Slot, b.Slot) })
+	var rates []uint64
+	for i := range ts {
+		t := &ts[i]
+		if i > 0 && t.Slot == ts[i-1].Slot || t.Slot > slot.Max {
+			return nil, fmt.Errorf("divide link %q: slot %d of %q is not its own", l.Name, t.Slot, t.Name)
+		}
+		if t.Ceil == 0 || t.Ceil > l.Rate {
+			t.Ceil = l.Rate // a higher one never holds anything back
+		}
+		if t.Rate > t.Ceil && t.Rate <= l.Rate {
+			return nil, &Refusal{Slot: t.Slot, Key: "rate", err: ErrOverCeil,
+				Reason: fmt.Sprintf("the rate %s is more than the ceil %s", policy.FormatRate(t.Rate), policy.FormatRate(t.Ceil)),
+				Mend:   "a ceil of at least the rate"}
+		}
+		if t.Weight == 0 && t.Rate == 0 {
+			t.Weight = defaultWeight
+		}
+		rates = append(rates, t.Rate)
+	}
+	if err := policy.FitLink(l.Rate, rates); err != nil {
+		return nil, overLink(l, ts, err)
+	}
+	return ts, nil
+}
+
+// overLink says whose rate does not fit, and what would.
+func overLink(l Link, ts []Tenant, why error) error {
+	last := len(ts) - 1
+	for ts[last].Rate == 0 {
+		last--
+	}
+	most, others, biggest := l.Rate/100*admitted, uint64(0), -1
+	for i, t := range ts {
+		if i == last || t.Rate == 0 {
+			continue
+		}
+		if others += t.Rate; others > most || t.Rate > most { // also when it runs over
+			others = most
+		}
+		if biggest < 0 || t.Rate > ts[biggest].Rate {
+			biggest = i
+		}
+	}
+	r := &Refusal{Slot: ts[last].Slot, Key: "rate", Reason: why.Error(), err: policy.ErrOverLink}
+	if others < most {
+		r.Mend = "a rate of at most " + policy.FormatRate(most-others)
+	} else {
+		r.Mend = "less for the others"
+	}
+	if biggest >= 0 {
+		r.Mend += fmt.Sprintf("; of the others %s has the most, %s", ts[biggest].Name, policy.FormatRate(ts[biggest].Rate))
+	}
+	return r
+}
+
+// divide gives each tenant its part of pool by weight, and no more than the
+// room between its rate and its ceil: what a ceil leaves over is divided among
+// the others. Those without weight get nothing. Fractions of a bit are dropped.
+func divide(pool uint64, ts []Tenant) []uint64 {
+	order := make([]int, 0, len(ts))
+	var weights uint64
+	for i, t := range ts {
+		if t.weighted() {
+			order = append(order, i)
+			weights += uint64(t.Weight)
+		}
+	}
+	// Whose ceil comes first, in bandwidth for each unit of weight.
+	room := func(i int) uint64 { return ts[i].Ceil - ts[i].Rate }
+	slices.SortFunc(order, func(a, b int) int {
+		h1, l1 := bits.Mul64(room(a), uint64(ts[b].Weight))
+		h2, l2 := bits.Mul64(room(b), uint64(ts[a].Weight))
+		return cmp.Or(cmp.Compare(h1, h2), cmp.Compare(l1, l2), cmp.Compare(a, b))
+	})
+	shares := make([]uint64, len(ts))
+	for n, i := range order {
+		w := uint64(ts[i].Weight)
+		if share := muldiv(pool, w, weights); share <= room(i) {
+			// None of those that follow is cut either.
+			for _, j := range order[n:] {
+				shares[j] = min(muldiv(pool, uint64(ts[j].Weight), weights), room(j))
+			}
+			break
+		}
+		shares[i] = room(i)
+		pool -= room(i)
+		weights -= w
+	}
+	return shares
+}
+
+// ranks gives each tenant a level by its priority: those without one come last.
+// For more different priorities than there are levels each level is an interval
+// of them (the paper's priority intervals), cut anew by rank for each set of
+// tenants: the levels are evenly used however the numbers lie.
+func ranks(ts []Tenant) []int {
+	const none = 1 << 62
+	of := func(t Tenant) int {
+		if t.Priority == nil {
+			return none
+		}
+		return *t.Priority
+	}
+	var distinct []int
+	for _, t := range ts {
+		distinct = append(distinct, of(t))
+	}
+	slices.Sort(distinct)
+	distinct = slices.Compact(distinct)
+	out := make([]int, len(ts))
+	for i, t := range ts {
+		rank, _ := slices.BinarySearch(distinct, of(t))
+		if out[i] = rank; len(distinct) > levels {
+			out[i] = rank * levels / len(distinct)
+		}
+	}
+	return out
+}
+
+// muldiv is a*b/c without overflow on the way, at most the largest number;
+// 0 for c = 0.
+func muldiv(a, b, c uint64) uint64 {
+	if c == 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(a, b)
+	if hi >= c {
+		return 1<<64 - 1
+	}
+	q, _ := bits.Div64(hi, lo, c)
+	return q
+}
+
+// ErrOverCeil is what a Refusal wraps for a rate above the ceil.
+var ErrOverCeil = errors.New("rate above ceil")
+
+// ErrInfeasible is what a Refusal wraps for a latency that cannot be kept.
+var ErrInfeasible = errors.New("latency cannot be kept")
+
+// Refusal says why one tenant cannot get what is due to it. It wraps
+// policy.ErrOverLink, ErrOverCeil or ErrInfeasible.
+type Refusal struct {
+	Slot   slot.Slot
+	Key    string // "rate" or "latency"
+	Reason string // which limit, and which other container where there is one
+	Mend   string // what would make it possible; "" for nothing
+
+	err error
+}
+
+func (r *Refusal) Error() string {
+	if r.Mend == "" {
+		return r.Key + " refused: " + r.Reason
+	}
+	return r.Key + " refused: " + r.Reason + "; possible with: " + r.Mend
+}
+
+// Unwrap gives the kind of the refusal.
+func (r *Refusal) Unwrap() error { return r.err }

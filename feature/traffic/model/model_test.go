@@ -1,0 +1,286 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+const (
+	mbit = 1_000_000
+	gbit = 1000 * mbit
+)
+
+func link(rate uint64) Link { return Link{Name: "eth0", Rate: rate, MTU: 1514, MaxPacket: 65536} }
+
+func prio(p int) *int { return &p }
+
+func tenant(s slot.Slot, n policy.Net) Tenant {
+	return Tenant{Slot: s, Name: fmt.Sprintf("c%d", s), Net: n}
+}
+
+func compute(t *testing.T, l Link, ts ...Tenant) Plan {
+	t.Helper()
+	p, err := Compute(l, ts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// guaranteed gives what each class is guaranteed, everybody else's first.
+func guaranteed(p Plan) []uint64 {
+	var out []uint64
+	for _, c := range p.Classes {
+		out = append(out, c.Guaranteed)
+	}
+	return out
+}
+
+func TestDivide(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		nets []policy.Net // slots 1, 2, ...
+		want []uint64     // on a link of 1 Gbit/s, of which 950 Mbit/s are divided
+	}{
+		{"nobody", nil, []uint64{950 * mbit}},
+		{"one weight", []policy.Net{{Weight: 1}}, []uint64{475 * mbit, 475 * mbit}},
+		{"nothing but a ceil", []policy.Net{{Ceil: 100 * mbit}}, []uint64{850 * mbit, 100 * mbit}},
+		{"nothing but a priority", []policy.Net{{Priority: prio(3)}}, []uint64{475 * mbit, 475 * mbit}},
+		{"weights 1:2", []policy.Net{{Weight: 7}, {Weight: 11}}, []uint64{50 * mbit, 350 * mbit, 550 * mbit}},
+		// Figure 9: two weights 1:2, rates of 400 and 240 Mbit/s.
+		{"figure 9, one rate", []policy.Net{{Weight: 100}, {Weight: 199}, {Rate: 400 * mbit}},
+			[]uint64{1833333, 183333333, 364833333, 400 * mbit}},
+		{"figure 9, both rates", []policy.Net{{Weight: 100}, {Weight: 199}, {Rate: 400 * mbit}, {Rate: 240 * mbit}},
+			[]uint64{1033333, 103333333, 205633333, 400 * mbit, 240 * mbit}},
+		{"rate and weight", []policy.Net{{Rate: 350 * mbit, Weight: 1}, {Weight: 1}}, []uint64{200 * mbit, 550 * mbit, 200 * mbit}},
+		{"what a ceil leaves", []policy.Net{{Weight: 8, Ceil: 50 * mbit}, {Weight: 2}}, []uint64{300 * mbit, 50 * mbit, 600 * mbit}},
+		{"ceils one after the other", []policy.Net{{Weight: 9, Ceil: 300 * mbit}, {Weight: 9, Ceil: 40 * mbit}, {Weight: 1}},
+			[]uint64{305 * mbit, 300 * mbit, 40 * mbit, 305 * mbit}},
+		{"ceil above the link", []policy.Net{{Weight: 1, Ceil: 5 * gbit}}, []uint64{475 * mbit, 475 * mbit}},
+		{"rate equal to the ceil", []policy.Net{{Rate: 50 * mbit, Ceil: 50 * mbit, Weight: 5}}, []uint64{900 * mbit, 50 * mbit}},
+		{"all that may be promised", []policy.Net{{Rate: 950 * mbit}, {Weight: 1}}, []uint64{minShare, 950 * mbit, minShare}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var ts []Tenant
+			for i, n := range tt.nets {
+				ts = append(ts, tenant(slot.Slot(i+1), n))
+			}
+			p := compute(t, link(gbit), ts...)
+			if got := guaranteed(p); fmt.Sprint(got) != fmt.Sprint(tt.want) {
+				t.Errorf("guaranteed %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// The sums of Algorithm 1. The paper's listing sets W_s to zero for each
+// container, so that it is the weight of the last one only.
+func TestSums(t *testing.T) {
+	p := compute(t, link(gbit),
+		tenant(1, policy.Net{Weight: 3}), tenant(2, policy.Net{Rate: 100 * mbit}), tenant(3, policy.Net{Rate: 50 * mbit}))
+	if p.Static != 150*mbit || p.Dynamic != 800*mbit {
+		t.Errorf("B_s %d, B_d %d, want 150 and 800 Mbit/s", p.Static, p.Dynamic)
+	}
+	// W_d is 1 for everybody else and 3: 200 Mbit/s for each unit.
+	if p.DynamicWeight != 4*unit || p.PerWeight != 200*mbit {
+		t.Errorf("W_d %d, %d bit/s for each", p.DynamicWeight, p.PerWeight)
+	}
+	if a, b := p.Classes[2].Weight, p.Classes[3].Weight; a != unit/2 || b != unit/4 || p.StaticWeight != a+b {
+		t.Errorf("weights of the rates %d and %d, W_s %d; want 500, 250, 750", a, b, p.StaticWeight)
+	}
+	if p.Classes[0].Slot != slot.Nobody || p.Classes[0].Ceil != gbit {
+		t.Errorf("everybody else: %+v", p.Classes[0])
+	}
+}
+
+func TestLevels(t *testing.T) {
+	for _, tt := range []struct {
+		prios []int // -1: none
+		want  []int // everybody else's, which has none, is checked to be the last
+	}{
+		{[]int{-1, -1}, []int{0, 0}},
+		{[]int{5, -1, 2}, []int{1, 2, 0}},
+		{[]int{65535, 0, 0}, []int{1, 0, 0}},
+		{[]int{1, 2, 3, 4, 5, 6, 7}, []int{0, 1, 2, 3, 4, 5, 6}},
+		// Nine different ones with "none": the first two share a level.
+		{[]int{1, 2, 3, 4, 5, 6, 7, 8}, []int{0, 0, 1, 2, 3, 4, 5, 6}},
+		// 64, 72 and the like as in figure 6: where they lie does not matter.
+		{[]int{10, 20, 30, 40, 50, 60, 70, 80, 90, 1000, 2000, 3000, 4000, 5000, 6000},
+			[]int{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7}},
+	} {
+		var ts []Tenant
+		for i, p := range tt.prios {
+			n := policy.Net{}
+			if p >= 0 {
+				n.Priority = prio(p)
+			}
+			ts = append(ts, tenant(slot.Slot(i+1), n))
+		}
+		p := compute(t, link(gbit), ts...)
+		top := 0
+		for i, c := range p.Classes[1:] {
+			top = max(top, c.Level)
+			if c.Level != tt.want[i] || c.HTB.Prio != uint32(c.Level) {
+				t.Errorf("priorities %v: level %d of the %d., want %d", tt.prios, c.Level, i+1, tt.want[i])
+			}
+		}
+		if p.Classes[0].Level < top {
+			t.Errorf("priorities %v: everybody else is at %d, before %d", tt.prios, p.Classes[0].Level, top)
+		}
+	}
+}
+
+func TestParameters(t *testing.T) {
+	p := compute(t, link(gbit),
+		tenant(1, policy.Net{Weight: 1}), tenant(2, policy.Net{Weight: 2, Ceil: 100 * mbit}), tenant(3, policy.Net{Rate: 10 * mbit}))
+	if want := (HTB{Rate: gbit, Ceil: gbit, Burst: 1250000, CBurst: 1250000, Quantum: 1514}); p.Root != want {
+		t.Errorf("root %+v, want %+v", p.Root, want)
+	}
+	two := p.Classes[2]
+	if want := (HTB{Rate: 100 * mbit, Ceil: 100 * mbit, Burst: 125000, CBurst: 125000, Quantum: two.HTB.Quantum}); two.HTB != want {
+		t.Errorf("class 2: %+v, want %+v", two.HTB, want)
+	}
+	if got := two.HTB.Quantum / p.Classes[1].HTB.Quantum; got != 2 {
+		t.Errorf("quanta %d and %d, want 1:2", p.Classes[1].HTB.Quantum, two.HTB.Quantum)
+	}
+	three := p.Classes[3].HTB
+	if three.Burst != 12500 || three.CBurst != 1250000 || three.Quantum < 1514 {
+		t.Errorf("class 3: %+v", three)
+	}
+	if c := two.HFSC.UpperLimit; c != (Curve{M1: 100 * mbit, M2: 100 * mbit}) {
+		t.Errorf("upper limit %+v", c)
+	}
+	if c := p.Classes[1].HFSC.UpperLimit; c != (Curve{}) {
+		t.Errorf("upper limit without a ceil: %+v", c)
+	}
+}
+
+// Weights far apart: the greatest turn stays short, the smallest is a frame.
+func TestQuantaFarApart(t *testing.T) {
+	p := compute(t, link(gbit), tenant(1, policy.Net{Weight: 10000}), tenant(2, policy.Net{Weight: 1}))
+	if q := p.Classes[1].HTB.Quantum; q != 625000 {
+		t.Errorf("quantum of weight 10000: %d, want 5 ms of the link", q)
+	}
+	if q := p.Classes[2].HTB.Quantum; q != 1514 {
+		t.Errorf("quantum of weight 1: %d, want a frame", q)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		link   Link
+		nets   []policy.Net
+		slot   slot.Slot
+		wraps  error
+		reason string
+		mend   string
+	}{
+		{"rate above the link", link(gbit), []policy.Net{{Rate: 2 * gbit}}, 1, policy.ErrOverLink, "the sum of 1 is 2gbit", "a rate of at most 950mbit"},
+		{"rate above 95 %", link(gbit), []policy.Net{{Rate: 951 * mbit}}, 1, policy.ErrOverLink, "the sum of 1 is 951mbit, and 95 % of the 1gbit link is 950mbit", "a rate of at most 950mbit"},
+		{"sum", link(gbit), []policy.Net{{Rate: 500 * mbit}, {Rate: 300 * mbit}, {Weight: 1}, {Rate: 200 * mbit}}, 4, policy.ErrOverLink,
+			"the sum of 3 is 1gbit", "a rate of at most 150mbit; of the others c1 has the most, 500mbit"},
+		{"sum that overflows", link(gbit), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, policy.ErrOverLink, "more than", "less for the others"},
+		{"rate above ceil", link(gbit), []policy.Net{{Rate: 2 * mbit, Ceil: mbit}}, 1, ErrOverCeil, "2mbit is more than the ceil 1mbit", "at least the rate"},
+		{"shorter than a packet of others", link(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
+			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or packets of at most 59471 bytes (gso_max_size)"},
+		{"too many at once", link(100 * mbit), []policy.Net{{Latency: 5500 * time.Microsecond}, {Latency: 5500 * time.Microsecond}}, 2, ErrInfeasible,
+			"of the others c1 needs the most", "a latency of at least"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var ts []Tenant
+			for i, n := range tt.nets {
+				ts = append(ts, tenant(slot.Slot(i+1), n))
+			}
+			p, err := Compute(tt.link, ts)
+			var r *Refusal
+			if !errors.As(err, &r) || !errors.Is(err, tt.wraps) {
+				t.Fatalf("%+v, %v; want a refusal that wraps %v", p, err, tt.wraps)
+			}
+			if r.Slot != tt.slot || !strings.Contains(r.Reason, tt.reason) || !strings.Contains(r.Mend, tt.mend) {
+				t.Errorf("slot %d: %s", r.Slot, r)
+			}
+		})
+	}
+}
+
+func TestImpossibleInput(t *testing.T) {
+	for name, err := range map[string]error{
+		"no rate": func() error { _, err := Compute(Link{MTU: 1514}, nil); return err }(),
+		"no mtu":  func() error { _, err := Compute(Link{Rate: gbit}, nil); return err }(),
+		"same slot": func() error {
+			_, err := Compute(link(gbit), []Tenant{tenant(1, policy.Net{}), tenant(1, policy.Net{})})
+			return err
+		}(),
+		"slot 0":     func() error { _, err := Compute(link(gbit), []Tenant{tenant(0, policy.Net{})}); return err }(),
+		"slot 65535": func() error { _, err := Compute(link(gbit), []Tenant{tenant(65535, policy.Net{})}); return err }(),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	// More tenants than a slow link has bits for.
+	var many []Tenant
+	for i := range slot.Slot(2000) {
+		many = append(many, tenant(i+1, policy.Net{Weight: 1}))
+	}
+	var r *Refusal
+	if _, err := Compute(link(mbit), many); !errors.As(err, &r) {
+		t.Errorf("2000 tenants on 1 Mbit/s: %v, want a refusal", err)
+	}
+}
+
+// The paper's own example and the issue's, by the corrected formulas.
+func TestRealTime(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		link    Link
+		rate    uint64
+		burst   int
+		latency time.Duration
+		want    Curve // M1 and D to the nearest kbit/s and microsecond
+		ok      bool
+	}{
+		// Formula (1) as it is meant: 12 ms of a 1500-byte packet on a link of
+		// 1 Mbit/s leave 8 ms. 250 bytes in that time are the paper's 250 kbit/s.
+		{"the paper's 250 kbit/s for 8 ms", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 250, 20 * time.Millisecond, Curve{250_000, 8 * time.Millisecond, 100_000}, true},
+		// What a whole packet within 20 ms takes: 1500 bytes in 8 ms.
+		{"a whole packet of it", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 1500, 20 * time.Millisecond, Curve{M1: 1_500_000}, false},
+		{"2 ms at 1 Gbit/s beside super-packets", link(gbit), mbit, 1500, 2 * time.Millisecond, Curve{8_132_000, 1476 * time.Microsecond, mbit}, true},
+		{"500 us there", link(gbit), mbit, 1500, 500 * time.Microsecond, Curve{}, false},
+		{"500 us without super-packets", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514}, mbit, 1500, 500 * time.Microsecond, Curve{24_596_000, 488 * time.Microsecond, mbit}, true},
+		{"a ring below", Link{Rate: gbit, MTU: 1514, MaxPacket: 1514, Below: time.Millisecond}, mbit, 1500, 500 * time.Microsecond, Curve{}, false},
+		{"a rate that is enough", link(gbit), 100 * mbit, 1500, 2 * time.Millisecond, Curve{100 * mbit, 0, 100 * mbit}, true},
+		{"none asked for", link(gbit), mbit, 1500, 0, Curve{mbit, 0, mbit}, true},
+	} {
+		got, ok := realTime(tt.link, tt.rate, tt.burst, tt.latency)
+		got.M1, got.D = (got.M1+500)/1000*1000, got.D.Round(time.Microsecond)
+		if ok != tt.ok || ok && got != tt.want {
+			t.Errorf("%s: %+v, %v; want %+v, %v", tt.name, got, ok, tt.want, tt.ok)
+		}
+	}
+}
+
+func TestFeasible(t *testing.T) {
+	others := []Tenant{tenant(1, policy.Net{Rate: 900 * mbit}), tenant(2, policy.Net{Weight: 1})}
+	for _, tt := range []struct {
+		t    Tenant
+		want error
+	}{
+		{tenant(0, policy.Net{Rate: 50 * mbit}), nil},
+		{tenant(0, policy.Net{Rate: 51 * mbit}), policy.ErrOverLink},
+		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of what it has
+		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
+		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
+	} {
+		if err := Feasible(link(gbit), others, tt.t); !errors.Is(err, tt.want) {
+			t.Errorf("%+v: %v, want %v", tt.t, err, tt.want)
+		}
+	}
+}

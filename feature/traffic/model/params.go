@@ -1,0 +1,79 @@
+package model
+
+import "time"
+
+// HTB holds the parameters of a class of HTB (tc-htb(8)). Prio orders what is
+// borrowed only: a class has its own rate whatever the others' priority is.
+type HTB struct {
+	Rate, Ceil uint64 // bit/s
+	// Burst and CBurst are how much may be sent at once at the speed of the
+	// device after a time of silence, in bytes: on account of Rate and Ceil.
+	Burst, CBurst uint32
+	Quantum       uint32 // bytes in one turn of those that borrow
+	Prio          uint32 // 0 to 7, the smallest first
+}
+
+// HFSC holds the curves of a class of HFSC (tc-hfsc(7)): what it gets by
+// deadline, its share of the rest, and its upper bound.
+type HFSC struct {
+	RealTime, LinkShare, UpperLimit Curve
+}
+
+// burstTime is for how long a class may save up its rate and its ceil. A timer
+// that fires late by less costs nothing of the rate; and a ceil is exceeded by
+// a hundredth in one second at the most.
+const burstTime = 10 * time.Millisecond
+
+// turnTime is how long the turn of the class with the greatest weight may take
+// on the link, and so, about, how long the others wait for theirs.
+const turnTime = 5 * time.Millisecond
+
+// parameters fills in what the two shapers are told.
+func (p *Plan) parameters(ts []Tenant) {
+	rate := p.Link.Rate
+	p.Root = HTB{Rate: rate, Ceil: rate, Burst: p.burst(rate), CBurst: p.burst(rate), Quantum: uint32(p.Link.MTU)}
+	quantum := p.quanta()
+	for i := range p.Classes {
+		c := &p.Classes[i]
+		c.HTB = HTB{
+			Rate: c.Guaranteed, Ceil: c.Ceil,
+			Burst: p.burst(c.Guaranteed), CBurst: p.burst(c.Ceil),
+			Quantum: quantum(c.Weight), Prio: uint32(c.Level),
+		}
+		// Each leaf has a real-time curve, as one that has not is starved by
+		// those that have; feasible has found this one before.
+		c.HFSC.RealTime, _ = realTime(p.Link, promised(ts[i], *c), burstOf(p.Link, ts[i]), ts[i].Latency)
+		share := max(muldiv(c.Weight, p.PerWeight, unit), minShare)
+		c.HFSC.LinkShare = Curve{M1: share, M2: share}
+		if c.Ceil < rate { // one on every class would defeat the sharing
+			c.HFSC.UpperLimit = Curve{M1: c.Ceil, M2: c.Ceil}
+		}
+	}
+}
+
+// burst is what a rate sends in burstTime, at least two frames.
+func (p *Plan) burst(rate uint64) uint32 {
+	b := muldiv(rate, uint64(burstTime), 8*uint64(time.Second))
+	return uint32(min(max(b, 2*uint64(p.Link.MTU)), 1<<31))
+}
+
+// quanta gives the quantum of a weight. HTB lets a class send one packet more
+// than its quantum in each turn, so the least has to be as long as the largest
+// packet for shares to come out right for super-packets; but then the greatest
+// must not hold up the others for too long. Where both cannot be had, the
+// turns are kept short, and shares are right for packets of one frame.
+func (p *Plan) quanta() func(weight uint64) uint32 {
+	least, greatest := p.Classes[0].Weight, uint64(0)
+	for _, c := range p.Classes {
+		least, greatest = min(least, c.Weight), max(greatest, c.Weight)
+	}
+	most := max(muldiv(p.Link.Rate, uint64(turnTime), 8*uint64(time.Second)), uint64(p.Link.MaxPacket))
+	packet := uint64(p.Link.MaxPacket)
+	return func(weight uint64) uint32 {
+		q := muldiv(packet, weight, least)
+		if muldiv(packet, greatest, least) > most {
+			q = muldiv(most, weight, greatest)
+		}
+		return uint32(min(max(q, uint64(p.Link.MTU)), 1<<30))
+	}
+}

@@ -1,0 +1,254 @@
+package traffic_test
+
+import (
+	"net"
+	"net/netip"
+	"os/exec"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// mode is a way by which a container's packets reach the uplink.
+type mode struct {
+	name string
+	mask uint32
+	// make builds it, and gives where the container's packets go to.
+	make func(*host) (*sandbox.Box, container.Container, string)
+}
+
+func modes() []mode {
+	const wire4, wire6 = "10.66.0.1:9000", "[fd66::1]:9000"
+	bridged := func(h *host) (*sandbox.Box, container.Container, string) {
+		h.bridge()
+		box, c := h.add("one", "10.66.0.2/24", h.ns)
+		return box, c, wire4
+	}
+	return []mode{
+		{"bridge", 0, bridged},
+		{"bridge with a mark", 0xffff0000, bridged},
+		{"bridge, IPv6", 0, func(h *host) (*sandbox.Box, container.Container, string) {
+			box, c, _ := bridged(h)
+			h.address(box, "eth0", "fd66::2/64")
+			h.address(h.wire, "wire", "fd66::1/64")
+			return box, c, wire6
+		}},
+		{"routed", 0, func(h *host) (*sandbox.Box, container.Container, string) {
+			box, c := h.routed()
+			return box, c, wire4
+		}},
+		{"NAT", 0, func(h *host) (*sandbox.Box, container.Container, string) {
+			if _, err := exec.LookPath("iptables"); err != nil {
+				testkit.Skip(h.t, "no iptables")
+			}
+			box, c := h.routed()
+			must(h.t, ipt(h.ns, "-t", "nat", "-A", "POSTROUTING", "-o", "nic0", "-j", "MASQUERADE"))
+			return box, c, wire4
+		}},
+		{"overlay, vxlan in another namespace", 0, func(h *host) (*sandbox.Box, container.Container, string) {
+			box, c := h.overlay(true)
+			return box, c, "10.69.0.1:9000"
+		}},
+		{"overlay, vxlan in the host's namespace", 0, func(h *host) (*sandbox.Box, container.Container, string) {
+			box, c := h.overlay(false)
+			return box, c, "10.69.0.1:9000"
+		}},
+		{"macvlan", 0, func(h *host) (*sandbox.Box, container.Container, string) {
+			box, c := h.macvlan("one", "10.66.0.2/24")
+			return box, c, wire4
+		}},
+		{"host", 0, func(h *host) (*sandbox.Box, container.Container, string) {
+			h.address(h.ns, "nic0", "10.66.0.254/24")
+			box := h.create(sandbox.Spec{Name: "one", Network: h.ns})
+			return box, h.describe(box), wire4
+		}},
+	}
+}
+
+// In every mode a container's packets, and no others, are in its class.
+func TestIdentity(t *testing.T) {
+	testkit.NeedRoot(t)
+	for _, m := range modes() {
+		t.Run(m.name, func(t *testing.T) {
+			h := newHost(t, gbit)
+			h.mask = m.mask
+			h.listen()
+			box, c, to := m.make(h)
+			h.start()
+			before := h.state()
+			h.send(box, to) // so that addresses are resolved
+			must(t, h.apply(c, policy.Net{Weight: 1}))
+			own, others := h.stats(&c), h.stats(nil)
+			sent := h.send(box, to)
+			gained, lost := h.stats(&c).Packets-own.Packets, h.stats(nil).Packets-others.Packets
+			// Beside the datagrams there may be some packets of the protocols.
+			if sent < 50 || gained < sent || gained > sent+sent/4 || lost > sent/4 {
+				t.Errorf("%d packets were sent: %d are in the container's class, %d in everybody's", sent, gained, lost)
+			}
+			must(t, h.traffic.Remove(t.Context(), c.ID))
+			if after := h.state(); after != before {
+				t.Errorf("before:\n%safter:\n%s", before, after)
+			}
+			if left := h.journal.Entries(); len(left) != 0 {
+				t.Errorf("journal: %+v", left)
+			}
+		})
+	}
+}
+
+// What a container says of itself gains it nothing.
+func TestForged(t *testing.T) {
+	testkit.NeedRoot(t)
+	for _, m := range modes() {
+		if m.name == "host" { // whoever may do that there may remove our qdisc as well
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			h := newHost(t, gbit)
+			h.mask = m.mask
+			h.listen()
+			box, c, to := m.make(h)
+			h.start()
+			h.send(box, to)
+			// A slot that is somebody's: with a policy of its own, elsewhere.
+			other := container.Container{ID: 1 << 40, NetNS: 1, Name: "other"}
+			must(t, h.apply(other, policy.Net{Weight: 1}))
+			for _, shaped := range []bool{false, true} {
+				net := policy.Net{}
+				if shaped {
+					net.Weight = 1
+				}
+				must(t, h.apply(c, net))
+				before := h.stats(&other).Packets
+				h.forge(box, to, qdisc.Handle|1, 20)
+				if n := h.stats(&other).Packets - before; n != 0 {
+					paths, _ := h.traffic.Paths()
+					t.Errorf("shaped %v: %d packets got into the other's class; told by %v", shaped, n, paths)
+				}
+			}
+		})
+	}
+}
+
+// address gives a device another address, without a wait for duplicates.
+func (h *host) address(b *sandbox.Box, dev, addr string) {
+	h.t.Helper()
+	h.netlink(b, func(n *netlink.Handle) error {
+		l, err := n.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(addr)
+		if err != nil {
+			return err
+		}
+		a.Flags = 0x02 // IFA_F_NODAD
+		if a.IP.To4() != nil {
+			a.Flags = 0
+		}
+		return n.AddrAdd(l, a)
+	})
+}
+
+func (h *host) route(b *sandbox.Box, to, via string) {
+	h.t.Helper()
+	h.netlink(b, func(n *netlink.Handle) error {
+		_, dst, err := net.ParseCIDR(to)
+		if err != nil {
+			return err
+		}
+		return n.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)})
+	})
+}
+
+// routed makes a container whose packets the host routes to the uplink.
+func (h *host) routed() (*sandbox.Box, container.Container) {
+	h.t.Helper()
+	h.address(h.ns, "nic0", "10.66.0.254/24")
+	must(h.t, h.ns.Bridge("br0", netip.MustParsePrefix("10.67.0.1/24")))
+	must(h.t, h.ns.Sysctl("ipv4/ip_forward", "1"))
+	box, c := h.add("one", "10.67.0.2/24", h.ns)
+	h.route(box, "0.0.0.0/0", "10.67.0.1")
+	h.route(h.wire, "10.67.0.0/24", "10.66.0.254")
+	return box, c
+}
+
+// overlay makes a container behind a tunnel: as Docker does, with bridge and
+// tunnel in a namespace of their own, or with both in the host's.
+func (h *host) overlay(apart bool) (*sandbox.Box, container.Container) {
+	h.t.Helper()
+	h.address(h.ns, "nic0", "10.66.0.254/24")
+	at := h.ns
+	if apart {
+		at = h.create(sandbox.Spec{Name: "troverlay", Bare: true})
+	}
+	must(h.t, at.Bridge("br0", netip.Prefix{}))
+	tunnel := func(n *netlink.Handle, dev, remote string) (*netlink.Vxlan, error) {
+		below, err := n.LinkByName(dev)
+		if err != nil {
+			return nil, err
+		}
+		v := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx0"}, VxlanId: 7, VtepDevIndex: below.Attrs().Index, Group: net.ParseIP(remote), Port: 4789}
+		return v, n.LinkAdd(v)
+	}
+	h.netlink(h.ns, func(n *netlink.Handle) error {
+		v, err := tunnel(n, "nic0", "10.66.0.1")
+		if err != nil || !apart {
+			return err
+		}
+		return n.LinkSetNsPid(v, at.PID)
+	})
+	h.netlink(at, func(n *netlink.Handle) error {
+		v, err := n.LinkByName("vx0")
+		if err != nil {
+			return err
+		}
+		br, err := n.LinkByName("br0")
+		if err != nil {
+			return err
+		}
+		if err := n.LinkSetMaster(v, br); err != nil {
+			return err
+		}
+		return n.LinkSetUp(v)
+	})
+	h.netlink(h.wire, func(n *netlink.Handle) error {
+		v, err := tunnel(n, "wire", "10.66.0.254")
+		if err != nil {
+			return err
+		}
+		return n.LinkSetUp(v)
+	})
+	h.address(h.wire, "vx0", "10.69.0.1/24")
+	return h.add("one", "10.69.0.2/24", at)
+}
+
+// macvlan makes a container with a device of that kind on nic0.
+func (h *host) macvlan(name, addr string) (*sandbox.Box, container.Container) {
+	h.t.Helper()
+	box := h.create(sandbox.Spec{Name: name})
+	h.netlink(h.ns, func(n *netlink.Handle) error {
+		m := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "mv0", ParentIndex: h.nic0}, Mode: netlink.MACVLAN_MODE_BRIDGE}
+		if err := n.LinkAdd(m); err != nil {
+			return err
+		}
+		return n.LinkSetNsPid(m, box.PID)
+	})
+	h.netlink(box, func(n *netlink.Handle) error {
+		l, err := n.LinkByName("mv0")
+		if err != nil {
+			return err
+		}
+		return n.LinkSetUp(l)
+	})
+	h.address(box, "mv0", addr)
+	c := h.describe(box)
+	c.Interfaces = []container.Interface{{Name: "mv0", Index: h.index(box, "mv0"), Kind: "macvlan"}}
+	return box, c
+}

@@ -1,0 +1,160 @@
+package traffic_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// sender is a container that sends all it can to a port of the wire.
+type sender struct {
+	box  *sandbox.Box
+	c    container.Container
+	send []string // the generator's arguments
+	net  policy.Net
+}
+
+// run starts a generator in a box, and gives its board when it is at work.
+func (h *host) run(box *sandbox.Box, args ...string) *load.Board {
+	h.t.Helper()
+	cmd, board, err := load.Command(args...)
+	must(h.t, err)
+	p, err := box.Start(cmd)
+	must(h.t, err)
+	h.t.Cleanup(func() { p.Kill(); p.Wait(); board.Close() })
+	ctx, cancel := context.WithTimeout(h.t.Context(), 5*time.Second)
+	defer cancel()
+	must(h.t, board.Await(ctx, p.Done()))
+	return board
+}
+
+// measure has all senders send at once, and gives for each what its class has
+// sent, bit/s on the wire, and what has arrived of it, bit/s of payload.
+func (h *host) measure(to string, senders []sender, warm, window time.Duration) (sent, arrived []float64) {
+	h.t.Helper()
+	for _, s := range senders {
+		must(h.t, h.apply(s.c, s.net))
+	}
+	var boards []*load.Board
+	for i, s := range senders {
+		kind := map[string]string{"tcp-send": "tcp-recv", "udp-send": "udp-recv"}[s.send[0]]
+		boards = append(boards, h.run(h.wire, kind, "--listen", fmt.Sprintf(":%d", 9001+i)))
+	}
+	for i, s := range senders {
+		h.run(s.box, append(s.send, "--to", fmt.Sprintf("%s:%d", to, 9001+i))...)
+	}
+	time.Sleep(warm)
+	before := make([]load.Reading, len(senders))
+	bytes := make([]uint64, len(senders))
+	start := time.Now()
+	for i := range senders {
+		before[i], bytes[i] = boards[i].Read(), h.stats(&senders[i].c).Bytes
+	}
+	time.Sleep(window)
+	took := time.Since(start).Seconds()
+	for i := range senders {
+		sent = append(sent, 8*float64(h.stats(&senders[i].c).Bytes-bytes[i])/took)
+		arrived = append(arrived, boards[i].Read().Since(before[i]).BitRate())
+	}
+	return sent, arrived
+}
+
+func tcp(conns int) []string { return []string{"tcp-send", "--conns", fmt.Sprint(conns)} }
+
+// two makes two containers in a mode, and gives the address of the wire there.
+func (h *host) two(mode string) (a, b sender, to string) {
+	h.t.Helper()
+	to = "10.66.0.1"
+	switch mode {
+	case "bridge":
+		h.bridge()
+		a.box, a.c = h.add("one", "10.66.0.2/24", h.ns)
+		b.box, b.c = h.add("two", "10.66.0.3/24", h.ns)
+	case "routed":
+		a.box, a.c = h.routed()
+		b.box, b.c = h.add("two", "10.67.0.3/24", h.ns)
+		h.route(b.box, "0.0.0.0/0", "10.67.0.1")
+	case "overlay":
+		a.box, a.c = h.overlay(false)
+		b.box, b.c = h.add("two", "10.69.0.3/24", h.ns)
+		to = "10.69.0.1"
+	case "macvlan":
+		a.box, a.c = h.macvlan("one", "10.66.0.2/24")
+		b.box, b.c = h.macvlan("two", "10.66.0.3/24")
+	case "host":
+		h.address(h.ns, "nic0", netip.MustParsePrefix("10.66.0.254/24").String())
+		a.box = h.create(sandbox.Spec{Name: "one", Network: h.ns})
+		b.box = h.create(sandbox.Spec{Name: "two", Network: h.ns})
+		a.c, b.c = h.describe(a.box), h.describe(b.box)
+	}
+	a.send, b.send = tcp(6), tcp(1)
+	return a, b, to
+}
+
+// Six connections against one are worth no more than one: a short look at what
+// BenchmarkShares measures.
+func TestShares(t *testing.T) {
+	h := newHost(t, 100*mbit)
+	h.start()
+	a, b, to := h.two("bridge")
+	a.net, b.net = policy.Net{Weight: 1}, policy.Net{Weight: 1}
+	sent, _ := h.measure(to, []sender{a, b}, 500*time.Millisecond, time.Second)
+	if sent[0]+sent[1] < 80*mbit {
+		testkit.Skip(t, "machine is too slow for bulk TCP")
+	}
+	if ratio := sent[0] / sent[1]; ratio < 0.8 || ratio > 1.25 {
+		t.Errorf("six connections get %.0f bit/s, one %.0f: 1 : %.2f", sent[0], sent[1], 1/ratio)
+	}
+}
+
+// BenchmarkShares gives the shares that two containers get of an uplink.
+func BenchmarkShares(b *testing.B) {
+	const warm, window = time.Second, 4 * time.Second
+	flood := []string{"udp-send", "--rate", "flood", "--size", "1400"}
+	for _, tt := range []struct {
+		name, mode string
+		link       uint64
+		set        func(x, y *sender)
+	}{
+		{"6 to 1 connections, weights 1 to 1", "bridge", gbit, func(x, y *sender) { x.net.Weight, y.net.Weight = 1, 1 }},
+		{"6 to 1 connections, weights 1 to 1", "routed", gbit, func(x, y *sender) { x.net.Weight, y.net.Weight = 1, 1 }},
+		{"6 to 1 connections, weights 1 to 1", "overlay", gbit, func(x, y *sender) { x.net.Weight, y.net.Weight = 1, 1 }},
+		{"6 to 1 connections, weights 1 to 1", "macvlan", gbit, func(x, y *sender) { x.net.Weight, y.net.Weight = 1, 1 }},
+		{"6 to 1 connections, weights 1 to 1", "host", gbit, func(x, y *sender) { x.net.Weight, y.net.Weight = 1, 1 }},
+		{"6 to 1 connections, weights 1 to 1, 100 Mbit", "bridge", 100 * mbit, func(x, y *sender) { x.net.Weight, y.net.Weight = 1, 1 }},
+		{"6 to 1 connections, weights 1 to 2", "bridge", gbit, func(x, y *sender) { x.net.Weight, y.net.Weight = 1, 2 }},
+		{"weight 9 and 6 connections to rate 300 and ceil 300", "bridge", gbit, func(x, y *sender) {
+			x.net.Weight, y.net.Rate, y.net.Ceil = 9, 300*mbit, 300*mbit
+		}},
+		{"UDP flood of weight 9 to rate 300 and ceil 300", "bridge", gbit, func(x, y *sender) {
+			x.send, x.net.Weight, y.net.Rate, y.net.Ceil = flood, 9, 300*mbit, 300*mbit
+		}},
+		{"rate 100, priority 1 to rate 100, priority 0", "bridge", gbit, func(x, y *sender) {
+			low, high := 1, 0
+			x.net.Rate, x.net.Priority, y.net.Rate, y.net.Priority = 100*mbit, &low, 100*mbit, &high
+		}},
+	} {
+		b.Run(tt.mode+", "+tt.name, func(b *testing.B) {
+			h := newHost(b, tt.link)
+			h.start()
+			x, y, to := h.two(tt.mode)
+			tt.set(&x, &y)
+			for b.Loop() {
+				sent, arrived := h.measure(to, []sender{x, y}, warm, window)
+				b.ReportMetric(sent[0]/mbit, "wire1-Mbit/s")
+				b.ReportMetric(sent[1]/mbit, "wire2-Mbit/s")
+				b.ReportMetric(arrived[0]/mbit, "got1-Mbit/s")
+				b.ReportMetric(arrived[1]/mbit, "got2-Mbit/s")
+				b.ReportMetric(sent[1]/sent[0], "2to1")
+			}
+		})
+	}
+}
