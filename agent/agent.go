@@ -66,20 +66,35 @@ type Agent struct {
 	all     []feature.Feature
 	workers []*worker // of the features that work here
 
+	accounts *accounts // whose packets took whose CPU time; nil: not measured
+
 	kick     chan struct{} // capacity 1: a round is worth making
 	rounding sync.Mutex    // one round at a time
 	probing  sync.Mutex    // one Doctor at a time
 
-	mu       sync.Mutex // guards what follows
-	targets  map[container.ID]policy.Target
-	problems []policy.Problem
-	complete bool
-	whole    bool                  // every source has given its list, or has had the time to
-	held     map[container.ID]bool // let go of by Restore
-	heldAll  bool
-	rounds   roundCounts
-	fresh    api.Samples // for containers, which ask as often as they like
-	freshAt  time.Time
+	fresh fresh
+
+	mu        sync.Mutex // guards what follows
+	targets   map[container.ID]policy.Target
+	resolved  map[container.ID]policy.Target // the same without decisions
+	problems  []policy.Problem
+	complete  bool
+	whole     bool                    // every source has given its list, or has had the time to
+	held      map[container.ID]bool   // let go of by Restore
+	kept      map[container.ID]string // as they are, until the runtime with this name answers
+	heldAll   bool
+	lapses    time.Time // when the first of what has an expiry lapses; zero: nothing has
+	decisions map[choice]policy.Decision
+	rounds    roundCounts
+}
+
+// fresh is what containers are told of, who ask as often as they like. It has
+// a mutex of its own: making it takes those of the features and the accounts.
+type fresh struct {
+	mu      sync.Mutex
+	at      time.Time
+	samples api.Samples
+	netcpu  api.NetCPU
 }
 
 // roundCounts are the rounds since start.
@@ -121,9 +136,15 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, open: open, all: fs,
-		kick: make(chan struct{}, 1),
-		held: make(map[container.ID]bool),
+		accounts:  accountsOf(fs, p.now()),
+		kick:      make(chan struct{}, 1),
+		held:      make(map[container.ID]bool),
+		decisions: make(map[choice]policy.Decision),
 	}
+	j.Attribute(func(id uint64) string {
+		c, _ := set.Lookup(container.ID(id))
+		return c.Source
+	})
 	for _, f := range fs {
 		v := f.Support()
 		if v.Level != probe.Full {
@@ -159,6 +180,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	// Before the first round: without its policy, that would let go of what an
 	// earlier agent has left in force for containers that still run.
 	a.reload()
+	// What has lapsed meanwhile must not be adopted.
+	a.undoExpired(a.pace.now(), func(journal.Entry) bool { return true })
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {
 		g.Go(func() error { return s(ctx) })

@@ -121,7 +121,7 @@ func TestAgentExplains(t *testing.T) {
 	r := newRig(t, 1, 2)
 	c := box(1, "isolate")
 	c.Name, c.Image = "evil\x1b[31m", "x"
-	c.Labels["fairlead.net.rate"] = "50mbit"
+	c.Labels["fairlead.net.latency"] = "2ms"
 	c.Interfaces = []container.Interface{{Name: "eth0", Index: 2, Kind: "veth", Host: container.HostEnd{Name: "veth1", Index: 7, NetNS: 9}}}
 	r.set.set(true, c)
 	r.start()

@@ -166,7 +166,7 @@ func (a *Agent) Reload(context.Context) (api.PolicyStatus, error) {
 const freshFor = 250 * time.Millisecond
 
 // Self tells the container that p is in about itself.
-func (a *Agent) Self(_ context.Context, p api.Peer) (api.Self, error) {
+func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 	c, ok := a.containerOf(p)
 	if !ok {
 		return api.Self{}, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
@@ -181,16 +181,23 @@ func (a *Agent) Self(_ context.Context, p api.Peer) (api.Self, error) {
 			out.Features[i].Error = "see the host's administrator"
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if now := time.Now(); now.Sub(a.freshAt) > freshFor {
-		a.fresh, a.freshAt = a.samples(), now
+	a.fresh.mu.Lock()
+	defer a.fresh.mu.Unlock()
+	if now := time.Now(); now.Sub(a.fresh.at) > freshFor {
+		a.fresh.at, a.fresh.samples = now, a.samples()
+		a.fresh.netcpu, _ = a.NetCPU(ctx, "") // not measured: nothing is told
 	}
-	for _, f := range a.fresh.Features {
-		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != c.ID })
+	for _, f := range a.fresh.samples.Features {
+		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != c.ID || names(s) })
 		out.Measured = append(out.Measured, f)
 	}
+	out.NetCPU = selfNetCPU(a.fresh.netcpu, c.ID)
 	return out, nil
+}
+
+// names says whether a number names another container.
+func names(s api.Sample) bool {
+	return slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
 }
 
 // containerOf finds the container that a peer is in: the one whose cgroup is

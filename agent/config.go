@@ -25,6 +25,10 @@ type Config struct {
 	SandboxDir     string // state files of package sandbox
 	Sources        []container.Source
 
+	// Uplinks names the devices whose bandwidth is divided, each with its rate in
+	// bit/s (0: what the device says); empty: all hardware that is up.
+	Uplinks map[string]uint64
+
 	Version string       // what the API gives as version of the program
 	Log     *slog.Logger // nil: no log
 

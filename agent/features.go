@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
+	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -17,8 +21,25 @@ func features(cfg Config, j *journal.Journal) ([]feature.Feature, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)
 	}
-	return []feature.Feature{n}, nil
+	t, err := traffic.New(traffic.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Slots: slot.New(time.Now), Uplinks: cfg.Uplinks})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
+	}
+	return []feature.Feature{n, t}, nil
 }
+
+// accountsOf gives the accounts that one of the features keeps, nil if none does.
+func accountsOf(fs []feature.Feature, now time.Time) *accounts {
+	for _, f := range fs {
+		if m, ok := f.(*netcpu.Netcpu); ok {
+			return &accounts{meter: m, since: now}
+		}
+	}
+	return nil
+}
+
+// noAccounts says whether a meter's error is that this host can have none.
+func noAccounts(err error) bool { return errors.Is(err, netcpu.ErrNoAccounts) }
 
 // featureOf gives the feature that puts a policy key into force, built or not.
 func featureOf(key string) string {

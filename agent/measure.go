@@ -14,7 +14,10 @@ func (v view) Snapshots() []feature.Snapshot {
 	for _, w := range v.a.workers {
 		out = append(out, w.feature.Snapshot())
 	}
-	return out
+	return append(out, v.a.accounts.snapshot(func(id container.ID) bool {
+		_, ok := v.Container(id)
+		return id == 0 || ok
+	}))
 }
 
 func (v view) Container(id container.ID) (container.Container, bool) {

@@ -96,7 +96,7 @@ func (f turner) Apply(ctx context.Context, t policy.Target) error {
 	if t.Settings.NetCPU != policy.NetCPUIsolate {
 		return f.undo(t.Container.ID)
 	}
-	return f.journal.Turn(f.host.knob(t.Container.ID), "isolated", journal.Owner{Feature: f.name, Container: uint64(t.Container.ID)})
+	return f.journal.TurnUntil(f.host.knob(t.Container.ID), "isolated", journal.Owner{Feature: f.name, Container: uint64(t.Container.ID)}, t.Expiry)
 }
 
 func (f turner) Remove(ctx context.Context, id container.ID) error {
@@ -115,10 +115,12 @@ type rig struct {
 	host     *host
 	set      *fakeSet
 	feature  turner
+	accounts *accounts
 	agent    *Agent
 	client   *api.Client
 	policies string
 	state    string
+	ahead    atomic.Int64 // the agent's clock, of ours, in ns
 	stop     func() error
 }
 
@@ -142,7 +144,10 @@ func (r *rig) start() {
 	}
 	j := r.journal()
 	r.feature = turner{newFake(), r.host, j}
-	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.open, []feature.Feature{r.feature}, ordinary())
+	p := ordinary()
+	p.now = func() time.Time { return time.Now().Add(time.Duration(r.ahead.Load())) }
+	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.open, []feature.Feature{r.feature}, p)
+	r.agent.accounts = r.accounts
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.agent.Run(ctx) }()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -47,7 +48,9 @@ func (a *Agent) loop(ctx context.Context) {
 				}
 				continue
 			case <-beat.C:
-				continue
+				if !a.lapsed() {
+					continue
+				}
 			}
 			break idle
 		}
@@ -66,15 +69,29 @@ func (a *Agent) round() (complete bool) {
 	for _, t := range targets {
 		byID[t.Container.ID] = t
 	}
+	kept, strange := a.keep(snap), false
+	now := a.pace.now()
 
 	a.mu.Lock()
-	a.targets, a.problems, a.complete = byID, problems, snap.Complete
-	a.whole = a.whole || snap.Complete || a.pace.now().Sub(a.started) > readyTime
+	for id := range kept {
+		if was := a.resolved[id]; known(was) {
+			byID[id] = was
+		} else {
+			strange = true
+		}
+	}
+	a.resolved = maps.Clone(byID)
+	a.decide(byID, now)
+	a.targets, a.problems, a.complete, a.kept = byID, problems, snap.Complete, kept
+	a.whole = a.whole || snap.Complete || now.Sub(a.started) > readyTime
 	wanted := make(map[container.ID]policy.Target, len(byID))
 	for id, t := range byID {
 		if !a.whole && t.Container.Source == container.CgroupSource {
 			// Its runtime may be about to tell of labels, by which an earlier
 			// agent has put in force what would be let go of here.
+			continue
+		}
+		if kept[id] != "" && !known(t) {
 			continue
 		}
 		if !a.heldAll && !a.held[id] {
@@ -89,11 +106,13 @@ func (a *Agent) round() (complete bool) {
 	a.mu.Unlock()
 
 	for _, w := range a.workers {
-		w.want(wanted, snap.Complete)
+		// Prune would take those for ended that are kept but not wanted.
+		w.want(wanted, snap.Complete && !strange)
 	}
 	if snap.Complete {
 		a.sweep(byID)
 	}
+	a.lapse(now)
 
 	a.mu.Lock()
 	a.rounds.made++

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
@@ -91,11 +92,24 @@ func TestSelf(t *testing.T) {
 		ids[i] = container.ID(id)
 	}
 	r := newRig(t, ids[:]...)
+	r.accounts = &accounts{since: time.Unix(1_800_000_000, 0), meter: &fakeMeter{now: account.Reading{
+		Accounts: []account.Account{
+			{Container: ids[0], Receive: kinds{work(time.Second, 1000, 0)}, Own: 400 * time.Millisecond},
+			{Container: ids[1], Receive: kinds{work(2*time.Second, 777777, 0)}},
+		},
+		Thefts: []account.Theft{
+			theft(account.Task, ids[0], ids[1], 3*time.Second), theft(account.Task, ids[1], ids[0], 500*time.Millisecond),
+			theft(account.Idle, 0, ids[0], 100*time.Millisecond),
+		},
+	}}}
 	a, b := box(ids[0], "isolate"), box(ids[1], "isolate")
 	a.Name, b.Name = "mine", "the other"
 	a.Cgroup.V2, b.Cgroup.V2 = mine.V2, others.V2
 	r.set.set(true, a, b)
 	r.start()
+	// A scrape may be at the accounts, and ask for containers from there: who
+	// reads them must not keep it from that.
+	r.accounts.meter.(*fakeMeter).during = func() { (view{r.agent}).Container(ids[0]) }
 	r.untilValue(ids[0], "isolated")
 	r.untilValue(ids[1], "isolated")
 
@@ -112,6 +126,15 @@ func TestSelf(t *testing.T) {
 	}
 	if len(s.Measured) != 1 || len(s.Measured[0].Samples) != 1 || s.Measured[0].Samples[0].Container != ids[0] {
 		t.Errorf("measured %+v", s.Measured)
+	}
+	if n := s.NetCPU; n == nil || n.Receive != 1 || n.Stolen != 3 || len(n.Work) != 1 || n.Work[0].Packets != 1000 || n.Tasks <= 0 {
+		t.Errorf("netcpu %+v", n)
+	}
+	// Not by whom it was robbed, nor what its packets did to others.
+	for _, word := range []string{"stolen_by", "taken_seconds", "culprit", "matrix", "own_seconds", "777777"} {
+		if strings.Contains(out, word) {
+			t.Errorf("it sees %s: %s", word, out)
+		}
 	}
 	if strings.Contains(out, "the other") || strings.Contains(out, ids[1].String()) {
 		t.Errorf("it sees another container: %s", out)

@@ -69,7 +69,7 @@ func (w *worker) totals() api.Feature {
 func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 	id := t.Container.ID
 	a.mu.Lock()
-	held := a.heldAll || a.held[id]
+	held, keeper := a.heldAll || a.held[id], a.kept[id]
 	a.mu.Unlock()
 	out := []api.FeatureStatus{}
 	for _, f := range a.all {
@@ -79,6 +79,8 @@ func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 			out = append(out, api.FeatureStatus{Feature: f.Name(), State: api.StateUnavailable, Error: v.Why})
 		case held && !w.has(id):
 			out = append(out, api.FeatureStatus{Feature: f.Name(), State: api.StateHeld})
+		case keeper != "" && !w.has(id):
+			out = append(out, api.FeatureStatus{Feature: f.Name(), State: api.StateKept, Error: keeper + ", which knows the container, does not answer"})
 		default:
 			out = append(out, w.status(id))
 		}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -88,6 +90,7 @@ type row struct {
 	touched bool           // Apply was called, so that Remove is due some day
 	settled bool           // the host was brought to want
 	tries   int            // failures in a row
+	told    bool           // that an object stays away was said
 	err     error          // of the last call
 	since   time.Time      // when settled or err last changed
 	due     time.Time      // of the next call
@@ -155,7 +158,7 @@ func (w *worker) has(id container.ID) bool {
 }
 
 func (w *worker) ask(r *row, t *policy.Target, now time.Time) {
-	r.want, r.settled, r.tries, r.err = t, false, 0, nil
+	r.want, r.settled, r.tries, r.told, r.err = t, false, 0, false, nil
 	r.asked++
 	r.due, r.since = now, now
 }
@@ -237,7 +240,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	if r.asked != asked { // something else is wanted by now, and due
 		return
 	}
-	if err != nil && (r.err == nil || r.err.Error() != err.Error()) && !errors.Is(err, context.Canceled) {
+	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) {
 		w.log.Warn("not in force", "container", r.id, "op", r.op(w), "err", err)
 	}
 	failed := err != nil && !errors.Is(err, feature.ErrNotBuilt)
@@ -260,9 +263,26 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		}
 		w.left()
 	default:
-		r.tries = 0
+		r.tries, r.told = 0, false
 		r.due = now.Add(w.pace.spread(w.pace.refresh))
 	}
+}
+
+// passing is for how long a failure is nothing to tell of, if it is an object
+// that has gone: a device is taken down a moment before the container's end, or
+// its next list of devices, is known.
+const passing = 2 * time.Second
+
+// news says whether an error is to be told of.
+func (r *row) news(err error, now time.Time) bool {
+	if !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) && !errors.Is(err, netdev.ErrNoNS) {
+		return r.err == nil || r.err.Error() != err.Error()
+	}
+	if r.told || r.err == nil || now.Sub(r.since) < passing {
+		return false
+	}
+	r.told = true
+	return true
 }
 
 func (r *row) op(w *worker) string {

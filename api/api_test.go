@@ -58,8 +58,11 @@ func (b *backend) Explain(_ context.Context, ref string) (Explanation, error) {
 func (b *backend) Doctor(context.Context) (probe.Report, error) {
 	return probe.Report{{Capability: "x", Area: "y", Verdict: probe.Verdict{Level: probe.Degraded, Why: "z"}}}, b.err
 }
-func (b *backend) Status(context.Context) (Status, error)       { return Status{Rounds: 3}, b.err }
-func (b *backend) Samples(context.Context) (Samples, error)     { return b.samples, b.err }
+func (b *backend) Status(context.Context) (Status, error)   { return Status{Rounds: 3}, b.err }
+func (b *backend) Samples(context.Context) (Samples, error) { return b.samples, b.err }
+func (b *backend) NetCPU(_ context.Context, ref string) (NetCPU, error) {
+	return NetCPU{System: NetCPUAccount{Name: ref}}, b.err
+}
 func (b *backend) Version(context.Context) (Version, error)     { return Version{Version: "v"}, b.err }
 func (b *backend) Reload(context.Context) (PolicyStatus, error) { return PolicyStatus{OK: true}, b.err }
 func (b *backend) Restore(_ context.Context, ref string) (Restored, error) {
@@ -131,6 +134,11 @@ func TestRoundTrip(t *testing.T) {
 	for _, ref := range []string{"", "web"} {
 		if r, err := c.Restore(ctx, ref); err != nil || b.restored != ref || len(r.Outcomes) != 1 || r.Outcomes[0].Container != 5 {
 			t.Errorf("restore %q: %+v, %v", ref, r, err)
+		}
+	}
+	for _, ref := range []string{"", "web", "a/b c?d#e", "..."} {
+		if n, err := c.NetCPU(ctx, ref); err != nil || n.System.Name != ref {
+			t.Errorf("netcpu %q: %+v, %v", ref, n, err)
 		}
 	}
 	if _, err := c.Self(ctx); !isCode(err, "not_found") {
@@ -229,6 +237,11 @@ func TestPeer(t *testing.T) {
 	}
 	if _, err := c.Containers(t.Context()); !isCode(err, "not_found") {
 		t.Errorf("a container sees the others: %v", err)
+	}
+	for _, ref := range []string{"", "9"} {
+		if _, err := c.NetCPU(t.Context(), ref); !isCode(err, "not_found") {
+			t.Errorf("a container sees whose packets took whose time: %v", err)
+		}
 	}
 	if _, err := c.Restore(t.Context(), ""); !isCode(err, "not_found") {
 		t.Errorf("a container may restore: %v", err)

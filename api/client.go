@@ -75,6 +75,17 @@ func (c *Client) Samples(ctx context.Context) (out Samples, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/samples", nil, &out)
 }
 
+// NetCPU says whose packets took whose CPU time: of all containers if ref is
+// "", else of one, named as for Explain. [NetCPU.After] makes a rate of two
+// readings.
+func (c *Client) NetCPU(ctx context.Context, ref string) (out NetCPU, err error) {
+	path := "/v1/netcpu"
+	if ref != "" {
+		path = "/v1/containers/" + url.PathEscape(ref) + "/netcpu"
+	}
+	return out, c.do(ctx, http.MethodGet, path, nil, &out)
+}
+
 // Version says what the agent is.
 func (c *Client) Version(ctx context.Context) (out Version, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/version", nil, &out)

@@ -15,6 +15,9 @@ type Backend interface {
 	Doctor(context.Context) (probe.Report, error)
 	Status(context.Context) (Status, error)
 	Samples(context.Context) (Samples, error)
+	// NetCPU says whose packets took whose CPU time: of all, or of and from the
+	// container that ref names.
+	NetCPU(ctx context.Context, ref string) (NetCPU, error)
 	Version(context.Context) (Version, error)
 	Reload(context.Context) (PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (Restored, error)
@@ -54,6 +57,14 @@ func routes() []route {
 			method: "GET", path: "/v1/samples", out: Samples{},
 			summary: "Read what the features measured, by container.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Samples(r.Context()) },
+		}, {
+			method: "GET", path: "/v1/netcpu", out: NetCPU{},
+			summary: "Say whose packets took whose CPU time, since the agent began to count. Two readings give a rate.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.NetCPU(r.Context(), "") },
+		}, {
+			method: "GET", path: "/v1/containers/{ref}/netcpu", out: NetCPU{},
+			summary: "The same for one container: its account, and those entries of the matrix that it has a part in. The totals are the host's.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.NetCPU(r.Context(), r.PathValue("ref")) },
 		}, {
 			method: "GET", path: "/v1/version", out: Version{},
 			summary: "Say what runs.",

@@ -29,6 +29,7 @@ const (
 	StateDone        = "done"        // the host is as policy wants it
 	StateError       = "error"       // the last try failed; it is tried again
 	StateHeld        = "held"        // undone by restore; until the next policy reload
+	StateKept        = "kept"        // as an earlier agent left it, until the runtime that knows the container answers
 	StateUnavailable = "unavailable" // this host cannot do it
 	StateNotBuilt    = "not available in this build"
 )
@@ -100,8 +101,8 @@ type Setting struct {
 // FeatureStatus is how one feature stands with one container.
 type FeatureStatus struct {
 	Feature string    `json:"feature" doc:"name of the feature"`
-	State   string    `json:"state" doc:"pending, done, error, held, unavailable, or not available in this build"`
-	Error   string    `json:"error,omitempty" doc:"what went wrong at the last try, or why the feature is unavailable"`
+	State   string    `json:"state" doc:"pending, done, error, held, kept, unavailable, or not available in this build"`
+	Error   string    `json:"error,omitempty" doc:"what went wrong at the last try, or why the feature is unavailable or the state kept"`
 	Tries   int       `json:"tries,omitempty" doc:"failed tries in a row"`
 	Since   time.Time `json:"since,omitzero" doc:"when the state was entered"`
 	Next    time.Time `json:"next,omitzero" doc:"when it is tried again"`
@@ -201,7 +202,15 @@ type Sample struct {
 	Container container.ID `json:"container,omitempty,string" doc:"id of the container; absent for the host"`
 	Name      string       `json:"name" doc:"name of the metric without the prefix fairlead_, in base units"`
 	Device    string       `json:"device,omitempty" doc:"device, where the number belongs to one"`
+	Labels    []Label      `json:"labels,omitempty" doc:"what else tells the number from others of the same name"`
 	Value     float64      `json:"value" doc:"the number"`
+}
+
+// Label is one property of a Sample: a word, or another container.
+type Label struct {
+	Name      string       `json:"name" doc:"name of the property"`
+	Value     string       `json:"value,omitempty" doc:"the property as a word; absent where it is a container"`
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container that it is"`
 }
 
 // Version says what runs.
@@ -244,12 +253,13 @@ type Self struct {
 	Policy   []Setting        `json:"policy" doc:"what policy sets for it"`
 	Features []FeatureStatus  `json:"features" doc:"how each feature stands with it"`
 	Measured []FeatureSamples `json:"measured" doc:"what the features measured of it"`
+	NetCPU   *SelfNetCPU      `json:"netcpu,omitempty" doc:"what its packets cost; absent where that is not measured"`
 }
 
 // Error is why a request was not done. As a Go error it gives Text.
 type Error struct {
 	Status int    `json:"status" doc:"HTTP status"`
-	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, internal"`
+	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, unavailable, internal"`
 	Text   string `json:"text" doc:"what is wrong, for people"`
 }
 

@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// lapseGrace is how long an entry of the journal may outlive its expiry while a
+// feature is still about its container: the round that drops the decision has
+// the feature turn it back, or renew it.
+const lapseGrace = time.Minute
+
+// choice is what a controller decides about.
+type choice struct {
+	container container.ID
+	key       string
+}
+
+// Decide makes a controller's decision count in place of what policy says,
+// from the next round on until it lapses or is replaced. One that has lapsed
+// takes back what was decided before. It may be called by any goroutine.
+func (a *Agent) Decide(d policy.Decision) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.decisions[choice{d.Container, d.Key}] = d
+	a.nudge()
+}
+
+// decide puts the decisions that stand into the targets. The caller holds a.mu.
+func (a *Agent) decide(targets map[container.ID]policy.Target, now time.Time) {
+	by := make(map[container.ID][]policy.Decision)
+	for c, d := range a.decisions {
+		if _, runs := targets[c.container]; !runs || d.Lapsed(now) {
+			delete(a.decisions, c)
+			continue
+		}
+		by[c.container] = append(by[c.container], d)
+	}
+	for id, ds := range by {
+		slices.SortFunc(ds, func(x, y policy.Decision) int { return cmp.Compare(x.Key, y.Key) })
+		t, err := targets[id].With(ds, now)
+		if err != nil {
+			a.log.Warn("a controller's decision is not usable", "container", id, "err", err)
+		}
+		targets[id] = t
+	}
+}
+
+// lapse undoes what the journal has beyond its expiry, and notes when the next
+// thing lapses, a decision or an entry.
+func (a *Agent) lapse(now time.Time) {
+	a.undoExpired(now, func(e journal.Entry) bool {
+		w := a.worker(e.Owner.Feature)
+		return w == nil || !w.has(container.ID(e.Owner.Container)) || now.Sub(e.Expiry) >= lapseGrace
+	})
+	var next time.Time
+	first := func(t time.Time) {
+		if t.After(now) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	for _, e := range a.journal.Entries() {
+		if !e.Expiry.IsZero() {
+			first(e.Expiry)
+			first(e.Expiry.Add(lapseGrace))
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, d := range a.decisions {
+		first(d.Expiry)
+	}
+	a.lapses = next
+}
+
+// undoExpired undoes those entries that have expired and match.
+func (a *Agent) undoExpired(now time.Time, match func(journal.Entry) bool) {
+	if len(a.journal.Expired(now)) == 0 {
+		return
+	}
+	out, _ := a.journal.Restore(a.open, func(e journal.Entry) bool { return e.Expired(now) && match(e) })
+	a.tell(out)
+}
+
+// lapsed says whether something has lapsed since the last round.
+func (a *Agent) lapsed() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !a.lapses.IsZero() && !a.lapses.After(a.pace.now())
+}

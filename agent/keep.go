@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// keep finds the containers for which something is in force on the word of a
+// runtime that has none to give now: it does not answer (to an agent that was
+// started again), or not yet about all that it lists. Only the cgroup tree
+// tells of them, which knows no labels, so that policy has nothing to say. The
+// result gives the name of the runtime.
+func (a *Agent) keep(snap container.Snapshot) map[container.ID]string {
+	silent := make(map[string]bool)
+	for _, s := range snap.Sources {
+		if !s.Listed || s.Partial {
+			silent[s.Name] = true
+		}
+	}
+	nameless := make(map[container.ID]bool)
+	for _, c := range snap.Containers {
+		if c.Source == container.CgroupSource {
+			nameless[c.ID] = true
+		}
+	}
+	if len(silent) == 0 || len(nameless) == 0 {
+		return nil
+	}
+	kept := make(map[container.ID]string)
+	for _, e := range a.journal.Entries() {
+		if id := container.ID(e.Owner.Container); nameless[id] && silent[e.Source] {
+			kept[id] = e.Source
+		}
+	}
+	return kept
+}
+
+// known says whether a Target was made with what a runtime knows.
+func known(t policy.Target) bool {
+	return t.Container.Source != "" && t.Container.Source != container.CgroupSource
+}

@@ -1,0 +1,318 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/metrics"
+)
+
+// fakeMeter gives what it was told.
+type fakeMeter struct {
+	now    account.Reading
+	err    error
+	during func() // called in Read; nil: nothing
+}
+
+func (m *fakeMeter) Read() (account.Reading, error) {
+	if m.during != nil {
+		m.during()
+	}
+	return m.now, m.err
+}
+
+const ms = time.Millisecond
+
+type kinds = [account.Protocols]account.Work
+
+func work(cpu time.Duration, packets, bytes uint64) account.Work {
+	return account.Work{CPU: cpu, Packets: packets, Bytes: bytes}
+}
+
+func theft(kind account.PartyKind, victim, culprit container.ID, cpu time.Duration) account.Theft {
+	return account.Theft{Victim: account.Party{Container: victim, Kind: kind}, Culprit: culprit, CPU: cpu}
+}
+
+// robbery is a flood that is received in the time of a victim, of a container
+// that has ended, of tasks of the host, of ksoftirqd, and of nobody.
+func robbery() account.Reading {
+	return account.Reading{
+		Taken: time.Unix(1_800_000_010, 0), Softirq: 3100 * ms, Thread: 100 * ms, Lost: 5, Gone: 20 * ms,
+		Accounts: []account.Account{
+			{Container: 0, Receive: kinds{account.Other: work(50*ms, 100, 6000)}},
+			{Container: 1, Receive: kinds{work(3000*ms, 1_000_000, 1_400_000_000), work(90*ms, 1000, 0)}, Send: kinds{account.TCP: work(10*ms, 10, 40)}, Own: 1000 * ms},
+			{Container: 2, Send: kinds{account.TCP: work(20*ms, 40, 2000)}, Own: 20 * ms},
+			{Container: 77, Receive: kinds{work(30*ms, 3, 3)}},
+		},
+		Thefts: []account.Theft{
+			theft(account.Task, 1, 1, 1000*ms), // its own
+			theft(account.Task, 2, 1, 1500*ms),
+			theft(account.NAPI, 2, 1, 100*ms),
+			theft(account.Task, 2, 0, 25*ms),
+			theft(account.Task, 1, 77, 30*ms),
+			theft(account.Task, 9, 1, 50*ms),
+			theft(account.Task, 0, 1, 200*ms),
+			theft(account.NAPI, 0, 1, 100*ms),
+			theft(account.Ksoftirqd, 0, 1, 40*ms),
+			theft(account.Idle, 0, 1, 110*ms),
+			theft(account.Task, 0, 0, 25*ms),
+			theft(account.Task, 2, 2, 20*ms),
+			theft(account.Task, 3, 1, 0),
+		},
+	}
+}
+
+func TestNetCPU(t *testing.T) {
+	r := newRig(t)
+	since := time.Unix(1_800_000_000, 0)
+	m := &fakeMeter{now: robbery()}
+	r.accounts = &accounts{since: since, meter: m}
+	ended := box(77, "")
+	ended.Name = "was here"
+	r.set.set(true, ended)
+	r.set.set(true, box(1, ""), box(2, ""), box(3, ""))
+	r.start()
+
+	want := api.NetCPU{
+		Since: since, Taken: m.now.Taken, Softirq: 3.1, Thread: 0.1, Charged: 3.22, Lost: 5,
+		System: api.NetCPUAccount{Name: "system", Receive: 0.05, Taken: 0.025, Work: []api.NetCPUWork{
+			{Direction: "receive", Protocol: "other", Seconds: 0.05, Packets: 100, Bytes: 6000, Each: 500_000},
+		}},
+		Accounts: []api.NetCPUAccount{
+			{Container: 1, Name: "box-1", Receive: 3.09, Send: 0.01, Own: 1, Stolen: 0.03, Taken: 1.85,
+				StolenBy: []api.NetCPUCulprit{{Container: 77, Name: "was here", Seconds: 0.03}},
+				Work: []api.NetCPUWork{
+					{Direction: "receive", Protocol: "udp", Seconds: 3, Packets: 1_000_000, Bytes: 1_400_000_000, Each: 3000},
+					{Direction: "receive", Protocol: "tcp", Seconds: 0.09, Packets: 1000, Each: 90_000},
+					{Direction: "send", Protocol: "tcp", Seconds: 0.01, Packets: 10, Bytes: 40, Each: 1_000_000},
+				}},
+			{Container: 77, Name: "was here", Ended: true, Receive: 0.03, Taken: 0.03,
+				Work: []api.NetCPUWork{{Direction: "receive", Protocol: "udp", Seconds: 0.03, Packets: 3, Bytes: 3, Each: 1e7}}},
+			{Container: 2, Name: "box-2", Send: 0.02, Own: 0.02, Stolen: 1.625,
+				StolenBy: []api.NetCPUCulprit{{Container: 1, Name: "box-1", Seconds: 1.6}, {Name: "system", Seconds: 0.025}},
+				Work:     []api.NetCPUWork{{Direction: "send", Protocol: "tcp", Seconds: 0.02, Packets: 40, Bytes: 2000, Each: 500_000}}},
+			{Container: 9, Ended: true, Stolen: 0.05, StolenBy: []api.NetCPUCulprit{{Container: 1, Name: "box-1", Seconds: 0.05}}},
+			{Container: 3, Name: "box-3"},
+		},
+		Matrix: []api.NetCPUTheft{
+			{Kind: "task", Victim: 2, VictimName: "box-2", Culprit: 1, CulpritName: "box-1", Seconds: 1.5},
+			{Kind: "task", Culprit: 1, CulpritName: "box-1", Seconds: 0.2},
+			{Kind: "idle", Culprit: 1, CulpritName: "box-1", Seconds: 0.11},
+			{Kind: "napi", Victim: 2, VictimName: "box-2", Culprit: 1, CulpritName: "box-1", Seconds: 0.1},
+			{Kind: "napi", Culprit: 1, CulpritName: "box-1", Seconds: 0.1},
+			{Kind: "task", Victim: 9, Culprit: 1, CulpritName: "box-1", Seconds: 0.05},
+			{Kind: "ksoftirqd", Culprit: 1, CulpritName: "box-1", Seconds: 0.04},
+			{Kind: "task", Victim: 1, VictimName: "box-1", Culprit: 77, CulpritName: "was here", Seconds: 0.03},
+			{Kind: "task", Victim: 2, VictimName: "box-2", CulpritName: "system", Seconds: 0.025},
+		},
+	}
+	near := cmp.Comparer(func(x, y float64) bool { return x-y < 1e-9 && y-x < 1e-9 })
+	got, err := r.client.NetCPU(t.Context(), "")
+	if diff := cmp.Diff(want, got, near); err != nil || diff != "" {
+		t.Errorf("all: %v (-want +got):\n%s", err, diff)
+	}
+	// What ran elsewhere is in the matrix: with what ran in own time it makes up the account.
+	in := got.Accounts[0].Own
+	for _, x := range got.Matrix {
+		if x.Culprit == 1 {
+			in += x.Seconds
+		}
+	}
+	if in-got.Accounts[0].Network() > 1e-9 || got.Accounts[0].Network()-in > 1e-9 {
+		t.Errorf("the account is %v, its parts are %v", got.Accounts[0].Network(), in)
+	}
+
+	got, err = r.client.NetCPU(t.Context(), "box-2")
+	if err != nil || len(got.Accounts) != 1 || got.Accounts[0].Container != 2 || len(got.Matrix) != 3 || got.Softirq != 3.1 {
+		t.Errorf("one: %v, %+v", err, got)
+	}
+	for ref, code := range map[string]string{"nobody": "not_found"} {
+		var e *api.Error
+		if _, err := r.client.NetCPU(t.Context(), ref); !errors.As(err, &e) || e.Code != code {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+
+	m.err = errors.New("map is gone")
+	if _, err := r.client.NetCPU(t.Context(), ""); err == nil || err.Error() != "read whose packets took whose CPU time: map is gone" {
+		t.Errorf("a meter that fails: %v", err)
+	}
+	if s := r.accounts.snapshot(func(container.ID) bool { return true }); len(s.Samples) != 0 {
+		t.Errorf("a meter that fails gives %v", s)
+	}
+}
+
+// The words of the interface are those of the meter.
+func TestNetCPUWords(t *testing.T) {
+	for want, kind := range map[string]account.PartyKind{
+		api.VictimTask: account.Task, api.VictimNAPI: account.NAPI, api.VictimKsoftirqd: account.Ksoftirqd, api.VictimIdle: account.Idle,
+	} {
+		if kind.String() != want {
+			t.Errorf("%v is %q in the interface", kind, want)
+		}
+	}
+}
+
+func TestNetCPUUnavailable(t *testing.T) {
+	for _, x := range []struct {
+		accounts *accounts
+		want     string
+	}{
+		{nil, "not available in this build"},
+		{&accounts{meter: &fakeMeter{err: fmt.Errorf("netcpu: %w: no BTF", netcpu.ErrNoAccounts)}}, "not accounted for: no BTF"},
+	} {
+		r := newRig(t)
+		r.accounts = x.accounts
+		r.start()
+		var e *api.Error
+		if _, err := r.client.NetCPU(t.Context(), ""); !errors.As(err, &e) || e.Status != http.StatusServiceUnavailable || e.Code != "unavailable" || !strings.Contains(e.Text, x.want) {
+			t.Errorf("%v, want %q", err, x.want)
+		}
+	}
+}
+
+// page is the metrics page's series of netcpu, without those labels that are
+// empty.
+func page(t *testing.T, a *Agent) []string {
+	t.Helper()
+	families, err := metrics.New(view{a}).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "fairlead_netcpu") || f.GetName() == "fairlead_metrics_refused" {
+			if _, err := expfmt.MetricFamilyToText(&out, f); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	text := out.String()
+	for _, empty := range []string{"container", "device", "id", "namespace", "pod"} {
+		text = strings.ReplaceAll(text, empty+`="",`, "")
+		text = strings.ReplaceAll(text, ","+empty+`=""`, "")
+	}
+	return slices.DeleteFunc(strings.Split(strings.TrimSpace(text), "\n"), func(l string) bool { return strings.HasPrefix(l, "#") || strings.Contains(l, "_test_") })
+}
+
+func TestNetCPUMetrics(t *testing.T) {
+	r := newRig(t)
+	r.accounts = &accounts{meter: &fakeMeter{now: robbery()}}
+	r.set.set(true, box(1, ""), box(2, ""))
+	r.start()
+	r.until("both have a target", func() bool { _, ok := (view{r.agent}).Container(2); return ok })
+	want := []string{
+		`fairlead_metrics_refused 0`,
+		`fairlead_netcpu_lost_events_total{pod=""} 5`,
+		`fairlead_netcpu_measured_seconds_total{where="softirq"} 3.1`,
+		`fairlead_netcpu_measured_seconds_total{where="thread"} 0.1`,
+		`fairlead_netcpu_packets_total{direction="receive",protocol="other"} 100`,
+		`fairlead_netcpu_packets_total{container="box-1",direction="receive",id="1",protocol="tcp"} 1000`,
+		`fairlead_netcpu_packets_total{container="box-1",direction="receive",id="1",protocol="udp"} 1e+06`,
+		`fairlead_netcpu_packets_total{container="box-1",direction="send",id="1",protocol="tcp"} 10`,
+		`fairlead_netcpu_packets_total{container="box-2",direction="send",id="2",protocol="tcp"} 40`,
+		`fairlead_netcpu_seconds_total{direction="receive",protocol="other"} 0.05`,
+		`fairlead_netcpu_seconds_total{container="box-1",direction="receive",id="1",protocol="tcp"} 0.09`,
+		`fairlead_netcpu_seconds_total{container="box-1",direction="receive",id="1",protocol="udp"} 3`,
+		`fairlead_netcpu_seconds_total{container="box-1",direction="send",id="1",protocol="tcp"} 0.01`,
+		`fairlead_netcpu_seconds_total{container="box-2",direction="send",id="2",protocol="tcp"} 0.02`,
+		`fairlead_netcpu_stolen_seconds_total{container="box-1",id="1"} 0.03`,
+		`fairlead_netcpu_stolen_seconds_total{container="box-2",id="2"} 1.625`,
+		`fairlead_netcpu_system_seconds_total{pod=""} 0.05`,
+		`fairlead_netcpu_taken_seconds_total{container="box-1",id="1"} 1.85`,
+		`fairlead_netcpu_theft_seconds_total{culprit="box-1",culprit_id="1",kind="idle",victim="host"} 0.11`,
+		`fairlead_netcpu_theft_seconds_total{culprit="box-1",culprit_id="1",kind="ksoftirqd",victim="host"} 0.04`,
+		`fairlead_netcpu_theft_seconds_total{culprit="box-1",culprit_id="1",kind="napi",victim="box-2",victim_id="2"} 0.1`,
+		`fairlead_netcpu_theft_seconds_total{culprit="box-1",culprit_id="1",kind="napi",victim="host"} 0.1`,
+		`fairlead_netcpu_theft_seconds_total{culprit="box-1",culprit_id="1",kind="task",victim="box-2",victim_id="2"} 1.5`,
+		`fairlead_netcpu_theft_seconds_total{culprit="box-1",culprit_id="1",kind="task",victim="host"} 0.2`,
+		`fairlead_netcpu_theft_seconds_total{culprit="other",kind="other",victim="other"} 0.08`,
+		`fairlead_netcpu_theft_seconds_total{culprit="system",kind="task",victim="box-2",victim_id="2"} 0.025`,
+	}
+	got := page(t, r.agent)
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("page (-want +got):\n%s", diff)
+	}
+	// The series end with either of the two.
+	r.set.set(true, box(2, ""))
+	r.until("1 has gone", func() bool { _, ok := (view{r.agent}).Container(1); return !ok })
+	if got := strings.Join(page(t, r.agent), "\n"); strings.Contains(got, "box-1") || !strings.Contains(got, "box-2") {
+		t.Errorf("after 1 has ended:\n%s", got)
+	}
+}
+
+// Whatever happens to pairs, there are never too many, and no series of them
+// ever goes back, that of the rest included.
+func TestPairs(t *testing.T) {
+	const limit, containers = 4, 6
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var p pairs
+	cpu := make(map[pair]time.Duration)
+	alive := make(map[container.ID]bool)
+	next := container.ID(1)
+	type state struct {
+		shown map[pair]time.Duration
+		other time.Duration
+	}
+	before := state{}
+	for step := range 2000 {
+		for id := range alive {
+			if rnd.IntN(100) == 0 {
+				delete(alive, id)
+			}
+		}
+		for len(alive) < containers {
+			alive[next] = true
+			next++
+		}
+		for range 3 {
+			// Those that run, the host, and some that have ended.
+			v := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
+			c := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
+			cpu[pair{account.Party{Container: v, Kind: []account.PartyKind{account.Task, account.Idle}[rnd.IntN(2)]}, c}] += time.Duration(rnd.IntN(1000))
+		}
+		for k := range cpu { // the meter forgets those that have ended, at some time
+			if !alive[k.culprit] && k.culprit != 0 && rnd.IntN(50) == 0 {
+				delete(cpu, k)
+			}
+		}
+		var thefts []account.Theft
+		for k, d := range cpu {
+			t := account.Theft{Victim: k.victim, Culprit: k.culprit, CPU: d}
+			thefts = append(thefts, t)
+		}
+		show, other := p.split(thefts, limit, func(id container.ID) bool { return id == 0 || alive[id] })
+		now := state{make(map[pair]time.Duration), other}
+		for _, t := range show {
+			now.shown[pair{t.Victim, t.Culprit}] = t.CPU
+		}
+		if len(show) > limit || len(now.shown) != len(show) || other < before.other {
+			t.Fatalf("step %d: %d shown, other %v after %v", step, len(show), other, before.other)
+		}
+		for k, d := range before.shown {
+			runs := (k.culprit == 0 || alive[k.culprit]) && (k.victim.Container == 0 || alive[k.victim.Container])
+			if is, ok := now.shown[k]; runs && !ok && cpu[k] > 0 || ok && is < d || ok && !runs {
+				t.Fatalf("step %d: %+v was %v, is %v (shown %v, runs %v)", step, k, d, is, ok, runs)
+			}
+		}
+		before = now
+	}
+	if before.other == 0 || len(before.shown) == 0 {
+		t.Error(fmt.Sprint("the test tests nothing: ", before))
+	}
+}

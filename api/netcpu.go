@@ -1,0 +1,201 @@
+package api
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// Whose time it was that packet work took, in NetCPUTheft.Kind.
+const (
+	VictimTask      = "task"      // a task that the softirq interrupted
+	VictimNAPI      = "napi"      // a thread that polls devices
+	VictimKsoftirqd = "ksoftirqd" // the kernel's thread for softirqs that are late
+	VictimIdle      = "idle"      // nobody's: the CPU had nothing to do
+)
+
+// NetCPU is whose packets took whose CPU time. All its numbers are totals over
+// the time from Since to Taken.
+type NetCPU struct {
+	Since    time.Time       `json:"since" doc:"when counting began; another value than before means that it began anew"`
+	Taken    time.Time       `json:"taken" doc:"when the counters were read"`
+	Softirq  float64         `json:"softirq_seconds" doc:"CPU time of packet work in softirqs, measured as a whole, in seconds"`
+	Thread   float64         `json:"thread_seconds" doc:"CPU time of packet work in NAPI threads, measured as a whole, in seconds"`
+	Charged  float64         `json:"charged_seconds" doc:"CPU time in all accounts, those of the system and of ended containers included, in seconds; against softirq_seconds + thread_seconds it says how good the accounts are"`
+	Lost     uint64          `json:"lost_events" doc:"charges of which a full table could not note whose time they took"`
+	System   NetCPUAccount   `json:"system" doc:"the account of the packets that are known to belong to no container"`
+	Accounts []NetCPUAccount `json:"accounts" doc:"one element for each container that runs, and for a moment for one that has ended; most network CPU time first"`
+	Matrix   []NetCPUTheft   `json:"matrix" doc:"whose packets ran in whose time, without what ran in time of their own; largest first"`
+}
+
+// NetCPUAccount is what one container's packets cost, and what it paid for the
+// packets of others.
+type NetCPUAccount struct {
+	Container container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
+	Name      string          `json:"name,omitempty" doc:"name of the container; absent where it is no longer known"`
+	Ended     bool            `json:"ended,omitempty" doc:"the container no longer runs"`
+	Tasks     float64         `json:"tasks_seconds,omitempty" doc:"CPU time that its control group was charged for, in seconds, with what was stolen from it; absent if unknown"`
+	Throttled float64         `json:"throttled_seconds,omitempty" doc:"time that its own quota kept its tasks from a CPU, summed over the CPUs, in seconds"`
+	Periods   uint64          `json:"throttled_periods,omitempty" doc:"periods of its own quota in which that happened"`
+	Receive   float64         `json:"receive_seconds" doc:"CPU time of receiving its packets, in softirqs and NAPI threads, in seconds"`
+	Send      float64         `json:"send_seconds" doc:"CPU time of sending its packets there, in seconds; what its tasks do themselves in the system call is in tasks_seconds"`
+	Own       float64         `json:"own_seconds" doc:"that part of both which ran in the time of its own tasks and NAPI threads, in seconds"`
+	Stolen    float64         `json:"stolen_seconds" doc:"time of its tasks and NAPI threads that went into the packets of others, in seconds"`
+	StolenBy  []NetCPUCulprit `json:"stolen_by,omitempty" doc:"by whom, most first"`
+	Taken     float64         `json:"taken_seconds" doc:"time of other containers, and of tasks of the host, that went into its packets, in seconds"`
+	Work      []NetCPUWork    `json:"work,omitempty" doc:"its packets by direction and protocol"`
+}
+
+// NetCPUCulprit is who took how much.
+type NetCPUCulprit struct {
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
+	Name      string       `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
+	Seconds   float64      `json:"cpu_seconds" doc:"CPU time, in seconds"`
+}
+
+// NetCPUWork is the work for packets of one kind.
+type NetCPUWork struct {
+	Direction string  `json:"direction" doc:"receive or send"`
+	Protocol  string  `json:"protocol" doc:"udp, tcp, encapsulated (a tunnel's outer packets) or other"`
+	Seconds   float64 `json:"cpu_seconds" doc:"CPU time, in seconds"`
+	Packets   uint64  `json:"packets" doc:"packets"`
+	Bytes     uint64  `json:"bytes" doc:"bytes"`
+	Each      float64 `json:"packet_nanoseconds" doc:"mean CPU time of a packet, in nanoseconds; 0 without packets"`
+}
+
+// NetCPUTheft is how much of one party's time one container's packets took.
+type NetCPUTheft struct {
+	Kind        string       `json:"kind" doc:"whose time it was: task, napi (a thread that polls devices), ksoftirqd, or idle, which is nobody's loss"`
+	Victim      container.ID `json:"victim,omitempty,string" doc:"id of the container whose task or thread it was; absent for the host"`
+	VictimName  string       `json:"victim_name,omitempty" doc:"its name; absent where it is not known"`
+	Culprit     container.ID `json:"culprit,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
+	CulpritName string       `json:"culprit_name,omitempty" doc:"its name; absent where it is not known"`
+	Seconds     float64      `json:"cpu_seconds" doc:"CPU time, in seconds"`
+}
+
+// SelfNetCPU is what a container may know of its packets' CPU time. It names
+// nobody else, and leaves out what tells how busy others are.
+type SelfNetCPU struct {
+	Since     time.Time    `json:"since" doc:"when counting began"`
+	Taken     time.Time    `json:"taken" doc:"when the counters were read"`
+	Tasks     float64      `json:"tasks_seconds,omitempty" doc:"CPU time that the control group was charged for, in seconds, with what was stolen; absent if unknown"`
+	Throttled float64      `json:"throttled_seconds,omitempty" doc:"time that the own quota kept tasks from a CPU, summed over the CPUs, in seconds"`
+	Periods   uint64       `json:"throttled_periods,omitempty" doc:"periods of the own quota in which that happened"`
+	Receive   float64      `json:"receive_seconds" doc:"CPU time of receiving packets, in seconds"`
+	Send      float64      `json:"send_seconds" doc:"CPU time of sending packets, in seconds; without that of the system calls"`
+	Stolen    float64      `json:"stolen_seconds" doc:"time of tasks and NAPI threads that went into the packets of others, in seconds"`
+	Work      []NetCPUWork `json:"work,omitempty" doc:"packets by direction and protocol"`
+}
+
+// Network is the CPU time of all the account's packets, in seconds.
+func (a NetCPUAccount) Network() float64 { return a.Receive + a.Send }
+
+// Packets counts the account's packets, received and sent.
+func (a NetCPUAccount) Packets() (n uint64) {
+	for _, w := range a.Work {
+		n += w.Packets
+	}
+	return n
+}
+
+// After gives what happened between an earlier reading and this one: the same
+// type, over the time from before.Taken to n.Taken. Where the agent has begun
+// anew in between, that is all of n.
+func (n NetCPU) After(before NetCPU) NetCPU {
+	if !n.Since.Equal(before.Since) || n.Taken.Before(before.Taken) {
+		return n
+	}
+	n.Since = before.Taken
+	n.Softirq = less(n.Softirq, before.Softirq)
+	n.Thread = less(n.Thread, before.Thread)
+	n.Charged = less(n.Charged, before.Charged)
+	n.Lost = less(n.Lost, before.Lost)
+	n.System = n.System.after(before.System)
+	old := make(map[container.ID]NetCPUAccount, len(before.Accounts))
+	for _, a := range before.Accounts {
+		old[a.Container] = a
+	}
+	n.Accounts = slices.Clone(n.Accounts)
+	for i, a := range n.Accounts {
+		n.Accounts[i] = a.after(old[a.Container])
+	}
+	n.Accounts = slices.DeleteFunc(n.Accounts, func(a NetCPUAccount) bool {
+		return a.Ended && a.Network() == 0 && a.Stolen == 0
+	})
+	SortNetCPU(n.Accounts)
+
+	type pair struct {
+		kind            string
+		victim, culprit container.ID
+	}
+	taken := make(map[pair]float64, len(before.Matrix))
+	for _, t := range before.Matrix {
+		taken[pair{t.Kind, t.Victim, t.Culprit}] = t.Seconds
+	}
+	n.Matrix = slices.Clone(n.Matrix)
+	for i, t := range n.Matrix {
+		n.Matrix[i].Seconds = less(t.Seconds, taken[pair{t.Kind, t.Victim, t.Culprit}])
+	}
+	n.Matrix = slices.DeleteFunc(n.Matrix, func(t NetCPUTheft) bool { return t.Seconds == 0 })
+	slices.SortStableFunc(n.Matrix, func(x, y NetCPUTheft) int { return cmp.Compare(y.Seconds, x.Seconds) })
+	return n
+}
+
+// SortNetCPU puts accounts into their order: most network CPU time first, then
+// by name.
+func SortNetCPU(accounts []NetCPUAccount) {
+	slices.SortFunc(accounts, func(x, y NetCPUAccount) int {
+		return cmp.Or(cmp.Compare(y.Network(), x.Network()), cmp.Compare(x.Name, y.Name), cmp.Compare(x.Container, y.Container))
+	})
+}
+
+func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
+	a.Tasks = less(a.Tasks, before.Tasks)
+	a.Throttled = less(a.Throttled, before.Throttled)
+	a.Periods = less(a.Periods, before.Periods)
+	a.Receive = less(a.Receive, before.Receive)
+	a.Send = less(a.Send, before.Send)
+	a.Own = less(a.Own, before.Own)
+	a.Stolen = less(a.Stolen, before.Stolen)
+	a.Taken = less(a.Taken, before.Taken)
+
+	stolen := make(map[container.ID]float64, len(before.StolenBy))
+	for _, c := range before.StolenBy {
+		stolen[c.Container] = c.Seconds
+	}
+	a.StolenBy = slices.Clone(a.StolenBy)
+	for i, c := range a.StolenBy {
+		a.StolenBy[i].Seconds = less(c.Seconds, stolen[c.Container])
+	}
+	a.StolenBy = slices.DeleteFunc(a.StolenBy, func(c NetCPUCulprit) bool { return c.Seconds == 0 })
+	slices.SortStableFunc(a.StolenBy, func(x, y NetCPUCulprit) int { return cmp.Compare(y.Seconds, x.Seconds) })
+
+	type kind struct{ direction, protocol string }
+	work := make(map[kind]NetCPUWork, len(before.Work))
+	for _, w := range before.Work {
+		work[kind{w.Direction, w.Protocol}] = w
+	}
+	a.Work = slices.Clone(a.Work)
+	for i, w := range a.Work {
+		old := work[kind{w.Direction, w.Protocol}]
+		w.Seconds, w.Packets, w.Bytes = less(w.Seconds, old.Seconds), less(w.Packets, old.Packets), less(w.Bytes, old.Bytes)
+		w.Each = 0
+		if w.Packets > 0 {
+			w.Each = w.Seconds * 1e9 / float64(w.Packets)
+		}
+		a.Work[i] = w
+	}
+	a.Work = slices.DeleteFunc(a.Work, func(w NetCPUWork) bool { return w.Packets == 0 && w.Seconds == 0 })
+	return a
+}
+
+// less is how much a counter has grown. One that has become smaller was reset
+// in between, and has counted what it shows since.
+func less[N uint64 | float64](now, before N) N {
+	if now < before {
+		return now
+	}
+	return now - before
+}
