@@ -75,30 +75,34 @@ func runAgent(args []string) error {
 	return a.Run(ctx)
 }
 
-// guard is the protection of a rig's receiver: an agent in the rig's own
+// guard is the protection of a rig's containers: an agent in the rig's own
 // network namespace, and a policy that is there or not.
 type guard struct {
-	receiver string
-	dir      string
-	client   *api.Client
-	process  *sandbox.Process
-	log      *tail
-	on       bool
+	mode    string // of netcpu, while it is on
+	prefix  string // of the names of the containers
+	count   int    // of the containers
+	dir     string
+	client  *api.Client
+	process *sandbox.Process
+	log     *tail
+	on      bool
 	// missing is why the protection does nothing on this build or host; "" if
 	// it works.
 	missing string
+	// unmetered is why it keeps no accounts; "" while it does.
+	unmetered string
 }
 
-const policyFile = "receiver.yaml"
+const policyFile = "rig.yaml"
 
 // newGuard starts an agent for the rig and waits until it answers. Nothing is
 // protected yet.
-func newGuard(ctx context.Context, r *rig.Rig) (_ *guard, err error) {
+func newGuard(ctx context.Context, r *rig.Rig, mode string) (_ *guard, err error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{receiver: r.Receiver.Name, dir: dir, log: &tail{}}
+	g := &guard{mode: mode, prefix: r.Prefix(), count: len(r.Boxes), dir: dir, log: &tail{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
@@ -136,7 +140,7 @@ func (g *guard) set(ctx context.Context, on bool) error {
 	before := time.Now()
 	var err error
 	if on {
-		err = os.WriteFile(file, fmt.Appendf(nil, "match: {name: %q}\nset: {netcpu: isolate}\n", g.receiver), 0o644)
+		err = os.WriteFile(file, fmt.Appendf(nil, "match: {name: %q}\nset: {netcpu: %q}\n", g.prefix+"*", g.mode), 0o644)
 	} else {
 		err = os.Remove(file)
 	}
@@ -149,7 +153,7 @@ func (g *guard) set(ctx context.Context, on bool) error {
 	err = g.wait(ctx, func(c api.Container, s api.FeatureStatus) bool {
 		asked := false
 		for _, p := range c.Policy {
-			asked = asked || p.Key == "fairlead.netcpu" && p.Value == "isolate"
+			asked = asked || p.Key == "fairlead.netcpu" && p.Value == g.mode
 		}
 		if asked != on {
 			return false
@@ -171,7 +175,7 @@ func (g *guard) set(ctx context.Context, on bool) error {
 	return nil
 }
 
-// wait asks the agent for the receiver until it stands as it should.
+// wait asks the agent for the containers until all stand as they should.
 func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -181,8 +185,9 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 		if err != nil && !errors.Is(err, api.ErrNoAgent) && ctx.Err() == nil {
 			return g.explain(err)
 		}
+		stand := 0
 		for _, c := range all {
-			if c.Name != g.receiver {
+			if !strings.HasPrefix(c.Name, g.prefix) {
 				continue
 			}
 			var s api.FeatureStatus
@@ -192,9 +197,13 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 				}
 			}
 			if good(c, s) {
-				return nil
+				stand++
+			} else {
+				last = fmt.Sprintf("netcpu of %s is %s: %s", strings.TrimPrefix(c.Name, g.prefix), s.State, s.Error)
 			}
-			last = fmt.Sprintf("netcpu is %s: %s", s.State, s.Error)
+		}
+		if stand == g.count {
+			return nil
 		}
 		select {
 		case <-ctx.Done():

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/report"
 	"github.com/fairlead-project/fairlead/bench/rig"
@@ -42,11 +43,11 @@ func clean(t *testing.T) {
 func TestGuard(t *testing.T) {
 	testkit.NeedRoot(t)
 	ctx := t.Context()
-	s, err := newSession(ctx, rig.Config{Path: rig.NIC}, time.Millisecond, time.Millisecond)
+	s, err := newSession(ctx, setup{cfg: rig.Config{Path: rig.NIC}}, "isolate", time.Millisecond, time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// All that the policy of the receiver can be seen to do from here.
+	// All that the policy of the containers can be seen to do from here.
 	setting := func() string {
 		t.Helper()
 		all, err := s.guard.client.Containers(ctx)
@@ -57,7 +58,7 @@ func TestGuard(t *testing.T) {
 		for _, c := range all {
 			for _, p := range c.Policy {
 				if p.Key == "fairlead.netcpu" {
-					of = append(of, strings.TrimPrefix(c.Name, s.rig.Receiver.Name[:len(s.rig.Receiver.Name)-len("receiver")])+" "+p.Value)
+					of = append(of, strings.TrimPrefix(c.Name, s.rig.Prefix())+" "+p.Value)
 				}
 			}
 		}
@@ -70,7 +71,7 @@ func TestGuard(t *testing.T) {
 		}
 		want := "receiver observe, victim observe"
 		if on {
-			want = "receiver isolate, victim observe"
+			want = "receiver isolate, victim isolate"
 		}
 		if got := setting(); got != want {
 			t.Errorf("on %v: policy is %q, want %q", on, got, want)
@@ -91,7 +92,7 @@ func TestGuard(t *testing.T) {
 
 func TestGuardTellsWhy(t *testing.T) {
 	testkit.NeedRoot(t)
-	s, err := newSession(t.Context(), rig.Config{}, time.Millisecond, time.Millisecond)
+	s, err := newSession(t.Context(), setup{}, "isolate", time.Millisecond, time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,42 +112,46 @@ func TestGuardTellsWhy(t *testing.T) {
 // the figures are not a test's business.
 func TestExperiment(t *testing.T) {
 	testkit.NeedRoot(t)
-	e := &experiment{report: &report.Report{}}
+	e := &experiment{report: &report.Report{Rounds: 2}, mode: "isolate", warm: 20 * time.Millisecond, take: 200 * time.Millisecond}
 	var said []string
 	e.progress = func(done, total int, what string) { said = append(said, what) }
-	su := setup{"small", rig.Config{Path: rig.Hop, VictimShare: 60, ReceiverShare: 30}, []demand{
-		{"10k", rig.UDP, 10_000},
-		{"tcp", rig.TCP, load.Flood},
-		{"udp-rr", rig.UDPRR, load.Flood},
+	su := setup{name: "small", cfg: rig.Config{Path: rig.Hop, Containers: rig.Pair(60, 30)}, demands: []demand{
+		{name: "10k", traffic: rig.Traffic{Kind: rig.UDP}, rate: 10_000},
+		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood},
+		{name: "udp-rr", traffic: rig.Traffic{Kind: rig.UDPRR}, rate: load.Flood},
 	}}
-	var foreign float64
-	var missing string
-	if err := e.run(t.Context(), su, 2, 20*time.Millisecond, 200*time.Millisecond, &foreign, &missing); err != nil {
+	if err := e.run(t.Context(), su); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, c := range e.report.Cases {
-		got = append(got, c.Case+": "+c.Metric)
+		if !slices.Contains([]string{Stolen, PacketCost, Balance}, c.Metric) { // not everywhere
+			got = append(got, c.Case+": "+c.Metric)
+		}
 		if len(c.Off) != 2 || len(c.On) != 2 {
 			t.Errorf("%s %s: %d values off, %d on, in 2 rounds", c.Case, c.Metric, len(c.Off), len(c.On))
 		}
 		for _, v := range append(c.Off, c.On...) {
-			if math.IsNaN(v) || math.IsInf(v, 0) || v <= 0 {
+			// That may well be, in so short a window.
+			idle := v == 0 && (c.Metric == AgentCPU || c.Metric == Stolen || c.Metric == VictimCPU)
+			if math.IsNaN(v) || math.IsInf(v, 0) || v <= 0 && !idle {
 				t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
 				break
 			}
 		}
 	}
 	want := []string{
-		"small idle: penalty", "small idle: victim work",
-		"small 10k: penalty", "small 10k: victim work", "small 10k: sent", "small 10k: received",
-		"small tcp: penalty", "small tcp: victim work", "small tcp: received",
-		"small udp-rr: penalty", "small udp-rr: victim work", "small udp-rr: requests", "small udp-rr: latency p50", "small udp-rr: latency p99",
+		"small idle: penalty", "small idle: victim work", "small idle: victim CPU",
+		"small 10k: penalty", "small 10k: victim work", "small 10k: victim CPU", "small 10k: sent", "small 10k: received",
+		"small tcp: penalty", "small tcp: victim work", "small tcp: victim CPU", "small tcp: received",
+		"small udp-rr: penalty", "small udp-rr: victim work", "small udp-rr: victim CPU",
+		"small udp-rr: requests", "small udp-rr: latency p50", "small udp-rr: latency p99",
+		"small: agent CPU",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	if len(said) != 2*(3+2*3) || said[0] != "round 1: small idle, off" {
+	if len(said) != 2*su.measurements() || len(said) != 2*(3+2*3) || said[0] != "round 1: small idle, off" {
 		t.Errorf("progress: %q", said)
 	}
 	clean(t)
@@ -221,33 +226,168 @@ func TestDemo(t *testing.T) {
 	clean(t)
 }
 
-// TestPlots looks that every plot shows cases that the experiment measures.
+// TestNeighbours runs one case of each sort that has more than one neighbour.
+func TestNeighbours(t *testing.T) {
+	testkit.NeedRoot(t)
+	e := &experiment{report: &report.Report{Rounds: 1}, mode: "isolate", warm: 50 * time.Millisecond, take: 200 * time.Millisecond}
+	several := setup{name: "several", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, demands: []demand{
+		{name: "send", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood},
+		{name: "shaped", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 30e6, long: 2},
+		{name: "recv", traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: 2}, rate: 10_000},
+		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP, Conns: 6}, rate: load.Flood},
+	}}
+	alone := setup{name: "alone", cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 35)}, alone: true, demands: []demand{
+		{name: "heavy", traffic: rig.Traffic{Kind: rig.Overrun}, busy: 0.2, lift: true},
+	}}
+	for _, su := range []setup{several, alone} {
+		if err := e.run(t.Context(), su); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range e.report.Cases {
+		for _, v := range append(c.Off, c.On...) {
+			// That may well be, in so short a window.
+			idle := v == 0 && (c.Metric == AgentCPU || c.Metric == Stolen || c.Metric == VictimCPU)
+			if math.IsNaN(v) || math.IsInf(v, 0) || v <= 0 && !idle || len(c.Off) != 1 || len(c.On) != 1 {
+				t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
+			}
+		}
+	}
+	// The HTB holds the senders down, to 30 Mbit/s and its bursts.
+	free, _ := e.report.Find("several send", Received)
+	shaped, ok := e.report.Find("several shaped", Received)
+	if !ok || shaped.Off[0]*1400*8 > 60e6 || free.Off[0] < 2*shaped.Off[0] {
+		t.Errorf("senders without HTB: %v packets/s, with: %v", free.Off, shaped.Off)
+	}
+	for _, missing := range []string{Penalty, Work, VictimCPU} {
+		if _, ok := e.report.Find("alone heavy", missing); ok {
+			t.Errorf("a setup without a victim has the metric %s", missing)
+		}
+	}
+	clean(t)
+}
+
+func TestCharges(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	account := func(seconds float64, packets uint64) api.NetCPUAccount {
+		return api.NetCPUAccount{Container: 7, Name: "fl-receiver", Work: []api.NetCPUWork{
+			{Direction: "receive", Protocol: "udp", Seconds: seconds, Packets: packets},
+			{Direction: "send", Protocol: "udp", Seconds: 5 * seconds, Packets: 9 * packets},
+		}}
+	}
+	system := api.NetCPUAccount{Work: []api.NetCPUWork{{Direction: "receive", Protocol: "encapsulated", Seconds: 0.5, Packets: 100}}}
+	before := &api.NetCPU{Since: at, Taken: at.Add(time.Second), Softirq: 1, Thread: 1, Charged: 2, Accounts: []api.NetCPUAccount{account(1, 1000)}}
+	after := &api.NetCPU{
+		Since: at, Taken: at.Add(3 * time.Second), Softirq: 2, Thread: 2, Charged: 3.9, System: system,
+		Accounts: []api.NetCPUAccount{account(2, 2000), {Container: 8, Name: "fl-victim", Stolen: 0.5}},
+	}
+	c := chargesBetween(before, after, "fl-victim")
+	if c == nil || math.Abs(c.stolen-0.25) > 1e-9 || math.Abs(c.balance-0.95) > 1e-9 {
+		t.Fatalf("got %+v", c)
+	}
+	// A second for 1000 packets, and half a one for the tunnel.
+	if len(c.cost) != 1 || math.Abs(c.cost["udp"]-0.0015) > 1e-12 {
+		t.Errorf("cost of a packet: %v", c.cost)
+	}
+	for _, pair := range [][2]*api.NetCPU{{nil, after}, {before, nil}, {after, after}} {
+		if c := chargesBetween(pair[0], pair[1], ""); c != nil {
+			t.Errorf("got %+v", c)
+		}
+	}
+}
+
+// TestPlots looks that every case is on a plot, and nothing else.
 func TestPlots(t *testing.T) {
-	for _, o := range []Options{{}, {Docker: true}} {
+	for _, o := range []Options{{}, {Docker: true}, {Quick: true}, {Only: "cap|heavy"}} {
 		e := &experiment{report: &report.Report{}}
-		for _, su := range setups(o.paths()...) {
+		all, err := o.setups()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := map[string]bool{}
+		for _, su := range all {
 			for _, d := range su.demands {
+				names[su.name+" "+d.name] = true
 				for _, on := range []bool{false, true} {
-					e.add(su.name+" "+d.name, d.kind, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1})
+					e.add(su, d, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}})
 				}
 			}
 		}
-		for _, p := range NetCPUPlots(o) {
-			if len(p.Groups) == 0 {
-				t.Errorf("plot %q is empty", p.Title)
+		listed, err := NetCPUCases(o)
+		if err != nil || len(listed) != len(names) {
+			t.Errorf("%d cases are listed, want %d: are two called the same? (%v)", len(listed), len(names), err)
+		}
+		for _, p := range NetCPUPlots(e.report, o) {
+			if len(p.Groups) == 0 || len(p.Groups) > 6 {
+				t.Errorf("plot %q has %d groups", p.Title, len(p.Groups))
 			}
 			for _, g := range p.Groups {
 				if _, ok := e.report.Find(g.Case, p.Metric); !ok {
 					t.Errorf("plot %q: nothing measures the %s of %q", p.Title, p.Metric, g.Case)
 				}
+				delete(names, g.Case)
 			}
 		}
-		if got, want := NetCPUHeadline(e.report), "2.00 times"; !strings.Contains(got, want) {
+		if len(names) > 0 {
+			t.Errorf("%+v: on no plot: %v", o, names)
+		}
+		if got, want := NetCPUHeadline(e.report), "2.00 times"; o.Only == "" && !strings.Contains(got, want) {
 			t.Errorf("headline %q does not say %q", got, want)
 		}
 	}
 	if got := NetCPUHeadline(&report.Report{}); got != "" {
 		t.Errorf("headline of nothing: %q", got)
+	}
+	for _, bad := range []string{"no such case", "("} {
+		if names, err := NetCPUCases(Options{Only: bad}); err == nil {
+			t.Errorf("--only %q gives %q", bad, names)
+		}
+	}
+}
+
+func TestInstalled(t *testing.T) {
+	all := programs()
+	count := func(list []setup) (n int) {
+		for _, su := range list {
+			n += len(su.demands)
+		}
+		return n
+	}
+	for _, tt := range []struct {
+		missing string // programs
+		cases   int
+		notes   int
+	}{{"", 8, 0}, {"fio", 6, 1}, {"sysbench", 4, 1}, {"memcached", 3, 1}, {"iperf3 fio memcached", 0, 3}} {
+		list, notes := installed(all, func(p string) bool { return !strings.Contains(tt.missing, p) })
+		if count(list) != tt.cases || len(notes) != tt.notes {
+			t.Errorf("without %q: %d cases and notes %q, want %d and %d", tt.missing, count(list), notes, tt.cases, tt.notes)
+		}
+	}
+	if count(all) != 8 {
+		t.Errorf("what was asked has changed to %d cases", count(all))
+	}
+}
+
+// TestQuickIsQuick counts: two minutes are little more than 100 short windows.
+func TestQuickIsQuick(t *testing.T) {
+	for _, docker := range []bool{false, true} {
+		all, err := Options{Quick: true, Docker: docker}.setups()
+		if err != nil {
+			t.Fatal(err)
+		}
+		windows := 0
+		for _, su := range all {
+			windows += 3
+			for _, d := range su.demands {
+				windows += 2 * max(d.long, 1)
+				if d.busy > 0 {
+					windows += 2 // finding the rate, once
+				}
+			}
+		}
+		if windows > 80 {
+			t.Errorf("--quick takes two rounds of %d windows", windows)
+		}
 	}
 }
 
@@ -268,12 +408,16 @@ func TestBar(t *testing.T) {
 }
 
 func TestCPUTimes(t *testing.T) {
-	a := parseCPU("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2 3\n")
+	const stat = "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 10 0 10 70 10 0 0 0 0 0\ncpu10 1 2 3\n"
+	a := parseCPU(stat, allCPUs)
 	if a != (cpuTimes{idle: 850, all: 1000}) {
 		t.Errorf("got %+v", a)
 	}
+	if one := parseCPU(stat, 0); one != (cpuTimes{idle: 80, all: 100}) {
+		t.Errorf("CPU 0: %+v", one)
+	}
 	// Guest time (the ninth) is in user time already.
-	b := parseCPU("cpu  200 0 150 800 50 0 0 0 77 0")
+	b := parseCPU("cpu  200 0 150 800 50 0 0 0 77 0", allCPUs)
 	if b.all != 1200 {
 		t.Errorf("got %+v", b)
 	}
@@ -283,10 +427,29 @@ func TestCPUTimes(t *testing.T) {
 	if busy := a.busySince(a); busy != 0 {
 		t.Errorf("no time at all is %v CPUs", busy)
 	}
-	for _, bad := range []string{"", "cpu", "cpu x y z"} {
-		if got := parseCPU(bad); got != (cpuTimes{}) {
+	if used := (cpuTimes{idle: 110, all: 300}).usedSince(cpuTimes{idle: 100, all: 200}, time.Second); math.Abs(used-0.9) > 1e-9 {
+		t.Errorf("100 ms of idle time in a second: used %v", used)
+	}
+	for _, bad := range []string{"", "cpu", "cpu x y z", "cpu1 1 2 3"} {
+		if got := parseCPU(bad, allCPUs); got != (cpuTimes{}) {
 			t.Errorf("parseCPU(%q) = %+v", bad, got)
 		}
+	}
+}
+
+func TestCPUTime(t *testing.T) {
+	// The test has used some, and goes on.
+	first := cpuTime(os.Getpid())
+	for range 1000 {
+		if cpuTime(os.Getpid()) > first {
+			break
+		}
+	}
+	if first <= 0 || cpuTime(os.Getpid()) <= first {
+		t.Errorf("this process has used %v, then %v", first, cpuTime(os.Getpid()))
+	}
+	if got := cpuTime(1 << 23); got != 0 {
+		t.Errorf("a process that there cannot be has used %v", got)
 	}
 }
 

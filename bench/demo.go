@@ -51,7 +51,7 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 		return nil, err
 	}
 	fmt.Fprint(out, demoIntro)
-	s, err := newSession(ctx, rig.Config{Path: rig.NIC}, warm, take)
+	s, err := newSession(ctx, setup{cfg: rig.Config{Path: rig.NIC}}, "isolate", warm, take)
 	if err != nil {
 		return nil, fmt.Errorf("demo: %w", err)
 	}
@@ -61,12 +61,13 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 	steps := []struct {
 		name string
 		take time.Duration
+		kind rig.Kind
 		rate uint64
 		on   bool
 	}{
-		{"nobody sends", idle, 0, false},
-		{"flood", take, load.Flood, false},
-		{"flood, fairlead", take, load.Flood, true},
+		{"nobody sends", idle, "", 0, false},
+		{"flood", take, rig.UDP, load.Flood, false},
+		{"flood, fairlead", take, rig.UDP, load.Flood, true},
 	}
 	var full float64 // of the bars: the first idle victim
 	for round := range rounds {
@@ -74,7 +75,7 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 		for i, st := range steps {
 			fmt.Fprintf(out, "[%2d/%d] %-16s ", round*len(steps)+i+1, rounds*len(steps), st.name)
 			s.take = st.take
-			if m[i], err = s.measure(ctx, rig.UDP, st.rate, st.on); err != nil {
+			if m[i], err = s.measure(ctx, demand{traffic: rig.Traffic{Kind: st.kind}, rate: st.rate}, st.on); err != nil {
 				fmt.Fprintln(out)
 				return nil, fmt.Errorf("demo: %w", err)
 			}

@@ -34,31 +34,44 @@ func environment(version string, quick bool) report.Env {
 	return e
 }
 
-// cpuTimes is the first line of proc_stat(5): how long all CPUs together were
+// cpuTimes is one line of proc_stat(5): how long a CPU, or all together, was
 // idle, and in all, in clock ticks.
 type cpuTimes struct{ idle, all float64 }
 
-func readCPU() cpuTimes {
+// allCPUs is the first line of proc_stat(5), which sums up the others.
+const allCPUs = -1
+
+func readCPU(cpu int) cpuTimes {
 	data, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return cpuTimes{}
 	}
-	return parseCPU(string(data))
+	return parseCPU(string(data), cpu)
 }
 
-func parseCPU(stat string) cpuTimes {
-	line, _, _ := strings.Cut(stat, "\n")
+func parseCPU(stat string, cpu int) cpuTimes {
+	name := "cpu"
+	if cpu != allCPUs {
+		name += strconv.Itoa(cpu)
+	}
 	var t cpuTimes
-	// user nice system idle iowait irq softirq steal; guest time is in user.
-	for i, f := range strings.Fields(line) {
-		v, err := strconv.ParseFloat(f, 64)
-		if err != nil || i > 8 {
+	for line := range strings.Lines(stat) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != name {
 			continue
 		}
-		t.all += v
-		if i == 4 || i == 5 {
-			t.idle += v
+		// user nice system idle iowait irq softirq steal; guest time is in user.
+		for i, f := range fields[1:min(len(fields), 9)] {
+			v, err := strconv.ParseFloat(f, 64)
+			if err != nil {
+				continue
+			}
+			t.all += v
+			if i == 3 || i == 4 {
+				t.idle += v
+			}
 		}
+		break
 	}
 	return t
 }
@@ -70,6 +83,16 @@ func (t cpuTimes) busySince(earlier cpuTimes) float64 {
 		return 0
 	}
 	return (1 - (t.idle-earlier.idle)/all) * float64(runtime.NumCPU())
+}
+
+// usedSince says what part of the time one CPU was not idle. The kernel counts
+// idle time by the clock and all other by sampling: only the first is exact.
+func (t cpuTimes) usedSince(earlier cpuTimes, length time.Duration) float64 {
+	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
+	if t.all == 0 || length <= 0 {
+		return 0
+	}
+	return 1 - (t.idle-earlier.idle)*float64(tick)/float64(length)
 }
 
 // notes are what a reader of the report must know.

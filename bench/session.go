@@ -6,51 +6,98 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // session is one rig with a victim at work, an agent, and one kind of traffic
 // at a time.
 type session struct {
-	rig    *rig.Rig
-	guard  *guard
+	setup setup
+	rig   *rig.Rig
+	guard *guard
+	// victim counts the victim's work; nil if it does nothing, or counts by
+	// itself as sysbench does. pid is the victim's process, 0 if there is none
+	// all the time.
 	victim *rig.Generator
+	pid    int
+	server *sandbox.Process // memcached
 
-	kind       rig.Traffic
-	sender     *rig.Generator
-	receiver   *rig.Generator
+	burners    []*rig.Generator // in the neighbours, if they are to compute
+	traffic    rig.Traffic      // what runs
+	running    *rig.Running     // nil before the first
+	shape      uint64           // bit/s in force
+	dropping   rig.DropPoint
+	lifted     bool
 	warm, take time.Duration // how long to wait, and to measure
 
 	foreign float64 // most CPUs that anybody else used beside an idle rig
 }
 
-func newSession(ctx context.Context, cfg rig.Config, warm, take time.Duration) (_ *session, err error) {
+func newSession(ctx context.Context, su setup, mode string, warm, take time.Duration) (_ *session, err error) {
 	var r *rig.Rig
-	if cfg.Path == rig.Docker {
-		r, err = rig.NewDocker(ctx, cfg)
+	if su.cfg.Path == rig.Docker {
+		r, err = rig.NewDocker(ctx, su.cfg)
 	} else {
-		r, err = rig.New(cfg)
+		r, err = rig.New(su.cfg)
 	}
 	if err != nil {
 		return nil, err
 	}
-	s := &session{rig: r, warm: warm, take: take}
+	s := &session{setup: su, rig: r, warm: warm, take: take}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.guard, err = newGuard(ctx, r); err != nil {
+	if s.guard, err = newGuard(ctx, r, mode); err != nil {
 		return nil, err
 	}
-	s.victim, err = r.Start(ctx, r.Victim, "burn")
-	return s, err
+	if err := s.startVictim(ctx); err != nil {
+		return nil, err
+	}
+	if su.compute {
+		for _, b := range r.Neighbours() {
+			g, err := r.Start(ctx, b, "burn")
+			if err != nil {
+				return nil, err
+			}
+			s.burners = append(s.burners, g)
+		}
+	}
+	return s, nil
+}
+
+func (s *session) startVictim(ctx context.Context) (err error) {
+	switch {
+	case s.setup.alone, s.setup.victim == sysbench:
+	case s.setup.victim == memcached:
+		server, client, err := s.rig.ServeVictim(ctx)
+		if err != nil {
+			return err
+		}
+		client.SetRate(load.Flood)
+		s.victim, s.pid, s.server = client, server.PID, server
+	default:
+		if s.victim, err = s.rig.Start(ctx, s.rig.Victim(), "burn"); err != nil {
+			return err
+		}
+		s.pid = s.victim.PID
+	}
+	return nil
 }
 
 func (s *session) close() error {
 	var errs []error
-	if s.sender != nil {
-		errs = append(errs, s.sender.Stop(), s.receiver.Stop())
+	if s.running != nil {
+		errs = append(errs, s.running.Stop())
+	}
+	for _, g := range s.burners {
+		errs = append(errs, g.Stop())
 	}
 	if s.victim != nil {
 		errs = append(errs, s.victim.Stop())
@@ -61,78 +108,267 @@ func (s *session) close() error {
 	return errors.Join(append(errs, s.rig.Close())...)
 }
 
-// traffic makes kind the kind of traffic, paused.
-func (s *session) traffic(ctx context.Context, kind rig.Traffic) error {
-	if s.kind == kind {
+// send makes t the traffic, paused. That of the case before stays, paused, if t
+// is none.
+func (s *session) send(ctx context.Context, t rig.Traffic) error {
+	if t == s.traffic || t.Kind == "" {
 		return nil
 	}
-	if s.sender != nil {
-		err := errors.Join(s.sender.Stop(), s.receiver.Stop())
-		s.sender, s.receiver, s.kind = nil, nil, ""
+	if s.running != nil {
+		err := s.running.Stop()
+		s.running, s.traffic = nil, rig.Traffic{}
 		if err != nil {
 			return err
 		}
 	}
-	send, recv, err := s.rig.Send(ctx, kind)
+	run, err := s.rig.Send(ctx, t)
 	if err != nil {
 		return err
 	}
-	s.kind, s.sender, s.receiver = kind, send, recv
+	s.running, s.traffic = run, t
 	return nil
 }
 
-// sample is what was measured in one window.
-type sample struct {
-	work     float64 // units per second of the victim
-	sent     float64 // per second
-	received float64 // per second
-	bits     float64 // per second, received
-	p50, p99 float64 // of the requests, in seconds; 0 if there are none
+// compute lets those neighbours compute that have no traffic, if the setup has
+// them compute at all.
+func (s *session) compute(t rig.Traffic) error {
+	busy := t.Neighbours
+	switch {
+	case t.Kind == "":
+		busy = 0
+	case busy == 0:
+		busy = len(s.burners)
+	}
+	var errs []error
+	for i, g := range s.burners {
+		if i < busy {
+			errs = append(errs, g.Freeze())
+		} else {
+			errs = append(errs, g.Thaw())
+		}
+	}
+	return errors.Join(errs...)
 }
 
-// measure lets the traffic run at a rate, with the protection on or off, and
-// measures after a while.
-func (s *session) measure(ctx context.Context, kind rig.Traffic, rate uint64, on bool) (sample, error) {
-	if err := s.traffic(ctx, kind); err != nil {
+// prepare brings about what a case needs, with the traffic paused.
+func (s *session) prepare(ctx context.Context, d demand, on bool) error {
+	if s.running != nil {
+		// How long the switching takes under load is not what is measured.
+		if err := s.running.SetRate(0); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(s.send(ctx, d.traffic), s.compute(d.traffic)); err != nil {
+		return err
+	}
+	if d.shape != s.shape {
+		if err := s.rig.Shape(d.shape); err != nil {
+			return err
+		}
+		s.shape = d.shape
+	}
+	if lift := d.lift && !on; lift != s.lifted {
+		for i := range s.rig.Neighbours() {
+			if err := s.rig.Lift(1+i, lift); err != nil {
+				return err
+			}
+		}
+		s.lifted = lift
+	}
+	at := d.drop
+	if !on {
+		at = ""
+	}
+	if at != s.dropping {
+		if err := s.rig.Drop(at); err != nil {
+			return err
+		}
+		s.dropping = at
+	}
+	return s.guard.set(ctx, on && d.drop == "")
+}
+
+// measure lets a case run, with the protection on or off, and measures after a
+// while.
+func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error) {
+	if err := s.prepare(ctx, d, on); err != nil {
 		return sample{}, err
 	}
-	if s.guard.on != on {
-		// How long the switching takes under load is not what is measured.
-		s.sender.SetRate(0)
-		if err := s.guard.set(ctx, on); err != nil {
+	if d.traffic.Kind != "" {
+		if err := s.running.SetRate(d.rate); err != nil {
 			return sample{}, err
 		}
 	}
-	s.sender.SetRate(rate)
 	if err := sleep(ctx, s.warm); err != nil {
 		return sample{}, err
 	}
-	cpu := readCPU()
-	v, tx, rx := s.victim.Read(), s.sender.Read(), s.receiver.Read()
-	err := sleep(ctx, s.take)
-	victim, sent, received := s.victim.Read().Since(v), s.sender.Read().Since(tx), s.receiver.Read().Since(rx)
+	before, err := s.read(ctx)
 	if err != nil {
 		return sample{}, err
 	}
-	for _, g := range []*rig.Generator{s.victim, s.sender, s.receiver} {
+	work, err := s.wait(ctx, s.take*time.Duration(max(d.long, 1)))
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := s.read(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	if err := s.ended(); err != nil {
+		return sample{}, err
+	}
+	if d.traffic.Kind == "" {
+		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
+	}
+	m := s.between(before, after)
+	if s.victim == nil {
+		m.work = work
+	}
+	return m, nil
+}
+
+// wait lets a window pass. If the victim counts by itself, it runs for that
+// time, and its work per second is returned.
+func (s *session) wait(ctx context.Context, length time.Duration) (work float64, err error) {
+	if s.setup.victim == sysbench {
+		return s.rig.Sysbench(ctx, length)
+	}
+	return 0, sleep(ctx, length)
+}
+
+// own is how many CPUs the rig itself uses without traffic.
+func (s *session) own() float64 {
+	var quota float64
+	for i, c := range s.rig.Containers {
+		if i == 0 && !s.setup.alone || i > 0 && len(s.burners) > 0 {
+			quota += c.Quota / 100
+		}
+	}
+	return min(quota, 1)
+}
+
+// ended says whether a generator has.
+func (s *session) ended() error {
+	all := append([]*rig.Generator{}, s.burners...)
+	if s.victim != nil {
+		all = append(all, s.victim)
+	}
+	if s.running != nil {
+		all = append(all, s.running.All()...)
+	}
+	var processes []*sandbox.Process
+	for _, g := range all {
+		processes = append(processes, g.Process)
+	}
+	if s.running != nil {
+		processes = append(processes, s.running.Programs()...)
+	}
+	if s.server != nil {
+		processes = append(processes, s.server)
+	}
+	for _, p := range processes {
 		select {
-		case <-g.Done():
-			return sample{}, fmt.Errorf("a load generator has ended: %w", g.Wait())
+		case <-p.Done():
+			return fmt.Errorf("a load generator has ended: %w", p.Wait())
 		default:
 		}
 	}
-	if rate == 0 {
-		own := float64(s.rig.VictimShare) / 100
-		s.foreign = max(s.foreign, readCPU().busySince(cpu)-own)
+	return nil
+}
+
+// reading is all counters at one moment.
+type reading struct {
+	at                  time.Time
+	all, shared         cpuTimes
+	victimCPU, agentCPU time.Duration
+	victim              load.Reading
+	sent, received      []load.Reading
+	net                 *api.NetCPU // nil where the agent keeps no accounts
+}
+
+func (s *session) read(ctx context.Context) (reading, error) {
+	net, err := s.guard.accounts(ctx)
+	if err != nil {
+		return reading{}, err
 	}
+	r := reading{
+		net: net,
+		at:  time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), agentCPU: cpuTime(s.guard.process.PID),
+	}
+	if s.pid != 0 {
+		r.victimCPU = cpuTime(s.pid)
+	}
+	if s.victim != nil {
+		r.victim = s.victim.Read()
+	}
+	if s.running != nil {
+		for _, g := range s.running.Senders {
+			r.sent = append(r.sent, g.Read())
+		}
+		for _, g := range s.running.Receivers {
+			r.received = append(r.received, g.Read())
+		}
+	}
+	return r, nil
+}
+
+// between gives what happened between two readings of the same traffic.
+func (s *session) between(before, after reading) sample {
+	seconds := after.at.Sub(before.at).Seconds()
 	m := sample{
+		victim: (after.victimCPU - before.victimCPU).Seconds() / seconds,
+		agent:  (after.agentCPU - before.agentCPU).Seconds() / seconds,
+		used:   after.shared.usedSince(before.shared, after.at.Sub(before.at)),
+
+		charges: chargesBetween(before.net, after.net, s.rig.Victim().Name),
+	}
+	if s.victim != nil {
+		w := after.victim.Since(before.victim)
 		// A victim that got nowhere has an infinite penalty, which no table
 		// can show; one unit of work is as good as none.
-		work: max(victim.Rate(), 1/victim.Seconds),
-		sent: sent.Rate(), received: received.Rate(), bits: received.BitRate(),
-		p50: sent.Latency(0.5).Seconds(), p99: sent.Latency(0.99).Seconds(),
+		m.work = max(w.Rate(), 1/w.Seconds)
 	}
-	return m, nil
+	for i, r := range after.sent {
+		w := r.Since(before.sent[i])
+		m.sent += w.Rate()
+		// Requests have one client.
+		m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
+	}
+	for i, r := range after.received {
+		w := r.Since(before.received[i])
+		m.received += w.Rate()
+		m.bits += w.BitRate()
+	}
+	return m
+}
+
+// rateFor finds the rate of traffic that keeps the shared CPU busy by a part of
+// it, with nothing protected and no quotas.
+func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uint64, error) {
+	rate := 50_000.0
+	for range 4 {
+		m, err := s.measure(ctx, demand{traffic: t, rate: uint64(rate), lift: true}, false)
+		if err != nil {
+			return 0, err
+		}
+		if m.used <= 0 {
+			return 0, errors.New("the shared CPU is idle under traffic")
+		}
+		rate = min(max(rate*min(max(busy/m.used, 0.25), 4), 1000), 2e6)
+	}
+	return uint64(rate), nil
+}
+
+// cpuTime is the CPU time of a process so far; 0 if it has gone. It is exact
+// where the ticks of proc_pid_stat(5) are coarse. The number of the clock is that
+// of clock_getcpuclockid(3).
+func cpuTime(pid int) time.Duration {
+	const sched = 2 // CPUCLOCK_SCHED
+	var ts unix.Timespec
+	if unix.ClockGettime(int32(^pid)<<3|sched, &ts) != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -231,6 +231,29 @@ func TestAxis(t *testing.T) {
 	}
 }
 
+// TestLabels draws bars of all heights side by side: no label covers another.
+func TestLabels(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var ls labels
+		var texts []string
+		for i := range rapid.IntRange(1, 12).Draw(t, "bars") {
+			text := rapid.StringMatching(`[0-9]\.[0-9]{2}( [kMG])?`).Draw(t, "text")
+			y := rapid.Float64Range(40, 200).Draw(t, "y")
+			if got := ls.place(60+25*float64(i), y, text); got > y {
+				t.Fatalf("label %d of height %v was put on its bar, at %v", i, y, got)
+			}
+			texts = append(texts, text)
+		}
+		for i, a := range ls {
+			for j, b := range ls[:i] {
+				if a.left < b.right-1e-9 && b.left < a.right-1e-9 && math.Abs(a.y-b.y) < labelHeight-0.01 {
+					t.Fatalf("labels %d %q and %d %q: %+v covers %+v", i, texts[i], j, texts[j], a, b)
+				}
+			}
+		}
+	})
+}
+
 func TestRatio(t *testing.T) {
 	r := &Report{}
 	r.Add("a", "m", "1", true, 5)

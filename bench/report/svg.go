@@ -5,6 +5,7 @@ import (
 	"html/template"
 	"math"
 	"strings"
+	"unicode/utf8"
 )
 
 // The plot's measures, in the units of its view box.
@@ -12,12 +13,20 @@ const (
 	plotWidth  = 460.0
 	plotHeight = 240.0
 	marginLeft = 58.0
-	marginTop  = 18.0
+	marginTop  = 32.0 // room for two labels, one above the other
 	marginFoot = 28.0
 )
 
+// What a bar's label takes, at most: the font of the page is 12 units high.
+const (
+	labelHeight = 13.0
+	labelLetter = 7.0
+	capWidth    = 8.0 // of the whisker's ends
+)
+
 // svg draws a plot: for each group two bars, off and on, as high as the median,
-// with the value above and the 5 % to 95 % spread as a whisker.
+// with the value above and the 5 % to 95 % spread as a whisker with ends. A
+// reader who points at a bar is told all three.
 func (r *Report) svg(p Plot) template.HTML {
 	var cases []Case
 	var top float64
@@ -49,6 +58,7 @@ func (r *Report) svg(p Plot) template.HTML {
 	}
 	step := (plotWidth - marginLeft) / float64(max(len(cases), 1))
 	bar := math.Min(step*0.32, 44)
+	var labels labels
 	for i, c := range cases {
 		middle := marginLeft + step*(float64(i)+0.5)
 		for _, s := range []struct {
@@ -62,9 +72,12 @@ func (r *Report) svg(p Plot) template.HTML {
 			}
 			low, high := Spread(s.values)
 			centre := s.x + bar/2
+			fmt.Fprintf(&b, `<g><title>%s, %s: %s %s</title>`, template.HTMLEscapeString(p.Groups[i].Label), s.class, Format(m, unit), spread(s.values, unit))
 			fmt.Fprintf(&b, `<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="2" />`, s.class, s.x, y(m), bar, y(0)-y(m))
-			fmt.Fprintf(&b, `<line class="whisker" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" />`, centre, centre, y(low), y(high))
-			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", centre, y(high)-5, tick(m, unit))
+			half := math.Min(capWidth, bar) / 2
+			fmt.Fprintf(&b, `<path class="whisker" d="M%.1f %.1fh%.1fm%.1f 0V%.1fm%.1f 0h%.1f" />`, centre-half, y(high), 2*half, -half, y(low), -half, 2*half)
+			text := tick(m, unit)
+			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text></g>`+"\n", centre, labels.place(centre, y(high)-5, text), text)
 		}
 		fmt.Fprintf(&b, `<text class="axis" x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", middle, plotHeight-8, template.HTMLEscapeString(p.Groups[i].Label))
 	}
@@ -73,6 +86,28 @@ func (r *Report) svg(p Plot) template.HTML {
 	}
 	b.WriteString("</svg>")
 	return template.HTML(b.String())
+}
+
+// labels are the texts on a plot so far.
+type labels []label
+
+type label struct{ left, right, y float64 }
+
+// place gives the height at which a text does not cover those before: its own, or
+// above them. Bars that are nearly equally high have labels in two rows.
+func (ls *labels) place(centre, y float64, text string) float64 {
+	half := labelLetter * float64(utf8.RuneCountInString(text)) / 2
+	l := label{centre - half, centre + half, y}
+	for moved := true; moved; {
+		moved = false
+		for _, o := range *ls {
+			if l.left < o.right && o.left < l.right && math.Abs(l.y-o.y) < labelHeight-0.01 {
+				l.y, moved = o.y-labelHeight, true
+			}
+		}
+	}
+	*ls = append(*ls, l)
+	return l.y
 }
 
 // tick is a value without the part of the unit that the title says.

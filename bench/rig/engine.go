@@ -100,26 +100,27 @@ func (r *Rig) docker(ctx context.Context, id string) error {
 		return err
 	}
 	r.DockerHost = r.engine.host
-	for _, c := range []struct {
-		box     **sandbox.Box
-		name    string
-		percent int
-		flags   []string
-	}{
-		{&r.Receiver, id + "-receiver", r.ReceiverShare, []string{"-p", port + ":" + port + "/udp", "-p", port + ":" + port + "/tcp"}},
-		{&r.Victim, id + "-victim", r.VictimShare, nil},
-	} {
-		flags := append(c.flags, "--stop-signal", "KILL", "--cpuset-cpus", strconv.Itoa(sharedCPU), "--cpu-period", "100000", "--cpu-quota", strconv.Itoa(c.percent*1000))
-		pid, err := r.engine.container(ctx, c.name, flags...)
+	for i, c := range r.Containers {
+		cpu := c.cpu()
+		flags := []string{"--stop-signal", "KILL", "--cpuset-cpus", cpu.Set, "--cpu-period", micros(cpu.Period), "--cpu-quota", micros(cpu.Quota)}
+		if i > 0 {
+			flags = append(flags, "-p", port+":"+port+"/udp", "-p", port+":"+port+"/tcp")
+		}
+		name := id + "-" + c.Name
+		pid, err := r.engine.container(ctx, name, flags...)
 		if err != nil {
 			return err
 		}
-		if *c.box, err = r.Sandboxes.Adopt(c.name, pid); err != nil {
+		b, err := r.Sandboxes.Adopt(name, pid)
+		if err != nil {
 			return err
 		}
+		r.Boxes = append(r.Boxes, b)
 	}
 	return nil
 }
+
+func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
 
 // image is the name of the image that containers of a rig are made of: this
 // program alone.

@@ -26,12 +26,12 @@ func TestDocker(t *testing.T) {
 	if static(exe) != nil {
 		testkit.Skip(t, "the test program is not static: CGO_ENABLED=0 go test")
 	}
-	r, err := NewDocker(t.Context(), Config{VictimShare: 60, ReceiverShare: 30})
+	r, err := NewDocker(t.Context(), Config{Containers: Pair(60, 30)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := r.engine.dir
-	groups := r.Receiver.Cgroups()
+	groups := r.Neighbours()[0].Cgroups()
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -47,30 +47,29 @@ func TestDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range []Traffic{UDP, TCP} {
-		send, recv, err := r.Send(t.Context(), kind)
+	for _, kind := range []Kind{UDP, TCP} {
+		run, err := r.Send(t.Context(), Traffic{Kind: kind})
 		if err != nil {
 			t.Fatal(err)
 		}
+		send, recv := run.Senders[0], run.Receivers[0]
 		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(recv.PID), "cgroup"))
 		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/fairlead-sandbox/") {
 			t.Errorf("receiver's cgroups (%v):\n%s", err, inside)
 		}
-		send.SetRate(load.Flood)
+		run.SetRate(load.Flood)
 		if !moves(send) || !moves(recv) {
 			t.Errorf("%s: nothing sent, or nothing received", kind)
 		}
-		for _, g := range []*Generator{send, recv} {
-			if err := g.Stop(); err != nil {
-				t.Error(err)
-			}
+		if err := run.Stop(); err != nil {
+			t.Error(err)
 		}
 	}
-	out, err := r.engine.run(t.Context(), nil, "inspect", "--format", "{{.HostConfig.CpuQuota}} {{.HostConfig.CpusetCpus}}", r.Victim.Name)
+	out, err := r.engine.run(t.Context(), nil, "inspect", "--format", "{{.HostConfig.CpuQuota}} {{.HostConfig.CpusetCpus}}", r.Victim().Name)
 	if err != nil || out != "60000 0" {
 		t.Errorf("victim has quota and CPUs %q (%v)", out, err)
 	}
-	if _, err := r.engine.container(t.Context(), r.Victim.Name); err == nil {
+	if _, err := r.engine.container(t.Context(), r.Victim().Name); err == nil {
 		t.Error("two containers have one name")
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -34,7 +35,7 @@ func build(t *testing.T, cfg Config) *Rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		dirs := append(r.Receiver.Cgroups(), r.Sandboxes.Dir())
+		dirs := append(r.Neighbours()[0].Cgroups(), r.Sandboxes.Dir())
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
@@ -60,52 +61,201 @@ func moves(g *Generator) bool {
 }
 
 func TestTraffic(t *testing.T) {
-	for _, path := range []Path{Hop, NIC} {
-		t.Run(string(path), func(t *testing.T) {
-			r := build(t, Config{Path: path})
-			for _, kind := range []Traffic{UDP, Overrun, TCP, UDPRR, TCPRR} {
-				send, recv, err := r.Send(t.Context(), kind)
+	kinds := []Traffic{{Kind: UDP}, {Kind: Overrun}, {Kind: TCP, Conns: 3}, {Kind: UDPRR}, {Kind: TCPRR}}
+	for name, cfg := range map[string]Config{"hop": {Path: Hop}, "nic": {Path: NIC}, "several": {Path: NIC, Containers: Equal(4)}, "vxlan": {Path: VXLAN}} {
+		t.Run(name, func(t *testing.T) {
+			r := build(t, cfg)
+			all := append([]Traffic{}, kinds...)
+			if cfg.Path != Hop {
+				all = append(all, Traffic{Kind: UDP, Out: true}, Traffic{Kind: TCP, Out: true, Conns: 4}, Traffic{Kind: UDP, Neighbours: 1})
+			}
+			for _, traffic := range all {
+				run, err := r.Send(t.Context(), traffic)
 				if err != nil {
-					t.Fatalf("%s: %v", kind, err)
+					t.Fatalf("%+v: %v", traffic, err)
 				}
-				if n := send.Read().Since(load.Reading{}).Ops; n != 0 {
-					t.Errorf("%s: %d sent before it was let go", kind, n)
+				want := len(r.Neighbours())
+				if traffic.Neighbours > 0 {
+					want = traffic.Neighbours
 				}
-				send.SetRate(20000)
-				if !moves(send) || !moves(recv) {
-					t.Errorf("%s: nothing sent, or nothing received", kind)
+				if got := len(run.All()) - 1; got != want {
+					t.Errorf("%+v: %d neighbours take part, want %d", traffic, got, want)
 				}
-				for _, g := range []*Generator{send, recv} {
-					if err := g.Stop(); err != nil {
-						t.Errorf("%s: %v", kind, err)
+				for _, g := range run.Senders {
+					if n := g.Read().Since(load.Reading{}).Ops; n != 0 {
+						t.Errorf("%+v: %d sent before it was let go", traffic, n)
 					}
 				}
+				if err := run.SetRate(20000); err != nil {
+					t.Error(err)
+				}
+				for _, g := range run.All() {
+					if !moves(g) {
+						t.Errorf("%+v: nothing sent, or nothing received", traffic)
+					}
+				}
+				if err := run.Stop(); err != nil {
+					t.Errorf("%+v: %v", traffic, err)
+				}
 			}
-			if _, _, err := r.Send(t.Context(), "pigeon"); err == nil {
-				t.Error("pigeons are sent")
+			for _, bad := range []Traffic{{Kind: "pigeon"}, {Kind: UDPRR, Out: true}} {
+				if _, err := r.Send(t.Context(), bad); err == nil {
+					t.Errorf("%+v is sent", bad)
+				}
 			}
 		})
+	}
+}
+
+// TestFreeze looks that senders on the shared CPU cost nothing while they pause.
+func TestFreeze(t *testing.T) {
+	r := build(t, Config{Path: NIC})
+	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func() string {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", run.Senders[0].PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))[0]
+	}
+	for range 3 {
+		if err := run.SetRate(0); err != nil {
+			t.Fatal(err)
+		}
+		for range 1000 {
+			if state() == "T" {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if got := state(); got != "T" {
+			t.Errorf("a paused sender is in state %s, want T", got)
+		}
+		if err := run.SetRate(1000); err != nil || !moves(run.Senders[0]) {
+			t.Errorf("a sender does not go on (%v)", err)
+		}
+	}
+}
+
+// TestShape looks at the classes that Shape makes, and that they are what the
+// neighbours' packets go through.
+func TestShape(t *testing.T) {
+	r := build(t, Config{Path: NIC, Containers: Equal(3)})
+	if err := r.Shape(0); err != nil {
+		t.Errorf("taking nothing away: %v", err)
+	}
+	for _, rate := range []uint64{10e6, 20e6} { // the second in place of the first
+		if err := r.Shape(rate); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run, err := r.Send(t.Context(), Traffic{Kind: UDP, Out: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run.SetRate(load.Flood); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		bytes, err := r.Shaped()
+		if err != nil || len(bytes) != 2 {
+			t.Fatalf("classes let out %v (%v), want two", bytes, err)
+		}
+		if bytes[0] > 10_000 && bytes[1] > 10_000 {
+			if err := r.Shape(0); err != nil {
+				t.Error(err)
+			}
+			if bytes, err := r.Shaped(); err == nil && len(bytes) > 0 {
+				t.Errorf("left: %d classes", len(bytes))
+			}
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error("the senders' packets do not go through their classes")
+}
+
+func TestDrop(t *testing.T) {
+	r := build(t, Config{Path: NIC, Containers: Equal(3)})
+	run, err := r.Send(t.Context(), Traffic{Kind: Overrun})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run.SetRate(5000); err != nil {
+		t.Fatal(err)
+	}
+	received := func(length time.Duration) (n uint64) {
+		var before []load.Reading
+		for _, g := range run.Receivers {
+			before = append(before, g.Read())
+		}
+		time.Sleep(length)
+		for i, g := range run.Receivers {
+			n += g.Read().Since(before[i]).Ops
+		}
+		return n
+	}
+	for _, at := range []DropPoint{AtXDP, AtUplink, AtPorts} {
+		if err := r.Drop(at); err != nil {
+			t.Fatal(err)
+		}
+		received(50 * time.Millisecond) // what was under way
+		if n := received(100 * time.Millisecond); n > 0 {
+			t.Errorf("dropping at %s, %d packets were received", at, n)
+		}
+		if err := r.Drop(""); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range run.Receivers {
+			if !moves(g) {
+				t.Errorf("after dropping at %s nothing is received", at)
+			}
+		}
+	}
+	if err := r.Drop("moon"); err == nil {
+		t.Error("packets are dropped at the moon")
+	}
+}
+
+func TestLift(t *testing.T) {
+	r := build(t, Config{Path: NIC, Containers: Pair(50, 35)})
+	for _, lifted := range []bool{true, false} {
+		if err := r.Lift(1, lifted); err != nil {
+			t.Fatal(err)
+		}
+		limited := false
+		for _, dir := range r.Neighbours()[0].Cgroups() {
+			cpus, yes, err := cgroup.CPUQuota(dir)
+			limited = limited || err == nil && yes && cpus == 0.35
+		}
+		if limited == lifted {
+			t.Errorf("lifted %v: limited to 0.35 CPUs %v", lifted, limited)
+		}
 	}
 }
 
 // TestSteering looks at where the packets are received: on the shared CPU, and
 // at the NIC by the queue that Config promises.
 func TestSteering(t *testing.T) {
-	r := build(t, Config{Path: NIC, VictimShare: 80, ReceiverShare: 20})
-	send, recv, err := r.Send(t.Context(), UDP)
+	r := build(t, Config{Path: NIC, Containers: Pair(80, 20)})
+	run, err := r.Send(t.Context(), Traffic{Kind: UDP})
 	if err != nil {
 		t.Fatal(err)
 	}
+	recv := run.Receivers[0]
 	before := netRx(t)
-	send.SetRate(20000)
+	run.SetRate(20000)
 	for recv.Read().Since(load.Reading{}).Ops < 5000 {
 		if !moves(recv) {
 			t.Fatal("nothing received")
 		}
 	}
 	after := netRx(t)
-	if shared := after[sharedCPU] - before[sharedCPU]; shared < 1000 {
-		t.Errorf("CPU %d received %d times, CPU %d %d times", sharedCPU, shared, senderCPU, after[senderCPU]-before[senderCPU])
+	if shared := after[SharedCPU] - before[SharedCPU]; shared < 1000 {
+		t.Errorf("CPU %d received %d times, CPU %d %d times", SharedCPU, shared, senderCPU, after[senderCPU]-before[senderCPU])
 	}
 	masks := map[string]string{}
 	err = r.Node.Sysfs(func(sys string) error {
@@ -147,7 +297,7 @@ func TestNewRefuses(t *testing.T) {
 		t.Error("a rig of pigeons was built")
 	}
 	// A quota that the kernel refuses is found half way, after namespaces.
-	if r, err := New(Config{VictimShare: -1, ReceiverShare: 20_000_000_000}); err == nil {
+	if r, err := New(Config{Containers: Pair(50, 2e12)}); err == nil {
 		r.Close()
 		t.Error("an impossible quota was taken")
 	}

@@ -41,6 +41,7 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page; empty: none")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
+	s.Var((*uplinks)(&f.cfg.Uplinks), "uplink", "a device whose bandwidth is divided, eth0, or with its rate, eth0=1gbit; several: with commas, or the flag again; none: all hardware that is up, each with the rate that its driver tells")
 	s.StringVar(&f.level, "log-level", "info", "what to log: debug, info, warn or error")
 	return f, s
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -34,19 +36,40 @@ with a network of their own. docs/bench.md says what each experiment measures.`,
 func benchNetCPUVerb(e env) *cobra.Command {
 	var o bench.Options
 	var page string
+	var list bool
 	cmd := &cobra.Command{
 		Use:   "netcpu",
-		Short: "What a neighbour's packets cost a victim on the same CPU, and what isolate makes of it",
+		Short: "What neighbours' packets cost a victim on the same CPU, and what fairlead makes of it",
 		Args:  nargs(0, 0, ""),
 	}
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default 5, with --quick 2)")
-	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes, and be less exact")
+	cmd.Flags().DurationVar(&o.Window, "window", 0, "how long to measure a case at a time (default 2s, with --quick 400ms)")
+	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes, with fewer cases, and be less exact")
+	cmd.Flags().StringVar(&o.Only, "only", "", "measure the cases that this regular expression matches, with --quick too")
+	cmd.Flags().BoolVar(&list, "list", false, "name the cases and measure nothing")
+	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the netcpu of the containers while it is on: isolate, charge, auto")
 	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
 	cmd.Flags().StringVar(&page, "html", "", "write a page with plots to this file, too")
 	f := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.Rounds < 0 || o.Rounds > 1000 {
 			return usagef("--rounds %d: must be 1 to 1000", o.Rounds)
+		}
+		if o.Window < 0 || o.Window > time.Hour {
+			return usagef("--window %v: must be up to 1h", o.Window)
+		}
+		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
+			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)
+		}
+		names, err := bench.NetCPUCases(o)
+		if err != nil {
+			return usagef("--only %q: %v", o.Only, err)
+		}
+		if list {
+			for _, name := range names {
+				fmt.Fprintln(e.stdout, name)
+			}
+			return nil
 		}
 		o.Version = version
 		o.Progress = progress(e.stderr)
@@ -59,7 +82,7 @@ func benchNetCPUVerb(e env) *cobra.Command {
 				return err
 			}
 			if html != nil {
-				if err := r.WriteHTML(html, "fairlead bench netcpu", bench.NetCPUHeadline(r), bench.NetCPUPlots(o)); err != nil {
+				if err := r.WriteHTML(html, "fairlead bench netcpu", bench.NetCPUHeadline(r), bench.NetCPUPlots(r, o)); err != nil {
 					return err
 				}
 			}

@@ -18,6 +18,10 @@ func TestExperimentUsage(t *testing.T) {
 		{"bench pigeon", statusUsage, `unknown experiment "pigeon"`},
 		{"bench netcpu extra", statusUsage, "takes no argument"},
 		{"bench netcpu --rounds -1", statusUsage, "--rounds -1"},
+		{"bench netcpu --mode pigeon", statusUsage, "isolate, charge or auto"},
+		{"bench netcpu --only (", statusUsage, "--only"},
+		{"bench netcpu --only pigeon", statusUsage, "no case has such a name"},
+		{"bench netcpu --window -1s", statusUsage, "--window -1s"},
 		{"bench netcpu -o csv", statusUsage, "table, json, yaml"},
 		{"demo extra", statusUsage, "takes no argument"},
 		{"demo --html /nowhere/page.html", statusFailed, "/nowhere/page.html"},
@@ -34,6 +38,15 @@ func TestExperimentUsage(t *testing.T) {
 		if stdout.Len() > 0 {
 			t.Errorf("fairlead %s prints %q", tt.args, &stdout)
 		}
+	}
+}
+
+func TestListCases(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	status := run(t.Context(), env{stdout: &stdout, stderr: &stderr, getenv: func(string) string { return "" }, args: strings.Fields("bench netcpu --list --only ^udp-send")})
+	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
+	if status != 0 || len(lines) != 16 || lines[0] != "udp-send 2 500M" {
+		t.Errorf("status %d, %q, %q", status, lines, &stderr)
 	}
 }
 

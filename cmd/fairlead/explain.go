@@ -155,6 +155,8 @@ func stands(f api.FeatureStatus, now time.Time) string {
 		return "waits to be applied"
 	case api.StateHeld:
 		return "undone by restore, until `fairlead policy reload`"
+	case api.StateKept:
+		return "as an earlier agent left it: " + oneLine(f.Error)
 	case api.StateError:
 		next := ""
 		if f.Next.After(now) {

@@ -42,6 +42,7 @@ func verbs() []func(env) *cobra.Command {
 	return []func(env) *cobra.Command{
 		agentVerb,
 		psVerb,
+		netcpuVerb,
 		explainVerb,
 		doctorVerb,
 		restoreVerb,

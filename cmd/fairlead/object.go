@@ -31,13 +31,16 @@ func objectText(c api.Container, kind, object string) string {
 			return "threaded NAPI of " + device
 		}
 		return fmt.Sprintf("packet steering (rps_cpus) of queue %s of %s", show(parts[2]), device)
-	case "kthread", "affinity":
+	case "kthread", "affinity", "slice":
 		tid, rest, ok := strings.Cut(object, ":")
 		if _, err := strconv.Atoi(tid); err != nil || !ok {
 			break
 		}
-		if kind == "affinity" {
+		switch kind {
+		case "affinity":
 			return "allowed CPUs of kernel thread " + tid
+		case "slice":
+			return "slice, in ns, of kernel thread " + tid
 		}
 		_, hierarchy, _ := strings.Cut(rest, ":")
 		return fmt.Sprintf("control group of kernel thread %s in %s", tid, show(hierarchy))

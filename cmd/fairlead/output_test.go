@@ -158,6 +158,7 @@ func TestObjectText(t *testing.T) {
 		{"rps", "11/2/0", "packet steering (rps_cpus) of queue 0 of eth0 in the container"},
 		{"kthread", "17:99:/sys/fs/cgroup/cpu", "control group of kernel thread 17 in /sys/fs/cgroup/cpu"},
 		{"affinity", "17:99", "allowed CPUs of kernel thread 17"},
+		{"slice", "17:99", "slice, in ns, of kernel thread 17"},
 		{"file", "/sys/fs/cgroup/x\x1b", `"/sys/fs/cgroup/x\x1b"`},
 		{"offload", "gro", "offload gro"}, {"offload", "x/y/z", "offload x/y/z"}, {"kthread", "x:y", "kthread x:y"}, {"new\x07", "thing", `"new\a" thing`},
 	} {

@@ -71,7 +71,7 @@ func modeOf(c api.Container) string {
 // standing puts the states of all features into one word, the worst, with what
 // there is to say of it.
 func standing(c api.Container) (word string, trouble []string) {
-	worst := []string{api.StateDone, api.StateHeld, api.StateUnavailable, api.StateNotBuilt, api.StatePending, api.StateError}
+	worst := []string{api.StateDone, api.StateHeld, api.StateKept, api.StateUnavailable, api.StateNotBuilt, api.StatePending, api.StateError}
 	rank := 0
 	for _, f := range c.Features {
 		if f.State == api.StateUnavailable && !asked(c, f.Feature) {
@@ -81,7 +81,7 @@ func standing(c api.Container) (word string, trouble []string) {
 		switch f.State {
 		case api.StateError:
 			trouble = append(trouble, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), oneLine(f.Error), f.Tries))
-		case api.StateNotBuilt, api.StateUnavailable:
+		case api.StateNotBuilt, api.StateUnavailable, api.StateKept:
 			trouble = append(trouble, fmt.Sprintf("%s: %s: %s", show(f.Feature), f.State, oneLine(f.Error)))
 		}
 	}

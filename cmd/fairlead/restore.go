@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -24,10 +25,12 @@ func restoreVerb(e env) *cobra.Command {
 somebody else has changed since is left alone and reported. A running agent is
 told to, and then leaves the container alone until its policy is loaded again
 (fairlead policy reload); without an agent the journal is worked through here,
-and CONTAINER can only be an id.`,
+and CONTAINER can only be an id. With --expired only what has lapsed by now is
+undone, which an agent does by itself.`,
 		Args: nargs(0, 1, "one CONTAINER"),
 	}
 	f.take(cmd, flags, "socket", "state-dir", "config")
+	expired := cmd.Flags().Bool("expired", false, "undo only what has lapsed, where no agent does that")
 	out := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		// The last resort must work with a config file that is broken, too.
@@ -38,7 +41,7 @@ and CONTAINER can only be an id.`,
 		if len(args) > 0 {
 			ref = args[0]
 		}
-		done, err := restore(cmd.Context(), f, ref)
+		done, err := restore(cmd.Context(), f, ref, *expired)
 		if err != nil {
 			return err
 		}
@@ -55,25 +58,32 @@ and CONTAINER can only be an id.`,
 	return cmd
 }
 
-func restore(ctx context.Context, f *agentFlags, ref string) (api.Restored, error) {
+func restore(ctx context.Context, f *agentFlags, ref string, expired bool) (api.Restored, error) {
 	c := api.Dial(f.cfg.Socket)
 	defer c.Close()
+	if expired {
+		if _, err := c.Version(ctx); !errors.Is(err, api.ErrNoAgent) {
+			return api.Restored{Outcomes: []api.Outcome{}}, err
+		}
+		return restoreAlone(f, ref, func(e journal.Entry) bool { return e.Expired(time.Now()) })
+	}
 	done, err := c.Restore(ctx, ref)
 	if !errors.Is(err, api.ErrNoAgent) {
 		return done, err
 	}
-	return restoreAlone(f, ref)
+	return restoreAlone(f, ref, func(journal.Entry) bool { return true })
 }
 
-// restoreAlone works through the journal when there is no agent.
-func restoreAlone(f *agentFlags, ref string) (api.Restored, error) {
-	match := func(journal.Entry) bool { return true }
+// restoreAlone works through those entries of the journal that match when there
+// is no agent.
+func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (api.Restored, error) {
+	all := match
 	if ref != "" {
 		id, err := strconv.ParseUint(ref, 10, 64)
 		if err != nil || id == 0 {
 			return api.Restored{}, fmt.Errorf("no agent answers at %s, and without one CONTAINER has to be an id, not %q", f.cfg.Socket, ref)
 		}
-		match = func(e journal.Entry) bool { return e.Owner.Container == id }
+		match = func(e journal.Entry) bool { return e.Owner.Container == id && all(e) }
 	}
 	j, err := journal.Open(f.cfg.StateDir)
 	if errors.Is(err, journal.ErrCorrupt) {

@@ -1,0 +1,87 @@
+package bench
+
+import (
+	"github.com/fairlead-project/fairlead/bench/rig"
+)
+
+// The metrics of the netcpu experiment.
+const (
+	// Penalty is how many times longer the victim takes for its work than
+	// beside neighbours without packets (Iron, section 2).
+	Penalty  = "penalty"
+	Work     = "victim work"
+	Sent     = "sent"
+	Received = "received"
+	Requests = "requests"
+	P50      = "latency p50"
+	P99      = "latency p99"
+	// VictimCPU is the CPU time that the scheduler charged the victim with, per
+	// second. What the victim does less than its CPU time says was taken from
+	// it in softirq; what it has less than its quota, it never got.
+	VictimCPU = "victim CPU"
+	// CPUUsed is the part of the shared CPU that was not idle.
+	CPUUsed = "CPU used"
+	// Stolen is the part of VictimCPU that went into others' packets, by the
+	// agent's accounts.
+	Stolen = "victim stolen"
+	// PacketCost is the CPU time of receiving a packet, by the agent's accounts,
+	// with that of the tunnel that brought it (Iron, table 1).
+	PacketCost = "packet cost"
+	// Balance is what the accounts charged over the softirq and thread time that
+	// there was: 1 is exact.
+	Balance = "charged of measured"
+	// AgentCPU is the agent's own CPU time, per second.
+	AgentCPU = "agent CPU"
+)
+
+// sample is what was measured in one window.
+type sample struct {
+	work     float64 // units per second of the victim
+	victim   float64 // CPU time charged to the victim, per second
+	used     float64 // part of the shared CPU that was not idle
+	agent    float64 // CPU time of the agent, per second
+	sent     float64 // per second
+	received float64 // per second
+	bits     float64 // per second, received
+	p50, p99 float64 // of the requests, in seconds; 0 if there are none
+
+	charges *charges // nil where the agent keeps no accounts
+}
+
+// add puts the figures of one measurement into the report.
+func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
+	name := su.name + " " + d.name
+	add := func(metric, unit string, value float64) { e.report.Add(name, metric, unit, on, value) }
+	if !su.alone {
+		add(Penalty, "1", base/m.work)
+		add(Work, "1/s", m.work)
+		if su.victim != sysbench { // which starts anew for each window
+			add(VictimCPU, "1", m.victim)
+		}
+	}
+	if m.charges != nil && d.traffic.Kind != "" {
+		if !su.alone {
+			add(Stolen, "1", m.charges.stolen)
+		}
+		if cost, ok := m.charges.cost[protocol(string(d.traffic.Kind))]; ok && !d.traffic.Out {
+			add(PacketCost, "s", cost)
+		}
+		if m.charges.balance > 0 {
+			add(Balance, "1", m.charges.balance)
+		}
+	}
+	if su.alone || d.long > 0 {
+		add(CPUUsed, "1", m.used)
+	}
+	switch d.traffic.Kind {
+	case rig.UDP, rig.Overrun:
+		add(Sent, "1/s", m.sent)
+		add(Received, "1/s", m.received)
+	case rig.TCP:
+		add(Received, "bit/s", m.bits)
+	case rig.UDPRR, rig.TCPRR, rig.Memcached:
+		add(Requests, "1/s", m.sent)
+		add(P50, "s", m.p50)
+		add(P99, "s", m.p99)
+	}
+}

@@ -1,0 +1,202 @@
+package rig
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// Real programs as traffic. Iperf3UDP and Iperf3TCP are 1 and 2 Gbit/s from
+// outside. Memcached is a server under requests from outside, as TCPRR. FIO is no
+// traffic at all but random reads of 4 KiB from the disk: an interferer of another kind.
+const (
+	Iperf3UDP Kind = "iperf3-udp"
+	Iperf3TCP Kind = "iperf3-tcp"
+	Memcached Kind = "memcached"
+	FIO       Kind = "fio"
+)
+
+// Program is the name of the program that a kind of traffic needs installed; ""
+// if it needs none.
+func (k Kind) Program() string {
+	switch k {
+	case Iperf3UDP, Iperf3TCP:
+		return "iperf3"
+	case Memcached, FIO:
+		return string(k)
+	}
+	return ""
+}
+
+// launch starts a program of the machine in a sandbox, on the CPU of that.
+func (r *Rig) launch(box *sandbox.Box, name string, args ...string) (*sandbox.Process, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", name, err)
+	}
+	return box.Start(exec.Command(path, args...), r.cpuOf(box))
+}
+
+// program starts the part of t in one neighbour, the i-th container, and what it
+// needs outside; paused, where it can be.
+func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error {
+	box := r.Boxes[i]
+	start := func(in *sandbox.Box, driver bool, name string, args ...string) (*sandbox.Process, error) {
+		p, err := r.launch(in, name, args...)
+		if err == nil && driver {
+			run.drivers = append(run.drivers, p)
+		} else if err == nil {
+			run.servers = append(run.servers, p)
+		}
+		return p, err
+	}
+	switch t.Kind {
+	case Iperf3UDP, Iperf3TCP:
+		server, err := start(box, false, "iperf3", "-s", "-p", port)
+		if err != nil {
+			return err
+		}
+		if err := listens(ctx, server); err != nil {
+			return err
+		}
+		args := []string{"-c", address(i), "-p", port, "-t", "86400"}
+		if t.Kind == Iperf3UDP {
+			args = append(args, "-u", "-b", "1G", "-l", "1400")
+		} else {
+			args = append(args, "-b", "2G", "-C", "cubic")
+		}
+		_, err = start(r.Outside, true, "iperf3", args...)
+		return err
+	case Memcached:
+		p, err := r.memcached(ctx, box)
+		if err != nil {
+			return err
+		}
+		run.servers = append(run.servers, p)
+		g, err := r.memcachedClient(ctx, i, 16)
+		if err == nil {
+			run.Senders = append(run.Senders, g)
+		}
+		return err
+	case FIO:
+		dir, err := r.TempDir("fio-" + strconv.Itoa(len(r.temp)))
+		if err != nil {
+			return err
+		}
+		_, err = start(box, true, "fio", "--name=fl", "--filename="+filepath.Join(dir, "data"), "--size=64M", "--rw=randread", "--bs=4k",
+			"--direct=1", "--ioengine=psync", "--thread", "--time_based", "--runtime=86400", "--output="+os.DevNull)
+		return err
+	}
+	return fmt.Errorf("no such traffic: %q", t.Kind)
+}
+
+// memcached starts a server and waits until it listens.
+func (r *Rig) memcached(ctx context.Context, box *sandbox.Box) (*sandbox.Process, error) {
+	p, err := r.launch(box, "memcached", "-u", "root", "-p", port, "-U", "0", "-t", "1", "-m", "64", "-l", "0.0.0.0")
+	if err != nil {
+		return nil, err
+	}
+	return p, listens(ctx, p)
+}
+
+func (r *Rig) memcachedClient(ctx context.Context, i, conns int) (*Generator, error) {
+	return r.Start(ctx, r.Outside, "rr-client", "--proto", "memcached", "--size", "1000", "--conns", strconv.Itoa(conns),
+		"--to", r.target(i), "--rate", "0", "--nice", senderNice)
+}
+
+// ServeVictim makes the victim a memcached under requests from outside, which
+// client counts and begins paused.
+func (r *Rig) ServeVictim(ctx context.Context) (server *sandbox.Process, client *Generator, err error) {
+	if server, err = r.memcached(ctx, r.Victim()); err != nil {
+		return nil, nil, err
+	}
+	client, err = r.memcachedClient(ctx, 0, 16)
+	return server, client, err
+}
+
+// Sysbench runs sysbench's CPU test in the victim for so many seconds, at least
+// one, and returns its events per second.
+func (r *Rig) Sysbench(ctx context.Context, length time.Duration) (float64, error) {
+	path, err := exec.LookPath("sysbench")
+	if err != nil {
+		return 0, fmt.Errorf("run sysbench: %w", err)
+	}
+	seconds := max(1, int(math.Round(length.Seconds())))
+	var out bytes.Buffer
+	cmd := exec.Command(path, "cpu", "--cpu-max-prime=500", "--threads=1", "--events=0", "--time="+strconv.Itoa(seconds), "run")
+	cmd.Stdout = &out
+	p, err := r.Victim().Start(cmd, r.cpuOf(r.Victim()))
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case <-ctx.Done():
+		p.Kill()
+		<-p.Done()
+		return 0, ctx.Err()
+	case <-p.Done():
+	}
+	if err := p.Wait(); err != nil {
+		return 0, fmt.Errorf("run sysbench: %w", err)
+	}
+	return parseSysbench(out.String())
+}
+
+var eventsPerSecond = regexp.MustCompile(`(?m)^\s*events per second:\s*([0-9.]+)\s*$`)
+
+func parseSysbench(out string) (float64, error) {
+	m := eventsPerSecond.FindStringSubmatch(out)
+	if m == nil {
+		return 0, errors.New("sysbench prints no events per second")
+	}
+	return strconv.ParseFloat(m[1], 64)
+}
+
+// listens waits until a process listens at the rig's port by TCP.
+func listens(ctx context.Context, p *sandbox.Process) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return err
+	}
+	for {
+		for _, file := range []string{"tcp", "tcp6"} {
+			// Of the network namespace of the process.
+			data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID), "net", file))
+			if err == nil && listening(data, n) {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for a server to listen: %w", ctx.Err())
+		case <-p.Done():
+			return fmt.Errorf("a server ended before it listened: %w", p.Wait())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// listening says whether a table as in proc_net_tcp has a listener at a port.
+func listening(table []byte, port int) bool {
+	for s := bufio.NewScanner(bytes.NewReader(table)); s.Scan(); {
+		f := strings.Fields(s.Text()) // sl local_address rem_address st
+		if len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
+			return true
+		}
+	}
+	return false
+}

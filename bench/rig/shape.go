@@ -1,0 +1,103 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Shape limits what the neighbours send, on the path NIC: an HTB at the NIC's
+// egress with a class for each of them, of equal parts of a rate in bit/s (Iron,
+// section 2.1). Classes are found by source address. Bursts and queues are the
+// kernel's defaults. 0 takes the HTB away. Deleting what is not there is fine.
+func (r *Rig) Shape(bitsPerSecond uint64) error {
+	if r.Path != NIC {
+		return fmt.Errorf("shape: the path %s has no NIC of the rig's own", r.Path)
+	}
+	err := r.Node.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return r.shape(h, bitsPerSecond)
+	})
+	if err != nil {
+		return fmt.Errorf("shape %s to %d bit/s: %w", NICDevice, bitsPerSecond, err)
+	}
+	return nil
+}
+
+func (r *Rig) shape(h *netlink.Handle, bitsPerSecond uint64) error {
+	link, err := h.LinkByName(NICDevice)
+	if err != nil {
+		return err
+	}
+	index := link.Attrs().Index
+	root := netlink.MakeHandle(1, 0)
+	htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
+	if err := h.QdiscDel(htb); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if bitsPerSecond == 0 {
+		return nil
+	}
+	if err := h.QdiscAdd(htb); err != nil {
+		return fmt.Errorf("add qdisc: %w", err)
+	}
+	each := bitsPerSecond / uint64(len(r.Neighbours()))
+	for i := 1; i < len(r.Boxes); i++ {
+		class := netlink.MakeHandle(1, uint16(1+i))
+		err := h.ClassAdd(netlink.NewHtbClass(
+			netlink.ClassAttrs{LinkIndex: index, Parent: root, Handle: class},
+			netlink.HtbClassAttrs{Rate: each, Ceil: each}))
+		if err != nil {
+			return fmt.Errorf("add class: %w", err)
+		}
+		addr := netip.MustParseAddr(address(i)).As4()
+		err = h.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: root, Priority: uint16(i), Protocol: unix.ETH_P_IP},
+			ClassId:     class,
+			Sel: &netlink.TcU32Sel{Nkeys: 1, Flags: netlink.TC_U32_TERMINAL, Keys: []netlink.TcU32Key{{
+				Mask: ^uint32(0), Off: 12, // the source address
+				Val: uint32(addr[0])<<24 | uint32(addr[1])<<16 | uint32(addr[2])<<8 | uint32(addr[3]),
+			}}},
+		})
+		if err != nil {
+			return fmt.Errorf("add filter: %w", err)
+		}
+	}
+	return nil
+}
+
+// Shaped gives the bytes that each neighbour's class has let out, in the order
+// of Neighbours; nil without Shape.
+func (r *Rig) Shaped() (bytes []uint64, err error) {
+	err = r.Node.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName(NICDevice)
+		if err != nil {
+			return err
+		}
+		classes, err := h.ClassList(link, netlink.MakeHandle(1, 0))
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(classes, func(a, b netlink.Class) int { return int(a.Attrs().Handle) - int(b.Attrs().Handle) })
+		for _, c := range classes {
+			if s := c.Attrs().Statistics; s != nil {
+				bytes = append(bytes, s.Basic.Bytes)
+			}
+		}
+		return nil
+	})
+	return bytes, err
+}
