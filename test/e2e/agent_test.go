@@ -314,10 +314,39 @@ func livesIn(th sched.Thread, dir string) error {
 	return nil
 }
 
+// warnings gives the lines of the log that are about what is not in force.
+func (a *agent) warnings() (lines []string) {
+	a.t.Helper()
+	log, err := os.ReadFile(a.path("log"))
+	must(a.t, err)
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "level=WARN") && strings.Contains(line, "not in force") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
 // footprint is what the agent's process holds of the kernel's objects.
 type footprint struct{ BPF, NetNS, DeadProcesses int }
 
 func (a *agent) footprint() (f footprint) {
+	a.t.Helper()
+	f = a.holds()
+	// At its start it still takes up some.
+	await(a.t, "the agent to hold the same for a while", func() error {
+		time.Sleep(300 * time.Millisecond)
+		was := f
+		if f = a.holds(); f != was {
+			return fmt.Errorf("it holds %+v, just now %+v", f, was)
+		}
+		return nil
+	})
+	return f
+}
+
+// holds is footprint at this moment.
+func (a *agent) holds() (f footprint) {
 	a.t.Helper()
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", a.pid))
 	must(a.t, err)
@@ -393,7 +422,7 @@ func (a *agent) idles(atStart footprint) {
 		if st.Changes != 0 {
 			return fmt.Errorf("%d changes are in the journal", st.Changes)
 		}
-		if now := a.footprint(); now != atStart {
+		if now := a.holds(); now != atStart {
 			return fmt.Errorf("the agent holds %+v, at its start %+v", now, atStart)
 		}
 		if dirs := uplinkGroups(a.inode); len(dirs) > 0 {

@@ -146,6 +146,7 @@ func TestDocker(t *testing.T) {
 	t.Run("killed", h.testDockerKilled)
 	t.Run("fifty", h.testFifty)
 	t.Run("agent killed", h.testAgentKilled)
+	t.Run("both killed", h.testBothKilled)
 
 	for name, was := range before {
 		c, err := h.agent.find(name)
@@ -329,7 +330,9 @@ func (h *host) testNetworks(t *testing.T) {
 		mustSay(t, h.agent.run("explain", name), 0, why, "Nothing was changed on the host for it")
 	}
 
-	// The engine takes the network along with the one that it was made for.
+	// The engine takes the network along with the one that it was made for,
+	// which is nothing to be warned of.
+	warned := h.agent.warnings()
 	h.remove(t, "owner")
 	h.agent.forgets(owner)
 	await(t, "joined to be without a network", func() error {
@@ -339,6 +342,9 @@ func (h *host) testNetworks(t *testing.T) {
 		}
 		return err
 	})
+	if now := h.agent.warnings(); len(now) > len(warned) {
+		t.Errorf("warnings of a removal:\n%s", strings.Join(now[len(warned):], ""))
+	}
 	h.remove(t, names[1:]...)
 	h.agent.idles(h.atStart)
 }

@@ -1,0 +1,61 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// testBothKilled kills the agent and the engine, and starts the agent first: no
+// label is known then, and what is in force stays until the engine is there to
+// tell. One container loses its label meanwhile.
+func (h *host) testBothKilled(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "kept", "--label", isolate)
+	h.sleeper(t, "bared", "--label", isolate)
+	kept, bared := h.agent.isolated("kept", 1), h.agent.isolated("bared", 1)
+	h.agent.kill()
+	h.Kill()
+
+	config := filepath.Join(filepath.Dir(h.Socket), "data", "containers", bared.RuntimeID, "config.v2.json")
+	data, err := os.ReadFile(config)
+	must(t, err)
+	without := strings.Replace(string(data), `"fairlead.netcpu":"isolate"`, `"once":"isolate"`, 1)
+	if without == string(data) {
+		t.Fatalf("no label in %s", data)
+	}
+	must(t, os.WriteFile(config, []byte(without), 0o600))
+
+	h.start()
+	for _, was := range []isolation{kept, bared} {
+		c := h.agent.reaches(was.RuntimeID, api.StateKept) // its cgroup's name
+		if c.ID != was.ID || c.Source != "cgroup" {
+			t.Errorf("%s is now %+v, was %+v", was.Name, c, was.Container)
+		}
+		must(t, livesIn(was.threads[0], was.Cgroup.CPU))
+		mustSay(t, h.agent.run("explain", was.RuntimeID), 0, "docker, which knows the container, does not answer", "and so it is now")
+	}
+	mustSay(t, h.agent.run("ps"), 0, kept.RuntimeID[:20], api.StateKept)
+
+	h.Start(t)
+	again := h.agent.isolated("kept", 1)
+	if again.ID != kept.ID || !slices.Equal(again.threads, kept.threads) {
+		t.Errorf("kept is %+v, was %+v", again, kept)
+	}
+	c := h.agent.reaches("bared", api.StateDone)
+	await(t, "bared to be let go of", func() error {
+		x, err := h.agent.api.Explain(t.Context(), c.Name)
+		if err == nil && (len(x.Changes) > 0 || livesIn(bared.threads[0], bared.Cgroup.CPU) == nil) {
+			err = fmt.Errorf("it has the changes %+v", x.Changes)
+		}
+		return err
+	})
+	h.remove(t, "kept", "bared")
+	h.agent.forgets(again)
+	h.agent.idles(h.atStart)
+}

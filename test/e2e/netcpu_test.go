@@ -1,0 +1,149 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// generate starts a load generator in a box, on one CPU, until end is called or
+// the test ends.
+func generate(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()) {
+	t.Helper()
+	cmd := exec.Command(program, append([]string{"load"}, args...)...)
+	cmd.Stderr = os.Stderr
+	p, err := b.Start(cmd, cpu)
+	must(t, err)
+	end = func() { p.Kill(); p.Wait() }
+	t.Cleanup(end)
+	return end
+}
+
+// TestBlame floods one container and looks whose time that takes: that of
+// another on the same CPU, of which neither is told anything about the other.
+// A third one waits for its own quota, and is not taken for robbed.
+func TestBlame(t *testing.T) {
+	r := newRig(t)
+	flood := r.add(sandbox.Spec{Name: "e2e-flood"})
+	victim := r.add(sandbox.Spec{Name: "e2e-victim"})
+	slow := r.add(sandbox.Spec{Name: "e2e-slow", CPU: sandbox.CPU{Quota: 10e6, Period: 100e6}})
+	must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
+	a := r.agent()
+	a.start()
+	a.reaches("e2e-flood", api.StateDone)
+	a.reaches("e2e-victim", api.StateDone)
+	if _, err := a.api.NetCPU(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	mustSay(t, a.run("netcpu", "e2e-nobody"), 1, `no container "e2e-nobody" runs here`, "`fairlead ps`")
+
+	loads := []func(){
+		generate(t, flood, 0, "udp-recv"),
+		generate(t, victim, 0, "burn"),
+		generate(t, slow, 1, "burn"),
+		generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.1:9000", "--rate", "50000"),
+	}
+
+	var n api.NetCPU
+	await(t, "the flood to be blamed", func() error {
+		o := a.run("netcpu", "--interval", "1s", "-o", "json")
+		if o.status != 0 {
+			return fmt.Errorf("%v", o)
+		}
+		n = api.NetCPU{}
+		if err := json.Unmarshal([]byte(o.out), &n); err != nil {
+			return err
+		}
+		of := make(map[string]api.NetCPUAccount)
+		for _, x := range n.Accounts {
+			of[x.Name] = x
+		}
+		f, v, s := of["e2e-flood"], of["e2e-victim"], of["e2e-slow"]
+		sum := n.Charged / (n.Softirq + n.Thread)
+		switch {
+		case f.Receive == 0 || len(f.Work) == 0 || f.Work[0].Protocol != "udp" || f.Work[0].Each == 0 || f.Taken == 0:
+			return fmt.Errorf("the flood's account is %+v", f)
+		case len(v.StolenBy) == 0 || v.StolenBy[0].Container != f.Container || v.Stolen == 0 || v.Tasks < v.Stolen:
+			return fmt.Errorf("the victim's account is %+v", v)
+		case v.Network() > f.Network()/10:
+			return fmt.Errorf("the victim pays %v, the flood %v", v.Network(), f.Network())
+		case s.Throttled == 0 || s.Stolen > s.Throttled/2:
+			return fmt.Errorf("the slow one's account is %+v", s)
+		case sum < 0.95 || sum > 1.05:
+			return fmt.Errorf("the accounts add up to %v of what was measured", sum)
+		}
+		for _, x := range n.Matrix {
+			if x.Kind == api.VictimTask && x.VictimName == "e2e-victim" {
+				if x.CulpritName != "e2e-flood" { // the largest comes first
+					return fmt.Errorf("the matrix says that %q robs the victim", x.CulpritName)
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("the matrix has no victim: %+v", n.Matrix)
+	})
+
+	o := a.run("netcpu")
+	mustSay(t, o, 0, "Percent of one CPU", "e2e-flood", "e2e-victim", "own quota", "The accounts add up to")
+	mustSay(t, a.run("netcpu", "--matrix"), 0, "VICTIM \\ CULPRIT", "e2e-victim", "Held back by its own quota, not by others: e2e-slow")
+	mustSay(t, a.run("netcpu", "e2e-victim", "--total"), 0, "CPU seconds since", "WHOSE PACKETS TOOK ITS TIME", "e2e-flood")
+	if t.Failed() || testing.Verbose() {
+		t.Logf("%v\n%v\n%v", o, a.run("netcpu", "--matrix"), a.run("netcpu", "e2e-flood"))
+	}
+
+	a.blames(victim, flood)
+	tellsOnlyItself(t, a, victim)
+	// With no CPU idle, the kernel may take half a minute to close an inotify.
+	for _, end := range loads {
+		end()
+	}
+	a.stop()
+}
+
+// blames looks for the pair on the metrics page.
+func (a *agent) blames(victim, culprit *sandbox.Box) {
+	a.t.Helper()
+	families := a.metrics()
+	for _, m := range families["fairlead_netcpu_theft_seconds_total"].GetMetric() {
+		is := make(map[string]string)
+		for _, l := range m.GetLabel() {
+			is[l.GetName()] = l.GetValue()
+		}
+		if is["kind"] == api.VictimTask && is["victim"] == victim.Name && is["culprit"] == culprit.Name && m.GetCounter().GetValue() > 0 {
+			return
+		}
+	}
+	a.t.Errorf("the metrics page does not blame %s: %v", culprit.Name, families["fairlead_netcpu_theft_seconds_total"])
+}
+
+// tellsOnlyItself asks from inside a container.
+func tellsOnlyItself(t *testing.T, a *agent, b *sandbox.Box) {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command(exe, askSelfVerb, a.path("self.sock"))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	p, err := b.Start(cmd)
+	must(t, err)
+	if err := p.Wait(); err != nil {
+		t.Fatalf("ask from inside %s: %v\n%s", b.Name, err, &out)
+	}
+	var self api.Self
+	must(t, json.Unmarshal(out.Bytes(), &self))
+	if self.NetCPU == nil || self.NetCPU.Stolen == 0 {
+		t.Errorf("%s is told %s", b.Name, &out)
+	}
+	for _, word := range []string{"e2e-flood", "stolen_by", "culprit", "taken_seconds"} {
+		if strings.Contains(out.String(), word) {
+			t.Errorf("%s is told %q: %s", b.Name, word, &out)
+		}
+	}
+}

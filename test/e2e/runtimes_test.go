@@ -1,0 +1,263 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// listed waits until ps has a container with its source, isolated. By its
+// cgroup alone it may have been known a moment before.
+func (a *agent) listed(name, source string) {
+	a.t.Helper()
+	await(a.t, "ps to list "+name, func() error {
+		ps := a.run("ps")
+		for line := range strings.Lines(ps.out) {
+			fields := strings.Fields(line)
+			if len(fields) > 1 && fields[0] == name && fields[1] == source && slices.Contains(fields, "isolate") && slices.Contains(fields, api.StateDone) {
+				return nil
+			}
+		}
+		return fmt.Errorf("isolated, by way of %s, it is not in\n%v", source, ps)
+	})
+}
+
+// explained fails the test unless explain tells what was changed for a
+// container, and because of what.
+func (a *agent) explained(name, because string) {
+	a.t.Helper()
+	mustSay(a.t, a.run("explain", name), 0, isolateKey, because, "as policy says", "kernel thread", "threaded", "and so it is now")
+}
+
+// devicesOf reads what might be changed of the devices of a host.
+func devicesOf(t *testing.T, ns *testkit.NS) state {
+	t.Helper()
+	s := state{}
+	s.readDevices(t, "host", ns.Path)
+	return s
+}
+
+// unchanged waits until the devices of a host are as they were, and the cgroups
+// of containers that have ended are gone from below parent in all hierarchies.
+func unchanged(t *testing.T, ns *testkit.NS, was state, parent string, gone ...isolation) {
+	t.Helper()
+	await(t, "all to be as before", func() error {
+		if diff := devicesOf(t, ns).diff(was); diff != "" {
+			return fmt.Errorf("devices:\n%s", diff)
+		}
+		for _, top := range hierarchies() {
+			for _, i := range gone {
+				dir := filepath.Join(top, parent, filepath.Base(i.Cgroup.V2))
+				if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+					return fmt.Errorf("%s is left: %v", dir, err)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestPodman has one container that asks by a label, and one that does not.
+func TestPodman(t *testing.T) {
+	p := testkit.StartPodman(t)
+	sleeper := func(name string, flags ...string) {
+		t.Helper()
+		args := append([]string{"run", "-d", "--name", name, "--cgroup-parent", "/" + p.CgroupParent}, flags...)
+		p.Must(t, append(args, p.Image, "sleep", "1000")...)
+	}
+	sleeper("plain") // also keeps the bridge there
+	a := newAgent(t, p.NS, "--podman-host", p.Host)
+	a.start()
+	if c := a.reaches("plain", api.StateDone); c.Source != "podman" {
+		t.Errorf("plain is %+v", c)
+	}
+	atStart := a.footprint()
+	before := devicesOf(t, p.NS)
+
+	sleeper("lit", "--label", isolate)
+	i := a.isolated("lit", 1)
+	a.listed("lit", "podman")
+	a.explained("lit", "by a label of the container")
+	if end := i.Interfaces[0].Host; end == nil || end.Master != "podman0" {
+		t.Errorf("interface %+v, want its end at podman0", i.Interfaces[0])
+	}
+	gateway := strings.TrimSpace(p.Must(t, "exec", "lit", "sh", "-c", "ip route | sed -n 's/default via \\([^ ]*\\).*/\\1/p'"))
+	if out, err := p.Run("exec", "lit", "ping", "-c", "3", "-i", "0.1", "-W", "5", gateway); err != nil {
+		t.Errorf("no packet gets through: %v\n%s", err, out)
+	}
+
+	p.Must(t, "rm", "-f", "lit")
+	a.forgets(i)
+	a.idles(atStart)
+	unchanged(t, p.NS, before, p.CgroupParent, i)
+	a.stop()
+}
+
+// TestContainerd has tasks that are given their network as a CNI plugin does:
+// a namespace that is made before them, and outlives them.
+func TestContainerd(t *testing.T) {
+	d := testkit.StartContainerd(t)
+	d.Import(t, "default")
+	host := d.NS.Handle(t)
+	a := newAgent(t, d.NS, "--containerd", d.Socket)
+	a.policy("files.yaml", "match: {name: by-file}\nset: {netcpu: isolate}\n")
+	a.start()
+	atStart := a.footprint()
+
+	tasks := []struct{ name, label, because string }{
+		{"by-label", isolate, "by a label of the container"},
+		{"by-file", "a=b", "files.yaml line "},
+	}
+	var boxes []*testkit.NS
+	var inside []state
+	for n := range tasks {
+		box := testkit.NetNS(t)
+		box.Bind(t)
+		boxes = append(boxes, box)
+		veth := fmt.Sprintf("veth%d", n)
+		testkit.Veth(t, d.NS, veth, box, "eth0")
+		end, err := host.LinkByName(veth)
+		must(t, err)
+		addr, err := netlink.ParseAddr(fmt.Sprintf("10.217.%d.1/24", n))
+		must(t, err)
+		must(t, host.AddrAdd(end, addr))
+		eth, err := box.Handle(t).LinkByName("eth0")
+		must(t, err)
+		addr, err = netlink.ParseAddr(fmt.Sprintf("10.217.%d.2/24", n))
+		must(t, err)
+		must(t, box.Handle(t).AddrAdd(eth, addr))
+		inside = append(inside, devicesOf(t, box))
+	}
+	before := devicesOf(t, d.NS)
+	var running []isolation
+	for n, c := range tasks {
+		d.Start(t, "default", c.name, "--label", c.label, "--with-ns", "network:"+boxes[n].Path)
+		i := a.isolated(c.name, 1)
+		running = append(running, i)
+		a.listed(c.name, "containerd")
+		a.explained(c.name, c.because)
+		if out, err := d.Run("default", "task", "exec", "--exec-id", "ping", c.name, "ping", "-c", "3", "-i", "0.1", "-W", "5", fmt.Sprintf("10.217.%d.1", n)); err != nil {
+			t.Errorf("no packet gets through: %v\n%s", err, out)
+		}
+	}
+	for n, i := range running {
+		must(t, d.Remove("default", i.Name))
+		a.letsGo(i)
+		await(t, "the network of "+i.Name+" to be as before", func() error {
+			if diff := devicesOf(t, boxes[n]).diff(inside[n]); diff != "" {
+				return fmt.Errorf("%s", diff)
+			}
+			return nil
+		})
+	}
+	a.idles(atStart)
+	unchanged(t, d.NS, before, d.CgroupParent, running...)
+	a.stop()
+}
+
+// TestSwarm has an agent on each of two nodes. The host end of an overlay
+// network's veth lies in a namespace of the engine's own, as does the device
+// that its packets come by.
+func TestSwarm(t *testing.T) {
+	nodes := testkit.StartSwarm(t)
+	var agents [2]*agent
+	var atStart [2]footprint
+	var before [2]state
+	var running [2]isolation
+	var addrs [2]string
+	for n, d := range nodes {
+		a := newAgent(t, d.NS, "--docker-host", d.Host)
+		a.start()
+		agents[n] = a
+		// It keeps the overlay on this node, without which nothing would be
+		// left to look at.
+		d.Must(t, "run", "-d", "--name", "plain", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
+		// The engine's own namespace may be found a little later.
+		await(t, "both host ends of plain", func() error {
+			c, err := a.find("plain")
+			if err == nil && (len(c.Interfaces) != 2 || c.Interfaces[0].Host == nil || c.Interfaces[1].Host == nil) {
+				err = fmt.Errorf("it is %+v", c)
+			}
+			return err
+		})
+		a.reaches("plain", api.StateDone)
+	}
+	// Each agent finds the containers of the other node, too, by their
+	// cgroups, and keeps accounts for them.
+	for n, a := range agents {
+		atStart[n] = a.footprint()
+		before[n] = devicesOf(t, nodes[n].NS)
+	}
+	overlay := func(c api.Container) *api.HostEnd {
+		t.Helper()
+		for _, i := range c.Interfaces {
+			if len(i.Addrs) > 0 && strings.HasPrefix(i.Addrs[0], "10.216.0.") {
+				return i.Host
+			}
+		}
+		t.Fatalf("interfaces %+v, want one in %s", c.Interfaces, testkit.SwarmSubnet)
+		return nil
+	}
+	var under [2]state
+	for n, a := range agents {
+		d := nodes[n]
+		end := overlay(a.reaches("plain", api.StateDone))
+		if end == nil || end.NetNS == d.NS.Inode {
+			t.Fatalf("host end %+v, want one in a namespace of its own", end)
+		}
+		path, err := netdev.Find("/proc", end.NetNS)
+		must(t, err)
+		under[n] = state{}
+		under[n].readDevices(t, "overlay", path)
+
+		name := fmt.Sprintf("node%d", n)
+		d.Must(t, "run", "-d", "--name", name, "--label", isolate, "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
+		i := a.isolated(name, 2) // the other one is the way out
+		running[n] = i
+		a.listed(name, "docker")
+		a.explained(name, "by a label of the container")
+		if at := overlay(i.Container); at.NetNS != end.NetNS || at.Master == "" {
+			t.Errorf("host end %+v, want it beside %+v", at, end)
+		}
+		for _, dev := range i.Interfaces {
+			if strings.HasPrefix(dev.Addrs[0], "10.216.0.") {
+				addrs[n] = strings.TrimSuffix(dev.Addrs[0], "/24")
+			}
+		}
+	}
+	for n, d := range nodes {
+		if out, err := d.Run("exec", running[n].Name, "ping", "-c", "3", "-i", "0.1", "-W", "5", addrs[1-n]); err != nil {
+			t.Errorf("no way from node to node: %v\n%s", err, out)
+		}
+	}
+	for n, d := range nodes {
+		d.Must(t, "rm", "-f", running[n].Name)
+	}
+	for n, a := range agents {
+		d, i := nodes[n], running[n]
+		a.forgets(i)
+		a.idles(atStart[n])
+		unchanged(t, d.NS, before[n], d.CgroupParent, i)
+		path, err := netdev.Find("/proc", overlay(a.reaches("plain", api.StateDone)).NetNS)
+		must(t, err)
+		now := state{}
+		now.readDevices(t, "overlay", path)
+		if diff := now.diff(under[n]); diff != "" {
+			t.Errorf("the overlay of node %d is not as before:\n%s", n, diff)
+		}
+	}
+	for _, a := range agents {
+		a.stop()
+	}
+}
