@@ -19,7 +19,7 @@ func rrClient(o options, b *Board) error {
 	failed := make(chan error, o.conns)
 	targets := o.targets()
 	for i := range o.conns {
-		c, err := dial(network(o.proto), targets[i%len(targets)])
+		c, err := dial(network(o.proto), targets[i%len(targets)], nil)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,11 +26,8 @@ func tcpSend(o options, b *Board) error {
 	failed := make(chan error, o.conns)
 	targets := o.targets()
 	for i := range o.conns {
-		c, err := dial("tcp", targets[i%len(targets)])
+		c, err := dial("tcp", targets[i%len(targets)], congestion(o.congestion))
 		if err != nil {
-			return err
-		}
-		if err := setCongestion(c, o.congestion); err != nil {
 			return err
 		}
 		go func() {
@@ -51,35 +49,35 @@ func tcpSend(o options, b *Board) error {
 	return <-failed
 }
 
-// setCongestion chooses the congestion control of a TCP connection; "" leaves
-// the kernel's default.
-func setCongestion(c net.Conn, name string) error {
-	t, ok := c.(*net.TCPConn)
-	if name == "" || !ok {
+// congestion chooses the congestion control of a TCP socket before it connects;
+// "" leaves the kernel's default. Later would be too late: a connection that has
+// begun with bbr is paced by timers for as long as it lives.
+func congestion(name string) func(network, addr string, c syscall.RawConn) error {
+	if name == "" {
 		return nil
 	}
-	raw, err := t.SyscallConn()
-	if err != nil {
-		return err
+	return func(_, _ string, c syscall.RawConn) error {
+		var serr error
+		err := c.Control(func(fd uintptr) {
+			serr = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+		})
+		if err := errors.Join(err, serr); err != nil {
+			return fmt.Errorf("use congestion control %q: %w", name, err)
+		}
+		return nil
 	}
-	var serr error
-	err = raw.Control(func(fd uintptr) {
-		serr = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
-	})
-	if err := errors.Join(err, serr); err != nil {
-		return fmt.Errorf("use congestion control %q: %w", name, err)
-	}
-	return nil
 }
 
-// dial tries for a while: the listener may be about to start.
-func dial(network, addr string) (net.Conn, error) {
+// dial tries for a while: the listener may be about to start. control, if not
+// nil, is net.Dialer's.
+func dial(network, addr string, control func(network, addr string, c syscall.RawConn) error) (net.Conn, error) {
+	d := net.Dialer{Timeout: 2 * time.Second, Control: control}
 	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		c, err := net.DialTimeout(network, addr, 2*time.Second)
+		c, err := d.Dial(network, addr)
 		if err == nil {
 			return c, nil
 		}
-		if time.Since(start) > 2*time.Second {
+		if errors.Is(err, unix.ENOENT) || time.Since(start) > 2*time.Second {
 			return nil, fmt.Errorf("connect: %w", err)
 		}
 	}
