@@ -43,6 +43,8 @@ type policies interface {
 	Watch(ctx context.Context, onChange func()) error
 	Reload() error
 	Resolve([]container.Container) ([]policy.Target, []policy.Problem)
+	Override([]policy.Override) error
+	Check(container.Container, []policy.Override) error
 	Status() policy.Status
 }
 
@@ -71,6 +73,9 @@ type Agent struct {
 	kick     chan struct{} // capacity 1: a round is worth making
 	rounding sync.Mutex    // one round at a time
 	probing  sync.Mutex    // one Doctor at a time
+
+	setting sync.Mutex // one Set at a time; guards hand
+	hand    overrides
 
 	fresh fresh
 
@@ -137,6 +142,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, open: open, all: fs,
 		accounts:  accountsOf(fs, p.now()),
+		hand:      overrides{dir: cfg.StateDir, proc: cfg.Roots.Proc},
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),
 		decisions: make(map[choice]policy.Decision),
@@ -180,6 +186,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	// Before the first round: without its policy, that would let go of what an
 	// earlier agent has left in force for containers that still run.
 	a.reload()
+	a.recall()
 	// What has lapsed meanwhile must not be adopted.
 	a.undoExpired(a.pace.now(), func(journal.Entry) bool { return true })
 	g, ctx := errgroup.WithContext(ctx)

@@ -64,6 +64,7 @@ func (a *Agent) round() (complete bool) {
 	defer a.rounding.Unlock()
 	began := time.Now()
 	snap := a.set.Snapshot()
+	a.forget(snap)
 	targets, problems := a.policy.Resolve(snap.Containers)
 	byID := make(map[container.ID]policy.Target, len(targets))
 	for _, t := range targets {

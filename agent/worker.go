@@ -365,6 +365,29 @@ func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 	}
 }
 
+// settle waits until the feature has done, or has failed to do, what is wanted
+// for a container, and gives its error then; nil where nothing is wanted. At the
+// end of ctx its error is that of ctx.
+func (w *worker) settle(ctx context.Context, id container.ID) error {
+	for {
+		w.mu.Lock()
+		r, moved := w.rows[id], w.moved
+		if r == nil || r.settled || r.err != nil {
+			defer w.mu.Unlock()
+			if r == nil || errors.Is(r.err, feature.ErrNotBuilt) {
+				return nil
+			}
+			return r.err
+		}
+		w.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-moved:
+		}
+	}
+}
+
 // stop removes all that was applied, trying each container a few times, and
 // closes the feature. It is called once run has returned.
 func (w *worker) stop(ctx context.Context) error {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,7 +29,8 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(childEnv); socket != "" {
 		_, read := Dial(socket).Version(context.Background())
 		_, write := Dial(socket).Reload(context.Background())
-		fmt.Printf("read: %v\nwrite: %v\n", read, write)
+		_, set := Dial(socket).Set(context.Background(), "x", SetRequest{})
+		fmt.Printf("read: %v\nwrite: %v\nset: %v\n", read, write, set)
 		return
 	}
 	testkit.Main(m)
@@ -39,6 +41,7 @@ type backend struct {
 	err      error
 	samples  Samples
 	restored string
+	set      SetRequest
 	peer     Peer
 	slow     chan struct{}
 }
@@ -68,6 +71,10 @@ func (b *backend) Reload(context.Context) (PolicyStatus, error) { return PolicyS
 func (b *backend) Restore(_ context.Context, ref string) (Restored, error) {
 	b.restored = ref
 	return Restored{Outcomes: []Outcome{{Container: 5, Result: "gone"}}}, b.err
+}
+func (b *backend) Set(_ context.Context, ref string, by Peer, in SetRequest) (Container, error) {
+	b.peer, b.set = by, in
+	return Container{Name: ref}, b.err
 }
 func (b *backend) Self(_ context.Context, p Peer) (Self, error) {
 	b.peer = p
@@ -135,6 +142,10 @@ func TestRoundTrip(t *testing.T) {
 		if r, err := c.Restore(ctx, ref); err != nil || b.restored != ref || len(r.Outcomes) != 1 || r.Outcomes[0].Container != 5 {
 			t.Errorf("restore %q: %+v, %v", ref, r, err)
 		}
+	}
+	in := SetRequest{Set: map[string]string{"net.rate": "50mbit"}, Unset: []string{"net.weight"}}
+	if got, err := c.Set(ctx, "a/b", in); err != nil || got.Name != "a/b" || !reflect.DeepEqual(b.set, in) || b.peer.PID != os.Getpid() {
+		t.Errorf("set: %+v, %v; the backend has %+v of %+v", got, err, b.set, b.peer)
 	}
 	for _, ref := range []string{"", "web", "a/b c?d#e", "..."} {
 		if n, err := c.NetCPU(ctx, ref); err != nil || n.System.Name != ref {
@@ -243,6 +254,9 @@ func TestPeer(t *testing.T) {
 			t.Errorf("a container sees whose packets took whose time: %v", err)
 		}
 	}
+	if _, err := c.Set(t.Context(), "9", SetRequest{Set: map[string]string{"netcpu": "isolate"}}); !isCode(err, "not_found") {
+		t.Errorf("a container may set its policy: %v", err)
+	}
 	if _, err := c.Restore(t.Context(), ""); !isCode(err, "not_found") {
 		t.Errorf("a container may restore: %v", err)
 	}
@@ -282,7 +296,8 @@ func TestStrangerMayNotWrite(t *testing.T) {
 		}
 		return string(out)
 	}
-	want := "read: <nil>\nwrite: user id 65534 may not change anything: only root and the group fairlead may\n"
+	const refused = "user id 65534 may not change anything: only root and the group fairlead may\n"
+	want := "read: <nil>\nwrite: " + refused + "set: " + refused
 	if diff := cmp.Diff(want, stranger(served(t, &backend{}, 0o666, Serve))); diff != "" {
 		t.Errorf("on an open socket (-want +got):\n%s", diff)
 	}

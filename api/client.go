@@ -103,6 +103,13 @@ func (c *Client) Restore(ctx context.Context, ref string) (out Restored, err err
 	return out, c.do(ctx, http.MethodPost, "/v1/restore", RestoreRequest{Container: ref}, &out)
 }
 
+// Set gives a running container, named as for Explain, values above those of
+// files and labels, and takes such values back: all of that or nothing. The
+// answer is the container as it stands then.
+func (c *Client) Set(ctx context.Context, ref string, in SetRequest) (out Container, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/containers/"+url.PathEscape(ref)+"/set", in, &out)
+}
+
 // Self gives what the calling container may know of itself. It works on the
 // agent's self socket only.
 func (c *Client) Self(ctx context.Context) (out Self, err error) {

@@ -21,6 +21,9 @@ type Backend interface {
 	Version(context.Context) (Version, error)
 	Reload(context.Context) (PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (Restored, error)
+	// Set gives the container that ref names values by hand, on behalf of a Peer,
+	// and takes others back: all of them or none.
+	Set(ctx context.Context, ref string, by Peer, in SetRequest) (Container, error)
 	Self(context.Context, Peer) (Self, error)
 }
 
@@ -78,6 +81,10 @@ func routes() []route {
 			summary: "Undo what is applied to one container, or to all, and hold it so until the next policy reload.",
 			call:    restore,
 		}, {
+			method: "POST", path: "/v1/containers/{ref}/set", in: SetRequest{}, out: Container{},
+			summary: "Give a running container values above those of files and labels, until it ends, and take such values back. All or nothing: what is no value, or contradicts the rest, or is refused by a feature (as bandwidth that no uplink has) changes nothing, with the reason.",
+			call:    set,
+		}, {
 			method: "GET", path: "/v1/self", out: Self{}, self: true,
 			summary: "Tell the calling container about itself. Served on the self socket only.",
 			call:    self,
@@ -91,6 +98,18 @@ func restore(b Backend, r *http.Request) (any, error) {
 		return nil, err
 	}
 	return b.Restore(r.Context(), in.Container)
+}
+
+func set(b Backend, r *http.Request) (any, error) {
+	var in SetRequest
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	p, err := peer(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	return b.Set(r.Context(), r.PathValue("ref"), p, in)
 }
 
 func self(b Backend, r *http.Request) (any, error) {

@@ -94,7 +94,7 @@ type HostEnd struct {
 type Setting struct {
 	Key   string `json:"key" doc:"policy key, such as fairlead.netcpu"`
 	Value string `json:"value" doc:"value as written"`
-	From  string `json:"from,omitempty" doc:"label, annotation, controller, or the path of the policy file"`
+	From  string `json:"from,omitempty" doc:"label, annotation, controller, set by (who, and when), or the path of the policy file"`
 	Line  int    `json:"line,omitempty" doc:"line in the policy file"`
 }
 
@@ -227,6 +227,12 @@ type RestoreRequest struct {
 	Container string `json:"container,omitempty" doc:"id or name of one container; absent for all and the host"`
 }
 
+// SetRequest is the body of a request to set values by hand.
+type SetRequest struct {
+	Set   map[string]string `json:"set,omitempty" doc:"values by policy key, with or without the prefix fairlead., as in a label"`
+	Unset []string          `json:"unset,omitempty" doc:"keys whose values, set by hand, are taken back: files and labels count again"`
+}
+
 // Restored is what became of the changes that restore was asked to undo.
 type Restored struct {
 	Outcomes []Outcome `json:"outcomes" doc:"one element for each change, newest first"`
@@ -259,7 +265,7 @@ type Self struct {
 // Error is why a request was not done. As a Go error it gives Text.
 type Error struct {
 	Status int    `json:"status" doc:"HTTP status"`
-	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, unavailable, internal"`
+	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, refused, unavailable, internal"`
 	Text   string `json:"text" doc:"what is wrong, for people"`
 }
 

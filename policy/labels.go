@@ -71,7 +71,7 @@ func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
 			ls.broken = append(ls.broken, key)
 			continue
 		}
-		ls.layer[key] = entry{set: set, origin: Origin{Key: prefix + key, Value: value, From: from}}
+		ls.layer[key] = entry{set: set, label: true, origin: Origin{Key: prefix + key, Value: value, From: from}}
 	}
 	for _, name := range ours(leftOut) {
 		if key, ok := keyOf(name); ok && !ls.layer.has(key) {

@@ -48,6 +48,8 @@ type entry struct {
 	set    setter
 	origin Origin
 	column int
+	label  bool // a label or annotation set it
+	hand   bool // an Override
 }
 
 // layer is what one source sets: entries by the name of their key.
@@ -71,7 +73,8 @@ func (l layer) settings() (Settings, []Origin) {
 // policy gets the zero Settings.
 //
 // Of several sources of a key the last one counts: the files in the order of
-// their names, within a file from top to bottom, then the container's labels.
+// their names, within a file from top to bottom, then the container's labels
+// (and then, in [Store.Resolve], what was set by hand).
 // Labels are left out, with a Problem for each, if any policy that matches the
 // container is in a file that says "labels: deny".
 //
@@ -83,7 +86,7 @@ func (p *Policy) Resolve(containers []container.Container) ([]Target, []Problem)
 	targets := make([]Target, 0, len(containers))
 	var problems []Problem
 	for _, c := range sorted(containers) {
-		t, ps, _ := p.resolve(c, nil)
+		t, ps, _ := p.resolve(c, nil, nil)
 		targets, problems = append(targets, t), append(problems, ps...)
 	}
 	return targets, problems
@@ -98,8 +101,9 @@ func sorted(containers []container.Container) []container.Container {
 }
 
 // resolve does one container. last is what held before, by key, or nil; the
-// layer returned is what to pass as last the next time.
-func (p *Policy) resolve(c container.Container, last layer) (Target, []Problem, layer) {
+// layer returned is what to pass as last the next time. hand is what was set for
+// the container by hand, or nil.
+func (p *Policy) resolve(c container.Container, last, hand layer) (Target, []Problem, layer) {
 	layers, deny := p.layersOf(c)
 	var problems []Problem
 	broken := map[string]bool{}
@@ -112,11 +116,14 @@ func (p *Policy) resolve(c container.Container, last layer) (Target, []Problem, 
 			broken[key] = true
 			// Only a label stands in for a label: else a value from a file
 			// would outlive its removal from that file.
-			if e, ok := last[key]; ok && e.origin.Line == 0 && !ls.layer.has(key) {
+			if e, ok := last[key]; ok && e.label && !ls.layer.has(key) {
 				ls.layer[key] = e
 			}
 		}
 		layers = append(layers, ls.layer)
+	}
+	if len(hand) > 0 {
+		layers = append(layers, hand)
 	}
 
 	problems = append(problems, p.unmatched(c)...)
@@ -287,7 +294,7 @@ func contradictionProblem(c conflict, l layer) Problem {
 // place is where the value was set: "label", or "/etc/.../10-web.yaml:7".
 func (o Origin) place() string {
 	if o.Line == 0 {
-		return plain(o.From)
+		return printableValue(o.From) // a word of ours: a label's value is never one
 	}
 	return fmt.Sprintf("%s:%d", plain(o.From), o.Line)
 }

@@ -23,6 +23,8 @@ type Store struct {
 	loaded bool              // there was a load
 	last   map[container.ID]layer
 	status Status
+
+	overrides map[container.ID]layer // set by hand
 }
 
 // Status tells how the last load of a Store went.
@@ -106,7 +108,7 @@ func (s *Store) Resolve(containers []container.Container) ([]Target, []Problem) 
 	var problems []Problem
 	next := make(map[container.ID]layer, len(containers))
 	for _, c := range sorted(containers) {
-		t, ps, good := s.policy.resolve(c, s.last[c.ID])
+		t, ps, good := s.policy.resolve(c, s.last[c.ID], s.overrides[c.ID])
 		targets, problems = append(targets, t), append(problems, ps...)
 		if len(good) > 0 {
 			next[c.ID] = good

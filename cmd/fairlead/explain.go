@@ -136,6 +136,8 @@ func setting1(s api.Setting) string {
 	switch {
 	case s.Line > 0:
 		from = fmt.Sprintf("%s line %d", showText(s.From), s.Line)
+	case strings.HasPrefix(from, "set by "):
+		from = showText(from)
 	case from == "default":
 		from = "by default"
 	case from == "label", from == "annotation":

@@ -44,6 +44,7 @@ func verbs() []func(env) *cobra.Command {
 		psVerb,
 		netcpuVerb,
 		explainVerb,
+		setVerb,
 		doctorVerb,
 		restoreVerb,
 		policyVerb,

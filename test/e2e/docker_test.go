@@ -140,6 +140,7 @@ func TestDocker(t *testing.T) {
 	h.agent.idles(h.atStart)
 
 	t.Run("isolate", h.testIsolate)
+	t.Run("set", h.testSet)
 	t.Run("ends", h.testEnds)
 	t.Run("networks", h.testNetworks)
 	t.Run("metrics", h.testMetrics)
@@ -223,6 +224,60 @@ func (h *host) testIsolate(t *testing.T) {
 }
 
 const isolateKey = "fairlead.netcpu = isolate"
+
+// testSet gives a running container policy by hand. It outlives the agent, and
+// ends with the container.
+func (h *host) testSet(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "hand", "--label", "fairlead.netcpu=observe")
+	c := h.agent.reaches("hand", api.StateDone)
+	before := h.state(t, c)
+	for _, tt := range []struct {
+		status int
+		says   string
+		args   []string
+	}{
+		{1, "netcpu: \"isolat\": must be one of observe, charge, isolate, auto", []string{"hand", "netcpu=isolat"}},
+		{1, "net.ciel: unknown key; did you mean net.ceil?", []string{"hand", "netcpu=isolate", "net.ciel=1mbit"}},
+		{1, "netcpu: is not set by hand", []string{"hand", "netcpu-"}},
+		{1, "no container \"nobody\" runs here", []string{"nobody", "netcpu=isolate"}},
+		{2, "is neither KEY=VALUE nor KEY-", []string{"hand", "netcpu"}},
+	} {
+		mustSay(t, h.agent.run(append([]string{"set"}, tt.args...)...), tt.status, tt.says)
+	}
+	if diff := h.state(t, c).diff(before); diff != "" {
+		t.Errorf("refusals have changed:\n%s", diff)
+	}
+	mustSay(t, h.agent.run("set", c.RuntimeID[:12], "netcpu=isolate"), 0, isolateKey+", set by uid 0 at 2")
+	h.agent.isolated("hand", 1) // at once, but the label's value had a moment too
+	mustSay(t, h.agent.run("explain", "hand"), 0, isolateKey+", set by uid 0 at 2")
+
+	h.agent.stop()
+	h.agent.start()
+	h.agent.isolated("hand", 1)
+	mustSay(t, h.agent.run("set", "hand", "fairlead.netcpu-"), 0, "fairlead.netcpu = observe, by a label of the container")
+	await(t, "what was set by hand to be taken back", func() error {
+		if diff := h.state(t, c).diff(before); diff != "" {
+			return fmt.Errorf("%s", diff)
+		}
+		return nil
+	})
+	mustSay(t, h.agent.run("set", "hand", "netcpu=isolate"), 0)
+	h.Must(t, "restart", "-t", "0", "hand") // another container, as the kernel sees it
+	await(t, "the new one", func() error {
+		n, err := h.agent.find("hand")
+		if err == nil && n.ID == c.ID {
+			err = fmt.Errorf("it is still the old one")
+		}
+		return err
+	})
+	h.agent.reaches("hand", api.StateDone)
+	if out := h.agent.run("explain", "hand"); strings.Contains(out.out, "set by") {
+		t.Errorf("what was set for a container that has ended holds for the next:\n%v", out)
+	}
+	h.remove(t, "hand")
+	h.agent.idles(h.atStart)
+}
 
 // testEnds ends a container in all the ways that there are.
 func (h *host) testEnds(t *testing.T) {

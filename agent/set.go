@@ -1,0 +1,258 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// setTime bounds the wait for the features in Set.
+const setTime = 15 * time.Second
+
+// Set gives a container values by hand, and takes others back. What cannot be,
+// or is refused by the feature that it is for, changes nothing. A feature may
+// have been brought to the one half before another refuses: it is then brought
+// back before Set returns.
+func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequest) (api.Container, error) {
+	c, ended, err := a.find(ref)
+	if err != nil {
+		return api.Container{}, err
+	}
+	if ended {
+		return api.Container{}, refused("container %s has ended", c.ID)
+	}
+	a.setting.Lock()
+	defer a.nudge() // what ended meanwhile is still to be forgotten
+	defer a.setting.Unlock()
+	was := a.hand.all
+	from := fmt.Sprintf("set by uid %d at %s", by.UID, a.pace.now().UTC().Format(time.RFC3339))
+	all, touched, err := change(was, c.ID, in, from)
+	if err != nil {
+		return api.Container{}, err
+	}
+	mine := slices.DeleteFunc(slices.Clone(all), func(o policy.Override) bool { return o.Container != c.ID })
+	if err := a.policy.Check(c, mine); err != nil {
+		return api.Container{}, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: err.Error()}
+	}
+	if len(in.Set) > 0 {
+		if err := a.settable(c.ID, touched); err != nil {
+			return api.Container{}, err
+		}
+	}
+
+	err = a.override(ctx, c.ID, all, touched)
+	if len(in.Set) == 0 && !errors.Is(err, context.Canceled) {
+		err = nil // it is taken back, whatever a feature makes of what counts now
+	}
+	if err == nil {
+		err = a.hand.save(all)
+	} else {
+		err = refused("%s", err)
+	}
+	if err != nil {
+		// Also when nobody waits for the answer any more.
+		return api.Container{}, errors.Join(err, a.override(context.WithoutCancel(ctx), c.ID, was, touched))
+	}
+	a.log.Info("policy was set by hand", "container", c.ID, "name", c.Name, "uid", by.UID, "set", in.Set, "unset", in.Unset)
+	return a.describe(c), nil
+}
+
+func refused(format string, args ...any) error {
+	return &api.Error{Status: http.StatusConflict, Code: "refused", Text: fmt.Sprintf(format, args...)}
+}
+
+// change gives the list with what a request says, and the features concerned.
+func change(was []policy.Override, id container.ID, in api.SetRequest, from string) (all []policy.Override, touched map[string]bool, err error) {
+	bad := func(text string) error {
+		return &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: text}
+	}
+	if len(in.Set)+len(in.Unset) == 0 {
+		return nil, nil, bad("nothing is to be set, and nothing to be taken back")
+	}
+	all, touched = slices.Clone(was), make(map[string]bool)
+	seen := make(map[string]bool)
+	take := func(name string) (key string, held bool, err error) {
+		key, err = policy.KnownKey(name)
+		if err != nil {
+			return "", false, bad(err.Error())
+		}
+		if seen[key] {
+			return "", false, bad(key + ": is given twice")
+		}
+		seen[key] = true
+		touched[featureOf("fairlead."+key)] = true
+		n := len(all)
+		all = slices.DeleteFunc(all, func(o policy.Override) bool { return o.Container == id && o.Key == key })
+		return key, len(all) < n, nil
+	}
+	for _, name := range in.Unset {
+		key, held, err := take(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !held {
+			return nil, nil, bad(key + ": is not set by hand, so that it cannot be taken back")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(in.Set)) {
+		key, _, err := take(name)
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, policy.Override{Container: id, Key: key, Value: in.Set[name], From: from})
+	}
+	return all, touched, nil
+}
+
+// settable says why nothing that is set for a container now could take effect.
+func (a *Agent) settable(id container.ID, features map[string]bool) error {
+	for _, f := range a.all {
+		if features[f.Name()] && a.worker(f.Name()) == nil {
+			return refused("%s is unavailable here: %s", f.Name(), f.Support().Why)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.heldAll || a.held[id] {
+		return refused("container %s was let go of by restore, until `fairlead policy reload`", id)
+	}
+	if source := a.kept[id]; source != "" {
+		return refused("%s, which knows container %s, does not answer", source, id)
+	}
+	return nil
+}
+
+// override makes all what is set by hand, and waits for what the features make
+// of it for one container. The caller holds a.setting.
+func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Override, features map[string]bool) error {
+	a.hand.all = all
+	a.policy.Override(all) // its error was found by Check, or told by recall
+	a.round()
+	ctx, cancel := context.WithTimeout(ctx, setTime)
+	defer cancel()
+	var errs []error
+	for _, w := range a.workers {
+		if !features[w.feature.Name()] {
+			continue
+		}
+		if err := w.settle(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
+			errs = append(errs, err) // what only takes long is not refused
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// recall takes up what was set by hand before this agent was started.
+func (a *Agent) recall() {
+	a.setting.Lock()
+	defer a.setting.Unlock()
+	if err := a.hand.load(); err != nil {
+		a.log.Error("what was set by hand is not in force any more", "err", err)
+	}
+	if err := a.policy.Override(a.hand.all); err != nil {
+		a.log.Error("not all that was set by hand is in force any more", "err", err)
+	}
+}
+
+// forget drops what was set by hand for containers that have ended. While a Set
+// is under way, that is left to the round that follows it.
+func (a *Agent) forget(snap container.Snapshot) {
+	if !snap.Complete || !a.setting.TryLock() {
+		return
+	}
+	defer a.setting.Unlock()
+	runs := make(map[container.ID]bool, len(snap.Containers))
+	for _, c := range snap.Containers {
+		runs[c.ID] = true
+	}
+	left := slices.DeleteFunc(slices.Clone(a.hand.all), func(o policy.Override) bool { return !runs[o.Container] })
+	if len(left) == len(a.hand.all) {
+		return
+	}
+	a.hand.all = left
+	a.policy.Override(left)
+	if err := a.hand.save(left); err != nil {
+		a.log.Error("what was set by hand is not written down", "err", err)
+	}
+}
+
+// overrides are what was set by hand, and the file that they outlive the agent
+// in. It is beside the journal: in a directory that one agent has at a time, and
+// that systemd does not empty when the agent stops, as it does /run/fairlead.
+// Like the journal it is of one boot only, as the ids of containers are.
+type overrides struct {
+	dir, proc string
+	all       []policy.Override
+}
+
+// overridesFile is the content of the file.
+type overridesFile struct {
+	Boot string            `json:"boot"`
+	Set  []policy.Override `json:"set"`
+}
+
+// maxOverrides bounds the file, in bytes.
+const maxOverrides = 16 << 20
+
+func (o *overrides) path() string { return filepath.Join(o.dir, "set.json") }
+
+func (o *overrides) load() error {
+	f, err := os.Open(o.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	boot, err := journal.BootID(o.proc)
+	if err != nil {
+		return err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxOverrides))
+	if err != nil {
+		return err
+	}
+	var in overridesFile
+	if err := json.Unmarshal(data, &in); err != nil {
+		return fmt.Errorf("read %s: %w", o.path(), err)
+	}
+	if in.Boot == boot {
+		o.all = in.Set
+	}
+	return nil
+}
+
+// save puts the list into the file, all of it or none.
+func (o *overrides) save(all []policy.Override) error {
+	boot, err := journal.BootID(o.proc)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(overridesFile{boot, all})
+	if err != nil {
+		return err
+	}
+	if len(data) > maxOverrides {
+		return fmt.Errorf("write %s: more is set by hand than %d bytes", o.path(), maxOverrides)
+	}
+	next := o.path() + ".next"
+	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, o.path())
+}

@@ -1,0 +1,225 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+func (r *rig) put(ref string, in api.SetRequest) error {
+	r.t.Helper()
+	_, err := r.client.Set(r.t.Context(), ref, in)
+	return err
+}
+
+func code(err error) string {
+	var e *api.Error
+	errors.As(err, &e)
+	if e == nil {
+		return ""
+	}
+	return e.Code
+}
+
+func sets(kv ...string) api.SetRequest {
+	in := api.SetRequest{Set: map[string]string{}}
+	for i := 0; i < len(kv); i += 2 {
+		in.Set[kv[i]] = kv[i+1]
+	}
+	return in
+}
+
+// written is what the file has.
+func (r *rig) written() (out []policy.Override) {
+	r.t.Helper()
+	data, err := os.ReadFile(filepath.Join(r.state, "set.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	var f overridesFile
+	if err == nil {
+		err = json.Unmarshal(data, &f)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return f.Set
+}
+
+func TestSet(t *testing.T) {
+	r := newRig(t, 1, 2)
+	r.start()
+	r.set.set(true, box(1, ""), box(2, ""))
+	r.until("both are there", func() bool { return r.state1(1) == api.StateDone && r.state1(2) == api.StateDone })
+	if err := r.put("box-1", sets("fairlead.netcpu", "isolate")); err != nil {
+		t.Fatal(err)
+	}
+	// Set returns when it is in force.
+	if got := r.host.get(t, 1); got != "isolated" {
+		t.Errorf("after set it is %q", got)
+	}
+	x, err := r.client.Explain(t.Context(), "box-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := x.Container.Policy; len(p) != 1 || !strings.HasPrefix(p[0].From, "set by uid 0 at 2") || len(x.Changes) != 1 || len(x.Changes[0].Because) != 1 {
+		t.Errorf("explained as %+v, %+v", p, x.Changes)
+	}
+
+	for _, tt := range []struct {
+		ref        string
+		in         api.SetRequest
+		code, says string
+	}{
+		{"nobody", sets("netcpu", "isolate"), "not_found", "nobody"},
+		{"box-2", api.SetRequest{}, "bad_request", "nothing is to be set"},
+		{"box-2", sets("netcpu", "isolat"), "bad_request", `netcpu: "isolat": must be one of`},
+		{"box-2", sets("netcpu", "isolate", "netcup", "isolate"), "bad_request", "did you mean netcpu?"},
+		{"box-2", sets("netcpu", "isolate", "fairlead.netcpu", "observe"), "bad_request", "netcpu: is given twice"},
+		{"box-2", sets("netcpu", "isolate", "net.rate", "1tb"), "bad_request", "net.rate"},
+		{"box-2", sets("io.weight", "3"), "bad_request", "not available in this build"},
+		{"box-2", api.SetRequest{Unset: []string{"netcpu"}}, "bad_request", "netcpu: is not set by hand"},
+		{"box-1", api.SetRequest{Set: map[string]string{"netcpu": "observe"}, Unset: []string{"netcpu"}}, "bad_request", "twice"},
+	} {
+		if err := r.put(tt.ref, tt.in); code(err) != tt.code || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%s %+v: %v (%s), want %s: %s", tt.ref, tt.in, err, code(err), tt.code, tt.says)
+		}
+	}
+	if got := r.host.get(t, 2); got != "plain" || len(r.written()) != 1 {
+		t.Errorf("after refusals 2 is %q, and written down is %+v", got, r.written())
+	}
+
+	if err := r.put("box-1", api.SetRequest{Unset: []string{"netcpu"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.host.get(t, 1); got != "plain" || len(r.written()) != 0 {
+		t.Errorf("taken back, it is %q, and written down is %+v", got, r.written())
+	}
+}
+
+// What a feature refuses is not in force, not even in part, and not written.
+func TestSetRefused(t *testing.T) {
+	r := newRig(t, 1)
+	r.start()
+	r.set.set(true, box(1, ""))
+	r.until("it is there", func() bool { return r.state1(1) == api.StateDone })
+	r.feature.apply = func(_ context.Context, x policy.Target) error {
+		if x.Settings.NetCPU == policy.NetCPUIsolate {
+			return errors.New("the sum of 2 is 1.2gbit")
+		}
+		return nil
+	}
+	err := r.put("1", sets("netcpu", "isolate", "net.weight", "2"))
+	if code(err) != "refused" || !strings.Contains(err.Error(), "the sum of 2 is 1.2gbit") {
+		t.Errorf("refused with %v (%s)", err, code(err))
+	}
+	if got := r.state1(1); got != api.StateDone || r.host.get(t, 1) != "plain" || len(r.written()) != 0 {
+		t.Errorf("after a refusal it is %s, %q, and written down is %+v", got, r.host.get(t, 1), r.written())
+	}
+	x, err := r.client.Explain(t.Context(), "1")
+	if err != nil || len(x.Container.Policy) != 1 || x.Container.Policy[0].From != "default" {
+		t.Errorf("policy after a refusal: %+v (%v)", x.Container.Policy, err)
+	}
+	// Nor is what nobody would put in force.
+	if _, err := r.client.Restore(t.Context(), "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.put("1", sets("netcpu", "observe")); code(err) != "refused" || !strings.Contains(err.Error(), "policy reload") {
+		t.Errorf("set while restore holds it: %v", err)
+	}
+}
+
+// It outlives the agent, but not the container, nor the boot.
+func TestSetSurvives(t *testing.T) {
+	r := newRig(t, 1, 2)
+	r.start()
+	r.set.set(true, box(1, ""), box(2, ""))
+	r.until("both are there", func() bool { return r.state1(1) == api.StateDone && r.state1(2) == api.StateDone })
+	for _, ref := range []string{"1", "2"} {
+		if err := r.put(ref, sets("netcpu", "isolate")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	was := r.written()
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.host.get(t, 1); got != "plain" {
+		t.Errorf("without an agent it is %q", got)
+	}
+	r.start()
+	r.untilValue(1, "isolated")
+	r.untilValue(2, "isolated")
+	if diff := cmp.Diff(was, r.written()); diff != "" {
+		t.Errorf("written down (-was +is):\n%s", diff)
+	}
+	// While not all is known, nothing is forgotten.
+	r.set.set(false, box(1, ""))
+	r.until("2 has gone", func() bool { return r.state1(2) == "" })
+	if len(r.written()) != 2 {
+		t.Errorf("forgotten too early: %+v", r.written())
+	}
+	r.set.set(true, box(1, ""))
+	r.until("2 is forgotten", func() bool { return len(r.written()) == 1 })
+	r.set.set(true, box(1, ""), box(2, ""))
+	r.until("2 is there again", func() bool { return r.state1(2) == api.StateDone })
+	if got := r.host.get(t, 2); got != "plain" {
+		t.Errorf("a new container is %q", got)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	// Of another boot: none of those that run can be meant.
+	file := filepath.Join(r.state, "set.json")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f overridesFile
+	if err := json.Unmarshal(data, &f); err != nil {
+		t.Fatal(err)
+	}
+	f.Boot = "another"
+	data, _ = json.Marshal(f)
+	for _, content := range [][]byte{data, []byte(`{"boot":`)} {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.start()
+		r.until("1 is there", func() bool { return r.state1(1) == api.StateDone })
+		if got := r.host.get(t, 1); got != "plain" {
+			t.Errorf("with %.20q in the file it is %q", content, got)
+		}
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func FuzzOverridesFile(f *testing.F) {
+	f.Add([]byte(`{"boot":"x","set":[{"container":"1","key":"net.rate","value":"50mbit","from":"set by uid 0"}]}`))
+	f.Add([]byte(`{"set":[{"container":"-1"},null,{"key":"net.rate"}]}`))
+	f.Add([]byte("{"))
+	store := policy.NewStore(f.TempDir(), nil)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		o := overrides{dir: t.TempDir(), proc: "/proc"}
+		if err := os.WriteFile(o.path(), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if o.load() == nil {
+			store.Override(o.all)
+			store.Resolve([]container.Container{box(1, "")})
+		}
+	})
+}
