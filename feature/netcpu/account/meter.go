@@ -55,7 +55,11 @@ type Meter struct {
 	closed     bool
 }
 
-// tenant is one slot.
+// tenant is one slot: a place in the per-CPU tables, of which there are few. It
+// is no number of package container/slot: those are for network tenants, of
+// which several containers may be one, while each container has an account of its own;
+// there are 64 times as many of them as places here; and they are free again after a
+// time, not once a reading has shown that no CPU holds charges any more.
 type tenant struct {
 	told  Tenant
 	slot  uint32
