@@ -162,7 +162,9 @@ func (s *Stats) read(b []byte) {
 		case a.typ == statsPkt64 && len(v) >= 8:
 			s.Packets = ne.Uint64(v)
 		case a.typ == statsQueue && len(v) >= 20:
+			// struct gnet_stats_queue: qlen, backlog, drops, requeues, overlimits.
 			s.Queued, s.Backlog, s.Drops = uint64(ne.Uint32(v)), uint64(ne.Uint32(v[4:])), uint64(ne.Uint32(v[8:]))
+			s.Overlimits = uint64(ne.Uint32(v[16:]))
 		}
 	}
 }

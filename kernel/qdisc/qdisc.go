@@ -75,6 +75,7 @@ type Stats struct {
 	Drops           uint64 // packets
 	Backlog, Queued uint64 // bytes and packets that wait in it
 	Borrowed        uint64 // packets that were sent on another's account; HTB only
+	Overlimits      uint64 // how often it came to its ceil; HTB only
 }
 
 // drainTime bounds the wait for a class that is to go to send what is in it.
