@@ -91,8 +91,9 @@ func openPath(path string) (fd int, err error) {
 // resolveCached is RESOLVE_CACHED of linux/openat2.h (5.12).
 const resolveCached = 0x20
 
-// throughRoot matches a path into the mount namespace of a process.
-var throughRoot = regexp.MustCompile(`^(/.*/[0-9]+/root|/[0-9]+/root)(/.+)$`)
+// throughRoot matches a path into the mount namespace of a process. The first
+// number counts: what looks like another one below is the process's own doing.
+var throughRoot = regexp.MustCompile(`^(.*?/[0-9]+/root)(/.+)$`)
 
 // Inode identifies the namespace among those that exist now. The number may be
 // used again once the namespace has gone.

@@ -1,6 +1,8 @@
 package netdev
 
 import (
+	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +12,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -230,23 +231,28 @@ func TestFind(t *testing.T) {
 }
 
 // elsewhere starts a process in a mount namespace of its own, in which it does
-// what the script says first, and returns its PID.
+// what the script says first, and returns its PID. A script that fails at any
+// step fails the test.
 func elsewhere(t *testing.T, script string) string {
 	t.Helper()
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script+"\nexec sleep 1000")
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", script+"\necho ready\nexec sleep 1000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	pid := strconv.Itoa(cmd.Process.Pid)
-	for comm := ""; comm != "sleep"; {
-		b, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		comm = strings.TrimSpace(string(b))
+	// Its end closes the pipe, so this does not wait for one that failed.
+	said, _ := bufio.NewReader(out).ReadString('\n')
+	if said != "ready\n" {
+		err := cmd.Wait()
+		t.Fatalf("said %q, not that it is ready: %v: %s", said, err, complaint.Bytes())
 	}
-	return pid
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return strconv.Itoa(cmd.Process.Pid)
 }
 
 func TestMounted(t *testing.T) {
@@ -273,23 +279,25 @@ func TestMounted(t *testing.T) {
 // of a process which puts things in the way.
 func TestFindElsewhere(t *testing.T) {
 	plain, hidden, trap := testkit.NetNS(t), testkit.NetNS(t), testkit.NetNS(t)
-	bound := trap.Bind(t)
-	pid := elsewhere(t, fmt.Sprintf(`set -e
-mount -t tmpfs tmpfs /mnt
-mkdir -p "/mnt/run/a b" /mnt/over
-touch "/mnt/run/a b/ns" /mnt/over/ns
-mount --bind %s "/mnt/run/a b/ns"
-mount --bind %s /mnt/over/ns
-mount -t tmpfs tmpfs /mnt/over
-touch /mnt/over/ns
-ln -s / /mnt/root
-ln -s %s /mnt/link
-ln -s /proc/self/ns/net /mnt/magic
-mkfifo /mnt/fifo
-stat /mnt/fifo /mnt/link /mnt/magic /mnt/root >/dev/null
-`, plain.Path, hidden.Path, bound))
+	bound, dir := trap.Bind(t), filepath.Join(t.TempDir(), "1") // dir/root looks like a process's root
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pid := elsewhere(t, fmt.Sprintf(`mount -t tmpfs tmpfs %s
+cd %[1]s
+mkdir -p "run/a b" over
+touch "run/a b/ns" over/ns
+mount --bind %s "run/a b/ns"
+mount --bind %s over/ns
+mount -t tmpfs tmpfs over
+touch over/ns
+ln -s / root
+ln -s %s link
+ln -s /proc/self/ns/net magic
+mkfifo fifo
+stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
 	path, err := Find("/proc", plain.Inode)
-	if err != nil || path != "/proc/"+pid+"/root/mnt/run/a b/ns" {
+	if err != nil || path != "/proc/"+pid+"/root"+dir+"/run/a b/ns" {
 		t.Fatalf("found at %q, %v", path, err)
 	}
 	if ns := open(t, path); ns.Inode() != plain.Inode {
@@ -302,7 +310,7 @@ stat /mnt/fifo /mnt/link /mnt/magic /mnt/root >/dev/null
 		t.Errorf("found at %q, %v", at, err)
 	}
 	late := testkit.NetNS(t)
-	elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs /mnt && touch /mnt/ns && mount --bind %s /mnt/ns", late.Path))
+	elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s\ncd %[1]s\ntouch ns\nmount --bind %s ns", dir, late.Path))
 	if at, err := f.Find(late.Inode); !errors.Is(err, ErrNoNS) {
 		t.Errorf("found at %q, %v, without a second look", at, err)
 	}
@@ -315,7 +323,7 @@ stat /mnt/fifo /mnt/link /mnt/magic /mnt/root >/dev/null
 	}
 	// Each of these is something that the process would like us to open.
 	for _, name := range []string{"over/ns", "link", "root" + bound, "magic", "fifo", "..", "nowhere", "../proc/self/ns/net"} {
-		path := "/proc/" + pid + "/root/mnt/" + name
+		path := "/proc/" + pid + "/root" + dir + "/" + name
 		if ns, err := Open(path); err == nil {
 			t.Errorf("%s opens as netns %d", path, ns.Inode())
 			ns.Close()
