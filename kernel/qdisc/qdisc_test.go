@@ -243,10 +243,14 @@ func TestNothingIsLostByAChange(t *testing.T) {
 	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
 	d := w.device()
 	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)}
-	for i := range classes[1:] { // so that packets wait, also on a slow machine
-		classes[i+1].HTB.Ceil, classes[i+1].HTB.CBurst = 64_000, 2000
-		classes[i+1].HTB.Burst = 2000
+	changing := &classes[2].HTB
+	changing.Burst, changing.CBurst = 2000, 2000
+	// 14 packets at once, then three in two seconds: however slow the machine
+	// is, they come faster than that.
+	slow := func(i int) {
+		changing.Rate, changing.Ceil, changing.Prio = 1600+uint64(i)*8, 1600+uint64(i)*8, uint32(i%8)
 	}
+	slow(0)
 	_, err := d.Bring(qdisc.KindHTB, classes)
 	must(t, err)
 	var server *net.UDPConn
@@ -268,20 +272,21 @@ func TestNothingIsLostByAChange(t *testing.T) {
 		}
 		arrived <- got
 	}()
-	queued := uint64(0)
 	for i := range 20 {
 		w.send(qdisc.Handle|5, packets/20)
-		st, err := d.Stats(qdisc.KindHTB)
-		must(t, err)
-		queued = max(queued, st[5].Queued)
-		classes[2].HTB.Rate = 40_000 + uint64(i)*1000
-		classes[2].HTB.Prio = uint32(i % 8)
+		slow(i + 1)
 		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
 			t.Fatalf("%d changes, %v", n, err)
 		}
 	}
-	if queued == 0 {
-		t.Fatal("no packet ever waited: nothing is shown")
+	st, err := d.Stats(qdisc.KindHTB)
+	must(t, err)
+	if st[5].Queued <= packets/5 {
+		t.Fatalf("%d packets wait of %d, too few to show anything", st[5].Queued, packets)
+	}
+	changing.Rate, changing.Ceil = 64_000, 64_000
+	if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
+		t.Fatalf("%d changes, %v", n, err)
 	}
 	for { // no more than it sends in the time that it is given
 		st, err := d.Stats(qdisc.KindHTB)
