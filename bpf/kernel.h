@@ -101,8 +101,10 @@ struct skb_shared_info {
 } __kernel_type;
 
 /* include/linux/interrupt.h */
+#define TIMER_SOFTIRQ 1
 #define NET_TX_SOFTIRQ 2
 #define NET_RX_SOFTIRQ 3
 #define TASKLET_SOFTIRQ 6
+#define HRTIMER_SOFTIRQ 8
 
 #endif

@@ -17,8 +17,8 @@
  *   napi_poll           no packet any more.
  *
  * An open packet that nothing tells of is the system's. Time that lies between
- * packets (driver, GRO, softirq entry and exit, all of a NET_TX run) goes into
- * a pot, which is shared evenly over the packets of the run at its end.
+ * packets (driver, GRO, softirq entry and exit, all of a NET_TX run, and of one
+ * in which a timer sends) goes into a pot, which is shared evenly over the packets of the run at its end.
  *
  * Of the runs of a busy CPU only some are looked at: table.bpf.h, sampled().
  *
@@ -60,8 +60,8 @@ int BPF_PROG(fl_enter, unsigned int vec)
 {
 	struct cpu *c;
 
-	if (vec != NET_RX_SOFTIRQ && vec != NET_TX_SOFTIRQ && vec != TASKLET_SOFTIRQ)
-		return 0; /* not the network's */
+	if (!may_be_network(vec))
+		return 0;
 	c = this_cpu();
 	if (!c)
 		return 0; /* cannot be: one entry, index 0 */
@@ -80,8 +80,8 @@ int BPF_PROG(fl_exit, unsigned int vec)
 {
 	struct cpu *c;
 
-	if (vec != NET_RX_SOFTIRQ && vec != NET_TX_SOFTIRQ && vec != TASKLET_SOFTIRQ)
-		return 0; /* not the network's */
+	if (!may_be_network(vec))
+		return 0;
 	c = this_cpu();
 	if (!c)
 		return 0; /* cannot be */

@@ -78,6 +78,16 @@ static __always_inline int left(struct cpu *c)
 	return c->run == RUN_THREAD && (c->pid != t->pid || c->switches != t->nvcsw + t->nivcsw);
 }
 
+/*
+ * Softirqs in which packets may be handled. Tasklets: TCP small queues, IFB.
+ * Timers send what TCP paces (hrtimer) or sends again.
+ */
+static __always_inline int may_be_network(unsigned int vec)
+{
+	return vec == NET_RX_SOFTIRQ || vec == NET_TX_SOFTIRQ || vec == TASKLET_SOFTIRQ ||
+	       vec == HRTIMER_SOFTIRQ || vec == TIMER_SOFTIRQ;
+}
+
 static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 {
 	struct task_struct *t = (void *)bpf_get_current_task_btf();

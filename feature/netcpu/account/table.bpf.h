@@ -293,9 +293,9 @@ static __noinline void end(struct cpu *c, __u64 now)
 	__u32 dev = 0;
 
 	close(c, now);
-	if (!c->network && c->run == TASKLET_SOFTIRQ) {
+	if (!c->network && c->run != NET_RX_SOFTIRQ && c->run != NET_TX_SOFTIRQ) {
 		c->run = 0;
-		return; /* somebody else's tasklet */
+		return; /* somebody else's tasklet or timer */
 	}
 	drop_ring(c);
 	drop_tunnel(c, now);

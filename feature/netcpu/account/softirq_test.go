@@ -1,0 +1,109 @@
+package account
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+)
+
+// The vectors of include/linux/interrupt.h in which packets may be handled.
+const (
+	timerVec   = 1
+	netTx      = 2
+	netRx      = 3
+	tasklet    = 6
+	hrtimerVec = 8
+	vectors    = 10
+)
+
+// stopwatch measures softirqs by programs of its own: what the meter says is
+// held against that. stop gives the time in each vector since the start.
+func (l *lab) stopwatch() (stop func() [vectors]time.Duration) {
+	l.t.Helper()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 2 * vectors})
+	must(l.t, err)
+	// value leaves the address of an entry of the CPU's in R0: the vector's,
+	// or where the vector's softirq began.
+	value := func(offset int32) asm.Instructions {
+		return asm.Instructions{
+			asm.LoadMem(asm.R1, asm.R6, 0, asm.DWord), // the vector
+			asm.Add.Imm(asm.R1, offset),
+			asm.StoreMem(asm.RFP, -4, asm.R1, asm.Word),
+			asm.LoadMapPtr(asm.R1, m.FD()),
+			asm.Mov.Reg(asm.R2, asm.RFP),
+			asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+		}
+	}
+	now := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1), asm.FnKtimeGetNs.Call(), asm.Mov.Reg(asm.R7, asm.R0)}
+	out := asm.Instructions{asm.Mov.Imm(asm.R0, 0).WithSymbol("out"), asm.Return()}
+	programs := map[string][]asm.Instructions{
+		"softirq_entry": {now, value(vectors), {asm.StoreMem(asm.R0, 0, asm.R7, asm.DWord)}, out},
+		"softirq_exit": {now, value(vectors), {
+			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+			asm.JEq.Imm(asm.R1, 0, "out"), // it began before we were attached
+			asm.Sub.Reg(asm.R7, asm.R1),
+		}, value(0), {
+			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+			asm.Add.Reg(asm.R1, asm.R7),
+			asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+		}, out},
+	}
+	var links []link.Link
+	for name, parts := range programs {
+		var code asm.Instructions
+		for _, part := range parts {
+			code = append(code, part...)
+		}
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, Instructions: code, License: "Dual BSD/GPL"})
+		must(l.t, err)
+		k, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: name, Program: p})
+		must(l.t, err)
+		links = append(links, k)
+		must(l.t, p.Close())
+	}
+	return func() (sum [vectors]time.Duration) {
+		l.t.Helper()
+		for vec := range sum {
+			var ns []uint64
+			must(l.t, m.Lookup(uint32(vec), &ns))
+			for _, n := range ns {
+				sum[vec] += time.Duration(n)
+			}
+		}
+		for _, k := range links {
+			must(l.t, k.Close())
+		}
+		must(l.t, m.Close())
+		return sum
+	}
+}
+
+// What TCP sends from a timer is charged to who sent it.
+func TestPaced(t *testing.T) {
+	f := newFabric(t)
+	box := f.add("box", 2, f.host)
+	f.victim()
+	f.load(f.wire, 1, "tcp-recv", "--listen", ":9000")
+	f.load(box, 0, "tcp-send", "--to", "10.66.0.1:9000", "--conns", "20", "--congestion", "bbr")
+	time.Sleep(time.Second) // it has to find out the bandwidth first
+	before, err := f.m.Read()
+	must(t, err)
+	stop := f.stopwatch()
+	time.Sleep(while)
+	vec := stop()
+	after, err := f.m.Read()
+	must(t, err)
+	d := f.between(before, after)
+	d.only(box, 0.9)
+	all := vec[netRx] + vec[netTx] + vec[tasklet] + vec[timerVec] + vec[hrtimerVec]
+	t.Logf("softirqs by the stopwatch: %v, that of timers %v", all, vec[hrtimerVec])
+	if vec[hrtimerVec] < all/10 {
+		t.Errorf("timers took %v of %v: nothing was tested", vec[hrtimerVec], all)
+	}
+	near(t, "softirq by the meter", d.softirq, all, 0.1) // the programs' own time is in one of them
+}
