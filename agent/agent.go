@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -68,6 +69,7 @@ type Agent struct {
 	all     []feature.Feature
 	workers []*worker // of the features that work here
 
+	shaper   shaper    // what bandwidth whom is due; nil: not divided
 	accounts *accounts // whose packets took whose CPU time; nil: not measured
 
 	kick     chan struct{} // capacity 1: a round is worth making
@@ -100,6 +102,7 @@ type fresh struct {
 	at      time.Time
 	samples api.Samples
 	netcpu  api.NetCPU
+	traffic traffic.Reading
 }
 
 // roundCounts are the rounds since start.
@@ -142,6 +145,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, open: open, all: fs,
 		accounts:  accountsOf(fs, p.now()),
+		shaper:    shaperOf(fs),
 		hand:      overrides{dir: cfg.StateDir, proc: cfg.Roots.Proc},
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),

@@ -186,12 +186,16 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 	if now := time.Now(); now.Sub(a.fresh.at) > freshFor {
 		a.fresh.at, a.fresh.samples = now, a.samples()
 		a.fresh.netcpu, _ = a.NetCPU(ctx, "") // not measured: nothing is told
+		if a.shaper != nil {
+			a.fresh.traffic = a.shaper.Read()
+		}
 	}
 	for _, f := range a.fresh.samples.Features {
 		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != c.ID || names(s) })
 		out.Measured = append(out.Measured, f)
 	}
 	out.NetCPU = selfNetCPU(a.fresh.netcpu, c.ID)
+	out.Traffic = selfTraffic(a.fresh.traffic, c)
 	return out, nil
 }
 

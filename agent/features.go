@@ -38,6 +38,16 @@ func accountsOf(fs []feature.Feature, now time.Time) *accounts {
 	return nil
 }
 
+// shaperOf gives the feature that divides the uplinks, nil if none does.
+func shaperOf(fs []feature.Feature) shaper {
+	for _, f := range fs {
+		if t, ok := f.(*traffic.Traffic); ok {
+			return t
+		}
+	}
+	return nil
+}
+
 // noAccounts says whether a meter's error is that this host can have none.
 func noAccounts(err error) bool { return errors.Is(err, netcpu.ErrNoAccounts) }
 

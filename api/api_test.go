@@ -66,6 +66,9 @@ func (b *backend) Samples(context.Context) (Samples, error) { return b.samples, 
 func (b *backend) NetCPU(_ context.Context, ref string) (NetCPU, error) {
 	return NetCPU{System: NetCPUAccount{Name: ref}}, b.err
 }
+func (b *backend) Traffic(_ context.Context, ref string) (Traffic, error) {
+	return Traffic{Classes: []TrafficClass{{Name: ref}}}, b.err
+}
 func (b *backend) Version(context.Context) (Version, error)     { return Version{Version: "v"}, b.err }
 func (b *backend) Reload(context.Context) (PolicyStatus, error) { return PolicyStatus{OK: true}, b.err }
 func (b *backend) Restore(_ context.Context, ref string) (Restored, error) {
@@ -150,6 +153,9 @@ func TestRoundTrip(t *testing.T) {
 	for _, ref := range []string{"", "web", "a/b c?d#e", "..."} {
 		if n, err := c.NetCPU(ctx, ref); err != nil || n.System.Name != ref {
 			t.Errorf("netcpu %q: %+v, %v", ref, n, err)
+		}
+		if n, err := c.Traffic(ctx, ref); err != nil || len(n.Classes) != 1 || n.Classes[0].Name != ref {
+			t.Errorf("traffic %q: %+v, %v", ref, n, err)
 		}
 	}
 	if _, err := c.Self(ctx); !isCode(err, "not_found") {
@@ -252,6 +258,9 @@ func TestPeer(t *testing.T) {
 	for _, ref := range []string{"", "9"} {
 		if _, err := c.NetCPU(t.Context(), ref); !isCode(err, "not_found") {
 			t.Errorf("a container sees whose packets took whose time: %v", err)
+		}
+		if _, err := c.Traffic(t.Context(), ref); !isCode(err, "not_found") {
+			t.Errorf("a container sees the bandwidth of others: %v", err)
 		}
 	}
 	if _, err := c.Set(t.Context(), "9", SetRequest{Set: map[string]string{"netcpu": "isolate"}}); !isCode(err, "not_found") {

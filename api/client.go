@@ -86,6 +86,16 @@ func (c *Client) NetCPU(ctx context.Context, ref string) (out NetCPU, err error)
 	return out, c.do(ctx, http.MethodGet, path, nil, &out)
 }
 
+// Traffic says what bandwidth containers are due and get: all if ref is "", else
+// one, named as for Explain. [Traffic.After] makes a rate of two readings.
+func (c *Client) Traffic(ctx context.Context, ref string) (out Traffic, err error) {
+	path := "/v1/traffic"
+	if ref != "" {
+		path = "/v1/containers/" + url.PathEscape(ref) + "/traffic"
+	}
+	return out, c.do(ctx, http.MethodGet, path, nil, &out)
+}
+
 // Version says what the agent is.
 func (c *Client) Version(ctx context.Context) (out Version, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/version", nil, &out)

@@ -18,6 +18,9 @@ type Backend interface {
 	// NetCPU says whose packets took whose CPU time: of all, or of and from the
 	// container that ref names.
 	NetCPU(ctx context.Context, ref string) (NetCPU, error)
+	// Traffic says what bandwidth containers are due and get: all, or the one
+	// that ref names.
+	Traffic(ctx context.Context, ref string) (Traffic, error)
 	Version(context.Context) (Version, error)
 	Reload(context.Context) (PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (Restored, error)
@@ -68,6 +71,14 @@ func routes() []route {
 			method: "GET", path: "/v1/containers/{ref}/netcpu", out: NetCPU{},
 			summary: "The same for one container: its account, and those entries of the matrix that it has a part in. The totals are the host's.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.NetCPU(r.Context(), r.PathValue("ref")) },
+		}, {
+			method: "GET", path: "/v1/traffic", out: Traffic{},
+			summary: "Say what bandwidth each shaped container is due at the uplinks, and what it has sent. Two readings give a rate.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Traffic(r.Context(), "") },
+		}, {
+			method: "GET", path: "/v1/containers/{ref}/traffic", out: Traffic{},
+			summary: "The same for one container. There is nothing in it if policy asks for none.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Traffic(r.Context(), r.PathValue("ref")) },
 		}, {
 			method: "GET", path: "/v1/version", out: Version{},
 			summary: "Say what runs.",

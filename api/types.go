@@ -259,6 +259,7 @@ type Self struct {
 	Policy   []Setting        `json:"policy" doc:"what policy sets for it"`
 	Features []FeatureStatus  `json:"features" doc:"how each feature stands with it"`
 	Measured []FeatureSamples `json:"measured" doc:"what the features measured of it"`
+	Traffic  *SelfTraffic     `json:"traffic,omitempty" doc:"what bandwidth it is due and gets; absent where policy asks for none"`
 	NetCPU   *SelfNetCPU      `json:"netcpu,omitempty" doc:"what its packets cost; absent where that is not measured"`
 }
 

@@ -43,6 +43,7 @@ func verbs() []func(env) *cobra.Command {
 		agentVerb,
 		psVerb,
 		netcpuVerb,
+		trafficVerb,
 		explainVerb,
 		setVerb,
 		doctorVerb,

@@ -2,27 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// The bounds of --interval: below, the reading itself is what one sees.
-const (
-	minInterval = 100 * time.Millisecond
-	maxInterval = time.Hour
-)
-
 // netcpuFlags are what the flags of netcpu say.
 type netcpuFlags struct {
-	matrix, total, watch, wide bool
-	interval                   time.Duration
-	out                        *format
+	readingFlags
+	matrix, wide bool
 }
 
 func netcpuVerb(e env) *cobra.Command {
@@ -53,93 +43,19 @@ was idle is nobody's loss.`,
   fairlead netcpu --watch`,
 		Args: nargs(0, 1, "one CONTAINER"),
 	}
-	f := netcpuFlags{out: formatFlag(cmd)}
+	var f netcpuFlags
+	f.add(cmd, "show what was counted since the agent began, not rates")
 	cmd.Flags().BoolVar(&f.matrix, "matrix", false, "show victims and culprits")
-	cmd.Flags().DurationVar(&f.interval, "interval", 2*time.Second, "time between two readings")
-	cmd.Flags().BoolVar(&f.total, "total", false, "show what was counted since the agent began, not rates")
-	cmd.Flags().BoolVar(&f.watch, "watch", false, "show it again after every interval, until interrupted")
 	cmd.Flags().BoolVarP(&f.wide, "wide", "w", false, "do not shorten names, and leave out no column, to fit 100 columns")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
-		if f.interval < minInterval || f.interval > maxInterval {
-			return usagef("--interval %v: it is %v to %v", f.interval, minInterval, maxInterval)
-		}
-		ref := ""
-		if len(args) > 0 {
-			if ref = args[0]; ref == "" {
-				return usagef(`CONTAINER is ""`)
-			}
-		}
-		return netcpu(cmd.Context(), e, c, ref, f)
-	})
-}
-
-// netcpu reads and prints, once or until ctx ends.
-func netcpu(ctx context.Context, e env, c *api.Client, ref string, f netcpuFlags) error {
-	read := func() (api.NetCPU, error) {
-		n, err := c.NetCPU(ctx, ref)
-		return n, netcpuHint(err)
-	}
-	before, err := read()
-	if err != nil {
-		return err
-	}
-	show := func(n api.NetCPU, again bool) error {
-		if again {
-			again := ""
-			switch {
-			case f.out.name == "yaml":
-				again = "---\n"
-			case f.out.name == "table" && terminal(e.stdout):
-				again = "\x1b[H\x1b[2J" // from the top of an empty screen
-			case f.out.name == "table":
-				again = "\n"
-			}
-			if _, err := io.WriteString(e.stdout, again); err != nil {
-				return err
-			}
-		}
-		return f.out.print(e.stdout, n, func(w io.Writer) { newNetcpuView(n, f).print(w, ref != "") })
-	}
-	if f.total {
-		if err := show(before, false); err != nil || !f.watch {
-			return err
-		}
-	}
-	for again := f.total; ; again = true {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(f.interval):
-		}
-		now, err := read()
-		if ctx.Err() != nil {
-			return nil
-		}
+		ref, err := f.check(args)
 		if err != nil {
 			return err
 		}
-		n := now
-		if !f.total {
-			n = now.After(before)
-		}
-		if err := show(n, again); err != nil || !f.watch {
-			return err
-		}
-		before = now
-	}
-}
-
-// netcpuHint adds what to do.
-func netcpuHint(err error) error {
-	var e *api.Error
-	if !errors.As(err, &e) {
-		return err
-	}
-	switch e.Code {
-	case "not_found":
-		return fmt.Errorf("%w\n`fairlead ps` lists those that do", err)
-	case "unavailable":
-		return fmt.Errorf("%w\n`fairlead doctor` says what this host can do", err)
-	}
-	return err
+		return readings[api.NetCPU]{
+			read:  func(ctx context.Context) (api.NetCPU, error) { return c.NetCPU(ctx, ref) },
+			after: api.NetCPU.After,
+			print: func(w io.Writer, n api.NetCPU) { newNetcpuView(n, f).print(w, ref != "") },
+		}.show(cmd.Context(), e, f.readingFlags)
+	})
 }

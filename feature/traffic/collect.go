@@ -1,6 +1,9 @@
 package traffic
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -8,47 +11,86 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Snapshot implements feature.Feature. Its samples, for each container that is
-// shaped (of those that share a network, the one with the lowest id) and each
-// uplink; container 0 is the host and all that has no policy:
-//
-//	traffic_sent_bytes_total, traffic_sent_packets_total
-//	traffic_borrowed_packets_total   those of them beyond what was guaranteed
-//	traffic_dropped_packets_total    for which its queue had no room
-//	traffic_backlog_bytes            that wait
-//	traffic_guaranteed_bytes_per_second, traffic_ceil_bytes_per_second
-//
-// The counters begin anew when the class does: with the policy.
-func (f *Traffic) Snapshot() feature.Snapshot {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := feature.Snapshot{Taken: time.Now()}
-	if f.programs == nil || len(f.tenants) == 0 {
-		return s
-	}
-	plans, err := f.plan()
-	if err != nil {
-		return s
-	}
-	owner := map[slot.Slot]container.ID{slot.Nobody: 0}
-	for _, t := range f.tenants {
-		for id := range t.members {
-			if o, ok := owner[t.slot]; !ok || id < o {
-				owner[t.slot] = id
-			}
-		}
-	}
-	for index, u := range f.uplinks {
-		if u.claimed && !u.lost {
-			s.Samples = f.collect(s.Samples, index, plans[index], owner)
-		}
-	}
-	return s
+// Direction is which way packets go, as seen from the containers.
+type Direction string
+
+// Egress is from them, Ingress towards them.
+const (
+	Egress  Direction = "egress"
+	Ingress Direction = "ingress"
+)
+
+// Row is one class at one uplink: what is due, and what has come of it. The
+// counters begin anew when the class does: with the policy.
+type Row struct {
+	// Container is who has the class; of those that share a network, and are the
+	// Members, the one with the lowest id; 0 is the host and all that has no policy.
+	Container container.ID
+	Members   []container.ID
+	Uplink    string
+	Direction Direction
+	Link      uint64     // bit/s
+	Asked     policy.Net // by policy; nothing for container 0
+
+	Guaranteed, Ceil uint64 // bit/s, as things stand now
+	Level            int    // order for idle bandwidth, 0 is served first
+	qdisc.Stats
 }
 
-func (f *Traffic) collect(to []feature.Sample, index int, p model.Plan, owner map[slot.Slot]container.ID) []feature.Sample {
+// Reading is all classes, by uplink, direction and container.
+type Reading struct {
+	Taken time.Time
+	Rows  []Row
+}
+
+// Read reads the counters of all classes. Uplinks that have gone, or where
+// someone has put another qdisc, are left out. It may be called at any time.
+func (f *Traffic) Read() Reading {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := Reading{Taken: time.Now()}
+	if f.programs == nil || len(f.tenants) == 0 {
+		return r
+	}
+	plans, err := f.plan()
+	if err != nil { // an uplink has become too slow: status tells so
+		return r
+	}
+	owners := f.owners()
+	for index, p := range plans {
+		if u := f.uplinks[index]; u.claimed && !u.lost {
+			r.Rows = f.read(r.Rows, index, Egress, p, owners)
+		}
+	}
+	slices.SortFunc(r.Rows, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(a.Uplink, b.Uplink), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Container, b.Container))
+	})
+	return r
+}
+
+// owner is who has a class, and what is asked for it in each direction.
+type owner struct {
+	members []container.ID // sorted; nil: everybody else
+	asked   map[Direction]policy.Net
+}
+
+func (f *Traffic) owners() map[slot.Slot]owner {
+	owners := map[slot.Slot]owner{slot.Nobody: {}}
+	for _, t := range f.tenants {
+		o := owner{asked: map[Direction]policy.Net{Egress: t.net}}
+		o.members = slices.Sorted(maps.Keys(t.members))
+		if len(o.members) > 0 {
+			owners[t.slot] = o
+		}
+	}
+	return owners
+}
+
+// read adds the classes of one device.
+func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners map[slot.Slot]owner) []Row {
 	d, err := qdisc.Open(f.host, index)
 	if err != nil {
 		return to
@@ -63,22 +105,53 @@ func (f *Traffic) collect(to []feature.Sample, index int, p model.Plan, owner ma
 		if c.Slot == slot.Nobody {
 			minor = qdisc.MinorDefault
 		}
-		id, known := owner[c.Slot]
+		o, known := owners[c.Slot]
 		st, there := stats[minor]
 		if !known || !there {
 			continue
 		}
-		for name, v := range map[string]float64{
-			"traffic_sent_bytes_total":            float64(st.Bytes),
-			"traffic_sent_packets_total":          float64(st.Packets),
-			"traffic_borrowed_packets_total":      float64(st.Borrowed),
-			"traffic_dropped_packets_total":       float64(st.Drops),
-			"traffic_backlog_bytes":               float64(st.Backlog),
-			"traffic_guaranteed_bytes_per_second": float64(c.Guaranteed) / 8,
-			"traffic_ceil_bytes_per_second":       float64(c.Ceil) / 8,
-		} {
-			to = append(to, feature.Sample{Container: id, Name: name, Device: p.Link.Name, Value: v})
+		row := Row{
+			Members: o.members, Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate, Asked: o.asked[way],
+			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Stats: st,
 		}
+		if len(o.members) > 0 {
+			row.Container = o.members[0]
+		}
+		to = append(to, row)
 	}
 	return to
+}
+
+// Snapshot implements feature.Feature. Its samples, for each Row, with its
+// direction as label:
+//
+//	traffic_sent_bytes_total, traffic_sent_packets_total
+//	traffic_borrowed_packets_total   those of them beyond what was guaranteed
+//	traffic_dropped_packets_total    for which its queue had no room
+//	traffic_overlimits_total         how often it came to its ceil
+//	traffic_backlog_bytes, traffic_backlog_packets  that wait
+//	traffic_guaranteed_bytes_per_second, traffic_ceil_bytes_per_second  as things stand
+//	traffic_rate_bytes_per_second    the rate that policy asks for, if it does
+func (f *Traffic) Snapshot() feature.Snapshot {
+	r := f.Read()
+	s := feature.Snapshot{Taken: r.Taken}
+	for _, row := range r.Rows {
+		labels := []feature.Label{{Name: "direction", Value: string(row.Direction)}}
+		add := func(name string, v float64) {
+			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: name, Device: row.Uplink, Labels: labels, Value: v})
+		}
+		add("traffic_sent_bytes_total", float64(row.Bytes))
+		add("traffic_sent_packets_total", float64(row.Packets))
+		add("traffic_borrowed_packets_total", float64(row.Borrowed))
+		add("traffic_dropped_packets_total", float64(row.Drops))
+		add("traffic_overlimits_total", float64(row.Overlimits))
+		add("traffic_backlog_bytes", float64(row.Backlog))
+		add("traffic_backlog_packets", float64(row.Queued))
+		add("traffic_guaranteed_bytes_per_second", float64(row.Guaranteed)/8)
+		add("traffic_ceil_bytes_per_second", float64(row.Ceil)/8)
+		if row.Asked.Rate > 0 {
+			add("traffic_rate_bytes_per_second", float64(row.Asked.Rate)/8)
+		}
+	}
+	return s
 }

@@ -123,9 +123,10 @@ func (a *agent) blames(victim, culprit *sandbox.Box) {
 	a.t.Errorf("the metrics page does not blame %s: %v", culprit.Name, families["fairlead_netcpu_theft_seconds_total"])
 }
 
-// tellsOnlyItself asks from inside a container.
-func tellsOnlyItself(t *testing.T, a *agent, b *sandbox.Box) {
-	t.Helper()
+// selfOf asks from inside a container.
+func (a *agent) selfOf(b *sandbox.Box) (self api.Self, text string) {
+	a.t.Helper()
+	t := a.t
 	exe, err := os.Executable()
 	must(t, err)
 	cmd := exec.Command(exe, askSelfVerb, a.path("self.sock"))
@@ -136,14 +137,20 @@ func tellsOnlyItself(t *testing.T, a *agent, b *sandbox.Box) {
 	if err := p.Wait(); err != nil {
 		t.Fatalf("ask from inside %s: %v\n%s", b.Name, err, &out)
 	}
-	var self api.Self
 	must(t, json.Unmarshal(out.Bytes(), &self))
+	return self, out.String()
+}
+
+// tellsOnlyItself looks at what a container is told.
+func tellsOnlyItself(t *testing.T, a *agent, b *sandbox.Box) {
+	t.Helper()
+	self, out := a.selfOf(b)
 	if self.NetCPU == nil || self.NetCPU.Stolen == 0 {
-		t.Errorf("%s is told %s", b.Name, &out)
+		t.Errorf("%s is told %s", b.Name, out)
 	}
 	for _, word := range []string{"e2e-flood", "stolen_by", "culprit", "taken_seconds"} {
-		if strings.Contains(out.String(), word) {
-			t.Errorf("%s is told %q: %s", b.Name, word, &out)
+		if strings.Contains(out, word) {
+			t.Errorf("%s is told %q: %s", b.Name, word, out)
 		}
 	}
 }

@@ -109,6 +109,11 @@ func TestTraffic(t *testing.T) {
 		return nil
 	})
 	r.reachable("shaped")
+	mustSay(t, a.run("traffic", "--interval", "200ms"), 0, "nic0, from containers, 1.00Gbit; over 0.2 s", "e2e-rate    150mbit <=200mbit     150Mbit", "e2e-weight", "600Mbit", "(others)")
+	mustSay(t, a.run("traffic", "e2e-rate", "--total", "-o", "json"), 0, `"direction": "egress"`, `"rate_bits_per_second": 150000000`, `"sent_packets": `)
+	if self, _ := a.selfOf(r.boxes[0]); self.Traffic == nil || len(self.Traffic.Classes) != 1 || self.Traffic.Classes[0].Name != "e2e-rate" || self.Traffic.Classes[0].Packets == 0 {
+		t.Errorf("the container sees %+v", self.Traffic)
+	}
 	mustSay(t, a.run("explain", "e2e-rate"), 0, "fairlead.net.rate")
 
 	// More than the link: refused with the sum, and what holds goes on.

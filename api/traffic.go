@@ -1,0 +1,115 @@
+package api
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// Traffic is what bandwidth each container is due at the host's uplinks, and
+// what it gets.
+type Traffic struct {
+	Since   time.Time      `json:"since,omitzero" doc:"when the reading before was taken, of which the counters are the difference; absent where they are totals, each since its class was made"`
+	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
+	Classes []TrafficClass `json:"classes" doc:"one element for each uplink, direction and shaped container, and one for all the others together"`
+}
+
+// TrafficClass is one container at one uplink. Containers that share a network
+// share a class, which is shown for the one with the lowest id.
+type TrafficClass struct {
+	Container  container.ID  `json:"container,omitempty,string" doc:"id of the container; absent for the host and all containers without policy"`
+	Name       string        `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
+	Uplink     string        `json:"uplink" doc:"device of the host"`
+	Direction  string        `json:"direction" doc:"egress (from the container) or ingress"`
+	Link       uint64        `json:"link_bits_per_second" doc:"rate of the uplink"`
+	Asked      *TrafficAsked `json:"asked,omitempty" doc:"what policy asks for; absent for the others"`
+	Guaranteed uint64        `json:"guaranteed_bits_per_second" doc:"what it gets now also while all others want everything"`
+	Ceil       uint64        `json:"ceil_bits_per_second" doc:"what it gets at the most"`
+	Level      int           `json:"level" doc:"order in which idle bandwidth is taken, 0 to 7, the smallest first"`
+
+	Achieved   float64 `json:"achieved_bits_per_second,omitempty" doc:"what was sent, over the time from since to taken; absent in totals"`
+	Bytes      uint64  `json:"sent_bytes" doc:"bytes sent"`
+	Packets    uint64  `json:"sent_packets" doc:"packets sent; a super-packet is one"`
+	Borrowed   uint64  `json:"borrowed_packets" doc:"those of them beyond what was guaranteed"`
+	Drops      uint64  `json:"dropped_packets" doc:"packets for which its queue had no room"`
+	Overlimits uint64  `json:"overlimits" doc:"how often it came to its ceil"`
+
+	BacklogBytes   uint64  `json:"backlog_bytes" doc:"bytes that wait now"`
+	BacklogPackets uint64  `json:"backlog_packets" doc:"packets that wait now"`
+	Drain          float64 `json:"drain_estimate_seconds" doc:"how long what waits now takes to be sent, estimated: backlog over the larger of what is guaranteed and what is achieved; no packet is timed"`
+}
+
+// TrafficAsked is what policy asks for in one direction; what it does not ask
+// for is absent.
+type TrafficAsked struct {
+	Rate     uint64  `json:"rate_bits_per_second,omitempty" doc:"guaranteed rate"`
+	Ceil     uint64  `json:"ceil_bits_per_second,omitempty" doc:"upper bound"`
+	Weight   uint64  `json:"weight,omitempty" doc:"share of what is not guaranteed"`
+	Priority *int    `json:"priority,omitempty" doc:"order for idle bandwidth, the smaller first"`
+	Latency  float64 `json:"latency_seconds,omitempty" doc:"bound on the queueing delay"`
+}
+
+// SelfTraffic is what a container may know of its bandwidth: its own classes.
+type SelfTraffic struct {
+	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
+	Classes []TrafficClass `json:"classes" doc:"one element for each uplink and direction"`
+}
+
+// After gives what happened between an earlier reading and this one: the same
+// type, over the time from before.Taken to t.Taken. The counters of a class that
+// was made in between are all of its own.
+func (t Traffic) After(before Traffic) Traffic {
+	type key struct {
+		container         container.ID
+		uplink, direction string
+	}
+	of := func(c TrafficClass) key { return key{c.Container, c.Uplink, c.Direction} }
+	old := make(map[key]TrafficClass, len(before.Classes))
+	for _, c := range before.Classes {
+		old[of(c)] = c
+	}
+	t.Since = before.Taken
+	span := t.Taken.Sub(before.Taken).Seconds()
+	t.Classes = slices.Clone(t.Classes)
+	for i, c := range t.Classes {
+		was := old[of(c)]
+		if c.Bytes < was.Bytes || c.Packets < was.Packets {
+			was = TrafficClass{} // another class of the same container
+		}
+		c.Bytes, c.Packets, c.Borrowed = c.Bytes-was.Bytes, c.Packets-was.Packets, less(c.Borrowed, was.Borrowed)
+		c.Drops, c.Overlimits = less(c.Drops, was.Drops), less(c.Overlimits, was.Overlimits)
+		if span > 0 {
+			c.Achieved = 8 * float64(c.Bytes) / span
+		}
+		c.Drain = c.drain()
+		t.Classes[i] = c
+	}
+	return t
+}
+
+// drain is the estimate of Drain.
+func (c TrafficClass) drain() float64 {
+	if c.BacklogBytes == 0 {
+		return 0
+	}
+	return 8 * float64(c.BacklogBytes) / max(float64(c.Guaranteed), c.Achieved, 1)
+}
+
+// SortTraffic puts classes into their order: by uplink and direction, then by
+// name, all the others last; and fills in the estimates.
+func SortTraffic(classes []TrafficClass) {
+	slices.SortFunc(classes, func(a, b TrafficClass) int {
+		rest := func(c TrafficClass) int {
+			if c.Container == 0 {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(a.Uplink, b.Uplink), cmp.Compare(a.Direction, b.Direction), rest(a)-rest(b), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Container, b.Container))
+	})
+	for i := range classes {
+		classes[i].Drain = classes[i].drain()
+	}
+}

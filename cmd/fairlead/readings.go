@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// The bounds of --interval: below, the reading itself is what one sees.
+const (
+	minInterval = 100 * time.Millisecond
+	maxInterval = time.Hour
+)
+
+// readingFlags are the flags of verbs that show what was counted between two
+// readings of an agent's counters.
+type readingFlags struct {
+	total, watch bool
+	interval     time.Duration
+	out          *format
+}
+
+func (f *readingFlags) add(cmd *cobra.Command, total string) {
+	f.out = formatFlag(cmd)
+	cmd.Flags().DurationVar(&f.interval, "interval", 2*time.Second, "time between two readings")
+	cmd.Flags().BoolVar(&f.total, "total", false, total)
+	cmd.Flags().BoolVar(&f.watch, "watch", false, "show it again after every interval, until interrupted")
+}
+
+// check gives the container that args name, "" for all.
+func (f *readingFlags) check(args []string) (ref string, err error) {
+	if f.interval < minInterval || f.interval > maxInterval {
+		return "", usagef("--interval %v: it is %v to %v", f.interval, minInterval, maxInterval)
+	}
+	if len(args) == 0 {
+		return "", nil
+	}
+	if args[0] == "" {
+		return "", usagef(`CONTAINER is ""`)
+	}
+	return args[0], nil
+}
+
+// readings reads and prints one kind of counters.
+type readings[T any] struct {
+	read  func(context.Context) (T, error)
+	after func(now, before T) T // what was counted in between
+	print func(io.Writer, T)    // as a table
+}
+
+// show reads and prints, once or until ctx ends.
+func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
+	before, err := r.read(ctx)
+	if err != nil {
+		return readingHint(err)
+	}
+	show := func(v T, again bool) error {
+		if again {
+			again := ""
+			switch {
+			case f.out.name == "yaml":
+				again = "---\n"
+			case f.out.name == "table" && terminal(e.stdout):
+				again = "\x1b[H\x1b[2J" // from the top of an empty screen
+			case f.out.name == "table":
+				again = "\n"
+			}
+			if _, err := io.WriteString(e.stdout, again); err != nil {
+				return err
+			}
+		}
+		return f.out.print(e.stdout, v, func(w io.Writer) { r.print(w, v) })
+	}
+	if f.total {
+		if err := show(before, false); err != nil || !f.watch {
+			return err
+		}
+	}
+	for again := f.total; ; again = true {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(f.interval):
+		}
+		now, err := r.read(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return readingHint(err)
+		}
+		v := now
+		if !f.total {
+			v = r.after(now, before)
+		}
+		if err := show(v, again); err != nil || !f.watch {
+			return err
+		}
+		before = now
+	}
+}
+
+// readingHint adds what to do.
+func readingHint(err error) error {
+	var e *api.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	switch e.Code {
+	case "not_found":
+		return fmt.Errorf("%w\n`fairlead ps` lists those that do", err)
+	case "unavailable":
+		return fmt.Errorf("%w\n`fairlead doctor` says what this host can do", err)
+	}
+	return err
+}

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+func trafficVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "traffic [CONTAINER]",
+		Short: "Show what bandwidth each container is due, and what it gets",
+		Long: `Show what bandwidth each container is due at the uplinks, and what it gets: of all
+containers that policy gives any, or of one. Two readings, --interval apart, give
+rates in bit/s; --total shows counts since the class was made.
+
+  ASKED       what policy says: rate, ceil, weight (w) and priority (p)
+  GUARANTEED  what it gets now also while all others want everything
+  SENT        what it has sent, bit/s (--total: bytes)
+  BORROWED    part of its packets that went beyond what is guaranteed
+  WAITING     what waits in its queue now
+  DRAIN       how long that takes to be sent: an estimate, backlog over rate
+  DROPS       packets for which the queue had no room
+  AT CEIL     how often it came to its ceil
+
+(others) are the host and all containers without such policy, together.`,
+		Example: `  fairlead traffic
+  fairlead traffic web-1 --watch
+  fairlead traffic --total -o json`,
+		Args: nargs(0, 1, "one CONTAINER"),
+	}
+	var f readingFlags
+	f.add(cmd, "show what was counted since each class was made, not rates")
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		ref, err := f.check(args)
+		if err != nil {
+			return err
+		}
+		return readings[api.Traffic]{
+			read:  func(ctx context.Context) (api.Traffic, error) { return c.Traffic(ctx, ref) },
+			after: api.Traffic.After,
+			print: func(w io.Writer, t api.Traffic) { trafficTable(w, t, ref != "") },
+		}.show(cmd.Context(), e, f)
+	})
+}
+
+// trafficTable prints a table for each uplink and direction.
+func trafficTable(w io.Writer, t api.Traffic, one bool) {
+	if len(t.Classes) == 0 {
+		if one {
+			fmt.Fprintln(w, "Policy gives this container no bandwidth of its own.")
+		} else {
+			fmt.Fprintln(w, "Policy gives no container bandwidth of its own.")
+		}
+		return
+	}
+	for rest, first := t.Classes, true; len(rest) > 0; first = false {
+		c := rest[0]
+		n := slices.IndexFunc(rest, func(o api.TrafficClass) bool { return o.Uplink != c.Uplink || o.Direction != c.Direction })
+		if n < 0 {
+			n = len(rest)
+		}
+		if !first {
+			fmt.Fprintln(w)
+		}
+		way := "from containers"
+		if c.Direction == "ingress" {
+			way = "to containers"
+		}
+		fmt.Fprintf(w, "%s, %s, %s", show(c.Uplink), way, bits(float64(c.Link)))
+		if t.Since.IsZero() {
+			fmt.Fprintln(w)
+		} else {
+			fmt.Fprintf(w, "; over %s\n", span(t.Taken.Sub(t.Since)))
+		}
+		trafficClasses(w, rest[:n], t.Since.IsZero())
+		rest = rest[n:]
+	}
+}
+
+func trafficClasses(w io.Writer, classes []api.TrafficClass, total bool) {
+	columns := []column{{"CONTAINER", 24}, {"ASKED", 0}, {"GUARANTEED", 0}, {"SENT", 0}, {"BORROWED", 0}, {"WAITING", 0}, {"DRAIN", 0}, {"DROPS", 0}, {"AT CEIL", 0}}
+	var rows [][]string
+	for _, c := range classes {
+		name := "(others)"
+		if c.Container != 0 {
+			if name = showText(c.Name); name == "" {
+				name = "id " + c.Container.String()
+			} else if strings.HasPrefix(name, "(") {
+				name = fmt.Sprintf("%q", name) // what stands in brackets is ours
+			}
+		}
+		sent, borrowed, drain := bits(c.Achieved), "-", "-"
+		if total {
+			sent = scale(float64(c.Bytes)) + "B"
+		}
+		if c.Packets > 0 {
+			borrowed = fmt.Sprintf("%.0f %%", 100*float64(c.Borrowed)/float64(c.Packets))
+		}
+		if c.Drain > 0 {
+			drain = brief(c.Drain)
+		}
+		waiting := "-"
+		if c.BacklogBytes > 0 {
+			waiting = scale(float64(c.BacklogBytes)) + "B"
+		}
+		rows = append(rows, []string{name, askedFor(c.Asked), bits(float64(c.Guaranteed)), sent, borrowed, waiting, drain, scale(float64(c.Drops)), scale(float64(c.Overlimits))})
+	}
+	right(columns, rows, 2, 8)
+	table(w, columns, rows)
+}
+
+// askedFor is what policy says, in as few words as will do.
+func askedFor(a *api.TrafficAsked) string {
+	if a == nil {
+		return "-"
+	}
+	var parts []string
+	if a.Rate > 0 {
+		parts = append(parts, policy.FormatRate(a.Rate))
+	}
+	if a.Ceil > 0 {
+		parts = append(parts, "<="+policy.FormatRate(a.Ceil))
+	}
+	if a.Weight > 0 {
+		parts = append(parts, fmt.Sprintf("w%d", a.Weight))
+	}
+	if a.Priority != nil {
+		parts = append(parts, fmt.Sprintf("p%d", *a.Priority))
+	}
+	if a.Latency > 0 {
+		parts = append(parts, brief(a.Latency))
+	}
+	if len(parts) == 0 {
+		return "-"
+	}
+	return strings.Join(parts, " ")
+}
+
+// bits is a rate in bit/s, with three digits: "148Mbit".
+func bits(v float64) string { return scale(v) + "bit" }
+
+// scale is a number with three digits and the prefix of its unit, in powers of
+// 1000.
+func scale(v float64) string {
+	for _, unit := range []struct {
+		size float64
+		name string
+	}{{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}} {
+		if v >= 0.9995*unit.size {
+			n := v / unit.size
+			return fmt.Sprintf("%.*f%s", decimals(n), n, unit.name)
+		}
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+func decimals(v float64) int { return max(0, 2-int(math.Floor(math.Log10(max(v*1.0005, 1))))) }
+
+// brief is a time in seconds, in its unit.
+func brief(sec float64) string {
+	d := time.Duration(sec * float64(time.Second))
+	switch {
+	case d < time.Millisecond:
+		return fmt.Sprintf("%.0fus", float64(d)/1e3)
+	case d < time.Second:
+		return fmt.Sprintf("%.3gms", float64(d)/1e6)
+	}
+	return fmt.Sprintf("%.3gs", d.Seconds())
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// trafficStub gives one reading after the other.
+type trafficStub struct {
+	api.Backend
+	readings []api.Traffic
+}
+
+func (s *trafficStub) Traffic(context.Context, string) (api.Traffic, error) {
+	t := s.readings[0]
+	if len(s.readings) > 1 {
+		s.readings = s.readings[1:]
+	}
+	return t, nil
+}
+
+func shaped(t *testing.T, s *trafficStub, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := api.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
+	var out, errs bytes.Buffer
+	args = append([]string{"traffic", "--interval", "100ms", "--socket", path}, args...)
+	status = run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: args})
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	return status, out.String(), errs.String()
+}
+
+func TestTraffic(t *testing.T) {
+	low := 3
+	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
+	reading := func(taken time.Time, bytes, packets uint64) api.Traffic {
+		c := api.Traffic{Taken: taken, Classes: []api.TrafficClass{
+			{Container: 7, Name: "web-1", Uplink: "eth0", Direction: "egress", Link: 1e9, Asked: &api.TrafficAsked{Rate: 150e6, Ceil: 200e6}, Guaranteed: 150e6, Ceil: 200e6,
+				Bytes: bytes, Packets: packets, Borrowed: packets / 2, BacklogBytes: 187_500, BacklogPackets: 3, Overlimits: packets},
+			{Container: 8, Name: "(odd)\x1b", Uplink: "eth0", Direction: "egress", Link: 1e9, Asked: &api.TrafficAsked{Weight: 3, Priority: &low, Latency: 0.002}, Guaranteed: 600e6, Ceil: 1e9,
+				Bytes: 10, Packets: 1, Drops: 12_345},
+			{Uplink: "eth0", Direction: "egress", Link: 1e9, Guaranteed: 200e6, Ceil: 1e9},
+			{Container: 7, Name: "web-1", Uplink: "eth0", Direction: "ingress", Link: 1e9, Asked: &api.TrafficAsked{Ceil: 1e9}, Guaranteed: 475e6, Ceil: 1e9},
+		}}
+		api.SortTraffic(c.Classes)
+		return c
+	}
+	before, after := reading(at, 1000, 100), reading(at.Add(2*time.Second), 25_001_000, 1100)
+	status, out, errs := shaped(t, &trafficStub{readings: []api.Traffic{before, after}})
+	const rates = `eth0, from containers, 1.00Gbit; over 2.0 s
+CONTAINER    ASKED              GUARANTEED     SENT  BORROWED  WAITING  DRAIN  DROPS  AT CEIL
+"(odd)\x1b"  w3 p3 2ms             600Mbit     0bit         -        -      -      0        0
+web-1        150mbit <=200mbit     150Mbit  100Mbit      50 %    188kB   10ms      0    1.00k
+(others)     -                     200Mbit     0bit         -        -      -      0        0
+
+eth0, to containers, 1.00Gbit; over 2.0 s
+CONTAINER  ASKED    GUARANTEED  SENT  BORROWED  WAITING  DRAIN  DROPS  AT CEIL
+web-1      <=1gbit     475Mbit  0bit         -        -      -      0        0
+`
+	if diff := cmp.Diff(rates, out); diff != "" || status != 0 {
+		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)
+	}
+	status, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before}}, "--total")
+	if status != 0 || !strings.Contains(out, " 12.3k ") || !strings.Contains(out, " 1.00kB ") || strings.Contains(out, "over") {
+		t.Errorf("totals: status %d\n%s", status, out)
+	}
+	status, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}, "web-1", "-o", "json")
+	if status != 0 || !strings.Contains(out, `"achieved_bits_per_second": 100000000`) || !strings.Contains(out, `"sent_packets": 1000`) {
+		t.Errorf("json: status %d\n%s", status, out)
+	}
+	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "web-1"); out != "Policy gives this container no bandwidth of its own.\n" {
+		t.Errorf("nothing: %s", out)
+	}
+	if status, _, errs = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "a", "b"); status != statusUsage {
+		t.Errorf("two containers: %d %s", status, errs)
+	}
+}
+
+func TestScale(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 999: "999", 999.6: "1.00k", 1234: "1.23k", 99_960: "100k", 123_456: "123k", 999_600: "1.00M", 1e9: "1.00G", 9.99e12: "9.99T"} {
+		if got := scale(v); got != want {
+			t.Errorf("%v is %s, want %s", v, got, want)
+		}
+	}
+}
