@@ -50,7 +50,7 @@ func Schema() []Key { return slices.Clone(schema) }
 // schema is constant.
 var schema = slices.Concat(
 	netKeys("net.", "from the container", []string{AnyValue}, func(s *Settings) *Net { return &s.Egress }),
-	netKeys("net.ingress.", "towards the container", nil, func(s *Settings) *Net { return &s.Ingress }),
+	netKeys("net.ingress.", "towards the container", []string{AnyValue}, func(s *Settings) *Net { return &s.Ingress }),
 	[]Key{
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe",
 			Meaning: "what is done about the CPU time that the container's packets take",

@@ -32,7 +32,7 @@ type Row struct {
 	Members   []container.ID
 	Uplink    string
 	Direction Direction
-	Link      uint64     // bit/s
+	Link      uint64     // bit/s, of what is divided
 	Asked     policy.Net // by policy; nothing for container 0
 
 	Guaranteed, Ceil uint64 // bit/s, as things stand now
@@ -55,14 +55,17 @@ func (f *Traffic) Read() Reading {
 	if f.programs == nil || len(f.tenants) == 0 {
 		return r
 	}
-	plans, err := f.plan()
+	out, in, err := f.plans()
 	if err != nil { // an uplink has become too slow: status tells so
 		return r
 	}
 	owners := f.owners()
-	for index, p := range plans {
-		if u := f.uplinks[index]; u.claimed && !u.lost {
+	for index, u := range f.uplinks {
+		if p, planned := out[index]; planned && u.claimed && !u.lost {
 			r.Rows = f.read(r.Rows, index, Egress, p, owners)
+		}
+		if p, planned := in[index]; planned && u.ingress.claimed && !u.ingress.lost {
+			r.Rows = f.read(r.Rows, u.ingress.index, Ingress, p, owners)
 		}
 	}
 	slices.SortFunc(r.Rows, func(a, b Row) int {
@@ -80,7 +83,7 @@ type owner struct {
 func (f *Traffic) owners() map[slot.Slot]owner {
 	owners := map[slot.Slot]owner{slot.Nobody: {}}
 	for _, t := range f.tenants {
-		o := owner{asked: map[Direction]policy.Net{Egress: t.net}}
+		o := owner{asked: map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}}
 		o.members = slices.Sorted(maps.Keys(t.members))
 		if len(o.members) > 0 {
 			owners[t.slot] = o

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -55,6 +56,7 @@ type host struct {
 	rate      uint64
 	mask      uint32
 	nic0      int // its index
+	boxes     []*sandbox.Box
 }
 
 func newHost(t testing.TB, rate uint64) *host {
@@ -99,7 +101,20 @@ func (h *host) create(s sandbox.Spec) *sandbox.Box {
 	h.t.Helper()
 	b, err := h.sandboxes.Create(s)
 	must(h.t, err)
+	h.boxes = append(h.boxes, b)
 	return b
+}
+
+// last gives the box of a name that was made last.
+func (h *host) last(name string) *sandbox.Box {
+	h.t.Helper()
+	for _, b := range slices.Backward(h.boxes) {
+		if b.Name == name {
+			return b
+		}
+	}
+	h.t.Fatalf("no box %s", name)
+	return nil
 }
 
 func (h *host) open(b *sandbox.Box) *netdev.NS {
@@ -225,25 +240,32 @@ func (h *host) forge(box *sandbox.Box, to string, priority uint32, n int) {
 			return err
 		}
 		defer c.Close()
-		raw, err := c.(*net.UDPConn).SyscallConn()
-		if err != nil {
-			return err
-		}
-		if err := raw.Control(func(fd uintptr) {
-			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority)),
-				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(priority&0xffff)))
-		}); err != nil {
-			return err
-		}
-		for sent := 0; sent < n; {
-			if _, err := c.Write(make([]byte, 100)); err == nil {
-				sent++
-			} else if !errors.Is(err, syscall.ECONNREFUSED) {
-				return err
-			}
-		}
-		return err
+		return sendAs(c.(*net.UDPConn), priority, n)
 	}))
+}
+
+// sendAs sends n datagrams with a priority, and a mark, of the sender's choice.
+func sendAs(c *net.UDPConn, priority uint32, n int) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if cerr := raw.Control(func(fd uintptr) {
+		err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(priority)),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(priority&0xffff)))
+	}); cerr != nil {
+		return cerr
+	}
+	for sent := 0; sent < n && err == nil; {
+		_, werr := c.Write(make([]byte, 100))
+		switch {
+		case werr == nil:
+			sent++
+		case !errors.Is(werr, syscall.ECONNREFUSED):
+			return werr
+		}
+	}
+	return err
 }
 
 // listen takes in what is sent to port 9000 of the wire.

@@ -81,8 +81,8 @@ func TestPlanInForce(t *testing.T) {
 	want(map[uint16]uint64{qdisc.MinorDefault: 200 * mbit, 1: 600 * mbit, 2: 150 * mbit})
 	must(t, h.traffic.Remove(t.Context(), fake(2).ID))
 	want(map[uint16]uint64{qdisc.MinorDefault: 950 * mbit / 4, 1: 950 * mbit / 4 * 3})
-	if n := len(h.traffic.Snapshot().Samples); n != 14 {
-		t.Errorf("%d samples, want 7 for each of two classes", n)
+	if n := len(h.traffic.Snapshot().Samples); n != 18 {
+		t.Errorf("%d samples, want 9 for each of two classes", n)
 	}
 }
 

@@ -19,6 +19,7 @@ type sender struct {
 	box  *sandbox.Box
 	c    container.Container
 	send []string // the generator's arguments
+	to   string   // where it is reached from the wire
 	net  policy.Net
 }
 

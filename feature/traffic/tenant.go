@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -12,7 +14,10 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -21,10 +26,42 @@ type tenant struct {
 	key     slot.Tenant
 	slot    slot.Slot
 	name    string // of one of its containers
-	net     policy.Net
+	due     due
 	members map[container.ID]container.Container
-	program *ebpf.Program           // nil until a veth needs it
-	ends    map[deviceKey]link.Link // the host's ends of its veths
+	program *ebpf.Program // fl_identify; nil until a veth needs it
+	deliver *delivery     // nil until what uplinks receive is shared
+	ends    map[deviceKey]*end
+	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
+}
+
+// due is what policy gives a tenant in the two directions.
+type due struct{ egress, ingress policy.Net }
+
+func (d due) equal(o due) bool { return equal(d.egress, o.egress) && equal(d.ingress, o.ingress) }
+
+// asked says whether policy gives anything.
+func asked(n policy.Net) bool { return n != policy.Net{} }
+
+// end is a device by which a tenant's packets pass: the host's end of a veth,
+// or a macvlan in the container's own namespace.
+type end struct {
+	sent     link.Link // fl_identify
+	received link.Link // fl_deliver
+	queue    queue     // of a veth: what holds the tenant to its ceil
+}
+
+func (e *end) close() error {
+	return errors.Join(detach(&e.sent), detach(&e.received))
+}
+
+// detach closes a link that there may not be.
+func detach(l *link.Link) error {
+	if *l == nil {
+		return nil
+	}
+	err := (*l).Close()
+	*l = nil
+	return err
 }
 
 // deviceKey is a device, by its namespace's inode and its index in there.
@@ -34,14 +71,14 @@ type deviceKey struct {
 }
 
 func newTenant(key slot.Tenant, s slot.Slot) *tenant {
-	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), ends: make(map[deviceKey]link.Link)}
+	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), ends: make(map[deviceKey]*end), sockets: make(map[container.ID]link.Link)}
 }
 
 // other gives a container of the tenant beside id, if what holds for the tenant
-// is not net.
-func (t *tenant) other(id container.ID, net policy.Net) (container.ID, bool) {
+// is not d.
+func (t *tenant) other(id container.ID, d due) (container.ID, bool) {
 	for m := range t.members {
-		if m != id && !equal(t.net, net) {
+		if m != id && !t.due.equal(d) {
 			return m, true
 		}
 	}
@@ -56,13 +93,21 @@ func equal(a, b policy.Net) bool {
 
 func (t *tenant) close() error {
 	var errs []error
-	for key, l := range t.ends {
-		errs = append(errs, l.Close())
+	for key, e := range t.ends {
+		errs = append(errs, e.close())
 		delete(t.ends, key)
+	}
+	for id, l := range t.sockets {
+		errs = append(errs, l.Close())
+		delete(t.sockets, id)
 	}
 	if t.program != nil {
 		errs = append(errs, t.program.Close())
 		t.program = nil
+	}
+	if t.deliver != nil {
+		errs = append(errs, t.deliver.close())
+		t.deliver = nil
 	}
 	return errors.Join(errs...)
 }
@@ -83,60 +128,181 @@ func (f *Traffic) trust(c container.Container) error {
 	return f.programs.setStrict(len(f.macvlans) > 0)
 }
 
-// identify has the packets of a tenant numbered, wherever they enter the host.
-// It may be called again at any time and then only repairs.
-func (f *Traffic) identify(ctx context.Context, t *tenant) error {
-	want := make(map[deviceKey]container.HostEnd)
+// device is one of a tenant's, as its container shows it.
+type device struct {
+	container.HostEnd
+	veth bool
+}
+
+// devices lists those of a tenant that packets can be told by.
+func (f *Traffic) devices(t *tenant) (map[deviceKey]device, error) {
+	want := make(map[deviceKey]device)
 	var errs []error
-	for id, c := range t.members {
-		if err := f.programs.cgroup(id, f.level(c.Cgroup.V2), t.slot); err != nil {
-			errs = append(errs, err)
-		}
+	for _, c := range t.members {
 		for _, dev := range c.Interfaces {
 			switch {
 			case dev.Kind == "veth" && dev.Host.NetNS == 0:
 				errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", dev.Name))
 			case dev.Kind == "veth":
-				want[deviceKey{dev.Host.NetNS, dev.Host.Index}] = dev.Host
+				want[deviceKey{dev.Host.NetNS, dev.Host.Index}] = device{dev.Host, true}
+			case unseen(dev.Kind):
+				inside := filepath.Join(f.cfg.Roots.Proc, fmt.Sprint(c.PID), "ns", "net")
+				want[deviceKey{c.NetNS, dev.Index}] = device{container.HostEnd{NetNS: c.NetNS, NSPath: inside, Name: dev.Name, Index: dev.Index}, false}
 			}
 		}
 	}
-	for key, l := range t.ends {
-		if _, wanted := want[key]; !wanted {
+	return want, errors.Join(errs...)
+}
+
+// identify has the packets of a tenant numbered wherever they enter the host,
+// has them learnt where they arrive, and holds what they receive to its ceil.
+// It may be called again at any time and then only repairs.
+func (f *Traffic) identify(ctx context.Context, t *tenant) error {
+	want, err := f.devices(t)
+	errs := []error{err}
+	for id, c := range t.members {
+		errs = append(errs, f.programs.cgroup(id, f.level(c.Cgroup.V2), t.slot))
+		if f.learns(t) && t.key.NetNS == 0 && t.sockets[id] == nil && c.Cgroup.V2 != "" {
+			l, err := f.listen(t, c.Cgroup.V2)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			t.sockets[id] = l
+		}
+	}
+	if !f.learns(t) {
+		for id, l := range t.sockets {
 			errs = append(errs, l.Close())
+			delete(t.sockets, id)
+		}
+	}
+	for key, e := range t.ends {
+		if _, wanted := want[key]; !wanted {
+			errs = append(errs, e.close())
 			delete(t.ends, key)
 		}
 	}
-	for key, end := range want {
-		if t.ends[key] != nil {
-			continue
-		}
+	for key, dev := range want {
 		if ctx.Err() != nil {
 			break // the caller tells
 		}
-		l, err := f.number(t, key, end)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", end.Name, err))
-			continue
+		e := t.ends[key]
+		if e == nil {
+			e = &end{queue: queue{index: key.index}}
+			t.ends[key] = e
 		}
-		t.ends[key] = l
+		if err := f.reach(t, e, dev); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", dev.Name, err))
+		}
 	}
 	return errors.Join(errs...)
 }
 
-// number attaches a tenant's program to the host's end of a veth.
-func (f *Traffic) number(t *tenant, key deviceKey, end container.HostEnd) (link.Link, error) {
-	ns, err := f.open(end.NSPath, key.netns)
-	if err != nil {
+// learns says whether flows are to be learnt where the tenant receives them.
+func (f *Traffic) learns(t *tenant) bool { return f.sharing && asked(t.due.ingress) }
+
+// listen has flows learnt where the sockets of a cgroup receive them.
+func (f *Traffic) listen(t *tenant, dir string) (link.Link, error) {
+	if err := f.loadDelivery(t); err != nil {
 		return nil, err
 	}
-	defer ns.Close()
-	if t.program == nil {
-		if t.program, err = f.programs.identity(t.slot); err != nil {
-			return nil, err
+	return attachCgroup(dir, t.deliver.Socket)
+}
+
+func (f *Traffic) loadDelivery(t *tenant) (err error) {
+	if t.deliver == nil {
+		t.deliver, err = f.programs.delivery(t.slot)
+	}
+	return err
+}
+
+// reach brings one device of a tenant to what it is to have.
+func (f *Traffic) reach(t *tenant, e *end, dev device) error {
+	learns := f.learns(t)
+	if !learns && e.received != nil {
+		if err := detach(&e.received); err != nil {
+			return err
 		}
 	}
-	return attach(ns, key.index, t.program, ebpf.AttachTCXIngress)
+	if !dev.veth && !learns {
+		return nil // nothing to do in there
+	}
+	ns, err := f.open(dev.NSPath, dev.NetNS)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	if dev.veth && e.sent == nil {
+		if t.program == nil {
+			if t.program, err = f.programs.identity(t.slot); err != nil {
+				return err
+			}
+		}
+		if e.sent, err = attach(ns, dev.Index, t.program, ebpf.AttachTCXIngress); err != nil {
+			return err
+		}
+	}
+	if learns && e.received == nil {
+		if err := f.loadDelivery(t); err != nil {
+			return err
+		}
+		// What a veth's host end sends is what the container receives.
+		to := ebpf.AttachTCXIngress
+		if dev.veth {
+			to = ebpf.AttachTCXEgress
+		}
+		if e.received, err = attach(ns, dev.Index, t.deliver.Device, to); err != nil {
+			return err
+		}
+	}
+	if !dev.veth {
+		return nil
+	}
+	return f.hold(t, &e.queue, ns)
+}
+
+// hold keeps what a tenant receives by a veth, from wherever it comes, below
+// its ceil.
+func (f *Traffic) hold(t *tenant, q *queue, ns *netdev.NS) error {
+	ceil := t.due.ingress.Ceil
+	if ceil == 0 {
+		q.claimed, q.lost = false, false
+		return f.undo(q.knobs(ns)...) // also what an earlier agent left
+	}
+	dev, err := ns.Link(q.index)
+	if err != nil {
+		return err
+	}
+	mtu := dev.MTU + linkHeader
+	q.link = model.Link{Name: dev.Name, Rate: ceil, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
+	p, err := model.Compute(q.link, nil)
+	if err != nil {
+		return err
+	}
+	return q.bring(f.cfg.Journal, ns, p, journal.Owner{Feature: name, Container: uint64(t.first())})
+}
+
+// first is the container that stands for a tenant: the one with the lowest id.
+func (t *tenant) first() container.ID {
+	return slices.Min(slices.Collect(maps.Keys(t.members)))
+}
+
+// let puts back what was changed at a tenant's devices.
+func (f *Traffic) let(t *tenant) error {
+	var errs []error
+	for key, e := range t.ends {
+		if !e.queue.claimed {
+			continue
+		}
+		refs := make([]journal.Ref, 0, 2)
+		for _, kind := range []string{qdisc.KindRoot, qdisc.KindQueueLen} {
+			refs = append(refs, journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d", key.netns, key.index)})
+		}
+		errs = append(errs, f.undo(refs...))
+		e.queue.claimed, e.queue.lost = false, false
+	}
+	return errors.Join(errs...)
 }
 
 // open opens a network namespace by its inode, by way of path if that still

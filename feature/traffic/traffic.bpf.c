@@ -2,7 +2,7 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Whose packet is it? Each packet that a tenant sends is given the tenant's
+ * Whose packet is it? On the way out: each packet that a tenant sends is given the tenant's
  * slot where it enters the host, and at the uplink the slot is what chooses its
  * class: HTB and HFSC take skb->priority for one, without any filter (the CNid
  * of CNTC, section 3.1, without its patch).
@@ -15,6 +15,13 @@
  * in by a device (of containers in the host's namespace, of macvlan) are told
  * by the cgroup of their socket.
  *
+ * On the way in nobody can tell at the uplink whose a packet will be: there may
+ * be NAT, a tunnel, a proxy of addresses before it arrives. So it is learnt from
+ * where packets do arrive. A packet of a flow that is not known is given a tag
+ * of its flow for a priority, and passes as everybody's; where it is delivered
+ * to a tenant the tag is read, and the next packet of that flow finds the
+ * tenant's class. What a container says or sends teaches nothing.
+ *
  * What a tenant has written into these fields itself is overwritten at the
  * host's end of its veth. Where there is no such end it counts for nothing once
  * fl_strict is set, as it is while there are macvlan devices.
@@ -25,22 +32,48 @@
  *   tcx egress, uplinks
  *                     fl_normalise  one look-up of a per-CPU array; for packets
  *                                   of a socket of this host up to nine of a hash
+ *   tcx ingress, uplinks, while what they receive is shared
+ *                     fl_inbound    its headers, one look-up of a hash; for the
+ *                                   first of a flow a store
+ *   where packets arrive: tcx egress, host end of a tenant's veth, or tcx
+ *   ingress of its macvlan; for the sockets of a tenant in the host's namespace
+ *   cgroup_skb ingress, its cgroup
+ *                     fl_deliver,   a comparison; for the first of a flow a
+ *                     fl_arrive     look-up and an update
  *
  * User space makes the entries of fl_cgroups; a full map is an error of Apply,
- * and the containers that are in it keep what they have. fl_paths is read by
- * tests and by Snapshot. The programs are held by links that end with the
- * agent: then all packets share the default class.
+ * and the containers that are in it keep what they have. fl_flows forgets the
+ * flow that was not used for longest, which is learnt again with its next
+ * packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
+ * programs are held by links that end with the agent: then all packets that are
+ * sent share the default class, and what is received is not led anywhere.
  */
 
 #include "kernel.h"
 
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* qdisc.Handle: "fl" */
 #define HANDLE 0x666c0000U
 #define MAJOR 0xffff0000U
+
+/*
+ * The priority of a received packet whose flow is not known: TAG, 20 bits of
+ * the flow, and four bits of 0, which are a class to a qdisc that looks at no
+ * others (pfifo_fast). It is never of our own major.
+ */
+#define TAG 0x66000000U
+#define TAG_MASK 0xff00000fU
+#define TAG_SHIFT 4
+#define TAG_BITS 0xfffffU
+#define OURS 0x6c000U /* the upper eight bits of it that would make HANDLE */
 
 /* The tenant whose copy of fl_identify this is. Set before it is loaded. */
 const volatile __u32 fl_slot;
@@ -176,8 +209,247 @@ int fl_normalise(struct __sk_buff *skb)
 	count(path);
 	if (slot)
 		skb->priority = HANDLE | slot;
-	else if ((skb->priority & MAJOR) == HANDLE)
+	else if ((skb->priority & MAJOR) == HANDLE || (skb->priority & TAG_MASK) == TAG)
 		skb->priority = 0; /* goes into the default class */
 	/* Others' priorities mean nothing to our root, and something to them. */
 	return TCX_NEXT;
+}
+
+/* The IFB to lead packets to. Set before fl_inbound is loaded. */
+const volatile __u32 fl_ifb;
+/* What flows are mixed with, so that nobody can choose two that are one. */
+const volatile __u64 fl_seed;
+/* Goes up when a tenant ends: flows are learnt anew, as they may be another's. */
+volatile __u32 fl_epoch;
+
+#define MAX_FLOWS 65536
+
+struct place {
+	__u32 slot;
+	__u32 epoch; /* when it was learnt */
+};
+_Static_assert(sizeof(struct place) == 8, "read by Go");
+
+/* flow -> where it arrives */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_FLOWS);
+	__type(key, __u64);
+	__type(value, struct place);
+} fl_flows SEC(".maps");
+
+/*
+ * Flows that are on their way to where they arrive, by the lower bits of their
+ * tag. It takes microseconds; a flow that another has taken the place of is
+ * learnt with its next packet.
+ */
+#define PENDING 65536
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PENDING);
+	__type(key, __u32);
+	__type(value, __u64);
+} fl_pending SEC(".maps");
+
+enum inbound {
+	KNOWN,   /* flow */
+	NEW,     /* flow, not known yet or nobody's */
+	NO_FLOW, /* neither TCP, UDP nor an echo, or a fragment */
+	INBOUND,
+};
+
+/* Packets received at uplinks, by what told whose they are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, INBOUND);
+	__type(key, __u32);
+	__type(value, __u64);
+} fl_inpaths SEC(".maps");
+
+static __always_inline __u64 mix(__u64 h, __u64 v)
+{
+	h = (h ^ v) * 0x9fb21c651e98df25ULL;
+	return h ^ h >> 29;
+}
+
+/* One packet's headers, as far as they have been looked at. */
+struct headers {
+	__u64 flow;
+	__u32 l4; /* offset */
+	__u32 proto;
+	__u32 ports; /* source and destination, in network order */
+	__u32 syn;   /* begins a connection */
+};
+
+/*
+ * Mixes addresses, protocol and ports of the IP packet at off into h->flow.
+ * Returns -1 for one that is of no flow. Fragments are of none: only the first
+ * has ports, and addresses alone may be those of many containers (NAT).
+ */
+static __always_inline int ip_flow(struct __sk_buff *skb, __u32 off, __be16 proto, struct headers *h)
+{
+	__u8 l4[16] = {};
+
+	if (proto == bpf_htons(ETH_P_IP)) {
+		struct iphdr ip;
+
+		if (bpf_skb_load_bytes(skb, off, &ip, sizeof(ip)))
+			return -1;
+		if (ip.frag_off & bpf_htons(0x3fff)) /* IP_MF | IP_OFFSET */
+			return -1;
+		h->l4 = off + ip.ihl * 4;
+		h->proto = ip.protocol;
+		h->flow = mix(h->flow, (__u64)ip.saddr << 32 | ip.daddr);
+	} else if (proto == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr ip;
+		__u64 a[4];
+
+		if (bpf_skb_load_bytes(skb, off, &ip, sizeof(ip)))
+			return -1;
+		__builtin_memcpy(a, &ip.saddr, sizeof(a));
+		h->l4 = off + sizeof(ip);
+		h->proto = ip.nexthdr; /* with extension headers: of no flow */
+		h->flow = mix(mix(mix(mix(h->flow, a[0]), a[1]), a[2]), a[3]);
+	} else {
+		return -1;
+	}
+	switch (h->proto) {
+	case IPPROTO_TCP:
+		if (bpf_skb_load_bytes(skb, h->l4, l4, 14))
+			return -1;
+		h->syn = (l4[13] & 0x12) == 0x02; /* SYN without ACK */
+		break;
+	case IPPROTO_UDP:
+		if (bpf_skb_load_bytes(skb, h->l4, l4, 8))
+			return -1;
+		break;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		if (bpf_skb_load_bytes(skb, h->l4, l4, 8))
+			return -1;
+		/* Echo and its reply have an id, which stands for the ports. */
+		if (h->proto == IPPROTO_ICMP ? l4[0] != 0 && l4[0] != 8 : l4[0] != 128 && l4[0] != 129)
+			return -1;
+		l4[0] = l4[4];
+		l4[1] = l4[5];
+		l4[2] = l4[3] = 0;
+		break;
+	default:
+		return -1;
+	}
+	__builtin_memcpy(&h->ports, l4, sizeof(h->ports));
+	h->flow = mix(h->flow, (__u64)h->proto << 32 | h->ports);
+	return 0;
+}
+
+/* The ports of VXLAN: IANA's, and that of the kernel's beginnings (Flannel). */
+static __always_inline int is_vxlan(const struct headers *h)
+{
+	__u32 port = bpf_ntohl(h->ports) & 0xffff;
+
+	return h->proto == IPPROTO_UDP && (port == 4789 || port == 8472);
+}
+
+/* The flow of a packet, in a tunnel that of what is inside; 0 if it has none. */
+static __always_inline __u64 flow_of(struct __sk_buff *skb, __u32 *syn)
+{
+	struct headers out = { .flow = fl_seed }, in = {};
+	__u32 vni;
+	__be16 proto;
+
+	if (ip_flow(skb, ETH_HLEN, skb->protocol, &out))
+		return 0;
+	*syn = out.syn;
+	if (!is_vxlan(&out))
+		return out.flow;
+	if (bpf_skb_load_bytes(skb, out.l4 + 8 + 4, &vni, sizeof(vni)) ||
+	    bpf_skb_load_bytes(skb, out.l4 + 8 + 8 + 12, &proto, sizeof(proto)))
+		return 0;
+	in.flow = mix(fl_seed, vni);
+	if (ip_flow(skb, out.l4 + 8 + 8 + ETH_HLEN, proto, &in))
+		return 0;
+	*syn = in.syn;
+	return in.flow;
+}
+
+static __always_inline __u32 tag_of(__u64 flow)
+{
+	__u32 bits = flow & TAG_BITS;
+
+	if ((bits & 0xff000) == OURS)
+		bits ^= 0x80000;
+	return TAG | bits << TAG_SHIFT;
+}
+
+static __always_inline void learn(__u64 flow, __u32 slot)
+{
+	struct place p = { .slot = slot, .epoch = fl_epoch };
+
+	bpf_map_update_elem(&fl_flows, &flow, &p, BPF_ANY);
+}
+
+SEC("tc")
+int fl_inbound(struct __sk_buff *skb)
+{
+	__u32 syn = 0, path = NO_FLOW, priority = 0, index;
+	__u64 flow = flow_of(skb, &syn), *pending, *count;
+	struct place *p;
+
+	if (flow) {
+		p = bpf_map_lookup_elem(&fl_flows, &flow);
+		if (p && p->epoch == fl_epoch && !syn) {
+			path = KNOWN;
+			priority = HANDLE | p->slot;
+		} else {
+			path = NEW;
+			priority = tag_of(flow);
+			index = flow & (PENDING - 1);
+			pending = bpf_map_lookup_elem(&fl_pending, &index);
+			if (pending)
+				*pending = flow;
+		}
+	}
+	count = bpf_map_lookup_elem(&fl_inpaths, &path);
+	if (count)
+		(*count)++;
+	skb->priority = priority;
+	/*
+	 * Into the IFB's qdisc; from there the packet is received by the uplink
+	 * as if it came now, past all programs of this hook. If the IFB has gone
+	 * the packet is dropped: it goes only after this program has.
+	 */
+	return bpf_redirect(fl_ifb, 0);
+}
+
+/* Learns from a packet that has come to where this tenant receives. */
+static __always_inline void delivered(struct __sk_buff *skb)
+{
+	__u32 tag = skb->priority, index;
+	__u64 *flow, key;
+
+	if ((tag & TAG_MASK) != TAG || (tag & MAJOR) == HANDLE)
+		return; /* known, or not from an uplink */
+	index = tag >> TAG_SHIFT & (PENDING - 1);
+	flow = bpf_map_lookup_elem(&fl_pending, &index);
+	if (flow) {
+		key = *flow;
+		if (key && tag_of(key) == tag) /* no other has taken its place */
+			learn(key, fl_slot);
+	}
+	skb->priority = 0; /* it was ours, and says nothing to anybody else */
+}
+
+SEC("tc")
+int fl_deliver(struct __sk_buff *skb)
+{
+	delivered(skb);
+	return TCX_NEXT;
+}
+
+SEC("cgroup_skb/ingress")
+int fl_arrive(struct __sk_buff *skb)
+{
+	delivered(skb);
+	return 1; /* pass */
 }

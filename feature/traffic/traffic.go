@@ -71,6 +71,7 @@ type Traffic struct {
 	tenants  map[slot.Tenant]*tenant
 	member   map[container.ID]*tenant
 	uplinks  map[int]*uplink
+	sharing  bool                  // what uplinks receive is led through IFBs
 	macvlans map[container.ID]bool // containers whose packets no veth brings
 }
 
@@ -127,11 +128,11 @@ func (f *Traffic) Support() probe.Verdict { return f.support }
 func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	net := t.Settings.Egress
-	net.Latency = 0 // not in this build; policy tells so
-	asked := net != policy.Net{}
+	d := due{t.Settings.Egress, t.Settings.Ingress}
+	d.egress.Latency, d.ingress.Latency = 0, 0 // not in this build; policy tells so
+	wanted := asked(d.egress) || asked(d.ingress)
 	if f.programs == nil || f.host == nil {
-		if asked {
+		if wanted {
 			return fmt.Errorf("traffic: %s", f.support.Why)
 		}
 		return nil
@@ -139,17 +140,17 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	if err := f.trust(t.Container); err != nil {
 		return err
 	}
-	if !asked {
+	if !wanted {
 		return f.remove(t.Container.ID)
 	}
-	if err := f.shape(ctx, t.Container, net); err != nil {
+	if err := f.shape(ctx, t.Container, d); err != nil {
 		return fmt.Errorf("traffic: %w", err)
 	}
 	return nil
 }
 
 // shape brings one container, and with it all others, to what is due to them.
-func (f *Traffic) shape(ctx context.Context, c container.Container, net policy.Net) error {
+func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error {
 	key := slot.Of(c)
 	if key == (slot.Tenant{}) {
 		return errors.New("the container's network is not known")
@@ -161,7 +162,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, net policy.N
 	}
 	t := f.tenants[key]
 	if t != nil {
-		if id, differs := t.other(c.ID, net); differs {
+		if id, differs := t.other(c.ID, d); differs {
 			return fmt.Errorf("it shares its network with container %s, whose policy is another: that one's holds for both", id)
 		}
 	}
@@ -177,28 +178,65 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, net policy.N
 		}
 		t = newTenant(key, s)
 	}
-	was := t.net
-	t.net, t.name = net, c.Name
+	was := t.due
+	t.due, t.name = d, c.Name
 	f.tenants[key] = t
-	plans, err := f.plan()
+	_, had := t.members[c.ID]
+	t.members[c.ID] = c
+	out, in, err := f.plans()
 	if err != nil { // nothing has been changed
-		t.net = was
+		t.due = was
+		if !had {
+			delete(t.members, c.ID)
+		}
 		if made {
 			delete(f.tenants, key)
 			f.cfg.Slots.Release(key)
 		}
 		return err
 	}
-	t.members[c.ID] = c
 	f.member[c.ID] = t
+	if asked(was.ingress) && !asked(d.ingress) {
+		// Its packets leave the class first.
+		if err := f.unlearn(t); err != nil {
+			return err
+		}
+	}
 	// The class first, so that no packet asks for one that is not there.
-	if err := f.bring(plans); err != nil {
+	if err := f.bring(out, in); err != nil {
 		return err
 	}
-	if err := errors.Join(f.identify(ctx, t), ctx.Err()); err != nil {
+	if err := errors.Join(f.share(ctx, in != nil), f.identify(ctx, t), ctx.Err()); err != nil {
 		return err
 	}
 	return missing
+}
+
+// unlearn has nothing more told to be for a tenant by what it receives.
+func (f *Traffic) unlearn(t *tenant) error {
+	var errs []error
+	for _, e := range t.ends {
+		errs = append(errs, detach(&e.received))
+	}
+	for id, l := range t.sockets {
+		errs = append(errs, l.Close())
+		delete(t.sockets, id)
+	}
+	return errors.Join(append(errs, f.programs.forgetFlows())...)
+}
+
+// share notes whether what uplinks receive is shared, and sees that all who
+// take part are known where their packets arrive.
+func (f *Traffic) share(ctx context.Context, on bool) error {
+	if f.sharing == on {
+		return nil
+	}
+	f.sharing = on
+	var errs []error
+	for _, t := range f.tenants {
+		errs = append(errs, f.identify(ctx, t))
+	}
+	return errors.Join(errs...)
 }
 
 // Remove implements feature.Feature.
@@ -226,35 +264,94 @@ func (f *Traffic) remove(id container.ID) error {
 	}
 	delete(f.member, id)
 	delete(t.members, id)
+	if l := t.sockets[id]; l != nil {
+		delete(t.sockets, id)
+		if err := l.Close(); err != nil {
+			return err
+		}
+	}
 	if len(t.members) > 0 {
 		return nil
 	}
 	// First its packets go elsewhere, then its classes.
-	errs := []error{t.close()}
+	errs := []error{f.let(t), t.close()}
+	if asked(t.due.ingress) {
+		errs = append(errs, f.programs.forgetFlows())
+	}
 	delete(f.tenants, t.key)
 	f.cfg.Slots.Release(t.key)
 	if len(f.tenants) == 0 {
 		return errors.Join(append(errs, f.release())...)
 	}
-	plans, err := f.plan()
+	out, in, err := f.plans()
 	if err == nil {
-		err = f.bring(plans)
+		err = errors.Join(f.bring(out, in), f.share(context.Background(), in != nil))
 	}
 	return errors.Join(append(errs, err)...)
 }
 
-// plan divides every uplink among the tenants. It changes nothing.
+// plans divides every uplink among the tenants, in both directions. It changes
+// nothing. A direction in which nothing has to be done at the uplinks is nil.
+func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
+	sends, shares := false, false
+	for _, t := range f.tenants {
+		sends = sends || asked(t.due.egress)
+		shares = shares || t.shares()
+	}
+	if sends {
+		if out, err = f.plan(); err != nil {
+			return nil, nil, err
+		}
+	}
+	if shares {
+		if in, err = f.planIngress(); err != nil {
+			return nil, nil, err
+		}
+	}
+	return out, in, nil
+}
+
+// shares says whether what a tenant is due can only be kept where all packets
+// of an uplink come in. A ceil alone is kept at its veth.
+func (t *tenant) shares() bool {
+	n := t.due.ingress
+	if !asked(n) || t.key.NetNS == 0 {
+		return asked(n)
+	}
+	for _, c := range t.members {
+		for _, dev := range c.Interfaces {
+			if unseen(dev.Kind) {
+				return true
+			}
+		}
+	}
+	n.Ceil = 0
+	return asked(n)
+}
+
+// plan divides what the uplinks send.
 func (f *Traffic) plan() (map[int]model.Plan, error) {
+	return f.divide("uplink %s: %w", func(u *uplink) model.Link { return u.link }, func(d due) policy.Net { return d.egress })
+}
+
+// planIngress divides what the uplinks receive.
+func (f *Traffic) planIngress() (map[int]model.Plan, error) {
+	return f.divide("uplink %s, what it receives: %w", func(u *uplink) model.Link { return u.ingress.link }, func(d due) policy.Net { return d.ingress })
+}
+
+func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(due) policy.Net) (map[int]model.Plan, error) {
 	tenants := make([]model.Tenant, 0, len(f.tenants))
 	for _, t := range f.tenants {
-		tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: t.net})
+		if n := of(t.due); asked(n) {
+			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n})
+		}
 	}
 	plans := make(map[int]model.Plan, len(f.uplinks))
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
-		u := f.uplinks[index]
-		p, err := model.Compute(u.link, tenants)
+		l := link(f.uplinks[index])
+		p, err := model.Compute(l, tenants)
 		if err != nil {
-			return nil, fmt.Errorf("uplink %s: %w", u.link.Name, err)
+			return nil, fmt.Errorf(format, l.Name, err)
 		}
 		plans[index] = p
 	}
@@ -262,20 +359,28 @@ func (f *Traffic) plan() (map[int]model.Plan, error) {
 }
 
 // Prune implements feature.Feature. What an earlier agent left at the uplinks
-// goes if nobody is shaped any more; else Apply has adopted it.
+// goes unless Apply has adopted it.
 func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.tenants) > 0 {
-		return nil
+	if len(f.tenants) == 0 {
+		return f.restore(all)
 	}
-	return f.restore()
-}
-
-// restore puts back all that was changed.
-func (f *Traffic) restore() error {
-	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool { return e.Owner.Feature == name })
-	return err
+	held := make(map[journal.Ref]bool)
+	for _, u := range f.uplinks {
+		refs := []journal.Ref{qdisc.ForwardPriority(f.host).Ref()}
+		if u.claimed {
+			refs = append(refs, u.knobs(f.host)...)
+		}
+		if u.ingress.index != 0 {
+			refs = append(refs, append(u.ingress.knobs(f.host), f.host.IFB(u.index).Ref())...)
+		}
+		for _, r := range refs {
+			held[r] = true
+		}
+	}
+	// Those of one container are the agent's to undo, and Apply's.
+	return f.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && !held[e.Ref] })
 }
 
 // Close implements feature.Feature. The qdiscs stay; without the programs all

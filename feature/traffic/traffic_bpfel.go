@@ -17,12 +17,21 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	trafficMapFlCgroups    = "fl_cgroups"
+	trafficMapFlFlows      = "fl_flows"
+	trafficMapFlInpaths    = "fl_inpaths"
 	trafficMapFlPaths      = "fl_paths"
+	trafficMapFlPending    = "fl_pending"
+	trafficProgFlArrive    = "fl_arrive"
+	trafficProgFlDeliver   = "fl_deliver"
 	trafficProgFlIdentify  = "fl_identify"
+	trafficProgFlInbound   = "fl_inbound"
 	trafficProgFlNormalise = "fl_normalise"
+	trafficVarFlEpoch      = "fl_epoch"
+	trafficVarFlIfb        = "fl_ifb"
 	trafficVarFlLevels     = "fl_levels"
 	trafficVarFlMarkMask   = "fl_mark_mask"
 	trafficVarFlMarkShift  = "fl_mark_shift"
+	trafficVarFlSeed       = "fl_seed"
 	trafficVarFlSlot       = "fl_slot"
 	trafficVarFlStrict     = "fl_strict"
 	trafficVarFlTcIndex    = "fl_tc_index"
@@ -70,7 +79,10 @@ type trafficSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type trafficProgramSpecs struct {
+	FlArrive    *ebpf.ProgramSpec `ebpf:"fl_arrive"`
+	FlDeliver   *ebpf.ProgramSpec `ebpf:"fl_deliver"`
 	FlIdentify  *ebpf.ProgramSpec `ebpf:"fl_identify"`
+	FlInbound   *ebpf.ProgramSpec `ebpf:"fl_inbound"`
 	FlNormalise *ebpf.ProgramSpec `ebpf:"fl_normalise"`
 }
 
@@ -79,16 +91,22 @@ type trafficProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type trafficMapSpecs struct {
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
+	FlFlows   *ebpf.MapSpec `ebpf:"fl_flows"`
+	FlInpaths *ebpf.MapSpec `ebpf:"fl_inpaths"`
 	FlPaths   *ebpf.MapSpec `ebpf:"fl_paths"`
+	FlPending *ebpf.MapSpec `ebpf:"fl_pending"`
 }
 
 // trafficVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type trafficVariableSpecs struct {
+	FlEpoch     *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlIfb       *ebpf.VariableSpec `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.VariableSpec `ebpf:"fl_levels"`
 	FlMarkMask  *ebpf.VariableSpec `ebpf:"fl_mark_mask"`
 	FlMarkShift *ebpf.VariableSpec `ebpf:"fl_mark_shift"`
+	FlSeed      *ebpf.VariableSpec `ebpf:"fl_seed"`
 	FlSlot      *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlStrict    *ebpf.VariableSpec `ebpf:"fl_strict"`
 	FlTcIndex   *ebpf.VariableSpec `ebpf:"fl_tc_index"`
@@ -115,13 +133,19 @@ func (o *trafficObjects) Close() error {
 // It can be passed to loadTrafficObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trafficMaps struct {
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
+	FlFlows   *ebpf.Map `ebpf:"fl_flows"`
+	FlInpaths *ebpf.Map `ebpf:"fl_inpaths"`
 	FlPaths   *ebpf.Map `ebpf:"fl_paths"`
+	FlPending *ebpf.Map `ebpf:"fl_pending"`
 }
 
 func (m *trafficMaps) Close() error {
 	return _TrafficClose(
 		m.FlCgroups,
+		m.FlFlows,
+		m.FlInpaths,
 		m.FlPaths,
+		m.FlPending,
 	)
 }
 
@@ -129,9 +153,12 @@ func (m *trafficMaps) Close() error {
 //
 // It can be passed to loadTrafficObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trafficVariables struct {
+	FlEpoch     *ebpf.Variable `ebpf:"fl_epoch"`
+	FlIfb       *ebpf.Variable `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.Variable `ebpf:"fl_levels"`
 	FlMarkMask  *ebpf.Variable `ebpf:"fl_mark_mask"`
 	FlMarkShift *ebpf.Variable `ebpf:"fl_mark_shift"`
+	FlSeed      *ebpf.Variable `ebpf:"fl_seed"`
 	FlSlot      *ebpf.Variable `ebpf:"fl_slot"`
 	FlStrict    *ebpf.Variable `ebpf:"fl_strict"`
 	FlTcIndex   *ebpf.Variable `ebpf:"fl_tc_index"`
@@ -141,13 +168,19 @@ type trafficVariables struct {
 //
 // It can be passed to loadTrafficObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trafficPrograms struct {
+	FlArrive    *ebpf.Program `ebpf:"fl_arrive"`
+	FlDeliver   *ebpf.Program `ebpf:"fl_deliver"`
 	FlIdentify  *ebpf.Program `ebpf:"fl_identify"`
+	FlInbound   *ebpf.Program `ebpf:"fl_inbound"`
 	FlNormalise *ebpf.Program `ebpf:"fl_normalise"`
 }
 
 func (p *trafficPrograms) Close() error {
 	return _TrafficClose(
+		p.FlArrive,
+		p.FlDeliver,
 		p.FlIdentify,
+		p.FlInbound,
 		p.FlNormalise,
 	)
 }

@@ -14,27 +14,26 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
+// received is the part of an uplink's rate that is shared among those who
+// receive, in percent. The queue has to build up here and not at the other end
+// of the wire, where nobody tells containers apart; what counts there beside the
+// frames (preamble, gap, checksum: 24 bytes each) is in the rest as well.
+const received = 95
+
 const (
 	linkHeader = 14    // bytes that a frame has beside what counts for the MTU
 	maxGSO     = 65536 // GSO_LEGACY_MAX_SIZE: what a device takes unless told otherwise
 )
 
-// uplink is a device of the host by which packets leave.
+// uplink is a device of the host by which packets leave and come in.
 type uplink struct {
-	link    model.Link
-	index   int
-	claimed bool      // its root qdisc is ours
-	lost    bool      // it was, until someone replaced it
+	queue             // of what it sends
 	program link.Link // fl_normalise
+	ingress ingress   // what it receives, while that is shared
 }
 
 func (u *uplink) close() error {
-	if u.program == nil {
-		return nil
-	}
-	err := u.program.Close()
-	u.program = nil
-	return err
+	return errors.Join(detach(&u.program), u.ingress.close())
 }
 
 // look finds the uplinks that there are now. The error is of those that could
@@ -66,11 +65,13 @@ func (f *Traffic) look() error {
 		there[l.Index] = true
 		u := f.uplinks[l.Index]
 		if u == nil {
-			u = &uplink{index: l.Index}
+			u = &uplink{queue: queue{index: l.Index}}
 			f.uplinks[l.Index] = u
 		}
 		mtu := l.MTU + linkHeader
 		u.link = model.Link{Name: l.Name, Rate: rate, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
+		u.ingress.link = u.link
+		u.ingress.link.Rate = rate / 100 * received
 	}
 	for index, u := range f.uplinks {
 		if !there[index] {
@@ -96,12 +97,13 @@ func isUplink(l netdev.Link, all []netdev.Link) bool {
 	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
 }
 
-// bring puts plans into force. It goes on with the others after a failure.
-func (f *Traffic) bring(plans map[int]model.Plan) error {
+// bring puts plans into force, for what uplinks send and what they receive; nil
+// plans are of a direction in which nobody is due anything. It goes on with the
+// others after a failure.
+func (f *Traffic) bring(out, in map[int]model.Plan) error {
 	var errs []error
-	for index, p := range plans {
-		u := f.uplinks[index]
-		err := f.bringUplink(u, p)
+	for index, u := range f.uplinks {
+		err := errors.Join(f.send(u, out), f.receive(u, in))
 		switch {
 		case errors.Is(err, journal.ErrGone): // it has vanished: nothing is lost but what it was for
 			errs = append(errs, u.close())
@@ -113,73 +115,44 @@ func (f *Traffic) bring(plans map[int]model.Plan) error {
 	return errors.Join(errs...)
 }
 
-var errLost = errors.New("someone has replaced the root qdisc, which is left alone: nothing is guaranteed there until all containers' policy is removed and set again")
-
-func (f *Traffic) bringUplink(u *uplink, p model.Plan) error {
-	if u.lost {
-		return errLost
-	}
-	if err := f.claim(u); err != nil {
-		return err
-	}
-	d, err := qdisc.Open(f.host, u.index)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	classes := make([]qdisc.Class, 0, len(p.Classes)+1)
-	classes = append(classes, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root)})
-	for _, c := range p.Classes {
-		minor := uint16(c.Slot)
-		if minor == 0 {
-			minor = qdisc.MinorDefault
+// send puts the plan of what an uplink sends into force.
+func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
+	if plans == nil {
+		if u.program == nil {
+			return nil
 		}
-		classes = append(classes, qdisc.Class{Minor: minor, HTB: qdisc.HTB(c.HTB)})
+		err := detach(&u.program)
+		u.claimed, u.lost = false, false
+		return errors.Join(err, f.undo(u.knobs(f.host)...))
 	}
-	_, err = d.Bring(qdisc.KindHTB, classes)
-	if errors.Is(err, qdisc.ErrNotOurs) {
-		u.lost = true
-		return errors.Join(errLost, u.close())
+	// Without it the priority of what is routed would say nothing.
+	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", journal.Owner{Feature: name}); err != nil {
+		return err
 	}
+	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}); err != nil {
+		if u.lost {
+			err = errors.Join(err, detach(&u.program))
+		}
+		return err
+	}
+	if u.program != nil {
+		return nil
+	}
+	var err error
+	u.program, err = attach(f.host, u.index, f.programs.normalise, ebpf.AttachTCXEgress)
 	return err
 }
 
-// claim makes the root qdisc of an uplink ours.
-func (f *Traffic) claim(u *uplink) error {
-	if u.claimed {
-		return nil
-	}
-	by := journal.Owner{Feature: name}
-	turn := func(k journal.Knob, value string) error { return f.cfg.Journal.Turn(k, value, by) }
-	length := qdisc.QueueLen(f.host, u.index)
-	if n, err := length.Read(); err != nil {
-		return err
-	} else if n == "0" {
-		if err := turn(length, qdisc.DefaultQueueLen); err != nil {
-			return err
-		}
-	}
-	// Without it the priority of what is routed would say nothing.
-	if err := turn(qdisc.ForwardPriority(f.host), "0"); err != nil {
-		return err
-	}
-	if err := turn(qdisc.Root(f.host, u.index), qdisc.Ours(qdisc.KindHTB)); err != nil {
-		return err
-	}
-	l, err := attach(f.host, u.index, f.programs.normalise, ebpf.AttachTCXEgress)
-	if err != nil {
-		return err
-	}
-	u.program, u.claimed = l, true
-	return nil
-}
-
-// release gives the uplinks back, as nobody is shaped any more.
+// release gives everything back, as nobody is shaped any more.
 func (f *Traffic) release() error {
 	var errs []error
 	for _, u := range f.uplinks {
 		errs = append(errs, u.close())
 	}
 	clear(f.uplinks)
-	return errors.Join(append(errs, f.restore())...)
+	f.sharing = false
+	return errors.Join(append(errs, f.restore(all))...)
 }
+
+// all matches every entry of the journal that is ours.
+func all(journal.Entry) bool { return true }

@@ -14,6 +14,7 @@ const (
 	KindOffload  = "offload"
 	KindThreaded = "threaded"
 	KindRPS      = "rps"
+	KindIFB      = "ifb"
 )
 
 // deviceRef names a knob of one device. The namespace is named by its inode,
@@ -65,6 +66,8 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 		return func(ns *NS, index int) journal.Knob { return ns.Offload(index, group) }, nil
 	case KindThreaded:
 		return (*NS).Threaded, nil
+	case KindIFB:
+		return (*NS).IFB, nil
 	case KindRPS:
 		queue, err := strconv.Atoi(detail)
 		if err != nil || queue < 0 {

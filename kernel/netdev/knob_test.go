@@ -171,3 +171,55 @@ func TestOpenKnob(t *testing.T) {
 		t.Errorf("opened again: %q %v %+v, want %q %v %+v", got, err2, k.Ref(), want, err1, lo.Ref())
 	}
 }
+
+// An IFB is made and removed; one of its name that is somebody's is neither.
+func TestIFB(t *testing.T) {
+	testkit.NeedRoot(t)
+	box := testkit.NetNS(t)
+	ns := openNS(t, box.Path)
+	k := ns.IFB(7)
+	expect := func(want string) {
+		t.Helper()
+		if got, err := k.Read(); err != nil || got != want {
+			t.Fatalf("%q, %v, want %q", got, err, want)
+		}
+	}
+	expect(netdev.NoIFB)
+	for range 2 {
+		if err := k.Write(netdev.OurIFB); err != nil {
+			t.Fatal(err)
+		}
+		expect(netdev.OurIFB)
+	}
+	at, err := ns.Index(netdev.IFBName(7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := ns.Link(at); err != nil || l.Kind != "ifb" || !l.Up {
+		t.Errorf("%+v, %v", l, err)
+	}
+	for range 2 {
+		if err := k.Write(netdev.NoIFB); err != nil {
+			t.Fatal(err)
+		}
+		expect(netdev.NoIFB)
+	}
+	if _, err := ns.Index(netdev.IFBName(7)); !errors.Is(err, netdev.ErrNoLink) {
+		t.Errorf("index of what has gone: %v", err)
+	}
+
+	theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7)}}
+	if err := ns.Do(func() error { return netlink.LinkAdd(theirs) }); err != nil {
+		t.Fatal(err)
+	}
+	was, err := k.Read()
+	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
+		t.Fatalf("%q, %v", was, err)
+	}
+	for _, v := range []string{netdev.OurIFB, netdev.NoIFB} {
+		if err := k.Write(v); err == nil {
+			t.Errorf("%s was written over somebody's", v)
+		}
+	}
+	expect(was)
+}

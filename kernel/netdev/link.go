@@ -93,6 +93,26 @@ func (ns *NS) Link(index int) (Link, error) {
 	return link, nil
 }
 
+// Index returns the index of the device with a name. The error matches
+// [ErrNoLink] if there is none.
+func (ns *NS) Index(name string) (index int, err error) {
+	err = ns.with(func(h *netlink.Handle) error {
+		l, err := h.LinkByName(name)
+		if err == nil {
+			index = l.Attrs().Index
+		}
+		return err
+	})
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+		err = ErrNoLink
+	}
+	if err != nil {
+		return 0, fmt.Errorf("link %s of netns %d: %w", name, ns.inode, err)
+	}
+	return index, nil
+}
+
 // ErrNoLink means that a namespace has no device with that index.
 var ErrNoLink = errors.New("no such network device")
 

@@ -187,6 +187,24 @@ func (d *Device) remove(kind Kind, minor uint16) error {
 	return err
 }
 
+// Drain waits until nothing waits in any class of our root, or for as long as a
+// class that is to go is waited for. Errors: ErrNotOurs, journal.ErrGone.
+func (d *Device) Drain(kind Kind) error {
+	for end := time.Now().Add(drainTime); ; time.Sleep(drainStep) {
+		all, err := d.ours(kind)
+		if err != nil {
+			return d.wrap("drain classes", err)
+		}
+		var queued uint64
+		for _, c := range all {
+			queued += c.stats.Queued
+		}
+		if queued == 0 || time.Now().After(end) {
+			return nil
+		}
+	}
+}
+
 // Stats reads the counters of all classes of our root, by minor. Errors:
 // ErrNotOurs, journal.ErrGone.
 func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {

@@ -1,0 +1,104 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// queue is a device at whose egress our root qdisc stands, or is to stand: an
+// uplink, the IFB that stands for what an uplink receives, or the host's end of
+// a veth, whose egress is what the container receives.
+type queue struct {
+	link    model.Link
+	index   int
+	claimed bool // its root qdisc is ours
+	lost    bool // it was, until someone replaced it
+}
+
+var errLost = errors.New("someone has replaced the root qdisc, which is left alone: nothing is guaranteed there until all containers' policy is removed and set again")
+
+// bring makes the device's root ours, with the classes of p below it.
+func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journal.Owner) error {
+	if q.lost {
+		return errLost
+	}
+	if err := q.claim(j, ns, by); err != nil {
+		return err
+	}
+	d, err := qdisc.Open(ns, q.index)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	_, err = d.Bring(qdisc.KindHTB, classes(p))
+	if errors.Is(err, qdisc.ErrNotOurs) {
+		q.lost = true
+		return errLost
+	}
+	return err
+}
+
+// classes gives a plan in the words of kernel/qdisc.
+func classes(p model.Plan) []qdisc.Class {
+	out := make([]qdisc.Class, 0, len(p.Classes)+1)
+	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root)})
+	for _, c := range p.Classes {
+		minor := uint16(c.Slot)
+		if minor == 0 {
+			minor = qdisc.MinorDefault
+		}
+		out = append(out, qdisc.Class{Minor: minor, HTB: qdisc.HTB(c.HTB)})
+	}
+	return out
+}
+
+// claim makes the device's root qdisc ours, without any class yet.
+func (q *queue) claim(j *journal.Journal, ns *netdev.NS, by journal.Owner) error {
+	if q.claimed {
+		return nil
+	}
+	length := qdisc.QueueLen(ns, q.index)
+	if n, err := length.Read(); err != nil {
+		return err
+	} else if n == "0" {
+		if err := j.Turn(length, qdisc.DefaultQueueLen, by); err != nil {
+			return err
+		}
+	}
+	if err := j.Turn(qdisc.Root(ns, q.index), qdisc.Ours(qdisc.KindHTB), by); err != nil {
+		return err
+	}
+	q.claimed = true
+	return nil
+}
+
+// knobs names what claim may have turned.
+func (q *queue) knobs(ns *netdev.NS) []journal.Ref {
+	return []journal.Ref{qdisc.QueueLen(ns, q.index).Ref(), qdisc.Root(ns, q.index).Ref()}
+}
+
+// undo puts back what was changed of the named knobs, and no others.
+func (f *Traffic) undo(refs ...journal.Ref) error {
+	named := make(map[journal.Ref]bool, len(refs))
+	for _, r := range refs {
+		named[r] = true
+	}
+	return f.restore(func(e journal.Entry) bool { return named[e.Ref] })
+}
+
+// restore puts back what was changed on behalf of this feature and matches.
+func (f *Traffic) restore(match func(journal.Entry) bool) error {
+	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool {
+		return e.Owner.Feature == name && match(e)
+	})
+	if err != nil {
+		return fmt.Errorf("traffic: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// The values of an IFB knob. Any other describes a device of that name which
+// is somebody's, and which is neither used nor removed.
+const (
+	NoIFB  = "none"
+	OurIFB = "ifb"
+)
+
+// ifbMAC is the address of each of our IFBs, by which they are known: "\2flifb",
+// locally administered. Nothing is ever sent to it. Unlike an alias it can be
+// given in the call that makes the device.
+var ifbMAC = [6]byte{0x02, 'f', 'l', 'i', 'f', 'b'}
+
+// ifbQueue is the queue length of an IFB, in packets. The kernel's own (32) is
+// for packets that somebody sends; these have crossed the wire already.
+const ifbQueue = 1000
+
+// IFBName is the name of the IFB that stands for what the device with the given
+// index receives.
+func IFBName(index int) string { return fmt.Sprintf("flifb%d", index) }
+
+// IFB returns the knob of the intermediate functional block for a device: one
+// whose egress can shape what that device receives. Write of OurIFB makes it,
+// up and with nothing led into it; NoIFB removes it. A device of its name that
+// we have not made is no error of Read, but is one of Write.
+func (ns *NS) IFB(index int) journal.Knob { return ifb{ns, index} }
+
+type ifb struct {
+	ns    *NS
+	index int // of the device that it stands for
+}
+
+func (i ifb) Ref() journal.Ref { return deviceRef(KindIFB, i.ns, i.index, "ifb") }
+
+func (i ifb) Read() (string, error) {
+	l, err := i.link()
+	if err != nil {
+		return "", fmt.Errorf("look for %s in netns %d: %w", IFBName(i.index), i.ns.inode, err)
+	}
+	switch {
+	case l == nil:
+		return NoIFB, nil
+	case l.Type() == "ifb" && l.Attrs().HardwareAddr.String() == net.HardwareAddr(ifbMAC[:]).String():
+		return OurIFB, nil
+	}
+	return fmt.Sprintf("somebody's %s, index %d", l.Type(), l.Attrs().Index), nil
+}
+
+// link gives the device of our name, nil if there is none.
+func (i ifb) link() (l netlink.Link, err error) {
+	err = i.ns.with(func(h *netlink.Handle) error {
+		l, err = h.LinkByName(IFBName(i.index))
+		return err
+	})
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	return l, err
+}
+
+func (i ifb) Write(value string) error {
+	now, err := i.Read()
+	if err != nil || now == value {
+		return err
+	}
+	name := IFBName(i.index)
+	switch {
+	case now == NoIFB && value == OurIFB:
+		a := netlink.LinkAttrs{Name: name, TxQLen: ifbQueue, HardwareAddr: ifbMAC[:], Flags: net.FlagUp}
+		err = i.ns.with(func(h *netlink.Handle) error { return h.LinkAdd(&netlink.Ifb{LinkAttrs: a}) })
+		if err != nil {
+			return fmt.Errorf("make %s in netns %d: %w", name, i.ns.inode, err)
+		}
+		return nil
+	case now == OurIFB && value == NoIFB:
+		l, err := i.link()
+		if err != nil || l == nil {
+			return err
+		}
+		err = i.ns.with(func(h *netlink.Handle) error { return h.LinkDel(l) })
+		if err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("remove %s in netns %d: %w", name, i.ns.inode, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("make %s of %s in netns %d: there is %s", value, name, i.ns.inode, now)
+}
