@@ -29,8 +29,8 @@ type accountCpu struct {
 	Softirq       uint64
 	Thread        uint64
 	Lost          uint64
-	Begun         uint64
 	Last          uint64
+	Spent         uint64
 	Pot           uint64
 	Shares        uint64
 	Flushed       uint64

@@ -3,6 +3,7 @@ package account
 import (
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -79,6 +80,54 @@ func cost(b *testing.B, path, rate string) {
 	b.ReportMetric(rates[false], "packets/s-off")
 	b.ReportMetric(rates[true], "packets/s-on")
 	must(b, f.m.Close())
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkLone says what accounting costs where each packet has a softirq of its
+// own, without the kernel's statistics: by what a task that computes does less
+// beside it, off and on in turns.
+func BenchmarkLone(b *testing.B) {
+	for _, rate := range []uint64{5000, 20000, 50000} {
+		b.Run(fmt.Sprint(rate), func(b *testing.B) { lone(b, rate) })
+	}
+}
+
+func lone(b *testing.B, rate uint64) {
+	l := newLab(b)
+	wire, box := l.bare("wire"), l.box("box")
+	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
+		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
+	devices := []Device{l.device(wire, "h0", true), l.device(box, "eth0", false)}
+	l.watch(box, devices...)
+	received := l.load(box, 1, "udp-recv", "--listen", ":9000")
+	work := l.load(wire, 0, "burn")
+	sender := l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--size", "64", "--rate", "0")
+	window := func() (units, packets float64) {
+		time.Sleep(50 * time.Millisecond)
+		w, r := work.Read(), received.Read()
+		time.Sleep(500 * time.Millisecond)
+		return work.Read().Since(w).Rate(), received.Read().Since(r).Rate()
+	}
+	sender.SetRate(0)
+	alone, _ := window()
+	sender.SetRate(rate)
+	const rounds = 16
+	var costs []float64
+	for range rounds {
+		on, packets := window()
+		must(b, l.m.Close())
+		off, _ := window()
+		var err error
+		l.m, err = Open(Config{})
+		must(b, err)
+		l.watch(box, devices...)
+		costs = append(costs, (off-on)/alone*1e9/packets)
+	}
+	slices.Sort(costs)
+	b.ReportMetric(costs[rounds/2], "ns/packet")
+	b.ReportMetric(costs[0], "least-ns/packet")
+	b.ReportMetric(costs[rounds-1], "most-ns/packet")
+	must(b, l.m.Close())
 	b.ReportMetric(0, "ns/op")
 }
 

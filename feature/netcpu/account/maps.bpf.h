@@ -134,8 +134,8 @@ struct cpu {
 	__u64 thread;  /* ns of NAPI threads' polls */
 	__u64 lost;    /* thefts that found fl_thefts full */
 
-	__u64 begun;   /* the run */
-	__u64 last;    /* the interval */
+	__u64 last;    /* when the interval began */
+	__u64 spent;   /* ns of the run */
 	__u64 pot;     /* ns of the run that lie between packets */
 	__u64 shares;  /* packets that share it */
 	__u64 flushed; /* when the table last went into the maps */

@@ -97,7 +97,8 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->switches = t->nvcsw + t->nivcsw;
 
 	c->run = run;
-	c->begun = c->last = now;
+	c->last = now;
+	c->spent = 0;
 	c->pot = 0;
 	c->shares = 0;
 	c->cur = POT;

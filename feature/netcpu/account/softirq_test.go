@@ -94,7 +94,7 @@ func TestPaced(t *testing.T) {
 	before, err := f.m.Read()
 	must(t, err)
 	stop := f.stopwatch()
-	time.Sleep(while)
+	time.Sleep(3 * while)
 	vec := stop()
 	after, err := f.m.Read()
 	must(t, err)
