@@ -49,7 +49,7 @@ func Opener(r Roots) journal.Opener {
 			return cgroup.OpenGroup(r.Cgroup, ref)
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB:
 			return netdev.OpenKnob(find, ref)
-		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward:
+		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:
 			return qdisc.OpenKnob(find, ref)
 		default:
 			return nil, fmt.Errorf("open knob %q: unknown kind %q", ref.Object, ref.Kind)

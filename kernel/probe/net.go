@@ -227,7 +227,7 @@ func (t *trial) clsact() (qdisc, program answer) {
 }
 
 func (t *trial) tcx() answer {
-	const mend = "none is needed: clsact does the same"
+	const mend = "none is needed: programs are attached by filters of a clsact qdisc instead"
 	return t.attach(ebpf.SchedCLS, mend, func(p *ebpf.Program) (link.Link, error) {
 		return link.AttachTCX(link.TCXOptions{Interface: t.recv.Attrs().Index, Program: p, Attach: ebpf.AttachTCXIngress})
 	})

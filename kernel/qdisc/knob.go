@@ -244,6 +244,9 @@ func ref(kind string, ns *netdev.NS, index int) journal.Ref {
 // keeps its namespace open until it is closed (it is an io.Closer). Errors:
 // journal.ErrGone, when the namespace has gone.
 func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
+	if r.Kind == KindFilter {
+		return openFilter(find, r)
+	}
 	var inode uint64
 	var index int
 	if n, err := fmt.Sscanf(r.Object, "%d/%d", &inode, &index); n != 2 || err != nil || fmt.Sprintf("%d/%d", inode, index) != r.Object {
@@ -256,6 +259,15 @@ func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
 	if !ok {
 		return nil, fmt.Errorf("open knob %s %q: unknown kind", r.Kind, r.Object)
 	}
+	ns, err := openNS(find, r, inode)
+	if err != nil {
+		return nil, err
+	}
+	return opened{knob(ns, index), ns}, nil
+}
+
+// openNS opens the namespace of a knob.
+func openNS(find *netdev.Finder, r journal.Ref, inode uint64) (*netdev.NS, error) {
 	path, err := find.Find(inode)
 	if errors.Is(err, netdev.ErrNoNS) {
 		err = errors.Join(journal.ErrGone, err)
@@ -267,7 +279,7 @@ func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open knob %s %q: %w", r.Kind, r.Object, err)
 	}
-	return opened{knob(ns, index), ns}, nil
+	return ns, nil
 }
 
 var _ journal.Stepwise = root{}

@@ -41,6 +41,7 @@ func attributes(b []byte) ([]attribute, error) {
 // message is one qdisc, class or filter of a device, as rtnetlink has it.
 type message struct {
 	handle, parent uint32
+	info           uint32 // tcm_info; of a filter its preference and protocol
 	kind           string
 	options        []byte // the content of TCA_OPTIONS; nil if there is none
 	keep           string // why it cannot be made again from what is here; "" if it can
@@ -83,7 +84,7 @@ func (d *Device) send(typ, flags int, m message) error {
 func (d *Device) request(typ, flags int, m message) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(typ, flags)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: d.socket}
-	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(d.index), Handle: m.handle, Parent: m.parent})
+	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(d.index), Handle: m.handle, Parent: m.parent, Info: m.info})
 	if m.kind != "" {
 		req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(m.kind)))
 	}
@@ -113,7 +114,7 @@ func parse(b []byte) (message, int, error) {
 		return message{}, 0, fmt.Errorf("qdisc message of %d bytes", len(b))
 	}
 	ne := binary.NativeEndian
-	m := message{handle: ne.Uint32(b[8:]), parent: ne.Uint32(b[12:])}
+	m := message{handle: ne.Uint32(b[8:]), parent: ne.Uint32(b[12:]), info: ne.Uint32(b[16:])}
 	index := int(int32(ne.Uint32(b[4:])))
 	attrs, err := attributes(b[nl.SizeofTcMsg:])
 	if err != nil {

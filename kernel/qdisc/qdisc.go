@@ -1,9 +1,11 @@
-// Package qdisc is the door to queueing disciplines and their classes: the one
-// that shapes a device for fairlead, and the one that it takes the place of.
+// Package qdisc is the door to what traffic control has at a device: queueing
+// disciplines and their classes, the one that shapes a device for fairlead and
+// the one that it takes the place of; and the hooks where programs see packets.
 //
 // It knows devices and numbers of classes, not containers, and decides no
-// rates. Nothing is touched that does not carry our handle, except the root
-// qdisc that Root replaces and puts back. Feature traffic uses it.
+// rates and no packet's fate. Nothing is touched that does not carry our handle,
+// except the root qdisc that Root replaces and puts back. Features traffic and
+// netcpu use it.
 package qdisc
 
 import (
@@ -255,24 +257,33 @@ func (d *Device) root() (message, error) {
 	return message{}, nil // some kinds of the kernel's own are not shown
 }
 
-// qdiscs lists those of the device. The kernel gives those of all devices.
+// qdiscs lists those of the device that queue, all does with the one that has
+// the hooks, too.
 func (d *Device) qdiscs() ([]message, error) {
+	list, err := d.all()
+	return slices.DeleteFunc(list, func(m message) bool { return m.parent == ingressParent }), err
+}
+
+// all asks the kernel, which gives those of all devices.
+func (d *Device) all() ([]message, error) {
 	if _, err := d.ns.Link(d.index); err != nil {
 		if errors.Is(err, netdev.ErrNoLink) {
 			err = errors.Join(journal.ErrGone, err)
 		}
 		return nil, err
 	}
-	list, err := d.dump(unix.RTM_GETQDISC, message{})
-	if err != nil {
-		return nil, err
+	return d.dump(unix.RTM_GETQDISC, message{})
+}
+
+// gone adds journal.ErrGone to the kernel's word for a device that has gone.
+func gone(err error) error {
+	if errors.Is(err, unix.ENODEV) {
+		return errors.Join(journal.ErrGone, err)
 	}
-	return slices.DeleteFunc(list, func(m message) bool { return m.parent == ingressParent }), nil
+	return err
 }
 
 func (d *Device) wrap(op string, err error) error {
-	if errors.Is(err, unix.ENODEV) {
-		err = errors.Join(journal.ErrGone, err)
-	}
+	err = gone(err)
 	return fmt.Errorf("%s of device %d in netns %d: %w", op, d.index, d.ns.Inode(), err)
 }

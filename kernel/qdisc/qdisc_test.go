@@ -25,6 +25,10 @@ func TestMain(m *testing.M) {
 		fmt.Println(turnForever(dir))
 		os.Exit(1)
 	}
+	if dir := os.Getenv(dropperDir); dir != "" {
+		fmt.Println(dropForever(dir))
+		os.Exit(1)
+	}
 	testkit.Main(m)
 }
 

@@ -1,0 +1,326 @@
+package qdisc
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// filterKnob is one filter of ours at a device. Its value is "program ID" while
+// it is there, else noFilter or noClsact: removing it brings back whichever it
+// was before, so that a clsact goes with the last filter if it came for ours.
+// That it came for ours is written in their labels. The kernel has no owner for
+// a qdisc: whoever puts filters into the one that we made keeps it there.
+type filterKnob struct {
+	ns     *netdev.NS
+	index  int
+	egress bool
+	last   bool
+	name   string
+	// program is what Write attaches; nil where it can only remove.
+	program *ebpf.Program
+}
+
+// The numbers of ours. Preferences are tried from the first, or the last, as
+// one may be taken by a filter of another kind, with which ours cannot share it.
+const (
+	clsactHandle            = 0xffff0000
+	hookIngress, hookEgress = 0xfffffff2, 0xfffffff3 // TC_H_CLSACT, TC_H_MIN_INGRESS and _EGRESS
+	firstPref, lastPref     = 1, 0xffff
+	prefTries               = 16
+	labelPlain, labelMade   = "fairlead: ", "fairlead, clsact: "
+)
+
+// filter is one that the kernel lists.
+type filter struct {
+	message
+	pref  uint16
+	label string // TCA_BPF_NAME
+	id    uint32 // of its program
+}
+
+func (f filter) ours() (name string, made, ok bool) {
+	if f.kind != "bpf" || f.handle&0xffff0000 != Handle {
+		return "", false, false
+	}
+	if name, ok = strings.CutPrefix(f.label, labelMade); ok {
+		return name, true, true
+	}
+	name, ok = strings.CutPrefix(f.label, labelPlain)
+	return name, false, ok
+}
+
+func (k filterKnob) hook() string {
+	if k.egress {
+		return "egress"
+	}
+	return "ingress"
+}
+
+func (k filterKnob) parent() uint32 {
+	if k.egress {
+		return hookEgress
+	}
+	return hookIngress
+}
+
+// value is what Read gives once the program is attached.
+func (k filterKnob) value() (string, error) {
+	info, err := k.program.Info()
+	if err != nil {
+		return "", err
+	}
+	id, _ := info.ID()
+	return programValue(uint32(id)), nil
+}
+
+func programValue(id uint32) string { return fmt.Sprintf("program %d", id) }
+
+// Close lets go of the namespace, where openFilter opened it.
+func (k *filterKnob) Close() error { return k.ns.Close() }
+
+// Unfinished implements journal.Stepwise: clsact and filter come and go one
+// after the other.
+func (k filterKnob) Unfinished(value, target string) bool {
+	return value == noFilter && target == noClsact
+}
+
+// Read implements journal.Knob.
+func (k filterKnob) Read() (value string, err error) {
+	err = k.do("read filters", func(d *Device) error {
+		s, err := k.look(d)
+		if err != nil {
+			return err
+		}
+		switch {
+		case s.own != nil:
+			value = programValue(s.own.id)
+		case s.kind == "" || s.made:
+			value = noClsact
+		default:
+			value = noFilter
+		}
+		return nil
+	})
+	return value, err
+}
+
+// situation is what there is at a device.
+type situation struct {
+	kind  string   // of the qdisc that has the hooks; "" for none
+	own   *filter  // the knob's
+	made  bool     // some filter of ours says that the qdisc came for it
+	there []filter // at the knob's hook
+	count int      // of filters at both
+}
+
+func (k filterKnob) look(d *Device) (s situation, err error) {
+	q, err := d.clsact()
+	if err != nil || q.kind == "" {
+		return s, err
+	}
+	s.kind = q.kind
+	for _, parent := range []uint32{hookIngress, hookEgress} {
+		if parent == hookEgress && q.kind != "clsact" {
+			break // the older qdisc ingress has no more
+		}
+		list, err := d.filters(parent)
+		if err != nil {
+			return s, err
+		}
+		s.count += len(list)
+		for _, f := range list {
+			name, made, ours := f.ours()
+			s.made = s.made || ours && made
+			if parent != k.parent() {
+				continue
+			}
+			s.there = append(s.there, f)
+			if ours && name == k.name {
+				s.own = &f
+			}
+		}
+	}
+	return s, nil
+}
+
+// Write implements journal.Knob.
+func (k filterKnob) Write(value string) error {
+	return k.do("change filter", func(d *Device) error {
+		s, err := k.look(d)
+		if err != nil {
+			return err
+		}
+		if value == noFilter || value == noClsact {
+			return k.remove(d, s, value == noClsact)
+		}
+		if k.program == nil {
+			return fmt.Errorf("%.100q cannot be attached again: it went with its process", value)
+		}
+		if want, err := k.value(); err != nil || want != value {
+			return errors.Join(err, fmt.Errorf("%.100q is not the program at hand", value))
+		}
+		return k.add(d, s)
+	})
+}
+
+func (k filterKnob) add(d *Device, s situation) error {
+	if k.egress && s.kind != "" && s.kind != "clsact" {
+		return fmt.Errorf("somebody has put a qdisc %s there, which has no hook for what is sent", s.kind)
+	}
+	label := labelPlain
+	if s.kind == "" {
+		// The kernel makes 1000 of a length of 0 whenever a device gets a
+		// qdisc, one without a queue too (net/sched/sch_api.c, qdisc_create).
+		length := QueueLen(k.ns, k.index)
+		was, err := length.Read()
+		if err != nil {
+			return err
+		}
+		err = d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, message{handle: clsactHandle, parent: ingressParent, kind: "clsact"})
+		if err != nil && !errors.Is(err, unix.EEXIST) { // it came in between
+			return fmt.Errorf("make clsact: %w", err)
+		}
+		s.made = err == nil
+		if was == "0" {
+			if err := length.Write(was); err != nil {
+				return err
+			}
+		}
+	}
+	if s.made {
+		label = labelMade
+	}
+	label += k.name
+	if s.own != nil { // in its place
+		return k.send(d, s.own.pref, s.own.handle, label, 0)
+	}
+	handle := Handle + 1
+	for taken := true; taken; {
+		taken = false
+		for _, f := range s.there {
+			if f.handle == handle {
+				handle, taken = handle+1, true
+			}
+		}
+	}
+	var err error
+	for i := range uint16(prefTries) {
+		pref := firstPref + i
+		if k.last {
+			pref = lastPref - i
+		}
+		// Within one preference the newest comes first (net/sched/cls_bpf.c,
+		// cls_bpf_change). One of another kind or protocol refuses ours.
+		if err = k.send(d, pref, handle, label, unix.NLM_F_EXCL); err == nil || errors.Is(err, unix.ENODEV) {
+			return err
+		}
+	}
+	return err
+}
+
+// send makes or replaces the filter.
+func (k filterKnob) send(d *Device, pref uint16, handle uint32, label string, flags int) error {
+	ne := binary.NativeEndian
+	var options []byte
+	for _, a := range []struct {
+		typ   int
+		value []byte
+	}{
+		{nl.TCA_BPF_FD, ne.AppendUint32(nil, uint32(k.program.FD()))},
+		{nl.TCA_BPF_NAME, nl.ZeroTerminated(label)},
+		{nl.TCA_BPF_FLAGS, ne.AppendUint32(nil, nl.TCA_BPF_FLAG_ACT_DIRECT)},
+	} {
+		options = append(options, nl.NewRtAttr(a.typ, a.value).Serialize()...)
+	}
+	return d.send(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|flags,
+		message{handle: handle, parent: k.parent(), info: filterInfo(pref), kind: "bpf", options: options})
+}
+
+// remove removes the filter, and with it the qdisc if that came for ours and
+// nothing else uses it.
+func (k filterKnob) remove(d *Device, s situation, clsact bool) error {
+	if s.own != nil {
+		err := d.send(unix.RTM_DELTFILTER, 0,
+			message{handle: s.own.handle, parent: k.parent(), info: filterInfo(s.own.pref), kind: "bpf"})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove filter: %w", err)
+		}
+		s.count--
+	}
+	if !clsact || s.count > 0 || s.kind != "clsact" {
+		return nil
+	}
+	// The kernel cannot be told to remove it only while it is empty: a filter
+	// that somebody adds in this moment goes with it.
+	err := d.send(unix.RTM_DELQDISC, 0, message{handle: clsactHandle, parent: ingressParent})
+	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // it has gone meanwhile
+		return fmt.Errorf("remove clsact: %w", err)
+	}
+	return nil
+}
+
+// filterInfo is tcm_info of a filter for packets of any protocol.
+func filterInfo(pref uint16) uint32 {
+	all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
+	return uint32(pref)<<16 | uint32(all)
+}
+
+func (k filterKnob) do(op string, fn func(*Device) error) error {
+	return root{k.ns, k.index}.do(op, fn)
+}
+
+// clsact gives the qdisc that has the hooks of the device, clsact or the older
+// ingress; its kind is "" for none.
+func (d *Device) clsact() (message, error) {
+	list, err := d.all()
+	if err != nil {
+		return message{}, err
+	}
+	for _, m := range list {
+		if m.parent == ingressParent {
+			return m, nil
+		}
+	}
+	return message{}, nil
+}
+
+// filters lists those at a hook. The kernel also tells of each preference, with
+// a handle of 0.
+func (d *Device) filters(parent uint32) ([]filter, error) {
+	list, err := d.dump(unix.RTM_GETTFILTER, message{parent: parent})
+	if err != nil {
+		return nil, err
+	}
+	var out []filter
+	for _, m := range list {
+		if m.handle == 0 && m.kind == "bpf" {
+			continue
+		}
+		f := filter{message: m, pref: uint16(m.info >> 16)}
+		if attrs, err := attributes(m.options); m.kind == "bpf" && err == nil {
+			for _, a := range attrs {
+				switch {
+				case a.typ == nl.TCA_BPF_NAME:
+					label, _, _ := bytes.Cut(a.value, []byte{0})
+					f.label = string(label)
+				case a.typ == nl.TCA_BPF_ID && len(a.value) >= 4:
+					f.id = binary.NativeEndian.Uint32(a.value)
+				}
+			}
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+var _ journal.Stepwise = filterKnob{}

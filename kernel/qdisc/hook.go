@@ -1,0 +1,273 @@
+package qdisc
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// Hook is a place in the way of a device's packets.
+type Hook struct {
+	NS    *netdev.NS
+	Index int
+
+	Egress bool // else ingress
+	// Last has the program run after those that are there already, else it
+	// runs before them.
+	Last bool
+	// Name tells our programs at one place apart: lower-case letters, digits
+	// and underlines.
+	Name string
+}
+
+// Hooks attaches programs to devices: by tcx links where the kernel has them
+// (6.6), else by filters of a clsact qdisc. Either way packets are no longer
+// touched from the moment that the process ends, however it does: a filter
+// outlives it, but only calls the program through a map of programs, and the
+// kernel empties that map with the last descriptor of it. (Which is why nothing
+// here is pinned, and no heartbeat is needed.) What is left then costs a packet
+// some nanoseconds until `fairlead restore`, or the next agent, removes it.
+//
+// A program returns the same for both: -1 (TCX_NEXT, TC_ACT_UNSPEC) lets the
+// next one decide, 2 (TCX_DROP, TC_ACT_SHOT) drops.
+type Hooks struct {
+	journal *journal.Journal
+	find    *netdev.Finder
+	filters bool
+
+	mu   sync.Mutex
+	held map[journal.Ref]*Attachment // by filters
+}
+
+// OpenHooks finds out what the kernel has, by trying. The error says what is
+// missing of either. Filters are noted in j.
+func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "fl_try", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, next), asm.Return()},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("try programs at devices: %w", err)
+	}
+	defer p.Close()
+	h := &Hooks{journal: j, find: find, held: make(map[journal.Ref]*Attachment)}
+	// tcx by a device that there cannot be.
+	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
+	if !errors.Is(err, ebpf.ErrNotSupported) {
+		return h, nil
+	}
+	h.filters = true
+	if err := tryFilter(p); err != nil {
+		return nil, fmt.Errorf("kernel has no tcx (6.6), and filters of clsact do not work: %w", err)
+	}
+	return h, nil
+}
+
+// next is TCX_NEXT and TC_ACT_UNSPEC.
+const next = -1
+
+// tryFilter attaches a program to a device of no use.
+func tryFilter(p *ebpf.Program) error {
+	d, done, err := bench(1)
+	if err != nil {
+		return err
+	}
+	defer done()
+	k := filterKnob{ns: d.ns, index: d.index, egress: true, name: "try", program: p}
+	want, err := k.value()
+	if err != nil {
+		return err
+	}
+	if err := k.Write(want); err != nil {
+		return err
+	}
+	if got, err := k.Read(); err != nil || got != want {
+		return errors.Join(err, fmt.Errorf("it reads back as %q, not %q", got, want))
+	}
+	return nil
+}
+
+// Filters says whether programs are attached by filters, as the kernel has no
+// tcx.
+func (h *Hooks) Filters() bool { return h.filters }
+
+// Attachment is a program at a Hook.
+type Attachment struct {
+	link link.Link // by tcx; else the rest
+
+	hooks *Hooks
+	jump  *ebpf.Map     // leads to the program
+	stub  *ebpf.Program // what the filter runs
+	ref   journal.Ref
+	value string
+	by    journal.Owner
+}
+
+// Attach attaches a program, on behalf of by. What an earlier process has left
+// there under the name is replaced. The program and the namespace may be closed
+// afterwards. Errors: journal.ErrGone, for a device that has gone.
+func (h *Hooks) Attach(at Hook, p *ebpf.Program, by journal.Owner) (a *Attachment, err error) {
+	if h.filters {
+		a, err = h.filter(at, p, by)
+	} else {
+		a = new(Attachment)
+		err = at.NS.Do(func() error {
+			a.link, err = attachLink(at, p)
+			return err
+		})
+		err = gone(err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach %s to device %d in netns %d: %w", at.Name, at.Index, at.NS.Inode(), err)
+	}
+	return a, nil
+}
+
+func attachLink(at Hook, p *ebpf.Program) (link.Link, error) {
+	o := link.TCXOptions{Interface: at.Index, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()}
+	if at.Egress {
+		o.Attach = ebpf.AttachTCXEgress
+	}
+	if at.Last {
+		o.Anchor = link.Tail()
+	}
+	return link.AttachTCX(o)
+}
+
+// filter makes the map, what calls through it, and the filter that runs that.
+func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachment, err error) {
+	a := &Attachment{hooks: h, by: by}
+	defer func() {
+		if err != nil {
+			a.forget()
+		}
+	}()
+	a.jump, err = ebpf.NewMap(&ebpf.MapSpec{Name: "fl_jump", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return nil, err
+	}
+	if err = a.jump.Put(uint32(0), p); err != nil {
+		return nil, err
+	}
+	a.stub, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "fl_call", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{ // R1 is the packet already
+			asm.LoadMapPtr(asm.R2, a.jump.FD()),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, next), // nobody is there any more
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	k := filterKnob{ns: at.NS, index: at.Index, egress: at.Egress, last: at.Last, name: at.Name, program: a.stub}
+	if a.value, err = k.value(); err != nil {
+		return nil, err
+	}
+	a.ref = k.Ref()
+	if err = h.journal.Turn(k, a.value, by); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.held[a.ref] = a
+	return a, nil
+}
+
+// Stray says whether an entry of the journal is of a filter that no Attachment
+// here has made: what a process that was killed has left.
+func (h *Hooks) Stray(e journal.Entry) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return e.Ref.Kind == KindFilter && h.held[e.Ref] == nil
+}
+
+// Hold attaches the program again, should somebody have removed the filter. A
+// link cannot be removed by others. It does nothing where the device has gone.
+func (a *Attachment) Hold() error {
+	if a.link != nil {
+		return nil
+	}
+	k, err := openFilter(a.hooks.find, a.ref)
+	if err == nil {
+		defer k.Close()
+		k.program = a.stub
+		err = a.hooks.journal.Turn(k, a.value, a.by)
+	}
+	if errors.Is(err, journal.ErrGone) {
+		return nil
+	}
+	return err
+}
+
+// Close detaches the program, unless a later Attach of the same name has taken
+// the place. It never fails because the device has gone.
+func (a *Attachment) Close() error {
+	if a.link != nil {
+		return a.link.Close()
+	}
+	defer a.forget()
+	a.hooks.mu.Lock()
+	if a.hooks.held[a.ref] == a {
+		delete(a.hooks.held, a.ref)
+	}
+	a.hooks.mu.Unlock()
+	open := func(r journal.Ref) (journal.Knob, error) { return openFilter(a.hooks.find, r) }
+	_, err := a.hooks.journal.Restore(open, func(e journal.Entry) bool { return e.Ref == a.ref && e.Wrote == a.value })
+	return err
+}
+
+// forget lets go of the map, so that nothing is called any more.
+func (a *Attachment) forget() {
+	if a.jump != nil {
+		a.jump.Close()
+	}
+	if a.stub != nil {
+		a.stub.Close()
+	}
+}
+
+// KindFilter is the journal's kind of a filter that calls a program.
+const KindFilter = "tc-filter"
+
+// Values of its knob beside "program ID".
+const (
+	noClsact = "no clsact" // nor one that is not our own doing
+	noFilter = "none"      // of ours, in a clsact that was there before
+)
+
+// filterRef names one: NETNS/DEVICE/HOOK/NAME.
+func (k filterKnob) Ref() journal.Ref {
+	return journal.Ref{Kind: KindFilter, Object: fmt.Sprintf("%d/%d/%s/%s", k.ns.Inode(), k.index, k.hook(), k.name)}
+}
+
+// openFilter opens the knob of a filter. Its Write can only remove.
+func openFilter(find *netdev.Finder, r journal.Ref) (*filterKnob, error) {
+	part := strings.Split(r.Object, "/")
+	bad := fmt.Errorf("open knob %s %q: want NETNS/DEVICE/ingress|egress/NAME", r.Kind, r.Object)
+	if len(part) != 4 || part[2] != "ingress" && part[2] != "egress" || part[3] == "" {
+		return nil, bad
+	}
+	inode, err1 := strconv.ParseUint(part[0], 10, 64)
+	index, err2 := strconv.ParseUint(part[1], 10, 31)
+	if err1 != nil || err2 != nil {
+		return nil, bad
+	}
+	ns, err := openNS(find, r, inode)
+	if err != nil {
+		return nil, err
+	}
+	return &filterKnob{ns: ns, index: int(index), egress: part[2] == "egress", name: part[3]}, nil
+}

@@ -1,0 +1,433 @@
+package qdisc_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// Verdicts of programs at these hooks.
+const (
+	next = -1
+	pass = 0
+	drop = 2
+)
+
+// program loads one that gives all packets the same verdict.
+func program(verdict int32) (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "fl_test", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+	})
+}
+
+// hooked is a wire whose u0 gets programs.
+type hooked struct {
+	*wire
+	server  *net.UDPConn
+	journal *journal.Journal
+	hooks   *qdisc.Hooks
+}
+
+func newHooked(t *testing.T, filters bool) *hooked {
+	t.Helper()
+	h := &hooked{wire: newWire(t), journal: openJournal(t, t.TempDir())}
+	h.near.Bind(t)
+	find := netdev.NewFinder("/proc", time.Now)
+	if h.hooks = qdisc.FilterHooks(find, h.journal); !filters {
+		var err error
+		if h.hooks, err = qdisc.OpenHooks(find, h.journal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(t, h.far.Do(func() (err error) {
+		h.server, err = net.ListenUDP("udp", h.address)
+		return err
+	}))
+	t.Cleanup(func() { h.server.Close() })
+	return h
+}
+
+func (h *hooked) attach(name string, verdict int32, egress, last bool) *qdisc.Attachment {
+	h.t.Helper()
+	p, err := program(verdict)
+	must(h.t, err)
+	defer p.Close()
+	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: egress, Last: last, Name: name}, p, journal.Owner{Feature: "test"})
+	must(h.t, err)
+	h.t.Cleanup(func() { a.Close() }) // also, as its finalizer would close what is not kept
+	return a
+}
+
+// arrives says whether a packet from u0 gets to the far end, where one more
+// would not be waited for.
+func (h *hooked) arrives() bool {
+	h.t.Helper()
+	h.wire.send(0, 1)
+	must(h.t, h.server.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
+	_, err := h.server.Read(make([]byte, 2000))
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		h.t.Fatal(err)
+	}
+	return err == nil
+}
+
+func (h *hooked) want(when string, arrives bool) {
+	h.t.Helper()
+	for range 20 { // the first one may wait for its address
+		if h.arrives() == arrives {
+			return
+		}
+	}
+	h.t.Errorf("%s: packets arrive: %v", when, !arrives)
+}
+
+// filters lists what there is at both hooks, the qdisc first.
+func (h *hooked) filters() string {
+	h.t.Helper()
+	var b strings.Builder
+	list, err := h.wire.h.QdiscList(h.u0)
+	must(h.t, err)
+	for _, q := range list {
+		if q.Attrs().Parent == netlink.HANDLE_CLSACT {
+			b.WriteString(q.Type())
+		}
+	}
+	for hook, parent := range map[string]uint32{"ingress": netlink.HANDLE_MIN_INGRESS, "egress": netlink.HANDLE_MIN_EGRESS} {
+		list, err := h.wire.h.FilterList(h.u0, parent)
+		must(h.t, err)
+		for _, f := range list {
+			name := ""
+			if p, ok := f.(*netlink.BpfFilter); ok {
+				name = p.Name
+			}
+			fmt.Fprintf(&b, "; %s %s %d %q", hook, f.Type(), f.Attrs().Priority, name)
+		}
+	}
+	return b.String()
+}
+
+func (h *hooked) clsact() {
+	h.t.Helper()
+	must(h.t, h.wire.h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: h.index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}))
+}
+
+// theirs adds a filter of somebody's, at egress, which lets packets by all that
+// comes behind it.
+func (h *hooked) theirs(protocol, preference uint16, name string) {
+	h.t.Helper()
+	p, err := program(pass)
+	must(h.t, err)
+	defer p.Close()
+	must(h.t, h.wire.h.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: h.index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: preference, Handle: 1, Protocol: protocol},
+		Fd:          p.FD(), Name: name, DirectAction: true,
+	}))
+}
+
+// Both ways do the same to packets.
+func TestHooks(t *testing.T) {
+	for _, filters := range []bool{false, true} {
+		t.Run(fmt.Sprintf("filters=%v", filters), func(t *testing.T) {
+			h := newHooked(t, filters)
+			h.want("in the beginning", true)
+			before := h.filters()
+			first := h.attach("one", drop, true, false)
+			h.want("with a program that drops", false)
+			second := h.attach("two", pass, true, false)
+			h.want("with one before it that lets them by", true)
+			third := h.attach("three", drop, true, false)
+			h.want("with one before them that drops", false)
+			must(t, third.Close())
+			last := h.attach("four", drop, true, true)
+			h.want("with one behind that drops", true)
+			must(t, second.Close())
+			must(t, first.Close())
+			h.want("with that alone", false)
+			other := h.attach("five", drop, false, false)
+			must(t, last.Close())
+			neighbours, err := h.wire.h.NeighList(h.index, netlink.FAMILY_V4)
+			must(t, err)
+			for _, n := range neighbours { // to be asked for again, by packets that come in
+				must(t, h.wire.h.NeighDel(&n))
+			}
+			h.want("with one that drops what is received", false)
+			must(t, other.Hold())
+			must(t, other.Close())
+			must(t, other.Close())
+			h.want("in the end", true)
+			if got := h.filters(); got != before {
+				t.Errorf("left: %q, before: %q", got, before)
+			}
+			if left := h.journal.Entries(); len(left) != 0 {
+				t.Errorf("journal: %+v", left)
+			}
+			must(t, h.wire.h.LinkDel(h.u0))
+			p, err := program(next)
+			must(t, err)
+			defer p.Close()
+			if _, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Name: "six"}, p, journal.Owner{}); !errors.Is(err, journal.ErrGone) {
+				t.Errorf("device that went: %v, want ErrGone", err)
+			}
+		})
+	}
+}
+
+// What others have at the hooks stays, and decides whether the qdisc does.
+func TestFiltersOfOthers(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(h *hooked) (want string)
+	}{
+		{"empty clsact of theirs", func(h *hooked) string {
+			h.clsact()
+			must(h.t, h.attach("a", drop, true, false).Close())
+			return "clsact"
+		}},
+		{"program of theirs", func(h *hooked) string {
+			h.clsact()
+			h.theirs(unix.ETH_P_ALL, 1, "theirs")
+			a := h.attach("a", drop, true, false)
+			h.want("before theirs", false)
+			b := h.attach("b", drop, true, true)
+			must(h.t, a.Close())
+			h.want("behind theirs", true)
+			must(h.t, b.Close())
+			return `clsact; egress bpf 1 "theirs"`
+		}},
+		{"their filter where ours cannot be", func(h *hooked) string {
+			h.clsact()
+			h.theirs(unix.ETH_P_IPV6, 1, "theirs") // a preference has one protocol
+			a := h.attach("a", drop, true, false)
+			h.want("next to it", false)
+			must(h.t, a.Close())
+			return `clsact; egress bpf 1 "theirs"`
+		}},
+		{"filter of theirs in our clsact", func(h *hooked) string {
+			a := h.attach("a", drop, true, false)
+			h.theirs(unix.ETH_P_ALL, 1, "theirs")
+			must(h.t, a.Close())
+			return `clsact; egress bpf 1 "theirs"`
+		}},
+		{"two of ours, the first one first", func(h *hooked) string {
+			a, b := h.attach("a", drop, true, false), h.attach("b", drop, false, false)
+			must(h.t, a.Close())
+			must(h.t, b.Close())
+			return ""
+		}},
+		{"their name, not our handle", func(h *hooked) string {
+			h.clsact()
+			h.theirs(unix.ETH_P_ALL, 7, "fairlead: a")
+			must(h.t, h.attach("a", drop, true, false).Close())
+			return `clsact; egress bpf 7 "fairlead: a"`
+		}},
+		{"all filters removed by somebody", func(h *hooked) string {
+			a := h.attach("a", drop, true, false)
+			list, err := h.wire.h.FilterList(h.u0, netlink.HANDLE_MIN_EGRESS)
+			must(h.t, err)
+			for _, f := range list {
+				must(h.t, h.wire.h.FilterDel(f))
+			}
+			h.want("without it", true)
+			must(h.t, a.Hold())
+			h.want("with it again", false)
+			for _, f := range list { // as if killed between the two steps
+				must(h.t, h.wire.h.FilterDel(f))
+			}
+			must(h.t, a.Close())
+			return ""
+		}},
+		{"clsact removed by somebody", func(h *hooked) string {
+			a := h.attach("a", drop, true, false)
+			list, err := h.wire.h.QdiscList(h.u0)
+			must(h.t, err)
+			for _, q := range list {
+				if q.Type() == "clsact" {
+					must(h.t, h.wire.h.QdiscDel(q))
+				}
+			}
+			must(h.t, a.Hold())
+			h.want("made again", false)
+			must(h.t, a.Close())
+			return ""
+		}},
+		{"queue length of 0", func(h *hooked) string {
+			must(h.t, h.wire.h.LinkSetTxQLen(h.u0, 0))
+			length := func() {
+				h.t.Helper()
+				if n, err := qdisc.QueueLen(h.ns, h.index).Read(); n != "0" || err != nil {
+					h.t.Errorf("it is %s, %v", n, err)
+				}
+			}
+			a := h.attach("a", drop, true, false)
+			h.want("with it", false)
+			length()
+			must(h.t, a.Close())
+			length()
+			return ""
+		}},
+		{"a later one of the same name", func(h *hooked) string {
+			a := h.attach("a", drop, true, false)
+			b := h.attach("a", pass, true, false)
+			h.want("the later one", true)
+			must(h.t, a.Close())
+			if got := h.filters(); !strings.Contains(got, `"fairlead, clsact: a"`) {
+				h.t.Errorf("closing the first removed the second: %q", got)
+			}
+			must(h.t, b.Close())
+			return ""
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHooked(t, true)
+			h.want("in the beginning", true)
+			if want := c.do(h); h.filters() != want {
+				t.Errorf("left: %q, want %q", h.filters(), want)
+			}
+			if left := h.journal.Entries(); len(left) != 0 {
+				t.Errorf("journal: %+v", left)
+			}
+		})
+	}
+}
+
+// The older qdisc ingress has no hook for what is sent.
+func TestIngressQdisc(t *testing.T) {
+	h := newHooked(t, true)
+	must(t, h.wire.h.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.index, Parent: netlink.HANDLE_INGRESS}}))
+	p, err := program(drop)
+	must(t, err)
+	defer p.Close()
+	if _, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: true, Name: "a"}, p, journal.Owner{}); err == nil || !strings.Contains(err.Error(), "qdisc ingress") {
+		t.Errorf("at egress: %v", err)
+	}
+	a := h.attach("b", drop, false, false)
+	h.want("at ingress", false)
+	must(t, a.Close())
+	h.want("in the end", true)
+}
+
+// A process that drops packets is killed: they pass at once. Restoring then
+// removes what is left, or the next process takes its place.
+func TestHookOfAKilledProcess(t *testing.T) {
+	for _, adopt := range []bool{false, true} {
+		t.Run(fmt.Sprintf("adopt=%v", adopt), func(t *testing.T) {
+			h := newHooked(t, true)
+			h.want("in the beginning", true)
+			before, dir := h.filters(), t.TempDir()
+			must(t, os.WriteFile(filepath.Join(dir, "where"), fmt.Appendf(nil, "%s %d", h.near.Path, h.index), 0o600))
+			self, err := os.Executable()
+			must(t, err)
+			cmd := exec.Command(self)
+			cmd.Env = append(os.Environ(), dropperDir+"="+dir)
+			cmd.Stderr = os.Stderr
+			out, err := cmd.StdoutPipe()
+			must(t, err)
+			must(t, cmd.Start())
+			defer func() { cmd.Process.Kill(); cmd.Wait() }()
+			if line, err := bufio.NewReader(out).ReadString('\n'); line != "go\n" {
+				t.Fatalf("dropper said %q, %v", line, err)
+			}
+			h.want("while it lives", false)
+			must(t, cmd.Process.Kill())
+			cmd.Wait()
+			h.want("once it is dead", true)
+			if h.filters() == before {
+				t.Fatal("its filter has gone by itself: there is nothing to restore")
+			}
+			j := openJournal(t, filepath.Join(dir, "state"))
+			if adopt {
+				h.journal = j
+				h.hooks = qdisc.FilterHooks(netdev.NewFinder("/proc", time.Now), j)
+				a := h.attach("dropper", drop, true, false)
+				h.want("adopted", false)
+				if n := strings.Count(h.filters(), ";"); n != 1 {
+					t.Errorf("%d filters: %s", n, h.filters())
+				}
+				must(t, a.Close())
+			} else if _, err := j.Restore(kernel.Opener(kernel.Default()), nil); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.filters(); got != before || len(j.Entries()) != 0 {
+				t.Errorf("left: %q, journal %+v", got, j.Entries())
+			}
+		})
+	}
+}
+
+const dropperDir = "FAIRLEAD_TEST_DROPPER"
+
+// dropForever drops what a device sends until it is killed. The file "where" in
+// dir has the path of its namespace and its index.
+func dropForever(dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, "where"))
+	if err != nil {
+		return err
+	}
+	path, number, _ := strings.Cut(string(b), " ")
+	index, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	ns, err := netdev.Open(path)
+	if err != nil {
+		return err
+	}
+	j, err := journal.Open(filepath.Join(dir, "state"))
+	if err != nil {
+		return err
+	}
+	p, err := program(drop)
+	if err != nil {
+		return err
+	}
+	a, err := qdisc.FilterHooks(netdev.NewFinder("/proc", time.Now), j).
+		Attach(qdisc.Hook{NS: ns, Index: index, Egress: true, Name: "dropper"}, p, journal.Owner{Feature: "test"})
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	fmt.Println("go")
+	time.Sleep(time.Hour)
+	return nil
+}
+
+func TestOpenFilter(t *testing.T) {
+	find := netdev.NewFinder("/proc", time.Now)
+	for _, bad := range []string{"", "1/2", "1/2/ingress", "1/2/ingress/", "1/2/forward/a", "x/2/egress/a", "1/-2/egress/a", "1/2/egress/a/b"} {
+		if k, err := qdisc.OpenKnob(find, journal.Ref{Kind: qdisc.KindFilter, Object: bad}); err == nil || errors.Is(err, journal.ErrGone) {
+			t.Errorf("open %q: %v, %v; want an error that is not ErrGone", bad, k, err)
+		}
+	}
+	h := newHooked(t, true)
+	ref := journal.Ref{Kind: qdisc.KindFilter, Object: fmt.Sprintf("%d/%d/egress/a", h.ns.Inode(), h.index)}
+	k, err := qdisc.OpenKnob(find, ref)
+	must(t, err)
+	defer k.(interface{ Close() error }).Close()
+	if k.Ref() != ref {
+		t.Errorf("opened as %+v, want %+v", k.Ref(), ref)
+	}
+	if err := k.Write("program 1"); err == nil || !strings.Contains(err.Error(), "went with its process") {
+		t.Errorf("write of a program that is not at hand: %v", err)
+	}
+}
