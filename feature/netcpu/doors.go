@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // openDoors begins the early drop at the devices by which packets reach c,
@@ -21,11 +20,14 @@ func (n *Netcpu) openDoors(ctx context.Context, c container.Container) error {
 	return n.eachUplink(ctx, c, func(ns *netdev.NS, links []netdev.Link) error {
 		for _, l := range links {
 			key := deviceKey{ns.Inode(), l.Index}
-			if n.doors[key] != nil {
+			if d := n.doors[key]; d != nil {
+				if err := d.Hold(); err != nil {
+					return fmt.Errorf("uplink %s: %w", l.Name, err)
+				}
 				continue
 			}
 			door, err := n.early.uplink(ns, l.Index)
-			if errors.Is(err, unix.ENODEV) {
+			if errors.Is(err, journal.ErrGone) {
 				continue // it has gone meanwhile
 			}
 			if err != nil {
@@ -51,4 +53,4 @@ func (n *Netcpu) closeDoors() error {
 }
 
 // doors are the programs that drop at uplinks.
-type doors map[deviceKey]link.Link
+type doors map[deviceKey]*qdisc.Attachment

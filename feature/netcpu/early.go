@@ -3,7 +3,6 @@ package netcpu
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -11,16 +10,20 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // errSlots means that as many tenants are isolated as the BPF maps hold.
 var errSlots = errors.New("early drop: no slot is free")
 
 // early drops packets at the uplinks while their container cannot take them;
-// netcpu.bpf.c says how. All that it attaches is held by links of this process
-// and ends with it.
+// netcpu.bpf.c says how. All that it attaches does nothing any more once this
+// process has ended.
 type early struct {
+	hooks  *qdisc.Hooks
 	spec   *ebpf.CollectionSpec
 	maps   netcpuMaps
 	polled *ebpf.Program
@@ -34,18 +37,19 @@ type early struct {
 type watched struct {
 	slot  uint32
 	count *ebpf.Program
-	links map[netcpuDevice]link.Link // by the container's end of the veth
+	links map[netcpuDevice]*qdisc.Attachment // by the container's end of the veth
+	payer container.ID
 }
 
-// has says whether a device is watched.
-func (w *watched) has(inside *netdev.NS, index int) bool {
-	return w.links[netcpuDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(index)}] != nil
+// at is what watches a device, nil for one that is not watched.
+func (w *watched) at(inside *netdev.NS, index int) *qdisc.Attachment {
+	return w.links[netcpuDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(index)}]
 }
 
 // newEarly loads the programs. charges is the map of package account that limits
 // are held against; nil is one in which nothing is ever charged. An error means
 // that this kernel cannot run them.
-func newEarly(charges *ebpf.Map) (_ *early, err error) {
+func newEarly(hooks *qdisc.Hooks, charges *ebpf.Map) (_ *early, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
@@ -53,7 +57,7 @@ func newEarly(charges *ebpf.Map) (_ *early, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
-	e := &early{spec: spec, used: make(map[uint32]bool)}
+	e := &early{hooks: hooks, spec: spec, used: make(map[uint32]bool)}
 	var objs struct {
 		netcpuMaps
 		Polled *ebpf.Program `ebpf:"fl_polled"`
@@ -67,15 +71,10 @@ func newEarly(charges *ebpf.Map) (_ *early, err error) {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
 	e.maps, e.polled, e.drop = objs.netcpuMaps, objs.Polled, objs.Drop
-	// Whether the rest works is found out now, not at the first container: the
-	// other program, and tcx, by a device that there cannot be.
+	// Whether the other program works is found out now, not at the first container.
 	count, err := e.counter(0)
 	if err != nil {
 		return nil, errors.Join(err, e.close())
-	}
-	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: count, Attach: ebpf.AttachTCXEgress})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, errors.Join(fmt.Errorf("early drop: %w", err), count.Close(), e.close())
 	}
 	return e, count.Close()
 }
@@ -100,9 +99,9 @@ func (e *early) counter(slot uint32) (*ebpf.Program, error) {
 	return objs.Count, nil
 }
 
-// add begins to count what waits for a tenant. The tenant's devices follow
-// with device.
-func (e *early) add() (*watched, error) {
+// add begins to count what waits for a tenant, at the expense of payer. The
+// tenant's devices follow with device.
+func (e *early) add(payer container.ID) (*watched, error) {
 	slot := uint32(0)
 	for e.used[slot] {
 		slot++
@@ -125,7 +124,7 @@ func (e *early) add() (*watched, error) {
 		}
 	}
 	e.used[slot] = true
-	return &watched{slot: slot, count: count, links: make(map[netcpuDevice]link.Link)}, nil
+	return &watched{slot: slot, count: count, links: make(map[netcpuDevice]*qdisc.Attachment), payer: payer}, nil
 }
 
 // device counts one veth of a tenant: inside is the container's end, host the
@@ -135,17 +134,23 @@ func (e *early) device(w *watched, inside *netdev.NS, index int, host *netdev.NS
 	if err := e.maps.FlDevices.Put(key, w.slot); err != nil {
 		return fmt.Errorf("early drop: watch polls of device %d in netns %d: %w", index, inside.Inode(), err)
 	}
-	l, err := e.attach(host, hostIndex, w.count, ebpf.AttachTCXEgress, link.Tail())
+	// Containers of a pod that are charged have a program each.
+	at := qdisc.Hook{NS: host, Index: hostIndex, Egress: true, Last: true, Name: "count_" + w.payer.String()}
+	l, err := e.hooks.Attach(at, w.count, journal.Owner{Feature: name, Container: uint64(w.payer)})
 	if err != nil {
-		return errors.Join(err, e.maps.FlDevices.Delete(key))
+		return errors.Join(fmt.Errorf("early drop: %w", err), e.maps.FlDevices.Delete(key))
 	}
 	w.links[key] = l
 	return nil
 }
 
 // uplink begins to drop at a device.
-func (e *early) uplink(ns *netdev.NS, index int) (link.Link, error) {
-	return e.attach(ns, index, e.drop, ebpf.AttachTCXIngress, link.Head())
+func (e *early) uplink(ns *netdev.NS, index int) (*qdisc.Attachment, error) {
+	a, err := e.hooks.Attach(qdisc.Hook{NS: ns, Index: index, Name: "drop"}, e.drop, journal.Owner{Feature: name})
+	if err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	return a, nil
 }
 
 // watchQueue begins to count what the queue brings that a NAPI polls.
@@ -171,17 +176,6 @@ func (e *early) unwatchQueue(napi int) error {
 		return err
 	}
 	return nil
-}
-
-func (e *early) attach(ns *netdev.NS, index int, p *ebpf.Program, to ebpf.AttachType, at link.Anchor) (l link.Link, err error) {
-	err = ns.Do(func() error {
-		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: to, Anchor: at})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("early drop: attach to device %d in netns %d: %w", index, ns.Inode(), err)
-	}
-	return l, nil
 }
 
 // remove ends what add and device began. It goes on after a failure.

@@ -11,6 +11,9 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // frame builds an Ethernet frame with an IP header to the given address, or
@@ -48,10 +51,16 @@ const (
 func loadEarly(t *testing.T) *early {
 	t.Helper()
 	testkit.NeedRoot(t)
-	e, err := newEarly(nil)
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		testkit.Skip(t, "kernel cannot run early drop")
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { j.Close() })
+	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := newEarly(hooks, nil)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
@@ -76,11 +85,11 @@ func run(t *testing.T, p *ebpf.Program, data []byte, repeat uint32) uint32 {
 // while the ring is full, let through once in a while, and after a poll.
 func TestEarlyDrop(t *testing.T) {
 	e := loadEarly(t)
-	one, err := e.add()
+	one, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := e.add()
+	two, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +144,7 @@ func TestEarlyDrop(t *testing.T) {
 	if err := e.remove(one); err != nil {
 		t.Fatal(err)
 	}
-	three, err := e.add()
+	three, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +157,7 @@ func TestEarlyDrop(t *testing.T) {
 // wire and from this host alike.
 func TestEarlyDropBeyondQuota(t *testing.T) {
 	e := loadEarly(t)
-	w, err := e.add()
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +198,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 // or lapses.
 func TestEarlyDropBeyondLimit(t *testing.T) {
 	e := loadEarly(t)
-	w, err := e.add()
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +271,7 @@ func retry(t *testing.T, e *early, slot uint32, now bool) {
 // dropped for the first one's sake.
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	e := loadEarly(t)
-	thief, err := e.add()
+	thief, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +301,7 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	for i := range e.maps.FlTenants.MaxEntries() {
 		e.used[i] = true
 	}
-	if _, err := e.add(); !errors.Is(err, errSlots) {
+	if _, err := e.add(1); !errors.Is(err, errSlots) {
 		t.Errorf("add with no slot left: %v, want errSlots", err)
 	}
 	e.used = make(map[uint32]bool)
@@ -304,20 +313,20 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, a, "h0", b, "eth0")
 	inside, host := openNS(t, b.Path), openNS(t, a.Path)
-	w, err := e.add()
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := e.device(w, inside, 2, host, 2); err == nil {
 		t.Error("device with a full map: no error")
 	}
-	if len(w.links) != 0 || w.has(inside, 2) {
+	if len(w.links) != 0 || w.at(inside, 2) != nil {
 		t.Errorf("after the error the device counts as watched: %v", w.links)
 	}
 	if err := e.maps.FlDevices.Delete(netcpuDevice{Netns: 1, Ifindex: 0}); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.device(w, inside, 2, host, 2); err != nil || !w.has(inside, 2) {
+	if err := e.device(w, inside, 2, host, 2); err != nil || w.at(inside, 2) == nil {
 		t.Errorf("device once there is room: %v", err)
 	}
 }

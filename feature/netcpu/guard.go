@@ -77,7 +77,7 @@ func (n *Netcpu) guard(ctx context.Context, c container.Container) (err error) {
 	w := g.of[c.ID]
 	g.mu.Unlock()
 	if w == nil {
-		if w, err = n.early.add(); err != nil {
+		if w, err = n.early.add(c.ID); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
 		// No thread of its own: nothing waits in a ring.

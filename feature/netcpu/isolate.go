@@ -176,17 +176,23 @@ func (n *Netcpu) watch(ns *netdev.NS, t *tenant, c container.Container) (err err
 		return nil
 	}
 	if t.early == nil {
-		if t.early, err = n.early.add(); err != nil {
+		if t.early, err = n.early.add(t.owner); err != nil {
 			return err
 		}
 	}
 	return n.watchDevices(t.early, ns, c)
 }
 
-// watchDevices watches those veths of a container that are not yet.
+// watchDevices watches the veths of a container.
 func (n *Netcpu) watchDevices(w *watched, ns *netdev.NS, c container.Container) error {
 	for _, dev := range c.Interfaces {
-		if dev.Kind != "veth" || dev.Host.NetNS == 0 || w.has(ns, dev.Index) {
+		if dev.Kind != "veth" || dev.Host.NetNS == 0 {
+			continue
+		}
+		if l := w.at(ns, dev.Index); l != nil {
+			if err := l.Hold(); err != nil {
+				return err
+			}
 			continue
 		}
 		if err := n.watchDevice(w, ns, dev); err != nil {

@@ -39,7 +39,7 @@ func TestContainerEnds(t *testing.T) {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("cgroup of the container: %v, want it removed", err)
 	}
-	if left := h.journal.Entries(); len(left) != 0 {
+	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}
 
@@ -50,7 +50,7 @@ func TestContainerEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if left := h.journal.Entries(); len(left) != 0 {
+	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}
 }
@@ -60,14 +60,14 @@ func TestAdopt(t *testing.T) {
 	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
 	before := h.state()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	during, entries := h.state(), len(h.journal.Entries())
+	during, entries := h.state(), len(h.notes())
 	must(t, h.netcpu.Close())
 
 	second, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
 	must(t, err)
 	t.Cleanup(func() { second.Close() })
 	must(t, second.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	if got := len(h.journal.Entries()); got != entries {
+	if got := len(h.notes()); got != entries {
 		t.Errorf("%d journal entries after adopting, %d before", got, entries)
 	}
 	same(t, "adopted", h.state(), during)
@@ -80,7 +80,7 @@ func TestAdopt(t *testing.T) {
 	must(t, third.Apply(t.Context(), h.target(policy.NetCPUObserve)))
 	must(t, third.Prune(t.Context(), func(container.ID) bool { return true }))
 	same(t, "given up", h.state(), before)
-	if left := h.journal.Entries(); len(left) != 0 {
+	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}
 }
@@ -110,8 +110,8 @@ func TestSharedNamespace(t *testing.T) {
 		t.Errorf("after the first has ended threads are in %q, want %s", where(), two.Cgroup.CPU)
 	}
 	must(t, h.netcpu.Remove(t.Context(), two.ID))
-	if where() != "" || len(h.journal.Entries()) != 0 {
-		t.Errorf("after both have ended: threads in %q, journal %+v", where(), h.journal.Entries())
+	if where() != "" || len(h.notes()) != 0 {
+		t.Errorf("after both have ended: threads in %q, journal %+v", where(), h.notes())
 	}
 }
 
@@ -139,7 +139,7 @@ func TestApplyRefuses(t *testing.T) {
 	refused("host end in a namespace that is hidden", func(c *container.Container) { c.Interfaces[0].Host = container.HostEnd{} })
 	refused("namespace that has gone", func(c *container.Container) { c.NetNS, c.PID = 1, 0 })
 	refused("unknown cgroup", func(c *container.Container) { c.Cgroup.CPU = "" })
-	if left := h.journal.Entries(); len(left) != 0 {
+	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal after refusals: %+v", left)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -148,7 +148,7 @@ func TestApplyRefuses(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if left := h.journal.Entries(); len(left) != 0 {
+	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal after Remove: %+v", left)
 	}
 }
@@ -157,7 +157,6 @@ func TestApplyRefuses(t *testing.T) {
 // queue has no room for is dropped at the uplink.
 func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	h.needEarly()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	board := h.start(h.box, "udp-recv")
 	// The container's own work keeps its thread from emptying its queue.
@@ -189,7 +188,6 @@ func TestFloodBeyondQuota(t *testing.T) {
 		testkit.Skip(t, "kernel throttles kernel threads")
 	}
 	h := newHost(t, sandbox.CPU{})
-	h.needEarly()
 	// Before the quota, which would not let them begin in the time of a test.
 	board := h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
@@ -244,7 +242,6 @@ func same(t *testing.T, when string, got, want map[string]string) {
 // Bulk TCP gets its super-packets back, and loses them to a flood at once.
 func TestShapeFollowsTraffic(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	h.needEarly()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	if got := h.state()["h0 tso"]; got != netdev.Off {
 		t.Fatalf("tso of h0 is %q, want it off", got)
@@ -264,16 +261,8 @@ func TestShapeFollowsTraffic(t *testing.T) {
 		t.Error("no bytes of TCP were sent")
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if left := h.journal.Entries(); len(left) != 0 {
+	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
-	}
-}
-
-// needEarly skips a test of what the kernel has no hook for.
-func (h *host) needEarly() {
-	h.t.Helper()
-	if h.netcpu.Support().Mend == netcpu.NeedsTCX {
-		testkit.Skip(h.t, "kernel cannot run early drop")
 	}
 }
 
@@ -290,7 +279,7 @@ func (h *host) until(what, tso string) {
 // that container's cgroup, until somebody else's come by it.
 func TestQueueFollowsTraffic(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	h.needEarly()
+	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
@@ -310,14 +299,24 @@ func TestQueueFollowsTraffic(t *testing.T) {
 // A queue goes back before the container does.
 func TestQueueOfAnEndedContainer(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	h.needEarly()
+	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
 	h.untilThreads("one container's packets alone", h.container.Cgroup.CPU, h.uplinkGroup())
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-	if got := h.threads(); len(got) != 0 || len(h.journal.Entries()) != 0 {
-		t.Errorf("after Remove: threads %v, journal %+v", got, h.journal.Entries())
+	if got := h.threads(); len(got) != 0 || len(h.notes()) != 0 {
+		t.Errorf("after Remove: threads %v, journal %+v", got, h.notes())
+	}
+}
+
+// needNAPIs skips a test of queues where it cannot be told which thread polls
+// which.
+func (h *host) needNAPIs() {
+	h.t.Helper()
+	nic := h.open(h.ns)
+	if _, err := nic.NAPIs(index(h.t, nic, "nic0")); errors.Is(err, netdev.ErrNoNAPIList) {
+		testkit.Skip(h.t, "kernel does not list napi contexts (before 6.8)")
 	}
 }
 

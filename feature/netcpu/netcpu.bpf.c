@@ -21,15 +21,15 @@
  *
  * Hooks, and cost per event:
  *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
- *   tcx egress, host end of an isolated container's veth
+ *   tc egress, host end of an isolated container's veth
  *                      fl_count    one hash look-up and two atomic adds per packet
- *   tcx ingress on an uplink
+ *   tc ingress on an uplink
  *                      fl_drop_tc  two hash look-ups per packet
  *
  * User space makes the entries of fl_devices and fl_queues; a full map is an
  * error of Apply. fl_addresses is learnt here and forgets the least used: an
- * address that is not in it is not dropped early, that is all. The programs are
- * held by links that end with the agent: then nothing is dropped any more.
+ * address that is not in it is not dropped early, that is all. The programs no
+ * longer run once the agent has ended: then nothing is dropped any more.
  */
 
 #include "kernel.h"
@@ -305,7 +305,7 @@ static __always_inline int to_many(struct __sk_buff *skb)
 	return skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST;
 }
 
-SEC("tcx/egress")
+SEC("tc")
 int fl_count(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -387,7 +387,7 @@ static __always_inline void came_by(__u32 napi, __u32 slot)
 	}
 }
 
-SEC("tcx/ingress")
+SEC("tc")
 int fl_drop_tc(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;

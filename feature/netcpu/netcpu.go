@@ -37,6 +37,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -62,6 +63,7 @@ type Netcpu struct {
 	// throttled says that the kernel stops a kernel thread whose group has
 	// used up its quota; where it does not, weight has to do it.
 	throttled bool
+	hooks     *qdisc.Hooks   // nil where the kernel has none
 	early     *early         // nil where the kernel cannot run it
 	meter     *account.Meter // nil where the kernel cannot keep accounts,
 	noMeter   error          // and why
@@ -125,15 +127,23 @@ func New(cfg Config) (*Netcpu, error) {
 		n.throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	if n.meter, n.noMeter = account.Open(account.Config{Proc: cfg.Roots.Proc, Log: cfg.Log}); n.noMeter != nil {
+	var why error
+	n.hooks, why = qdisc.OpenHooks(netdev.NewFinder(cfg.Roots.Proc, time.Now), cfg.Journal)
+	if why != nil {
+		cfg.Log.Warn("attaching nothing to devices: packets that a queue of the host delays are charged by socket, or to nobody", "feature", name, "err", why)
+	}
+	if n.meter, n.noMeter = account.Open(account.Config{
+		Proc: cfg.Roots.Proc, Hooks: n.hooks, Owner: journal.Owner{Feature: name},
+	}); n.noMeter != nil {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
 	var charges *ebpf.Map
 	if n.meter != nil {
 		charges = n.meter.Charges()
 	}
-	var why error
-	n.early, why = newEarly(charges)
+	if n.hooks != nil {
+		n.early, why = newEarly(n.hooks, charges)
+	}
 	if n.meter != nil {
 		n.charger = n.newCharger()
 	}
@@ -284,7 +294,10 @@ func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	out, err := n.outcomes(func(e journal.Entry) bool {
-		if e.Owner.Container == 0 {
+		switch {
+		case e.Ref.Kind == qdisc.KindFilter:
+			return n.hooks == nil || n.hooks.Stray(e)
+		case e.Owner.Container == 0:
 			return len(n.tenants) == 0
 		}
 		return !alive(container.ID(e.Owner.Container))

@@ -8,9 +8,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// NeedsTCX is the Mend of Support where packets cannot be counted and dropped
+// NeedsHooks is the Mend of Support where packets cannot be counted and dropped
 // early.
-const NeedsTCX = "a kernel with BTF and tcx (6.6 or later)"
+const NeedsHooks = "a kernel with BTF, and tcx (6.6 or later) or clsact"
 
 // support says what isolate can do here. Degraded is what still keeps its
 // promise, with an answer that a user should know.
@@ -23,7 +23,7 @@ func support(roots kernel.Roots, l cgroup.Layout, throttled bool, early error) p
 	case l.V2 == "":
 		return probe.Verdict{Level: probe.Unavailable, Why: "no cgroup v2 tree is mounted, by which containers are told apart", Mend: "mount one, as hybrid hosts have it at " + roots.Cgroup + "/unified"}
 	case early != nil:
-		return probe.Verdict{Level: probe.Degraded, Why: "packets of a container that is over its share are dropped at its own queue only, not at the uplink: " + early.Error(), Mend: NeedsTCX}
+		return probe.Verdict{Level: probe.Degraded, Why: "packets of a container that is over its share are dropped at its own queue only, not at the uplink: " + early.Error(), Mend: NeedsHooks}
 	case !throttled:
 		return probe.Verdict{Level: probe.Degraded, Why: "this kernel charges kernel threads but never throttles them: a container with a quota is held by a weight in proportion to it", Mend: "none is needed where neighbours have the usual weight"}
 	}

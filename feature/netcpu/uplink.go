@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -249,7 +250,7 @@ func (n *Netcpu) makeUplinkGroup(netns uint64) (string, error) {
 func (n *Netcpu) releaseUplinks() error {
 	errs := []error{n.unwatchQueues()}
 	n.host = nil
-	return errors.Join(append(errs, n.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 }))...)
+	return errors.Join(append(errs, n.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))...)
 }
 
 // unwatchQueues ends the counting of what the queues of the uplinks bring.

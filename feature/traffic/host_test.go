@@ -88,7 +88,7 @@ func (h *host) start() {
 	})
 	must(h.t, err)
 	if v := h.traffic.Support(); v.Level != probe.Full {
-		testkit.Skip(h.t, "kernel cannot shape")
+		h.t.Fatalf("%+v", v)
 	}
 	h.t.Cleanup(func() { // what a test that failed has left in force
 		h.traffic.Close()

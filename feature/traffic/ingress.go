@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -17,7 +16,7 @@ import (
 type ingress struct {
 	queue                 // of the IFB; its index is 0 while there is none
 	program *ebpf.Program // fl_inbound
-	inbound link.Link
+	inbound *qdisc.Attachment
 }
 
 // close ends that packets are led to the IFB, which stays.
@@ -61,16 +60,14 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 		}
 		return fmt.Errorf("what it receives: %w", err)
 	}
-	if i.inbound != nil {
-		return nil
-	}
-	if i.program, err = f.programs.inbound(index); err != nil {
-		return err
+	if i.inbound == nil {
+		if i.program, err = f.programs.inbound(index); err != nil {
+			return err
+		}
 	}
 	// The last on the hook: who is before it (an early drop) decides first, and
 	// who would come after it would see nothing.
-	i.inbound, err = attachAt(f.host, u.index, i.program, ebpf.AttachTCXIngress, link.Tail())
-	return err
+	return f.put(&i.inbound, qdisc.Hook{NS: f.host, Index: u.index, Last: true, Name: "inbound"}, i.program)
 }
 
 // unshare ends the sharing of what an uplink receives. What waits is delivered.

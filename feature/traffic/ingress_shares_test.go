@@ -56,6 +56,7 @@ func (h *host) twoReceivers(mode string) (a, b sender) {
 // Six connections towards one container are worth no more than one towards
 // another: a short look at what BenchmarkIngressShares measures.
 func TestIngressShares(t *testing.T) {
+	needSharing(t)
 	h := newHost(t, 100*mbit)
 	h.start()
 	a, b := h.twoReceivers("bridge")

@@ -82,7 +82,7 @@ func (h *host) through(got *load.Board, was load.Reading, sent uint64) uint64 {
 // In every mode what a container receives, and nothing else, is in its class,
 // though it never answers: all but the first packet of a flow.
 func TestArrival(t *testing.T) {
-	testkit.NeedRoot(t)
+	needSharing(t)
 	for _, m := range modes() {
 		if m.mask != 0 {
 			continue // the mark has no part in it
@@ -125,6 +125,7 @@ func TestArrival(t *testing.T) {
 
 // Nothing that another container sends teaches where a flow arrives.
 func TestArrivalForged(t *testing.T) {
+	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	box, victim := h.add("one", "10.66.0.2/24", h.ns)
@@ -304,6 +305,34 @@ func TestIngressOperator(t *testing.T) {
 	}
 }
 
+// needSharing skips a test on a kernel that cannot share what uplinks receive,
+// once it has seen that such a policy is refused there.
+func needSharing(t *testing.T) {
+	t.Helper()
+	testkit.NeedRoot(t)
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	defer j.Close()
+	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), j)
+	must(t, err)
+	if !hooks.Filters() {
+		return
+	}
+	h := newHost(t, gbit)
+	h.start()
+	before := h.state()
+	err = h.due(fake(1), policy.Net{}, policy.Net{Weight: 1})
+	if err == nil || !strings.Contains(err.Error(), "cannot be shared on this kernel") {
+		t.Errorf("shares of what is received: %v", err)
+	}
+	if h.state() != before || len(h.journal.Entries()) != 0 {
+		t.Errorf("refused, but changed:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
+	}
+	if !t.Failed() {
+		testkit.Skip(t, "kernel cannot share what uplinks receive")
+	}
+}
+
 // ifbs counts the devices of that kind in the host's namespace.
 func (h *host) ifbs() int {
 	h.t.Helper()
@@ -320,6 +349,7 @@ func (h *host) ifbs() int {
 
 // The agent is killed while what the uplink receives is shared.
 func TestIngressAdopt(t *testing.T) {
+	needSharing(t)
 	for _, adopt := range []bool{true, false} {
 		t.Run(fmt.Sprint("policy still there ", adopt), func(t *testing.T) { testIngressAdopt(t, adopt) })
 	}
@@ -371,6 +401,7 @@ func testIngressAdopt(t *testing.T, adopt bool) {
 
 // A device of our name that is somebody's is told of, and left alone.
 func TestIngressNameTaken(t *testing.T) {
+	needSharing(t)
 	h := newHost(t, gbit)
 	h.netlink(h.ns, func(n *netlink.Handle) error {
 		return n.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(h.nic0)}})
@@ -390,6 +421,7 @@ func TestIngressNameTaken(t *testing.T) {
 // The IFB vanishes under us: packets are lost until the next round, which makes
 // another.
 func TestIngressDeviceVanishes(t *testing.T) {
+	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	box, c := h.add("one", "10.66.0.2/24", h.ns)
@@ -411,6 +443,7 @@ func TestIngressDeviceVanishes(t *testing.T) {
 
 // What is promised of an uplink's other direction is 95 % of 95 % of it.
 func TestIngressRefused(t *testing.T) {
+	needSharing(t)
 	h := newHost(t, gbit)
 	h.start()
 	must(t, h.due(fake(1), policy.Net{}, policy.Net{Rate: 900 * mbit}))

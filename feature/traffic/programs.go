@@ -13,7 +13,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // programs are what tells packets apart: see traffic.bpf.c.
@@ -70,16 +71,10 @@ func load(mask uint32, tcIndex bool) (_ *programs, err error) {
 	if err := spec.LoadAndAssign(&objs, nil); err != nil {
 		return nil, err
 	}
-	p := &programs{
+	return &programs{
 		spec: spec, cgroups: objs.Cgroups, told: objs.Told, variables: objs.Bss, normalise: objs.Normalise,
 		strict: objs.Strict, levels: objs.Levels, epoch: objs.Epoch,
-	}
-	// Whether tcx is there is found out by a device that there cannot be.
-	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p.normalise, Attach: ebpf.AttachTCXEgress})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, errors.Join(err, p.close())
-	}
-	return p, nil
+	}, nil
 }
 
 // identity loads the copy of fl_identify for one slot.
@@ -186,21 +181,15 @@ func set(v *ebpf.Variable, on bool) error {
 	return v.Set(n)
 }
 
-// attach puts a program first on a device, as one that redirects would keep
-// packets from those behind it.
-func attach(ns *netdev.NS, index int, p *ebpf.Program, to ebpf.AttachType) (link.Link, error) {
-	return attachAt(ns, index, p, to, link.Head())
-}
-
-func attachAt(ns *netdev.NS, index int, p *ebpf.Program, to ebpf.AttachType, at link.Anchor) (l link.Link, err error) {
-	err = ns.Do(func() error {
-		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: to, Anchor: at})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("attach to device %d in netns %d: %w", index, ns.Inode(), err)
+// put has a program at a hook: it attaches it, or sees that it is still there.
+// Programs come first, as one that redirects would keep packets from those
+// behind it.
+func (f *Traffic) put(a **qdisc.Attachment, at qdisc.Hook, p *ebpf.Program) (err error) {
+	if *a != nil {
+		return (*a).Hold()
 	}
-	return l, nil
+	*a, err = f.hooks.Attach(at, p, journal.Owner{Feature: name})
+	return err
 }
 
 // cgroup has packets of the sockets of a container told by its cgroup, which

@@ -45,22 +45,22 @@ func asked(n policy.Net) bool { return n != policy.Net{} }
 // end is a device by which a tenant's packets pass: the host's end of a veth,
 // or a macvlan in the container's own namespace.
 type end struct {
-	sent     link.Link // fl_identify
-	received link.Link // fl_deliver
-	queue    queue     // of a veth: what holds the tenant to its ceil
+	sent     *qdisc.Attachment // fl_identify
+	received *qdisc.Attachment // fl_deliver
+	queue    queue             // of a veth: what holds the tenant to its ceil
 }
 
 func (e *end) close() error {
 	return errors.Join(detach(&e.sent), detach(&e.received))
 }
 
-// detach closes a link that there may not be.
-func detach(l *link.Link) error {
-	if *l == nil {
+// detach ends an attachment that there may not be.
+func detach(a **qdisc.Attachment) error {
+	if *a == nil {
 		return nil
 	}
-	err := (*l).Close()
-	*l = nil
+	err := (*a).Close()
+	*a = nil
 	return err
 }
 
@@ -233,26 +233,23 @@ func (f *Traffic) reach(t *tenant, e *end, dev device) error {
 		return err
 	}
 	defer ns.Close()
-	if dev.veth && e.sent == nil {
+	if dev.veth {
 		if t.program == nil {
 			if t.program, err = f.programs.identity(t.slot); err != nil {
 				return err
 			}
 		}
-		if e.sent, err = attach(ns, dev.Index, t.program, ebpf.AttachTCXIngress); err != nil {
+		if err := f.put(&e.sent, qdisc.Hook{NS: ns, Index: dev.Index, Name: "identify"}, t.program); err != nil {
 			return err
 		}
 	}
-	if learns && e.received == nil {
+	if learns {
 		if err := f.loadDelivery(t); err != nil {
 			return err
 		}
 		// What a veth's host end sends is what the container receives.
-		to := ebpf.AttachTCXIngress
-		if dev.veth {
-			to = ebpf.AttachTCXEgress
-		}
-		if e.received, err = attach(ns, dev.Index, t.deliver.Device, to); err != nil {
+		at := qdisc.Hook{NS: ns, Index: dev.Index, Egress: dev.veth, Name: "deliver"}
+		if err := f.put(&e.received, at, t.deliver.Device); err != nil {
 			return err
 		}
 	}

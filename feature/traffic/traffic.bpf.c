@@ -27,15 +27,15 @@
  * fl_strict is set, as it is while there are macvlan devices.
  *
  * Hooks, and cost per event:
- *   tcx ingress, host end of a tenant's veth
+ *   tc ingress, host end of a tenant's veth
  *                     fl_identify   three stores at most
- *   tcx egress, uplinks
+ *   tc egress, uplinks
  *                     fl_normalise  one look-up of a per-CPU array; for packets
  *                                   of a socket of this host up to nine of a hash
- *   tcx ingress, uplinks, while what they receive is shared
+ *   tc ingress, uplinks, while what they receive is shared
  *                     fl_inbound    its headers, one look-up of a hash; for the
  *                                   first of a flow a store
- *   where packets arrive: tcx egress, host end of a tenant's veth, or tcx
+ *   where packets arrive: tc egress, host end of a tenant's veth, or tc
  *   ingress of its macvlan; for the sockets of a tenant in the host's namespace
  *   cgroup_skb ingress, its cgroup
  *                     fl_deliver,   a comparison; for the first of a flow a
@@ -45,7 +45,7 @@
  * and the containers that are in it keep what they have. fl_flows forgets the
  * flow that was not used for longest, which is learnt again with its next
  * packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
- * programs are held by links that end with the agent: then all packets that are
+ * programs no longer run once the agent has ended: then all packets that are
  * sent share the default class, and what is received is not led anywhere.
  */
 

@@ -64,6 +64,7 @@ type Traffic struct {
 	support probe.Verdict
 	v2      string // root of the cgroup v2 tree
 	find    *netdev.Finder
+	hooks   *qdisc.Hooks
 
 	mu       sync.Mutex
 	host     *netdev.NS // nil once closed, or where nothing works
@@ -109,8 +110,11 @@ func New(cfg Config) (*Traffic, error) {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "no HTB: " + err.Error(), Mend: "a kernel with CONFIG_NET_SCH_HTB"}
 		return f, nil
 	}
-	if f.programs, err = load(cfg.MarkMask, cfg.TCIndex); err != nil {
-		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later)"}
+	if f.hooks, err = qdisc.OpenHooks(f.find, cfg.Journal); err == nil {
+		f.programs, err = load(cfg.MarkMask, cfg.TCIndex)
+	}
+	if err != nil {
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
 		return f, nil
 	}
 	f.support = probe.Verdict{Level: probe.Full}
@@ -149,6 +153,10 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	return nil
 }
 
+// errNoSharing is of a kernel whose IFBs drop what a BPF program leads to them,
+// as it is not marked as redirected (drivers/net/ifb.c, ifb_xmit): 6.1 does so.
+var errNoSharing = errors.New("what uplinks receive cannot be shared on this kernel: it needs tcx (6.6 or later)")
+
 // shape brings one container, and with it all others, to what is due to them.
 func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error {
 	key := slot.Of(c)
@@ -184,6 +192,9 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	_, had := t.members[c.ID]
 	t.members[c.ID] = c
 	out, in, err := f.plans()
+	if err == nil && in != nil && f.hooks.Filters() {
+		err = errNoSharing
+	}
 	if err != nil { // nothing has been changed
 		t.due = was
 		if !had {
@@ -380,7 +391,12 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 		}
 	}
 	// Those of one container are the agent's to undo, and Apply's.
-	return f.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && !held[e.Ref] })
+	return f.restore(func(e journal.Entry) bool {
+		if e.Ref.Kind == qdisc.KindFilter {
+			return f.hooks.Stray(e)
+		}
+		return e.Owner.Container == 0 && !held[e.Ref]
+	})
 }
 
 // Close implements feature.Feature. The qdiscs stay; without the programs all

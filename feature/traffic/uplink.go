@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -27,9 +24,9 @@ const (
 
 // uplink is a device of the host by which packets leave and come in.
 type uplink struct {
-	queue             // of what it sends
-	program link.Link // fl_normalise
-	ingress ingress   // what it receives, while that is shared
+	queue                     // of what it sends
+	program *qdisc.Attachment // fl_normalise
+	ingress ingress           // what it receives, while that is shared
 }
 
 func (u *uplink) close() error {
@@ -135,12 +132,7 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		}
 		return err
 	}
-	if u.program != nil {
-		return nil
-	}
-	var err error
-	u.program, err = attach(f.host, u.index, f.programs.normalise, ebpf.AttachTCXEgress)
-	return err
+	return f.put(&u.program, qdisc.Hook{NS: f.host, Index: u.index, Egress: true, Name: "normalise"}, f.programs.normalise)
 }
 
 // release gives everything back, as nobody is shaped any more.

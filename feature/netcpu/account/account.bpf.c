@@ -29,7 +29,7 @@
  *
  * Hooks and cost: README.md. Who reads the maps: account.go. Full maps:
  * fl_devices, fl_cgroups: user space gets the error; fl_thefts: counted in
- * lost; charges go on. The programs are held by links that end with the agent.
+ * lost; charges go on. The programs no longer run once the agent has ended.
  */
 
 #include "kernel.h"

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // attach brings the programs at the host's ends of a tenant's veths, and at its
@@ -21,7 +22,7 @@ func (m *Meter) attach(t *tenant) error {
 	var errs []error
 	want := make(map[Device]bool)
 	for _, d := range t.told.Devices {
-		want[d] = d.HostEnd && m.stamps
+		want[d] = d.HostEnd && m.cfg.Hooks != nil
 	}
 	for d, l := range t.stamps {
 		if !want[d] {
@@ -30,7 +31,11 @@ func (m *Meter) attach(t *tenant) error {
 		}
 	}
 	for d, w := range want {
-		if !w || t.stamps[d] != nil {
+		if !w {
+			continue
+		}
+		if l := t.stamps[d]; l != nil {
+			errs = append(errs, l.Hold())
 			continue
 		}
 		l, err := m.stampAt(t, d)
@@ -52,7 +57,7 @@ func (m *Meter) attach(t *tenant) error {
 	return errors.Join(errs...)
 }
 
-func (m *Meter) stampAt(t *tenant, d Device) (l link.Link, err error) {
+func (m *Meter) stampAt(t *tenant, d Device) (_ *qdisc.Attachment, err error) {
 	if t.stamp == nil {
 		if t.stamp, err = m.load("fl_stamp", t.slot); err != nil {
 			return nil, err
@@ -67,15 +72,9 @@ func (m *Meter) stampAt(t *tenant, d Device) (l link.Link, err error) {
 		return nil, err
 	}
 	defer ns.Close()
-	err = ns.Do(func() error {
-		// First of all: a program that redirects would keep the packet from
-		// those behind it.
-		l, err = link.AttachTCX(link.TCXOptions{
-			Interface: d.Ifindex, Program: t.stamp, Attach: ebpf.AttachTCXIngress, Anchor: link.Head(),
-		})
-		return err
-	})
-	return l, err
+	// First of all: a program that redirects would keep the packet from those
+	// behind it.
+	return m.cfg.Hooks.Attach(qdisc.Hook{NS: ns, Index: d.Ifindex, Name: "stamp_" + t.told.ID.String()}, t.stamp, m.cfg.Owner)
 }
 
 // watchSockets puts the program at the sockets of a tenant, or takes it away.

@@ -66,7 +66,7 @@ func cost(b *testing.B, path, rate string) {
 	for i := range 2 * rounds {
 		on := i%2 == 1
 		if on {
-			f.m, err = Open(Config{})
+			f.m, err = Open(config(b))
 			must(b, err)
 			f.watch(box, f.device(f.host, "h2", true), f.device(box, "eth0", false))
 		} else {

@@ -3,8 +3,6 @@ package account
 import (
 	"errors"
 	"fmt"
-	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +14,9 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // Errors of Open and Watch.
@@ -27,8 +27,13 @@ var (
 
 // Config is what Open needs.
 type Config struct {
-	Proc string       // the root of proc; "" is /proc
-	Log  *slog.Logger // for what works less well than it could; nil: no log
+	Proc string // the root of proc; "" is /proc
+
+	// Hooks attach what stamps packets with the slot of who sent them, on
+	// behalf of Owner. nil: none are stamped, so that packets which a queue of
+	// the host delays are charged by socket, or to nobody.
+	Hooks *qdisc.Hooks
+	Owner journal.Owner
 }
 
 // Meter keeps the accounts. Its methods may be called from several goroutines.
@@ -39,10 +44,7 @@ type Meter struct {
 	epoch *ebpf.Variable
 	flush *ebpf.Program
 	links []link.Link
-	// stamps says that the kernel has tcx, so that packets can carry the slot
-	// of who sent them.
-	stamps bool
-	self   uint64 // inode of the host's network namespace
+	self  uint64 // inode of the host's network namespace
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
@@ -66,7 +68,7 @@ type tenant struct {
 	state tenantState
 
 	stamp  *ebpf.Program // while there are stamps
-	stamps map[Device]link.Link
+	stamps map[Device]*qdisc.Attachment
 	socket link.Link // where nothing else tells some of its packets
 }
 
@@ -87,9 +89,6 @@ const (
 func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Proc == "" {
 		cfg.Proc = "/proc"
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	version, err := os.ReadFile(filepath.Join(cfg.Proc, "version"))
 	if err != nil {
@@ -146,23 +145,14 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.stamps, err = m.canStamp(); err != nil {
+	if cfg.Hooks == nil {
+		return m, nil
+	}
+	p, err := m.load("fl_stamp", 0) // whether the kernel takes it
+	if err != nil {
 		return nil, err
 	}
-	if !m.stamps {
-		cfg.Log.Warn("kernel has no tcx: packets that a queue of the host delays are charged by socket, or to nobody")
-	}
-	return m, nil
-}
-
-// canStamp asks by a device that there cannot be.
-func (m *Meter) canStamp() (bool, error) {
-	p, err := m.load("fl_stamp", 0)
-	if err != nil {
-		return false, err
-	}
-	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
-	return !errors.Is(err, ebpf.ErrNotSupported), p.Close()
+	return m, p.Close()
 }
 
 // load loads one more program. slot is what fl_stamp writes.
@@ -219,7 +209,7 @@ func (m *Meter) Watch(told Tenant) error {
 		if err != nil {
 			return fmt.Errorf("account for container %v: %w", told.ID, err)
 		}
-		t = &tenant{slot: slot, stamps: make(map[Device]link.Link)}
+		t = &tenant{slot: slot, stamps: make(map[Device]*qdisc.Attachment)}
 		m.slots[slot] = t
 		m.tenants[told.ID] = t
 	}
