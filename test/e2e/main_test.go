@@ -39,6 +39,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == askSelfVerb {
 		os.Exit(askSelf(os.Args[2]))
 	}
+	if len(os.Args) == 2 && os.Args[1] == sandboxVerb {
+		os.Exit(keepSandbox())
+	}
 	os.Exit(buildAndRun(m))
 }
 

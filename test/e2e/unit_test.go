@@ -1,0 +1,343 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// TestNotify is what systemd relies on: readiness comes once every source has
+// answered, not before; signs of life come all the time; and the end is told.
+func TestNotify(t *testing.T) {
+	testkit.NeedRoot(t)
+	a := newAgent(t, testkit.NetNS(t))
+	engine, err := net.Listen("unix", a.path("no-docker")) // which never answers
+	must(t, err)
+	defer engine.Close()
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: a.path("notify"), Net: "unixgram"})
+	must(t, err)
+	defer conn.Close()
+	var mu sync.Mutex
+	var told []string
+	go func() {
+		for buf := make([]byte, 256); ; {
+			n, err := conn.Read(buf)
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			told = append(told, string(buf[:n]))
+			mu.Unlock()
+		}
+	}()
+	heard := func() []string { mu.Lock(); defer mu.Unlock(); return slices.Clone(told) }
+	count := func(what string) (n int) {
+		for _, x := range heard() {
+			if x == what {
+				n++
+			}
+		}
+		return n
+	}
+
+	a.launch("env", "NOTIFY_SOCKET="+a.path("notify"), "WATCHDOG_USEC=30000000")
+	await(t, "signs of life before it is ready", func() error {
+		if n := count("WATCHDOG=1"); n < 3 {
+			return fmt.Errorf("%d of them: %q", n, heard())
+		}
+		return nil
+	})
+	if count("READY=1") != 0 {
+		t.Errorf("ready before every source has answered: %q", heard())
+	}
+	must(t, engine.Close())
+	await(t, "readiness", func() error {
+		if count("READY=1") != 1 {
+			return fmt.Errorf("told %q", heard())
+		}
+		return nil
+	})
+	if st, err := a.api.Status(t.Context()); err != nil || !st.Complete {
+		t.Errorf("once it is ready its status is %+v, %v", st, err)
+	}
+	a.stop()
+	if all := heard(); all[len(all)-1] != "STOPPING=1" || count("READY=1") != 1 || count("STOPPING=1") != 1 {
+		t.Errorf("told in all %q", all)
+	}
+}
+
+// machine is a systemd of its own, with the unit that is shipped and little
+// else: process 1 of its own PID, mount, network and cgroup namespaces.
+type machine struct {
+	t     *testing.T
+	init  string // its PID, seen from here
+	ns    *netdev.NS
+	index int // of u0, an uplink in ns
+}
+
+// boot is run in the namespaces. Its arguments are the programs fairlead and
+// the test's own, and the unit. Whatever is the host's and could be written to
+// is covered; the unit is changed as `make install PREFIX=/run` does it.
+const boot = `set -e
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+mount -t tmpfs tmpfs /run
+mkdir -p /run/bin /run/units /run/etc/fairlead/policy.d /run/var/lib /run/var/log /run/var/tmp
+cp "$1" /run/bin/fairlead
+cp "$2" /run/bin/test
+sed 's|/usr/bin/|/run/bin/|' "$3" >/run/units/fairlead.service
+cp /etc/passwd /etc/group /etc/nsswitch.conf /run/etc/
+echo 'uplink: u0=100mbit' >/run/etc/fairlead/fairlead.yaml
+echo 'match: {name: e2e-unit}
+set: {net.weight: 200}' >/run/etc/fairlead/policy.d/weight.yaml
+for u in sysinit basic multi-user shutdown umount final sockets timers paths slices; do
+	cp "/lib/systemd/system/$u.target" /run/units/
+done
+mount --bind /run/units /lib/systemd/system
+mount --bind /run/etc /etc
+mount --bind /run/var /var
+mount -t tmpfs tmpfs /tmp
+exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd \
+	--system --unit=multi-user.target --log-target=console --show-status=0
+`
+
+func bootMachine(t *testing.T) *machine {
+	t.Helper()
+	testkit.NeedRoot(t)
+	for _, p := range []string{"/lib/systemd/systemd", "/usr/bin/nsenter"} {
+		if _, err := os.Stat(p); err != nil {
+			testkit.Skip(t, "no systemd")
+		}
+	}
+	self, err := os.Executable()
+	must(t, err)
+	unit, err := filepath.Abs("../../packaging/fairlead.service")
+	must(t, err)
+	m := &machine{t: t}
+	near, far := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, near, "u0", far, "u1")
+	m.ns, err = netdev.Open(near.Path)
+	must(t, err)
+	t.Cleanup(func() { m.ns.Close() })
+	links, err := m.ns.Links()
+	must(t, err)
+	for _, l := range links {
+		if l.Name == "u0" {
+			m.index = l.Index
+		}
+	}
+
+	group := testkit.Cgroup(t)
+	if group.V2 == "" {
+		testkit.Skip(t, "no cgroup v2 tree")
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "console"))
+	must(t, err)
+	// The cgroup first: it becomes the root of the namespace.
+	cmd := exec.Command("sh", "-ec", `echo $$ >"$1/cgroup.procs"; shift
+		exec unshare --mount --propagation private --pid --uts --ipc --cgroup --fork --kill-child sh -c "$@"`,
+		"sh", group.V2, boot, "sh", program, self, unit)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	started, ended := make(chan error, 1), make(chan struct{})
+	go near.Do(func() error { // it dies with the thread that started it
+		defer close(ended)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			cmd.Wait()
+		}
+		return nil
+	})
+	must(t, <-started)
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-ended
+		log.Close()
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("console:\n%s", text)
+		}
+	})
+	await(t, "process 1", func() error {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", cmd.Process.Pid))
+		m.init = strings.TrimSpace(string(b))
+		if comm, _ := os.ReadFile("/proc/" + m.init + "/comm"); m.init == "" || string(comm) != "systemd\n" {
+			return fmt.Errorf("child %q of %d is %q, %v", m.init, cmd.Process.Pid, comm, err)
+		}
+		return nil
+	})
+	await(t, "systemd", func() error {
+		o := m.run("systemctl", "is-system-running")
+		if s := strings.TrimSpace(o.out); s != "running" && s != "degraded" {
+			return fmt.Errorf("%v", o)
+		}
+		return nil
+	})
+	return m
+}
+
+// command makes one that runs in the machine.
+func (m *machine) command(args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append([]string{"-t", m.init, "-m", "-p", "-n", "-i", "-u", "-C", "--"}, args...)...)
+}
+
+func (m *machine) run(args ...string) output {
+	m.t.Helper()
+	return runCommand(m.t, m.command(args...))
+}
+
+func (m *machine) systemctl(args ...string) {
+	m.t.Helper()
+	if o := m.run(append([]string{"systemctl"}, args...)...); o.status != 0 {
+		m.t.Fatalf("systemctl %q: %v", args, o)
+	}
+}
+
+// settings adds some to the unit.
+func (m *machine) settings(text string) {
+	m.t.Helper()
+	dir := filepath.Join("/proc", m.init, "root/run/systemd/system/fairlead.service.d")
+	must(m.t, os.MkdirAll(dir, 0o755))
+	must(m.t, os.WriteFile(filepath.Join(dir, "test.conf"), []byte("[Service]\n"+text), 0o644))
+	m.systemctl("daemon-reload")
+}
+
+// is waits until properties of the unit have these values.
+func (m *machine) is(want ...string) {
+	m.t.Helper()
+	await(m.t, "unit", func() error {
+		o := m.run("systemctl", "show", "fairlead.service")
+		for _, w := range want {
+			if !slices.Contains(strings.Split(o.out, "\n"), w) {
+				key, _, _ := strings.Cut(w, "=")
+				for line := range strings.Lines(o.out) {
+					if strings.HasPrefix(line, key+"=") {
+						return fmt.Errorf("%swant %s", line, w)
+					}
+				}
+				return fmt.Errorf("no %s in %v", key, o)
+			}
+		}
+		return nil
+	})
+}
+
+func (m *machine) root() string {
+	m.t.Helper()
+	v, err := qdisc.Root(m.ns, m.index).Read()
+	must(m.t, err)
+	return v
+}
+
+// shaped waits until the agent has changed the uplink.
+func (m *machine) shaped() {
+	m.t.Helper()
+	await(m.t, "change of the uplink", func() error {
+		if r := m.root(); r != qdisc.Ours(qdisc.KindHTB) {
+			return fmt.Errorf("its root qdisc is %s", r)
+		}
+		return nil
+	})
+}
+
+// sandbox makes a container in the machine.
+func (m *machine) sandbox() {
+	m.t.Helper()
+	cmd := m.command("/run/bin/test", sandboxVerb)
+	out, err := cmd.StdoutPipe()
+	must(m.t, err)
+	in, err := cmd.StdinPipe()
+	must(m.t, err)
+	must(m.t, cmd.Start())
+	m.t.Cleanup(func() { in.Close(); cmd.Wait() })
+	if b, err := io.ReadAll(io.LimitReader(out, 3)); string(b) != "ok\n" {
+		m.t.Fatalf("sandbox: %q, %v", b, err)
+	}
+}
+
+// sandboxVerb makes the test binary keep a sandbox until its input ends.
+const sandboxVerb = "e2e-sandbox"
+
+func keepSandbox() int {
+	h, err := sandbox.New(sandbox.Config{})
+	if err == nil {
+		defer h.Close()
+		_, err = h.Create(sandbox.Spec{Name: "e2e-unit"})
+	}
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("ok")
+	io.Copy(io.Discard, os.Stdin)
+	return 0
+}
+
+// TestUnit runs the unit under a real systemd: start and readiness, reload, a
+// kill and a hang, after each of which the host is put back, the restart, and
+// the stop.
+func TestUnit(t *testing.T) {
+	m := bootMachine(t)
+	before := m.root()
+	m.settings("Restart=no\nWatchdogSec=3\n") // so that what restores is ExecStopPost
+	m.systemctl("start", "fairlead")
+	m.is("ActiveState=active", "SubState=running", "Result=success")
+	m.sandbox()
+	m.shaped()
+	time.Sleep(5 * time.Second) // longer than the watchdog waits
+	m.is("ActiveState=active", "Result=success")
+	m.systemctl("reload", "fairlead")
+	policy := filepath.Join("/proc", m.init, "root/etc/fairlead/policy.d/wrong.yaml")
+	must(t, os.WriteFile(policy, []byte("nonsense"), 0o644))
+	if o := m.run("systemctl", "reload", "fairlead"); o.status == 0 {
+		t.Error("reload of a policy that is not usable succeeded")
+	}
+	must(t, os.Remove(policy))
+	m.is("ActiveState=active")
+	m.shaped()
+
+	m.systemctl("kill", "-s", "KILL", "--kill-who=main", "fairlead")
+	m.is("ActiveState=failed", "Result=signal")
+	if r := m.root(); r != before {
+		t.Errorf("after the kill the root qdisc is %s", r)
+	}
+
+	m.systemctl("start", "fairlead")
+	m.shaped()
+	m.systemctl("kill", "-s", "STOP", "--kill-who=main", "fairlead")
+	m.is("ActiveState=failed", "Result=watchdog")
+	if r := m.root(); r != before {
+		t.Errorf("after the hang the root qdisc is %s", r)
+	}
+
+	m.settings("")
+	m.systemctl("start", "fairlead")
+	m.shaped()
+	m.systemctl("kill", "-s", "KILL", "--kill-who=main", "fairlead")
+	m.is("ActiveState=active", "SubState=running", "NRestarts=1")
+	m.shaped()
+	m.systemctl("stop", "fairlead")
+	m.is("ActiveState=inactive", "Result=success", "ExecMainStatus=0")
+	if r := m.root(); r != before {
+		t.Errorf("after the stop the root qdisc is %s", r)
+	}
+}
