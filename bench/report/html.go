@@ -34,6 +34,7 @@ func (r *Report) WriteHTML(w io.Writer, title, headline string, plots []Plot) er
 		"format": Format,
 		"median": Median,
 		"spread": spread,
+		"peer":   func(c Case, name string) []float64 { return c.Peers[name] },
 		"ratio":  func(v float64) string { return fmt.Sprintf("%.2f", v) },
 	}).Parse(pageText)
 	if err != nil {
@@ -41,6 +42,6 @@ func (r *Report) WriteHTML(w io.Writer, title, headline string, plots []Plot) er
 	}
 	return t.Execute(w, map[string]any{
 		"Title": title, "Headline": headline, "Plots": plots, "Report": r,
-		"Env": r.Env.describe(), "Rounds": plural(r.Rounds, "round"),
+		"Peers": r.peers(), "Env": r.Env.describe(), "Rounds": plural(r.Rounds, "round"),
 	})
 }

@@ -8,6 +8,7 @@ package report
 import (
 	"encoding/json"
 	"io"
+	"maps"
 	"math"
 	"slices"
 )
@@ -41,24 +42,52 @@ type Case struct {
 	Unit   string    `json:"unit"` // "1", "1/s", "bit/s" or "s"
 	Off    []float64 `json:"off"`
 	On     []float64 `json:"on"`
+	// Peers are the same with something else in place of the protection, by its
+	// name, in the same turns.
+	Peers map[string][]float64 `json:"peers,omitempty"`
 	// Ratio is the median of On over that of Off; 0 if that is not a number.
 	Ratio float64 `json:"ratio"`
 }
 
 // Add appends a value of one round to a case, which is made if it is new.
 func (r *Report) Add(name, metric, unit string, on bool, value float64) {
-	i := slices.IndexFunc(r.Cases, func(c Case) bool { return c.Case == name && c.Metric == metric })
-	if i < 0 {
-		i = len(r.Cases)
-		r.Cases = append(r.Cases, Case{Case: name, Metric: metric, Unit: unit, Off: []float64{}, On: []float64{}})
-	}
-	c := &r.Cases[i]
+	c := r.at(name, metric, unit)
 	if on {
 		c.On = append(c.On, value)
 	} else {
 		c.Off = append(c.Off, value)
 	}
 	c.Ratio = ratio(Median(c.On), Median(c.Off))
+}
+
+// AddPeer appends a value of one round with a peer in place of the protection.
+func (r *Report) AddPeer(name, metric, unit, peer string, value float64) {
+	c := r.at(name, metric, unit)
+	if c.Peers == nil {
+		c.Peers = make(map[string][]float64)
+	}
+	c.Peers[peer] = append(c.Peers[peer], value)
+}
+
+// at gives the case, which is made if it is new.
+func (r *Report) at(name, metric, unit string) *Case {
+	i := slices.IndexFunc(r.Cases, func(c Case) bool { return c.Case == name && c.Metric == metric })
+	if i < 0 {
+		i = len(r.Cases)
+		r.Cases = append(r.Cases, Case{Case: name, Metric: metric, Unit: unit, Off: []float64{}, On: []float64{}})
+	}
+	return &r.Cases[i]
+}
+
+// peers names all peers of all cases, sorted.
+func (r *Report) peers() []string {
+	names := make(map[string]bool)
+	for _, c := range r.Cases {
+		for name := range c.Peers {
+			names[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 func ratio(a, b float64) float64 {

@@ -3,7 +3,9 @@ package report
 import (
 	"fmt"
 	"html/template"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -33,7 +35,7 @@ func (r *Report) svg(p Plot) template.HTML {
 	for _, g := range p.Groups {
 		c, _ := r.Find(g.Case, p.Metric)
 		cases = append(cases, c)
-		for _, values := range [][]float64{c.Off, c.On} {
+		for _, values := range append(slices.Collect(maps.Values(c.Peers)), c.Off, c.On) {
 			if _, high := Spread(values); high > top {
 				top = high
 			}
@@ -57,22 +59,30 @@ func (r *Report) svg(p Plot) template.HTML {
 		fmt.Fprintf(&b, `<text class="axis" x="%g" y="%.1f" text-anchor="end">%s</text>`+"\n", marginLeft-8, y(t)+4, tick(t, unit))
 	}
 	step := (plotWidth - marginLeft) / float64(max(len(cases), 1))
-	bar := math.Min(step*0.32, 44)
+	peers := r.peers()
+	bars := 2 + len(peers)
+	bar := math.Min(step*0.64/float64(bars), 44)
 	var labels labels
 	for i, c := range cases {
 		middle := marginLeft + step*(float64(i)+0.5)
-		for _, s := range []struct {
-			class  string
-			x      float64
-			values []float64
-		}{{"off", middle - bar - 1, c.Off}, {"on", middle + 1, c.On}} {
+		type series struct {
+			name, class string
+			x           float64
+			values      []float64
+		}
+		place := func(n int) float64 { return middle + (bar+2)*(float64(n)-float64(bars)/2) + 1 }
+		all := []series{{"off", "off", place(0), c.Off}, {"on", "on", place(1), c.On}}
+		for n, p := range peers {
+			all = append(all, series{p, fmt.Sprintf("peer%d", n), place(2 + n), c.Peers[p]})
+		}
+		for _, s := range all {
 			m := Median(s.values)
 			if math.IsNaN(m) {
 				continue
 			}
 			low, high := Spread(s.values)
 			centre := s.x + bar/2
-			fmt.Fprintf(&b, `<g><title>%s, %s: %s %s</title>`, template.HTMLEscapeString(p.Groups[i].Label), s.class, Format(m, unit), spread(s.values, unit))
+			fmt.Fprintf(&b, `<g><title>%s, %s: %s %s</title>`, template.HTMLEscapeString(p.Groups[i].Label), template.HTMLEscapeString(s.name), Format(m, unit), spread(s.values, unit))
 			fmt.Fprintf(&b, `<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="2" />`, s.class, s.x, y(m), bar, y(0)-y(m))
 			half := math.Min(capWidth, bar) / 2
 			fmt.Fprintf(&b, `<path class="whisker" d="M%.1f %.1fh%.1fm%.1f 0V%.1fm%.1f 0h%.1f" />`, centre-half, y(high), 2*half, -half, y(low), -half, 2*half)

@@ -64,11 +64,20 @@ func scaled(value float64, gap, unit string, steps []step) string {
 func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "%s on %s, %s\n\n", r.Bench, r.Env.describe(), plural(r.Rounds, "round"))
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "CASE\tMETRIC\tOFF\t\tON\t\tRATIO")
+	peers := r.peers()
+	head := "CASE\tMETRIC\tOFF\t\tON\t\tRATIO"
+	for _, p := range peers {
+		head += "\t" + strings.ToUpper(p) + "\t"
+	}
+	fmt.Fprintln(tw, head)
 	for _, c := range r.Cases {
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%.2f\n", c.Case, c.Metric,
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%.2f", c.Case, c.Metric,
 			Format(Median(c.Off), c.Unit), spread(c.Off, c.Unit),
 			Format(Median(c.On), c.Unit), spread(c.On, c.Unit), c.Ratio)
+		for _, p := range peers {
+			fmt.Fprintf(tw, "\t%s\t%s", Format(Median(c.Peers[p]), c.Unit), spread(c.Peers[p], c.Unit))
+		}
+		fmt.Fprintln(tw)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -94,6 +103,9 @@ func plural(n int, what string) string {
 }
 
 func spread(values []float64, unit string) string {
+	if len(values) == 0 {
+		return ""
+	}
 	low, high := Spread(values)
 	return "(" + Format(low, unit) + " to " + Format(high, unit) + ")"
 }
