@@ -21,7 +21,7 @@ type Traffic struct {
 type TrafficClass struct {
 	Container  container.ID  `json:"container,omitempty,string" doc:"id of the container; absent for the host and all containers without policy"`
 	Name       string        `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
-	Uplink     string        `json:"uplink" doc:"device of the host"`
+	Uplink     string        `json:"uplink" doc:"device of the host: an uplink, or the host's end of a veth, where the ceil of what a container receives is held"`
 	Direction  string        `json:"direction" doc:"egress (from the container) or ingress"`
 	Link       uint64        `json:"link_bits_per_second" doc:"rate of the uplink"`
 	Asked      *TrafficAsked `json:"asked,omitempty" doc:"what policy asks for; absent for the others"`

@@ -23,14 +23,15 @@ const (
 	Ingress Direction = "ingress"
 )
 
-// Row is one class at one uplink: what is due, and what has come of it. The
+// Row is one class at one uplink, or what holds a container to the ceil of what it
+// receives at the host's end of its veth: what is due, and what has come of it. The
 // counters begin anew when the class does: with the policy.
 type Row struct {
 	// Container is who has the class; of those that share a network, and are the
 	// Members, the one with the lowest id; 0 is the host and all that has no policy.
 	Container container.ID
 	Members   []container.ID
-	Uplink    string
+	Uplink    string // or that end
 	Direction Direction
 	Link      uint64     // bit/s, of what is divided
 	Asked     policy.Net // by policy; nothing for container 0
@@ -66,6 +67,13 @@ func (f *Traffic) Read() Reading {
 		}
 		if p, planned := in[index]; planned && u.ingress.claimed && !u.ingress.lost {
 			r.Rows = f.read(r.Rows, u.ingress.index, Ingress, p, owners)
+		}
+	}
+	for _, t := range f.tenants {
+		for key, e := range t.ends {
+			if e.queue.claimed && !e.queue.lost {
+				r.Rows = f.readCeil(r.Rows, t, key, &e.queue)
+			}
 		}
 	}
 	slices.SortFunc(r.Rows, func(a, b Row) int {
@@ -123,6 +131,32 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 		to = append(to, row)
 	}
 	return to
+}
+
+// readCeil adds what holds a tenant to its ceil at the host's end of its veth,
+// which guarantees nothing.
+func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, q *queue) []Row {
+	if len(t.members) == 0 {
+		return to
+	}
+	ns, err := f.open("", key.netns)
+	if err != nil {
+		return to
+	}
+	defer ns.Close()
+	d, err := qdisc.Open(ns, q.index)
+	if err != nil {
+		return to
+	}
+	defer d.Close()
+	stats, err := d.Stats(qdisc.KindHTB)
+	if err != nil {
+		return to
+	}
+	return append(to, Row{
+		Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), Uplink: q.link.Name, Direction: Ingress,
+		Link: q.link.Rate, Asked: t.due.ingress, Ceil: t.due.ingress.Ceil, Stats: stats[qdisc.MinorDefault],
+	})
 }
 
 // Snapshot implements feature.Feature. Its samples, for each Row, with its
