@@ -56,9 +56,13 @@ func runAgent(args []string) error {
 	fs.StringVar(&cfg.StateDir, "state-dir", "", "directory of the journal")
 	fs.StringVar(&cfg.PolicyDir, "policy-dir", "", "directory of the policy files")
 	fs.StringVar(&cfg.DockerHost, "docker-host", "", "where Docker answers; with it, sandboxes are not looked for")
+	uplink := fs.Uint64("uplink", 0, "rate of the rig's NIC in bit/s; 0: nothing is shaped")
 	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
 	if err := fs.Parse(args); err != nil {
 		return err
+	}
+	if *uplink > 0 {
+		cfg.Uplinks = map[string]uint64{rig.NICDevice: *uplink}
 	}
 	if cfg.DockerHost != "" {
 		cfg.Sources = []container.Source{container.Docker(cfg.DockerHost)}
@@ -78,6 +82,7 @@ func runAgent(args []string) error {
 // guard is the protection of a rig's containers: an agent in the rig's own
 // network namespace, and a policy that is there or not.
 type guard struct {
+	feature string // which is to protect them
 	mode    string // of netcpu, while it is on
 	prefix  string // of the names of the containers
 	count   int    // of the containers
@@ -96,18 +101,22 @@ type guard struct {
 const policyFile = "rig.yaml"
 
 // newGuard starts an agent for the rig and waits until it answers. Nothing is
-// protected yet.
-func newGuard(ctx context.Context, r *rig.Rig, mode string) (_ *guard, err error) {
+// protected yet. mode is that of netcpu, while it is on; uplink, if not 0, is
+// the rate of the NIC that is divided then, by feature traffic.
+func newGuard(ctx context.Context, r *rig.Rig, mode string, uplink uint64) (_ *guard, err error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{mode: mode, prefix: r.Prefix(), count: len(r.Boxes), dir: dir, log: &tail{}}
+	g := &guard{feature: "netcpu", mode: mode, prefix: r.Prefix(), count: len(r.Boxes), dir: dir, log: &tail{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
 		}
 	}()
+	if uplink > 0 {
+		g.feature = "traffic"
+	}
 	policies := filepath.Join(dir, "policy.d")
 	if err := os.Mkdir(policies, 0o755); err != nil {
 		return nil, err
@@ -118,7 +127,7 @@ func newGuard(ctx context.Context, r *rig.Rig, mode string) (_ *guard, err error
 	}
 	socket := filepath.Join(dir, "agent.sock")
 	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(dir, "state"),
-		"--policy-dir", policies, "--sandbox-dir", r.Sandboxes.Dir(), "--docker-host", r.DockerHost)
+		"--policy-dir", policies, "--sandbox-dir", r.Sandboxes.Dir(), "--docker-host", r.DockerHost, "--uplink", fmt.Sprint(uplink))
 	cmd.Args[0] = "fairlead"
 	cmd.Stderr = g.log
 	// It puts everything back even when this program is killed.
@@ -136,11 +145,28 @@ func (g *guard) set(ctx context.Context, on bool) error {
 	if g.on == on {
 		return nil
 	}
+	text := ""
+	if on {
+		text = fmt.Sprintf("match: {name: %q}\nset: {netcpu: %q}\n", g.prefix+"*", g.mode)
+	}
+	return g.policy(ctx, text, func(c api.Container) (taken, changed bool) {
+		asked := false
+		for _, p := range c.Policy {
+			asked = asked || p.Key == "fairlead.netcpu" && p.Value == g.mode
+		}
+		return asked == on, true
+	})
+}
+
+// policy makes a text the policy, "" for none, and returns once the agent says
+// that it has done what it says for all containers; stands says of one whether it
+// has taken the text, and whether that says something else than the one before.
+func (g *guard) policy(ctx context.Context, text string, stands func(api.Container) (taken, changed bool)) error {
 	file := filepath.Join(g.dir, "policy.d", policyFile)
 	before := time.Now()
 	var err error
-	if on {
-		err = os.WriteFile(file, fmt.Appendf(nil, "match: {name: %q}\nset: {netcpu: %q}\n", g.prefix+"*", g.mode), 0o644)
+	if text != "" {
+		err = os.WriteFile(file, []byte(text), 0o644)
 	} else {
 		err = os.Remove(file)
 	}
@@ -151,11 +177,8 @@ func (g *guard) set(ctx context.Context, on bool) error {
 		return g.explain(err)
 	}
 	err = g.wait(ctx, func(c api.Container, s api.FeatureStatus) bool {
-		asked := false
-		for _, p := range c.Policy {
-			asked = asked || p.Key == "fairlead.netcpu" && p.Value == g.mode
-		}
-		if asked != on {
+		taken, changed := stands(c)
+		if !taken {
 			return false
 		}
 		switch s.State {
@@ -166,12 +189,12 @@ func (g *guard) set(ctx context.Context, on bool) error {
 			}
 			return true
 		}
-		return s.State == api.StateDone && s.Since.After(before)
+		return s.State == api.StateDone && (!changed || s.Since.After(before))
 	})
 	if err != nil {
 		return fmt.Errorf("switch the protection: %w", err)
 	}
-	g.on = on
+	g.on = text != ""
 	return nil
 }
 
@@ -192,14 +215,14 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 			}
 			var s api.FeatureStatus
 			for _, f := range c.Features {
-				if f.Feature == "netcpu" {
+				if f.Feature == g.feature {
 					s = f
 				}
 			}
 			if good(c, s) {
 				stand++
 			} else {
-				last = fmt.Sprintf("netcpu of %s is %s: %s", strings.TrimPrefix(c.Name, g.prefix), s.State, s.Error)
+				last = fmt.Sprintf("%s of %s is %s: %s", g.feature, strings.TrimPrefix(c.Name, g.prefix), s.State, s.Error)
 			}
 		}
 		if stand == g.count {

@@ -37,19 +37,7 @@ func NetCPUPlots(r *report.Report, o Options) []report.Plot {
 		}
 		plots = append(plots, plot)
 	}
-	var shown []report.Plot
-	for _, p := range plots {
-		var groups []report.Group
-		for _, g := range p.Groups {
-			if _, ok := r.Find(g.Case, p.Metric); ok {
-				groups = append(groups, g)
-			}
-		}
-		if p.Groups = groups; len(groups) > 0 {
-			shown = append(shown, p)
-		}
-	}
-	return shown
+	return measured(r, plots)
 }
 
 // groups puts cases of a setup beside one another.

@@ -54,7 +54,7 @@ func newSession(ctx context.Context, su setup, mode string, warm, take time.Dura
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.guard, err = newGuard(ctx, r, mode); err != nil {
+	if s.guard, err = newGuard(ctx, r, mode, 0); err != nil {
 		return nil, err
 	}
 	if err := s.startVictim(ctx); err != nil {

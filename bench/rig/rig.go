@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -33,12 +34,15 @@ type Path string
 // veth with two queues whose far end is outside: NIC, bridge, veth. Docker is
 // the same with containers of a Docker Engine of the rig's own in place of
 // sandboxes: NIC, a published port, the default bridge, veth. VXLAN is NIC with a
-// tunnel from outside to the bridge.
+// tunnel from outside to the bridge. Macvlan gives each container a device on
+// the NIC; on Host they use the NIC themselves.
 const (
-	Hop    Path = "hop"
-	NIC    Path = "nic"
-	VXLAN  Path = "vxlan"
-	Docker Path = "docker"
+	Hop     Path = "hop"
+	NIC     Path = "nic"
+	VXLAN   Path = "vxlan"
+	Macvlan Path = "macvlan"
+	Host    Path = "host"
+	Docker  Path = "docker"
 )
 
 // Config says what rig to build. The zero value is a hop, half and half.
@@ -147,7 +151,7 @@ func New(cfg Config) (*Rig, error) {
 	if cfg.Path == "" {
 		cfg.Path = Hop
 	}
-	if cfg.Path != Hop && cfg.Path != NIC && cfg.Path != VXLAN {
+	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host}, cfg.Path) {
 		return nil, fmt.Errorf("build rig: no such path of sandboxes: %q", cfg.Path)
 	}
 	return newRig(context.Background(), cfg)
@@ -168,7 +172,7 @@ func newRig(ctx context.Context, cfg Config) (*Rig, error) {
 	if len(cfg.Containers) == 0 {
 		cfg.Containers = Pair(50, 50)
 	}
-	if n := len(cfg.Containers); n > maxContainers || n != 2 && cfg.Path != NIC && cfg.Path != VXLAN {
+	if n := len(cfg.Containers); n > maxContainers || n != 2 && (cfg.Path == Hop || cfg.Path == Docker) {
 		return nil, fmt.Errorf("build rig: %d containers do not fit the path %s", n, cfg.Path)
 	}
 	id := fmt.Sprintf("fl%d-%d", os.Getpid(), serial.Add(1))
@@ -261,7 +265,11 @@ func (r *Rig) build(ctx context.Context, id string) error {
 		if r.Path == Docker {
 			break // its engine makes them
 		}
-		b, err := r.create(sandbox.Spec{Name: id + "-" + c.Name, CPU: c.cpu()})
+		spec := sandbox.Spec{Name: id + "-" + c.Name, CPU: c.cpu()}
+		if r.Path == Host {
+			spec.Network = r.Node
+		}
+		b, err := r.create(spec)
 		if err != nil {
 			return err
 		}
@@ -276,6 +284,12 @@ func (r *Rig) build(ctx context.Context, id string) error {
 		if err = r.wireNIC(""); err == nil {
 			err = errors.Join(r.tunnel(), r.wireBridge())
 		}
+	case Macvlan:
+		if err = r.wireNIC(""); err == nil {
+			err = r.wireMacvlans()
+		}
+	case Host:
+		err = r.wireNIC("")
 	case Docker:
 		if err = r.wireNIC(""); err == nil {
 			err = r.docker(ctx, id)

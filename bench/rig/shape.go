@@ -1,9 +1,7 @@
 package rig
 
 import (
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -33,45 +31,15 @@ func (r *Rig) Shape(bitsPerSecond uint64) error {
 }
 
 func (r *Rig) shape(h *netlink.Handle, bitsPerSecond uint64) error {
-	link, err := h.LinkByName(NICDevice)
-	if err != nil {
-		return err
-	}
-	index := link.Attrs().Index
-	root := netlink.MakeHandle(1, 0)
-	htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
-	if err := h.QdiscDel(htb); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-		return err
-	}
 	if bitsPerSecond == 0 {
-		return nil
+		return r.htb(h, 0, nil)
 	}
-	if err := h.QdiscAdd(htb); err != nil {
-		return fmt.Errorf("add qdisc: %w", err)
-	}
+	classes := make([]Class, 0, len(r.Boxes))
 	each := bitsPerSecond / uint64(len(r.Neighbours()))
 	for i := 1; i < len(r.Boxes); i++ {
-		class := netlink.MakeHandle(1, uint16(1+i))
-		err := h.ClassAdd(netlink.NewHtbClass(
-			netlink.ClassAttrs{LinkIndex: index, Parent: root, Handle: class},
-			netlink.HtbClassAttrs{Rate: each, Ceil: each}))
-		if err != nil {
-			return fmt.Errorf("add class: %w", err)
-		}
-		addr := netip.MustParseAddr(address(i)).As4()
-		err = h.FilterAdd(&netlink.U32{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: root, Priority: uint16(i), Protocol: unix.ETH_P_IP},
-			ClassId:     class,
-			Sel: &netlink.TcU32Sel{Nkeys: 1, Flags: netlink.TC_U32_TERMINAL, Keys: []netlink.TcU32Key{{
-				Mask: ^uint32(0), Off: 12, // the source address
-				Val: uint32(addr[0])<<24 | uint32(addr[1])<<16 | uint32(addr[2])<<8 | uint32(addr[3]),
-			}}},
-		})
-		if err != nil {
-			return fmt.Errorf("add filter: %w", err)
-		}
+		classes = append(classes, Class{Container: i, Rate: each, Ceil: each})
 	}
-	return nil
+	return r.htb(h, 0, classes)
 }
 
 // Shaped gives the bytes that each neighbour's class has let out, in the order

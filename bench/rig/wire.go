@@ -135,6 +135,60 @@ func (r *Rig) wireBridge() error {
 	return errors.Join(errs...)
 }
 
+// wireMacvlans gives each container a device on the NIC.
+func (r *Rig) wireMacvlans() error {
+	for i, b := range r.Boxes {
+		hw, err := net.ParseMAC(mac(i))
+		if err != nil {
+			return err
+		}
+		const name = "flmacvlan" // until it is in the container
+		steps := []struct {
+			in *sandbox.Box
+			do func(*netlink.Handle) error
+		}{
+			{r.Node, func(h *netlink.Handle) error {
+				nic, err := h.LinkByName(NICDevice)
+				if err != nil {
+					return err
+				}
+				return h.LinkAdd(&netlink.Macvlan{
+					LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: nic.Attrs().Index, HardwareAddr: hw, Namespace: netlink.NsPid(b.PID)},
+					Mode:      netlink.MACVLAN_MODE_BRIDGE,
+				})
+			}},
+			{b, func(h *netlink.Handle) error {
+				link, err := h.LinkByName(name)
+				if err != nil {
+					return err
+				}
+				p := prefix(address(i))
+				return errors.Join(h.LinkSetName(link, "eth0"), h.LinkSetUp(link),
+					h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}}))
+			}},
+		}
+		for _, s := range steps {
+			err := s.in.Do(func() error {
+				h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+				if err != nil {
+					return err
+				}
+				defer h.Close()
+				return s.do(h)
+			})
+			if err != nil {
+				return fmt.Errorf("make macvlan of %s: %w", b.Name, err)
+			}
+		}
+		if err := errors.Join(
+			r.Outside.Neighbour("eth0", netip.MustParseAddr(address(i)), mac(i)),
+			b.Neighbour("eth0", netip.MustParseAddr(outsideAddr), outsideMAC)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // likeNIC gives the NIC's veth what a real NIC has by itself: it polls (a veth
 // does only with GRO), and no super-packets come by the wire.
 func (r *Rig) likeNIC() error {
@@ -180,8 +234,8 @@ func (r *Rig) steer() error {
 	shared := func(int) string { return fmt.Sprintf("%x", 1<<SharedCPU) }
 	var errs []error
 	for i, b := range r.Boxes {
-		if r.Path == Hop && i == 0 {
-			continue // the victim has no network
+		if r.Path == Hop && i == 0 || r.Path == Host {
+			continue // it has no device of its own
 		}
 		errs = append(errs, b.SetQueues("eth0", "rx", "rps_cpus", shared))
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/bench"
+	"github.com/fairlead-project/fairlead/bench/report"
 )
 
 func benchVerb(e env) *cobra.Command {
@@ -23,32 +24,58 @@ func benchVerb(e env) *cobra.Command {
 with a network of their own. docs/bench.md says what each experiment measures.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("the name of an experiment is missing: netcpu")
+				return usagef("the name of an experiment is missing: netcpu or traffic")
 			}
-			return usagef("unknown experiment %q; this build has netcpu", args[0])
+			return usagef("unknown experiment %q; this build has netcpu and traffic", args[0])
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // Args has refused
 	}
-	cmd.AddCommand(benchNetCPUVerb(e))
+	cmd.AddCommand(benchNetCPUVerb(e), benchTrafficVerb(e))
 	return cmd
+}
+
+// experiment is one of package bench, as the command line knows it.
+type experiment struct {
+	cases    func(bench.Options) ([]string, error)
+	run      func(context.Context, bench.Options) (*report.Report, error)
+	headline func(*report.Report) string
+	plots    func(*report.Report, bench.Options) []report.Plot
 }
 
 func benchNetCPUVerb(e env) *cobra.Command {
 	var o bench.Options
-	var page string
-	var list bool
 	cmd := &cobra.Command{
 		Use:   "netcpu",
 		Short: "What neighbours' packets cost a victim on the same CPU, and what fairlead makes of it",
-		Args:  nargs(0, 0, ""),
 	}
-	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default 5, with --quick 2)")
-	cmd.Flags().DurationVar(&o.Window, "window", 0, "how long to measure a case at a time (default 2s, with --quick 400ms)")
+	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the netcpu of the containers while it is on: isolate, charge, auto")
+	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
+	return experiment{bench.NetCPUCases, bench.NetCPU, bench.NetCPUHeadline, bench.NetCPUPlots}.verb(e, cmd, &o, "5, with --quick 2", "2s, with --quick 400ms", func() error {
+		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
+			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)
+		}
+		return nil
+	})
+}
+
+func benchTrafficVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "traffic",
+		Short: "How containers share an uplink, with fairlead, with tc by hand, with the CNI plugin bandwidth, and with nothing",
+	}
+	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
+}
+
+// verb gives a command the flags of every experiment, and has it run this one.
+func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, window string, check func() error) *cobra.Command {
+	var page string
+	var list bool
+	cmd.Args = nargs(0, 0, "")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default "+rounds+")")
+	cmd.Flags().DurationVar(&o.Window, "window", 0, "how long to measure a case at a time (default "+window+")")
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes, with fewer cases, and be less exact")
 	cmd.Flags().StringVar(&o.Only, "only", "", "measure the cases that this regular expression matches, with --quick too")
 	cmd.Flags().BoolVar(&list, "list", false, "name the cases and measure nothing")
-	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the netcpu of the containers while it is on: isolate, charge, auto")
-	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
 	cmd.Flags().StringVar(&page, "html", "", "write a page with plots to this file, too")
 	f := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -58,10 +85,10 @@ func benchNetCPUVerb(e env) *cobra.Command {
 		if o.Window < 0 || o.Window > time.Hour {
 			return usagef("--window %v: must be up to 1h", o.Window)
 		}
-		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
-			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)
+		if err := check(); err != nil {
+			return err
 		}
-		names, err := bench.NetCPUCases(o)
+		names, err := x.cases(*o)
 		if err != nil {
 			return usagef("--only %q: %v", o.Only, err)
 		}
@@ -74,7 +101,7 @@ func benchNetCPUVerb(e env) *cobra.Command {
 		o.Version = version
 		o.Progress = progress(e.stderr)
 		return withPage(cmd.Context(), page, func(ctx context.Context, html io.Writer) error {
-			r, err := bench.NetCPU(ctx, o)
+			r, err := x.run(ctx, *o)
 			if terminal(e.stderr) {
 				fmt.Fprint(e.stderr, "\r\x1b[K")
 			}
@@ -82,7 +109,7 @@ func benchNetCPUVerb(e env) *cobra.Command {
 				return err
 			}
 			if html != nil {
-				if err := r.WriteHTML(html, "fairlead bench netcpu", bench.NetCPUHeadline(r), bench.NetCPUPlots(r, o)); err != nil {
+				if err := r.WriteHTML(html, "fairlead bench "+r.Bench, x.headline(r), x.plots(r, *o)); err != nil {
 					return err
 				}
 			}

@@ -1,0 +1,191 @@
+package rig
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Class is what an operator would give one container by hand.
+type Class struct {
+	Container  int // in the order of Config.Containers
+	Rate, Ceil uint64
+	Prio       uint32
+}
+
+const (
+	topMinor  = 0xfff0 // of the class that the others borrow from
+	restMinor = 0xfff1 // of whom no filter finds
+)
+
+// Link makes the NIC as fast as rate, in bit/s, in the place where a NIC's own
+// queue is: its root qdisc is an HTB. With classes it is also what divides the
+// link, with a class for each and one for all others, found by source address
+// as an operator would do it by hand; whom no filter finds is among the others. A
+// rate of 0 and no classes take it away. Quanta and queues are the defaults; the
+// bursts are 10 ms, as fairlead's are: with tc's default, one packet, HTB does not
+// fill a gigabit here.
+func (r *Rig) Link(rate uint64, classes []Class) error {
+	err := r.Node.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return r.htb(h, rate, classes)
+	})
+	if err != nil {
+		return fmt.Errorf("make %s a link of %d bit/s: %w", NICDevice, rate, err)
+	}
+	return nil
+}
+
+// htb puts an HTB at the root of the NIC in place of what is there. With a link
+// rate its classes share that, and a default class has the rest.
+func (r *Rig) htb(h *netlink.Handle, rate uint64, classes []Class) error {
+	link, err := h.LinkByName(NICDevice)
+	if err != nil {
+		return err
+	}
+	index := link.Attrs().Index
+	root := netlink.MakeHandle(1, 0)
+	htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
+	if err := h.QdiscDel(htb); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if rate == 0 && len(classes) == 0 {
+		return nil
+	}
+	htb.Defcls = restMinor
+	if rate == 0 {
+		htb.Defcls = 0
+	}
+	if err := h.QdiscAdd(htb); err != nil {
+		return fmt.Errorf("add qdisc: %w", err)
+	}
+	add := func(parent uint32, minor uint16, r, ceil uint64, prio uint32) error {
+		attrs := netlink.HtbClassAttrs{Rate: r, Ceil: ceil, Prio: prio}
+		if rate > 0 {
+			attrs.Buffer, attrs.Cbuffer = burst(r), burst(ceil)
+		}
+		err := h.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: index, Parent: parent, Handle: netlink.MakeHandle(1, minor)}, attrs))
+		if err != nil {
+			return fmt.Errorf("add class: %w", err)
+		}
+		return nil
+	}
+	parent := root
+	if rate > 0 {
+		parent = netlink.MakeHandle(1, topMinor)
+		rest := rate
+		for _, c := range classes {
+			rest -= min(c.Rate, rest)
+		}
+		if err := errors.Join(add(root, topMinor, rate, rate, 0), add(parent, restMinor, max(rest, rate/100), rate, 7)); err != nil {
+			return err
+		}
+	}
+	for i, c := range classes {
+		minor := uint16(1 + c.Container)
+		if err := add(parent, minor, c.Rate, c.Ceil, c.Prio); err != nil {
+			return err
+		}
+		addr := netip.MustParseAddr(address(c.Container)).As4()
+		err = h.FilterAdd(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: root, Priority: uint16(i + 1), Protocol: unix.ETH_P_IP},
+			ClassId:     netlink.MakeHandle(1, minor),
+			Sel: &netlink.TcU32Sel{Nkeys: 1, Flags: netlink.TC_U32_TERMINAL, Keys: []netlink.TcU32Key{{
+				Mask: ^uint32(0), Off: 12, // the source address
+				Val: uint32(addr[0])<<24 | uint32(addr[1])<<16 | uint32(addr[2])<<8 | uint32(addr[3]),
+			}}},
+		})
+		if err != nil {
+			return fmt.Errorf("add filter: %w", err)
+		}
+	}
+	return nil
+}
+
+// burst is how many bytes a rate, in bit/s, is in 10 ms, and at least one
+// super-packet.
+func burst(rate uint64) uint32 { return uint32(max(rate/8/100, 64<<10)) }
+
+// CNIPlugin gives the path of the CNI plugin bandwidth, "" if this machine does not
+// have it (Debian package containernetworking-plugins).
+func CNIPlugin() string {
+	for _, dir := range []string{"/usr/lib/cni", "/opt/cni/bin"} {
+		path := filepath.Join(dir, "bandwidth")
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path
+		}
+	}
+	return ""
+}
+
+// CNIBandwidth has the CNI plugin bandwidth limit what the i-th container sends
+// to a rate, in bit/s, as a container runtime would; 0 takes the limit away. The
+// container needs a veth with its end in Node.
+func (r *Rig) CNIBandwidth(i int, rate uint64) error {
+	type object map[string]any
+	name := r.Containers[i].Name
+	limit := max(rate, 1_000_000) // also needed to take it away
+	config, err := json.Marshal(object{
+		"cniVersion": "0.4.0", "name": "fairlead-rig", "type": "bandwidth",
+		"egressRate": limit, "egressBurst": limit / 50, // 20 ms; TBF cuts up what is larger
+		"prevResult": object{
+			"cniVersion": "0.4.0", "ips": []object{}, "dns": object{},
+			"interfaces": []object{{"name": PortPrefix + name}, {"name": "eth0", "sandbox": r.Boxes[i].NetNS()}},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	command := "ADD"
+	if rate == 0 {
+		command = "DEL"
+	}
+	cmd := exec.Command(CNIPlugin())
+	cmd.Env = append(os.Environ(), "CNI_COMMAND="+command, "CNI_CONTAINERID="+r.Boxes[i].Name, "CNI_NETNS="+r.Boxes[i].NetNS(), "CNI_IFNAME=eth0", "CNI_PATH="+filepath.Dir(cmd.Path))
+	var out bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &out, &out
+	p, err := r.Node.Start(cmd)
+	if err == nil {
+		err = p.Wait()
+	}
+	if err != nil {
+		return fmt.Errorf("CNI bandwidth %s %s: %w: %s", command, name, err, strings.TrimSpace(out.String()))
+	}
+	if rate > 0 {
+		return nil
+	}
+	// It leaves the veth, which a runtime would remove, with a filter that leads
+	// all packets to a device that has gone.
+	return r.Node.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName(PortPrefix + name)
+		if err != nil {
+			return err
+		}
+		err = h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.HANDLE_INGRESS}})
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("remove what CNI bandwidth left at %s: %w", link.Attrs().Name, err)
+		}
+		return nil
+	})
+}
+
+// Uplink is where containers find the receivers that run in Outside.
+func (r *Rig) Uplink(port int) string { return fmt.Sprintf("%s:%d", outsideAddr, port) }

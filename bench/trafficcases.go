@@ -1,0 +1,173 @@
+package bench
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/bench/rig"
+)
+
+const (
+	mbit = 1_000_000
+	gbit = 1000 * mbit
+)
+
+// sending is what one container sends to the outside.
+type sending struct {
+	name string
+	args []string // of its generator, as load.Main takes them; nil: nothing
+	rate uint64   // as for load.Board.SetRate
+}
+
+func bulk(name string, conns int) sending {
+	return sending{name, []string{"tcp-send", "--congestion", "cubic", "--conns", fmt.Sprint(conns)}, load.Flood}
+}
+
+func flood(name string) sending {
+	return sending{name, []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, load.Flood}
+}
+
+// requests is one request after the other over one connection, as ping is.
+func requests(name string) sending {
+	return sending{name, []string{"rr-client", "--proto", "udp", "--size", "64", "--conns", "1"}, load.Flood}
+}
+
+// trafficSetup is a rig and the cases that are measured in it.
+type trafficSetup struct {
+	name  string
+	path  rig.Path
+	link  uint64   // bit/s; 0: as fast as the machine is
+	boxes []string // the containers
+	cases []trafficCase
+}
+
+// trafficCase is one case: what each container sends, and who gets what.
+type trafficCase struct {
+	name, figure string
+	send         []sending
+	// set is what policy says while the protection is on, by container.
+	set map[string]string
+	// tc is what an operator would do by hand instead, and cni what the CNI plugin
+	// bandwidth would be told, in bit/s for each container; nil: not measured.
+	tc  []rig.Class
+	cni []uint64
+	// phases follow one another in a measurement; none is one in which all send.
+	phases []phase
+	probe  string // whose requests are measured; else bandwidth is
+	quick  bool
+}
+
+// phase is who sends for a while, and what shares of the link are due then.
+type phase struct {
+	name  string
+	sends []string
+	due   map[string]float64 // by container, of the link
+	set   map[string]string  // another policy from its beginning on
+	pause time.Duration      // in which nobody sends, before it
+}
+
+func (su trafficSetup) box(name string) int {
+	for i, b := range su.boxes {
+		if b == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// trafficCatalogue holds every case of the traffic experiment (CNTC, figures 1
+// and 7 to 11).
+func trafficCatalogue() []trafficSetup {
+	var all []trafficSetup
+	for _, p := range []struct {
+		name string
+		path rig.Path
+		cni  bool // there is a veth for the plugin
+	}{{"bridge", rig.NIC, true}, {"overlay", rig.VXLAN, true}, {"macvlan", rig.Macvlan, false}, {"host", rig.Host, false}} {
+		su := trafficSetup{name: p.name, path: p.path, link: gbit, boxes: []string{"many", "one"}}
+		halves := []rig.Class{{Container: 0, Rate: 475 * mbit, Ceil: gbit}, {Container: 1, Rate: 475 * mbit, Ceil: gbit}}
+		six := trafficCase{
+			name: "6 to 1", figure: "figures 1(a), 7(a)", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: map[string]string{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
+		}
+		delay := trafficCase{
+			name: "requests beside bulk", figure: "figures 1(b), 7(b)", send: []sending{bulk("many", 6), requests("one")}, probe: "one",
+			set: map[string]string{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.priority: 0}"},
+			tc:  []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 50 * mbit, Ceil: gbit}}, quick: true,
+		}
+		under := delay
+		under.name, under.figure, under.send = "requests beside flood", "beyond the paper", []sending{flood("many"), requests("one")}
+		order := trafficCase{
+			name: "priority", figure: "figure 8", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: map[string]string{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
+			tc:  []rig.Class{{Container: 0, Rate: 100 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 100 * mbit, Ceil: gbit}},
+		}
+		if p.cni {
+			six.cni, order.cni = []uint64{500 * mbit, 500 * mbit}, nil
+			delay.cni = []uint64{950 * mbit, 50 * mbit}
+			under.cni = delay.cni
+		}
+		su.cases = []trafficCase{six, delay, under, order}
+		if p.path == rig.NIC {
+			split := six
+			split.name, split.figure = "80 to 20", "figure 11(b)"
+			split.send = []sending{bulk("many", 1), bulk("one", 1)}
+			split.set = map[string]string{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
+			split.tc = []rig.Class{{Container: 0, Rate: 760 * mbit, Ceil: gbit}, {Container: 1, Rate: 190 * mbit, Ceil: gbit}}
+			split.cni = []uint64{800 * mbit, 200 * mbit}
+			su.cases = append(su.cases, split)
+		}
+		all = append(all, su)
+	}
+	return append(all, changes(), byItself())
+}
+
+// changes are figures 9 and 10: who is there, and what is due to them, changes
+// while they send.
+func changes() trafficSetup {
+	// Two by weight, 1 to 2, and two of a fixed rate, as 50 and 30 MB/s are to the
+	// paper's gigabit.
+	adjust := trafficCase{
+		name: "start and stop", figure: "figure 9",
+		send: []sending{bulk("w1", 2), bulk("w2", 2), bulk("r3", 2), bulk("r4", 2)},
+		set: map[string]string{
+			"w1": "net.weight: 1", "w2": "net.weight: 2", "r3": "{net.rate: 400mbit, net.ceil: 400mbit}", "r4": "{net.rate: 240mbit, net.ceil: 240mbit}",
+		},
+		tc: []rig.Class{
+			{Container: 0, Rate: 103 * mbit, Ceil: gbit}, {Container: 1, Rate: 207 * mbit, Ceil: gbit},
+			{Container: 2, Rate: 400 * mbit, Ceil: 400 * mbit}, {Container: 3, Rate: 240 * mbit, Ceil: 240 * mbit},
+		},
+		cni: []uint64{103 * mbit, 207 * mbit, 400 * mbit, 240 * mbit},
+		phases: []phase{
+			{name: "w1 w2 r3", sends: []string{"w1", "w2", "r3"}, due: map[string]float64{"w1": 0.2, "w2": 0.4, "r3": 0.4}},
+			{name: "r3 ends", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 1. / 3, "w2": 2. / 3}},
+			{name: "r4 starts", sends: []string{"w1", "w2", "r4"}, due: map[string]float64{"w1": 0.76 / 3, "w2": 0.76 * 2 / 3, "r4": 0.24}},
+		},
+		quick: true,
+	}
+	both := map[string]string{"w1": "net.rate: 100mbit", "w2": "net.rate: 100mbit"}
+	order := trafficCase{
+		name: "priority changes", figure: "figure 10",
+		send: []sending{bulk("w1", 2), bulk("w2", 2)}, set: both,
+		phases: []phase{
+			{name: "equal", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.5, "w2": 0.5}},
+			{name: "w2 first", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9},
+				set: map[string]string{"w1": "{net.rate: 100mbit, net.priority: 2}", "w2": "{net.rate: 100mbit, net.priority: 1}"}},
+			// HTB takes a class for what it was until its queue has once been empty.
+			{name: "a pause", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9}, pause: 200 * time.Millisecond},
+		},
+	}
+	return trafficSetup{name: "changes", path: rig.NIC, link: gbit, boxes: []string{"w1", "w2", "r3", "r4"}, cases: []trafficCase{adjust, order}}
+}
+
+// byItself is figure 11(a): what it costs to be shaped, without any bound that
+// could be reached.
+func byItself() trafficSetup {
+	tc := []rig.Class{{Container: 0, Rate: 90 * gbit, Ceil: 100 * gbit}}
+	set := map[string]string{"only": "net.rate: 90gbit"}
+	return trafficSetup{name: "alone", path: rig.NIC, boxes: []string{"only"}, cases: []trafficCase{
+		{name: "bulk", figure: "figure 11(a)", send: []sending{bulk("only", 1)}, set: set, tc: tc, quick: true},
+		{name: "requests", figure: "figure 11(a)", send: []sending{requests("only")}, set: set, tc: tc, probe: "only", quick: true},
+	}}
+}

@@ -1,0 +1,66 @@
+package bench
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/bench/report"
+)
+
+// TrafficPlots are the plots of the page of a report that Traffic made. What was
+// not measured is not on them.
+func TrafficPlots(r *report.Report, _ Options) []report.Plot {
+	modes := []string{"bridge", "overlay", "macvlan", "host"}
+	over := func(name string) (g []report.Group) {
+		for _, m := range modes {
+			g = append(g, report.Group{Label: m, Case: m + " " + name})
+		}
+		return g
+	}
+	one := func(label, name string) []report.Group { return []report.Group{{Label: label, Case: name}} }
+	plots := []report.Plot{
+		{Title: "Share of one connection beside six", Note: "Weights 1 and 1 at 1 Gbit/s: one half is due (CNTC, figures 1a, 7a).", Metric: ShareOf + "one", Ideal: 0.5, Groups: over("6 to 1")},
+		{Title: "Share of the first in order", Note: "Both have 100 Mbit/s; who is first in order is due the rest: 0.9 (figure 8).", Metric: ShareOf + "one", Ideal: 0.9, Groups: over("priority")},
+		{Title: "Request latency beside bulk, 99.9th percentile", Note: "One request at a time, beside six connections (figures 1b, 7b). Less is better.", Metric: P999, Groups: over("requests beside bulk")},
+		{Title: "Request latency beside a UDP flood, 99.9th percentile", Note: "Less is better.", Metric: P999, Groups: over("requests beside flood")},
+		{Title: "Received in all", Note: "At 1 Gbit/s, headers not counted: what dividing the link costs (figure 11b).", Metric: Total, Groups: append(over("6 to 1"), one("80 to 20", "bridge 80 to 20")...)},
+		{Title: "Bulk TCP with nothing to divide", Note: "One container, no bound that is reached (figure 11a).", Metric: Total, Groups: one("bulk", "alone bulk")},
+		{Title: "Request latency with nothing to divide", Note: "Median (figure 11a).", Metric: P50, Groups: one("requests", "alone requests")},
+	}
+	for _, c := range r.Cases {
+		if after, ok := strings.CutPrefix(c.Metric, Settling); ok {
+			plots = append(plots, report.Plot{
+				Title: "Time until the shares are those that are due", Note: "After: " + after + " (figures 9, 10). 2 s: they never were.",
+				Metric: c.Metric, Groups: one(c.Case, c.Case),
+			})
+		}
+	}
+	return measured(r, plots)
+}
+
+// measured leaves out what the report does not have.
+func measured(r *report.Report, plots []report.Plot) (shown []report.Plot) {
+	for _, p := range plots {
+		var groups []report.Group
+		for _, g := range p.Groups {
+			if _, ok := r.Find(g.Case, p.Metric); ok {
+				groups = append(groups, g)
+			}
+		}
+		if p.Groups = groups; len(groups) > 0 {
+			shown = append(shown, p)
+		}
+	}
+	return shown
+}
+
+// TrafficHeadline says the result in one sentence; "" if what it is about was not
+// measured.
+func TrafficHeadline(r *report.Report) string {
+	c, ok := r.Find("overlay 6 to 1", ShareOf+"one")
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("In an overlay one connection beside six gets %.0f %% of the link with nothing done, and %.0f %% with fairlead.",
+		100*report.Median(c.Off), 100*report.Median(c.On))
+}
