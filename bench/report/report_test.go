@@ -268,3 +268,32 @@ func TestRatio(t *testing.T) {
 		t.Error("found a case that is not there")
 	}
 }
+
+// Peers have columns and bars of their own, and are empty where a case has none.
+func TestPeers(t *testing.T) {
+	var r Report
+	for _, on := range []bool{false, true} {
+		r.Add("with", "m", "1", on, 1)
+		r.Add("without", "m", "1", on, 2)
+	}
+	r.AddPeer("with", "m", "1", "tc<", 7)
+	r.AddPeer("with", "m", "1", "tc<", 9)
+	var table, page bytes.Buffer
+	if err := r.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteHTML(&page, "t", "h", []Plot{{Title: "p", Metric: "m", Groups: []Group{{Label: "a", Case: "with"}, {Label: "b", Case: "without"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"TC<", "8.00  (7.10 to 8.90)"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in the table:\n%s", want, &table)
+		}
+	}
+	if n := strings.Count(page.String(), `class="peer0"`); n != 1 {
+		t.Errorf("%d bars of the peer, want 1:\n%s", n, &page)
+	}
+	if strings.Contains(page.String(), "tc<") || !strings.Contains(page.String(), "tc&lt;") {
+		t.Errorf("the peer's name is not escaped:\n%s", &page)
+	}
+}
