@@ -1,6 +1,7 @@
-// Package rig builds the test beds of the netcpu experiment out of sandboxes:
-// a victim and its neighbours that share CPU 0 by quota, and a world outside on
-// CPU 1 whose packets are all processed on CPU 0, by RPS.
+// Package rig builds the test beds of the experiments out of sandboxes:
+// containers that share CPU 0, by quota where they have one (the first is the
+// victim of the netcpu experiment), and a world outside on CPU 1 whose packets
+// are all processed on CPU 0, by RPS.
 //
 // A rig is a host of its own, network namespace included: the machine's
 // network is not touched, and an agent that is to protect the rig's containers
