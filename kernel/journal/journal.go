@@ -259,6 +259,29 @@ func (j *Journal) retreat(k Knob, e numbered, now string) error {
 	return nil // not known: Restore will find out
 }
 
+// Extend makes the entries that match lapse at expiry (zero: never), and changes
+// nothing on the host.
+func (j *Journal) Extend(match func(Entry) bool, expiry time.Time) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return os.ErrClosed
+	}
+	if !expiry.IsZero() {
+		expiry = expiry.UTC()
+	}
+	for _, e := range j.sorted(match) {
+		if e.Expiry.Equal(expiry) {
+			continue
+		}
+		e.Expiry = expiry
+		if err := j.put(e); err != nil {
+			return fmt.Errorf("extend %s %s: %w", e.Ref.Kind, e.Ref.Object, err)
+		}
+	}
+	return nil
+}
+
 // Entries lists what is recorded, in the order of first turning.
 func (j *Journal) Entries() []Entry { return j.list(func(Entry) bool { return true }) }
 
