@@ -28,10 +28,13 @@ type Tenant struct {
 	// HostNetwork says that it shares the host's network namespace, so that
 	// only sockets tell its packets.
 	HostNetwork bool
+	// Rank decides between tenants that name the same device: the highest has
+	// it, and among equals the first.
+	Rank int
 }
 
 // Device is one network device of a tenant. If several tenants name the same
-// one, as containers of a pod do, it is the first's while that is watched.
+// one, as containers of a pod do, it is one's only; see Tenant.Rank.
 type Device struct {
 	Netns   uint64 // inode of the network namespace that it is in
 	Ifindex int

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/fairlead-project/fairlead/container"
+
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -155,6 +157,45 @@ func TestLife(t *testing.T) {
 	if sum(5, work).CPU() != 0 {
 		t.Errorf("a slot that is used again begins with %+v", work)
 	}
+}
+
+// Of several tenants in one namespace the highest in rank has its packets, and
+// among equals the first.
+func TestHolder(t *testing.T) {
+	m := newMeter(t)
+	m.cfg.Hooks = nil // the devices are not there
+	const netns, host = 4026531000, 4026531001
+	devices := []Device{{Netns: netns, Ifindex: 2}, {Netns: host, Ifindex: 3, HostEnd: true}}
+	watch := func(id container.ID, rank int) {
+		t.Helper()
+		must(t, m.Watch(Tenant{ID: id, Devices: devices, Rank: rank}))
+	}
+	holds := func(when string, want container.ID) {
+		t.Helper()
+		got, ok := m.Holder(netns)
+		slot, _ := m.Slot(want)
+		var device uint32
+		if want != 0 {
+			must(t, m.maps.FlDevices.Lookup(accountDevice{Netns: netns, Ifindex: 2}, &device))
+		}
+		if got != want || ok != (want != 0) || device != slot {
+			t.Errorf("%s: %v, %v has it, and slot %d, want %v with slot %d", when, got, ok, device, want, slot)
+		}
+	}
+	holds("nobody", 0)
+	watch(1, 0)
+	watch(2, 0)
+	holds("the first of two", 1)
+	watch(2, 3)
+	holds("the second is higher", 2)
+	watch(1, 3)
+	holds("equals again", 1)
+	watch(1, 1)
+	holds("the first is lower", 2)
+	must(t, m.Forget(2))
+	holds("the second has gone", 1)
+	must(t, m.Forget(1))
+	holds("both have", 0)
 }
 
 // A container that comes back before it was reported goes on where it was.

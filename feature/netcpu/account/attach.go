@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -22,7 +23,8 @@ func (m *Meter) attach(t *tenant) error {
 	var errs []error
 	want := make(map[Device]bool)
 	for _, d := range t.told.Devices {
-		want[d] = d.HostEnd && m.cfg.Hooks != nil
+		// What another has is stamped by that one.
+		want[d] = d.HostEnd && m.cfg.Hooks != nil && m.devices[accountDevice{Netns: uint32(d.Netns), Ifindex: uint32(d.Ifindex)}]&slotMask == t.slot
 	}
 	for d, l := range t.stamps {
 		if !want[d] {
@@ -55,6 +57,26 @@ func (m *Meter) attach(t *tenant) error {
 		errs = append(errs, m.watchSockets(t, need))
 	}
 	return errors.Join(errs...)
+}
+
+// attachAll is attach for every tenant that shares a device with one that has
+// changed, and so may have got it, or lost it.
+func (m *Meter) attachAll(changed ...Tenant) error {
+	var errs []error
+	for _, t := range m.slots {
+		if t == nil {
+			continue
+		}
+		if slices.ContainsFunc(changed, func(c Tenant) bool { return c.ID == t.told.ID || share(c, t.told) }) {
+			errs = append(errs, m.attach(t))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// share says whether two tenants name the same device.
+func share(a, b Tenant) bool {
+	return slices.ContainsFunc(a.Devices, func(d Device) bool { return slices.Contains(b.Devices, d) })
 }
 
 func (m *Meter) stampAt(t *tenant, d Device) (_ *qdisc.Attachment, err error) {

@@ -196,6 +196,19 @@ func (m *Meter) Slot(id container.ID) (uint32, bool) {
 	return t.slot, true
 }
 
+// Holder is whose the packets of a network namespace are, of several tenants
+// that are in it: see Tenant.Rank. ok is false if they are nobody's.
+func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.devices[accountDevice{Netns: uint32(netns)}]
+	t := m.slots[v&slotMask]
+	if v&slotMask == 0 || t == nil {
+		return 0, false
+	}
+	return t.told.ID, true
+}
+
 // Watch begins to charge a container, or tells what has changed about it. What
 // was said of it before is replaced. The error matches ErrSlots if there is no
 // room; any other is of a part, a device that has gone say, and the rest is in
@@ -213,8 +226,9 @@ func (m *Meter) Watch(told Tenant) error {
 		m.slots[slot] = t
 		m.tenants[told.ID] = t
 	}
+	was := t.told
 	t.told, t.state = told, watched
-	if err := errors.Join(m.sync(), m.attach(t)); err != nil {
+	if err := errors.Join(m.sync(), m.attachAll(was, told)); err != nil {
 		return fmt.Errorf("account for container %v: %w", told.ID, err)
 	}
 	return nil
@@ -243,9 +257,10 @@ func (m *Meter) Forget(id container.ID) error {
 	if t == nil || t.state != watched {
 		return nil
 	}
+	was := t.told
 	t.state = forgotten
 	t.told = Tenant{ID: id}
-	if err := errors.Join(m.sync(), m.attach(t)); err != nil {
+	if err := errors.Join(m.sync(), m.attachAll(was, t.told)); err != nil {
 		return fmt.Errorf("end account of container %v: %w", id, err)
 	}
 	return nil

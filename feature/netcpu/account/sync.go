@@ -1,9 +1,11 @@
 package account
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
@@ -12,6 +14,7 @@ import (
 const (
 	flagHostEnd  = 0x10000
 	flagHostSide = 0x20000
+	slotMask     = 0xffff
 )
 
 // wanted is what the maps are to hold for the given tenants, in the order in
@@ -58,15 +61,24 @@ func inside(d Device) bool {
 	return d.Netns > 0 && d.Netns <= math.MaxUint32 && d.Ifindex > 0 && d.Ifindex <= math.MaxInt32
 }
 
-// sync brings fl_devices and fl_cgroups to what the tenants were told to be,
+// ranked lists the tenants in the order in which they have what they name.
+func (m *Meter) ranked() []*tenant {
+	var list []*tenant
+	for _, t := range m.slots {
+		if t != nil && t.state == watched {
+			list = append(list, t)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b *tenant) int { return cmp.Compare(b.told.Rank, a.told.Rank) })
+	return list
+}
+
+// sync brings fl_devices and fl_cgroups to what the tenants were told to be.
 func (m *Meter) sync() error {
 	var tenants []Tenant
 	var slots []uint32
-	for slot, t := range m.slots {
-		if t == nil || t.state != watched {
-			continue
-		}
-		tenants, slots = append(tenants, t.told), append(slots, uint32(slot))
+	for _, t := range m.ranked() {
+		tenants, slots = append(tenants, t.told), append(slots, t.slot)
 	}
 	devices, cgroups := wanted(tenants, slots, m.self)
 	err := errors.Join(
