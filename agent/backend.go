@@ -173,8 +173,8 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 	}
 	t := a.target(c)
 	out := api.Self{ID: c.ID, Name: c.Name, Policy: a.settings(t), Features: a.statuses(t), Measured: []api.FeatureSamples{}}
-	for i := range out.Policy {
-		out.Policy[i].From, out.Policy[i].Line = "", 0
+	for i, s := range out.Policy { // the rest is the host's business, and others'
+		out.Policy[i] = api.Setting{Key: s.Key, Value: s.Value}
 	}
 	for i, s := range out.Features {
 		if s.Error != "" { // it may name what is the host's business

@@ -96,6 +96,10 @@ type Setting struct {
 	Value string `json:"value" doc:"value as written"`
 	From  string `json:"from,omitempty" doc:"label, annotation, controller, set by (who, and when), or the path of the policy file"`
 	Line  int    `json:"line,omitempty" doc:"line in the policy file"`
+
+	Instead string    `json:"instead,omitempty" doc:"of a controller: what policy says there"`
+	Reason  string    `json:"reason,omitempty" doc:"of a controller: why it decided so"`
+	Since   time.Time `json:"since,omitzero" doc:"of a controller: since when"`
 }
 
 // FeatureStatus is how one feature stands with one container.

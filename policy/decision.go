@@ -19,6 +19,12 @@ type Decision struct {
 	Key       string // as in a label: "fairlead.netcpu"
 	Value     string // as in a label: "isolate"
 	Expiry    time.Time
+
+	// Instead is the value that the decision stands in for: where policy says
+	// anything else it does not count. "" is whatever policy says.
+	Instead string
+	Reason  string // why, in words, for who asks; it may quote names of containers
+	Since   time.Time
 }
 
 // Lapsed says whether the decision counts no longer. One without an Expiry
@@ -34,7 +40,7 @@ func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 	t.Origins = slices.Clone(t.Origins)
 	var errs []error
 	for _, d := range decisions {
-		if d.Container != t.Container.ID || d.Lapsed(now) {
+		if d.Container != t.Container.ID || d.Lapsed(now) || !t.says(d) {
 			continue
 		}
 		next, err := t.with(d)
@@ -45,6 +51,11 @@ func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 		t = next
 	}
 	return t, errors.Join(errs...)
+}
+
+// says whether policy says what a decision is made about.
+func (t Target) says(d Decision) bool {
+	return d.Instead == "" || slices.ContainsFunc(t.Origins, func(o Origin) bool { return o.Key == d.Key && o.Value == d.Instead })
 }
 
 func (t Target) with(d Decision) (Target, error) {
@@ -60,9 +71,10 @@ func (t Target) with(d Decision) (Target, error) {
 	if cs := conflicts(t.Settings); len(cs) > 0 {
 		return t, errors.New(cs[0].reason)
 	}
-	by := Origin{Key: d.Key, Value: d.Value, From: "controller"}
+	by := Origin{Key: d.Key, Value: d.Value, From: "controller", Reason: d.Reason, Since: d.Since}
 	i, found := slices.BinarySearchFunc(t.Origins, by, func(a, b Origin) int { return cmp.Compare(a.Key, b.Key) })
 	if found {
+		by.Instead = t.Origins[i].String()
 		t.Origins[i] = by
 	} else {
 		t.Origins = slices.Insert(t.Origins, i, by)

@@ -21,6 +21,11 @@ func TestWith(t *testing.T) {
 	before := base
 	before.Origins = append([]Origin(nil), base.Origins...)
 	isolate := Decision{Container: 7, Key: "fairlead.netcpu", Value: "isolate", Expiry: later}
+	of := func(instead string) Decision {
+		d := isolate
+		d.Instead, d.Reason, d.Since = instead, "a flood", now
+		return d
+	}
 	for _, c := range []struct {
 		name   string
 		ds     []Decision
@@ -31,13 +36,15 @@ func TestWith(t *testing.T) {
 	}{
 		{"none", nil, NetCPUAuto, time.Time{}, "label", ""},
 		{"one", []Decision{isolate}, NetCPUIsolate, later, "controller", ""},
-		{"the first expiry", []Decision{isolate, {7, "fairlead.io.weight", "200", soon}}, NetCPUIsolate, soon, "controller", ""},
-		{"another container's", []Decision{{8, "fairlead.netcpu", "isolate", later}}, NetCPUAuto, time.Time{}, "label", ""},
-		{"lapsed", []Decision{{7, "fairlead.netcpu", "isolate", now}}, NetCPUAuto, time.Time{}, "label", ""},
-		{"never lapses", []Decision{{7, "fairlead.netcpu", "isolate", time.Time{}}}, NetCPUAuto, time.Time{}, "label", ""},
-		{"unknown key", []Decision{{7, "netcpu", "isolate", later}}, NetCPUAuto, time.Time{}, "label", `decision netcpu = "isolate": unknown key`},
-		{"bad value", []Decision{{7, "fairlead.netcpu", "x", later}, isolate}, NetCPUIsolate, later, "controller", `decision fairlead.netcpu = "x": must be one of observe, charge, isolate, auto`},
-		{"contradiction", []Decision{{7, "fairlead.net.rate", "3mbit", soon}, isolate}, NetCPUIsolate, later, "controller",
+		{"the first expiry", []Decision{isolate, decided(7, "fairlead.io.weight", "200", soon)}, NetCPUIsolate, soon, "controller", ""},
+		{"another container's", []Decision{decided(8, "fairlead.netcpu", "isolate", later)}, NetCPUAuto, time.Time{}, "label", ""},
+		{"lapsed", []Decision{decided(7, "fairlead.netcpu", "isolate", now)}, NetCPUAuto, time.Time{}, "label", ""},
+		{"never lapses", []Decision{decided(7, "fairlead.netcpu", "isolate", time.Time{})}, NetCPUAuto, time.Time{}, "label", ""},
+		{"unknown key", []Decision{decided(7, "netcpu", "isolate", later)}, NetCPUAuto, time.Time{}, "label", `decision netcpu = "isolate": unknown key`},
+		{"bad value", []Decision{decided(7, "fairlead.netcpu", "x", later), isolate}, NetCPUIsolate, later, "controller", `decision fairlead.netcpu = "x": must be one of observe, charge, isolate, auto`},
+		{"what policy says", []Decision{of("auto")}, NetCPUIsolate, later, "controller", ""},
+		{"what policy says no longer", []Decision{of("charge")}, NetCPUAuto, time.Time{}, "label", ""},
+		{"contradiction", []Decision{decided(7, "fairlead.net.rate", "3mbit", soon), isolate}, NetCPUIsolate, later, "controller",
 			`decision fairlead.net.rate = "3mbit": net.rate 3mbit is more than net.ceil 2mbit`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -57,5 +64,20 @@ func TestWith(t *testing.T) {
 				t.Errorf("the Target itself was changed:\n%s", diff)
 			}
 		})
+	}
+}
+
+func decided(id container.ID, key, value string, expiry time.Time) Decision {
+	return Decision{Container: id, Key: key, Value: value, Expiry: expiry}
+}
+
+// Who asks is told what is decided, why, and in place of what.
+func TestWithSays(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	base := Target{Container: container.Container{ID: 7}, Origins: []Origin{{Key: "fairlead.netcpu", Value: "auto", From: "/p/1.yaml", Line: 2}}}
+	got, err := base.With([]Decision{{Container: 7, Key: "fairlead.netcpu", Value: "isolate", Expiry: now.Add(1), Instead: "auto", Reason: "a flood", Since: now}}, now)
+	want := []Origin{{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (/p/1.yaml:2)", Reason: "a flood", Since: now}}
+	if diff := cmp.Diff(want, got.Origins); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
 	}
 }

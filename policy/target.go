@@ -53,6 +53,12 @@ type Origin struct {
 	Value string // as written
 	From  string // "label", "annotation", "controller", that of an Override, or the path of a file
 	Line  int    // in the file; 0 otherwise
+
+	// Of a controller: what policy says in this place, as String gives it, and
+	// why and since when it is decided otherwise.
+	Instead string
+	Reason  string
+	Since   time.Time
 }
 
 // Target is what one container is due now. Package agent hands it to every

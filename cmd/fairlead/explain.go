@@ -50,7 +50,7 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 
 	fmt.Fprintln(w, "\nWhat policy says:")
 	for _, s := range c.Policy {
-		fmt.Fprintf(w, "  %s\n", setting1(s))
+		fmt.Fprintf(w, "  %s\n", setting1(s, now))
 	}
 	if len(c.Policy) == 0 {
 		fmt.Fprintln(w, "  nothing")
@@ -131,7 +131,7 @@ func explainNetwork(w io.Writer, c api.Container) {
 }
 
 // setting1 is one setting in one line.
-func setting1(s api.Setting) string {
+func setting1(s api.Setting, now time.Time) string {
 	from := s.From
 	switch {
 	case s.Line > 0:
@@ -143,6 +143,9 @@ func setting1(s api.Setting) string {
 	case from == "label", from == "annotation":
 		from = "by a " + from + " of the container"
 		from = strings.Replace(from, "a ann", "an ann", 1)
+	case s.Reason != "":
+		return fmt.Sprintf("%s = %s, by %s for %s, since %s:\n      %s", show(s.Key), show(s.Value), showText(from),
+			oneLine(s.Instead), strings.TrimSuffix(ago(s.Since, now), " ago"), oneLine(s.Reason))
 	default:
 		from = "by " + showText(from)
 	}

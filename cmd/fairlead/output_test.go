@@ -317,3 +317,15 @@ func FuzzConfigFile(f *testing.F) {
 		}
 	})
 }
+
+// What a controller decided is told with its reason, in which other containers'
+// names may be anything.
+func TestExplainDecision(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	s := api.Setting{Key: "fairlead.netcpu", Value: "isolate", From: "controller", Instead: "fairlead.netcpu=auto (label)", Reason: "its packets took 7 % (db 7 %)", Since: now.Add(-5 * time.Second)}
+	compare(t, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=auto (label), since 5 s:\n      its packets took 7 % (db 7 %)", setting1(s, now))
+	s.Reason = "its packets took 7 % (\x1b[2J\n)"
+	if got := setting1(s, now); strings.ContainsAny(got, "\x1b") || strings.Count(got, "\n") != 1 {
+		t.Errorf("%q", got)
+	}
+}

@@ -80,7 +80,7 @@ func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 			fmt.Fprintf(w, "%s: nothing any more\n", key)
 			continue
 		}
-		fmt.Fprintln(w, setting1(c.Policy[i]))
+		fmt.Fprintln(w, setting1(c.Policy[i], time.Now()))
 	}
 	for _, f := range c.Features {
 		if f.State != api.StateDone {
