@@ -94,7 +94,7 @@ func (a *auto) watch(e evidence) {
 		a.patience = min(2*a.patience, calmLongest)
 	}
 	a.isolated, a.calm = true, 0
-	a.reason = fmt.Sprintf("isolated: its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
+	a.reason = fmt.Sprintf("its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
 		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), percent2(robMax))
 }
 
@@ -108,7 +108,7 @@ func (a *auto) cool(e evidence) {
 		return
 	}
 	a.isolated, a.free = false, 0
-	a.reason = fmt.Sprintf("no longer isolated: for %v its packets cost at most %s of a CPU a second, in the last %s",
+	a.reason = fmt.Sprintf("for %v its packets cost at most %s of a CPU a second, in the last %s",
 		a.patience, percent2(calmMax), percent(e.network, e.length))
 }
 

@@ -68,7 +68,7 @@ func TestAutoReason(t *testing.T) {
 		{"one", 10 * ms}, {"db", 100 * ms}, {"two", 20 * ms}, {"ksoftirqd", 30 * ms}, {"three", 5 * ms},
 	}}
 	d := a.next(e)
-	want := "isolated: its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; idle CPUs not counted: 5.0 %), more than 3.0 %"
+	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; idle CPUs not counted: 5.0 %), more than 3.0 %"
 	if !d.isolate || d.reason != want {
 		t.Errorf("%+v, want %q", d, want)
 	}
@@ -81,7 +81,7 @@ func TestAutoReason(t *testing.T) {
 	for a.isolated {
 		d = a.next(robs(0, 0.004))
 	}
-	if !strings.HasPrefix(d.reason, "no longer isolated: for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
+	if !strings.HasPrefix(d.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
 		t.Errorf("%q", d.reason)
 	}
 }

@@ -87,7 +87,7 @@ func (n *Netcpu) setShape(t *tenant, s shape) error {
 		}
 	}
 	for _, dev := range t.members[t.owner].Interfaces {
-		if dev.Kind != "veth" || dev.Host.NetNS == 0 {
+		if !ownNAPI(dev) {
 			continue
 		}
 		if err := n.setTSO(dev.Host, s, t.owner); err != nil {

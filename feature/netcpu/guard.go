@@ -25,7 +25,17 @@ type guards struct {
 	meter *account.Meter
 
 	mu sync.Mutex
-	of map[container.ID]*watched
+	of map[uint64]*watched // by network namespace
+}
+
+// find gives the guard that a container pays for, nil if there is none.
+func (g *guards) find(id container.ID) *watched {
+	for _, w := range g.of {
+		if w.payer == id {
+			return w
+		}
+	}
+	return nil
 }
 
 // allow lets a container's packets take so much of others' time until the next
@@ -33,9 +43,9 @@ type guards struct {
 func (g *guards) allow(id container.ID, budget, period time.Duration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	w := g.of[id]
+	w := g.find(id)
 	if w == nil {
-		return nil // its packets do not come by a veth: nothing can be dropped
+		return nil // its packets do not come by a veth, or another pays for them
 	}
 	slot, known := g.meter.Slot(id)
 	if budget == ledger.Unlimited || !known || period <= 0 {
@@ -54,30 +64,43 @@ func (g *guards) allow(id container.ID, budget, period time.Duration) error {
 func (g *guards) samples(to []feature.Sample) []feature.Sample {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for id, w := range g.of {
+	for _, w := range g.of {
 		if c, err := g.early.read(w); err == nil {
-			to = append(to, feature.Sample{Container: id, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
+			to = append(to, feature.Sample{Container: w.payer, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
 		}
 	}
 	return to
 }
 
-// guard begins to drop for a container, or follows what has changed about it.
-func (n *Netcpu) guard(ctx context.Context, c container.Container) (err error) {
+// guard brings the dropping in one network namespace to what it has to be: for
+// the container in it whose account its packets are in, if that one is charged;
+// and none while the namespace is isolated, whose packets one thread pays for.
+func (n *Netcpu) guard(ctx context.Context, netns uint64) error {
 	g := n.guards
-	if g == nil || c.HostNetwork || c.NetNS == 0 {
+	if g == nil {
 		return nil
 	}
-	ns, err := n.open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+	id, ok := n.meter.Holder(netns)
+	c, charged := n.charged[id]
+	if !ok || !charged || c.HostNetwork || n.tenants[netns] != nil {
+		return n.unguard(netns)
+	}
+	ns, err := n.open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), netns)
 	if err != nil {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
 	defer ns.Close()
 	g.mu.Lock()
-	w := g.of[c.ID]
+	w := g.of[netns]
 	g.mu.Unlock()
+	if w != nil && w.payer != id { // what it changed on the host goes with its payer
+		if err := n.unguard(netns); err != nil {
+			return err
+		}
+		w = nil
+	}
 	if w == nil {
-		if w, err = n.early.add(c.ID); err != nil {
+		if w, err = n.early.add(id); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
 		// No thread of its own: nothing waits in a ring.
@@ -85,7 +108,7 @@ func (n *Netcpu) guard(ctx context.Context, c container.Container) (err error) {
 			return errors.Join(err, n.early.remove(w))
 		}
 		g.mu.Lock()
-		g.of[c.ID] = w
+		g.of[netns] = w
 		g.mu.Unlock()
 	}
 	if err := errors.Join(n.watchDevices(w, ns, c), n.openDoors(ctx, c)); err != nil {
@@ -95,14 +118,14 @@ func (n *Netcpu) guard(ctx context.Context, c container.Container) (err error) {
 }
 
 // unguard ends it.
-func (n *Netcpu) unguard(id container.ID) error {
+func (n *Netcpu) unguard(netns uint64) error {
 	g := n.guards
 	if g == nil {
 		return nil
 	}
 	g.mu.Lock()
-	w := g.of[id]
-	delete(g.of, id)
+	w := g.of[netns]
+	delete(g.of, netns)
 	g.mu.Unlock()
 	if w == nil {
 		return nil

@@ -44,7 +44,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if dev.Kind != "veth" || dev.Host.NetNS == 0 {
+		if !ownNAPI(dev) {
 			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoOwnNAPI))
 			continue
 		}
@@ -74,7 +74,8 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	t.threads, t.group, t.cpuset = threads, group, c.Cgroup.CPUSet
 	n.tenants[c.NetNS] = t
 	n.join(t, c)
-	if err := n.watch(ns, t, c); err != nil {
+	// One that is charged in the same namespace has its packets paid for now.
+	if err := errors.Join(n.unguard(c.NetNS), n.watch(ns, t, c)); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
 	if err := errors.Join(n.claimUplinks(ctx, c), n.openDoors(ctx, c)); err != nil {
@@ -82,6 +83,10 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	}
 	return nil
 }
+
+// ownNAPI says whether a device has a polling of its own: a veth does, if its
+// other end can be found.
+func ownNAPI(dev container.Interface) bool { return dev.Kind == "veth" && dev.Host.NetNS != 0 }
 
 // errNoOwnNAPI says why a device cannot be isolated: a macvlan is polled by the
 // device below it, together with everybody else's packets.
@@ -186,7 +191,7 @@ func (n *Netcpu) watch(ns *netdev.NS, t *tenant, c container.Container) (err err
 // watchDevices watches the veths of a container.
 func (n *Netcpu) watchDevices(w *watched, ns *netdev.NS, c container.Container) error {
 	for _, dev := range c.Interfaces {
-		if dev.Kind != "veth" || dev.Host.NetNS == 0 {
+		if !ownNAPI(dev) {
 			continue
 		}
 		if l := w.at(ns, dev.Index); l != nil {

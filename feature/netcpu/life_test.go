@@ -117,8 +117,13 @@ func TestSharedNamespace(t *testing.T) {
 
 func TestApplyRefuses(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	if err := h.netcpu.Apply(t.Context(), h.target(policy.NetCPUAuto)); !errors.Is(err, feature.ErrNotBuilt) {
-		t.Errorf("auto: %v, want ErrNotBuilt", err)
+	if err := h.netcpu.Apply(t.Context(), h.target("quickly")); !errors.Is(err, feature.ErrNotBuilt) {
+		t.Errorf("a mode that there is not: %v, want ErrNotBuilt", err)
+	}
+	if _, err := h.netcpu.Read(); !errors.Is(err, netcpu.ErrNoAccounts) {
+		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUAuto)))
+	} else if err := h.netcpu.Apply(t.Context(), h.target(policy.NetCPUAuto)); !errors.Is(err, netcpu.ErrNoAccounts) {
+		t.Errorf("auto without accounts: %v", err)
 	}
 	refused := func(why string, change func(*container.Container)) {
 		t.Helper()

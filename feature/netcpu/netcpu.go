@@ -17,6 +17,7 @@
 package netcpu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,8 +74,10 @@ type Netcpu struct {
 	mu      sync.Mutex
 	tenants map[uint64]*tenant       // by network namespace
 	member  map[container.ID]*tenant // each container that Apply isolated
-	host    *uplinks                 // nil while nothing is isolated
-	doors   doors                    // while anything is watched
+	charged map[container.ID]container.Container
+	lapses  map[container.ID]time.Time // of each whose isolation does
+	host    *uplinks                   // nil while nothing is isolated
+	doors   doors                      // while anything is watched
 
 	looked     time.Time // the last window's end
 	closed     atomic.Bool
@@ -119,6 +122,8 @@ func New(cfg Config) (*Netcpu, error) {
 		layout:  layout,
 		tenants: make(map[uint64]*tenant),
 		member:  make(map[container.ID]*tenant),
+		charged: make(map[container.ID]container.Container),
+		lapses:  make(map[container.ID]time.Time),
 		doors:   make(doors),
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
@@ -158,20 +163,28 @@ func (n *Netcpu) Name() string { return name }
 // Support implements feature.Feature.
 func (n *Netcpu) Support() probe.Verdict { return n.support }
 
-// Apply implements feature.Feature. Errors: feature.ErrNotBuilt for the mode
-// auto, ErrNoAccounts for charge.
+// Apply implements feature.Feature. In the mode auto it only observes: what
+// follows is decided by Autos, and comes as another mode. Errors: ErrNoAccounts
+// for auto and charge, feature.ErrNotBuilt for a mode that there is not.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
-	if err := n.observe(t.Container); err != nil {
+	mode := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
+	if err := n.observe(t.Container, mode); err != nil {
 		return err
 	}
-	switch t.Settings.NetCPU {
-	case "", policy.NetCPUObserve:
+	switch mode {
+	case policy.NetCPUObserve:
 		return n.release(ctx, t.Container.ID)
+	case policy.NetCPUAuto:
+		err := n.release(ctx, t.Container.ID)
+		if n.meter == nil {
+			err = errors.Join(err, fmt.Errorf("netcpu auto: %w: %w", ErrNoAccounts, n.noMeter))
+		}
+		return err
 	case policy.NetCPUCharge:
 		return n.charge(ctx, t.Container)
 	case policy.NetCPUIsolate:
 	default:
-		return fmt.Errorf("netcpu %s: %w", t.Settings.NetCPU, feature.ErrNotBuilt)
+		return fmt.Errorf("netcpu %s: %w", mode, feature.ErrNotBuilt)
 	}
 	if n.support.Level == probe.Unavailable {
 		return fmt.Errorf("netcpu isolate: %s", n.support.Why)
@@ -180,12 +193,16 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	if c.HostNetwork {
 		return errors.New("netcpu isolate: the container uses the host's network namespace, whose packets cannot be told apart by device")
 	}
-	if err := n.uncharge(c.ID); err != nil {
+	if err := n.uncharge(ctx, c.ID); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.isolate(ctx, c)
+	n.lapses[c.ID] = t.Expiry
+	if err := n.isolate(ctx, c); err != nil {
+		return err
+	}
+	return n.extend(n.member[c.ID])
 }
 
 // newCharger makes the charger, and what drops for it where that can be.
@@ -195,7 +212,7 @@ func (n *Netcpu) newCharger() *charger {
 		read: n.costs(), reserve: ledger.DefaultReserve,
 	}
 	if n.early != nil {
-		n.guards = &guards{early: n.early, meter: n.meter, of: make(map[container.ID]*watched)}
+		n.guards = &guards{early: n.early, meter: n.meter, of: make(map[uint64]*watched)}
 		cfg.allow = n.guards.allow
 	}
 	return newCharger(cfg)
@@ -216,11 +233,12 @@ func (n *Netcpu) charge(ctx context.Context, c container.Container) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.guard(ctx, c)
+	n.charged[c.ID] = c
+	return errors.Join(n.guard(ctx, c.NetNS), n.extendHost())
 }
 
 // uncharge ends it, for a container that is not charged as well.
-func (n *Netcpu) uncharge(id container.ID) error {
+func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
 	if n.charger == nil {
 		return nil
 	}
@@ -229,22 +247,38 @@ func (n *Netcpu) uncharge(id container.ID) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.unguard(id)
+	c, ok := n.charged[id]
+	if !ok {
+		return nil
+	}
+	delete(n.charged, id)
+	return errors.Join(passing(n.guard(ctx, c.NetNS)), n.extendHost())
+}
+
+// passing leaves out errors of what has gone with a container that shared it:
+// the next list of devices is about to come.
+func passing(err error) error {
+	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) {
+		return nil
+	}
+	return err
 }
 
 // Remove implements feature.Feature.
 func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
-	return errors.Join(n.release(ctx, id), n.forget(id))
+	// First the account: what it had of a namespace is the next one's then.
+	return errors.Join(n.forget(id), n.release(ctx, id))
 }
 
 // release ends charging and isolation. If the container paid for a namespace
 // that others are still in, the next of them takes over.
 func (n *Netcpu) release(ctx context.Context, id container.ID) error {
-	if err := n.uncharge(id); err != nil {
+	if err := n.uncharge(ctx, id); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	delete(n.lapses, id)
 	// First of all, as a thread that stays in the cgroup of a container which
 	// has ended keeps the runtime from removing it. It is also for what an
 	// earlier agent, or an Apply that failed, has left.
@@ -254,24 +288,24 @@ func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 			return err
 		}
 	}
-	if err := n.undo(id); err != nil || t == nil {
+	if err := n.undo(id); err != nil {
 		return err
 	}
 	delete(n.member, id)
+	// What is left is of the accounts, which do not end with a decision.
+	if err := n.extendOf(id); err != nil || t == nil {
+		return err
+	}
 	delete(t.members, id)
 	if t.owner != id {
-		return nil
+		return n.extend(t)
 	}
 	delete(n.tenants, t.netns)
 	err := n.unwatch(t)
 	for m, c := range t.members {
 		delete(n.member, m)
 		if len(n.tenants) == 0 || n.tenants[t.netns] == nil {
-			// The devices may have gone with the owner. Then c, which comes
-			// next, has another list of them.
-			if taken := n.isolate(ctx, c); !errors.Is(taken, journal.ErrGone) && !errors.Is(taken, netdev.ErrNoLink) && !errors.Is(taken, netdev.ErrNoNS) {
-				err = errors.Join(err, taken)
-			}
+			err = errors.Join(err, passing(n.isolate(ctx, c)))
 			continue
 		}
 		n.join(n.tenants[t.netns], c)
@@ -279,7 +313,49 @@ func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 	if len(n.tenants) == 0 {
 		err = errors.Join(err, n.releaseUplinks())
 	}
+	if next := n.tenants[t.netns]; next != nil {
+		err = errors.Join(err, n.extend(next))
+	} else {
+		err = errors.Join(err, passing(n.guard(ctx, t.netns)), n.extendHost())
+	}
 	return errors.Join(err, n.closeDoors())
+}
+
+// extend makes what was changed for a tenant, and for all of them, lapse when the
+// last of those lapses for whom it was; never if one of them does not.
+func (n *Netcpu) extend(t *tenant) error {
+	return errors.Join(n.extendOf(t.owner), n.extendHost())
+}
+
+func (n *Netcpu) extendHost() error { return n.extendOf(0) }
+
+func (n *Netcpu) extendOf(id container.ID) error {
+	return n.cfg.Journal.Extend(func(e journal.Entry) bool {
+		return e.Owner.Feature == name && e.Owner.Container == uint64(id)
+	}, n.lapse(id))
+}
+
+// lapse is when what is changed on behalf of a container lapses; 0 is the host.
+func (n *Netcpu) lapse(id container.ID) (last time.Time) {
+	if id == 0 && len(n.charged) > 0 {
+		return last // they need what drops at the uplinks, too
+	}
+	of := map[container.ID]bool{id: true}
+	if t := n.member[id]; t != nil {
+		for m := range t.members {
+			of[m] = true
+		}
+	}
+	for m, at := range n.lapses {
+		switch {
+		case id != 0 && !of[m]:
+		case at.IsZero():
+			return at
+		case at.After(last):
+			last = at
+		}
+	}
+	return last
 }
 
 // join makes c one of those whose packets a tenant's owner pays for.
@@ -321,8 +397,8 @@ func (n *Netcpu) Close() error {
 	defer n.mu.Unlock()
 	errs = append(errs, n.unwatchQueues())
 	if n.guards != nil {
-		for id := range n.guards.of {
-			errs = append(errs, n.unguard(id))
+		for netns := range n.guards.of {
+			errs = append(errs, n.unguard(netns))
 		}
 	}
 	for _, t := range n.tenants {
@@ -367,7 +443,7 @@ func (n *Netcpu) outcomes(match func(journal.Entry) bool) ([]journal.Outcome, er
 
 // turn turns a knob on behalf of a container (0: of the host).
 func (n *Netcpu) turn(k journal.Knob, value string, id container.ID) error {
-	return n.cfg.Journal.Turn(k, value, journal.Owner{Feature: name, Container: uint64(id)})
+	return n.cfg.Journal.TurnUntil(k, value, journal.Owner{Feature: name, Container: uint64(id)}, n.lapse(id))
 }
 
 // open opens a network namespace by its inode, by way of path if that still

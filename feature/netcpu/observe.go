@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // cgroupsMost bounds how many cgroups a container can have its tasks in and
@@ -27,12 +29,18 @@ func (n *Netcpu) Read() (account.Reading, error) {
 	return n.meter.Read()
 }
 
+// rank orders the modes of containers that share a network namespace: the packets
+// are the business of the one with the highest.
+func rank(mode policy.NetCPU) int {
+	return slices.Index([]policy.NetCPU{policy.NetCPUObserve, policy.NetCPUAuto, policy.NetCPUCharge, policy.NetCPUIsolate}, mode)
+}
+
 // observe begins to charge a container for its packets, whatever its mode.
-func (n *Netcpu) observe(c container.Container) error {
+func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	if n.meter == nil {
 		return nil // Read says so
 	}
-	t := account.Tenant{ID: c.ID, HostNetwork: c.HostNetwork}
+	t := account.Tenant{ID: c.ID, HostNetwork: c.HostNetwork, Rank: max(0, rank(mode))}
 	for _, dev := range c.Interfaces {
 		t.Devices = append(t.Devices, account.Device{Netns: c.NetNS, Ifindex: dev.Index})
 		if dev.Host.NetNS != 0 {

@@ -22,7 +22,7 @@ func (n *Netcpu) dropStale(t *tenant, c container.Container, threads []thread) e
 	devices := make(map[string]bool)
 	watched := make(map[netcpuDevice]bool)
 	for _, dev := range c.Interfaces {
-		if dev.Kind == "veth" && dev.Host.NetNS != 0 {
+		if ownNAPI(dev) {
 			devices[fmt.Sprintf("%d/%d", c.NetNS, dev.Index)] = true
 			devices[fmt.Sprintf("%d/%d", dev.Host.NetNS, dev.Host.Index)] = true
 			watched[netcpuDevice{Netns: uint32(c.NetNS), Ifindex: uint32(dev.Index)}] = true

@@ -1,0 +1,143 @@
+package netcpu_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// Two containers in one network namespace, each with a mode of its own. The
+// strictest holds for the packets of both, and who asked for it pays; whichever
+// comes, changes or ends first, all is as its owners have it in the end.
+func TestModesInOneNamespace(t *testing.T) {
+	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
+	h := newHost(t, sandbox.CPU{Quota: quota, Period: period})
+	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
+	must(t, err)
+	one, two := h.container, h.describe(shared)
+	apply := func(c container.Container, mode policy.NetCPU) {
+		t.Helper()
+		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}))
+	}
+	limited := func(c container.Container) bool {
+		b, err := cgroup.ReadBandwidth(c.Cgroup.CPU)
+		must(t, err)
+		return b.Quota < quota
+	}
+	grows := func(c container.Container) func() bool {
+		cpu := func() time.Duration {
+			r, err := h.netcpu.Read()
+			must(t, err)
+			for _, a := range r.Accounts {
+				if a.Container == c.ID {
+					return a.Receive[account.UDP].CPU
+				}
+			}
+			return 0
+		}
+		before := cpu()
+		return func() bool { return cpu() > before+20*time.Millisecond }
+	}
+	threads := func(want string) {
+		t.Helper()
+		got := ""
+		if list := h.threads()["eth0"]; len(list) == 1 {
+			got = list[0]
+		}
+		if got != want {
+			t.Errorf("the thread of eth0 is in %q, want %q", got, want)
+		}
+	}
+	h.start(h.box, "udp-recv", "--listen", ":9000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+
+	apply(one, policy.NetCPUObserve)
+	apply(two, policy.NetCPUCharge)
+	until(t, "the packets are the charged one's", grows(two))
+	until(t, "its quota is lowered", func() bool { return limited(two) })
+	if limited(one) {
+		t.Error("the other one's quota was lowered")
+	}
+
+	apply(one, policy.NetCPUIsolate)
+	threads(one.Cgroup.CPU)
+	until(t, "the packets are the isolated one's", grows(one))
+	until(t, "the charged one has paid", func() bool { return !limited(two) })
+
+	apply(one, policy.NetCPUObserve) // and the charged one pays again
+	threads("")
+	until(t, "the packets are the charged one's again", grows(two))
+	until(t, "its quota is lowered again", func() bool { return limited(two) })
+
+	apply(one, policy.NetCPUIsolate)
+	must(t, h.netcpu.Remove(t.Context(), one.ID)) // as if it had ended
+	until(t, "the packets are the last one's", grows(two))
+	until(t, "its quota is lowered once more", func() bool { return limited(two) })
+	apply(one, policy.NetCPUCharge) // of two that are charged one pays
+	apply(two, policy.NetCPUObserve)
+	until(t, "the packets are of the one that is charged", grows(one))
+	until(t, "that one's quota is lowered", func() bool { return limited(one) && !limited(two) })
+
+	must(t, h.netcpu.Remove(t.Context(), one.ID))
+	must(t, h.netcpu.Remove(t.Context(), two.ID))
+	if limited(one) || limited(two) || len(h.journal.Entries()) != 0 {
+		t.Errorf("in the end: %v, %v, journal %+v", limited(one), limited(two), h.journal.Entries())
+	}
+}
+
+// What was changed on a decision lapses with it, unless somebody else wants it
+// for good; and a renewal does not touch the host.
+func TestIsolationLapses(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box})
+	must(t, err)
+	one, two := h.container, h.describe(shared)
+	apply := func(c container.Container, expiry time.Time) {
+		t.Helper()
+		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}, Expiry: expiry}))
+	}
+	lapses := func(when string, want time.Time) {
+		t.Helper()
+		for _, e := range h.journal.Entries() {
+			if !e.Expiry.Equal(want) {
+				t.Errorf("%s: %v lapses at %v, want %v", when, e.Ref, e.Expiry, want)
+			}
+		}
+	}
+	early, late := time.Now().Add(time.Hour).Round(0), time.Now().Add(2*time.Hour).Round(0)
+	apply(one, early)
+	lapses("decided", early)
+	if len(h.journal.Entries()) < 6 {
+		t.Fatalf("journal: %+v", h.journal.Entries())
+	}
+	changed := h.journal.Entries()[0].When
+	apply(one, late)
+	lapses("renewed", late)
+	if got := h.journal.Entries()[0].When; !got.Equal(changed) {
+		t.Errorf("renewing turned a knob at %v", got)
+	}
+	apply(two, early)
+	lapses("another's decision in the same namespace ends before", late)
+	apply(two, time.Time{})
+	lapses("another wants it for good", time.Time{})
+	must(t, h.netcpu.Remove(t.Context(), two.ID))
+	lapses("that one has ended", late)
+	apply(two, early)
+	must(t, h.netcpu.Remove(t.Context(), one.ID))
+	lapses("the first has ended", early)
+	must(t, h.netcpu.Close())
+
+	// What an agent that was killed has left, as restore --expired does it.
+	out, err := h.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool { return e.Expired(early) })
+	must(t, err)
+	if len(out) == 0 || len(h.journal.Entries()) != 0 || len(h.threads()["eth0"]) != 0 {
+		t.Errorf("%d undone, %+v left, threads %v", len(out), h.journal.Entries(), h.threads())
+	}
+}
