@@ -193,6 +193,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.recall()
 	// What has lapsed meanwhile must not be adopted.
 	a.undoExpired(a.pace.now(), func(journal.Entry) bool { return true })
+	autos := a.adopt()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {
 		g.Go(func() error { return s(ctx) })
@@ -202,6 +203,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		g.Go(func() error { return a.policy.Watch(ctx, a.policyChanged) })
 	}
 	g.Go(func() error { a.loop(ctx); return nil })
+	if a.accounts != nil {
+		g.Go(func() error { a.autoLoop(ctx, autos); return nil })
+	}
 
 	stopped := make(chan error, len(a.workers))
 	for _, w := range a.workers {

@@ -31,15 +31,18 @@ func (a *Agent) Decide(d policy.Decision) {
 	a.nudge()
 }
 
-// decide puts the decisions that stand into the targets. The caller holds a.mu.
-func (a *Agent) decide(targets map[container.ID]policy.Target, now time.Time) {
+// decide puts the decisions that stand into the targets, which with complete are
+// those of all containers that run. The caller holds a.mu.
+func (a *Agent) decide(targets map[container.ID]policy.Target, complete bool, now time.Time) {
 	by := make(map[container.ID][]policy.Decision)
 	for c, d := range a.decisions {
-		if _, runs := targets[c.container]; !runs || d.Lapsed(now) {
+		_, runs := targets[c.container]
+		switch {
+		case d.Lapsed(now), !runs && complete:
 			delete(a.decisions, c)
-			continue
+		case runs:
+			by[c.container] = append(by[c.container], d)
 		}
-		by[c.container] = append(by[c.container], d)
 	}
 	for id, ds := range by {
 		slices.SortFunc(ds, func(x, y policy.Decision) int { return cmp.Compare(x.Key, y.Key) })

@@ -145,6 +145,7 @@ func (r *rig) start() {
 	j := r.journal()
 	r.feature = turner{newFake(), r.host, j}
 	p := ordinary()
+	p.decide = 20 * time.Millisecond
 	p.now = func() time.Time { return time.Now().Add(time.Duration(r.ahead.Load())) }
 	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.open, []feature.Feature{r.feature}, p)
 	r.agent.accounts = r.accounts

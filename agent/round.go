@@ -82,7 +82,7 @@ func (a *Agent) round() (complete bool) {
 		}
 	}
 	a.resolved = maps.Clone(byID)
-	a.decide(byID, now)
+	a.decide(byID, snap.Complete, now)
 	a.targets, a.problems, a.complete, a.kept = byID, problems, snap.Complete, kept
 	a.whole = a.whole || snap.Complete || now.Sub(a.started) > readyTime
 	wanted := make(map[container.ID]policy.Target, len(byID))

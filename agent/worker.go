@@ -16,12 +16,13 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// pace is how patient a worker is. Tests use their own.
+// pace is how patient a worker is, and how often the agent looks. Tests use their own.
 type pace struct {
 	call    time.Duration // bound of one call of a feature
 	first   time.Duration // wait after the first failure; doubled after each further one
 	longest time.Duration // bound of that wait
 	refresh time.Duration // how often what is in force is applied again
+	decide  time.Duration // how often decisions are made about netcpu: auto
 	now     func() time.Time
 	jitter  func() float64 // in [0, 1)
 }
@@ -34,6 +35,7 @@ func ordinary() pace {
 		first:   50 * time.Millisecond,
 		longest: time.Minute,
 		refresh: 5 * time.Minute,
+		decide:  time.Second,
 		now:     time.Now,
 		jitter:  rand.Float64,
 	}

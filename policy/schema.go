@@ -54,7 +54,7 @@ var schema = slices.Concat(
 	[]Key{
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe",
 			Meaning: "what is done about the CPU time that the container's packets take",
-			Built:   []string{"observe", "charge", "isolate"}, parse: parseNetCPU},
+			Built:   []string{AnyValue}, parse: parseNetCPU},
 		{Name: "latency", Feature: "latency", Form: "off, on", Default: "on",
 			Meaning: "histograms of the delay that this host adds to packets",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency })},

@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto}\n"
+
+// TestAuto floods a container that policy leaves to auto. It is isolated, its
+// victim is robbed no more, and the agent says why; killed and started again, it
+// goes on where it was; and once the flood is over, all is as before.
+func TestAuto(t *testing.T) {
+	r := newRig(t)
+	flood := r.add(sandbox.Spec{Name: "e2e-flood"})
+	victim := r.add(sandbox.Spec{Name: "e2e-victim"})
+	must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
+	before := r.state()
+	a := r.agent()
+	a.policy("auto.yaml", autoAll)
+	a.start()
+	a.reaches("e2e-flood", api.StateDone)
+	a.reaches("e2e-victim", api.StateDone)
+	if _, err := a.api.NetCPU(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	observed := r.state() // the accounts have programs of their own
+	mustSay(t, a.run("explain", "e2e-flood"), 0, "fairlead.netcpu = auto", "Nothing was changed")
+
+	generate(t, flood, 0, "udp-recv")
+	generate(t, victim, 0, "burn")
+	end := generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.1:9000", "--rate", "60000")
+	began := time.Now()
+	a.isolated("e2e-flood", 1)
+	t.Logf("isolated after %v", time.Since(began).Round(100*time.Millisecond))
+	o := a.run("explain", "e2e-flood")
+	mustSay(t, o, 0, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=auto (", "auto.yaml:2), since ", "of a CPU from others (", "more than 3.0 %", "until ")
+	if testing.Verbose() {
+		t.Log(o)
+	}
+	mustSay(t, a.run("explain", "e2e-victim"), 0, "fairlead.netcpu = auto", "Nothing was changed")
+	a.spares(victim, flood)
+	t.Logf("its victim is spared after %v", time.Since(began).Round(100*time.Millisecond))
+
+	// Killed in this state: whoever comes next goes on with it.
+	was := a.isolated("e2e-flood", 1)
+	a.kill()
+	r.reachable("with the agent killed")
+	a.start()
+	again := a.isolated("e2e-flood", 1)
+	if fmt.Sprint(again.threads) != fmt.Sprint(was.threads) {
+		t.Errorf("isolated by threads %v, and before by %v", again.threads, was.threads)
+	}
+	mustSay(t, a.run("explain", "e2e-flood"), 0, "decided by an earlier agent, which was killed")
+	a.spares(victim, flood)
+	t.Logf("and again, by the next agent, after %v", time.Since(began).Round(100*time.Millisecond))
+
+	end()
+	await(t, "it is let go of", func() error {
+		if o := a.run("explain", "e2e-flood"); !strings.Contains(o.out, "fairlead.netcpu = observe, by controller") || !strings.Contains(o.out, "Nothing was changed") {
+			return fmt.Errorf("%v", o)
+		}
+		return nil
+	})
+	mustSay(t, a.run("explain", "e2e-flood"), 0, "for 10s its packets cost at most 1.5 % of a CPU")
+	r.sameAs(observed, "after the flood")
+
+	// Killed while it observes, and with no agent to come: nothing is to undo.
+	a.kill()
+	r.sameAs(before, "after the second kill")
+	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0, "nothing to undo")
+}
+
+// spares waits until culprit takes next to nothing of victim's time any more.
+func (a *agent) spares(victim, culprit *sandbox.Box) {
+	a.t.Helper()
+	stolen := func() (sum float64, at time.Time) {
+		n, err := a.api.NetCPU(a.t.Context(), "")
+		must(a.t, err)
+		for _, x := range n.Matrix {
+			if x.VictimName == victim.Name && x.CulpritName == culprit.Name {
+				sum += x.Seconds
+			}
+		}
+		return sum, n.Taken
+	}
+	await(a.t, victim.Name+" to be robbed no more", func() error {
+		was, from := stolen()
+		time.Sleep(time.Second)
+		now, to := stolen()
+		if share := (now - was) / to.Sub(from).Seconds(); share > 0.03 {
+			return fmt.Errorf("%.1f %% of a CPU are taken from it", 100*share)
+		}
+		return nil
+	})
+}
+
+// TestAutoRestored kills the agent while a container is isolated by decision: what
+// was changed lapses, and restore --expired leaves it alone until then.
+func TestAutoRestored(t *testing.T) {
+	r := newRig(t)
+	flood := r.add(sandbox.Spec{Name: "e2e-flood"})
+	victim := r.add(sandbox.Spec{Name: "e2e-victim"})
+	must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
+	before := r.state()
+	a := r.agent()
+	a.policy("auto.yaml", autoAll)
+	a.start()
+	a.reaches("e2e-flood", api.StateDone)
+	generate(t, flood, 0, "udp-recv")
+	generate(t, victim, 0, "burn")
+	generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.1:9000", "--rate", "60000")
+	a.isolated("e2e-flood", 1)
+	x, err := a.api.Explain(t.Context(), "e2e-flood")
+	must(t, err)
+	for _, c := range append(x.Changes, x.Host...) {
+		if c.Expiry.IsZero() || time.Until(c.Expiry) > 6*time.Minute {
+			t.Errorf("%+v lapses in %v", c, time.Until(c.Expiry))
+		}
+	}
+	a.kill()
+	mustSay(t, a.run("restore", "--expired", "--state-dir", a.path("state")), 0, "nothing to undo")
+	if r.state().diff(before) == "" {
+		t.Error("nothing was in force")
+	}
+	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
+	r.sameAs(before, "restored")
+}
