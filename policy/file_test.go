@@ -30,6 +30,7 @@ policies:
       net.ingress.priority: 0
       net.ingress.latency: 0.5s
       netcpu: isolate
+      netcpu.reserve: 12.5%
       latency: off
       overlay: true
       io.reserve:
@@ -45,9 +46,9 @@ set: {netcpu: auto}
 `
 
 var everythingSettings = Settings{
-	Egress:   Net{Rate: 50e6, Ceil: 200e6, Weight: 2, Priority: ptr(3), Latency: 2 * time.Millisecond},
-	Ingress:  Net{Rate: 1.5e9, Ceil: 2e9, Weight: 4, Priority: ptr(0), Latency: 500 * time.Millisecond},
-	NetCPU:   NetCPUIsolate,
+	Egress:  Net{Rate: 50e6, Ceil: 200e6, Weight: 2, Priority: ptr(3), Latency: 2 * time.Millisecond},
+	Ingress: Net{Rate: 1.5e9, Ceil: 2e9, Weight: 4, Priority: ptr(0), Latency: 500 * time.Millisecond},
+	NetCPU:  NetCPUIsolate, NetCPUReserve: ptr(0.125),
 	Latency:  ptr(false),
 	Overlay:  ptr(true),
 	IOWeight: 200,
@@ -87,7 +88,7 @@ func TestParseFileEverything(t *testing.T) {
 		if got, want := len(targets[1].Origins), len(schema); got != want {
 			t.Errorf("%d origins, want one for each of the %d keys", got, want)
 		}
-		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 20}
+		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 21}
 		if diff := cmp.Diff(want, targets[1].Origins[1]); diff != "" {
 			t.Errorf("origin: %s", diff)
 		}
@@ -124,6 +125,13 @@ func TestCheck(t *testing.T) {
 		{set("net.latency: 2"), `f.yaml:3:16: net.latency: "2": needs a unit: us, ms, s`},
 		{set("net.latency: 2min"), `f.yaml:3:16: net.latency: "2min": unknown unit "min"; units are us, ms, s`},
 		{set("net.latency: 1us"), `f.yaml:3:16: net.latency: "1us": must be between 10us and 10s`},
+		{set("netcpu.reserve: -1%"), `f.yaml:3:19: netcpu.reserve: "-1%": must not be negative`},
+		{set("netcpu.reserve: -1"), `f.yaml:3:19: netcpu.reserve: "-1": must not be negative`},
+		{set("netcpu.reserve: 101%"), `f.yaml:3:19: netcpu.reserve: "101%": must not be more than 100%`},
+		{set("netcpu.reserve: 100%"), `f.yaml:3:19: netcpu.reserve: "100%": must be between 0% and 99%`},
+		{set("netcpu.reserve: much"), `f.yaml:3:19: netcpu.reserve: "much": must start with a decimal number`},
+		{set("netcpu.reserve: 5ms"), `f.yaml:3:19: netcpu.reserve: "5ms": unknown unit "ms"; units are %`},
+		{set("netcpu: {reserve: 200%}"), `f.yaml:3:21: netcpu.reserve: "200%": must not be more than 100%`},
 		{set("netcpu: on"), `f.yaml:3:11: netcpu: "on": must be one of observe, charge, isolate, auto`},
 		{set("latency: yes"), `f.yaml:3:12: latency: "yes": must be on or off`},
 		{set(`overlay: ""`), `f.yaml:3:12: overlay: must not be empty`},

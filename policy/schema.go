@@ -18,6 +18,7 @@ const (
 	minLatency, maxLatency = 10 * time.Microsecond, 10 * time.Second
 	maxWeight              = 10000 // as in cgroup v2
 	maxPriority            = 65535
+	maxReserve             = 0.99 // with nothing left, no packet would ever come
 )
 
 // Key describes one key of the schema, for documentation and completion.
@@ -55,6 +56,9 @@ var schema = slices.Concat(
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe",
 			Meaning: "what is done about the CPU time that the container's packets take",
 			Built:   []string{AnyValue}, parse: parseNetCPU},
+		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set",
+			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
+			Built:   []string{AnyValue}, parse: parseNetCPUReserve},
 		{Name: "latency", Feature: "latency", Form: "off, on", Default: "on",
 			Meaning: "histograms of the delay that this host adds to packets",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency })},
@@ -139,6 +143,14 @@ func parseNetCPU(v string) (setter, error) {
 		return func(s *Settings) { s.NetCPU = m }, nil
 	}
 	return nil, errors.New("must be one of observe, charge, isolate, auto")
+}
+
+func parseNetCPUReserve(v string) (setter, error) {
+	share, err := ParsePercent(v)
+	if err == nil && share > maxReserve {
+		err = fmt.Errorf("must be between 0%% and %d%%", int(100*maxReserve))
+	}
+	return func(s *Settings) { t := share; s.NetCPUReserve = &t }, err
 }
 
 func lookup(name string) (Key, bool) {

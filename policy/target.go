@@ -40,10 +40,13 @@ type IO struct {
 type Settings struct {
 	Egress, Ingress Net
 	NetCPU          NetCPU // "" is observe
-	Latency         *bool  // nil: the default of the feature
-	Overlay         *bool
-	IOWeight        uint32
-	IO              []IO
+	// NetCPUReserve is the T of Iron, in parts of 1; nil: the default of the
+	// feature.
+	NetCPUReserve *float64
+	Latency       *bool // nil: the default of the feature
+	Overlay       *bool
+	IOWeight      uint32
+	IO            []IO
 }
 
 // Origin says where a value comes from, for explain: the file and line, or the

@@ -79,6 +79,20 @@ func ParseDuration(s string) (time.Duration, error) {
 	return time.Duration(ns), err
 }
 
+// percentUnits are what a percentage may end in, in millionths.
+var percentUnits = []unit{{suffix: "%", num: 10_000}, {suffix: "", num: 10_000}}
+
+// ParsePercent reads a percentage, with or without its sign, and gives it in
+// parts of 1: "5%" and "5" are 0.05. Decimal fractions are read to a millionth;
+// there are no signs, exponents or blanks, and nothing is above 100%.
+func ParsePercent(s string) (float64, error) {
+	n, err := parseQuantity(s, percentUnits, "%")
+	if err == nil && n > 1_000_000 {
+		err = errors.New("must not be more than 100%")
+	}
+	return float64(n) / 1_000_000, err
+}
+
 // parseBandwidth reads a Kubernetes quantity of bit/s, as in the annotations
 // kubernetes.io/ingress-bandwidth and egress-bandwidth.
 func parseBandwidth(s string) (uint64, error) {

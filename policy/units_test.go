@@ -52,6 +52,19 @@ func TestParseSizeAndDuration(t *testing.T) {
 	}
 }
 
+func TestParsePercent(t *testing.T) {
+	for s, want := range map[string]float64{"0%": 0, "5%": 0.05, "5": 0.05, "12.5%": 0.125, "100%": 1, "0.0001%": 0.000001} {
+		if got, err := ParsePercent(s); err != nil || got != want {
+			t.Errorf("ParsePercent(%q) = %v, %v, want %v", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", "%", "-5%", "+5%", "five", "5 %", "5%%", "1e1%", "100.001%", "101", "NaN", "inf", ".5%", "99999999999999999999999%"} {
+		if got, err := ParsePercent(s); err == nil {
+			t.Errorf("ParsePercent(%q) = %v, want an error", s, got)
+		}
+	}
+}
+
 func TestParseBandwidth(t *testing.T) {
 	for s, want := range map[string]uint64{"10M": 10e6, "1Gi": 1 << 30, "100k": 1e5, "1.5G": 1.5e9, "1000000": 1e6, "1e6": 1e6, "1E3": 1e3, "1E": 1e18, "1500000m": 1500, "1P": 1e15, "2.5e+9": 2.5e9} {
 		if got, err := parseBandwidth(s); err != nil || got != want {

@@ -40,8 +40,7 @@ type chargeConfig struct {
 	// allow tells how much network time each period of a container may hold
 	// before its incoming packets are to be dropped (ledger.Unlimited: any).
 	// It may be nil: nothing is dropped.
-	allow   func(id container.ID, budget, period time.Duration) error
-	reserve float64 // T; see ledger.Budget
+	allow func(id container.ID, budget, period time.Duration) error
 }
 
 // charger puts the mode charge into force: it keeps the ledgers of the
@@ -77,8 +76,12 @@ func idleCharger(cfg chargeConfig) *charger {
 	}
 }
 
-// add begins to charge a container. Again it changes nothing.
-func (ch *charger) add(c container.Container) error {
+// add begins to charge a container, with so much of its budget left when its
+// packets are dropped. Again it changes nothing but that.
+func (ch *charger) add(c container.Container, reserve float64) error {
+	if !ledger.ValidReserve(reserve) {
+		return fmt.Errorf("netcpu charge: a reserve of %v is not between 0 and 1", reserve)
+	}
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	dir, err := charged(c)
@@ -86,7 +89,7 @@ func (ch *charger) add(c container.Container) error {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
 	if p := ch.of[c.ID]; p != nil && p.dir == dir {
-		p.members[c.ID] = c
+		p.members[c.ID] = member{c, reserve}
 		return nil
 	} else if p != nil {
 		if err := ch.drop(c.ID); err != nil { // it was moved to another cgroup
@@ -108,7 +111,7 @@ func (ch *charger) add(c container.Container) error {
 		}
 		ch.payers[dir] = p
 	}
-	p.members[c.ID] = c
+	p.members[c.ID] = member{c, reserve}
 	ch.of[c.ID] = p
 	return nil
 }

@@ -127,7 +127,7 @@ func TestChargeInKernel(t *testing.T) {
 		},
 	})
 	t.Cleanup(func() { ch.close() })
-	must(t, ch.add(container.Container{ID: container.ID(id), Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}))
+	must(t, ch.add(container.Container{ID: container.ID(id), Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}, 0))
 	burn(t, cg)
 
 	uses(t, cg, 5, func() {}) // until it has begun

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -162,8 +163,8 @@ const ms = time.Millisecond
 // own quota again some time after they end.
 func TestChargeQuota(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
-		must(t, r.add(r.container()))
-		must(t, r.add(r.container()))
+		must(t, r.add(r.container(), 0))
+		must(t, r.add(r.container(), 0))
 		r.rounds(5, 0, 0)
 		if got := r.read(file); got != value || len(r.cfg.journal.Entries()) != 0 {
 			t.Errorf("%q was written with nothing to charge", got)
@@ -208,7 +209,7 @@ func TestChargeQuota(t *testing.T) {
 // on, and what is put back in the end.
 func TestChargeFollowsOwner(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
-		must(t, r.add(r.container()))
+		must(t, r.add(r.container(), 0))
 		r.rounds(30, 20*ms, 0)
 		changed := strings.Replace(value, "50000", "80000", 1)
 		r.file(r.dir, file, changed)
@@ -231,7 +232,7 @@ func TestChargeFollowsOwner(t *testing.T) {
 // The owner changes it between a decision and its write.
 func TestChargeLosesRace(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
-		must(t, r.add(r.container()))
+		must(t, r.add(r.container(), 0))
 		r.rounds(30, 20*ms, 0)
 		p := r.of[webID]
 		p.want = 30 * ms
@@ -251,7 +252,7 @@ func TestChargeLosesRace(t *testing.T) {
 // The owner takes the quota away, and gives one again.
 func TestChargeLimitComesAndGoes(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
-		must(t, r.add(r.container()))
+		must(t, r.add(r.container(), 0))
 		r.rounds(30, 20*ms, 0)
 		none := map[string]string{"cpu.max": "max 100000", "cpu.cfs_quota_us": "-1"}[file]
 		r.file(r.dir, file, none)
@@ -289,7 +290,7 @@ func TestChargeWeight(t *testing.T) {
 	} {
 		t.Run(h.name, func(t *testing.T) {
 			r := newChargeRig(t, h.v2, append([]string{h.file, h.value}, h.files...)...)
-			must(t, r.add(r.container()))
+			must(t, r.add(r.container(), 0))
 			r.ran = 30 * ms
 			r.rounds(5, 0, 0)
 			if got := r.read(h.file); got != h.value {
@@ -324,13 +325,13 @@ func TestChargeWeight(t *testing.T) {
 // take the quota that it finds for the owner's.
 func TestChargeAdopts(t *testing.T) {
 	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
-		must(t, r.add(r.container()))
+		must(t, r.add(r.container(), 0))
 		r.rounds(30, 20*ms, 0)
 		if r.read(file) == value {
 			t.Fatal("nothing is in force")
 		}
 		next := &chargeRig{charger: idleCharger(r.cfg), t: t, dir: r.dir}
-		must(t, next.add(r.container()))
+		must(t, next.add(r.container(), 0))
 		if got := next.of[webID].limit.Quota; got != 50*ms || r.read(file) != value {
 			t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
 		}
@@ -345,8 +346,8 @@ func TestChargePod(t *testing.T) {
 	one.Pod, two.Pod, two.ID = "pod", "pod", webID+1
 	one.Cgroup.CPU, one.Cgroup.V2 = filepath.Join(r.dir, "one"), filepath.Join(r.dir, "one")
 	two.Cgroup.CPU, two.Cgroup.V2 = filepath.Join(r.dir, "two"), filepath.Join(r.dir, "two")
-	must(t, r.add(one))
-	must(t, r.add(two))
+	must(t, r.add(one, 0))
+	must(t, r.add(two, 0))
 	if len(r.payers) != 1 || r.payers[r.dir] == nil {
 		t.Fatalf("%+v", r.payers)
 	}
@@ -367,7 +368,7 @@ func TestChargePod(t *testing.T) {
 // A container that has ended costs no error and is let go of.
 func TestChargeGone(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
-	must(t, r.add(r.container()))
+	must(t, r.add(r.container(), 0))
 	r.rounds(30, 20*ms, 0)
 	must(t, os.RemoveAll(r.dir))
 	must(t, r.round(r.now.Add(time.Second)))
@@ -375,10 +376,10 @@ func TestChargeGone(t *testing.T) {
 		t.Error(err)
 	}
 	must(t, r.remove(webID))
-	if err := r.add(r.container()); !errors.Is(err, journal.ErrGone) {
+	if err := r.add(r.container(), 0); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("add: %v", err)
 	}
-	if err := r.add(container.Container{ID: 9}); err == nil {
+	if err := r.add(container.Container{ID: 9}, 0); err == nil {
 		t.Error("a container without a cgroup was charged")
 	}
 }
@@ -386,7 +387,7 @@ func TestChargeGone(t *testing.T) {
 // A value that makes no sense is told once and changes nothing.
 func TestChargeAbsurd(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
-	must(t, r.add(r.container()))
+	must(t, r.add(r.container(), 0))
 	r.file(r.dir, "cpu.max", "-50000 100000\n")
 	if err := r.round(r.now); err == nil {
 		t.Error("a negative quota was taken")
@@ -396,7 +397,7 @@ func TestChargeAbsurd(t *testing.T) {
 		t.Errorf("%q was written", got)
 	}
 	bad := newChargeRig(t, true, "cpu.max", "99999999999999999999 100000\n")
-	if err := bad.add(bad.container()); err == nil {
+	if err := bad.add(bad.container(), 0); err == nil {
 		t.Error("an absurd quota was taken")
 	}
 }
@@ -438,7 +439,6 @@ func TestCharged(t *testing.T) {
 func TestAllowed(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
 	told := make(map[container.ID]time.Duration)
-	r.cfg.reserve = 0.1
 	r.cfg.allow = func(id container.ID, budget, period time.Duration) error {
 		if period != 100*ms {
 			t.Errorf("period %v", period)
@@ -446,10 +446,17 @@ func TestAllowed(t *testing.T) {
 		told[id] = budget
 		return nil
 	}
-	must(t, r.add(r.container()))
-	r.rounds(10, 0, 0)
-	if got := told[webID]; got < 22*ms || got > 23*ms {
-		t.Errorf("budget %v beside tasks without end, T 10 %%", got)
+	for reserve, want := range map[float64]time.Duration{0: 25 * ms, 0.1: 22500 * time.Microsecond, 0.8: 5 * ms} {
+		must(t, r.add(r.container(), reserve))
+		r.rounds(10, 0, 0)
+		if got := told[webID]; got < want-ms || got > want+ms {
+			t.Errorf("budget %v beside tasks without end, want %v with T %v", got, want, reserve)
+		}
+	}
+	for _, reserve := range []float64{-0.1, 1, 2, math.NaN()} {
+		if err := r.add(r.container(), reserve); err == nil {
+			t.Errorf("T %v is taken", reserve)
+		}
 	}
 	must(t, r.remove(webID))
 	if told[webID] != ledger.Unlimited {

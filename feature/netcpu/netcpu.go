@@ -181,7 +181,7 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 		}
 		return err
 	case policy.NetCPUCharge:
-		return n.charge(ctx, t.Container)
+		return n.charge(ctx, t.Container, t.Settings.NetCPUReserve)
 	case policy.NetCPUIsolate:
 	default:
 		return fmt.Errorf("netcpu %s: %w", mode, feature.ErrNotBuilt)
@@ -209,7 +209,7 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 func (n *Netcpu) newCharger() *charger {
 	cfg := chargeConfig{
 		roots: n.cfg.Roots, layout: n.layout, journal: n.cfg.Journal, log: n.cfg.Log,
-		read: n.costs(), reserve: ledger.DefaultReserve,
+		read: n.costs(),
 	}
 	if n.early != nil {
 		n.guards = &guards{early: n.early, meter: n.meter, of: make(map[uint64]*watched)}
@@ -219,7 +219,8 @@ func (n *Netcpu) newCharger() *charger {
 }
 
 // charge makes the quota or the weight of a container follow its account.
-func (n *Netcpu) charge(ctx context.Context, c container.Container) error {
+// reserve is nil for the usual one.
+func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *float64) error {
 	if n.charger == nil {
 		return fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
 	}
@@ -228,7 +229,11 @@ func (n *Netcpu) charge(ctx context.Context, c container.Container) error {
 			return err
 		}
 	}
-	if err := n.charger.add(c); err != nil {
+	t := ledger.DefaultReserve
+	if reserve != nil {
+		t = *reserve
+	}
+	if err := n.charger.add(c, t); err != nil {
 		return err
 	}
 	n.mu.Lock()

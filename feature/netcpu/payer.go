@@ -19,7 +19,7 @@ type payer struct {
 	dir     string // in the hierarchy of the cpu controller
 	usage   string // where its CPU time is read
 	owner   container.ID
-	members map[container.ID]container.Container
+	members map[container.ID]member
 
 	limit cgroup.Bandwidth // what its owner has set
 	now   time.Duration    // the quota in force
@@ -36,9 +36,24 @@ type payer struct {
 	problem string // the last error, which is told once
 }
 
+// member is one of the containers of a payer.
+type member struct {
+	container.Container
+	reserve float64 // T; see ledger.Budget
+}
+
+// reserve is the largest that one of the members has: their packets are in one
+// budget, and what one wants to have left the others must leave.
+func (p *payer) reserve() (t float64) {
+	for _, m := range p.members {
+		t = max(t, m.reserve)
+	}
+	return t
+}
+
 // newPayer opens the account of a cgroup with what is in force as its owner's.
 func (ch *charger) newPayer(dir, usage string, owner container.ID) (*payer, error) {
-	p := &payer{dir: dir, usage: usage, owner: owner, members: make(map[container.ID]container.Container)}
+	p := &payer{dir: dir, usage: usage, owner: owner, members: make(map[container.ID]member)}
 	if usage == "" {
 		return nil, errors.New("the container's cgroup is not known")
 	}
@@ -94,7 +109,7 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	budget := ledger.Unlimited
 	if p.ledger != nil {
 		p.want = p.ledger.Step(c)
-		budget = p.ledger.Budget(ch.cfg.reserve)
+		budget = p.ledger.Budget(p.reserve())
 	} else {
 		share, err := shares.of(p)
 		if err != nil {
@@ -107,7 +122,7 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 		if err := ch.weigh(p, factor); err != nil {
 			return err
 		}
-		budget = p.weigher.Budget(p.limit.Period, share, ch.cfg.reserve)
+		budget = p.weigher.Budget(p.limit.Period, share, p.reserve())
 	}
 	if ch.cfg.allow == nil {
 		return nil
