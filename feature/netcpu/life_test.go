@@ -287,16 +287,18 @@ func TestQueueFollowsTraffic(t *testing.T) {
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
 	own := h.container.Cgroup.CPU
 	h.untilThreads("one container's packets alone", own, h.uplinkGroup())
 
 	// One flow uses one queue, whichever: many flows use both.
-	for i := range 8 {
+	var others []string
+	for i := range 32 {
 		to := fmt.Sprintf("10.66.0.%d", 100+i)
 		must(t, h.wire.Neighbour("wire", netip.MustParseAddr(to), "02:00:00:00:00:99"))
-		h.start(h.wire, "udp-send", "--to", to+":9000", "--rate", "20")
+		others = append(others, to+":9000")
 	}
+	h.start(h.wire, "udp-send", "--to", strings.Join(others, ","), "--rate", "20")
 	h.untilThreads("others' packets beside it", h.uplinkGroup(), h.uplinkGroup())
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
@@ -307,7 +309,7 @@ func TestQueueOfAnEndedContainer(t *testing.T) {
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "10000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
 	h.untilThreads("one container's packets alone", h.container.Cgroup.CPU, h.uplinkGroup())
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	if got := h.threads(); len(got) != 0 || len(h.notes()) != 0 {
