@@ -110,6 +110,11 @@ func TestTraffic(t *testing.T) {
 	})
 	r.reachable("shaped")
 	mustSay(t, a.run("traffic", "--interval", "200ms"), 0, "nic0, from containers, 1.00Gbit; over 0.2 s", "e2e-rate    150mbit <=200mbit     150Mbit", "e2e-weight", "600Mbit", "(others)")
+	// What it receives is held back at its veth, which then has a table.
+	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil=100mbit"), 0, "fairlead.net.ingress.ceil = 100mbit, set by uid 0")
+	r.reachable("held back")
+	mustSay(t, a.run("traffic", "e2e-rate", "--total"), 0, "h1, to containers, 100Mbit", "<=100mbit", "nic0, from containers")
+	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil-"), 0, "fairlead.net.ingress.ceil = the link, by default")
 	mustSay(t, a.run("traffic", "e2e-rate", "--total", "-o", "json"), 0, `"direction": "egress"`, `"rate_bits_per_second": 150000000`, `"sent_packets": `)
 	if self, _ := a.selfOf(r.boxes[0]); self.Traffic == nil || len(self.Traffic.Classes) != 1 || self.Traffic.Classes[0].Name != "e2e-rate" || self.Traffic.Classes[0].Packets == 0 {
 		t.Errorf("the container sees %+v", self.Traffic)
