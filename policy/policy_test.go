@@ -274,11 +274,11 @@ fairlead.io.weight=100 (default)`
 	if got := originText(targets[0].Effective()); got != want {
 		t.Errorf("Effective\n%s\nwant\n%s", got, want)
 	}
-	want = "fairlead.latency=on (p/1.yaml:2)\nfairlead.net.latency=2ms (p/1.yaml:2)"
+	want = "fairlead.latency=on (p/1.yaml:2)"
 	if got := originText(targets[0].Unavailable()); got != want {
 		t.Errorf("Unavailable\n%s\nwant\n%s", got, want)
 	}
-	want = "p/1.yaml:2:37: net.latency: \"2ms\": not available in this build\np/1.yaml:2:65: latency: \"on\": not available in this build"
+	want = "p/1.yaml:2:65: latency: \"on\": not available in this build"
 	if got := Problems(p.Unavailable()).Error(); got != want {
 		t.Errorf("Policy.Unavailable\n%s\nwant\n%s", got, want)
 	}

@@ -50,8 +50,8 @@ func Schema() []Key { return slices.Clone(schema) }
 
 // schema is constant.
 var schema = slices.Concat(
-	netKeys("net.", "from the container", []string{AnyValue}, func(s *Settings) *Net { return &s.Egress }),
-	netKeys("net.ingress.", "towards the container", []string{AnyValue}, func(s *Settings) *Net { return &s.Ingress }),
+	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
+	netKeys("net.ingress.", "towards the container", func(s *Settings) *Net { return &s.Ingress }),
 	[]Key{
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe",
 			Meaning: "what is done about the CPU time that the container's packets take",
@@ -74,8 +74,9 @@ var schema = slices.Concat(
 	},
 )
 
-// netKeys are the five keys of one direction. built is Built of all but latency.
-func netKeys(group, way string, built []string, net func(*Settings) *Net) []Key {
+// netKeys are the five keys of one direction.
+func netKeys(group, way string, net func(*Settings) *Net) []Key {
+	built := []string{AnyValue}
 	return []Key{
 		{Name: group + "rate", Feature: "traffic", Form: "50mbit", Meaning: "guaranteed bandwidth " + way, Built: built,
 			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Rate })},
@@ -88,7 +89,7 @@ func netKeys(group, way string, built []string, net func(*Settings) *Net) []Key 
 				n, err := parseInteger(v, 0, maxPriority)
 				return func(s *Settings) { p := int(n); net(s).Priority = &p }, err
 			}},
-		{Name: group + "latency", Feature: "traffic", Form: "2ms", Meaning: "bound on the queueing delay that this host adds, " + way,
+		{Name: group + "latency", Feature: "traffic", Form: "2ms", Meaning: "bound on the queueing delay that this host adds, " + way, Built: built,
 			parse: func(v string) (setter, error) {
 				d, err := ParseDuration(v)
 				if err == nil && (d < minLatency || d > maxLatency) {

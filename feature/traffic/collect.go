@@ -107,7 +107,7 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 		return to
 	}
 	defer d.Close()
-	stats, err := d.Stats(qdisc.KindHTB)
+	stats, err := d.Stats(kindOf(p))
 	if err != nil {
 		return to // the device has gone, or someone else's qdisc is there
 	}

@@ -73,13 +73,13 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 // unshare ends the sharing of what an uplink receives. What waits is delivered.
 func (f *Traffic) unshare(u *uplink) error {
 	i := &u.ingress
-	index, claimed := i.index, i.claimed && !i.lost
+	index, kind, claimed := i.index, i.kind, i.claimed && !i.lost
 	errs := []error{i.close()}
 	if index == 0 {
 		return errors.Join(errs...)
 	}
 	if claimed {
-		errs = append(errs, f.drain(index))
+		errs = append(errs, f.drain(index, kind))
 	}
 	q := queue{index: index}
 	errs = append(errs, f.undo(append(q.knobs(f.host), f.host.IFB(u.index).Ref())...))
@@ -87,13 +87,13 @@ func (f *Traffic) unshare(u *uplink) error {
 }
 
 // drain waits, for a moment, until all has left our root of a device.
-func (f *Traffic) drain(index int) error {
+func (f *Traffic) drain(index int, kind qdisc.Kind) error {
 	d, err := qdisc.Open(f.host, index)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	if err := d.Drain(qdisc.KindHTB); err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, qdisc.ErrNotOurs) {
+	if err := d.Drain(kind); err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, qdisc.ErrNotOurs) {
 		return err
 	}
 	return nil

@@ -17,8 +17,9 @@ import (
 type queue struct {
 	link    model.Link
 	index   int
-	claimed bool // its root qdisc is ours
-	lost    bool // it was, until someone replaced it
+	claimed bool       // its root qdisc is ours,
+	kind    qdisc.Kind // of this kind
+	lost    bool       // it was, until someone replaced it
 }
 
 var errLost = errors.New("someone has replaced the root qdisc, which is left alone: nothing is guaranteed there until all containers' policy is removed and set again")
@@ -28,7 +29,8 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	if q.lost {
 		return errLost
 	}
-	if err := q.claim(j, ns, by); err != nil {
+	kind := kindOf(p)
+	if err := q.claim(j, ns, kind, by); err != nil {
 		return err
 	}
 	d, err := qdisc.Open(ns, q.index)
@@ -36,7 +38,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 		return err
 	}
 	defer d.Close()
-	_, err = d.Bring(qdisc.KindHTB, classes(p))
+	_, err = d.Bring(kind, classes(p))
 	if errors.Is(err, qdisc.ErrNotOurs) {
 		q.lost = true
 		return errLost
@@ -47,20 +49,33 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 // classes gives a plan in the words of kernel/qdisc.
 func classes(p model.Plan) []qdisc.Class {
 	out := make([]qdisc.Class, 0, len(p.Classes)+1)
-	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root)})
+	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root), HFSC: hfsc(p.Top)})
 	for _, c := range p.Classes {
 		minor := uint16(c.Slot)
 		if minor == 0 {
 			minor = qdisc.MinorDefault
 		}
-		out = append(out, qdisc.Class{Minor: minor, HTB: qdisc.HTB(c.HTB)})
+		out = append(out, qdisc.Class{Minor: minor, HTB: qdisc.HTB(c.HTB), HFSC: hfsc(c.HFSC)})
 	}
 	return out
 }
 
-// claim makes the device's root qdisc ours, without any class yet.
-func (q *queue) claim(j *journal.Journal, ns *netdev.NS, by journal.Owner) error {
-	if q.claimed {
+// kindOf is the kind of qdisc that puts a plan into force.
+func kindOf(p model.Plan) qdisc.Kind {
+	if p.Link.HFSC {
+		return qdisc.KindHFSC
+	}
+	return qdisc.KindHTB
+}
+
+func hfsc(c model.HFSC) qdisc.HFSC {
+	return qdisc.HFSC{RealTime: qdisc.Curve(c.RealTime), LinkShare: qdisc.Curve(c.LinkShare), UpperLimit: qdisc.Curve(c.UpperLimit)}
+}
+
+// claim makes the device's root qdisc ours, without any class yet. If it is ours
+// already, but of another kind, what waits in it is lost.
+func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, by journal.Owner) error {
+	if q.claimed && q.kind == kind {
 		return nil
 	}
 	length := qdisc.QueueLen(ns, q.index)
@@ -71,10 +86,10 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, by journal.Owner) error
 			return err
 		}
 	}
-	if err := j.Turn(qdisc.Root(ns, q.index), qdisc.Ours(qdisc.KindHTB), by); err != nil {
+	if err := j.Turn(qdisc.Root(ns, q.index), qdisc.Ours(kind), by); err != nil {
 		return err
 	}
-	q.claimed = true
+	q.claimed, q.kind = true, kind
 	return nil
 }
 

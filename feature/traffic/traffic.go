@@ -2,7 +2,8 @@
 // guaranteed rate, an upper bound, a share by weight of what is left, and an
 // order in which idle bandwidth is taken.
 //
-// In this build it does so for what containers send by the uplinks, by HTB. It
+// It does so for what containers send by the uplinks and for what they receive,
+// by HTB, or by HFSC where a bound on latency is asked for. It
 // is no policer: nothing is dropped that a queue can hold. The arithmetic is
 // package model's, the qdiscs kernel/qdisc's; here containers are joined with
 // both, and their packets with their classes (traffic.bpf.c). Package agent
@@ -63,6 +64,7 @@ type Traffic struct {
 	cfg     Config
 	support probe.Verdict
 	v2      string // root of the cgroup v2 tree
+	hfsc    bool   // the kernel has it
 	find    *netdev.Finder
 	hooks   *qdisc.Hooks
 
@@ -110,6 +112,7 @@ func New(cfg Config) (*Traffic, error) {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "no HTB: " + err.Error(), Mend: "a kernel with CONFIG_NET_SCH_HTB"}
 		return f, nil
 	}
+	f.hfsc = qdisc.Supported(qdisc.KindHFSC) == nil
 	if f.hooks, err = qdisc.OpenHooks(f.find, cfg.Journal); err == nil {
 		f.programs, err = load(cfg.MarkMask, cfg.TCIndex)
 	}
@@ -133,7 +136,6 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	d := due{t.Settings.Egress, t.Settings.Ingress}
-	d.egress.Latency, d.ingress.Latency = 0, 0 // not in this build; policy tells so
 	wanted := asked(d.egress) || asked(d.ingress)
 	if f.programs == nil || f.host == nil {
 		if wanted {
@@ -352,14 +354,19 @@ func (f *Traffic) planIngress() (map[int]model.Plan, error) {
 
 func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(due) policy.Net) (map[int]model.Plan, error) {
 	tenants := make([]model.Tenant, 0, len(f.tenants))
+	bounds, orders := false, false
 	for _, t := range f.tenants {
 		if n := of(t.due); asked(n) {
 			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n})
+			bounds, orders = bounds || n.Latency > 0, orders || n.Priority != nil
 		}
 	}
 	plans := make(map[int]model.Plan, len(f.uplinks))
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
 		l := link(f.uplinks[index])
+		// HFSC has deadlines, and no priorities; HTB can keep a latency as well,
+		// at the price of an order.
+		l.HFSC = f.hfsc && bounds && !orders
 		p, err := model.Compute(l, tenants)
 		if err != nil {
 			return nil, fmt.Errorf(format, l.Name, err)

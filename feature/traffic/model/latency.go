@@ -103,10 +103,8 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 		}
 	}
 	if last < 0 {
-		// Without latencies the promises are rates, which were admitted; only
-		// the least shares of a great many can be too much for a slow link.
-		return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: policy.ErrOverLink,
-			Reason: fmt.Sprintf("%d tenants with at least %s each are too many for the %s link", len(ts), policy.FormatRate(minShare), policy.FormatRate(l.Rate))}
+		// Without latencies the promises are rates, which were admitted.
+		return tooMany(l, ts)
 	}
 	r := &Refusal{Slot: ts[last].Slot, Key: "latency", err: ErrInfeasible,
 		Reason: fmt.Sprintf("within %s all that wake at once are promised %s of the %s link", at, policy.FormatRate(uint64(most/at.Seconds())), policy.FormatRate(l.Rate))}
@@ -117,6 +115,13 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 		r.Mend = fmt.Sprintf("a latency of at least %s", need)
 	}
 	return r
+}
+
+// tooMany refuses the last of a great many tenants on a slow link, for whom not
+// even the least share is left.
+func tooMany(l Link, ts []Tenant) error {
+	return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: policy.ErrOverLink,
+		Reason: fmt.Sprintf("%d tenants with at least %s each are too many for the %s link", len(ts), policy.FormatRate(minShare), policy.FormatRate(l.Rate))}
 }
 
 // crossing finds a time at which curves promise more than the link has carried

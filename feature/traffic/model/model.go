@@ -31,6 +31,8 @@ type Link struct {
 	// Below is how long a packet waits after the shaper at the most: in the
 	// device's ring, say.
 	Below time.Duration
+	// HFSC says that the shaper is of this kind, and not HTB.
+	HFSC bool
 }
 
 // Tenant is one network tenant and what is due to it on the Link.
@@ -59,6 +61,7 @@ type Class struct {
 type Plan struct {
 	Link    Link
 	Root    HTB     // of the class that all others borrow from
+	Top     HFSC    // the same of HFSC
 	Classes []Class // by Slot; the first is that of slot.Nobody
 
 	// The paper's B_s, B_d, W_s and W_d: what is promised to those with a
@@ -125,7 +128,7 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 	// The bandwidth of a unit of weight: of the shares that no ceil cuts. The
 	// class of everybody else has none, so there is one.
 	p.PerWeight = max(shares[0]/defaultWeight, minShare)
-	lvl := ranks(ts)
+	lvl := ranks(l, ts)
 	for i, t := range ts {
 		c := Class{
 			Slot: t.Slot, Guaranteed: max(t.Rate+shares[i], minShare), Ceil: t.Ceil,
@@ -137,7 +140,11 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 		}
 		p.Classes = append(p.Classes, c)
 	}
-	if err := feasible(l, ts, p.Classes); err != nil {
+	check := inTurn
+	if l.HFSC {
+		check = feasible
+	}
+	if err := check(l, ts, p.Classes); err != nil {
 		return Plan{}, err
 	}
 	p.parameters(ts)
@@ -246,8 +253,9 @@ func divide(pool uint64, ts []Tenant) []uint64 {
 // ranks gives each tenant a level by its priority: those without one come last.
 // For more different priorities than there are levels each level is an interval
 // of them (the paper's priority intervals), cut anew by rank for each set of
-// tenants: the levels are evenly used however the numbers lie.
-func ranks(ts []Tenant) []int {
+// tenants: the levels are evenly used however the numbers lie. Under HTB the
+// first level is for tenants with a latency, if there are any: see inTurn.
+func ranks(l Link, ts []Tenant) []int {
 	const none = 1 << 62
 	of := func(t Tenant) int {
 		if t.Priority == nil {
@@ -255,21 +263,34 @@ func ranks(ts []Tenant) []int {
 		}
 		return *t.Priority
 	}
+	first := 0
 	var distinct []int
 	for _, t := range ts {
+		if t.urgent(l) {
+			first = 1
+			continue
+		}
 		distinct = append(distinct, of(t))
 	}
 	slices.Sort(distinct)
 	distinct = slices.Compact(distinct)
 	out := make([]int, len(ts))
 	for i, t := range ts {
-		rank, _ := slices.BinarySearch(distinct, of(t))
-		if out[i] = rank; len(distinct) > levels {
-			out[i] = rank * levels / len(distinct)
+		if t.urgent(l) {
+			continue
 		}
+		rank, _ := slices.BinarySearch(distinct, of(t))
+		if left := levels - first; len(distinct) > left {
+			rank = rank * left / len(distinct)
+		}
+		out[i] = first + rank
 	}
 	return out
 }
+
+// urgent says whether a tenant has to be served before all others for its
+// latency to be kept.
+func (t Tenant) urgent(l Link) bool { return !l.HFSC && t.Latency > 0 }
 
 // muldiv is a*b/c without overflow on the way, at most the largest number;
 // 0 for c = 0.

@@ -18,6 +18,13 @@ const (
 
 func link(rate uint64) Link { return Link{Name: "eth0", Rate: rate, MTU: 1514, MaxPacket: 65536} }
 
+// curves is a link whose shaper is HFSC.
+func curves(rate uint64) Link {
+	l := link(rate)
+	l.HFSC = true
+	return l
+}
+
 func prio(p int) *int { return &p }
 
 func tenant(s slot.Slot, n policy.Net) Tenant {
@@ -136,6 +143,23 @@ func TestLevels(t *testing.T) {
 	}
 }
 
+// Under HTB whoever has a latency is in front of all others, by the smallest
+// burst; under HFSC there is no such order.
+func TestUrgent(t *testing.T) {
+	nets := []Tenant{tenant(1, policy.Net{Priority: prio(0)}), tenant(2, policy.Net{Latency: 2 * time.Millisecond}), tenant(3, policy.Net{Weight: 1, Latency: 3 * time.Millisecond})}
+	p := compute(t, link(gbit), nets...)
+	if got := []int{p.Classes[0].Level, p.Classes[1].Level, p.Classes[2].Level, p.Classes[3].Level}; fmt.Sprint(got) != "[2 1 0 0]" {
+		t.Errorf("levels %v", got)
+	}
+	if b := p.Classes[2].HTB.Burst; b != 2*1514 {
+		t.Errorf("burst %d", b)
+	}
+	q := compute(t, curves(gbit), nets...)
+	if got := []int{q.Classes[1].Level, q.Classes[2].Level}; fmt.Sprint(got) != "[0 1]" || q.Classes[2].HFSC.RealTime.M2 == 0 {
+		t.Errorf("HFSC: levels %v, %+v", got, q.Classes[2])
+	}
+}
+
 func TestParameters(t *testing.T) {
 	p := compute(t, link(gbit),
 		tenant(1, policy.Net{Weight: 1}), tenant(2, policy.Net{Weight: 2, Ceil: 100 * mbit}), tenant(3, policy.Net{Rate: 10 * mbit}))
@@ -190,7 +214,13 @@ func TestRefusals(t *testing.T) {
 		{"rate above ceil", link(gbit), []policy.Net{{Rate: 2 * mbit, Ceil: mbit}}, 1, ErrOverCeil, "2mbit is more than the ceil 1mbit", "at least the rate"},
 		{"shorter than a packet of others", link(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
 			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or packets of at most 59471 bytes (gso_max_size)"},
-		{"too many at once", link(100 * mbit), []policy.Net{{Latency: 5500 * time.Microsecond}, {Latency: 5500 * time.Microsecond}}, 2, ErrInfeasible,
+		{"the same by curves", curves(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
+			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or packets of at most 59471 bytes (gso_max_size)"},
+		{"one after the other", link(gbit), []policy.Net{{Rate: 100 * mbit, Latency: 2 * time.Millisecond}, {Weight: 1}, {Rate: mbit, Latency: 1100 * time.Microsecond}}, 3, ErrInfeasible,
+			"wait for 1.21ms on the 1gbit link: 1 other containers with a latency can come before it, of which c1 has the most, 100mbit", "a latency of at least 1.21ms"},
+		{"who was there first", link(gbit), []policy.Net{{Rate: mbit, Latency: 600 * time.Microsecond}, {Rate: mbit, Latency: 5 * time.Millisecond}}, 1, ErrInfeasible,
+			"c2 has the most, 1mbit", "a latency of at least"},
+		{"too many at once", curves(100 * mbit), []policy.Net{{Latency: 5500 * time.Microsecond}, {Latency: 5500 * time.Microsecond}}, 2, ErrInfeasible,
 			"of the others c1 needs the most", "a latency of at least"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -279,8 +309,10 @@ func TestFeasible(t *testing.T) {
 		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
 		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
 	} {
-		if err := Feasible(link(gbit), others, tt.t); !errors.Is(err, tt.want) {
-			t.Errorf("%+v: %v, want %v", tt.t, err, tt.want)
+		for _, l := range []Link{link(gbit), curves(gbit)} {
+			if err := Feasible(l, others, tt.t); !errors.Is(err, tt.want) {
+				t.Errorf("HFSC %v: %+v: %v, want %v", l.HFSC, tt.t, err, tt.want)
+			}
 		}
 	}
 }

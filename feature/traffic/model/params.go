@@ -32,6 +32,8 @@ const turnTime = 5 * time.Millisecond
 func (p *Plan) parameters(ts []Tenant) {
 	rate := p.Link.Rate
 	p.Root = HTB{Rate: rate, Ceil: rate, Burst: p.burst(rate), CBurst: p.burst(rate), Quantum: uint32(p.Link.MTU)}
+	all := Curve{M1: rate, M2: rate}
+	p.Top = HFSC{LinkShare: all, UpperLimit: all}
 	quantum := p.quanta()
 	for i := range p.Classes {
 		c := &p.Classes[i]
@@ -39,6 +41,9 @@ func (p *Plan) parameters(ts []Tenant) {
 			Rate: c.Guaranteed, Ceil: c.Ceil,
 			Burst: p.burst(c.Guaranteed), CBurst: p.burst(c.Ceil),
 			Quantum: quantum(c.Weight), Prio: uint32(c.Level),
+		}
+		if ts[i].urgent(p.Link) {
+			c.HTB.Burst = uint32(ownBurst(p.Link, ts[i]))
 		}
 		// Each leaf has a real-time curve, as one that has not is starved by
 		// those that have; feasible has found this one before.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ func some(t *rapid.T) (Link, []Tenant) {
 	l := Link{
 		Name: "eth0", Rate: rapid.Uint64Range(minShare, 1e15).Draw(t, "link"), MTU: rapid.IntRange(64, 9018).Draw(t, "mtu"),
 		MaxPacket: rapid.SampledFrom([]int{0, 65536, 524288}).Draw(t, "gso"), Below: time.Duration(rapid.IntRange(0, 100000).Draw(t, "below")),
+		HFSC: rapid.Bool().Draw(t, "hfsc"),
 	}
 	part := func(name string) uint64 {
 		return muldiv(l.Rate, rapid.Uint64Range(0, 120).Draw(t, name), 100)
@@ -59,6 +61,7 @@ func TestRandomPlans(t *testing.T) {
 		for _, x := range ts {
 			net[x.Slot] = x
 		}
+		urgent := slices.ContainsFunc(ts, func(x Tenant) bool { return x.Latency > 0 })
 		var sum, m1, slack uint64
 		for _, c := range p.Classes {
 			want := net[c.Slot]
@@ -75,7 +78,10 @@ func TestRandomPlans(t *testing.T) {
 			case c.HFSC.RealTime.M2 == 0 || c.HFSC.LinkShare.M2 == 0:
 				t.Fatalf("%+v: would be starved under HFSC", c)
 			}
-			if want.Latency > 0 && want.Rate > 0 && c.HFSC.RealTime.D > 0 {
+			if !l.HFSC && (want.Latency > 0 && c.Level != 0 || want.Latency == 0 && c.Level == 0 && urgent) {
+				t.Fatalf("%+v has the level %d", want, c.Level)
+			}
+			if l.HFSC && want.Latency > 0 && want.Rate > 0 && c.HFSC.RealTime.D > 0 {
 				// What is promised: one frame by the deadline, after the
 				// largest packet of somebody else.
 				d := c.HFSC.RealTime.D
@@ -87,7 +93,7 @@ func TestRandomPlans(t *testing.T) {
 		if limit := l.Rate / 100 * admitted; sum > limit+slack {
 			t.Fatalf("%d bit/s are guaranteed, of %d", sum, limit)
 		}
-		if float64(m1) > float64(l.Rate)*(1+1e-5)+float64(slack) {
+		if l.HFSC && float64(m1) > float64(l.Rate)*(1+1e-5)+float64(slack) {
 			t.Fatalf("at first %d bit/s are promised, of %d", m1, l.Rate)
 		}
 		for _, a := range p.Classes {
@@ -112,7 +118,8 @@ func checkPair(t *rapid.T, ta, tb Tenant, a, b Class, p Plan) {
 	if tb.Priority != nil {
 		pb = *tb.Priority
 	}
-	if pa == pb && a.Level != b.Level || pa < pb && a.Level > b.Level {
+	inOrder := p.Link.HFSC || ta.Latency == 0 && tb.Latency == 0 // else whoever has a latency is in front
+	if inOrder && (pa == pb && a.Level != b.Level || pa < pb && a.Level > b.Level) {
 		t.Fatalf("priorities %d and %d have the levels %d and %d", pa, pb, a.Level, b.Level)
 	}
 	plain := func(x Tenant) bool { return x.Rate == 0 && x.Ceil == 0 }
