@@ -1,0 +1,76 @@
+package traffic_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// BenchmarkMany gives how long it takes to put one change in force where many
+// containers have a policy: every class of the uplink is another then. The
+// first figure is what it took for all to come, one after the other.
+func BenchmarkMany(b *testing.B) {
+	for _, tt := range []struct {
+		tenants int
+		ingress bool
+	}{{100, false}, {100, true}, {1000, false}} {
+		b.Run(fmt.Sprintf("%d tenants, both directions %v", tt.tenants, tt.ingress), func(b *testing.B) {
+			h := newHost(b, 10*gbit)
+			h.start()
+			apply := func(i int, weight uint32) {
+				n := policy.Net{Weight: weight}
+				in := policy.Net{}
+				if tt.ingress {
+					in = n
+				}
+				must(b, h.due(fake(container.ID(i)), n, in))
+			}
+			start := time.Now()
+			for i := range tt.tenants {
+				apply(i+1, 1)
+			}
+			all := time.Since(start)
+			weight := uint32(1)
+			for b.Loop() {
+				weight++
+				apply(1, weight)
+			}
+			b.ReportMetric(all.Seconds(), "s-for-all")
+			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/change")
+			if n := len(h.classes()); n != tt.tenants+2 {
+				b.Errorf("%d classes", n)
+			}
+			start = time.Now()
+			must(b, h.traffic.Remove(b.Context(), fake(2).ID))
+			b.ReportMetric(float64(time.Since(start).Milliseconds()), "ms/removal")
+		})
+	}
+}
+
+// TestManyTenants holds a thousand.
+func TestManyTenants(t *testing.T) {
+	const n = 1000
+	h := newHost(t, 10*gbit)
+	h.start()
+	for i := range n {
+		// Guarantees change nobody else's, weights everybody's.
+		must(t, h.apply(fake(container.ID(i+1)), policy.Net{Rate: 5 * mbit}))
+	}
+	if got := len(h.classes()); got != n+2 {
+		t.Errorf("%d classes for %d tenants", got, n)
+	}
+	before := h.journal.Entries()
+	must(t, h.apply(fake(n/2), policy.Net{Rate: 5 * mbit}))
+	if after := h.journal.Entries(); len(after) != len(before) {
+		t.Errorf("%d entries, had %d", len(after), len(before))
+	}
+	for i := range n {
+		must(t, h.traffic.Remove(t.Context(), fake(container.ID(i+1)).ID))
+	}
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
+	}
+}
