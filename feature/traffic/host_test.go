@@ -221,7 +221,7 @@ func (h *host) stats(c *container.Container) qdisc.Stats {
 // send sends datagrams from a process of the container, and gives how many.
 func (h *host) send(box *sandbox.Box, to string) uint64 {
 	h.t.Helper()
-	cmd, board, err := load.Command("udp-send", "--to", to, "--rate", "2000", "--size", "100", "--for", "150ms")
+	cmd, board, err := load.Command("udp-send", "--to", to, "--rate", "2000", "--size", "100", "--for", "300ms")
 	must(h.t, err)
 	defer board.Close()
 	p, err := box.Start(cmd)

@@ -60,6 +60,14 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 		}
 		return fmt.Errorf("what it receives: %w", err)
 	}
+	if l, err := f.host.Link(index); err != nil {
+		return err
+	} else if !l.Up {
+		return fmt.Errorf("what it receives is not shared: someone has set %s down", l.Name)
+	}
+	if err := f.watch(); err != nil {
+		return err
+	}
 	if i.inbound == nil {
 		if i.program, err = f.programs.inbound(index); err != nil {
 			return err
@@ -68,6 +76,44 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	// The last on the hook: who is before it (an early drop) decides first, and
 	// who would come after it would see nothing.
 	return f.put(&i.inbound, qdisc.Hook{NS: f.host, Index: u.index, Last: true, Name: "inbound"}, i.program)
+}
+
+// watch begins to look after the IFBs: packets that are led to one that has gone,
+// or that is down, are lost.
+func (f *Traffic) watch() (err error) {
+	if f.unwatch == nil {
+		f.unwatch, err = f.host.Watch(f.lookAfter)
+	}
+	return err
+}
+
+// lookAfter ends the sharing at uplinks whose IFB does not take packets any more.
+func (f *Traffic) lookAfter() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, u := range f.uplinks {
+		if f.host == nil || u.ingress.inbound == nil {
+			continue
+		}
+		l, err := f.host.Link(u.ingress.index)
+		if err == nil && l.Up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
+			continue
+		}
+		f.cfg.Log.Warn("someone has removed or set down an IFB: what the uplink receives is not shared until the next change", "device", netdev.IFBName(u.index), "uplink", u.link.Name)
+		if err := u.ingress.close(); err != nil {
+			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "uplink", u.link.Name, "err", err)
+		}
+	}
+}
+
+// stopWatch ends watch.
+func (f *Traffic) stopWatch() error {
+	if f.unwatch == nil {
+		return nil
+	}
+	err := f.unwatch()
+	f.unwatch = nil
+	return err
 }
 
 // unshare ends the sharing of what an uplink receives. What waits is delivered.

@@ -418,8 +418,8 @@ func TestIngressNameTaken(t *testing.T) {
 	}
 }
 
-// The IFB vanishes under us: packets are lost until the next round, which makes
-// another.
+// The IFB vanishes under us, or is set down: packets pass it by as soon as that
+// is seen, and the next round makes another.
 func TestIngressDeviceVanishes(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
@@ -428,7 +428,20 @@ func TestIngressDeviceVanishes(t *testing.T) {
 	h.start()
 	got := h.take(box)
 	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
+	h.netlink(h.ns, func(n *netlink.Handle) error {
+		l, err := n.LinkByName(netdev.IFBName(h.nic0))
+		if err != nil {
+			return err
+		}
+		return n.LinkSetDown(l)
+	})
+	h.passes(got)
+	if err := h.due(c, policy.Net{}, policy.Net{Weight: 1}); err == nil || !strings.Contains(err.Error(), "down") {
+		t.Errorf("the IFB is down: %v", err)
+	}
+	h.passes(got)
 	must(t, h.ns.Delete(netdev.IFBName(h.nic0)))
+	h.passes(got)
 	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
 	was := got.Read()
 	sent := h.send(h.wire, "10.66.0.2:9000")
@@ -439,6 +452,18 @@ func TestIngressDeviceVanishes(t *testing.T) {
 	if n := len(h.journal.Entries()); n != 0 {
 		t.Errorf("journal: %+v", h.journal.Entries())
 	}
+}
+
+// passes waits until packets from the wire get through.
+func (h *host) passes(got *load.Board) {
+	h.t.Helper()
+	for range 20 {
+		was := got.Read()
+		if sent := h.send(h.wire, "10.66.0.2:9000"); h.through(got, was, sent) >= sent {
+			return
+		}
+	}
+	h.t.Error("packets from the wire are lost")
 }
 
 // What is promised of an uplink's other direction is 95 % of 95 % of it.

@@ -1,18 +1,21 @@
 package traffic_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
-	"os"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -88,16 +91,6 @@ func TestLatencyPolicy(t *testing.T) {
 	must(t, h.apply(c, policy.Net{Rate: mbit}))
 	packets(qdisc.KindHTB)
 
-	// Towards the container.
-	must(t, h.due(c, policy.Net{Rate: mbit}, urgent))
-	h.take(box)
-	h.send(h.wire, "10.66.0.2:9000")
-	d, err := qdisc.Open(h.open(h.ns), h.index(h.ns, fmt.Sprint("flifb", h.nic0)))
-	must(t, err)
-	defer d.Close()
-	if all, err := d.Stats(shaper()); err != nil || all[uint16(h.slots.Lookup(slot.Of(c)))].Packets < 50 {
-		t.Errorf("towards the container: %v, %v", all, err)
-	}
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	if h.state() != before || len(h.journal.Entries()) != 0 {
@@ -105,31 +98,57 @@ func TestLatencyPolicy(t *testing.T) {
 	}
 }
 
-// ping asks the wire's server every 2 ms, and gives how long answers took,
-// sorted.
+// The same towards a container.
+func TestIngressLatency(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h.start()
+	before := h.state()
+	h.take(box)
+	must(t, h.due(c, policy.Net{}, policy.Net{Rate: mbit, Latency: 2 * time.Millisecond}))
+	h.send(h.wire, "10.66.0.2:9000")
+	d, err := qdisc.Open(h.open(h.ns), h.index(h.ns, netdev.IFBName(h.nic0)))
+	must(t, err)
+	defer d.Close()
+	if all, err := d.Stats(shaper()); err != nil || all[uint16(h.slots.Lookup(slot.Of(c)))].Packets < 50 {
+		t.Errorf("towards the container: %v, %v", all, err)
+	}
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	if h.state() != before || len(h.journal.Entries()) != 0 {
+		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
+	}
+}
+
+// ping sends n echo requests from a box, one every 2 ms, and gives how long the
+// answers took, sorted. The kernel answers, and says when the answer came: how
+// soon a process is run has little part in it.
 func (h *host) ping(box *sandbox.Box, to string, n int) []time.Duration {
 	h.t.Helper()
 	var took []time.Duration
 	must(h.t, box.Do(func() error {
-		c, err := net.Dial("udp", to)
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
 		if err != nil {
 			return err
 		}
-		defer c.Close()
+		defer unix.Close(fd)
+		half := unix.NsecToTimeval(int64(500 * time.Millisecond))
+		addr := netip.MustParseAddr(to).As4()
+		if err := errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &half),
+			unix.Connect(fd, &unix.SockaddrInet4{Addr: addr})); err != nil {
+			return err
+		}
 		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
-		buf := make([]byte, 64)
-		for range n {
+		for seq := range n {
 			<-tick.C
-			start := time.Now()
-			if _, err := c.Write(buf); err != nil {
+			sent, came, err := echo(fd, uint16(seq))
+			if err != nil {
 				return err
 			}
-			c.SetReadDeadline(start.Add(500 * time.Millisecond))
-			if _, err := c.Read(buf); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-				return err
-			}
-			took = append(took, time.Since(start))
+			took = append(took, came.Sub(sent))
 		}
 		return nil
 	}))
@@ -137,9 +156,46 @@ func (h *host) ping(box *sandbox.Box, to string, n int) []time.Duration {
 	return took
 }
 
-// BenchmarkLatency gives how long a request to the wire takes, there and back,
-// beside a container that floods the uplink: with a weight of its own, and with
-// a bound of 2 ms.
+// echo asks once, and gives when it asked and when the answer came.
+func echo(fd int, seq uint16) (sent, came time.Time, err error) {
+	ask := make([]byte, 64)
+	ask[0] = 8 // echo request
+	binary.BigEndian.PutUint16(ask[4:], 0x666c)
+	binary.BigEndian.PutUint16(ask[6:], seq)
+	var sum uint32
+	for i := 0; i < len(ask); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(ask[i:]))
+	}
+	binary.BigEndian.PutUint16(ask[2:], ^uint16(sum+sum>>16))
+	sent = time.Now()
+	if _, err := unix.Write(fd, ask); err != nil {
+		return sent, came, err
+	}
+	buf, oob := make([]byte, 256), make([]byte, 64)
+	for {
+		n, m, _, _, err := unix.Recvmsg(fd, buf, oob, 0)
+		if errors.Is(err, unix.EAGAIN) {
+			return sent, time.Now(), nil // lost: as long as the wait for it
+		}
+		if err != nil {
+			return sent, came, err
+		}
+		// An IPv4 header without options, then the answer.
+		if n < 28 || buf[20] != 0 || binary.BigEndian.Uint16(buf[26:]) != seq {
+			continue
+		}
+		stamps, err := unix.ParseSocketControlMessage(oob[:m])
+		if err != nil || len(stamps) != 1 || len(stamps[0].Data) < 16 {
+			return sent, came, fmt.Errorf("no time stamp: %v", err)
+		}
+		ne := binary.NativeEndian
+		return sent, time.Unix(int64(ne.Uint64(stamps[0].Data)), int64(ne.Uint64(stamps[0].Data[8:]))), nil
+	}
+}
+
+// BenchmarkLatency gives how long a ping to the wire takes, there and back,
+// beside a container that floods the uplink: as one of everybody, as that is,
+// with a weight of its own, and with a bound of 2 ms.
 func BenchmarkLatency(b *testing.B) {
 	for _, load := range []struct {
 		name string
@@ -153,7 +209,6 @@ func BenchmarkLatency(b *testing.B) {
 			name string
 			net  policy.Net
 		}{
-			{"not shaped", policy.Net{}},
 			{"in everybody's class", policy.Net{}},
 			{"weight", policy.Net{Weight: 1}},
 			{"latency 2ms", policy.Net{Rate: 10 * mbit, Latency: 2 * time.Millisecond}},
@@ -162,13 +217,10 @@ func BenchmarkLatency(b *testing.B) {
 				h := newHost(b, gbit)
 				h.start()
 				x, y, to := h.two("bridge")
-				h.run(h.wire, "rr-server", "--listen", ":9009")
-				if tt.name != "not shaped" {
-					must(b, h.apply(fake(1), policy.Net{Weight: 1}))
-					must(b, h.apply(y.c, tt.net))
-					if tt.name == "weight" || tt.name == "latency 2ms" {
-						must(b, h.apply(x.c, policy.Net{Weight: 1}))
-					}
+				must(b, h.apply(fake(1), policy.Net{Weight: 1}))
+				must(b, h.apply(y.c, tt.net))
+				if tt.net != (policy.Net{}) {
+					must(b, h.apply(x.c, policy.Net{Weight: 1}))
 				}
 				if load.send != nil {
 					kind := map[string]string{"tcp-send": "tcp-recv", "udp-send": "udp-recv"}[load.send[0]]
@@ -177,7 +229,7 @@ func BenchmarkLatency(b *testing.B) {
 				}
 				time.Sleep(500 * time.Millisecond)
 				for b.Loop() {
-					took := h.ping(y.box, to+":9009", 1500)
+					took := h.ping(y.box, to, 2000)
 					for name, q := range map[string]float64{"p50-us": 0.5, "p99-us": 0.99, "p99.9-us": 0.999} {
 						b.ReportMetric(float64(took[int(q*float64(len(took)-1))].Microseconds()), name)
 					}

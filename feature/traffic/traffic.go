@@ -74,7 +74,8 @@ type Traffic struct {
 	tenants  map[slot.Tenant]*tenant
 	member   map[container.ID]*tenant
 	uplinks  map[int]*uplink
-	sharing  bool                  // what uplinks receive is led through IFBs
+	sharing  bool                  // what uplinks receive is led through IFBs,
+	unwatch  func() error          // which are watched unless this is nil
 	macvlans map[container.ID]bool // containers whose packets no veth brings
 }
 
@@ -246,6 +247,9 @@ func (f *Traffic) share(ctx context.Context, on bool) error {
 	}
 	f.sharing = on
 	var errs []error
+	if !on {
+		errs = append(errs, f.stopWatch())
+	}
 	for _, t := range f.tenants {
 		errs = append(errs, f.identify(ctx, t))
 	}
@@ -411,7 +415,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 func (f *Traffic) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var errs []error
+	errs := []error{f.stopWatch()}
 	for _, t := range f.tenants {
 		errs = append(errs, t.close())
 	}

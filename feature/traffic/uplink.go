@@ -137,7 +137,7 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 
 // release gives everything back, as nobody is shaped any more.
 func (f *Traffic) release() error {
-	var errs []error
+	errs := []error{f.stopWatch()}
 	for _, u := range f.uplinks {
 		errs = append(errs, u.close())
 	}
