@@ -159,11 +159,12 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		return 0; /* another run counts for it */
 	if (left(c))
 		end(c, c->last);
-	if (!c->run) {
+	if (c->run != NET_RX_SOFTIRQ) {
 		c->sent_netns = to->nd_net.net->ns.inum;
 		c->sent_ifindex = to->ifindex;
-		return 0; /* a task sends: the scheduler charges it */
 	}
+	if (!c->run)
+		return 0; /* a task sends: the scheduler charges it */
 	dev = device(c, to);
 	slot = dev & SLOT;
 	c->network = 1;

@@ -80,7 +80,12 @@ func TestOneHop(t *testing.T) {
 	l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "50000")
 	d := l.during(while)
 	d.only(box, 0.95)
-	mostly(t, "UDP", d.of(box).Receive[UDP].CPU, d.of(box).CPU(), 0.6)
+	// Handing a packet on to another CPU is no protocol's; what an interrupt
+	// there costs is the hypervisor's affair.
+	received := d.of(box).Receive
+	if other := received[Other].Packets; other > received[UDP].Packets/100 {
+		t.Errorf("%d packets of UDP, %d of nothing that is known", received[UDP].Packets, other)
+	}
 	if d.stolen(victim, box) < d.total()/20 {
 		t.Errorf("%v were stolen from the one that computes", d.stolen(victim, box))
 	}
@@ -135,7 +140,12 @@ func TestSameHost(t *testing.T) {
 	d.addsUp()
 	mostly(t, "both accounts", d.of(from).CPU()+d.of(to).CPU(), d.total(), 0.95)
 	mostly(t, "the receiver", d.of(to).Receive[UDP].CPU, d.total(), 0.4)
-	mostly(t, "the sender", d.of(from).Send[UDP].CPU, d.total(), 0.1)
+	// How much less the sender's part is depends on what it costs here to wake
+	// the receiver on another CPU: its packets are counted, and are not free.
+	sent, received := d.of(from).Send[UDP], d.of(to).Receive[UDP]
+	if sent.Packets < received.Packets*9/10 || sent.CPU < time.Duration(sent.Packets)*100 {
+		t.Errorf("the sender: %d packets in %v, the receiver: %d", sent.Packets, sent.CPU, received.Packets)
+	}
 	mostly(t, "stolen from the sender", d.stolen(from, to), d.of(to).CPU(), 0.9)
 	mostly(t, "the sender's own time", d.of(from).Own, d.of(from).CPU(), 0.9)
 }
