@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -71,5 +72,44 @@ func until(t *testing.T, what string, ok func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("waited in vain until %s", what)
 		}
+	}
+}
+
+// What is dropped at the uplink on a container's account is in its account, too,
+// though no veth tells whose it was.
+func TestDropsAreCharged(t *testing.T) {
+	h := newHost(t, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond})
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	h.start(h.box, "udp-recv", "--listen", ":9000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+	dropped := func() (n float64) {
+		for _, s := range h.netcpu.Snapshot().Samples {
+			if s.Name == "netcpu_quota_dropped_packets_total" {
+				n += s.Value
+			}
+		}
+		return n
+	}
+	cpu := func() (own, system time.Duration) {
+		r, err := h.netcpu.Read()
+		must(t, err)
+		for _, a := range r.Accounts {
+			switch a.Container {
+			case h.container.ID:
+				own = a.CPU()
+			case account.System:
+				system = a.CPU()
+			}
+		}
+		return own, system
+	}
+	until(t, "packets are dropped", func() bool { return dropped() > 1000 })
+	before, own, system := dropped(), time.Duration(0), time.Duration(0)
+	o, s := cpu()
+	until(t, "some more are", func() bool { return dropped() > before+50_000 })
+	own, system = cpu()
+	t.Logf("of %.0f dropped and the others: its own %v, the system's %v", dropped()-before, own-o, system-s)
+	if own -= o; own < 3*(system-s) {
+		t.Errorf("of what came in, %v are its own and %v are nobody's", own, system-s)
 	}
 }

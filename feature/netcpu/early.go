@@ -47,9 +47,10 @@ func (w *watched) at(inside *netdev.NS, index int) *qdisc.Attachment {
 }
 
 // newEarly loads the programs. charges is the map of package account that limits
-// are held against; nil is one in which nothing is ever charged. An error means
+// are held against, and dropped its map of whose packet a drop ended; nil is one
+// in which nothing is ever charged, and one that nobody reads. An error means
 // that this kernel cannot run them.
-func newEarly(hooks *qdisc.Hooks, charges *ebpf.Map) (_ *early, err error) {
+func newEarly(hooks *qdisc.Hooks, charges, dropped *ebpf.Map) (_ *early, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
@@ -65,7 +66,7 @@ func newEarly(hooks *qdisc.Hooks, charges *ebpf.Map) (_ *early, err error) {
 	}
 	var options ebpf.CollectionOptions
 	if charges != nil {
-		options.MapReplacements = map[string]*ebpf.Map{netcpuMapFlCharges: charges}
+		options.MapReplacements = map[string]*ebpf.Map{netcpuMapFlCharges: charges, netcpuMapFlDropped: dropped}
 	}
 	if err := spec.LoadAndAssign(&objs, &options); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
@@ -92,6 +93,7 @@ func (e *early) counter(slot uint32) (*ebpf.Program, error) {
 		netcpuMapFlTenants:   e.maps.FlTenants,
 		netcpuMapFlAddresses: e.maps.FlAddresses,
 		netcpuMapFlCharges:   e.maps.FlCharges,
+		netcpuMapFlDropped:   e.maps.FlDropped,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)

@@ -60,7 +60,7 @@ func loadEarly(t *testing.T) *early {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := newEarly(hooks, nil)
+	e, err := newEarly(hooks, nil, nil)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}

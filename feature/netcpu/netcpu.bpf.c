@@ -119,6 +119,18 @@ struct {
 	__type(value, __s64);
 } fl_charges SEC(".maps");
 
+/*
+ * Whose the packet was that was dropped last on this CPU, by its slot in
+ * fl_charges. It is the map of package account, which would take what ends here
+ * for nobody's.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_dropped SEC(".maps");
+
 /* A device, by its namespace's inode and its index in there. */
 struct device {
 	__u32 netns;
@@ -254,6 +266,7 @@ static __always_inline int spent(struct tenant *t, __u64 now)
 static __always_inline int full(struct tenant *t, __u64 now, int ring)
 {
 	int beyond = spent(t, now);
+	__u32 zero = 0, *whose;
 
 	if (!beyond && !t->no_ring) {
 		/* Signed, as another CPU may have set a later time by now. */
@@ -270,6 +283,9 @@ static __always_inline int full(struct tenant *t, __u64 now, int ring)
 	__sync_fetch_and_add(&t->dropped, 1);
 	if (beyond)
 		__sync_fetch_and_add(&t->beyond, 1);
+	whose = bpf_map_lookup_elem(&fl_dropped, &zero);
+	if (whose)
+		*whose = t->account;
 	return 1;
 }
 

@@ -142,12 +142,12 @@ func New(cfg Config) (*Netcpu, error) {
 	}); n.noMeter != nil {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
-	var charges *ebpf.Map
+	var charges, dropped *ebpf.Map
 	if n.meter != nil {
-		charges = n.meter.Charges()
+		charges, dropped = n.meter.Charges(), n.meter.Dropped()
 	}
 	if n.hooks != nil {
-		n.early, why = newEarly(n.hooks, charges)
+		n.early, why = newEarly(n.hooks, charges, dropped)
 	}
 	if n.meter != nil {
 		n.charger = n.newCharger()

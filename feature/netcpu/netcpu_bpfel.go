@@ -63,6 +63,7 @@ const (
 	netcpuMapFlAddresses  = "fl_addresses"
 	netcpuMapFlCharges    = "fl_charges"
 	netcpuMapFlDevices    = "fl_devices"
+	netcpuMapFlDropped    = "fl_dropped"
 	netcpuMapFlQueues     = "fl_queues"
 	netcpuMapFlTenants    = "fl_tenants"
 	netcpuProgFlCount     = "fl_count"
@@ -125,6 +126,7 @@ type netcpuMapSpecs struct {
 	FlAddresses *ebpf.MapSpec `ebpf:"fl_addresses"`
 	FlCharges   *ebpf.MapSpec `ebpf:"fl_charges"`
 	FlDevices   *ebpf.MapSpec `ebpf:"fl_devices"`
+	FlDropped   *ebpf.MapSpec `ebpf:"fl_dropped"`
 	FlQueues    *ebpf.MapSpec `ebpf:"fl_queues"`
 	FlTenants   *ebpf.MapSpec `ebpf:"fl_tenants"`
 }
@@ -159,6 +161,7 @@ type netcpuMaps struct {
 	FlAddresses *ebpf.Map `ebpf:"fl_addresses"`
 	FlCharges   *ebpf.Map `ebpf:"fl_charges"`
 	FlDevices   *ebpf.Map `ebpf:"fl_devices"`
+	FlDropped   *ebpf.Map `ebpf:"fl_dropped"`
 	FlQueues    *ebpf.Map `ebpf:"fl_queues"`
 	FlTenants   *ebpf.Map `ebpf:"fl_tenants"`
 }
@@ -168,6 +171,7 @@ func (m *netcpuMaps) Close() error {
 		m.FlAddresses,
 		m.FlCharges,
 		m.FlDevices,
+		m.FlDropped,
 		m.FlQueues,
 		m.FlTenants,
 	)

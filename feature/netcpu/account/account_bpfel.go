@@ -116,6 +116,7 @@ const (
 	accountMapFlCharges  = "fl_charges"
 	accountMapFlCpus     = "fl_cpus"
 	accountMapFlDevices  = "fl_devices"
+	accountMapFlDropped  = "fl_dropped"
 	accountMapFlThefts   = "fl_thefts"
 	accountMapFlUsed     = "fl_used"
 	accountProgFlEnter   = "fl_enter"
@@ -191,6 +192,7 @@ type accountMapSpecs struct {
 	FlCharges  *ebpf.MapSpec `ebpf:"fl_charges"`
 	FlCpus     *ebpf.MapSpec `ebpf:"fl_cpus"`
 	FlDevices  *ebpf.MapSpec `ebpf:"fl_devices"`
+	FlDropped  *ebpf.MapSpec `ebpf:"fl_dropped"`
 	FlThefts   *ebpf.MapSpec `ebpf:"fl_thefts"`
 	FlUsed     *ebpf.MapSpec `ebpf:"fl_used"`
 }
@@ -228,6 +230,7 @@ type accountMaps struct {
 	FlCharges  *ebpf.Map `ebpf:"fl_charges"`
 	FlCpus     *ebpf.Map `ebpf:"fl_cpus"`
 	FlDevices  *ebpf.Map `ebpf:"fl_devices"`
+	FlDropped  *ebpf.Map `ebpf:"fl_dropped"`
 	FlThefts   *ebpf.Map `ebpf:"fl_thefts"`
 	FlUsed     *ebpf.Map `ebpf:"fl_used"`
 }
@@ -239,6 +242,7 @@ func (m *accountMaps) Close() error {
 		m.FlCharges,
 		m.FlCpus,
 		m.FlDevices,
+		m.FlDropped,
 		m.FlThefts,
 		m.FlUsed,
 	)

@@ -102,6 +102,29 @@ struct {
 	__type(value, __u32);
 } fl_used SEC(".maps");
 
+/*
+ * Whose the packet is that was dropped last on this CPU, told by the program that
+ * dropped it: what ends at an uplink shows up at no veth. 0: nobody's.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_dropped SEC(".maps");
+
+/* The tenant that was told, which is forgotten by that. */
+static __always_inline __u32 dropped(void)
+{
+	__u32 zero = 0, slot, *told = bpf_map_lookup_elem(&fl_dropped, &zero);
+
+	if (!told || !*told)
+		return 0;
+	slot = *told & SLOT;
+	*told = 0;
+	return slot;
+}
+
 #define ENTRIES 8
 #define RING 8
 #define SEEN 8

@@ -168,6 +168,7 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 		accountMapFlCharges:  m.maps.FlCharges,
 		accountMapFlCpus:     m.maps.FlCpus,
 		accountMapFlDevices:  m.maps.FlDevices,
+		accountMapFlDropped:  m.maps.FlDropped,
 		accountMapFlThefts:   m.maps.FlThefts,
 		accountMapFlUsed:     m.maps.FlUsed,
 	}
@@ -184,6 +185,11 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 // the scheduler has charged it too little since Watch. Programs may add to
 // nothing in it. It belongs to the Meter.
 func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
+
+// Dropped is a map of one place for each CPU. A program that ends a packet before
+// any device tells whose it is writes the tenant's Slot there, and what the packet
+// has cost is charged to it. It belongs to the Meter.
+func (m *Meter) Dropped() *ebpf.Map { return m.maps.FlDropped }
 
 // Slot is a tenant's place in Charges, from Watch until Forget.
 func (m *Meter) Slot(id container.ID) (uint32, bool) {

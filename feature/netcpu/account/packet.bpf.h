@@ -201,6 +201,7 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb)
 {
 	int i;
 
+	dropped(); /* of a run that was not looked at */
 	c->cur = OPEN;
 	c->skb = (__u64)skb;
 	c->netns = skb->dev->nd_net.net->ns.inum;

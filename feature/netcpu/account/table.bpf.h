@@ -183,7 +183,18 @@ static __always_inline void drop_ring(struct cpu *c)
 static __noinline void leave_open(struct cpu *c, __u64 ns)
 {
 	struct ringed *r;
+	__u32 slot = dropped();
 
+	if (slot) {
+		struct entry *e = entry(c, slot, RECEIVE | c->proto);
+
+		e->ns += ns;
+		e->packets += c->weight;
+		e->bytes += c->bytes * c->weight;
+		e->shares++;
+		c->shares++;
+		return;
+	}
 	if (c->outer) {
 		c->tunnel_ns += ns;
 		c->tunnel_packets += c->weight;
