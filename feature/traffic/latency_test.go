@@ -174,6 +174,9 @@ func echo(fd int, seq uint16) (sent, came time.Time, err error) {
 	buf, oob := make([]byte, 256), make([]byte, 64)
 	for {
 		n, m, _, _, err := unix.Recvmsg(fd, buf, oob, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
 		if errors.Is(err, unix.EAGAIN) {
 			return sent, time.Now(), nil // lost: as long as the wait for it
 		}
