@@ -52,6 +52,7 @@ type charger struct {
 	mu     sync.Mutex
 	payers map[string]*payer // by cgroup of the cpu controller
 	of     map[container.ID]*payer
+	held   time.Time // when what is in force was last made to hold on
 
 	once       sync.Once
 	stop, done chan struct{} // of loop
@@ -60,6 +61,10 @@ type charger struct {
 // chargeEvery is how often the ledgers are stepped: two usual periods, so that
 // each interval holds as many quotas as the one before.
 const chargeEvery = 200 * time.Millisecond
+
+// chargeFor is how long a quota or weight counts that nobody makes hold on: a
+// debt, or a credit, that is never settled is worth less than the owner's will.
+const chargeFor = time.Minute
 
 // newCharger makes a charger and starts its loop.
 func newCharger(cfg chargeConfig) *charger {
@@ -254,7 +259,19 @@ func (ch *charger) round(now time.Time) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, ch.hold(now))...)
+}
+
+// hold makes what is in force hold on.
+func (ch *charger) hold(now time.Time) error {
+	if now.Sub(ch.held) < chargeFor/3 {
+		return nil
+	}
+	ch.held = now
+	return ch.cfg.journal.Extend(func(e journal.Entry) bool {
+		p := ch.payers[filepath.Dir(e.Ref.Object)]
+		return e.Ref.Kind == cgroup.KindFile && p != nil && e.Owner == chargeOwner(p.owner)
+	}, now.Add(chargeFor))
 }
 
 // write makes the writes that are due and returns when the next one is, or a

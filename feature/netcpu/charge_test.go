@@ -338,6 +338,33 @@ func TestChargeAdopts(t *testing.T) {
 	})
 }
 
+// What is in force holds on while rounds are made, and lapses after the last.
+func TestChargeLapses(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		if r.read(file) == value {
+			t.Fatal("nothing is in force")
+		}
+		lapse := func() time.Time {
+			list := r.cfg.journal.Entries()
+			if len(list) != 1 || list[0].Expiry.IsZero() {
+				t.Fatalf("entries %+v, want one that lapses", list)
+			}
+			return list[0].Expiry
+		}
+		last := time.Now().Add(chargeFor)
+		if at := lapse(); at.After(last) {
+			t.Errorf("lapses at %v, want at %v", at, last)
+		}
+		later := last.Add(chargeFor)
+		must(t, r.hold(later))
+		if got, want := lapse(), later.Add(chargeFor); !got.Equal(want.UTC()) {
+			t.Errorf("held on until %v, want %v", got, want)
+		}
+	})
+}
+
 // The containers of a pod have one account. When the one that it is kept for
 // goes, the next answers.
 func TestChargePod(t *testing.T) {

@@ -218,7 +218,7 @@ func (ch *charger) v2() bool { return ch.cfg.layout.CPU == ch.cfg.layout.V2 }
 func (ch *charger) turnQuota(p *payer, quota time.Duration) error {
 	k, value := cgroup.Quota(p.dir, ch.v2(), quota, p.limit.Period)
 	_, now := cgroup.Quota(p.dir, ch.v2(), p.now, p.limit.Period)
-	err := ch.cfg.journal.Turn(&unchanged{k, now}, value, chargeOwner(p.owner))
+	err := ch.cfg.journal.TurnUntil(&unchanged{k, now}, value, chargeOwner(p.owner), time.Now().Add(chargeFor))
 	if errors.Is(err, errChanged) {
 		p.want = p.now // the next round sees what has become of it
 		return nil
@@ -259,8 +259,8 @@ func (ch *charger) turnWeight(p *payer, weight uint64) error {
 	if ch.v2() {
 		file = "cpu.weight"
 	}
-	k := cgroup.File(filepath.Join(p.dir, file))
-	err := ch.cfg.journal.Turn(&unchanged{k, strconv.FormatUint(p.weighs, 10)}, strconv.FormatUint(weight, 10), chargeOwner(p.owner))
+	knob := &unchanged{cgroup.File(filepath.Join(p.dir, file)), strconv.FormatUint(p.weighs, 10)}
+	err := ch.cfg.journal.TurnUntil(knob, strconv.FormatUint(weight, 10), chargeOwner(p.owner), time.Now().Add(chargeFor))
 	if errors.Is(err, errChanged) {
 		return nil
 	}
