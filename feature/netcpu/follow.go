@@ -101,7 +101,7 @@ func (n *Netcpu) setShape(t *tenant, s shape) error {
 }
 
 func (n *Netcpu) setTSO(end container.HostEnd, s shape, id container.ID) error {
-	host, err := n.open(end.NSPath, end.NetNS)
+	host, err := n.find.Open(end.NSPath, end.NetNS)
 	if err != nil {
 		return err
 	}

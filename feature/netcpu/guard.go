@@ -85,7 +85,7 @@ func (n *Netcpu) guard(ctx context.Context, netns uint64) error {
 	if !ok || !charged || c.HostNetwork || n.tenants[netns] != nil {
 		return n.unguard(netns)
 	}
-	ns, err := n.open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), netns)
+	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), netns)
 	if err != nil {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}

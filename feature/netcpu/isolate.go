@@ -25,7 +25,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 		n.join(t, c)
 		return nil
 	}
-	ns, err := n.open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
 	if err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
@@ -208,7 +208,7 @@ func (n *Netcpu) watchDevices(w *watched, ns *netdev.NS, c container.Container) 
 }
 
 func (n *Netcpu) watchDevice(w *watched, ns *netdev.NS, dev container.Interface) error {
-	host, err := n.open(dev.Host.NSPath, dev.Host.NetNS)
+	host, err := n.find.Open(dev.Host.NSPath, dev.Host.NetNS)
 	if err != nil {
 		return err
 	}

@@ -60,6 +60,7 @@ type Config struct {
 type Netcpu struct {
 	cfg     Config
 	layout  cgroup.Layout
+	find    *netdev.Finder
 	support probe.Verdict
 	// throttled says that the kernel stops a kernel thread whose group has
 	// used up its quota; where it does not, weight has to do it.
@@ -120,6 +121,7 @@ func New(cfg Config) (*Netcpu, error) {
 	n := &Netcpu{
 		cfg:     cfg,
 		layout:  layout,
+		find:    netdev.NewFinder(cfg.Roots.Proc, time.Now),
 		tenants: make(map[uint64]*tenant),
 		member:  make(map[container.ID]*tenant),
 		charged: make(map[container.ID]container.Container),
@@ -133,7 +135,7 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
 	var why error
-	n.hooks, why = qdisc.OpenHooks(netdev.NewFinder(cfg.Roots.Proc, time.Now), cfg.Journal)
+	n.hooks, why = qdisc.OpenHooks(n.find, cfg.Journal)
 	if why != nil {
 		cfg.Log.Warn("attaching nothing to devices: packets that a queue of the host delays are charged by socket, or to nobody", "feature", name, "err", why)
 	}
@@ -263,7 +265,7 @@ func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
 // passing leaves out errors of what has gone with a container that shared it:
 // the next list of devices is about to come.
 func passing(err error) error {
-	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) {
+	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) || errors.Is(err, errNoNAPI) {
 		return nil
 	}
 	return err
@@ -449,22 +451,4 @@ func (n *Netcpu) outcomes(match func(journal.Entry) bool) ([]journal.Outcome, er
 // turn turns a knob on behalf of a container (0: of the host).
 func (n *Netcpu) turn(k journal.Knob, value string, id container.ID) error {
 	return n.cfg.Journal.TurnUntil(k, value, journal.Owner{Feature: name, Container: uint64(id)}, n.lapse(id))
-}
-
-// open opens a network namespace by its inode, by way of path if that still
-// leads to it.
-func (n *Netcpu) open(path string, inode uint64) (*netdev.NS, error) {
-	if path != "" {
-		if ns, err := netdev.Open(path); err == nil {
-			if ns.Inode() == inode {
-				return ns, nil
-			}
-			ns.Close()
-		}
-	}
-	path, err := netdev.Find(n.cfg.Roots.Proc, inode)
-	if err != nil {
-		return nil, err
-	}
-	return netdev.Open(path)
 }

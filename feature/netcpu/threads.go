@@ -14,6 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
+// errNoNAPI says that a device does not poll: for one, as it is on its way out.
+var errNoNAPI = errors.New("has no napi")
+
 // threaded turns the knob and returns the threads, one for each NAPI.
 func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.ID) ([]int, error) {
 	knob := ns.Threaded(index)
@@ -35,7 +38,7 @@ func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.
 		tids = append(tids, napi.Thread)
 	}
 	if len(tids) == 0 {
-		return nil, fmt.Errorf("%s has no napi", device)
+		return nil, fmt.Errorf("%s %w", device, errNoNAPI)
 	}
 	return tids, nil
 }

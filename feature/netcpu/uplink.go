@@ -102,7 +102,7 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 		}
 	}
 	in := func(path string, inode uint64) error {
-		ns, err := n.open(path, inode)
+		ns, err := n.find.Open(path, inode)
 		if err != nil {
 			return err
 		}

@@ -139,7 +139,7 @@ func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, q *queue) []Row {
 	if len(t.members) == 0 {
 		return to
 	}
-	ns, err := f.open("", key.netns)
+	ns, err := f.find.Open("", key.netns)
 	if err != nil {
 		return to
 	}

@@ -228,7 +228,7 @@ func (f *Traffic) reach(t *tenant, e *end, dev device) error {
 	if !dev.veth && !learns {
 		return nil // nothing to do in there
 	}
-	ns, err := f.open(dev.NSPath, dev.NetNS)
+	ns, err := f.find.Open(dev.NSPath, dev.NetNS)
 	if err != nil {
 		return err
 	}
@@ -300,24 +300,6 @@ func (f *Traffic) let(t *tenant) error {
 		e.queue.claimed, e.queue.lost = false, false
 	}
 	return errors.Join(errs...)
-}
-
-// open opens a network namespace by its inode, by way of path if that still
-// leads to it.
-func (f *Traffic) open(path string, inode uint64) (*netdev.NS, error) {
-	if path != "" {
-		if ns, err := netdev.Open(path); err == nil {
-			if ns.Inode() == inode {
-				return ns, nil
-			}
-			ns.Close()
-		}
-	}
-	path, err := f.find.Find(inode)
-	if err != nil {
-		return nil, err
-	}
-	return netdev.Open(path)
 }
 
 // level gives how deep a cgroup lies in the v2 tree; 0 if it does not.

@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -76,6 +77,43 @@ func (f *Finder) Find(inode uint64) (string, error) {
 		return path, nil
 	}
 	return "", fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
+}
+
+// Open opens the network namespace with the given inode, by way of path if that
+// leads to it ("" does not), else by what [Finder.Find] finds. Whether a path
+// leads to it is looked at after it was opened: paths come and go with
+// containers, and some are a process's own to choose. Errors: [ErrNoNS].
+func (f *Finder) Open(path string, inode uint64) (*NS, error) {
+	for try := 0; ; try++ {
+		if path != "" {
+			ns, err := Open(path)
+			if err == nil && ns.Inode() == inode {
+				return ns, nil
+			}
+			if err == nil {
+				ns.Close()
+			} else if try > 0 && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotNS) {
+				return nil, err
+			}
+			if try == 2 {
+				return nil, fmt.Errorf("open netns %d: %w", inode, ErrNoNS)
+			}
+		}
+		if try > 0 {
+			f.forget() // it has gone since
+		}
+		var err error
+		if path, err = f.Find(inode); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// forget makes the next Find look again.
+func (f *Finder) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.elsewhere = nil
 }
 
 // All returns a path to each network namespace that a process lives in or that

@@ -41,14 +41,10 @@ func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
 	}
-	path, err := find.Find(inode)
+	ns, err := find.Open("", inode)
 	if errors.Is(err, ErrNoNS) {
-		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, errors.Join(journal.ErrGone, err))
+		err = errors.Join(journal.ErrGone, err)
 	}
-	if err != nil {
-		return nil, err
-	}
-	ns, err := Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
 	}

@@ -44,7 +44,7 @@ func Open(path string) (*NS, error) {
 	defer unix.Close(at)
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(at, &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
-		return nil, fmt.Errorf("open netns %s: not a namespace", path)
+		return nil, fmt.Errorf("open netns %s: %w", path, errNotNS)
 	}
 	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", at))
 	if err != nil {
@@ -52,7 +52,7 @@ func Open(path string) (*NS, error) {
 	}
 	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		f.Close()
-		return nil, fmt.Errorf("open netns %s: not a network namespace", path)
+		return nil, fmt.Errorf("open netns %s: %w", path, errNotNS)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -61,6 +61,8 @@ func Open(path string) (*NS, error) {
 	}
 	return &NS{f: f, inode: st.Ino}, nil
 }
+
+var errNotNS = errors.New("not a network namespace")
 
 // openPath opens a path to look at what is there.
 func openPath(path string) (fd int, err error) {

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -227,6 +228,47 @@ func TestFind(t *testing.T) {
 	}
 	if _, err := InodeOf("/proc", 1<<30); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("absent process: %v, want ErrNotExist", err)
+	}
+}
+
+// TestFinderOpen has paths that lead nowhere any more, or to another namespace.
+func TestFinderOpen(t *testing.T) {
+	one, other := testkit.NetNS(t), testkit.NetNS(t)
+	never := func() time.Time { return time.Time{} } // what was found never ages
+	find := NewFinder("/proc", never)
+	cmd := one.Start(t, "sleep", "100")
+	for _, path := range []string{"", other.Path, filepath.Join(t.TempDir(), "none")} {
+		ns, err := find.Open(path, one.Inode)
+		if err != nil {
+			t.Fatalf("by %q: %v", path, err)
+		}
+		if ns.Inode() != one.Inode {
+			t.Errorf("by %q: netns %d, want %d", path, ns.Inode(), one.Inode)
+		}
+		ns.Close()
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+
+	bound := other.Bind(t)
+	// What was found in another mount namespace has been unmounted since, or
+	// another namespace has been mounted in its place.
+	for _, script := range []string{
+		"umount a",
+		"umount a; mount --bind OTHER a",
+	} {
+		gone, dir := testkit.NetNS(t), t.TempDir()
+		find := NewFinder("/proc", never)
+		pid := elsewhere(t, fmt.Sprintf("mount -t tmpfs tmpfs %s; cd %[1]s; touch a; mount --bind %s a", dir, gone.Path))
+		if _, err := find.Find(gone.Inode); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("nsenter", "-m", "-t", pid, "sh", "-c", "cd "+dir+"; "+strings.ReplaceAll(script, "OTHER", bound)).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", script, err, out)
+		}
+		if _, err := find.Open("", gone.Inode); !errors.Is(err, ErrNoNS) {
+			t.Errorf("after %q: %v, want ErrNoNS", script, err)
+		}
 	}
 }
 

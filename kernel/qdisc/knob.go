@@ -268,14 +268,10 @@ func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
 
 // openNS opens the namespace of a knob.
 func openNS(find *netdev.Finder, r journal.Ref, inode uint64) (*netdev.NS, error) {
-	path, err := find.Find(inode)
+	ns, err := find.Open("", inode)
 	if errors.Is(err, netdev.ErrNoNS) {
 		err = errors.Join(journal.ErrGone, err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open knob %s %q: %w", r.Kind, r.Object, err)
-	}
-	ns, err := netdev.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open knob %s %q: %w", r.Kind, r.Object, err)
 	}

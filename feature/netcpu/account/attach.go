@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -85,11 +86,7 @@ func (m *Meter) stampAt(t *tenant, d Device) (_ *qdisc.Attachment, err error) {
 			return nil, err
 		}
 	}
-	path, err := netdev.Find(m.cfg.Proc, d.Netns)
-	if err != nil {
-		return nil, err
-	}
-	ns, err := netdev.Open(path)
+	ns, err := netdev.NewFinder(m.cfg.Proc, time.Now).Open("", d.Netns)
 	if err != nil {
 		return nil, err
 	}
