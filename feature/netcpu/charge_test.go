@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,8 +11,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/netcpu/account"
-	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -426,68 +423,6 @@ func TestChargeAbsurd(t *testing.T) {
 	bad := newChargeRig(t, true, "cpu.max", "99999999999999999999 100000\n")
 	if err := bad.add(bad.container(), 0); err == nil {
 		t.Error("an absurd quota was taken")
-	}
-}
-
-func TestCharged(t *testing.T) {
-	work := [account.Protocols]account.Work{account.UDP: {CPU: 30 * ms}, account.TCP: {CPU: 10 * ms}}
-	task := func(id container.ID) account.Party { return account.Party{Container: id, Kind: account.Task} }
-	r := account.Reading{
-		Accounts: []account.Account{
-			{Container: account.System, Receive: work},
-			{Container: 1, Receive: work, Send: work, Own: 15 * ms},
-			{Container: 2},
-		},
-		Thefts: []account.Theft{
-			{Victim: task(1), Culprit: 1, CPU: 15 * ms},
-			{Victim: task(2), Culprit: 1, CPU: 20 * ms},
-			{Victim: task(2), Culprit: account.System, CPU: 2 * ms},
-			{Victim: task(0), Culprit: 1, CPU: 3 * ms},
-			{Victim: account.Party{Kind: account.Ksoftirqd}, Culprit: 1, CPU: 4 * ms},
-			{Victim: account.Party{Kind: account.Idle}, Culprit: 1, CPU: 33 * ms},
-			{Victim: account.Party{Container: 2, Kind: account.NAPI}, Culprit: 1, CPU: 5 * ms},
-		},
-	}
-	for _, tt := range []struct {
-		credits bool
-		one     cost
-		two     cost
-	}{
-		{true, cost{charge: 65 * ms, took: 27 * ms}, cost{credit: 22 * ms}},
-		{false, cost{charge: 80 * ms, took: 27 * ms}, cost{}},
-	} {
-		got := costs(r, tt.credits)
-		if len(got) != 2 || got[1] != tt.one || got[2] != tt.two {
-			t.Errorf("credits %v: %+v", tt.credits, got)
-		}
-	}
-}
-
-func TestAllowed(t *testing.T) {
-	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
-	told := make(map[container.ID]time.Duration)
-	r.cfg.allow = func(id container.ID, budget, period time.Duration) error {
-		if period != 100*ms {
-			t.Errorf("period %v", period)
-		}
-		told[id] = budget
-		return nil
-	}
-	for reserve, want := range map[float64]time.Duration{0: 25 * ms, 0.1: 22500 * time.Microsecond, 0.8: 5 * ms} {
-		must(t, r.add(r.container(), reserve))
-		r.rounds(10, 0, 0)
-		if got := told[webID]; got < want-ms || got > want+ms {
-			t.Errorf("budget %v beside tasks without end, want %v with T %v", got, want, reserve)
-		}
-	}
-	for _, reserve := range []float64{-0.1, 1, 2, math.NaN()} {
-		if err := r.add(r.container(), reserve); err == nil {
-			t.Errorf("T %v is taken", reserve)
-		}
-	}
-	must(t, r.remove(webID))
-	if told[webID] != ledger.Unlimited {
-		t.Errorf("budget %v afterwards", told[webID])
 	}
 }
 
