@@ -80,7 +80,7 @@ func (h *host) through(got *load.Board, was load.Reading, sent uint64) uint64 {
 }
 
 // In every mode what a container receives, and nothing else, is in its class,
-// though it never answers: all but the first packet of a flow.
+// though it never answers: all but what comes before a flow's first packet has arrived.
 func TestArrival(t *testing.T) {
 	needSharing(t)
 	for _, m := range modes() {
@@ -102,8 +102,10 @@ func TestArrival(t *testing.T) {
 				sent := h.send(h.wire, to)
 				through := h.through(got, was, sent)
 				gained, lost := h.arrived(&c).Packets-own.Packets, h.arrived(nil).Packets-others.Packets
-				// Beside the datagrams there may be some packets of the protocols.
-				if sent < 50 || gained+1 < sent || gained > sent+sent/4 || lost > sent/4 {
+				// Beside the datagrams there may be some packets of the protocols;
+				// and on a slow machine a second one of the flow is there before
+				// the first has arrived.
+				if sent < 50 || gained+1+sent/100 < sent || gained > sent+sent/4 || lost > sent/4 {
 					paths, _ := h.traffic.Inpaths()
 					t.Errorf("%d packets were sent: %d are in the container's class, %d in everybody's; told by %v", sent, gained, lost, paths)
 				}
