@@ -86,18 +86,37 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return nil, fmt.Errorf("no thread %s* came up", prefix)
+	// An older kernel keeps a device's threads while it does not poll by them
+	// (net/core/dev.c, dev_set_threaded): then they are among those that were
+	// there, and nobody has placed them. One more that idles does no harm.
+	placed := n.placed(func(journal.Entry) bool { return true })
+	var kept []int
+	for _, t := range before {
+		if !placed[strconv.Itoa(t.TID)] {
+			kept = append(kept, t.TID)
+		}
+	}
+	if len(kept) == 0 {
+		return nil, fmt.Errorf("no thread %s* came up", prefix)
+	}
+	return kept, nil
+}
+
+// placed gives the threads that were moved, of those entries of the journal.
+func (n *Netcpu) placed(match func(journal.Entry) bool) map[string]bool {
+	tids := make(map[string]bool)
+	for _, e := range n.cfg.Journal.Entries() {
+		if e.Ref.Kind == sched.KindKthread && e.Owner.Feature == name && match(e) {
+			tid, _, _ := strings.Cut(e.Ref.Object, ":")
+			tids[tid] = true
+		}
+	}
+	return tids
 }
 
 // moved lists the threads with names like this that were moved for a container.
 func (n *Netcpu) moved(prefix string, id container.ID) ([]int, error) {
-	ours := make(map[string]bool)
-	for _, e := range n.cfg.Journal.Entries() {
-		if e.Ref.Kind == sched.KindKthread && e.Owner.Feature == name && e.Owner.Container == uint64(id) {
-			tid, _, _ := strings.Cut(e.Ref.Object, ":")
-			ours[tid] = true
-		}
-	}
+	ours := n.placed(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
 	list, err := sched.Threads(n.cfg.Roots.Proc, prefix)
 	if err != nil {
 		return nil, err
