@@ -134,7 +134,6 @@ func TestLost(t *testing.T) {
 	wire, box := l.bare("wire"), l.box("box")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
 		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
-	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
 	one := make([]uint64, ebpf.MustPossibleCPU())
 	for i := range l.m.maps.FlThefts.MaxEntries() {
 		key := accountTheft{Victim: 0xffff, Kind: uint16(i), Culprit: uint16(i >> 4)}
@@ -142,6 +141,8 @@ func TestLost(t *testing.T) {
 			break // full
 		}
 	}
+	// Only now: what has met before has its place.
+	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
 	l.load(box, 0, "udp-recv", "--listen", ":9000")
 	l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
 	d := l.during(while)
