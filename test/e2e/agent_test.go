@@ -74,6 +74,9 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 	a.api = api.Dial(a.path("fairlead.sock"))
 	t.Cleanup(a.api.Close)
 	t.Cleanup(func() {
+		if t.Failed() {
+			a.dump()
+		}
 		a.kill()
 		// Nothing that a failed test left in force may stay.
 		if out := fairlead(t, "restore", "--config", a.path("config.yaml"), "--socket", a.path("fairlead.sock"), "--state-dir", a.path("state")); out.status != 0 {
@@ -81,7 +84,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 		}
 		if t.Failed() {
 			log, _ := os.ReadFile(a.path("log"))
-			t.Logf("log of the agent:\n%s", log[max(0, len(log)-6000):])
+			t.Logf("log of the agent:\n%s", log[max(0, len(log)-20000):])
 		}
 	})
 	return a
@@ -136,16 +139,39 @@ func (a *agent) start(wrap ...string) {
 	})
 }
 
-// kill ends the agent at once, if it runs.
-func (a *agent) kill() {
+// runs says whether the agent was started and has not ended since. While it says
+// so, its pid is nobody else's.
+func (a *agent) runs() bool {
 	if a.ended == nil {
-		return
+		return false
 	}
 	select {
 	case <-a.ended:
+		return false
 	default:
-		unix.Kill(a.pid, unix.SIGKILL) // not waited for yet, so it is still there
-		<-a.ended
+		return true
+	}
+}
+
+// kill ends the agent at once, if it runs.
+func (a *agent) kill() {
+	a.t.Helper()
+	if a.runs() {
+		unix.Kill(a.pid, unix.SIGKILL)
+		ends(a.t, a.pid, a.ended)
+	}
+}
+
+// dump has the Go runtime of an agent that still runs write to the log what each
+// goroutine waits for.
+func (a *agent) dump() {
+	if !a.runs() {
+		return
+	}
+	unix.Kill(a.pid, unix.SIGQUIT)
+	select {
+	case <-a.ended:
+	case <-time.After(patience):
 	}
 }
 
@@ -153,11 +179,7 @@ func (a *agent) kill() {
 func (a *agent) stop() {
 	a.t.Helper()
 	must(a.t, unix.Kill(a.pid, unix.SIGTERM))
-	select {
-	case <-a.ended:
-	case <-time.After(patience):
-		a.t.Fatal("agent does not stop")
-	}
+	ends(a.t, a.pid, a.ended)
 	if a.err != nil {
 		log, _ := os.ReadFile(a.path("log"))
 		a.t.Errorf("agent stopped with %v\n%s", a.err, log[max(0, len(log)-4000):])

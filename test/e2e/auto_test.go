@@ -40,9 +40,6 @@ func TestAuto(t *testing.T) {
 	t.Logf("isolated after %v", time.Since(began).Round(100*time.Millisecond))
 	o := a.run("explain", "e2e-flood")
 	mustSay(t, o, 0, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=auto (", "auto.yaml:2), since ", "of a CPU from others (", "more than 3.0 %", "until ")
-	if testing.Verbose() {
-		t.Log(o)
-	}
 	mustSay(t, a.run("explain", "e2e-victim"), 0, "fairlead.netcpu = auto", "Nothing was changed")
 	a.spares(victim, flood)
 	t.Logf("its victim is spared after %v", time.Since(began).Round(100*time.Millisecond))

@@ -105,7 +105,11 @@ func runCommand(t *testing.T, cmd *exec.Cmd) output {
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	// Who is not told of an engine must not find this machine's own.
 	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix:///nonexistent/docker.sock")
-	err := cmd.Run()
+	must(t, cmd.Start())
+	ended := make(chan struct{})
+	var err error
+	go func() { err = cmd.Wait(); close(ended) }()
+	ends(t, cmd.Process.Pid, ended)
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Fatalf("run %s: %v", strings.Join(cmd.Args, " "), err)
 	}
@@ -128,6 +132,26 @@ func mustSay(t *testing.T, o output, status int, words ...string) {
 
 // patience is how long a busy machine may take for what takes milliseconds.
 const patience = 30 * time.Second
+
+// ends waits for the end of a process. One that does not end fails the test, which
+// tells where in the kernel its threads are.
+func ends(t *testing.T, pid int, ended <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ended:
+		return
+	case <-time.After(2 * patience):
+	}
+	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))
+	var where strings.Builder
+	for _, path := range stacks {
+		comm, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "comm"))
+		stack, _ := os.ReadFile(path)
+		fmt.Fprintf(&where, "%s, %s%s", filepath.Base(filepath.Dir(path)), comm, stack)
+	}
+	t.Fatalf("process %d, %q, does not end:\n%s", pid, cmdline, &where)
+}
 
 // await waits until try succeeds, and fails the test if it never does.
 func await(t *testing.T, what string, try func() error) {

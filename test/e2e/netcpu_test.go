@@ -21,7 +21,7 @@ func generate(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()
 	cmd.Stderr = os.Stderr
 	p, err := b.Start(cmd, cpu)
 	must(t, err)
-	end = func() { p.Kill(); p.Wait() }
+	end = func() { p.Kill(); ends(t, p.PID, p.Done()) }
 	t.Cleanup(end)
 	return end
 }
