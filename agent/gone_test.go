@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
@@ -24,6 +25,8 @@ func TestGoneIsNoNews(t *testing.T) {
 		{fmt.Errorf("read gro: %w", journal.ErrGone), passing, 0},
 		{fmt.Errorf("link 7: %w", netdev.ErrNoLink), passing, 0},
 		{fmt.Errorf("read gro: %w", journal.ErrGone), time.Minute, 1}, // it does not pass
+		{fmt.Errorf("traffic: %w: container 2", feature.ErrDisagree), passing, 0},
+		{fmt.Errorf("traffic: %w: container 2", feature.ErrDisagree), time.Minute, 1},
 		{errFake, time.Millisecond, 1},
 		{errFake, time.Minute, 1},
 	} {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -149,8 +150,10 @@ func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Over
 		if !features[w.feature.Name()] {
 			continue
 		}
-		if err := w.settle(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
-			errs = append(errs, err) // what only takes long is not refused
+		// What only takes long is not refused, nor what waits for the same to be
+		// set for the others of a pod.
+		if err := w.settle(ctx, id); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, feature.ErrDisagree) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -137,6 +139,36 @@ func TestSetRefused(t *testing.T) {
 	if err := r.put("1", sets("netcpu", "observe")); code(err) != "refused" || !strings.Contains(err.Error(), "policy reload") {
 		t.Errorf("set while restore holds it: %v", err)
 	}
+}
+
+// What is set for one container of a pod waits until it is set for the others.
+func TestSetForAPod(t *testing.T) {
+	r := newRig(t, 1, 2)
+	r.start()
+	a, b := box(1, ""), box(2, "")
+	a.NetNS, b.NetNS = 5, 5
+	r.set.set(true, a, b)
+	r.until("both are there", func() bool { return r.state1(1) == api.StateDone && r.state1(2) == api.StateDone })
+	both := false
+	r.feature.apply = func(_ context.Context, x policy.Target) error {
+		both = both || x.Container.ID == 2 && x.Settings.NetCPU == policy.NetCPUIsolate
+		if x.Settings.NetCPU == policy.NetCPUIsolate && !both {
+			return fmt.Errorf("test: %w: container 2", feature.ErrDisagree)
+		}
+		return nil
+	}
+	done, err := r.client.Set(t.Context(), "1", sets("netcpu", "isolate"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := done.Features[0]; f.State != api.StateError || !strings.Contains(f.Error, "container 2") || len(r.written()) != 1 {
+		t.Errorf("set for the first: %+v", f)
+	}
+	if err := r.put("2", sets("netcpu", "isolate")); err != nil {
+		t.Fatal(err)
+	}
+	r.untilValue(2, "isolated")
+	r.untilValue(1, "isolated")
 }
 
 // It outlives the agent, but not the container, nor the boot.

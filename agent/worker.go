@@ -249,6 +249,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	if r.settled == failed || (r.err == nil) != (err == nil) {
 		r.since = now
 	}
+	changed := !r.settled
 	r.settled, r.err = !failed, err
 	switch {
 	case failed:
@@ -258,26 +259,39 @@ func (w *worker) note(r *row, asked uint64, err error) {
 	case r != &w.prune && r.want == nil:
 		delete(w.rows, r.id)
 		// Who shares the namespace may have shared what was removed.
-		for _, other := range w.rows {
-			if r.netns != 0 && other.netns == r.netns {
-				other.due = now
-			}
-		}
+		w.sharing(r, func(other *row) { other.due = now })
 		w.left()
 	default:
+		if changed { // it may have been in the way of those who share the namespace
+			w.sharing(r, func(other *row) {
+				if !other.settled {
+					other.due = now
+				}
+			})
+		}
 		r.tries, r.told = 0, false
 		r.due = now.Add(w.pace.spread(w.pace.refresh))
 	}
 }
 
+// sharing does something to all rows whose network namespace is that of r.
+func (w *worker) sharing(r *row, do func(*row)) {
+	for _, other := range w.rows {
+		if other != r && r.netns != 0 && other.netns == r.netns {
+			do(other)
+		}
+	}
+}
+
 // passing is for how long a failure is nothing to tell of, if it is an object
 // that has gone: a device is taken down a moment before the container's end, or
-// its next list of devices, is known.
+// its next list of devices, is known. Or if it is that containers disagree: what
+// changes for all that share a network comes to one after the other.
 const passing = 2 * time.Second
 
 // news says whether an error is to be told of.
 func (r *row) news(err error, now time.Time) bool {
-	if !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) && !errors.Is(err, netdev.ErrNoNS) {
+	if !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) && !errors.Is(err, netdev.ErrNoNS) && !errors.Is(err, feature.ErrDisagree) {
 		return r.err == nil || r.err.Error() != err.Error()
 	}
 	if r.told || r.err == nil || now.Sub(r.since) < passing {

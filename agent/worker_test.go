@@ -274,6 +274,31 @@ func TestWorkerAppliesAgainWhoSharedANamespace(t *testing.T) {
 	expect(t, f, "remove 1", "apply 2 isolate")
 }
 
+// Who was refused because of another in its namespace is tried again as soon as
+// that one has been changed, and not for what is only refreshed.
+func TestWorkerTriesAgainWhoWasInItsWay(t *testing.T) {
+	c, f := newClock(), newFake()
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	a, b, other := target(1, "isolate"), target(2, "observe"), target(3, "charge")
+	a.Container.NetNS, b.Container.NetNS, other.Container.NetNS = 5, 5, 6
+	f.apply = func(_ context.Context, x policy.Target) error {
+		if x.Settings.NetCPU != f.host[2] && x.Container.ID == 1 || x.Container.ID == 3 {
+			return feature.ErrDisagree
+		}
+		return nil
+	}
+	w.want(targets(a, b, other), false)
+	steps(t, w)
+	expect(t, f, "apply 1 isolate", "apply 2 observe", "apply 3 charge", "apply 1 isolate")
+	b.Settings.NetCPU = "isolate"
+	w.want(targets(a, b, other), false)
+	steps(t, w)
+	expect(t, f, "apply 2 isolate", "apply 1 isolate")
+	if got := w.status(1); got.State != api.StateDone {
+		t.Errorf("status %+v", got)
+	}
+}
+
 // A container that ends while it is being applied does not wait for that.
 func TestWorkerCutsShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -16,6 +16,12 @@ import (
 // nothing for. Trying again does not help.
 var ErrNotBuilt = errors.New("not available in this build")
 
+// ErrDisagree is returned by Apply, wrapped, for a container that shares its
+// network with another whose policy is not the same, where only one can be in
+// force. It ends when the other's has been changed too, so that it is nothing
+// to tell of while a change is on its way to both.
+var ErrDisagree = errors.New("it shares its network with a container whose policy is another")
+
 // Feature is one thing that the agent does for containers. The agent calls the
 // methods from one goroutine at a time, except Snapshot and Support, which may
 // be called at any time.

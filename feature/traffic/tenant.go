@@ -26,10 +26,11 @@ type tenant struct {
 	key     slot.Tenant
 	slot    slot.Slot
 	name    string // of one of its containers
-	due     due
+	due     due    // in force: what all members wished when they last agreed
 	members map[container.ID]container.Container
-	program *ebpf.Program // fl_identify; nil until a veth needs it
-	deliver *delivery     // nil until what uplinks receive is shared
+	wishes  map[container.ID]due // what policy gives each of them now
+	program *ebpf.Program        // fl_identify; nil until a veth needs it
+	deliver *delivery            // nil until what uplinks receive is shared
 	ends    map[deviceKey]*end
 	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
 }
@@ -71,14 +72,14 @@ type deviceKey struct {
 }
 
 func newTenant(key slot.Tenant, s slot.Slot) *tenant {
-	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), ends: make(map[deviceKey]*end), sockets: make(map[container.ID]link.Link)}
+	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[deviceKey]*end), sockets: make(map[container.ID]link.Link)}
 }
 
-// other gives a container of the tenant beside id, if what holds for the tenant
-// is not d.
+// other gives the first container of the tenant beside id whose policy gives it
+// something else than d.
 func (t *tenant) other(id container.ID, d due) (container.ID, bool) {
-	for m := range t.members {
-		if m != id && !t.due.equal(d) {
+	for _, m := range slices.Sorted(maps.Keys(t.wishes)) {
+		if m != id && !t.wishes[m].equal(d) {
 			return m, true
 		}
 	}

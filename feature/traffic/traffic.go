@@ -25,6 +25,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -132,7 +133,9 @@ func (f *Traffic) Name() string { return name }
 func (f *Traffic) Support() probe.Verdict { return f.support }
 
 // Apply implements feature.Feature. A container whose promise no uplink can
-// keep is refused with a *model.Refusal, and keeps what it had.
+// keep is refused with a *model.Refusal, and keeps what it had; so is, with
+// feature.ErrDisagree, one that shares its network with another that is due
+// something else.
 func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -173,8 +176,11 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	}
 	t := f.tenants[key]
 	if t != nil {
+		if _, member := t.members[c.ID]; member {
+			t.members[c.ID], t.wishes[c.ID] = c, d
+		}
 		if id, differs := t.other(c.ID, d); differs {
-			return fmt.Errorf("it shares its network with container %s, whose policy is another: that one's holds for both", id)
+			return fmt.Errorf("%w: container %s (%q); what is in force for them stays until theirs are the same", feature.ErrDisagree, id, t.members[id].Name)
 		}
 	}
 	missing := f.look()
@@ -193,7 +199,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	t.due, t.name = d, c.Name
 	f.tenants[key] = t
 	_, had := t.members[c.ID]
-	t.members[c.ID] = c
+	t.members[c.ID], t.wishes[c.ID] = c, d
 	out, in, err := f.plans()
 	if err == nil && in != nil && f.hooks.Filters() {
 		err = errNoSharing
@@ -202,6 +208,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 		t.due = was
 		if !had {
 			delete(t.members, c.ID)
+			delete(t.wishes, c.ID)
 		}
 		if made {
 			delete(f.tenants, key)
@@ -281,6 +288,7 @@ func (f *Traffic) remove(id container.ID) error {
 	}
 	delete(f.member, id)
 	delete(t.members, id)
+	delete(t.wishes, id)
 	if l := t.sockets[id]; l != nil {
 		delete(t.sockets, id)
 		if err := l.Close(); err != nil {

@@ -1,0 +1,101 @@
+package traffic_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// pod is containers that share a network, with one veth to the host's bridge.
+type pod struct {
+	*host
+	members []container.Container
+}
+
+func newPod(t testing.TB, names ...string) *pod {
+	t.Helper()
+	testkit.NeedRoot(t)
+	p := &pod{host: newHost(t, gbit)}
+	p.bridge()
+	box, first := p.add(names[0], "10.66.0.2/24", p.ns)
+	p.members = append(p.members, first)
+	for _, n := range names[1:] {
+		c := p.describe(p.create(sandbox.Spec{Name: n, Network: box}))
+		c.Interfaces = first.Interfaces
+		p.members = append(p.members, c)
+	}
+	return p
+}
+
+// root is the qdisc at the host's end of the pod's veth.
+func (p *pod) root() string {
+	p.t.Helper()
+	v, err := qdisc.Root(p.open(p.ns), p.members[0].Interfaces[0].Host.Index).Read()
+	must(p.t, err)
+	return v
+}
+
+// sweep undoes what is left of containers that are not alive, as the agent does.
+func (p *pod) sweep(alive ...container.ID) {
+	p.t.Helper()
+	_, err := p.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool {
+		for _, id := range alive {
+			if e.Owner.Container == uint64(id) {
+				return false
+			}
+		}
+		return e.Owner.Container != 0
+	})
+	must(p.t, err)
+}
+
+// The policy of all that share a network is changed: one after the other comes to
+// it, and as long as they differ what was agreed stays.
+func TestPodChangesItsPolicy(t *testing.T) {
+	p := newPod(t, "one", "two", "three")
+	p.start()
+	for _, c := range p.members {
+		must(t, p.apply(c, policy.Net{Rate: 100 * mbit}))
+	}
+	due := func(want uint64) {
+		t.Helper()
+		if got := p.classes()[uint16(p.slots.Lookup(slot.Of(p.members[0])))]; got != want {
+			t.Errorf("%d bit/s are guaranteed, want %d", got, want)
+		}
+	}
+	refused := func(i, because int, net policy.Net) {
+		t.Helper()
+		err := p.apply(p.members[i], net)
+		if err == nil || !strings.Contains(err.Error(), "container "+p.members[because].ID.String()) {
+			t.Errorf("container %d: %v, want that %d is in the way", i, err, p.members[because].ID)
+		}
+	}
+	refused(0, 1, policy.Net{Rate: 200 * mbit})
+	refused(1, 2, policy.Net{Rate: 200 * mbit})
+	due(100 * mbit)
+	must(t, p.apply(p.members[2], policy.Net{Rate: 200 * mbit}))
+	due(200 * mbit)
+	must(t, p.apply(p.members[0], policy.Net{Rate: 200 * mbit}))
+	must(t, p.apply(p.members[1], policy.Net{Rate: 200 * mbit}))
+
+	// Who is in the way goes, or has no policy any more: the others have theirs.
+	refused(0, 1, policy.Net{Rate: 300 * mbit})
+	must(t, p.apply(p.members[1], policy.Net{}))
+	refused(0, 2, policy.Net{Rate: 300 * mbit})
+	must(t, p.traffic.Remove(t.Context(), p.members[2].ID))
+	due(200 * mbit)
+	must(t, p.apply(p.members[0], policy.Net{Rate: 300 * mbit}))
+	due(300 * mbit)
+	// Who was never in has no say in what the others change.
+	refused(2, 0, policy.Net{Rate: 400 * mbit})
+	must(t, p.apply(p.members[0], policy.Net{Rate: 350 * mbit}))
+	due(350 * mbit)
+}
