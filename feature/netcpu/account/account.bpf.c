@@ -67,6 +67,11 @@ int BPF_PROG(fl_enter, unsigned int vec)
 		return 0; /* cannot be: one entry, index 0 */
 	if (c->run)
 		end(c, c->last); /* a thread's, see left() */
+	/*
+	 * Of a poll that was not looked at, what GRO held back goes up after
+	 * napi_poll, so that nothing has ended it.
+	 */
+	c->skip = 0;
 	if (!sampled(c)) {
 		c->skip = vec;
 		return 0; /* another run counts for it */

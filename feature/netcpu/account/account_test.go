@@ -223,11 +223,23 @@ func TestRevive(t *testing.T) {
 func TestFull(t *testing.T) {
 	m := newMeter(t)
 	must(t, m.Watch(Tenant{ID: 1}))
-	for range cap(m.slots) - len(m.slots) {
-		m.slots = append(m.slots, &tenant{state: reported})
+	for len(m.slots) < cap(m.slots) {
+		t := &tenant{slot: uint32(len(m.slots)), told: Tenant{ID: container.ID(1000 + len(m.slots))}}
+		m.slots, m.tenants[t.told.ID] = append(m.slots, t), t
 	}
 	if err := m.Watch(Tenant{ID: 2}); !errors.Is(err, ErrSlots) {
 		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
+	}
+	// Nobody reads the accounts, and yet there is room once tenants have gone.
+	must(t, m.Forget(1500))
+	must(t, m.Watch(Tenant{ID: 2}))
+	if err := m.Watch(Tenant{ID: 3}); !errors.Is(err, ErrSlots) {
+		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
+	}
+	for id := range m.tenants {
+		if id != 1 {
+			delete(m.tenants, id)
+		}
 	}
 	m.slots = m.slots[:2]
 	cgroups := make([]uint64, m.maps.FlCgroups.MaxEntries()+1)

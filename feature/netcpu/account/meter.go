@@ -225,6 +225,9 @@ func (m *Meter) Watch(told Tenant) error {
 	t := m.tenants[told.ID]
 	if t == nil {
 		slot, err := m.free()
+		if errors.Is(err, ErrSlots) {
+			slot, err = m.reclaim()
+		}
 		if err != nil {
 			return fmt.Errorf("account for container %v: %w", told.ID, err)
 		}
@@ -254,8 +257,19 @@ func (m *Meter) free() (uint32, error) {
 	return uint32(len(m.slots) - 1), nil
 }
 
+// reclaim is free once the slots of forgotten tenants are recycled, which two
+// Reads do: on a host where nobody looks at the accounts there are none.
+func (m *Meter) reclaim() (uint32, error) {
+	for range 2 {
+		if _, err := m.read(); err != nil {
+			return 0, err
+		}
+	}
+	return m.free()
+}
+
 // Forget ends the charging of a container. Its numbers are in the next Reading
-// once more. One that is not watched is a success.
+// once more, unless its slot is needed before, and then in Gone alone. One that is not watched is a success.
 func (m *Meter) Forget(id container.ID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
