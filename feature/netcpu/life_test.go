@@ -158,6 +158,25 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
+// A container whose packets cannot all be accounted for is isolated none the less,
+// and its status says what is missing.
+func TestIsolateWithoutAccounts(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	if _, err := h.netcpu.Read(); err != nil {
+		testkit.Skip(t, "kernel keeps no accounts")
+	}
+	target := h.target(policy.NetCPUIsolate)
+	gone := container.Interface{Name: "gone0", Index: 99, Kind: "macvlan", Host: container.HostEnd{NetNS: 1, Index: 1}}
+	target.Container.Interfaces = append(target.Container.Interfaces[:1:1], gone)
+	if err := h.netcpu.Apply(t.Context(), target); err == nil || !strings.Contains(err.Error(), "observe") {
+		t.Errorf("a device that is not there: %v, want an error about observing", err)
+	}
+	if got := h.threads()["eth0"]; len(got) != 1 || got[0] != h.container.Cgroup.CPU {
+		t.Errorf("threads of eth0 are in %q, want %q", got, h.container.Cgroup.CPU)
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
 // Real packets: a flood reaches the receiver through its thread, and what its
 // queue has no room for is dropped at the uplink.
 func TestFloodIsDroppedAtTheUplink(t *testing.T) {

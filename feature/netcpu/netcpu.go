@@ -166,13 +166,17 @@ func (n *Netcpu) Name() string { return name }
 func (n *Netcpu) Support() probe.Verdict { return n.support }
 
 // Apply implements feature.Feature. In the mode auto it only observes: what
-// follows is decided by Autos, and comes as another mode. Errors: ErrNoAccounts
-// for auto and charge, feature.ErrNotBuilt for a mode that there is not.
+// follows is decided by Autos, and comes as another mode. That a container
+// cannot be accounted for in every part keeps nothing else from being done.
+// Errors: ErrNoAccounts for auto and charge, feature.ErrNotBuilt for a mode that
+// there is not.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	mode := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
-	if err := n.observe(t.Container, mode); err != nil {
-		return err
-	}
+	return errors.Join(n.observe(t.Container, mode), n.enforce(ctx, t, mode))
+}
+
+// enforce does what a mode does beside observing.
+func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCPU) error {
 	switch mode {
 	case policy.NetCPUObserve:
 		return n.release(ctx, t.Container.ID)
