@@ -65,12 +65,13 @@ func (n *Netcpu) reshape(now time.Time) error {
 		if last.at.IsZero() {
 			continue
 		}
-		before := t.control.shape
+		before := t.control
 		want := t.control.next(window{now.Sub(last.at), c.Small - last.small, c.Super - last.super})
-		if want == before {
+		if want == before.shape {
 			continue
 		}
 		if err := n.setShape(t, want); err != nil && !errors.Is(err, journal.ErrGone) {
+			t.control = before // so that the next window tries again
 			errs = append(errs, err)
 		}
 	}

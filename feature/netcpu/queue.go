@@ -59,9 +59,12 @@ func (n *Netcpu) assignQueues(length time.Duration) error {
 				own: now.Own - q.last.Own, others: now.Others - q.last.Others, stale: now.Stale - q.last.Stale,
 			}
 			q.last = now
-			before := q.control.owner
-			if owner := q.control.next(w); owner != before {
-				errs = append(errs, n.giveQueue(q, owner))
+			before := q.control
+			if owner := q.control.next(w); owner != before.owner {
+				if err := n.giveQueue(q, owner); err != nil {
+					q.control = before // so that the next window tries again
+					errs = append(errs, err)
+				}
 			}
 		}
 	}
@@ -109,10 +112,14 @@ func (n *Netcpu) takeQueues(t *tenant) error {
 	var errs []error
 	for _, u := range n.host.devices {
 		for _, q := range u.queues {
-			if q.control.owner == t.early.slot {
-				q.control = newQueueControl()
-				errs = append(errs, n.giveQueue(q, nobody))
+			if q.control.owner != t.early.slot {
+				continue
 			}
+			if err := n.giveQueue(q, nobody); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			q.control = newQueueControl()
 		}
 	}
 	return errors.Join(errs...)
