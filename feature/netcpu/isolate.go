@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -162,11 +163,21 @@ func charged(c container.Container) (string, error) {
 func (n *Netcpu) payer(c container.Container) (string, error) {
 	dir, err := charged(c)
 	if err != nil || n.layout.CPU != n.layout.V2 {
-		return dir, err // on v1 threads may live in any group
+		return dir, err // on v1 threads may live in any group, and each group has a share
 	}
-	inner, err := cgroup.Inner(dir)
-	if err != nil || !inner {
-		return dir, err
+	handed, err := cgroup.HandsDown(dir)
+	switch {
+	case err != nil:
+		return "", err
+	case len(handed) == 0:
+		// Without the controller a thread's time would be charged to a group
+		// further up, which others share.
+		if _, err := cgroup.Weight(dir); err != nil {
+			return "", fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
+		}
+		return dir, nil
+	case !slices.Contains(handed, "cpu"):
+		return "", fmt.Errorf("%s could not be charged for its packets: it hands down %v, and no cpu controller", dir, handed)
 	}
 	// cgroup v2 allows no threads in a group that hands controllers down to
 	// its children, as a pod's does. A child of ours competes there with the

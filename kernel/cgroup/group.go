@@ -71,17 +71,17 @@ func (g group) Write(value string) error {
 	return nil
 }
 
-// Inner says whether a cgroup hands controllers down to its children. On v2 no
-// thread may then be moved into it.
-func Inner(dir string) (bool, error) {
+// HandsDown lists the controllers that a v2 cgroup hands down to its children. If
+// there is any, no thread may be moved into the cgroup itself.
+func HandsDown(dir string) ([]string, error) {
 	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
 			err = errors.Join(journal.ErrGone, err)
 		}
-		return false, fmt.Errorf("read controllers of cgroup: %w", err)
+		return nil, fmt.Errorf("read controllers of cgroup: %w", err)
 	}
-	return len(strings.TrimSpace(string(b))) > 0, nil
+	return strings.Fields(string(b)), nil
 }
 
 // Children lists the cgroups directly below a directory, as paths.

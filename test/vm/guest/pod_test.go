@@ -53,6 +53,26 @@ func TestPod(t *testing.T) {
 		return
 	}
 
+	t.Run("no cpu controller", func(t *testing.T) {
+		j, err := journal.Open(t.TempDir())
+		must(t, err)
+		defer j.Close()
+		n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
+		must(t, err)
+		defer n.Close()
+		c := found[0]
+		c.Cgroup.V2 = testkit.Cgroup(t).Child(t, "plain").V2
+		c.Cgroup.CPU, c.Pod = c.Cgroup.V2, ""
+		err = n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}})
+		if err == nil || !strings.Contains(err.Error(), "no cpu controller") {
+			t.Errorf("isolate without a group to charge: %v", err)
+		}
+		must(t, n.Remove(t.Context(), c.ID))
+		if left := j.Entries(); len(left) > 0 {
+			t.Errorf("journal after that: %+v", left)
+		}
+	})
+
 	for _, cri := range []string{"", "web"} { // without and with a word from the runtime
 		t.Run("pod="+cri, func(t *testing.T) {
 			j, err := journal.Open(t.TempDir())
