@@ -17,13 +17,9 @@
 package journal
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
-	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -67,23 +63,17 @@ func (e Entry) Expired(now time.Time) bool { return !e.Expiry.IsZero() && !e.Exp
 // Knob that is an io.Closer belongs to the caller, which closes it.
 type Opener func(Ref) (Knob, error)
 
-// Journal holds the entries of this boot. It is safe for concurrent use; one
-// knob is turned at a time.
+// Journal holds the entries of this boot. It is safe for concurrent use. Knobs
+// of one place (see Ref) are turned one at a time, those of different places
+// side by side, so that one that hangs keeps no others waiting. What is recorded
+// can always be listed at once: no lock is held for it while the host is read or
+// written.
 type Journal struct {
-	mu      sync.Mutex
-	store   *store
-	entries map[Ref]numbered
-	last    uint64 // highest number given out
-	closed  bool
-	now     func() time.Time
-	source  func(container uint64) string // nil: not known
-}
+	places   places
+	patience time.Duration // with what hangs
+	now      func() time.Time
 
-// numbered is an Entry with its place in the order in which knobs were first
-// turned.
-type numbered struct {
-	Entry
-	seq uint64
+	notes
 }
 
 // Open opens the journal in dir (made with mode 0700 where it is missing) for
@@ -107,24 +97,12 @@ func OpenBoot(dir, boot string) (*Journal, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open journal %s: %w", dir, err), s.close())
 	}
-	j := &Journal{store: s, entries: make(map[Ref]numbered), now: time.Now}
+	j := &Journal{patience: hangs, now: time.Now, notes: notes{store: s, entries: make(map[Ref]numbered)}}
 	for seq, e := range list {
 		j.entries[e.Ref] = numbered{e, seq}
 		j.last = max(j.last, seq)
 	}
 	return j, nil
-}
-
-// Close lets go of the directory. What is in force stays in force. Afterwards
-// nothing can be turned or restored (os.ErrClosed); a second Close does nothing.
-func (j *Journal) Close() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
-		return nil
-	}
-	j.closed = true
-	return j.store.close()
 }
 
 // Attribute makes the Journal note, in each entry that it makes from now on for
@@ -151,22 +129,26 @@ func (j *Journal) Turn(k Knob, value string, by Owner) error {
 //
 // When the write fails, or does not read back, the value is put back if it can
 // be, and an error returned; the entry goes unless the value may still be ours.
-// A Knob whose object has gone gives ErrGone.
+// A Knob whose object has gone gives ErrGone, one whose place is kept by a call
+// that does not return ErrStuck.
 func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) error {
 	ref := k.Ref()
 	if err := storable(ref.Kind, ref.Object, value, by.Feature); err != nil {
 		return fmt.Errorf("turn %s %q: %w", ref.Kind, ref.Object, err)
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if err := j.turn(k, ref, value, by, expiry); err != nil {
+	leave, err := j.places.enter(ref.place(), j.patience)
+	if err == nil {
+		defer leave()
+		err = j.turn(k, ref, value, by, expiry)
+	}
+	if err != nil {
 		return fmt.Errorf("turn %s %s to %q: %w", ref.Kind, ref.Object, value, err)
 	}
 	return nil
 }
 
 func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time) error {
-	if j.closed {
+	if j.isClosed() {
 		return os.ErrClosed
 	}
 	if !expiry.IsZero() {
@@ -179,7 +161,7 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	if err := storable(now); err != nil {
 		return fmt.Errorf("value now: %w", err)
 	}
-	old, have := j.entries[ref]
+	old, have := j.entry(ref)
 	switch {
 	case have && value == old.Before:
 		// Until the entry is dropped, Restore finds either value right.
@@ -188,7 +170,7 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 				return err
 			}
 		}
-		return j.drop(old)
+		return j.drop(ref)
 	case now == value:
 		if !have || !old.ours(value) || value == old.Wrote && old.Prior == nil && expiry.Equal(old.Expiry) {
 			return nil
@@ -200,8 +182,8 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	e := numbered{seq: old.seq, Entry: Entry{
 		Ref: ref, Before: now, Wrote: value, Owner: by, When: j.now().UTC(), Expiry: expiry,
 	}}
-	if j.source != nil && by.Container != 0 {
-		e.Source = j.source(by.Container)
+	if by.Container != 0 {
+		e.Source = j.sourceOf(by.Container)
 	}
 	if have && (old.ours(now) || now == old.Before || unfinished(k, now, old.Before)) {
 		e.Before = old.Before
@@ -209,19 +191,14 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	if now != e.Before {
 		e.Prior = &now
 	}
-	if !have {
-		j.last++
-		e.seq = j.last
-	}
 	if err := j.put(e); err != nil {
 		return err
 	}
 	if err := j.write(k, now, value); err != nil {
-		return errors.Join(err, j.retreat(k, e, now))
+		return errors.Join(err, j.retreat(k, e.Entry, now))
 	}
 	if e.Prior != nil {
-		e.Prior = nil
-		return j.put(e)
+		return j.change(ref, func(e *Entry) { e.Prior = nil })
 	}
 	return nil
 }
@@ -247,111 +224,15 @@ func (j *Journal) write(k Knob, now, value string) error {
 
 // retreat brings the journal in line with the host after a write of e that did
 // not succeed; now is the value before it.
-func (j *Journal) retreat(k Knob, e numbered, now string) error {
+func (j *Journal) retreat(k Knob, e Entry, now string) error {
 	got, err := k.Read()
 	switch {
 	case errors.Is(err, ErrGone), err == nil && got == e.Before:
-		return j.drop(e)
+		return j.drop(e.Ref)
 	case err == nil && got == now:
-		e.Wrote, e.Prior = now, nil
-		return j.put(e)
+		return j.change(e.Ref, func(e *Entry) { e.Wrote, e.Prior = now, nil })
 	}
 	return nil // not known: Restore will find out
-}
-
-// Extend makes the entries that match lapse at expiry (zero: never), and changes
-// nothing on the host.
-func (j *Journal) Extend(match func(Entry) bool, expiry time.Time) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
-		return os.ErrClosed
-	}
-	if !expiry.IsZero() {
-		expiry = expiry.UTC()
-	}
-	for _, e := range j.sorted(match) {
-		if e.Expiry.Equal(expiry) {
-			continue
-		}
-		e.Expiry = expiry
-		if err := j.put(e); err != nil {
-			return fmt.Errorf("extend %s %s: %w", e.Ref.Kind, e.Ref.Object, err)
-		}
-	}
-	return nil
-}
-
-// Entries lists what is recorded, in the order of first turning.
-func (j *Journal) Entries() []Entry { return j.list(func(Entry) bool { return true }) }
-
-// Expired lists the entries whose Expiry has come by now.
-func (j *Journal) Expired(now time.Time) []Entry {
-	return j.list(func(e Entry) bool { return e.Expired(now) })
-}
-
-func (j *Journal) list(match func(Entry) bool) []Entry {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	var out []Entry
-	for _, e := range j.sorted(match) {
-		out = append(out, e.Entry)
-	}
-	return out
-}
-
-// sorted gives the matching entries, oldest first; nil matches all.
-func (j *Journal) sorted(match func(Entry) bool) []numbered {
-	all := slices.SortedFunc(maps.Values(j.entries), func(a, b numbered) int { return cmp.Compare(a.seq, b.seq) })
-	return slices.DeleteFunc(all, func(e numbered) bool { return match != nil && !match(e.Entry) })
-}
-
-// Forget drops the entries that match without touching the host: for objects
-// that are known to have gone with their container.
-func (j *Journal) Forget(match func(Entry) bool) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
-		return os.ErrClosed
-	}
-	var errs []error
-	for _, e := range j.sorted(match) {
-		errs = append(errs, j.drop(e))
-	}
-	return errors.Join(errs...)
-}
-
-// put and drop change the file first and the memory second: an error leaves
-// both as they were.
-func (j *Journal) put(e numbered) error {
-	if err := j.store.add(record{N: e.seq, Entry: &e.Entry}); err != nil {
-		return fmt.Errorf("record in journal: %w", err)
-	}
-	j.entries[e.Ref] = e
-	return j.tidy()
-}
-
-func (j *Journal) drop(e numbered) error {
-	if err := j.store.add(record{N: e.seq}); err != nil {
-		return fmt.Errorf("drop from journal: %w", err)
-	}
-	delete(j.entries, e.Ref)
-	return j.tidy()
-}
-
-// tidy keeps the file from growing without bound.
-func (j *Journal) tidy() error {
-	if j.store.lines < slack+4*len(j.entries) {
-		return nil
-	}
-	all := make(map[uint64]Entry, len(j.entries))
-	for _, e := range j.entries {
-		all[e.seq] = e.Entry
-	}
-	if err := j.store.rewrite(all); err != nil {
-		return fmt.Errorf("shorten journal: %w", err)
-	}
-	return nil
 }
 
 // storable refuses text that would not come back from the file as it was.

@@ -7,7 +7,10 @@ import "errors"
 // has ended. Restoring such a knob is a success.
 var ErrGone = errors.New("object is gone")
 
-// Ref names a Knob in words that survive the process that wrote them.
+// Ref names a Knob in words that survive the process that wrote them. What comes
+// before the first slash of Object is its place, of whatever Kind: knobs of one
+// place are never turned at the same time. For those of devices that is their
+// namespace.
 type Ref struct {
 	Kind   string `json:"kind"`   // which door opens it: "file", "offload", "threaded", "kthread", ...
 	Object string `json:"object"` // unique within Kind, and enough to open it again

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"time"
 )
 
 // Result is what became of one entry in Restore.
@@ -30,23 +31,27 @@ type Outcome struct {
 
 // Restore undoes the entries that match (nil: all), the newest first, by
 // compare-and-set: only a value that we wrote ourselves is replaced. It goes on
-// after a failure; the error joins those of all outcomes.
+// after a failure; the error joins those of all outcomes. A call that does not
+// return is left behind, and its entry Failed with ErrStuck: should it return
+// after all, the entry is dropped then.
 func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
+	if j.isClosed() {
 		return nil, os.ErrClosed
 	}
 	list := j.sorted(match)
 	slices.Reverse(list)
 	out := make([]Outcome, 0, len(list))
 	var errs []error
+	left := j.patience
 	for _, e := range list {
-		o := undo(open, e.Entry)
-		if o.Err == nil {
-			if err := j.drop(e); err != nil {
-				o.Result, o.Err = Failed, err
-			}
+		began := time.Now()
+		// Some time is given to each, whatever others have taken.
+		o, there := j.restore(open, e.Entry, match, max(left, j.patience/100))
+		if errors.Is(o.Err, ErrStuck) {
+			left -= time.Since(began)
+		}
+		if !there {
+			continue
 		}
 		if o.Err != nil {
 			o.Err = fmt.Errorf("restore %s %s: %w", e.Ref.Kind, e.Ref.Object, o.Err)
@@ -55,6 +60,38 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 		out = append(out, o)
 	}
 	return out, errors.Join(errs...)
+}
+
+// restore undoes one entry, unless it is no longer there or no longer matches.
+func (j *Journal) restore(open Opener, e Entry, match func(Entry) bool, limit time.Duration) (_ Outcome, there bool) {
+	leave, err := j.places.enter(e.Ref.place(), limit)
+	if err != nil {
+		return Outcome{Entry: e, Result: Failed, Err: err}, true
+	}
+	now, there := j.entry(e.Ref)
+	if !there || match != nil && !match(now.Entry) {
+		leave()
+		return Outcome{}, false
+	}
+	done := make(chan Outcome, 1)
+	go func() {
+		defer leave() // not before it has returned
+		o := undo(open, now.Entry)
+		if o.Err == nil {
+			if err := j.drop(e.Ref); err != nil {
+				o.Result, o.Err = Failed, err
+			}
+		}
+		done <- o
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case o := <-done:
+		return o, true
+	case <-timer.C:
+		return Outcome{Entry: now.Entry, Result: Failed, Err: fmt.Errorf("%w: it was made %v ago", ErrStuck, limit)}, true
+	}
 }
 
 func undo(open Opener, e Entry) Outcome {

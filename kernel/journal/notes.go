@@ -1,0 +1,203 @@
+package journal
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// notes are the entries, in the file and in memory. They know nothing of knobs.
+//
+// Of the two locks writing is taken first. It is held while the file is written,
+// mu never while anything is waited for.
+type notes struct {
+	writing sync.Mutex // one change at a time; guards store and last
+	store   *store
+	last    uint64 // highest number given out
+
+	mu      sync.Mutex // guards what follows; entries change with writing held too
+	entries map[Ref]numbered
+	closed  bool
+	source  func(container uint64) string // nil: not known
+}
+
+// numbered is an Entry with its place in the order in which knobs were first
+// turned. The number 0 is given by put.
+type numbered struct {
+	Entry
+	seq uint64
+}
+
+// Close lets go of the directory. What is in force stays in force. Afterwards
+// nothing can be turned or restored (os.ErrClosed); a second Close does nothing.
+func (n *notes) Close() error {
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	n.mu.Lock()
+	closed := n.closed
+	n.closed = true
+	n.mu.Unlock()
+	if closed {
+		return nil
+	}
+	return n.store.close()
+}
+
+func (n *notes) isClosed() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.closed
+}
+
+// Extend makes the entries that match lapse at expiry (zero: never), and changes
+// nothing on the host.
+func (n *notes) Extend(match func(Entry) bool, expiry time.Time) error {
+	if n.isClosed() {
+		return os.ErrClosed
+	}
+	if !expiry.IsZero() {
+		expiry = expiry.UTC()
+	}
+	for _, e := range n.sorted(match) {
+		if e.Expiry.Equal(expiry) {
+			continue
+		}
+		if err := n.change(e.Ref, func(e *Entry) { e.Expiry = expiry }); err != nil {
+			return fmt.Errorf("extend %s %s: %w", e.Ref.Kind, e.Ref.Object, err)
+		}
+	}
+	return nil
+}
+
+// Entries lists what is recorded, in the order of first turning.
+func (n *notes) Entries() []Entry { return n.list(nil) }
+
+// Expired lists the entries whose Expiry has come by now.
+func (n *notes) Expired(now time.Time) []Entry {
+	return n.list(func(e Entry) bool { return e.Expired(now) })
+}
+
+func (n *notes) list(match func(Entry) bool) []Entry {
+	var out []Entry
+	for _, e := range n.sorted(match) {
+		out = append(out, e.Entry)
+	}
+	return out
+}
+
+// sorted gives the matching entries, oldest first; nil matches all.
+func (n *notes) sorted(match func(Entry) bool) []numbered {
+	n.mu.Lock()
+	all := slices.Collect(maps.Values(n.entries))
+	n.mu.Unlock()
+	slices.SortFunc(all, func(a, b numbered) int { return cmp.Compare(a.seq, b.seq) })
+	return slices.DeleteFunc(all, func(e numbered) bool { return match != nil && !match(e.Entry) })
+}
+
+// Forget drops the entries that match without touching the host: for objects
+// that are known to have gone with their container.
+func (n *notes) Forget(match func(Entry) bool) error {
+	if n.isClosed() {
+		return os.ErrClosed
+	}
+	var errs []error
+	for _, e := range n.sorted(match) {
+		errs = append(errs, n.drop(e.Ref))
+	}
+	return errors.Join(errs...)
+}
+
+func (n *notes) entry(ref Ref) (numbered, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e, ok := n.entries[ref]
+	return e, ok
+}
+
+func (n *notes) sourceOf(container uint64) string {
+	n.mu.Lock()
+	source := n.source
+	n.mu.Unlock()
+	if source == nil {
+		return ""
+	}
+	return source(container)
+}
+
+// put, change and drop change the file first and the memory second: an error
+// leaves both as they were.
+func (n *notes) put(e numbered) error {
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	return n.set(e)
+}
+
+// change is put of an entry that is there; of one that is not it does nothing.
+func (n *notes) change(ref Ref, how func(*Entry)) error {
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	e, ok := n.entry(ref)
+	if !ok {
+		return nil
+	}
+	how(&e.Entry)
+	return n.set(e)
+}
+
+// set is put; the caller holds writing.
+func (n *notes) set(e numbered) error {
+	if e.seq == 0 {
+		n.last++
+		e.seq = n.last
+	}
+	if err := n.add(record{N: e.seq, Entry: &e.Entry}); err != nil {
+		return fmt.Errorf("record in journal: %w", err)
+	}
+	n.mu.Lock()
+	n.entries[e.Ref] = e
+	n.mu.Unlock()
+	return n.tidy()
+}
+
+func (n *notes) drop(ref Ref) error {
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	e, ok := n.entry(ref)
+	if !ok {
+		return nil
+	}
+	if err := n.add(record{N: e.seq}); err != nil {
+		return fmt.Errorf("drop from journal: %w", err)
+	}
+	n.mu.Lock()
+	delete(n.entries, ref)
+	n.mu.Unlock()
+	return n.tidy()
+}
+
+func (n *notes) add(r record) error {
+	if n.isClosed() {
+		return os.ErrClosed
+	}
+	return n.store.add(r)
+}
+
+// tidy keeps the file from growing without bound; the caller holds writing.
+func (n *notes) tidy() error {
+	if n.store.lines < slack+4*len(n.entries) {
+		return nil
+	}
+	all := make(map[uint64]Entry, len(n.entries))
+	for _, e := range n.entries {
+		all[e.seq] = e.Entry
+	}
+	if err := n.store.rewrite(all); err != nil {
+		return fmt.Errorf("shorten journal: %w", err)
+	}
+	return nil
+}
