@@ -50,7 +50,7 @@ type policies interface {
 }
 
 const (
-	stopTime    = 15 * time.Second // for the features to remove what is in force
+	stopTime    = 15 * time.Second // for the features to remove what is in force, and for the journal
 	refreshTime = 5 * time.Minute  // between rounds that nothing asked for
 	readyTime   = 10 * time.Second // to wait for sources that do not answer
 )
@@ -216,37 +216,57 @@ func (a *Agent) Run(ctx context.Context) error {
 			stopped <- w.stop(end)
 		}()
 	}
-	// The first that fails ends all the others, and the agent.
-	err = g.Wait()
+	// The first that fails ends all the others, and the agent. Any of them may
+	// be waiting for a feature that hangs.
+	loops := make(chan error, 1)
+	go func() { loops <- g.Wait() }()
+	<-ctx.Done()
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime+a.pace.call)
+	defer cancel()
+	select {
+	case err = <-loops:
+	case <-end.Done():
+		err = errors.New("a loop does not return")
+	}
 	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
 	if err != nil {
 		err = fmt.Errorf("run agent: %w", err)
 	}
-	return errors.Join(err, a.await(stopped), a.restoreAll(), a.close())
+	return errors.Join(err, a.await(end, stopped), a.restoreAll(), a.close())
 }
 
 // await waits until every worker has stopped, or has had the time to. One that
 // hangs in a feature is left behind: what it has in force, the journal knows.
-func (a *Agent) await(stopped <-chan error) error {
+func (a *Agent) await(end context.Context, stopped <-chan error) error {
 	var errs []error
-	late := time.After(stopTime + a.pace.call)
 	for range a.workers {
 		select {
 		case err := <-stopped:
 			errs = append(errs, err)
-		case <-late:
+		case <-end.Done():
 			return errors.Join(append(errs, errors.New("stop agent: a feature does not return"))...)
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// restoreAll undoes what is left in the journal, as far as there is time: the
+// rest is for `fairlead restore`, or the next agent.
 func (a *Agent) restoreAll() error {
-	out, err := a.journal.Restore(a.open, nil)
-	a.tell(out)
-	return err
+	done := make(chan error, 1)
+	go func() {
+		out, err := a.journal.Restore(a.open, nil)
+		a.tell(out)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(stopTime):
+		return errors.New("stop agent: what the journal knows is not all restored: it takes too long")
+	}
 }
 
 // close lets go of the journal, and of the features that have no worker to do

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
@@ -344,6 +345,88 @@ func TestAgentWithHungFeature(t *testing.T) {
 		}
 		close(release)
 	})
+}
+
+// A knob that hangs in the kernel's hands, with the feature's mutex held as in
+// life, neither keeps the others waiting nor the agent from stopping.
+func TestAgentWithHungKnob(t *testing.T) {
+	r := newRig(t, 1, 2, 3)
+	synctest.Test(t, func(t *testing.T) {
+		j := r.journal()
+		good := turner{newFake(), r.host, j}
+		stuck := stuckKnob{r.host.knob(2), make(chan struct{}), make(chan struct{})}
+		bad := newFake()
+		bad.name = "blockio"
+		locked := make(chan struct{}, 1) // a mutex whose waiters count as idle
+		bad.apply = func(context.Context, policy.Target) error {
+			locked <- struct{}{}
+			defer func() { <-locked }()
+			return j.Turn(stuck, "isolated", journal.Owner{Feature: bad.name, Container: 1})
+		}
+		r.set = newFakeSet(true, box(1, "isolate"), box(3, "auto"))
+		open := func(ref journal.Ref) (journal.Knob, error) {
+			if ref == stuck.Ref() {
+				return stuck, nil
+			}
+			return r.host.open(ref)
+		}
+		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, open, []feature.Feature{bad, good}, ordinary())
+		a.accounts = &accounts{meter: lockedMeter(locked), since: time.Now()}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a.Run(ctx) }()
+		<-stuck.began
+		synctest.Wait()
+		if st, err := a.Status(ctx); err != nil || st.Changes != 2 {
+			t.Errorf("status: %+v, %v", st, err)
+		}
+		if got := r.host.get(t, 1); got != "isolated" {
+			t.Errorf("the good feature waits for the bad one: %q", got)
+		}
+		r.set.set(true) // the entry of the one that hangs is to be swept
+		time.Sleep(time.Minute)
+		r.set.set(true, box(1, "isolate"), box(3, "auto"))
+		time.Sleep(time.Minute)
+		if got := r.host.get(t, 1); got != "isolated" {
+			t.Errorf("the good feature waits for the bad one: %q", got)
+		}
+		began := time.Now()
+		cancel()
+		err := <-done
+		if err == nil || !strings.Contains(err.Error(), "a feature does not return") || !errors.Is(err, journal.ErrStuck) {
+			t.Errorf("stop: %v", err)
+		}
+		if took := time.Since(began); took > 2*stopTime+a.pace.call {
+			t.Errorf("stop took %v", took)
+		}
+		if got := r.host.get(t, 1); got != "plain" {
+			t.Errorf("what the good feature had in force is %q", got)
+		}
+		close(stuck.release)
+	})
+}
+
+// lockedMeter is the meter of a feature that reads it under its mutex.
+type lockedMeter chan struct{}
+
+func (m lockedMeter) Read() (account.Reading, error) {
+	m <- struct{}{}
+	defer func() { <-m }()
+	return account.Reading{}, nil
+}
+
+// stuckKnob is a knob at a place of its own whose Write does not return.
+type stuckKnob struct {
+	journal.Knob
+	began, release chan struct{}
+}
+
+func (k stuckKnob) Ref() journal.Ref { return journal.Ref{Kind: "test", Object: "stuck/2"} }
+
+func (k stuckKnob) Write(v string) error {
+	close(k.began)
+	<-k.release
+	return k.Knob.Write(v)
 }
 
 func TestAgentMetrics(t *testing.T) {
