@@ -79,7 +79,8 @@ func dumpNAPIs(family, index int) ([][]byte, error) {
 		return nil, err
 	}
 	defer s.Close()
-	if err := s.SetReceiveTimeout(&unix.Timeval{Sec: 5}); err != nil {
+	patience := unix.NsecToTimeval(int64(Patience))
+	if err := s.SetReceiveTimeout(&patience); err != nil {
 		return nil, err
 	}
 	req := nl.NewNetlinkRequest(family, unix.NLM_F_DUMP)

@@ -18,6 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Patience is for how long an answer of the kernel over netlink is waited for. A
+// request is carried out while it is sent, which nothing bounds; but an answer
+// that was lost, since the socket's buffer was full, never comes.
+const Patience = 5 * time.Second
+
 // NS is an open network namespace. While it is open the kernel keeps the
 // namespace alive, and with it the devices inside, so it must be closed soon
 // or by whoever watches the container's end. Its methods may be called from
@@ -174,9 +179,17 @@ func (ns *NS) with(fn func(*netlink.Handle) error) error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	if ns.h == nil {
-		err := ns.Do(func() (err error) {
-			ns.h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-			return err
+		err := ns.Do(func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			if err := h.SetSocketTimeout(Patience); err != nil {
+				h.Close()
+				return err
+			}
+			ns.h = h
+			return nil
 		})
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strconv"
@@ -33,6 +34,23 @@ func open(t *testing.T, path string) *NS {
 	}
 	t.Cleanup(func() { ns.Close() })
 	return ns
+}
+
+// Whoever waits for an answer that was lost gives up some day.
+func TestPatience(t *testing.T) {
+	ns := open(t, testkit.NetNS(t).Path)
+	err := ns.with(func(h *netlink.Handle) error {
+		socket := reflect.ValueOf(h).Elem().FieldByName("sockets").MapIndex(reflect.ValueOf(unix.NETLINK_ROUTE)).Elem().FieldByName("Socket").Elem()
+		for _, field := range []string{"sendTimeout", "receiveTimeout"} {
+			if got := time.Duration(socket.FieldByName(field).Int()); got != Patience {
+				t.Errorf("%s of the socket is %v", field, got)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestOpenRefuses(t *testing.T) {

@@ -3,8 +3,11 @@ package qdisc
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func FuzzMessage(f *testing.F) {
@@ -104,5 +107,23 @@ func TestUnfinished(t *testing.T) {
 		if got := unfinished(tt.value, tt.target); got != tt.want {
 			t.Errorf("unfinished(%s, %s) = %v", tt.value, tt.target, got)
 		}
+	}
+}
+
+// Whoever waits for an answer that never comes gives up: this one was not asked for.
+func TestPatience(t *testing.T) {
+	d, done, err := bench(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	m := message{handle: Handle, parent: rootParent, kind: "htb", options: rootOptions(KindHTB)}
+	req := d.request(unix.RTM_NEWQDISC, unix.NLM_F_CREATE, m)
+	_, err = req.Execute(unix.NETLINK_ROUTE, 0)
+	if !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("without an answer: %v", err)
+	}
+	if q, err := d.root(); err != nil || q.handle != Handle {
+		t.Errorf("the next request: %+v, %v", q, err)
 	}
 }

@@ -103,8 +103,11 @@ type Device struct {
 func Open(ns *netdev.NS, index int) (*Device, error) {
 	var s *nl.NetlinkSocket
 	err := ns.Do(func() (err error) {
-		s, err = nl.Subscribe(unix.NETLINK_ROUTE)
-		return err
+		if s, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
+			return err
+		}
+		patience := unix.NsecToTimeval(int64(netdev.Patience))
+		return errors.Join(s.SetSendTimeout(&patience), s.SetReceiveTimeout(&patience))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open qdiscs of device %d in netns %d: %w", index, ns.Inode(), err)
