@@ -177,7 +177,7 @@ const (
 	sizeofHTBOpt                            = 44
 	// Offsets in struct tc_htb_opt: two tc_ratespec of 12 bytes, whose last
 	// four are the rate, then buffer, cbuffer, quantum, level and prio.
-	htbOptRate, htbOptCeil, htbOptBuffer, htbOptCBuffer, htbOptQuantum, htbOptPrio = 8, 20, 24, 28, 32, 40
+	htbOptRate, htbOptCeil, htbOptBuffer, htbOptCBuffer, htbOptQuantum, htbOptLevel, htbOptPrio = 8, 20, 24, 28, 32, 36, 40
 )
 
 // rootOptions gives the options of our root of a kind.
@@ -257,9 +257,9 @@ func same(kind Kind, shown, want []byte) bool {
 			v := append([]byte{}, x.value...)
 			if kind == KindHTB && typ == htbParms && len(v) >= sizeofHTBOpt {
 				v = v[:sizeofHTBOpt]
-				clear(v[0:htbOptRate])                 // cell_log, linklayer and so on: not ours
-				clear(v[12:htbOptCeil])                //
-				clear(v[htbOptQuantum+4 : htbOptPrio]) // level
+				clear(v[0:htbOptRate])           // cell_log, linklayer and so on: not ours
+				clear(v[12:htbOptCeil])          //
+				clear(v[htbOptLevel:htbOptPrio]) // by how many classes are below it
 			}
 			return string(v)
 		}

@@ -90,8 +90,14 @@ func TestUnfinished(t *testing.T) {
 		return treePrefix + string(b)
 	}
 	root := node{aQdisc, "htb", 0x10000, rootParent, []byte{1}}
-	class := node{aClass, "htb", 0x10001, 0x10000, []byte{2}}
-	other := node{aClass, "htb", 0x10001, 0x10000, []byte{3}}
+	rate := func(rate uint64) []byte { return Class{HTB: HTB{Rate: rate, Ceil: rate}}.options(KindHTB) }
+	class := node{aClass, "htb", 0x10001, 0x10000, rate(8e6)}
+	other := node{aClass, "htb", 0x10001, 0x10000, rate(9e6)}
+	inner := node{aClass, "htb", 0x10001, 0x10000, bytes.Clone(class.Options)}
+	inner.Options[4+htbOptLevel] = 6 // as the kernel shows it once a class is below
+	dear := node{aClass, "htb", 0x10001, 0x10000, bytes.Clone(class.Options)}
+	dear.Options[4+htbOptPrio] = 6
+	below := node{aClass, "htb", 0x10002, 0x10001, rate(8e6)}
 	for _, tt := range []struct {
 		value, target string
 		want          bool
@@ -99,6 +105,8 @@ func TestUnfinished(t *testing.T) {
 		{value(root), value(root, class), true},
 		{value(root, class), value(root, class), true},
 		{value(root, other), value(root, class), false},
+		{value(root, class), value(root, inner, below), true},
+		{value(root, dear), value(root, inner, below), false},
 		{value(root, class), value(root), false},
 		{Default, value(root), false},
 		{value(root), Default, false},

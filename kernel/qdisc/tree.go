@@ -130,7 +130,7 @@ func (d *Device) tree(root message) (t tree, why string, err error) {
 func settled(m message) []byte {
 	switch m.kind {
 	case "htb": // struct tc_htb_glob ends with direct_pkts
-		return editGlob(m.options, func(glob []byte) { clear(glob[16:20]) })
+		return edit(m.options, htbInit, 20, func(glob []byte) { clear(glob[16:20]) })
 	case "sfq": // struct tc_sfq_qopt_v1 ends with six counters, flags before
 		const counters, size = 44, 68
 		if len(m.options) == size {
@@ -148,17 +148,17 @@ func (n node) told() []byte {
 	if n.What != aQdisc || n.Kind != "htb" {
 		return n.Options
 	}
-	// The version is shown with the minor one in the lower half, and taken
-	// without (net/sched/sch_htb.c, htb_dump and htb_init).
-	return editGlob(n.Options, func(glob []byte) {
+	// The version in struct tc_htb_glob is shown with the minor one in the lower
+	// half, and taken without (net/sched/sch_htb.c, htb_dump and htb_init).
+	return edit(n.Options, htbInit, 20, func(glob []byte) {
 		if v := binary.NativeEndian.Uint32(glob); v > 0xffff {
 			binary.NativeEndian.PutUint32(glob, v>>16)
 		}
 	})
 }
 
-// editGlob changes the struct tc_htb_glob in the options of an htb qdisc.
-func editGlob(options []byte, edit func(glob []byte)) []byte {
+// edit changes an attribute, of size bytes at least, in a copy of some options.
+func edit(options []byte, typ uint16, size int, how func([]byte)) []byte {
 	attrs, err := attributes(options)
 	if err != nil {
 		return options
@@ -166,8 +166,8 @@ func editGlob(options []byte, edit func(glob []byte)) []byte {
 	var out []byte
 	for _, a := range attrs {
 		v := append([]byte{}, a.value...)
-		if a.typ == htbInit && len(v) >= 20 {
-			edit(v)
+		if a.typ == typ && len(v) >= size {
+			how(v)
 		}
 		out = append(out, nl.NewRtAttr(int(a.typ), v).Serialize()...)
 	}
@@ -193,8 +193,17 @@ func parseTree(value string) (tree, error) {
 // has says whether a tree has a node just as it is.
 func (t tree) has(n node) bool {
 	return slices.ContainsFunc(t, func(m node) bool {
-		return m.What == n.What && m.Kind == n.Kind && m.Handle == n.Handle && m.Parent == n.Parent && bytes.Equal(m.Options, n.Options)
+		return m.What == n.What && m.Kind == n.Kind && m.Handle == n.Handle && m.Parent == n.Parent && bytes.Equal(m.given(), n.given())
 	})
+}
+
+// given is the options without what the kernel makes of the nodes below: an HTB
+// class without any has another level.
+func (n node) given() []byte {
+	if n.What != aClass || n.Kind != "htb" {
+		return n.Options
+	}
+	return edit(n.Options, htbParms, htbOptPrio, func(opt []byte) { clear(opt[htbOptLevel:htbOptPrio]) })
 }
 
 // unfinished says whether value is what there is of target when plant was
