@@ -1,6 +1,7 @@
 package traffic_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,4 +99,69 @@ func TestPodChangesItsPolicy(t *testing.T) {
 	refused(2, 0, policy.Net{Rate: 400 * mbit})
 	must(t, p.apply(p.members[0], policy.Net{Rate: 350 * mbit}))
 	due(350 * mbit)
+}
+
+// The ceil at a pod's veth is noted for one of its containers. When that one ends,
+// whatever order they came in, the others have it.
+func TestPodKeepsItsCeil(t *testing.T) {
+	p := newPod(t, "one", "two", "three")
+	p.start()
+	before := p.root()
+	ids := func(members []container.Container) (out []container.ID) {
+		for _, c := range members {
+			out = append(out, c.ID)
+		}
+		return out
+	}
+	for _, leaves := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
+		for _, c := range p.members {
+			must(t, p.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))
+		}
+		during := p.root()
+		if during == before {
+			t.Fatal("there is no ceil")
+		}
+		left := slices.Clone(p.members)
+		for _, i := range leaves[:2] {
+			left = slices.DeleteFunc(left, func(c container.Container) bool { return c.ID == p.members[i].ID })
+			must(t, p.traffic.Remove(t.Context(), p.members[i].ID))
+			p.sweep(ids(left)...)
+			if got := p.root(); got != during {
+				t.Fatalf("%v have left: the root is %s, was %s", leaves, got, during)
+			}
+			for _, c := range left {
+				must(t, p.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))
+			}
+		}
+		must(t, p.traffic.Remove(t.Context(), p.members[leaves[2]].ID))
+		if got := p.root(); got != before || len(p.journal.Entries()) != 0 {
+			t.Fatalf("all have left: the root is %s, was %s; %+v", got, before, p.journal.Entries())
+		}
+	}
+}
+
+// The agent is killed, and the container in whose name the ceil is noted ends
+// before there is another.
+func TestPodCeilIsInherited(t *testing.T) {
+	p := newPod(t, "one", "two")
+	p.start()
+	before := p.root()
+	one, two := p.members[0], p.members[1]
+	ceil := policy.Net{Ceil: 50 * mbit}
+	must(t, p.due(one, policy.Net{}, ceil))
+	must(t, p.due(two, policy.Net{}, ceil))
+	during := p.root()
+	must(t, p.traffic.Close())
+	must(t, p.journal.Close())
+	p.start()
+	must(t, p.due(two, policy.Net{}, ceil))
+	p.sweep(two.ID)
+	must(t, p.due(two, policy.Net{}, ceil))
+	if got := p.root(); got != during {
+		t.Fatalf("the root is %s, was %s", got, during)
+	}
+	must(t, p.traffic.Remove(t.Context(), two.ID))
+	if got := p.root(); got != before || len(p.journal.Entries()) != 0 {
+		t.Fatalf("all have left: the root is %s, was %s; %+v", got, before, p.journal.Entries())
+	}
 }

@@ -3,6 +3,7 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -77,6 +78,13 @@ func hfsc(c model.HFSC) qdisc.HFSC {
 func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, by journal.Owner) error {
 	if q.claimed && q.kind == kind {
 		return nil
+	}
+	// An earlier agent may have turned them for a container that has ended since.
+	knobs := q.knobs(ns)
+	if err := j.Reassign(func(e journal.Entry) bool {
+		return e.Owner.Feature == by.Feature && slices.Contains(knobs, e.Ref)
+	}, by); err != nil {
+		return err
 	}
 	length := qdisc.QueueLen(ns, q.index)
 	if n, err := length.Read(); err != nil {

@@ -286,6 +286,15 @@ func (f *Traffic) remove(id container.ID) error {
 	if err := f.programs.forget(id); err != nil {
 		return err
 	}
+	others := slices.DeleteFunc(slices.Sorted(maps.Keys(t.members)), func(m container.ID) bool { return m == id })
+	if len(others) > 0 {
+		// What is noted in its name is theirs now.
+		if err := f.cfg.Journal.Reassign(func(e journal.Entry) bool {
+			return e.Owner == journal.Owner{Feature: name, Container: uint64(id)}
+		}, journal.Owner{Feature: name, Container: uint64(others[0])}); err != nil {
+			return err
+		}
+	}
 	delete(f.member, id)
 	delete(t.members, id)
 	delete(t.wishes, id)

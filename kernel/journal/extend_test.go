@@ -2,6 +2,7 @@ package journal
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -45,5 +46,50 @@ func TestExtend(t *testing.T) {
 	j = open(t, dir)
 	if diff := cmp.Diff(map[string]time.Time{"a": {}, "b": {}}, expiry(j)); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// What is handed over is the new owner's, also after the journal was closed, and
+// is undone like any other.
+func TestReassign(t *testing.T) {
+	b := newBoard("a", "1", "b", "1")
+	dir := t.TempDir()
+	j := open(t, dir)
+	j.Attribute(func(id uint64) string { return map[uint64]string{1: "first", 2: "second"}[id] })
+	for name, id := range map[string]uint64{"a": 1, "b": 3} {
+		if err := j.Turn(b.knob(name), "2", Owner{Feature: "test", Container: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	of := func(id uint64) func(Entry) bool { return func(e Entry) bool { return e.Owner.Container == id } }
+	want := map[string]string{"a": "2 second", "b": "3 "}
+	owners := func(j *Journal) map[string]string {
+		out := make(map[string]string)
+		for _, e := range j.Entries() {
+			out[e.Ref.Object] = fmt.Sprintf("%d %s", e.Owner.Container, e.Source)
+		}
+		return out
+	}
+	for range 2 {
+		if err := j.Reassign(of(1), Owner{Feature: "test", Container: 2}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, owners(j)); diff != "" || b.get("a") != "2" {
+			t.Errorf("a is %q; owners:\n%s", b.get("a"), diff)
+		}
+	}
+	if err := j.Reassign(of(2), Owner{Feature: "\xff"}); err == nil {
+		t.Error("an owner that the file cannot hold is taken")
+	}
+	j.Close()
+	if err := j.Reassign(of(2), Owner{}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+	j = open(t, dir)
+	if diff := cmp.Diff(want, owners(j)); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := j.Restore(b.open, of(2)); err != nil || b.get("a") != "1" || b.get("b") != "2" {
+		t.Errorf("restored: %v, a is %q, b %q", err, b.get("a"), b.get("b"))
 	}
 }

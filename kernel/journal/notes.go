@@ -57,18 +57,39 @@ func (n *notes) isClosed() bool {
 // Extend makes the entries that match lapse at expiry (zero: never), and changes
 // nothing on the host.
 func (n *notes) Extend(match func(Entry) bool, expiry time.Time) error {
-	if n.isClosed() {
-		return os.ErrClosed
-	}
 	if !expiry.IsZero() {
 		expiry = expiry.UTC()
 	}
+	return n.amend("extend", match, func(e *Entry) { e.Expiry = expiry })
+}
+
+// Reassign makes the entries that match those of another owner, and changes
+// nothing on the host: for what several containers share, when the one in whose
+// name it was turned ends before the others.
+func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
+	if err := storable(to.Feature); err != nil {
+		return fmt.Errorf("reassign: %w", err)
+	}
+	source := ""
+	if to.Container != 0 {
+		source = n.sourceOf(to.Container)
+	}
+	return n.amend("reassign", match, func(e *Entry) { e.Owner, e.Source = to, source })
+}
+
+// amend changes what is noted in the entries that match.
+func (n *notes) amend(verb string, match func(Entry) bool, how func(*Entry)) error {
+	if n.isClosed() {
+		return os.ErrClosed
+	}
 	for _, e := range n.sorted(match) {
-		if e.Expiry.Equal(expiry) {
+		now := e.Entry
+		how(&now)
+		if now.Owner == e.Owner && now.Source == e.Source && now.Expiry.Equal(e.Expiry) {
 			continue
 		}
-		if err := n.change(e.Ref, func(e *Entry) { e.Expiry = expiry }); err != nil {
-			return fmt.Errorf("extend %s %s: %w", e.Ref.Kind, e.Ref.Object, err)
+		if err := n.change(e.Ref, how); err != nil {
+			return fmt.Errorf("%s %s %s: %w", verb, e.Ref.Kind, e.Ref.Object, err)
 		}
 	}
 	return nil
