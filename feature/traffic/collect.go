@@ -23,8 +23,8 @@ const (
 	Ingress Direction = "ingress"
 )
 
-// Row is one class at one uplink, or what holds a container to the ceil of what it
-// receives at the host's end of its veth: what is due, and what has come of it. The
+// Row is one class at one uplink, or what holds a container to a ceil at the
+// host's end of its veth: what is due, and what has come of it. The
 // counters begin anew when the class does: with the policy.
 type Row struct {
 	// Container is who has the class; of those that share a network, and are the
@@ -71,8 +71,11 @@ func (f *Traffic) Read() Reading {
 	}
 	for _, t := range f.tenants {
 		for key, e := range t.ends {
-			if e.queue.claimed && !e.queue.lost {
-				r.Rows = f.readCeil(r.Rows, t, key, &e.queue)
+			if e.receives.claimed && !e.receives.lost {
+				r.Rows = f.readCeil(r.Rows, t, key, Ingress, &e.receives)
+			}
+			if e.sends.claimed && !e.sends.lost {
+				r.Rows = f.readCeil(r.Rows, t, key, Egress, &e.sends.queue)
 			}
 		}
 	}
@@ -133,13 +136,13 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 	return to
 }
 
-// readCeil adds what holds a tenant to its ceil at the host's end of its veth,
+// readCeil adds what holds a tenant to a ceil at the host's end of its veth,
 // which guarantees nothing.
-func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, q *queue) []Row {
+func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, way Direction, q *queue) []Row {
 	if len(t.members) == 0 {
 		return to
 	}
-	ns, err := f.find.Open("", key.netns)
+	ns, err := f.find.Open(t.ends[key].path, key.netns)
 	if err != nil {
 		return to
 	}
@@ -153,9 +156,10 @@ func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, q *queue) []Row {
 	if err != nil {
 		return to
 	}
+	asked := map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}[way]
 	return append(to, Row{
-		Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), Uplink: q.link.Name, Direction: Ingress,
-		Link: q.link.Rate, Asked: t.due.ingress, Ceil: t.due.ingress.Ceil, Stats: stats[qdisc.MinorDefault],
+		Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), Uplink: q.link.Name, Direction: way,
+		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: stats[qdisc.MinorDefault],
 	})
 }
 

@@ -110,6 +110,21 @@ func (p *programs) inbound(ifb int) (*ebpf.Program, error) {
 	return objs.Inbound, nil
 }
 
+// lead loads the copy of fl_lead that leads to the IFB with an index.
+func (p *programs) lead(ifb int) (*ebpf.Program, error) {
+	spec := p.spec.Copy()
+	if err := spec.Variables["fl_ifb"].Set(uint32(ifb)); err != nil {
+		return nil, err
+	}
+	var objs struct {
+		Lead *ebpf.Program `ebpf:"fl_lead"`
+	}
+	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+		return nil, fmt.Errorf("lead packets to a queue: %w", err)
+	}
+	return objs.Lead, nil
+}
+
 // delivery loads the copies of fl_deliver and fl_arrive for one slot.
 func (p *programs) delivery(s slot.Slot) (*delivery, error) {
 	spec, options, err := p.sharing()

@@ -48,11 +48,15 @@ func asked(n policy.Net) bool { return n != policy.Net{} }
 type end struct {
 	sent     *qdisc.Attachment // fl_identify
 	received *qdisc.Attachment // fl_deliver
-	queue    queue             // of a veth: what holds the tenant to its ceil
+	// Of a veth: what holds the tenant to the ceils of what it receives, and of
+	// what it sends.
+	receives queue
+	sends    ingress
+	path     string // to the device's namespace
 }
 
 func (e *end) close() error {
-	return errors.Join(detach(&e.sent), detach(&e.received))
+	return errors.Join(detach(&e.sent), detach(&e.received), e.sends.close())
 }
 
 // detach ends an attachment that there may not be.
@@ -180,7 +184,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	}
 	for key, e := range t.ends {
 		if _, wanted := want[key]; !wanted {
-			errs = append(errs, e.close())
+			errs = append(errs, f.leave(key, e))
 			delete(t.ends, key)
 		}
 	}
@@ -190,7 +194,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 		}
 		e := t.ends[key]
 		if e == nil {
-			e = &end{queue: queue{index: key.index}}
+			e = &end{receives: queue{index: key.index}, path: dev.NSPath}
 			t.ends[key] = e
 		}
 		if err := f.reach(t, e, dev); err != nil {
@@ -257,28 +261,53 @@ func (f *Traffic) reach(t *tenant, e *end, dev device) error {
 	if !dev.veth {
 		return nil
 	}
-	return f.hold(t, &e.queue, ns)
+	return errors.Join(f.holdReceived(t, &e.receives, ns), f.holdSent(t, &e.sends, ns, dev.Index))
 }
 
-// hold keeps what a tenant receives by a veth, from wherever it comes, below
-// its ceil.
-func (f *Traffic) hold(t *tenant, q *queue, ns *netdev.NS) error {
+// holdReceived keeps what a tenant receives by a veth, from wherever it comes,
+// below its ceil.
+func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 	ceil := t.due.ingress.Ceil
 	if ceil == 0 {
 		q.claimed, q.lost = false, false
 		return f.undo(q.knobs(ns)...) // also what an earlier agent left
 	}
-	dev, err := ns.Link(q.index)
+	p, err := ceiling(ns, q.index, ceil)
 	if err != nil {
 		return err
+	}
+	q.link = p.Link
+	return q.bring(f.cfg.Journal, ns, p, t.owner())
+}
+
+// holdSent keeps what a tenant sends by a veth, wherever it goes, below its
+// ceil. The uplinks alone do not: what stays on the host never comes there.
+func (f *Traffic) holdSent(t *tenant, i *ingress, ns *netdev.NS, index int) error {
+	ceil := t.due.egress.Ceil
+	if ceil == 0 || f.hooks.Filters() { // errNoSharing
+		return f.unlead(ns, index, i) // also what an earlier agent left
+	}
+	p, err := ceiling(ns, index, ceil)
+	if err != nil {
+		return err
+	}
+	i.link = p.Link
+	return f.lead(ns, index, i, p, t.owner(), f.programs.lead)
+}
+
+// ceiling plans for a device that has one class, which is held to a ceil.
+func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
+	dev, err := ns.Link(index)
+	if err != nil {
+		return model.Plan{}, err
 	}
 	mtu := dev.MTU + linkHeader
-	q.link = model.Link{Name: dev.Name, Rate: ceil, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
-	p, err := model.Compute(q.link, nil)
-	if err != nil {
-		return err
-	}
-	return q.bring(f.cfg.Journal, ns, p, journal.Owner{Feature: name, Container: uint64(t.first())})
+	return model.Compute(model.Link{Name: dev.Name, Rate: ceil, MTU: mtu, MaxPacket: max(maxGSO, mtu)}, nil)
+}
+
+// owner is who has what is changed at a tenant's devices.
+func (t *tenant) owner() journal.Owner {
+	return journal.Owner{Feature: name, Container: uint64(t.first())}
 }
 
 // first is the container that stands for a tenant: the one with the lowest id.
@@ -290,17 +319,33 @@ func (t *tenant) first() container.ID {
 func (f *Traffic) let(t *tenant) error {
 	var errs []error
 	for key, e := range t.ends {
-		if !e.queue.claimed {
-			continue
-		}
-		refs := make([]journal.Ref, 0, 2)
-		for _, kind := range []string{qdisc.KindRoot, qdisc.KindQueueLen} {
-			refs = append(refs, journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d", key.netns, key.index)})
-		}
-		errs = append(errs, f.undo(refs...))
-		e.queue.claimed, e.queue.lost = false, false
+		errs = append(errs, f.leave(key, e))
+		delete(t.ends, key)
 	}
 	return errors.Join(errs...)
+}
+
+// leave puts back what was changed at one device.
+func (f *Traffic) leave(key deviceKey, e *end) error {
+	err := e.close()
+	if !e.receives.claimed && !e.sends.claimed {
+		return err
+	}
+	ns, nerr := f.find.Open(e.path, key.netns)
+	if errors.Is(nerr, netdev.ErrNoNS) { // and all that is noted of it goes with it
+		return errors.Join(err, f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, fmt.Sprintf("%d/", key.netns)) }))
+	}
+	if nerr != nil {
+		return errors.Join(err, nerr)
+	}
+	defer ns.Close()
+	if e.receives.claimed {
+		err = errors.Join(err, f.undo(e.receives.knobs(ns)...))
+	}
+	if e.sends.claimed {
+		err = errors.Join(err, f.unlead(ns, key.index, &e.sends))
+	}
+	return err
 }
 
 // level gives how deep a cgroup lies in the v2 tree; 0 if it does not.

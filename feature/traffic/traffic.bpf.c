@@ -29,6 +29,8 @@
  * Hooks, and cost per event:
  *   tc ingress, host end of a tenant's veth
  *                     fl_identify   three stores at most
+ *                     fl_lead       while it has a ceil: a queue, a tasklet, and
+ *                                   the way into the host anew
  *   tc egress, uplinks
  *                     fl_normalise  one look-up of a per-CPU array; for packets
  *                                   of a socket of this host up to nine of a hash
@@ -215,7 +217,7 @@ int fl_normalise(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* The IFB to lead packets to. Set before fl_inbound is loaded. */
+/* The IFB to lead packets to. Set before fl_inbound, or fl_lead, is loaded. */
 const volatile __u32 fl_ifb;
 /* What flows are mixed with, so that nobody can choose two that are one. */
 const volatile __u64 fl_seed;
@@ -266,6 +268,17 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } fl_inpaths SEC(".maps");
+
+/*
+ * At the host's end of a tenant's veth: the IFB holds what it sends to its ceil,
+ * wherever it goes. The packet comes back as if it were received now. If the IFB
+ * has gone it is dropped, as in fl_inbound.
+ */
+SEC("tc")
+int fl_lead(struct __sk_buff *skb)
+{
+	return bpf_redirect(fl_ifb, 0);
+}
 
 static __always_inline __u64 mix(__u64 h, __u64 v)
 {

@@ -75,8 +75,8 @@ type Traffic struct {
 	tenants  map[slot.Tenant]*tenant
 	member   map[container.ID]*tenant
 	uplinks  map[int]*uplink
-	sharing  bool                  // what uplinks receive is led through IFBs,
-	unwatch  func() error          // which are watched unless this is nil
+	sharing  bool                  // what uplinks receive is led through IFBs
+	watches  map[uint64]*watch     // of namespaces with IFBs
 	macvlans map[container.ID]bool // containers whose packets no veth brings
 }
 
@@ -97,6 +97,7 @@ func New(cfg Config) (*Traffic, error) {
 		tenants:  make(map[slot.Tenant]*tenant),
 		member:   make(map[container.ID]*tenant),
 		uplinks:  make(map[int]*uplink),
+		watches:  make(map[uint64]*watch),
 		macvlans: make(map[container.ID]bool),
 	}
 	if os.Geteuid() != 0 {
@@ -254,9 +255,6 @@ func (f *Traffic) share(ctx context.Context, on bool) error {
 	}
 	f.sharing = on
 	var errs []error
-	if !on {
-		errs = append(errs, f.stopWatch())
-	}
 	for _, t := range f.tenants {
 		errs = append(errs, f.identify(ctx, t))
 	}
@@ -432,7 +430,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 func (f *Traffic) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	errs := []error{f.stopWatch()}
+	var errs []error
 	for _, t := range f.tenants {
 		errs = append(errs, t.close())
 	}
@@ -442,6 +440,7 @@ func (f *Traffic) Close() error {
 	clear(f.tenants)
 	clear(f.member)
 	clear(f.uplinks)
+	errs = append(errs, f.unwatch())
 	if f.programs != nil {
 		errs = append(errs, f.programs.close())
 		f.programs = nil

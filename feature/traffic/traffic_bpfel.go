@@ -25,6 +25,7 @@ const (
 	trafficProgFlDeliver   = "fl_deliver"
 	trafficProgFlIdentify  = "fl_identify"
 	trafficProgFlInbound   = "fl_inbound"
+	trafficProgFlLead      = "fl_lead"
 	trafficProgFlNormalise = "fl_normalise"
 	trafficVarFlEpoch      = "fl_epoch"
 	trafficVarFlIfb        = "fl_ifb"
@@ -83,6 +84,7 @@ type trafficProgramSpecs struct {
 	FlDeliver   *ebpf.ProgramSpec `ebpf:"fl_deliver"`
 	FlIdentify  *ebpf.ProgramSpec `ebpf:"fl_identify"`
 	FlInbound   *ebpf.ProgramSpec `ebpf:"fl_inbound"`
+	FlLead      *ebpf.ProgramSpec `ebpf:"fl_lead"`
 	FlNormalise *ebpf.ProgramSpec `ebpf:"fl_normalise"`
 }
 
@@ -172,6 +174,7 @@ type trafficPrograms struct {
 	FlDeliver   *ebpf.Program `ebpf:"fl_deliver"`
 	FlIdentify  *ebpf.Program `ebpf:"fl_identify"`
 	FlInbound   *ebpf.Program `ebpf:"fl_inbound"`
+	FlLead      *ebpf.Program `ebpf:"fl_lead"`
 	FlNormalise *ebpf.Program `ebpf:"fl_normalise"`
 }
 
@@ -181,6 +184,7 @@ func (p *trafficPrograms) Close() error {
 		p.FlDeliver,
 		p.FlIdentify,
 		p.FlInbound,
+		p.FlLead,
 		p.FlNormalise,
 	)
 }

@@ -137,12 +137,13 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 
 // release gives everything back, as nobody is shaped any more.
 func (f *Traffic) release() error {
-	errs := []error{f.stopWatch()}
+	var errs []error
 	for _, u := range f.uplinks {
 		errs = append(errs, u.close())
 	}
 	clear(f.uplinks)
 	f.sharing = false
+	errs = append(errs, f.unwatch())
 	return errors.Join(append(errs, f.restore(all))...)
 }
 

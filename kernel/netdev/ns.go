@@ -117,6 +117,15 @@ func (ns *NS) Close() error {
 	return ns.f.Close()
 }
 
+// Dup gives the same namespace once more, to be closed by itself.
+func (ns *NS) Dup() (*NS, error) {
+	fd, err := unix.FcntlInt(ns.f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate netns %d: %w", ns.inode, err)
+	}
+	return &NS{f: os.NewFile(uintptr(fd), ns.f.Name()), inode: ns.inode}, nil
+}
+
 // Do runs fn in the namespace and returns its error. Only the network
 // namespace is changed, not the mounts: sysfs and bpffs stay the caller's. fn
 // runs on a thread of its own that is locked for it; goroutines that fn starts

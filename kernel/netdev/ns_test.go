@@ -198,6 +198,19 @@ func TestLinks(t *testing.T) {
 	if _, err := nb.Link(99999); !errors.Is(err, ErrNoLink) {
 		t.Errorf("absent link: got %v, want ErrNoLink", err)
 	}
+	twin, err := nb.Dup()
+	if err != nil || twin.Inode() != nb.Inode() {
+		t.Fatalf("Dup: %v, %v", twin, err)
+	}
+	if again, err := twin.Link(in.Peer); err != nil || again.Name != one.Name {
+		t.Errorf("Link of the duplicate: %+v, %v", again, err)
+	}
+	if err := twin.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := nb.Link(in.Peer); err != nil {
+		t.Errorf("after the duplicate is closed: %v", err)
+	}
 }
 
 func TestWatch(t *testing.T) {

@@ -113,10 +113,11 @@ func TestTraffic(t *testing.T) {
 	// What it receives is held back at its veth, which then has a table.
 	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil=100mbit"), 0, "fairlead.net.ingress.ceil = 100mbit, set by uid 0")
 	r.reachable("held back")
-	mustSay(t, a.run("traffic", "e2e-rate", "--total"), 0, "h1, to containers, 100Mbit", "<=100mbit", "nic0, from containers")
+	mustSay(t, a.run("traffic", "e2e-rate", "--total"), 0, "h1, from containers, 200Mbit", "h1, to containers, 100Mbit", "<=100mbit", "nic0, from containers")
 	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil-"), 0, "fairlead.net.ingress.ceil = the link, by default")
 	mustSay(t, a.run("traffic", "e2e-rate", "--total", "-o", "json"), 0, `"direction": "egress"`, `"rate_bits_per_second": 150000000`, `"sent_packets": `)
-	if self, _ := a.selfOf(r.boxes[0]); self.Traffic == nil || len(self.Traffic.Classes) != 1 || self.Traffic.Classes[0].Name != "e2e-rate" || self.Traffic.Classes[0].Packets == 0 {
+	if self, _ := a.selfOf(r.boxes[0]); self.Traffic == nil || len(self.Traffic.Classes) != 2 || // of its ceil, and at the uplink
+		self.Traffic.Classes[0].Name != "e2e-rate" || self.Traffic.Classes[0].Packets == 0 {
 		t.Errorf("the container sees %+v", self.Traffic)
 	}
 	mustSay(t, a.run("explain", "e2e-rate"), 0, "fairlead.net.rate")

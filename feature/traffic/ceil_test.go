@@ -1,0 +1,363 @@
+package traffic_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// way is from a container with a ceil to a receiver.
+type way struct {
+	box *sandbox.Box
+	c   container.Container
+	to  string
+	at  *sandbox.Box
+	// The host's device that sends it there. It counts what has left; from
+	// there on a packet may have to wait for the receiver's CPU.
+	dev string
+}
+
+// way makes the host of a mode, and a way to the wire or to a neighbour.
+func (h *host) way(mode string, neighbour bool) way {
+	h.t.Helper()
+	x, y, to := h.two(mode)
+	w := way{box: x.box, c: x.c, to: to, at: h.wire, dev: "nic0"}
+	if neighbour {
+		w.to = map[string]string{"bridge": "10.66.0.3", "overlay": "10.69.0.3", "routed": "10.67.0.3"}[mode]
+		w.at, w.dev = y.box, "htwo"
+	}
+	return w
+}
+
+// count is how many bytes had left by a time between two.
+type count struct {
+	before, after time.Time
+	bytes         uint64 // of a super-packet only one header
+}
+
+func (h *host) count(w way) (c count) {
+	h.t.Helper()
+	must(h.t, h.ns.Do(func() error {
+		n, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer n.Close()
+		c.before = time.Now()
+		l, err := n.LinkByName(w.dev)
+		c.after = time.Now()
+		if err == nil {
+			c.bytes = l.Attrs().Statistics.TxBytes
+		}
+		return err
+	}))
+	return c
+}
+
+// windows has a sender begin, and gives the rate at which bytes leave for the
+// receiver, bit/s and rather too low than too high, in each of n seconds, the
+// first of which begins with the first packet.
+func (h *host) windows(w way, begin func(), n int) []float64 {
+	h.t.Helper()
+	was := h.count(w)
+	begin()
+	now := was
+	for end := time.Now().Add(5 * time.Second); now.bytes == was.bytes; now = h.count(w) {
+		if time.Now().After(end) {
+			h.t.Fatal("nothing is sent to the receiver")
+		}
+		was = now
+	}
+	var out []float64
+	for range n {
+		time.Sleep(time.Until(was.before.Add(time.Second)))
+		now := h.count(w)
+		out = append(out, 8*float64(now.bytes-was.bytes)/now.after.Sub(was.before).Seconds())
+		was = now
+	}
+	return out
+}
+
+// A ceil on what a container sends is never exceeded by more than 2 % in a
+// second, the first included, and TCP comes to at least 95 % of it.
+func testCeil(t *testing.T, mode string, neighbour bool) {
+	const ceil = 100 * mbit
+	h := newHost(t, gbit)
+	w := h.way(mode, neighbour)
+	h.start()
+	before := h.state()
+
+	got, bulk, free := h.unshaped(w.box, w.at, w.to)
+	must(t, h.apply(w.c, policy.Net{Ceil: ceil}))
+	tcp := h.windows(w, func() { bulk.SetRate(load.Flood) }, 2)
+	was := got.Read()
+	time.Sleep(time.Second)
+	// Of a full frame of 1514 bytes TCP has 1448.
+	good := got.Read().Since(was).BitRate() * 1514 / 1448
+	rest(bulk)
+
+	h.run(w.at, "udp-recv", "--listen", ":9001")
+	flood := h.run(w.box, "udp-send", "--rate", "0", "--size", "1400", "--to", w.to+":9001")
+	udp := h.windows(w, func() { flood.SetRate(load.Flood) }, 2)
+	t.Logf("%s, Mbit/s: TCP %.1f by the second, and then %.1f with all headers (without a ceil %.0f), UDP %.1f by the second", mode, mega(tcp), good/mbit, free/mbit, mega(udp))
+	for i := range udp {
+		if udp[i] > 1.02*ceil || tcp[i] > 1.02*ceil {
+			t.Errorf("UDP %.1f, TCP %.1f Mbit/s in second %d, with a ceil of %d", udp[i]/mbit, tcp[i]/mbit, i, ceil/mbit)
+		}
+	}
+	must(t, h.traffic.Remove(t.Context(), w.c.ID))
+	if h.state() != before || len(h.journal.Entries()) != 0 {
+		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
+	}
+	if free < 10*ceil {
+		testkit.Skip(t, "machine is too slow for bulk TCP")
+	}
+	if good < 0.95*ceil {
+		t.Errorf("TCP comes to %.1f Mbit/s of a ceil of %d", good/mbit, ceil/mbit)
+	}
+}
+
+// unshaped measures how much bulk TCP gets from a box to another, bit/s, and
+// gives its sender, which rests then, and its receiver.
+func (h *host) unshaped(from, at *sandbox.Box, to string) (got, bulk *load.Board, rate float64) {
+	h.t.Helper()
+	got = h.run(at, "tcp-recv", "--listen", ":9002")
+	bulk = h.run(from, "tcp-send", "--conns", "2", "--to", to+":9002")
+	for range 10 { // TCP may have begun with losses
+		was := got.Read()
+		time.Sleep(300 * time.Millisecond)
+		if rate = max(rate, got.Read().Since(was).BitRate()); rate > 10*gbit {
+			break
+		}
+	}
+	rest(bulk)
+	return got, bulk, rate
+}
+
+// rest has a sender pause, and waits for what is under way.
+func rest(b *load.Board) {
+	b.SetRate(0)
+	time.Sleep(300 * time.Millisecond)
+}
+
+func mega(rates []float64) []float64 {
+	var out []float64
+	for _, r := range rates {
+		out = append(out, r/mbit)
+	}
+	return out
+}
+
+func TestCeilAtUplink(t *testing.T) {
+	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
+		t.Run(mode, func(t *testing.T) { testCeil(t, mode, false) })
+	}
+}
+
+// What stays on the host comes to no uplink, and is held all the same.
+func TestCeilOnHost(t *testing.T) {
+	needSharing(t)
+	for _, mode := range []string{"bridge", "routed", "overlay"} {
+		t.Run(mode, func(t *testing.T) { testCeil(t, mode, true) })
+	}
+}
+
+// limited makes a container with a ceil and a neighbour that listens, and gives
+// whether what it sends now gets there.
+func (h *host) limited() (box *sandbox.Box, c container.Container, got *load.Board) {
+	h.t.Helper()
+	h.bridge()
+	box, c = h.add("one", "10.66.0.2/24", h.ns)
+	near, _ := h.add("two", "10.66.0.3/24", h.ns)
+	return box, c, h.take(near)
+}
+
+// gets says whether all that a container sends gets to its neighbour.
+func (h *host) gets(box *sandbox.Box, got *load.Board) bool {
+	h.t.Helper()
+	was := got.Read()
+	sent := h.send(box, "10.66.0.3:9000")
+	return h.through(got, was, sent) >= sent
+}
+
+// passed gives the packets that have passed the queue for what a container
+// sends, whose veth's end in a box has an index; 0 where there is none.
+func (h *host) passed(at *sandbox.Box, veth int) uint64 {
+	h.t.Helper()
+	ns := h.open(at)
+	links, err := ns.Links()
+	must(h.t, err)
+	i := slices.IndexFunc(links, func(l netdev.Link) bool { return l.Name == netdev.IFBName(veth) })
+	if i < 0 {
+		return 0
+	}
+	d, err := qdisc.Open(ns, links[i].Index)
+	must(h.t, err)
+	defer d.Close()
+	all, err := d.Stats(qdisc.KindHTB)
+	must(h.t, err)
+	return all[qdisc.MinorDefault].Packets
+}
+
+// A change of the ceil is made in place; it goes with the policy, with the
+// container, and what a killed agent has left is adopted.
+func TestCeilOnHostLife(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	box, c, got := h.limited()
+	veth := h.index(h.ns, "hone")
+	h.start()
+	before := h.state()
+	none := func(when string) {
+		t.Helper()
+		if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
+			t.Errorf("%s: %d IFBs\n%swas\n%s%+v", when, h.ifbs(), h.state(), before, h.journal.Entries())
+		}
+		if !h.gets(box, got) {
+			t.Errorf("%s: packets are lost", when)
+		}
+	}
+	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
+	if !h.gets(box, got) || h.passed(h.ns, veth) < 50 {
+		t.Errorf("with a ceil: %d packets were held", h.passed(h.ns, veth))
+	}
+	rows := h.traffic.Read().Rows
+	if i := rowOf(rows, "hone"); i < 0 || rows[i].Direction != "egress" || rows[i].Ceil != 50*mbit || rows[i].Packets < 50 {
+		t.Errorf("rows %+v", rows)
+	}
+	must(t, h.apply(c, policy.Net{Ceil: 60 * mbit}))
+	if n := h.passed(h.ns, veth); n < 50 {
+		t.Errorf("after a change: %d packets were held: it was not made in place", n)
+	}
+	must(t, h.apply(c, policy.Net{Weight: 1}))
+	if h.ifbs() != 0 {
+		t.Error("without a ceil there is an IFB")
+	}
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	none("after Remove")
+
+	// Killed, and adopted: with the ceil, and without.
+	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
+	entries := len(h.journal.Entries())
+	again := func() {
+		t.Helper()
+		must(t, h.traffic.Close())
+		must(t, h.journal.Close())
+		if !h.gets(box, got) || h.ifbs() != 1 {
+			t.Errorf("after a kill: %d IFBs, or packets are lost", h.ifbs())
+		}
+		h.start()
+	}
+	again()
+	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
+	must(t, h.traffic.Prune(t.Context(), func(container.ID) bool { return true }))
+	was := h.passed(h.ns, veth)
+	if n := len(h.journal.Entries()); n != entries || !h.gets(box, got) || h.passed(h.ns, veth) < was+50 {
+		t.Errorf("adopted: %d entries, had %d; %d packets were held, had been %d", n, entries, h.passed(h.ns, veth), was)
+	}
+	again()
+	must(t, h.apply(c, policy.Net{Weight: 1})) // its ceil has gone meanwhile
+	if h.ifbs() != 0 {
+		t.Error("the IFB of a killed agent stays")
+	}
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	none("in the end")
+}
+
+func rowOf(rows []traffic.Row, device string) int {
+	return slices.IndexFunc(rows, func(r traffic.Row) bool { return r.Uplink == device })
+}
+
+// The IFB, or the veth, vanishes under us.
+func TestCeilOnHostVanishes(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	box, c, got := h.limited()
+	veth := h.index(h.ns, "hone")
+	h.start()
+	before := h.state()
+	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
+	passes := func(when string) {
+		t.Helper()
+		for range 20 {
+			if h.gets(box, got) {
+				return
+			}
+		}
+		t.Errorf("%s: packets are lost", when)
+	}
+	h.netlink(h.ns, func(n *netlink.Handle) error {
+		l, err := n.LinkByName(netdev.IFBName(veth))
+		if err != nil {
+			return err
+		}
+		return n.LinkSetDown(l)
+	})
+	passes("the IFB is down")
+	if err := h.apply(c, policy.Net{Ceil: 50 * mbit}); err == nil || !strings.Contains(err.Error(), "down") {
+		t.Errorf("the IFB is down: %v", err)
+	}
+	must(t, h.ns.Delete(netdev.IFBName(veth)))
+	passes("the IFB has gone")
+	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
+	if !h.gets(box, got) || h.passed(h.ns, veth) < 50 {
+		t.Errorf("with another IFB: %d packets were held", h.passed(h.ns, veth))
+	}
+	// With the container its veth goes, before anybody is told.
+	must(t, h.ns.Delete("hone"))
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
+		t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
+	}
+}
+
+// BenchmarkCeil gives what it costs to have a ceil that nothing comes near: bulk
+// TCP and pings from a container to the wire and to a neighbour, without a ceil
+// and with one, in turns.
+func BenchmarkCeil(b *testing.B) {
+	for _, neighbour := range []bool{false, true} {
+		b.Run(fmt.Sprintf("to a neighbour %v", neighbour), func(b *testing.B) {
+			h := newHost(b, 100*gbit)
+			w := h.way("bridge", neighbour)
+			h.start()
+			got := h.run(w.at, "tcp-recv", "--listen", ":9002")
+			bulk := h.run(w.box, "tcp-send", "--conns", "1", "--to", w.to+":9002")
+			var rates, pings [2][]float64
+			for b.Loop() {
+				for round := range 6 {
+					on := (round + round/2) % 2 // forwards, then backwards
+					must(b, h.apply(w.c, []policy.Net{{Weight: 1}, {Weight: 1, Ceil: 90 * gbit}}[on]))
+					bulk.SetRate(load.Flood)
+					time.Sleep(500 * time.Millisecond)
+					was := got.Read()
+					time.Sleep(1500 * time.Millisecond)
+					rates[on] = append(rates[on], got.Read().Since(was).BitRate()/gbit)
+					bulk.SetRate(0)
+					time.Sleep(300 * time.Millisecond)
+					took := h.ping(w.box, w.to, 500)
+					pings[on] = append(pings[on], float64(took[len(took)/2].Nanoseconds())/1e3)
+				}
+			}
+			for on, name := range []string{"without", "with"} {
+				slices.Sort(rates[on])
+				slices.Sort(pings[on])
+				b.ReportMetric(rates[on][len(rates[on])/2], name+"-Gbit/s")
+				b.ReportMetric(pings[on][len(pings[on])/2], name+"-ping-us")
+			}
+		})
+	}
+}
