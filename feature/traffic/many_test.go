@@ -1,11 +1,13 @@
 package traffic_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -73,4 +75,29 @@ func TestManyTenants(t *testing.T) {
 	if left := h.journal.Entries(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}
+}
+
+// The last slot has been given out: who comes then is refused with the reason,
+// and who is there goes on as before.
+func TestEverySlotTaken(t *testing.T) {
+	h := newHost(t, gbit)
+	h.start()
+	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
+	for i := range uint64(slot.Max) - 1 {
+		if _, err := h.slots.Take(slot.Tenant{NetNS: 1<<50 + i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, entries := h.state(), len(h.journal.Entries())
+	if err := h.apply(fake(2), policy.Net{Weight: 1}); !errors.Is(err, slot.ErrFull) {
+		t.Errorf("no slot is left: %v, want ErrFull", err)
+	}
+	if h.state() != before || len(h.journal.Entries()) != entries || len(h.classes()) != 3 {
+		t.Errorf("refused, but changed: classes %v\n%swas\n%s%+v", h.classes(), h.state(), before, h.journal.Entries())
+	}
+	must(t, h.apply(fake(1), policy.Net{Rate: 100 * mbit}))
+	if got := h.classes(); got[1] != 100*mbit {
+		t.Errorf("who has a slot: classes %v", got)
+	}
+	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
 }

@@ -1,0 +1,136 @@
+package traffic_test
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// TestHostile has a container that rules its own namespace try to be in its
+// neighbour's class, or in none. What it writes into priority and mark is in
+// TestForged, what it says of flows in TestArrivalForged.
+func TestHostile(t *testing.T) {
+	h := newHost(t, gbit)
+	h.listen()
+	h.bridge()
+	good, victim := h.add("one", "10.66.0.2/24", h.ns)
+	bad, liar := h.add("two", "10.66.0.3/24", h.ns)
+	h.start()
+	must(t, h.apply(victim, policy.Net{Weight: 1}))
+	must(t, h.apply(liar, policy.Net{Weight: 1, Ceil: 100 * mbit}))
+	veth := h.index(h.ns, "htwo")
+	h.send(good, "10.66.0.1:9000") // so that addresses are resolved
+	eth0 := func(fn func(*netlink.Handle, netlink.Link) error) {
+		t.Helper()
+		h.netlink(bad, func(n *netlink.Handle) error {
+			l, err := n.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return fn(n, l)
+		})
+	}
+	for _, attack := range []struct {
+		name string
+		do   func()
+	}{
+		{"nothing yet", func() {}},
+		{"our qdisc on its own device", func() {
+			eth0(func(n *netlink.Handle, l netlink.Link) error {
+				at := func(handle, parent uint32) netlink.QdiscAttrs {
+					return netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: handle, Parent: parent}
+				}
+				root := netlink.NewHtb(at(qdisc.Handle, netlink.HANDLE_ROOT))
+				root.Defcls = 1
+				if err := n.QdiscReplace(root); err != nil {
+					return err
+				}
+				return n.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: l.Attrs().Index, Handle: qdisc.Handle | 1, Parent: qdisc.Handle},
+					netlink.HtbClassAttrs{Rate: gbit, Ceil: gbit, Buffer: 1 << 20, Cbuffer: 1 << 20}))
+			})
+		}},
+		{"another queue length, and super-packets", func() {
+			eth0(func(n *netlink.Handle, l netlink.Link) error {
+				if err := n.LinkSetTxQLen(l, 100_000); err != nil {
+					return err
+				}
+				return n.LinkSetGSOMaxSize(l, 65536)
+			})
+		}},
+		{"the neighbour's MAC", func() {
+			var mac net.HardwareAddr
+			h.netlink(good, func(n *netlink.Handle) error {
+				l, err := n.LinkByName("eth0")
+				if err == nil {
+					mac = l.Attrs().HardwareAddr
+				}
+				return err
+			})
+			eth0(func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetHardwareAddr(l, mac) })
+		}},
+		{"the neighbour's address", func() {
+			eth0(func(n *netlink.Handle, l netlink.Link) error {
+				for _, a := range []string{"10.66.0.3/24", "10.66.0.2/24"} {
+					addr, err := netlink.ParseAddr(a)
+					if err != nil {
+						return err
+					}
+					change := n.AddrDel
+					if a == "10.66.0.2/24" {
+						change = n.AddrAdd
+					}
+					if err := change(l, addr); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}},
+		{"its device down and up, by another name", func() {
+			eth0(func(n *netlink.Handle, l netlink.Link) error {
+				if err := n.LinkSetDown(l); err != nil {
+					return err
+				}
+				if err := n.LinkSetName(l, "flifb1"); err != nil {
+					return err
+				}
+				return n.LinkSetUp(l)
+			})
+		}},
+	} {
+		t.Run(attack.name, func(t *testing.T) {
+			attack.do()
+			before, own, held := h.stats(&victim).Packets, h.stats(&liar).Packets, h.passed(h.ns, veth)
+			sent := h.send(bad, "10.66.0.1:9000")
+			for range 50 { // what waits
+				if h.stats(&liar).Packets >= own+sent {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if n := h.stats(&liar).Packets - own; sent < 50 || n < sent {
+				t.Errorf("%d packets were sent, %d are in its own class", sent, n)
+			}
+			if n := h.stats(&victim).Packets - before; n > 5 { // neighbour discovery, of the victim
+				t.Errorf("%d packets got into the neighbour's class", n)
+			}
+			if n := h.passed(h.ns, veth) - held; h.leads() && n < sent {
+				t.Errorf("%d packets were sent, %d of them met the ceil", sent, n)
+			}
+		})
+	}
+}
+
+// leads says whether this kernel can hold what a container sends at its veth.
+func (h *host) leads() bool {
+	h.t.Helper()
+	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), h.journal)
+	must(h.t, err)
+	return !hooks.Filters()
+}
