@@ -138,3 +138,44 @@ func (h *host) changes(t *testing.T, all []sender, s step) {
 }
 
 func port(to string, i int) string { return to + string(rune('1'+i)) + "000" }
+
+// TestPriorityUnderLoad changes the order of two containers that never stop
+// sending: it counts nevertheless, and back again.
+func TestPriorityUnderLoad(t *testing.T) {
+	for _, mode := range []string{"bridge", "macvlan", "host"} {
+		t.Run(mode, func(t *testing.T) {
+			h := newHost(t, 300*mbit)
+			h.start()
+			x, y, to := h.two(mode)
+			h.needBulk(x, to, 300*mbit)
+			both := []sender{x, y}
+			order := func(first, second int) {
+				must(t, h.apply(x.c, policy.Net{Rate: 30 * mbit, Priority: &first}))
+				must(t, h.apply(y.c, policy.Net{Rate: 30 * mbit, Priority: &second}))
+			}
+			order(1, 0)
+			for i, s := range both {
+				h.run(h.wire, "tcp-recv", "--listen", port(":", i))
+				h.run(s.box, append(tcp(2), "--to", port(to+":", i))...)
+			}
+			var got []float64
+			for _, first := range []int{1, 0, 1} {
+				start := time.Now()
+				order(first, 1-first)
+				took := time.Since(start)
+				time.Sleep(300 * time.Millisecond)
+				a := h.sample(both)
+				time.Sleep(700 * time.Millisecond)
+				b := h.sample(both)
+				got = append(got, share(a, b, 1))
+				t.Logf("priority %d and %d: the second has %.2f; applied in %v", first, 1-first, share(a, b, 1), took)
+			}
+			if got[0] < 0.7 || got[1] > 0.3 || got[2] < 0.7 {
+				t.Errorf("first in order, last, and first again, it has %.2f of the link", got)
+			}
+			if n := len(h.classes()); n != 4 {
+				t.Errorf("%d classes are left", n)
+			}
+		})
+	}
+}

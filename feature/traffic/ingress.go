@@ -118,14 +118,15 @@ func (f *Traffic) unlead(ns *netdev.NS, of int, i *ingress) error {
 	return errors.Join(append(errs, f.undo(refs...), f.unwatch())...)
 }
 
-// drain waits, for a moment, until all has left our root of a device.
-func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind) error {
+// drain waits, for a moment, until all has left our root of a device, or some
+// classes of it.
+func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uint16) error {
 	d, err := qdisc.Open(ns, index)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	if err := d.Drain(kind); err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, qdisc.ErrNotOurs) {
+	if err := d.Drain(kind, minors...); err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, qdisc.ErrNotOurs) {
 		return err
 	}
 	return nil

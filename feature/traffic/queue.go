@@ -21,6 +21,7 @@ type queue struct {
 	claimed bool       // its root qdisc is ours,
 	kind    qdisc.Kind // of this kind
 	lost    bool       // it was, until someone replaced it
+	ordered bool       // its classes are not all of one level
 }
 
 var errLost = errors.New("someone has replaced the root qdisc, which is left alone: nothing is guaranteed there until all containers' policy is removed and set again")
@@ -40,11 +41,17 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	}
 	defer d.Close()
 	_, err = d.Bring(kind, classes(p))
+	q.ordered = ordered(p)
 	if errors.Is(err, qdisc.ErrNotOurs) {
 		q.lost = true
 		return errLost
 	}
 	return err
+}
+
+// ordered says whether some classes of a plan come before others.
+func ordered(p model.Plan) bool {
+	return slices.ContainsFunc(p.Classes, func(c model.Class) bool { return c.HTB.Prio != p.Classes[0].HTB.Prio })
 }
 
 // classes gives a plan in the words of kernel/qdisc.

@@ -98,7 +98,7 @@ func isUplink(l netdev.Link, all []netdev.Link) bool {
 // plans are of a direction in which nobody is due anything. It goes on with the
 // others after a failure.
 func (f *Traffic) bring(out, in map[int]model.Plan) error {
-	var errs []error
+	errs := []error{f.reorder(out)}
 	for index, u := range f.uplinks {
 		err := errors.Join(f.send(u, out), f.receive(u, in))
 		switch {

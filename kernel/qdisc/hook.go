@@ -212,6 +212,15 @@ func (a *Attachment) Hold() error {
 	return err
 }
 
+// Replace puts another program in the place of the attached one. No packet
+// passes in between.
+func (a *Attachment) Replace(p *ebpf.Program) error {
+	if a.link != nil {
+		return a.link.Update(p)
+	}
+	return a.jump.Put(uint32(0), p)
+}
+
 // Close detaches the program, unless a later Attach of the same name has taken
 // the place. It never fails because the device has gone.
 func (a *Attachment) Close() error {

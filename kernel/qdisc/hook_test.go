@@ -154,6 +154,13 @@ func TestHooks(t *testing.T) {
 			before := h.filters()
 			first := h.attach("one", drop, true, false)
 			h.want("with a program that drops", false)
+			for _, verdict := range []int32{pass, drop} {
+				p, err := program(verdict)
+				must(t, err)
+				must(t, first.Replace(p))
+				must(t, p.Close())
+				h.want(fmt.Sprintf("with one of verdict %d in its place", verdict), verdict == pass)
+			}
 			second := h.attach("two", pass, true, false)
 			h.want("with one before it that lets them by", true)
 			third := h.attach("three", drop, true, false)

@@ -224,6 +224,20 @@ func (c Class) options(kind Kind) []byte {
 	return b
 }
 
+// prio reads that of a class of HTB.
+func prio(options []byte) (uint32, bool) {
+	attrs, err := attributes(options)
+	if err != nil {
+		return 0, false
+	}
+	for _, a := range attrs {
+		if a.typ == htbParms && len(a.value) >= sizeofHTBOpt {
+			return binary.NativeEndian.Uint32(a.value[htbOptPrio:]), true
+		}
+	}
+	return 0, false
+}
+
 func (c Curve) serialize() []byte {
 	var b []byte
 	for _, v := range []uint32{clamp(c.M1 / 8), clamp(uint64(c.D / time.Microsecond)), clamp(c.M2 / 8)} {

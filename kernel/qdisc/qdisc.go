@@ -192,22 +192,61 @@ func (d *Device) remove(kind Kind, minor uint16) error {
 	return err
 }
 
-// Drain waits until nothing waits in any class of our root, or for as long as a
-// class that is to go is waited for. Errors: ErrNotOurs, journal.ErrGone.
-func (d *Device) Drain(kind Kind) error {
+// Drain waits until nothing waits in some classes of our root, in any if none is
+// named, or for as long as a class that is to go is waited for. Errors:
+// ErrNotOurs, journal.ErrGone.
+func (d *Device) Drain(kind Kind, minors ...uint16) error {
 	for end := time.Now().Add(drainTime); ; time.Sleep(drainStep) {
 		all, err := d.ours(kind)
 		if err != nil {
 			return d.wrap("drain classes", err)
 		}
 		var queued uint64
-		for _, c := range all {
-			queued += c.stats.Queued
+		for minor, c := range all {
+			if len(minors) == 0 || slices.Contains(minors, minor) {
+				queued += c.stats.Queued
+			}
 		}
 		if queued == 0 || time.Now().After(end) {
 			return nil
 		}
 	}
+}
+
+// lateTime is for how long Late looks whether a class sends.
+const lateTime = 5 * time.Millisecond
+
+// Late lists those of the classes that Bring would give another Prio while they
+// are in use, by minor. HTB takes a class's Prio for its place when a packet
+// comes into its empty queue, and not before (net/sched/sch_htb.c,
+// htb_activate). Errors: ErrNotOurs, journal.ErrGone.
+func (d *Device) Late(classes []Class) ([]uint16, error) {
+	have, err := d.ours(KindHTB)
+	if err != nil {
+		return nil, d.wrap("list classes", err)
+	}
+	var changed, late []uint16
+	for _, c := range classes {
+		old, there := have[c.Minor]
+		if prio, known := prio(old.options); there && known && prio != c.HTB.Prio {
+			changed = append(changed, c.Minor)
+		}
+	}
+	if len(changed) == 0 {
+		return nil, nil
+	}
+	// The queue of one that is served at once is empty now and then.
+	time.Sleep(lateTime)
+	now, err := d.ours(KindHTB)
+	if err != nil {
+		return nil, d.wrap("list classes", err)
+	}
+	for _, minor := range changed {
+		if was, is := have[minor].stats, now[minor].stats; is.Queued > 0 || is.Packets != was.Packets {
+			late = append(late, minor)
+		}
+	}
+	return late, nil
 }
 
 // Stats reads the counters of all classes of our root, by minor. Errors:
