@@ -171,8 +171,8 @@ func TestIsolateAndRemove(t *testing.T) {
 		t.Errorf("isolated: eth0 hands packets on to CPUs %s", during["eth0 rps"])
 	}
 	where := h.threads()
-	if got := where["eth0"]; len(got) != 1 || got[0] != h.container.Cgroup.CPU {
-		t.Errorf("threads of eth0 are in %q, want %q", got, h.container.Cgroup.CPU)
+	if got := where["eth0"]; len(got) != 1 || got[0] != payer(h.container) {
+		t.Errorf("threads of eth0 are in %q, want %q", got, payer(h.container))
 	}
 	if got := where["nic0"]; len(got) != 2 || got[0] != h.uplinkGroup() || got[1] != h.uplinkGroup() {
 		t.Errorf("threads of nic0 are in %q, want the uplink group", got)
@@ -187,6 +187,14 @@ func TestIsolateAndRemove(t *testing.T) {
 		t.Errorf("after Remove: threads %v", got)
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
+// payer is the cgroup of the cpu controller in which a container's threads are.
+func payer(c container.Container) string {
+	if c.Cgroup.CPU == c.Cgroup.V2 {
+		return filepath.Join(c.Cgroup.CPU, "fairlead")
+	}
+	return c.Cgroup.CPU
 }
 
 // threads gives, by device, the cpu cgroups of the new threads that poll it.

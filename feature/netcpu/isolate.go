@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -52,6 +51,9 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 		tids, err := n.thread(ns, dev, t.control.shape, c.ID)
 		if err != nil {
 			return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
+		}
+		if err := n.makePayer(group, c); err != nil {
+			return fmt.Errorf("netcpu isolate: %w", err)
 		}
 		for _, tid := range tids {
 			if err := errors.Join(n.place(tid, group, c.Cgroup.CPUSet, c.ID), n.hasten(tid, c.ID)); err != nil {
@@ -158,32 +160,32 @@ func charged(c container.Container) (string, error) {
 	return c.Cgroup.CPU, nil
 }
 
-// payer returns the cgroup that the threads of c go into: its account, or where
-// that may hold no threads a child of it.
+// payer returns the cgroup that the threads of c go into. On v1 that is its account.
+//
+// On v2 it is a child of that, named fairlead. A group with threads in it could no
+// longer hand controllers down, as a systemd inside the container wants its own
+// to; and one that does so, as a pod's, may hold none. What the child's threads do
+// is the account's in both cases: in the first the child has no share of its own,
+// in the second it competes with the containers at the usual weight.
 func (n *Netcpu) payer(c container.Container) (string, error) {
 	dir, err := charged(c)
 	if err != nil || n.layout.CPU != n.layout.V2 {
-		return dir, err // on v1 threads may live in any group, and each group has a share
+		return dir, err
 	}
-	handed, err := cgroup.HandsDown(dir)
-	switch {
-	case err != nil:
-		return "", err
-	case len(handed) == 0:
-		// Without the controller a thread's time would be charged to a group
-		// further up, which others share.
-		if _, err := cgroup.Weight(dir); err != nil {
-			return "", fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
-		}
-		return dir, nil
-	case !slices.Contains(handed, "cpu"):
-		return "", fmt.Errorf("%s could not be charged for its packets: it hands down %v, and no cpu controller", dir, handed)
+	// Without the controller the time would be a group's further up, which
+	// others share.
+	if _, err := cgroup.Weight(dir); err != nil {
+		return "", fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
 	}
-	// cgroup v2 allows no threads in a group that hands controllers down to
-	// its children, as a pod's does. A child of ours competes there with the
-	// containers, at the usual weight.
-	dir = filepath.Join(dir, "fairlead")
-	return dir, n.turn(cgroup.Group(dir), cgroup.Present, c.ID)
+	return filepath.Join(dir, "fairlead"), nil
+}
+
+// makePayer makes that cgroup, where it is not the container's own.
+func (n *Netcpu) makePayer(group string, c container.Container) error {
+	if dir, err := charged(c); err != nil || dir == group {
+		return err
+	}
+	return n.turn(cgroup.Group(group), cgroup.Present, c.ID)
 }
 
 // watch begins the early drop for those devices of a tenant that have none yet.

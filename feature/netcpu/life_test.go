@@ -102,12 +102,12 @@ func TestSharedNamespace(t *testing.T) {
 	where := func() string { return strings.Join(h.threads()["eth0"], " ") }
 	apply(one)
 	apply(two)
-	if where() != one.Cgroup.CPU {
-		t.Errorf("threads are in %q, want them with the first, %s", where(), one.Cgroup.CPU)
+	if where() != payer(one) {
+		t.Errorf("threads are in %q, want them with the first, %s", where(), payer(one))
 	}
 	must(t, h.netcpu.Remove(t.Context(), one.ID))
-	if where() != two.Cgroup.CPU {
-		t.Errorf("after the first has ended threads are in %q, want %s", where(), two.Cgroup.CPU)
+	if where() != payer(two) {
+		t.Errorf("after the first has ended threads are in %q, want %s", where(), payer(two))
 	}
 	must(t, h.netcpu.Remove(t.Context(), two.ID))
 	if where() != "" || len(h.notes()) != 0 {
@@ -171,8 +171,8 @@ func TestIsolateWithoutAccounts(t *testing.T) {
 	if err := h.netcpu.Apply(t.Context(), target); err == nil || !strings.Contains(err.Error(), "observe") {
 		t.Errorf("a device that is not there: %v, want an error about observing", err)
 	}
-	if got := h.threads()["eth0"]; len(got) != 1 || got[0] != h.container.Cgroup.CPU {
-		t.Errorf("threads of eth0 are in %q, want %q", got, h.container.Cgroup.CPU)
+	if got := h.threads()["eth0"]; len(got) != 1 || got[0] != payer(h.container) {
+		t.Errorf("threads of eth0 are in %q, want %q", got, payer(h.container))
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }
@@ -307,7 +307,7 @@ func TestQueueFollowsTraffic(t *testing.T) {
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
-	own := h.container.Cgroup.CPU
+	own := payer(h.container)
 	h.untilThreads("one container's packets alone", own, h.uplinkGroup())
 
 	// One flow uses one queue, whichever: many flows use both.
@@ -329,7 +329,7 @@ func TestQueueOfAnEndedContainer(t *testing.T) {
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
-	h.untilThreads("one container's packets alone", h.container.Cgroup.CPU, h.uplinkGroup())
+	h.untilThreads("one container's packets alone", payer(h.container), h.uplinkGroup())
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	if got := h.threads(); len(got) != 0 || len(h.notes()) != 0 {
 		t.Errorf("after Remove: threads %v, journal %+v", got, h.notes())

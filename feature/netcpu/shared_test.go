@@ -67,7 +67,7 @@ func TestModesInOneNamespace(t *testing.T) {
 	}
 
 	apply(one, policy.NetCPUIsolate)
-	threads(one.Cgroup.CPU)
+	threads(payer(one))
 	until(t, "the packets are the isolated one's", grows(one))
 	until(t, "the charged one has paid", func() bool { return !limited(two) })
 

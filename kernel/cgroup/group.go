@@ -71,19 +71,6 @@ func (g group) Write(value string) error {
 	return nil
 }
 
-// HandsDown lists the controllers that a v2 cgroup hands down to its children. If
-// there is any, no thread may be moved into the cgroup itself.
-func HandsDown(dir string) ([]string, error) {
-	b, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
-	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			err = errors.Join(journal.ErrGone, err)
-		}
-		return nil, fmt.Errorf("read controllers of cgroup: %w", err)
-	}
-	return strings.Fields(string(b)), nil
-}
-
 // Children lists the cgroups directly below a directory, as paths.
 func Children(dir string) ([]string, error) {
 	list, err := os.ReadDir(dir)

@@ -112,6 +112,47 @@ func TestPod(t *testing.T) {
 	}
 }
 
+// TestDelegation isolates a container in which a systemd starts only then: it moves
+// itself into a group of its own and hands controllers down, which a group with
+// threads in it could not.
+func TestDelegation(t *testing.T) {
+	if v := version(t); v[0] < 5 || v[0] == 5 && v[1] < 15 {
+		testkit.Skip(t, "kernel is older than those that fairlead supports")
+	}
+	node, box := testkit.NetNS(t), testkit.NetNS(t)
+	hostEnd := node.Bind(t)
+	testkit.Veth(t, node, "flveth0", box, "eth0")
+	scratch := testkit.Cgroup(t)
+	handDown(t, scratch.V2)
+	scope := scratch.Child(t, "docker-0a.scope")
+	process := box.Start(t, "sleep", "1000").Process.Pid
+	scope.Add(t, process)
+	c := discover(t, scope.V2, 1)[0]
+
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	defer j.Close()
+	n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
+	must(t, err)
+	defer n.Close()
+	must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
+	scope.Child(t, "init.scope").Add(t, process)
+	handDown(t, scope.V2)
+	threads := receivers(t)
+	for _, dir := range threads {
+		if dir != scope.V2+"/fairlead" {
+			t.Errorf("a receive thread is in %s", dir)
+		}
+	}
+	if len(threads) == 0 {
+		t.Error("eth0 has no receive thread")
+	}
+	must(t, n.Remove(t.Context(), c.ID))
+	if left, _ := filepath.Glob(scope.V2 + "/fairlead*"); len(left) != 0 || len(j.Entries()) != 0 {
+		t.Errorf("after Remove there is %v, and in the journal %+v", left, j.Entries())
+	}
+}
+
 // handDown makes each cgroup give its controllers to its children.
 func handDown(t *testing.T, dirs ...string) {
 	t.Helper()
