@@ -45,7 +45,7 @@ func (a *Agent) autoLoop(ctx context.Context, autos *netcpu.Autos) {
 
 // auto makes the decisions of one moment.
 func (a *Agent) auto(autos *netcpu.Autos) error {
-	list := a.autoContainers()
+	list := a.autoTargets()
 	if len(list) == 0 {
 		return nil // reading the accounts costs something
 	}
@@ -70,16 +70,16 @@ func (a *Agent) auto(autos *netcpu.Autos) error {
 	return nil
 }
 
-// autoContainers lists those that policy leaves to auto.
-func (a *Agent) autoContainers() (list []container.Container) {
+// autoTargets lists those that policy leaves to auto.
+func (a *Agent) autoTargets() (list []policy.Target) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, t := range a.resolved {
 		if t.Settings.NetCPU == policy.NetCPUAuto {
-			list = append(list, t.Container)
+			list = append(list, t)
 		}
 	}
-	slices.SortFunc(list, func(x, y container.Container) int { return cmp.Compare(x.ID, y.ID) })
+	slices.SortFunc(list, func(x, y policy.Target) int { return cmp.Compare(x.Container.ID, y.Container.ID) })
 	return list
 }
 

@@ -31,6 +31,7 @@ policies:
       net.ingress.latency: 0.5s
       netcpu: isolate
       netcpu.reserve: 12.5%
+      netcpu.steal: 0.5%
       latency: off
       overlay: true
       io.reserve:
@@ -48,7 +49,7 @@ set: {netcpu: auto}
 var everythingSettings = Settings{
 	Egress:  Net{Rate: 50e6, Ceil: 200e6, Weight: 2, Priority: ptr(3), Latency: 2 * time.Millisecond},
 	Ingress: Net{Rate: 1.5e9, Ceil: 2e9, Weight: 4, Priority: ptr(0), Latency: 500 * time.Millisecond},
-	NetCPU:  NetCPUIsolate, NetCPUReserve: ptr(0.125),
+	NetCPU:  NetCPUIsolate, NetCPUReserve: ptr(0.125), NetCPUSteal: ptr(0.005),
 	Latency:  ptr(false),
 	Overlay:  ptr(true),
 	IOWeight: 200,
@@ -88,7 +89,7 @@ func TestParseFileEverything(t *testing.T) {
 		if got, want := len(targets[1].Origins), len(schema); got != want {
 			t.Errorf("%d origins, want one for each of the %d keys", got, want)
 		}
-		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 21}
+		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 22}
 		if diff := cmp.Diff(want, targets[1].Origins[1]); diff != "" {
 			t.Errorf("origin: %s", diff)
 		}
@@ -132,6 +133,12 @@ func TestCheck(t *testing.T) {
 		{set("netcpu.reserve: much"), `f.yaml:3:19: netcpu.reserve: "much": must start with a decimal number`},
 		{set("netcpu.reserve: 5ms"), `f.yaml:3:19: netcpu.reserve: "5ms": unknown unit "ms"; units are %`},
 		{set("netcpu: {reserve: 200%}"), `f.yaml:3:21: netcpu.reserve: "200%": must not be more than 100%`},
+		{set("netcpu.steal: -3"), `f.yaml:3:17: netcpu.steal: "-3": must not be negative`},
+		{set("netcpu.steal: 0"), `f.yaml:3:17: netcpu.steal: "0": must be between 0.1% and 100%`},
+		{set("netcpu.steal: 0.05%"), `f.yaml:3:17: netcpu.steal: "0.05%": must be between 0.1% and 100%`},
+		{set("netcpu.steal: 1000000%"), `f.yaml:3:17: netcpu.steal: "1000000%": must not be more than 100%`},
+		{set("netcpu.steal: 3ms"), `f.yaml:3:17: netcpu.steal: "3ms": unknown unit "ms"; units are %`},
+		{set("netcpu: {steal: NaN}"), `f.yaml:3:19: netcpu.steal: "NaN": must start with a decimal number`},
 		{set("netcpu: on"), `f.yaml:3:11: netcpu: "on": must be one of observe, charge, isolate, auto`},
 		{set("latency: yes"), `f.yaml:3:12: latency: "yes": must be on or off`},
 		{set(`overlay: ""`), `f.yaml:3:12: overlay: must not be empty`},

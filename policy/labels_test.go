@@ -139,6 +139,7 @@ func safe(t *testing.T, s string) {
 
 func FuzzParseLabels(f *testing.F) {
 	f.Add("fairlead.netcpu", "isolate", "fairlead.net.rate", "50mbit")
+	f.Add("fairlead.netcpu.reserve", "12.5%", "fairlead.netcpu.steal", "-0.1%")
 	f.Add("fairlead.io.reserve", "/dev/vdb riops=2000 wiops=500", "fairlead.io.max", "/dev/vdb riops=1;/dev/vdc rbps=1.5mb")
 	f.Add("kubernetes.io/ingress-bandwidth", "1e3", "fairlead.net.ingress.rate", "2kbit")
 	f.Add("fairlead.net.ceil", "1kbit", "fairlead.net.rate", "1mbit")

@@ -18,7 +18,8 @@ const (
 	minLatency, maxLatency = 10 * time.Microsecond, 10 * time.Second
 	maxWeight              = 10000 // as in cgroup v2
 	maxPriority            = 65535
-	maxReserve             = 0.99 // with nothing left, no packet would ever come
+	maxReserve             = 0.99       // with nothing left, no packet would ever come
+	minSteal, maxSteal     = 0.001, 1.0 // below, auto could not tell calm from traffic
 )
 
 // Key describes one key of the schema, for documentation and completion.
@@ -59,6 +60,9 @@ var schema = slices.Concat(
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set",
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
 			Built:   []string{AnyValue}, parse: parseNetCPUReserve},
+		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU; 3% if it is not set",
+			Meaning: "how much of a CPU the packets of a container in auto may take from others before it is isolated",
+			Built:   []string{AnyValue}, parse: parseNetCPUSteal},
 		{Name: "latency", Feature: "latency", Form: "off, on", Default: "on",
 			Meaning: "histograms of the delay that this host adds to packets",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency })},
@@ -152,6 +156,14 @@ func parseNetCPUReserve(v string) (setter, error) {
 		err = fmt.Errorf("must be between 0%% and %d%%", int(100*maxReserve))
 	}
 	return func(s *Settings) { t := share; s.NetCPUReserve = &t }, err
+}
+
+func parseNetCPUSteal(v string) (setter, error) {
+	share, err := ParsePercent(v)
+	if err == nil && (share < minSteal || share > maxSteal) {
+		err = fmt.Errorf("must be between %v%% and %v%%", 100*minSteal, 100*maxSteal)
+	}
+	return func(s *Settings) { t := share; s.NetCPUSteal = &t }, err
 }
 
 func lookup(name string) (Key, bool) {

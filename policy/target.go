@@ -43,10 +43,13 @@ type Settings struct {
 	// NetCPUReserve is the T of Iron, in parts of 1; nil: the default of the
 	// feature.
 	NetCPUReserve *float64
-	Latency       *bool // nil: the default of the feature
-	Overlay       *bool
-	IOWeight      uint32
-	IO            []IO
+	// NetCPUSteal is what packets may take of a CPU from others before auto
+	// isolates the container, in parts of 1; nil: the default of the feature.
+	NetCPUSteal *float64
+	Latency     *bool // nil: the default of the feature
+	Overlay     *bool
+	IOWeight    uint32
+	IO          []IO
 }
 
 // Origin says where a value comes from, for explain: the file and line, or the

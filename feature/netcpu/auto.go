@@ -9,12 +9,13 @@ import (
 
 // The rules of the mode auto, in parts of a CPU over a window of a second or so.
 const (
-	// robMax is what a container's packets may take from others who want to run;
-	// the share that its neighbours notice.
-	robMax = 0.03
-	// calmMax is what all of its packets may cost before it goes back. While it
-	// is isolated it robs nobody, which says nothing about what it would do.
-	calmMax = 0.015
+	// usualSteal is what a container's packets may take from others who want to
+	// run, unless policy says otherwise; the share that its neighbours notice.
+	usualSteal = 0.03
+	// calmPart is what all of its packets may cost, in parts of that, before it
+	// goes back. While it is isolated it robs nobody, which says nothing about
+	// what it would do.
+	calmPart = 0.5
 
 	calmFor     = 10 * time.Second  // of little network before it goes back
 	calmLongest = 160 * time.Second // what that grows to for one that comes again
@@ -63,28 +64,29 @@ type auto struct {
 	free     time.Duration // how long it has not been isolated, since it was
 }
 
-// next takes one window into account. Windows that are too short to judge, or
-// that have no length, change nothing.
-func (a *auto) next(e evidence) decision {
+// next takes one window into account, in which the container may take the share
+// steal. Windows that are too short to judge, or that have no length, change
+// nothing.
+func (a *auto) next(e evidence, steal float64) decision {
 	if e.length < windowMin {
 		return decision{isolate: a.isolated, reason: a.reason}
 	}
 	was := a.isolated
 	if a.isolated {
-		a.cool(e)
+		a.cool(e, calmPart*steal)
 	} else {
-		a.watch(e)
+		a.watch(e, steal)
 	}
 	return decision{isolate: a.isolated, changed: a.isolated != was, reason: a.reason}
 }
 
 // watch looks for theft.
-func (a *auto) watch(e evidence) {
+func (a *auto) watch(e evidence, most float64) {
 	a.free += e.length
 	if a.free >= calmForget {
 		a.patience = 0
 	}
-	if share(e.robbed(), e.length) <= robMax {
+	if share(e.robbed(), e.length) <= most {
 		return
 	}
 	switch {
@@ -95,12 +97,12 @@ func (a *auto) watch(e evidence) {
 	}
 	a.isolated, a.calm = true, 0
 	a.reason = fmt.Sprintf("its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
-		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), percent2(robMax))
+		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), limit(most))
 }
 
 // cool looks for the end of the traffic.
-func (a *auto) cool(e evidence) {
-	if share(e.network, e.length) > calmMax {
+func (a *auto) cool(e evidence, most float64) {
+	if share(e.network, e.length) > most {
 		a.calm = 0
 		return
 	}
@@ -109,7 +111,7 @@ func (a *auto) cool(e evidence) {
 	}
 	a.isolated, a.free = false, 0
 	a.reason = fmt.Sprintf("for %v its packets cost at most %s of a CPU a second, in the last %s",
-		a.patience, percent2(calmMax), percent(e.network, e.length))
+		a.patience, limit(most), percent(e.network, e.length))
 }
 
 // victimsMost is how many victims a reason names.
@@ -131,6 +133,7 @@ func (e evidence) who() string {
 
 func share(part, of time.Duration) float64 { return float64(part) / float64(of) }
 
-func percent(part, of time.Duration) string { return percent2(share(part, of)) }
+func percent(part, of time.Duration) string { return fmt.Sprintf("%.1f %%", 100*share(part, of)) }
 
-func percent2(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
+// limit writes a share as it was set, not rounded to what is measured.
+func limit(share float64) string { return fmt.Sprintf("%.4g %%", 100*share) }

@@ -49,7 +49,7 @@ func TestAuto(t *testing.T) {
 			for i, s := range tt.steps {
 				for n := range s.n {
 					was := a.isolated
-					d := a.next(s.e)
+					d := a.next(s.e, usualSteal)
 					if d.isolate != s.want || d.changed != (d.isolate != was) {
 						t.Fatalf("step %d, window %d: %+v", i, n, d)
 					}
@@ -59,27 +59,66 @@ func TestAuto(t *testing.T) {
 	}
 }
 
+// What policy sets in the place of the usual share counts for both ways, and is
+// said as it was set.
+func TestAutoSteal(t *testing.T) {
+	for _, c := range []struct {
+		steal       float64
+		robs, quiet evidence // most that is let pass, most that is calm
+		why, back   string
+	}{
+		{0.001, robs(0.001, 0.5), robs(0, 0.0005), "more than 0.1 %", "at most 0.05 % of a CPU"},
+		{0.125, robs(0.125, 0.5), robs(0, 0.0625), "more than 12.5 %", "at most 6.25 % of a CPU"},
+		{1, robs(1, 1), robs(0, 0.5), "more than 100 %", "at most 50 % of a CPU"},
+	} {
+		var a auto
+		if d := a.next(c.robs, c.steal); d.isolate {
+			t.Errorf("%v: isolated by just as much: %s", c.steal, d.reason)
+		}
+		more := c.robs
+		more.victims = []victim{{"db", c.robs.robbed() + ms}}
+		d := a.next(more, c.steal)
+		if !d.isolate || !strings.HasSuffix(d.reason, c.why) {
+			t.Errorf("%v: %+v", c.steal, d)
+		}
+		for range 9 {
+			a.next(c.quiet, c.steal)
+		}
+		louder := c.quiet
+		louder.network += ms
+		if d := a.next(louder, c.steal); !d.isolate {
+			t.Errorf("%v: back though its packets cost %v", c.steal, louder.network)
+		}
+		for range 10 {
+			d = a.next(c.quiet, c.steal)
+		}
+		if d.isolate || !strings.Contains(d.reason, c.back) {
+			t.Errorf("%v: %+v", c.steal, d)
+		}
+	}
+}
+
 func TestAutoReason(t *testing.T) {
 	var a auto
-	if d := a.next(evidence{}); d != (decision{}) {
+	if d := a.next(evidence{}, usualSteal); d != (decision{}) {
 		t.Errorf("a window of no length: %+v", d)
 	}
 	e := evidence{length: time.Second, idle: 50 * ms, network: 300 * ms, victims: []victim{
 		{"one", 10 * ms}, {"db", 100 * ms}, {"two", 20 * ms}, {"ksoftirqd", 30 * ms}, {"three", 5 * ms},
 	}}
-	d := a.next(e)
-	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; idle CPUs not counted: 5.0 %), more than 3.0 %"
+	d := a.next(e, usualSteal)
+	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; idle CPUs not counted: 5.0 %), more than 3 %"
 	if !d.isolate || d.reason != want {
 		t.Errorf("%+v, want %q", d, want)
 	}
-	if again := a.next(e); again.reason != want || again.changed {
+	if again := a.next(e, usualSteal); again.reason != want || again.changed {
 		t.Errorf("the reason has become %+v", again)
 	}
-	if short := a.next(evidence{length: 100 * ms}); !short.isolate || short.reason != want {
+	if short := a.next(evidence{length: 100 * ms}, usualSteal); !short.isolate || short.reason != want {
 		t.Errorf("%+v", short)
 	}
 	for a.isolated {
-		d = a.next(robs(0, 0.004))
+		d = a.next(robs(0, 0.004), usualSteal)
 	}
 	if !strings.HasPrefix(d.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
 		t.Errorf("%q", d.reason)
@@ -92,6 +131,7 @@ func TestAutoDoesNotFlap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var a auto
 		var since, changes int
+		steal := rapid.SampledFrom([]float64{0.001, usualSteal, 0.15, 1}).Draw(t, "steal")
 		for range 300 {
 			network := rapid.Float64Range(0, 0.2).Draw(t, "network")
 			if rapid.Bool().Draw(t, "quiet") {
@@ -101,14 +141,14 @@ func TestAutoDoesNotFlap(t *testing.T) {
 			if a.isolated {
 				stolen = 0
 			}
-			d := a.next(robs(stolen, network))
+			d := a.next(robs(stolen, network), steal)
 			if since++; d.changed {
 				if !d.isolate && since < 10 {
 					t.Fatalf("back after %d s", since)
 				}
 				since, changes = 0, changes+1
 			}
-			if stolen > robMax && !d.isolate {
+			if stolen > steal && !d.isolate {
 				t.Fatalf("robbed %.3f: %+v", stolen, d)
 			}
 		}

@@ -44,20 +44,25 @@ func (a *Autos) Adopt(id container.ID, reason string, since time.Time) {
 }
 
 // Next takes into account what happened since the last reading, and says what is
-// in force now, in the order of of. Containers that are not in of are forgotten.
+// in force now, in the order of of: of each the container and, in its Settings,
+// what it may take (NetCPUSteal). Containers that are not in of are forgotten.
 // name is used to say who was robbed.
-func (a *Autos) Next(r account.Reading, of []container.Container, name func(container.ID) string) []AutoMode {
+func (a *Autos) Next(r account.Reading, of []policy.Target, name func(container.ID) string) []AutoMode {
 	d := between(a.last, r)
 	a.last = r
 	next := make(map[container.ID]*watch, len(of))
 	out := make([]AutoMode, 0, len(of))
-	for _, c := range of {
+	for _, t := range of {
+		c, steal := t.Container, usualSteal
+		if t.Settings.NetCPUSteal != nil {
+			steal = *t.Settings.NetCPUSteal
+		}
 		w := a.of[c.ID]
 		if w == nil {
 			w = &watch{}
 		}
 		next[c.ID] = w
-		if w.next(d.evidence(c.ID, name)).changed {
+		if w.next(d.evidence(c.ID, name), steal).changed {
 			w.since = r.Taken
 		}
 		m := AutoMode{Container: c.ID, Mode: policy.NetCPUObserve, Reason: w.reason, Since: w.since}

@@ -15,6 +15,13 @@ func veths(id container.ID) container.Container {
 	return container.Container{ID: id, Name: "box-" + id.String(), Interfaces: []container.Interface{{Kind: "veth", Host: container.HostEnd{NetNS: 1}}}}
 }
 
+func targets(of ...container.Container) (list []policy.Target) {
+	for _, c := range of {
+		list = append(list, policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUAuto}})
+	}
+	return list
+}
+
 func boxName(id container.ID) string { return "box-" + id.String() }
 
 // readings makes the sums that grow by the same each second.
@@ -101,7 +108,7 @@ func TestAutosEvidence(t *testing.T) {
 func TestAutos(t *testing.T) {
 	var r readings
 	var autos Autos
-	of := []container.Container{veths(1), veths(2)}
+	of := targets(veths(1), veths(2))
 	step := func(more map[account.Theft]time.Duration) []AutoMode { return autos.Next(r.next(more), of, boxName) }
 	want := func(when string, got []AutoMode, one, two policy.NetCPU) {
 		t.Helper()
@@ -136,16 +143,23 @@ func TestAutos(t *testing.T) {
 
 	// One that cannot be isolated is charged, and one that went is forgotten.
 	want("again", step(flood), "isolate", "observe")
-	of[0].HostNetwork = true
+	of[0].Container.HostNetwork = true
 	want("in the host's network", step(isolated), "charge", "observe")
-	of[0].HostNetwork, of[0].Interfaces = false, []container.Interface{{Kind: "macvlan"}}
+	of[0].Container.HostNetwork, of[0].Container.Interfaces = false, []container.Interface{{Kind: "macvlan"}}
 	want("with a macvlan", step(isolated), "charge", "observe")
 	of = of[1:]
 	if got := step(flood); len(got) != 1 || got[0].Container != 2 {
 		t.Errorf("%+v", got)
 	}
-	of = []container.Container{veths(1), veths(2)}
+	of = targets(veths(1), veths(2))
 	want("it is a new one", step(quiet), "observe", "observe")
+
+	// Each has the share that its policy gives it, from the next reading on.
+	much := 0.5
+	of[0].Settings.NetCPUSteal = &much
+	want("no more than it may", step(flood), "observe", "observe")
+	of[0].Settings.NetCPUSteal = nil
+	want("more than it may again", step(flood), "isolate", "observe")
 }
 
 // What an earlier agent decided counts on, and ends as any other.
@@ -153,7 +167,7 @@ func TestAutosAdopt(t *testing.T) {
 	var r readings
 	var autos Autos
 	autos.Adopt(1, "as before", time.Unix(5, 0))
-	of := []container.Container{veths(1)}
+	of := targets(veths(1))
 	for i := range 12 {
 		m := autos.Next(r.next(nil), of, boxName)[0]
 		// The first reading has no length.

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto}\n"
+const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto, netcpu.steal: 2.5%}\n"
 
 // TestAuto floods a container that policy leaves to auto. It is isolated, its
 // victim is robbed no more, and the agent says why; killed and started again, it
@@ -39,7 +39,7 @@ func TestAuto(t *testing.T) {
 	a.isolated("e2e-flood", 1)
 	t.Logf("isolated after %v", time.Since(began).Round(100*time.Millisecond))
 	o := a.run("explain", "e2e-flood")
-	mustSay(t, o, 0, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=auto (", "auto.yaml:2), since ", "of a CPU from others (", "more than 3.0 %", "until ")
+	mustSay(t, o, 0, "fairlead.netcpu = isolate, by controller for fairlead.netcpu=auto (", "auto.yaml:2), since ", "of a CPU from others (", "more than 2.5 %", "until ")
 	mustSay(t, a.run("explain", "e2e-victim"), 0, "fairlead.netcpu = auto", "Nothing was changed")
 	a.spares(victim, flood)
 	t.Logf("its victim is spared after %v", time.Since(began).Round(100*time.Millisecond))
@@ -64,7 +64,7 @@ func TestAuto(t *testing.T) {
 		}
 		return nil
 	})
-	mustSay(t, a.run("explain", "e2e-flood"), 0, "for 10s its packets cost at most 1.5 % of a CPU")
+	mustSay(t, a.run("explain", "e2e-flood"), 0, "for 10s its packets cost at most 1.25 % of a CPU")
 	r.sameAs(observed, "after the flood")
 
 	// Killed while it observes, and with no agent to come: nothing is to undo.
