@@ -203,6 +203,15 @@ func (e *early) ring(w *watched, used bool) error {
 	})
 }
 
+// bill says in which account, by its slot, what a packet has cost that is dropped
+// for a tenant's sake; 0 is the system's.
+func (e *early) bill(w *watched, slot uint32) error {
+	if t, err := e.read(w); err == nil && t.Account == slot {
+		return nil // a write can lose what happens meanwhile
+	}
+	return e.change(w, func(t *netcpuTenant) { t.Account = slot })
+}
+
 // limit drops a tenant's packets once its charges have reached a sum, in ns, for
 // so long from now. It has to be renewed: without an agent there is no limit.
 // slot is the tenant's in the map of charges.

@@ -201,6 +201,20 @@ func (n *Netcpu) watch(ns *netdev.NS, t *tenant, c container.Container) (err err
 	return n.watchDevices(t.early, ns, c)
 }
 
+// bill has what is dropped for a tenant's sake charged to whom its packets are
+// charged to. That can be another container than the one whose thread it is, and
+// changes with those who are in the namespace.
+func (n *Netcpu) bill(t *tenant) error {
+	if t == nil || t.early == nil || n.meter == nil {
+		return nil
+	}
+	slot := uint32(0)
+	if id, ok := n.meter.Holder(t.netns); ok {
+		slot, _ = n.meter.Slot(id) // 0 if it was forgotten meanwhile
+	}
+	return n.early.bill(t.early, slot)
+}
+
 // watchDevices watches the veths of a container.
 func (n *Netcpu) watchDevices(w *watched, ns *netdev.NS, c container.Container) error {
 	for _, dev := range c.Interfaces {

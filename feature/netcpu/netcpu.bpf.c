@@ -93,7 +93,7 @@ struct tenant {
 	 */
 	__s64 limit;
 	__u64 until;
-	__u32 account; /* its slot in fl_charges */
+	__u32 account; /* the slot of its packets' account, also in fl_charges; 0: none */
 	__u32 no_ring; /* its packets do not go through the ring, so that nothing */
 		       /* waits there: super-packets, or no thread of its own */
 };

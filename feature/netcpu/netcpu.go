@@ -208,7 +208,7 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 	if err := n.isolate(ctx, c); err != nil {
 		return err
 	}
-	return n.extend(n.member[c.ID])
+	return errors.Join(n.bill(n.member[c.ID]), n.extend(n.member[c.ID]))
 }
 
 // newCharger makes the charger, and what drops for it where that can be.
@@ -309,7 +309,7 @@ func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 	}
 	delete(t.members, id)
 	if t.owner != id {
-		return n.extend(t)
+		return errors.Join(n.bill(t), n.extend(t))
 	}
 	delete(n.tenants, t.netns)
 	err := n.unwatch(t)
@@ -325,7 +325,7 @@ func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 		err = errors.Join(err, n.releaseUplinks())
 	}
 	if next := n.tenants[t.netns]; next != nil {
-		err = errors.Join(err, n.extend(next))
+		err = errors.Join(err, n.bill(next), n.extend(next))
 	} else {
 		err = errors.Join(err, passing(n.guard(ctx, t.netns)), n.extendHost())
 	}
