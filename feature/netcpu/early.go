@@ -3,6 +3,7 @@ package netcpu
 import (
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -31,12 +32,12 @@ type early struct {
 
 	watch link.Link       // fl_polled, while there is a tenant
 	used  map[uint32]bool // slots of tenants
+	next  uint32          // the slot to try first
 }
 
 // watched is what early holds for one tenant.
 type watched struct {
 	slot  uint32
-	count *ebpf.Program
 	links map[netcpuDevice]*qdisc.Attachment // by the container's end of the veth
 	payer container.ID
 }
@@ -73,17 +74,20 @@ func newEarly(hooks *qdisc.Hooks, charges, dropped *ebpf.Map) (_ *early, err err
 	}
 	e.maps, e.polled, e.drop = objs.netcpuMaps, objs.Polled, objs.Drop
 	// Whether the other program works is found out now, not at the first container.
-	count, err := e.counter(0)
+	count, err := e.counter(0, nil)
 	if err != nil {
 		return nil, errors.Join(err, e.close())
 	}
 	return e, count.Close()
 }
 
-// counter loads the copy of fl_count for the tenant in a slot.
-func (e *early) counter(slot uint32) (*ebpf.Program, error) {
+// counter loads a copy of fl_count, for the veth of the tenant in a slot whose
+// container's end has this address.
+func (e *early) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, error) {
 	spec := e.spec.Copy()
-	if err := spec.Variables["fl_tenant_slot"].Set(slot); err != nil {
+	var own [6]byte
+	copy(own[:], mac)
+	if err := errors.Join(spec.Variables["fl_tenant_slot"].Set(slot), spec.Variables["fl_tenant_mac"].Set(own)); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
 	var objs struct {
@@ -104,41 +108,55 @@ func (e *early) counter(slot uint32) (*ebpf.Program, error) {
 // add begins to count what waits for a tenant, at the expense of payer. The
 // tenant's devices follow with device.
 func (e *early) add(payer container.ID) (*watched, error) {
-	slot := uint32(0)
-	for e.used[slot] {
-		slot++
-	}
-	if slot >= e.maps.FlTenants.MaxEntries() {
+	most := e.maps.FlTenants.MaxEntries()
+	if len(e.used) >= int(most) {
 		return nil, errSlots
 	}
+	// Not the one that was left last: what was learnt of its addresses counts for
+	// a while, and they may be anybody's by now.
+	slot := e.next % most
+	for e.used[slot] {
+		slot = (slot + 1) % most
+	}
+	e.next = slot + 1
 	// What an earlier tenant left in the slot.
 	if err := e.maps.FlTenants.Put(slot, netcpuTenant{}); err != nil {
 		return nil, fmt.Errorf("early drop: clear slot %d: %w", slot, err)
 	}
-	count, err := e.counter(slot)
-	if err != nil {
-		return nil, err
-	}
 	if e.watch == nil {
-		if e.watch, err = link.AttachTracing(link.TracingOptions{Program: e.polled}); err != nil {
-			count.Close()
+		watch, err := link.AttachTracing(link.TracingOptions{Program: e.polled})
+		if err != nil {
 			return nil, fmt.Errorf("early drop: watch polls: %w", err)
 		}
+		e.watch = watch
 	}
 	e.used[slot] = true
-	return &watched{slot: slot, count: count, links: make(map[netcpuDevice]*qdisc.Attachment), payer: payer}, nil
+	return &watched{slot: slot, links: make(map[netcpuDevice]*qdisc.Attachment), payer: payer}, nil
 }
 
 // device counts one veth of a tenant: inside is the container's end, host the
 // other one.
 func (e *early) device(w *watched, inside *netdev.NS, index int, host *netdev.NS, hostIndex int) error {
+	own, err := inside.Link(index)
+	if err != nil {
+		return fmt.Errorf("early drop: %w", err)
+	}
+	mac, err := net.ParseMAC(own.MAC)
+	if err != nil {
+		return fmt.Errorf("early drop: address of device %d in netns %d: %w", index, inside.Inode(), err)
+	}
+	count, err := e.counter(w.slot, mac)
+	if err != nil {
+		return err
+	}
+	defer count.Close() // what it is attached to holds it
 	key := netcpuDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(index)}
 	if err := e.maps.FlDevices.Put(key, w.slot); err != nil {
 		return fmt.Errorf("early drop: watch polls of device %d in netns %d: %w", index, inside.Inode(), err)
 	}
 	// Containers of a pod that are charged have a program each.
 	at := qdisc.Hook{NS: host, Index: hostIndex, Egress: true, Last: true, Name: "count_" + w.payer.String()}
-	l, err := e.hooks.Attach(at, w.count, journal.Owner{Feature: name, Container: uint64(w.payer)})
+	l, err := e.hooks.Attach(at, count, journal.Owner{Feature: name, Container: uint64(w.payer)})
 	if err != nil {
 		return errors.Join(fmt.Errorf("early drop: %w", err), e.maps.FlDevices.Delete(key))
 	}
@@ -182,7 +200,7 @@ func (e *early) unwatchQueue(napi int) error {
 
 // remove ends what add and device began. It goes on after a failure.
 func (e *early) remove(w *watched) error {
-	errs := []error{e.keep(w, nil), w.count.Close()}
+	errs := []error{e.keep(w, nil)}
 	delete(e.used, w.slot)
 	if len(e.used) == 0 && e.watch != nil {
 		errs = append(errs, e.watch.Close())

@@ -152,15 +152,21 @@ struct address {
 };
 
 struct owner {
-	__u64 seen; /* ns */
+	__u64 seen;      /* ns */
+	__u64 contested; /* when another tenant last got packets for it, ns; 0: never */
 	__u32 slot;
-	__u32 pad;
+	__u8 mac[6];     /* of the tenant's device */
+	__u8 pad[6];
 };
+
+_Static_assert(sizeof(struct owner) == 32, "read by early_test.go");
 
 /*
  * Address -> tenant. It is learnt from what the host really sends into a veth,
  * since a container can give itself any address and must not have another's
- * packets dropped by that.
+ * packets dropped by that. Only frames to the device's own address teach, as a
+ * bridge that does not know where somebody is, or was told lies about it, sends
+ * what is for him to others too. What goes to two tenants is dropped for neither.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -198,8 +204,12 @@ struct {
 	__type(value, struct queue);
 } fl_queues SEC(".maps");
 
-/* Which tenant's veth a copy of fl_count sits on is set before it is loaded. */
+/*
+ * Which tenant's veth a copy of fl_count sits on, and the address that the
+ * container's end of it had then, are set before it is loaded.
+ */
 const volatile __u32 fl_tenant_slot;
+const volatile __u8 fl_tenant_mac[6];
 
 /*
  * Says whether the running thread's group has used up its quota. Since 6.18 that
@@ -316,6 +326,33 @@ static __always_inline int destination(void *data, void *end, struct address *to
 	return -1; /* ARP and the like: nobody's, and few */
 }
 
+static __always_inline int same_mac(const volatile __u8 *a, const volatile __u8 *b)
+{
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] &&
+	       a[3] == b[3] && a[4] == b[4] && a[5] == b[5];
+}
+
+/* Notes that a frame to this address goes into the veth of this copy. */
+static __always_inline void learn(struct ethhdr *eth, struct address *to)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct owner us = { .seen = now, .slot = fl_tenant_slot };
+	struct owner *o;
+
+	if (!same_mac(eth->h_dest, fl_tenant_mac))
+		return; /* flooded by a bridge, or for somebody behind the container */
+	o = bpf_map_lookup_elem(&fl_addresses, to);
+	if (o && (__s64)(now - o->seen) <= LEARNT_NS) {
+		if (o->slot != us.slot)
+			o->contested = now;
+		else if ((__s64)(now - o->seen) > LEARNT_NS / 10)
+			o->seen = now;
+		return;
+	}
+	__builtin_memcpy(us.mac, eth->h_dest, 6);
+	bpf_map_update_elem(&fl_addresses, to, &us, BPF_ANY);
+}
+
 static __always_inline int to_many(struct __sk_buff *skb)
 {
 	return skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST;
@@ -328,8 +365,6 @@ int fl_count(struct __sk_buff *skb)
 	__u32 slot = fl_tenant_slot;
 	struct address to = {};
 	struct tenant *t;
-	struct owner *o;
-	__u64 now;
 
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
 	if (!t)
@@ -349,24 +384,18 @@ int fl_count(struct __sk_buff *skb)
 		__sync_fetch_and_add(&t->sent, 1);
 	}
 
-	if (!to_many(skb) && !destination(data, end, &to)) {
-		now = bpf_ktime_get_ns();
-		o = bpf_map_lookup_elem(&fl_addresses, &to);
-		if (!o || o->slot != slot || (__s64)(now - o->seen) > LEARNT_NS / 10) {
-			struct owner us = { .seen = now, .slot = slot };
-
-			bpf_map_update_elem(&fl_addresses, &to, &us, BPF_ANY);
-		}
-	}
+	if (!to_many(skb) && !destination(data, end, &to))
+		learn(data, &to);
 	/* Only looked at: what else is on the hook decides. */
 	return TCX_NEXT;
 }
 
 /*
- * Says whether a packet to this address is for a tenant that cannot take it.
- * *slot becomes the tenant, NOBODY, or STALE.
+ * Says whether a frame with this address is for a tenant that cannot take it.
+ * *slot becomes the tenant, NOBODY, or STALE. routed says that the host is who
+ * the frame is for, and finds out itself where it goes.
  */
-static __always_inline int unwanted(struct address *to, __u32 *slot)
+static __always_inline int unwanted(struct ethhdr *eth, struct address *to, int routed, __u32 *slot)
 {
 	struct tenant *t;
 	struct owner *o;
@@ -377,6 +406,10 @@ static __always_inline int unwanted(struct address *to, __u32 *slot)
 	if (!o)
 		return 0; /* not an isolated container's */
 	now = bpf_ktime_get_ns();
+	if (o->contested && (__s64)(now - o->contested) <= LEARNT_NS)
+		return 0; /* two say that they have it */
+	if (!routed && !same_mac(eth->h_dest, o->mac))
+		return 0; /* the bridge will give it to somebody else */
 	*slot = STALE;
 	if ((__s64)(now - o->seen) > LEARNT_NS)
 		return 0; /* the address may be somebody else's by now */
@@ -414,7 +447,7 @@ int fl_drop_tc(struct __sk_buff *skb)
 	/* Not IP, or for many: everybody's, and too few to count or to drop. */
 	if (to_many(skb) || destination(data, end, &to))
 		return TCX_NEXT;
-	drop = unwanted(&to, &slot);
+	drop = unwanted(data, &to, skb->pkt_type == PACKET_HOST, &slot);
 	came_by(skb->napi_id, slot);
 	/* Dropped: its ring is full, or its limit or quota used up. Else whoever else is on the hook decides. */
 	return drop ? TCX_DROP : TCX_NEXT;

@@ -25,10 +25,12 @@ type netcpuDevice struct {
 }
 
 type netcpuOwner struct {
-	_    structs.HostLayout
-	Seen uint64
-	Slot uint32
-	Pad  uint32
+	_         structs.HostLayout
+	Seen      uint64
+	Contested uint64
+	Slot      uint32
+	Mac       [6]uint8
+	Pad       [6]uint8
 }
 
 type netcpuQueue struct {
@@ -69,6 +71,7 @@ const (
 	netcpuProgFlCount     = "fl_count"
 	netcpuProgFlDropTc    = "fl_drop_tc"
 	netcpuProgFlPolled    = "fl_polled"
+	netcpuVarFlTenantMac  = "fl_tenant_mac"
 	netcpuVarFlTenantSlot = "fl_tenant_slot"
 )
 
@@ -135,6 +138,7 @@ type netcpuMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type netcpuVariableSpecs struct {
+	FlTenantMac  *ebpf.VariableSpec `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.VariableSpec `ebpf:"fl_tenant_slot"`
 }
 
@@ -181,6 +185,7 @@ func (m *netcpuMaps) Close() error {
 //
 // It can be passed to loadNetcpuObjects or ebpf.CollectionSpec.LoadAndAssign.
 type netcpuVariables struct {
+	FlTenantMac  *ebpf.Variable `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.Variable `ebpf:"fl_tenant_slot"`
 }
 
