@@ -77,6 +77,56 @@ func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	return n.amend("reassign", match, func(e *Entry) { e.Owner, e.Source = to, source })
 }
 
+// Rename has the entries that match say what to makes of them, and changes
+// nothing on the host: for objects that somebody has given another name, and for
+// values that hold one. It goes on after a failure: an entry whose new Ref another
+// has keeps its own. What is turned meanwhile stays as it is.
+func (n *notes) Rename(match func(Entry) bool, to func(Entry) Entry) error {
+	if n.isClosed() {
+		return os.ErrClosed
+	}
+	var errs []error
+	for _, e := range n.sorted(match) {
+		now := to(e.Entry)
+		if now == e.Entry {
+			continue
+		}
+		err := storable(now.Ref.Kind, now.Ref.Object, now.Wrote)
+		if err == nil {
+			err = n.rename(e, now)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("rename %s %s to %s: %w", e.Ref.Kind, e.Ref.Object, now.Ref.Object, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (n *notes) rename(was numbered, now Entry) error {
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	if e, ok := n.entry(was.Ref); !ok || e != was {
+		return nil
+	}
+	if now.Ref == was.Ref {
+		return n.set(numbered{now, was.seq})
+	}
+	if _, taken := n.entry(now.Ref); taken {
+		return errors.New("there is an entry of that name")
+	}
+	// There are never two of one number, as the file could not tell them apart.
+	n.mu.Lock()
+	delete(n.entries, was.Ref)
+	n.mu.Unlock()
+	err := n.set(numbered{now, was.seq})
+	if _, done := n.entry(now.Ref); !done {
+		n.mu.Lock()
+		n.entries[was.Ref] = was
+		n.mu.Unlock()
+	}
+	return err
+}
+
 // amend changes what is noted in the entries that match.
 func (n *notes) amend(verb string, match func(Entry) bool, how func(*Entry)) error {
 	if n.isClosed() {
