@@ -94,7 +94,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		for _, rec := range rep.records {
 			key := recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}
 			p := r.procs[key]
-			if p == nil || stale(key, p, now) {
+			if p == nil || stale(key, p, now) || full && r.moved(rec, p) {
 				p = r.reopen(rec, p)
 				r.procs[key] = p
 			}
@@ -193,6 +193,16 @@ func stale(key recordKey, p *process, now time.Time) bool {
 	return key.pid == 0 && p.gone()
 }
 
+// moved says whether a process has been put into other cgroups, or its cgroup
+// been given another name, since it was opened. The kernel reports neither.
+func (r *rounds) moved(rec Record, p *process) bool {
+	if p.err != nil || p.gone() {
+		return false
+	}
+	paths, err := r.paths(rec, p.pid)
+	return err != nil && !p.ended() || err == nil && paths != p.cgroup
+}
+
 // fail notes that a process could not be looked at, and when to try again.
 func (r *rounds) fail(p *process, err error) {
 	p.err = err
@@ -229,27 +239,56 @@ func (r *rounds) reopen(rec Record, old *process) *process {
 // it fails.
 func (r *rounds) open(rec Record) *process {
 	if rec.PID <= 0 {
-		return r.openCgroup(rec.CgroupV2)
+		return r.openCgroup(rec)
 	}
 	p, err := openProcess(r.cfg.Proc, rec.PID, r.boot, r.wake)
 	if err != nil {
 		return &process{err: err}
 	}
-	paths, err := r.layout.OfPID(r.cfg.Proc, rec.PID)
+	return r.place(rec, p)
+}
+
+// place notes in which cgroups the process of a record is.
+func (r *rounds) place(rec Record, p *process) *process {
+	paths, err := r.paths(rec, p.pid)
 	if err != nil {
 		p.err = err
 		return p
-	}
-	for _, dir := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
-		*dir = ofRuntime(*dir, rec.RuntimeID)
 	}
 	p.setCgroup(paths)
 	return p
 }
 
+// paths gives the cgroups of a record, one of whose processes is pid.
+func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
+	paths, err := r.layout.OfPID(r.cfg.Proc, pid)
+	if err != nil {
+		return paths, err
+	}
+	if rec.PID > 0 {
+		for _, dir := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
+			*dir = ofRuntime(*dir, rec.RuntimeID)
+		}
+		return paths, nil
+	}
+	sub, ok := strings.CutPrefix(paths.V2+"/", rec.CgroupV2+"/")
+	if !ok {
+		return paths, fmt.Errorf("process %d has left cgroup %s: %w", pid, rec.CgroupV2, fs.ErrNotExist)
+	}
+	// The process may be further down; the container is the directory.
+	sub = strings.TrimSuffix(sub, "/")
+	for _, d := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
+		if sub != "" {
+			*d = strings.TrimSuffix(*d, "/"+sub)
+		}
+	}
+	return paths, nil
+}
+
 // openCgroup is open for a record that knows a directory only: it answers for
 // the oldest process in there.
-func (r *rounds) openCgroup(dir string) *process {
+func (r *rounds) openCgroup(rec Record) *process {
+	dir := rec.CgroupV2
 	if !strings.HasPrefix(dir, r.layout.V2+"/") || filepath.Clean(dir) != dir {
 		return &process{err: fmt.Errorf("cgroup %q is not below %s", dir, r.layout.V2)}
 	}
@@ -261,25 +300,7 @@ func (r *rounds) openCgroup(dir string) *process {
 	if err != nil {
 		return &process{err: err}
 	}
-	paths, err := r.layout.OfPID(r.cfg.Proc, pid)
-	if err != nil {
-		p.err = err
-		return p
-	}
-	sub, ok := strings.CutPrefix(paths.V2+"/", dir+"/")
-	if !ok {
-		p.err = fmt.Errorf("process %d has left cgroup %s: %w", pid, dir, fs.ErrNotExist)
-		return p
-	}
-	// The process may be further down; the container is dir.
-	sub = strings.TrimSuffix(sub, "/")
-	for _, d := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
-		if sub != "" {
-			*d = strings.TrimSuffix(*d, "/"+sub)
-		}
-	}
-	p.setCgroup(paths)
-	return p
+	return r.place(rec, p)
 }
 
 // ofRuntime cuts a cgroup directory after the element that bears the runtime's

@@ -2,8 +2,10 @@ package container
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -41,6 +43,44 @@ func TestSetSharedNetwork(t *testing.T) {
 		}
 		await(t, s, "the next device", all(i+1))
 	}
+}
+
+// TestSetMoved has the processes of a container put into other cgroups, and a
+// cgroup given another name, of which nobody says anything.
+func TestSetMoved(t *testing.T) {
+	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+	one, two := cg.Child(t, "one"), cg.Child(t, "two")
+	pid := sleeper(t, ns, one).Process.Pid
+	src := newFake("docker")
+	s := runSet(t, Config{Refresh: 50 * time.Millisecond}, src)
+	src.report(Record{PID: pid, Name: "mover"})
+	if c := awaitName(t, s, "mover"); c.ID != idOf(t, one) {
+		t.Fatalf("%+v, want it in %+v", c, one)
+	}
+	two.Add(t, pid)
+	snap := await(t, s, "it is in the other cgroup", func(snap Snapshot) bool {
+		c, ok := named(snap, "mover")
+		return ok && c.ID == idOf(t, two) && c.Cgroup.V2 == two.V2 && c.Cgroup.CPU == two.CPU
+	})
+	if len(snap.Containers) != 1 {
+		t.Errorf("%+v, want it once", snap.Containers)
+	}
+	if cg.CPU == cg.V2 || cg.CPU == "" {
+		return // there is one hierarchy, and no cgroup of it can be renamed
+	}
+	at := func(what, dir string) {
+		t.Helper()
+		await(t, s, what, func(snap Snapshot) bool {
+			c, ok := named(snap, "mover")
+			return ok && c.ID == idOf(t, two) && c.Cgroup.CPU == dir
+		})
+	}
+	testkit.CG{CPU: one.CPU}.Add(t, pid)
+	at("it was moved in one hierarchy", one.CPU)
+	if err := os.Rename(one.CPU, one.CPU+"-renamed"); err != nil {
+		t.Fatal(err)
+	}
+	at("the cgroup was renamed", one.CPU+"-renamed")
 }
 
 func TestBounded(t *testing.T) {
