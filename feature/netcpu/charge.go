@@ -121,6 +121,18 @@ func (ch *charger) add(c container.Container, reserve float64) error {
 	return nil
 }
 
+// renamed has the payers go by the names that their cgroups have now.
+func (ch *charger) renamed(called func(string) string) {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	for _, p := range slices.Collect(maps.Values(ch.payers)) {
+		delete(ch.payers, p.dir)
+		p.dir = called(p.dir)
+		p.usage = called(p.usage) // where there is one hierarchy only
+		ch.payers[p.dir] = p
+	}
+}
+
 // has says whether a container is charged.
 func (ch *charger) has(id container.ID) bool {
 	ch.mu.Lock()

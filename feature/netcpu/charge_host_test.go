@@ -60,6 +60,53 @@ func TestChargeFlood(t *testing.T) {
 	}
 }
 
+// Quotas that make no sense, but that the kernel takes, while packets come: what
+// is in force stays one that it takes, and the owner's comes back.
+func TestAbsurdQuotas(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	h.start(h.box, "udp-recv", "--listen", ":9000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
+	for _, cpu := range []sandbox.CPU{
+		{Quota: time.Millisecond, Period: time.Millisecond},                   // the shortest period
+		{Quota: time.Millisecond, Period: time.Second},                        // the least that there is
+		{Quota: 1000 * time.Second, Period: time.Second},                      // a thousand CPUs
+		{Quota: time.Second, Period: time.Millisecond},                        // and in the shortest period
+		{Quota: 1001 * time.Microsecond, Period: 100*time.Millisecond + 1000}, // odd ones
+	} {
+		for _, mode := range []policy.NetCPU{policy.NetCPUCharge, policy.NetCPUIsolate} {
+			must(t, h.box.Limit(cpu))
+			owners := limitsOf(t, h.container.Cgroup.CPU)
+			for range 2 {
+				must(t, h.netcpu.Apply(t.Context(), h.target(mode)))
+			}
+			time.Sleep(500 * time.Millisecond) // two rounds
+			b, err := cgroup.ReadBandwidth(h.container.Cgroup.CPU)
+			if err != nil || !b.Limited || b.Period != owners.Period || b.Quota < time.Millisecond && b.Quota < owners.Quota {
+				t.Errorf("%+v, %s: %+v, %v", cpu, mode, b, err)
+			}
+			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+			if got := limitsOf(t, h.container.Cgroup.CPU); got != owners || len(h.notes()) != 0 {
+				t.Errorf("%+v, %s: %+v and journal %+v afterwards, want %+v", cpu, mode, got, h.notes(), owners)
+			}
+		}
+	}
+}
+
+// limits is what is set of a cgroup's CPU time.
+type limits struct {
+	cgroup.Bandwidth
+	weight uint64
+}
+
+func limitsOf(t *testing.T, dir string) limits {
+	t.Helper()
+	b, err := cgroup.ReadBandwidth(dir)
+	must(t, err)
+	w, err := cgroup.Weight(dir)
+	must(t, err)
+	return limits{b, w}
+}
+
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
@@ -125,4 +172,23 @@ func (h *host) accounts() map[container.ID]time.Duration {
 		cpu[a.Container] = a.CPU()
 	}
 	return cpu
+}
+
+// addsUp checks that the accounts are the whole of what was measured apart from
+// them, but for what comes while they are read.
+func (h *host) addsUp(when string) account.Reading {
+	h.t.Helper()
+	began := time.Now()
+	r, err := h.netcpu.Read()
+	must(h.t, err)
+	took := time.Since(began)
+	sum := r.Gone
+	for _, a := range r.Accounts {
+		sum += a.CPU()
+	}
+	total := r.Softirq + r.Thread
+	if diff := (sum - total).Abs(); diff > total/50+2*took {
+		h.t.Errorf("%s: the accounts add up to %v of %v, read in %v", when, sum, total, took)
+	}
+	return r
 }

@@ -38,6 +38,13 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
+	if moved := t.group != "" && (t.group != group || t.cpuset != c.Cgroup.CPUSet); moved {
+		// Nothing may be left where it was. What it had of the uplinks it can
+		// earn again.
+		if err := errors.Join(n.movedAlong(t.group, group), n.movedAlong(t.cpuset, c.Cgroup.CPUSet), n.takeQueues(t)); err != nil {
+			return fmt.Errorf("netcpu isolate: %w", err)
+		}
+	}
 	var threads []thread
 	var skipped []error
 	for _, dev := range c.Interfaces {
@@ -62,7 +69,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 			threads = append(threads, thread{tid, dev.Name})
 		}
 	}
-	if err := n.dropStale(t, c, threads); err != nil {
+	if err := n.dropStale(t, c, group, threads); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
 	if len(threads) == 0 && len(skipped) > 0 {

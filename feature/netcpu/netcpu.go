@@ -77,6 +77,7 @@ type Netcpu struct {
 	member  map[container.ID]*tenant // each container that Apply isolated
 	charged map[container.ID]container.Container
 	lapses  map[container.ID]time.Time // of each whose isolation does
+	places  map[container.ID][2]place  // its groups of cpu and cpuset
 	host    *uplinks                   // nil while nothing is isolated
 	doors   doors                      // while anything is watched
 
@@ -126,6 +127,7 @@ func New(cfg Config) (*Netcpu, error) {
 		member:  make(map[container.ID]*tenant),
 		charged: make(map[container.ID]container.Container),
 		lapses:  make(map[container.ID]time.Time),
+		places:  make(map[container.ID][2]place),
 		doors:   make(doors),
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
@@ -172,6 +174,9 @@ func (n *Netcpu) Support() probe.Verdict { return n.support }
 // there is not.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	mode := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
+	if err := n.locate(t.Container); err != nil {
+		return fmt.Errorf("netcpu %s: %w", mode, err)
+	}
 	return errors.Join(n.observe(t.Container, mode), n.enforce(ctx, t, mode))
 }
 
@@ -278,7 +283,11 @@ func passing(err error) error {
 // Remove implements feature.Feature.
 func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	// First the account: what it had of a namespace is the next one's then.
-	return errors.Join(n.forget(id), n.release(ctx, id))
+	err := errors.Join(n.forget(id), n.release(ctx, id))
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.places, id)
+	return err
 }
 
 // release ends charging and isolation. If the container paid for a namespace

@@ -3,6 +3,7 @@ package netcpu
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -17,8 +19,13 @@ import (
 
 // dropStale undoes what was changed for devices of c that are no longer
 // isolated: most have gone, since a runtime has disconnected the container from
-// a network. threads are those of the devices that are.
-func (n *Netcpu) dropStale(t *tenant, c container.Container, threads []thread) error {
+// a network. threads are those of the devices that are, and group is where they
+// are: of a cgroup that the container was moved away from all is undone.
+func (n *Netcpu) dropStale(t *tenant, c container.Container, group string, threads []thread) error {
+	pays, err := charged(c)
+	if err != nil {
+		return err
+	}
 	devices := make(map[string]bool)
 	watched := make(map[netcpuDevice]bool)
 	for _, dev := range c.Interfaces {
@@ -28,7 +35,7 @@ func (n *Netcpu) dropStale(t *tenant, c container.Container, threads []thread) e
 			watched[netcpuDevice{Netns: uint32(c.NetNS), Ifindex: uint32(dev.Index)}] = true
 		}
 	}
-	err := n.restore(func(e journal.Entry) bool {
+	err = n.restore(func(e journal.Entry) bool {
 		if e.Owner.Container != uint64(c.ID) {
 			return false
 		}
@@ -39,6 +46,10 @@ func (n *Netcpu) dropStale(t *tenant, c container.Container, threads []thread) e
 		case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
 			tid, _, _ := strings.Cut(e.Ref.Object, ":")
 			return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.tid) == tid })
+		case cgroup.KindFile:
+			return filepath.Dir(e.Ref.Object) != pays
+		case cgroup.KindGroup:
+			return e.Ref.Object != group
 		}
 		return false
 	})

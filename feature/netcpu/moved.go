@@ -1,0 +1,105 @@
+package netcpu
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// place is one cgroup of a container as Apply last found it. Its number tells a
+// cgroup that somebody has renamed, as cgroup v1 allows, from another one that
+// the container was moved to: what was changed of the first is still there to be
+// undone, and its limits are as we have left them.
+type place struct {
+	dir string
+	id  uint64
+}
+
+// locate brings what is known of a container's cgroups to where they are now.
+// Those that were renamed go on under their new name.
+func (n *Netcpu) locate(c container.Container) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, dir := range []string{c.Cgroup.CPU, c.Cgroup.CPUSet} {
+		was := n.places[c.ID][i]
+		if dir == was.dir {
+			continue
+		}
+		now := place{dir: dir}
+		if dir != "" {
+			id, err := cgroup.ID(dir)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // it is about to be let go of
+			}
+			if err != nil {
+				return err
+			}
+			now.id = id
+		}
+		if was.dir != "" && now.id == was.id {
+			if err := n.renamed(was.dir, now.dir); err != nil {
+				return err
+			}
+		}
+		at := n.places[c.ID]
+		at[i] = now
+		n.places[c.ID] = at
+	}
+	return nil
+}
+
+// renamed has what was changed of a cgroup, or by moving threads into it, go by
+// its new name.
+func (n *Netcpu) renamed(was, now string) error {
+	// Of a pod it is the parent that was changed, which may be what was renamed.
+	called := func(path string) string {
+		for _, r := range [][2]string{{was, now}, {filepath.Dir(was), filepath.Dir(now)}} {
+			if rest, ok := strings.CutPrefix(path, r[0]); ok && (rest == "" || rest[0] == '/') {
+				return r[1] + rest
+			}
+		}
+		return path
+	}
+	if n.charger != nil {
+		n.charger.renamed(called)
+	}
+	return n.cfg.Journal.Rename(func(e journal.Entry) bool {
+		return e.Owner.Feature == name && (e.Ref.Kind == cgroup.KindFile || e.Ref.Kind == cgroup.KindGroup || e.Ref.Kind == sched.KindKthread)
+	}, func(e journal.Entry) journal.Entry {
+		if e.Ref.Kind == sched.KindKthread {
+			e.Wrote = called(e.Wrote)
+		} else {
+			e.Ref.Object = called(e.Ref.Object)
+		}
+		return e
+	})
+}
+
+// movedAlong takes over the threads that whoever moved a container from one
+// cgroup to another has moved with its processes: they were ours, and go back to
+// where they were before.
+func (n *Netcpu) movedAlong(was, now string) error {
+	if was == "" || was == now {
+		return nil
+	}
+	open := kernel.Opener(n.cfg.Roots)
+	return n.cfg.Journal.Rename(func(e journal.Entry) bool {
+		return e.Owner.Feature == name && e.Ref.Kind == sched.KindKthread && e.Wrote == was
+	}, func(e journal.Entry) journal.Entry {
+		k, err := open(e.Ref)
+		if err != nil {
+			return e // it has ended
+		}
+		if group, err := k.Read(); err == nil && group == now {
+			e.Wrote = now
+		}
+		return e
+	})
+}

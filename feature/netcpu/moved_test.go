@@ -1,0 +1,199 @@
+package netcpu_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// moving is a container under a flood that somebody is about to move, and what
+// its owner has set.
+type moving struct {
+	*host
+	elsewhere container.Container // whose cgroups it can be moved to
+	limits    map[string]limits
+}
+
+func newMoving(t *testing.T) *moving {
+	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
+	h := newHost(t, sandbox.CPU{Quota: quota, Period: period})
+	other := create(t, h.sandboxes, sandbox.Spec{Name: "elsewhere", CPU: sandbox.CPU{Quota: quota, Period: period}, Network: h.box})
+	m := &moving{host: h, elsewhere: h.describe(other), limits: make(map[string]limits)}
+	for _, dir := range []string{h.container.Cgroup.CPU, m.elsewhere.Cgroup.CPU} {
+		m.limits[dir] = limitsOf(t, dir)
+	}
+	h.start(h.box, "udp-recv", "--listen", ":9000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+	return m
+}
+
+// owners checks that a cgroup is as its owner has it.
+func (m *moving) owners(when, dir, was string) {
+	m.t.Helper()
+	if got := limitsOf(m.t, dir); got != m.limits[was] {
+		m.t.Errorf("%s: %s has %+v, its owner %+v", when, dir, got, m.limits[was])
+	}
+}
+
+func (m *moving) lowered(dir string) bool {
+	return limitsOf(m.t, dir).Quota < m.limits[m.elsewhere.Cgroup.CPU].Quota
+}
+
+// move moves the processes of a cgroup, and its kernel threads if they are
+// wanted, to another.
+func (m *moving) move(from, to string, kthreads bool) {
+	m.t.Helper()
+	text, err := os.ReadFile(filepath.Join(from, "cgroup.procs"))
+	must(m.t, err)
+	for _, pid := range strings.Fields(string(text)) {
+		if _, err := os.Readlink("/proc/" + pid + "/exe"); err != nil && !kthreads {
+			continue
+		}
+		must(m.t, os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(pid), 0))
+	}
+}
+
+func (m *moving) apply(c container.Container, mode policy.NetCPU) {
+	m.t.Helper()
+	must(m.t, m.netcpu.Apply(m.t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}))
+}
+
+// inForce waits until a mode is in force in a cgroup, and the accounts go to a
+// container.
+func (m *moving) inForce(when string, c container.Container, mode policy.NetCPU) {
+	m.t.Helper()
+	switch mode {
+	case policy.NetCPUIsolate:
+		if got := m.threads()["eth0"]; len(got) != 1 || got[0] != c.Cgroup.CPU {
+			m.t.Errorf("%s: the thread of eth0 is in %q, want %s", when, got, c.Cgroup.CPU)
+		}
+	case policy.NetCPUCharge:
+		until(m.t, when+", the quota is lowered", func() bool { return m.lowered(c.Cgroup.CPU) })
+	}
+	from := m.accounts()
+	until(m.t, when+", packets are charged to it", func() bool { return m.accounts()[c.ID] > from[c.ID]+10*time.Millisecond })
+	m.addsUp(when)
+}
+
+var movedModes = []policy.NetCPU{policy.NetCPUIsolate, policy.NetCPUCharge}
+
+// All processes of a container are moved to other cgroups, which makes another
+// container of it: everything that was changed of the first is undone, whichever
+// of the two the agent hears of first, and the second one pays from then on.
+func TestMovedElsewhere(t *testing.T) {
+	for _, mode := range movedModes {
+		for _, order := range []string{"end first", "begin first"} {
+			t.Run(string(mode)+", "+order, func(t *testing.T) {
+				m := newMoving(t)
+				one := m.container
+				m.apply(one, mode)
+				m.inForce("before", one, mode)
+				e := m.elsewhere.Cgroup
+				m.move(one.Cgroup.V2, e.V2, false)
+				if one.Cgroup.CPU != one.Cgroup.V2 {
+					m.move(one.Cgroup.CPU, e.CPU, false)
+				}
+				two := m.describe(m.box)
+				if two.ID == one.ID || two.NetNS != one.NetNS {
+					t.Fatalf("%+v and %+v, want two of one namespace", one, two)
+				}
+				if order == "end first" {
+					must(t, m.netcpu.Remove(t.Context(), one.ID))
+					m.apply(two, mode)
+				} else {
+					m.apply(two, mode)
+					must(t, m.netcpu.Remove(t.Context(), one.ID))
+				}
+				m.owners("moved away", one.Cgroup.CPU, one.Cgroup.CPU)
+				m.inForce("moved", two, mode)
+				// What nobody is in any more can be removed.
+				until(t, "its cgroup can be removed", func() bool { return os.Remove(one.Cgroup.CPU) == nil })
+				must(t, m.netcpu.Remove(t.Context(), two.ID))
+				m.owners("in the end", two.Cgroup.CPU, two.Cgroup.CPU)
+				if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
+					t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
+				}
+			})
+		}
+	}
+}
+
+// Where the cpu controller has a hierarchy of its own, a container can be moved
+// in that alone, with the threads in it or without, and its cgroup renamed: it is
+// the same container.
+func TestMovedInHierarchy(t *testing.T) {
+	for _, mode := range movedModes {
+		for _, kthreads := range []bool{false, true} {
+			t.Run(string(mode)+", with kernel threads "+strconv.FormatBool(kthreads), func(t *testing.T) {
+				m := newMoving(t)
+				m.needOwnHierarchy()
+				c := m.container
+				m.apply(c, mode)
+				m.inForce("before", c, mode)
+				was := c.Cgroup.CPU
+				m.move(was, m.elsewhere.Cgroup.CPU, kthreads)
+				c.Cgroup.CPU = m.elsewhere.Cgroup.CPU
+				for range 2 { // the second time nothing is left to do
+					m.apply(c, mode)
+				}
+				m.owners("moved away", was, was)
+				m.inForce("moved", c, mode)
+				until(t, "its cgroup can be removed", func() bool { return os.Remove(was) == nil })
+				must(t, m.netcpu.Remove(t.Context(), c.ID))
+				m.owners("in the end", c.Cgroup.CPU, c.Cgroup.CPU)
+				if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
+					t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
+				}
+			})
+		}
+	}
+}
+
+// A cgroup that is renamed keeps what was changed of it, and who its owner's
+// limit is told by.
+func TestRenamed(t *testing.T) {
+	for _, mode := range movedModes {
+		t.Run(string(mode), func(t *testing.T) {
+			m := newMoving(t)
+			m.needOwnHierarchy()
+			c := m.container
+			m.apply(c, mode)
+			m.inForce("before", c, mode)
+			was := c.Cgroup.CPU
+			c.Cgroup.CPU += "-renamed"
+			must(t, os.Rename(was, c.Cgroup.CPU))
+			t.Cleanup(func() { os.Rename(c.Cgroup.CPU, was) }) // for whoever removes it
+			time.Sleep(time.Second)                            // rounds in which it is not known yet
+			for range 2 {
+				m.apply(c, mode)
+			}
+			m.inForce("renamed", c, mode)
+			for _, e := range m.notes() {
+				if strings.Contains(e.Ref.Object+"/", was+"/") || e.Wrote == was {
+					t.Errorf("the journal still has %+v", e)
+				}
+			}
+			must(t, m.netcpu.Remove(t.Context(), c.ID))
+			m.owners("in the end", c.Cgroup.CPU, was)
+			if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
+				t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
+			}
+		})
+	}
+}
+
+// needOwnHierarchy skips a test where cgroups are of one tree.
+func (m *moving) needOwnHierarchy() {
+	m.t.Helper()
+	if m.container.Cgroup.CPU == m.container.Cgroup.V2 {
+		testkit.Skip(m.t, "the cpu controller has no hierarchy of its own")
+	}
+}
