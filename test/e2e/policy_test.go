@@ -21,6 +21,10 @@ var broken = []struct{ name, text, says string }{
 	{"unknown key", "match: {name: x}\nset:\n  netcpu: isolate\n  netcup: isolate\n", ":4:3: netcup: unknown key; did you mean netcpu?"},
 	{"unit", "match: {name: x}\nset:\n  net.rate: 50mbyte\n", ":3:13: net.rate: \"50mbyte\": unknown unit"},
 	{"sum", "match: {name: x}\nset: {net.rate: 50mbit, net.ceil: 1mbit}\n", "2:"},
+	{"mode", "match: {name: e2e-box}\nset:\n  netcpu: observe\n---\nmatch: {name: e2e-box}\nset: {netcpu: Charge}\n", ":6:15: netcpu: \"Charge\": must be one of observe, charge, isolate, auto"},
+	{"negative T", "match: {name: e2e-box}\nset: {netcpu: charge, netcpu.reserve: -5%}\n", ":2:39: netcpu.reserve: \"-5%\": must not be negative"},
+	{"absurd T", "match: {name: e2e-box}\nset: {netcpu: charge, netcpu.reserve: 100%}\n", ":2:39: netcpu.reserve: \"100%\": must be between 0% and 99%"},
+	{"absurd share", "match: {name: e2e-box}\nset: {netcpu: auto, netcpu.steal: 0}\n", ":2:35: netcpu.steal: \"0\": must be between 0.1% and 100%"},
 	{"no match", "set: {netcpu: isolate}\n", ":1:1: match: is missing"},
 	{"aliases", "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c,*c,*c,*c,*c,*c,*c]\n", ":"},
 	{"not text", "match: {name: \"\x1b[31m\xff\xfe\"}\nset: {netcpu: isolate}\n", ":"},
@@ -98,6 +102,21 @@ func TestBrokenPolicy(t *testing.T) {
 	mustSay(t, a.run("policy", "reload"), 0)
 	stands("without them")
 
+	// By hand: all of it or nothing.
+	for _, bad := range []struct{ set, says string }{
+		{"netcpu.reserve=-1", "netcpu.reserve: \"-1\": must not be negative"},
+		{"netcpu.reserve=1e9%", "netcpu.reserve: \"1e9%\": unknown unit"},
+		{"netcpu.steal=101%", "netcpu.steal: \"101%\": must not be more than 100%"},
+		{"netcpu=off", "netcpu: \"off\": must be one of observe, charge, isolate, auto"},
+	} {
+		args := []string{"set", "e2e-box", "netcpu=observe", bad.set}
+		if strings.HasPrefix(bad.set, "netcpu=") {
+			args[2] = "netcpu.reserve=1%"
+		}
+		mustSay(t, a.run(args...), 1, bad.says)
+		stands("after a bad " + bad.set)
+	}
+
 	// A good change does what it says.
 	a.policy("good.yaml", "match: {name: e2e-box}\nset: {netcpu: observe}\n")
 	await(t, "observe to be in force", func() error {
@@ -122,6 +141,7 @@ func hostile() []map[string]string {
 		{"fairlead.netcpu": "\x1b[31misolate\x1b[0m"},
 		{"fairlead.netcpu": "isolate\n"},
 		{"fairlead.netcpu": strings.Repeat("isolate", 200000)},
+		{"fairlead.netcpu": "charge,isolate", "fairlead.netcpu.reserve": "-0", "fairlead.netcpu.steal": "1e400%"},
 		{"fairlead.netcup": "isolate", "fairlead.\x1b]0;owned\a": "x", "fairlead.": "", "fairlead": "y"},
 		{"\x1b[2J\x1b[H": "\u202egnp.exe\u202c", "fairlead.net.rate": "\u009b31m9e99tbit"},
 		{"fairlead.net.rate": "99999999999999999999999999999999bit", "fairlead.io.reserve": "/dev/../etc/passwd riops=1"},
