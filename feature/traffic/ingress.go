@@ -52,7 +52,16 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 // lead has what a device receives pass the queue of an IFB, which divides it as
 // planned. load gives the program that leads packets to the IFB of an index.
 func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journal.Owner, load func(ifb int) (*ebpf.Program, error)) error {
-	if err := f.cfg.Journal.Turn(ns.IFB(of), netdev.OurIFB, by); err != nil {
+	ifb := ns.IFB(of)
+	if !i.claimed {
+		// As in claim: it may be noted for a container that has ended since.
+		if err := f.cfg.Journal.Reassign(func(e journal.Entry) bool {
+			return e.Owner.Feature == by.Feature && e.Ref == ifb.Ref()
+		}, by); err != nil {
+			return err
+		}
+	}
+	if err := f.cfg.Journal.Turn(ifb, netdev.OurIFB, by); err != nil {
 		return err
 	}
 	index, err := ns.Index(netdev.IFBName(of))

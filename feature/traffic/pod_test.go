@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -36,12 +37,23 @@ func newPod(t testing.TB, names ...string) *pod {
 	return p
 }
 
-// root is the qdisc at the host's end of the pod's veth.
+// root is the qdisc at the host's end of the pod's veth, and what there is for
+// what the pod sends by it.
 func (p *pod) root() string {
 	p.t.Helper()
-	v, err := qdisc.Root(p.open(p.ns), p.members[0].Interfaces[0].Host.Index).Read()
-	must(p.t, err)
-	return v
+	ns := p.open(p.ns)
+	veth := p.members[0].Interfaces[0].Host.Index
+	knobs := []journal.Knob{qdisc.Root(ns, veth), ns.IFB(veth)}
+	if index, err := ns.Index(netdev.IFBName(veth)); err == nil {
+		knobs = append(knobs, qdisc.Root(ns, index))
+	}
+	var out []string
+	for _, k := range knobs {
+		v, err := k.Read()
+		must(p.t, err)
+		out = append(out, v)
+	}
+	return strings.Join(out, ", ")
 }
 
 // sweep undoes what is left of containers that are not alive, as the agent does.
@@ -115,7 +127,7 @@ func TestPodKeepsItsCeil(t *testing.T) {
 	}
 	for _, leaves := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
 		for _, c := range p.members {
-			must(t, p.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))
+			must(t, p.due(c, policy.Net{Ceil: 60 * mbit}, policy.Net{Ceil: 50 * mbit}))
 		}
 		during := p.root()
 		if during == before {
@@ -130,7 +142,7 @@ func TestPodKeepsItsCeil(t *testing.T) {
 				t.Fatalf("%v have left: the root is %s, was %s", leaves, got, during)
 			}
 			for _, c := range left {
-				must(t, p.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))
+				must(t, p.due(c, policy.Net{Ceil: 60 * mbit}, policy.Net{Ceil: 50 * mbit}))
 			}
 		}
 		must(t, p.traffic.Remove(t.Context(), p.members[leaves[2]].ID))
@@ -148,15 +160,15 @@ func TestPodCeilIsInherited(t *testing.T) {
 	before := p.root()
 	one, two := p.members[0], p.members[1]
 	ceil := policy.Net{Ceil: 50 * mbit}
-	must(t, p.due(one, policy.Net{}, ceil))
-	must(t, p.due(two, policy.Net{}, ceil))
+	must(t, p.due(one, ceil, ceil))
+	must(t, p.due(two, ceil, ceil))
 	during := p.root()
 	must(t, p.traffic.Close())
 	must(t, p.journal.Close())
 	p.start()
-	must(t, p.due(two, policy.Net{}, ceil))
+	must(t, p.due(two, ceil, ceil))
 	p.sweep(two.ID)
-	must(t, p.due(two, policy.Net{}, ceil))
+	must(t, p.due(two, ceil, ceil))
 	if got := p.root(); got != during {
 		t.Fatalf("the root is %s, was %s", got, during)
 	}
