@@ -325,6 +325,44 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	}
 }
 
+// Bridge and veths may be in a namespace of their own, as Docker's overlays have
+// them: there the IFB is made and looked after, and there it ends.
+func TestCeilOnHostApart(t *testing.T) {
+	needSharing(t)
+	h := newHost(t, gbit)
+	box, c := h.overlay(true)
+	at := h.last("troverlay")
+	near, _ := h.add("two", "10.69.0.3/24", at)
+	veth := h.index(at, "hone")
+	got := h.take(near)
+	h.start()
+	gets := func() (sent, through uint64) {
+		was := got.Read()
+		sent = h.send(box, "10.69.0.3:9000")
+		return sent, h.through(got, was, sent)
+	}
+	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
+	if sent, through := gets(); through < sent || h.passed(at, veth) < sent || h.ifbs() != 0 {
+		t.Errorf("%d packets were sent, %d got through, %d passed the queue; %d IFBs in the host's namespace", sent, through, h.passed(at, veth), h.ifbs())
+	}
+	must(t, at.Delete(netdev.IFBName(veth)))
+	for try := 0; ; try++ {
+		if sent, through := gets(); through >= sent {
+			break
+		} else if try == 20 {
+			t.Fatal("the IFB has gone: packets are lost")
+		}
+	}
+	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
+	if sent, _ := gets(); h.passed(at, veth) < sent {
+		t.Errorf("with another IFB: %d packets were sent, %d passed the queue", sent, h.passed(at, veth))
+	}
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	if n := h.passed(at, veth); n != 0 || len(h.journal.Entries()) != 0 {
+		t.Errorf("in the end there is an IFB, or a note: %+v", h.journal.Entries())
+	}
+}
+
 // BenchmarkCeil gives what it costs to have a ceil that nothing comes near: bulk
 // TCP and pings from a container to the wire and to a neighbour, without a ceil
 // and with one, in turns.

@@ -328,7 +328,7 @@ func (f *Traffic) let(t *tenant) error {
 // leave puts back what was changed at one device.
 func (f *Traffic) leave(key deviceKey, e *end) error {
 	err := e.close()
-	if !e.receives.claimed && !e.sends.claimed {
+	if !e.receives.claimed && e.sends.index == 0 {
 		return err
 	}
 	ns, nerr := f.find.Open(e.path, key.netns)
@@ -342,7 +342,7 @@ func (f *Traffic) leave(key deviceKey, e *end) error {
 	if e.receives.claimed {
 		err = errors.Join(err, f.undo(e.receives.knobs(ns)...))
 	}
-	if e.sends.claimed {
+	if e.sends.index != 0 {
 		err = errors.Join(err, f.unlead(ns, key.index, &e.sends))
 	}
 	return err
