@@ -150,7 +150,7 @@ func TestOperator(t *testing.T) {
 	tbf(0x20000)
 	theirs := h.state()
 	for range 2 {
-		if err := h.apply(fake(1), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "someone has replaced the root qdisc") {
+		if err := h.apply(fake(1), policy.Net{Weight: 3}); err == nil || !strings.Contains(err.Error(), "someone has replaced the root qdisc") || !strings.Contains(err.Error(), "all containers' policy") {
 			t.Errorf("replaced by someone: %v", err)
 		}
 	}

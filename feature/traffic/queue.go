@@ -24,12 +24,20 @@ type queue struct {
 	ordered bool       // its classes are not all of one level
 }
 
-var errLost = errors.New("someone has replaced the root qdisc, which is left alone: nothing is guaranteed there until all containers' policy is removed and set again")
+// replaced is the error of a device whose root qdisc is not ours any more; by says
+// for whom it was. It stays until what the qdisc was for is not asked for.
+func replaced(by journal.Owner) error {
+	const what = "someone has replaced the root qdisc, which is left alone: "
+	if by.Container != 0 { // at the end of a veth
+		return errors.New(what + "the ceil does not hold there until it is removed, from all containers of that network, and set again")
+	}
+	return errors.New(what + "nothing is guaranteed there until all containers' policy is removed and set again")
+}
 
 // bring makes the device's root ours, with the classes of p below it.
 func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journal.Owner) error {
 	if q.lost {
-		return errLost
+		return replaced(by)
 	}
 	kind := kindOf(p)
 	if err := q.claim(j, ns, kind, by); err != nil {
@@ -44,7 +52,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	q.ordered = ordered(p)
 	if errors.Is(err, qdisc.ErrNotOurs) {
 		q.lost = true
-		return errLost
+		return replaced(by)
 	}
 	return err
 }
