@@ -22,6 +22,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -114,7 +115,7 @@ type roundCounts struct {
 // New opens the journal, constructs sources, policy and features, and changes
 // nothing on the host. What an earlier agent left is dealt with in Run.
 //
-// Errors: journal.ErrBusy if another agent has StateDir.
+// Errors: a MarkMask that is no 16 bits in a row; journal.ErrBusy if another agent has StateDir.
 func New(cfg Config) (*Agent, error) {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
@@ -124,6 +125,9 @@ func New(cfg Config) (*Agent, error) {
 	}
 	if cfg.StateDir == "" {
 		return nil, errors.New("start agent: no state directory is given")
+	}
+	if _, err := slot.MarkShift(cfg.MarkMask); err != nil {
+		return nil, fmt.Errorf("start agent: mark mask: %w", err)
 	}
 	j, err := journal.Open(cfg.StateDir)
 	if errors.Is(err, journal.ErrCorrupt) {

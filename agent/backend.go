@@ -68,7 +68,7 @@ func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
 		return nil, err
 	}
 	return probe.Run(ctx, probe.Config{
-		Roots: a.cfg.Roots, Docker: a.cfg.DockerHost, Podman: a.cfg.PodmanHost, Containerd: a.cfg.ContainerdAddr,
+		Roots: a.cfg.Roots, Docker: a.cfg.DockerHost, Podman: a.cfg.PodmanHost, Containerd: a.cfg.ContainerdAddr, Mark: a.cfg.MarkMask,
 	}), nil
 }
 

@@ -29,6 +29,10 @@ type Config struct {
 	// bit/s (0: what the device says); empty: all hardware that is up.
 	Uplinks map[string]uint64
 
+	// MarkMask is the part of the packets' mark, 16 bits in a row, that carries whose
+	// a packet is beside its priority; 0: none.
+	MarkMask uint32
+
 	Version string       // what the API gives as version of the program
 	Log     *slog.Logger // nil: no log
 

@@ -23,7 +23,7 @@ view from where the command runs. Exit status 1 says that fairlead cannot work
 here at all.`,
 		Args: nargs(0, 0, ""),
 	}
-	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "config")
+	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "mark-mask", "config")
 	out := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := configure(cmd, f.config, flags); err != nil {
@@ -45,7 +45,7 @@ here at all.`,
 
 func examine(ctx context.Context, f *agentFlags) probe.Report {
 	return probe.Run(ctx, probe.Config{
-		Roots: f.cfg.Roots, Docker: f.cfg.DockerHost, Podman: f.cfg.PodmanHost, Containerd: f.cfg.ContainerdAddr,
+		Roots: f.cfg.Roots, Docker: f.cfg.DockerHost, Podman: f.cfg.PodmanHost, Containerd: f.cfg.ContainerdAddr, Mark: f.cfg.MarkMask,
 	})
 }
 

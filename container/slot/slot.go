@@ -1,6 +1,6 @@
 // Package slot gives each network tenant of a host a small number, by which
-// its packets can be told apart: it fits into skb->tc_index, into the minor of
-// a qdisc's class, and into a part of the mark (the CNid of CNTC, section 3.1).
+// its packets can be told apart: it fits into the minor of a qdisc's class, and so
+// into skb->priority, and into a part of the mark (the CNid of CNTC, section 3.1).
 //
 // There is one Allocator in an agent. The features that number packets share
 // it, so that a number means the same to all of them; it knows nothing of
@@ -11,6 +11,8 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
+	"math"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -18,9 +20,23 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Slot is the number of a tenant. It is the same wherever it is written:
-// skb->tc_index, the minor of a class, the part of the mark.
+// Slot is the number of a tenant. It is the same in the minor of its class and in
+// the part of the mark. What netcpu's accounts write into skb->tc_index are
+// numbers of their own.
 type Slot uint16
+
+// MarkShift gives how far a Slot is shifted to lie in the part of the mark that a
+// mask names, which has to be 16 bits in a row; 0 for the mask 0, no part of it.
+func MarkShift(mask uint32) (int, error) {
+	shift := bits.TrailingZeros32(mask)
+	if mask == 0 {
+		return 0, nil
+	}
+	if mask>>shift != math.MaxUint16 {
+		return 0, fmt.Errorf("%#x is not 16 bits in a row", mask)
+	}
+	return shift, nil
+}
 
 // Nobody is no tenant: what the host itself sends, and whoever has no slot. A
 // packet that has not been numbered has it, since the kernel clears its fields.

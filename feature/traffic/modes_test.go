@@ -1,6 +1,7 @@
 package traffic_test
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -97,6 +98,32 @@ func TestIdentity(t *testing.T) {
 			}
 			if left := h.journal.Entries(); len(left) != 0 {
 				t.Errorf("journal: %+v", left)
+			}
+		})
+	}
+}
+
+// Where something overwrites the priority on the way, the mark tells.
+func TestMarkTells(t *testing.T) {
+	testkit.NeedRoot(t)
+	for _, mask := range []uint32{0, 0xffff, 0xffff0000} {
+		t.Run(fmt.Sprintf("%#x", mask), func(t *testing.T) {
+			h := newHost(t, gbit)
+			h.mask = mask
+			h.listen()
+			box, c := h.routed()
+			h.start()
+			h.send(box, "10.66.0.1:9000")
+			must(t, h.apply(c, policy.Net{Weight: 1}))
+			must(t, h.ns.Sysctl("ipv4/ip_forward_update_priority", "1")) // the TOS makes it 0
+			own := h.stats(&c).Packets
+			sent := h.send(box, "10.66.0.1:9000")
+			gained := h.stats(&c).Packets - own
+			paths, err := h.traffic.Paths()
+			must(t, err)
+			tells := mask != 0
+			if sent < 50 || tells && (gained < sent || paths["mark"] < sent) || !tells && (gained > sent/4 || paths["mark"] != 0) {
+				t.Errorf("of %d packets %d are in the class; told by %v", sent, gained, paths)
 			}
 		})
 	}

@@ -3,8 +3,6 @@ package traffic
 import (
 	"errors"
 	"fmt"
-	"math"
-	"math/bits"
 	"math/rand/v2"
 
 	"github.com/cilium/ebpf"
@@ -38,7 +36,7 @@ type flows struct {
 
 // load loads the programs. An error means that this kernel cannot run them.
 // mask is the part of the mark that may carry the slot, 0 for none.
-func load(mask uint32, tcIndex bool) (_ *programs, err error) {
+func load(mask uint32) (_ *programs, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
 	}
@@ -46,15 +44,11 @@ func load(mask uint32, tcIndex bool) (_ *programs, err error) {
 	if err != nil {
 		return nil, err
 	}
-	shift := uint32(bits.TrailingZeros32(mask))
-	if mask != 0 && mask>>shift != math.MaxUint16 {
-		return nil, fmt.Errorf("mask %#x of the mark is not 16 bits in a row", mask)
+	shift, err := slot.MarkShift(mask)
+	if err != nil {
+		return nil, fmt.Errorf("mask of the mark: %w", err)
 	}
-	use := uint32(0)
-	if tcIndex {
-		use = 1
-	}
-	for name, v := range map[string]any{"fl_mark_mask": mask, "fl_mark_shift": shift & 31, "fl_tc_index": use, "fl_seed": rand.Uint64()} {
+	for name, v := range map[string]any{"fl_mark_mask": mask, "fl_mark_shift": uint32(shift), "fl_seed": rand.Uint64()} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, err
 		}
@@ -241,7 +235,7 @@ func (p *programs) setStrict(on bool) error {
 
 // told lists what fl_paths counts, in its order.
 func told() []string {
-	return []string{"priority", "mark", "tc_index", "socket", "nobody", "forged"}
+	return []string{"priority", "mark", "socket", "nobody", "forged"}
 }
 
 // paths reads how packets at uplinks were told apart.

@@ -11,9 +11,9 @@
  * field when a packet leaves a container by a veth and keeps it through
  * bridges, tunnels (also those of another namespace) and, with
  * net.ipv4.ip_forward_update_priority at 0, through routing and NAT. A part of
- * the mark can carry it as well, and so can tc_index. Packets that did not come
- * in by a device (of containers in the host's namespace, of macvlan) are told
- * by the cgroup of their socket.
+ * the mark can carry it as well. Packets that did not come in by a device (of
+ * containers in the host's namespace, of macvlan) are told by the cgroup of their
+ * socket.
  *
  * On the way in nobody can tell at the uplink whose a packet will be: there may
  * be NAT, a tunnel, a proxy of addresses before it arrives. So it is learnt from
@@ -28,7 +28,7 @@
  *
  * Hooks, and cost per event:
  *   tc ingress, host end of a tenant's veth
- *                     fl_identify   three stores at most
+ *                     fl_identify   two stores at most
  *                     fl_lead       while it has a ceil: a queue, a tasklet, and
  *                                   the way into the host anew
  *   tc egress, uplinks
@@ -82,8 +82,6 @@ const volatile __u32 fl_slot;
 /* The bits of the mark that carry the slot; 0: none. A slot has 16 bits. */
 const volatile __u32 fl_mark_mask;
 const volatile __u32 fl_mark_shift;
-/* Whether tc_index is ours to use. */
-const volatile __u32 fl_tc_index;
 
 /* Only sockets speak for packets that did not come in by a device. */
 volatile __u32 fl_strict;
@@ -105,7 +103,6 @@ struct {
 enum told {
 	BY_PRIORITY,
 	BY_MARK,
-	BY_TC_INDEX,
 	BY_SOCKET,
 	NOBODYS,
 	FORGED, /* claimed a slot that is not its own to claim */
@@ -126,8 +123,6 @@ int fl_identify(struct __sk_buff *skb)
 	skb->priority = HANDLE | fl_slot;
 	if (fl_mark_mask)
 		skb->mark = (skb->mark & ~fl_mark_mask) | (fl_slot << fl_mark_shift & fl_mark_mask);
-	if (fl_tc_index)
-		skb->tc_index = fl_slot;
 	return TCX_NEXT; /* nothing is decided here: let the others see it */
 }
 
@@ -181,13 +176,8 @@ static __always_inline __u32 carried(struct __sk_buff *skb, __u32 *path)
 		return skb->priority & ~MAJOR;
 	}
 	slot = (skb->mark & fl_mark_mask) >> fl_mark_shift;
-	if (slot) {
-		*path = BY_MARK;
-		return slot;
-	}
-	slot = fl_tc_index ? skb->tc_index : 0;
 	if (slot)
-		*path = BY_TC_INDEX;
+		*path = BY_MARK;
 	return slot;
 }
 

@@ -53,11 +53,10 @@ type Config struct {
 	// what the device says. Empty: all hardware that is up, and bonds.
 	Uplinks map[string]uint64
 	// MarkMask is the part of the mark, 16 bits in a row, that carries a
-	// packet's slot beside its priority; 0: none. TCIndex says the same of
-	// skb->tc_index. Neither is needed where the priority stays: everywhere
-	// that is known of, with what this feature sets for IPv4 routing.
+	// packet's slot beside its priority; 0: none. It is not needed where the
+	// priority stays: everywhere that is known of, with what this feature sets
+	// for IPv4 routing.
 	MarkMask uint32
-	TCIndex  bool
 }
 
 // Traffic is the feature. See feature.Feature for how it may be called.
@@ -117,7 +116,7 @@ func New(cfg Config) (*Traffic, error) {
 	}
 	f.hfsc = qdisc.Supported(qdisc.KindHFSC) == nil
 	if f.hooks, err = qdisc.OpenHooks(f.find, cfg.Journal); err == nil {
-		f.programs, err = load(cfg.MarkMask, cfg.TCIndex)
+		f.programs, err = load(cfg.MarkMask)
 	}
 	if err != nil {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}

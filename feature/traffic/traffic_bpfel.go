@@ -35,7 +35,6 @@ const (
 	trafficVarFlSeed       = "fl_seed"
 	trafficVarFlSlot       = "fl_slot"
 	trafficVarFlStrict     = "fl_strict"
-	trafficVarFlTcIndex    = "fl_tc_index"
 )
 
 // loadTraffic returns the embedded CollectionSpec for traffic.
@@ -111,7 +110,6 @@ type trafficVariableSpecs struct {
 	FlSeed      *ebpf.VariableSpec `ebpf:"fl_seed"`
 	FlSlot      *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlStrict    *ebpf.VariableSpec `ebpf:"fl_strict"`
-	FlTcIndex   *ebpf.VariableSpec `ebpf:"fl_tc_index"`
 }
 
 // trafficObjects contains all objects after they have been loaded into the kernel.
@@ -163,7 +161,6 @@ type trafficVariables struct {
 	FlSeed      *ebpf.Variable `ebpf:"fl_seed"`
 	FlSlot      *ebpf.Variable `ebpf:"fl_slot"`
 	FlStrict    *ebpf.Variable `ebpf:"fl_strict"`
-	FlTcIndex   *ebpf.Variable `ebpf:"fl_tc_index"`
 }
 
 // trafficPrograms contains all programs after they have been loaded into the kernel.

@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"fmt"
+	"net"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -85,6 +88,66 @@ func (a *agent) trafficOf(name, state, says string) {
 		}
 		return fmt.Errorf("no traffic among %+v", c.Features)
 	})
+}
+
+// TestMark has packets told by their mark where routing overwrites their priority,
+// as the agent's config file says.
+func TestMark(t *testing.T) {
+	r := newRig(t)
+	box := r.add(sandbox.Spec{Name: "e2e-mark", Labels: map[string]string{"fairlead.net.weight": "2"}})
+	address := func(b *sandbox.Box, dev, addr string) {
+		must(t, b.Do(func() error {
+			l, err := netlink.LinkByName(dev)
+			if err != nil {
+				return err
+			}
+			a, err := netlink.ParseAddr(addr)
+			if err != nil {
+				return err
+			}
+			return netlink.AddrAdd(l, a)
+		}))
+	}
+	address(r.host, "br0", "10.66.0.254/16")
+	address(r.host, "br0", "10.77.0.254/24")
+	address(r.wire, "wire", "10.77.0.1/24")
+	must(t, r.host.Sysctl("ipv4/ip_forward", "1"))
+	must(t, box.Do(func() error {
+		_, to, err := net.ParseCIDR("10.77.0.0/24")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{Dst: to, Gw: net.IPv4(10, 66, 0, 254)})
+	}))
+	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	// told gives how many of ten packets to the wire were in the container's class.
+	told := func() (packets uint64) {
+		t.Helper()
+		a.start()
+		a.trafficOf("e2e-mark", api.StateDone, "")
+		must(t, r.host.Sysctl("ipv4/ip_forward_update_priority", "1"))
+		p, err := box.Start(exec.Command("busybox", "ping", "-c", "10", "-i", "0.02", "10.77.0.1"))
+		must(t, err)
+		ends(t, p.PID, p.Done())
+		must(t, p.Wait())
+		if self, _ := a.selfOf(box); self.Traffic == nil || len(self.Traffic.Classes) != 1 {
+			t.Errorf("the container sees %+v", self.Traffic)
+		} else {
+			packets = self.Traffic.Classes[0].Packets
+		}
+		a.stop()
+		must(t, r.host.Sysctl("ipv4/ip_forward_update_priority", "1"))
+		return packets
+	}
+	if n := told(); n >= 10 {
+		t.Errorf("without a mark %d of 10 packets are in the container's class", n)
+	}
+	must(t, os.WriteFile(a.path("config.yaml"), []byte("mark-mask: 0xfff0\n"), 0o644))
+	mustSay(t, fairlead(t, "doctor", "--config", a.path("config.yaml")), 1, "config.yaml:1: mark-mask", "0xfff0 is not 16 bits in a row")
+	must(t, os.WriteFile(a.path("config.yaml"), []byte("mark-mask: 0xffff0000\n"), 0o644))
+	if n := told(); n < 10 {
+		t.Errorf("with a mark %d of 10 packets are in the container's class", n)
+	}
 }
 
 // TestTraffic has the real agent divide an uplink: from labels and files to the
