@@ -333,7 +333,9 @@ func (f *Traffic) leave(key deviceKey, e *end) error {
 	}
 	ns, nerr := f.find.Open(e.path, key.netns)
 	if errors.Is(nerr, netdev.ErrNoNS) { // and all that is noted of it goes with it
-		return errors.Join(err, f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, fmt.Sprintf("%d/", key.netns)) }))
+		prefix := fmt.Sprintf("%d/", key.netns)
+		err = errors.Join(err, f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) }))
+		return errors.Join(err, f.unwatch()) // which would keep it alive
 	}
 	if nerr != nil {
 		return errors.Join(err, nerr)
