@@ -405,6 +405,42 @@ func TestEarlyDropForged(t *testing.T) {
 	expect("taken over", to(bad, "10.0.0.5"), tcxDrop)
 }
 
+// A tenant that is sent packets to more addresses than there is room for has the
+// least used forgotten. Another one's is learnt again by its next packet.
+func TestEarlyDropManyAddresses(t *testing.T) {
+	e := loadEarly(t)
+	add := func() (*watched, *ebpf.Program) {
+		w, err := e.add(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w, count(t, e, w)
+	}
+	_, many := add()
+	few, steady := add()
+	room := int(e.maps.FlAddresses.MaxEntries())
+	for i := range 2 * room {
+		run(t, many, frame(fmt.Sprintf("10.1.%d.%d", i>>8, i&0xff)), 1)
+	}
+	var key netcpuAddress
+	var o netcpuOwner
+	n := 0
+	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
+		n++
+	}
+	// An LRU map keeps some of its room free for each CPU.
+	if n > room || n < room/2 {
+		t.Errorf("%d addresses are known, with room for %d", n, room)
+	}
+	run(t, steady, frame("10.0.0.1"), 1)
+	if err := e.limit(few, 7, -1, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if v := run(t, e.drop, frame("10.0.0.1"), 1); v != tcxDrop {
+		t.Errorf("an address of the other tenant: verdict %d, want drop", v)
+	}
+}
+
 // A full map is an error of the one who asks, and changes nothing for others.
 func TestEarlyDropFullMaps(t *testing.T) {
 	e := loadEarly(t)
