@@ -74,7 +74,8 @@ func Detect(proc, root string) (Layout, error) {
 	}
 	root = filepath.Clean(root)
 	var l Layout
-	if err := mountinfo.Read(proc, "self", func(m mountinfo.Mount) bool { l.mounted(m, root); return true }); err != nil {
+	err := mountinfo.Read(proc, "self", func(m mountinfo.Mount) bool { l.mounted(m, root); return true })
+	if err != nil && !errors.Is(err, mountinfo.ErrLong) { // the hierarchies are mounted early
 		return Layout{}, fmt.Errorf("detect cgroups: %w", err)
 	}
 

@@ -5,6 +5,7 @@ package mountinfo
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +16,9 @@ import (
 
 // maxTable bounds what is read of one table, in bytes.
 const maxTable = 4 << 20
+
+// ErrLong means that a table was not read to its end.
+var ErrLong = errors.New("mount table is too long")
 
 // Mount is one line of a table.
 type Mount struct {
@@ -27,7 +31,8 @@ type Mount struct {
 // Read calls each with the mounts of a process (a PID, or "self"), in the order
 // in which they were made, until it returns false. What cannot be parsed is
 // passed over, and so is all beyond the first 4 MiB. The error matches
-// fs.ErrNotExist if there is no such process; what was read before one counts.
+// fs.ErrNotExist if there is no such process, ErrLong if the table is longer
+// than that; what was read before one counts.
 func Read(proc, pid string, each func(Mount) bool) error {
 	name := filepath.Join(proc, pid, "mountinfo")
 	f, err := os.Open(name)
@@ -42,14 +47,18 @@ func Read(proc, pid string, each func(Mount) bool) error {
 }
 
 func scan(r io.Reader, each func(Mount) bool) error {
-	sc := bufio.NewScanner(io.LimitReader(r, maxTable))
-	sc.Buffer(make([]byte, 0, 4096), maxTable+1) // no line is too long
+	rest := &io.LimitedReader{R: r, N: maxTable + 1}
+	sc := bufio.NewScanner(rest)
+	sc.Buffer(make([]byte, 0, 4096), maxTable+2) // no line is too long
 	for sc.Scan() {
 		if m, ok := parse(sc.Text()); ok && !each(m) {
 			return nil
 		}
 	}
-	return sc.Err()
+	if err := sc.Err(); err != nil || rest.N > 0 {
+		return err
+	}
+	return ErrLong
 }
 
 // parse reads one line: six fields, any number of optional ones, a hyphen, and

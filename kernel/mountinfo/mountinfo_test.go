@@ -54,6 +54,18 @@ not a line
 	}
 }
 
+// Whoever looks for something has to know that it may be further down.
+func TestLong(t *testing.T) {
+	line := "22 1 0:21 / /a rw - ext4 /dev/vda rw\n"
+	for size, want := range map[int]error{maxTable: nil, maxTable + 1: ErrLong} {
+		table := strings.Repeat(line, size/len(line)+1)[:size]
+		n := 0
+		if err := scan(strings.NewReader(table), func(Mount) bool { n++; return true }); err != want || n < size/len(line) {
+			t.Errorf("%d bytes: %v, %d mounts", size, err, n)
+		}
+	}
+}
+
 // TestOwn compares with what the kernel says of this very process.
 func TestOwn(t *testing.T) {
 	root := false

@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,79 +12,118 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/kernel/mountinfo"
 )
 
 // ErrNoNS means that no process and no bind mount leads to a namespace.
 var ErrNoNS = errors.New("no path to network namespace")
 
-// What a look at all processes is bounded by. Anybody who may make a mount
+// ErrCutOff means that no path to a namespace was found where not all was looked
+// at that there is: it may exist.
+var ErrCutOff = errors.New("more processes or mounts than are looked through")
+
+// bounds are those of a look at all processes. Anybody who may make a mount
 // namespace may make many, with many mounts.
-const (
-	maxProcesses = 32768
-	maxTables    = 1024    // mount namespaces
-	maxMounts    = 1 << 18 // in all of them
-)
+type bounds struct{ processes, tables, mounts int }
+
+func ordinary() bounds { return bounds{processes: 32768, tables: 8192, mounts: 1 << 18} }
 
 // Find returns a path by which the network namespace with the given inode can
 // be opened now: a bind mount (in /run/netns, say), which outlives processes,
 // proc/PID/ns/net, or a bind mount in the mount namespace of a process. It
 // reads all of proc in the worst case. The error matches [ErrNoNS] if there is
-// none; a namespace may also be kept alive by an open file or a socket alone.
+// none, or [ErrCutOff]; a namespace may also be kept alive by an open file or a
+// socket alone.
 func Find(proc string, inode uint64) (string, error) {
 	return NewFinder(proc, time.Now).Find(inode)
 }
 
-// Finder is [Find] for those who look for many namespaces one after another: it
-// reads the mount tables of other mount namespaces, of which there may be one
-// for each container, no more than once a second. It is safe for concurrent use.
+// Finder is [Find] for those who look for many namespaces one after another. It
+// looks again only for one that it did not see before, and then reads the mount
+// tables of other mount namespaces, of which there may be one for each
+// container, no more than once a second. It is safe for concurrent use.
 type Finder struct {
-	proc string
-	now  func() time.Time
+	proc   string
+	now    func() time.Time
+	once   bool
+	bounds bounds
 
-	mu        sync.Mutex
-	elsewhere map[uint64]string // what was found in them
-	looked    time.Time
+	mu     sync.Mutex
+	near   *look // by our own mounts and the processes; nil: not looked yet
+	far    *look // in the mount tables of others; nil: not looked yet
+	looked time.Time
+	others []string // whose tables these are
+}
+
+// look is what was seen.
+type look struct {
+	found map[uint64]string // paths by inode
+	cut   bool              // not all was seen
 }
 
 // NewFinder makes a Finder; now is its clock.
-func NewFinder(proc string, now func() time.Time) *Finder { return &Finder{proc: proc, now: now} }
+func NewFinder(proc string, now func() time.Time) *Finder {
+	return &Finder{proc: proc, now: now, bounds: ordinary()}
+}
 
-// Find is [Find].
+// NewGlance makes a Finder that takes one look, when it is first asked: what it
+// did not see then it does not look for again, what has gone since it does. It
+// is for those who work through a list of what was there before, and throw it
+// away then.
+func NewGlance(proc string) *Finder {
+	f := NewFinder(proc, time.Now)
+	f.once = true
+	return f
+}
+
+// Find is [Find], but the path may be one that an earlier look has seen.
 func (f *Finder) Find(inode uint64) (string, error) {
-	if path, ok := Mounted(f.proc, "self")[inode]; ok {
-		return path, nil
-	}
-	found := ""
-	others, err := lived(f.proc, func(ino uint64, path string) bool {
-		if ino == inode {
-			found = path
-		}
-		return found == ""
-	})
-	if err != nil {
-		return "", fmt.Errorf("find netns %d: %w", inode, err)
-	}
-	if found != "" {
-		return found, nil
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if now := f.now(); f.elsewhere == nil || now.Sub(f.looked) >= time.Second {
-		f.looked, f.elsewhere = now, make(map[uint64]string)
-		mountedIn(f.proc, others, f.elsewhere)
+	for _, l := range []*look{f.near, f.far} {
+		if l != nil && l.found[inode] != "" {
+			return l.found[inode], nil
+		}
 	}
-	if path, ok := f.elsewhere[inode]; ok {
+	if f.near == nil || !f.once {
+		if err := f.lookNear(); err != nil {
+			return "", fmt.Errorf("find netns %d: %w", inode, err)
+		}
+		if path, ok := f.near.found[inode]; ok {
+			return path, nil
+		}
+	}
+	if now := f.now(); f.far == nil || !f.once && now.Sub(f.looked) >= time.Second {
+		f.looked, f.far = now, newLook()
+		f.far.mounted(f.proc, f.others, f.bounds)
+	}
+	if path, ok := f.far.found[inode]; ok {
 		return path, nil
 	}
+	if f.near.cut || f.far.cut {
+		return "", fmt.Errorf("find netns %d: %w", inode, ErrCutOff)
+	}
 	return "", fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
+}
+
+func (f *Finder) lookNear() (err error) {
+	f.near = newLook()
+	f.near.mounted(f.proc, []string{"self"}, f.bounds)
+	if f.others, err = f.near.lived(f.proc, f.bounds); err != nil {
+		f.near = nil
+	}
+	return err
 }
 
 // Open opens the network namespace with the given inode, by way of path if that
 // leads to it ("" does not), else by what [Finder.Find] finds. Whether a path
 // leads to it is looked at after it was opened: paths come and go with
-// containers, and some are a process's own to choose. Errors: [ErrNoNS].
+// containers, and some are a process's own to choose. Errors: [ErrNoNS],
+// [ErrCutOff].
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
+	const tries = 3 // the first may be an old path
 	for try := 0; ; try++ {
 		if path != "" {
 			ns, err := Open(path)
@@ -95,8 +135,8 @@ func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 			} else if try > 0 && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotNS) {
 				return nil, err
 			}
-			if try == 2 {
-				return nil, fmt.Errorf("open netns %d: %w", inode, ErrNoNS)
+			if try == tries {
+				return nil, fmt.Errorf("open netns %d: no path that is shown leads to it", inode)
 			}
 		}
 		if try > 0 {
@@ -113,7 +153,7 @@ func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 func (f *Finder) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.elsewhere = nil
+	f.near, f.far = nil, nil
 }
 
 // All returns a path to each network namespace that a process lives in or that
@@ -121,20 +161,24 @@ func (f *Finder) forget() {
 // Engine that runs in a container, or a service with private mounts, has its
 // bridges. It takes long.
 func All(proc string) map[uint64]string {
-	found := make(map[uint64]string)
-	others, _ := lived(proc, func(inode uint64, path string) bool {
-		if found[inode] == "" {
-			found[inode] = path
-		}
-		return true
-	})
-	mountedIn(proc, others, found)
-	return found
+	l := newLook()
+	others, _ := l.lived(proc, ordinary())
+	l.mounted(proc, others, ordinary())
+	return l.found
 }
 
-// lived calls each with the namespaces that processes live in, until it returns
-// false. others is a process of each mount namespace but our own.
-func lived(proc string, each func(inode uint64, path string) bool) (others []string, err error) {
+func newLook() *look { return &look{found: make(map[uint64]string)} }
+
+// see notes a path to a namespace; the first one counts.
+func (l *look) see(inode uint64, path string) {
+	if l.found[inode] == "" {
+		l.found[inode] = path
+	}
+}
+
+// lived sees the namespaces that processes live in. others is a process of each
+// mount namespace but our own.
+func (l *look) lived(proc string, b bounds) (others []string, err error) {
 	d, err := os.Open(proc)
 	if err != nil {
 		return nil, err
@@ -144,29 +188,36 @@ func lived(proc string, each func(inode uint64, path string) bool) (others []str
 	if own, err := os.Readlink(filepath.Join(proc, "self", "ns", "mnt")); err == nil {
 		seen[own] = true
 	}
-	for n := 0; n < maxProcesses; {
-		// In portions: proc is long, and the answer is often near its start.
+	for n := 0; ; {
 		names, err := d.Readdirnames(256)
-		n += len(names)
 		for _, name := range names {
 			if _, err := strconv.Atoi(name); err != nil {
 				continue
 			}
-			path := filepath.Join(proc, name, "ns", "net")
-			if inode, ok := linkInode(path); ok && !each(inode, path) {
+			if n++; n > b.processes {
+				l.cut = true
 				return others, nil
 			}
-			mnt, err := os.Readlink(filepath.Join(proc, name, "ns", "mnt"))
-			if err == nil && !seen[mnt] && len(others) < maxTables {
-				seen[mnt] = true
-				others = append(others, name)
+			path := filepath.Join(proc, name, "ns", "net")
+			if inode, ok := linkInode(path); ok {
+				l.see(inode, path)
 			}
+			mnt, err := os.Readlink(filepath.Join(proc, name, "ns", "mnt"))
+			if err != nil || seen[mnt] {
+				continue
+			}
+			if len(others) == b.tables {
+				l.cut = true
+				continue
+			}
+			seen[mnt] = true
+			others = append(others, name)
 		}
 		if err != nil {
-			break // the end, in all likelihood
+			l.cut = l.cut || !errors.Is(err, io.EOF)
+			return others, nil
 		}
 	}
-	return others, nil
 }
 
 // Mounted returns the network namespaces that are bind-mounted in the mount
@@ -175,31 +226,36 @@ func lived(proc string, each func(inode uint64, path string) bool) (others []str
 // other way: no process lives in them. What is mounted may be hidden by another
 // mount, so that the path leads elsewhere. A process that has ended has none.
 func Mounted(proc, pid string) map[uint64]string {
-	found := make(map[uint64]string)
-	mountedIn(proc, []string{pid}, found)
-	return found
+	l := newLook()
+	l.mounted(proc, []string{pid}, ordinary())
+	return l.found
 }
 
-// mountedIn is Mounted for some processes, and adds to what was found.
-func mountedIn(proc string, pids []string, found map[uint64]string) {
-	left := maxMounts
+// mounted is Mounted for some processes.
+func (l *look) mounted(proc string, pids []string, b bounds) {
+	left := b.mounts
 	for _, pid := range pids {
 		root := ""
 		if pid != "self" {
 			root = filepath.Join(proc, pid, "root")
 		}
 		// A table that cannot be read to its end still has a beginning.
-		mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
+		err := mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
 			if left--; left < 0 {
+				l.cut = true
 				return false
 			}
 			if m.Type == "nsfs" {
-				if inode, ok := parseNSLink(m.Root); ok && found[inode] == "" {
-					found[inode] = root + m.Dir
+				if inode, ok := parseNSLink(m.Root); ok {
+					l.see(inode, root+m.Dir)
 				}
 			}
 			return true
 		})
+		// Of a process that has ended the kernel gives either.
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINVAL) {
+			l.cut = true
+		}
 	}
 }
 

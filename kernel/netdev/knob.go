@@ -24,7 +24,8 @@ func deviceRef(kind string, ns *NS, index int, detail string) journal.Ref {
 }
 
 // OpenKnob opens the knob that an earlier process wrote into the journal.
-// Errors: journal.ErrGone, when the namespace has gone.
+// Errors: journal.ErrGone, when the namespace has gone; ErrCutOff, when that is
+// not known.
 //
 // The knob keeps its namespace open until it is closed (it is an io.Closer).
 func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {

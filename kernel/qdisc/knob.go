@@ -242,7 +242,8 @@ func ref(kind string, ns *netdev.NS, index int) journal.Ref {
 
 // OpenKnob opens the knob that an earlier process wrote into the journal. It
 // keeps its namespace open until it is closed (it is an io.Closer). Errors:
-// journal.ErrGone, when the namespace has gone.
+// journal.ErrGone, when the namespace has gone; netdev.ErrCutOff, when that is
+// not known.
 func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
 	if r.Kind == KindFilter {
 		return openFilter(find, r)

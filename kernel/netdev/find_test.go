@@ -1,0 +1,116 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// procs is a proc in a temporary folder.
+type procs struct {
+	t   *testing.T
+	dir string
+}
+
+func newProcs(t *testing.T) procs {
+	p := procs{t, t.TempDir()}
+	p.add("self", 1, 1, "")
+	return p
+}
+
+// add makes a process, by its network and mount namespaces and its mounts.
+func (p procs) add(pid string, net, mnt int, mounts string) {
+	p.t.Helper()
+	ns := filepath.Join(p.dir, pid, "ns")
+	if err := errors.Join(
+		os.MkdirAll(ns, 0o755),
+		os.Symlink(fmt.Sprintf("net:[%d]", net), filepath.Join(ns, "net")),
+		os.Symlink(fmt.Sprintf("mnt:[%d]", mnt), filepath.Join(ns, "mnt")),
+		os.WriteFile(filepath.Join(p.dir, pid, "mountinfo"), []byte(mounts), 0o600),
+	); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func nsfs(inode int, dir string) string {
+	return fmt.Sprintf("146 44 0:4 net:[%d] %s rw - nsfs nsfs rw\n", inode, dir)
+}
+
+// What was not looked for everywhere is not known to have gone.
+func TestCutOff(t *testing.T) {
+	p := newProcs(t)
+	for i := range 4 {
+		p.add(fmt.Sprint(100+i), 100+i, 100+i, nsfs(200+i, "/a")+nsfs(300+i, "/b"))
+	}
+	p.add("200", 1, 100, "") // shares a mount namespace
+	for _, c := range []struct {
+		name string
+		bounds
+		cut bool
+	}{
+		{"as many as there are", bounds{5, 4, 8}, false},
+		{"processes", bounds{4, 4, 8}, true},
+		{"mount namespaces", bounds{5, 3, 8}, true},
+		{"mounts", bounds{5, 4, 7}, true},
+	} {
+		want := ErrNoNS
+		if c.cut {
+			want = ErrCutOff
+		}
+		for _, f := range []*Finder{NewFinder(p.dir, time.Now), NewGlance(p.dir)} {
+			f.bounds = c.bounds
+			if path, err := f.Find(1000); !errors.Is(err, want) {
+				t.Errorf("%s: %q, %v, want %v", c.name, path, err, want)
+			}
+			ref := journal.Ref{Kind: KindThreaded, Object: "1000/1/"}
+			if _, err := OpenKnob(f, ref); err == nil || errors.Is(err, journal.ErrGone) == c.cut {
+				t.Errorf("%s: knob: %v", c.name, err)
+			}
+		}
+	}
+}
+
+// A Finder looks again for what it has not seen, a glance does not; neither does
+// for what it has seen.
+func TestLooks(t *testing.T) {
+	p := newProcs(t)
+	p.add("100", 100, 100, nsfs(200, "/a"))
+	clock := time.Unix(0, 0)
+	finder, glance := NewFinder(p.dir, func() time.Time { return clock }), NewGlance(p.dir)
+	want := func(when string, f *Finder, inode uint64, path string) {
+		t.Helper()
+		if path != "" {
+			path = filepath.Join(p.dir, path)
+		}
+		if got, err := f.Find(inode); got != path || (err == nil) != (path != "") || err != nil && !errors.Is(err, ErrNoNS) {
+			t.Errorf("%s: %d is at %q, %v, want %q", when, inode, got, err, path)
+		}
+	}
+	for _, f := range []*Finder{finder, glance} {
+		want("first", f, 100, "100/ns/net")
+		want("first", f, 200, "100/root/a")
+	}
+	p.add("101", 101, 101, nsfs(201, "/a"))
+	want("later", finder, 101, "101/ns/net")
+	want("later", glance, 101, "")
+	want("at once", finder, 201, "")
+	clock = clock.Add(time.Second)
+	want("a second later", finder, 201, "101/root/a")
+	want("later", glance, 201, "")
+	if err := os.RemoveAll(filepath.Join(p.dir, "100")); err != nil {
+		t.Fatal(err)
+	}
+	want("gone", finder, 100, "100/ns/net") // without a look
+	for _, f := range []*Finder{finder, glance} {
+		// Opening finds out.
+		if ns, err := f.Open("", 100); !errors.Is(err, ErrNoNS) {
+			t.Errorf("gone: %v, %v", ns, err)
+		}
+		want("after another look", f, 101, "101/ns/net")
+	}
+}
