@@ -66,7 +66,7 @@ type Agent struct {
 	set     containers
 	policy  policies
 	journal *journal.Journal
-	open    journal.Opener
+	opener  func() journal.Opener // for what is opened now
 	all     []feature.Feature
 	workers []*worker // of the features that work here
 
@@ -141,13 +141,13 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close())
 	}
-	return assemble(cfg, watch(cfg), policy.NewStore(cfg.PolicyDir, time.Now), j, kernel.Opener(cfg.Roots), fs, ordinary()), nil
+	return assemble(cfg, watch(cfg), policy.NewStore(cfg.PolicyDir, time.Now), j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary()), nil
 }
 
-func assemble(cfg Config, set containers, store policies, j *journal.Journal, open journal.Opener, fs []feature.Feature, p pace) *Agent {
+func assemble(cfg Config, set containers, store policies, j *journal.Journal, opener func() journal.Opener, fs []feature.Feature, p pace) *Agent {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
-		set: set, policy: store, journal: j, open: open, all: fs,
+		set: set, policy: store, journal: j, opener: opener, all: fs,
 		accounts:  accountsOf(fs, p.now()),
 		shaper:    shaperOf(fs),
 		hand:      overrides{dir: cfg.StateDir, proc: cfg.Roots.Proc},
@@ -261,7 +261,7 @@ func (a *Agent) await(end context.Context, stopped <-chan error) error {
 func (a *Agent) restoreAll() error {
 	done := make(chan error, 1)
 	go func() {
-		out, err := a.journal.Restore(a.open, nil)
+		out, err := a.journal.Restore(a.opener(), nil)
 		a.tell(out)
 		done <- err
 	}()

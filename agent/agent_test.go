@@ -169,6 +169,9 @@ func TestAgentExplains(t *testing.T) {
 	if x, err = r.client.Explain(t.Context(), "1"); err != nil || x.Changes[0].State != api.ChangeGone {
 		t.Errorf("an object that is gone: %v, %+v", err, x.Changes)
 	}
+	if n := r.host.unclosed.Load(); n != 0 {
+		t.Errorf("%d knobs were not closed", n)
+	}
 }
 
 func TestAgentFinds(t *testing.T) {
@@ -262,7 +265,7 @@ func TestAgentWithUnavailableFeature(t *testing.T) {
 	j := r.journal()
 	f := newFake()
 	f.support = probe.Verdict{Level: probe.Unavailable, Why: "no such thing", Mend: "another kernel"}
-	a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.open, []feature.Feature{f}, ordinary())
+	a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{f}, ordinary())
 	a.round()
 	list, err := a.Containers(t.Context())
 	if err != nil || len(list) != 1 {
@@ -290,7 +293,7 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	}
 	f := newFake()
 	cfg := Config{StateDir: state, Socket: r.agent.cfg.Socket, Log: quiet()}
-	a := assemble(cfg, r.set, policy.NewStore("", time.Now), j, r.host.open, []feature.Feature{f}, ordinary())
+	a := assemble(cfg, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{f}, ordinary())
 	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another agent answers") {
 		t.Errorf("a second agent at the same socket: %v", err)
 	}
@@ -319,7 +322,7 @@ func TestAgentWithHungFeature(t *testing.T) {
 			return err
 		}
 		r.set = newFakeSet(true, box(1, "isolate"))
-		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.open, []feature.Feature{bad, good}, ordinary())
+		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, r.host.opener, []feature.Feature{bad, good}, ordinary())
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- a.Run(ctx) }()
@@ -370,7 +373,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 			}
 			return r.host.open(ref)
 		}
-		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, open, []feature.Feature{bad, good}, ordinary())
+		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, func() journal.Opener { return open }, []feature.Feature{bad, good}, ordinary())
 		a.accounts = &accounts{meter: lockedMeter(locked), since: time.Now()}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)

@@ -86,7 +86,7 @@ func (a *Agent) undoExpired(now time.Time, match func(journal.Entry) bool) {
 	if len(a.journal.Expired(now)) == 0 {
 		return
 	}
-	out, _ := a.journal.Restore(a.open, func(e journal.Entry) bool { return e.Expired(now) && match(e) })
+	out, _ := a.journal.Restore(a.opener(), func(e journal.Entry) bool { return e.Expired(now) && match(e) })
 	a.tell(out)
 }
 

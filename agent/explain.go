@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -21,12 +22,13 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 	}
 	t := a.target(c)
 	out := api.Explanation{Container: a.describe(c), Ended: ended, Changes: []api.Change{}}
+	open := a.opener()
 	for _, e := range a.journal.Entries() {
 		switch container.ID(e.Owner.Container) {
 		case c.ID:
-			out.Changes = append(out.Changes, a.change(e, t))
+			out.Changes = append(out.Changes, a.change(open, e, t))
 		case 0:
-			out.Host = append(out.Host, a.change(e, policy.Target{}))
+			out.Host = append(out.Host, a.change(open, e, policy.Target{}))
 		}
 	}
 	a.mu.Lock()
@@ -36,7 +38,7 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 }
 
 // change tells one journal entry, with the value that its knob has now.
-func (a *Agent) change(e journal.Entry, t policy.Target) api.Change {
+func (a *Agent) change(open journal.Opener, e journal.Entry, t policy.Target) api.Change {
 	w := api.Change{
 		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object,
 		Before: e.Before, Wrote: e.Wrote, When: e.When, Expiry: e.Expiry,
@@ -46,7 +48,7 @@ func (a *Agent) change(e journal.Entry, t policy.Target) api.Change {
 			w.Because = append(w.Because, api.Setting(o))
 		}
 	}
-	now, err := a.read(e.Ref)
+	now, err := read(open, e.Ref)
 	switch {
 	case errors.Is(err, journal.ErrGone):
 		w.State = api.ChangeGone
@@ -62,10 +64,13 @@ func (a *Agent) change(e journal.Entry, t policy.Target) api.Change {
 	return w
 }
 
-func (a *Agent) read(ref journal.Ref) (string, error) {
-	k, err := a.open(ref)
+func read(open journal.Opener, ref journal.Ref) (string, error) {
+	k, err := open(ref)
 	if err != nil {
 		return "", err
+	}
+	if c, ok := k.(io.Closer); ok {
+		defer c.Close()
 	}
 	return k.Read()
 }
@@ -103,7 +108,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	for _, w := range a.workers {
 		w.letGo(ctx, match)
 	}
-	out, _ := a.journal.Restore(a.open, mine) // the outcomes tell the errors
+	out, _ := a.journal.Restore(a.opener(), mine) // the outcomes tell the errors
 	a.tell(out)
 
 	answer := api.Restored{Outcomes: []api.Outcome{}}
@@ -114,17 +119,18 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	}
 	// What the features put back themselves.
 	slices.Reverse(before)
+	open := a.opener()
 	for _, e := range before {
 		if !told[e.Ref] {
-			answer.Outcomes = append(answer.Outcomes, WireOutcome(a.seen(e)))
+			answer.Outcomes = append(answer.Outcomes, WireOutcome(seen(open, e)))
 		}
 	}
 	return answer, nil
 }
 
 // seen says what became of an entry that is no longer in the journal.
-func (a *Agent) seen(e journal.Entry) journal.Outcome {
-	now, err := a.read(e.Ref)
+func seen(open journal.Opener, e journal.Entry) journal.Outcome {
+	now, err := read(open, e.Ref)
 	switch {
 	case errors.Is(err, journal.ErrGone):
 		return journal.Outcome{Entry: e, Result: journal.Gone}

@@ -30,7 +30,7 @@ func childAgent(dirs string) {
 		os.Exit(1)
 	}
 	set := newFakeSet(true)
-	a := assemble(Config{StateDir: state, Log: quiet()}, set, policy.NewStore("", time.Now), j, h.open,
+	a := assemble(Config{StateDir: state, Log: quiet()}, set, policy.NewStore("", time.Now), j, h.opener,
 		[]feature.Feature{turner{newFake(), h, j}}, ordinary())
 	go a.Run(context.Background())
 	fmt.Println("ready")

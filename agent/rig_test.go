@@ -22,8 +22,9 @@ import (
 // host is a directory that stands for the host: each container has a file in
 // it, whose content a feature changes.
 type host struct {
-	dir    string
-	writes atomic.Int64
+	dir      string
+	writes   atomic.Int64
+	unclosed atomic.Int64 // knobs that open gave and nobody has closed
 }
 
 func newHost(t *testing.T, ids ...container.ID) *host {
@@ -53,7 +54,20 @@ func (h *host) get(t *testing.T, id container.ID) string {
 }
 
 // open is the Opener of this host.
-func (h *host) open(ref journal.Ref) (journal.Knob, error) { return knob{h, ref.Object}, nil }
+func (h *host) open(ref journal.Ref) (journal.Knob, error) {
+	h.unclosed.Add(1)
+	return opened{knob{h, ref.Object}}, nil
+}
+
+// opened is a knob that belongs to who has opened it.
+type opened struct{ knob }
+
+func (o opened) Close() error {
+	o.host.unclosed.Add(-1)
+	return nil
+}
+
+func (h *host) opener() journal.Opener { return h.open }
 
 func (h *host) knob(id container.ID) journal.Knob { return knob{h, h.path(id)} }
 
@@ -147,7 +161,7 @@ func (r *rig) start() {
 	p := ordinary()
 	p.decide = 20 * time.Millisecond
 	p.now = func() time.Time { return time.Now().Add(time.Duration(r.ahead.Load())) }
-	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.open, []feature.Feature{r.feature}, p)
+	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.opener, []feature.Feature{r.feature}, p)
 	r.agent.accounts = r.accounts
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

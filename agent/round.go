@@ -137,7 +137,7 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target) {
 		_, runs := alive[id]
 		return id != 0 && !runs && !w.has(id)
 	}
-	out, _ := a.journal.Restore(a.open, left) // the outcomes tell the errors
+	out, _ := a.journal.Restore(a.opener(), left) // the outcomes tell the errors
 	a.tell(out)
 	if err := kernel.Tidy(a.cfg.Roots, out); err != nil {
 		a.log.Warn("left by containers that have ended", "err", err)

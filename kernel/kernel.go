@@ -6,7 +6,6 @@ package kernel
 import (
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -29,12 +28,15 @@ func Default() Roots {
 	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf"}
 }
 
-// Opener opens any knob that fairlead turns, by the Kind of its Ref. A new
-// kind of knob gets its case here and nowhere else.
+// Opener makes one that opens any knob that fairlead turns, by the Kind of its
+// Ref. It looks over the host's namespaces when it needs to for the first time,
+// and gives those for gone that it did not see then: it is for one Restore, or
+// for one list of entries, and is thrown away then. A new kind of knob gets its
+// case here and nowhere else.
 func Opener(r Roots) journal.Opener {
 	// The hierarchies stay where they are for as long as we run.
 	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })
-	find := netdev.NewFinder(r.Proc, time.Now)
+	find := netdev.NewGlance(r.Proc)
 	return func(ref journal.Ref) (journal.Knob, error) {
 		switch ref.Kind {
 		case cgroup.KindFile:

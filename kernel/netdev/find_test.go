@@ -3,11 +3,13 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -39,6 +41,29 @@ func (p procs) add(pid string, net, mnt int, mounts string) {
 
 func nsfs(inode int, dir string) string {
 	return fmt.Sprintf("146 44 0:4 net:[%d] %s rw - nsfs nsfs rw\n", inode, dir)
+}
+
+// BenchmarkOpenKnobs opens what a Restore has to where 200 containers have ten
+// entries each.
+func BenchmarkOpenKnobs(b *testing.B) {
+	var refs []journal.Ref
+	for range 200 {
+		made := testkit.NetNS(b)
+		made.Start(b, "sleep", "1000")
+		for q := range 10 {
+			refs = append(refs, journal.Ref{Kind: KindRPS, Object: fmt.Sprintf("%d/1/%d", made.Inode, q)})
+		}
+	}
+	for b.Loop() {
+		find := NewGlance("/proc")
+		for _, ref := range refs {
+			k, err := OpenKnob(find, ref)
+			if err != nil {
+				b.Fatal(err)
+			}
+			k.(io.Closer).Close()
+		}
+	}
 }
 
 // What was not looked for everywhere is not known to have gone.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -86,7 +84,7 @@ func (m *Meter) stampAt(t *tenant, d Device) (_ *qdisc.Attachment, err error) {
 			return nil, err
 		}
 	}
-	ns, err := netdev.NewFinder(m.cfg.Proc, time.Now).Open("", d.Netns)
+	ns, err := m.find.Open("", d.Netns)
 	if err != nil {
 		return nil, err
 	}

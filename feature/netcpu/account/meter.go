@@ -45,6 +45,7 @@ type Meter struct {
 	flush *ebpf.Program
 	links []link.Link
 	self  uint64 // inode of the host's network namespace
+	find  *netdev.Finder
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
@@ -107,6 +108,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	m := &Meter{
 		cfg:     cfg,
 		self:    self,
+		find:    netdev.NewFinder(cfg.Proc, time.Now),
 		tenants: make(map[container.ID]*tenant),
 		devices: make(map[accountDevice]uint32),
 		cgroups: make(map[uint64]uint32),
