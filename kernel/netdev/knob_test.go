@@ -2,9 +2,11 @@ package netdev_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/mountinfo"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -222,4 +225,79 @@ func TestIFB(t *testing.T) {
 		}
 	}
 	expect(was)
+}
+
+// A runtime has made the namespace's sysfs read-only. Who reads it must not get
+// in the way of who writes, nor who writes in that of another.
+func TestReadOnlySysfs(t *testing.T) {
+	testkit.NeedRoot(t)
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	ns := openNS(t, b.Path)
+	testkit.Veth(t, a, "h0", b, "eth0")
+	eth0 := index(t, ns, "eth0")
+	if err := ns.Offload(eth0, netdev.GRO).Write(netdev.GRO.On()); err != nil { // else there is nothing to be threaded
+		t.Fatal(err)
+	}
+	// In a mount namespace of its own, as a container's.
+	runtime := b.Start(t, "unshare", "--mount", "--propagation", "private", "sh", "-ec", "mount -t sysfs -o ro sysfs /sys; exec sleep 1000")
+	readOnly := func() bool {
+		ro := false
+		mountinfo.Read("/proc", fmt.Sprint(runtime.Process.Pid), func(m mountinfo.Mount) bool {
+			if m.Dir == "/sys" && m.Type == "sysfs" {
+				ro = strings.HasPrefix(m.Super, "ro")
+			}
+			return true
+		})
+		return ro
+	}
+	for end := time.Now().Add(20 * time.Second); !readOnly(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("sysfs has not become read-only")
+		}
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	writing := make(chan struct{})
+	var readers, writers sync.WaitGroup
+	for range 3 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-writing:
+					return
+				default:
+				}
+				if _, err := ns.Threaded(eth0).Read(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i, k := range []journal.Knob{ns.Threaded(eth0), ns.RPS(eth0, 0)} {
+		writers.Go(func() {
+			was, err := k.Read()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			other := []string{"1", strings.TrimSuffix(was, "0") + "1"}[i]
+			for range 100 {
+				for _, v := range []string{other, was} {
+					if err := j.Turn(k, v, journal.Owner{Feature: "test"}); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	writers.Wait()
+	close(writing)
+	readers.Wait()
+	if !readOnly() {
+		t.Error("the container's sysfs can be written to now")
+	}
 }

@@ -18,9 +18,11 @@ import (
 // as a file descriptor while fn runs, so that no mount table changes.
 //
 // A namespace has one sysfs superblock, shared by all of its mounts, and a
-// container runtime makes it read-only; it is then made writable for the time
-// of fn. The container's own mount stays read-only throughout.
-func (ns *NS) sysfs(fn func(root *os.Root) error) error {
+// container runtime makes it read-only; with write it is then made writable for
+// the time of fn. The container's own mount stays read-only throughout. There is
+// no lock on that: who writes does so through the journal, which has one call
+// at a time in one namespace (journal.Ref), and who reads changes nothing.
+func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 	return ns.Do(func() error {
 		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 		if err != nil {
@@ -40,7 +42,7 @@ func (ns *NS) sysfs(fn func(root *os.Root) error) error {
 		if err := unix.Fstatfs(mnt, &st); err != nil {
 			return fmt.Errorf("stat sysfs of netns %d: %w", ns.inode, err)
 		}
-		if st.Flags&unix.ST_RDONLY != 0 {
+		if write && st.Flags&unix.ST_RDONLY != 0 {
 			if err := remount(mnt, "rw"); err != nil {
 				return fmt.Errorf("make sysfs of netns %d writable: %w", ns.inode, err)
 			}
@@ -81,7 +83,7 @@ type attribute struct {
 func (a attribute) read() (string, error) {
 	var value string
 	err := a.ns.withName(a.index, func(name string) error {
-		return a.ns.sysfs(func(root *os.Root) error {
+		return a.ns.sysfs(false, func(root *os.Root) error {
 			f, err := root.Open(path.Join("class/net", name, a.file))
 			if err != nil {
 				return err
@@ -97,7 +99,7 @@ func (a attribute) read() (string, error) {
 
 func (a attribute) write(value string) error {
 	return a.wrap("write", a.ns.withName(a.index, func(name string) error {
-		return a.ns.sysfs(func(root *os.Root) error {
+		return a.ns.sysfs(true, func(root *os.Root) error {
 			f, err := root.OpenFile(path.Join("class/net", name, a.file), os.O_WRONLY, 0)
 			if err != nil {
 				return err
