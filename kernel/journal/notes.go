@@ -16,9 +16,10 @@ import (
 // Of the two locks writing is taken first. It is held while the file is written,
 // mu never while anything is waited for.
 type notes struct {
-	writing sync.Mutex // one change at a time; guards store and last
+	writing sync.Mutex // one change at a time; guards store, last and untidy
 	store   *store
 	last    uint64 // highest number given out
+	untidy  int    // records before the file is rewritten, after that has failed
 
 	mu      sync.Mutex // guards what follows; entries change with writing held too
 	entries map[Ref]numbered
@@ -232,7 +233,8 @@ func (n *notes) set(e numbered) error {
 	n.mu.Lock()
 	n.entries[e.Ref] = e
 	n.mu.Unlock()
-	return n.tidy()
+	n.tidy()
+	return nil
 }
 
 func (n *notes) drop(ref Ref) error {
@@ -248,7 +250,8 @@ func (n *notes) drop(ref Ref) error {
 	n.mu.Lock()
 	delete(n.entries, ref)
 	n.mu.Unlock()
-	return n.tidy()
+	n.tidy()
+	return nil
 }
 
 func (n *notes) add(r record) error {
@@ -258,17 +261,19 @@ func (n *notes) add(r record) error {
 	return n.store.add(r)
 }
 
-// tidy keeps the file from growing without bound; the caller holds writing.
-func (n *notes) tidy() error {
-	if n.store.lines < slack+4*len(n.entries) {
-		return nil
+// tidy keeps the file from growing without bound; the caller holds writing. If
+// it cannot (the disk is full), what was noted is noted all the same, and the
+// file counts; it is tried again after as many records more.
+func (n *notes) tidy() {
+	if n.store.lines < max(n.untidy, slack+4*len(n.entries)) {
+		return
 	}
 	all := make(map[uint64]Entry, len(n.entries))
 	for _, e := range n.entries {
 		all[e.seq] = e.Entry
 	}
+	n.untidy = 0
 	if err := n.store.rewrite(all); err != nil {
-		return fmt.Errorf("shorten journal: %w", err)
+		n.untidy = n.store.lines + slack
 	}
-	return nil
 }

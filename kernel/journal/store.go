@@ -140,7 +140,8 @@ func (s *store) rewrite(entries map[uint64]Entry) error {
 		return err
 	}
 	if _, err := f.Write(buf); err != nil {
-		return errors.Join(err, f.Close())
+		// What it takes up may be all the room that there is.
+		return errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
 	if err := os.Rename(f.Name(), s.path); err != nil {
 		return errors.Join(err, f.Close())

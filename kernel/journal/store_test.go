@@ -165,3 +165,38 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What is noted counts, also if the file cannot be made shorter.
+func TestCannotTidy(t *testing.T) {
+	b := newBoard("a", "0")
+	dir := t.TempDir()
+	j := open(t, dir)
+	if err := os.Mkdir(j.store.path+".new", 0o700); err != nil { // in the way of the new file
+		t.Fatal(err)
+	}
+	last := ""
+	for i := range slack {
+		last = fmt.Sprint(i + 1)
+		turn(t, j, b.knob("a"), last)
+	}
+	if j.store.lines < slack {
+		t.Fatalf("%d lines: it was made shorter", j.store.lines)
+	}
+	want := "a:0>" + last
+	if got := brief(j.Entries()); got != want {
+		t.Errorf("entries are %q, want %q", got, want)
+	}
+	if err := os.Remove(j.store.path + ".new"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range slack {
+		turn(t, j, b.knob("a"), fmt.Sprint(-i))
+	}
+	if j.store.lines > 2*slack {
+		t.Errorf("%d lines: it was not tried again", j.store.lines)
+	}
+	j.Close()
+	if got, want := brief(open(t, dir).Entries()), fmt.Sprint("a:0>", 1-slack); got != want {
+		t.Errorf("entries are %q, want %q", got, want)
+	}
+}
