@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -290,23 +291,28 @@ func (a *Agent) close() error {
 
 // servers opens the sockets, and gives what serves on them.
 func (a *Agent) servers() (serve []func(context.Context) error, err error) {
+	var open []io.Closer
+	defer func() {
+		if err != nil {
+			for _, l := range open {
+				l.Close()
+			}
+		}
+	}()
 	if path := a.cfg.Socket; path != "" {
 		l, err := api.Listen(path)
 		if err != nil {
 			return nil, err
 		}
+		open = append(open, l)
 		serve = append(serve, func(ctx context.Context) error { return api.Serve(ctx, l, a, a.log) })
-		defer func() {
-			if err != nil {
-				l.Close()
-			}
-		}()
 	}
 	if path := a.cfg.SelfSocket; path != "" {
 		l, err := api.ListenSelf(path)
 		if err != nil {
 			return nil, err
 		}
+		open = append(open, l)
 		serve = append(serve, func(ctx context.Context) error { return api.ServeSelf(ctx, l, a, a.log) })
 	}
 	if addr := a.cfg.MetricsAddr; addr != "" {

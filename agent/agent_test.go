@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -304,6 +305,30 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 		t.Fatalf("its journal was not closed: %v", err)
 	}
 	j.Close()
+}
+
+// An agent that cannot listen everywhere listens nowhere.
+func TestAgentWithoutMetrics(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	r, dir := newRig(t), t.TempDir()
+	cfg := Config{
+		StateDir: r.state, Log: quiet(), MetricsAddr: taken.Addr().String(),
+		Socket: filepath.Join(dir, "s"), SelfSocket: filepath.Join(dir, "self"),
+	}
+	a := assemble(cfg, r.set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{newFake()}, ordinary())
+	if err := a.Run(t.Context()); err == nil {
+		t.Fatal("it listens where somebody else does")
+	}
+	for _, path := range []string{cfg.Socket, cfg.SelfSocket} {
+		if c, err := net.Dial("unix", path); err == nil {
+			c.Close()
+			t.Errorf("%s still listens", path)
+		}
+	}
 }
 
 // A feature that neither works nor listens must not keep the agent from
