@@ -142,7 +142,7 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("attaching nothing to devices: packets that a queue of the host delays are charged by socket, or to nobody", "feature", name, "err", why)
 	}
 	if n.meter, n.noMeter = account.Open(account.Config{
-		Proc: cfg.Roots.Proc, Hooks: n.hooks, Owner: journal.Owner{Feature: name},
+		Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Hooks: n.hooks, Owner: journal.Owner{Feature: name},
 	}); n.noMeter != nil {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}

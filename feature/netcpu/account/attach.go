@@ -123,7 +123,7 @@ func (m *Meter) watchSockets(t *tenant, need bool) error {
 // openCgroup opens a container's cgroup v2 directory by its id, which is the
 // file handle that the kernel gives it.
 func (m *Meter) openCgroup(id container.ID) (*os.File, error) {
-	layout, err := cgroup.Detect(m.cfg.Proc, "")
+	layout, err := cgroup.Detect(m.cfg.Proc, m.cfg.Cgroup)
 	if err != nil {
 		return nil, err
 	}

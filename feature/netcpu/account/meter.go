@@ -27,7 +27,8 @@ var (
 
 // Config is what Open needs.
 type Config struct {
-	Proc string // the root of proc; "" is /proc
+	Proc   string // the root of proc; "" is /proc
+	Cgroup string // above all hierarchies; "" is where they are on any host
 
 	// Hooks attach what stamps packets with the slot of who sent them, on
 	// behalf of Owner. nil: none are stamped, so that packets which a queue of

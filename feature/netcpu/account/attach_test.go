@@ -1,0 +1,16 @@
+package account
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// Containers' cgroups are looked for where the agent was told that they are.
+func TestCgroupRoot(t *testing.T) {
+	m := &Meter{cfg: Config{Proc: "/proc", Cgroup: t.TempDir()}}
+	if f, err := m.openCgroup(1); !errors.Is(err, cgroup.ErrNone) {
+		t.Errorf("below a folder without cgroups: %v, %v", f, err)
+	}
+}
