@@ -179,23 +179,11 @@ func (k filterKnob) add(d *Device, s situation) error {
 	}
 	label := labelPlain
 	if s.kind == "" {
-		// The kernel makes 1000 of a length of 0 whenever a device gets a
-		// qdisc, one without a queue too (net/sched/sch_api.c, qdisc_create).
-		length := QueueLen(k.ns, k.index)
-		was, err := length.Read()
-		if err != nil {
-			return err
-		}
-		err = d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, message{handle: clsactHandle, parent: ingressParent, kind: "clsact"})
+		err := d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, message{handle: clsactHandle, parent: ingressParent, kind: "clsact"})
 		if err != nil && !errors.Is(err, unix.EEXIST) { // it came in between
 			return fmt.Errorf("make clsact: %w", err)
 		}
 		s.made = err == nil
-		if was == "0" {
-			if err := length.Write(was); err != nil {
-				return err
-			}
-		}
 	}
 	if s.made {
 		label = labelMade

@@ -177,13 +177,41 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 		return nil, err
 	}
 	a.ref = k.Ref()
-	if err = h.journal.Turn(k, a.value, by); err != nil {
+	if err = h.turn(k, a.value, by); err != nil {
 		return nil, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.held[a.ref] = a
 	return a, nil
+}
+
+// turn puts the filter in its place. The kernel makes 1000 of a queue length of 0
+// whenever a device gets a qdisc, one without a queue too (net/sched/sch_api.c,
+// qdisc_create): where a clsact is to be made, the length is noted before, and
+// put back behind it.
+func (h *Hooks) turn(k filterKnob, value string, by journal.Owner) (err error) {
+	made := false
+	err = k.do("look for clsact", func(d *Device) error {
+		q, err := d.clsact()
+		made = q.kind != ""
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	length := QueueLen(k.ns, k.index)
+	was, err := length.Read()
+	if err != nil {
+		return err
+	}
+	if !made && was == "0" {
+		if err := h.journal.Turn(length, DefaultQueueLen, by); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, h.journal.Turn(length, was, by)) }()
+	}
+	return h.journal.Turn(k, value, by)
 }
 
 // Stray says whether an entry of the journal is of a filter that no Attachment
@@ -204,7 +232,7 @@ func (a *Attachment) Hold() error {
 	if err == nil {
 		defer k.Close()
 		k.program = a.stub
-		err = a.hooks.journal.Turn(k, a.value, a.by)
+		err = a.hooks.turn(*k, a.value, a.by)
 	}
 	if errors.Is(err, journal.ErrGone) {
 		return nil

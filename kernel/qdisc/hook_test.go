@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -437,4 +438,30 @@ func TestOpenFilter(t *testing.T) {
 	if err := k.Write("program 1"); err == nil || !strings.Contains(err.Error(), "went with its process") {
 		t.Errorf("write of a program that is not at hand: %v", err)
 	}
+}
+
+// The kernel makes 1000 of a queue length of 0 when clsact comes: killed before
+// it is 0 again, the journal knows.
+func TestQueueLenUnderClsact(t *testing.T) {
+	h := newHooked(t, true)
+	must(t, h.h.LinkSetTxQLen(h.u0, 0))
+	var noted []string
+	h.journal.Attribute(func(uint64) string { // called before each note
+		for _, e := range h.journal.Entries() {
+			noted = append(noted, e.Ref.Kind+" "+e.Before)
+		}
+		return ""
+	})
+	p, err := program(pass)
+	must(t, err)
+	defer p.Close()
+	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Name: "one", Egress: true}, p, journal.Owner{Feature: "test", Container: 1})
+	must(t, err)
+	if !slices.Equal(noted, []string{qdisc.KindQueueLen + " 0"}) {
+		t.Errorf("noted before the filter: %q", noted)
+	}
+	if list := h.journal.Entries(); len(list) != 1 || list[0].Ref.Kind != qdisc.KindFilter || h.queueLen() != "0" {
+		t.Errorf("behind it: %+v, length %s", list, h.queueLen())
+	}
+	must(t, a.Close())
 }
