@@ -1,6 +1,8 @@
 package traffic_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -175,5 +177,75 @@ func TestPodCeilIsInherited(t *testing.T) {
 	must(t, p.traffic.Remove(t.Context(), two.ID))
 	if got := p.root(); got != before || len(p.journal.Entries()) != 0 {
 		t.Fatalf("all have left: the root is %s, was %s; %+v", got, before, p.journal.Entries())
+	}
+}
+
+// Whatever the containers of a pod do, in whatever order, with the agent killed in
+// between: what they agree on is in force, at the uplink and at the veth, nobody is
+// refused without another who wants something else, and nothing is left.
+func TestPodRandom(t *testing.T) {
+	p := newPod(t, "one", "two", "three")
+	p.start()
+	before, root := p.state(), p.root()
+	wishes := []policy.Net{{}, {Rate: 10 * mbit}, {Ceil: 40 * mbit}, {Rate: 10 * mbit, Ceil: 40 * mbit}}
+	random := rand.New(rand.NewPCG(1, 2))
+	running := make(map[int]policy.Net)
+	for round := range 60 {
+		var did []string
+		for range 1 + random.IntN(4) {
+			i := random.IntN(len(p.members))
+			switch random.IntN(5) {
+			case 0:
+				did = append(did, fmt.Sprintf("%d ends", i))
+				delete(running, i)
+				must(t, p.traffic.Remove(t.Context(), p.members[i].ID))
+			case 1:
+				did = append(did, "killed")
+				must(t, p.traffic.Close())
+				must(t, p.journal.Close())
+				if random.IntN(2) == 0 { // while there is no agent
+					did = append(did, fmt.Sprintf("%d has ended", i))
+					delete(running, i)
+				}
+				p.start()
+			default:
+				running[i] = wishes[random.IntN(len(wishes))]
+				did = append(did, fmt.Sprintf("%d wants %+v", i, running[i]))
+				p.due(p.members[i], running[i], running[i]) // it may be refused
+			}
+		}
+		// In the end all want the same, or have no policy.
+		want := wishes[random.IntN(len(wishes))]
+		var alive []container.ID
+		asks := 0
+		for i := range running {
+			alive = append(alive, p.members[i].ID)
+			if running[i] != (policy.Net{}) {
+				running[i] = want
+				asks++
+			}
+		}
+		for range 2 { // as a worker does: what failed once is tried again
+			for i, net := range running {
+				p.due(p.members[i], net, net)
+			}
+		}
+		for i, net := range running {
+			if err := p.due(p.members[i], net, net); err != nil {
+				t.Fatalf("round %d, %v: %d of %d that agree on %+v: %v", round, did, i, asks, want, err)
+			}
+		}
+		must(t, p.traffic.Prune(t.Context(), func(id container.ID) bool { return slices.Contains(alive, id) }))
+		p.sweep(alive...)
+		shaped := asks > 0 && want != (policy.Net{})
+		if held := p.root() != root; held != (shaped && want.Ceil != 0) {
+			t.Fatalf("round %d, %v: %d agree on %+v, and the root of the veth is %s", round, did, asks, want, p.root())
+		}
+		if n := len(p.classes()); shaped && n != 3 || !shaped && p.state() != before {
+			t.Fatalf("round %d, %v: %d agree on %+v, and there are %d classes; the host:\n%s", round, did, asks, want, n, p.state())
+		}
+		if n := len(p.journal.Entries()); !shaped && n != 0 {
+			t.Fatalf("round %d, %v: nobody asks for anything, and the journal has %+v", round, did, p.journal.Entries())
+		}
 	}
 }
