@@ -45,7 +45,10 @@ func (a *Agent) autoLoop(ctx context.Context, autos *netcpu.Autos) {
 
 // auto makes the decisions of one moment.
 func (a *Agent) auto(autos *netcpu.Autos) error {
-	list := a.autoTargets()
+	a.mu.Lock()
+	complete := a.complete
+	a.mu.Unlock()
+	list := a.autoTargets() // after it, so as to be as complete as that
 	if len(list) == 0 {
 		return nil // reading the accounts costs something
 	}
@@ -54,7 +57,7 @@ func (a *Agent) auto(autos *netcpu.Autos) error {
 		return err
 	}
 	now := a.pace.now()
-	for _, m := range autos.Next(r, list, a.nameOf) {
+	for _, m := range autos.Next(r, list, complete, a.nameOf) {
 		if m.Since.IsZero() {
 			continue // nothing has been decided yet
 		}

@@ -45,9 +45,11 @@ func (a *Autos) Adopt(id container.ID, reason string, since time.Time) {
 
 // Next takes into account what happened since the last reading, and says what is
 // in force now, in the order of of: of each the container and, in its Settings,
-// what it may take (NetCPUSteal). Containers that are not in of are forgotten.
+// what it may take (NetCPUSteal). Containers that are not in of are forgotten;
+// but unless of is complete, not those that are enforced: whose labels are not known
+// yet, or not to be had, is not in it.
 // name is used to say who was robbed.
-func (a *Autos) Next(r account.Reading, of []policy.Target, name func(container.ID) string) []AutoMode {
+func (a *Autos) Next(r account.Reading, of []policy.Target, complete bool, name func(container.ID) string) []AutoMode {
 	d := between(a.last, r)
 	a.last = r
 	next := make(map[container.ID]*watch, len(of))
@@ -70,6 +72,11 @@ func (a *Autos) Next(r account.Reading, of []policy.Target, name func(container.
 			m.Mode = enforcement(c)
 		}
 		out = append(out, m)
+	}
+	for id, w := range a.of {
+		if !complete && w.isolated && next[id] == nil {
+			next[id] = w
+		}
 	}
 	a.of = next
 	return out

@@ -109,7 +109,9 @@ func TestAutos(t *testing.T) {
 	var r readings
 	var autos Autos
 	of := targets(veths(1), veths(2))
-	step := func(more map[account.Theft]time.Duration) []AutoMode { return autos.Next(r.next(more), of, boxName) }
+	step := func(more map[account.Theft]time.Duration) []AutoMode {
+		return autos.Next(r.next(more), of, true, boxName)
+	}
 	want := func(when string, got []AutoMode, one, two policy.NetCPU) {
 		t.Helper()
 		if len(got) != 2 || got[0].Container != 1 || got[1].Container != 2 || got[0].Mode != one || got[1].Mode != two {
@@ -169,10 +171,25 @@ func TestAutosAdopt(t *testing.T) {
 	autos.Adopt(1, "as before", time.Unix(5, 0))
 	of := targets(veths(1))
 	for i := range 12 {
-		m := autos.Next(r.next(nil), of, boxName)[0]
+		m := autos.Next(r.next(nil), of, true, boxName)[0]
 		// The first reading has no length.
 		if isolated := m.Mode == policy.NetCPUIsolate; isolated != (i < 10) || isolated && (m.Reason != "as before" || !m.Since.Equal(time.Unix(5, 0))) {
 			t.Fatalf("reading %d: %+v", i, m)
+		}
+	}
+}
+
+// What an earlier agent has put in force is not forgotten before the labels of
+// its container are known.
+func TestAutosKeepWhatIsNotKnownYet(t *testing.T) {
+	one, two := policy.Target{Container: container.Container{ID: 1}}, policy.Target{Container: container.Container{ID: 2}}
+	for _, complete := range []bool{false, true} {
+		var autos Autos
+		autos.Adopt(1, "adopted", time.Unix(1, 0))
+		autos.Next(account.Reading{Taken: time.Unix(2, 0)}, []policy.Target{two}, complete, boxName)
+		m := autos.Next(account.Reading{Taken: time.Unix(3, 0)}, []policy.Target{one, two}, true, boxName)
+		if kept := m[0].Reason == "adopted" && m[0].Mode != policy.NetCPUObserve; kept == complete {
+			t.Errorf("after a list that is complete: %v, it is %+v", complete, m[0])
 		}
 	}
 }
