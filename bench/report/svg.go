@@ -62,6 +62,8 @@ func (r *Report) svg(p Plot) template.HTML {
 	peers := r.peers()
 	bars := 2 + len(peers)
 	bar := math.Min(step*0.64/float64(bars), 44)
+	// The values come last: a bar would cover that of the one before.
+	var values strings.Builder
 	var labels labels
 	for i, c := range cases {
 		middle := marginLeft + step*(float64(i)+0.5)
@@ -85,15 +87,16 @@ func (r *Report) svg(p Plot) template.HTML {
 			fmt.Fprintf(&b, `<g><title>%s, %s: %s %s</title>`, template.HTMLEscapeString(p.Groups[i].Label), template.HTMLEscapeString(s.name), Format(m, unit), spread(s.values, unit))
 			fmt.Fprintf(&b, `<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="2" />`, s.class, s.x, y(m), bar, y(0)-y(m))
 			half := math.Min(capWidth, bar) / 2
-			fmt.Fprintf(&b, `<path class="whisker" d="M%.1f %.1fh%.1fm%.1f 0V%.1fm%.1f 0h%.1f" />`, centre-half, y(high), 2*half, -half, y(low), -half, 2*half)
+			fmt.Fprintf(&b, `<path class="whisker" d="M%.1f %.1fh%.1fm%.1f 0V%.1fm%.1f 0h%.1f" /></g>`+"\n", centre-half, y(high), 2*half, -half, y(low), -half, 2*half)
 			text := tick(m, unit)
-			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text></g>`+"\n", centre, labels.place(centre, y(high)-5, text), text)
+			fmt.Fprintf(&values, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", centre, labels.place(centre, y(high)-5, text), text)
 		}
 		fmt.Fprintf(&b, `<text class="axis" x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", middle, plotHeight-8, template.HTMLEscapeString(p.Groups[i].Label))
 	}
 	if p.Ideal > 0 {
 		fmt.Fprintf(&b, `<line class="ideal" x1="%g" x2="%g" y1="%.1f" y2="%.1f" />`+"\n", marginLeft, plotWidth, y(p.Ideal), y(p.Ideal))
 	}
+	b.WriteString(values.String())
 	b.WriteString("</svg>")
 	return template.HTML(b.String())
 }
