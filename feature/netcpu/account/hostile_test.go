@@ -150,7 +150,7 @@ func TestShortFlows(t *testing.T) {
 	var flows atomic.Int64
 	from, err := udpPort(f.wire)
 	must(t, err)
-	defer unix.Close(from)
+	t.Cleanup(func() { unix.Close(from) }) // after the flood that uses it
 	port := 0
 	f.flooding(f.wire, func() error {
 		for range 4 {
