@@ -184,6 +184,7 @@ func TestPodCeilIsInherited(t *testing.T) {
 // between: what they agree on is in force, at the uplink and at the veth, nobody is
 // refused without another who wants something else, and nothing is left.
 func TestPodRandom(t *testing.T) {
+	needSharing(t)
 	p := newPod(t, "one", "two", "three")
 	p.start()
 	before, root := p.state(), p.root()

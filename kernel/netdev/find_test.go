@@ -72,7 +72,7 @@ func TestCutOff(t *testing.T) {
 	for i := range 4 {
 		p.add(fmt.Sprint(100+i), 100+i, 100+i, nsfs(200+i, "/a")+nsfs(300+i, "/b"))
 	}
-	p.add("200", 1, 100, "") // shares a mount namespace
+	p.add("200", 1, 100, nsfs(200, "/a")+nsfs(300, "/b")) // shares a mount namespace, and may be seen first
 	for _, c := range []struct {
 		name string
 		bounds
