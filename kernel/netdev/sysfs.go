@@ -23,17 +23,20 @@ import (
 // no lock on that: who writes does so through the journal, which has one call
 // at a time in one namespace (journal.Ref), and who reads changes nothing.
 func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
-	return ns.Do(func() error {
+	return ns.Do(func() (err error) {
 		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 		if err != nil {
 			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
 		}
 		defer unix.Close(ctx)
-		if err := unix.FsconfigCreate(ctx); err != nil {
+		if err := uninterrupted(func() error { return unix.FsconfigCreate(ctx) }); err != nil {
 			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
 		}
-		mnt, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-		if err != nil {
+		mnt := -1
+		if err := uninterrupted(func() (err error) {
+			mnt, err = unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+			return err
+		}); err != nil {
 			return fmt.Errorf("mount sysfs of netns %d: %w", ns.inode, err)
 		}
 		defer unix.Close(mnt)
@@ -46,7 +49,11 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 			if err := remount(mnt, "rw"); err != nil {
 				return fmt.Errorf("make sysfs of netns %d writable: %w", ns.inode, err)
 			}
-			defer remount(mnt, "ro")
+			defer func() {
+				if rerr := remount(mnt, "ro"); rerr != nil {
+					err = errors.Join(err, fmt.Errorf("make sysfs of netns %d read-only again: %w", ns.inode, rerr))
+				}
+			}()
 		}
 		// os.Root wants a path; this one leads to our descriptor and to
 		// nothing that a container could have put in its place.
@@ -66,10 +73,21 @@ func remount(mnt int, flag string) error {
 		return err
 	}
 	defer unix.Close(ctx)
-	if err := unix.FsconfigSetFlag(ctx, flag); err != nil {
+	if err := uninterrupted(func() error { return unix.FsconfigSetFlag(ctx, flag) }); err != nil {
 		return err
 	}
-	return unix.FsconfigReconfigure(ctx)
+	return uninterrupted(func() error { return unix.FsconfigReconfigure(ctx) })
+}
+
+// uninterrupted makes a call again that a signal has interrupted, as the Go runtime
+// sends them to its threads: fs/fsopen.c waits for a lock interruptibly, and leaves
+// all as it was then.
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 // attribute is one file below class/net/DEVICE, whose entries are links to the
