@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,7 +35,7 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 		}
 		mnt := -1
 		if err := uninterrupted(func() (err error) {
-			mnt, err = unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+			mnt, err = unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_NOATIME)
 			return err
 		}); err != nil {
 			return fmt.Errorf("mount sysfs of netns %d: %w", ns.inode, err)
@@ -50,7 +51,7 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 				return fmt.Errorf("make sysfs of netns %d writable: %w", ns.inode, err)
 			}
 			defer func() {
-				if rerr := remount(mnt, "ro"); rerr != nil {
+				if rerr := protect(mnt); rerr != nil {
 					err = errors.Join(err, fmt.Errorf("make sysfs of netns %d read-only again: %w", ns.inode, rerr))
 				}
 			}()
@@ -64,6 +65,17 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 		defer root.Close()
 		return fn(root)
 	})
+}
+
+// protect makes the superblock below mnt read-only again. The kernel refuses that
+// while somebody writes there, which for a moment is also who reads by a mount that
+// keeps access times, as the container may do in its own.
+func protect(mnt int) error {
+	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
+		if err := remount(mnt, "ro"); err != unix.EBUSY || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // remount sets one flag, "ro" or "rw", on the superblock below mnt.
