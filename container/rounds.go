@@ -99,7 +99,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 				r.procs[key] = p
 			}
 			p.claimed = true
-			if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
+			if p.err != nil && (key.pid == 0 || !errors.Is(p.err, fs.ErrNotExist)) {
 				soon(p.retry.Sub(now))
 			}
 			if p.err != nil || p.gone() || p.id == r.root {
@@ -185,7 +185,10 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 
 // stale says whether the record of p is to be opened anew: after a failure, in
 // longer and longer intervals, and for a record without PID once the process
-// that stood for its cgroup has ended.
+// that stood for its cgroup has ended. That the one of such a record could not
+// be found is no end of it either: while a runtime sets a container up its
+// processes follow one another, and the cgroup stays populated, so that there
+// is no event when the last of them comes.
 func stale(key recordKey, p *process, now time.Time) bool {
 	if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
 		return !now.Before(p.retry)
@@ -227,7 +230,9 @@ func (r *rounds) reopen(rec Record, old *process) *process {
 	p := r.open(rec)
 	if old != nil {
 		old.close()
-		p.failures = old.failures
+		if old.err != nil { // one that lived and ended is no failure
+			p.failures = old.failures
+		}
 	}
 	if p.err != nil {
 		r.fail(p, p.err)

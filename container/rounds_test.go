@@ -83,6 +83,25 @@ func TestSetMoved(t *testing.T) {
 	at("the cgroup was renamed", one.CPU+"-renamed")
 }
 
+// TestSetLatePID has a source that knows a cgroup, and says so once, at a
+// moment when none of its processes can be found.
+func TestSetLatePID(t *testing.T) {
+	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+	src := newFake(CgroupSource)
+	s := runSet(t, Config{Refresh: time.Hour}, src)
+	src.report(Record{CgroupV2: cg.V2})
+	await(t, s, "the report", func(snap Snapshot) bool { return snap.Sources[0].Records == 1 })
+	first := sleeper(t, ns, cg)
+	found := func(pid int) func(Snapshot) bool {
+		return func(snap Snapshot) bool { return len(snap.Containers) == 1 && snap.Containers[0].PID == pid }
+	}
+	await(t, s, "its process", found(first.Process.Pid))
+
+	first.Process.Kill()
+	await(t, s, "its end", func(snap Snapshot) bool { return len(snap.Containers) == 0 })
+	await(t, s, "the next process", found(sleeper(t, ns, cg).Process.Pid))
+}
+
 func TestBounded(t *testing.T) {
 	small := Record{Name: "n", Labels: map[string]string{"a": "b"}}
 	if diff := cmp.Diff(small, bounded(small)); diff != "" {
