@@ -1,7 +1,7 @@
 // Command tally runs go test and keeps the books: it prints go test's own
 // closing line for each package, the output of what failed and the reason of
-// each skip, and at the end one line "N passed, N failed, N skipped", subtests
-// included. A skip that is not in the list of expected ones is a failure.
+// each skip, and at the end the failures once more and one line "N passed, N
+// failed, N skipped", subtests included. A skip that is not in the list of expected ones is a failure.
 //
 //	tally [-skips FILE] GO-TEST-ARGUMENTS [-- GO-TEST-ARGUMENTS]...
 //
@@ -77,7 +77,7 @@ func (t *tally) goTest(args []string) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		if t.failed == before {
-			t.fail("go test: %v", exit)
+			t.fail(nil, "go test: %v", exit)
 		}
 		return nil
 	}

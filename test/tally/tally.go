@@ -32,8 +32,15 @@ type tally struct {
 
 	output   map[string]map[string][]string // package, test: what it printed so far
 	broken   map[string]int                 // package: tests of it that failed
-	problems []string                       // one line for each failure, repeated at the end
+	problems []problem                      // told again at the end
 }
+
+// problem is one failure and what it printed.
+type problem struct{ what, output string }
+
+// again is how many lines of a failure are printed a second time, at the end,
+// where somebody who has only the end of a log finds them.
+const again = 30
 
 // expectation is a skip that is fine.
 type expectation struct {
@@ -128,8 +135,8 @@ func (t *tally) take(e event) {
 			return
 		}
 		t.broken[e.Package]++
-		t.fail("%s %s (%s)", short, e.Test, time.Duration(e.Elapsed*float64(time.Second)).Round(10*time.Millisecond))
-		io.WriteString(t.out, strings.Join(tests[e.Test], ""))
+		took := time.Duration(e.Elapsed * float64(time.Second)).Round(10 * time.Millisecond)
+		t.fail(tests[e.Test], "%s %s (%s)", short, e.Test, took)
 		delete(tests, e.Test)
 	case "skip":
 		if e.Test == "" {
@@ -151,17 +158,19 @@ func (t *tally) packageFailed(path, short string, tests map[string][]string) {
 	slices.Sort(names)
 	for _, name := range names {
 		t.broken[path]++
-		t.fail("%s %s (did not end)", short, name)
-		io.WriteString(t.out, strings.Join(tests[name], ""))
+		t.fail(tests[name], "%s %s (did not end)", short, name)
 	}
 	if t.broken[path] == 0 {
-		t.fail("%s (the package, outside its tests)", short)
+		t.fail(nil, "%s (the package, outside its tests)", short)
 	}
 }
 
-func (t *tally) fail(format string, args ...any) {
+// fail counts a failure and shows what it printed.
+func (t *tally) fail(output []string, format string, args ...any) {
 	t.failed++
-	t.problems = append(t.problems, "failed: "+fmt.Sprintf(format, args...))
+	io.WriteString(t.out, strings.Join(output, ""))
+	tail := output[max(0, len(output)-again):]
+	t.problems = append(t.problems, problem{fmt.Sprintf(format, args...), strings.Join(tail, "")})
 }
 
 // skip counts one skipped test: a failure unless it is accounted for (see
@@ -169,7 +178,7 @@ func (t *tally) fail(format string, args ...any) {
 func (t *tally) skip(short, test, output string) {
 	_, rest, ok := strings.Cut(output, "accounted skip: "+test+": ")
 	if !ok {
-		t.fail("%s %s: skipped without a reason; call testkit.Skip\n%s", short, test, output)
+		t.fail([]string{output}, "%s %s: skipped without a reason; call testkit.Skip", short, test)
 		return
 	}
 	reason, _, _ := strings.Cut(rest, "\n")
@@ -181,13 +190,13 @@ func (t *tally) skip(short, test, output string) {
 			return
 		}
 	}
-	t.fail("unexpected skip: %s", line)
+	t.fail(nil, "unexpected skip: %s", line)
 }
 
 // close prints the closing lines and says whether all is well.
 func (t *tally) close() bool {
 	for _, p := range t.problems {
-		fmt.Fprintln(t.out, p)
+		fmt.Fprintf(t.out, "failed: %s\n%s", p.what, p.output)
 	}
 	fmt.Fprintf(t.out, "%d passed, %d failed, %d skipped\n", t.passed, t.failed, t.skipped)
 	return t.failed == 0 && t.passed > 0

@@ -25,7 +25,7 @@ a Test.*: no gas  # the station is closed
 		{"failed test shows its output and is counted once", line(`{"Action":"output","Package":"m/a","Test":"TestA","Output":"boom\n"}`) +
 			line(`{"Action":"fail","Package":"m/a","Test":"TestA","Elapsed":0.5}`) +
 			line(`{"Action":"fail","Package":"m/a"}`),
-			false, []string{"boom\n", "failed: a TestA (500ms)", "0 passed, 1 failed, 0 skipped"}},
+			false, []string{"boom\n", "failed: a TestA (500ms)\nboom\n0 passed, 1 failed, 0 skipped"}},
 		{"leak", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) +
 			line(`{"Action":"fail","Package":"m/a"}`),
 			false, []string{"failed: a (the package, outside its tests)", "1 passed, 1 failed, 0 skipped"}},
