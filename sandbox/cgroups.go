@@ -246,10 +246,11 @@ func write(dir, name, value string) error {
 }
 
 // How long removeGroups waits for killed processes, and for kernel threads
-// whose device is going away.
+// whose device is going away: the kernel takes a namespace down aside, which on
+// a busy machine has to wait.
 const (
-	killWait   = 5 * time.Second
-	threadWait = 2 * time.Second
+	killWait   = 30 * time.Second
+	threadWait = 5 * time.Second
 )
 
 // removeGroups kills what is in the directories and removes them, children

@@ -151,11 +151,11 @@ func removeCgroup(dir string) error {
 	return nil
 }
 
-// emptyAndRemove repeats kill and rmdir for two seconds: a killed process
-// keeps its cgroup busy until it has been reaped.
+// emptyAndRemove repeats kill and rmdir: a killed process keeps its cgroup busy
+// until it has been reaped, and a kernel thread until its device has gone.
 func emptyAndRemove(dir string) error {
 	var err error
-	for range 200 {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		err = os.Remove(dir)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -168,7 +168,6 @@ func emptyAndRemove(dir string) error {
 			}
 			unix.Kill(pid, unix.SIGKILL) // ESRCH: it has just ended
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 	return fmt.Errorf("remove cgroup: %w", err)
 }

@@ -124,6 +124,7 @@ func (d *Docker) stop(t testing.TB) {
 		return
 	}
 	if d.proc.running() {
+		d.proc.tell(t, d.Run)
 		if ids, err := d.Run("ps", "-aq"); err == nil && ids != "" {
 			d.Run(append([]string{"rm", "-f"}, strings.Fields(ids)...)...)
 		}
@@ -190,10 +191,10 @@ func (d *daemon) running() bool {
 	}
 }
 
-// await waits until try succeeds, for half a minute.
+// await waits until try succeeds.
 func (d *daemon) await(t testing.TB, try func() error) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * patience)
 	for {
 		err := try()
 		if err == nil {
@@ -229,7 +230,7 @@ func (d *daemon) end(t testing.TB) {
 		d.cmd.Process.Signal(unix.SIGTERM)
 		select {
 		case <-d.done:
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * patience):
 			t.Errorf("%s does not end", d.name)
 			d.kill()
 		}
@@ -244,7 +245,7 @@ func (d *daemon) end(t testing.TB) {
 		return
 	}
 	home := fmt.Sprintf("mnt:[%d]", st.Ino)
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		left := 0
 		links, _ := filepath.Glob("/proc/[0-9]*/ns/mnt")
@@ -264,6 +265,17 @@ func (d *daemon) end(t testing.TB) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+// tell logs, for a test that failed, what became of the containers and what the
+// daemon has to say. run is the CLI of Docker.
+func (d *daemon) tell(t testing.TB, run func(...string) (string, error)) {
+	if !t.Failed() {
+		return
+	}
+	list, err := run("ps", "-a", "--no-trunc")
+	log, _ := os.ReadFile(d.log)
+	t.Logf("containers at the end: %v\n%s\nlog of %s:\n%s", err, list, d.name, tail(log, 4000))
 }
 
 // shortDir makes a directory whose path leaves room for the name of a socket,

@@ -24,8 +24,8 @@ const runVar = "FAIRLEAD_TEST_RUN"
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }
 //
-// What another process makes meanwhile counts too, unless that has gone within
-// three seconds: packages whose tests change the host run one at a time.
+// What another process makes meanwhile counts too, unless that has gone soon:
+// packages whose tests change the host run one at a time.
 func Main(m *testing.M) { os.Exit(Run(m)) }
 
 // Run is Main without the exit, for a TestMain that has something to remove
@@ -36,7 +36,7 @@ func Run(m *testing.M) int {
 	os.Setenv(runVar, strconv.Itoa(os.Getpid())) // fails for bad names only
 	before := debris()
 	code := m.Run()
-	if left := settle(before, debris, 3*time.Second); len(left) > 0 {
+	if left := settle(before, debris, patience); len(left) > 0 {
 		fmt.Println("--- FAIL: these are left after the tests:")
 		for _, what := range left {
 			fmt.Println("    " + what)

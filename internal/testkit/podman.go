@@ -82,6 +82,7 @@ func (p *Podman) stop(t testing.TB) {
 		return
 	}
 	if p.proc.running() {
+		p.proc.tell(t, p.Run)
 		if ids, err := p.Run("ps", "-aq"); err == nil && ids != "" {
 			p.Run(append([]string{"rm", "-f"}, strings.Fields(ids)...)...)
 		}

@@ -10,7 +10,12 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 )
+
+// patience is how long what ends by itself may take to: a busy machine may keep
+// the workers of the kernel, which take down namespaces and cgroups, waiting.
+const patience = 30 * time.Second
 
 // Skip ends t as skipped for a reason that the test run accounts for: it logs
 // the line "accounted skip: NAME: REASON", which .ci/run compares with

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -159,7 +158,7 @@ func TestDebris(t *testing.T) {
 			t.Logf("found: %q", got)
 		}
 	})
-	if left := settle(before, debris, 3*time.Second); len(left) > 0 {
+	if left := settle(before, debris, patience); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
 }
