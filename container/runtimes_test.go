@@ -21,7 +21,7 @@ func TestPodman(t *testing.T) {
 	s := runSet(t, Config{}, Podman(p.Host), CgroupTree("/proc", ""))
 	await(t, s, "the service", func(snap Snapshot) bool { return snap.Complete })
 	p.Must(t, "run", "-d", "--name", "pod", "--cgroup-parent", "/"+p.CgroupParent, "--label", "fairlead.net.rate=5mbit", p.Image, "sleep", "1000")
-	c := bySource(t, s, "podman", "pod")
+	c := bySource(t, s, "podman", "pod", "podman0")
 	if id := p.Must(t, "inspect", "-f", "{{.Id}} {{.State.Pid}}", "pod"); id != c.RuntimeID+" "+strconv.Itoa(c.PID) {
 		t.Errorf("pod is %s, want %s %d", id, c.RuntimeID, c.PID)
 	}
@@ -36,6 +36,7 @@ func TestPodman(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitGone(t, s, "pod")
+	p.Must(t, "wait", "pod") // Podman takes longer, and starts nothing that it thinks runs
 	p.Must(t, "start", "pod")
 	if again := bySource(t, s, "podman", "pod"); again.PID == c.PID || again.RuntimeID != c.RuntimeID {
 		t.Errorf("started again: %+v, before %+v", again, c)

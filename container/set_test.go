@@ -355,7 +355,7 @@ func TestSetLeavesNothing(t *testing.T) {
 	})
 	await(t, s, "the end of all", func(snap Snapshot) bool { return len(snap.Containers) == 0 })
 	src.report()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	for {
 		after := openFiles(t)
 		if len(after) <= len(before) {
