@@ -14,6 +14,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
+// How long threadedByName waits for the names of new threads: where there are
+// threads that an older kernel may have kept, and where there are none.
+const (
+	keptWait  = 50 * time.Millisecond
+	namedWait = 2 * time.Second
+)
+
 // errNoNAPI says that a device does not poll: for one, as it is on its way out.
 var errNoNAPI = errors.New("has no napi")
 
@@ -69,8 +76,8 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 		return nil, err
 	}
 	// The threads exist when the write returns; their names are set by
-	// themselves as they first run.
-	for range 50 {
+	// themselves as they first run, which on a busy CPU may take a while.
+	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		after, err := sched.Threads(n.cfg.Roots.Proc, prefix)
 		if err != nil {
 			return nil, err
@@ -84,22 +91,27 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 		if len(tids) > 0 {
 			return tids, nil
 		}
-		time.Sleep(time.Millisecond)
-	}
-	// An older kernel keeps a device's threads while it does not poll by them
-	// (net/core/dev.c, dev_set_threaded): then they are among those that were
-	// there, and nobody has placed them. One more that idles does no harm.
-	placed := n.placed(func(journal.Entry) bool { return true })
-	var kept []int
-	for _, t := range before {
-		if !placed[strconv.Itoa(t.TID)] {
-			kept = append(kept, t.TID)
+		waited := time.Since(began)
+		if waited < keptWait {
+			continue
+		}
+		// An older kernel keeps a device's threads while it does not poll by them
+		// (net/core/dev.c, dev_set_threaded): then they are among those that were
+		// there, and nobody has placed them. One more that idles does no harm.
+		placed := n.placed(func(journal.Entry) bool { return true })
+		var kept []int
+		for _, t := range before {
+			if !placed[strconv.Itoa(t.TID)] {
+				kept = append(kept, t.TID)
+			}
+		}
+		if len(kept) > 0 {
+			return kept, nil
+		}
+		if waited > namedWait {
+			return nil, fmt.Errorf("no thread %s* came up within %v", prefix, namedWait)
 		}
 	}
-	if len(kept) == 0 {
-		return nil, fmt.Errorf("no thread %s* came up", prefix)
-	}
-	return kept, nil
 }
 
 // placed gives the threads that were moved, of those entries of the journal.

@@ -27,7 +27,7 @@ const (
 // until then the kernel answers EINVAL, as it does for ever for a thread that is
 // bound to its CPU.
 const (
-	newbornTries = 200
+	newbornTries = 1000
 	newbornWait  = time.Millisecond
 )
 

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -33,12 +34,23 @@ func napi(t *testing.T) (thread Named, remove func()) {
 	if err := dev.Offload(link.Attrs().Index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
 		t.Fatal(err)
 	}
+	threads := func() []Named {
+		list, err := Threads("/proc", "napi/fltb-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	before := threads() // one that has been stopped may be there a moment longer
 	if err := dev.Threaded(link.Attrs().Index).Write("1"); err != nil {
 		t.Fatal(err)
 	}
-	list, err := Threads("/proc", "napi/fltb-")
-	if err != nil || len(list) != 1 {
-		t.Fatalf("threads of fltb: %v, %v", list, err)
+	var list []Named
+	for end := time.Now().Add(20 * time.Second); len(list) != 1; time.Sleep(time.Millisecond) {
+		list = slices.DeleteFunc(threads(), func(th Named) bool { return slices.Contains(before, th) })
+		if time.Now().After(end) { // a thread may give itself its name, as it first runs
+			t.Fatalf("threads of fltb: %v, before %v", list, before)
+		}
 	}
 	return list[0], func() {
 		if err := h.LinkDel(link); err != nil {
@@ -129,7 +141,7 @@ func TestKnobsInKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	remove()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, err := group.Read(); err != nil {
 			break
 		}
