@@ -28,15 +28,15 @@ func TestShares(t *testing.T) {
 			// One sender, so that bursts are alike.
 			f.load(f.wire, 1, "udp-send", "--rate", "16000",
 				"--to", "10.66.0.2:9000,10.66.0.2:9000,10.66.0.2:9000,10.66.0.3:9000")
-			d := f.during(2 * time.Second)
-			t.Log(d)
-			d.addsUp()
-			wa, wb := d.of(a).Receive[UDP], d.of(b).Receive[UDP]
-			if wb.Packets == 0 || wa.Packets < 2*wb.Packets {
-				t.Fatalf("packets %d and %d: not the load that was asked for", wa.Packets, wb.Packets)
-			}
-			share := float64(wa.Packets) / float64(wa.Packets+wb.Packets)
-			near(t, "the share of three", wa.CPU, time.Duration(share*float64(wa.CPU+wb.CPU)), 0.05)
+			f.measure(2*time.Second, func(d delta) {
+				d.addsUp()
+				wa, wb := d.of(a).Receive[UDP], d.of(b).Receive[UDP]
+				if wb.Packets == 0 || wa.Packets < 2*wb.Packets {
+					d.t.Errorf("packets %d and %d: not the load that was asked for", wa.Packets, wb.Packets)
+				}
+				share := float64(wa.Packets) / float64(wa.Packets+wb.Packets)
+				near(d.t, "the share of three", wa.CPU, time.Duration(share*float64(wa.CPU+wb.CPU)), 0.05)
+			})
 		})
 	}
 }
@@ -55,16 +55,16 @@ func TestQdisc(t *testing.T) {
 	f.victim()
 	f.load(a, 0, "udp-send", "--to", "10.66.0.1:9000", "--rate", "3000")
 	f.load(b, 1, "udp-send", "--to", "10.66.0.1:9000", "--rate", "1000")
-	d := f.during(while)
-	t.Log(d)
-	d.addsUp()
-	mostly(t, "both senders", d.of(a).Send[UDP].CPU+d.of(b).Send[UDP].CPU, d.here(), 0.9)
-	if d.of(a).Send[UDP].CPU < d.of(b).Send[UDP].CPU {
-		t.Errorf("who sent three times as much pays less")
-	}
-	if d.of(a).CPU() == d.of(a).Own {
-		t.Error("nothing of it in others' time")
-	}
+	f.measure(while, func(d delta) {
+		d.addsUp()
+		mostly(d.t, "both senders", d.of(a).Send[UDP].CPU+d.of(b).Send[UDP].CPU, d.here(), 0.9)
+		if d.of(a).Send[UDP].CPU < d.of(b).Send[UDP].CPU {
+			d.t.Errorf("who sent three times as much pays less")
+		}
+		if d.of(a).CPU() == d.of(a).Own {
+			d.t.Error("nothing of it in others' time")
+		}
+	})
 }
 
 // ARP, and packets for the host, are the system's and nobody else's.
@@ -78,19 +78,19 @@ func TestSystem(t *testing.T) {
 	go func() {
 		done <- f.ns(f.wire).Do(func() error { return askForNobody(index, stop) })
 	}()
-	d := f.during(while)
+	f.measure(while, func(d delta) {
+		d.addsUp()
+		mostly(d.t, "the system", d.system(), d.here(), 0.75)
+		// A broadcast reaches it, too: nothing else is its own.
+		if a := d.of(box); a.CPU()-a.Receive[Other].CPU > d.here()/50 {
+			d.t.Errorf("the container is charged %+v", a)
+		}
+		if d.accounts[System].Receive[Other].Packets < 100 {
+			d.t.Errorf("system %+v", d.accounts[System])
+		}
+	})
 	close(stop)
 	must(t, <-done)
-	t.Log(d)
-	d.addsUp()
-	mostly(t, "the system", d.system(), d.here(), 0.75)
-	// A broadcast reaches it, too: nothing else is its own.
-	if a := d.of(box); a.CPU()-a.Receive[Other].CPU > d.here()/50 {
-		t.Errorf("the container is charged %+v", a)
-	}
-	if d.accounts[System].Receive[Other].Packets < 100 {
-		t.Errorf("system %+v", d.accounts[System])
-	}
 }
 
 // askForNobody broadcasts ARP requests until stop is closed.
@@ -121,11 +121,11 @@ func TestIdle(t *testing.T) {
 	f := newFabric(t)
 	box := f.add("box", 2, f.host)
 	time.Sleep(500 * time.Millisecond) // addresses settle
-	d := f.during(while)
-	t.Log(d)
-	if cpu := d.of(box).CPU(); cpu > while/100 {
-		t.Errorf("%v for a container that does nothing", cpu)
-	}
+	f.measure(while, func(d delta) {
+		if cpu := d.of(box).CPU(); cpu > while/100 {
+			d.t.Errorf("%v for a container that does nothing", cpu)
+		}
+	})
 }
 
 // A table of thefts that is full is counted, and the accounts stay right.
@@ -145,10 +145,11 @@ func TestLost(t *testing.T) {
 	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
 	l.load(box, 0, "udp-recv", "--listen", ":9000")
 	l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
-	d := l.during(while)
-	if d.readingLost == 0 {
-		t.Error("nothing was counted as lost")
-	}
-	d.readingLost = 0
-	d.only(box, 0.95)
+	l.measure(while, func(d delta) {
+		if d.readingLost == 0 {
+			d.t.Error("nothing was counted as lost")
+		}
+		d.readingLost = 0
+		d.only(box, 0.95)
+	})
 }

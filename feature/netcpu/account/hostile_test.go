@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -102,21 +103,21 @@ func TestForged(t *testing.T) {
 				}
 				return nil
 			})
-			d := f.during(while)
-			t.Log(d)
-			d.addsUp()
-			var sent, others uint64
-			for p := range Protocols {
-				sent += d.of(bad).Send[p].Packets
-				others += d.of(victim).Send[p].Packets + d.of(victim).Receive[p].Packets
-			}
-			// Neighbour discovery, and what the bridge brings it as it is named.
-			if sent < 500 || others > sent/50 {
-				t.Errorf("%d packets were charged to who sent them, %d to whom it named", sent, others)
-			}
-			if cpu := d.of(victim).CPU(); cpu > d.of(bad).CPU()/50 {
-				t.Errorf("%v were charged to whom it named, %v to it", cpu, d.of(bad).CPU())
-			}
+			f.measure(while, func(d delta) {
+				d.addsUp()
+				var sent, others uint64
+				for p := range Protocols {
+					sent += d.of(bad).Send[p].Packets
+					others += d.of(victim).Send[p].Packets + d.of(victim).Receive[p].Packets
+				}
+				// Neighbour discovery, and what the bridge brings it as it is named.
+				if sent < 500 || others > sent/50 {
+					d.t.Errorf("%d packets were charged to who sent them, %d to whom it named", sent, others)
+				}
+				if cpu := d.of(victim).CPU(); cpu > d.of(bad).CPU()/50 {
+					d.t.Errorf("%v were charged to whom it named, %v to it", cpu, d.of(bad).CPU())
+				}
+			})
 		})
 	}
 }
@@ -171,23 +172,27 @@ func TestShortFlows(t *testing.T) {
 		}
 		return nil
 	})
-	began, was := flows.Load(), receiver.Read()
-	d := f.during(2 * while)
-	got := receiver.Read().Since(was)
-	t.Log(d)
-	d.addsUp()
-	n := flows.Load() - began
-	if n < 2000 {
-		t.Errorf("only %d flows", n)
-	}
-	mostly(t, fmt.Sprintf("both accounts, with %d flows", n), d.of(many).CPU()+d.of(steady).CPU(), d.here(), 0.9)
-	if tcp := d.of(many).Receive[TCP].Packets; tcp == 0 || d.of(many).Receive[UDP].Packets == 0 {
-		t.Errorf("%d packets of TCP, %d of UDP", tcp, d.of(many).Receive[UDP].Packets)
-	}
-	counted, came := float64(d.of(steady).Receive[UDP].Packets)/d.seconds, float64(got.Ops)/got.Seconds
-	if counted < 0.9*came || counted > 1.1*came || came == 0 {
-		t.Errorf("the neighbour gets %.0f packets/s, and is charged for %.0f", came, counted)
-	}
+	var began int64
+	var was load.Reading
+	f.several(func() delta {
+		began, was = flows.Load(), receiver.Read()
+		return f.during(2 * while)
+	}, func(d delta) {
+		got := receiver.Read().Since(was)
+		d.addsUp()
+		n := flows.Load() - began
+		if n < 2000 {
+			d.t.Errorf("only %d flows", n)
+		}
+		mostly(d.t, fmt.Sprintf("both accounts, with %d flows", n), d.of(many).CPU()+d.of(steady).CPU(), d.here(), 0.9)
+		if tcp := d.of(many).Receive[TCP].Packets; tcp == 0 || d.of(many).Receive[UDP].Packets == 0 {
+			d.t.Errorf("%d packets of TCP, %d of UDP", tcp, d.of(many).Receive[UDP].Packets)
+		}
+		counted, came := float64(d.of(steady).Receive[UDP].Packets)/d.seconds, float64(got.Ops)/got.Seconds
+		if counted < 0.9*came || counted > 1.1*came || came == 0 {
+			d.t.Errorf("the neighbour gets %.0f packets/s, and is charged for %.0f", came, counted)
+		}
+	})
 }
 
 // udpPort opens a socket in a box.

@@ -165,7 +165,7 @@ func (l *lab) generator(b *sandbox.Box, cpu int, args ...string) (*load.Board, *
 	p, err := b.Start(cmd, cpu)
 	must(l.t, err)
 	l.t.Cleanup(func() { p.Kill(); p.Wait() })
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	must(l.t, board.Await(ctx, p.Done()))
 	return board, p
@@ -174,12 +174,54 @@ func (l *lab) generator(b *sandbox.Box, cpu int, args ...string) (*load.Board, *
 // delta is what happened between two readings.
 type delta struct {
 	l           *lab
+	t           testing.TB // who is told what is wrong with it
 	seconds     float64
 	softirq     time.Duration
 	thread      time.Duration
 	accounts    map[container.ID]Account
 	thefts      map[Theft]time.Duration // CPU 0 in the keys
 	readingLost uint64
+}
+
+// trial keeps what is wrong with one measurement.
+type trial struct {
+	testing.TB
+	wrong []string
+}
+
+func (t *trial) Error(args ...any) { t.wrong = append(t.wrong, fmt.Sprintln(args...)) }
+
+func (t *trial) Errorf(format string, args ...any) {
+	t.wrong = append(t.wrong, fmt.Sprintf(format+"\n", args...))
+}
+
+// measure measures for a while, and has that checked. Whatever else the machine,
+// or the one below it, does in the midst of a softirq falls to somebody's account:
+// so a measurement with which something is wrong is made again. What is wrong with
+// each of several is not the machine's fault.
+func (l *lab) measure(d time.Duration, check func(delta)) {
+	l.t.Helper()
+	l.several(func() delta { return l.during(d) }, check)
+}
+
+// several is measure for any way to measure.
+func (l *lab) several(measure func() delta, check func(delta)) {
+	l.t.Helper()
+	const most = 4
+	for n := 1; ; n++ {
+		d, tr := measure(), &trial{TB: l.t}
+		d.t = tr
+		check(d)
+		if len(tr.wrong) == 0 {
+			l.t.Log(d)
+			return
+		}
+		l.t.Logf("measurement %d: %s%v", n, strings.Join(tr.wrong, ""), d)
+		if n == most {
+			l.t.Errorf("none of %d measurements is right", most)
+			return
+		}
+	}
 }
 
 // during measures for a while, from a moment on when all generators are at work.
@@ -195,7 +237,7 @@ func (l *lab) during(d time.Duration) delta {
 }
 
 func (l *lab) between(a, b Reading) delta {
-	r := delta{l: l, seconds: b.Taken.Sub(a.Taken).Seconds(), softirq: b.Softirq - a.Softirq, thread: b.Thread - a.Thread,
+	r := delta{l: l, t: l.t, seconds: b.Taken.Sub(a.Taken).Seconds(), softirq: b.Softirq - a.Softirq, thread: b.Thread - a.Thread,
 		accounts: make(map[container.ID]Account), thefts: make(map[Theft]time.Duration), readingLost: b.Lost - a.Lost}
 	old := make(map[container.ID]Account)
 	for _, x := range a.Accounts {
@@ -279,14 +321,14 @@ func each(w Work) string {
 
 // addsUp checks what must hold of every measurement.
 func (d delta) addsUp() {
-	d.l.t.Helper()
+	d.t.Helper()
 	var sum time.Duration
 	for _, a := range d.accounts {
 		sum += a.CPU()
 	}
-	near(d.l.t, "sum of the accounts against softirq and threads", sum, d.total(), 0.02)
+	near(d.t, "sum of the accounts against softirq and threads", sum, d.total(), 0.02)
 	if d.readingLost != 0 {
-		d.l.t.Errorf("%d charges lost", d.readingLost)
+		d.t.Errorf("%d charges lost", d.readingLost)
 	}
 }
 

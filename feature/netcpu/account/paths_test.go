@@ -57,12 +57,11 @@ func (f *fabric) victim() *sandbox.Box {
 
 // only checks that a measurement has next to nothing but one container's work.
 func (d delta) only(b *sandbox.Box, share float64) {
-	d.l.t.Helper()
-	d.l.t.Log(d)
+	d.t.Helper()
 	d.addsUp()
-	mostly(d.l.t, "the account of "+b.Name, d.of(b).CPU(), d.here(), share)
+	mostly(d.t, "the account of "+b.Name, d.of(b).CPU(), d.here(), share)
 	if d.total() < time.Duration(d.seconds*float64(time.Second))/200 {
-		d.l.t.Errorf("only %v of network softirq: nothing was tested", d.total())
+		d.t.Errorf("only %v of network softirq: nothing was tested", d.total())
 	}
 }
 
@@ -78,17 +77,18 @@ func TestOneHop(t *testing.T) {
 	l.load(box, 0, "udp-recv", "--listen", ":9000")
 	l.load(victim, 0, "burn")
 	l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "50000")
-	d := l.during(while)
-	d.only(box, 0.95)
-	// Handing a packet on to another CPU is no protocol's; what an interrupt
-	// there costs is the hypervisor's affair.
-	received := d.of(box).Receive
-	if other := received[Other].Packets; other > received[UDP].Packets/100 {
-		t.Errorf("%d packets of UDP, %d of nothing that is known", received[UDP].Packets, other)
-	}
-	if d.stolen(victim, box) < d.total()/20 {
-		t.Errorf("%v were stolen from the one that computes", d.stolen(victim, box))
-	}
+	l.measure(while, func(d delta) {
+		d.only(box, 0.95)
+		// Handing a packet on to another CPU is no protocol's; what an interrupt
+		// there costs is the hypervisor's affair.
+		received := d.of(box).Receive
+		if other := received[Other].Packets; other > received[UDP].Packets/100 {
+			d.t.Errorf("%d packets of UDP, %d of nothing that is known", received[UDP].Packets, other)
+		}
+		if d.stolen(victim, box) < d.total()/20 {
+			d.t.Errorf("%v were stolen from the one that computes", d.stolen(victim, box))
+		}
+	})
 }
 
 // Every packet for one container, by NIC and bridge, whatever it is in.
@@ -121,9 +121,10 @@ func TestBridge(t *testing.T) {
 			}
 			f.load(box, 0, kind+"-recv", "--listen", c.listen)
 			f.load(f.wire, 1, append([]string{kind + "-send", "--to", c.to}, args...)...)
-			d := f.during(while)
-			d.only(box, 0.9)
-			mostly(t, "its protocol", d.of(box).Receive[c.protocol].CPU+d.of(box).Send[c.protocol].CPU, d.of(box).CPU(), 0.6)
+			f.measure(while, func(d delta) {
+				d.only(box, 0.9)
+				mostly(d.t, "its protocol", d.of(box).Receive[c.protocol].CPU+d.of(box).Send[c.protocol].CPU, d.of(box).CPU(), 0.6)
+			})
 		})
 	}
 }
@@ -135,19 +136,19 @@ func TestSameHost(t *testing.T) {
 	from, to := f.add("from", 2, f.host), f.add("to", 3, f.host)
 	f.load(to, 0, "udp-recv", "--listen", ":9000")
 	f.load(from, 1, "udp-send", "--to", "10.66.0.3:9000", "--rate", "20000")
-	d := f.during(while)
-	t.Log(d)
-	d.addsUp()
-	mostly(t, "both accounts", d.of(from).CPU()+d.of(to).CPU(), d.total(), 0.95)
-	mostly(t, "the receiver", d.of(to).Receive[UDP].CPU, d.total(), 0.4)
-	// How much less the sender's part is depends on what it costs here to wake
-	// the receiver on another CPU: its packets are counted, and are not free.
-	sent, received := d.of(from).Send[UDP], d.of(to).Receive[UDP]
-	if sent.Packets < received.Packets*9/10 || sent.CPU < time.Duration(sent.Packets)*100 {
-		t.Errorf("the sender: %d packets in %v, the receiver: %d", sent.Packets, sent.CPU, received.Packets)
-	}
-	mostly(t, "stolen from the sender", d.stolen(from, to), d.of(to).CPU(), 0.9)
-	mostly(t, "the sender's own time", d.of(from).Own, d.of(from).CPU(), 0.9)
+	f.measure(while, func(d delta) {
+		d.addsUp()
+		mostly(d.t, "both accounts", d.of(from).CPU()+d.of(to).CPU(), d.total(), 0.95)
+		mostly(d.t, "the receiver", d.of(to).Receive[UDP].CPU, d.total(), 0.4)
+		// How much less the sender's part is depends on what it costs here to wake
+		// the receiver on another CPU: its packets are counted, and are not free.
+		sent, received := d.of(from).Send[UDP], d.of(to).Receive[UDP]
+		if sent.Packets < received.Packets*9/10 || sent.CPU < time.Duration(sent.Packets)*100 {
+			d.t.Errorf("the sender: %d packets in %v, the receiver: %d", sent.Packets, sent.CPU, received.Packets)
+		}
+		mostly(d.t, "stolen from the sender", d.stolen(from, to), d.of(to).CPU(), 0.9)
+		mostly(d.t, "the sender's own time", d.of(from).Own, d.of(from).CPU(), 0.9)
+	})
 }
 
 func TestLoopback(t *testing.T) {
@@ -158,9 +159,10 @@ func TestLoopback(t *testing.T) {
 	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
 	l.load(box, 0, "udp-recv", "--listen", ":9000")
 	l.load(box, 1, "udp-send", "--to", "127.0.0.1:9000", "--rate", "20000")
-	d := l.during(while)
-	d.only(box, 0.98)
-	mostly(t, "its own time", d.of(box).Own, d.of(box).CPU(), 0.9)
+	l.measure(while, func(d delta) {
+		d.only(box, 0.98)
+		mostly(d.t, "its own time", d.of(box).Own, d.of(box).CPU(), 0.9)
+	})
 }
 
 // An overlay as Docker makes it: VXLAN device, bridge and host end in a
@@ -186,12 +188,13 @@ func TestOverlay(t *testing.T) {
 			name := proto.String()
 			f.load(box, 0, name+"-recv", "--listen", ":9000")
 			f.load(f.wire, 1, name+"-send", "--to", "10.67.0.2:9000", "--rate", "20000", "--size", "1300")
-			d := f.during(while)
-			d.only(box, 0.85)
-			e := d.of(box).Receive[Encapsulated]
-			if e.CPU < d.total()/20 || e.Packets == 0 {
-				t.Errorf("encapsulated %+v of %v", e, d.total())
-			}
+			f.measure(while, func(d delta) {
+				d.only(box, 0.85)
+				e := d.of(box).Receive[Encapsulated]
+				if e.CPU < d.total()/20 || e.Packets == 0 {
+					d.t.Errorf("encapsulated %+v of %v", e, d.total())
+				}
+			})
 		})
 	}
 }
@@ -210,7 +213,7 @@ func TestMacvlan(t *testing.T) {
 			name := proto.String()
 			l.load(box, 0, name+"-recv", "--listen", ":9000")
 			l.load(wire, 1, name+"-send", "--to", "10.66.0.2:9000", "--rate", "20000")
-			l.during(while).only(box, 0.85)
+			l.measure(while, func(d delta) { d.only(box, 0.85) })
 		})
 	}
 }
@@ -231,11 +234,12 @@ func TestHostMode(t *testing.T) {
 			l.load(box, 0, name+"-recv", "--listen", ":9000")
 			l.load(other, 0, name+"-recv", "--listen", ":9001")
 			l.load(wire, 1, name+"-send", "--to", "10.66.0.2:9000", "--rate", "20000")
-			d := l.during(while)
-			d.only(box, 0.85)
-			if cpu := d.of(other).CPU(); cpu > d.total()/50 {
-				t.Errorf("the other one is charged %v", cpu)
-			}
+			l.measure(while, func(d delta) {
+				d.only(box, 0.85)
+				if cpu := d.of(other).CPU(); cpu > d.total()/50 {
+					d.t.Errorf("the other one is charged %v", cpu)
+				}
+			})
 		})
 	}
 }
@@ -265,11 +269,12 @@ func TestNAT(t *testing.T) {
 			f.victim()
 			f.load(box, 0, "rr-server", "--proto", "udp", "--listen", ":9000")
 			f.load(f.wire, 1, "rr-client", "--proto", "udp", "--to", "10.65.0.2:8000", "--conns", "16", "--size", "100")
-			d := f.during(while)
-			d.only(box, 0.95)
-			if d.of(box).Send[UDP].CPU == 0 {
-				t.Error("nothing for the replies")
-			}
+			f.measure(while, func(d delta) {
+				d.only(box, 0.95)
+				if d.of(box).Send[UDP].CPU == 0 {
+					d.t.Error("nothing for the replies")
+				}
+			})
 		})
 	}
 }
@@ -288,10 +293,11 @@ func TestThreads(t *testing.T) {
 	must(t, host.Threaded(nic0).Write("1"))
 	f.load(box, 0, "udp-recv", "--listen", ":9000")
 	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
-	d := f.during(while)
-	d.only(box, 0.9)
-	mostly(t, "the threads' part", d.thread, d.total(), 0.6)
-	mostly(t, "its own thread", d.of(box).Own, d.thread, 0.2)
-	uplink := Theft{Victim: Party{Kind: NAPI}, Culprit: f.ids[box]}
-	mostly(t, "the uplink's thread", d.thefts[uplink], d.thread, 0.2)
+	f.measure(while, func(d delta) {
+		d.only(box, 0.9)
+		mostly(d.t, "the threads' part", d.thread, d.total(), 0.6)
+		mostly(d.t, "its own thread", d.of(box).Own, d.thread, 0.2)
+		uplink := Theft{Victim: Party{Kind: NAPI}, Culprit: f.ids[box]}
+		mostly(d.t, "the uplink's thread", d.thefts[uplink], d.thread, 0.2)
+	})
 }

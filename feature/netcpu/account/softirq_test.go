@@ -24,8 +24,8 @@ const (
 // stopwatch measures softirqs by programs of its own: what a meter says is held
 // against that. One that is made before the meter and started after it runs
 // inside of the meter's own programs, whose time is then in neither.
-// stop gives the time in each vector since the start.
-func stopwatch(t *testing.T) (start func(), stop func() [vectors]time.Duration) {
+// read gives the time in each vector since the start.
+func stopwatch(t *testing.T) (start func(), read func() [vectors]time.Duration) {
 	t.Helper()
 	testkit.NeedRoot(t)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 2 * vectors})
@@ -86,29 +86,40 @@ func stopwatch(t *testing.T) (start func(), stop func() [vectors]time.Duration) 
 
 // What TCP sends from a timer is charged to who sent it.
 func TestPaced(t *testing.T) {
-	start, stop := stopwatch(t)
+	start, read := stopwatch(t)
 	f := newFabric(t)
 	box := f.add("box", 2, f.host)
 	f.victim()
 	f.load(f.wire, 1, "tcp-recv", "--listen", ":9000")
 	f.load(box, 0, "tcp-send", "--to", "10.66.0.1:9000", "--conns", "20", "--congestion", "bbr")
 	time.Sleep(time.Second) // it has to find out the bandwidth first
-	before, err := f.m.Read()
-	must(t, err)
 	start()
-	time.Sleep(3 * while)
-	vec := stop()
-	after, err := f.m.Read()
-	must(t, err)
-	d := f.between(before, after)
-	d.only(box, 0.9)
-	packets, timers := vec[netRx]+vec[netTx], vec[tasklet]+vec[timerVec]+vec[hrtimerVec]
-	t.Logf("by the stopwatch: packets %v, timers %v", packets, timers)
-	if timers < packets/10 {
-		t.Errorf("timers took %v beside %v: nothing was tested", timers, packets)
-	}
-	// Not all timers send: not while the task has the socket.
-	if d.softirq < packets+timers/3 || d.softirq > packets+timers+packets/20 {
-		t.Errorf("softirq by the meter: %v, want all of %v for packets and most of %v of timers", d.softirq, packets, timers)
-	}
+	var packets, timers time.Duration
+	f.several(func() delta {
+		before, err := f.m.Read()
+		must(t, err)
+		was := read()
+		time.Sleep(3 * while)
+		now := read()
+		after, err := f.m.Read()
+		must(t, err)
+		took := func(vectors ...int) (sum time.Duration) {
+			for _, v := range vectors {
+				sum += now[v] - was[v]
+			}
+			return sum
+		}
+		packets, timers = took(netRx, netTx), took(tasklet, timerVec, hrtimerVec)
+		t.Logf("by the stopwatch: packets %v, timers %v", packets, timers)
+		return f.between(before, after)
+	}, func(d delta) {
+		d.only(box, 0.9)
+		if timers < packets/10 {
+			d.t.Errorf("timers took %v beside %v: nothing was tested", timers, packets)
+		}
+		// Not all timers send: not while the task has the socket.
+		if d.softirq < packets+timers/3 || d.softirq > packets+timers+packets/20 {
+			d.t.Errorf("softirq by the meter: %v, want all of %v for packets and most of %v of timers", d.softirq, packets, timers)
+		}
+	})
 }
