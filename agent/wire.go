@@ -17,6 +17,7 @@ func wireContainer(c container.Container) api.Container {
 		Pod: c.Pod, Namespace: c.Namespace, PID: c.PID, Started: c.Started,
 		Cgroup: api.Cgroup(c.Cgroup), NetNS: c.NetNS, HostNetwork: c.HostNetwork,
 		Interfaces: make([]api.Interface, 0, len(c.Interfaces)),
+		Many:       c.Many,
 		Policy:     []api.Setting{},
 		Features:   []api.FeatureStatus{},
 	}

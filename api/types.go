@@ -59,6 +59,7 @@ type Container struct {
 	NetNS       uint64            `json:"netns,omitempty,string" doc:"inode of its network namespace; containers with equal ones are one network tenant"`
 	HostNetwork bool              `json:"host_network,omitempty" doc:"it uses the agent's own network namespace"`
 	Interfaces  []Interface       `json:"interfaces" doc:"its network devices but lo"`
+	Many        bool              `json:"many_interfaces,omitempty" doc:"it has more network devices or addresses than are looked at; those that lead to the host come first"`
 	Policy      []Setting         `json:"policy" doc:"every value that policy sets for it, sorted by key"`
 	Features    []FeatureStatus   `json:"features" doc:"how each feature stands with it"`
 }

@@ -54,6 +54,10 @@ type Container struct {
 	NetNS       uint64
 	HostNetwork bool
 	Interfaces  []Interface // every device in NetNS but lo; empty for HostNetwork
+
+	// Many says that there are more devices or addresses in NetNS than are looked
+	// at: Interfaces are 64 of them at most, those that lead to the host first.
+	Many bool
 }
 
 // Cgroup holds the directories of one container, absolute and below the

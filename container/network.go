@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -12,7 +13,8 @@ import (
 )
 
 const (
-	maxInterfaces = 64 // of one container
+	maxInterfaces = 64   // of one container
+	maxLinks      = 4096 // devices, and addresses, that one look goes through to find them
 	scanEvery     = time.Second
 	maxMisses     = 3 // looks for a host end, until only the refresh looks again
 	minHold       = 20 * time.Millisecond
@@ -35,7 +37,9 @@ type networks struct {
 // network is one namespace that containers live in.
 type network struct {
 	interfaces []Interface
+	many       bool             // there are more devices or addresses than those
 	ids        map[int]location // namespaces by the ids that this one has for them
+	search     search           // for more of these, in the look under way
 	stop       func() error     // ends the watch; nil if there is none
 	dirty      atomic.Bool
 	missed     bool // a host end was not found in the last look
@@ -96,25 +100,20 @@ func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	return 0, false
 }
 
-// interfaces returns the devices of a namespace, which is that of process pid,
-// and the number of the look that found them. With afresh it looks even if
-// there was no event.
-func (n *networks) interfaces(inode uint64, pid int, afresh bool) ([]Interface, int, error) {
+// of returns what is known of a namespace, which is that of process pid; nil for
+// the agent's own. With afresh it looks even if there was no event.
+func (n *networks) of(inode uint64, pid int, afresh bool) (*network, error) {
 	if inode == n.own.Inode() {
-		return nil, 0, nil
+		return nil, nil
 	}
 	net := n.known[inode]
 	if net != nil && !afresh && !net.dirty.Load() && !net.missed {
-		return net.interfaces, net.looks, nil
+		return net, nil
 	}
-	net, err := n.look(net, inode, pid)
-	if err != nil {
-		return nil, 0, err
-	}
-	return net.interfaces, net.looks, nil
+	return n.look(net, inode, pid)
 }
 
-// look is interfaces, for a namespace that is new (net is nil) or to be looked
+// look is of, for a namespace that is new (net is nil) or to be looked
 // at again.
 func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	ns, err := netdev.Open(filepath.Join(n.cfg.Proc, strconv.Itoa(pid), "ns", "net"))
@@ -148,21 +147,29 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	net.missed = false
 	net.dirty.Store(false) // before the look: what comes during it counts
 
-	links, err := ns.Links()
-	if err != nil {
+	links, err := ns.Links(maxLinks)
+	many := errors.Is(err, netdev.ErrMany)
+	if err != nil && !many {
 		net.dirty.Store(true)
 		return nil, err
 	}
 	net.looks++
+	net.search = search{}
+	if many {
+		links = n.fromOutside(ns, links)
+	}
+	links = slices.DeleteFunc(links, func(l netdev.Link) bool { return l.Name == "lo" })
+	if many = many || len(links) > maxInterfaces; many {
+		// The ones that lead out of the namespace must not be lost among others,
+		// which a container may make as many of as it likes.
+		n.nearest(net, ns, links)
+	}
+	if many && !net.many {
+		n.cfg.Log.Warn("container has too many network devices or addresses", "netns", inode, "taken", min(len(links), maxInterfaces))
+	}
+	net.many = many
 	var list []Interface
-	for _, l := range links {
-		if l.Name == "lo" {
-			continue
-		}
-		if len(list) == maxInterfaces {
-			n.cfg.Log.Warn("container has too many network devices", "netns", inode, "devices", len(links), "taken", maxInterfaces)
-			break
-		}
+	for _, l := range links[:min(len(links), maxInterfaces)] {
 		list = append(list, Interface{
 			Name: l.Name, Index: l.Index, Kind: l.Kind, MAC: l.MAC, Addrs: slices.Sorted(slices.Values(l.Addrs)),
 			Host: n.hostEnd(net, ns, l),
@@ -173,111 +180,4 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	}
 	net.interfaces = list
 	return net, nil
-}
-
-// hostEnd finds the other end of a veth or netkit. It is zero for all other
-// kinds, and where the other end cannot be reached.
-func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
-	if l.Kind != "veth" && l.Kind != "netkit" || l.Peer == 0 || l.PeerNS < 0 {
-		return HostEnd{} // an end in its own namespace is no host end
-	}
-	there, path := n.resolve(net, ns, l.PeerNS)
-	if there == nil {
-		return HostEnd{}
-	}
-	if there != n.own {
-		defer there.Close()
-	}
-	end := HostEnd{NetNS: there.Inode(), NSPath: path, Index: l.Peer}
-	peer, err := there.Link(l.Peer)
-	if err != nil {
-		return HostEnd{} // it is being removed
-	}
-	end.Name = peer.Name
-	if peer.Master != 0 {
-		if master, err := there.Link(peer.Master); err == nil {
-			end.Master = master.Name
-		}
-	}
-	return end
-}
-
-// resolve opens the namespace that ns knows by an id; nil if none is found.
-// The kernel answers only the reverse question, so candidates are tried, the
-// likely ones first. Unless it is n.own the caller closes the result.
-func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, string) {
-	ownPath := filepath.Join(n.cfg.Proc, "self", "ns", "net")
-	if at, ok := net.ids[id]; ok {
-		if at.inode == n.own.Inode() {
-			return n.own, ownPath
-		}
-		if there := openAt(at.path, at.inode); there != nil {
-			return there, at.path
-		}
-		delete(net.ids, id)
-	}
-	if got, err := ns.ID(n.own); err == nil && got == id {
-		net.ids[id] = location{n.own.Inode(), ownPath}
-		return n.own, ownPath
-	}
-
-	tried := map[uint64]bool{n.own.Inode(): true, ns.Inode(): true}
-	try := func(inode uint64, path string) *netdev.NS {
-		if tried[inode] {
-			return nil
-		}
-		tried[inode] = true
-		there := openAt(path, inode)
-		if there == nil {
-			return nil
-		}
-		if got, err := ns.ID(there); err != nil || got != id {
-			there.Close()
-			return nil
-		}
-		net.ids[id] = location{inode, path}
-		n.hosts[inode] = path
-		return there
-	}
-	for inode, path := range n.hosts {
-		if there := try(inode, path); there != nil {
-			return there, path
-		}
-	}
-	clear(n.hosts) // what is still of use comes back
-	for inode, path := range netdev.Mounted(n.cfg.Proc, "self") {
-		if there := try(inode, path); there != nil {
-			return there, path
-		}
-	}
-	for inode, path := range n.lived() {
-		if there := try(inode, path); there != nil {
-			return there, path
-		}
-	}
-	// It may have been too young for the scan, or have neither name nor process.
-	net.missed = true
-	return nil, ""
-}
-
-// lived returns [netdev.All], which is a long look, so that it is not made more
-// often than each second.
-func (n *networks) lived() map[uint64]string {
-	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery {
-		n.scanned, n.scan = now, netdev.All(n.cfg.Proc)
-	}
-	return n.scan
-}
-
-// openAt opens a namespace if it is still the one that was found there.
-func openAt(path string, inode uint64) *netdev.NS {
-	ns, err := netdev.Open(path)
-	if err != nil {
-		return nil
-	}
-	if ns.Inode() != inode {
-		ns.Close()
-		return nil
-	}
-	return ns
 }

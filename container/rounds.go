@@ -333,9 +333,12 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 	if err != nil {
 		return Container{}, 0, err
 	}
-	interfaces, look, err := r.nets.interfaces(ns, p.pid, afresh)
+	net, err := r.nets.of(ns, p.pid, afresh)
 	if err != nil {
 		return Container{}, 0, err
+	}
+	if net == nil {
+		net = new(network) // the agent's own
 	}
 	if p.ended() {
 		// All the reading above may have been about another process.
@@ -360,6 +363,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		Cgroup:      Cgroup(p.cgroup),
 		NetNS:       ns,
 		HostNetwork: ns == r.nets.own.Inode(),
-		Interfaces:  interfaces,
-	}, look, nil
+		Interfaces:  net.interfaces,
+		Many:        net.many,
+	}, net.looks, nil
 }

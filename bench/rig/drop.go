@@ -86,7 +86,7 @@ func (r *Rig) startDrop(at DropPoint) error {
 		return err
 	}
 	defer ns.Close()
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	if err != nil {
 		return err
 	}

@@ -211,7 +211,7 @@ func setOffload(b *sandbox.Box, dev string, group netdev.Offload, on bool) error
 		return err
 	}
 	defer ns.Close()
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	if err != nil {
 		return err
 	}

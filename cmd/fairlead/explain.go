@@ -115,6 +115,9 @@ func explainNetwork(w io.Writer, c api.Container) {
 	case len(c.Interfaces) == 0:
 		fmt.Fprintln(w, "  has no network device")
 	}
+	if c.Many {
+		fmt.Fprintln(w, "  has more network devices or addresses than are looked at; nothing is done about the others")
+	}
 	for _, i := range c.Interfaces {
 		fmt.Fprintf(w, "  %s (%s)", show(i.Name), show(i.Kind))
 		for _, a := range i.Addrs {

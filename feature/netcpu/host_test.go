@@ -244,7 +244,7 @@ func create(t *testing.T, h *sandbox.Host, spec sandbox.Spec) *sandbox.Box {
 
 func index(t *testing.T, ns *netdev.NS, name string) int {
 	t.Helper()
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	must(t, err)
 	for _, l := range links {
 		if l.Name == name {

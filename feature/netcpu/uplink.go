@@ -107,7 +107,7 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 			return err
 		}
 		defer ns.Close()
-		all, err := ns.Links()
+		all, err := ns.Links(netdev.MostLinks)
 		if err != nil {
 			return err
 		}

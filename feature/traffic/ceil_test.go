@@ -199,7 +199,7 @@ func (h *host) gets(box *sandbox.Box, got *load.Board) bool {
 func (h *host) passed(at *sandbox.Box, veth int) uint64 {
 	h.t.Helper()
 	ns := h.open(at)
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	must(h.t, err)
 	i := slices.IndexFunc(links, func(l netdev.Link) bool { return l.Name == netdev.IFBName(veth) })
 	if i < 0 {

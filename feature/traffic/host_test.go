@@ -127,7 +127,7 @@ func (h *host) open(b *sandbox.Box) *netdev.NS {
 
 func (h *host) index(b *sandbox.Box, name string) int {
 	h.t.Helper()
-	links, err := h.open(b).Links()
+	links, err := h.open(b).Links(netdev.MostLinks)
 	must(h.t, err)
 	for _, l := range links {
 		if l.Name == name {

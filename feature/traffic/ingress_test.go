@@ -344,7 +344,7 @@ func needSharing(t *testing.T) {
 // ifbs counts the devices of that kind in the host's namespace.
 func (h *host) ifbs() int {
 	h.t.Helper()
-	links, err := h.open(h.ns).Links()
+	links, err := h.open(h.ns).Links(netdev.MostLinks)
 	must(h.t, err)
 	n := 0
 	for _, l := range links {

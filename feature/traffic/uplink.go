@@ -36,7 +36,7 @@ func (u *uplink) close() error {
 // look finds the uplinks that there are now. The error is of those that could
 // not be taken: their rate is not known, or there is none of that name.
 func (f *Traffic) look() error {
-	links, err := f.host.Links()
+	links, err := f.host.Links(netdev.MostLinks)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func newPair(t *testing.T) pair {
 
 func index(t *testing.T, ns *netdev.NS, name string) int {
 	t.Helper()
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	if err != nil {
 		t.Fatal(err)
 	}

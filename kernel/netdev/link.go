@@ -9,12 +9,16 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// maxLinks bounds what is taken from one namespace: the devices in it belong
-// to a container, which may make as many as it likes.
-const maxLinks = 4096
+// MostLinks bounds a look at a namespace that is the host's, where each of 65,534
+// containers may have a device or two.
+const MostLinks = 1 << 18
+
+// maxAddrs is how many addresses of one device are told.
+const maxAddrs = 64
 
 const (
 	watchPause = 5 * time.Millisecond // between two calls of a watch
@@ -41,34 +45,94 @@ type Link struct {
 	RxQueues, TxQueues int
 }
 
-// Links lists the devices in the namespace, loopback included. A device that
-// changes its name or goes while it is read may be left out.
-func (ns *NS) Links() ([]Link, error) {
+// Links lists the devices in the namespace, loopback included: the first of them
+// that the kernel shows, and of each at most 64 addresses. Where there are more
+// devices or addresses than most, the error matches [ErrMany], and what was seen up
+// to there is returned with it. A device that changes its name or goes while it
+// is read may be left out.
+func (ns *NS) Links(most int) ([]Link, error) {
 	var links []Link
-	err := ns.with(func(h *netlink.Handle) error {
-		list, err := h.LinkList()
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return err
-		}
-		addrs, err := h.AddrList(nil, unix.AF_UNSPEC)
-		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return err
-		}
-		prefixes := make(map[int][]string)
-		for _, a := range addrs {
-			if a.IPNet != nil && len(prefixes[a.LinkIndex]) < maxLinks {
-				prefixes[a.LinkIndex] = append(prefixes[a.LinkIndex], a.IPNet.String())
+	err := ns.Do(func() error {
+		at := make(map[int]int) // by index
+		seen := 0
+		err := dump(unix.NETLINK_ROUTE, linksRequest(), func(msg []byte) (bool, error) {
+			if seen++; seen > most {
+				return false, ErrMany
 			}
+			l, err := netlink.LinkDeserialize(nil, msg)
+			if err != nil {
+				return false, err
+			}
+			link := fromNetlink(l)
+			if _, twice := at[link.Index]; !twice {
+				at[link.Index] = len(links)
+				links = append(links, link)
+			}
+			return true, nil
+		})
+		if err != nil && !errors.Is(err, ErrMany) {
+			return err
 		}
-		for _, l := range list[:min(len(list), maxLinks)] {
-			links = append(links, fromNetlink(l, prefixes))
-		}
-		return nil
+		seen = 0
+		req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+		req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
+		return errors.Join(err, dump(unix.NETLINK_ROUTE, req, func(msg []byte) (bool, error) {
+			if seen++; seen > most {
+				return false, ErrMany
+			}
+			index, prefix, err := parseAddr(msg)
+			if i, ok := at[index]; ok && err == nil && prefix != "" && len(links[i].Addrs) < maxAddrs {
+				links[i].Addrs = append(links[i].Addrs, prefix)
+			}
+			return true, err
+		}))
 	})
+	if errors.Is(err, ErrMany) {
+		return links, fmt.Errorf("list links of netns %d: %w (%d)", ns.inode, ErrMany, most)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list links of netns %d: %w", ns.inode, err)
 	}
 	return links, nil
+}
+
+// linksRequest asks for all devices, without the counters of each.
+func linksRequest() *nl.NetlinkRequest {
+	const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS of linux/rtnetlink.h
+	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStats)))
+	return req
+}
+
+// parseAddr reads the device and the prefix out of an RTM_NEWADDR message: of a
+// point-to-point link IFA_LOCAL is our end, alone, and IFA_ADDRESS the other one.
+func parseAddr(msg []byte) (index int, prefix string, err error) {
+	if len(msg) < unix.SizeofIfAddrmsg {
+		return 0, "", errors.New("short address message")
+	}
+	head := nl.DeserializeIfAddrmsg(msg)
+	attrs, err := nl.ParseRouteAttr(msg[unix.SizeofIfAddrmsg:])
+	if err != nil {
+		return 0, "", err
+	}
+	var addr, local net.IP
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case unix.IFA_ADDRESS:
+			addr = a.Value
+		case unix.IFA_LOCAL:
+			local = a.Value
+		}
+	}
+	bits := int(head.Prefixlen)
+	if local != nil && !local.Equal(addr) {
+		addr, bits = local, 8*len(local)
+	}
+	if len(addr) != net.IPv4len && len(addr) != net.IPv6len {
+		return 0, "", nil
+	}
+	return int(head.Index), (&net.IPNet{IP: addr, Mask: net.CIDRMask(bits, 8*len(addr))}).String(), nil
 }
 
 // Link returns the device with the given index, without its addresses. The
@@ -80,7 +144,7 @@ func (ns *NS) Link(index int) (Link, error) {
 		if err != nil {
 			return err
 		}
-		link = fromNetlink(l, nil)
+		link = fromNetlink(l)
 		return nil
 	})
 	var missing netlink.LinkNotFoundError
@@ -116,7 +180,7 @@ func (ns *NS) Index(name string) (index int, err error) {
 // ErrNoLink means that a namespace has no device with that index.
 var ErrNoLink = errors.New("no such network device")
 
-func fromNetlink(l netlink.Link, prefixes map[int][]string) Link {
+func fromNetlink(l netlink.Link) Link {
 	a := l.Attrs()
 	return Link{
 		Name:     a.Name,
@@ -125,7 +189,6 @@ func fromNetlink(l netlink.Link, prefixes map[int][]string) Link {
 		MAC:      a.HardwareAddr.String(),
 		MTU:      a.MTU,
 		Up:       a.Flags&net.FlagUp != 0,
-		Addrs:    prefixes[a.Index],
 		Master:   a.MasterIndex,
 		Peer:     a.ParentIndex,
 		PeerNS:   a.NetNsID,

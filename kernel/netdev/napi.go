@@ -8,7 +8,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -42,78 +41,31 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrNoNAPIList, err)
 		}
-		msgs, err := dumpNAPIs(int(family.ID), index)
+		req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_DUMP)
+		req.AddData(genlHeader{netdevNAPIGet, 1})
+		if index != 0 {
+			req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
+		}
+		err = dump(unix.NETLINK_GENERIC, req, func(msg []byte) (bool, error) {
+			n, err := parseNAPI(msg)
+			if err == nil && (index == 0 || n.Device == index) {
+				list = append(list, n)
+			}
+			return true, err
+		})
 		if errors.Is(err, unix.ENODEV) {
 			return ErrNoLink
 		}
 		if errors.Is(err, unix.EOPNOTSUPP) {
 			return fmt.Errorf("%w: %w", ErrNoNAPIList, err)
 		}
-		if err != nil {
-			return err
-		}
-		for _, m := range msgs {
-			n, err := parseNAPI(m)
-			if err != nil {
-				return err
-			}
-			if index == 0 || n.Device == index {
-				list = append(list, n)
-			}
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list napi of device %d in netns %d: %w", index, ns.inode, err)
 	}
 	slices.SortFunc(list, func(a, b NAPI) int { return a.ID - b.ID })
 	return list, nil
-}
-
-// dumpNAPIs asks for the contexts of one device, or of all for index 0. It reads to the end of the
-// dump by itself: the kernel leaves NLM_F_MULTI out of these answers, so that
-// NetlinkRequest.Execute would stop after the first.
-func dumpNAPIs(family, index int) ([][]byte, error) {
-	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_GENERIC)
-	if err != nil {
-		return nil, err
-	}
-	defer s.Close()
-	patience := unix.NsecToTimeval(int64(Patience))
-	if err := s.SetReceiveTimeout(&patience); err != nil {
-		return nil, err
-	}
-	req := nl.NewNetlinkRequest(family, unix.NLM_F_DUMP)
-	req.AddData(genlHeader{netdevNAPIGet, 1})
-	if index != 0 {
-		req.AddData(nl.NewRtAttr(napiIfindex, nl.Uint32Attr(uint32(index))))
-	}
-	if err := s.Send(req); err != nil {
-		return nil, err
-	}
-	var list [][]byte
-	for {
-		msgs, _, err := s.Receive()
-		if err != nil {
-			return nil, err
-		}
-		for _, m := range msgs {
-			switch m.Header.Type {
-			case unix.NLMSG_DONE:
-				return list, nil
-			case unix.NLMSG_ERROR:
-				if len(m.Data) < 4 {
-					return nil, errors.New("short netlink error")
-				}
-				if errno := int32(binary.NativeEndian.Uint32(m.Data)); errno != 0 {
-					return nil, unix.Errno(-errno)
-				}
-				return list, nil
-			default:
-				list = append(list, m.Data)
-			}
-		}
-	}
 }
 
 // genlHeader is a generic netlink header: command, version and two reserved

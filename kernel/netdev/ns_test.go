@@ -156,7 +156,7 @@ func TestLinks(t *testing.T) {
 
 	na, nb := open(t, a.Path), open(t, b.Path)
 	byName := func(ns *NS) map[string]Link {
-		links, err := ns.Links()
+		links, err := ns.Links(MostLinks)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func (s state) readDevices(t *testing.T, name, path string) {
 	ns, err := netdev.Open(path)
 	must(t, err)
 	defer ns.Close()
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	must(t, err)
 	for _, l := range links {
 		if l.Name == "lo" {

@@ -30,7 +30,7 @@ func newUplink(r *rig) uplink {
 	ns, err := netdev.Open(r.host.NetNS())
 	must(r.t, err)
 	r.t.Cleanup(func() { ns.Close() })
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	must(r.t, err)
 	i := slices.IndexFunc(links, func(l netdev.Link) bool { return l.Name == "nic0" })
 	return uplink{r, ns, links[i].Index}

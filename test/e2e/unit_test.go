@@ -137,7 +137,7 @@ func bootMachine(t *testing.T) *machine {
 	m.ns, err = netdev.Open(near.Path)
 	must(t, err)
 	t.Cleanup(func() { m.ns.Close() })
-	links, err := m.ns.Links()
+	links, err := m.ns.Links(netdev.MostLinks)
 	must(t, err)
 	for _, l := range links {
 		if l.Name == "u0" {

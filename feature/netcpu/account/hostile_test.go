@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -56,7 +57,7 @@ func TestForged(t *testing.T) {
 
 			var mac string
 			ns := f.ns(victim)
-			links, err := ns.Links()
+			links, err := ns.Links(netdev.MostLinks)
 			must(t, err)
 			for _, l := range links {
 				if l.Name == "eth0" {

@@ -83,7 +83,7 @@ func (l *lab) ns(b *sandbox.Box) *netdev.NS {
 func (l *lab) device(b *sandbox.Box, name string, hostEnd bool) Device {
 	l.t.Helper()
 	ns := l.ns(b)
-	links, err := ns.Links()
+	links, err := ns.Links(netdev.MostLinks)
 	must(l.t, err)
 	for _, k := range links {
 		if k.Name == name {

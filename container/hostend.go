@@ -1,0 +1,205 @@
+package container
+
+import (
+	"cmp"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// search is a look for the namespaces that one namespace knows by ids. The kernel
+// answers only the reverse question, so candidates are tried, the likely ones
+// first, and each once however many ids are looked for.
+type search struct {
+	tried map[uint64]bool
+	stage int // of candidates
+}
+
+// hostEnd finds the other end of a veth or netkit. It is zero for all other
+// kinds, and where the other end cannot be reached.
+func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
+	if !twoEnded(l) || l.Peer == 0 || l.PeerNS < 0 {
+		return HostEnd{} // an end in its own namespace is no host end
+	}
+	there, path := n.resolve(net, ns, l.PeerNS)
+	if there == nil {
+		net.missed = true
+		return HostEnd{}
+	}
+	if there != n.own {
+		defer there.Close()
+	}
+	end := HostEnd{NetNS: there.Inode(), NSPath: path, Index: l.Peer}
+	peer, err := there.Link(l.Peer)
+	if err != nil {
+		return HostEnd{} // it is being removed
+	}
+	end.Name = peer.Name
+	if peer.Master != 0 {
+		if master, err := there.Link(peer.Master); err == nil {
+			end.Master = master.Name
+		}
+	}
+	return end
+}
+
+func twoEnded(l netdev.Link) bool { return l.Kind == "veth" || l.Kind == "netkit" }
+
+// nearest sorts the devices of a namespace: first those whose other end, or device
+// below, is in the agent's own namespace, then in one that is mounted where the
+// agent sees it, as runtimes do, then in any other that is found, and at last all
+// the rest. A container can make devices that lead to namespaces of its own
+// children, but not to the first two.
+func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
+	const own, mounted, found, none = 0, 1, 2, 3
+	far := make(map[int]int) // by the id of the namespace
+	of := func(l netdev.Link) int {
+		if l.Peer == 0 || l.PeerNS < 0 {
+			return none
+		}
+		if d, ok := far[l.PeerNS]; ok {
+			return d
+		}
+		d := none
+		if there, path := n.resolve(net, ns, l.PeerNS); there == n.own {
+			d = own
+		} else if there != nil {
+			there.Close()
+			d = mounted
+			if strings.HasPrefix(path, filepath.Clean(n.cfg.Proc)+"/") {
+				d = found
+			}
+		}
+		far[l.PeerNS] = d
+		return d
+	}
+	slices.SortStableFunc(links, func(x, y netdev.Link) int { return cmp.Compare(of(x), of(y)) })
+}
+
+// fromOutside adds to the devices of a namespace that were seen before the look
+// was cut off those that the host's ends lead to.
+func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link {
+	seen := make(map[int]bool)
+	for _, l := range links {
+		seen[l.Index] = true
+	}
+	from := func(there *netdev.NS) {
+		id, err := there.ID(ns)
+		if err != nil || id < 0 {
+			return
+		}
+		ends, err := there.Links(netdev.MostLinks)
+		if err != nil {
+			n.cfg.Log.Warn("look for host ends", "netns", there.Inode(), "err", err)
+		}
+		for _, end := range ends {
+			if !twoEnded(end) || end.PeerNS != id || seen[end.Peer] {
+				continue
+			}
+			if l, err := ns.Link(end.Peer); err == nil {
+				seen[l.Index] = true
+				links = append(links, l)
+			}
+		}
+	}
+	from(n.own)
+	for inode, path := range netdev.Mounted(n.cfg.Proc, "self") {
+		if inode == n.own.Inode() || inode == ns.Inode() {
+			continue
+		}
+		if there := openAt(path, inode); there != nil {
+			from(there)
+			there.Close()
+		}
+	}
+	return links
+}
+
+// resolve opens the namespace that ns knows by an id; nil if none is found.
+// Unless it is n.own the caller closes the result.
+func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, string) {
+	for {
+		if at, ok := net.ids[id]; ok {
+			if at.inode == n.own.Inode() {
+				return n.own, at.path
+			}
+			if there := openAt(at.path, at.inode); there != nil {
+				return there, at.path
+			}
+			delete(net.ids, id)
+		}
+		if !n.searchOn(net, ns) {
+			// It may have been too young for the scan, or have neither name nor process.
+			return nil, ""
+		}
+	}
+}
+
+// searchOn tries the next candidates, and says whether there were any.
+func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
+	s := &net.search
+	if s.tried == nil {
+		s.tried = map[uint64]bool{ns.Inode(): true}
+	}
+	var candidates map[uint64]string
+	switch s.stage {
+	case 0:
+		candidates = map[uint64]string{n.own.Inode(): filepath.Join(n.cfg.Proc, "self", "ns", "net")}
+	case 1:
+		candidates = n.hosts
+	case 2:
+		n.hosts = make(map[uint64]string) // what is still of use comes back
+		candidates = netdev.Mounted(n.cfg.Proc, "self")
+	case 3:
+		candidates = n.lived()
+	default:
+		return false
+	}
+	s.stage++
+	for inode, path := range candidates {
+		if s.tried[inode] {
+			continue
+		}
+		s.tried[inode] = true
+		there := n.own
+		if inode != n.own.Inode() {
+			if there = openAt(path, inode); there == nil {
+				continue
+			}
+		}
+		if id, err := ns.ID(there); err == nil && id >= 0 {
+			net.ids[id] = location{inode, path}
+			if there != n.own {
+				n.hosts[inode] = path
+			}
+		}
+		if there != n.own {
+			there.Close()
+		}
+	}
+	return true
+}
+
+// lived returns [netdev.All], which is a long look, so that it is not made more
+// often than each second.
+func (n *networks) lived() map[uint64]string {
+	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery {
+		n.scanned, n.scan = now, netdev.All(n.cfg.Proc)
+	}
+	return n.scan
+}
+
+// openAt opens a namespace if it is still the one that was found there.
+func openAt(path string, inode uint64) *netdev.NS {
+	ns, err := netdev.Open(path)
+	if err != nil {
+		return nil
+	}
+	if ns.Inode() != inode {
+		ns.Close()
+		return nil
+	}
+	return ns
+}

@@ -1,0 +1,70 @@
+package container
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// TestManyDevices has a container make more devices than are looked at. The one
+// by which its packets leave is found all the same, though it is the last.
+func TestManyDevices(t *testing.T) {
+	for _, n := range []int{maxInterfaces + 1, maxLinks + 1} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			ns, host := testkit.NetNS(t), testkit.NetNS(t)
+			path := host.Bind(t)
+			h := ns.Handle(t)
+			for i := range n {
+				if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flbr", i)}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			testkit.Veth(t, ns, "fl0", host, "flh0")
+			cmd := sleeper(t, ns, testkit.Cgroup(t))
+			src := newFake("docker")
+			s := runSet(t, Config{}, src)
+			src.report(Record{PID: cmd.Process.Pid, Name: "one"})
+			c := awaitName(t, s, "one")
+			if !c.Many || len(c.Interfaces) != maxInterfaces {
+				t.Errorf("%d devices, many %v", len(c.Interfaces), c.Many)
+			}
+			if first := c.Interfaces[0]; first.Name != "fl0" || first.Host.NetNS != host.Inode || first.Host.NSPath != path {
+				t.Errorf("first %+v", first)
+			}
+		})
+	}
+}
+
+// TestHiddenHostEnds has the other ends of a container's devices in namespaces
+// that nothing leads to. All that there is is tried, but once for all of them.
+func TestHiddenHostEnds(t *testing.T) {
+	ns := testkit.NetNS(t)
+	const devices = 8
+	for i := range devices {
+		// Its path is a descriptor of this process, which is not looked at.
+		testkit.Veth(t, ns, fmt.Sprint("fl", i), testkit.NetNS(t), "flh0")
+	}
+	cmd := sleeper(t, ns, testkit.Cgroup(t))
+	asked := 0
+	nets, err := newNetworks(Config{Proc: "/proc", Now: func() time.Time { asked++; return time.Now() }}, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nets.close()
+	net, err := nets.of(ns.Inode, cmd.Process.Pid, true)
+	if err != nil || len(net.interfaces) != devices || !net.missed {
+		t.Fatalf("%+v, %v", net, err)
+	}
+	// One look at the container's namespace, one at all others: each has its time.
+	if asked != 2 {
+		t.Errorf("the time was asked for %d times", asked)
+	}
+	if len(net.search.tried) < 2 || !net.search.tried[nets.own.Inode()] {
+		t.Errorf("tried %v as process %d", net.search.tried, os.Getpid())
+	}
+}

@@ -1,0 +1,123 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// Who lives in a namespace may fill it: a look ends all the same, and keeps what it saw.
+func TestManyLinks(t *testing.T) {
+	made := testkit.NetNS(t)
+	h := made.Handle(t)
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const devices, addrs = 40, maxAddrs + 20
+	for i := range devices {
+		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flbr", i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range addrs {
+		addr, err := netlink.ParseAddr(fmt.Sprintf("192.0.2.%d/32", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.AddrAdd(lo, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ns := open(t, made.Path)
+	for _, c := range []struct {
+		most, links int
+		many        bool
+	}{
+		{MostLinks, devices + 1, false},
+		{devices + 5, devices + 1, true}, // of addresses
+		{devices, devices, true},
+	} {
+		links, err := ns.Links(c.most)
+		if len(links) != c.links || errors.Is(err, ErrMany) != c.many || err != nil && !c.many {
+			t.Errorf("at most %d: %d devices, %v", c.most, len(links), err)
+		}
+		for _, l := range links {
+			if len(l.Addrs) > maxAddrs {
+				t.Errorf("at most %d: %d addresses of %s", c.most, len(l.Addrs), l.Name)
+			}
+		}
+	}
+}
+
+// CAP_NET_ADMIN in a namespace is enough to send to any netlink socket that was
+// opened there. What a container says in the kernel's place does not count.
+func TestForgedDump(t *testing.T) {
+	made := testkit.NetNS(t)
+	var names []string
+	err := open(t, made.Path).Do(func() error {
+		s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		port, err := s.GetPid()
+		if err != nil {
+			return err
+		}
+		forger, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(forger)
+		forged := nl.NewNetlinkRequest(unix.RTM_NEWLINK, 0)
+		forged.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		forged.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("forged")))
+		end := nl.NewNetlinkRequest(unix.NLMSG_DONE, 0)
+		for _, req := range []*nl.NetlinkRequest{forged, end} {
+			if err := unix.Sendto(forger, req.Serialize(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port}); err != nil {
+				return os.NewSyscallError("send forged answer", err)
+			}
+		}
+		return dumpBy(s, linksRequest(), func(msg []byte) (bool, error) {
+			l, err := netlink.LinkDeserialize(nil, msg)
+			if err == nil {
+				names = append(names, l.Attrs().Name)
+			}
+			return true, err
+		})
+	})
+	if err != nil || len(names) != 1 || names[0] != "lo" {
+		t.Errorf("devices %q, %v", names, err)
+	}
+}
+
+func FuzzParseAddr(f *testing.F) {
+	req := func(attrs ...*nl.RtAttr) []byte {
+		msg := nl.NewIfAddrmsg(unix.AF_INET)
+		msg.Prefixlen = 24
+		data := msg.Serialize()
+		for _, a := range attrs {
+			data = append(data, a.Serialize()...)
+		}
+		return data
+	}
+	f.Add(req(nl.NewRtAttr(unix.IFA_ADDRESS, []byte{192, 0, 2, 1}), nl.NewRtAttr(unix.IFA_LOCAL, []byte{192, 0, 2, 1})))
+	f.Add(req(nl.NewRtAttr(unix.IFA_ADDRESS, []byte{192, 0, 2, 2}), nl.NewRtAttr(unix.IFA_LOCAL, []byte{192, 0, 2, 1})))
+	f.Add(req(nl.NewRtAttr(unix.IFA_ADDRESS, []byte{1})))
+	f.Add(req())
+	f.Add([]byte{1})
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		if _, prefix, err := parseAddr(msg); err != nil && prefix != "" {
+			t.Errorf("both %q and %v", prefix, err)
+		}
+	})
+}
