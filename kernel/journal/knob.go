@@ -7,10 +7,10 @@ import "errors"
 // has ended. Restoring such a knob is a success.
 var ErrGone = errors.New("object is gone")
 
-// Ref names a Knob in words that survive the process that wrote them. What comes
-// before the first slash of Object is its place, of whatever Kind: knobs of one
-// place are never turned at the same time. For those of devices that is their
-// namespace.
+// Ref names a Knob in words that survive the process that wrote them. Knobs of one
+// place are never turned at the same time, of whatever Kind: the place is the
+// directory where Object is an absolute path, as that of a cgroup file, else what
+// comes before its first slash, which for devices is their namespace.
 type Ref struct {
 	Kind   string `json:"kind"`   // which door opens it: "file", "offload", "threaded", "kthread", ...
 	Object string `json:"object"` // unique within Kind, and enough to open it again

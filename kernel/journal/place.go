@@ -3,6 +3,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,9 @@ var ErrStuck = errors.New("a call to the host does not return")
 
 // place is what knobs share that are turned one at a time; see Ref.
 func (r Ref) place() string {
+	if path.IsAbs(r.Object) {
+		return path.Dir(r.Object)
+	}
 	before, _, _ := strings.Cut(r.Object, "/")
 	return before
 }

@@ -72,6 +72,19 @@ func TestOneThatHangsKeepsNoOthersWaiting(t *testing.T) {
 	})
 }
 
+// Files of a cgroup are at one place, those of another at another.
+func TestPlace(t *testing.T) {
+	for object, want := range map[string]string{
+		"/sys/fs/cgroup/cpu/a/cpu.shares": "/sys/fs/cgroup/cpu/a", "/sys/fs/cgroup/cpu/b/cpu.shares": "/sys/fs/cgroup/cpu/b",
+		"/sys/fs/cgroup/cpu/a/fairlead": "/sys/fs/cgroup/cpu/a",
+		"4026531840/3/gro":              "4026531840", "12:3456:/sys/fs/cgroup/cpu": "12:3456:", "12:3456": "12:3456",
+	} {
+		if got := (Ref{Object: object}).place(); got != want {
+			t.Errorf("place of %s is %q, want %q", object, got, want)
+		}
+	}
+}
+
 // Restore leaves behind what does not return, be it the Opener; however many
 // they are, it ends. What they come to later counts.
 func TestRestoreLeavesBehindWhatHangs(t *testing.T) {
