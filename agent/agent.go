@@ -27,6 +27,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/metrics"
@@ -81,7 +82,8 @@ type Agent struct {
 	setting sync.Mutex // one Set at a time; guards hand
 	hand    overrides
 
-	fresh fresh
+	fresh  fresh
+	layout func() (cgroup.Layout, error) // found once
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
@@ -155,6 +157,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),
 		decisions: make(map[choice]policy.Decision),
+		layout:    sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup) }),
 	}
 	j.Attribute(func(id uint64) string {
 		c, _ := set.Lookup(container.ID(id))

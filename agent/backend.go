@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -204,6 +204,12 @@ func names(s api.Sample) bool {
 	return slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
 }
 
+// Caller says which container a peer is in, 0 for none that is known.
+func (a *Agent) Caller(p api.Peer) container.ID {
+	c, _ := a.containerOf(p)
+	return c.ID
+}
+
 // containerOf finds the container that a peer is in: the one whose cgroup is
 // that of the peer or, if its processes are in cgroups of their own, the
 // nearest above.
@@ -211,7 +217,7 @@ func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
 	if p.PID == 0 {
 		return container.Container{}, false
 	}
-	layout, err := cgroup.Detect(a.cfg.Roots.Proc, a.cfg.Roots.Cgroup)
+	layout, err := a.layout()
 	if err != nil {
 		return container.Container{}, false
 	}
@@ -219,15 +225,20 @@ func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
 	if err != nil {
 		return container.Container{}, false
 	}
-	running := a.set.Snapshot().Containers
-	for dir := paths.V2; len(dir) > len(layout.V2); dir = filepath.Dir(dir) {
-		id, err := cgroup.ID(dir)
-		if err != nil {
-			break
-		}
-		if i := slices.IndexFunc(running, func(c container.Container) bool { return c.ID == container.ID(id) }); i >= 0 {
-			return running[i], p.Same()
+	// Nothing is looked up for each level: the peer may be thousands deep.
+	above := func(dir string) bool { return paths.V2 == dir || strings.HasPrefix(paths.V2, dir+"/") }
+	var nearest container.Container
+	for _, c := range a.set.Snapshot().Containers {
+		if len(c.Cgroup.V2) > max(len(layout.V2), len(nearest.Cgroup.V2)) && above(c.Cgroup.V2) {
+			nearest = c
 		}
 	}
-	return container.Container{}, false
+	if nearest.ID == 0 {
+		return container.Container{}, false
+	}
+	// Of a cgroup that was made anew under the same name the Set may not know yet.
+	if id, err := cgroup.ID(nearest.Cgroup.V2); err != nil || nearest.ID != container.ID(id) || !p.Same() {
+		return container.Container{}, false
+	}
+	return nearest, true
 }

@@ -13,12 +13,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
@@ -44,6 +46,8 @@ type backend struct {
 	set      SetRequest
 	peer     Peer
 	slow     chan struct{}
+	asked    atomic.Uint64             // how often Caller was, in the order of connections
+	callers  func(uint64) container.ID // nil: always the same
 }
 
 func (b *backend) Containers(ctx context.Context) ([]Container, error) {
@@ -85,6 +89,13 @@ func (b *backend) Self(_ context.Context, p Peer) (Self, error) {
 		return Self{}, errors.New("the peer has gone")
 	}
 	return Self{ID: 9}, b.err
+}
+
+func (b *backend) Caller(Peer) container.ID {
+	if n := b.asked.Add(1) - 1; b.callers != nil {
+		return b.callers(n)
+	}
+	return 9
 }
 
 // served gives the socket on which b is served until the test ends.
@@ -363,23 +374,5 @@ func TestListen(t *testing.T) {
 	}
 	if _, err := Listen(filepath.Join(dir, strings.Repeat("x", 200))); err == nil {
 		t.Error("a name that is too long for a socket is taken")
-	}
-}
-
-// A container that opens connections and says nothing must not lock out the
-// others for long.
-func TestSelfSocketIsLetGo(t *testing.T) {
-	socket := served(t, &backend{}, 0o666, ServeSelf)
-	for range maxSelves {
-		c, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-	}
-	c := Dial(socket)
-	defer c.Close()
-	if s, err := c.Self(t.Context()); err != nil || s.ID != 9 {
-		t.Errorf("self: %+v, %v", s, err)
 	}
 }

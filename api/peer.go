@@ -120,6 +120,7 @@ type visitor struct {
 	net.Conn
 	peer  Peer
 	err   error
+	guest *guest // nil on the agent's socket
 	close sync.Once
 	leave func()
 }
@@ -139,23 +140,28 @@ func (v *visitor) Close() error {
 type visitors struct {
 	net.Listener
 	places chan struct{}
+	guests *guests // nil where nobody has to be kept from taking all places
 }
 
 func (l visitors) Accept() (net.Conn, error) {
-	l.places <- struct{}{} // the next in line waits in the kernel's queue
-	leave := func() { <-l.places }
-	c, err := l.Listener.Accept()
-	if err != nil {
-		leave()
-		return nil, err
+	for {
+		l.places <- struct{}{} // the next in line waits in the kernel's queue
+		c, err := l.Listener.Accept()
+		if err != nil {
+			<-l.places
+			return nil, err
+		}
+		v := &visitor{Conn: c, peer: Peer{FD: -1}, leave: func() { <-l.places }}
+		if u, ok := c.(*net.UnixConn); ok {
+			v.peer, v.err = peerOf(u)
+		} else {
+			v.err = errors.New("read peer: not a unix socket")
+		}
+		if l.guests == nil || l.guests.admit(v) {
+			return v, nil
+		}
+		v.Close()
 	}
-	v := &visitor{Conn: c, peer: Peer{FD: -1}, leave: leave}
-	if u, ok := c.(*net.UnixConn); ok {
-		v.peer, v.err = peerOf(u)
-	} else {
-		v.err = errors.New("read peer: not a unix socket")
-	}
-	return v, nil
 }
 
 func withPeer(ctx context.Context, c net.Conn) context.Context {

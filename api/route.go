@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -28,6 +29,9 @@ type Backend interface {
 	// and takes others back: all of them or none.
 	Set(ctx context.Context, ref string, by Peer, in SetRequest) (Container, error)
 	Self(context.Context, Peer) (Self, error)
+	// Caller says which container a process that has connected is in, at little
+	// cost: it is asked before anything is read from there. 0: none that is known.
+	Caller(Peer) container.ID
 }
 
 // route is one endpoint, and what the document says of it.
@@ -126,6 +130,9 @@ func set(b Backend, r *http.Request) (any, error) {
 func self(b Backend, r *http.Request) (any, error) {
 	p, err := peer(r.Context())
 	if err != nil {
+		return nil, err
+	}
+	if err := turn(r.Context()); err != nil {
 		return nil, err
 	}
 	return b.Self(r.Context(), p)

@@ -10,32 +10,36 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/fairlead-project/fairlead/container"
 )
 
 const (
 	maxBody   = 64 << 10 // of a request
 	maxPeople = 256      // connections to the agent's socket at a time
-	maxSelves = 64       // and to that of the containers
+	maxSelves = 256      // and to that of the containers
 )
 
 // Serve answers on the agent's socket until ctx ends; then it lets requests
 // under way finish for a moment, and closes l.
 func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
-	return serve(ctx, l, newHandler(b, false, log), maxPeople, time.Minute)
+	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(b, false, log), time.Minute)
 }
 
 // ServeSelf answers on the socket of the containers. Nothing that they send or
-// leave unsent may hold it for long.
+// leave unsent may hold it for long, and no one of them may hold it for itself:
+// see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
-	return serve(ctx, l, newHandler(b, true, log), maxSelves, 2*time.Second)
+	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: &guests{caller: b.Caller, of: make(map[container.ID]*guest)}}
+	return serve(ctx, v, newHandler(b, true, log), 2*time.Second)
 }
 
-func serve(ctx context.Context, l net.Listener, h http.Handler, places int, idle time.Duration) error {
+func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) error {
 	s := http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: min(5*time.Second, idle),
 		ReadTimeout:       min(10*time.Second, idle),
-		WriteTimeout:      time.Minute,
+		WriteTimeout:      min(time.Minute, 5*idle),
 		IdleTimeout:       idle,
 		MaxHeaderBytes:    16 << 10,
 		ConnContext:       withPeer,
@@ -50,7 +54,7 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, places int, idle
 			s.Close()
 		}
 	})
-	err := s.Serve(visitors{Listener: l, places: make(chan struct{}, places)})
+	err := s.Serve(l)
 	if !stop() {
 		<-done
 	}

@@ -1,0 +1,85 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+const (
+	maxOfOne  = 8                     // connections of one container at a time
+	selfPause = 10 * time.Millisecond // between two answers to one container
+)
+
+// guests are the containers that are connected to their socket. Of each so many
+// connections are let in, however many processes it makes them from: more are
+// closed before anything is read of them. Those that are in no container that is
+// known count as one.
+type guests struct {
+	caller func(Peer) container.ID
+
+	mu sync.Mutex
+	of map[container.ID]*guest
+}
+
+// guest is one of them; the mutex of all guards it.
+type guest struct {
+	all   *guests
+	conns int
+	next  time.Time // when it may have its next answer
+}
+
+// admit lets a visitor in, who leaves when it is closed, or says that it must not.
+func (g *guests) admit(v *visitor) bool {
+	id := container.ID(0)
+	if v.err == nil {
+		id = g.caller(v.peer)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(g.of, func(_ container.ID, one *guest) bool { return one.conns == 0 && one.next.Before(now) })
+	one := g.of[id]
+	if one == nil {
+		one = &guest{all: g}
+		g.of[id] = one
+	}
+	if one.conns == maxOfOne {
+		return false
+	}
+	one.conns++
+	left := v.leave
+	v.guest, v.leave = one, func() {
+		g.mu.Lock()
+		one.conns--
+		g.mu.Unlock()
+		left()
+	}
+	return true
+}
+
+// turn waits until the container that made the request that ctx belongs to may
+// have its next answer.
+func turn(ctx context.Context) error {
+	v, ok := ctx.Value(peerKey{}).(*visitor)
+	if !ok || v.guest == nil {
+		return errors.New("read peer: unknown connection")
+	}
+	g := v.guest.all
+	g.mu.Lock()
+	wait := max(0, time.Until(v.guest.next))
+	v.guest.next = time.Now().Add(wait + selfPause)
+	g.mu.Unlock()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

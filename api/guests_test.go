@@ -1,0 +1,127 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// Containers that open connections and say nothing must not lock out the others
+// for long.
+func TestSelfSocketIsLetGo(t *testing.T) {
+	b := &backend{callers: func(n uint64) container.ID { return container.ID(n/maxOfOne + 1) }}
+	socket := served(t, b, 0o666, ServeSelf)
+	for range maxSelves {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	c := Dial(socket)
+	defer c.Close()
+	if s, err := c.Self(t.Context()); err != nil || s.ID != 9 {
+		t.Errorf("self: %+v, %v", s, err)
+	}
+}
+
+// A container that connects more often than it may is let go at once, before
+// anything is read of it.
+func TestSelfSocketRefuses(t *testing.T) {
+	socket := served(t, &backend{}, 0o666, ServeSelf)
+	var last net.Conn
+	for range 2 * maxOfOne {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		last = c
+	}
+	last.Write([]byte("GET /v1/self HTTP/1.1\r\nHost: x\r\n\r\n"))
+	if n, err := last.Read(make([]byte, 1)); err == nil {
+		t.Errorf("%d bytes come back on a connection too many", n)
+	}
+}
+
+func TestGuests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ids := map[int]container.ID{1: 7, 2: 7, 3: 8}
+		g := &guests{caller: func(p Peer) container.ID { return ids[p.PID] }, of: make(map[container.ID]*guest)}
+		left := 0
+		come := func(pid int, err error) (*visitor, bool) {
+			v := &visitor{Conn: nowhere{}, peer: Peer{PID: pid, FD: -1}, err: err, leave: func() { left++ }}
+			return v, g.admit(v)
+		}
+		var in []*visitor
+		for i := range maxOfOne {
+			v, ok := come(1+i%2, nil)
+			if !ok {
+				t.Fatalf("visitor %d is not let in", i)
+			}
+			in = append(in, v)
+		}
+		if _, ok := come(2, nil); ok {
+			t.Error("one container has more connections than it may")
+		}
+		other, ok := come(3, nil)
+		if !ok {
+			t.Error("another container is kept out")
+		}
+		for i := range 2 * maxOfOne { // known to be nobody's, or not known at all
+			var err error
+			if i%2 == 0 {
+				err = errors.New("no peer")
+			}
+			if _, ok := come(4, err); ok != (i < maxOfOne) {
+				t.Errorf("stranger %d: %v", i, ok)
+			}
+		}
+		in[0].Close()
+		in[0].Close()
+		if v, ok := come(1, nil); !ok || left != 1 {
+			t.Errorf("after one has left: %v, %d have left", ok, left)
+		} else {
+			in[0] = v
+		}
+
+		// Answers to one container come one after the other, to another at once.
+		began := time.Now()
+		for _, v := range []*visitor{in[0], in[1], other, in[2]} {
+			if err := turn(withPeer(t.Context(), v)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(began); took != 2*selfPause {
+			t.Errorf("four answers took %v", took)
+		}
+		gone, cancel := context.WithCancel(withPeer(t.Context(), in[0]))
+		cancel()
+		if err := turn(gone); !errors.Is(err, context.Canceled) {
+			t.Errorf("who has gone waits for an answer: %v", err)
+		}
+
+		for _, v := range append(in, other) {
+			v.Close()
+		}
+		come(3, nil)
+		if g.of[7] == nil {
+			t.Error("by connecting anew a container has its next answer sooner")
+		}
+		time.Sleep(time.Second)
+		come(3, nil)
+		if g.of[7] != nil {
+			t.Error("a container that has left is never forgotten")
+		}
+	})
+}
+
+// nowhere is a connection to close.
+type nowhere struct{ net.Conn }
+
+func (nowhere) Close() error { return nil }
