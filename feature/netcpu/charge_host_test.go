@@ -28,8 +28,8 @@ func TestChargeFlood(t *testing.T) {
 		t.Fatalf("the sandbox has %+v", owners)
 	}
 	sample := func(name string) float64 { return h.sample(h.container.ID, name) }
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	h.apply(h.container, policy.NetCPUCharge)
+	h.apply(h.container, policy.NetCPUCharge)
 	h.start(h.box, "udp-recv", "--listen", ":9000")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
 	// Seen at one time, as it goes back up whenever less comes.
@@ -42,17 +42,17 @@ func TestChargeFlood(t *testing.T) {
 		t.Errorf("%+v, journal %+v", h.netcpu.Snapshot().Samples, h.notes())
 	}
 
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.apply(h.container, policy.NetCPUIsolate)
 	if got := limit(); got != owners {
 		t.Errorf("isolated, the quota is %+v", got)
 	}
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	h.apply(h.container, policy.NetCPUCharge)
 	until(t, "it is lowered again", func() bool { return limit().Quota < owners.Quota })
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUObserve)))
+	h.apply(h.container, policy.NetCPUObserve)
 	if got := limit(); got != owners || len(h.notes()) != 0 {
 		t.Errorf("quota %+v and journal %+v in the end", got, h.notes())
 	}
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUCharge)))
+	h.apply(h.container, policy.NetCPUCharge)
 	until(t, "once more", func() bool { return limit().Quota < owners.Quota })
 	must(t, h.netcpu.Close())
 	if got := limit(); got != owners || len(h.notes()) != 0 {
@@ -77,7 +77,7 @@ func TestAbsurdQuotas(t *testing.T) {
 			must(t, h.box.Limit(cpu))
 			owners := limitsOf(t, h.container.Cgroup.CPU)
 			for range 2 {
-				must(t, h.netcpu.Apply(t.Context(), h.target(mode)))
+				h.apply(h.container, mode)
 			}
 			time.Sleep(500 * time.Millisecond) // two rounds
 			b, err := cgroup.ReadBandwidth(h.container.Cgroup.CPU)
@@ -131,7 +131,7 @@ func TestDropsAreCharged(t *testing.T) {
 	} {
 		t.Run(string(c.mode), func(t *testing.T) {
 			h := newHost(t, c.cpu)
-			must(t, h.netcpu.Apply(t.Context(), h.target(c.mode)))
+			h.apply(h.container, c.mode)
 			h.start(h.box, "udp-recv", "--listen", ":9000")
 			for range c.burners {
 				h.start(h.box, "burn")
@@ -140,7 +140,10 @@ func TestDropsAreCharged(t *testing.T) {
 			dropped := func() float64 { return h.sample(h.container.ID, c.dropped) }
 			until(t, "packets are dropped", func() bool { return dropped() > 1000 })
 			before, from := dropped(), h.accounts()
-			until(t, "some more are", func() bool { return dropped() > before+50_000 })
+			began := time.Now()
+			until(t, "some more are", func() bool { // on a slow machine, in the time that there is
+				return dropped() > before+50_000 || dropped() > before+2000 && time.Since(began) > 10*time.Second
+			})
 			now := h.accounts()
 			own := now[h.container.ID] - from[h.container.ID]
 			system := now[account.System] - from[account.System]
@@ -175,20 +178,25 @@ func (h *host) accounts() map[container.ID]time.Duration {
 }
 
 // addsUp checks that the accounts are the whole of what was measured apart from
-// them, but for what comes while they are read.
+// them, but for what comes while they are read, and what is under way then: a
+// softirq in whose midst its CPU was taken away is not measured before it ends.
 func (h *host) addsUp(when string) account.Reading {
 	h.t.Helper()
-	began := time.Now()
-	r, err := h.netcpu.Read()
-	must(h.t, err)
-	took := time.Since(began)
-	sum := r.Gone
-	for _, a := range r.Accounts {
-		sum += a.CPU()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		began := time.Now()
+		r, err := h.netcpu.Read()
+		must(h.t, err)
+		took := time.Since(began)
+		sum := r.Gone
+		for _, a := range r.Accounts {
+			sum += a.CPU()
+		}
+		total := r.Softirq + r.Thread
+		if (sum - total).Abs() <= total/50+2*took {
+			return r
+		}
+		if time.Now().After(end) {
+			h.t.Fatalf("%s: the accounts add up to %v of %v, read in %v", when, sum, total, took)
+		}
 	}
-	total := r.Softirq + r.Thread
-	if diff := (sum - total).Abs(); diff > total/50+2*took {
-		h.t.Errorf("%s: the accounts add up to %v of %v, read in %v", when, sum, total, took)
-	}
-	return r
 }

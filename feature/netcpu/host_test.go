@@ -1,6 +1,8 @@
 package netcpu_test
 
 import (
+	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -9,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
@@ -115,6 +119,20 @@ func (h *host) target(mode policy.NetCPU) policy.Target {
 	return policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: mode}}
 }
 
+// apply puts a mode into force as the agent does: it tries again, as a thread that
+// has just been made cannot be moved before it has run, which beside a flood on a
+// busy machine can take longer than an Apply waits.
+func (h *host) apply(c container.Container, mode policy.NetCPU) {
+	h.t.Helper()
+	target := policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}
+	err := h.netcpu.Apply(h.t.Context(), target)
+	for tries := 0; tries < 10 && errors.Is(err, unix.EINVAL); tries++ {
+		h.t.Log(err)
+		err = h.netcpu.Apply(h.t.Context(), target)
+	}
+	must(h.t, err)
+}
+
 func (h *host) open(b *sandbox.Box) *netdev.NS {
 	h.t.Helper()
 	ns, err := netdev.Open(b.NetNS())
@@ -211,13 +229,19 @@ func (h *host) threads() map[string][]string {
 				continue
 			}
 			paths, err := layout.OfPID("/proc", th.TID)
+			if ended(err) {
+				continue
+			}
 			must(h.t, err)
 			// Some kernels keep the threads of a device for as long as it
 			// polls, idle and in the group of all.
 			if paths.CPU != layout.CPU {
-				where[device] = append(where[device], paths.CPU)
 				slice, err := sched.Slice("/proc", th.Thread).Read()
+				if ended(err) {
+					continue
+				}
 				must(h.t, err)
+				where[device] = append(where[device], paths.CPU)
 				if slice != sched.NoSlice && slice != sched.FormatSlice(100*time.Microsecond) {
 					h.t.Errorf("slice of thread %s is %s ns", th.Comm, slice)
 				}
@@ -225,6 +249,12 @@ func (h *host) threads() map[string][]string {
 		}
 	}
 	return where
+}
+
+// ended says that a thread ended while it was looked at: the kernel lets go of one
+// that it has stopped a moment later.
+func ended(err error) bool {
+	return errors.Is(err, journal.ErrGone) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
 
 // notes are the journal's entries but those of the accounts, which are kept

@@ -85,7 +85,7 @@ func TestHotplug(t *testing.T) {
 			// Softirqs on the CPU that goes.
 			must(t, h.ns.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "2" }))
 			before := h.state()
-			must(t, h.netcpu.Apply(t.Context(), h.target(mode)))
+			h.apply(h.container, mode)
 			got := h.start(h.box, "udp-recv", "--listen", ":9000")
 			h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "5000")
 			check := func(when string) {
@@ -117,12 +117,12 @@ func TestHotplug(t *testing.T) {
 			for range 3 {
 				cpu(false)
 				check("without CPU 1")
-				must(t, h.netcpu.Apply(t.Context(), h.target(mode)))
+				h.apply(h.container, mode)
 				check("without CPU 1, applied again")
 				cpu(true)
 				check("with CPU 1 again")
 			}
-			must(t, h.netcpu.Apply(t.Context(), h.target(mode)))
+			h.apply(h.container, mode)
 			check("applied again")
 			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 			same(t, "in the end", h.state(), before)

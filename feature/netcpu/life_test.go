@@ -219,7 +219,7 @@ func TestFloodBeyondQuota(t *testing.T) {
 	// millisecond, so that nothing is left of it to receive with.
 	for _, quota := range []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond} {
 		must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: 100 * time.Millisecond}))
-		must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+		h.apply(h.container, policy.NetCPUIsolate)
 		dropped, began := h.beyond(), board.Read()
 		for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if h.beyond() > dropped && board.Read().Since(began).Ops > 0 {
@@ -272,11 +272,19 @@ func TestShapeFollowsTraffic(t *testing.T) {
 	}
 	h.start(h.box, "tcp-recv", "--listen", ":9001")
 	bulk := h.start(h.wire, "tcp-send", "--to", "10.66.0.2:9001", "--size", "65536")
-	began := bulk.Read()
-	time.Sleep(2 * time.Second)
-	// In emulation: the bound is 2000 super-packets of some 20 kB a second.
-	if w := bulk.Read().Since(began); float64(w.Bytes)/w.Seconds < 100e6 {
-		testkit.Skip(t, "machine is too slow for bulk TCP")
+	// In emulation: the bound is 2000 super-packets of some 20 kB a second. What
+	// comes to half of that may be busy with something else for a while.
+	for n := 1; ; n++ {
+		began := bulk.Read()
+		time.Sleep(2 * time.Second)
+		w := bulk.Read().Since(began)
+		rate := float64(w.Bytes) / w.Seconds
+		if rate >= 100e6 {
+			break
+		}
+		if rate < 50e6 || n == 8 {
+			testkit.Skip(t, "machine is too slow for bulk TCP")
+		}
 	}
 	h.until("bulk TCP alone", netdev.TSO.On())
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "60000")

@@ -1,15 +1,12 @@
 package netcpu_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -62,20 +59,6 @@ func (m *moving) move(from, to string, kthreads bool) {
 		}
 		must(m.t, os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(pid), 0))
 	}
-}
-
-// apply puts a mode into force as the agent does: it tries again, as a thread that
-// has just been made cannot be moved before it has run, which beside a flood on a
-// busy machine can take longer than an Apply waits.
-func (m *moving) apply(c container.Container, mode policy.NetCPU) {
-	m.t.Helper()
-	target := policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}
-	err := m.netcpu.Apply(m.t.Context(), target)
-	for tries := 0; tries < 10 && errors.Is(err, unix.EINVAL); tries++ {
-		m.t.Log(err)
-		err = m.netcpu.Apply(m.t.Context(), target)
-	}
-	must(m.t, err)
 }
 
 // inForce waits until a mode is in force in a cgroup, and the accounts go to a

@@ -19,7 +19,7 @@ func TestAccounts(t *testing.T) {
 	if _, err := h.netcpu.Read(); errors.Is(err, netcpu.ErrNoAccounts) {
 		testkit.Skip(t, "kernel cannot keep accounts")
 	}
-	must(t, h.netcpu.Apply(t.Context(), h.target("")))
+	h.apply(h.container, "")
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "5000")
 
@@ -27,9 +27,9 @@ func TestAccounts(t *testing.T) {
 		w := a.Receive[account.UDP]
 		return w.Packets > 500 && w.CPU > 0 && w.Bytes > 500*1000
 	})
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.apply(h.container, policy.NetCPUIsolate)
 	own := h.untilAccount("isolated", func(a account.Account) bool { return a.Own > 0 }).Own
-	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUObserve)))
+	h.apply(h.container, policy.NetCPUObserve)
 	h.untilAccount("observed again", func(a account.Account) bool { return a.CPU() > own })
 
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))

@@ -22,10 +22,7 @@ func TestModesInOneNamespace(t *testing.T) {
 	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
 	must(t, err)
 	one, two := h.container, h.describe(shared)
-	apply := func(c container.Container, mode policy.NetCPU) {
-		t.Helper()
-		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: mode}}))
-	}
+	apply := h.apply
 	limited := func(c container.Container) bool {
 		b, err := cgroup.ReadBandwidth(c.Cgroup.CPU)
 		must(t, err)
