@@ -76,7 +76,7 @@ func (h *host) windows(w way, begin func(), n int) []float64 {
 	was := h.count(w)
 	begin()
 	now := was
-	for end := time.Now().Add(5 * time.Second); now.bytes == was.bytes; now = h.count(w) {
+	for end := time.Now().Add(30 * time.Second); now.bytes == was.bytes; now = h.count(w) {
 		if time.Now().After(end) {
 			h.t.Fatal("nothing is sent to the receiver")
 		}
@@ -104,10 +104,13 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	got, bulk, free := h.unshaped(w.box, w.at, w.to)
 	must(t, h.apply(w.c, policy.Net{Ceil: ceil}))
 	tcp := h.windows(w, func() { bulk.SetRate(load.Flood) }, 2)
-	was := got.Read()
-	time.Sleep(time.Second)
-	// Of a full frame of 1514 bytes TCP has 1448.
-	good := got.Read().Since(was).BitRate() * 1514 / 1448
+	good := 0.0
+	for n := 0; n < 3 && good < 0.95*ceil; n++ { // where others keep a CPU for a while
+		was := got.Read()
+		time.Sleep(time.Second)
+		// Of a full frame of 1514 bytes TCP has 1448.
+		good = max(good, got.Read().Since(was).BitRate()*1514/1448)
+	}
 	rest(bulk)
 
 	h.run(w.at, "udp-recv", "--listen", ":9001")
@@ -137,7 +140,9 @@ func (h *host) unshaped(from, at *sandbox.Box, to string) (got, bulk *load.Board
 	h.t.Helper()
 	got = h.run(at, "tcp-recv", "--listen", ":9002")
 	bulk = h.run(from, "tcp-send", "--conns", "2", "--to", to+":9002")
-	for range 10 { // TCP may have begun with losses
+	// TCP may have begun with losses; and where it comes to some, a machine may be
+	// busy for a while.
+	for n := 0; n < 10 || n < 40 && gbit < rate && rate < 4*gbit; n++ {
 		was := got.Read()
 		time.Sleep(300 * time.Millisecond)
 		if rate = max(rate, got.Read().Since(was).BitRate()); rate > 10*gbit {

@@ -30,29 +30,37 @@ func TestManyFlows(t *testing.T) {
 
 	flow := h.run(h.wire, "udp-send", "--to", "10.66.0.3:9000", "--rate", "500", "--size", "100")
 	time.Sleep(100 * time.Millisecond) // it is known
-	sent, own, here := flow.Read(), h.arrived(&steady).Packets, got.Read()
 	const flows, ports = 3 * 65536, 60_000
-	must(t, h.wire.Do(func() error {
-		for first := 0; first < flows; first += ports { // from another port each time
-			if err := eachPort(min(ports, flows-first), [4]byte{10, 66, 0, 2}); err != nil {
-				return err
+	for try := 1; ; try++ {
+		sent, own, here := flow.Read(), h.arrived(&steady).Packets, got.Read()
+		must(t, h.wire.Do(func() error {
+			for first := 0; first < flows; first += ports { // from another port each time
+				if err := eachPort(min(ports, flows-first), [4]byte{10, 66, 0, 2}); err != nil {
+					return err
+				}
 			}
+			return nil
+		}))
+		steadySent := flow.Read().Since(sent).Ops
+		gained, came := h.arrived(&steady).Packets-own, got.Read().Since(here).Ops
+		told, err := h.traffic.Inpaths()
+		must(t, err)
+		t.Logf("%d packets of one flow among %d flows: %d in its class, %d received; told by %v", steadySent, flows, gained, came, told)
+		if steadySent >= 200 && gained >= steadySent*95/100 && came >= steadySent*95/100 {
+			break
 		}
-		return nil
-	}))
-	steadySent := flow.Read().Since(sent).Ops
-	gained, came := h.arrived(&steady).Packets-own, got.Read().Since(here).Ops
-	told, err := h.traffic.Inpaths()
-	must(t, err)
-	t.Logf("%d packets of one flow among %d flows: %d in its class, %d received; told by %v", steadySent, flows, gained, came, told)
-	if steadySent < 200 || gained < steadySent*95/100 || came < steadySent*95/100 {
-		t.Errorf("of %d packets %d were in their class and %d came", steadySent, gained, came)
+		// What waits for a CPU that others keep is bounded, whosever it is; what the
+		// table forgets it forgets each time.
+		if try == 3 {
+			t.Fatalf("of %d packets %d were in their class and %d came", steadySent, gained, came)
+		}
 	}
 
 	// One of those that the table has forgotten is as good as a new one.
 	before := h.arrived(&many).Packets
-	if sent := h.send(h.wire, "10.66.0.2:9000"); h.arrived(&many).Packets-before < sent*95/100 {
-		t.Errorf("of %d packets of a new flow %d were in their class", sent, h.arrived(&many).Packets-before)
+	sent := h.send(h.wire, "10.66.0.2:9000")
+	if n := counted(func() uint64 { return h.arrived(&many).Packets }, before, sent*95/100); n < sent*95/100 {
+		t.Errorf("of %d packets of a new flow %d were in their class", sent, n)
 	}
 }
 

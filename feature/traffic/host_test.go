@@ -218,6 +218,29 @@ func (h *host) stats(c *container.Container) qdisc.Stats {
 	return all[uint16(h.slots.Lookup(slot.Of(*c)))]
 }
 
+// counted waits until a counter has grown by n, or does not grow any more, and
+// gives by how much it has: who has sent may have ended before the packets have
+// come to a class, since a softirq may have to wait for a CPU.
+func counted(counter func() uint64, was, n uint64) (grown uint64) {
+	last := time.Now()
+	for time.Since(last) < time.Second {
+		if now := counter() - was; now > grown {
+			grown, last = now, time.Now()
+		}
+		if grown >= n {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return grown
+}
+
+// gained gives by how many packets the class of a container has grown; see counted.
+func (h *host) gained(c *container.Container, was, n uint64) uint64 {
+	h.t.Helper()
+	return counted(func() uint64 { return h.stats(c).Packets }, was, n)
+}
+
 // send sends datagrams from a process of the container, and gives how many.
 func (h *host) send(box *sandbox.Box, to string) uint64 {
 	h.t.Helper()

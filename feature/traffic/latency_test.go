@@ -58,8 +58,9 @@ func TestLatencyPolicy(t *testing.T) {
 	packets := func(kind qdisc.Kind) {
 		t.Helper()
 		was := h.sentBy(kind, c).Packets
-		if sent := h.send(box, "10.66.0.1:9000"); h.sentBy(kind, c).Packets-was < sent {
-			t.Errorf("%s: %d packets were sent, %d are in the class", kind, sent, h.sentBy(kind, c).Packets-was)
+		sent := h.send(box, "10.66.0.1:9000")
+		if n := counted(func() uint64 { return h.sentBy(kind, c).Packets }, was, sent); n < sent {
+			t.Errorf("%s: %d packets were sent, %d are in the class", kind, sent, n)
 		}
 	}
 	urgent := policy.Net{Rate: mbit, Latency: 2 * time.Millisecond}
@@ -112,8 +113,12 @@ func TestIngressLatency(t *testing.T) {
 	d, err := qdisc.Open(h.open(h.ns), h.index(h.ns, netdev.IFBName(h.nic0)))
 	must(t, err)
 	defer d.Close()
-	if all, err := d.Stats(shaper()); err != nil || all[uint16(h.slots.Lookup(slot.Of(c)))].Packets < 50 {
-		t.Errorf("towards the container: %v, %v", all, err)
+	if n := counted(func() uint64 {
+		all, err := d.Stats(shaper())
+		must(t, err)
+		return all[uint16(h.slots.Lookup(slot.Of(c)))].Packets
+	}, 0, 50); n < 50 {
+		t.Errorf("%d packets towards the container", n)
 	}
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if h.state() != before || len(h.journal.Entries()) != 0 {
