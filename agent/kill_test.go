@@ -104,7 +104,7 @@ func TestKillAndRestart(t *testing.T) {
 // After a kill at any point, the journal alone brings everything back.
 func TestKillAndRestore(t *testing.T) {
 	changed := 0
-	for range 10 {
+	for n := 0; n < 10 || changed == 0 && n < 100; n++ {
 		r := killRig(t)
 		killed(t, r)
 		j := r.journal()

@@ -69,26 +69,28 @@ func TestTrafficCatalogue(t *testing.T) {
 // filters by address find nobody.
 func TestTraffic(t *testing.T) {
 	testkit.NeedRoot(t)
-	alone(t)()
-	r, err := Traffic(t.Context(), Options{Only: "^overlay 6 to 1$", Rounds: 2, Window: 500 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
+	for range 4 { // others may keep a CPU from a sender for a while
+		alone(t)()
+		r, err := Traffic(t.Context(), Options{Only: "^overlay 6 to 1$", Rounds: 2, Window: 500 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, ok := r.Find("overlay 6 to 1", ShareOf+"one")
+		if !ok || len(c.Off) != 2 || len(c.On) != 2 || len(c.Peers["tc"]) != 2 {
+			t.Fatalf("report %+v", r.Cases)
+		}
+		if rig.CNIPlugin() == "" && !slices.ContainsFunc(r.Env.Notes, func(n string) bool { return strings.Contains(n, "containernetworking-plugins") }) {
+			t.Errorf("the plugin is not there, and the notes are %q", r.Env.Notes)
+		}
+		clean(t)
+		off, on := report.Median(c.Off), report.Median(c.On)
+		total, _ := r.Find("overlay 6 to 1", Total)
+		if report.Median(total.On) >= 0.7*gbit && on >= 0.4 && on <= 0.6 && off <= 0.8*on {
+			return
+		}
+		t.Logf("one connection beside six has %.2f of %.0f bit/s, without protection %.2f", on, report.Median(total.On), off)
 	}
-	c, ok := r.Find("overlay 6 to 1", ShareOf+"one")
-	if !ok || len(c.Off) != 2 || len(c.On) != 2 || len(c.Peers["tc"]) != 2 {
-		t.Fatalf("report %+v", r.Cases)
-	}
-	if len(r.Env.Notes) > 0 && !strings.Contains(r.Env.Notes[0], "containernetworking-plugins") {
-		t.Errorf("notes: %q", r.Env.Notes)
-	}
-	total, _ := r.Find("overlay 6 to 1", Total)
-	if report.Median(total.On) < 0.7*gbit {
-		testkit.Skip(t, "machine is too slow for bulk TCP")
-	}
-	if off, on := report.Median(c.Off), report.Median(c.On); on < 0.4 || on > 0.6 || off > 0.8*on {
-		t.Errorf("one connection beside six has %.2f of the link, without protection %.2f", on, off)
-	}
-	clean(t)
+	t.Error("it is never the half of the link that is its due")
 }
 
 // What the CNI plugin makes goes with it.

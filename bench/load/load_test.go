@@ -98,15 +98,20 @@ func TestUDP(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		return send.Read().Since(before).Rate()
 	}
-	slow, fast := measure(5000), measure(20000)
-	if ratio := fast / slow; ratio < 2.8 || ratio > 5.7 {
-		t.Errorf("4 times the rate gives %.2f times the datagrams (%.0f and %.0f a second)", ratio, slow, fast)
-	}
-	if fast > 20000*1.1 {
-		t.Errorf("asked for 20000 a second, sent %.0f", fast)
-	}
-	if flood := measure(Flood); flood < 2*fast {
-		t.Errorf("a flood is %.0f a second, 20000 asked for gave %.0f", flood, fast)
+	for try := 1; ; try++ { // others may keep its CPU for the most of one of them
+		slow, fast, flood := measure(5000), measure(20000), measure(Flood)
+		said := fmt.Sprintf("of 5000 a second %.0f were sent, of 20000 %.0f, of a flood %.0f", slow, fast, flood)
+		if fast > 20000*1.1 {
+			t.Error(said)
+		}
+		if ratio := fast / slow; ratio >= 2.8 && ratio <= 5.7 && flood >= 2*fast {
+			break
+		}
+		t.Log(said)
+		if try == 5 {
+			t.Error("4 times the rate does not give 4 times the datagrams, or a flood no more")
+			break
+		}
 	}
 	send.SetRate(0)
 	time.Sleep(50 * time.Millisecond)
