@@ -303,7 +303,7 @@ func TestNothingIsLostByAChange(t *testing.T) {
 	if n, err := d.Bring(qdisc.KindHTB, classes[:2]); err != nil || n != 1 {
 		t.Fatalf("remove: %d changes, %v", n, err)
 	}
-	must(t, server.SetReadDeadline(time.Now().Add(2*time.Second)))
+	must(t, server.SetReadDeadline(time.Now().Add(20*time.Second)))
 	got := <-arrived
 	if got != packets+1 {
 		t.Errorf("%d packets arrived of %d", got, packets+1)
