@@ -32,7 +32,7 @@ type page struct {
 	ops    uint64 // datagrams, requests, writes, units of work
 	bytes  uint64
 	errors uint64
-	hist   [buckets]uint64
+	hist   Histogram
 }
 
 const pageSize = (int(unsafe.Sizeof(page{})) + 4095) &^ 4095
@@ -128,7 +128,7 @@ type Window struct {
 	Ops     uint64
 	Bytes   uint64
 	Errors  uint64
-	hist    [buckets]uint64
+	hist    Histogram
 }
 
 // Since gives what happened from an earlier reading of the same board on.
@@ -139,9 +139,7 @@ func (r Reading) Since(earlier Reading) Window {
 		Bytes:   r.page.bytes - earlier.page.bytes,
 		Errors:  r.page.errors - earlier.page.errors,
 	}
-	for i := range w.hist {
-		w.hist[i] = r.page.hist[i] - earlier.page.hist[i]
-	}
+	w.hist = *r.page.hist.Since(&earlier.page.hist)
 	return w
 }
 
@@ -151,22 +149,6 @@ func (w Window) Rate() float64 { return float64(w.Ops) / w.Seconds }
 // BitRate is in bit/s.
 func (w Window) BitRate() float64 { return 8 * float64(w.Bytes) / w.Seconds }
 
-// Latency gives the q-quantile of the latencies in the window, q from 0 to 1,
-// to within 1/16 of its value; 0 if there were none.
-func (w Window) Latency(q float64) time.Duration {
-	var total uint64
-	for _, n := range w.hist {
-		total += n
-	}
-	if total == 0 {
-		return 0
-	}
-	rank := uint64(q * float64(total-1))
-	for i, n := range w.hist {
-		if rank < n {
-			return time.Duration(middle(i))
-		}
-		rank -= n
-	}
-	return 0 // not reached: the ranks end below total
-}
+// Latency gives the q-quantile of the latencies in the window, as
+// [Histogram.Quantile] does.
+func (w Window) Latency(q float64) time.Duration { return w.hist.Quantile(q) }

@@ -85,6 +85,7 @@ type options struct {
 	size       int
 	conns      int
 	buffer     int
+	segments   int
 	nice       int
 	every, run time.Duration
 }
@@ -155,6 +156,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
 	fs.IntVar(&o.conns, "conns", 1, "connections")
 	fs.IntVar(&o.buffer, "buffer", 0, "socket buffer in bytes; 0 leaves the kernel's default")
+	fs.IntVar(&o.segments, "segments", 1, "datagrams of udp-send that the kernel gets, and passes on, as one super-packet (UDP_SEGMENT)")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
 	fs.DurationVar(&o.every, "every", 0, "print a line this often")
 	fs.DurationVar(&o.run, "for", 0, "end after this time")
@@ -182,12 +184,17 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
+// maxUDP is the largest payload of UDP over IPv4.
+const maxUDP = 65507
+
 func (o options) check(rest int) error {
 	switch {
 	case rest > 0:
 		return errors.New("too many arguments")
 	case o.size < 1 || o.size > 1<<20:
 		return errors.New("--size must be 1 to 1048576")
+	case o.segments < 1 || o.segments > 64 || o.segments > 1 && o.size*o.segments > maxUDP:
+		return fmt.Errorf("--segments must be 1 to 64, and of at most %d bytes with --size", maxUDP)
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
 	case !slices.Contains([]string{"udp", "tcp", "memcached"}, o.proto):

@@ -121,6 +121,22 @@ func TestUDP(t *testing.T) {
 	}
 }
 
+// A super-packet is as many datagrams as it was asked to be, for both ends.
+func TestSuperPackets(t *testing.T) {
+	ns := testkit.NetNS(t)
+	recv := start(t, ns, "udp-recv", "--listen", ":9000", "--buffer", "4000000")
+	send := start(t, ns, "udp-send", "--to", "127.0.0.1:9000", "--size", "1000", "--segments", "20", "--rate", "2000")
+	if !send.counts() || !recv.counts() {
+		t.Fatal("nothing sent, or nothing received")
+	}
+	send.SetRate(0)
+	time.Sleep(50 * time.Millisecond)
+	s, r := send.Read(), recv.Read()
+	if s.page.ops%20 != 0 || s.page.bytes != 1000*s.page.ops || r.page.ops > s.page.ops || r.page.bytes != 1000*r.page.ops {
+		t.Errorf("sent %d of %d bytes in all, received %d of %d", s.page.ops, s.page.bytes, r.page.ops, r.page.bytes)
+	}
+}
+
 func TestTCP(t *testing.T) {
 	ns := testkit.NetNS(t)
 	recv := start(t, ns, "tcp-recv", "--listen", ":9000")
@@ -288,6 +304,8 @@ func TestUsage(t *testing.T) {
 		{"burn extra", "too many arguments"},
 		{"udp-send --rate fast", "want a number of packets per second, or flood"},
 		{"udp-send --size 0", "--size"},
+		{"udp-send --segments 0", "--segments"},
+		{"udp-send --size 1400 --segments 60", "65507 bytes"},
 		{"tcp-send --conns 0", "--conns"},
 		{"rr-client --proto sctp", "--proto"},
 	}

@@ -72,6 +72,11 @@ func udpSend(o options, b *Board) error {
 		if err := setBuffer(fd, unix.SO_SNDBUFFORCE, o.buffer); err != nil {
 			return err
 		}
+		if o.segments > 1 {
+			if err := unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, o.size); err != nil {
+				return fmt.Errorf("send in super-packets: %w", err)
+			}
+		}
 		fds = append(fds, fd)
 	}
 	flags := 0
@@ -79,7 +84,7 @@ func udpSend(o options, b *Board) error {
 		flags = unix.MSG_DONTWAIT // one that is full must not hold up the others
 	}
 	b.setReady()
-	m := newMessages(o.size, true)
+	m := newMessages(o.size*o.segments, true)
 	var p pacer
 	for i := 0; ; i = (i + 1) % len(fds) {
 		n := p.due(b.rate(), time.Now())
@@ -87,7 +92,8 @@ func udpSend(o options, b *Board) error {
 			p.wait()
 			continue
 		}
-		sent, err := m.call(unix.SYS_SENDMMSG, fds[i], n, flags)
+		sent, err := m.call(unix.SYS_SENDMMSG, fds[i], (n+o.segments-1)/o.segments, flags)
+		sent *= o.segments
 		if err != nil {
 			// A full queue, or nobody there: a flood goes on. What could not
 			// be sent is not made up for.
