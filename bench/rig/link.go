@@ -115,6 +115,28 @@ func (r *Rig) htb(h *netlink.Handle, rate uint64, classes []Class) error {
 	return nil
 }
 
+// Sent gives the bytes of all frames that have left by the NIC. A super-packet
+// counts as one frame.
+func (r *Rig) Sent() (bytes uint64, err error) {
+	err = r.Node.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName(NICDevice)
+		if err != nil {
+			return err
+		}
+		bytes = link.Attrs().Statistics.TxBytes
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read what %s has sent: %w", NICDevice, err)
+	}
+	return bytes, nil
+}
+
 // burst is how many bytes a rate, in bit/s, is in 10 ms, and at least one
 // super-packet.
 func burst(rate uint64) uint32 { return uint32(max(rate/8/100, 64<<10)) }

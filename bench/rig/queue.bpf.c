@@ -1,0 +1,103 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * How long the requests of an experiment wait at the NIC's queue: from where the
+ * kernel has a packet for the root qdisc to where it gives it to the driver. The
+ * lock of the qdisc, its timers and the softirq that they need are in it.
+ *
+ * Hooks, and cost per event (tp_btf):
+ *   net_dev_queue       each packet of each device: three comparisons; for a
+ *                       request an update of a hash
+ *   net_dev_start_xmit  the same; for a request a look-up, a removal, a count
+ *
+ * A request is told by its length: it is alone in that among what an experiment
+ * sends by the NIC. Readers of the maps: package rig. A packet that the qdisc
+ * drops leaves its stamp behind, until its address is another request's; a full
+ * fl_since forgets the oldest. A request without a stamp counts in fl_lost.
+ */
+
+#include "kernel.h"
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* The NIC, and the length of a request there. Set before it is loaded. */
+const volatile __u32 fl_netns, fl_ifindex, fl_length;
+
+/* Requests without a stamp. */
+__u64 fl_lost;
+
+/* skb -> when it came to the queue, ns */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, __u64);
+} fl_since SEC(".maps");
+
+/* bench/load: Histogram */
+#define SUB_BITS 4
+#define SUB (1 << SUB_BITS)
+#define TOP_BITS 40
+#define BUCKETS ((TOP_BITS - SUB_BITS + 1) * SUB)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BUCKETS);
+	__type(key, __u32);
+	__type(value, __u64);
+} fl_waited SEC(".maps");
+
+static __always_inline int is_request(struct sk_buff *skb, struct net_device *dev)
+{
+	return skb->len == fl_length && dev->ifindex == fl_ifindex && dev->nd_net.net->ns.inum == fl_netns;
+}
+
+static __always_inline __u32 bucket(__u64 ns)
+{
+	__u32 exp = 0;
+
+	if (ns >= 1ULL << TOP_BITS)
+		return BUCKETS - 1;
+	/* At most as often as there are powers of two above SUB. */
+	for (int i = 0; i < TOP_BITS - SUB_BITS && ns >> exp >= 2 * SUB; i++)
+		exp++;
+	return ns < SUB ? ns : exp * SUB + (ns >> exp);
+}
+
+SEC("tp_btf/net_dev_queue")
+int BPF_PROG(fl_queued, struct sk_buff *skb)
+{
+	__u64 key = (__u64)skb, now;
+
+	if (!is_request(skb, skb->dev))
+		return 0;
+	now = bpf_ktime_get_ns();
+	bpf_map_update_elem(&fl_since, &key, &now, BPF_ANY);
+	return 0;
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(fl_sent, struct sk_buff *skb, struct net_device *dev)
+{
+	__u64 key = (__u64)skb, now = bpf_ktime_get_ns(), *since, *n;
+	__u32 index;
+
+	if (!is_request(skb, dev))
+		return 0;
+	since = bpf_map_lookup_elem(&fl_since, &key);
+	if (!since) {
+		__sync_fetch_and_add(&fl_lost, 1);
+		return 0;
+	}
+	index = bucket(now - *since);
+	bpf_map_delete_elem(&fl_since, &key);
+	n = bpf_map_lookup_elem(&fl_waited, &index);
+	if (n) /* always: the index is below BUCKETS */
+		__sync_fetch_and_add(n, 1);
+	return 0;
+}

@@ -1,0 +1,95 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// Queue measures how long packets of one length wait at the queue of a device.
+type Queue struct {
+	objs  queueObjects
+	links []link.Link
+}
+
+// Queue begins to measure packets of so many bytes, link header included, that
+// leave by the NIC; see WatchQueue.
+func (r *Rig) Queue(length int) (*Queue, error) {
+	ns, err := netdev.Open(r.Node.NetNS())
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	index, err := ns.Index(NICDevice)
+	if err != nil {
+		return nil, err
+	}
+	return WatchQueue(ns, index, length)
+}
+
+// WatchQueue begins to measure packets of one length that leave by a device:
+// from where the kernel has one for the root qdisc to where the driver gets it,
+// whatever qdisc that is. All packets of the machine pay for it, some ten
+// nanoseconds each. The caller closes it.
+func WatchQueue(ns *netdev.NS, index, length int) (_ *Queue, err error) {
+	q := new(Queue)
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("measure the queue of device %d: %w", index, err), q.Close())
+		}
+	}()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, err
+	}
+	spec, err := loadQueue()
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range map[string]uint32{queueVarFlNetns: uint32(ns.Inode()), queueVarFlIfindex: uint32(index), queueVarFlLength: uint32(length)} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, err
+		}
+	}
+	if err := spec.LoadAndAssign(&q.objs, nil); err != nil {
+		return nil, err
+	}
+	for _, p := range []*ebpf.Program{q.objs.FlSent, q.objs.FlQueued} {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return nil, err
+		}
+		q.links = append(q.links, l)
+	}
+	return q, nil
+}
+
+// Read gives what has been measured since the beginning, and how many packets
+// were missed.
+func (q *Queue) Read() (*load.Histogram, uint64, error) {
+	h := new(load.Histogram)
+	for i := range h {
+		if err := q.objs.FlWaited.Lookup(uint32(i), &h[i]); err != nil {
+			return nil, 0, fmt.Errorf("read the queue's delays: %w", err)
+		}
+	}
+	var lost uint64
+	if err := q.objs.FlLost.Get(&lost); err != nil {
+		return nil, 0, fmt.Errorf("read the queue's delays: %w", err)
+	}
+	return h, lost, nil
+}
+
+// Close ends it.
+func (q *Queue) Close() error {
+	var errs []error
+	for _, l := range q.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(append(errs, q.objs.Close())...)
+}

@@ -1,0 +1,69 @@
+package rig
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// The queue's delays are those of all packets of one length, and of no others,
+// and as long as the link makes them.
+func TestQueue(t *testing.T) {
+	testkit.NeedRoot(t)
+	r := build(t, Config{Path: NIC})
+	const payload, frame = 1000, 1000 + 14 + 20 + 8
+	q, err := r.Queue(frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	if _, err := r.Start(t.Context(), r.Outside, "udp-recv", "--listen", ":9001"); err != nil {
+		t.Fatal(err)
+	}
+	read := func() *load.Histogram {
+		h, lost, err := q.Read()
+		if err != nil || lost != 0 {
+			t.Fatalf("%d packets were missed: %v", lost, err)
+		}
+		return h
+	}
+	for _, link := range []uint64{1000 * 1000 * 1000, 4 * 1000 * 1000} {
+		if err := r.Link(link, nil); err != nil {
+			t.Fatal(err)
+		}
+		before, start := read(), time.Now()
+		sent := uint64(0)
+		for _, size := range []int{payload, payload - 1} {
+			g, err := r.Start(t.Context(), r.Boxes[0], "udp-send", "--to", r.Uplink(9001), "--size", fmt.Sprint(size), "--rate", "1000", "--for", "200ms")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := g.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			if size == payload {
+				sent = g.Read().Since(load.Reading{}).Ops
+			}
+		}
+		took := time.Since(start)
+		var waited *load.Histogram
+		for range 200 { // what is in the queue has to leave
+			if waited = read().Since(before); waited.Count() >= sent {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if sent < 100 || waited.Count() != sent {
+			t.Errorf("%d bit/s: %d packets were sent, of %d it is known how long they waited", link, sent, waited.Count())
+		}
+		// The last came within the time that the senders took, and left when all
+		// that the bucket had no room for had been sent.
+		least := time.Duration(float64(sent*frame)-float64(burst(link)))*8*time.Second/time.Duration(link) - took
+		if longest := waited.Quantile(1); longest < least || link > 100*1000*1000 && longest > took {
+			t.Errorf("%d bit/s: the longest wait was %v, at least %v is due", link, longest, least)
+		}
+	}
+}
