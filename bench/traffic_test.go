@@ -16,7 +16,7 @@ import (
 // says of it is policy, and no peer is given what the link does not have.
 func TestTrafficCatalogue(t *testing.T) {
 	names, err := TrafficCases(Options{})
-	if err != nil || len(names) != 21 {
+	if err != nil || len(names) != 41 {
 		t.Errorf("%d cases (%v)", len(names), err)
 	}
 	quick, err := TrafficCases(Options{Quick: true})
@@ -32,7 +32,7 @@ func TestTrafficCatalogue(t *testing.T) {
 			link = 100 * gbit
 		}
 		for _, c := range su.cases {
-			who := append([]string{}, c.probe)
+			who := append([]string{}, c.probe, c.fixed)
 			for _, s := range c.send {
 				who = append(who, s.name)
 			}
@@ -91,6 +91,32 @@ func TestTraffic(t *testing.T) {
 		t.Logf("one connection beside six has %.2f of %.0f bit/s, without protection %.2f", on, report.Median(total.On), off)
 	}
 	t.Error("it is never the half of the link that is its due")
+}
+
+// Requests do not wait behind another's super-packets, and it is the queue of the
+// NIC that says so: aside there is none, with or without protection.
+func TestTrafficDelays(t *testing.T) {
+	testkit.NeedRoot(t)
+	alone(t)()
+	const name = "overlay requests beside super-packets"
+	r, err := Traffic(t.Context(), Options{Only: "^(" + name + "|overlay ceil)$", Rounds: 1, Window: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for metric, tenth := range map[string]bool{QueueP99: true, P50: true, AsideP99: false} {
+		c, ok := r.Find(name, metric)
+		if !ok || len(c.Off) != 1 || len(c.On) != 1 || c.On[0] <= 0 {
+			t.Errorf("%s: %+v", metric, c)
+		} else if tenth && c.On[0] > c.Off[0]/10 {
+			t.Errorf("%s is %v with protection, %v without", metric, c.On[0], c.Off[0])
+		}
+	}
+	for _, metric := range []string{FirstSecond, WorstSecond} {
+		if c, ok := r.Find("overlay ceil", metric); !ok || c.On[0] <= 0.1 || c.On[0] > c.Off[0]/2 {
+			t.Errorf("%s: %+v", metric, c)
+		}
+	}
+	clean(t)
 }
 
 // What the CNI plugin makes goes with it.

@@ -28,9 +28,17 @@ func flood(name string) sending {
 	return sending{name, []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, load.Flood}
 }
 
+// superflood is a flood in super-packets, as QUIC servers send them: one CPU can
+// send more of those than the link takes, and has time left for others.
+func superflood(name string) sending {
+	f := flood(name)
+	f.args = append(f.args, "--segments", "40")
+	return f
+}
+
 // requests is one request after the other over one connection, as ping is.
 func requests(name string) sending {
-	return sending{name, []string{"rr-client", "--proto", "udp", "--size", "64", "--conns", "1"}, load.Flood}
+	return sending{name, []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, load.Flood}
 }
 
 // trafficSetup is a rig and the cases that are measured in it.
@@ -55,6 +63,8 @@ type trafficCase struct {
 	// phases follow one another in a measurement; none is one in which all send.
 	phases []phase
 	probe  string // whose requests are measured; else bandwidth is
+	fixed  string // who has a rate that is to be met
+	ceil   uint64 // what the NIC may not exceed, bit/s; 0: it is not looked at
 	quick  bool
 }
 
@@ -91,24 +101,43 @@ func trafficCatalogue() []trafficSetup {
 			name: "6 to 1", figure: "figures 1(a), 7(a)", send: []sending{bulk("many", 6), bulk("one", 1)},
 			set: map[string]string{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
 		}
+		double := six
+		double.name, double.figure, double.quick = "6 to 1, weights 1 to 2", "beyond the paper", false
+		double.set = map[string]string{"many": "net.weight: 1", "one": "net.weight: 2"}
+		double.tc = []rig.Class{{Container: 0, Rate: 317 * mbit, Ceil: gbit}, {Container: 1, Rate: 633 * mbit, Ceil: gbit}}
+		fixed := trafficCase{
+			name: "rate beside flood", figure: "beyond the paper", send: []sending{superflood("many"), bulk("one", 1)}, fixed: "one",
+			set: map[string]string{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"},
+			tc:  []rig.Class{{Container: 0, Rate: 650 * mbit, Ceil: gbit}, {Container: 1, Rate: 300 * mbit, Ceil: 300 * mbit}},
+		}
+		fixedUDP := fixed
+		fixedUDP.name, fixedUDP.send = "UDP rate beside bulk", []sending{bulk("many", 6), flood("one")}
+		bound := trafficCase{
+			name: "ceil", figure: "beyond the paper", send: []sending{flood("one")}, ceil: 100 * mbit,
+			set: map[string]string{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+		}
 		delay := trafficCase{
 			name: "requests beside bulk", figure: "figures 1(b), 7(b)", send: []sending{bulk("many", 6), requests("one")}, probe: "one",
-			set: map[string]string{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.priority: 0}"},
+			set: map[string]string{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"},
 			tc:  []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 50 * mbit, Ceil: gbit}}, quick: true,
 		}
 		under := delay
-		under.name, under.figure, under.send = "requests beside flood", "beyond the paper", []sending{flood("many"), requests("one")}
+		under.name, under.figure, under.send, under.quick = "requests beside flood", "beyond the paper", []sending{flood("many"), requests("one")}, false
+		super := under
+		super.name, super.quick, super.send = "requests beside super-packets", true, []sending{superflood("many"), requests("one")}
 		order := trafficCase{
 			name: "priority", figure: "figure 8", send: []sending{bulk("many", 6), bulk("one", 1)},
 			set: map[string]string{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
 			tc:  []rig.Class{{Container: 0, Rate: 100 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 100 * mbit, Ceil: gbit}},
 		}
 		if p.cni {
-			six.cni, order.cni = []uint64{500 * mbit, 500 * mbit}, nil
+			six.cni, double.cni = []uint64{500 * mbit, 500 * mbit}, []uint64{333 * mbit, 667 * mbit}
+			fixed.cni, bound.cni = []uint64{700 * mbit, 300 * mbit}, []uint64{0, 100 * mbit}
+			fixedUDP.cni = fixed.cni
 			delay.cni = []uint64{950 * mbit, 50 * mbit}
-			under.cni = delay.cni
+			under.cni, super.cni = delay.cni, delay.cni
 		}
-		su.cases = []trafficCase{six, delay, under, order}
+		su.cases = []trafficCase{six, double, fixed, fixedUDP, bound, delay, under, super, order}
 		if p.path == rig.NIC {
 			split := six
 			split.name, split.figure = "80 to 20", "figure 11(b)"

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// lost is how long a client waits for an answer by UDP before it counts an
+// Lost is how long a client waits for an answer by UDP before it counts an
 // error and asks again.
-const lost = 200 * time.Millisecond
+const Lost = 200 * time.Millisecond
 
 // rrClient keeps one request under way on each connection.
 func rrClient(o options, b *Board) error {
@@ -106,7 +106,7 @@ func exchange(proto string, c net.Conn, request, buf []byte) error {
 		_, err := io.ReadFull(c, buf)
 		return err
 	}
-	if err := c.SetReadDeadline(time.Now().Add(lost)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(Lost)); err != nil {
 		return err
 	}
 	_, err := c.Read(buf)
