@@ -391,7 +391,8 @@ func BenchmarkCeil(b *testing.B) {
 					rates[on] = append(rates[on], got.Read().Since(was).BitRate()/gbit)
 					bulk.SetRate(0)
 					time.Sleep(300 * time.Millisecond)
-					took := h.ping(w.box, w.to, 500)
+					took, err := ping(w.box, w.to, 500)
+					must(b, err)
 					pings[on] = append(pings[on], float64(took[len(took)/2].Nanoseconds())/1e3)
 				}
 			}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/bench/rig"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -129,10 +130,9 @@ func TestIngressLatency(t *testing.T) {
 // ping sends n echo requests from a box, one every 2 ms, and gives how long the
 // answers took, sorted. The kernel answers, and says when the answer came: how
 // soon a process is run has little part in it.
-func (h *host) ping(box *sandbox.Box, to string, n int) []time.Duration {
-	h.t.Helper()
+func ping(box *sandbox.Box, to string, n int) ([]time.Duration, error) {
 	var took []time.Duration
-	must(h.t, box.Do(func() error {
+	err := box.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
 		if err != nil {
 			return err
@@ -156,9 +156,9 @@ func (h *host) ping(box *sandbox.Box, to string, n int) []time.Duration {
 			took = append(took, came.Sub(sent))
 		}
 		return nil
-	}))
+	})
 	slices.Sort(took)
-	return took
+	return took, err
 }
 
 // echo asks once, and gives when it asked and when the answer came.
@@ -201,9 +201,21 @@ func echo(fd int, seq uint16) (sent, came time.Time, err error) {
 	}
 }
 
+// aside makes a container with a wire of its own, where nothing is shaped. What
+// a ping takes from there, at the same time, is the machine's doing.
+func (h *host) aside() (box *sandbox.Box, to string) {
+	h.t.Helper()
+	box = h.create(sandbox.Spec{Name: "aside"})
+	must(h.t, sandbox.Wire(
+		sandbox.End{Box: h.wire, Name: "wire1", Addr: netip.MustParsePrefix("10.68.0.1/24")},
+		sandbox.End{Box: box, Name: "eth0", Addr: netip.MustParsePrefix("10.68.0.2/24")}))
+	return box, "10.68.0.1"
+}
+
 // BenchmarkLatency gives how long a ping to the wire takes, there and back,
 // beside a container that floods the uplink: as one of everybody, as that is,
-// with a weight of its own, and with a bound of 2 ms.
+// with a weight of its own, and with a bound of 2 ms. Beside it stands how long
+// it waited at the uplink's queue, and what a ping takes that passes none.
 func BenchmarkLatency(b *testing.B) {
 	for _, load := range []struct {
 		name string
@@ -212,6 +224,7 @@ func BenchmarkLatency(b *testing.B) {
 		{"alone", nil},
 		{"six bulk TCP", tcp(6)},
 		{"UDP flood", []string{"udp-send", "--rate", "flood", "--size", "1400"}},
+		{"UDP super-packets", []string{"udp-send", "--rate", "flood", "--size", "1400", "--segments", "40", "--buffer", "8388608"}},
 	} {
 		for _, tt := range []struct {
 			name string
@@ -225,6 +238,7 @@ func BenchmarkLatency(b *testing.B) {
 				h := newHost(b, gbit)
 				h.start()
 				x, y, to := h.two("bridge")
+				past, there := h.aside()
 				must(b, h.apply(fake(1), policy.Net{Weight: 1}))
 				must(b, h.apply(y.c, tt.net))
 				if tt.net != (policy.Net{}) {
@@ -233,13 +247,34 @@ func BenchmarkLatency(b *testing.B) {
 				if load.send != nil {
 					kind := map[string]string{"tcp-send": "tcp-recv", "udp-send": "udp-recv"}[load.send[0]]
 					h.run(h.wire, kind, "--listen", ":9001")
-					h.run(x.box, append(load.send, "--to", to+":9001")...)
+					h.run(x.box, append(slices.Clone(load.send), "--to", to+":9001")...)
 				}
 				time.Sleep(500 * time.Millisecond)
+				const frame = 14 + 20 + 64 // of an echo request
+				q, err := rig.WatchQueue(h.open(h.ns), h.nic0, frame)
+				must(b, err)
+				defer q.Close()
+				const pings = 2000
 				for b.Loop() {
-					took := h.ping(y.box, to, 2000)
-					for name, q := range map[string]float64{"p50-us": 0.5, "p99-us": 0.99, "p99.9-us": 0.999} {
-						b.ReportMetric(float64(took[int(q*float64(len(took)-1))].Microseconds()), name)
+					before, _, err := q.Read()
+					must(b, err)
+					var beside []time.Duration
+					unshaped := make(chan error)
+					go func() {
+						var err error
+						beside, err = ping(past, there, pings)
+						unshaped <- err
+					}()
+					took, err := ping(y.box, to, pings)
+					must(b, errors.Join(err, <-unshaped))
+					after, _, err := q.Read()
+					must(b, err)
+					waited := after.Since(before)
+					for name, q := range map[string]float64{"p50": 0.5, "p99": 0.99, "p99.9": 0.999} {
+						at := int(q * (pings - 1))
+						b.ReportMetric(float64(took[at].Microseconds()), name+"-us")
+						b.ReportMetric(float64(beside[at].Microseconds()), name+"-aside-us")
+						b.ReportMetric(float64(waited.Quantile(q).Microseconds()), name+"-queue-us")
 					}
 				}
 			})
