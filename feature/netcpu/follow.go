@@ -40,12 +40,13 @@ func (n *Netcpu) controlLoop(stop <-chan struct{}, done chan<- struct{}) {
 func (n *Netcpu) look(now time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	err := n.reweigh()
 	if n.early == nil {
-		return nil // nothing is counted
+		return err // nothing is counted
 	}
 	length := now.Sub(n.looked)
 	n.looked = now
-	return errors.Join(n.reshape(now), n.assignQueues(length))
+	return errors.Join(err, n.reshape(now), n.assignQueues(length))
 }
 
 // reshape gives each tenant the shape of packets that its traffic asks for.

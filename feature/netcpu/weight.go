@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // The bounds of cpu.shares (v1) and cpu.weight (v2), kernel/sched/sched.h and
@@ -20,7 +21,8 @@ const (
 // weigh gives a container whose quota cannot stop its kernel threads a weight
 // in proportion to that quota: beside one neighbour of the usual weight it then
 // gets no more than the quota, however busy its threads are. It never raises a
-// weight. Where the kernel does throttle kernel threads nothing is changed.
+// weight beyond what it found. Where the kernel does throttle kernel threads
+// nothing is changed.
 func (n *Netcpu) weigh(c container.Container) error {
 	if n.throttled {
 		return nil
@@ -30,14 +32,31 @@ func (n *Netcpu) weigh(c container.Container) error {
 		return err
 	}
 	cpus, limited, err := cgroup.CPUQuota(dir)
-	if err != nil || !limited {
+	if err != nil {
 		return err
 	}
-	shares := sharesFor(cpus)
-	if shares >= usualShares {
-		return nil
+	shares := usualShares
+	if limited {
+		shares = sharesFor(cpus)
+	}
+	if shares == usualShares {
+		shares = maxShares // whatever it was
 	}
 	return n.setWeight(dir, shares, c.ID)
+}
+
+// reweigh has the weights of those that are isolated follow their quotas.
+func (n *Netcpu) reweigh() error {
+	if n.throttled {
+		return nil
+	}
+	var errs []error
+	for _, t := range n.tenants {
+		if err := n.weigh(t.members[t.owner]); !errors.Is(err, journal.ErrGone) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // sharesFor gives the cpu.shares w with w / (w + usual) = cpus, at most the
@@ -49,8 +68,8 @@ func sharesFor(cpus float64) int {
 	return max(minShares, int(math.Round(usualShares*cpus/(1-cpus))))
 }
 
-// setWeight lowers the weight of a cgroup to the given cpu.shares, or to what
-// corresponds to them on v2.
+// setWeight gives a cgroup the given cpu.shares, or what corresponds to them on
+// v2, but no more than its owner gave it.
 func (n *Netcpu) setWeight(dir string, shares int, id container.ID) error {
 	file, value := filepath.Join(dir, "cpu.shares"), shares
 	if n.layout.CPU == n.layout.V2 {
@@ -61,12 +80,22 @@ func (n *Netcpu) setWeight(dir string, shares int, id container.ID) error {
 	if err != nil {
 		return err
 	}
-	have, err := strconv.Atoi(now)
-	if err != nil {
-		return errors.New(file + " holds " + strconv.Quote(now) + ", not a number")
+	given := now
+	for _, e := range n.cfg.Journal.Entries() {
+		if e.Ref == k.Ref() && e.Owner.Feature == name && e.Ours(now) {
+			given = e.Before // what is there is our own doing
+		}
 	}
-	if have <= value {
+	most, err := strconv.Atoi(given)
+	if err != nil {
+		return errors.New(file + " holds " + strconv.Quote(given) + ", not a number")
+	}
+	want := given
+	if value < most {
+		want = strconv.Itoa(value)
+	}
+	if want == now {
 		return nil
 	}
-	return n.turn(k, strconv.Itoa(value), id)
+	return n.turn(k, want, id)
 }

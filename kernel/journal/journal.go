@@ -49,8 +49,8 @@ type Entry struct {
 	Expiry time.Time `json:"expiry,omitzero"`  // of the last Turn; zero: holds until undone
 }
 
-// ours says whether value is one that we wrote.
-func (e Entry) ours(value string) bool {
+// Ours says whether value is one that we wrote.
+func (e Entry) Ours(value string) bool {
 	return value == e.Wrote || e.Prior != nil && value == *e.Prior
 }
 
@@ -172,7 +172,7 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 		}
 		return j.drop(ref)
 	case now == value:
-		if !have || !old.ours(value) || value == old.Wrote && old.Prior == nil && expiry.Equal(old.Expiry) {
+		if !have || !old.Ours(value) || value == old.Wrote && old.Prior == nil && expiry.Equal(old.Expiry) {
 			return nil
 		}
 		old.Wrote, old.Prior, old.Expiry = value, nil, expiry
@@ -185,7 +185,7 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	if by.Container != 0 {
 		e.Source = j.sourceOf(by.Container)
 	}
-	if have && (old.ours(now) || now == old.Before || unfinished(k, now, old.Before)) {
+	if have && (old.Ours(now) || now == old.Before || unfinished(k, now, old.Before)) {
 		e.Before = old.Before
 	}
 	if now != e.Before {

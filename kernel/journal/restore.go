@@ -119,7 +119,7 @@ func compareAndSet(open Opener, e Entry) (Result, string, error) {
 		return Failed, "", err
 	case value == e.Before:
 		return Unchanged, value, nil
-	case !e.ours(value) && !unfinished(k, value, e.Before):
+	case !e.Ours(value) && !unfinished(k, value, e.Before):
 		return Foreign, value, nil
 	}
 	return Restored, value, k.Write(e.Before)
