@@ -66,59 +66,6 @@ func TestAgentFollowsContainersAndPolicy(t *testing.T) {
 	}
 }
 
-// What an agent that was killed has left: of containers that ended it is
-// undone, of those that run it is adopted without a write, and what belongs to
-// a feature that is not here is undone too.
-func TestAgentAdopts(t *testing.T) {
-	r := newRig(t, 1, 2, 3, 4, 5)
-	j := r.journal()
-	for id := container.ID(1); id <= 5; id++ {
-		owner := journal.Owner{Feature: "netcpu", Container: uint64(id)}
-		switch id {
-		case 4:
-			owner.Feature = "traffic"
-		case 5:
-			owner.Container = 0 // the host as a whole
-		}
-		if err := j.Turn(r.host.knob(id), "isolated", owner); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := j.Close(); err != nil {
-		t.Fatal(err)
-	}
-	r.host.writes.Store(0)
-
-	// While the list may lack some, nothing may be taken for ended.
-	r.set.set(false, box(1, "isolate"), box(4, ""))
-	r.start()
-	r.until("1 is done", func() bool { return r.state1(1) == api.StateDone })
-	if got := r.host.get(t, 2); got != "isolated" {
-		t.Fatalf("2 was undone before the list was complete: %q", got)
-	}
-	r.set.set(true, box(1, "isolate"), box(3, "observe"), box(4, ""))
-	r.untilValue(2, "plain")
-	r.untilValue(3, "plain")
-	r.untilValue(4, "plain")
-	if got := r.host.get(t, 1); got != "isolated" {
-		t.Errorf("1 was not adopted: %q", got)
-	}
-	if got := r.host.get(t, 5); got != "isolated" {
-		t.Errorf("what netcpu changed for the host is its own business, but is %q", got)
-	}
-	if got := r.host.writes.Load(); got != 3 {
-		t.Errorf("%d writes, want those of 2, 3 and 4", got)
-	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
-	for id := container.ID(1); id <= 5; id++ {
-		if got := r.host.get(t, id); got != "plain" {
-			t.Errorf("after a clean stop %d is %q", id, got)
-		}
-	}
-}
-
 func TestAgentExplains(t *testing.T) {
 	r := newRig(t, 1, 2)
 	c := box(1, "isolate")

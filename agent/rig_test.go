@@ -129,6 +129,7 @@ type rig struct {
 	host     *host
 	set      *fakeSet
 	feature  turner
+	apply    func(context.Context, policy.Target) error // of the fake
 	accounts *accounts
 	agent    *Agent
 	client   *api.Client
@@ -158,6 +159,7 @@ func (r *rig) start() {
 	}
 	j := r.journal()
 	r.feature = turner{newFake(), r.host, j}
+	r.feature.apply = r.apply
 	p := ordinary()
 	p.decide = 20 * time.Millisecond
 	p.now = func() time.Time { return time.Now().Add(time.Duration(r.ahead.Load())) }

@@ -46,7 +46,6 @@ func (a *Agent) loop(ctx context.Context) {
 					ready()
 					ready = nil
 				}
-				continue
 			case <-beat.C:
 				if !a.lapsed() {
 					continue
@@ -111,7 +110,7 @@ func (a *Agent) round() (complete bool) {
 		w.want(wanted, snap.Complete && !strange)
 	}
 	if snap.Complete {
-		a.sweep(byID)
+		a.sweep(byID, now)
 	}
 	a.lapse(now)
 
@@ -125,9 +124,11 @@ func (a *Agent) round() (complete bool) {
 // sweep undoes what the journal has of containers that no longer run and that
 // no worker has to do with: what an agent that was killed left behind, and
 // what a feature forgot. What an earlier agent changed for containers that
-// still run is adopted: Apply finds it in place. Features that are not here to
-// adopt anything leave nothing behind.
-func (a *Agent) sweep(alive map[container.ID]policy.Target) {
+// still run is adopted: Apply finds it in place. That may be noted for another
+// one of the same pod, which has ended, so that a feature is first given the
+// time to adopt. Features that are not here to adopt anything leave nothing behind.
+func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
+	late := now.Sub(a.started) >= readyTime
 	left := func(e journal.Entry) bool {
 		w := a.worker(e.Owner.Feature)
 		if w == nil {
@@ -135,7 +136,7 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target) {
 		}
 		id := container.ID(e.Owner.Container)
 		_, runs := alive[id]
-		return id != 0 && !runs && !w.has(id)
+		return id != 0 && !runs && !w.has(id) && (late || w.adopted())
 	}
 	out, _ := a.journal.Restore(a.opener(), left) // the outcomes tell the errors
 	a.tell(out)

@@ -66,13 +66,14 @@ type worker struct {
 	pace    pace
 	log     *slog.Logger
 	wake    chan struct{} // capacity 1
-	left    func()        // called when nothing is left of a container
+	left    func()        // called when nothing is left of a container, and once adopted
 
 	mu     sync.Mutex
 	ending bool // stop was called: nothing more is wanted
 	rows   map[container.ID]*row
 	prune  row                // its want stays nil
 	alive  bool               // the list is complete, so that prune may be called
+	begun  bool               // all of the first complete list was tried: see adopted
 	cancel context.CancelFunc // ends the call that is under way, nil if none is
 	busy   *row               // what that call is about
 	began  time.Time          // when that call was made
@@ -149,7 +150,27 @@ func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) 
 		w.prune.due, w.prune.since = now, now
 	}
 	w.alive = complete
+	w.begun = w.begun || w.tried()
 	w.nudge()
+}
+
+// adopted says whether everything that was wanted at first has been tried, once:
+// what an earlier agent left in force that is not taken over by then is nobody's.
+func (w *worker) adopted() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.begun
+}
+
+// tried says whether no call that a complete list asks for is still to be made
+// for the first time.
+func (w *worker) tried() bool {
+	for _, r := range w.rows {
+		if r.want != nil && !r.settled && r.tries == 0 {
+			return false
+		}
+	}
+	return w.alive
 }
 
 // has says whether anything of a container may be in force, or is to be.
@@ -230,6 +251,10 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	defer w.mu.Unlock()
 	w.busy, w.cancel = nil, nil
 	w.note(r, asked, err)
+	if !w.begun && w.tried() {
+		w.begun = true
+		w.left() // what it did not take over is left
+	}
 	close(w.moved)
 	w.moved = make(chan struct{})
 	return true, time.Time{}

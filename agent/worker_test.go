@@ -160,7 +160,14 @@ func TestWorkerRemovesUntilItSucceeds(t *testing.T) {
 	}
 	w := newWorker(f, c.pace(), quiet(), func() { left++ })
 	w.want(targets(target(1, "isolate")), true)
+	if w.adopted() {
+		t.Error("adopted before it was tried")
+	}
 	steps(t, w)
+	if !w.adopted() || left != 1 {
+		t.Errorf("adopted %v, left called %d times", w.adopted(), left)
+	}
+	left = 0
 	w.want(nil, true)
 	steps(t, w)
 	if !w.has(1) || left != 0 {

@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"context"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// What an agent that was killed has left: of containers that ended it is
+// undone, of those that run it is adopted without a write, and what belongs to
+// a feature that is not here is undone too.
+func TestAgentAdopts(t *testing.T) {
+	r := newRig(t, 1, 2, 3, 4, 5)
+	j := r.journal()
+	for id := container.ID(1); id <= 5; id++ {
+		owner := journal.Owner{Feature: "netcpu", Container: uint64(id)}
+		switch id {
+		case 4:
+			owner.Feature = "traffic"
+		case 5:
+			owner.Container = 0 // the host as a whole
+		}
+		if err := j.Turn(r.host.knob(id), "isolated", owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.host.writes.Store(0)
+
+	// While the list may lack some, nothing may be taken for ended.
+	r.set.set(false, box(1, "isolate"), box(4, ""))
+	r.start()
+	r.until("1 is done", func() bool { return r.state1(1) == api.StateDone })
+	if got := r.host.get(t, 2); got != "isolated" {
+		t.Fatalf("2 was undone before the list was complete: %q", got)
+	}
+	r.set.set(true, box(1, "isolate"), box(3, "observe"), box(4, ""))
+	r.untilValue(2, "plain")
+	r.untilValue(3, "plain")
+	r.untilValue(4, "plain")
+	if got := r.host.get(t, 1); got != "isolated" {
+		t.Errorf("1 was not adopted: %q", got)
+	}
+	if got := r.host.get(t, 5); got != "isolated" {
+		t.Errorf("what netcpu changed for the host is its own business, but is %q", got)
+	}
+	if got := r.host.writes.Load(); got != 3 {
+		t.Errorf("%d writes, want those of 2, 3 and 4", got)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	for id := container.ID(1); id <= 5; id++ {
+		if got := r.host.get(t, id); got != "plain" {
+			t.Errorf("after a clean stop %d is %q", id, got)
+		}
+	}
+}
+
+// TestAgentAdoptsPod starts after an agent that was killed, and the container in
+// whose name it had changed something for a pod with it. The rest of the pod
+// takes that over before anybody undoes it.
+func TestAgentAdoptsPod(t *testing.T) {
+	r := newRig(t, 1, 2, 3)
+	j := r.journal()
+	for _, id := range []container.ID{1, 3} {
+		if err := j.Turn(r.host.knob(id), "isolated", journal.Owner{Feature: "netcpu", Container: uint64(id)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.host.writes.Store(0)
+	first := make(chan struct{})
+	r.apply = func(context.Context, policy.Target) error {
+		<-first
+		return r.feature.journal.Reassign(func(e journal.Entry) bool { return e.Ref == r.host.knob(1).Ref() }, journal.Owner{Feature: "netcpu", Container: 2})
+	}
+	r.set.set(true, box(2, "isolate"))
+	r.start()
+	r.until("there was a round", func() bool {
+		s, err := r.client.Status(t.Context())
+		return err == nil && s.Rounds > 0
+	})
+	close(first)
+	r.untilValue(3, "plain") // its pod has ended whole
+	if got := r.host.get(t, 1); got != "isolated" {
+		t.Errorf("what the pod was due is %q", got)
+	}
+	if got := r.host.writes.Load(); got != 2 { // of 2 and 3
+		t.Errorf("%d writes", got)
+	}
+}
