@@ -81,7 +81,7 @@ func TestAgentAdoptsPod(t *testing.T) {
 	first := make(chan struct{})
 	r.apply = func(context.Context, policy.Target) error {
 		<-first
-		return r.feature.journal.Reassign(func(e journal.Entry) bool { return e.Ref == r.host.knob(1).Ref() }, journal.Owner{Feature: "netcpu", Container: 2})
+		return r.feature.journal.Turn(r.host.knob(1), "isolated", journal.Owner{Feature: "netcpu", Container: 2})
 	}
 	r.set.set(true, box(2, "isolate"))
 	r.start()

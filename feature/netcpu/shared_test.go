@@ -1,10 +1,12 @@
 package netcpu_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -86,6 +88,33 @@ func TestModesInOneNamespace(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), two.ID))
 	if limited(one) || limited(two) || len(h.journal.Entries()) != 0 {
 		t.Errorf("in the end: %v, %v, journal %+v", limited(one), limited(two), h.journal.Entries())
+	}
+}
+
+// The agent is killed, and the one that paid for a namespace ends. What is undone
+// of that one later is nothing that the next agent has adopted for the other.
+func TestSharedNamespaceIsAdopted(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box})
+	must(t, err)
+	one, two := h.container, h.describe(shared)
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	must(t, h.netcpu.Close())
+
+	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
+	must(t, err)
+	must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: two, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
+	during := h.state()
+	out, err := h.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool { return e.Owner.Container == uint64(one.ID) })
+	must(t, err)
+	must(t, kernel.Tidy(kernel.Default(), out))
+	same(t, "after the first was swept away", h.state(), during)
+	if got := strings.Join(h.threads()["eth0"], " "); got != payer(two) {
+		t.Errorf("threads are in %q, want %s", got, payer(two))
+	}
+	must(t, h.netcpu.Remove(t.Context(), two.ID))
+	if left := h.notes(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
 	}
 }
 

@@ -53,14 +53,6 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 // planned. load gives the program that leads packets to the IFB of an index.
 func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journal.Owner, load func(ifb int) (*ebpf.Program, error)) error {
 	ifb := ns.IFB(of)
-	if !i.claimed {
-		// As in claim: it may be noted for a container that has ended since.
-		if err := f.cfg.Journal.Reassign(func(e journal.Entry) bool {
-			return e.Owner.Feature == by.Feature && e.Ref == ifb.Ref()
-		}, by); err != nil {
-			return err
-		}
-	}
 	if err := f.cfg.Journal.Turn(ifb, netdev.OurIFB, by); err != nil {
 		return err
 	}

@@ -93,3 +93,38 @@ func TestReassign(t *testing.T) {
 		t.Errorf("restored: %v, a is %q, b %q", err, b.get("a"), b.get("b"))
 	}
 }
+
+// Of what several containers of a feature share, the last one to turn it is the
+// owner, also where nothing has to be written; another feature is not.
+func TestTurnTakesOver(t *testing.T) {
+	b := newBoard("a", "1")
+	dir := t.TempDir()
+	j := open(t, dir)
+	j.Attribute(func(id uint64) string { return fmt.Sprint("source ", id) })
+	for _, step := range []struct {
+		by, want Owner
+		source   string
+	}{
+		{Owner{"one", 1}, Owner{"one", 1}, "source 1"},
+		{Owner{"one", 2}, Owner{"one", 2}, "source 2"},
+		{Owner{"other", 3}, Owner{"one", 2}, "source 2"},
+		{Owner{"one", 0}, Owner{"one", 0}, ""},
+	} {
+		if err := j.Turn(b.knob("a"), "2", step.by); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range j.Entries() {
+			if e.Owner != step.want || e.Source != step.source || e.Before != "1" || e.Wrote != "2" {
+				t.Errorf("by %+v: %+v", step.by, e)
+			}
+		}
+	}
+	if b.writes != 1 {
+		t.Errorf("%d writes", b.writes)
+	}
+	j.Close()
+	j = open(t, dir)
+	if list := j.Entries(); len(list) != 1 || list[0].Owner != (Owner{"one", 0}) {
+		t.Errorf("reopened: %+v", list)
+	}
+}

@@ -122,7 +122,8 @@ func (j *Journal) Turn(k Knob, value string, by Owner) error {
 // TurnUntil sets k to value and notes that this lapses at expiry (zero: never;
 // the journal itself undoes nothing, see Expired). It reads first and writes
 // nothing when the value is there already; where that is our own doing, the
-// new expiry counts. Otherwise the change is recorded
+// new expiry counts, and the owner, if it is another container of the same
+// feature. Otherwise the change is recorded
 // and then made. A later Turn of the same Ref keeps the first Before, unless
 // someone else has changed the value meanwhile: then that value is what
 // Restore has to put back. Turning back to Before drops the entry.
@@ -172,19 +173,20 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 		}
 		return j.drop(ref)
 	case now == value:
-		if !have || !old.Ours(value) || value == old.Wrote && old.Prior == nil && expiry.Equal(old.Expiry) {
+		taken := by.Feature == old.Owner.Feature && by.Container != old.Owner.Container
+		if !have || !old.Ours(value) || value == old.Wrote && old.Prior == nil && expiry.Equal(old.Expiry) && !taken {
 			return nil
 		}
 		old.Wrote, old.Prior, old.Expiry = value, nil, expiry
+		if taken {
+			old.Owner, old.Source = by, j.attributed(by)
+		}
 		return j.put(old)
 	}
 
 	e := numbered{seq: old.seq, Entry: Entry{
-		Ref: ref, Before: now, Wrote: value, Owner: by, When: j.now().UTC(), Expiry: expiry,
+		Ref: ref, Before: now, Wrote: value, Owner: by, Source: j.attributed(by), When: j.now().UTC(), Expiry: expiry,
 	}}
-	if by.Container != 0 {
-		e.Source = j.sourceOf(by.Container)
-	}
 	if have && (old.Ours(now) || now == old.Before || unfinished(k, now, old.Before)) {
 		e.Before = old.Before
 	}

@@ -71,10 +71,7 @@ func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	if err := storable(to.Feature); err != nil {
 		return fmt.Errorf("reassign: %w", err)
 	}
-	source := ""
-	if to.Container != 0 {
-		source = n.sourceOf(to.Container)
-	}
+	source := n.attributed(to)
 	return n.amend("reassign", match, func(e *Entry) { e.Owner, e.Source = to, source })
 }
 
@@ -191,14 +188,15 @@ func (n *notes) entry(ref Ref) (numbered, bool) {
 	return e, ok
 }
 
-func (n *notes) sourceOf(container uint64) string {
+// attributed gives on whose word the container of an owner is known.
+func (n *notes) attributed(to Owner) string {
 	n.mu.Lock()
 	source := n.source
 	n.mu.Unlock()
-	if source == nil {
+	if source == nil || to.Container == 0 {
 		return ""
 	}
-	return source(container)
+	return source(to.Container)
 }
 
 // put, change and drop change the file first and the memory second: an error
