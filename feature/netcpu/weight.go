@@ -81,10 +81,8 @@ func (n *Netcpu) setWeight(dir string, shares int, id container.ID) error {
 		return err
 	}
 	given := now
-	for _, e := range n.cfg.Journal.Entries() {
-		if e.Ref == k.Ref() && e.Owner.Feature == name && e.Ours(now) {
-			given = e.Before // what is there is our own doing
-		}
+	if e, ok := n.cfg.Journal.Entry(k.Ref()); ok && e.Owner.Feature == name && e.Ours(now) {
+		given = e.Before // what is there is our own doing
 	}
 	most, err := strconv.Atoi(given)
 	if err != nil {

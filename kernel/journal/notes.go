@@ -146,6 +146,12 @@ func (n *notes) amend(verb string, match func(Entry) bool, how func(*Entry)) err
 // Entries lists what is recorded, in the order of first turning.
 func (n *notes) Entries() []Entry { return n.list(nil) }
 
+// Entry gives the one of a knob, or false if it is as it was found.
+func (n *notes) Entry(ref Ref) (Entry, bool) {
+	e, ok := n.entry(ref)
+	return e.Entry, ok
+}
+
 // Expired lists the entries whose Expiry has come by now.
 func (n *notes) Expired(now time.Time) []Entry {
 	return n.list(func(e Entry) bool { return e.Expired(now) })
