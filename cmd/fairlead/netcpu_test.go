@@ -57,23 +57,7 @@ func (s *meterStub) NetCPU(_ context.Context, ref string) (api.NetCPU, error) {
 // metered runs netcpu against a stub with these readings.
 func metered(t *testing.T, s *meterStub, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := api.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
-	var out, errs bytes.Buffer
-	args = append([]string{"netcpu", "--interval", "100ms", "--socket", path}, args...)
-	status = run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: args})
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	return status, out.String(), errs.String()
+	return against(t, s, append([]string{"netcpu", "--interval", "100ms"}, args...)...)
 }
 
 // The instants of the fixed readings, in which 2 s pass.

@@ -41,7 +41,7 @@ func (s stub) Restore(_ context.Context, ref string) (api.Restored, error) {
 }
 
 // against runs one verb against a stub and gives what it printed.
-func against(t *testing.T, s stub, args ...string) (status int, stdout, stderr string) {
+func against(t *testing.T, s api.Backend, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := api.Listen(path)
@@ -49,6 +49,7 @@ func against(t *testing.T, s stub, args ...string) (status int, stdout, stderr s
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
 	var out, errs bytes.Buffer

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -30,23 +27,7 @@ func (s *trafficStub) Traffic(context.Context, string) (api.Traffic, error) {
 
 func shaped(t *testing.T, s *trafficStub, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := api.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
-	var out, errs bytes.Buffer
-	args = append([]string{"traffic", "--interval", "100ms", "--socket", path}, args...)
-	status = run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: args})
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	return status, out.String(), errs.String()
+	return against(t, s, append([]string{"traffic", "--interval", "100ms"}, args...)...)
 }
 
 func TestTraffic(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -385,23 +384,9 @@ func TestHookOfAKilledProcess(t *testing.T) {
 
 const dropperDir = "FAIRLEAD_TEST_DROPPER"
 
-// dropForever drops what a device sends until it is killed. The file "where" in
-// dir has the path of its namespace and its index.
+// dropForever drops what a device sends until it is killed.
 func dropForever(dir string) error {
-	b, err := os.ReadFile(filepath.Join(dir, "where"))
-	if err != nil {
-		return err
-	}
-	path, number, _ := strings.Cut(string(b), " ")
-	index, err := strconv.Atoi(number)
-	if err != nil {
-		return err
-	}
-	ns, err := netdev.Open(path)
-	if err != nil {
-		return err
-	}
-	j, err := journal.Open(filepath.Join(dir, "state"))
+	ns, index, j, err := workplace(dir)
 	if err != nil {
 		return err
 	}

@@ -218,23 +218,29 @@ func TestQueueLenComesBack(t *testing.T) {
 // turnerDir in the environment makes the test binary the process that is killed.
 const turnerDir = "FAIRLEAD_QDISC_TURNER"
 
-// turnForever shapes and restores a device until it is killed. The file "where"
-// in dir has the path of its namespace and its index.
-func turnForever(dir string) error {
+// workplace gives a process that is to be killed the device that the file "where"
+// in dir names, by the path of its namespace and its index, and a journal.
+func workplace(dir string) (*netdev.NS, int, *journal.Journal, error) {
 	b, err := os.ReadFile(filepath.Join(dir, "where"))
 	if err != nil {
-		return err
+		return nil, 0, nil, err
 	}
 	path, number, _ := strings.Cut(string(b), " ")
 	index, err := strconv.Atoi(number)
 	if err != nil {
-		return err
+		return nil, 0, nil, err
 	}
 	ns, err := netdev.Open(path)
 	if err != nil {
-		return err
+		return nil, 0, nil, err
 	}
 	j, err := journal.Open(filepath.Join(dir, "state"))
+	return ns, index, j, err
+}
+
+// turnForever shapes and restores a device until it is killed.
+func turnForever(dir string) error {
+	ns, index, j, err := workplace(dir)
 	if err != nil {
 		return err
 	}
