@@ -30,6 +30,10 @@ const uplinkGroup = "fairlead-uplink-"
 // what was measured; the weight without early drop is arithmetic.
 const uplinkShares = 100
 
+// maxLinks bounds a look for uplinks where they need not be the host's: a container
+// may have made the namespace that its veths lead to.
+const maxLinks = 1 << 14
+
 // uplinks is what is changed on the host while any container is isolated.
 type uplinks struct {
 	group   string
@@ -107,9 +111,17 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 			return err
 		}
 		defer ns.Close()
-		all, err := ns.Links(netdev.MostLinks)
+		most := netdev.MostLinks
+		if inode != self.Inode() {
+			most = maxLinks
+		}
+		all, err := ns.Links(most)
 		if err != nil {
 			return err
+		}
+		reached := make(map[int]bool)
+		for _, l := range all {
+			reached[l.Index] = slices.Contains(bridges[inode], l.Name)
 		}
 		polls, err := polling(ns)
 		if err != nil {
@@ -117,7 +129,7 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 		}
 		var up []netdev.Link
 		for _, l := range all {
-			if !isUplink(l, all, bridges[inode]) {
+			if !isUplink(l, reached[l.Master]) {
 				continue
 			}
 			itself, err := polls(l)
@@ -146,17 +158,14 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 
 // isUplink says whether packets from outside may enter the host by a device, if
 // it polls: it is hardware, has an address of the host (a tunnel's, or that of a
-// veth which leads to another host), or is a port of one of the bridges. The host
-// end of another container's veth may be such a port, too, but does not poll.
-func isUplink(l netdev.Link, all []netdev.Link, bridges []string) bool {
+// veth which leads to another host), or is a port of a bridge that reaches the
+// container. The host end of another container's veth may be such a port, too, but
+// does not poll. The uplinks of feature/traffic are others: see docs/ARCHITECTURE.md.
+func isUplink(l netdev.Link, port bool) bool {
 	if !l.Up || l.Name == "lo" {
 		return false
 	}
-	if l.Kind == "device" || len(l.Addrs) > 0 {
-		return true
-	}
-	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
-	return i >= 0 && slices.Contains(bridges, all[i].Name)
+	return l.Kind == "device" || len(l.Addrs) > 0 || port
 }
 
 // polling gives what says whether a device of a namespace has polling of its own.

@@ -85,7 +85,8 @@ func (f *Traffic) look() error {
 }
 
 // isUplink says whether packets leave the host by a device, and are not sent on
-// by a device above it that is one.
+// by a device above it that is one. The uplinks of feature/netcpu, by which packets
+// come in, are others: see docs/ARCHITECTURE.md.
 func isUplink(l netdev.Link, all []netdev.Link) bool {
 	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
 		return false
