@@ -16,6 +16,10 @@
  *   sockets (sock.bpf.h) tell whose an open packet was that no veth tells.
  *   napi_poll           no packet any more.
  *
+ * A timer's interrupt out of which a run comes is a part of it: HTB and TCP set
+ * one for each packet that has to wait, and on a virtual machine it takes as long
+ * as the packet.
+ *
  * An open packet that nothing tells of is the system's. Time that lies between
  * packets (driver, GRO, softirq entry and exit, all of a NET_TX run, and of one
  * in which a timer sends) goes into a pot, which is shared evenly over the packets of the run at its end.
@@ -59,6 +63,7 @@ SEC("tp_btf/softirq_entry")
 int BPF_PROG(fl_enter, unsigned int vec)
 {
 	struct cpu *c;
+	__u64 now;
 
 	if (!may_be_network(vec))
 		return 0;
@@ -76,7 +81,36 @@ int BPF_PROG(fl_enter, unsigned int vec)
 		c->skip = vec;
 		return 0; /* another run counts for it */
 	}
-	begin(c, vec, bpf_ktime_get_ns());
+	now = bpf_ktime_get_ns();
+	if (c->irq_end && now - c->irq_end < FOLLOWS_NS)
+		now = c->irq;
+	c->irq_end = 0;
+	begin(c, vec, now);
+	return 0;
+}
+
+/* Attached where the architecture has such an event. */
+SEC("tp_btf/local_timer_entry")
+int BPF_PROG(fl_timer, int vector)
+{
+	struct cpu *c = this_cpu();
+
+	if (!c)
+		return 0; /* cannot be */
+	c->irq_end = 0;
+	/* Within a run it is a part of that anyway, looked at or not. */
+	c->irq = (c->run && !left(c)) || c->skip ? 0 : bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/local_timer_exit")
+int BPF_PROG(fl_timed, int vector)
+{
+	struct cpu *c = this_cpu();
+
+	if (!c || !c->irq)
+		return 0; /* a part of a run; or we were not attached when it began */
+	c->irq_end = bpf_ktime_get_ns();
 	return 0;
 }
 

@@ -137,8 +137,8 @@ type Theft struct {
 type Reading struct {
 	Taken time.Time
 	// Softirq is the time from softirq_entry to softirq_exit of NET_RX, NET_TX,
-	// and of TASKLET, TIMER and HRTIMER where those did network work, measured
-	// apart from the charges.
+	// and of TASKLET, TIMER and HRTIMER where those did network work, with the
+	// timer's interrupt that brought it, measured apart from the charges.
 	Softirq time.Duration
 	Thread  time.Duration // polls of NAPI threads
 	// Accounts has one for each tenant, one for System, and one for each

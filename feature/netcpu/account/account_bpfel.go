@@ -34,6 +34,8 @@ type accountCpu struct {
 	Pot           uint64
 	Shares        uint64
 	Flushed       uint64
+	Irq           uint64
+	IrqEnd        uint64
 	Run           uint32
 	Network       uint32
 	Steered       uint32
@@ -126,6 +128,8 @@ const (
 	accountProgFlReached = "fl_reached"
 	accountProgFlReceive = "fl_receive"
 	accountProgFlStamp   = "fl_stamp"
+	accountProgFlTimed   = "fl_timed"
+	accountProgFlTimer   = "fl_timer"
 	accountProgFlXmit    = "fl_xmit"
 	accountVarFlEpoch    = "fl_epoch"
 	accountVarFlSlot     = "fl_slot"
@@ -180,6 +184,8 @@ type accountProgramSpecs struct {
 	FlReached *ebpf.ProgramSpec `ebpf:"fl_reached"`
 	FlReceive *ebpf.ProgramSpec `ebpf:"fl_receive"`
 	FlStamp   *ebpf.ProgramSpec `ebpf:"fl_stamp"`
+	FlTimed   *ebpf.ProgramSpec `ebpf:"fl_timed"`
+	FlTimer   *ebpf.ProgramSpec `ebpf:"fl_timer"`
 	FlXmit    *ebpf.ProgramSpec `ebpf:"fl_xmit"`
 }
 
@@ -267,6 +273,8 @@ type accountPrograms struct {
 	FlReached *ebpf.Program `ebpf:"fl_reached"`
 	FlReceive *ebpf.Program `ebpf:"fl_receive"`
 	FlStamp   *ebpf.Program `ebpf:"fl_stamp"`
+	FlTimed   *ebpf.Program `ebpf:"fl_timed"`
+	FlTimer   *ebpf.Program `ebpf:"fl_timer"`
 	FlXmit    *ebpf.Program `ebpf:"fl_xmit"`
 }
 
@@ -279,6 +287,8 @@ func (p *accountPrograms) Close() error {
 		p.FlReached,
 		p.FlReceive,
 		p.FlStamp,
+		p.FlTimed,
+		p.FlTimer,
 		p.FlXmit,
 	)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 
@@ -148,6 +149,9 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := m.timers(); err != nil {
+		return nil, err
+	}
 	if cfg.Hooks == nil {
 		return m, nil
 	}
@@ -158,6 +162,33 @@ func Open(cfg Config) (_ *Meter, err error) {
 	return m, p.Close()
 }
 
+// timers attaches what counts timers' interrupts in, where there are events of
+// them: those of x86.
+func (m *Meter) timers() error {
+	spec := m.spec.Copy()
+	for name := range spec.Programs {
+		if name != "fl_timer" && name != "fl_timed" {
+			delete(spec.Programs, name)
+		}
+	}
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.shared()})
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, btf.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer coll.Close()
+	for _, name := range []string{"fl_timed", "fl_timer"} {
+		l, err := link.AttachTracing(link.TracingOptions{Program: coll.Programs[name]})
+		if err != nil {
+			return err
+		}
+		m.links = append(m.links, l)
+	}
+	return nil
+}
+
 // load loads one more program. slot is what fl_stamp writes.
 func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 	spec := m.spec.Copy()
@@ -165,7 +196,17 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 		return nil, fmt.Errorf("load %s: %w", name, err)
 	}
 	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
-	replace := map[string]*ebpf.Map{
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.shared()})
+	if err != nil {
+		return nil, fmt.Errorf("load %s: %w", name, err)
+	}
+	defer coll.Close()
+	return coll.DetachProgram(name), nil
+}
+
+// shared are the maps that all programs have in common.
+func (m *Meter) shared() map[string]*ebpf.Map {
+	return map[string]*ebpf.Map{
 		accountMapFlAccounts: m.maps.FlAccounts,
 		accountMapFlCgroups:  m.maps.FlCgroups,
 		accountMapFlCharges:  m.maps.FlCharges,
@@ -175,12 +216,6 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 		accountMapFlThefts:   m.maps.FlThefts,
 		accountMapFlUsed:     m.maps.FlUsed,
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
-	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", name, err)
-	}
-	defer coll.Close()
-	return coll.DetachProgram(name), nil
 }
 
 // Charges is a map of slot to the time, in ns and signed, that the tenant's

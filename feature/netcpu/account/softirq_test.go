@@ -1,6 +1,7 @@
 package account
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -18,11 +19,12 @@ const (
 	netRx      = 3
 	tasklet    = 6
 	hrtimerVec = 8
-	vectors    = 10
+	localTimer = 10 // no vector: the interrupts of timers
+	vectors    = 11
 )
 
-// stopwatch measures softirqs by programs of its own: what a meter says is held
-// against that. One that is made before the meter and started after it runs
+// stopwatch measures softirqs, and the interrupts of timers, by programs of its
+// own: what a meter says is held against that. One that is made before the meter and started after it runs
 // inside of the meter's own programs, whose time is then in neither.
 // read gives the time in each vector since the start.
 func stopwatch(t *testing.T) (start func(), read func() [vectors]time.Duration) {
@@ -30,11 +32,13 @@ func stopwatch(t *testing.T) (start func(), read func() [vectors]time.Duration) 
 	testkit.NeedRoot(t)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 2 * vectors})
 	must(t, err)
+	softirq := asm.LoadMem(asm.R1, asm.R6, 0, asm.DWord) // its vector
+	timer := asm.Mov.Imm(asm.R1, localTimer)
 	// value leaves the address of an entry of the CPU's in R0: the vector's,
 	// or where the vector's softirq began.
-	value := func(offset int32) asm.Instructions {
+	value := func(vector asm.Instruction, offset int32) asm.Instructions {
 		return asm.Instructions{
-			asm.LoadMem(asm.R1, asm.R6, 0, asm.DWord), // the vector
+			vector,
 			asm.Add.Imm(asm.R1, offset),
 			asm.StoreMem(asm.RFP, -4, asm.R1, asm.Word),
 			asm.LoadMapPtr(asm.R1, m.FD()),
@@ -46,17 +50,23 @@ func stopwatch(t *testing.T) (start func(), read func() [vectors]time.Duration) 
 	}
 	now := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1), asm.FnKtimeGetNs.Call(), asm.Mov.Reg(asm.R7, asm.R0)}
 	out := asm.Instructions{asm.Mov.Imm(asm.R0, 0).WithSymbol("out"), asm.Return()}
-	programs := map[string][]asm.Instructions{
-		"softirq_entry": {now, value(vectors), {asm.StoreMem(asm.R0, 0, asm.R7, asm.DWord)}, out},
-		"softirq_exit": {now, value(vectors), {
+	begin := func(vector asm.Instruction) []asm.Instructions {
+		return []asm.Instructions{now, value(vector, vectors), {asm.StoreMem(asm.R0, 0, asm.R7, asm.DWord)}, out}
+	}
+	end := func(vector asm.Instruction) []asm.Instructions {
+		return []asm.Instructions{now, value(vector, vectors), {
 			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
 			asm.JEq.Imm(asm.R1, 0, "out"), // it began before we were attached
 			asm.Sub.Reg(asm.R7, asm.R1),
-		}, value(0), {
+		}, value(vector, 0), {
 			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
 			asm.Add.Reg(asm.R1, asm.R7),
 			asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
-		}, out},
+		}, out}
+	}
+	programs := map[string][]asm.Instructions{
+		"softirq_entry": begin(softirq), "softirq_exit": end(softirq),
+		"local_timer_entry": begin(timer), "local_timer_exit": end(timer),
 	}
 	attach := func(name string) {
 		var code asm.Instructions
@@ -72,16 +82,20 @@ func stopwatch(t *testing.T) (start func(), read func() [vectors]time.Duration) 
 	}
 	t.Cleanup(func() { m.Close() })
 	attach("softirq_exit")
-	return func() { attach("softirq_entry") }, func() (sum [vectors]time.Duration) {
-		for vec := range sum {
-			var ns []uint64
-			must(t, m.Lookup(uint32(vec), &ns))
-			for _, n := range ns {
-				sum[vec] += time.Duration(n)
+	attach("local_timer_exit")
+	return func() {
+			attach("softirq_entry")
+			attach("local_timer_entry")
+		}, func() (sum [vectors]time.Duration) {
+			for vec := range sum {
+				var ns []uint64
+				must(t, m.Lookup(uint32(vec), &ns))
+				for _, n := range ns {
+					sum[vec] += time.Duration(n)
+				}
 			}
+			return sum
 		}
-		return sum
-	}
 }
 
 // What TCP sends from a timer is charged to who sent it.
@@ -96,22 +110,10 @@ func TestPaced(t *testing.T) {
 	start()
 	var packets, timers time.Duration
 	f.several(func() delta {
-		before, err := f.m.Read()
-		must(t, err)
-		was := read()
-		time.Sleep(3 * while)
-		now := read()
-		after, err := f.m.Read()
-		must(t, err)
-		took := func(vectors ...int) (sum time.Duration) {
-			for _, v := range vectors {
-				sum += now[v] - was[v]
-			}
-			return sum
-		}
-		packets, timers = took(netRx, netTx), took(tasklet, timerVec, hrtimerVec)
+		d, took := f.against(read)
+		packets, timers = took(netRx, netTx), took(tasklet, timerVec, hrtimerVec, localTimer)
 		t.Logf("by the stopwatch: packets %v, timers %v", packets, timers)
-		return f.between(before, after)
+		return d
 	}, func(d delta) {
 		d.only(box, 0.9)
 		if timers < packets/10 {
@@ -122,4 +124,58 @@ func TestPaced(t *testing.T) {
 			d.t.Errorf("softirq by the meter: %v, want all of %v for packets and most of %v of timers", d.softirq, packets, timers)
 		}
 	})
+}
+
+// A qdisc that shapes sets a timer for each packet that has to wait: whose packet
+// that is pays for its interrupt.
+func TestTimers(t *testing.T) {
+	start, read := stopwatch(t)
+	f := newFabric(t)
+	for _, args := range []string{
+		"qdisc add dev nic0 root handle 1: htb default 1",
+		"class add dev nic0 parent 1: classid 1:1 htb rate 80mbit ceil 80mbit burst 1600 cburst 1600",
+	} {
+		f.run(f.host, "tc", strings.Fields(args)...)
+	}
+	box := f.add("box", 2, f.host)
+	f.victim()
+	f.load(box, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", "1400", "--rate", "10000")
+	time.Sleep(200 * time.Millisecond)
+	start()
+	var packets, timers time.Duration
+	f.several(func() delta {
+		d, took := f.against(read)
+		packets, timers = took(netRx, netTx), took(localTimer)
+		t.Logf("by the stopwatch: packets %v, interrupts of timers %v; by the meter: %v", packets, timers, d.softirq)
+		return d
+	}, func(d delta) {
+		d.only(box, 0.9)
+		if timers < packets/20 {
+			d.t.Errorf("timers took %v beside %v: nothing was tested", timers, packets)
+		}
+		// Some come within a softirq, and are in its time; and so are the
+		// stopwatch's programs in the meter's.
+		if most := packets + timers; d.softirq < packets+timers/2 || d.softirq > most+most/10 {
+			d.t.Errorf("the meter has %v, want %v of packets and most of %v of timers", d.softirq, packets, timers)
+		}
+	})
+}
+
+// against measures for a while by the meter and by a stopwatch. took adds up what
+// that had of some vectors.
+func (l *lab) against(read func() [vectors]time.Duration) (d delta, took func(of ...int) time.Duration) {
+	l.t.Helper()
+	before, err := l.m.Read()
+	must(l.t, err)
+	was := read()
+	time.Sleep(3 * while)
+	now := read()
+	after, err := l.m.Read()
+	must(l.t, err)
+	return l.between(before, after), func(of ...int) (sum time.Duration) {
+		for _, v := range of {
+			sum += now[v] - was[v]
+		}
+		return sum
+	}
 }

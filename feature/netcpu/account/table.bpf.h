@@ -7,6 +7,12 @@
  */
 #define FLUSH_NS 1000000
 
+/*
+ * An interrupt's softirqs begin right after it, before anything else can run.
+ * What begins later has another cause.
+ */
+#define FOLLOWS_NS 2000
+
 /* What waits behind a tunnel's queue for longer than this was dropped there. */
 #define TUNNEL_NS 10000000
 
