@@ -30,6 +30,7 @@ type chargeRig struct {
 	ran  time.Duration
 	used time.Duration
 	held int
+	free bool // something else than the quota is what holds them
 }
 
 const webID = container.ID(7)
@@ -54,6 +55,11 @@ func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
 	})
 	r.file(filepath.Join(layout.V2, "web"), "cgroup.procs", "")
 	r.file(r.dir, "cgroup.procs", "")
+	if v2 {
+		r.file(r.dir, "cpu.weight", "100\n")
+	} else {
+		r.file(r.dir, "cpu.shares", "1024\n")
+	}
 	for i := 0; i < len(files); i += 2 {
 		r.file(r.dir, files[i], files[i+1])
 	}
@@ -93,7 +99,9 @@ func (r *chargeRig) rounds(n int, charge, credit time.Duration) {
 		r.now = r.now.Add(chargeEvery)
 		if p := r.of[webID]; p.ledger != nil {
 			r.used += 2 * p.now
-			r.held += 2
+			if !r.free {
+				r.held += 2
+			}
 		} else {
 			r.used += 2 * r.ran
 		}
@@ -316,6 +324,37 @@ func TestChargeWeight(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Where the quotas of all come to the whole CPU, credit by the quota finds no
+// time, and the weight gives it. What is owed the quota takes.
+func TestChargeWeightBesideQuota(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.add(r.container(), 0))
+		p := r.payers[r.dir]
+		own := p.weight
+		r.free = true
+		r.rounds(30, 0, 20*ms)
+		if p.weighs < own*115/100 || r.quota() < 55*ms {
+			t.Errorf("weight %d of %d, quota %v: robbed of a fifth", p.weighs, own, r.quota())
+		}
+		r.rounds(30, 20*ms, 0)
+		if p.weighs != own || r.quota() > 45*ms {
+			t.Errorf("weight %d of %d, quota %v: it owes a fifth", p.weighs, own, r.quota())
+		}
+		r.rounds(30, 0, 20*ms)
+		r.free = false
+		r.rounds(30, 0, 20*ms)
+		if p.weighs != own || r.quota() < 55*ms {
+			t.Errorf("weight %d of %d, quota %v: its quota is what holds it", p.weighs, own, r.quota())
+		}
+		r.free = true
+		r.rounds(30, 0, 20*ms)
+		must(t, r.remove(webID))
+		if e := r.cfg.journal.Entries(); len(e) != 0 || r.read(file) != value || p.weighs != own {
+			t.Errorf("%q, weight %d and %+v afterwards", r.read(file), p.weighs, e)
+		}
+	})
 }
 
 // The agent was killed while a container was in debt: the next one does not

@@ -27,10 +27,11 @@ type payer struct {
 	pace  pace
 	tries int // periods that were missed
 
-	ledger  *ledger.Ledger  // while it has a quota
-	weigher *ledger.Weigher // and while it has none
-	weight  uint64          // what its owner has set
-	weighs  uint64          // the one in force
+	ledger  *ledger.Ledger // while it has a quota
+	held    uint64         // periods that ended with it held back by that, at the last step
+	weigher *ledger.Weigher
+	weight  uint64 // what its owner has set
+	weighs  uint64 // the one in force
 	took    rate
 
 	problem string // the last error, which is told once
@@ -66,29 +67,28 @@ func (ch *charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 
 // limited begins an account with the limit that the owner has set now.
 func (ch *charger) limited(p *payer, b cgroup.Bandwidth) error {
-	hadQuota := p.ledger != nil
 	p.limit, p.now, p.want = b, b.Quota, b.Quota
 	if p.pace.period != b.Period {
 		p.pace = pace{period: b.Period}
 	}
 	limit := ledger.Limit{Quota: b.Quota, Period: b.Period, Burst: b.Burst}
 	switch {
-	case b.Limited && hadQuota:
+	case b.Limited && p.ledger != nil:
 		p.ledger.SetLimit(limit)
 		return nil
 	case b.Limited:
 		p.ledger = ledger.New(limit)
-		if p.weigher == nil {
-			return nil
-		}
-		p.weigher = nil // from now on the quota is what pays
+	default:
+		p.ledger = nil
+	}
+	p.weigher = ledger.NewWeigher()
+	if p.weighs != 0 {
 		return ch.turnWeight(p, p.weight)
 	}
 	w, err := cgroup.Weight(p.dir)
 	if err != nil {
 		return err
 	}
-	p.ledger, p.weigher = nil, ledger.NewWeigher()
 	p.weight, p.weighs = w, w
 	return nil
 }
@@ -106,22 +106,28 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	if err != nil {
 		return err
 	}
+	share, err := shares.of(p)
+	if err != nil {
+		return err
+	}
+	// Weights matter where somebody is kept from running, and not by a quota.
+	stolen := p.took.next(now, took+c.Credit)
+	share.Contended = stolen > contended && c.Throttled == p.held
+	p.held = c.Throttled
+	factor := p.weigher.Step(c, share)
+	if p.ledger != nil {
+		// What it owes its quota takes from it. What it is owed a higher one
+		// does not give where others keep it from using that.
+		factor = max(factor, 1)
+	}
+	if err := ch.weigh(p, factor); err != nil {
+		return err
+	}
 	budget := ledger.Unlimited
 	if p.ledger != nil {
 		p.want = p.ledger.Step(c)
 		budget = p.ledger.Budget(p.reserve())
 	} else {
-		share, err := shares.of(p)
-		if err != nil {
-			return err
-		}
-		// Weights matter where somebody is kept from running.
-		stolen := p.took.next(now, took+c.Credit)
-		share.Contended = stolen > contended
-		factor := p.weigher.Step(c, share)
-		if err := ch.weigh(p, factor); err != nil {
-			return err
-		}
 		budget = p.weigher.Budget(p.limit.Period, share, p.reserve())
 	}
 	if ch.cfg.allow == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// shares finds the fair share of payers that have a weight only, in one round.
+// shares finds the fair share of payers by their weights, in one round.
 type shares struct {
 	ch  *charger
 	sum map[string]uint64 // of the weights below a parent
@@ -18,8 +18,8 @@ type shares struct {
 func newShares(ch *charger) *shares { return &shares{ch, make(map[string]uint64)} }
 
 // of gives the part of the CPUs of a payer that is due to it among its
-// siblings, as their owners have weighed them. Those that sleep count as well:
-// too little does no harm, see ledger.Share.
+// siblings, as their owners have weighed them, and no more than its quota. Those
+// that sleep count as well: too little does no harm, see ledger.Share.
 func (s *shares) of(p *payer) (ledger.Share, error) {
 	parent := filepath.Dir(p.dir)
 	sum, seen := s.sum[parent]
@@ -41,11 +41,15 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 		s.sum[parent] = sum
 	}
 	cpus := s.ch.cpus(p)
-	return ledger.Share{Fair: float64(cpus) * float64(p.weight) / float64(max(sum, p.weight, 1))}, nil
+	fair := float64(cpus) * float64(p.weight) / float64(max(sum, p.weight, 1))
+	if p.ledger != nil {
+		fair = min(fair, float64(p.limit.Quota)/float64(p.limit.Period))
+	}
+	return ledger.Share{Fair: fair}, nil
 }
 
 func (s *shares) weight(dir string) (uint64, error) {
-	if p := s.ch.payers[dir]; p != nil && p.weigher != nil {
+	if p := s.ch.payers[dir]; p != nil {
 		return p.weight, nil
 	}
 	return cgroup.Weight(dir)
