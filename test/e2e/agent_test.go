@@ -38,7 +38,8 @@ type agent struct {
 	flags []string
 	api   *api.Client
 	pid   int
-	inode uint64 // of ns
+	inode uint64   // of ns
+	found []string // cgroups of its uplinks from before, of a namespace whose number is used again
 	ended chan struct{}
 	err   error // how the process ended, once ended is closed
 }
@@ -102,6 +103,13 @@ func (a *agent) launch(wrap ...string) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if a.inode == 0 {
+		must(a.t, a.ns.Do(func() (err error) {
+			a.inode, err = netdev.InodeOf("/proc", unix.Gettid())
+			return err
+		}))
+		a.found = uplinkGroups(a.inode)
+	}
 	started, ended := make(chan error, 1), make(chan struct{})
 	a.ended = ended
 	// It dies with the thread that forked it, so that thread stays with it.
@@ -116,8 +124,6 @@ func (a *agent) launch(wrap ...string) {
 	})
 	must(a.t, <-started)
 	a.pid = cmd.Process.Pid
-	a.inode, err = netdev.InodeOf("/proc", a.pid)
-	must(a.t, err)
 }
 
 // start launches the agent, and waits until it knows who runs.
@@ -277,8 +283,10 @@ func (a *agent) isolation(ctx context.Context, name string, devices int) (i isol
 	if s := netcpuOf(i.Container); s.State != api.StateDone {
 		return i, fmt.Errorf("netcpu is %+v", s)
 	}
-	if len(i.Interfaces) != devices {
-		return i, fmt.Errorf("devices %+v, want %d", i.Interfaces, devices)
+	// A runtime makes a device, and gives it an address later.
+	bare := slices.ContainsFunc(i.Interfaces, func(dev api.Interface) bool { return len(dev.Addrs) == 0 || dev.Host == nil })
+	if len(i.Interfaces) != devices || bare {
+		return i, fmt.Errorf("devices %+v, want %d with addresses and host ends", i.Interfaces, devices)
 	}
 	byCgroup := 0
 	for _, c := range x.Changes {
@@ -352,8 +360,18 @@ func (a *agent) warnings() (lines []string) {
 // footprint is what the agent's process holds of the kernel's objects.
 type footprint struct{ BPF, NetNS, DeadProcesses int }
 
+// footprint is what it holds once it is done with every container.
 func (a *agent) footprint() (f footprint) {
 	a.t.Helper()
+	await(a.t, "the agent to be done with all containers", func() error {
+		list, err := a.api.Containers(a.t.Context())
+		for _, c := range list {
+			if len(c.Features) == 0 || slices.ContainsFunc(c.Features, func(s api.FeatureStatus) bool { return s.State == api.StatePending }) {
+				return fmt.Errorf("%s is at %+v", c.Name, c.Features)
+			}
+		}
+		return err
+	})
 	f = a.holds()
 	// At its start it still takes up some.
 	await(a.t, "the agent to hold the same for a while", func() error {
@@ -447,8 +465,8 @@ func (a *agent) idles(atStart footprint) {
 		if now := a.holds(); now != atStart {
 			return fmt.Errorf("the agent holds %+v, at its start %+v", now, atStart)
 		}
-		if dirs := uplinkGroups(a.inode); len(dirs) > 0 {
-			return fmt.Errorf("cgroups %v are there", dirs)
+		if dirs := uplinkGroups(a.inode); len(dirs) > len(a.found) {
+			return fmt.Errorf("cgroups %v are there, were %v", dirs, a.found)
 		}
 		return nil
 	})

@@ -47,8 +47,9 @@ func TestAgentKilled(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			defer k.with(t)()
-			changed := 0
-			for range c.rounds {
+			changed, rounds := 0, 0
+			// Of some the kill comes a little late; of many, it does not by chance.
+			for ; rounds < c.rounds || changed == 0 && rounds < 5*c.rounds; rounds++ {
 				c.kill()
 				if r.state().diff(before) != "" {
 					changed++
@@ -57,8 +58,8 @@ func TestAgentKilled(t *testing.T) {
 				c.mend()
 				r.sameAs(before, "after that")
 			}
-			t.Logf("the host was changed at %d of %d kills", changed, c.rounds)
-			if changed == 0 && c.rounds > 5 {
+			t.Logf("the host was changed at %d of %d kills", changed, rounds)
+			if changed == 0 {
 				t.Error("no kill came while anything was in force")
 			}
 		})

@@ -182,8 +182,10 @@ func (h *host) testFifty(t *testing.T) {
 		slices.Sort(list)
 		t.Logf("policy in force after %s: p50 %v, p99 %v", what, list[n/2].Round(time.Millisecond), list[n*99/100].Round(time.Millisecond))
 	}
-	if worst := fromReturn[n-1]; worst > 5*time.Second {
-		t.Errorf("it took %v", worst)
+	// Without events it would take until a list is made, which is once a minute. A
+	// busy machine may be late now and then, but not at most times.
+	if median := fromReturn[n/2]; median > 5*time.Second {
+		t.Errorf("it took %v", median)
 	}
 	h.agent.idles(h.atStart)
 	unchanged(t, h.NS, before, h.CgroupParent)

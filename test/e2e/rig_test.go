@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/safchain/ethtool"
 
@@ -101,10 +100,10 @@ func (r *rig) state() state {
 }
 
 // sameAs waits until all is as it was before. It need not wait but for kernel
-// threads, which end a little after they are told to.
+// threads, which end a little after they are told to; on a busy machine, later.
 func (r *rig) sameAs(before state, when string) {
 	r.t.Helper()
-	err := within(5*time.Second, func() error {
+	err := within(patience, func() error {
 		if diff := r.state().diff(before); diff != "" {
 			return fmt.Errorf("%s", diff)
 		}

@@ -196,6 +196,22 @@ func TestSwarm(t *testing.T) {
 	// Each agent finds the containers of the other node, too, by their
 	// cgroups, and keeps accounts for them.
 	for n, a := range agents {
+		await(t, "both containers, with their host ends", func() error {
+			list, err := a.api.Containers(t.Context())
+			if err != nil {
+				return err
+			}
+			seen := 0
+			for _, c := range list {
+				if len(c.Interfaces) == 2 && c.Interfaces[0].Host != nil && c.Interfaces[1].Host != nil {
+					seen++
+				}
+			}
+			if seen != len(nodes) {
+				return fmt.Errorf("%d are seen so: %+v", seen, list)
+			}
+			return nil
+		})
 		atStart[n] = a.footprint()
 		before[n] = devicesOf(t, nodes[n].NS)
 	}

@@ -77,6 +77,12 @@ func TestNotify(t *testing.T) {
 		t.Errorf("once it is ready its status is %+v, %v", st, err)
 	}
 	a.stop()
+	await(t, "word of its end", func() error { // it may still be on its way here
+		if count("STOPPING=1") == 0 {
+			return fmt.Errorf("told %q", heard())
+		}
+		return nil
+	})
 	if all := heard(); all[len(all)-1] != "STOPPING=1" || count("READY=1") != 1 || count("STOPPING=1") != 1 {
 		t.Errorf("told in all %q", all)
 	}
@@ -298,12 +304,12 @@ func keepSandbox() int {
 func TestUnit(t *testing.T) {
 	m := bootMachine(t)
 	before := m.root()
-	m.settings("Restart=no\nWatchdogSec=3\n") // so that what restores is ExecStopPost
+	m.settings("Restart=no\nWatchdogSec=6\n") // so that what restores is ExecStopPost
 	m.systemctl("start", "fairlead")
 	m.is("ActiveState=active", "SubState=running", "Result=success")
 	m.sandbox()
 	m.shaped()
-	time.Sleep(5 * time.Second) // longer than the watchdog waits
+	time.Sleep(8 * time.Second) // longer than the watchdog waits
 	m.is("ActiveState=active", "Result=success")
 	m.systemctl("reload", "fairlead")
 	policy := filepath.Join("/proc", m.init, "root/etc/fairlead/policy.d/wrong.yaml")
