@@ -2,7 +2,9 @@ package testkit
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -39,7 +41,17 @@ func StartSwarm(t testing.TB) [2]*Docker {
 	}
 	engines[0].Must(t, "swarm", "init", "--advertise-addr", "10.214.0.1")
 	token := engines[0].Must(t, "swarm", "join-token", "-q", "worker")
-	engines[1].Must(t, "swarm", "join", "--token", token, "--advertise-addr", "10.214.0.2", "10.214.0.1:2377")
+	// After 20 seconds Docker says that it goes on with it in the background.
+	_, err := engines[1].Run("swarm", "join", "--token", token, "--advertise-addr", "10.214.0.2", "10.214.0.1:2377")
+	for end := time.Now().Add(2 * patience); ; time.Sleep(100 * time.Millisecond) {
+		state, stateErr := engines[1].Run("info", "--format", "{{.Swarm.LocalNodeState}}")
+		if stateErr == nil && state == "active" {
+			break
+		}
+		if time.Now().After(end) || err != nil && !strings.Contains(err.Error(), "Timeout was reached") {
+			t.Fatalf("join: %v; then it is %q, %v", err, state, stateErr)
+		}
+	}
 	engines[0].Must(t, "network", "create", "-d", "overlay", "--attachable", "--subnet", SwarmSubnet, SwarmNetwork)
 	return engines
 }
