@@ -55,11 +55,10 @@ func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.
 // on. Many containers have an eth0, so that of a device which is on already the
 // journal has to tell: those that were moved in the same owner's name.
 func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.ID) ([]int, error) {
-	prefix := "napi/" + device + "-"
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
-		tids, err := n.moved(prefix, id)
+		tids, err := n.moved(device, id)
 		if err != nil || len(tids) > 0 {
 			return tids, err
 		}
@@ -68,7 +67,7 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 			return nil, err
 		}
 	}
-	before, err := sched.Threads(n.cfg.Roots.Proc, prefix)
+	before, err := n.pollers(device)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +77,7 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 	// The threads exist when the write returns; their names are set by
 	// themselves as they first run, which on a busy CPU may take a while.
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
-		after, err := sched.Threads(n.cfg.Roots.Proc, prefix)
+		after, err := n.pollers(device)
 		if err != nil {
 			return nil, err
 		}
@@ -109,7 +108,7 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 			return kept, nil
 		}
 		if waited > namedWait {
-			return nil, fmt.Errorf("no thread %s* came up within %v", prefix, namedWait)
+			return nil, fmt.Errorf("no thread napi/%s-N came up within %v", device, namedWait)
 		}
 	}
 }
@@ -126,10 +125,28 @@ func (n *Netcpu) placed(match func(journal.Entry) bool) map[string]bool {
 	return tids
 }
 
-// moved lists the threads with names like this that were moved for a container.
-func (n *Netcpu) moved(prefix string, id container.ID) ([]int, error) {
-	ours := n.placed(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
+// pollers lists the threads that poll devices of this name, in whatever namespace.
+func (n *Netcpu) pollers(device string) ([]sched.Named, error) {
+	prefix := "napi/" + device + "-"
 	list, err := sched.Threads(n.cfg.Roots.Proc, prefix)
+	return slices.DeleteFunc(list, func(t sched.Named) bool { return !pollsFor(t.Comm, prefix) }), err
+}
+
+// pollsFor says whether a thread that Threads found by "napi/DEVICE-" is one of
+// that device, and not of another whose name goes on: of eth0-1, say, which any
+// container may call one of its own. What follows the device is a number.
+func pollsFor(comm, prefix string) bool {
+	number, whole := strings.CutPrefix(comm, prefix)
+	if !whole || number == "" {
+		return true // cut off by the kernel before it can be told
+	}
+	return strings.Trim(number, "0123456789") == ""
+}
+
+// moved lists those of them that were moved for a container.
+func (n *Netcpu) moved(device string, id container.ID) ([]int, error) {
+	ours := n.placed(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
+	list, err := n.pollers(device)
 	if err != nil {
 		return nil, err
 	}
