@@ -58,7 +58,15 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
-		tids, err := n.moved(device, id)
+		// It may be of another one in the namespace, which has ended since.
+		owner := id
+		if e, ok := n.cfg.Journal.Entry(knob.Ref()); ok && e.Owner.Feature == name {
+			owner = container.ID(e.Owner.Container)
+		}
+		tids, err := n.moved(device, owner)
+		if err == nil && len(tids) > 0 {
+			err = n.turn(knob, "1", id) // which is the owner from now on
+		}
 		if err != nil || len(tids) > 0 {
 			return tids, err
 		}
