@@ -39,6 +39,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -447,7 +448,11 @@ func (n *Netcpu) unwatch(t *tenant) error {
 
 // undo restores whatever was changed on behalf of one container.
 func (n *Netcpu) undo(id container.ID) error {
-	return n.restore(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
+	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
+	// The threads first, whenever they were first moved: a group that was made
+	// later may hold them now.
+	err := n.restore(func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
+	return errors.Join(err, n.restore(mine))
 }
 
 func (n *Netcpu) restore(match func(journal.Entry) bool) error {
