@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -13,11 +14,13 @@ import (
 // shaper divides the uplinks. Feature traffic is one.
 type shaper interface {
 	Read() traffic.Reading
+	Measure(context.Context, time.Duration) (traffic.Measured, error)
 }
 
 // Traffic says what bandwidth each container is due and gets, or the one that
-// ref names.
-func (a *Agent) Traffic(_ context.Context, ref string) (api.Traffic, error) {
+// ref names; after the time over, if that is not 0, and how long packets waited
+// meanwhile.
+func (a *Agent) Traffic(ctx context.Context, ref string, over time.Duration) (api.Traffic, error) {
 	var only container.Container
 	if ref != "" {
 		c, _, err := a.find(ref)
@@ -29,11 +32,28 @@ func (a *Agent) Traffic(_ context.Context, ref string) (api.Traffic, error) {
 	if a.shaper == nil {
 		return api.Traffic{}, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "bandwidth is not divided: not available in this build"}
 	}
-	r := a.shaper.Read()
-	if ref != "" {
-		r = rowsOf(r, only.ID)
+	if over == 0 {
+		return a.wireTraffic(a.shaper.Read(), only.ID), nil
 	}
-	return wireTraffic(r, a.set.Lookup), nil
+	m, err := a.shaper.Measure(ctx, over)
+	if err != nil {
+		return api.Traffic{}, err
+	}
+	t := a.wireTraffic(m.Reading, only.ID)
+	t.Measured = &api.TrafficMeasured{Seconds: over.Seconds(), Missed: m.Missed}
+	if m.Err != nil {
+		t.Measured.Error = m.Err.Error()
+	}
+	return t, nil
+}
+
+// wireTraffic puts a reading into the API's form: of all containers, or of one
+// if only is not 0.
+func (a *Agent) wireTraffic(r traffic.Reading, only container.ID) api.Traffic {
+	if only != 0 {
+		r = rowsOf(r, only)
+	}
+	return wireTraffic(r, a.set.Lookup)
 }
 
 // rowsOf gives the rows of one container, under its own name where others that
@@ -65,6 +85,12 @@ func wireTraffic(r traffic.Reading, lookup func(container.ID) (container.Contain
 			c.Asked = &api.TrafficAsked{
 				Rate: row.Asked.Rate, Ceil: row.Asked.Ceil, Weight: uint64(row.Asked.Weight), Priority: row.Asked.Priority,
 				Latency: row.Asked.Latency.Seconds(),
+			}
+		}
+		if h := row.Delays; h != nil {
+			c.Delay = &api.TrafficDelay{
+				Packets: h.Packets(),
+				P50:     h.Quantile(0.5).Seconds(), P99: h.Quantile(0.99).Seconds(), P999: h.Quantile(0.999).Seconds(),
 			}
 		}
 		t.Classes = append(t.Classes, c)

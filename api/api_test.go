@@ -70,8 +70,8 @@ func (b *backend) Samples(context.Context) (Samples, error) { return b.samples, 
 func (b *backend) NetCPU(_ context.Context, ref string) (NetCPU, error) {
 	return NetCPU{System: NetCPUAccount{Name: ref}}, b.err
 }
-func (b *backend) Traffic(_ context.Context, ref string) (Traffic, error) {
-	return Traffic{Classes: []TrafficClass{{Name: ref}}}, b.err
+func (b *backend) Traffic(_ context.Context, ref string, over time.Duration) (Traffic, error) {
+	return Traffic{Taken: time.Unix(0, int64(over)), Classes: []TrafficClass{{Name: ref}}}, b.err
 }
 func (b *backend) Version(context.Context) (Version, error)     { return Version{Version: "v"}, b.err }
 func (b *backend) Reload(context.Context) (PolicyStatus, error) { return PolicyStatus{OK: true}, b.err }
@@ -165,8 +165,10 @@ func TestRoundTrip(t *testing.T) {
 		if n, err := c.NetCPU(ctx, ref); err != nil || n.System.Name != ref {
 			t.Errorf("netcpu %q: %+v, %v", ref, n, err)
 		}
-		if n, err := c.Traffic(ctx, ref); err != nil || len(n.Classes) != 1 || n.Classes[0].Name != ref {
-			t.Errorf("traffic %q: %+v, %v", ref, n, err)
+		for _, over := range []time.Duration{0, MaxOver} {
+			if n, err := c.Traffic(ctx, ref, over); err != nil || len(n.Classes) != 1 || n.Classes[0].Name != ref || n.Taken.UnixNano() != int64(over) {
+				t.Errorf("traffic %q over %v: %+v, %v", ref, over, n, err)
+			}
 		}
 	}
 	if _, err := c.Self(ctx); !isCode(err, "not_found") {
@@ -237,6 +239,9 @@ func TestBadRequests(t *testing.T) {
 		{get("GET", "/v1/self"), "404", "not_found"},
 		{get("POST", "/v1/status"), "405", "bad_request"},
 		{get("DELETE", "/v1/restore"), "405", "bad_request"},
+		{get("GET", "/v1/traffic?over=30.1s"), "400", "bad_request"},
+		{get("GET", "/v1/traffic?over=-1s"), "400", "bad_request"},
+		{get("GET", "/v1/containers/web/traffic?over=long"), "400", "bad_request"},
 		{post(`{"container":1}`), "400", "bad_request"},
 		{post(`{"conteiner":"web"}`), "400", "bad_request"},
 		{post(`{"container":"web"}{}`), "400", "bad_request"},
@@ -270,7 +275,7 @@ func TestPeer(t *testing.T) {
 		if _, err := c.NetCPU(t.Context(), ref); !isCode(err, "not_found") {
 			t.Errorf("a container sees whose packets took whose time: %v", err)
 		}
-		if _, err := c.Traffic(t.Context(), ref); !isCode(err, "not_found") {
+		if _, err := c.Traffic(t.Context(), ref, 0); !isCode(err, "not_found") {
 			t.Errorf("a container sees the bandwidth of others: %v", err)
 		}
 	}

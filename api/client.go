@@ -87,11 +87,16 @@ func (c *Client) NetCPU(ctx context.Context, ref string) (out NetCPU, err error)
 }
 
 // Traffic says what bandwidth containers are due and get: all if ref is "", else
-// one, named as for Explain. [Traffic.After] makes a rate of two readings.
-func (c *Client) Traffic(ctx context.Context, ref string) (out Traffic, err error) {
+// one, named as for Explain. [Traffic.After] makes a rate of two readings. With a
+// time over other than 0, at most [MaxOver], the answer comes after that, with
+// how long packets waited meanwhile.
+func (c *Client) Traffic(ctx context.Context, ref string, over time.Duration) (out Traffic, err error) {
 	path := "/v1/traffic"
 	if ref != "" {
 		path = "/v1/containers/" + url.PathEscape(ref) + "/traffic"
+	}
+	if over != 0 {
+		path += "?" + url.Values{"over": {over.String()}}.Encode()
 	}
 	return out, c.do(ctx, http.MethodGet, path, nil, &out)
 }

@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -35,6 +36,9 @@ func OpenAPI() []byte {
 					"description": "id, runtime id, name, or a start of the runtime id of at least 4 characters",
 				})
 			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.query)) {
+			params = append(params, m{"name": name, "in": "query", "schema": m{"type": "string"}, "description": r.query[name]})
 		}
 		if params != nil {
 			op["parameters"] = params

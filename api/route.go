@@ -2,7 +2,9 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -20,8 +22,9 @@ type Backend interface {
 	// container that ref names.
 	NetCPU(ctx context.Context, ref string) (NetCPU, error)
 	// Traffic says what bandwidth containers are due and get: all, or the one
-	// that ref names.
-	Traffic(ctx context.Context, ref string) (Traffic, error)
+	// that ref names; with a time over other than 0 it measures delays for that
+	// long first.
+	Traffic(ctx context.Context, ref string, over time.Duration) (Traffic, error)
 	Version(context.Context) (Version, error)
 	Reload(context.Context) (PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (Restored, error)
@@ -38,8 +41,9 @@ type Backend interface {
 type route struct {
 	method, path string
 	summary      string
-	in           any // zero value of the body's type, nil for none
-	out          any // zero value of the answer's type
+	query        map[string]string // what each parameter is, by name
+	in           any               // zero value of the body's type, nil for none
+	out          any               // zero value of the answer's type
 	self         bool
 	call         func(Backend, *http.Request) (any, error)
 }
@@ -78,11 +82,13 @@ func routes() []route {
 		}, {
 			method: "GET", path: "/v1/traffic", out: Traffic{},
 			summary: "Say what bandwidth each shaped container is due at the uplinks, and what it has sent. Two readings give a rate.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Traffic(r.Context(), "") },
+			query:   map[string]string{"over": over},
+			call:    traffic,
 		}, {
 			method: "GET", path: "/v1/containers/{ref}/traffic", out: Traffic{},
 			summary: "The same for one container. There is nothing in it if policy asks for none.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Traffic(r.Context(), r.PathValue("ref")) },
+			query:   map[string]string{"over": over},
+			call:    traffic,
 		}, {
 			method: "GET", path: "/v1/version", out: Version{},
 			summary: "Say what runs.",
@@ -105,6 +111,22 @@ func routes() []route {
 			call:    self,
 		},
 	}
+}
+
+// MaxOver is the longest time over which an agent measures for one request.
+const MaxOver = 30 * time.Second
+
+const over = "a time, as 200ms, at most 30s: the answer comes after it, and says how long packets waited meanwhile"
+
+func traffic(b Backend, r *http.Request) (any, error) {
+	var d time.Duration
+	if text := r.URL.Query().Get("over"); text != "" {
+		var err error
+		if d, err = time.ParseDuration(text); err != nil || d <= 0 || d > MaxOver {
+			return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("over=%q: want a time of at most %v, as 200ms", text, MaxOver)}
+		}
+	}
+	return b.Traffic(r.Context(), r.PathValue("ref"), d)
 }
 
 func restore(b Backend, r *http.Request) (any, error) {

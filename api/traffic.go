@@ -14,6 +14,24 @@ type Traffic struct {
 	Since   time.Time      `json:"since,omitzero" doc:"when the reading before was taken, of which the counters are the difference; absent where they are totals, each since its class was made"`
 	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
 	Classes []TrafficClass `json:"classes" doc:"one element for each uplink, direction and shaped container, and one for all the others together"`
+
+	Measured *TrafficMeasured `json:"measured,omitempty" doc:"how delays were measured; absent where they were not to be"`
+}
+
+// TrafficMeasured is the time over which the delays of packets were measured.
+type TrafficMeasured struct {
+	Seconds float64 `json:"seconds" doc:"for so long before taken"`
+	Missed  uint64  `json:"missed_packets" doc:"packets that were not measured, as too many waited"`
+	Error   string  `json:"error,omitempty" doc:"why no delay could be measured"`
+}
+
+// TrafficDelay is how long packets waited in the qdisc, from being enqueued to
+// being given to the device.
+type TrafficDelay struct {
+	Packets uint64  `json:"packets" doc:"packets that were enqueued and sent within the time; a super-packet is one"`
+	P50     float64 `json:"p50_seconds" doc:"half of them did not wait longer; to within 1/16 of its value, as the others"`
+	P99     float64 `json:"p99_seconds" doc:"99 % of them did not wait longer"`
+	P999    float64 `json:"p999_seconds" doc:"99.9 % of them did not wait longer"`
 }
 
 // TrafficClass is one container at one uplink. Containers that share a network
@@ -38,7 +56,9 @@ type TrafficClass struct {
 
 	BacklogBytes   uint64  `json:"backlog_bytes" doc:"bytes that wait now"`
 	BacklogPackets uint64  `json:"backlog_packets" doc:"packets that wait now"`
-	Drain          float64 `json:"drain_estimate_seconds" doc:"how long what waits now takes to be sent, estimated: backlog over the larger of what is guaranteed and what is achieved; no packet is timed"`
+	Drain          float64 `json:"drain_estimate_seconds" doc:"how long what waits now takes to be sent, estimated: backlog over the larger of what is guaranteed and what is achieved"`
+
+	Delay *TrafficDelay `json:"delay,omitempty" doc:"how long its packets waited; absent where that was not measured"`
 }
 
 // TrafficAsked is what policy asks for in one direction; what it does not ask

@@ -85,15 +85,25 @@ struct sock {
 } __kernel_type;
 
 struct sk_buff {
+	struct sk_buff *next;
 	struct net_device *dev;
 	struct sock *sk;
 	unsigned int len;
+	__u32 priority;
 	__u16 protocol;
 	__u16 tc_index;
 	__u16 network_header;
 	unsigned int end;
 	unsigned char *head;
 	unsigned char *data;
+} __kernel_type;
+
+struct netdev_queue {
+	struct net_device *dev;
+} __kernel_type;
+
+struct Qdisc {
+	__u32 handle;
 } __kernel_type;
 
 struct skb_shared_info {

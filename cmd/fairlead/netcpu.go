@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -53,7 +54,12 @@ was idle is nobody's loss.`,
 			return err
 		}
 		return readings[api.NetCPU]{
-			read:  func(ctx context.Context) (api.NetCPU, error) { return c.NetCPU(ctx, ref) },
+			read: func(ctx context.Context, after time.Duration) (api.NetCPU, error) {
+				if err := wait(ctx, after); err != nil {
+					return api.NetCPU{}, err
+				}
+				return c.NetCPU(ctx, ref)
+			},
 			after: api.NetCPU.After,
 			print: func(w io.Writer, n api.NetCPU) { newNetcpuView(n, f).print(w, ref != "") },
 		}.show(cmd.Context(), e, f.readingFlags)

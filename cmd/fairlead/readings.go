@@ -49,14 +49,15 @@ func (f *readingFlags) check(args []string) (ref string, err error) {
 
 // readings reads and prints one kind of counters.
 type readings[T any] struct {
-	read  func(context.Context) (T, error)
+	// read gives one after a time, 0 at once, that it may use to measure.
+	read  func(ctx context.Context, after time.Duration) (T, error)
 	after func(now, before T) T // what was counted in between
 	print func(io.Writer, T)    // as a table
 }
 
 // show reads and prints, once or until ctx ends.
 func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
-	before, err := r.read(ctx)
+	before, err := r.read(ctx, 0)
 	if err != nil {
 		return readingHint(err)
 	}
@@ -83,12 +84,7 @@ func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
 		}
 	}
 	for again := f.total; ; again = true {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(f.interval):
-		}
-		now, err := r.read(ctx)
+		now, err := r.read(ctx, f.interval)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -103,6 +99,16 @@ func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
 			return err
 		}
 		before = now
+	}
+}
+
+// wait returns after d, or as soon as ctx ends, with its error.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
 	}
 }
 

@@ -28,9 +28,12 @@ rates in bit/s; --total shows counts since the class was made.
   SENT        what it has sent, bit/s (--total: bytes)
   BORROWED    part of its packets that went beyond what is guaranteed
   WAITING     what waits in its queue now
-  DRAIN       how long that takes to be sent: an estimate, backlog over rate
   DROPS       packets for which the queue had no room
   AT CEIL     how often it came to its ceil
+  P50 ...     how long packets that were sent had waited: half, 99 %, 99.9 % of
+              them no longer; measured over the interval, the last 30 s of a long one
+  DRAIN       how long what waits takes to be sent, where that was not measured: an
+              estimate, backlog over rate
 
 (others) are the host and all containers without such policy, together.`,
 		Example: `  fairlead traffic
@@ -46,7 +49,13 @@ rates in bit/s; --total shows counts since the class was made.
 			return err
 		}
 		return readings[api.Traffic]{
-			read:  func(ctx context.Context) (api.Traffic, error) { return c.Traffic(ctx, ref) },
+			read: func(ctx context.Context, after time.Duration) (api.Traffic, error) {
+				over := min(after, api.MaxOver)
+				if err := wait(ctx, after-over); err != nil {
+					return api.Traffic{}, err
+				}
+				return c.Traffic(ctx, ref, over)
+			},
 			after: api.Traffic.After,
 			print: func(w io.Writer, t api.Traffic) { trafficTable(w, t, ref != "") },
 		}.show(cmd.Context(), e, f)
@@ -82,13 +91,25 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 		} else {
 			fmt.Fprintf(w, "; over %s\n", span(t.Taken.Sub(t.Since)))
 		}
-		trafficClasses(w, rest[:n], t.Since.IsZero())
+		trafficClasses(w, rest[:n], t)
 		rest = rest[n:]
+	}
+	if m := t.Measured; m != nil && m.Error != "" {
+		fmt.Fprintf(w, "\nDelays: %s\n", show(m.Error))
+	} else if m != nil && m.Missed > 0 {
+		fmt.Fprintf(w, "\nDelays: without %s packets, as too many waited\n", scale(float64(m.Missed)))
 	}
 }
 
-func trafficClasses(w io.Writer, classes []api.TrafficClass, total bool) {
-	columns := []column{{"CONTAINER", 24}, {"ASKED", 0}, {"GUARANTEED", 0}, {"SENT", 0}, {"BORROWED", 0}, {"WAITING", 0}, {"DRAIN", 0}, {"DROPS", 0}, {"AT CEIL", 0}}
+// trafficClasses prints some classes of t.
+func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
+	total, measured := t.Since.IsZero(), t.Measured != nil && t.Measured.Error == ""
+	columns := []column{{"CONTAINER", 24}, {"ASKED", 0}, {"GUARANTEED", 0}, {"SENT", 0}, {"BORROWED", 0}, {"WAITING", 0}, {"DROPS", 0}, {"AT CEIL", 0}}
+	if measured {
+		columns = append(columns, column{"P50", 0}, column{"P99", 0}, column{"P99.9", 0})
+	} else {
+		columns = append(columns, column{"DRAIN", 0})
+	}
 	var rows [][]string
 	for _, c := range classes {
 		name := "(others)"
@@ -99,24 +120,36 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, total bool) {
 				name = fmt.Sprintf("%q", name) // what stands in brackets is ours
 			}
 		}
-		sent, borrowed, drain := bits(c.Achieved), "-", "-"
+		sent, borrowed := bits(c.Achieved), "-"
 		if total {
 			sent = scale(float64(c.Bytes)) + "B"
 		}
 		if c.Packets > 0 {
 			borrowed = fmt.Sprintf("%.0f %%", 100*float64(c.Borrowed)/float64(c.Packets))
 		}
-		if c.Drain > 0 {
-			drain = brief(c.Drain)
-		}
 		waiting := "-"
 		if c.BacklogBytes > 0 {
 			waiting = scale(float64(c.BacklogBytes)) + "B"
 		}
-		rows = append(rows, []string{name, askedFor(c.Asked), bits(float64(c.Guaranteed)), sent, borrowed, waiting, drain, scale(float64(c.Drops)), scale(float64(c.Overlimits))})
+		rows = append(rows, append([]string{name, askedFor(c.Asked), bits(float64(c.Guaranteed)), sent, borrowed, waiting, scale(float64(c.Drops)), scale(float64(c.Overlimits))}, waits(c, t.Measured, measured)...))
 	}
-	right(columns, rows, 2, 8)
+	right(columns, rows, 2, len(columns)-1)
 	table(w, columns, rows)
+}
+
+// waits is what the last columns say of a class.
+func waits(c api.TrafficClass, m *api.TrafficMeasured, measured bool) []string {
+	switch {
+	case !measured && c.Drain > 0:
+		return []string{brief(c.Drain)}
+	case !measured:
+		return []string{"-"}
+	case c.Delay != nil && c.Delay.Packets > 0:
+		return []string{brief(c.Delay.P50), brief(c.Delay.P99), brief(c.Delay.P999)}
+	case c.Delay != nil && c.BacklogPackets > 0: // what came meanwhile is all still there
+		return []string{">" + brief(m.Seconds), "-", "-"}
+	}
+	return []string{"-", "-", "-"}
 }
 
 // askedFor is what policy says, in as few words as will do.
@@ -170,6 +203,8 @@ func decimals(v float64) int { return max(0, 2-int(math.Floor(math.Log10(max(v*1
 func brief(sec float64) string {
 	d := time.Duration(sec * float64(time.Second))
 	switch {
+	case d < time.Microsecond:
+		return "<1us"
 	case d < time.Millisecond:
 		return fmt.Sprintf("%.0fus", float64(d)/1e3)
 	case d < time.Second:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -9,15 +10,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 )
 
 // trafficStub gives one reading after the other.
 type trafficStub struct {
 	api.Backend
 	readings []api.Traffic
+	over     []time.Duration // that were asked for
 }
 
-func (s *trafficStub) Traffic(context.Context, string) (api.Traffic, error) {
+func (s *trafficStub) Traffic(_ context.Context, _ string, over time.Duration) (api.Traffic, error) {
+	s.over = append(s.over, over)
 	t := s.readings[0]
 	if len(s.readings) > 1 {
 		s.readings = s.readings[1:]
@@ -48,14 +52,14 @@ func TestTraffic(t *testing.T) {
 	before, after := reading(at, 1000, 100), reading(at.Add(2*time.Second), 25_001_000, 1100)
 	status, out, errs := shaped(t, &trafficStub{readings: []api.Traffic{before, after}})
 	const rates = `eth0, from containers, 1.00Gbit; over 2.0 s
-CONTAINER    ASKED              GUARANTEED     SENT  BORROWED  WAITING  DRAIN  DROPS  AT CEIL
-"(odd)\x1b"  w3 p3 2ms             600Mbit     0bit         -        -      -      0        0
-web-1        150mbit <=200mbit     150Mbit  100Mbit      50 %    188kB   10ms      0    1.00k
-(others)     -                     200Mbit     0bit         -        -      -      0        0
+CONTAINER    ASKED              GUARANTEED     SENT  BORROWED  WAITING  DROPS  AT CEIL  DRAIN
+"(odd)\x1b"  w3 p3 2ms             600Mbit     0bit         -        -      0        0      -
+web-1        150mbit <=200mbit     150Mbit  100Mbit      50 %    188kB      0    1.00k   10ms
+(others)     -                     200Mbit     0bit         -        -      0        0      -
 
 eth0, to containers, 1.00Gbit; over 2.0 s
-CONTAINER  ASKED    GUARANTEED  SENT  BORROWED  WAITING  DRAIN  DROPS  AT CEIL
-web-1      <=1gbit     475Mbit  0bit         -        -      -      0        0
+CONTAINER  ASKED    GUARANTEED  SENT  BORROWED  WAITING  DROPS  AT CEIL  DRAIN
+web-1      <=1gbit     475Mbit  0bit         -        -      0        0      -
 `
 	if diff := cmp.Diff(rates, out); diff != "" || status != 0 {
 		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)
@@ -73,6 +77,34 @@ web-1      <=1gbit     475Mbit  0bit         -        -      -      0        0
 	}
 	if status, _, errs = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "a", "b"); status != statusUsage {
 		t.Errorf("two containers: %d %s", status, errs)
+	}
+}
+
+func TestTrafficDelays(t *testing.T) {
+	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
+	before, after := api.Traffic{Taken: at}, api.Traffic{Taken: at.Add(100 * time.Millisecond), Measured: &api.TrafficMeasured{Seconds: 0.1, Missed: 2000}}
+	for i, d := range []api.TrafficDelay{{Packets: 9, P50: 0.0000123, P99: 0.00123, P999: 1.23}, {}, {}} {
+		after.Classes = append(after.Classes, api.TrafficClass{Container: container.ID(i + 1), Name: fmt.Sprint("c", i), Uplink: "eth0", Direction: "egress", Link: 1e9, BacklogPackets: uint64(i / 2), Delay: &d})
+	}
+	s := &trafficStub{readings: []api.Traffic{before, after}}
+	status, out, errs := shaped(t, s)
+	const want = `eth0, from containers, 1.00Gbit; over 0.1 s
+CONTAINER  ASKED  GUARANTEED  SENT  BORROWED  WAITING  DROPS  AT CEIL     P50     P99  P99.9
+c0         -            0bit  0bit         -        -      0        0    12us  1.23ms  1.23s
+c1         -            0bit  0bit         -        -      0        0       -       -      -
+c2         -            0bit  0bit         -        -      0        0  >100ms       -      -
+
+Delays: without 2.00k packets, as too many waited
+`
+	if diff := cmp.Diff(want, out); diff != "" || status != 0 {
+		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)
+	}
+	if diff := cmp.Diff([]time.Duration{0, 100 * time.Millisecond}, s.over); diff != "" {
+		t.Errorf("asked for (-want +got):\n%s", diff)
+	}
+	after.Measured = &api.TrafficMeasured{Error: "no such hook\x1b"}
+	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}); !strings.Contains(out, "DRAIN\n") || !strings.HasSuffix(out, "Delays: \"no such hook\\x1b\"\n") {
+		t.Errorf("not measured:\n%s", out)
 	}
 }
 

@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"slices"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
@@ -39,6 +41,9 @@ type Row struct {
 	Guaranteed, Ceil uint64 // bit/s, as things stand now
 	Level            int    // order for idle bandwidth, 0 is served first
 	qdisc.Stats
+
+	class  delay.Class
+	Delays *delay.Histogram // how long packets have waited; nil: not measured
 }
 
 // Reading is all classes, by uplink, direction and container.
@@ -85,6 +90,50 @@ func (f *Traffic) Read() Reading {
 	return r
 }
 
+// Measured is a Reading with how long packets waited for so long before it.
+type Measured struct {
+	Reading
+	Missed uint64 // packets that were not measured, as too many waited
+	Err    error  // why nothing was measured; the Reading is whole all the same
+}
+
+// Measure is Read after a time d, with the delays of what was enqueued and sent
+// meanwhile. Every packet at a root qdisc of the host costs some time more until
+// then; who measures at the same time makes it as much more. An error is that
+// ctx has ended.
+func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error) {
+	before := f.Read()
+	classes := make([]delay.Class, 0, len(before.Rows))
+	for _, row := range before.Rows {
+		classes = append(classes, row.class)
+	}
+	var m Measured
+	var meter *delay.Meter
+	if len(classes) > 0 {
+		if meter, m.Err = delay.Open(classes); m.Err == nil {
+			defer meter.Close()
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return m, ctx.Err()
+	case <-time.After(d):
+	}
+	m.Reading = f.Read()
+	if meter == nil {
+		return m, nil
+	}
+	for i, row := range m.Rows {
+		if m.Err == nil && slices.Contains(classes, row.class) {
+			m.Rows[i].Delays, m.Err = meter.Read(row.class)
+		}
+	}
+	if m.Err == nil {
+		m.Missed, m.Err = meter.Missed()
+	}
+	return m, nil
+}
+
 // owner is who has a class, and what is asked for it in each direction.
 type owner struct {
 	members []container.ID // sorted; nil: everybody else
@@ -127,6 +176,7 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 		row := Row{
 			Members: o.members, Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate, Asked: o.asked[way],
 			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Stats: st,
+			class: delay.Class{NetNS: f.host.Inode(), Index: index, Minor: minor},
 		}
 		if len(o.members) > 0 {
 			row.Container = o.members[0]
@@ -160,6 +210,7 @@ func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, way Direction, q 
 	return append(to, Row{
 		Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), Uplink: q.link.Name, Direction: way,
 		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: stats[qdisc.MinorDefault],
+		class: delay.Class{NetNS: ns.Inode(), Index: q.index, Minor: qdisc.MinorDefault},
 	})
 }
 

@@ -1,0 +1,95 @@
+// Package delay measures how long packets wait in the root qdiscs that feature
+// traffic has put at devices, by class, while somebody wants to know it. It is
+// no monitor: between two measurements nothing of it is in the kernel, since
+// both of its hooks see every packet of the host. It does not see what waits
+// in a device, nor what a device gives back and is asked to take again.
+//
+// Package traffic calls it.
+package delay
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Class is one class of the root qdisc of a device.
+type Class struct {
+	NetNS uint64 // inode of the device's network namespace
+	Index int    // of the device
+	Minor uint16
+}
+
+func (c Class) key() delayClass {
+	return delayClass{Netns: uint32(c.NetNS), Ifindex: uint32(c.Index), Minor: uint32(c.Minor)}
+}
+
+// Meter measures from when it is opened until it is closed.
+type Meter struct {
+	objs  delayObjects
+	links []link.Link
+}
+
+// Open begins to measure the given classes. Packets of a class that is not
+// among them count as of the device's qdisc.MinorDefault, if that is. What
+// already waits is not measured. The kernel must have the tracepoint
+// qdisc_enqueue (5.15) and BTF; without, the error says which of it is missing.
+// The caller closes the Meter.
+func Open(classes []Class) (_ *Meter, err error) {
+	m := new(Meter)
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("measure delays at qdiscs: %w", err), m.Close())
+		}
+	}()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, err
+	}
+	if err := loadDelayObjects(&m.objs, nil); err != nil {
+		return nil, err
+	}
+	for _, c := range classes {
+		if err := m.objs.FlDelays.Put(c.key(), new(delayDelays)); err != nil {
+			return nil, err
+		}
+	}
+	// The other way round, packets without a stamp would be looked for.
+	for _, p := range []*ebpf.Program{m.objs.FlEnqueue, m.objs.FlDequeue} {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return nil, err
+		}
+		m.links = append(m.links, l)
+	}
+	return m, nil
+}
+
+// Read gives the delays of one of the classes up to now. One that was not given
+// to Open has none.
+func (m *Meter) Read(c Class) (*Histogram, error) {
+	var d delayDelays
+	if err := m.objs.FlDelays.Lookup(c.key(), &d); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, fmt.Errorf("read delays at qdiscs: %w", err)
+	}
+	return (*Histogram)(&d.Count), nil
+}
+
+// Missed says how many packets were not measured as more than 65,536 waited.
+func (m *Meter) Missed() (n uint64, err error) {
+	if err := m.objs.FlMissed.Get(&n); err != nil {
+		return 0, fmt.Errorf("read delays at qdiscs: %w", err)
+	}
+	return n, nil
+}
+
+// Close ends the measurement.
+func (m *Meter) Close() error {
+	var errs []error
+	for _, l := range m.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(append(errs, m.objs.Close())...)
+}
