@@ -43,8 +43,8 @@ test: ## all tests, as root: unit, on this kernel, with real runtimes, on other 
 	@go build ./... && go build -o build/tally ./test/tally
 	@FAIRLEAD_VM=1 build/tally -skips test/expected-skips.txt -- \
 		-count=1 $(PURE_TESTS) -- \
-		-count=1 -p 1 -timeout 30m $(HOST_TESTS) -- \
-		-count=1 -timeout 110m ./test/vm
+		-count=1 -p 1 -timeout 20m $(HOST_TESTS) -- \
+		-count=1 -timeout 75m ./test/vm
 
 race: ## the tests that leave the host alone, with the race detector
 	CGO_ENABLED=1 go test -race -count=1 $(PURE_TESTS)
@@ -54,7 +54,7 @@ fuzz: ## every Fuzz function for FUZZTIME
 
 vm: ## the tests on other kernels only; VM_KERNELS="6.1 6.12" chooses
 	@test/setup vm
-	FAIRLEAD_VM=1 go test -count=1 -v -timeout 110m ./test/vm
+	FAIRLEAD_VM=1 go test -count=1 -v -timeout 75m ./test/vm
 
 lint: $(STATICCHECK) ## gofmt, vet, staticcheck and the house rules
 	@test/setup lint

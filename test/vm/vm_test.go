@@ -71,7 +71,7 @@ func onKernel(t *testing.T, k Kernel, dir string, root Root) {
 	if err := errors.Join(root.Write(image), image.Close()); err != nil {
 		t.Fatal(err)
 	}
-	res, err := Boot(t.Context(), root.Kernel, image.Name(), dir, 50*time.Minute)
+	res, err := Boot(t.Context(), root.Kernel, image.Name(), dir, 35*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
