@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -67,6 +69,15 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 			}
 		}
 	}
+}
+
+// attributes reads those that a message ends with. The kernel pads the last one;
+// nl takes that for granted, and panics where it is not so.
+func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
+	if rest := len(b) % unix.RTA_ALIGNTO; rest != 0 {
+		b = append(slices.Clip(b), make([]byte, unix.RTA_ALIGNTO-rest)...)
+	}
+	return nl.ParseRouteAttr(b)
 }
 
 // errorIn reads the number that begins the data of an NLMSG_ERROR or NLMSG_DONE.

@@ -115,9 +115,23 @@ func FuzzParseAddr(f *testing.F) {
 	f.Add(req(nl.NewRtAttr(unix.IFA_ADDRESS, []byte{1})))
 	f.Add(req())
 	f.Add([]byte{1})
+	f.Add(append(req(), 5, 0, unix.IFA_ADDRESS, 0, 1)) // not padded
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if _, prefix, err := parseAddr(msg); err != nil && prefix != "" {
 			t.Errorf("both %q and %v", prefix, err)
+		}
+	})
+}
+
+func FuzzParseNAPI(f *testing.F) {
+	head := genlHeader{1, 2}
+	f.Add(head[:])
+	f.Add(append(head[:], nl.NewRtAttr(napiID, nl.Uint32Attr(7)).Serialize()...))
+	f.Add(append(head[:], 5, 0, napiPID, 0, 1)) // not padded
+	f.Add([]byte{1})
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		if n, err := parseNAPI(msg); err != nil && n != (NAPI{}) {
+			t.Errorf("both %+v and %v", n, err)
 		}
 	})
 }

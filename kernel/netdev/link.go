@@ -112,7 +112,7 @@ func parseAddr(msg []byte) (index int, prefix string, err error) {
 		return 0, "", errors.New("short address message")
 	}
 	head := nl.DeserializeIfAddrmsg(msg)
-	attrs, err := nl.ParseRouteAttr(msg[unix.SizeofIfAddrmsg:])
+	attrs, err := attributes(msg[unix.SizeofIfAddrmsg:])
 	if err != nil {
 		return 0, "", err
 	}

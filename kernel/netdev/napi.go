@@ -82,7 +82,7 @@ func parseNAPI(msg []byte) (NAPI, error) {
 	if len(msg) < nl.SizeofGenlmsg {
 		return n, errors.New("short netdev message")
 	}
-	attrs, err := nl.ParseRouteAttr(msg[nl.SizeofGenlmsg:])
+	attrs, err := attributes(msg[nl.SizeofGenlmsg:])
 	if err != nil {
 		return n, err
 	}
