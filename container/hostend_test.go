@@ -14,7 +14,8 @@ import (
 // TestManyDevices has a container make more devices than are looked at. The one
 // by which its packets leave is found all the same, though it is the last.
 func TestManyDevices(t *testing.T) {
-	for _, n := range []int{maxInterfaces + 1, maxLinks + 1} {
+	const most = 2 * maxInterfaces
+	for _, n := range []int{maxInterfaces + 1, most + 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			ns, host := testkit.NetNS(t), testkit.NetNS(t)
 			path := host.Bind(t)
@@ -27,7 +28,7 @@ func TestManyDevices(t *testing.T) {
 			testkit.Veth(t, ns, "fl0", host, "flh0")
 			cmd := sleeper(t, ns, testkit.Cgroup(t))
 			src := newFake("docker")
-			s := runSet(t, Config{}, src)
+			s := runSet(t, Config{Links: most}, src)
 			src.report(Record{PID: cmd.Process.Pid, Name: "one"})
 			c := awaitName(t, s, "one")
 			if !c.Many || len(c.Interfaces) != maxInterfaces {
@@ -51,7 +52,7 @@ func TestHiddenHostEnds(t *testing.T) {
 	}
 	cmd := sleeper(t, ns, testkit.Cgroup(t))
 	asked := 0
-	nets, err := newNetworks(Config{Proc: "/proc", Now: func() time.Time { asked++; return time.Now() }}, func() {})
+	nets, err := newNetworks(Config{Proc: "/proc", Links: 100, Now: func() time.Time { asked++; return time.Now() }}, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

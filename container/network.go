@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	maxInterfaces = 64   // of one container
-	maxLinks      = 4096 // devices, and addresses, that one look goes through to find them
+	maxInterfaces = 64 // of one container
 	scanEvery     = time.Second
 	maxMisses     = 3 // looks for a host end, until only the refresh looks again
 	minHold       = 20 * time.Millisecond
@@ -147,7 +146,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	net.missed = false
 	net.dirty.Store(false) // before the look: what comes during it counts
 
-	links, err := ns.Links(maxLinks)
+	links, err := ns.Links(n.cfg.Links)
 	many := errors.Is(err, netdev.ErrMany)
 	if err != nil && !many {
 		net.dirty.Store(true)

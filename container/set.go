@@ -37,6 +37,7 @@ type Config struct {
 	Cgroup  string           // cgroup.DefaultRoot
 	Refresh time.Duration    // 30 s: how often everything is looked at again without an event
 	Keep    time.Duration    // 10 min: how long Lookup still finds a container that has ended
+	Links   int              // 4096: devices, and addresses, that one look at a network goes through
 	Now     func() time.Time // time.Now
 	Log     *slog.Logger     // slog.DiscardHandler
 }
@@ -94,6 +95,7 @@ func NewSet(cfg Config, sources ...Source) *Set {
 	cfg.Cgroup = cmp.Or(cfg.Cgroup, cgroup.DefaultRoot)
 	cfg.Refresh = cmp.Or(cfg.Refresh, 30*time.Second)
 	cfg.Keep = cmp.Or(cfg.Keep, 10*time.Minute)
+	cfg.Links = cmp.Or(cfg.Links, 4096)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
