@@ -34,7 +34,7 @@ echo "@@@ kernel $(uname -r)"
 for t in /tests/*; do
 	name=${t##*/}
 	echo "@@@ begin $name"
-	cd "/src/$name" && timeout -s QUIT 620 "$t" -test.v=test2json -test.timeout 600s $RUN
+	cd "/src/$name" && timeout -s QUIT 1220 "$t" -test.v=test2json -test.short -test.timeout 1200s $RUN
 	echo "@@@ end $name $?"
 done
 echo "@@@ done"
