@@ -97,11 +97,20 @@ type Measured struct {
 	Err    error  // why nothing was measured; the Reading is whole all the same
 }
 
+// atOnce is how many may measure at the same time: each makes every packet at a
+// root qdisc of the host cost some time more.
+const atOnce = 4
+
 // Measure is Read after a time d, with the delays of what was enqueued and sent
-// meanwhile. Every packet at a root qdisc of the host costs some time more until
-// then; who measures at the same time makes it as much more. An error is that
-// ctx has ended.
+// meanwhile. While four others measure it waits first. An error is that ctx has
+// ended.
 func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error) {
+	select {
+	case f.measuring <- struct{}{}:
+		defer func() { <-f.measuring }()
+	case <-ctx.Done():
+		return Measured{}, ctx.Err()
+	}
 	before := f.Read()
 	classes := make([]delay.Class, 0, len(before.Rows))
 	for _, row := range before.Rows {

@@ -68,6 +68,8 @@ type Traffic struct {
 	find    *netdev.Finder
 	hooks   *qdisc.Hooks
 
+	measuring chan struct{} // holds one for each Measure
+
 	mu       sync.Mutex
 	host     *netdev.NS // nil once closed, or where nothing works
 	programs *programs
@@ -98,6 +100,8 @@ func New(cfg Config) (*Traffic, error) {
 		uplinks:  make(map[int]*uplink),
 		watches:  make(map[uint64]*watch),
 		macvlans: make(map[container.ID]bool),
+
+		measuring: make(chan struct{}, atOnce),
 	}
 	if os.Geteuid() != 0 {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: devices cannot be changed", Mend: "run the agent as root"}
