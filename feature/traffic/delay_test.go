@@ -78,7 +78,7 @@ func (h *host) burst(from *sandbox.Box, n int) []time.Duration {
 // before it, and compares what the meter says with how long they really took.
 func TestDelays(t *testing.T) {
 	const n = 200
-	h := newHost(t, 10*mbit) // 1 ms for each datagram
+	h := newHost(t, 2*mbit) // 5 ms for each datagram, longer than it takes to send
 	h.bridge()
 	box, c := h.add("one", "10.66.0.2/24", h.ns)
 	quiet, q := h.add("two", "10.66.0.3/24", h.ns)
