@@ -105,15 +105,19 @@ func (s state) readCgroups(t *testing.T, paths ...string) {
 				if err != nil || !d.IsDir() {
 					return nil // it is not there, or goes
 				}
-				s["cgroup "+dir] = "is there"
-				for _, name := range limits {
-					if data, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
-						s["cgroup "+dir+" "+name] = strings.TrimSpace(string(data))
-					}
-				}
+				s.readCgroup(dir)
 				return nil
 			})
 			must(t, err)
+		}
+	}
+}
+
+func (s state) readCgroup(dir string) {
+	s["cgroup "+dir] = "is there"
+	for _, name := range limits {
+		if data, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+			s["cgroup "+dir+" "+name] = strings.TrimSpace(string(data))
 		}
 	}
 }
