@@ -74,6 +74,7 @@ type Agent struct {
 
 	shaper   shaper    // what bandwidth whom is due; nil: not divided
 	accounts *accounts // whose packets took whose CPU time; nil: not measured
+	usages   usages    // what containers had used before that
 
 	kick     chan struct{} // capacity 1: a round is worth making
 	rounding sync.Mutex    // one round at a time

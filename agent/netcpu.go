@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
 // accounts is what the agent knows of whose packets took whose CPU time: a
@@ -82,24 +81,9 @@ func (a *Agent) NetCPU(_ context.Context, ref string) (api.NetCPU, error) {
 		dirs[c.ID] = c.Cgroup
 	}
 	for i := range n.Accounts {
-		usage(&n.Accounts[i], dirs[n.Accounts[i].Container])
+		a.usages.fill(&n.Accounts[i], dirs[n.Accounts[i].Container])
 	}
 	return n, nil
-}
-
-// usage fills in what the scheduler counted of a container. What cannot be
-// read, most often since the container is just ending, stays unknown.
-func usage(x *api.NetCPUAccount, dirs container.Cgroup) {
-	if dirs.V2 != "" {
-		if d, err := cgroup.Usage(dirs.V2); err == nil {
-			x.Tasks = d.Seconds()
-		}
-	}
-	if dirs.CPU != "" {
-		if d, periods, err := cgroup.Throttled(dirs.CPU); err == nil {
-			x.Throttled, x.Periods = d.Seconds(), periods
-		}
-	}
 }
 
 // wireNetCPU puts a reading into the API's form, with the names of those who
