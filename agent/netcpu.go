@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 )
 
@@ -80,10 +81,43 @@ func (a *Agent) NetCPU(_ context.Context, ref string) (api.NetCPU, error) {
 	for _, c := range running {
 		dirs[c.ID] = c.Cgroup
 	}
+	if w := a.worker("netcpu"); w != nil {
+		enforced(n.Accounts, w.feature.Snapshot().Samples)
+	}
 	for i := range n.Accounts {
 		a.usages.fill(&n.Accounts[i], dirs[n.Accounts[i].Container])
 	}
 	return n, nil
+}
+
+// enforced fills in what the feature does about containers, which it says in samples.
+func enforced(accounts []api.NetCPUAccount, samples []feature.Sample) {
+	ledger := func(x *api.NetCPUAccount) *api.NetCPULedger {
+		if x.Ledger == nil {
+			x.Ledger = new(api.NetCPULedger)
+		}
+		return x.Ledger
+	}
+	for _, s := range samples {
+		i := slices.IndexFunc(accounts, func(x api.NetCPUAccount) bool { return x.Container == s.Container })
+		if i < 0 {
+			continue
+		}
+		switch x := &accounts[i]; s.Name {
+		case "netcpu_early_dropped_packets_total", "netcpu_quota_dropped_packets_total":
+			x.Dropped = max(x.Dropped, uint64(s.Value)) // the first has the second in it
+		case "netcpu_balance_seconds":
+			ledger(x).Balance = s.Value
+		case "netcpu_limit_factor":
+			ledger(x).Factor = s.Value
+		case "netcpu_charged_seconds_total":
+			ledger(x).Charged = s.Value
+		case "netcpu_credited_seconds_total":
+			ledger(x).Credited = s.Value
+		case "netcpu_forgiven_seconds_total":
+			ledger(x).Forgiven = s.Value
+		}
+	}
 }
 
 // wireNetCPU puts a reading into the API's form, with the names of those who

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/metrics"
@@ -152,6 +153,33 @@ func TestNetCPU(t *testing.T) {
 	}
 	if s := r.accounts.snapshot(func(container.ID) bool { return true }); len(s.Samples) != 0 {
 		t.Errorf("a meter that fails gives %v", s)
+	}
+}
+
+// What is done about a container is told by the samples of the feature.
+func TestEnforced(t *testing.T) {
+	var samples []feature.Sample
+	for _, s := range []struct {
+		id    container.ID
+		name  string
+		value float64
+	}{
+		{1, "early_dropped_packets_total", 7}, {1, "quota_dropped_packets_total", 3}, {1, "super_packets", 1},
+		{2, "quota_dropped_packets_total", 5}, {2, "balance_seconds", -0.25}, {2, "limit_factor", 0.5},
+		{2, "charged_seconds_total", 2}, {2, "credited_seconds_total", 1}, {2, "forgiven_seconds_total", 0.125},
+		{9, "limit_factor", 2}, {0, "kthread_seconds_total", 1},
+	} {
+		samples = append(samples, feature.Sample{Container: s.id, Name: "netcpu_" + s.name, Value: s.value})
+	}
+	got := []api.NetCPUAccount{{Container: 1}, {Container: 2}, {Container: 3}}
+	enforced(got, samples)
+	want := []api.NetCPUAccount{
+		{Container: 1, Dropped: 7},
+		{Container: 2, Dropped: 5, Ledger: &api.NetCPULedger{Balance: -0.25, Factor: 0.5, Charged: 2, Credited: 1, Forgiven: 0.125}},
+		{Container: 3},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -46,6 +46,18 @@ type NetCPUAccount struct {
 	StolenBy  []NetCPUCulprit `json:"stolen_by,omitempty" doc:"by whom, most first"`
 	Taken     float64         `json:"taken_seconds" doc:"time of other containers, and of tasks of the host, that went into its packets, in seconds"`
 	Work      []NetCPUWork    `json:"work,omitempty" doc:"its packets by direction and protocol"`
+	Dropped   uint64          `json:"dropped_packets,omitempty" doc:"packets for it that were dropped before they were queued, as its queue was full or its budget used up; counted since its mode is in force"`
+	Ledger    *NetCPULedger   `json:"ledger,omitempty" doc:"what it owes and is owed, in the mode charge; of a pod, one of its containers has it"`
+}
+
+// NetCPULedger is the account by which a container is charged, from when its mode
+// came into force.
+type NetCPULedger struct {
+	Balance  float64 `json:"balance_seconds" doc:"CPU time that it is owed at present, in seconds; negative: that it owes"`
+	Factor   float64 `json:"limit_factor" doc:"its quota in force, or its weight without one, in parts of what its owner has set"`
+	Charged  float64 `json:"charged_seconds" doc:"CPU time of its packets in the time of others, in seconds"`
+	Credited float64 `json:"credited_seconds" doc:"CPU time of its own that went into the packets of others, in seconds"`
+	Forgiven float64 `json:"forgiven_seconds" doc:"debt that was too much to be repaid, in seconds"`
 }
 
 // NetCPUCulprit is who took how much.
@@ -188,6 +200,14 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 		a.Work[i] = w
 	}
 	a.Work = slices.DeleteFunc(a.Work, func(w NetCPUWork) bool { return w.Packets == 0 && w.Seconds == 0 })
+	a.Dropped = less(a.Dropped, before.Dropped)
+	if a.Ledger != nil {
+		l := *a.Ledger
+		if b := before.Ledger; b != nil {
+			l.Charged, l.Credited, l.Forgiven = less(l.Charged, b.Charged), less(l.Credited, b.Credited), less(l.Forgiven, b.Forgiven)
+		}
+		a.Ledger = &l
+	}
 	return a
 }
 

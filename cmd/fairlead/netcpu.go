@@ -30,10 +30,19 @@ CPU seconds since the agent began to count.
   STOLEN        the part of TASKS that went into the packets of others
   TOOK          time of other containers, and of tasks of the host, that went into
                 its packets
+  PPS           packets that were handled for it in a second, NS/PKT what one took in
+                the mean; a super-packet (GRO, TSO) counts as one
   HELD BACK BY  who had how much of its time; "own quota" is time for which its own
                 CPU limit did not let it run, which is nobody else's doing
 
 (system) are packets that belong to no container: for the host itself, ARP.
+
+ENFORCED are containers that are charged, or whose packets are dropped:
+
+  LIMIT %       the quota in force, or the weight without one, against its owner's
+  BALANCE MS    CPU time that the container is owed at present; negative: that it owes
+  DROPPED PPS   packets for it that were dropped before they were queued, in a second,
+                as its budget was used up or its queue full
 
 --matrix shows victims as rows and culprits as columns, without what ran in time of
 their own. ksoftirqd and the host's NAPI threads work for all; what ran while a CPU

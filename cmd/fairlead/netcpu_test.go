@@ -76,7 +76,8 @@ func flooded() []api.NetCPU {
 		Since: start, Taken: second, Softirq: 2.1, Thread: 0.1, Charged: 2.18,
 		System: api.NetCPUAccount{Name: "system", Receive: 0.02, Taken: 0.01, Work: []api.NetCPUWork{{Direction: "receive", Protocol: "other", Seconds: 0.02, Packets: 200, Bytes: 9000, Each: 1e5}}},
 		Accounts: []api.NetCPUAccount{
-			{Container: flood, Name: "flood", Tasks: 0.96, Receive: 2.06, Send: 0.02, Own: 0.9, Taken: 0.74, Stolen: 0.02,
+			{Container: flood, Name: "flood", Tasks: 0.96, Receive: 2.06, Send: 0.02, Own: 0.9, Taken: 0.74, Stolen: 0.02, Dropped: 7000,
+				Ledger:   &api.NetCPULedger{Balance: -0.0123, Factor: 0.348875, Charged: 1, Credited: 0.02},
 				StolenBy: []api.NetCPUCulprit{{Name: "system", Seconds: 0.02}},
 				Work: []api.NetCPUWork{
 					{Direction: "receive", Protocol: "udp", Seconds: 2.06, Packets: 686_667, Bytes: 961_333_800, Each: 3000},
@@ -85,9 +86,11 @@ func flooded() []api.NetCPU {
 			{Container: hostile, Name: "(idle: no loss)", Tasks: 0.002, Receive: 0.06, Own: 0.06,
 				Work: []api.NetCPUWork{{Direction: "receive", Protocol: "tcp", Seconds: 0.06, Packets: 30, Bytes: 300, Each: 2e6}}},
 			{Container: victim, Name: "a-victim-with-quite-a-long-name", Tasks: 1, Stolen: 0.64, Receive: 0.01, Own: 0.01,
+				Ledger:   &api.NetCPULedger{Balance: 0.25, Factor: 1.2, Credited: 0.64},
 				StolenBy: []api.NetCPUCulprit{{Container: flood, Name: "flood", Seconds: 0.62}, {Container: hostile, Name: "(idle: no loss)", Seconds: 0.01}, {Name: "system", Seconds: 0.01}},
 				Work:     []api.NetCPUWork{{Direction: "send", Protocol: "other", Seconds: 0.01, Packets: 4, Bytes: 40, Each: 2.5e6}}},
 			{Container: slow, Name: evil, Tasks: 0.4, Throttled: 0.8, Periods: 20, Stolen: 0.0004,
+				Ledger:   &api.NetCPULedger{Balance: -0.0004, Factor: 0.999},
 				StolenBy: []api.NetCPUCulprit{{Container: flood, Name: "flood", Seconds: 0.0004}}},
 			{Container: 8, Name: "twin"}, {Container: 9, Name: "twin", Tasks: 0.1},
 			{Container: 4700, Ended: true, Receive: 0.01, Work: []api.NetCPUWork{{Direction: "receive", Protocol: "udp", Seconds: 0.01, Packets: 1}}},
@@ -137,6 +140,10 @@ twin 9                  5.0    0.0   0.0     0.0   0.0     0         -  -
 1 more container did nothing, and nothing was done for it.
 Packets took 105.0 % in softirqs and 5.0 % in NAPI threads; 0.9 % of that was nobody's (system).
 The accounts add up to 99.1 % of what was measured.
+
+ENFORCED                         LIMIT %  BALANCE MS  DROPPED PPS
+flood                                 35         -12         3.5k
+a-victim-with-quite-a-long-name      120         250            0
 `, out)
 	_, out, _ = metered(t, &meterStub{readings: flooded()[1:]}, "--total")
 	printed(t, `CPU seconds since 2026-03-01 12:00:00 (12.0 s)
@@ -152,6 +159,10 @@ twin 9                 0.10  0.00  0.00    0.00  0.00        0         -  -
 1 more container did nothing, and nothing was done for it.
 Packets took 2.10 s in softirqs and 0.10 s in NAPI threads; 0.9 % of that was nobody's (system).
 The accounts add up to 99.1 % of what was measured.
+
+ENFORCED                         LIMIT %  BALANCE MS  DROPPED
+flood                                 35         -12       7k
+a-victim-with-quite-a-long-name      120         250        0
 `, out)
 }
 
@@ -204,6 +215,9 @@ CPU time of its packets                104.0  RECV and SEND
   of that, in its own time              45.0
   of that, in the time of others        37.0  TOOK
   of that, in nobody's                  22.0  idle CPUs, ksoftirqd, the host's NAPI threads
+
+ENFORCED  LIMIT %  BALANCE MS  DROPPED PPS
+flood          35         -12         3.5k
 
 DIRECTION  PROTOCOL    CPU   PPS  NS/PKT  BYTES/PKT
 receive    udp       103.0  343k    3000       1400
@@ -327,7 +341,7 @@ func TestNetCPUWatch(t *testing.T) {
 	out := &countingWriter{text: "Packets took", after: 3, then: interrupt}
 	var errs bytes.Buffer
 	status := run(watching, env{stdout: out, stderr: &errs, getenv: func(string) string { return "" }, args: []string{"netcpu", "--watch", "--total", "--interval", "100ms", "--socket", path}})
-	if status != statusDone || errs.String() != "" || !strings.Contains(out.String(), "measured.\n\nCPU seconds since") {
+	if status != statusDone || errs.String() != "" || !strings.Contains(out.String(), "        0\n\nCPU seconds since") {
 		t.Errorf("status %d, %s\n%s", status, errs.String(), out.String())
 	}
 	cancel()

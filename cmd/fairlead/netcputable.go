@@ -156,6 +156,7 @@ func (v netcpuView) summary(w io.Writer) {
 		fmt.Fprintf(w, "%d more containers did nothing, and nothing was done for them.\n", quiet)
 	}
 	v.check(w)
+	v.enforced(w)
 }
 
 // heldBack says who had how much of a container's time.
@@ -221,6 +222,7 @@ func (v netcpuView) detail(w io.Writer, a api.NetCPUAccount) {
 	columns := []column{{}, {}, {}}
 	right(columns, lines, 1, 1)
 	plain(w, lines)
+	v.enforced(w)
 
 	rate := "PPS"
 	if v.flags.total {

@@ -105,6 +105,15 @@ func TestChargeKilled(t *testing.T) {
 	}
 
 	inForce()
+	mustSay(t, a.run("netcpu", "--total"), 0, "ENFORCED", "DROPPED")
+	if testing.Verbose() {
+		t.Log(a.run("netcpu"))
+	}
+	n, err := a.api.NetCPU(t.Context(), d.ID.String())
+	must(t, err)
+	if x := n.Accounts[0]; x.Dropped == 0 || x.Ledger == nil || x.Ledger.Factor >= 1 || x.Ledger.Charged == 0 {
+		t.Errorf("of what is done about it the account has %+v, %+v", x, x.Ledger)
+	}
 	killed()
 	mustSay(t, a.run("restore", "--expired", "--state-dir", a.path("state")), 0, "nothing to undo")
 	if r.state().diff(before) == "" {

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+)
+
+// enforced shows what is done about containers: what a ledger has made of their
+// limits, and what was dropped.
+func (v netcpuView) enforced(w io.Writer) {
+	dropped := "DROPPED PPS"
+	if v.flags.total {
+		dropped = "DROPPED"
+	}
+	columns := []column{{"ENFORCED", 40}, {"LIMIT %", 0}, {"BALANCE MS", 0}, {dropped, 0}}
+	var rows [][]string
+	for _, a := range v.n.Accounts {
+		limit, balance := "-", "-"
+		if l := a.Ledger; l != nil {
+			limit, balance = fmt.Sprintf("%.0f", l.Factor*100), fmt.Sprintf("%.0f", math.Round(l.Balance*1000)+0) // no "-0"
+		}
+		if (limit == "-" || limit == "100") && (balance == "-" || balance == "0") && a.Dropped == 0 {
+			continue
+		}
+		rows = append(rows, []string{v.names[a.Container], limit, balance, v.rate(a.Dropped)})
+	}
+	if len(rows) == 0 {
+		return
+	}
+	if v.flags.wide {
+		columns[0].max = 0
+	}
+	right(columns, rows, 1, 3)
+	fmt.Fprintln(w)
+	table(w, columns, rows)
+}
