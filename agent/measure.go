@@ -14,6 +14,9 @@ func (v view) Snapshots() []feature.Snapshot {
 	for _, w := range v.a.workers {
 		out = append(out, w.feature.Snapshot())
 	}
+	if v.a.accounts != nil {
+		out = append(out, v.a.usages.snapshot(v.a.set.Snapshot().Containers, v.a.pace.now()))
+	}
 	return append(out, v.a.accounts.snapshot(func(id container.ID) bool {
 		_, ok := v.Container(id)
 		return id == 0 || ok

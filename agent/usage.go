@@ -6,6 +6,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
@@ -54,16 +55,38 @@ func (u *usages) saw(running []container.Container, since time.Time) {
 	u.before = before
 }
 
-// fill puts into an account what the scheduler has counted of its container since
-// the accounts began.
-func (u *usages) fill(x *api.NetCPUAccount, dirs container.Cgroup) {
+// since is what the scheduler has counted of a container since the accounts began.
+func (u *usages) since(id container.ID, dirs container.Cgroup) usage {
 	u.mu.Lock()
-	was := u.before[x.Container]
+	was := u.before[id]
 	u.mu.Unlock()
 	now := usageOf(dirs)
-	x.Tasks = grown(now.tasks, was.tasks).Seconds()
-	x.Throttled = grown(now.throttled, was.throttled).Seconds()
-	x.Periods = grown(now.periods, was.periods)
+	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods)}
+}
+
+// fill puts it into an account.
+func (u *usages) fill(x *api.NetCPUAccount, dirs container.Cgroup) {
+	of := u.since(x.Container, dirs)
+	x.Tasks, x.Throttled, x.Periods = of.tasks.Seconds(), of.throttled.Seconds(), of.periods
+}
+
+// snapshot puts it into samples for the metrics page.
+//
+//	netcpu_tasks_seconds_total      CPU time that the container's control group was
+//	                                charged for
+//	netcpu_throttled_seconds_total  time that its own quota kept it from a CPU
+func (u *usages) snapshot(running []container.Container, now time.Time) feature.Snapshot {
+	s := feature.Snapshot{Taken: now}
+	for _, c := range running {
+		of := u.since(c.ID, c.Cgroup)
+		if of.tasks == 0 {
+			continue // unknown: it has just ended
+		}
+		s.Samples = append(s.Samples,
+			feature.Sample{Container: c.ID, Name: "netcpu_tasks_seconds_total", Value: of.tasks.Seconds()},
+			feature.Sample{Container: c.ID, Name: "netcpu_throttled_seconds_total", Value: of.throttled.Seconds()})
+	}
+	return s
 }
 
 // grown is how much a counter has grown. One that has become smaller is that of

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -61,4 +62,18 @@ func TestUsageSince(t *testing.T) {
 		}
 		return right == len(want)
 	})
+	samples := make(map[string]float64)
+	for _, snap := range (view{r.agent}).Snapshots() {
+		for _, x := range snap.Samples {
+			samples[fmt.Sprintf("%s %d", x.Name, x.Container)] = x.Value
+		}
+	}
+	for name, value := range map[string]float64{
+		"netcpu_tasks_seconds_total 1": 0.5, "netcpu_throttled_seconds_total 1": 0.25,
+		"netcpu_tasks_seconds_total 2": 3.5, "netcpu_throttled_seconds_total 2": 2.25,
+	} {
+		if samples[name] != value {
+			t.Errorf("%s is %v on the metrics page, want %v", name, samples[name], value)
+		}
+	}
 }
