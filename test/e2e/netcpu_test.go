@@ -3,13 +3,16 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -28,17 +31,20 @@ func generate(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()
 
 // TestBlame floods one container and looks whose time that takes: that of
 // another on the same CPU, of which neither is told anything about the other.
-// A third one waits for its own quota, and is not taken for robbed.
+// One waits for its own quota, and another one for a CPU that it shares: these are
+// not taken for robbed.
 func TestBlame(t *testing.T) {
 	r := newRig(t)
 	flood := r.add(sandbox.Spec{Name: "e2e-flood"})
 	victim := r.add(sandbox.Spec{Name: "e2e-victim"})
 	slow := r.add(sandbox.Spec{Name: "e2e-slow", CPU: sandbox.CPU{Quota: 10e6, Period: 100e6}})
+	r.add(sandbox.Spec{Name: "e2e-crowded"})
 	must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
 	a := r.agent()
 	a.start()
-	a.reaches("e2e-flood", api.StateDone)
-	a.reaches("e2e-victim", api.StateDone)
+	for _, b := range r.boxes {
+		a.reaches(b.Name, api.StateDone)
+	}
 	if _, err := a.api.NetCPU(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
@@ -48,6 +54,7 @@ func TestBlame(t *testing.T) {
 		generate(t, flood, 0, "udp-recv"),
 		generate(t, victim, 0, "burn"),
 		generate(t, slow, 1, "burn"),
+		generate(t, r.boxes[3], 1, "burn"),
 		generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.1:9000", "--rate", "50000"),
 	}
 
@@ -65,7 +72,7 @@ func TestBlame(t *testing.T) {
 		for _, x := range n.Accounts {
 			of[x.Name] = x
 		}
-		f, v, s := of["e2e-flood"], of["e2e-victim"], of["e2e-slow"]
+		f, v, s, c := of["e2e-flood"], of["e2e-victim"], of["e2e-slow"], of["e2e-crowded"]
 		sum := n.Charged / (n.Softirq + n.Thread)
 		switch {
 		case f.Receive == 0 || len(f.Work) == 0 || f.Work[0].Protocol != "udp" || f.Work[0].Each == 0 || f.Taken == 0:
@@ -76,8 +83,13 @@ func TestBlame(t *testing.T) {
 			return fmt.Errorf("the victim pays %v, the flood %v", v.Network(), f.Network())
 		case s.Throttled == 0 || s.Stolen > s.Throttled/2:
 			return fmt.Errorf("the slow one's account is %+v", s)
-		case sum < 0.95 || sum > 1.05:
+		case c.Tasks == 0 || c.Tasks > 0.9*n.Taken.Sub(n.Since).Seconds() || c.Stolen > c.Tasks/20:
+			return fmt.Errorf("the account of the one that shares a CPU is %+v", c)
+		case sum < 0.98 || sum > 1.02:
 			return fmt.Errorf("the accounts add up to %v of what was measured", sum)
+		}
+		if err := balanced(n); err != nil {
+			t.Fatalf("%v\n%s", err, o.out)
 		}
 		for _, x := range n.Matrix {
 			if x.Kind == api.VictimTask && x.VictimName == "e2e-victim" {
@@ -99,12 +111,54 @@ func TestBlame(t *testing.T) {
 	}
 
 	a.blames(victim, flood)
+	if c, err := a.find(victim.Name); err != nil || a.value("fairlead_netcpu_tasks_seconds_total", c) == 0 || a.value("fairlead_netcpu_stolen_seconds_total", c) == 0 {
+		t.Errorf("%v; the metrics page does not have what the victim used and lost", err)
+	}
 	tellsOnlyItself(t, a, victim)
 	// With no CPU idle, the kernel may take half a minute to close an inotify.
 	for _, end := range loads {
 		end()
 	}
 	a.stop()
+}
+
+// balanced checks that what was taken is what was stolen: in all, and for each in
+// the matrix.
+func balanced(n api.NetCPU) error {
+	same := func(what string, x, y float64) error {
+		if math.Abs(x-y) > 1e-6 {
+			return fmt.Errorf("%s: %v s and %v s", what, x, y)
+		}
+		return nil
+	}
+	stolen, taken := make(map[container.ID]float64), make(map[container.ID]float64)
+	host := 0.0 // of tasks of no container
+	for _, x := range n.Matrix {
+		if x.Kind != api.VictimTask && (x.Kind != api.VictimNAPI || x.Victim == 0) {
+			continue
+		}
+		taken[x.Culprit] += x.Seconds
+		if stolen[x.Victim] += x.Seconds; x.Victim == 0 {
+			host += x.Seconds
+		}
+	}
+	var errs []error
+	lost, won := host, n.System.Taken
+	for _, a := range n.Accounts {
+		by := 0.0
+		for _, c := range a.StolenBy {
+			by += c.Seconds
+		}
+		errs = append(errs,
+			same("stolen from "+a.Name+", and in the matrix", a.Stolen, stolen[a.Container]),
+			same("stolen from "+a.Name+", and by all", a.Stolen, by),
+			same("taken by "+a.Name+", and in the matrix", a.Taken, taken[a.Container]))
+		if a.Own+a.Taken > a.Network()*1.02+0.001 {
+			errs = append(errs, fmt.Errorf("%s: %v s in its own time and %v s in that of others, of %v s", a.Name, a.Own, a.Taken, a.Network()))
+		}
+		lost, won = lost+a.Stolen, won+a.Taken
+	}
+	return errors.Join(append(errs, same("stolen and taken", lost, won))...)
 }
 
 // blames looks for the pair on the metrics page.
