@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,8 @@ const (
 // folders whose tests use testkit, that is, touch the kernel. It is long, so
 // it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists separated by
 // spaces, choose some of them; VM_RUN is a pattern for -test.run.
+//
+// How long each guest took is in build/vm/times.
 func TestKernels(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
@@ -41,55 +44,70 @@ func TestKernels(t *testing.T) {
 	// Fuzz seeds are as good on any kernel, and cost time here.
 	root.Settings = fmt.Sprintf("RUN='-test.skip=^Fuzz -test.run=%s'\n", os.Getenv("VM_RUN"))
 	root.Tests = compile(t, filepath.Join(build, "tests"), "container", "feature", "internal/testkit", "kernel", "sandbox", guest)
+	rounds := map[string][]*Round{}
+	missing := map[string]error{}
+	var kernels []Kernel
+	var queue []*Round
 	for _, k := range Kernels() {
 		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) > 0 && !slices.Contains(chosen, k.Name) {
 			continue
 		}
-		t.Run(k.Name, func(t *testing.T) { onKernel(t, k, filepath.Join(build, k.Name), root) })
+		kernels = append(kernels, k)
+		dir := filepath.Join(build, k.Name)
+		if root.Kernel, missing[k.Name] = k.Fetch(filepath.Join(dir, "kernel")); missing[k.Name] == nil {
+			rounds[k.Name] = Rounds(k, dir, root, 30*time.Minute)
+			queue = append(queue, rounds[k.Name]...)
+		}
+	}
+	// A guest keeps one CPU busy, whatever it has itself.
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		RunAll(t.Context(), queue, runtime.GOMAXPROCS(0))
+	}()
+	var times strings.Builder
+	for _, k := range kernels {
+		t.Run(k.Name, func(t *testing.T) {
+			if err := missing[k.Name]; errors.Is(err, ErrNoKernel) {
+				testkit.Skip(t, strings.Join(strings.Fields(err.Error()), " "))
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range rounds[k.Name] {
+				<-r.done
+				fmt.Fprintf(&times, "%5.0f s  %-8s %s\n", r.took.Seconds(), k.Name, r.Name)
+				onKernel(t, r)
+			}
+		})
+	}
+	<-ended
+	t.Logf("times of the guests\n%s", times.String())
+	if err := os.WriteFile(filepath.Join(build, "times"), []byte(times.String()), 0o644); err != nil {
+		t.Error(err)
 	}
 }
 
-// onKernel boots one kernel and reports each test in the guest as a subtest.
-func onKernel(t *testing.T, k Kernel, dir string, root Root) {
-	t.Parallel() // tests in a guest keep one CPU busy at most times
-	var err error
-	root.Kernel, err = k.Fetch(filepath.Join(dir, "kernel"))
-	if errors.Is(err, ErrNoKernel) {
-		testkit.Skip(t, strings.Join(strings.Fields(err.Error()), " "))
+// onKernel reports each test of a guest as a subtest.
+func onKernel(t *testing.T, r *Round) {
+	if r.err != nil {
+		t.Error(r.err)
+		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if k.TooOld {
-		root.Tests = slices.DeleteFunc(slices.Clone(root.Tests), func(x Test) bool { return x.Package != guest })
-	}
-	image, err := os.Create(filepath.Join(dir, "initramfs"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.Remove(image.Name()) // hundreds of megabytes
-	if err := errors.Join(root.Write(image), image.Close()); err != nil {
-		t.Fatal(err)
-	}
-	res, err := Boot(t.Context(), root.Kernel, image.Name(), dir, 35*time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("Linux %s, %d packages", res.Release, len(res.Runs))
-	for _, note := range res.Notes {
+	t.Logf("Linux %s, %s: %d packages in %s", r.result.Release, r.Name, len(r.result.Runs), r.took.Round(time.Second))
+	for _, note := range r.result.Notes {
 		t.Log(note)
 	}
-	for _, test := range root.Tests {
+	for _, test := range r.Root.Tests {
 		t.Run(test.Package, func(t *testing.T) {
-			r, ok := res.Runs[test.name()]
+			run, ok := r.result.Runs[test.name()]
 			if !ok {
 				t.Fatal("did not start")
 			}
-			report(t, r)
+			report(t, run)
 		})
 	}
-	if !res.Done {
-		console, _ := os.ReadFile(filepath.Join(dir, "console.log"))
+	if !r.result.Done {
+		console, _ := os.ReadFile(filepath.Join(r.dir, "console.log"))
 		t.Errorf("the guest did not run to its end; its console:\n%s", tail(console, 40))
 	}
 }
