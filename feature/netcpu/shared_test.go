@@ -20,7 +20,9 @@ import (
 // comes, changes or ends first, all is as its owners have it in the end.
 func TestModesInOneNamespace(t *testing.T) {
 	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
-	h := newHost(t, sandbox.CPU{Quota: quota, Period: period})
+	h := newHost(t, sandbox.CPU{})
+	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
+	must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: period}))
 	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
 	must(t, err)
 	one, two := h.container, h.describe(shared)
@@ -54,7 +56,6 @@ func TestModesInOneNamespace(t *testing.T) {
 			t.Errorf("the thread of eth0 is in %q, want %q", got, want)
 		}
 	}
-	h.start(h.box, "udp-recv", "--listen", ":9000")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
 
 	apply(one, policy.NetCPUObserve)

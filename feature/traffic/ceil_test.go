@@ -105,7 +105,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	must(t, h.apply(w.c, policy.Net{Ceil: ceil}))
 	tcp := h.windows(w, func() { bulk.SetRate(load.Flood) }, 2)
 	good := 0.0
-	for n := 0; n < 3 && good < 0.95*ceil; n++ { // where others keep a CPU for a while
+	for n := 0; free >= 10*ceil && n < 3 && good < 0.95*ceil; n++ { // where others keep a CPU for a while
 		was := got.Read()
 		time.Sleep(time.Second)
 		// Of a full frame of 1514 bytes TCP has 1448.
@@ -140,6 +140,10 @@ func (h *host) unshaped(from, at *sandbox.Box, to string) (got, bulk *load.Board
 	h.t.Helper()
 	got = h.run(at, "tcp-recv", "--listen", ":9002")
 	bulk = h.run(from, "tcp-send", "--conns", "2", "--to", to+":9002")
+	if testing.Short() { // an emulated CPU: how fast it is says nothing
+		rest(bulk)
+		return got, bulk, 0
+	}
 	// TCP may have begun with losses; and where it comes to some, a machine may be
 	// busy for a while.
 	for n := 0; n < 10 || n < 40 && gbit < rate && rate < 4*gbit; n++ {

@@ -11,8 +11,9 @@ import (
 )
 
 // TestManyFlows sends one container three times as many flows as the table
-// holds. A neighbour's flow that goes on meanwhile is not forgotten for them, and
-// when the many have ended new flows are learnt as ever.
+// holds, or where time is short a quarter more than it holds. A neighbour's flow
+// that goes on meanwhile is not forgotten for them, and when the many have ended
+// new flows are learnt as ever.
 func TestManyFlows(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
@@ -30,7 +31,11 @@ func TestManyFlows(t *testing.T) {
 
 	flow := h.run(h.wire, "udp-send", "--to", "10.66.0.3:9000", "--rate", "500", "--size", "100")
 	time.Sleep(100 * time.Millisecond) // it is known
-	const flows, ports = 3 * 65536, 60_000
+	const ports = 60_000
+	flows := 3 * 65536
+	if testing.Short() {
+		flows = 5 * 65536 / 4
+	}
 	for try := 1; ; try++ {
 		sent, own, here := flow.Read(), h.arrived(&steady).Packets, got.Read()
 		must(t, h.wire.Do(func() error {

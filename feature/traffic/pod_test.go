@@ -191,7 +191,11 @@ func TestPodRandom(t *testing.T) {
 	wishes := []policy.Net{{}, {Rate: 10 * mbit}, {Ceil: 40 * mbit}, {Rate: 10 * mbit, Ceil: 40 * mbit}}
 	random := rand.New(rand.NewPCG(1, 2))
 	running := make(map[int]policy.Net)
-	for round := range 60 {
+	rounds := 60
+	if testing.Short() {
+		rounds = 20
+	}
+	for round := range rounds {
 		var did []string
 		for range 1 + random.IntN(4) {
 			i := random.IntN(len(p.members))
