@@ -323,8 +323,9 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	must(t, h.ns.Delete(netdev.IFBName(veth)))
 	passes("the IFB has gone")
 	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
-	if !h.gets(box, got) || h.passed(h.ns, veth) < 50 {
-		t.Errorf("with another IFB: %d packets were held", h.passed(h.ns, veth))
+	passes("with another IFB")
+	if n := h.passed(h.ns, veth); n < 50 {
+		t.Errorf("with another IFB: %d packets were held", n)
 	}
 	// With the container its veth goes, before anybody is told.
 	must(t, h.ns.Delete("hone"))
