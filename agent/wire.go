@@ -52,6 +52,9 @@ func wireProblems(problems []policy.Problem, match func(policy.Problem) bool) []
 func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 	out := api.FeatureSamples{Feature: name, Taken: s.Taken, Samples: make([]api.Sample, 0, len(s.Samples))}
 	for _, x := range s.Samples {
+		if x.Histogram != nil {
+			continue // for the metrics page; the API has quantiles, where they belong
+		}
 		// JSON has no way to write these, and one must not spoil the rest.
 		if !math.IsNaN(x.Value) && !math.IsInf(x.Value, 0) {
 			out.Samples = append(out.Samples, api.Sample{Container: x.Container, Name: x.Name, Device: x.Device, Labels: wireLabels(x.Labels), Value: x.Value})

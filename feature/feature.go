@@ -63,6 +63,21 @@ type Sample struct {
 	Device string  // where a number belongs to a device, "" otherwise
 	Labels []Label // what else tells it from others of this name; each has the same label names
 	Value  float64
+
+	Histogram *Histogram // in place of Value, where it is a distribution
+}
+
+// Histogram is a distribution that was counted up since some beginning.
+type Histogram struct {
+	Buckets []Bucket // by Bound; the same bounds in every Sample of a name
+	Count   uint64   // of all, also above the last bound
+	Sum     float64  // of all, in base units
+}
+
+// Bucket counts all up to a bound.
+type Bucket struct {
+	Bound float64 // in base units
+	Count uint64
 }
 
 // Label is one more property of a Sample: a word of the feature's own choice

@@ -96,11 +96,7 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 				desc = prometheus.NewDesc(full, help(x.Name), names, nil)
 				descs[family] = desc
 			}
-			kind := prometheus.GaugeValue
-			if counts(x.Name) {
-				kind = prometheus.CounterValue
-			}
-			m, err := prometheus.NewConstMetric(desc, kind, x.Value, values...)
+			m, err := constant(desc, x, values)
 			if err != nil {
 				refused++
 				continue
@@ -110,6 +106,21 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+"metrics_refused",
 		"Samples of this scrape that were left out: no valid name, or given twice.", nil, nil), prometheus.GaugeValue, float64(refused))
+}
+
+// constant is a sample as Prometheus wants it.
+func constant(desc *prometheus.Desc, x feature.Sample, values []string) (prometheus.Metric, error) {
+	if h := x.Histogram; h != nil {
+		buckets := make(map[float64]uint64, len(h.Buckets))
+		for _, b := range h.Buckets {
+			buckets[b.Bound] = b.Count
+		}
+		return prometheus.NewConstHistogram(desc, h.Count, h.Sum, buckets, values...)
+	}
+	if counts(x.Name) {
+		return prometheus.NewConstMetric(desc, prometheus.CounterValue, x.Value, values...)
+	}
+	return prometheus.NewConstMetric(desc, prometheus.GaugeValue, x.Value, values...)
 }
 
 // labels gives the names and values of a sample's labels. There are fewer

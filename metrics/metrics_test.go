@@ -67,6 +67,12 @@ func work(id container.ID, direction, protocol string, v float64) feature.Sample
 	return feature.Sample{Container: id, Name: "netcpu_seconds_total", Labels: []feature.Label{word("direction", direction), word("protocol", protocol)}, Value: v}
 }
 
+func waits(id container.ID, n uint64) feature.Sample {
+	return feature.Sample{Container: id, Name: "traffic_delay_seconds", Device: "eth0", Labels: []feature.Label{word("direction", "egress")}, Histogram: &feature.Histogram{
+		Buckets: []feature.Bucket{{Bound: 0.001, Count: 3}, {Bound: 0.002, Count: 7}}, Count: n, Sum: 0.5,
+	}}
+}
+
 func theft(victim, culprit feature.Label, v float64) feature.Sample {
 	return feature.Sample{Name: "netcpu_theft_seconds_total", Labels: []feature.Label{victim, culprit}, Value: v}
 }
@@ -88,6 +94,8 @@ func example() *fakeView {
 			{Container: 7, Name: "Bad-Name", Value: 6},
 			work(7, "receive", "udp", 0.25), work(7, "receive", "tcp", 0.5), work(7, "send", "udp", 0), work(0, "receive", "other", 1),
 			work(7, "receive", "udp", 9), // twice
+			waits(7, 9), waits(7, 8),     // twice
+			waits(9, 9), // has ended
 			theft(word("victim", "host"), other("culprit", 8), 4), theft(other("victim", 7), other("culprit", 8), 5),
 			theft(other("victim", 7), word("culprit", "system"), 6),
 			theft(other("victim", 9), other("culprit", 8), 7), theft(other("victim", 7), other("culprit", 9), 8), // 9 has ended
