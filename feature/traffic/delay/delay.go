@@ -1,8 +1,8 @@
 // Package delay measures how long packets wait in the root qdiscs that feature
-// traffic has put at devices, by class, while somebody wants to know it. It is
-// no monitor: between two measurements nothing of it is in the kernel, since
-// both of its hooks see every packet of the host. It does not see what waits
-// in a device, nor what a device gives back and is asked to take again.
+// traffic has put at devices, by class, while somebody wants to know it: nothing
+// of it is in the kernel but while a Meter is open, since both of its hooks see
+// every packet of the host. It does not see what waits in a device, nor what a
+// device gives back and is asked to take again.
 //
 // Package traffic calls it.
 package delay
@@ -27,19 +27,20 @@ func (c Class) key() delayClass {
 	return delayClass{Netns: uint32(c.NetNS), Ifindex: uint32(c.Index), Minor: uint32(c.Minor)}
 }
 
-// Meter measures from when it is opened until it is closed.
+// Meter measures from when it is opened until it is closed. Its methods are
+// called by one goroutine at a time.
 type Meter struct {
-	objs  delayObjects
-	links []link.Link
+	objs     delayObjects
+	links    []link.Link
+	followed map[Class]bool
 }
 
-// Open begins to measure the given classes. Packets of a class that is not
-// among them count as of the device's qdisc.MinorDefault, if that is. What
-// already waits is not measured. The kernel must have the tracepoint
-// qdisc_enqueue (5.15) and BTF; without, the error says which of it is missing.
-// The caller closes the Meter.
+// Open begins to measure the given classes, as Follow does. What already waits
+// is not measured. The kernel must have the tracepoint qdisc_enqueue (5.15) and
+// BTF; without, the error says which of it is missing. The caller closes the
+// Meter.
 func Open(classes []Class) (_ *Meter, err error) {
-	m := new(Meter)
+	m := &Meter{followed: make(map[Class]bool)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("measure delays at qdiscs: %w", err), m.Close())
@@ -51,10 +52,8 @@ func Open(classes []Class) (_ *Meter, err error) {
 	if err := loadDelayObjects(&m.objs, nil); err != nil {
 		return nil, err
 	}
-	for _, c := range classes {
-		if err := m.objs.FlDelays.Put(c.key(), new(delayDelays)); err != nil {
-			return nil, err
-		}
+	if err := m.Follow(classes); err != nil {
+		return nil, err
 	}
 	// The other way round, packets without a stamp would be looked for.
 	for _, p := range []*ebpf.Program{m.objs.FlEnqueue, m.objs.FlDequeue} {
@@ -67,17 +66,57 @@ func Open(classes []Class) (_ *Meter, err error) {
 	return m, nil
 }
 
-// Read gives the delays of one of the classes up to now. One that was not given
-// to Open has none.
-func (m *Meter) Read(c Class) (*Histogram, error) {
-	var d delayDelays
-	if err := m.objs.FlDelays.Lookup(c.key(), &d); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, fmt.Errorf("read delays at qdiscs: %w", err)
+// Supported says why delays cannot be measured on this kernel; nil: they can.
+func Supported() error {
+	m, err := Open(nil)
+	if err != nil {
+		return err
 	}
-	return (*Histogram)(&d.Count), nil
+	return m.Close()
 }
 
-// Missed says how many packets were not measured as more than 65,536 waited.
+// Follow measures the given classes from now on, and no others. Those that were
+// measured go on; the others begin at nothing. Packets of a class that is not
+// among them count as of the device's qdisc.MinorDefault, if that is.
+func (m *Meter) Follow(classes []Class) error {
+	wanted := make(map[Class]bool, len(classes))
+	for _, c := range classes {
+		wanted[c] = true
+		if m.followed[c] {
+			continue
+		}
+		if err := m.objs.FlDelays.Put(c.key(), new(delayDelays)); err != nil {
+			return fmt.Errorf("measure delays of class %04x at device %d: %w", c.Minor, c.Index, err)
+		}
+		m.followed[c] = true
+	}
+	for c := range m.followed {
+		if wanted[c] {
+			continue
+		}
+		if err := m.objs.FlDelays.Delete(c.key()); err != nil {
+			return fmt.Errorf("end to measure delays of class %04x at device %d: %w", c.Minor, c.Index, err)
+		}
+		delete(m.followed, c)
+	}
+	return nil
+}
+
+// Read gives the delays of one of the classes up to now; nil of one that is not
+// followed.
+func (m *Meter) Read(c Class) (*Histogram, error) {
+	if !m.followed[c] {
+		return nil, nil
+	}
+	var d delayDelays
+	if err := m.objs.FlDelays.Lookup(c.key(), &d); err != nil {
+		return nil, fmt.Errorf("read delays at qdiscs: %w", err)
+	}
+	return &Histogram{sum: d.Sum, count: d.Count}, nil
+}
+
+// Missed says how many packets were not measured as too many waited: some of
+// 10,000, most of more than 65,536.
 func (m *Meter) Missed() (n uint64, err error) {
 	if err := m.objs.FlMissed.Get(&n); err != nil {
 		return 0, fmt.Errorf("read delays at qdiscs: %w", err)

@@ -22,6 +22,7 @@ type delayClass struct {
 
 type delayDelays struct {
 	_     structs.HostLayout
+	Sum   uint64
 	Count [272]uint64
 }
 

@@ -12,14 +12,42 @@ const (
 )
 
 // Histogram counts packets by how long they waited.
-type Histogram [buckets]uint64
+type Histogram struct {
+	sum   uint64 // ns
+	count [buckets]uint64
+}
 
 // Packets is how many there are.
 func (h *Histogram) Packets() (n uint64) {
-	for _, c := range h {
+	for _, c := range h.count {
 		n += c
 	}
 	return n
+}
+
+// Sum is how long all of them waited together.
+func (h *Histogram) Sum() time.Duration { return time.Duration(h.sum) }
+
+// Below is how many waited for less than 2^exp ns. exp is from 3 to 36.
+func (h *Histogram) Below(exp int) (n uint64) {
+	for _, c := range h.count[:(exp-subBits+1)*sub] {
+		n += c
+	}
+	return n
+}
+
+// Since gives what has come to an earlier Histogram of the same class; all, if
+// it has begun anew meanwhile.
+func (h *Histogram) Since(earlier *Histogram) *Histogram {
+	d := *h
+	for i, c := range earlier.count {
+		if c > d.count[i] {
+			return h
+		}
+		d.count[i] -= c
+	}
+	d.sum -= earlier.sum
+	return &d
 }
 
 // Quantile gives the delay that a part q of the packets, from 0 to 1, did not
@@ -30,7 +58,7 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 		return 0
 	}
 	rank := uint64(q * float64(total-1))
-	for i, n := range h {
+	for i, n := range h.count {
 		if rank < n {
 			return middle(i)
 		}
