@@ -33,6 +33,10 @@ type Config struct {
 	// a packet is beside its priority; 0: none.
 	MarkMask uint32
 
+	// TrafficDelays has always measured how long packets wait in the queues of
+	// feature traffic, for the metrics page, and not only while somebody asks.
+	TrafficDelays bool
+
 	Version string       // what the API gives as version of the program
 	Log     *slog.Logger // nil: no log
 

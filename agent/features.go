@@ -21,7 +21,10 @@ func features(cfg Config, j *journal.Journal) ([]feature.Feature, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)
 	}
-	t, err := traffic.New(traffic.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Slots: slot.New(time.Now), Uplinks: cfg.Uplinks, MarkMask: cfg.MarkMask})
+	t, err := traffic.New(traffic.Config{
+		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Slots: slot.New(time.Now),
+		Uplinks: cfg.Uplinks, MarkMask: cfg.MarkMask, Delays: cfg.TrafficDelays,
+	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
 	}

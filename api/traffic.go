@@ -15,7 +15,7 @@ type Traffic struct {
 	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
 	Classes []TrafficClass `json:"classes" doc:"one element for each uplink, direction and shaped container, and one for all the others together"`
 
-	Measured *TrafficMeasured `json:"measured,omitempty" doc:"how delays were measured; absent where they were not to be"`
+	Measured *TrafficMeasured `json:"measured,omitempty" doc:"how delays were measured; absent where no time was given over which to"`
 }
 
 // TrafficMeasured is the time over which the delays of packets were measured.
@@ -28,7 +28,7 @@ type TrafficMeasured struct {
 // TrafficDelay is how long packets waited in the qdisc, from being enqueued to
 // being given to the device.
 type TrafficDelay struct {
-	Packets uint64  `json:"packets" doc:"packets that were enqueued and sent within the time; a super-packet is one"`
+	Packets uint64  `json:"packets" doc:"packets that were sent; within the time, if one was given, else since the class was made; a super-packet is one"`
 	P50     float64 `json:"p50_seconds" doc:"half of them did not wait longer; to within 1/16 of its value, as the others"`
 	P99     float64 `json:"p99_seconds" doc:"99 % of them did not wait longer"`
 	P999    float64 `json:"p999_seconds" doc:"99.9 % of them did not wait longer"`

@@ -103,7 +103,10 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 
 // trafficClasses prints some classes of t.
 func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
-	total, measured := t.Since.IsZero(), t.Measured != nil && t.Measured.Error == ""
+	total := t.Since.IsZero()
+	// Without a time over which they were measured there are delays where the agent always measures.
+	measured := t.Measured != nil && t.Measured.Error == "" ||
+		t.Measured == nil && slices.ContainsFunc(classes, func(c api.TrafficClass) bool { return c.Delay != nil })
 	columns := []column{{"CONTAINER", 24}, {"ASKED", 0}, {"GUARANTEED", 0}, {"SENT", 0}, {"BORROWED", 0}, {"WAITING", 0}, {"DROPS", 0}, {"AT CEIL", 0}}
 	if measured {
 		columns = append(columns, column{"P50", 0}, column{"P99", 0}, column{"P99.9", 0})
@@ -146,7 +149,7 @@ func waits(c api.TrafficClass, m *api.TrafficMeasured, measured bool) []string {
 		return []string{"-"}
 	case c.Delay != nil && c.Delay.Packets > 0:
 		return []string{brief(c.Delay.P50), brief(c.Delay.P99), brief(c.Delay.P999)}
-	case c.Delay != nil && c.BacklogPackets > 0: // what came meanwhile is all still there
+	case c.Delay != nil && c.BacklogPackets > 0 && m != nil: // what came meanwhile is all still there
 		return []string{">" + brief(m.Seconds), "-", "-"}
 	}
 	return []string{"-", "-", "-"}

@@ -99,6 +99,12 @@ Delays: without 2.00k packets, as too many waited
 	if diff := cmp.Diff(want, out); diff != "" || status != 0 {
 		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)
 	}
+	// An agent that always measures tells them of totals as well.
+	always := after
+	always.Measured = nil
+	if _, out, _ := shaped(t, &trafficStub{readings: []api.Traffic{always}}, "--total"); !strings.Contains(out, "  12us  1.23ms  1.23s\n") || strings.Contains(out, "100ms") {
+		t.Errorf("totals:\n%s", out)
+	}
 	if diff := cmp.Diff([]time.Duration{0, 100 * time.Millisecond}, s.over); diff != "" {
 		t.Errorf("asked for (-want +got):\n%s", diff)
 	}

@@ -2,7 +2,6 @@ package traffic
 
 import (
 	"cmp"
-	"context"
 	"maps"
 	"slices"
 	"time"
@@ -48,12 +47,14 @@ type Row struct {
 
 // Reading is all classes, by uplink, direction and container.
 type Reading struct {
-	Taken time.Time
-	Rows  []Row
+	Taken  time.Time
+	Rows   []Row
+	Missed uint64 // packets whose delay was not measured, as too many waited
 }
 
-// Read reads the counters of all classes. Uplinks that have gone, or where
-// someone has put another qdisc, are left out. It may be called at any time.
+// Read reads the counters of all classes, with delays if they are measured
+// always. Uplinks that have gone, or where someone has put another qdisc, are
+// left out. It may be called at any time.
 func (f *Traffic) Read() Reading {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -87,60 +88,8 @@ func (f *Traffic) Read() Reading {
 	slices.SortFunc(r.Rows, func(a, b Row) int {
 		return cmp.Or(cmp.Compare(a.Uplink, b.Uplink), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Container, b.Container))
 	})
+	f.delays(&r)
 	return r
-}
-
-// Measured is a Reading with how long packets waited for so long before it.
-type Measured struct {
-	Reading
-	Missed uint64 // packets that were not measured, as too many waited
-	Err    error  // why nothing was measured; the Reading is whole all the same
-}
-
-// atOnce is how many may measure at the same time: each makes every packet at a
-// root qdisc of the host cost some time more.
-const atOnce = 4
-
-// Measure is Read after a time d, with the delays of what was enqueued and sent
-// meanwhile. While four others measure it waits first. An error is that ctx has
-// ended.
-func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error) {
-	select {
-	case f.measuring <- struct{}{}:
-		defer func() { <-f.measuring }()
-	case <-ctx.Done():
-		return Measured{}, ctx.Err()
-	}
-	before := f.Read()
-	classes := make([]delay.Class, 0, len(before.Rows))
-	for _, row := range before.Rows {
-		classes = append(classes, row.class)
-	}
-	var m Measured
-	var meter *delay.Meter
-	if len(classes) > 0 {
-		if meter, m.Err = delay.Open(classes); m.Err == nil {
-			defer meter.Close()
-		}
-	}
-	select {
-	case <-ctx.Done():
-		return m, ctx.Err()
-	case <-time.After(d):
-	}
-	m.Reading = f.Read()
-	if meter == nil {
-		return m, nil
-	}
-	for i, row := range m.Rows {
-		if m.Err == nil && slices.Contains(classes, row.class) {
-			m.Rows[i].Delays, m.Err = meter.Read(row.class)
-		}
-	}
-	if m.Err == nil {
-		m.Missed, m.Err = meter.Missed()
-	}
-	return m, nil
 }
 
 // owner is who has a class, and what is asked for it in each direction.
@@ -233,6 +182,10 @@ func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, way Direction, q 
 //	traffic_backlog_bytes, traffic_backlog_packets  that wait
 //	traffic_guaranteed_bytes_per_second, traffic_ceil_bytes_per_second  as things stand
 //	traffic_rate_bytes_per_second    the rate that policy asks for, if it does
+//	traffic_delay_seconds            if delays are measured always: a histogram of how long
+//	                                 packets that were sent had waited
+//
+// and then, of the host, traffic_delay_missed_packets_total.
 func (f *Traffic) Snapshot() feature.Snapshot {
 	r := f.Read()
 	s := feature.Snapshot{Taken: r.Taken}
@@ -253,6 +206,12 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 		if row.Asked.Rate > 0 {
 			add("traffic_rate_bytes_per_second", float64(row.Asked.Rate)/8)
 		}
+		if row.Delays != nil {
+			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: "traffic_delay_seconds", Device: row.Uplink, Labels: labels, Histogram: histogram(row.Delays)})
+		}
+	}
+	if slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Delays != nil }) {
+		s.Samples = append(s.Samples, feature.Sample{Name: "traffic_delay_missed_packets_total", Value: float64(r.Missed)})
 	}
 	return s
 }

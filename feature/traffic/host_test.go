@@ -3,6 +3,7 @@ package traffic_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -55,7 +56,9 @@ type host struct {
 	slots     *slot.Allocator
 	rate      uint64
 	mask      uint32
-	nic0      int // its index
+	delays    bool              // measured always
+	others    map[string]uint64 // uplinks beside nic0
+	nic0      int               // its index
 	boxes     []*sandbox.Box
 }
 
@@ -82,9 +85,11 @@ func (h *host) start() {
 	must(h.t, err)
 	h.journal = j
 	h.slots = slot.New(time.Now)
+	uplinks := map[string]uint64{"nic0": h.rate}
+	maps.Copy(uplinks, h.others)
 	h.traffic, err = traffic.New(traffic.Config{
 		Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Slots: h.slots, MarkMask: h.mask,
-		Uplinks: map[string]uint64{"nic0": h.rate},
+		Uplinks: uplinks, Delays: h.delays,
 	})
 	must(h.t, err)
 	if v := h.traffic.Support(); v.Level != probe.Full {

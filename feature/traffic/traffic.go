@@ -26,6 +26,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -57,6 +58,10 @@ type Config struct {
 	// priority stays: everywhere that is known of, with what this feature sets
 	// for IPv4 routing.
 	MarkMask uint32
+	// Delays has measured always how long packets wait, for Read and Snapshot,
+	// while there is a tenant. It costs each packet at each root qdisc of the host
+	// some time.
+	Delays bool
 }
 
 // Traffic is the feature. See feature.Feature for how it may be called.
@@ -79,6 +84,7 @@ type Traffic struct {
 	sharing  bool                  // what uplinks receive is led through IFBs
 	watches  map[uint64]*watch     // of namespaces with IFBs
 	macvlans map[container.ID]bool // containers whose packets no veth brings
+	meter    *delay.Meter          // nil while delays are measured for no longer than Measure takes
 }
 
 // New finds out what the host can do. It changes nothing.
@@ -127,6 +133,12 @@ func New(cfg Config) (*Traffic, error) {
 		return f, nil
 	}
 	f.support = probe.Verdict{Level: probe.Full}
+	if cfg.Delays {
+		if err := delay.Supported(); err != nil {
+			f.cfg.Delays = false
+			f.support = probe.Verdict{Level: probe.Degraded, Why: err.Error() + "; the rest works", Mend: "a kernel of 5.15 or later with BTF, or an agent without --traffic-delays"}
+		}
+	}
 	return f, nil
 }
 
@@ -143,6 +155,7 @@ func (f *Traffic) Support() probe.Verdict { return f.support }
 func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	defer f.follow()
 	d := due{t.Settings.Egress, t.Settings.Ingress}
 	wanted := asked(d.egress) || asked(d.ingress)
 	if f.programs == nil || f.host == nil {
@@ -268,6 +281,7 @@ func (f *Traffic) share(ctx context.Context, on bool) error {
 func (f *Traffic) Remove(_ context.Context, id container.ID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	defer f.follow()
 	if f.macvlans[id] {
 		delete(f.macvlans, id)
 		if f.programs != nil {
@@ -443,7 +457,7 @@ func (f *Traffic) Close() error {
 	clear(f.tenants)
 	clear(f.member)
 	clear(f.uplinks)
-	errs = append(errs, f.unwatch())
+	errs = append(errs, f.unwatch(), f.unfollow())
 	if f.programs != nil {
 		errs = append(errs, f.programs.close())
 		f.programs = nil

@@ -1,0 +1,179 @@
+package traffic
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// Measured is a Reading with how long packets waited for so long before it.
+type Measured struct {
+	Reading
+	Err error // why nothing was measured; the Reading is whole all the same
+}
+
+// atOnce is how many may measure at the same time: each makes every packet at a
+// root qdisc of the host cost some time more.
+const atOnce = 4
+
+// Measure is Read after a time d, with the delays of what was enqueued and sent
+// meanwhile; where delays are measured always, of what was sent. While four
+// others measure it waits first. An error is that ctx has ended.
+func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error) {
+	select {
+	case f.measuring <- struct{}{}:
+		defer func() { <-f.measuring }()
+	case <-ctx.Done():
+		return Measured{}, ctx.Err()
+	}
+	before := f.Read()
+	classes := make([]delay.Class, 0, len(before.Rows))
+	was := make(map[delay.Class]*delay.Histogram)
+	for _, row := range before.Rows {
+		classes = append(classes, row.class)
+		if row.Delays != nil {
+			was[row.class] = row.Delays
+		}
+	}
+	var m Measured
+	var meter *delay.Meter // of our own
+	if len(classes) > 0 && len(was) == 0 {
+		if meter, m.Err = delay.Open(classes); m.Err == nil {
+			defer meter.Close()
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return m, ctx.Err()
+	case <-time.After(d):
+	}
+	m.Reading = f.Read()
+	if meter == nil {
+		m.since(was, before.Missed)
+		return m, nil
+	}
+	for i, row := range m.Rows {
+		if m.Err == nil {
+			m.Rows[i].Delays, m.Err = meter.Read(row.class)
+		}
+	}
+	if m.Err == nil {
+		m.Missed, m.Err = meter.Missed()
+	}
+	return m, nil
+}
+
+// since takes away what had been measured before.
+func (r *Reading) since(was map[delay.Class]*delay.Histogram, missed uint64) {
+	for i, row := range r.Rows {
+		if before := was[row.class]; before != nil && row.Delays != nil {
+			r.Rows[i].Delays = row.Delays.Since(before)
+		}
+	}
+	if r.Missed >= missed { // else it has begun anew
+		r.Missed -= missed
+	}
+}
+
+// follow has the delays of those classes measured that there are now, if they
+// are to be measured always; as long as there is none, nothing of that is in the
+// kernel. What has been shaped is so without it: an error is for the log, and
+// Support has said whether it works at all.
+func (f *Traffic) follow() {
+	if !f.cfg.Delays {
+		return
+	}
+	classes := f.classes()
+	var err error
+	switch {
+	case len(classes) == 0:
+		err = f.unfollow()
+	case f.meter == nil:
+		f.meter, err = delay.Open(classes)
+	default:
+		err = f.meter.Follow(classes)
+	}
+	if err != nil {
+		f.cfg.Log.Error("delays are not measured, or not of all", "err", err)
+	}
+}
+
+// unfollow ends what follow has begun.
+func (f *Traffic) unfollow() error {
+	if f.meter == nil {
+		return nil
+	}
+	err := f.meter.Close()
+	f.meter = nil
+	return err
+}
+
+// classes lists the classes there are, in every root of ours.
+func (f *Traffic) classes() (all []delay.Class) {
+	add := func(netns uint64, q *queue, minors ...uint16) {
+		if !q.claimed || q.lost {
+			return
+		}
+		for _, minor := range slices.Concat(minors, []uint16{qdisc.MinorDefault}) {
+			all = append(all, delay.Class{NetNS: netns, Index: q.index, Minor: minor})
+		}
+	}
+	var out, in []uint16
+	for _, t := range f.tenants {
+		if asked(t.due.egress) {
+			out = append(out, uint16(t.slot))
+		}
+		if asked(t.due.ingress) {
+			in = append(in, uint16(t.slot))
+		}
+		for key, e := range t.ends {
+			add(key.netns, &e.receives)
+			add(key.netns, &e.sends.queue)
+		}
+	}
+	for _, u := range f.uplinks {
+		add(f.host.Inode(), &u.queue, out...)
+		add(f.host.Inode(), &u.ingress.queue, in...)
+	}
+	return all
+}
+
+// delays fills in what has been measured since each class was made, where that
+// is done always.
+func (f *Traffic) delays(r *Reading) {
+	if f.meter == nil {
+		return
+	}
+	var err error
+	for i, row := range r.Rows {
+		if r.Rows[i].Delays, err = f.meter.Read(row.class); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		r.Missed, err = f.meter.Missed()
+	}
+	if err != nil {
+		f.cfg.Log.Error("delays are not all known", "err", err)
+	}
+}
+
+// The bounds of the buckets of a metric are 2^firstBound ns (16 us), and each
+// doubling up to 2^lastBound ns (4.3 s): what fl_delays tells apart to within
+// 1/8 would be too many series.
+const (
+	firstBound = 14
+	lastBound  = 32
+)
+
+func histogram(h *delay.Histogram) *feature.Histogram {
+	to := &feature.Histogram{Count: h.Packets(), Sum: h.Sum().Seconds()}
+	for exp := firstBound; exp <= lastBound; exp++ {
+		to.Buckets = append(to.Buckets, feature.Bucket{Bound: time.Duration(1 << exp).Seconds(), Count: h.Below(exp)})
+	}
+	return to
+}

@@ -1,0 +1,250 @@
+package traffic_test
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// eachProgram calls fn with all BPF programs in the kernel.
+func eachProgram(t testing.TB, fn func(*ebpf.ProgramInfo, *ebpf.Program)) {
+	t.Helper()
+	for id := ebpf.ProgramID(0); ; {
+		next, err := ebpf.ProgramGetNextID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		must(t, err)
+		id = next
+		p, err := ebpf.NewProgramFromID(id)
+		if errors.Is(err, os.ErrNotExist) { // it has just gone
+			continue
+		}
+		must(t, err)
+		info, err := p.Info()
+		must(t, err)
+		fn(info, p)
+		must(t, p.Close())
+	}
+}
+
+// meters is how many programs there are that time packets.
+func meters(t *testing.T) (n int) {
+	t.Helper()
+	eachProgram(t, func(info *ebpf.ProgramInfo, _ *ebpf.Program) {
+		if info.Name == "fl_enqueue" {
+			n++
+		}
+	})
+	return n
+}
+
+// metersAre waits until there are so many: the kernel frees them later.
+func metersAre(t *testing.T, want int, when string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		got := meters(t)
+		if got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %d programs time packets, want %d", when, got, want)
+		}
+	}
+}
+
+// delaysOf gives the histogram of a container at the uplink; nil: there is none.
+func (h *host) delaysOf(id container.ID) *feature.Histogram {
+	for _, s := range h.traffic.Snapshot().Samples {
+		if s.Container == id && s.Name == "traffic_delay_seconds" && s.Device == "nic0" && slices.Contains(s.Labels, feature.Label{Name: "direction", Value: "egress"}) {
+			return s.Histogram
+		}
+	}
+	return nil
+}
+
+// TestDelaysAlways compares the histogram for the metrics with how long the
+// datagrams really took, while somebody else asks for delays.
+func TestDelaysAlways(t *testing.T) {
+	const n = 200
+	before := meters(t)
+	h := newHost(t, 2*mbit) // as in TestDelays
+	h.delays = true
+	h.bridge()
+	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	quiet, q := h.add("two", "10.66.0.3/24", h.ns)
+	h.listen()
+	h.start()
+	metersAre(t, before, "nobody is shaped")
+	must(t, h.apply(c, policy.Net{Weight: 1}))
+	must(t, h.apply(q, policy.Net{Weight: 1}))
+	metersAre(t, before+1, "two are shaped")
+	h.send(box, "10.66.0.1:9000") // so that addresses are resolved
+	h.send(quiet, "10.66.0.1:9000")
+
+	was := h.delaysOf(c.ID)
+	if was == nil || h.delaysOf(0) == nil {
+		t.Fatalf("no histogram: %+v", h.traffic.Snapshot())
+	}
+	type answer struct {
+		traffic.Measured
+		err error
+	}
+	answers := make(chan answer)
+	go func() {
+		m, err := h.traffic.Measure(t.Context(), 3*time.Second)
+		answers <- answer{m, err}
+	}()
+	took := h.burst(box, n)
+	metersAre(t, before+1, "somebody asks as well")
+	asked := <-answers
+	must(t, errors.Join(asked.err, asked.Err))
+	is := h.delaysOf(c.ID)
+	if got := is.Count - was.Count; len(took) != n || got < n*9/10 || got > n+5 {
+		t.Fatalf("of %d datagrams %d came; %d waited", n, len(took), got)
+	}
+	sum := time.Duration(0)
+	for _, d := range took {
+		sum += d
+	}
+	if mean, want := (is.Sum-was.Sum)/float64(is.Count-was.Count), sum.Seconds()/n; mean < want*7/8-0.005 || mean > want*9/8+0.005 {
+		t.Errorf("they waited %.3f s in the mean, the datagrams took %.3f", mean, want)
+	}
+	shortest, longest := is.Buckets[0].Bound, is.Buckets[len(is.Buckets)-1].Bound
+	if shortest > 20e-6 || longest < 4 || !slices.IsSortedFunc(is.Buckets, func(a, b feature.Bucket) int { return int(a.Count) - int(b.Count) }) {
+		t.Errorf("buckets %+v", is.Buckets)
+	}
+	for i, b := range is.Buckets {
+		within := func(slack float64) (n int) {
+			for _, d := range took {
+				if d.Seconds() <= b.Bound+slack {
+					n++
+				}
+			}
+			return n
+		}
+		slack := b.Bound/8 + 0.005
+		if got := int(b.Count - was.Buckets[i].Count); got < within(-slack)-n/10 || got > within(slack)+5 {
+			t.Errorf("%d waited for up to %.4f s, and %d to %d of the datagrams did", got, b.Bound, within(-slack), within(slack))
+		}
+	}
+
+	// Who asked has been told of these packets and no others.
+	i := slices.IndexFunc(asked.Rows, func(r traffic.Row) bool { return r.Container == c.ID && r.Uplink == "nic0" })
+	if i < 0 || asked.Rows[i].Delays == nil {
+		t.Fatalf("no delays: %+v", asked.Rows)
+	}
+	if got := asked.Rows[i].Delays; got.Packets() < n*9/10 || got.Packets() > n+5 || got.Sum().Seconds() > is.Sum-was.Sum+0.001 {
+		t.Errorf("who asks is told of %d packets, %v", got.Packets(), got.Sum())
+	}
+
+	// It ends with the class, and with the last of them.
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	if got := h.delaysOf(c.ID); got != nil {
+		t.Errorf("without policy: %+v", got)
+	}
+	must(t, h.apply(c, policy.Net{Weight: 2}))
+	if got := h.delaysOf(c.ID); got == nil || got.Count > 5 {
+		t.Errorf("anew: %+v", got)
+	}
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	must(t, h.traffic.Remove(t.Context(), q.ID))
+	metersAre(t, before, "nobody is shaped any more")
+	must(t, h.apply(c, policy.Net{Weight: 2}))
+	metersAre(t, before+1, "one is shaped again")
+	must(t, h.traffic.Close())
+	metersAre(t, before, "closed")
+}
+
+// BenchmarkDelays gives what it costs to measure delays, off and on in turns: how
+// many small datagrams one sender sends, and what one TCP connection carries, both
+// at the end of their CPU; the median of pings; and how long the two programs run
+// for each packet, by the kernel's statistics, which are a part of it.
+func BenchmarkDelays(b *testing.B) {
+	h := newHost(b, 100*gbit)
+	h.bridge()
+	box, c := h.add("one", "10.66.0.2/24", h.ns)
+	h.listen()
+	h.start()
+	must(b, h.apply(c, policy.Net{Weight: 1}))
+	got := h.run(h.wire, "tcp-recv", "--listen", ":9002")
+	small := h.run(box, "udp-send", "--to", "10.66.0.1:9000", "--rate", "0", "--size", "100")
+	bulk := h.run(box, "tcp-send", "--conns", "1", "--to", "10.66.0.1:9002")
+	bulk.SetRate(0)
+	own := delay.Class{NetNS: h.open(h.ns).Inode(), Index: h.nic0, Minor: uint16(h.slots.Lookup(slot.Of(c)))}
+	during := func(sender, counts *load.Board) load.Window {
+		sender.SetRate(load.Flood)
+		time.Sleep(300 * time.Millisecond)
+		was := counts.Read()
+		time.Sleep(time.Second)
+		w := counts.Read().Since(was)
+		sender.SetRate(0)
+		time.Sleep(300 * time.Millisecond)
+		return w
+	}
+	var datagrams, rates, pings [2][]float64
+	for b.Loop() {
+		for round := range 10 {
+			on := (round + round/2) % 2 // forwards, then backwards
+			var m *delay.Meter
+			if on == 1 {
+				var err error
+				m, err = delay.Open([]delay.Class{own})
+				must(b, err)
+			}
+			w := during(small, small)
+			datagrams[on] = append(datagrams[on], float64(w.Ops)/w.Seconds/1e3)
+			rates[on] = append(rates[on], during(bulk, got).BitRate()/gbit)
+			took, err := ping(box, "10.66.0.1", 500)
+			must(b, err)
+			pings[on] = append(pings[on], float64(took[len(took)/2].Nanoseconds())/1e3)
+			if m != nil {
+				must(b, m.Close())
+			}
+		}
+	}
+	median := func(v []float64) float64 { slices.Sort(v); return v[len(v)/2] }
+	for on, name := range []string{"without", "with"} {
+		b.ReportMetric(median(datagrams[on]), name+"-kpps")
+		b.ReportMetric(median(rates[on]), name+"-Gbit/s")
+		b.ReportMetric(median(pings[on]), name+"-ping-us")
+	}
+	m, err := delay.Open([]delay.Class{own})
+	must(b, err)
+	defer m.Close()
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	must(b, err)
+	defer stats.Close()
+	during(small, small)
+	for _, name := range []string{"fl_enqueue", "fl_dequeue"} {
+		spent, runs := runTime(b, name)
+		b.ReportMetric(float64(spent.Nanoseconds())/float64(runs), "ns/"+name)
+	}
+}
+
+// runTime gives how long the programs of a name have run, and how often.
+func runTime(t testing.TB, name string) (spent time.Duration, runs uint64) {
+	t.Helper()
+	eachProgram(t, func(info *ebpf.ProgramInfo, p *ebpf.Program) {
+		if info.Name != name {
+			return
+		}
+		s, err := p.Stats()
+		must(t, err)
+		spent, runs = spent+s.Runtime, runs+s.RunCount
+	})
+	return spent, runs
+}
