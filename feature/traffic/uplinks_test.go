@@ -1,0 +1,111 @@
+package traffic_test
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// TestSeveralUplinks has a host with two, of which the second is slower: each is
+// divided for itself, and a rate has to fit both.
+func TestSeveralUplinks(t *testing.T) {
+	h := newHost(t, gbit)
+	h.others = map[string]uint64{"nic1": 100 * mbit}
+	h.listen()
+	far := h.create(sandbox.Spec{Name: "trfar", Bare: true})
+	must(t, sandbox.Wire(sandbox.End{Box: far, Name: "far"}, sandbox.End{Box: h.ns, Name: "nic1"}))
+	box, c := h.routed()
+	h.address(far, "far", "10.70.0.1/24")
+	h.address(h.ns, "nic1", "10.70.0.254/24")
+	h.route(far, "10.67.0.0/24", "10.70.0.254")
+	h.address(h.wire, "wire", "fd66::1/64") // and by the second IPv6
+	for box, addr := range map[*sandbox.Box]string{far: "fd70::1/64", h.ns: "fd70::254/64"} {
+		h.address(box, map[*sandbox.Box]string{far: "far", h.ns: "nic1"}[box], addr)
+	}
+	h.address(h.ns, "br0", "fd67::1/64")
+	h.address(box, "eth0", "fd67::2/64")
+	must(t, h.ns.Sysctl("ipv6/conf/all/forwarding", "1"))
+	h.route(box, "::/0", "fd67::1")
+	h.route(far, "fd67::/64", "fd70::254")
+	must(t, far.Do(func() error {
+		in, err := net.ListenPacket("udp", ":9000")
+		if err == nil {
+			t.Cleanup(func() { in.Close() })
+		}
+		return err
+	}))
+	h.start()
+	nic1 := qdisc.Root(h.open(h.ns), h.index(h.ns, "nic1"))
+	state := func() string {
+		v, err := nic1.Read()
+		must(t, err)
+		return h.state() + v
+	}
+	before := state()
+
+	// What the slower one cannot promise is refused, and changes neither.
+	var r *model.Refusal
+	if err := h.apply(c, policy.Net{Rate: 96 * mbit}); !errors.As(err, &r) || !strings.Contains(err.Error(), "uplink nic1: rate refused") || state() != before {
+		t.Fatalf("%v\n%swas\n%s", err, state(), before)
+	}
+	must(t, h.apply(c, policy.Net{Rate: 95 * mbit}))
+	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
+	packets := func(uplink string, id container.ID) func() uint64 {
+		return func() uint64 {
+			for _, row := range h.traffic.Read().Rows {
+				if row.Uplink == uplink && row.Container == id && row.Direction == traffic.Egress {
+					return row.Packets
+				}
+			}
+			t.Fatalf("no class of %v at %s: %+v", id, uplink, h.traffic.Read().Rows)
+			return 0
+		}
+	}
+	for _, by := range []struct{ to, uplink, not string }{
+		{"10.66.0.1:9000", "nic0", "nic1"},
+		{"10.70.0.1:9000", "nic1", "nic0"},
+		{"[fd70::1]:9000", "nic1", "nic0"},
+	} {
+		own, other, rest := packets(by.uplink, c.ID), packets(by.not, c.ID), packets(by.uplink, 0)
+		for range 20 { // until addresses are resolved, which takes IPv6 longer
+			was := own()
+			if sent := h.send(box, by.to); counted(own, was, sent) >= sent {
+				break
+			}
+		}
+		was, elsewhere, everybody := own(), other(), rest()
+		sent := h.send(box, by.to)
+		if n := counted(own, was, sent); sent < 50 || n < sent || n > sent+sent/4 {
+			t.Errorf("%d packets were sent to %s, %d are in the class at %s", sent, by.to, n, by.uplink)
+		}
+		if n := other() - elsewhere; n > 5 {
+			t.Errorf("%d packets of those to %s are at %s", n, by.to, by.not)
+		}
+		if n := rest() - everybody; n > sent/4 {
+			t.Errorf("%d packets of those to %s are everybody's", n, by.to)
+		}
+	}
+
+	// One of them goes: the other is divided as before.
+	must(t, h.ns.Delete("nic1"))
+	if err := h.apply(c, policy.Net{Rate: 96 * mbit}); err == nil || !strings.Contains(err.Error(), "there is no uplink nic1") {
+		t.Errorf("one of two has gone: %v", err)
+	}
+	if got := h.classes(); len(got) != 4 || got[uint16(h.slots.Lookup(slot.Of(c)))] != 96*mbit {
+		t.Errorf("classes %v", got)
+	}
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
+	if !strings.HasPrefix(before, h.state()) || len(h.journal.Entries()) != 0 {
+		t.Errorf("in the end:\n%swas\n%s%+v", h.state(), before, h.journal.Entries())
+	}
+}
