@@ -62,7 +62,7 @@ func newHost(t *testing.T, flags ...string) *host {
 			"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-ecn-segmentation": false, "tx-tcp-mangleid-segmentation": false,
 		})
 	}))
-	return &host{Docker: d, wire: outside, agent: newAgent(t, d.NS, "--docker-host", d.Host)}
+	return &host{Docker: d, wire: outside, agent: newAgent(t, d.NS, "--docker-host", d.Host, "--uplink", "nic0=1gbit")}
 }
 
 // start runs the agent.
@@ -143,6 +143,7 @@ func TestDocker(t *testing.T) {
 	t.Run("set", h.testSet)
 	t.Run("ends", h.testEnds)
 	t.Run("networks", h.testNetworks)
+	t.Run("traffic", h.testTraffic)
 	t.Run("metrics", h.testMetrics)
 	t.Run("killed", h.testDockerKilled)
 	t.Run("fifty", h.testFifty)

@@ -177,7 +177,7 @@ func TestSwarm(t *testing.T) {
 	var running [2]isolation
 	var addrs [2]string
 	for n, d := range nodes {
-		a := newAgent(t, d.NS, "--docker-host", d.Host)
+		a := newAgent(t, d.NS, "--docker-host", d.Host, "--uplink", "flwire=1gbit")
 		a.start()
 		agents[n] = a
 		// It keeps the overlay on this node, without which nothing would be
@@ -238,7 +238,7 @@ func TestSwarm(t *testing.T) {
 		under[n].readDevices(t, "overlay", path)
 
 		name := fmt.Sprintf("node%d", n)
-		d.Must(t, "run", "-d", "--name", name, "--label", isolate, "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
+		d.Must(t, "run", "-d", "--name", name, "--label", isolate, "--label", "fairlead.net.weight=2", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
 		i := a.isolated(name, 2) // the other one is the way out
 		running[n] = i
 		a.listed(name, "docker")
@@ -253,9 +253,14 @@ func TestSwarm(t *testing.T) {
 		}
 	}
 	for n, d := range nodes {
-		if out, err := d.Run("exec", running[n].Name, "ping", "-c", "3", "-i", "0.1", "-W", "5", addrs[1-n]); err != nil {
+		a, name := agents[n], running[n].Name
+		a.trafficOf(name, api.StateDone, "")
+		was, err := a.classOf(name, "flwire")
+		must(t, err)
+		if out, err := d.Run("exec", name, "ping", "-c", "20", "-i", "0.02", "-W", "5", addrs[1-n]); err != nil {
 			t.Errorf("no way from node to node: %v\n%s", err, out)
 		}
+		a.counts(was, name, 20) // in its class, tunnel or not
 	}
 	for n, d := range nodes {
 		d.Must(t, "rm", "-f", running[n].Name)

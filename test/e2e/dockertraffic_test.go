@@ -1,0 +1,122 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// classOf gives the class of a container at an uplink, for what it sends.
+func (a *agent) classOf(name, uplink string) (api.TrafficClass, error) {
+	t, err := a.api.Traffic(a.t.Context(), name, 0)
+	if err != nil {
+		return api.TrafficClass{}, err
+	}
+	for _, c := range t.Classes {
+		if c.Uplink == uplink && c.Direction == "egress" {
+			return c, nil
+		}
+	}
+	return api.TrafficClass{}, fmt.Errorf("no class of %s at %s: %+v", name, uplink, t.Classes)
+}
+
+// counts waits until a class has seen so many packets more than it had.
+func (a *agent) counts(was api.TrafficClass, name string, packets uint64) {
+	a.t.Helper()
+	await(a.t, fmt.Sprintf("%d packets of %s to be in its class", packets, name), func() error {
+		c, err := a.classOf(name, was.Uplink)
+		if err == nil && c.Packets < was.Packets+packets {
+			err = fmt.Errorf("there were %d, and are %d", was.Packets, c.Packets)
+		}
+		return err
+	})
+}
+
+// testTraffic has Docker's own containers shaped, as their labels say when they
+// are started, and as it is said while they run.
+func (h *host) testTraffic(t *testing.T) {
+	defer h.with(t)()
+	ns, err := netdev.Open(h.NS.Path)
+	must(t, err)
+	defer ns.Close()
+	nic, err := ns.Index("nic0")
+	must(t, err)
+	shown := func() (out string) {
+		for _, k := range []journal.Knob{qdisc.Root(ns, nic), qdisc.QueueLen(ns, nic), qdisc.ForwardPriority(ns)} {
+			v, err := k.Read()
+			must(t, err)
+			out += k.Ref().Kind + " " + v + "\n"
+		}
+		return out
+	}
+	before := shown()
+	is := func(name string, guaranteed, ceil uint64) (c api.TrafficClass) {
+		t.Helper()
+		await(t, "the class of "+name, func() (err error) {
+			if c, err = h.agent.classOf(name, "nic0"); err == nil && (c.Guaranteed != guaranteed || c.Ceil != ceil) {
+				err = fmt.Errorf("it is %+v", c)
+			}
+			return err
+		})
+		return c
+	}
+	const mbit = 1_000_000
+	h.sleeper(t, "rated", "--label", "fairlead.net.rate=50mbit", "--label", "fairlead.net.ceil=200mbit")
+	h.sleeper(t, "weighed", "--label", "fairlead.net.weight=3")
+	h.sleeper(t, "hosted", "--network", "host", "--label", "fairlead.net.weight=1")
+	is("rated", 50*mbit, 200*mbit)
+	is("weighed", 900*mbit/5*3, 1000*mbit) // one of weight 1 is everybody else
+	is("hosted", 900*mbit/5, 1000*mbit)
+	for _, name := range []string{"rated", "weighed", "hosted"} {
+		was, err := h.agent.classOf(name, "nic0")
+		must(t, err)
+		if out, err := h.Run("exec", name, "ping", "-c", "20", "-i", "0.02", "-W", "5", "10.213.255.1"); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		h.agent.counts(was, name, 20)
+	}
+
+	// The paper's table 1, of one that runs: at once, or not at all.
+	mustSay(t, h.agent.run("set", "rated", "net.rate=60mbit", "net.ceil=100mbit"), 0, "fairlead.net.rate = 60mbit")
+	is("rated", 60*mbit, 100*mbit)
+	mustSay(t, h.agent.run("set", "rated", "net.rate=951mbit", "net.ceil-"), 1, "rate")
+	mustSay(t, h.agent.run("set", "rated", "net.weight=0"), 1, "net.weight")
+	is("rated", 60*mbit, 100*mbit)
+	mustSay(t, h.agent.run("set", "rated", "net.rate-", "net.ceil-"), 0)
+	is("rated", 50*mbit, 200*mbit)
+
+	// While nobody looks one comes anew with other labels, and one goes.
+	h.agent.kill()
+	h.remove(t, "rated", "hosted")
+	h.sleeper(t, "rated", "--label", "fairlead.net.rate=150mbit")
+	h.agent.start() // what the one before had at its start counts for the end
+	is("rated", 150*mbit, 1000*mbit)
+	is("weighed", 600*mbit, 1000*mbit)
+	await(t, "two classes, and everybody's", func() error {
+		all, err := h.agent.api.Traffic(t.Context(), "", 0)
+		if err == nil && strings.Count(fmt.Sprint(classNames(all)), "nic0") != 3 {
+			err = fmt.Errorf("they are %v", classNames(all))
+		}
+		return err
+	})
+	h.remove(t, "rated", "weighed")
+	await(t, "the uplink to be as it was", func() error {
+		if got := shown(); got != before {
+			return fmt.Errorf("it is\n%swas\n%s", got, before)
+		}
+		return nil
+	})
+	h.agent.idles(h.atStart)
+}
+
+func classNames(t api.Traffic) (names []string) {
+	for _, c := range t.Classes {
+		names = append(names, c.Name+"@"+c.Uplink)
+	}
+	return names
+}
