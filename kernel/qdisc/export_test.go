@@ -1,6 +1,11 @@
 package qdisc
 
 import (
+	"encoding/binary"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -8,4 +13,33 @@ import (
 // FilterHooks are those of a kernel without tcx.
 func FilterHooks(find *netdev.Finder, j *journal.Journal) *Hooks {
 	return &Hooks{journal: j, find: find, filters: true, held: make(map[journal.Ref]*Attachment)}
+}
+
+// Ceiling is what a class of HTB may send beyond its rate.
+type Ceiling struct {
+	Minor   uint16
+	Ceil    uint64        // bit/s
+	Burst   time.Duration // for how long it may save up its ceil,
+	Saved   time.Duration // and has
+	Packets uint64        // that it has sent
+}
+
+// ParseCeiling reads a message about a class.
+func ParseCeiling(b []byte) (Ceiling, error) {
+	m, _, err := parse(b)
+	if err != nil {
+		return Ceiling{}, err
+	}
+	const tick = 64 * time.Nanosecond
+	c := Ceiling{Minor: uint16(m.handle), Packets: m.stats.Packets}
+	ceil, _ := htbWord(m.options, htbOptCeil)
+	burst, _ := htbWord(m.options, htbOptCBuffer)
+	c.Ceil, c.Burst = 8*uint64(ceil), time.Duration(burst)*tick
+	attrs, err := attributes(b[nl.SizeofTcMsg:])
+	for _, a := range attrs {
+		if a.typ == nl.TCA_XSTATS && len(a.value) >= 20 { // struct tc_htb_xstats: lends, borrows, giants, tokens, ctokens
+			c.Saved = time.Duration(int32(binary.NativeEndian.Uint32(a.value[16:]))) * tick
+		}
+	}
+	return c, err
 }

@@ -225,14 +225,25 @@ func (c Class) options(kind Kind) []byte {
 }
 
 // prio reads that of a class of HTB.
-func prio(options []byte) (uint32, bool) {
+func prio(options []byte) (uint32, bool) { return htbWord(options, htbOptPrio) }
+
+// lowered says whether a class of HTB gets a lower ceil. Above 32 bits of bytes/s
+// the kernel shows all as the same.
+func lowered(shown, want []byte) bool {
+	was, known := htbWord(shown, htbOptCeil)
+	is, _ := htbWord(want, htbOptCeil)
+	return known && is < was
+}
+
+// htbWord reads one word of struct tc_htb_opt.
+func htbWord(options []byte, at int) (uint32, bool) {
 	attrs, err := attributes(options)
 	if err != nil {
 		return 0, false
 	}
 	for _, a := range attrs {
 		if a.typ == htbParms && len(a.value) >= sizeofHTBOpt {
-			return binary.NativeEndian.Uint32(a.value[htbOptPrio:]), true
+			return binary.NativeEndian.Uint32(a.value[at:]), true
 		}
 	}
 	return 0, false

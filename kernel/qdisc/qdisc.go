@@ -9,9 +9,9 @@
 package qdisc
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -86,6 +86,15 @@ const (
 	drainStep = 2 * time.Millisecond
 )
 
+// A class that waits has saved up what its ceil allows in a burst, as time
+// (net/sched/sch_htb.c, htb_accnt_ctokens). When its ceil is lowered it would
+// spend that on top of the new one. So its CBurst is two frames for tightTime,
+// and HTB cuts what is saved with the next packet.
+const (
+	tightBurst = 2 * 1514
+	tightTime  = 3 * time.Millisecond
+)
+
 // ErrNotOurs is returned for work on classes of a device whose root qdisc is
 // not ours (any more).
 var ErrNotOurs = errors.New("root qdisc of the device is not fairlead's")
@@ -127,6 +136,11 @@ func (d *Device) Close() error {
 // so the caller has to have sent its packets elsewhere before. The first of the
 // classes has to be the top.
 //
+// Where packets wait in a class of HTB whose ceil is lowered, it has a tight
+// CBurst at first, and Bring takes 3 ms longer, however many there are. Where an
+// agent ends within them, such a class keeps to its new ceil, and may not quite
+// come up to it; the next Bring gives it the CBurst that it is to have.
+//
 // Errors: ErrNotOurs, and journal.ErrGone for a device that has gone.
 func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	if len(classes) == 0 || classes[0].Minor != MinorTop {
@@ -136,38 +150,68 @@ func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	if err != nil {
 		return 0, d.wrap("list classes", err)
 	}
+	changes, tight, err := d.set(kind, have, classes)
+	if err := errors.Join(err, d.loosen(tight)); err != nil {
+		return changes, err
+	}
 	for _, c := range classes {
-		want := c.options(kind)
-		old, there := have[c.Minor]
 		delete(have, c.Minor)
-		if there && same(kind, old.options, want) {
-			continue
-		}
-		parent := Handle | MinorTop
-		if c.Minor == MinorTop {
-			parent = Handle
-		}
-		flags := 0 // of a class that is there: change it
-		if !there {
-			flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-		}
-		changes++
-		if err := d.send(unix.RTM_NEWTCLASS, flags, message{handle: Handle | uint32(c.Minor), parent: parent, kind: string(kind), options: want}); err != nil {
-			return changes, d.wrap(fmt.Sprintf("set class %x", c.Minor), err)
-		}
 	}
-	left := make([]uint16, 0, len(have))
-	for minor := range have {
-		left = append(left, minor)
-	}
-	slices.SortFunc(left, func(a, b uint16) int { return cmp.Compare(a, b) })
-	for _, minor := range left {
+	for _, minor := range slices.Sorted(maps.Keys(have)) {
 		changes++
 		if err := d.remove(kind, minor); err != nil {
 			return changes, d.wrap(fmt.Sprintf("remove class %x", minor), err)
 		}
 	}
 	return changes, nil
+}
+
+// set adds and changes classes, up to the first error. Those that it gives have
+// a tight CBurst, and are as they are to be in the end.
+func (d *Device) set(kind Kind, have map[uint16]message, classes []Class) (changes int, tight []message, err error) {
+	for _, c := range classes {
+		m := message{handle: Handle | uint32(c.Minor), parent: Handle | MinorTop, kind: string(kind), options: c.options(kind)}
+		old, there := have[c.Minor]
+		if there && same(kind, old.options, m.options) {
+			continue
+		}
+		if c.Minor == MinorTop {
+			m.parent = Handle
+		}
+		flags := 0 // of a class that is there: change it
+		if !there {
+			flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+		}
+		final := m
+		saved := there && kind == KindHTB && c.Minor != MinorTop && old.stats.Queued > 0 && c.HTB.CBurst > tightBurst && lowered(old.options, m.options)
+		if saved {
+			c.HTB.CBurst = tightBurst
+			m.options = c.options(kind)
+		}
+		changes++
+		if err := d.send(unix.RTM_NEWTCLASS, flags, m); err != nil {
+			return changes, tight, d.wrap(fmt.Sprintf("set class %x", c.Minor), err)
+		}
+		if saved {
+			tight = append(tight, final)
+		}
+	}
+	return changes, tight, nil
+}
+
+// loosen gives classes the CBurst that they are to have, all that it can.
+func (d *Device) loosen(tight []message) error {
+	if len(tight) == 0 {
+		return nil
+	}
+	time.Sleep(tightTime)
+	var errs []error
+	for _, m := range tight {
+		if err := d.send(unix.RTM_NEWTCLASS, 0, m); err != nil {
+			errs = append(errs, d.wrap(fmt.Sprintf("set burst of class %x", uint16(m.handle)), err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // remove removes a class once it is empty, or has had the time to become so.

@@ -1,0 +1,162 @@
+package qdisc_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// listener hears what becomes of the classes in the near namespace.
+type listener struct{ s *nl.NetlinkSocket }
+
+func (w *wire) listen() listener {
+	w.t.Helper()
+	var l listener
+	must(w.t, w.near.Do(func() (err error) {
+		l.s, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_TC)
+		return err
+	}))
+	w.t.Cleanup(func() { l.s.Close() })
+	// The kernel tells of a change before it acknowledges it, so all is there.
+	must(w.t, l.s.SetReceiveTimeout(&unix.Timeval{Usec: 10_000}))
+	return l
+}
+
+// heard gives what some classes were made into since it was last asked, in order.
+func (l listener) heard(t *testing.T, minors ...uint16) (out []qdisc.Ceiling) {
+	t.Helper()
+	for {
+		list, _, err := l.s.Receive()
+		if errors.Is(err, unix.EAGAIN) {
+			return out
+		}
+		must(t, err)
+		for _, m := range list {
+			if m.Header.Type != unix.RTM_NEWTCLASS {
+				continue
+			}
+			c, err := qdisc.ParseCeiling(m.Data)
+			must(t, err)
+			if slices.Contains(minors, c.Minor) {
+				out = append(out, c)
+			}
+		}
+	}
+}
+
+// crowd gives classes of which the last, of the given minor, has 1000 packets
+// to send, of which the top lets through one in 0.3 ms, and has saved up 400 ms
+// of its ceil.
+func (w *wire) crowd(d *qdisc.Device, minor uint16) []qdisc.Class {
+	w.t.Helper()
+	classes := []qdisc.Class{class(qdisc.MinorTop, 4*mbit), class(qdisc.MinorDefault, mbit), class(minor, mbit)}
+	top, last := &classes[0].HTB, &classes[2].HTB
+	top.Ceil, top.Burst, top.CBurst = 4*mbit, 2000, 2000
+	last.Burst, last.CBurst = 2000, 50_000_000
+	_, err := d.Bring(qdisc.KindHTB, classes)
+	must(w.t, err)
+	w.send(0, 1) // so that the address is resolved
+	for range 5 {
+		w.send(qdisc.Handle|uint32(minor), 200)
+	}
+	return classes
+}
+
+// TestLowerCeilSpendsNoSavings lowers the ceil of a class that has saved up 400
+// ms of it, with a burst that would let it keep them.
+func TestLowerCeilSpendsNoSavings(t *testing.T) {
+	w := newWire(t)
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	d := w.device()
+	l := w.listen()
+	for minor := range uint16(5) {
+		minor++
+		classes := w.crowd(d, minor)
+		l.heard(t, minor)
+		classes[2].HTB.Ceil, classes[2].HTB.CBurst = 2*mbit, 100_000
+		start := time.Now()
+		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
+			t.Fatalf("%d changes, %v; want 1", n, err)
+		}
+		if took := time.Since(start); took < 3*time.Millisecond {
+			t.Fatalf("done in %v, too soon for a packet to leave", took)
+		}
+		got := l.heard(t, minor)
+		if len(got) != 2 || got[0].Ceil != 2*mbit || got[1].Ceil != 2*mbit || got[0].Burst > 13*time.Millisecond || got[1].Burst != 400*time.Millisecond {
+			t.Fatalf("%+v; want the ceil with a burst of 12 ms, and then with one of 400 ms", got)
+		}
+		if got[0].Saved < 300*time.Millisecond {
+			t.Fatalf("only %v were saved up", got[0].Saved)
+		}
+		if got[1].Packets == got[0].Packets {
+			t.Logf("no packet has left in time: %+v", got)
+			continue
+		}
+		if got[1].Saved > got[0].Burst {
+			t.Errorf("%v are still saved up", got[1].Saved)
+		}
+		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 0 {
+			t.Errorf("again: %d changes, %v; want none", n, err)
+		}
+		return
+	}
+	t.Error("no packet has left in time, five times")
+}
+
+// A class has its burst in the end, whatever becomes of the others; and one
+// that an agent has left with a tight one gets it from the next.
+func TestTightBurstDoesNotStay(t *testing.T) {
+	w := newWire(t)
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	d := w.device()
+	l := w.listen()
+	classes := w.crowd(d, 5)
+	l.heard(t, 5)
+	last := &classes[2].HTB
+	last.Ceil, last.CBurst = 3*mbit, 150_000
+	if n, err := d.Bring(qdisc.KindHTB, append(classes, qdisc.Class{Minor: 6})); err == nil { // a rate of 0
+		t.Fatalf("a class without a rate: %d changes, no error", n)
+	}
+	if got := l.heard(t, 5); len(got) != 2 || got[1].Burst != 400*time.Millisecond {
+		t.Errorf("beside an error: %+v; want a tight burst and then one of 400 ms", got)
+	}
+	// What the first of the two writes leaves.
+	last.CBurst = 3028
+	_, err := d.Bring(qdisc.KindHTB, classes)
+	must(t, err)
+	last.CBurst = 150_000
+	again := w.device()
+	if n, err := again.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
+		t.Errorf("the next agent: %d changes, %v; want 1", n, err)
+	}
+	if got := l.heard(t, 5); len(got) != 2 || got[1].Burst != 400*time.Millisecond {
+		t.Errorf("left tight: %+v; want a tight burst and then one of 400 ms", got)
+	}
+}
+
+// Only a ceil that is lowered takes the time: none that is raised, none of a
+// class that nothing waits in.
+func TestBurstIsSetAtOnce(t *testing.T) {
+	w := newWire(t)
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	d := w.device()
+	l := w.listen()
+	classes := append(w.crowd(d, 5), class(6, mbit))
+	_, err := d.Bring(qdisc.KindHTB, classes)
+	must(t, err)
+	l.heard(t)
+	classes[2].HTB.Ceil *= 2   // raised
+	classes[3].HTB.Ceil = mbit // lowered, and empty
+	if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 2 {
+		t.Fatalf("%d changes, %v; want 2", n, err)
+	}
+	if got := l.heard(t, 5, 6); len(got) != 2 || got[0].Minor != 5 || got[1].Minor != 6 {
+		t.Errorf("%+v; want each class set once", got)
+	}
+}
