@@ -112,15 +112,10 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	}
 	// Weights matter where somebody is kept from running, and not by a quota.
 	stolen := p.took.next(now, took+c.Credit)
-	share.Contended = stolen > contended && c.Throttled == p.held
+	share.Contended = stolen > contended
+	share.Held = c.Throttled != p.held
 	p.held = c.Throttled
-	factor := p.weigher.Step(c, share)
-	if p.ledger != nil {
-		// What it owes its quota takes from it. What it is owed a higher one
-		// does not give where others keep it from using that.
-		factor = max(factor, 1)
-	}
-	if err := ch.weigh(p, factor); err != nil {
+	if err := ch.weigh(p, p.weigher.Step(c, share)); err != nil {
 		return err
 	}
 	budget := ledger.Unlimited

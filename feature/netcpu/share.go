@@ -42,10 +42,11 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 	}
 	cpus := s.ch.cpus(p)
 	fair := float64(cpus) * float64(p.weight) / float64(max(sum, p.weight, 1))
-	if p.ledger != nil {
-		fair = min(fair, float64(p.limit.Quota)/float64(p.limit.Period))
+	if p.ledger == nil {
+		return ledger.Share{Fair: fair}, nil
 	}
-	return ledger.Share{Fair: fair}, nil
+	quota := float64(p.limit.Quota) / float64(p.limit.Period)
+	return ledger.Share{Fair: min(fair, quota), Quota: quota}, nil
 }
 
 func (s *shares) weight(dir string) (uint64, error) {

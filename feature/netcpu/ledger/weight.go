@@ -17,6 +17,8 @@ const (
 	// two containers that charge one another would swing.
 	weightPace = 500 * time.Millisecond
 
+	wants = 0.8 // a container that runs for less of its quota has other reasons
+
 	leaveWeight  = 0.03 // as leave and settle, in parts of the factor
 	settleWeight = 0.01
 )
@@ -30,10 +32,15 @@ type Share struct {
 	// Contended says that somebody else was kept waiting, or robbed, so that
 	// the weights matter at all.
 	Contended bool
+	// Quota is what its quota gives, in CPUs; 0: it has none.
+	Quota float64
+	// Held says that the quota stopped it, so that more weight gives nothing.
+	Held bool
 }
 
 // Weigher is the account of a container that has a weight and no quota, for
-// which the paper has no answer. Make it with NewWeigher.
+// which the paper has no answer; and what lets one that has both use what its
+// Ledger gives it while its siblings run. Make it with NewWeigher.
 //
 // Its law is w × (1 − charge / entitlement), both in CPU time, where the
 // entitlement is the fair share or, if that is more, what the container used in
@@ -69,6 +76,11 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 	if entitled := max(share.Fair, w.own+w.net); share.Contended && entitled > 0 {
 		target = min(max(1-w.net/entitled, minFactor), maxFactor)
 	}
+	if share.Contended && share.Quota > 0 {
+		// What it owes its quota takes from it. What it is owed a higher quota
+		// does not give where others keep it from using that.
+		target = max(1, target, w.catchUp(share))
+	}
 	// In proportion, so that up and down take the same time.
 	a := 1 - math.Exp(-length/float64(weightPace))
 	w.factor *= math.Pow(target/w.factor, a)
@@ -79,6 +91,16 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 		w.wrote(w.factor)
 	}
 	return w.now
+}
+
+// catchUp is the factor that lets a container that is owed run what is due to
+// it. The law alone is too little where there are quotas: who owes repays by
+// its quota and keeps its weight, so that the sum of the weights grows.
+func (w *Weigher) catchUp(share Share) float64 {
+	if share.Held || w.net >= 0 || w.own < wants*share.Quota {
+		return 0 // it has what it wants, or all it may
+	}
+	return min(w.now*(share.Quota-w.net)/w.own, maxFactor)
 }
 
 func (w *Weigher) wrote(factor float64) {

@@ -123,16 +123,16 @@ func TestWeigh(t *testing.T) {
 		share               Share
 		want                float64 // after a long time
 	}{
-		{"no packets", 50 * ms, 0, 0, Share{0.5, true}, 1},
-		{"no tasks and no packets", 0, 0, 0, Share{0, true}, 1},
-		{"half of its share", 25 * ms, 25 * ms, 0, Share{0.5, true}, 0.5},
-		{"far below its share", ms, 2 * ms, 0, Share{0.5, true}, 0.96},
-		{"beyond its share", 75 * ms, 25 * ms, 0, Share{0.5, true}, 0.75},
-		{"nobody else", 25 * ms, 25 * ms, 0, Share{0.5, false}, 1},
-		{"more than its share", 10 * ms, 70 * ms, 0, Share{0.5, true}, 0.125},
-		{"only packets", 0, 70 * ms, 0, Share{0.5, true}, minFactor},
-		{"robbed", 50 * ms, 0, 20 * ms, Share{0.5, true}, 1.4},
-		{"robbed of nearly all", 50 * ms, 0, 49 * ms, Share{0.01, true}, maxFactor},
+		{"no packets", 50 * ms, 0, 0, Share{Fair: 0.5, Contended: true}, 1},
+		{"no tasks and no packets", 0, 0, 0, Share{Fair: 0, Contended: true}, 1},
+		{"half of its share", 25 * ms, 25 * ms, 0, Share{Fair: 0.5, Contended: true}, 0.5},
+		{"far below its share", ms, 2 * ms, 0, Share{Fair: 0.5, Contended: true}, 0.96},
+		{"beyond its share", 75 * ms, 25 * ms, 0, Share{Fair: 0.5, Contended: true}, 0.75},
+		{"nobody else", 25 * ms, 25 * ms, 0, Share{Fair: 0.5, Contended: false}, 1},
+		{"more than its share", 10 * ms, 70 * ms, 0, Share{Fair: 0.5, Contended: true}, 0.125},
+		{"only packets", 0, 70 * ms, 0, Share{Fair: 0.5, Contended: true}, minFactor},
+		{"robbed", 50 * ms, 0, 20 * ms, Share{Fair: 0.5, Contended: true}, 1.4},
+		{"robbed of nearly all", 50 * ms, 0, 49 * ms, Share{Fair: 0.01, Contended: true}, maxFactor},
 	} {
 		w := NewWeigher()
 		var got float64
@@ -145,6 +145,39 @@ func TestWeigh(t *testing.T) {
 	}
 }
 
+// Nine neighbours pay for what they take by their quotas, and keep their weights:
+// the victim's has to make up for all of them.
+func TestCatchUp(t *testing.T) {
+	const (
+		cpu    = 0.95 // what others leave
+		quota  = 0.1
+		stolen = 0.03
+	)
+	for _, tt := range []struct {
+		name   string
+		wants  float64 // to run
+		quota  float64 // that is in force
+		factor float64
+	}{
+		{"all that is due", 1, quota + stolen, 9 * (quota + stolen) / (cpu - quota - stolen)},
+		{"less than its quota", 0.07, quota + stolen, 1 + stolen/quota}, // by what is stolen alone
+		{"a quota that does not let it", 1, quota, 1 + stolen/quota},
+	} {
+		w, weight := NewWeigher(), 1.0
+		var ran time.Duration
+		for i := range 200 {
+			own := min(tt.wants, tt.quota, cpu*weight/(9+weight))
+			held := own == tt.quota
+			ran += time.Duration(own * float64(100*ms))
+			weight = w.Step(Counters{Taken: epoch.Add(time.Duration(i+1) * 100 * ms), Ran: ran, Credit: time.Duration(i+1) * 3 * ms},
+				Share{Fair: quota, Contended: true, Quota: quota, Held: held})
+		}
+		if weight < 0.95*tt.factor || weight > 1.08*tt.factor {
+			t.Errorf("%s: factor %v, want %v", tt.name, weight, tt.factor)
+		}
+	}
+}
+
 func TestWeigherBudget(t *testing.T) {
 	w := NewWeigher()
 	flood := func(share Share) time.Duration {
@@ -153,17 +186,17 @@ func TestWeigherBudget(t *testing.T) {
 		}
 		return w.Budget(100*ms, share, 0)
 	}
-	if got := flood(Share{0.5, false}); got != Unlimited {
+	if got := flood(Share{Fair: 0.5, Contended: false}); got != Unlimited {
 		t.Errorf("budget %v of an idle CPU", got)
 	}
-	if got := flood(Share{0.5, true}); got != Unlimited { // a tenth is its own, and can be weighed
+	if got := flood(Share{Fair: 0.5, Contended: true}); got != Unlimited { // a tenth is its own, and can be weighed
 		t.Errorf("budget %v though weight is enough", got)
 	}
 	w = NewWeigher()
 	for i := range 100 {
-		w.Step(counters(i+1, 0, 90*ms, 0, 0), Share{0.5, true})
+		w.Step(counters(i+1, 0, 90*ms, 0, 0), Share{Fair: 0.5, Contended: true})
 	}
-	if got := w.Budget(100*ms, Share{0.5, true}, 0.1); got != 45*ms {
+	if got := w.Budget(100*ms, Share{Fair: 0.5, Contended: true}, 0.1); got != 45*ms {
 		t.Errorf("budget %v of a container that only gets packets", got)
 	}
 }
