@@ -138,7 +138,8 @@ type Reading struct {
 	Taken time.Time
 	// Softirq is the time from softirq_entry to softirq_exit of NET_RX, NET_TX,
 	// and of TASKLET, TIMER and HRTIMER where those did network work, with the
-	// timer's interrupt that brought it, measured apart from the charges.
+	// timer's interrupt that brought it and what that takes beyond its handler,
+	// as measured once in a while; apart from the charges.
 	Softirq time.Duration
 	Thread  time.Duration // polls of NAPI threads
 	// Accounts has one for each tenant, one for System, and one for each

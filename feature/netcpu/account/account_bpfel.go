@@ -131,6 +131,7 @@ const (
 	accountProgFlTimed   = "fl_timed"
 	accountProgFlTimer   = "fl_timer"
 	accountProgFlXmit    = "fl_xmit"
+	accountVarFlAround   = "fl_around"
 	accountVarFlEpoch    = "fl_epoch"
 	accountVarFlSlot     = "fl_slot"
 )
@@ -207,8 +208,9 @@ type accountMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type accountVariableSpecs struct {
-	FlEpoch *ebpf.VariableSpec `ebpf:"fl_epoch"`
-	FlSlot  *ebpf.VariableSpec `ebpf:"fl_slot"`
+	FlAround *ebpf.VariableSpec `ebpf:"fl_around"`
+	FlEpoch  *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlSlot   *ebpf.VariableSpec `ebpf:"fl_slot"`
 }
 
 // accountObjects contains all objects after they have been loaded into the kernel.
@@ -258,8 +260,9 @@ func (m *accountMaps) Close() error {
 //
 // It can be passed to loadAccountObjects or ebpf.CollectionSpec.LoadAndAssign.
 type accountVariables struct {
-	FlEpoch *ebpf.Variable `ebpf:"fl_epoch"`
-	FlSlot  *ebpf.Variable `ebpf:"fl_slot"`
+	FlAround *ebpf.Variable `ebpf:"fl_around"`
+	FlEpoch  *ebpf.Variable `ebpf:"fl_epoch"`
+	FlSlot   *ebpf.Variable `ebpf:"fl_slot"`
 }
 
 // accountPrograms contains all programs after they have been loaded into the kernel.

@@ -40,14 +40,15 @@ type Config struct {
 
 // Meter keeps the accounts. Its methods may be called from several goroutines.
 type Meter struct {
-	cfg   Config
-	spec  *ebpf.CollectionSpec
-	maps  accountMaps
-	epoch *ebpf.Variable
-	flush *ebpf.Program
-	links []link.Link
-	self  uint64 // inode of the host's network namespace
-	find  *netdev.Finder
+	cfg    Config
+	spec   *ebpf.CollectionSpec
+	maps   accountMaps
+	epoch  *ebpf.Variable
+	flush  *ebpf.Program
+	around *ebpf.Variable // fl_around
+	links  []link.Link
+	self   uint64 // inode of the host's network namespace
+	find   *netdev.Finder
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
@@ -58,6 +59,10 @@ type Meter struct {
 	generation uint32
 	gone       time.Duration
 	closed     bool
+
+	timed       bool      // timers' interrupts are seen
+	calibrated  time.Time // when it was last begun to measure what is around them
+	calibrating sync.WaitGroup
 }
 
 // tenant is one slot: a place in the per-CPU tables, of which there are few. It
@@ -121,6 +126,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	var objs struct {
 		accountMaps
 		Epoch   *ebpf.Variable `ebpf:"fl_epoch"`
+		Around  *ebpf.Variable `ebpf:"fl_around"`
 		Flush   *ebpf.Program  `ebpf:"fl_flush"`
 		Enter   *ebpf.Program  `ebpf:"fl_enter"`
 		Exit    *ebpf.Program  `ebpf:"fl_exit"`
@@ -131,7 +137,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err := m.spec.LoadAndAssign(&objs, nil); err != nil {
 		return nil, fmt.Errorf("account: %w", err)
 	}
-	m.maps, m.epoch, m.flush = objs.accountMaps, objs.Epoch, objs.Flush
+	m.maps, m.epoch, m.flush, m.around = objs.accountMaps, objs.Epoch, objs.Flush, objs.Around
 	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
 	defer func() {
 		if err != nil {
@@ -186,7 +192,8 @@ func (m *Meter) timers() error {
 		}
 		m.links = append(m.links, l)
 	}
-	return nil
+	m.timed, m.calibrated = true, time.Now()
+	return m.calibrate()
 }
 
 // load loads one more program. slot is what fl_stamp writes.
@@ -332,6 +339,7 @@ func (m *Meter) Close() error {
 		return nil
 	}
 	m.closed = true
+	m.calibrating.Wait()
 	var errs []error
 	for _, t := range m.tenants {
 		t.told = Tenant{}

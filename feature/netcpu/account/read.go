@@ -17,6 +17,7 @@ const runOnCPU = 1
 func (m *Meter) Read() (Reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.recalibrate()
 	r, err := m.read()
 	if err != nil {
 		return Reading{}, fmt.Errorf("read accounts: %w", err)

@@ -1,6 +1,8 @@
 package account
 
 import (
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -142,11 +144,18 @@ func TestTimers(t *testing.T) {
 	f.load(box, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", "1400", "--rate", "10000")
 	time.Sleep(200 * time.Millisecond)
 	start()
-	var packets, timers time.Duration
+	var each uint64
+	must(t, f.m.around.Get(&each))
+	if each == 0 {
+		t.Error("what is around a timer's interrupt was not measured")
+	}
+	var packets, timers, around time.Duration
 	f.several(func() delta {
+		before := timerInterrupts(t)
 		d, took := f.against(read)
+		around = time.Duration((timerInterrupts(t) - before) * each)
 		packets, timers = took(netRx, netTx), took(localTimer)
-		t.Logf("by the stopwatch: packets %v, interrupts of timers %v; by the meter: %v", packets, timers, d.softirq)
+		t.Logf("by the stopwatch: packets %v, interrupts of timers %v, around them %v; by the meter: %v", packets, timers, around, d.softirq)
 		return d
 	}, func(d delta) {
 		d.only(box, 0.9)
@@ -155,10 +164,55 @@ func TestTimers(t *testing.T) {
 		}
 		// Some come within a softirq, and are in its time; and so are the
 		// stopwatch's programs in the meter's.
-		if most := packets + timers; d.softirq < packets+timers/2 || d.softirq > most+most/10 {
-			d.t.Errorf("the meter has %v, want %v of packets and most of %v of timers", d.softirq, packets, timers)
+		if most := packets + timers + around; d.softirq < packets+(timers+around)/2 || d.softirq > most+most/10 {
+			d.t.Errorf("the meter has %v, want %v of packets and most of %v and %v of timers", d.softirq, packets, timers, around)
 		}
 	})
+}
+
+// timerInterrupts is how many local timers there were, on all CPUs.
+func timerInterrupts(t *testing.T) (sum uint64) {
+	t.Helper()
+	all, err := os.ReadFile("/proc/interrupts")
+	must(t, err)
+	for line := range strings.Lines(string(all)) {
+		fields := strings.Fields(line)
+		if fields[0] != "LOC:" {
+			continue
+		}
+		for _, f := range fields[1:] {
+			n, err := strconv.ParseUint(f, 10, 64)
+			if err != nil {
+				break
+			}
+			sum += n
+		}
+	}
+	return sum
+}
+
+// A virtual machine that has moved takes another time for its interrupts.
+func TestRecalibrate(t *testing.T) {
+	testkit.NeedRoot(t)
+	m, err := Open(Config{})
+	must(t, err)
+	t.Cleanup(func() { m.Close() })
+	var measured, again uint64
+	must(t, m.around.Get(&measured))
+	for _, tt := range []struct {
+		ago  time.Duration
+		anew bool
+	}{{aroundEvery / 2, false}, {2 * aroundEvery, true}} {
+		m.calibrated = time.Now().Add(-tt.ago)
+		must(t, m.around.Set(uint64(1)))
+		_, err = m.Read()
+		must(t, err)
+		m.calibrating.Wait()
+		must(t, m.around.Get(&again))
+		if (again != 1) != tt.anew {
+			t.Errorf("%v after it was measured to be %d: %d", tt.ago, measured, again)
+		}
+	}
 }
 
 // against measures for a while by the meter and by a stopwatch. took adds up what
