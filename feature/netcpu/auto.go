@@ -37,6 +37,7 @@ type evidence struct {
 	victims []victim      // who wanted to run
 	idle    time.Duration // taken from idle CPUs, which is nobody's loss
 	network time.Duration // all that its packets cost, wherever it was
+	sent    time.Duration // the part of that for what it sent
 }
 
 // robbed is the time that was taken from those who wanted to run.
@@ -58,6 +59,7 @@ type decision struct {
 // not. It depends on nothing but what it is told.
 type auto struct {
 	isolated bool
+	sends    bool          // when it began, sending was what cost most
 	reason   string        // of the last change
 	calm     time.Duration // how long its packets have cost little
 	patience time.Duration // how long they have to; 0: calmFor
@@ -96,6 +98,7 @@ func (a *auto) watch(e evidence, most float64) {
 		a.patience = min(2*a.patience, calmLongest)
 	}
 	a.isolated, a.calm = true, 0
+	a.sends = e.sent > e.network/2
 	a.reason = fmt.Sprintf("its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
 		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), limit(most))
 }

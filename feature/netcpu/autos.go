@@ -12,7 +12,8 @@ import (
 
 // Autos decides for the containers in the mode auto which mode is in force: it
 // observes them, and while one's packets rob others, isolates it. One that
-// cannot be isolated, as no veth leads to it, is charged instead. It depends on
+// cannot be isolated, as no veth leads to it, is charged instead, and so is one
+// that robs by what it sends: isolation is of what is received. It depends on
 // nothing but the readings that it is given, and is not safe for concurrent use.
 // The zero value knows no container.
 type Autos struct {
@@ -69,7 +70,7 @@ func (a *Autos) Next(r account.Reading, of []policy.Target, complete bool, name 
 		}
 		m := AutoMode{Container: c.ID, Mode: policy.NetCPUObserve, Reason: w.reason, Since: w.since}
 		if w.isolated {
-			m.Mode = enforcement(c)
+			m.Mode = enforcement(c, w.sends)
 		}
 		out = append(out, m)
 	}
@@ -82,9 +83,10 @@ func (a *Autos) Next(r account.Reading, of []policy.Target, complete bool, name 
 	return out
 }
 
-// enforcement is what can be done about a container's packets.
-func enforcement(c container.Container) policy.NetCPU {
-	if !c.HostNetwork && slices.ContainsFunc(c.Interfaces, ownNAPI) {
+// enforcement is what can be done about a container's packets. sends says that it
+// is those that it sends.
+func enforcement(c container.Container, sends bool) policy.NetCPU {
+	if !sends && !c.HostNetwork && slices.ContainsFunc(c.Interfaces, ownNAPI) {
 		return policy.NetCPUIsolate
 	}
 	return policy.NetCPUCharge
@@ -94,6 +96,7 @@ func enforcement(c container.Container) policy.NetCPU {
 type reading struct {
 	length  time.Duration
 	network map[container.ID]time.Duration // all that a container's packets cost
+	sent    map[container.ID]time.Duration // the part of that for what it sent
 	thefts  []account.Theft                // of what is somebody else's
 	wanted  float64                        // how often somebody wanted the CPU that a softirq took
 }
@@ -102,17 +105,18 @@ type reading struct {
 // slot that was used again, count from zero; without a reading before there is
 // no length, by which nothing is judged.
 func between(a, b account.Reading) reading {
-	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), wanted: 1}
+	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), sent: make(map[container.ID]time.Duration), wanted: 1}
 	if a.Taken.IsZero() {
 		return d
 	}
 	d.length = b.Taken.Sub(a.Taken)
 	for _, x := range b.Accounts {
-		d.network[x.Container] = x.CPU()
+		d.network[x.Container], d.sent[x.Container] = x.CPU(), x.SendCPU()
 	}
 	for _, x := range a.Accounts {
 		if was := x.CPU(); was <= d.network[x.Container] {
 			d.network[x.Container] -= was
+			d.sent[x.Container] -= min(x.SendCPU(), d.sent[x.Container])
 		}
 	}
 	type pair struct {
@@ -152,7 +156,7 @@ func between(a, b account.Reading) reading {
 // them but the softirqs of the same time: where these interrupt tasks, somebody
 // does, and where they come upon idle CPUs, nobody.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
-	e := evidence{length: d.length, network: d.network[id]}
+	e := evidence{length: d.length, network: d.network[id], sent: d.sent[id]}
 	sum := make(map[string]time.Duration)
 	for _, t := range d.thefts {
 		if t.Culprit != id {

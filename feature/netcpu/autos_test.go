@@ -26,7 +26,8 @@ func boxName(id container.ID) string { return "box-" + id.String() }
 
 // readings makes the sums that grow by the same each second.
 type readings struct {
-	now account.Reading
+	now   account.Reading
+	sends map[container.ID]time.Duration // of what its packets cost: for those that it sends
 }
 
 func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
@@ -48,7 +49,7 @@ func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
 	r.now.Accounts = nil
 	for id, ns := range cpu {
 		a := account.Account{Container: id}
-		a.Receive[account.UDP].CPU = ns
+		a.Receive[account.UDP].CPU, a.Send[account.UDP].CPU = ns-r.sends[id], r.sends[id]
 		r.now.Accounts = append(r.now.Accounts, a)
 	}
 	return r.now
@@ -162,6 +163,35 @@ func TestAutos(t *testing.T) {
 	want("no more than it may", step(flood), "observe", "observe")
 	of[0].Settings.NetCPUSteal = nil
 	want("more than it may again", step(flood), "isolate", "observe")
+}
+
+// One that robs by what it sends is charged, for as long as that goes on.
+func TestAutosSender(t *testing.T) {
+	r := readings{sends: map[container.ID]time.Duration{1: time.Hour}} // of long ago
+	var autos Autos
+	step := func(sent, received time.Duration) policy.NetCPU {
+		r.sends[1] += sent
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0].Mode
+	}
+	step(0, time.Hour+time.Minute)
+	for _, tt := range []struct {
+		sent, received time.Duration
+		want           policy.NetCPU
+	}{
+		{10 * ms, 10 * ms, policy.NetCPUObserve},
+		{101 * ms, 100 * ms, policy.NetCPUCharge},
+		{0, 200 * ms, policy.NetCPUCharge}, // it does not change its mind meanwhile
+	} {
+		if got := step(tt.sent, tt.received); got != tt.want {
+			t.Errorf("%v of sending and %v of receiving: %s, want %s", tt.sent, tt.received, got, tt.want)
+		}
+	}
+	for range 10 {
+		step(0, 0)
+	}
+	if got := step(100*ms, 101*ms); got != policy.NetCPUIsolate {
+		t.Errorf("more of receiving: %s", got)
+	}
 }
 
 // What an earlier agent decided counts on, and ends as any other.

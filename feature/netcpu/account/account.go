@@ -97,6 +97,14 @@ func (a Account) CPU() time.Duration {
 	return sum
 }
 
+// SendCPU is the sum of Send.
+func (a Account) SendCPU() (sum time.Duration) {
+	for _, w := range a.Send {
+		sum += w.CPU
+	}
+	return sum
+}
+
 // PartyKind says in what the time was that a packet took.
 type PartyKind int
 
