@@ -17,6 +17,13 @@ const (
 	// what it would do.
 	calmPart = 0.5
 
+	// usualLoss is what a container may lose to others' packets before it is
+	// credited: less than any of the robbers may take, of whom there may be many.
+	usualLoss = 0.005
+	// lossFor is how long that has to go on: isolation of the robbers ends it
+	// sooner.
+	lossFor = 3 * time.Second
+
 	calmFor     = 10 * time.Second  // of little network before it goes back
 	calmLongest = 160 * time.Second // what that grows to for one that comes again
 	calmForget  = 60 * time.Second  // without isolation until it is short again
@@ -38,6 +45,7 @@ type evidence struct {
 	idle    time.Duration // taken from idle CPUs, which is nobody's loss
 	network time.Duration // all that its packets cost, wherever it was
 	sent    time.Duration // the part of that for what it sent
+	lost    time.Duration // of its own time, to others' packets
 }
 
 // robbed is the time that was taken from those who wanted to run.
@@ -48,22 +56,32 @@ func (e evidence) robbed() (sum time.Duration) {
 	return sum
 }
 
+// role is the part that a container has in what it is enforced for.
+type role int
+
+const (
+	bystander role = iota // nothing is done
+	receiver              // its packets rob others
+	sender                // and most of what they cost is for those that it sends
+	robbed                // it loses time to others
+)
+
 // decision says what is done about a container, and why.
 type decision struct {
-	isolate bool
+	role    role
 	changed bool // by this window
 	reason  string
 }
 
-// auto decides whether one container is isolated. The zero value says that it is
-// not. It depends on nothing but what it is told.
+// auto decides what one container is. The zero value says a bystander. It depends
+// on nothing but what it is told.
 type auto struct {
-	isolated bool
-	sends    bool          // when it began, sending was what cost most
+	role     role
 	reason   string        // of the last change
-	calm     time.Duration // how long its packets have cost little
-	patience time.Duration // how long they have to; 0: calmFor
-	free     time.Duration // how long it has not been isolated, since it was
+	calm     time.Duration // how long its packets have cost little, or it has lost little
+	patience time.Duration // how long that has to last; 0: calmFor
+	free     time.Duration // how long it has been a bystander, since it was something else
+	losing   time.Duration // how long it has lost much
 }
 
 // next takes one window into account, in which the container may take the share
@@ -71,50 +89,68 @@ type auto struct {
 // nothing.
 func (a *auto) next(e evidence, steal float64) decision {
 	if e.length < windowMin {
-		return decision{isolate: a.isolated, reason: a.reason}
+		return decision{role: a.role, reason: a.reason}
 	}
-	was := a.isolated
-	if a.isolated {
-		a.cool(e, calmPart*steal)
-	} else {
-		a.watch(e, steal)
+	was := a.role
+	robs := share(e.robbed(), e.length) > steal
+	if a.losing += e.length; share(e.lost, e.length) <= usualLoss {
+		a.losing = 0
 	}
-	return decision{isolate: a.isolated, changed: a.isolated != was, reason: a.reason}
+	switch {
+	case a.role == receiver && robs && e.sends():
+		a.role, a.calm = sender, 0 // nothing is done against that yet
+		a.reason = e.takes(steal)
+	case a.role == receiver, a.role == sender:
+		a.cool(e, e.network, calmPart*steal, "its packets cost")
+	case robs && e.sends():
+		a.begin(sender, e, e.takes(steal))
+	case robs:
+		a.begin(receiver, e, e.takes(steal))
+	case a.role == robbed:
+		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
+	case a.losing >= lossFor:
+		a.begin(robbed, e, fmt.Sprintf("others' packets took %s of a CPU from it, and more than %s for some time", percent(e.lost, e.length), limit(usualLoss)))
+	default:
+		a.free += e.length
+	}
+	return decision{role: a.role, changed: a.role != was, reason: a.reason}
 }
 
-// watch looks for theft.
-func (a *auto) watch(e evidence, most float64) {
-	a.free += e.length
-	if a.free >= calmForget {
+// begin ends the time as a bystander.
+func (a *auto) begin(as role, e evidence, reason string) {
+	if a.free += e.length; a.free >= calmForget {
 		a.patience = 0
-	}
-	if share(e.robbed(), e.length) <= most {
-		return
 	}
 	switch {
 	case a.patience == 0:
 		a.patience = calmFor
-	default: // it went back too early
+	case a.role == bystander: // it went back too early
 		a.patience = min(2*a.patience, calmLongest)
 	}
-	a.isolated, a.calm = true, 0
-	a.sends = e.sent > e.network/2
-	a.reason = fmt.Sprintf("its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
-		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), limit(most))
+	a.role, a.calm, a.reason = as, 0, reason
 }
 
-// cool looks for the end of the traffic.
-func (a *auto) cool(e evidence, most float64) {
-	if share(e.network, e.length) > most {
+// cool looks for the end of what the container is enforced for: of network time.
+func (a *auto) cool(e evidence, network time.Duration, most float64, what string) {
+	if share(network, e.length) > most {
 		a.calm = 0
 		return
 	}
 	if a.calm += e.length; a.calm < a.patience {
 		return
 	}
-	a.isolated, a.free = false, 0
-	a.reason = fmt.Sprintf("for %v its packets cost at most %s of a CPU a second, in the last %s",
-		a.patience, limit(most), percent(e.network, e.length))
+	a.role, a.free = bystander, 0
+	a.reason = fmt.Sprintf("for %v %s at most %s of a CPU a second, in the last %s",
+		a.patience, what, limit(most), percent(network, e.length))
+}
+
+// sends says that most of what the packets cost is for those that it sends.
+func (e evidence) sends() bool { return e.sent > e.network/2 }
+
+// takes says what the packets take from others, who may lose so much.
+func (e evidence) takes(most float64) string {
+	return fmt.Sprintf("its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
+		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), limit(most))
 }
 
 // victimsMost is how many victims a reason names.

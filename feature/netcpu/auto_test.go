@@ -48,9 +48,9 @@ func TestAuto(t *testing.T) {
 			var a auto
 			for i, s := range tt.steps {
 				for n := range s.n {
-					was := a.isolated
+					was := a.role
 					d := a.next(s.e, usualSteal)
-					if d.isolate != s.want || d.changed != (d.isolate != was) {
+					if (d.role != bystander) != s.want || d.changed != (d.role != was) {
 						t.Fatalf("step %d, window %d: %+v", i, n, d)
 					}
 				}
@@ -72,13 +72,13 @@ func TestAutoSteal(t *testing.T) {
 		{1, robs(1, 1), robs(0, 0.5), "more than 100 %", "at most 50 % of a CPU"},
 	} {
 		var a auto
-		if d := a.next(c.robs, c.steal); d.isolate {
+		if d := a.next(c.robs, c.steal); d.role != bystander {
 			t.Errorf("%v: isolated by just as much: %s", c.steal, d.reason)
 		}
 		more := c.robs
 		more.victims = []victim{{"db", c.robs.robbed() + ms}}
 		d := a.next(more, c.steal)
-		if !d.isolate || !strings.HasSuffix(d.reason, c.why) {
+		if d.role == bystander || !strings.HasSuffix(d.reason, c.why) {
 			t.Errorf("%v: %+v", c.steal, d)
 		}
 		for range 9 {
@@ -86,13 +86,13 @@ func TestAutoSteal(t *testing.T) {
 		}
 		louder := c.quiet
 		louder.network += ms
-		if d := a.next(louder, c.steal); !d.isolate {
+		if d := a.next(louder, c.steal); d.role == bystander {
 			t.Errorf("%v: back though its packets cost %v", c.steal, louder.network)
 		}
 		for range 10 {
 			d = a.next(c.quiet, c.steal)
 		}
-		if d.isolate || !strings.Contains(d.reason, c.back) {
+		if d.role != bystander || !strings.Contains(d.reason, c.back) {
 			t.Errorf("%v: %+v", c.steal, d)
 		}
 	}
@@ -108,16 +108,16 @@ func TestAutoReason(t *testing.T) {
 	}}
 	d := a.next(e, usualSteal)
 	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; idle CPUs not counted: 5.0 %), more than 3 %"
-	if !d.isolate || d.reason != want {
+	if d.role == bystander || d.reason != want {
 		t.Errorf("%+v, want %q", d, want)
 	}
 	if again := a.next(e, usualSteal); again.reason != want || again.changed {
 		t.Errorf("the reason has become %+v", again)
 	}
-	if short := a.next(evidence{length: 100 * ms}, usualSteal); !short.isolate || short.reason != want {
+	if short := a.next(evidence{length: 100 * ms}, usualSteal); short.role == bystander || short.reason != want {
 		t.Errorf("%+v", short)
 	}
-	for a.isolated {
+	for a.role != bystander {
 		d = a.next(robs(0, 0.004), usualSteal)
 	}
 	if !strings.HasPrefix(d.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
@@ -138,17 +138,17 @@ func TestAutoDoesNotFlap(t *testing.T) {
 				network = 0
 			}
 			stolen := network
-			if a.isolated {
+			if a.role != bystander {
 				stolen = 0
 			}
 			d := a.next(robs(stolen, network), steal)
 			if since++; d.changed {
-				if !d.isolate && since < 10 {
+				if d.role == bystander && since < 10 {
 					t.Fatalf("back after %d s", since)
 				}
 				since, changes = 0, changes+1
 			}
-			if stolen > steal && !d.isolate {
+			if stolen > steal && d.role == bystander {
 				t.Fatalf("robbed %.3f: %+v", stolen, d)
 			}
 		}

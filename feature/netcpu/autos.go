@@ -13,7 +13,8 @@ import (
 // Autos decides for the containers in the mode auto which mode is in force: it
 // observes them, and while one's packets rob others, isolates it. One that
 // cannot be isolated, as no veth leads to it, is charged instead, and so is one
-// that robs by what it sends: isolation is of what is received. It depends on
+// that robs by what it sends: isolation is of what is received. Those who lose
+// time to it are charged as well, which for them is a credit. It depends on
 // nothing but the readings that it is given, and is not safe for concurrent use.
 // The zero value knows no container.
 type Autos struct {
@@ -35,13 +36,13 @@ type AutoMode struct {
 	Since     time.Time
 }
 
-// Adopt takes over what was in force for a container before the first reading:
+// Adopt takes over that a container was isolated before the first reading:
 // it is enforced already, and goes back when its packets have been calm.
 func (a *Autos) Adopt(id container.ID, reason string, since time.Time) {
 	if a.of == nil {
 		a.of = make(map[container.ID]*watch)
 	}
-	a.of[id] = &watch{auto: auto{isolated: true, patience: calmFor, reason: reason}, since: since}
+	a.of[id] = &watch{auto: auto{role: receiver, patience: calmFor, reason: reason}, since: since}
 }
 
 // Next takes into account what happened since the last reading, and says what is
@@ -69,13 +70,13 @@ func (a *Autos) Next(r account.Reading, of []policy.Target, complete bool, name 
 			w.since = r.Taken
 		}
 		m := AutoMode{Container: c.ID, Mode: policy.NetCPUObserve, Reason: w.reason, Since: w.since}
-		if w.isolated {
-			m.Mode = enforcement(c, w.sends)
+		if w.role != bystander {
+			m.Mode = enforcement(c, w.role)
 		}
 		out = append(out, m)
 	}
 	for id, w := range a.of {
-		if !complete && w.isolated && next[id] == nil {
+		if !complete && w.role != bystander && next[id] == nil {
 			next[id] = w
 		}
 	}
@@ -83,10 +84,9 @@ func (a *Autos) Next(r account.Reading, of []policy.Target, complete bool, name 
 	return out
 }
 
-// enforcement is what can be done about a container's packets. sends says that it
-// is those that it sends.
-func enforcement(c container.Container, sends bool) policy.NetCPU {
-	if !sends && !c.HostNetwork && slices.ContainsFunc(c.Interfaces, ownNAPI) {
+// enforcement is what can be done about a container's packets.
+func enforcement(c container.Container, r role) policy.NetCPU {
+	if r == receiver && !c.HostNetwork && slices.ContainsFunc(c.Interfaces, ownNAPI) {
 		return policy.NetCPUIsolate
 	}
 	return policy.NetCPUCharge
@@ -160,6 +160,9 @@ func (d reading) evidence(id container.ID, name func(container.ID) string) evide
 	sum := make(map[string]time.Duration)
 	for _, t := range d.thefts {
 		if t.Culprit != id {
+			if t.Victim.Container == id && t.Victim.Kind == account.Task {
+				e.lost += t.CPU
+			}
 			continue
 		}
 		switch v := t.Victim; {

@@ -194,6 +194,66 @@ func TestAutosSender(t *testing.T) {
 	}
 }
 
+// One that was isolated as it received, and robs by what it sends now, is charged.
+func TestAutosTurnsSender(t *testing.T) {
+	r := readings{sends: map[container.ID]time.Duration{}}
+	var autos Autos
+	step := func(sent, received time.Duration) AutoMode {
+		r.sends[1] += sent
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0]
+	}
+	step(0, time.Minute)
+	was := step(0, 100*ms)
+	now := step(100*ms, 10*ms)
+	if was.Mode != policy.NetCPUIsolate || now.Mode != policy.NetCPUCharge || !now.Since.After(was.Since) {
+		t.Errorf("%+v, then %+v", was, now)
+	}
+}
+
+// Who goes on losing time to others is charged, which is a credit, until that has
+// ended; who loses it until the robber is isolated is left alone.
+func TestAutosRobbed(t *testing.T) {
+	const (
+		observe = policy.NetCPUObserve
+		charge  = policy.NetCPUCharge
+		isolate = policy.NetCPUIsolate
+	)
+	type phase struct {
+		seconds         int
+		stolen          time.Duration // in each
+		culprit, victim policy.NetCPU // at the end of each
+	}
+	for _, tt := range []struct {
+		name   string
+		sends  bool
+		phases []phase
+	}{
+		{"by one that receives", false, []phase{{2, 200 * ms, isolate, observe}, {1, 0, isolate, observe}, {2, 200 * ms, isolate, observe}}},
+		{"by one that sends", true, []phase{{2, 200 * ms, charge, observe}, {10, 200 * ms, charge, charge}, {9, 0, charge, charge}, {1, 0, observe, observe}}},
+		{"by many", true, []phase{{2, 6 * ms, observe, observe}, {1, 6 * ms, observe, charge}, {20, 3 * ms, observe, charge}, {9, 2 * ms, observe, charge}, {1, 2 * ms, observe, observe}}},
+		{"by next to nothing", true, []phase{{100, 5 * ms, observe, observe}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := readings{sends: map[container.ID]time.Duration{}}
+			var autos Autos
+			step := func(stolen time.Duration) []AutoMode {
+				if tt.sends {
+					r.sends[1] += stolen
+				}
+				return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): stolen}), targets(veths(1), veths(2)), true, boxName)
+			}
+			step(time.Minute)
+			for i, p := range tt.phases {
+				for second := range p.seconds {
+					if got := step(p.stolen); got[0].Mode != p.culprit || got[1].Mode != p.victim {
+						t.Fatalf("phase %d, second %d: %+v", i, second, got)
+					}
+				}
+			}
+		})
+	}
+}
+
 // What an earlier agent decided counts on, and ends as any other.
 func TestAutosAdopt(t *testing.T) {
 	var r readings
