@@ -95,6 +95,7 @@ type Ledger struct {
 	slack time.Duration // unused, and not to be hoarded: see book
 	net   float64       // as State.Net, in ns
 	own   float64       // what its own tasks ran in a period, in ns
+	lost  float64       // the part of that which was credited, in ns
 	state State
 }
 
@@ -150,6 +151,7 @@ func (l *Ledger) Step(c Counters) time.Duration {
 	a := 1 - math.Pow(1-gain, n) // so that the pace is the same at any length
 	l.net += a * (float64(d.credit-d.charge)/n - l.net)
 	l.own += a * (float64(d.ran)/n - l.own)
+	l.lost += a * (float64(d.credit)/n - l.lost)
 	return l.decide(d, n)
 }
 
@@ -218,7 +220,7 @@ func (l *Ledger) decide(d interval, n float64) time.Duration {
 	q := float64(l.limit.Quota)
 	want := q + l.pay(n)
 	if l.binding(d, n) {
-		want += l.net
+		want = grown(want+l.net-l.lost, l.lost, l.own)
 	}
 	want = min(max(want, float64(l.lowest())), ceil*q)
 	off := math.Abs(want - q)
@@ -229,6 +231,16 @@ func (l *Ledger) decide(d interval, n float64) time.Duration {
 		return l.now
 	}
 	return time.Duration(want).Round(time.Microsecond) // the kernel's unit
+}
+
+// grown is what a container has to run to have so much left for itself, where of
+// what it ran some was lost to others' packets: of what it is given for that as
+// large a part is lost again.
+func grown(left, lost, ran float64) float64 {
+	if lost <= 0 || ran <= 0 {
+		return left
+	}
+	return left / (1 - min(lost/ran, 1-1.0/ceil))
 }
 
 // correcting says whether the quota in force is on that side of the owner's. To

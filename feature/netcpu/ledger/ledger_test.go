@@ -214,6 +214,24 @@ func counters(n int, ran, charge, credit time.Duration, throttled int) Counters 
 	}
 }
 
+// Of the time that makes up for what was lost, as large a part is lost again.
+func TestCreditIsStolenFrom(t *testing.T) {
+	const quota, part = 10 * ms, 0.55
+	l := New(Limit{Quota: quota, Period: 100 * ms})
+	l.Step(counters(0, 0, 0, 0, 0))
+	var ran, lost time.Duration
+	now := quota
+	for period := 1; period <= 20; period++ {
+		own := now - time.Duration(part*float64(now))
+		if period > 6 && (own < quota*95/100 || own > quota*105/100) {
+			t.Errorf("period %d: %v left of %v", period, own, now)
+		}
+		ran, lost = ran+now, lost+now-own
+		now = l.Step(Counters{Taken: epoch.Add(time.Duration(period) * 100 * ms), Ran: ran, Credit: lost, Throttled: uint64(period)})
+		l.Wrote(now)
+	}
+}
+
 // One step after ten periods, with a quota of 50 ms.
 func TestStep(t *testing.T) {
 	for _, tt := range []struct {

@@ -54,6 +54,7 @@ type Weigher struct {
 	now    float64 // in force
 	net    float64 // the last interval's charge less credit, in CPUs
 	own    float64 // the last interval's own time, in CPUs
+	lost   float64 // the part of that which was credited
 	state  State
 }
 
@@ -71,7 +72,7 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 	w.state.Charged += d.charge
 	w.state.Credited += d.credit
 	length := float64(d.length)
-	w.own, w.net = float64(d.ran)/length, float64(d.charge-d.credit)/length
+	w.own, w.net, w.lost = float64(d.ran)/length, float64(d.charge-d.credit)/length, float64(d.credit)/length
 	target := 1.0
 	if entitled := max(share.Fair, w.own+w.net); share.Contended && entitled > 0 {
 		target = min(max(1-w.net/entitled, minFactor), maxFactor)
@@ -100,7 +101,8 @@ func (w *Weigher) catchUp(share Share) float64 {
 	if share.Held || w.net >= 0 || w.own < wants*share.Quota {
 		return 0 // it has what it wants, or all it may
 	}
-	return min(w.now*(share.Quota-w.net)/w.own, maxFactor)
+	due := grown(share.Quota-(w.net+w.lost), w.lost, w.own)
+	return min(w.now*due/w.own, maxFactor)
 }
 
 func (w *Weigher) wrote(factor float64) {
