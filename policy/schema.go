@@ -61,7 +61,7 @@ var schema = slices.Concat(
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
 			Built:   []string{AnyValue}, parse: parseNetCPUReserve},
 		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU; 3% if it is not set",
-			Meaning: "how much of a CPU the packets of a container in auto may take from others before it is isolated",
+			Meaning: "how much of a CPU the packets of a container in auto may take from others before it is isolated or charged",
 			Built:   []string{AnyValue}, parse: parseNetCPUSteal},
 		{Name: "latency", Feature: "latency", Form: "off, on", Default: "on",
 			Meaning: "histograms of the delay that this host adds to packets",

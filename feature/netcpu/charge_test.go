@@ -345,7 +345,8 @@ func TestChargeWeightBesideQuota(t *testing.T) {
 		r.rounds(30, 0, 20*ms)
 		r.free = false
 		r.rounds(30, 0, 20*ms)
-		if p.weighs != own || r.quota() < 55*ms {
+		// More would give nothing, less would only be missing in the next round.
+		if p.weighs > own*130/100 || r.quota() < 55*ms {
 			t.Errorf("weight %d of %d, quota %v: its quota is what holds it", p.weighs, own, r.quota())
 		}
 		r.free = true
