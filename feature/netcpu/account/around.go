@@ -1,8 +1,8 @@
 package account
 
 import (
-	"cmp"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"time"
@@ -15,11 +15,14 @@ const (
 	// moved to another host meanwhile.
 	aroundEvery = 10 * time.Minute
 
-	aroundTimers = 48                     // that it sets
-	aroundSet    = 30 * time.Microsecond  // after so long each
-	aroundWait   = 120 * time.Microsecond // and is looked for so long
-	aroundLeast  = aroundTimers / 4       // that have to be found
+	aroundTimers = 48                     // that are to be found,
+	aroundTries  = 4 * aroundTimers       // of so many that are set at most,
+	aroundSet    = 150 * time.Microsecond // after so long each; it is back from the call by then
+	aroundWait   = 2 * time.Millisecond   // and is looked for so long
+	aroundLeast  = aroundTimers / 4       // fewer tell nothing
 	aroundMost   = 100 * time.Microsecond // what is more was something else
+
+	notable = 3 // times the shortest is a gap in which something happened
 )
 
 // gap is the time in which a loop did not run, of CLOCK_MONOTONIC.
@@ -28,7 +31,7 @@ type gap struct{ from, to uint64 }
 // measureAround tells what a timer's interrupt takes beyond its handler, before and
 // after it: the processor and, mostly, the hypervisor. No event shows that to
 // programs, but a loop that reads the clock does not run meanwhile. It takes
-// some 8 ms of one CPU. 0 if too few interrupts were seen.
+// some 10 ms of one CPU. 0 if too few interrupts were seen.
 func (m *Meter) measureAround() (time.Duration, error) {
 	type result struct {
 		found []uint64
@@ -86,12 +89,12 @@ func (m *Meter) timersAround() ([]uint64, error) {
 	}
 	defer unix.Close(fd)
 	var found []uint64
-	for range aroundTimers {
+	for try := 0; try < aroundTries && len(found) < aroundTimers; try++ {
 		once := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(aroundSet))}
 		if err := unix.TimerfdSettime(fd, 0, &once, nil); err != nil {
 			return nil, fmt.Errorf("set timerfd: %w", err)
 		}
-		gaps, usual, err := watchClock(aroundWait)
+		gaps, usual, err := watchClock()
 		if err != nil {
 			return nil, err
 		}
@@ -102,7 +105,7 @@ func (m *Meter) timersAround() ([]uint64, error) {
 		irq, end := states[cpu].Irq, states[cpu].IrqEnd
 		for _, g := range gaps {
 			if g.from <= irq && irq < end && end <= g.to {
-				found = append(found, g.to-g.from-(end-irq)-min(usual, g.to-g.from-(end-irq)))
+				found = append(found, max(g.to-g.from-(end-irq), usual)-usual)
 			}
 		}
 	}
@@ -126,26 +129,36 @@ func stay() (cpu int, err error) {
 	return cpu, nil
 }
 
-// watchClock reads the clock for so long, and gives the longest gaps between two
-// readings, and what is usual.
-func watchClock(long time.Duration) (gaps []gap, usual uint64, err error) {
-	var read [4096]uint64
-	n := 0
-	for n < len(read) && (n == 0 || read[n-1]-read[0] < uint64(long)) {
-		var ts unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-			return nil, 0, fmt.Errorf("read the clock: %w", err)
+// watchClock reads the clock until the timer should have come and something has
+// happened. It gives the notable gaps between two readings, and the shortest.
+func watchClock() (gaps []gap, usual uint64, err error) {
+	begin, err := clock()
+	if err != nil {
+		return nil, 0, err
+	}
+	usual = math.MaxUint64
+	for last := begin; last-begin < uint64(aroundWait); {
+		now, err := clock()
+		if err != nil {
+			return nil, 0, err
 		}
-		read[n] = uint64(ts.Nano())
-		n++
+		usual = min(usual, now-last)
+		if (now-last)/notable > usual {
+			gaps = append(gaps, gap{last, now})
+			if now-begin > uint64(aroundSet) {
+				break
+			}
+		}
+		last = now
 	}
-	for i := 1; i < n; i++ {
-		gaps = append(gaps, gap{read[i-1], read[i]})
+	return gaps, usual, nil
+}
+
+// clock is what programs have as bpf_ktime_get_ns.
+func clock() (uint64, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
 	}
-	if len(gaps) == 0 {
-		return nil, 0, nil
-	}
-	slices.SortFunc(gaps, func(a, b gap) int { return cmp.Compare(a.to-a.from, b.to-b.from) })
-	half := gaps[len(gaps)/2]
-	return gaps, half.to - half.from, nil
+	return uint64(ts.Nano()), nil
 }
