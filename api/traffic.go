@@ -21,14 +21,14 @@ type Traffic struct {
 // TrafficMeasured is the time over which the delays of packets were measured.
 type TrafficMeasured struct {
 	Seconds float64 `json:"seconds" doc:"for so long before taken"`
-	Missed  uint64  `json:"missed_packets" doc:"packets that were not measured, as too many waited"`
+	Missed  uint64  `json:"missed_packets" doc:"packets that were not measured, as too many waited, or left at once"`
 	Error   string  `json:"error,omitempty" doc:"why no delay could be measured"`
 }
 
 // TrafficDelay is how long packets waited in the qdisc, from being enqueued to
 // being given to the device.
 type TrafficDelay struct {
-	Packets uint64  `json:"packets" doc:"packets that were sent; within the time, if one was given, else since the class was made; a super-packet is one"`
+	Packets uint64  `json:"packets" doc:"packets that were sent; enqueued and sent within the time, if one was given, else since delays are measured for the class; a super-packet is one"`
 	P50     float64 `json:"p50_seconds" doc:"half of them did not wait longer; to within 1/16 of its value, as the others"`
 	P99     float64 `json:"p99_seconds" doc:"99 % of them did not wait longer"`
 	P999    float64 `json:"p999_seconds" doc:"99.9 % of them did not wait longer"`

@@ -93,7 +93,7 @@ func TestDelays(t *testing.T) {
 		return delay.Class{NetNS: h.open(h.ns).Inode(), Index: h.nic0, Minor: minor}
 	}
 	own, other := nic(uint16(h.slots.Lookup(slot.Of(c)))), nic(uint16(h.slots.Lookup(slot.Of(q))))
-	m, err := delay.Open([]delay.Class{own, other, nic(qdisc.MinorDefault)})
+	m, err := delay.Open(own.NetNS, []delay.Class{own, other, nic(qdisc.MinorDefault)})
 	must(t, err)
 	took := h.burst(box, n)
 	got, err := m.Read(own)

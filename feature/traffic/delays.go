@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -42,7 +43,7 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 	var m Measured
 	var meter *delay.Meter // of our own
 	if len(classes) > 0 && len(was) == 0 {
-		if meter, m.Err = delay.Open(classes); m.Err == nil {
+		if meter, m.Err = delay.Open(f.host.Inode(), classes); m.Err == nil {
 			defer meter.Close()
 		}
 	}
@@ -93,11 +94,13 @@ func (f *Traffic) follow() {
 	case len(classes) == 0:
 		err = f.unfollow()
 	case f.meter == nil:
-		f.meter, err = delay.Open(classes)
+		f.meter, err = delay.Open(f.host.Inode(), classes)
 	default:
 		err = f.meter.Follow(classes)
 	}
-	if err != nil {
+	was := f.unmeasured
+	f.unmeasured = fmt.Sprint(err)
+	if err != nil && f.unmeasured != was {
 		f.cfg.Log.Error("delays are not measured, or not of all", "err", err)
 	}
 }
@@ -171,7 +174,7 @@ const (
 )
 
 func histogram(h *delay.Histogram) *feature.Histogram {
-	to := &feature.Histogram{Count: h.Packets(), Sum: h.Sum().Seconds()}
+	to := &feature.Histogram{Count: h.Packets(), Sum: h.Seconds()}
 	for exp := firstBound; exp <= lastBound; exp++ {
 		to.Buckets = append(to.Buckets, feature.Bucket{Bound: time.Duration(1 << exp).Seconds(), Count: h.Below(exp)})
 	}

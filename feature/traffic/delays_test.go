@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/bench/load"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -108,6 +110,7 @@ func TestDelaysAlways(t *testing.T) {
 		m, err := h.traffic.Measure(t.Context(), 3*time.Second)
 		answers <- answer{m, err}
 	}()
+	time.Sleep(500 * time.Millisecond) // it looks at what there is first
 	took := h.burst(box, n)
 	metersAre(t, before+1, "somebody asks as well")
 	asked := <-answers
@@ -147,8 +150,8 @@ func TestDelaysAlways(t *testing.T) {
 	if i < 0 || asked.Rows[i].Delays == nil {
 		t.Fatalf("no delays: %+v", asked.Rows)
 	}
-	if got := asked.Rows[i].Delays; got.Packets() < n*9/10 || got.Packets() > n+5 || got.Sum().Seconds() > is.Sum-was.Sum+0.001 {
-		t.Errorf("who asks is told of %d packets, %v", got.Packets(), got.Sum())
+	if got := asked.Rows[i].Delays; got.Packets() < n*9/10 || got.Packets() > n+5 || got.Seconds() > is.Sum-was.Sum+0.001 {
+		t.Errorf("who asks is told of %d packets, %v", got.Packets(), got.Seconds())
 	}
 
 	// It ends with the class, and with the last of them.
@@ -167,6 +170,70 @@ func TestDelaysAlways(t *testing.T) {
 	metersAre(t, before+1, "one is shaped again")
 	must(t, h.traffic.Close())
 	metersAre(t, before, "closed")
+}
+
+// stamps is how many packets have a stamp, or had one when they were lost.
+func stamps(t testing.TB) (n int) {
+	t.Helper()
+	for id := ebpf.MapID(0); ; {
+		next, err := ebpf.MapGetNextID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			return n
+		}
+		must(t, err)
+		id = next
+		m, err := ebpf.NewMapFromID(id)
+		if errors.Is(err, os.ErrNotExist) { // it has just gone
+			continue
+		}
+		must(t, err)
+		if info, err := m.Info(); err == nil && info.Name == "fl_queued" {
+			var index uint32
+			var row [16]uint64 // eight packets, and when each came
+			for it := m.Iterate(); it.Next(&index, &row); {
+				for _, skb := range row[:8] {
+					if skb != 0 {
+						n++
+					}
+				}
+			}
+		}
+		must(t, m.Close())
+	}
+}
+
+// TestDelaysForged has a container give a qdisc of its own our handle, and keep
+// packets in it: they take nobody's place among those that are measured.
+func TestDelaysForged(t *testing.T) {
+	h := newHost(t, gbit)
+	h.delays = true
+	h.bridge()
+	bad, liar := h.add("one", "10.66.0.2/24", h.ns)
+	h.listen()
+	h.start()
+	must(t, h.apply(liar, policy.Net{Weight: 1}))
+	h.send(bad, "10.66.0.1:9000") // so that addresses are resolved
+	h.netlink(bad, func(n *netlink.Handle) error {
+		l, err := n.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		at := func(handle, parent uint32) netlink.QdiscAttrs {
+			return netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: handle, Parent: parent}
+		}
+		root := netlink.NewHtb(at(qdisc.Handle, netlink.HANDLE_ROOT))
+		root.Defcls = 1
+		if err := n.QdiscReplace(root); err != nil {
+			return err
+		}
+		return n.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: l.Attrs().Index, Handle: qdisc.Handle | 1, Parent: qdisc.Handle},
+			netlink.HtbClassAttrs{Rate: 8000, Ceil: 8000, Buffer: 1600, Cbuffer: 1600}))
+	})
+	before := stamps(t)
+	h.send(bad, "10.66.0.1:9000")
+	if after := stamps(t); after > before+5 {
+		t.Errorf("%d stamps, %d before its packets", after, before)
+	}
 }
 
 // BenchmarkDelays gives what it costs to measure delays, off and on in turns: how
@@ -202,7 +269,7 @@ func BenchmarkDelays(b *testing.B) {
 			var m *delay.Meter
 			if on == 1 {
 				var err error
-				m, err = delay.Open([]delay.Class{own})
+				m, err = delay.Open(own.NetNS, []delay.Class{own})
 				must(b, err)
 			}
 			w := during(small, small)
@@ -222,7 +289,7 @@ func BenchmarkDelays(b *testing.B) {
 		b.ReportMetric(median(rates[on]), name+"-Gbit/s")
 		b.ReportMetric(median(pings[on]), name+"-ping-us")
 	}
-	m, err := delay.Open([]delay.Class{own})
+	m, err := delay.Open(own.NetNS, []delay.Class{own})
 	must(b, err)
 	defer m.Close()
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)

@@ -75,16 +75,17 @@ type Traffic struct {
 
 	measuring chan struct{} // holds one for each Measure
 
-	mu       sync.Mutex
-	host     *netdev.NS // nil once closed, or where nothing works
-	programs *programs
-	tenants  map[slot.Tenant]*tenant
-	member   map[container.ID]*tenant
-	uplinks  map[int]*uplink
-	sharing  bool                  // what uplinks receive is led through IFBs
-	watches  map[uint64]*watch     // of namespaces with IFBs
-	macvlans map[container.ID]bool // containers whose packets no veth brings
-	meter    *delay.Meter          // nil while delays are measured for no longer than Measure takes
+	mu         sync.Mutex
+	host       *netdev.NS // nil once closed, or where nothing works
+	programs   *programs
+	tenants    map[slot.Tenant]*tenant
+	member     map[container.ID]*tenant
+	uplinks    map[int]*uplink
+	sharing    bool                  // what uplinks receive is led through IFBs
+	watches    map[uint64]*watch     // of namespaces with IFBs
+	macvlans   map[container.ID]bool // containers whose packets no veth brings
+	meter      *delay.Meter          // nil while delays are measured for no longer than Measure takes
+	unmeasured string                // why they are not, or not of all, at the last look
 }
 
 // New finds out what the host can do. It changes nothing.

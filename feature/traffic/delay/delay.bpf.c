@@ -8,15 +8,20 @@
  *
  * Hooks, and cost per event (tp_btf):
  *   qdisc_enqueue   each packet at each root qdisc of the host: a comparison; at
- *                   one of ours a clock and two lines of an array
+ *                   one of ours a clock and two lines of an array, and beyond the
+ *                   host's network namespace a look-up
  *   qdisc_dequeue   the same; at one of ours, for each packet of a batch, the two
  *                   lines again, and one or two look-ups of its class
  *
  * They are attached only while somebody measures. Readers of the maps: package
  * delay. Where no stamp of a row of fl_queued is free the packet has none, which
- * fl_missed counts; one that was enqueued before has none either, and is not
- * counted. A packet that is dropped after it was enqueued leaves its stamp
- * behind, until it is too old, or its address is another's.
+ * fl_missed counts, as it does what of a batch is beyond MAX_BATCH; one that was
+ * enqueued before has none either, and is not counted. A packet that is dropped
+ * after it was enqueued leaves its stamp behind, until it is too old, or its
+ * address is another's.
+ *
+ * Who may make qdiscs in a namespace of its own may give one our handle: packets
+ * have stamps only where a class of the device is measured.
  */
 
 #include "kernel.h"
@@ -34,8 +39,11 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 #define MAX_BATCH 64
 
-/* Packets for which there was no place in fl_queued. */
+/* Packets for which there was no place in fl_queued, or that were too many at once. */
 __u64 fl_missed;
+
+/* The host's network namespace, in which nobody but root makes qdiscs. */
+const volatile __u32 fl_host;
 
 /*
  * When packets were enqueued. A hash of our own, as one of the kernel's takes 0.1 us
@@ -108,8 +116,17 @@ static __always_inline struct stamps *row(__u64 key)
 	return bpf_map_lookup_elem(&fl_queued, &index);
 }
 
-/* When a packet was enqueued, 0 if that is not known; it is forgotten by this. Global as fl_bucket. */
-__noinline __u64 fl_take(__u64 key)
+/* Of what lies between two times of a clock, which CPUs read one after the other. */
+static __always_inline int dead(__u64 since, __u64 now)
+{
+	return (__s64)(now - since) >= 1LL << TOP_BITS;
+}
+
+/*
+ * When a packet was enqueued, 0 if that is not known, or so long ago that it was
+ * another packet of this address; it is forgotten by this. Global as fl_bucket.
+ */
+__noinline __u64 fl_take(__u64 key, __u64 now)
 {
 	struct stamps *r = row(key);
 	__u64 since;
@@ -121,7 +138,7 @@ __noinline __u64 fl_take(__u64 key)
 			continue;
 		since = r->since[i];
 		r->skb[i] = 0;
-		return since;
+		return dead(since, now) || since > now ? 0 : since;
 	}
 	return 0; /* from before, missed, or given back by the device */
 }
@@ -155,13 +172,26 @@ static __always_inline __u64 address(struct sk_buff *skb)
 	return n;
 }
 
+/* Whether classes of a device are measured; each that has some has its DEFAULT. */
+static __always_inline int measured(const struct netdev_queue *txq)
+{
+	struct class c = { .minor = DEFAULT };
+
+	c.netns = txq->dev->nd_net.net->ns.inum;
+	if (c.netns == fl_host)
+		return 1; /* the handle says it */
+	c.ifindex = txq->dev->ifindex;
+	return bpf_map_lookup_elem(&fl_delays, &c) != 0;
+}
+
 SEC("tp_btf/qdisc_enqueue")
 int BPF_PROG(fl_enqueue, struct Qdisc *q, const struct netdev_queue *txq, struct sk_buff *skb)
 {
+	__u32 free = ROW;
 	struct stamps *r;
 	__u64 now, key;
 
-	if (q->handle != HANDLE)
+	if (q->handle != HANDLE || !measured(txq))
 		return 0; /* not one of ours */
 	key = address(skb);
 	r = row(key);
@@ -171,14 +201,17 @@ int BPF_PROG(fl_enqueue, struct Qdisc *q, const struct netdev_queue *txq, struct
 	for (int i = 0; i < ROW; i++) {
 		__u64 other = r->skb[i];
 
-		/* Free, or of one that never left by way of fl_dequeue. */
-		if (other && other != key && now - r->since[i] < 1ULL << TOP_BITS)
-			continue;
-		r->since[i] = now;
-		r->skb[i] = key;
+		if (other == key)
+			r->skb[i] = other = 0; /* of one that never left by way of fl_dequeue */
+		if (free == ROW && (!other || dead(r->since[i], now)))
+			free = i;
+	}
+	if (free >= ROW) {
+		__sync_fetch_and_add(&fl_missed, 1);
 		return 0;
 	}
-	__sync_fetch_and_add(&fl_missed, 1);
+	r->since[free] = now;
+	r->skb[free] = key;
 	return 0;
 }
 
@@ -195,9 +228,11 @@ int BPF_PROG(fl_dequeue, struct Qdisc *q, const struct netdev_queue *txq, int pa
 	c.netns = txq->dev->nd_net.net->ns.inum;
 	c.ifindex = txq->dev->ifindex;
 	for (int i = 0; i < MAX_BATCH && i < packets && skb; i++, skb = skb->next) {
-		since = fl_take(address(skb));
+		since = fl_take(address(skb), now);
 		if (since)
 			count(&c, skb->priority, now - since);
 	}
+	if (packets > MAX_BATCH)
+		__sync_fetch_and_add(&fl_missed, packets - MAX_BATCH);
 	return 0;
 }

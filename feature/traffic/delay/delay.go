@@ -35,11 +35,11 @@ type Meter struct {
 	followed map[Class]bool
 }
 
-// Open begins to measure the given classes, as Follow does. What already waits
-// is not measured. The kernel must have the tracepoint qdisc_enqueue (5.15) and
+// Open begins to measure the given classes, as Follow does. host is the inode of
+// the host's network namespace. What already waits is not measured. The kernel must have the tracepoint qdisc_enqueue (5.15) and
 // BTF; without, the error says which of it is missing. The caller closes the
 // Meter.
-func Open(classes []Class) (_ *Meter, err error) {
+func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	m := &Meter{followed: make(map[Class]bool)}
 	defer func() {
 		if err != nil {
@@ -49,7 +49,14 @@ func Open(classes []Class) (_ *Meter, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
 	}
-	if err := loadDelayObjects(&m.objs, nil); err != nil {
+	spec, err := loadDelay()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables["fl_host"].Set(uint32(host)); err != nil {
+		return nil, err
+	}
+	if err := spec.LoadAndAssign(&m.objs, nil); err != nil {
 		return nil, err
 	}
 	if err := m.Follow(classes); err != nil {
@@ -68,7 +75,7 @@ func Open(classes []Class) (_ *Meter, err error) {
 
 // Supported says why delays cannot be measured on this kernel; nil: they can.
 func Supported() error {
-	m, err := Open(nil)
+	m, err := Open(0, nil)
 	if err != nil {
 		return err
 	}
@@ -77,29 +84,35 @@ func Supported() error {
 
 // Follow measures the given classes from now on, and no others. Those that were
 // measured go on; the others begin at nothing. Packets of a class that is not
-// among them count as of the device's qdisc.MinorDefault, if that is.
+// among them count as of the device's qdisc.MinorDefault, without which none of
+// the device's are measured. An error is of some classes, and the rest is done.
 func (m *Meter) Follow(classes []Class) error {
+	var errs []error
 	wanted := make(map[Class]bool, len(classes))
 	for _, c := range classes {
 		wanted[c] = true
-		if m.followed[c] {
-			continue
-		}
-		if err := m.objs.FlDelays.Put(c.key(), new(delayDelays)); err != nil {
-			return fmt.Errorf("measure delays of class %04x at device %d: %w", c.Minor, c.Index, err)
-		}
-		m.followed[c] = true
 	}
-	for c := range m.followed {
+	for c := range m.followed { // first, as there may be no place for the others
 		if wanted[c] {
 			continue
 		}
 		if err := m.objs.FlDelays.Delete(c.key()); err != nil {
-			return fmt.Errorf("end to measure delays of class %04x at device %d: %w", c.Minor, c.Index, err)
+			errs = append(errs, fmt.Errorf("end to measure delays of class %04x at device %d: %w", c.Minor, c.Index, err))
+			continue
 		}
 		delete(m.followed, c)
 	}
-	return nil
+	for _, c := range classes {
+		if m.followed[c] {
+			continue
+		}
+		if err := m.objs.FlDelays.Put(c.key(), new(delayDelays)); err != nil {
+			errs = append(errs, fmt.Errorf("measure delays of class %04x at device %d: %w", c.Minor, c.Index, err))
+			continue
+		}
+		m.followed[c] = true
+	}
+	return errors.Join(errs...)
 }
 
 // Read gives the delays of one of the classes up to now; nil of one that is not
@@ -115,8 +128,8 @@ func (m *Meter) Read(c Class) (*Histogram, error) {
 	return &Histogram{sum: d.Sum, count: d.Count}, nil
 }
 
-// Missed says how many packets were not measured as too many waited: some of
-// 10,000, most of more than 65,536.
+// Missed says how many packets were not measured as too many waited (some of
+// 10,000, most of more than 65,536), or left in one batch (more than 64).
 func (m *Meter) Missed() (n uint64, err error) {
 	if err := m.objs.FlMissed.Get(&n); err != nil {
 		return 0, fmt.Errorf("read delays at qdiscs: %w", err)

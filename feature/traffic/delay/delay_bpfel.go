@@ -34,6 +34,7 @@ const (
 	delayMapFlQueued   = "fl_queued"
 	delayProgFlDequeue = "fl_dequeue"
 	delayProgFlEnqueue = "fl_enqueue"
+	delayVarFlHost     = "fl_host"
 	delayVarFlMissed   = "fl_missed"
 )
 
@@ -95,6 +96,7 @@ type delayMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type delayVariableSpecs struct {
+	FlHost   *ebpf.VariableSpec `ebpf:"fl_host"`
 	FlMissed *ebpf.VariableSpec `ebpf:"fl_missed"`
 }
 
@@ -133,6 +135,7 @@ func (m *delayMaps) Close() error {
 //
 // It can be passed to loadDelayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type delayVariables struct {
+	FlHost   *ebpf.Variable `ebpf:"fl_host"`
 	FlMissed *ebpf.Variable `ebpf:"fl_missed"`
 }
 

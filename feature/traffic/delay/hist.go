@@ -25,8 +25,9 @@ func (h *Histogram) Packets() (n uint64) {
 	return n
 }
 
-// Sum is how long all of them waited together.
-func (h *Histogram) Sum() time.Duration { return time.Duration(h.sum) }
+// Seconds is how long all of them waited together. (A time.Duration is soon full:
+// a thousand that wait all the time are 107 days of it.)
+func (h *Histogram) Seconds() float64 { return float64(h.sum) / float64(time.Second) }
 
 // Below is how many waited for less than 2^exp ns. exp is from 3 to 36.
 func (h *Histogram) Below(exp int) (n uint64) {

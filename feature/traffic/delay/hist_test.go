@@ -57,8 +57,8 @@ func TestSince(t *testing.T) {
 	before.sum, before.count[4], before.count[9] = 400, 10, 1
 	after.sum, after.count[4], after.count[9], after.count[20] = 1000, 12, 1, 5
 	d := after.Since(&before)
-	if d.Packets() != 7 || d.Sum() != 600 || d.count[4] != 2 || d.count[9] != 0 || d.count[20] != 5 {
-		t.Errorf("%d packets, %v: %v", d.Packets(), d.Sum(), d.count)
+	if d.Packets() != 7 || d.Seconds() != 600e-9 || d.count[4] != 2 || d.count[9] != 0 || d.count[20] != 5 {
+		t.Errorf("%d packets, %v: %v", d.Packets(), d.Seconds(), d.count)
 	}
 	if d := before.Since(&after); *d != before {
 		t.Errorf("it has begun anew, and %v came", d.count)
