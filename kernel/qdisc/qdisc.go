@@ -89,7 +89,8 @@ const (
 // A class that waits has saved up what its ceil allows in a burst, as time
 // (net/sched/sch_htb.c, htb_accnt_ctokens). When its ceil is lowered it would
 // spend that on top of the new one. So its CBurst is two frames for tightTime,
-// and HTB cuts what is saved with the next packet.
+// and HTB cuts what is saved with the next packet. Where none leaves the class
+// within that, as others have their turn, it keeps its savings.
 const (
 	tightBurst = 2 * 1514
 	tightTime  = 3 * time.Millisecond
