@@ -98,12 +98,16 @@ func enforced(accounts []api.NetCPUAccount, samples []feature.Sample) {
 		}
 		return x.Ledger
 	}
+	of := make(map[container.ID]*api.NetCPUAccount, len(accounts))
+	for i := range accounts {
+		of[accounts[i].Container] = &accounts[i]
+	}
 	for _, s := range samples {
-		i := slices.IndexFunc(accounts, func(x api.NetCPUAccount) bool { return x.Container == s.Container })
-		if i < 0 {
+		x := of[s.Container]
+		if x == nil {
 			continue
 		}
-		switch x := &accounts[i]; s.Name {
+		switch s.Name {
 		case "netcpu_early_dropped_packets_total", "netcpu_quota_dropped_packets_total":
 			x.Dropped = max(x.Dropped, uint64(s.Value)) // the first has the second in it
 		case "netcpu_balance_seconds":
