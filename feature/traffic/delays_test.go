@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -218,16 +217,7 @@ func TestDelaysForged(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		at := func(handle, parent uint32) netlink.QdiscAttrs {
-			return netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: handle, Parent: parent}
-		}
-		root := netlink.NewHtb(at(qdisc.Handle, netlink.HANDLE_ROOT))
-		root.Defcls = 1
-		if err := n.QdiscReplace(root); err != nil {
-			return err
-		}
-		return n.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: l.Attrs().Index, Handle: qdisc.Handle | 1, Parent: qdisc.Handle},
-			netlink.HtbClassAttrs{Rate: 8000, Ceil: 8000, Buffer: 1600, Cbuffer: 1600}))
+		return forgeRoot(n, l, 8000)
 	})
 	before := stamps(t)
 	h.send(bad, "10.66.0.1:9000")

@@ -44,18 +44,7 @@ func TestHostile(t *testing.T) {
 	}{
 		{"nothing yet", func() {}},
 		{"our qdisc on its own device", func() {
-			eth0(func(n *netlink.Handle, l netlink.Link) error {
-				at := func(handle, parent uint32) netlink.QdiscAttrs {
-					return netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: handle, Parent: parent}
-				}
-				root := netlink.NewHtb(at(qdisc.Handle, netlink.HANDLE_ROOT))
-				root.Defcls = 1
-				if err := n.QdiscReplace(root); err != nil {
-					return err
-				}
-				return n.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: l.Attrs().Index, Handle: qdisc.Handle | 1, Parent: qdisc.Handle},
-					netlink.HtbClassAttrs{Rate: gbit, Ceil: gbit, Buffer: 1 << 20, Cbuffer: 1 << 20}))
-			})
+			eth0(func(n *netlink.Handle, l netlink.Link) error { return forgeRoot(n, l, gbit) })
 		}},
 		{"another queue length, and super-packets", func() {
 			eth0(func(n *netlink.Handle, l netlink.Link) error {
@@ -133,4 +122,19 @@ func (h *host) leads() bool {
 	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), h.journal)
 	must(h.t, err)
 	return !hooks.Filters()
+}
+
+// forgeRoot puts a root qdisc with our handle at a device, with one class of a rate.
+func forgeRoot(n *netlink.Handle, l netlink.Link, rate uint64) error {
+	at := func(handle, parent uint32) netlink.QdiscAttrs {
+		return netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: handle, Parent: parent}
+	}
+	burst := uint32(rate/1000) + 1600
+	root := netlink.NewHtb(at(qdisc.Handle, netlink.HANDLE_ROOT))
+	root.Defcls = 1
+	if err := n.QdiscReplace(root); err != nil {
+		return err
+	}
+	return n.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: l.Attrs().Index, Handle: qdisc.Handle | 1, Parent: qdisc.Handle},
+		netlink.HtbClassAttrs{Rate: rate, Ceil: rate, Buffer: burst, Cbuffer: burst}))
 }
