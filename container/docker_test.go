@@ -266,7 +266,7 @@ func testLatency(t *testing.T, d *testkit.Docker, s *Set) {
 		slices.Sort(list)
 		t.Logf("%s: median %v, worst of %d %v", what, list[n/2], n, list[n-1])
 	}
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(90 * time.Second)
 	for {
 		dead := deadPidfds(t)
 		if dead == 0 {

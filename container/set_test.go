@@ -71,7 +71,7 @@ func runSet(t *testing.T, cfg Config, sources ...Source) *Set {
 // await waits until the Snapshot satisfies ok, and returns it.
 func await(t *testing.T, s *Set, what string, ok func(Snapshot) bool) Snapshot {
 	t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(90 * time.Second)
 	for {
 		changed := s.Changed()
 		snap := s.Snapshot()
@@ -81,7 +81,7 @@ func await(t *testing.T, s *Set, what string, ok func(Snapshot) bool) Snapshot {
 		select {
 		case <-changed:
 		case <-timeout:
-			t.Fatalf("%s: not within 20 s; sources %+v, containers %+v", what, snap.Sources, snap.Containers)
+			t.Fatalf("%s: not within 90 s; sources %+v, containers %+v", what, snap.Sources, snap.Containers)
 		}
 	}
 }
@@ -355,7 +355,7 @@ func TestSetLeavesNothing(t *testing.T) {
 	})
 	await(t, s, "the end of all", func(snap Snapshot) bool { return len(snap.Containers) == 0 })
 	src.report()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(90 * time.Second)
 	for {
 		after := openFiles(t)
 		if len(after) <= len(before) {

@@ -216,7 +216,7 @@ func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
 	})
 	return func(what string, cond func() bool) {
 		t.Helper()
-		deadline := time.After(20 * time.Second)
+		deadline := time.After(90 * time.Second)
 		for !cond() {
 			select {
 			case <-changed:

@@ -325,7 +325,7 @@ func TestSource(t *testing.T) {
 	})
 	expect := func(want ...container.Record) {
 		t.Helper()
-		timeout := time.After(20 * time.Second)
+		timeout := time.After(90 * time.Second)
 		for {
 			select {
 			case r := <-reports:

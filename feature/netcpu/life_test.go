@@ -189,7 +189,7 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 		h.start(h.box, "burn")
 	}
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(90 * time.Second)
 	for {
 		samples := make(map[string]float64)
 		for _, s := range h.netcpu.Snapshot().Samples {
@@ -199,7 +199,7 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after 30 s of flood: %v, %d received", samples, board.Read().Since(load.Reading{}).Ops)
+			t.Fatalf("after 90 s of flood: %v, %d received", samples, board.Read().Since(load.Reading{}).Ops)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -222,7 +222,7 @@ func TestFloodBeyondQuota(t *testing.T) {
 		must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: 100 * time.Millisecond}))
 		h.apply(h.container, policy.NetCPUIsolate)
 		dropped, began := h.beyond(), board.Read()
-		for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if h.beyond() > dropped && board.Read().Since(began).Ops > 0 {
 				return
 			}
@@ -252,7 +252,7 @@ func (h *host) start(b *sandbox.Box, args ...string) *load.Board {
 	p, err := b.Start(cmd)
 	must(h.t, err)
 	h.t.Cleanup(func() { p.Kill(); <-p.Done(); board.Close() })
-	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(h.t.Context(), 90*time.Second)
 	defer cancel()
 	must(h.t, board.Await(ctx, p.Done()))
 	return board
@@ -319,7 +319,7 @@ func TestShapeFollowsTraffic(t *testing.T) {
 
 func (h *host) until(what, tso string) {
 	h.t.Helper()
-	for end := time.Now().Add(40 * time.Second); h.state()["h0 tso"] != tso; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(90 * time.Second); h.state()["h0 tso"] != tso; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			h.t.Fatalf("%s: tso of h0 is still %q", what, h.state()["h0 tso"])
 		}
@@ -377,7 +377,7 @@ func (h *host) needNAPIs() {
 func (h *host) untilThreads(what string, want ...string) {
 	h.t.Helper()
 	slices.Sort(want)
-	for end := time.Now().Add(40 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		got := h.threads()["nic0"]
 		slices.Sort(got)
 		if slices.Equal(got, want) {

@@ -76,7 +76,7 @@ func (h *host) windows(w way, begin func(), n int) []float64 {
 	was := h.count(w)
 	begin()
 	now := was
-	for end := time.Now().Add(30 * time.Second); now.bytes == was.bytes; now = h.count(w) {
+	for end := time.Now().Add(90 * time.Second); now.bytes == was.bytes; now = h.count(w) {
 		if time.Now().After(end) {
 			h.t.Fatal("nothing is sent to the receiver")
 		}

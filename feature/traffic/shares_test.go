@@ -31,7 +31,7 @@ func (h *host) run(box *sandbox.Box, args ...string) *load.Board {
 	p, err := box.Start(cmd)
 	must(h.t, err)
 	h.t.Cleanup(func() { p.Kill(); p.Wait(); board.Close() })
-	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(h.t.Context(), 90*time.Second)
 	defer cancel()
 	must(h.t, board.Await(ctx, p.Done()))
 	return board

@@ -51,8 +51,8 @@ func (l listener) heard(t *testing.T, minors ...uint16) (out []qdisc.Ceiling) {
 }
 
 // crowd gives classes of which the last, of the given minor, has 1000 packets
-// to send, of which the top lets through one in 0.3 ms, and has saved up 400 ms
-// of its ceil.
+// to send, of which the top lets through one in 1.1 ms, and has saved up 400 ms
+// of its ceil. A second is long enough for a slow machine to look at them.
 func (w *wire) crowd(d *qdisc.Device, minor uint16) []qdisc.Class {
 	w.t.Helper()
 	classes := []qdisc.Class{class(qdisc.MinorTop, 4*mbit), class(qdisc.MinorDefault, mbit), class(minor, mbit)}
@@ -62,8 +62,8 @@ func (w *wire) crowd(d *qdisc.Device, minor uint16) []qdisc.Class {
 	_, err := d.Bring(qdisc.KindHTB, classes)
 	must(w.t, err)
 	w.send(0, 1) // so that the address is resolved
-	for range 5 {
-		w.send(qdisc.Handle|uint32(minor), 200)
+	for range 10 {
+		w.sendSized(qdisc.Handle|uint32(minor), 100, 500) // what one socket has room for
 	}
 	return classes
 }

@@ -183,7 +183,10 @@ func TestBringHFSC(t *testing.T) {
 }
 
 // send sends packets with a priority, from a socket in the near namespace.
-func (w *wire) send(priority uint32, n int) {
+func (w *wire) send(priority uint32, n int) { w.sendSized(priority, n, 100) }
+
+// sendSized does so with packets of so many bytes of payload.
+func (w *wire) sendSized(priority uint32, n, size int) {
 	w.t.Helper()
 	must(w.t, w.near.Do(func() error {
 		c, err := net.DialUDP("udp", nil, w.address)
@@ -202,7 +205,7 @@ func (w *wire) send(priority uint32, n int) {
 		}
 		for sent := 0; sent < n; {
 			// What comes back is told by the next call, which sends nothing.
-			if _, err := c.Write(make([]byte, 100)); err == nil {
+			if _, err := c.Write(make([]byte, size)); err == nil {
 				sent++
 			} else if !errors.Is(err, syscall.ECONNREFUSED) {
 				return err

@@ -120,18 +120,27 @@ func runCommand(t *testing.T, cmd *exec.Cmd) output {
 // printed contains all of the words.
 func mustSay(t *testing.T, o output, status int, words ...string) {
 	t.Helper()
-	if o.status != status {
-		t.Errorf("%v\nwant exit status %d", o, status)
-	}
-	for _, w := range words {
-		if !strings.Contains(o.out+o.err, w) {
-			t.Errorf("%v\nwant it to say %q", o, w)
-		}
+	if err := says(o, status, words...); err != nil {
+		t.Error(err)
 	}
 }
 
+// says gives an error if a command did not end with the status or what it
+// printed lacks one of the words.
+func says(o output, status int, words ...string) error {
+	if o.status != status {
+		return fmt.Errorf("%v\nwant exit status %d", o, status)
+	}
+	for _, w := range words {
+		if !strings.Contains(o.out+o.err, w) {
+			return fmt.Errorf("%v\nwant it to say %q", o, w)
+		}
+	}
+	return nil
+}
+
 // patience is how long a busy machine may take for what takes milliseconds.
-const patience = 30 * time.Second
+const patience = 90 * time.Second
 
 // ends waits for the end of a process. One that does not end fails the test, which
 // tells where in the kernel its threads are.
@@ -140,7 +149,7 @@ func ends(t *testing.T, pid int, ended <-chan struct{}) {
 	select {
 	case <-ended:
 		return
-	case <-time.After(2 * patience):
+	case <-time.After(patience):
 	}
 	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))

@@ -18,7 +18,7 @@ import (
 
 // notice is how long it may take until a move is known, of which the kernel tells
 // nobody: the agent looks every half a minute.
-const notice = 3 * patience
+const notice = patience
 
 // mover is a container that is moved, beside others of its rig.
 type mover struct {

@@ -77,7 +77,7 @@ func TestBlame(t *testing.T) {
 		switch {
 		case f.Receive == 0 || len(f.Work) == 0 || f.Work[0].Protocol != "udp" || f.Work[0].Each == 0 || f.Taken == 0:
 			return fmt.Errorf("the flood's account is %+v", f)
-		case len(v.StolenBy) == 0 || v.StolenBy[0].Container != f.Container || v.Stolen == 0 || v.Tasks < v.Stolen:
+		case len(v.StolenBy) == 0 || v.StolenBy[0].Container != f.Container || v.Stolen < 0.02 || v.Tasks < v.Stolen:
 			return fmt.Errorf("the victim's account is %+v", v)
 		case v.Network() > f.Network()/10:
 			return fmt.Errorf("the victim pays %v, the flood %v", v.Network(), f.Network())
@@ -102,12 +102,21 @@ func TestBlame(t *testing.T) {
 		return fmt.Errorf("the matrix has no victim: %+v", n.Matrix)
 	})
 
-	o := a.run("netcpu")
-	mustSay(t, o, 0, "Percent of one CPU", "e2e-flood", "e2e-victim", "own quota", "The accounts add up to")
-	mustSay(t, a.run("netcpu", "--matrix"), 0, "VICTIM \\ CULPRIT", "e2e-victim", "Held back by its own quota, not by others: e2e-slow")
-	mustSay(t, a.run("netcpu", "e2e-victim", "--total"), 0, "CPU seconds since", "WHOSE PACKETS TOOK ITS TIME", "e2e-flood")
-	if t.Failed() || testing.Verbose() {
-		t.Logf("%v\n%v\n%v", o, a.run("netcpu", "--matrix"), a.run("netcpu", "e2e-flood"))
+	// On a busy machine the flood may pause for longer than these look.
+	for _, look := range []struct{ args, words []string }{
+		{[]string{"netcpu"}, []string{"Percent of one CPU", "e2e-flood", "e2e-victim", "own quota", "The accounts add up to"}},
+		{[]string{"netcpu", "--matrix"}, []string{"VICTIM \\ CULPRIT", "e2e-victim", "Held back by its own quota, not by others: e2e-slow"}},
+		{[]string{"netcpu", "e2e-flood"}, []string{"WHOSE TIME ITS PACKETS TOOK", "e2e-victim"}},
+		{[]string{"netcpu", "e2e-victim", "--total"}, []string{"CPU seconds since", "WHOSE PACKETS TOOK ITS TIME", "e2e-flood"}},
+	} {
+		await(t, "the flood to be shown", func() error {
+			o := a.run(look.args...)
+			if err := says(o, 0, look.words...); err != nil {
+				return err
+			}
+			t.Log(o)
+			return nil
+		})
 	}
 
 	a.blames(victim, flood)

@@ -165,7 +165,7 @@ func (l *lab) generator(b *sandbox.Box, cpu int, args ...string) (*load.Board, *
 	p, err := b.Start(cmd, cpu)
 	must(l.t, err)
 	l.t.Cleanup(func() { p.Kill(); p.Wait() })
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
 	must(l.t, board.Await(ctx, p.Done()))
 	return board, p
