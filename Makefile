@@ -41,7 +41,7 @@ test: ## all tests, as root: unit, on this kernel, with real runtimes, on other 
 	@test "$$(id -u)" = 0 || { echo "make test needs root; without, go test ./... runs what can be run" >&2; exit 1; }
 	@test/setup test
 	@go build ./... && go build -o build/tally ./test/tally
-	@FAIRLEAD_VM=1 build/tally -skips test/expected-skips.txt -- \
+	@FAIRLEAD_VM=1 build/tally -again 5 -skips test/expected-skips.txt -- \
 		-count=1 $(PURE_TESTS) -- \
 		-count=1 -p 1 -timeout 20m $(HOST_TESTS) -- \
 		-count=1 -timeout 75m ./test/vm

@@ -33,10 +33,14 @@ type tally struct {
 	output   map[string]map[string][]string // package, test: what it printed so far
 	broken   map[string]int                 // package: tests of it that failed
 	problems []problem                      // told again at the end
+	flaky    []string                       // what failed, and passed when it was run again
 }
 
 // problem is one failure and what it printed.
-type problem struct{ what, output string }
+type problem struct {
+	what, output string
+	pkg, test    string // which to run again, "" if that is of no use
+}
 
 // again is how many lines of a failure are printed a second time, at the end,
 // where somebody who has only the end of a log finds them.
@@ -127,6 +131,10 @@ func (t *tally) take(e event) {
 			return
 		}
 		t.passed++
+		if out := strings.Join(tests[e.Test], ""); strings.Contains(out, "accounted flake: ") {
+			io.WriteString(t.out, out) // how it failed
+			t.flaky = append(t.flaky, short+" "+e.Test)
+		}
 		delete(tests, e.Test)
 	case "fail":
 		if e.Test == "" {
@@ -137,6 +145,9 @@ func (t *tally) take(e event) {
 		t.broken[e.Package]++
 		took := time.Duration(e.Elapsed * float64(time.Second)).Round(10 * time.Millisecond)
 		t.fail(tests[e.Test], "%s %s (%s)", short, e.Test, took)
+		last := &t.problems[len(t.problems)-1]
+		last.pkg = e.Package
+		last.test, _, _ = strings.Cut(e.Test, "/")
 		delete(tests, e.Test)
 	case "skip":
 		if e.Test == "" {
@@ -170,7 +181,7 @@ func (t *tally) fail(output []string, format string, args ...any) {
 	t.failed++
 	io.WriteString(t.out, strings.Join(output, ""))
 	tail := output[max(0, len(output)-again):]
-	t.problems = append(t.problems, problem{fmt.Sprintf(format, args...), strings.Join(tail, "")})
+	t.problems = append(t.problems, problem{what: fmt.Sprintf(format, args...), output: strings.Join(tail, "")})
 }
 
 // skip counts one skipped test: a failure unless it is accounted for (see
@@ -193,8 +204,43 @@ func (t *tally) skip(short, test, output string) {
 	t.fail(nil, "unexpected skip: %s", line)
 }
 
+// lost gives the tests that failed in each package, by name, if nothing else did
+// and they are not more than most.
+func (t *tally) lost(most int) map[string][]string {
+	tests, n := make(map[string][]string), 0
+	for _, p := range t.problems {
+		switch {
+		case p.test == "":
+			return nil
+		case !slices.Contains(tests[p.pkg], p.test):
+			tests[p.pkg] = append(tests[p.pkg], p.test)
+			n++
+		}
+	}
+	if n > most {
+		return nil
+	}
+	return tests
+}
+
+// forgive counts the failed tests of a package as passed.
+func (t *tally) forgive(pkg string) {
+	t.problems = slices.DeleteFunc(t.problems, func(p problem) bool {
+		if p.pkg != pkg {
+			return false
+		}
+		t.flaky = append(t.flaky, p.what)
+		t.failed--
+		t.passed++
+		return true
+	})
+}
+
 // close prints the closing lines and says whether all is well.
 func (t *tally) close() bool {
+	for _, name := range t.flaky {
+		fmt.Fprintf(t.out, "flaky: %s failed, and passed when it was run again\n", name)
+	}
 	for _, p := range t.problems {
 		fmt.Fprintf(t.out, "failed: %s\n%s", p.what, p.output)
 	}

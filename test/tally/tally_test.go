@@ -1,8 +1,11 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestTally(t *testing.T) {
@@ -45,6 +48,9 @@ a Test.*: no gas  # the station is closed
 		{"silent skip", line(`{"Action":"output","Package":"m/a","Test":"TestB","Output":"    x.go:1: no gas\n"}`) +
 			line(`{"Action":"skip","Package":"m/a","Test":"TestB"}`),
 			false, []string{"skipped without a reason"}},
+		{"a flake", line(`{"Action":"output","Package":"m/a","Test":"TestA/b","Output":"    x.go:1: accounted flake: TestB\n"}`) +
+			line(`{"Action":"pass","Package":"m/a","Test":"TestA/b"}`),
+			true, []string{"flaky: a TestA/b failed, and passed when it was run again\n1 passed, 0 failed, 0 skipped"}},
 		{"not json", "warning: odd\n" + line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`), true, []string{"warning: odd\n"}},
 	}
 	for _, tt := range tests {
@@ -67,6 +73,52 @@ a Test.*: no gas  # the station is closed
 				}
 			}
 		})
+	}
+}
+
+// What is run again are the tests that failed, if that is all that went wrong.
+func TestLost(t *testing.T) {
+	failed := func(pkg, test string) string {
+		return `{"Action":"fail","Package":"m/` + pkg + `","Test":"` + test + `"}` + "\n"
+	}
+	three := failed("a", "TestA/x") + failed("a", "TestA") + failed("b", "TestB") + failed("b", "TestC")
+	for _, tt := range []struct {
+		name, events string
+		most         int
+		want         map[string][]string
+	}{
+		{"three", three, 3, map[string][]string{"m/a": {"TestA"}, "m/b": {"TestB", "TestC"}}},
+		{"too many", three, 2, nil},
+		{"and a leak", three + `{"Action":"fail","Package":"m/c"}`, 3, nil},
+		{"none", "", 3, map[string][]string{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ta := newTally(io.Discard, "m", nil)
+			if err := ta.read(strings.NewReader(tt.events)); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, ta.lost(tt.most)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestForgive(t *testing.T) {
+	var out strings.Builder
+	ta := newTally(&out, "m", nil)
+	ta.fail(nil, "c (the package, outside its tests)")
+	err := ta.read(strings.NewReader(`{"Action":"fail","Package":"m/a","Test":"TestA/x"}
+{"Action":"fail","Package":"m/a","Test":"TestA"}
+{"Action":"fail","Package":"m/b","Test":"TestB"}
+`))
+	ta.forgive("m/a")
+	if err != nil || ta.close() {
+		t.Errorf("%v; what was not forgiven is no failure", err)
+	}
+	want := "flaky: a TestA (0s) failed, and passed when it was run again\nfailed: c (the package, outside its tests)\nfailed: b TestB (0s)\n2 passed, 2 failed, 0 skipped\n"
+	if !strings.HasSuffix(out.String(), want) {
+		t.Errorf("got\n%s\nwant\n%s", &out, want)
 	}
 }
 

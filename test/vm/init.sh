@@ -31,10 +31,11 @@ done
 . /settings
 
 echo "@@@ kernel $(uname -r)"
+# Fuzz seeds are as good on any kernel, and cost time here.
 for t in /tests/*; do
 	name=${t##*/}
 	echo "@@@ begin $name"
-	cd "/src/$name" && timeout -s QUIT 1220 "$t" -test.v=test2json -test.short -test.timeout 1200s $RUN
+	cd "/src/$name" && timeout -s QUIT 1220 "$t" -test.v=test2json -test.short -test.timeout 1200s -test.skip=^Fuzz "$RUN"
 	echo "@@@ end $name $?"
 done
 echo "@@@ done"

@@ -41,10 +41,10 @@ func (t Test) name() string { return strings.ReplaceAll(t.Package, "/", "_") }
 
 // Root is what goes into the root file system of a guest, beside busybox.
 type Root struct {
-	Kernel   string // where a kernel was unpacked, for its modules
-	Program  string // the binary of fairlead, static
-	Tests    []Test
-	Settings string // shell variables for init.sh
+	Kernel  string // where a kernel was unpacked, for its modules
+	Program string // the binary of fairlead, static
+	Tests   []Test
+	Run     string // a pattern for -test.run, "" for all
 }
 
 // Write writes the root file system as an initramfs.
@@ -54,7 +54,7 @@ func (r Root) Write(w io.Writer) error {
 		a.dir(dir)
 	}
 	a.file("init", 0o755, initScript)
-	a.file("settings", 0o644, []byte(r.Settings))
+	a.file("settings", 0o644, fmt.Appendf(nil, "RUN='-test.run=%s'\n", r.Run))
 	a.copy("bin/busybox", "/bin/busybox")
 	a.copy("bin/fairlead", r.Program)
 	found, err := findModules(r.Kernel, modules())
