@@ -69,7 +69,7 @@ func routes() []route {
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Status(r.Context()) },
 		}, {
 			method: "GET", path: "/v1/samples", out: Samples{},
-			summary: "Read what the features measured, by container.",
+			summary: "Read what the features measured, by container. Histograms are on the metrics page only.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Samples(r.Context()) },
 		}, {
 			method: "GET", path: "/v1/netcpu", out: NetCPU{},
