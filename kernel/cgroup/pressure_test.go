@@ -1,0 +1,109 @@
+package cgroup
+
+import (
+	"errors"
+	"math"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+func TestWaited(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want time.Duration
+		ok   bool
+	}{
+		{"some avg10=1.00 avg60=0.00 avg300=0.00 total=1500\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n", 1500 * time.Microsecond, true},
+		{"some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", 0, true}, // no "full" before 5.13
+		{"some total=18446744073709551615\n", math.MaxInt64 / 1000 * 1000, true},
+		{"full avg10=0.00 avg60=0.00 avg300=0.00 total=9\n", 0, false},
+		{"some avg10=0.00\n", 0, false},
+		{"some total=-1\n", 0, false},
+		{"", 0, false},
+	} {
+		got, err := Waited(tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.pressure", c.text))
+		if got != c.want || (err == nil) != c.ok {
+			t.Errorf("%q: %v, %v", c.text, got, err)
+		}
+	}
+	none := tree(t, filepath.Join(t.TempDir(), "cg"))
+	if _, err := Waited(none); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("without cpu.pressure: %v", err)
+	}
+	if _, err := Waited(filepath.Join(none, "gone")); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("of a gone cgroup: %v", err)
+	}
+}
+
+func FuzzPressure(f *testing.F) {
+	for _, s := range []string{"some avg10=0.00 total=1\n", "some", "some total=", "some total=1 total=2", "full total=1", "\n", "some total=99999999999999999999"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if got, err := parsePressure(s); got < 0 || err != nil && got != 0 {
+			t.Errorf("%q: %v, %v", s, got, err)
+		}
+	})
+}
+
+// Two that compute on one CPU wait for one another, and nobody else does.
+func TestWaitedInKernel(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	if cg.V2 == "" {
+		testkit.Skip(t, "no cgroup v2 tree")
+	}
+	begin, err := Waited(cg.V2)
+	if errors.Is(err, errors.ErrUnsupported) {
+		testkit.Skip(t, "the kernel does not count who waits (psi)")
+	}
+	if err != nil || begin != 0 {
+		t.Fatalf("an empty cgroup waited for %v, %v", begin, err)
+	}
+	// The processes inherit one CPU from this thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var may, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if may.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.SchedSetaffinity(0, &may)
+	cmd := exec.Command("/bin/sh", "-c", "read x; while :; do :; done & while :; do :; done")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // the other one goes with the cgroup
+	cg.Add(t, cmd.Process.Pid)
+	in.Close()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		waited, err := Waited(cg.V2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waited >= 100*time.Millisecond {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("waited for %v", waited)
+		}
+	}
+}
