@@ -21,11 +21,12 @@ type payer struct {
 	owner   container.ID
 	members map[container.ID]member
 
-	limit cgroup.Bandwidth // what its owner has set
-	now   time.Duration    // the quota in force
-	want  time.Duration    // the one that should be
-	pace  pace
-	tries int // periods that were missed
+	limit  cgroup.Bandwidth // what its owner has set
+	now    time.Duration    // the quota in force
+	want   time.Duration    // the one that should be
+	pace   pace
+	sought bool // the begin of its periods, so that the first write need not wait for that
+	tries  int  // periods that were missed
 
 	ledger  *ledger.Ledger // while it has a quota
 	held    uint64         // periods that ended with it held back by that, at the last step
@@ -115,12 +116,15 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	share.Contended = stolen > contended
 	share.Held = c.Throttled != p.held
 	p.held = c.Throttled
+	if p.ledger != nil {
+		p.want = p.ledger.Step(c)
+		share.Due = float64(p.want) / float64(p.limit.Period)
+	}
 	if err := ch.weigh(p, p.weigher.Step(c, share)); err != nil {
 		return err
 	}
 	budget := ledger.Unlimited
 	if p.ledger != nil {
-		p.want = p.ledger.Step(c)
 		budget = p.ledger.Budget(p.reserve())
 	} else {
 		budget = p.weigher.Budget(p.limit.Period, share, p.reserve())
@@ -175,6 +179,9 @@ func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.C
 	if c.Ran, err = cgroup.Usage(p.usage); err != nil || p.ledger == nil {
 		return c, took, err
 	}
+	if c.Waited, err = cgroup.Waited(p.usage); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return c, took, err
+	}
 	periods, err := cgroup.ReadPeriods(p.dir)
 	c.Throttled = periods.Throttled
 	return c, took, err
@@ -183,9 +190,18 @@ func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.C
 // writeQuota writes the quota that is wanted if a period has just begun. It
 // returns when to come again, zero if nothing is wanted.
 func (ch *charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
-	if p.ledger == nil || p.want == p.now {
-		p.tries = 0
+	if p.ledger == nil {
 		return time.Time{}, nil
+	}
+	if p.want == p.now {
+		p.tries = 0
+		if p.sought || p.pace.known(now) {
+			return time.Time{}, nil
+		}
+		if p.sought = p.pace.idle(now); p.sought { // there is more to see once it runs
+			p.pace = pace{period: p.limit.Period}
+			return time.Time{}, nil
+		}
 	}
 	if !p.pace.known(now) && !p.pace.idle(now) {
 		periods, err := cgroup.ReadPeriods(p.dir)

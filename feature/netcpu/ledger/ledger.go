@@ -70,6 +70,10 @@ type Counters struct {
 	Credit time.Duration
 
 	Throttled uint64 // periods that ended with tasks held back by the quota
+
+	// Waited is how long its tasks would have run and did not, whatever held
+	// them. It stays zero where that is not known.
+	Waited time.Duration
 }
 
 // State is a Ledger's content, to be shown.
@@ -158,8 +162,9 @@ func (l *Ledger) Step(c Counters) time.Duration {
 // book adds n periods to the balance.
 //
 // What is unused is not hoarded: a positive balance holds only what was taken
-// from the container, stolen or held back by us, and only in so far as the quota
-// was what stopped it. The slack on top (see allowed) starts full.
+// from the container, stolen or held back by us, and only in so far as it would
+// have run meanwhile: the quota stopped it, or others did. The slack on top (see
+// allowed) starts full.
 func (l *Ledger) book(d interval, n float64) {
 	l.state.Charged += d.charge
 	l.state.Credited += d.credit
@@ -177,7 +182,8 @@ func (l *Ledger) book(d interval, n float64) {
 	if balance > 0 {
 		held := min(1, float64(d.throttled)/n)
 		withheld := n * float64(max(0, l.limit.Quota-l.low))
-		owed := time.Duration(held * (float64(max(0, before)+d.credit) + withheld))
+		taken := max(0, before) + d.credit
+		owed := max(time.Duration(held*float64(taken)), min(taken, d.waited)) + time.Duration(held*withheld)
 		if balance > owed {
 			l.state.Lapsed += max(0, before-owed)
 			l.slack = min(l.slack+balance-max(owed, before), l.allowed())
@@ -265,13 +271,14 @@ func (l *Ledger) pay(n float64) float64 {
 	return math.Copysign(min(part, payOff*q), float64(l.state.Balance))
 }
 
-// binding says whether the quota is, or was, what limits the container. One that
-// stays below it can neither be charged by a lower nor helped by a higher one.
+// binding says whether the quota is, or was, what limits the container, or would
+// if it had its turn in time. One that stays below it can neither be charged by a
+// lower nor helped by a higher one.
 func (l *Ledger) binding(d interval, n float64) bool {
 	if d.throttled > 0 || l.state.Balance < 0 {
 		return true
 	}
-	used := max(d.ran, d.ran+d.charge-d.credit)
+	used := max(d.ran, d.ran+d.charge-d.credit) + d.waited
 	return float64(used) >= near*n*float64(l.limit.Quota)
 }
 
@@ -285,8 +292,8 @@ func (l *Ledger) lowest() time.Duration {
 
 // interval is the difference of two Counters.
 type interval struct {
-	length, ran, charge, credit time.Duration
-	throttled                   uint64
+	length, ran, charge, credit, waited time.Duration
+	throttled                           uint64
 }
 
 // since subtracts; ok is false without a useful difference.
@@ -294,7 +301,7 @@ func since(a, b Counters) (d interval, ok bool) {
 	d = interval{
 		length: b.Taken.Sub(a.Taken),
 		ran:    b.Ran - a.Ran, charge: b.Charge - a.Charge, credit: b.Credit - a.Credit,
-		throttled: b.Throttled - a.Throttled,
+		throttled: b.Throttled - a.Throttled, waited: max(0, b.Waited-a.Waited),
 	}
 	ok = !a.Taken.IsZero() && d.length > 0 && d.ran >= 0 && d.charge >= 0 && d.credit >= 0 && b.Throttled >= a.Throttled
 	return d, ok

@@ -214,6 +214,62 @@ func counters(n int, ran, charge, credit time.Duration, throttled int) Counters 
 	}
 }
 
+// What was taken is remembered while its tasks wait, whoever is in their way, and
+// for no longer than that.
+func TestOwedWhileWaiting(t *testing.T) {
+	const quota = 50 * ms
+	for _, tt := range []struct {
+		name    string
+		waited  time.Duration // in a period
+		balance time.Duration // after ten
+		more    bool          // than the owner's quota
+	}{
+		{"all the time", 100 * ms, 100 * ms, true},
+		{"for less than was taken", 4 * ms, 40 * ms, true},
+		{"never", 0, 0, false},
+	} {
+		l := New(Limit{Quota: quota, Period: 100 * ms})
+		c := counters(0, 0, 0, 0, 0)
+		l.Step(c)
+		// Others leave it 40 ms, 10 of which go into their packets.
+		step := func(waited time.Duration) time.Duration {
+			c.Taken, c.Ran, c.Credit, c.Waited = c.Taken.Add(10*100*ms), c.Ran+10*40*ms, c.Credit+10*10*ms, c.Waited+10*waited
+			return l.Step(c)
+		}
+		got := step(tt.waited)
+		if b := l.State().Balance; b != tt.balance || (got > quota) != tt.more {
+			t.Errorf("%s: owed %v and given %v", tt.name, b, got)
+		}
+		if step(0); l.State().Balance != 0 {
+			t.Errorf("%s: owed %v although it does not want it any more", tt.name, l.State().Balance)
+		}
+	}
+}
+
+// Over its quotas and contention the robbed come out even: what they miss while
+// others are in their way they get once those are not.
+func TestMakesUpForWaiting(t *testing.T) {
+	const quota = 10 * ms
+	l := New(Limit{Quota: quota, Period: 100 * ms})
+	c := counters(0, 0, 0, 0, 0)
+	now := l.Step(c)
+	var left time.Duration
+	for period := range 100 {
+		ran, held := now, 1
+		if period < 10 { // all are busy, and it has its usual turn
+			ran, held = min(now, quota), 0
+		}
+		lost := ran / 2
+		left += ran - lost
+		c.Taken, c.Ran, c.Credit, c.Throttled, c.Waited = c.Taken.Add(100*ms), c.Ran+ran, c.Credit+lost, c.Throttled+uint64(held), c.Waited+90*ms
+		now = l.Step(c)
+		l.Wrote(now)
+	}
+	if !within(left, 100*quota, 0.02) {
+		t.Errorf("%v left in 100 periods of %v", left, quota)
+	}
+}
+
 // Of the time that makes up for what was lost, as large a part is lost again.
 func TestCreditIsStolenFrom(t *testing.T) {
 	const quota, part = 10 * ms, 0.55

@@ -17,6 +17,10 @@ const (
 	// two containers that charge one another would swing.
 	weightPace = 500 * time.Millisecond
 
+	// catchUpPace is that of what lets a container use its quota: its Ledger has
+	// smoothed what is due, and it is owed by others, who pay by their quotas.
+	catchUpPace = 200 * time.Millisecond
+
 	wants = 0.8 // a container that runs for less of its quota has other reasons
 
 	leaveWeight  = 0.03 // as leave and settle, in parts of the factor
@@ -34,6 +38,8 @@ type Share struct {
 	Contended bool
 	// Quota is what its quota gives, in CPUs; 0: it has none.
 	Quota float64
+	// Due is what it should run now by its quota's Ledger, in CPUs.
+	Due float64
 	// Held says that the quota stopped it, so that more weight gives nothing.
 	Held bool
 }
@@ -54,7 +60,6 @@ type Weigher struct {
 	now    float64 // in force
 	net    float64 // the last interval's charge less credit, in CPUs
 	own    float64 // the last interval's own time, in CPUs
-	lost   float64 // the part of that which was credited
 	state  State
 }
 
@@ -72,18 +77,21 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 	w.state.Charged += d.charge
 	w.state.Credited += d.credit
 	length := float64(d.length)
-	w.own, w.net, w.lost = float64(d.ran)/length, float64(d.charge-d.credit)/length, float64(d.credit)/length
-	target := 1.0
+	w.own, w.net = float64(d.ran)/length, float64(d.charge-d.credit)/length
+	target, pace := 1.0, weightPace
 	if entitled := max(share.Fair, w.own+w.net); share.Contended && entitled > 0 {
 		target = min(max(1-w.net/entitled, minFactor), maxFactor)
 	}
 	if share.Contended && share.Quota > 0 {
 		// What it owes its quota takes from it. What it is owed a higher quota
 		// does not give where others keep it from using that.
-		target = max(1, target, w.catchUp(share))
+		target = max(1, target)
+		if f := w.catchUp(share); f > target {
+			target, pace = f, catchUpPace
+		}
 	}
 	// In proportion, so that up and down take the same time.
-	a := 1 - math.Exp(-length/float64(weightPace))
+	a := 1 - math.Exp(-length/float64(pace))
 	w.factor *= math.Pow(target/w.factor, a)
 	switch off := math.Abs(math.Log(w.factor)); {
 	case off < settleWeight, w.now == 1 && off < leaveWeight:
@@ -98,11 +106,13 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 // it. The law alone is too little where there are quotas: who owes repays by
 // its quota and keeps its weight, so that the sum of the weights grows.
 func (w *Weigher) catchUp(share Share) float64 {
-	if share.Held || w.net >= 0 || w.own < wants*share.Quota {
-		return 0 // it has what it wants, or all it may
+	if share.Due <= share.Quota || w.own < wants*share.Quota {
+		return 0 // it is owed nothing, or has what it wants
 	}
-	due := grown(share.Quota-(w.net+w.lost), w.lost, w.own)
-	return min(w.now*due/w.own, maxFactor)
+	if share.Held {
+		return w.now // more would give nothing, and less be missing in the next round
+	}
+	return min(w.now*share.Due/w.own, maxFactor)
 }
 
 func (w *Weigher) wrote(factor float64) {

@@ -170,11 +170,40 @@ func TestCatchUp(t *testing.T) {
 			held := own == tt.quota
 			ran += time.Duration(own * float64(100*ms))
 			weight = w.Step(Counters{Taken: epoch.Add(time.Duration(i+1) * 100 * ms), Ran: ran, Credit: time.Duration(i+1) * 3 * ms},
-				Share{Fair: quota, Contended: true, Quota: quota, Held: held})
+				Share{Fair: quota, Contended: true, Quota: quota, Due: quota + stolen, Held: held})
 		}
 		if weight < 0.95*tt.factor || weight > 1.08*tt.factor {
 			t.Errorf("%s: factor %v, want %v", tt.name, weight, tt.factor)
 		}
+	}
+}
+
+// A weight that its quota makes full use of stays, and goes with what is due.
+func TestCatchUpHolds(t *testing.T) {
+	w, i := NewWeigher(), 0
+	step := func(share Share, n int) (factor float64) {
+		for range n {
+			i++
+			factor = w.Step(counters(i, 13*ms, 0, 3*ms, 0), share)
+		}
+		return factor
+	}
+	share := Share{Fair: 0.1, Contended: true, Quota: 0.1, Due: 0.2}
+	most := step(share, 100)
+	if most < 0.95*maxFactor || most > maxFactor {
+		t.Fatalf("factor %v of a container that runs 13 of 20 ms, whatever its weight", most)
+	}
+	share.Held = true
+	if f := step(share, 100); f != most {
+		t.Errorf("factor %v, held by its quota", f)
+	}
+	share.Due = 0.1
+	if f := step(share, 100); f < 1.2 || f > 1.4 { // by what is stolen alone
+		t.Errorf("factor %v with nothing due", f)
+	}
+	share.Contended = false
+	if f := step(share, 100); f != 1 {
+		t.Errorf("factor %v afterwards", f)
 	}
 }
 
