@@ -183,8 +183,11 @@ const (
 // rootOptions gives the options of our root of a kind.
 func rootOptions(kind Kind) []byte {
 	ne := binary.NativeEndian
-	if kind == KindHFSC {
+	switch kind {
+	case KindHFSC:
 		return ne.AppendUint16(nil, MinorDefault) // struct tc_hfsc_qopt
+	case KindTBF:
+		return splitOptions(1514)
 	}
 	// struct tc_htb_glob: version 3, rate2quantum 10 (not used, each class has
 	// its quantum), defcls, debug, direct_pkts.

@@ -40,6 +40,9 @@ type Kind string
 const (
 	KindHTB  Kind = "htb"
 	KindHFSC Kind = "hfsc"
+	// KindTBF is no root of ours, but what cuts packets below a class: see
+	// Class.Split.
+	KindTBF Kind = "tbf"
 )
 
 // HTB holds the parameters of a class of HTB: tc-htb(8).
@@ -69,6 +72,10 @@ type Class struct {
 	Minor uint16
 	HTB   HTB
 	HFSC  HFSC
+	// Split is the length above which packets that the kernel has not cut yet
+	// (GSO) are cut into frames, in bytes, link header included; 0: none are. Any
+	// other packet that is longer is dropped, so it must not be less than a frame.
+	Split int
 }
 
 // Stats are the counters of one class since it was made.
@@ -133,16 +140,17 @@ func (d *Device) Close() error {
 
 // Bring makes the classes of our root exactly those given, and says how many it
 // had to add, change or remove. It reads first. Classes are changed in place
-// and lose no packet; one that goes is given a moment to send what waits in it,
-// so the caller has to have sent its packets elsewhere before. The first of the
-// classes has to be the top.
+// and lose no packet, except that one whose packets are to be cut from now on
+// loses what waits in it; one that goes is given a moment to send what waits in
+// it, so the caller has to have sent its packets elsewhere before. The first of
+// the classes has to be the top.
 //
 // Where packets wait in a class of HTB whose ceil is lowered, it has a tight
 // CBurst at first, and Bring takes 3 ms longer, however many there are. Where an
 // agent ends within them, such a class keeps to its new ceil, and may not quite
 // come up to it; the next Bring gives it the CBurst that it is to have.
 //
-// Errors: ErrNotOurs, and journal.ErrGone for a device that has gone.
+// Errors: ErrNotOurs, ErrLeaf, and journal.ErrGone for a device that has gone.
 func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	if len(classes) == 0 || classes[0].Minor != MinorTop {
 		return 0, d.wrap("bring classes", errors.New("the first one is not the top"))
@@ -151,7 +159,11 @@ func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	if err != nil {
 		return 0, d.wrap("list classes", err)
 	}
-	changes, tight, err := d.set(kind, have, classes)
+	cut, err := d.leaves(have)
+	if err != nil {
+		return 0, d.wrap("list leaves", err)
+	}
+	changes, tight, err := d.set(kind, have, cut, classes)
 	if err := errors.Join(err, d.loosen(tight)); err != nil {
 		return changes, err
 	}
@@ -169,35 +181,52 @@ func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 
 // set adds and changes classes, up to the first error. Those that it gives have
 // a tight CBurst, and are as they are to be in the end.
-func (d *Device) set(kind Kind, have map[uint16]message, classes []Class) (changes int, tight []message, err error) {
+func (d *Device) set(kind Kind, have map[uint16]message, cut map[uint16]leaf, classes []Class) (changes int, tight []message, err error) {
 	for _, c := range classes {
-		m := message{handle: Handle | uint32(c.Minor), parent: Handle | MinorTop, kind: string(kind), options: c.options(kind)}
-		old, there := have[c.Minor]
-		if there && same(kind, old.options, m.options) {
-			continue
+		changed, err := d.setClass(kind, have, c, &tight)
+		if changed {
+			changes++
 		}
-		if c.Minor == MinorTop {
-			m.parent = Handle
-		}
-		flags := 0 // of a class that is there: change it
-		if !there {
-			flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-		}
-		final := m
-		saved := there && kind == KindHTB && c.Minor != MinorTop && old.stats.Queued > 0 && c.HTB.CBurst > tightBurst && lowered(old.options, m.options)
-		if saved {
-			c.HTB.CBurst = tightBurst
-			m.options = c.options(kind)
-		}
-		changes++
-		if err := d.send(unix.RTM_NEWTCLASS, flags, m); err != nil {
+		if err != nil {
 			return changes, tight, d.wrap(fmt.Sprintf("set class %x", c.Minor), err)
 		}
-		if saved {
-			tight = append(tight, final)
+		if changed, err = d.setLeaf(cut[c.Minor], c); changed {
+			changes++
+		}
+		if err != nil {
+			return changes, tight, d.wrap(fmt.Sprintf("set how packets of class %x are cut", c.Minor), err)
 		}
 	}
 	return changes, tight, nil
+}
+
+// setClass adds or changes one class.
+func (d *Device) setClass(kind Kind, have map[uint16]message, c Class, tight *[]message) (changed bool, err error) {
+	m := message{handle: Handle | uint32(c.Minor), parent: Handle | MinorTop, kind: string(kind), options: c.options(kind)}
+	old, there := have[c.Minor]
+	if there && same(kind, old.options, m.options) {
+		return false, nil
+	}
+	if c.Minor == MinorTop {
+		m.parent = Handle
+	}
+	flags := 0 // of a class that is there: change it
+	if !there {
+		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	}
+	final := m
+	saved := there && kind == KindHTB && c.Minor != MinorTop && old.stats.Queued > 0 && c.HTB.CBurst > tightBurst && lowered(old.options, m.options)
+	if saved {
+		c.HTB.CBurst = tightBurst
+		m.options = c.options(kind)
+	}
+	if err := d.send(unix.RTM_NEWTCLASS, flags, m); err != nil {
+		return true, err
+	}
+	if saved {
+		*tight = append(*tight, final)
+	}
+	return true, nil
 }
 
 // loosen gives classes the CBurst that they are to have, all that it can.
@@ -301,9 +330,16 @@ func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {
 	if err != nil {
 		return nil, d.wrap("list classes", err)
 	}
+	cut, err := d.leaves(all)
+	if err != nil {
+		return nil, d.wrap("list leaves", err)
+	}
 	out := make(map[uint16]Stats, len(all))
 	for minor, c := range all {
-		out[minor] = c.stats
+		st := c.stats
+		// The class does not see when some frames of a packet that was cut are dropped.
+		st.Drops = max(st.Drops, cut[minor].drops)
+		out[minor] = st
 	}
 	return out, nil
 }

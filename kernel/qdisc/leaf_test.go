@@ -1,0 +1,242 @@
+package qdisc_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// lengths hears how long the packets are that leave the near device.
+func (w *wire) lengths() (next func() []int) {
+	w.t.Helper()
+	fd := -1
+	must(w.t, w.near.Do(func() (err error) {
+		const all = 0x0300 // ETH_P_ALL in network order
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK, all); err != nil {
+			return err
+		}
+		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: w.index}),
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20))
+	}))
+	w.t.Cleanup(func() { unix.Close(fd) })
+	return func() (out []int) {
+		for buf := make([]byte, 1); ; {
+			n, from, err := unix.Recvfrom(fd, buf, unix.MSG_TRUNC)
+			if err != nil {
+				return out
+			}
+			if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING && n > 500 {
+				out = append(out, n)
+			}
+		}
+	}
+}
+
+// segments sends one super-packet of n datagrams of 1000 bytes by a class.
+func (w *wire) segments(minor uint16, n int) {
+	w.t.Helper()
+	must(w.t, w.near.Do(func() error {
+		c, err := net.DialUDP("udp", nil, w.address)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		if cerr := raw.Control(func(fd uintptr) {
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, int(qdisc.Handle|uint32(minor))),
+				unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, 1000))
+		}); err == nil {
+			err = cerr
+		}
+		if err == nil {
+			_, err = c.Write(make([]byte, 1000*n))
+		}
+		return err
+	}))
+}
+
+// Packets of a class are cut where it says so, with HTB and HFSC, and no others.
+func TestSplit(t *testing.T) {
+	for _, kind := range []qdisc.Kind{qdisc.KindHTB, qdisc.KindHFSC} {
+		t.Run(string(kind), func(t *testing.T) {
+			testkit.NeedRoot(t)
+			if errors.Is(qdisc.Supported(kind), unix.ENOENT) {
+				testkit.Skip(t, "kernel has no hfsc")
+			}
+			testSplit(t, kind)
+		})
+	}
+}
+
+func testSplit(t *testing.T, kind qdisc.Kind) {
+	w := newWire(t)
+	w.answered()
+	d := w.device()
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(kind)))
+	curve := qdisc.Curve{M1: 1000 * mbit, M2: 1000 * mbit}
+	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, 100*mbit), class(1, 100*mbit), class(2, 100*mbit)}
+	for i := range classes {
+		classes[i].HFSC = qdisc.HFSC{LinkShare: curve, RealTime: curve}
+	}
+	classes[0].HFSC.RealTime = qdisc.Curve{}
+	bring := func(want int) {
+		t.Helper()
+		for _, want := range []int{want, 0} { // twice: it reads first
+			if n, err := d.Bring(kind, classes); err != nil || n != want {
+				t.Fatalf("%d changes, %v; want %d", n, err, want)
+			}
+		}
+	}
+	next := w.lengths()
+	// sends gives the lengths of what one super-packet of a class leaves as.
+	sends := func(minor uint16, want int) {
+		t.Helper()
+		next()
+		was, err := d.Stats(kind)
+		must(t, err)
+		w.segments(minor, 20)
+		var got []int
+		for end := time.Now().Add(10 * time.Second); len(got) < want && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			got = append(got, next()...)
+		}
+		size := map[bool]int{true: 1042, false: 20042}[want == 20]
+		if len(got) != want || got[0] != size || got[want-1] != size {
+			t.Fatalf("class %d: packets of %v bytes, want %d of %d", minor, got, want, size)
+		}
+		is, err := d.Stats(kind)
+		must(t, err)
+		n, b := is[minor].Packets-was[minor].Packets, is[minor].Bytes-was[minor].Bytes
+		if n != 20 || b != 20*1042 || is[minor].Drops != 0 || is[minor].Queued != 0 || is[minor].Backlog != 0 {
+			t.Errorf("class %d: %d packets, %d bytes, %+v", minor, n, b, is[minor])
+		}
+	}
+	bring(4)
+	sends(1, 1)
+	classes[2].Split = 1522
+	bring(1)
+	sends(1, 20)
+	sends(2, 1)
+	classes[2].Split = 1530 // in place
+	bring(1)
+	sends(1, 20)
+	classes[1].Split = 1530
+	bring(1)
+	sends(qdisc.MinorDefault, 20)
+	classes[1].Split, classes[2].Split = 0, 0
+	bring(2)
+	sends(1, 1)
+	if kinds := w.kinds(); len(kinds) != 1 {
+		t.Errorf("qdiscs in the end: %v", kinds)
+	}
+}
+
+// answered sees that the neighbour is known: what waits for that counts nowhere.
+func (w *wire) answered() {
+	w.t.Helper()
+	must(w.t, w.far.Do(func() error {
+		c, err := net.ListenUDP("udp", w.address)
+		if err == nil {
+			w.t.Cleanup(func() { c.Close() })
+		}
+		return err
+	}))
+	u1, err := w.far.Handle(w.t).LinkByName("u1")
+	must(w.t, err)
+	must(w.t, w.h.NeighSet(&netlink.Neigh{LinkIndex: w.index, IP: w.address.IP, HardwareAddr: u1.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT}))
+}
+
+// kinds lists the qdiscs of the device, but the kernel's own.
+func (w *wire) kinds() (out []string) {
+	w.t.Helper()
+	list, err := w.h.QdiscList(w.u0)
+	must(w.t, err)
+	for _, q := range list {
+		if q.Attrs().Handle != 0 {
+			out = append(out, q.Type())
+		}
+	}
+	return out
+}
+
+// What waits in a class is not lost when its packets are not cut any more: what
+// has cut them stays until the class is empty. Frames that found no room are told.
+func TestSplitEnds(t *testing.T) {
+	w := newWire(t)
+	w.answered()
+	d := w.device()
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	slow := class(1, 1000)
+	slow.HTB.Ceil, slow.HTB.Burst, slow.HTB.CBurst = 1000, 2000, 2000
+	slow.Split = 1522
+	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), slow}
+	bring := func(want int) {
+		t.Helper()
+		if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != want {
+			t.Fatalf("%d changes, %v; want %d", n, err, want)
+		}
+	}
+	bring(4)
+	stats := func() qdisc.Stats {
+		t.Helper()
+		all, err := d.Stats(qdisc.KindHTB)
+		must(t, err)
+		return all[1]
+	}
+	for range 80 { // 1600 kB, where 1522 kB have room
+		w.segments(1, 20)
+	}
+	st := stats()
+	if st.Drops == 0 || st.Backlog < 1000_000 || st.Queued+st.Drops+st.Packets != 1600 {
+		t.Errorf("full: %+v", st)
+	}
+	classes[2].Split = 0
+	bring(1)
+	bring(0)
+	if after := stats(); after.Queued+after.Packets != st.Queued+st.Packets || after.Queued == 0 || len(w.kinds()) != 2 {
+		t.Errorf("%+v, %v; was %+v", after, w.kinds(), st)
+	}
+	classes[2].HTB.Rate, classes[2].HTB.Ceil = 1000*mbit, 1000*mbit
+	bring(1)
+	for end := time.Now().Add(20 * time.Second); stats().Queued > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("still waits: %+v", stats())
+		}
+	}
+	if after := stats(); after.Packets != st.Queued+st.Packets {
+		t.Errorf("%d packets were sent, of %d that waited", after.Packets, st.Queued+st.Packets)
+	}
+	bring(1)
+	if kinds := w.kinds(); len(kinds) != 1 {
+		t.Errorf("qdiscs in the end: %v", kinds)
+	}
+}
+
+// Somebody's qdisc below a class of ours is not replaced.
+func TestSplitLeaf(t *testing.T) {
+	w := newWire(t)
+	d := w.device()
+	must(t, qdisc.Root(w.ns, w.index).Write(qdisc.Ours(qdisc.KindHTB)))
+	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(1, mbit)}
+	_, err := d.Bring(qdisc.KindHTB, classes)
+	must(t, err)
+	must(t, w.h.QdiscAdd(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.index, Handle: 0x70000, Parent: qdisc.Handle | 1}, Rate: mbit, Limit: 50000, Buffer: 20000}))
+	if n, err := d.Bring(qdisc.KindHTB, classes); n != 0 || err != nil {
+		t.Errorf("left alone: %d changes, %v", n, err)
+	}
+	classes[2].Split = 1522
+	_, err = d.Bring(qdisc.KindHTB, classes)
+	if want := fmt.Sprintf("set how packets of class 1 are cut of device %d", w.index); !errors.Is(err, qdisc.ErrLeaf) || err.Error()[:len(want)] != want {
+		t.Errorf("%v, want ErrLeaf", err)
+	}
+}
