@@ -19,7 +19,7 @@ func TestDocs(t *testing.T) {
 		var want string
 		switch {
 		case strings.HasPrefix(k.Name, "net.ingress."):
-			continue // one row for the five
+			continue // one row for them all
 		case k.Built == nil:
 			want = " not available |"
 		default:

@@ -65,6 +65,9 @@ func (l layer) settings() (Settings, []Origin) {
 		l[key].set(&s)
 		origins = append(origins, l[key].origin)
 	}
+	for _, n := range []*Net{&s.Egress, &s.Ingress} {
+		n.Split = n.Split && n.Latency > 0 // what is allowed for nothing asks for nothing
+	}
 	return s, origins
 }
 

@@ -3,9 +3,11 @@ package policy
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -256,6 +258,26 @@ func TestStoreProperties(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What may be done for a latency is allowed with one, and asks for nothing alone.
+func TestSplitNeedsLatency(t *testing.T) {
+	for set, want := range map[string]Settings{
+		"net.latency.split: on":                                      {},
+		"net.latency.split: on, net.rate: 1mbit":                     {Egress: Net{Rate: 1e6}},
+		"net.latency.split: on, net.latency: 2ms":                    {Egress: Net{Latency: 2 * time.Millisecond, Split: true}},
+		"net.latency.split: off, net.latency: 2ms":                   {Egress: Net{Latency: 2 * time.Millisecond}},
+		"net.ingress.latency.split: on, net.latency: 2ms":            {Egress: Net{Latency: 2 * time.Millisecond}},
+		"net.ingress.latency.split: true, net.ingress.latency: 10us": {Ingress: Net{Latency: 10 * time.Microsecond, Split: true}},
+	} {
+		targets, problems := join(t, all(set)).Resolve([]container.Container{{ID: 1}})
+		if len(problems) > 0 || !reflect.DeepEqual(targets[0].Settings, want) {
+			t.Errorf("%s: %+v, %v; want %+v", set, targets[0].Settings, problems, want)
+		}
+	}
+	if ps := Check("f.yaml", []byte("match: {name: x}\nset: {net.latency: 2ms, net.latency.split: maybe}\n")); len(ps) != 1 || ps[0].Reason != "must be on or off" {
+		t.Errorf("maybe: %v", ps)
+	}
 }
 
 func TestExplain(t *testing.T) {

@@ -78,7 +78,7 @@ var schema = slices.Concat(
 	},
 )
 
-// netKeys are the five keys of one direction.
+// netKeys are the keys of one direction.
 func netKeys(group, way string, net func(*Settings) *Net) []Key {
 	built := []string{AnyValue}
 	return []Key{
@@ -101,6 +101,8 @@ func netKeys(group, way string, net func(*Settings) *Net) []Key {
 				}
 				return func(s *Settings) { net(s).Latency = d }, err
 			}},
+		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Meaning: "whether packets of others may be cut into frames for that bound, " + way, Built: built,
+			parse: parseOnOff(func(s *Settings) *bool { return &net(s).Split })},
 	}
 }
 
@@ -128,18 +130,29 @@ func parseWeight(field func(*Settings) *uint32) func(string) (setter, error) {
 	}
 }
 
+// parseSwitch is of a key for which the feature has a default of its own.
 func parseSwitch(field func(*Settings) **bool) func(string) (setter, error) {
 	return func(v string) (setter, error) {
-		var on bool
-		switch v {
-		case "on", "true": // programs that write YAML turn on into true
-			on = true
-		case "off", "false":
-		default:
-			return nil, errors.New("must be on or off")
-		}
-		return func(s *Settings) { b := on; *field(s) = &b }, nil
+		on, err := onOff(v)
+		return func(s *Settings) { b := on; *field(s) = &b }, err
 	}
+}
+
+func parseOnOff(field func(*Settings) *bool) func(string) (setter, error) {
+	return func(v string) (setter, error) {
+		on, err := onOff(v)
+		return func(s *Settings) { *field(s) = on }, err
+	}
+}
+
+func onOff(v string) (bool, error) {
+	switch v {
+	case "on", "true": // programs that write YAML turn on into true
+		return true, nil
+	case "off", "false":
+		return false, nil
+	}
+	return false, errors.New("must be on or off")
 }
 
 func parseNetCPU(v string) (setter, error) {

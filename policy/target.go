@@ -25,6 +25,9 @@ type Net struct {
 	Weight   uint32        // share of what is not guaranteed
 	Priority *int          // order for idle bandwidth; nil if not set
 	Latency  time.Duration // bound on the queueing delay that this host adds
+	// Split allows that packets of others are cut into frames where Latency cannot
+	// be kept else. It is false without a Latency.
+	Split bool
 }
 
 // IO is what a container is due of one block device. Zero means not asked for.
