@@ -75,7 +75,7 @@ func wireTraffic(r traffic.Reading, lookup func(container.ID) (container.Contain
 	for _, row := range r.Rows {
 		c := api.TrafficClass{
 			Container: row.Container, Uplink: row.Uplink, Direction: string(row.Direction), Link: row.Link,
-			Guaranteed: row.Guaranteed, Ceil: row.Ceil, Level: row.Level,
+			Guaranteed: row.Guaranteed, Ceil: row.Ceil, Level: row.Level, Split: row.Split,
 			Bytes: row.Bytes, Packets: row.Packets, Borrowed: row.Borrowed, Drops: row.Drops, Overlimits: row.Overlimits,
 			BacklogBytes: row.Backlog, BacklogPackets: row.Queued,
 		}
@@ -84,7 +84,7 @@ func wireTraffic(r traffic.Reading, lookup func(container.ID) (container.Contain
 			c.Name = is.Name
 			c.Asked = &api.TrafficAsked{
 				Rate: row.Asked.Rate, Ceil: row.Asked.Ceil, Weight: uint64(row.Asked.Weight), Priority: row.Asked.Priority,
-				Latency: row.Asked.Latency.Seconds(),
+				Latency: row.Asked.Latency.Seconds(), Split: row.Asked.Split,
 			}
 		}
 		if h := row.Delays; h != nil {

@@ -46,6 +46,7 @@ type TrafficClass struct {
 	Guaranteed uint64        `json:"guaranteed_bits_per_second" doc:"what it gets now also while all others want everything"`
 	Ceil       uint64        `json:"ceil_bits_per_second" doc:"what it gets at the most"`
 	Level      int           `json:"level" doc:"order in which idle bandwidth is taken, 0 to 7, the smallest first"`
+	Split      int           `json:"split_bytes,omitempty" doc:"packets that are longer are cut into frames, for the latency of another container; absent where none are"`
 
 	Achieved   float64 `json:"achieved_bits_per_second,omitempty" doc:"what was sent, over the time from since to taken; absent in totals"`
 	Bytes      uint64  `json:"sent_bytes" doc:"bytes sent"`
@@ -69,6 +70,7 @@ type TrafficAsked struct {
 	Weight   uint64  `json:"weight,omitempty" doc:"share of what is not guaranteed"`
 	Priority *int    `json:"priority,omitempty" doc:"order for idle bandwidth, the smaller first"`
 	Latency  float64 `json:"latency_seconds,omitempty" doc:"bound on the queueing delay"`
+	Split    bool    `json:"latency_split,omitempty" doc:"packets of others may be cut into frames for that"`
 }
 
 // SelfTraffic is what a container may know of its bandwidth: its own classes.

@@ -115,14 +115,7 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 	}
 	var rows [][]string
 	for _, c := range classes {
-		name := "(others)"
-		if c.Container != 0 {
-			if name = showText(c.Name); name == "" {
-				name = "id " + c.Container.String()
-			} else if strings.HasPrefix(name, "(") {
-				name = fmt.Sprintf("%q", name) // what stands in brackets is ours
-			}
-		}
+		name := called(c)
 		sent, borrowed := bits(c.Achieved), "-"
 		if total {
 			sent = scale(float64(c.Bytes)) + "B"
@@ -138,6 +131,53 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 	}
 	right(columns, rows, 2, len(columns)-1)
 	table(w, columns, rows)
+	if note := splitNote(classes); note != "" {
+		fmt.Fprintln(w, note)
+	}
+}
+
+// splitNote says whose packets are cut, and for whom.
+func splitNote(classes []api.TrafficClass) string {
+	var of, whom []string
+	size := 0
+	for _, c := range classes {
+		if c.Split > 0 {
+			of, size = append(of, called(c)), c.Split
+		}
+		if c.Asked != nil && c.Asked.Split {
+			whom = append(whom, called(c))
+		}
+	}
+	if size == 0 {
+		return ""
+	}
+	const most = 4
+	list := func(names []string) string {
+		if len(names) > most {
+			return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+		}
+		return strings.Join(names, ", ")
+	}
+	note := fmt.Sprintf("Packets of more than %d bytes are split into frames, of %s", size, list(of))
+	if len(whom) > 0 { // not with one container's own classes
+		note += ", for the latency of " + list(whom)
+	}
+	return note + "."
+}
+
+// called is the name of who has a class.
+func called(c api.TrafficClass) string {
+	if c.Container == 0 {
+		return "(others)"
+	}
+	name := showText(c.Name)
+	switch {
+	case name == "":
+		return "id " + c.Container.String()
+	case strings.HasPrefix(name, "("):
+		return fmt.Sprintf("%q", name) // what stands in brackets is ours
+	}
+	return name
 }
 
 // waits is what the last columns say of a class.
@@ -175,6 +215,9 @@ func askedFor(a *api.TrafficAsked) string {
 	}
 	if a.Latency > 0 {
 		parts = append(parts, brief(a.Latency))
+	}
+	if a.Split {
+		parts = append(parts, "split")
 	}
 	if len(parts) == 0 {
 		return "-"

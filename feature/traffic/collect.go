@@ -39,10 +39,11 @@ type Row struct {
 
 	Guaranteed, Ceil uint64 // bit/s, as things stand now
 	Level            int    // order for idle bandwidth, 0 is served first
+	Split            int    // packets that are longer are cut into frames for somebody's latency, bytes; 0: none are
 	qdisc.Stats
 
 	class  delay.Class
-	Delays *delay.Histogram // how long packets have waited; nil: not measured
+	Delays *delay.Histogram // how long packets have waited; nil: not measured, as where they are cut
 }
 
 // Reading is all classes, by uplink, direction and container.
@@ -122,10 +123,7 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 		return to // the device has gone, or someone else's qdisc is there
 	}
 	for _, c := range p.Classes {
-		minor := uint16(c.Slot)
-		if c.Slot == slot.Nobody {
-			minor = qdisc.MinorDefault
-		}
+		minor := minorOf(c.Slot)
 		o, known := owners[c.Slot]
 		st, there := stats[minor]
 		if !known || !there {
@@ -133,7 +131,7 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 		}
 		row := Row{
 			Members: o.members, Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate, Asked: o.asked[way],
-			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Stats: st,
+			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Split: c.Split, Stats: st,
 			class: delay.Class{NetNS: f.host.Inode(), Index: index, Minor: minor},
 		}
 		if len(o.members) > 0 {

@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -32,10 +33,12 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 		return Measured{}, ctx.Err()
 	}
 	before := f.Read()
+	cut := make(map[delay.Class]bool)
 	classes := make([]delay.Class, 0, len(before.Rows))
 	was := make(map[delay.Class]*delay.Histogram)
 	for _, row := range before.Rows {
 		classes = append(classes, row.class)
+		cut[row.class] = row.Split > 0
 		if row.Delays != nil {
 			was[row.class] = row.Delays
 		}
@@ -58,7 +61,7 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 		return m, nil
 	}
 	for i, row := range m.Rows {
-		if m.Err == nil {
+		if m.Err == nil && row.Split == 0 && !cut[row.class] {
 			m.Rows[i].Delays, m.Err = meter.Read(row.class)
 		}
 	}
@@ -88,7 +91,7 @@ func (f *Traffic) follow() {
 	if !f.cfg.Delays {
 		return
 	}
-	classes := f.classes()
+	classes, cut := f.classes()
 	var err error
 	switch {
 	case len(classes) == 0:
@@ -96,8 +99,11 @@ func (f *Traffic) follow() {
 	case f.meter == nil:
 		f.meter, err = delay.Open(f.host.Inode(), classes)
 	default:
-		err = f.meter.Follow(classes)
+		// What is counted while packets are cut is nonsense: see delays.
+		same := slices.DeleteFunc(slices.Clone(classes), func(c delay.Class) bool { return cut[c] != f.cut[c] })
+		err = errors.Join(f.meter.Follow(same), f.meter.Follow(classes))
 	}
+	f.cut = cut
 	was := f.unmeasured
 	f.unmeasured = fmt.Sprint(err)
 	if err != nil && f.unmeasured != was {
@@ -115,14 +121,17 @@ func (f *Traffic) unfollow() error {
 	return err
 }
 
-// classes lists the classes there are, in every root of ours.
-func (f *Traffic) classes() (all []delay.Class) {
+// classes lists the classes there are, in every root of ours, and has those whose
+// packets are cut in a set.
+func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
+	cut = make(map[delay.Class]bool)
 	add := func(netns uint64, q *queue, minors ...uint16) {
 		if !q.claimed || q.lost {
 			return
 		}
 		for _, minor := range slices.Concat(minors, []uint16{qdisc.MinorDefault}) {
-			all = append(all, delay.Class{NetNS: netns, Index: q.index, Minor: minor})
+			c := delay.Class{NetNS: netns, Index: q.index, Minor: minor}
+			all, cut[c] = append(all, c), slices.Contains(q.split, minor)
 		}
 	}
 	var out, in []uint16
@@ -142,17 +151,21 @@ func (f *Traffic) classes() (all []delay.Class) {
 		add(f.host.Inode(), &u.queue, out...)
 		add(f.host.Inode(), &u.ingress.queue, in...)
 	}
-	return all
+	return all, cut
 }
 
 // delays fills in what has been measured since each class was made, where that
-// is done always.
+// is done always, and packets leave as they were enqueued: of one that is cut the
+// frames are others, at addresses that no stamp is of.
 func (f *Traffic) delays(r *Reading) {
 	if f.meter == nil {
 		return
 	}
 	var err error
 	for i, row := range r.Rows {
+		if row.Split > 0 {
+			continue
+		}
 		if r.Rows[i].Delays, err = f.meter.Read(row.class); err != nil {
 			break
 		}

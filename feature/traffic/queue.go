@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -22,6 +23,7 @@ type queue struct {
 	kind    qdisc.Kind // of this kind
 	lost    bool       // it was, until someone replaced it
 	ordered bool       // its classes are not all of one level
+	split   []uint16   // classes, by minor, whose packets are cut into frames
 }
 
 // replaced is the error of a device whose root qdisc is not ours any more; by says
@@ -49,7 +51,12 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	}
 	defer d.Close()
 	_, err = d.Bring(kind, classes(p))
-	q.ordered = ordered(p)
+	q.ordered, q.split = ordered(p), nil
+	for _, c := range p.Classes {
+		if c.Split > 0 {
+			q.split = append(q.split, minorOf(c.Slot))
+		}
+	}
 	if errors.Is(err, qdisc.ErrNotOurs) {
 		q.lost = true
 		return replaced(by)
@@ -67,13 +74,17 @@ func classes(p model.Plan) []qdisc.Class {
 	out := make([]qdisc.Class, 0, len(p.Classes)+1)
 	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root), HFSC: hfsc(p.Top)})
 	for _, c := range p.Classes {
-		minor := uint16(c.Slot)
-		if minor == 0 {
-			minor = qdisc.MinorDefault
-		}
-		out = append(out, qdisc.Class{Minor: minor, HTB: qdisc.HTB(c.HTB), HFSC: hfsc(c.HFSC)})
+		out = append(out, qdisc.Class{Minor: minorOf(c.Slot), HTB: qdisc.HTB(c.HTB), HFSC: hfsc(c.HFSC), Split: c.Split})
 	}
 	return out
+}
+
+// minorOf gives the minor of the class of a slot.
+func minorOf(s slot.Slot) uint16 {
+	if s == slot.Nobody {
+		return qdisc.MinorDefault
+	}
+	return uint16(s)
 }
 
 // kindOf is the kind of qdisc that puts a plan into force.

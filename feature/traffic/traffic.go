@@ -70,6 +70,7 @@ type Traffic struct {
 	support probe.Verdict
 	v2      string // root of the cgroup v2 tree
 	hfsc    bool   // the kernel has it
+	splits  bool   // packets can be cut into frames: it has TBF
 	find    *netdev.Finder
 	hooks   *qdisc.Hooks
 
@@ -85,6 +86,7 @@ type Traffic struct {
 	watches    map[uint64]*watch     // of namespaces with IFBs
 	macvlans   map[container.ID]bool // containers whose packets no veth brings
 	meter      *delay.Meter          // nil while delays are measured for no longer than Measure takes
+	cut        map[delay.Class]bool  // of which the meter says nothing
 	unmeasured string                // why they are not, or not of all, at the last look
 }
 
@@ -126,6 +128,7 @@ func New(cfg Config) (*Traffic, error) {
 		return f, nil
 	}
 	f.hfsc = qdisc.Supported(qdisc.KindHFSC) == nil
+	f.splits = qdisc.Supported(qdisc.KindTBF) == nil
 	if f.hooks, err = qdisc.OpenHooks(f.find, cfg.Journal); err == nil {
 		f.programs, err = load(cfg.MarkMask)
 	}

@@ -66,7 +66,7 @@ func (f *Traffic) look() error {
 			f.uplinks[l.Index] = u
 		}
 		mtu := l.MTU + linkHeader
-		u.link = model.Link{Name: l.Name, Rate: rate, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
+		u.link = model.Link{Name: l.Name, Rate: rate, MTU: mtu, MaxPacket: max(maxGSO, mtu), Splits: f.splits}
 		u.ingress.link = u.link
 		u.ingress.link.Rate = rate / 100 * received
 	}

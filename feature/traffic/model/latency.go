@@ -31,16 +31,16 @@ func (c Curve) after(t time.Duration) float64 {
 // is lost is that of the largest packet of *anybody* at the rate of the *link*,
 // not of an own one at the own rate, which gives 20 ms - 120 ms in the paper's
 // own example; and r·L is 250 bytes there, less than one packet. With sigma the
-// burst, Lmax the largest packet, R the link and D0 what waits below:
+// burst, Lmax the largest packet (lmax, in bytes), R the link and D0 what waits below:
 //
 //	d  = L - Lmax/R - D0
 //	m1 = max(r, sigma/d)
 //	m2 = r
-func realTime(l Link, rate uint64, burst int, latency time.Duration) (Curve, bool) {
+func realTime(l Link, lmax int, rate uint64, burst int, latency time.Duration) (Curve, bool) {
 	if latency == 0 {
 		return Curve{M1: rate, M2: rate}, true
 	}
-	d := latency - wire(l.MaxPacket, l.Rate) - l.Below
+	d := latency - wire(lmax, l.Rate) - l.Below
 	if d <= 0 {
 		return Curve{}, false
 	}
@@ -78,7 +78,7 @@ func burstOf(l Link, t Tenant) int {
 func feasible(l Link, ts []Tenant, classes []Class) error {
 	var curves []Curve
 	for i, t := range ts {
-		c, ok := realTime(l, promised(t, classes[i]), burstOf(l, t), t.Latency)
+		c, ok := realTime(l, l.largest(t), promised(t, classes[i]), burstOf(l, t), t.Latency)
 		if !ok {
 			return tooShort(l, t)
 		}
@@ -153,7 +153,7 @@ func crossing(l Link, curves []Curve) (time.Duration, float64) {
 func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Duration, bool) {
 	const step, longest = 10 * time.Microsecond, 10 * time.Second
 	fits := func(latency time.Duration) bool {
-		c, ok := realTime(l, rate, burstOf(l, t), latency)
+		c, ok := realTime(l, l.largest(t), rate, burstOf(l, t), latency)
 		if !ok {
 			return false
 		}
@@ -179,10 +179,11 @@ func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Du
 // tooShort refuses a latency that one packet of somebody else is enough to
 // break, or that its own burst takes longer than.
 func tooShort(l Link, t Tenant) error {
-	lost := wire(l.MaxPacket, l.Rate) + l.Below
+	lmax := l.largest(t)
+	lost := wire(lmax, l.Rate) + l.Below
 	own := wire(burstOf(l, t), l.Rate)
 	r := &Refusal{Slot: t.Slot, Key: "latency", err: ErrInfeasible,
-		Reason: fmt.Sprintf("a packet of any other container, which has up to %d bytes, takes %s on the %s link", l.MaxPacket, wire(l.MaxPacket, l.Rate).Round(time.Microsecond), policy.FormatRate(l.Rate)),
+		Reason: fmt.Sprintf("a packet of any other container, which has up to %d bytes, takes %s on the %s link", lmax, wire(lmax, l.Rate).Round(time.Microsecond), policy.FormatRate(l.Rate)),
 		Mend:   fmt.Sprintf("a latency of at least %s", roundUp(lost+own)),
 	}
 	if l.Below > 0 {
@@ -190,12 +191,6 @@ func tooShort(l Link, t Tenant) error {
 	}
 	if lost < t.Latency {
 		r.Reason += fmt.Sprintf(", and its own %d bytes take %s", burstOf(l, t), own.Round(time.Microsecond))
-	}
-	// Twice the own burst's time, so that it may need half of the link.
-	if left := t.Latency - l.Below - 2*own; left > 0 {
-		if packet := int(muldiv(uint64(left), l.Rate, 8*uint64(time.Second))); packet >= l.MTU && packet < l.MaxPacket {
-			r.Mend += fmt.Sprintf(", or packets of at most %d bytes (gso_max_size) from the others", packet)
-		}
 	}
 	return r
 }
@@ -206,9 +201,10 @@ func roundUp(d time.Duration) time.Duration {
 }
 
 // Feasible answers whether tenant t could join the others on the link, without
-// anything being changed: nil, or a *Refusal of t's wishes or of another's that
-// t would break.
-func Feasible(l Link, others []Tenant, t Tenant) error {
+// anything being changed: the size that packets of others would have to be cut to
+// for it, 0 for none, or a *Refusal of t's wishes or of another's that t would
+// break.
+func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
 	if t.Slot == slot.Nobody {
 		t.Slot = slot.Max // whoever has none yet comes last
 	}
@@ -218,6 +214,6 @@ func Feasible(l Link, others []Tenant, t Tenant) error {
 			ts = append(ts, o)
 		}
 	}
-	_, err := Compute(l, append(ts, t))
-	return err
+	p, err := Compute(l, append(ts, t))
+	return p.Split, err
 }

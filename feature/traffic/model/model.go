@@ -28,6 +28,8 @@ type Link struct {
 	// super-packet (GSO) included, in bytes; 0 is MTU. Nothing can overtake a
 	// packet that is being sent.
 	MaxPacket int
+	// Splits says that the shaper can cut packets of a class into frames.
+	Splits bool
 	// Below is how long a packet waits after the shaper at the most: in the
 	// device's ring, say.
 	Below time.Duration
@@ -53,6 +55,7 @@ type Class struct {
 	Ceil       uint64 // bit/s, also while nobody else wants anything
 	Weight     uint64 // share of what is idle, in the unit of Plan.PerWeight
 	Level      int    // order for what is idle, 0 to 7, the smallest first
+	Split      int    // packets that are larger are cut into frames, bytes; 0: none are
 	HTB        HTB
 	HFSC       HFSC
 }
@@ -71,6 +74,9 @@ type Plan struct {
 	StaticWeight, DynamicWeight uint64
 	// PerWeight is the bandwidth that one unit of weight stands for, bit/s.
 	PerWeight uint64
+	// Split is the Class.Split of those classes that have one; 0: none has, and
+	// every latency is kept without.
+	Split int
 }
 
 // levels is how many priorities HTB has (TC_HTB_NUMPRIO).
@@ -140,11 +146,7 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 		}
 		p.Classes = append(p.Classes, c)
 	}
-	check := inTurn
-	if l.HFSC {
-		check = feasible
-	}
-	if err := check(l, ts, p.Classes); err != nil {
+	if ts, err = p.fit(ts); err != nil {
 		return Plan{}, err
 	}
 	p.parameters(ts)
@@ -176,6 +178,7 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 		if t.Weight == 0 && t.Rate == 0 {
 			t.Weight = defaultWeight
 		}
+		t.Split = t.Split && t.Latency > 0
 		rates = append(rates, t.Rate)
 	}
 	if err := policy.FitLink(l.Rate, rates); err != nil {

@@ -16,7 +16,9 @@ const (
 	gbit = 1000 * mbit
 )
 
-func link(rate uint64) Link { return Link{Name: "eth0", Rate: rate, MTU: 1514, MaxPacket: 65536} }
+func link(rate uint64) Link {
+	return Link{Name: "eth0", Rate: rate, MTU: 1514, MaxPacket: 65536, Splits: true}
+}
 
 // curves is a link whose shaper is HFSC.
 func curves(rate uint64) Link {
@@ -213,9 +215,9 @@ func TestRefusals(t *testing.T) {
 		{"sum that overflows", link(gbit), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, policy.ErrOverLink, "more than", "less for the others"},
 		{"rate above ceil", link(gbit), []policy.Net{{Rate: 2 * mbit, Ceil: mbit}}, 1, ErrOverCeil, "2mbit is more than the ceil 1mbit", "at least the rate"},
 		{"shorter than a packet of others", link(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
-			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or packets of at most 59471 bytes (gso_max_size)"},
+			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or latency.split on, as packets of the others are split to at most 1522 bytes then"},
 		{"the same by curves", curves(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
-			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or packets of at most 59471 bytes (gso_max_size)"},
+			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or latency.split on, as packets of the others are split to at most 1522 bytes then"},
 		{"one after the other", link(gbit), []policy.Net{{Rate: 100 * mbit, Latency: 2 * time.Millisecond}, {Weight: 1}, {Rate: mbit, Latency: 1100 * time.Microsecond}}, 3, ErrInfeasible,
 			"wait for 1.21ms on the 1gbit link: 1 other containers with a latency can come before it, of which c1 has the most, 100mbit", "a latency of at least 1.21ms"},
 		{"who was there first", link(gbit), []policy.Net{{Rate: mbit, Latency: 600 * time.Microsecond}, {Rate: mbit, Latency: 5 * time.Millisecond}}, 1, ErrInfeasible,
@@ -289,7 +291,7 @@ func TestRealTime(t *testing.T) {
 		{"a rate that is enough", link(gbit), 100 * mbit, 1500, 2 * time.Millisecond, Curve{100 * mbit, 0, 100 * mbit}, true},
 		{"none asked for", link(gbit), mbit, 1500, 0, Curve{mbit, 0, mbit}, true},
 	} {
-		got, ok := realTime(tt.link, tt.rate, tt.burst, tt.latency)
+		got, ok := realTime(tt.link, tt.link.MaxPacket, tt.rate, tt.burst, tt.latency)
 		got.M1, got.D = (got.M1+500)/1000*1000, got.D.Round(time.Microsecond)
 		if ok != tt.ok || ok && got != tt.want {
 			t.Errorf("%s: %+v, %v; want %+v, %v", tt.name, got, ok, tt.want, tt.ok)
@@ -310,7 +312,7 @@ func TestFeasible(t *testing.T) {
 		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
 	} {
 		for _, l := range []Link{link(gbit), curves(gbit)} {
-			if err := Feasible(l, others, tt.t); !errors.Is(err, tt.want) {
+			if _, err := Feasible(l, others, tt.t); !errors.Is(err, tt.want) {
 				t.Errorf("HFSC %v: %+v: %v, want %v", l.HFSC, tt.t, err, tt.want)
 			}
 		}

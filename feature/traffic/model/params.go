@@ -47,7 +47,7 @@ func (p *Plan) parameters(ts []Tenant) {
 		}
 		// Each leaf has a real-time curve, as one that has not is starved by
 		// those that have; feasible has found this one before.
-		c.HFSC.RealTime, _ = realTime(p.Link, promised(ts[i], *c), burstOf(p.Link, ts[i]), ts[i].Latency)
+		c.HFSC.RealTime, _ = realTime(p.Link, p.Link.largest(ts[i]), promised(ts[i], *c), burstOf(p.Link, ts[i]), ts[i].Latency)
 		share := max(muldiv(c.Weight, p.PerWeight, unit), minShare)
 		c.HFSC.LinkShare = Curve{M1: share, M2: share}
 		if c.Ceil < rate { // one on every class would defeat the sharing
@@ -72,8 +72,11 @@ func (p *Plan) quanta() func(weight uint64) uint32 {
 	for _, c := range p.Classes {
 		least, greatest = min(least, c.Weight), max(greatest, c.Weight)
 	}
-	most := max(muldiv(p.Link.Rate, uint64(turnTime), 8*uint64(time.Second)), uint64(p.Link.MaxPacket))
 	packet := uint64(p.Link.MaxPacket)
+	if p.Split > 0 {
+		packet = uint64(p.Split)
+	}
+	most := max(muldiv(p.Link.Rate, uint64(turnTime), 8*uint64(time.Second)), packet)
 	return func(weight uint64) uint32 {
 		q := muldiv(packet, weight, least)
 		if muldiv(packet, greatest, least) > most {

@@ -42,10 +42,11 @@ func inTurn(l Link, ts []Tenant, classes []Class) error {
 
 // turn gives the longest that a packet of tenant i may have to wait.
 func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
-	bytes, rate := uint64(l.MaxPacket+burstOf(l, ts[i])), l.Rate
+	lmax := l.largest(ts[i])
+	bytes, rate := uint64(lmax+burstOf(l, ts[i])), l.Rate
 	for j, t := range ts {
 		if j != i && t.Latency > 0 {
-			bytes += uint64(ownBurst(l, t)) + uint64(l.MaxPacket)
+			bytes += uint64(ownBurst(l, t)) + uint64(lmax)
 			rate -= min(classes[j].Guaranteed, rate-1)
 		}
 	}

@@ -1,0 +1,96 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// tags is how much longer than a full frame one may be that carries VLAN tags,
+// two of them, and so must not be too long to pass.
+const tags = 8
+
+// split is the largest packet of those that are cut into frames.
+func (l Link) split() int { return min(l.MTU+tags, l.MaxPacket) }
+
+// largest is the largest packet of anybody that a tenant may have to wait for.
+// Who has not asked for it has nothing of that others' packets are cut, so that it
+// does not lose its latency when they need it no more.
+func (l Link) largest(t Tenant) int {
+	if t.Split {
+		return l.split()
+	}
+	return l.MaxPacket
+}
+
+// fit answers whether all latencies can be kept, and has packets cut into frames
+// if that is what it takes, and is allowed. It gives the tenants as the answer
+// found them: with Split where it is made use of.
+func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
+	check := inTurn
+	if p.Link.HFSC {
+		check = feasible
+	}
+	whole := slices.Clone(ts)
+	for i := range whole {
+		whole[i].Split = false
+	}
+	err := check(p.Link, whole, p.Classes)
+	if err == nil || !errors.Is(err, ErrInfeasible) || p.Link.split() == p.Link.MaxPacket {
+		return whole, err
+	}
+	if p.Link.Splits {
+		if err = check(p.Link, ts, p.Classes); err == nil {
+			p.split(ts)
+			return ts, nil
+		}
+	}
+	return nil, p.allow(err, ts, check)
+}
+
+// split has the packets of all those cut that a tenant may have to wait for whose
+// latency counts on it: of all classes, but of a single such tenant's own not.
+func (p *Plan) split(ts []Tenant) {
+	p.Split = p.Link.split()
+	counts := -1
+	for i, t := range ts {
+		if !t.Split {
+			continue
+		}
+		if counts >= 0 {
+			counts = -1
+			break
+		}
+		counts = i
+	}
+	for i := range p.Classes {
+		if i != counts {
+			p.Classes[i].Split = p.Split
+		}
+	}
+}
+
+// allow adds to a refusal whether the latency could be kept if packets of others
+// were allowed to be cut.
+func (p *Plan) allow(err error, ts []Tenant, check func(Link, []Tenant, []Class) error) error {
+	r := new(Refusal)
+	i := -1
+	if errors.As(err, &r) && r.Key == "latency" {
+		i = slices.IndexFunc(ts, func(t Tenant) bool { return t.Slot == r.Slot })
+	}
+	switch {
+	case i < 0:
+	case !p.Link.Splits && ts[i].Split:
+		r.Reason += "; this kernel cannot split packets of others, as it has no TBF"
+	case p.Link.Splits && !ts[i].Split:
+		ts = slices.Clone(ts)
+		ts[i].Split = true
+		if check(p.Link, ts, p.Classes) == nil {
+			if r.Mend != "" {
+				r.Mend += ", or "
+			}
+			r.Mend += fmt.Sprintf("latency.split on, as packets of the others are split to at most %d bytes then", p.Link.split())
+		}
+	}
+	return err
+}

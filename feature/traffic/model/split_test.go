@@ -1,0 +1,112 @@
+package model
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// Packets of others are cut where a latency needs it that may ask for it, and
+// nowhere else.
+func TestSplit(t *testing.T) {
+	const us = time.Microsecond
+	bulk := policy.Net{Weight: 5}
+	old := func(l Link) Link { l.Splits = false; return l }
+	for _, tt := range []struct {
+		name  string
+		link  Link
+		nets  []policy.Net
+		split []slot.Slot // whose packets are cut; 0: everybody's
+		err   string      // "": none
+	}{
+		{"not needed", link(gbit), []policy.Net{bulk, {Latency: 2000 * us, Split: true}}, nil, ""},
+		{"needed, not allowed", link(gbit), []policy.Net{bulk, {Latency: 200 * us}}, nil,
+			"possible with: a latency of at least 540µs, or latency.split on, as packets of the others are split to at most 1522 bytes then"},
+		{"needed and allowed", link(gbit), []policy.Net{bulk, {Latency: 200 * us, Split: true}}, []slot.Slot{0, 1}, ""},
+		{"allowed, and not enough", link(gbit), []policy.Net{bulk, {Latency: 10 * us, Split: true}}, nil, "up to 1522 bytes, takes 12µs"},
+		{"allowed by another", link(gbit), []policy.Net{{Latency: 200 * us, Split: true}, {Latency: 200 * us}}, nil, "or latency.split on"},
+		{"of two, both need it", link(gbit), []policy.Net{{Latency: 200 * us, Split: true}, {Rate: mbit, Latency: 300 * us, Split: true}}, []slot.Slot{0, 1, 2}, ""},
+		{"of two, one needs it", link(gbit), []policy.Net{{Rate: mbit, Latency: 5000 * us}, {Rate: mbit, Latency: 200 * us, Split: true}}, []slot.Slot{0, 1}, ""},
+		{"allowed without a latency", link(gbit), []policy.Net{{Weight: 5, Split: true}, bulk}, nil, ""},
+		{"allowed without a latency, and not by who needs it", link(gbit), []policy.Net{{Weight: 5, Split: true}, {Latency: 200 * us}}, nil, "or latency.split on"},
+		{"the kernel cannot", old(link(gbit)), []policy.Net{bulk, {Latency: 200 * us, Split: true}}, nil, "this kernel cannot split packets of others, as it has no TBF; possible with: a latency of at least 540µs"},
+		{"the kernel cannot, and nobody asks for it", old(link(gbit)), []policy.Net{bulk, {Latency: 200 * us}}, nil, "possible with: a latency of at least 540µs"},
+		{"packets are no longer than frames", Link{Name: "eth0", Rate: gbit, MTU: 1514, Splits: true}, []policy.Net{bulk, {Latency: 20 * us, Split: true}}, nil, "up to 1514 bytes"},
+	} {
+		for _, hfsc := range []bool{false, true} {
+			l := tt.link
+			l.HFSC = hfsc
+			var ts []Tenant
+			for i, n := range tt.nets {
+				ts = append(ts, tenant(slot.Slot(i+1), n))
+			}
+			p, err := Compute(l, ts)
+			if tt.err != "" {
+				if !errors.Is(err, ErrInfeasible) || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("%s, HFSC %v: %+v, %v; want %q", tt.name, hfsc, p, err, tt.err)
+				}
+				if !l.Splits && strings.Contains(err.Error(), "latency.split on") {
+					t.Errorf("%s, HFSC %v: %v, which the kernel cannot", tt.name, hfsc, err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Errorf("%s, HFSC %v: %v", tt.name, hfsc, err)
+				continue
+			}
+			var got []slot.Slot
+			for _, c := range p.Classes {
+				if c.Split > 0 {
+					got = append(got, c.Slot)
+				}
+				if c.Split != 0 && c.Split != p.Split {
+					t.Errorf("%s: class %d is cut to %d, all to %d", tt.name, c.Slot, c.Split, p.Split)
+				}
+			}
+			if len(got) != len(tt.split) || len(got) > 0 && p.Split != 1522 {
+				t.Errorf("%s, HFSC %v: packets of %v are cut to %d bytes, want of %v", tt.name, hfsc, got, p.Split, tt.split)
+			}
+			for i := range got {
+				if got[i] != tt.split[i] {
+					t.Errorf("%s, HFSC %v: packets of %v are cut, want of %v", tt.name, hfsc, got, tt.split)
+				}
+			}
+		}
+	}
+}
+
+// What Feasible answers is what Compute does.
+func TestFeasibleSplit(t *testing.T) {
+	others := []Tenant{tenant(1, policy.Net{Weight: 1})}
+	for _, tt := range []struct {
+		net  policy.Net
+		want int
+	}{
+		{policy.Net{Latency: 2 * time.Millisecond, Split: true}, 0},
+		{policy.Net{Latency: 200 * time.Microsecond, Split: true}, 1522},
+	} {
+		if got, err := Feasible(link(gbit), others, tenant(0, tt.net)); got != tt.want || err != nil {
+			t.Errorf("%+v: split to %d, %v; want %d", tt.net, got, err, tt.want)
+		}
+	}
+}
+
+// Where packets are cut the turns of HTB are those of frames, and the curve of who
+// needs it has all the time that is left.
+func TestSplitParameters(t *testing.T) {
+	ts := []Tenant{tenant(1, policy.Net{Weight: 1}), tenant(2, policy.Net{Weight: 1, Latency: 200 * time.Microsecond, Split: true})}
+	p := compute(t, link(gbit), ts...)
+	if q := p.Classes[1].HTB.Quantum; q != 1522 {
+		t.Errorf("quantum %d", q)
+	}
+	ts[1].Net = policy.Net{Rate: mbit, Latency: 200 * time.Microsecond, Split: true}
+	p = compute(t, curves(gbit), ts...)
+	want, ok := realTime(p.Link, 1522, promised(ts[1], p.Classes[2]), 1514, 200*time.Microsecond)
+	if got := p.Classes[2].HFSC.RealTime; !ok || got != want || got.D < 187*time.Microsecond {
+		t.Errorf("curve %+v, want %+v", got, want)
+	}
+}
