@@ -115,7 +115,7 @@ func (d *Device) setLeaf(is leaf, c Class) (changed bool, err error) {
 	case is.handle == 0:
 		return true, d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL, m)
 	case is.split == 0:
-		return false, fmt.Errorf("%w: %s %x:", ErrLeaf, is.kind, is.handle>>16)
+		return false, fmt.Errorf("%w: %s with handle %x", ErrLeaf, is.kind, is.handle>>16)
 	case c.Split > 0:
 		return true, d.send(unix.RTM_NEWQDISC, 0, m)
 	case is.queued == 0:
