@@ -16,9 +16,10 @@
  *   sockets (sock.bpf.h) tell whose an open packet was that no veth tells.
  *   napi_poll           no packet any more.
  *
- * A timer's interrupt out of which a run comes is a part of it: HTB and TCP set
- * one for each packet that has to wait, and on a virtual machine it takes as long
- * as the packet. So is what that interrupt takes where no event is (fl_around).
+ * The interrupt out of which a run comes is a part of it if it is a timer's (HTB
+ * and TCP set one for each packet that has to wait) or another CPU's call (by which
+ * RPS hands packets over): on a virtual machine it takes as long as the packet,
+ * mostly where no event is (fl_around, fl_around_call).
  *
  * An open packet that nothing tells of is the system's. Time that lies between
  * packets (driver, GRO, softirq entry and exit, all of a NET_TX run, and of one
@@ -64,6 +65,7 @@ const volatile __u32 fl_slot;
  * measured, and told by user space (around.go). 0: not known.
  */
 __u64 fl_around;
+__u64 fl_around_call; /* the same of another CPU's call */
 
 SEC("tp_btf/softirq_entry")
 int BPF_PROG(fl_enter, unsigned int vec)
@@ -89,15 +91,13 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	}
 	now = bpf_ktime_get_ns();
 	if (c->irq_end && now - c->irq_end < FOLLOWS_NS)
-		now = c->irq - fl_around;
+		now = c->irq - (c->call ? fl_around_call : fl_around);
 	c->irq_end = 0;
 	begin(c, vec, now);
 	return 0;
 }
 
-/* Attached where the architecture has such an event. */
-SEC("tp_btf/local_timer_entry")
-int BPF_PROG(fl_timer, int vector)
+static __always_inline int interrupt_enter(__u64 call)
 {
 	struct cpu *c = this_cpu();
 
@@ -106,11 +106,11 @@ int BPF_PROG(fl_timer, int vector)
 	c->irq_end = 0;
 	/* Within a run it is a part of that anyway, looked at or not. */
 	c->irq = (c->run && !left(c)) || c->skip ? 0 : bpf_ktime_get_ns();
+	c->call = call;
 	return 0;
 }
 
-SEC("tp_btf/local_timer_exit")
-int BPF_PROG(fl_timed, int vector)
+static __always_inline int interrupt_exit(void)
 {
 	struct cpu *c = this_cpu();
 
@@ -118,6 +118,31 @@ int BPF_PROG(fl_timed, int vector)
 		return 0; /* a part of a run; or we were not attached when it began */
 	c->irq_end = bpf_ktime_get_ns();
 	return 0;
+}
+
+/* These are attached where the architecture has such events. */
+SEC("tp_btf/local_timer_entry")
+int BPF_PROG(fl_timer, int vector)
+{
+	return interrupt_enter(0);
+}
+
+SEC("tp_btf/local_timer_exit")
+int BPF_PROG(fl_timed, int vector)
+{
+	return interrupt_exit();
+}
+
+SEC("tp_btf/call_function_single_entry")
+int BPF_PROG(fl_call, int vector)
+{
+	return interrupt_enter(1);
+}
+
+SEC("tp_btf/call_function_single_exit")
+int BPF_PROG(fl_called, int vector)
+{
+	return interrupt_exit();
 }
 
 SEC("tp_btf/softirq_exit")

@@ -36,6 +36,7 @@ type accountCpu struct {
 	Flushed       uint64
 	Irq           uint64
 	IrqEnd        uint64
+	Call          uint64
 	Run           uint32
 	Network       uint32
 	Steered       uint32
@@ -113,27 +114,30 @@ type accountTheft struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	accountMapFlAccounts = "fl_accounts"
-	accountMapFlCgroups  = "fl_cgroups"
-	accountMapFlCharges  = "fl_charges"
-	accountMapFlCpus     = "fl_cpus"
-	accountMapFlDevices  = "fl_devices"
-	accountMapFlDropped  = "fl_dropped"
-	accountMapFlThefts   = "fl_thefts"
-	accountMapFlUsed     = "fl_used"
-	accountProgFlEnter   = "fl_enter"
-	accountProgFlExit    = "fl_exit"
-	accountProgFlFlush   = "fl_flush"
-	accountProgFlPolled  = "fl_polled"
-	accountProgFlReached = "fl_reached"
-	accountProgFlReceive = "fl_receive"
-	accountProgFlStamp   = "fl_stamp"
-	accountProgFlTimed   = "fl_timed"
-	accountProgFlTimer   = "fl_timer"
-	accountProgFlXmit    = "fl_xmit"
-	accountVarFlAround   = "fl_around"
-	accountVarFlEpoch    = "fl_epoch"
-	accountVarFlSlot     = "fl_slot"
+	accountMapFlAccounts   = "fl_accounts"
+	accountMapFlCgroups    = "fl_cgroups"
+	accountMapFlCharges    = "fl_charges"
+	accountMapFlCpus       = "fl_cpus"
+	accountMapFlDevices    = "fl_devices"
+	accountMapFlDropped    = "fl_dropped"
+	accountMapFlThefts     = "fl_thefts"
+	accountMapFlUsed       = "fl_used"
+	accountProgFlCall      = "fl_call"
+	accountProgFlCalled    = "fl_called"
+	accountProgFlEnter     = "fl_enter"
+	accountProgFlExit      = "fl_exit"
+	accountProgFlFlush     = "fl_flush"
+	accountProgFlPolled    = "fl_polled"
+	accountProgFlReached   = "fl_reached"
+	accountProgFlReceive   = "fl_receive"
+	accountProgFlStamp     = "fl_stamp"
+	accountProgFlTimed     = "fl_timed"
+	accountProgFlTimer     = "fl_timer"
+	accountProgFlXmit      = "fl_xmit"
+	accountVarFlAround     = "fl_around"
+	accountVarFlAroundCall = "fl_around_call"
+	accountVarFlEpoch      = "fl_epoch"
+	accountVarFlSlot       = "fl_slot"
 )
 
 // loadAccount returns the embedded CollectionSpec for account.
@@ -178,6 +182,8 @@ type accountSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type accountProgramSpecs struct {
+	FlCall    *ebpf.ProgramSpec `ebpf:"fl_call"`
+	FlCalled  *ebpf.ProgramSpec `ebpf:"fl_called"`
 	FlEnter   *ebpf.ProgramSpec `ebpf:"fl_enter"`
 	FlExit    *ebpf.ProgramSpec `ebpf:"fl_exit"`
 	FlFlush   *ebpf.ProgramSpec `ebpf:"fl_flush"`
@@ -208,9 +214,10 @@ type accountMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type accountVariableSpecs struct {
-	FlAround *ebpf.VariableSpec `ebpf:"fl_around"`
-	FlEpoch  *ebpf.VariableSpec `ebpf:"fl_epoch"`
-	FlSlot   *ebpf.VariableSpec `ebpf:"fl_slot"`
+	FlAround     *ebpf.VariableSpec `ebpf:"fl_around"`
+	FlAroundCall *ebpf.VariableSpec `ebpf:"fl_around_call"`
+	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 }
 
 // accountObjects contains all objects after they have been loaded into the kernel.
@@ -260,15 +267,18 @@ func (m *accountMaps) Close() error {
 //
 // It can be passed to loadAccountObjects or ebpf.CollectionSpec.LoadAndAssign.
 type accountVariables struct {
-	FlAround *ebpf.Variable `ebpf:"fl_around"`
-	FlEpoch  *ebpf.Variable `ebpf:"fl_epoch"`
-	FlSlot   *ebpf.Variable `ebpf:"fl_slot"`
+	FlAround     *ebpf.Variable `ebpf:"fl_around"`
+	FlAroundCall *ebpf.Variable `ebpf:"fl_around_call"`
+	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
+	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 }
 
 // accountPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadAccountObjects or ebpf.CollectionSpec.LoadAndAssign.
 type accountPrograms struct {
+	FlCall    *ebpf.Program `ebpf:"fl_call"`
+	FlCalled  *ebpf.Program `ebpf:"fl_called"`
 	FlEnter   *ebpf.Program `ebpf:"fl_enter"`
 	FlExit    *ebpf.Program `ebpf:"fl_exit"`
 	FlFlush   *ebpf.Program `ebpf:"fl_flush"`
@@ -283,6 +293,8 @@ type accountPrograms struct {
 
 func (p *accountPrograms) Close() error {
 	return _AccountClose(
+		p.FlCall,
+		p.FlCalled,
 		p.FlEnter,
 		p.FlExit,
 		p.FlFlush,

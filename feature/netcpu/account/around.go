@@ -1,12 +1,14 @@
 package account
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
 	"slices"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,11 +30,12 @@ const (
 // gap is the time in which a loop did not run, of CLOCK_MONOTONIC.
 type gap struct{ from, to uint64 }
 
-// measureAround tells what a timer's interrupt takes beyond its handler, before and
-// after it: the processor and, mostly, the hypervisor. No event shows that to
-// programs, but a loop that reads the clock does not run meanwhile. It takes
-// some 10 ms of one CPU. 0 if too few interrupts were seen.
-func (m *Meter) measureAround() (time.Duration, error) {
+// measureAround tells what an interrupt takes beyond its handler, before and after
+// it: the processor and, mostly, the hypervisor. No event shows that to programs,
+// but a loop that reads the clock does not run meanwhile. call asks for those by
+// which another CPU calls, else it is a timer's. It takes some 10 ms of a CPU, for
+// calls of two. 0 if too few interrupts were seen.
+func (m *Meter) measureAround(call bool) (time.Duration, error) {
 	type result struct {
 		found []uint64
 		err   error
@@ -40,12 +43,12 @@ func (m *Meter) measureAround() (time.Duration, error) {
 	done := make(chan result)
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with its affinity
-		found, err := m.timersAround()
+		found, err := m.interruptsAround(call)
 		done <- result{found, err}
 	}()
 	r := <-done
 	if r.err != nil {
-		return 0, fmt.Errorf("measure timer interrupts: %w", r.err)
+		return 0, fmt.Errorf("measure interrupts: %w", r.err)
 	}
 	if len(r.found) < aroundLeast {
 		return 0, nil
@@ -55,14 +58,21 @@ func (m *Meter) measureAround() (time.Duration, error) {
 	return min(time.Duration(r.found[len(r.found)/4]), aroundMost), nil
 }
 
-// calibrate has the programs charge what lies around a timer's interrupt. What
-// they charged before stays if nothing was found.
+// calibrate has the programs charge what lies around interrupts. What they charged
+// before stays if nothing was found.
 func (m *Meter) calibrate() error {
-	a, err := m.measureAround()
-	if err != nil || a == 0 {
-		return err
+	var errs []error
+	for _, of := range []struct {
+		call bool
+		to   *ebpf.Variable
+	}{{false, m.around}, {true, m.aroundCall}} {
+		a, err := m.measureAround(of.call)
+		if err == nil && a != 0 {
+			err = of.to.Set(uint64(a))
+		}
+		errs = append(errs, err)
 	}
-	return m.around.Set(uint64(a))
+	return errors.Join(errs...)
 }
 
 // recalibrate does so again once in a while, beside what else goes on. The caller
@@ -76,23 +86,33 @@ func (m *Meter) recalibrate() {
 	m.calibrating.Go(func() { m.calibrate() })
 }
 
-// timersAround sets timers, one after the other, and gives what it found around
-// the handlers of those that fl_timer and fl_timed have seen.
-func (m *Meter) timersAround() ([]uint64, error) {
-	cpu, err := stay()
+// interruptsAround causes interrupts, one after the other, and gives what it found
+// around the handlers of those that the programs have seen.
+func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
+	cpu, other, err := stay()
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
-	if err != nil {
-		return nil, fmt.Errorf("timerfd: %w", err)
+	var want uint64
+	var cause func() error
+	var stop func()
+	switch {
+	case !call:
+		cause, stop, err = timer()
+	case other < 0:
+		return nil, nil // nobody is there to call
+	default:
+		want = 1
+		cause, stop = caller(other)
 	}
-	defer unix.Close(fd)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
 	var found []uint64
 	for try := 0; try < aroundTries && len(found) < aroundTimers; try++ {
-		once := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(aroundSet))}
-		if err := unix.TimerfdSettime(fd, 0, &once, nil); err != nil {
-			return nil, fmt.Errorf("set timerfd: %w", err)
+		if err := cause(); err != nil {
+			return nil, err
 		}
 		gaps, usual, err := watchClock()
 		if err != nil {
@@ -104,7 +124,7 @@ func (m *Meter) timersAround() ([]uint64, error) {
 		}
 		irq, end := states[cpu].Irq, states[cpu].IrqEnd
 		for _, g := range gaps {
-			if g.from <= irq && irq < end && end <= g.to {
+			if states[cpu].Call == want && g.from <= irq && irq < end && end <= g.to {
 				found = append(found, max(g.to-g.from-(end-irq), usual)-usual)
 			}
 		}
@@ -112,21 +132,78 @@ func (m *Meter) timersAround() ([]uint64, error) {
 	return found, nil
 }
 
-// stay keeps the thread on one of its CPUs, and tells which.
-func stay() (cpu int, err error) {
+// timer has one expire aroundSet after each cause, on this CPU.
+func timer() (cause func() error, stop func(), err error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	if err != nil {
+		return nil, nil, fmt.Errorf("timerfd: %w", err)
+	}
+	once := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(aroundSet))}
+	return func() error {
+		if err := unix.TimerfdSettime(fd, 0, &once, nil); err != nil {
+			return fmt.Errorf("set timerfd: %w", err)
+		}
+		return nil
+	}, func() { unix.Close(fd) }, nil
+}
+
+// The commands of membarrier(2): a barrier on all CPUs on which this program runs,
+// for which the kernel calls them.
+const (
+	membarrierExpedited = 1 << 3
+	membarrierRegister  = 1 << 4
+)
+
+// caller has another CPU call this one aroundSet after each cause.
+func caller(cpu int) (cause func() error, stop func()) {
+	// Where that is not allowed, the CPU is not called, and nothing is found.
+	unix.Syscall(unix.SYS_MEMBARRIER, membarrierRegister, 0, 0)
+	asked, ended := make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // for good
+		var one unix.CPUSet
+		one.Set(cpu)
+		if unix.SchedSetaffinity(0, &one) != nil {
+			return // it has gone offline: nothing is found
+		}
+		wait := unix.NsecToTimespec(int64(aroundSet))
+		for range asked {
+			unix.Nanosleep(&wait, nil)
+			unix.Syscall(unix.SYS_MEMBARRIER, membarrierExpedited, 0, 0)
+		}
+	}()
+	return func() error {
+		select {
+		case asked <- struct{}{}:
+		default: // it is late
+		}
+		return nil
+	}, func() { close(asked); <-ended }
+}
+
+// stay keeps the thread on one of its CPUs, and tells which, and another, -1 if
+// there is none.
+func stay() (cpu, other int, err error) {
 	var may unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &may); err != nil {
-		return 0, fmt.Errorf("affinity: %w", err)
+		return 0, 0, fmt.Errorf("affinity: %w", err)
 	}
 	for !may.IsSet(cpu) {
 		cpu++
 	}
+	other = -1
+	if may.Count() > 1 {
+		for other = cpu + 1; !may.IsSet(other); {
+			other++
+		}
+	}
 	var one unix.CPUSet
 	one.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return 0, fmt.Errorf("affinity: %w", err)
+		return 0, 0, fmt.Errorf("affinity: %w", err)
 	}
-	return cpu, nil
+	return cpu, other, nil
 }
 
 // watchClock reads the clock until the timer should have come and something has

@@ -153,7 +153,7 @@ struct ringed {
 /* What each CPU is at. Only its own softirqs and threads write here. */
 struct cpu {
 	/* Since Open; user space reads these two. */
-	__u64 softirq; /* ns from softirq_entry, or the timer before it, to softirq_exit */
+	__u64 softirq; /* ns from softirq_entry, or the interrupt before it, to softirq_exit */
 	__u64 thread;  /* ns of NAPI threads' polls */
 	__u64 lost;    /* thefts that found fl_thefts full */
 
@@ -162,8 +162,9 @@ struct cpu {
 	__u64 pot;     /* ns of the run that lie between packets */
 	__u64 shares;  /* packets that share it */
 	__u64 flushed; /* when the table last went into the maps */
-	__u64 irq;     /* when the last timer interrupt outside of a run began, */
+	__u64 irq;     /* when the last such interrupt outside of a run began, */
 	__u64 irq_end; /* and ended; 0: a run has taken it, or none is due */
+	__u64 call;    /* whether that was another CPU's call, no timer */
 	__u32 run;     /* 0: none; else the vector, or RUN_THREAD */
 	__u32 network; /* whether the run had to do with packets */
 	__u32 steered; /* a NIC's poll brought packets that went to other CPUs */

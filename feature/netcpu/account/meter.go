@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -40,15 +41,16 @@ type Config struct {
 
 // Meter keeps the accounts. Its methods may be called from several goroutines.
 type Meter struct {
-	cfg    Config
-	spec   *ebpf.CollectionSpec
-	maps   accountMaps
-	epoch  *ebpf.Variable
-	flush  *ebpf.Program
-	around *ebpf.Variable // fl_around
-	links  []link.Link
-	self   uint64 // inode of the host's network namespace
-	find   *netdev.Finder
+	cfg        Config
+	spec       *ebpf.CollectionSpec
+	maps       accountMaps
+	epoch      *ebpf.Variable
+	flush      *ebpf.Program
+	around     *ebpf.Variable // fl_around
+	aroundCall *ebpf.Variable // fl_around_call
+	links      []link.Link
+	self       uint64 // inode of the host's network namespace
+	find       *netdev.Finder
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
@@ -60,7 +62,7 @@ type Meter struct {
 	gone       time.Duration
 	closed     bool
 
-	timed       bool      // timers' interrupts are seen
+	timed       bool      // interrupts are seen
 	calibrated  time.Time // when it was last begun to measure what is around them
 	calibrating sync.WaitGroup
 }
@@ -127,6 +129,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 		accountMaps
 		Epoch   *ebpf.Variable `ebpf:"fl_epoch"`
 		Around  *ebpf.Variable `ebpf:"fl_around"`
+		Call    *ebpf.Variable `ebpf:"fl_around_call"`
 		Flush   *ebpf.Program  `ebpf:"fl_flush"`
 		Enter   *ebpf.Program  `ebpf:"fl_enter"`
 		Exit    *ebpf.Program  `ebpf:"fl_exit"`
@@ -137,7 +140,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err := m.spec.LoadAndAssign(&objs, nil); err != nil {
 		return nil, fmt.Errorf("account: %w", err)
 	}
-	m.maps, m.epoch, m.flush, m.around = objs.accountMaps, objs.Epoch, objs.Flush, objs.Around
+	m.maps, m.epoch, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Epoch, objs.Flush, objs.Around, objs.Call
 	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
 	defer func() {
 		if err != nil {
@@ -155,7 +158,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := m.timers(); err != nil {
+	if err := m.interrupts(); err != nil {
 		return nil, err
 	}
 	if cfg.Hooks == nil {
@@ -168,12 +171,13 @@ func Open(cfg Config) (_ *Meter, err error) {
 	return m, p.Close()
 }
 
-// timers attaches what counts timers' interrupts in, where there are events of
-// them: those of x86.
-func (m *Meter) timers() error {
+// interrupts attaches what counts the interrupts of timers and other CPUs' calls
+// in, where there are events of them: those of x86.
+func (m *Meter) interrupts() error {
 	spec := m.spec.Copy()
+	programs := []string{"fl_timed", "fl_timer", "fl_called", "fl_call"}
 	for name := range spec.Programs {
-		if name != "fl_timer" && name != "fl_timed" {
+		if !slices.Contains(programs, name) {
 			delete(spec.Programs, name)
 		}
 	}
@@ -185,7 +189,7 @@ func (m *Meter) timers() error {
 		return err
 	}
 	defer coll.Close()
-	for _, name := range []string{"fl_timed", "fl_timer"} {
+	for _, name := range programs {
 		l, err := link.AttachTracing(link.TracingOptions{Program: coll.Programs[name]})
 		if err != nil {
 			return err

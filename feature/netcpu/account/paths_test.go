@@ -79,8 +79,7 @@ func TestOneHop(t *testing.T) {
 	l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "50000")
 	l.measure(while, func(d delta) {
 		d.only(box, 0.95)
-		// Handing a packet on to another CPU is no protocol's; what an interrupt
-		// there costs is the hypervisor's affair.
+		// Handing a packet on to another CPU is no protocol's.
 		received := d.of(box).Receive
 		if other := received[Other].Packets; other > received[UDP].Packets/100 {
 			d.t.Errorf("%d packets of UDP, %d of nothing that is known", received[UDP].Packets, other)

@@ -151,9 +151,9 @@ func TestTimers(t *testing.T) {
 	}
 	var packets, timers, around time.Duration
 	f.several(func() delta {
-		before := timerInterrupts(t)
+		before := interrupts(t, "LOC:")
 		d, took := f.against(read)
-		around = time.Duration((timerInterrupts(t) - before) * each)
+		around = time.Duration((interrupts(t, "LOC:") - before) * each)
 		packets, timers = took(netRx, netTx), took(localTimer)
 		t.Logf("by the stopwatch: packets %v, interrupts of timers %v, around them %v; by the meter: %v", packets, timers, around, d.softirq)
 		return d
@@ -170,14 +170,51 @@ func TestTimers(t *testing.T) {
 	})
 }
 
-// timerInterrupts is how many local timers there were, on all CPUs.
-func timerInterrupts(t *testing.T) (sum uint64) {
+// RPS hands packets over by calling the other CPU: who they are for pays for that,
+// with what is around the call's handler.
+func TestCalls(t *testing.T) {
+	f := newFabric(t)
+	box := f.add("box", 2, f.host)
+	f.victim()
+	f.load(box, 0, "udp-recv", "--listen", ":9000")
+	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "2000")
+	var measured uint64
+	must(t, f.m.aroundCall.Get(&measured))
+	if measured == 0 {
+		t.Error("what is around a call was not measured")
+	}
+	const each = 50 * time.Microsecond // more than all else about a packet
+	must(t, f.m.aroundCall.Set(uint64(each)))
+	var calls uint64
+	f.several(func() delta {
+		a, err := f.m.Read()
+		must(t, err)
+		before := interrupts(t, "CAL:")
+		time.Sleep(while)
+		calls = interrupts(t, "CAL:") - before
+		b, err := f.m.Read()
+		must(t, err)
+		return f.between(a, b)
+	}, func(d delta) {
+		d.only(box, 0.8)
+		if calls < 200 {
+			d.t.Errorf("%d calls: nothing was tested", calls)
+		}
+		// Those that come within a softirq are in its time.
+		if got, want := d.of(box).CPU(), time.Duration(calls)*each; got < want/2 {
+			d.t.Errorf("the container has %v, want most of %v for %d calls", got, want, calls)
+		}
+	})
+}
+
+// interrupts is how many there were of one row of proc_interrupts(5), on all CPUs.
+func interrupts(t *testing.T, row string) (sum uint64) {
 	t.Helper()
 	all, err := os.ReadFile("/proc/interrupts")
 	must(t, err)
 	for line := range strings.Lines(string(all)) {
 		fields := strings.Fields(line)
-		if fields[0] != "LOC:" {
+		if fields[0] != row {
 			continue
 		}
 		for _, f := range fields[1:] {
