@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -91,6 +92,16 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 	if !plugin {
 		e.notes = append(e.notes, "the CNI plugin bandwidth is not installed (Debian package containernetworking-plugins): it was left out")
 	}
+	if _, err := exec.LookPath("dockerd"); err != nil {
+		n := len(all)
+		all = slices.DeleteFunc(all, func(su trafficSetup) bool { return su.path == rig.Docker })
+		if len(all) == 0 {
+			return nil, fmt.Errorf("traffic experiment: %w", err)
+		}
+		if len(all) < n {
+			e.notes = append(e.notes, "there is no Docker Engine (Debian package docker.io): what needs one was left out")
+		}
+	}
 	release, err := only()
 	if err != nil {
 		return nil, err
@@ -118,6 +129,9 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 
 // arms are those that a case is measured with.
 func (c trafficCase) arms(plugin bool) []arm {
+	if c.timed { // of what there is not without
+		return []arm{armOn}
+	}
 	arms := []arm{armOff, armOn}
 	if c.tc != nil {
 		arms = append(arms, armTC)

@@ -16,7 +16,7 @@ import (
 // says of it is policy, and no peer is given what the link does not have.
 func TestTrafficCatalogue(t *testing.T) {
 	names, err := TrafficCases(Options{})
-	if err != nil || len(names) != 41 {
+	if err != nil || len(names) != 42 {
 		t.Errorf("%d cases (%v)", len(names), err)
 	}
 	quick, err := TrafficCases(Options{Quick: true})

@@ -65,6 +65,7 @@ type trafficCase struct {
 	probe  string // whose requests are measured; else bandwidth is
 	fixed  string // who has a rate that is to be met
 	ceil   uint64 // what the NIC may not exceed, bit/s; 0: it is not looked at
+	timed  bool   // it is not measured what is shared, but how soon: see enforced
 	quick  bool
 }
 
@@ -149,7 +150,17 @@ func trafficCatalogue() []trafficSetup {
 		}
 		all = append(all, su)
 	}
-	return append(all, changes(), byItself())
+	return append(all, changes(), soon(), byItself())
+}
+
+// soon is how long it takes from what somebody does to the shares that are due
+// then, with containers of a Docker Engine.
+func soon() trafficSetup {
+	return trafficSetup{name: "docker", path: rig.Docker, link: gbit, boxes: []string{"w1", "w2"}, cases: []trafficCase{{
+		name: "in force", figure: "beyond the paper", timed: true,
+		send: []sending{bulk("w1", 2), bulk("w2", 2)},
+		set:  map[string]string{"w1": "net.weight: 1", "w2": "net.weight: 1"},
+	}}}
 }
 
 // changes are figures 9 and 10: who is there, and what is due to them, changes

@@ -48,7 +48,11 @@ func newTrafficSession(ctx context.Context, su trafficSetup, warm, take time.Dur
 	for _, name := range su.boxes {
 		cfg.Containers = append(cfg.Containers, rig.Container{Name: name})
 	}
-	r, err := rig.New(cfg)
+	build := func() (*rig.Rig, error) { return rig.New(cfg) }
+	if su.path == rig.Docker {
+		build = func() (*rig.Rig, error) { return rig.NewDocker(ctx, cfg) }
+	}
+	r, err := build()
 	if err != nil {
 		return nil, err
 	}
@@ -162,17 +166,9 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 
 // policy makes what is set, by container, the policy; nil: none.
 func (s *trafficSession) policy(ctx context.Context, set map[string]string) error {
-	text := ""
-	for _, name := range slices.Sorted(maps.Keys(set)) {
-		what := set[name]
-		if !strings.HasPrefix(what, "{") {
-			what = "{" + what + "}"
-		}
-		text += fmt.Sprintf("---\nmatch: {name: %q}\nset: %s\n", s.rig.Prefix()+name, what)
-	}
 	was := s.set
 	s.set = set
-	return s.guard.policy(ctx, text, func(c api.Container) (taken, changed bool) {
+	return s.guard.policy(ctx, s.text(set), func(c api.Container) (taken, changed bool) {
 		name := strings.TrimPrefix(c.Name, s.rig.Prefix())
 		want, n := set[name], 0
 		for _, p := range c.Policy {
@@ -185,6 +181,18 @@ func (s *trafficSession) policy(ctx context.Context, set map[string]string) erro
 		}
 		return n == strings.Count(want, "net."), want != was[name]
 	})
+}
+
+// text is what is set, by container, as a policy file has it.
+func (s *trafficSession) text(set map[string]string) (text string) {
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		what := set[name]
+		if !strings.HasPrefix(what, "{") {
+			what = "{" + what + "}"
+		}
+		text += fmt.Sprintf("---\nmatch: {name: %q}\nset: %s\n", s.rig.Prefix()+name, what)
+	}
+	return text
 }
 
 // sends lets only some send.
@@ -212,6 +220,9 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 		return nil, err
 	}
 	defer s.sends(nil)
+	if c.timed {
+		return s.enforced(ctx, c)
+	}
 	phases := c.phases
 	if phases == nil {
 		phases = []phase{{sends: slices.Collect(maps.Keys(s.load))}}

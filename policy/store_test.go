@@ -247,6 +247,11 @@ func TestWatch(t *testing.T) {
 	do(t, os.Rename(dir+"/.tmp", dir+"/a.yaml"))
 	await("a file that was renamed", is(NetCPUCharge))
 
+	write(t, dir+"/a.yaml", "")
+	await("a file that was emptied", is(""))
+	write(t, dir+"/a.yaml", all("netcpu: charge"))
+	await("a file that was filled", is(NetCPUCharge))
+
 	write(t, dir+"/b.yaml", "broken: 1\n")
 	await("a broken file", func() bool { return s.Status().Err != nil })
 	if got := netcpuOf(s); got != NetCPUCharge {

@@ -14,10 +14,13 @@ import (
 )
 
 // A burst of events is over after quiet without one, but at the latest after
-// burst.
+// burst. While a file is empty, somebody has opened it and is about to write (as
+// cat >FILE does), and it takes longer until that counts: it would end all policy
+// of the file.
 const (
-	quiet = 100 * time.Millisecond
-	burst = time.Second
+	quiet      = 20 * time.Millisecond
+	quietEmpty = 100 * time.Millisecond
+	burst      = time.Second
 )
 
 // Watch reloads when the directory changes, until ctx ends, and calls onChange
@@ -45,7 +48,7 @@ func (s *Store) Watch(ctx context.Context, onChange func()) error {
 
 	poll := time.NewTicker(s.poll)
 	defer poll.Stop()
-	var since time.Time // of the first event of the burst
+	var since, last time.Time // of the first event of the burst, and of the last
 	settled := time.NewTimer(0)
 	settled.Stop()
 	defer settled.Stop()
@@ -57,19 +60,30 @@ func (s *Store) Watch(ctx context.Context, onChange func()) error {
 			if !w.concerns(e.Name) {
 				continue
 			}
+			last = time.Now()
 			if since.IsZero() {
-				since = time.Now()
+				since = last
 			}
 			settled.Reset(min(quiet, max(0, burst-time.Since(since))))
 		case <-w.errors: // most likely an overflow: look
 			settled.Reset(quiet)
 		case <-settled.C:
+			if left := quietEmpty - time.Since(last); left > 0 && time.Since(since) < burst && s.someEmpty() {
+				settled.Reset(left)
+				continue
+			}
 			since = time.Time{}
 			look()
 		case <-poll.C:
 			look()
 		}
 	}
+}
+
+// someEmpty says whether a file of the directory has nothing in it.
+func (s *Store) someEmpty() bool {
+	files, _ := readDir(s.dir)
+	return slices.ContainsFunc(files, func(f file) bool { return len(f.data) == 0 })
 }
 
 func (s *Store) setWatchErr(err error) {

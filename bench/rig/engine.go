@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -246,6 +247,42 @@ func (e *engine) container(ctx context.Context, name string, flags ...string) (p
 		return 0, err
 	}
 	return strconv.Atoi(out)
+}
+
+// Prepared is a container of a rig's engine that has not been started.
+type Prepared struct {
+	name   string
+	engine *engine
+}
+
+// Prepare makes a container with some labels that generates traffic once it is
+// started, as load.Main takes args, and counts nothing. The caller removes it. The
+// rig has to have the path Docker.
+func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ...string) (*Prepared, error) {
+	if r.engine == nil {
+		return nil, fmt.Errorf("make container %s: the rig has no Docker Engine", name)
+	}
+	p := &Prepared{name: r.Prefix() + name, engine: r.engine}
+	cpu := r.Containers[0].cpu()
+	create := []string{"create", "--name", p.name, "--stop-signal", "KILL", "--cpuset-cpus", cpu.Set}
+	for _, l := range labels {
+		create = append(create, "--label", l)
+	}
+	create = append(create, image, "/fairlead", load.Verb)
+	_, err := r.engine.run(ctx, nil, append(create, args...)...)
+	return p, err
+}
+
+// Start starts it, as docker start does, and returns when that has.
+func (p *Prepared) Start(ctx context.Context) error {
+	_, err := p.engine.run(ctx, nil, "start", p.name)
+	return err
+}
+
+// Remove ends and removes it.
+func (p *Prepared) Remove(ctx context.Context) error {
+	_, err := p.engine.run(ctx, nil, "rm", "-f", p.name)
+	return err
 }
 
 // stop ends the engine. What is left of its containers goes with the rig's
