@@ -1,15 +1,43 @@
 package netcpu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
+
+// doors are the uplinks at which is dropped.
+type doors map[deviceKey]*door
+
+// door drops at one uplink, at one of two places.
+type door struct {
+	name   string
+	tc     *qdisc.Attachment
+	driver *driver
+	why    string // XDP was asked for and is not used; "" otherwise
+}
+
+func (d *door) hold(e *early, l netdev.Link) error {
+	d.name = l.Name
+	if d.driver != nil {
+		return d.driver.hold(e, l.MAC)
+	}
+	return d.tc.Hold()
+}
+
+func (d *door) close() error {
+	if d.driver != nil {
+		return d.driver.link.Close()
+	}
+	return d.tc.Close()
+}
 
 // openDoors begins the early drop at the devices by which packets reach c,
 // where it has not begun yet. It drops for all containers that are watched.
@@ -21,22 +49,56 @@ func (n *Netcpu) openDoors(ctx context.Context, c container.Container) error {
 		for _, l := range links {
 			key := deviceKey{ns.Inode(), l.Index}
 			if d := n.doors[key]; d != nil {
-				if err := d.Hold(); err != nil {
+				if err := d.hold(n.early, l); err != nil {
 					return fmt.Errorf("uplink %s: %w", l.Name, err)
 				}
 				continue
 			}
-			door, err := n.early.uplink(ns, l.Index)
-			if errors.Is(err, journal.ErrGone) {
+			d, err := n.open(ns, l)
+			if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) {
 				continue // it has gone meanwhile
 			}
 			if err != nil {
 				return fmt.Errorf("uplink %s: %w", l.Name, err)
 			}
-			n.doors[key] = door
+			n.doors[key] = d
 		}
 		return nil
 	})
+}
+
+// open begins to drop at an uplink: in its driver if the operator wants that there
+// and it can, else by tc. A driver that has refused is asked again when the doors
+// open the next time, not at each Apply: a try may disturb the device, too.
+func (n *Netcpu) open(ns *netdev.NS, l netdev.Link) (*door, error) {
+	d := &door{name: l.Name}
+	var err error
+	if n.atDriver(ns, l.Name) {
+		if d.driver, err = n.early.driver(ns, l.Index); err == nil {
+			return d, nil
+		}
+		if errors.Is(err, journal.ErrGone) {
+			return nil, err
+		}
+		d.why = err.Error()
+		n.cfg.Log.Warn("dropping by tc, not by XDP", "feature", name, "uplink", l.Name, "err", err)
+	}
+	d.tc, err = n.early.uplink(ns, l.Index)
+	return d, err
+}
+
+// atDriver says whether the operator wants packets dropped in the driver of a device:
+// names are those of the host's own namespace.
+func (n *Netcpu) atDriver(ns *netdev.NS, device string) bool {
+	if !slices.Contains(n.cfg.XDP, device) {
+		return false
+	}
+	host, err := netdev.Open(n.cfg.NetNS)
+	if err != nil {
+		return false
+	}
+	defer host.Close()
+	return host.Inode() == ns.Inode()
 }
 
 // closeDoors ends it, unless there still is a container to drop for.
@@ -45,12 +107,34 @@ func (n *Netcpu) closeDoors() error {
 		return nil
 	}
 	var errs []error
-	for key, door := range n.doors {
-		errs = append(errs, door.Close())
+	for key, d := range n.doors {
+		errs = append(errs, d.close())
 		delete(n.doors, key)
 	}
 	return errors.Join(errs...)
 }
 
-// doors are the programs that drop at uplinks.
-type doors map[deviceKey]*qdisc.Attachment
+// Door says where packets are dropped at one uplink.
+type Door struct {
+	Netns  uint64 // inode of the uplink's network namespace
+	Device string
+	// XDP says that it is in the driver, before there is an skb; else it is by tc.
+	XDP bool
+	// Why is what keeps it from being in the driver where Config.XDP asks for it.
+	Why string
+}
+
+// Doors gives the uplinks at which packets are dropped at present, by name: none
+// while no container is isolated or charged.
+func (n *Netcpu) Doors() []Door {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var list []Door
+	for key, d := range n.doors {
+		list = append(list, Door{Netns: key.netns, Device: d.name, XDP: d.driver != nil, Why: d.why})
+	}
+	slices.SortFunc(list, func(a, b Door) int {
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Netns, b.Netns))
+	})
+	return list
+}

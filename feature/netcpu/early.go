@@ -29,6 +29,7 @@ type early struct {
 	maps   netcpuMaps
 	polled *ebpf.Program
 	drop   *ebpf.Program
+	taker  taker // nil without accounts, and once it has been called
 
 	watch link.Link       // fl_polled, while there is a tenant
 	used  map[uint32]bool // slots of tenants
@@ -164,7 +165,7 @@ func (e *early) device(w *watched, inside *netdev.NS, index int, host *netdev.NS
 	return nil
 }
 
-// uplink begins to drop at a device.
+// uplink begins to drop at a device, by tc.
 func (e *early) uplink(ns *netdev.NS, index int) (*qdisc.Attachment, error) {
 	a, err := e.hooks.Attach(qdisc.Hook{NS: ns, Index: index, Name: "drop"}, e.drop, journal.Owner{Feature: name})
 	if err != nil {

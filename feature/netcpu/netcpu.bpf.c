@@ -19,12 +19,25 @@
  * On the way it counts whose packets come by which queue of the uplink, so that
  * a queue which serves one container alone can be polled at its expense.
  *
+ * At an uplink that its operator has named, fl_drop_xdp decides in fl_drop_tc's
+ * place: in the driver (never in generic mode), before there is an skb, by the
+ * same maps and the same functions. What differs is what there is to look at. The
+ * frame is as the wire brought it, where tc finds its first VLAN tag taken off;
+ * who it is for is told by the address that the uplink had when the program was
+ * loaded, where tc has pkt_type; and nothing says which NAPI polls, so that no
+ * queue is counted. Both see only the destination of the outermost IP header:
+ * what is in a tunnel or behind NAT is nobody's here, each fragment has it, and
+ * IPv6's extension headers come after it.
+ *
  * Hooks, and cost per event:
  *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
  *   tc egress, host end of an isolated container's veth
  *                      fl_count    one hash look-up and two atomic adds per packet
  *   tc ingress on an uplink
  *                      fl_drop_tc  two hash look-ups per packet
+ *   native XDP on an uplink, in its place
+ *                      fl_drop_xdp one hash look-up per packet; for one that is
+ *                                  dropped also the call of what charges it
  *
  * User space makes the entries of fl_devices and fl_queues; a full map is an
  * error of Apply. fl_addresses is learnt here and forgets the least used: an
@@ -131,6 +144,17 @@ struct {
 	__type(value, __u32);
 } fl_dropped SEC(".maps");
 
+/*
+ * What charges a packet that XDP drops to whom fl_dropped says, of package
+ * account, at 0. It ends the packet itself. Empty without accounts.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_charger SEC(".maps");
+
 /* A device, by its namespace's inode and its index in there. */
 struct device {
 	__u32 netns;
@@ -210,6 +234,9 @@ struct {
  */
 const volatile __u32 fl_tenant_slot;
 const volatile __u8 fl_tenant_mac[6];
+
+/* The address of the uplink that a copy of fl_drop_xdp sits on, likewise. */
+const volatile __u8 fl_uplink_mac[6];
 
 /*
  * Says whether the running thread's group has used up its quota. Since 6.18 that
@@ -299,6 +326,32 @@ static __always_inline int full(struct tenant *t, __u64 now, int ring)
 	return 1;
 }
 
+/* Reads the destination of the packet at l3, if it is IP. */
+static __always_inline int address_at(void *l3, void *end, __u16 proto, struct address *to)
+{
+	if (proto == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = l3;
+
+		if ((void *)(ip + 1) > end)
+			return -1; /* cut short: whoever gets it throws it away */
+		to->ip[10] = to->ip[11] = 0xff;
+		__builtin_memcpy(&to->ip[12], &ip->daddr, 4);
+		return 0;
+	}
+	if (proto == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip6 = l3;
+
+		if ((void *)(ip6 + 1) > end)
+			return -1; /* cut short */
+		if (!ip6->daddr.s6_addr32[0] && !ip6->daddr.s6_addr32[1] &&
+		    ip6->daddr.s6_addr32[2] == bpf_htonl(0xffff))
+			return -1; /* an IPv4 address here, and nobody's on a wire */
+		__builtin_memcpy(to->ip, &ip6->daddr, 16);
+		return 0;
+	}
+	return -1; /* ARP and the like: nobody's, and few */
+}
+
 /* Reads the destination of the frame at data. */
 static __always_inline int destination(void *data, void *end, struct address *to)
 {
@@ -306,24 +359,7 @@ static __always_inline int destination(void *data, void *end, struct address *to
 
 	if (data + sizeof(*eth) > end)
 		return -1; /* not a frame that anyone here could get */
-	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
-		struct iphdr *ip = data + sizeof(*eth);
-
-		if ((void *)(ip + 1) > end)
-			return -1;
-		to->ip[10] = to->ip[11] = 0xff;
-		__builtin_memcpy(&to->ip[12], &ip->daddr, 4);
-		return 0;
-	}
-	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr *ip6 = data + sizeof(*eth);
-
-		if ((void *)(ip6 + 1) > end)
-			return -1;
-		__builtin_memcpy(to->ip, &ip6->daddr, 16);
-		return 0;
-	}
-	return -1; /* ARP and the like: nobody's, and few */
+	return address_at(data + sizeof(*eth), end, eth->h_proto, to);
 }
 
 static __always_inline int same_mac(const volatile __u8 *a, const volatile __u8 *b)
@@ -451,4 +487,45 @@ int fl_drop_tc(struct __sk_buff *skb)
 	came_by(skb->napi_id, slot);
 	/* Dropped: its ring is full, or its limit or quota used up. Else whoever else is on the hook decides. */
 	return drop ? TCX_DROP : TCX_NEXT;
+}
+
+/* linux/if_vlan.h has it for the kernel only. */
+struct vlan_hdr {
+	__u16 h_vlan_TCI;
+	__u16 h_vlan_encapsulated_proto;
+};
+
+SEC("xdp.frags")
+int fl_drop_xdp(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	void *l3 = data + sizeof(*eth);
+	struct address to = {};
+	__u32 zero = 0, *whose;
+	__u16 proto;
+	__u32 slot;
+
+	if (l3 > end || eth->h_dest[0] & 1)
+		return XDP_PASS; /* no frame, or for many: everybody's */
+	proto = eth->h_proto;
+	if (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) {
+		struct vlan_hdr *tag = l3;
+
+		if ((void *)(tag + 1) > end)
+			return XDP_PASS; /* cut short */
+		proto = tag->h_vlan_encapsulated_proto;
+		l3 += sizeof(*tag); /* tc does not see it either; of two it sees one */
+	}
+	if (address_at(l3, end, proto, &to))
+		return XDP_PASS; /* not IP */
+	if (!unwanted(eth, &to, same_mac(eth->h_dest, fl_uplink_mac), &slot))
+		return XDP_PASS; /* nobody's here, or there is room */
+	/* Its ring is full, or its limit or quota used up. */
+	bpf_tail_call(ctx, &fl_charger, 0);
+	/* No accounts: nobody else's packet may be taken for the dropped one. */
+	whose = bpf_map_lookup_elem(&fl_dropped, &zero);
+	if (whose)
+		*whose = 0;
+	return XDP_DROP;
 }

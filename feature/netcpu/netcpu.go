@@ -55,6 +55,11 @@ type Config struct {
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
 	NetNS string
+
+	// XDP names the uplinks of that namespace at which packets are dropped in the
+	// driver, where it can: the one who names them knows that most drivers reset
+	// their queues for it, and README.md what else it means.
+	XDP []string
 }
 
 // Netcpu is the feature. See feature.Feature for how it may be called.
@@ -153,6 +158,9 @@ func New(cfg Config) (*Netcpu, error) {
 	}
 	if n.hooks != nil {
 		n.early, why = newEarly(n.hooks, charges, dropped)
+		if n.early != nil && n.meter != nil {
+			n.early.taker = n.meter.Taker
+		}
 	}
 	if n.meter != nil {
 		n.charger = n.newCharger()

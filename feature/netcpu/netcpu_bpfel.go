@@ -63,6 +63,7 @@ type netcpuTenant struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	netcpuMapFlAddresses  = "fl_addresses"
+	netcpuMapFlCharger    = "fl_charger"
 	netcpuMapFlCharges    = "fl_charges"
 	netcpuMapFlDevices    = "fl_devices"
 	netcpuMapFlDropped    = "fl_dropped"
@@ -70,9 +71,11 @@ const (
 	netcpuMapFlTenants    = "fl_tenants"
 	netcpuProgFlCount     = "fl_count"
 	netcpuProgFlDropTc    = "fl_drop_tc"
+	netcpuProgFlDropXdp   = "fl_drop_xdp"
 	netcpuProgFlPolled    = "fl_polled"
 	netcpuVarFlTenantMac  = "fl_tenant_mac"
 	netcpuVarFlTenantSlot = "fl_tenant_slot"
+	netcpuVarFlUplinkMac  = "fl_uplink_mac"
 )
 
 // loadNetcpu returns the embedded CollectionSpec for netcpu.
@@ -117,9 +120,10 @@ type netcpuSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type netcpuProgramSpecs struct {
-	FlCount  *ebpf.ProgramSpec `ebpf:"fl_count"`
-	FlDropTc *ebpf.ProgramSpec `ebpf:"fl_drop_tc"`
-	FlPolled *ebpf.ProgramSpec `ebpf:"fl_polled"`
+	FlCount   *ebpf.ProgramSpec `ebpf:"fl_count"`
+	FlDropTc  *ebpf.ProgramSpec `ebpf:"fl_drop_tc"`
+	FlDropXdp *ebpf.ProgramSpec `ebpf:"fl_drop_xdp"`
+	FlPolled  *ebpf.ProgramSpec `ebpf:"fl_polled"`
 }
 
 // netcpuMapSpecs contains maps before they are loaded into the kernel.
@@ -127,6 +131,7 @@ type netcpuProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type netcpuMapSpecs struct {
 	FlAddresses *ebpf.MapSpec `ebpf:"fl_addresses"`
+	FlCharger   *ebpf.MapSpec `ebpf:"fl_charger"`
 	FlCharges   *ebpf.MapSpec `ebpf:"fl_charges"`
 	FlDevices   *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlDropped   *ebpf.MapSpec `ebpf:"fl_dropped"`
@@ -140,6 +145,7 @@ type netcpuMapSpecs struct {
 type netcpuVariableSpecs struct {
 	FlTenantMac  *ebpf.VariableSpec `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.VariableSpec `ebpf:"fl_tenant_slot"`
+	FlUplinkMac  *ebpf.VariableSpec `ebpf:"fl_uplink_mac"`
 }
 
 // netcpuObjects contains all objects after they have been loaded into the kernel.
@@ -163,6 +169,7 @@ func (o *netcpuObjects) Close() error {
 // It can be passed to loadNetcpuObjects or ebpf.CollectionSpec.LoadAndAssign.
 type netcpuMaps struct {
 	FlAddresses *ebpf.Map `ebpf:"fl_addresses"`
+	FlCharger   *ebpf.Map `ebpf:"fl_charger"`
 	FlCharges   *ebpf.Map `ebpf:"fl_charges"`
 	FlDevices   *ebpf.Map `ebpf:"fl_devices"`
 	FlDropped   *ebpf.Map `ebpf:"fl_dropped"`
@@ -173,6 +180,7 @@ type netcpuMaps struct {
 func (m *netcpuMaps) Close() error {
 	return _NetcpuClose(
 		m.FlAddresses,
+		m.FlCharger,
 		m.FlCharges,
 		m.FlDevices,
 		m.FlDropped,
@@ -187,21 +195,24 @@ func (m *netcpuMaps) Close() error {
 type netcpuVariables struct {
 	FlTenantMac  *ebpf.Variable `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.Variable `ebpf:"fl_tenant_slot"`
+	FlUplinkMac  *ebpf.Variable `ebpf:"fl_uplink_mac"`
 }
 
 // netcpuPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadNetcpuObjects or ebpf.CollectionSpec.LoadAndAssign.
 type netcpuPrograms struct {
-	FlCount  *ebpf.Program `ebpf:"fl_count"`
-	FlDropTc *ebpf.Program `ebpf:"fl_drop_tc"`
-	FlPolled *ebpf.Program `ebpf:"fl_polled"`
+	FlCount   *ebpf.Program `ebpf:"fl_count"`
+	FlDropTc  *ebpf.Program `ebpf:"fl_drop_tc"`
+	FlDropXdp *ebpf.Program `ebpf:"fl_drop_xdp"`
+	FlPolled  *ebpf.Program `ebpf:"fl_polled"`
 }
 
 func (p *netcpuPrograms) Close() error {
 	return _NetcpuClose(
 		p.FlCount,
 		p.FlDropTc,
+		p.FlDropXdp,
 		p.FlPolled,
 	)
 }

@@ -27,6 +27,9 @@ const (
 	// UDPForward at the receiving end makes packets of local UDP and ICMP
 	// sockets take the NAPI whatever the sender's TSO is.
 	UDPForward Offload = "udp-gro-forwarding"
+	// HardwareGRO is what the device itself merges of what it receives, which
+	// no XDP program can be given.
+	HardwareGRO Offload = "hardware-gro"
 )
 
 // features gives the kernel's names (net/ethtool/common.c) of a group.
@@ -38,6 +41,8 @@ func (o Offload) features() []string {
 		return []string{"tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"}
 	case UDPForward:
 		return []string{"rx-udp-gro-forwarding"}
+	case HardwareGRO:
+		return []string{"rx-gro-hw", "rx-lro"}
 	}
 	return nil
 }

@@ -32,6 +32,9 @@
  * maps that user space reads when the table is full or old. No map is touched
  * per packet but that table.
  *
+ * What a program drops by XDP no event shows. It calls fl_taken, which takes it
+ * for a packet that begins.
+ *
  * Hooks and cost: README.md. Who reads the maps: account.go. Full maps:
  * fl_devices, fl_cgroups: user space gets the error; fl_thefts: counted in
  * lost; charges go on. The programs no longer run once the agent has ended.
@@ -46,6 +49,7 @@
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/in6.h>
+#include <linux/ip.h>
 #include <linux/pkt_cls.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -170,34 +174,18 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 	__u32 dev, slot;
-	__u64 now;
 
 	if (!c)
 		return 0; /* cannot be */
 	if (c->skip)
 		return 0; /* another run counts for it */
-	if (left(c))
-		end(c, c->last);
-	if (!c->run) {
-		if (!napi_thread())
-			return 0; /* a task's own work, as a write to a tun device is */
-		if (!sampled(c)) {
-			c->skip = RUN_THREAD;
-			return 0; /* another run counts for it */
-		}
-	}
+	if (unseen(c))
+		return 0; /* no run, or another one counts for it */
 	dev = device(c, skb->dev);
 	slot = dev & SLOT;
 	if (!slot && further(c, skb))
 		return 0;
-	now = bpf_ktime_get_ns();
-	if (!c->run)
-		begin(c, RUN_THREAD, now);
-	else
-		close(c, now);
-	c->network = 1;
-	c->events += c->weight;
-	c->by_socket = 0;
+	comes(c);
 	if (slot) {
 		__u32 class = dev & HOST_END ? SEND : RECEIVE;
 
@@ -340,4 +328,28 @@ int fl_stamp(struct __sk_buff *skb)
 {
 	skb->tc_index = fl_slot;
 	return TCX_NEXT; /* let the others see it */
+}
+
+/*
+ * Called by the program that drops packets by XDP at an uplink, once fl_dropped
+ * says on whose account: no event shows that there was a packet. It is like one
+ * that is received on a device of the tenant's.
+ */
+SEC("xdp.frags")
+int fl_taken(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	__u32 slot = dropped(), class = OTHER;
+	struct cpu *c = this_cpu();
+
+	if (!c || c->skip || unseen(c))
+		return XDP_DROP; /* another run counts for it */
+	/* Behind a VLAN tag it stays OTHER. What is behind the end is our own memory. */
+	if (data + sizeof(*eth) + sizeof(struct iphdr) <= end)
+		class = protocol_at(data + sizeof(*eth), eth->h_proto);
+	comes(c);
+	use(c, slot, RECEIVE | class, 1, end - data);
+	share(c);
+	return XDP_DROP;
 }

@@ -131,6 +131,7 @@ const (
 	accountProgFlReached   = "fl_reached"
 	accountProgFlReceive   = "fl_receive"
 	accountProgFlStamp     = "fl_stamp"
+	accountProgFlTaken     = "fl_taken"
 	accountProgFlTimed     = "fl_timed"
 	accountProgFlTimer     = "fl_timer"
 	accountProgFlXmit      = "fl_xmit"
@@ -191,6 +192,7 @@ type accountProgramSpecs struct {
 	FlReached *ebpf.ProgramSpec `ebpf:"fl_reached"`
 	FlReceive *ebpf.ProgramSpec `ebpf:"fl_receive"`
 	FlStamp   *ebpf.ProgramSpec `ebpf:"fl_stamp"`
+	FlTaken   *ebpf.ProgramSpec `ebpf:"fl_taken"`
 	FlTimed   *ebpf.ProgramSpec `ebpf:"fl_timed"`
 	FlTimer   *ebpf.ProgramSpec `ebpf:"fl_timer"`
 	FlXmit    *ebpf.ProgramSpec `ebpf:"fl_xmit"`
@@ -286,6 +288,7 @@ type accountPrograms struct {
 	FlReached *ebpf.Program `ebpf:"fl_reached"`
 	FlReceive *ebpf.Program `ebpf:"fl_receive"`
 	FlStamp   *ebpf.Program `ebpf:"fl_stamp"`
+	FlTaken   *ebpf.Program `ebpf:"fl_taken"`
 	FlTimed   *ebpf.Program `ebpf:"fl_timed"`
 	FlTimer   *ebpf.Program `ebpf:"fl_timer"`
 	FlXmit    *ebpf.Program `ebpf:"fl_xmit"`
@@ -302,6 +305,7 @@ func (p *accountPrograms) Close() error {
 		p.FlReached,
 		p.FlReceive,
 		p.FlStamp,
+		p.FlTaken,
 		p.FlTimed,
 		p.FlTimer,
 		p.FlXmit,

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -206,6 +207,11 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 	if err := spec.Variables["fl_slot"].Set(slot); err != nil {
 		return nil, fmt.Errorf("load %s: %w", name, err)
 	}
+	return m.loadOf(spec, name)
+}
+
+// loadOf loads a program of a copy of the spec, which it changes.
+func (m *Meter) loadOf(spec *ebpf.CollectionSpec, name string) (*ebpf.Program, error) {
 	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.shared()})
 	if err != nil {
@@ -239,6 +245,20 @@ func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 // any device tells whose it is writes the tenant's Slot there, and what the packet
 // has cost is charged to it. It belongs to the Meter.
 func (m *Meter) Dropped() *ebpf.Map { return m.maps.FlDropped }
+
+// Taker loads what a program calls by bpf_tail_call that drops a packet by XDP on a
+// tenant's account, after it has written the tenant's Slot into Dropped: what the
+// packet has cost is charged then, and it ends as XDP_DROP. frags says whether the
+// caller takes packets of several fragments (BPF_F_XDP_HAS_FRAGS), as the kernel
+// has both be alike. The program is the caller's to close.
+func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
+	spec := m.spec.Copy()
+	p := spec.Programs["fl_taken"]
+	if !frags {
+		p.Flags &^= unix.BPF_F_XDP_HAS_FRAGS
+	}
+	return m.loadOf(spec, p.Name)
+}
 
 // Slot is a tenant's place in Charges, from Watch until Forget.
 func (m *Meter) Slot(id container.ID) (uint32, bool) {

@@ -126,6 +126,38 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	}
 }
 
+/*
+ * Whether a packet that comes now is in no run, or in one that is not looked at: a
+ * thread's run begins with its first packet.
+ */
+static __always_inline int unseen(struct cpu *c)
+{
+	if (left(c))
+		end(c, c->last);
+	if (c->run)
+		return 0;
+	if (!napi_thread())
+		return 1; /* a task's own work, as a write to a tun device is */
+	if (sampled(c))
+		return 0;
+	c->skip = RUN_THREAD;
+	return 1;
+}
+
+/* A packet comes: the interval of the one before it is over. */
+static __always_inline void comes(struct cpu *c)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!c->run)
+		begin(c, RUN_THREAD, now);
+	else
+		close(c, now);
+	c->network = 1;
+	c->events += c->weight;
+	c->by_socket = 0;
+}
+
 static __always_inline __u32 class_of(__u8 protocol)
 {
 	switch (protocol) {

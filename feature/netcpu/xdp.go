@@ -1,0 +1,122 @@
+package netcpu
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// driver drops at one uplink by native XDP, in its driver. Like a tcx link it ends
+// with this process, however that does, and the driver takes back what it has
+// changed for it; so there is nothing to note.
+type driver struct {
+	link link.Link
+	mac  string // the uplink's address, by which packets for the host are told
+}
+
+// taker loads what charges the packets that XDP drops; frags is as in
+// account.Meter.Taker.
+type taker func(frags bool) (*ebpf.Program, error)
+
+// native loads a copy of fl_drop_xdp for a device with this address. Where the
+// kernel knows no packets of several fragments (before 5.18) it is for drivers
+// that give it none.
+func (e *early) native(mac string) (*ebpf.Program, error) {
+	addr, err := net.ParseMAC(mac)
+	if err != nil {
+		return nil, fmt.Errorf("address of the device: %w", err)
+	}
+	p, err := e.loadNative(addr, true)
+	if errors.Is(err, unix.EINVAL) {
+		return e.loadNative(addr, false)
+	}
+	return p, err
+}
+
+func (e *early) loadNative(mac net.HardwareAddr, frags bool) (*ebpf.Program, error) {
+	spec := e.spec.Copy()
+	var own [6]byte
+	copy(own[:], mac)
+	if err := spec.Variables["fl_uplink_mac"].Set(own); err != nil {
+		return nil, err
+	}
+	if !frags {
+		spec.Programs["fl_drop_xdp"].Flags &^= unix.BPF_F_XDP_HAS_FRAGS
+	}
+	var objs struct {
+		Drop *ebpf.Program `ebpf:"fl_drop_xdp"`
+	}
+	err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		netcpuMapFlTenants:   e.maps.FlTenants,
+		netcpuMapFlAddresses: e.maps.FlAddresses,
+		netcpuMapFlCharges:   e.maps.FlCharges,
+		netcpuMapFlDropped:   e.maps.FlDropped,
+		netcpuMapFlCharger:   e.maps.FlCharger,
+	}})
+	if err != nil {
+		return nil, err
+	}
+	if err := e.charge(frags); err != nil {
+		return nil, errors.Join(fmt.Errorf("charge what is dropped: %w", err), objs.Drop.Close())
+	}
+	return objs.Drop, nil
+}
+
+// charge has what XDP drops charged from now on.
+func (e *early) charge(frags bool) error {
+	if e.taker == nil {
+		return nil
+	}
+	p, err := e.taker(frags)
+	if err != nil {
+		return err
+	}
+	defer p.Close() // the map holds it
+	if err := e.maps.FlCharger.Put(uint32(0), p); err != nil {
+		return err
+	}
+	e.taker = nil
+	return nil
+}
+
+// driver begins to drop at a device in its driver.
+func (e *early) driver(ns *netdev.NS, index int) (*driver, error) {
+	d := new(driver)
+	own, err := ns.Link(index)
+	if err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	p, err := e.native(own.MAC)
+	if err != nil {
+		return nil, fmt.Errorf("early drop: load XDP: %w", err)
+	}
+	defer p.Close() // the link holds it
+	if d.link, err = ns.AttachXDP(index, p); err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
+	d.mac = own.MAC
+	return d, nil
+}
+
+// hold has the program know the uplink by the address that it has now.
+func (d *driver) hold(e *early, mac string) error {
+	if d.mac == mac {
+		return nil
+	}
+	p, err := e.native(mac)
+	if err != nil {
+		return fmt.Errorf("early drop: load XDP: %w", err)
+	}
+	defer p.Close()
+	if err := d.link.Update(p); err != nil {
+		return fmt.Errorf("early drop: replace XDP: %w", err)
+	}
+	d.mac = mac
+	return nil
+}

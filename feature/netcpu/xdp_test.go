@@ -1,0 +1,209 @@
+package netcpu
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// XDP verdicts, enum xdp_action.
+const (
+	xdpDrop = 1
+	xdpPass = 2
+)
+
+func native(t *testing.T, e *early, mac string) *ebpf.Program {
+	t.Helper()
+	p, err := e.native(mac)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// tagged puts VLAN tags in front of what a frame carries, the first outermost.
+func tagged(f []byte, types ...uint16) []byte {
+	f = slices.Clone(f)
+	for _, typ := range slices.Backward(types) {
+		tag := binary.BigEndian.AppendUint16(nil, typ)
+		f = slices.Insert(f, 12, append(tag, 0, 10)...)
+	}
+	return f
+}
+
+func with(f []byte, at int, b ...byte) []byte {
+	f = slices.Clone(f)
+	copy(f[at:], b)
+	return f
+}
+
+// The program at the driver decides like the one at tc of the same uplink, for
+// any frame that both can be given: with a container that may have no more, and
+// the frames for everybody else beside it.
+func TestDriverDecides(t *testing.T) {
+	e := loadEarly(t)
+	const own, other, uplink = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09"
+	w, err := e.add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := func(s string) net.HardwareAddr {
+		m, err := net.ParseMAC(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	to := func(mac, ip string) []byte { return with(frame(ip), 0, addr(mac)...) }
+	counter, err := e.counter(w.slot, addr(own))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer counter.Close()
+	for _, ip := range []string{"10.0.0.1", "fd00::1"} {
+		run(t, counter, to(own, ip), 1)
+	}
+	seen(t, e)
+	drop := native(t, e, uplink)
+
+	udp4 := with(append(to(own, "10.0.0.1"), make([]byte, 64)...), 14+9, 17)
+	ext := func(next byte) []byte { return with(append(to(own, "fd00::1"), make([]byte, 64)...), 14+6, next) }
+	overlay := append(with(append(to(uplink, "192.0.2.1"), make([]byte, 16)...), 14+9, 17), to(own, "10.0.0.1")...)
+	binary.BigEndian.PutUint16(overlay[14+20+2:], 4789)
+	cases := []struct {
+		name string
+		data []byte
+		want uint32 // of a container that may have no more
+	}{
+		{"IPv4, bridged", to(own, "10.0.0.1"), xdpDrop},
+		{"IPv4, routed by the host", to(uplink, "10.0.0.1"), xdpDrop},
+		{"IPv6, bridged", to(own, "fd00::1"), xdpDrop},
+		{"IPv6, routed", to(uplink, "fd00::1"), xdpDrop},
+		{"a UDP datagram", udp4, xdpDrop},
+		{"a first fragment", with(udp4, 14+6, 0x20, 0), xdpDrop},
+		{"a later fragment, without ports", with(udp4, 14+6, 0x20, 185), xdpDrop},
+		{"the last fragment", with(udp4, 14+6, 0, 185), xdpDrop},
+		{"IPv6 with hop-by-hop options", ext(0), xdpDrop},
+		{"an IPv6 fragment", ext(44), xdpDrop},
+		{"IPv6 with destination options", ext(60), xdpDrop},
+		{"in a VLAN", tagged(udp4, 0x8100), xdpDrop},
+		{"in a service VLAN", tagged(udp4, 0x88a8), xdpDrop},
+		{"IPv6 in a VLAN", tagged(ext(17), 0x8100), xdpDrop},
+
+		{"of another container", to(other, "10.0.0.2"), xdpPass},
+		{"of another container, routed", to(uplink, "10.0.0.2"), xdpPass},
+		{"its address at another device", to(other, "10.0.0.1"), xdpPass},
+		{"a published port, before NAT", to(uplink, "192.0.2.1"), xdpPass},
+		{"for it, in a tunnel", overlay, xdpPass},
+		{"in two VLANs", tagged(udp4, 0x88a8, 0x8100), xdpPass},
+		{"in a VLAN, cut behind the tag", tagged(udp4, 0x8100)[:18], xdpPass},
+		{"in a VLAN, cut in the tag", tagged(udp4, 0x8100)[:16], xdpPass},
+		{"ARP", to(own, "arp"), xdpPass},
+		{"broadcast", to("ff:ff:ff:ff:ff:ff", "10.0.0.1"), xdpPass},
+		{"multicast", to("01:00:5e:00:00:01", "10.0.0.1"), xdpPass},
+		{"an Ethernet header and no more", to(own, "10.0.0.1")[:14], xdpPass},
+		{"IPv4, cut in the header", to(own, "10.0.0.1")[:14+19], xdpPass},
+		{"IPv6, cut in the header", to(own, "fd00::1")[:14+39], xdpPass},
+		{"an 802.3 length", with(udp4, 12, 0, 46), xdpPass},
+		{"mapped form of its address, by IPv6", with(to(own, "fd00::1"), 14+24, netip.MustParseAddr("::ffff:10.0.0.1").AsSlice()...), xdpPass},
+	}
+	state := func(limited bool) {
+		t.Helper()
+		last := -time.Second
+		if limited {
+			last = time.Hour
+		}
+		if err := e.limit(w, 7, -1, last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	count := func() uint64 {
+		c, err := e.read(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Beyond
+	}
+	for _, c := range cases {
+		state(false)
+		if v := run(t, drop, c.data, 2); v != xdpPass {
+			t.Errorf("%s, with nobody to drop: verdict %d, want pass", c.name, v)
+		}
+		state(true)
+		before := count()
+		if v := run(t, drop, c.data, 2); v != c.want {
+			t.Errorf("%s: verdict %d, want %d", c.name, v, c.want)
+		}
+		if n, dropped := count()-before, c.want == xdpDrop; (n == 2) != dropped || (n == 0) == dropped {
+			t.Errorf("%s: %d counted", c.name, n)
+		}
+	}
+	// No account is told of what nobody charges.
+	var whose []uint32
+	if err := e.maps.FlDropped.Lookup(uint32(0), &whose); err != nil || slices.Max(whose) != 0 {
+		t.Errorf("whose was dropped last: %v, %v", whose, err)
+	}
+}
+
+// Both programs of an uplink say the same of any frame, whatever is wrong with it.
+func TestDriverAgrees(t *testing.T) {
+	e := loadEarly(t)
+	w, err := e.add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter := count(t, e, w)
+	heads := [][]byte{frame("10.0.0.1"), frame("fd00::1"), frame("10.0.0.2"), frame("arp")}
+	for _, f := range heads[:2] {
+		run(t, counter, f, 1)
+	}
+	seen(t, e)
+	if err := e.limit(w, 7, -1, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	drop := native(t, e, "00:00:00:00:00:00") // that of lo, where both run
+	random := rand.New(rand.NewPCG(1, 2))
+	verdicts := make(map[uint32]int)
+	for range 4000 {
+		f := append(slices.Clone(heads[random.IntN(len(heads))]), make([]byte, random.IntN(80))...)
+		for range random.IntN(4) {
+			f[random.IntN(len(f))] = byte(random.Uint32())
+		}
+		f = f[:15+random.IntN(len(f)-14)] // tc gets no frame with nothing in it
+		if t := binary.BigEndian.Uint16(f[12:]); t == 0x8100 || t == 0x88a8 {
+			continue // the kernel takes a tag off before tc, but not in a test run
+		}
+		v, x := run(t, e.drop, f, 1), run(t, drop, f, 1)
+		if (v == tcxDrop) != (x == xdpDrop) || v != tcxDrop && v != tcxNext || x != xdpDrop && x != xdpPass {
+			t.Fatalf("frame %x: tc says %d, XDP %d", f, v, x)
+		}
+		verdicts[x]++
+	}
+	if verdicts[xdpDrop] < 100 || verdicts[xdpPass] < 100 {
+		t.Errorf("of one verdict there is next to nothing: %v", verdicts)
+	}
+}
+
+// An IPv6 packet to the mapped form of an IPv4 address does not make that address
+// its receiver's.
+func TestMappedTeachesNothing(t *testing.T) {
+	e := loadEarly(t)
+	w, err := e.add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapped := with(frame("fd00::1"), 14+24, netip.MustParseAddr("::ffff:10.0.0.2").AsSlice()...)
+	run(t, count(t, e, w), mapped, 1)
+	var key netcpuAddress
+	var o netcpuOwner
+	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
+		t.Errorf("learnt %x", key.Ip)
+	}
+}

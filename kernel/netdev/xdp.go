@@ -1,0 +1,88 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// ErrXDPTaken means that somebody else's XDP program is at a device.
+var ErrXDPTaken = errors.New("an XDP program of somebody else is there")
+
+// AttachXDP attaches a program to the driver of a device (native mode), on behalf
+// of whoever asked for it by name: most drivers reset their queues for that, some
+// change offloads and the longest MTU, and all of them take that back when the
+// program goes. It goes when the link is closed, or the process ends, however
+// it does; nobody else can attach one meanwhile. It does not attach where
+// somebody else's program is, and where the device merges what it receives,
+// which the driver would have to give up, or refuse. It never attaches in
+// generic mode, which comes too late to spare any work.
+//
+// Errors: ErrXDPTaken; journal.ErrGone, for a device that has gone; else what
+// keeps the driver from it.
+func (ns *NS) AttachXDP(index int, p *ebpf.Program) (l link.Link, err error) {
+	merged, err := ns.Offload(index, HardwareGRO).Read()
+	if err == nil && merged != Off {
+		err = fmt.Errorf("the device merges packets itself (%s on), which XDP rules out", merged)
+	}
+	if err == nil {
+		err = ns.Do(func() error {
+			if err := vacant(index); err != nil {
+				return err
+			}
+			l, err = link.AttachXDP(link.XDPOptions{Interface: index, Program: p, Flags: link.XDPDriverMode})
+			return refusal(err)
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach XDP to device %d in netns %d: %w", index, ns.inode, err)
+	}
+	return l, nil
+}
+
+// vacant is an error for a device that has an XDP program, of whatever mode.
+func vacant(index int) error {
+	l, err := netlink.LinkByIndex(index)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+		return errors.Join(journal.ErrGone, err)
+	}
+	if err != nil {
+		return err
+	}
+	if x := l.Attrs().Xdp; x != nil && x.Attached {
+		return fmt.Errorf("%w (program %d)", ErrXDPTaken, x.ProgId)
+	}
+	return nil
+}
+
+// refusal says in words what the kernel or the driver means by an errno: over
+// bpf(2) it gives nothing else.
+func refusal(err error) error {
+	for errno, means := range map[error]string{
+		unix.EOPNOTSUPP: "the driver has no native XDP, or not as the device is set now",
+		unix.EINVAL:     "the driver cannot as the device is set now: its MTU, its queues or its offloads",
+		unix.ERANGE:     "the MTU is longer than the driver takes with XDP",
+		unix.EMSGSIZE:   "the MTU is longer than the driver takes with XDP",
+		unix.ENOSPC:     "the driver needs more queues for XDP than the device has",
+		unix.ENOMEM:     "the driver lacks queues or memory for XDP",
+		unix.EEXIST:     "a generic or a bond's XDP program is there",
+	} {
+		if errors.Is(err, errno) {
+			return fmt.Errorf("%s: %w", means, err)
+		}
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%w: %w", ErrXDPTaken, err)
+	case errors.Is(err, unix.ENODEV):
+		return errors.Join(journal.ErrGone, err)
+	}
+	return err
+}
