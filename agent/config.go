@@ -29,6 +29,10 @@ type Config struct {
 	// bit/s (0: what the device says); empty: all hardware that is up.
 	Uplinks map[string]uint64
 
+	// XDP names the uplinks at which feature netcpu drops packets in the driver, where
+	// that can: its operator takes it on that most drivers reset their queues for it.
+	XDP []string
+
 	// MarkMask is the part of the packets' mark, 16 bits in a row, that carries whose
 	// a packet is beside its priority; 0: none.
 	MarkMask uint32

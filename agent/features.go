@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
@@ -17,7 +18,7 @@ import (
 // are shown. It is the only place that names them. One that cannot work here
 // is no error: its Support says why. On an error nothing is left open.
 func features(cfg Config, j *journal.Journal) ([]feature.Feature, error) {
-	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log})
+	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, XDP: cfg.XDP})
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)
 	}
@@ -39,6 +40,18 @@ func accountsOf(fs []feature.Feature, now time.Time) *accounts {
 		}
 	}
 	return nil
+}
+
+// uplinksOf says where a feature drops packets before they are queued.
+func uplinksOf(f feature.Feature) (list []api.NetCPUUplink) {
+	n, ok := f.(*netcpu.Netcpu)
+	if !ok {
+		return nil
+	}
+	for _, d := range n.Doors() {
+		list = append(list, api.NetCPUUplink{Device: d.Device, NetNS: d.Netns, DropsBy: d.By, Why: d.Why})
+	}
+	return list
 }
 
 // shaperOf gives the feature that divides the uplinks, nil if none does.

@@ -83,6 +83,7 @@ func (a *Agent) NetCPU(_ context.Context, ref string) (api.NetCPU, error) {
 	}
 	if w := a.worker("netcpu"); w != nil {
 		enforced(n.Accounts, w.feature.Snapshot().Samples)
+		n.Uplinks = uplinksOf(w.feature)
 	}
 	for i := range n.Accounts {
 		a.usages.fill(&n.Accounts[i], dirs[n.Accounts[i].Container])

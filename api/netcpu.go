@@ -28,6 +28,15 @@ type NetCPU struct {
 	System   NetCPUAccount   `json:"system" doc:"the account of the packets that are known to belong to no container"`
 	Accounts []NetCPUAccount `json:"accounts" doc:"one element for each container that runs, and for a moment for one that has ended; most network CPU time first"`
 	Matrix   []NetCPUTheft   `json:"matrix" doc:"whose packets ran in whose time, without what ran in time of their own; largest first"`
+	Uplinks  []NetCPUUplink  `json:"uplinks,omitempty" doc:"the devices at which packets of containers that may have no more are dropped, as it is now; absent while no container is isolated or charged"`
+}
+
+// NetCPUUplink is where packets are dropped at one uplink.
+type NetCPUUplink struct {
+	Device  string `json:"device" doc:"name of the device"`
+	NetNS   uint64 `json:"netns,omitempty" doc:"inode of the network namespace that it is in"`
+	DropsBy string `json:"drops_by,omitempty" doc:"xdp (in the driver, before the kernel has made anything of a packet) or tc (at the ingress hook); absent: the agent was told to drop there (--netcpu-xdp), but the device brings no such container packets"`
+	Why     string `json:"why,omitempty" doc:"why not by xdp where the agent was told to (--netcpu-xdp)"`
 }
 
 // NetCPUAccount is what one container's packets cost, and what it paid for the

@@ -44,6 +44,9 @@ ENFORCED are containers that are charged, or whose packets are dropped:
   DROPPED PPS   packets for it that were dropped before they were queued, in a second,
                 as its budget was used up or its queue full
 
+UPLINK are the devices at which such packets are dropped when they come from outside:
+by xdp in the driver (see --netcpu-xdp of the agent), or by tc.
+
 --matrix shows victims as rows and culprits as columns, without what ran in time of
 their own. ksoftirqd and the host's NAPI threads work for all; what ran while a CPU
 was idle is nobody's loss.`,

@@ -391,3 +391,33 @@ func FuzzNetCPUTable(f *testing.F) {
 		}
 	})
 }
+
+// Where packets are dropped at the uplinks stands below it all; a reason is cut
+// to the line, unless asked not to.
+func TestNetCPUUplinks(t *testing.T) {
+	readings := flooded()
+	why := "early drop: attach XDP to device 2 in netns 4026531840: " + strings.Repeat("x", 80)
+	readings[1].Uplinks = []api.NetCPUUplink{
+		{Device: "eth0", NetNS: 4026531840, DropsBy: "xdp"},
+		{Device: "eth1", NetNS: 4026531840, DropsBy: "tc", Why: why},
+		{Device: "e\x1b[0m", NetNS: 4026531840, DropsBy: "tc"},
+		{Device: "eth9", Why: "no such uplink"},
+	}
+	status, out, errs := metered(t, &meterStub{readings: readings})
+	at := strings.Index(out, "UPLINK")
+	if status != statusDone || errs != "" || at < 0 {
+		t.Fatal(status, errs, out)
+	}
+	printed(t, `UPLINK      DROPS BY  WHY NOT XDP
+eth0        xdp       -
+eth1        tc        early drop: attach XDP to device 2 in netns 4026531840: xxxxxxxxxxxxxxxxxxxxx…
+"e\x1b[0m"  tc        -
+eth9        -         no such uplink
+`, out[at:])
+	if _, out, _ := metered(t, &meterStub{readings: readings}, "--wide"); !strings.Contains(out, why) {
+		t.Errorf("--wide cuts the reason:\n%s", out)
+	}
+	if _, out, _ := metered(t, &meterStub{readings: flooded()}); strings.Contains(out, "UPLINK") {
+		t.Errorf("without uplinks:\n%s", out)
+	}
+}

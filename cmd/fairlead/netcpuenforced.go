@@ -35,3 +35,24 @@ func (v netcpuView) enforced(w io.Writer) {
 	fmt.Fprintln(w)
 	table(w, columns, rows)
 }
+
+// uplinks shows where packets are dropped that come from outside.
+func (v netcpuView) uplinks(w io.Writer) {
+	if len(v.n.Uplinks) == 0 {
+		return
+	}
+	columns := []column{{"UPLINK", 40}, {"DROPS BY", 0}, {"WHY NOT XDP", 0}}
+	var rows [][]string
+	for _, u := range v.n.Uplinks {
+		why := "-"
+		if u.Why != "" {
+			why = show(u.Why)
+		}
+		rows = append(rows, []string{show(u.Device), show(u.DropsBy), why})
+	}
+	if !v.flags.wide {
+		columns[2].max = screen - width(columns[:2], rows)
+	}
+	fmt.Fprintln(w)
+	table(w, columns, rows)
+}

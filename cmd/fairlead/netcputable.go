@@ -137,6 +137,7 @@ func (v netcpuView) summary(w io.Writer) {
 	}
 	if len(rows) == 0 {
 		fmt.Fprintf(w, "No container did anything, and no packet was handled for one, in %s.\n", span(v.n.Taken.Sub(v.n.Since)))
+		v.uplinks(w)
 		return
 	}
 	fmt.Fprintln(w, v.unit())
@@ -157,6 +158,7 @@ func (v netcpuView) summary(w io.Writer) {
 	}
 	v.check(w)
 	v.enforced(w)
+	v.uplinks(w)
 }
 
 // heldBack says who had how much of a container's time.

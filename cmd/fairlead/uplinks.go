@@ -21,8 +21,8 @@ const maxDevice = 15
 func (u *uplinks) Set(s string) error {
 	for one := range strings.SplitSeq(s, ",") {
 		dev, text, given := strings.Cut(strings.TrimSpace(one), "=")
-		if dev == "" || len(dev) > maxDevice || strings.ContainsAny(dev, "/ \t") {
-			return fmt.Errorf("%q is no name of a device", dev)
+		if err := checkDevice(dev); err != nil {
+			return err
 		}
 		var rate uint64
 		if given {
@@ -59,3 +59,37 @@ func (u *uplinks) String() string {
 
 // Type implements pflag.Value.
 func (u *uplinks) Type() string { return "device[=rate]" }
+
+// checkDevice says whether a device could have this name.
+func checkDevice(name string) error {
+	if name == "" || name == "." || name == ".." || len(name) > maxDevice || strings.ContainsAny(name, "/: \t") {
+		return fmt.Errorf("%q is no name of a device", name)
+	}
+	return nil
+}
+
+// devices is a flag that lists devices.
+type devices []string
+
+// Set implements pflag.Value: it adds "eth0,eth1".
+func (d *devices) Set(s string) error {
+	list := slices.Clone(*d)
+	for name := range strings.SplitSeq(s, ",") {
+		name = strings.TrimSpace(name)
+		if err := checkDevice(name); err != nil {
+			return err
+		}
+		if slices.Contains(list, name) {
+			return errors.New(name + " is given twice")
+		}
+		list = append(list, name)
+	}
+	*d = list
+	return nil
+}
+
+// String implements pflag.Value.
+func (d *devices) String() string { return strings.Join(*d, ",") }
+
+// Type implements pflag.Value.
+func (d *devices) Type() string { return "device" }

@@ -138,31 +138,7 @@ func TestDropsAreCharged(t *testing.T) {
 			for range c.burners {
 				h.start(h.box, "burn")
 			}
-			var flood time.Time
-			more := func() {
-				h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-				flood = time.Now()
-			}
-			more()
-			dropped := func() float64 { return h.sample(h.container.ID, c.dropped) }
-			until(t, "packets are dropped", func() bool {
-				if time.Since(flood) > 5*time.Second { // what is sent on a slow machine may not be too much for it
-					more()
-				}
-				return dropped() > 1000
-			})
-			before, from := dropped(), h.accounts()
-			began := time.Now()
-			until(t, "some more are", func() bool { // on a slow machine, in the time that there is
-				return dropped() > before+50_000 || dropped() > before+2000 && (testing.Short() || time.Since(began) > 10*time.Second)
-			})
-			now := h.accounts()
-			own := now[h.container.ID] - from[h.container.ID]
-			system := now[account.System] - from[account.System]
-			t.Logf("of %.0f dropped and the others: its own %v, the system's %v", dropped()-before, own, system)
-			if own < 3*system {
-				t.Errorf("of what came in, %v are its own and %v are nobody's", own, system)
-			}
+			h.chargedDrops(c.dropped)
 		})
 	}
 }

@@ -63,8 +63,24 @@ func (n *Netcpu) openDoors(ctx context.Context, c container.Container) error {
 			}
 			n.doors[key] = d
 		}
-		return nil
+		return n.forgetDoors(ns, links)
 	})
+}
+
+// forgetDoors lets go of what was at uplinks of a namespace that have gone; up are
+// some that have not.
+func (n *Netcpu) forgetDoors(ns *netdev.NS, up []netdev.Link) error {
+	var errs []error
+	for key, d := range n.doors {
+		if key.netns != ns.Inode() || slices.ContainsFunc(up, func(l netdev.Link) bool { return l.Index == key.index }) {
+			continue
+		}
+		if _, err := ns.Link(key.index); errors.Is(err, netdev.ErrNoLink) {
+			errs = append(errs, d.close())
+			delete(n.doors, key)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // open begins to drop at an uplink: in its driver if the operator wants that there
@@ -114,24 +130,39 @@ func (n *Netcpu) closeDoors() error {
 	return errors.Join(errs...)
 }
 
+// Where a Door drops.
+const (
+	ByXDP = "xdp" // in the driver, before there is an skb
+	ByTC  = "tc"  // at the ingress hook
+)
+
 // Door says where packets are dropped at one uplink.
 type Door struct {
-	Netns  uint64 // inode of the uplink's network namespace
+	Netns  uint64 // inode of the uplink's network namespace; 0 where By is ""
 	Device string
-	// XDP says that it is in the driver, before there is an skb; else it is by tc.
-	XDP bool
-	// Why is what keeps it from being in the driver where Config.XDP asks for it.
+	By     string // ByXDP or ByTC; "": Config.XDP names it, but it is no uplink
+	// Why is what keeps it from being ByXDP where Config.XDP asks for that.
 	Why string
 }
 
-// Doors gives the uplinks at which packets are dropped at present, by name: none
-// while no container is isolated or charged.
+// Doors gives the uplinks at which packets are dropped at present, by name, and
+// what Config.XDP has beside them: none while no container is isolated or charged.
 func (n *Netcpu) Doors() []Door {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var list []Door
 	for key, d := range n.doors {
-		list = append(list, Door{Netns: key.netns, Device: d.name, XDP: d.driver != nil, Why: d.why})
+		door := Door{Netns: key.netns, Device: d.name, By: ByTC, Why: d.why}
+		if d.driver != nil {
+			door.By = ByXDP
+		}
+		list = append(list, door)
+	}
+	for _, name := range n.cfg.XDP {
+		named := func(d Door) bool { return d.Device == name && (d.By == ByXDP || d.Why != "") }
+		if len(n.doors) > 0 && !slices.ContainsFunc(list, named) {
+			list = append(list, Door{Device: name, Why: "no device of this name polls packets that such a container may get"})
+		}
 	}
 	slices.SortFunc(list, func(a, b Door) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Netns, b.Netns))

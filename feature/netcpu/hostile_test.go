@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -15,7 +16,18 @@ import (
 // neighbour that gets them, too, and has used up what it may, has only its own
 // dropped.
 func TestFloodedPacketsAreNotDropped(t *testing.T) {
-	h := newHost(t, sandbox.CPU{})
+	t.Run("tc", func(t *testing.T) { floodedPackets(t, newHost(t, sandbox.CPU{})) })
+	t.Run("xdp", func(t *testing.T) {
+		h := newHost(t, sandbox.CPU{})
+		h.byXDP()
+		floodedPackets(t, h)
+		if h.door().By != netcpu.ByXDP {
+			t.Errorf("the uplink drops at %+v", h.door())
+		}
+	})
+}
+
+func floodedPackets(t *testing.T, h *host) {
 	victim := create(t, h.sandboxes, sandbox.Spec{Name: "victim"})
 	must(t, sandbox.Wire(
 		sandbox.End{Box: h.ns, Name: "h1", Bridge: "br0"},

@@ -86,7 +86,7 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 }
 
 // eachUplink calls do with the devices by which packets reach c and that poll,
-// once for each namespace that has some: those of the host's with hardware or an
+// once for each namespace that may have some: those of the host's with hardware or an
 // address, from where a bridge may be routed to, and the other ports of the
 // bridges that c is at.
 func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(*netdev.NS, []netdev.Link) error) error {
@@ -139,9 +139,6 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 			if itself && err == nil {
 				up = append(up, l)
 			}
-		}
-		if len(up) == 0 {
-			return nil
 		}
 		return do(ns, up)
 	}

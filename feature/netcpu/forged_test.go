@@ -1,0 +1,106 @@
+package netcpu
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// What a container says of itself, and what a bridge sends to everybody, gets
+// nobody's packets dropped but its own.
+func TestEarlyDropForged(t *testing.T) {
+	e := loadEarly(t)
+	add := func() *watched {
+		w, err := e.add(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	at := func(w *watched, mac string) *ebpf.Program {
+		own, err := net.ParseMAC(mac)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := e.counter(w.slot, own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return p
+	}
+	to := func(mac, addr string) []byte {
+		f := frame(addr)
+		m, err := net.ParseMAC(mac)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(f, m)
+		return f
+	}
+	const bad, good, host = "02:00:00:00:00:01", "02:00:00:00:00:02", lo
+	driver := native(t, e, host)
+	expect := func(what string, f []byte, want uint32) {
+		t.Helper()
+		for at, p := range map[string]*ebpf.Program{"uplink": e.drop, "driver": driver} {
+			if v := run(t, p, f, 3); v != want {
+				t.Errorf("%s, at the %s: verdict %d, want %d", what, at, v, want)
+			}
+		}
+	}
+	// One that has used up all that it may.
+	thief := add()
+	thiefs := at(thief, bad)
+	limit := func(last time.Duration) {
+		t.Helper()
+		if err := e.limit(thief, 7, -1, last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, thiefs, to(bad, "10.0.0.1"), 1)
+	run(t, thiefs, to(good, "10.0.0.2"), 1) // flooded by the bridge, or drawn here by frames with good's address
+	run(t, thiefs, to(bad, "10.0.0.3"), 1)  // drawn here by false ARP
+	limit(time.Hour)
+	expect("its own", to(bad, "10.0.0.1"), tcxDrop)
+	expect("its own, routed by the host", to(host, "10.0.0.1"), tcxDrop)
+	expect("another's that was flooded", to(good, "10.0.0.2"), tcxNext)
+	expect("another's that was flooded, routed", to(host, "10.0.0.2"), tcxNext)
+	expect("another's, as soon as it is sent to him again", to(good, "10.0.0.3"), tcxNext)
+
+	// An address that goes to two is dropped for neither, from either side.
+	limit(-time.Second)
+	victim := at(add(), good)
+	for _, first := range []struct {
+		p    *ebpf.Program
+		mac  string
+		then *ebpf.Program
+		mac2 string
+		addr string
+	}{{thiefs, bad, victim, good, "10.0.0.4"}, {victim, good, thiefs, bad, "10.0.0.5"}} {
+		limit(-time.Second)
+		run(t, first.p, to(first.mac, first.addr), 1)
+		run(t, first.then, to(first.mac2, first.addr), 1)
+		limit(time.Hour)
+		for _, mac := range []string{bad, good, host} {
+			expect("contested "+first.addr+" by "+mac, to(mac, first.addr), tcxNext)
+		}
+	}
+
+	// Once nothing of it has gone to the first for a while, it is the second's.
+	var key netcpuAddress
+	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 5})
+	var o netcpuOwner
+	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {
+		t.Fatal(err)
+	}
+	o.Seen -= min(o.Seen, uint64(2*time.Second))
+	if err := e.maps.FlAddresses.Put(key, o); err != nil {
+		t.Fatal(err)
+	}
+	limit(-time.Second)
+	run(t, thiefs, to(bad, "10.0.0.5"), 1)
+	limit(time.Hour)
+	expect("taken over", to(bad, "10.0.0.5"), tcxDrop)
+}

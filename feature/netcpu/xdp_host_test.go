@@ -1,0 +1,288 @@
+package netcpu_test
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// byXDP has the host's uplink drop in its driver.
+func (h *host) byXDP() {
+	h.t.Helper()
+	must(h.t, h.netcpu.Close())
+	var err error
+	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), XDP: []string{"nic0", "nic9"}})
+	must(h.t, err)
+	h.t.Cleanup(func() { h.netcpu.Close() })
+}
+
+// xdp is the id of the XDP program at nic0, 0 for none.
+func (h *host) xdp() (id uint32) {
+	h.t.Helper()
+	must(h.t, h.open(h.ns).Do(func() error {
+		l, err := netlink.LinkByName("nic0")
+		if err == nil && l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached {
+			id = l.Attrs().Xdp.ProgId
+		}
+		return err
+	}))
+	return id
+}
+
+// features are all offloads of both ends of the wire, and their longest frames.
+func (h *host) features() map[string]string {
+	h.t.Helper()
+	all := make(map[string]string)
+	for dev, box := range map[string]*sandbox.Box{"nic0": h.ns, "wire": h.wire} {
+		ns := h.open(box)
+		for _, o := range []netdev.Offload{netdev.GRO, netdev.TSO, netdev.UDPForward, netdev.HardwareGRO} {
+			v, err := ns.Offload(index(h.t, ns, dev), o).Read()
+			must(h.t, err)
+			all[dev+" "+string(o)] = v
+		}
+		l, err := ns.Link(index(h.t, ns, dev))
+		must(h.t, err)
+		all[dev+" mtu"] = strconv.Itoa(l.MTU)
+	}
+	return all
+}
+
+// door is where the uplink drops.
+func (h *host) door() netcpu.Door {
+	h.t.Helper()
+	for _, d := range h.netcpu.Doors() {
+		if d.Device == "nic0" {
+			return d
+		}
+	}
+	return netcpu.Door{}
+}
+
+// What is dropped in the driver is counted and charged to its owner as what tc
+// drops is, whether its budget is used up or its ring full, and nothing of the
+// device's stays changed.
+func TestXDPDropsAreCharged(t *testing.T) {
+	for _, c := range []struct {
+		mode    policy.NetCPU
+		cpu     sandbox.CPU
+		burners int
+		dropped string
+	}{
+		{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, "netcpu_quota_dropped_packets_total"},
+		{policy.NetCPUIsolate, sandbox.CPU{}, 8, "netcpu_early_dropped_packets_total"},
+	} {
+		t.Run(string(c.mode), func(t *testing.T) {
+			h := newHost(t, sandbox.CPU{})
+			h.byXDP()
+			before := h.features()
+			h.start(h.box, "udp-recv", "--listen", ":9000")
+			must(t, h.box.Limit(c.cpu))
+			h.apply(h.container, c.mode)
+			if d := h.door(); d.By != netcpu.ByXDP || d.Why != "" || h.xdp() == 0 {
+				t.Fatalf("the uplink drops at %+v, its XDP program is %d", d, h.xdp())
+			}
+			if d := h.netcpu.Doors(); len(d) != 2 || d[1].Device != "nic9" || d[1].By != "" || d[1].Why == "" {
+				t.Errorf("doors %+v, one of them for a name that no device has", d)
+			}
+			for range c.burners {
+				h.start(h.box, "burn")
+			}
+			h.chargedDrops(c.dropped)
+
+			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+			if id := h.xdp(); id != 0 || len(h.netcpu.Doors()) != 0 {
+				t.Errorf("after Remove: XDP program %d, doors %+v", id, h.netcpu.Doors())
+			}
+			if left := h.notes(); len(left) != 0 {
+				t.Errorf("journal after Remove: %+v", left)
+			}
+			same(t, "after Remove", h.features(), before)
+		})
+	}
+}
+
+// chargedDrops floods the container until packets are dropped, and looks at whose
+// account what they cost is in.
+func (h *host) chargedDrops(sample string) {
+	t := h.t
+	t.Helper()
+	var flood time.Time
+	more := func() {
+		h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+		flood = time.Now()
+	}
+	more()
+	dropped := func() float64 { return h.sample(h.container.ID, sample) }
+	until(t, "packets are dropped", func() bool {
+		if time.Since(flood) > 5*time.Second { // what is sent on a slow machine may not be too much for it
+			more()
+		}
+		return dropped() > 1000
+	})
+	before, from := dropped(), h.accounts()
+	began := time.Now()
+	until(t, "some more are", func() bool { // on a slow machine, in the time that there is
+		return dropped() > before+50_000 || dropped() > before+2000 && (testing.Short() || time.Since(began) > 10*time.Second)
+	})
+	now := h.accounts()
+	own := now[h.container.ID] - from[h.container.ID]
+	system := now[account.System] - from[account.System]
+	t.Logf("of %.0f dropped and the others: its own %v, the system's %v", dropped()-before, own, system)
+	if own < 3*system {
+		t.Errorf("of what came in, %v are its own and %v are nobody's", own, system)
+	}
+	h.addsUp("with drops")
+}
+
+// verdict is a program of somebody else's that lets everything pass.
+func verdict(t *testing.T) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "cil_xdp", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// Where somebody else's XDP program is, in whatever mode and however attached, it
+// stays; where the driver refuses, nothing has changed. Packets are dropped by tc
+// then, and the reason is told.
+func TestXDPKeepsOut(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		prepare func(h *host) (foreign bool)
+		why     string
+	}{
+		{"a link", func(h *host) bool {
+			must(t, h.open(h.ns).Do(func() error {
+				l, err := link.AttachXDP(link.XDPOptions{Interface: index(t, h.open(h.ns), "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
+				if err == nil {
+					t.Cleanup(func() { l.Close() })
+				}
+				return err
+			}))
+			return true
+		}, netdev.ErrXDPTaken.Error()},
+		{"without a link", func(h *host) bool {
+			must(t, h.attach(verdict(t), 1<<2)) // XDP_FLAGS_DRV_MODE
+			return true
+		}, netdev.ErrXDPTaken.Error()},
+		{"generic", func(h *host) bool {
+			must(t, h.attach(verdict(t), 1<<1)) // XDP_FLAGS_SKB_MODE
+			return true
+		}, netdev.ErrXDPTaken.Error()},
+		{"too few queues", func(h *host) bool {
+			must(t, h.open(h.ns).Do(func() error {
+				e, err := ethtool.NewEthtool()
+				if err != nil {
+					return err
+				}
+				defer e.Close()
+				_, err = e.SetChannels("nic0", ethtool.Channels{RxCount: 1, TxCount: 2})
+				return err
+			}))
+			return false
+		}, unix.ENOSPC.Error()},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t, sandbox.CPU{})
+			h.byXDP()
+			foreign := c.prepare(h)
+			was, before := h.xdp(), h.features()
+			if foreign == (was == 0) {
+				t.Fatalf("XDP program %d", was)
+			}
+			h.apply(h.container, policy.NetCPUIsolate)
+			h.apply(h.container, policy.NetCPUIsolate)
+			if d := h.door(); d.By != netcpu.ByTC || !strings.Contains(d.Why, c.why) || d.Why == "" {
+				t.Errorf("the uplink drops at %+v", d)
+			}
+			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+			if id := h.xdp(); id != was {
+				t.Errorf("XDP program %d in place of %d", id, was)
+			}
+			same(t, "after Remove", h.features(), before)
+		})
+	}
+}
+
+// attach attaches an XDP program to nic0 as `ip link` does; nil detaches it.
+func (h *host) attach(p *ebpf.Program, flags int) error {
+	fd := -1
+	if p != nil {
+		fd = p.FD()
+	}
+	return h.open(h.ns).Do(func() error {
+		l, err := netlink.LinkByName("nic0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetXdpFdWithFlags(l, fd, flags)
+	})
+}
+
+// An uplink that gets another address is known by that from the next Apply on; one
+// that goes, and one that comes in its place, are no errors.
+func TestXDPFollowsUplink(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	h.byXDP()
+	h.apply(h.container, policy.NetCPUIsolate)
+	was := h.xdp()
+	must(t, h.open(h.ns).Do(func() error {
+		l, err := netlink.LinkByName("nic0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 9})
+	}))
+	h.apply(h.container, policy.NetCPUIsolate)
+	if id := h.xdp(); was == 0 || id == 0 || id == was {
+		t.Errorf("XDP program %d, and %d once the address had changed", was, id)
+	}
+	for _, end := range []string{"it is gone", "another is there"} {
+		if end == "it is gone" {
+			must(t, h.open(h.ns).Do(func() error {
+				l, err := netlink.LinkByName("nic0")
+				if err != nil {
+					return err
+				}
+				return netlink.LinkDel(l)
+			}))
+		} else {
+			must(t, sandbox.Wire(
+				sandbox.End{Box: h.wire, Name: "wire", Addr: netip.MustParsePrefix("10.66.0.1/24"), Queues: 2},
+				sandbox.End{Box: h.ns, Name: "nic0", Bridge: "br0", Queues: 2}))
+			nic := h.open(h.ns)
+			must(t, nic.Offload(index(t, nic, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
+		}
+		h.apply(h.container, policy.NetCPUIsolate)
+		if d := h.door(); (d.By == netcpu.ByXDP) != (end != "it is gone") {
+			t.Errorf("%s: it drops at %+v", end, d)
+		}
+	}
+	if h.xdp() == 0 {
+		t.Error("the uplink that came has no XDP program")
+	}
+	must(t, h.netcpu.Close())
+	if id := h.xdp(); id != 0 {
+		t.Errorf("XDP program %d after Close", id)
+	}
+}

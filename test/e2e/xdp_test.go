@@ -1,0 +1,87 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// TestXDPUplink has packets dropped in the driver of an uplink that the config file
+// names, and told so; and sees that nothing of it outlives the policy, the agent,
+// or its death.
+func TestXDPUplink(t *testing.T) {
+	r := newRig(t)
+	r.add(sandbox.Spec{Name: "e2e-xdp"})
+	a := r.agent()
+	before := r.state()
+	program := func() (id uint32) {
+		t.Helper()
+		must(t, r.host.Do(func() error {
+			l, err := netlink.LinkByName("nic0")
+			if err == nil && l.Attrs().Xdp != nil {
+				id = l.Attrs().Xdp.ProgId
+			}
+			return err
+		}))
+		return id
+	}
+	drops := func(by string) {
+		t.Helper()
+		await(t, "nic0 to drop by "+by, func() error {
+			n, err := a.api.NetCPU(t.Context(), "")
+			if err != nil {
+				return err
+			}
+			for _, u := range n.Uplinks {
+				if u.Device == "nic0" && u.NetNS == r.inode && u.DropsBy == by && u.Why == "" && (program() != 0) == (by == "xdp") {
+					return nil
+				}
+			}
+			return fmt.Errorf("uplinks %+v, XDP program %d", n.Uplinks, program())
+		})
+	}
+	gone := func(when string) {
+		t.Helper()
+		await(t, "the XDP program to go "+when, func() error {
+			if id := program(); id != 0 {
+				return fmt.Errorf("program %d is at nic0", id)
+			}
+			return nil
+		})
+	}
+
+	a.start() // as it is told nothing, by tc
+	a.policy("xdp.yaml", "match: {name: e2e-xdp}\nset: {netcpu: isolate}\n")
+	drops("tc")
+	a.stop()
+
+	must(t, os.WriteFile(a.path("config.yaml"), []byte("netcpu-xdp: eth0/1\n"), 0o644))
+	mustSay(t, fairlead(t, "agent", "--config", a.path("config.yaml")), 1, "config.yaml:1: netcpu-xdp", `"eth0/1"`)
+	must(t, os.WriteFile(a.path("config.yaml"), []byte("netcpu-xdp: nic0\n"), 0o644))
+	a.start()
+	drops("xdp")
+	mustSay(t, a.run("netcpu", "--interval", "100ms"), 0, "DROPS BY")
+	r.reachable("with XDP at the uplink")
+	a.policy("xdp.yaml", "")
+	gone("with the policy")
+
+	a.policy("xdp.yaml", "match: {name: e2e-xdp}\nset: {netcpu: isolate}\n")
+	drops("xdp")
+	a.kill()
+	gone("with the agent")
+	r.reachable("without an agent")
+	a.start() // and takes over what is left
+	drops("xdp")
+	a.kill()
+	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0, "")
+	r.sameAs(before, "once the dead agent's changes are undone")
+	a.start()
+	drops("xdp")
+	a.stop()
+	gone("with a clean stop")
+	r.sameAs(before, "after a clean stop")
+}
