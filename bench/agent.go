@@ -56,6 +56,7 @@ func runAgent(args []string) error {
 	fs.StringVar(&cfg.StateDir, "state-dir", "", "directory of the journal")
 	fs.StringVar(&cfg.PolicyDir, "policy-dir", "", "directory of the policy files")
 	fs.StringVar(&cfg.DockerHost, "docker-host", "", "where Docker answers; with it, sandboxes are not looked for")
+	xdp := fs.Bool("xdp", false, "drop in the driver of the rig's NIC")
 	uplink := fs.Uint64("uplink", 0, "rate of the rig's NIC in bit/s; 0: nothing is shaped")
 	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
 	if err := fs.Parse(args); err != nil {
@@ -63,6 +64,9 @@ func runAgent(args []string) error {
 	}
 	if *uplink > 0 {
 		cfg.Uplinks = map[string]uint64{rig.NICDevice: *uplink}
+	}
+	if *xdp {
+		cfg.XDP = []string{rig.NICDevice}
 	}
 	if cfg.DockerHost != "" {
 		cfg.Sources = []container.Source{container.Docker(cfg.DockerHost)}
@@ -82,6 +86,9 @@ func runAgent(args []string) error {
 // guard is the protection of a rig's containers: an agent in the rig's own
 // network namespace, and a policy that is there or not.
 type guard struct {
+	rig     *rig.Rig
+	uplink  uint64 // rate of the NIC that is divided, in bit/s; 0: none is
+	xdp     bool   // whether it is to drop in the driver of the NIC
 	feature string // which is to protect them
 	mode    string // of netcpu, while it is on
 	prefix  string // of the names of the containers
@@ -103,40 +110,70 @@ const policyFile = "rig.yaml"
 // newGuard starts an agent for the rig and waits until it answers. Nothing is
 // protected yet. mode is that of netcpu, while it is on; uplink, if not 0, is
 // the rate of the NIC that is divided then, by feature traffic.
-func newGuard(ctx context.Context, r *rig.Rig, mode string, uplink uint64) (_ *guard, err error) {
+func newGuard(ctx context.Context, r *rig.Rig, mode string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{feature: "netcpu", mode: mode, prefix: r.Prefix(), count: len(r.Boxes), dir: dir, log: &tail{}}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
-		}
-	}()
+	g := &guard{rig: r, uplink: uplink, feature: "netcpu", mode: mode, prefix: r.Prefix(), count: len(r.Boxes), dir: dir, log: &tail{}}
 	if uplink > 0 {
 		g.feature = "traffic"
 	}
-	policies := filepath.Join(dir, "policy.d")
-	if err := os.Mkdir(policies, 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, "policy.d"), 0o755); err != nil {
 		return nil, err
 	}
+	if err := g.start(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
+	}
+	return g, nil
+}
+
+// start starts the agent, and waits until it answers.
+func (g *guard) start(ctx context.Context) error {
 	exe, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	socket := filepath.Join(dir, "agent.sock")
-	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(dir, "state"),
-		"--policy-dir", policies, "--sandbox-dir", r.Sandboxes.Dir(), "--docker-host", r.DockerHost, "--uplink", fmt.Sprint(uplink))
+	socket := filepath.Join(g.dir, "agent.sock")
+	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(g.dir, "state"),
+		"--policy-dir", filepath.Join(g.dir, "policy.d"), "--sandbox-dir", g.rig.Sandboxes.Dir(), "--docker-host", g.rig.DockerHost,
+		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp))
 	cmd.Args[0] = "fairlead"
 	cmd.Stderr = g.log
 	// It puts everything back even when this program is killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if g.process, err = r.Node.Start(cmd); err != nil {
-		return nil, err
+	if g.process, err = g.rig.Node.Start(cmd); err != nil {
+		return err
 	}
 	g.client = api.Dial(socket)
-	return g, g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
+	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
+}
+
+// inDriver has the agent drop in the driver of the NIC, or not: it starts another
+// one, which is told so.
+func (g *guard) inDriver(ctx context.Context, xdp bool) error {
+	if g.xdp == xdp {
+		return nil
+	}
+	if err := errors.Join(g.set(ctx, false), g.stop()); err != nil {
+		return err
+	}
+	g.xdp = xdp
+	return g.start(ctx)
+}
+
+// checkDriver is an error if the agent cannot drop there.
+func (g *guard) checkDriver(ctx context.Context) error {
+	n, err := g.client.NetCPU(ctx, "")
+	if err != nil {
+		return g.explain(err)
+	}
+	for _, u := range n.Uplinks {
+		if u.Device == rig.NICDevice && u.DropsBy == "xdp" {
+			return nil
+		}
+	}
+	return fmt.Errorf("the NIC does not drop by XDP: %+v", n.Uplinks)
 }
 
 // set brings the protection into force, or takes it away, and returns once the

@@ -37,6 +37,8 @@ type demand struct {
 	// drop is a place where, while the protection should be on, all packets are
 	// dropped instead.
 	drop rig.DropPoint
+	// xdp has the protection drop in the driver of the NIC, not by tc.
+	xdp bool
 	// lift takes the neighbours' quotas away while the protection is off.
 	lift bool
 }
@@ -216,7 +218,7 @@ func heavy() setup {
 
 // drops is figure 13: where a packet is best dropped that its receiver has no
 // time for. The receivers are as if they never had any; isolate, which lets them
-// have theirs, is beside them.
+// have theirs, is beside them: with its early drop by tc, and in the driver.
 func drops() setup {
 	const containers, receivers = 8, 7
 	su := setup{
@@ -238,6 +240,10 @@ func drops() setup {
 				quick: rate.rate == 400_000 && at != "" && at != rig.AtPorts,
 			})
 		}
+		protected := su.demands[len(su.demands)-1]
+		protected.name += " xdp"
+		protected.xdp = true
+		su.demands = append(su.demands, protected)
 	}
 	return su
 }

@@ -185,7 +185,13 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		}
 		s.dropping = at
 	}
-	return s.guard.set(ctx, on && d.drop == "")
+	if err := s.guard.inDriver(ctx, on && d.xdp); err != nil {
+		return err
+	}
+	if err := s.guard.set(ctx, on && d.drop == ""); err != nil || !on || !d.xdp || s.guard.missing != "" {
+		return err
+	}
+	return s.guard.checkDriver(ctx)
 }
 
 // measure lets a case run, with the protection on or off, and measures after a
