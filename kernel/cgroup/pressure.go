@@ -8,10 +8,12 @@ import (
 	"time"
 )
 
-// Waited reads for how long some task of one cgroup v2 directory, or of those
-// below, would have run and did not: it waited for its turn, or for the next
-// period of a quota. It is the total of cpu.pressure, an average over the CPUs
-// that the tasks are on, so that it grows by no more than the time that passes.
+// Waited reads for how long tasks of one cgroup v2 directory, or of those below,
+// would have run and did not, while none of them ran in their place: they waited
+// for their turn, or for the next period of a quota. It is the total of "full" in
+// cpu.pressure, an average over the CPUs that the tasks are on, so that it grows by
+// no more than the time that passes. Before Linux 5.13 there is "some" only, which
+// has in it that they wait for one another, too.
 // Errors: journal.ErrGone, and errors.ErrUnsupported where the kernel does not
 // count (CONFIG_PSI, psi=, cgroup.pressure).
 func Waited(dir string) (time.Duration, error) {
@@ -29,20 +31,23 @@ func Waited(dir string) (time.Duration, error) {
 	return d, nil
 }
 
-// parsePressure reads the total, in microseconds, of the line "some avg10=N … total=N".
+// parsePressure reads the total, in microseconds, of the line "full avg10=N … total=N",
+// or of "some …" where that is not there.
 func parsePressure(text string) (time.Duration, error) {
-	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != "some" {
-			continue
-		}
-		for _, f := range fields[1:] {
-			if number, ok := strings.CutPrefix(f, "total="); ok {
-				n, err := strconv.ParseUint(number, 10, 64)
-				if err != nil {
-					return 0, fmt.Errorf("bad line %q", line)
+	for _, kind := range []string{"full", "some"} {
+		for line := range strings.Lines(text) {
+			fields := strings.Fields(line)
+			if len(fields) == 0 || fields[0] != kind {
+				continue
+			}
+			for _, f := range fields[1:] {
+				if number, ok := strings.CutPrefix(f, "total="); ok {
+					n, err := strconv.ParseUint(number, 10, 64)
+					if err != nil {
+						return 0, fmt.Errorf("bad line %q", line)
+					}
+					return span(n, time.Microsecond), nil
 				}
-				return span(n, time.Microsecond), nil
 			}
 		}
 	}
