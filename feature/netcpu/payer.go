@@ -107,6 +107,9 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	if err != nil {
 		return err
 	}
+	// Without it only less is given, while a step that ends here would leave
+	// the last quota in force.
+	unread := p.waited(&c)
 	share, err := shares.of(p)
 	if err != nil {
 		return err
@@ -130,14 +133,14 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 		budget = p.weigher.Budget(p.limit.Period, share, p.reserve())
 	}
 	if ch.cfg.allow == nil {
-		return nil
+		return unread
 	}
 	for id := range p.members {
 		if err := ch.cfg.allow(id, budget, p.limit.Period); err != nil {
 			return err
 		}
 	}
-	return nil
+	return unread
 }
 
 // contended is the CPU time, of a second, that packets have to take from those
@@ -179,12 +182,21 @@ func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.C
 	if c.Ran, err = cgroup.Usage(p.usage); err != nil || p.ledger == nil {
 		return c, took, err
 	}
-	if c.Waited, err = cgroup.Waited(p.usage); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		return c, took, err
-	}
 	periods, err := cgroup.ReadPeriods(p.dir)
 	c.Throttled = periods.Throttled
 	return c, took, err
+}
+
+// waited adds for how long the tasks waited, where there is a quota. It stays not
+// known with an error, as where the kernel does not count it, which is none.
+func (p *payer) waited(c *ledger.Counters) (err error) {
+	if p.ledger == nil {
+		return nil
+	}
+	if c.Waited, err = cgroup.Waited(p.usage); errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
 }
 
 // writeQuota writes the quota that is wanted if a period has just begun. It

@@ -70,8 +70,23 @@ func TestChargeWaits(t *testing.T) {
 			t.Errorf("owed %v although it waits", got)
 		}
 		r.file(filepath.Join(r.cfg.layout.V2, "web"), "cpu.pressure", "nonsense\n")
-		if err := r.round(r.now.Add(chargeEvery)); err == nil {
-			t.Error("nonsense was taken")
+		// It is told once, and all else goes on.
+		for n := range 3 {
+			r.n++
+			r.used += 2 * p.now
+			r.held += 2
+			was := p.ledger.State().Credited
+			c := r.costs[webID]
+			c.credit += 16 * ms
+			r.costs[webID] = c
+			r.stat()
+			r.now = r.now.Add(chargeEvery)
+			if err := r.round(r.now); (err != nil) != (n == 0) {
+				t.Errorf("round %d with nonsense: %v", n, err)
+			}
+			if got := p.ledger.State().Credited - was; got != 16*ms {
+				t.Errorf("round %d with nonsense: %v booked", n, got)
+			}
 		}
 	})
 }
