@@ -41,12 +41,12 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 		s.sum[parent] = sum
 	}
 	cpus := s.ch.cpus(p)
-	fair := float64(cpus) * float64(p.weight) / float64(max(sum, p.weight, 1))
+	fair := float64(max(1, cpus)) * float64(p.weight) / float64(max(sum, p.weight, 1))
 	if p.ledger == nil {
 		return ledger.Share{Fair: fair}, nil
 	}
 	quota := float64(p.limit.Quota) / float64(p.limit.Period)
-	return ledger.Share{Fair: min(fair, quota), Quota: quota}, nil
+	return ledger.Share{Fair: min(fair, quota), Quota: quota, CPUs: cpus}, nil
 }
 
 func (s *shares) weight(dir string) (uint64, error) {
@@ -56,7 +56,7 @@ func (s *shares) weight(dir string) (uint64, error) {
 	return cgroup.Weight(dir)
 }
 
-// cpus is how many CPUs a payer may use.
+// cpus is how many CPUs a payer may use, 0 if that is not known.
 func (ch *charger) cpus(p *payer) int {
 	for _, c := range p.members {
 		if c.Cgroup.CPUSet == "" {
@@ -66,5 +66,5 @@ func (ch *charger) cpus(p *payer) int {
 			return len(list)
 		}
 	}
-	return 1
+	return 0
 }

@@ -72,7 +72,8 @@ type Counters struct {
 	Throttled uint64 // periods that ended with tasks held back by the quota
 
 	// Waited is how long its tasks would have run and did not, whatever held
-	// them. It stays zero where that is not known.
+	// them but one another: on average over the CPUs that they are on. Zero is
+	// not known.
 	Waited time.Duration
 }
 
@@ -294,6 +295,7 @@ func (l *Ledger) lowest() time.Duration {
 type interval struct {
 	length, ran, charge, credit, waited time.Duration
 	throttled                           uint64
+	waits                               bool // waited is known
 }
 
 // since subtracts; ok is false without a useful difference.
@@ -301,7 +303,10 @@ func since(a, b Counters) (d interval, ok bool) {
 	d = interval{
 		length: b.Taken.Sub(a.Taken),
 		ran:    b.Ran - a.Ran, charge: b.Charge - a.Charge, credit: b.Credit - a.Credit,
-		throttled: b.Throttled - a.Throttled, waited: max(0, b.Waited-a.Waited),
+		throttled: b.Throttled - a.Throttled,
+	}
+	if d.waits = a.Waited > 0 && b.Waited >= a.Waited; d.waits {
+		d.waited = b.Waited - a.Waited
 	}
 	ok = !a.Taken.IsZero() && d.length > 0 && d.ran >= 0 && d.charge >= 0 && d.credit >= 0 && b.Throttled >= a.Throttled
 	return d, ok

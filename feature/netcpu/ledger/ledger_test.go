@@ -214,8 +214,8 @@ func counters(n int, ran, charge, credit time.Duration, throttled int) Counters 
 	}
 }
 
-// What was taken is remembered while its tasks wait, whoever is in their way, and
-// for no longer than that.
+// What was taken is remembered while its tasks wait, whoever else is in their way,
+// and for no longer than that.
 func TestOwedWhileWaiting(t *testing.T) {
 	const quota = 50 * ms
 	for _, tt := range []struct {
@@ -230,6 +230,7 @@ func TestOwedWhileWaiting(t *testing.T) {
 	} {
 		l := New(Limit{Quota: quota, Period: 100 * ms})
 		c := counters(0, 0, 0, 0, 0)
+		c.Waited = ms
 		l.Step(c)
 		// Others leave it 40 ms, 10 of which go into their packets.
 		step := func(waited time.Duration) time.Duration {
@@ -252,6 +253,7 @@ func TestMakesUpForWaiting(t *testing.T) {
 	const quota = 10 * ms
 	l := New(Limit{Quota: quota, Period: 100 * ms})
 	c := counters(0, 0, 0, 0, 0)
+	c.Waited = ms
 	now := l.Step(c)
 	var left time.Duration
 	for period := range 100 {

@@ -42,6 +42,8 @@ type Share struct {
 	Due float64
 	// Held says that the quota stopped it, so that more weight gives nothing.
 	Held bool
+	// CPUs is how many its tasks may be on; 0: not known.
+	CPUs int
 }
 
 // Weigher is the account of a container that has a weight and no quota, for
@@ -86,7 +88,7 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 		// What it owes its quota takes from it. What it is owed a higher quota
 		// does not give where others keep it from using that.
 		target = max(1, target)
-		if f := w.catchUp(share); f > target {
+		if f := w.catchUp(share, d); f > target {
 			target, pace = f, catchUpPace
 		}
 	}
@@ -105,11 +107,14 @@ func (w *Weigher) Step(c Counters, share Share) float64 {
 // catchUp is the factor that lets a container that is owed run what is due to
 // it. The law alone is too little where there are quotas: who owes repays by
 // its quota and keeps its weight, so that the sum of the weights grows.
-func (w *Weigher) catchUp(share Share) float64 {
+func (w *Weigher) catchUp(share Share, d interval) float64 {
 	if share.Due <= share.Quota || w.own < wants*share.Quota {
 		return 0 // it is owed nothing, or has what it wants
 	}
-	if share.Held {
+	// An average over its CPUs: on all of them it waits for as much each at most.
+	waited := float64(d.waited) / float64(d.length) * float64(share.CPUs)
+	content := d.waits && share.CPUs > 0 && w.own+waited < share.Due
+	if share.Held || content {
 		return w.now // more would give nothing, and less be missing in the next round
 	}
 	return min(w.now*share.Due/w.own, maxFactor)

@@ -149,28 +149,42 @@ func TestWeigh(t *testing.T) {
 // the victim's has to make up for all of them.
 func TestCatchUp(t *testing.T) {
 	const (
-		cpu    = 0.95 // what others leave
-		quota  = 0.1
-		stolen = 0.03
+		cpu   = 0.95 // what others leave
+		quota = 0.1
+		most  = 0.03 // that is stolen
 	)
 	for _, tt := range []struct {
 		name   string
 		wants  float64 // to run
 		quota  float64 // that is in force
+		stolen float64
+		told   bool // that it waits
+		cpus   int
 		factor float64
 	}{
-		{"all that is due", 1, quota + stolen, 9 * (quota + stolen) / (cpu - quota - stolen)},
-		{"less than its quota", 0.07, quota + stolen, 1 + stolen/quota}, // by what is stolen alone
-		{"a quota that does not let it", 1, quota, 1 + stolen/quota},
+		{"all that is due", 1, quota + most, most, false, 1, 9 * (quota + most) / (cpu - quota - most)},
+		{"all that is due, and waits", 1, quota + most, most, true, 1, 9 * (quota + most) / (cpu - quota - most)},
+		{"less than its quota", 0.07, quota + most, most, false, 1, 1 + most/quota}, // by what is stolen alone
+		{"a quota that does not let it", 1, quota, most, false, 1, 1 + most/quota},
+		{"nearly its quota, and never waits", 0.085, quota + 0.002, 0.002, true, 1, 1},
+		{"nearly its quota, on CPUs that are not known", 0.085, quota + 0.002, 0.002, true, 0, maxFactor},
 	} {
 		w, weight := NewWeigher(), 1.0
-		var ran time.Duration
+		var c Counters
+		if tt.told {
+			c.Waited = ms
+		}
+		length := float64(100 * ms)
 		for i := range 200 {
 			own := min(tt.wants, tt.quota, cpu*weight/(9+weight))
 			held := own == tt.quota
-			ran += time.Duration(own * float64(100*ms))
-			weight = w.Step(Counters{Taken: epoch.Add(time.Duration(i+1) * 100 * ms), Ran: ran, Credit: time.Duration(i+1) * 3 * ms},
-				Share{Fair: quota, Contended: true, Quota: quota, Due: quota + stolen, Held: held})
+			c.Taken = epoch.Add(time.Duration(i+1) * 100 * ms)
+			c.Ran += time.Duration(own * length)
+			c.Credit += time.Duration(tt.stolen * length)
+			if tt.told {
+				c.Waited += time.Duration((tt.wants - own) * length)
+			}
+			weight = w.Step(c, Share{Fair: quota, Contended: true, Quota: quota, Due: quota + tt.stolen, Held: held, CPUs: tt.cpus})
 		}
 		if weight < 0.95*tt.factor || weight > 1.08*tt.factor {
 			t.Errorf("%s: factor %v, want %v", tt.name, weight, tt.factor)
