@@ -94,8 +94,11 @@ int BPF_PROG(fl_enter, unsigned int vec)
 		return 0; /* another run counts for it */
 	}
 	now = bpf_ktime_get_ns();
-	if (c->irq_end && now - c->irq_end < FOLLOWS_NS)
+	if (c->irq_end && now - c->irq_end < FOLLOWS_NS) {
 		now = c->irq - (c->call ? fl_around_call : fl_around);
+		if ((__s64)(now - c->last) < 0)
+			now = c->last; /* until then it was the run before that */
+	}
 	c->irq_end = 0;
 	begin(c, vec, now);
 	return 0;
@@ -161,6 +164,7 @@ int BPF_PROG(fl_exit, unsigned int vec)
 		return 0; /* cannot be */
 	if (c->skip) {
 		c->skip = 0;
+		c->last = bpf_ktime_get_ns(); /* how far back the next may begin */
 		return 0; /* another run counts for it */
 	}
 	if (c->run != vec)

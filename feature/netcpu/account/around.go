@@ -17,12 +17,13 @@ const (
 	// moved to another host meanwhile.
 	aroundEvery = 10 * time.Minute
 
-	aroundTimers = 48                     // that are to be found,
-	aroundTries  = 4 * aroundTimers       // of so many that are set at most,
-	aroundSet    = 150 * time.Microsecond // after so long each; it is back from the call by then
-	aroundWait   = 2 * time.Millisecond   // and is looked for so long
-	aroundLeast  = aroundTimers / 4       // fewer tell nothing
-	aroundMost   = 100 * time.Microsecond // what is more was something else
+	aroundCount = 48                     // interrupts that are to be found,
+	aroundTries = 4 * aroundCount        // of so many that are caused at most,
+	aroundNone  = 24                     // and no more after so many of which none was,
+	aroundSet   = 150 * time.Microsecond // after so long each; it is back from the call by then
+	aroundWait  = 2 * time.Millisecond   // and is looked for so long
+	aroundLeast = aroundCount / 4        // fewer tell nothing
+	aroundMost  = 100 * time.Microsecond // what is more was something else
 
 	notable = 3 // times the shortest is a gap in which something happened
 )
@@ -34,7 +35,8 @@ type gap struct{ from, to uint64 }
 // it: the processor and, mostly, the hypervisor. No event shows that to programs,
 // but a loop that reads the clock does not run meanwhile. call asks for those by
 // which another CPU calls, else it is a timer's. It takes some 10 ms of a CPU, for
-// calls of two. 0 if too few interrupts were seen.
+// calls of two, and gives up after 50 at most in which none was seen. 0 if too few
+// were.
 func (m *Meter) measureAround(call bool) (time.Duration, error) {
 	type result struct {
 		found []uint64
@@ -93,7 +95,6 @@ func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	var want uint64
 	var cause func() error
 	var stop func()
 	switch {
@@ -102,15 +103,27 @@ func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	case other < 0:
 		return nil, nil // nobody is there to call
 	default:
-		want = 1
-		cause, stop = caller(other)
+		if cause, stop = caller(other); cause == nil {
+			return nil, nil // it may not
+		}
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
-	var found []uint64
-	for try := 0; try < aroundTries && len(found) < aroundTimers; try++ {
+	return m.watchInterrupts(cpu, call, cause)
+}
+
+// watchInterrupts is interruptsAround for what cause brings about on this CPU.
+func (m *Meter) watchInterrupts(cpu int, call bool, cause func() error) (found []uint64, err error) {
+	var want uint64
+	if call {
+		want = 1
+	}
+	for try := 0; try < aroundTries && len(found) < aroundCount; try++ {
+		if try == aroundNone && len(found) == 0 {
+			break
+		}
 		if err := cause(); err != nil {
 			return nil, err
 		}
@@ -148,16 +161,21 @@ func timer() (cause func() error, stop func(), err error) {
 }
 
 // The commands of membarrier(2): a barrier on all CPUs on which this program runs,
-// for which the kernel calls them.
+// for which the kernel calls them. Several it calls by another vector, of which
+// there is no event here: then nothing is found.
 const (
 	membarrierExpedited = 1 << 3
 	membarrierRegister  = 1 << 4
 )
 
-// caller has another CPU call this one aroundSet after each cause.
+// caller has another CPU call this one aroundSet after each cause. cause is nil
+// where that is not allowed.
 func caller(cpu int) (cause func() error, stop func()) {
-	// Where that is not allowed, the CPU is not called, and nothing is found.
-	unix.Syscall(unix.SYS_MEMBARRIER, membarrierRegister, 0, 0)
+	for _, command := range []uintptr{membarrierRegister, membarrierExpedited} {
+		if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, command, 0, 0); errno != 0 {
+			return nil, nil
+		}
+	}
 	asked, ended := make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -157,7 +157,7 @@ struct cpu {
 	__u64 thread;  /* ns of NAPI threads' polls */
 	__u64 lost;    /* thefts that found fl_thefts full */
 
-	__u64 last;    /* when the interval began */
+	__u64 last;    /* when the interval began; outside of a run: when the last one ended */
 	__u64 spent;   /* ns of the run */
 	__u64 pot;     /* ns of the run that lie between packets */
 	__u64 shares;  /* packets that share it */

@@ -2,6 +2,7 @@ package account
 
 import (
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -179,9 +180,15 @@ func TestCalls(t *testing.T) {
 	f.load(box, 0, "udp-recv", "--listen", ":9000")
 	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "2000")
 	var measured uint64
-	must(t, f.m.aroundCall.Get(&measured))
-	if measured == 0 {
-		t.Error("what is around a call was not measured")
+	for n := 0; ; n++ {
+		must(t, f.m.aroundCall.Get(&measured))
+		if measured != 0 {
+			break
+		}
+		if n == 20 { // others on the machine can be in the way, but not each time
+			t.Fatal("what is around a call was not measured")
+		}
+		must(t, f.m.calibrate())
 	}
 	const each = 50 * time.Microsecond // more than all else about a packet
 	must(t, f.m.aroundCall.Set(uint64(each)))
@@ -205,6 +212,79 @@ func TestCalls(t *testing.T) {
 			d.t.Errorf("the container has %v, want most of %v for %d calls", got, want, calls)
 		}
 	})
+}
+
+// However far what is around an interrupt would reach back, it does not into the
+// run before, looked at or not: no CPU has more than the time that passes.
+func TestCallsFollow(t *testing.T) {
+	f := newFabric(t)
+	box := f.add("box", 2, f.host)
+	f.victim()
+	f.load(box, 0, "udp-recv", "--listen", ":9000")
+	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "50000")
+	softirq := func() (of []time.Duration) {
+		var states []accountCpu
+		must(t, f.m.maps.FlCpus.Lookup(uint32(0), &states))
+		for _, s := range states {
+			of = append(of, time.Duration(s.Softirq))
+		}
+		return of
+	}
+	var calls uint64
+	var elapsed time.Duration
+	var was, is []time.Duration
+	measure := func() delta {
+		a, err := f.m.Read()
+		must(t, err)
+		before := interrupts(t, "CAL:")
+		begin := time.Now()
+		was = softirq()
+		time.Sleep(while)
+		is = softirq()
+		elapsed, calls = time.Since(begin), interrupts(t, "CAL:")-before
+		b, err := f.m.Read()
+		must(t, err)
+		return f.between(a, b)
+	}
+	measure()
+	// Four times what lies between two.
+	each := 4 * elapsed / time.Duration(max(calls, 1))
+	must(t, f.m.aroundCall.Set(uint64(each)))
+	f.several(measure, func(d delta) {
+		if calls < 200 {
+			d.t.Errorf("%d calls: nothing was tested", calls)
+		}
+		for cpu := range is {
+			if got := is[cpu] - was[cpu]; got > elapsed*5/4 {
+				d.t.Errorf("CPU %d: %v in %v with %d calls, around each %v", cpu, got, elapsed, calls, each)
+			}
+		}
+	})
+}
+
+// Where no call comes by an event that is seen, it is not looked for long.
+func TestCallsUnseen(t *testing.T) {
+	m := newMeter(t)
+	type result struct {
+		tries int
+		found []uint64
+		err   error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its affinity
+		var r result
+		cpu, _, err := stay()
+		if r.err = err; err == nil {
+			r.found, r.err = m.watchInterrupts(cpu, true, func() error { r.tries++; return nil })
+		}
+		done <- r
+	}()
+	r := <-done
+	must(t, r.err)
+	if r.tries != aroundNone && len(r.found) == 0 { // others may call that CPU meanwhile
+		t.Errorf("looked for %d calls of which none came", r.tries)
+	}
 }
 
 // interrupts is how many there were of one row of proc_interrupts(5), on all CPUs.
