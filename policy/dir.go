@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds of a policy directory. A file that is larger, and any number of files
@@ -31,9 +32,20 @@ func LoadDir(dir string) (*Policy, error) {
 
 // file is the content of one policy file.
 type file struct {
-	name string
-	data []byte
+	name   string
+	data   []byte
+	writer writer
 }
+
+// writer says whether somebody had a file open for writing when it was read, and
+// so may not have written all of it.
+type writer int
+
+const (
+	noWriter writer = iota
+	unknownWriter
+	aWriter
+)
 
 func load(files []file, problems []Problem) (*Policy, error) {
 	all := &Policy{}
@@ -72,35 +84,54 @@ func readDir(dir string) (files []file, problems []Problem) {
 	slices.Sort(names)
 	for _, n := range names {
 		name := filepath.Join(dir, n)
-		data, err := readFile(name)
+		data, w, err := readFile(name)
 		if err != nil {
 			problems = append(problems, Problem{File: name, Reason: reasonOf(err)})
 			continue
 		}
-		files = append(files, file{name, data})
+		files = append(files, file{name, data, w})
 	}
 	return files, problems
 }
 
-func readFile(name string) ([]byte, error) {
+func readFile(name string) ([]byte, writer, error) {
 	// A FIFO must not block us: it is opened, and then refused.
-	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return nil, unknownWriter, err
 	}
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return nil, unknownWriter, err
 	}
 	if !st.Mode().IsRegular() {
-		return nil, errors.New("is not a regular file")
+		return nil, unknownWriter, errors.New("is not a regular file")
 	}
+	w := lease(f)
 	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
 	if err == nil && len(data) > MaxFileSize {
 		err = errTooLarge
 	}
-	return data, err
+	return data, w, err
+}
+
+// lease asks the kernel for one to read a file (fcntl(2), F_SETLEASE), which it
+// does not give while somebody has the file open for writing. Who opens it for
+// that while there is a lease waits until f is closed; the SIGIO that tells the
+// process of it says nothing to Go. A file system of a network may say that there
+// is a writer where there is none.
+func lease(f *os.File) writer {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	switch {
+	case err == nil:
+		return noWriter
+	case errors.Is(err, unix.EAGAIN):
+		return aWriter
+	}
+	// The file system has no leases, or the file is another user's and we have
+	// no CAP_LEASE.
+	return unknownWriter
 }
 
 var errTooLarge = fmt.Errorf("is larger than %d bytes", MaxFileSize)

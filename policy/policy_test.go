@@ -20,7 +20,7 @@ func join(t *testing.T, texts ...string) *Policy {
 	t.Helper()
 	var files []file
 	for i, text := range texts {
-		files = append(files, file{fmt.Sprintf("p/%d.yaml", i+1), []byte(text)})
+		files = append(files, file{fmt.Sprintf("p/%d.yaml", i+1), []byte(text), noWriter})
 	}
 	p, err := load(files, nil)
 	if err != nil {
@@ -165,7 +165,7 @@ func drawPolicy(t *rapid.T) *Policy {
 			}
 			b.WriteString("}\n")
 		}
-		files = append(files, file{fmt.Sprintf("%d.yaml", i), []byte(b.String())})
+		files = append(files, file{fmt.Sprintf("%d.yaml", i), []byte(b.String()), noWriter})
 	}
 	p, err := load(files, nil)
 	if err != nil {

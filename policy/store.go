@@ -11,9 +11,10 @@ import (
 // Store keeps the last good Policy of a directory and, for each container, the
 // last good value of each key. Its methods may be called from any goroutine.
 type Store struct {
-	dir  string
-	now  func() time.Time
-	poll time.Duration // how often Watch looks without being told
+	dir   string
+	now   func() time.Time
+	poll  time.Duration // how often Watch looks without being told
+	burst time.Duration // for how long Watch waits for who writes
 
 	reload sync.Mutex // one load at a time
 
@@ -41,30 +42,34 @@ type Status struct {
 // NewStore makes a Store with the empty policy; Reload fills it. now is the
 // clock for Status.
 func NewStore(dir string, now func() time.Time) *Store {
-	return &Store{dir: dir, now: now, poll: 30 * time.Second, policy: &Policy{}, last: map[container.ID]layer{}, status: Status{Dir: dir}}
+	return &Store{dir: dir, now: now, poll: 30 * time.Second, burst: time.Second, policy: &Policy{}, last: map[container.ID]layer{}, status: Status{Dir: dir}}
 }
 
 // Reload reads the directory. If all of it is valid, it is in force from now
 // on; else the last good policy stays, and the error is a [Problems]. If there
 // never was a good one, labels do not count either: the files may deny them.
 func (s *Store) Reload() error {
-	_, err := s.load(true)
+	_, _, err := s.load(true, aWriter)
 	return err
 }
 
 // load reads the directory and reports whether that was news. Without force,
-// what was read the last time is not parsed again.
-func (s *Store) load(force bool) (news bool, err error) {
+// what was read the last time is not parsed again. Where a writer is found that is
+// more than what is accepted, all stays as it is, if there was a load.
+func (s *Store) load(force bool, accept writer) (news bool, found writer, err error) {
 	s.reload.Lock()
 	defer s.reload.Unlock()
 	files, problems := readDir(s.dir)
+	for _, f := range files {
+		found = max(found, f.writer)
+	}
 	sum := digest(files, problems)
 
 	s.mu.Lock()
-	known := s.loaded && sum == s.digest
+	known := s.loaded && (sum == s.digest || found > accept)
 	s.mu.Unlock()
 	if known && !force {
-		return false, nil
+		return false, found, nil
 	}
 
 	p, err := load(files, problems)
@@ -79,7 +84,7 @@ func (s *Store) load(force bool) (news bool, err error) {
 		// One of the files may deny labels, so nobody may use them yet.
 		s.policy = &Policy{rules: []rule{{deny: "the policy files are broken, and may deny labels"}}}
 	}
-	return !known, err
+	return !known, found, err
 }
 
 // Policy is the policy in force.

@@ -13,14 +13,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A burst of events is over after quiet without one, but at the latest after
-// burst. While a file is empty, somebody has opened it and is about to write (as
-// cat >FILE does), and it takes longer until that counts: it would end all policy
-// of the file.
+// A burst of events is over after quiet without one, once nobody has a file open
+// for writing: half a file may be valid, and mean less. Where the kernel does not
+// tell who has, it takes longer. In any case it is over after Store.burst.
 const (
-	quiet      = 20 * time.Millisecond
-	quietEmpty = 100 * time.Millisecond
-	burst      = time.Second
+	quiet        = 20 * time.Millisecond
+	quietUnknown = 100 * time.Millisecond
 )
 
 // Watch reloads when the directory changes, until ctx ends, and calls onChange
@@ -37,21 +35,38 @@ func (s *Store) Watch(ctx context.Context, onChange func()) error {
 	s.setWatchErr(err)
 	defer w.close()
 
+	settled := time.NewTimer(0)
+	settled.Stop()
+	defer settled.Stop()
+	var since, last time.Time // of the first event of the burst, and of the last
 	look := func() {
 		s.setWatchErr(w.aim())
+		now := time.Now()
+		if since.IsZero() {
+			since, last = now, now
+		}
+		accept := noWriter
+		switch {
+		case now.Sub(since) >= s.burst:
+			accept = aWriter
+		case now.Sub(last) >= quietUnknown:
+			accept = unknownWriter
+		}
 		// Only now: a change after the look finds the watch in place.
-		if news, _ := s.load(false); news {
+		news, found, _ := s.load(false, accept)
+		if news {
 			onChange()
 		}
+		if found > accept {
+			settled.Reset(quiet) // no event tells of who closes a file
+			return
+		}
+		since = time.Time{}
 	}
 	look()
 
 	poll := time.NewTicker(s.poll)
 	defer poll.Stop()
-	var since, last time.Time // of the first event of the burst, and of the last
-	settled := time.NewTimer(0)
-	settled.Stop()
-	defer settled.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -64,26 +79,17 @@ func (s *Store) Watch(ctx context.Context, onChange func()) error {
 			if since.IsZero() {
 				since = last
 			}
-			settled.Reset(min(quiet, max(0, burst-time.Since(since))))
+			settled.Reset(min(quiet, max(0, s.burst-time.Since(since))))
 		case <-w.errors: // most likely an overflow: look
 			settled.Reset(quiet)
 		case <-settled.C:
-			if left := quietEmpty - time.Since(last); left > 0 && time.Since(since) < burst && s.someEmpty() {
-				settled.Reset(left)
-				continue
-			}
-			since = time.Time{}
 			look()
 		case <-poll.C:
-			look()
+			if since.IsZero() {
+				look()
+			}
 		}
 	}
-}
-
-// someEmpty says whether a file of the directory has nothing in it.
-func (s *Store) someEmpty() bool {
-	files, _ := readDir(s.dir)
-	return slices.ContainsFunc(files, func(f file) bool { return len(f.data) == 0 })
 }
 
 func (s *Store) setWatchErr(err error) {
