@@ -15,6 +15,12 @@ func FilterHooks(find *netdev.Finder, j *journal.Journal) *Hooks {
 	return &Hooks{journal: j, find: find, filters: true, held: make(map[journal.Ref]*Attachment)}
 }
 
+// Count gives what is told of a class whose packets are cut, or not, below which
+// some were dropped.
+func Count(class Stats, split int, drops uint64) Stats {
+	return leaf{split: split, drops: drops}.count(class)
+}
+
 // Ceiling is what a class of HTB may send beyond its rate.
 type Ceiling struct {
 	Minor   uint16

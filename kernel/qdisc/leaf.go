@@ -105,8 +105,23 @@ func (d *Device) leaves(classes map[uint16]message) (map[uint16]leaf, error) {
 	return out, nil
 }
 
+// count gives the counters of a class, with what it does not see of what cuts its
+// packets.
+func (l leaf) count(class Stats) Stats {
+	// Not when some frames of a packet that was cut are dropped.
+	class.Drops = max(class.Drops, l.drops)
+	if l.split > 0 {
+		// TBF takes each frame that leaves from the bytes of its queue, and until the
+		// end of 2024 it did not add them all when it cut the packet (net/sched/sch_tbf.c,
+		// tbf_segment): these wrap around.
+		class.Backlog = min(class.Backlog, class.Queued*uint64(l.split))
+	}
+	return class
+}
+
 // setLeaf has the packets of a class cut, or not, as it says. What waits is lost
-// when that begins, as the kernel has no way to put it into another queue.
+// when that begins, as the kernel has no way to put it into another queue; when it
+// ends, what comes between the look at an empty queue and its end.
 func (d *Device) setLeaf(is leaf, c Class) (changed bool, err error) {
 	m := message{handle: is.handle, parent: Handle | uint32(c.Minor), kind: string(KindTBF), options: splitOptions(c.Split)}
 	switch {
@@ -120,7 +135,7 @@ func (d *Device) setLeaf(is leaf, c Class) (changed bool, err error) {
 		return true, d.send(unix.RTM_NEWQDISC, 0, m)
 	case is.queued == 0:
 		return true, d.send(unix.RTM_DELQDISC, 0, message{handle: is.handle, parent: m.parent})
-	case is.split != uncut: // it goes once it is empty
+	case is.split != uncut: // it goes with a Bring that finds it empty
 		m.options = splitOptions(uncut)
 		return true, d.send(unix.RTM_NEWQDISC, 0, m)
 	}

@@ -222,6 +222,28 @@ func TestSplitEnds(t *testing.T) {
 	}
 }
 
+// What TBF says to wait in it may have wrapped around.
+func TestSplitCount(t *testing.T) {
+	const wrapped = 1<<32 - 60_000
+	for _, c := range []struct {
+		class         qdisc.Stats
+		split         int
+		drops         uint64
+		backlog, lost uint64
+	}{
+		{qdisc.Stats{Queued: 3, Backlog: 190_000, Drops: 2}, 0, 0, 190_000, 2}, // super-packets
+		{qdisc.Stats{Queued: 3, Backlog: 3126, Drops: 2}, 1522, 5, 3126, 5},
+		{qdisc.Stats{Queued: 3, Backlog: wrapped}, 1522, 0, 3 * 1522, 0},
+		{qdisc.Stats{Backlog: wrapped}, 1522, 0, 0, 0},
+		{qdisc.Stats{Backlog: wrapped}, 65536, 0, 0, 0},
+	} {
+		got := qdisc.Count(c.class, c.split, c.drops)
+		if want := (qdisc.Stats{Queued: c.class.Queued, Backlog: c.backlog, Drops: c.lost}); got != want {
+			t.Errorf("%+v cut to %d, %d dropped: %+v, want %+v", c.class, c.split, c.drops, got, want)
+		}
+	}
+}
+
 // Somebody's qdisc below a class of ours is not replaced.
 func TestSplitLeaf(t *testing.T) {
 	w := newWire(t)

@@ -141,7 +141,8 @@ func (d *Device) Close() error {
 // Bring makes the classes of our root exactly those given, and says how many it
 // had to add, change or remove. It reads first. Classes are changed in place
 // and lose no packet, except that one whose packets are to be cut from now on
-// loses what waits in it; one that goes is given a moment to send what waits in
+// loses what waits in it, and one whose packets are not to be cut any more next to
+// nothing (see setLeaf); one that goes is given a moment to send what waits in
 // it, so the caller has to have sent its packets elsewhere before. The first of
 // the classes has to be the top.
 //
@@ -336,10 +337,7 @@ func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {
 	}
 	out := make(map[uint16]Stats, len(all))
 	for minor, c := range all {
-		st := c.stats
-		// The class does not see when some frames of a packet that was cut are dropped.
-		st.Drops = max(st.Drops, cut[minor].drops)
-		out[minor] = st
+		out[minor] = cut[minor].count(c.stats)
 	}
 	return out, nil
 }
