@@ -23,7 +23,8 @@ type queue struct {
 	kind    qdisc.Kind // of this kind
 	lost    bool       // it was, until someone replaced it
 	ordered bool       // its classes are not all of one level
-	split   []uint16   // classes, by minor, whose packets are cut into frames
+	split   []uint16   // classes, by minor, whose packets are cut into frames,
+	frame   int        // of this length, bytes; 0: none are
 }
 
 // replaced is the error of a device whose root qdisc is not ours any more; by says
@@ -51,7 +52,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	}
 	defer d.Close()
 	_, err = d.Bring(kind, classes(p))
-	q.ordered, q.split = ordered(p), nil
+	q.ordered, q.split, q.frame = ordered(p), nil, p.Split
 	for _, c := range p.Classes {
 		if c.Split > 0 {
 			q.split = append(q.split, minorOf(c.Slot))
@@ -60,6 +61,29 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	if errors.Is(err, qdisc.ErrNotOurs) {
 		q.lost = true
 		return replaced(by)
+	}
+	return err
+}
+
+// cuts says whether packets of some class are cut.
+func (q *queue) cuts() bool { return q.claimed && !q.lost && q.frame > 0 }
+
+// widen has packets that are cut, cut into frames of that length, if it is more.
+func (q *queue) widen(ns *netdev.NS, frame int) error {
+	if !q.cuts() || q.frame >= frame {
+		return nil
+	}
+	d, err := qdisc.Open(ns, q.index)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	err = d.Widen(q.kind, frame)
+	if errors.Is(err, journal.ErrGone) || errors.Is(err, qdisc.ErrNotOurs) {
+		return nil // the next round finds out
+	}
+	if err == nil {
+		q.frame = frame
 	}
 	return err
 }

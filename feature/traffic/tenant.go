@@ -301,8 +301,9 @@ func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	if err != nil {
 		return model.Plan{}, err
 	}
-	mtu := dev.MTU + linkHeader
-	return model.Compute(model.Link{Name: dev.Name, Rate: ceil, MTU: mtu, MaxPacket: max(maxGSO, mtu)}, nil)
+	l := linkOf(dev)
+	l.Rate = ceil
+	return model.Compute(l, nil)
 }
 
 // owner is who has what is changed at a tenant's devices.

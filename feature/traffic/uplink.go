@@ -65,8 +65,8 @@ func (f *Traffic) look() error {
 			u = &uplink{queue: queue{index: l.Index}}
 			f.uplinks[l.Index] = u
 		}
-		mtu := l.MTU + linkHeader
-		u.link = model.Link{Name: l.Name, Rate: rate, MTU: mtu, MaxPacket: max(maxGSO, mtu), Splits: f.splits}
+		u.link = linkOf(l)
+		u.link.Rate, u.link.Splits = rate, f.splits
 		u.ingress.link = u.link
 		u.ingress.link.Rate = rate / 100 * received
 	}
@@ -82,6 +82,12 @@ func (f *Traffic) look() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// linkOf gives what a device says of itself, but its rate.
+func linkOf(l netdev.Link) model.Link {
+	mtu := l.MTU + linkHeader
+	return model.Link{Name: l.Name, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
 }
 
 // isUplink says whether packets leave the host by a device, and are not sent on
@@ -110,7 +116,11 @@ func (f *Traffic) bring(out, in map[int]model.Plan) error {
 			errs = append(errs, fmt.Errorf("uplink %s: %w", u.link.Name, err))
 		}
 	}
-	return errors.Join(errs...)
+	if !f.cuts() {
+		return errors.Join(append(errs, f.unwatch())...)
+	}
+	// An MTU that was raised before there was a watch is not told of.
+	return errors.Join(append(errs, f.watch(f.host), f.widen())...)
 }
 
 // send puts the plan of what an uplink sends into force.

@@ -11,7 +11,8 @@ import (
 // which whoever lives there may change devices as often as it likes.
 const lookPause = 20 * time.Millisecond
 
-// watch is what tells of changed devices in a namespace where there are IFBs.
+// watch is what tells of changed devices in a namespace where there are IFBs, or
+// where packets are cut.
 type watch struct {
 	ns   *netdev.NS
 	stop func() error
@@ -19,8 +20,9 @@ type watch struct {
 
 func (w *watch) close() error { return errors.Join(w.stop(), w.ns.Close()) }
 
-// watch begins to look after the IFBs of a namespace: packets that are led to
-// one that has gone, or that is down, are lost.
+// watch begins to look after a namespace: packets that are led to an IFB that has
+// gone, or that is down, are lost, and so are frames that are longer than those
+// that packets are cut into.
 func (f *Traffic) watch(ns *netdev.NS) error {
 	inode := ns.Inode()
 	if f.watches[inode] != nil {
@@ -58,7 +60,8 @@ func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 	}
 }
 
-// lookAfter ends that packets are led to IFBs that do not take any more.
+// lookAfter ends that packets are led to IFBs that do not take any more, and that
+// frames are dropped of a device whose MTU was raised.
 func (f *Traffic) lookAfter(inode uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -76,14 +79,52 @@ func (f *Traffic) lookAfter(inode uint64) {
 			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "for", i.link.Name, "err", err)
 		}
 	})
+	if f.host != nil && f.host.Inode() == inode {
+		if err := f.widen(); err != nil {
+			f.cfg.Log.Error("frames may be dropped: an uplink's MTU was raised", "err", err)
+		}
+	}
 }
 
-// unwatch ends the watches of namespaces in which no packets are led to IFBs
-// any more.
+// cuts says whether packets of some class at an uplink are cut.
+func (f *Traffic) cuts() bool {
+	for _, u := range f.uplinks {
+		if u.cuts() || u.ingress.cuts() {
+			return true
+		}
+	}
+	return false
+}
+
+// widen has packets cut into frames of the MTU that uplinks have now, where that
+// was raised: a longer one that comes as a frame would be dropped. It does no more,
+// as a plan for the new MTU may be refused: that is the next round's.
+func (f *Traffic) widen() error {
+	var errs []error
+	for index, u := range f.uplinks {
+		if !u.cuts() && !u.ingress.cuts() {
+			continue
+		}
+		l, err := f.host.Link(index)
+		if errors.Is(err, netdev.ErrNoLink) {
+			continue // and nothing of it is left
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		frame := linkOf(l).Frame()
+		errs = append(errs, u.widen(f.host, frame), u.ingress.widen(f.host, frame))
+	}
+	return errors.Join(errs...)
+}
+
+// unwatch ends the watches of namespaces in which no packets are led to IFBs, or
+// cut, any more.
 func (f *Traffic) unwatch() error {
 	var errs []error
 	for inode, w := range f.watches {
-		used := false
+		used := f.host != nil && f.host.Inode() == inode && f.cuts()
 		f.led(inode, func(*ingress) { used = true })
 		if !used {
 			delete(f.watches, inode)

@@ -105,6 +105,30 @@ func (d *Device) leaves(classes map[uint16]message) (map[uint16]leaf, error) {
 	return out, nil
 }
 
+// Widen has packets of all classes of our root that are cut be cut at no less than
+// size, as Class.Split counts. What waits is not lost. Errors: ErrNotOurs,
+// journal.ErrGone.
+func (d *Device) Widen(kind Kind, size int) error {
+	have, err := d.ours(kind)
+	if err != nil {
+		return d.wrap("list classes", err)
+	}
+	cut, err := d.leaves(have)
+	if err != nil {
+		return d.wrap("list leaves", err)
+	}
+	var errs []error
+	for minor, is := range cut {
+		if is.split == 0 || is.split >= size {
+			continue
+		}
+		if _, err := d.setLeaf(is, Class{Minor: minor, Split: size}); err != nil {
+			errs = append(errs, d.wrap(fmt.Sprintf("set how packets of class %x are cut", minor), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // count gives the counters of a class, with what it does not see of what cuts its
 // packets.
 func (l leaf) count(class Stats) Stats {

@@ -130,6 +130,11 @@ func testSplit(t *testing.T, kind qdisc.Kind) {
 	classes[2].Split = 1530 // in place
 	bring(1)
 	sends(1, 20)
+	classes[2].Split = 1600
+	must(t, errors.Join(d.Widen(kind, 1600), d.Widen(kind, 1522)))
+	bring(0)
+	sends(1, 20)
+	sends(2, 1)
 	classes[1].Split = 1530
 	bring(1)
 	sends(qdisc.MinorDefault, 20)

@@ -10,15 +10,16 @@ import (
 // two of them, and so must not be too long to pass.
 const tags = 8
 
-// split is the largest packet of those that are cut into frames.
-func (l Link) split() int { return min(l.MTU+tags, l.MaxPacket) }
+// Frame is the largest packet of those that are cut into frames, in bytes, link
+// header included.
+func (l Link) Frame() int { return min(l.MTU+tags, l.MaxPacket) }
 
 // largest is the largest packet of anybody that a tenant may have to wait for.
 // Who has not asked for it has nothing of that others' packets are cut, so that it
 // does not lose its latency when they need it no more.
 func (l Link) largest(t Tenant) int {
 	if t.Split {
-		return l.split()
+		return l.Frame()
 	}
 	return l.MaxPacket
 }
@@ -36,7 +37,7 @@ func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 		whole[i].Split = false
 	}
 	err := check(p.Link, whole, p.Classes)
-	if err == nil || !errors.Is(err, ErrInfeasible) || p.Link.split() == p.Link.MaxPacket {
+	if err == nil || !errors.Is(err, ErrInfeasible) || p.Link.Frame() == p.Link.MaxPacket {
 		return whole, err
 	}
 	if p.Link.Splits {
@@ -51,7 +52,7 @@ func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 // split has the packets of all those cut that a tenant may have to wait for whose
 // latency counts on it: of all classes, but of a single such tenant's own not.
 func (p *Plan) split(ts []Tenant) {
-	p.Split = p.Link.split()
+	p.Split = p.Link.Frame()
 	counts := -1
 	for i, t := range ts {
 		if !t.Split {
@@ -89,7 +90,7 @@ func (p *Plan) allow(err error, ts []Tenant, check func(Link, []Tenant, []Class)
 			if r.Mend != "" {
 				r.Mend += ", or "
 			}
-			r.Mend += fmt.Sprintf("latency.split on, as packets of the others are split to at most %d bytes then", p.Link.split())
+			r.Mend += fmt.Sprintf("latency.split on, as packets of the others are split to at most %d bytes then", p.Link.Frame())
 		}
 	}
 	return err
