@@ -4,11 +4,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -16,10 +20,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// frame builds an Ethernet frame with an IP header to the given address, or
-// with nothing that any container could be sent.
+// frame builds an Ethernet frame to a container with an IP header to the given
+// address, or with nothing that any container could be sent.
 func frame(to string) []byte {
 	b := make([]byte, 14, 64)
+	copy(b, guestMAC())
 	addr, err := netip.ParseAddr(to)
 	switch {
 	case err != nil:
@@ -54,6 +59,18 @@ const (
 	xdpPass = 2
 )
 
+// guestMAC is the address of a container's device, where a test does not say.
+func guestMAC() net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, 0xaa} }
+
+func hardware(t *testing.T, mac string) net.HardwareAddr {
+	t.Helper()
+	m, err := net.ParseMAC(mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // lo is the address of the device at which test runs have frames come in.
 const lo = "00:00:00:00:00:00"
 
@@ -81,7 +98,7 @@ func loadEarly(t *testing.T) *early {
 // frame's frames.
 func count(t *testing.T, e *early, w *watched) *ebpf.Program {
 	t.Helper()
-	p, err := e.counter(w.slot, nil)
+	p, err := e.counter(w.slot, guestMAC())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +121,54 @@ func run(t *testing.T, p *ebpf.Program, data []byte, repeat uint32) uint32 {
 		return map[uint32]uint32{xdpDrop: tcxDrop, xdpPass: tcxNext}[verdict]
 	}
 	return verdict
+}
+
+// host is a namespace that routes packets to addresses, each to a device on its
+// link that has the address behind it.
+type host struct{ ns *testkit.NS }
+
+func routes(t *testing.T, to map[string]string) host {
+	t.Helper()
+	h := host{testkit.NetNS(t)}
+	testkit.Veth(t, h.ns, "br0", testkit.NetNS(t), "far")
+	n := h.ns.Handle(t)
+	br, err := n.LinkByName("br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs []error
+	for _, cidr := range []string{"10.0.0.254/24", "fd00::254/64"} {
+		a, err := netlink.ParseAddr(cidr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Flags = unix.IFA_F_NODAD
+		errs = append(errs, n.AddrAdd(br, a))
+	}
+	for addr, mac := range to {
+		errs = append(errs, n.NeighAdd(&netlink.Neigh{
+			LinkIndex: br.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(addr), HardwareAddr: hardware(t, mac)}))
+	}
+	errs = append(errs, h.ns.Do(func() error {
+		return errors.Join(
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
+	}))
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// sends has a program at a veth's end in that namespace see a frame.
+func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
+	t.Helper()
+	if err := h.ns.Do(func() error {
+		_, err := p.Run(&ebpf.RunOptions{Data: f})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // The whole life of an address: learnt from what is sent into a veth, dropped

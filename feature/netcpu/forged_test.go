@@ -1,7 +1,6 @@
 package netcpu
 
 import (
-	"net"
 	"testing"
 	"time"
 
@@ -20,11 +19,7 @@ func TestEarlyDropForged(t *testing.T) {
 		return w
 	}
 	at := func(w *watched, mac string) *ebpf.Program {
-		own, err := net.ParseMAC(mac)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := e.counter(w.slot, own)
+		p, err := e.counter(w.slot, hardware(t, mac))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,11 +28,7 @@ func TestEarlyDropForged(t *testing.T) {
 	}
 	to := func(mac, addr string) []byte {
 		f := frame(addr)
-		m, err := net.ParseMAC(mac)
-		if err != nil {
-			t.Fatal(err)
-		}
-		copy(f, m)
+		copy(f, hardware(t, mac))
 		return f
 	}
 	const bad, good, host = "02:00:00:00:00:01", "02:00:00:00:00:02", lo
@@ -59,15 +50,24 @@ func TestEarlyDropForged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	run(t, thiefs, to(bad, "10.0.0.1"), 1)
+	h := routes(t, map[string]string{"10.0.0.1": bad, "10.0.0.3": good, "fd00::1": bad, "fd00::3": good, "10.0.0.4": bad, "10.0.0.5": bad})
+	for _, addr := range []string{"10.0.0.1", "fd00::1"} {
+		h.sends(t, thiefs, to(bad, addr))
+	}
 	run(t, thiefs, to(good, "10.0.0.2"), 1) // flooded by the bridge, or drawn here by frames with good's address
-	run(t, thiefs, to(bad, "10.0.0.3"), 1)  // drawn here by false ARP
+	for _, addr := range []string{"10.0.0.3", "fd00::3", "10.0.0.6", "10.1.0.1"} {
+		h.sends(t, thiefs, to(bad, addr)) // by false ARP, or by a friend on the bridge
+	}
 	limit(time.Hour)
 	expect("its own", to(bad, "10.0.0.1"), tcxDrop)
 	expect("its own, routed by the host", to(host, "10.0.0.1"), tcxDrop)
+	expect("its own, IPv6", to(host, "fd00::1"), tcxDrop)
 	expect("another's that was flooded", to(good, "10.0.0.2"), tcxNext)
 	expect("another's that was flooded, routed", to(host, "10.0.0.2"), tcxNext)
 	expect("another's, as soon as it is sent to him again", to(good, "10.0.0.3"), tcxNext)
+	for _, addr := range []string{"10.0.0.3", "fd00::3", "10.0.0.6", "10.1.0.1"} {
+		expect("another's, routed by the host: "+addr, to(host, addr), tcxNext)
+	}
 
 	// An address that goes to two is dropped for neither, from either side.
 	limit(-time.Second)
@@ -80,8 +80,8 @@ func TestEarlyDropForged(t *testing.T) {
 		addr string
 	}{{thiefs, bad, victim, good, "10.0.0.4"}, {victim, good, thiefs, bad, "10.0.0.5"}} {
 		limit(-time.Second)
-		run(t, first.p, to(first.mac, first.addr), 1)
-		run(t, first.then, to(first.mac2, first.addr), 1)
+		h.sends(t, first.p, to(first.mac, first.addr))
+		h.sends(t, first.then, to(first.mac2, first.addr))
 		limit(time.Hour)
 		for _, mac := range []string{bad, good, host} {
 			expect("contested "+first.addr+" by "+mac, to(mac, first.addr), tcxNext)
@@ -100,7 +100,8 @@ func TestEarlyDropForged(t *testing.T) {
 		t.Fatal(err)
 	}
 	limit(-time.Second)
-	run(t, thiefs, to(bad, "10.0.0.5"), 1)
+	h.sends(t, thiefs, to(bad, "10.0.0.5"))
 	limit(time.Hour)
 	expect("taken over", to(bad, "10.0.0.5"), tcxDrop)
+	expect("taken over, routed", to(host, "10.0.0.5"), tcxDrop)
 }

@@ -121,7 +121,8 @@ struct owner {
 	__u64 contested; /* when another tenant last got packets for it, ns; 0: never */
 	__u32 slot;
 	__u8 mac[6];     /* of the tenant's device */
-	__u8 pad[6];
+	__u8 routed;     /* the host routes packets for it there, too */
+	__u8 pad[5];
 };
 
 _Static_assert(sizeof(struct owner) == 32, "read by early_test.go");
@@ -132,6 +133,8 @@ _Static_assert(sizeof(struct owner) == 32, "read by early_test.go");
  * packets dropped by that. Only frames to the device's own address teach, as a
  * bridge that does not know where somebody is, or was told lies about it, sends
  * what is for him to others too. What goes to two tenants is dropped for neither.
+ * A neighbour on the bridge can write any IP address into a frame: that the host
+ * routes an address to the tenant is told by the host's routes alone.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

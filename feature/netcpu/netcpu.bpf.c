@@ -32,7 +32,9 @@
  * Hooks, and cost per event:
  *   tp_btf/napi_poll   fl_polled   one hash look-up per poll of any device
  *   tc egress, host end of an isolated container's veth
- *                      fl_count    one hash look-up and two atomic adds per packet
+ *                      fl_count    one hash look-up and two atomic adds per packet,
+ *                                  and ten times a second, for each address, a
+ *                                  look at the host's routes
  *   tc ingress on an uplink
  *                      fl_drop_tc  two hash look-ups per packet
  *   native XDP on an uplink, in its place
@@ -202,8 +204,32 @@ static __always_inline int same_mac(const volatile __u8 *a, const volatile __u8 
 	       a[3] == b[3] && a[4] == b[4] && a[5] == b[5];
 }
 
+/* linux/socket.h has them for the kernel only. */
+#define AF_INET 2
+#define AF_INET6 10
+
+/*
+ * Says whether the host, of which this veth's end is a device, would route a packet
+ * for this address to the tenant of this copy.
+ */
+static __always_inline int routed_here(struct __sk_buff *skb, struct address *to)
+{
+	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex };
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		fib.family = AF_INET;
+		__builtin_memcpy(&fib.ipv4_dst, &to->ip[12], 4);
+	} else {
+		fib.family = AF_INET6;
+		__builtin_memcpy(fib.ipv6_dst, to->ip, 16);
+	}
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
+		return 0; /* no router, no route, or not known yet whose it is */
+	return same_mac(fib.dmac, fl_tenant_mac);
+}
+
 /* Notes that a frame to this address goes into the veth of this copy. */
-static __always_inline void learn(struct ethhdr *eth, struct address *to)
+static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, struct address *to)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct owner us = { .seen = now, .slot = fl_tenant_slot };
@@ -213,13 +239,16 @@ static __always_inline void learn(struct ethhdr *eth, struct address *to)
 		return; /* flooded by a bridge, or for somebody behind the container */
 	o = bpf_map_lookup_elem(&fl_addresses, to);
 	if (o && (__s64)(now - o->seen) <= LEARNT_NS) {
-		if (o->slot != us.slot)
+		if (o->slot != us.slot) {
 			o->contested = now;
-		else if ((__s64)(now - o->seen) > LEARNT_NS / 10)
+		} else if ((__s64)(now - o->seen) > LEARNT_NS / 10) {
 			o->seen = now;
+			o->routed = routed_here(skb, to);
+		}
 		return;
 	}
 	__builtin_memcpy(us.mac, eth->h_dest, 6);
+	us.routed = routed_here(skb, to);
 	bpf_map_update_elem(&fl_addresses, to, &us, BPF_ANY);
 }
 
@@ -255,7 +284,7 @@ int fl_count(struct __sk_buff *skb)
 	}
 
 	if (!to_many(skb) && !destination(data, end, &to))
-		learn(data, &to);
+		learn(skb, data, &to);
 	/* Only looked at: what else is on the hook decides. */
 	return TCX_NEXT;
 }
@@ -278,8 +307,8 @@ static __always_inline int unwanted(struct ethhdr *eth, struct address *to, int 
 	now = bpf_ktime_get_ns();
 	if (o->contested && (__s64)(now - o->contested) <= LEARNT_NS)
 		return 0; /* two say that they have it */
-	if (!routed && !same_mac(eth->h_dest, o->mac))
-		return 0; /* the bridge will give it to somebody else */
+	if (routed ? !o->routed : !same_mac(eth->h_dest, o->mac))
+		return 0; /* the host, or the bridge, will give it to somebody else */
 	*slot = STALE;
 	if ((__s64)(now - o->seen) > LEARNT_NS)
 		return 0; /* the address may be somebody else's by now */

@@ -30,7 +30,8 @@ type netcpuOwner struct {
 	Contested uint64
 	Slot      uint32
 	Mac       [6]uint8
-	Pad       [6]uint8
+	Routed    uint8
+	Pad       [5]uint8
 }
 
 type netcpuQueue struct {

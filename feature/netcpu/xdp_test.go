@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -50,21 +49,15 @@ func TestDriverDecides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := func(s string) net.HardwareAddr {
-		m, err := net.ParseMAC(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
-	}
-	to := func(mac, ip string) []byte { return with(frame(ip), 0, addr(mac)...) }
-	counter, err := e.counter(w.slot, addr(own))
+	to := func(mac, ip string) []byte { return with(frame(ip), 0, hardware(t, mac)...) }
+	counter, err := e.counter(w.slot, hardware(t, own))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer counter.Close()
+	h := routes(t, map[string]string{"10.0.0.1": own, "fd00::1": own})
 	for _, ip := range []string{"10.0.0.1", "fd00::1"} {
-		run(t, counter, to(own, ip), 1)
+		h.sends(t, counter, to(own, ip))
 	}
 	seen(t, e)
 	drop := native(t, e, uplink)
