@@ -34,6 +34,9 @@ type tally struct {
 	broken   map[string]int                 // package: tests of it that failed
 	problems []problem                      // told again at the end
 	flaky    []string                       // what failed, and passed when it was run again
+	good     map[string][]string            // package: tests of it that passed, without subtests
+	ended    map[string]bool                // package: its tests did all run, and some failed
+	debris   map[string]bool                // package: it left something behind
 }
 
 // problem is one failure and what it printed.
@@ -82,6 +85,9 @@ func newTally(out io.Writer, module string, expected []expectation) *tally {
 		out: out, module: module + "/", expected: expected,
 		output: map[string]map[string][]string{},
 		broken: map[string]int{},
+		good:   map[string][]string{},
+		ended:  map[string]bool{},
+		debris: map[string]bool{},
 	}
 }
 
@@ -119,9 +125,15 @@ func (t *tally) take(e event) {
 	case "build-output":
 		io.WriteString(t.out, e.Output)
 	case "output":
+		if strings.Contains(e.Output, "these are left after the tests") { // see testkit.Run
+			t.debris[e.Package] = true
+		}
 		switch {
 		case e.Test != "":
 			tests[e.Test] = append(tests[e.Test], e.Output)
+		case e.Output == "FAIL\n": // of the testing package, after the last test; a panic has none
+			t.ended[e.Package] = true
+			io.WriteString(t.out, e.Output)
 		case e.Output != "PASS\n":
 			io.WriteString(t.out, e.Output)
 		}
@@ -131,6 +143,9 @@ func (t *tally) take(e event) {
 			return
 		}
 		t.passed++
+		if !strings.Contains(e.Test, "/") {
+			t.good[e.Package] = append(t.good[e.Package], e.Test)
+		}
 		if out := strings.Join(tests[e.Test], ""); strings.Contains(out, "accounted flake: ") {
 			io.WriteString(t.out, out) // how it failed
 			t.flaky = append(t.flaky, short+" "+e.Test)
@@ -204,13 +219,13 @@ func (t *tally) skip(short, test, output string) {
 	t.fail(nil, "unexpected skip: %s", line)
 }
 
-// lost gives the tests that failed in each package, by name, if nothing else did
-// and they are not more than most.
+// lost gives the tests that failed in each package, by name, if nothing else did,
+// all others were run, and they are not more than most.
 func (t *tally) lost(most int) map[string][]string {
 	tests, n := make(map[string][]string), 0
 	for _, p := range t.problems {
 		switch {
-		case p.test == "":
+		case p.test == "" || !t.ended[p.pkg] || t.debris[p.pkg]:
 			return nil
 		case !slices.Contains(tests[p.pkg], p.test):
 			tests[p.pkg] = append(tests[p.pkg], p.test)
@@ -223,10 +238,10 @@ func (t *tally) lost(most int) map[string][]string {
 	return tests
 }
 
-// forgive counts the failed tests of a package as passed.
-func (t *tally) forgive(pkg string) {
+// forgive counts the failed tests of a package as passed that have passed now.
+func (t *tally) forgive(pkg string, passed []string) {
 	t.problems = slices.DeleteFunc(t.problems, func(p problem) bool {
-		if p.pkg != pkg {
+		if p.pkg != pkg || !slices.Contains(passed, p.test) {
 			return false
 		}
 		t.flaky = append(t.flaky, p.what)

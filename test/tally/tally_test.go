@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -81,7 +82,13 @@ func TestLost(t *testing.T) {
 	failed := func(pkg, test string) string {
 		return `{"Action":"fail","Package":"m/` + pkg + `","Test":"` + test + `"}` + "\n"
 	}
-	three := failed("a", "TestA/x") + failed("a", "TestA") + failed("b", "TestB") + failed("b", "TestC")
+	exit := func(pkg, said string) string {
+		return fmt.Sprintf(`{"Action":"output","Package":"m/%s","Output":"%s\n"}`, pkg, said) + "\n" +
+			fmt.Sprintf(`{"Action":"fail","Package":"m/%s"}`, pkg) + "\n"
+	}
+	const left = "--- FAIL: these are left after the tests:"
+	tests := failed("a", "TestA/x") + failed("a", "TestA") + failed("b", "TestB") + failed("b", "TestC")
+	three := tests + exit("a", "FAIL") + exit("b", "FAIL")
 	for _, tt := range []struct {
 		name, events string
 		most         int
@@ -89,7 +96,9 @@ func TestLost(t *testing.T) {
 	}{
 		{"three", three, 3, map[string][]string{"m/a": {"TestA"}, "m/b": {"TestB", "TestC"}}},
 		{"too many", three, 2, nil},
-		{"and a leak", three + `{"Action":"fail","Package":"m/c"}`, 3, nil},
+		{"and a leak elsewhere", three + `{"Action":"fail","Package":"m/c"}`, 3, nil},
+		{"and a leak", three + exit("b", left), 3, nil},
+		{"and a panic, after which none was run", tests + exit("a", "panic: late") + exit("b", "FAIL"), 3, nil},
 		{"none", "", 3, map[string][]string{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -110,13 +119,14 @@ func TestForgive(t *testing.T) {
 	ta.fail(nil, "c (the package, outside its tests)")
 	err := ta.read(strings.NewReader(`{"Action":"fail","Package":"m/a","Test":"TestA/x"}
 {"Action":"fail","Package":"m/a","Test":"TestA"}
+{"Action":"fail","Package":"m/a","Test":"TestD"}
 {"Action":"fail","Package":"m/b","Test":"TestB"}
 `))
-	ta.forgive("m/a")
+	ta.forgive("m/a", []string{"TestA", "TestB"}) // TestD may have been skipped
 	if err != nil || ta.close() {
 		t.Errorf("%v; what was not forgiven is no failure", err)
 	}
-	want := "flaky: a TestA (0s) failed, and passed when it was run again\nfailed: c (the package, outside its tests)\nfailed: b TestB (0s)\n2 passed, 2 failed, 0 skipped\n"
+	want := "flaky: a TestA (0s) failed, and passed when it was run again\nfailed: c (the package, outside its tests)\nfailed: a TestD (0s)\nfailed: b TestB (0s)\n2 passed, 3 failed, 0 skipped\n"
 	if !strings.HasSuffix(out.String(), want) {
 		t.Errorf("got\n%s\nwant\n%s", &out, want)
 	}

@@ -31,9 +31,11 @@ type Round struct {
 	done  chan struct{} // closed when what follows is there
 
 	result Result
-	again  Result // of what failed in the first
 	took   time.Duration
 	err    error
+
+	again    Result // of what failed in the first
+	againErr error
 }
 
 // Rounds divides the tests on one kernel among guests, so that they can run at
@@ -95,8 +97,8 @@ func (r *Round) run(ctx context.Context) (err error) {
 	if err != nil || len(root.Tests) == 0 {
 		return err
 	}
-	r.again, err = r.boot(ctx, root, filepath.Join(r.dir, "again"))
-	return err
+	r.again, r.againErr = r.boot(ctx, root, filepath.Join(r.dir, "again"))
+	return nil
 }
 
 // most is how many tests of a guest are run again if they fail. Where it is
@@ -111,7 +113,11 @@ func (r Root) failed(first Result) (Root, error) {
 	tests, names := r.Tests, []string(nil)
 	r.Tests = nil
 	for _, t := range tests {
-		outcomes, _, err := first.Runs[t.name()].outcomes()
+		run := first.Runs[t.name()]
+		if !run.ended() {
+			continue
+		}
+		outcomes, _, err := run.outcomes()
 		if err != nil {
 			return Root{}, err
 		}
@@ -179,6 +185,12 @@ func (r Run) outcomes() (ended []outcome, rest string, err error) {
 		rest += output[name]
 	}
 	return ended, rest, nil
+}
+
+// ended says whether all tests were run and some failed, and nothing else went
+// wrong: 2 is the status of a panic, 124 that of a time that is over.
+func (r Run) ended() bool {
+	return r.Status == "1" && !bytes.Contains(r.Output, []byte("these are left after the tests")) // see testkit.Run
 }
 
 // passes says whether a test, or the one that it is a part of, passed in a run.

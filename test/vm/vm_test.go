@@ -97,6 +97,9 @@ func onKernel(t *testing.T, r *Round) {
 	for _, note := range r.result.Notes {
 		t.Log(note)
 	}
+	if r.againErr != nil {
+		t.Logf("what failed could not be run again: %v", r.againErr)
+	}
 	for _, test := range r.Root.Tests {
 		t.Run(test.Package, func(t *testing.T) {
 			run, ok := r.result.Runs[test.name()]
@@ -138,7 +141,7 @@ func report(t *testing.T, r, again Run) {
 			}
 		})
 	}
-	if r.Status != "0" && !failed {
+	if r.Status != "0" && !(failed && r.ended()) {
 		t.Errorf("ended with status %q\n%s", r.Status, tail([]byte(rest), 60))
 	}
 }
@@ -241,6 +244,10 @@ func TestFailed(t *testing.T) {
 	}
 	if got, err := all.failed(result(strings.Repeat("--- FAIL: TestA (0.1s)\n", most+1))); err != nil || len(got.Tests) != 0 {
 		t.Errorf("much fails: %+v, %v; want nothing", got, err)
+	}
+	first.Runs["c"] = Run{Output: first.Runs["c"].Output, Status: "2"}
+	if got, err := all.failed(first); err != nil || got.Run != "^(TestA)$" {
+		t.Errorf("one panics: %+v, %v; want TestA", got, err)
 	}
 	second := result("--- PASS: TestA (0.1s)\n").Runs["a"]
 	if second.passes("TestA/x") {
