@@ -54,6 +54,9 @@ type wire struct {
 func newWire(t *testing.T) *wire {
 	t.Helper()
 	w := &wire{t: t, near: testkit.NetNS(t), far: testkit.NetNS(t)}
+	for _, ns := range []*testkit.NS{w.near, w.far} { // its devices tell of themselves, in packets that nobody sent
+		must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) }))
+	}
 	testkit.Veth(t, w.near, "u0", w.far, "u1")
 	var err error
 	w.ns, err = netdev.Open(w.near.Path)
