@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -131,6 +132,33 @@ func TestKnobOfADeviceThatWent(t *testing.T) {
 		if err := k.Write("1"); !errors.Is(err, journal.ErrGone) && k.Ref().Kind != "offload" {
 			t.Errorf("write %s: %v, want ErrGone", k.Ref().Kind, err)
 		}
+	}
+}
+
+// A veth whose polling is off has nothing that could be threaded: for that it is
+// refused while it is in operation, and counts as gone when it is not, as on its way
+// out.
+func TestThreadedWithoutNAPI(t *testing.T) {
+	testkit.NeedRoot(t)
+	p := newPair(t)
+	err := p.inside.Threaded(p.eth0).Write("1")
+	if err == nil {
+		testkit.Skip(t, "kernel takes threaded for a device without napi")
+	}
+	if !errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, journal.ErrGone) {
+		t.Errorf("up: %v, want EOPNOTSUPP", err)
+	}
+	if err := p.inside.Do(func() error {
+		l, err := netlink.LinkByIndex(p.eth0)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetDown(l)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.inside.Threaded(p.eth0).Write("1"); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("down: %v, want ErrGone", err)
 	}
 }
 

@@ -146,11 +146,19 @@ func (a attribute) wrap(verb string, err error) error {
 		return nil
 	}
 	// ENODEV: the device went while its file was open. ENOENT may also mean a
-	// kernel without the attribute; Support has ruled that out before.
-	if errors.Is(err, unix.ENODEV) || errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNoLink) {
+	// kernel without the attribute; Support has ruled that out before. EOPNOTSUPP:
+	// one that is about to go has no NAPI any more whose thread could be set.
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNoLink) ||
+		errors.Is(err, unix.EOPNOTSUPP) && !a.up() {
 		err = errors.Join(journal.ErrGone, err)
 	}
 	return fmt.Errorf("%s %s of device %d in netns %d: %w", verb, a.file, a.index, a.ns.inode, err)
+}
+
+// up says whether the device is there, and in operation.
+func (a attribute) up() bool {
+	link, err := a.ns.Link(a.index)
+	return err == nil && link.Up
 }
 
 // withName runs fn with the name that the device has at present: containers
