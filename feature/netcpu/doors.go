@@ -117,15 +117,23 @@ func (n *Netcpu) atDriver(ns *netdev.NS, device string) bool {
 	return host.Inode() == ns.Inode()
 }
 
-// closeDoors ends it, unless there still is a container to drop for.
-func (n *Netcpu) closeDoors() error {
+// restDoors ends it by tc, unless there still is a container to drop for. In
+// drivers it stays, with nothing to do: an end and a beginning reset most devices,
+// and containers whose mode is auto have many of both.
+func (n *Netcpu) restDoors() error {
 	if n.early != nil && len(n.early.used) > 0 {
 		return nil
 	}
+	return n.closeDoors(func(d *door) bool { return d.driver == nil })
+}
+
+func (n *Netcpu) closeDoors(match func(*door) bool) error {
 	var errs []error
 	for key, d := range n.doors {
-		errs = append(errs, d.close())
-		delete(n.doors, key)
+		if match(d) {
+			errs = append(errs, d.close())
+			delete(n.doors, key)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -146,7 +154,8 @@ type Door struct {
 }
 
 // Doors gives the uplinks at which packets are dropped at present, by name, and
-// what Config.XDP has beside them: none while no container is isolated or charged.
+// what Config.XDP has beside them: none before a container is isolated or charged.
+// Those ByTC go with the last such container, those ByXDP with Close.
 func (n *Netcpu) Doors() []Door {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -202,6 +202,8 @@ func (e *early) unwatchQueue(napi int) error {
 // remove ends what add and device began. It goes on after a failure.
 func (e *early) remove(w *watched) error {
 	errs := []error{e.keep(w, nil)}
+	// The drop in a driver goes on, and nobody counts any more what leaves the ring.
+	errs = append(errs, e.maps.FlTenants.Put(w.slot, netcpuTenant{}))
 	delete(e.used, w.slot)
 	if len(e.used) == 0 && e.watch != nil {
 		errs = append(errs, e.watch.Close())

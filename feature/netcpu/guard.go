@@ -130,5 +130,5 @@ func (n *Netcpu) unguard(netns uint64) error {
 	if w == nil {
 		return nil
 	}
-	return errors.Join(n.early.remove(w), n.closeDoors())
+	return errors.Join(n.early.remove(w), n.restDoors())
 }

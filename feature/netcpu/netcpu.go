@@ -57,8 +57,9 @@ type Config struct {
 	NetNS string
 
 	// XDP names the uplinks of that namespace at which packets are dropped in the
-	// driver, where it can: the one who names them knows that most drivers reset
-	// their queues for it, and README.md what else it means.
+	// driver, where it can, from the first container that needs it until Close: the
+	// one who names them knows that most drivers reset their queues for it, and
+	// README.md what else it means.
 	XDP []string
 }
 
@@ -85,7 +86,7 @@ type Netcpu struct {
 	lapses  map[container.ID]time.Time // of each whose isolation does
 	places  map[container.ID][2]place  // its groups of cpu and cpuset
 	host    *uplinks                   // nil while nothing is isolated
-	doors   doors                      // while anything is watched
+	doors   doors                      // by tc while anything is watched, by XDP from then on
 
 	looked     time.Time // the last window's end
 	closed     atomic.Bool
@@ -347,7 +348,7 @@ func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 	} else {
 		err = errors.Join(err, passing(n.guard(ctx, t.netns)), n.extendHost())
 	}
-	return errors.Join(err, n.closeDoors())
+	return errors.Join(err, n.restDoors())
 }
 
 // extend makes what was changed for a tenant, and for all of them, lapse when the
@@ -433,7 +434,7 @@ func (n *Netcpu) Close() error {
 	for _, t := range n.tenants {
 		errs = append(errs, n.unwatch(t))
 	}
-	errs = append(errs, n.closeDoors())
+	errs = append(errs, n.closeDoors(func(*door) bool { return true }))
 	if n.early != nil {
 		errs = append(errs, n.early.close())
 		n.early, n.guards = nil, nil

@@ -75,8 +75,8 @@ func (h *host) door() netcpu.Door {
 }
 
 // What is dropped in the driver is counted and charged to its owner as what tc
-// drops is, whether its budget is used up or its ring full, and nothing of the
-// device's stays changed.
+// drops is, whether its budget is used up or its ring full. The program stays when the
+// last container has gone, and nothing of the device's stays changed when it ends.
 func TestXDPDropsAreCharged(t *testing.T) {
 	for _, c := range []struct {
 		mode    policy.NetCPU
@@ -105,14 +105,24 @@ func TestXDPDropsAreCharged(t *testing.T) {
 			}
 			h.chargedDrops(c.dropped)
 
+			was := h.xdp()
 			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-			if id := h.xdp(); id != 0 || len(h.netcpu.Doors()) != 0 {
-				t.Errorf("after Remove: XDP program %d, doors %+v", id, h.netcpu.Doors())
+			if id := h.xdp(); id != was || h.door().By != netcpu.ByXDP {
+				t.Errorf("after Remove: XDP program %d in place of %d, doors %+v", id, was, h.netcpu.Doors())
 			}
 			if left := h.notes(); len(left) != 0 {
 				t.Errorf("journal after Remove: %+v", left)
 			}
-			same(t, "after Remove", h.features(), before)
+			h.apply(h.container, c.mode)
+			if id := h.xdp(); id != was || h.door().By != netcpu.ByXDP {
+				t.Errorf("applied again: XDP program %d in place of %d, doors %+v", id, was, h.netcpu.Doors())
+			}
+			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+			must(t, h.netcpu.Close())
+			if id := h.xdp(); id != 0 || len(h.netcpu.Doors()) != 0 {
+				t.Errorf("after Close: XDP program %d, doors %+v", id, h.netcpu.Doors())
+			}
+			same(t, "after Close", h.features(), before)
 		})
 	}
 }

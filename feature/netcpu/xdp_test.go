@@ -203,3 +203,28 @@ func TestMappedTeachesNothing(t *testing.T) {
 		t.Errorf("learnt %x", key.Ip)
 	}
 }
+
+// What stays in a driver drops nothing for a container that has gone, although
+// nobody counts any more what leaves its ring.
+func TestDriverIdles(t *testing.T) {
+	e := loadEarly(t)
+	w, err := e.add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := native(t, e, lo)
+	run(t, count(t, e, w), frame("10.0.0.1"), 300)
+	retry(t, e, w.slot, true)
+	seen(t, e)
+	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxDrop {
+		t.Fatalf("verdict %d with a full ring", v)
+	}
+	if err := e.remove(w); err != nil {
+		t.Fatal(err)
+	}
+	retry(t, e, w.slot, true)
+	seen(t, e)
+	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxNext {
+		t.Errorf("verdict %d once the container has gone", v)
+	}
+}

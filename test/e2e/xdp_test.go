@@ -11,8 +11,8 @@ import (
 )
 
 // TestXDPUplink has packets dropped in the driver of an uplink that the config file
-// names, and told so; and sees that nothing of it outlives the policy, the agent,
-// or its death.
+// names, and told so; and sees that it stays with the agent, whatever policy says
+// meanwhile, and that nothing of it outlives the agent, or its death.
 func TestXDPUplink(t *testing.T) {
 	r := newRig(t)
 	r.add(sandbox.Spec{Name: "e2e-xdp"})
@@ -66,11 +66,27 @@ func TestXDPUplink(t *testing.T) {
 	drops("xdp")
 	mustSay(t, a.run("netcpu", "--interval", "100ms"), 0, "DROPS BY")
 	r.reachable("with XDP at the uplink")
+	was := program()
+	stays := func(when string) {
+		t.Helper()
+		drops("xdp")
+		if id := program(); id != was {
+			t.Errorf("%s: program %d in place of %d is at nic0", when, id, was)
+		}
+	}
 	a.policy("xdp.yaml", "")
-	gone("with the policy")
+	await(t, "isolation to end", func() error {
+		if groups := uplinkGroups(r.inode); len(groups) != 0 {
+			return fmt.Errorf("%q are there", groups)
+		}
+		return nil
+	})
+	stays("without a policy")
+	r.reachable("without a policy")
 
 	a.policy("xdp.yaml", "match: {name: e2e-xdp}\nset: {netcpu: isolate}\n")
-	drops("xdp")
+	a.isolated("e2e-xdp", 1)
+	stays("with the policy again")
 	a.kill()
 	gone("with the agent")
 	r.reachable("without an agent")
