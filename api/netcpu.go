@@ -36,7 +36,7 @@ type NetCPUUplink struct {
 	Device  string `json:"device" doc:"name of the device"`
 	NetNS   uint64 `json:"netns,omitempty" doc:"inode of the network namespace that it is in"`
 	DropsBy string `json:"drops_by,omitempty" doc:"xdp (in the driver, before the kernel has made anything of a packet) or tc (at the ingress hook); absent: the agent was told to drop there (--netcpu-xdp), but the device brings no such container packets"`
-	Why     string `json:"why,omitempty" doc:"why not by xdp where the agent was told to (--netcpu-xdp)"`
+	Why     string `json:"why,omitempty" doc:"why not by xdp where the agent was told to (--netcpu-xdp); with xdp: why a change of the device could not be followed"`
 }
 
 // NetCPUAccount is what one container's packets cost, and what it paid for the

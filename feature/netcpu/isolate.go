@@ -88,7 +88,8 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if err := errors.Join(n.unguard(c.NetNS), n.watch(ns, t, c)); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
-	if err := errors.Join(n.claimUplinks(ctx, c), n.openDoors(ctx, c)); err != nil {
+	// In this order: some drivers make their NAPIs, and so the threads, anew for XDP.
+	if err := errors.Join(n.openDoors(ctx, c), n.claimUplinks(ctx, c)); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
 	return nil

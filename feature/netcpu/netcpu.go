@@ -88,6 +88,9 @@ type Netcpu struct {
 	host    *uplinks                   // nil while nothing is isolated
 	doors   doors                      // by tc while anything is watched, by XDP from then on
 
+	showing sync.Mutex // of shown alone: an Apply may wait long for a driver
+	shown   []Door
+
 	looked     time.Time // the last window's end
 	closed     atomic.Bool
 	stop, done chan struct{} // of controlLoop

@@ -69,14 +69,7 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 	}
 	return n.eachUplink(ctx, c, func(ns *netdev.NS, links []netdev.Link) error {
 		for _, l := range links {
-			key := deviceKey{ns.Inode(), l.Index}
-			if n.host.devices[key] != nil {
-				continue
-			}
-			u, err := n.claim(ns, l)
-			if u != nil {
-				n.host.devices[key] = u
-			}
+			err := n.claimOnce(ns, l)
 			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) {
 				return fmt.Errorf("uplink %s: %w", l.Name, err)
 			}
@@ -85,10 +78,35 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 	})
 }
 
+// claimOnce claims a device that is not yet. n.host is there.
+func (n *Netcpu) claimOnce(ns *netdev.NS, l netdev.Link) error {
+	key := deviceKey{ns.Inode(), l.Index}
+	if n.claimed(key) {
+		return nil
+	}
+	u, err := n.claim(ns, l)
+	if u != nil {
+		n.host.devices[key] = u
+	}
+	return err
+}
+
+func (n *Netcpu) claimed(key deviceKey) bool { return n.host != nil && n.host.devices[key] != nil }
+
+// unclaim forgets the threads and the queues of a device: they may be others by now.
+func (n *Netcpu) unclaim(key deviceKey) error {
+	if !n.claimed(key) {
+		return nil
+	}
+	err := n.unwatchQueuesOf(n.host.devices[key])
+	delete(n.host.devices, key)
+	return err
+}
+
 // eachUplink calls do with the devices by which packets reach c and that poll,
 // once for each namespace that may have some: those of the host's with hardware or an
 // address, from where a bridge may be routed to, and the other ports of the
-// bridges that c is at.
+// bridges that c is at. It goes on with the next namespace after an error.
 func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(*netdev.NS, []netdev.Link) error) error {
 	self, err := netdev.Open(n.cfg.NetNS)
 	if err != nil {
@@ -142,15 +160,14 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 		}
 		return do(ns, up)
 	}
+	var errs []error
 	for inode, path := range paths {
 		if err := ctx.Err(); err != nil {
-			return err
+			return errors.Join(append(errs, err)...)
 		}
-		if err := in(path, inode); err != nil {
-			return err
-		}
+		errs = append(errs, in(path, inode))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // isUplink says whether packets from outside may enter the host by a device, if
@@ -266,10 +283,16 @@ func (n *Netcpu) unwatchQueues() error {
 	}
 	var errs []error
 	for _, u := range n.host.devices {
-		for _, q := range u.queues {
-			errs = append(errs, n.early.unwatchQueue(q.napi))
-		}
-		u.queues = nil
+		errs = append(errs, n.unwatchQueuesOf(u))
 	}
+	return errors.Join(errs...)
+}
+
+func (n *Netcpu) unwatchQueuesOf(u *uplink) error {
+	var errs []error
+	for _, q := range u.queues {
+		errs = append(errs, n.early.unwatchQueue(q.napi))
+	}
+	u.queues = nil
 	return errors.Join(errs...)
 }

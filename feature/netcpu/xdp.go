@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -104,19 +105,32 @@ func (e *early) driver(ns *netdev.NS, index int) (*driver, error) {
 	return d, nil
 }
 
-// hold has the program know the uplink by the address that it has now.
-func (d *driver) hold(e *early, mac string) error {
-	if d.mac == mac {
+// hold has the program know the uplink by the address that it has now. Where it
+// fails the one that is there stays. journal.ErrGone means that it is not at this
+// device: the device has gone, and another may have its number.
+func (d *driver) hold(e *early, l netdev.Link) error {
+	info, err := d.link.Info()
+	if err != nil {
+		return fmt.Errorf("early drop: look at XDP: %w", err)
+	}
+	if x := info.XDP(); x == nil || int(x.Ifindex) != l.Index {
+		return fmt.Errorf("early drop: XDP at device %d: %w", l.Index, journal.ErrGone)
+	}
+	if d.mac == l.MAC {
 		return nil
 	}
-	p, err := e.native(mac)
+	p, err := e.native(l.MAC)
 	if err != nil {
 		return fmt.Errorf("early drop: load XDP: %w", err)
 	}
 	defer p.Close()
-	if err := d.link.Update(p); err != nil {
+	err = d.link.Update(p)
+	if errors.Is(err, unix.ENOLINK) { // since then
+		return fmt.Errorf("early drop: replace XDP: %w: %w", journal.ErrGone, err)
+	}
+	if err != nil {
 		return fmt.Errorf("early drop: replace XDP: %w", err)
 	}
-	d.mac = mac
+	d.mac = l.MAC
 	return nil
 }

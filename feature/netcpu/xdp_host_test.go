@@ -1,7 +1,10 @@
 package netcpu_test
 
 import (
-	"net/netip"
+	"errors"
+	"net"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -127,24 +130,32 @@ func TestXDPDropsAreCharged(t *testing.T) {
 	}
 }
 
+// flood sends to the container until packets are dropped, and goes on. It gives what
+// counts those.
+func (h *host) flood(sample string, args ...string) (dropped func() float64) {
+	h.t.Helper()
+	var began time.Time
+	more := func() {
+		h.start(h.wire, append([]string{"udp-send", "--to", "10.66.0.2:9000"}, args...)...)
+		began = time.Now()
+	}
+	more()
+	dropped = func() float64 { return h.sample(h.container.ID, sample) }
+	until(h.t, "packets are dropped", func() bool {
+		if time.Since(began) > 5*time.Second { // what is sent on a slow machine may not be too much for it
+			more()
+		}
+		return dropped() > 1000
+	})
+	return dropped
+}
+
 // chargedDrops floods the container until packets are dropped, and looks at whose
 // account what they cost is in.
 func (h *host) chargedDrops(sample string) {
 	t := h.t
 	t.Helper()
-	var flood time.Time
-	more := func() {
-		h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
-		flood = time.Now()
-	}
-	more()
-	dropped := func() float64 { return h.sample(h.container.ID, sample) }
-	until(t, "packets are dropped", func() bool {
-		if time.Since(flood) > 5*time.Second { // what is sent on a slow machine may not be too much for it
-			more()
-		}
-		return dropped() > 1000
-	})
+	dropped := h.flood(sample)
 	before, from := dropped(), h.accounts()
 	began := time.Now()
 	until(t, "some more are", func() bool { // on a slow machine, in the time that there is
@@ -249,50 +260,108 @@ func (h *host) attach(p *ebpf.Program, flags int) error {
 	})
 }
 
-// An uplink that gets another address is known by that from the next Apply on; one
-// that goes, and one that comes in its place, are no errors.
+// An uplink that gets another address is known by that from the next Apply on. One
+// that goes, one that comes in its place, whether by the same number or not, and one
+// that is given to another namespace, are no errors: what is there drops, and its
+// threads are where they belong.
 func TestXDPFollowsUplink(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	h.byXDP()
 	h.apply(h.container, policy.NetCPUIsolate)
 	was := h.xdp()
-	must(t, h.open(h.ns).Do(func() error {
-		l, err := netlink.LinkByName("nic0")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 9})
-	}))
+	const first, second = "02:00:00:00:00:09", "02:00:00:00:00:0a"
+	mac, err := net.ParseMAC(first)
+	must(t, err)
+	must(t, h.withLink(h.ns, "nic0", func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, mac) }))
 	h.apply(h.container, policy.NetCPUIsolate)
 	if id := h.xdp(); was == 0 || id == 0 || id == was {
 		t.Errorf("XDP program %d, and %d once the address had changed", was, id)
 	}
-	for _, end := range []string{"it is gone", "another is there"} {
-		if end == "it is gone" {
-			must(t, h.open(h.ns).Do(func() error {
-				l, err := netlink.LinkByName("nic0")
-				if err != nil {
-					return err
-				}
-				return netlink.LinkDel(l)
-			}))
-		} else {
-			must(t, sandbox.Wire(
-				sandbox.End{Box: h.wire, Name: "wire", Addr: netip.MustParsePrefix("10.66.0.1/24"), Queues: 2},
-				sandbox.End{Box: h.ns, Name: "nic0", Bridge: "br0", Queues: 2}))
-			nic := h.open(h.ns)
-			must(t, nic.Offload(index(t, nic, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
-		}
+	number := index(t, h.open(h.ns), "nic0")
+	for _, c := range []struct {
+		what   string
+		change func()
+		there  bool
+	}{
+		{"another has its number and its address", func() { h.remake(h.ns, number, first) }, true},
+		{"another has its number", func() { h.remake(h.ns, number, second) }, true},
+		{"it is gone", func() { must(t, h.withLink(h.ns, "nic0", netlink.LinkDel)) }, false},
+		{"another is there", func() { h.remake(nil, 0, "") }, true},
+		{"it was given away", func() {
+			wire, err := os.Open(h.wire.NetNS())
+			must(t, err)
+			defer wire.Close()
+			must(t, h.withLink(h.ns, "nic0", func(l netlink.Link) error { return netlink.LinkSetNsFd(l, int(wire.Fd())) }))
+		}, false},
+		{"one more is there", func() { h.remake(h.wire, 0, "") }, true},
+	} {
+		c.change()
 		h.apply(h.container, policy.NetCPUIsolate)
-		if d := h.door(); (d.By == netcpu.ByXDP) != (end != "it is gone") {
-			t.Errorf("%s: it drops at %+v", end, d)
+		if d := h.door(); (d.By == netcpu.ByXDP) != c.there || d.Why != "" && c.there {
+			t.Errorf("%s: it drops at %+v", c.what, d)
 		}
-	}
-	if h.xdp() == 0 {
-		t.Error("the uplink that came has no XDP program")
+		if !c.there {
+			err := h.withLink(h.wire, "nic0", func(l netlink.Link) error {
+				if x := l.Attrs().Xdp; x != nil && x.Attached {
+					t.Errorf("%s: XDP program %d is still at it", c.what, x.ProgId)
+				}
+				return nil
+			})
+			var missing netlink.LinkNotFoundError
+			if err != nil && !errors.As(err, &missing) {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if h.xdp() == 0 {
+			t.Errorf("%s: it has no XDP program", c.what)
+		}
+		threads := h.threads()["nic0"]
+		if len(threads) == 0 || slices.ContainsFunc(threads, func(group string) bool { return group != h.uplinkGroup() }) {
+			t.Errorf("%s: its threads are in %q", c.what, threads)
+		}
 	}
 	must(t, h.netcpu.Close())
 	if id := h.xdp(); id != 0 {
 		t.Errorf("XDP program %d after Close", id)
 	}
+}
+
+// withLink does something with a device of a box.
+func (h *host) withLink(b *sandbox.Box, name string, do func(netlink.Link) error) error {
+	return h.open(b).Do(func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return do(l)
+	})
+}
+
+// remake makes nic0 again, with a number and an address (0 and "": any), once the
+// one in old has gone; nil: it has.
+func (h *host) remake(old *sandbox.Box, number int, mac string) {
+	t := h.t
+	t.Helper()
+	if old != nil {
+		must(t, h.withLink(old, "nic0", netlink.LinkDel))
+	}
+	wire, err := os.Open(h.wire.NetNS())
+	must(t, err)
+	defer wire.Close()
+	var addr net.HardwareAddr
+	if mac != "" {
+		addr, err = net.ParseMAC(mac)
+		must(t, err)
+	}
+	must(t, h.withLink(h.ns, "br0", func(br netlink.Link) error {
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: "nic0", Index: number, HardwareAddr: addr, MasterIndex: br.Attrs().Index, NumRxQueues: 2, NumTxQueues: 2},
+			PeerName:  "wire", PeerNamespace: netlink.NsFd(int(wire.Fd())), PeerNumRxQueues: 2, PeerNumTxQueues: 2,
+		})
+	}))
+	must(t, h.withLink(h.wire, "wire", netlink.LinkSetUp))
+	must(t, h.withLink(h.ns, "nic0", netlink.LinkSetUp))
+	nic := h.open(h.ns)
+	must(t, nic.Offload(index(t, nic, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
 }

@@ -3,6 +3,7 @@ package netcpu
 import (
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -11,6 +12,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 func native(t *testing.T, e *early, mac string) *ebpf.Program {
@@ -226,5 +230,72 @@ func TestDriverIdles(t *testing.T) {
 	seen(t, e)
 	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxNext {
 		t.Errorf("verdict %d once the container has gone", v)
+	}
+}
+
+// A door whose program cannot be replaced goes on with the one it has, and says so;
+// one whose device has gone is told from that, whatever the address of the next.
+func TestDriverHolds(t *testing.T) {
+	e := loadEarly(t)
+	h := routes(t, nil)
+	n := h.ns.Handle(t)
+	l, err := n.LinkByName("br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := l.Attrs().Index
+	var ns *netdev.NS
+	if err := h.ns.Do(func() (err error) { ns, err = netdev.Open("/proc/thread-self/ns/net"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	f := &Netcpu{early: e, cfg: Config{Log: slog.New(slog.DiscardHandler)}}
+	d := &door{name: "br0"}
+	if d.driver, err = e.driver(ns, number); err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	mac := d.driver.mac
+	for _, c := range []struct {
+		mac   string
+		fails bool
+	}{{mac, false}, {"", true}, {"02:00:00:00:00:77", false}, {mac, false}} {
+		if err := f.hold(d, netdev.Link{Name: "br0", Index: number, MAC: c.mac}); err != nil || (d.why != "") != c.fails {
+			t.Errorf("address %q: %v, why %q", c.mac, err, d.why)
+		}
+		info, err := d.driver.link.Info()
+		if err != nil || int(info.XDP().Ifindex) != number {
+			t.Errorf("address %q: the program is at %+v, %v", c.mac, info, err)
+		}
+	}
+	if err := n.LinkDel(l); err != nil {
+		t.Fatal(err)
+	}
+	for _, mac := range []string{mac, "02:00:00:00:00:77"} {
+		if err := f.hold(d, netdev.Link{Name: "br0", Index: number, MAC: mac}); !errors.Is(err, journal.ErrGone) {
+			t.Errorf("another device with the number, address %s: %v", mac, err)
+		}
+	}
+}
+
+// The list of doors waits for nobody, and has a line for a name only where the host
+// has no such door.
+func TestDoorsAreShown(t *testing.T) {
+	n := &Netcpu{cfg: Config{XDP: []string{"eth0", "eth1", "eth2"}}, doors: doors{
+		{1, 2}: {name: "eth0", host: true},
+		{1, 3}: {name: "eth1", host: true, driver: new(driver)},
+		{7, 2}: {name: "eth2"}, // of an overlay's
+	}}
+	n.mu.Lock() // as an Apply holds it
+	defer n.mu.Unlock()
+	n.showDoors()
+	got := n.Doors()
+	if len(got) != 4 || got[2].Why == "" {
+		t.Fatalf("doors %+v", got)
+	}
+	got[2].Why = ""
+	want := []Door{{Netns: 1, Device: "eth0", By: ByTC}, {Netns: 1, Device: "eth1", By: ByXDP}, {Device: "eth2"}, {Netns: 7, Device: "eth2", By: ByTC}}
+	if !slices.Equal(got, want) {
+		t.Errorf("doors %+v, want %+v", got, want)
 	}
 }
