@@ -150,6 +150,40 @@ func (h *host) flood(sample string, args ...string) (dropped func() float64) {
 	return dropped
 }
 
+// What is dropped counts with all of its bytes, those in further fragments too.
+func TestXDPCountsFragments(t *testing.T) {
+	h := newHost(t, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond})
+	for _, d := range []struct {
+		box  *sandbox.Box
+		name string
+	}{{h.wire, "wire"}, {h.ns, "nic0"}, {h.ns, "h0"}, {h.box, "eth0"}, {h.ns, "br0"}} {
+		must(t, h.withLink(d.box, d.name, func(l netlink.Link) error { return netlink.LinkSetMTU(l, 9000) }))
+	}
+	h.byXDP()
+	h.start(h.box, "udp-recv", "--listen", ":9000")
+	h.apply(h.container, policy.NetCPUCharge)
+	if d := h.door(); d.By != netcpu.ByXDP {
+		t.Fatalf("the uplink drops at %+v", d)
+	}
+	received := func() (w account.Work) {
+		r, err := h.netcpu.Read()
+		must(t, err)
+		for _, a := range r.Accounts {
+			if a.Container == h.container.ID {
+				w = a.Receive[account.UDP]
+			}
+		}
+		return w
+	}
+	dropped := h.flood("netcpu_quota_dropped_packets_total", "--size", "8000")
+	before, from := received(), dropped()
+	until(t, "some more are", func() bool { return dropped() > from+2000 })
+	now := received()
+	if packets, bytes := now.Packets-before.Packets, now.Bytes-before.Bytes; packets == 0 || bytes/packets < 7000 {
+		t.Errorf("%d packets of 8000 bytes have %d", packets, bytes)
+	}
+}
+
 // chargedDrops floods the container until packets are dropped, and looks at whose
 // account what they cost is in.
 func (h *host) chargedDrops(sample string) {

@@ -62,6 +62,9 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* Whose the copies of fl_stamp and fl_reached are; set before they are loaded. */
 const volatile __u32 fl_slot;
 
+/* Whether a copy of fl_taken takes packets of several fragments; likewise. */
+const volatile __u8 fl_frags;
+
 #include "sock.bpf.h"
 
 /*
@@ -345,6 +348,7 @@ int fl_taken(struct xdp_md *ctx)
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct ethhdr *eth = data;
 	__u32 slot = dropped(), class = OTHER;
+	__u64 bytes = end - data;
 	struct cpu *c = this_cpu();
 
 	if (!c || c->skip || unseen(c))
@@ -352,8 +356,10 @@ int fl_taken(struct xdp_md *ctx)
 	/* Behind a VLAN tag it stays OTHER. What is behind the end is our own memory. */
 	if (data + sizeof(*eth) + sizeof(struct iphdr) <= end)
 		class = protocol_at(data + sizeof(*eth), eth->h_proto);
+	if (fl_frags) /* 5.18, as its helper; before, data is all of it */
+		bytes = bpf_xdp_get_buff_len(ctx);
 	comes(c);
-	use(c, slot, RECEIVE | class, 1, end - data);
+	use(c, slot, RECEIVE | class, 1, bytes);
 	share(c);
 	return XDP_DROP;
 }

@@ -138,6 +138,7 @@ const (
 	accountVarFlAround     = "fl_around"
 	accountVarFlAroundCall = "fl_around_call"
 	accountVarFlEpoch      = "fl_epoch"
+	accountVarFlFrags      = "fl_frags"
 	accountVarFlSlot       = "fl_slot"
 )
 
@@ -219,6 +220,7 @@ type accountVariableSpecs struct {
 	FlAround     *ebpf.VariableSpec `ebpf:"fl_around"`
 	FlAroundCall *ebpf.VariableSpec `ebpf:"fl_around_call"`
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlFrags      *ebpf.VariableSpec `ebpf:"fl_frags"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 }
 
@@ -272,6 +274,7 @@ type accountVariables struct {
 	FlAround     *ebpf.Variable `ebpf:"fl_around"`
 	FlAroundCall *ebpf.Variable `ebpf:"fl_around_call"`
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
+	FlFrags      *ebpf.Variable `ebpf:"fl_frags"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 }
 

@@ -254,8 +254,14 @@ func (m *Meter) Dropped() *ebpf.Map { return m.maps.FlDropped }
 func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
 	spec := m.spec.Copy()
 	p := spec.Programs["fl_taken"]
-	if !frags {
+	var several uint8
+	if frags {
+		several = 1
+	} else {
 		p.Flags &^= unix.BPF_F_XDP_HAS_FRAGS
+	}
+	if err := spec.Variables["fl_frags"].Set(several); err != nil {
+		return nil, fmt.Errorf("load %s: %w", p.Name, err)
 	}
 	return m.loadOf(spec, p.Name)
 }
