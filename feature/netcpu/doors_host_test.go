@@ -78,19 +78,20 @@ func TestDoorsGoOn(t *testing.T) {
 		})
 		must(t, err)
 		defer p.Close()
-		must(t, nic.Do(func() error {
-			l, err := link.AttachTCX(link.TCXOptions{Interface: number, Program: p, Attach: ebpf.AttachTCXIngress})
-			switch {
-			case errors.Is(err, ebpf.ErrNotSupported):
-				testkit.Skip(t, "kernel has no tcx")
-			case errors.Is(err, unix.ERANGE): // as many as a hook takes (BPF_MPROG_MAX)
-				full = true
-				return nil
-			case err == nil:
-				t.Cleanup(func() { l.Close() })
-			}
+		var l link.Link
+		err = nic.Do(func() (err error) {
+			l, err = link.AttachTCX(link.TCXOptions{Interface: number, Program: p, Attach: ebpf.AttachTCXIngress})
 			return err
-		}))
+		})
+		switch {
+		case errors.Is(err, ebpf.ErrNotSupported):
+			testkit.Skip(t, "kernel has no tcx")
+		case errors.Is(err, unix.ERANGE): // as many as a hook takes (BPF_MPROG_MAX)
+			full = true
+		default:
+			must(t, err)
+			t.Cleanup(func() { l.Close() })
+		}
 	}
 	target := h.target(policy.NetCPUIsolate)
 	if err := h.netcpu.Apply(t.Context(), target); err == nil || !strings.Contains(err.Error(), "uplink nic0: ") {
