@@ -114,7 +114,7 @@ func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.
 		}
 		began <- time.Since(start)
 	}()
-	done, err := s.makes(ctx, change{"", p.Start, map[string]float64{"w1": 1. / 3, "w2": 1. / 3, "w3": 1. / 3}}, all)
+	done, err := s.makes(ctx, change{"docker start", p.Start, map[string]float64{"w1": 1. / 3, "w2": 1. / 3, "w3": 1. / 3}}, all)
 	first := <-began
 	if err != nil {
 		return err
@@ -126,8 +126,8 @@ func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.
 
 const forcePatience = 5 * time.Second
 
-// makes makes a change, and gives when it was in force; forcePatience, if it never
-// was.
+// makes makes a change, and gives when it was in force. It is an error if it is not
+// within forcePatience, as there is no figure for never.
 func (s *trafficSession) makes(ctx context.Context, ch change, readers map[string]*rig.Generator) (time.Duration, error) {
 	type sample struct {
 		at  time.Duration
@@ -163,5 +163,8 @@ func (s *trafficSession) makes(ctx context.Context, ch change, readers map[strin
 			return 0, err
 		}
 	}
-	return forcePatience, <-failed
+	if err := <-failed; err != nil {
+		return 0, err
+	}
+	return 0, fmt.Errorf("shares after %q: not as due within %s", ch.name, forcePatience)
 }
