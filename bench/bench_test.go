@@ -112,7 +112,7 @@ func TestGuardTellsWhy(t *testing.T) {
 // the figures are not a test's business.
 func TestExperiment(t *testing.T) {
 	testkit.NeedRoot(t)
-	e := &experiment{report: &report.Report{Rounds: 2}, mode: "isolate", warm: 20 * time.Millisecond, take: 200 * time.Millisecond}
+	e := &experiment{report: &report.Report{Rounds: 2}, mode: "isolate", settle: 20 * time.Millisecond, take: 200 * time.Millisecond}
 	var said []string
 	e.progress = func(done, total int, what string) { said = append(said, what) }
 	su := setup{name: "small", cfg: rig.Config{Path: rig.Hop, Containers: rig.Pair(60, 30)}, demands: []demand{
@@ -229,7 +229,7 @@ func TestDemo(t *testing.T) {
 // TestNeighbours runs one case of each sort that has more than one neighbour.
 func TestNeighbours(t *testing.T) {
 	testkit.NeedRoot(t)
-	e := &experiment{report: &report.Report{Rounds: 1}, mode: "isolate", warm: 50 * time.Millisecond, take: 200 * time.Millisecond}
+	e := &experiment{report: &report.Report{Rounds: 1}, mode: "isolate", settle: 50 * time.Millisecond, take: 200 * time.Millisecond}
 	several := setup{name: "several", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, demands: []demand{
 		{name: "send", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood},
 		{name: "shaped", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 30e6, long: 2},
@@ -407,57 +407,11 @@ func TestBar(t *testing.T) {
 	}
 }
 
-func TestCPUTimes(t *testing.T) {
-	const stat = "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 10 0 10 70 10 0 0 0 0 0\ncpu10 1 2 3\n"
-	a := parseCPU(stat, allCPUs)
-	if a != (cpuTimes{idle: 850, all: 1000}) {
-		t.Errorf("got %+v", a)
-	}
-	if one := parseCPU(stat, 0); one != (cpuTimes{idle: 80, all: 100}) {
-		t.Errorf("CPU 0: %+v", one)
-	}
-	// Guest time (the ninth) is in user time already.
-	b := parseCPU("cpu  200 0 150 800 50 0 0 0 77 0", allCPUs)
-	if b.all != 1200 {
-		t.Errorf("got %+v", b)
-	}
-	if busy := (cpuTimes{idle: 50, all: 200}).busySince(cpuTimes{idle: 0, all: 100}); busy <= 0 {
-		t.Errorf("half busy is %v CPUs", busy)
-	}
-	if busy := a.busySince(a); busy != 0 {
-		t.Errorf("no time at all is %v CPUs", busy)
-	}
-	if used := (cpuTimes{idle: 110, all: 300}).usedSince(cpuTimes{idle: 100, all: 200}, time.Second); math.Abs(used-0.9) > 1e-9 {
-		t.Errorf("100 ms of idle time in a second: used %v", used)
-	}
-	for _, bad := range []string{"", "cpu", "cpu x y z", "cpu1 1 2 3"} {
-		if got := parseCPU(bad, allCPUs); got != (cpuTimes{}) {
-			t.Errorf("parseCPU(%q) = %+v", bad, got)
-		}
-	}
-}
-
-func TestCPUTime(t *testing.T) {
-	// The test has used some, and goes on.
-	first := cpuTime(os.Getpid())
-	for range 1000 {
-		if cpuTime(os.Getpid()) > first {
-			break
-		}
-	}
-	if first <= 0 || cpuTime(os.Getpid()) <= first {
-		t.Errorf("this process has used %v, then %v", first, cpuTime(os.Getpid()))
-	}
-	if got := cpuTime(1 << 23); got != 0 {
-		t.Errorf("a process that there cannot be has used %v", got)
-	}
-}
-
 func TestNotes(t *testing.T) {
-	if n := notes(0.01, ""); len(n) != 0 {
+	if n := notes(0.01, "", quiet{}); len(n) != 0 {
 		t.Errorf("notes of a quiet run: %q", n)
 	}
-	if n := notes(0.5, "unavailable: why."); len(n) != 2 || !strings.HasSuffix(n[0], "unavailable: why") || !strings.Contains(n[1], "50 %") {
+	if n := notes(0.5, "unavailable: why.", quiet{}); len(n) != 2 || !strings.HasSuffix(n[0], "unavailable: why") || !strings.Contains(n[1], "50 %") {
 		t.Errorf("notes: %q", n)
 	}
 }

@@ -90,7 +90,7 @@ func demo(ctx context.Context, out Screen, version string, rounds int, warm, idl
 			r.Add(DemoCase, Received, "1/s", on, m[j+1].received)
 		}
 	}
-	r.Env.Notes = notes(s.foreign, s.guard.missing)
+	r.Env.Notes = notes(s.foreign, s.guard.missing, s.quiet)
 	out.summary(r)
 	return r, nil
 }

@@ -35,8 +35,8 @@ func environment(version string, quick bool) report.Env {
 }
 
 // cpuTimes is one line of proc_stat(5): how long a CPU, or all together, was
-// idle, and in all, in clock ticks.
-type cpuTimes struct{ idle, all float64 }
+// idle, was waited for at the hypervisor, and in all, in clock ticks.
+type cpuTimes struct{ idle, steal, all float64 }
 
 // allCPUs is the first line of proc_stat(5), which sums up the others.
 const allCPUs = -1
@@ -67,8 +67,11 @@ func parseCPU(stat string, cpu int) cpuTimes {
 				continue
 			}
 			t.all += v
-			if i == 3 || i == 4 {
+			switch i {
+			case 3, 4:
 				t.idle += v
+			case 7:
+				t.steal += v
 			}
 		}
 		break
@@ -95,14 +98,27 @@ func (t cpuTimes) usedSince(earlier cpuTimes, length time.Duration) float64 {
 	return 1 - (t.idle-earlier.idle)*float64(tick)/float64(length)
 }
 
+// stealSince says what part of the time the hypervisor let the CPUs wait. The
+// kernel counts it beside all other time, idle time too.
+func (t cpuTimes) stealSince(earlier cpuTimes) float64 {
+	all := t.all - earlier.all
+	if all <= 0 {
+		return 0
+	}
+	return (t.steal - earlier.steal) / all
+}
+
 // notes are what a reader of the report must know.
-func notes(foreign float64, missing string) []string {
+func notes(foreign float64, missing string, q quiet) []string {
 	var n []string
 	if missing != "" {
 		n = append(n, "the protection had no effect: netcpu is "+strings.TrimSuffix(missing, "."))
 	}
 	if foreign > 0.15 {
 		n = append(n, fmt.Sprintf("other work took up to %.0f %% of a CPU while the rig was idle, so the figures are noisy", foreign*100))
+	}
+	if note := q.note(); note != "" {
+		n = append(n, note)
 	}
 	return n
 }

@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"time"
+
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
@@ -30,9 +32,17 @@ const (
 	// Balance is what the accounts charged over the softirq and thread time that
 	// there was: 1 is exact.
 	Balance = "charged of measured"
+	// Ramp is the penalty from the begin of the load to the begin of the
+	// window, where that is toldRamp or longer: what the protection's way to what is due costs.
+	Ramp = "ramp penalty"
+	// OutsideCPU is the part of the time that the CPU of the clients outside was
+	// busy. At 1 a victim that answers them is held back by them.
+	OutsideCPU = "outside CPU"
 	// AgentCPU is the agent's own CPU time, per second.
 	AgentCPU = "agent CPU"
 )
+
+const toldRamp = time.Second
 
 // sample is what was measured in one window.
 type sample struct {
@@ -44,6 +54,9 @@ type sample struct {
 	received float64 // per second
 	bits     float64 // per second, received
 	p50, p99 float64 // of the requests, in seconds; 0 if there are none
+	ramp     float64 // units per second of the victim before the window; 0 if that was short
+	outside  float64 // part of the CPU outside that was not idle
+	steal    float64 // part of the CPUs' time that the hypervisor took
 
 	charges *charges // nil where the agent keeps no accounts
 }
@@ -54,7 +67,13 @@ func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
 	add := func(metric, unit string, value float64) { e.report.Add(name, metric, unit, on, value) }
 	if !su.alone {
 		add(Penalty, "1", base/m.work)
+		if m.ramp > 0 {
+			add(Ramp, "1", base/m.ramp)
+		}
 		add(Work, "1/s", m.work)
+		if su.victim == memcached {
+			add(OutsideCPU, "1", m.outside)
+		}
 		if su.victim != sysbench { // which starts anew for each window
 			add(VictimCPU, "1", m.victim)
 		}

@@ -24,6 +24,7 @@ import (
 type Options struct {
 	Rounds  int           // 0: as many as is usual
 	Window  time.Duration // how long to measure; 0: as is usual
+	Settle  time.Duration // of netcpu: how long the load runs before that; 0: as is usual
 	Quick   bool          // within two minutes, with fewer cases, and less exact
 	Docker  bool          // containers of a Docker Engine in place of sandboxes
 	Mode    string        // of netcpu while it is on; "" is isolate
@@ -74,6 +75,19 @@ func (o Options) setups() ([]setup, error) {
 	return list, nil
 }
 
+// settle is how long the protection may take to what is due: none with isolate,
+// some rounds of the ledger with charge, and with auto before these what it waits
+// before it does anything.
+func (o Options) settle() time.Duration {
+	switch o.Mode {
+	case "charge":
+		return 3 * time.Second
+	case "auto":
+		return 8 * time.Second
+	}
+	return 300 * time.Millisecond
+}
+
 // installed leaves out the cases whose programs this machine does not have, and
 // says so.
 func installed(all []setup, have func(program string) bool) (list []setup, notes []string) {
@@ -110,16 +124,19 @@ func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 		report:   &report.Report{Bench: "netcpu", Env: environment(o.Version, o.Quick), Rounds: 5},
 		progress: o.Progress,
 		mode:     "isolate",
-		warm:     300 * time.Millisecond, take: 2 * time.Second,
+		settle:   o.settle(), take: 2 * time.Second, takes: 3,
 	}
 	if o.Quick {
-		e.warm, e.take, e.report.Rounds = 150*time.Millisecond, 400*time.Millisecond, 2
+		e.settle, e.take, e.takes, e.report.Rounds = 150*time.Millisecond, 400*time.Millisecond, 1, 2
 	}
 	if o.Rounds > 0 {
 		e.report.Rounds = o.Rounds
 	}
 	if o.Window > 0 {
 		e.take = o.Window
+	}
+	if o.Settle > 0 {
+		e.settle = o.Settle
 	}
 	if o.Mode != "" {
 		e.mode = o.Mode
@@ -148,7 +165,7 @@ func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 	if e.unmetered != "" {
 		e.notes = append(e.notes, "packet cost and stolen time are missing: "+strings.TrimSuffix(e.unmetered, "."))
 	}
-	e.report.Env.Notes = append(e.notes, notes(e.foreign, e.missing)...)
+	e.report.Env.Notes = append(e.notes, notes(e.foreign, e.missing, e.quiet)...)
 	return e.report, nil
 }
 
@@ -158,8 +175,11 @@ type experiment struct {
 	progress    func(done, total int, what string)
 	done, total int
 	mode        string
-	warm, take  time.Duration
+	settle      time.Duration
+	take        time.Duration
+	takes       int // of a window that is disturbed; 0 is one
 
+	quiet   quiet
 	foreign float64 // most CPUs that anybody else used beside an idle rig
 	missing string  // why the protection did nothing; "" if it did something
 	// unmetered is why there is no packet cost; "" if there is.
@@ -175,10 +195,11 @@ func (e *experiment) say(what string) {
 }
 
 func (e *experiment) run(ctx context.Context, su setup) (err error) {
-	s, err := newSession(ctx, su, e.mode, e.warm, e.take)
+	s, err := newSession(ctx, su, e.mode, e.settle, e.take)
 	if err != nil {
 		return err
 	}
+	s.quiet.takes = e.takes
 	defer func() { err = errors.Join(err, s.close()) }()
 	for i := range su.demands {
 		if d := &su.demands[i]; d.busy > 0 {
@@ -193,6 +214,7 @@ func (e *experiment) run(ctx context.Context, su setup) (err error) {
 		}
 	}
 	e.foreign = max(e.foreign, s.foreign)
+	e.quiet.add(s.quiet)
 	e.unmetered = s.guard.unmetered
 	if s.guard.missing != "" {
 		e.missing = s.guard.missing

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,18 +29,19 @@ type session struct {
 	pid    int
 	server *sandbox.Process // memcached
 
-	burners    []*rig.Generator // in the neighbours, if they are to compute
-	traffic    rig.Traffic      // what runs
-	running    *rig.Running     // nil before the first
-	shape      uint64           // bit/s in force
-	dropping   rig.DropPoint
-	lifted     bool
-	warm, take time.Duration // how long to wait, and to measure
+	burners      []*rig.Generator // in the neighbours, if they are to compute
+	traffic      rig.Traffic      // what runs
+	running      *rig.Running     // nil before the first
+	shape        uint64           // bit/s in force
+	dropping     rig.DropPoint
+	lifted       bool
+	settle, take time.Duration // how long the load runs before a window, and in it
 
 	foreign float64 // most CPUs that anybody else used beside an idle rig
+	quiet   quiet
 }
 
-func newSession(ctx context.Context, su setup, mode string, warm, take time.Duration) (_ *session, err error) {
+func newSession(ctx context.Context, su setup, mode string, settle, take time.Duration) (_ *session, err error) {
 	var r *rig.Rig
 	if su.cfg.Path == rig.Docker {
 		r, err = rig.NewDocker(ctx, su.cfg)
@@ -48,7 +51,7 @@ func newSession(ctx context.Context, su setup, mode string, warm, take time.Dura
 	if err != nil {
 		return nil, err
 	}
-	s := &session{setup: su, rig: r, warm: warm, take: take}
+	s := &session{setup: su, rig: r, settle: settle, take: take}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -195,9 +198,18 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 }
 
 // measure lets a case run, with the protection on or off, and measures after a
-// while.
+// while; again, if the hypervisor disturbs it.
 func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error) {
+	return s.quiet.take(func() (sample, error) { return s.window(ctx, d, on) })
+}
+
+// window measures once.
+func (s *session) window(ctx context.Context, d demand, on bool) (sample, error) {
 	if err := s.prepare(ctx, d, on); err != nil {
+		return sample{}, err
+	}
+	start, err := s.read(ctx)
+	if err != nil {
 		return sample{}, err
 	}
 	if d.traffic.Kind != "" {
@@ -205,7 +217,7 @@ func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error
 			return sample{}, err
 		}
 	}
-	if err := sleep(ctx, s.warm); err != nil {
+	if err := sleep(ctx, s.settle); err != nil {
 		return sample{}, err
 	}
 	before, err := s.read(ctx)
@@ -227,6 +239,9 @@ func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
 	m := s.between(before, after)
+	if s.settle >= toldRamp {
+		m.ramp = s.between(start, before).work
+	}
 	if s.victim == nil {
 		m.work = work
 	}
@@ -284,12 +299,12 @@ func (s *session) ended() error {
 
 // reading is all counters at one moment.
 type reading struct {
-	at                  time.Time
-	all, shared         cpuTimes
-	victimCPU, agentCPU time.Duration
-	victim              load.Reading
-	sent, received      []load.Reading
-	net                 *api.NetCPU // nil where the agent keeps no accounts
+	at                   time.Time
+	all, shared, senders cpuTimes
+	victimCPU, agentCPU  time.Duration
+	victim               load.Reading
+	sent, received       []load.Reading
+	net                  *api.NetCPU // nil where the agent keeps no accounts
 }
 
 func (s *session) read(ctx context.Context) (reading, error) {
@@ -299,7 +314,7 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	}
 	r := reading{
 		net: net,
-		at:  time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), agentCPU: cpuTime(s.guard.process.PID),
+		at:  time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU), agentCPU: cpuTime(s.guard.process.PID),
 	}
 	if s.pid != 0 {
 		r.victimCPU = cpuTime(s.pid)
@@ -322,9 +337,11 @@ func (s *session) read(ctx context.Context) (reading, error) {
 func (s *session) between(before, after reading) sample {
 	seconds := after.at.Sub(before.at).Seconds()
 	m := sample{
-		victim: (after.victimCPU - before.victimCPU).Seconds() / seconds,
-		agent:  (after.agentCPU - before.agentCPU).Seconds() / seconds,
-		used:   after.shared.usedSince(before.shared, after.at.Sub(before.at)),
+		victim:  (after.victimCPU - before.victimCPU).Seconds() / seconds,
+		agent:   (after.agentCPU - before.agentCPU).Seconds() / seconds,
+		used:    after.shared.usedSince(before.shared, after.at.Sub(before.at)),
+		outside: after.senders.usedSince(before.senders, after.at.Sub(before.at)),
+		steal:   after.all.stealSince(before.all),
 
 		charges: chargesBetween(before.net, after.net, s.rig.Victim().Name),
 	}
@@ -351,18 +368,32 @@ func (s *session) between(before, after reading) sample {
 // rateFor finds the rate of traffic that keeps the shared CPU busy by a part of
 // it, with nothing protected and no quotas.
 func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uint64, error) {
-	rate := 50_000.0
-	for range 4 {
-		m, err := s.measure(ctx, demand{traffic: t, rate: uint64(rate), lift: true}, false)
+	return findRate(busy, func(rate uint64) (float64, error) {
+		m, err := s.measure(ctx, demand{traffic: t, rate: rate, lift: true}, false)
+		return m.used, err
+	})
+}
+
+// findRate looks for the packets per second that keep a CPU busy by a part of
+// it, within two hundredths. More packets cost less each, so that it takes some steps.
+func findRate(busy float64, used func(rate uint64) (float64, error)) (uint64, error) {
+	const off, steps = 0.02, 12
+	var seen []string
+	for rate, i := uint64(50_000), 0; i < steps; i++ {
+		u, err := used(rate)
 		if err != nil {
 			return 0, err
 		}
-		if m.used <= 0 {
+		if math.Abs(u-busy) <= off {
+			return rate, nil
+		}
+		if u <= 0 {
 			return 0, errors.New("the shared CPU is idle under traffic")
 		}
-		rate = min(max(rate*min(max(busy/m.used, 0.25), 4), 1000), 2e6)
+		seen = append(seen, fmt.Sprintf("%d/s: %.2f", rate, u))
+		rate = uint64(min(max(float64(rate)*min(max(busy/u, 0.5), 2), 1000), 2e6))
 	}
-	return uint64(rate), nil
+	return 0, fmt.Errorf("no rate keeps the shared CPU busy by %.2f: %s", busy, strings.Join(seen, ", "))
 }
 
 // cpuTime is the CPU time of a process so far; 0 if it has gone. It is exact

@@ -73,10 +73,10 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 	e := &experiment{
 		report:   &report.Report{Bench: "traffic", Env: environment(o.Version, o.Quick), Rounds: 3},
 		progress: o.Progress,
-		warm:     500 * time.Millisecond, take: 2 * time.Second,
+		settle:   500 * time.Millisecond, take: 2 * time.Second,
 	}
 	if o.Quick {
-		e.warm, e.take, e.report.Rounds = 300*time.Millisecond, 500*time.Millisecond, 1
+		e.settle, e.take, e.report.Rounds = 300*time.Millisecond, 500*time.Millisecond, 1
 	}
 	if o.Rounds > 0 {
 		e.report.Rounds = o.Rounds
@@ -145,7 +145,7 @@ func (c trafficCase) arms(plugin bool) []arm {
 // traffic measures the cases of one rig, each arm once in each round: forwards
 // in the first, backwards in the next.
 func (e *experiment) traffic(ctx context.Context, su trafficSetup, plugin bool) (err error) {
-	s, err := newTrafficSession(ctx, su, e.warm, e.take)
+	s, err := newTrafficSession(ctx, su, e.settle, e.take)
 	if err != nil {
 		return err
 	}

@@ -40,5 +40,5 @@ func (r *Rig) Aside() (_ *sandbox.Box, at func(port int) string, err error) {
 		r.Outside.Neighbour(asideDevice, netip.MustParseAddr(asideBox), boxMAC),
 		b.Neighbour("eth0", netip.MustParseAddr(asideAddr), wireMAC),
 		b.SetQueues("eth0", "rx", "rps_cpus", cpu(SharedCPU)),
-		r.Outside.SetQueues(asideDevice, "rx", "rps_cpus", cpu(senderCPU)))
+		r.Outside.SetQueues(asideDevice, "rx", "rps_cpus", cpu(SenderCPU)))
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// Real programs as traffic. Iperf3UDP and Iperf3TCP are 1 and 2 Gbit/s from
+// Real programs as traffic. Iperf3UDP and Iperf3TCP are 1 Gbit/s each from
 // outside. Memcached is a server under requests from outside, as TCPRR. FIO is no
 // traffic at all but random reads of 4 KiB from the disk: an interferer of another kind.
 const (
@@ -75,7 +75,7 @@ func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error
 		if t.Kind == Iperf3UDP {
 			args = append(args, "-u", "-b", "1G", "-l", "1400")
 		} else {
-			args = append(args, "-b", "2G", "-C", "cubic")
+			args = append(args, "-b", "1G", "-C", "cubic")
 		}
 		_, err = start(r.Outside, true, "iperf3", args...)
 		return err

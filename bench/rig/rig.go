@@ -84,7 +84,7 @@ const SharedCPU = 0
 
 // What a rig looks like.
 const (
-	senderCPU = 1
+	SenderCPU = 1
 	// The sender is the world outside: what else this machine does on its CPU
 	// must not change the load.
 	senderNice = "-20"
@@ -105,7 +105,7 @@ const (
 	Bridge       = "flbr0"
 	TunnelDevice = "flvx0" // on the path VXLAN, in Node and in Outside
 	PortPrefix   = "fl"
-	SenderQueue  = senderCPU
+	SenderQueue  = SenderCPU
 )
 
 // address and mac are those of the rig's i-th container.

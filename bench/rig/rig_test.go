@@ -264,7 +264,7 @@ func TestSteering(t *testing.T) {
 	}
 	after := netRx(t)
 	if shared := after[SharedCPU] - before[SharedCPU]; shared < 1000 {
-		t.Errorf("CPU %d received %d times, CPU %d %d times", SharedCPU, shared, senderCPU, after[senderCPU]-before[senderCPU])
+		t.Errorf("CPU %d received %d times, CPU %d %d times", SharedCPU, shared, SenderCPU, after[SenderCPU]-before[SenderCPU])
 	}
 	masks := map[string]string{}
 	err = r.Node.Sysfs(func(sys string) error {

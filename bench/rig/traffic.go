@@ -36,7 +36,7 @@ func (g *Generator) Thaw() error { return g.Signal(unix.SIGCONT) }
 // cpuOf is the CPU of what runs in a sandbox.
 func (r *Rig) cpuOf(box *sandbox.Box) int {
 	if box == r.Outside {
-		return senderCPU
+		return SenderCPU
 	}
 	return SharedCPU
 }

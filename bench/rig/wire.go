@@ -244,7 +244,7 @@ func (r *Rig) steer() error {
 	}
 	return errors.Join(append(errs,
 		r.Node.SetQueues(NICDevice, "rx", "rps_cpus", shared),
-		r.Outside.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<senderCPU) }),
+		r.Outside.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<SenderCPU) }),
 		// A veth's receive queue is the sender's transmit queue. Each CPU gets
 		// one, so the sender's packets all come by queue SenderQueue.
 		r.Outside.SetQueues("eth0", "tx", "xps_cpus", func(q int) string { return fmt.Sprintf("%x", 1<<q) }),

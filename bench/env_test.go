@@ -1,0 +1,113 @@
+package bench
+
+import (
+	"io"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestQuiet measures again what the hypervisor disturbs, and no more often than
+// it is allowed to.
+func TestQuiet(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		takes    int
+		steal    []float64
+		measured int
+		kept     float64
+		note     string
+	}{
+		{"quiet", 3, []float64{0.01}, 1, 0.01, ""},
+		{"once disturbed", 3, []float64{0.3, 0.01}, 2, 0.01, "1 were measured again, and of those that count it took up to 1 %"},
+		{"always disturbed", 3, []float64{0.3, 0.1, 0.2}, 3, 0.1, "2 were measured again, and of those that count it took up to 10 %"},
+		{"may not", 0, []float64{0.3}, 1, 0.3, "0 were measured again, and of those that count it took up to 30 %"},
+	} {
+		q := quiet{takes: tt.takes}
+		measured := 0
+		m, err := q.take(func() (sample, error) {
+			measured++
+			return sample{steal: tt.steal[measured-1]}, nil
+		})
+		if err != nil || measured != tt.measured || m.steal != tt.kept {
+			t.Errorf("%s: measured %d times, kept %v (%v)", tt.name, measured, m.steal, err)
+		}
+		if note := q.note(); (note == "") != (tt.note == "") || !strings.Contains(note, tt.note) {
+			t.Errorf("%s: note %q", tt.name, note)
+		}
+	}
+	if _, err := (&quiet{}).take(func() (sample, error) { return sample{}, io.EOF }); err != io.EOF {
+		t.Errorf("a measurement that fails: %v", err)
+	}
+}
+
+func TestFindRate(t *testing.T) {
+	// The dearer a packet, the fewer there are.
+	for _, each := range []float64{2e-6, 8e-6, 60e-6} {
+		used := func(rate uint64) float64 { return min(0.03+math.Sqrt(float64(rate)*each)*0.7, 1) }
+		rate, err := findRate(0.35, func(rate uint64) (float64, error) { return used(rate), nil })
+		if err != nil || math.Abs(used(rate)-0.35) > 0.02 {
+			t.Errorf("packets of %v s: %d/s, which keep it busy by %v (%v)", each, rate, used(rate), err)
+		}
+	}
+	if _, err := findRate(0.35, func(uint64) (float64, error) { return 0.5, nil }); err == nil || !strings.Contains(err.Error(), "50000/s: 0.50") {
+		t.Errorf("a CPU that is busy by other things: %v", err)
+	}
+	if _, err := findRate(0.35, func(uint64) (float64, error) { return 0, nil }); err == nil {
+		t.Error("an idle CPU has a rate")
+	}
+}
+
+func TestCPUTimes(t *testing.T) {
+	const stat = "cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 10 0 10 70 10 0 0 0 0 0\ncpu10 1 2 3\n"
+	a := parseCPU(stat, allCPUs)
+	if a != (cpuTimes{idle: 850, all: 1000}) {
+		t.Errorf("got %+v", a)
+	}
+	if one := parseCPU(stat, 0); one != (cpuTimes{idle: 80, all: 100}) {
+		t.Errorf("CPU 0: %+v", one)
+	}
+	// Guest time (the ninth) is in user time already.
+	b := parseCPU("cpu  200 0 150 800 50 0 0 40 77 0", allCPUs)
+	if b.all != 1240 {
+		t.Errorf("got %+v", b)
+	}
+	if steal := b.stealSince(a); math.Abs(steal-40.0/240) > 1e-9 {
+		t.Errorf("40 of 240 ticks are stolen: %v", steal)
+	}
+	if steal := a.stealSince(a); steal != 0 {
+		t.Errorf("of no time at all %v is stolen", steal)
+	}
+	if busy := (cpuTimes{idle: 50, all: 200}).busySince(cpuTimes{idle: 0, all: 100}); busy <= 0 {
+		t.Errorf("half busy is %v CPUs", busy)
+	}
+	if busy := a.busySince(a); busy != 0 {
+		t.Errorf("no time at all is %v CPUs", busy)
+	}
+	if used := (cpuTimes{idle: 110, all: 300}).usedSince(cpuTimes{idle: 100, all: 200}, time.Second); math.Abs(used-0.9) > 1e-9 {
+		t.Errorf("100 ms of idle time in a second: used %v", used)
+	}
+	for _, bad := range []string{"", "cpu", "cpu x y z", "cpu1 1 2 3"} {
+		if got := parseCPU(bad, allCPUs); got != (cpuTimes{}) {
+			t.Errorf("parseCPU(%q) = %+v", bad, got)
+		}
+	}
+}
+
+func TestCPUTime(t *testing.T) {
+	// The test has used some, and goes on.
+	first := cpuTime(os.Getpid())
+	for range 1000 {
+		if cpuTime(os.Getpid()) > first {
+			break
+		}
+	}
+	if first <= 0 || cpuTime(os.Getpid()) <= first {
+		t.Errorf("this process has used %v, then %v", first, cpuTime(os.Getpid()))
+	}
+	if got := cpuTime(1 << 23); got != 0 {
+		t.Errorf("a process that there cannot be has used %v", got)
+	}
+}
