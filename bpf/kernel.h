@@ -28,9 +28,14 @@ typedef struct {
 	struct net *net;
 } __kernel_type possible_net_t;
 
+struct rtnl_link_ops {
+	const char *kind;
+} __kernel_type;
+
 struct net_device {
 	int ifindex;
 	possible_net_t nd_net;
+	const struct rtnl_link_ops *rtnl_link_ops;
 } __kernel_type;
 
 struct napi_struct {

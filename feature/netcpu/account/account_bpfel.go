@@ -69,6 +69,7 @@ type accountCpu struct {
 	TunnelNs      uint64
 	TunnelPackets uint64
 	TunnelSeen    uint64
+	TunnelUsed    uint64
 	TunnelNetns   uint32
 	TunnelIfindex uint32
 	Set           uint64

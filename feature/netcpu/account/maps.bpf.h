@@ -211,6 +211,7 @@ struct cpu {
 	__u64 tunnel_ns;
 	__u64 tunnel_packets;
 	__u64 tunnel_seen; /* when the last came */
+	__u64 tunnel_used; /* when one came out of a tunnel's device */
 	__u32 tunnel_netns;
 	__u32 tunnel_ifindex;
 

@@ -221,6 +221,43 @@ static __always_inline int carries(struct sk_buff *skb, __u32 class)
 	return port == bpf_htons(PORT_VXLAN) || port == bpf_htons(PORT_VXLAN_OLD) || port == bpf_htons(PORT_GENEVE);
 }
 
+/* A device's kind, as rtnetlink(7) has it, of seven letters at most. */
+#define KIND(a, b, c, d, e, f, g)                                                     \
+	((__u64)(a) | (__u64)(b) << 8 | (__u64)(c) << 16 | (__u64)(d) << 24 |         \
+	 (__u64)(e) << 32 | (__u64)(f) << 40 | (__u64)(g) << 48)
+
+/*
+ * Whether a device is where packets come out that carries() is true of. That a
+ * packet is carried is no proof that anything unpacks it: anybody can send one.
+ */
+static __always_inline int unpacks(struct net_device *dev)
+{
+	const struct rtnl_link_ops *ops = dev->rtnl_link_ops;
+	__u64 kind = 0;
+
+	if (!ops)
+		return 0; /* hardware */
+	bpf_probe_read_kernel_str(&kind, sizeof(kind), ops->kind);
+	switch (kind) {
+	case KIND('v', 'x', 'l', 'a', 'n', 0, 0):
+	case KIND('g', 'e', 'n', 'e', 'v', 'e', 0):
+	case KIND('g', 'r', 'e', 0, 0, 0, 0):
+	case KIND('g', 'r', 'e', 't', 'a', 'p', 0):
+	case KIND('e', 'r', 's', 'p', 'a', 'n', 0):
+	case KIND('i', 'p', '6', 'g', 'r', 'e', 0):
+	case KIND('i', 'p', '6', 'g', 'r', 'e', 't'): /* ip6gretap */
+	case KIND('i', 'p', '6', 'e', 'r', 's', 'p'): /* ip6erspan */
+	case KIND('i', 'p', 'i', 'p', 0, 0, 0):
+	case KIND('s', 'i', 't', 0, 0, 0, 0):
+	case KIND('i', 'p', '6', 't', 'n', 'l', 0):
+	case KIND('v', 't', 'i', 0, 0, 0, 0):
+	case KIND('v', 't', 'i', '6', 0, 0, 0):
+	case KIND('x', 'f', 'r', 'm', 0, 0, 0):
+		return 1;
+	}
+	return 0;
+}
+
 /* Whether this is the open packet again, one device further: a bridge's. */
 static __always_inline int further(struct cpu *c, struct sk_buff *skb)
 {
@@ -241,7 +278,10 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb)
 	c->bytes = skb->len;
 	c->proto = protocol(skb);
 	c->outer = carries(skb, c->proto);
-	c->inner = c->tunnel_packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex);
+	c->inner = c->tunnel_packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
+		   unpacks(skb->dev);
+	if (c->inner)
+		c->tunnel_used = c->last;
 	if (c->outer) {
 		c->tunnel_netns = c->netns;
 		c->tunnel_ifindex = c->ifindex;

@@ -16,8 +16,12 @@
 /* What waits behind a tunnel's queue for longer than this was dropped there. */
 #define TUNNEL_NS 10000000
 
-/* How many such packets are kept in mind. */
+/*
+ * How many such packets are kept in mind; and how many, of those that are looked
+ * at, until one has come out of a tunnel: there may be none, and these the system's.
+ */
 #define TUNNEL_PACKETS 65536
+#define TUNNEL_FIRST 64
 
 /*
  * Entry keys. Bit 63 tells the key of slot 0, class 0 from a free entry.
@@ -253,11 +257,25 @@ static __always_inline void close(struct cpu *c, __u64 now)
 		c->pot += ns;
 }
 
+#define SECOND 1000000000ULL
+
+/*
+ * Whether a tunnel brings packets to this CPU: one has come out of its device of
+ * late. Packets that look as a tunnel's anybody can send.
+ */
+static __always_inline int tunnelled(struct cpu *c, __u64 now)
+{
+	return c->tunnel_used && now - c->tunnel_used < SECOND;
+}
+
 static __always_inline void drop_tunnel(struct cpu *c, __u64 now)
 {
+	__u64 most;
+
 	if (!c->tunnel_packets)
 		return;
-	if (now - c->tunnel_seen < TUNNEL_NS && c->tunnel_packets < TUNNEL_PACKETS)
+	most = tunnelled(c, now) ? TUNNEL_PACKETS : TUNNEL_FIRST * c->weight;
+	if (now - c->tunnel_seen < TUNNEL_NS && c->tunnel_packets < most)
 		return;
 	system_time(c, RECEIVE | ENCAPSULATED, c->tunnel_ns);
 	c->tunnel_ns = 0;
@@ -273,7 +291,6 @@ static __always_inline void drop_tunnel(struct cpu *c, __u64 now)
 #define EVENTS 8000ULL
 #define RUNS 2000ULL
 #define WINDOW_NS 4000000ULL
-#define SECOND 1000000000ULL
 
 /* Chooses the weight of the runs to come by what those of a window brought. */
 static __always_inline void weigh(struct cpu *c, __u64 now)
@@ -289,7 +306,7 @@ static __always_inline void weigh(struct cpu *c, __u64 now)
 	if (busy > enough)
 		busy = enough;
 	/* What waits behind a tunnel is told by all packets, not by some. */
-	if (c->tunnel_seen && now - c->tunnel_seen < SECOND)
+	if (tunnelled(c, now))
 		busy = 0;
 	for (i = 0; i < 6 && 2 * weight <= busy; i++)
 		weight *= 2;
