@@ -123,6 +123,14 @@ func (n *Netcpu) thread(ns *netdev.NS, dev container.Interface, s shape, id cont
 
 // stopRPS makes no receive queue of a device hand its packets to another CPU.
 func (n *Netcpu) stopRPS(ns *netdev.NS, index int, id container.ID) error {
+	return eachRPS(ns, index, func(rps journal.Knob, mask string) error {
+		return n.turn(rps, noCPUs(mask), id)
+	})
+}
+
+// eachRPS calls do with the RPS of each receive queue of a device and what it is, until do
+// gives an error.
+func eachRPS(ns *netdev.NS, index int, do func(rps journal.Knob, mask string) error) error {
 	link, err := ns.Link(index)
 	if err != nil {
 		return err
@@ -138,7 +146,7 @@ func (n *Netcpu) stopRPS(ns *netdev.NS, index int, id container.ID) error {
 		if err != nil {
 			return err
 		}
-		if err := n.turn(rps, noCPUs(mask), id); err != nil {
+		if err := do(rps, mask); err != nil {
 			return err
 		}
 	}

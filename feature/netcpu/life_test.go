@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -360,6 +361,61 @@ func TestQueueOfAnEndedContainer(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	if got := h.threads(); len(got) != 0 || len(h.notes()) != 0 {
 		t.Errorf("after Remove: threads %v, journal %+v", got, h.notes())
+	}
+}
+
+// TestUplinkSteered holds the threads of an uplink to where RPS had its packets
+// worked on: in the group of the uplinks, not while a queue is a container's, and
+// again after that.
+func TestUplinkSteered(t *testing.T) {
+	h := newHost(t, sandbox.CPU{Set: "0"})
+	h.needNAPIs()
+	must(t, h.ns.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "2" }))
+	before := h.state()
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.untilCPUs("isolated", "1", "1")
+
+	h.start(h.box, "udp-recv")
+	send := h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
+	h.untilCPUs("one container's packets alone", "0", "1")
+
+	// Another agent finds it so, and knows from the journal where RPS led.
+	must(t, h.netcpu.Close())
+	var err error
+	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
+	must(t, err)
+	send.SetRate(0)
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.untilCPUs("with another agent", "1", "1")
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	same(t, "after Remove", h.state(), before)
+	if left := h.notes(); len(left) != 0 {
+		t.Errorf("journal after Remove: %+v", left)
+	}
+}
+
+// untilCPUs waits until the threads of nic0 may use these CPUs.
+func (h *host) untilCPUs(what string, want ...string) {
+	h.t.Helper()
+	nic := h.open(h.ns)
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		list, err := nic.NAPIs(index(h.t, nic, "nic0"))
+		must(h.t, err)
+		var got []string
+		for _, napi := range list {
+			th, err := sched.Find("/proc", napi.Thread)
+			must(h.t, err)
+			cpus, err := sched.Affinity("/proc", th).Read()
+			must(h.t, err)
+			got = append(got, cpus)
+		}
+		slices.Sort(got)
+		if slices.Equal(got, want) {
+			return
+		}
+		if time.Now().After(end) {
+			h.t.Fatalf("%s: threads of nic0 may use CPUs %q, want %q", what, got, want)
+		}
 	}
 }
 

@@ -61,7 +61,7 @@ func (n *Netcpu) assignQueues(length time.Duration) error {
 			q.last = now
 			before := q.control
 			if owner := q.control.next(w); owner != before.owner {
-				if err := n.giveQueue(q, owner); err != nil {
+				if err := n.giveQueue(u, q, owner); err != nil {
 					q.control = before // so that the next window tries again
 					errs = append(errs, err)
 				}
@@ -73,15 +73,19 @@ func (n *Netcpu) assignQueues(length time.Duration) error {
 
 // giveQueue moves the thread of a queue to the tenant in a slot, or back to the
 // uplinks for nobody and for one that has gone.
-func (n *Netcpu) giveQueue(q *queue, slot uint32) error {
-	group, cpuset := n.host.group, n.layout.CPUSet
+//
+// All in the host's name, as the queue outlives the container.
+func (n *Netcpu) giveQueue(u *uplink, q *queue, slot uint32) error {
 	for _, t := range n.tenants {
 		if t.early != nil && t.early.slot == slot && t.queues {
-			group, cpuset = t.group, t.cpuset
+			// Its CPUs are the container's now.
+			return errors.Join(n.unsteer(q.tid), n.place(q.tid, t.group, t.cpuset, 0))
 		}
 	}
-	// In the host's name, as the queue outlives the container.
-	return n.place(q.tid, group, cpuset, 0)
+	if err := n.place(q.tid, n.host.group, n.layout.CPUSet, 0); err != nil {
+		return err
+	}
+	return n.steer(q.tid, u.cpus)
 }
 
 // mayOwnQueues says whether a container is better off with queues of its own.
@@ -115,7 +119,7 @@ func (n *Netcpu) takeQueues(t *tenant) error {
 			if q.control.owner != t.early.slot {
 				continue
 			}
-			if err := n.giveQueue(q, nobody); err != nil {
+			if err := n.giveQueue(u, q, nobody); err != nil {
 				errs = append(errs, err)
 				continue
 			}

@@ -49,6 +49,7 @@ type deviceKey struct {
 type uplink struct {
 	name    string
 	threads []thread
+	cpus    []int    // of its threads, where RPS had its packets; nil: all
 	queues  []*queue // those that a container could be given; see queue.go
 }
 
@@ -205,6 +206,10 @@ func polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
 }
 
 func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
+	cpus, err := n.steered(ns, l.Index)
+	if err != nil {
+		return nil, err
+	}
 	if err := n.stopRPS(ns, l.Index, 0); err != nil {
 		return nil, err
 	}
@@ -212,9 +217,9 @@ func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &uplink{name: l.Name}
+	u := &uplink{name: l.Name, cpus: cpus}
 	for _, tid := range tids {
-		if err := errors.Join(n.moveUplink(tid), n.hasten(tid, 0)); err != nil {
+		if err := errors.Join(n.moveUplink(tid), n.steer(tid, cpus), n.hasten(tid, 0)); err != nil {
 			return nil, err
 		}
 		u.threads = append(u.threads, thread{tid, l.Name})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -132,6 +133,33 @@ func FuzzParseNAPI(f *testing.F) {
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if n, err := parseNAPI(msg); err != nil && n != (NAPI{}) {
 			t.Errorf("both %+v and %v", n, err)
+		}
+	})
+}
+
+func TestMaskCPUs(t *testing.T) {
+	for mask, want := range map[string][]int{
+		"0": nil, "00000000,00000000": nil, "1": {0}, "3": {0, 1}, "80000000": {31},
+		"00000001,80000002": {1, 31, 32}, "1,00000000,00000000": {64},
+	} {
+		if got, err := MaskCPUs(mask); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %v, %v, want %v", mask, got, err, want)
+		}
+	}
+	for _, bad := range []string{"", ",", "x", "1,", "-1", "100000000", "0x1", "1 "} {
+		if got, err := MaskCPUs(bad); err == nil {
+			t.Errorf("%q is taken for %v", bad, got)
+		}
+	}
+}
+
+func FuzzMaskCPUs(f *testing.F) {
+	f.Add("00000001,80000002")
+	f.Add("ff")
+	f.Fuzz(func(t *testing.T, mask string) {
+		cpus, err := MaskCPUs(mask)
+		if err == nil && !slices.IsSorted(cpus) {
+			t.Errorf("%q: %v", mask, cpus)
 		}
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -114,6 +116,26 @@ func (ns *NS) Threaded(index int) journal.Knob {
 // on: that would take the work out of the thread again.
 func (ns *NS) RPS(index, queue int) journal.Knob {
 	return sysfsKnob{KindRPS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
+}
+
+// MaskCPUs gives the CPUs of a mask as RPS has them: hexadecimal words of 32
+// bits, the highest first, with commas between. They are sorted.
+func MaskCPUs(mask string) ([]int, error) {
+	var cpus []int
+	words := strings.Split(mask, ",")
+	for i := range words {
+		word := words[len(words)-1-i]
+		bits, err := strconv.ParseUint(word, 16, 32)
+		if err != nil {
+			return nil, fmt.Errorf("mask of cpus %q: %w", mask, err)
+		}
+		for b := range 32 {
+			if bits>>b&1 != 0 {
+				cpus = append(cpus, i*32+b)
+			}
+		}
+	}
+	return cpus, nil
 }
 
 type sysfsKnob struct {
