@@ -139,6 +139,7 @@ const (
 	accountVarFlAround     = "fl_around"
 	accountVarFlAroundCall = "fl_around_call"
 	accountVarFlEpoch      = "fl_epoch"
+	accountVarFlExact      = "fl_exact"
 	accountVarFlFrags      = "fl_frags"
 	accountVarFlSlot       = "fl_slot"
 )
@@ -221,6 +222,7 @@ type accountVariableSpecs struct {
 	FlAround     *ebpf.VariableSpec `ebpf:"fl_around"`
 	FlAroundCall *ebpf.VariableSpec `ebpf:"fl_around_call"`
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlExact      *ebpf.VariableSpec `ebpf:"fl_exact"`
 	FlFrags      *ebpf.VariableSpec `ebpf:"fl_frags"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 }
@@ -275,6 +277,7 @@ type accountVariables struct {
 	FlAround     *ebpf.Variable `ebpf:"fl_around"`
 	FlAroundCall *ebpf.Variable `ebpf:"fl_around_call"`
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
+	FlExact      *ebpf.Variable `ebpf:"fl_exact"`
 	FlFrags      *ebpf.Variable `ebpf:"fl_frags"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 }

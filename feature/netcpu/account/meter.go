@@ -38,6 +38,8 @@ type Config struct {
 	// the host delays are charged by socket, or to nobody.
 	Hooks *qdisc.Hooks
 	Owner journal.Owner
+
+	exact bool // no sampling: what it is held against
 }
 
 // Meter keeps the accounts. Its methods may be called from several goroutines.
@@ -125,6 +127,11 @@ func Open(cfg Config) (_ *Meter, err error) {
 	}
 	if m.spec, err = loadAccount(); err != nil {
 		return nil, fmt.Errorf("account: %w", err)
+	}
+	if cfg.exact {
+		if err := m.spec.Variables["fl_exact"].Set(uint8(1)); err != nil {
+			return nil, fmt.Errorf("account: %w", err)
+		}
 	}
 	var objs struct {
 		accountMaps

@@ -292,6 +292,9 @@ static __always_inline void drop_tunnel(struct cpu *c, __u64 now)
 #define RUNS 2000ULL
 #define WINDOW_NS 4000000ULL
 
+/* Whether all runs are looked at, however busy a CPU is; set before it is loaded. */
+const volatile __u8 fl_exact;
+
 /* Chooses the weight of the runs to come by what those of a window brought. */
 static __always_inline void weigh(struct cpu *c, __u64 now)
 {
@@ -306,7 +309,7 @@ static __always_inline void weigh(struct cpu *c, __u64 now)
 	if (busy > enough)
 		busy = enough;
 	/* What waits behind a tunnel is told by all packets, not by some. */
-	if (tunnelled(c, now))
+	if (fl_exact || tunnelled(c, now))
 		busy = 0;
 	for (i = 0; i < 6 && 2 * weight <= busy; i++)
 		weight *= 2;
