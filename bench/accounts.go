@@ -10,9 +10,10 @@ import (
 )
 
 // accounts reads whose packets took whose CPU time. It is nil where the agent
-// does not know: unmetered says why then, and it is not asked again.
+// does not know: unmetered says why then, and it is not asked again; or where there
+// is no agent.
 func (g *guard) accounts(ctx context.Context) (*api.NetCPU, error) {
-	if g.unmetered != "" {
+	if g.unmetered != "" || g.process == nil {
 		return nil, nil
 	}
 	n, err := g.client.NetCPU(ctx, "")

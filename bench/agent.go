@@ -98,6 +98,7 @@ type guard struct {
 	process *sandbox.Process
 	log     *tail
 	on      bool
+	others  rig.ProgramSet // the BPF programs that are not this agent's; see attended
 	// missing is why the protection does nothing on this build or host; "" if
 	// it works.
 	missing string
@@ -286,7 +287,7 @@ func (g *guard) explain(err error) error {
 	return err
 }
 
-// stop ends the agent, which puts everything back.
+// stop ends the agent, if there is one, which puts everything back.
 func (g *guard) stop() error {
 	var err error
 	if g.process != nil {
@@ -304,6 +305,7 @@ func (g *guard) stop() error {
 	if g.client != nil {
 		g.client.Close()
 	}
+	g.process, g.client = nil, nil
 	return err
 }
 

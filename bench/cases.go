@@ -17,6 +17,8 @@ type setup struct {
 	// the cases (Iron, section 2). Else they are idle.
 	compute bool
 	alone   bool // the victim does nothing: there is no penalty
+	// accounts has on be an agent that only keeps accounts, and off none.
+	accounts bool
 	// victim is a real program that the victim is in place of ours; "" is ours.
 	victim  string
 	demands []demand
@@ -65,7 +67,7 @@ func catalogue(docker bool) []setup {
 		return pairs(rig.Docker)
 	}
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), programs()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), programs()} {
 		all = append(all, part...)
 	}
 	return all

@@ -38,6 +38,15 @@ const (
 	// OutsideCPU is the part of the time that the CPU of the clients outside was
 	// busy. At 1 a victim that answers them is held back by them.
 	OutsideCPU = "outside CPU"
+	// ProgramCost is the CPU time that the agent's BPF programs take for a packet,
+	// by the kernel's run-time statistics less what those add to each run;
+	// ProgramRuns is how often they run for one, and StatisticsCost what the
+	// statistics add to a run.
+	ProgramCost    = "program cost"
+	ProgramRuns    = "program runs"
+	StatisticsCost = "statistics' own"
+	// AccountsCost is what the victim loses for a packet by the accounts, as CPU time.
+	AccountsCost = "accounts cost"
 	// AgentCPU is the agent's own CPU time, per second.
 	AgentCPU = "agent CPU"
 )
@@ -58,7 +67,8 @@ type sample struct {
 	outside  float64 // part of the CPU outside that was not idle
 	steal    float64 // part of the CPUs' time that the hypervisor took
 
-	charges *charges // nil where the agent keeps no accounts
+	charges  *charges     // nil where the agent keeps no accounts
+	programs *programCost // nil where that is not what is measured
 }
 
 // add puts the figures of one measurement into the report.
@@ -88,6 +98,11 @@ func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
 		if m.charges.balance > 0 {
 			add(Balance, "1", m.charges.balance)
 		}
+	}
+	if p := m.programs; p != nil {
+		add(ProgramCost, "s", p.net)
+		add(ProgramRuns, "1", p.runs)
+		add(StatisticsCost, "s", p.statistics)
 	}
 	if su.alone || d.long > 0 {
 		add(CPUUsed, "1", m.used)

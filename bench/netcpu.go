@@ -261,6 +261,9 @@ func (e *experiment) round(ctx context.Context, s *session, su setup, round int)
 		for _, on := range []bool{false, true} {
 			e.add(su, d, on, base, measured[i][index(on)])
 		}
+		if cost, ok := loss(base, measured[i][0], measured[i][1]); ok && su.accounts {
+			e.report.Add(su.name+" "+d.name, AccountsCost, "s", true, cost)
+		}
 	}
 	for _, on := range []bool{false, true} {
 		var agent float64

@@ -188,6 +188,9 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		}
 		s.dropping = at
 	}
+	if s.setup.accounts {
+		return s.guard.attended(ctx, on)
+	}
 	if err := s.guard.inDriver(ctx, on && d.xdp); err != nil {
 		return err
 	}
@@ -244,6 +247,13 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	}
 	if s.victim == nil {
 		m.work = work
+	}
+	if s.setup.accounts && on && d.traffic.Kind != "" {
+		var steal float64
+		if m.programs, steal, err = s.count(ctx); err != nil {
+			return sample{}, err
+		}
+		m.steal = max(m.steal, steal)
 	}
 	return m, nil
 }
@@ -314,7 +324,10 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	}
 	r := reading{
 		net: net,
-		at:  time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU), agentCPU: cpuTime(s.guard.process.PID),
+		at:  time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU),
+	}
+	if p := s.guard.process; p != nil {
+		r.agentCPU = cpuTime(p.PID)
 	}
 	if s.pid != 0 {
 		r.victimCPU = cpuTime(s.pid)

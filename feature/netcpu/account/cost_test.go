@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
+	"github.com/cilium/ebpf/asm"
 
+	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -40,24 +42,22 @@ func cost(b *testing.B, path, rate string) {
 	// The load is the same with and without: a flood does not wait for room.
 	f.load(from, 1, "udp-send", "--to", to, "--rate", rate, "--size", "64", "--buffer", "67108864")
 
-	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	var d delta
+	runs, err := rig.CountRuns(programs(b, f.m), func() error {
+		d = f.during(time.Second)
+		return nil
+	})
 	must(b, err)
-	before := runtimes(b, f.m)
-	d := f.during(time.Second)
-	after := runtimes(b, f.m)
-	must(b, stats.Close())
 	packets := float64(d.of(box).Receive[UDP].Packets)
-	var all time.Duration
-	var events uint64
-	for name, a := range after {
-		ran, count := a.Runtime-before[name].Runtime, a.RunCount-before[name].RunCount
-		all, events = all+ran, events+count
-		if count > 1000 {
-			b.ReportMetric(float64(ran)/float64(count), "ns/"+name)
+	for name, r := range runs.By {
+		if r.Count > 1000 {
+			b.ReportMetric(float64(r.Time)/float64(r.Count), "ns/"+name)
 		}
 	}
-	b.ReportMetric(float64(all)/packets, "ns/packet")
-	b.ReportMetric(float64(events)/packets, "events/packet")
+	b.ReportMetric(float64(runs.Time())/packets, "ns/packet")
+	b.ReportMetric(float64(runs.Net())/packets, "net-ns/packet") // without the statistics' own
+	b.ReportMetric(float64(runs.Idle), "ns/idle")
+	b.ReportMetric(float64(runs.Count())/packets, "events/packet")
 	b.ReportMetric(float64(d.of(box).CPU())/packets, "charged-ns/packet")
 
 	// Without the statistics, off and on in turns.
@@ -131,34 +131,50 @@ func lone(b *testing.B, rate uint64) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// runtimes are the kernel's statistics of the Meter's programs.
-func runtimes(b *testing.B, m *Meter) map[string]ebpf.ProgramStats {
+// programs are the Meter's.
+func programs(b *testing.B, m *Meter) rig.ProgramSet {
 	b.Helper()
-	out := make(map[string]ebpf.ProgramStats)
-	add := func(p *ebpf.Program) {
-		info, err := p.Info()
-		must(b, err)
-		s, err := p.Stats()
-		must(b, err)
-		out[info.Name] = *s
-	}
+	of := make(rig.ProgramSet)
 	for _, l := range m.links {
 		info, err := l.Info()
 		must(b, err)
-		p, err := ebpf.NewProgramFromID(info.Program)
-		must(b, err)
-		add(p)
-		must(b, p.Close())
+		of[info.Program] = true
 	}
 	for _, t := range m.tenants {
 		if t.stamp != nil {
-			add(t.stamp)
+			info, err := t.stamp.Info()
+			must(b, err)
+			id, ok := info.ID()
+			if !ok {
+				b.Fatal("a program without id")
+			}
+			of[id] = true
 		}
 	}
-	if len(out) < 5 {
-		b.Fatal(fmt.Sprint("programs: ", out))
+	return of
+}
+
+// BenchmarkClock says what one look at the clock takes in a BPF program: most of what
+// an event costs that is looked at.
+func BenchmarkClock(b *testing.B) {
+	testkit.NeedRoot(b)
+	const looks, runs = 64, 100_000
+	took := func(looks int) time.Duration {
+		var code asm.Instructions
+		for range looks {
+			code = append(code, asm.FnKtimeGetNs.Call())
+		}
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Type: ebpf.SocketFilter, License: "Dual BSD/GPL", Instructions: append(code, asm.Mov.Imm(asm.R0, 0), asm.Return()),
+		})
+		must(b, err)
+		defer p.Close()
+		_, each, err := p.Benchmark(make([]byte, 64), runs, nil)
+		must(b, err)
+		return each
 	}
-	return out
+	b.ReportMetric(float64(took(looks)-took(0))/looks, "ns/look")
+	b.ReportMetric(0, "ns/op")
 }
 
 // BenchmarkStolen compares what is charged with a container as the victim with

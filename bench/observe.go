@@ -1,0 +1,95 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/bench/rig"
+)
+
+// observed are what the accounts cost: on is an agent that keeps them and does
+// nothing else, off is none. The victim and the receiver share the CPU without
+// quotas. At the rates below the sampling's each packet has a softirq of its own; at
+// a flood a poll has several.
+func observed() []setup {
+	flood := demand{name: "flood", traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}
+	at := func(rate uint64) demand {
+		return demand{name: fmt.Sprintf("%dk", rate/1000), traffic: rig.Traffic{Kind: rig.UDP}, rate: rate}
+	}
+	var all []setup
+	for _, path := range []rig.Path{rig.Hop, rig.NIC, rig.VXLAN} {
+		all = append(all, setup{
+			name: "accounts " + string(path), title: "What the accounts cost, " + pathNames[path],
+			cfg: rig.Config{Path: path, Containers: rig.Pair(100, 100)}, accounts: true,
+			demands: []demand{at(2_000), at(20_000), flood},
+		})
+	}
+	return all
+}
+
+// attended starts the agent of a setup, or ends it.
+func (g *guard) attended(ctx context.Context, on bool) (err error) {
+	if on == (g.process != nil) {
+		return nil
+	}
+	if !on {
+		return g.stop()
+	}
+	if g.others, err = rig.Programs(nil); err != nil {
+		return err
+	}
+	return g.start(ctx)
+}
+
+// programs counts the runs of the agent's BPF programs while during is called.
+func (g *guard) programs(during func() error) (rig.Runs, error) {
+	mine, err := rig.Programs(g.others)
+	if err != nil {
+		return rig.Runs{}, err
+	}
+	return rig.CountRuns(mine, during)
+}
+
+// programCost is what the agent's BPF programs take for a packet that was sent, by
+// the kernel's statistics.
+type programCost struct {
+	net        float64 // s without what the statistics add
+	runs       float64
+	statistics float64 // s that they add to each run
+}
+
+// count measures that, in one more window of the same traffic, as the statistics
+// would be a part of what is measured without.
+func (s *session) count(ctx context.Context) (*programCost, float64, error) {
+	var before, after reading
+	runs, err := s.guard.programs(func() (err error) {
+		if before, err = s.read(ctx); err != nil {
+			return err
+		}
+		if err = sleep(ctx, s.take); err != nil {
+			return err
+		}
+		after, err = s.read(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	m := s.between(before, after)
+	packets := m.sent * after.at.Sub(before.at).Seconds()
+	if packets == 0 {
+		return nil, 0, fmt.Errorf("nothing was sent")
+	}
+	return &programCost{net: runs.Net().Seconds() / packets, runs: float64(runs.Count()) / packets, statistics: runs.Idle.Seconds()}, m.steal, nil
+}
+
+// loss is what the victim does less for each packet with the accounts than without,
+// as CPU time: everything that they cost on that CPU, caches included. ok is false
+// where not as much was sent, so that it is no matter of the accounts alone.
+func loss(base float64, off, on sample) (seconds float64, ok bool) {
+	if base == 0 || on.received == 0 || off.received < on.received*0.99 || off.received > on.received*1.01 {
+		return 0, false
+	}
+	return (off.work - on.work) / base / on.received, true
+}

@@ -1,0 +1,169 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+)
+
+// ProgramSet is a set of BPF programs, by their ids.
+type ProgramSet map[ebpf.ProgramID]bool
+
+// Programs gives all BPF programs that the kernel has now, whoever loaded them,
+// but those in without.
+func Programs(without ProgramSet) (ProgramSet, error) {
+	all := make(ProgramSet)
+	for id := ebpf.ProgramID(0); ; {
+		next, err := ebpf.ProgramGetNextID(id)
+		if errors.Is(err, unix.ENOENT) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list BPF programs: %w", err)
+		}
+		if id = next; !without[id] {
+			all[id] = true
+		}
+	}
+}
+
+// Runs is how often BPF programs ran, and for how long by the kernel's run-time
+// statistics (kernel.bpf_stats_enabled).
+type Runs struct {
+	By map[string]Run // by the programs' names
+	// Idle is what the statistics say that a run of a program takes that does
+	// nothing: what they add to each run themselves.
+	Idle time.Duration
+}
+
+// Run is the runs of the programs of one name.
+type Run struct {
+	Count uint64
+	Time  time.Duration // with what the statistics add
+}
+
+// Count is how many runs there were.
+func (r Runs) Count() (n uint64) {
+	for _, run := range r.By {
+		n += run.Count
+	}
+	return n
+}
+
+// Time is how long all runs took, with what the statistics add to them.
+func (r Runs) Time() (sum time.Duration) {
+	for _, run := range r.By {
+		sum += run.Time
+	}
+	return sum
+}
+
+// Net is Time without what the statistics add.
+func (r Runs) Net() time.Duration { return r.Time() - time.Duration(r.Count())*r.Idle }
+
+// CountRuns switches the kernel's statistics on and counts the runs of some
+// programs while during is called. All BPF programs of the machine pay for the
+// statistics meanwhile, and each packet for one that does nothing. Programs that go
+// meanwhile are left out. It is an error if no packet came.
+func CountRuns(of ProgramSet, during func() error) (_ Runs, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("count the runs of BPF programs: %w", err)
+		}
+	}()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return Runs{}, err
+	}
+	var open []io.Closer
+	defer func() {
+		for _, c := range open {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	idle, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "fl_idle", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: "netif_receive_skb", License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		return Runs{}, err
+	}
+	open = append(open, idle)
+	attached, err := link.AttachTracing(link.TracingOptions{Program: idle})
+	if err != nil {
+		return Runs{}, err
+	}
+	open = append(open, attached)
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		return Runs{}, err
+	}
+	open = append(open, stats)
+
+	before, err := read(of)
+	if err != nil {
+		return Runs{}, err
+	}
+	nothing, err := idle.Stats()
+	if err != nil {
+		return Runs{}, err
+	}
+	if err := during(); err != nil {
+		return Runs{}, err
+	}
+	after, err := read(of)
+	if err != nil {
+		return Runs{}, err
+	}
+	something, err := idle.Stats()
+	if err != nil {
+		return Runs{}, err
+	}
+	n := something.RunCount - nothing.RunCount
+	if n == 0 {
+		return Runs{}, errors.New("no packet came")
+	}
+	r := Runs{By: make(map[string]Run), Idle: (something.Runtime - nothing.Runtime) / time.Duration(n)}
+	for id, a := range after {
+		b, ok := before[id]
+		if !ok {
+			continue
+		}
+		run := r.By[a.name]
+		run.Count, run.Time = run.Count+a.Count-b.Count, run.Time+a.Time-b.Time
+		r.By[a.name] = run
+	}
+	return r, nil
+}
+
+// ran is what one program has run so far.
+type ran struct {
+	name string
+	Run
+}
+
+func read(of ProgramSet) (map[ebpf.ProgramID]ran, error) {
+	all := make(map[ebpf.ProgramID]ran)
+	for id := range of {
+		p, err := ebpf.NewProgramFromID(id)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		info, err := p.Info()
+		stats, serr := p.Stats()
+		if err := errors.Join(err, serr, p.Close()); err != nil {
+			return nil, err
+		}
+		all[id] = ran{name: info.Name, Run: Run{Count: stats.RunCount, Time: stats.Runtime}}
+	}
+	return all, nil
+}
