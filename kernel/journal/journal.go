@@ -126,7 +126,8 @@ func (j *Journal) Turn(k Knob, value string, by Owner) error {
 // feature. Otherwise the change is recorded
 // and then made. A later Turn of the same Ref keeps the first Before, unless
 // someone else has changed the value meanwhile: then that value is what
-// Restore has to put back. Turning back to Before drops the entry.
+// Restore has to put back. Turning back to Before drops the entry, but not over
+// what someone else has set.
 //
 // When the write fails, or does not read back, the value is put back if it can
 // be, and an error returned; the entry goes unless the value may still be ours.
@@ -163,8 +164,10 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 		return fmt.Errorf("value now: %w", err)
 	}
 	old, have := j.entry(ref)
+	// Nobody else has changed the value since the last Turn, unless back to Before.
+	kept := have && (old.Ours(now) || now == old.Before || unfinished(k, now, old.Before))
 	switch {
-	case have && value == old.Before:
+	case kept && value == old.Before:
 		// Until the entry is dropped, Restore finds either value right.
 		if now != value {
 			if err := j.write(k, now, value); err != nil {
@@ -187,7 +190,7 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	e := numbered{seq: old.seq, Entry: Entry{
 		Ref: ref, Before: now, Wrote: value, Owner: by, Source: j.attributed(by), When: j.now().UTC(), Expiry: expiry,
 	}}
-	if have && (old.Ours(now) || now == old.Before || unfinished(k, now, old.Before)) {
+	if kept {
 		e.Before = old.Before
 	}
 	if now != e.Before {

@@ -143,6 +143,7 @@ func TestTurn(t *testing.T) {
 		{"foreign edit is left alone", "2 =7", "7", "a:1>2", "7", "a:foreign"},
 		{"foreign edit back to before", "2 =1", "1", "a:1>2", "1", "a:unchanged"},
 		{"turn over a foreign edit restores that", "2 =7 3", "3", "a:7>3", "7", "a:restored"},
+		{"turn to before over a foreign edit restores that", "2 =7 1", "1", "a:7>1", "7", "a:restored"},
 		{"turn over a foreign reset keeps before", "2 =1 3", "3", "a:1>3", "1", "a:restored"},
 		{"foreign edit to what we want is not ours", "2 =3 3", "3", "a:1>2", "3", "a:foreign"},
 		{"before ordered and there already", "2 =1 1", "1", "", "1", ""},
