@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -14,9 +16,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// burn starts a process that computes in a cgroup until the test ends, or stop is
-// called.
-func burn(t *testing.T, cg testkit.CG) (stop func()) {
+// burn starts a process that computes in a cgroup, on all CPUs or on some, until the
+// test ends or stop is called.
+func burn(t *testing.T, cg testkit.CG, cpus ...int) (stop func()) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "read x; while :; do :; done")
 	in, err := cmd.StdinPipe()
@@ -25,6 +27,13 @@ func burn(t *testing.T, cg testkit.CG) (stop func()) {
 	stop = sync.OnceFunc(func() { cmd.Process.Kill(); cmd.Wait() })
 	t.Cleanup(stop)
 	cg.Add(t, cmd.Process.Pid)
+	if len(cpus) > 0 {
+		var set unix.CPUSet
+		for _, cpu := range cpus {
+			set.Set(cpu)
+		}
+		must(t, unix.SchedSetaffinity(cmd.Process.Pid, &set))
+	}
 	_, err = in.Write([]byte("go\n"))
 	must(t, err)
 	return stop
