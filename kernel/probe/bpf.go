@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -35,7 +36,7 @@ func types(_ context.Context, cfg Config) answers {
 	spec, err := kernelTypes(cfg.Roots, cache)
 	if err != nil {
 		a := answers{"btf": refused(err, mendBTF)}
-		for _, c := range []string{"bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling"} {
+		for _, c := range []string{"bpf-tp-btf", "bpf-fentry", "bpf-cgroup-id", "kthread-throttling", "softirq-charge"} {
 			a[c] = unavailable(ErrNoBTF.Error(), mendBTF)
 		}
 		return a
@@ -43,6 +44,7 @@ func types(_ context.Context, cfg Config) answers {
 	return answers{
 		"btf":                full(""),
 		"kthread-throttling": throttling(spec),
+		"softirq-charge":     softirqCharge(cfg.Roots, spec),
 		"bpf-tp-btf":         load(tracing(ebpf.AttachTraceRawTp, "softirq_entry"), cache, "the kernel must allow BPF programs at tracepoints: nothing can be measured without"),
 		"bpf-fentry":         load(tracing(ebpf.AttachTraceFEntry, "ip_rcv"), cache, "none is needed: tracepoints do instead"),
 		"bpf-cgroup-id":      load(tracing(ebpf.AttachTraceRawTp, "softirq_entry", asm.FnGetCurrentCgroupId.Call()), cache, "use a kernel with CONFIG_CGROUPS and bpf_get_current_cgroup_id"),
@@ -182,24 +184,43 @@ func throttling(spec *btf.Spec) answer {
 // SoftirqsChargeTasks says whether the CPU time of a softirq counts for the task
 // that it interrupts. A kernel with CONFIG_IRQ_TIME_ACCOUNTING takes it off that
 // task's clock (kernel/sched/core.c, update_rq_clock_task), which the run
-// queue's prev_irq_time tells. Error: ErrNoBTF.
+// queue's prev_irq_time tells, unless it was booted with tsc=noirqtime. A kernel that
+// has given that up since, as its TSC turned out to be unstable, is not told from one
+// that has not: it is said to charge nobody. Error: ErrNoBTF.
 func SoftirqsChargeTasks(r kernel.Roots) (bool, error) {
 	spec, err := kernelTypes(r, btf.NewCache())
 	if err != nil {
 		return false, err
 	}
-	return softirqsCharge(spec)
+	apart, err := irqTime(spec)
+	return err == nil && (!apart || noIRQTime(r)), err
 }
 
-func softirqsCharge(spec *btf.Spec) (bool, error) {
+// irqTime says whether the kernel is built to keep the time of interrupts apart.
+func irqTime(spec *btf.Spec) (bool, error) {
 	var rq *btf.Struct
 	if err := spec.TypeByName("rq", &rq); err != nil {
 		return false, fmt.Errorf("type rq: %w", err)
 	}
-	for _, m := range rq.Members {
-		if m.Name == "prev_irq_time" {
-			return false, nil
-		}
+	return slices.ContainsFunc(rq.Members, func(m btf.Member) bool { return m.Name == "prev_irq_time" }), nil
+}
+
+// noIRQTime says whether it was told at boot not to: arch/x86/kernel/tsc.c, tsc_setup.
+func noIRQTime(r kernel.Roots) bool {
+	line, _ := os.ReadFile(filepath.Join(r.Proc, "cmdline")) // none: it was not told
+	return slices.ContainsFunc(strings.Fields(string(line)), func(s string) bool { return strings.HasPrefix(s, "tsc=noirqtime") })
+}
+
+func softirqCharge(r kernel.Roots, spec *btf.Spec) answer {
+	apart, err := irqTime(spec)
+	switch {
+	case err != nil:
+		return unavailable(reason(err), "")
+	case apart && !noIRQTime(r):
+		return degraded("this kernel is built to count the time of softirqs for nobody (CONFIG_IRQ_TIME_ACCOUNTING): whom packets rob is not credited; whose packets they are is charged all the same",
+			"boot with tsc=noirqtime, or use a kernel without that option; one that has given it up by itself, for want of a stable TSC, is not told apart").with("rq has prev_irq_time")
+	case apart:
+		return full("tsc=noirqtime: the time of a softirq counts for the task that it interrupts")
 	}
-	return true, nil
+	return full("the time of a softirq counts for the task that it interrupts")
 }

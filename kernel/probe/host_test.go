@@ -169,11 +169,35 @@ func TestKthreadsThrottled(t *testing.T) {
 }
 
 func TestSoftirqsChargeTasks(t *testing.T) {
-	if got, err := SoftirqsChargeTasks(withType(t, "rq", "clock", "prev_irq_time")); err != nil || got {
-		t.Errorf("with IRQ time accounting: %v, %v", got, err)
-	}
-	if got, err := SoftirqsChargeTasks(withType(t, "rq", "clock")); err != nil || !got {
-		t.Errorf("without: %v, %v", got, err)
+	for _, c := range []struct {
+		name, member, cmdline string
+		charges               bool
+		says                  string
+	}{
+		{"without IRQ time accounting", "clock", "quiet\n", true, "counts for the task"},
+		{"with it", "prev_irq_time", "quiet\n", false, "not credited"},
+		{"with it, and no command line", "prev_irq_time", "", false, "not credited"},
+		{"told not to", "prev_irq_time", "quiet tsc=noirqtime\n", true, "tsc=noirqtime: "},
+		{"told something else", "prev_irq_time", "tsc=reliable xtsc=noirqtime", false, "not credited"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			roots := withType(t, "rq", c.member)
+			roots.Proc = t.TempDir()
+			if c.cmdline != "" {
+				write(t, filepath.Join(roots.Proc, "cmdline"), c.cmdline)
+			}
+			if got, err := SoftirqsChargeTasks(roots); err != nil || got != c.charges {
+				t.Errorf("%v, %v", got, err)
+			}
+			spec, err := kernelTypes(roots, btf.NewCache())
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := softirqCharge(roots, spec)
+			if (a.Level == Full) != c.charges || !strings.Contains(a.Why+a.detail, c.says) {
+				t.Errorf("doctor says %+v", a)
+			}
+		})
 	}
 	if _, err := SoftirqsChargeTasks(kernel.Roots{Sys: t.TempDir()}); !errors.Is(err, ErrNoBTF) {
 		t.Errorf("no BTF: %v", err)

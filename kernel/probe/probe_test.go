@@ -104,7 +104,7 @@ func TestForm(t *testing.T) {
 	}
 	const order = "host/kernel host/root host/capabilities host/pid-namespace host/systemd host/psi " +
 		"cgroup/cgroup-v2 cgroup/cgroup-layout cgroup/cgroup-cpu cgroup/cgroup-cpuset cgroup/cgroup-io cgroup/cfs-bandwidth " +
-		"sched/kthread-cgroup sched/kthread-throttling " +
+		"sched/kthread-cgroup sched/kthread-throttling sched/softirq-charge " +
 		"bpf/btf bpf/bpf-jit bpf/bpffs bpf/bpf-tp-btf bpf/bpf-fentry bpf/bpf-cgroup-id bpf/bpf-ringbuf bpf/bpf-tc bpf/bpf-tcx bpf/bpf-xdp " +
 		"net/netns net/veth net/napi-threaded net/napi-netlink net/qdisc-clsact net/qdisc-htb net/qdisc-hfsc net/qdisc-fq " +
 		"runtime/docker runtime/podman runtime/containerd " +
@@ -270,7 +270,7 @@ func TestWithoutRoot(t *testing.T) {
 			t.Errorf("%s: %q, mend: %q", c, f.Why, f.Mend)
 		}
 	}
-	for _, c := range []string{"kernel", "btf", "cgroup-layout", "kthread-throttling"} {
+	for _, c := range []string{"kernel", "btf", "cgroup-layout", "kthread-throttling", "softirq-charge"} {
 		if f := r.find(t, c); f.Level == Unavailable {
 			t.Errorf("%s needs no root: %s", c, f.Why)
 		}
@@ -298,6 +298,7 @@ func TestBareHost(t *testing.T) {
 		"btf":                "(no BTF)",
 		"bpf-tp-btf":         "(no BTF)",
 		"kthread-throttling": "(no BTF)",
+		"softirq-charge":     "(no BTF)",
 		"bpffs":              "no BPF file system is mounted at " + dir,
 		"docker":             "there is no " + dir + "/docker.sock",
 		"podman":             "there is no " + dir + "/podman.sock",
