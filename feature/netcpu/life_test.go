@@ -243,14 +243,18 @@ func (h *host) beyond() (packets float64) {
 	return packets
 }
 
-func (h *host) start(b *sandbox.Box, args ...string) *load.Board {
+// start starts a load generator and waits until it is at work.
+func (h *host) start(b *sandbox.Box, args ...string) *load.Board { return h.startOn(b, nil, args...) }
+
+// startOn does so on some CPUs.
+func (h *host) startOn(b *sandbox.Box, cpus []int, args ...string) *load.Board {
 	h.t.Helper()
 	if testing.Short() && args[0] == "udp-send" {
 		args = paced(args)
 	}
 	cmd, board, err := load.Command(args...)
 	must(h.t, err)
-	p, err := b.Start(cmd)
+	p, err := b.Start(cmd, cpus...)
 	must(h.t, err)
 	h.t.Cleanup(func() { p.Kill(); <-p.Done(); board.Close() })
 	ctx, cancel := context.WithTimeout(h.t.Context(), 90*time.Second)

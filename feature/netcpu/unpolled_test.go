@@ -1,0 +1,85 @@
+package netcpu_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// A queue that is one container's is not polled while that has used up its quota: its
+// packets are lost in the queue's ring, and the other queue brings a neighbour its own.
+func TestQueueUnpolled(t *testing.T) {
+	throttled, err := probe.KthreadsThrottled(kernel.Default())
+	must(t, err)
+	if !throttled {
+		testkit.Skip(t, "kernel does not throttle kernel threads")
+	}
+	h := newHost(t, sandbox.CPU{})
+	h.needNAPIs()
+	other := create(t, h.sandboxes, sandbox.Spec{Name: "neighbour"})
+	must(t, sandbox.Wire(
+		sandbox.End{Box: h.ns, Name: "h1", Bridge: "br0"},
+		sandbox.End{Box: other, Name: "eth0", Addr: netip.MustParsePrefix("10.66.0.3/24")}))
+	// The sender's CPU chooses the queue, as a NIC's steering would.
+	must(t, h.wire.SetQueues("wire", "tx", "xps_cpus", func(q int) string { return strconv.Itoa(1 << q) }))
+	h.apply(h.container, policy.NetCPUIsolate)
+	h.start(h.box, "udp-recv")
+	board := h.start(other, "udp-recv")
+	// With a buffer that holds more than the ring: what waits there must not hold
+	// the sender back.
+	sent := h.startOn(h.wire, []int{0}, "udp-send", "--to", "10.66.0.2:9000", "--rate", "2000", "--buffer", "8388608")
+	others := h.startOn(h.wire, []int{1}, "udp-send", "--to", "10.66.0.3:9000", "--rate", "200")
+	h.untilThreads("one container's packets alone", payer(h.container), h.uplinkGroup())
+
+	window := func() (lost, received float64) {
+		was, a, b, c := lostBy(t, h.wire, "wire"), sent.Read(), others.Read(), board.Read()
+		time.Sleep(3 * time.Second)
+		lost = float64(lostBy(t, h.wire, "wire")-was) / float64(sent.Read().Since(a).Ops)
+		return lost, float64(board.Read().Since(c).Ops) / float64(others.Read().Since(b).Ops)
+	}
+	until := func(what string, ok func(lost, received float64) bool) {
+		t.Helper()
+		for end := time.Now().Add(90 * time.Second); ; {
+			lost, received := window()
+			seen := fmt.Sprintf("%s: %.0f %% of the container's packets are lost in its ring, %.0f %% of the neighbour's arrive", what, 100*lost, 100*received)
+			if ok(lost, received) {
+				t.Log(seen)
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatal(seen)
+			}
+		}
+	}
+	until("without a quota", func(lost, received float64) bool { return lost < 0.1 && received > 0.9 })
+	h.start(h.box, "burn")
+	must(t, h.box.Limit(sandbox.CPU{Quota: time.Millisecond, Period: 100 * time.Millisecond}))
+	until("with its quota used up", func(lost, received float64) bool { return lost > 0.5 && received > 0.9 })
+	must(t, h.box.Limit(sandbox.CPU{Quota: -1}))
+	h.untilThreads("with no quota again", payer(h.container), h.uplinkGroup())
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
+// lostBy is how many packets a veth lost as the ring at its other end was full.
+func lostBy(t *testing.T, b *sandbox.Box, dev string) (n uint64) {
+	t.Helper()
+	must(t, b.Sysfs(func(sys string) error {
+		data, err := os.ReadFile(filepath.Join(sys, "class/net", dev, "statistics/tx_dropped"))
+		if err == nil {
+			n, err = strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+		}
+		return err
+	}))
+	return n
+}
