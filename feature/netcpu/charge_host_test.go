@@ -1,6 +1,7 @@
 package netcpu_test
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -58,6 +59,46 @@ func TestChargeFlood(t *testing.T) {
 	must(t, h.netcpu.Close())
 	if got := limit(); got != owners || len(h.notes()) != 0 {
 		t.Errorf("quota %+v and journal %+v after close", got, h.notes())
+	}
+}
+
+// With T, packets are dropped while so much is left of what the container has: of
+// those that cost a third of it none with a T of 0, and most with one of 90 %.
+func TestReserve(t *testing.T) {
+	const period = 100 * time.Millisecond
+	h := newHost(t, sandbox.CPU{})
+	// Nobody receives: what its own tasks use would be taken off the budget, too.
+	board := h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "5000")
+	apply := func(mode policy.NetCPU, reserve float64) {
+		target := h.target(mode)
+		target.Settings.NetCPUReserve = &reserve
+		must(t, h.netcpu.Apply(t.Context(), target))
+	}
+	dropped := func() (share float64) {
+		time.Sleep(time.Second) // five rounds, in which it comes into force
+		was, began := h.beyond(), board.Read()
+		time.Sleep(2 * time.Second)
+		return (h.beyond() - was) / float64(board.Read().Since(began).Ops)
+	}
+	for end := time.Now().Add(90 * time.Second); ; {
+		// How much they cost is measured, each time.
+		apply(policy.NetCPUObserve, 0)
+		was, began := h.accounts()[h.container.ID], time.Now()
+		time.Sleep(time.Second)
+		cost := float64(h.accounts()[h.container.ID]-was) / float64(time.Since(began))
+		must(t, h.box.Limit(sandbox.CPU{Quota: max(time.Millisecond, time.Duration(3*cost*float64(period))), Period: period}))
+		apply(policy.NetCPUCharge, 0)
+		none := dropped()
+		apply(policy.NetCPUCharge, 0.9)
+		many := dropped()
+		seen := fmt.Sprintf("packets cost %.1f %% of a CPU: of them %.1f %% are dropped with a T of 0, %.1f %% with one of 90 %%", 100*cost, 100*none, 100*many)
+		if many > 0.3 && none < many/10 {
+			t.Log(seen)
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(seen)
+		}
 	}
 }
 
