@@ -6,7 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -133,4 +137,94 @@ func TestAutoRestored(t *testing.T) {
 	}
 	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
 	r.sameAs(before, "restored")
+}
+
+// TestAutoSenders leaves to auto a container that sends more than an HTB lets out
+// at once, so that its packets go by timers in others' time. It is charged, and
+// those whom it robs are, too: one gets more of its quota, and one without a quota a
+// higher weight. When it stops, all is as before.
+func TestAutoSenders(t *testing.T) {
+	r := newRig(t)
+	const quota = 40 * time.Millisecond
+	sender := r.add(sandbox.Spec{Name: "e2e-sender", CPU: onOne})
+	limited := r.add(sandbox.Spec{Name: "e2e-limited", CPU: sandbox.CPU{Quota: quota, Period: 100 * time.Millisecond, Set: "0"}})
+	weighed := r.add(sandbox.Spec{Name: "e2e-weighed", CPU: onOne})
+	r.shape("nic0", 200e6)
+	a := r.agent()
+	a.policy("auto.yaml", autoAll)
+	a.start()
+	of := make(map[string]api.Container)
+	for _, b := range r.boxes {
+		of[b.Name] = a.reaches(b.Name, api.StateDone)
+	}
+	if _, err := a.api.NetCPU(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	observed := r.state()
+	owners, err := cgroup.Weight(of["e2e-weighed"].Cgroup.CPU)
+	must(t, err)
+
+	generate(t, limited, 0, "burn")
+	generate(t, weighed, 0, "burn")
+	generate(t, r.wire, 1, "udp-recv")
+	end := generate(t, sender, 0, "udp-send", "--to", "10.66.0.1:9000")
+	charged := func(name, why string) {
+		t.Helper()
+		await(t, name+" to be charged", func() error {
+			return says(a.run("explain", name), 0, "fairlead.netcpu = charge, by controller for fairlead.netcpu=auto (", why)
+		})
+		t.Log(a.run("explain", name))
+	}
+	charged("e2e-sender", "its packets took ")
+	charged("e2e-limited", "others' packets took ")
+	charged("e2e-weighed", "others' packets took ")
+	await(t, "credit", func() error {
+		q := quotaOf(t, of["e2e-limited"])
+		w, err := cgroup.Weight(of["e2e-weighed"].Cgroup.CPU)
+		if err == nil && (q <= quota || w <= owners) {
+			err = fmt.Errorf("a quota of %v, its owner's is %v; a weight of %d, its owner's is %d", q, quota, w, owners)
+		}
+		return err
+	})
+	for _, b := range r.boxes {
+		n, err := a.api.NetCPU(t.Context(), of[b.Name].ID.String())
+		must(t, err)
+		l := n.Accounts[0].Ledger
+		if l == nil || b == sender && l.Charged == 0 || b != sender && l.Credited == 0 {
+			t.Errorf("the ledger of %s is %+v", b.Name, l)
+		}
+	}
+
+	end()
+	for _, b := range r.boxes {
+		await(t, b.Name+" to be let go of", func() error {
+			return says(a.run("explain", b.Name), 0, "fairlead.netcpu = observe, by controller", "Nothing was changed")
+		})
+	}
+	r.sameAs(observed, "after it has stopped")
+}
+
+// shape lets a device of the host send so many bits a second, by an HTB with the
+// kernel's own bursts: it sets a timer for each packet or two that have to wait.
+func (r *rig) shape(dev string, rate uint64) {
+	r.t.Helper()
+	must(r.t, r.host.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		index, root := link.Attrs().Index, netlink.MakeHandle(1, 0)
+		htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
+		htb.Defcls = 1
+		if err := h.QdiscAdd(htb); err != nil {
+			return err
+		}
+		return h.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: index, Parent: root, Handle: netlink.MakeHandle(1, 1)},
+			netlink.HtbClassAttrs{Rate: rate, Ceil: rate}))
+	}))
 }
