@@ -28,6 +28,18 @@ type cost struct {
 	took   time.Duration // time that its packets took from whoever wanted to run
 }
 
+// since is what has come since was; nothing where sums went back, as those of
+// accounts that were opened again do.
+func (c cost) since(was cost) cost {
+	return cost{
+		charge: max(0, c.charge-was.charge), credit: max(0, c.credit-was.credit), took: max(0, c.took-was.took),
+	}
+}
+
+func (c cost) plus(d cost) cost {
+	return cost{charge: c.charge + d.charge, credit: c.credit + d.credit, took: c.took + d.took}
+}
+
 // chargeConfig is what newCharger needs.
 type chargeConfig struct {
 	roots   kernel.Roots
@@ -94,7 +106,9 @@ func (ch *charger) add(c container.Container, reserve float64) error {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
 	if p := ch.of[c.ID]; p != nil && p.dir == dir {
-		p.members[c.ID] = member{c, reserve}
+		m := p.members[c.ID]
+		m.Container, m.reserve = c, reserve
+		p.members[c.ID] = m
 		return nil
 	} else if p != nil {
 		if err := ch.drop(c.ID); err != nil { // it was moved to another cgroup
@@ -116,7 +130,7 @@ func (ch *charger) add(c container.Container, reserve float64) error {
 		}
 		ch.payers[dir] = p
 	}
-	p.members[c.ID] = member{c, reserve}
+	p.members[c.ID] = member{Container: c, reserve: reserve}
 	ch.of[c.ID] = p
 	return nil
 }

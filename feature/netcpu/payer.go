@@ -33,6 +33,7 @@ type payer struct {
 	weigher *ledger.Weigher
 	weight  uint64 // what its owner has set
 	weighs  uint64 // the one in force
+	sum     cost   // of the members, while they were that
 	took    rate
 
 	problem string // the last error, which is told once
@@ -42,6 +43,7 @@ type payer struct {
 type member struct {
 	container.Container
 	reserve float64 // T; see ledger.Budget
+	last    *cost   // at the last step; nil before its first
 }
 
 // reserve is the largest that one of the members has: their packets are in one
@@ -103,7 +105,7 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 	if err := ch.follow(p, b); err != nil {
 		return err
 	}
-	c, took, err := p.counters(costs, now)
+	c, err := p.counters(costs, now)
 	if err != nil {
 		return err
 	}
@@ -115,7 +117,7 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 		return err
 	}
 	// Weights matter where somebody is kept from running, and not by a quota.
-	stolen := p.took.next(now, took+c.Credit)
+	stolen := p.took.next(now, p.sum.took+c.Credit)
 	share.Contended = stolen > contended
 	share.Held = c.Throttled != p.held
 	p.held = c.Throttled
@@ -170,21 +172,24 @@ func (ch *charger) follow(p *payer, b cgroup.Bandwidth) error {
 	return nil
 }
 
-// counters reads the sums of a payer.
-func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.Counters, took time.Duration, err error) {
-	c.Taken = now
-	for id := range p.members {
+// counters reads the sums of a payer. What a member's packets had done before it
+// became one is of other days, and what they did stays when it goes.
+func (p *payer) counters(costs map[container.ID]cost, now time.Time) (c ledger.Counters, err error) {
+	for id, m := range p.members {
 		x := costs[id]
-		c.Charge += x.charge
-		c.Credit += x.credit
-		took += x.took
+		if m.last != nil {
+			p.sum = p.sum.plus(x.since(*m.last))
+		}
+		m.last = &x
+		p.members[id] = m
 	}
+	c = ledger.Counters{Taken: now, Charge: p.sum.charge, Credit: p.sum.credit}
 	if c.Ran, err = cgroup.Usage(p.usage); err != nil || p.ledger == nil {
-		return c, took, err
+		return c, err
 	}
 	periods, err := cgroup.ReadPeriods(p.dir)
 	c.Throttled = periods.Throttled
-	return c, took, err
+	return c, err
 }
 
 // waited adds for how long the tasks waited, where there is a quota. It stays not

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/container"
 )
 
 // The begin of the periods is looked for before there is anything to write, once;
@@ -89,4 +91,59 @@ func TestChargeWaits(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A container that joins the account of its pod brings nothing of what its packets
+// did before, and leaves there what they did meanwhile.
+func TestChargeJoins(t *testing.T) {
+	for _, h := range []struct {
+		name   string
+		before cost
+	}{
+		{"who owes", cost{charge: 10 * time.Second, took: 10 * time.Second}},
+		{"who is owed", cost{credit: 10 * time.Second}},
+	} {
+		t.Run(h.name, func(t *testing.T) {
+			r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
+			one, two := r.pod()
+			must(t, r.add(one, 0))
+			r.rounds(10, 0, 0)
+			r.costs[two.ID] = h.before
+			must(t, r.add(two, 0))
+			p := r.payers[r.dir]
+			for range 5 {
+				r.rounds(1, 0, 0)
+				if s := p.ledger.State(); r.quota() != 50*ms || s.Charged != 0 || s.Credited != 0 {
+					t.Fatalf("quota of %v, %+v", r.quota(), s)
+				}
+			}
+			for range 10 {
+				x := r.costs[two.ID]
+				x.charge, x.took = x.charge+4*ms, x.took+4*ms
+				r.costs[two.ID] = x
+				must(t, r.add(two, 0)) // as at each refresh
+				r.rounds(1, 6*ms, 0)
+			}
+			must(t, r.remove(two.ID))
+			r.rounds(10, 6*ms, 0)
+			if got := p.ledger.State().Charged; got != 10*(4+6+6)*ms {
+				t.Errorf("%v were charged", got)
+			}
+			delete(r.costs, one.ID) // its accounts are begun again
+			r.rounds(10, 6*ms, 0)
+			if got := p.ledger.State().Charged; got != (160+9*6)*ms {
+				t.Errorf("%v were charged after they went back", got)
+			}
+		})
+	}
+}
+
+// pod gives two containers whose pod's cgroup is the rig's.
+func (r *chargeRig) pod() (one, two container.Container) {
+	one, two = r.container(), r.container()
+	two.ID++
+	for name, c := range map[string]*container.Container{"one": &one, "two": &two} {
+		c.Pod, c.Cgroup.CPU, c.Cgroup.V2 = "pod", filepath.Join(r.dir, name), filepath.Join(filepath.Dir(c.Cgroup.V2), "web", name)
+	}
+	return one, two
 }
