@@ -21,9 +21,9 @@ const (
 type NetCPU struct {
 	Since    time.Time       `json:"since" doc:"when counting began; another value than before means that it began anew"`
 	Taken    time.Time       `json:"taken" doc:"when the counters were read"`
-	Softirq  float64         `json:"softirq_seconds" doc:"CPU time of packet work in softirqs, measured as a whole, in seconds"`
-	Thread   float64         `json:"thread_seconds" doc:"CPU time of packet work in NAPI threads, measured as a whole, in seconds"`
-	Charged  float64         `json:"charged_seconds" doc:"CPU time in all accounts, those of the system and of ended containers included, in seconds; against softirq_seconds + thread_seconds it says how good the accounts are"`
+	Softirq  float64         `json:"softirq_seconds" doc:"CPU time of packet work in softirqs, in seconds; an estimate while a CPU is so busy that it is sampled"`
+	Thread   float64         `json:"thread_seconds" doc:"CPU time of packet work in NAPI threads, from the first packet of each poll on, in seconds; an estimate likewise"`
+	Charged  float64         `json:"charged_seconds" doc:"CPU time in all accounts, those of the system and of ended containers included, in seconds; near softirq_seconds + thread_seconds nothing is lost or charged twice; that it is charged to the right one does not follow"`
 	Lost     uint64          `json:"lost_events" doc:"charges of which a full table could not note whose time they took"`
 	System   NetCPUAccount   `json:"system" doc:"the account of the packets that are known to belong to no container"`
 	Accounts []NetCPUAccount `json:"accounts" doc:"one element for each container that runs, and for a moment for one that has ended; most network CPU time first"`
