@@ -31,7 +31,7 @@ type payer struct {
 	ledger  *ledger.Ledger // while it has a quota
 	held    uint64         // periods that ended with it held back by that, at the last step
 	weigher *ledger.Weigher
-	weight  uint64 // what its owner has set
+	weight  uint64 // what its owner has set; 0: it is idle, and has none
 	weighs  uint64 // the one in force
 	sum     cost   // of the members, while they were that
 	took    rate
@@ -125,24 +125,20 @@ func (ch *charger) step(p *payer, costs map[container.ID]cost, shares *shares, n
 		p.want = p.ledger.Step(c)
 		share.Due = float64(p.want) / float64(p.limit.Period)
 	}
-	if err := ch.weigh(p, p.weigher.Step(c, share)); err != nil {
-		return err
-	}
+	weighed := ch.weigh(p, p.weigher.Step(c, share))
 	budget := ledger.Unlimited
 	if p.ledger != nil {
 		budget = p.ledger.Budget(p.reserve())
 	} else {
 		budget = p.weigher.Budget(p.limit.Period, share, p.reserve())
 	}
-	if ch.cfg.allow == nil {
-		return unread
-	}
-	for id := range p.members {
-		if err := ch.cfg.allow(id, budget, p.limit.Period); err != nil {
-			return err
+	errs := []error{weighed, unread}
+	if ch.cfg.allow != nil {
+		for id := range p.members {
+			errs = append(errs, ch.cfg.allow(id, budget, p.limit.Period))
 		}
 	}
-	return unread
+	return errors.Join(errs...)
 }
 
 // contended is the CPU time, of a second, that packets have to take from those
@@ -278,6 +274,9 @@ func (ch *charger) weigh(p *payer, factor float64) error {
 	if now != p.weighs {
 		p.weight, p.weighs = now, now
 	}
+	if p.weight == 0 {
+		return nil // the kernel takes no other weight (EINVAL)
+	}
 	least, most := uint64(minShares), uint64(maxShares)
 	if ch.v2() {
 		least, most = minWeight, maxWeight
@@ -326,6 +325,9 @@ func (p *payer) failed(err error) bool {
 func (p *payer) state() (ledger.State, float64) {
 	if p.ledger != nil {
 		return p.ledger.State(), float64(p.now) / float64(p.limit.Quota)
+	}
+	if p.weight == 0 {
+		return p.weigher.State(), 1
 	}
 	return p.weigher.State(), float64(p.weighs) / float64(p.weight)
 }

@@ -2,7 +2,9 @@ package netcpu
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -146,4 +148,49 @@ func (r *chargeRig) pod() (one, two container.Container) {
 		c.Pod, c.Cgroup.CPU, c.Cgroup.V2 = "pod", filepath.Join(r.dir, name), filepath.Join(filepath.Dir(c.Cgroup.V2), "web", name)
 	}
 	return one, two
+}
+
+// A sibling that is idle has no weight, and keeps nobody from being charged; nor
+// does it keep a container itself.
+func TestChargeIdle(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		sibling := filepath.Join(filepath.Dir(r.dir), "idle")
+		weight, idle := "cpu.weight", "0\n" // as it is on Debian's 6.1
+		if !r.v2() {
+			weight, idle = "cpu.shares", "3\n"
+		}
+		for name, text := range map[string]string{"cgroup.procs": "", weight: idle, "cpu.idle": "1\n"} {
+			r.file(sibling, name, text)
+		}
+		must(t, r.add(r.container(), 0))
+		p := r.payers[r.dir]
+		r.rounds(30, 20*ms, 0)
+		if got := r.quota(); got < 39*ms || got > 41*ms {
+			t.Errorf("quota of %v beside 10 ms of packets and a sibling that is idle", got)
+		}
+		if share, err := newShares(r.charger).of(p); err != nil || share.Fair != min(1, share.Quota) {
+			t.Errorf("share %+v, %v", share, err)
+		}
+		r.file(r.dir, weight, idle)
+		r.file(r.dir, "cpu.idle", "1\n")
+		r.rounds(60, 0, 0)
+		r.rounds(60, 20*ms, 0)
+		if got := r.quota(); got < 39*ms || got > 41*ms || p.weight != 0 {
+			t.Errorf("quota of %v, weight %d, and it is idle", got, p.weight)
+		}
+		// Nothing but its weight is left then, and that cannot be changed.
+		r.file(r.dir, file, map[string]string{"cpu.max": "max 100000", "cpu.cfs_quota_us": "-1\n"}[file])
+		r.ran = 30 * ms
+		r.rounds(30, 60*ms, 0)
+		if got := r.read(weight); got != strings.TrimSpace(idle) {
+			t.Errorf("weight of %q was written", got)
+		}
+		for _, s := range r.samples(nil) {
+			if math.IsNaN(s.Value) {
+				t.Errorf("%s is not a number", s.Name)
+			}
+		}
+		must(t, r.remove(webID))
+		must(t, r.add(r.container(), 0)) // it can be charged from the first moment, too
+	})
 }

@@ -1,12 +1,10 @@
 package netcpu
 
 import (
-	"errors"
 	"path/filepath"
 
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // shares finds the fair share of payers by their weights, in one round.
@@ -29,14 +27,11 @@ func (s *shares) of(p *payer) (ledger.Share, error) {
 			return ledger.Share{}, err
 		}
 		for _, dir := range dirs {
-			w, err := s.weight(dir)
-			if errors.Is(err, journal.ErrGone) || errors.Is(err, errors.ErrUnsupported) {
-				continue
+			// One that has gone, or whose weight is not known, keeps nobody
+			// else from being charged.
+			if w, err := s.weight(dir); err == nil {
+				sum += w
 			}
-			if err != nil {
-				return ledger.Share{}, err
-			}
-			sum += w
 		}
 		s.sum[parent] = sum
 	}

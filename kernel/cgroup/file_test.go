@@ -141,6 +141,13 @@ func TestFileInKernel(t *testing.T) {
 		t.Errorf("quota after restore: %v, %v", limited, err)
 	}
 
+	if err := File(filepath.Join(cg.CPU, "cpu.idle")).Write("1"); err != nil {
+		t.Error(err)
+	}
+	if w, err := Weight(cg.CPU); w != 0 || err != nil {
+		t.Errorf("weight of an idle cgroup is %v, %v", w, err)
+	}
+
 	// A cgroup that is removed while the knob is open, and before.
 	child := cg.Child(t, "child")
 	k := File(filepath.Join(child.CPU, "cgroup.procs"))

@@ -34,8 +34,9 @@ func CPUQuota(dir string) (cpus float64, limited bool, err error) {
 
 // Weight reads the CPU weight of one cgroup directory among its siblings:
 // cpu.weight on v2 (1 to 10000, by default 100), cpu.shares on v1 (2 to 262144,
-// by default 1024). A cgroup with neither gives an error that matches
-// errors.ErrUnsupported; one that has gone, journal.ErrGone.
+// by default 1024). It is 0 for one that is idle (cpu.idle): that has no weight
+// which could be changed, whatever the file shows. A cgroup with neither file gives
+// an error that matches errors.ErrUnsupported; one that has gone, journal.ErrGone.
 func Weight(dir string) (uint64, error) {
 	text, err := value(dir, "cpu.weight")
 	if errors.Is(err, errNoFile) {
@@ -48,11 +49,27 @@ func Weight(dir string) (uint64, error) {
 		return 0, fmt.Errorf("cpu weight: %w", err)
 	}
 	w, err := strconv.ParseUint(text, 10, 63)
-	if err != nil || w == 0 {
+	if err != nil {
+		return 0, fmt.Errorf("cpu weight of %s: bad value %q", dir, text)
+	}
+	if w > idleWeight {
+		return w, nil
+	}
+	switch idle, err := value(dir, "cpu.idle"); {
+	case err == nil && idle != "0":
+		return 0, nil
+	case err != nil && !errors.Is(err, errNoFile): // before 5.15 there is none
+		return 0, fmt.Errorf("cpu weight: %w", err)
+	case w == 0:
 		return 0, fmt.Errorf("cpu weight of %s: bad value %q", dir, text)
 	}
 	return w, nil
 }
+
+// idleWeight is the most that the kernel shows of an idle cgroup's weight, 3 of
+// 1024: as it is on v1, and in parts of 100 on v2, rounded to 0, or by newer kernels
+// to 1 (WEIGHT_IDLEPRIO, kernel/sched/sched.h).
+const idleWeight = 3
 
 // CPUs reads which CPUs the processes of a cgroup directory may use, in
 // ascending order. Where the controller is not enabled in the cgroup, the

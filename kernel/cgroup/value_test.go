@@ -54,6 +54,11 @@ func TestWeight(t *testing.T) {
 		{"v2", []string{"cpu.weight", "100\n"}, 100, nil},
 		{"v1", []string{"cpu.shares", "1024\n"}, 1024, nil},
 		{"none", nil, 0, errors.ErrUnsupported},
+		{"v2 idle, Debian's 6.1", []string{"cpu.weight", "0\n", "cpu.idle", "1\n"}, 0, nil},
+		{"v2 idle", []string{"cpu.weight", "1\n", "cpu.idle", "1\n"}, 0, nil},
+		{"v1 idle", []string{"cpu.shares", "3\n", "cpu.idle", "1\n"}, 0, nil},
+		{"v1 light", []string{"cpu.shares", "2\n", "cpu.idle", "0\n"}, 2, nil},
+		{"v2 light, before cpu.idle", []string{"cpu.weight", "1\n"}, 1, nil},
 	} {
 		got, err := Weight(tree(t, filepath.Join(t.TempDir(), "cg"), c.files...))
 		if got != c.want || !errors.Is(err, c.is) {
