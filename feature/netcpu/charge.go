@@ -65,6 +65,7 @@ type charger struct {
 	payers map[string]*payer // by cgroup of the cpu controller
 	of     map[container.ID]*payer
 	held   time.Time // when what is in force was last made to hold on
+	unread told      // why the costs could not be read
 
 	once       sync.Once
 	stop, done chan struct{} // of loop
@@ -272,7 +273,10 @@ func (ch *charger) round(now time.Time) error {
 	}
 	costs, err := ch.cfg.read()
 	if err != nil {
-		return err
+		if ch.unread.news(err, now) {
+			return err
+		}
+		return nil
 	}
 	var errs []error
 	shares := newShares(ch)
@@ -281,7 +285,7 @@ func (ch *charger) round(now time.Time) error {
 		if errors.Is(err, journal.ErrGone) {
 			continue // it has ended, and will be removed
 		}
-		if p.failed(err) {
+		if p.booking.news(err, now) {
 			errs = append(errs, err)
 		}
 	}
@@ -307,8 +311,9 @@ func (ch *charger) write() (next time.Time, err error) {
 	defer ch.mu.Unlock()
 	var errs []error
 	for _, p := range ch.payers {
-		at, err := ch.writeQuota(p, time.Now())
-		if err != nil && !errors.Is(err, journal.ErrGone) && p.failed(err) {
+		now := time.Now()
+		at, err := ch.writeQuota(p, now)
+		if !errors.Is(err, journal.ErrGone) && p.writing.news(err, now) {
 			errs = append(errs, err)
 		}
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {

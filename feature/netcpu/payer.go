@@ -25,8 +25,10 @@ type payer struct {
 	now    time.Duration    // the quota in force
 	want   time.Duration    // the one that should be
 	pace   pace
-	sought bool // the begin of its periods, so that the first write need not wait for that
-	tries  int  // periods that were missed
+	sought bool          // the begin of its periods, so that the first write need not wait for that
+	tries  int           // periods that were missed
+	again  time.Time     // the first moment to try a write after one that failed
+	pause  time.Duration // that was waited for after the last one; 0: it succeeded
 
 	ledger  *ledger.Ledger // while it has a quota
 	held    uint64         // periods that ended with it held back by that, at the last step
@@ -36,7 +38,7 @@ type payer struct {
 	sum     cost   // of the members, while they were that
 	took    rate
 
-	problem string // the last error, which is told once
+	booking, writing told // what went wrong with it, and with its quota
 }
 
 // member is one of the containers of a payer.
@@ -71,6 +73,7 @@ func (ch *charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 // limited begins an account with the limit that the owner has set now.
 func (ch *charger) limited(p *payer, b cgroup.Bandwidth) error {
 	p.limit, p.now, p.want = b, b.Quota, b.Quota
+	p.again, p.pause = time.Time{}, 0
 	if p.pace.period != b.Period {
 		p.pace = pace{period: b.Period}
 	}
@@ -203,7 +206,7 @@ func (p *payer) waited(c *ledger.Counters) (err error) {
 // writeQuota writes the quota that is wanted if a period has just begun. It
 // returns when to come again, zero if nothing is wanted.
 func (ch *charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
-	if p.ledger == nil {
+	if p.ledger == nil || now.Before(p.again) {
 		return time.Time{}, nil
 	}
 	if p.want == p.now {
@@ -242,6 +245,10 @@ func (ch *charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
 // make up for it.
 const maxTries = 3
 
+// maxPause is the longest pause after a write that failed. The journal notes each
+// try.
+const maxPause = 10 * time.Second
+
 func (ch *charger) v2() bool { return ch.cfg.layout.CPU == ch.cfg.layout.V2 }
 
 // turnQuota writes a quota, unless somebody else has written one meanwhile.
@@ -254,11 +261,14 @@ func (ch *charger) turnQuota(p *payer, quota time.Duration) error {
 		return nil
 	}
 	if err != nil {
-		// Such as EINVAL below a parent with a smaller quota (v1). The ledger
-		// goes on with what is in force.
+		// Such as EINVAL where a child has a larger quota (v1), which may be so
+		// for long. The ledger goes on with what is in force.
 		p.want = p.now
+		p.pause = min(max(2*p.pause, chargeEvery), maxPause)
+		p.again = time.Now().Add(p.pause)
 		return err
 	}
+	p.pause = 0
 	p.now = quota
 	p.ledger.Wrote(quota)
 	return nil
@@ -309,15 +319,6 @@ func (p *payer) restored() {
 	if p.ledger != nil {
 		p.ledger.Wrote(p.now)
 	}
-}
-
-// failed says whether an error is worth telling: it has not been told before.
-func (p *payer) failed(err error) bool {
-	was := p.problem
-	if p.problem = ""; err != nil {
-		p.problem = err.Error()
-	}
-	return p.problem != "" && p.problem != was
 }
 
 // state gives the ledger's content, and what is in force in parts of what the

@@ -1,14 +1,17 @@
 package netcpu
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // The begin of the periods is looked for before there is anything to write, once;
@@ -193,4 +196,95 @@ func TestChargeIdle(t *testing.T) {
 		must(t, r.remove(webID))
 		must(t, r.add(r.container(), 0)) // it can be charged from the first moment, too
 	})
+}
+
+// A quota that cannot be written is told once, though each value is another one,
+// and is tried again ever more seldom.
+func TestChargeRefused(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.add(r.container(), 0))
+		r.rounds(5, 0, 0)
+		p, works := r.payers[r.dir], r.cfg.journal
+		r.cfg.journal = closedJournal(t)
+		var told, tries int
+		wanted := make(map[time.Duration]bool)
+		for range 50 {
+			r.n++
+			r.now = r.now.Add(chargeEvery)
+			r.used, r.held = r.used+2*p.now, r.held+2
+			x := r.costs[webID]
+			x.charge += 20 * ms
+			r.costs[webID] = x
+			r.stat()
+			must(t, r.round(r.now))
+			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
+			p.again = time.Time{} // so much time has gone by
+			if p.want != p.now {
+				wanted[p.want] = true
+				tries++
+			}
+			was, paused := p.pause, p.pause
+			for n := range 3 {
+				if _, err := r.write(); err != nil {
+					told++
+				}
+				if n == 0 && tries > 0 && (p.pause <= was && p.pause != maxPause || p.pause > maxPause || !p.again.After(time.Now())) {
+					t.Fatalf("a pause of %v after %v", p.pause, was)
+				}
+				if n > 0 && p.pause != paused {
+					t.Fatal("it is tried again at once")
+				}
+				paused, p.want = p.pause, p.now-ms
+			}
+		}
+		if told != 1 || tries < 10 || len(wanted) < 3 || p.pause != maxPause {
+			t.Errorf("told %d times in %d tries of %d quotas, and now every %v", told, tries, len(wanted), p.pause)
+		}
+		if got := r.read(file); got != value {
+			t.Errorf("quota %q was written", got)
+		}
+		r.cfg.journal, p.again = works, time.Time{}
+		r.rounds(1, 20*ms, 0)
+		if r.quota() == 50*ms || p.pause != 0 {
+			t.Errorf("quota of %v, pause of %v although it can be written", r.quota(), p.pause)
+		}
+		p.again = time.Now().Add(time.Hour)
+		r.file(r.dir, file, strings.Replace(value, "50000", "80000", 1)) // by its owner
+		r.rounds(1, 20*ms, 0)
+		if r.quota() >= 80*ms {
+			t.Errorf("quota of %v, and nothing is tried with the new limit", r.quota())
+		}
+	})
+}
+
+// closedJournal gives a journal that refuses every turn.
+func closedJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	must(t, j.Close())
+	return j
+}
+
+func TestTold(t *testing.T) {
+	var last told
+	at := time.Now()
+	for i, step := range []struct {
+		err   error
+		after time.Duration
+		want  bool
+	}{
+		{fmt.Errorf("write 1: %w", os.ErrInvalid), 0, true},
+		{fmt.Errorf("write 2: %w", errors.Join(os.ErrInvalid, os.ErrClosed)), time.Second, false},
+		{nil, time.Second, false},
+		{fmt.Errorf("write 3: %w", os.ErrInvalid), time.Second, false},
+		{fmt.Errorf("write 3: %w", os.ErrClosed), time.Second, true},
+		{errors.New("bad value"), time.Second, true},
+		{errors.New("bad value"), tellAgain - time.Second, false},
+		{errors.New("bad value"), time.Second, true},
+	} {
+		if at = at.Add(step.after); last.news(step.err, at) != step.want {
+			t.Errorf("step %d, %v: not %v", i, step.err, step.want)
+		}
+	}
 }
