@@ -66,7 +66,7 @@ func (n *Netcpu) kthreads(to []feature.Sample, id container.ID, threads []thread
 	sum := make(map[string]float64)
 	var order []string
 	for _, t := range threads {
-		sec, err := sched.CPUTime(n.cfg.Roots.Proc, t.tid)
+		sec, err := sched.CPUTime(n.cfg.Roots.Proc, t.TID)
 		if err != nil {
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // isolate brings one container's devices and threads to where they belong. It
@@ -55,18 +56,18 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoOwnNAPI))
 			continue
 		}
-		tids, err := n.thread(ns, dev, t.control.shape, c.ID)
+		polling, err := n.thread(ns, dev, t.control.shape, c.ID)
 		if err != nil {
 			return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 		}
 		if err := n.makePayer(group, c); err != nil {
 			return fmt.Errorf("netcpu isolate: %w", err)
 		}
-		for _, tid := range tids {
-			if err := errors.Join(n.place(tid, group, c.Cgroup.CPUSet, c.ID), n.hasten(tid, c.ID)); err != nil {
+		for _, th := range polling {
+			if err := errors.Join(n.place(th, group, c.Cgroup.CPUSet, c.ID), n.hasten(th, c.ID)); err != nil {
 				return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 			}
-			threads = append(threads, thread{tid, dev.Name})
+			threads = append(threads, thread{th, dev.Name})
 		}
 	}
 	if err := n.dropStale(t, c, group, threads); err != nil {
@@ -108,7 +109,7 @@ var errNoOwnNAPI = errors.New("no veth with a host end that can be found: it has
 // A veth does that for every packet only if GRO is on at the receiving end and
 // TSO off at the sending one (veth.c: veth_gro_requested,
 // veth_skb_is_eligible_for_gro). RPS would hand the packets on to a softirq.
-func (n *Netcpu) thread(ns *netdev.NS, dev container.Interface, s shape, id container.ID) ([]int, error) {
+func (n *Netcpu) thread(ns *netdev.NS, dev container.Interface, s shape, id container.ID) ([]sched.Thread, error) {
 	if err := n.turn(ns.Offload(dev.Index, netdev.GRO), netdev.GRO.On(), id); err != nil {
 		return nil, err
 	}

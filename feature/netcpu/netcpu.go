@@ -113,7 +113,7 @@ type tenant struct {
 
 // thread is a NAPI kernel thread that this feature placed.
 type thread struct {
-	tid    int
+	sched.Thread
 	device string
 }
 

@@ -2,11 +2,14 @@ package netcpu
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // queue is a receive queue of an uplink that is polled by a thread of its own.
@@ -16,14 +19,14 @@ import (
 // too (Iron's queue per container, without asking the hardware for it).
 type queue struct {
 	napi    int // the id of its NAPI, which is also on the packets
-	tid     int
+	thread  sched.Thread
 	control queueControl
 	last    netcpuQueue // the counters at the last look
 }
 
 // watchQueues begins to watch the queues of a device that is polled by threads.
 // A NAPI that serves no receive queue brings no packets, and is never given.
-func (n *Netcpu) watchQueues(ns *netdev.NS, index int) ([]*queue, error) {
+func (n *Netcpu) watchQueues(ns *netdev.NS, index int, threads []thread) ([]*queue, error) {
 	napis, err := ns.NAPIs(index)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
 		return nil, nil
@@ -33,10 +36,14 @@ func (n *Netcpu) watchQueues(ns *netdev.NS, index int) ([]*queue, error) {
 	}
 	var list []*queue
 	for _, napi := range napis {
+		i := slices.IndexFunc(threads, func(t thread) bool { return t.TID == napi.Thread })
+		if i < 0 {
+			continue // made since they were placed
+		}
 		if err := n.early.watchQueue(napi.ID); err != nil {
 			return list, err
 		}
-		list = append(list, &queue{napi: napi.ID, tid: napi.Thread, control: newQueueControl()})
+		list = append(list, &queue{napi: napi.ID, thread: threads[i].Thread, control: newQueueControl()})
 	}
 	return list, nil
 }
@@ -74,18 +81,27 @@ func (n *Netcpu) assignQueues(length time.Duration) error {
 // giveQueue moves the thread of a queue to the tenant in a slot, or back to the
 // uplinks for nobody and for one that has gone.
 //
-// All in the host's name, as the queue outlives the container.
+// All in the host's name, as the queue outlives the container. A thread that has
+// ended is with nobody: its device has made its queues anew.
 func (n *Netcpu) giveQueue(u *uplink, q *queue, slot uint32) error {
+	err := n.moveQueue(u, q, slot)
+	if errors.Is(err, journal.ErrGone) {
+		return nil
+	}
+	return err
+}
+
+func (n *Netcpu) moveQueue(u *uplink, q *queue, slot uint32) error {
 	for _, t := range n.tenants {
 		if t.early != nil && t.early.slot == slot && t.queues {
 			// Its CPUs are the container's now.
-			return errors.Join(n.unsteer(q.tid), n.place(q.tid, t.group, t.cpuset, 0))
+			return errors.Join(n.unsteer(q.thread), n.place(q.thread, t.group, t.cpuset, 0))
 		}
 	}
-	if err := n.place(q.tid, n.host.group, n.layout.CPUSet, 0); err != nil {
+	if err := n.place(q.thread, n.host.group, n.layout.CPUSet, 0); err != nil {
 		return err
 	}
-	return n.steer(q.tid, u.cpus)
+	return n.steer(q.thread, u.cpus)
 }
 
 // mayOwnQueues says whether a container is better off with queues of its own.

@@ -45,7 +45,7 @@ func (n *Netcpu) dropStale(t *tenant, c container.Container, group string, threa
 			return len(parts) == 3 && !devices[parts[0]+"/"+parts[1]]
 		case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
 			tid, _, _ := strings.Cut(e.Ref.Object, ":")
-			return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.tid) == tid })
+			return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.TID) == tid })
 		case cgroup.KindFile:
 			return filepath.Dir(e.Ref.Object) != pays
 		case cgroup.KindGroup:

@@ -35,14 +35,11 @@ func (n *Netcpu) steered(ns *netdev.NS, index int) ([]int, error) {
 // on: RPS is off while threads poll, and without this they would run wherever there
 // is room. None leaves it as it is, and so do CPUs all of which are offline, as
 // RPS passes over these.
-func (n *Netcpu) steer(tid int, cpus []int) error {
+func (n *Netcpu) steer(t sched.Thread, cpus []int) error {
 	if len(cpus) == 0 {
 		return nil
 	}
-	knob, err := n.affinity(tid)
-	if err != nil {
-		return err
-	}
+	knob := sched.Affinity(n.cfg.Roots.Proc, t)
 	now, err := knob.Read()
 	if err != nil {
 		return err
@@ -59,18 +56,7 @@ func (n *Netcpu) steer(tid int, cpus []int) error {
 }
 
 // unsteer undoes that.
-func (n *Netcpu) unsteer(tid int) error {
-	knob, err := n.affinity(tid)
-	if err != nil {
-		return err
-	}
-	return n.restore(func(e journal.Entry) bool { return e.Ref == knob.Ref() })
-}
-
-func (n *Netcpu) affinity(tid int) (journal.Knob, error) {
-	t, err := sched.Find(n.cfg.Roots.Proc, tid)
-	if err != nil {
-		return nil, err
-	}
-	return sched.Affinity(n.cfg.Roots.Proc, t), nil
+func (n *Netcpu) unsteer(t sched.Thread) error {
+	ref := sched.Affinity(n.cfg.Roots.Proc, t).Ref()
+	return n.restore(func(e journal.Entry) bool { return e.Ref == ref })
 }

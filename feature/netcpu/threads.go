@@ -25,7 +25,7 @@ const (
 var errNoNAPI = errors.New("has no napi")
 
 // threaded turns the knob and returns the threads, one for each NAPI.
-func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.ID) ([]int, error) {
+func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.ID) ([]sched.Thread, error) {
 	knob := ns.Threaded(index)
 	if _, err := ns.NAPIs(index); errors.Is(err, netdev.ErrNoNAPIList) {
 		return n.threadedByName(knob, device, id)
@@ -37,24 +37,28 @@ func (n *Netcpu) threaded(ns *netdev.NS, index int, device string, id container.
 	if err != nil {
 		return nil, err
 	}
-	var tids []int
+	var threads []sched.Thread
 	for _, napi := range list {
 		if napi.Thread == 0 {
 			return nil, fmt.Errorf("napi %d of %s has no thread", napi.ID, device)
 		}
-		tids = append(tids, napi.Thread)
+		t, err := sched.Find(n.cfg.Roots.Proc, napi.Thread)
+		if err != nil {
+			return nil, err
+		}
+		threads = append(threads, t)
 	}
-	if len(tids) == 0 {
+	if len(threads) == 0 {
 		return nil, fmt.Errorf("%s %w", device, errNoNAPI)
 	}
-	return tids, nil
+	return threads, nil
 }
 
 // threadedByName does the same where the kernel lists no NAPIs (before 6.8):
 // the threads of a device are those whose names come up when it is switched
 // on. Many containers have an eth0, so that of a device which is on already the
 // journal has to tell: those that were moved in the same owner's name.
-func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.ID) ([]int, error) {
+func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.ID) ([]sched.Thread, error) {
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
@@ -63,12 +67,12 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 		if e, ok := n.cfg.Journal.Entry(knob.Ref()); ok && e.Owner.Feature == name {
 			owner = container.ID(e.Owner.Container)
 		}
-		tids, err := n.moved(device, owner)
-		if err == nil && len(tids) > 0 {
+		threads, err := n.moved(device, owner)
+		if err == nil && len(threads) > 0 {
 			err = n.turn(knob, "1", id) // which is the owner from now on
 		}
-		if err != nil || len(tids) > 0 {
-			return tids, err
+		if err != nil || len(threads) > 0 {
+			return threads, err
 		}
 		// Not by us: a thread that an older kernel has kept does not come up.
 		if err := n.turn(knob, "0", id); err != nil {
@@ -89,14 +93,14 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 		if err != nil {
 			return nil, err
 		}
-		var tids []int
+		var threads []sched.Thread
 		for _, t := range after {
 			if !slices.Contains(before, t) {
-				tids = append(tids, t.TID)
+				threads = append(threads, t.Thread)
 			}
 		}
-		if len(tids) > 0 {
-			return tids, nil
+		if len(threads) > 0 {
+			return threads, nil
 		}
 		waited := time.Since(began)
 		if waited < keptWait {
@@ -106,10 +110,10 @@ func (n *Netcpu) threadedByName(knob journal.Knob, device string, id container.I
 		// (net/core/dev.c, dev_set_threaded): then they are among those that were
 		// there, and nobody has placed them. One more that idles does no harm.
 		placed := n.placed(func(journal.Entry) bool { return true })
-		var kept []int
+		var kept []sched.Thread
 		for _, t := range before {
 			if !placed[strconv.Itoa(t.TID)] {
-				kept = append(kept, t.TID)
+				kept = append(kept, t.Thread)
 			}
 		}
 		if len(kept) > 0 {
@@ -152,40 +156,36 @@ func pollsFor(comm, prefix string) bool {
 }
 
 // moved lists those of them that were moved for a container.
-func (n *Netcpu) moved(device string, id container.ID) ([]int, error) {
+func (n *Netcpu) moved(device string, id container.ID) ([]sched.Thread, error) {
 	ours := n.placed(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
 	list, err := n.pollers(device)
 	if err != nil {
 		return nil, err
 	}
-	var tids []int
+	var threads []sched.Thread
 	for _, t := range list {
 		if ours[strconv.Itoa(t.TID)] {
-			tids = append(tids, t.TID)
+			threads = append(threads, t.Thread)
 		}
 	}
-	return tids, nil
+	return threads, nil
 }
 
 // place moves a kernel thread into the container's cgroup of the cpu
 // controller and, where that is another hierarchy, into its cpuset, so that the
 // thread goes on following it when the owner changes it.
-func (n *Netcpu) place(tid int, group, cpuset string, id container.ID) error {
-	if err := n.move(tid, n.layout.CPU, group, id); err != nil {
+func (n *Netcpu) place(t sched.Thread, group, cpuset string, id container.ID) error {
+	if err := n.move(t, n.layout.CPU, group, id); err != nil {
 		return err
 	}
 	if cpuset == "" || n.layout.CPUSet == n.layout.CPU {
 		return nil
 	}
-	return n.move(tid, n.layout.CPUSet, cpuset, id)
+	return n.move(t, n.layout.CPUSet, cpuset, id)
 }
 
 // move moves a kernel thread within one hierarchy.
-func (n *Netcpu) move(tid int, hierarchy, group string, id container.ID) error {
-	t, err := sched.Find(n.cfg.Roots.Proc, tid)
-	if err != nil {
-		return err
-	}
+func (n *Netcpu) move(t sched.Thread, hierarchy, group string, id container.ID) error {
 	return n.turn(sched.Group(n.cfg.Roots.Proc, n.layout, t, hierarchy), group, id)
 }
 
@@ -196,11 +196,7 @@ func (n *Netcpu) move(tid int, hierarchy, group string, id container.ID) error {
 const pollSlice = 100 * time.Microsecond
 
 // hasten gives a thread pollSlice, where the kernel can.
-func (n *Netcpu) hasten(tid int, id container.ID) error {
-	t, err := sched.Find(n.cfg.Roots.Proc, tid)
-	if err != nil {
-		return err
-	}
+func (n *Netcpu) hasten(t sched.Thread, id container.ID) error {
 	knob := sched.Slice(n.cfg.Roots.Proc, t)
 	if value, err := knob.Read(); err != nil || value == sched.NoSlice {
 		return err

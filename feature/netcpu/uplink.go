@@ -213,38 +213,34 @@ func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
 	if err := n.stopRPS(ns, l.Index, 0); err != nil {
 		return nil, err
 	}
-	tids, err := n.threaded(ns, l.Index, l.Name, 0)
+	threads, err := n.threaded(ns, l.Index, l.Name, 0)
 	if err != nil {
 		return nil, err
 	}
 	u := &uplink{name: l.Name, cpus: cpus}
-	for _, tid := range tids {
-		if err := errors.Join(n.moveUplink(tid), n.steer(tid, cpus), n.hasten(tid, 0)); err != nil {
+	for _, t := range threads {
+		if err := errors.Join(n.moveUplink(t), n.steer(t, cpus), n.hasten(t, 0)); err != nil {
 			return nil, err
 		}
-		u.threads = append(u.threads, thread{tid, l.Name})
+		u.threads = append(u.threads, thread{t, l.Name})
 	}
 	if n.early == nil {
 		return u, nil
 	}
-	u.queues, err = n.watchQueues(ns, l.Index)
+	u.queues, err = n.watchQueues(ns, l.Index, u.threads)
 	return u, err
 }
 
 // moveUplink moves a thread of an uplink into the uplink group. An agent that
 // was killed may have given it to a container that has ended since, whose cgroup
 // then could not go.
-func (n *Netcpu) moveUplink(tid int) error {
-	th, err := sched.Find(n.cfg.Roots.Proc, tid)
-	if err != nil {
-		return err
-	}
+func (n *Netcpu) moveUplink(t sched.Thread) error {
 	groups := map[string]string{n.layout.CPU: n.host.group}
 	if set := n.layout.CPUSet; set != "" && set != n.layout.CPU {
 		groups[set] = set // all CPUs
 	}
 	for hierarchy, group := range groups {
-		knob := sched.Group(n.cfg.Roots.Proc, n.layout, th, hierarchy)
+		knob := sched.Group(n.cfg.Roots.Proc, n.layout, t, hierarchy)
 		was, err := knob.Read()
 		if err != nil {
 			return err
