@@ -46,11 +46,11 @@ func (n *Netcpu) openDoors(ctx context.Context, c container.Container) error {
 	}
 	host.Close()
 	seen := make(map[uint64]bool)
-	err = n.eachUplink(ctx, c, func(ns *netdev.NS, links []netdev.Link) error {
+	err = n.eachUplink(ctx, c, func(ns *netdev.NS, path string, links []netdev.Link) error {
 		seen[ns.Inode()] = true
 		var errs []error
 		for _, l := range links {
-			err := n.openDoor(ns, l, ns.Inode() == host.Inode())
+			err := n.openDoor(ns, path, l, ns.Inode() == host.Inode())
 			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) { // it has gone meanwhile
 				errs = append(errs, fmt.Errorf("uplink %s: %w", l.Name, err))
 			}
@@ -63,7 +63,7 @@ func (n *Netcpu) openDoors(ctx context.Context, c container.Container) error {
 // openDoor begins to drop at an uplink, or sees that it goes on. A driver may have
 // made its NAPIs anew, and so their threads: a device whose threads are placed is
 // claimed again then.
-func (n *Netcpu) openDoor(ns *netdev.NS, l netdev.Link, host bool) error {
+func (n *Netcpu) openDoor(ns *netdev.NS, path string, l netdev.Link, host bool) error {
 	key := deviceKey{ns.Inode(), l.Index}
 	claimed := n.claimed(key)
 	if d := n.doors[key]; d != nil {
@@ -85,7 +85,7 @@ func (n *Netcpu) openDoor(ns *netdev.NS, l netdev.Link, host bool) error {
 		err = n.unclaim(key)
 	}
 	if claimed && !n.claimed(key) {
-		err = errors.Join(err, n.claimOnce(ns, l))
+		err = errors.Join(err, n.claimOnce(ns, path, l))
 	}
 	return err
 }

@@ -40,7 +40,7 @@ func (n *Netcpu) controlLoop(stop <-chan struct{}, done chan<- struct{}) {
 func (n *Netcpu) look(now time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	err := n.reweigh()
+	err := errors.Join(n.reweigh(), n.renew())
 	if n.early == nil {
 		return err // nothing is counted
 	}

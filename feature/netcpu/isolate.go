@@ -56,19 +56,11 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoOwnNAPI))
 			continue
 		}
-		polling, err := n.thread(ns, dev, t.control.shape, c.ID)
+		polling, err := n.placeDevice(ns, dev, t.control.shape, group, c)
 		if err != nil {
 			return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
 		}
-		if err := n.makePayer(group, c); err != nil {
-			return fmt.Errorf("netcpu isolate: %w", err)
-		}
-		for _, th := range polling {
-			if err := errors.Join(n.place(th, group, c.Cgroup.CPUSet, c.ID), n.hasten(th, c.ID)); err != nil {
-				return fmt.Errorf("netcpu isolate: %s: %w", dev.Name, err)
-			}
-			threads = append(threads, thread{th, dev.Name})
-		}
+		threads = append(threads, polling...)
 	}
 	if err := n.dropStale(t, c, group, threads); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)

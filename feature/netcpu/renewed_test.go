@@ -1,10 +1,14 @@
 package netcpu_test
 
 import (
+	"errors"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -49,4 +53,56 @@ func setUp(b *sandbox.Box, device string, up bool) error {
 		}
 		return netlink.LinkSetDown(l)
 	})
+}
+
+// What makes the NAPIs of a device anew makes their threads anew, too, in the group
+// of all: they are placed again, at the container and at the uplink.
+func TestThreadsMadeAnew(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	before := h.state()
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	inside := h.open(h.box)
+	gro := inside.Offload(index(t, inside, "eth0"), netdev.GRO)
+	for _, made := range []struct {
+		what, device string
+		anew         func() error
+	}{
+		{"link down and up in the container", "eth0", func() error {
+			return errors.Join(setUp(h.box, "eth0", false), setUp(h.box, "eth0", true))
+		}},
+		{"GRO off and on in the container", "eth0", func() error {
+			return errors.Join(gro.Write(netdev.Off), gro.Write(netdev.GRO.On()))
+		}},
+		{"GRO off in the container", "eth0", func() error { return gro.Write(netdev.Off) }},
+		{"link down and up at the uplink", "nic0", func() error {
+			return errors.Join(setUp(h.ns, "nic0", false), setUp(h.ns, "nic0", true))
+		}},
+	} {
+		was := h.alive(made.device)
+		must(t, made.anew())
+		want := map[string][]string{"eth0": {payer(h.container)}, "nic0": {h.uplinkGroup(), h.uplinkGroup()}}[made.device]
+		until(t, made.what, func() bool {
+			ended := !slices.ContainsFunc(h.alive(made.device), func(th sched.Thread) bool { return slices.Contains(was, th) })
+			return ended && slices.Equal(h.threads()[made.device], want)
+		})
+	}
+
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if left := h.notes(); len(left) != 0 {
+		t.Errorf("journal after Remove: %+v", left)
+	}
+	same(t, "after Remove", h.state(), before)
+}
+
+// alive gives the threads of this test that poll a device of this name.
+func (h *host) alive(device string) (threads []sched.Thread) {
+	h.t.Helper()
+	list, err := sched.Threads("/proc", "napi/"+device+"-")
+	must(h.t, err)
+	for _, th := range list {
+		if !h.others[th.TID] {
+			threads = append(threads, th.Thread)
+		}
+	}
+	return threads
 }

@@ -48,6 +48,7 @@ type deviceKey struct {
 // uplink is one device by which packets enter the host.
 type uplink struct {
 	name    string
+	path    string // to its namespace
 	threads []thread
 	cpus    []int    // of its threads, where RPS had its packets; nil: all
 	queues  []*queue // those that a container could be given; see queue.go
@@ -68,9 +69,9 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 		}
 		n.host = &uplinks{group: group, devices: make(map[deviceKey]*uplink)}
 	}
-	return n.eachUplink(ctx, c, func(ns *netdev.NS, links []netdev.Link) error {
+	return n.eachUplink(ctx, c, func(ns *netdev.NS, path string, links []netdev.Link) error {
 		for _, l := range links {
-			err := n.claimOnce(ns, l)
+			err := n.claimOnce(ns, path, l)
 			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) {
 				return fmt.Errorf("uplink %s: %w", l.Name, err)
 			}
@@ -80,12 +81,12 @@ func (n *Netcpu) claimUplinks(ctx context.Context, c container.Container) error 
 }
 
 // claimOnce claims a device that is not yet. n.host is there.
-func (n *Netcpu) claimOnce(ns *netdev.NS, l netdev.Link) error {
+func (n *Netcpu) claimOnce(ns *netdev.NS, path string, l netdev.Link) error {
 	key := deviceKey{ns.Inode(), l.Index}
 	if n.claimed(key) {
 		return nil
 	}
-	u, err := n.claim(ns, l)
+	u, err := n.claim(ns, path, l)
 	if u != nil {
 		n.host.devices[key] = u
 	}
@@ -105,10 +106,10 @@ func (n *Netcpu) unclaim(key deviceKey) error {
 }
 
 // eachUplink calls do with the devices by which packets reach c and that poll,
-// once for each namespace that may have some: those of the host's with hardware or an
+// once for each namespace that may have some, and the path to it: those of the host's with hardware or an
 // address, from where a bridge may be routed to, and the other ports of the
 // bridges that c is at. It goes on with the next namespace after an error.
-func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(*netdev.NS, []netdev.Link) error) error {
+func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(*netdev.NS, string, []netdev.Link) error) error {
 	self, err := netdev.Open(n.cfg.NetNS)
 	if err != nil {
 		return err
@@ -159,7 +160,7 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 				up = append(up, l)
 			}
 		}
-		return do(ns, up)
+		return do(ns, path, up)
 	}
 	var errs []error
 	for inode, path := range paths {
@@ -205,7 +206,7 @@ func polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
 	return func(l netdev.Link) (bool, error) { return polls[l.Index], nil }, err
 }
 
-func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
+func (n *Netcpu) claim(ns *netdev.NS, path string, l netdev.Link) (*uplink, error) {
 	cpus, err := n.steered(ns, l.Index)
 	if err != nil {
 		return nil, err
@@ -217,7 +218,7 @@ func (n *Netcpu) claim(ns *netdev.NS, l netdev.Link) (*uplink, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &uplink{name: l.Name, cpus: cpus}
+	u := &uplink{name: l.Name, path: path, cpus: cpus}
 	for _, t := range threads {
 		if err := errors.Join(n.moveUplink(t), n.steer(t, cpus), n.hasten(t, 0)); err != nil {
 			return nil, err
