@@ -55,7 +55,7 @@ struct css_set {
 } __kernel_type;
 
 struct cfs_rq {
-	int throttled;
+	int throttle_count;
 } __kernel_type;
 
 struct sched_entity {

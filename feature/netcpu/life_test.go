@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -206,21 +208,45 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	}
 }
 
-// Where a quota does not stop the thread, the packets are stopped for it.
+// Where a quota does not stop the thread, the packets are stopped for it: its own
+// group's, or one above it, as a pod's.
 func TestFloodBeyondQuota(t *testing.T) {
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
 	must(t, err)
 	if throttled {
 		testkit.Skip(t, "kernel throttles kernel threads")
 	}
-	h := newHost(t, sandbox.CPU{})
+	t.Run("its own", func(t *testing.T) {
+		h := newHost(t, sandbox.CPU{})
+		h.dropsBeyond(func(quota, period time.Duration) error {
+			return h.box.Limit(sandbox.CPU{Quota: quota, Period: period})
+		})
+	})
+	t.Run("above", func(t *testing.T) {
+		h := newHost(t, sandbox.CPU{})
+		dir, v2 := filepath.Dir(h.container.Cgroup.CPU), h.container.Cgroup.CPU == h.container.Cgroup.V2
+		knob, _ := cgroup.Quota(dir, v2, 0, 0)
+		none, err := knob.Read()
+		must(t, err)
+		t.Cleanup(func() { must(t, knob.Write(none)) })
+		h.dropsBeyond(func(quota, period time.Duration) error {
+			_, value := cgroup.Quota(dir, v2, quota, period)
+			return knob.Write(value)
+		})
+	})
+}
+
+// dropsBeyond floods the container until, under one of some quotas, packets are
+// both dropped for its sake and received.
+func (h *host) dropsBeyond(limit func(quota, period time.Duration) error) {
+	h.t.Helper()
 	// Before the quota, which would not let them begin in the time of a test.
 	board := h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
 	// An emulated CPU takes more than the first for the packet that passes each
 	// millisecond, so that nothing is left of it to receive with.
 	for _, quota := range []time.Duration{5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond} {
-		must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: 100 * time.Millisecond}))
+		must(h.t, limit(quota, 100*time.Millisecond))
 		h.apply(h.container, policy.NetCPUIsolate)
 		dropped, began := h.beyond(), board.Read()
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
@@ -228,9 +254,9 @@ func TestFloodBeyondQuota(t *testing.T) {
 				return
 			}
 		}
-		t.Logf("quota %v: %v packets dropped for its sake, %d received", quota, h.beyond()-dropped, board.Read().Since(began).Ops)
+		h.t.Logf("quota %v: %v packets dropped for its sake, %d received", quota, h.beyond()-dropped, board.Read().Since(began).Ops)
 	}
-	t.Fatal("with no quota packets were both dropped for its sake and received")
+	h.t.Fatal("with no quota packets were both dropped for its sake and received")
 }
 
 // beyond counts the packets that were dropped for a quota's sake.

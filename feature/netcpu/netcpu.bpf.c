@@ -75,8 +75,8 @@ const volatile __u8 fl_tenant_mac[6];
 const volatile __u8 fl_uplink_mac[6];
 
 /*
- * Says whether the running thread's group has used up its quota. Since 6.18 that
- * does not stop a kernel thread: it goes on at the expense of the time that the
+ * Says whether the running thread's group has used up its quota, or one above it
+ * (a pod's, say) its own: throttle_count counts them. Since 6.18 that does not stop a kernel thread: it goes on at the expense of the time that the
  * container's own tasks are due next (kernel/sched/fair.c,
  * task_throttle_setup_work).
  */
@@ -84,11 +84,11 @@ static __always_inline int beyond_quota(void)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
 
-	if (!bpf_core_field_exists(struct cfs_rq, throttled))
+	if (!bpf_core_field_exists(struct cfs_rq, throttle_count))
 		return 0; /* a kernel without quotas */
 	if (!(p->flags & PF_KTHREAD))
 		return 0; /* whoever was interrupted */
-	return p->se.cfs_rq->throttled;
+	return p->se.cfs_rq->throttle_count != 0;
 }
 
 SEC("tp_btf/napi_poll")
