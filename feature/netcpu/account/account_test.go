@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,7 +71,7 @@ func TestWanted(t *testing.T) {
 		{ID: 3, Devices: []Device{{host, 9, false}, {1, 4, false}}},
 		{ID: 4, Devices: []Device{{b, 2, false}, {b, 0, false}, {b, -1, false}, {0, 1, false}, {1 << 32, 1, true}}},
 	}
-	devices, cgroups := wanted(tenants, []uint32{1, 2, 3, 4}, 1)
+	devices, cgroups := wanted(tenants, []uint32{1, 2, 3, 4}, 1, 100)
 	at := func(netns, index uint32) accountDevice { return accountDevice{Netns: netns, Ifindex: index} }
 	wantDevices := map[accountDevice]uint32{
 		at(host, 5): 1 | flagHostEnd | flagHostSide, at(host, 0): flagHostSide, at(1, 0): flagHostSide,
@@ -79,8 +80,18 @@ func TestWanted(t *testing.T) {
 	if !maps.Equal(devices, wantDevices) {
 		t.Errorf("devices %v, want %v", devices, wantDevices)
 	}
-	if want := map[uint64]uint32{10: 1, 11: 1, 12: 2}; !maps.Equal(cgroups, want) {
+	// One that is below another's is its own.
+	if want := map[uint64]uint32{10: 1, 11: 2, 12: 2}; !maps.Equal(cgroups, want) {
 		t.Errorf("cgroups %v, want %v", cgroups, want)
+	}
+}
+
+// Who has made many cgroups takes nobody else's place.
+func TestWantedRoom(t *testing.T) {
+	tenants := []Tenant{{ID: 10, Cgroups: []uint64{10, 11, 12, 13, 14, 15, 16}}, {ID: 20, Cgroups: []uint64{20, 21}}, {ID: 30, Cgroups: []uint64{30}}}
+	_, cgroups := wanted(tenants, []uint32{1, 2, 3}, 0, 6)
+	if want := map[uint64]uint32{10: 1, 20: 2, 30: 3, 11: 1, 21: 2, 12: 1}; !maps.Equal(cgroups, want) {
+		t.Errorf("with room for 6: %v, want %v", cgroups, want)
 	}
 }
 
@@ -246,9 +257,12 @@ func TestFull(t *testing.T) {
 	for i := range cgroups {
 		cgroups[i] = uint64(i + 1)
 	}
-	if err := m.Watch(Tenant{ID: 1, Cgroups: cgroups}); err == nil {
-		t.Error("more cgroups than the map holds: no error")
+	err := m.Watch(Tenant{ID: 1, Cgroups: cgroups})
+	if err == nil || !strings.HasSuffix(err.Error(), "no room for 1 of 16385") {
+		t.Errorf("more cgroups than the map holds: %v", err)
 	}
+	must(t, m.Watch(Tenant{ID: 2, Cgroups: cgroups[len(cgroups)-1:]})) // which is not its fault
+	must(t, m.Forget(2))
 	must(t, m.Watch(Tenant{ID: 1, Cgroups: cgroups[:5]}))
 	if err := m.Watch(Tenant{ID: 1, Devices: []Device{{Netns: 1, Ifindex: 1, HostEnd: true}}}); err == nil {
 		t.Error("a device in a namespace that is not there: no error")

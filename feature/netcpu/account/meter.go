@@ -319,7 +319,7 @@ func (m *Meter) Watch(told Tenant) error {
 	}
 	was := t.told
 	t.told, t.state = told, watched
-	if err := errors.Join(m.sync(), m.attachAll(was, told)); err != nil {
+	if err := errors.Join(m.sync(), m.missing(told), m.attachAll(was, told)); err != nil {
 		return fmt.Errorf("account for container %v: %w", told.ID, err)
 	}
 	return nil

@@ -19,8 +19,9 @@ const (
 
 // wanted is what the maps are to hold for the given tenants, in the order in
 // which the first who names a thing has it. self is the inode of the host's
-// network namespace: it is never all one tenant's.
-func wanted(tenants []Tenant, slots []uint32, self uint64) (map[accountDevice]uint32, map[uint64]uint32) {
+// network namespace: it is never all one tenant's. Of cgroups there are room at
+// most, which tenants get in turns: who has made many cannot take the others' place.
+func wanted(tenants []Tenant, slots []uint32, self uint64, room int) (map[accountDevice]uint32, map[uint64]uint32) {
 	devices, cgroups := make(map[accountDevice]uint32), make(map[uint64]uint32)
 	device := func(netns uint64, index int, value uint32) {
 		key := accountDevice{Netns: uint32(netns), Ifindex: uint32(index)}
@@ -47,9 +48,16 @@ func wanted(tenants []Tenant, slots []uint32, self uint64) (map[accountDevice]ui
 				device(d.Netns, 0, slots[i])
 			}
 		}
-		for _, id := range t.Cgroups {
-			if _, ok := cgroups[id]; !ok {
-				cgroups[id] = slots[i]
+	}
+	for turn, more := 0, true; more; turn++ {
+		more = false
+		for i, t := range tenants {
+			if turn >= len(t.Cgroups) {
+				continue
+			}
+			more = true
+			if _, ok := cgroups[t.Cgroups[turn]]; !ok && len(cgroups) < room {
+				cgroups[t.Cgroups[turn]] = slots[i]
 			}
 		}
 	}
@@ -80,7 +88,7 @@ func (m *Meter) sync() error {
 	for _, t := range m.ranked() {
 		tenants, slots = append(tenants, t.told), append(slots, t.slot)
 	}
-	devices, cgroups := wanted(tenants, slots, m.self)
+	devices, cgroups := wanted(tenants, slots, m.self, int(m.maps.FlCgroups.MaxEntries()))
 	err := errors.Join(
 		apply(m.maps.FlDevices, m.devices, devices, "device"),
 		apply(m.maps.FlCgroups, m.cgroups, cgroups, "cgroup"),
@@ -100,16 +108,31 @@ func bySocket(t Tenant) bool {
 	return t.HostNetwork || len(t.Devices) > 0
 }
 
+// missing says that not all cgroups of a tenant are known: some had no room.
+func (m *Meter) missing(t Tenant) error {
+	n := 0
+	for _, id := range t.Cgroups {
+		if _, ok := m.cgroups[id]; !ok {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("note cgroups: no room for %d of %d", n, len(t.Cgroups))
+}
+
 // apply makes a map hold what is wanted; have is what it holds, and is kept
-// true when something fails.
+// true when something fails. However much fails, the error is one sentence, and
+// the same one when the same fails again.
 func apply[K comparable](to *ebpf.Map, have, want map[K]uint32, what string) error {
-	var errs []error
+	var forget, note failures
 	for k := range have {
 		if _, ok := want[k]; ok {
 			continue
 		}
 		if err := to.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("forget %s %v: %w", what, k, err))
+			forget.add(err)
 			continue
 		}
 		delete(have, k)
@@ -119,10 +142,29 @@ func apply[K comparable](to *ebpf.Map, have, want map[K]uint32, what string) err
 			continue
 		}
 		if err := to.Put(k, v); err != nil {
-			errs = append(errs, fmt.Errorf("note %s %v: %w", what, k, err))
+			note.add(err)
 			continue
 		}
 		have[k] = v
 	}
-	return errors.Join(errs...)
+	return errors.Join(forget.err("forget", what), note.err("note", what))
+}
+
+// failures counts what failed, and keeps why the first did.
+type failures struct {
+	n     int
+	first error
+}
+
+func (f *failures) add(err error) {
+	if f.n++; f.n == 1 {
+		f.first = err
+	}
+}
+
+func (f *failures) err(operation, what string) error {
+	if f.n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s %d %ss: %w", operation, f.n, what, f.first)
 }
