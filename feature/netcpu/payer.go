@@ -275,14 +275,21 @@ func (ch *charger) turnQuota(p *payer, quota time.Duration) error {
 }
 
 // weigh follows changes of the owner's weight, and brings the one in force to
-// the factor.
+// the factor. It leaves one alone that holds the threads of another container of
+// the pod, which is isolated: what that one needs is then as if the owner's.
 func (ch *charger) weigh(p *payer, factor float64) error {
 	now, err := cgroup.Weight(p.dir)
 	if err != nil {
 		return err
 	}
-	if now != p.weighs {
+	e, turned := ch.cfg.journal.Entry(ch.weightOf(p).Ref())
+	_, mine := p.members[container.ID(e.Owner.Container)]
+	others := turned && e.Owner.Feature == name && !mine
+	if now != p.weighs || others {
 		p.weight, p.weighs = now, now
+	}
+	if others {
+		return nil
 	}
 	if p.weight == 0 {
 		return nil // the kernel takes no other weight (EINVAL)
@@ -294,15 +301,20 @@ func (ch *charger) weigh(p *payer, factor float64) error {
 	return ch.turnWeight(p, ledger.Scale(p.weight, factor, least, most))
 }
 
-func (ch *charger) turnWeight(p *payer, weight uint64) error {
-	if weight == p.weighs {
-		return nil
-	}
+// weightOf is the knob of a payer's weight.
+func (ch *charger) weightOf(p *payer) journal.Knob {
 	file := "cpu.shares"
 	if ch.v2() {
 		file = "cpu.weight"
 	}
-	knob := &unchanged{cgroup.File(filepath.Join(p.dir, file)), strconv.FormatUint(p.weighs, 10)}
+	return cgroup.File(filepath.Join(p.dir, file))
+}
+
+func (ch *charger) turnWeight(p *payer, weight uint64) error {
+	if weight == p.weighs {
+		return nil
+	}
+	knob := &unchanged{ch.weightOf(p), strconv.FormatUint(p.weighs, 10)}
 	err := ch.cfg.journal.TurnUntil(knob, strconv.FormatUint(weight, 10), chargeOwner(p.owner), time.Now().Add(chargeFor))
 	if errors.Is(err, errChanged) {
 		return nil

@@ -81,7 +81,8 @@ func (n *Netcpu) setWeight(dir string, shares int, id container.ID) error {
 		return err
 	}
 	given := now
-	if e, ok := n.cfg.Journal.Entry(k.Ref()); ok && e.Owner.Feature == name && e.Ours(now) {
+	e, turned := n.cfg.Journal.Entry(k.Ref())
+	if turned && e.Owner.Feature == name && e.Ours(now) {
 		given = e.Before // what is there is our own doing
 	}
 	most, err := strconv.Atoi(given)
@@ -92,7 +93,8 @@ func (n *Netcpu) setWeight(dir string, shares int, id container.ID) error {
 	if value < most {
 		want = strconv.Itoa(value)
 	}
-	if want == now {
+	// What is not needed here may be what another container of the pod is charged by.
+	if want == now || want == given && e.Owner.Container != uint64(id) {
 		return nil
 	}
 	return n.turn(k, want, id)
