@@ -119,7 +119,7 @@ func (ch *charger) add(c container.Container, reserve float64) error {
 	p := ch.payers[dir]
 	if p == nil {
 		// What an earlier agent has left is not the owner's will.
-		if err := ch.restore(c.ID, dir); err != nil {
+		if err := ch.restore(dir, func(o journal.Owner) bool { return o == chargeOwner(c.ID) }); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
 		usage := c.Cgroup.V2
@@ -162,29 +162,30 @@ func (ch *charger) remove(id container.ID) error {
 	return ch.drop(id)
 }
 
+// drop lets go of a container only when what was turned for it is put back: who
+// tries again has to find it here.
 func (ch *charger) drop(id container.ID) error {
 	p := ch.of[id]
 	if p == nil {
 		return nil
 	}
-	delete(ch.of, id)
-	delete(p.members, id)
-	var err error
-	if ch.cfg.allow != nil {
-		err = ch.cfg.allow(id, ledger.Unlimited, p.limit.Period)
-	}
 	if p.owner == id {
-		err = errors.Join(err, ch.restore(id, p.dir))
+		if err := ch.restore(p.dir, func(o journal.Owner) bool { return o == chargeOwner(id) }); err != nil {
+			return err
+		}
 		p.restored()
 	}
+	delete(ch.of, id)
+	delete(p.members, id)
 	if len(p.members) == 0 {
 		delete(ch.payers, p.dir)
-		return err
-	}
-	if p.owner == id { // the next of a pod answers for it
+	} else if p.owner == id { // the next of a pod answers for it
 		p.owner = slices.Min(slices.Collect(maps.Keys(p.members)))
 	}
-	return err
+	if ch.cfg.allow == nil {
+		return nil
+	}
+	return ch.cfg.allow(id, ledger.Unlimited, p.limit.Period)
 }
 
 // close ends all of it. A second close does nothing.
@@ -200,10 +201,10 @@ func (ch *charger) close() error {
 	return errors.Join(errs...)
 }
 
-// restore undoes what was turned of a cgroup on behalf of a container.
-func (ch *charger) restore(id container.ID, dir string) error {
+// restore undoes what was turned of a cgroup on behalf of some.
+func (ch *charger) restore(dir string, of func(journal.Owner) bool) error {
 	_, err := ch.cfg.journal.Restore(kernel.Opener(ch.cfg.roots), func(e journal.Entry) bool {
-		return e.Owner == chargeOwner(id) && e.Ref.Kind == cgroup.KindFile && filepath.Dir(e.Ref.Object) == dir
+		return of(e.Owner) && e.Ref.Kind == cgroup.KindFile && filepath.Dir(e.Ref.Object) == dir
 	})
 	return err
 }

@@ -288,3 +288,24 @@ func TestTold(t *testing.T) {
 		}
 	}
 }
+
+// What cannot be put back at once is put back by whoever tries again.
+func TestChargeRestoreFails(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		roots := r.cfg.roots
+		r.cfg.roots.Cgroup = t.TempDir() // where no file is that was turned
+		for range 2 {
+			if err := r.remove(webID); err == nil || !r.has(webID) {
+				t.Fatalf("let go of with a quota of %v in force: %v", r.quota(), err)
+			}
+		}
+		r.rounds(10, 20*ms, 0)
+		r.cfg.roots = roots
+		must(t, r.remove(webID))
+		if got := r.read(file); got != value || r.has(webID) || len(r.cfg.journal.Entries()) != 0 {
+			t.Errorf("%q afterwards, %+v", got, r.cfg.journal.Entries())
+		}
+	})
+}
