@@ -118,8 +118,9 @@ func (ch *charger) add(c container.Container, reserve float64) error {
 	}
 	p := ch.payers[dir]
 	if p == nil {
-		// What an earlier agent has left is not the owner's will.
-		if err := ch.restore(dir, func(o journal.Owner) bool { return o == chargeOwner(c.ID) }); err != nil {
+		// What an earlier agent has left, whichever of a pod it was for, is not
+		// the owner's will. A weight that isolation needs is there again within a second.
+		if err := ch.restore(dir, func(o journal.Owner) bool { return o.Feature == name }); err != nil {
 			return fmt.Errorf("netcpu charge: %w", err)
 		}
 		usage := c.Cgroup.V2

@@ -309,3 +309,23 @@ func TestChargeRestoreFails(t *testing.T) {
 		}
 	})
 }
+
+// An earlier agent was killed while a pod was in debt: what it has left is put
+// back, whichever container of the pod comes first now.
+func TestChargeAdoptsPod(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		one, two := r.pod()
+		must(t, r.add(one, 0))
+		r.rounds(30, 20*ms, 0)
+		if r.read(file) == value {
+			t.Fatal("nothing is in force")
+		}
+		next := idleCharger(r.cfg)
+		for _, c := range []container.Container{two, one} {
+			must(t, next.add(c, 0))
+			if got := next.payers[r.dir].limit.Quota; got != 50*ms || r.read(file) != value {
+				t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
+			}
+		}
+	})
+}
