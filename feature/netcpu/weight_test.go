@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -88,7 +87,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 			set("cpu.shares", step.shares)
 		}
 		for range 2 {
-			if err := n.look(time.Now()); err != nil {
+			if err := n.reweigh(); err != nil {
 				t.Fatal(err)
 			}
 		}
