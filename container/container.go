@@ -91,4 +91,9 @@ type HostEnd struct {
 	Name   string
 	Index  int
 	Master string // the bridge that it is a port of, "" if none
+
+	// Trusted says that the namespace is the agent's own, or one that is mounted
+	// where the agent sees it. Any other was found by its processes or in their
+	// mounts: a container may have made it, and what is in it.
+	Trusted bool
 }

@@ -31,7 +31,7 @@ func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
 	if there != n.own {
 		defer there.Close()
 	}
-	end := HostEnd{NetNS: there.Inode(), NSPath: path, Index: l.Peer}
+	end := HostEnd{NetNS: there.Inode(), NSPath: path, Index: l.Peer, Trusted: there == n.own || !n.found(path)}
 	peer, err := there.Link(l.Peer)
 	if err != nil {
 		return HostEnd{} // it is being removed
@@ -68,7 +68,7 @@ func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 		} else if there != nil {
 			there.Close()
 			d = mounted
-			if strings.HasPrefix(path, filepath.Clean(n.cfg.Proc)+"/") {
+			if n.found(path) {
 				d = found
 			}
 		}
@@ -76,6 +76,11 @@ func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 		return d
 	}
 	slices.SortStableFunc(links, func(x, y netdev.Link) int { return cmp.Compare(of(x), of(y)) })
+}
+
+// found says whether a path to a namespace leads by way of a process.
+func (n *networks) found(path string) bool {
+	return strings.HasPrefix(path, filepath.Clean(n.cfg.Proc)+"/")
 }
 
 // fromOutside adds to the devices of a namespace that were seen before the look

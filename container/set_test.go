@@ -163,7 +163,7 @@ func TestSetDescribes(t *testing.T) {
 		PID: cmd.Process.Pid, Started: c.Started, NetNS: ns.Inode, Cgroup: c.Cgroup,
 		Interfaces: []Interface{{
 			Name: "fl0", Index: inner.Attrs().Index, Kind: "veth", MAC: inner.Attrs().HardwareAddr.String(), Addrs: c.Interfaces[0].Addrs,
-			Host: HostEnd{NetNS: host.Inode, NSPath: path, Name: "flh0", Index: outer.Attrs().Index, Master: "flbr0"},
+			Host: HostEnd{NetNS: host.Inode, NSPath: path, Name: "flh0", Index: outer.Attrs().Index, Master: "flbr0", Trusted: true},
 		}},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {

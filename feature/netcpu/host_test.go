@@ -110,7 +110,7 @@ func (h *host) describe(box *sandbox.Box) container.Container {
 			Name: "eth0", Index: index(h.t, inside, "eth0"), Kind: "veth",
 			Host: container.HostEnd{
 				NetNS: outside.Inode(), NSPath: h.ns.NetNS(), Name: "h0",
-				Index: index(h.t, outside, "h0"), Master: "br0",
+				Index: index(h.t, outside, "h0"), Master: "br0", Trusted: true,
 			},
 		}},
 	}

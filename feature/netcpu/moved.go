@@ -22,11 +22,31 @@ type place struct {
 	id  uint64
 }
 
-// locate brings what is known of a container's cgroups to where they are now.
-// Those that were renamed go on under their new name.
+// home is the network namespace of a container. One that it has left is still
+// no namespace of the host's.
+type home struct {
+	id    container.ID
+	netns uint64
+}
+
+// aHome says whether a container has lived in a network namespace.
+func (n *Netcpu) aHome(netns uint64) bool {
+	for h := range n.homes {
+		if h.netns == netns {
+			return true
+		}
+	}
+	return false
+}
+
+// locate brings what is known of a container's cgroups, and of where its network
+// is, to where they are now. Cgroups that were renamed go on under their new name.
 func (n *Netcpu) locate(c container.Container) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if !c.HostNetwork && c.NetNS != 0 {
+		n.homes[home{c.ID, c.NetNS}] = true
+	}
 	for i, dir := range []string{c.Cgroup.CPU, c.Cgroup.CPUSet} {
 		was := n.places[c.ID][i]
 		if dir == was.dir {

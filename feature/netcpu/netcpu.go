@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -85,6 +86,7 @@ type Netcpu struct {
 	charged map[container.ID]container.Container
 	lapses  map[container.ID]time.Time // of each whose isolation does
 	places  map[container.ID][2]place  // its groups of cpu and cpuset
+	homes   map[home]bool              // where containers have lived
 	host    *uplinks                   // nil while nothing is isolated
 	doors   doors                      // by tc while anything is watched, by XDP from then on
 
@@ -138,6 +140,7 @@ func New(cfg Config) (*Netcpu, error) {
 		charged: make(map[container.ID]container.Container),
 		lapses:  make(map[container.ID]time.Time),
 		places:  make(map[container.ID][2]place),
+		homes:   make(map[home]bool),
 		doors:   make(doors),
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
@@ -300,6 +303,7 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.places, id)
+	maps.DeleteFunc(n.homes, func(h home, _ bool) bool { return h.id == id })
 	return err
 }
 

@@ -30,10 +30,6 @@ const uplinkGroup = "fairlead-uplink-"
 // what was measured; the weight without early drop is arithmetic.
 const uplinkShares = 100
 
-// maxLinks bounds a look for uplinks where they need not be the host's: a container
-// may have made the namespace that its veths lead to.
-const maxLinks = 1 << 14
-
 // uplinks is what is changed on the host while any container is isolated.
 type uplinks struct {
 	group   string
@@ -106,9 +102,11 @@ func (n *Netcpu) unclaim(key deviceKey) error {
 }
 
 // eachUplink calls do with the devices by which packets reach c and that poll,
-// once for each namespace that may have some, and the path to it: those of the host's with hardware or an
-// address, from where a bridge may be routed to, and the other ports of the
-// bridges that c is at. It goes on with the next namespace after an error.
+// once for each namespace that may have some, with a path to it: those of the
+// host's with hardware or an address, from where a bridge may be routed to, and the
+// other ports of the bridges that c is at. Of a namespace that a container may have made nothing is an
+// uplink: the container could have its own packets worked on at the host's expense.
+// It goes on with the next namespace after an error.
 func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(*netdev.NS, string, []netdev.Link) error) error {
 	self, err := netdev.Open(n.cfg.NetNS)
 	if err != nil {
@@ -118,7 +116,9 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 	paths := map[uint64]string{self.Inode(): n.cfg.NetNS}
 	bridges := make(map[uint64][]string)
 	for _, dev := range c.Interfaces {
-		if h := dev.Host; h.NetNS != 0 && h.Master != "" {
+		h := dev.Host
+		own := h.NetNS == self.Inode()
+		if h.Master != "" && (own || h.Trusted && !n.aHome(h.NetNS)) {
 			bridges[h.NetNS] = append(bridges[h.NetNS], h.Master)
 			if paths[h.NetNS] == "" {
 				paths[h.NetNS] = h.NSPath
@@ -131,11 +131,7 @@ func (n *Netcpu) eachUplink(ctx context.Context, c container.Container, do func(
 			return err
 		}
 		defer ns.Close()
-		most := netdev.MostLinks
-		if inode != self.Inode() {
-			most = maxLinks
-		}
-		all, err := ns.Links(most)
+		all, err := ns.Links(netdev.MostLinks)
 		if err != nil {
 			return err
 		}
