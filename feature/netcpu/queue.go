@@ -66,16 +66,33 @@ func (n *Netcpu) assignQueues(length time.Duration) error {
 				own: now.Own - q.last.Own, others: now.Others - q.last.Others, stale: now.Stale - q.last.Stale,
 			}
 			q.last = now
-			before := q.control
-			if owner := q.control.next(w); owner != before.owner {
-				if err := n.giveQueue(u, q, owner); err != nil {
-					q.control = before // so that the next window tries again
-					errs = append(errs, err)
-				}
-			}
+			errs = append(errs, n.assignQueue(u, q, w))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (n *Netcpu) assignQueue(u *uplink, q *queue, w queueWindow) error {
+	before := q.control
+	owner := q.control.next(w)
+	if owner == before.owner {
+		return nil
+	}
+	err := n.giveQueue(u, q, owner)
+	if err == nil {
+		return nil
+	}
+	if owner == nobody {
+		q.control = before // so that the next window tries again
+		return err
+	}
+	// It may have been moved in one hierarchy and not in the other. It is nobody's
+	// then, or others' packets would wait for this one's share of the CPU.
+	if back := n.giveQueue(u, q, nobody); back != nil {
+		return errors.Join(err, back) // until the owner ends, or loses it
+	}
+	q.control = newQueueControl()
+	return err
 }
 
 // giveQueue moves the thread of a queue to the tenant in a slot, or back to the
