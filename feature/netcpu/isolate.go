@@ -71,7 +71,7 @@ func (n *Netcpu) isolate(ctx context.Context, c container.Container) error {
 	if err := n.weigh(c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
-	if t.queues, err = n.mayOwnQueues(c); err != nil {
+	if err := n.allowQueues(t, c); err != nil {
 		return fmt.Errorf("netcpu isolate: %w", err)
 	}
 	t.threads, t.group, t.cpuset = threads, group, c.Cgroup.CPUSet

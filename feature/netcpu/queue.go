@@ -141,7 +141,22 @@ func (n *Netcpu) mayOwnQueues(c container.Container) (bool, error) {
 	return len(cpus) == 1, err
 }
 
-// takeQueues takes back the queues of a tenant whose cgroup is about to go.
+// allowQueues finds out whether a tenant may own queues now: the quota of its
+// container and its CPUs can change at any time. What it has by what was so before
+// is taken back, and has to be earned again.
+func (n *Netcpu) allowQueues(t *tenant, c container.Container) error {
+	may, err := n.mayOwnQueues(c)
+	if err != nil || may == t.queues {
+		return err
+	}
+	if err := n.takeQueues(t); err != nil {
+		return err
+	}
+	t.queues = may
+	return nil
+}
+
+// takeQueues takes back the queues of a tenant: its cgroup is about to go, say.
 func (n *Netcpu) takeQueues(t *tenant) error {
 	if n.host == nil || t.early == nil {
 		return nil

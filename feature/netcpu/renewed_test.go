@@ -4,10 +4,14 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -105,4 +109,26 @@ func (h *host) alive(device string) (threads []sched.Thread) {
 		}
 	}
 	return threads
+}
+
+// A container that is given a quota while it has a queue loses the queue, and may
+// have one again without the quota.
+func TestQueueFollowsQuota(t *testing.T) {
+	throttled, err := probe.KthreadsThrottled(kernel.Default())
+	must(t, err)
+	if throttled {
+		testkit.Skip(t, "kernel throttles kernel threads")
+	}
+	h := newHost(t, sandbox.CPU{})
+	h.needNAPIs()
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.start(h.box, "udp-recv")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
+	for range 2 {
+		h.untilThreads("without a quota", payer(h.container), h.uplinkGroup())
+		must(t, h.box.Limit(sandbox.CPU{Quota: 80 * time.Millisecond, Period: 100 * time.Millisecond}))
+		h.untilThreads("with a quota over two CPUs", h.uplinkGroup(), h.uplinkGroup())
+		must(t, h.box.Limit(sandbox.CPU{Quota: -1}))
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 }

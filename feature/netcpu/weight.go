@@ -8,7 +8,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // The bounds of cpu.shares (v1) and cpu.weight (v2), kernel/sched/sched.h and
@@ -45,16 +44,16 @@ func (n *Netcpu) weigh(c container.Container) error {
 	return n.setWeight(dir, shares, c.ID)
 }
 
-// reweigh has the weights of those that are isolated follow their quotas.
+// reweigh has the weights of those that are isolated follow their quotas, and
+// whether they may have queues.
 func (n *Netcpu) reweigh() error {
 	if n.throttled {
 		return nil
 	}
 	var errs []error
 	for _, t := range n.tenants {
-		if err := n.weigh(t.members[t.owner]); !errors.Is(err, journal.ErrGone) {
-			errs = append(errs, err)
-		}
+		c := t.members[t.owner]
+		errs = append(errs, passing(n.weigh(c)), passing(n.allowQueues(t, c)))
 	}
 	return errors.Join(errs...)
 }
