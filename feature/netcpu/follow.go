@@ -71,6 +71,14 @@ func (n *Netcpu) reshape(now time.Time) error {
 		if want == before.shape {
 			continue
 		}
+		if want == super {
+			off, err := n.switchedOff(t)
+			if !off {
+				t.control = control{}
+				errs = append(errs, passing(err))
+				continue
+			}
+		}
 		if err := n.setShape(t, want); err != nil && !errors.Is(err, journal.ErrGone) {
 			t.control = before // so that the next window tries again
 			errs = append(errs, err)
@@ -102,15 +110,53 @@ func (n *Netcpu) setShape(t *tenant, s shape) error {
 	return nil
 }
 
+// switchedOff says whether TSO is off at any host end of a tenant on our account.
+// Where it was off before there are no super-packets to be had.
+func (n *Netcpu) switchedOff(t *tenant) (bool, error) {
+	var errs []error
+	for _, dev := range t.members[t.owner].Interfaces {
+		if !ownNAPI(dev) {
+			continue
+		}
+		off := false
+		err := n.withTSO(dev.Host, func(knob journal.Knob) error {
+			_, off = n.turned(knob)
+			return nil
+		})
+		if off {
+			return true, nil
+		}
+		errs = append(errs, err)
+	}
+	return false, errors.Join(errs...)
+}
+
+// turned gives the note of a knob that this feature has turned.
+func (n *Netcpu) turned(k journal.Knob) (journal.Entry, bool) {
+	e, ok := n.cfg.Journal.Entry(k.Ref())
+	return e, ok && e.Owner.Feature == name
+}
+
+// setTSO switches TSO at the host end of a veth off for single packets. For super
+// it goes back to what it was, which may have been a part of it, or nothing.
 func (n *Netcpu) setTSO(end container.HostEnd, s shape, id container.ID) error {
+	return n.withTSO(end, func(knob journal.Knob) error {
+		if s == single {
+			return n.turn(knob, netdev.Off, id)
+		}
+		e, ok := n.turned(knob)
+		if !ok {
+			return nil
+		}
+		return n.turn(knob, e.Before, id)
+	})
+}
+
+func (n *Netcpu) withTSO(end container.HostEnd, do func(journal.Knob) error) error {
 	host, err := n.find.Open(end.NSPath, end.NetNS)
 	if err != nil {
 		return err
 	}
 	defer host.Close()
-	value := netdev.Off
-	if s == super {
-		value = netdev.TSO.On()
-	}
-	return n.turn(host.Offload(end.Index, netdev.TSO), value, id)
+	return do(host.Offload(end.Index, netdev.TSO))
 }
