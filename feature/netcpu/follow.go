@@ -24,16 +24,44 @@ func (n *Netcpu) controlLoop(stop <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
 	tick := time.NewTicker(controlEvery)
 	defer tick.Stop()
+	var trouble trouble
 	for {
 		select {
 		case <-stop:
 			return
 		case now := <-tick.C:
-			if err := n.look(now); err != nil {
-				n.cfg.Log.Warn("following the traffic", "feature", name, "err", err)
+			err := n.look(now)
+			if windows := trouble.tell(now, err); windows > 0 {
+				n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
 			}
 		}
 	}
+}
+
+// tellEvery is how often the log may say that something went wrong in a window: a
+// container can bring that about in each.
+const tellEvery = time.Minute
+
+// trouble decides which errors of controlLoop are told. Their texts differ from one
+// window to the next, so that time alone bounds them.
+type trouble struct {
+	told    time.Time // the last time
+	windows int       // with an error since
+}
+
+// tell takes one window into account, and gives in how many something went wrong
+// since that was last told: 0 if there is nothing to tell now.
+func (t *trouble) tell(now time.Time, err error) (windows int) {
+	if err == nil {
+		return 0
+	}
+	t.windows++
+	if !t.told.IsZero() && now.Sub(t.told) < tellEvery {
+		return 0
+	}
+	windows = t.windows
+	t.told, t.windows = now, 0
+	return windows
 }
 
 // look takes one window into account.

@@ -1,7 +1,9 @@
 package netcpu
 
 import (
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -41,5 +43,24 @@ func TestSuperIsWhatItWas(t *testing.T) {
 		if got, err := knob.Read(); err != nil || got != was {
 			t.Errorf("tso was %s: it is %s (%v) in the end", was, got, err)
 		}
+	}
+}
+
+// An error in each window fills no log, whatever it says.
+func TestTroubleIsTold(t *testing.T) {
+	var tr trouble
+	now, told, windows := time.Unix(1000, 0), 0, 0
+	for range 601 {
+		if w := tr.tell(now, errors.New(now.String())); w > 0 {
+			told++
+			windows += w
+		}
+		if tr.tell(now, nil) != 0 {
+			t.Error("told that nothing went wrong")
+		}
+		now = now.Add(controlEvery)
+	}
+	if told != 11 || windows != 601 {
+		t.Errorf("told %d times of %d windows, want 11 of 601", told, windows)
 	}
 }
