@@ -32,6 +32,9 @@ var program string
 // askSelfVerb makes the test binary a client inside a container.
 const askSelfVerb = "e2e-ask-self"
 
+// writeVerb makes it a process that waits for its disk.
+const writeVerb = "e2e-write"
+
 func TestMain(m *testing.M) {
 	if status, ok := sandbox.Reexec(os.Args); ok {
 		os.Exit(status)
@@ -41,6 +44,10 @@ func TestMain(m *testing.M) {
 	}
 	if len(os.Args) == 2 && os.Args[1] == sandboxVerb {
 		os.Exit(keepSandbox())
+	}
+	if len(os.Args) == 3 && os.Args[1] == writeVerb {
+		fmt.Fprintln(os.Stderr, keepWriting(os.Args[2]))
+		os.Exit(1)
 	}
 	os.Exit(buildAndRun(m))
 }
