@@ -1,10 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -138,4 +141,135 @@ func TestChargeKilled(t *testing.T) {
 	for _, end := range loads {
 		end()
 	}
+}
+
+// TestChargeKilledIn kills the agent in one state after another: a container's limit
+// is lowered, another's is raised, packets are dropped; a limit is a quota, or a
+// weight where there is none. Nothing is dropped any more then, and `fairlead
+// restore` as well as the next agent give back what its owner has set.
+func TestChargeKilledIn(t *testing.T) {
+	const period = 100 * time.Millisecond
+	for _, limit := range []struct {
+		name           string
+		debtor, robbed sandbox.CPU
+		of             func(*testing.T, api.Container) uint64
+	}{
+		{"quota", sandbox.CPU{Quota: 8 * time.Millisecond, Period: period, Set: "0"}, sandbox.CPU{Quota: 40 * time.Millisecond, Period: period, Set: "0"},
+			func(t *testing.T, c api.Container) uint64 { return uint64(quotaOf(t, c)) }},
+		{"weight", sandbox.CPU{Shares: 64, Set: "0"}, onOne,
+			func(t *testing.T, c api.Container) uint64 {
+				w, err := cgroup.Weight(c.Cgroup.CPU)
+				must(t, err)
+				return w
+			}},
+	} {
+		t.Run(limit.name, func(t *testing.T) {
+			r := newRig(t)
+			debtor := r.add(sandbox.Spec{Name: "e2e-debtor", CPU: limit.debtor})
+			robbed := r.add(sandbox.Spec{Name: "e2e-robbed", CPU: limit.robbed})
+			thief := r.add(sandbox.Spec{Name: "e2e-thief", CPU: onOne})
+			must(t, r.host.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "1" }))
+			k := &killer{rig: r, agent: r.agent(), before: r.state()}
+			loads := func(t *testing.T) (end func()) {
+				all := []func(){
+					generate(t, debtor, 0, "udp-recv"),
+					generate(t, thief, 0, "udp-recv"),
+					generate(t, robbed, 0, "burn"),
+					generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.1:9000", "--rate", "20000"),
+					generate(t, r.wire, 1, "udp-send", "--to", "10.66.1.3:9000", "--rate", "20000"),
+				}
+				return func() {
+					for _, end := range all {
+						end()
+					}
+				}
+			}
+			for _, in := range []struct {
+				name, container, end, policy string // end: the host's end of its veth
+				force                        func(now, owners uint64) bool
+			}{
+				{"debt", "e2e-debtor", "h1", "", func(now, owners uint64) bool { return now < owners }},
+				{"credit", "e2e-robbed", "h2", "", func(now, owners uint64) bool { return now > owners }},
+				{"drop", "e2e-debtor", "h1", ", netcpu.reserve: 40%", func(now, owners uint64) bool { return now != owners }},
+			} {
+				for _, next := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s, %s", in.name, map[bool]string{false: "restore", true: "next agent"}[next]), func(t *testing.T) {
+						defer k.with(t)()
+						a := k.agent
+						a.policy("charge.yaml", "match: {name: "+in.container+"}\nset: {netcpu: charge"+in.policy+"}\n")
+						a.start()
+						c := a.reaches(in.container, api.StateDone)
+						owners := limit.of(t, c)
+						end := loads(t)
+						k.drops(in.end, true)
+						await(t, in.name, func() error {
+							if in.name == "drop" && a.value("fairlead_netcpu_quota_dropped_packets_total", c) == 0 {
+								return errors.New("nothing was dropped")
+							}
+							now := limit.of(t, c)
+							if in.force(now, owners) {
+								must(t, unix.Kill(a.pid, unix.SIGSTOP)) // or it might not be so any more
+								if now = limit.of(t, c); in.force(now, owners) {
+									t.Logf("killed with a limit of %d, its owner's is %d", now, owners)
+									return nil
+								}
+								must(t, unix.Kill(a.pid, unix.SIGCONT))
+							}
+							return fmt.Errorf("its limit is %d, its owner's %d", now, owners)
+						})
+						a.kill()
+						k.drops(in.end, false)
+						if now := limit.of(t, c); !in.force(now, owners) {
+							t.Errorf("with the agent killed its limit is %d, its owner's %d", now, owners)
+						}
+
+						if !next {
+							mustSay(t, a.run("restore", "--expired", "--state-dir", a.path("state")), 0, "nothing to undo")
+							r.reachable("with the agent killed")
+							mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
+							r.sameAs(k.before, "restored")
+							end()
+							return
+						}
+						r.reachable("with the agent killed")
+						// With nothing to charge any more it is what the next one
+						// takes for the owner's.
+						end()
+						a.start()
+						a.reaches(in.container, api.StateDone)
+						await(t, "the next agent to put back the owner's limit", func() error {
+							x, err := a.api.Explain(t.Context(), c.ID.String())
+							if err != nil {
+								return err
+							}
+							i := slices.IndexFunc(x.Changes, func(c api.Change) bool { return c.Kind == cgroup.KindFile })
+							if now := limit.of(t, c); now != owners || i >= 0 {
+								return fmt.Errorf("its limit is %d, its owner's %d; the journal has %+v", now, owners, x.Changes)
+							}
+							return nil
+						})
+						r.reachable("with the next agent")
+						a.stop()
+						r.sameAs(k.before, "after the next agent")
+					})
+				}
+			}
+		})
+	}
+}
+
+// drops waits until the programs that drop are there, at a veth's end and at the
+// uplink, or none is left.
+func (k *killer) drops(end string, want bool) {
+	k.t.Helper()
+	await(k.t, "the programs that drop", func() error {
+		now := state{}
+		now.readDevices(k.t, "host", k.host.NetNS())
+		for _, dev := range []string{"host " + end + " egress", "host nic0 ingress"} {
+			if (now[dev] != k.before[dev]) != want {
+				return fmt.Errorf("%s: %s, and with no agent %s", dev, now[dev], k.before[dev])
+			}
+		}
+		return nil
+	})
 }
