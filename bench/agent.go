@@ -98,7 +98,7 @@ type guard struct {
 	process *sandbox.Process
 	log     *tail
 	on      bool
-	others  rig.ProgramSet // the BPF programs that are not this agent's; see attended
+	others  rig.ProgramSet // the BPF programs that there were before the agent
 	// missing is why the protection does nothing on this build or host; "" if
 	// it works.
 	missing string
@@ -133,6 +133,9 @@ func newGuard(ctx context.Context, r *rig.Rig, mode string, uplink uint64) (*gua
 func (g *guard) start(ctx context.Context) error {
 	exe, err := os.Executable()
 	if err != nil {
+		return err
+	}
+	if g.others, err = rig.Programs(nil); err != nil {
 		return err
 	}
 	socket := filepath.Join(g.dir, "agent.sock")

@@ -10,8 +10,8 @@ import (
 
 // observed are what the accounts cost: on is an agent that keeps them and does
 // nothing else, off is none. The victim and the receiver share the CPU without
-// quotas. At the rates below the sampling's each packet has a softirq of its own; at
-// a flood a poll has several.
+// quotas. At the two rates most packets have a softirq of their own; at a flood a
+// poll has several.
 func observed() []setup {
 	flood := demand{name: "flood", traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}
 	at := func(rate uint64) demand {
@@ -29,15 +29,12 @@ func observed() []setup {
 }
 
 // attended starts the agent of a setup, or ends it.
-func (g *guard) attended(ctx context.Context, on bool) (err error) {
+func (g *guard) attended(ctx context.Context, on bool) error {
 	if on == (g.process != nil) {
 		return nil
 	}
 	if !on {
 		return g.stop()
-	}
-	if g.others, err = rig.Programs(nil); err != nil {
-		return err
 	}
 	return g.start(ctx)
 }
