@@ -387,6 +387,8 @@ func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uin
 	})
 }
 
+var errNoRate = errors.New("no rate keeps the shared CPU busy")
+
 // findRate looks for the packets per second that keep a CPU busy by a part of
 // it, within two hundredths. More packets cost less each, so that it takes some steps.
 func findRate(busy float64, used func(rate uint64) (float64, error)) (uint64, error) {
@@ -406,7 +408,7 @@ func findRate(busy float64, used func(rate uint64) (float64, error)) (uint64, er
 		seen = append(seen, fmt.Sprintf("%d/s: %.2f", rate, u))
 		rate = uint64(min(max(float64(rate)*min(max(busy/u, 0.5), 2), 1000), 2e6))
 	}
-	return 0, fmt.Errorf("no rate keeps the shared CPU busy by %.2f: %s", busy, strings.Join(seen, ", "))
+	return 0, fmt.Errorf("%w by %.2f: %s", errNoRate, busy, strings.Join(seen, ", "))
 }
 
 // cpuTime is the CPU time of a process so far; 0 if it has gone. It is exact
