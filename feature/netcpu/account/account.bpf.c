@@ -87,22 +87,26 @@ int BPF_PROG(fl_enter, unsigned int vec)
 		return 0; /* cannot be: one entry, index 0 */
 	if (c->run)
 		end(c, c->last); /* a thread's, see left() */
+	now = bpf_ktime_get_ns();
 	/*
 	 * Of a poll that was not looked at, what GRO held back goes up after
 	 * napi_poll, so that nothing has ended it.
 	 */
+	if (c->skip)
+		pass(c, now);
 	c->skip = 0;
-	if (!sampled(c)) {
-		c->skip = vec;
-		return 0; /* another run counts for it */
-	}
-	now = bpf_ktime_get_ns();
 	if (c->irq_end && now - c->irq_end < FOLLOWS_NS) {
 		now = c->irq - (c->call ? fl_around_call : fl_around);
 		if ((__s64)(now - c->last) < 0)
 			now = c->last; /* until then it was the run before that */
 	}
 	c->irq_end = 0;
+	if (!sampled(c)) {
+		c->skip = vec;
+		c->skip_at = now;
+		c->network = 0;
+		return 0; /* another run counts for it */
+	}
 	begin(c, vec, now);
 	return 0;
 }
@@ -166,8 +170,9 @@ int BPF_PROG(fl_exit, unsigned int vec)
 	if (!c)
 		return 0; /* cannot be */
 	if (c->skip) {
+		c->last = bpf_ktime_get_ns(); /* how far back the next may begin, too */
+		pass(c, c->last);
 		c->skip = 0;
-		c->last = bpf_ktime_get_ns(); /* how far back the next may begin */
 		return 0; /* another run counts for it */
 	}
 	if (c->run != vec)
@@ -184,8 +189,10 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 
 	if (!c)
 		return 0; /* cannot be */
-	if (c->skip)
+	if (c->skip) {
+		c->network = 1;
 		return 0; /* another run counts for it */
+	}
 	if (unseen(c))
 		return 0; /* no run, or another one counts for it */
 	dev = device(c, skb->dev);
@@ -220,8 +227,10 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 
 	if (!c)
 		return 0; /* cannot be */
-	if (c->skip)
+	if (c->skip) {
+		c->network = 1;
 		return 0; /* another run counts for it */
+	}
 	if (left(c))
 		end(c, c->last);
 	if (c->run != NET_RX_SOFTIRQ) {
@@ -284,8 +293,10 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 
 	if (!c)
 		return 0; /* cannot be */
-	if (c->skip == RUN_THREAD)
+	if (c->skip == RUN_THREAD) {
+		pass(c, bpf_ktime_get_ns());
 		c->skip = 0;
+	}
 	if (left(c))
 		end(c, c->last);
 	if (!c->run)

@@ -148,8 +148,8 @@ type Reading struct {
 	// and of TASKLET, TIMER and HRTIMER where those did network work, with the
 	// timer's interrupt that brought it and what that takes beyond its handler,
 	// as measured once in a while. It is added up from the same intervals as the
-	// charges, sampled as they are: that Accounts come to it says that nothing is
-	// lost or charged twice, not that it is right, nor of the right one.
+	// charges: that Accounts come to it says that nothing is lost or charged twice,
+	// not that it is right, nor of the right one.
 	Softirq time.Duration
 	Thread  time.Duration // polls of NAPI threads
 	// Accounts has one for each tenant, one for System, and one for each

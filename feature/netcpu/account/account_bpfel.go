@@ -31,6 +31,8 @@ type accountCpu struct {
 	Lost          uint64
 	Last          uint64
 	Spent         uint64
+	Stands        uint64
+	Counted       uint64
 	Pot           uint64
 	Shares        uint64
 	Flushed       uint64
@@ -55,6 +57,12 @@ type accountCpu struct {
 	Events        uint64
 	Runs          uint64
 	Window        uint64
+	SkipAt        uint64
+	Passed        uint64
+	Stood         uint64
+	Looked        uint64
+	Owed          int64
+	Ratio         uint64
 	SentNetns     uint32
 	SentIfindex   uint32
 	Skb           uint64

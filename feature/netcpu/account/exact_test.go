@@ -1,7 +1,6 @@
 package account
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,35 +10,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/sandbox"
 )
-
-// Two containers behind one queue, three packets to one, each packet the same
-// work: the charges must be as the packets are.
-func TestShares(t *testing.T) {
-	for _, polls := range []bool{false, true} {
-		t.Run(fmt.Sprintf("polled %v", polls), func(t *testing.T) {
-			f := newFabric(t)
-			if polls {
-				f.polls()
-			}
-			a, b := f.add("a", 2, f.host), f.add("b", 3, f.host)
-			for _, box := range []*sandbox.Box{a, b} {
-				f.load(box, 0, "udp-recv", "--listen", ":9000")
-			}
-			// One sender, so that bursts are alike.
-			f.load(f.wire, 1, "udp-send", "--rate", "16000",
-				"--to", "10.66.0.2:9000,10.66.0.2:9000,10.66.0.2:9000,10.66.0.3:9000")
-			f.measure(2*time.Second, func(d delta) {
-				d.addsUp()
-				wa, wb := d.of(a).Receive[UDP], d.of(b).Receive[UDP]
-				if wb.Packets == 0 || wa.Packets < 2*wb.Packets {
-					d.t.Errorf("packets %d and %d: not the load that was asked for", wa.Packets, wb.Packets)
-				}
-				share := float64(wa.Packets) / float64(wa.Packets+wb.Packets)
-				near(d.t, "the share of three", wa.CPU, time.Duration(share*float64(wa.CPU+wb.CPU)), 0.05)
-			})
-		})
-	}
-}
 
 // A queue in the way: what was sent goes out in NET_TX, in anybody's time, and
 // is charged to who sent it.

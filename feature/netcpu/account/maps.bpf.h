@@ -158,7 +158,9 @@ struct cpu {
 	__u64 lost;    /* thefts that found fl_thefts full */
 
 	__u64 last;    /* when the interval began; outside of a run: when the last one ended */
-	__u64 spent;   /* ns of the run */
+	__u64 spent;   /* ns of the run, and of those that it stands for: */
+	__u64 stands;  /* were they as long as it is, */
+	__u64 counted; /* and as they are, by ratio */
 	__u64 pot;     /* ns of the run that lie between packets */
 	__u64 shares;  /* packets that share it */
 	__u64 flushed; /* when the table last went into the maps */
@@ -188,6 +190,14 @@ struct cpu {
 	__u64 events;  /* since window, also of runs that were not looked at */
 	__u64 runs;
 	__u64 window;
+
+	/* Runs that are not looked at: pass(), rate(). */
+	__u64 skip_at; /* when the one began that skip is of */
+	__u64 passed;  /* ns of them, since ratio was chosen, */
+	__u64 stood;   /* ns, had they been as long as those that stand for them, */
+	__u64 looked;  /* and how many did */
+	__s64 owed;    /* ns of them that nobody is charged for yet */
+	__u64 ratio;   /* how long they are, in 1024th; 0: not known */
 
 	/* Which device the last packet went to. */
 	__u32 sent_netns;

@@ -99,6 +99,8 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->run = run;
 	c->last = now;
 	c->spent = 0;
+	c->stands = 0;
+	c->counted = 0;
 	c->pot = 0;
 	c->shares = 0;
 	c->cur = POT;
@@ -132,6 +134,8 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
  */
 static __always_inline int unseen(struct cpu *c)
 {
+	struct task_struct *t;
+
 	if (left(c))
 		end(c, c->last);
 	if (c->run)
@@ -140,7 +144,11 @@ static __always_inline int unseen(struct cpu *c)
 		return 1; /* a task's own work, as a write to a tun device is */
 	if (sampled(c))
 		return 0;
+	t = (void *)bpf_get_current_task_btf();
+	c->pid = t->pid;
+	c->switches = t->nvcsw + t->nivcsw;
 	c->skip = RUN_THREAD;
+	c->skip_at = bpf_ktime_get_ns();
 	return 1;
 }
 

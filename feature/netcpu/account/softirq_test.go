@@ -8,113 +8,23 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
-
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// The vectors of include/linux/interrupt.h in which packets may be handled.
-const (
-	timerVec   = 1
-	netTx      = 2
-	netRx      = 3
-	tasklet    = 6
-	hrtimerVec = 8
-	localTimer = 10 // no vector: the interrupts of timers
-	vectors    = 11
-)
-
-// stopwatch measures softirqs, and the interrupts of timers, by programs of its
-// own: what a meter says is held against that. One that is made before the meter and started after it runs
-// inside of the meter's own programs, whose time is then in neither.
-// read gives the time in each vector since the start.
-func stopwatch(t *testing.T) (start func(), read func() [vectors]time.Duration) {
-	t.Helper()
-	testkit.NeedRoot(t)
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 2 * vectors})
-	must(t, err)
-	softirq := asm.LoadMem(asm.R1, asm.R6, 0, asm.DWord) // its vector
-	timer := asm.Mov.Imm(asm.R1, localTimer)
-	// value leaves the address of an entry of the CPU's in R0: the vector's,
-	// or where the vector's softirq began.
-	value := func(vector asm.Instruction, offset int32) asm.Instructions {
-		return asm.Instructions{
-			vector,
-			asm.Add.Imm(asm.R1, offset),
-			asm.StoreMem(asm.RFP, -4, asm.R1, asm.Word),
-			asm.LoadMapPtr(asm.R1, m.FD()),
-			asm.Mov.Reg(asm.R2, asm.RFP),
-			asm.Add.Imm(asm.R2, -4),
-			asm.FnMapLookupElem.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-		}
-	}
-	now := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1), asm.FnKtimeGetNs.Call(), asm.Mov.Reg(asm.R7, asm.R0)}
-	out := asm.Instructions{asm.Mov.Imm(asm.R0, 0).WithSymbol("out"), asm.Return()}
-	begin := func(vector asm.Instruction) []asm.Instructions {
-		return []asm.Instructions{now, value(vector, vectors), {asm.StoreMem(asm.R0, 0, asm.R7, asm.DWord)}, out}
-	}
-	end := func(vector asm.Instruction) []asm.Instructions {
-		return []asm.Instructions{now, value(vector, vectors), {
-			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
-			asm.JEq.Imm(asm.R1, 0, "out"), // it began before we were attached
-			asm.Sub.Reg(asm.R7, asm.R1),
-		}, value(vector, 0), {
-			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
-			asm.Add.Reg(asm.R1, asm.R7),
-			asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
-		}, out}
-	}
-	programs := map[string][]asm.Instructions{
-		"softirq_entry": begin(softirq), "softirq_exit": end(softirq),
-		"local_timer_entry": begin(timer), "local_timer_exit": end(timer),
-	}
-	attach := func(name string) {
-		var code asm.Instructions
-		for _, part := range programs[name] {
-			code = append(code, part...)
-		}
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, Instructions: code, License: "Dual BSD/GPL"})
-		must(t, err)
-		k, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: name, Program: p})
-		must(t, err)
-		must(t, p.Close())
-		t.Cleanup(func() { k.Close() })
-	}
-	t.Cleanup(func() { m.Close() })
-	attach("softirq_exit")
-	attach("local_timer_exit")
-	return func() {
-			attach("softirq_entry")
-			attach("local_timer_entry")
-		}, func() (sum [vectors]time.Duration) {
-			for vec := range sum {
-				var ns []uint64
-				must(t, m.Lookup(uint32(vec), &ns))
-				for _, n := range ns {
-					sum[vec] += time.Duration(n)
-				}
-			}
-			return sum
-		}
-}
-
 // What TCP sends from a timer is charged to who sent it.
 func TestPaced(t *testing.T) {
-	start, read := stopwatch(t)
+	w := newStopwatch(t, false, "local_timer")
 	f := newFabric(t)
 	box := f.add("box", 2, f.host)
 	f.victim()
 	f.load(f.wire, 1, "tcp-recv", "--listen", ":9000")
 	f.load(box, 0, "tcp-send", "--to", "10.66.0.1:9000", "--conns", "20", "--congestion", "bbr")
 	time.Sleep(time.Second) // it has to find out the bandwidth first
-	start()
+	w.start()
 	var packets, timers time.Duration
 	f.several(func() delta {
-		d, took := f.against(read)
-		packets, timers = took(netRx, netTx), took(tasklet, timerVec, hrtimerVec, localTimer)
+		d, was, now := beside(f.lab, w.read)
+		packets, timers = now.since(was, netRx, netTx), now.since(was, tasklet, timerVec, hrtimerVec, localTimer)
 		t.Logf("by the stopwatch: packets %v, timers %v", packets, timers)
 		return d
 	}, func(d delta) {
@@ -132,7 +42,7 @@ func TestPaced(t *testing.T) {
 // A qdisc that shapes sets a timer for each packet that has to wait: whose packet
 // that is pays for its interrupt.
 func TestTimers(t *testing.T) {
-	start, read := stopwatch(t)
+	w := newStopwatch(t, false, "local_timer")
 	f := newFabric(t)
 	for _, args := range []string{
 		"qdisc add dev nic0 root handle 1: htb default 1",
@@ -144,7 +54,7 @@ func TestTimers(t *testing.T) {
 	f.victim()
 	f.load(box, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", "1400", "--rate", "10000")
 	time.Sleep(200 * time.Millisecond)
-	start()
+	w.start()
 	var each uint64
 	must(t, f.m.around.Get(&each))
 	if each == 0 {
@@ -153,9 +63,9 @@ func TestTimers(t *testing.T) {
 	var packets, timers, around time.Duration
 	f.several(func() delta {
 		before := interrupts(t, "LOC:")
-		d, took := f.against(read)
+		d, was, now := beside(f.lab, w.read)
 		around = time.Duration((interrupts(t, "LOC:") - before) * each)
-		packets, timers = took(netRx, netTx), took(localTimer)
+		packets, timers = now.since(was, netRx, netTx), now.since(was, localTimer)
 		t.Logf("by the stopwatch: packets %v, interrupts of timers %v, around them %v; by the meter: %v", packets, timers, around, d.softirq)
 		return d
 	}, func(d delta) {
@@ -329,24 +239,5 @@ func TestRecalibrate(t *testing.T) {
 		if (again != 1) != tt.anew {
 			t.Errorf("%v after it was measured to be %d: %d", tt.ago, measured, again)
 		}
-	}
-}
-
-// against measures for a while by the meter and by a stopwatch. took adds up what
-// that had of some vectors.
-func (l *lab) against(read func() [vectors]time.Duration) (d delta, took func(of ...int) time.Duration) {
-	l.t.Helper()
-	before, err := l.m.Read()
-	must(l.t, err)
-	was := read()
-	time.Sleep(3 * while)
-	now := read()
-	after, err := l.m.Read()
-	must(l.t, err)
-	return l.between(before, after), func(of ...int) (sum time.Duration) {
-		for _, v := range of {
-			sum += now[v] - was[v]
-		}
-		return sum
 	}
 }
