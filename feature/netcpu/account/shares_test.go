@@ -32,7 +32,7 @@ func TestShares(t *testing.T) {
 				"--to", "10.66.0.2:9000,10.66.0.2:9000,10.66.0.2:9000,10.66.0.3:9000")
 			var got [2]float64
 			f.several(func() delta {
-				d, was, now := beside(f.lab, func() [2]load.Reading { return [2]load.Reading{boards[0].Read(), boards[1].Read()} })
+				d, was, now := beside(f.lab, untilKnown, func() [2]load.Reading { return [2]load.Reading{boards[0].Read(), boards[1].Read()} })
 				for i := range got {
 					got[i] = float64(now[i].Since(was[i]).Ops)
 				}
@@ -64,7 +64,7 @@ func TestUnequal(t *testing.T) {
 		{"udp and tcp", "tcp"},
 		{"small and fragments", "udp"},
 	} {
-		for _, rate := range []uint64{400, 4000} { // all looked at, and some
+		for rate, length := range map[uint64]time.Duration{400: 3 * while, 4000: untilKnown} { // all looked at, and some
 			t.Run(fmt.Sprintf("%s %d", c.name, rate), func(t *testing.T) {
 				w := newStopwatch(t, true)
 				w.start()
@@ -83,7 +83,7 @@ func TestUnequal(t *testing.T) {
 				}
 				var ofA, ofB, both time.Duration
 				f.several(func() delta {
-					d, was, now := beside(f.lab, w.read)
+					d, was, now := beside(f.lab, length, w.read)
 					ofA, ofB, both = now.since(was, byWhom+1), now.since(was, byWhom+2), now.since(was, byWhom+3)
 					t.Logf("by the stopwatch: %v and %v, and %v in which both had packets", ofA, ofB, both)
 					return d
@@ -146,7 +146,7 @@ func TestTotal(t *testing.T) {
 			f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--size", "64", "--rate", c.rate)
 			var packets time.Duration
 			f.several(func() delta {
-				d, was, now := beside(f.lab, w.read)
+				d, was, now := beside(f.lab, 3*while, w.read)
 				packets = now.since(was, netRx, netTx)
 				t.Logf("by the stopwatch %v, by the meter %v: %+.2f %%", packets, d.softirq, 100*(float64(d.softirq)/float64(packets)-1))
 				return d

@@ -23,7 +23,7 @@ func TestPaced(t *testing.T) {
 	w.start()
 	var packets, timers time.Duration
 	f.several(func() delta {
-		d, was, now := beside(f.lab, w.read)
+		d, was, now := beside(f.lab, 3*while, w.read)
 		packets, timers = now.since(was, netRx, netTx), now.since(was, tasklet, timerVec, hrtimerVec, localTimer)
 		t.Logf("by the stopwatch: packets %v, timers %v", packets, timers)
 		return d
@@ -63,7 +63,7 @@ func TestTimers(t *testing.T) {
 	var packets, timers, around time.Duration
 	f.several(func() delta {
 		before := interrupts(t, "LOC:")
-		d, was, now := beside(f.lab, w.read)
+		d, was, now := beside(f.lab, 3*while, w.read)
 		around = time.Duration((interrupts(t, "LOC:") - before) * each)
 		packets, timers = now.since(was, netRx, netTx), now.since(was, localTimer)
 		t.Logf("by the stopwatch: packets %v, interrupts of timers %v, around them %v; by the meter: %v", packets, timers, around, d.softirq)

@@ -229,13 +229,17 @@ func (e elapsed) since(was elapsed, of ...int) (sum time.Duration) {
 	return sum
 }
 
-// beside measures for a while by the meter, and has another look at the same time.
-func beside[T any](l *lab, look func() T) (d delta, was, now T) {
+// Of what is sampled a container with thousands of packets is known within 5 %
+// after some seconds only (README.md, "What is exact, and what is not").
+const untilKnown = 12 * time.Second
+
+// beside measures for so long by the meter, and has another look at the same time.
+func beside[T any](l *lab, length time.Duration, look func() T) (d delta, was, now T) {
 	l.t.Helper()
 	before, err := l.m.Read()
 	must(l.t, err)
 	was = look()
-	time.Sleep(3 * while)
+	time.Sleep(length)
 	now = look()
 	after, err := l.m.Read()
 	must(l.t, err)
