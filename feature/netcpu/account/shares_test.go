@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,9 +28,10 @@ func TestShares(t *testing.T) {
 			for i, box := range []*sandbox.Box{a, b} {
 				boards[i] = f.load(box, 0, "udp-recv", "--listen", ":9000")
 			}
-			// One sender, so that bursts are alike.
+			// One sender, so that bursts are alike; and many in a row to each, or one
+			// of three packets would wake a receiver, and each of the other's.
 			f.load(f.wire, 1, "udp-send", "--rate", "16000",
-				"--to", "10.66.0.2:9000,10.66.0.2:9000,10.66.0.2:9000,10.66.0.3:9000")
+				"--to", strings.Repeat("10.66.0.2:9000,", 96)+strings.Repeat("10.66.0.3:9000,", 31)+"10.66.0.3:9000")
 			var got [2]float64
 			f.several(func() delta {
 				d, was, now := beside(f.lab, untilKnown, func() [2]load.Reading { return [2]load.Reading{boards[0].Read(), boards[1].Read()} })
