@@ -21,7 +21,9 @@
  * RPS hands packets over): on a virtual machine it takes as long as the packet,
  * mostly where no event is (fl_around, fl_around_call).
  *
- * An open packet that nothing tells of is the system's. Time that lies between
+ * An open packet that nothing tells of is the system's; but not in a namespace that
+ * user space does not know, as a container may have made it to have others pay, or
+ * to be given credit: see sends() and leave_open(). Time that lies between
  * packets (driver, GRO, softirq entry and exit, all of a NET_TX run, and of one
  * in which a timer sends) goes into a pot, which is shared evenly over the packets of the run at its end.
  *
@@ -37,7 +39,8 @@
  *
  * Hooks and cost: README.md. Who reads the maps: account.go. Full maps:
  * fl_devices, fl_cgroups: user space gets the error; fl_thefts: counted in
- * lost; charges go on. The programs no longer run once the agent has ended.
+ * lost; charges go on; fl_nested: the least used is forgotten. The programs no
+ * longer run once the agent has ended.
  */
 
 #include "kernel.h"
@@ -203,7 +206,7 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 	if (slot) {
 		__u32 class = dev & HOST_END ? SEND : RECEIVE;
 
-		if (c->kind == KIND_THREAD && !c->victim && class == RECEIVE)
+		if (c->kind == KIND_THREAD && !c->victim && class == RECEIVE && !(dev & NESTED))
 			c->victim = slot; /* a thread that polls a tenant's own device */
 		use(c, slot, class | protocol(skb), 1, skb->len);
 		share(c);
@@ -215,7 +218,7 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 		use(c, slot, SEND | protocol(skb), 0, 0);
 		return 0;
 	}
-	open(c, skb);
+	open(c, skb, dev);
 	return 0;
 }
 
@@ -237,8 +240,10 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		c->sent_netns = to->nd_net.net->ns.inum;
 		c->sent_ifindex = to->ifindex;
 	}
-	if (!c->run)
+	if (!c->run) {
+		sends(c, skb, to);
 		return 0; /* a task sends: the scheduler charges it */
+	}
 	dev = device(c, to);
 	slot = dev & SLOT;
 	c->network = 1;
@@ -248,7 +253,8 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		if (!(dev & HOST_SIDE) && c->cur != POT)
 			return 0;
 		class = SEND;
-		slot = stamped(skb);
+		/* What is written there in a nested one, nothing has overwritten. */
+		slot = dev & NESTED ? 0 : stamped(skb);
 		if (!slot && c->cur >= ENTRIES) {
 			/* Once an owner is known only a stamp overrules it. */
 			slot = of_socket(c, skb->sk);
@@ -258,6 +264,8 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		}
 		if (!slot && c->cur != POT)
 			return 0;
+		if (!slot && dev & NESTED)
+			slot = c->victim; /* see leave_open() */
 	} else if (dev & HOST_END) {
 		class = RECEIVE;
 	} else {

@@ -69,11 +69,13 @@ type accountCpu struct {
 	Netns         uint32
 	Ifindex       uint32
 	Proto         uint32
+	Nested        uint32
 	Outer         uint32
 	Inner         uint32
 	Ringed        uint32
 	InRing        uint32
 	Bytes         uint32
+	Pad           uint32
 	TunnelNs      uint64
 	TunnelPackets uint64
 	TunnelSeen    uint64
@@ -84,9 +86,10 @@ type accountCpu struct {
 	SetSlot       uint32
 	SetKnown      uint32
 	Ring          [8]struct {
-		_   structs.HostLayout
-		Skb uint64
-		Ns  uint64
+		_    structs.HostLayout
+		Skb  uint64
+		Ns   uint64
+		Slot uint64
 	}
 	Entries [8]struct {
 		_       structs.HostLayout
@@ -129,6 +132,7 @@ const (
 	accountMapFlCpus       = "fl_cpus"
 	accountMapFlDevices    = "fl_devices"
 	accountMapFlDropped    = "fl_dropped"
+	accountMapFlNested     = "fl_nested"
 	accountMapFlThefts     = "fl_thefts"
 	accountMapFlUsed       = "fl_used"
 	accountProgFlCall      = "fl_call"
@@ -219,6 +223,7 @@ type accountMapSpecs struct {
 	FlCpus     *ebpf.MapSpec `ebpf:"fl_cpus"`
 	FlDevices  *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlDropped  *ebpf.MapSpec `ebpf:"fl_dropped"`
+	FlNested   *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlThefts   *ebpf.MapSpec `ebpf:"fl_thefts"`
 	FlUsed     *ebpf.MapSpec `ebpf:"fl_used"`
 }
@@ -261,6 +266,7 @@ type accountMaps struct {
 	FlCpus     *ebpf.Map `ebpf:"fl_cpus"`
 	FlDevices  *ebpf.Map `ebpf:"fl_devices"`
 	FlDropped  *ebpf.Map `ebpf:"fl_dropped"`
+	FlNested   *ebpf.Map `ebpf:"fl_nested"`
 	FlThefts   *ebpf.Map `ebpf:"fl_thefts"`
 	FlUsed     *ebpf.Map `ebpf:"fl_used"`
 }
@@ -273,6 +279,7 @@ func (m *accountMaps) Close() error {
 		m.FlCpus,
 		m.FlDevices,
 		m.FlDropped,
+		m.FlNested,
 		m.FlThefts,
 		m.FlUsed,
 	)

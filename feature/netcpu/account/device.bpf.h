@@ -4,6 +4,13 @@
 /* Raised by user space after a change of fl_devices or fl_cgroups. */
 __u32 fl_epoch;
 
+static __always_inline __u32 of_cgroup(__u64 id)
+{
+	__u32 *slot = bpf_map_lookup_elem(&fl_cgroups, &id);
+
+	return slot ? *slot : 0;
+}
+
 static __noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
 {
 	struct seen *s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
@@ -15,9 +22,17 @@ static __noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
 		key.ifindex = 0;
 		v = bpf_map_lookup_elem(&fl_devices, &key);
 	}
+	if (!v) {
+		struct nested *n = bpf_map_lookup_elem(&fl_nested, &netns);
+
+		/* Not kept: no epoch ends it. */
+		if (!n)
+			return NESTED;
+		return n->tenant ? NESTED | of_cgroup(n->tenant) : 0;
+	}
 	s->netns = netns;
 	s->ifindex = ifindex;
-	s->value = v ? *v : 0;
+	s->value = *v;
 	s->known = 1;
 	return s->value;
 }

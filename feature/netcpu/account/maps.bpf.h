@@ -5,6 +5,7 @@
 #define MAX_SLOTS 1024
 #define MAX_DEVICES 16384
 #define MAX_CGROUPS 16384
+#define MAX_NESTED 4096
 /* Pairs of victim and culprit that have met. */
 #define MAX_THEFTS 16384
 
@@ -27,6 +28,8 @@
 #define SLOT 0xffff
 #define HOST_END 0x10000  /* the host's end of that tenant's veth */
 #define HOST_SIDE 0x20000 /* in a namespace in which host ends are */
+/* Not said by it: in a namespace that a tenant may have made, that of SLOT if any. */
+#define NESTED 0x40000
 
 struct work {
 	__u64 ns;
@@ -94,6 +97,25 @@ struct {
 	__type(value, __u32);
 } fl_cgroups SEC(".maps");
 
+/* Who sent last in a namespace that user space does not know. */
+struct nested {
+	__u64 cgroup;
+	__u64 tenant; /* the cgroup of the tenant that this is in; 0: no tenant's */
+	__u32 epoch;  /* of what was known of tenants then */
+	__u32 pad;
+};
+
+/*
+ * Anybody can make such a namespace who may make a user namespace. By its inode;
+ * the least used are forgotten.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_NESTED);
+	__type(key, __u32);
+	__type(value, struct nested);
+} fl_nested SEC(".maps");
+
 /* Which slots packets may be stamped with: those of tenants that have a stamp. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -148,6 +170,7 @@ struct seen {
 struct ringed {
 	__u64 skb;
 	__u64 ns;
+	__u64 slot; /* whose it is if nothing tells */
 };
 
 /* What each CPU is at. Only its own softirqs and threads write here. */
@@ -208,11 +231,13 @@ struct cpu {
 	__u32 netns; /* where it came in */
 	__u32 ifindex;
 	__u32 proto;
+	__u32 nested;  /* in a namespace that a tenant may have made */
 	__u32 outer;   /* it carries another */
 	__u32 inner;   /* it was carried by another */
 	__u32 ringed;  /* next place in the ring */
 	__u32 in_ring;
 	__u32 bytes;
+	__u32 pad;
 
 	/*
 	 * Packets that carry others, after their part is done and before the

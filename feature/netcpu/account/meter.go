@@ -237,6 +237,7 @@ func (m *Meter) shared() map[string]*ebpf.Map {
 		accountMapFlCpus:     m.maps.FlCpus,
 		accountMapFlDevices:  m.maps.FlDevices,
 		accountMapFlDropped:  m.maps.FlDropped,
+		accountMapFlNested:   m.maps.FlNested,
 		accountMapFlThefts:   m.maps.FlThefts,
 		accountMapFlUsed:     m.maps.FlUsed,
 	}

@@ -17,13 +17,6 @@ static __always_inline __u32 stamped(struct sk_buff *skb)
 	return used && *used ? slot : 0;
 }
 
-static __always_inline __u32 of_cgroup(__u64 id)
-{
-	__u32 *slot = bpf_map_lookup_elem(&fl_cgroups, &id);
-
-	return slot ? *slot : 0;
-}
-
 /*
  * The slot of a task. Its css_set stands for its cgroup: tasks of one cgroup
  * share it, and what is behind it need not be read for each run.
@@ -56,6 +49,52 @@ static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
 	if (dev & SLOT && !(dev & HOST_END))
 		return dev & SLOT;
 	return of_cgroup(sk->sk_cgrp_data.cgroup->kn->id);
+}
+
+/* Cgroups deeper than this below a tenant's are the tenant's none the less. */
+#define LEVELS 16
+
+/* The cgroup of the tenant that the current task is in, however far below. */
+static __noinline __u64 tenant_of_task(void)
+{
+	__u64 id, tenant = 0;
+	int level;
+
+	for (level = 1; level <= LEVELS; level++) {
+		id = bpf_get_current_ancestor_cgroup_id(level);
+		if (!id)
+			break;
+		if (of_cgroup(id))
+			tenant = id;
+	}
+	return tenant;
+}
+
+/*
+ * A task sends. Where user space does not know the namespace, what is received
+ * there is from here on its tenant's, on whichever CPU. What comes down from a
+ * device above, as macvlan's does, was sent elsewhere, and what a kernel thread
+ * sends (neighbour discovery) says nothing.
+ */
+static __always_inline void sends(struct cpu *c, struct sk_buff *skb, struct net_device *to)
+{
+	struct task_struct *t = (void *)bpf_get_current_task_btf();
+	__u32 netns = to->nd_net.net->ns.inum;
+	__u32 dev = device_at(c, netns, to->ifindex);
+	struct sock *sk = skb->sk;
+	struct nested *known, now = {};
+
+	if (dev && !(dev & NESTED))
+		return;
+	if (t->flags & PF_KTHREAD || !sk || sk->__sk_common.skc_net.net->ns.inum != netns)
+		return;
+	now.cgroup = t->cgroups->dfl_cgrp->kn->id;
+	now.epoch = fl_epoch;
+	known = bpf_map_lookup_elem(&fl_nested, &netns);
+	if (known && known->cgroup == now.cgroup && known->epoch == now.epoch)
+		return;
+	now.tenant = tenant_of_task();
+	bpf_map_update_elem(&fl_nested, &netns, &now, BPF_ANY); /* or it stays unknown */
 }
 
 /* Whether the current task is a NAPI thread. */
@@ -274,7 +313,7 @@ static __always_inline int further(struct cpu *c, struct sk_buff *skb)
 }
 
 /* A packet begins of which it is not known yet whose it is. */
-static __noinline void open(struct cpu *c, struct sk_buff *skb)
+static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 {
 	int i;
 
@@ -285,7 +324,9 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb)
 	c->ifindex = skb->dev->ifindex;
 	c->bytes = skb->len;
 	c->proto = protocol(skb);
-	c->outer = carries(skb, c->proto);
+	c->nested = dev & NESTED;
+	/* The host's tunnels end in namespaces that are known. */
+	c->outer = !c->nested && carries(skb, c->proto);
 	c->inner = c->tunnel_packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
 		   unpacks(skb->dev);
 	if (c->inner)
@@ -298,11 +339,8 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb)
 		return;
 	/* An older packet that had the same memory is done with. */
 	for (i = 0; i < RING; i++) {
-		if (c->ring[i].skb == c->skb && c->ring[i].ns) {
-			system_time(c, RECEIVE | OTHER, c->ring[i].ns);
-			c->ring[i].skb = 0;
-			c->ring[i].ns = 0;
-		}
+		if (c->ring[i].skb == c->skb)
+			done_with(c, &c->ring[i]);
 	}
 }
 

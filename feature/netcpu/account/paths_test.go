@@ -19,6 +19,7 @@ type fabric struct {
 func newFabric(t testing.TB) *fabric {
 	l := newLab(t)
 	f := &fabric{lab: l, wire: l.bare("wire"), host: l.bare("host")}
+	l.m.self = l.ns(f.host).Inode()
 	must(t, f.host.Bridge("br0", prefix("10.66.0.254/24")))
 	l.ip(f.host, "addr", "add", "fd00:66::254/64", "dev", "br0", "nodad")
 	l.wire(sandbox.End{Box: f.wire, Name: "wire", Addr: prefix("10.66.0.1/24")},

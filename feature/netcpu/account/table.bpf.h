@@ -172,28 +172,39 @@ static __always_inline void system_time(struct cpu *c, __u32 class, __u64 ns)
 	entry(c, 0, class)->ns += ns;
 }
 
-/* Open packets of which nothing told whose they were. */
+/* An open packet of which nothing told whose it was. */
+static __always_inline void done_with(struct cpu *c, struct ringed *r)
+{
+	struct entry *e;
+
+	if (!r->ns)
+		return;
+	e = entry(c, r->slot, RECEIVE | OTHER);
+	e->ns += r->ns;
+	if (r->slot) { /* or the rest of the run would be the system's */
+		e->shares++;
+		c->shares++;
+	}
+	r->skb = 0;
+	r->ns = 0;
+}
+
 static __always_inline void drop_ring(struct cpu *c)
 {
-	__u64 ns = 0;
 	int i;
 
 	if (!c->in_ring)
 		return;
-	for (i = 0; i < RING; i++) {
-		ns += c->ring[i].ns;
-		c->ring[i].skb = 0;
-		c->ring[i].ns = 0;
-	}
+	for (i = 0; i < RING; i++)
+		done_with(c, &c->ring[i]);
 	c->in_ring = 0;
-	system_time(c, RECEIVE | OTHER, ns);
 }
 
 /* The interval of an open packet is over, and nothing told whose it was. */
 static __noinline void leave_open(struct cpu *c, __u64 ns)
 {
 	struct ringed *r;
-	__u32 slot = dropped();
+	__u32 slot = dropped(), whose;
 
 	if (slot) {
 		struct entry *e = entry(c, slot, RECEIVE | c->proto);
@@ -211,8 +222,14 @@ static __noinline void leave_open(struct cpu *c, __u64 ns)
 		c->tunnel_seen = c->last;
 		return;
 	}
+	/*
+	 * What comes in a namespace that user space does not know was put there by
+	 * who has made it. If not even a sender is known, it is whose time it takes,
+	 * so that nobody gets credit for what may be its own.
+	 */
+	whose = c->nested ? c->victim : 0;
 	if (c->proto == OTHER) {
-		struct entry *e = entry(c, 0, RECEIVE | OTHER);
+		struct entry *e = entry(c, whose, RECEIVE | OTHER);
 
 		e->ns += ns;
 		e->packets += c->weight;
@@ -221,17 +238,14 @@ static __noinline void leave_open(struct cpu *c, __u64 ns)
 		return;
 	}
 	/*
-	 * Either it is done with, and the system's; or it stands in a list that
+	 * Either it is done with, and the system's, say; or it stands in a list that
 	 * the protocol works through after the last one has been received.
 	 */
 	r = &c->ring[c->ringed++ & (RING - 1)];
-	if (r->ns) {
-		struct entry *e = entry(c, 0, RECEIVE | OTHER);
-
-		e->ns += r->ns;
-	}
+	done_with(c, r);
 	r->skb = c->skb;
 	r->ns = ns;
+	r->slot = whose;
 	c->in_ring = 1;
 }
 
@@ -406,6 +420,8 @@ static __noinline void end(struct cpu *c, __u64 now)
 		share_pot(c);
 	else if (c->run == NET_RX_SOFTIRQ && !c->network && !c->steered && c->sent_ifindex)
 		dev = device_at(c, c->sent_netns, c->sent_ifindex);
+	if (dev & NESTED && !(dev & SLOT))
+		dev |= c->victim; /* see leave_open() */
 	if (dev & SLOT) {
 		/*
 		 * Nothing was received: what was sent into a veth here is handed on
