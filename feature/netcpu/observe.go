@@ -44,7 +44,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	for _, dev := range c.Interfaces {
 		t.Devices = append(t.Devices, account.Device{Netns: c.NetNS, Ifindex: dev.Index})
 		if dev.Host.NetNS != 0 {
-			t.Devices = append(t.Devices, account.Device{Netns: dev.Host.NetNS, Ifindex: dev.Host.Index, HostEnd: true})
+			t.Devices = append(t.Devices, account.Device{Netns: dev.Host.NetNS, Ifindex: dev.Host.Index, HostEnd: true, Trusted: dev.Host.Trusted})
 		}
 	}
 	ids, err := cgroup.IDs(c.Cgroup.V2, cgroupsMost)

@@ -42,6 +42,10 @@ type Device struct {
 	// arrives there was sent by the container. A device that is not makes the
 	// whole of its namespace, loopback included, the tenant's.
 	HostEnd bool
+	// Trusted says of a host's end that no container can have made the namespace
+	// that it is in. In any other it tells of what passes through itself, and what
+	// else is there is not the host's: see README.md.
+	Trusted bool
 }
 
 // Protocol is a class of packets with a cost of its own.

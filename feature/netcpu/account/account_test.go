@@ -62,20 +62,22 @@ func must(t testing.TB, err error) {
 }
 
 func TestWanted(t *testing.T) {
-	const host, a, b = 100, 200, 201
+	const host, a, b, c = 100, 200, 201, 202
 	tenants := []Tenant{
-		{ID: 1, Cgroups: []uint64{10, 11}, Devices: []Device{{host, 5, true}, {a, 2, false}}},
+		{ID: 1, Cgroups: []uint64{10, 11}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}}},
 		// A pod's second container names the same devices, and is late.
-		{ID: 2, Cgroups: []uint64{11, 12}, Devices: []Device{{host, 5, true}, {a, 2, false}, {a, 3, false}}},
+		{ID: 2, Cgroups: []uint64{11, 12}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}, {a, 3, false, false}}},
 		// Nobody gets a namespace that host ends are in, nor the host's own.
-		{ID: 3, Devices: []Device{{host, 9, false}, {1, 4, false}}},
-		{ID: 4, Devices: []Device{{b, 2, false}, {b, 0, false}, {b, -1, false}, {0, 1, false}, {1 << 32, 1, true}}},
+		{ID: 3, Devices: []Device{{host, 9, false, false}, {1, 4, false, false}}},
+		{ID: 4, Devices: []Device{{b, 2, false, false}, {b, 0, false, false}, {b, -1, false, false}, {0, 1, false, false}, {1 << 32, 1, true, true}}},
+		// Nor does a container make a namespace of its own the host's.
+		{ID: 5, Devices: []Device{{c, 7, true, false}}},
 	}
-	devices, cgroups := wanted(tenants, []uint32{1, 2, 3, 4}, 1, 100)
+	devices, cgroups := wanted(tenants, []uint32{1, 2, 3, 4, 5}, 1, 100)
 	at := func(netns, index uint32) accountDevice { return accountDevice{Netns: netns, Ifindex: index} }
 	wantDevices := map[accountDevice]uint32{
 		at(host, 5): 1 | flagHostEnd | flagHostSide, at(host, 0): flagHostSide, at(1, 0): flagHostSide,
-		at(a, 2): 1, at(a, 3): 2, at(a, 0): 1, at(host, 9): 3, at(1, 4): 3, at(b, 2): 4, at(b, 0): 4,
+		at(a, 2): 1, at(a, 3): 2, at(a, 0): 1, at(host, 9): 3, at(1, 4): 3, at(b, 2): 4, at(b, 0): 4, at(c, 7): 5 | flagHostEnd,
 	}
 	if !maps.Equal(devices, wantDevices) {
 		t.Errorf("devices %v, want %v", devices, wantDevices)

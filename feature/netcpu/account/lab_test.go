@@ -87,7 +87,7 @@ func (l *lab) device(b *sandbox.Box, name string, hostEnd bool) Device {
 	must(l.t, err)
 	for _, k := range links {
 		if k.Name == name {
-			return Device{Netns: ns.Inode(), Ifindex: k.Index, HostEnd: hostEnd}
+			return Device{Netns: ns.Inode(), Ifindex: k.Index, HostEnd: hostEnd, Trusted: hostEnd}
 		}
 	}
 	l.t.Fatalf("no device %s in %s", name, b.Name)

@@ -32,9 +32,13 @@ func wanted(tenants []Tenant, slots []uint32, self uint64, room int) (map[accoun
 	// The host's side first: a namespace with a host end in it is nobody's own.
 	for i, t := range tenants {
 		for _, d := range t.Devices {
-			if d.HostEnd && inside(d) {
+			switch {
+			case !d.HostEnd || !inside(d):
+			case d.Trusted:
 				device(d.Netns, d.Ifindex, slots[i]|flagHostEnd|flagHostSide)
 				device(d.Netns, 0, flagHostSide)
+			default:
+				device(d.Netns, d.Ifindex, slots[i]|flagHostEnd)
 			}
 		}
 	}
