@@ -62,11 +62,14 @@ func TestShares(t *testing.T) {
 func TestUnequal(t *testing.T) {
 	for _, c := range []struct {
 		name, protocol string
+		rates          map[uint64]time.Duration // and how long each is measured: all is looked at, or some
 	}{
-		{"udp and tcp", "tcp"},
-		{"small and fragments", "udp"},
+		{"udp and tcp", "tcp", map[uint64]time.Duration{400: 3 * while, 4000: untilKnown}},
+		// Not at 4000: one sender's timers come while the other sends, right before
+		// softirqs that they have not brought (README.md, "What is exact, and what is not").
+		{"small and fragments", "udp", map[uint64]time.Duration{400: 3 * while}},
 	} {
-		for rate, length := range map[uint64]time.Duration{400: 3 * while, 4000: untilKnown} { // all looked at, and some
+		for rate, length := range c.rates {
 			t.Run(fmt.Sprintf("%s %d", c.name, rate), func(t *testing.T) {
 				w := newStopwatch(t, true)
 				w.start()
