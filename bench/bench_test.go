@@ -125,10 +125,13 @@ func TestExperiment(t *testing.T) {
 	}
 	var got []string
 	for _, c := range e.report.Cases {
-		if !slices.Contains([]string{Stolen, PacketCost, Balance}, c.Metric) { // not everywhere
+		// These are not everywhere, nor in each window: a connection may wait to
+		// send again for as long as one is.
+		accounts := slices.Contains([]string{Stolen, PacketCost, Balance}, c.Metric)
+		if !accounts {
 			got = append(got, c.Case+": "+c.Metric)
 		}
-		if len(c.Off) != 2 || len(c.On) != 2 {
+		if n := min(len(c.Off), len(c.On)); n > 2 || n < 2 && !accounts {
 			t.Errorf("%s %s: %d values off, %d on, in 2 rounds", c.Case, c.Metric, len(c.Off), len(c.On))
 		}
 		for _, v := range append(c.Off, c.On...) {
