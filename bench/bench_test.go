@@ -131,7 +131,7 @@ func TestExperiment(t *testing.T) {
 		if !accounts {
 			got = append(got, c.Case+": "+c.Metric)
 		}
-		if n := min(len(c.Off), len(c.On)); n > 2 || n < 2 && !accounts {
+		if max(len(c.Off), len(c.On)) > 2 || min(len(c.Off), len(c.On)) < 2 && !accounts {
 			t.Errorf("%s %s: %d values off, %d on, in 2 rounds", c.Case, c.Metric, len(c.Off), len(c.On))
 		}
 		for _, v := range append(c.Off, c.On...) {
