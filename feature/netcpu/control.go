@@ -6,7 +6,7 @@ import "time"
 // go through its NAPI thread: that is what isolates. As super-packets (TSO left
 // on at the host end) they take the ordinary softirq: bulk TCP is then three
 // times faster and costs so little for each byte that it disturbs hardly
-// anybody, but nothing is isolated. README.md has the measurement.
+// anybody, but nothing is isolated. MEASURED.md has the measurement.
 type shape int
 
 const (

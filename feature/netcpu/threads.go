@@ -192,7 +192,7 @@ func (n *Netcpu) move(t sched.Thread, hierarchy, group string, id container.ID) 
 // pollSlice is the slice of a thread that polls: the shortest that the kernel
 // has. The thread then gets its turn before what is in its queue has grown
 // old, or has kept a sender on this host waiting; its share of the CPU is what
-// it was. README.md has the measurement.
+// it was. MEASURED.md has the measurement.
 const pollSlice = 100 * time.Microsecond
 
 // hasten gives a thread pollSlice, where the kernel can.

@@ -26,7 +26,7 @@ const uplinkGroup = "fairlead-uplink-"
 // dropped early, against 1024 of an ordinary group: a flood then takes at most a
 // tenth of a core from the others. With early drop the group has the usual
 // weight, which nobody needs to be protected from, since what a container cannot
-// take costs next to nothing. README.md, "The stage before the container", has
+// take costs next to nothing. MEASURED.md, "The stage before the container", has
 // what was measured; the weight without early drop is arithmetic.
 const uplinkShares = 100
 
