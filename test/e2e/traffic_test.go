@@ -113,6 +113,10 @@ func TestMark(t *testing.T) {
 	address(r.host, "br0", "10.77.0.254/24")
 	address(r.wire, "wire", "10.77.0.1/24")
 	must(t, r.host.Sysctl("ipv4/ip_forward", "1"))
+	// Or the container is told to send to the wire itself, past what routes.
+	for _, conf := range []string{"all", "br0"} {
+		must(t, r.host.Sysctl("ipv4/conf/"+conf+"/send_redirects", "0"))
+	}
 	must(t, box.Do(func() error {
 		_, to, err := net.ParseCIDR("10.77.0.0/24")
 		if err != nil {
