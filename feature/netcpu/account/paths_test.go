@@ -171,19 +171,7 @@ func TestOverlay(t *testing.T) {
 	for _, proto := range []Protocol{UDP, TCP} {
 		t.Run(proto.String(), func(t *testing.T) {
 			f := newFabric(t)
-			overlay := f.bare("overlay")
-			must(t, overlay.Bridge("br0", prefix("10.67.0.254/24")))
-			vxlan := func(b *sandbox.Box, remote string) {
-				f.ip(b, "link", "add", "vx0", "type", "vxlan", "id", "42", "dstport", "4789", "remote", remote)
-			}
-			vxlan(f.host, "10.66.0.1")
-			f.ip(f.host, "link", "set", "vx0", "netns", fmt.Sprint(overlay.PID))
-			f.ip(overlay, "link", "set", "vx0", "master", "br0", "up")
-			vxlan(f.wire, "10.66.0.254")
-			f.ip(f.wire, "link", "set", "vx0", "up")
-			f.ip(f.wire, "addr", "add", "10.67.0.1/24", "dev", "vx0")
-			box := f.add("box", 2, overlay)
-			f.ip(box, "addr", "add", "10.67.0.2/24", "dev", "eth0")
+			box := f.behindTunnel()
 			f.victim()
 			name := proto.String()
 			f.load(box, 0, name+"-recv", "--listen", ":9000")

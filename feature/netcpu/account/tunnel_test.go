@@ -74,7 +74,7 @@ func TestSecondNIC(t *testing.T) {
 }
 
 // behindTunnel makes a container in an overlay as Docker makes it (10.67.0.0/24),
-// whose other end is the wire's, and where the host's part is on CPU 0.
+// whose other end is the wire's.
 func (f *fabric) behindTunnel() *sandbox.Box {
 	f.t.Helper()
 	overlay := f.bare("overlay")
