@@ -11,12 +11,15 @@ static __always_inline __u32 of_cgroup(__u64 id)
 	return slot ? *slot : 0;
 }
 
-static __noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
+__noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
 {
-	struct seen *s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
+	struct seen *s;
 	struct device key = {.netns = netns, .ifindex = ifindex};
 	__u32 *v;
 
+	if (!c)
+		return 0;
+	s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
 	v = bpf_map_lookup_elem(&fl_devices, &key);
 	if (!v) {
 		key.ifindex = 0;

@@ -55,7 +55,7 @@ static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
 #define LEVELS 16
 
 /* The cgroup of the tenant that the current task is in, however far below. */
-static __noinline __u64 tenant_of_task(void)
+__noinline __u64 tenant_of_task(void)
 {
 	__u64 id, tenant = 0;
 	int level;
