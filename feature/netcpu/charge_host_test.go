@@ -107,7 +107,7 @@ func TestReserve(t *testing.T) {
 func TestAbsurdQuotas(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	h.start(h.box, "udp-recv", "--listen", ":9000")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "2000")
 	for _, cpu := range []sandbox.CPU{
 		{Quota: time.Millisecond, Period: time.Millisecond},                   // the shortest period
 		{Quota: time.Millisecond, Period: time.Second},                        // the least that there is
