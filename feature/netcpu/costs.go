@@ -12,28 +12,15 @@ import (
 func costs(r account.Reading, credits bool) map[container.ID]cost {
 	out := make(map[container.ID]cost, len(r.Accounts))
 	for _, a := range r.Accounts {
-		charge := a.CPU()
-		if credits {
-			charge -= a.Own
-		}
-		if a.Container != account.System {
-			out[a.Container] = cost{charge: charge}
-		}
-	}
-	for _, t := range r.Thefts {
-		if t.Victim.Container == t.Culprit && t.Culprit != account.System {
+		if a.Container == account.System {
 			continue
 		}
-		if v := t.Victim; v.Kind == account.Task && v.Container != account.System && credits {
-			c := out[v.Container]
-			c.credit += t.CPU
-			out[v.Container] = c
+		c := cost{charge: a.CPU(), took: a.Took}
+		if credits {
+			c.charge -= a.Own
+			c.credit = a.Robbed
 		}
-		if t.Culprit != account.System && (t.Victim.Kind == account.Task || t.Victim.Kind == account.Ksoftirqd) {
-			c := out[t.Culprit]
-			c.took += t.CPU
-			out[t.Culprit] = c
-		}
+		out[a.Container] = c
 	}
 	return out
 }
@@ -45,7 +32,7 @@ func (n *Netcpu) costs() func() (map[container.ID]cost, error) {
 		n.cfg.Log.Warn("giving nobody credit for others' packets", "feature", name, "err", err)
 	}
 	return func() (map[container.ID]cost, error) {
-		r, err := n.meter.Read()
+		r, err := n.meter.Accounts()
 		if err != nil {
 			return nil, err
 		}

@@ -12,23 +12,11 @@ import (
 
 func TestCharged(t *testing.T) {
 	work := [account.Protocols]account.Work{account.UDP: {CPU: 30 * ms}, account.TCP: {CPU: 10 * ms}}
-	task := func(id container.ID) account.Party { return account.Party{Container: id, Kind: account.Task} }
-	r := account.Reading{
-		Accounts: []account.Account{
-			{Container: account.System, Receive: work},
-			{Container: 1, Receive: work, Send: work, Own: 15 * ms},
-			{Container: 2},
-		},
-		Thefts: []account.Theft{
-			{Victim: task(1), Culprit: 1, CPU: 15 * ms},
-			{Victim: task(2), Culprit: 1, CPU: 20 * ms},
-			{Victim: task(2), Culprit: account.System, CPU: 2 * ms},
-			{Victim: task(0), Culprit: 1, CPU: 3 * ms},
-			{Victim: account.Party{Kind: account.Ksoftirqd}, Culprit: 1, CPU: 4 * ms},
-			{Victim: account.Party{Kind: account.Idle}, Culprit: 1, CPU: 33 * ms},
-			{Victim: account.Party{Container: 2, Kind: account.NAPI}, Culprit: 1, CPU: 5 * ms},
-		},
-	}
+	r := account.Reading{Accounts: []account.Account{
+		{Container: account.System, Receive: work, Took: 2 * ms},
+		{Container: 1, Receive: work, Send: work, Own: 15 * ms, Took: 27 * ms},
+		{Container: 2, Robbed: 22 * ms},
+	}}
 	for _, tt := range []struct {
 		credits bool
 		one     cost

@@ -90,6 +90,12 @@ type Account struct {
 	// tasks' time, or in NAPI threads that poll its own devices or are in its
 	// cgroup.
 	Own time.Duration
+	// Took is the part of them that ran in others' tasks' time or ksoftirqd's.
+	Took time.Duration
+	// Robbed is the time of the container's tasks in which others' packets were
+	// handled. As Took it is exact where Thefts, of which there may be too many,
+	// are not.
+	Robbed time.Duration
 }
 
 // CPU is the sum of Receive and Send.
@@ -159,7 +165,7 @@ type Reading struct {
 	// Accounts has one for each tenant, one for System, and one for each
 	// tenant that was forgotten since the last Read.
 	Accounts []Account
-	Thefts   []Theft
+	Thefts   []Theft // of Read; Accounts leaves them out
 	// Gone is what the accounts had that are in Accounts no longer: Softirq and
 	// Thread are the sum of Accounts and Gone.
 	Gone time.Duration

@@ -21,7 +21,9 @@ type accountAccount struct {
 		Packets uint64
 		Bytes   uint64
 	}
-	Own uint64
+	Own    uint64
+	Took   uint64
+	Robbed uint64
 }
 
 type accountCpu struct {

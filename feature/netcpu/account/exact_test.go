@@ -98,10 +98,13 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// A table of thefts that is full is counted, and the accounts stay right.
+// A table of thefts that is full is counted, and the accounts stay right: what
+// one has taken and another has lost, too.
 func TestLost(t *testing.T) {
 	l := newLab(t)
-	wire, box := l.bare("wire"), l.box("box")
+	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
+	l.watch(victim)
+	l.load(victim, 0, "burn")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
 		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
 	one := make([]uint64, ebpf.MustPossibleCPU())
@@ -121,5 +124,7 @@ func TestLost(t *testing.T) {
 		}
 		d.readingLost = 0
 		d.only(box, 0.95)
+		mostly(d.t, "what it took", d.of(box).Took, d.of(box).CPU()-d.of(box).Own, 0.9)
+		mostly(d.t, "what the victim lost", d.of(victim).Robbed, d.of(box).Took, 0.5)
 	})
 }

@@ -262,6 +262,8 @@ func (a Account) since(b Account) Account {
 		a.Send[i].sub(b.Send[i])
 	}
 	a.Own -= b.Own
+	a.Took -= b.Took
+	a.Robbed -= b.Robbed
 	return a
 }
 

@@ -39,7 +39,9 @@ struct work {
 
 struct account {
 	struct work by[CLASSES];
-	__u64 own; /* ns of all that in the tenant's own time */
+	__u64 own;    /* ns of all that in the tenant's own time, */
+	__u64 took;   /* and in others' tasks' or ksoftirqd's */
+	__u64 robbed; /* ns of its tasks' time that went into others' packets */
 };
 
 struct {

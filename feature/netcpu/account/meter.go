@@ -344,7 +344,7 @@ func (m *Meter) free() (uint32, error) {
 // Reads do: on a host where nobody looks at the accounts there are none.
 func (m *Meter) reclaim() (uint32, error) {
 	for range 2 {
-		if _, err := m.read(); err != nil {
+		if _, err := m.read(false); err != nil {
 			return 0, err
 		}
 	}

@@ -47,7 +47,7 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	__u32 slot = e->key & 0xffff, class = e->key >> 16 & 7;
 	__u32 victim = e->key >> 24 & 0xffff, kind = e->key >> 40 & 0xff;
 	struct theft t = {};
-	struct account *a;
+	struct account *a, *whose;
 	struct work *w;
 	__u64 *ns, first = e->ns; /* a copy: in 6.1 a map takes nothing of a global function's memory */
 	__s64 *charge;
@@ -65,6 +65,12 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	}
 	if (!e->ns)
 		return;
+	/* What is charged and credited goes by these: there is room for them. */
+	if (kind == KIND_TASK || kind == KIND_KSOFTIRQD)
+		a->took += e->ns;
+	whose = victim && kind == KIND_TASK ? bpf_map_lookup_elem(&fl_accounts, &victim) : 0;
+	if (whose)
+		whose->robbed += e->ns;
 	t.victim = victim;
 	t.kind = kind;
 	t.culprit = slot;
