@@ -332,6 +332,24 @@ func (d delta) addsUp() {
 	if d.readingLost != 0 {
 		d.t.Errorf("%d charges lost", d.readingLost)
 	}
+	if d.thefts == nil {
+		return // the pairs are known to be too few
+	}
+	for id, a := range d.accounts {
+		var took, robbed time.Duration
+		for t, ns := range d.thefts {
+			if t.Culprit == id && (t.Victim.Kind == Task || t.Victim.Kind == Ksoftirqd) {
+				took += ns
+			}
+			if t.Victim == (Party{Container: id, Kind: Task}) && id != System {
+				robbed += ns
+			}
+		}
+		// The pairs are read a moment after the sums.
+		if late := d.total() / 50; (a.Took-took).Abs() > late || (a.Robbed-robbed).Abs() > late {
+			d.t.Errorf("container %v: took %v and lost %v in all, and by the pairs %v and %v", id, a.Took, a.Robbed, took, robbed)
+		}
+	}
 }
 
 func near(t testing.TB, what string, got, want time.Duration, tolerance float64) {
