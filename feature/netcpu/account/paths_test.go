@@ -2,6 +2,7 @@ package account
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -165,8 +166,6 @@ func TestLoopback(t *testing.T) {
 	})
 }
 
-// An overlay as Docker makes it: VXLAN device, bridge and host end in a
-// namespace of their own, the tunnel's packets in the host's.
 func TestOverlay(t *testing.T) {
 	for _, proto := range []Protocol{UDP, TCP} {
 		t.Run(proto.String(), func(t *testing.T) {
@@ -232,35 +231,66 @@ func TestHostMode(t *testing.T) {
 	}
 }
 
-// A published port: routed and translated by the host, there and back.
+// A published port, and a container that speaks first: routed and translated by
+// the host, there and back.
 func TestNAT(t *testing.T) {
-	for _, polls := range []bool{false, true} {
-		t.Run(fmt.Sprintf("polled %v", polls), func(t *testing.T) {
+	for _, c := range []struct {
+		name, proto string
+		polls, out  bool
+		v6          bool
+	}{
+		{name: "udp", proto: "udp"},
+		{name: "udp polled", proto: "udp", polls: true},
+		{name: "tcp", proto: "tcp"},
+		{name: "tcp polled", proto: "tcp", polls: true},
+		{name: "udp ipv6", proto: "udp", v6: true},
+		{name: "udp masqueraded", proto: "udp", out: true},
+		{name: "tcp masqueraded", proto: "tcp", out: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			f := newFabric(t)
-			if polls {
+			if c.polls {
 				f.polls()
 			}
 			f.ip(f.host, "link", "set", "nic0", "nomaster")
-			f.ip(f.host, "addr", "add", "10.65.0.2/24", "dev", "nic0")
 			f.ip(f.wire, "addr", "flush", "dev", "wire")
-			f.ip(f.wire, "addr", "add", "10.65.0.1/24", "dev", "wire")
+			family, inside, outside, nic, gateway := "ip", "10.66.0.2", "10.65.0.1", "10.65.0.2", "10.66.0.254"
+			length := "/24"
+			if c.v6 {
+				family, inside, outside, nic, gateway = "ip6", "[fd00:66::2]", "fd00:65::1", "[fd00:65::2]", "fd00:66::254"
+				length = "/64"
+			}
+			f.ip(f.host, "addr", "add", strings.Trim(nic, "[]")+length, "dev", "nic0", "nodad")
+			f.ip(f.wire, "addr", "add", outside+length, "dev", "wire", "nodad")
 			must(t, f.host.Sysctl("ipv4/ip_forward", "1"))
+			must(t, f.host.Sysctl("ipv6/conf/all/forwarding", "1"))
 			for _, rule := range []string{
-				"add table ip nat",
-				"add chain ip nat pre { type nat hook prerouting priority -100 ; }",
-				"add rule ip nat pre udp dport 8000 dnat to 10.66.0.2:9000",
+				"add table " + family + " nat",
+				"add chain " + family + " nat pre { type nat hook prerouting priority -100 ; }",
+				"add chain " + family + " nat post { type nat hook postrouting priority 100 ; }",
+				fmt.Sprintf("add rule %s nat pre iifname nic0 %s dport 8000 dnat to %s:9000", family, c.proto, inside),
+				"add rule " + family + " nat post oifname nic0 masquerade",
 			} {
 				f.run(f.host, "nft", rule)
 			}
 			box := f.add("box", 2, f.host)
-			f.ip(box, "route", "add", "default", "via", "10.66.0.254")
+			f.ip(box, "route", "add", "default", "via", gateway)
 			f.victim()
-			f.load(box, 0, "rr-server", "--proto", "udp", "--listen", ":9000")
-			f.load(f.wire, 1, "rr-client", "--proto", "udp", "--to", "10.65.0.2:8000", "--conns", "16", "--size", "100")
+			server, client, to := box, f.wire, nic+":8000"
+			if c.out { // outside has no way back to the container but by the translation
+				server, client, to = f.wire, box, outside+":9000"
+			}
+			on := map[*sandbox.Box]int{box: 0, f.wire: 1}
+			f.load(server, on[server], "rr-server", "--proto", c.proto, "--listen", ":9000")
+			f.load(client, on[client], "rr-client", "--proto", c.proto, "--to", to, "--conns", "16", "--size", "100")
+			protocol := UDP
+			if c.proto == "tcp" {
+				protocol = TCP
+			}
 			f.measure(while, func(d delta) {
 				d.only(box, 0.95)
-				if d.of(box).Send[UDP].CPU == 0 {
-					d.t.Error("nothing for the replies")
+				if d.of(box).Send[protocol].CPU == 0 || d.of(box).Receive[protocol].CPU == 0 {
+					d.t.Error("nothing for one of the directions")
 				}
 			})
 		})

@@ -73,9 +73,16 @@ func TestSecondNIC(t *testing.T) {
 	})
 }
 
-// behindTunnel makes a container in an overlay as Docker makes it (10.67.0.0/24),
-// whose other end is the wire's.
+// behindTunnel makes a container in an overlay.
 func (f *fabric) behindTunnel() *sandbox.Box {
+	f.t.Helper()
+	return f.addTo(f.overlay(), "box", 2)
+}
+
+// overlay makes one as Docker does (10.67.0.0/24): VXLAN device, bridge and host
+// ends in a namespace of their own, the tunnel's packets in the host's. Outside is
+// 10.67.0.1.
+func (f *fabric) overlay() *sandbox.Box {
 	f.t.Helper()
 	overlay := f.bare("overlay")
 	must(f.t, overlay.Bridge("br0", prefix("10.67.0.254/24")))
@@ -88,8 +95,14 @@ func (f *fabric) behindTunnel() *sandbox.Box {
 	vxlan(f.wire, "10.66.0.254")
 	f.ip(f.wire, "link", "set", "vx0", "up")
 	f.ip(f.wire, "addr", "add", "10.67.0.1/24", "dev", "vx0")
-	box := f.add("box", 2, overlay)
-	f.ip(box, "addr", "add", "10.67.0.2/24", "dev", "eth0")
+	return overlay
+}
+
+// addTo adds a container to an overlay, with the address 10.67.0.n.
+func (f *fabric) addTo(overlay *sandbox.Box, name string, n int) *sandbox.Box {
+	f.t.Helper()
+	box := f.add(name, n, overlay)
+	f.ip(box, "addr", "add", fmt.Sprintf("10.67.0.%d/24", n), "dev", "eth0")
 	return box
 }
 
