@@ -252,6 +252,11 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		/* A device in a namespace of nobody's tells nothing. */
 		if (!(dev & HOST_SIDE) && c->cur != POT)
 			return 0;
+		if (c->cur == OPEN && defers(to, dev)) {
+			c->to_ifb = 1;
+			c->deferred = 1;
+			return 0; /* it comes again, from a tasklet */
+		}
 		class = SEND;
 		/* What is written there in a nested one, nothing has overwritten. */
 		slot = dev & NESTED ? 0 : stamped(skb);
@@ -271,6 +276,10 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 	} else {
 		class = c->cur == OPEN ? RECEIVE : SEND;
 		packets = c->cur == OPEN;
+	}
+	if (c->cur == POT && !slot && defers(to, dev)) {
+		c->deferred = 1;
+		return 0; /* out of the IFB's own queue */
 	}
 	if (c->cur == POT) {
 		/* NET_TX and the like: the run is split over what it sends. */
@@ -339,7 +348,7 @@ int fl_flush(void *ctx)
 
 	if (!c || c->run)
 		return 0;
-	drop_tunnel(c, bpf_ktime_get_ns());
+	drop_pools(c, bpf_ktime_get_ns());
 	flush(c);
 	return 0;
 }

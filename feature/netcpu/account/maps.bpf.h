@@ -175,6 +175,13 @@ struct ringed {
 	__u64 slot; /* whose it is if nothing tells */
 };
 
+/* What packets have cost that are on their way to where it shows whose they are. */
+struct pool {
+	__u64 ns;
+	__u64 packets;
+	__u64 seen; /* when the last came */
+};
+
 /* What each CPU is at. Only its own softirqs and threads write here. */
 struct cpu {
 	/* Since Open; user space reads these two. */
@@ -195,6 +202,7 @@ struct cpu {
 	__u32 run;     /* 0: none; else the vector, or RUN_THREAD */
 	__u32 network; /* whether the run had to do with packets */
 	__u32 steered; /* a NIC's poll brought packets that went to other CPUs */
+	__u32 deferred; /* the run has led packets to an IFB */
 	__u32 found;   /* entry() */
 	__u32 cur;     /* the interval is for: an entry, or POT, OPEN */
 	__u32 owner;   /* of that entry */
@@ -234,20 +242,20 @@ struct cpu {
 	__u32 ifindex;
 	__u32 proto;
 	__u32 nested;  /* in a namespace that a tenant may have made */
-	__u32 outer;   /* it carries another */
+	__u32 outer;   /* it carries another, or */
+	__u32 to_ifb;  /* is led to an IFB */
 	__u32 inner;   /* it was carried by another */
 	__u32 ringed;  /* next place in the ring */
 	__u32 in_ring;
 	__u32 bytes;
-	__u32 pad;
 
 	/*
 	 * Packets that carry others, after their part is done and before the
-	 * inner packets show up behind the tunnel's own queue.
+	 * inner packets show up behind the tunnel's own queue; and those that an IFB
+	 * has, which come in once more from its tasklet.
 	 */
-	__u64 tunnel_ns;
-	__u64 tunnel_packets;
-	__u64 tunnel_seen; /* when the last came */
+	struct pool tunnel;
+	struct pool ifb;
 	__u64 tunnel_used; /* when one came out of a tunnel's device */
 	__u32 tunnel_netns;
 	__u32 tunnel_ifindex;

@@ -145,6 +145,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->cur = POT;
 	c->network = 0;
 	c->steered = 0;
+	c->deferred = 0;
 	c->by_socket = 0;
 	c->events += 2 * c->weight; /* its begin and its end */
 	c->runs += c->weight;
@@ -273,19 +274,32 @@ static __always_inline int carries(struct sk_buff *skb, __u32 class)
 	((__u64)(a) | (__u64)(b) << 8 | (__u64)(c) << 16 | (__u64)(d) << 24 |         \
 	 (__u64)(e) << 32 | (__u64)(f) << 40 | (__u64)(g) << 48)
 
+static __always_inline __u64 kind_of(struct net_device *dev)
+{
+	const struct rtnl_link_ops *ops = dev->rtnl_link_ops;
+	__u64 kind = 0;
+
+	if (ops) /* else it is hardware */
+		bpf_probe_read_kernel_str(&kind, sizeof(kind), ops->kind);
+	return kind;
+}
+
+/*
+ * Whether a device puts packets off and has them come in once more where they came
+ * in: an IFB, of the host's.
+ */
+static __always_inline int defers(struct net_device *to, __u32 dev)
+{
+	return !(dev & NESTED) && kind_of(to) == KIND('i', 'f', 'b', 0, 0, 0, 0);
+}
+
 /*
  * Whether a device is where packets come out that carries() is true of. That a
  * packet is carried is no proof that anything unpacks it: anybody can send one.
  */
 static __always_inline int unpacks(struct net_device *dev)
 {
-	const struct rtnl_link_ops *ops = dev->rtnl_link_ops;
-	__u64 kind = 0;
-
-	if (!ops)
-		return 0; /* hardware */
-	bpf_probe_read_kernel_str(&kind, sizeof(kind), ops->kind);
-	switch (kind) {
+	switch (kind_of(dev)) {
 	case KIND('v', 'x', 'l', 'a', 'n', 0, 0):
 	case KIND('g', 'e', 'n', 'e', 'v', 'e', 0):
 	case KIND('g', 'r', 'e', 0, 0, 0, 0):
@@ -327,7 +341,8 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	c->nested = dev & NESTED;
 	/* The host's tunnels end in namespaces that are known. */
 	c->outer = !c->nested && carries(skb, c->proto);
-	c->inner = c->tunnel_packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
+	c->to_ifb = 0;
+	c->inner = c->tunnel.packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
 		   unpacks(skb->dev);
 	if (c->inner)
 		c->tunnel_used = c->last;
@@ -362,7 +377,7 @@ static __always_inline __u64 segments(struct sk_buff *skb)
  */
 static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, struct sk_buff *skb, __u32 packets)
 {
-	__u64 ns = 0, n;
+	__u64 ns = 0, part;
 	struct entry *e;
 	int i;
 
@@ -378,20 +393,12 @@ static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, struct sk_
 			break;
 		}
 	}
-	if (c->inner && c->tunnel_packets) {
-		__u64 part = c->tunnel_ns;
-
-		n = (skb ? segments(skb) : 1) * c->weight;
-		if (n < c->tunnel_packets)
-			part = c->tunnel_ns / c->tunnel_packets * n;
-		else
-			n = c->tunnel_packets;
+	if (c->inner && c->tunnel.packets) {
 		e = entry(c, slot, RECEIVE | ENCAPSULATED);
+		e->packets += take(&c->tunnel, (skb ? segments(skb) : 1) * c->weight, &part);
 		e->ns += part;
-		e->packets += n;
-		c->tunnel_ns -= part;
-		c->tunnel_packets -= n;
 	}
+	ns += deferred(c);
 	use(c, slot, class, packets, packets ? c->bytes : 0);
 	c->entries[c->cur & (ENTRIES - 1)].ns += ns;
 	share(c);

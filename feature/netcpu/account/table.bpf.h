@@ -21,14 +21,14 @@
  */
 #define FOLLOWS_NS 2000
 
-/* What waits behind a tunnel's queue for longer than this was dropped there. */
-#define TUNNEL_NS 10000000
+/* What waits behind a tunnel's queue, or an IFB's, for longer than this was dropped there. */
+#define POOL_NS 10000000
 
 /*
  * How many such packets are kept in mind; and how many, of those that are looked
  * at, until one has come out of a tunnel: there may be none, and these the system's.
  */
-#define TUNNEL_PACKETS 65536
+#define POOL_PACKETS 65536
 #define TUNNEL_FIRST 64
 
 /*
@@ -219,6 +219,31 @@ static __always_inline void drop_ring(struct cpu *c)
 	c->in_ring = 0;
 }
 
+/* Takes n packets' part of what is in a pool, and gives how many there were. */
+static __always_inline __u64 take(struct pool *p, __u64 n, __u64 *ns)
+{
+	__u64 part = p->ns;
+
+	if (n < p->packets)
+		part = p->ns / p->packets * n;
+	else
+		n = p->packets;
+	*ns = part;
+	p->ns -= part;
+	p->packets -= n;
+	return n;
+}
+
+/* What a packet has cost on its way to the IFB from whose tasklet it comes now. */
+static __always_inline __u64 deferred(struct cpu *c)
+{
+	__u64 ns = 0;
+
+	if (c->run == TASKLET_SOFTIRQ && c->ifb.packets)
+		take(&c->ifb, c->weight, &ns);
+	return ns;
+}
+
 /* The interval of an open packet is over, and nothing told whose it was. */
 __noinline int leave_open(struct cpu *c, __u64 ns)
 {
@@ -238,10 +263,14 @@ __noinline int leave_open(struct cpu *c, __u64 ns)
 		c->shares++;
 		return 0;
 	}
-	if (c->outer) {
-		c->tunnel_ns += ns;
-		c->tunnel_packets += c->weight;
-		c->tunnel_seen = c->last;
+	if (!c->to_ifb)
+		ns += deferred(c);
+	if (c->outer || c->to_ifb) {
+		struct pool *p = c->to_ifb ? &c->ifb : &c->tunnel;
+
+		p->ns += ns;
+		p->packets += c->weight;
+		p->seen = c->last;
 		return 0;
 	}
 	/*
@@ -322,18 +351,22 @@ static __always_inline int tunnelled(struct cpu *c, __u64 now)
 	return c->tunnel_used && now - c->tunnel_used < SECOND;
 }
 
-static __always_inline void drop_tunnel(struct cpu *c, __u64 now)
+/* What has waited in a pool for too long, or too much, is the system's. */
+static __always_inline void drop_pool(struct cpu *c, struct pool *p, __u64 now, __u64 most, __u32 class)
 {
-	__u64 most;
+	if (!p->ns || (now - p->seen < POOL_NS && p->packets < most))
+		return;
+	system_time(c, RECEIVE | class, p->ns);
+	p->ns = 0;
+	p->packets = 0;
+}
 
-	if (!c->tunnel_packets)
-		return;
-	most = tunnelled(c, now) ? TUNNEL_PACKETS : TUNNEL_FIRST * c->weight;
-	if (now - c->tunnel_seen < TUNNEL_NS && c->tunnel_packets < most)
-		return;
-	system_time(c, RECEIVE | ENCAPSULATED, c->tunnel_ns);
-	c->tunnel_ns = 0;
-	c->tunnel_packets = 0;
+static __always_inline void drop_pools(struct cpu *c, __u64 now)
+{
+	__u64 most = tunnelled(c, now) ? POOL_PACKETS : TUNNEL_FIRST * c->weight;
+
+	drop_pool(c, &c->tunnel, now, most, ENCAPSULATED);
+	drop_pool(c, &c->ifb, now, POOL_PACKETS, OTHER);
 }
 
 /*
@@ -440,7 +473,7 @@ __noinline int end(struct cpu *c, __u64 now)
 		return 0; /* somebody else's tasklet or timer */
 	}
 	drop_ring(c);
-	drop_tunnel(c, now);
+	drop_pools(c, now);
 	if (c->shares)
 		share_pot(c);
 	else if (c->run == NET_RX_SOFTIRQ && !c->network && !c->steered && c->sent_ifindex)
@@ -454,6 +487,10 @@ __noinline int end(struct cpu *c, __u64 now)
 		 */
 		entry(c, dev & SLOT, (dev & HOST_END ? RECEIVE : SEND) | OTHER)->ns += c->pot;
 		c->sent_ifindex = 0;
+	} else if (c->deferred) {
+		/* The driver's work, GRO's, and that of the IFB's own queue. */
+		c->ifb.ns += c->pot;
+		c->ifb.seen = now;
 	} else if (c->pot)
 		system_time(c, (c->run == NET_TX_SOFTIRQ ? SEND : RECEIVE) | OTHER, c->pot);
 	if (c->run == RUN_THREAD)
