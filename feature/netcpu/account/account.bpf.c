@@ -27,7 +27,7 @@
  * packets (driver, GRO, softirq entry and exit, all of a NET_TX run, and of one
  * in which a timer sends) goes into a pot, which is shared evenly over the packets of the run at its end.
  *
- * Of the runs of a busy CPU only some are looked at: table.bpf.h, sampled().
+ * Of the runs of a busy CPU only some are looked at: sample.bpf.h.
  *
  * Everything is kept in a table per CPU of few entries, one for each pair of
  * victim and culprit and each class of packets, and goes from there into the
@@ -60,6 +60,9 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #include "maps.bpf.h"
 #include "device.bpf.h"
 #include "table.bpf.h"
+#include "pool.bpf.h"
+#include "sample.bpf.h"
+#include "run.bpf.h"
 #include "packet.bpf.h"
 
 /* Whose the copies of fl_stamp and fl_reached are; set before they are loaded. */
@@ -76,6 +79,12 @@ const volatile __u8 fl_frags;
  */
 __u64 fl_around;
 __u64 fl_around_call; /* the same of another CPU's call */
+
+/*
+ * An interrupt's softirqs begin right after it, before anything else can run.
+ * What begins later has another cause.
+ */
+#define FOLLOWS_NS 2000
 
 SEC("tp_btf/softirq_entry")
 int BPF_PROG(fl_enter, unsigned int vec)

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Runs and their intervals: how they end, and where what they took goes. */
+
+/*
+ * The table goes into the maps at the end of the first run that ends this long
+ * after the last time. What is spared is three map updates per run.
+ */
+#define FLUSH_NS 1000000
+
+/* An open packet of which nothing told whose it was. */
+static __always_inline void done_with(struct cpu *c, struct ringed *r)
+{
+	struct entry *e;
+
+	if (!r->ns)
+		return;
+	e = entry(c, r->slot, RECEIVE | OTHER);
+	e->ns += r->ns;
+	if (r->slot) { /* or the rest of the run would be the system's */
+		e->shares++;
+		c->shares++;
+	}
+	r->skb = 0;
+	r->ns = 0;
+}
+
+static __always_inline void drop_ring(struct cpu *c)
+{
+	int i;
+
+	if (!c->in_ring)
+		return;
+	for (i = 0; i < RING; i++)
+		done_with(c, &c->ring[i]);
+	c->in_ring = 0;
+}
+
+/* The interval of an open packet is over, and nothing told whose it was. */
+__noinline int leave_open(struct cpu *c, __u64 ns)
+{
+	struct ringed *r;
+	__u32 slot, whose;
+
+	if (!c)
+		return 0;
+	slot = dropped();
+	if (slot) {
+		struct entry *e = entry(c, slot, RECEIVE | c->proto);
+
+		e->ns += ns;
+		e->packets += c->weight;
+		e->bytes += c->bytes * c->weight;
+		e->shares++;
+		c->shares++;
+		return 0;
+	}
+	if (!c->to_ifb)
+		ns += deferred(c);
+	if (c->outer || c->to_ifb) {
+		struct pool *p = c->to_ifb ? &c->ifb : &c->tunnel;
+
+		p->ns += ns;
+		p->packets += c->weight;
+		p->seen = c->last;
+		return 0;
+	}
+	/*
+	 * What comes in a namespace that user space does not know was put there by
+	 * who has made it. If not even a sender is known, it is whose time it takes,
+	 * so that nobody gets credit for what may be its own.
+	 */
+	whose = c->nested ? c->victim : 0;
+	if (c->proto == OTHER) {
+		struct entry *e = entry(c, whose, RECEIVE | OTHER);
+
+		e->ns += ns;
+		e->packets += c->weight;
+		e->shares++;
+		c->shares++;
+		return 0;
+	}
+	/*
+	 * Either it is done with, and the system's, say; or it stands in a list that
+	 * the protocol works through after the last one has been received.
+	 */
+	r = &c->ring[c->ringed++ & (RING - 1)];
+	done_with(c, r);
+	r->skb = c->skb;
+	r->ns = ns;
+	r->slot = whose;
+	c->in_ring = 1;
+	return 0;
+}
+
+static __always_inline void close(struct cpu *c, __u64 now)
+{
+	__u64 ns = now - c->last;
+
+	c->last = now;
+	if (c->weight > 1) {
+		__u64 others = (ns < INTERVAL_NS ? ns : INTERVAL_NS) * (c->weight - 1);
+
+		c->stands += others;
+		others = others * (c->ratio ? c->ratio : RATIO_ONE) / RATIO_ONE;
+		c->counted += others;
+		ns += others;
+	}
+	c->spent += ns;
+	if (c->cur < ENTRIES)
+		c->entries[c->cur & (ENTRIES - 1)].ns += ns;
+	else if (c->cur == OPEN)
+		leave_open(c, ns);
+	else
+		c->pot += ns;
+}
+
+__noinline int end(struct cpu *c, __u64 now)
+{
+	__u32 dev = 0;
+
+	if (!c)
+		return 0;
+	close(c, now);
+	if (!c->network && c->run != NET_RX_SOFTIRQ && c->run != NET_TX_SOFTIRQ) {
+		c->run = 0;
+		return 0; /* somebody else's tasklet or timer */
+	}
+	drop_ring(c);
+	drop_pools(c, now);
+	if (c->shares)
+		share_pot(c);
+	else if (c->run == NET_RX_SOFTIRQ && !c->network && !c->steered && c->sent_ifindex)
+		dev = device_at(c, c->sent_netns, c->sent_ifindex);
+	if (dev & NESTED && !(dev & SLOT))
+		dev |= c->victim; /* see leave_open() */
+	if (dev & SLOT) {
+		/*
+		 * Nothing was received: what was sent into a veth here is handed on
+		 * to the CPU that RPS chose for it.
+		 */
+		entry(c, dev & SLOT, (dev & HOST_END ? RECEIVE : SEND) | OTHER)->ns += c->pot;
+		c->sent_ifindex = 0;
+	} else if (c->deferred) {
+		/* The driver's work, GRO's, and that of the IFB's own queue. */
+		c->ifb.ns += c->pot;
+		c->ifb.seen = now;
+	} else if (c->pot)
+		system_time(c, (c->run == NET_TX_SOFTIRQ ? SEND : RECEIVE) | OTHER, c->pot);
+	if (c->run == RUN_THREAD)
+		c->thread += c->spent;
+	else
+		c->softirq += c->spent;
+	rate(c);
+	weigh(c, now);
+	if (now - c->flushed > FLUSH_NS) {
+		flush(c);
+		c->flushed = now;
+	}
+	barrier();
+	c->run = 0; /* the last thing: now fl_flush may come */
+	return 0;
+}
