@@ -105,7 +105,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	must(t, h.apply(w.c, policy.Net{Ceil: ceil}))
 	tcp := h.windows(w, func() { bulk.SetRate(load.Flood) }, 2)
 	good := 0.0
-	for n := 0; free >= 10*ceil && n < 30 && good < 0.95*ceil; n++ { // where others, or a hypervisor, keep a CPU for a while
+	for n := 0; free >= 10*ceil && n < 12 && good < 0.95*ceil; n++ { // where others, or a hypervisor, keep a CPU for a while
 		was := got.Read()
 		time.Sleep(time.Second)
 		// Of a full frame of 1514 bytes TCP has 1448.

@@ -263,7 +263,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 			return 0;
 		if (c->cur == OPEN && defers(to, dev)) {
 			c->to_ifb = 1;
-			c->deferred = 1;
+			defer(c);
 			return 0; /* it comes again, from a tasklet */
 		}
 		class = SEND;
@@ -287,7 +287,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		packets = c->cur == OPEN;
 	}
 	if (c->cur == POT && !slot && defers(to, dev)) {
-		c->deferred = 1;
+		defer(c);
 		return 0; /* out of the IFB's own queue */
 	}
 	if (c->cur == POT) {

@@ -76,10 +76,12 @@ type accountCpu struct {
 	Nested      uint32
 	Outer       uint32
 	ToIfb       uint32
+	FromIfb     uint32
 	Inner       uint32
 	Ringed      uint32
 	InRing      uint32
 	Bytes       uint32
+	Pad         uint32
 	Tunnel      struct {
 		_       structs.HostLayout
 		Ns      uint64

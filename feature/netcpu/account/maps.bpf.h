@@ -202,7 +202,7 @@ struct cpu {
 	__u32 run;     /* 0: none; else the vector, or RUN_THREAD */
 	__u32 network; /* whether the run had to do with packets */
 	__u32 steered; /* a NIC's poll brought packets that went to other CPUs */
-	__u32 deferred; /* the run has led packets to an IFB */
+	__u32 deferred; /* packets that the run has led to an IFB */
 	__u32 found;   /* entry() */
 	__u32 cur;     /* the interval is for: an entry, or POT, OPEN */
 	__u32 owner;   /* of that entry */
@@ -243,11 +243,13 @@ struct cpu {
 	__u32 proto;
 	__u32 nested;  /* in a namespace that a tenant may have made */
 	__u32 outer;   /* it carries another, or */
-	__u32 to_ifb;  /* is led to an IFB */
+	__u32 to_ifb;  /* is led to an IFB, or */
+	__u32 from_ifb; /* may come out of one of the host's */
 	__u32 inner;   /* it was carried by another */
 	__u32 ringed;  /* next place in the ring */
 	__u32 in_ring;
 	__u32 bytes;
+	__u32 pad;
 
 	/*
 	 * Packets that carry others, after their part is done and before the

@@ -146,6 +146,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->network = 0;
 	c->steered = 0;
 	c->deferred = 0;
+	c->from_ifb = 0;
 	c->by_socket = 0;
 	c->events += 2 * c->weight; /* its begin and its end */
 	c->runs += c->weight;
@@ -286,11 +287,11 @@ static __always_inline __u64 kind_of(struct net_device *dev)
 
 /*
  * Whether a device puts packets off and has them come in once more where they came
- * in: an IFB, of the host's.
+ * in: an IFB of the host's. What containers make by that name is theirs.
  */
 static __always_inline int defers(struct net_device *to, __u32 dev)
 {
-	return !(dev & NESTED) && kind_of(to) == KIND('i', 'f', 'b', 0, 0, 0, 0);
+	return dev & HOST_SIDE && kind_of(to) == KIND('i', 'f', 'b', 0, 0, 0, 0);
 }
 
 /*
@@ -342,6 +343,7 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	/* The host's tunnels end in namespaces that are known. */
 	c->outer = !c->nested && carries(skb, c->proto);
 	c->to_ifb = 0;
+	c->from_ifb = c->run == TASKLET_SOFTIRQ && dev & HOST_SIDE;
 	c->inner = c->tunnel.packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
 		   unpacks(skb->dev);
 	if (c->inner)

@@ -34,9 +34,18 @@ static __always_inline __u64 deferred(struct cpu *c)
 {
 	__u64 ns = 0;
 
-	if (c->run == TASKLET_SOFTIRQ && c->ifb.packets)
+	if (c->from_ifb && c->ifb.packets)
 		take(&c->ifb, c->weight, &ns);
+	c->from_ifb = 0;
 	return ns;
+}
+
+/* A packet has got into an IFB: the open one, or one that has waited in its queue. */
+static __always_inline void defer(struct cpu *c)
+{
+	c->deferred++;
+	c->ifb.packets += c->weight;
+	c->ifb.seen = c->last;
 }
 
 #define SECOND 1000000000ULL
@@ -53,7 +62,7 @@ static __always_inline int tunnelled(struct cpu *c, __u64 now)
 /* What has waited in a pool for too long, or too much, is the system's. */
 static __always_inline void drop_pool(struct cpu *c, struct pool *p, __u64 now, __u64 most, __u32 class)
 {
-	if (!p->ns || (now - p->seen < POOL_NS && p->packets < most))
+	if (!p->ns || (p->packets && now - p->seen < POOL_NS && p->packets < most))
 		return;
 	system_time(c, RECEIVE | class, p->ns);
 	p->ns = 0;
@@ -63,7 +72,13 @@ static __always_inline void drop_pool(struct cpu *c, struct pool *p, __u64 now, 
 static __always_inline void drop_pools(struct cpu *c, __u64 now)
 {
 	__u64 most = tunnelled(c, now) ? POOL_PACKETS : TUNNEL_FIRST * c->weight;
+	__u32 kind = c->kind, victim = c->victim;
 
+	/* It was not spent in this run: who is interrupted now has not lost it. */
+	c->kind = KIND_IDLE;
+	c->victim = 0;
 	drop_pool(c, &c->tunnel, now, most, ENCAPSULATED);
 	drop_pool(c, &c->ifb, now, POOL_PACKETS, OTHER);
+	c->kind = kind;
+	c->victim = victim;
 }

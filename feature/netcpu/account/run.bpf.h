@@ -56,12 +56,14 @@ __noinline int leave_open(struct cpu *c, __u64 ns)
 	}
 	if (!c->to_ifb)
 		ns += deferred(c);
-	if (c->outer || c->to_ifb) {
-		struct pool *p = c->to_ifb ? &c->ifb : &c->tunnel;
-
-		p->ns += ns;
-		p->packets += c->weight;
-		p->seen = c->last;
+	if (c->to_ifb) {
+		c->ifb.ns += ns;
+		return 0;
+	}
+	if (c->outer) {
+		c->tunnel.ns += ns;
+		c->tunnel.packets += c->weight;
+		c->tunnel.seen = c->last;
 		return 0;
 	}
 	/*
@@ -127,6 +129,13 @@ __noinline int end(struct cpu *c, __u64 now)
 	}
 	drop_ring(c);
 	drop_pools(c, now);
+	if (c->deferred) {
+		/* The driver's work, GRO's, and that of the IFB's own queue: their part. */
+		__u64 part = c->pot / (c->shares + c->deferred) * c->deferred;
+
+		c->ifb.ns += part;
+		c->pot -= part;
+	}
 	if (c->shares)
 		share_pot(c);
 	else if (c->run == NET_RX_SOFTIRQ && !c->network && !c->steered && c->sent_ifindex)
@@ -140,10 +149,6 @@ __noinline int end(struct cpu *c, __u64 now)
 		 */
 		entry(c, dev & SLOT, (dev & HOST_END ? RECEIVE : SEND) | OTHER)->ns += c->pot;
 		c->sent_ifindex = 0;
-	} else if (c->deferred) {
-		/* The driver's work, GRO's, and that of the IFB's own queue. */
-		c->ifb.ns += c->pot;
-		c->ifb.seen = now;
 	} else if (c->pot)
 		system_time(c, (c->run == NET_TX_SOFTIRQ ? SEND : RECEIVE) | OTHER, c->pot);
 	if (c->run == RUN_THREAD)

@@ -24,8 +24,10 @@ func TestShares(t *testing.T) {
 	for _, polls := range []bool{false, true} {
 		t.Run(fmt.Sprintf("polled %v", polls), func(t *testing.T) {
 			f := newFabric(t)
+			within := 0.05
 			if polls {
 				f.polls()
+				within = 0.1
 			}
 			a, b := f.add("a", 2, f.host), f.add("b", 3, f.host)
 			// In rows of 100 to a socket, three of which are the one's: the first of a row
@@ -63,7 +65,7 @@ func TestShares(t *testing.T) {
 				wa, wb := d.of(a).Receive[UDP], d.of(b).Receive[UDP]
 				all := float64(wa.CPU + wb.CPU)
 				for i, w := range []Work{wa, wb} {
-					near(d.t, fmt.Sprintf("what %.0f of %v packets cost", got[i], got), w.CPU, time.Duration(got[i]/(got[0]+got[1])*all), 0.1)
+					near(d.t, fmt.Sprintf("what %.0f of %v packets cost", got[i], got), w.CPU, time.Duration(got[i]/(got[0]+got[1])*all), within)
 					if n := float64(w.Packets); n < 0.95*got[i] || n > 1.05*got[i] {
 						d.t.Errorf("charged for %v packets of %v", n, got[i])
 					}
