@@ -344,7 +344,7 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	c->outer = !c->nested && carries(skb, c->proto);
 	c->to_ifb = 0;
 	c->from_ifb = c->run == TASKLET_SOFTIRQ && dev & HOST_SIDE;
-	c->inner = c->tunnel.packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
+	c->inner = !c->nested && c->tunnel.packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
 		   unpacks(skb->dev);
 	if (c->inner)
 		c->tunnel_used = c->last;
