@@ -1,0 +1,69 @@
+package testkit
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// TierVar names the environment variable that holds the tier of a run; see
+// [Tier]. test/vm passes it on to its guests.
+const TierVar = "FAIRLEAD_TIER"
+
+// Tier says how much a run of the tests covers. Each tier contains the one
+// before it.
+type Tier int
+
+// The tiers, by the value of TierVar.
+const (
+	Quick Tier = iota // "" or "quick": make test
+	CI                // "ci": .ci/run
+	Full              // "full": make test-full
+)
+
+// ParseTier reads the value of TierVar.
+func ParseTier(s string) (Tier, error) {
+	switch s {
+	case "", "quick":
+		return Quick, nil
+	case "ci":
+		return CI, nil
+	case "full":
+		return Full, nil
+	}
+	return Quick, fmt.Errorf("tier %q: want quick, ci or full", s)
+}
+
+func (t Tier) String() string { return [...]string{"quick", "ci", "full"}[t] }
+
+// Scale gives how often a test does what it repeats: few times, or as often as
+// full says in the tier Full. A test of fifty containers that finds the same
+// faults with five calls Scale(t, 5, 50).
+func Scale(t testing.TB, few, full int) int {
+	t.Helper()
+	tier, err := ParseTier(os.Getenv(TierVar))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tier == Full {
+		return full
+	}
+	return few
+}
+
+// Smoke marks a test that the guests of test/vm run on every other kernel, in
+// every tier. It is for the few tests which show that a BPF object loads and
+// attaches, that a knob is written and restored, or that packets flow on a path.
+//
+// The call stands in the body of a top-level test, first of all, with string
+// literals: test/vm and test/rules read it from the source and run nothing to
+// find it. Each of covers is "bpf:FOLDER" for the object in that folder,
+// "knob:KIND" for a kind of package kernel/journal, or "path:NAME" for a packet
+// path that package test/marks lists.
+func Smoke(t testing.TB, covers ...string) { t.Helper() }
+
+// OnKernels marks a test whose result depends on the kernel but which is no
+// Smoke test: the guests run it on the oldest and the newest kernel in the tier
+// CI, and on every kernel in the tier Full. Calls look as those of Smoke do. A
+// test with neither mark runs on the machine's own kernel only.
+func OnKernels(t testing.TB, covers ...string) { t.Helper() }
