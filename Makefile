@@ -13,10 +13,17 @@ LDFLAGS = -s -w -X main.version=$(VERSION)
 # Packages whose tests import testkit change the host, so they run one after
 # another; the others run side by side. New packages fall into place.
 HAS_TESTS = {{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.TestImports}} {{.XTestImports}}{{end}}
-HOST_TESTS = $(shell go list -e -f '$(HAS_TESTS)' ./... | awk '/internal\/testkit/ && $$1 !~ /test\/vm$$/ {print $$1}')
-PURE_TESTS = $(shell go list -e -f '$(HAS_TESTS)' ./... | awk '!/internal\/testkit/ {print $$1}')
+TESTED = $(shell go list -e -f '$(HAS_TESTS)' ./... | awk '$$1 !~ /test\/vm$$/ {print (/internal\/testkit/ ? "host:" : "pure:") $$1}')
+PURE_TESTS = $(patsubst pure:%,%,$(filter pure:%,$(TESTED)))
+HOST_TESTS = $(patsubst host:%,%,$(filter-out $(RACED),$(filter host:%,$(TESTED))))
+# What has goroutines of its own is worth the race detector, though its tests
+# change the host.
+RACED = $(filter %/agent %/api %/container %/cmd/fairlead,$(filter host:%,$(TESTED)))
+RACE_TESTS = $(patsubst host:%,%,$(RACED))
+# With RACE=-race (as .ci/run has it) these run under the race detector, once.
+RACE ?=
 
-.PHONY: help build install demo test race fuzz vm lint generate check-generated clean
+.PHONY: help build install demo test test-full race fuzz vm bars lint generate check-generated clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -37,24 +44,41 @@ demo: ## one minute of before and after, on this machine, as root
 	@$(MAKE) --no-print-directory build
 	./fairlead demo
 
-test: ## all tests, as root: unit, on this kernel, with real runtimes, on other kernels
+# The tiers: test/tally says at the end of each what it leaves out. Guests, which
+# are emulated, run beside the tests of this kernel; nothing runs beside a figure.
+TIER ?= quick
+LIMIT_quick = 40m
+LIMIT_ci = 35m
+LIMIT_full = 150m
+SCOPE_quick = Not in this tier: lint, generated code, race detector, fuzzing, and what depends on the kernel in full on the oldest and the newest (bash .ci/run); full counts, every kernel in full, and the figures (make test-full).
+SCOPE_ci = Not in this tier: full counts, every kernel in full, and all figures but a few (make test-full).
+SCOPE_full = Not in this tier: lint, generated code, race detector and fuzzing (bash .ci/run).
+
+test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on other kernels
 	@test "$$(id -u)" = 0 || { echo "make test needs root; without, go test ./... runs what can be run" >&2; exit 1; }
 	@test/setup test
 	@go build ./... && go build -o build/tally ./test/tally
-	@FAIRLEAD_VM=1 build/tally -again 5 -skips test/expected-skips.txt -- \
-		-count=1 $(PURE_TESTS) -- \
-		-count=1 -p 1 -timeout 20m $(HOST_TESTS) -- \
-		-count=1 -timeout 75m ./test/vm
+	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
+		+ -count=1 -timeout $(LIMIT_$(TIER)) ./test/vm -- \
+		CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 $(PURE_TESTS) -- \
+		CGO_ENABLED=$(if $(RACE),1,0) $(RACE) -count=1 -p 1 -timeout 20m $(RACE_TESTS) -- \
+		-count=1 -p 1 -timeout $(if $(filter full,$(TIER)),60m,20m) $(HOST_TESTS)
 
-race: ## the tests that leave the host alone, with the race detector
+test-full: ## every test in full, on every kernel, and the figures: more than an hour, alone on the machine
+	@status=0; $(MAKE) --no-print-directory bars || status=1; \
+	$(MAKE) --no-print-directory test TIER=full || status=1; exit $$status
+
+race: ## the race detector on all that has goroutines of its own, as root
+	@test/setup test
 	CGO_ENABLED=1 go test -race -count=1 $(PURE_TESTS)
+	CGO_ENABLED=1 go test -race -count=1 -p 1 $(RACE_TESTS)
 
 fuzz: ## every Fuzz function for FUZZTIME
 	@test/fuzz $(FUZZTIME)
 
-vm: ## the tests on other kernels only; VM_KERNELS="6.1 6.12" chooses
+vm: ## other kernels only; TIER=ci for more, VM_KERNELS="6.1 6.12" and VM_PACKAGES choose
 	@test/setup vm
-	FAIRLEAD_VM=1 go test -count=1 -v -timeout 75m ./test/vm
+	FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) go test -count=1 -v -timeout 75m ./test/vm
 
 lint: $(STATICCHECK) ## gofmt, vet, staticcheck and the house rules
 	@test/setup lint

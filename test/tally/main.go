@@ -1,104 +1,149 @@
 // Command tally runs go test and keeps the books: it prints go test's own
 // closing line for each package, the output of what failed and the reason of
 // each skip, and at the end the failures once more and one line "N passed, N
-// failed, N skipped", subtests included. A skip that is not in the list of expected ones is a failure.
+// failed, N skipped", subtests included. What fails once is a failure.
 //
-//	tally [-skips FILE] [-again N] GO-TEST-ARGUMENTS [-- GO-TEST-ARGUMENTS]...
+//	tally [-lists DIR] [-limit TIME] [-scope TEXT] GO-TEST-ARGUMENTS [-- GO-TEST-ARGUMENTS]...
 //
-// With -again, up to N tests that failed are run once more when all others are
-// done. One that passes then counts as passed, and is named before the closing
-// line: a test may fail because the machine stood still, but what is wrong fails
-// twice. Tests of test/vm are not, which does this itself, guest by guest.
+// The groups of arguments run one after another. A group that begins with "+"
+// runs beside those that follow it. NAME=VALUE before the arguments of a group
+// goes to its environment.
+//
+// DIR holds what is known beforehand: expected-skips.txt (any other skip is a
+// failure), known-flakes.txt (tests that may fail until a date) and bounds.txt
+// (how long a package should take). When TIME is over, or on a signal, what
+// still runs is ended, named and counted as failed. TEXT says before the closing
+// line what the run leaves out.
 //
 // It is not a test framework: the Makefile calls it, and go test works without.
 package main
 
 import (
+	"bufio"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
 )
 
 func main() {
-	skips := flag.String("skips", "", "file of expected skips")
+	lists := flag.String("lists", "", "folder with the lists of expected skips, known flakes and bounds")
 	module := flag.String("module", "github.com/fairlead-project/fairlead", "prefix of package paths to leave out")
-	again := flag.Int("again", 0, "run up to so many failed tests once more")
+	limit := flag.Duration("limit", time.Hour, "end what still runs after so long")
+	scope := flag.String("scope", "", "what the run leaves out")
 	flag.Parse()
-	ok, err := run(*skips, *module, *again, flag.Args())
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, *limit)
+	defer cancel()
+	var known knowledge
+	if *lists != "" {
+		var err error
+		if known, err = readLists(*lists, time.Now()); err != nil {
+			fmt.Fprintln(os.Stderr, "tally:", err)
+			os.Exit(1)
+		}
+	}
+	t := newTally(os.Stdout, *module, known)
+	err := t.run(ctx, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tally:", err)
 	}
-	if err != nil || !ok {
+	if *scope != "" {
+		fmt.Println(*scope)
+	}
+	if ok := t.close(); !ok || err != nil {
 		os.Exit(1)
 	}
 }
 
 // run tallies one go test for each group of arguments.
-func run(skips, module string, again int, args []string) (ok bool, err error) {
-	var expected []expectation
-	if skips != "" {
-		data, err := os.ReadFile(skips)
-		if err != nil {
-			return false, err
-		}
-		if expected, err = parseSkips(skips, string(data)); err != nil {
-			return false, err
-		}
-	}
-	t := newTally(os.Stdout, module, expected)
-	for len(args) > 0 {
+func (t *tally) run(ctx context.Context, args []string) error {
+	var beside sync.WaitGroup
+	var errs []error
+	for len(args) > 0 && ctx.Err() == nil {
 		group := args
 		if i := slices.Index(args, "--"); i >= 0 {
 			group, args = args[:i], args[i+1:]
 		} else {
 			args = nil
 		}
-		if err := t.goTest(group); err != nil {
-			return false, err
+		if len(group) > 0 && group[0] == "+" {
+			i := len(errs)
+			errs = append(errs, nil)
+			beside.Go(func() { errs[i] = t.goTest(ctx, group[1:]) })
+		} else if err := t.goTest(ctx, group); err != nil {
+			errs = append(errs, err)
+			break
 		}
 	}
-	for pkg, tests := range t.lost(again) {
-		if strings.HasSuffix(pkg, "/test/vm") {
-			continue
-		}
-		second := newTally(os.Stdout, module, expected)
-		if err := second.goTest([]string{"-count=1", "-timeout", "20m", "-run", "^(" + strings.Join(tests, "|") + ")$", pkg}); err != nil {
-			return false, err
-		}
-		if second.failed == 0 {
-			t.forgive(pkg, second.good[pkg])
-		}
+	beside.Wait()
+	if err := ctx.Err(); err != nil {
+		t.unfinished(errors.Is(err, context.DeadlineExceeded))
 	}
-	return t.close(), nil
+	return errors.Join(errs...)
 }
 
 // goTest runs one go test and counts its results. That it exits non-zero says
 // nothing new if a failure was counted, and is a failure itself otherwise.
-func (t *tally) goTest(args []string) error {
-	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+func (t *tally) goTest(ctx context.Context, args []string) error {
+	var env []string
+	for len(args) > 0 && !strings.HasPrefix(args[0], "-") && strings.Contains(args[0], "=") {
+		env, args = append(env, args[0]), args[1:]
+	}
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
+	// The tests are children of go's: all of them have to go.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
 	}
-	before := t.failed
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	if err := t.read(out); err != nil {
+	wrong, err := t.read(out)
+	if err != nil {
 		return fmt.Errorf("read from go test: %w", err)
 	}
 	err = cmd.Wait()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		if t.failed == before {
+		if !wrong && ctx.Err() == nil {
+			t.mu.Lock()
+			defer t.mu.Unlock()
 			t.fail(nil, "go test: %v", exit)
 		}
 		return nil
 	}
 	return err
+}
+
+// read takes in the output of one go test -json until its end, and says whether
+// anything failed in it. A line that is no event is passed on as it is.
+func (t *tally) read(r io.Reader) (wrong bool, err error) {
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			wrong = t.line(line) || wrong
+		}
+		if err == io.EOF {
+			return wrong, nil
+		}
+		if err != nil {
+			return wrong, err
+		}
+	}
 }

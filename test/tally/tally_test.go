@@ -1,19 +1,20 @@
 package main
 
 import (
-	"fmt"
-	"io"
+	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
+	"time"
 )
 
 func TestTally(t *testing.T) {
-	const skips = `
-# comment
-a Test.*: no gas  # the station is closed
-`
+	known := read(t, map[string]string{
+		"expected-skips.txt": "\n# comment\na Test.*: no gas  # the station is closed\n",
+		"known-flakes.txt":   "a TestOdd(/.*)?  # until 2026-12-01: odd\n",
+		"bounds.txt":         "a 10  # it is long\n* 2  # the rest\n",
+	})
 	line := func(s string) string { return s + "\n" }
 	tests := []struct {
 		name, events string
@@ -49,20 +50,23 @@ a Test.*: no gas  # the station is closed
 		{"silent skip", line(`{"Action":"output","Package":"m/a","Test":"TestB","Output":"    x.go:1: no gas\n"}`) +
 			line(`{"Action":"skip","Package":"m/a","Test":"TestB"}`),
 			false, []string{"skipped without a reason"}},
-		{"a flake", line(`{"Action":"output","Package":"m/a","Test":"TestA/b","Output":"    x.go:1: accounted flake: TestB\n"}`) +
-			line(`{"Action":"pass","Package":"m/a","Test":"TestA/b"}`),
-			true, []string{"flaky: a TestA/b failed, and passed when it was run again\n1 passed, 0 failed, 0 skipped"}},
+		{"a known flake", line(`{"Action":"pass","Package":"m/b","Test":"TestB"}`) +
+			line(`{"Action":"output","Package":"m/a","Test":"TestOdd","Output":"boom\n"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestOdd"}`) + line(`{"Action":"fail","Package":"m/a"}`),
+			true, []string{"boom\n", "flaky: a TestOdd failed (known until 2026-12-01: odd)\n1 passed, 0 failed, 1 skipped"}},
+		{"slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":59}`),
+			true, []string{"slow: a took 59s, and should take 10s\n1 passed, 0 failed"}},
+		{"far too slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":61}`),
+			false, []string{"failed: a took 1m1s, and should take 10s\n1 passed, 1 failed"}},
+		{"slow as all may be", line(`{"Action":"pass","Package":"m/c","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/c","Elapsed":5}`),
+			true, []string{"slow: c took 5s, and should take 2s"}},
 		{"not json", "warning: odd\n" + line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`), true, []string{"warning: odd\n"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			expected, err := parseSkips("skips", skips)
-			if err != nil {
-				t.Fatal(err)
-			}
 			var out strings.Builder
-			ta := newTally(&out, "m", expected)
-			if err := ta.read(strings.NewReader(tt.events)); err != nil {
+			ta := newTally(&out, "m", known)
+			if _, err := ta.read(strings.NewReader(tt.events)); err != nil {
 				t.Fatal(err)
 			}
 			if ok := ta.close(); ok != tt.ok {
@@ -77,69 +81,102 @@ a Test.*: no gas  # the station is closed
 	}
 }
 
-// What is run again are the tests that failed, if that is all that went wrong.
-func TestLost(t *testing.T) {
-	failed := func(pkg, test string) string {
-		return `{"Action":"fail","Package":"m/` + pkg + `","Test":"` + test + `"}` + "\n"
-	}
-	exit := func(pkg, said string) string {
-		return fmt.Sprintf(`{"Action":"output","Package":"m/%s","Output":"%s\n"}`, pkg, said) + "\n" +
-			fmt.Sprintf(`{"Action":"fail","Package":"m/%s"}`, pkg) + "\n"
-	}
-	const left = "--- FAIL: these are left after the tests:"
-	tests := failed("a", "TestA/x") + failed("a", "TestA") + failed("b", "TestB") + failed("b", "TestC")
-	three := tests + exit("a", "FAIL") + exit("b", "FAIL")
-	for _, tt := range []struct {
-		name, events string
-		most         int
-		want         map[string][]string
-	}{
-		{"three", three, 3, map[string][]string{"m/a": {"TestA"}, "m/b": {"TestB", "TestC"}}},
-		{"too many", three, 2, nil},
-		{"and a leak elsewhere", three + `{"Action":"fail","Package":"m/c"}`, 3, nil},
-		{"and a leak", three + exit("b", left), 3, nil},
-		{"and a panic, after which none was run", tests + exit("a", "panic: late") + exit("b", "FAIL"), 3, nil},
-		{"none", "", 3, map[string][]string{}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			ta := newTally(io.Discard, "m", nil)
-			if err := ta.read(strings.NewReader(tt.events)); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, ta.lost(tt.most)); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-}
-
-func TestForgive(t *testing.T) {
+// When the time is over, what has begun and not ended is named.
+func TestUnfinished(t *testing.T) {
 	var out strings.Builder
-	ta := newTally(&out, "m", nil)
-	ta.fail(nil, "c (the package, outside its tests)")
-	err := ta.read(strings.NewReader(`{"Action":"fail","Package":"m/a","Test":"TestA/x"}
-{"Action":"fail","Package":"m/a","Test":"TestA"}
-{"Action":"fail","Package":"m/a","Test":"TestD"}
-{"Action":"fail","Package":"m/b","Test":"TestB"}
+	ta := newTally(&out, "m", knowledge{})
+	_, err := ta.read(strings.NewReader(`{"Action":"pass","Package":"m/a","Test":"TestA"}
+{"Action":"pass","Package":"m/a"}
+{"Action":"output","Package":"m/b","Test":"TestB","Output":"=== RUN   TestB\n"}
 `))
-	ta.forgive("m/a", []string{"TestA", "TestB"}) // TestD may have been skipped
+	ta.unfinished(true)
 	if err != nil || ta.close() {
-		t.Errorf("%v; what was not forgiven is no failure", err)
+		t.Errorf("%v; a run that was ended is no success", err)
 	}
-	want := "flaky: a TestA (0s) failed, and passed when it was run again\nfailed: c (the package, outside its tests)\nfailed: a TestD (0s)\nfailed: b TestB (0s)\n2 passed, 3 failed, 0 skipped\n"
+	want := "failed: b TestB (did not end)\n=== RUN   TestB\nfailed: the run (its time was over)\n1 passed, 2 failed, 0 skipped\n"
 	if !strings.HasSuffix(out.String(), want) {
 		t.Errorf("got\n%s\nwant\n%s", &out, want)
 	}
 }
 
-func TestParseSkipsErrors(t *testing.T) {
-	for _, tt := range []struct{ data, want string }{
-		{"# x\na b: c\n", "f:2: no reason"},
-		{"a b: c  # \n", "f:1: no reason"},
-		{"a (b: c  # why\n", "f:1: error parsing regexp"},
+// A go test that hangs is ended with its children when the time is over.
+func TestLimit(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module m\n\ngo 1.26\n",
+		"a_test.go": "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n\t\"time\"\n)\n\n" +
+			"func TestA(t *testing.T) {\n\tos.WriteFile(\"begun\", nil, 0o644)\n\ttime.Sleep(time.Hour)\n}\n",
 	} {
-		if _, err := parseSkips("f", tt.data); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("parseSkips(%q) = %v, want %q", tt.data, err, tt.want)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
+	t.Chdir(dir)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for t.Context().Err() == nil {
+			if _, err := os.Stat(filepath.Join(dir, "begun")); err == nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	var out strings.Builder
+	ta := newTally(&out, "m", knowledge{})
+	if err := ta.run(ctx, []string{"-count=1", "."}); err != nil {
+		t.Fatal(err)
+	}
+	if ta.close() || !strings.Contains(out.String(), "failed: m TestA (did not end)") {
+		t.Errorf("got\n%s", &out)
+	}
+}
+
+func TestLists(t *testing.T) {
+	for _, tt := range []struct{ file, data, want string }{
+		{"expected-skips.txt", "# x\na b: c\n", "txt:2: no reason"},
+		{"expected-skips.txt", "a b: c  # \n", "txt:1: no reason"},
+		{"expected-skips.txt", "a (b: c  # why\n", "txt:1: error parsing regexp"},
+		{"known-flakes.txt", "a TestA  # it is odd\n", "txt:1: \"it is odd\": want until"},
+		{"known-flakes.txt", "a TestA  # until 2026-11-21: odd\n", "txt:1: a TestA was to be mended by 2026-11-21: odd"},
+		{"known-flakes.txt", "a TestA  # until 2026-11-22: odd\n", ""},
+		{"bounds.txt", "a ten  # why\n", "txt:1: want PACKAGE SECONDS"},
+		{"bounds.txt", "a 0  # why\n", "txt:1: want PACKAGE SECONDS"},
+	} {
+		dir := lists(t, map[string]string{tt.file: tt.data})
+		_, err := readLists(dir, today)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%q in %s: %v, want %q", tt.data, tt.file, err, tt.want)
+		}
+	}
+}
+
+// The lists of this project can be read.
+func TestOwnLists(t *testing.T) {
+	if _, err := readLists("..", time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
+var today = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+// lists makes a folder with the lists that are given, and empty ones.
+func lists(t *testing.T, given map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"expected-skips.txt", "known-flakes.txt", "bounds.txt"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(given[name]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func read(t *testing.T, given map[string]string) knowledge {
+	t.Helper()
+	known, err := readLists(lists(t, given), today)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return known
 }

@@ -35,7 +35,7 @@ echo "@@@ kernel $(uname -r)"
 for t in /tests/*; do
 	name=${t##*/}
 	echo "@@@ begin $name"
-	cd "/src/$name" && timeout -s QUIT 1620 "$t" -test.v=test2json -test.short -test.timeout 1600s -test.skip=^Fuzz "$RUN"
+	cd "/src/$name" && timeout -s QUIT 1620 "$t" -test.v=test2json -test.short -test.timeout 1600s -test.skip=^Fuzz "-test.run=$(cat "/patterns/$name")"
 	echo "@@@ end $name $?"
 done
 echo "@@@ done"

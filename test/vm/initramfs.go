@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 //go:embed init.sh
@@ -29,32 +31,51 @@ func modules() []string {
 	}
 }
 
-// Test is a static test binary, and the folder of the package that it tests.
+// Test is a static test binary, the folder of the package that it tests, and
+// which of its tests a guest runs.
 type Test struct {
 	Package string // below the module: "kernel/cgroup"
 	Binary  string
 	Dir     string
+	Names   []string // of top-level tests; none are all
+	Run     string   // a pattern for -test.run in place of Names
 }
 
 // name is the file name of the test in the guest.
 func (t Test) name() string { return strings.ReplaceAll(t.Package, "/", "_") }
+
+// pattern is that for -test.run.
+func (t Test) pattern() string {
+	if t.Run != "" || len(t.Names) == 0 {
+		return t.Run
+	}
+	return "^(" + strings.Join(t.Names, "|") + ")$"
+}
 
 // Root is what goes into the root file system of a guest, beside busybox.
 type Root struct {
 	Kernel  string // where a kernel was unpacked, for its modules
 	Program string // the binary of fairlead, static
 	Tests   []Test
-	Run     string // a pattern for -test.run, "" for all
+	Tier    testkit.Tier
+}
+
+// size is how many tests it runs.
+func (r Root) size() (n int) {
+	for _, t := range r.Tests {
+		n += len(t.Names)
+	}
+	return n
 }
 
 // Write writes the root file system as an initramfs.
 func (r Root) Write(w io.Writer) error {
 	a := &archive{w: w}
-	for _, dir := range []string{"bin", "dev", "modules", "proc", "root", "run", "src", "sys", "tests", "tmp", "var", "var/lib"} {
+	for _, dir := range []string{"bin", "dev", "modules", "patterns", "proc", "root", "run", "src", "sys", "tests", "tmp", "var", "var/lib"} {
 		a.dir(dir)
 	}
 	a.file("init", 0o755, initScript)
-	a.file("settings", 0o644, fmt.Appendf(nil, "RUN='-test.run=%s'\n", r.Run))
+	a.file("settings", 0o644, fmt.Appendf(nil, "export %s=%v\n", testkit.TierVar, r.Tier))
 	a.copy("bin/busybox", "/bin/busybox")
 	a.copy("bin/fairlead", r.Program)
 	found, err := findModules(r.Kernel, modules())
@@ -66,6 +87,7 @@ func (r Root) Write(w io.Writer) error {
 	}
 	for _, t := range r.Tests {
 		a.copy("tests/"+t.name(), t.Binary)
+		a.file("patterns/"+t.name(), 0o644, []byte(t.pattern()))
 		a.tree("src/"+t.name(), filepath.Join(t.Dir, "testdata"))
 	}
 	return a.close()

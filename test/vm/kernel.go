@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Kernel is a kernel that Debian offers.
@@ -19,6 +22,8 @@ type Kernel struct {
 	// TooOld says that fairlead does not support it: only the guest's own
 	// tests run there, which see whether it says clearly what is missing.
 	TooOld bool
+	// Whole says that in the tier CI, too, all runs that depends on the kernel.
+	Whole bool
 }
 
 // Kernels are those that the tests run on, oldest first. 5.15, the oldest that
@@ -26,9 +31,9 @@ type Kernel struct {
 func Kernels() []Kernel {
 	return []Kernel{
 		{Name: "5.10", Suite: "bullseye", TooOld: true},
-		{Name: "6.1", Suite: "bookworm"},
+		{Name: "6.1", Suite: "bookworm", Whole: true},
 		{Name: "6.12", Suite: "bookworm-backports"},
-		{Name: "newest", Suite: "sid"},
+		{Name: "newest", Suite: "sid", Whole: true},
 	}
 }
 
@@ -39,42 +44,82 @@ var ErrNoKernel = errors.New("kernel cannot be had")
 // numbered matches the packages that make up one version of the kernel.
 var numbered = regexp.MustCompile(`\blinux-(?:image|binary|modules)-[0-9][^\s,(]*`)
 
-// Fetch downloads the packages of a kernel to dir, unpacks them below
-// dir/root, and returns that. What is there already is not fetched again.
-// Nothing is installed, and apt keeps its lists in dir: the machine's own
-// sources are read only to learn which mirror it uses.
-func (k Kernel) Fetch(dir string) (root string, err error) {
-	root, done := filepath.Join(dir, "root"), filepath.Join(dir, "complete")
-	if _, err := os.Stat(done); err == nil {
+// cacheDir is where kernels are kept: outside of the checkout, so that neither
+// make clean nor a fresh clone makes them be fetched again.
+func cacheDir() (string, error) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find a place for kernels: %w", err)
+	}
+	return filepath.Join(dir, "fairlead", "kernels"), nil
+}
+
+// fresh is how long a kernel in the cache is good: suites get newer ones.
+const fresh = 30 * 24 * time.Hour
+
+// Cached gives the root of the kernel below dir, and fetches it if it is not
+// there or no longer fresh. Where a newer one cannot be had, the old one is
+// good. One process at a time fetches to a dir.
+func (k Kernel) Cached(dir string) (root string, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, k.Name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close() // and unlocks
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	kept, next := filepath.Join(dir, k.Name), filepath.Join(dir, k.Name+".new")
+	root = filepath.Join(kept, "root")
+	at, missing := os.Stat(root)
+	if missing == nil && time.Since(at.ModTime()) < fresh {
 		return root, nil
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := k.Fetch(next); err != nil {
+		if missing == nil && errors.Is(err, ErrNoKernel) {
+			return root, nil
+		}
 		return "", err
+	}
+	if err := errors.Join(os.RemoveAll(kept), os.Rename(next, kept)); err != nil {
+		return "", err
+	}
+	now := time.Now()
+	return root, os.Chtimes(root, now, now) // dpkg-deb gives it the package's time
+}
+
+// Fetch downloads the packages of a kernel to dir, in place of what is there, and
+// unpacks them below dir/root. Nothing is installed, and apt keeps its lists in
+// dir: the machine's own sources are read only to learn which mirror it uses.
+func (k Kernel) Fetch(dir string) error {
+	root := filepath.Join(dir, "root")
+	if err := os.RemoveAll(dir); err != nil {
+		return err
 	}
 	a, err := newApt(dir, k.Suite)
 	if err != nil {
-		return "", err
+		return err
 	}
 	packages, err := a.packages("linux-image-cloud-amd64")
 	if err != nil {
-		return "", err
+		return err
 	}
 	if _, err := a.run("apt-get", append([]string{"-q", "download"}, packages...)...); err != nil {
-		return "", fmt.Errorf("%w: %w", ErrNoKernel, err)
+		return fmt.Errorf("%w: %w", ErrNoKernel, err)
 	}
 	debs, _ := filepath.Glob(filepath.Join(dir, "*.deb"))
 	for _, deb := range debs {
 		if _, err := a.run("dpkg-deb", "-x", deb, root); err != nil {
-			return "", err
+			return err
 		}
 		if err := os.Remove(deb); err != nil {
-			return "", err
+			return err
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(dir, "apt")); err != nil {
-		return "", err
-	}
-	return root, os.WriteFile(done, nil, 0o644)
+	return os.RemoveAll(filepath.Join(dir, "apt"))
 }
 
 // apt is a package manager with lists, sources and caches of its own.

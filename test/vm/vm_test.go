@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/test/marks"
 )
 
 const (
@@ -23,101 +25,148 @@ const (
 	guest    = "test/vm/guest" // tests of the guests themselves
 )
 
-// TestKernels runs, on each kernel, the tests of every package below these
-// folders whose tests use testkit, that is, touch the kernel. It is long, so
-// it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists separated by
-// spaces, choose some of them; VM_RUN is a pattern for -test.run.
+// TestKernels boots each kernel once and runs there, package by package, the
+// tests that the tier asks for: in every tier those that carry testkit.Smoke, in
+// the tier CI on the oldest and the newest kernel those with testkit.OnKernels
+// too, in the tier Full both on all. The tests of test/vm/guest always run. On a
+// kernel that fairlead does not support they are all that runs.
 //
-// How long each guest took is in build/vm/times.
+// It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
+// separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
+// place of the marks. How long each guest took is in build/vm/times.
 func TestKernels(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
 	}
-	build, err := filepath.Abs("../../build/vm")
+	tier, err := testkit.ParseTier(os.Getenv(testkit.TierVar))
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := Root{Program: filepath.Join(build, "fairlead"), Run: os.Getenv("VM_RUN")}
-	goBuild(t, "build", root.Program, fairlead+"/cmd/fairlead")
-	root.Tests = compile(t, filepath.Join(build, "tests"), "container", "feature", "internal/testkit", "kernel", "sandbox", guest)
-	rounds := map[string][]*Round{}
-	missing := map[string]error{}
-	var kernels []Kernel
-	var queue []*Round
-	for _, k := range Kernels() {
-		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) > 0 && !slices.Contains(chosen, k.Name) {
-			continue
-		}
-		kernels = append(kernels, k)
-		dir := filepath.Join(build, k.Name)
-		if root.Kernel, missing[k.Name] = k.Fetch(filepath.Join(dir, "kernel")); missing[k.Name] == nil {
-			rounds[k.Name] = Rounds(k, dir, root, 30*time.Minute)
-			queue = append(queue, rounds[k.Name]...)
-		}
-	}
-	// A guest keeps one CPU busy, whatever it has itself, and takes a gigabyte.
-	times := filepath.Join(build, "times")
-	if err := os.Remove(times); err != nil && !errors.Is(err, os.ErrNotExist) {
+	top, err := filepath.Abs("../..")
+	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		RunAll(t.Context(), queue, min(runtime.GOMAXPROCS(0), 4))
-	}()
-	var took strings.Builder
+	marked, err := marks.Tree(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kernels []Kernel
+	for _, k := range Kernels() {
+		if chosen := strings.Fields(os.Getenv("VM_KERNELS")); len(chosen) == 0 || slices.Contains(chosen, k.Name) {
+			kernels = append(kernels, k)
+		}
+	}
+	build := filepath.Join(top, "build/vm")
+	cache, err := cacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(build, "fairlead")
+	goBuild(t, "build", program, fairlead+"/cmd/fairlead")
+	var guests []*Guest
+	binaries := map[string]string{}
 	for _, k := range kernels {
-		t.Run(k.Name, func(t *testing.T) {
-			if err := missing[k.Name]; errors.Is(err, ErrNoKernel) {
-				testkit.Skip(t, strings.Join(strings.Fields(err.Error()), " "))
-			} else if err != nil {
-				t.Fatal(err)
+		g := newGuest(k, filepath.Join(build, k.Name), limits[tier])
+		g.Root = Root{Program: program, Tier: tier, Tests: choose(k, tier, marked)}
+		go g.fetch(cache) // while the tests are compiled
+		for i, test := range g.Root.Tests {
+			binary, ok := binaries[test.Package]
+			if !ok {
+				binary = filepath.Join(build, "tests", test.name())
+				goBuild(t, "test", binary, fairlead+"/"+test.Package, "-c")
+				binaries[test.Package] = binary
 			}
-			for _, r := range rounds[k.Name] {
-				<-r.done
-				fmt.Fprintf(&took, "%5.0f s  %-8s %s\n", r.took.Seconds(), k.Name, r.Name)
-				onKernel(t, r)
+			g.Root.Tests[i].Binary, g.Root.Tests[i].Dir = binary, filepath.Join(top, test.Package)
+		}
+		guests = append(guests, g)
+	}
+	if t.Failed() {
+		return
+	}
+	// The longest first: what is left is shared better at the end.
+	order := slices.Clone(guests)
+	slices.SortStableFunc(order, func(a, b *Guest) int { return b.Root.size() - a.Root.size() })
+	go bootAll(t.Context(), order, runtime.GOMAXPROCS(0))
+	var took strings.Builder
+	for _, g := range guests {
+		t.Run(g.Kernel.Name, func(t *testing.T) {
+			<-g.ended
+			if errors.Is(g.err, ErrNoKernel) {
+				testkit.Skip(t, strings.Join(strings.Fields(g.err.Error()), " "))
+			} else if g.err != nil {
+				t.Fatal(g.err)
 			}
+			fmt.Fprintf(&took, "%5.0f s  %s, %d tests of %d packages\n", g.took.Seconds(), g.Kernel.Name, g.Root.size(), len(g.Root.Tests))
+			onKernel(t, g)
 		})
 	}
-	<-ended
 	t.Logf("times of the guests\n%s", took.String())
-	if err := os.WriteFile(times, []byte(took.String()), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(build, "times"), []byte(took.String()), 0o644); err != nil {
 		t.Error(err)
 	}
 }
 
-// onKernel reports each test of a guest as a subtest.
-func onKernel(t *testing.T, r *Round) {
-	if r.err != nil {
-		t.Error(r.err)
-		return
+// limits is how long a guest may take, by tier.
+var limits = map[testkit.Tier]time.Duration{testkit.Quick: 12 * time.Minute, testkit.CI: 25 * time.Minute, testkit.Full: 75 * time.Minute}
+
+// choose gives the tests that a kernel runs, by package, without their binaries.
+func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test {
+	all := tier == testkit.Full || tier == testkit.CI && k.Whole
+	chosen := []Test{{Package: guest}}
+	if k.TooOld {
+		marked = nil
 	}
-	t.Logf("Linux %s, %s: %d packages in %s", r.result.Release, r.Name, len(r.result.Runs), r.took.Round(time.Second))
-	for _, note := range r.result.Notes {
+	for _, pkg := range slices.Sorted(maps.Keys(marked)) {
+		t := Test{Package: pkg}
+		for _, m := range marked[pkg] {
+			if m.Smoke || all {
+				t.Names = append(t.Names, m.Name)
+			}
+		}
+		if len(t.Names) > 0 && pkg != guest {
+			chosen = append(chosen, t)
+		}
+	}
+	run, packages := os.Getenv("VM_RUN"), strings.Fields(os.Getenv("VM_PACKAGES"))
+	if len(packages) > 0 {
+		chosen = slices.DeleteFunc(chosen, func(t Test) bool { return !slices.Contains(packages, t.Package) })
+		for _, p := range packages { // without a mark, too
+			if run != "" && !slices.ContainsFunc(chosen, func(t Test) bool { return t.Package == p }) {
+				chosen = append(chosen, Test{Package: p})
+			}
+		}
+	}
+	for i := range chosen {
+		if run != "" {
+			chosen[i].Names, chosen[i].Run = nil, run
+		}
+	}
+	return chosen
+}
+
+// onKernel reports each test of a guest as a subtest.
+func onKernel(t *testing.T, g *Guest) {
+	t.Logf("Linux %s: %d packages in %s", g.result.Release, len(g.result.Runs), g.took.Round(time.Second))
+	for _, note := range g.result.Notes {
 		t.Log(note)
 	}
-	if r.againErr != nil {
-		t.Logf("what failed could not be run again: %v", r.againErr)
-	}
-	for _, test := range r.Root.Tests {
+	for _, test := range g.Root.Tests {
 		t.Run(test.Package, func(t *testing.T) {
-			run, ok := r.result.Runs[test.name()]
+			run, ok := g.result.Runs[test.name()]
 			if !ok {
 				t.Fatal("did not start")
 			}
-			report(t, run, r.again.Runs[test.name()])
+			report(t, test, run)
 		})
 	}
-	if !r.result.Done {
-		console, _ := os.ReadFile(filepath.Join(r.dir, "console.log"))
+	if !g.result.Done {
+		console, _ := os.ReadFile(filepath.Join(g.Dir, "console.log"))
 		t.Errorf("the guest did not run to its end; its console:\n%s", tail(console, 40))
 	}
 }
 
-// report turns the output of a test binary into subtests with its results. What
-// failed there and passed when it was run again passes, and says so.
-func report(t *testing.T, r, again Run) {
+// report turns the output of a test binary into subtests with its results.
+func report(t *testing.T, test Test, r Run) {
 	ended, rest, err := r.outcomes()
 	if err != nil {
 		t.Fatal(err)
@@ -126,12 +175,10 @@ func report(t *testing.T, r, again Run) {
 	for _, o := range ended {
 		failed = failed || o.action == "fail"
 		t.Run(o.test, func(t *testing.T) {
-			switch {
-			case o.action == "fail" && again.passes(o.test):
-				t.Logf("accounted flake: %s\n%s", o.test, o.output)
-			case o.action == "fail":
+			switch o.action {
+			case "fail":
 				t.Error("\n" + o.output)
-			case o.action == "skip":
+			case "skip":
 				_, reason, ok := strings.Cut(o.output, "accounted skip: "+o.test+": ")
 				if !ok {
 					t.Fatalf("skipped without a reason\n%s", o.output)
@@ -141,46 +188,12 @@ func report(t *testing.T, r, again Run) {
 			}
 		})
 	}
-	if r.Status != "0" && !(failed && r.ended()) {
+	if len(ended) == 0 {
+		t.Errorf("ran no test of %q", test.pattern())
+	}
+	if r.Status != "0" && !(failed && r.completed()) {
 		t.Errorf("ended with status %q\n%s", r.Status, tail([]byte(rest), 60))
 	}
-}
-
-// compile builds the test binaries of the packages in the folders.
-func compile(t *testing.T, dir string, folders ...string) []Test {
-	t.Helper()
-	const format = `{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}} {{.TestImports}} {{.XTestImports}}{{end}}`
-	args := []string{"list", "-e", "-f", format}
-	for _, f := range folders {
-		args = append(args, fairlead+"/"+f+"/...")
-	}
-	list, err := exec.Command("go", args...).Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
-	}
-	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	chosen := strings.Fields(os.Getenv("VM_PACKAGES"))
-	var tests []Test
-	for line := range strings.Lines(string(list)) {
-		f := strings.Fields(line)
-		if len(f) < 2 || !strings.Contains(line, fairlead+"/internal/testkit") {
-			continue
-		}
-		test := Test{Package: strings.TrimPrefix(f[0], fairlead+"/"), Dir: f[1]}
-		if len(chosen) > 0 && !slices.Contains(chosen, test.Package) {
-			continue
-		}
-		test.Binary = filepath.Join(dir, test.name())
-		if goBuild(t, "test", test.Binary, f[0], "-c") {
-			tests = append(tests, test)
-		}
-	}
-	if len(tests) == 0 {
-		t.Fatal("there is no test to run")
-	}
-	return tests
 }
 
 // goBuild builds a static binary by a verb of go. A failure is t's.
@@ -220,42 +233,30 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What fails in a guest is run again, in what it was part of, if it is little.
-func TestFailed(t *testing.T) {
-	result := func(outputs ...string) Result {
-		r := Result{Runs: make(map[string]Run)}
-		for i, out := range outputs {
-			r.Runs[string(rune('a'+i))] = Run{Output: []byte(strings.ReplaceAll(out, "---", "\x16---") + "\x16FAIL\n"), Status: "1"}
+// What a guest runs depends on the tier, the kernel and the marks.
+func TestChoose(t *testing.T) {
+	marked := map[string][]marks.Test{
+		"feature/a": {{Name: "TestA", Smoke: true}, {Name: "TestB"}},
+		"kernel/b":  {{Name: "TestC"}},
+	}
+	own := Test{Package: guest}
+	smoke := []Test{own, {Package: "feature/a", Names: []string{"TestA"}}}
+	all := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
+	for _, tt := range []struct {
+		kernel Kernel
+		tier   testkit.Tier
+		want   []Test
+	}{
+		{Kernel{}, testkit.Quick, smoke},
+		{Kernel{Whole: true}, testkit.Quick, smoke},
+		{Kernel{}, testkit.CI, smoke},
+		{Kernel{Whole: true}, testkit.CI, all},
+		{Kernel{}, testkit.Full, all},
+		{Kernel{TooOld: true}, testkit.Full, []Test{own}},
+	} {
+		if diff := cmp.Diff(tt.want, choose(tt.kernel, tt.tier, marked)); diff != "" {
+			t.Errorf("%+v, %v: %s", tt.kernel, tt.tier, diff)
 		}
-		return r
-	}
-	all := Root{Program: "p", Run: "Test", Tests: []Test{{Package: "a"}, {Package: "b"}, {Package: "c"}}}
-	first := result("--- FAIL: TestA/x (0.1s)\n--- FAIL: TestA (0.1s)\n", "--- PASS: TestA (0.1s)\n", "--- FAIL: TestC (0.1s)\n--- FAIL: TestD (0.1s)\n")
-	got, err := all.failed(first)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := Root{Program: "p", Run: "^(TestA|TestC|TestD)$", Tests: []Test{{Package: "a"}, {Package: "c"}}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if got, err := all.failed(result("--- PASS: TestA (0.1s)\n")); err != nil || len(got.Tests) != 0 {
-		t.Errorf("all passes: %+v, %v; want nothing", got, err)
-	}
-	if got, err := all.failed(result(strings.Repeat("--- FAIL: TestA (0.1s)\n", most+1))); err != nil || len(got.Tests) != 0 {
-		t.Errorf("much fails: %+v, %v; want nothing", got, err)
-	}
-	first.Runs["c"] = Run{Output: first.Runs["c"].Output, Status: "2"}
-	if got, err := all.failed(first); err != nil || got.Run != "^(TestA)$" {
-		t.Errorf("one panics: %+v, %v; want TestA", got, err)
-	}
-	second := result("--- PASS: TestA (0.1s)\n").Runs["a"]
-	if second.passes("TestA/x") {
-		t.Error("TestA passes, though its package does not")
-	}
-	second.Status = "0"
-	if !second.passes("TestA/x") || !second.passes("TestA") || second.passes("TestB/x") || (Run{}).passes("TestA") {
-		t.Error("want TestA to pass with all that is part of it, and nothing else")
 	}
 }
 
@@ -286,7 +287,7 @@ func TestFetchUnknown(t *testing.T) {
 	if os.Getenv("FAIRLEAD_VM") == "" {
 		testkit.Skip(t, "FAIRLEAD_VM is not set; make test and make vm set it")
 	}
-	if _, err := (Kernel{Name: "none", Suite: "no-such-suite"}).Fetch(t.TempDir()); !errors.Is(err, ErrNoKernel) {
+	if _, err := (Kernel{Name: "none", Suite: "no-such-suite"}).Cached(t.TempDir()); !errors.Is(err, ErrNoKernel) {
 		t.Errorf("got %v, want ErrNoKernel", err)
 	}
 }

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// knowledge is what is known before a run.
+type knowledge struct {
+	skips  []expectation
+	flakes []expectation
+	bounds map[string]time.Duration // by package; "*" is for those without one of their own
+}
+
+// expectation is a skip or a failure that is fine.
+type expectation struct {
+	pattern *regexp.Regexp // of "PACKAGE TEST: REASON" or "PACKAGE TEST"
+	why     string
+	until   time.Time // of a flake: the last day on which it is fine
+}
+
+// readLists reads the lists in a folder. A flake whose day has passed is an error.
+func readLists(dir string, now time.Time) (k knowledge, err error) {
+	for _, list := range []struct {
+		name string
+		take func(entry, why string) error
+	}{
+		{"expected-skips.txt", func(entry, why string) error {
+			x, err := expect(entry, why)
+			k.skips = append(k.skips, x)
+			return err
+		}},
+		{"known-flakes.txt", func(entry, why string) error {
+			x, err := flake(entry, why, now)
+			k.flakes = append(k.flakes, x)
+			return err
+		}},
+		{"bounds.txt", func(entry, why string) error {
+			name, seconds, _ := strings.Cut(entry, " ")
+			n, err := strconv.Atoi(strings.TrimSpace(seconds))
+			if err != nil || n <= 0 {
+				return fmt.Errorf("want PACKAGE SECONDS")
+			}
+			if k.bounds == nil {
+				k.bounds = make(map[string]time.Duration)
+			}
+			k.bounds[name] = time.Duration(n) * time.Second
+			return nil
+		}},
+	} {
+		name := filepath.Join(dir, list.name)
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return k, err
+		}
+		if err := eachEntry(name, string(data), list.take); err != nil {
+			return k, err
+		}
+	}
+	return k, nil
+}
+
+// eachEntry gives take the lines of a list: an entry, two spaces, "# ", and why it
+// is there. Empty lines and lines that begin with # are comments.
+func eachEntry(name, data string, take func(entry, why string) error) error {
+	n := 0
+	for line := range strings.Lines(data) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		entry, why, ok := strings.Cut(line, "  # ")
+		if why = strings.TrimSpace(why); !ok || why == "" {
+			return fmt.Errorf("%s:%d: no reason: want an entry, two spaces, # and the reason", name, n)
+		}
+		if err := take(strings.TrimSpace(entry), why); err != nil {
+			return fmt.Errorf("%s:%d: %w", name, n, err)
+		}
+	}
+	return nil
+}
+
+func expect(entry, why string) (expectation, error) {
+	re, err := regexp.Compile("^(?:" + entry + ")$")
+	return expectation{pattern: re, why: why}, err
+}
+
+// flake reads an entry whose reason begins with "until DATE: ".
+func flake(entry, why string, now time.Time) (expectation, error) {
+	x, err := expect(entry, why)
+	if err != nil {
+		return x, err
+	}
+	day, reason, ok := strings.Cut(strings.TrimPrefix(why, "until "), ": ")
+	if x.until, err = time.Parse(time.DateOnly, day); err != nil || !ok || strings.TrimSpace(reason) == "" {
+		return x, fmt.Errorf("%q: want until YYYY-MM-DD: REASON", why)
+	}
+	if now.After(x.until.AddDate(0, 0, 1)) {
+		return x, fmt.Errorf("%s was to be mended by %s: %s", entry, day, reason)
+	}
+	return x, nil
+}
+
+// match gives the first expectation that a line matches.
+func match(list []expectation, line string) (expectation, bool) {
+	for _, x := range list {
+		if x.pattern.MatchString(line) {
+			return x, true
+		}
+	}
+	return expectation{}, false
+}

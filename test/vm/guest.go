@@ -1,0 +1,76 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Guest is one boot of a kernel, and what came out of it.
+type Guest struct {
+	Kernel Kernel
+	Root   Root
+	Dir    string        // for its logs
+	Limit  time.Duration // how long it may take
+
+	fetched chan error    // one, when Root.Kernel is there or cannot be had
+	ended   chan struct{} // closed when what follows is there
+
+	result Result
+	took   time.Duration
+	err    error
+}
+
+func newGuest(k Kernel, dir string, limit time.Duration) *Guest {
+	return &Guest{Kernel: k, Dir: dir, Limit: limit, fetched: make(chan error, 1), ended: make(chan struct{})}
+}
+
+// fetch has the kernel brought to the cache.
+func (g *Guest) fetch(cache string) {
+	root, err := g.Kernel.Cached(cache)
+	g.Root.Kernel = root
+	g.fetched <- err
+}
+
+// bootAll boots the guests in their order, so many at once: a guest keeps one
+// CPU busy, whatever it has itself, and takes a gigabyte.
+func bootAll(ctx context.Context, guests []*Guest, atOnce int) {
+	next := make(chan *Guest)
+	var wg sync.WaitGroup
+	for range atOnce {
+		wg.Go(func() {
+			for g := range next {
+				if g.err = <-g.fetched; g.err == nil {
+					began := time.Now()
+					g.err = g.boot(ctx)
+					g.took = time.Since(began)
+				}
+				close(g.ended)
+			}
+		})
+	}
+	for _, g := range guests {
+		next <- g
+	}
+	close(next)
+	wg.Wait()
+}
+
+func (g *Guest) boot(ctx context.Context) error {
+	if err := os.MkdirAll(g.Dir, 0o755); err != nil {
+		return err
+	}
+	image, err := os.Create(filepath.Join(g.Dir, "initramfs"))
+	if err != nil {
+		return err
+	}
+	defer os.Remove(image.Name()) // a hundred megabytes
+	if err := errors.Join(g.Root.Write(image), image.Close()); err != nil {
+		return err
+	}
+	g.result, err = Boot(ctx, g.Root.Kernel, image.Name(), g.Dir, g.Limit)
+	return err
+}

@@ -1,0 +1,52 @@
+package vm
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os/exec"
+	"slices"
+)
+
+// outcome is how a test ended, and what it printed.
+type outcome struct{ test, action, output string }
+
+// outcomes gives the tests of a run that ended, in the order in which they did,
+// and what was printed beside them.
+func (r Run) outcomes() (ended []outcome, rest string, err error) {
+	cmd := exec.Command("go", "tool", "test2json")
+	cmd.Stdin = bytes.NewReader(r.Output)
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, "", fmt.Errorf("go tool test2json: %w", err)
+	}
+	output := make(map[string]string)
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var e struct{ Action, Test, Output string }
+		if err := dec.Decode(&e); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, "", fmt.Errorf("output of go tool test2json: %w", err)
+		}
+		switch {
+		case e.Action == "output":
+			output[e.Test] += e.Output
+		case e.Test != "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip"):
+			ended = append(ended, outcome{e.Test, e.Action, output[e.Test]})
+			delete(output, e.Test)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(output)) {
+		rest += output[name]
+	}
+	return ended, rest, nil
+}
+
+// completed says whether all tests were run and some failed, and nothing else
+// went wrong: 2 is the status of a panic, 124 that of a time that is over.
+func (r Run) completed() bool {
+	return r.Status == "1" && !bytes.Contains(r.Output, []byte("these are left after the tests")) // see testkit.Run
+}
