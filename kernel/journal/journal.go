@@ -5,9 +5,10 @@
 // It is not a log of what happened and not a lock on the host: others may
 // change the same values, and what they changed is left alone and reported.
 //
-// The file DIR/journal-BOOT, where BOOT is the kernel's boot id, has one line of
-// JSON for each change, appended by a single write: a process killed at any
-// point leaves whole lines. Nothing is synced, since host state does not outlive
+// The file DIR/journal-BOOT, where BOOT is the kernel's boot id, begins with the
+// version of its form and has one line of JSON for each change, appended by a
+// single write: a process killed at any point leaves whole lines. That an
+// entry has ended is one byte of its line, so undoing needs no room on a full disk. Nothing is synced, since host state does not outlive
 // the boot and neither need the journal; files of other boots are removed
 // unread. (A database file would do too, but a loss of power leaves one that
 // can't be opened, and a damaged one costs all entries instead of one.)
@@ -31,6 +32,11 @@ var ErrBusy = errors.New("journal is held by another process")
 // aside (renamed to NAME.corrupt); the next Open goes on with the entries in it
 // that are whole.
 var ErrCorrupt = errors.New("journal is corrupt")
+
+// ErrVersion is returned by Open for a file that another release of fairlead
+// has written in another form. It is left as it is: that release can undo what
+// it notes (`fairlead restore`).
+var ErrVersion = errors.New("journal is another release's")
 
 // maxText bounds each string of an entry, in bytes.
 const maxText = 64 << 10
@@ -77,7 +83,8 @@ type Journal struct {
 }
 
 // Open opens the journal in dir (made with mode 0700 where it is missing) for
-// the boot that is running. Errors: ErrBusy, ErrCorrupt.
+// the boot that is running. It needs no room on the disk, and neither does
+// Restore. Errors: ErrBusy, ErrCorrupt, ErrVersion.
 func Open(dir string) (*Journal, error) {
 	boot, err := BootID("/proc")
 	if err != nil {

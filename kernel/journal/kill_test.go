@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // turnerDir in the environment makes the test binary the process that is killed.
@@ -19,7 +21,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(turnForever(dir))
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	testkit.Main(m)
 }
 
 const (

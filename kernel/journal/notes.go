@@ -231,7 +231,10 @@ func (n *notes) set(e numbered) error {
 		n.last++
 		e.seq = n.last
 	}
-	if err := n.add(record{N: e.seq, Entry: &e.Entry}); err != nil {
+	if n.isClosed() {
+		return fmt.Errorf("record in journal: %w", os.ErrClosed)
+	}
+	if err := n.store.add(e.seq, e.Entry); err != nil {
 		return fmt.Errorf("record in journal: %w", err)
 	}
 	n.mu.Lock()
@@ -248,7 +251,10 @@ func (n *notes) drop(ref Ref) error {
 	if !ok {
 		return nil
 	}
-	if err := n.add(record{N: e.seq}); err != nil {
+	if n.isClosed() {
+		return fmt.Errorf("drop from journal: %w", os.ErrClosed)
+	}
+	if err := n.store.drop(e.seq); err != nil {
 		return fmt.Errorf("drop from journal: %w", err)
 	}
 	n.mu.Lock()
@@ -256,13 +262,6 @@ func (n *notes) drop(ref Ref) error {
 	n.mu.Unlock()
 	n.tidy()
 	return nil
-}
-
-func (n *notes) add(r record) error {
-	if n.isClosed() {
-		return os.ErrClosed
-	}
-	return n.store.add(r)
 }
 
 // tidy keeps the file from growing without bound; the caller holds writing. If

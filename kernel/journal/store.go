@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,7 +18,9 @@ import (
 
 const (
 	prefix   = "journal-" // of the file of one boot
-	header   = "fairlead journal 1\n"
+	magic    = "fairlead journal "
+	version  = "1" // of the file's form
+	header   = magic + version + "\n"
 	patience = 500 * time.Millisecond
 	slack    = 1000 // superseded records that are kept before the file is rewritten
 )
@@ -33,21 +36,34 @@ func BootID(proc string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// record is one line of the file: entry N is now Entry, or is dropped.
+// record is one line of the file: entry N is now Entry, or is dropped (nil; the
+// first releases appended a line for that).
 type record struct {
 	N     uint64 `json:"n"`
 	Entry *Entry `json:"entry,omitempty"`
 }
 
-// store is the file of one boot: a header and one line for each record, each
-// appended by a single write. It is held under a lock on its directory.
+// store is the file of one boot: a header and one line for each entry, each
+// appended by a single write. The end of an entry is one byte, written over the
+// first of its last line: a kill cannot cut that in two, and it needs no room on a
+// full disk. The file is held under a lock on its directory.
 type store struct {
-	dir   *os.File // carries the lock
-	path  string
-	file  *os.File
-	size  int64 // of what is whole
-	lines int   // records in file
+	dir  *os.File // carries the lock
+	path string
+	file *os.File // nil before the first record
+	layout
 }
+
+// layout is where the records of a file are.
+type layout struct {
+	size  int64            // of what is whole
+	lines int              // records, superseded ones too
+	at    map[uint64]int64 // where the last line of each entry begins
+}
+
+// dropped is the first byte of a line whose entry has ended, in place of a digit
+// of its checksum.
+const dropped = '-'
 
 // lock makes and locks dir, and removes what other boots left.
 func lock(dir, boot string) (*store, error) {
@@ -103,38 +119,55 @@ func (s *store) close() error {
 	return err
 }
 
-// load reads the entries by number. Of a damaged file it keeps what is whole,
-// sets the rest aside, and reports ErrCorrupt.
+// load reads the entries by number. It changes nothing on the disk but where the
+// file is damaged: then it keeps what is whole, sets the rest aside, and reports
+// ErrCorrupt. A file in another form is left as it is: ErrVersion.
 func (s *store) load() (map[uint64]Entry, error) {
-	data, err := os.ReadFile(s.path)
+	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, s.rewrite(nil)
+		if err := s.rewrite(nil); !errors.Is(err, unix.ENOSPC) {
+			return nil, err
+		}
+		return nil, nil // there is nothing to undo; the first entry tries again
 	}
 	if err != nil {
 		return nil, err
 	}
-	entries, damage := parse(data)
-	if damage == nil {
-		return entries, s.rewrite(entries)
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
+	first, _, _ := strings.Cut(string(data[:min(len(data), 64)]), "\n")
+	if other, ok := strings.CutPrefix(first, magic); ok && other != version {
+		return nil, errors.Join(fmt.Errorf("%w: %s has form %q, this program reads %s", ErrVersion, s.path, other, version), f.Close())
+	}
+	entries, layout, damage := parse(data)
+	if damage == nil {
+		s.file, s.layout = f, layout
+		return entries, nil
+	}
+	f.Close()
 	aside := s.path + ".corrupt"
 	damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept", ErrCorrupt, s.path, damage, aside, len(entries))
-	if err := os.Rename(s.path, aside); err != nil {
+	// A second name first: what is whole has one at any moment.
+	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, errors.Join(damage, err)
 	}
-	return nil, errors.Join(damage, s.rewrite(entries))
+	return nil, errors.Join(damage, os.Link(s.path, aside), s.rewrite(entries))
 }
 
 // rewrite puts a new file with just the entries in place of the old one.
 func (s *store) rewrite(entries map[uint64]Entry) error {
-	buf := []byte(header)
+	buf, next := []byte(header), layout{at: make(map[uint64]int64)}
 	for n, e := range entries {
 		line, err := format(record{N: n, Entry: &e})
 		if err != nil {
 			return err
 		}
+		next.at[n] = int64(len(buf))
 		buf = append(buf, line...)
 	}
+	next.size, next.lines = int64(len(buf)), len(entries)
 	f, err := os.OpenFile(s.path+".new", os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -149,21 +182,36 @@ func (s *store) rewrite(entries map[uint64]Entry) error {
 	if s.file != nil {
 		s.file.Close() // nothing in it counts any more
 	}
-	s.file, s.size, s.lines = f, int64(len(buf)), len(entries)
+	s.file, s.layout = f, next
 	return nil
 }
 
-// add appends r, whole or not at all as far as a living process can see.
-func (s *store) add(r record) error {
-	line, err := format(r)
+// add appends an entry, whole or not at all as far as a living process can see.
+func (s *store) add(n uint64, e Entry) error {
+	line, err := format(record{N: n, Entry: &e})
 	if err != nil {
 		return err
+	}
+	if s.file == nil {
+		if err := s.rewrite(nil); err != nil {
+			return err
+		}
 	}
 	if _, err := s.file.WriteAt(line, s.size); err != nil {
 		return errors.Join(err, s.file.Truncate(s.size))
 	}
+	s.at[n] = s.size
 	s.size += int64(len(line))
 	s.lines++
+	return nil
+}
+
+// drop ends an entry.
+func (s *store) drop(n uint64) error {
+	if _, err := s.file.WriteAt([]byte{dropped}, s.at[n]); err != nil {
+		return err
+	}
+	delete(s.at, n)
 	return nil
 }
 
@@ -179,36 +227,45 @@ func format(r record) ([]byte, error) {
 // parse reads a whole file. It goes on after a line that it can't read, and
 // tells the first one. A last line without an end is no damage: the kernel cuts
 // a write short when its process is killed, and what that line was to announce
-// has not been done (an entry), or is found done by Restore (the end of one).
-func parse(data []byte) (entries map[uint64]Entry, damage error) {
-	entries = make(map[uint64]Entry)
+// has not been done.
+func parse(data []byte) (entries map[uint64]Entry, l layout, damage error) {
+	entries, l.at = make(map[uint64]Entry), make(map[uint64]int64)
 	body, ok := bytes.CutPrefix(data, []byte(header))
 	if !ok {
 		damage = errors.New("line 1: no header")
 	}
-	for i := 2; len(body) > 0; i++ {
+	l.size = int64(len(data) - len(body))
+	for len(body) > 0 {
 		line, rest, ended := bytes.Cut(body, []byte("\n"))
 		body = rest
 		if !ended {
 			break
 		}
+		at := l.size
+		l.size += int64(len(line)) + 1
+		l.lines++
 		r, err := parseLine(line)
 		switch {
 		case err != nil && damage == nil:
-			damage = fmt.Errorf("line %d: %w", i, err)
+			damage = fmt.Errorf("line %d: %w", l.lines+1, err)
 		case err != nil:
 		case r.Entry == nil:
 			delete(entries, r.N)
+			delete(l.at, r.N)
 		default:
-			entries[r.N] = *r.Entry
+			entries[r.N], l.at[r.N] = *r.Entry, at
 		}
 	}
-	return entries, damage
+	return entries, l, damage
 }
 
 func parseLine(line []byte) (record, error) {
 	sum, raw, _ := bytes.Cut(line, []byte(" "))
-	if string(sum) != fmt.Sprintf("%08x", crc32.ChecksumIEEE(raw)) {
+	want, ended := fmt.Appendf(nil, "%08x", crc32.ChecksumIEEE(raw)), len(sum) > 0 && sum[0] == dropped
+	if ended {
+		want[0] = dropped
+	}
+	if !bytes.Equal(sum, want) {
 		return record{}, errors.New("checksum does not match")
 	}
 	var r record
@@ -217,6 +274,9 @@ func parseLine(line []byte) (record, error) {
 	}
 	if r.Entry != nil && r.Entry.Ref.Kind == "" {
 		return record{}, errors.New("names no object")
+	}
+	if ended {
+		r.Entry = nil
 	}
 	return r, nil
 }

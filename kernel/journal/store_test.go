@@ -11,6 +11,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // ruin changes the journal file below dir.
@@ -122,8 +125,75 @@ func TestFileStaysShort(t *testing.T) {
 	if got, want := brief(j.Entries()), fmt.Sprintf("b:0>x a:0>v%d", 3*slack-1); got != want {
 		t.Errorf("entries are %q, want %q", got, want)
 	}
-	if j.store.lines != 2 {
-		t.Errorf("%d lines after opening, want 2", j.store.lines)
+	turn(t, j, b.knob("a"), "w") // the file is as long as it may be
+	if j.store.lines > slack+8 {
+		t.Errorf("%d lines after opening", j.store.lines)
+	}
+}
+
+// A journal in another form is another release's to read: it is refused and left
+// as it is.
+func TestVersion(t *testing.T) {
+	for _, other := range []string{"0", "2", "12 beta"} {
+		b := newBoard("a", "1")
+		dir := t.TempDir()
+		j := open(t, dir)
+		turn(t, j, b.knob("a"), "2")
+		j.Close()
+		var was []byte
+		ruin(t, dir, func(data []byte) []byte {
+			was = append([]byte(magic+other+"\n"), data[len(header):]...)
+			return was
+		})
+		_, err := OpenBoot(dir, boot)
+		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), fmt.Sprintf("form %q", other)) {
+			t.Errorf("form %s: %v", other, err)
+		}
+		if now, err := os.ReadFile(filepath.Join(dir, prefix+boot)); err != nil || !bytes.Equal(now, was) {
+			t.Errorf("form %s: the file has changed (%v)", other, err)
+		}
+	}
+}
+
+// TestFullDisk fills the file system that holds the journal: opening and undoing
+// need no room, and a new change is refused before it is made.
+func TestFullDisk(t *testing.T) {
+	testkit.NeedRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	b := newBoard("a", "1", "b", "1", "c", "1")
+	j := open(t, dir)
+	turn(t, j, b.knob("a"), "2")
+	turn(t, j, b.knob("b"), "2")
+	j.Close()
+	if err := os.WriteFile(filepath.Join(dir, "fill"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("fill the file system: %v", err)
+	}
+
+	j = open(t, dir)
+	var err error
+	for i := 0; i < 100 && err == nil; i++ { // what is left of the file's last page
+		err = j.Turn(b.knob("c"), fmt.Sprint(i), Owner{Feature: "test"})
+	}
+	if was := b.get("c"); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("turn on a full disk: %v, and c is %s", err, was)
+	}
+	if _, err := j.Restore(b.open, nil); err != nil {
+		t.Errorf("restore on a full disk: %v", err)
+	}
+	if b.get("a") != "1" || b.get("b") != "1" || b.get("c") != "1" {
+		t.Errorf("after restore: a, b, c are %s, %s, %s", b.get("a"), b.get("b"), b.get("c"))
+	}
+	j.Close()
+	if left := brief(open(t, dir).Entries()); left != "" {
+		t.Errorf("left in the journal: %s", left)
 	}
 }
 
@@ -139,14 +209,23 @@ func FuzzParse(f *testing.F) {
 	drop, _ := format(record{N: 1})
 	f.Add(good)
 	f.Add(append(bytes.Clone(good), drop...))
+	ended := bytes.Clone(good)
+	ended[len(header)] = dropped
+	f.Add(ended)
 	f.Add(good[:len(good)/2])
 	f.Add([]byte{})
 	f.Add([]byte(header + "00000000 \n"))
 	f.Add([]byte(header + "\n\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, damage := parse(data)
+		entries, at, damage := parse(data)
 		if damage != nil {
 			return
+		}
+		for n, e := range entries { // the line that a drop would be written over is that of the entry
+			line, _, _ := bytes.Cut(data[at.at[n]:], []byte("\n"))
+			if r, err := parseLine(line); err != nil || r.N != n || !cmp.Equal(*r.Entry, e) {
+				t.Fatalf("entry %d is not at %d: %v", n, at.at[n], err)
+			}
 		}
 		again := []byte(header)
 		for n, e := range maps.All(entries) {
@@ -156,7 +235,7 @@ func FuzzParse(f *testing.F) {
 			}
 			again = append(again, line...)
 		}
-		back, damage := parse(again)
+		back, _, damage := parse(again)
 		if damage != nil {
 			t.Fatalf("formatted but does not parse: %v", damage)
 		}
