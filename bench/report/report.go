@@ -19,6 +19,9 @@ type Report struct {
 	Env    Env    `json:"env"`
 	Rounds int    `json:"rounds"`
 	Cases  []Case `json:"cases"`
+	// Bars are the outcomes of the bars that the figures were held against; nil
+	// if they were held against none.
+	Bars []Outcome `json:"bars,omitempty"`
 }
 
 // Env says on what machine, and how, the experiment ran.
