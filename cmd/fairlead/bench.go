@@ -21,7 +21,8 @@ func benchVerb(e env) *cobra.Command {
 		Use:   "bench",
 		Short: "Measure on this machine what fairlead does, off and on in turns",
 		Long: `Measure on this machine what fairlead does, off and on in turns, in sandboxes
-with a network of their own. docs/bench.md says what each experiment measures.`,
+with a network of their own. With --check the figures are held against what they
+have to reach. docs/bench.md says what each experiment measures.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("the name of an experiment is missing: netcpu or traffic")
@@ -40,6 +41,7 @@ type experiment struct {
 	run      func(context.Context, bench.Options) (*report.Report, error)
 	headline func(*report.Report) string
 	plots    func(*report.Report, bench.Options) []report.Plot
+	bars     func() []report.Bar
 }
 
 func benchNetCPUVerb(e env) *cobra.Command {
@@ -51,9 +53,12 @@ func benchNetCPUVerb(e env) *cobra.Command {
 	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the netcpu of the containers while it is on: isolate, charge, auto")
 	cmd.Flags().DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
 	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
-	return experiment{bench.NetCPUCases, bench.NetCPU, bench.NetCPUHeadline, bench.NetCPUPlots}.verb(e, cmd, &o, "5, with --quick 2", "2s, with --quick 400ms", func() error {
+	return experiment{bench.NetCPUCases, bench.NetCPU, bench.NetCPUHeadline, bench.NetCPUPlots, bench.NetCPUBars}.verb(e, cmd, &o, "5, with --quick 2", "2s, with --quick 400ms", func() error {
 		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
 			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)
+		}
+		if o.Mode != "isolate" && cmd.Flags().Changed("check") {
+			return usagef("--mode %s: the bars of --check are for isolate", o.Mode)
 		}
 		if o.Settle < 0 || o.Settle > time.Hour {
 			return usagef("--settle %v: must be up to 1h", o.Settle)
@@ -67,13 +72,14 @@ func benchTrafficVerb(e env) *cobra.Command {
 		Use:   "traffic",
 		Short: "How containers share an uplink, with fairlead, with tc by hand, with the CNI plugin bandwidth, and with nothing",
 	}
-	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
+	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots, bench.TrafficBars}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
 }
 
 // verb gives a command the flags of every experiment, and has it run this one.
 func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, window string, check func() error) *cobra.Command {
 	var page string
 	var list bool
+	against := checkFlag(cmd)
 	cmd.Args = nargs(0, 0, "")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default "+rounds+")")
 	cmd.Flags().DurationVar(&o.Window, "window", 0, "how long to measure a case at a time (default "+window+")")
@@ -96,6 +102,17 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 		if err != nil {
 			return usagef("--only %q: %v", o.Only, err)
 		}
+		run, write := x.run, (*report.Report).WriteTable
+		if *against != "" {
+			var bars []report.Bar
+			if bars, names = barsOf(x.bars(), names); len(bars) == 0 {
+				return usagef("--check: none of the chosen cases has a bar")
+			}
+			run = func(ctx context.Context, o bench.Options) (*report.Report, error) {
+				return bench.Check(ctx, o, bars, x.run)
+			}
+			write = writeBars
+		}
 		if list {
 			for _, name := range names {
 				fmt.Fprintln(e.stdout, name)
@@ -104,8 +121,9 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 		}
 		o.Version = version
 		o.Progress = progress(e.stderr)
-		return withPage(cmd.Context(), page, func(ctx context.Context, html io.Writer) error {
-			r, err := x.run(ctx, *o)
+		var missed bool
+		err = withPage(cmd.Context(), page, func(ctx context.Context, html io.Writer) error {
+			r, err := run(ctx, *o)
 			if terminal(e.stderr) {
 				fmt.Fprint(e.stderr, "\r\x1b[K")
 			}
@@ -117,8 +135,13 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 					return err
 				}
 			}
-			return f.print(e.stdout, r, func(w io.Writer) { r.WriteTable(w) })
+			missed = against.missed(r.Bars)
+			return f.print(e.stdout, r, func(w io.Writer) { write(r, w) })
 		})
+		if err == nil && missed {
+			return errTold
+		}
+		return err
 	}
 	return cmd
 }

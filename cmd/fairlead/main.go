@@ -75,7 +75,9 @@ var errTold = errors.New("")
 
 // run does what e.args say and returns the exit status. SIGINT and SIGTERM end
 // the context of the verb; a second one ends the program at once.
-func run(ctx context.Context, e env) int {
+func run(ctx context.Context, e env) int { return runVerbs(ctx, e, verbs()) }
+
+func runVerbs(ctx context.Context, e env, verbs []func(env) *cobra.Command) int {
 	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer cancel()
 	context.AfterFunc(ctx, cancel)
@@ -98,7 +100,7 @@ func run(ctx context.Context, e env) int {
 	root.SetErr(e.stderr)
 	root.SetHelpCommand(&cobra.Command{Hidden: true, Use: "no-help"})
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	for _, verb := range verbs() {
+	for _, verb := range verbs {
 		root.AddCommand(verb(e))
 	}
 

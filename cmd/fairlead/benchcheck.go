@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/bench/report"
+)
+
+// check is what --check says: which misses fail the command; "" is no check.
+type check string
+
+const (
+	checkAll check = "all"
+	checkFar check = "far"
+)
+
+func checkFlag(cmd *cobra.Command) *check {
+	var c check
+	cmd.Flags().Var(&c, "check", "measure the cases that have a bar, and exit with 1 if a figure misses its bar (all), or only if one misses it by far in each of three repetitions (far)")
+	cmd.Flags().Lookup("check").NoOptDefVal = string(checkAll)
+	return &c
+}
+
+// Set, String and Type make check a flag's value.
+func (c *check) Set(s string) error {
+	*c = check(s)
+	if *c != checkAll && *c != checkFar {
+		return fmt.Errorf("must be all or far")
+	}
+	return nil
+}
+
+func (c *check) String() string { return string(*c) }
+
+func (*check) Type() string { return "" }
+
+// missed says whether outcomes fail the command.
+func (c check) missed(outcomes []report.Outcome) bool {
+	return slices.ContainsFunc(outcomes, func(o report.Outcome) bool {
+		return o.Verdict == report.FailFar || c != checkFar && o.Missed()
+	})
+}
+
+// barsOf gives the bars of the named cases, and those of the cases that have one.
+func barsOf(all []report.Bar, names []string) (bars []report.Bar, cases []string) {
+	for _, name := range names {
+		n := len(bars)
+		for _, b := range all {
+			if b.Case == name {
+				bars = append(bars, b)
+			}
+		}
+		if len(bars) > n {
+			cases = append(cases, name)
+		}
+	}
+	return bars, cases
+}
+
+// writeBars prints the outcomes for a terminal of 100 columns: a table by case, a
+// sentence for what did not pass, and how many there were of each.
+func writeBars(r *report.Report, w io.Writer) error {
+	fmt.Fprintf(w, "%s\n\n", r.Title())
+	line := func(metric, bar, figure, verdict string) {
+		fmt.Fprintf(w, "  %-34s  %-18s  %-28s  %s\n", cut(metric, 34), bar, figure, verdict)
+	}
+	line("METRIC", "BAR", "MEDIAN (SPREAD)", "VERDICT")
+	var sentences []string
+	var reached, missed, far, undecided int
+	for i, o := range r.Bars {
+		if i == 0 || o.Case != r.Bars[i-1].Case {
+			fmt.Fprintln(w, o.Case)
+		}
+		line(o.Metric+", "+o.Of, o.Range(), o.Figure(), string(o.Verdict))
+		say := o.Why
+		switch {
+		case o.Verdict == report.Pass:
+			reached++
+			continue
+		case o.Missed():
+			missed++
+			if o.Verdict == report.FailFar {
+				far++
+			}
+		default:
+			undecided++
+			say = o.Reason
+		}
+		sentences = append(sentences, fmt.Sprintf("%s, %s, %s: %s. %s%s.", o.Case, o.Metric, o.Of, o.Verdict, strings.ToUpper(say[:1]), strings.TrimSuffix(say[1:], ".")))
+	}
+	for _, n := range r.Env.Notes {
+		sentences = append(sentences, "Note: "+n+".")
+	}
+	for _, s := range sentences {
+		fmt.Fprintf(w, "\n%s\n", strings.Join(fold(s, 100), "\n"))
+	}
+	_, err := fmt.Fprintf(w, "\nbars of %s: %d reached, %d missed (%d by far), %d inconclusive\n", r.Bench, reached, missed, far, undecided)
+	return err
+}
