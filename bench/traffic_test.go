@@ -16,7 +16,7 @@ import (
 // says of it is policy, and no peer is given what the link does not have.
 func TestTrafficCatalogue(t *testing.T) {
 	names, err := TrafficCases(Options{})
-	if err != nil || len(names) != 42 {
+	if err != nil || len(names) != 47 {
 		t.Errorf("%d cases (%v)", len(names), err)
 	}
 	quick, err := TrafficCases(Options{Quick: true})
@@ -34,7 +34,7 @@ func TestTrafficCatalogue(t *testing.T) {
 		for _, c := range su.cases {
 			who := append([]string{}, c.probe, c.fixed)
 			for _, s := range c.send {
-				who = append(who, s.name)
+				who = append(who, s.name, s.to)
 			}
 			for name := range c.set {
 				who = append(who, name)

@@ -1,25 +1,120 @@
 package bench
 
-import "github.com/fairlead-project/fairlead/bench/report"
+import (
+	"math"
 
-// trafficBars are the shares and bounds that containers have to get.
+	"github.com/fairlead-project/fairlead/bench/report"
+)
+
+// trafficBars are what the figures of Traffic have to reach. Where a figure is a
+// rate, of what a receiver's program gets, its bounds are worked out from frames:
+// see docs/bench.md, which also has what was measured.
 func trafficBars() []report.Bar {
-	return []report.Bar{
+	var bars []report.Bar
+	for _, mode := range []string{"bridge", "overlay", "macvlan", "host"} {
+		bars = append(bars, uplinkBars(mode)...)
+	}
+	return append(bars, append(elsewhereBars(), changeBars()...)...)
+}
+
+// around is a bar for a figure that is due, with the part of it by which it may be
+// off, and by which it is off for no noise.
+func around(c, metric string, due, off, far float64, why string) report.Bar {
+	return report.Bar{
+		Case: c, Metric: metric, Of: "on", Low: due * (1 - off), High: due * (1 + off),
+		FarLow: due * (1 - far), FarHigh: due * (1 + far), Why: why,
+	}
+}
+
+// atMost is a bar for a figure that is good if it is small.
+func atMost(c, metric string, high, far float64, why string) report.Bar {
+	return report.Bar{Case: c, Metric: metric, Of: "on", High: high, FarHigh: far, Why: why}
+}
+
+// What of a frame is payload, of full frames of TCP and of datagrams of 1400 bytes,
+// and what of that a tunnel leaves.
+const (
+	ofTCP  = 1448. / 1514
+	ofUDP  = 1400. / 1442
+	tunnel = 0.966
+)
+
+// uplinkBars are those of what containers of a mode send by the uplink.
+func uplinkBars(mode string) []report.Bar {
+	inside := 1.
+	if mode == "overlay" {
+		inside = tunnel
+	}
+	const full = "An uplink that is divided carries less than it can"
+	bars := []report.Bar{
+		around(mode+" 6 to 1", ShareOf+"one", 0.5, 0.05, 0.2, "Containers of equal weight share an uplink by their connections"),
 		{
-			Case: "bridge 6 to 1", Metric: ShareOf + "one", Of: "on", Low: 0.48, High: 0.52, FarLow: 0.35, FarHigh: 0.65,
-			Why: "Containers of equal weight share an uplink by their connections",
+			Case: mode + " 6 to 1", Metric: ShareOf + "one", Of: "off", High: 0.3, FarHigh: 0.4,
+			Why: "One connection beside six gets its share with nothing done, so that the case does not show what weights do",
 		},
+		around(mode+" 6 to 1", Total, gbit*ofTCP*inside, 0.04, 0.25, full),
+		around(mode+" 6 to 1, weights 1 to 2", ShareOf+"one", 2./3, 0.05, 0.2, "An uplink is not shared by weight"),
+		around(mode+" rate beside flood", ReceivedBy+"one", 300*mbit*ofTCP*inside, 0.05, 0.25, "A guaranteed rate is not kept beside a neighbour's flood"),
+		around(mode+" UDP rate beside bulk", ReceivedBy+"one", 300*mbit*ofUDP*inside, 0.05, 0.25, "A container's flood gets another rate than its own"),
 		{
-			Case: "overlay 6 to 1", Metric: ShareOf + "one", Of: "on", Low: 0.48, High: 0.52, FarLow: 0.35, FarHigh: 0.65,
-			Why: "Containers of equal weight share an overlay's uplink by their connections",
-		},
-		{
-			Case: "bridge rate beside flood", Metric: ReceivedBy + "one", Of: "on", Low: 275 * mbit, High: 295 * mbit, FarLow: 150 * mbit, FarHigh: 400 * mbit,
-			Why: "A neighbour's flood takes a container's guaranteed rate",
-		},
-		{
-			Case: "bridge ceil", Metric: WorstSecond, Of: "on", Low: 0.9, High: 1.05, FarLow: 0.5, FarHigh: 1.5,
+			Case: mode + " ceil", Metric: WorstSecond, Of: "on", Low: 0.95, High: 1.02, FarLow: 0.7, FarHigh: 1.2,
 			Why: "A ceil lets another rate than its own leave by the NIC",
 		},
+		{
+			Case: mode + " ceil", Metric: FirstSecond, Of: "on", Low: 0.9, High: 1.02, FarLow: 0.5, FarHigh: 1.2,
+			Why: "A ceil does not hold from the first packet on",
+		},
+		around(mode+" priority", ShareOf+"one", 0.9, 0.05, 0.25, "The first in order does not get what is idle"),
+	}
+	for _, beside := range []string{"bulk", "flood", "super-packets"} {
+		bars = append(bars, atMost(mode+" requests beside "+beside, QueueP999, 0.002, 0.01, "A packet waits at the uplink for longer than the latency that it is due"))
+	}
+	return append(bars, atMost(mode+" requests beside bulk", P50, 0.002, 0.02, "Requests wait behind a neighbour's bulk TCP"))
+}
+
+// elsewhereBars are those of what containers receive, and of what stays on the host.
+func elsewhereBars() []report.Bar {
+	const unlike = "A ceil on what a container receives lets another rate than its own through"
+	const near = "A ceil lets another rate than its own through to a neighbour"
+	return []report.Bar{
+		around("ingress 6 to 1", ShareOf+"one", 0.5, 0.1, 0.25, "Containers of equal weight share what an uplink receives by their connections"),
+		around("ingress 6 to 1", Total, 950*mbit*ofTCP, 0.06, 0.3, "An uplink receives less than it can while that is divided"),
+		around("ingress ceil", ReceivedBy+"one", 100*mbit*ofTCP, 0.05, 0.25, unlike),
+		around("ingress UDP ceil", ReceivedBy+"one", 100*mbit*ofUDP, 0.05, 0.25, unlike),
+		around("neighbour ceil", ReceivedBy+"one", 100*mbit*ofTCP, 0.05, 0.25, near),
+		around("neighbour UDP ceil", ReceivedBy+"one", 100*mbit*ofUDP, 0.05, 0.25, near),
+		around("bridge 80 to 20", ShareOf+"one", 0.2, 0.1, 0.5, "Guaranteed rates do not divide an uplink"),
+		around("bridge 80 to 20", Total, gbit*ofTCP, 0.04, 0.25, "An uplink that is divided carries less than it can"),
+		{
+			Case: "alone bulk", Metric: Total, Of: "ratio", Low: 0.85, High: math.Inf(1), FarLow: 0.6, FarHigh: math.Inf(1),
+			Why: "One container alone pays more for being shaped than the one queue costs",
+		},
+		{
+			Case: "alone requests", Metric: P50, Of: "ratio", High: 1.15, FarHigh: 1.5,
+			Why: "A request alone takes longer because its container is shaped",
+		},
+	}
+}
+
+// changeBars are those of how soon a change is in force, and of what comes then.
+func changeBars() []report.Bar {
+	const late, wrong = "A change takes long to be in force while containers send", "After a change the shares are not those that are due"
+	share := func(phase, of string, due float64) report.Bar {
+		return around("changes start and stop", phase+": "+ShareOf+of, due, 0.1, 0.3, wrong)
+	}
+	order := func(metric string) report.Bar {
+		return around("changes priority changes", metric, 0.9, 0.05, 0.25, "A change of the order does not count for a container that is sending")
+	}
+	return []report.Bar{
+		share("w1 w2 r3", "w2", 0.4), share("w1 w2 r3", "r3", 0.4),
+		share("r3 ends", "w1", 1./3), share("r3 ends", "w2", 2./3),
+		share("r4 starts", "w1", 0.76/3), share("r4 starts", "w2", 0.76*2/3), share("r4 starts", "r4", 0.24),
+		atMost("changes start and stop", Settling+"r3 ends", 0.6, 1.5, late),
+		atMost("changes start and stop", Settling+"r4 starts", 0.6, 1.5, late),
+		order("w2 first: " + ShareOf + "w2"), order("a pause: " + ShareOf + "w2"),
+		atMost("changes priority changes", Settling+"w2 first", 0.8, 1.5, late),
+		atMost("docker in force", InForce+"a policy file", 0.15, 1, late),
+		atMost("docker in force", InForce+"fairlead set", 0.15, 1, late),
+		atMost("docker in force", InForce+"docker start", 1.5, 4, late),
 	}
 }

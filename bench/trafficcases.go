@@ -13,19 +13,20 @@ const (
 	gbit = 1000 * mbit
 )
 
-// sending is what one container sends to the outside.
+// sending is what one container sends to the outside, or the outside to it.
 type sending struct {
 	name string
 	args []string // of its generator, as load.Main takes them; nil: nothing
 	rate uint64   // as for load.Board.SetRate
+	to   string   // the container that it is for instead of the outside; "": none
 }
 
 func bulk(name string, conns int) sending {
-	return sending{name, []string{"tcp-send", "--congestion", "cubic", "--conns", fmt.Sprint(conns)}, load.Flood}
+	return sending{name, []string{"tcp-send", "--congestion", "cubic", "--conns", fmt.Sprint(conns)}, load.Flood, ""}
 }
 
 func flood(name string) sending {
-	return sending{name, []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, load.Flood}
+	return sending{name, []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, load.Flood, ""}
 }
 
 // superflood is a flood in super-packets, as QUIC servers send them: one CPU can
@@ -38,7 +39,7 @@ func superflood(name string) sending {
 
 // requests is one request after the other over one connection, as ping is.
 func requests(name string) sending {
-	return sending{name, []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, load.Flood}
+	return sending{name, []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, load.Flood, ""}
 }
 
 // trafficSetup is a rig and the cases that are measured in it.
@@ -47,7 +48,9 @@ type trafficSetup struct {
 	path  rig.Path
 	link  uint64   // bit/s; 0: as fast as the machine is
 	boxes []string // the containers
-	cases []trafficCase
+	// inward has the outside send to the containers, by a wire without a rate of its own.
+	inward bool
+	cases  []trafficCase
 }
 
 // trafficCase is one case: what each container sends, and who gets what.
@@ -150,7 +153,40 @@ func trafficCatalogue() []trafficSetup {
 		}
 		all = append(all, su)
 	}
-	return append(all, changes(), soon(), byItself())
+	return append(all, inward(), neighbours(), changes(), soon(), byItself())
+}
+
+// inward is what containers receive by the NIC.
+func inward() trafficSetup {
+	twice := flood("one")
+	twice.rate = 20_000 // 224 Mbit/s, which leaves CPU 0 time to receive
+	return trafficSetup{name: "ingress", path: rig.NIC, link: gbit, inward: true, boxes: []string{"many", "one"}, cases: []trafficCase{
+		{
+			name: "6 to 1", figure: "beyond the paper", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: map[string]string{"many": "net.ingress.weight: 1", "one": "net.ingress.weight: 1"},
+		},
+		{
+			name: "ceil", figure: "beyond the paper", send: []sending{bulk("one", 1)}, fixed: "one",
+			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+		},
+		{
+			name: "UDP ceil", figure: "beyond the paper", send: []sending{twice}, fixed: "one",
+			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+		},
+	}}
+}
+
+// neighbours is what stays on the host.
+func neighbours() trafficSetup {
+	to := func(s sending, name string) []sending {
+		s.to = name
+		return []sending{s}
+	}
+	set := map[string]string{"one": "net.ceil: 100mbit"}
+	return trafficSetup{name: "neighbour", path: rig.NIC, link: gbit, boxes: []string{"many", "one"}, cases: []trafficCase{
+		{name: "ceil", figure: "beyond the paper", send: to(bulk("one", 1), "many"), fixed: "one", set: set},
+		{name: "UDP ceil", figure: "beyond the paper", send: to(flood("one"), "many"), fixed: "one", set: set},
+	}}
 }
 
 // soon is how long it takes from what somebody does to the shares that are due

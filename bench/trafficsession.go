@@ -84,12 +84,18 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 		s.load[snd.name] = f
 		port := fmt.Sprint(firstPort + i)
 		recv := map[string][]string{"tcp-send": {"tcp-recv"}, "udp-send": {"udp-recv", "--buffer", "8388608"}, "rr-client": {"rr-server", "--proto", "udp"}}[snd.args[0]]
+		from, to, at := s.rig.Boxes[s.setup.box(snd.name)], s.rig.Outside, s.rig.Uplink(firstPort+i)
+		switch {
+		case s.setup.inward:
+			from, to, at = to, from, s.rig.At(s.setup.box(snd.name), firstPort+i)
+		case snd.to != "":
+			to, at = s.rig.Boxes[s.setup.box(snd.to)], s.rig.At(s.setup.box(snd.to), firstPort+i)
+		}
 		var err error
-		if f.to, err = s.rig.Start(ctx, s.rig.Outside, append(recv, "--listen", ":"+port)...); err != nil {
+		if f.to, err = s.rig.Start(ctx, to, append(recv, "--listen", ":"+port)...); err != nil {
 			return err
 		}
-		args := append(slices.Clone(snd.args), "--to", s.rig.Uplink(firstPort+i), "--rate", "0")
-		if f.from, err = s.rig.Start(ctx, s.rig.Boxes[s.setup.box(snd.name)], args...); err != nil {
+		if f.from, err = s.rig.Start(ctx, from, append(slices.Clone(snd.args), "--to", at, "--rate", "0")...); err != nil {
 			return err
 		}
 	}

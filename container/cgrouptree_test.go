@@ -34,6 +34,7 @@ func awaitBelow(t *testing.T, s *Set, dir string, want ...string) {
 }
 
 func TestCgroupTree(t *testing.T) {
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	ns := testkit.NetNS(t)
 	sleeper(t, ns, cg.Child(t, "before"))

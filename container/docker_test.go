@@ -217,7 +217,7 @@ func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
 // Snapshot says so: after the engine's event, and after the start or the end
 // of the process itself. How long depends on the machine, so it only logs.
 func testLatency(t *testing.T, d *testkit.Docker, s *Set) {
-	const n = 20
+	n := testkit.Scale(t, 4, 20)
 	c, err := client.New(client.WithHost(d.Host))
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 // TestManyDevices has a container make more devices than are looked at. The one
 // by which its packets leave is found all the same, though it is the last.
 func TestManyDevices(t *testing.T) {
+	testkit.OnKernels(t)
 	const most = 2 * maxInterfaces
 	for _, n := range []int{maxInterfaces + 1, most + 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -44,6 +45,7 @@ func TestManyDevices(t *testing.T) {
 // TestHiddenHostEnds has the other ends of a container's devices in namespaces
 // that nothing leads to. All that there is is tried, but once for all of them.
 func TestHiddenHostEnds(t *testing.T) {
+	testkit.OnKernels(t)
 	ns := testkit.NetNS(t)
 	const devices = 8
 	for i := range devices {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 )
@@ -92,31 +93,33 @@ func TestRosterOrder(t *testing.T) {
 
 // TestRosterHangs has a runtime that hangs over one container.
 func TestRosterHangs(t *testing.T) {
-	r, s := newTestRoster()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	r.ask(ctx, "stuck", func(ctx context.Context, _ string) (Record, bool, error) {
-		defer close(ended)
-		<-ctx.Done()
-		return Record{}, false, ctx.Err()
-	})
-	r.ask(ctx, "fine", answerWith(Record{Name: "fine"}, true, nil))
-	r.take(<-r.answers)
-	if got := s.names(); !slices.Equal(got, []string{"fine"}) || s.whole() {
-		t.Errorf("names %v, whole %v", got, s.whole())
-	}
-	// A list is not held up either, and says what is known.
-	r.replace(ctx, []string{"stuck", "fine", "other"}, lives, func(ctx context.Context, key string) (Record, bool, error) {
-		if key == "stuck" {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := newTestRoster()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		r.ask(ctx, "stuck", func(ctx context.Context, _ string) (Record, bool, error) {
+			defer close(ended)
 			<-ctx.Done()
+			return Record{}, false, ctx.Err()
+		})
+		r.ask(ctx, "fine", answerWith(Record{Name: "fine"}, true, nil))
+		r.take(<-r.answers)
+		if got := s.names(); !slices.Equal(got, []string{"fine"}) || s.whole() {
+			t.Errorf("names %v, whole %v", got, s.whole())
 		}
-		return Record{Name: key}, true, ctx.Err()
+		// A list is not held up either, and says what is known.
+		r.replace(ctx, []string{"stuck", "fine", "other"}, lives, func(ctx context.Context, key string) (Record, bool, error) {
+			if key == "stuck" {
+				<-ctx.Done()
+			}
+			return Record{Name: key}, true, ctx.Err()
+		})
+		if got := s.names(); !slices.Equal(got, []string{"fine", "other"}) || s.whole() {
+			t.Errorf("names %v, whole %v", got, s.whole())
+		}
+		cancel()
+		<-ended
 	})
-	if got := s.names(); !slices.Equal(got, []string{"fine", "other"}) || s.whole() {
-		t.Errorf("names %v, whole %v", got, s.whole())
-	}
-	cancel()
-	<-ended
 }
 
 func TestRosterReplace(t *testing.T) {
@@ -151,35 +154,37 @@ func TestRosterReplace(t *testing.T) {
 
 // TestRosterFollow goes through what a runtime may do between two lists.
 func TestRosterFollow(t *testing.T) {
-	s := &said{}
-	r := newRoster(s.publish)
-	ctx, cancel := context.WithCancel(t.Context())
-	refused := fmt.Errorf("dial: %w", unix.ECONNREFUSED)
-	steps := []func() error{
-		func() error { return fs.ErrNotExist },
-		func() error { return refused },
-		func() error { return fs.ErrPermission },
-		func() error { r.say(); return errors.New("connection lost") },
-		func() error { return fs.ErrNotExist },
-		func() error { cancel(); return errors.New("too late") },
-	}
-	r.follow(ctx, func(context.Context) error {
-		step := steps[0]
-		steps = steps[1:]
-		return step()
+	synctest.Test(t, func(t *testing.T) {
+		s := &said{}
+		r := newRoster(s.publish)
+		ctx, cancel := context.WithCancel(t.Context())
+		refused := fmt.Errorf("dial: %w", unix.ECONNREFUSED)
+		steps := []func() error{
+			func() error { return fs.ErrNotExist },
+			func() error { return refused },
+			func() error { return fs.ErrPermission },
+			func() error { r.say(); return errors.New("connection lost") },
+			func() error { return fs.ErrNotExist },
+			func() error { cancel(); return errors.New("too late") },
+		}
+		r.follow(ctx, func(context.Context) error {
+			step := steps[0]
+			steps = steps[1:]
+			return step()
+		})
+		var got []string
+		for _, rep := range s.reports {
+			got = append(got, fmt.Sprintf("%d %v", len(rep.Records), rep.Err))
+		}
+		want := []string{
+			"0 <nil>", // no such runtime, said once
+			"0 permission denied",
+			"0 <nil>", // its list
+			"0 connection lost",
+			"0 file does not exist", // now this is an error: it was there
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("reports %q, want %q", got, want)
+		}
 	})
-	var got []string
-	for _, rep := range s.reports {
-		got = append(got, fmt.Sprintf("%d %v", len(rep.Records), rep.Err))
-	}
-	want := []string{
-		"0 <nil>", // no such runtime, said once
-		"0 permission denied",
-		"0 <nil>", // its list
-		"0 connection lost",
-		"0 file does not exist", // now this is an error: it was there
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("reports %q, want %q", got, want)
-	}
 }

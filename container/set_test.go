@@ -124,6 +124,7 @@ func idOf(t *testing.T, cg testkit.CG) ID {
 }
 
 func TestSetDescribes(t *testing.T) {
+	testkit.OnKernels(t)
 	ns, host := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, ns, "fl0", host, "flh0")
 	h := host.Handle(t)

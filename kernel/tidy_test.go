@@ -17,6 +17,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 // Only an empty cgroup of a container that has ended goes.
 func TestTidy(t *testing.T) {
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.V2 == "" || cg.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no cpu controller")

@@ -82,6 +82,7 @@ func output(t *testing.T, b *Box, cpus []int, args ...string) string {
 }
 
 func TestCreateDestroy(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t)
 	b := create(t, h, Spec{
 		Name: name("a"),
@@ -226,6 +227,7 @@ func TestCreateRefuses(t *testing.T) {
 }
 
 func TestWire(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t)
 	outside := create(t, h, Spec{Name: name("out"), Bare: true})
 	host := create(t, h, Spec{Name: name("host"), Bare: true})

@@ -211,3 +211,7 @@ func (r *Rig) CNIBandwidth(i int, rate uint64) error {
 
 // Uplink is where containers find the receivers that run in Outside.
 func (r *Rig) Uplink(port int) string { return fmt.Sprintf("%s:%d", outsideAddr, port) }
+
+// At is where a receiver in the i-th container is found, on every path but Hop,
+// Host and Docker.
+func (r *Rig) At(i, port int) string { return fmt.Sprintf("%s:%d", address(i), port) }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -32,7 +33,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec, datagramsReexec} {
 		if status, ok := reexec(os.Args); ok {
 			os.Exit(status)
 		}
@@ -223,21 +224,20 @@ func (h *host) stats(c *container.Container) qdisc.Stats {
 	return all[uint16(h.slots.Lookup(slot.Of(*c)))]
 }
 
-// counted waits until a counter has grown by n, or does not grow any more, and
-// gives by how much it has: who has sent may have ended before the packets have
-// come to a class, since a softirq may have to wait for a CPU.
+// counted waits until a counter has grown by n, and gives by how much it has.
+// Whoever has sent may have ended before the packets come to a class, as a
+// softirq may have to wait for a CPU: only what is lost costs the whole wait.
 func counted(counter func() uint64, was, n uint64) (grown uint64) {
-	last := time.Now()
-	for time.Since(last) < time.Second {
-		if now := counter() - was; now > grown {
-			grown, last = now, time.Now()
+	return countedFor(20*time.Second, counter, was, n)
+}
+
+// countedFor waits no longer than patience.
+func countedFor(patience time.Duration, counter func() uint64, was, n uint64) (grown uint64) {
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		if grown = counter() - was; grown >= n || time.Now().After(end) {
+			return grown
 		}
-		if grown >= n {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	return grown
 }
 
 // gained gives by how many packets the class of a container has grown; see counted.
@@ -246,16 +246,97 @@ func (h *host) gained(c *container.Container, was, n uint64) uint64 {
 	return counted(func() uint64 { return h.stats(c).Packets }, was, n)
 }
 
-// send sends datagrams from a process of the container, and gives how many.
+// datagrams is how many send sends: fewer than any queue on their way holds, and many
+// more than the protocols send beside them.
+const datagrams = 100
+
+// send sends that many datagrams of 100 bytes, from a process of the container.
 func (h *host) send(box *sandbox.Box, to string) uint64 {
 	h.t.Helper()
-	cmd, board, err := load.Command("udp-send", "--to", to, "--rate", "2000", "--size", "100", "--for", "300ms")
+	h.sendSized(box, to, datagrams, 100)
+	return datagrams
+}
+
+// sendSized sends n datagrams of so many bytes, from a process of the container.
+func (h *host) sendSized(box *sandbox.Box, to string, n, size int) {
+	h.t.Helper()
+	p := h.startSending(box, to, n, size)
+	must(h.t, p.Wait())
+}
+
+// startSending is sendSized, except that it does not wait for the process.
+func (h *host) startSending(box *sandbox.Box, to string, n, size int) *sandbox.Process {
+	h.t.Helper()
+	exe, err := os.Executable()
 	must(h.t, err)
-	defer board.Close()
+	cmd := exec.Command(exe, datagramsVerb, to, strconv.Itoa(n), strconv.Itoa(size))
+	cmd.Stderr = os.Stderr
 	p, err := box.Start(cmd)
 	must(h.t, err)
-	must(h.t, p.Wait())
-	return board.Read().Since(load.Reading{}).Ops
+	return p
+}
+
+// datagramsVerb makes the test binary a process that sends datagrams: to an
+// address, so many, of so many bytes.
+const datagramsVerb = "datagrams"
+
+func datagramsReexec(args []string) (status int, ok bool) {
+	if len(args) != 5 || args[1] != datagramsVerb {
+		return 0, false
+	}
+	n, err1 := strconv.Atoi(args[3])
+	size, err2 := strconv.Atoi(args[4])
+	c, err3 := net.Dial("udp", args[2])
+	err := errors.Join(err1, err2, err3)
+	if err == nil {
+		err = write(c, n, size)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "send datagrams to %s: %v\n", args[2], err)
+		return 1, true
+	}
+	return 0, true
+}
+
+// write sends n datagrams of so many bytes.
+func write(c net.Conn, n, size int) error {
+	for sent := 0; sent < n; {
+		// Nobody listens: the next call says so, and sends nothing.
+		if _, err := c.Write(make([]byte, size)); err == nil {
+			sent++
+		} else if !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+	}
+	return nil
+}
+
+// resolve waits until a datagram gets from one box to another, which has the address
+// of to. From then on nothing on the way has to ask for an address. The datagram is
+// for a port of its own, so that no test counts it.
+func (h *host) resolve(from, at *sandbox.Box, to string) {
+	h.t.Helper()
+	const port = "8999"
+	addr, _, err := net.SplitHostPort(to)
+	must(h.t, err)
+	var in net.PacketConn
+	must(h.t, at.Do(func() (err error) { in, err = net.ListenPacket("udp", ":"+port); return err }))
+	defer in.Close()
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+		must(h.t, from.Do(func() error {
+			out, err := net.Dial("udp", net.JoinHostPort(addr, port))
+			if err != nil {
+				return err
+			}
+			defer out.Close()
+			return write(out, 1, 100)
+		}))
+		must(h.t, in.SetReadDeadline(time.Now().Add(500*time.Millisecond)))
+		if _, _, err := in.ReadFrom(make([]byte, 200)); err == nil {
+			return
+		}
+	}
+	h.t.Fatalf("nothing gets from %s to %s", from.Name, to)
 }
 
 // forge sends datagrams that claim somebody's slot, from a process that is in
@@ -284,16 +365,10 @@ func sendAs(c *net.UDPConn, priority uint32, n int) error {
 	}); cerr != nil {
 		return cerr
 	}
-	for sent := 0; sent < n && err == nil; {
-		_, werr := c.Write(make([]byte, 100))
-		switch {
-		case werr == nil:
-			sent++
-		case !errors.Is(werr, syscall.ECONNREFUSED):
-			return werr
-		}
+	if err != nil {
+		return err
 	}
-	return err
+	return write(c, n, 100)
 }
 
 // listen takes in what is sent to port 9000 of the wire.

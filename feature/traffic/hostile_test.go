@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
@@ -18,6 +19,7 @@ import (
 // neighbour's class, or in none. What it writes into priority and mark is in
 // TestForged, what it says of flows in TestArrivalForged.
 func TestHostile(t *testing.T) {
+	testkit.OnKernels(t, "bpf:feature/traffic")
 	h := newHost(t, gbit)
 	h.listen()
 	h.bridge()
@@ -27,7 +29,8 @@ func TestHostile(t *testing.T) {
 	must(t, h.apply(victim, policy.Net{Weight: 1}))
 	must(t, h.apply(liar, policy.Net{Weight: 1, Ceil: 100 * mbit}))
 	veth := h.index(h.ns, "htwo")
-	h.send(good, "10.66.0.1:9000") // so that addresses are resolved
+	must(t, good.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // which sends packets by itself
+	h.resolve(good, h.wire, "10.66.0.1:9000")
 	eth0 := func(fn func(*netlink.Handle, netlink.Link) error) {
 		t.Helper()
 		h.netlink(bad, func(n *netlink.Handle) error {
@@ -103,7 +106,7 @@ func TestHostile(t *testing.T) {
 			attack.do()
 			before, own, held := h.stats(&victim).Packets, h.stats(&liar).Packets, h.passed(h.ns, veth)
 			sent := h.send(bad, "10.66.0.1:9000")
-			if n := h.gained(&liar, own, sent); sent < 50 || n < sent {
+			if n := h.gained(&liar, own, sent); n < sent {
 				t.Errorf("%d packets were sent, %d are in its own class", sent, n)
 			}
 			if n := h.stats(&victim).Packets - before; n > 5 { // neighbour discovery, of the victim

@@ -1,10 +1,17 @@
 package traffic_test
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -56,16 +63,49 @@ func (h *host) twoReceivers(mode string) (a, b sender) {
 	return a, b
 }
 
-// Six connections towards one container are worth no more than one towards
-// another: a short look at what BenchmarkIngressShares measures.
-func TestIngressShares(t *testing.T) {
+// Two containers receive at once, in every mode: the kernel has the classes that
+// are due, each packet of a flow that is known is in the class of its receiver, and
+// none is lost.
+func TestIngressClasses(t *testing.T) {
+	testkit.OnKernels(t, "path:ifb")
 	needSharing(t)
-	h := newHost(t, 100*mbit)
-	h.start()
-	a, b := h.twoReceivers("bridge")
-	a.net, b.net = policy.Net{Weight: 1}, policy.Net{Weight: 1}
-	h.receive([]sender{a, b}, 500*time.Millisecond)
-	alike(t, 75*mbit, func() []float64 { return h.received([]sender{a, b}, time.Second) })
+	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
+		t.Run(mode, func(t *testing.T) {
+			h := newHost(t, gbit)
+			h.start()
+			a, b := h.twoReceivers(mode)
+			must(t, h.due(a.c, policy.Net{}, policy.Net{Weight: 3, Ceil: 600 * mbit}))
+			must(t, h.due(b.c, policy.Net{}, policy.Net{Rate: 150 * mbit}))
+			// The IFB has 950 Mbit/s, of which 902.5 are promised: 150, and of the
+			// rest 1 for the host and 3.
+			const left = 902_500_000 - 150*mbit
+			want := map[uint16]class{
+				qdisc.MinorTop: {950 * mbit, 950 * mbit, 0}, qdisc.MinorDefault: {left / 4, 950 * mbit, 0},
+				h.minor(a.c): {left / 4 * 3, 600 * mbit, 0}, h.minor(b.c): {150 * mbit, 950 * mbit, 0},
+			}
+			if is := h.classesOf(h.ns, netdev.IFBName(h.nic0)); !maps.Equal(is, want) {
+				t.Errorf("classes %v, want %v", is, want)
+			}
+			boards := []*load.Board{h.takeAt(a.box, 9001), h.takeAt(b.box, 9002)}
+			one, two := h.learnt(a.to+":9001", boards[0]), h.learnt(b.to+":9002", boards[1])
+			own, other := h.arrived(&a.c).Packets, h.arrived(&b.c).Packets
+			wasOne, wasTwo := boards[0].Read(), boards[1].Read()
+			for range datagrams { // in turns, three to one
+				must(t, errors.Join(write(one, 3, 100), write(two, 1, 100)))
+			}
+			for _, r := range []struct {
+				c         *container.Container
+				got       *load.Board
+				before    load.Reading
+				was, sent uint64
+			}{{&a.c, boards[0], wasOne, own, 3 * datagrams}, {&b.c, boards[1], wasTwo, other, datagrams}} {
+				through, st := h.through(r.got, r.before, r.sent), h.arrived(r.c)
+				if gained := st.Packets - r.was; gained != r.sent || through != r.sent || st.Drops != 0 {
+					t.Errorf("%d packets were sent to %s: %d are in its class, %d dropped, %d got through", r.sent, r.c.Name, gained, st.Drops, through)
+				}
+			}
+		})
+	}
 }
 
 // BenchmarkIngressShares gives the shares that two containers get of what an

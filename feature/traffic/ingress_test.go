@@ -2,16 +2,13 @@ package traffic_test
 
 import (
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -25,55 +22,10 @@ func (h *host) due(c container.Container, egress, ingress policy.Net) error {
 	return h.traffic.Apply(h.t.Context(), policy.Target{Container: c, Settings: policy.Settings{Egress: egress, Ingress: ingress}})
 }
 
-// arrived gives the counters of the class of a container for what nic0
-// receives; nil: of everybody else.
-func (h *host) arrived(c *container.Container) qdisc.Stats {
-	h.t.Helper()
-	d, err := qdisc.Open(h.open(h.ns), h.index(h.ns, netdev.IFBName(h.nic0)))
-	must(h.t, err)
-	defer d.Close()
-	all, err := d.Stats(qdisc.KindHTB)
-	must(h.t, err)
-	if c == nil {
-		return all[qdisc.MinorDefault]
-	}
-	return all[uint16(h.slots.Lookup(slot.Of(*c)))]
-}
-
-// take listens in a box, by a process of its container, so that packets to it
-// cause no answer.
-func (h *host) take(box *sandbox.Box) *load.Board {
-	h.t.Helper()
-	return h.run(box, "udp-recv", "--listen", "[::]:9000")
-}
-
-// reach gives where the wire sends to for a container of a mode to get it.
-func (h *host) reach(mode string) string {
-	switch {
-	case strings.HasPrefix(mode, "overlay"):
-		return "10.69.0.2:9000"
-	case strings.HasSuffix(mode, "IPv6"):
-		return "[fd66::2]:9000"
-	case mode == "routed":
-		return "10.67.0.2:9000"
-	case mode == "NAT":
-		must(h.t, ipt(h.ns, "-t", "nat", "-A", "PREROUTING", "-i", "nic0", "-p", "udp", "--dport", "9000", "-j", "DNAT", "--to-destination", "10.67.0.2"))
-		return "10.66.0.254:9000"
-	case mode == "host":
-		return "10.66.0.254:9000"
-	}
-	return "10.66.0.2:9000"
-}
-
-// through gives how many packets a receiver has got of those sent, once it is
-// all of them or no more come.
-func (h *host) through(got *load.Board, was load.Reading, sent uint64) uint64 {
-	return counted(func() uint64 { return got.Read().Since(was).Ops }, 0, sent)
-}
-
 // In every mode what a container receives, and nothing else, is in its class,
 // though it never answers: all but what comes before a flow's first packet has arrived.
 func TestArrival(t *testing.T) {
+	testkit.OnKernels(t, "bpf:feature/traffic", "path:ifb")
 	needSharing(t)
 	for _, m := range modes() {
 		if m.mask != 0 {
@@ -81,28 +33,21 @@ func TestArrival(t *testing.T) {
 		}
 		t.Run(m.name, func(t *testing.T) {
 			h := newHost(t, gbit)
-			h.listen()
 			box, c, from := m.make(h)
 			to := h.reach(m.name)
 			h.start()
 			before := h.state()
-			h.send(box, from) // so that addresses are resolved
+			h.resolve(box, h.wire, from)
 			got := h.take(box)
 			must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
 			for range 2 { // also when it is applied anew
-				own, others, was := h.arrived(&c), h.arrived(nil), got.Read()
-				sent := h.send(h.wire, to)
-				through := h.through(got, was, sent)
-				gained, lost := h.arrived(&c).Packets-own.Packets, h.arrived(nil).Packets-others.Packets
-				// Beside the datagrams there may be some packets of the protocols;
-				// and on a slow machine a second one of the flow is there before
-				// the first has arrived.
-				if sent < 50 || gained+1+sent/100 < sent || gained > sent+sent/4 || lost > sent/4 {
+				flow := h.learnt(to, got)
+				own, was := h.arrived(&c).Packets, got.Read()
+				must(t, write(flow, datagrams, 100))
+				through := h.through(got, was, datagrams)
+				if gained := h.arrived(&c).Packets - own; gained != datagrams || through != datagrams {
 					paths, _ := h.traffic.Inpaths()
-					t.Errorf("%d packets were sent: %d are in the container's class, %d in everybody's; told by %v", sent, gained, lost, paths)
-				}
-				if through < sent {
-					t.Errorf("%d packets were sent, %d got through", sent, through)
+					t.Errorf("%d packets were sent: %d are in the container's class, %d got through; told by %v", datagrams, gained, through, paths)
 				}
 				must(t, h.due(c, policy.Net{}, policy.Net{Weight: 2}))
 			}
@@ -119,17 +64,17 @@ func TestArrival(t *testing.T) {
 
 // Nothing that another container sends teaches where a flow arrives.
 func TestArrivalForged(t *testing.T) {
+	testkit.Smoke(t, "bpf:feature/traffic", "path:ifb")
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	box, victim := h.add("one", "10.66.0.2/24", h.ns)
 	bad, liar := h.add("two", "10.66.0.3/24", h.ns)
 	h.start()
-	h.listen()
-	h.take(box)
+	got := h.take(box)
 	must(t, h.due(victim, policy.Net{}, policy.Net{Weight: 1}))
 	must(t, h.due(liar, policy.Net{}, policy.Net{Weight: 1}))
-	h.send(box, "10.66.0.1:9000")
+	h.resolve(box, h.wire, "10.66.0.1:9000")
 	h.neighbour(h.wire, "wire", "10.66.0.2", box)
 	// It takes the victim's address for a sender's, from the port that the wire
 	// will use, and claims every kind of priority.
@@ -137,61 +82,20 @@ func TestArrivalForged(t *testing.T) {
 	for _, priority := range []uint32{0, 0x66000000, 0x66fffff0, qdisc.Handle | 1, qdisc.Handle | 2} {
 		h.spoof(bad, "10.66.0.2:9000", "10.66.0.1:9999", priority)
 	}
-	before := h.arrived(&liar).Packets
-	sent := uint64(0)
-	must(t, h.wire.Do(func() error {
-		c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP("10.66.0.1"), Port: 9999}}).Dial("udp", "10.66.0.2:9000")
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		for ; sent < 50 && err == nil; sent++ {
-			_, err = c.Write(make([]byte, 100))
-		}
-		return err
-	}))
-	if n := counted(func() uint64 { return h.arrived(&victim).Packets }, 0, sent); n+10 < sent {
-		t.Errorf("%d of %d packets are in the class of whom they were for", n, sent)
+	lied, own := h.arrived(&liar).Packets, h.arrived(&victim).Packets
+	flow := h.learnt("10.66.0.2:9000", got, 9999)
+	was := got.Read()
+	must(t, write(flow, datagrams, 100))
+	if n := h.through(got, was, datagrams); n != datagrams {
+		t.Errorf("%d of %d packets got through", n, datagrams)
 	}
-	if n := h.arrived(&liar).Packets - before; n > 2 { // neighbour discovery
-		t.Errorf("%d of %d packets for another are in the class of who lied", n, sent)
+	// The first one is everybody's, as nobody has told the truth of the flow yet.
+	if n := h.arrived(&victim).Packets - own; n != datagrams {
+		t.Errorf("%d of %d packets are in the class of the container that they were for", n, datagrams)
 	}
-}
-
-// neighbour has a box send what is for an address to the eth0 of another box,
-// whoever claims it.
-func (h *host) neighbour(at *sandbox.Box, dev, addr string, to *sandbox.Box) {
-	h.t.Helper()
-	var mac net.HardwareAddr
-	h.netlink(to, func(n *netlink.Handle) error {
-		l, err := n.LinkByName("eth0")
-		if err == nil {
-			mac = l.Attrs().HardwareAddr
-		}
-		return err
-	})
-	h.netlink(at, func(n *netlink.Handle) error {
-		l, err := n.LinkByName(dev)
-		if err != nil {
-			return err
-		}
-		return n.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP(addr), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
-	})
-}
-
-// spoof sends some datagrams from an address and port to another.
-func (h *host) spoof(b *sandbox.Box, from, to string, priority uint32) {
-	h.t.Helper()
-	local, err := net.ResolveUDPAddr("udp", from)
-	must(h.t, err)
-	must(h.t, b.Do(func() error {
-		c, err := (&net.Dialer{LocalAddr: local}).Dial("udp", to)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		return sendAs(c.(*net.UDPConn), priority, 5)
-	}))
+	if n := h.arrived(&liar).Packets - lied; n != 0 {
+		t.Errorf("%d packets for another are in the class of the container that lied", n)
+	}
 }
 
 // veth gives the knobs that the feature may turn at the host's end of a veth.
@@ -219,8 +123,10 @@ func (h *host) queueLen(b *sandbox.Box, dev string, n int) {
 	})
 }
 
-// A ceil for what a container receives holds whoever sends, and leaves no trace.
+// A ceil for what a container receives holds whoever sends, loses nothing that
+// its queue has room for, and leaves no trace.
 func TestIngressCeil(t *testing.T) {
+	testkit.OnKernels(t)
 	for _, mode := range []string{"bridge", "overlay, another namespace"} {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)
@@ -238,32 +144,35 @@ func TestIngressCeil(t *testing.T) {
 			h.queueLen(at, "hone", 0)
 			h.start()
 			before, was := h.state(), h.veth(at, "hone")
-			must(t, h.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))
+			must(t, h.due(c, policy.Net{}, policy.Net{Ceil: slow}))
 			if h.state() != before {
 				t.Errorf("the uplink has been changed:\n%s", h.state())
 			}
-			got := h.run(box, "udp-recv", "--listen", ":9001")
+			if got := h.classesOf(at, "hone")[qdisc.MinorDefault].ceil; got != slow {
+				t.Errorf("the ceil at the veth is %d, want %d", got, slow)
+			}
+			got := h.take(box)
+			passed := func() uint64 { return h.passedAt(at, "hone").Packets }
 			// From the wire, and from a container of the same host.
 			for name, from := range map[string]*sandbox.Box{"wire": h.wire, "other": other} {
-				cmd, board, err := load.Command("udp-send", "--to", net+"2:9001", "--rate", "20000", "--size", "1400", "--for", "1500ms")
-				must(t, err)
-				p, err := from.Start(cmd)
-				must(t, err)
-				time.Sleep(300 * time.Millisecond)
-				first, start := got.Read(), time.Now()
-				time.Sleep(time.Second)
-				rate := float64(got.Read().Since(first).Bytes) * 8 * 1442 / 1400 / time.Since(start).Seconds()
-				must(t, p.Wait())
-				sent := board.Read().Since(load.Reading{}).Bytes
-				board.Close()
-				if rate > 51*mbit || rate < 40*mbit && sent > 10_000_000 {
-					t.Errorf("from the %s: %.1f Mbit/s with a ceil of 50", name, rate/mbit)
+				h.resolve(from, box, net+"2:9000")
+				own := passed()
+				if took := h.held(from, net+"2:9000", got); took < heldFor {
+					t.Errorf("from the %s: all came within %v, sooner than the ceil lets them", name, took)
 				}
+				if n := passed() - own; n < heldPackets || n > heldPackets+heldPackets/4 {
+					t.Errorf("from the %s: %d packets were sent, %d met the ceil", name, heldPackets, n)
+				}
+			}
+			if st := h.passedAt(at, "hone"); st.Drops != 0 {
+				t.Errorf("the ceil has dropped %d packets", st.Drops)
 			}
 			must(t, h.traffic.Remove(t.Context(), c.ID))
 			if now := h.veth(at, "hone"); now != was || len(h.journal.Entries()) != 0 {
 				t.Errorf("after Remove: %s, was %s; journal %+v", now, was, h.journal.Entries())
 			}
+			h.passesFrom(h.wire, net+"2:9000", got, "after Remove packets from the wire")
+			h.passesFrom(other, net+"2:9000", got, "after Remove packets from the other container")
 		})
 	}
 }
@@ -348,6 +257,7 @@ func (h *host) ifbs() int {
 
 // The agent is killed while what the uplink receives is shared.
 func TestIngressAdopt(t *testing.T) {
+	testkit.OnKernels(t)
 	needSharing(t)
 	for _, adopt := range []bool{true, false} {
 		t.Run(fmt.Sprint("policy still there ", adopt), func(t *testing.T) { testIngressAdopt(t, adopt) })
@@ -378,9 +288,10 @@ func testIngressAdopt(t *testing.T, adopt bool) {
 		if n := len(h.journal.Entries()); n != entries {
 			t.Errorf("adopted: %d entries, had %d", n, entries)
 		}
-		h.send(h.wire, "10.66.0.2:9000")
-		if h.arrived(&c).Packets == 0 {
-			t.Error("adopted: nothing is in the container's class")
+		own := h.arrived(&c).Packets
+		must(t, write(h.learnt("10.66.0.2:9000", got), datagrams, 100))
+		if n := counted(func() uint64 { return h.arrived(&c).Packets }, own, datagrams); n != datagrams {
+			t.Errorf("adopted: of %d packets %d are in the container's class", datagrams, n)
 		}
 		// One direction ends, the other stays.
 		must(t, h.due(c, policy.Net{Weight: 1}, policy.Net{}))
@@ -400,6 +311,7 @@ func testIngressAdopt(t *testing.T, adopt bool) {
 
 // A device of our name that is somebody's is told of, and left alone.
 func TestIngressNameTaken(t *testing.T) {
+	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.netlink(h.ns, func(n *netlink.Handle) error {
@@ -420,6 +332,7 @@ func TestIngressNameTaken(t *testing.T) {
 // The IFB vanishes under us, or is set down: packets pass it by as soon as that
 // is seen, and the next round makes another.
 func TestIngressDeviceVanishes(t *testing.T) {
+	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -442,10 +355,11 @@ func TestIngressDeviceVanishes(t *testing.T) {
 	must(t, h.ns.Delete(netdev.IFBName(h.nic0)))
 	h.passes(got)
 	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
-	was := got.Read()
-	sent := h.send(h.wire, "10.66.0.2:9000")
-	if n := h.through(got, was, sent); n < sent || h.arrived(&c).Packets+1 < sent {
-		t.Errorf("%d packets were sent, %d got through, %d in the class", sent, n, h.arrived(&c).Packets)
+	flow := h.learnt("10.66.0.2:9000", got)
+	own, was := h.arrived(&c).Packets, got.Read()
+	must(t, write(flow, datagrams, 100))
+	if n := h.through(got, was, datagrams); n != datagrams || h.arrived(&c).Packets-own != datagrams {
+		t.Errorf("%d packets were sent, %d got through, %d are in the class", datagrams, n, h.arrived(&c).Packets-own)
 	}
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if n := len(h.journal.Entries()); n != 0 {
@@ -453,20 +367,9 @@ func TestIngressDeviceVanishes(t *testing.T) {
 	}
 }
 
-// passes waits until packets from the wire get through.
-func (h *host) passes(got *load.Board) {
-	h.t.Helper()
-	for range 20 {
-		was := got.Read()
-		if sent := h.send(h.wire, "10.66.0.2:9000"); h.through(got, was, sent) >= sent {
-			return
-		}
-	}
-	h.t.Error("packets from the wire are lost")
-}
-
 // What is promised of an uplink's other direction is 95 % of 95 % of it.
 func TestIngressRefused(t *testing.T) {
+	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.start()

@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
@@ -49,6 +50,7 @@ func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 // A bound on latency is kept by HFSC where there is one, unless somebody has a
 // priority; then, and elsewhere, by HTB. What cannot be kept is refused.
 func TestLatencyPolicy(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	box, c := h.add("one", "10.66.0.2/24", h.ns)
@@ -102,15 +104,16 @@ func TestLatencyPolicy(t *testing.T) {
 
 // The same towards a container.
 func TestIngressLatency(t *testing.T) {
+	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	box, c := h.add("one", "10.66.0.2/24", h.ns)
 	h.start()
 	before := h.state()
-	h.take(box)
+	got := h.take(box)
 	must(t, h.due(c, policy.Net{}, policy.Net{Rate: mbit, Latency: 2 * time.Millisecond}))
-	h.send(h.wire, "10.66.0.2:9000")
+	must(t, write(h.learnt("10.66.0.2:9000", got), datagrams, 100))
 	d, err := qdisc.Open(h.open(h.ns), h.index(h.ns, netdev.IFBName(h.nic0)))
 	must(t, err)
 	defer d.Close()
@@ -118,8 +121,8 @@ func TestIngressLatency(t *testing.T) {
 		all, err := d.Stats(shaper())
 		must(t, err)
 		return all[uint16(h.slots.Lookup(slot.Of(c)))].Packets
-	}, 0, 50); n < 50 {
-		t.Errorf("%d packets towards the container", n)
+	}, 0, datagrams); n != datagrams {
+		t.Errorf("of %d packets towards the container %d are in its class", datagrams, n)
 	}
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if h.state() != before || len(h.journal.Entries()) != 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -24,19 +25,25 @@ func fake(id container.ID) container.Container {
 	return container.Container{ID: 1<<40 + id, NetNS: uint64(1<<40 + id), Name: "fake"}
 }
 
-// classes gives the rate of each class of the uplink, as the kernel shows it.
-func (h *host) classes() map[uint16]uint64 {
+// class is what the kernel shows of a class of HTB, in bit/s.
+type class struct {
+	rate, ceil uint64
+	prio       uint32
+}
+
+// classesOf gives the classes of a device by minor, as the kernel shows them.
+func (h *host) classesOf(at *sandbox.Box, dev string) map[uint16]class {
 	h.t.Helper()
-	out := make(map[uint16]uint64)
-	h.netlink(h.ns, func(n *netlink.Handle) error {
-		l, err := n.LinkByName("nic0")
+	out := make(map[uint16]class)
+	h.netlink(at, func(n *netlink.Handle) error {
+		l, err := n.LinkByName(dev)
 		if err != nil {
 			return err
 		}
 		list, err := n.ClassList(l, 0)
 		for _, c := range list {
 			if c, ok := c.(*netlink.HtbClass); ok {
-				out[uint16(c.Handle)] = c.Rate * 8
+				out[uint16(c.Handle)] = class{c.Rate * 8, c.Ceil * 8, c.Prio}
 			}
 		}
 		return err
@@ -44,7 +51,21 @@ func (h *host) classes() map[uint16]uint64 {
 	return out
 }
 
+// minor is that of the class of a container.
+func (h *host) minor(c container.Container) uint16 { return uint16(h.slots.Lookup(slot.Of(c))) }
+
+// classes gives the rate of each class of the uplink.
+func (h *host) classes() map[uint16]uint64 {
+	h.t.Helper()
+	out := make(map[uint16]uint64)
+	for minor, c := range h.classesOf(h.ns, "nic0") {
+		out[minor] = c.rate
+	}
+	return out
+}
+
 func TestPlanInForce(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 3}))
@@ -89,6 +110,7 @@ func TestPlanInForce(t *testing.T) {
 
 // The agent is killed. Another one adopts what it finds; or a restore undoes it.
 func TestAdoptAndRestore(t *testing.T) {
+	testkit.OnKernels(t)
 	for _, adopt := range []bool{true, false} {
 		h := newHost(t, gbit)
 		h.start()
@@ -131,6 +153,7 @@ func TestAdoptAndRestore(t *testing.T) {
 // An operator's own root qdisc comes back; one that takes the place of ours is
 // left alone and told of.
 func TestOperator(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	tbf := func(handle uint32) {
 		h.netlink(h.ns, func(n *netlink.Handle) error {
@@ -162,6 +185,7 @@ func TestOperator(t *testing.T) {
 
 // The uplink vanishes under us, and comes back as another.
 func TestUplinkVanishes(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 3}))

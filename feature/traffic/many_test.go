@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -52,13 +53,9 @@ func BenchmarkMany(b *testing.B) {
 	}
 }
 
-// TestManyTenants holds a thousand; a hundred where time is short, as in an
-// emulated guest, where a thousand take minutes.
+// Each of many tenants has a class of its own, and all go without a trace.
 func TestManyTenants(t *testing.T) {
-	n := 1000
-	if testing.Short() {
-		n = 100
-	}
+	n := testkit.Scale(t, 100, 1000)
 	h := newHost(t, 10*gbit)
 	h.start()
 	for i := range n {

@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -17,10 +18,14 @@ import (
 
 // An uplink's MTU is raised while packets are cut: full frames pass without another
 // round, and also where a round then refuses the latency.
-func TestSplitMTU(t *testing.T) { testSplitMTU(t, traffic.Egress) }
+func TestSplitMTU(t *testing.T) {
+	testkit.OnKernels(t)
+	testSplitMTU(t, traffic.Egress)
+}
 
 // So do those that it receives.
 func TestIngressSplitMTU(t *testing.T) {
+	testkit.OnKernels(t)
 	needSharing(t)
 	testSplitMTU(t, traffic.Ingress)
 }

@@ -191,11 +191,7 @@ func TestPodRandom(t *testing.T) {
 	wishes := []policy.Net{{}, {Rate: 10 * mbit}, {Ceil: 40 * mbit}, {Rate: 10 * mbit, Ceil: 40 * mbit}}
 	random := rand.New(rand.NewPCG(1, 2))
 	running := make(map[int]policy.Net)
-	rounds := 60
-	if testing.Short() {
-		rounds = 20
-	}
-	for round := range rounds {
+	for round := range testkit.Scale(t, 15, 60) {
 		var did []string
 		for range 1 + random.IntN(4) {
 			i := random.IntN(len(p.members))

@@ -12,10 +12,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/rig"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -97,6 +99,7 @@ const hasty = 200 * time.Microsecond // less than a super-packet takes at 1 Gbit
 // as policy says: those of connections that there are as well, in every mode, and
 // for as long as the latency is asked for. Its own are left as they are.
 func TestLatencySplit(t *testing.T) {
+	testkit.OnKernels(t)
 	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, gbit)
@@ -136,7 +139,7 @@ func TestLatencySplit(t *testing.T) {
 			// Its own, which nobody has to wait for that needs it.
 			must(t, h.apply(y.c, policy.Net{Rate: mbit, Latency: hasty, Split: true}))
 			super(t, longest, false, "needed again")
-			rest(bulk)
+			bulk.SetRate(0)
 			h.run(y.box, "tcp-send", "--to", to+":9001")
 			super(t, longest, true, "its own")
 
@@ -151,6 +154,7 @@ func TestLatencySplit(t *testing.T) {
 
 // Towards a container, what the IFB holds is cut.
 func TestIngressLatencySplit(t *testing.T) {
+	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -180,6 +184,7 @@ func TestIngressLatencySplit(t *testing.T) {
 
 // A container that rules its own namespace cannot have longer packets sent.
 func TestSplitHostile(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	h.start()
 	x, y, to := h.two("bridge")
@@ -211,7 +216,7 @@ func TestSplitHostile(t *testing.T) {
 		for _, send := range []string{"tcp-send --to " + to + ":9001", "udp-send --rate 2000 --size 1400 --segments 40 --to " + to + ":9002"} {
 			b := h.run(x.box, strings.Fields(send)...)
 			super(t, longest, false, attack.name+": "+send)
-			rest(b)
+			b.SetRate(0)
 		}
 	}
 }
@@ -219,6 +224,7 @@ func TestSplitHostile(t *testing.T) {
 // The agent is killed while packets are cut. Another one adopts that, changes
 // nothing, and ends it; or a restore does.
 func TestSplitAdopt(t *testing.T) {
+	testkit.OnKernels(t)
 	for _, adopt := range []bool{true, false} {
 		h := newHost(t, gbit)
 		h.start()
@@ -279,6 +285,7 @@ func TestSplitAdopt(t *testing.T) {
 // Delays are told of no class whose packets are cut, as what leaves is not what
 // came; and begin anew afterwards.
 func TestSplitDelays(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	h.delays = true
 	h.start()
@@ -303,8 +310,8 @@ func TestSplitDelays(t *testing.T) {
 	}
 	waits(x.c, 100, "not cut")
 	must(t, h.apply(y.c, policy.Net{Rate: mbit, Latency: hasty, Split: true}))
-	must(t, y.box.Do(func() error { _, err := ping(y.box, to, 50); return err }))
-	waits(y.c, 40, "with a latency")
+	h.send(y.box, to+":9000")
+	waits(y.c, datagrams/2, "with a latency") // of a program that runs on top of another nothing is seen
 	m, err := h.traffic.Measure(t.Context(), 100*time.Millisecond)
 	must(t, errors.Join(err, m.Err))
 	for _, r := range m.Rows {
@@ -312,11 +319,19 @@ func TestSplitDelays(t *testing.T) {
 			t.Errorf("%d, cut to %d: delays %v", r.Container, r.Split, r.Delays)
 		}
 	}
-	rest(bulk)
-	must(t, h.traffic.Remove(t.Context(), y.c.ID))
-	if n := row(x.c.ID).Delays.Packets(); n > 50 { // what still waited
-		t.Errorf("when it is over there are delays of %d packets", n)
+	bulk.SetRate(0)
+	cut := row(x.c.ID).Packets
+	for was, end := uint64(0), time.Now().Add(20*time.Second); was != cut && time.Now().Before(end); cut = row(x.c.ID).Packets {
+		was = cut // until nothing is under way
+		time.Sleep(100 * time.Millisecond)
 	}
+	must(t, h.traffic.Remove(t.Context(), y.c.ID))
+	now := row(x.c.ID)
+	if n, sent := now.Delays.Packets(), now.Packets-cut; n > sent {
+		t.Errorf("%d packets have been sent since they were cut, and there are delays of %d", sent, n)
+	}
+	bulk.SetRate(load.Flood)
+	waits(x.c, 1, "not cut any more")
 }
 
 // BenchmarkSplit gives what it costs that packets of others are cut, and what a ping
@@ -325,7 +340,7 @@ func TestSplitDelays(t *testing.T) {
 // not the gain. CPU is that of the whole machine, the receiver's as well: at the end
 // of a real wire that is another's.
 func BenchmarkSplit(b *testing.B) {
-	for _, load := range []struct {
+	for _, beside := range []struct {
 		name string
 		send []string
 	}{
@@ -340,13 +355,13 @@ func BenchmarkSplit(b *testing.B) {
 			{"1 Gbit", gbit, hasty},
 			{"40 Gbit", 40 * gbit, 10 * time.Microsecond},
 		} {
-			b.Run(load.name+", "+link.name, func(b *testing.B) {
+			b.Run(beside.name+", "+link.name, func(b *testing.B) {
 				h := newHost(b, link.rate)
 				h.start()
 				x, y, to := h.two("bridge")
 				must(b, h.apply(x.c, policy.Net{Weight: 1}))
-				got := h.run(h.wire, strings.Replace(load.send[0], "send", "recv", 1), "--listen", ":9001")
-				h.run(x.box, append(slices.Clone(load.send), "--to", to+":9001")...)
+				got := h.run(h.wire, strings.Replace(beside.send[0], "send", "recv", 1), "--listen", ":9001")
+				h.run(x.box, append(slices.Clone(beside.send), "--to", to+":9001")...)
 				const frame = 14 + 20 + 64 // of an echo request
 				q, err := rig.WatchQueue(h.open(h.ns), h.nic0, frame)
 				must(b, err)

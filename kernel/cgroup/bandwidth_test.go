@@ -70,6 +70,7 @@ func TestReadPeriods(t *testing.T) {
 
 // TestQuotaInKernel writes a quota and reads everything back.
 func TestQuotaInKernel(t *testing.T) {
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")

@@ -98,6 +98,7 @@ func TestFileRefusals(t *testing.T) {
 
 // TestFileInKernel turns and restores the knobs of a real cgroup.
 func TestFileInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:file")
 	cg := testkit.Cgroup(t)
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")
@@ -170,6 +171,7 @@ func second[A any](_ A, err error) error        { return err }
 func third[A, B any](_ A, _ B, err error) error { return err }
 
 func TestCPUsInKernel(t *testing.T) {
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	l, err := Detect("/proc", "")
 	if err != nil || l.CPUSet == "" {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 const hybridMounts = `31 23 0:28 / ROOT rw,relatime - tmpfs tmpfs rw,mode=755
@@ -122,6 +124,7 @@ func TestOfPID(t *testing.T) {
 
 // TestThisHost compares with what the kernel says of this very process.
 func TestThisHost(t *testing.T) {
+	testkit.OnKernels(t)
 	l, err := Detect("/proc", "")
 	if err != nil {
 		t.Fatal(err)

@@ -75,6 +75,7 @@ func FuzzStat(f *testing.F) {
 
 // What a process that runs on a quota uses, and waits for, is seen.
 func TestStatInKernel(t *testing.T) {
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	if cg.V2 == "" || cg.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no cpu controller")

@@ -53,11 +53,17 @@ func (k pageKnob) Write(v string) error {
 
 func openPage(r Ref) (Knob, error) { return pageKnob{r.Object}, nil }
 
-// turnForever turns knobs up and down until it is killed.
+// turnForever turns each knob once, says so, and turns knobs up and down until it is
+// killed.
 func turnForever(dir string) error {
 	j, err := OpenBoot(filepath.Join(dir, "state"), boot)
 	if err != nil {
 		return err
+	}
+	for i := range knobs {
+		if err := j.Turn(pageKnob{fileName(dir, i)}, "00000000", Owner{"test", uint64(i)}); err != nil {
+			return err
+		}
 	}
 	fmt.Println("go")
 	r := rand.New(rand.NewPCG(uint64(os.Getpid()), 1))

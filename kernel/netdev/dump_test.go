@@ -17,6 +17,7 @@ import (
 
 // Who lives in a namespace may fill it: a look ends all the same, and keeps what it saw.
 func TestManyLinks(t *testing.T) {
+	testkit.OnKernels(t)
 	made := testkit.NetNS(t)
 	h := made.Handle(t)
 	lo, err := h.LinkByName("lo")
@@ -62,6 +63,7 @@ func TestManyLinks(t *testing.T) {
 // CAP_NET_ADMIN in a namespace is enough to send to any netlink socket that was
 // opened there. What a container says in the kernel's place does not count.
 func TestForgedDump(t *testing.T) {
+	testkit.OnKernels(t)
 	made := testkit.NetNS(t)
 	var names []string
 	err := open(t, made.Path).Do(func() error {

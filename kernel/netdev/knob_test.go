@@ -59,10 +59,17 @@ func openNS(t *testing.T, path string) *netdev.NS {
 	return ns
 }
 
+// Each knob of a veth is turned, and all are as they were after a restore.
 func TestKnobsOfAVeth(t *testing.T) {
+	testkit.Smoke(t, "knob:offload", "knob:threaded", "knob:rps")
 	testkit.NeedRoot(t)
 	p := newPair(t)
-	for _, c := range []struct {
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	knobs := []struct {
 		knob          journal.Knob
 		before, after string
 	}{
@@ -71,21 +78,41 @@ func TestKnobsOfAVeth(t *testing.T) {
 		{p.host.Offload(p.h0, netdev.TSO), netdev.TSO.On(), netdev.Off},
 		{p.inside.Threaded(p.eth0), "0", "1"},
 		{p.inside.RPS(p.eth0, 0), zeroMask(t, p), "1"},
-	} {
-		t.Run(c.knob.Ref().Kind+" "+c.knob.Ref().Object, func(t *testing.T) {
-			if got, err := c.knob.Read(); err != nil || got != c.before {
-				t.Fatalf("before: %q, %v; want %q", got, err, c.before)
-			}
-			if err := c.knob.Write(c.after); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := c.knob.Read(); err != nil || strings.TrimLeft(got, "0,") != strings.TrimLeft(c.after, "0,") {
-				t.Fatalf("after: %q, %v; want %q", got, err, c.after)
-			}
-		})
 	}
+	opened := make(map[journal.Ref]journal.Knob)
+	for _, c := range knobs {
+		opened[c.knob.Ref()] = c.knob
+		if got, err := c.knob.Read(); err != nil || got != c.before {
+			t.Fatalf("%v before: %q, %v; want %q", c.knob.Ref(), got, err, c.before)
+		}
+		if err := j.Turn(c.knob, c.after, journal.Owner{Feature: "test"}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.knob.Read(); err != nil || strings.TrimLeft(got, "0,") != strings.TrimLeft(c.after, "0,") {
+			t.Fatalf("%v after: %q, %v; want %q", c.knob.Ref(), got, err, c.after)
+		}
+	}
+	if _, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return opened[r], nil }, nil); err != nil {
+		t.Error(err)
+	}
+	for _, c := range knobs {
+		if got, err := c.knob.Read(); err != nil || got != c.before {
+			t.Errorf("%v restored: %q, %v; want %q", c.knob.Ref(), got, err, c.before)
+		}
+	}
+	if left := j.Entries(); len(left) != 0 {
+		t.Errorf("journal: %+v", left)
+	}
+}
 
-	// All conditions hold now: the device polls in a thread of its own.
+// A device that polls in a thread says by which.
+func TestNAPIs(t *testing.T) {
+	testkit.OnKernels(t)
+	testkit.NeedRoot(t)
+	p := newPair(t)
+	if err := errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")); err != nil {
+		t.Fatal(err)
+	}
 	list, err := p.inside.NAPIs(p.eth0)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
 		testkit.Skip(t, "kernel does not list napi contexts (before 6.8)")
@@ -112,6 +139,7 @@ func zeroMask(t *testing.T, p pair) string {
 }
 
 func TestKnobOfADeviceThatWent(t *testing.T) {
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	p := newPair(t)
 	if err := p.host.Do(func() error {
@@ -139,6 +167,7 @@ func TestKnobOfADeviceThatWent(t *testing.T) {
 // refused while it is in operation, and counts as gone when it is not, as on its way
 // out.
 func TestThreadedWithoutNAPI(t *testing.T) {
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	p := newPair(t)
 	err := p.inside.Threaded(p.eth0).Write("1")
@@ -205,6 +234,7 @@ func TestOpenKnob(t *testing.T) {
 
 // An IFB is made and removed; one of its name that is somebody's is neither.
 func TestIFB(t *testing.T) {
+	testkit.Smoke(t, "knob:ifb")
 	testkit.NeedRoot(t)
 	box := testkit.NetNS(t)
 	ns := openNS(t, box.Path)
@@ -258,6 +288,7 @@ func TestIFB(t *testing.T) {
 // A runtime has made the namespace's sysfs read-only. Who reads it must not get
 // in the way of who writes, nor who writes in that of another.
 func TestReadOnlySysfs(t *testing.T) {
+	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	ns := openNS(t, b.Path)

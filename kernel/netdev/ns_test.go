@@ -124,6 +124,7 @@ func TestDo(t *testing.T) {
 }
 
 func TestLinks(t *testing.T) {
+	testkit.OnKernels(t)
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, a, "fla0", b, "flb0")
 	h := b.Handle(t)
@@ -214,6 +215,7 @@ func TestLinks(t *testing.T) {
 }
 
 func TestWatch(t *testing.T) {
+	testkit.OnKernels(t)
 	made := testkit.NetNS(t)
 	ns := open(t, made.Path)
 	events := make(chan struct{}, 1)

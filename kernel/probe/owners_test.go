@@ -16,6 +16,7 @@ import (
 )
 
 func TestHooks(t *testing.T) {
+	testkit.OnKernels(t)
 	ns := testkit.NetNS(t)
 	testkit.Veth(t, ns, "flo0", ns, "flo1")
 	testkit.Veth(t, ns, "flo2", ns, "flo3")

@@ -188,6 +188,7 @@ func added(before, after map[string]string) []string {
 }
 
 func TestThisHost(t *testing.T) {
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t) // needs root; on a v2 host it enables the cpu controller
 	var r Report
 	Run(t.Context(), patient()) // opens what the libraries keep open

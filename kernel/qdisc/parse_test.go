@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"reflect"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 func FuzzMessage(f *testing.F) {
@@ -125,6 +128,13 @@ func TestPatience(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer done()
+	if got := time.Duration(reflect.ValueOf(d.socket.Socket).Elem().FieldByName("receiveTimeout").Int()); got != netdev.Patience {
+		t.Errorf("an answer is waited for %v, want %v", got, netdev.Patience)
+	}
+	// With less of it this test takes less.
+	if err := d.socket.Socket.SetReceiveTimeout(&unix.Timeval{Usec: 50_000}); err != nil {
+		t.Fatal(err)
+	}
 	m := message{handle: Handle, parent: rootParent, kind: "htb", options: rootOptions(KindHTB)}
 	req := d.request(unix.RTM_NEWQDISC, unix.NLM_F_CREATE, m)
 	_, err = req.Execute(unix.NETLINK_ROUTE, 0)

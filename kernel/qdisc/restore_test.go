@@ -121,6 +121,7 @@ func (w *wire) foreigners() map[string]func() {
 
 // Whatever was there before comes back, byte for byte as the kernel shows it.
 func TestForeignRootComesBack(t *testing.T) {
+	testkit.Smoke(t, "knob:qdisc")
 	testkit.NeedRoot(t)
 	for name := range (&wire{}).foreigners() {
 		t.Run(name, func(t *testing.T) {
@@ -160,6 +161,7 @@ func TestForeignRootComesBack(t *testing.T) {
 
 // What somebody puts in the place of ours meanwhile is left alone.
 func TestChangedMeanwhile(t *testing.T) {
+	testkit.OnKernels(t)
 	w := newWire(t)
 	w.near.Bind(t)
 	j := openJournal(t, t.TempDir())
@@ -182,6 +184,7 @@ func TestChangedMeanwhile(t *testing.T) {
 
 // A root that could not be put back is not replaced.
 func TestKept(t *testing.T) {
+	testkit.OnKernels(t)
 	w := newWire(t)
 	w.foreigners()["htb"]()
 	must(t, w.h.FilterAdd(&netlink.U32{FilterAttrs: netlink.FilterAttrs{LinkIndex: w.index, Parent: 0x10000, Priority: 1, Protocol: unix.ETH_P_IP}, ClassId: 0x10010}))
@@ -197,6 +200,7 @@ func TestKept(t *testing.T) {
 }
 
 func TestQueueLenComesBack(t *testing.T) {
+	testkit.Smoke(t, "knob:txqueuelen")
 	w := newWire(t)
 	w.near.Bind(t)
 	must(t, w.h.LinkSetTxQLen(w.u0, 0))
@@ -212,6 +216,22 @@ func TestQueueLenComesBack(t *testing.T) {
 	}
 	if r := w.root(); r != qdisc.Default {
 		t.Errorf("restored: %s", r)
+	}
+}
+
+func TestForwardPriorityComesBack(t *testing.T) {
+	testkit.Smoke(t, "knob:forward-priority")
+	w := newWire(t)
+	w.near.Bind(t)
+	j, k := openJournal(t, t.TempDir()), qdisc.ForwardPriority(w.ns)
+	must(t, j.Turn(k, "0", journal.Owner{Feature: "traffic"}))
+	if v, err := k.Read(); err != nil || v != "0" {
+		t.Errorf("turned: %q, %v; want 0", v, err)
+	}
+	_, err := j.Restore(kernel.Opener(kernel.Default()), nil)
+	must(t, err)
+	if v, err := k.Read(); err != nil || v != "1" || len(j.Entries()) != 0 {
+		t.Errorf("restored: %q, %v, %+v; want 1", v, err, j.Entries())
 	}
 }
 
@@ -244,10 +264,12 @@ func turnForever(dir string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("go")
-	for {
+	for first := true; ; first = false {
 		if err := shape(j, ns, index); err != nil {
 			return err
+		}
+		if first { // from now on there is something to be restored now and then
+			fmt.Println("go")
 		}
 		if _, err := j.Restore(kernel.Opener(kernel.Default()), nil); err != nil {
 			return err
@@ -262,7 +284,7 @@ func TestKilledAtAnyPoint(t *testing.T) {
 	path := w.near.Bind(t)
 	must(t, w.h.LinkSetTxQLen(w.u0, 0))
 	results := map[journal.Result]int{}
-	for round := range 20 {
+	for round := range testkit.Scale(t, 8, 40) {
 		name := "none"
 		if round%2 == 1 {
 			name = "htb"
@@ -280,7 +302,9 @@ func TestKilledAtAnyPoint(t *testing.T) {
 		must(t, err)
 		must(t, cmd.Start())
 		line, _ := bufio.NewReader(out).ReadString('\n')
-		time.Sleep(time.Duration(rand.IntN(60_000)) * time.Microsecond)
+		if round > 1 { // in the first two it is in force, with and without what was there before
+			time.Sleep(time.Duration(rand.IntN(60_000)) * time.Microsecond)
+		}
 		cmd.Process.Kill()
 		cmd.Wait()
 		if line != "go\n" {

@@ -60,6 +60,7 @@ func napi(t *testing.T) (thread Named, remove func()) {
 }
 
 func TestKnobsInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:kthread", "knob:affinity")
 	cg := testkit.Cgroup(t)
 	l, err := cgroup.Detect("/proc", "")
 	if err != nil {
@@ -164,6 +165,7 @@ func TestKnobsInKernel(t *testing.T) {
 }
 
 func TestRefusesProcesses(t *testing.T) {
+	testkit.OnKernels(t)
 	cg := testkit.Cgroup(t)
 	l, err := cgroup.Detect("/proc", "")
 	if err != nil {
@@ -192,6 +194,7 @@ func TestRefusesProcesses(t *testing.T) {
 }
 
 func TestThreadsOfThisHost(t *testing.T) {
+	testkit.OnKernels(t)
 	list, err := Threads("/proc", "")
 	if errors.Is(err, ErrHidden) {
 		testkit.Skip(t, "not in the host's pid namespace")

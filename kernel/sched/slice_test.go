@@ -11,6 +11,7 @@ import (
 )
 
 func TestSlice(t *testing.T) {
+	testkit.Smoke(t, "knob:slice")
 	testkit.NeedRoot(t)
 	th, remove := napi(t)
 	j, err := journal.Open(t.TempDir())

@@ -1,0 +1,61 @@
+package cgroup
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// A cgroup is made and removed again, but not while a process is in it.
+func TestGroupInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:group")
+	cg := testkit.Cgroup(t)
+	if cg.CPU == "" {
+		testkit.Skip(t, "no cpu controller")
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	k := Group(filepath.Join(cg.CPU, "fairlead"))
+	expect := func(want string) {
+		t.Helper()
+		if got, err := k.Read(); err != nil || got != want {
+			t.Fatalf("it is %q, %v; want %q", got, err, want)
+		}
+	}
+	expect(Absent)
+	if err := j.Turn(k, Present, journal.Owner{Feature: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	expect(Present)
+	if _, err := os.Stat(filepath.Join(k.Ref().Object, "cgroup.procs")); err != nil {
+		t.Errorf("what was made is no cgroup: %v", err)
+	}
+
+	sleeper := exec.Command("sleep", "1000")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { sleeper.Process.Kill(); sleeper.Wait() }()
+	testkit.CG{CPU: k.Ref().Object}.Add(t, sleeper.Process.Pid)
+	if err := k.Write(Absent); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("removed with a process in it: %v, want EBUSY", err)
+	}
+	expect(Present)
+	testkit.CG{CPU: cg.CPU}.Add(t, sleeper.Process.Pid)
+
+	open := func(r journal.Ref) (journal.Knob, error) { return OpenGroup(DefaultRoot, r) }
+	if _, err := j.Restore(open, nil); err != nil || len(j.Entries()) != 0 {
+		t.Errorf("restore: %v, %+v", err, j.Entries())
+	}
+	expect(Absent)
+}
