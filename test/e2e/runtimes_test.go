@@ -181,7 +181,9 @@ func TestSwarm(t *testing.T) {
 		agents[n] = a
 		// It keeps the overlay on this node, without which nothing would be
 		// left to look at.
-		plain := func() { d.Must(t, "run", "-d", "--name", "plain", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000") }
+		plain := func() {
+			d.Must(t, "run", "-d", "--name", "plain", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
+		}
 		// The namespace that the engine makes for the overlay may be found half a
 		// minute later if it comes after the agent.
 		if late := testkit.Scale(t, 0, 1) == 1; late {
