@@ -195,26 +195,35 @@ func (h *host) chargedDrops(sample string) {
 	t := h.t
 	t.Helper()
 	dropped := h.flood(sample)
-	work := func() (own account.Work, cpu map[container.ID]time.Duration) {
-		a := h.account()
-		if a == nil {
-			t.Fatal("the container has no account")
+	read := func() map[container.ID]account.Account {
+		r, err := h.netcpu.Read()
+		must(t, err)
+		all := make(map[container.ID]account.Account)
+		for _, a := range r.Accounts {
+			all[a.Container] = a
 		}
-		return a.Receive[account.UDP], h.accounts()
+		return all
 	}
-	from, was := work()
-	before := dropped() // no later than this they are counted
+	was, before := read(), dropped() // in this order: no later than this they are counted
 	until(t, "some more are dropped", func() bool { return dropped() > before+5000 })
 	drops := dropped() - before
+	// grown is by how much an account has: received packets, and what they cost.
+	grown := func(id container.ID) (packets float64, cpu time.Duration) {
+		now := read()[id]
+		for protocol, w := range now.Receive {
+			packets += float64(w.Packets - was[id].Receive[protocol].Packets)
+		}
+		return packets, now.CPU() - was[id].CPU()
+	}
 	until(t, fmt.Sprintf("the account has the %.0f packets that were dropped", drops), func() bool {
-		to, _ := work()
-		return float64(to.Packets-from.Packets) >= drops
+		packets, _ := grown(h.container.ID)
+		return packets >= drops
 	})
-	_, now := work()
-	own, system := now[h.container.ID]-was[h.container.ID], now[account.System]-was[account.System]
+	_, own := grown(h.container.ID)
+	packets, system := grown(account.System)
 	t.Logf("of %.0f dropped and the others: its own %v, the system's %v", drops, own, system)
-	if own <= system {
-		t.Errorf("of what came in, %v are its own and %v are nobody's", own, system)
+	if packets >= drops || own <= system {
+		t.Errorf("of what came in, %v are its own, and nobody's are %v and %.0f packets, where %.0f were dropped", own, system, packets, drops)
 	}
 	h.addsUp("with drops")
 }
