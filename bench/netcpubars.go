@@ -48,8 +48,8 @@ func netcpuBars() []report.Bar {
 
 		penalty("charge udp-send 10 2G", 1.15, 1.45, charged),
 		noLess("charge udp-send 10 2G", Penalty, "off", 1.3, 1.1, nothing),
-		penalty("charge cap 3x30 udp-recv", 1.15, 1.6, charged),
-		penalty("charge no quotas 100k", 1.1, 1.4, charged),
+		penalty("charge cap 3x30 udp-recv", 1.2, 2, charged),
+		noMore("charge no quotas 100k", Penalty, "ratio", 0.75, 1, charged), // what waits in softirqs has no weight
 
 		noMore("agent 100 idle", AgentCPU, "off", 0.1, 0.3, idle),
 		noMore("agent 100 idle", AgentCPU, "on", 0.1, 0.3, idle),
