@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -74,6 +75,8 @@ func TestAgentKeeps(t *testing.T) {
 	}
 	r.set.says(true, nameless(1), nameless(2), nameless(4)) // 3 has ended
 	r.start()
+	r.ahead.Store(int64(readyTime + time.Second)) // it has waited for the runtime
+	r.agent.nudge()
 	r.untilValue(3, "plain")
 	r.untilValue(4, "plain") // its policy has gone, and no runtime knows better
 	for id := container.ID(1); id <= 2; id++ {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -66,6 +67,18 @@ func killed(t *testing.T, r *rig) {
 	if err != nil || string(word) != "ready" {
 		t.Errorf("the agent said %q, %v", word, err)
 	}
+	r.until("something is in force", func() bool {
+		files, err := os.ReadDir(r.host.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if data, err := os.ReadFile(filepath.Join(r.host.dir, f.Name())); err == nil && string(data) == "isolated" {
+				return true
+			}
+		}
+		return false
+	})
 	time.Sleep(rand.N(30 * time.Millisecond))
 	cmd.Process.Kill()
 	cmd.Wait()
@@ -82,7 +95,7 @@ func killRig(t *testing.T) *rig {
 // After a kill at any point, a new agent brings the host to what is wanted
 // now, and leaves nothing when it stops.
 func TestKillAndRestart(t *testing.T) {
-	for range 10 {
+	for range testkit.Scale(t, 3, 10) {
 		r := killRig(t)
 		killed(t, r)
 		r.set.set(true, box(1, "isolate"), box(2, "isolate"), box(3, "observe"))
@@ -104,7 +117,7 @@ func TestKillAndRestart(t *testing.T) {
 // After a kill at any point, the journal alone brings everything back.
 func TestKillAndRestore(t *testing.T) {
 	changed := 0
-	for n := 0; n < 10 || changed == 0 && n < 100; n++ {
+	for range testkit.Scale(t, 3, 10) {
 		r := killRig(t)
 		killed(t, r)
 		j := r.journal()

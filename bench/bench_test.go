@@ -134,14 +134,7 @@ func TestExperiment(t *testing.T) {
 		if max(len(c.Off), len(c.On)) > 2 || min(len(c.Off), len(c.On)) < 2 && !accounts {
 			t.Errorf("%s %s: %d values off, %d on, in 2 rounds", c.Case, c.Metric, len(c.Off), len(c.On))
 		}
-		for _, v := range append(c.Off, c.On...) {
-			// That may well be, in so short a window.
-			idle := v == 0 && (c.Metric == AgentCPU || c.Metric == Stolen || c.Metric == VictimCPU)
-			if math.IsNaN(v) || math.IsInf(v, 0) || v <= 0 && !idle {
-				t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
-				break
-			}
-		}
+		figures(t, c)
 	}
 	want := []string{
 		"small idle: penalty", "small idle: victim work", "small idle: victim CPU",
@@ -158,6 +151,22 @@ func TestExperiment(t *testing.T) {
 		t.Errorf("progress: %q", said)
 	}
 	clean(t)
+}
+
+// figures checks that what was measured of a case are numbers, and not all of them 0.
+func figures(t *testing.T, c report.Case) {
+	t.Helper()
+	most := 0.0
+	for _, v := range append(c.Off, c.On...) {
+		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
+		}
+		most = max(most, v)
+	}
+	// Some may well be, in so short a window.
+	if most == 0 && c.Metric != AgentCPU && c.Metric != Stolen && c.Metric != VictimCPU {
+		t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
+	}
 }
 
 // alone waits until no experiment is under way on this machine, and returns
@@ -255,19 +264,13 @@ func TestNeighbours(t *testing.T) {
 		}
 	}
 	for _, c := range e.report.Cases {
-		for _, v := range append(c.Off, c.On...) {
-			// That may well be, in so short a window.
-			idle := v == 0 && (c.Metric == AgentCPU || c.Metric == Stolen || c.Metric == VictimCPU)
-			if math.IsNaN(v) || math.IsInf(v, 0) || v <= 0 && !idle || len(c.Off) != 1 || len(c.On) != 1 {
-				t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
-			}
+		if figures(t, c); len(c.Off) != 1 || len(c.On) != 1 {
+			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
 		}
 	}
-	// The HTB holds the senders down, to 30 Mbit/s and its bursts.
-	free, _ := e.report.Find("several send", Received)
-	shaped, ok := e.report.Find("several shaped", Received)
-	if !ok || shaped.Off[0]*1400*8 > 60e6 || free.Off[0] < 2*shaped.Off[0] {
-		t.Errorf("senders without HTB: %v packets/s, with: %v", free.Off, shaped.Off)
+	// The HTB holds the senders down, to 30 Mbit/s and its bursts, however busy it is here.
+	if shaped, ok := e.report.Find("several shaped", Received); !ok || shaped.Off[0]*1400*8 > 60e6 {
+		t.Errorf("senders with an HTB: %v packets/s", shaped.Off)
 	}
 	for _, missing := range []string{Penalty, Work, VictimCPU} {
 		if _, ok := e.report.Find("alone heavy", missing); ok {

@@ -19,6 +19,9 @@ type setup struct {
 	alone   bool // the victim does nothing: there is no penalty
 	// accounts has on be an agent that only keeps accounts, and off none.
 	accounts bool
+	// mode is that of the protection while it is on, whatever the options say; "" is
+	// what they say.
+	mode string
 	// victim is a real program that the victim is in place of ours; "" is ours.
 	victim  string
 	demands []demand
@@ -67,7 +70,7 @@ func catalogue(docker bool) []setup {
 		return pairs(rig.Docker)
 	}
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), programs()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), charged(), {idle()}, programs()} {
 		all = append(all, part...)
 	}
 	return all
@@ -263,6 +266,41 @@ func costs() []setup {
 	return []setup{
 		{name: "cost nic", title: title, cfg: cfg(rig.NIC), alone: true, demands: []demand{udp, tcp}},
 		{name: "cost vxlan", title: title, cfg: cfg(rig.VXLAN), alone: true, demands: []demand{udp, tcp}},
+	}
+}
+
+// charged are some of the cases above with the mode charge, whatever the options
+// say, and one of containers without quotas, whose weights follow what they owe.
+func charged() []setup {
+	send := setup{
+		name: "charge udp-send 10", title: "UDP senders, 10 containers, charged",
+		cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(10)}, compute: true, mode: "charge",
+		demands: []demand{{name: "2G", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 2e9}},
+	}
+	recv := setup{
+		name: "charge cap 3x30", title: "Receivers with a quota of 30 %, charged",
+		cfg: caps()[0].cfg, compute: true, mode: "charge",
+		demands: []demand{{name: "udp-recv", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 400_000}},
+	}
+	weights := setup{
+		name: "charge no quotas", title: "A receiver without a quota, charged by its weight",
+		cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(0, 0)}, compute: true, mode: "charge",
+		demands: []demand{{name: "100k", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 100_000}},
+	}
+	return []setup{send, recv, weights}
+}
+
+// idle is what the agent takes for itself beside containers that do nothing: off it
+// only observes them.
+func idle() setup {
+	all := rig.Equal(100)
+	for i := range all {
+		all[i].Quota = 0 // with one of 1 % a sandbox takes long to begin
+	}
+	return setup{
+		name: "agent", title: fmt.Sprintf("What the agent takes beside %d idle containers", len(all)),
+		cfg: rig.Config{Path: rig.NIC, Containers: all}, alone: true,
+		demands: []demand{{name: fmt.Sprintf("%d idle", len(all))}},
 	}
 }
 

@@ -49,6 +49,8 @@ const (
 	AccountsCost = "accounts cost"
 	// AgentCPU is the agent's own CPU time, per second.
 	AgentCPU = "agent CPU"
+	// AgentMemory is what the agent has of it, beside containers that do nothing.
+	AgentMemory = "agent memory"
 )
 
 const toldRamp = time.Second
@@ -59,6 +61,7 @@ type sample struct {
 	victim   float64 // CPU time charged to the victim, per second
 	used     float64 // part of the shared CPU that was not idle
 	agent    float64 // CPU time of the agent, per second
+	memory   float64 // of the agent, resident, in bytes
 	sent     float64 // per second
 	received float64 // per second
 	bits     float64 // per second, received
@@ -103,6 +106,11 @@ func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
 		add(ProgramCost, "s", p.net)
 		add(ProgramRuns, "1", p.runs)
 		add(StatisticsCost, "s", p.statistics)
+	}
+	if su.alone && d.traffic.Kind == "" {
+		add(AgentCPU, "1", m.agent)
+		add(AgentMemory, "B", m.memory)
+		return
 	}
 	if su.alone || d.long > 0 {
 		add(CPUUsed, "1", m.used)

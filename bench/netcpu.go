@@ -7,6 +7,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,11 +76,11 @@ func (o Options) setups() ([]setup, error) {
 	return list, nil
 }
 
-// settle is how long the protection may take to what is due: none with isolate,
-// some rounds of the ledger with charge, and with auto before these what it waits
-// before it does anything.
-func (o Options) settle() time.Duration {
-	switch o.Mode {
+// settle is how long a mode may take to what is due: none with isolate, some rounds
+// of the ledger with charge, and with auto before these what it waits before it does
+// anything.
+func settle(mode string) time.Duration {
+	switch mode {
 	case "charge":
 		return 3 * time.Second
 	case "auto":
@@ -124,7 +125,7 @@ func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 		report:   &report.Report{Bench: "netcpu", Env: environment(o.Version, o.Quick), Rounds: 5},
 		progress: o.Progress,
 		mode:     "isolate",
-		settle:   o.settle(), take: 2 * time.Second, takes: 3,
+		settle:   settle(o.Mode), take: 2 * time.Second, takes: 3,
 	}
 	if o.Quick {
 		e.settle, e.take, e.takes, e.report.Rounds = 150*time.Millisecond, 400*time.Millisecond, 1, 2
@@ -195,7 +196,11 @@ func (e *experiment) say(what string) {
 }
 
 func (e *experiment) run(ctx context.Context, su setup) (err error) {
-	s, err := newSession(ctx, su, e.mode, e.settle, e.take)
+	ready := e.settle
+	if su.mode != "" {
+		ready = max(ready, settle(su.mode))
+	}
+	s, err := newSession(ctx, su, cmp.Or(su.mode, e.mode), ready, e.take)
 	if err != nil {
 		return err
 	}

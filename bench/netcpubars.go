@@ -6,20 +6,67 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// netcpuBars are what isolate has to keep from a victim.
+// netcpuBars are what isolate and charge have to keep from a victim, what they may
+// cost those whose packets come, and what the agent may take for itself. Their
+// limits leave room above what feature/netcpu/MEASURED.md has.
 func netcpuBars() []report.Bar {
-	return []report.Bar{
-		{
-			Case: "hop 50/50 flood", Metric: Penalty, Of: "on", Low: 0.9, High: 1.15, FarLow: 0.5, FarHigh: 1.6,
-			Why: "With isolate a victim pays for a neighbour's packets that come by one veth",
-		},
-		{
-			Case: "nic 50/50 flood", Metric: Penalty, Of: "on", Low: 0.9, High: 1.15, FarLow: 0.5, FarHigh: 1.6,
-			Why: "With isolate a victim pays for a neighbour's packets that come by NIC and bridge",
-		},
-		{
-			Case: "hop 50/50 flood", Metric: Penalty, Of: "off", Low: 1.5, High: math.Inf(1), FarLow: 1.2, FarHigh: math.Inf(1),
-			Why: "The flood costs an unprotected victim little, so the case cannot show what isolate does",
-		},
+	const (
+		receives = "An isolated receiver's packets take a victim's time"
+		nothing  = "The packets cost an unprotected victim next to nothing, so that the case does not show what protection does"
+		less     = "A receiver gets far fewer packets isolated than it does unprotected"
+		charged  = "A victim does not get back what the packets of those that are charged took from it"
+		idle     = "The agent takes too much for itself while nothing happens"
+	)
+	var bars []report.Bar
+	for _, way := range []string{"hop", "nic"} {
+		for _, quotas := range []string{" 50/50 ", " 80/20 "} {
+			for _, rate := range []string{"200k", "400k", "flood"} {
+				bars = append(bars, penalty(way+quotas+rate, 1.15, 1.6, receives))
+			}
+			bars = append(bars,
+				penalty(way+quotas+"100k", 1.4, 1.8, receives), // wakeups, each an interrupt
+				noLess(way+quotas+"flood", Penalty, "off", 1.5, 1.2, nothing),
+				noLess(way+quotas+"100k", Received, "ratio", 0.8, 0.5, less))
+		}
+		bars = append(bars,
+			noLess(way+" 50/50 tcp-rr", Requests, "ratio", 0.75, 0.4, "Requests to an isolated receiver take much longer"),
+			noLess(way+" 50/50 udp-rr", Requests, "ratio", 0.75, 0.4, "Requests to an isolated receiver take much longer"))
 	}
+	for _, c := range []string{"1 of 8 400k", "4 of 8 400k", "7 of 8 400k", "7 of 8 flood"} {
+		bars = append(bars, penalty("udp-recv "+c, 1.2, 1.6, receives))
+	}
+	return append(bars,
+		noLess("udp-recv 7 of 8 400k", Penalty, "off", 1.5, 1.2, nothing),
+		penalty("cap 3x30 udp-recv", 1.15, 1.6, receives),
+		penalty("drop 400k fairlead", 1.15, 1.6, "What an isolated receiver has no time for is not dropped before it takes a victim's"),
+		penalty("drop 400k fairlead xdp", 1.15, 1.6, "What an isolated receiver has no time for is not dropped in the driver"),
+		noLess("heavy 35 udp", Received, "ratio", 0.9, 0.6, less),
+		report.Bar{
+			Case: "heavy 35 udp", Metric: CPUUsed, Of: "on", Low: 0.3, High: 0.4, FarLow: 0.2, FarHigh: 0.6,
+			Why: "A quota as large as what a receiver needs does not hold it to that",
+		},
+
+		penalty("charge udp-send 10 2G", 1.15, 1.45, charged),
+		noLess("charge udp-send 10 2G", Penalty, "off", 1.3, 1.1, nothing),
+		penalty("charge cap 3x30 udp-recv", 1.2, 2, charged),
+		noMore("charge no quotas 100k", Penalty, "ratio", 0.75, 1, charged), // what waits in softirqs has no weight
+
+		noMore("agent 100 idle", AgentCPU, "off", 0.1, 0.3, idle),
+		noMore("agent 100 idle", AgentCPU, "on", 0.1, 0.3, idle),
+		noMore("agent 100 idle", AgentMemory, "on", 120<<20, 240<<20, idle),
+	)
+}
+
+// penalty is a bar for that of a victim that is protected.
+func penalty(name string, high, far float64, why string) report.Bar {
+	return noMore(name, Penalty, "on", high, far, why)
+}
+
+func noMore(name, metric, of string, high, far float64, why string) report.Bar {
+	return report.Bar{Case: name, Metric: metric, Of: of, High: high, FarHigh: far, Why: why}
+}
+
+func noLess(name, metric, of string, low, far float64, why string) report.Bar {
+	inf := math.Inf(1)
+	return report.Bar{Case: name, Metric: metric, Of: of, Low: low, High: inf, FarLow: far, FarHigh: inf, Why: why}
 }

@@ -83,6 +83,8 @@ func (su setup) plots() []report.Plot {
 		add("By the agent's accounts. "+pathNames[su.cfg.Path]+".", PacketCost, 0)
 	case su.accounts:
 		add("Penalty of the victim with accounts kept, and without. The less it differs the less they cost.", Penalty, 0)
+	case su.alone && su.demands[0].traffic.Kind == "":
+		add("CPU time of the agent per second: it observes, and it isolates. The less the better.", AgentCPU, 0)
 	case su.alone:
 		add("Packets received per second: with the whole CPU, and with 35 % of it and protected.", Received, 0)
 	case su.demands[0].long > 0:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"time"
 
@@ -312,6 +313,7 @@ type reading struct {
 	at                   time.Time
 	all, shared, senders cpuTimes
 	victimCPU, agentCPU  time.Duration
+	agentMemory          float64
 	victim               load.Reading
 	sent, received       []load.Reading
 	net                  *api.NetCPU // nil where the agent keeps no accounts
@@ -327,7 +329,7 @@ func (s *session) read(ctx context.Context) (reading, error) {
 		at:  time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU),
 	}
 	if p := s.guard.process; p != nil {
-		r.agentCPU = cpuTime(p.PID)
+		r.agentCPU, r.agentMemory = cpuTime(p.PID), resident(p.PID)
 	}
 	if s.pid != 0 {
 		r.victimCPU = cpuTime(s.pid)
@@ -352,6 +354,7 @@ func (s *session) between(before, after reading) sample {
 	m := sample{
 		victim:  (after.victimCPU - before.victimCPU).Seconds() / seconds,
 		agent:   (after.agentCPU - before.agentCPU).Seconds() / seconds,
+		memory:  after.agentMemory,
 		used:    after.shared.usedSince(before.shared, after.at.Sub(before.at)),
 		outside: after.senders.usedSince(before.senders, after.at.Sub(before.at)),
 		steal:   after.all.stealSince(before.all),
@@ -421,6 +424,14 @@ func cpuTime(pid int) time.Duration {
 		return 0
 	}
 	return time.Duration(ts.Nano())
+}
+
+// resident is how many bytes of memory a process has; 0 if it has gone.
+func resident(pid int) float64 {
+	var size, pages float64
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)
+	fmt.Sscan(string(data), &size, &pages)
+	return pages * float64(os.Getpagesize())
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

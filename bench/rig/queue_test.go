@@ -12,6 +12,7 @@ import (
 // The queue's delays are those of all packets of one length, and of no others,
 // and as long as the link makes them.
 func TestQueue(t *testing.T) {
+	testkit.OnKernels(t, "bpf:bench/rig")
 	testkit.NeedRoot(t)
 	r := build(t, Config{Path: NIC})
 	const payload, frame = 1000, 1000 + 14 + 20 + 8
@@ -50,13 +51,12 @@ func TestQueue(t *testing.T) {
 		}
 		took := time.Since(start)
 		var waited *load.Histogram
-		for range 200 { // what is in the queue has to leave
-			if waited = read().Since(before); waited.Count() >= sent {
+		for end := time.Now().Add(90 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if waited = read().Since(before); waited.Count() >= sent { // what is in the queue has to leave
 				break
 			}
-			time.Sleep(10 * time.Millisecond)
 		}
-		if sent < 100 || waited.Count() != sent {
+		if sent == 0 || waited.Count() != sent {
 			t.Errorf("%d bit/s: %d packets were sent, of %d it is known how long they waited", link, sent, waited.Count())
 		}
 		// The last came within the time that the senders took, and left when all

@@ -51,7 +51,7 @@ func build(t *testing.T, cfg Config) *Rig {
 // moves reports whether the generator counts within the test's patience.
 func moves(g *Generator) bool {
 	before := g.Read()
-	for range 1000 {
+	for range 9000 {
 		if g.Read().Since(before).Ops > 0 {
 			return true
 		}
@@ -125,11 +125,11 @@ func TestFreeze(t *testing.T) {
 		if err := run.SetRate(0); err != nil {
 			t.Fatal(err)
 		}
-		for range 1000 {
+		for range 9000 {
 			if state() == "T" {
 				break
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(10 * time.Millisecond)
 		}
 		if got := state(); got != "T" {
 			t.Errorf("a paused sender is in state %s, want T", got)
@@ -159,7 +159,7 @@ func TestShape(t *testing.T) {
 	if err := run.SetRate(load.Flood); err != nil {
 		t.Fatal(err)
 	}
-	for range 1000 {
+	for range 9000 {
 		bytes, err := r.Shaped()
 		if err != nil || len(bytes) != 2 {
 			t.Fatalf("classes let out %v (%v), want two", bytes, err)

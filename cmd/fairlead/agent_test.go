@@ -40,7 +40,7 @@ func TestNotify(t *testing.T) {
 		}})
 	}()
 	var told []string
-	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	conn.SetReadDeadline(time.Now().Add(90 * time.Second))
 	for !slices.Contains(told, "READY=1") || told[len(told)-1] != "WATCHDOG=1" {
 		buf := make([]byte, 256)
 		n, err := conn.Read(buf)
@@ -54,7 +54,7 @@ func TestNotify(t *testing.T) {
 	if status := <-done; status != statusDone {
 		t.Errorf("status %d: %s", status, &errs)
 	}
-	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	conn.SetReadDeadline(time.Now().Add(90 * time.Second))
 	for !slices.Contains(told, "STOPPING=1") {
 		buf := make([]byte, 256)
 		n, err := conn.Read(buf)

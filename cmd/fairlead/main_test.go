@@ -54,7 +54,7 @@ func TestScripts(t *testing.T) {
 }
 
 func patiently(ts *testscript.TestScript, what string, ok func() bool) {
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(90 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			ts.Fatalf("waited in vain until %s", what)
 		}

@@ -67,6 +67,7 @@ func TestDoorsOfAGoneNamespace(t *testing.T) {
 // An uplink at which nothing can be attached is an error, and no reason to leave out
 // the others, or to keep what has gone.
 func TestDoorsGoOn(t *testing.T) {
+	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{})
 	h.uplink(h.ns, "nic1") // looked at after nic0
 	nic := h.open(h.ns)

@@ -174,6 +174,7 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 // The whole life of an address: learnt from what is sent into a veth, dropped
 // while the ring is full, let through once in a while, and after a poll.
 func TestEarlyDrop(t *testing.T) {
+	testkit.Smoke(t, "bpf:feature/netcpu")
 	e := loadEarly(t)
 	one, err := e.add(1)
 	if err != nil {
@@ -248,6 +249,7 @@ func TestEarlyDrop(t *testing.T) {
 // A thread that a used-up quota does not stop has no room, for packets from the
 // wire and from this host alike.
 func TestEarlyDropBeyondQuota(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	w, err := e.add(1)
 	if err != nil {
@@ -290,6 +292,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 // A tenant whose charges have reached its limit gets nothing until it is renewed,
 // or lapses.
 func TestEarlyDropBeyondLimit(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	w, err := e.add(1)
 	if err != nil {
@@ -382,6 +385,7 @@ func seen(t *testing.T, e *early) {
 // An address that is taken over by another container must not go on being
 // dropped for the first one's sake.
 func TestEarlyDropForgetsAddress(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	thief, err := e.add(1)
 	if err != nil {
@@ -410,6 +414,7 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 // A tenant that is sent packets to more addresses than there is room for has the
 // least used forgotten. Another one's is learnt again by its next packet.
 func TestEarlyDropManyAddresses(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	add := func() (*watched, *ebpf.Program) {
 		w, err := e.add(1)
@@ -445,6 +450,7 @@ func TestEarlyDropManyAddresses(t *testing.T) {
 
 // A full map is an error of the one who asks, and changes nothing for others.
 func TestEarlyDropFullMaps(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	for i := range e.maps.FlTenants.MaxEntries() {
 		e.used[i] = true

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -13,6 +14,7 @@ import (
 // For super-packets TSO goes back to what it was before the container was isolated,
 // and no further.
 func TestSuperIsWhatItWas(t *testing.T) {
+	testkit.OnKernels(t)
 	n, ns, index, at := bareNetcpu(t)
 	end := container.HostEnd{NetNS: ns.Inode(), NSPath: at, Index: index}
 	knob := ns.Offload(index, netdev.TSO)

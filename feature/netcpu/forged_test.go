@@ -5,11 +5,14 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 // What a container says of itself, and what a bridge sends to everybody, gets
 // nobody's packets dropped but its own.
 func TestEarlyDropForged(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	add := func() *watched {
 		w, err := e.add(1)

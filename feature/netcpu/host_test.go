@@ -2,6 +2,8 @@ package netcpu_test
 
 import (
 	"errors"
+	"flag"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -33,6 +35,10 @@ func TestMain(m *testing.M) {
 		if status, ok := reexec(os.Args); ok {
 			os.Exit(status)
 		}
+	}
+	// Most of the time the parallel ones wait, for windows of a second.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
 	}
 	testkit.Main(m)
 }
@@ -170,6 +176,7 @@ func (h *host) state() map[string]string {
 }
 
 func TestIsolateAndRemove(t *testing.T) {
+	testkit.Smoke(t, "knob:kthread", "knob:threaded", "knob:rps", "knob:offload", "knob:group")
 	h := newHost(t, sandbox.CPU{Quota: 20e6, Period: 100e6})
 	must(t, h.box.SetQueues("eth0", "rx", "rps_cpus", func(int) string { return "1" }))
 	before := h.state()
@@ -223,12 +230,7 @@ func (h *host) threads() map[string][]string {
 	must(h.t, err)
 	where := make(map[string][]string)
 	for _, device := range []string{"eth0", "nic0", "h0"} {
-		list, err := sched.Threads("/proc", "napi/"+device+"-")
-		must(h.t, err)
-		for _, th := range list {
-			if h.others[th.TID] {
-				continue
-			}
+		for _, th := range h.polling(device) {
 			paths, err := layout.OfPID("/proc", th.TID)
 			if ended(err) {
 				continue
@@ -237,19 +239,61 @@ func (h *host) threads() map[string][]string {
 			// Some kernels keep the threads of a device for as long as it
 			// polls, idle and in the group of all.
 			if paths.CPU != layout.CPU {
-				slice, err := sched.Slice("/proc", th.Thread).Read()
+				slice, err := sched.Slice("/proc", th).Read()
 				if ended(err) {
 					continue
 				}
 				must(h.t, err)
 				where[device] = append(where[device], paths.CPU)
 				if slice != sched.NoSlice && slice != sched.FormatSlice(100*time.Microsecond) {
-					h.t.Errorf("slice of thread %s is %s ns", th.Comm, slice)
+					h.t.Errorf("slice of thread %d of %s is %s ns", th.TID, device, slice)
 				}
 			}
 		}
 	}
 	return where
+}
+
+// polling gives the threads that poll a device: those that the kernel lists, or where
+// it lists none those with such a name that came after the host.
+func (h *host) polling(device string) (threads []sched.Thread) {
+	h.t.Helper()
+	box := h.ns
+	if device == "eth0" {
+		box = h.box
+	}
+	ns, err := netdev.Open(box.NetNS())
+	must(h.t, err)
+	defer ns.Close()
+	i, err := ns.Index(device)
+	if errors.Is(err, netdev.ErrNoLink) {
+		return nil
+	}
+	must(h.t, err)
+	napis, err := ns.NAPIs(i)
+	if errors.Is(err, netdev.ErrNoNAPIList) {
+		list, err := sched.Threads("/proc", "napi/"+device+"-")
+		must(h.t, err)
+		for _, th := range list {
+			if !h.others[th.TID] {
+				threads = append(threads, th.Thread)
+			}
+		}
+		return threads
+	}
+	must(h.t, err)
+	for _, n := range napis {
+		if n.Thread == 0 {
+			continue
+		}
+		th, err := sched.Find("/proc", n.Thread)
+		if ended(err) {
+			continue
+		}
+		must(h.t, err)
+		threads = append(threads, th)
+	}
+	return threads
 }
 
 // ended says that a thread ended while it was looked at: the kernel lets go of one
@@ -266,8 +310,12 @@ func (h *host) notes() []journal.Entry {
 	})
 }
 
+// create makes a sandbox whose name is no other test's: some run at the same time.
 func create(t *testing.T, h *sandbox.Host, spec sandbox.Spec) *sandbox.Box {
 	t.Helper()
+	var dir unix.Stat_t
+	must(t, unix.Stat(h.Dir(), &dir))
+	spec.Name += fmt.Sprintf("-%d", dir.Ino)
 	b, err := h.Create(spec)
 	must(t, err)
 	return b

@@ -74,14 +74,12 @@ func hotplug(t *testing.T) func(on bool) {
 	}
 }
 
-// TestHotplug takes a CPU away, and gives it back, while packets are accounted
-// for and paid for: three times, or once where time is short. The accounts go on and add up, threads stay where they
-// belong, and the end is as on any other host.
+// TestHotplug takes a CPU away, and gives it back, while packets are accounted for
+// and paid for. The accounts go on and add up, threads stay where they belong, and
+// the end is as on any other host.
 func TestHotplug(t *testing.T) {
-	rounds := 3
-	if testing.Short() {
-		rounds = 1
-	}
+	testkit.OnKernels(t)
+	rounds := testkit.Scale(t, 1, 3)
 	for _, mode := range []policy.NetCPU{policy.NetCPUObserve, policy.NetCPUCharge, policy.NetCPUIsolate} {
 		t.Run(string(mode), func(t *testing.T) {
 			cpu := hotplug(t)

@@ -33,7 +33,7 @@ func newMoving(t *testing.T) *moving {
 	for _, dir := range []string{h.container.Cgroup.CPU, m.elsewhere.Cgroup.CPU} {
 		m.limits[dir] = limitsOf(t, dir)
 	}
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
 	return m
 }
 
@@ -86,6 +86,8 @@ var movedModes = []policy.NetCPU{policy.NetCPUIsolate, policy.NetCPUCharge}
 // container of it: everything that was changed of the first is undone, whichever
 // of the two the agent hears of first, and the second one pays from then on.
 func TestMovedElsewhere(t *testing.T) {
+	testkit.OnKernels(t)
+	t.Parallel()
 	for _, mode := range movedModes {
 		for _, order := range []string{"end first", "begin first"} {
 			t.Run(string(mode)+", "+order, func(t *testing.T) {
@@ -127,6 +129,7 @@ func TestMovedElsewhere(t *testing.T) {
 // in that alone, with the threads in it or without, and its cgroup renamed: it is
 // the same container.
 func TestMovedInHierarchy(t *testing.T) {
+	t.Parallel()
 	for _, mode := range movedModes {
 		for _, kthreads := range []bool{false, true} {
 			t.Run(string(mode)+", with kernel threads "+strconv.FormatBool(kthreads), func(t *testing.T) {
@@ -157,6 +160,7 @@ func TestMovedInHierarchy(t *testing.T) {
 // A cgroup that is renamed keeps what was changed of it, and who its owner's
 // limit is told by.
 func TestRenamed(t *testing.T) {
+	t.Parallel()
 	for _, mode := range movedModes {
 		t.Run(string(mode), func(t *testing.T) {
 			needOwnHierarchy(t)

@@ -15,6 +15,7 @@ import (
 // Every container has an account from its first Apply to its Remove, whatever
 // its mode.
 func TestAccounts(t *testing.T) {
+	testkit.Smoke(t, "path:polled")
 	h := newHost(t, sandbox.CPU{})
 	if _, err := h.netcpu.Read(); errors.Is(err, netcpu.ErrNoAccounts) {
 		testkit.Skip(t, "kernel cannot keep accounts")
@@ -56,7 +57,7 @@ func (h *host) account() *account.Account {
 
 func (h *host) untilAccount(when string, ok func(account.Account) bool) account.Account {
 	h.t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		a := h.account()
 		if a == nil {
 			h.t.Fatalf("%s: no account", when)

@@ -16,6 +16,7 @@ import (
 // The thread of a queue that can be moved into the container's cpu group and not
 // into its cpuset is nobody's, and in the group of the uplinks.
 func TestQueueIsNotHalfGiven(t *testing.T) {
+	testkit.OnKernels(t)
 	group, shared := testkit.Cgroup(t).CPU, testkit.Cgroup(t).CPU
 	n, ns, index, _ := bareNetcpu(t)
 	n.host = &uplinks{group: shared}

@@ -20,14 +20,19 @@ import (
 // A container that was given a queue ends after the uplink has made its queues
 // anew: what it had is undone none the less.
 func TestQueueOfAnEndedThread(t *testing.T) {
+	testkit.OnKernels(t)
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
 	h.untilThreads("one container's packets alone", payer(h.container), h.uplinkGroup())
+	was := h.polling("nic0")
 	must(t, setUp(h.ns, "nic0", false))
-	until(t, "the threads of nic0 end", func() bool { return len(h.threads()["nic0"]) == 0 })
+	until(t, "the threads of nic0 end", func() bool {
+		return !slices.ContainsFunc(was, func(th sched.Thread) bool { now, err := sched.Find("/proc", th.TID); return err == nil && now == th })
+	})
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
@@ -35,8 +40,7 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	must(t, setUp(h.ns, "nic0", true))
 
 	// The namespace is another container's now, which is isolated as the first was.
-	next, err := h.sandboxes.Create(sandbox.Spec{Name: "next", Network: h.box})
-	must(t, err)
+	next := create(t, h.sandboxes, sandbox.Spec{Name: "next", Network: h.box})
 	c := h.describe(next)
 	h.apply(c, policy.NetCPUIsolate)
 	if got := h.threads()["eth0"]; len(got) != 1 || got[0] != payer(c) {
@@ -62,6 +66,8 @@ func setUp(b *sandbox.Box, device string, up bool) error {
 // What makes the NAPIs of a device anew makes their threads anew, too, in the group
 // of all: they are placed again, at the container and at the uplink.
 func TestThreadsMadeAnew(t *testing.T) {
+	testkit.OnKernels(t)
+	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	before := h.state()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
@@ -82,11 +88,11 @@ func TestThreadsMadeAnew(t *testing.T) {
 			return errors.Join(setUp(h.ns, "nic0", false), setUp(h.ns, "nic0", true))
 		}},
 	} {
-		was := h.alive(made.device)
+		was := h.polling(made.device)
 		must(t, made.anew())
 		want := map[string][]string{"eth0": {payer(h.container)}, "nic0": {h.uplinkGroup(), h.uplinkGroup()}}[made.device]
 		until(t, made.what, func() bool {
-			ended := !slices.ContainsFunc(h.alive(made.device), func(th sched.Thread) bool { return slices.Contains(was, th) })
+			ended := !slices.ContainsFunc(h.polling(made.device), func(th sched.Thread) bool { return slices.Contains(was, th) })
 			// In their groups they are before they have their slice, which threads looks at.
 			return ended && h.hastened(made.device, len(want)) && slices.Equal(h.threads()[made.device], want)
 		})
@@ -99,46 +105,37 @@ func TestThreadsMadeAnew(t *testing.T) {
 	same(t, "after Remove", h.state(), before)
 }
 
-// alive gives the threads of this test that poll a device of this name.
-func (h *host) alive(device string) (threads []sched.Thread) {
-	h.t.Helper()
-	list, err := sched.Threads("/proc", "napi/"+device+"-")
-	must(h.t, err)
-	for _, th := range list {
-		if !h.others[th.TID] {
-			threads = append(threads, th.Thread)
-		}
-	}
-	return threads
-}
-
-// A container that is given a quota while it has a queue loses the queue, and may
-// have one again without the quota.
+// A container that is given a quota while it has a queue loses the queue where the
+// quota does not stop its thread, and may have one again without. The queue goes
+// back before the container does.
 func TestQueueFollowsQuota(t *testing.T) {
+	testkit.OnKernels(t)
+	t.Parallel()
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
 	must(t, err)
-	if throttled {
-		testkit.Skip(t, "kernel throttles kernel threads")
-	}
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
-	for range 2 {
-		h.untilThreads("without a quota", payer(h.container), h.uplinkGroup())
+	h.untilThreads("without a quota", payer(h.container), h.uplinkGroup())
+	if !throttled {
 		must(t, h.box.Limit(sandbox.CPU{Quota: 80 * time.Millisecond, Period: 100 * time.Millisecond}))
 		h.untilThreads("with a quota over two CPUs", h.uplinkGroup(), h.uplinkGroup())
 		must(t, h.box.Limit(sandbox.CPU{Quota: -1}))
+		h.untilThreads("without a quota again", payer(h.container), h.uplinkGroup())
 	}
 	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+	if got := h.threads(); len(got) != 0 || len(h.notes()) != 0 {
+		t.Errorf("after Remove: threads %v, journal %+v", got, h.notes())
+	}
 }
 
 // hastened says whether so many threads of a device have the slice that they are
 // given last, where the kernel has slices.
 func (h *host) hastened(device string, want int) bool {
 	n := 0
-	for _, th := range h.alive(device) {
+	for _, th := range h.polling(device) {
 		slice, err := sched.Slice("/proc", th).Read()
 		if err == nil && (slice == sched.NoSlice || slice == sched.FormatSlice(100*time.Microsecond)) {
 			n++

@@ -8,6 +8,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -19,12 +20,13 @@ import (
 // strictest holds for the packets of both, and who asked for it pays; whichever
 // comes, changes or ends first, all is as its owners have it in the end.
 func TestModesInOneNamespace(t *testing.T) {
+	testkit.OnKernels(t)
+	t.Parallel()
 	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
 	h := newHost(t, sandbox.CPU{})
 	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
 	must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: period}))
-	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
-	must(t, err)
+	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
 	one, two := h.container, h.describe(shared)
 	apply := h.apply
 	limited := func(c container.Container) bool {
@@ -96,12 +98,12 @@ func TestModesInOneNamespace(t *testing.T) {
 // of that one later is nothing that the next agent has adopted for the other.
 func TestSharedNamespaceIsAdopted(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box})
-	must(t, err)
+	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	must(t, h.netcpu.Close())
 
+	var err error
 	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
 	must(t, err)
 	must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: two, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
@@ -123,8 +125,7 @@ func TestSharedNamespaceIsAdopted(t *testing.T) {
 // for good; and a renewal does not touch the host.
 func TestIsolationLapses(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	shared, err := h.sandboxes.Create(sandbox.Spec{Name: "sharer", Network: h.box})
-	must(t, err)
+	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	apply := func(c container.Container, expiry time.Time) {
 		t.Helper()

@@ -20,6 +20,7 @@ import (
 // A queue that is one container's is not polled while that has used up its quota: its
 // packets are lost in the queue's ring, and the other queue brings a neighbour its own.
 func TestQueueUnpolled(t *testing.T) {
+	testkit.OnKernels(t)
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
 	must(t, err)
 	if !throttled {

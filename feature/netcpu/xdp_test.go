@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -47,6 +48,7 @@ func with(f []byte, at int, b ...byte) []byte {
 // any frame that both can be given: with a container that may have no more, and
 // the frames for everybody else beside it.
 func TestDriverDecides(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	const own, other, uplink = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09"
 	w, err := e.add(1)
@@ -147,6 +149,7 @@ func TestDriverDecides(t *testing.T) {
 
 // Both programs of an uplink say the same of any frame, whatever is wrong with it.
 func TestDriverAgrees(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	w, err := e.add(1)
 	if err != nil {
@@ -194,6 +197,7 @@ func TestDriverAgrees(t *testing.T) {
 // An IPv6 packet to the mapped form of an IPv4 address does not make that address
 // its receiver's.
 func TestMappedTeachesNothing(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	w, err := e.add(1)
 	if err != nil {
@@ -211,6 +215,7 @@ func TestMappedTeachesNothing(t *testing.T) {
 // What stays in a driver drops nothing for a container that has gone, although
 // nobody counts any more what leaves its ring.
 func TestDriverIdles(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	w, err := e.add(1)
 	if err != nil {
@@ -236,6 +241,7 @@ func TestDriverIdles(t *testing.T) {
 // A door whose program cannot be replaced goes on with the one it has, and says so;
 // one whose device has gone is told from that, whatever the address of the next.
 func TestDriverHolds(t *testing.T) {
+	testkit.OnKernels(t)
 	e := loadEarly(t)
 	h := routes(t, nil)
 	n := h.ns.Handle(t)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -149,7 +150,7 @@ func TestChargeKilled(t *testing.T) {
 // restore` as well as the next agent give back what its owner has set.
 func TestChargeKilledIn(t *testing.T) {
 	const period = 100 * time.Millisecond
-	for _, limit := range []struct {
+	for l, limit := range []struct {
 		name           string
 		debtor, robbed sandbox.CPU
 		of             func(*testing.T, api.Container) uint64
@@ -184,7 +185,7 @@ func TestChargeKilledIn(t *testing.T) {
 					}
 				}
 			}
-			for _, in := range []struct {
+			for i, in := range []struct {
 				name, container, end, policy string // end: the host's end of its veth
 				force                        func(now, owners uint64) bool
 			}{
@@ -192,7 +193,8 @@ func TestChargeKilledIn(t *testing.T) {
 				{"credit", "e2e-robbed", "h2", "", func(now, owners uint64) bool { return now > owners }},
 				{"drop", "e2e-debtor", "h1", ", netcpu.reserve: 40%", func(now, owners uint64) bool { return now != owners }},
 			} {
-				for _, next := range []bool{false, true} {
+				// Each once, by restore or by the next agent in turns; in full both.
+				for _, next := range []bool{(l+i)%2 == 0, (l+i)%2 != 0}[:testkit.Scale(t, 1, 2)] {
 					t.Run(fmt.Sprintf("%s, %s", in.name, map[bool]string{false: "restore", true: "next agent"}[next]), func(t *testing.T) {
 						defer k.with(t)()
 						a := k.agent

@@ -178,12 +178,21 @@ func TestSwarm(t *testing.T) {
 	var addrs [2]string
 	for n, d := range nodes {
 		a := newAgent(t, d.NS, "--docker-host", d.Host, "--uplink", "flwire=1gbit")
-		a.start()
 		agents[n] = a
 		// It keeps the overlay on this node, without which nothing would be
 		// left to look at.
-		d.Must(t, "run", "-d", "--name", "plain", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
-		// The engine's own namespace may be found a little later.
+		plain := func() {
+			d.Must(t, "run", "-d", "--name", "plain", "--network", testkit.SwarmNetwork, d.Image, "sleep", "1000")
+		}
+		// The namespace that the engine makes for the overlay may be found half a
+		// minute later if it comes after the agent.
+		if late := testkit.Scale(t, 0, 1) == 1; late {
+			a.start()
+			plain()
+		} else {
+			plain()
+			a.start()
+		}
 		await(t, "both host ends of plain", func() error {
 			c, err := a.find("plain")
 			if err == nil && (len(c.Interfaces) != 2 || c.Interfaces[0].Host == nil || c.Interfaces[1].Host == nil) {
