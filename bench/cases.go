@@ -19,6 +19,8 @@ type setup struct {
 	alone   bool // the victim does nothing: there is no penalty
 	// accounts has on be an agent that only keeps accounts, and off none.
 	accounts bool
+	// timed has a stopwatch measure softirqs beside the accounts.
+	timed bool
 	// victim is a real program that the victim is in place of ours; "" is ours.
 	victim  string
 	demands []demand
@@ -67,7 +69,7 @@ func catalogue(docker bool) []setup {
 		return pairs(rig.Docker)
 	}
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), programs()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), charged(), programs()} {
 		all = append(all, part...)
 	}
 	return all
