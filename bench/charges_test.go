@@ -31,19 +31,3 @@ func TestCharged(t *testing.T) {
 	}
 	clean(t)
 }
-
-// TestAccountBars looks that the bars name cases of the experiment.
-func TestAccountBars(t *testing.T) {
-	names, err := NetCPUCases(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, b := range accountBars() {
-		if !slices.Contains(names, b.Case) {
-			t.Errorf("no case %s", b.Case)
-		}
-		if b.FarLow > b.Low || b.High < b.Low || b.FarHigh < b.High {
-			t.Errorf("%s %s: %v to %v, and by far %v to %v", b.Case, b.Metric, b.Low, b.High, b.FarLow, b.FarHigh)
-		}
-	}
-}
