@@ -322,7 +322,7 @@ func TestPlots(t *testing.T) {
 			for _, d := range su.demands {
 				names[su.name+" "+d.name] = true
 				for _, on := range []bool{false, true} {
-					e.add(su, d, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}})
+					e.add(su, d, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}, exactness: &exactness{whole: 1}})
 				}
 			}
 		}

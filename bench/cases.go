@@ -22,6 +22,8 @@ type setup struct {
 	// mode is that of the protection while it is on, whatever the options say; "" is
 	// what they say.
 	mode string
+	// timed has a stopwatch measure softirqs beside the accounts.
+	timed bool
 	// victim is a real program that the victim is in place of ours; "" is ours.
 	victim  string
 	demands []demand
@@ -70,7 +72,7 @@ func catalogue(docker bool) []setup {
 		return pairs(rig.Docker)
 	}
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), charged(), {idle()}, programs()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle()}, programs()} {
 		all = append(all, part...)
 	}
 	return all

@@ -32,6 +32,14 @@ const (
 	// Balance is what the accounts charged over the softirq and thread time that
 	// there was: 1 is exact.
 	Balance = "charged of measured"
+	// OfStopwatch is the softirq time by the accounts over that by a stopwatch around
+	// the same softirqs: 1 is exact.
+	OfStopwatch = "accounts of stopwatch"
+	// Price is what the accounts charge the first of two receivers for a packet over
+	// what they charge the second for one of the same size: 1 is fair.
+	Price = "price of first to second"
+	// SystemPart is the part of all that was charged that no container pays for.
+	SystemPart = "charged to the system"
 	// Ramp is the penalty from the begin of the load to the begin of the
 	// window, where that is toldRamp or longer: what the protection's way to what is due costs.
 	Ramp = "ramp penalty"
@@ -70,8 +78,9 @@ type sample struct {
 	outside  float64 // part of the CPU outside that was not idle
 	steal    float64 // part of the CPUs' time that the hypervisor took
 
-	charges  *charges     // nil where the agent keeps no accounts
-	programs *programCost // nil where that is not what is measured
+	charges   *charges     // nil where the agent keeps no accounts
+	exactness *exactness   // nil where nothing is timed
+	programs  *programCost // nil where that is not what is measured
 }
 
 // add puts the figures of one measurement into the report.
@@ -100,6 +109,13 @@ func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
 		}
 		if m.charges.balance > 0 {
 			add(Balance, "1", m.charges.balance)
+		}
+	}
+	if x := m.exactness; x != nil {
+		add(OfStopwatch, "1", x.whole)
+		add(SystemPart, "1", x.system)
+		if x.price > 0 {
+			add(Price, "1", x.price)
 		}
 	}
 	if p := m.programs; p != nil {

@@ -50,7 +50,8 @@ func (su setup) groups(demands []demand) []report.Group {
 }
 
 // pathNames say what the ways of a packet are.
-var pathNames = map[rig.Path]string{rig.Hop: "one veth hop", rig.NIC: "NIC, bridge, veth", rig.VXLAN: "NIC, VXLAN, bridge, veth", rig.Docker: "Docker's default bridge"}
+var pathNames = map[rig.Path]string{rig.Hop: "one veth hop", rig.NIC: "NIC, bridge, veth", rig.VXLAN: "NIC, VXLAN, bridge, veth", rig.Docker: "Docker's default bridge",
+	rig.Macvlan: "macvlan on the NIC", rig.Host: "the NIC itself"}
 
 // plots are those of one setup: the penalty, and what comes of the traffic.
 func (su setup) plots() []report.Plot {
@@ -81,6 +82,8 @@ func (su setup) plots() []report.Plot {
 	switch {
 	case strings.HasPrefix(su.name, "cost "):
 		add("By the agent's accounts. "+pathNames[su.cfg.Path]+".", PacketCost, 0)
+	case su.timed:
+		add("Softirq time by the accounts over that by a stopwatch. 1 is exact.", OfStopwatch, 1)
 	case su.accounts:
 		add("Penalty of the victim with accounts kept, and without. The less it differs the less they cost.", Penalty, 0)
 	case su.alone && su.demands[0].traffic.Kind == "":

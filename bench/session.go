@@ -38,6 +38,8 @@ type session struct {
 	lifted       bool
 	settle, take time.Duration // how long the load runs before a window, and in it
 
+	stopwatch *rig.Stopwatch // nil where nothing is timed
+
 	foreign float64 // most CPUs that anybody else used beside an idle rig
 	quiet   quiet
 }
@@ -58,6 +60,9 @@ func newSession(ctx context.Context, su setup, mode string, settle, take time.Du
 			err = errors.Join(err, s.close())
 		}
 	}()
+	if err := s.startStopwatch(); err != nil {
+		return nil, err
+	}
 	if s.guard, err = newGuard(ctx, r, mode, 0); err != nil {
 		return nil, err
 	}
@@ -108,6 +113,9 @@ func (s *session) close() error {
 	}
 	if s.guard != nil {
 		errs = append(errs, s.guard.stop())
+	}
+	if s.stopwatch != nil {
+		errs = append(errs, s.stopwatch.Close())
 	}
 	return errors.Join(append(errs, s.rig.Close())...)
 }
@@ -249,7 +257,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if s.victim == nil {
 		m.work = work
 	}
-	if s.setup.accounts && on && d.traffic.Kind != "" {
+	if s.setup.accounts && !s.setup.timed && on && d.traffic.Kind != "" {
 		var steal float64
 		if m.programs, steal, err = s.count(ctx); err != nil {
 			return sample{}, err
@@ -317,16 +325,17 @@ type reading struct {
 	victim               load.Reading
 	sent, received       []load.Reading
 	net                  *api.NetCPU // nil where the agent keeps no accounts
+	softirq              rig.Elapsed // by the stopwatch, if there is one
 }
 
 func (s *session) read(ctx context.Context) (reading, error) {
-	net, err := s.guard.accounts(ctx)
+	net, softirq, err := s.readAccounts(ctx)
 	if err != nil {
 		return reading{}, err
 	}
 	r := reading{
-		net: net,
-		at:  time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU),
+		net: net, softirq: softirq,
+		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU),
 	}
 	if p := s.guard.process; p != nil {
 		r.agentCPU, r.agentMemory = cpuTime(p.PID), resident(p.PID)
@@ -359,7 +368,8 @@ func (s *session) between(before, after reading) sample {
 		outside: after.senders.usedSince(before.senders, after.at.Sub(before.at)),
 		steal:   after.all.stealSince(before.all),
 
-		charges: chargesBetween(before.net, after.net, s.rig.Victim().Name),
+		charges:   chargesBetween(before.net, after.net, s.rig.Victim().Name),
+		exactness: s.exactnessBetween(before, after),
 	}
 	if s.victim != nil {
 		w := after.victim.Since(before.victim)

@@ -84,6 +84,7 @@ type options struct {
 	rate       rate
 	size       int
 	conns      int
+	count      int
 	buffer     int
 	segments   int
 	nice       int
@@ -155,6 +156,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.Var(&o.rate, "rate", "datagrams per second, flood, or 0 to wait for the board (all senders)")
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
 	fs.IntVar(&o.conns, "conns", 1, "connections")
+	fs.IntVar(&o.count, "count", 0, "datagrams of udp-send in all, or writes or requests of each connection, after which a sender sends no more; 0 is without end")
 	fs.IntVar(&o.buffer, "buffer", 0, "socket buffer in bytes; 0 leaves the kernel's default")
 	fs.IntVar(&o.segments, "segments", 1, "datagrams of udp-send that the kernel gets, and passes on, as one super-packet (UDP_SEGMENT)")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
@@ -195,6 +197,8 @@ func (o options) check(rest int) error {
 		return errors.New("--size must be 1 to 1048576")
 	case o.segments < 1 || o.segments > 64 || o.segments > 1 && o.size*o.segments > maxUDP:
 		return fmt.Errorf("--segments must be 1 to 64, and of at most %d bytes with --size", maxUDP)
+	case o.count < 0:
+		return errors.New("--count must not be negative")
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
 	case !slices.Contains([]string{"udp", "tcp", "memcached"}, o.proto):

@@ -121,6 +121,34 @@ func TestUDP(t *testing.T) {
 	}
 }
 
+// With --count a sender sends as many, and then no more.
+func TestCount(t *testing.T) {
+	ns := testkit.NetNS(t)
+	const each, conns = 30, 2
+	for _, c := range []struct {
+		server, client []string
+		want           uint64 // what the client counts
+	}{
+		{[]string{"udp-recv"}, []string{"udp-send"}, each},
+		{[]string{"tcp-recv"}, []string{"tcp-send", "--conns", "2"}, each * conns},
+		{[]string{"rr-server", "--proto", "tcp"}, []string{"rr-client", "--proto", "tcp", "--conns", "2"}, each * conns},
+	} {
+		start(t, ns, append(c.server, "--listen", ":9000", "--buffer", "4000000")...)
+		send := start(t, ns, append(c.client, "--to", "127.0.0.1:9000", "--count", fmt.Sprint(each))...)
+		ops := func() uint64 { return send.Read().Since(Reading{}).Ops }
+		for range 1000 {
+			if ops() >= c.want {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(20 * time.Millisecond) // for one that goes on
+		if n := ops(); n != c.want {
+			t.Errorf("%v: %d were sent, want %d", c.client, n, c.want)
+		}
+	}
+}
+
 // A super-packet is as many datagrams as it was asked to be, for both ends.
 func TestSuperPackets(t *testing.T) {
 	ns := testkit.NetNS(t)

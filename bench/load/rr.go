@@ -28,7 +28,11 @@ func rrClient(o options, b *Board) error {
 				return err
 			}
 		}
-		go func() { failed <- ask(o, b, c) }()
+		go func() {
+			if err := ask(o, b, c); err != nil {
+				failed <- err
+			}
+		}()
 	}
 	b.setReady()
 	return <-failed
@@ -69,16 +73,18 @@ func answerSize(size int) int {
 	return len(fmt.Sprintf("VALUE %s 0 %d\r\n", memcachedKey, size)) + size + len("\r\nEND\r\n")
 }
 
+// ask returns nil once it has sent o.count requests.
 func ask(o options, b *Board, c net.Conn) error {
 	buf := make([]byte, o.size)
 	request := buf
 	if o.proto == "memcached" {
 		request, buf = []byte(memcachedAsk), make([]byte, answerSize(o.size))
 	}
-	for {
+	for sent := 0; o.count == 0 || sent < o.count; {
 		if paused(b) {
 			continue
 		}
+		sent++
 		start := time.Now()
 		err := exchange(o.proto, c, request, buf)
 		switch {
@@ -96,6 +102,7 @@ func ask(o options, b *Board, c net.Conn) error {
 			return err
 		}
 	}
+	return nil
 }
 
 func exchange(proto string, c net.Conn, request, buf []byte) error {

@@ -32,10 +32,11 @@ func tcpSend(o options, b *Board) error {
 		}
 		go func() {
 			buf := make([]byte, bulk)
-			for {
+			for sent := 0; o.count == 0 || sent < o.count; {
 				if paused(b) {
 					continue
 				}
+				sent++
 				n, err := c.Write(buf)
 				if err != nil {
 					failed <- err

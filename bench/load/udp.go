@@ -86,8 +86,15 @@ func udpSend(o options, b *Board) error {
 	b.setReady()
 	m := newMessages(o.size*o.segments, true)
 	var p pacer
+	done := 0
 	for i := 0; ; i = (i + 1) % len(fds) {
 		n := p.due(b.rate(), time.Now())
+		if o.count > 0 {
+			if done >= o.count {
+				select {} // the receivers may go on for a while
+			}
+			n = min(n, o.count-done)
+		}
 		if n == 0 {
 			p.wait()
 			continue
@@ -101,6 +108,7 @@ func udpSend(o options, b *Board) error {
 			sent = n
 		} else {
 			b.count(sent, sent*o.size)
+			done += sent
 		}
 		p.sent += uint64(sent)
 	}

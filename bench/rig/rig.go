@@ -53,6 +53,8 @@ type Config struct {
 	// are its neighbours; the paths Hop and Docker have room for one of those.
 	// None is Pair(50, 50).
 	Containers []Container
+	// Unsteered leaves the packets to the CPU that sent them: no CPU calls another.
+	Unsteered bool
 	// Dir is where state is kept; "" is a directory of the rig's own below
 	// /run/fairlead, which Sweep knows.
 	Dir string

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -82,6 +83,9 @@ type Traffic struct {
 	// Out is from the neighbours to the outside; else they receive. Requests
 	// are always the outside's.
 	Out bool
+	// Uneven has the first neighbour receive three datagrams of UDP for each one of
+	// another's, in rows of 100: what it costs to wake a receiver is then shared by many.
+	Uneven bool
 	// Neighbours is how many take part, the first ones; 0 is all.
 	Neighbours int
 	// Conns is how many connections of TCP there are in all, at least one for
@@ -205,12 +209,27 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 		}
 		targets = append(targets, r.target(1+i))
 	}
+	if t.Uneven {
+		targets = uneven(targets)
+	}
 	conns := max(t.Conns, len(targets))
 	if t.Kind == UDPRR || t.Kind == TCPRR {
 		conns = max(16, conns)
 	}
 	return run, start(&run.Senders, r.Outside, append(send, "--to", strings.Join(targets, ","), "--conns", strconv.Itoa(conns),
 		"--rate", "0", "--nice", senderNice)...)
+}
+
+// uneven names the first of the targets three times as often as each of the others.
+func uneven(targets []string) (all []string) {
+	const row = 100
+	for range 2 {
+		all = append(all, slices.Repeat(targets[:1], row)...)
+	}
+	for _, to := range targets {
+		all = append(all, slices.Repeat([]string{to}, row)...)
+	}
+	return all
 }
 
 // target is where the outside finds the i-th container.

@@ -231,6 +231,9 @@ func setOffload(b *sandbox.Box, dev string, group netdev.Offload, on bool) error
 // veth's packets are received on the CPU of the sender, and nobody is disturbed.
 // What comes to the world outside is received on the CPU of that.
 func (r *Rig) steer() error {
+	if r.Unsteered {
+		return nil
+	}
 	shared := func(int) string { return fmt.Sprintf("%x", 1<<SharedCPU) }
 	var errs []error
 	for i, b := range r.Boxes {

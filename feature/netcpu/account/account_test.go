@@ -24,7 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec, reexecNested} {
 		if status, ok := reexec(os.Args); ok {
 			os.Exit(status)
 		}
@@ -35,8 +35,15 @@ func TestMain(m *testing.M) {
 // newMeter opens a Meter that is closed when t ends.
 func newMeter(t testing.TB) *Meter {
 	t.Helper()
+	return openMeter(t, false)
+}
+
+func openMeter(t testing.TB, exact bool) *Meter {
+	t.Helper()
 	testkit.NeedRoot(t)
-	m, err := Open(config(t))
+	cfg := config(t)
+	cfg.exact = exact
+	m, err := Open(cfg)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}

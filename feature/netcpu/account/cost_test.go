@@ -29,13 +29,12 @@ func BenchmarkCost(b *testing.B) {
 }
 
 func cost(b *testing.B, path, rate string) {
-	f := newFabric(b)
+	f := newFabric(b, newMeter(b))
 	f.polls()
-	box := f.add("box", 2, f.host)
+	box := f.add("box", 2)
 	to, from := "10.66.0.2:9000", f.wire
 	if path == "hop" {
 		f.rps(box, "eth0", "1")
-		f.ip(f.host, "route", "replace", "10.66.0.2/32", "dev", "br0")
 		from = f.host
 	}
 	received := f.load(box, 0, "udp-recv", "--listen", ":9000", "--buffer", "4194304")
@@ -93,7 +92,7 @@ func BenchmarkLone(b *testing.B) {
 }
 
 func lone(b *testing.B, rate uint64) {
-	l := newLab(b)
+	l := newLab(b, newMeter(b))
 	wire, box := l.bare("wire"), l.box("box")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
 		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
@@ -181,7 +180,7 @@ func BenchmarkClock(b *testing.B) {
 // what its work says it lost: a task that only computes, and does so many units
 // in its CPU time. On a machine that does anything else it says nothing.
 func BenchmarkStolen(t *testing.B) {
-	l := newLab(t)
+	l := newLab(t, newMeter(t))
 	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
 		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")

@@ -2,29 +2,32 @@ package account
 
 import (
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// A host on which nothing happens charges nobody.
+// A container that neither sends nor receives is charged nothing at all, whatever
+// goes on beside it.
 func TestIdle(t *testing.T) {
-	f := newFabric(t)
-	box := f.add("box", 2, f.host)
-	time.Sleep(500 * time.Millisecond) // addresses settle
-	f.measure(while, func(d delta) {
-		if cpu := d.of(box).CPU(); cpu > while/100 {
-			d.t.Errorf("%v for a container that does nothing", cpu)
-		}
+	f := newFabric(t, exactMeter(t))
+	busy, idle := f.add("busy", 2), f.add("idle", 3)
+	r := f.receive(busy, 0, ":9000")
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000")
+	f.got(r, packets)
+	f.expect(func(d delta) {
+		d.received(busy, UDP, packets, packets*sizeUDP4)
+		d.nothing(idle)
 	})
 }
 
-// A table of thefts that is full is counted, and the accounts stay right: what
+// A table of thefts that is full is counted, and the accounts stay exact: what
 // one has taken and another has lost, too.
 func TestLost(t *testing.T) {
-	l := newLab(t)
+	testkit.OnKernels(t, "bpf:feature/netcpu/account")
+	l := newLab(t, exactMeter(t))
 	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
 	l.watch(victim)
 	l.load(victim, 0, "burn")
@@ -39,15 +42,15 @@ func TestLost(t *testing.T) {
 	}
 	// Only now: what has met before has its place.
 	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
-	l.load(box, 0, "udp-recv", "--listen", ":9000")
-	l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "20000")
-	l.measure(while, func(d delta) {
-		if d.readingLost == 0 {
-			d.t.Error("nothing was counted as lost")
+	r := l.receive(box, 0, ":9000")
+	l.send(wire, 1, packets, "udp-send", "10.66.0.2:9000")
+	l.got(r, packets)
+	l.expectAny(delta.sums, func(d delta) {
+		d.received(box, UDP, packets, packets*sizeUDP4)
+		took, robbed := d.of(box).Took, d.of(victim).Robbed
+		if d.readingLost == 0 || took <= 0 || robbed <= 0 || d.stolen(victim, box) != 0 {
+			d.t.Errorf("%d charges lost, the box took %v, the victim lost %v", d.readingLost, took, robbed)
 		}
-		d.readingLost, d.thefts = 0, nil
-		d.only(box, 0.95)
-		mostly(d.t, "what it took", d.of(box).Took, d.of(box).CPU()-d.of(box).Own, 0.9)
-		mostly(d.t, "what the victim lost", d.of(victim).Robbed, d.of(box).Took, 0.25)
+		d.nothing(victim)
 	})
 }

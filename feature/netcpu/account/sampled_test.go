@@ -28,7 +28,7 @@ func BenchmarkSampled(b *testing.B) {
 
 func sampledError(b *testing.B, big, small int) {
 	const windows, bigRate, smallRate = 20, 60_000, 500 // packets per second in all, and each
-	f := newFabric(b)
+	f := newFabric(b, newMeter(b))
 	exact := *f.lab
 	var err error
 	exact.m, err = Open(Config{exact: true})
@@ -37,7 +37,7 @@ func sampledError(b *testing.B, big, small int) {
 	var boxes []*sandbox.Box
 	var to []string
 	for i := range big + small {
-		box := f.add(fmt.Sprint("box", i), 2+i, f.host)
+		box := f.add(fmt.Sprint("box", i), 2+i)
 		exact.watch(box, f.device(f.host, fmt.Sprint("h", 2+i), true), f.device(box, "eth0", false))
 		f.load(box, 1, "udp-recv", "--listen", ":9000")
 		boxes, to = append(boxes, box), append(to, fmt.Sprintf("10.66.0.%d:9000", 2+i))
@@ -88,4 +88,29 @@ func sampledError(b *testing.B, big, small int) {
 		}
 	}
 	b.ReportMetric(0, "ns/op")
+}
+
+// sampled is how much of a while a CPU looks at some of its runs only.
+func (l *lab) sampled(cpu int) float64 {
+	l.t.Helper()
+	const looks = 50
+	n := 0
+	for range looks {
+		time.Sleep(10 * time.Millisecond)
+		if l.states()[cpu].Weight > 1 {
+			n++
+		}
+	}
+	return float64(n) / looks
+}
+
+// awaitSampled is sampled once that is as much, or has not become so in 90 s.
+func (l *lab) awaitSampled(cpu int, share float64) float64 {
+	l.t.Helper()
+	end := time.Now().Add(90 * time.Second)
+	for {
+		if got := l.sampled(cpu); got >= share || time.Now().After(end) {
+			return got
+		}
+	}
 }

@@ -1,175 +1,141 @@
 package account
 
 import (
-	"os"
+	"fmt"
+	"net"
 	"runtime"
-	"strconv"
-	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// What TCP sends from a timer is charged to who sent it.
+// What TCP sends from a timer is charged to who sent it. CPU 0 has nothing but the
+// sender and its timers: what its packets cost from there on is CPU 1's.
 func TestPaced(t *testing.T) {
-	w := newStopwatch(t, false, "local_timer")
-	f := newFabric(t)
-	box := f.add("box", 2, f.host)
-	f.victim()
-	f.load(f.wire, 1, "tcp-recv", "--listen", ":9000")
-	f.load(box, 0, "tcp-send", "--to", "10.66.0.1:9000", "--conns", "20", "--congestion", "bbr")
-	time.Sleep(time.Second) // it has to find out the bandwidth first
-	w.start()
-	var packets, timers time.Duration
-	f.several(func() delta {
-		d, was, now := beside(f.lab, 3*while, w.read)
-		packets, timers = now.since(was, netRx, netTx), now.since(was, tasklet, timerVec, hrtimerVec, localTimer)
-		t.Logf("by the stopwatch: packets %v, timers %v", packets, timers)
-		return d
-	}, func(d delta) {
-		d.only(box, 0.9)
-		if timers < packets/10 {
-			d.t.Errorf("timers took %v beside %v: nothing was tested", timers, packets)
+	testkit.OnKernels(t, "bpf:feature/netcpu/account")
+	f := newFabric(t, exactMeter(t))
+	box, other := f.add("box", 2), f.add("other", 3)
+	f.rps(f.host, "h2", "2")
+	f.rps(f.host, "nic0", "2")
+	r := f.load(f.wire, 1, "tcp-recv", "--listen", ":9000")
+	var paced net.Conn
+	must(t, box.Do(func() error {
+		return pinned(0, func() (err error) {
+			if paced, err = (&net.Dialer{Control: pace}).Dial("tcp", "10.66.0.1:9000"); err != nil {
+				return err
+			}
+			_, err = paced.Write(make([]byte, stream))
+			return err
+		})
+	}))
+	t.Cleanup(func() { paced.Close() })
+	f.gotBytes(r, stream)
+	f.expect(func(d delta) {
+		a := d.of(box)
+		d.streamed(a.Send[TCP], a.Receive[TCP], stream)
+		if d.on(box, 0).By[Protocols+TCP].Ns == 0 {
+			d.t.Error("nothing for what timers sent on CPU 0")
 		}
-		// Not all timers send: not while the task has the socket.
-		if d.softirq < packets+timers/3 || d.softirq > packets+timers+packets/20 {
-			d.t.Errorf("softirq by the meter: %v, want all of %v for packets and most of %v of timers", d.softirq, packets, timers)
+		if w := d.system().Send[TCP]; w != (Work{}) {
+			d.t.Errorf("the system is charged %+v for sending", w)
 		}
+		d.nothing(other)
 	})
 }
 
-// A qdisc that shapes sets a timer for each packet that has to wait: whose packet
-// that is pays for its interrupt.
-func TestTimers(t *testing.T) {
-	w := newStopwatch(t, false, "local_timer")
-	f := newFabric(t)
-	for _, args := range []string{
-		"qdisc add dev nic0 root handle 1: htb default 1",
-		"class add dev nic0 parent 1: classid 1:1 htb rate 80mbit ceil 80mbit burst 1600 cburst 1600",
-	} {
-		f.run(f.host, "tc", strings.Fields(args)...)
+// pace has a TCP socket send 10 MB/s at most, by timers.
+func pace(_, _ string, c syscall.RawConn) (err error) {
+	if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, 10e6) }); cerr != nil {
+		return cerr
 	}
-	box := f.add("box", 2, f.host)
-	f.victim()
-	f.load(box, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", "1400", "--rate", "10000")
-	time.Sleep(200 * time.Millisecond)
-	w.start()
-	var each uint64
-	must(t, f.m.around.Get(&each))
-	if each == 0 {
-		t.Error("what is around a timer's interrupt was not measured")
+	return err
+}
+
+// pinned runs fn with the thread on one CPU.
+func pinned(cpu int, fn func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var was, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &was); err != nil {
+		return err
 	}
-	var packets, timers, around time.Duration
-	f.several(func() delta {
-		before := interrupts(t, "LOC:")
-		d, was, now := beside(f.lab, 3*while, w.read)
-		around = time.Duration((interrupts(t, "LOC:") - before) * each)
-		packets, timers = now.since(was, netRx, netTx), now.since(was, localTimer)
-		t.Logf("by the stopwatch: packets %v, interrupts of timers %v, around them %v; by the meter: %v", packets, timers, around, d.softirq)
-		return d
-	}, func(d delta) {
-		d.only(box, 0.9)
-		if timers < packets/20 {
-			d.t.Errorf("timers took %v beside %v: nothing was tested", timers, packets)
-		}
-		// Some come within a softirq, and are in its time; and so are the
-		// stopwatch's programs in the meter's.
-		if most := packets + timers + around; d.softirq < packets+(timers+around)/2 || d.softirq > most+most/10 {
-			d.t.Errorf("the meter has %v, want %v of packets and most of %v and %v of timers", d.softirq, packets, timers, around)
-		}
-	})
+	one.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return err
+	}
+	defer unix.SchedSetaffinity(0, &was)
+	return fn()
 }
 
 // RPS hands packets over by calling the other CPU: who they are for pays for that,
 // with what is around the call's handler.
 func TestCalls(t *testing.T) {
-	f := newFabric(t)
-	box := f.add("box", 2, f.host)
-	f.victim()
-	f.load(box, 0, "udp-recv", "--listen", ":9000")
-	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "2000")
-	var measured uint64
-	for n := 0; ; n++ {
-		must(t, f.m.aroundCall.Get(&measured))
-		if measured != 0 {
-			break
-		}
-		if n == 20 { // others on the machine can be in the way, but not each time
-			t.Fatal("what is around a call was not measured")
-		}
-		must(t, f.m.calibrate())
-	}
-	const each = 50 * time.Microsecond // more than all else about a packet
+	f := newFabric(t, exactMeter(t))
+	box, other := f.add("box", 2), f.add("other", 3)
+	// More than all else about these packets.
+	const each = time.Millisecond
 	must(t, f.m.aroundCall.Set(uint64(each)))
-	var calls uint64
-	f.several(func() delta {
-		a, err := f.m.Read()
-		must(t, err)
-		before := interrupts(t, "CAL:")
-		time.Sleep(while)
-		calls = interrupts(t, "CAL:") - before
-		b, err := f.m.Read()
-		must(t, err)
-		return f.between(a, b)
-	}, func(d delta) {
-		d.only(box, 0.8)
-		if calls < 200 {
-			d.t.Errorf("%d calls: nothing was tested", calls)
+	r := f.receive(box, 0, ":9000")
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.2:9000", "--rate", "200")
+	f.got(r, packets)
+	f.expect(func(d delta) {
+		d.received(box, UDP, packets, packets*sizeUDP4)
+		// Those that come within a softirq are in its time, and a packet finds
+		// another's call under way now and then.
+		if got := d.of(box).CPU(); got < packets/10*each {
+			d.t.Errorf("the container has %v for %d calls of %v", got, packets, each)
 		}
-		// Those that come within a softirq are in its time.
-		if got, want := d.of(box).CPU(), time.Duration(calls)*each; got < want/2 {
-			d.t.Errorf("the container has %v, want most of %v for %d calls", got, want, calls)
+		d.nothing(other)
+	})
+}
+
+// A call is measured, on a machine where there is an event of it.
+func TestCallMeasured(t *testing.T) {
+	m := newMeter(t)
+	l := &lab{t: t, m: m}
+	var measured uint64
+	l.await(func() string {
+		must(t, m.aroundCall.Get(&measured))
+		if measured != 0 {
+			return ""
 		}
+		must(t, m.calibrate()) // others on the machine can be in the way
+		return "what is around a call was not measured"
 	})
 }
 
 // However far what is around an interrupt would reach back, it does not into the
-// run before, looked at or not: no CPU has more than the time that passes.
+// run before: no CPU has more than the time that passes.
 func TestCallsFollow(t *testing.T) {
-	f := newFabric(t)
-	box := f.add("box", 2, f.host)
-	f.victim()
-	f.load(box, 0, "udp-recv", "--listen", ":9000")
-	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "50000")
+	f := newFabric(t, exactMeter(t))
+	box := f.add("box", 2)
+	r := f.receive(box, 0, ":9000")
 	softirq := func() (of []time.Duration) {
-		var states []accountCpu
-		must(t, f.m.maps.FlCpus.Lookup(uint32(0), &states))
-		for _, s := range states {
+		for _, s := range f.states() {
 			of = append(of, time.Duration(s.Softirq))
 		}
 		return of
 	}
-	var calls uint64
-	var elapsed time.Duration
-	var was, is []time.Duration
-	measure := func() delta {
-		a, err := f.m.Read()
-		must(t, err)
-		before := interrupts(t, "CAL:")
-		begin := time.Now()
-		was = softirq()
-		time.Sleep(while)
-		is = softirq()
-		elapsed, calls = time.Since(begin), interrupts(t, "CAL:")-before
-		b, err := f.m.Read()
-		must(t, err)
-		return f.between(a, b)
-	}
-	measure()
-	// Four times what lies between two.
-	each := 4 * elapsed / time.Duration(max(calls, 1))
+	const each = 5 * time.Millisecond // many times what lies between two packets
 	must(t, f.m.aroundCall.Set(uint64(each)))
-	f.several(measure, func(d delta) {
-		if calls < 200 {
-			d.t.Errorf("%d calls: nothing was tested", calls)
+	was, began := softirq(), time.Now()
+	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(5*packets), "--rate", "20000")
+	f.got(r, 5*packets)
+	f.expect(func(d delta) { d.received(box, UDP, 5*packets, 5*packets*sizeUDP4) })
+	elapsed := time.Since(began)
+	for cpu, is := range softirq() {
+		// The first one may have begun before we looked.
+		if got := is - was[cpu]; got > elapsed+each {
+			t.Errorf("CPU %d: %v in %v", cpu, got, elapsed)
 		}
-		for cpu := range is {
-			if got := is[cpu] - was[cpu]; got > elapsed*5/4 {
-				d.t.Errorf("CPU %d: %v in %v with %d calls, around each %v", cpu, got, elapsed, calls, each)
-			}
-		}
-	})
+	}
+	if d := f.between(f.began, f.read()); d.of(box).CPU() < each {
+		t.Errorf("%v for the container: nothing was tested", d.of(box).CPU())
+	}
 }
 
 // Where no call comes by an event that is seen, it is not looked for long.
@@ -195,27 +161,6 @@ func TestCallsUnseen(t *testing.T) {
 	if r.tries != aroundNone && len(r.found) == 0 { // others may call that CPU meanwhile
 		t.Errorf("looked for %d calls of which none came", r.tries)
 	}
-}
-
-// interrupts is how many there were of one row of proc_interrupts(5), on all CPUs.
-func interrupts(t *testing.T, row string) (sum uint64) {
-	t.Helper()
-	all, err := os.ReadFile("/proc/interrupts")
-	must(t, err)
-	for line := range strings.Lines(string(all)) {
-		fields := strings.Fields(line)
-		if fields[0] != row {
-			continue
-		}
-		for _, f := range fields[1:] {
-			n, err := strconv.ParseUint(f, 10, 64)
-			if err != nil {
-				break
-			}
-			sum += n
-		}
-	}
-	return sum
 }
 
 // A virtual machine that has moved takes another time for its interrupts.

@@ -2,9 +2,7 @@ package account
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -13,40 +11,50 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // ARP, and packets for the host, are the system's and nobody else's.
 func TestSystem(t *testing.T) {
-	f := newFabric(t)
-	box := f.add("box", 2, f.host)
-	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.254:9000", "--rate", "10000")
-	stop := make(chan struct{})
-	done := make(chan error, 1)
-	index := f.device(f.wire, "wire", false).Ifindex
-	go func() {
-		done <- f.ns(f.wire).Do(func() error { return askForNobody(index, stop) })
-	}()
-	f.measure(while, func(d delta) {
-		d.addsUp()
-		mostly(d.t, "the system", d.system(), d.here(), 0.75)
-		// A broadcast reaches it, too: nothing else is its own.
-		if a := d.of(box); a.CPU()-a.Receive[Other].CPU > d.here()/50 {
+	testkit.OnKernels(t, "path:bridge")
+	f := newFabric(t, exactMeter(t))
+	box := f.add("box", 2)
+	victim := f.victim()
+	r := f.receive(f.host, 0, ":9000")
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.254:9000")
+	f.got(r, packets)
+	f.expect(func(d delta) {
+		// What the bridge asks all, for the address of the wire, it is asked, too.
+		a := d.of(box)
+		a.Receive[Other] = Work{}
+		a.Own, a.Took = 0, 0
+		if a != (Account{Container: f.ids[box]}) {
 			d.t.Errorf("the container is charged %+v", a)
 		}
-		if d.accounts[System].Receive[Other].Packets < 100 {
-			d.t.Errorf("system %+v", d.accounts[System])
+		d.nothing(victim)
+		if d.thefts[Theft{Victim: Party{Container: f.ids[victim], Kind: Task}, Culprit: System}] <= 0 {
+			d.t.Error("the system took nothing from who computes where its packets come")
 		}
 	})
-	close(stop)
-	must(t, <-done)
+	before := f.between(f.began, f.read()).of(box).Receive[Other].Packets
+	index := f.device(f.wire, "wire", false).Ifindex
+	must(t, f.wire.Do(func() error { return askForNobody(index, packets) }))
+	f.expect(func(d delta) {
+		if n := d.of(box).Receive[Other].Packets - before; n < packets {
+			d.t.Errorf("%d of %d requests by ARP have come", n, packets)
+		}
+		if w := d.of(box).Receive[UDP]; w != (Work{}) {
+			d.t.Errorf("the container is charged %+v", w)
+		}
+	})
 }
 
-// askForNobody broadcasts ARP requests until stop is closed.
-func askForNobody(index int, stop <-chan struct{}) error {
+// askForNobody broadcasts ARP requests.
+func askForNobody(index, count int) error {
 	const arp = 0x0608 // ETH_P_ARP in network order
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, 0)
 	if err != nil {
@@ -56,16 +64,13 @@ func askForNobody(index int, stop <-chan struct{}) error {
 	to := &unix.SockaddrLinklayer{Protocol: arp, Ifindex: index, Halen: 6}
 	copy(to.Addr[:], "\xff\xff\xff\xff\xff\xff")
 	request := []byte{0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 10, 66, 0, 1, 0, 0, 0, 0, 0, 0, 10, 66, 0, 99}
-	for {
-		select {
-		case <-stop:
-			return nil
-		case <-time.After(time.Millisecond):
-		}
+	for range count {
 		if err := unix.Sendto(fd, request, 0, to); err != nil {
 			return err
 		}
+		time.Sleep(time.Millisecond) // no queue overflows
 	}
+	return nil
 }
 
 // Packets that are broken are the system's as long as nobody's device has taken
@@ -73,6 +78,8 @@ func askForNobody(index int, stop <-chan struct{}) error {
 // for a port whose checksum only the container looks at, and so does the bridge with
 // all that has the container's address: whose device that is pays.
 func TestBroken(t *testing.T) {
+	testkit.OnKernels(t, "path:bridge")
+	m := exactMeter(t)
 	for _, c := range []struct {
 		name       string
 		routed     bool
@@ -85,52 +92,50 @@ func TestBroken(t *testing.T) {
 		{"udp bridged", false, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := newFabric(t)
-			box := f.add("box", 2, f.host)
-			// Where br_netfilter has the bridge ask the firewall, that drops what has a bad
-			// header: then it is the system's.
-			if err := f.host.Sysctl("bridge/bridge-nf-call-iptables", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				t.Fatal(err)
-			}
+			f := newFabric(t, m)
+			box := f.add("box", 2)
 			must(t, f.host.Sysctl("ipv4/ip_forward", "1"))
 			to, mac := f.host, f.mac(f.host, "br0")
 			if !c.routed {
 				to, mac = box, f.mac(box, "eth0")
 			}
-			f.load(box, 0, "udp-recv", "--listen", ":9000")
+			f.receive(box, 0, ":9000")
 			packet := broken(c.badIP)
-			index := f.device(f.wire, "wire", false).Ifindex
-			fd, err := rawSocket(f.wire)
-			must(t, err)
-			t.Cleanup(func() { unix.Close(fd) })                                      // after the flood that uses it
-			at := &unix.SockaddrLinklayer{Protocol: 0x0008, Ifindex: index, Halen: 6} // ETH_P_IP in network order
+			at := &unix.SockaddrLinklayer{Protocol: 0x0008, Ifindex: f.device(f.wire, "wire", false).Ifindex, Halen: 6} // ETH_P_IP in network order
 			copy(at.Addr[:], mac)
-			f.flooding(f.wire, func() error {
-				for range 20 {
+			must(t, f.wire.Do(func() error {
+				fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				defer unix.Close(fd)
+				for range packets {
 					if err := unix.Sendto(fd, packet, 0, at); err != nil {
 						return err
 					}
+					time.Sleep(time.Millisecond)
 				}
 				return nil
+			}))
+			f.await(func() string {
+				found := counter(t, box, "snmp", "Udp:", "InCsumErrors")
+				if c.badIP {
+					found = counter(t, to, "netstat", "IpExt:", "InCsumErrors")
+				}
+				if found != packets {
+					return fmt.Sprintf("%d of %d packets were found broken", found, packets)
+				}
+				return ""
 			})
-			f.measure(while, func(d delta) {
-				d.addsUp()
+			f.expect(func(d delta) {
 				if c.containers {
-					mostly(d.t, "the container", d.of(box).CPU(), d.here(), 0.75)
+					d.received(box, UDP, packets, packets*uint64(len(packet)))
 					return
 				}
-				mostly(d.t, "the system", d.system(), d.here(), 0.75)
-				if cpu := d.of(box).CPU(); cpu > d.here()/50 {
-					d.t.Errorf("the container is charged %v", cpu)
+				if w := d.of(box).Receive[UDP]; w != (Work{}) || d.system().CPU() <= 0 {
+					d.t.Errorf("the container is charged %+v, the system %v", w, d.system().CPU())
 				}
 			})
-			found := counter(t, box, "snmp", "Udp:", "InCsumErrors")
-			if c.badIP {
-				found = counter(t, to, "netstat", "IpExt:", "InCsumErrors")
-			}
-			if found < 1000 {
-				t.Errorf("%d packets were found broken", found)
-			}
 		})
 	}
 }
@@ -154,14 +159,6 @@ func broken(badIP bool) []byte {
 		binary.BigEndian.PutUint16(p[10:], ^uint16(sum))
 	}
 	return p
-}
-
-func rawSocket(b *sandbox.Box) (fd int, err error) {
-	err = b.Do(func() (err error) {
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
-	return fd, err
 }
 
 // counter is one of /proc/net's, which has a line of names and one of values.
@@ -191,15 +188,10 @@ func counter(t *testing.T, b *sandbox.Box, file, row, name string) uint64 {
 
 func (l *lab) mac(b *sandbox.Box, name string) net.HardwareAddr {
 	l.t.Helper()
-	links, err := l.ns(b).Links(netdev.MostLinks)
-	must(l.t, err)
-	for _, k := range links {
-		if k.Name == name {
-			mac, err := net.ParseMAC(k.MAC)
-			must(l.t, err)
-			return mac
-		}
-	}
-	l.t.Fatalf("no device %s in %s", name, b.Name)
-	return nil
+	var mac net.HardwareAddr
+	l.change(b, name, func(_ *netlink.Handle, k netlink.Link) error {
+		mac = k.Attrs().HardwareAddr
+		return nil
+	})
+	return mac
 }

@@ -3,132 +3,88 @@ package account
 import (
 	"fmt"
 	"testing"
-	"time"
 
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// While nothing unpacks them, packets that look as a tunnel's do not keep a busy
-// CPU from being sampled: anybody can send them. A tunnel's do.
+// flood sends n packets from outside as fast as it can.
+func (f *fabric) flood(n int, to string) {
+	f.t.Helper()
+	f.load(f.wire, 1, "udp-send", "--to", to, "--size", fmt.Sprint(payload), "--count", fmt.Sprint(n))
+}
+
+// states is what each CPU is at.
+func (l *lab) states() (all []accountCpu) {
+	l.t.Helper()
+	must(l.t, l.m.maps.FlCpus.Lookup(uint32(0), &all))
+	return all
+}
+
+// Of a busy CPU some runs only are looked at. While nothing unpacks them, packets
+// that look as a tunnel's change nothing about that: anybody can send them.
 func TestSampledDespiteForged(t *testing.T) {
-	f := newFabric(t)
-	box := f.add("box", 2, f.host)
+	f := newFabric(t, newMeter(t))
+	box := f.add("box", 2)
 	f.load(box, 1, "udp-recv", "--listen", ":9000")
-	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "60000", "--size", "64")
-	if share := f.awaitSampled(0, 0.9); share < 0.9 {
-		t.Fatalf("without such packets, CPU 0 is sampled %.2f of the time: nothing can be tested", share)
-	}
-	forged := f.load(f.wire, 1, "udp-send", "--to", "10.66.0.254:4789", "--rate", "500", "--size", "64")
-	before := forged.Read()
-	if share := f.awaitSampled(0, 0.9); share < 0.9 {
-		t.Errorf("CPU 0 is sampled %.2f of the time beside forged packets of a tunnel", share)
-	}
-	if forged.Read().Since(before).Ops == 0 {
-		t.Error("no forged packet was sent: nothing was tested")
-	}
+	forged := f.load(f.wire, 1, "udp-send", "--to", "10.66.0.254:4789", "--rate", "500", "--size", fmt.Sprint(payload))
+	f.got(forged, packets)
+	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "60000", "--size", fmt.Sprint(payload))
+	f.await(func() string {
+		for _, s := range f.states() {
+			if s.TunnelUsed != 0 {
+				t.Fatal("what only looks as a tunnel's packet is taken for one that came out of it")
+			}
+		}
+		if w := f.states()[0].Weight; w <= 1 {
+			return fmt.Sprintf("CPU 0 has weight %d beside forged packets of a tunnel", w)
+		}
+		return ""
+	})
 }
 
 // What a tunnel's device brings is looked at packet by packet, on a busy CPU too.
 func TestExactBehindTunnel(t *testing.T) {
-	f := newFabric(t)
-	box := f.behindTunnel()
-	f.load(box, 1, "udp-recv", "--listen", ":9000")
-	f.load(f.wire, 1, "udp-send", "--to", "10.67.0.2:9000", "--rate", "60000", "--size", "64")
-	end := time.Now().Add(90 * time.Second)
-	for {
-		before, err := f.m.Read()
-		must(t, err)
-		exact := 1 - f.sampled(0)
-		after, err := f.m.Read()
-		must(t, err)
-		got := f.between(before, after).of(box).Receive[Encapsulated].Packets
-		if exact > 0.9 && got > 0 {
-			return
+	testkit.OnKernels(t, "path:overlay")
+	f := newFabric(t, newMeter(t))
+	box := f.inOverlay(f.overlay(), "box", 2)
+	r := f.receive(box, 1, ":9000")
+	// The first one finds out the address: few wait for that.
+	f.send(f.wire, 1, 1, "udp-send", "10.67.0.2:9000")
+	f.got(r, 1)
+	const n = 2000
+	f.flood(n-1, "10.67.0.2:9000")
+	f.got(r, n)
+	f.expect(func(d delta) {
+		d.received(box, UDP, n, n*sizeUDP4)
+		if e := d.of(box).Receive[Encapsulated].Packets; e < n {
+			d.t.Errorf("for the tunnel's work it is charged %d of %d packets", e, n)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("CPU 0 is exact %.2f of the time, %d packets came by the tunnel", exact, got)
-		}
+	})
+	if f.states()[0].TunnelUsed == 0 {
+		t.Error("CPU 0 has seen nothing come out of the tunnel")
 	}
 }
 
 // What comes by another NIC takes no part of what a tunnel's packets have cost.
 func TestSecondNIC(t *testing.T) {
-	f := newFabric(t)
+	testkit.OnKernels(t, "path:overlay")
+	f := newFabric(t, exactMeter(t))
 	other := f.bare("other")
 	f.lab.wire(sandbox.End{Box: other, Name: "wire", Addr: prefix("10.66.0.9/24")},
 		sandbox.End{Box: f.host, Name: "nic1", Bridge: "br0"}, "1")
-	box := f.add("box", 2, f.host)
-	f.load(box, 0, "udp-recv", "--listen", ":9000")
-	f.load(f.wire, 1, "udp-send", "--to", "10.66.0.254:4789", "--rate", "3000", "--size", "64")
-	f.load(other, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000", "--size", "64")
-	f.measure(while, func(d delta) {
-		d.addsUp()
-		a := d.of(box)
-		if a.Receive[UDP].Packets == 0 || d.accounts[System].Receive[Encapsulated].CPU == 0 {
-			d.t.Errorf("container %+v, system %+v: nothing was tested", a, d.accounts[System])
-		}
-		if e := a.Receive[Encapsulated]; e != (Work{}) {
-			d.t.Errorf("by a plain NIC the container is charged %+v for a tunnel", e)
+	box := f.add("box", 2)
+	receivers := []*load.Board{f.receive(box, 0, ":9000"), f.receive(f.host, 0, ":4789")}
+	f.send(f.wire, 1, packets, "udp-send", "10.66.0.254:4789")
+	f.send(other, 1, packets, "udp-send", "10.66.0.2:9000")
+	for _, r := range receivers {
+		f.got(r, packets)
+	}
+	f.expect(func(d delta) {
+		d.received(box, UDP, packets, packets*sizeUDP4)
+		if e := d.of(box).Receive[Encapsulated]; e != (Work{}) || d.system().Receive[Encapsulated].CPU <= 0 {
+			d.t.Errorf("by a plain NIC the container is charged %+v for a tunnel, the system %+v", e, d.system().Receive[Encapsulated])
 		}
 	})
-}
-
-// behindTunnel makes a container in an overlay.
-func (f *fabric) behindTunnel() *sandbox.Box {
-	f.t.Helper()
-	return f.addTo(f.overlay(), "box", 2)
-}
-
-// overlay makes one as Docker does (10.67.0.0/24): VXLAN device, bridge and host
-// ends in a namespace of their own, the tunnel's packets in the host's. Outside is
-// 10.67.0.1.
-func (f *fabric) overlay() *sandbox.Box {
-	f.t.Helper()
-	overlay := f.bare("overlay")
-	must(f.t, overlay.Bridge("br0", prefix("10.67.0.254/24")))
-	vxlan := func(b *sandbox.Box, remote string) {
-		f.ip(b, "link", "add", "vx0", "type", "vxlan", "id", "42", "dstport", "4789", "remote", remote)
-	}
-	vxlan(f.host, "10.66.0.1")
-	f.ip(f.host, "link", "set", "vx0", "netns", fmt.Sprint(overlay.PID))
-	f.ip(overlay, "link", "set", "vx0", "master", "br0", "up")
-	vxlan(f.wire, "10.66.0.254")
-	f.ip(f.wire, "link", "set", "vx0", "up")
-	f.ip(f.wire, "addr", "add", "10.67.0.1/24", "dev", "vx0")
-	return overlay
-}
-
-// addTo adds a container to an overlay, with the address 10.67.0.n.
-func (f *fabric) addTo(overlay *sandbox.Box, name string, n int) *sandbox.Box {
-	f.t.Helper()
-	box := f.add(name, n, overlay)
-	f.ip(box, "addr", "add", fmt.Sprintf("10.67.0.%d/24", n), "dev", "eth0")
-	return box
-}
-
-// sampled is how much of a while a CPU looks at some of its runs only.
-func (l *lab) sampled(cpu int) float64 {
-	l.t.Helper()
-	const looks = 50
-	n := 0
-	for range looks {
-		time.Sleep(10 * time.Millisecond)
-		var states []accountCpu
-		must(l.t, l.m.maps.FlCpus.Lookup(uint32(0), &states))
-		if states[cpu].Weight > 1 {
-			n++
-		}
-	}
-	return float64(n) / looks
-}
-
-// awaitSampled is sampled once that is as much, or has not become so in 90 s.
-func (l *lab) awaitSampled(cpu int, share float64) float64 {
-	l.t.Helper()
-	end := time.Now().Add(90 * time.Second)
-	for {
-		if got := l.sampled(cpu); got >= share || time.Now().After(end) {
-			return got
-		}
-	}
 }

@@ -1,0 +1,145 @@
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Place is what a Stopwatch has a sum of.
+type Place int
+
+// The vectors of include/linux/interrupt.h in which packets may be handled; the
+// interrupts of timers; and NetRx once more, by whose packets it brought: those to
+// or from an IPv4 address that ends in 2, those of one that ends in 3, or some of both,
+// but for CPU 0.
+const (
+	Timer      Place = 1
+	NetTx      Place = 2
+	NetRx      Place = 3
+	Tasklet    Place = 6
+	HRTimer    Place = 8
+	LocalTimer Place = 10
+	First      Place = 12
+	Second     Place = 13
+	Both       Place = 14
+)
+
+const places = int(Both) + 1
+
+// StopwatchConfig says what a Stopwatch measures besides softirqs.
+type StopwatchConfig struct {
+	Tells  bool // First, Second and Both
+	Timers bool // LocalTimer: only on x86
+}
+
+// Stopwatch measures softirqs by programs of its own. Programs of a tracepoint run
+// in the order in which they came. One that is made before the accounts' programs
+// and started after them measures what is inside of those, whose own time it has
+// not. One that is started before them, too, begins and ends a moment before they
+// do, and so has the same time as they.
+type Stopwatch struct {
+	objs struct {
+		Stints  *ebpf.Map `ebpf:"fl_stints"`
+		Brought *ebpf.Map `ebpf:"fl_brought"`
+	}
+	begins []string
+	spec   *ebpf.CollectionSpec
+	links  []link.Link
+}
+
+// NewStopwatch makes one that stands still. The caller closes it.
+func NewStopwatch(cfg StopwatchConfig) (_ *Stopwatch, err error) {
+	w := &Stopwatch{begins: []string{"fl_softirq"}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("make stopwatch: %w", err), w.Close())
+		}
+	}()
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, err
+	}
+	if w.spec, err = loadStopwatch(); err != nil {
+		return nil, err
+	}
+	if cfg.Tells {
+		w.begins = append([]string{"fl_received"}, w.begins...)
+		if err := w.spec.Variables["fl_tells"].Set(uint8(1)); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.spec.LoadAndAssign(&w.objs, nil); err != nil {
+		return nil, err
+	}
+	ends := []string{"fl_softirq_end"}
+	if cfg.Timers {
+		w.begins, ends = append(w.begins, "fl_timer"), append(ends, "fl_timer_end")
+	}
+	return w, w.attach(ends)
+}
+
+// Start lets it run.
+func (w *Stopwatch) Start() error {
+	if err := w.attach(w.begins); err != nil {
+		return fmt.Errorf("start stopwatch: %w", err)
+	}
+	return nil
+}
+
+func (w *Stopwatch) attach(programs []string) error {
+	for _, name := range programs {
+		spec := w.spec.Copy()
+		spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
+		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+			MapReplacements: map[string]*ebpf.Map{"fl_stints": w.objs.Stints, "fl_brought": w.objs.Brought},
+		})
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachTracing(link.TracingOptions{Program: coll.Programs[name]})
+		coll.Close()
+		if err != nil {
+			return err
+		}
+		w.links = append(w.links, l)
+	}
+	return nil
+}
+
+// Elapsed is what a Stopwatch has measured since its start, on all CPUs.
+type Elapsed [places]time.Duration
+
+// Since adds up what some places have had since an earlier reading.
+func (e Elapsed) Since(was Elapsed, of ...Place) (sum time.Duration) {
+	for _, p := range of {
+		sum += e[p] - was[p]
+	}
+	return sum
+}
+
+// Read takes a reading.
+func (w *Stopwatch) Read() (sum Elapsed, err error) {
+	for i := range sum {
+		var cpus []struct{ Sum, Began uint64 }
+		if err := w.objs.Stints.Lookup(uint32(i), &cpus); err != nil {
+			return sum, fmt.Errorf("read stopwatch: %w", err)
+		}
+		for _, c := range cpus {
+			sum[i] += time.Duration(c.Sum)
+		}
+	}
+	return sum, nil
+}
+
+// Close ends it.
+func (w *Stopwatch) Close() error {
+	var errs []error
+	for _, l := range w.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(append(errs, w.objs.Stints.Close(), w.objs.Brought.Close())...)
+}

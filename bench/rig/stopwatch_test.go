@@ -1,0 +1,63 @@
+package rig
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// A stopwatch has time of softirqs from its start on, and tells by whose packets.
+func TestStopwatch(t *testing.T) {
+	testkit.OnKernels(t, "bpf:bench/rig")
+	testkit.NeedRoot(t)
+	w, err := NewStopwatch(StopwatchConfig{Tells: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r := build(t, Config{Path: NIC, Unsteered: true})
+	run, err := r.Send(t.Context(), Traffic{Kind: UDP}) // to 10.111.0.3
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func() Elapsed {
+		e, err := w.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	if err := run.SetRate(1000); err != nil {
+		t.Fatal(err)
+	}
+	if !moves(run.Receivers[0]) {
+		t.Fatal("nothing is received")
+	}
+	if e := read(); e != (Elapsed{}) {
+		t.Errorf("before its start it has %v", e)
+	}
+	if err := w.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; ; n++ {
+		e := read()
+		if e[NetRx] > 0 && e[Second] > 0 {
+			break
+		}
+		if n == 1000 {
+			t.Fatalf("of NET_RX it has %v, of that the container's %v", e[NetRx], e[Second])
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if e := read(); e[First] != 0 || e[Both] != 0 || e[Second] > e[NetRx] || e[LocalTimer] != 0 {
+		t.Errorf("it has %v", e)
+	}
+	if err := run.Stop(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,287 @@
+package account
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// delta is what happened between two readings.
+type delta struct {
+	l           *lab
+	t           testing.TB // who is told what is wrong with it
+	now         Reading
+	seconds     float64
+	softirq     time.Duration
+	thread      time.Duration
+	accounts    map[container.ID]Account
+	thefts      map[Theft]time.Duration // CPU 0 in the keys
+	readingLost uint64
+}
+
+// trial keeps what is wrong with one reading.
+type trial struct {
+	testing.TB
+	wrong []string
+}
+
+func (t *trial) Error(args ...any) { t.wrong = append(t.wrong, fmt.Sprintln(args...)) }
+
+func (t *trial) Errorf(format string, args ...any) {
+	t.wrong = append(t.wrong, fmt.Sprintf(format+"\n", args...))
+}
+
+// patience is how long what is counted may take to come about, on whatever machine.
+const patience = 60 * time.Second
+
+// await waits until done has nothing to say, which is what is still missing.
+func (l *lab) await(done func() string) {
+	l.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		missing := done()
+		if missing == "" {
+			return
+		}
+		if time.Now().After(end) {
+			l.t.Fatalf("after %v: %s", patience, missing)
+		}
+	}
+}
+
+// got waits until a generator has counted n packets, requests or reads.
+func (l *lab) got(b *load.Board, n uint64) {
+	l.t.Helper()
+	l.await(func() string {
+		if ops := b.Read().Since(load.Reading{}).Ops; ops < n {
+			return fmt.Sprintf("%d of %d packets have come", ops, n)
+		}
+		return ""
+	})
+}
+
+// gotBytes is got for those that count bytes.
+func (l *lab) gotBytes(b *load.Board, n uint64) {
+	l.t.Helper()
+	l.await(func() string {
+		if bytes := b.Read().Since(load.Reading{}).Bytes; bytes < n {
+			return fmt.Sprintf("%d of %d bytes have come", bytes, n)
+		}
+		return ""
+	})
+}
+
+// expect waits until the accounts since the begin of the lab add up and are as
+// check wants them. What is charged in a run is read once that has ended, and
+// what comes meanwhile is in one number and not yet in the other: so there is a
+// moment for which a reading is exact, and it comes soon after the last packet.
+func (l *lab) expect(check func(delta)) {
+	l.t.Helper()
+	l.expectAny((delta).exact, check)
+}
+
+func (l *lab) expectAny(checks ...func(delta)) {
+	l.t.Helper()
+	var last delta
+	defer func() { l.t.Log(last) }()
+	l.await(func() string {
+		last = l.between(l.began, l.read())
+		t := &trial{TB: l.t}
+		last.t = t
+		for _, check := range checks {
+			check(last)
+		}
+		return strings.Join(t.wrong, "")
+	})
+}
+
+func (l *lab) between(a, b Reading) delta {
+	r := delta{l: l, t: l.t, now: b, seconds: b.Taken.Sub(a.Taken).Seconds(), softirq: b.Softirq - a.Softirq, thread: b.Thread - a.Thread,
+		accounts: make(map[container.ID]Account), thefts: make(map[Theft]time.Duration), readingLost: b.Lost - a.Lost}
+	old := make(map[container.ID]Account)
+	for _, x := range a.Accounts {
+		old[x.Container] = x
+	}
+	for _, x := range b.Accounts {
+		r.accounts[x.Container] = x.since(old[x.Container])
+	}
+	for _, x := range b.Thefts {
+		r.thefts[Theft{Victim: x.Victim, Culprit: x.Culprit}] += x.CPU
+	}
+	for _, x := range a.Thefts {
+		r.thefts[Theft{Victim: x.Victim, Culprit: x.Culprit}] -= x.CPU
+	}
+	return r
+}
+
+// since is what an account has had since an earlier reading of it.
+func (a Account) since(b Account) Account {
+	for i := range Protocols {
+		a.Receive[i].sub(b.Receive[i])
+		a.Send[i].sub(b.Send[i])
+	}
+	a.Own -= b.Own
+	a.Took -= b.Took
+	a.Robbed -= b.Robbed
+	return a
+}
+
+func (w *Work) sub(b Work) {
+	w.CPU -= b.CPU
+	w.Packets -= b.Packets
+	w.Bytes -= b.Bytes
+}
+
+func (d delta) of(b *sandbox.Box) Account { return d.accounts[d.l.ids[b]] }
+
+func (d delta) system() Account { return d.accounts[System] }
+
+func (d delta) total() time.Duration { return d.softirq + d.thread }
+
+// stolen is what a culprit took from a victim's tasks.
+func (d delta) stolen(victim, culprit *sandbox.Box) time.Duration {
+	return d.thefts[Theft{Victim: Party{Container: d.l.ids[victim], Kind: Task}, Culprit: d.l.ids[culprit]}]
+}
+
+func (d delta) String() string {
+	var s strings.Builder
+	name := map[container.ID]string{System: "system"}
+	for b, id := range d.l.ids {
+		name[id] = strings.TrimPrefix(b.Name, "acc-")
+	}
+	fmt.Fprintf(&s, "%.2fs softirq %v thread %v lost %d\n", d.seconds, d.softirq, d.thread, d.readingLost)
+	for id, a := range d.accounts {
+		if name[id] == "" {
+			continue // of another lab
+		}
+		fmt.Fprintf(&s, "  %-10s %12v own %12v", name[id], a.CPU(), a.Own)
+		for p := range Protocols {
+			if w := a.Receive[p]; w != (Work{}) {
+				fmt.Fprintf(&s, "  rx %v %v", p, w)
+			}
+			if w := a.Send[p]; w != (Work{}) {
+				fmt.Fprintf(&s, "  tx %v %v", p, w)
+			}
+		}
+		s.WriteByte('\n')
+	}
+	for t, ns := range d.thefts {
+		if ns > 0 {
+			fmt.Fprintf(&s, "  %s from %s %v: %v\n", name[t.Culprit], name[t.Victim.Container], t.Victim.Kind, ns)
+		}
+	}
+	return s.String()
+}
+
+// exact checks, to the nanosecond, what must hold of every reading.
+func (d delta) exact() {
+	d.t.Helper()
+	d.sums()
+	if d.readingLost != 0 {
+		d.t.Errorf("%d charges lost", d.readingLost)
+	}
+	for b, id := range d.l.ids {
+		slot, ok := d.l.m.Slot(id)
+		if !ok {
+			continue
+		}
+		a := d.of(b)
+		var by, took, of, robbed time.Duration
+		for t, ns := range d.thefts {
+			if t.Culprit == id {
+				by += ns
+				if t.Victim.Kind == Task || t.Victim.Kind == Ksoftirqd {
+					took += ns
+				}
+			}
+			if t.Victim.Container == id {
+				of += ns
+				if t.Victim.Kind == Task {
+					robbed += ns
+				}
+			}
+		}
+		var charge int64
+		if err := d.l.m.Charges().Lookup(slot, &charge); err != nil {
+			d.t.Error(err)
+		}
+		if a.CPU() != a.Own+by || a.Took != took || a.Robbed != robbed || time.Duration(charge) != by-of {
+			d.t.Errorf("%s: %v, own %v, took %v, lost %v, charge %v; by the pairs it took %v in all and %v from tasks, and lost %v in all and %v of its tasks",
+				b.Name, a.CPU(), a.Own, a.Took, a.Robbed, time.Duration(charge), by, took, of, robbed)
+		}
+	}
+}
+
+// sums is exact without what each took from each.
+func (d delta) sums() {
+	d.t.Helper()
+	sum := d.now.Gone
+	for _, a := range d.now.Accounts {
+		sum += a.CPU()
+	}
+	if total := d.now.Softirq + d.now.Thread; sum != total {
+		d.t.Errorf("the accounts come to %v, softirqs and threads to %v", sum, total)
+	}
+}
+
+// received checks how many packets a container was charged for, and that they
+// were not free.
+func (d delta) received(b *sandbox.Box, p Protocol, packets, bytes uint64) {
+	d.t.Helper()
+	d.counted(b.Name+" receives "+p.String(), d.of(b).Receive[p], packets, bytes)
+}
+
+// sent is received for the other direction.
+func (d delta) sent(b *sandbox.Box, p Protocol, packets, bytes uint64) {
+	d.t.Helper()
+	d.counted(b.Name+" sends "+p.String(), d.of(b).Send[p], packets, bytes)
+}
+
+func (d delta) counted(what string, w Work, packets, bytes uint64) {
+	d.t.Helper()
+	if w.Packets != packets || w.Bytes != bytes || w.CPU <= 0 {
+		d.t.Errorf("%s: %d packets of %d bytes in %v, want %d of %d", what, w.Packets, w.Bytes, w.CPU, packets, bytes)
+	}
+}
+
+// streamed checks that a container was charged for the packets of so many bytes,
+// however many those were, and for their acknowledgements.
+func (d delta) streamed(data, acks Work, bytes uint64) {
+	d.t.Helper()
+	if data.Bytes < bytes || data.Packets == 0 || data.CPU <= 0 || acks.Packets == 0 || acks.CPU <= 0 {
+		d.t.Errorf("%+v and acknowledgements %+v for %d bytes", data, acks, bytes)
+	}
+}
+
+// on is what a container was charged on one CPU, since it is watched.
+func (d delta) on(b *sandbox.Box, cpu int) accountAccount {
+	d.t.Helper()
+	slot, _ := d.l.m.Slot(d.l.ids[b])
+	var all []accountAccount
+	must(d.t, d.l.m.maps.FlAccounts.Lookup(slot, &all))
+	return all[cpu]
+}
+
+// nothing checks that packets which are not a container's are not charged to it.
+func (d delta) nothing(boxes ...*sandbox.Box) {
+	d.t.Helper()
+	for _, b := range boxes {
+		a := d.of(b)
+		a.Robbed = 0
+		if a != (Account{Container: d.l.ids[b]}) {
+			d.t.Errorf("%s is charged %+v", b.Name, a)
+		}
+	}
+}
+
+// robs checks that a culprit took time of a victim's tasks.
+func (d delta) robs(culprit, victim *sandbox.Box) {
+	d.t.Helper()
+	if d.stolen(victim, culprit) <= 0 {
+		d.t.Errorf("%s took nothing from %s", culprit.Name, victim.Name)
+	}
+}
