@@ -12,7 +12,7 @@ import (
 // The queue's delays are those of all packets of one length, and of no others,
 // and as long as the link makes them.
 func TestQueue(t *testing.T) {
-	testkit.OnKernels(t, "bpf:bench/rig")
+	testkit.Smoke(t, "bpf:bench/rig")
 	testkit.NeedRoot(t)
 	r := build(t, Config{Path: NIC})
 	const payload, frame = 1000, 1000 + 14 + 20 + 8
