@@ -51,8 +51,8 @@ func netcpuBars() []report.Bar {
 		penalty("charge cap 3x30 udp-recv", 1.2, 2, charged),
 		noMore("charge no quotas 100k", Penalty, "ratio", 0.75, 1, charged), // what waits in softirqs has no weight
 
-		noMore("agent 100 idle", AgentCPU, "off", 0.1, 0.3, idle),
-		noMore("agent 100 idle", AgentCPU, "on", 0.1, 0.3, idle),
+		noMore("agent 100 idle", AgentCPU, "off", 0.1, 0.4, idle),
+		noMore("agent 100 idle", AgentCPU, "on", 0.1, 0.4, idle),
 		noMore("agent 100 idle", AgentMemory, "on", 120<<20, 240<<20, idle),
 	)
 }
