@@ -19,7 +19,7 @@ func accountBars() []report.Bar {
 			name := su.name + " " + d.name
 			all = append(all,
 				report.Bar{
-					Case: name, Metric: OfStopwatch, Of: "on", Low: 0.95, High: 1.05, FarLow: 0.8, FarHigh: 1.25,
+					Case: name, Metric: OfStopwatch, Of: "on", Low: 0.95, High: 1.1, FarLow: 0.8, FarHigh: 1.4,
 					Why: "The accounts measure another time than softirqs take",
 				},
 				report.Bar{

@@ -19,16 +19,13 @@ func accuracy() []setup {
 	// tunnel all.
 	few, many, flood := at("2k", 2_000), at("20k", 20_000), at("flood", load.Flood)
 	rates := map[rig.Path][]demand{
-		rig.Hop: {many}, rig.NIC: {few, many, flood}, rig.VXLAN: {many, flood}, rig.Macvlan: {many}, rig.Host: {many},
+		rig.Hop: {many}, rig.NIC: {few, many, flood}, rig.VXLAN: {many, flood}, rig.Macvlan: {many},
 	}
 	var all []setup
-	for _, path := range []rig.Path{rig.Hop, rig.NIC, rig.VXLAN, rig.Macvlan, rig.Host} {
+	for _, path := range []rig.Path{rig.Hop, rig.NIC, rig.VXLAN, rig.Macvlan} {
 		cfg := rig.Config{Path: path, Unsteered: true, Containers: []rig.Container{{Name: "victim"}, {Name: "first"}}}
 		if path != rig.Hop {
 			cfg.Containers = append(cfg.Containers, rig.Container{Name: "second"})
-		}
-		if path == rig.Host {
-			cfg.Containers = cfg.Containers[:2] // they share a port
 		}
 		all = append(all, setup{
 			name: "charges " + string(path), title: "Whether the accounts are right, " + pathNames[path],

@@ -51,7 +51,7 @@ func (su setup) groups(demands []demand) []report.Group {
 
 // pathNames say what the ways of a packet are.
 var pathNames = map[rig.Path]string{rig.Hop: "one veth hop", rig.NIC: "NIC, bridge, veth", rig.VXLAN: "NIC, VXLAN, bridge, veth", rig.Docker: "Docker's default bridge",
-	rig.Macvlan: "macvlan on the NIC", rig.Host: "the NIC itself"}
+	rig.Macvlan: "macvlan on the NIC"}
 
 // plots are those of one setup: the penalty, and what comes of the traffic.
 func (su setup) plots() []report.Plot {
