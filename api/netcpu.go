@@ -2,11 +2,25 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 )
+
+func netcpuRoutes() []route {
+	return report("netcpu", NetCPU{}, "",
+		"Say whose packets took whose CPU time, since the agent began to count. Two readings give a rate.",
+		"The same for one container: its account, and those entries of the matrix that it has a part in. The totals are the host's.")
+}
+
+// NetCPU says whose packets took whose CPU time: of all containers if ref is
+// "", else of one, named as for Explain. [NetCPU.After] makes a rate of two
+// readings.
+func (c *Client) NetCPU(ctx context.Context, ref string) (out NetCPU, err error) {
+	return out, c.report(ctx, "netcpu", ref, 0, &out)
+}
 
 // Whose time it was that packet work took, in NetCPUTheft.Kind.
 const (

@@ -2,11 +2,27 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 )
+
+func trafficRoutes() []route {
+	return report("traffic", Traffic{},
+		"a time, as 200ms, at most 30s: the answer comes after it, and says how long packets waited meanwhile",
+		"Say what bandwidth each shaped container is due at the uplinks, and what it has sent. Two readings give a rate.",
+		"The same for one container. There is nothing in it if policy asks for none.")
+}
+
+// Traffic says what bandwidth containers are due and get: all if ref is "", else
+// one, named as for Explain. [Traffic.After] makes a rate of two readings. With a
+// time over other than 0, at most [MaxOver], the answer comes after that, with
+// how long packets waited meanwhile.
+func (c *Client) Traffic(ctx context.Context, ref string, over time.Duration) (out Traffic, err error) {
+	return out, c.report(ctx, "traffic", ref, over, &out)
+}
 
 // Traffic is what bandwidth each container is due at the host's uplinks, and
 // what it gets.

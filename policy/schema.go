@@ -49,6 +49,16 @@ type setter func(s *Settings)
 // Schema lists the keys in the order of the documentation.
 func Schema() []Key { return slices.Clone(schema) }
 
+// FeatureOf returns the feature that puts a key into force, built or not; "" for
+// a key that there is not. The key is as in a label: "fairlead.net.rate".
+func FeatureOf(key string) string {
+	i := slices.IndexFunc(schema, func(k Key) bool { return prefix+k.Name == key })
+	if i < 0 {
+		return ""
+	}
+	return schema[i].Feature
+}
+
 // schema is constant.
 var schema = slices.Concat(
 	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
