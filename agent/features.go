@@ -12,6 +12,21 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
+// FeatureConfig is what single features have to be told.
+type FeatureConfig struct {
+	// Uplinks names the devices whose bandwidth traffic divides, each with its rate in
+	// bit/s (0: what the device says); empty: all hardware that is up.
+	Uplinks map[string]uint64
+
+	// XDP names the uplinks at which netcpu drops packets in the driver, where that
+	// can: its operator accepts that most drivers reset their queues for it.
+	XDP []string
+
+	// TrafficDelays always measures how long packets wait in the queues of traffic,
+	// for the metrics page, and not only while somebody asks.
+	TrafficDelays bool
+}
+
 // features constructs the features of this build, in the order in which they
 // are shown. It is the only place that names them. One that cannot work here
 // is no error: its Support says why. On an error nothing is left open.

@@ -6,9 +6,16 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
 )
+
+// netcpuAgentFlags are the agent's flags for the feature.
+func netcpuAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
+	s.Var((*devices)(&c.XDP), "netcpu-xdp", "a device of the host at which packets that a container may not have are dropped in the driver (native XDP), where tc would be too late; most drivers reset their queues when that begins, with the first container that needs it, and ends, with the agent; several: with commas, or the flag again; none: by tc everywhere")
+}
 
 // netcpuFlags are what the flags of netcpu say.
 type netcpuFlags struct {

@@ -10,10 +10,18 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/policy"
 )
+
+// trafficAgentFlags are the agent's flags for the feature.
+func trafficAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
+	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, eth0, or with its rate, eth0=1gbit; several: with commas, or the flag again; none: all hardware that is up, each with the rate that its driver tells")
+	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "measure always how long packets wait in the queues of shaped containers, for the metrics page; each packet costs some time more then")
+}
 
 func trafficVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
