@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -68,6 +69,14 @@ rates in bit/s; --total shows counts since the class was made.
 			print: func(w io.Writer, t api.Traffic) { trafficTable(w, t, ref != "") },
 		}.show(cmd.Context(), e, f)
 	})
+}
+
+func benchTrafficVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "traffic",
+		Short: "How containers share an uplink, with fairlead, with tc by hand, with the CNI plugin bandwidth, and with nothing",
+	}
+	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots, bench.TrafficBars}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
 }
 
 // trafficTable prints a table for each uplink and direction.
