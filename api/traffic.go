@@ -103,16 +103,9 @@ func (t Traffic) After(before Traffic) Traffic {
 		container         container.ID
 		uplink, direction string
 	}
-	of := func(c TrafficClass) key { return key{c.Container, c.Uplink, c.Direction} }
-	old := make(map[key]TrafficClass, len(before.Classes))
-	for _, c := range before.Classes {
-		old[of(c)] = c
-	}
 	t.Since = before.Taken
 	span := t.Taken.Sub(before.Taken).Seconds()
-	t.Classes = slices.Clone(t.Classes)
-	for i, c := range t.Classes {
-		was := old[of(c)]
+	t.Classes = since(t.Classes, before.Classes, func(c TrafficClass) key { return key{c.Container, c.Uplink, c.Direction} }, func(c, was TrafficClass) TrafficClass {
 		if c.Bytes < was.Bytes || c.Packets < was.Packets {
 			was = TrafficClass{} // another class of the same container
 		}
@@ -122,8 +115,8 @@ func (t Traffic) After(before Traffic) Traffic {
 			c.Achieved = 8 * float64(c.Bytes) / span
 		}
 		c.Drain = c.drain()
-		t.Classes[i] = c
-	}
+		return c
+	})
 	return t
 }
 
