@@ -56,34 +56,16 @@ type Ask struct {
 // routes are all endpoints of version 1. Those that change something are POST.
 func routes() []route {
 	return slices.Concat(featureRoutes(), []route{
+		plain("GET", "/v1/containers", Backend.Containers, "List the containers that run now, sorted by name."),
+		plain("GET", "/v1/doctor", Backend.Doctor, "Say what this host can do. It is tried anew, which takes up to two seconds."),
+		plain("GET", "/v1/status", Backend.Status, "Say how the agent stands: sources, policy, features."),
+		plain("GET", "/v1/samples", Backend.Samples, "Read what the features measured, by container. Histograms are on the metrics page only."),
+		plain("GET", "/v1/version", Backend.Version, "Say what runs."),
+		plain("POST", "/v1/policy/reload", Backend.Reload, "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force."),
 		{
-			method: "GET", path: "/v1/containers", out: []Container{},
-			summary: "List the containers that run now, sorted by name.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Containers(r.Context()) },
-		}, {
 			method: "GET", path: "/v1/containers/{ref}/explain", out: Explanation{},
 			summary: "Say what was changed on the host for one container, by which line of policy, with the value before and now.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Explain(r.Context(), r.PathValue("ref")) },
-		}, {
-			method: "GET", path: "/v1/doctor", out: probe.Report{},
-			summary: "Say what this host can do. It is tried anew, which takes up to two seconds.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Doctor(r.Context()) },
-		}, {
-			method: "GET", path: "/v1/status", out: Status{},
-			summary: "Say how the agent stands: sources, policy, features.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Status(r.Context()) },
-		}, {
-			method: "GET", path: "/v1/samples", out: Samples{},
-			summary: "Read what the features measured, by container. Histograms are on the metrics page only.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Samples(r.Context()) },
-		}, {
-			method: "GET", path: "/v1/version", out: Version{},
-			summary: "Say what runs.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Version(r.Context()) },
-		}, {
-			method: "POST", path: "/v1/policy/reload", out: PolicyStatus{},
-			summary: "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Reload(r.Context()) },
 		}, {
 			method: "POST", path: "/v1/restore", in: RestoreRequest{}, out: Restored{},
 			summary: "Undo what is applied to one container, or to all, and hold it so until the next policy reload.",
@@ -98,6 +80,14 @@ func routes() []route {
 			call:    self,
 		},
 	})
+}
+
+// plain declares a route whose answer depends on nothing in the request.
+func plain[T any](method, path string, call func(Backend, context.Context) (T, error), summary string) route {
+	var out T
+	return route{method: method, path: path, out: out, summary: summary, call: func(b Backend, r *http.Request) (any, error) {
+		return call(b, r.Context())
+	}}
 }
 
 // MaxOver is the longest time over which an agent measures for one request.

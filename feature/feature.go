@@ -133,8 +133,4 @@ type Bucket struct {
 
 // Label is one more property of a Sample: a word of the feature's own choice
 // (never one that a container chose, and of few values), or another container.
-type Label struct {
-	Name      string
-	Value     string
-	Container container.ID // if not 0, the Value is its name
-}
+type Label = api.Label
