@@ -25,7 +25,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -36,10 +35,9 @@ import (
 
 // containers is who runs now. *container.Set is one.
 type containers interface {
+	feature.Containers
 	Run(context.Context) error
-	Snapshot() container.Snapshot
 	Changed() <-chan struct{}
-	Lookup(container.ID) (container.Container, bool)
 }
 
 // policies is what each is due. *policy.Store is one.
@@ -72,10 +70,6 @@ type Agent struct {
 	all     []feature.Feature
 	workers []*worker // of the features that work here
 
-	shaper   shaper    // what bandwidth whom is due; nil: not divided
-	accounts *accounts // whose packets took whose CPU time; nil: not measured
-	usages   usages    // what containers had used before that
-
 	kick     chan struct{} // capacity 1: a round is worth making
 	rounding sync.Mutex    // one round at a time
 	probing  sync.Mutex    // one Doctor at a time
@@ -101,13 +95,12 @@ type Agent struct {
 }
 
 // fresh is what containers are told of, who ask as often as they like. It has
-// a mutex of its own: making it takes those of the features and the accounts.
+// a mutex of its own: making it takes those of the features.
 type fresh struct {
 	mu      sync.Mutex
 	at      time.Time
 	samples api.Samples
-	netcpu  api.NetCPU
-	traffic traffic.Reading
+	reports []func(container.Container, *api.SelfReports)
 }
 
 // roundCounts are the rounds since start.
@@ -141,19 +134,18 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start agent: %w", err)
 	}
-	fs, err := features(cfg, j)
+	set := watch(cfg)
+	fs, err := features(cfg, set, j)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close())
 	}
-	return assemble(cfg, watch(cfg), policy.NewStore(cfg.PolicyDir, time.Now), j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary()), nil
+	return assemble(cfg, set, policy.NewStore(cfg.PolicyDir, time.Now), j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary()), nil
 }
 
 func assemble(cfg Config, set containers, store policies, j *journal.Journal, opener func() journal.Opener, fs []feature.Feature, p pace) *Agent {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, opener: opener, all: fs,
-		accounts:  accountsOf(fs, p.now()),
-		shaper:    shaperOf(fs),
 		hand:      overrides{dir: cfg.StateDir, proc: cfg.Roots.Proc},
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),
@@ -202,7 +194,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.recall()
 	// What has lapsed meanwhile must not be adopted.
 	a.undoExpired(a.pace.now(), func(journal.Entry) bool { return true })
-	autos := a.adopt()
+	a.adopt()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {
 		g.Go(func() error { return s(ctx) })
@@ -212,8 +204,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		g.Go(func() error { return a.policy.Watch(ctx, a.policyChanged) })
 	}
 	g.Go(func() error { a.loop(ctx); return nil })
-	if a.accounts != nil {
-		g.Go(func() error { a.autoLoop(ctx, autos); return nil })
+	for _, w := range a.workers {
+		if d, ok := w.feature.(feature.Decider); ok {
+			g.Go(func() error { a.controller(ctx, w.feature.Name(), d); return nil })
+		}
 	}
 
 	stopped := make(chan error, len(a.workers))

@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -345,8 +346,8 @@ func TestAgentWithHungKnob(t *testing.T) {
 			}
 			return r.host.open(ref)
 		}
-		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, func() journal.Opener { return open }, []feature.Feature{bad, good}, ordinary())
-		a.accounts = &accounts{meter: lockedMeter(locked), since: time.Now()}
+		f := reporter{good, &netcpu.Accounts{Meter: lockedMeter(locked), Containers: r.set, Since: time.Now()}}
+		a := assemble(Config{StateDir: r.state, Log: quiet()}, r.set, policy.NewStore("", time.Now), j, func() journal.Opener { return open }, []feature.Feature{bad, f}, ordinary())
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- a.Run(ctx) }()

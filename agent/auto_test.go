@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -71,7 +72,7 @@ func (r *rig) netcpuSetting(name string) api.Setting {
 		r.t.Fatal(err)
 	}
 	for _, s := range x.Container.Policy {
-		if s.Key == autoKey {
+		if s.Key == "fairlead.netcpu" {
 			return s
 		}
 	}
@@ -82,7 +83,7 @@ func (r *rig) netcpuSetting(name string) api.Setting {
 func TestAuto(t *testing.T) {
 	r := newRig(t, 1, 2)
 	m := &robber{second: time.Second}
-	r.accounts = &accounts{meter: m}
+	r.accounts = &netcpu.Accounts{Meter: m}
 	r.set.set(true, veth(1, "auto"), veth(2, "observe"))
 	r.start()
 	r.until("a quiet reading", func() bool { return m.count() > 1 })
@@ -104,7 +105,7 @@ func TestAuto(t *testing.T) {
 
 	// It is renewed long before it lapses, and not at each look.
 	was := entries[0].Expiry
-	r.ahead.Store(int64(autoFor * 2 / 3))
+	r.ahead.Store(int64(decisionFor * 2 / 3))
 	r.until("it is renewed", func() bool {
 		e := r.agent.journal.Entries()
 		return len(e) == 1 && e[0].Expiry.After(was)
@@ -141,7 +142,7 @@ func TestAuto(t *testing.T) {
 func TestAutoEnds(t *testing.T) {
 	r := newRig(t, 1, 2)
 	m := &robber{second: time.Second, share: 0.2}
-	r.accounts = &accounts{meter: m}
+	r.accounts = &netcpu.Accounts{Meter: m}
 	r.set.set(true, veth(1, "auto"), veth(2, "auto"))
 	r.start()
 	r.untilValue(1, "isolated")
@@ -168,7 +169,7 @@ func (m moved) Ref() journal.Ref {
 func TestAutoAdopts(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	m := &robber{second: time.Second, share: 0.2}
-	r.accounts = &accounts{meter: m}
+	r.accounts = &netcpu.Accounts{Meter: m}
 	j := r.journal()
 	expiry := map[container.ID]time.Time{1: time.Now().Add(time.Minute), 2: time.Now().Add(time.Minute), 3: {}}
 	for id, at := range expiry {

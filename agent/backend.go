@@ -36,7 +36,7 @@ func (a *Agent) target(c container.Container) policy.Target {
 // defaults of the features that are here.
 func (a *Agent) settings(t policy.Target) []api.Setting {
 	return wireSettings(slices.DeleteFunc(t.Effective(), func(o policy.Origin) bool {
-		here := slices.ContainsFunc(a.all, func(f feature.Feature) bool { return f.Name() == featureOf(o.Key) })
+		here := slices.ContainsFunc(a.all, func(f feature.Feature) bool { return f.Name() == policy.FeatureOf(o.Key) })
 		return o.From == "default" && !here
 	}))
 }
@@ -131,6 +131,24 @@ func (a *Agent) samples() api.Samples {
 	return out
 }
 
+// Report asks a feature for its report.
+func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
+	var of *container.Container
+	if ask.Container != "" {
+		c, _, err := a.find(ask.Container)
+		if err != nil {
+			return nil, err
+		}
+		of = &c
+	}
+	for _, f := range a.all {
+		if r, ok := f.(feature.Reporter); ok && f.Name() == ask.Feature {
+			return r.Report(ctx, of, ask)
+		}
+	}
+	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: ask.Feature + ": " + policy.NotAvailable}
+}
+
 // Version says what runs.
 func (a *Agent) Version(context.Context) (api.Version, error) {
 	return VersionOf(a.cfg.Version), nil
@@ -185,17 +203,20 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 	defer a.fresh.mu.Unlock()
 	if now := time.Now(); now.Sub(a.fresh.at) > freshFor {
 		a.fresh.at, a.fresh.samples = now, a.samples()
-		a.fresh.netcpu, _ = a.NetCPU(ctx, "") // not measured: nothing is told
-		if a.shaper != nil {
-			a.fresh.traffic = a.shaper.Read()
+		a.fresh.reports = nil
+		for _, f := range a.all {
+			if r, ok := f.(feature.SelfReporter); ok {
+				a.fresh.reports = append(a.fresh.reports, r.SelfReport(ctx))
+			}
 		}
 	}
 	for _, f := range a.fresh.samples.Features {
 		f.Samples = slices.DeleteFunc(slices.Clone(f.Samples), func(s api.Sample) bool { return s.Container != c.ID || names(s) })
 		out.Measured = append(out.Measured, f)
 	}
-	out.NetCPU = selfNetCPU(a.fresh.netcpu, c.ID)
-	out.Traffic = selfTraffic(a.fresh.traffic, c)
+	for _, report := range a.fresh.reports {
+		report(c, &out.SelfReports)
+	}
 	return out, nil
 }
 

@@ -25,21 +25,11 @@ type Config struct {
 	SandboxDir     string // state files of package sandbox
 	Sources        []container.Source
 
-	// Uplinks names the devices whose bandwidth is divided, each with its rate in
-	// bit/s (0: what the device says); empty: all hardware that is up.
-	Uplinks map[string]uint64
-
-	// XDP names the uplinks at which feature netcpu drops packets in the driver, where
-	// that can: its operator takes it on that most drivers reset their queues for it.
-	XDP []string
-
 	// MarkMask is the part of the packets' mark, 16 bits in a row, that carries whose
 	// a packet is beside its priority; 0: none.
 	MarkMask uint32
 
-	// TrafficDelays has always measured how long packets wait in the queues of
-	// feature traffic, for the metrics page, and not only while somebody asks.
-	TrafficDelays bool
+	FeatureConfig
 
 	Version string       // what the API gives as version of the program
 	Log     *slog.Logger // nil: no log

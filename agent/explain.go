@@ -44,7 +44,7 @@ func (a *Agent) change(open journal.Opener, e journal.Entry, t policy.Target) ap
 		Before: e.Before, Wrote: e.Wrote, When: e.When, Expiry: e.Expiry,
 	}
 	for _, o := range t.Origins {
-		if featureOf(o.Key) == e.Owner.Feature {
+		if policy.FeatureOf(o.Key) == e.Owner.Feature {
 			w.Because = append(w.Because, api.Setting(o))
 		}
 	}

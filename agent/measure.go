@@ -13,14 +13,11 @@ func (v view) Snapshots() []feature.Snapshot {
 	var out []feature.Snapshot
 	for _, w := range v.a.workers {
 		out = append(out, w.feature.Snapshot())
+		if x, ok := w.feature.(feature.Exporter); ok {
+			out = append(out, x.Export())
+		}
 	}
-	if v.a.accounts != nil {
-		out = append(out, v.a.usages.snapshot(v.a.set.Snapshot().Containers, v.a.pace.now()))
-	}
-	return append(out, v.a.accounts.snapshot(func(id container.ID) bool {
-		_, ok := v.Container(id)
-		return id == 0 || ok
-	}))
+	return out
 }
 
 func (v view) Container(id container.ID) (container.Container, bool) {

@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/metrics"
@@ -80,7 +78,7 @@ func TestNetCPU(t *testing.T) {
 	r := newRig(t)
 	since := time.Unix(1_800_000_000, 0)
 	m := &fakeMeter{now: robbery()}
-	r.accounts = &accounts{since: since, meter: m}
+	r.accounts = &netcpu.Accounts{Since: since, Meter: m}
 	ended := box(77, "")
 	ended.Name = "was here"
 	r.set.set(true, ended)
@@ -151,35 +149,8 @@ func TestNetCPU(t *testing.T) {
 	if _, err := r.client.NetCPU(t.Context(), ""); err == nil || err.Error() != "read whose packets took whose CPU time: map is gone" {
 		t.Errorf("a meter that fails: %v", err)
 	}
-	if s := r.accounts.snapshot(func(container.ID) bool { return true }); len(s.Samples) != 0 {
+	if s := r.accounts.Export(); len(s.Samples) != 0 {
 		t.Errorf("a meter that fails gives %v", s)
-	}
-}
-
-// What is done about a container is told by the samples of the feature.
-func TestEnforced(t *testing.T) {
-	var samples []feature.Sample
-	for _, s := range []struct {
-		id    container.ID
-		name  string
-		value float64
-	}{
-		{1, "early_dropped_packets_total", 7}, {1, "quota_dropped_packets_total", 3}, {1, "super_packets", 1},
-		{2, "quota_dropped_packets_total", 5}, {2, "balance_seconds", -0.25}, {2, "limit_factor", 0.5},
-		{2, "charged_seconds_total", 2}, {2, "credited_seconds_total", 1}, {2, "forgiven_seconds_total", 0.125},
-		{9, "limit_factor", 2}, {0, "kthread_seconds_total", 1},
-	} {
-		samples = append(samples, feature.Sample{Container: s.id, Name: "netcpu_" + s.name, Value: s.value})
-	}
-	got := []api.NetCPUAccount{{Container: 1}, {Container: 2}, {Container: 3}}
-	enforced(got, samples)
-	want := []api.NetCPUAccount{
-		{Container: 1, Dropped: 7},
-		{Container: 2, Dropped: 5, Ledger: &api.NetCPULedger{Balance: -0.25, Factor: 0.5, Charged: 2, Credited: 1, Forgiven: 0.125}},
-		{Container: 3},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -196,11 +167,11 @@ func TestNetCPUWords(t *testing.T) {
 
 func TestNetCPUUnavailable(t *testing.T) {
 	for _, x := range []struct {
-		accounts *accounts
+		accounts *netcpu.Accounts
 		want     string
 	}{
 		{nil, "not available in this build"},
-		{&accounts{meter: &fakeMeter{err: fmt.Errorf("netcpu: %w: no BTF", netcpu.ErrNoAccounts)}}, "not accounted for: no BTF"},
+		{&netcpu.Accounts{Meter: &fakeMeter{err: fmt.Errorf("netcpu: %w: no BTF", netcpu.ErrNoAccounts)}}, "not accounted for: no BTF"},
 	} {
 		r := newRig(t)
 		r.accounts = x.accounts
@@ -238,7 +209,7 @@ func page(t *testing.T, a *Agent) []string {
 
 func TestNetCPUMetrics(t *testing.T) {
 	r := newRig(t)
-	r.accounts = &accounts{meter: &fakeMeter{now: robbery()}}
+	r.accounts = &netcpu.Accounts{Meter: &fakeMeter{now: robbery()}}
 	r.set.set(true, box(1, ""), box(2, ""))
 	r.start()
 	r.until("both have a target", func() bool { _, ok := (view{r.agent}).Container(2); return ok })
@@ -281,66 +252,5 @@ func TestNetCPUMetrics(t *testing.T) {
 	r.until("1 has gone", func() bool { _, ok := (view{r.agent}).Container(1); return !ok })
 	if got := strings.Join(page(t, r.agent), "\n"); strings.Contains(got, "box-1") || !strings.Contains(got, "box-2") {
 		t.Errorf("after 1 has ended:\n%s", got)
-	}
-}
-
-// Whatever happens to pairs, there are never too many, and no series of them
-// ever goes back, that of the rest included.
-func TestPairs(t *testing.T) {
-	const limit, containers = 4, 6
-	rnd := rand.New(rand.NewPCG(1, 2))
-	var p pairs
-	cpu := make(map[pair]time.Duration)
-	alive := make(map[container.ID]bool)
-	next := container.ID(1)
-	type state struct {
-		shown map[pair]time.Duration
-		other time.Duration
-	}
-	before := state{}
-	for step := range 2000 {
-		for id := range alive {
-			if rnd.IntN(100) == 0 {
-				delete(alive, id)
-			}
-		}
-		for len(alive) < containers {
-			alive[next] = true
-			next++
-		}
-		for range 3 {
-			// Those that run, the host, and some that have ended.
-			v := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
-			c := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
-			cpu[pair{account.Party{Container: v, Kind: []account.PartyKind{account.Task, account.Idle}[rnd.IntN(2)]}, c}] += time.Duration(rnd.IntN(1000))
-		}
-		for k := range cpu { // the meter forgets those that have ended, at some time
-			if !alive[k.culprit] && k.culprit != 0 && rnd.IntN(50) == 0 {
-				delete(cpu, k)
-			}
-		}
-		var thefts []account.Theft
-		for k, d := range cpu {
-			t := account.Theft{Victim: k.victim, Culprit: k.culprit, CPU: d}
-			thefts = append(thefts, t)
-		}
-		show, other := p.split(thefts, limit, func(id container.ID) bool { return id == 0 || alive[id] })
-		now := state{make(map[pair]time.Duration), other}
-		for _, t := range show {
-			now.shown[pair{t.Victim, t.Culprit}] = t.CPU
-		}
-		if len(show) > limit || len(now.shown) != len(show) || other < before.other {
-			t.Fatalf("step %d: %d shown, other %v after %v", step, len(show), other, before.other)
-		}
-		for k, d := range before.shown {
-			runs := (k.culprit == 0 || alive[k.culprit]) && (k.victim.Container == 0 || alive[k.victim.Container])
-			if is, ok := now.shown[k]; runs && !ok && cpu[k] > 0 || ok && is < d || ok && !runs {
-				t.Fatalf("step %d: %+v was %v, is %v (shown %v, runs %v)", step, k, d, is, ok, runs)
-			}
-		}
-		before = now
-	}
-	if before.other == 0 || len(before.shown) == 0 {
-		t.Error(fmt.Sprint("the test tests nothing: ", before))
 	}
 }

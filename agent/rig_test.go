@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -122,6 +123,12 @@ func (f turner) undo(id container.ID) error {
 	return err
 }
 
+// reporter is a turner with the accounts of netcpu.
+type reporter struct {
+	turner
+	*netcpu.Accounts
+}
+
 // rig is an agent with a fake Set, a real policy directory, a real journal and
 // one feature, and its API.
 type rig struct {
@@ -130,7 +137,7 @@ type rig struct {
 	set      *fakeSet
 	feature  turner
 	apply    func(context.Context, policy.Target) error // of the fake
-	accounts *accounts
+	accounts *netcpu.Accounts                           // by which the feature reports and decides; nil: it does neither
 	agent    *Agent
 	client   *api.Client
 	policies string
@@ -163,8 +170,12 @@ func (r *rig) start() {
 	p := ordinary()
 	p.decide = 20 * time.Millisecond
 	p.now = func() time.Time { return time.Now().Add(time.Duration(r.ahead.Load())) }
-	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.opener, []feature.Feature{r.feature}, p)
-	r.agent.accounts = r.accounts
+	f := feature.Feature(r.feature)
+	if r.accounts != nil {
+		r.accounts.Containers = r.set
+		f = reporter{r.feature, r.accounts}
+	}
+	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.opener, []feature.Feature{f}, p)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.agent.Run(ctx) }()

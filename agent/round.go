@@ -64,9 +64,6 @@ func (a *Agent) round() (complete bool) {
 	began := time.Now()
 	snap := a.set.Snapshot()
 	a.forget(snap)
-	if a.accounts != nil {
-		a.usages.saw(snap.Containers, a.accounts.since)
-	}
 	targets, problems := a.policy.Resolve(snap.Containers)
 	byID := make(map[container.ID]policy.Target, len(targets))
 	for _, t := range targets {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -92,7 +93,7 @@ func TestSelf(t *testing.T) {
 		ids[i] = container.ID(id)
 	}
 	r := newRig(t, ids[:]...)
-	r.accounts = &accounts{since: time.Unix(1_800_000_000, 0), meter: &fakeMeter{now: account.Reading{
+	r.accounts = &netcpu.Accounts{Since: time.Unix(1_800_000_000, 0), Meter: &fakeMeter{now: account.Reading{
 		Accounts: []account.Account{
 			{Container: ids[0], Receive: kinds{work(time.Second, 1000, 0)}, Own: 400 * time.Millisecond},
 			{Container: ids[1], Receive: kinds{work(2*time.Second, 777777, 0)}},
@@ -105,11 +106,12 @@ func TestSelf(t *testing.T) {
 	a, b := box(ids[0], "isolate"), box(ids[1], "isolate")
 	a.Name, b.Name = "mine", "the other"
 	a.Cgroup.V2, b.Cgroup.V2 = mine.V2, others.V2
+	a.Started = r.accounts.Since.Add(time.Second)
 	r.set.set(true, a, b)
 	r.start()
 	// A scrape may be at the accounts, and ask for containers from there: who
 	// reads them must not keep it from that.
-	r.accounts.meter.(*fakeMeter).during = func() { (view{r.agent}).Container(ids[0]) }
+	r.accounts.Meter.(*fakeMeter).during = func() { (view{r.agent}).Container(ids[0]) }
 	r.untilValue(ids[0], "isolated")
 	r.untilValue(ids[1], "isolated")
 

@@ -95,7 +95,7 @@ func change(was []policy.Override, id container.ID, in api.SetRequest, from stri
 			return "", false, bad(key + ": is given twice")
 		}
 		seen[key] = true
-		touched[featureOf("fairlead."+key)] = true
+		touched[policy.FeatureOf("fairlead."+key)] = true
 		n := len(all)
 		all = slices.DeleteFunc(all, func(o policy.Override) bool { return o.Container == id && o.Key == key })
 		return key, len(all) < n, nil

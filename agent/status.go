@@ -86,7 +86,7 @@ func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 		}
 	}
 	for _, o := range t.Unavailable() {
-		s := api.FeatureStatus{Feature: featureOf(o.Key), State: api.StateNotBuilt, Error: o.String()}
+		s := api.FeatureStatus{Feature: policy.FeatureOf(o.Key), State: api.StateNotBuilt, Error: o.String()}
 		same := func(x api.FeatureStatus) bool { return x.Feature == s.Feature }
 		switch i := slices.IndexFunc(out, same); {
 		case i < 0:
@@ -129,7 +129,7 @@ func (a *Agent) featureTotals() []api.Feature {
 func (a *Agent) asks(name string) bool {
 	for _, t := range a.targets {
 		for _, o := range t.Unavailable() {
-			if featureOf(o.Key) == name {
+			if policy.FeatureOf(o.Key) == name {
 				return true
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/feature/netcpu"
 )
 
 // What a container used before the accounts began is not in them, what it has
@@ -15,7 +16,7 @@ import (
 func TestUsageSince(t *testing.T) {
 	r := newRig(t)
 	since := time.Unix(1_800_000_000, 0)
-	r.accounts = &accounts{since: since, meter: &fakeMeter{now: robbery()}}
+	r.accounts = &netcpu.Accounts{Since: since, Meter: &fakeMeter{now: robbery()}}
 	stat := func(dir, text string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, "cpu.stat"), []byte(text), 0o644); err != nil {
@@ -31,10 +32,9 @@ func TestUsageSince(t *testing.T) {
 	old.Cgroup.CPU, young.Cgroup.CPU, moved.Cgroup.CPU = old.Cgroup.V2, young.Cgroup.V2, moved.Cgroup.V2
 	r.set.set(true, old, young, moved)
 	r.start()
-	r.until("it knows them", func() bool {
-		st, err := r.client.Status(t.Context())
-		return err == nil && st.Rounds > 0 && st.Containers == 3
-	})
+	if _, err := r.client.NetCPU(t.Context(), ""); err != nil { // from now on it knows them
+		t.Fatal(err)
+	}
 
 	const later = "usage_usec 3500000\nnr_periods 95\nnr_throttled 41\nthrottled_usec 2250000\n"
 	stat(old.Cgroup.V2, later)

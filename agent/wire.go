@@ -57,16 +57,8 @@ func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 		}
 		// JSON has no way to write these, and one must not spoil the rest.
 		if !math.IsNaN(x.Value) && !math.IsInf(x.Value, 0) {
-			out.Samples = append(out.Samples, api.Sample{Container: x.Container, Name: x.Name, Device: x.Device, Labels: wireLabels(x.Labels), Value: x.Value})
+			out.Samples = append(out.Samples, api.Sample{Container: x.Container, Name: x.Name, Device: x.Device, Labels: x.Labels, Value: x.Value})
 		}
-	}
-	return out
-}
-
-func wireLabels(labels []feature.Label) []api.Label {
-	var out []api.Label
-	for _, l := range labels {
-		out = append(out, api.Label(l))
 	}
 	return out
 }

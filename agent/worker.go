@@ -22,7 +22,7 @@ type pace struct {
 	first   time.Duration // wait after the first failure; doubled after each further one
 	longest time.Duration // bound of that wait
 	refresh time.Duration // how often what is in force is applied again
-	decide  time.Duration // how often decisions are made about netcpu: auto
+	decide  time.Duration // how often features are asked what they have decided
 	now     func() time.Time
 	jitter  func() float64 // in [0, 1)
 }

@@ -67,11 +67,11 @@ func (b *backend) Doctor(context.Context) (probe.Report, error) {
 }
 func (b *backend) Status(context.Context) (Status, error)   { return Status{Rounds: 3}, b.err }
 func (b *backend) Samples(context.Context) (Samples, error) { return b.samples, b.err }
-func (b *backend) NetCPU(_ context.Context, ref string) (NetCPU, error) {
-	return NetCPU{System: NetCPUAccount{Name: ref}}, b.err
-}
-func (b *backend) Traffic(_ context.Context, ref string, over time.Duration) (Traffic, error) {
-	return Traffic{Taken: time.Unix(0, int64(over)), Classes: []TrafficClass{{Name: ref}}}, b.err
+func (b *backend) Report(_ context.Context, ask Ask) (any, error) {
+	if ask.Feature == "netcpu" {
+		return NetCPU{System: NetCPUAccount{Name: ask.Container}}, b.err
+	}
+	return Traffic{Taken: time.Unix(0, int64(ask.Over)), Classes: []TrafficClass{{Name: ask.Container}}}, b.err
 }
 func (b *backend) Version(context.Context) (Version, error)     { return Version{Version: "v"}, b.err }
 func (b *backend) Reload(context.Context) (PolicyStatus, error) { return PolicyStatus{OK: true}, b.err }

@@ -75,32 +75,6 @@ func (c *Client) Samples(ctx context.Context) (out Samples, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/samples", nil, &out)
 }
 
-// NetCPU says whose packets took whose CPU time: of all containers if ref is
-// "", else of one, named as for Explain. [NetCPU.After] makes a rate of two
-// readings.
-func (c *Client) NetCPU(ctx context.Context, ref string) (out NetCPU, err error) {
-	path := "/v1/netcpu"
-	if ref != "" {
-		path = "/v1/containers/" + url.PathEscape(ref) + "/netcpu"
-	}
-	return out, c.do(ctx, http.MethodGet, path, nil, &out)
-}
-
-// Traffic says what bandwidth containers are due and get: all if ref is "", else
-// one, named as for Explain. [Traffic.After] makes a rate of two readings. With a
-// time over other than 0, at most [MaxOver], the answer comes after that, with
-// how long packets waited meanwhile.
-func (c *Client) Traffic(ctx context.Context, ref string, over time.Duration) (out Traffic, err error) {
-	path := "/v1/traffic"
-	if ref != "" {
-		path = "/v1/containers/" + url.PathEscape(ref) + "/traffic"
-	}
-	if over != 0 {
-		path += "?" + url.Values{"over": {over.String()}}.Encode()
-	}
-	return out, c.do(ctx, http.MethodGet, path, nil, &out)
-}
-
 // Version says what the agent is.
 func (c *Client) Version(ctx context.Context) (out Version, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/version", nil, &out)
@@ -129,6 +103,18 @@ func (c *Client) Set(ctx context.Context, ref string, in SetRequest) (out Contai
 // agent's self socket only.
 func (c *Client) Self(ctx context.Context) (out Self, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/self", nil, &out)
+}
+
+// report asks for a feature's report: about one container, or all if ref is "".
+func (c *Client) report(ctx context.Context, feature, ref string, over time.Duration, out any) error {
+	path := "/v1/" + feature
+	if ref != "" {
+		path = "/v1/containers/" + url.PathEscape(ref) + "/" + feature
+	}
+	if over != 0 {
+		path += "?" + url.Values{"over": {over.String()}}.Encode()
+	}
+	return c.do(ctx, http.MethodGet, path, nil, out)
 }
 
 func (c *Client) do(ctx context.Context, method, path string, in, out any) error {

@@ -2,11 +2,25 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 )
+
+func netcpuRoutes() []route {
+	return report("netcpu", NetCPU{}, "",
+		"Say whose packets took whose CPU time, since the agent began to count. Two readings give a rate.",
+		"The same for one container: its account, and those entries of the matrix that it has a part in. The totals are the host's.")
+}
+
+// NetCPU says whose packets took whose CPU time: of all containers if ref is
+// "", else of one, named as for Explain. [NetCPU.After] makes a rate of two
+// readings.
+func (c *Client) NetCPU(ctx context.Context, ref string) (out NetCPU, err error) {
+	return out, c.report(ctx, "netcpu", ref, 0, &out)
+}
 
 // Whose time it was that packet work took, in NetCPUTheft.Kind.
 const (
@@ -134,14 +148,7 @@ func (n NetCPU) After(before NetCPU) NetCPU {
 	n.Charged = less(n.Charged, before.Charged)
 	n.Lost = less(n.Lost, before.Lost)
 	n.System = n.System.after(before.System)
-	old := make(map[container.ID]NetCPUAccount, len(before.Accounts))
-	for _, a := range before.Accounts {
-		old[a.Container] = a
-	}
-	n.Accounts = slices.Clone(n.Accounts)
-	for i, a := range n.Accounts {
-		n.Accounts[i] = a.after(old[a.Container])
-	}
+	n.Accounts = since(n.Accounts, before.Accounts, func(a NetCPUAccount) container.ID { return a.Container }, NetCPUAccount.after)
 	n.Accounts = slices.DeleteFunc(n.Accounts, func(a NetCPUAccount) bool {
 		return a.Ended && a.Network() == 0 && a.Stolen == 0
 	})
@@ -151,14 +158,10 @@ func (n NetCPU) After(before NetCPU) NetCPU {
 		kind            string
 		victim, culprit container.ID
 	}
-	taken := make(map[pair]float64, len(before.Matrix))
-	for _, t := range before.Matrix {
-		taken[pair{t.Kind, t.Victim, t.Culprit}] = t.Seconds
-	}
-	n.Matrix = slices.Clone(n.Matrix)
-	for i, t := range n.Matrix {
-		n.Matrix[i].Seconds = less(t.Seconds, taken[pair{t.Kind, t.Victim, t.Culprit}])
-	}
+	n.Matrix = since(n.Matrix, before.Matrix, func(t NetCPUTheft) pair { return pair{t.Kind, t.Victim, t.Culprit} }, func(t, was NetCPUTheft) NetCPUTheft {
+		t.Seconds = less(t.Seconds, was.Seconds)
+		return t
+	})
 	n.Matrix = slices.DeleteFunc(n.Matrix, func(t NetCPUTheft) bool { return t.Seconds == 0 })
 	slices.SortStableFunc(n.Matrix, func(x, y NetCPUTheft) int { return cmp.Compare(y.Seconds, x.Seconds) })
 	return n
@@ -182,32 +185,22 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	a.Stolen = less(a.Stolen, before.Stolen)
 	a.Taken = less(a.Taken, before.Taken)
 
-	stolen := make(map[container.ID]float64, len(before.StolenBy))
-	for _, c := range before.StolenBy {
-		stolen[c.Container] = c.Seconds
-	}
-	a.StolenBy = slices.Clone(a.StolenBy)
-	for i, c := range a.StolenBy {
-		a.StolenBy[i].Seconds = less(c.Seconds, stolen[c.Container])
-	}
+	a.StolenBy = since(a.StolenBy, before.StolenBy, func(c NetCPUCulprit) container.ID { return c.Container }, func(c, was NetCPUCulprit) NetCPUCulprit {
+		c.Seconds = less(c.Seconds, was.Seconds)
+		return c
+	})
 	a.StolenBy = slices.DeleteFunc(a.StolenBy, func(c NetCPUCulprit) bool { return c.Seconds == 0 })
 	slices.SortStableFunc(a.StolenBy, func(x, y NetCPUCulprit) int { return cmp.Compare(y.Seconds, x.Seconds) })
 
 	type kind struct{ direction, protocol string }
-	work := make(map[kind]NetCPUWork, len(before.Work))
-	for _, w := range before.Work {
-		work[kind{w.Direction, w.Protocol}] = w
-	}
-	a.Work = slices.Clone(a.Work)
-	for i, w := range a.Work {
-		old := work[kind{w.Direction, w.Protocol}]
-		w.Seconds, w.Packets, w.Bytes = less(w.Seconds, old.Seconds), less(w.Packets, old.Packets), less(w.Bytes, old.Bytes)
+	a.Work = since(a.Work, before.Work, func(w NetCPUWork) kind { return kind{w.Direction, w.Protocol} }, func(w, was NetCPUWork) NetCPUWork {
+		w.Seconds, w.Packets, w.Bytes = less(w.Seconds, was.Seconds), less(w.Packets, was.Packets), less(w.Bytes, was.Bytes)
 		w.Each = 0
 		if w.Packets > 0 {
 			w.Each = w.Seconds * 1e9 / float64(w.Packets)
 		}
-		a.Work[i] = w
-	}
+		return w
+	})
 	a.Work = slices.DeleteFunc(a.Work, func(w NetCPUWork) bool { return w.Packets == 0 && w.Seconds == 0 })
 	a.Dropped = less(a.Dropped, before.Dropped)
 	if a.Ledger != nil {
@@ -218,13 +211,4 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 		a.Ledger = &l
 	}
 	return a
-}
-
-// less is how much a counter has grown. One that has become smaller was reset
-// in between, and has counted what it shows since.
-func less[N uint64 | float64](now, before N) N {
-	if now < before {
-		return now
-	}
-	return now - before
 }

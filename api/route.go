@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -18,13 +19,9 @@ type Backend interface {
 	Doctor(context.Context) (probe.Report, error)
 	Status(context.Context) (Status, error)
 	Samples(context.Context) (Samples, error)
-	// NetCPU says whose packets took whose CPU time: of all, or of and from the
-	// container that ref names.
-	NetCPU(ctx context.Context, ref string) (NetCPU, error)
-	// Traffic says what bandwidth containers are due and get: all, or the one
-	// that ref names; with a time over other than 0 it measures delays for that
-	// long first.
-	Traffic(ctx context.Context, ref string, over time.Duration) (Traffic, error)
+	// Report asks a feature for its report. The result has the type that the
+	// feature's route declares.
+	Report(context.Context, Ask) (any, error)
 	Version(context.Context) (Version, error)
 	Reload(context.Context) (PolicyStatus, error)
 	Restore(ctx context.Context, ref string) (Restored, error)
@@ -48,55 +45,27 @@ type route struct {
 	call         func(Backend, *http.Request) (any, error)
 }
 
+// Ask is what somebody wants to know of a feature.
+type Ask struct {
+	Feature   string        // its name
+	Container string        // id, runtime id or name of one container; "": all
+	Over      time.Duration // measure for so long first; 0: do not
+	Body      any           // of a POST, with the type that the route declares; else nil
+}
+
 // routes are all endpoints of version 1. Those that change something are POST.
 func routes() []route {
-	return []route{
+	return slices.Concat(featureRoutes(), []route{
+		plain("GET", "/v1/containers", Backend.Containers, "List the containers that run now, sorted by name."),
+		plain("GET", "/v1/doctor", Backend.Doctor, "Say what this host can do. It is tried anew, which takes up to two seconds."),
+		plain("GET", "/v1/status", Backend.Status, "Say how the agent stands: sources, policy, features."),
+		plain("GET", "/v1/samples", Backend.Samples, "Read what the features measured, by container. Histograms are on the metrics page only."),
+		plain("GET", "/v1/version", Backend.Version, "Say what runs."),
+		plain("POST", "/v1/policy/reload", Backend.Reload, "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force."),
 		{
-			method: "GET", path: "/v1/containers", out: []Container{},
-			summary: "List the containers that run now, sorted by name.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Containers(r.Context()) },
-		}, {
 			method: "GET", path: "/v1/containers/{ref}/explain", out: Explanation{},
 			summary: "Say what was changed on the host for one container, by which line of policy, with the value before and now.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Explain(r.Context(), r.PathValue("ref")) },
-		}, {
-			method: "GET", path: "/v1/doctor", out: probe.Report{},
-			summary: "Say what this host can do. It is tried anew, which takes up to two seconds.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Doctor(r.Context()) },
-		}, {
-			method: "GET", path: "/v1/status", out: Status{},
-			summary: "Say how the agent stands: sources, policy, features.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Status(r.Context()) },
-		}, {
-			method: "GET", path: "/v1/samples", out: Samples{},
-			summary: "Read what the features measured, by container. Histograms are on the metrics page only.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Samples(r.Context()) },
-		}, {
-			method: "GET", path: "/v1/netcpu", out: NetCPU{},
-			summary: "Say whose packets took whose CPU time, since the agent began to count. Two readings give a rate.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.NetCPU(r.Context(), "") },
-		}, {
-			method: "GET", path: "/v1/containers/{ref}/netcpu", out: NetCPU{},
-			summary: "The same for one container: its account, and those entries of the matrix that it has a part in. The totals are the host's.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.NetCPU(r.Context(), r.PathValue("ref")) },
-		}, {
-			method: "GET", path: "/v1/traffic", out: Traffic{},
-			summary: "Say what bandwidth each shaped container is due at the uplinks, and what it has sent. Two readings give a rate.",
-			query:   map[string]string{"over": over},
-			call:    traffic,
-		}, {
-			method: "GET", path: "/v1/containers/{ref}/traffic", out: Traffic{},
-			summary: "The same for one container. There is nothing in it if policy asks for none.",
-			query:   map[string]string{"over": over},
-			call:    traffic,
-		}, {
-			method: "GET", path: "/v1/version", out: Version{},
-			summary: "Say what runs.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Version(r.Context()) },
-		}, {
-			method: "POST", path: "/v1/policy/reload", out: PolicyStatus{},
-			summary: "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force.",
-			call:    func(b Backend, r *http.Request) (any, error) { return b.Reload(r.Context()) },
 		}, {
 			method: "POST", path: "/v1/restore", in: RestoreRequest{}, out: Restored{},
 			summary: "Undo what is applied to one container, or to all, and hold it so until the next policy reload.",
@@ -110,23 +79,42 @@ func routes() []route {
 			summary: "Tell the calling container about itself. Served on the self socket only.",
 			call:    self,
 		},
-	}
+	})
+}
+
+// plain declares a route whose answer depends on nothing in the request.
+func plain[T any](method, path string, call func(Backend, context.Context) (T, error), summary string) route {
+	var out T
+	return route{method: method, path: path, out: out, summary: summary, call: func(b Backend, r *http.Request) (any, error) {
+		return call(b, r.Context())
+	}}
 }
 
 // MaxOver is the longest time over which an agent measures for one request.
 const MaxOver = 30 * time.Second
 
-const over = "a time, as 200ms, at most 30s: the answer comes after it, and says how long packets waited meanwhile"
-
-func traffic(b Backend, r *http.Request) (any, error) {
-	var d time.Duration
-	if text := r.URL.Query().Get("over"); text != "" {
-		var err error
-		if d, err = time.ParseDuration(text); err != nil || d <= 0 || d > MaxOver {
-			return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("over=%q: want a time of at most %v, as 200ms", text, MaxOver)}
-		}
+// report declares the two routes of a feature's report: GET /v1/NAME, about all
+// containers, and GET /v1/containers/{ref}/NAME, about one. over says what the
+// parameter of that name does; "": there is none.
+func report(feature string, out any, over, all, one string) []route {
+	var query map[string]string
+	if over != "" {
+		query = map[string]string{"over": over}
 	}
-	return b.Traffic(r.Context(), r.PathValue("ref"), d)
+	call := func(b Backend, r *http.Request) (any, error) {
+		ask := Ask{Feature: feature, Container: r.PathValue("ref")}
+		if text := r.URL.Query().Get("over"); over != "" && text != "" {
+			var err error
+			if ask.Over, err = time.ParseDuration(text); err != nil || ask.Over <= 0 || ask.Over > MaxOver {
+				return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("over=%q: want a time of at most %v, as 200ms", text, MaxOver)}
+			}
+		}
+		return b.Report(r.Context(), ask)
+	}
+	return []route{
+		{method: "GET", path: "/v1/" + feature, query: query, out: out, summary: all, call: call},
+		{method: "GET", path: "/v1/containers/{ref}/" + feature, query: query, out: out, summary: one, call: call},
+	}
 }
 
 func restore(b Backend, r *http.Request) (any, error) {

@@ -2,11 +2,27 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 )
+
+func trafficRoutes() []route {
+	return report("traffic", Traffic{},
+		"a time, as 200ms, at most 30s: the answer comes after it, and says how long packets waited meanwhile",
+		"Say what bandwidth each shaped container is due at the uplinks, and what it has sent. Two readings give a rate.",
+		"The same for one container. There is nothing in it if policy asks for none.")
+}
+
+// Traffic says what bandwidth containers are due and get: all if ref is "", else
+// one, named as for Explain. [Traffic.After] makes a rate of two readings. With a
+// time over other than 0, at most [MaxOver], the answer comes after that, with
+// how long packets waited meanwhile.
+func (c *Client) Traffic(ctx context.Context, ref string, over time.Duration) (out Traffic, err error) {
+	return out, c.report(ctx, "traffic", ref, over, &out)
+}
 
 // Traffic is what bandwidth each container is due at the host's uplinks, and
 // what it gets.
@@ -87,16 +103,9 @@ func (t Traffic) After(before Traffic) Traffic {
 		container         container.ID
 		uplink, direction string
 	}
-	of := func(c TrafficClass) key { return key{c.Container, c.Uplink, c.Direction} }
-	old := make(map[key]TrafficClass, len(before.Classes))
-	for _, c := range before.Classes {
-		old[of(c)] = c
-	}
 	t.Since = before.Taken
 	span := t.Taken.Sub(before.Taken).Seconds()
-	t.Classes = slices.Clone(t.Classes)
-	for i, c := range t.Classes {
-		was := old[of(c)]
+	t.Classes = since(t.Classes, before.Classes, func(c TrafficClass) key { return key{c.Container, c.Uplink, c.Direction} }, func(c, was TrafficClass) TrafficClass {
 		if c.Bytes < was.Bytes || c.Packets < was.Packets {
 			was = TrafficClass{} // another class of the same container
 		}
@@ -106,8 +115,8 @@ func (t Traffic) After(before Traffic) Traffic {
 			c.Achieved = 8 * float64(c.Bytes) / span
 		}
 		c.Drain = c.drain()
-		t.Classes[i] = c
-	}
+		return c
+	})
 	return t
 }
 

@@ -264,8 +264,7 @@ type Self struct {
 	Policy   []Setting        `json:"policy" doc:"what policy sets for it"`
 	Features []FeatureStatus  `json:"features" doc:"how each feature stands with it"`
 	Measured []FeatureSamples `json:"measured" doc:"what the features measured of it"`
-	Traffic  *SelfTraffic     `json:"traffic,omitempty" doc:"what bandwidth it is due and gets; absent where policy asks for none"`
-	NetCPU   *SelfNetCPU      `json:"netcpu,omitempty" doc:"what its packets cost; absent where that is not measured"`
+	SelfReports
 }
 
 // Error is why a request was not done. As a Go error it gives Text.

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -24,7 +26,8 @@ var ErrDisagree = errors.New("it shares its network with a container whose polic
 
 // Feature is one thing that the agent does for containers. The agent calls the
 // methods from one goroutine at a time, except Snapshot and Support, which may
-// be called at any time.
+// be called at any time. Whatever else a feature offers is one of the optional
+// interfaces below: the agent asks each Feature for them.
 type Feature interface {
 	// Name is the folder below feature/, and the label in status and metrics.
 	Name() string
@@ -47,10 +50,58 @@ type Feature interface {
 	Close() error
 }
 
+// Containers is who runs here. *container.Set is one.
+type Containers interface {
+	Snapshot() container.Snapshot
+	// Lookup also finds containers that ended a short time ago.
+	Lookup(container.ID) (container.Container, bool)
+}
+
+// Reporter is a Feature with a report of its own, in answer to the routes that
+// its file in package api declares. Report may be called at any time.
+type Reporter interface {
+	// Report reads what was asked for: about one container, or about all if of
+	// is nil. The result has the type that the route declares. An *api.Error is
+	// the caller's fault, or says why there is no report; any other is internal.
+	Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error)
+}
+
+// SelfReporter is a Feature that shows a container something of itself.
+// SelfReport may be called at any time.
+type SelfReporter interface {
+	// SelfReport reads the counters for all containers that ask within a moment.
+	// The function that it returns puts one container's own part into the answer
+	// to that container: nothing about others, and no path of the host.
+	SelfReport(context.Context) func(container.Container, *api.SelfReports)
+}
+
+// Exporter is a Feature that has more for the metrics page than Snapshot, which
+// the API and the containers see as well. Export may be called at any time.
+type Exporter interface {
+	Export() Snapshot
+}
+
+// Decider is a Feature that decides over time what counts in place of policy for
+// those containers that policy leaves to it. The agent calls Adopt once, and then
+// Decide about once a second, from one goroutine.
+type Decider interface {
+	// Adopt takes over what an earlier agent, which was killed, had decided. It is
+	// given the journal's entries of this feature that have an expiry. Each
+	// decision that it returns has the expiry of its entry.
+	Adopt([]journal.Entry) []policy.Decision
+	// Decide returns the decisions that stand now. targets is what policy says
+	// without decisions, by id, and complete says whether all containers that run
+	// are among them. The agent fills in an Expiry that is zero, and renews it for
+	// as long as the same decision is returned.
+	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
+}
+
 // Snapshot is what a feature measured, at one moment.
 type Snapshot struct {
 	Taken   time.Time
 	Samples []Sample
+	// Help says for the metrics page what the samples of a name are, by name.
+	Help map[string]string
 }
 
 // Sample is one number about one container (or about the host, with ID 0).
@@ -82,8 +133,4 @@ type Bucket struct {
 
 // Label is one more property of a Sample: a word of the feature's own choice
 // (never one that a container chose, and of few values), or another container.
-type Label struct {
-	Name      string
-	Value     string
-	Container container.ID // if not 0, the Value is its name
-}
+type Label = api.Label

@@ -8,6 +8,7 @@
 package metrics
 
 import (
+	"cmp"
 	"runtime"
 	"slices"
 	"strings"
@@ -93,7 +94,7 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 			seen[series] = true
 			desc := descs[family]
 			if desc == nil {
-				desc = prometheus.NewDesc(full, help(x.Name), names, nil)
+				desc = prometheus.NewDesc(full, cmp.Or(snap.Help[x.Name], help(x.Name)), names, nil)
 				descs[family] = desc
 			}
 			m, err := constant(desc, x, values)

@@ -64,8 +64,8 @@ func label(s string) string {
 	return b.String()
 }
 
-// help makes the help text of a series of its name: "netcpu kthread seconds,
-// counted up" for netcpu_kthread_seconds_total.
+// help makes the help text of a series of its name, where its feature has none:
+// "packets sent, counted up" for packets_sent_total.
 func help(sample string) string {
 	words := strings.ReplaceAll(strings.TrimSuffix(sample, "_total"), "_", " ")
 	if counts(sample) {

@@ -29,6 +29,7 @@ type Key struct {
 	Form    string // what a value looks like
 	Default string // what holds without it; "" is nothing
 	Meaning string
+	Column  string // heading of the column that `fairlead ps` has for it; "": none
 
 	// Built lists the values that this build can put in force; nil is none, and
 	// AnyValue is all.
@@ -49,12 +50,22 @@ type setter func(s *Settings)
 // Schema lists the keys in the order of the documentation.
 func Schema() []Key { return slices.Clone(schema) }
 
+// FeatureOf returns the feature that puts a key into force, built or not; "" for
+// a key that there is not. The key is as in a label: "fairlead.net.rate".
+func FeatureOf(key string) string {
+	i := slices.IndexFunc(schema, func(k Key) bool { return prefix+k.Name == key })
+	if i < 0 {
+		return ""
+	}
+	return schema[i].Feature
+}
+
 // schema is constant.
 var schema = slices.Concat(
 	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
 	netKeys("net.ingress.", "towards the container", func(s *Settings) *Net { return &s.Ingress }),
 	[]Key{
-		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe",
+		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe", Column: "NETCPU",
 			Meaning: "what is done about the CPU time that the container's packets take",
 			Built:   []string{AnyValue}, parse: parseNetCPU},
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set",

@@ -41,10 +41,12 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page; empty: none")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
-	s.Var((*uplinks)(&f.cfg.Uplinks), "uplink", "a device whose bandwidth is divided, eth0, or with its rate, eth0=1gbit; several: with commas, or the flag again; none: all hardware that is up, each with the rate that its driver tells")
 	s.Var((*markMask)(&f.cfg.MarkMask), "mark-mask", "16 bits in a row of the packets' mark, 0xffff0000, that carry whose a packet is, for hosts where something overwrites its priority; 0: none")
-	s.Var((*devices)(&f.cfg.XDP), "netcpu-xdp", "a device of the host at which packets that a container may not have are dropped in the driver (native XDP), where tc would be too late; most drivers reset their queues when that begins, with the first container that needs it, and ends, with the agent; several: with commas, or the flag again; none: by tc everywhere")
-	s.BoolVar(&f.cfg.TrafficDelays, "traffic-delays", false, "measure always how long packets wait in the queues of shaped containers, for the metrics page; each packet costs some time more then")
+	for _, x := range features() {
+		if x.flags != nil {
+			x.flags(s, &f.cfg.FeatureConfig)
+		}
+	}
 	s.StringVar(&f.level, "log-level", "info", "what to log: debug, info, warn or error")
 	return f, s
 }

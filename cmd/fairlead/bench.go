@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,15 +23,23 @@ func benchVerb(e env) *cobra.Command {
 		Long: `Measure on this machine what fairlead does, off and on in turns, in sandboxes
 with a network of their own. With --check the figures are held against what they
 have to reach. docs/bench.md says what each experiment measures.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usagef("the name of an experiment is missing: netcpu or traffic")
+		Args: func(cmd *cobra.Command, args []string) error {
+			var names []string
+			for _, sub := range cmd.Commands() {
+				names = append(names, sub.Name())
 			}
-			return usagef("unknown experiment %q; this build has netcpu and traffic", args[0])
+			if len(args) == 0 {
+				return usagef("the name of an experiment is missing: %s", strings.Join(names, " or "))
+			}
+			return usagef("unknown experiment %q; this build has %s", args[0], strings.Join(names, " and "))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // Args has refused
 	}
-	cmd.AddCommand(benchNetCPUVerb(e), benchTrafficVerb(e))
+	for _, f := range features() {
+		if f.bench != nil {
+			cmd.AddCommand(f.bench(e))
+		}
+	}
 	return cmd
 }
 
@@ -42,37 +50,6 @@ type experiment struct {
 	headline func(*report.Report) string
 	plots    func(*report.Report, bench.Options) []report.Plot
 	bars     func() []report.Bar
-}
-
-func benchNetCPUVerb(e env) *cobra.Command {
-	var o bench.Options
-	cmd := &cobra.Command{
-		Use:   "netcpu",
-		Short: "What neighbours' packets cost a victim on the same CPU, and what fairlead makes of it",
-	}
-	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the netcpu of the containers while it is on: isolate, charge, auto")
-	cmd.Flags().DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
-	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
-	return experiment{bench.NetCPUCases, bench.NetCPU, bench.NetCPUHeadline, bench.NetCPUPlots, bench.NetCPUBars}.verb(e, cmd, &o, "5, with --quick 2", "2s, with --quick 400ms", func() error {
-		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
-			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)
-		}
-		if o.Mode != "isolate" && cmd.Flags().Changed("check") {
-			return usagef("--mode %s: the bars of --check are for isolate", o.Mode)
-		}
-		if o.Settle < 0 || o.Settle > time.Hour {
-			return usagef("--settle %v: must be up to 1h", o.Settle)
-		}
-		return nil
-	})
-}
-
-func benchTrafficVerb(e env) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "traffic",
-		Short: "How containers share an uplink, with fairlead, with tc by hand, with the CNI plugin bandwidth, and with nothing",
-	}
-	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots, bench.TrafficBars}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
 }
 
 // verb gives a command the flags of every experiment, and has it run this one.

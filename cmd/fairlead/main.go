@@ -37,13 +37,11 @@ type env struct {
 }
 
 // verbs are what the program can do, in the order of its help. A new verb is
-// one line here and a file with its function.
+// one line here and a file with its function; those of features are in features.go.
 func verbs() []func(env) *cobra.Command {
-	return []func(env) *cobra.Command{
+	list := []func(env) *cobra.Command{
 		agentVerb,
 		psVerb,
-		netcpuVerb,
-		trafficVerb,
 		explainVerb,
 		setVerb,
 		doctorVerb,
@@ -53,6 +51,10 @@ func verbs() []func(env) *cobra.Command {
 		benchVerb,
 		versionVerb,
 	}
+	for _, f := range features() {
+		list = append(list, f.verb)
+	}
+	return list
 }
 
 // The exit statuses.

@@ -3,12 +3,21 @@ package main
 import (
 	"context"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench"
 )
+
+// netcpuAgentFlags are the agent's flags for the feature.
+func netcpuAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
+	s.Var((*devices)(&c.XDP), "netcpu-xdp", "a device of the host at which packets that a container may not have are dropped in the driver (native XDP), where tc would be too late; most drivers reset their queues when that begins, with the first container that needs it, and ends, with the agent; several: with commas, or the flag again; none: by tc everywhere")
+}
 
 // netcpuFlags are what the flags of netcpu say.
 type netcpuFlags struct {
@@ -75,5 +84,28 @@ was idle is nobody's loss.`,
 			after: api.NetCPU.After,
 			print: func(w io.Writer, n api.NetCPU) { newNetcpuView(n, f).print(w, ref != "") },
 		}.show(cmd.Context(), e, f.readingFlags)
+	})
+}
+
+func benchNetCPUVerb(e env) *cobra.Command {
+	var o bench.Options
+	cmd := &cobra.Command{
+		Use:   "netcpu",
+		Short: "What neighbours' packets cost a victim on the same CPU, and what fairlead makes of it",
+	}
+	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the netcpu of the containers while it is on: isolate, charge, auto")
+	cmd.Flags().DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
+	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
+	return experiment{bench.NetCPUCases, bench.NetCPU, bench.NetCPUHeadline, bench.NetCPUPlots, bench.NetCPUBars}.verb(e, cmd, &o, "5, with --quick 2", "2s, with --quick 400ms", func() error {
+		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
+			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)
+		}
+		if o.Mode != "isolate" && cmd.Flags().Changed("check") {
+			return usagef("--mode %s: the bars of --check are for isolate", o.Mode)
+		}
+		if o.Settle < 0 || o.Settle > time.Hour {
+			return usagef("--settle %v: must be up to 1h", o.Settle)
+		}
+		return nil
 	})
 }

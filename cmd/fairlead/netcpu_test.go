@@ -30,23 +30,23 @@ type meterStub struct {
 	err      error
 }
 
-func (s *meterStub) NetCPU(_ context.Context, ref string) (api.NetCPU, error) {
+func (s *meterStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil {
 		return api.NetCPU{}, s.err
 	}
-	if ref == "nobody" {
+	if ask.Container == "nobody" {
 		return api.NetCPU{}, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: `no container "nobody" runs here`}
 	}
 	n := s.readings[0]
 	if len(s.readings) > 1 {
 		s.readings = s.readings[1:]
 	}
-	if ref != "" {
+	if ask.Container != "" {
 		n.Accounts = append([]api.NetCPUAccount(nil), n.Accounts...)
 		for i, a := range n.Accounts {
-			if a.Name == ref {
+			if a.Name == ask.Container {
 				n.Accounts = n.Accounts[i : i+1]
 			}
 		}

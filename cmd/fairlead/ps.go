@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 func psVerb(e env) *cobra.Command {
@@ -34,7 +35,12 @@ func psVerb(e env) *cobra.Command {
 }
 
 func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
-	columns := []column{{"CONTAINER", 24}, {"SOURCE", 10}, {"IMAGE", 20}, {"NETCPU", 7}, {"STATUS", 11}, {"INTERFACES", 18}}
+	keys := slices.DeleteFunc(policy.Schema(), func(k policy.Key) bool { return k.Column == "" })
+	columns := []column{{"CONTAINER", 24}, {"SOURCE", 10}, {"IMAGE", 20}}
+	for _, k := range keys {
+		columns = append(columns, column{k.Column, 7})
+	}
+	columns = append(columns, column{"STATUS", 11}, column{"INTERFACES", 18})
 	if wide {
 		for i := range columns {
 			columns[i].max = 0
@@ -44,7 +50,11 @@ func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 	var notes []string
 	for _, c := range list {
 		status, trouble := standing(c)
-		rows = append(rows, []string{show(c.Name), show(c.Source), show(c.Image), show(modeOf(c)), status, interfacesOf(c)})
+		row := []string{show(c.Name), show(c.Source), show(c.Image)}
+		for _, k := range keys {
+			row = append(row, show(settingOf(c, k)))
+		}
+		rows = append(rows, append(row, status, interfacesOf(c)))
 		for _, t := range trouble {
 			notes = append(notes, fmt.Sprintf("%s: %s", cut(show(c.Name), 40), t))
 		}
@@ -59,11 +69,11 @@ func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 	}
 }
 
-// modeOf gives the mode of netcpu that policy sets.
-func modeOf(c api.Container) string {
-	i := slices.IndexFunc(c.Policy, func(s api.Setting) bool { return s.Key == "fairlead.netcpu" })
+// settingOf returns what holds for a container by a key of policy.
+func settingOf(c api.Container, k policy.Key) string {
+	i := slices.IndexFunc(c.Policy, func(s api.Setting) bool { return s.Key == "fairlead."+k.Name })
 	if i < 0 {
-		return "observe"
+		return k.Default
 	}
 	return c.Policy[i].Value
 }
@@ -95,7 +105,7 @@ func standing(c api.Container) (word string, trouble []string) {
 // asked says whether policy sets anything for a feature.
 func asked(c api.Container, feature string) bool {
 	return slices.ContainsFunc(c.Policy, func(s api.Setting) bool {
-		return s.From != "default" && (s.Key == "fairlead."+feature || strings.HasPrefix(s.Key, "fairlead."+feature+"."))
+		return s.From != "default" && policy.FeatureOf(s.Key) == feature
 	})
 }
 

@@ -10,10 +10,19 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench"
 	"github.com/fairlead-project/fairlead/policy"
 )
+
+// trafficAgentFlags are the agent's flags for the feature.
+func trafficAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
+	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, eth0, or with its rate, eth0=1gbit; several: with commas, or the flag again; none: all hardware that is up, each with the rate that its driver tells")
+	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "measure always how long packets wait in the queues of shaped containers, for the metrics page; each packet costs some time more then")
+}
 
 func trafficVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
@@ -60,6 +69,14 @@ rates in bit/s; --total shows counts since the class was made.
 			print: func(w io.Writer, t api.Traffic) { trafficTable(w, t, ref != "") },
 		}.show(cmd.Context(), e, f)
 	})
+}
+
+func benchTrafficVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "traffic",
+		Short: "How containers share an uplink, with fairlead, with tc by hand, with the CNI plugin bandwidth, and with nothing",
+	}
+	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots, bench.TrafficBars}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
 }
 
 // trafficTable prints a table for each uplink and direction.

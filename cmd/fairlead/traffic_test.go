@@ -20,8 +20,8 @@ type trafficStub struct {
 	over     []time.Duration // that were asked for
 }
 
-func (s *trafficStub) Traffic(_ context.Context, _ string, over time.Duration) (api.Traffic, error) {
-	s.over = append(s.over, over)
+func (s *trafficStub) Report(_ context.Context, ask api.Ask) (any, error) {
+	s.over = append(s.over, ask.Over)
 	t := s.readings[0]
 	if len(s.readings) > 1 {
 		s.readings = s.readings[1:]

@@ -325,23 +325,34 @@ func (ch *charger) write() (next time.Time, err error) {
 	return next, errors.Join(errs...)
 }
 
-// samples appends what the ledgers hold; see Snapshot.
-func (ch *charger) samples(to []feature.Sample) []feature.Sample {
+// booked is what a ledger holds.
+type booked struct {
+	ledger.State
+	factor float64 // the limit in force, in parts of the owner's
+}
+
+// ledgers returns what the ledgers hold, by the container that pays.
+func (ch *charger) ledgers() map[container.ID]booked {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
+	of := make(map[container.ID]booked, len(ch.payers))
 	for _, p := range ch.payers {
 		s, factor := p.state()
-		for _, x := range []feature.Sample{
-			{Name: "netcpu_balance_seconds", Value: s.Balance.Seconds()},
-			{Name: "netcpu_charged_seconds_total", Value: s.Charged.Seconds()},
-			{Name: "netcpu_credited_seconds_total", Value: s.Credited.Seconds()},
-			{Name: "netcpu_forgiven_seconds_total", Value: s.Forgiven.Seconds()},
-			{Name: "netcpu_limit_writes_total", Value: float64(s.Writes)},
-			{Name: "netcpu_limit_factor", Value: factor},
-		} {
-			x.Container = p.owner
-			to = append(to, x)
-		}
+		of[p.owner] = booked{s, factor}
+	}
+	return of
+}
+
+// samples appends what the ledgers hold; see Snapshot.
+func (ch *charger) samples(to []feature.Sample) []feature.Sample {
+	for id, b := range ch.ledgers() {
+		to = append(to,
+			feature.Sample{Container: id, Name: "netcpu_balance_seconds", Value: b.Balance.Seconds()},
+			feature.Sample{Container: id, Name: "netcpu_charged_seconds_total", Value: b.Charged.Seconds()},
+			feature.Sample{Container: id, Name: "netcpu_credited_seconds_total", Value: b.Credited.Seconds()},
+			feature.Sample{Container: id, Name: "netcpu_forgiven_seconds_total", Value: b.Forgiven.Seconds()},
+			feature.Sample{Container: id, Name: "netcpu_limit_writes_total", Value: float64(b.Writes)},
+			feature.Sample{Container: id, Name: "netcpu_limit_factor", Value: b.factor})
 	}
 	return to
 }

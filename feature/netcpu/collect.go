@@ -1,36 +1,47 @@
 package netcpu
 
 import (
+	"context"
 	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Snapshot implements feature.Feature. Its samples:
-//
-//	netcpu_isolated               1 for each container whose packets are charged
-//	                              to its own cgroup (or that of its pod)
-//	netcpu_early_dropped_packets_total  packets for the container that were
-//	                              dropped before its queue, as that was full or
-//	                              its quota used up
-//	netcpu_quota_dropped_packets_total  those of them that the quota stands for
-//	netcpu_super_packets          1 while the container gets bulk TCP in
-//	                              super-packets, which are not isolated
-//	netcpu_balance_seconds        what a charged container is owed; negative,
-//	                              what it owes
-//	netcpu_charged_seconds_total, netcpu_credited_seconds_total  what its ledger
-//	                              has booked, netcpu_forgiven_seconds_total
-//	                              what was too much to be repaid
-//	netcpu_limit_factor           its quota, or weight without one, in parts of
-//	                              the owner's; netcpu_limit_writes_total
-//	netcpu_kthread_seconds_total  CPU time of the container's NAPI threads, by
-//	                              device; container 0: of the uplinks' threads
+// help says what the samples of Snapshot and Export are. A sample without a
+// container is about the host.
+var help = map[string]string{
+	"netcpu_isolated":                    "1 for a container whose packets are charged to its own cgroup, or to that of its pod.",
+	"netcpu_early_dropped_packets_total": "Packets for the container that were dropped before its queue, because that was full or its quota was used up.",
+	"netcpu_quota_dropped_packets_total": "Packets for the container that were dropped because its quota was used up.",
+	"netcpu_super_packets":               "1 while the container gets bulk TCP in super-packets, which are not isolated.",
+	"netcpu_kthread_seconds_total":       "CPU time of the container's NAPI threads; without a container, of the threads of the uplinks.",
+	"netcpu_balance_seconds":             "CPU time that a charged container is owed; negative, that it owes.",
+	"netcpu_charged_seconds_total":       "CPU time that the container's ledger has charged.",
+	"netcpu_credited_seconds_total":      "CPU time that the container's ledger has credited.",
+	"netcpu_forgiven_seconds_total":      "Debt of the container that was too much to be repaid.",
+	"netcpu_limit_factor":                "Quota of the container, or its weight without one, in parts of what its owner has set.",
+	"netcpu_limit_writes_total":          "Changes of the container's quota or weight.",
+
+	"netcpu_tasks_seconds_total":     "CPU time that the container's cgroup was charged for.",
+	"netcpu_throttled_seconds_total": "Time for which its own quota kept the container from a CPU.",
+	"netcpu_seconds_total":           "CPU time of the container's packets; without a container, of the system's.",
+	"netcpu_packets_total":           "The container's packets; without a container, the system's.",
+	"netcpu_stolen_seconds_total":    "Time of the container that went into the packets of others.",
+	"netcpu_taken_seconds_total":     "Time of others that went into the container's packets.",
+	"netcpu_theft_seconds_total":     "CPU time of the culprit's packets that ran in the victim's time; the smallest pairs together are \"other\".",
+	"netcpu_measured_seconds_total":  "CPU time of all packet work.",
+	"netcpu_system_seconds_total":    "CPU time of packets that belong to no container.",
+	"netcpu_lost_events_total":       "Charges whose victim a full table could not note.",
+}
+
+// Snapshot implements feature.Feature.
 func (n *Netcpu) Snapshot() feature.Snapshot {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := feature.Snapshot{Taken: time.Now()}
+	s := feature.Snapshot{Taken: time.Now(), Help: help}
 	for id := range n.member {
 		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_isolated", Value: 1})
 	}
@@ -47,7 +58,9 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 		}
 	}
 	if n.guards != nil {
-		s.Samples = n.guards.samples(s.Samples)
+		for id, packets := range n.guards.dropped() {
+			s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_quota_dropped_packets_total", Value: float64(packets)})
+		}
 	}
 	if n.charger != nil {
 		s.Samples = n.charger.samples(s.Samples)
@@ -58,6 +71,52 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 		}
 	}
 	return s
+}
+
+// Report implements feature.Reporter.
+func (n *Netcpu) Report(_ context.Context, of *container.Container, _ api.Ask) (any, error) {
+	r, err := n.report(of)
+	if err != nil {
+		return nil, err
+	}
+	dropped := n.dropped()
+	var ledgers map[container.ID]booked
+	if n.charger != nil {
+		ledgers = n.charger.ledgers()
+	}
+	for i := range r.Accounts {
+		a := &r.Accounts[i]
+		a.Dropped = dropped[a.Container]
+		if b, charged := ledgers[a.Container]; charged {
+			a.Ledger = &api.NetCPULedger{
+				Balance: b.Balance.Seconds(), Factor: b.factor,
+				Charged: b.Charged.Seconds(), Credited: b.Credited.Seconds(), Forgiven: b.Forgiven.Seconds(),
+			}
+		}
+	}
+	for _, d := range n.Doors() {
+		r.Uplinks = append(r.Uplinks, api.NetCPUUplink{Device: d.Device, NetNS: d.Netns, DropsBy: d.By, Why: d.Why})
+	}
+	return r, nil
+}
+
+// dropped returns how many packets for each container were dropped.
+func (n *Netcpu) dropped() map[container.ID]uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	of := make(map[container.ID]uint64)
+	if n.guards != nil {
+		of = n.guards.dropped()
+	}
+	for _, t := range n.tenants {
+		if t.early == nil {
+			continue
+		}
+		if c, err := n.early.read(t.early); err == nil {
+			of[t.owner] = max(of[t.owner], c.Dropped)
+		}
+	}
+	return of
 }
 
 // kthreads appends the time of threads, summed by device. A thread that has

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 )
@@ -60,16 +59,17 @@ func (g *guards) allow(id container.ID, budget, period time.Duration) error {
 	return g.early.limit(w, slot, charges+budget.Nanoseconds(), 2*chargeEvery)
 }
 
-// samples appends what was dropped; see Snapshot.
-func (g *guards) samples(to []feature.Sample) []feature.Sample {
+// dropped returns how many packets were dropped, by the container that pays.
+func (g *guards) dropped() map[container.ID]uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	of := make(map[container.ID]uint64, len(g.of))
 	for _, w := range g.of {
 		if c, err := g.early.read(w); err == nil {
-			to = append(to, feature.Sample{Container: w.payer, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
+			of[w.payer] = c.Beyond
 		}
 	}
-	return to
+	return of
 }
 
 // guard brings the dropping in one network namespace to what it has to be: for

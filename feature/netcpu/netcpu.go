@@ -53,6 +53,9 @@ type Config struct {
 	Journal *journal.Journal
 	Log     *slog.Logger // for what goes wrong with nobody to return it to; nil: no log
 
+	// Containers is who runs here. It may be nil where nobody asks for reports.
+	Containers feature.Containers
+
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
 	NetNS string
@@ -66,6 +69,7 @@ type Config struct {
 
 // Netcpu is the feature. See feature.Feature for how it may be called.
 type Netcpu struct {
+	*Accounts
 	cfg     Config
 	layout  cgroup.Layout
 	find    *netdev.Finder
@@ -159,6 +163,7 @@ func New(cfg Config) (*Netcpu, error) {
 	}); n.noMeter != nil {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
+	n.Accounts = &Accounts{Meter: n, Containers: cfg.Containers, Since: time.Now()}
 	var charges, dropped *ebpf.Map
 	if n.meter != nil {
 		charges, dropped = n.meter.Charges(), n.meter.Dropped()

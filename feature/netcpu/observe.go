@@ -40,6 +40,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	if n.meter == nil {
 		return nil // Read says so
 	}
+	n.used.begin(c, n.Since)
 	t := account.Tenant{ID: c.ID, HostNetwork: c.HostNetwork, Rank: max(0, rank(mode))}
 	for _, dev := range c.Interfaces {
 		t.Devices = append(t.Devices, account.Device{Netns: c.NetNS, Ifindex: dev.Index})

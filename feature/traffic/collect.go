@@ -170,23 +170,29 @@ func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, way Direction, q 
 	})
 }
 
-// Snapshot implements feature.Feature. Its samples, for each Row, with its
-// direction as label:
-//
-//	traffic_sent_bytes_total, traffic_sent_packets_total
-//	traffic_borrowed_packets_total   those of them beyond what was guaranteed
-//	traffic_dropped_packets_total    for which its queue had no room
-//	traffic_overlimits_total         how often it came to its ceil
-//	traffic_backlog_bytes, traffic_backlog_packets  that wait
-//	traffic_guaranteed_bytes_per_second, traffic_ceil_bytes_per_second  as things stand
-//	traffic_rate_bytes_per_second    the rate that policy asks for, if it does
-//	traffic_delay_seconds            if delays are measured always: a histogram of how long
-//	                                 packets that were sent had waited
-//
-// and then, of the host, traffic_delay_missed_packets_total.
+// help says what the samples of Snapshot are: of a class at a device each, but
+// for the last.
+var help = map[string]string{
+	"traffic_sent_bytes_total":            "Bytes sent.",
+	"traffic_sent_packets_total":          "Packets sent.",
+	"traffic_borrowed_packets_total":      "Packets sent beyond what is guaranteed.",
+	"traffic_dropped_packets_total":       "Packets for which the queue of the class had no room.",
+	"traffic_overlimits_total":            "How often the class came to its ceil.",
+	"traffic_backlog_bytes":               "Bytes that wait.",
+	"traffic_backlog_packets":             "Packets that wait.",
+	"traffic_guaranteed_bytes_per_second": "Rate that the class gets now also while all others want everything.",
+	"traffic_ceil_bytes_per_second":       "Rate that the class gets at the most.",
+	"traffic_rate_bytes_per_second":       "Rate that policy asks for.",
+	"traffic_delay_seconds":               "How long packets that were sent had waited.",
+	"traffic_delay_missed_packets_total":  "Packets on this host whose delay was not measured because too many waited.",
+}
+
+// Snapshot implements feature.Feature. There is a sample of each name for each
+// Row, with its direction as label; those of delays only while delays are
+// always measured.
 func (f *Traffic) Snapshot() feature.Snapshot {
 	r := f.Read()
-	s := feature.Snapshot{Taken: r.Taken}
+	s := feature.Snapshot{Taken: r.Taken, Help: help}
 	for _, row := range r.Rows {
 		labels := []feature.Label{{Name: "direction", Value: string(row.Direction)}}
 		add := func(name string, v float64) {

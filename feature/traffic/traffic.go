@@ -47,6 +47,9 @@ type Config struct {
 	Log     *slog.Logger    // nil: no log
 	Slots   *slot.Allocator // nil: one of its own
 
+	// Containers is who runs here. It may be nil where nobody asks for reports.
+	Containers feature.Containers
+
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
 	NetNS string

@@ -1,4 +1,4 @@
-package agent
+package netcpu
 
 import (
 	"cmp"
@@ -18,12 +18,12 @@ const maxPairs = 500
 // what goes into the sum of the others stays there, so that no counter ever
 // goes back. Its zero value is ready.
 type pairs struct {
-	shown map[pair]bool
-	last  map[pair]time.Duration // of all, as of the reading before
+	shown map[cell]bool
+	last  map[cell]time.Duration // of all, as of the reading before
 	other time.Duration
 }
 
-type pair struct {
+type cell struct {
 	victim  account.Party
 	culprit container.ID
 }
@@ -31,22 +31,22 @@ type pair struct {
 // split gives the entries that are series of their own, at most limit, and the
 // sum of all that others have added up to since the first reading.
 func (p *pairs) split(thefts []account.Theft, limit int, runs func(container.ID) bool) (show []account.Theft, other time.Duration) {
-	thefts = slices.DeleteFunc(slices.Clone(thefts), func(t account.Theft) bool { return t.CPU <= 0 || own(t) })
+	thefts = slices.DeleteFunc(slices.Clone(thefts), func(t account.Theft) bool { return t.CPU <= 0 || ownTime(t) })
 	slices.SortFunc(thefts, func(x, y account.Theft) int {
 		return cmp.Or(cmp.Compare(y.CPU, x.CPU), cmp.Compare(x.Culprit, y.Culprit), cmp.Compare(x.Victim.Container, y.Victim.Container), cmp.Compare(x.Victim.Kind, y.Victim.Kind))
 	})
-	shown := make(map[pair]bool, limit)
+	shown := make(map[cell]bool, limit)
 	for _, first := range []bool{true, false} { // those that have a place, then new ones
 		for _, t := range thefts {
-			k := pair{t.Victim, t.Culprit}
+			k := cell{t.Victim, t.Culprit}
 			if len(shown) < limit && p.shown[k] == first && runs(t.Culprit) && runs(t.Victim.Container) {
 				shown[k] = true
 			}
 		}
 	}
-	last := make(map[pair]time.Duration, len(thefts))
+	last := make(map[cell]time.Duration, len(thefts))
 	for _, t := range thefts {
-		k := pair{t.Victim, t.Culprit}
+		k := cell{t.Victim, t.Culprit}
 		last[k] = t.CPU
 		if shown[k] {
 			show = append(show, t)
@@ -62,30 +62,20 @@ func (p *pairs) split(thefts []account.Theft, limit int, runs func(container.ID)
 	return show, p.other
 }
 
-// snapshot puts a reading into samples for the metrics page. What cannot be
-// read is not on it.
-//
-//	netcpu_seconds_total, netcpu_packets_total  by container (none: the system),
-//	                             direction and protocol
-//	netcpu_stolen_seconds_total  the container's time that went into the packets
-//	                             of others
-//	netcpu_taken_seconds_total   time of others that went into the container's
-//	netcpu_theft_seconds_total   by kind, victim and culprit: the matrix
-//	netcpu_measured_seconds_total  packet work as a whole, in softirqs and in
-//	                             NAPI threads
-//	netcpu_system_seconds_total  that of packets of no container
-//	netcpu_lost_events_total     events that were not counted
-func (x *accounts) snapshot(runs func(container.ID) bool) feature.Snapshot {
-	if x == nil {
-		return feature.Snapshot{}
-	}
-	x.mu.Lock() // until the pairs have seen the reading: they take one after the other
-	defer x.mu.Unlock()
-	r, err := x.readLocked()
+// Export implements feature.Exporter. What cannot be read is not on the page.
+func (x *Accounts) Export() feature.Snapshot {
+	x.reading.Lock() // until the pairs have seen the reading: they take one after the other
+	defer x.reading.Unlock()
+	running := x.running()
+	s := feature.Snapshot{Taken: time.Now(), Help: help, Samples: x.used.samples(running)}
+	r, err := x.Meter.Read()
 	if err != nil {
-		return feature.Snapshot{}
+		return s
 	}
-	s := feature.Snapshot{Taken: r.Taken}
+	runs := map[container.ID]bool{0: true}
+	for _, c := range running {
+		runs[c.ID] = true
+	}
 	add := func(id container.ID, name string, v float64, labels ...feature.Label) {
 		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: name, Labels: labels, Value: v})
 	}
@@ -110,7 +100,7 @@ func (x *accounts) snapshot(runs func(container.ID) bool) feature.Snapshot {
 	}
 	stolen, taken := make(map[container.ID]time.Duration), make(map[container.ID]time.Duration)
 	for _, t := range r.Thefts {
-		if felt(t) {
+		if isLoss(t) {
 			stolen[t.Victim.Container] += t.CPU
 			taken[t.Culprit] += t.CPU
 		}
@@ -125,14 +115,14 @@ func (x *accounts) snapshot(runs func(container.ID) bool) feature.Snapshot {
 			add(id, "netcpu_taken_seconds_total", d.Seconds())
 		}
 	}
-	show, other := x.pairs.split(r.Thefts, maxPairs, runs)
+	show, other := x.pairs.split(r.Thefts, maxPairs, func(id container.ID) bool { return runs[id] })
 	for _, t := range show {
 		add(0, "netcpu_theft_seconds_total", t.CPU.Seconds(), feature.Label{Name: "kind", Value: t.Victim.Kind.String()},
-			party1("victim", t.Victim.Container, "host"), party1("culprit", t.Culprit, "system"))
+			party("victim", t.Victim.Container, "host"), party("culprit", t.Culprit, "system"))
 	}
 	if other > 0 {
 		const o = "other"
-		add(0, "netcpu_theft_seconds_total", other.Seconds(), feature.Label{Name: "kind", Value: o}, party1("victim", 0, o), party1("culprit", 0, o))
+		add(0, "netcpu_theft_seconds_total", other.Seconds(), feature.Label{Name: "kind", Value: o}, party("victim", 0, o), party("culprit", 0, o))
 	}
 	add(0, "netcpu_measured_seconds_total", r.Softirq.Seconds(), feature.Label{Name: "where", Value: "softirq"})
 	add(0, "netcpu_measured_seconds_total", r.Thread.Seconds(), feature.Label{Name: "where", Value: "thread"})
@@ -141,8 +131,8 @@ func (x *accounts) snapshot(runs func(container.ID) bool) feature.Snapshot {
 	return s
 }
 
-// party1 is a label that is a container, or the word for none.
-func party1(name string, id container.ID, none string) feature.Label {
+// party is a label that is a container, or the word for none.
+func party(name string, id container.ID, none string) feature.Label {
 	if id != 0 {
 		return feature.Label{Name: name, Container: id}
 	}

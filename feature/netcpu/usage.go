@@ -1,10 +1,10 @@
-package agent
+package netcpu
 
 import (
+	"maps"
 	"sync"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -32,27 +32,41 @@ func usageOf(dirs container.Cgroup) (u usage) {
 	return u
 }
 
-// usages knows what containers that ran before the agent had used by then: the
-// accounts do not begin before it. Its zero value is ready.
+// usages knows what containers that ran before the accounts began had used by
+// then. Its zero value is ready.
 type usages struct {
 	mu     sync.Mutex
 	before map[container.ID]usage
 }
 
-// saw notes those of running that are not known yet and are older than since, and
-// forgets those that have ended.
-func (u *usages) saw(running []container.Container, since time.Time) {
+// begin notes what a container has used so far, if it is older than the accounts,
+// which began at start. A second call for the same one changes nothing.
+func (u *usages) begin(c container.Container, start time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	before := make(map[container.ID]usage)
-	for _, c := range running {
-		was, known := u.before[c.ID]
-		if !known && !c.Started.After(since) {
-			was = usageOf(c.Cgroup)
-		}
-		before[c.ID] = was
+	if u.before == nil {
+		u.before = make(map[container.ID]usage)
 	}
-	u.before = before
+	if _, known := u.before[c.ID]; known {
+		return
+	}
+	var was usage
+	if !c.Started.After(start) {
+		was = usageOf(c.Cgroup)
+	}
+	u.before[c.ID] = was
+}
+
+// only begins for all that run, and forgets the others.
+func (u *usages) only(running []container.Container, start time.Time) {
+	runs := make(map[container.ID]bool, len(running))
+	for _, c := range running {
+		runs[c.ID] = true
+		u.begin(c, start)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	maps.DeleteFunc(u.before, func(id container.ID, _ usage) bool { return !runs[id] })
 }
 
 // since is what the scheduler has counted of a container since the accounts began.
@@ -64,29 +78,18 @@ func (u *usages) since(id container.ID, dirs container.Cgroup) usage {
 	return usage{grown(now.tasks, was.tasks), grown(now.throttled, was.throttled), grown(now.periods, was.periods)}
 }
 
-// fill puts it into an account.
-func (u *usages) fill(x *api.NetCPUAccount, dirs container.Cgroup) {
-	of := u.since(x.Container, dirs)
-	x.Tasks, x.Throttled, x.Periods = of.tasks.Seconds(), of.throttled.Seconds(), of.periods
-}
-
-// snapshot puts it into samples for the metrics page.
-//
-//	netcpu_tasks_seconds_total      CPU time that the container's control group was
-//	                                charged for
-//	netcpu_throttled_seconds_total  time that its own quota kept it from a CPU
-func (u *usages) snapshot(running []container.Container, now time.Time) feature.Snapshot {
-	s := feature.Snapshot{Taken: now}
+// samples are those of the containers that run.
+func (u *usages) samples(running []container.Container) (to []feature.Sample) {
 	for _, c := range running {
 		of := u.since(c.ID, c.Cgroup)
 		if of.tasks == 0 {
 			continue // unknown: it has just ended
 		}
-		s.Samples = append(s.Samples,
+		to = append(to,
 			feature.Sample{Container: c.ID, Name: "netcpu_tasks_seconds_total", Value: of.tasks.Seconds()},
 			feature.Sample{Container: c.ID, Name: "netcpu_throttled_seconds_total", Value: of.throttled.Seconds()})
 	}
-	return s
+	return to
 }
 
 // grown is how much a counter has grown. One that has become smaller is that of

@@ -1,0 +1,72 @@
+package netcpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+)
+
+// Whatever happens to pairs, there are never too many, and no series of them
+// ever goes back, that of the rest included.
+func TestPairs(t *testing.T) {
+	const limit, containers = 4, 6
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var p pairs
+	cpu := make(map[cell]time.Duration)
+	alive := make(map[container.ID]bool)
+	next := container.ID(1)
+	type state struct {
+		shown map[cell]time.Duration
+		other time.Duration
+	}
+	before := state{}
+	for step := range 2000 {
+		for id := range alive {
+			if rnd.IntN(100) == 0 {
+				delete(alive, id)
+			}
+		}
+		for len(alive) < containers {
+			alive[next] = true
+			next++
+		}
+		for range 3 {
+			// Those that run, the host, and some that have ended.
+			v := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
+			c := max(next, containers+2) - 1 - container.ID(rnd.Uint64N(containers+2))
+			cpu[cell{account.Party{Container: v, Kind: []account.PartyKind{account.Task, account.Idle}[rnd.IntN(2)]}, c}] += time.Duration(rnd.IntN(1000))
+		}
+		for k := range cpu { // the meter forgets those that have ended, at some time
+			if !alive[k.culprit] && k.culprit != 0 && rnd.IntN(50) == 0 {
+				delete(cpu, k)
+			}
+		}
+		var thefts []account.Theft
+		for k, d := range cpu {
+			t := account.Theft{Victim: k.victim, Culprit: k.culprit, CPU: d}
+			thefts = append(thefts, t)
+		}
+		show, other := p.split(thefts, limit, func(id container.ID) bool { return id == 0 || alive[id] })
+		now := state{make(map[cell]time.Duration), other}
+		for _, t := range show {
+			now.shown[cell{t.Victim, t.Culprit}] = t.CPU
+		}
+		if len(show) > limit || len(now.shown) != len(show) || other < before.other {
+			t.Fatalf("step %d: %d shown, other %v after %v", step, len(show), other, before.other)
+		}
+		for k, d := range before.shown {
+			runs := (k.culprit == 0 || alive[k.culprit]) && (k.victim.Container == 0 || alive[k.victim.Container])
+			if is, ok := now.shown[k]; runs && !ok && cpu[k] > 0 || ok && is < d || ok && !runs {
+				t.Fatalf("step %d: %+v was %v, is %v (shown %v, runs %v)", step, k, d, is, ok, runs)
+			}
+		}
+		before = now
+	}
+	if before.other == 0 || len(before.shown) == 0 {
+		t.Error(fmt.Sprint("the test tests nothing: ", before))
+	}
+}
