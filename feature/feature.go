@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -64,20 +65,7 @@ type Sample struct {
 	Labels []Label // what else tells it from others of this name; each has the same label names
 	Value  float64
 
-	Histogram *Histogram // in place of Value, where it is a distribution
-}
-
-// Histogram is a distribution that was counted up since some beginning.
-type Histogram struct {
-	Buckets []Bucket // by Bound; the same bounds in every Sample of a name
-	Count   uint64   // of all, also above the last bound
-	Sum     float64  // of all, in base units
-}
-
-// Bucket counts all up to a bound.
-type Bucket struct {
-	Bound float64 // in base units
-	Count uint64
+	Histogram *hist.Classic // in place of Value, where it is a distribution since some beginning
 }
 
 // Label is one more property of a Sample: a word of the feature's own choice

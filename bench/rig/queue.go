@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -71,10 +72,10 @@ func WatchQueue(ns *netdev.NS, index, length int) (_ *Queue, err error) {
 
 // Read gives what has been measured since the beginning, and how many packets
 // were missed.
-func (q *Queue) Read() (*load.Histogram, uint64, error) {
-	h := new(load.Histogram)
-	for i := range h {
-		if err := q.objs.FlWaited.Lookup(uint32(i), &h[i]); err != nil {
+func (q *Queue) Read() (*hist.Histogram, uint64, error) {
+	h := load.NewHistogram()
+	for i := range h.Counts {
+		if err := q.objs.FlWaited.Lookup(uint32(i), &h.Counts[i]); err != nil {
 			return nil, 0, fmt.Errorf("read the queue's delays: %w", err)
 		}
 	}

@@ -78,18 +78,20 @@ func brokenImport(from, to string, test bool) string {
 	if test || in(from, "test", "internal/testkit") {
 		return ""
 	}
-	own := in(to, "agent", "api", "bench", "cmd", "container", "feature", "internal", "kernel", "metrics", "policy", "sandbox", "test", "tui", "web")
+	own := in(to, "agent", "api", "bench", "cmd", "container", "feature", "hist", "internal", "kernel", "metrics", "policy", "sandbox", "test", "tui", "web")
 	switch {
 	case in(to, "internal/testkit", "test"):
 		return "only tests import what is for tests"
 	case from == "policy" && own && to != "container":
 		return "policy imports container only"
+	case from == "hist" && own:
+		return "hist imports nothing of ours"
 	case in(from, "tui", "web") && own && to != "api" && !in(to, strings.Split(from, "/")[0]):
 		return "views import api only"
 	case in(from, "kernel") && own && !in(to, "kernel"):
 		return "kernel/... imports nothing above it"
-	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "kernel", "metrics"):
-		return "a feature imports feature, policy, container, kernel/... and metrics only"
+	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "hist", "kernel", "metrics"):
+		return "a feature imports feature, policy, container, hist, kernel/... and metrics only"
 	case feature(to) && !feature(from) && from != "agent":
 		return "only agent imports features"
 	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "kernel", "bench/rig"):
@@ -141,6 +143,8 @@ func TestBrokenImport(t *testing.T) {
 		{"kernel/cgroup", "github.com/vishvananda/netlink", false, false},
 		{"kernel/cgroup", "github.com/vishvananda/netlink", true, true},
 		{"kernel/sched", "container", false, false},
+		{"feature/netcpu", "hist", false, true},
+		{"hist", "feature", false, false},
 		{"container", "os/exec", false, false},
 		{"container", "github.com/moby/moby/client", false, true},
 		{"agent", "github.com/moby/moby/client", false, false},

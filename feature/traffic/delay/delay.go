@@ -14,6 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/fairlead-project/fairlead/hist"
 )
 
 // Class is one class of the root qdisc of a device.
@@ -115,9 +117,12 @@ func (m *Meter) Follow(classes []Class) error {
 	return errors.Join(errs...)
 }
 
-// Read gives the delays of one of the classes up to now; nil of one that is not
-// followed.
-func (m *Meter) Read(c Class) (*Histogram, error) {
+// subBits is HIST_SUB_BITS of delay.bpf.c.
+const subBits = 3
+
+// Read gives the delays of one of the classes up to now, or nil if the class is
+// not followed.
+func (m *Meter) Read(c Class) (*hist.Histogram, error) {
 	if !m.followed[c] {
 		return nil, nil
 	}
@@ -125,7 +130,7 @@ func (m *Meter) Read(c Class) (*Histogram, error) {
 	if err := m.objs.FlDelays.Lookup(c.key(), &d); err != nil {
 		return nil, fmt.Errorf("read delays at qdiscs: %w", err)
 	}
-	return &Histogram{sum: d.Sum, count: d.Count}, nil
+	return &hist.Histogram{Sub: subBits, Counts: d.Count[:], Sum: d.Sum}, nil
 }
 
 // Missed says how many packets were not measured as too many waited (some of
