@@ -94,6 +94,8 @@ func brokenImport(from, to string, test bool) string {
 		return "a feature imports feature, policy, container, hist, kernel/... and metrics only"
 	case feature(to) && !feature(from) && from != "agent":
 		return "only agent imports features"
+	case to == "github.com/cilium/ebpf/rlimit" && from != "kernel/bpf":
+		return "kernel/bpf loads BPF objects"
 	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "kernel", "bench/rig"):
 		return "BPF is loaded in feature/..., kernel/... and bench/rig only"
 	case in(to, "github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/safchain/ethtool") &&
@@ -137,6 +139,8 @@ func TestBrokenImport(t *testing.T) {
 		{"agent", "feature/netcpu", false, true},
 		{"cmd/fairlead", "feature/netcpu", false, false},
 		{"kernel/bpf", "github.com/cilium/ebpf/link", false, true},
+		{"kernel/bpf", "github.com/cilium/ebpf/rlimit", false, true},
+		{"feature/netcpu", "github.com/cilium/ebpf/rlimit", false, false},
 		{"agent", "github.com/cilium/ebpf", false, false},
 		{"bench", "github.com/cilium/ebpf", false, false},
 		{"bench/rig", "github.com/cilium/ebpf/link", false, true},
