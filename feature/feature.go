@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -46,6 +47,12 @@ type Feature interface {
 	// Close lets go of file descriptors and goroutines. What Apply put in
 	// force stays: the agent calls Remove first for what must not outlive it.
 	Close() error
+}
+
+// Mapped is a Feature that has BPF maps. Maps may be called at any time.
+type Mapped interface {
+	// Maps says how full the hash maps are.
+	Maps() []bpf.Usage
 }
 
 // Snapshot is what a feature measured, at one moment.

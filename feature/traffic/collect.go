@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -220,4 +221,18 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 		s.Samples = append(s.Samples, feature.Sample{Name: "traffic_delay_missed_packets_total", Value: float64(r.Missed)})
 	}
 	return s
+}
+
+// Maps implements feature.Mapped.
+func (f *Traffic) Maps() (list []bpf.Usage) {
+	f.mu.Lock()
+	p, m := f.programs, f.meter
+	f.mu.Unlock()
+	if p != nil {
+		list = p.object.Usage()
+	}
+	if m != nil {
+		list = append(list, m.Maps()...)
+	}
+	return list
 }
