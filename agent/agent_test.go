@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,6 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/metrics"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -415,6 +417,19 @@ func TestAgentMetrics(t *testing.T) {
 	}
 	if _, ok := (view{r.agent}).Container(1); !ok {
 		t.Error("container 1 is not found")
+	}
+	families, err := metrics.New(view{r.agent}).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string][]float64)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			got[f.GetName()] = append(got[f.GetName()], m.GetGauge().GetValue())
+		}
+	}
+	if !slices.Equal(got["fairlead_bpf_map_entries"], []float64{3, 0}) || !slices.Equal(got["fairlead_bpf_map_max_entries"], []float64{8, 9}) {
+		t.Errorf("BPF maps have %v entries of %v", got["fairlead_bpf_map_entries"], got["fairlead_bpf_map_max_entries"])
 	}
 	r.set.set(true, box(2, "isolate"))
 	r.until("1 has gone", func() bool { _, ok := (view{r.agent}).Container(1); return !ok })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -157,6 +158,10 @@ func (f *fake) Snapshot() feature.Snapshot {
 		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_test_seconds_total", Value: float64(id)})
 	}
 	return s
+}
+
+func (f *fake) Maps() []bpf.Usage {
+	return []bpf.Usage{{Object: "one", Map: "fl_map", Entries: 3, MaxEntries: 8}, {Object: "two", Map: "fl_map", MaxEntries: 9}}
 }
 
 func (f *fake) Close() error {

@@ -3,6 +3,7 @@ package agent
 import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
@@ -16,8 +17,23 @@ func (v view) Snapshots() []feature.Snapshot {
 		if x, ok := w.feature.(feature.Exporter); ok {
 			out = append(out, x.Export())
 		}
+		if f, ok := w.feature.(feature.Mapped); ok {
+			out = append(out, pressure(f.Maps()))
+		}
 	}
 	return out
+}
+
+// pressure gives the samples of BPF maps, bpf_map_entries and bpf_map_max_entries.
+// A map is named with its object, as two may have one of the same name.
+func pressure(maps []bpf.Usage) (s feature.Snapshot) {
+	for _, m := range maps {
+		labels := []feature.Label{{Name: "object", Value: m.Object}, {Name: "map", Value: m.Map}}
+		s.Samples = append(s.Samples,
+			feature.Sample{Name: "bpf_map_entries", Labels: labels, Value: float64(m.Entries)},
+			feature.Sample{Name: "bpf_map_max_entries", Labels: labels, Value: float64(m.MaxEntries)})
+	}
+	return s
 }
 
 func (v view) Container(id container.ID) (container.Container, bool) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -80,7 +81,7 @@ func (d *delays) close() error {
 
 // delayReading is what delays has counted by a moment.
 type delayReading struct {
-	queue  *load.Histogram
+	queue  *hist.Histogram
 	missed uint64
 	aside  load.Reading
 }

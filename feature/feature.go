@@ -9,6 +9,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
@@ -96,6 +98,12 @@ type Decider interface {
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 
+// Mapped is a Feature that has BPF maps. Maps may be called at any time.
+type Mapped interface {
+	// Maps says how full the hash maps are.
+	Maps() []bpf.Usage
+}
+
 // Snapshot is what a feature measured, at one moment.
 type Snapshot struct {
 	Taken   time.Time
@@ -115,20 +123,7 @@ type Sample struct {
 	Labels []Label // what else tells it from others of this name; each has the same label names
 	Value  float64
 
-	Histogram *Histogram // in place of Value, where it is a distribution
-}
-
-// Histogram is a distribution that was counted up since some beginning.
-type Histogram struct {
-	Buckets []Bucket // by Bound; the same bounds in every Sample of a name
-	Count   uint64   // of all, also above the last bound
-	Sum     float64  // of all, in base units
-}
-
-// Bucket counts all up to a bound.
-type Bucket struct {
-	Bound float64 // in base units
-	Count uint64
+	Histogram *hist.Classic // in place of Value, where it is a distribution since some beginning
 }
 
 // Label is one more property of a Sample: a word of the feature's own choice

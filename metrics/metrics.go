@@ -114,7 +114,7 @@ func constant(desc *prometheus.Desc, x feature.Sample, values []string) (prometh
 	if h := x.Histogram; h != nil {
 		buckets := make(map[float64]uint64, len(h.Buckets))
 		for _, b := range h.Buckets {
-			buckets[b.Bound] = b.Count
+			buckets[b.Le] = b.Count
 		}
 		return prometheus.NewConstHistogram(desc, h.Count, h.Sum, buckets, values...)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -68,8 +69,8 @@ func work(id container.ID, direction, protocol string, v float64) feature.Sample
 }
 
 func waits(id container.ID, n uint64) feature.Sample {
-	return feature.Sample{Container: id, Name: "traffic_delay_seconds", Device: "eth0", Labels: []feature.Label{word("direction", "egress")}, Histogram: &feature.Histogram{
-		Buckets: []feature.Bucket{{Bound: 0.001, Count: 3}, {Bound: 0.002, Count: 7}}, Count: n, Sum: 0.5,
+	return feature.Sample{Container: id, Name: "traffic_delay_seconds", Device: "eth0", Labels: []feature.Label{word("direction", "egress")}, Histogram: &hist.Classic{
+		Buckets: []hist.Bound{{Le: 0.001, Count: 3}, {Le: 0.002, Count: 7}}, Count: n, Sum: 0.5,
 	}}
 }
 

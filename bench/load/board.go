@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/hist"
 )
 
 // Flood is the rate that means as fast as possible.
@@ -32,8 +34,19 @@ type page struct {
 	ops    uint64 // datagrams, requests, writes, units of work
 	bytes  uint64
 	errors uint64
-	hist   Histogram
+	hist   [buckets]uint64
 }
+
+// Latencies are counted in histograms of package hist, up to 2^topBits ns (18
+// minutes); bench/rig has the same ones in queue.bpf.c.
+const (
+	subBits = 4
+	topBits = 40
+	buckets = (topBits - subBits + 1) << subBits
+)
+
+// NewHistogram makes an empty histogram of latencies.
+func NewHistogram() *hist.Histogram { return hist.New(subBits, topBits) }
 
 const pageSize = (int(unsafe.Sizeof(page{})) + 4095) &^ 4095
 
@@ -102,7 +115,9 @@ func (b *Board) count(ops, bytes int) {
 
 func (b *Board) fail() { atomic.AddUint64(&b.page.errors, 1) }
 
-func (b *Board) latency(d time.Duration) { atomic.AddUint64(&b.page.hist[bucket(uint64(d))], 1) }
+func (b *Board) latency(d time.Duration) {
+	atomic.AddUint64(&b.page.hist[hist.Bucket(uint64(d), subBits, buckets)], 1)
+}
 
 // Reading is a board's content at one moment.
 type Reading struct {
@@ -128,7 +143,7 @@ type Window struct {
 	Ops     uint64
 	Bytes   uint64
 	Errors  uint64
-	hist    Histogram
+	hist    hist.Histogram
 }
 
 // Since gives what happened from an earlier reading of the same board on.
@@ -139,8 +154,12 @@ func (r Reading) Since(earlier Reading) Window {
 		Bytes:   r.page.bytes - earlier.page.bytes,
 		Errors:  r.page.errors - earlier.page.errors,
 	}
-	w.hist = *r.page.hist.Since(&earlier.page.hist)
+	w.hist = *r.latencies().Since(earlier.latencies())
 	return w
+}
+
+func (r *Reading) latencies() *hist.Histogram {
+	return &hist.Histogram{Sub: subBits, Counts: r.page.hist[:]}
 }
 
 // Rate is Ops per second.
@@ -150,5 +169,5 @@ func (w Window) Rate() float64 { return float64(w.Ops) / w.Seconds }
 func (w Window) BitRate() float64 { return 8 * float64(w.Bytes) / w.Seconds }
 
 // Latency gives the q-quantile of the latencies in the window, as
-// [Histogram.Quantile] does.
+// [hist.Histogram.Quantile] does.
 func (w Window) Latency(q float64) time.Duration { return w.hist.Quantile(q) }

@@ -388,30 +388,18 @@ func TestPacer(t *testing.T) {
 	})
 }
 
-func TestHistogram(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		ns := rapid.Uint64Range(0, 1<<topBits-1).Draw(t, "ns")
-		i := bucket(ns)
-		if i < 0 || i >= buckets {
-			t.Fatalf("bucket(%d) = %d", ns, i)
-		}
-		if m := middle(i); float64(m) < float64(ns)*15/16 || float64(m) > float64(ns)*17/16 {
-			t.Fatalf("%d ns is in a bucket around %d", ns, m)
-		}
-		if j := bucket(ns + 1); j < i {
-			t.Fatalf("bucket(%d) = %d, bucket(%d) = %d", ns, i, ns+1, j)
-		}
-	})
-	if got := bucket(1 << 63); got != buckets-1 {
-		t.Errorf("bucket(1<<63) = %d, want the last, %d", got, buckets-1)
-	}
-	var w Window
-	if got := w.Latency(0.5); got != 0 {
+func TestLatency(t *testing.T) {
+	b := &Board{page: new(page)}
+	before := b.Read()
+	if got := b.Read().Since(before).Latency(0.5); got != 0 {
 		t.Errorf("no latencies have the median %v", got)
 	}
-	for ns := range uint64(16) {
-		w.hist[bucket(ns)]++
+	b.latency(time.Hour)
+	before = b.Read()
+	for ns := range 16 {
+		b.latency(time.Duration(ns))
 	}
+	w := b.Read().Since(before)
 	for q, want := range map[float64]time.Duration{0: 0, 0.5: 7, 1: 15} {
 		if got := w.Latency(q); got != want {
 			t.Errorf("quantile %v is %d, want %d", q, got, want)

@@ -8,7 +8,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -69,9 +68,6 @@ func (r *Rig) startDrop(at DropPoint) error {
 		}
 	default:
 		return errors.New("no such place")
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return err
 	}
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_rig_drop", Type: kind, License: "GPL",

@@ -17,6 +17,11 @@
  * fl_since forgets the oldest. A request without a stamp counts in fl_lost.
  */
 
+/* As fine as the latencies of package load. */
+#define HIST_SUB_BITS 4
+#define HIST_TOP_BITS 40
+
+#include "hist.h"
 #include "kernel.h"
 
 #include <bpf/bpf_core_read.h>
@@ -39,15 +44,9 @@ struct {
 	__type(value, __u64);
 } fl_since SEC(".maps");
 
-/* bench/load: Histogram */
-#define SUB_BITS 4
-#define SUB (1 << SUB_BITS)
-#define TOP_BITS 40
-#define BUCKETS ((TOP_BITS - SUB_BITS + 1) * SUB)
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, BUCKETS);
+	__uint(max_entries, HIST_BUCKETS);
 	__type(key, __u32);
 	__type(value, __u64);
 } fl_waited SEC(".maps");
@@ -55,18 +54,6 @@ struct {
 static __always_inline int is_request(struct sk_buff *skb, struct net_device *dev)
 {
 	return skb->len == fl_length && dev->ifindex == fl_ifindex && dev->nd_net.net->ns.inum == fl_netns;
-}
-
-static __always_inline __u32 bucket(__u64 ns)
-{
-	__u32 exp = 0;
-
-	if (ns >= 1ULL << TOP_BITS)
-		return BUCKETS - 1;
-	/* At most as often as there are powers of two above SUB. */
-	for (int i = 0; i < TOP_BITS - SUB_BITS && ns >> exp >= 2 * SUB; i++)
-		exp++;
-	return ns < SUB ? ns : exp * SUB + (ns >> exp);
 }
 
 SEC("tp_btf/net_dev_queue")
@@ -94,10 +81,10 @@ int BPF_PROG(fl_sent, struct sk_buff *skb, struct net_device *dev)
 		__sync_fetch_and_add(&fl_lost, 1);
 		return 0;
 	}
-	index = bucket(now - *since);
+	index = fl_bucket(now - *since);
 	bpf_map_delete_elem(&fl_since, &key);
 	n = bpf_map_lookup_elem(&fl_waited, &index);
-	if (n) /* always: the index is below BUCKETS */
+	if (n) /* always: the index is below HIST_BUCKETS */
 		__sync_fetch_and_add(n, 1);
 	return 0;
 }

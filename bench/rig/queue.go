@@ -5,17 +5,21 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // Queue measures how long packets of one length wait at the queue of a device.
 type Queue struct {
-	objs  queueObjects
-	links []link.Link
+	object *bpf.Object
+	links  bpf.Links
+	objs   struct {
+		Waited *ebpf.Map      `ebpf:"fl_waited"`
+		Lost   *ebpf.Variable `ebpf:"fl_lost"`
+	}
 }
 
 // Queue begins to measure packets of so many bytes, link header included, that
@@ -44,52 +48,34 @@ func WatchQueue(ns *netdev.NS, index, length int) (_ *Queue, err error) {
 			err = errors.Join(fmt.Errorf("measure the queue of device %d: %w", index, err), q.Close())
 		}
 	}()
-	if err := rlimit.RemoveMemlock(); err != nil {
+	vars := bpf.Vars{queueVarFlNetns: uint32(ns.Inode()), queueVarFlIfindex: uint32(index), queueVarFlLength: uint32(length)}
+	if q.object, err = bpf.Open("queue", loadQueue, vars, nil); err != nil {
 		return nil, err
 	}
-	spec, err := loadQueue()
-	if err != nil {
+	if err := q.object.Load(&q.objs, nil); err != nil {
 		return nil, err
 	}
-	for name, value := range map[string]uint32{queueVarFlNetns: uint32(ns.Inode()), queueVarFlIfindex: uint32(index), queueVarFlLength: uint32(length)} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, err
-		}
-	}
-	if err := spec.LoadAndAssign(&q.objs, nil); err != nil {
+	if q.links, err = q.object.Attach(queueProgFlSent, queueProgFlQueued); err != nil {
 		return nil, err
-	}
-	for _, p := range []*ebpf.Program{q.objs.FlSent, q.objs.FlQueued} {
-		l, err := link.AttachTracing(link.TracingOptions{Program: p})
-		if err != nil {
-			return nil, err
-		}
-		q.links = append(q.links, l)
 	}
 	return q, nil
 }
 
 // Read gives what has been measured since the beginning, and how many packets
 // were missed.
-func (q *Queue) Read() (*load.Histogram, uint64, error) {
-	h := new(load.Histogram)
-	for i := range h {
-		if err := q.objs.FlWaited.Lookup(uint32(i), &h[i]); err != nil {
+func (q *Queue) Read() (*hist.Histogram, uint64, error) {
+	h := load.NewHistogram()
+	for i := range h.Counts {
+		if err := q.objs.Waited.Lookup(uint32(i), &h.Counts[i]); err != nil {
 			return nil, 0, fmt.Errorf("read the queue's delays: %w", err)
 		}
 	}
 	var lost uint64
-	if err := q.objs.FlLost.Get(&lost); err != nil {
+	if err := q.objs.Lost.Get(&lost); err != nil {
 		return nil, 0, fmt.Errorf("read the queue's delays: %w", err)
 	}
 	return h, lost, nil
 }
 
 // Close ends it.
-func (q *Queue) Close() error {
-	var errs []error
-	for _, l := range q.links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(append(errs, q.objs.Close())...)
-}
+func (q *Queue) Close() error { return errors.Join(q.links.Close(), q.object.Close()) }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -24,7 +25,7 @@ func TestQueue(t *testing.T) {
 	if _, err := r.Start(t.Context(), r.Outside, "udp-recv", "--listen", ":9001"); err != nil {
 		t.Fatal(err)
 	}
-	read := func() *load.Histogram {
+	read := func() *hist.Histogram {
 		h, lost, err := q.Read()
 		if err != nil || lost != 0 {
 			t.Fatalf("%d packets were missed: %v", lost, err)
@@ -50,7 +51,7 @@ func TestQueue(t *testing.T) {
 			}
 		}
 		took := time.Since(start)
-		var waited *load.Histogram
+		var waited *hist.Histogram
 		for end := time.Now().Add(90 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			if waited = read().Since(before); waited.Count() >= sent { // what is in the queue has to leave
 				break

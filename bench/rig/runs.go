@@ -9,7 +9,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
 
@@ -78,9 +77,6 @@ func CountRuns(of ProgramSet, during func() error) (_ Runs, err error) {
 			err = fmt.Errorf("count the runs of BPF programs: %w", err)
 		}
 	}()
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return Runs{}, err
-	}
 	var open []io.Closer
 	defer func() {
 		for _, c := range open {

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
 // Place is what a Stopwatch has a sum of.
@@ -44,12 +44,11 @@ type StopwatchConfig struct {
 // do, and so has the same time as they.
 type Stopwatch struct {
 	objs struct {
-		Stints  *ebpf.Map `ebpf:"fl_stints"`
-		Brought *ebpf.Map `ebpf:"fl_brought"`
+		Stints *ebpf.Map `ebpf:"fl_stints"`
 	}
+	object *bpf.Object
 	begins []string
-	spec   *ebpf.CollectionSpec
-	links  []link.Link
+	links  bpf.Links
 }
 
 // NewStopwatch makes one that stands still. The caller closes it.
@@ -60,20 +59,14 @@ func NewStopwatch(cfg StopwatchConfig) (_ *Stopwatch, err error) {
 			err = errors.Join(fmt.Errorf("make stopwatch: %w", err), w.Close())
 		}
 	}()
-	if err := rlimit.RemoveMemlock(); err != nil {
+	if w.object, err = bpf.Open("stopwatch", loadStopwatch, bpf.Vars{stopwatchVarFlTells: cfg.Tells}, nil); err != nil {
 		return nil, err
 	}
-	if w.spec, err = loadStopwatch(); err != nil {
+	if err := w.object.Load(&w.objs, nil); err != nil {
 		return nil, err
 	}
 	if cfg.Tells {
 		w.begins = append([]string{"fl_received"}, w.begins...)
-		if err := w.spec.Variables["fl_tells"].Set(uint8(1)); err != nil {
-			return nil, err
-		}
-	}
-	if err := w.spec.LoadAndAssign(&w.objs, nil); err != nil {
-		return nil, err
 	}
 	ends := []string{"fl_softirq_end"}
 	if cfg.Timers {
@@ -91,23 +84,9 @@ func (w *Stopwatch) Start() error {
 }
 
 func (w *Stopwatch) attach(programs []string) error {
-	for _, name := range programs {
-		spec := w.spec.Copy()
-		spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
-		coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
-			MapReplacements: map[string]*ebpf.Map{"fl_stints": w.objs.Stints, "fl_brought": w.objs.Brought},
-		})
-		if err != nil {
-			return err
-		}
-		l, err := link.AttachTracing(link.TracingOptions{Program: coll.Programs[name]})
-		coll.Close()
-		if err != nil {
-			return err
-		}
-		w.links = append(w.links, l)
-	}
-	return nil
+	links, err := w.object.Attach(programs...)
+	w.links = append(w.links, links...)
+	return err
 }
 
 // Elapsed is what a Stopwatch has measured since its start, on all CPUs.
@@ -136,10 +115,4 @@ func (w *Stopwatch) Read() (sum Elapsed, err error) {
 }
 
 // Close ends it.
-func (w *Stopwatch) Close() error {
-	var errs []error
-	for _, l := range w.links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(append(errs, w.objs.Stints.Close(), w.objs.Brought.Close())...)
-}
+func (w *Stopwatch) Close() error { return errors.Join(w.links.Close(), w.object.Close()) }

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -117,6 +118,20 @@ func (n *Netcpu) dropped() map[container.ID]uint64 {
 		}
 	}
 	return of
+}
+
+// Maps implements feature.Mapped.
+func (n *Netcpu) Maps() (list []bpf.Usage) {
+	n.mu.Lock()
+	e := n.early
+	n.mu.Unlock()
+	if e != nil {
+		list = e.object.Usage()
+	}
+	if n.meter != nil {
+		list = append(list, n.meter.Maps()...)
+	}
+	return list
 }
 
 // kthreads appends the time of threads, summed by device. A thread that has

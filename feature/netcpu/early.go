@@ -7,11 +7,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -25,13 +24,12 @@ var errSlots = errors.New("early drop: no slot is free")
 // process has ended.
 type early struct {
 	hooks  *qdisc.Hooks
-	spec   *ebpf.CollectionSpec
+	object *bpf.Object
 	maps   netcpuMaps
-	polled *ebpf.Program
 	drop   *ebpf.Program
 	taker  taker // nil without accounts, and once it has been called
 
-	watch link.Link       // fl_polled, while there is a tenant
+	watch bpf.Links       // fl_polled, while there is a tenant
 	used  map[uint32]bool // slots of tenants
 	next  uint32          // the slot to try first
 }
@@ -53,57 +51,41 @@ func (w *watched) at(inside *netdev.NS, index int) *qdisc.Attachment {
 // in which nothing is ever charged, and one that nobody reads. An error means
 // that this kernel cannot run them.
 func newEarly(hooks *qdisc.Hooks, charges, dropped *ebpf.Map) (_ *early, err error) {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
+	e := &early{hooks: hooks, used: make(map[uint32]bool)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("early drop: %w", err), e.close())
+		}
+	}()
+	var shared bpf.Maps
+	if charges != nil {
+		shared = bpf.Maps{netcpuMapFlCharges: charges, netcpuMapFlDropped: dropped}
 	}
-	spec, err := loadNetcpu()
-	if err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
+	if e.object, err = bpf.Open(name, loadNetcpu, nil, shared); err != nil {
+		return nil, err
 	}
-	e := &early{hooks: hooks, spec: spec, used: make(map[uint32]bool)}
+	// Whether the other programs work is found out now, not at the first container.
 	var objs struct {
 		netcpuMaps
 		Polled *ebpf.Program `ebpf:"fl_polled"`
+		Count  *ebpf.Program `ebpf:"fl_count"`
 		Drop   *ebpf.Program `ebpf:"fl_drop_tc"`
 	}
-	var options ebpf.CollectionOptions
-	if charges != nil {
-		options.MapReplacements = map[string]*ebpf.Map{netcpuMapFlCharges: charges, netcpuMapFlDropped: dropped}
+	if err := e.object.Load(&objs, nil); err != nil {
+		return nil, err
 	}
-	if err := spec.LoadAndAssign(&objs, &options); err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
-	}
-	e.maps, e.polled, e.drop = objs.netcpuMaps, objs.Polled, objs.Drop
-	// Whether the other program works is found out now, not at the first container.
-	count, err := e.counter(0, nil)
-	if err != nil {
-		return nil, errors.Join(err, e.close())
-	}
-	return e, count.Close()
+	e.maps, e.drop = objs.netcpuMaps, objs.Drop
+	return e, errors.Join(objs.Polled.Close(), objs.Count.Close())
 }
 
 // counter loads a copy of fl_count, for the veth of the tenant in a slot whose
 // container's end has this address.
 func (e *early) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, error) {
-	spec := e.spec.Copy()
-	var own [6]byte
-	copy(own[:], mac)
-	if err := errors.Join(spec.Variables["fl_tenant_slot"].Set(slot), spec.Variables["fl_tenant_mac"].Set(own)); err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
-	}
-	var objs struct {
-		Count *ebpf.Program `ebpf:"fl_count"`
-	}
-	err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		netcpuMapFlTenants:   e.maps.FlTenants,
-		netcpuMapFlAddresses: e.maps.FlAddresses,
-		netcpuMapFlCharges:   e.maps.FlCharges,
-		netcpuMapFlDropped:   e.maps.FlDropped,
-	}})
+	p, err := e.object.Program(netcpuProgFlCount, bpf.Vars{netcpuVarFlTenantSlot: slot, netcpuVarFlTenantMac: [6]byte(mac)})
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
-	return objs.Count, nil
+	return p, nil
 }
 
 // add begins to count what waits for a tenant, at the expense of payer. The
@@ -125,7 +107,7 @@ func (e *early) add(payer container.ID) (*watched, error) {
 		return nil, fmt.Errorf("early drop: clear slot %d: %w", slot, err)
 	}
 	if e.watch == nil {
-		watch, err := link.AttachTracing(link.TracingOptions{Program: e.polled})
+		watch, err := e.object.Attach(netcpuProgFlPolled)
 		if err != nil {
 			return nil, fmt.Errorf("early drop: watch polls: %w", err)
 		}
@@ -275,10 +257,5 @@ func (e *early) read(w *watched) (netcpuTenant, error) {
 }
 
 func (e *early) close() error {
-	var errs []error
-	if e.watch != nil {
-		errs = append(errs, e.watch.Close())
-	}
-	errs = append(errs, e.polled.Close(), e.drop.Close(), e.maps.Close())
-	return errors.Join(errs...)
+	return errors.Join(e.watch.Close(), e.drop.Close(), e.object.Close())
 }

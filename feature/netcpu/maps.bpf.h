@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of netcpu.bpf.c, and what is in them. */
+/* The maps of netcpu.bpf.c, beside those of charges.h, and what is in them. */
 
 /* Tenants that can be isolated at the same time. */
 #define MAX_TENANTS 4096
@@ -60,30 +60,6 @@ struct {
 } fl_tenants SEC(".maps");
 
 _Static_assert(sizeof(struct tenant) == 88, "read by early.go");
-
-/*
- * Slot of an account -> ns that the tenant's packets took from others, less what
- * others' packets took from its tasks. It is the map of package account, which
- * adds to it within the softirq.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1024);
-	__type(key, __u32);
-	__type(value, __s64);
-} fl_charges SEC(".maps");
-
-/*
- * Whose the packet was that was dropped last on this CPU, by its slot in
- * fl_charges. It is the map of package account, which would take what ends here
- * for nobody's.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_dropped SEC(".maps");
 
 /*
  * What charges a packet that XDP drops to whom fl_dropped says, of package

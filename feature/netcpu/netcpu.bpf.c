@@ -47,6 +47,7 @@
  * longer run once the agent has ended: then nothing is dropped any more.
  */
 
+#include "charges.h"
 #include "kernel.h"
 
 #include <bpf/bpf_core_read.h>

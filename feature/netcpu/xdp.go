@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -41,32 +42,14 @@ func (e *early) native(mac string) (*ebpf.Program, error) {
 }
 
 func (e *early) loadNative(mac net.HardwareAddr, frags bool) (*ebpf.Program, error) {
-	spec := e.spec.Copy()
-	var own [6]byte
-	copy(own[:], mac)
-	if err := spec.Variables["fl_uplink_mac"].Set(own); err != nil {
-		return nil, err
-	}
-	if !frags {
-		spec.Programs["fl_drop_xdp"].Flags &^= unix.BPF_F_XDP_HAS_FRAGS
-	}
-	var objs struct {
-		Drop *ebpf.Program `ebpf:"fl_drop_xdp"`
-	}
-	err := spec.LoadAndAssign(&objs, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		netcpuMapFlTenants:   e.maps.FlTenants,
-		netcpuMapFlAddresses: e.maps.FlAddresses,
-		netcpuMapFlCharges:   e.maps.FlCharges,
-		netcpuMapFlDropped:   e.maps.FlDropped,
-		netcpuMapFlCharger:   e.maps.FlCharger,
-	}})
+	p, err := e.object.Program(netcpuProgFlDropXdp, bpf.Vars{netcpuVarFlUplinkMac: [6]byte(mac)}, bpf.Frags(frags))
 	if err != nil {
 		return nil, err
 	}
 	if err := e.charge(frags); err != nil {
-		return nil, errors.Join(fmt.Errorf("charge what is dropped: %w", err), objs.Drop.Close())
+		return nil, errors.Join(fmt.Errorf("charge what is dropped: %w", err), p.Close())
 	}
-	return objs.Drop, nil
+	return p, nil
 }
 
 // charge has what XDP drops charged from now on.

@@ -11,6 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -43,7 +45,7 @@ type Row struct {
 	qdisc.Stats
 
 	class  delay.Class
-	Delays *delay.Histogram // how long packets have waited; nil: not measured, as where they are cut
+	Delays *hist.Histogram // how long packets have waited; nil: not measured, as where they are cut
 }
 
 // Reading is all classes, by uplink, direction and container.
@@ -170,6 +172,13 @@ func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, way Direction, q 
 	})
 }
 
+// The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling
+// up to 2^lastBound ns (4.3 s).
+const (
+	firstBound = 14
+	lastBound  = 32
+)
+
 // help says what the samples of Snapshot are: of a class at a device each, but
 // for the last.
 var help = map[string]string{
@@ -211,11 +220,25 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 			add("traffic_rate_bytes_per_second", float64(row.Asked.Rate)/8)
 		}
 		if row.Delays != nil {
-			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: "traffic_delay_seconds", Device: row.Uplink, Labels: labels, Histogram: histogram(row.Delays)})
+			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: "traffic_delay_seconds", Device: row.Uplink, Labels: labels, Histogram: row.Delays.Classic(firstBound, lastBound)})
 		}
 	}
 	if slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Delays != nil }) {
 		s.Samples = append(s.Samples, feature.Sample{Name: "traffic_delay_missed_packets_total", Value: float64(r.Missed)})
 	}
 	return s
+}
+
+// Maps implements feature.Mapped.
+func (f *Traffic) Maps() (list []bpf.Usage) {
+	f.mu.Lock()
+	p, m := f.programs, f.meter
+	f.mu.Unlock()
+	if p != nil {
+		list = p.object.Usage()
+	}
+	if m != nil {
+		list = append(list, m.Maps()...)
+	}
+	return list
 }

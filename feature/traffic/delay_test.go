@@ -136,11 +136,11 @@ func TestDelays(t *testing.T) {
 	must(t, m.Close())
 	// Neighbours are asked for, now and then. And a kernel may run no BPF program
 	// while some process is current: a dequeue in a softirq on top of it is missed.
-	if len(sent.took) != n || got.Packets() < n*9/10 || got.Packets() > n+5 || none.Packets() > 5 || missed != 0 {
-		t.Fatalf("of %d datagrams %d came; %d waited, %d missed, %d of who sends nothing, %d of everybody else", n, len(sent.took), got.Packets(), missed, none.Packets(), rest.Packets())
+	if len(sent.took) != n || got.Count() < n*9/10 || got.Count() > n+5 || none.Count() > 5 || missed != 0 {
+		t.Fatalf("of %d datagrams %d came; %d waited, %d missed, %d of who sends nothing, %d of everybody else", n, len(sent.took), got.Count(), missed, none.Count(), rest.Count())
 	}
 	for _, quantile := range []float64{0.5, 0.9} {
-		low, high := sent.quantile(quantile, got.Packets())
+		low, high := sent.quantile(quantile, got.Count())
 		// A bucket's middle is within 1/16 of what it takes.
 		if says := got.Quantile(quantile); says < low*15/16 || says > high*17/16 {
 			t.Errorf("quantile %v is %v, that of the datagrams is from %v to %v", quantile, says, low, high)
@@ -166,10 +166,10 @@ func TestDelays(t *testing.T) {
 		}
 		return &measured.Rows[i]
 	}
-	if of := row(c.ID).Delays; of.Packets() == 0 || of.Packets() > most {
-		t.Errorf("%d packets waited, of %d at the most", of.Packets(), most)
+	if of := row(c.ID).Delays; of.Count() == 0 || of.Count() > most {
+		t.Errorf("%d packets waited, of %d at the most", of.Count(), most)
 	}
-	if of := row(q.ID).Delays; of.Packets() > 5 {
-		t.Errorf("%d packets of who sends nothing", of.Packets())
+	if of := row(q.ID).Delays; of.Count() > 5 {
+		t.Errorf("%d packets of who sends nothing", of.Count())
 	}
 }

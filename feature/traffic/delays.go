@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -35,7 +35,7 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 	before := f.Read()
 	cut := make(map[delay.Class]bool)
 	classes := make([]delay.Class, 0, len(before.Rows))
-	was := make(map[delay.Class]*delay.Histogram)
+	was := make(map[delay.Class]*hist.Histogram)
 	for _, row := range before.Rows {
 		classes = append(classes, row.class)
 		cut[row.class] = row.Split > 0
@@ -72,7 +72,7 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 }
 
 // since takes away what had been measured before.
-func (r *Reading) since(was map[delay.Class]*delay.Histogram, missed uint64) {
+func (r *Reading) since(was map[delay.Class]*hist.Histogram, missed uint64) {
 	for i, row := range r.Rows {
 		if before := was[row.class]; before != nil && row.Delays != nil {
 			r.Rows[i].Delays = row.Delays.Since(before)
@@ -176,20 +176,4 @@ func (f *Traffic) delays(r *Reading) {
 	if err != nil {
 		f.cfg.Log.Error("delays are not all known", "err", err)
 	}
-}
-
-// The bounds of the buckets of a metric are 2^firstBound ns (16 us), and each
-// doubling up to 2^lastBound ns (4.3 s): what fl_delays tells apart to within
-// 1/8 would be too many series.
-const (
-	firstBound = 14
-	lastBound  = 32
-)
-
-func histogram(h *delay.Histogram) *feature.Histogram {
-	to := &feature.Histogram{Count: h.Packets(), Sum: h.Seconds()}
-	for exp := firstBound; exp <= lastBound; exp++ {
-		to.Buckets = append(to.Buckets, feature.Bucket{Bound: time.Duration(1 << exp).Seconds(), Count: h.Below(exp)})
-	}
-	return to
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -70,7 +71,7 @@ func metersAre(t *testing.T, want int, when string) {
 }
 
 // delaysOf gives the histogram of a container at the uplink; nil: there is none.
-func (h *host) delaysOf(id container.ID) *feature.Histogram {
+func (h *host) delaysOf(id container.ID) *hist.Classic {
 	for _, s := range h.traffic.Snapshot().Samples {
 		if s.Container == id && s.Name == "traffic_delay_seconds" && s.Device == "nic0" && slices.Contains(s.Labels, feature.Label{Name: "direction", Value: "egress"}) {
 			return s.Histogram
@@ -121,22 +122,22 @@ func TestDelaysAlways(t *testing.T) {
 	if sum := is.Sum - was.Sum; sum < low.Seconds() || sum > high.Seconds() {
 		t.Errorf("they waited %.3f s in all, the datagrams from %v to %v", sum, low, high)
 	}
-	shortest, longest := is.Buckets[0].Bound, is.Buckets[len(is.Buckets)-1].Bound
-	if shortest > 20e-6 || longest < 4 || !slices.IsSortedFunc(is.Buckets, func(a, b feature.Bucket) int { return int(a.Count) - int(b.Count) }) {
+	shortest, longest := is.Buckets[0].Le, is.Buckets[len(is.Buckets)-1].Le
+	if shortest > 20e-6 || longest < 4 || !slices.IsSortedFunc(is.Buckets, func(a, b hist.Bound) int { return int(a.Count) - int(b.Count) }) {
 		t.Errorf("buckets %+v", is.Buckets)
 	}
 	for i, b := range is.Buckets {
 		least, most := -missing, 5
 		for k, took := range sent.took {
-			if took.Seconds() <= b.Bound {
+			if took.Seconds() <= b.Le {
 				least++
 			}
-			if sent.floor(k).Seconds() <= b.Bound {
+			if sent.floor(k).Seconds() <= b.Le {
 				most++
 			}
 		}
 		if got := int(b.Count - was.Buckets[i].Count); got < least || got > most {
-			t.Errorf("%d waited for up to %.4f s, and %d to %d of the datagrams did", got, b.Bound, least, most)
+			t.Errorf("%d waited for up to %.4f s, and %d to %d of the datagrams did", got, b.Le, least, most)
 		}
 	}
 
@@ -158,7 +159,7 @@ func TestDelaysAlways(t *testing.T) {
 	if i < 0 || asked.Rows[i].Delays == nil {
 		t.Fatalf("no delays: %+v", asked.Rows)
 	}
-	if got := asked.Rows[i].Delays.Packets(); got > datagrams+5 || programs != before+1 {
+	if got := asked.Rows[i].Delays.Count(); got > datagrams+5 || programs != before+1 {
 		t.Errorf("of %d packets who asks is told of %d, by %d programs", datagrams, got, programs-before)
 	}
 

@@ -7,130 +7,70 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // programs are what tells packets apart: see traffic.bpf.c.
 type programs struct {
-	spec      *ebpf.CollectionSpec
-	cgroups   *ebpf.Map
-	told      *ebpf.Map // fl_paths
-	variables *ebpf.Map // those that change: .bss
-	normalise *ebpf.Program
-	strict    *ebpf.Variable
-	levels    *ebpf.Variable
-	epoch     *ebpf.Variable
-
-	flows *flows // nil until what uplinks receive is to be shared
+	object *bpf.Object
+	base
 }
 
-// flows are what tells received packets apart.
-type flows struct {
-	where, pending, told *ebpf.Map
+// base is what is loaded from the beginning.
+type base struct {
+	Cgroups   *ebpf.Map      `ebpf:"fl_cgroups"`
+	Paths     *ebpf.Map      `ebpf:"fl_paths"`
+	Normalise *ebpf.Program  `ebpf:"fl_normalise"`
+	Strict    *ebpf.Variable `ebpf:"fl_strict"`
+	Levels    *ebpf.Variable `ebpf:"fl_levels"`
+	Epoch     *ebpf.Variable `ebpf:"fl_epoch"`
 }
 
 // load loads the programs. An error means that this kernel cannot run them.
 // mask is the part of the mark that may carry the slot, 0 for none.
 func load(mask uint32) (_ *programs, err error) {
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, err
-	}
-	spec, err := loadTraffic()
-	if err != nil {
-		return nil, err
-	}
 	shift, err := slot.MarkShift(mask)
 	if err != nil {
 		return nil, fmt.Errorf("mask of the mark: %w", err)
 	}
-	for name, v := range map[string]any{"fl_mark_mask": mask, "fl_mark_shift": uint32(shift), "fl_seed": rand.Uint64()} {
-		if err := spec.Variables[name].Set(v); err != nil {
-			return nil, err
-		}
-	}
-	var objs struct {
-		Cgroups   *ebpf.Map      `ebpf:"fl_cgroups"`
-		Told      *ebpf.Map      `ebpf:"fl_paths"`
-		Bss       *ebpf.Map      `ebpf:".bss"`
-		Normalise *ebpf.Program  `ebpf:"fl_normalise"`
-		Strict    *ebpf.Variable `ebpf:"fl_strict"`
-		Levels    *ebpf.Variable `ebpf:"fl_levels"`
-		Epoch     *ebpf.Variable `ebpf:"fl_epoch"`
-	}
-	if err := spec.LoadAndAssign(&objs, nil); err != nil {
+	o, err := bpf.Open(name, loadTraffic, bpf.Vars{
+		trafficVarFlMarkMask: mask, trafficVarFlMarkShift: uint32(shift), trafficVarFlSeed: rand.Uint64(),
+	}, nil)
+	if err != nil {
 		return nil, err
 	}
-	return &programs{
-		spec: spec, cgroups: objs.Cgroups, told: objs.Told, variables: objs.Bss, normalise: objs.Normalise,
-		strict: objs.Strict, levels: objs.Levels, epoch: objs.Epoch,
-	}, nil
+	p := &programs{object: o}
+	if err := o.Load(&p.base, nil); err != nil {
+		return nil, errors.Join(err, o.Close())
+	}
+	return p, nil
 }
 
 // identity loads the copy of fl_identify for one slot.
 func (p *programs) identity(s slot.Slot) (*ebpf.Program, error) {
-	spec := p.spec.Copy()
-	if err := spec.Variables["fl_slot"].Set(uint32(s)); err != nil {
-		return nil, err
-	}
-	var objs struct {
-		Identify *ebpf.Program `ebpf:"fl_identify"`
-	}
-	if err := spec.LoadAndAssign(&objs, nil); err != nil {
-		return nil, fmt.Errorf("load identity of slot %d: %w", s, err)
-	}
-	return objs.Identify, nil
+	return p.object.Program(trafficProgFlIdentify, bpf.Vars{trafficVarFlSlot: uint32(s)})
 }
 
 // inbound loads the copy of fl_inbound that leads to the IFB with an index.
 func (p *programs) inbound(ifb int) (*ebpf.Program, error) {
-	spec, options, err := p.sharing()
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Variables["fl_ifb"].Set(uint32(ifb)); err != nil {
-		return nil, err
-	}
-	var objs struct {
-		Inbound *ebpf.Program `ebpf:"fl_inbound"`
-	}
-	if err := spec.LoadAndAssign(&objs, options); err != nil {
-		return nil, fmt.Errorf("tell received packets apart: %w", err)
-	}
-	return objs.Inbound, nil
+	return p.object.Program(trafficProgFlInbound, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
 }
 
 // lead loads the copy of fl_lead that leads to the IFB with an index.
 func (p *programs) lead(ifb int) (*ebpf.Program, error) {
-	spec := p.spec.Copy()
-	if err := spec.Variables["fl_ifb"].Set(uint32(ifb)); err != nil {
-		return nil, err
-	}
-	var objs struct {
-		Lead *ebpf.Program `ebpf:"fl_lead"`
-	}
-	if err := spec.LoadAndAssign(&objs, nil); err != nil {
-		return nil, fmt.Errorf("lead packets to a queue: %w", err)
-	}
-	return objs.Lead, nil
+	return p.object.Program(trafficProgFlLead, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
 }
 
 // delivery loads the copies of fl_deliver and fl_arrive for one slot.
 func (p *programs) delivery(s slot.Slot) (*delivery, error) {
-	spec, options, err := p.sharing()
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Variables["fl_slot"].Set(uint32(s)); err != nil {
-		return nil, err
-	}
 	d := new(delivery)
-	if err := spec.LoadAndAssign(d, options); err != nil {
-		return nil, fmt.Errorf("learn what slot %d receives: %w", s, err)
+	if err := p.object.Load(d, bpf.Vars{trafficVarFlSlot: uint32(s)}); err != nil {
+		return nil, err
 	}
 	return d, nil
 }
@@ -153,33 +93,13 @@ func attachCgroup(dir string, p *ebpf.Program) (link.Link, error) {
 	return l, nil
 }
 
-// sharing makes the maps by which received packets are told apart, and gives
-// what a program that uses them is loaded with.
-func (p *programs) sharing() (*ebpf.CollectionSpec, *ebpf.CollectionOptions, error) {
-	if p.flows == nil {
-		var objs struct {
-			Flows   *ebpf.Map `ebpf:"fl_flows"`
-			Pending *ebpf.Map `ebpf:"fl_pending"`
-			Told    *ebpf.Map `ebpf:"fl_inpaths"`
-		}
-		if err := p.spec.Copy().LoadAndAssign(&objs, nil); err != nil {
-			return nil, nil, fmt.Errorf("make the maps of flows: %w", err)
-		}
-		p.flows = &flows{where: objs.Flows, pending: objs.Pending, told: objs.Told}
-	}
-	return p.spec.Copy(), &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		trafficMapFlCgroups: p.cgroups, trafficMapFlFlows: p.flows.where, trafficMapFlPending: p.flows.pending,
-		trafficMapFlInpaths: p.flows.told, ".bss": p.variables,
-	}}, nil
-}
-
 // forgetFlows has all flows learnt anew.
 func (p *programs) forgetFlows() error {
 	var epoch uint32
-	if err := p.epoch.Get(&epoch); err != nil {
+	if err := p.Epoch.Get(&epoch); err != nil {
 		return err
 	}
-	return p.epoch.Set(epoch + 1)
+	return p.Epoch.Set(epoch + 1)
 }
 
 func set(v *ebpf.Variable, on bool) error {
@@ -204,7 +124,7 @@ func (f *Traffic) put(a **qdisc.Attachment, at qdisc.Hook, p *ebpf.Program) (err
 // cgroup has packets of the sockets of a container told by its cgroup, which
 // lies at a level below the root of the v2 tree.
 func (p *programs) cgroup(id container.ID, level int, s slot.Slot) error {
-	if err := p.cgroups.Put(uint64(id), uint32(s)); err != nil {
+	if err := p.Cgroups.Put(uint64(id), uint32(s)); err != nil {
 		return fmt.Errorf("tell packets by cgroup %d: %w", id, err)
 	}
 	// A cgroup that lies deeper is told by itself alone, not by what is below.
@@ -213,15 +133,15 @@ func (p *programs) cgroup(id container.ID, level int, s slot.Slot) error {
 		level = deeper
 	}
 	var levels uint32
-	if err := p.levels.Get(&levels); err != nil {
+	if err := p.Levels.Get(&levels); err != nil {
 		return err
 	}
-	return p.levels.Set(levels | 1<<level)
+	return p.Levels.Set(levels | 1<<level)
 }
 
 // forget undoes cgroup.
 func (p *programs) forget(id container.ID) error {
-	if err := p.cgroups.Delete(uint64(id)); !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := p.Cgroups.Delete(uint64(id)); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
 	return nil
@@ -230,7 +150,7 @@ func (p *programs) forget(id container.ID) error {
 // setStrict says whether packets that no device received, and that no known
 // socket sent, may say themselves whose they are.
 func (p *programs) setStrict(on bool) error {
-	return set(p.strict, on)
+	return set(p.Strict, on)
 }
 
 // told lists what fl_paths counts, in its order.
@@ -239,14 +159,15 @@ func told() []string {
 }
 
 // paths reads how packets at uplinks were told apart.
-func (p *programs) paths() (map[string]uint64, error) { return counted(p.told, told()) }
+func (p *programs) paths() (map[string]uint64, error) { return counted(p.Paths, told()) }
 
 // inpaths reads the same of what uplinks received; nil while nobody shares that.
 func (p *programs) inpaths() (map[string]uint64, error) {
-	if p.flows == nil {
+	m := p.object.Map(trafficMapFlInpaths)
+	if m == nil {
 		return nil, nil
 	}
-	return counted(p.flows.told, []string{"flow", "new", "none"})
+	return counted(m, []string{"flow", "new", "none"})
 }
 
 // counted reads a per-CPU array of counters.
@@ -264,10 +185,4 @@ func counted(m *ebpf.Map, names []string) (map[string]uint64, error) {
 	return out, nil
 }
 
-func (p *programs) close() error {
-	errs := []error{p.normalise.Close(), p.cgroups.Close(), p.told.Close(), p.variables.Close()}
-	if f := p.flows; f != nil {
-		errs = append(errs, f.where.Close(), f.pending.Close(), f.told.Close())
-	}
-	return errors.Join(errs...)
-}
+func (p *programs) close() error { return errors.Join(p.Normalise.Close(), p.object.Close()) }

@@ -119,7 +119,7 @@ func (f *Traffic) number(t *tenant, s slot.Slot) error {
 	defer program.Close()
 	var errs []error
 	for id := range t.members {
-		errs = append(errs, f.programs.cgroups.Put(uint64(id), uint32(s)))
+		errs = append(errs, f.programs.Cgroups.Put(uint64(id), uint32(s)))
 	}
 	for _, e := range t.ends {
 		if e.sent == nil {

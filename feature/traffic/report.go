@@ -68,7 +68,7 @@ func wire(r Reading, lookup func(container.ID) (container.Container, bool)) api.
 		}
 		if h := row.Delays; h != nil {
 			c.Delay = &api.TrafficDelay{
-				Packets: h.Packets(),
+				Packets: h.Count(),
 				P50:     h.Quantile(0.5).Seconds(), P99: h.Quantile(0.99).Seconds(), P999: h.Quantile(0.999).Seconds(),
 			}
 		}

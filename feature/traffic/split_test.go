@@ -304,7 +304,7 @@ func TestSplitDelays(t *testing.T) {
 	}
 	waits := func(c container.Container, n uint64, when string) {
 		t.Helper()
-		if got := counted(func() uint64 { return row(c.ID).Delays.Packets() }, 0, n); got < n {
+		if got := counted(func() uint64 { return row(c.ID).Delays.Count() }, 0, n); got < n {
 			t.Errorf("%s: %d packets have a delay", when, got)
 		}
 	}
@@ -327,7 +327,7 @@ func TestSplitDelays(t *testing.T) {
 	}
 	must(t, h.traffic.Remove(t.Context(), y.c.ID))
 	now := row(x.c.ID)
-	if n, sent := now.Delays.Packets(), now.Packets-cut; n > sent {
+	if n, sent := now.Delays.Count(), now.Packets-cut; n > sent {
 		t.Errorf("%d packets have been sent since they were cut, and there are delays of %d", sent, n)
 	}
 	bulk.SetRate(load.Flood)

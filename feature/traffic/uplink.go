@@ -143,7 +143,7 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		}
 		return err
 	}
-	return f.put(&u.program, qdisc.Hook{NS: f.host, Index: u.index, Egress: true, Name: "normalise"}, f.programs.normalise)
+	return f.put(&u.program, qdisc.Hook{NS: f.host, Index: u.index, Egress: true, Name: "normalise"}, f.programs.Normalise)
 }
 
 // release gives everything back, as nobody is shaped any more.

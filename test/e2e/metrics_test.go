@@ -65,7 +65,7 @@ func (h *host) testMetrics(t *testing.T) {
 			t.Errorf("%s: %d series of the container, want 1: %v", name, n, families[name])
 		}
 	}
-	for _, name := range []string{"fairlead_build_info", "fairlead_agent_containers", "fairlead_agent_journal_changes", "process_resident_memory_bytes"} {
+	for _, name := range []string{"fairlead_build_info", "fairlead_agent_containers", "fairlead_agent_journal_changes", "fairlead_bpf_map_entries", "process_resident_memory_bytes"} {
 		if families[name] == nil {
 			t.Errorf("no %s", name)
 		}

@@ -78,20 +78,24 @@ func brokenImport(from, to string, test bool) string {
 	if test || in(from, "test", "internal/testkit") {
 		return ""
 	}
-	own := in(to, "agent", "api", "bench", "cmd", "container", "feature", "internal", "kernel", "metrics", "policy", "sandbox", "test", "tui", "web")
+	own := in(to, "agent", "api", "bench", "cmd", "container", "feature", "hist", "internal", "kernel", "metrics", "policy", "sandbox", "test", "tui", "web")
 	switch {
 	case in(to, "internal/testkit", "test"):
 		return "only tests import what is for tests"
 	case from == "policy" && own && to != "container":
 		return "policy imports container only"
+	case from == "hist" && own:
+		return "hist imports nothing of ours"
 	case in(from, "tui", "web") && own && to != "api" && !in(to, strings.Split(from, "/")[0]):
 		return "views import api only"
 	case in(from, "kernel") && own && !in(to, "kernel"):
 		return "kernel/... imports nothing above it"
-	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "api", "kernel", "metrics"):
-		return "a feature imports feature, policy, container, api, kernel/... and metrics only"
+	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "api", "hist", "kernel", "metrics"):
+		return "a feature imports feature, policy, container, api, hist, kernel/... and metrics only"
 	case feature(to) && !feature(from) && from != "agent":
 		return "only agent imports features"
+	case to == "github.com/cilium/ebpf/rlimit" && from != "kernel/bpf":
+		return "kernel/bpf loads BPF objects"
 	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "kernel", "bench/rig"):
 		return "BPF is loaded in feature/..., kernel/... and bench/rig only"
 	case in(to, "github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/safchain/ethtool") &&
@@ -136,12 +140,16 @@ func TestBrokenImport(t *testing.T) {
 		{"agent", "feature/netcpu", false, true},
 		{"cmd/fairlead", "feature/netcpu", false, false},
 		{"kernel/bpf", "github.com/cilium/ebpf/link", false, true},
+		{"kernel/bpf", "github.com/cilium/ebpf/rlimit", false, true},
+		{"feature/netcpu", "github.com/cilium/ebpf/rlimit", false, false},
 		{"agent", "github.com/cilium/ebpf", false, false},
 		{"bench", "github.com/cilium/ebpf", false, false},
 		{"bench/rig", "github.com/cilium/ebpf/link", false, true},
 		{"kernel/cgroup", "github.com/vishvananda/netlink", false, false},
 		{"kernel/cgroup", "github.com/vishvananda/netlink", true, true},
 		{"kernel/sched", "container", false, false},
+		{"feature/netcpu", "hist", false, true},
+		{"hist", "feature", false, false},
 		{"container", "os/exec", false, false},
 		{"container", "github.com/moby/moby/client", false, true},
 		{"agent", "github.com/moby/moby/client", false, false},

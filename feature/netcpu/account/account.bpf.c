@@ -43,6 +43,7 @@
  * longer run once the agent has ended.
  */
 
+#include "charges.h"
 #include "kernel.h"
 
 #include <bpf/bpf_core_read.h>

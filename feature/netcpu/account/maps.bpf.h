@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of account.bpf.c, and what is in them. */
+/* The maps of account.bpf.c, beside those of charges.h, and what is in them. */
 
-/* Tenants at the same time, and slot 0 for the system. */
-#define MAX_SLOTS 1024
 #define MAX_DEVICES 16384
 #define MAX_CGROUPS 16384
 #define MAX_NESTED 4096
@@ -50,17 +48,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct account);
 } fl_accounts SEC(".maps");
-
-/*
- * ns that a tenant's packets took from others, less what others' packets took
- * from its tasks: what the scheduler has charged it too little.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_SLOTS);
-	__type(key, __u32);
-	__type(value, __s64);
-} fl_charges SEC(".maps");
 
 struct theft {
 	__u16 victim; /* slot, 0: nobody's */
@@ -125,17 +112,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } fl_used SEC(".maps");
-
-/*
- * Whose the packet is that was dropped last on this CPU, told by the program that
- * dropped it: what ends at an uplink shows up at no veth. 0: nobody's.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_dropped SEC(".maps");
 
 /* The tenant that was told, which is forgotten by that. */
 static __always_inline __u32 dropped(void)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,10 +12,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -45,13 +43,13 @@ type Config struct {
 // Meter keeps the accounts. Its methods may be called from several goroutines.
 type Meter struct {
 	cfg        Config
-	spec       *ebpf.CollectionSpec
+	object     *bpf.Object
 	maps       accountMaps
 	epoch      *ebpf.Variable
 	flush      *ebpf.Program
 	around     *ebpf.Variable // fl_around
 	aroundCall *ebpf.Variable // fl_around_call
-	links      []link.Link
+	links      bpf.Links
 	self       uint64 // inode of the host's network namespace
 	find       *netdev.Finder
 
@@ -103,67 +101,45 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Proc == "" {
 		cfg.Proc = "/proc"
 	}
-	version, err := os.ReadFile(filepath.Join(cfg.Proc, "version"))
-	if err != nil {
-		return nil, fmt.Errorf("account: %w", err)
-	}
-	if strings.Contains(string(version), "PREEMPT_RT") {
-		return nil, fmt.Errorf("account: %w", ErrRealtime)
-	}
-	self, err := netdev.InodeOf(cfg.Proc, os.Getpid())
-	if err != nil {
-		return nil, fmt.Errorf("account: %w", err)
-	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("account: %w", err)
-	}
 	m := &Meter{
 		cfg:     cfg,
-		self:    self,
 		find:    netdev.NewFinder(cfg.Proc, time.Now),
 		tenants: make(map[container.ID]*tenant),
 		devices: make(map[accountDevice]uint32),
 		cgroups: make(map[uint64]uint32),
 	}
-	if m.spec, err = loadAccount(); err != nil {
-		return nil, fmt.Errorf("account: %w", err)
-	}
-	if cfg.exact {
-		if err := m.spec.Variables["fl_exact"].Set(uint8(1)); err != nil {
-			return nil, fmt.Errorf("account: %w", err)
-		}
-	}
-	var objs struct {
-		accountMaps
-		Epoch   *ebpf.Variable `ebpf:"fl_epoch"`
-		Around  *ebpf.Variable `ebpf:"fl_around"`
-		Call    *ebpf.Variable `ebpf:"fl_around_call"`
-		Flush   *ebpf.Program  `ebpf:"fl_flush"`
-		Enter   *ebpf.Program  `ebpf:"fl_enter"`
-		Exit    *ebpf.Program  `ebpf:"fl_exit"`
-		Receive *ebpf.Program  `ebpf:"fl_receive"`
-		Xmit    *ebpf.Program  `ebpf:"fl_xmit"`
-		Polled  *ebpf.Program  `ebpf:"fl_polled"`
-	}
-	if err := m.spec.LoadAndAssign(&objs, nil); err != nil {
-		return nil, fmt.Errorf("account: %w", err)
-	}
-	m.maps, m.epoch, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Epoch, objs.Flush, objs.Around, objs.Call
-	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("account: %w", err), m.Close())
 		}
 	}()
-	// In this order, so that no CPU is in a run whose end is not seen.
-	for _, p := range []*ebpf.Program{objs.Exit, objs.Polled, objs.Receive, objs.Xmit, objs.Enter} {
-		l, aerr := link.AttachTracing(link.TracingOptions{Program: p})
-		err = errors.Join(err, aerr, p.Close())
-		if aerr == nil {
-			m.links = append(m.links, l)
-		}
-	}
+	version, err := os.ReadFile(filepath.Join(cfg.Proc, "version"))
 	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(string(version), "PREEMPT_RT") {
+		return nil, ErrRealtime
+	}
+	if m.self, err = netdev.InodeOf(cfg.Proc, os.Getpid()); err != nil {
+		return nil, err
+	}
+	if m.object, err = bpf.Open("account", loadAccount, bpf.Vars{accountVarFlExact: cfg.exact}, nil); err != nil {
+		return nil, err
+	}
+	var objs struct {
+		accountMaps
+		Epoch  *ebpf.Variable `ebpf:"fl_epoch"`
+		Around *ebpf.Variable `ebpf:"fl_around"`
+		Call   *ebpf.Variable `ebpf:"fl_around_call"`
+		Flush  *ebpf.Program  `ebpf:"fl_flush"`
+	}
+	if err := m.object.Load(&objs, nil); err != nil {
+		return nil, err
+	}
+	m.maps, m.epoch, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Epoch, objs.Flush, objs.Around, objs.Call
+	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
+	// In this order, so that no CPU is in a run whose end is not seen.
+	if m.links, err = m.object.Attach(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
 		return nil, err
 	}
 	if err := m.interrupts(); err != nil {
@@ -182,66 +158,25 @@ func Open(cfg Config) (_ *Meter, err error) {
 // interrupts attaches what counts the interrupts of timers and other CPUs' calls
 // in, where there are events of them: those of x86.
 func (m *Meter) interrupts() error {
-	spec := m.spec.Copy()
-	programs := []string{"fl_timed", "fl_timer", "fl_called", "fl_call"}
-	for name := range spec.Programs {
-		if !slices.Contains(programs, name) {
-			delete(spec.Programs, name)
-		}
-	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.shared()})
+	links, err := m.object.Attach(accountProgFlTimed, accountProgFlTimer, accountProgFlCalled, accountProgFlCall)
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, btf.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer coll.Close()
-	for _, name := range programs {
-		l, err := link.AttachTracing(link.TracingOptions{Program: coll.Programs[name]})
-		if err != nil {
-			return err
-		}
-		m.links = append(m.links, l)
-	}
+	m.links = append(m.links, links...)
 	m.timed, m.calibrated = true, time.Now()
 	return m.calibrate()
 }
 
 // load loads one more program. slot is what fl_stamp writes.
 func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
-	spec := m.spec.Copy()
-	if err := spec.Variables["fl_slot"].Set(slot); err != nil {
-		return nil, fmt.Errorf("load %s: %w", name, err)
-	}
-	return m.loadOf(spec, name)
+	return m.object.Program(name, bpf.Vars{accountVarFlSlot: slot})
 }
 
-// loadOf loads a program of a copy of the spec, which it changes.
-func (m *Meter) loadOf(spec *ebpf.CollectionSpec, name string) (*ebpf.Program, error) {
-	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.shared()})
-	if err != nil {
-		return nil, fmt.Errorf("load %s: %w", name, err)
-	}
-	defer coll.Close()
-	return coll.DetachProgram(name), nil
-}
-
-// shared are the maps that all programs have in common.
-func (m *Meter) shared() map[string]*ebpf.Map {
-	return map[string]*ebpf.Map{
-		accountMapFlAccounts: m.maps.FlAccounts,
-		accountMapFlCgroups:  m.maps.FlCgroups,
-		accountMapFlCharges:  m.maps.FlCharges,
-		accountMapFlCpus:     m.maps.FlCpus,
-		accountMapFlDevices:  m.maps.FlDevices,
-		accountMapFlDropped:  m.maps.FlDropped,
-		accountMapFlNested:   m.maps.FlNested,
-		accountMapFlThefts:   m.maps.FlThefts,
-		accountMapFlUsed:     m.maps.FlUsed,
-	}
-}
+// Maps says how full the maps are.
+func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
 // Charges is a map of slot to the time, in ns and signed, that the tenant's
 // packets took from others less what others' packets took from its tasks: what
@@ -260,18 +195,7 @@ func (m *Meter) Dropped() *ebpf.Map { return m.maps.FlDropped }
 // caller takes packets of several fragments (BPF_F_XDP_HAS_FRAGS), as the kernel
 // has both be alike. The program is the caller's to close.
 func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
-	spec := m.spec.Copy()
-	p := spec.Programs["fl_taken"]
-	var several uint8
-	if frags {
-		several = 1
-	} else {
-		p.Flags &^= unix.BPF_F_XDP_HAS_FRAGS
-	}
-	if err := spec.Variables["fl_frags"].Set(several); err != nil {
-		return nil, fmt.Errorf("load %s: %w", p.Name, err)
-	}
-	return m.loadOf(spec, p.Name)
+	return m.object.Program(accountProgFlTaken, bpf.Vars{accountVarFlFrags: frags}, bpf.Frags(frags))
 }
 
 // Slot is a tenant's place in Charges, from Watch until Forget.
@@ -383,8 +307,5 @@ func (m *Meter) Close() error {
 		t.told = Tenant{}
 		errs = append(errs, m.attach(t))
 	}
-	for _, l := range m.links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(append(errs, m.flush.Close(), m.maps.Close())...)
+	return errors.Join(append(errs, m.links.Close(), m.flush.Close(), m.object.Close())...)
 }

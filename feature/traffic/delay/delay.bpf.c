@@ -24,6 +24,11 @@
  * have stamps only where a class of the device is measured.
  */
 
+/* Up to 69 s. Also delay.go: subBits. */
+#define HIST_SUB_BITS 3
+#define HIST_TOP_BITS 36
+
+#include "hist.h"
 #include "kernel.h"
 
 #include <bpf/bpf_core_read.h>
@@ -72,17 +77,11 @@ struct class {
 	__u32 minor;
 };
 
-/* hist.go: the buckets of Histogram */
-#define SUB_BITS 3
-#define SUB (1 << SUB_BITS)
-#define TOP_BITS 36
-#define BUCKETS ((TOP_BITS - SUB_BITS + 1) * SUB)
-
 struct delays {
 	__u64 sum; /* ns */
-	__u64 count[BUCKETS];
+	__u64 count[HIST_BUCKETS];
 };
-_Static_assert(sizeof(struct delays) == 8 * (1 + BUCKETS), "read by hist.go");
+_Static_assert(sizeof(struct delays) == 8 * (1 + HIST_BUCKETS), "read by delay.go");
 
 /* Those that are measured. User space makes the entries. */
 struct {
@@ -92,22 +91,6 @@ struct {
 	__type(key, struct class);
 	__type(value, struct delays);
 } fl_delays SEC(".maps");
-
-/*
- * The bucket of a delay. Global, so that the verifier looks at it once and not
- * for each packet of a batch, which is too much for that of 6.1.
- */
-__noinline __u32 fl_bucket(__u64 ns)
-{
-	__u32 exp = 0;
-
-	if (ns >= 1ULL << TOP_BITS)
-		return BUCKETS - 1;
-	for (__u32 step = 32; step; step /= 2)
-		if (ns >> (exp + step) >= SUB)
-			exp += step;
-	return exp * SUB + (ns >> exp);
-}
 
 static __always_inline struct stamps *row(__u64 key)
 {
@@ -119,12 +102,12 @@ static __always_inline struct stamps *row(__u64 key)
 /* Of what lies between two times of a clock, which CPUs read one after the other. */
 static __always_inline int dead(__u64 since, __u64 now)
 {
-	return (__s64)(now - since) >= 1LL << TOP_BITS;
+	return (__s64)(now - since) >= 1LL << HIST_TOP_BITS;
 }
 
 /*
  * When a packet was enqueued, 0 if that is not known, or so long ago that it was
- * another packet of this address; it is forgotten by this. Global as fl_bucket.
+ * another packet of this address; it is forgotten by this. Global as fl_bucket is.
  */
 __noinline __u64 fl_take(__u64 key, __u64 now)
 {
@@ -154,7 +137,7 @@ static __always_inline void count(struct class *c, __u32 priority, __u64 waited)
 		c->minor = DEFAULT;
 		d = bpf_map_lookup_elem(&fl_delays, c);
 	}
-	if (d && index < BUCKETS) { /* nobody asks for others */
+	if (d && index < HIST_BUCKETS) { /* nobody asks for others */
 		__sync_fetch_and_add(&d->sum, waited);
 		__sync_fetch_and_add(&d->count[index], 1);
 	}

@@ -12,8 +12,9 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
 // Class is one class of the root qdisc of a device.
@@ -30,8 +31,12 @@ func (c Class) key() delayClass {
 // Meter measures from when it is opened until it is closed. Its methods are
 // called by one goroutine at a time.
 type Meter struct {
-	objs     delayObjects
-	links    []link.Link
+	object *bpf.Object
+	links  bpf.Links
+	objs   struct {
+		Delays *ebpf.Map      `ebpf:"fl_delays"`
+		Missed *ebpf.Variable `ebpf:"fl_missed"`
+	}
 	followed map[Class]bool
 }
 
@@ -46,29 +51,18 @@ func Open(host uint64, classes []Class) (_ *Meter, err error) {
 			err = errors.Join(fmt.Errorf("measure delays at qdiscs: %w", err), m.Close())
 		}
 	}()
-	if err := rlimit.RemoveMemlock(); err != nil {
+	if m.object, err = bpf.Open("delay", loadDelay, bpf.Vars{delayVarFlHost: uint32(host)}, nil); err != nil {
 		return nil, err
 	}
-	spec, err := loadDelay()
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Variables["fl_host"].Set(uint32(host)); err != nil {
-		return nil, err
-	}
-	if err := spec.LoadAndAssign(&m.objs, nil); err != nil {
+	if err := m.object.Load(&m.objs, nil); err != nil {
 		return nil, err
 	}
 	if err := m.Follow(classes); err != nil {
 		return nil, err
 	}
 	// The other way round, packets without a stamp would be looked for.
-	for _, p := range []*ebpf.Program{m.objs.FlEnqueue, m.objs.FlDequeue} {
-		l, err := link.AttachTracing(link.TracingOptions{Program: p})
-		if err != nil {
-			return nil, err
-		}
-		m.links = append(m.links, l)
+	if m.links, err = m.object.Attach(delayProgFlEnqueue, delayProgFlDequeue); err != nil {
+		return nil, err
 	}
 	return m, nil
 }
@@ -96,7 +90,7 @@ func (m *Meter) Follow(classes []Class) error {
 		if wanted[c] {
 			continue
 		}
-		if err := m.objs.FlDelays.Delete(c.key()); err != nil {
+		if err := m.objs.Delays.Delete(c.key()); err != nil {
 			errs = append(errs, fmt.Errorf("end to measure delays of class %04x at device %d: %w", c.Minor, c.Index, err))
 			continue
 		}
@@ -106,7 +100,7 @@ func (m *Meter) Follow(classes []Class) error {
 		if m.followed[c] {
 			continue
 		}
-		if err := m.objs.FlDelays.Put(c.key(), new(delayDelays)); err != nil {
+		if err := m.objs.Delays.Put(c.key(), new(delayDelays)); err != nil {
 			errs = append(errs, fmt.Errorf("measure delays of class %04x at device %d: %w", c.Minor, c.Index, err))
 			continue
 		}
@@ -115,33 +109,33 @@ func (m *Meter) Follow(classes []Class) error {
 	return errors.Join(errs...)
 }
 
-// Read gives the delays of one of the classes up to now; nil of one that is not
-// followed.
-func (m *Meter) Read(c Class) (*Histogram, error) {
+// subBits is HIST_SUB_BITS of delay.bpf.c.
+const subBits = 3
+
+// Read gives the delays of one of the classes up to now, or nil if the class is
+// not followed.
+func (m *Meter) Read(c Class) (*hist.Histogram, error) {
 	if !m.followed[c] {
 		return nil, nil
 	}
 	var d delayDelays
-	if err := m.objs.FlDelays.Lookup(c.key(), &d); err != nil {
+	if err := m.objs.Delays.Lookup(c.key(), &d); err != nil {
 		return nil, fmt.Errorf("read delays at qdiscs: %w", err)
 	}
-	return &Histogram{sum: d.Sum, count: d.Count}, nil
+	return &hist.Histogram{Sub: subBits, Counts: d.Count[:], Sum: d.Sum}, nil
 }
 
 // Missed says how many packets were not measured as too many waited (some of
 // 10,000, most of more than 65,536), or left in one batch (more than 64).
 func (m *Meter) Missed() (n uint64, err error) {
-	if err := m.objs.FlMissed.Get(&n); err != nil {
+	if err := m.objs.Missed.Get(&n); err != nil {
 		return 0, fmt.Errorf("read delays at qdiscs: %w", err)
 	}
 	return n, nil
 }
 
+// Maps says how full the maps are.
+func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
+
 // Close ends the measurement.
-func (m *Meter) Close() error {
-	var errs []error
-	for _, l := range m.links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(append(errs, m.objs.Close())...)
-}
+func (m *Meter) Close() error { return errors.Join(m.links.Close(), m.object.Close()) }

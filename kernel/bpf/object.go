@@ -1,0 +1,238 @@
+// Package bpf loads BPF objects: it makes their maps, sets their variables,
+// attaches programs to tracepoints and says how full maps are. It does not attach
+// to devices, which packages qdisc and netdev do, and does not know what a program
+// is for. Features and the rig of the benchmarks call it.
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+)
+
+// Vars are values of global variables, by name.
+type Vars map[string]any
+
+// Maps are maps by name.
+type Maps map[string]*ebpf.Map
+
+// Object is what one .bpf.c was compiled to. A map, or a section of variables that
+// change, is made once, for the first program that refers to it, and all programs
+// share it until Close. Constants (const volatile) are each program's own. The
+// methods may be called from several goroutines.
+type Object struct {
+	name string
+	spec *ebpf.CollectionSpec
+
+	mu     sync.Mutex
+	maps   Maps
+	shared Maps // of other objects, who close them
+}
+
+// Open reads an object by bpf2go's function and sets variables for all of its
+// programs. Nothing is in the kernel yet. shared are maps of other objects that its
+// programs use in place of their own.
+func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, shared Maps) (*Object, error) {
+	if err := rlimit.RemoveMemlock(); err != nil { // before 5.11
+		return nil, err
+	}
+	spec, err := read()
+	if err == nil {
+		err = set(spec, vars)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open BPF object %s: %w", name, err)
+	}
+	return &Object{name: name, spec: spec, maps: make(Maps), shared: shared}, nil
+}
+
+func set(spec *ebpf.CollectionSpec, vars Vars) error {
+	for name, value := range vars {
+		v := spec.Variables[name]
+		if v == nil {
+			return fmt.Errorf("set %s: no such variable", name)
+		}
+		if err := v.Set(value); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Load fills the fields of a struct that are tagged as bpf2go tags them. Programs
+// are loaded with the given values of variables, and are the caller's to close.
+// Maps and variables belong to the Object.
+func (o *Object) Load(to any, vars Vars) error {
+	var programs, names []string
+	fields(reflect.TypeOf(to).Elem(), func(name string, typ reflect.Type) {
+		switch typ {
+		case reflect.TypeFor[*ebpf.Program]():
+			programs = append(programs, name)
+		case reflect.TypeFor[*ebpf.Map]():
+			names = append(names, name)
+		case reflect.TypeFor[*ebpf.Variable]():
+			if v := o.spec.Variables[name]; v != nil {
+				names = append(names, v.SectionName)
+			}
+		}
+	})
+	return o.load(vars, programs, names, nil, func(c *ebpf.Collection) error { return c.Assign(to) })
+}
+
+// fields calls fn with all tagged fields of a struct.
+func fields(t reflect.Type, fn func(name string, typ reflect.Type)) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if name := f.Tag.Get("ebpf"); name != "" {
+			fn(name, f.Type)
+		} else if f.Type.Kind() == reflect.Struct {
+			fields(f.Type, fn)
+		}
+	}
+}
+
+// Program loads one program, which is the caller's to close. change may change it
+// before.
+func (o *Object) Program(name string, vars Vars, change ...func(*ebpf.ProgramSpec)) (p *ebpf.Program, err error) {
+	err = o.load(vars, []string{name}, nil, change, func(c *ebpf.Collection) error {
+		p = c.DetachProgram(name)
+		return nil
+	})
+	return p, err
+}
+
+// Map gives a map, nil if no program has needed it yet. It belongs to the Object.
+func (o *Object) Map(name string) *ebpf.Map {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.maps[name]
+}
+
+// Frags says whether an XDP program takes packets of several fragments (5.18).
+func Frags(yes bool) func(*ebpf.ProgramSpec) {
+	return func(p *ebpf.ProgramSpec) {
+		if p.Flags &^= unix.BPF_F_XDP_HAS_FRAGS; yes {
+			p.Flags |= unix.BPF_F_XDP_HAS_FRAGS
+		}
+	}
+}
+
+// Attach loads programs and attaches them to their tracepoints, in this order:
+// all of them, or none. The error matches ebpf.ErrNotSupported or btf.ErrNotFound
+// where the kernel has no such tracepoint.
+func (o *Object) Attach(programs ...string) (links Links, err error) {
+	err = o.load(nil, programs, nil, nil, func(c *ebpf.Collection) error {
+		for _, name := range programs {
+			l, err := link.AttachTracing(link.TracingOptions{Program: c.Programs[name]})
+			if err != nil {
+				return errors.Join(fmt.Errorf("attach %s: %w", name, err), links.Close())
+			}
+			links = append(links, l)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return links, nil
+}
+
+// Links are attached programs.
+type Links []link.Link
+
+// Close detaches them, the first one first.
+func (ls Links) Close() error {
+	var errs []error
+	for _, l := range ls {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// load loads programs, all maps that they refer to, and the named maps, and calls
+// use with them. What use does not take is closed.
+func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.ProgramSpec), use func(*ebpf.Collection) error) (err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("load BPF object %s: %w", o.name, err)
+		}
+	}()
+	spec := o.spec.Copy()
+	if err := set(spec, vars); err != nil {
+		return err
+	}
+	need := make(map[string]bool)
+	for _, name := range names {
+		need[name] = true
+	}
+	wanted := make(map[string]*ebpf.ProgramSpec)
+	for _, name := range programs {
+		p := spec.Programs[name]
+		if p == nil {
+			return fmt.Errorf("no program %s", name)
+		}
+		for _, c := range change {
+			c(p)
+		}
+		for _, ins := range p.Instructions {
+			if ins.IsLoadFromMap() && ins.Reference() != "" {
+				need[ins.Reference()] = true
+			}
+		}
+		wanted[name] = p
+	}
+	spec.Programs = wanted
+	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return !need[name] })
+	maps.DeleteFunc(spec.Variables, func(_ string, v *ebpf.VariableSpec) bool { return !need[v.SectionName] })
+
+	have := make(Maps)
+	for name := range spec.Maps {
+		if m := o.shared[name]; m != nil {
+			have[name] = m
+		} else if m := o.maps[name]; m != nil {
+			have[name] = m
+		}
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: have})
+	if err != nil {
+		return err
+	}
+	for name, m := range c.Maps {
+		switch {
+		case have[name] != nil:
+			m.Close() // a copy of the descriptor
+			c.Maps[name] = have[name]
+		case !strings.HasPrefix(name, ".rodata"):
+			have[name], o.maps[name] = m, m
+		}
+	}
+	err = use(c)
+	maps.DeleteFunc(c.Maps, func(name string, _ *ebpf.Map) bool { return have[name] != nil })
+	c.Close()
+	return err
+}
+
+// Close closes the maps. Programs that are attached go on with them.
+func (o *Object) Close() error {
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var errs []error
+	for name, m := range o.maps {
+		errs = append(errs, m.Close())
+		delete(o.maps, name)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,65 @@
+package bpf
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+
+	"github.com/cilium/ebpf"
+)
+
+// Usage is how full a map is.
+type Usage struct {
+	Object, Map         string
+	Entries, MaxEntries int
+}
+
+// Usage says how full the object's hash maps are; the others are full from the
+// beginning. The kernel keeps no count of entries, so all of them are read: 20 ms
+// for 65,536. A map that cannot be read is left out.
+func (o *Object) Usage() (list []Usage) {
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(o.maps)) {
+		m := o.maps[name]
+		switch m.Type() {
+		case ebpf.Hash, ebpf.LRUHash, ebpf.PerCPUHash, ebpf.LRUCPUHash:
+			if n, err := entries(m); err == nil {
+				list = append(list, Usage{Object: o.name, Map: name, Entries: n, MaxEntries: int(m.MaxEntries())})
+			}
+		}
+	}
+	return list
+}
+
+// entries counts the entries of a hash map, many at a time: the walk by key begins
+// anew when a program deletes the key where it is.
+func entries(m *ebpf.Map) (total int, err error) {
+	const buffer, least = 1 << 18, 64 // bytes, entries: a batch has room for a whole bucket
+	values := 1
+	if m.Type() == ebpf.PerCPUHash || m.Type() == ebpf.LRUCPUHash {
+		if values, err = ebpf.PossibleCPU(); err != nil {
+			return 0, err
+		}
+	}
+	key, value := int(m.KeySize()), int(m.ValueSize())
+	batch := max(buffer/(key+values*value), least)
+	array := func(size, n int) any {
+		return reflect.MakeSlice(reflect.SliceOf(reflect.ArrayOf(size, reflect.TypeFor[byte]())), n, n).Interface()
+	}
+	keys, all := array(key, batch), array(value, batch*values)
+	for at := new(ebpf.MapBatchCursor); ; {
+		n, err := m.BatchLookup(at, keys, all, nil)
+		total += n
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return total, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
