@@ -14,7 +14,7 @@ func accountBars() []report.Bar {
 			Why: "The accounts lose packet work that comes by a tunnel, or charge it twice",
 		},
 	}
-	for _, su := range charged() {
+	for _, su := range accuracy() {
 		for _, d := range su.demands {
 			name := su.name + " " + d.name
 			all = append(all,
