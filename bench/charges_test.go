@@ -10,12 +10,12 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// TestCharged measures how right the accounts are: every figure that a bar names is
+// TestAccuracy measures how right the accounts are: every figure that a bar names is
 // there. What it comes to is the bars' business.
-func TestCharged(t *testing.T) {
+func TestAccuracy(t *testing.T) {
 	testkit.NeedRoot(t)
 	e := &experiment{report: &report.Report{Rounds: 1}, settle: 20 * time.Millisecond, take: 300 * time.Millisecond}
-	su := charged()[slices.IndexFunc(charged(), func(su setup) bool { return su.cfg.Path == rig.NIC })]
+	su := accuracy()[slices.IndexFunc(accuracy(), func(su setup) bool { return su.cfg.Path == rig.NIC })]
 	su.demands = su.demands[:1]
 	if err := e.run(t.Context(), su); err != nil {
 		t.Fatal(err)

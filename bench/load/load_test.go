@@ -125,7 +125,7 @@ func TestUDP(t *testing.T) {
 func TestCount(t *testing.T) {
 	ns := testkit.NetNS(t)
 	const each, conns = 30, 2
-	for _, c := range []struct {
+	for i, c := range []struct {
 		server, client []string
 		want           uint64 // what the client counts
 	}{
@@ -133,13 +133,11 @@ func TestCount(t *testing.T) {
 		{[]string{"tcp-recv"}, []string{"tcp-send", "--conns", "2"}, each * conns},
 		{[]string{"rr-server", "--proto", "tcp"}, []string{"rr-client", "--proto", "tcp", "--conns", "2"}, each * conns},
 	} {
-		start(t, ns, append(c.server, "--listen", ":9000", "--buffer", "4000000")...)
-		send := start(t, ns, append(c.client, "--to", "127.0.0.1:9000", "--count", fmt.Sprint(each))...)
+		port := 9000 + i // the servers before it still listen
+		start(t, ns, append(c.server, "--listen", fmt.Sprintf(":%d", port), "--buffer", "4000000")...)
+		send := start(t, ns, append(c.client, "--to", fmt.Sprintf("127.0.0.1:%d", port), "--count", fmt.Sprint(each))...)
 		ops := func() uint64 { return send.Read().Since(Reading{}).Ops }
-		for range 1000 {
-			if ops() >= c.want {
-				break
-			}
+		for end := time.Now().Add(time.Minute); ops() < c.want && time.Now().Before(end); {
 			time.Sleep(10 * time.Millisecond)
 		}
 		time.Sleep(20 * time.Millisecond) // for one that goes on

@@ -9,7 +9,6 @@ import (
 
 // A stopwatch has time of softirqs from its start on, and tells by whose packets.
 func TestStopwatch(t *testing.T) {
-	testkit.OnKernels(t, "bpf:bench/rig")
 	testkit.NeedRoot(t)
 	w, err := NewStopwatch(StopwatchConfig{Tells: true})
 	if err != nil {

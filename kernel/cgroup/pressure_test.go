@@ -60,7 +60,6 @@ func FuzzPressure(f *testing.F) {
 // Two groups that compute on one CPU wait for one another. Two tasks of one group
 // that have a CPU to themselves do not, though each waits.
 func TestWaitedInKernel(t *testing.T) {
-	testkit.OnKernels(t)
 	one, other := testkit.Cgroup(t), testkit.Cgroup(t)
 	if one.V2 == "" || one.CPU == "" {
 		testkit.Skip(t, "no cgroup v2 tree, or no cpu controller")

@@ -53,10 +53,14 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	t.kind = kind;
 	t.culprit = slot;
 	ns = bpf_map_lookup_elem(&fl_thefts, &t);
+	if (!ns && bpf_map_update_elem(&fl_thefts, &t, &first, BPF_NOEXIST)) {
+		/* Another CPU has just added the pair, or the map is full. */
+		ns = bpf_map_lookup_elem(&fl_thefts, &t);
+		if (!ns)
+			c->lost++;
+	}
 	if (ns)
 		*ns += e->ns;
-	else if (bpf_map_update_elem(&fl_thefts, &t, &first, BPF_NOEXIST))
-		c->lost++;
 	if (slot) {
 		charge = bpf_map_lookup_elem(&fl_charges, &slot);
 		if (charge)
