@@ -33,6 +33,7 @@ type tally struct {
 
 	output   map[string]map[string][]string // package, test: what it printed so far
 	broken   map[string]int                 // package: tests of it that failed
+	flaked   map[string]bool                // "PACKAGE TEST": whether all failures in it are known flakes
 	problems []problem                      // told again at the end
 	slow     []string                       // packages that took longer than they should
 }
@@ -54,6 +55,7 @@ func newTally(out io.Writer, module string, known knowledge) *tally {
 		out: out, module: module + "/", known: known,
 		output: map[string]map[string][]string{},
 		broken: map[string]int{},
+		flaked: map[string]bool{},
 	}
 }
 
@@ -114,11 +116,25 @@ func (t *tally) take(e event) {
 	}
 }
 
-// testFailed counts a test that failed, unless that is known to happen.
+// testFailed counts a test that failed, unless that is known to happen, or is so
+// of each subtest that failed in it.
 func (t *tally) testFailed(short, test string, seconds float64, output []string) {
-	if x, ok := match(t.known.flakes, short+" "+test); ok {
+	name := short + " " + test
+	x, known := match(t.known.flakes, name)
+	inside := t.flaked[name]
+	if i := strings.LastIndex(test, "/"); i >= 0 {
+		parent := short + " " + test[:i]
+		before, some := t.flaked[parent]
+		t.flaked[parent] = (known || inside) && (before || !some)
+	}
+	switch {
+	case known:
 		t.skipped++
-		fmt.Fprintf(t.out, "%sflaky: %s %s failed (known %s)\n", strings.Join(output, ""), short, test, x.why)
+		fmt.Fprintf(t.out, "%sflaky: %s failed (known %s)\n", strings.Join(output, ""), name, x.why)
+		return
+	case inside:
+		t.skipped++
+		fmt.Fprintf(t.out, "flaky: %s failed by that\n", name)
 		return
 	}
 	took := time.Duration(seconds * float64(time.Second)).Round(10 * time.Millisecond)

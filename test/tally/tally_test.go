@@ -12,7 +12,7 @@ import (
 func TestTally(t *testing.T) {
 	known := read(t, map[string]string{
 		"expected-skips.txt": "\n# comment\na Test.*: no gas  # the station is closed\n",
-		"known-flakes.txt":   "a TestOdd(/.*)?  # until 2026-12-01: odd\n",
+		"known-flakes.txt":   "a (TestOdd|TestB/y/odd)  # until 2026-12-01: odd\n",
 		"bounds.txt":         "a 10  # it is long\n* 2  # the rest\n",
 	})
 	line := func(s string) string { return s + "\n" }
@@ -54,6 +54,14 @@ func TestTally(t *testing.T) {
 			line(`{"Action":"output","Package":"m/a","Test":"TestOdd","Output":"boom\n"}`) +
 			line(`{"Action":"fail","Package":"m/a","Test":"TestOdd"}`) + line(`{"Action":"fail","Package":"m/a"}`),
 			true, []string{"boom\n", "flaky: a TestOdd failed (known until 2026-12-01: odd)\n1 passed, 0 failed, 1 skipped"}},
+		{"in which a known flake failed", line(`{"Action":"pass","Package":"m/a","Test":"TestB/x"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) + line(`{"Action":"fail","Package":"m/a","Test":"TestB/y"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
+			true, []string{"flaky: a TestB failed by that\n1 passed, 0 failed, 3 skipped"}},
+		{"in which another failed, too", line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/new"}`) + line(`{"Action":"fail","Package":"m/a","Test":"TestB/y"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
+			false, []string{"failed: a TestB/y/new", "failed: a TestB/y (0s)", "failed: a TestB (0s)", "0 passed, 3 failed, 1 skipped"}},
 		{"slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":59}`),
 			true, []string{"slow: a took 59s, and should take 10s\n1 passed, 0 failed"}},
 		{"far too slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":61}`),

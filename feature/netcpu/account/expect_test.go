@@ -37,7 +37,7 @@ func (t *trial) Errorf(format string, args ...any) {
 }
 
 // patience is how long what is counted may take to come about, on whatever machine.
-const patience = 30 * time.Second
+const patience = 60 * time.Second
 
 // await waits until done has nothing to say, which is what is still missing.
 func (l *lab) await(done func() string) {
