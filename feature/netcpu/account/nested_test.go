@@ -66,7 +66,7 @@ func TestNested(t *testing.T) {
 					d.t.Errorf("the victim is charged %+v for a tunnel", e)
 				}
 				if c.burns == "victim" {
-					d.robs(bad, victim)
+					d.robs(bad)
 				} else if !c.below && d.of(bad).Own <= 0 {
 					d.t.Error("nothing of it in its own time")
 				}

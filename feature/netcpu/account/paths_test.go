@@ -37,7 +37,7 @@ func TestOneHop(t *testing.T) {
 		if n := d.of(box).Receive[Other].Packets; n != 0 {
 			d.t.Errorf("%d packets of nothing that is known", n)
 		}
-		d.robs(box, victim)
+		d.robs(box)
 		d.nothing(victim, other)
 	})
 }
@@ -105,8 +105,8 @@ func bridged(t *testing.T, cases []datagrams) {
 				if d.on(box, nic).By[UDP].Ns == 0 {
 					d.t.Error("nothing for what the host does up to the veth")
 				}
-				d.robs(box, victim) // who is on CPU 0, where one of the parts is
-				if !c.v6 {          // whose neighbour discovery goes to all
+				d.robs(box)
+				if !c.v6 { // whose neighbour discovery goes to all
 					d.nothing(other, victim)
 				}
 			})
@@ -157,7 +157,7 @@ func TestSameHost(t *testing.T) {
 	f.expect(func(d delta) {
 		d.sent(from, UDP, packets, packets*sizeUDP4)
 		d.received(to, UDP, packets, packets*sizeUDP4)
-		d.robs(to, from)
+		d.robs(to)
 		if d.of(from).Own <= 0 {
 			d.t.Error("nothing of it in the sender's own time")
 		}
@@ -210,7 +210,7 @@ func TestOverlay(t *testing.T) {
 			if e := d.of(box).Receive[Encapsulated]; e.Packets < n || e.CPU <= 0 {
 				d.t.Errorf("%s is charged %+v for the tunnel's work with %d packets", box.Name, e, n)
 			}
-			d.robs(box, victim)
+			d.robs(box)
 		}
 		d.nothing(victim)
 	})
