@@ -15,16 +15,18 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // lab is a meter, and sandboxes for it to watch.
 type lab struct {
-	t     testing.TB
-	m     *Meter
-	boxes *sandbox.Host
-	ids   map[*sandbox.Box]container.ID
+	t        testing.TB
+	m        *Meter
+	softirqs *testkit.Softirqs
+	boxes    *sandbox.Host
+	ids      map[*sandbox.Box]container.ID
 	// outside is the tenant of world.
 	outside container.ID
 	began   Reading
@@ -42,7 +44,7 @@ func newLab(t testing.TB, m *Meter) *lab {
 	h, err := sandbox.New(sandbox.Config{Dir: t.TempDir()})
 	must(t, err)
 	t.Cleanup(func() { must(t, h.Close()) })
-	l := &lab{t: t, m: m, boxes: h, ids: make(map[*sandbox.Box]container.ID)}
+	l := &lab{t: t, m: m, softirqs: testkit.WatchSoftirqs(t), boxes: h, ids: make(map[*sandbox.Box]container.ID)}
 	t.Cleanup(func() {
 		for _, id := range l.ids {
 			must(t, l.m.Forget(id))
