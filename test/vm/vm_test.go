@@ -235,6 +235,8 @@ func TestParse(t *testing.T) {
 
 // What a guest runs depends on the tier, the kernel and the marks.
 func TestChoose(t *testing.T) {
+	t.Setenv("VM_RUN", "")
+	t.Setenv("VM_PACKAGES", "")
 	marked := map[string][]marks.Test{
 		"feature/a": {{Name: "TestA", Smoke: true}, {Name: "TestB"}},
 		"kernel/b":  {{Name: "TestC"}},
