@@ -5,7 +5,7 @@
 //
 // It measures and has no effect on scheduling or on packets: what follows from
 // the numbers is package ledger's and netcpu's business. Package agent or
-// netcpu opens one Meter per host. README.md says what is exact and what is
+// netcpu opens one Meter per host. LIMITS.md says what is exact and what is
 // not.
 package account
 
@@ -44,7 +44,7 @@ type Device struct {
 	HostEnd bool
 	// Trusted says of a host's end that no container can have made the namespace
 	// that it is in. In any other it tells of what passes through itself, and what
-	// else is there is not the host's: see README.md.
+	// else is there is not the host's: see DESIGN.md.
 	Trusted bool
 }
 

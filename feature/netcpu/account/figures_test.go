@@ -66,7 +66,7 @@ func TestUnequal(t *testing.T) {
 	}{
 		{"udp and tcp", "tcp", map[uint64]time.Duration{400: 3 * while, 4000: untilKnown}},
 		// Not at 4000: one sender's timers come while the other sends, right before
-		// softirqs that they have not brought (README.md, "What is exact, and what is not").
+		// softirqs that they have not brought (LIMITS.md).
 		{"small and fragments", "udp", map[uint64]time.Duration{400: 3 * while}},
 	} {
 		for rate, length := range c.rates {
@@ -363,7 +363,7 @@ func mostly(t testing.TB, what string, part, whole time.Duration, share float64)
 }
 
 // Of what is sampled a container with thousands of packets is known within 5 %
-// after some seconds only (README.md, "What is exact, and what is not").
+// after some seconds only (LIMITS.md).
 const untilKnown = 12 * time.Second
 
 // beside measures for so long by the meter, and has another look at the same time.
