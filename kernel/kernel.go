@@ -1,6 +1,7 @@
-// Package kernel names the places where the host's state is found, and opens
-// the knobs that the journal wrote down. It holds no state and changes nothing
-// itself: the packages below it do. Package agent and `fairlead restore` use it.
+// Package kernel names the directories in which the host's state is found, and
+// turns entries of the journal back into knobs. It has no state and changes
+// nothing itself; the packages below it do. Package agent and `fairlead restore`
+// use it.
 package kernel
 
 import (

@@ -1,7 +1,7 @@
-// Package bpf loads BPF objects: it makes their maps, sets their variables,
-// attaches programs to tracepoints and says how full maps are. It does not attach
-// to devices, which packages qdisc and netdev do, and does not know what a program
-// is for. Features and the rig of the benchmarks call it.
+// Package bpf loads BPF objects: it creates their maps, sets their variables,
+// attaches their programs to tracepoints, and reports how full maps are. It does not
+// attach to devices, as packages qdisc and netdev do, and does not know what a
+// program is for. Features and the rig of the benchmarks call it.
 package bpf
 
 import (
@@ -24,10 +24,10 @@ type Vars map[string]any
 // Maps are maps by name.
 type Maps map[string]*ebpf.Map
 
-// Object is what one .bpf.c was compiled to. A map, or a section of variables that
+// Object is one compiled .bpf.c. Each map, and each section of variables that
 // change, is made once, for the first program that refers to it, and all programs
-// share it until Close. Constants (const volatile) are each program's own. The
-// methods may be called from several goroutines.
+// share it until Close. Constants (const volatile) are separate for each program.
+// The methods may be called from several goroutines.
 type Object struct {
 	name string
 	spec *ebpf.CollectionSpec
@@ -109,7 +109,8 @@ func (o *Object) Program(name string, vars Vars, change ...func(*ebpf.ProgramSpe
 	return p, err
 }
 
-// Map gives a map, nil if no program has needed it yet. It belongs to the Object.
+// Map returns a map, or nil if no program has needed it yet. It belongs to the
+// Object.
 func (o *Object) Map(name string) *ebpf.Map {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -222,7 +223,7 @@ func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.P
 	return err
 }
 
-// Close closes the maps. Programs that are attached go on with them.
+// Close closes the maps. Attached programs continue to use them.
 func (o *Object) Close() error {
 	if o == nil {
 		return nil

@@ -15,9 +15,9 @@ type Usage struct {
 	Entries, MaxEntries int
 }
 
-// Usage says how full the object's hash maps are; the others are full from the
-// beginning. The kernel keeps no count of entries, so all of them are read: 20 ms
-// for 65,536. A map that cannot be read is left out.
+// Usage returns how full the object's hash maps are; other maps are full from the
+// beginning. The kernel keeps no count of entries, so Usage reads all of them: 20
+// ms for 65,536. It leaves out a map that cannot be read.
 func (o *Object) Usage() (list []Usage) {
 	if o == nil {
 		return nil
@@ -36,8 +36,8 @@ func (o *Object) Usage() (list []Usage) {
 	return list
 }
 
-// entries counts the entries of a hash map, many at a time: the walk by key begins
-// anew when a program deletes the key where it is.
+// entries counts the entries of a hash map, in batches. A walk by key would start
+// again when a program deletes the current key.
 func entries(m *ebpf.Map) (total int, err error) {
 	const buffer, least = 1 << 18, 64 // bytes, entries: a batch has room for a whole bucket
 	values := 1

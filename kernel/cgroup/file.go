@@ -79,8 +79,8 @@ func (f file) Write(value string) error {
 	return nil
 }
 
-// open follows no symbolic link on the whole way: cgroup trees have none, so
-// one that is there was put there by someone who may make directories.
+// open follows no symbolic link anywhere in the path. Cgroup trees have none, so
+// a link was put there by somebody who may make directories.
 func (f file) open(flags uint64) (*os.File, error) {
 	path := string(f)
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {

@@ -1,9 +1,9 @@
-// Package cgroup finds the control groups of this host and of its processes,
-// on cgroup v2, v1 and hybrid hosts, and is the door through which their files
-// are written (always by way of package journal).
+// Package cgroup finds the control groups of this host and of its processes, on
+// cgroup v2, v1 and hybrid hosts. All writes to their files go through this
+// package, and through package journal first.
 //
 // It does not know containers and keeps no state. Package container uses it to
-// look, the features use it to act.
+// read, and the features use it to write.
 package cgroup
 
 import (
@@ -210,9 +210,9 @@ func (l Layout) parsePID(r io.Reader) (Paths, error) {
 	return p, nil
 }
 
-// join puts the path that proc gives below the mount directory. It gives "" for
-// an absent hierarchy and for a path that is not to be seen from here: one
-// above our cgroup namespace ("/../x"), or of a removed cgroup.
+// join appends the path that proc shows to the mount directory. It returns "" for
+// an absent hierarchy, and for a path that is not visible from here: one above
+// our cgroup namespace ("/../x"), or of a removed cgroup.
 func join(mount, path string) string {
 	if mount == "" || !strings.HasPrefix(path, "/") || strings.HasSuffix(path, " (deleted)") {
 		return ""

@@ -8,14 +8,13 @@ import (
 	"time"
 )
 
-// Waited reads for how long tasks of one cgroup v2 directory, or of those below,
-// would have run and did not, while none of them ran in their place: they waited
+// Waited reads how long tasks of one cgroup v2 directory, or of those below,
+// would have run and did not while none of them ran in their place: they waited
 // for their turn, or for the next period of a quota. It is the total of "full" in
-// cpu.pressure, an average over the CPUs that the tasks are on, so that it grows by
-// no more than the time that passes. Before Linux 5.13 there is "some" only, which
-// has in it that they wait for one another, too.
-// Errors: journal.ErrGone, and errors.ErrUnsupported where the kernel does not
-// count (CONFIG_PSI, psi=, cgroup.pressure).
+// cpu.pressure, an average over the CPUs of the tasks, so it grows no faster than
+// time passes. Before Linux 5.13 there is only "some", which includes the tasks'
+// waits for one another. Errors: journal.ErrGone, and errors.ErrUnsupported where
+// the kernel does not count (CONFIG_PSI, psi=, cgroup.pressure).
 func Waited(dir string) (time.Duration, error) {
 	text, err := value(dir, "cpu.pressure")
 	if errors.Is(err, errNoFile) {

@@ -66,9 +66,9 @@ func Weight(dir string) (uint64, error) {
 	return w, nil
 }
 
-// idleWeight is the most that the kernel shows of an idle cgroup's weight, 3 of
-// 1024: as it is on v1, and in parts of 100 on v2, rounded to 0, or by newer kernels
-// to 1 (WEIGHT_IDLEPRIO, kernel/sched/sched.h).
+// idleWeight is the largest weight that the kernel shows for an idle cgroup, 3 of
+// 1024: unchanged on v1, and in parts of 100 on v2, rounded to 0 or, by newer
+// kernels, to 1 (WEIGHT_IDLEPRIO, kernel/sched/sched.h).
 const idleWeight = 3
 
 // CPUs reads which CPUs the processes of a cgroup directory may use, in
@@ -152,8 +152,8 @@ func FormatCPUs(cpus []int) string {
 // errNoFile means that a cgroup is there but has no such file.
 var errNoFile = errors.New("no such file in cgroup")
 
-// value reads a file of a cgroup, and tells a file that is missing from a
-// cgroup that is: every cgroup has cgroup.procs.
+// value reads a file of a cgroup, and distinguishes a missing file from a missing
+// cgroup: every cgroup has cgroup.procs.
 func value(dir, name string) (string, error) {
 	text, err := File(filepath.Join(dir, name)).Read()
 	if errors.Is(err, journal.ErrGone) {

@@ -2,16 +2,16 @@
 // that it can be undone: by the agent when it stops, or by `fairlead restore`
 // when the agent was killed.
 //
-// It is not a log of what happened and not a lock on the host: others may
-// change the same values, and what they changed is left alone and reported.
+// It is neither a history of the host nor a lock on it: others may change the
+// same values, and what they changed is left alone and reported.
 //
-// The file DIR/journal-BOOT, where BOOT is the kernel's boot id, begins with the
-// version of its form and has one line of JSON for each change, appended by a
-// single write: a process killed at any point leaves whole lines. That an
-// entry has ended is one byte of its line, so undoing needs no room on a full disk. Nothing is synced, since host state does not outlive
-// the boot and neither need the journal; files of other boots are removed
-// unread. (A database file would do too, but a loss of power leaves one that
-// can't be opened, and a damaged one costs all entries instead of one.)
+// The file is DIR/journal-BOOT, where BOOT is the kernel's boot id. Its first line
+// is the version of the format. Each change is one line of JSON, appended by a
+// single write, so a process that is killed at any point leaves whole lines. One
+// byte of a line marks its entry as ended, so undoing needs no room on a full disk.
+// Nothing is synced, because neither host state nor the journal has to outlive the
+// boot; files of other boots are removed unread. docs/decisions/0004 says why this is
+// not a database.
 //
 // Package agent opens the one Journal of a process; features turn their knobs
 // through it, and the packages below kernel/ implement the knobs.
@@ -28,14 +28,13 @@ import (
 // ErrBusy is returned by Open while another Journal holds the directory.
 var ErrBusy = errors.New("journal is held by another process")
 
-// ErrCorrupt is returned by Open for a file that is damaged. It has been set
-// aside (renamed to NAME.corrupt); the next Open goes on with the entries in it
-// that are whole.
+// ErrCorrupt is returned by Open for a damaged file, which it has set aside
+// (renamed to NAME.corrupt). The next Open continues with the intact entries.
 var ErrCorrupt = errors.New("journal is corrupt")
 
-// ErrVersion is returned by Open for a file that another release of fairlead
-// has written in another form. It is left as it is: that release can undo what
-// it notes (`fairlead restore`).
+// ErrVersion is returned by Open for a file that another release of fairlead has
+// written in another format. Open leaves the file as it is: that release can undo
+// what it notes (`fairlead restore`).
 var ErrVersion = errors.New("journal is another release's")
 
 // maxText bounds each string of an entry, in bytes.
@@ -112,9 +111,9 @@ func OpenBoot(dir, boot string) (*Journal, error) {
 	return j, nil
 }
 
-// Attribute makes the Journal note, in each entry that it makes from now on for
-// a container, on whose word the container was known. It calls source while a
-// knob is turned, which must not turn another.
+// Attribute makes the Journal note, in each entry that it makes for a container
+// from now on, which runtime reported the container. It calls source while a knob
+// is turned; source must not turn another.
 func (j *Journal) Attribute(source func(container uint64) string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -126,20 +125,19 @@ func (j *Journal) Turn(k Knob, value string, by Owner) error {
 	return j.TurnUntil(k, value, by, time.Time{})
 }
 
-// TurnUntil sets k to value and notes that this lapses at expiry (zero: never;
-// the journal itself undoes nothing, see Expired). It reads first and writes
-// nothing when the value is there already; where that is our own doing, the
-// new expiry counts, and the owner, if it is another container of the same
-// feature. Otherwise the change is recorded
-// and then made. A later Turn of the same Ref keeps the first Before, unless
-// someone else has changed the value meanwhile: then that value is what
-// Restore has to put back. Turning back to Before drops the entry, but not over
-// what someone else has set.
+// TurnUntil sets k to value and notes that this lapses at expiry. Zero means
+// never; the journal itself undoes nothing, see Expired. It reads first, and
+// writes nothing when the value is already there. If that is our own doing, the
+// new expiry counts, and so does the owner if it is another container of the same
+// feature. Otherwise it records the change and then makes it. A later Turn of the
+// same Ref keeps the first Before, unless somebody else has changed the value
+// meanwhile: Restore then puts that value back. Turning back to Before drops the
+// entry, but does not overwrite what somebody else has set.
 //
-// When the write fails, or does not read back, the value is put back if it can
-// be, and an error returned; the entry goes unless the value may still be ours.
-// A Knob whose object has gone gives ErrGone, one whose place is kept by a call
-// that does not return ErrStuck.
+// When the write fails, or does not read back, TurnUntil puts the old value back
+// if it can, and returns an error. It drops the entry unless the value may still
+// be ours. A Knob whose object has gone gives ErrGone; one whose place is held by
+// a call that does not return gives ErrStuck.
 func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) error {
 	ref := k.Ref()
 	if err := storable(ref.Kind, ref.Object, value, by.Feature); err != nil {
@@ -234,8 +232,8 @@ func (j *Journal) write(k Knob, now, value string) error {
 	return err
 }
 
-// retreat brings the journal in line with the host after a write of e that did
-// not succeed; now is the value before it.
+// retreat makes the journal match the host after a write of e that did not
+// succeed; now is the value before that write.
 func (j *Journal) retreat(k Knob, e Entry, now string) error {
 	got, err := k.Read()
 	switch {
@@ -247,7 +245,7 @@ func (j *Journal) retreat(k Knob, e Entry, now string) error {
 	return nil // not known: Restore will find out
 }
 
-// storable refuses text that would not come back from the file as it was.
+// storable refuses text that would not come back from the file unchanged.
 func storable(texts ...string) error {
 	for _, s := range texts {
 		if len(s) > maxText {

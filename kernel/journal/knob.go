@@ -31,8 +31,8 @@ type Knob interface {
 // killed between two of them. A Knob need not be one.
 type Stepwise interface {
 	Knob
-	// Unfinished says whether value is what a Write of target leaves behind
-	// that was not finished. Such a value counts as our own.
+	// Unfinished says whether value is what an interrupted Write of target leaves
+	// behind. Such a value counts as our own.
 	Unfinished(value, target string) bool
 }
 
@@ -42,7 +42,7 @@ func unfinished(k Knob, value, target string) bool {
 	return ok && s.Unfinished(value, target)
 }
 
-// Owner says on whose behalf a knob was turned.
+// Owner is on whose behalf a knob was turned.
 type Owner struct {
 	Feature   string `json:"feature"`
 	Container uint64 `json:"container,omitempty"` // cgroup v2 id; 0 for the host as a whole

@@ -13,8 +13,8 @@ import (
 
 // notes are the entries, in the file and in memory. They know nothing of knobs.
 //
-// Of the two locks writing is taken first. It is held while the file is written,
-// mu never while anything is waited for.
+// Of the two locks, writing is taken first. writing is held while the file is
+// written; mu is never held while waiting for anything.
 type notes struct {
 	writing sync.Mutex // one change at a time; guards store, last and untidy
 	store   *store
@@ -28,14 +28,14 @@ type notes struct {
 }
 
 // numbered is an Entry with its place in the order in which knobs were first
-// turned. The number 0 is given by put.
+// turned. put replaces the number 0.
 type numbered struct {
 	Entry
 	seq uint64
 }
 
-// Close lets go of the directory. What is in force stays in force. Afterwards
-// nothing can be turned or restored (os.ErrClosed); a second Close does nothing.
+// Close releases the directory. What is in force stays in force. Afterwards
+// nothing can be turned or restored (os.ErrClosed). A second Close does nothing.
 func (n *notes) Close() error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -64,9 +64,9 @@ func (n *notes) Extend(match func(Entry) bool, expiry time.Time) error {
 	return n.amend("extend", match, func(e *Entry) { e.Expiry = expiry })
 }
 
-// Reassign makes the entries that match those of another owner, and changes
-// nothing on the host: for what several containers share, when the one in whose
-// name it was turned ends before the others.
+// Reassign gives the entries that match another owner, and changes nothing on the
+// host. It is for what several containers share, when the one in whose name it
+// was turned ends before the others.
 func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	if err := storable(to.Feature); err != nil {
 		return fmt.Errorf("reassign: %w", err)
@@ -75,10 +75,11 @@ func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 	return n.amend("reassign", match, func(e *Entry) { e.Owner, e.Source = to, source })
 }
 
-// Rename has the entries that match say what to makes of them, and changes
-// nothing on the host: for objects that somebody has given another name, and for
-// values that hold one. It goes on after a failure: an entry whose new Ref another
-// has keeps its own. What is turned meanwhile stays as it is.
+// Rename replaces the Ref and the values of the entries that match by what to
+// returns, and changes nothing on the host. It is for objects that somebody has
+// renamed, and for values that contain such a name. It goes on after a failure.
+// An entry whose new Ref another entry has keeps its own, and what is turned
+// meanwhile stays as it is.
 func (n *notes) Rename(match func(Entry) bool, to func(Entry) Entry) error {
 	if n.isClosed() {
 		return os.ErrClosed
@@ -112,7 +113,7 @@ func (n *notes) rename(was numbered, now Entry) error {
 	if _, taken := n.entry(now.Ref); taken {
 		return errors.New("there is an entry of that name")
 	}
-	// There are never two of one number, as the file could not tell them apart.
+	// No two entries have one number, because the file could not tell them apart.
 	n.mu.Lock()
 	delete(n.entries, was.Ref)
 	n.mu.Unlock()
@@ -174,8 +175,8 @@ func (n *notes) sorted(match func(Entry) bool) []numbered {
 	return slices.DeleteFunc(all, func(e numbered) bool { return match != nil && !match(e.Entry) })
 }
 
-// Forget drops the entries that match without touching the host: for objects
-// that are known to have gone with their container.
+// Forget drops the entries that match without touching the host, for objects that
+// have gone together with their container.
 func (n *notes) Forget(match func(Entry) bool) error {
 	if n.isClosed() {
 		return os.ErrClosed
@@ -194,7 +195,7 @@ func (n *notes) entry(ref Ref) (numbered, bool) {
 	return e, ok
 }
 
-// attributed gives on whose word the container of an owner is known.
+// attributed returns which runtime reported an owner's container.
 func (n *notes) attributed(to Owner) string {
 	n.mu.Lock()
 	source := n.source
@@ -265,8 +266,8 @@ func (n *notes) drop(ref Ref) error {
 }
 
 // tidy keeps the file from growing without bound; the caller holds writing. If
-// it cannot (the disk is full), what was noted is noted all the same, and the
-// file counts; it is tried again after as many records more.
+// that fails (the disk is full), the notes stay valid and so does the file; tidy
+// tries again after the same number of records.
 func (n *notes) tidy() {
 	if n.store.lines < max(n.untidy, slack+4*len(n.entries)) {
 		return

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// hangs is for how long a call of a Knob or an Opener may keep others waiting,
-// and Restore in all by those that do not return. What the kernel does in such a
-// call takes milliseconds; seconds, while it frees a large namespace.
+// hangs is how long a call of a Knob or an Opener may make others wait, and how
+// long all calls that do not return may hold up Restore. The kernel needs
+// milliseconds for such a call, and seconds while it frees a large namespace.
 const hangs = 5 * time.Second
 
-// ErrStuck means that a call which reads or writes the host has not returned in
-// time, now or earlier at the same place: in the kernel's hands there is no way
-// to end it. The entry is kept.
+// ErrStuck means that a call that reads or writes the host has not returned in
+// time, now or earlier at the same place. Nothing can end a call inside the
+// kernel. The entry is kept.
 var ErrStuck = errors.New("a call to the host does not return")
 
-// place is what knobs share that are turned one at a time; see Ref.
+// place is what knobs have in common that are turned one at a time; see Ref.
 func (r Ref) place() string {
 	if path.IsAbs(r.Object) {
 		return path.Dir(r.Object)
@@ -40,8 +40,9 @@ type visit struct {
 	over  chan struct{} // closed at its end
 }
 
-// enter waits until nobody else is at the place, and gives what leaves it. It
-// gives up with ErrStuck once whoever is there has been for longer than limit.
+// enter waits until nobody else is at the place, and returns a function that
+// leaves it. It gives up with ErrStuck once the current visitor has been there
+// for longer than limit.
 func (p *places) enter(place string, limit time.Duration) (leave func(), err error) {
 	for {
 		p.mu.Lock()

@@ -30,10 +30,10 @@ type Outcome struct {
 }
 
 // Restore undoes the entries that match (nil: all), the newest first, by
-// compare-and-set: only a value that we wrote ourselves is replaced. It goes on
-// after a failure; the error joins those of all outcomes. A call that does not
-// return is left behind, and its entry Failed with ErrStuck: should it return
-// after all, the entry is dropped then.
+// compare-and-set: it replaces only a value that we wrote ourselves. It goes on
+// after a failure; the error joins those of all outcomes. It abandons a call that
+// does not return, and the entry's Outcome is Failed with ErrStuck. Should the
+// call return later, the entry is dropped then.
 func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error) {
 	if j.isClosed() {
 		return nil, os.ErrClosed
@@ -45,7 +45,7 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 	left := j.patience
 	for _, e := range list {
 		began := time.Now()
-		// Some time is given to each, whatever others have taken.
+		// Each entry gets some time, however much the others have used.
 		o, there := j.restore(open, e.Entry, match, max(left, j.patience/100))
 		if errors.Is(o.Err, ErrStuck) {
 			left -= time.Since(began)

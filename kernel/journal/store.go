@@ -36,8 +36,8 @@ func BootID(proc string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// record is one line of the file: entry N is now Entry, or is dropped (nil; the
-// first releases appended a line for that).
+// record is one line of the file: entry N is now Entry, or is dropped (nil; only
+// the first releases appended a line for that).
 type record struct {
 	N     uint64 `json:"n"`
 	Entry *Entry `json:"entry,omitempty"`
@@ -65,7 +65,7 @@ type layout struct {
 // of its checksum.
 const dropped = '-'
 
-// lock makes and locks dir, and removes what other boots left.
+// lock makes and locks dir, and removes the files of other boots.
 func lock(dir, boot string) (*store, error) {
 	if !bootID.MatchString(boot) {
 		return nil, fmt.Errorf("boot id %q is not one", boot)
@@ -96,7 +96,7 @@ func lock(dir, boot string) (*store, error) {
 }
 
 // acquire takes the lock. A process that was just killed may need a moment to
-// let go of it.
+// release it.
 func (s *store) acquire() error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -149,7 +149,7 @@ func (s *store) load() (map[uint64]Entry, error) {
 	f.Close()
 	aside := s.path + ".corrupt"
 	damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept", ErrCorrupt, s.path, damage, aside, len(entries))
-	// A second name first: what is whole has one at any moment.
+	// Give it a second name first: the intact file then has a name at any moment.
 	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, errors.Join(damage, err)
 	}
@@ -173,7 +173,7 @@ func (s *store) rewrite(entries map[uint64]Entry) error {
 		return err
 	}
 	if _, err := f.Write(buf); err != nil {
-		// What it takes up may be all the room that there is.
+		// Its own size may be all the room that there is.
 		return errors.Join(err, f.Close(), os.Remove(f.Name()))
 	}
 	if err := os.Rename(f.Name(), s.path); err != nil {
@@ -215,7 +215,7 @@ func (s *store) drop(n uint64) error {
 	return nil
 }
 
-// format gives the line of r: the CRC-32 (IEEE) of the JSON, a space, the JSON.
+// format returns the line of r: the CRC-32 (IEEE) of the JSON, a space, the JSON.
 func format(r record) ([]byte, error) {
 	raw, err := json.Marshal(r)
 	if err != nil {
@@ -224,10 +224,10 @@ func format(r record) ([]byte, error) {
 	return fmt.Appendf(nil, "%08x %s\n", crc32.ChecksumIEEE(raw), raw), nil
 }
 
-// parse reads a whole file. It goes on after a line that it can't read, and
-// tells the first one. A last line without an end is no damage: the kernel cuts
-// a write short when its process is killed, and what that line was to announce
-// has not been done.
+// parse reads a whole file. It goes on after a line that it cannot read, and
+// reports the first such line. A last line without an end is no damage: the
+// kernel cuts a write short when its process is killed, and the change that the
+// line announced was not made.
 func parse(data []byte) (entries map[uint64]Entry, l layout, damage error) {
 	entries, l.at = make(map[uint64]Entry), make(map[uint64]int64)
 	body, ok := bytes.CutPrefix(data, []byte(header))

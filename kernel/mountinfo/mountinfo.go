@@ -1,6 +1,6 @@
-// Package mountinfo reads the mount tables that the kernel shows in proc
-// (proc_pid_mountinfo(5)), where a container may have written anything into its
-// own. It does not follow the paths in there. Packages cgroup and netdev use it.
+// Package mountinfo parses the mount tables of processes (proc_pid_mountinfo(5)).
+// A container chooses the contents of its own table, so the package bounds what it
+// reads, and does not follow the paths in it. Packages cgroup and netdev use it.
 package mountinfo
 
 import (

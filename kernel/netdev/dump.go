@@ -17,10 +17,10 @@ import (
 // asked for. Whoever lives there can make as many as it likes.
 var ErrMany = errors.New("more network devices or addresses than are looked at")
 
-// dump asks the kernel for a list, by a socket of its own in the calling thread's
-// namespace, and gives each message to see until that says false or the list ends. No more is
-// held at a time than one answer, and what is not asked for any more the kernel
-// does not make.
+// dump asks the kernel for a list, over a socket of its own in the calling
+// thread's namespace. It passes each message to see, until see returns false or
+// the list ends. It holds one answer at a time, and the kernel does not produce
+// the rest of a list that nobody reads.
 func dump(family int, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), family)
 	if err != nil {
@@ -56,7 +56,8 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 		for _, m := range msgs {
 			switch m.Header.Type {
 			case unix.NLMSG_DONE:
-				// The list may have ended for an error, which is all that DONE holds.
+				// The list may have ended because of an error, and DONE then
+				// holds only that.
 				return errorIn(m.Data)
 			case unix.NLMSG_ERROR:
 				if len(m.Data) < 4 {
@@ -71,8 +72,8 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 	}
 }
 
-// attributes reads those that a message ends with. The kernel pads the last one;
-// nl takes that for granted, and panics where it is not so.
+// attributes reads the attributes at the end of a message. The kernel pads the
+// last one; nl relies on that, and panics where the padding is missing.
 func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
 	if rest := len(b) % unix.RTA_ALIGNTO; rest != 0 {
 		b = append(slices.Clip(b), make([]byte, unix.RTA_ALIGNTO-rest)...)

@@ -20,12 +20,12 @@ import (
 // ErrNoNS means that no process and no bind mount leads to a namespace.
 var ErrNoNS = errors.New("no path to network namespace")
 
-// ErrCutOff means that no path to a namespace was found where not all was looked
-// at that there is: it may exist.
+// ErrCutOff means that no path to a namespace was found, but not everything was
+// examined: the namespace may exist.
 var ErrCutOff = errors.New("more processes or mounts than are looked through")
 
-// bounds are those of a look at all processes. Anybody who may make a mount
-// namespace may make many, with many mounts.
+// bounds limit a look at all processes. Anybody who may make a mount namespace
+// may make many, with many mounts.
 type bounds struct{ processes, tables, mounts int }
 
 func ordinary() bounds { return bounds{processes: 32768, tables: 8192, mounts: 1 << 18} }
@@ -40,10 +40,10 @@ func Find(proc string, inode uint64) (string, error) {
 	return NewFinder(proc, time.Now).Find(inode)
 }
 
-// Finder is [Find] for those who look for many namespaces one after another. It
-// looks again only for one that it did not see before, and then reads the mount
-// tables of other mount namespaces, of which there may be one for each
-// container, no more than once a second. It is safe for concurrent use.
+// Finder is [Find] for callers that look for many namespaces one after another.
+// It looks again only for a namespace that it has not seen before, and then reads
+// the mount tables of other mount namespaces (possibly one per container) at most
+// once a second. It is safe for concurrent use.
 type Finder struct {
 	proc   string
 	now    func() time.Time
@@ -57,7 +57,7 @@ type Finder struct {
 	others []string // whose tables these are
 }
 
-// look is what was seen.
+// look is what one look has seen.
 type look struct {
 	found map[uint64]string // paths by inode
 	cut   bool              // not all was seen
@@ -68,10 +68,10 @@ func NewFinder(proc string, now func() time.Time) *Finder {
 	return &Finder{proc: proc, now: now, bounds: ordinary()}
 }
 
-// NewGlance makes a Finder that takes one look, when it is first asked: what it
-// did not see then it does not look for again, what has gone since it does. It
-// is for those who work through a list of what was there before, and throw it
-// away then.
+// NewGlance makes a Finder that looks once, when it is first asked. It does not
+// look again for a namespace that it did not see then, but does for one that has
+// gone since. It is for callers that work through a list of earlier entries, and
+// discard the Finder afterwards.
 func NewGlance(proc string) *Finder {
 	f := NewFinder(proc, time.Now)
 	f.once = true
@@ -117,10 +117,10 @@ func (f *Finder) lookNear() (err error) {
 	return err
 }
 
-// Open opens the network namespace with the given inode, by way of path if that
-// leads to it ("" does not), else by what [Finder.Find] finds. Whether a path
-// leads to it is looked at after it was opened: paths come and go with
-// containers, and some are a process's own to choose. Errors: [ErrNoNS],
+// Open opens the network namespace with the given inode, through path if that
+// leads to it ("" does not), otherwise through what [Finder.Find] finds. It
+// checks after opening whether the path leads to the namespace: paths come and go
+// with containers, and a process may choose some of them. Errors: [ErrNoNS],
 // [ErrCutOff].
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 	const tries = 3 // the first may be an old path
@@ -176,8 +176,8 @@ func (l *look) see(inode uint64, path string) {
 	}
 }
 
-// lived sees the namespaces that processes live in. others is a process of each
-// mount namespace but our own.
+// lived notes the namespaces that processes live in. others holds one process of
+// each mount namespace except our own.
 func (l *look) lived(proc string, b bounds) (others []string, err error) {
 	d, err := os.Open(proc)
 	if err != nil {
@@ -252,7 +252,7 @@ func (l *look) mounted(proc string, pids []string, b bounds) {
 			}
 			return true
 		})
-		// Of a process that has ended the kernel gives either.
+		// The kernel returns either error for a process that has ended.
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EINVAL) {
 			l.cut = true
 		}

@@ -11,16 +11,16 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// The values of an IFB knob. Any other describes a device of that name which
-// is somebody's, and which is neither used nor removed.
+// The values of an IFB knob. Any other value describes a device of that name that
+// belongs to somebody else, and that is neither used nor removed.
 const (
 	NoIFB  = "none"
 	OurIFB = "ifb"
 )
 
-// ifbMAC is the address of each of our IFBs, by which they are known: "\2flifb",
-// locally administered. Nothing is ever sent to it. Unlike an alias it can be
-// given in the call that makes the device.
+// ifbMAC is the address of each of our IFBs, and identifies them: "\2flifb",
+// locally administered. Nothing is ever sent to it. Unlike an alias it can be set
+// in the call that makes the device.
 var ifbMAC = [6]byte{0x02, 'f', 'l', 'i', 'f', 'b'}
 
 // ifbQueue is the queue length of an IFB, in packets. The kernel's own (32) is

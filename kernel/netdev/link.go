@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MostLinks bounds a look at a namespace that is the host's, where each of 65,534
+// MostLinks bounds a look at the host's namespace, where each of 65,534
 // containers may have a device or two.
 const MostLinks = 1 << 18
 
-// maxAddrs is how many addresses of one device are told.
+// maxAddrs is how many addresses of one device are reported.
 const maxAddrs = 64
 
 const (
@@ -230,9 +230,9 @@ func (ns *NS) Watch(changed func()) (stop func() error, err error) {
 	return f.Close, nil
 }
 
-// drain reads what there is, and says whether that was anything. What the
-// messages say does not matter, since the reader looks again; so they may be
-// cut off, or lost (ENOBUFS), as well.
+// drain reads all pending messages, and says whether there were any. Their
+// content does not matter, because the reader looks again; so they may also be
+// truncated, or lost (ENOBUFS).
 func drain(fd int) bool {
 	var buf [64]byte
 	for n := 0; ; n++ {
@@ -243,8 +243,8 @@ func drain(fd int) bool {
 	}
 }
 
-// Speed gives the rate of a device in bit/s, as its driver tells it; 0 where it
-// does not: virtual devices often have no rate, or make one up.
+// Speed returns the rate of a device in bit/s as its driver reports it, and 0
+// where it does not: virtual devices often have no rate, or make one up.
 func (ns *NS) Speed(index int) (uint64, error) {
 	text, err := attribute{ns, index, "speed"}.read()
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrNoNAPIList means that the kernel has no netlink family that lists NAPI
-// contexts (it came with 6.7); the threads then have to be told by their names.
+// contexts (it came with 6.7). Threads must then be identified by their names.
 var ErrNoNAPIList = errors.New("kernel does not list napi contexts")
 
 // NAPI is one polling context of a device.

@@ -1,8 +1,9 @@
-// Package netdev is the door to network devices and network namespaces: it
-// looks at links, and turns their knobs, inside any namespace of this host.
+// Package netdev reads network devices, and turns their knobs, in any network
+// namespace of this host.
 //
-// It speaks rtnetlink and ethtool; queueing disciplines are package qdisc's. It knows devices,
-// not containers; package container uses it to look, the features to act.
+// It speaks rtnetlink and ethtool; queueing disciplines belong to package qdisc. It
+// knows devices, not containers. Package container uses it to read, and the features
+// use it to write.
 package netdev
 
 import (
@@ -18,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is for how long an answer of the kernel over netlink is waited for. A
-// request is carried out while it is sent, which nothing bounds; but an answer
-// that was lost, since the socket's buffer was full, never comes.
+// Patience is how long to wait for an answer of the kernel over netlink. The
+// kernel carries out a request while it is sent, which nothing bounds; but an
+// answer that was lost, because the socket's buffer was full, never comes.
 const Patience = 5 * time.Second
 
 // NS is an open network namespace. While it is open the kernel keeps the
@@ -35,9 +36,9 @@ type NS struct {
 	h  *netlink.Handle // opened inside at the first use
 }
 
-// Open opens the network namespace that path (/proc/PID/ns/net, or a bind
-// mount of one) refers to. Of a path through /proc/PID/root, what comes behind
-// that is taken for a process's own to choose: no link in it is followed.
+// Open opens the network namespace that path (/proc/PID/ns/net, or a bind mount
+// of one) refers to. In a path through /proc/PID/root, a process may have chosen
+// everything behind that, so no link in it is followed.
 func Open(path string) (*NS, error) {
 	// Whoever can write to a directory on the way may have put something
 	// else there: a FIFO or a device that must not even be opened. So look
@@ -80,9 +81,9 @@ func openPath(path string) (fd int, err error) {
 		return -1, err
 	}
 	defer unix.Close(root)
-	// Only what the kernel has in its memory, as it has the way to any mount:
-	// a file system that the process serves itself (FUSE) could keep us
-	// waiting for an answer. Busy directories make it fail now and then.
+	// Use only what the kernel has cached, as it has the path to any mount. A
+	// file system that the process serves itself (FUSE) could make us wait for an
+	// answer. In busy directories this fails now and then.
 	for try := 0; ; try++ {
 		fd, err = unix.Openat2(root, at[2], &unix.OpenHow{
 			Flags:   unix.O_PATH | unix.O_CLOEXEC,
@@ -137,9 +138,9 @@ func (ns *NS) Do(fn func() error) error {
 		defer func() { done <- err }()
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// /proc/self is about the first thread, and must not show another
-			// namespace as our own meanwhile. While it is locked here, the
-			// next goroutine gets another.
+			// /proc/self describes the first thread, and must not show another
+			// namespace as our own meanwhile. While that thread is locked here,
+			// the next goroutine gets another one.
 			defer runtime.UnlockOSThread()
 			err = ns.Do(fn)
 			return
@@ -183,7 +184,8 @@ func (ns *NS) ID(other *NS) (int, error) {
 }
 
 // with runs fn with an rtnetlink socket that was opened inside ns. The socket
-// belongs to ns wherever it is used, so fn itself runs outside, one at a time.
+// belongs to ns wherever it is used, so fn itself runs outside, one call at a
+// time.
 func (ns *NS) with(fn func(*netlink.Handle) error) error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()

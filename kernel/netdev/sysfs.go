@@ -15,14 +15,14 @@ import (
 )
 
 // sysfs runs fn inside the namespace with the root of a sysfs that shows this
-// namespace's devices. The sysfs is mounted nowhere: it lives
-// as a file descriptor while fn runs, so that no mount table changes.
+// namespace's devices. The sysfs is mounted nowhere: it exists as a file
+// descriptor while fn runs, so no mount table changes.
 //
-// A namespace has one sysfs superblock, shared by all of its mounts, and a
-// container runtime makes it read-only; with write it is then made writable for
-// the time of fn. The container's own mount stays read-only throughout. There is
-// no lock on that: who writes does so through the journal, which has one call
-// at a time in one namespace (journal.Ref), and who reads changes nothing.
+// A namespace has one sysfs superblock, which all its mounts share, and container
+// runtimes make it read-only. With write, it is made writable while fn runs; the
+// container's own mount stays read-only throughout. There is no lock on that:
+// writers go through the journal, which makes one call at a time in one namespace
+// (journal.Ref), and readers change nothing.
 func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 	return ns.Do(func() (err error) {
 		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
@@ -68,8 +68,8 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 }
 
 // protect makes the superblock below mnt read-only again. The kernel refuses that
-// while somebody writes there, which for a moment is also who reads by a mount that
-// keeps access times, as the container may do in its own.
+// while somebody writes there. For a moment that includes readers through a mount
+// that records access times, as the container may make one of its own.
 func protect(mnt int) error {
 	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
 		if err := remount(mnt, "ro"); err != unix.EBUSY || time.Now().After(end) {
@@ -91,9 +91,9 @@ func remount(mnt int, flag string) error {
 	return uninterrupted(func() error { return unix.FsconfigReconfigure(ctx) })
 }
 
-// uninterrupted makes a call again that a signal has interrupted, as the Go runtime
-// sends them to its threads: fs/fsopen.c waits for a lock interruptibly, and leaves
-// all as it was then.
+// uninterrupted repeats a call that a signal has interrupted; the Go runtime
+// sends signals to its threads. fs/fsopen.c waits for a lock interruptibly, and
+// has then changed nothing.
 func uninterrupted(call func() error) error {
 	for {
 		if err := call(); err != unix.EINTR {
@@ -146,8 +146,9 @@ func (a attribute) wrap(verb string, err error) error {
 		return nil
 	}
 	// ENODEV: the device went while its file was open. ENOENT may also mean a
-	// kernel without the attribute; Support has ruled that out before. EOPNOTSUPP:
-	// one that is about to go has no NAPI any more whose thread could be set.
+	// kernel without the attribute, which Support has ruled out before.
+	// EOPNOTSUPP: a device that is about to go has no NAPI any more whose thread
+	// could be set.
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNoLink) ||
 		errors.Is(err, unix.EOPNOTSUPP) && !a.up() {
 		err = errors.Join(journal.ErrGone, err)

@@ -15,17 +15,17 @@ import (
 // ErrXDPTaken means that somebody else's XDP program is at a device.
 var ErrXDPTaken = errors.New("an XDP program of somebody else is there")
 
-// AttachXDP attaches a program to the driver of a device (native mode), on behalf
-// of whoever asked for it by name: most drivers reset their queues for that, some
-// change offloads and the longest MTU, and all of them take that back when the
-// program goes. It goes when the link is closed, or the process ends, however
-// it does; nobody else can attach one meanwhile. It does not attach where
-// somebody else's program is, and where the device merges what it receives,
-// which the driver would have to give up, or refuse. It never attaches in
-// generic mode, which comes too late to spare any work.
+// AttachXDP attaches a program to the driver of a device (native mode). The
+// device's operator must have named it for this: most drivers reset their queues,
+// some change offloads and the longest MTU, and all of them undo that when the
+// program goes. The program goes when the link is closed, or when the process
+// ends, however it ends. Nobody else can attach one meanwhile. AttachXDP refuses
+// a device that has somebody else's program, and one that merges what it
+// receives, which the driver would have to give up. It never attaches in generic
+// mode, which drops too late to save work.
 //
-// Errors: ErrXDPTaken; journal.ErrGone, for a device that has gone; else what
-// keeps the driver from it.
+// Errors: ErrXDPTaken; journal.ErrGone for a device that has gone; otherwise the
+// driver's reason.
 func (ns *NS) AttachXDP(index int, p *ebpf.Program) (l link.Link, err error) {
 	merged, err := ns.Offload(index, HardwareGRO).Read()
 	if err == nil && merged != Off {
@@ -46,7 +46,7 @@ func (ns *NS) AttachXDP(index int, p *ebpf.Program) (l link.Link, err error) {
 	return l, nil
 }
 
-// vacant is an error for a device that has an XDP program, of whatever mode.
+// vacant returns an error for a device that has an XDP program, in whatever mode.
 func vacant(index int) error {
 	l, err := netlink.LinkByIndex(index)
 	var missing netlink.LinkNotFoundError
@@ -62,8 +62,8 @@ func vacant(index int) error {
 	return nil
 }
 
-// refusal says in words what the kernel or the driver means by an errno: over
-// bpf(2) it gives nothing else.
+// refusal puts into words what the kernel or the driver means by an errno; bpf(2)
+// returns nothing else.
 func refusal(err error) error {
 	for errno, means := range map[error]string{
 		unix.EOPNOTSUPP: "the driver has no native XDP, or not as the device is set now",

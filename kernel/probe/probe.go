@@ -1,12 +1,11 @@
-// Package probe finds out what this host can do, by trying: it loads a program,
-// makes a qdisc, moves a kernel thread, and undoes it. A version number would
-// say less, since distributions and sandboxes add and take away.
+// Package probe finds out what this host supports by trying it: it loads a
+// program, makes a qdisc, moves a kernel thread, and undoes each. A version number
+// would say less, because distributions backport features and sandboxes forbid them.
 //
-// What it tries it tries in a network namespace and a cgroup of its own, which
-// are gone when it returns; all that may stay is a kernel module that a try
-// made the kernel load. It decides nothing: features ask the host about what
-// they need themselves. Together with kernel/netdev it speaks rtnetlink,
-// because it tries what no other part of fairlead does yet.
+// It tries everything in a network namespace and a cgroup of its own, which are
+// gone when it returns. Only a kernel module that a trial made the kernel load may
+// stay. It decides nothing: each feature tests what it needs itself. It speaks
+// rtnetlink itself, because it tries what no other part of fairlead does yet.
 //
 // Package agent runs it for `fairlead doctor`, with an agent or without.
 package probe

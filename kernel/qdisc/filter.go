@@ -16,10 +16,11 @@ import (
 )
 
 // filterKnob is one filter of ours at a device. Its value is "program ID" while
-// it is there, else noFilter or noClsact: removing it brings back whichever it
-// was before, so that a clsact goes with the last filter if it came for ours.
-// That it came for ours is written in their labels. The kernel has no owner for
-// a qdisc: whoever puts filters into the one that we made keeps it there.
+// the filter is there, and otherwise noFilter or noClsact. Removing the filter
+// restores whichever of the two it was before, so a clsact that was made for ours
+// goes with the last filter. The filters' labels record that it was made for
+// ours. A qdisc has no owner in the kernel, so whoever puts a filter into the one
+// that we made keeps it there.
 type filterKnob struct {
 	ns     *netdev.NS
 	index  int
@@ -30,8 +31,9 @@ type filterKnob struct {
 	program *ebpf.Program
 }
 
-// The numbers of ours. Preferences are tried from the first, or the last, as
-// one may be taken by a filter of another kind, with which ours cannot share it.
+// The preferences and handles of our filters. Preferences are tried from the
+// first one, or from the last: a filter of another kind may hold one, and cannot
+// share it with ours.
 const (
 	clsactHandle            = 0xffff0000
 	hookIngress, hookEgress = 0xfffffff2, 0xfffffff3 // TC_H_CLSACT, TC_H_MIN_INGRESS and _EGRESS
@@ -248,8 +250,8 @@ func (k filterKnob) remove(d *Device, s situation, clsact bool) error {
 	if !clsact || s.count > 0 || s.kind != "clsact" {
 		return nil
 	}
-	// The kernel cannot be told to remove it only while it is empty: a filter
-	// that somebody adds in this moment goes with it.
+	// The kernel has no way to remove it only while it is empty: a filter that
+	// somebody adds at this moment goes with it.
 	err := d.send(unix.RTM_DELQDISC, 0, message{handle: clsactHandle, parent: ingressParent})
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // it has gone meanwhile
 		return fmt.Errorf("remove clsact: %w", err)
@@ -267,8 +269,8 @@ func (k filterKnob) do(op string, fn func(*Device) error) error {
 	return root{k.ns, k.index}.do(op, fn)
 }
 
-// clsact gives the qdisc that has the hooks of the device, clsact or the older
-// ingress; its kind is "" for none.
+// clsact returns the qdisc that has the hooks of the device: clsact, or the older
+// ingress. Its kind is "" if there is none.
 func (d *Device) clsact() (message, error) {
 	list, err := d.all()
 	if err != nil {
@@ -282,8 +284,8 @@ func (d *Device) clsact() (message, error) {
 	return message{}, nil
 }
 
-// filters lists those at a hook. The kernel also tells of each preference, with
-// a handle of 0.
+// filters lists the filters at a hook. The kernel also lists each preference,
+// with a handle of 0.
 func (d *Device) filters(parent uint32) ([]filter, error) {
 	list, err := d.dump(unix.RTM_GETTFILTER, message{parent: parent})
 	if err != nil {

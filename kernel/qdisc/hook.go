@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Hook is a place in the way of a device's packets.
+// Hook is a place on the path of a device's packets.
 type Hook struct {
 	NS    *netdev.NS
 	Index int
@@ -31,15 +31,15 @@ type Hook struct {
 }
 
 // Hooks attaches programs to devices: by tcx links where the kernel has them
-// (6.6), else by filters of a clsact qdisc. Either way packets are no longer
-// touched from the moment that the process ends, however it does: a filter
-// outlives it, but only calls the program through a map of programs, and the
-// kernel empties that map with the last descriptor of it. (Which is why nothing
-// here is pinned, and no heartbeat is needed.) What is left then costs a packet
-// some nanoseconds until `fairlead restore`, or the next agent, removes it.
+// (6.6), otherwise by filters of a clsact qdisc. Either way no packet is touched
+// from the moment that the process ends, however it ends. A filter outlives the
+// process, but it calls the program only through a map of programs, which the
+// kernel empties when its last descriptor is closed. So nothing here is pinned,
+// and no heartbeat is needed. What is left costs a packet some nanoseconds until
+// `fairlead restore`, or the next agent, removes it.
 //
-// A program returns the same for both: -1 (TCX_NEXT, TC_ACT_UNSPEC) lets the
-// next one decide, 2 (TCX_DROP, TC_ACT_SHOT) drops.
+// A program returns the same values for both: -1 (TCX_NEXT, TC_ACT_UNSPEC) lets
+// the next one decide, 2 (TCX_DROP, TC_ACT_SHOT) drops.
 type Hooks struct {
 	journal *journal.Journal
 	find    *netdev.Finder
@@ -49,8 +49,8 @@ type Hooks struct {
 	held map[journal.Ref]*Attachment // by filters
 }
 
-// OpenHooks finds out what the kernel has, by trying. The error says what is
-// missing of either. Filters are noted in j.
+// OpenHooks finds out by trying which of the two the kernel has. The error says
+// what is missing of both. The journal j records the filters.
 func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_try", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
@@ -61,7 +61,7 @@ func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 	}
 	defer p.Close()
 	h := &Hooks{journal: j, find: find, held: make(map[journal.Ref]*Attachment)}
-	// tcx by a device that there cannot be.
+	// No device has this index, so the kernel answers whether it knows tcx.
 	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
 	if !errors.Is(err, ebpf.ErrNotSupported) {
 		return h, nil
@@ -186,10 +186,10 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 	return a, nil
 }
 
-// turn puts the filter in its place. The kernel makes 1000 of a queue length of 0
-// whenever a device gets a qdisc, one without a queue too (net/sched/sch_api.c,
-// qdisc_create): where a clsact is to be made, the length is noted before, and
-// put back behind it.
+// turn puts the filter in place. The kernel changes a queue length of 0 to 1000
+// whenever a device gets a qdisc, even one without a queue (net/sched/sch_api.c,
+// qdisc_create). So before turn makes a clsact it notes the length, and restores
+// it afterwards.
 func (h *Hooks) turn(k filterKnob, value string, by journal.Owner) (err error) {
 	made := false
 	err = k.do("look for clsact", func(d *Device) error {
@@ -214,16 +214,16 @@ func (h *Hooks) turn(k filterKnob, value string, by journal.Owner) (err error) {
 	return h.journal.Turn(k, value, by)
 }
 
-// Stray says whether an entry of the journal is of a filter that no Attachment
-// here has made: what a process that was killed has left.
+// Stray says whether an entry of the journal is a filter that no Attachment of
+// this process has made: a killed process left it.
 func (h *Hooks) Stray(e journal.Entry) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return e.Ref.Kind == KindFilter && h.held[e.Ref] == nil
 }
 
-// Hold attaches the program again, should somebody have removed the filter. A
-// link cannot be removed by others. It does nothing where the device has gone.
+// Hold attaches the program again if somebody has removed the filter; nobody else
+// can remove a link. It does nothing if the device has gone.
 func (a *Attachment) Hold() error {
 	if a.link != nil {
 		return nil
@@ -249,8 +249,8 @@ func (a *Attachment) Replace(p *ebpf.Program) error {
 	return a.jump.Put(uint32(0), p)
 }
 
-// Close detaches the program, unless a later Attach of the same name has taken
-// the place. It never fails because the device has gone.
+// Close detaches the program, unless a later Attach of the same name has replaced
+// it. It never fails because the device has gone.
 func (a *Attachment) Close() error {
 	if a.link != nil {
 		return a.link.Close()
@@ -266,7 +266,7 @@ func (a *Attachment) Close() error {
 	return err
 }
 
-// forget lets go of the map, so that nothing is called any more.
+// forget closes the map, so that the filter calls nothing any more.
 func (a *Attachment) forget() {
 	if a.jump != nil {
 		a.jump.Close()

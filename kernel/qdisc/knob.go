@@ -120,7 +120,7 @@ func (d *Device) claim(now message, kind Kind) error {
 	return d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, m)
 }
 
-// keepable finds out whether somebody's root could be put back.
+// keepable finds out whether somebody else's root could be put back.
 func (d *Device) keepable(now message) error {
 	value, err := d.foreign(now)
 	if err != nil {
@@ -152,8 +152,8 @@ func (r root) do(op string, fn func(*Device) error) error {
 }
 
 // QueueLen returns the knob of a device's queue length, in packets. The kernel
-// makes 1000 of a length of 0 as soon as the device gets a qdisc, and never
-// makes 0 of it again; so it has to be turned before the root is.
+// changes a length of 0 to 1000 as soon as the device gets a qdisc, and never
+// changes it back. So this knob must be turned before the root's.
 func QueueLen(ns *netdev.NS, index int) journal.Knob { return queueLen{ns, index} }
 
 // DefaultQueueLen is what the kernel makes of 0 (DEFAULT_TX_QUEUE_LEN).
@@ -201,9 +201,9 @@ func (q queueLen) do(op string, fn func(netlink.Link) error) error {
 }
 
 // ForwardPriority returns the knob of net.ipv4.ip_forward_update_priority in a
-// namespace: "1" (the kernel's default) has IPv4 forwarding write a priority
-// over skb->priority that it works out from the packet's TOS, "0" leaves it as
-// it is, as IPv6 forwarding always does.
+// namespace. With "1" (the kernel's default) IPv4 forwarding overwrites
+// skb->priority with one that it computes from the packet's TOS. With "0" it
+// leaves the priority as it is, as IPv6 forwarding always does.
 func ForwardPriority(ns *netdev.NS) journal.Knob { return forward{ns} }
 
 const forwardFile = "/proc/sys/net/ipv4/ip_forward_update_priority"

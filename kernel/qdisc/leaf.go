@@ -10,21 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLeaf is returned for a class whose packets are to be cut where somebody has
+// ErrLeaf is returned for a class whose packets are to be split if somebody has
 // put a qdisc of their own below it.
 var ErrLeaf = errors.New("somebody's qdisc is below the class")
 
-// What cuts packets is a token bucket filter (net/sched/sch_tbf.c, tbf_segment): one
-// that is larger than the bucket is cut by software when it is enqueued, whoever has
-// sent it, and whenever its connection began. The rate is so high that even 64 KiB
-// take no nanosecond of the bucket, so that it never holds anything back.
+// A token bucket filter splits packets (net/sched/sch_tbf.c, tbf_segment). It
+// segments in software, when it is enqueued, a packet that is larger than the
+// bucket, whoever sent it and whenever its connection began. The rate is so high
+// that even 64 KiB take no nanosecond of the bucket, so the filter never holds
+// anything back.
 const (
 	splitRate = 125e12 // bytes/s
-	// splitQueue is how many of the largest packets its queue has room for; its
-	// length is counted in bytes.
+	// splitQueue is how many packets of the largest size its queue can hold; the
+	// kernel counts the length in bytes.
 	splitQueue = 1000
-	// uncut is the largest packet where none is cut any more, but the qdisc is still
-	// there, since it cannot go without what waits in it.
+	// uncut is the largest packet while none is split any more but the qdisc is
+	// still there, because it cannot be removed without the packets that wait in
+	// it.
 	uncut = 65536
 )
 
@@ -36,7 +38,8 @@ const (
 	tbfOptRate, tbfOptLimit = 8, 24
 )
 
-// splitOptions gives the options of what cuts packets larger than size.
+// splitOptions returns the options of a filter that splits packets larger than
+// size.
 func splitOptions(size int) []byte {
 	ne := binary.NativeEndian
 	opt := make([]byte, sizeofTBFOpt)
@@ -51,8 +54,9 @@ func splitOptions(size int) []byte {
 	return append(b, nl.NewRtAttr(tbfBurst, ne.AppendUint32(nil, burst)).Serialize()...)
 }
 
-// splitOf reads which packets are cut, from options as the kernel shows them:
-// without the burst, but with the limit, which says the same. 0 is of somebody's.
+// splitOf reads which packets are split from options as the kernel shows them:
+// without the burst, but with the limit, which implies it. It returns 0 for a
+// filter that is somebody else's.
 func splitOf(kind string, options []byte) int {
 	attrs, err := attributes(options)
 	if kind != string(KindTBF) || err != nil {
@@ -74,7 +78,8 @@ func splitOf(kind string, options []byte) int {
 	return size
 }
 
-// leaf is the qdisc below a class of ours, if there is one beside the kernel's own.
+// leaf is the qdisc below a class of ours, if there is one besides the kernel's
+// own.
 type leaf struct {
 	handle uint32 // 0: the kernel's own
 	kind   string
@@ -83,7 +88,7 @@ type leaf struct {
 	drops  uint64
 }
 
-// leaves lists those below some classes, by minor.
+// leaves lists the qdiscs below some classes, by minor.
 func (d *Device) leaves(classes map[uint16]message) (map[uint16]leaf, error) {
 	below := false
 	for _, c := range classes {
@@ -105,9 +110,9 @@ func (d *Device) leaves(classes map[uint16]message) (map[uint16]leaf, error) {
 	return out, nil
 }
 
-// Widen has packets of all classes of our root that are cut be cut at no less than
-// size, as Class.Split counts. What waits is not lost. Errors: ErrNotOurs,
-// journal.ErrGone.
+// Widen raises the size to which the classes of our root split packets to at
+// least size, counted as in Class.Split. No waiting packet is lost. Errors:
+// ErrNotOurs, journal.ErrGone.
 func (d *Device) Widen(kind Kind, size int) error {
 	have, err := d.ours(kind)
 	if err != nil {
@@ -129,23 +134,24 @@ func (d *Device) Widen(kind Kind, size int) error {
 	return errors.Join(errs...)
 }
 
-// count gives the counters of a class, with what it does not see of what cuts its
-// packets.
+// count returns the counters of a class, including what the class does not see of
+// the filter that splits its packets.
 func (l leaf) count(class Stats) Stats {
 	// Not when some frames of a packet that was cut are dropped.
 	class.Drops = max(class.Drops, l.drops)
 	if l.split > 0 {
-		// TBF takes each frame that leaves from the bytes of its queue, and until the
-		// end of 2024 it did not add them all when it cut the packet (net/sched/sch_tbf.c,
-		// tbf_segment): these wrap around.
+		// TBF subtracts each frame that leaves from the bytes of its queue. Until
+		// the end of 2024 it did not add all frames when it split a packet
+		// (net/sched/sch_tbf.c, tbf_segment), so the bytes wrap around.
 		class.Backlog = min(class.Backlog, class.Queued*uint64(l.split))
 	}
 	return class
 }
 
-// setLeaf has the packets of a class cut, or not, as it says. What waits is lost
-// when that begins, as the kernel has no way to put it into another queue; when it
-// ends, what comes between the look at an empty queue and its end.
+// setLeaf makes a class split its packets, or stop. When it begins, the packets
+// that wait are lost, because the kernel cannot move them to another queue. When
+// it stops, only packets that come between the look at the empty queue and its
+// removal are lost.
 func (d *Device) setLeaf(is leaf, c Class) (changed bool, err error) {
 	m := message{handle: is.handle, parent: Handle | uint32(c.Minor), kind: string(KindTBF), options: splitOptions(c.Split)}
 	switch {

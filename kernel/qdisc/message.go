@@ -50,7 +50,7 @@ type message struct {
 
 // dump asks for all messages of a type that are about the device.
 func (d *Device) dump(typ int, about message) ([]message, error) {
-	// A dump that was disturbed by somebody's change is made again.
+	// A dump that somebody's change has disturbed is repeated.
 	for range 10 {
 		req := d.request(typ, unix.NLM_F_DUMP, about)
 		raw, err := req.Execute(unix.NETLINK_ROUTE, 0)
@@ -227,7 +227,7 @@ func (c Class) options(kind Kind) []byte {
 	return b
 }
 
-// prio reads that of a class of HTB.
+// prio reads the Prio of an HTB class.
 func prio(options []byte) (uint32, bool) { return htbWord(options, htbOptPrio) }
 
 // lowered says whether a class of HTB gets a lower ceil. Above 32 bits of bytes/s
@@ -262,15 +262,15 @@ func (c Curve) serialize() []byte {
 
 func clamp(v uint64) uint32 { return uint32(min(v, 1<<32-1)) }
 
-// ticks gives how long bytes take at a rate (bytes/s), in the unit of the
+// ticks returns the time that bytes take at a rate (bytes/s), in the unit of the
 // packet schedulers: 64 ns (PSCHED_SHIFT, net/pkt_sched.h).
 func ticks(bytes uint32, rate uint64) uint32 {
 	ns := float64(bytes) / float64(max(rate, 1)) * 1e9
 	return uint32(min(ns/64, 1<<32-1))
 }
 
-// same compares a class's options as the kernel shows them with those that it
-// is to have. The kernel adds what it worked out itself.
+// same compares a class's options as the kernel shows them with the desired ones.
+// The kernel adds values that it has computed.
 func same(kind Kind, shown, want []byte) bool {
 	a, err1 := attributes(shown)
 	b, err2 := attributes(want)

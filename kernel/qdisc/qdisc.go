@@ -1,11 +1,10 @@
-// Package qdisc is the door to what traffic control has at a device: queueing
-// disciplines and their classes, the one that shapes a device for fairlead and
-// the one that it takes the place of; and the hooks where programs see packets.
+// Package qdisc manages traffic control at a device: the queueing discipline that
+// shapes the device for fairlead, with its classes; the original one, which it
+// replaces and puts back; and the hooks at which programs see packets.
 //
-// It knows devices and numbers of classes, not containers, and decides no
-// rates and no packet's fate. Nothing is touched that does not carry our handle,
-// except the root qdisc that Root replaces and puts back. Features traffic and
-// netcpu use it.
+// It knows devices and class numbers, not containers, and decides neither rates
+// nor the fate of a packet. It touches only what carries our handle, except the root
+// qdisc that Root replaces and puts back. Features traffic and netcpu use it.
 package qdisc
 
 import (
@@ -67,14 +66,15 @@ type HFSC struct {
 }
 
 // Class is one class below the top, or the top itself (MinorTop). Of HTB and
-// HFSC the one counts that the root is of.
+// HFSC, the one that matches the root's kind counts.
 type Class struct {
 	Minor uint16
 	HTB   HTB
 	HFSC  HFSC
-	// Split is the length above which packets that the kernel has not cut yet
-	// (GSO) are cut into frames, in bytes, link header included; 0: none are. Any
-	// other packet that is longer is dropped, so it must not be less than a frame.
+	// Split is the length in bytes, link header included, above which packets
+	// that the kernel has not segmented yet (GSO) are split into frames; 0: none
+	// are. Any other longer packet is dropped, so Split must not be less than a
+	// frame.
 	Split int
 }
 
@@ -87,7 +87,8 @@ type Stats struct {
 	Overlimits      uint64 // how often it came to its ceil; HTB only
 }
 
-// drainTime bounds the wait for a class that is to go to send what is in it.
+// drainTime bounds the wait for a class that is to be removed to send its
+// packets.
 const (
 	drainTime = 200 * time.Millisecond
 	drainStep = 2 * time.Millisecond
@@ -96,8 +97,8 @@ const (
 // A class that waits has saved up what its ceil allows in a burst, as time
 // (net/sched/sch_htb.c, htb_accnt_ctokens). When its ceil is lowered it would
 // spend that on top of the new one. So its CBurst is two frames for tightTime,
-// and HTB cuts what is saved with the next packet. Where none leaves the class
-// within that, as others have their turn, it keeps its savings.
+// and HTB cuts the savings with the next packet. If no packet leaves the class
+// within that time, because others have their turn, the class keeps its savings.
 const (
 	tightBurst = 2 * 1514
 	tightTime  = 3 * time.Millisecond
@@ -138,18 +139,18 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Bring makes the classes of our root exactly those given, and says how many it
-// had to add, change or remove. It reads first. Classes are changed in place
-// and lose no packet, except that one whose packets are to be cut from now on
-// loses what waits in it, and one whose packets are not to be cut any more next to
-// nothing (see setLeaf); one that goes is given a moment to send what waits in
-// it, so the caller has to have sent its packets elsewhere before. The first of
-// the classes has to be the top.
+// Bring makes the classes of our root exactly those given, and returns how many
+// it had to add, change or remove. It reads first. It changes classes in place,
+// which loses no packet, with one exception: a class that begins to split its
+// packets loses those that wait, and one that stops loses next to nothing (see
+// setLeaf). A class that is removed gets a moment to send its packets, so the
+// caller must have directed its traffic elsewhere before. The first of the
+// classes must be the top.
 //
-// Where packets wait in a class of HTB whose ceil is lowered, it has a tight
-// CBurst at first, and Bring takes 3 ms longer, however many there are. Where an
-// agent ends within them, such a class keeps to its new ceil, and may not quite
-// come up to it; the next Bring gives it the CBurst that it is to have.
+// If packets wait in a class of HTB whose ceil is lowered, Bring gives it a tight
+// CBurst at first, and takes 3 ms longer, however many such classes there are. If
+// the agent ends within these 3 ms, such a class keeps to its new ceil and may
+// not quite reach it; the next Bring gives it the final CBurst.
 //
 // Errors: ErrNotOurs, ErrLeaf, and journal.ErrGone for a device that has gone.
 func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
@@ -180,8 +181,8 @@ func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	return changes, nil
 }
 
-// set adds and changes classes, up to the first error. Those that it gives have
-// a tight CBurst, and are as they are to be in the end.
+// set adds and changes classes, up to the first error. It returns the classes
+// that have a tight CBurst, with their final parameters.
 func (d *Device) set(kind Kind, have map[uint16]message, cut map[uint16]leaf, classes []Class) (changes int, tight []message, err error) {
 	for _, c := range classes {
 		changed, err := d.setClass(kind, have, c, &tight)
@@ -230,7 +231,7 @@ func (d *Device) setClass(kind Kind, have map[uint16]message, c Class, tight *[]
 	return true, nil
 }
 
-// loosen gives classes the CBurst that they are to have, all that it can.
+// loosen gives classes their final CBurst. It goes on after an error.
 func (d *Device) loosen(tight []message) error {
 	if len(tight) == 0 {
 		return nil
@@ -245,7 +246,7 @@ func (d *Device) loosen(tight []message) error {
 	return errors.Join(errs...)
 }
 
-// remove removes a class once it is empty, or has had the time to become so.
+// remove removes a class once it is empty, or after drainTime.
 func (d *Device) remove(kind Kind, minor uint16) error {
 	for end := time.Now().Add(drainTime); ; time.Sleep(drainStep) {
 		all, err := d.ours(kind)
@@ -267,9 +268,8 @@ func (d *Device) remove(kind Kind, minor uint16) error {
 	return err
 }
 
-// Drain waits until nothing waits in some classes of our root, in any if none is
-// named, or for as long as a class that is to go is waited for. Errors:
-// ErrNotOurs, journal.ErrGone.
+// Drain waits until the named classes of our root are empty, or all of them if
+// none is named, for drainTime at most. Errors: ErrNotOurs, journal.ErrGone.
 func (d *Device) Drain(kind Kind, minors ...uint16) error {
 	for end := time.Now().Add(drainTime); ; time.Sleep(drainStep) {
 		all, err := d.ours(kind)
@@ -288,13 +288,13 @@ func (d *Device) Drain(kind Kind, minors ...uint16) error {
 	}
 }
 
-// lateTime is for how long Late looks whether a class sends.
+// lateTime is how long Late watches whether a class sends.
 const lateTime = 5 * time.Millisecond
 
-// Late lists those of the classes that Bring would give another Prio while they
-// are in use, by minor. HTB takes a class's Prio for its place when a packet
-// comes into its empty queue, and not before (net/sched/sch_htb.c,
-// htb_activate). Errors: ErrNotOurs, journal.ErrGone.
+// Late lists, by minor, the classes that are in use and would get another Prio
+// from Bring. HTB takes over a class's Prio when a packet enters its empty queue,
+// and not before (net/sched/sch_htb.c, htb_activate). Errors: ErrNotOurs,
+// journal.ErrGone.
 func (d *Device) Late(classes []Class) ([]uint16, error) {
 	have, err := d.ours(KindHTB)
 	if err != nil {
@@ -310,7 +310,7 @@ func (d *Device) Late(classes []Class) ([]uint16, error) {
 	if len(changed) == 0 {
 		return nil, nil
 	}
-	// The queue of one that is served at once is empty now and then.
+	// The queue of a class that is served at once is empty now and then.
 	time.Sleep(lateTime)
 	now, err := d.ours(KindHTB)
 	if err != nil {
@@ -378,8 +378,8 @@ func (d *Device) root() (message, error) {
 	return message{}, nil // some kinds of the kernel's own are not shown
 }
 
-// qdiscs lists those of the device that queue, all does with the one that has
-// the hooks, too.
+// qdiscs lists the qdiscs of the device that queue packets; all also lists the
+// one that has the hooks.
 func (d *Device) qdiscs() ([]message, error) {
 	list, err := d.all()
 	return slices.DeleteFunc(list, func(m message) bool { return m.parent == ingressParent }), err
@@ -396,7 +396,7 @@ func (d *Device) all() ([]message, error) {
 	return d.dump(unix.RTM_GETQDISC, message{})
 }
 
-// gone adds journal.ErrGone to the kernel's word for a device that has gone.
+// gone adds journal.ErrGone to the kernel's error for a device that has gone.
 func gone(err error) error {
 	if errors.Is(err, unix.ENODEV) {
 		return errors.Join(journal.ErrGone, err)

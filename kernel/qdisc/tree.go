@@ -17,8 +17,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// A tree is somebody's root qdisc with all that hangs on it, in an order in
-// which it can be made again: options are what netlink showed, byte for byte,
+// A tree is somebody else's root qdisc with everything below it, in an order in
+// which it can be made again. Options are what netlink showed, byte for byte,
 // except for counters.
 type tree []node
 
@@ -39,8 +39,8 @@ const (
 // the journal.
 const maxTree = 48 << 10
 
-// treePrefix begins the value of a root that can be put back, keptPrefix that
-// of one that cannot, and so must not be replaced.
+// treePrefix begins the value of a root that can be put back. keptPrefix begins
+// that of one that cannot, and that must therefore not be replaced.
 const (
 	treePrefix = "tree "
 	keptPrefix = "not to be put back: "
@@ -50,7 +50,8 @@ const (
 // the others come with the qdisc.
 var classful = []string{"htb", "hfsc", "drr", "qfq"}
 
-// foreign describes the root qdisc, which is somebody's: a value of the knob.
+// foreign describes the root qdisc, which is somebody else's, as a value of the
+// knob.
 func (d *Device) foreign(root message) (string, error) {
 	t, why, err := d.tree(root)
 	if err != nil {
@@ -69,7 +70,7 @@ func (d *Device) foreign(root message) (string, error) {
 	return treePrefix + string(b), nil
 }
 
-// tree reads what hangs on root; why says what of it could not be made again.
+// tree reads everything below root; why says what of it could not be made again.
 func (d *Device) tree(root message) (t tree, why string, err error) {
 	qdiscs, err := d.qdiscs()
 	if err != nil {
@@ -79,8 +80,8 @@ func (d *Device) tree(root message) (t tree, why string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	// Nothing that the kernel gives can be its own parent; the bound is for
-	// what is changed while it is read.
+	// The kernel lists nothing that is its own parent; the bound is for changes
+	// while the list is read.
 	for next := []message{root}; len(next) > 0 && len(t) < maxTree/64; next = next[1:] {
 		q := next[0]
 		if q.keep != "" {
@@ -117,7 +118,7 @@ func (d *Device) tree(root message) (t tree, why string, err error) {
 			}
 		}
 		for _, child := range qdiscs {
-			// Those with handle 0 the kernel makes by itself.
+			// The kernel makes the qdiscs with handle 0 by itself.
 			if child.handle != 0 && child.parent != rootParent && child.parent>>16 == q.handle>>16 {
 				next = append(next, child)
 			}
@@ -126,7 +127,7 @@ func (d *Device) tree(root message) (t tree, why string, err error) {
 	return t, "", nil
 }
 
-// settled gives a qdisc's options without what counts by itself.
+// settled returns a qdisc's options without the counters among them.
 func settled(m message) []byte {
 	switch m.kind {
 	case "htb": // struct tc_htb_glob ends with direct_pkts
@@ -142,8 +143,8 @@ func settled(m message) []byte {
 	return m.options
 }
 
-// told gives a qdisc's options in the form in which the kernel takes them,
-// where that is not the one in which it shows them.
+// told returns a qdisc's options in the form in which the kernel accepts them,
+// where it shows them in another one.
 func (n node) told() []byte {
 	if n.What != aQdisc || n.Kind != "htb" {
 		return n.Options
@@ -206,8 +207,8 @@ func (n node) given() []byte {
 	return edit(n.Options, htbParms, htbOptPrio, func(opt []byte) { clear(opt[htbOptLevel:htbOptPrio]) })
 }
 
-// unfinished says whether value is what there is of target when plant was
-// killed at work.
+// unfinished says whether value is the part of target that plant had made when it
+// was killed.
 func unfinished(value, target string) bool {
 	part, err1 := parseTree(value)
 	whole, err2 := parseTree(target)
@@ -217,8 +218,8 @@ func unfinished(value, target string) bool {
 	return !slices.ContainsFunc(part, func(n node) bool { return !whole.has(n) })
 }
 
-// plant makes a tree that was written down, in place of whatever is the root:
-// or what is missing of it.
+// plant makes a tree that was written down, or the missing part of it, in place
+// of whatever is the root.
 func (d *Device) plant(value string, now message) error {
 	t, err := parseTree(value)
 	if err != nil {
@@ -246,7 +247,7 @@ func (d *Device) plant(value string, now message) error {
 	return nil
 }
 
-// bench makes a device to try on, in a namespace of no use. done lets go of it.
+// bench makes a scratch device in a scratch namespace. done removes both.
 func bench(queues int) (d *Device, done func(), err error) {
 	ns, err := scratch()
 	if err != nil {
@@ -275,8 +276,8 @@ func bench(queues int) (d *Device, done func(), err error) {
 	return d, func() { d.Close(); ns.Close() }, nil
 }
 
-// rehearse finds out whether a tree can be put back: it is made on a device of
-// no use, and compared.
+// rehearse finds out whether a tree can be put back: it makes the tree on a
+// scratch device, and compares.
 func rehearse(value string, queues int) error {
 	d, done, err := bench(queues)
 	if err != nil {
@@ -325,8 +326,8 @@ func scratch() (ns *netdev.NS, err error) {
 	return ns, nil
 }
 
-// Supported finds out whether the kernel has a kind of qdisc, by making one
-// where it does no harm.
+// Supported finds out whether the kernel has a kind of qdisc, by making one on a
+// scratch device.
 func Supported(kind Kind) error {
 	d, done, err := bench(1)
 	if err != nil {

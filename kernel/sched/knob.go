@@ -106,7 +106,7 @@ func (g group) read() (string, error) {
 	if err != nil {
 		return "", gone(err)
 	}
-	// After the look, so that what was seen is known to be of this thread.
+	// Checked after reading, so that the value is known to be this thread's.
 	if err := g.thread.check(g.proc); err != nil {
 		return "", err
 	}
@@ -162,7 +162,7 @@ func (g group) write(dir string) error {
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
 	for range newbornTries {
-		// As late as can be: the number is all that the kernel takes.
+		// Checked as late as possible: the kernel takes only the number.
 		if err := g.thread.check(g.proc); err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 // class. Such a knob is not to be turned.
 const NoSlice = "0"
 
-// FormatSlice gives a slice as the knob's value, in nanoseconds.
+// FormatSlice returns a slice as the knob's value, in nanoseconds.
 func FormatSlice(d time.Duration) string { return strconv.FormatInt(d.Nanoseconds(), 10) }
 
 // Slice returns the knob of a kernel thread's slice: how long it asks to run at
@@ -56,7 +56,7 @@ func (s slice) write(value string) error {
 	if err != nil {
 		return errors.New("not a number of nanoseconds")
 	}
-	// With what it has else: its nice value goes by the same call.
+	// The same call sets the nice value, so pass the present one.
 	attr, err := s.attr()
 	if err != nil {
 		return err
@@ -70,6 +70,6 @@ func (s slice) attr() (*unix.SchedAttr, error) {
 	if err != nil {
 		return nil, err
 	}
-	// After the look, so that what was seen is known to be of this thread.
+	// Checked after reading, so that the value is known to be this thread's.
 	return attr, s.thread.check(s.proc)
 }

@@ -1,10 +1,10 @@
-// Package sched is the door to the kernel's own threads: it finds them, and
-// turns three knobs of one: the cgroup that the scheduler charges for it, the
-// CPUs that it may use, and how soon it gets its turn.
+// Package sched finds the kernel's own threads, and has three knobs for each: the
+// cgroup that the scheduler charges for it, the CPUs that it may use, and its time
+// slice.
 //
-// It refuses threads of processes: those belong to whoever started them. It
-// knows neither devices nor containers; feature/netcpu says which thread works
-// for whom, and turns the knobs through package journal.
+// It refuses threads of processes, which belong to whoever started them. It knows
+// neither devices nor containers: feature/netcpu knows which thread works for whom,
+// and turns the knobs through package journal.
 package sched
 
 import (
@@ -89,7 +89,7 @@ func Threads(proc, prefix string) ([]Named, error) {
 				return nil, fmt.Errorf("list kernel threads: %w", err)
 			}
 		}
-		// The list of children loses one when another ends while it is read.
+		// The list of children misses one when another ends while it is read.
 		if whole {
 			break
 		}
