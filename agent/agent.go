@@ -1,13 +1,13 @@
-// Package agent joins everything: it constructs the sources, the policy, the
-// journal and the features, and keeps the host as policy wants it.
+// Package agent is the composition root. It constructs the sources, the policy,
+// the journal and the features, and keeps the host as policy wants it.
 //
-// Each round works from whole lists: who runs (container.Set), and what each
-// is due (policy). One worker per feature compares that with what has been
-// applied, and calls Apply and Remove. Events only say that a round is worth
-// making, so that a lost one costs time and nothing else.
+// Each round works from complete lists: which containers run (container.Set), and
+// what each is due (policy). One worker per feature compares that with what it has
+// applied, and calls Apply and Remove. An event only says that another round is
+// worthwhile, so a lost event costs time and nothing else.
 //
-// It is the only package that imports features, in features.go. cmd/fairlead
-// and bench call it; everybody else looks at an agent through package api.
+// Only this package imports features, in features.go. cmd/fairlead and bench call
+// it; everything else talks to an agent through package api.
 package agent
 
 import (
@@ -94,8 +94,8 @@ type Agent struct {
 	rounds    roundCounts
 }
 
-// fresh is what containers are told of, who ask as often as they like. It has
-// a mutex of its own: making it takes those of the features.
+// fresh caches the answers to containers, which ask as often as they like. It has
+// a mutex of its own, because making an answer takes those of the features.
 type fresh struct {
 	mu      sync.Mutex
 	at      time.Time
@@ -110,9 +110,10 @@ type roundCounts struct {
 }
 
 // New opens the journal, constructs sources, policy and features, and changes
-// nothing on the host. What an earlier agent left is dealt with in Run.
+// nothing on the host. Run deals with what an earlier agent left.
 //
-// Errors: a MarkMask that is no 16 bits in a row; journal.ErrBusy if another agent has StateDir.
+// Errors: a MarkMask that is not 16 adjacent bits; journal.ErrBusy if another
+// agent has StateDir.
 func New(cfg Config) (*Agent, error) {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
@@ -188,11 +189,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return errors.Join(append(errs, a.close())...)
 	}
-	// Before the first round: without its policy, that would let go of what an
-	// earlier agent has left in force for containers that still run.
+	// Before the first round, which without its policy would undo what an earlier
+	// agent has left in force for containers that still run.
 	a.reload()
 	a.recall()
-	// What has lapsed meanwhile must not be adopted.
+	// Changes that have lapsed meanwhile must not be adopted.
 	a.undoExpired(a.pace.now(), func(journal.Entry) bool { return true })
 	a.adopt()
 	g, ctx := errgroup.WithContext(ctx)
@@ -240,8 +241,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(err, a.await(end, stopped), a.restoreAll(), a.close())
 }
 
-// await waits until every worker has stopped, or has had the time to. One that
-// hangs in a feature is left behind: what it has in force, the journal knows.
+// await waits until every worker has stopped, or has had the time to. It abandons
+// a worker that hangs in a feature; the journal knows what that has in force.
 func (a *Agent) await(end context.Context, stopped <-chan error) error {
 	var errs []error
 	for range a.workers {
@@ -255,8 +256,8 @@ func (a *Agent) await(end context.Context, stopped <-chan error) error {
 	return errors.Join(errs...)
 }
 
-// restoreAll undoes what is left in the journal, as far as there is time: the
-// rest is for `fairlead restore`, or the next agent.
+// restoreAll undoes what is left in the journal, as far as time permits. The rest
+// is for `fairlead restore`, or the next agent.
 func (a *Agent) restoreAll() error {
 	done := make(chan error, 1)
 	go func() {
@@ -272,8 +273,7 @@ func (a *Agent) restoreAll() error {
 	}
 }
 
-// close lets go of the journal, and of the features that have no worker to do
-// that.
+// close releases the journal, and the features that have no worker to close them.
 func (a *Agent) close() error {
 	var errs []error
 	for _, f := range a.all {
@@ -287,7 +287,7 @@ func (a *Agent) close() error {
 	return errors.Join(errs...)
 }
 
-// servers opens the sockets, and gives what serves on them.
+// servers opens the sockets, and returns what serves on them.
 func (a *Agent) servers() (serve []func(context.Context) error, err error) {
 	var open []io.Closer
 	defer func() {

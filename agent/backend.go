@@ -22,7 +22,7 @@ import (
 
 var _ api.Backend = (*Agent)(nil)
 
-// target gives what a container is due, as of the last round.
+// target returns what a container is due, as of the last round.
 func (a *Agent) target(c container.Container) policy.Target {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -32,8 +32,8 @@ func (a *Agent) target(c container.Container) policy.Target {
 	return policy.Target{Container: c}
 }
 
-// settings lists what holds for a container: what policy sets, and the
-// defaults of the features that are here.
+// settings lists what applies to a container: what policy sets, and the defaults
+// of the features of this build.
 func (a *Agent) settings(t policy.Target) []api.Setting {
 	return wireSettings(slices.DeleteFunc(t.Effective(), func(o policy.Origin) bool {
 		here := slices.ContainsFunc(a.all, func(f feature.Feature) bool { return f.Name() == policy.FeatureOf(o.Key) })
@@ -72,7 +72,7 @@ func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
 	}), nil
 }
 
-// Status says how the agent stands.
+// Status reports sources, policy and features.
 func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	v, err := a.Version(ctx)
 	if err != nil {
@@ -172,7 +172,7 @@ func VersionOf(version string) api.Version {
 	return v
 }
 
-// Reload reads the policy files again, and ends what Restore holds.
+// Reload reads the policy files again, and ends what Restore holds undone.
 func (a *Agent) Reload(context.Context) (api.PolicyStatus, error) {
 	a.reload()
 	a.round()
@@ -225,7 +225,7 @@ func names(s api.Sample) bool {
 	return slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
 }
 
-// Caller says which container a peer is in, 0 for none that is known.
+// Caller returns the container that a peer is in, or 0 if it is in no known one.
 func (a *Agent) Caller(p api.Peer) container.ID {
 	c, _ := a.containerOf(p)
 	return c.ID
@@ -257,7 +257,7 @@ func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
 	if nearest.ID == 0 {
 		return container.Container{}, false
 	}
-	// Of a cgroup that was made anew under the same name the Set may not know yet.
+	// The Set may not know a cgroup yet that was made again under the same name.
 	if id, err := cgroup.ID(nearest.Cgroup.V2); err != nil || nearest.ID != container.ID(id) || !p.Same() {
 		return container.Container{}, false
 	}

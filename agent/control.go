@@ -12,13 +12,12 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// decisionFor is for how long a decision counts, and with it what it has changed
-// on the host, if nobody renews it. Each renewal writes the journal's entries
-// of the container anew.
+// decisionFor is how long a decision counts, and with it the changes on the host
+// that it caused, if nobody renews it. Each renewal rewrites the container's
+// entries of the journal.
 const decisionFor = 5 * time.Minute
 
-// controller makes what a feature decides count, at the agent's pace, until ctx
-// ends.
+// controller applies what a feature decides, at the agent's pace, until ctx ends.
 func (a *Agent) controller(ctx context.Context, name string, d feature.Decider) {
 	tick := time.NewTicker(a.pace.decide)
 	defer tick.Stop()
@@ -40,7 +39,7 @@ func (a *Agent) controller(ctx context.Context, name string, d feature.Decider) 
 	}
 }
 
-// control makes the decisions of one moment count.
+// control applies the decisions of one moment.
 func (a *Agent) control(by feature.Decider) error {
 	a.mu.Lock()
 	complete := a.complete
@@ -64,15 +63,15 @@ func (a *Agent) control(by feature.Decider) error {
 	return nil
 }
 
-// decision returns the one that stands in the place of d.
+// decision returns the decision in force for the container and key of d.
 func (a *Agent) decision(d policy.Decision) policy.Decision {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.decisions[choice{d.Container, d.Key}]
 }
 
-// adopt makes the decisions of an agent that was killed count on, before a round
-// takes back what they have changed. They lapse, which tells that from what
+// adopt continues the decisions of an agent that was killed, before a round
+// undoes what they have changed. They lapse, which distinguishes them from what
 // policy itself asked for.
 func (a *Agent) adopt() {
 	a.mu.Lock()

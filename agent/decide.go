@@ -11,8 +11,8 @@ import (
 )
 
 // lapseGrace is how long an entry of the journal may outlive its expiry while a
-// feature is still about its container: the round that drops the decision has
-// the feature turn it back, or renew it.
+// feature still works on its container: the round that drops the decision makes
+// the feature undo the change, or renew it.
 const lapseGrace = time.Minute
 
 // choice is what a controller decides about.
@@ -21,9 +21,9 @@ type choice struct {
 	key       string
 }
 
-// Decide makes a controller's decision count in place of what policy says,
-// from the next round on until it lapses or is replaced. One that has lapsed
-// takes back what was decided before. It may be called by any goroutine.
+// Decide makes a controller's decision replace what policy says, from the next
+// round on until the decision lapses or is replaced. A decision that has already
+// lapsed takes back the earlier one. Any goroutine may call it.
 func (a *Agent) Decide(d policy.Decision) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -31,7 +31,7 @@ func (a *Agent) Decide(d policy.Decision) {
 	a.nudge()
 }
 
-// decide puts the decisions that stand into the targets, which with complete are
+// decide puts the current decisions into the targets, which with complete are
 // those of all containers that run. The caller holds a.mu.
 func (a *Agent) decide(targets map[container.ID]policy.Target, complete bool, now time.Time) {
 	by := make(map[container.ID][]policy.Decision)
@@ -54,8 +54,8 @@ func (a *Agent) decide(targets map[container.ID]policy.Target, complete bool, no
 	}
 }
 
-// lapse undoes what the journal has beyond its expiry, and notes when the next
-// thing lapses, a decision or an entry.
+// lapse undoes the journal's entries beyond their expiry, and notes when the next
+// decision or entry lapses.
 func (a *Agent) lapse(now time.Time) {
 	a.undoExpired(now, func(e journal.Entry) bool {
 		w := a.worker(e.Owner.Feature)
@@ -81,7 +81,7 @@ func (a *Agent) lapse(now time.Time) {
 	a.lapses = next
 }
 
-// undoExpired undoes those entries that have expired and match.
+// undoExpired undoes the expired entries that match.
 func (a *Agent) undoExpired(now time.Time, match func(journal.Entry) bool) {
 	if len(a.journal.Expired(now)) == 0 {
 		return

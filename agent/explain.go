@@ -37,7 +37,7 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 	return out, nil
 }
 
-// change tells one journal entry, with the value that its knob has now.
+// change describes one journal entry, with the present value of its knob.
 func (a *Agent) change(open journal.Opener, e journal.Entry, t policy.Target) api.Change {
 	w := api.Change{
 		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object,
@@ -78,9 +78,9 @@ func read(open journal.Opener, ref journal.Ref) (string, error) {
 // restoreTime bounds the wait for the features in Restore.
 const restoreTime = 20 * time.Second
 
-// Restore undoes what is applied to one container, or to all and to the host
-// if ref is "", and holds it so until policy is loaded again: without the
-// hold, the next round would apply it anew.
+// Restore undoes what is applied to one container, or to all and to the host if
+// ref is "". It holds this until policy is loaded again; otherwise the next round
+// would apply everything anew.
 func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	match := func(container.ID) bool { return true }
 	before := a.journal.Entries() // a round may begin to undo them as soon as there is a hold
@@ -117,7 +117,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 		told[o.Entry.Ref] = true
 		answer.Outcomes = append(answer.Outcomes, WireOutcome(o))
 	}
-	// What the features put back themselves.
+	// What the features undo themselves.
 	slices.Reverse(before)
 	open := a.opener()
 	for _, e := range before {
@@ -128,7 +128,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	return answer, nil
 }
 
-// seen says what became of an entry that is no longer in the journal.
+// seen finds out what became of an entry that is no longer in the journal.
 func seen(open journal.Opener, e journal.Entry) journal.Outcome {
 	now, err := read(open, e.Ref)
 	switch {

@@ -12,24 +12,25 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// FeatureConfig is what single features have to be told.
+// FeatureConfig is the configuration of single features.
 type FeatureConfig struct {
 	// Uplinks names the devices whose bandwidth traffic divides, each with its rate in
 	// bit/s (0: what the device says); empty: all hardware that is up.
 	Uplinks map[string]uint64
 
-	// XDP names the uplinks at which netcpu drops packets in the driver, where that
-	// can: its operator accepts that most drivers reset their queues for it.
+	// XDP names the uplinks at which netcpu drops packets in the driver, where
+	// possible: their operator accepts that most drivers reset their queues for
+	// it.
 	XDP []string
 
-	// TrafficDelays always measures how long packets wait in the queues of traffic,
-	// for the metrics page, and not only while somebody asks.
+	// TrafficDelays makes traffic always measure how long packets wait in its
+	// queues, for the metrics page, and not only while somebody asks.
 	TrafficDelays bool
 }
 
-// features constructs the features of this build, in the order in which they
-// are shown. It is the only place that names them. One that cannot work here
-// is no error: its Support says why. On an error nothing is left open.
+// features constructs the features of this build, in the order in which they are
+// shown. Nothing else names them. A feature that cannot work here is not an
+// error: its Support says why. After an error nothing is left open.
 func features(cfg Config, set containers, j *journal.Journal) ([]feature.Feature, error) {
 	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, XDP: cfg.XDP})
 	if err != nil {

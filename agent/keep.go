@@ -5,11 +5,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// keep finds the containers for which something is in force on the word of a
-// runtime that has none to give now: it does not answer (to an agent that was
-// started again), or not yet about all that it lists. Only the cgroup tree
-// tells of them, which knows no labels, so that policy has nothing to say. The
-// result gives the name of the runtime.
+// keep finds the containers for which something is in force because of what a
+// runtime reported, while that runtime reports nothing: it does not answer (to an
+// agent that was started again), or has not yet answered about all containers
+// that it lists. Only the cgroup tree knows these then. It knows no labels, so
+// policy has nothing to say. The result is the name of the runtime, by container.
 func (a *Agent) keep(snap container.Snapshot) map[container.ID]string {
 	silent := make(map[string]bool)
 	for _, s := range snap.Sources {

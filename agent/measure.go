@@ -7,7 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
-// view is the agent as package metrics wants to see it.
+// view is the agent as package metrics sees it.
 type view struct{ a *Agent }
 
 func (v view) Snapshots() []feature.Snapshot {
@@ -24,8 +24,8 @@ func (v view) Snapshots() []feature.Snapshot {
 	return out
 }
 
-// pressure gives the samples of BPF maps, bpf_map_entries and bpf_map_max_entries.
-// A map is named with its object, as two may have one of the same name.
+// pressure returns the samples of BPF maps, bpf_map_entries and
+// bpf_map_max_entries. The label object distinguishes maps of the same name.
 func pressure(maps []bpf.Usage) (s feature.Snapshot) {
 	for _, m := range maps {
 		labels := []feature.Label{{Name: "object", Value: m.Object}, {Name: "map", Value: m.Map}}

@@ -14,10 +14,10 @@ import (
 // minPrefix is how much of a runtime id must be given to mean a container.
 const minPrefix = 4
 
-// find gives the container that ref names: by id, by the whole runtime id, by
-// name, or by the start of its runtime id, in this order, so that no container
-// can be named such that it hides another's id. Containers that have ended are
-// found by id, for as long as the Set remembers them.
+// find returns the container that ref names: by id, by the whole runtime id, by
+// name, or by the start of its runtime id, in this order. So no container can
+// hide another's id by its name. Containers that have ended are found by id, for
+// as long as the Set remembers them.
 func (a *Agent) find(ref string) (c container.Container, ended bool, err error) {
 	if ref == "" || len(ref) > 4096 {
 		return c, false, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "no container is named"}

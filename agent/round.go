@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// loop makes a round whenever there may be a reason to, until ctx ends.
+// loop makes a round whenever there may be a reason for one, until ctx ends.
 func (a *Agent) loop(ctx context.Context) {
 	refresh := time.NewTicker(refreshTime)
 	defer refresh.Stop()
@@ -21,7 +21,7 @@ func (a *Agent) loop(ctx context.Context) {
 	defer patience.Stop()
 	ready, complete := a.cfg.Ready, false
 	for ctx.Err() == nil {
-		// Asked for before the round, so that no change is lost.
+		// Requested before the round, so that no change is lost.
 		changed := a.set.Changed()
 		if complete = a.round(); complete && ready != nil {
 			ready()
@@ -56,8 +56,8 @@ func (a *Agent) loop(ctx context.Context) {
 	}
 }
 
-// round brings what the workers are to do up to date, and says whether it saw
-// every container there is. It makes no call of a feature itself.
+// round updates what the workers are to do, and says whether it saw every
+// container. It calls no feature itself.
 func (a *Agent) round() (complete bool) {
 	a.rounding.Lock()
 	defer a.rounding.Unlock()
@@ -87,8 +87,8 @@ func (a *Agent) round() (complete bool) {
 	wanted := make(map[container.ID]policy.Target, len(byID))
 	for id, t := range byID {
 		if !a.whole && t.Container.Source == container.CgroupSource {
-			// Its runtime may be about to tell of labels, by which an earlier
-			// agent has put in force what would be let go of here.
+			// Its runtime may be about to report labels, because of which an
+			// earlier agent has put in force what this round would undo.
 			continue
 		}
 		if kept[id] != "" && !known(t) {
@@ -106,7 +106,7 @@ func (a *Agent) round() (complete bool) {
 	a.mu.Unlock()
 
 	for _, w := range a.workers {
-		// Prune would take those for ended that are kept but not wanted.
+		// Prune would treat containers that are kept but not wanted as ended.
 		w.want(wanted, snap.Complete && !strange)
 	}
 	if snap.Complete {
@@ -121,12 +121,12 @@ func (a *Agent) round() (complete bool) {
 	return snap.Complete
 }
 
-// sweep undoes what the journal has of containers that no longer run and that
-// no worker has to do with: what an agent that was killed left behind, and
-// what a feature forgot. What an earlier agent changed for containers that
-// still run is adopted: Apply finds it in place. That may be noted for another
-// one of the same pod, which has ended, so that a feature is first given the
-// time to adopt. Features that are not here to adopt anything leave nothing behind.
+// sweep undoes the journal's entries of containers that no longer run and that no
+// worker deals with: what a killed agent left behind, and what a feature forgot.
+// Changes that an earlier agent made for containers that still run are adopted:
+// Apply finds them in place. They may be noted for another container of the same
+// pod, which has ended, so the features first get the time to adopt. Features
+// that are not in this build leave nothing behind.
 func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 	late := now.Sub(a.started) >= readyTime
 	left := func(e journal.Entry) bool {
@@ -145,7 +145,7 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 	}
 }
 
-// tell logs what restoring came to.
+// tell logs the result of restoring.
 func (a *Agent) tell(out []journal.Outcome) {
 	for _, o := range out {
 		e := o.Entry
@@ -167,7 +167,7 @@ func (a *Agent) reload() {
 	a.policyChanged()
 }
 
-// policyChanged ends all holds, and makes a round soon.
+// policyChanged ends all holds of Restore, and requests a round.
 func (a *Agent) policyChanged() {
 	st := a.policy.Status()
 	if st.Err != nil {

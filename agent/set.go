@@ -24,10 +24,10 @@ import (
 // setTime bounds the wait for the features in Set.
 const setTime = 15 * time.Second
 
-// Set gives a container values by hand, and takes others back. What cannot be,
-// or is refused by the feature that it is for, changes nothing. A feature may
-// have been brought to the one half before another refuses: it is then brought
-// back before Set returns.
+// Set sets values for a container by hand, and takes others back. A request that
+// is invalid, or that the feature concerned refuses, changes nothing. One feature
+// may already have applied its part when another refuses; Set then reverts that
+// before it returns.
 func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequest) (api.Container, error) {
 	c, ended, err := a.find(ref)
 	if err != nil {
@@ -65,7 +65,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 		err = refused("%s", err)
 	}
 	if err != nil {
-		// Also when nobody waits for the answer any more.
+		// Even if nobody waits for the answer any more.
 		return api.Container{}, errors.Join(err, a.override(context.WithoutCancel(ctx), c.ID, was, touched))
 	}
 	a.log.Info("policy was set by hand", "container", c.ID, "name", c.Name, "uid", by.UID, "set", in.Set, "unset", in.Unset)
@@ -76,7 +76,7 @@ func refused(format string, args ...any) error {
 	return &api.Error{Status: http.StatusConflict, Code: "refused", Text: fmt.Sprintf(format, args...)}
 }
 
-// change gives the list with what a request says, and the features concerned.
+// change returns the list after a request, and the features concerned.
 func change(was []policy.Override, id container.ID, in api.SetRequest, from string) (all []policy.Override, touched map[string]bool, err error) {
 	bad := func(text string) error {
 		return &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: text}
@@ -119,7 +119,7 @@ func change(was []policy.Override, id container.ID, in api.SetRequest, from stri
 	return all, touched, nil
 }
 
-// settable says why nothing that is set for a container now could take effect.
+// settable returns why nothing that is set for a container now could take effect.
 func (a *Agent) settable(id container.ID, features map[string]bool) error {
 	for _, f := range a.all {
 		if features[f.Name()] && a.worker(f.Name()) == nil {
@@ -137,8 +137,8 @@ func (a *Agent) settable(id container.ID, features map[string]bool) error {
 	return nil
 }
 
-// override makes all what is set by hand, and waits for what the features make
-// of it for one container. The caller holds a.setting.
+// override replaces everything that is set by hand with all, and waits for the
+// features' results for one container. The caller holds a.setting.
 func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Override, features map[string]bool) error {
 	a.hand.all = all
 	a.policy.Override(all) // its error was found by Check, or told by recall
@@ -150,8 +150,8 @@ func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Over
 		if !features[w.feature.Name()] {
 			continue
 		}
-		// What only takes long is not refused, nor what waits for the same to be
-		// set for the others of a pod.
+		// Neither what only takes long is refused, nor what waits for the same
+		// setting of the others of a pod.
 		if err := w.settle(ctx, id); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, feature.ErrDisagree) {
 			errs = append(errs, err)
 		}
@@ -159,7 +159,7 @@ func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Over
 	return errors.Join(errs...)
 }
 
-// recall takes up what was set by hand before this agent was started.
+// recall loads what was set by hand before this agent started.
 func (a *Agent) recall() {
 	a.setting.Lock()
 	defer a.setting.Unlock()
@@ -172,7 +172,7 @@ func (a *Agent) recall() {
 }
 
 // forget drops what was set by hand for containers that have ended. While a Set
-// is under way, that is left to the round that follows it.
+// runs, the round after it does that.
 func (a *Agent) forget(snap container.Snapshot) {
 	if !snap.Complete || !a.setting.TryLock() {
 		return
@@ -193,10 +193,11 @@ func (a *Agent) forget(snap container.Snapshot) {
 	}
 }
 
-// overrides are what was set by hand, and the file that they outlive the agent
-// in. It is beside the journal: in a directory that one agent has at a time, and
-// that systemd does not empty when the agent stops, as it does /run/fairlead.
-// Like the journal it is of one boot only, as the ids of containers are.
+// overrides are what was set by hand, and the file in which they outlive the
+// agent. The file is beside the journal, in a directory that only one agent has
+// at a time, and that systemd, unlike /run/fairlead, does not empty when the
+// agent stops. Like the journal it is valid for one boot, as the ids of
+// containers are.
 type overrides struct {
 	dir, proc string
 	all       []policy.Override
@@ -240,7 +241,7 @@ func (o *overrides) load() error {
 	return nil
 }
 
-// save puts the list into the file, all of it or none.
+// save writes the list into the file, all of it or none.
 func (o *overrides) save(all []policy.Override) error {
 	boot, err := journal.BootID(o.proc)
 	if err != nil {

@@ -16,9 +16,9 @@ func watch(cfg Config) *container.Set {
 	return container.NewSet(container.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Log: cfg.Log}, sources...)
 }
 
-// runtimes are the sources of an ordinary agent, those first that know more of
-// a container. A runtime that is not there costs next to nothing. The cgroup
-// tree is the ground truth, and all there is on a host without a runtime.
+// runtimes are the sources of an ordinary agent, those that know more of a
+// container first. A runtime that is absent costs next to nothing. The cgroup
+// tree is the ground truth, and the only source on a host without a runtime.
 func runtimes(cfg Config) []container.Source {
 	return []container.Source{
 		container.Docker(cfg.DockerHost),

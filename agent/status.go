@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// status says how the worker's feature stands with one container.
+// status is the state of the worker's feature for one container.
 func (w *worker) status(id container.ID) api.FeatureStatus {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -36,7 +36,7 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 	return s
 }
 
-// counts gives the calls that were made.
+// counts returns how many calls were made.
 func (w *worker) counts() counts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,7 +64,7 @@ func (w *worker) totals() api.Feature {
 	return t
 }
 
-// statuses says how every feature stands with one container: those of this
+// statuses returns the state of every feature for one container: those of this
 // build, and those that policy asks for in vain.
 func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 	id := t.Container.ID
@@ -94,7 +94,7 @@ func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 		case out[i].State == api.StateNotBuilt:
 			out[i].Error += ", " + s.Error
 		case out[i].State == api.StateDone:
-			// It does what it can, which is not what was asked for.
+			// It does what it can, which is less than was asked for.
 			s.Since = out[i].Since
 			out[i] = s
 		}
@@ -102,7 +102,7 @@ func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 	return out
 }
 
-// featureTotals says how each feature stands on this host.
+// featureTotals returns the state of each feature on this host.
 func (a *Agent) featureTotals() []api.Feature {
 	out := []api.Feature{}
 	for _, f := range a.all {

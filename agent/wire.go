@@ -9,7 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// What follows puts the inner types into the API's, which change more slowly.
+// The functions below convert the inner types to the API's, which change more
+// slowly.
 
 func wireContainer(c container.Container) api.Container {
 	w := api.Container{
@@ -55,7 +56,7 @@ func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 		if x.Histogram != nil {
 			continue // for the metrics page; the API has quantiles, where they belong
 		}
-		// JSON has no way to write these, and one must not spoil the rest.
+		// JSON cannot represent these, and one must not spoil the rest.
 		if !math.IsNaN(x.Value) && !math.IsInf(x.Value, 0) {
 			out.Samples = append(out.Samples, api.Sample{Container: x.Container, Name: x.Name, Device: x.Device, Labels: x.Labels, Value: x.Value})
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// pace is how patient a worker is, and how often the agent looks. Tests use their own.
+// pace holds the intervals of a worker and of the agent. Tests use their own.
 type pace struct {
 	call    time.Duration // bound of one call of a feature
 	first   time.Duration // wait after the first failure; doubled after each further one
@@ -41,8 +41,8 @@ func ordinary() pace {
 	}
 }
 
-// spread gives d with up to a fifth of it added or taken away, so that what
-// failed together is not tried again together.
+// spread returns d changed by up to a fifth at random, so that calls that failed
+// together are not repeated together.
 func (p pace) spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.8 + 0.4*p.jitter()))
 }
@@ -55,11 +55,10 @@ func (p pace) backoff(tries int) time.Duration {
 	return p.spread(min(d, p.longest))
 }
 
-// worker brings one feature to what is wanted of it, one call at a time. Each
-// feature has its own, so that one that is slow or hangs keeps none of the
-// others waiting.
+// worker makes one feature match what is wanted, one call at a time. Each feature
+// has its own worker, so a feature that is slow or hangs delays no other.
 //
-// It is level-triggered: want replaces the whole list, and step compares it
+// A worker is level-triggered: want replaces the whole list, and step compares it
 // with what has been applied.
 type worker struct {
 	feature feature.Feature
@@ -81,10 +80,10 @@ type worker struct {
 	calls  counts
 }
 
-// counts are what a worker has done since it was made.
+// counts are the calls of a worker since it was made.
 type counts struct{ Calls, Failures uint64 }
 
-// row is how the feature stands with one container.
+// row is the state of the feature for one container.
 type row struct {
 	id      container.ID
 	want    *policy.Target // nil: nothing of ours may be there
@@ -109,9 +108,9 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 	}
 }
 
-// want replaces what is wanted. Containers that are not in targets are to be
-// let go of, at once: a call for one of them that is under way is cut short.
-// With complete, targets holds every container that runs.
+// want replaces what is wanted. Containers that are not in targets are removed at
+// once: a call for one of them that is under way is cancelled. With complete,
+// targets holds every container that runs.
 func (w *worker) want(targets map[container.ID]policy.Target, complete bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,16 +153,17 @@ func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) 
 	w.nudge()
 }
 
-// adopted says whether everything that was wanted at first has been tried, once:
-// what an earlier agent left in force that is not taken over by then is nobody's.
+// adopted says whether everything that was wanted at first has been tried once.
+// What an earlier agent left in force, and nobody has adopted by then, belongs to
+// nobody.
 func (w *worker) adopted() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.begun
 }
 
-// tried says whether no call that a complete list asks for is still to be made
-// for the first time.
+// tried says whether every call that a complete list asks for has been made at
+// least once.
 func (w *worker) tried() bool {
 	for _, r := range w.rows {
 		if r.want != nil && !r.settled && r.tries == 0 {
@@ -173,7 +173,7 @@ func (w *worker) tried() bool {
 	return w.alive
 }
 
-// has says whether anything of a container may be in force, or is to be.
+// has says whether anything of a container may be in force, or is wanted.
 func (w *worker) has(id container.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,8 +213,8 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// step makes the call that is most urgent. If none is due it makes none and
-// says when the next one will be; zero is never, as things stand.
+// step makes the most urgent call. If none is due, it returns when the next one
+// will be; zero means never, as things stand.
 func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	w.mu.Lock()
 	r, next := w.choose()
@@ -260,7 +260,8 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	return true, time.Time{}
 }
 
-// note writes down how a call went that was made for what was asked then.
+// note records the result of a call; asked is the row's asked from before the
+// call.
 func (w *worker) note(r *row, asked uint64, err error) {
 	now := w.pace.now()
 	w.calls.Calls++
@@ -283,7 +284,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		r.due = now.Add(w.pace.backoff(r.tries))
 	case r != &w.prune && r.want == nil:
 		delete(w.rows, r.id)
-		// Who shares the namespace may have shared what was removed.
+		// Others in the namespace may have shared what was removed.
 		w.sharing(r, func(other *row) { other.due = now })
 		w.left()
 	default:
@@ -308,13 +309,13 @@ func (w *worker) sharing(r *row, do func(*row)) {
 	}
 }
 
-// passing is for how long a failure is nothing to tell of, if it is an object
-// that has gone: a device is taken down a moment before the container's end, or
-// its next list of devices, is known. Or if it is that containers disagree: what
-// changes for all that share a network comes to one after the other.
+// passing is how long a failure is not reported, if an object has gone or
+// containers disagree. A device goes a moment before the end of its container, or
+// its next list of devices, is known. A change for all that share a network
+// reaches one container after the other.
 const passing = 2 * time.Second
 
-// news says whether an error is to be told of.
+// news says whether an error is to be reported.
 func (r *row) news(err error, now time.Time) bool {
 	if !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) && !errors.Is(err, netdev.ErrNoNS) && !errors.Is(err, feature.ErrDisagree) {
 		return r.err == nil || r.err.Error() != err.Error()
@@ -336,8 +337,8 @@ func (r *row) op(w *worker) string {
 	return "apply"
 }
 
-// The order in which calls that are due are made: what has ended or is new
-// never waits for what failed before.
+// The order of calls that are due: containers that have ended or are new never
+// wait for those that failed before.
 const (
 	urgencyRemove = iota
 	urgencyApply
@@ -360,7 +361,7 @@ func (w *worker) urgency(r *row) int {
 	return urgencyApply
 }
 
-// choose gives the most urgent row that is due, or when one will be.
+// choose returns the most urgent row that is due, or when one will be.
 func (w *worker) choose() (best *row, next time.Time) {
 	now := w.pace.now()
 	look := func(r *row) {
@@ -384,9 +385,9 @@ func (w *worker) choose() (best *row, next time.Time) {
 	return best, next
 }
 
-// letGo waits until nothing of the containers that match is left in the
-// feature, or Remove has failed for those that are, or ctx ends. The caller
-// has taken them off the list before.
+// letGo waits until the feature has nothing left of the containers that match,
+// until Remove has failed for those that remain, or until ctx ends. The caller
+// has removed them from the list before.
 func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 	for {
 		w.mu.Lock()
@@ -406,9 +407,9 @@ func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 	}
 }
 
-// settle waits until the feature has done, or has failed to do, what is wanted
-// for a container, and gives its error then; nil where nothing is wanted. At the
-// end of ctx its error is that of ctx.
+// settle waits until the feature has done what is wanted for a container, or has
+// failed to, and returns its error; nil if nothing is wanted. When ctx ends, it
+// returns the error of ctx.
 func (w *worker) settle(ctx context.Context, id container.ID) error {
 	for {
 		w.mu.Lock()
@@ -429,8 +430,8 @@ func (w *worker) settle(ctx context.Context, id container.ID) error {
 	}
 }
 
-// stop removes all that was applied, trying each container a few times, and
-// closes the feature. It is called once run has returned.
+// stop removes everything that was applied, with a few attempts for each
+// container, and closes the feature. It is called once run has returned.
 func (w *worker) stop(ctx context.Context) error {
 	const enough = 3
 	w.mu.Lock()

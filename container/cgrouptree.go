@@ -75,8 +75,8 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	t.nodes, t.blind = make(map[string]*node), false
 	var happened chan fsnotify.Event
 	var failed chan error
-	// inotify instances are few, and other programs use them too: without one,
-	// lists have to do.
+	// inotify instances are few, and other programs use them too. Without one,
+	// lists have to suffice.
 	if t.watch, _ = fsnotify.NewBufferedWatcher(1024); t.watch != nil {
 		defer t.watch.Close()
 		happened, failed = t.watch.Events, t.watch.Errors
@@ -120,7 +120,7 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	}
 }
 
-// event says whether the list has changed by it.
+// event says whether the event changes the list.
 func (t *tree) event(ev fsnotify.Event) bool {
 	switch {
 	case ev.Has(fsnotify.Create):
@@ -132,8 +132,8 @@ func (t *tree) event(ev fsnotify.Event) bool {
 		delete(t.nodes, ev.Name)
 		return n != nil && n.counts
 	case ev.Has(fsnotify.Write):
-		// cgroup.events says that the first process came or the last one
-		// went; cgroup.procs is what somebody writes to move one.
+		// cgroup.events reports that the first process came or the last one went;
+		// a write to cgroup.procs moves a process.
 		switch filepath.Base(ev.Name) {
 		case "cgroup.events", "cgroup.procs":
 			if n := t.nodes[filepath.Dir(ev.Name)]; n != nil {
@@ -144,13 +144,13 @@ func (t *tree) event(ev fsnotify.Event) bool {
 	return false
 }
 
-// lookSoon has a cgroup looked at now, and a few times after that: a runtime
-// puts a process in first and gives it its namespaces then.
+// lookSoon makes look visit a cgroup now, and a few times after that: a runtime
+// first puts a process in, and then gives it its namespaces.
 func (n *node) lookSoon() {
 	n.next, n.pause = time.Now().Add(5*time.Millisecond), 20*time.Millisecond
 }
 
-// walk makes nodes agree with the directories that there are.
+// walk makes nodes match the directories that exist.
 func (t *tree) walk() {
 	seen := map[string]bool{t.top: true}
 	queue := []string{t.top}
@@ -177,7 +177,7 @@ func (t *tree) depth(dir string) int {
 	return strings.Count(strings.TrimPrefix(dir, t.top), "/")
 }
 
-// add takes up a directory that was not known, and what is in it.
+// add adds a directory that was not known, with everything in it.
 func (t *tree) add(dir string) {
 	if t.nodes[dir] != nil || len(t.nodes) >= treeSize || t.depth(dir) > treeDepth {
 		return
@@ -190,7 +190,7 @@ func (t *tree) add(dir string) {
 	} else if err := t.watch.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.blind = true
 	}
-	// Made before the watch was there.
+	// Directories that were made before the watch existed.
 	for _, sub := range subdirs(dir, treeSize) {
 		t.add(sub)
 	}
@@ -246,7 +246,8 @@ func (t *tree) counts(dir string) (bool, error) {
 	return false, nil
 }
 
-// records lists the containers: of one below another, the upper counts.
+// records lists the containers. Of a container below another one, the upper
+// counts.
 func (t *tree) records() []Record {
 	found := make(map[string]bool)
 	for dir, n := range t.nodes {

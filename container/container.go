@@ -3,11 +3,11 @@
 // Several sources (Docker, Podman, containerd, the cgroup tree, the embedded
 // sandbox) each report what they see; a [Set] joins the reports into one list
 // keyed by cgroup v2 id. The Set is level-triggered: whoever reads it gets the
-// whole truth as of now, and an event only says that it is worth reading again.
+// whole list as of now, and an event only says that reading it again is worthwhile.
 //
 // The package reads the host and changes nothing. It does not know what a
-// container is due (package policy) nor how that is enforced (feature/...).
-// Package agent runs the Set; everybody else reads Containers.
+// container is due (package policy), nor how that is enforced (feature/...).
+// Package agent runs the Set; other packages only use its Containers.
 package container
 
 import (
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// What a Set takes of one container's labels; see Container.LeftOut.
+// How much a Set keeps of one container's labels; see Container.LeftOut.
 const (
 	MaxLabel  = 4096 // bytes of a key with its value
 	MaxLabels = 1024
@@ -30,8 +30,8 @@ type ID uint64
 func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 
 // Container is what is known of one container at one moment. A zero field is
-// an unknown one. Values are immutable once published by a Set: readers must
-// not change the maps and slices in them.
+// unknown. Values are immutable once a Set has published them: readers must not
+// change the maps and slices in them.
 type Container struct {
 	ID        ID
 	Name      string // the runtime's name for it; else the last element of its cgroup
@@ -55,8 +55,9 @@ type Container struct {
 	HostNetwork bool
 	Interfaces  []Interface // every device in NetNS but lo; empty for HostNetwork
 
-	// Many says that there are more devices or addresses in NetNS than are looked
-	// at: Interfaces are 64 of them at most, those that lead to the host first.
+	// Many says that NetNS has more devices or addresses than are examined.
+	// Interfaces then holds 64 devices at most, those that lead to the host
+	// first.
 	Many bool
 }
 
@@ -81,10 +82,10 @@ type Interface struct {
 	Host  HostEnd
 }
 
-// HostEnd is the peer of a container's veth. It may lie in the host's own
-// namespace (Docker's bridge), in another one (Docker's overlay keeps its
-// bridge in a namespace of its own), or nowhere that we can see (NetNS 0:
-// macvlan, ipvlan, or a namespace that has no name and no process).
+// HostEnd is the peer of a container's veth. It may be in the host's own
+// namespace (Docker's bridge), in another one (Docker's overlay keeps its bridge
+// in a namespace of its own), or nowhere that the agent can see (NetNS 0:
+// macvlan, ipvlan, or a namespace without name and process).
 type HostEnd struct {
 	NetNS  uint64 // inode of the namespace that it lies in
 	NSPath string // a path through which that namespace can be opened
@@ -93,7 +94,7 @@ type HostEnd struct {
 	Master string // the bridge that it is a port of, "" if none
 
 	// Trusted says that the namespace is the agent's own, or one that is mounted
-	// where the agent sees it. Any other was found by its processes or in their
-	// mounts: a container may have made it, and what is in it.
+	// where the agent sees it. Any other namespace was found through processes or
+	// their mounts: a container may have made it, with everything in it.
 	Trusted bool
 }

@@ -33,7 +33,7 @@ const (
 	dockerNamespace = "moby"
 )
 
-// What the kubelet and the CRI plugin write about containers.
+// Labels and extensions that the kubelet and the CRI plugin write.
 const (
 	podLabel       = "io.kubernetes.pod.name"
 	namespaceLabel = "io.kubernetes.pod.namespace"
@@ -45,11 +45,11 @@ const (
 	sandboxMetadata   = "io.cri-containerd.sandbox.metadata"
 )
 
-// Containerd is the source for the containers of containerd in all its
-// namespaces but Docker's. addr is the path of its socket, the usual one if
-// empty. A pod's labels and annotations count for each of its containers,
-// except for the pause container that holds the pod's namespaces: it is called
-// "pause" and has its own labels only.
+// Containerd is the source for the containers of containerd, in all namespaces
+// except Docker's. addr is the path of its socket; empty means the usual one. A
+// pod's labels and annotations apply to each of its containers, except the pause
+// container that holds the pod's namespaces, which is called "pause" and has only
+// its own labels.
 func Containerd(addr string) Source {
 	return &containerd{addr: strings.TrimPrefix(cmp.Or(addr, containerdAddr), "unix://")}
 }
@@ -105,8 +105,8 @@ func (c *containerd) session(ctx context.Context, r *roster) error {
 			}
 		}
 	}()
-	// That the stream is asked for does not say that containerd has begun to
-	// watch; a second list soon after closes the gap.
+	// The request for the stream does not mean that containerd has begun to
+	// watch. A second list soon after closes the gap.
 	relist := time.NewTimer(0)
 	defer relist.Stop()
 	pause := time.Second
@@ -187,7 +187,7 @@ func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[
 		}
 		for _, t := range list.GetTasks() {
 			if alive(t) && len(running) < maxRecords {
-				// In lists it is the id that names the container.
+				// In lists, the id names the container.
 				running[space.GetName()+"/"+cmp.Or(t.GetContainerID(), t.GetID())] = int(t.GetPid())
 			}
 		}
@@ -223,7 +223,8 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	ct := got.GetContainer()
 	var pod *containers.Container
 	if sandbox := criMetadata(ct, containerMetadata).SandboxID; sandbox != "" {
-		// Without it the container is still known, only not its pod's labels.
+		// Without the sandbox the container is still known, only without its
+		// pod's labels.
 		if got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: sandbox}); err == nil {
 			pod = got.GetContainer()
 		}
@@ -233,15 +234,16 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	return rec, true, nil
 }
 
-// criRecord joins what containerd keeps of a container and of its pod's
-// sandbox, which is nil for a container without pod.
+// criRecord joins what containerd stores for a container and for its pod's
+// sandbox, which is nil for a container without a pod.
 func criRecord(ct, pod *containers.Container) Record {
 	labels := ct.GetLabels()
 	rec := Record{
 		RuntimeID: ct.GetID(),
 		Image:     ct.GetImage(),
 		Name:      cmp.Or(labels[nameLabel], labels[nerdctlName], ct.GetID()),
-		// From the labels alone: they are the kubelet's, annotations are the user's.
+		// Use the labels alone: the kubelet writes them, whereas users write
+		// annotations.
 		Pod:       labels[podLabel],
 		Namespace: labels[namespaceLabel],
 		Labels:    make(map[string]string),
@@ -269,8 +271,8 @@ type criData struct {
 	}
 }
 
-// criMetadata reads an extension of a container; zero if it has none that can
-// be read.
+// criMetadata reads an extension of a container; it returns zero if there is none
+// that can be read.
 func criMetadata(ct *containers.Container, extension string) criData {
 	return parseCRI(ct.GetExtensions()[extension].GetValue())
 }

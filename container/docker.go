@@ -59,7 +59,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	}
 	look := func(ctx context.Context, id string) (Record, bool, error) { return inspectEngine(ctx, c, id) }
 
-	// Subscribed before listing, so that nothing falls between the two.
+	// Subscribe before listing, so that no event is lost between the two.
 	filter := make(client.Filters).Add("type", "container").
 		Add("event", "start", "die", "died", "rename", "update", "destroy", "remove")
 	stream := c.Events(ctx, client.EventsListOptions{Filters: filter})
@@ -97,8 +97,8 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	}
 }
 
-// lives says whether the process of a record is still there, so that nothing
-// but a lost event can have made the record wrong.
+// lives says whether the process of a record still exists. If so, only a lost
+// event can have made the record wrong.
 func lives(_ string, rec Record) bool { return unix.Kill(rec.PID, 0) == nil }
 
 func inspectEngine(ctx context.Context, c *client.Client, id string) (Record, bool, error) {

@@ -9,16 +9,16 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// search is a look for the namespaces that one namespace knows by ids. The kernel
-// answers only the reverse question, so candidates are tried, the likely ones
-// first, and each once however many ids are looked for.
+// search finds the namespaces that one namespace knows by ids. The kernel answers
+// only the reverse question, so search tries candidates, the likely ones first,
+// each of them once however many ids are wanted.
 type search struct {
 	tried map[uint64]bool
 	stage int // of candidates
 }
 
-// hostEnd finds the other end of a veth or netkit. It is zero for all other
-// kinds, and where the other end cannot be reached.
+// hostEnd finds the other end of a veth or netkit. It returns zero for all other
+// kinds, and for an end that cannot be reached.
 func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
 	if !twoEnded(l) || l.Peer == 0 || l.PeerNS < 0 {
 		return HostEnd{} // an end in its own namespace is no host end
@@ -47,11 +47,11 @@ func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
 
 func twoEnded(l netdev.Link) bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
-// nearest sorts the devices of a namespace: first those whose other end, or device
-// below, is in the agent's own namespace, then in one that is mounted where the
-// agent sees it, as runtimes do, then in any other that is found, and at last all
-// the rest. A container can make devices that lead to namespaces of its own
-// children, but not to the first two.
+// nearest sorts the devices of a namespace by where their other end, or the
+// device below, is: first the agent's own namespace, then one that is mounted
+// where the agent sees it, as runtimes do, then any other that is found, and last
+// all the rest. A container can make devices that lead to namespaces of its own
+// children, but none that lead to the first two.
 func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 	const own, mounted, found, none = 0, 1, 2, 3
 	far := make(map[int]int) // by the id of the namespace
@@ -78,13 +78,13 @@ func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 	slices.SortStableFunc(links, func(x, y netdev.Link) int { return cmp.Compare(of(x), of(y)) })
 }
 
-// found says whether a path to a namespace leads by way of a process.
+// found says whether a path to a namespace goes through a process.
 func (n *networks) found(path string) bool {
 	return strings.HasPrefix(path, filepath.Clean(n.cfg.Proc)+"/")
 }
 
-// fromOutside adds to the devices of a namespace that were seen before the look
-// was cut off those that the host's ends lead to.
+// fromOutside is for a look that was cut off: it adds, to the devices of a
+// namespace that were seen, those to which the host's ends lead.
 func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link {
 	seen := make(map[int]bool)
 	for _, l := range links {
@@ -136,7 +136,8 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 			delete(net.ids, id)
 		}
 		if !n.searchOn(net, ns) {
-			// It may have been too young for the scan, or have neither name nor process.
+			// The namespace may have been too young for the scan, or has neither
+			// name nor process.
 			return nil, ""
 		}
 	}
@@ -187,8 +188,8 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	return true
 }
 
-// lived returns [netdev.All], which is a long look, so that it is not made more
-// often than each second.
+// lived returns [netdev.All]. That is a long look, so it is repeated once a
+// second at most.
 func (n *networks) lived() map[uint64]string {
 	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery {
 		n.scanned, n.scan = now, netdev.All(n.cfg.Proc)

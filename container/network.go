@@ -68,7 +68,7 @@ func (n *networks) close() {
 	n.own.Close()
 }
 
-// keep forgets all namespaces but the used ones. A watch holds its namespace
+// keep forgets all namespaces except the used ones. A watch keeps its namespace
 // alive, so this must follow the end of the last container soon.
 func (n *networks) keep(used map[uint64]bool) {
 	for inode, net := range n.known {
@@ -82,8 +82,8 @@ func (n *networks) keep(used map[uint64]bool) {
 }
 
 // changed says whether devices in a namespace may have changed since the given
-// look at it, and how long to wait before looking: a container that changes
-// its devices all the time is looked at ever less often.
+// look, and how long to wait before looking: the agent looks ever less often at a
+// container that changes its devices all the time.
 func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	net := n.known[inode]
 	switch {
@@ -99,8 +99,8 @@ func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	return 0, false
 }
 
-// of returns what is known of a namespace, which is that of process pid; nil for
-// the agent's own. With afresh it looks even if there was no event.
+// of returns what is known of the namespace of process pid; nil for the agent's
+// own. With afresh it looks even if there was no event.
 func (n *networks) of(inode uint64, pid int, afresh bool) (*network, error) {
 	if inode == n.own.Inode() {
 		return nil, nil
@@ -112,8 +112,8 @@ func (n *networks) of(inode uint64, pid int, afresh bool) (*network, error) {
 	return n.look(net, inode, pid)
 }
 
-// look is of, for a namespace that is new (net is nil) or to be looked
-// at again.
+// look does the work of of for a namespace that is new (net is nil), or that is
+// to be looked at again.
 func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	ns, err := netdev.Open(filepath.Join(n.cfg.Proc, strconv.Itoa(pid), "ns", "net"))
 	if err != nil {
@@ -131,7 +131,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 			}
 		})
 		if err != nil {
-			// Without it changes are seen at the next refresh only.
+			// Without a watch, only the next refresh sees changes.
 			n.cfg.Log.Warn("watch network of container", "netns", inode, "err", err)
 		}
 		n.known[inode] = net
@@ -159,8 +159,8 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	}
 	links = slices.DeleteFunc(links, func(l netdev.Link) bool { return l.Name == "lo" })
 	if many = many || len(links) > maxInterfaces; many {
-		// The ones that lead out of the namespace must not be lost among others,
-		// which a container may make as many of as it likes.
+		// The devices that lead out of the namespace must not be lost among
+		// others, of which a container may make as many as it likes.
 		n.nearest(net, ns, links)
 	}
 	if many && !net.many {

@@ -28,8 +28,8 @@ const (
 	firstRetry = 25 * time.Millisecond // doubled at each failure
 )
 
-// process is the init process of a container, held by a pidfd, so that what is
-// read of it by number can be known to be about it.
+// process is the init process of a container. A pidfd holds it, so that data read
+// by its number is known to be about it.
 type process struct {
 	pid     int
 	fd      *os.File
@@ -88,8 +88,8 @@ func (p *process) setCgroup(paths cgroup.Paths) {
 // opened at all.
 func (p *process) gone() bool { return p.fd == nil || p.exited.Load() }
 
-// ended is gone, but asks the kernel: if it is false, then what was read of
-// the process by number up to now was about it.
+// ended is gone, but asks the kernel. If it returns false, everything that was
+// read by number up to now was about this process.
 func (p *process) ended() bool {
 	if p.gone() {
 		return true
@@ -118,7 +118,7 @@ func (p *process) close() {
 	}
 }
 
-// stat is what we use of /proc/PID/stat.
+// stat is the part of /proc/PID/stat that we use.
 type stat struct {
 	flags uint64
 	start uint64 // ticks of userHZ since boot
@@ -197,9 +197,9 @@ func parseProcs(b []byte) []int {
 	var pids []int
 	for line := range strings.Lines(string(b)) {
 		pid, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
-		// 0 is a process outside of our pid namespace. A number that the
-		// limit on reading has cut off names no process, or a wrong one, in
-		// which case its cgroup gives it away.
+		// 0 is a process outside of our pid namespace. A number that the limit on
+		// reading has truncated names no process, or a wrong one, which its
+		// cgroup then reveals.
 		if err != nil || pid <= 0 {
 			continue
 		}

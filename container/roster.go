@@ -24,10 +24,10 @@ const (
 	maxBackOff = 2 * time.Second
 )
 
-// roster is the list of running containers that the source of a runtime keeps
-// from the runtime's events and lists. Questions to the runtime are asked
-// aside, since one container over which the runtime hangs must not hold up
-// the others. It belongs to one goroutine, all but the asking.
+// roster is the list of running containers that the source of a runtime keeps,
+// from the runtime's events and lists. Questions to the runtime are asked in
+// other goroutines, so that one container over which the runtime hangs does not
+// delay the others. Everything else belongs to one goroutine.
 type roster struct {
 	publish func(Report)
 	answers chan answer
@@ -56,9 +56,9 @@ func newRoster(publish func(Report)) *roster {
 	return &roster{publish: publish, answers: make(chan answer)}
 }
 
-// follow runs session, which speaks to the runtime over one connection, again
-// and again until ctx ends, and reports why one has ended. A runtime that was
-// never there is not an error.
+// follow runs session, which talks to the runtime over one connection, again and
+// again until ctx ends, and reports why each one ended. A runtime that was never
+// there is not an error.
 func (r *roster) follow(ctx context.Context, session func(context.Context) error) {
 	retry(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -95,8 +95,8 @@ func retry(ctx context.Context, session func(context.Context)) {
 	}
 }
 
-// listens tells whether somebody listens at a unix socket; the runtimes'
-// clients do not say why they cannot connect.
+// listens says whether somebody listens at a unix socket; the runtimes' clients
+// do not say why they cannot connect.
 func listens(ctx context.Context, path string) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -106,7 +106,7 @@ func listens(ctx context.Context, path string) error {
 	return conn.Close()
 }
 
-// ask has a container inspected; the answer comes to answers.
+// ask inspects a container; the answer arrives in answers.
 func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	r.last++
 	asked := r.last
@@ -123,14 +123,14 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	}()
 }
 
-// take notes an answer and reports the list that follows from it.
+// take records an answer, and reports the resulting list.
 func (r *roster) take(got answer) {
 	if r.note(got) {
 		r.say()
 	}
 }
 
-// note notes an answer, unless there was a later question or an end since. It
+// note records an answer, unless there was a later question or an end since. It
 // says whether the list may have changed.
 func (r *roster) note(got answer) bool {
 	if r.asked[got.key] != got.asked {
@@ -148,10 +148,10 @@ func (r *roster) note(got answer) bool {
 	return true
 }
 
-// end notes that a container has ended.
+// end records that a container has ended.
 func (r *roster) end(key string) {
 	delete(r.asked, key) // the answer will be out of date
-	// An event may be older than a list, and the container have been started
+	// An event may be older than a list, and the container may have been started
 	// again since.
 	if rec, runs := r.records[key]; runs && unix.Kill(rec.PID, 0) != nil {
 		delete(r.records, key)
@@ -159,9 +159,9 @@ func (r *roster) end(key string) {
 	}
 }
 
-// replace takes the keys of all containers that run. It inspects those that
-// are not known, or of which current denies that what is known still holds, and
-// waits for the answers, but not for long: they count later, too.
+// replace takes the keys of all containers that run. It inspects those that are
+// not known, or whose record current says is outdated, and waits for the answers,
+// but not for long: later answers count, too.
 func (r *roster) replace(ctx context.Context, keys []string, current func(key string, rec Record) bool, look inspect) {
 	slots := make(chan struct{}, parallel)
 	slowly := func(ctx context.Context, key string) (Record, bool, error) {

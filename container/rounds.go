@@ -13,8 +13,8 @@ import (
 )
 
 // rounds turns reports into containers, again and again. It belongs to the
-// goroutine that runs the Set; what it knows already it does not look up again
-// unless something says that it may have changed.
+// goroutine that runs the Set. It does not look up again what it knows, unless
+// something says that it may have changed.
 type rounds struct {
 	cfg    Config
 	layout cgroup.Layout
@@ -28,8 +28,8 @@ type rounds struct {
 	settled bool // the last round left nothing for the next one
 }
 
-// recordKey tells records of one source apart. A container that is restarted
-// has a new PID and so becomes another one.
+// recordKey distinguishes the records of one source. A container that is
+// restarted has a new PID, and so becomes another one.
 type recordKey struct {
 	source    int
 	runtimeID string
@@ -73,8 +73,8 @@ func (r *rounds) close() {
 	r.nets.close()
 }
 
-// run brings live up to date with the reports. With full, everything is looked
-// at again. It returns when to run again at the latest, -1 for no such time.
+// run updates live from the reports. With full it looks at everything again. It
+// returns when to run again at the latest, or -1 if there is no such time.
 func (r *rounds) run(reports []reported, full bool) time.Duration {
 	type claim struct {
 		record  Record
@@ -140,7 +140,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			}
 		}
 		if budget == 0 {
-			// What is known stays as it is until then.
+			// What is known stays valid until then.
 			r.settled = r.settled && known
 			if known {
 				e.due = true
@@ -164,7 +164,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			r.settled = false
 			soon(c.process.retry.Sub(now))
 			if known {
-				// What was known of it stays until then.
+				// What was known of it stays valid until then.
 				c.process.err, e.due = nil, true
 				continue
 			}
@@ -183,12 +183,12 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 	return next
 }
 
-// stale says whether the record of p is to be opened anew: after a failure, in
-// longer and longer intervals, and for a record without PID once the process
-// that stood for its cgroup has ended. That the one of such a record could not
-// be found is no end of it either: while a runtime sets a container up its
-// processes follow one another, and the cgroup stays populated, so that there
-// is no event when the last of them comes.
+// stale says whether the record of p is to be opened anew: after a failure, at
+// growing intervals, and for a record without PID once the process that stood for
+// its cgroup has ended. A failure to find such a process does not mean that the
+// container has ended either: while a runtime sets a container up, its processes
+// follow one another and the cgroup stays populated, so no event tells when the
+// last of them comes.
 func stale(key recordKey, p *process, now time.Time) bool {
 	if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
 		return !now.Before(p.retry)
@@ -196,8 +196,8 @@ func stale(key recordKey, p *process, now time.Time) bool {
 	return key.pid == 0 && p.gone()
 }
 
-// moved says whether a process has been put into other cgroups, or its cgroup
-// been given another name, since it was opened. The kernel reports neither.
+// moved says whether a process has been moved to other cgroups, or its cgroup
+// renamed, since it was opened. The kernel reports neither.
 func (r *rounds) moved(rec Record, p *process) bool {
 	if p.err != nil || p.gone() {
 		return false
@@ -206,7 +206,7 @@ func (r *rounds) moved(rec Record, p *process) bool {
 	return err != nil && !p.ended() || err == nil && paths != p.cgroup
 }
 
-// fail notes that a process could not be looked at, and when to try again.
+// fail records that a process could not be examined, and when to try again.
 func (r *rounds) fail(p *process, err error) {
 	p.err = err
 	p.failures = min(p.failures+1, 10)
@@ -253,7 +253,7 @@ func (r *rounds) open(rec Record) *process {
 	return r.place(rec, p)
 }
 
-// place notes in which cgroups the process of a record is.
+// place records the cgroups of a record's process.
 func (r *rounds) place(rec Record, p *process) *process {
 	paths, err := r.paths(rec, p.pid)
 	if err != nil {
@@ -264,7 +264,7 @@ func (r *rounds) place(rec Record, p *process) *process {
 	return p
 }
 
-// paths gives the cgroups of a record, one of whose processes is pid.
+// paths returns the cgroups of a record, one of whose processes is pid.
 func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	paths, err := r.layout.OfPID(r.cfg.Proc, pid)
 	if err != nil {
@@ -280,7 +280,7 @@ func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	if !ok {
 		return paths, fmt.Errorf("process %d has left cgroup %s: %w", pid, rec.CgroupV2, fs.ErrNotExist)
 	}
-	// The process may be further down; the container is the directory.
+	// The process may be further down; the directory is the container.
 	sub = strings.TrimSuffix(sub, "/")
 	for _, d := range []*string{&paths.V2, &paths.CPU, &paths.CPUSet, &paths.IO} {
 		if sub != "" {
@@ -327,7 +327,7 @@ func ofRuntime(dir, id string) string {
 	return dir
 }
 
-// describe puts together what is known of a container now.
+// describe combines what is known of a container now.
 func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (Container, int, error) {
 	ns, err := netnsOf(r.cfg.Proc, p.pid)
 	if err != nil {
@@ -341,7 +341,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		net = new(network) // the agent's own
 	}
 	if p.ended() {
-		// All the reading above may have been about another process.
+		// Everything above may have been read of another process.
 		return Container{}, 0, fs.ErrNotExist
 	}
 	name := rec.Name

@@ -18,8 +18,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// CgroupSource is the name of the source that [CgroupTree] makes. A Set takes
-// its word only for cgroups that no other source knows.
+// CgroupSource is the name of the source that [CgroupTree] makes. A Set believes
+// it only about cgroups that no other source knows.
 const CgroupSource = "cgroup"
 
 const (
@@ -62,13 +62,13 @@ type Set struct {
 type Snapshot struct {
 	Containers []Container // in order of ID
 
-	// Complete says that every source has listed what it knows and that all
-	// of it has been looked at: what is not in Containers does not run.
+	// Complete says that every source has listed what it knows, and that all of
+	// it has been examined: a container that is not in Containers does not run.
 	Complete bool
 	Sources  []SourceStatus
 }
 
-// SourceStatus tells how a source fares.
+// SourceStatus is the state of one source.
 type SourceStatus struct {
 	Name    string
 	Listed  bool      // it has given a list at least once
@@ -148,7 +148,7 @@ func (s *Set) Run(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			// One source that gives up must not take the others along.
+			// One source that gives up must not end the others.
 			s.cfg.Log.Error("container source ended", "source", src.Name(), "err", err)
 			s.report(i, Report{Err: cmp.Or(err, errors.New("source ended"))})
 			return nil
@@ -191,7 +191,7 @@ func (s *Set) loop(ctx context.Context, r *rounds) {
 	}
 }
 
-// poke makes the loop run a round soon.
+// poke requests a round.
 func (s *Set) poke() {
 	select {
 	case s.wake <- struct{}{}:
@@ -221,9 +221,9 @@ func (s *Set) report(i int, rep Report) {
 	s.poke()
 }
 
-// bounded cuts what a runtime lets people write to a size that does no harm. A
-// label that is too long is left out, since a part of it would be another one,
-// and only named, for policy to complain.
+// bounded cuts what a runtime lets people write down to a harmless size. A label
+// that is too long is left out, because a part of it would be another label; only
+// its name is kept, for policy to report.
 func bounded(rec Record) Record {
 	for _, s := range []*string{&rec.Name, &rec.RuntimeID, &rec.Image, &rec.Pod, &rec.Namespace} {
 		if len(*s) > maxName {
@@ -265,7 +265,7 @@ func statuses(reports []reported) []SourceStatus {
 	return list
 }
 
-// publish makes the result of a round over reports visible, if it says
+// publish makes the result of a round over reports visible, if it contains
 // anything new.
 func (s *Set) publish(r *rounds, reports []reported) {
 	now := s.cfg.Now()

@@ -2,17 +2,17 @@ package container
 
 import "context"
 
-// Source reports the containers that one runtime, or one part of the host,
-// knows of. A runtime that is not there is not an error: its source reports an
-// empty list and goes on looking for it.
+// Source reports the containers that one runtime, or one part of the host, knows
+// of. An absent runtime is not an error: its source reports an empty list, and
+// keeps looking for it.
 type Source interface {
 	// Name is the Source field of the containers that it reports.
 	Name() string
-	// Run watches until ctx ends. It calls publish with the whole list: once
-	// as soon as it is known, and again whenever it has changed. It re-lists
-	// now and then, since events get lost. It reconnects by itself; a Report
-	// with Err says that the list is unknown at present, and the Set then
-	// keeps the last one.
+	// Run watches until ctx ends. It calls publish with the whole list, once as
+	// soon as it is known and again whenever it has changed. It re-lists now and
+	// then, because events get lost, and it reconnects by itself. A Report with
+	// Err says that the list is unknown at present; the Set then keeps the last
+	// one.
 	Run(ctx context.Context, publish func(Report)) error
 }
 
@@ -22,8 +22,8 @@ type Report struct {
 	Err     error
 
 	// Partial says that containers of this runtime may run that are not in
-	// Records: it is not there to tell of them, or has yet to answer about
-	// some of those that it lists.
+	// Records: the runtime is not there to report them, or has not yet answered
+	// about some that it lists.
 	Partial bool
 }
 

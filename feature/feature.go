@@ -1,5 +1,5 @@
-// Package feature says what the agent expects of each of its features. It
-// holds no feature and no registry: agent constructs the features by name.
+// Package feature defines what the agent expects of a feature. It contains no
+// feature and no registry: package agent constructs the features by name.
 package feature
 
 import (

@@ -1,10 +1,10 @@
-// Package slot gives each network tenant of a host a small number, by which
-// its packets can be told apart: it fits into the minor of a qdisc's class, and so
-// into skb->priority, and into a part of the mark (the CNid of CNTC, section 3.1).
+// Package slot gives each network tenant of a host a small number that identifies
+// its packets. The number fits into the minor number of a qdisc's class, and so
+// into skb->priority, and into part of the mark (the CNid of CNTC, section 3.1).
 //
-// There is one Allocator in an agent. The features that number packets share
-// it, so that a number means the same to all of them; it knows nothing of
-// packets itself and does not touch the host.
+// An agent has one Allocator, which the features that number packets share, so a
+// number means the same to all of them. The package knows nothing of packets and
+// does not touch the host.
 package slot
 
 import (

@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Direction is which way packets go, as seen from the containers.
+// Direction is the direction of packets, as seen from the containers.
 type Direction string
 
 // Egress is from them, Ingress towards them.
@@ -26,12 +26,12 @@ const (
 	Ingress Direction = "ingress"
 )
 
-// Row is one class at one uplink, or what holds a container to a ceil at the
-// host's end of its veth: what is due, and what has come of it. The
-// counters begin anew when the class does: with the policy.
+// Row is one class at one uplink, or the class that holds a container to a ceil
+// at the host end of its veth: what is due, and what was sent. The counters begin
+// anew when the class does, with the policy.
 type Row struct {
-	// Container is who has the class; of those that share a network, and are the
-	// Members, the one with the lowest id; 0 is the host and all that has no policy.
+	// Container has the class. Of the Members that share a network, it is the one
+	// with the lowest id; 0 is the host and all containers without policy.
 	Container container.ID
 	Members   []container.ID
 	Uplink    string // or that end
@@ -55,9 +55,9 @@ type Reading struct {
 	Missed uint64 // packets whose delay was not measured, as too many waited
 }
 
-// Read reads the counters of all classes, with delays if they are measured
-// always. Uplinks that have gone, or where someone has put another qdisc, are
-// left out. It may be called at any time.
+// Read reads the counters of all classes, with delays if they are always
+// measured. It leaves out uplinks that have gone, or whose qdisc somebody has
+// replaced. It may be called at any time.
 func (f *Traffic) Read() Reading {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,7 +95,8 @@ func (f *Traffic) Read() Reading {
 	return r
 }
 
-// owner is who has a class, and what is asked for it in each direction.
+// owner is the container that has a class, and what policy asks for it in each
+// direction.
 type owner struct {
 	members []container.ID // sorted; nil: everybody else
 	asked   map[Direction]policy.Net
@@ -144,8 +145,8 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 	return to
 }
 
-// readCeil adds what holds a tenant to a ceil at the host's end of its veth,
-// which guarantees nothing.
+// readCeil adds the class that holds a tenant to a ceil at the host end of its
+// veth. It guarantees nothing.
 func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, way Direction, q *queue) []Row {
 	if len(t.members) == 0 {
 		return to
@@ -179,8 +180,8 @@ const (
 	lastBound  = 32
 )
 
-// help says what the samples of Snapshot are: of a class at a device each, but
-// for the last.
+// help describes the samples of Snapshot. All but the last are of one class at
+// one device.
 var help = map[string]string{
 	"traffic_sent_bytes_total":            "Bytes sent.",
 	"traffic_sent_packets_total":          "Packets sent.",
@@ -196,9 +197,9 @@ var help = map[string]string{
 	"traffic_delay_missed_packets_total":  "Packets on this host whose delay was not measured because too many waited.",
 }
 
-// Snapshot implements feature.Feature. There is a sample of each name for each
-// Row, with its direction as label; those of delays only while delays are
-// always measured.
+// Snapshot implements feature.Feature. It has a sample of each name for each Row,
+// with the direction as a label. The samples of delays exist only while delays
+// are always measured.
 func (f *Traffic) Snapshot() feature.Snapshot {
 	r := f.Read()
 	s := feature.Snapshot{Taken: r.Taken, Help: help}

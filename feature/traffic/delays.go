@@ -12,19 +12,19 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// Measured is a Reading with how long packets waited for so long before it.
+// Measured is a Reading with the delays of packets over the time before it.
 type Measured struct {
 	Reading
 	Err error // why nothing was measured; the Reading is whole all the same
 }
 
-// atOnce is how many may measure at the same time: each makes every packet at a
-// root qdisc of the host cost some time more.
+// atOnce is how many callers may measure at the same time: each one makes every
+// packet at a root qdisc of the host slower.
 const atOnce = 4
 
-// Measure is Read after a time d, with the delays of what was enqueued and sent
-// meanwhile; where delays are measured always, of what was sent. While four
-// others measure it waits first. An error is that ctx has ended.
+// Measure is Read after a time d, with the delays of packets that were enqueued
+// and sent meanwhile; where delays are always measured, of packets that were sent
+// meanwhile. It waits while four others measure. It returns an error if ctx ends.
 func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error) {
 	select {
 	case f.measuring <- struct{}{}:
@@ -71,7 +71,7 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 	return m, nil
 }
 
-// since takes away what had been measured before.
+// since subtracts what had been measured before.
 func (r *Reading) since(was map[delay.Class]*hist.Histogram, missed uint64) {
 	for i, row := range r.Rows {
 		if before := was[row.class]; before != nil && row.Delays != nil {
@@ -83,10 +83,10 @@ func (r *Reading) since(was map[delay.Class]*hist.Histogram, missed uint64) {
 	}
 }
 
-// follow has the delays of those classes measured that there are now, if they
-// are to be measured always; as long as there is none, nothing of that is in the
-// kernel. What has been shaped is so without it: an error is for the log, and
-// Support has said whether it works at all.
+// follow measures the delays of all present classes, if delays are always to be
+// measured. While there is no class, nothing of that is in the kernel. Shaping
+// does not depend on it: an error is only logged, and Support has said whether
+// measuring works at all.
 func (f *Traffic) follow() {
 	if !f.cfg.Delays {
 		return
@@ -99,7 +99,7 @@ func (f *Traffic) follow() {
 	case f.meter == nil:
 		f.meter, err = delay.Open(f.host.Inode(), classes)
 	default:
-		// What is counted while packets are cut is nonsense: see delays.
+		// Counts made while packets are split are meaningless: see delays.
 		same := slices.DeleteFunc(slices.Clone(classes), func(c delay.Class) bool { return cut[c] != f.cut[c] })
 		err = errors.Join(f.meter.Follow(same), f.meter.Follow(classes))
 	}
@@ -121,8 +121,8 @@ func (f *Traffic) unfollow() error {
 	return err
 }
 
-// classes lists the classes there are, in every root of ours, and has those whose
-// packets are cut in a set.
+// classes lists the classes of all our roots, and returns separately the set of
+// those whose packets are split.
 func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 	cut = make(map[delay.Class]bool)
 	add := func(netns uint64, q *queue, minors ...uint16) {
@@ -154,9 +154,9 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 	return all, cut
 }
 
-// delays fills in what has been measured since each class was made, where that
-// is done always, and packets leave as they were enqueued: of one that is cut the
-// frames are others, at addresses that no stamp is of.
+// delays fills in what has been measured since each class was made, if that is
+// always done and packets leave as they were enqueued. The frames of a split
+// packet are other skbs, at addresses that have no stamp.
 func (f *Traffic) delays(r *Reading) {
 	if f.meter == nil {
 		return

@@ -12,15 +12,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// ingress is what a device receives, led through the queue of an IFB: an uplink,
-// or the host's end of a veth, which receives what the container sends.
+// ingress leads what a device receives through the queue of an IFB. The device is
+// an uplink, or the host end of a veth, which receives what the container sends.
 type ingress struct {
 	queue                 // of the IFB; its index is 0 while there is none
 	program *ebpf.Program // what leads packets there
 	inbound *qdisc.Attachment
 }
 
-// close ends that packets are led to the IFB, which stays.
+// close stops leading packets to the IFB, which stays.
 func (i *ingress) close() error {
 	err := detach(&i.inbound)
 	if i.program != nil {
@@ -30,7 +30,7 @@ func (i *ingress) close() error {
 	return err
 }
 
-// receive puts the plan of what an uplink receives into force.
+// receive enforces the plan for what an uplink receives.
 func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	by := journal.Owner{Feature: name}
 	if plans == nil {
@@ -39,7 +39,7 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 		}
 		return f.unlead(f.host, u.index, &u.ingress)
 	}
-	// Without it what is routed would lose its tag on the way.
+	// Without it routing would overwrite the packet's tag.
 	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", by); err != nil {
 		return err
 	}
@@ -49,8 +49,9 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	return nil
 }
 
-// lead has what a device receives pass the queue of an IFB, which divides it as
-// planned. load gives the program that leads packets to the IFB of an index.
+// lead makes what a device receives pass through the queue of an IFB, which
+// divides it as planned. load returns the program that leads packets to the IFB
+// with an index.
 func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journal.Owner, load func(ifb int) (*ebpf.Program, error)) error {
 	ifb := ns.IFB(of)
 	if err := f.cfg.Journal.Turn(ifb, netdev.OurIFB, by); err != nil {
@@ -85,8 +86,8 @@ func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journ
 			return err
 		}
 	}
-	// The last on the hook: who is before it (an early drop) decides first, and
-	// who would come after it would see nothing.
+	// Last at the hook: programs before it (an early drop) decide first, and
+	// programs after it would see nothing.
 	return f.put(&i.inbound, qdisc.Hook{NS: ns, Index: of, Last: true, Name: "inbound"}, i.program)
 }
 
@@ -100,8 +101,8 @@ func (f *Traffic) unqueue(ns *netdev.NS, i *ingress) error {
 	return err
 }
 
-// unlead ends what lead does, also if it was an earlier agent that did it. What
-// waits is delivered.
+// unlead undoes lead, even if an earlier agent did it. Packets that wait are
+// delivered.
 func (f *Traffic) unlead(ns *netdev.NS, of int, i *ingress) error {
 	errs := []error{i.close()}
 	if i.claimed && !i.lost {
@@ -119,8 +120,8 @@ func (f *Traffic) unlead(ns *netdev.NS, of int, i *ingress) error {
 	return errors.Join(append(errs, f.undo(refs...), f.unwatch())...)
 }
 
-// drain waits, for a moment, until all has left our root of a device, or some
-// classes of it.
+// drain waits, for a moment, until all packets have left our root of a device, or
+// some of its classes.
 func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uint16) error {
 	d, err := qdisc.Open(ns, index)
 	if err != nil {

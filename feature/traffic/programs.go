@@ -15,13 +15,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// programs are what tells packets apart: see traffic.bpf.c.
+// programs identify packets: see traffic.bpf.c.
 type programs struct {
 	object *bpf.Object
 	base
 }
 
-// base is what is loaded from the beginning.
+// base is loaded from the beginning.
 type base struct {
 	Cgroups   *ebpf.Map      `ebpf:"fl_cgroups"`
 	Paths     *ebpf.Map      `ebpf:"fl_paths"`
@@ -75,7 +75,7 @@ func (p *programs) delivery(s slot.Slot) (*delivery, error) {
 	return d, nil
 }
 
-// delivery is what learns which flows are one tenant's.
+// delivery learns which flows belong to one tenant.
 type delivery struct {
 	Device *ebpf.Program `ebpf:"fl_deliver"`
 	Socket *ebpf.Program `ebpf:"fl_arrive"`
@@ -83,8 +83,8 @@ type delivery struct {
 
 func (d *delivery) close() error { return errors.Join(d.Device.Close(), d.Socket.Close()) }
 
-// attachCgroup attaches a program to what the sockets of a cgroup receive,
-// beside whatever else is there.
+// attachCgroup attaches a program to what the sockets of a cgroup receive, beside
+// any other programs.
 func attachCgroup(dir string, p *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupInetIngress, Program: p})
 	if err != nil {
@@ -93,7 +93,7 @@ func attachCgroup(dir string, p *ebpf.Program) (link.Link, error) {
 	return l, nil
 }
 
-// forgetFlows has all flows learnt anew.
+// forgetFlows makes the programs learn all flows again.
 func (p *programs) forgetFlows() error {
 	var epoch uint32
 	if err := p.Epoch.Get(&epoch); err != nil {
@@ -121,13 +121,14 @@ func (f *Traffic) put(a **qdisc.Attachment, at qdisc.Hook, p *ebpf.Program) (err
 	return err
 }
 
-// cgroup has packets of the sockets of a container told by its cgroup, which
-// lies at a level below the root of the v2 tree.
+// cgroup makes the programs identify a container's sockets by its cgroup, which
+// is at some level below the root of the v2 tree.
 func (p *programs) cgroup(id container.ID, level int, s slot.Slot) error {
 	if err := p.Cgroups.Put(uint64(id), uint32(s)); err != nil {
 		return fmt.Errorf("tell packets by cgroup %d: %w", id, err)
 	}
-	// A cgroup that lies deeper is told by itself alone, not by what is below.
+	// A cgroup that is deeper is recognised only by itself, not by the cgroups
+	// below it.
 	const deeper, most = 31, 8
 	if level < 1 || level > most {
 		level = deeper
@@ -148,20 +149,20 @@ func (p *programs) forget(id container.ID) error {
 }
 
 // setStrict says whether packets that no device received, and that no known
-// socket sent, may say themselves whose they are.
+// socket sent, may identify themselves.
 func (p *programs) setStrict(on bool) error {
 	return set(p.Strict, on)
 }
 
-// told lists what fl_paths counts, in its order.
+// told names the counters of fl_paths, in their order.
 func told() []string {
 	return []string{"priority", "mark", "socket", "nobody", "forged"}
 }
 
-// paths reads how packets at uplinks were told apart.
+// paths reads how packets at uplinks were identified.
 func (p *programs) paths() (map[string]uint64, error) { return counted(p.Paths, told()) }
 
-// inpaths reads the same of what uplinks received; nil while nobody shares that.
+// inpaths reads the same for what uplinks received; nil while nobody shares that.
 func (p *programs) inpaths() (map[string]uint64, error) {
 	m := p.object.Map(trafficMapFlInpaths)
 	if m == nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// queue is a device at whose egress our root qdisc stands, or is to stand: an
-// uplink, the IFB that stands for what an uplink receives, or the host's end of
-// a veth, whose egress is what the container receives.
+// queue is a device at whose egress our root qdisc is, or is to be: an uplink,
+// the IFB for what an uplink receives, or the host end of a veth, whose egress is
+// what the container receives.
 type queue struct {
 	link    model.Link
 	index   int
@@ -27,8 +27,8 @@ type queue struct {
 	frame   int        // of this length, bytes; 0: none are
 }
 
-// replaced is the error of a device whose root qdisc is not ours any more; by says
-// for whom it was. It stays until what the qdisc was for is not asked for.
+// replaced is the error of a device whose root qdisc is no longer ours; by says
+// for what it was. It stays until nobody asks for that any more.
 func replaced(by journal.Owner) error {
 	const what = "someone has replaced the root qdisc, which is left alone: "
 	if by.Container != 0 { // at the end of a veth
@@ -65,10 +65,10 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	return err
 }
 
-// cuts says whether packets of some class are cut.
+// cuts says whether the packets of some class are split.
 func (q *queue) cuts() bool { return q.claimed && !q.lost && q.frame > 0 }
 
-// widen has packets that are cut, cut into frames of that length, if it is more.
+// widen raises the frame length into which packets are split to the given one.
 func (q *queue) widen(ns *netdev.NS, frame int) error {
 	if !q.cuts() || q.frame >= frame {
 		return nil
@@ -93,7 +93,7 @@ func ordered(p model.Plan) bool {
 	return slices.ContainsFunc(p.Classes, func(c model.Class) bool { return c.HTB.Prio != p.Classes[0].HTB.Prio })
 }
 
-// classes gives a plan in the words of kernel/qdisc.
+// classes converts a plan to the types of kernel/qdisc.
 func classes(p model.Plan) []qdisc.Class {
 	out := make([]qdisc.Class, 0, len(p.Classes)+1)
 	out = append(out, qdisc.Class{Minor: qdisc.MinorTop, HTB: qdisc.HTB(p.Root), HFSC: hfsc(p.Top)})
@@ -103,7 +103,7 @@ func classes(p model.Plan) []qdisc.Class {
 	return out
 }
 
-// minorOf gives the minor of the class of a slot.
+// minorOf returns the minor number of the class of a slot.
 func minorOf(s slot.Slot) uint16 {
 	if s == slot.Nobody {
 		return qdisc.MinorDefault
@@ -111,7 +111,7 @@ func minorOf(s slot.Slot) uint16 {
 	return uint16(s)
 }
 
-// kindOf is the kind of qdisc that puts a plan into force.
+// kindOf is the kind of qdisc that enforces a plan.
 func kindOf(p model.Plan) qdisc.Kind {
 	if p.Link.HFSC {
 		return qdisc.KindHFSC
@@ -124,7 +124,7 @@ func hfsc(c model.HFSC) qdisc.HFSC {
 }
 
 // claim makes the device's root qdisc ours, without any class yet. If it is ours
-// already, but of another kind, what waits in it is lost.
+// but of another kind, the packets that wait in it are lost.
 func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, by journal.Owner) error {
 	if q.claimed && q.kind == kind {
 		return nil
@@ -151,12 +151,12 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, by jou
 	return nil
 }
 
-// knobs names what claim may have turned.
+// knobs names the knobs that claim may have turned.
 func (q *queue) knobs(ns *netdev.NS) []journal.Ref {
 	return []journal.Ref{qdisc.QueueLen(ns, q.index).Ref(), qdisc.Root(ns, q.index).Ref()}
 }
 
-// undo puts back what was changed of the named knobs, and no others.
+// undo restores the named knobs, and no others.
 func (f *Traffic) undo(refs ...journal.Ref) error {
 	named := make(map[journal.Ref]bool, len(refs))
 	for _, r := range refs {
@@ -165,7 +165,7 @@ func (f *Traffic) undo(refs ...journal.Ref) error {
 	return f.restore(func(e journal.Entry) bool { return named[e.Ref] })
 }
 
-// restore puts back what was changed on behalf of this feature and matches.
+// restore undoes the changes of this feature that match.
 func (f *Traffic) restore(match func(journal.Entry) bool) error {
 	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool {
 		return e.Owner.Feature == name && match(e)

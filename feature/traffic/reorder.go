@@ -12,13 +12,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// reorder sees that a change of priority counts for those who are sending. HTB
-// keeps a class in its old place for as long as packets wait in it, and with a
-// sender that never pauses that is for ever. So such a tenant's packets are sent
-// through another class for a moment, which has the new place from its beginning,
-// until its own class is empty. They may overtake each other meanwhile. That other
-// class goes when bring puts the same plans into force, which gives it the time to
-// send what waits in it.
+// reorder makes a change of priority effective for tenants that are sending. HTB
+// keeps a class in its old place while packets wait in it, and with a sender that
+// never pauses that is for ever. So reorder sends such a tenant's packets through
+// a second class, which has the new place from its beginning, until the tenant's
+// own class is empty. Packets may overtake each other meanwhile. The second class
+// goes when bring enforces the same plans, which gives the class the time to send
+// what waits in it.
 func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	late := make(map[slot.Slot]bool)
 	for index, u := range f.uplinks {
@@ -87,9 +87,9 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	return errors.Join(append(errs, aside(func(t *tenant) slot.Slot { return beside[t] }))...)
 }
 
-// with gives a plan that has one class more for each of some tenants, which is
-// as their own. The one of the two that is to be emptied has all of its ceil for
-// a rate, so that nobody is before it.
+// with returns a plan with a second class, like their own, for some tenants. The
+// one of the two that is to be emptied has all of its ceil as its rate, so that
+// nobody comes before it.
 func with(p model.Plan, beside map[*tenant]slot.Slot, emptied func(*tenant) slot.Slot) model.Plan {
 	p.Classes = slices.Clone(p.Classes)
 	for t, s := range beside {
@@ -109,8 +109,8 @@ func with(p model.Plan, beside map[*tenant]slot.Slot, emptied func(*tenant) slot
 	return p
 }
 
-// number has the packets of a tenant carry a slot, which may be another than its
-// own, wherever they are numbered already.
+// number makes a tenant's packets carry a slot, which may differ from its own,
+// wherever they already carry one.
 func (f *Traffic) number(t *tenant, s slot.Slot) error {
 	program, err := f.programs.identity(s)
 	if err != nil {
@@ -126,7 +126,8 @@ func (f *Traffic) number(t *tenant, s slot.Slot) error {
 			continue
 		}
 		if err := e.sent.Replace(program); err != nil {
-			// It may say one thing or the other: the next round attaches it anew.
+			// The attachment may carry either number; the next round attaches it
+			// anew.
 			errs = append(errs, err, detach(&e.sent))
 		}
 	}

@@ -9,8 +9,8 @@ import (
 )
 
 // Report implements feature.Reporter: what bandwidth each container is due and
-// gets; after the time ask.Over, if that is not 0, and how long packets waited
-// meanwhile.
+// gets. If ask.Over is not 0, it waits for that time and adds how long packets
+// waited meanwhile.
 func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
 	var m Measured
 	if ask.Over == 0 {
@@ -48,7 +48,7 @@ func rowsOf(r Reading, id container.ID) Reading {
 	return own
 }
 
-// wire puts a reading into the API's form.
+// wire converts a reading to the API's form.
 func wire(r Reading, lookup func(container.ID) (container.Container, bool)) api.Traffic {
 	t := api.Traffic{Taken: r.Taken, Classes: make([]api.TrafficClass, 0, len(r.Rows))}
 	for _, row := range r.Rows {

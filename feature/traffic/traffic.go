@@ -2,12 +2,13 @@
 // guaranteed rate, an upper bound, a share by weight of what is left, and an
 // order in which idle bandwidth is taken.
 //
-// It does so for what containers send by the uplinks and for what they receive,
-// by HTB, or by HFSC where a bound on latency is asked for. It
-// is no policer: nothing is dropped that a queue can hold. The arithmetic is
-// package model's, the qdiscs kernel/qdisc's; here containers are joined with
-// both, and their packets with their classes (traffic.bpf.c). Package agent
-// calls it, as a feature.Feature. README.md says what is changed on the host.
+// It shapes what containers send through the uplinks and what they receive, with
+// HTB, or with HFSC where policy bounds the latency. It is not a policer: a
+// packet is dropped only when its queue is full. Package model does the
+// arithmetic and kernel/qdisc makes the qdiscs; this package decides which
+// container belongs to which class, and traffic.bpf.c does so for packets. Package
+// agent calls it, as a feature.Feature. README.md lists what it changes on the host,
+// and DESIGN.md says how it works.
 package traffic
 
 import (

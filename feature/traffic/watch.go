@@ -7,12 +7,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// lookPause is the least between two looks after the IFBs of a namespace, in
-// which whoever lives there may change devices as often as it likes.
+// lookPause is the least time between two looks at the IFBs of a namespace whose
+// owner may change devices as often as it likes.
 const lookPause = 20 * time.Millisecond
 
-// watch is what tells of changed devices in a namespace where there are IFBs, or
-// where packets are cut.
+// watch reports changed devices in a namespace with IFBs, or in which packets are
+// split.
 type watch struct {
 	ns   *netdev.NS
 	stop func() error
@@ -20,9 +20,9 @@ type watch struct {
 
 func (w *watch) close() error { return errors.Join(w.stop(), w.ns.Close()) }
 
-// watch begins to look after a namespace: packets that are led to an IFB that has
-// gone, or that is down, are lost, and so are frames that are longer than those
-// that packets are cut into.
+// watch begins to watch a namespace. Packets that are led to an IFB that has gone
+// or is down are lost, and so are frames that are longer than those into which
+// packets are split.
 func (f *Traffic) watch(ns *netdev.NS) error {
 	inode := ns.Inode()
 	if f.watches[inode] != nil {
@@ -60,8 +60,8 @@ func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 	}
 }
 
-// lookAfter ends that packets are led to IFBs that do not take any more, and that
-// frames are dropped of a device whose MTU was raised.
+// lookAfter stops leading packets to IFBs that no longer accept any, and stops
+// the drops of frames at a device whose MTU was raised.
 func (f *Traffic) lookAfter(inode uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,7 +86,7 @@ func (f *Traffic) lookAfter(inode uint64) {
 	}
 }
 
-// cuts says whether packets of some class at an uplink are cut.
+// cuts says whether the packets of some class at an uplink are split.
 func (f *Traffic) cuts() bool {
 	for _, u := range f.uplinks {
 		if u.cuts() || u.ingress.cuts() {
@@ -96,9 +96,9 @@ func (f *Traffic) cuts() bool {
 	return false
 }
 
-// widen has packets cut into frames of the MTU that uplinks have now, where that
-// was raised: a longer one that comes as a frame would be dropped. It does no more,
-// as a plan for the new MTU may be refused: that is the next round's.
+// widen splits packets into frames of the uplinks' present MTU where that was
+// raised, because longer frames would be dropped. It does no more: a plan for the
+// new MTU may be refused, and is left to the next round.
 func (f *Traffic) widen() error {
 	var errs []error
 	for index, u := range f.uplinks {
@@ -120,7 +120,7 @@ func (f *Traffic) widen() error {
 }
 
 // unwatch ends the watches of namespaces in which no packets are led to IFBs, or
-// cut, any more.
+// split, any more.
 func (f *Traffic) unwatch() error {
 	var errs []error
 	for inode, w := range f.watches {

@@ -1,8 +1,7 @@
-// Package delay measures how long packets wait in the root qdiscs that feature
-// traffic has put at devices, by class, while somebody wants to know it: nothing
-// of it is in the kernel but while a Meter is open, since both of its hooks see
-// every packet of the host. It does not see what waits in a device, nor what a
-// device gives back and is asked to take again.
+// Package delay measures, by class, how long packets wait in the root qdiscs of
+// feature traffic. Its programs are attached only while a Meter is open, because
+// both of its hooks see every packet of the host. It does not measure the wait
+// inside a device, nor that of packets that a device has returned to the qdisc.
 //
 // Package traffic calls it.
 package delay

@@ -1,10 +1,10 @@
-// Package model says what each container's packets get of one link: what is
-// due to them in, classes of a shaper out (CNTC, section 3). It is arithmetic
-// alone, with nothing of the host in it: rates are bit/s, sizes bytes.
+// Package model divides one link between containers: it takes what policy asks
+// for, and returns the classes of a shaper (CNTC, section 3). It is pure
+// arithmetic and knows nothing of the host. Rates are in bit/s, sizes in bytes.
 //
-// Package traffic calls it, and puts the classes in force. It decides all or
-// nothing: a set of guarantees that a link cannot keep is refused with its
-// reason and never scaled down.
+// A set of guarantees that the link cannot keep is refused as a whole, with a
+// reason; it is never scaled down. Package traffic calls this package, and makes
+// the classes.
 package model
 
 import (
