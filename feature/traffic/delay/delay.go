@@ -40,9 +40,9 @@ type Meter struct {
 }
 
 // Open begins to measure the given classes, as Follow does. host is the inode of
-// the host's network namespace. What already waits is not measured. The kernel must have the tracepoint qdisc_enqueue (5.15) and
-// BTF; without, the error says which of it is missing. The caller closes the
-// Meter.
+// the host's network namespace. Packets that already wait are not measured. The
+// kernel must have the tracepoint qdisc_enqueue (5.15) and BTF; the error says
+// which of them is missing. The caller closes the Meter.
 func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	m := &Meter{followed: make(map[Class]bool)}
 	defer func() {
@@ -59,14 +59,15 @@ func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	if err := m.Follow(classes); err != nil {
 		return nil, err
 	}
-	// The other way round, packets without a stamp would be looked for.
+	// In the other order, packets without a stamp would be looked up.
 	if m.links, err = m.object.Attach(delayProgFlEnqueue, delayProgFlDequeue); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// Supported says why delays cannot be measured on this kernel; nil: they can.
+// Supported returns why delays cannot be measured on this kernel, or nil if they
+// can.
 func Supported() error {
 	m, err := Open(0, nil)
 	if err != nil {
@@ -75,10 +76,11 @@ func Supported() error {
 	return m.Close()
 }
 
-// Follow measures the given classes from now on, and no others. Those that were
-// measured go on; the others begin at nothing. Packets of a class that is not
-// among them count as of the device's qdisc.MinorDefault, without which none of
-// the device's are measured. An error is of some classes, and the rest is done.
+// Follow measures the given classes from now on, and no others. Classes that were
+// already measured continue; the others begin at zero. Packets of a class that is
+// not among them count for the device's qdisc.MinorDefault; without that class
+// none of the device's are measured. An error concerns some classes, and the rest
+// is done.
 func (m *Meter) Follow(classes []Class) error {
 	var errs []error
 	wanted := make(map[Class]bool, len(classes))
@@ -124,8 +126,9 @@ func (m *Meter) Read(c Class) (*hist.Histogram, error) {
 	return &hist.Histogram{Sub: subBits, Counts: d.Count[:], Sum: d.Sum}, nil
 }
 
-// Missed says how many packets were not measured as too many waited (some of
-// 10,000, most of more than 65,536), or left in one batch (more than 64).
+// Missed returns how many packets were not measured because too many waited (some
+// of 10,000, most of more than 65,536), or because more than 64 left in one
+// batch.
 func (m *Meter) Missed() (n uint64, err error) {
 	if err := m.objs.Missed.Get(&n); err != nil {
 		return 0, fmt.Errorf("read delays at qdiscs: %w", err)

@@ -16,7 +16,7 @@ type Curve struct {
 	M2 uint64
 }
 
-// after gives how many bits the curve has promised by t.
+// after returns how many bits the curve has promised by t.
 func (c Curve) after(t time.Duration) float64 {
 	if t <= c.D {
 		return float64(c.M1) * t.Seconds()
@@ -51,10 +51,10 @@ func realTime(l Link, lmax int, rate uint64, burst int, latency time.Duration) (
 	return Curve{M1: m1, D: d, M2: rate}, m1 <= l.Rate
 }
 
-// promised is the rate of a class's real-time curve: all of what is guaranteed
-// in bit/s, and half of what comes by weight. The other half comes by link
-// share, a little later when a class with a latency wakes; were it promised
-// too, what can be promised would be used up without any latency.
+// promised is the rate of a class's real-time curve in bit/s: all that is
+// guaranteed, and half of what comes by weight. The other half comes by link
+// share, a little later when a class with a latency wakes. If it were promised
+// too, nothing would be left to promise to a latency.
 func promised(t Tenant, c Class) uint64 {
 	return max(c.Guaranteed-(c.Guaranteed-min(t.Rate, c.Guaranteed))/2, minShare)
 }
@@ -64,7 +64,7 @@ func wire(bytes int, rate uint64) time.Duration {
 	return time.Duration(muldiv(uint64(bytes)*8, uint64(time.Second), rate) + 1)
 }
 
-// burstOf is how much of a tenant has to leave within its latency.
+// burstOf is how much of a tenant must leave within its latency.
 func burstOf(l Link, t Tenant) int {
 	if t.Burst == 0 {
 		return l.MTU
@@ -88,8 +88,8 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 	if at == 0 {
 		return nil
 	}
-	// Of those who need more at first than later, the one with the highest
-	// slot is asked to need less; the one with the highest need is named.
+	// Of the tenants that need more at first than later, the one with the highest
+	// slot is refused; the one with the greatest need is named.
 	last, greedy := -1, -1
 	for i, c := range curves {
 		if c.D == 0 {
@@ -103,7 +103,7 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 		}
 	}
 	if last < 0 {
-		// Without latencies the promises are rates, which were admitted.
+		// Without latencies the promises are rates, which are already admitted.
 		return tooMany(l, ts)
 	}
 	r := &Refusal{Slot: ts[last].Slot, Key: "latency", err: ErrInfeasible,
@@ -117,8 +117,8 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 	return r
 }
 
-// tooMany refuses the last of a great many tenants on a slow link, for whom not
-// even the least share is left.
+// tooMany refuses the last of very many tenants on a slow link, on which not even
+// the least share is left for it.
 func tooMany(l Link, ts []Tenant) error {
 	return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: policy.ErrOverLink,
 		Reason: fmt.Sprintf("%d tenants with at least %s each are too many for the %s link", len(ts), policy.FormatRate(minShare), policy.FormatRate(l.Rate))}
@@ -128,7 +128,7 @@ func tooMany(l Link, ts []Tenant) error {
 // by then, and how many bits; 0 if there is none. The promise is linear between
 // the breakpoints of the curves, and does not outgrow the link in the end.
 func crossing(l Link, curves []Curve) (time.Duration, float64) {
-	// What is far above any breakpoint stands for the end.
+	// A time far beyond any breakpoint stands for the end.
 	at := []time.Duration{time.Hour}
 	for _, c := range curves {
 		if c.D > 0 {
@@ -140,7 +140,7 @@ func crossing(l Link, curves []Curve) (time.Duration, float64) {
 		for _, c := range curves {
 			sum += c.after(t)
 		}
-		// A millionth for the rounding of each m1.
+		// One millionth allows for the rounding of each m1.
 		if sum > float64(l.Rate)*t.Seconds()*(1+1e-6) {
 			return t, sum
 		}
@@ -149,7 +149,7 @@ func crossing(l Link, curves []Curve) (time.Duration, float64) {
 }
 
 // leastLatency finds the shortest latency of one tenant with which all curves
-// fit, up to the longest that policy takes.
+// fit, up to the longest that policy allows.
 func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Duration, bool) {
 	const step, longest = 10 * time.Microsecond, 10 * time.Second
 	fits := func(latency time.Duration) bool {
@@ -176,8 +176,8 @@ func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Du
 	return high * step, true
 }
 
-// tooShort refuses a latency that one packet of somebody else is enough to
-// break, or that its own burst takes longer than.
+// tooShort refuses a latency that a single packet of another tenant breaks, or
+// that is shorter than the tenant's own burst.
 func tooShort(l Link, t Tenant) error {
 	lmax := l.largest(t)
 	lost := wire(lmax, l.Rate) + l.Below
@@ -200,10 +200,10 @@ func roundUp(d time.Duration) time.Duration {
 	return (d + step - 1) / step * step
 }
 
-// Feasible answers whether tenant t could join the others on the link, without
-// anything being changed: the size that packets of others would have to be cut to
-// for it, 0 for none, or a *Refusal of t's wishes or of another's that t would
-// break.
+// Feasible answers whether tenant t could join the others on the link; it changes
+// nothing. It returns the size into which packets of others would have to be
+// split for that (0: none), or a *Refusal, of t's wishes or of another's that t
+// would break.
 func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
 	if t.Slot == slot.Nobody {
 		t.Slot = slot.Max // whoever has none yet comes last

@@ -19,19 +19,19 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Link is a device by which packets leave.
+// Link is a device through which packets leave.
 type Link struct {
 	Name string
 	Rate uint64 // bit/s
 	MTU  int    // bytes of a frame on the wire, link header included
-	// MaxPacket is the largest packet that the device takes in one piece, a
-	// super-packet (GSO) included, in bytes; 0 is MTU. Nothing can overtake a
+	// MaxPacket is the largest packet that the device accepts in one piece, in
+	// bytes, super-packets (GSO) included; 0 is MTU. Nothing can overtake a
 	// packet that is being sent.
 	MaxPacket int
-	// Splits says that the shaper can cut packets of a class into frames.
+	// Splits says that the shaper can split packets of a class into frames.
 	Splits bool
-	// Below is how long a packet waits after the shaper at the most: in the
-	// device's ring, say.
+	// Below is the longest time that a packet waits after the shaper, as in the
+	// device's ring.
 	Below time.Duration
 	// HFSC says that the shaper is of this kind, and not HTB.
 	HFSC bool
@@ -47,8 +47,8 @@ type Tenant struct {
 	Burst int
 }
 
-// Class is what one tenant gets. That of slot.Nobody is everybody else's: the
-// host's own packets, and those of containers without policy.
+// Class is what one tenant gets. The class of slot.Nobody is the default class:
+// the host's own packets, and those of containers without policy.
 type Class struct {
 	Slot       slot.Slot
 	Guaranteed uint64 // bit/s, also while all others want everything
@@ -82,16 +82,16 @@ type Plan struct {
 // levels is how many priorities HTB has (TC_HTB_NUMPRIO).
 const levels = 8
 
-// unit is a weight of 1. Weights of tenants with a rate come out of a division,
-// so that they need places behind the point.
+// unit is a weight of 1. Weights of tenants with a rate result from a division,
+// so they need fractional digits.
 const unit = 1000
 
-// defaultWeight is the weight of whoever was given neither weight nor rate.
+// defaultWeight is the weight of a tenant with neither weight nor rate.
 const defaultWeight = 1
 
-// minShare is the least that is guaranteed to anybody, bit/s: a class of HTB
-// cannot have a rate of 0. It is policy's least rate, and is not admitted for:
-// the 5 % that are never promised have room for it.
+// minShare is the least rate that anybody is guaranteed, in bit/s, because a
+// class of HTB cannot have a rate of 0. It is policy's least rate, and needs no
+// admission: the 5 % that are never promised have room for it.
 const minShare = 1000
 
 // admitted is the part of a link that may be promised, in percent; see
@@ -131,8 +131,8 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 		p.Dynamic = most - p.Static
 	}
 	shares := divide(p.Dynamic, ts)
-	// The bandwidth of a unit of weight: of the shares that no ceil cuts. The
-	// class of everybody else has none, so there is one.
+	// The bandwidth of a unit of weight, from the shares that no ceil limits. The
+	// default class has no ceil, so there is always such a share.
 	p.PerWeight = max(shares[0]/defaultWeight, minShare)
 	lvl := ranks(l, ts)
 	for i, t := range ts {
@@ -156,8 +156,8 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 // weighted says whether a tenant has a part in what is divided by weight.
 func (t Tenant) weighted() bool { return t.Weight > 0 }
 
-// admit checks what can be checked before anything is divided, and gives the
-// tenants by slot, with defaults filled in and everybody else in front.
+// admit checks what can be checked before anything is divided. It returns the
+// tenants by slot, with defaults filled in, after the default class.
 func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 	ts := append([]Tenant{{Slot: slot.Nobody, Name: "the host and containers without policy"}}, tenants...)
 	slices.SortStableFunc(ts, func(a, b Tenant) int { return cmp.Compare(a.Slot, b.Slot) })
@@ -187,7 +187,7 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 	return ts, nil
 }
 
-// overLink says whose rate does not fit, and what would.
+// overLink says whose rate does not fit, and which one would.
 func overLink(l Link, ts []Tenant, why error) error {
 	last := len(ts) - 1
 	for ts[last].Rate == 0 {
@@ -217,9 +217,9 @@ func overLink(l Link, ts []Tenant, why error) error {
 	return r
 }
 
-// divide gives each tenant its part of pool by weight, and no more than the
-// room between its rate and its ceil: what a ceil leaves over is divided among
-// the others. Those without weight get nothing. Fractions of a bit are dropped.
+// divide gives each tenant its part of pool by weight, but no more than the room
+// between its rate and its ceil. It divides what a ceil leaves over among the
+// others. Tenants without weight get nothing. Fractions of a bit are dropped.
 func divide(pool uint64, ts []Tenant) []uint64 {
 	order := make([]int, 0, len(ts))
 	var weights uint64
@@ -229,7 +229,7 @@ func divide(pool uint64, ts []Tenant) []uint64 {
 			weights += uint64(t.Weight)
 		}
 	}
-	// Whose ceil comes first, in bandwidth for each unit of weight.
+	// Sorted by whose ceil is reached first, in bandwidth per unit of weight.
 	room := func(i int) uint64 { return ts[i].Ceil - ts[i].Rate }
 	slices.SortFunc(order, func(a, b int) int {
 		h1, l1 := bits.Mul64(room(a), uint64(ts[b].Weight))
@@ -240,7 +240,7 @@ func divide(pool uint64, ts []Tenant) []uint64 {
 	for n, i := range order {
 		w := uint64(ts[i].Weight)
 		if share := muldiv(pool, w, weights); share <= room(i) {
-			// None of those that follow is cut either.
+			// No tenant after this one is limited by its ceil either.
 			for _, j := range order[n:] {
 				shares[j] = min(muldiv(pool, uint64(ts[j].Weight), weights), room(j))
 			}
@@ -291,8 +291,8 @@ func ranks(l Link, ts []Tenant) []int {
 	return out
 }
 
-// urgent says whether a tenant has to be served before all others for its
-// latency to be kept.
+// urgent says whether a tenant must be served before all others for its latency
+// to be kept.
 func (t Tenant) urgent(l Link) bool { return !l.HFSC && t.Latency > 0 }
 
 // muldiv is a*b/c without overflow on the way, at most the largest number;
@@ -333,5 +333,5 @@ func (r *Refusal) Error() string {
 	return r.Key + " refused: " + r.Reason + "; possible with: " + r.Mend
 }
 
-// Unwrap gives the kind of the refusal.
+// Unwrap returns the kind of the refusal.
 func (r *Refusal) Unwrap() error { return r.err }

@@ -7,7 +7,7 @@ import "time"
 type HTB struct {
 	Rate, Ceil uint64 // bit/s
 	// Burst and CBurst are how much may be sent at once at the speed of the
-	// device after a time of silence, in bytes: on account of Rate and Ceil.
+	// device after a silence, in bytes: on account of Rate and of Ceil.
 	Burst, CBurst uint32
 	Quantum       uint32 // bytes in one turn of those that borrow
 	Prio          uint32 // 0 to 7, the smallest first
@@ -19,16 +19,16 @@ type HFSC struct {
 	RealTime, LinkShare, UpperLimit Curve
 }
 
-// burstTime is for how long a class may save up its rate and its ceil. A timer
-// that fires late by less costs nothing of the rate; and a ceil is exceeded by
-// a hundredth in one second at the most.
+// burstTime is how long a class may save up its rate and its ceil. A timer that
+// fires late by less than that costs nothing of the rate, and a ceil is exceeded
+// by at most a hundredth in one second.
 const burstTime = 10 * time.Millisecond
 
 // turnTime is how long the turn of the class with the greatest weight may take
 // on the link, and so, about, how long the others wait for theirs.
 const turnTime = 5 * time.Millisecond
 
-// parameters fills in what the two shapers are told.
+// parameters fills in the parameters of the two shapers.
 func (p *Plan) parameters(ts []Tenant) {
 	rate := p.Link.Rate
 	p.Root = HTB{Rate: rate, Ceil: rate, Burst: p.burst(rate), CBurst: p.burst(rate), Quantum: uint32(p.Link.MTU)}
@@ -45,8 +45,8 @@ func (p *Plan) parameters(ts []Tenant) {
 		if ts[i].urgent(p.Link) {
 			c.HTB.Burst = uint32(ownBurst(p.Link, ts[i]))
 		}
-		// Each leaf has a real-time curve, as one that has not is starved by
-		// those that have; feasible has found this one before.
+		// Each leaf has a real-time curve, because a leaf without one is starved
+		// by those that have one. feasible has admitted this curve before.
 		c.HFSC.RealTime, _ = realTime(p.Link, p.Link.largest(ts[i]), promised(ts[i], *c), burstOf(p.Link, ts[i]), ts[i].Latency)
 		share := max(muldiv(c.Weight, p.PerWeight, unit), minShare)
 		c.HFSC.LinkShare = Curve{M1: share, M2: share}
@@ -62,11 +62,11 @@ func (p *Plan) burst(rate uint64) uint32 {
 	return uint32(min(max(b, 2*uint64(p.Link.MTU)), 1<<31))
 }
 
-// quanta gives the quantum of a weight. HTB lets a class send one packet more
-// than its quantum in each turn, so the least has to be as long as the largest
-// packet for shares to come out right for super-packets; but then the greatest
-// must not hold up the others for too long. Where both cannot be had, the
-// turns are kept short, and shares are right for packets of one frame.
+// quanta returns the quantum of a weight. HTB lets a class send one packet more
+// than its quantum in each turn. So the least quantum must be as long as the
+// largest packet for the shares of super-packets to be right; but then the
+// greatest must not hold up the others for too long. Where both are impossible,
+// the turns are kept short, and shares are right for packets of one frame.
 func (p *Plan) quanta() func(weight uint64) uint32 {
 	least, greatest := p.Classes[0].Weight, uint64(0)
 	for _, c := range p.Classes {

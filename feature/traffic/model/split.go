@@ -6,17 +6,17 @@ import (
 	"slices"
 )
 
-// tags is how much longer than a full frame one may be that carries VLAN tags,
-// two of them, and so must not be too long to pass.
+// tags is the length of two VLAN tags, by which a tagged frame may exceed a full
+// frame and must still pass.
 const tags = 8
 
-// Frame is the largest packet of those that are cut into frames, in bytes, link
-// header included.
+// Frame is the largest packet that splitting leaves, in bytes, link header
+// included.
 func (l Link) Frame() int { return min(l.MTU+tags, l.MaxPacket) }
 
-// largest is the largest packet of anybody that a tenant may have to wait for.
-// Who has not asked for it has nothing of that others' packets are cut, so that it
-// does not lose its latency when they need it no more.
+// largest is the largest packet of anybody for which a tenant may have to wait. A
+// tenant that has not asked for splitting does not benefit when others have
+// packets split, so it does not lose its latency when they no longer need it.
 func (l Link) largest(t Tenant) int {
 	if t.Split {
 		return l.Frame()
@@ -24,9 +24,9 @@ func (l Link) largest(t Tenant) int {
 	return l.MaxPacket
 }
 
-// fit answers whether all latencies can be kept, and has packets cut into frames
-// if that is what it takes, and is allowed. It gives the tenants as the answer
-// found them: with Split where it is made use of.
+// fit answers whether all latencies can be kept, and lets packets be split into
+// frames if that is necessary and allowed. It returns the tenants as the answer
+// assumed them: with Split where it is used.
 func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 	check := inTurn
 	if p.Link.HFSC {
@@ -49,8 +49,8 @@ func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 	return nil, p.allow(err, ts, check)
 }
 
-// split has the packets of all those cut that a tenant may have to wait for whose
-// latency counts on it: of all classes, but of a single such tenant's own not.
+// split splits the packets of all classes for which a tenant may have to wait
+// whose latency relies on it: all classes, except that of a single such tenant.
 func (p *Plan) split(ts []Tenant) {
 	p.Split = p.Link.Frame()
 	counts := -1
@@ -71,8 +71,8 @@ func (p *Plan) split(ts []Tenant) {
 	}
 }
 
-// allow adds to a refusal whether the latency could be kept if packets of others
-// were allowed to be cut.
+// allow adds to a refusal whether the latency could be kept if splitting the
+// packets of others were allowed.
 func (p *Plan) allow(err error, ts []Tenant, check func(Link, []Tenant, []Class) error) error {
 	r := new(Refusal)
 	i := -1

@@ -40,7 +40,7 @@ func inTurn(l Link, ts []Tenant, classes []Class) error {
 	return nil
 }
 
-// turn gives the longest that a packet of tenant i may have to wait.
+// turn returns the longest time that a packet of tenant i may have to wait.
 func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
 	lmax := l.largest(ts[i])
 	bytes, rate := uint64(lmax+burstOf(l, ts[i])), l.Rate
@@ -54,8 +54,8 @@ func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
 	return time.Duration(min(muldiv(bytes*8, uint64(time.Second), rate), uint64(longest))) + 1 + l.Below
 }
 
-// ownBurst is how much an urgent tenant may send at once on its own account.
-// What it saves up delays the others like it, so it is no more than it needs.
+// ownBurst is how much an urgent tenant may send at once on its own account. Its
+// savings delay the others like it, so they are no more than it needs.
 func ownBurst(l Link, t Tenant) int { return max(burstOf(l, t), 2*l.MTU) }
 
 // tooLate says why tenant i would wait for longer than its latency.
