@@ -30,24 +30,24 @@ type agentFlags struct {
 func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	f := &agentFlags{cfg: agent.Config{Roots: kernel.Default(), Version: version}}
 	s := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-	s.StringVar(&f.config, "config", defaultConfig, "config file; each of these flags may stand in it as \"flag: value\"; empty: none")
+	s.StringVar(&f.config, "config", defaultConfig, "config file; every flag can be set in it as \"flag: value\"; empty: none")
 	s.StringVar(&f.cfg.Socket, "socket", api.DefaultSocket, "unix socket of the agent")
-	s.StringVar(&f.cfg.SelfSocket, "self-socket", api.DefaultSelfSocket, "unix socket for containers, who see themselves there; empty: none")
+	s.StringVar(&f.cfg.SelfSocket, "self-socket", api.DefaultSelfSocket, "unix socket on which a container sees its own data; empty: none")
 	s.StringVar(&f.cfg.StateDir, "state-dir", defaultState, "directory of the journal")
 	s.StringVar(&f.cfg.PolicyDir, "policy-dir", defaultPolicies, "directory of the policy files *.yaml")
-	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "where Docker answers, as in DOCKER_HOST; empty: its usual socket")
-	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "where Podman answers, as in DOCKER_HOST; empty: its usual socket")
+	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
+	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "address of Podman, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one")
-	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
+	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "directory where the sandboxes of demo, bench and tests describe themselves; empty: the usual one")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page; empty: none")
-	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
-	s.Var((*markMask)(&f.cfg.MarkMask), "mark-mask", "16 bits in a row of the packets' mark, 0xffff0000, that carry whose a packet is, for hosts where something overwrites its priority; 0: none")
+	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "mount point of the BPF file system")
+	s.Var((*markMask)(&f.cfg.MarkMask), "mark-mask", "16 adjacent bits of the packets' mark that carry the owner of a packet, as 0xffff0000, for hosts where something overwrites its priority; 0: none")
 	for _, x := range features() {
 		if x.flags != nil {
 			x.flags(s, &f.cfg.FeatureConfig)
 		}
 	}
-	s.StringVar(&f.level, "log-level", "info", "what to log: debug, info, warn or error")
+	s.StringVar(&f.level, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	return f, s
 }
 
@@ -62,9 +62,9 @@ func agentVerb(e env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
 		Use:   "agent",
-		Short: "Keep this host as policy wants it, until stopped",
-		Long: `Keep this host as policy wants it, until stopped by SIGINT or SIGTERM; then
-everything that was changed is put back. SIGHUP reads the policy files again.`,
+		Short: "Enforce policy on this host, until stopped",
+		Long: `Enforce policy on this host, until stopped by SIGINT or SIGTERM; then undo all
+changes. On SIGHUP, read the policy files again.`,
 		Args: nargs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := configure(cmd, f.config, flags); err != nil {
@@ -79,7 +79,7 @@ everything that was changed is put back. SIGHUP reads the policy files again.`,
 
 func runAgent(ctx context.Context, e env, f *agentFlags) error {
 	if os.Geteuid() != 0 {
-		return errors.New("the agent needs root: it changes devices and control groups of the host")
+		return errors.New("the agent needs root, to change devices and control groups of the host")
 	}
 	log, err := newLog(e, f.level)
 	if err != nil {

@@ -21,7 +21,7 @@ func benchVerb(e env) *cobra.Command {
 		Use:   "bench",
 		Short: "Measure on this machine what fairlead does, off and on in turns",
 		Long: `Measure on this machine what fairlead does, off and on in turns, in sandboxes
-with a network of their own. With --check the figures are held against what they
+with a network of their own. --check compares the figures with the bars that they
 have to reach. docs/bench.md says what each experiment measures.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			var names []string
@@ -60,10 +60,10 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 	cmd.Args = nargs(0, 0, "")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default "+rounds+")")
 	cmd.Flags().DurationVar(&o.Window, "window", 0, "how long to measure a case at a time (default "+window+")")
-	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes, with fewer cases, and be less exact")
-	cmd.Flags().StringVar(&o.Only, "only", "", "measure the cases that this regular expression matches, with --quick too")
-	cmd.Flags().BoolVar(&list, "list", false, "name the cases and measure nothing")
-	cmd.Flags().StringVar(&page, "html", "", "write a page with plots to this file, too")
+	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes: fewer cases, less exact")
+	cmd.Flags().StringVar(&o.Only, "only", "", "measure only cases that this regular expression matches, also those that --quick would leave out")
+	cmd.Flags().BoolVar(&list, "list", false, "list the cases, and measure nothing")
+	cmd.Flags().StringVar(&page, "html", "", "also write a page with plots to this file")
 	f := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.Rounds < 0 || o.Rounds > 1000 {
@@ -127,7 +127,7 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 // one is named. The file is made first: not after minutes of measuring.
 func withPage(ctx context.Context, name string, run func(context.Context, io.Writer) error) error {
 	if os.Geteuid() != 0 {
-		return errors.New("this needs root: it makes network namespaces and control groups")
+		return errors.New("this command needs root, to create network namespaces and control groups")
 	}
 	if name == "" {
 		return interrupted(run(ctx, nil))

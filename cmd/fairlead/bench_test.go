@@ -22,7 +22,7 @@ func TestExperimentUsage(t *testing.T) {
 		{"bench netcpu --only (", statusUsage, "--only"},
 		{"bench netcpu --only pigeon", statusUsage, "no case has such a name"},
 		{"bench netcpu --window -1s", statusUsage, "--window -1s"},
-		{"bench netcpu -o csv", statusUsage, "table, json, yaml"},
+		{"bench netcpu -o csv", statusUsage, "table, json or yaml"},
 		{"demo extra", statusUsage, "takes no argument"},
 		{"demo --html /nowhere/page.html", statusFailed, "/nowhere/page.html"},
 	}

@@ -21,7 +21,7 @@ const (
 
 func checkFlag(cmd *cobra.Command) *check {
 	var c check
-	cmd.Flags().Var(&c, "check", "measure the cases that have a bar, and exit with 1 if a figure misses its bar (all), or only if one misses it by far in each of three repetitions (far)")
+	cmd.Flags().Var(&c, "check", "measure the cases that have a bar, and exit with 1 if a figure misses its bar (all), or only if one misses it by far in three repetitions (far)")
 	cmd.Flags().Lookup("check").NoOptDefVal = string(checkAll)
 	return &c
 }

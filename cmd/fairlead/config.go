@@ -56,7 +56,7 @@ func parseConfig(path string, data []byte) ([]setting, error) {
 		case *ast.MappingValueNode:
 			values = []*ast.MappingValueNode{body}
 		default:
-			return nil, fmt.Errorf("config %s:%d: it has to be lines of the form \"key: value\"", path, body.GetToken().Position.Line)
+			return nil, fmt.Errorf("config %s:%d: must be lines of the form \"key: value\"", path, body.GetToken().Position.Line)
 		}
 		for _, v := range values {
 			s := setting{key: v.Key.String(), line: v.Key.GetToken().Position.Line}
@@ -67,10 +67,10 @@ func parseConfig(path string, data []byte) ([]setting, error) {
 			case ast.ScalarNode:
 				s.value = n.GetToken().Value
 			default:
-				return nil, fmt.Errorf("config %s:%d: %s: the value has to be a word or a number", path, s.line, s.key)
+				return nil, fmt.Errorf("config %s:%d: %s: the value must be a word or a number", path, s.line, s.key)
 			}
 			if first := seen[s.key]; first != 0 {
-				return nil, fmt.Errorf("config %s:%d: %s is given in line %d already", path, s.line, s.key, first)
+				return nil, fmt.Errorf("config %s:%d: %s is already set in line %d", path, s.line, s.key, first)
 			}
 			seen[s.key] = s.line
 			out = append(out, s)

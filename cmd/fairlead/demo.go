@@ -13,8 +13,8 @@ func demoVerb(e env) *cobra.Command {
 	var page string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show in a minute what a neighbour's packets cost, and what fairlead makes of it",
-		Long: `Show in a minute what a neighbour's packets cost, and what fairlead makes of it.
+		Short: "Show in a minute what a neighbour's packets cost, without and with fairlead",
+		Long: `Show in a minute what a neighbour's packets cost, without and with fairlead.
 The demo builds two sandboxes with a network of their own, floods one of them,
 and removes everything at the end, also on Ctrl-C. It needs root and two CPUs.`,
 		Args: nargs(0, 0, ""),
@@ -29,6 +29,6 @@ and removes everything at the end, also on Ctrl-C. It needs root and two CPUs.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&page, "html", "", "write a page with plots to this file, too")
+	cmd.Flags().StringVar(&page, "html", "", "also write a page with plots to this file")
 	return cmd
 }

@@ -15,11 +15,11 @@ func doctorVerb(e env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this host can do, and what would mend the rest; no agent is needed",
-		Long: `Say what this host can do for fairlead, found by trying: each capability is full,
-degraded or unavailable, with the reason and what would mend it, and who else is
-at work here. What is tried is undone at once. No agent is needed; it is the
-view from where the command runs. Exit status 1 says that fairlead cannot work
+		Short: "List what this host supports, and how to fix the rest; needs no agent",
+		Long: `List what this host supports, found by trying it: each capability is full, degraded
+or unavailable, with the reason and a remedy. Also list other software that uses
+the same hooks. Each trial is undone at once. The command needs no agent, and
+reports what it sees from where it runs. It exits with 1 if fairlead cannot work
 here at all.`,
 		Args: nargs(0, 0, ""),
 	}

@@ -15,9 +15,9 @@ import (
 func explainVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain CONTAINER",
-		Short: "Say what was changed on the host for a container, and why",
-		Long: `Say what was changed on the host for a container, by which line of policy, with
-the value before and the value now. CONTAINER is a name, an id, or the start of
+		Short: "Show what was changed on the host for a container, and why",
+		Long: `Show what was changed on the host for a container, because of which line of
+policy, with the value before and the value now. CONTAINER is a name, an id, or the start of
 a runtime's id.`,
 		Args: nargs(1, 1, "CONTAINER"),
 	}
@@ -59,12 +59,12 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 		fmt.Fprintf(w, "  not usable: %s\n", oneLine(p.Text))
 	}
 
-	fmt.Fprintln(w, "\nHow that stands:")
+	fmt.Fprintln(w, "\nStatus:")
 	for _, f := range c.Features {
 		fmt.Fprintf(w, "  %s: %s\n", show(f.Feature), stands(f, now))
 	}
 	if len(c.Features) == 0 {
-		fmt.Fprintln(w, "  this build has no feature")
+		fmt.Fprintln(w, "  this build has no features")
 	}
 
 	if len(x.Changes) == 0 {
@@ -116,7 +116,7 @@ func explainNetwork(w io.Writer, c api.Container) {
 		fmt.Fprintln(w, "  has no network device")
 	}
 	if c.Many {
-		fmt.Fprintln(w, "  has more network devices or addresses than are looked at; nothing is done about the others")
+		fmt.Fprintln(w, "  has more network devices or addresses than the agent examines; the others are left alone")
 	}
 	for _, i := range c.Interfaces {
 		fmt.Fprintf(w, "  %s (%s)", show(i.Name), show(i.Kind))

@@ -15,7 +15,7 @@ type markMask uint32
 func (m *markMask) Set(s string) error {
 	n, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {
-		return errors.New("it has to be a number of 32 bits, as 0xffff0000")
+		return errors.New("not a 32-bit number, as 0xffff0000")
 	}
 	if _, err := slot.MarkShift(uint32(n)); err != nil {
 		return err

@@ -14,9 +14,9 @@ func TestMarkMask(t *testing.T) {
 		{"0xfff00000", "", "0xfff00000 is not 16 bits in a row"},
 		{"0xfffff000", "", "is not 16 bits in a row"},
 		{"0xff00ff00", "", "is not 16 bits in a row"},
-		{"0xffff00000", "", "32 bits"},
-		{"-1", "", "32 bits"},
-		{"upper", "", "32 bits"},
+		{"0xffff00000", "", "32-bit number"},
+		{"-1", "", "32-bit number"},
+		{"upper", "", "32-bit number"},
 	} {
 		var m markMask
 		err := m.Set(tt.in)

@@ -16,7 +16,7 @@ import (
 
 // netcpuAgentFlags are the agent's flags for the feature.
 func netcpuAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
-	s.Var((*devices)(&c.XDP), "netcpu-xdp", "a device of the host at which packets that a container may not have are dropped in the driver (native XDP), where tc would be too late; most drivers reset their queues when that begins, with the first container that needs it, and ends, with the agent; several: with commas, or the flag again; none: by tc everywhere")
+	s.Var((*devices)(&c.XDP), "netcpu-xdp", "a device whose driver drops packets that a container may not have (native XDP), before tc would; most drivers reset their queues when that begins (with the first container that needs it) and ends (with the agent); separate several by commas, or repeat the flag; default: tc everywhere")
 }
 
 // netcpuFlags are what the flags of netcpu say.
@@ -29,36 +29,37 @@ func netcpuVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "netcpu [CONTAINER]",
 		Short: "Show whose packets take whose CPU time",
-		Long: `Show whose packets take whose CPU time: of all containers, or of one in detail.
-Two readings, --interval apart, give rates in percent of one CPU; --total shows
-CPU seconds since the agent began to count.
+		Long: `Show whose packets take whose CPU time, for all containers or in detail for one.
+The command reads the accounts twice, --interval apart, and shows rates in percent
+of one CPU. --total shows CPU seconds since the agent began to count.
 
   TASKS         CPU time that the container's control group is charged for
-  RECV, SEND    CPU time of its packets in softirqs and NAPI threads, wherever it
+  RECV, SEND    CPU time of its packets in softirqs and NAPI threads, wherever that
                 ran; what its tasks do in the system call is in TASKS
   STOLEN        the part of TASKS that went into the packets of others
   TOOK          time of other containers, and of tasks of the host, that went into
                 its packets
-  PPS           packets that were handled for it in a second, NS/PKT what one took in
-                the mean; a super-packet (GRO, TSO) counts as one
-  HELD BACK BY  who had how much of its time; "own quota" is time for which its own
+  PPS, NS/PKT   packets per second that were handled for it, and the mean time of
+                one; a super-packet (GRO, TSO) counts as one
+  HELD BACK BY  who took how much of its time; "own quota" is time for which its own
                 CPU limit did not let it run, which is nobody else's doing
 
 (system) are packets that belong to no container: for the host itself, ARP.
 
-ENFORCED are containers that are charged, or whose packets are dropped:
+ENFORCED lists containers that are charged, or whose packets are dropped:
 
-  LIMIT %       the quota in force, or the weight without one, against its owner's
-  BALANCE MS    CPU time that the container is owed at present; negative: that it owes
-  DROPPED PPS   packets for it that were dropped before they were queued, in a second,
-                as its budget was used up or its queue full
+  LIMIT %       the quota in force, or the weight without a quota, in percent of what
+                the owner has set
+  BALANCE MS    CPU time that the container is owed; negative: that it owes
+  DROPPED PPS   packets for it per second that were dropped before they were queued,
+                because its budget was used up or its queue was full
 
-UPLINK are the devices at which such packets are dropped when they come from outside:
-by xdp in the driver (see --netcpu-xdp of the agent), or by tc.
+UPLINK lists the devices at which such packets are dropped when they come from
+outside: by xdp in the driver (see --netcpu-xdp of the agent), or by tc.
 
---matrix shows victims as rows and culprits as columns, without what ran in time of
-their own. ksoftirqd and the host's NAPI threads work for all; what ran while a CPU
-was idle is nobody's loss.`,
+--matrix shows victims as rows and culprits as columns. It leaves out time that a
+container's packets took from itself. ksoftirqd and the host's NAPI threads work for
+everybody; what ran while a CPU was idle is nobody's loss.`,
 		Example: `  fairlead netcpu
   fairlead netcpu --matrix --interval 10s
   fairlead netcpu web-1 --total
@@ -68,7 +69,7 @@ was idle is nobody's loss.`,
 	var f netcpuFlags
 	f.add(cmd, "show what was counted since the agent began, not rates")
 	cmd.Flags().BoolVar(&f.matrix, "matrix", false, "show victims and culprits")
-	cmd.Flags().BoolVarP(&f.wide, "wide", "w", false, "do not shorten names, and leave out no column, to fit 100 columns")
+	cmd.Flags().BoolVarP(&f.wide, "wide", "w", false, "show all columns and whole names, even beyond 100 characters a line")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		ref, err := f.check(args)
 		if err != nil {
@@ -91,11 +92,11 @@ func benchNetCPUVerb(e env) *cobra.Command {
 	var o bench.Options
 	cmd := &cobra.Command{
 		Use:   "netcpu",
-		Short: "What neighbours' packets cost a victim on the same CPU, and what fairlead makes of it",
+		Short: "Measure what neighbours' packets cost a victim on the same CPU",
 	}
-	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the netcpu of the containers while it is on: isolate, charge, auto")
+	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the containers' policy while protection is on: isolate, charge or auto")
 	cmd.Flags().DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
-	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers of a Docker Engine of the experiment's own, on its default bridge")
+	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers on the default bridge of a Docker Engine that the experiment starts")
 	return experiment{bench.NetCPUCases, bench.NetCPU, bench.NetCPUHeadline, bench.NetCPUPlots, bench.NetCPUBars}.verb(e, cmd, &o, "5, with --quick 2", "2s, with --quick 400ms", func() error {
 		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
 			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)

@@ -267,12 +267,12 @@ func TestNetCPUWithoutNews(t *testing.T) {
 	}{
 		{&meterStub{readings: empty()}, nil, statusDone, "No container runs here, and no packet was handled in 2.0 s.\n"},
 		{&meterStub{readings: empty(idle)}, nil, statusDone, "No container did anything, and no packet was handled for one, in 2.0 s.\n"},
-		{&meterStub{readings: empty(idle)}, []string{"--matrix"}, statusDone, "In 2.0 s nobody's packets ran in the time of anybody else.\n"},
+		{&meterStub{readings: empty(idle)}, []string{"--matrix"}, statusDone, "In 2.0 s no packets took the time of anybody else.\n"},
 		{&meterStub{readings: empty(idle)}, []string{"nobody"}, statusFailed, "fairlead netcpu: no container \"nobody\" runs here\n`fairlead ps` lists those that do\n"},
 		{&meterStub{err: &api.Error{Status: 503, Code: "unavailable", Text: "cannot be measured on this host: no\x1b BTF"}}, nil, statusFailed,
 			"fairlead netcpu: \"cannot be measured on this host: no\\x1b BTF\"\n`fairlead doctor` says what this host can do\n"},
-		{&meterStub{}, []string{"--interval", "1ms"}, statusUsage, "fairlead netcpu: --interval 1ms: it is 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
-		{&meterStub{}, []string{"--interval", "-1s"}, statusUsage, "fairlead netcpu: --interval -1s: it is 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
+		{&meterStub{}, []string{"--interval", "1ms"}, statusUsage, "fairlead netcpu: --interval 1ms: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
+		{&meterStub{}, []string{"--interval", "-1s"}, statusUsage, "fairlead netcpu: --interval -1s: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
 		{&meterStub{}, []string{""}, statusUsage, "fairlead netcpu: CONTAINER is \"\"\nsee fairlead netcpu --help\n"},
 		{&meterStub{}, []string{"a", "b"}, statusUsage, "fairlead netcpu: takes one CONTAINER only, got \"a\" \"b\"\nsee fairlead netcpu --help\n"},
 	} {

@@ -33,7 +33,7 @@ func (v netcpuView) matrix(w io.Writer) {
 		}
 	}
 	if len(cells) == 0 {
-		fmt.Fprintf(w, "In %s nobody's packets ran in the time of anybody else.\n", span(v.n.Taken.Sub(v.n.Since)))
+		fmt.Fprintf(w, "In %s no packets took the time of anybody else.\n", span(v.n.Taken.Sub(v.n.Since)))
 		v.throttled(w)
 		return
 	}

@@ -196,7 +196,7 @@ func (v netcpuView) check(w io.Writer) {
 		v.amount(v.n.Softirq), v.of(), v.amount(v.n.Thread), v.of(), system)
 	fmt.Fprintf(w, "The accounts add up to %.1f %% of what was measured.\n", v.n.Charged/measured*100)
 	if v.n.Lost > 0 {
-		fmt.Fprintf(w, "For %d charges it could not be noted whose time they took: a table in the kernel is full.\n", v.n.Lost)
+		fmt.Fprintf(w, "A table in the kernel is full: %d charges could not record whose time they took.\n", v.n.Lost)
 	}
 }
 

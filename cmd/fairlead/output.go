@@ -20,13 +20,13 @@ type format struct{ name string }
 
 func formatFlag(cmd *cobra.Command) *format {
 	f := &format{}
-	cmd.Flags().StringVarP(&f.name, "output", "o", "table", "how to print: table, json or yaml")
+	cmd.Flags().StringVarP(&f.name, "output", "o", "table", "output format: table, json or yaml")
 	before := cmd.PreRunE
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		switch f.name {
 		case "table", "json", "yaml":
 		default:
-			return usagef("-o %q: it is one of table, json, yaml", f.name)
+			return usagef("-o %q: must be table, json or yaml", f.name)
 		}
 		if before != nil {
 			return before(cmd, args)

@@ -137,7 +137,7 @@ func TestExplain(t *testing.T) {
 What policy says:
   fairlead.netcpu = isolate, /etc/fairlead/policy.d/10-web.yaml line 3
 
-How that stands:
+Status:
   netcpu: as policy says, since 2 min
 
 What netcpu changed on the host for it, because of fairlead.netcpu = isolate:
@@ -171,7 +171,7 @@ func TestObjectText(t *testing.T) {
 
 func TestRestoreThroughTheAgent(t *testing.T) {
 	status, out, errs := against(t, example(), "restore")
-	if status != statusFailed || !strings.Contains(errs, "some values could not be put back") {
+	if status != statusFailed || !strings.Contains(errs, "some values could not be restored") {
 		t.Error(status, errs)
 	}
 	compare(t, `/a: 1 again, was 2
@@ -284,10 +284,10 @@ func TestConfigFile(t *testing.T) {
 		{"", ""},
 		{"# nothing\n", ""},
 		{"---\nsocket: a\n", ""},
-		{"- a\n", `config f:1: it has to be lines of the form "key: value"`},
-		{"word\n", `config f:1: it has to be lines of the form "key: value"`},
-		{"a: b\nsocket: [x]\n", "config f:2: socket: the value has to be a word or a number"},
-		{"socket: {x: y}\n", "config f:1: socket: the value has to be a word or a number"},
+		{"- a\n", `config f:1: must be lines of the form "key: value"`},
+		{"word\n", `config f:1: must be lines of the form "key: value"`},
+		{"a: b\nsocket: [x]\n", "config f:2: socket: the value must be a word or a number"},
+		{"socket: {x: y}\n", "config f:1: socket: the value must be a word or a number"},
 		{"socket: a\nsocket: b\n", "already"},
 		{"socket: \"a\n", "config f: "},
 	} {

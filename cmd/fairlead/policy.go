@@ -14,7 +14,7 @@ import (
 func policyVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
-		Short: "Check policy files, and make the agent load them",
+		Short: "Check policy files, or make the agent load them",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usagef("unknown command %q", args[0])
@@ -30,7 +30,7 @@ func policyVerb(e env) *cobra.Command {
 func policyCheckVerb(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE...",
-		Short: "Say what is wrong with policy files; no agent is needed",
+		Short: "List the mistakes in policy files; needs no agent",
 		Args:  nargs(1, 1<<20, "FILE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			bad := false
@@ -79,7 +79,7 @@ func checkPolicy(e env, name string) (ok bool, err error) {
 func policyReloadVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Make the agent read its policy files again, and end what restore holds",
+		Short: "Make the agent read its policy files again, and enforce what restore has undone",
 		Args:  nargs(0, 0, ""),
 	}
 	out := formatFlag(cmd)

@@ -16,11 +16,11 @@ import (
 func psVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ps",
-		Short: "List the containers, and how fairlead stands with each",
+		Short: "List the containers, and what is in force for each",
 		Args:  nargs(0, 0, ""),
 	}
 	out := formatFlag(cmd)
-	wide := cmd.Flags().BoolP("wide", "w", false, "do not shorten names to fit 100 columns")
+	wide := cmd.Flags().BoolP("wide", "w", false, "show whole names, even beyond 100 characters a line")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
 		list, err := c.Containers(cmd.Context())
 		if err != nil {
@@ -131,7 +131,7 @@ func interfacesOf(c api.Container) string {
 func concerns(st api.Status) []string {
 	var out []string
 	if !st.Complete {
-		out = append(out, "not every source of containers has answered yet: the list may lack some")
+		out = append(out, "not every source of containers has answered yet, so the list may be incomplete")
 	}
 	for _, s := range st.Sources {
 		if s.Error != "" {
@@ -139,7 +139,7 @@ func concerns(st api.Status) []string {
 		}
 	}
 	if !st.Policy.OK {
-		out = append(out, "policy is not usable, the last good one is in force:\n"+lines(st.Policy.Error))
+		out = append(out, "policy is not usable; the last good one is in force:\n"+lines(st.Policy.Error))
 	}
 	for _, p := range st.Policy.Problems {
 		out = append(out, "policy: "+oneLine(p.Text))
@@ -151,9 +151,9 @@ func concerns(st api.Status) []string {
 	}
 	switch {
 	case st.HeldAll:
-		out = append(out, "restore holds all containers; `fairlead policy reload` ends that")
+		out = append(out, "restore has undone everything; `fairlead policy reload` enforces policy again")
 	case len(st.Held) > 0:
-		out = append(out, fmt.Sprintf("restore holds %d containers; `fairlead policy reload` ends that", len(st.Held)))
+		out = append(out, fmt.Sprintf("restore has undone everything for %d containers; `fairlead policy reload` enforces policy again", len(st.Held)))
 	}
 	return out
 }

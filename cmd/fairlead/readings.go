@@ -30,13 +30,13 @@ func (f *readingFlags) add(cmd *cobra.Command, total string) {
 	f.out = formatFlag(cmd)
 	cmd.Flags().DurationVar(&f.interval, "interval", 2*time.Second, "time between two readings")
 	cmd.Flags().BoolVar(&f.total, "total", false, total)
-	cmd.Flags().BoolVar(&f.watch, "watch", false, "show it again after every interval, until interrupted")
+	cmd.Flags().BoolVar(&f.watch, "watch", false, "print again after every interval, until interrupted")
 }
 
 // check gives the container that args name, "" for all.
 func (f *readingFlags) check(args []string) (ref string, err error) {
 	if f.interval < minInterval || f.interval > maxInterval {
-		return "", usagef("--interval %v: it is %v to %v", f.interval, minInterval, maxInterval)
+		return "", usagef("--interval %v: must be %v to %v", f.interval, minInterval, maxInterval)
 	}
 	if len(args) == 0 {
 		return "", nil

@@ -21,16 +21,17 @@ func restoreVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore [CONTAINER]",
 		Short: "Undo what was changed on the host",
-		Long: `Undo what was changed on the host, for one container or altogether. What
-somebody else has changed since is left alone and reported. A running agent is
-told to, and then leaves the container alone until its policy is loaded again
-(fairlead policy reload); without an agent the journal is worked through here,
-and CONTAINER can only be an id. With --expired only what has lapsed by now is
-undone, which an agent does by itself.`,
+		Long: `Undo what was changed on the host, for one container or for all. A value that
+somebody else has changed since is left alone and reported.
+
+If an agent runs, the agent does it, and leaves the container alone until its
+policy is loaded again (fairlead policy reload). Without an agent this command
+works through the journal itself, and CONTAINER must be an id. --expired undoes
+only changes that have lapsed, which a running agent does by itself.`,
 		Args: nargs(0, 1, "one CONTAINER"),
 	}
 	f.take(cmd, flags, "socket", "state-dir", "config")
-	expired := cmd.Flags().Bool("expired", false, "undo only what has lapsed, where no agent does that")
+	expired := cmd.Flags().Bool("expired", false, "undo only changes that have lapsed, while no agent runs")
 	out := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		// The last resort must work with a config file that is broken, too.
@@ -50,7 +51,7 @@ undone, which an agent does by itself.`,
 		}
 		for _, o := range done.Outcomes {
 			if o.Result == string(journal.Failed) {
-				return fmt.Errorf("some values could not be put back; they stay in the journal")
+				return fmt.Errorf("some values could not be restored; they stay in the journal")
 			}
 		}
 		return nil
@@ -81,7 +82,7 @@ func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (ap
 	if ref != "" {
 		id, err := strconv.ParseUint(ref, 10, 64)
 		if err != nil || id == 0 {
-			return api.Restored{}, fmt.Errorf("no agent answers at %s, and without one CONTAINER has to be an id, not %q", f.cfg.Socket, ref)
+			return api.Restored{}, fmt.Errorf("no agent answers at %s, and without an agent CONTAINER must be an id, not %q", f.cfg.Socket, ref)
 		}
 		match = func(e journal.Entry) bool { return e.Owner.Container == id && all(e) }
 	}

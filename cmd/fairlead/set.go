@@ -15,11 +15,12 @@ import (
 func setVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set CONTAINER KEY=VALUE... KEY-...",
-		Short: "Give a running container policy by hand, and take it back",
-		Long: `Give a running container policy by hand, above what files and labels say, until
-it ends; KEY- takes that back. Keys and values are those of policy files and
-labels. It is all or nothing: what is not valid, or is refused (as bandwidth that
-no uplink has left), changes nothing. Only root and the group ` + api.Group + ` may.`,
+		Short: "Set policy for a running container by hand, and take it back",
+		Long: `Set policy for a running container by hand, until the container ends. It overrides
+files and labels, and KEY- takes it back. Keys and values are those of policy files
+and labels. A command applies completely or not at all: if one value is not valid,
+or a feature refuses it (bandwidth that no uplink has left), nothing changes. Only
+root and the group ` + api.Group + ` may use it.`,
 		Example: `  fairlead set web-1 net.rate=50mbit net.weight=2
   fairlead set web-1 net.rate- netcpu=isolate
   fairlead explain web-1`,

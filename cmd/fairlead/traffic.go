@@ -20,31 +20,32 @@ import (
 
 // trafficAgentFlags are the agent's flags for the feature.
 func trafficAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
-	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, eth0, or with its rate, eth0=1gbit; several: with commas, or the flag again; none: all hardware that is up, each with the rate that its driver tells")
-	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "measure always how long packets wait in the queues of shaped containers, for the metrics page; each packet costs some time more then")
+	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, as eth0 or, with its rate, eth0=1gbit; separate several by commas, or repeat the flag; default: all hardware that is up, at the rate that its driver reports")
+	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "always measure how long packets wait in the queues of shaped containers, for the metrics page; each packet then costs some 0.2 us more")
 }
 
 func trafficVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "traffic [CONTAINER]",
 		Short: "Show what bandwidth each container is due, and what it gets",
-		Long: `Show what bandwidth each container is due at the uplinks, and what it gets: of all
-containers that policy gives any, or of one. Two readings, --interval apart, give
-rates in bit/s; --total shows counts since the class was made.
+		Long: `Show what bandwidth each container is due at the uplinks, and what it gets, for all
+containers with such a policy or for one. The command reads the kernel's counters
+twice, --interval apart, and shows rates in bit/s. --total shows counts since each
+class was made.
 
-  ASKED       what policy says: rate, ceil, weight (w) and priority (p)
-  GUARANTEED  what it gets now also while all others want everything
-  SENT        what it has sent, bit/s (--total: bytes)
-  BORROWED    part of its packets that went beyond what is guaranteed
-  WAITING     what waits in its queue now
+  ASKED       what policy says: rate, ceil (<=), weight (w), priority (p), latency
+  GUARANTEED  what it would get now if all others wanted everything
+  SENT        what it has sent, in bit/s (--total: in bytes)
+  BORROWED    the part of its packets that went beyond what is guaranteed
+  WAITING     bytes in its queue now
   DROPS       packets for which the queue had no room
-  AT CEIL     how often it came to its ceil
-  P50 ...     how long packets that were sent had waited: half, 99 %, 99.9 % of
-              them no longer; measured over the interval, the last 30 s of a long one
-  DRAIN       how long what waits takes to be sent, where that was not measured: an
-              estimate, backlog over rate
+  AT CEIL     how often it reached its ceil
+  P50 ...     how long sent packets had waited: half, 99 %, 99.9 % of them no longer;
+              measured over the interval, or over the last 30 s of a longer one
+  DRAIN       where that was not measured: an estimate of how long what waits takes to
+              be sent, backlog divided by rate
 
-(others) are the host and all containers without such policy, together.`,
+(others) are the host and all containers without such a policy, together.`,
 		Example: `  fairlead traffic
   fairlead traffic web-1 --watch
   fairlead traffic --total -o json`,
@@ -74,7 +75,7 @@ rates in bit/s; --total shows counts since the class was made.
 func benchTrafficVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "traffic",
-		Short: "How containers share an uplink, with fairlead, with tc by hand, with the CNI plugin bandwidth, and with nothing",
+		Short: "Measure how containers share an uplink: with fairlead, tc by hand, the CNI plugin bandwidth, and nothing",
 	}
 	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots, bench.TrafficBars}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
 }
@@ -83,9 +84,9 @@ func benchTrafficVerb(e env) *cobra.Command {
 func trafficTable(w io.Writer, t api.Traffic, one bool) {
 	if len(t.Classes) == 0 {
 		if one {
-			fmt.Fprintln(w, "Policy gives this container no bandwidth of its own.")
+			fmt.Fprintln(w, "No policy sets bandwidth for this container.")
 		} else {
-			fmt.Fprintln(w, "Policy gives no container bandwidth of its own.")
+			fmt.Fprintln(w, "No policy sets bandwidth for any container.")
 		}
 		return
 	}
@@ -114,7 +115,7 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 	if m := t.Measured; m != nil && m.Error != "" {
 		fmt.Fprintf(w, "\nDelays: %s\n", show(m.Error))
 	} else if m != nil && m.Missed > 0 {
-		fmt.Fprintf(w, "\nDelays: without %s packets, as too many waited\n", scale(float64(m.Missed)))
+		fmt.Fprintf(w, "\nDelays: %s packets were not measured, because too many waited\n", scale(float64(m.Missed)))
 	}
 }
 

@@ -72,7 +72,7 @@ web-1      <=1gbit     475Mbit  0bit         -        -      0        0      -
 	if status != 0 || !strings.Contains(out, `"achieved_bits_per_second": 100000000`) || !strings.Contains(out, `"sent_packets": 1000`) {
 		t.Errorf("json: status %d\n%s", status, out)
 	}
-	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "web-1"); out != "Policy gives this container no bandwidth of its own.\n" {
+	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "web-1"); out != "No policy sets bandwidth for this container.\n" {
 		t.Errorf("nothing: %s", out)
 	}
 	if status, _, errs = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "a", "b"); status != statusUsage {
@@ -94,7 +94,7 @@ c0         -            0bit  0bit         -        -      0        0    12us  1
 c1         -            0bit  0bit         -        -      0        0       -       -      -
 c2         -            0bit  0bit         -        -      0        0  >100ms       -      -
 
-Delays: without 2.00k packets, as too many waited
+Delays: 2.00k packets were not measured, because too many waited
 `
 	if diff := cmp.Diff(want, out); diff != "" || status != 0 {
 		t.Errorf("status %d, %s (-want +got):\n%s", status, errs, diff)

@@ -63,7 +63,7 @@ func (u *uplinks) Type() string { return "device[=rate]" }
 // checkDevice says whether a device could have this name.
 func checkDevice(name string) error {
 	if name == "" || name == "." || name == ".." || len(name) > maxDevice || strings.ContainsAny(name, "/: \t") {
-		return fmt.Errorf("%q is no name of a device", name)
+		return fmt.Errorf("%q is not a device name", name)
 	}
 	return nil
 }

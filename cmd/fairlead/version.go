@@ -13,7 +13,7 @@ import (
 func versionVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Say what this program is; no agent is needed",
+		Short: "Show the version of this program; needs no agent",
 		Args:  nargs(0, 0, ""),
 	}
 	out := formatFlag(cmd)
