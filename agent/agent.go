@@ -269,7 +269,7 @@ func (a *Agent) restoreAll() error {
 	case err := <-done:
 		return err
 	case <-time.After(stopTime):
-		return errors.New("stop agent: what the journal knows is not all restored: it takes too long")
+		return errors.New("stop agent: restoring takes too long: some entries of the journal remain")
 	}
 }
 

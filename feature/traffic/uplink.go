@@ -56,7 +56,7 @@ func (f *Traffic) look() error {
 			}
 		}
 		if rate == 0 {
-			errs = append(errs, fmt.Errorf("rate of uplink %s is not known: its driver does not tell (say it with the agent's flag --uplink %s=1gbit)", l.Name, l.Name))
+			errs = append(errs, fmt.Errorf("rate of uplink %s is not known: its driver does not report it (set it with the agent's flag --uplink %s=1gbit)", l.Name, l.Name))
 			continue
 		}
 		there[l.Index] = true

@@ -45,8 +45,8 @@ func types(_ context.Context, cfg Config) answers {
 		"btf":                full(""),
 		"kthread-throttling": throttling(spec),
 		"softirq-charge":     softirqCharge(cfg.Roots, spec),
-		"bpf-tp-btf":         load(tracing(ebpf.AttachTraceRawTp, "softirq_entry"), cache, "the kernel must allow BPF programs at tracepoints: nothing can be measured without"),
-		"bpf-fentry":         load(tracing(ebpf.AttachTraceFEntry, "ip_rcv"), cache, "none is needed: tracepoints do instead"),
+		"bpf-tp-btf":         load(tracing(ebpf.AttachTraceRawTp, "softirq_entry"), cache, "use a kernel that allows BPF programs at tracepoints: without them nothing can be measured"),
+		"bpf-fentry":         load(tracing(ebpf.AttachTraceFEntry, "ip_rcv"), cache, "none is needed: tracepoints are used instead"),
 		"bpf-cgroup-id":      load(tracing(ebpf.AttachTraceRawTp, "softirq_entry", asm.FnGetCurrentCgroupId.Call()), cache, "use a kernel with CONFIG_CGROUPS and bpf_get_current_cgroup_id"),
 	}
 }
@@ -217,8 +217,8 @@ func softirqCharge(r kernel.Roots, spec *btf.Spec) answer {
 	case err != nil:
 		return unavailable(reason(err), "")
 	case apart && !noIRQTime(r):
-		return degraded("this kernel is built to count the time of softirqs for nobody (CONFIG_IRQ_TIME_ACCOUNTING): whom packets rob is not credited; whose packets they are is charged all the same",
-			"boot with tsc=noirqtime, or use a kernel without that option; one that has given it up by itself, for want of a stable TSC, is not told apart").with("rq has prev_irq_time")
+		return degraded("this kernel charges the time of softirqs to nobody (CONFIG_IRQ_TIME_ACCOUNTING): a container that is robbed is not credited; one whose packets rob is charged all the same",
+			"boot with tsc=noirqtime, or use a kernel without that option; doctor does not recognise a kernel that has given it up by itself, because its TSC is not stable").with("rq has prev_irq_time")
 	case apart:
 		return full("tsc=noirqtime: the time of a softirq counts for the task that it interrupts")
 	}

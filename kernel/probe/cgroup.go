@@ -48,7 +48,7 @@ func layout(l cgroup.Layout, err error, cfg Config) answers {
 	a["cgroup-layout"] = full(l.Mode)
 	if l.V2 == "" {
 		mend := "boot with systemd.unified_cgroup_hierarchy=1, or mount -t cgroup2 cgroup2 " + filepath.Join(cfg.Roots.Cgroup, "unified")
-		a["cgroup-v2"] = unavailable("no cgroup v2 tree is mounted, by which containers are told apart", mend)
+		a["cgroup-v2"] = unavailable("no cgroup v2 tree is mounted, and it is what identifies containers", mend)
 		a["cgroup-layout"] = unavailable("this host has cgroup v1 only", mend).with(l.Mode)
 	} else {
 		a["cgroup-v2"] = full(l.V2)

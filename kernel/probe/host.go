@@ -21,7 +21,7 @@ func host(_ context.Context, cfg Config) answers {
 	a := answers{
 		"kernel":       full(release()),
 		"capabilities": capabilities(cfg),
-		"systemd":      full("it started this host: it writes the cgroup values of its units again when it reloads"),
+		"systemd":      full("systemd started this host: it rewrites the cgroup values of its units when it reloads"),
 		"psi":          pressure(cfg),
 	}
 	if uid := unix.Geteuid(); uid == 0 {
@@ -34,7 +34,7 @@ func host(_ context.Context, cfg Config) answers {
 	}
 	// No thread has this name: what counts is whether they can be seen.
 	if _, err := sched.Threads(cfg.Roots.Proc, "\n"); errors.Is(err, sched.ErrHidden) {
-		a["pid-namespace"] = unavailable("the kernel's own threads are not to be seen: this is not the host's pid namespace, or not its proc", "run in the host's pid namespace (hostPID: true, --pid=host)")
+		a["pid-namespace"] = unavailable("the kernel's own threads are not visible: this is not the host's pid namespace, or not its proc", "run in the host's pid namespace (hostPID: true, --pid=host)")
 	} else if err != nil {
 		a["pid-namespace"] = unavailable(reason(err), "")
 	} else {

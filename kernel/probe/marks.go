@@ -76,8 +76,8 @@ func marks(cfg Config) answer {
 		}
 	}
 	if len(seen) == 0 {
-		return full(fmt.Sprintf("nobody who is known to use bits of %#x is here", cfg.Mark))
+		return full(fmt.Sprintf("no known user of the bits %#x is on this host", cfg.Mark))
 	}
-	return degraded(fmt.Sprintf("bits of packets' marks that fairlead is to use (%#x) are used by others", cfg.Mark),
-		"choose others with mark-mask, or none: it is only needed where something overwrites a packet's priority").with(seen.String())
+	return degraded(fmt.Sprintf("others use bits of the packets' mark that fairlead is told to use (%#x)", cfg.Mark),
+		"choose other bits with mark-mask, or none: it is needed only where something overwrites a packet's priority").with(seen.String())
 }

@@ -234,7 +234,7 @@ func (t *trial) tcx() answer {
 }
 
 func (t *trial) xdp() answer {
-	const mend = "packets are then dropped by tc, which is later and dearer"
+	const mend = "none is needed: tc drops the packets instead, which is later and costs more"
 	return t.attach(ebpf.XDP, mend, func(p *ebpf.Program) (link.Link, error) {
 		return link.AttachXDP(link.XDPOptions{Interface: t.recv.Attrs().Index, Program: p, Flags: link.XDPDriverMode})
 	})
@@ -292,7 +292,7 @@ func (t *trial) threaded() (threaded, byNetlink answer, thread *sched.Named) {
 	case err != nil:
 		byNetlink = refused(err, "none is needed: threads are found by their names")
 	case len(list) == 0 || list[0].Thread == 0:
-		byNetlink = degraded("the kernel's list of NAPI contexts does not tell the thread", "none is needed: threads are found by their names")
+		byNetlink = degraded("the kernel's list of NAPI contexts does not show the thread", "none is needed: threads are found by their names")
 	}
 
 	found, err := sched.Threads(t.cfg.Roots.Proc, "napi/"+t.recv.Attrs().Name+"-")
@@ -300,7 +300,7 @@ func (t *trial) threaded() (threaded, byNetlink answer, thread *sched.Named) {
 	case err != nil:
 		return refused(fmt.Errorf("find the thread: %w", err), "run in the host's pid namespace"), byNetlink, nil
 	case len(found) == 0:
-		return unavailable("the kernel takes the setting but makes no thread", "no way is known"), byNetlink, nil
+		return unavailable("the kernel accepts the setting but makes no thread", "none is known"), byNetlink, nil
 	}
 	return full(found[0].Comm), byNetlink, &found[0]
 }

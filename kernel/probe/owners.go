@@ -83,7 +83,7 @@ func hooks(ctx context.Context, a answers) {
 			addProgram(xdp, ebpf.ProgramID(at.Xdp.ProgId), at.Name)
 		}
 	}
-	a["xdp-programs"] = xdp.answer("XDP programs of others are attached to devices here", "they are left in place: there packets are dropped by tc, which is later and dearer")
+	a["xdp-programs"] = xdp.answer("XDP programs of others are attached to devices here", "none is needed: they are left in place, and tc drops the packets there, which is later and costs more")
 	switch err := queryTCX(ctx, links, tcx); {
 	case err == nil:
 		a["tcx-programs"] = tcx.answer(why, mend)
@@ -111,7 +111,7 @@ func hooks(ctx context.Context, a answers) {
 		}
 	}
 	a["tc-programs"] = tc.answer(why, mend)
-	a["qdiscs"] = qdiscs.answer("qdiscs that somebody has set up are at devices here", "remove them from the uplinks that fairlead is to shape")
+	a["qdiscs"] = qdiscs.answer("somebody has set up qdiscs at devices here", "remove them from the uplinks that fairlead is to shape")
 }
 
 // ours tells the programs that fairlead loads by their names.
@@ -269,8 +269,8 @@ func processes(cfg Config, a answers) {
 		}
 		return
 	}
-	a["cgroup-managers"] = managers.answer("others write to the cgroups of containers too, and may undo what fairlead sets", "leave CPU and IO of a container to one of them")
-	a["irqbalance"] = irq.answer("it moves interrupts between CPUs, and receive work with them", "ban the network's interrupts from it if they matter")
+	a["cgroup-managers"] = managers.answer("others also write to the cgroups of containers, and may undo what fairlead sets", "leave CPU and IO of a container to one of them")
+	a["irqbalance"] = irq.answer("irqbalance moves interrupts between CPUs, and receive work with them", "exclude the network's interrupts from it if that matters")
 	a["fairlead-agents"] = full("no other")
 	if len(agents) > 0 {
 		a["fairlead-agents"] = full(agents.String())

@@ -96,7 +96,7 @@ func askEngine(ctx context.Context, e endpoint) (string, error) {
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("it says %s", resp.Status)
+		return "", fmt.Errorf("it answers %s", resp.Status)
 	}
 	server := resp.Header.Get("Server")
 	if len(server) > 100 {
