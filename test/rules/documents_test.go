@@ -12,8 +12,8 @@ import (
 	"testing/fstest"
 )
 
-// maxReadme is the most lines of a feature's README. What is beyond belongs
-// into DESIGN.md, MEASURED.md or LIMITS.md beside it.
+// maxReadme is the most lines of a feature's README. The rest belongs
+// in DESIGN.md, MEASURED.md or LIMITS.md beside it.
 const maxReadme = 80
 
 // readmes checks the README of each feature, and of what lies below one, in the
