@@ -24,18 +24,18 @@ type Roots struct {
 	BPFFS  string
 }
 
-// Default gives the mount points of an ordinary host.
+// Default returns the mount points of an ordinary host.
 func Default() Roots {
 	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf"}
 }
 
-// Opener makes one that opens any knob that fairlead turns, by the Kind of its
-// Ref. It looks over the host's namespaces when it needs to for the first time,
-// and gives those for gone that it did not see then: it is for one Restore, or
-// for one list of entries, and is thrown away then. A new kind of knob gets its
-// case here and nowhere else.
+// Opener returns a function that opens any knob that fairlead turns, by the Kind
+// of its Ref. It examines the host's namespaces once, when it first needs to, and
+// treats those that it did not see then as gone. So it is for one Restore, or for
+// one list of entries, and is discarded then. A new kind of knob gets its case
+// here and nowhere else.
 func Opener(r Roots) journal.Opener {
-	// The hierarchies stay where they are for as long as we run.
+	// The hierarchies stay where they are while this process runs.
 	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })
 	find := netdev.NewGlance(r.Proc)
 	return func(ref journal.Ref) (journal.Knob, error) {

@@ -15,10 +15,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Tidy removes the cgroups that containers have left since a kernel thread of
+// Tidy removes the cgroups that containers left behind because a kernel thread of
 // ours was in them when they ended: a runtime gives up on a cgroup that is not
-// empty. That happens only to those that end while no agent runs; out is what
-// the next one, or `fairlead restore`, has found. A cgroup that is in use stays.
+// empty. This happens only to containers that end while no agent runs. out is
+// what the next agent, or `fairlead restore`, has found. A cgroup that is in use
+// stays.
 func Tidy(r Roots, out []journal.Outcome) error {
 	var layout cgroup.Layout
 	var errs []error
@@ -35,7 +36,7 @@ func Tidy(r Roots, out []journal.Outcome) error {
 		if !abandoned(layout, o.Entry) {
 			continue
 		}
-		// The kernel refuses it for one with anything in it.
+		// The kernel refuses this for a cgroup with anything in it.
 		err := unix.Rmdir(o.Entry.Wrote)
 		if err != nil && err != unix.EBUSY && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", o.Entry.Wrote, err))
@@ -56,12 +57,12 @@ func abandoned(l cgroup.Layout, e journal.Entry) bool {
 			continue
 		}
 		if top == l.V2 {
-			// One of the same name may have been made since. A thread of the
-			// host as a whole does not know whose it was.
+			// A cgroup of the same name may have been made since. A thread of the
+			// host as a whole does not record whose it was.
 			id, err := cgroup.ID(e.Wrote)
 			return err == nil && (id == e.Owner.Container || e.Owner.Container == 0)
 		}
-		// v1: the container lives for as long as its v2 cgroup.
+		// v1: the container lives as long as its v2 cgroup.
 		_, err := os.Lstat(filepath.Join(l.V2, rest))
 		return errors.Is(err, fs.ErrNotExist)
 	}

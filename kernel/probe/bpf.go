@@ -25,12 +25,12 @@ const (
 	mendBTF  = "use a kernel with CONFIG_DEBUG_INFO_BTF: those of Debian 11, Ubuntu 20.10, RHEL 8.2 and later have it"
 )
 
-// programs answers for the parts of BPF that need neither types nor a device.
+// programs examines the parts of BPF that need neither types nor a device.
 func programs(_ context.Context, cfg Config) answers {
 	return answers{"bpf-jit": jit(cfg), "bpffs": bpffs(cfg), "bpf-ringbuf": ringbuf()}
 }
 
-// types answers for the kernel's types and for the programs that need them.
+// types examines the kernel's types, and the programs that need them.
 func types(_ context.Context, cfg Config) answers {
 	cache := btf.NewCache() // reading them takes longer than all else here
 	spec, err := kernelTypes(cfg.Roots, cache)
@@ -51,7 +51,7 @@ func types(_ context.Context, cfg Config) answers {
 	}
 }
 
-// tracing is a program that does nothing but the calls.
+// tracing is a program that only makes the calls.
 func tracing(at ebpf.AttachType, to string, calls ...asm.Instruction) *ebpf.ProgramSpec {
 	return &ebpf.ProgramSpec{
 		Name: progName, Type: ebpf.Tracing, AttachType: at, AttachTo: to, License: "GPL",
@@ -71,7 +71,7 @@ func classifier(t ebpf.ProgramType) *ebpf.ProgramSpec {
 	}
 }
 
-// load loads one program and lets go of it.
+// load loads one program and closes it.
 func load(spec *ebpf.ProgramSpec, cache *btf.Cache, mend string) answer {
 	one := &ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{progName: spec}}
 	c, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{Cache: cache})
@@ -82,8 +82,8 @@ func load(spec *ebpf.ProgramSpec, cache *btf.Cache, mend string) answer {
 	return full("")
 }
 
-// loading puts a refusal plainly: the library's own text guesses at a limit
-// that kernels since 5.11 do not have.
+// loading rewords a refusal: the library's own text guesses at a limit that
+// kernels since 5.11 do not have.
 func loading(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("the kernel refuses to load such a program: %w", unix.EPERM)
@@ -138,8 +138,8 @@ func KthreadsThrottled(r kernel.Roots) (bool, error) {
 	return throttled(spec)
 }
 
-// kernelTypes reads the types of the kernel, through cache where they are
-// those of the kernel that runs.
+// kernelTypes reads the types of the kernel, through cache if they are those of
+// the running kernel.
 func kernelTypes(r kernel.Roots, cache *btf.Cache) (*btf.Spec, error) {
 	name := filepath.Join(r.Sys, "kernel/btf/vmlinux")
 	if _, err := os.Stat(name); err != nil {
@@ -182,11 +182,11 @@ func throttling(spec *btf.Spec) answer {
 }
 
 // SoftirqsChargeTasks says whether the CPU time of a softirq counts for the task
-// that it interrupts. A kernel with CONFIG_IRQ_TIME_ACCOUNTING takes it off that
-// task's clock (kernel/sched/core.c, update_rq_clock_task), which the run
-// queue's prev_irq_time tells, unless it was booted with tsc=noirqtime. A kernel that
-// has given that up since, as its TSC turned out to be unstable, is not told from one
-// that has not: it is said to charge nobody. Error: ErrNoBTF.
+// that it interrupts. A kernel with CONFIG_IRQ_TIME_ACCOUNTING subtracts it from
+// that task's clock (kernel/sched/core.c, update_rq_clock_task), unless it was
+// booted with tsc=noirqtime; prev_irq_time in the run queue identifies such a
+// kernel. A kernel that has given this up since, because its TSC turned out to be
+// unstable, looks the same: it is reported as charging nobody. Error: ErrNoBTF.
 func SoftirqsChargeTasks(r kernel.Roots) (bool, error) {
 	spec, err := kernelTypes(r, btf.NewCache())
 	if err != nil {
@@ -196,7 +196,8 @@ func SoftirqsChargeTasks(r kernel.Roots) (bool, error) {
 	return err == nil && (!apart || noIRQTime(r)), err
 }
 
-// irqTime says whether the kernel is built to keep the time of interrupts apart.
+// irqTime says whether the kernel is built to account the time of interrupts
+// apart.
 func irqTime(spec *btf.Spec) (bool, error) {
 	var rq *btf.Struct
 	if err := spec.TypeByName("rq", &rq); err != nil {
@@ -205,7 +206,8 @@ func irqTime(spec *btf.Spec) (bool, error) {
 	return slices.ContainsFunc(rq.Members, func(m btf.Member) bool { return m.Name == "prev_irq_time" }), nil
 }
 
-// noIRQTime says whether it was told at boot not to: arch/x86/kernel/tsc.c, tsc_setup.
+// noIRQTime says whether the kernel was told at boot not to:
+// arch/x86/kernel/tsc.c, tsc_setup.
 func noIRQTime(r kernel.Roots) bool {
 	line, _ := os.ReadFile(filepath.Join(r.Proc, "cmdline")) // none: it was not told
 	return slices.ContainsFunc(strings.Fields(string(line)), func(s string) bool { return strings.HasPrefix(s, "tsc=noirqtime") })

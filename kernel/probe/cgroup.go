@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// cgroups answers for cgroups, and then for the network: the two meet where a
-// thread of a device is moved into a cgroup.
+// cgroups examines cgroups, and then the network: the two meet where a thread of
+// a device is moved into a cgroup.
 func cgroups(ctx context.Context, cfg Config) answers {
 	l, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
 	a := layout(l, err, cfg)
@@ -35,7 +35,7 @@ func cgroups(ctx context.Context, cfg Config) answers {
 	return a
 }
 
-// layout answers for what is mounted; err is that of Detect.
+// layout examines what is mounted; err is that of Detect.
 func layout(l cgroup.Layout, err error, cfg Config) answers {
 	mount := "mount the cgroup hierarchies at " + cfg.Roots.Cgroup
 	a := make(answers)
@@ -69,8 +69,8 @@ func layout(l cgroup.Layout, err error, cfg Config) answers {
 // groupPrefix begins the name of a scratch cgroup; the process id follows.
 const groupPrefix = "fairlead-probe-"
 
-// sweep removes what a probe that was killed has left. A cgroup in use can't
-// be removed, so that a wrong guess would do no harm.
+// sweep removes what a killed probe has left. A cgroup in use cannot be removed,
+// so a wrong guess does no harm.
 func sweep(dir string) {
 	names, err := os.ReadDir(dir)
 	if err != nil {
@@ -98,7 +98,8 @@ func scratchGroup(l cgroup.Layout) (string, error) {
 	return dir, nil
 }
 
-// removeGroup waits a moment for what still leaves the cgroup.
+// removeGroup removes the cgroup, and waits a moment for what is still leaving
+// it.
 func removeGroup(dir string) {
 	for range 100 {
 		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {

@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// host answers for the machine as a whole.
+// host examines the machine as a whole.
 func host(_ context.Context, cfg Config) answers {
 	a := answers{
 		"kernel":       full(release()),
@@ -32,7 +32,7 @@ func host(_ context.Context, cfg Config) answers {
 	if _, err := os.Stat(filepath.Join(cfg.Run, "systemd/system")); err != nil {
 		a["systemd"] = unavailable("this host was not started by systemd", "none is needed: start the agent by hand or by another service manager")
 	}
-	// No thread has this name: what counts is whether they can be seen.
+	// No thread has this name; it only matters whether threads are visible.
 	if _, err := sched.Threads(cfg.Roots.Proc, "\n"); errors.Is(err, sched.ErrHidden) {
 		a["pid-namespace"] = unavailable("the kernel's own threads are not visible: this is not the host's pid namespace, or not its proc", "run in the host's pid namespace (hostPID: true, --pid=host)")
 	} else if err != nil {
@@ -51,8 +51,8 @@ func release() string {
 	return fmt.Sprintf("%s, %s, %d CPUs", unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Machine[:]), runtime.NumCPU())
 }
 
-// needed lists the capabilities that fairlead uses, and for what. One entry
-// may name several, any of which does.
+// needed lists the capabilities that fairlead uses, and for what. Any one of the
+// capabilities in an entry suffices.
 func needed() []struct {
 	name string
 	bits []uint

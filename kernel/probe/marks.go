@@ -16,7 +16,7 @@ type markUser struct {
 	cni   string   // its CNI plugin
 }
 
-// markUsers is taken from the unofficial registry of marks (fwmark/registry).
+// markUsers comes from the unofficial registry of marks (fwmark/registry).
 func markUsers() []markUser {
 	return []markUser{
 		{"Kubernetes", 0x0000c000, []string{"kubelet", "kube-proxy"}, ""},
@@ -29,8 +29,8 @@ func markUsers() []markUser {
 	}
 }
 
-// marks looks for those whose bits are among those that fairlead is to use.
-// Their processes choose their names: what is found is a hint for a person.
+// marks looks for programs whose bits are among those that fairlead is told to
+// use. Processes choose their names, so the result is a hint for a person.
 func marks(cfg Config) answer {
 	if cfg.Mark == 0 {
 		return full("fairlead is to use no bits of it")

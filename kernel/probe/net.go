@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// trial is a network namespace of our own with a veth pair in it. It has no
-// name anywhere, so that it goes with its descriptors whatever happens to us.
+// trial is a network namespace of our own with a veth pair in it. It has no name
+// anywhere, so it goes with its descriptors, whatever happens to this process.
 type trial struct {
 	fd         netns.NsHandle
 	ns         *netdev.NS
@@ -29,8 +29,8 @@ type trial struct {
 	cfg        Config
 }
 
-// network answers for devices, qdiscs and what is attached to them. group is a
-// scratch cgroup with the cpu controller, or groupErr why there is none.
+// network examines devices, qdiscs and what is attached to them. group is a
+// scratch cgroup with the cpu controller, or groupErr says why there is none.
 func network(ctx context.Context, cfg Config, l cgroup.Layout, group string, groupErr error) answers {
 	a := make(answers)
 	rest := []string{"veth", "napi-threaded", "napi-netlink", "kthread-cgroup", "qdisc-clsact", "qdisc-htb", "qdisc-hfsc", "qdisc-fq", "bpf-tc", "bpf-tcx", "bpf-xdp"}
@@ -89,7 +89,7 @@ func newTrial(cfg Config) (*trial, error) {
 		return nil, err
 	}
 	t := &trial{fd: fd, cfg: cfg}
-	// Not by cfg.Roots: the descriptor is that of this process.
+	// Not through cfg.Roots: the descriptor belongs to this process.
 	if t.ns, err = netdev.Open(fmt.Sprintf("/proc/self/fd/%d", int(fd))); err == nil {
 		err = t.ns.Do(func() (err error) {
 			t.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -103,9 +103,9 @@ func newTrial(cfg Config) (*trial, error) {
 	return t, nil
 }
 
-// newNetNS makes a network namespace on a thread that is then brought back, or
-// thrown away if it can't be. It is never the first thread of the process: that
-// one cannot end, and /proc/self/ns is about it.
+// newNetNS makes a network namespace on a thread that is brought back afterwards,
+// or thrown away if that fails. It is never the first thread of the process: that
+// one cannot end, and /proc/self/ns describes it.
 func newNetNS() (netns.NsHandle, error) {
 	type result struct {
 		fd  netns.NsHandle
@@ -115,7 +115,7 @@ func newNetNS() (netns.NsHandle, error) {
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// While this goroutine holds it, the next one gets another.
+			// While this goroutine holds it, the next one gets another thread.
 			fd, err := newNetNS()
 			runtime.UnlockOSThread()
 			done <- result{fd, err}
@@ -143,7 +143,7 @@ func newNetNS() (netns.NsHandle, error) {
 	return r.fd, r.err
 }
 
-// close removes the pair at once, and the thread with it, and lets go of the
+// close removes the pair at once, and the thread with it, and closes the
 // namespace.
 func (t *trial) close() {
 	if t.send != nil {
@@ -159,8 +159,8 @@ func (t *trial) close() {
 }
 
 func (t *trial) addVeth() error {
-	// A kernel thread is named after its device: the name tells ours from that
-	// of another probe.
+	// A kernel thread is named after its device. The name distinguishes ours from
+	// that of another probe.
 	name := fmt.Sprintf("fl%d", os.Getpid())
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name + "a", TxQLen: -1}, PeerName: name + "b"}
 	if err := t.handle.LinkAdd(veth); err != nil {
@@ -198,7 +198,7 @@ func (t *trial) qdisc(q netlink.Qdisc, config string) answer {
 	return full("")
 }
 
-// clsact tries the qdisc, and a program in a filter of it.
+// clsact tries the qdisc, and a program in one of its filters.
 func (t *trial) clsact() (qdisc, program answer) {
 	q := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: t.recv.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 	qdisc = t.qdisc(q, "CONFIG_NET_CLS_ACT and CONFIG_NET_SCH_INGRESS")

@@ -25,8 +25,8 @@ const (
 	maxNamed     = 5 // devices, files or processes that a Detail names
 )
 
-// owners answers for who else has hooks and knobs here that fairlead uses too.
-// Full is nobody, or nobody who minds; Degraded is somebody, who is left alone.
+// owners examines who else uses hooks and knobs that fairlead uses. Full means
+// nobody, or nobody who minds; Degraded means somebody, who is left alone.
 func owners(ctx context.Context, cfg Config) answers {
 	a := answers{"cni": cni(cfg)}
 	hooks(ctx, a)
@@ -35,7 +35,7 @@ func owners(ctx context.Context, cfg Config) answers {
 	return a
 }
 
-// crowd counts who holds what: owner, then the places where.
+// crowd records who holds what: the owner, and the places where.
 type crowd map[string][]string
 
 func (c crowd) add(owner, place string) { c[owner] = append(c[owner], place) }
@@ -53,7 +53,7 @@ func (c crowd) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// answer gives why and mend if there is anybody.
+// answer returns why and mend if there is anybody.
 func (c crowd) answer(why, mend string) answer {
 	if len(c) == 0 {
 		return full("nobody else")
@@ -61,7 +61,7 @@ func (c crowd) answer(why, mend string) answer {
 	return degraded(why, mend).with(c.String())
 }
 
-// hooks looks at the devices of our own network namespace.
+// hooks examines the devices of our own network namespace.
 func hooks(ctx context.Context, a answers) {
 	const why, mend = "programs of others are attached to devices here", "none is needed: they are left in place; ours run beside them where the hook can hold several"
 	xdp, tc, tcx, qdiscs := crowd{}, crowd{}, crowd{}, crowd{}
@@ -114,7 +114,7 @@ func hooks(ctx context.Context, a answers) {
 	a["qdiscs"] = qdiscs.answer("somebody has set up qdiscs at devices here", "remove them from the uplinks that fairlead is to shape")
 }
 
-// ours tells the programs that fairlead loads by their names.
+// ours recognises by their names the programs that fairlead loads.
 func ours(program string) bool {
 	return strings.HasPrefix(program, "fl_") || strings.HasPrefix(program, "fairlead") || program == progName
 }
@@ -174,7 +174,7 @@ func filters(index int, name string, c crowd) {
 	}
 }
 
-// cni looks at the plugins that Kubernetes runs for each pod.
+// cni examines the plugins that Kubernetes runs for each pod.
 func cni(cfg Config) answer {
 	dir := filepath.Join(cfg.Etc, "cni/net.d")
 	names, err := os.ReadDir(dir)
@@ -213,8 +213,8 @@ func cni(cfg Config) answer {
 	return degraded(strings.Join(why, "; "), "do not give the same container limits in both places").with(seen.String())
 }
 
-// plugins gives the types in a CNI configuration or list of them; text that is
-// none has none.
+// plugins returns the types in a CNI configuration, or in a list of them. Text
+// that is neither has none.
 func plugins(text []byte) []string {
 	type plugin struct {
 		Type string `json:"type"`
@@ -236,7 +236,7 @@ func plugins(text []byte) []string {
 }
 
 // processes looks for programs that write what fairlead writes. A process may
-// choose its name: what is found is a hint for a person.
+// choose its name, so the result is a hint for a person.
 func processes(cfg Config, a answers) {
 	managers, irq, agents := crowd{}, crowd{}, crowd{}
 	d, err := os.Open(cfg.Roots.Proc)

@@ -24,8 +24,8 @@ import (
 
 const (
 	limit = 10 * time.Second
-	// grace is how much of the limit is left for a group to hand over what it
-	// has found out so far.
+	// grace is how much of the time limit is left for a group to return what it
+	// has found so far.
 	grace = 400 * time.Millisecond
 )
 
@@ -51,9 +51,9 @@ type Config struct {
 	Timeout    time.Duration // of Run; ten seconds
 }
 
-// Run asks all questions. It works without root too: what can't be tried is
-// Unavailable, with the reason. What has not answered when the time is over is
-// Unavailable too, and is still undone in the background.
+// Run asks all questions. It works without root too: what cannot be tried is
+// Unavailable, with the reason. A question without an answer when the time is
+// over is Unavailable too, and is still undone in the background.
 func Run(ctx context.Context, cfg Config) Report {
 	cfg = cfg.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout-grace)
@@ -132,8 +132,8 @@ func report(got answers) Report {
 	return list
 }
 
-// printable takes out what a terminal would obey: names of devices, of files
-// and of servers are chosen by others.
+// printable removes what a terminal would obey: others choose the names of
+// devices, files and servers.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -166,10 +166,10 @@ func (a answer) with(detail string) answer {
 	return a
 }
 
-// asRoot is the Mend of whatever was refused for want of privilege.
+// asRoot is the Mend of whatever was refused for lack of privilege.
 const asRoot = "run as root, outside of user namespaces"
 
-// refused answers for a try that ended in err.
+// refused is the answer to a trial that ended in err.
 func refused(err error, mend string) answer {
 	if unix.Geteuid() != 0 && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)) {
 		mend = asRoot
@@ -177,8 +177,8 @@ func refused(err error, mend string) answer {
 	return unavailable(reason(err), mend)
 }
 
-// reason puts an error on one line of bounded length, without the text of a
-// verifier behind it.
+// reason returns an error as one line of bounded length, without the verifier's
+// text behind it.
 func reason(err error) string {
 	const most = 300
 	text := strings.Join(strings.Fields(err.Error()), " ")

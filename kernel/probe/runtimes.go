@@ -17,8 +17,8 @@ import (
 // patience is how long a runtime may take to answer.
 const patience = 700 * time.Millisecond
 
-// runtimes answers for the container runtimes. None at all is a normal state:
-// the cgroup tree then tells which containers there are.
+// runtimes examines the container runtimes. None at all is a normal state: the
+// cgroup tree then shows the containers.
 func runtimes(ctx context.Context, cfg Config) answers {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -105,7 +105,7 @@ func askEngine(ctx context.Context, e endpoint) (string, error) {
 	return strings.ToValidUTF8(server, "?"), nil
 }
 
-// askHTTP2 sees whether a gRPC server, such as containerd, is behind the
+// askHTTP2 finds out whether a gRPC server, such as containerd, is behind the
 // socket: it must greet with a SETTINGS frame (RFC 9113, 3.4).
 func askHTTP2(ctx context.Context, e endpoint) (string, error) {
 	conn, err := e.dial(ctx)
