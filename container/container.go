@@ -11,6 +11,8 @@
 package container
 
 import (
+	"errors"
+	"path/filepath"
 	"strconv"
 	"time"
 )
@@ -61,6 +63,19 @@ type Container struct {
 	Many bool
 }
 
+// TenantGroup returns the cgroup, in the hierarchy of the cpu controller, of the
+// network tenant that the container is or belongs to: the pod's for a container
+// of a pod, whose containers share one network, and else its own.
+func (c Container) TenantGroup() (string, error) {
+	switch {
+	case c.Cgroup.CPU == "":
+		return "", errors.New("the container's cpu cgroup is not known")
+	case c.Pod != "":
+		return filepath.Dir(c.Cgroup.CPU), nil
+	}
+	return c.Cgroup.CPU, nil
+}
+
 // Cgroup holds the directories of one container, absolute and below the
 // injected cgroup root. On a pure v2 host the controller paths equal V2; on
 // v1 and hybrid hosts they lie in the controllers' own hierarchies. A
@@ -81,6 +96,11 @@ type Interface struct {
 	Addrs []string // prefixes in CIDR form
 	Host  HostEnd
 }
+
+// HasHostEnd says whether the device is a veth whose other end can be found. Such
+// a device is polled on its own; a macvlan is polled with the device below it,
+// together with everybody else's packets.
+func (i Interface) HasHostEnd() bool { return i.Kind == "veth" && i.Host.NetNS != 0 }
 
 // HostEnd is the peer of a container's veth. It may be in the host's own
 // namespace (Docker's bridge), in another one (Docker's overlay keeps its bridge

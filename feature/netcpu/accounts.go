@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/auto"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
@@ -35,7 +36,7 @@ type Accounts struct {
 	Since      time.Time // when Meter began to count
 
 	used  usages
-	autos Autos // of Adopt and Decide
+	modes auto.Chooser // of Adopt and Decide
 
 	reading sync.Mutex // one Export at a time; guards pairs
 	pairs   pairs
@@ -218,7 +219,7 @@ func (x *Accounts) Adopt(left []journal.Entry) (ds []policy.Decision) {
 			Container: id, Key: modeKey, Value: string(policy.NetCPUIsolate), Expiry: e.Expiry,
 			Instead: string(policy.NetCPUAuto), Reason: reason, Since: e.When,
 		})
-		x.autos.Adopt(id, reason, e.When)
+		x.modes.Adopt(id, reason, e.When)
 	}
 	return ds
 }
@@ -233,7 +234,7 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range x.autos.Next(r, targets, complete, x.nameOf) {
+	for _, m := range x.modes.Next(r, targets, complete, x.nameOf) {
 		if m.Since.IsZero() {
 			continue // nothing has been decided yet
 		}

@@ -7,8 +7,9 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
-	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // help says what the samples of Snapshot and Export are. A sample without a
@@ -43,33 +44,12 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := feature.Snapshot{Taken: time.Now(), Help: help}
-	for id := range n.member {
-		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_isolated", Value: 1})
-	}
-	for _, t := range n.tenants {
-		s.Samples = n.kthreads(s.Samples, t.owner, t.threads)
-		if t.early == nil {
-			continue
-		}
-		if c, err := n.early.read(t.early); err == nil {
-			s.Samples = append(s.Samples,
-				feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)},
-				feature.Sample{Container: t.owner, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)},
-				feature.Sample{Container: t.owner, Name: "netcpu_super_packets", Value: float64(t.control.shape)})
-		}
-	}
-	if n.guards != nil {
-		for id, packets := range n.guards.dropped() {
-			s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_quota_dropped_packets_total", Value: float64(packets)})
-		}
+	s.Samples = n.isolator.Samples(s.Samples)
+	for id, packets := range n.budgets.Dropped() {
+		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_quota_dropped_packets_total", Value: float64(packets)})
 	}
 	if n.charger != nil {
-		s.Samples = n.charger.samples(s.Samples)
-	}
-	if n.host != nil {
-		for _, u := range n.host.devices {
-			s.Samples = n.kthreads(s.Samples, 0, u.threads)
-		}
+		s.Samples = n.charger.Samples(s.Samples)
 	}
 	return s
 }
@@ -80,42 +60,38 @@ func (n *Netcpu) Report(_ context.Context, of *container.Container, _ api.Ask) (
 	if err != nil {
 		return nil, err
 	}
-	dropped := n.dropped()
-	var ledgers map[container.ID]booked
+	var ledgers map[container.ID]charge.Booked
 	if n.charger != nil {
-		ledgers = n.charger.ledgers()
+		ledgers = n.charger.Ledgers()
 	}
+	enforced(&r, n.dropped(), ledgers, n.DropPoints())
+	return r, nil
+}
+
+// enforced adds to a report what is done beside accounting.
+func enforced(r *api.NetCPU, dropped map[container.ID]uint64, ledgers map[container.ID]charge.Booked, points []drop.Point) {
 	for i := range r.Accounts {
 		a := &r.Accounts[i]
 		a.Dropped = dropped[a.Container]
 		if b, charged := ledgers[a.Container]; charged {
 			a.Ledger = &api.NetCPULedger{
-				Balance: b.Balance.Seconds(), Factor: b.factor,
+				Balance: b.Balance.Seconds(), Factor: b.Factor,
 				Charged: b.Charged.Seconds(), Credited: b.Credited.Seconds(), Forgiven: b.Forgiven.Seconds(),
 			}
 		}
 	}
-	for _, d := range n.Doors() {
-		r.Uplinks = append(r.Uplinks, api.NetCPUUplink{Device: d.Device, NetNS: d.Netns, DropsBy: d.By, Why: d.Why})
+	for _, p := range points {
+		r.Uplinks = append(r.Uplinks, api.NetCPUUplink{Device: p.Device, NetNS: p.Netns, DropsBy: p.By, Why: p.Why})
 	}
-	return r, nil
 }
 
 // dropped returns how many packets for each container were dropped.
 func (n *Netcpu) dropped() map[container.ID]uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	of := make(map[container.ID]uint64)
-	if n.guards != nil {
-		of = n.guards.dropped()
-	}
-	for _, t := range n.tenants {
-		if t.early == nil {
-			continue
-		}
-		if c, err := n.early.read(t.early); err == nil {
-			of[t.owner] = max(of[t.owner], c.Dropped)
-		}
+	of := n.budgets.Dropped()
+	for id, packets := range n.isolator.Dropped() {
+		of[id] = max(of[id], packets)
 	}
 	return of
 }
@@ -123,34 +99,13 @@ func (n *Netcpu) dropped() map[container.ID]uint64 {
 // Maps implements feature.Mapped.
 func (n *Netcpu) Maps() (list []bpf.Usage) {
 	n.mu.Lock()
-	e := n.early
+	p := n.programs
 	n.mu.Unlock()
-	if e != nil {
-		list = e.object.Usage()
+	if p != nil {
+		list = p.Maps()
 	}
 	if n.meter != nil {
 		list = append(list, n.meter.Maps()...)
 	}
 	return list
-}
-
-// kthreads appends the time of threads, summed by device. A thread that has
-// ended is left out: its device went, and the container with it.
-func (n *Netcpu) kthreads(to []feature.Sample, id container.ID, threads []thread) []feature.Sample {
-	sum := make(map[string]float64)
-	var order []string
-	for _, t := range threads {
-		sec, err := sched.CPUTime(n.cfg.Roots.Proc, t.TID)
-		if err != nil {
-			continue
-		}
-		if _, seen := sum[t.device]; !seen {
-			order = append(order, t.device)
-		}
-		sum[t.device] += sec
-	}
-	for _, d := range order {
-		to = append(to, feature.Sample{Container: id, Name: "netcpu_kthread_seconds_total", Device: d, Value: sum[d]})
-	}
-	return to
 }

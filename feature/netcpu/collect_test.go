@@ -1,6 +1,9 @@
 package netcpu
 
 import (
+	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -10,6 +13,11 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // read is a meter that has read this.
@@ -29,45 +37,72 @@ func (r running) Lookup(id container.ID) (c container.Container, ok bool) {
 	return r[i], true
 }
 
-// The report says of each container what its ledger has booked, and at which
-// uplinks packets are dropped. Every sample on the metrics page is explained.
-func TestReport(t *testing.T) {
-	r := newChargeRig(t, true, "cpu.max", "100000 100000\n")
-	must(t, r.add(r.container(), 0))
-	r.rounds(20, 20*ms, 0)
-	rx := [account.Protocols]account.Work{account.UDP: {CPU: time.Second, Packets: 1000}}
-	n := &Netcpu{charger: r.charger, shown: []Door{{Netns: 9, Device: "eth0", By: ByTC, Why: "no driver"}}, Accounts: &Accounts{
-		Meter: read{
-			Accounts: []account.Account{{Container: webID, Receive: rx}},
-			Thefts:   []account.Theft{from(account.Task, 8, webID), from(account.Task, webID, 8)},
-		},
-		Containers: running{r.container(), {ID: 8}},
-	}}
-	for i := range n.Meter.(read).Thefts {
-		n.Meter.(read).Thefts[i].CPU = time.Duration(i+1) * time.Second
-	}
+// from is time that packets of a culprit took from a victim.
+func from(victim, culprit container.ID, cpu time.Duration) account.Theft {
+	return account.Theft{Victim: account.Party{Kind: account.Task, Container: victim}, Culprit: culprit, CPU: cpu}
+}
 
-	out, err := n.Report(t.Context(), nil, api.Ask{})
-	must(t, err)
-	got := out.(api.NetCPU)
+// The report says of each container what its ledger has booked, and at which
+// uplinks packets are dropped.
+func TestReport(t *testing.T) {
+	rx := [account.Protocols]account.Work{account.UDP: {CPU: time.Second, Packets: 1000}}
+	x := &Accounts{
+		Meter: read{
+			Accounts: []account.Account{{Container: 7, Receive: rx}},
+			Thefts:   []account.Theft{from(8, 7, time.Second), from(7, 8, 2*time.Second)},
+		},
+		Containers: running{{ID: 7}, {ID: 8}},
+	}
+	got, err := x.report(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := charge.Booked{State: ledger.State{Balance: -time.Second, Charged: 4 * time.Second, Credited: 3 * time.Second, Forgiven: 2 * time.Second}, Factor: 0.5}
+	enforced(&got, map[container.ID]uint64{7: 5}, map[container.ID]charge.Booked{7: b}, []drop.Point{{Netns: 9, Device: "eth0", By: drop.ByTC, Why: "no driver"}})
 	if diff := cmp.Diff([]api.NetCPUUplink{{Device: "eth0", NetNS: 9, DropsBy: "tc", Why: "no driver"}}, got.Uplinks); diff != "" {
 		t.Errorf("uplinks (-want +got):\n%s", diff)
 	}
-	if len(got.Accounts) != 2 || got.Accounts[0].Container != webID || got.Accounts[1].Ledger != nil {
+	if len(got.Accounts) != 2 || got.Accounts[0].Container != 7 || got.Accounts[0].Dropped != 5 || got.Accounts[1].Dropped != 0 || got.Accounts[1].Ledger != nil {
 		t.Fatalf("%+v", got.Accounts)
 	}
-	b := r.ledgers()[webID]
-	want := &api.NetCPULedger{Balance: b.Balance.Seconds(), Factor: b.factor, Charged: b.Charged.Seconds(), Forgiven: b.Forgiven.Seconds()}
-	if diff := cmp.Diff(want, got.Accounts[0].Ledger); diff != "" || b.Charged == 0 || b.factor >= 1 {
+	want := &api.NetCPULedger{Balance: -1, Factor: 0.5, Charged: 4, Credited: 3, Forgiven: 2}
+	if diff := cmp.Diff(want, got.Accounts[0].Ledger); diff != "" {
 		t.Errorf("ledger (-want +got):\n%s", diff)
 	}
+}
 
-	export := n.Export()
-	if len(export.Samples) == 0 {
+// Every sample on the metrics page is explained.
+func TestSamplesAreExplained(t *testing.T) {
+	dir := t.TempDir()
+	for file, text := range map[string]string{"cgroup.procs": "", "cpu.max": "100000 100000\n", "cpu.weight": "100\n", "cpu.stat": "usage_usec 1\n"} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	c := container.Container{ID: 7, Cgroup: container.Cgroup{V2: dir, CPU: dir}}
+	ch := charge.New(charge.Config{
+		Feature: name, Layout: cgroup.Layout{V2: filepath.Dir(dir), CPU: filepath.Dir(dir)}, Journal: j, Log: slog.New(slog.DiscardHandler),
+		Read: func() (map[container.ID]charge.Cost, error) { return nil, nil },
+	})
+	defer ch.Close()
+	if err := ch.Add(c, 0); err != nil {
+		t.Fatal(err)
+	}
+	x := &Accounts{
+		Meter:      read{Accounts: []account.Account{{Container: 7, Send: [account.Protocols]account.Work{account.TCP: {CPU: 1, Packets: 1}}}}, Thefts: []account.Theft{from(8, 7, 1)}},
+		Containers: running{c, {ID: 8}},
+	}
+	export, ledgers := x.Export(), ch.Samples(nil)
+	if len(export.Samples) == 0 || len(ledgers) == 0 {
 		t.Error("nothing is exported")
 	}
-	for _, s := range append(export.Samples, r.samples(nil)...) {
-		if export.Help[s.Name] == "" {
+	for _, s := range append(export.Samples, ledgers...) {
+		if help[s.Name] == "" || export.Help[s.Name] == "" {
 			t.Errorf("%s is not explained", s.Name)
 		}
 	}

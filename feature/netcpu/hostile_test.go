@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/bench/load"
-	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -25,8 +25,8 @@ func TestFloodedPacketsAreNotDropped(t *testing.T) {
 		h := newHost(t, sandbox.CPU{})
 		h.byXDP()
 		floodedPackets(t, h)
-		if h.door().By != netcpu.ByXDP {
-			t.Errorf("the uplink drops at %+v", h.door())
+		if h.dropPoint().By != drop.ByXDP {
+			t.Errorf("the uplink drops at %+v", h.dropPoint())
 		}
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -22,31 +21,12 @@ type place struct {
 	id  uint64
 }
 
-// home is the network namespace of a container. One that it has left is still
-// no namespace of the host's.
-type home struct {
-	id    container.ID
-	netns uint64
-}
-
-// aHome says whether a container has lived in a network namespace.
-func (n *Netcpu) aHome(netns uint64) bool {
-	for h := range n.homes {
-		if h.netns == netns {
-			return true
-		}
-	}
-	return false
-}
-
 // locate brings what is known of a container's cgroups, and of where its network
 // is, to where they are now. Cgroups that were renamed go on under their new name.
 func (n *Netcpu) locate(c container.Container) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !c.HostNetwork && c.NetNS != 0 {
-		n.homes[home{c.ID, c.NetNS}] = true
-	}
+	n.uplinks.Saw(c)
 	for i, dir := range []string{c.Cgroup.CPU, c.Cgroup.CPUSet} {
 		was := n.places[c.ID][i]
 		if dir == was.dir {
@@ -88,7 +68,7 @@ func (n *Netcpu) renamed(was, now string) error {
 		return path
 	}
 	if n.charger != nil {
-		n.charger.renamed(called)
+		n.charger.Renamed(called)
 	}
 	return n.cfg.Journal.Rename(func(e journal.Entry) bool {
 		return e.Owner.Feature == name && (e.Ref.Kind == cgroup.KindFile || e.Ref.Kind == cgroup.KindGroup || e.Ref.Kind == sched.KindKthread)
@@ -97,28 +77,6 @@ func (n *Netcpu) renamed(was, now string) error {
 			e.Wrote = called(e.Wrote)
 		} else {
 			e.Ref.Object = called(e.Ref.Object)
-		}
-		return e
-	})
-}
-
-// movedAlong takes over the threads that whoever moved a container from one
-// cgroup to another has moved with its processes: they were ours, and go back to
-// where they were before.
-func (n *Netcpu) movedAlong(was, now string) error {
-	if was == "" || was == now {
-		return nil
-	}
-	open := kernel.Opener(n.cfg.Roots)
-	return n.cfg.Journal.Rename(func(e journal.Entry) bool {
-		return e.Owner.Feature == name && e.Ref.Kind == sched.KindKthread && e.Wrote == was
-	}, func(e journal.Entry) journal.Entry {
-		k, err := open(e.Ref)
-		if err != nil {
-			return e // it has ended
-		}
-		if group, err := k.Read(); err == nil && group == now {
-			e.Wrote = now
 		}
 		return e
 	})

@@ -22,25 +22,26 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
-	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -70,57 +71,26 @@ type Config struct {
 // Netcpu is the feature. See feature.Feature for how it may be called.
 type Netcpu struct {
 	*Accounts
-	cfg     Config
-	layout  cgroup.Layout
-	find    *netdev.Finder
-	support probe.Verdict
-	// throttled says that the kernel stops a kernel thread whose group has
-	// used up its quota; where it does not, weight has to do it.
-	throttled bool
-	hooks     *qdisc.Hooks   // nil where the kernel has none
-	early     *early         // nil where the kernel cannot run it
-	meter     *account.Meter // nil where the kernel cannot keep accounts,
-	noMeter   error          // and why
-	charger   *charger       // nil without meter
-	guards    *guards        // nil without early or meter
+	cfg      Config
+	layout   cgroup.Layout
+	support  probe.Verdict
+	hooks    *qdisc.Hooks    // nil where the kernel has none
+	meter    *account.Meter  // nil where the kernel cannot keep accounts,
+	noMeter  error           // and why
+	charger  *charge.Charger // nil without meter
+	programs *drop.Programs  // nil where the kernel cannot run them, as are
+	points   *drop.Points
+	budgets  *drop.Budgets // and without meter
+	uplinks  *uplink.Finder
+	find     *netdev.Finder
+	isolator *isolate.Isolator
 
-	mu      sync.Mutex
-	tenants map[uint64]*tenant       // by network namespace
-	member  map[container.ID]*tenant // each container that Apply isolated
+	mu      sync.Mutex // also of uplinks, isolator and what drops
 	charged map[container.ID]container.Container
-	lapses  map[container.ID]time.Time // of each whose isolation does
-	places  map[container.ID][2]place  // its groups of cpu and cpuset
-	homes   map[home]bool              // where containers have lived
-	host    *uplinks                   // nil while nothing is isolated
-	doors   doors                      // by tc while anything is watched, by XDP from then on
+	places  map[container.ID][2]place // its groups of cpu and cpuset
 
-	showing sync.Mutex // of shown alone: an Apply may wait long for a driver
-	shown   []Door
-
-	looked     time.Time // the last window's end
 	closed     atomic.Bool
-	stop, done chan struct{} // of controlLoop
-}
-
-// tenant is one network namespace, whose packets are charged to one cgroup
-// however many containers share it.
-type tenant struct {
-	netns   uint64
-	owner   container.ID // who pays
-	group   string       // the cgroup of the cpu controller that pays
-	cpuset  string       // and the one of the cpuset controller; "" for none
-	queues  bool         // whether queues of uplinks may be given to it
-	members map[container.ID]container.Container
-	threads []thread
-	early   *watched // nil without early drop
-	control control
-	counted counted
-}
-
-// thread is a NAPI kernel thread that this feature placed.
-type thread struct {
-	sched.Thread
-	device string
+	stop, done chan struct{} // of loop
 }
 
 // New finds out what the host can do. It changes nothing.
@@ -139,24 +109,21 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg:     cfg,
 		layout:  layout,
 		find:    netdev.NewFinder(cfg.Roots.Proc, time.Now),
-		tenants: make(map[uint64]*tenant),
-		member:  make(map[container.ID]*tenant),
 		charged: make(map[container.ID]container.Container),
-		lapses:  make(map[container.ID]time.Time),
 		places:  make(map[container.ID][2]place),
-		homes:   make(map[home]bool),
-		doors:   make(doors),
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
-	if n.throttled, err = probe.KthreadsThrottled(cfg.Roots); err != nil {
-		n.throttled = true
+	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find)
+	throttled, err := probe.KthreadsThrottled(cfg.Roots)
+	if err != nil {
+		throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	var why error
-	n.hooks, why = qdisc.OpenHooks(n.find, cfg.Journal)
-	if why != nil {
-		cfg.Log.Warn("attaching nothing to devices: packets that a queue of the host delays are charged by socket, or to nobody", "feature", name, "err", why)
+	var noDrop error
+	n.hooks, noDrop = qdisc.OpenHooks(n.find, cfg.Journal)
+	if noDrop != nil {
+		cfg.Log.Warn("attaching nothing to devices: packets that a queue of the host delays are charged by socket, or to nobody", "feature", name, "err", noDrop)
 	}
 	if n.meter, n.noMeter = account.Open(account.Config{
 		Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Hooks: n.hooks, Owner: journal.Owner{Feature: name},
@@ -164,22 +131,47 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
 	n.Accounts = &Accounts{Meter: n, Containers: cfg.Containers, Since: time.Now()}
-	var charges, dropped *ebpf.Map
-	if n.meter != nil {
-		charges, dropped = n.meter.Charges(), n.meter.Dropped()
-	}
 	if n.hooks != nil {
-		n.early, why = newEarly(n.hooks, charges, dropped)
-		if n.early != nil && n.meter != nil {
-			n.early.taker = n.meter.Taker
-		}
+		noDrop = n.openDrops()
 	}
 	if n.meter != nil {
 		n.charger = n.newCharger()
 	}
-	n.support = support(cfg.Roots, layout, n.throttled, why)
-	go n.controlLoop(n.stop, n.done)
+	n.support = support(cfg.Roots, layout, throttled, noDrop)
+	n.isolator = isolate.New(isolate.Config{
+		Feature: name, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal, Find: n.find, Uplinks: n.uplinks, Throttled: throttled,
+		Programs: n.programs, Points: n.points, Budgets: n.budgets, Account: n.accountOf,
+	})
+	go n.loop()
 	return n, nil
+}
+
+// openDrops loads what drops packets. An error is why the kernel cannot run it.
+func (n *Netcpu) openDrops() (err error) {
+	cfg := drop.Config{Feature: name, Hooks: n.hooks}
+	if n.meter != nil {
+		cfg.Charges, cfg.Dropped, cfg.Charger = n.meter.Charges(), n.meter.Dropped(), n.meter.Taker
+	}
+	if n.programs, err = drop.Load(cfg); err != nil {
+		return err
+	}
+	n.points = drop.NewPoints(drop.PointsConfig{Programs: n.programs, Uplinks: n.uplinks, Find: n.find, Log: n.cfg.Log, XDP: n.cfg.XDP})
+	if n.meter != nil {
+		n.budgets = drop.NewBudgets(n.programs, n.meter)
+	}
+	return nil
+}
+
+// accountOf returns the slot of the account that the packets of a network namespace
+// are charged to, 0 for none.
+func (n *Netcpu) accountOf(netns uint64) (slot uint32) {
+	if n.meter == nil {
+		return 0
+	}
+	if id, ok := n.meter.Holder(netns); ok {
+		slot, _ = n.meter.Slot(id) // 0 if it was forgotten meanwhile
+	}
+	return slot
 }
 
 // Name implements feature.Feature.
@@ -230,24 +222,26 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.lapses[c.ID] = t.Expiry
-	if err := n.isolate(ctx, c); err != nil {
-		return err
-	}
-	return errors.Join(n.bill(n.member[c.ID]), n.extend(n.member[c.ID]))
+	return n.isolator.Isolate(ctx, c, t.Expiry)
 }
 
 // newCharger makes the charger, and what drops for it where that can be.
-func (n *Netcpu) newCharger() *charger {
-	cfg := chargeConfig{
-		roots: n.cfg.Roots, layout: n.layout, journal: n.cfg.Journal, log: n.cfg.Log,
-		read: n.costs(),
+func (n *Netcpu) newCharger() *charge.Charger {
+	credits, err := probe.SoftirqsChargeTasks(n.cfg.Roots)
+	if err != nil {
+		n.cfg.Log.Warn("giving nobody credit for others' packets", "feature", name, "err", err)
 	}
-	if n.early != nil {
-		n.guards = &guards{early: n.early, meter: n.meter, of: make(map[uint64]*watched)}
-		cfg.allow = n.guards.allow
+	cfg := charge.Config{
+		Feature: name, Roots: n.cfg.Roots, Layout: n.layout, Journal: n.cfg.Journal, Log: n.cfg.Log,
+		Read: func() (map[container.ID]charge.Cost, error) {
+			r, err := n.meter.Accounts()
+			return charge.Costs(r, credits), err
+		},
 	}
-	return newCharger(cfg)
+	if n.budgets != nil {
+		cfg.Allow = n.budgets.Allow
+	}
+	return charge.New(cfg)
 }
 
 // charge makes the quota or the weight of a container follow its account.
@@ -256,7 +250,7 @@ func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *flo
 	if n.charger == nil {
 		return fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
 	}
-	if !n.charger.has(c.ID) {
+	if !n.charger.Has(c.ID) {
 		if err := n.release(ctx, c.ID); err != nil { // of isolation
 			return err
 		}
@@ -265,13 +259,13 @@ func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *flo
 	if reserve != nil {
 		t = *reserve
 	}
-	if err := n.charger.add(c, t); err != nil {
+	if err := n.charger.Add(c, t); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.charged[c.ID] = c
-	return errors.Join(n.guard(ctx, c.NetNS), n.extendHost())
+	return errors.Join(n.isolator.Pin(true), n.guard(ctx, c.NetNS))
 }
 
 // uncharge ends it, for a container that is not charged as well.
@@ -279,7 +273,7 @@ func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
 	if n.charger == nil {
 		return nil
 	}
-	if err := n.charger.remove(id); err != nil {
+	if err := n.charger.Remove(id); err != nil {
 		return err
 	}
 	n.mu.Lock()
@@ -289,16 +283,34 @@ func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
 		return nil
 	}
 	delete(n.charged, id)
-	return errors.Join(passing(n.guard(ctx, c.NetNS)), n.extendHost())
+	return errors.Join(isolate.Passing(n.guard(ctx, c.NetNS)), n.isolator.Pin(len(n.charged) > 0))
 }
 
-// passing leaves out errors of what has gone with a container that shared it:
-// the next list of devices is about to come.
-func passing(err error) error {
-	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) || errors.Is(err, errNoNAPI) {
+// guard brings the dropping in one network namespace to what it has to be: for
+// the container in it whose account its packets are in, if that one is charged;
+// and none while the namespace is isolated, whose packets one thread pays for.
+func (n *Netcpu) guard(ctx context.Context, netns uint64) error {
+	if n.budgets == nil {
 		return nil
 	}
-	return err
+	id, ok := n.meter.Holder(netns)
+	c, charged := n.charged[id]
+	if !ok || !charged || c.HostNetwork || n.isolator.Isolates(netns) {
+		return errors.Join(n.budgets.End(netns), n.points.Rest())
+	}
+	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), netns)
+	if err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	defer ns.Close()
+	if err := n.budgets.Begin(n.find, ns, c); err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	reset, err := n.points.Open(ctx, c)
+	if err := errors.Join(err, n.isolator.Reset(ctx, c, reset)); err != nil {
+		return fmt.Errorf("netcpu charge: %w", err)
+	}
+	return nil
 }
 
 // Remove implements feature.Feature.
@@ -308,102 +320,22 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.places, id)
-	maps.DeleteFunc(n.homes, func(h home, _ bool) bool { return h.id == id })
+	n.uplinks.Forget(id)
 	return err
 }
 
-// release ends charging and isolation. If the container paid for a namespace
-// that others are still in, the next of them takes over.
+// release ends charging and isolation.
 func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 	if err := n.uncharge(ctx, id); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.lapses, id)
-	// First of all, as a thread that stays in the cgroup of a container which
-	// has ended keeps the runtime from removing it. It is also for what an
-	// earlier agent, or an Apply that failed, has left.
-	t := n.member[id]
-	if t != nil && t.owner == id {
-		if err := n.takeQueues(t); err != nil {
-			return err
-		}
+	free, err := n.isolator.Release(ctx, id)
+	if free != 0 { // one in it may be charged
+		err = errors.Join(err, isolate.Passing(n.guard(ctx, free)))
 	}
-	if err := n.undo(id); err != nil {
-		return err
-	}
-	delete(n.member, id)
-	// What is left is of the accounts, which do not end with a decision.
-	if err := n.extendOf(id); err != nil || t == nil {
-		return err
-	}
-	delete(t.members, id)
-	if t.owner != id {
-		return errors.Join(n.bill(t), n.extend(t))
-	}
-	delete(n.tenants, t.netns)
-	err := n.unwatch(t)
-	for m, c := range t.members {
-		delete(n.member, m)
-		if len(n.tenants) == 0 || n.tenants[t.netns] == nil {
-			err = errors.Join(err, passing(n.isolate(ctx, c)))
-			continue
-		}
-		n.join(n.tenants[t.netns], c)
-	}
-	if len(n.tenants) == 0 {
-		err = errors.Join(err, n.releaseUplinks())
-	}
-	if next := n.tenants[t.netns]; next != nil {
-		err = errors.Join(err, n.bill(next), n.extend(next))
-	} else {
-		err = errors.Join(err, passing(n.guard(ctx, t.netns)), n.extendHost())
-	}
-	return errors.Join(err, n.restDoors())
-}
-
-// extend makes what was changed for a tenant, and for all of them, lapse when the
-// last of those lapses for whom it was; never if one of them does not.
-func (n *Netcpu) extend(t *tenant) error {
-	return errors.Join(n.extendOf(t.owner), n.extendHost())
-}
-
-func (n *Netcpu) extendHost() error { return n.extendOf(0) }
-
-func (n *Netcpu) extendOf(id container.ID) error {
-	return n.cfg.Journal.Extend(func(e journal.Entry) bool {
-		return e.Owner.Feature == name && e.Owner.Container == uint64(id)
-	}, n.lapse(id))
-}
-
-// lapse is when what is changed on behalf of a container lapses; 0 is the host.
-func (n *Netcpu) lapse(id container.ID) (last time.Time) {
-	if id == 0 && len(n.charged) > 0 {
-		return last // they need what drops at the uplinks, too
-	}
-	of := map[container.ID]bool{id: true}
-	if t := n.member[id]; t != nil {
-		for m := range t.members {
-			of[m] = true
-		}
-	}
-	for m, at := range n.lapses {
-		switch {
-		case id != 0 && !of[m]:
-		case at.IsZero():
-			return at
-		case at.After(last):
-			last = at
-		}
-	}
-	return last
-}
-
-// join makes c one of those whose packets a tenant's owner pays for.
-func (n *Netcpu) join(t *tenant, c container.Container) {
-	t.members[c.ID] = c
-	n.member[c.ID] = t
+	return errors.Join(err, n.points.Rest())
 }
 
 // Prune implements feature.Feature. The uplinks go with the last container: if
@@ -411,12 +343,14 @@ func (n *Netcpu) join(t *tenant, c container.Container) {
 func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	out, err := n.outcomes(func(e journal.Entry) bool {
+	out, err := n.cfg.Journal.Restore(kernel.Opener(n.cfg.Roots), func(e journal.Entry) bool {
 		switch {
+		case e.Owner.Feature != name:
+			return false
 		case e.Ref.Kind == qdisc.KindFilter:
 			return n.hooks == nil || n.hooks.Stray(e)
 		case e.Owner.Container == 0:
-			return len(n.tenants) == 0
+			return n.isolator.Idle()
 		}
 		return !alive(container.ID(e.Owner.Container))
 	})
@@ -433,61 +367,18 @@ func (n *Netcpu) Close() error {
 	<-n.done
 	var errs []error
 	if n.charger != nil {
-		errs = append(errs, n.charger.close())
+		errs = append(errs, n.charger.Close())
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	errs = append(errs, n.unwatchQueues())
-	if n.guards != nil {
-		for netns := range n.guards.of {
-			errs = append(errs, n.unguard(netns))
-		}
-	}
-	for _, t := range n.tenants {
-		errs = append(errs, n.unwatch(t))
-	}
-	errs = append(errs, n.closeDoors(func(*door) bool { return true }))
-	if n.early != nil {
-		errs = append(errs, n.early.close())
-		n.early, n.guards = nil, nil
-	}
+	errs = append(errs, n.isolator.Close(), n.budgets.Close(), n.points.Close(), n.programs.Close())
+	n.programs, n.budgets = nil, nil
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// unwatch ends the early drop of a tenant.
-func (n *Netcpu) unwatch(t *tenant) error {
-	w := t.early
-	if w == nil {
-		return nil
-	}
-	t.early = nil
-	return n.early.remove(w)
-}
-
-// undo restores whatever was changed on behalf of one container.
-func (n *Netcpu) undo(id container.ID) error {
-	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
-	// The threads first, whenever they were first moved: a group that was made
-	// later may hold them now.
-	err := n.restore(func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
-	return errors.Join(err, n.restore(mine))
-}
-
-func (n *Netcpu) restore(match func(journal.Entry) bool) error {
-	_, err := n.outcomes(match)
-	return err
-}
-
-func (n *Netcpu) outcomes(match func(journal.Entry) bool) ([]journal.Outcome, error) {
-	return n.cfg.Journal.Restore(kernel.Opener(n.cfg.Roots), func(e journal.Entry) bool {
-		return e.Owner.Feature == name && match(e)
-	})
-}
-
-// turn turns a knob on behalf of a container (0: of the host).
-func (n *Netcpu) turn(k journal.Knob, value string, id container.ID) error {
-	return n.cfg.Journal.TurnUntil(k, value, journal.Owner{Feature: name, Container: uint64(id)}, n.lapse(id))
-}
+// DropPoints returns the uplinks at which packets are dropped at present; see
+// drop.Points.List. It does not wait for an Apply.
+func (n *Netcpu) DropPoints() []drop.Point { return n.points.List() }

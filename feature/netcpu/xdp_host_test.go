@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -69,15 +70,15 @@ func (h *host) features() map[string]string {
 	return all
 }
 
-// door is where the uplink drops.
-func (h *host) door() netcpu.Door {
+// dropPoint is where the uplink drops.
+func (h *host) dropPoint() drop.Point {
 	h.t.Helper()
-	for _, d := range h.netcpu.Doors() {
+	for _, d := range h.netcpu.DropPoints() {
 		if d.Device == "nic0" {
 			return d
 		}
 	}
-	return netcpu.Door{}
+	return drop.Point{}
 }
 
 // What is dropped in the driver is counted and charged to its owner as what tc
@@ -101,11 +102,11 @@ func TestXDPDropsAreCharged(t *testing.T) {
 			h.start(h.box, "udp-recv", "--listen", ":9000")
 			must(t, h.box.Limit(c.cpu))
 			h.apply(h.container, c.mode)
-			if d := h.door(); d.By != netcpu.ByXDP || d.Why != "" || h.xdp() == 0 {
+			if d := h.dropPoint(); d.By != drop.ByXDP || d.Why != "" || h.xdp() == 0 {
 				t.Fatalf("the uplink drops at %+v, its XDP program is %d", d, h.xdp())
 			}
-			if d := h.netcpu.Doors(); len(d) != 2 || d[1].Device != "nic9" || d[1].By != "" || d[1].Why == "" {
-				t.Errorf("doors %+v, one of them for a name that no device has", d)
+			if d := h.netcpu.DropPoints(); len(d) != 2 || d[1].Device != "nic9" || d[1].By != "" || d[1].Why == "" {
+				t.Errorf("drop points %+v, one of them for a name that no device has", d)
 			}
 			for range c.burners {
 				h.start(h.box, "burn")
@@ -114,20 +115,20 @@ func TestXDPDropsAreCharged(t *testing.T) {
 
 			was := h.xdp()
 			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
-			if id := h.xdp(); id != was || h.door().By != netcpu.ByXDP {
-				t.Errorf("after Remove: XDP program %d in place of %d, doors %+v", id, was, h.netcpu.Doors())
+			if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
+				t.Errorf("after Remove: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
 			}
 			if left := h.notes(); len(left) != 0 {
 				t.Errorf("journal after Remove: %+v", left)
 			}
 			h.apply(h.container, c.mode)
-			if id := h.xdp(); id != was || h.door().By != netcpu.ByXDP {
-				t.Errorf("applied again: XDP program %d in place of %d, doors %+v", id, was, h.netcpu.Doors())
+			if id := h.xdp(); id != was || h.dropPoint().By != drop.ByXDP {
+				t.Errorf("applied again: XDP program %d in place of %d, drop points %+v", id, was, h.netcpu.DropPoints())
 			}
 			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
 			must(t, h.netcpu.Close())
-			if id := h.xdp(); id != 0 || len(h.netcpu.Doors()) != 0 {
-				t.Errorf("after Close: XDP program %d, doors %+v", id, h.netcpu.Doors())
+			if id := h.xdp(); id != 0 || len(h.netcpu.DropPoints()) != 0 {
+				t.Errorf("after Close: XDP program %d, drop points %+v", id, h.netcpu.DropPoints())
 			}
 			same(t, "after Close", h.features(), before)
 		})
@@ -167,7 +168,7 @@ func TestXDPCountsFragments(t *testing.T) {
 	h.byXDP()
 	h.start(h.box, "udp-recv", "--listen", ":9000")
 	h.apply(h.container, policy.NetCPUCharge)
-	if d := h.door(); d.By != netcpu.ByXDP {
+	if d := h.dropPoint(); d.By != drop.ByXDP {
 		t.Fatalf("the uplink drops at %+v", d)
 	}
 	received := func() (w account.Work) {
@@ -291,7 +292,7 @@ func TestXDPKeepsOut(t *testing.T) {
 			}
 			h.apply(h.container, policy.NetCPUIsolate)
 			h.apply(h.container, policy.NetCPUIsolate)
-			if d := h.door(); d.By != netcpu.ByTC || !strings.Contains(d.Why, c.why) || d.Why == "" {
+			if d := h.dropPoint(); d.By != drop.ByTC || !strings.Contains(d.Why, c.why) || d.Why == "" {
 				t.Errorf("the uplink drops at %+v", d)
 			}
 			must(t, h.netcpu.Remove(t.Context(), h.container.ID))
@@ -356,7 +357,7 @@ func TestXDPFollowsUplink(t *testing.T) {
 	} {
 		c.change()
 		h.apply(h.container, policy.NetCPUIsolate)
-		if d := h.door(); (d.By == netcpu.ByXDP) != c.there || d.Why != "" && c.there {
+		if d := h.dropPoint(); (d.By == drop.ByXDP) != c.there || d.Why != "" && c.there {
 			t.Errorf("%s: it drops at %+v", c.what, d)
 		}
 		if !c.there {

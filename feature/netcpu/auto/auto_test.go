@@ -1,0 +1,287 @@
+package auto
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+const ms = time.Millisecond
+
+// veths is a container that can be isolated.
+func veths(id container.ID) container.Container {
+	return container.Container{ID: id, Name: "box-" + id.String(), Interfaces: []container.Interface{{Kind: "veth", Host: container.HostEnd{NetNS: 1}}}}
+}
+
+func targets(of ...container.Container) (list []policy.Target) {
+	for _, c := range of {
+		list = append(list, policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUAuto}})
+	}
+	return list
+}
+
+func boxName(id container.ID) string { return "box-" + id.String() }
+
+// readings makes the sums that grow by the same each second.
+type readings struct {
+	now   account.Reading
+	sends map[container.ID]time.Duration // of what its packets cost: for those that it sends
+}
+
+func (r *readings) next(more map[account.Theft]time.Duration) account.Reading {
+	r.now.Taken = cmpOr(r.now.Taken, time.Unix(1_800_000_000, 0)).Add(time.Second)
+	cpu := make(map[container.ID]time.Duration)
+	sums := make(map[account.Theft]time.Duration)
+	for _, t := range r.now.Thefts {
+		sums[account.Theft{Victim: t.Victim, Culprit: t.Culprit}] = t.CPU
+	}
+	for k, ns := range more {
+		sums[k] += ns
+	}
+	r.now.Thefts = nil
+	for k, ns := range sums {
+		cpu[k.Culprit] += ns
+		k.CPU = ns
+		r.now.Thefts = append(r.now.Thefts, k)
+	}
+	r.now.Accounts = nil
+	for id, ns := range cpu {
+		a := account.Account{Container: id}
+		a.Receive[account.UDP].CPU, a.Send[account.UDP].CPU = ns-r.sends[id], r.sends[id]
+		r.now.Accounts = append(r.now.Accounts, a)
+	}
+	return r.now
+}
+
+func cmpOr(t, zero time.Time) time.Time {
+	if t.IsZero() {
+		return zero
+	}
+	return t
+}
+
+func from(kind account.PartyKind, victim, culprit container.ID) account.Theft {
+	return account.Theft{Victim: account.Party{Kind: kind, Container: victim}, Culprit: culprit}
+}
+
+// What counts as taken from others, and what does not.
+func TestAutosEvidence(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		second map[account.Theft]time.Duration
+		robbed time.Duration
+		who    string // names of all victims
+	}{
+		{"a container's task, and its own", map[account.Theft]time.Duration{from(account.Task, 2, 1): 100 * ms, from(account.Task, 1, 1): 500 * ms}, 100 * ms, "box-2"},
+		{"another's NAPI thread, and its own", map[account.Theft]time.Duration{from(account.NAPI, 2, 1): 40 * ms, from(account.NAPI, 1, 1): 500 * ms}, 40 * ms, "box-2"},
+		{"tasks of the host", map[account.Theft]time.Duration{from(account.Task, 0, 1): 70 * ms}, 70 * ms, "tasks of the host"},
+		{"idle CPUs", map[account.Theft]time.Duration{from(account.Idle, 0, 1): 900 * ms}, 0, ""},
+		{"somebody else's theft", map[account.Theft]time.Duration{from(account.Task, 2, 3): 900 * ms}, 0, ""},
+		{"ksoftirqd where softirqs interrupt tasks", map[account.Theft]time.Duration{
+			from(account.Ksoftirqd, 0, 1): 400 * ms, from(account.Task, 2, 1): 30 * ms, from(account.Idle, 0, 1): 10 * ms}, 330 * ms,
+			"box-2, those who waited for ksoftirqd threads"},
+		{"ksoftirqd where they come upon idle CPUs", map[account.Theft]time.Duration{
+			from(account.Ksoftirqd, 0, 1): 400 * ms, from(account.Idle, 0, 1): 400 * ms}, 0, "those who waited for ksoftirqd threads"},
+		{"a thread of an uplink, while others' softirqs interrupt tasks", map[account.Theft]time.Duration{
+			from(account.NAPI, 0, 1): 200 * ms, from(account.Task, 2, 3): 5 * ms}, 200 * ms, "those who waited for napi threads"},
+		{"a thread of an uplink, and nothing says who wants to run", map[account.Theft]time.Duration{from(account.NAPI, 0, 1): 200 * ms}, 200 * ms,
+			"those who waited for napi threads"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var r readings
+			a := r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): time.Hour})
+			e := between(a, r.next(tt.second)).evidence(1, boxName)
+			var names []string
+			for _, v := range e.victims {
+				names = append(names, v.name)
+			}
+			if e.robbed() != tt.robbed || e.length != time.Second || strings.Join(names, ", ") != tt.who {
+				t.Errorf("%+v, want %v of %s", e, tt.robbed, tt.who)
+			}
+		})
+	}
+}
+
+// A robber is isolated in the second in which it robs, stays so while its packets
+// cost anything, and goes back; one that only robs idle CPUs is left alone.
+func TestAutos(t *testing.T) {
+	var r readings
+	var autos Chooser
+	of := targets(veths(1), veths(2))
+	step := func(more map[account.Theft]time.Duration) []Choice {
+		return autos.Next(r.next(more), of, true, boxName)
+	}
+	want := func(when string, got []Choice, one, two policy.NetCPU) {
+		t.Helper()
+		if len(got) != 2 || got[0].Container != 1 || got[1].Container != 2 || got[0].Mode != one || got[1].Mode != two {
+			t.Fatalf("%s: %+v", when, got)
+		}
+	}
+	quiet := map[account.Theft]time.Duration{}
+	flood := map[account.Theft]time.Duration{from(account.Task, 2, 1): 200 * ms, from(account.Idle, 0, 2): 300 * ms}
+	want("the first reading, whatever it holds", step(map[account.Theft]time.Duration{from(account.Task, 2, 1): time.Hour}), "observe", "observe")
+	for range 5 {
+		want("quiet", step(quiet), "observe", "observe")
+	}
+	got := step(flood)
+	want("a flood", got, "isolate", "observe")
+	if !got[0].Since.Equal(r.now.Taken) || !strings.HasPrefix(got[0].Reason, "its packets took 20.0 % of a CPU from others (box-2 20.0 %;") || !got[1].Since.IsZero() || got[1].Reason != "" {
+		t.Errorf("%+v", got)
+	}
+	since := got[0].Since
+	isolated := map[account.Theft]time.Duration{from(account.NAPI, 1, 1): 400 * ms}
+	for range 20 {
+		want("it goes on", step(isolated), "isolate", "observe")
+	}
+	for range 9 {
+		want("calm", step(quiet), "isolate", "observe")
+	}
+	got = step(quiet)
+	want("calm for long enough", got, "observe", "observe")
+	if !got[0].Since.After(since) || !strings.HasPrefix(got[0].Reason, "for 10s its packets cost at most 1.5 %") {
+		t.Errorf("%+v", got[0])
+	}
+
+	// One that cannot be isolated is charged, and one that went is forgotten.
+	want("again", step(flood), "isolate", "observe")
+	of[0].Container.HostNetwork = true
+	want("in the host's network", step(isolated), "charge", "observe")
+	of[0].Container.HostNetwork, of[0].Container.Interfaces = false, []container.Interface{{Kind: "macvlan"}}
+	want("with a macvlan", step(isolated), "charge", "observe")
+	of = of[1:]
+	if got := step(flood); len(got) != 1 || got[0].Container != 2 {
+		t.Errorf("%+v", got)
+	}
+	of = targets(veths(1), veths(2))
+	want("it is a new one", step(quiet), "observe", "observe")
+
+	// Each has the share that its policy gives it, from the next reading on.
+	much := 0.5
+	of[0].Settings.NetCPUSteal = &much
+	want("no more than it may", step(flood), "observe", "observe")
+	of[0].Settings.NetCPUSteal = nil
+	want("more than it may again", step(flood), "isolate", "observe")
+}
+
+// One that robs by what it sends is charged, for as long as that goes on.
+func TestAutosSender(t *testing.T) {
+	r := readings{sends: map[container.ID]time.Duration{1: time.Hour}} // of long ago
+	var autos Chooser
+	step := func(sent, received time.Duration) policy.NetCPU {
+		r.sends[1] += sent
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0].Mode
+	}
+	step(0, time.Hour+time.Minute)
+	for _, tt := range []struct {
+		sent, received time.Duration
+		want           policy.NetCPU
+	}{
+		{10 * ms, 10 * ms, policy.NetCPUObserve},
+		{101 * ms, 100 * ms, policy.NetCPUCharge},
+		{0, 200 * ms, policy.NetCPUCharge}, // it does not change its mind meanwhile
+	} {
+		if got := step(tt.sent, tt.received); got != tt.want {
+			t.Errorf("%v of sending and %v of receiving: %s, want %s", tt.sent, tt.received, got, tt.want)
+		}
+	}
+	for range 10 {
+		step(0, 0)
+	}
+	if got := step(100*ms, 101*ms); got != policy.NetCPUIsolate {
+		t.Errorf("more of receiving: %s", got)
+	}
+}
+
+// One that was isolated as it received, and robs by what it sends now, is charged.
+func TestAutosTurnsSender(t *testing.T) {
+	r := readings{sends: map[container.ID]time.Duration{}}
+	var autos Chooser
+	step := func(sent, received time.Duration) Choice {
+		r.sends[1] += sent
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0]
+	}
+	step(0, time.Minute)
+	was := step(0, 100*ms)
+	now := step(100*ms, 10*ms)
+	if was.Mode != policy.NetCPUIsolate || now.Mode != policy.NetCPUCharge || !now.Since.After(was.Since) {
+		t.Errorf("%+v, then %+v", was, now)
+	}
+}
+
+// Who goes on losing time to others is charged, which is a credit, until that has
+// ended; who loses it until the robber is isolated is left alone.
+func TestAutosRobbed(t *testing.T) {
+	const (
+		observe = policy.NetCPUObserve
+		charge  = policy.NetCPUCharge
+		isolate = policy.NetCPUIsolate
+	)
+	type phase struct {
+		seconds         int
+		stolen          time.Duration // in each
+		culprit, victim policy.NetCPU // at the end of each
+	}
+	for _, tt := range []struct {
+		name   string
+		sends  bool
+		phases []phase
+	}{
+		{"by one that receives", false, []phase{{2, 200 * ms, isolate, observe}, {1, 0, isolate, observe}, {2, 200 * ms, isolate, observe}}},
+		{"by one that sends", true, []phase{{2, 200 * ms, charge, observe}, {10, 200 * ms, charge, charge}, {9, 0, charge, charge}, {1, 0, observe, observe}}},
+		{"by many", true, []phase{{2, 6 * ms, observe, observe}, {1, 6 * ms, observe, charge}, {20, 3 * ms, observe, charge}, {9, 2 * ms, observe, charge}, {1, 2 * ms, observe, observe}}},
+		{"by next to nothing", true, []phase{{100, 5 * ms, observe, observe}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := readings{sends: map[container.ID]time.Duration{}}
+			var autos Chooser
+			step := func(stolen time.Duration) []Choice {
+				if tt.sends {
+					r.sends[1] += stolen
+				}
+				return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): stolen}), targets(veths(1), veths(2)), true, boxName)
+			}
+			step(time.Minute)
+			for i, p := range tt.phases {
+				for second := range p.seconds {
+					if got := step(p.stolen); got[0].Mode != p.culprit || got[1].Mode != p.victim {
+						t.Fatalf("phase %d, second %d: %+v", i, second, got)
+					}
+				}
+			}
+		})
+	}
+}
+
+// What an earlier agent decided counts on, and ends as any other.
+func TestAutosAdopt(t *testing.T) {
+	var r readings
+	var autos Chooser
+	autos.Adopt(1, "as before", time.Unix(5, 0))
+	of := targets(veths(1))
+	for i := range 12 {
+		m := autos.Next(r.next(nil), of, true, boxName)[0]
+		// The first reading has no length.
+		if isolated := m.Mode == policy.NetCPUIsolate; isolated != (i < 10) || isolated && (m.Reason != "as before" || !m.Since.Equal(time.Unix(5, 0))) {
+			t.Fatalf("reading %d: %+v", i, m)
+		}
+	}
+}
+
+// What an earlier agent has put in force is not forgotten before the labels of
+// its container are known.
+func TestAutosKeepWhatIsNotKnownYet(t *testing.T) {
+	one, two := policy.Target{Container: container.Container{ID: 1}}, policy.Target{Container: container.Container{ID: 2}}
+	for _, complete := range []bool{false, true} {
+		var autos Chooser
+		autos.Adopt(1, "adopted", time.Unix(1, 0))
+		autos.Next(account.Reading{Taken: time.Unix(2, 0)}, []policy.Target{two}, complete, boxName)
+		m := autos.Next(account.Reading{Taken: time.Unix(3, 0)}, []policy.Target{one, two}, true, boxName)
+		if kept := m[0].Reason == "adopted" && m[0].Mode != policy.NetCPUObserve; kept == complete {
+			t.Errorf("after a list that is complete: %v, it is %+v", complete, m[0])
+		}
+	}
+}

@@ -1,0 +1,178 @@
+package auto
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The rules of the mode auto, in parts of a CPU over a window of a second or so.
+const (
+	// usualSteal is what a container's packets may take from others who want to
+	// run, unless policy says otherwise; the share that its neighbours notice.
+	usualSteal = 0.03
+	// calmPart is what all of its packets may cost, in parts of that, before it
+	// goes back. While it is isolated it robs nobody, which says nothing about
+	// what it would do.
+	calmPart = 0.5
+
+	// usualLoss is what a container may lose to others' packets before it is
+	// credited: less than any of the robbers may take, of whom there may be many.
+	usualLoss = 0.005
+	// lossFor is how long that has to go on: isolation of the robbers ends it
+	// sooner.
+	lossFor = 3 * time.Second
+
+	calmFor     = 10 * time.Second  // of little network before it goes back
+	calmLongest = 160 * time.Second // what that grows to for one that comes again
+	calmForget  = 60 * time.Second  // without isolation until it is short again
+
+	// windowMin is the least that is judged: of less, one burst would decide.
+	windowMin = 500 * time.Millisecond
+)
+
+// victim is somebody whose time went into a container's packets in a window.
+type victim struct {
+	name string // of the container, or of what else it was
+	took time.Duration
+}
+
+// evidence is what one container's packets did in one window.
+type evidence struct {
+	length  time.Duration
+	victims []victim      // who wanted to run
+	idle    time.Duration // taken from idle CPUs, which is nobody's loss
+	network time.Duration // all that its packets cost, wherever it was
+	sent    time.Duration // the part of that for what it sent
+	lost    time.Duration // of its own time, to others' packets
+}
+
+// robbed is the time that was taken from those who wanted to run.
+func (e evidence) robbed() (sum time.Duration) {
+	for _, v := range e.victims {
+		sum += v.took
+	}
+	return sum
+}
+
+// role is the part that a container has in what it is enforced for.
+type role int
+
+const (
+	bystander role = iota // nothing is done
+	receiver              // its packets rob others
+	sender                // and most of what they cost is for those that it sends
+	robbed                // it loses time to others
+)
+
+// decision says what is done about a container, and why.
+type decision struct {
+	role    role
+	changed bool // by this window
+	reason  string
+}
+
+// rule decides what one container is. The zero value says a bystander. It depends
+// on nothing but what it is told.
+type rule struct {
+	role     role
+	reason   string        // of the last change
+	calm     time.Duration // how long its packets have cost little, or it has lost little
+	patience time.Duration // how long that has to last; 0: calmFor
+	free     time.Duration // how long it has been a bystander, since it was something else
+	losing   time.Duration // how long it has lost much
+}
+
+// next takes one window into account, in which the container may take the share
+// steal. Windows that are too short to judge, or that have no length, change
+// nothing.
+func (a *rule) next(e evidence, steal float64) decision {
+	if e.length < windowMin {
+		return decision{role: a.role, reason: a.reason}
+	}
+	was := a.role
+	robs := share(e.robbed(), e.length) > steal
+	if a.losing += e.length; share(e.lost, e.length) <= usualLoss {
+		a.losing = 0
+	}
+	switch {
+	case a.role == receiver && robs && e.sends():
+		a.role, a.calm = sender, 0 // nothing is done against that yet
+		a.reason = e.takes(steal)
+	case a.role == receiver, a.role == sender:
+		a.cool(e, e.network, calmPart*steal, "its packets cost")
+	case robs && e.sends():
+		a.begin(sender, e, e.takes(steal))
+	case robs:
+		a.begin(receiver, e, e.takes(steal))
+	case a.role == robbed:
+		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
+	case a.losing >= lossFor:
+		a.begin(robbed, e, fmt.Sprintf("others' packets took %s of a CPU from it, and more than %s for some time", percent(e.lost, e.length), limit(usualLoss)))
+	default:
+		a.free += e.length
+	}
+	return decision{role: a.role, changed: a.role != was, reason: a.reason}
+}
+
+// begin ends the time as a bystander.
+func (a *rule) begin(as role, e evidence, reason string) {
+	if a.free += e.length; a.free >= calmForget {
+		a.patience = 0
+	}
+	switch {
+	case a.patience == 0:
+		a.patience = calmFor
+	case a.role == bystander: // it went back too early
+		a.patience = min(2*a.patience, calmLongest)
+	}
+	a.role, a.calm, a.reason = as, 0, reason
+}
+
+// cool looks for the end of what the container is enforced for: of network time.
+func (a *rule) cool(e evidence, network time.Duration, most float64, what string) {
+	if share(network, e.length) > most {
+		a.calm = 0
+		return
+	}
+	if a.calm += e.length; a.calm < a.patience {
+		return
+	}
+	a.role, a.free = bystander, 0
+	a.reason = fmt.Sprintf("for %v %s at most %s of a CPU a second, in the last %s",
+		a.patience, what, limit(most), percent(network, e.length))
+}
+
+// sends says that most of what the packets cost is for those that it sends.
+func (e evidence) sends() bool { return e.sent > e.network/2 }
+
+// takes says what the packets take from others, who may lose so much.
+func (e evidence) takes(most float64) string {
+	return fmt.Sprintf("its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
+		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), limit(most))
+}
+
+// victimsMost is how many victims a reason names.
+const victimsMost = 3
+
+// who names those who lost most.
+func (e evidence) who() string {
+	list := slices.SortedStableFunc(slices.Values(e.victims), func(a, b victim) int { return int(b.took - a.took) })
+	var parts []string
+	for i, v := range list {
+		if i == victimsMost {
+			parts = append(parts, fmt.Sprintf("%d more", len(list)-i))
+			break
+		}
+		parts = append(parts, fmt.Sprintf("%s %s", v.name, percent(v.took, e.length)))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func share(part, of time.Duration) float64 { return float64(part) / float64(of) }
+
+func percent(part, of time.Duration) string { return fmt.Sprintf("%.1f %%", 100*share(part, of)) }
+
+// limit writes a share as it was set, not rounded to what is measured.
+func limit(share float64) string { return fmt.Sprintf("%.4g %%", 100*share) }

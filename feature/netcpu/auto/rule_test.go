@@ -1,0 +1,159 @@
+package auto
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// robs is a window of a second in which packets cost so many parts of a CPU, and
+// took so much of it from a neighbour.
+func robs(from, network float64) evidence {
+	cpu := func(share float64) time.Duration { return time.Duration(share * float64(time.Second)) }
+	return evidence{length: time.Second, victims: []victim{{"db", cpu(from)}}, idle: cpu(network - from), network: cpu(network)}
+}
+
+func TestAuto(t *testing.T) {
+	type windows struct {
+		n    int
+		e    evidence
+		want bool // after each of them
+	}
+	for _, tt := range []struct {
+		name  string
+		steps []windows
+	}{
+		{"quiet", []windows{{100, robs(0, 0), false}}},
+		{"much network on idle CPUs robs nobody", []windows{{100, robs(0, 0.9), false}}},
+		{"a little theft", []windows{{100, robs(0.03, 0.5), false}}},
+		{"a theft", []windows{{1, robs(0.031, 0.031), true}}},
+		{"back after ten seconds", []windows{{1, robs(0.2, 0.2), true}, {9, robs(0, 0.01), true}, {1, robs(0, 0.01), false}, {20, robs(0, 0.01), false}}},
+		{"not while it would go on", []windows{{1, robs(0.2, 0.2), true}, {300, robs(0, 0.2), true}}},
+		{"nor between two bursts", []windows{
+			{1, robs(0.2, 0.2), true}, {9, robs(0, 0), true}, {1, robs(0, 0.1), true}, {9, robs(0, 0), true}, {1, robs(0, 0), false},
+		}},
+		{"longer the second time, and the third", []windows{
+			{1, robs(0.2, 0.2), true}, {9, robs(0, 0), true}, {1, robs(0, 0), false},
+			{1, robs(0.2, 0.2), true}, {19, robs(0, 0), true}, {1, robs(0, 0), false},
+			{1, robs(0.2, 0.2), true}, {39, robs(0, 0), true}, {1, robs(0, 0), false},
+		}},
+		{"short again after a minute", []windows{
+			{1, robs(0.2, 0.2), true}, {9, robs(0, 0), true}, {61, robs(0, 0), false},
+			{1, robs(0.2, 0.2), true}, {9, robs(0, 0), true}, {1, robs(0, 0), false},
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var a rule
+			for i, s := range tt.steps {
+				for n := range s.n {
+					was := a.role
+					d := a.next(s.e, usualSteal)
+					if (d.role != bystander) != s.want || d.changed != (d.role != was) {
+						t.Fatalf("step %d, window %d: %+v", i, n, d)
+					}
+				}
+			}
+		})
+	}
+}
+
+// What policy sets in the place of the usual share counts for both ways, and is
+// said as it was set.
+func TestAutoSteal(t *testing.T) {
+	for _, c := range []struct {
+		steal       float64
+		robs, quiet evidence // most that is let pass, most that is calm
+		why, back   string
+	}{
+		{0.001, robs(0.001, 0.5), robs(0, 0.0005), "more than 0.1 %", "at most 0.05 % of a CPU"},
+		{0.125, robs(0.125, 0.5), robs(0, 0.0625), "more than 12.5 %", "at most 6.25 % of a CPU"},
+		{1, robs(1, 1), robs(0, 0.5), "more than 100 %", "at most 50 % of a CPU"},
+	} {
+		var a rule
+		if d := a.next(c.robs, c.steal); d.role != bystander {
+			t.Errorf("%v: isolated by just as much: %s", c.steal, d.reason)
+		}
+		more := c.robs
+		more.victims = []victim{{"db", c.robs.robbed() + ms}}
+		d := a.next(more, c.steal)
+		if d.role == bystander || !strings.HasSuffix(d.reason, c.why) {
+			t.Errorf("%v: %+v", c.steal, d)
+		}
+		for range 9 {
+			a.next(c.quiet, c.steal)
+		}
+		louder := c.quiet
+		louder.network += ms
+		if d := a.next(louder, c.steal); d.role == bystander {
+			t.Errorf("%v: back though its packets cost %v", c.steal, louder.network)
+		}
+		for range 10 {
+			d = a.next(c.quiet, c.steal)
+		}
+		if d.role != bystander || !strings.Contains(d.reason, c.back) {
+			t.Errorf("%v: %+v", c.steal, d)
+		}
+	}
+}
+
+func TestAutoReason(t *testing.T) {
+	var a rule
+	if d := a.next(evidence{}, usualSteal); d != (decision{}) {
+		t.Errorf("a window of no length: %+v", d)
+	}
+	e := evidence{length: time.Second, idle: 50 * ms, network: 300 * ms, victims: []victim{
+		{"one", 10 * ms}, {"db", 100 * ms}, {"two", 20 * ms}, {"ksoftirqd", 30 * ms}, {"three", 5 * ms},
+	}}
+	d := a.next(e, usualSteal)
+	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; idle CPUs not counted: 5.0 %), more than 3 %"
+	if d.role == bystander || d.reason != want {
+		t.Errorf("%+v, want %q", d, want)
+	}
+	if again := a.next(e, usualSteal); again.reason != want || again.changed {
+		t.Errorf("the reason has become %+v", again)
+	}
+	if short := a.next(evidence{length: 100 * ms}, usualSteal); short.role == bystander || short.reason != want {
+		t.Errorf("%+v", short)
+	}
+	for a.role != bystander {
+		d = a.next(robs(0, 0.004), usualSteal)
+	}
+	if !strings.HasPrefix(d.reason, "for 10s its packets cost at most 1.5 % of a CPU a second, in the last 0.4 %") {
+		t.Errorf("%q", d.reason)
+	}
+}
+
+// Whatever the traffic does, it is isolated in the window that robs, stays so
+// for ten seconds at least, and does not change more than a few times a minute.
+func TestAutoDoesNotFlap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var a rule
+		var since, changes int
+		steal := rapid.SampledFrom([]float64{0.001, usualSteal, 0.15, 1}).Draw(t, "steal")
+		for range 300 {
+			network := rapid.Float64Range(0, 0.2).Draw(t, "network")
+			if rapid.Bool().Draw(t, "quiet") {
+				network = 0
+			}
+			stolen := network
+			if a.role != bystander {
+				stolen = 0
+			}
+			d := a.next(robs(stolen, network), steal)
+			if since++; d.changed {
+				if d.role == bystander && since < 10 {
+					t.Fatalf("back after %d s", since)
+				}
+				since, changes = 0, changes+1
+			}
+			if stolen > steal && d.role == bystander {
+				t.Fatalf("robbed %.3f: %+v", stolen, d)
+			}
+		}
+		if changes > 30 {
+			t.Errorf("%d changes in 300 s", changes)
+		}
+	})
+}

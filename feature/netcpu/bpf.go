@@ -1,3 +1,0 @@
-package netcpu
-
-//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types -type tenant -type device -type address -type owner -type queue netcpu netcpu.bpf.c -- -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu

@@ -1,0 +1,186 @@
+package charge
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// burn starts a process that computes in a cgroup, on all CPUs or on some, until the
+// test ends or stop is called.
+func burn(t *testing.T, cg testkit.CG, cpus ...int) (stop func()) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "read x; while :; do :; done")
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	stop = sync.OnceFunc(func() { cmd.Process.Kill(); cmd.Wait() })
+	t.Cleanup(stop)
+	cg.Add(t, cmd.Process.Pid)
+	if len(cpus) > 0 {
+		var set unix.CPUSet
+		for _, cpu := range cpus {
+			set.Set(cpu)
+		}
+		must(t, unix.SchedSetaffinity(cmd.Process.Pid, &set))
+	}
+	_, err = in.Write([]byte("go\n"))
+	must(t, err)
+	return stop
+}
+
+// load stands for packets that cost so many CPUs.
+type load struct {
+	mu   sync.Mutex
+	cpus float64
+	from time.Time
+	sum  time.Duration
+}
+
+func (l *load) set(cpus float64) {
+	l.cost()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cpus = cpus
+}
+
+func (l *load) cost() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if !l.from.IsZero() {
+		l.sum += time.Duration(l.cpus * float64(now.Sub(l.from)))
+	}
+	l.from = now
+	return l.sum
+}
+
+// TestQuotaWriteRefills shows what everything about the writes rests on: each
+// fills the quota anew, even one of the same value, whatever was used of it. So in
+// one period of writes a task runs for many quotas, which it cannot otherwise.
+func TestQuotaWriteRefills(t *testing.T) {
+	testkit.OnKernels(t)
+	cg := needCPU(t)
+	const quota, period, many = 10 * ms, time.Second, 10
+	if cg.CPU != cg.V2 { // v1 has the period in a file of its own
+		must(t, os.WriteFile(filepath.Join(cg.CPU, "cpu.cfs_period_us"), []byte(strconv.FormatInt(period.Microseconds(), 10)), 0))
+	}
+	k, value := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, quota, period)
+	must(t, k.Write(value))
+	burn(t, cg)
+	used := func() time.Duration {
+		u, err := cgroup.Usage(cg.V2)
+		must(t, err)
+		return u
+	}
+	count := func() uint64 {
+		p, err := cgroup.ReadPeriods(cg.CPU)
+		must(t, err)
+		return p.Count
+	}
+	waitFor(t, "writes that let it run for many quotas in one period", func() (bool, string) {
+		in, from := count(), used() // in this order: all from there on is of that period or a later one
+		for writes := 0; ; writes++ {
+			ran := used() - from
+			if count() != in {
+				return false, fmt.Sprintf("in a period with %d writes it ran for %v of %v", writes, ran, quota)
+			}
+			if ran >= many*quota {
+				return true, ""
+			}
+			must(t, k.Write(value))
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	if q, err := cgroup.ReadBandwidth(cg.CPU); err != nil || q.Quota != quota {
+		t.Errorf("%+v, %v", q, err)
+	}
+}
+
+// waitFor waits for a state, and says what it saw last if that never comes.
+func waitFor(t *testing.T, what string, ok func() (bool, string)) {
+	t.Helper()
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		is, seen := ok()
+		if is {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s: %s", what, seen)
+		}
+	}
+}
+
+// TestChargeInKernel charges a container for packets that never were: its quota is
+// lowered, with a note in the journal. It is its owner's again once the container
+// has paid and rests, and at once when the Charger ends.
+func TestChargeInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:file")
+	cg := needCPU(t)
+	const quota = 40 * ms
+	k, owners := cgroup.Quota(cg.CPU, cg.CPU == cg.V2, quota, 100*ms)
+	must(t, k.Write(owners))
+	id, err := cgroup.ID(cg.V2)
+	must(t, err)
+	layout, err := cgroup.Detect("/proc", "")
+	must(t, err)
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { j.Close() })
+
+	var packets load
+	ch := New(Config{
+		Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Log: slog.New(slog.DiscardHandler),
+		Read: func() (map[container.ID]Cost, error) {
+			return map[container.ID]Cost{container.ID(id): {Charge: packets.cost()}}, nil
+		},
+	})
+	t.Cleanup(func() { ch.Close() })
+	must(t, ch.Add(container.Container{ID: container.ID(id), Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}, 0))
+	now := func() (quota time.Duration, notes int, seen string) {
+		b, err := cgroup.ReadBandwidth(cg.CPU)
+		must(t, err)
+		return b.Quota, len(j.Entries()), fmt.Sprintf("the quota is %v, the owner's %v, the journal %+v", b.Quota, quota, j.Entries())
+	}
+	lowered := func(when string) {
+		t.Helper()
+		waitFor(t, "a lowered quota "+when, func() (bool, string) {
+			q, notes, seen := now()
+			return q < quota && notes == 1 && j.Entries()[0].Before == owners, seen
+		})
+	}
+	stop := burn(t, cg)
+	packets.set(0.2)
+	lowered("while it is charged")
+	packets.set(0)
+	// It rests, too: where ticks come late, as in an emulated guest, it runs beyond
+	// its quota and goes on paying for that.
+	stop()
+	waitFor(t, "its owner's quota", func() (bool, string) {
+		v, err := k.Read()
+		must(t, err)
+		_, notes, seen := now()
+		return v == owners && notes == 0, seen
+	})
+	burn(t, cg)
+	packets.set(0.5)
+	lowered("once more")
+	must(t, ch.Close())
+	if v, err := k.Read(); err != nil || v != owners || len(j.Entries()) != 0 {
+		t.Errorf("quota is %q after close, %v, journal %+v", v, err, j.Entries())
+	}
+}

@@ -1,0 +1,485 @@
+package charge
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// chargeRig is a Charger whose loop is not running, over cgroups that are files
+// in a temporary folder. Its clock goes by two periods a round.
+type chargeRig struct {
+	*Charger
+	t     *testing.T
+	dir   string // the container's
+	now   time.Time
+	n     int
+	costs map[container.ID]Cost
+	// What the container's own tasks do in a period, while they are held.
+	ran  time.Duration
+	used time.Duration
+	held int
+	free bool // something else than the quota is what holds them
+}
+
+const webID = container.ID(7)
+
+// newChargeRig makes one on cgroup v2 or v1.
+func newChargeRig(t *testing.T, v2 bool, files ...string) *chargeRig {
+	t.Helper()
+	root := t.TempDir()
+	layout := cgroup.Layout{V2: filepath.Join(root, "unified"), CPU: filepath.Join(root, "cpu")}
+	if v2 {
+		layout.CPU = layout.V2
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	r := &chargeRig{t: t, dir: filepath.Join(layout.CPU, "web"), now: time.Now(), costs: make(map[container.ID]Cost)}
+	r.Charger = idle(Config{
+		Feature: "netcpu", Roots: kernel.Roots{Cgroup: root}, Layout: layout, Journal: j, Log: slog.New(slog.DiscardHandler),
+		Read: func() (map[container.ID]Cost, error) { return r.costs, nil },
+	})
+	r.file(filepath.Join(layout.V2, "web"), "cgroup.procs", "")
+	r.file(r.dir, "cgroup.procs", "")
+	if v2 {
+		r.file(r.dir, "cpu.weight", "100\n")
+	} else {
+		r.file(r.dir, "cpu.shares", "1024\n")
+	}
+	for i := 0; i < len(files); i += 2 {
+		r.file(r.dir, files[i], files[i+1])
+	}
+	r.stat()
+	return r
+}
+
+func (r *chargeRig) file(dir, name, text string) {
+	r.t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// stat writes what the kernel would count.
+func (r *chargeRig) stat() {
+	text := fmt.Sprintf("usage_usec %d\nnr_periods %d\nnr_throttled %d\n", r.used.Microseconds(), 2*r.n, r.held)
+	r.file(r.dir, "cpu.stat", text)
+	r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.stat", text)
+}
+
+func (r *chargeRig) container() container.Container {
+	return container.Container{ID: webID, Name: "web", Cgroup: container.Cgroup{
+		V2: filepath.Join(r.cfg.Layout.V2, "web"), CPU: r.dir,
+	}}
+}
+
+// rounds lets so many rounds go by, in each of which packets cost so much of
+// two periods, and the tasks use up the quota that is in force.
+func (r *chargeRig) rounds(n int, charge, credit time.Duration) {
+	r.t.Helper()
+	for range n {
+		r.n++
+		r.now = r.now.Add(every)
+		if p := r.of[webID]; p.ledger != nil {
+			r.used += 2 * p.now
+			if !r.free {
+				r.held += 2
+			}
+		} else {
+			r.used += 2 * r.ran
+		}
+		c := r.costs[webID]
+		c.Charge, c.Credit, c.Took = c.Charge+charge, c.Credit+credit, c.Took+charge
+		r.costs[webID] = c
+		r.stat()
+		if err := r.round(r.now); err != nil {
+			r.t.Fatal(err)
+		}
+		for _, p := range r.payers { // a period has just begun
+			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
+		}
+		if _, err := r.write(); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+func (r *chargeRig) read(name string) string {
+	r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(r.dir, name))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// quota reads the quota in force.
+func (r *chargeRig) quota() time.Duration {
+	r.t.Helper()
+	b, err := cgroup.ReadBandwidth(r.dir)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return b.Quota
+}
+
+// Both hierarchies, and what a quota of 50 ms looks like there. A file in a
+// folder keeps the end of a longer value, so that those that are written here
+// have as many digits.
+var hierarchies = []struct {
+	name  string
+	v2    bool
+	file  string
+	value string
+	files []string
+}{
+	{"v2", true, "cpu.max", "50000 100000", []string{"cpu.max.burst", "0\n", "cpu.weight", "500\n"}},
+	{"v1", false, "cpu.cfs_quota_us", "50000", []string{"cpu.cfs_period_us", "100000\n", "cpu.shares", "5000\n"}},
+}
+
+func forHierarchies(t *testing.T, run func(t *testing.T, r *chargeRig, file, value string)) {
+	for _, h := range hierarchies {
+		t.Run(h.name, func(t *testing.T) {
+			run(t, newChargeRig(t, h.v2, append([]string{h.file, h.value}, h.files...)...), h.file, h.value)
+		})
+	}
+}
+
+const ms = time.Millisecond
+
+// A container whose packets cost it 10 ms of each period has 40 left, and its
+// own quota again some time after they end.
+func TestChargeQuota(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		must(t, r.Add(r.container(), 0))
+		r.rounds(5, 0, 0)
+		if got := r.read(file); got != value || len(r.cfg.Journal.Entries()) != 0 {
+			t.Errorf("%q was written with nothing to charge", got)
+		}
+		r.rounds(60, 20*ms, 0)
+		if got := r.quota(); got < 39*ms || got > 41*ms {
+			t.Errorf("quota of %v beside 10 ms of packets", got)
+		}
+		e := r.cfg.Journal.Entries()
+		if len(e) != 1 || e[0].Before != value || e[0].Owner != r.by(webID) {
+			t.Errorf("journal: %+v", e)
+		}
+		r.rounds(60, 0, 0)
+		if got := r.read(file); got != value || len(r.cfg.Journal.Entries()) != 0 {
+			t.Errorf("%q afterwards, and %+v", got, r.cfg.Journal.Entries())
+		}
+		r.rounds(20, 0, 20*ms)
+		if got := r.quota(); got < 58*ms {
+			t.Errorf("quota of %v when robbed of 10 ms", got)
+		}
+		var sum float64
+		for _, s := range r.Samples(nil) {
+			if s.Container != webID {
+				t.Errorf("%+v", s)
+			}
+			if s.Name == "netcpu_charged_seconds_total" || s.Name == "netcpu_credited_seconds_total" {
+				sum += s.Value
+			}
+		}
+		if sum < 1.59 || sum > 1.61 {
+			t.Errorf("%v s were booked", sum)
+		}
+		must(t, r.Remove(webID))
+		must(t, r.Remove(webID))
+		if got := r.read(file); got != value || len(r.cfg.Journal.Entries()) != 0 || len(r.payers)+len(r.of) != 0 {
+			t.Errorf("%q after remove, %+v", got, r.payers)
+		}
+	})
+}
+
+// docker update while the quota is ours: the new value is what is due from then
+// on, and what is put back in the end.
+func TestChargeFollowsOwner(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		changed := strings.Replace(value, "50000", "80000", 1)
+		r.file(r.dir, file, changed)
+		for range 60 {
+			r.rounds(1, 20*ms, 0)
+			if got := r.quota(); got < 55*ms { // what is owed from before is owed
+				t.Fatalf("quota of %v after it was set to 80 ms", got)
+			}
+		}
+		if got := r.quota(); got < 69*ms || got > 71*ms {
+			t.Errorf("quota of %v beside 10 ms of packets", got)
+		}
+		must(t, r.Remove(webID))
+		if got := r.read(file); got != changed {
+			t.Errorf("%q after remove, want %q", got, changed)
+		}
+	})
+}
+
+// The owner changes it between a decision and its write.
+func TestChargeLosesRace(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		p := r.of[webID]
+		p.want = 30 * ms
+		changed := strings.Replace(value, "50000", "45000", 1)
+		r.file(r.dir, file, changed)
+		must(t, r.turnQuota(p, p.want))
+		if got := r.read(file); got != changed {
+			t.Errorf("%q was written over the owner's %q", got, changed)
+		}
+		must(t, r.Remove(webID))
+		if got := r.read(file); got != changed {
+			t.Errorf("%q after remove", got)
+		}
+	})
+}
+
+// The owner takes the quota away, and gives one again.
+func TestChargeLimitComesAndGoes(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		none := map[string]string{"cpu.max": "max 100000", "cpu.cfs_quota_us": "-1"}[file]
+		r.file(r.dir, file, none)
+		weight := map[string]string{"cpu.max": "cpu.weight", "cpu.cfs_quota_us": "cpu.shares"}[file]
+		before := r.read(weight)
+		r.ran = 50 * ms
+		r.rounds(30, 60*ms, 0)
+		if got := r.read(file); got != none {
+			t.Errorf("a quota of %q was made", got)
+		}
+		if got := r.read(weight); got == before {
+			t.Errorf("weight is %q beside 30 ms of packets", got)
+		}
+		r.file(r.dir, file, value)
+		r.rounds(1, 0, 0)
+		if got := r.read(weight); got != before {
+			t.Errorf("weight is %q, and there is a quota", got)
+		}
+		must(t, r.Remove(webID))
+		if got := r.read(file); got != value || len(r.cfg.Journal.Entries()) != 0 {
+			t.Errorf("%q after remove, %+v", got, r.cfg.Journal.Entries())
+		}
+	})
+}
+
+// Without a quota it is the weight.
+func TestChargeWeight(t *testing.T) {
+	for _, h := range []struct {
+		name, file, value, changed string
+		v2                         bool
+		files                      []string
+	}{
+		{"v2", "cpu.weight", "500", "300", true, []string{"cpu.max", "max 100000\n"}},
+		{"v1", "cpu.shares", "5000", "3000", false, []string{"cpu.cfs_quota_us", "-1\n", "cpu.cfs_period_us", "100000\n"}},
+	} {
+		t.Run(h.name, func(t *testing.T) {
+			r := newChargeRig(t, h.v2, append([]string{h.file, h.value}, h.files...)...)
+			must(t, r.Add(r.container(), 0))
+			r.ran = 30 * ms
+			r.rounds(5, 0, 0)
+			if got := r.read(h.file); got != h.value {
+				t.Errorf("weight %q with nothing to charge", got)
+			}
+			r.rounds(30, 60*ms, 0) // half of what it costs is packets; alone it has a whole CPU
+			var whole, got int
+			fmt.Sscan(h.value, &whole)
+			if fmt.Sscan(r.read(h.file), &got); got < whole*6/10 || got > whole*8/10 {
+				t.Errorf("weight %d of %d beside packets of 30 ms", got, whole)
+			}
+			r.file(r.dir, h.file, h.changed)
+			r.rounds(10, 60*ms, 0)
+			fmt.Sscan(h.changed, &whole)
+			if fmt.Sscan(r.read(h.file), &got); got < whole*6/10 || got > whole*8/10 {
+				t.Errorf("weight %d of %d after a change", got, whole)
+			}
+			r.rounds(30, 0, 0)
+			if got := r.read(h.file); got != h.changed {
+				t.Errorf("weight %q afterwards", got)
+			}
+			r.rounds(10, 60*ms, 0)
+			must(t, r.Remove(webID))
+			if got := r.read(h.file); got != h.changed {
+				t.Errorf("weight %q after remove", got)
+			}
+		})
+	}
+}
+
+// Where the quotas of all come to the whole CPU, credit by the quota finds no
+// time, and the weight gives it. What is owed the quota takes.
+func TestChargeWeightBesideQuota(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		p := r.payers[r.dir]
+		own := p.weight
+		r.free = true
+		r.rounds(30, 0, 20*ms)
+		if p.weighs < own*115/100 || r.quota() < 55*ms {
+			t.Errorf("weight %d of %d, quota %v: robbed of a fifth", p.weighs, own, r.quota())
+		}
+		r.rounds(30, 20*ms, 0)
+		if p.weighs != own || r.quota() > 45*ms {
+			t.Errorf("weight %d of %d, quota %v: it owes a fifth", p.weighs, own, r.quota())
+		}
+		r.rounds(30, 0, 20*ms)
+		r.free = false
+		r.rounds(30, 0, 20*ms)
+		// More would give nothing, less would only be missing in the next round.
+		if p.weighs > own*130/100 || r.quota() < 55*ms {
+			t.Errorf("weight %d of %d, quota %v: its quota is what holds it", p.weighs, own, r.quota())
+		}
+		r.free = true
+		r.rounds(30, 0, 20*ms)
+		must(t, r.Remove(webID))
+		if e := r.cfg.Journal.Entries(); len(e) != 0 || r.read(file) != value || p.weighs != own {
+			t.Errorf("%q, weight %d and %+v afterwards", r.read(file), p.weighs, e)
+		}
+	})
+}
+
+// The agent was killed while a container was in debt: the next one does not
+// take the quota that it finds for the owner's.
+func TestChargeAdopts(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		if r.read(file) == value {
+			t.Fatal("nothing is in force")
+		}
+		next := &chargeRig{Charger: idle(r.cfg), t: t, dir: r.dir}
+		must(t, next.Add(r.container(), 0))
+		if got := next.of[webID].limit.Quota; got != 50*ms || r.read(file) != value {
+			t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
+		}
+	})
+}
+
+// What is in force holds on while rounds are made, and lapses after the last.
+func TestChargeLapses(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		if r.read(file) == value {
+			t.Fatal("nothing is in force")
+		}
+		lapse := func() time.Time {
+			list := r.cfg.Journal.Entries()
+			if len(list) != 1 || list[0].Expiry.IsZero() {
+				t.Fatalf("entries %+v, want one that lapses", list)
+			}
+			return list[0].Expiry
+		}
+		last := time.Now().Add(holdsFor)
+		if at := lapse(); at.After(last) {
+			t.Errorf("lapses at %v, want at %v", at, last)
+		}
+		later := last.Add(holdsFor)
+		must(t, r.hold(later))
+		if got, want := lapse(), later.Add(holdsFor); !got.Equal(want.UTC()) {
+			t.Errorf("held on until %v, want %v", got, want)
+		}
+	})
+}
+
+// The containers of a pod have one account. When the one that it is kept for
+// goes, the next answers.
+func TestChargePod(t *testing.T) {
+	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
+	one, two := r.container(), r.container()
+	one.Pod, two.Pod, two.ID = "pod", "pod", webID+1
+	one.Cgroup.CPU, one.Cgroup.V2 = filepath.Join(r.dir, "one"), filepath.Join(r.dir, "one")
+	two.Cgroup.CPU, two.Cgroup.V2 = filepath.Join(r.dir, "two"), filepath.Join(r.dir, "two")
+	must(t, r.Add(one, 0))
+	must(t, r.Add(two, 0))
+	if len(r.payers) != 1 || r.payers[r.dir] == nil {
+		t.Fatalf("%+v", r.payers)
+	}
+	r.rounds(30, 20*ms, 0)
+	if r.quota() == 50*ms {
+		t.Error("the pod was not charged")
+	}
+	must(t, r.Remove(one.ID))
+	if got := r.quota(); got != 50*ms || r.payers[r.dir].owner != two.ID {
+		t.Errorf("quota %v, owner %v", got, r.payers[r.dir].owner)
+	}
+	must(t, r.Remove(two.ID))
+	if len(r.payers) != 0 {
+		t.Errorf("%+v", r.payers)
+	}
+}
+
+// A container that has ended costs no error and is let go of.
+func TestChargeGone(t *testing.T) {
+	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
+	must(t, r.Add(r.container(), 0))
+	r.rounds(30, 20*ms, 0)
+	must(t, os.RemoveAll(r.dir))
+	must(t, r.round(r.now.Add(time.Second)))
+	if _, err := r.write(); err != nil {
+		t.Error(err)
+	}
+	must(t, r.Remove(webID))
+	if err := r.Add(r.container(), 0); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("add: %v", err)
+	}
+	if err := r.Add(container.Container{ID: 9}, 0); err == nil {
+		t.Error("a container without a cgroup was charged")
+	}
+}
+
+// A value that makes no sense is told once and changes nothing.
+func TestChargeAbsurd(t *testing.T) {
+	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
+	must(t, r.Add(r.container(), 0))
+	r.file(r.dir, "cpu.max", "-50000 100000\n")
+	if err := r.round(r.now); err == nil {
+		t.Error("a negative quota was taken")
+	}
+	must(t, r.round(r.now.Add(time.Second)))
+	if got := r.read("cpu.max"); got != "-50000 100000" {
+		t.Errorf("%q was written", got)
+	}
+	bad := newChargeRig(t, true, "cpu.max", "99999999999999999999 100000\n")
+	if err := bad.Add(bad.container(), 0); err == nil {
+		t.Error("an absurd quota was taken")
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func needCPU(t *testing.T) testkit.CG {
+	t.Helper()
+	cg := testkit.Cgroup(t)
+	if cg.CPU == "" || cg.V2 == "" {
+		testkit.Skip(t, "no cpu controller")
+	}
+	return cg
+}

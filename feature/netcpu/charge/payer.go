@@ -1,0 +1,382 @@
+package charge
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// payer is one cgroup with an account: a container's, or that of a pod whose
+// containers share it.
+type payer struct {
+	dir     string // in the hierarchy of the cpu controller
+	usage   string // where its CPU time is read
+	owner   container.ID
+	members map[container.ID]member
+
+	limit  cgroup.Bandwidth // what its owner has set
+	now    time.Duration    // the quota in force
+	want   time.Duration    // the one that should be
+	pace   pace
+	sought bool          // the begin of its periods, so that the first write need not wait for that
+	tries  int           // periods that were missed
+	again  time.Time     // the first moment to try a write after one that failed
+	pause  time.Duration // that was waited for after the last one; 0: it succeeded
+
+	ledger  *ledger.Ledger // while it has a quota
+	held    uint64         // periods that ended with it held back by that, at the last step
+	weigher *ledger.Weigher
+	weight  uint64 // what its owner has set; 0: it is idle, and has none
+	weighs  uint64 // the one in force
+	sum     Cost   // of the members, while they were that
+	took    rate
+
+	booking, writing logLimiter // what went wrong with it, and with its quota
+}
+
+// member is one of the containers of a payer.
+type member struct {
+	container.Container
+	reserve float64 // T; see ledger.Budget
+	last    *Cost   // at the last step; nil before its first
+}
+
+// reserve is the largest that one of the members has: their packets are in one
+// budget, and what one wants to have left the others must leave.
+func (p *payer) reserve() (t float64) {
+	for _, m := range p.members {
+		t = max(t, m.reserve)
+	}
+	return t
+}
+
+// newPayer opens the account of a cgroup with what is in force as its owner's.
+func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, error) {
+	p := &payer{dir: dir, usage: usage, owner: owner, members: make(map[container.ID]member)}
+	if usage == "" {
+		return nil, errors.New("the container's cgroup is not known")
+	}
+	b, err := cgroup.ReadBandwidth(dir)
+	if err != nil {
+		return nil, err
+	}
+	return p, ch.limited(p, b)
+}
+
+// limited begins an account with the limit that the owner has set now.
+func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
+	p.limit, p.now, p.want = b, b.Quota, b.Quota
+	p.again, p.pause = time.Time{}, 0
+	if p.pace.period != b.Period {
+		p.pace = pace{period: b.Period}
+	}
+	limit := ledger.Limit{Quota: b.Quota, Period: b.Period, Burst: b.Burst}
+	switch {
+	case b.Limited && p.ledger != nil:
+		p.ledger.SetLimit(limit)
+		return nil
+	case b.Limited:
+		p.ledger = ledger.New(limit)
+	default:
+		p.ledger = nil
+	}
+	p.weigher = ledger.NewWeigher()
+	if p.weighs != 0 {
+		return ch.turnWeight(p, p.weight)
+	}
+	w, err := cgroup.Weight(p.dir)
+	if err != nil {
+		return err
+	}
+	p.weight, p.weighs = w, w
+	return nil
+}
+
+// step books what has happened to one payer since the last round.
+func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, now time.Time) error {
+	b, err := cgroup.ReadBandwidth(p.dir)
+	if err != nil {
+		return err
+	}
+	if err := ch.follow(p, b); err != nil {
+		return err
+	}
+	c, err := p.counters(costs, now)
+	if err != nil {
+		return err
+	}
+	// Without it only less is given, while a step that ends here would leave
+	// the last quota in force.
+	unread := p.waited(&c)
+	share, err := shares.of(p)
+	if err != nil {
+		return err
+	}
+	// Weights matter where somebody is kept from running, and not by a quota.
+	stolen := p.took.next(now, p.sum.Took+c.Credit)
+	share.Contended = stolen > contended
+	share.Held = c.Throttled != p.held
+	p.held = c.Throttled
+	if p.ledger != nil {
+		p.want = p.ledger.Step(c)
+		share.Due = float64(p.want) / float64(p.limit.Period)
+	}
+	weighed := ch.weigh(p, p.weigher.Step(c, share))
+	budget := ledger.Unlimited
+	if p.ledger != nil {
+		budget = p.ledger.Budget(p.reserve())
+	} else {
+		budget = p.weigher.Budget(p.limit.Period, share, p.reserve())
+	}
+	errs := []error{weighed, unread}
+	if ch.cfg.Allow != nil {
+		if p.limit.Period <= 0 {
+			budget = ledger.Unlimited
+		} else if budget != ledger.Unlimited { // for a round, which may hold several periods
+			budget = time.Duration(float64(budget) * float64(every) / float64(p.limit.Period))
+		}
+		for id := range p.members {
+			// A round that is late finds it still in force; one that does not come ends it.
+			errs = append(errs, ch.cfg.Allow(id, budget, 2*every))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// contended is the CPU time, of a second, that packets have to take from those
+// who want to run before the weights are touched.
+const contended = 0.01
+
+// follow takes note of what somebody else has made of the limit: that is then
+// what counts, and older values are never written again.
+func (ch *Charger) follow(p *payer, b cgroup.Bandwidth) error {
+	switch {
+	case b.Limited != p.limit.Limited, b.Limited && b.Quota != p.now:
+		return ch.limited(p, b)
+	case b.Period == p.limit.Period && b.Burst == p.limit.Burst:
+		return nil
+	case !b.Limited:
+		p.limit = b
+		return nil
+	}
+	// The quota is ours or as it was; what belongs to it is not.
+	ours := b.Quota
+	b.Quota = p.limit.Quota
+	if err := ch.limited(p, b); err != nil {
+		return err
+	}
+	p.now, p.want = ours, ours
+	p.ledger.Wrote(ours)
+	return nil
+}
+
+// counters reads the sums of a payer. What a member's packets had done before it
+// became one is of other days, and what they did stays when it goes.
+func (p *payer) counters(costs map[container.ID]Cost, now time.Time) (c ledger.Counters, err error) {
+	for id, m := range p.members {
+		x := costs[id]
+		if m.last != nil {
+			p.sum = p.sum.plus(x.since(*m.last))
+		}
+		m.last = &x
+		p.members[id] = m
+	}
+	c = ledger.Counters{Taken: now, Charge: p.sum.Charge, Credit: p.sum.Credit}
+	if c.Ran, err = cgroup.Usage(p.usage); err != nil || p.ledger == nil {
+		return c, err
+	}
+	periods, err := cgroup.ReadPeriods(p.dir)
+	c.Throttled = periods.Throttled
+	return c, err
+}
+
+// waited adds for how long the tasks waited, where there is a quota. It stays not
+// known with an error, as where the kernel does not count it, which is none.
+func (p *payer) waited(c *ledger.Counters) (err error) {
+	if p.ledger == nil {
+		return nil
+	}
+	if c.Waited, err = cgroup.Waited(p.usage); errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+// writeQuota writes the quota that is wanted if a period has just begun. It
+// returns when to come again, zero if nothing is wanted.
+func (ch *Charger) writeQuota(p *payer, now time.Time) (time.Time, error) {
+	if p.ledger == nil || now.Before(p.again) {
+		return time.Time{}, nil
+	}
+	if p.want == p.now {
+		p.tries = 0
+		if p.sought || p.pace.known(now) {
+			return time.Time{}, nil
+		}
+		if p.sought = p.pace.idle(now); p.sought { // there is more to see once it runs
+			p.pace = pace{period: p.limit.Period}
+			return time.Time{}, nil
+		}
+	}
+	if !p.pace.known(now) && !p.pace.idle(now) {
+		periods, err := cgroup.ReadPeriods(p.dir)
+		if err != nil {
+			p.want = p.now
+			return time.Time{}, err
+		}
+		p.pace.saw(now, time.Now(), periods.Count)
+		return p.pace.search(now), nil
+	}
+	known := p.pace.known(now)
+	if known && !p.ledger.Timely(p.pace.late(now)) && p.tries < maxTries {
+		p.tries++
+		return p.pace.next(now), nil
+	}
+	if !known {
+		p.pace = pace{period: p.limit.Period} // once it runs there is more to see
+	}
+	p.tries = 0
+	return time.Time{}, ch.turnQuota(p, p.want)
+}
+
+// maxTries is after how many missed periods a write is made at any time. A
+// correction that comes late is one too many by then, and the next has to
+// make up for it.
+const maxTries = 3
+
+// maxPause is the longest pause after a write that failed. The journal notes each
+// try.
+const maxPause = 10 * time.Second
+
+func (ch *Charger) v2() bool { return ch.cfg.Layout.CPU == ch.cfg.Layout.V2 }
+
+// turnQuota writes a quota, unless somebody else has written one meanwhile.
+func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
+	k, value := cgroup.Quota(p.dir, ch.v2(), quota, p.limit.Period)
+	_, now := cgroup.Quota(p.dir, ch.v2(), p.now, p.limit.Period)
+	err := ch.cfg.Journal.TurnUntil(&unchanged{k, now}, value, ch.by(p.owner), time.Now().Add(holdsFor))
+	if errors.Is(err, errChanged) {
+		p.want = p.now // the next round sees what has become of it
+		return nil
+	}
+	if err != nil {
+		// Such as EINVAL where a child has a larger quota (v1), which may be so
+		// for long. The ledger goes on with what is in force.
+		p.want = p.now
+		p.pause = min(max(2*p.pause, every), maxPause)
+		p.again = time.Now().Add(p.pause)
+		return err
+	}
+	p.pause = 0
+	p.now = quota
+	p.ledger.Wrote(quota)
+	return nil
+}
+
+// weigh follows changes of the owner's weight, and brings the one in force to
+// the factor. It leaves one alone that holds the threads of another container of
+// the pod, which is isolated: what that one needs is then as if the owner's.
+func (ch *Charger) weigh(p *payer, factor float64) error {
+	now, err := cgroup.Weight(p.dir)
+	if err != nil {
+		return err
+	}
+	knob, takes := cgroup.WeightKnob(p.dir, ch.v2())
+	e, turned := ch.cfg.Journal.Entry(knob.Ref())
+	_, mine := p.members[container.ID(e.Owner.Container)]
+	others := turned && e.Owner.Feature == ch.cfg.Feature && !mine
+	if now != p.weighs || others {
+		p.weight, p.weighs = now, now
+	}
+	if others {
+		return nil
+	}
+	if p.weight == 0 {
+		return nil // the kernel takes no other weight (EINVAL)
+	}
+	return ch.turnWeight(p, ledger.Scale(p.weight, factor, takes.Least, takes.Most))
+}
+
+func (ch *Charger) turnWeight(p *payer, weight uint64) error {
+	if weight == p.weighs {
+		return nil
+	}
+	knob, _ := cgroup.WeightKnob(p.dir, ch.v2())
+	err := ch.cfg.Journal.TurnUntil(&unchanged{knob, strconv.FormatUint(p.weighs, 10)}, strconv.FormatUint(weight, 10), ch.by(p.owner), time.Now().Add(holdsFor))
+	if errors.Is(err, errChanged) {
+		return nil
+	}
+	if err == nil {
+		p.weighs = weight
+	}
+	return err
+}
+
+// restored notes that everything is again as the owner has it.
+func (p *payer) restored() {
+	p.now, p.want, p.weighs = p.limit.Quota, p.limit.Quota, p.weight
+	if p.ledger != nil {
+		p.ledger.Wrote(p.now)
+	}
+}
+
+// state gives the ledger's content, and what is in force in parts of what the
+// owner has set.
+func (p *payer) state() (ledger.State, float64) {
+	if p.ledger != nil {
+		return p.ledger.State(), float64(p.now) / float64(p.limit.Quota)
+	}
+	if p.weight == 0 {
+		return p.weigher.State(), 1
+	}
+	return p.weigher.State(), float64(p.weighs) / float64(p.weight)
+}
+
+// errChanged means that a knob has another value than was decided on.
+var errChanged = errors.New("changed by somebody else")
+
+// unchanged is a knob that can be turned only from one value: a decision that
+// was made on it says nothing about another.
+type unchanged struct {
+	journal.Knob
+	from string
+}
+
+func (k *unchanged) Read() (string, error) {
+	value, err := k.Knob.Read()
+	if err == nil && value != k.from {
+		return "", fmt.Errorf("%w: %q, was %q", errChanged, value, k.from)
+	}
+	return value, err
+}
+
+func (k *unchanged) Write(value string) error {
+	err := k.Knob.Write(value)
+	if err == nil {
+		k.from = value
+	}
+	return err
+}
+
+// rate is how fast a sum grows.
+type rate struct {
+	at  time.Time
+	sum time.Duration
+}
+
+// next gives the growth since the last call, in parts of a CPU.
+func (r *rate) next(now time.Time, sum time.Duration) float64 {
+	last := *r
+	*r = rate{now, sum}
+	length := now.Sub(last.at)
+	if last.at.IsZero() || length <= 0 || sum < last.sum {
+		return 0
+	}
+	return float64(sum-last.sum) / float64(length)
+}

@@ -1,0 +1,331 @@
+package charge
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// The begin of the periods is looked for before there is anything to write, once;
+// and again for a write if the container slept meanwhile.
+func TestChargeSeeksPeriods(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		p := r.of[webID]
+		looks := func() bool {
+			next, err := r.write()
+			must(t, err)
+			return !next.IsZero()
+		}
+		if !looks() {
+			t.Error("nothing is looked for")
+		}
+		p.pace.began = p.pace.began.Add(-time.Minute)
+		for range 2 {
+			if looks() {
+				t.Error("a container that sleeps is looked at for ever")
+			}
+		}
+		p.want = 40 * ms
+		if !looks() || r.read(file) != value {
+			t.Errorf("%q is written, and nothing is known of the periods", r.read(file))
+		}
+		for range maxTries + 1 { // more, and it is written at any moment
+			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
+			if !looks() {
+				break
+			}
+		}
+		if got := r.quota(); got != 40*ms {
+			t.Errorf("quota of %v once they are known", got)
+		}
+	})
+}
+
+// What the kernel says of who waits gets into the ledger; where it does not say,
+// that is no error.
+func TestChargeWaits(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.free = true
+		p := r.of[webID]
+		var waited time.Duration
+		// rounds in which it uses four fifths of its quota, of which a fifth is stolen
+		rounds := func(n int, told bool) time.Duration {
+			for range n {
+				r.used -= 2 * p.now / 5
+				if waited += 40 * ms; told {
+					r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.pressure",
+						fmt.Sprintf("some avg10=0.00 avg60=0.00 avg300=0.00 total=%d\n", waited.Microseconds()))
+				}
+				r.rounds(1, 0, 16*ms)
+			}
+			return p.ledger.State().Balance
+		}
+		if got := rounds(5, false); got != 0 {
+			t.Errorf("owed %v, and nobody says that it waits", got)
+		}
+		if got := rounds(5, true); got < 20*ms {
+			t.Errorf("owed %v although it waits", got)
+		}
+		r.file(filepath.Join(r.cfg.Layout.V2, "web"), "cpu.pressure", "nonsense\n")
+		// It is told once, and all else goes on.
+		for n := range 3 {
+			r.n++
+			r.used += 2 * p.now
+			r.held += 2
+			was := p.ledger.State().Credited
+			c := r.costs[webID]
+			c.Credit += 16 * ms
+			r.costs[webID] = c
+			r.stat()
+			r.now = r.now.Add(every)
+			if err := r.round(r.now); (err != nil) != (n == 0) {
+				t.Errorf("round %d with nonsense: %v", n, err)
+			}
+			if got := p.ledger.State().Credited - was; got != 16*ms {
+				t.Errorf("round %d with nonsense: %v booked", n, got)
+			}
+		}
+	})
+}
+
+// A container that joins the account of its pod brings nothing of what its packets
+// did before, and leaves there what they did meanwhile.
+func TestChargeJoins(t *testing.T) {
+	for _, h := range []struct {
+		name   string
+		before Cost
+	}{
+		{"who owes", Cost{Charge: 10 * time.Second, Took: 10 * time.Second}},
+		{"who is owed", Cost{Credit: 10 * time.Second}},
+	} {
+		t.Run(h.name, func(t *testing.T) {
+			r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
+			one, two := r.pod()
+			must(t, r.Add(one, 0))
+			r.rounds(10, 0, 0)
+			r.costs[two.ID] = h.before
+			must(t, r.Add(two, 0))
+			p := r.payers[r.dir]
+			for range 5 {
+				r.rounds(1, 0, 0)
+				if s := p.ledger.State(); r.quota() != 50*ms || s.Charged != 0 || s.Credited != 0 {
+					t.Fatalf("quota of %v, %+v", r.quota(), s)
+				}
+			}
+			for range 10 {
+				x := r.costs[two.ID]
+				x.Charge, x.Took = x.Charge+4*ms, x.Took+4*ms
+				r.costs[two.ID] = x
+				must(t, r.Add(two, 0)) // as at each refresh
+				r.rounds(1, 6*ms, 0)
+			}
+			must(t, r.Remove(two.ID))
+			r.rounds(10, 6*ms, 0)
+			if got := p.ledger.State().Charged; got != 10*(4+6+6)*ms {
+				t.Errorf("%v were charged", got)
+			}
+			delete(r.costs, one.ID) // its accounts are begun again
+			r.rounds(10, 6*ms, 0)
+			if got := p.ledger.State().Charged; got != (160+9*6)*ms {
+				t.Errorf("%v were charged after they went back", got)
+			}
+		})
+	}
+}
+
+// pod gives two containers whose pod's cgroup is the rig's.
+func (r *chargeRig) pod() (one, two container.Container) {
+	one, two = r.container(), r.container()
+	two.ID++
+	for name, c := range map[string]*container.Container{"one": &one, "two": &two} {
+		c.Pod, c.Cgroup.CPU, c.Cgroup.V2 = "pod", filepath.Join(r.dir, name), filepath.Join(filepath.Dir(c.Cgroup.V2), "web", name)
+	}
+	return one, two
+}
+
+// A sibling that is idle has no weight, and keeps nobody from being charged; nor
+// does it keep a container itself.
+func TestChargeIdle(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		sibling := filepath.Join(filepath.Dir(r.dir), "idle")
+		weight, idle := "cpu.weight", "0\n" // as it is on Debian's 6.1
+		if !r.v2() {
+			weight, idle = "cpu.shares", "3\n"
+		}
+		for name, text := range map[string]string{"cgroup.procs": "", weight: idle, "cpu.idle": "1\n"} {
+			r.file(sibling, name, text)
+		}
+		must(t, r.Add(r.container(), 0))
+		p := r.payers[r.dir]
+		r.rounds(30, 20*ms, 0)
+		if got := r.quota(); got < 39*ms || got > 41*ms {
+			t.Errorf("quota of %v beside 10 ms of packets and a sibling that is idle", got)
+		}
+		if share, err := newShares(r.Charger).of(p); err != nil || share.Fair != min(1, share.Quota) {
+			t.Errorf("share %+v, %v", share, err)
+		}
+		r.file(r.dir, weight, idle)
+		r.file(r.dir, "cpu.idle", "1\n")
+		r.rounds(60, 0, 0)
+		r.rounds(60, 20*ms, 0)
+		if got := r.quota(); got < 39*ms || got > 41*ms || p.weight != 0 {
+			t.Errorf("quota of %v, weight %d, and it is idle", got, p.weight)
+		}
+		// Nothing but its weight is left then, and that cannot be changed.
+		r.file(r.dir, file, map[string]string{"cpu.max": "max 100000", "cpu.cfs_quota_us": "-1\n"}[file])
+		r.ran = 30 * ms
+		r.rounds(30, 60*ms, 0)
+		if got := r.read(weight); got != strings.TrimSpace(idle) {
+			t.Errorf("weight of %q was written", got)
+		}
+		for _, s := range r.Samples(nil) {
+			if math.IsNaN(s.Value) {
+				t.Errorf("%s is not a number", s.Name)
+			}
+		}
+		must(t, r.Remove(webID))
+		must(t, r.Add(r.container(), 0)) // it can be charged from the first moment, too
+	})
+}
+
+// A quota that cannot be written is told once, though each value is another one,
+// and is tried again ever more seldom.
+func TestChargeRefused(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.rounds(5, 0, 0)
+		p, works := r.payers[r.dir], r.cfg.Journal
+		r.cfg.Journal = closedJournal(t)
+		var told, tries int
+		wanted := make(map[time.Duration]bool)
+		for range 50 {
+			r.n++
+			r.now = r.now.Add(every)
+			r.used, r.held = r.used+2*p.now, r.held+2
+			x := r.costs[webID]
+			x.Charge += 20 * ms
+			r.costs[webID] = x
+			r.stat()
+			must(t, r.round(r.now))
+			p.pace = pace{period: p.limit.Period, lo: time.Now(), hi: time.Now()}
+			p.again = time.Time{} // so much time has gone by
+			if p.want != p.now {
+				wanted[p.want] = true
+				tries++
+			}
+			was, paused := p.pause, p.pause
+			for n := range 3 {
+				if _, err := r.write(); err != nil {
+					told++
+				}
+				if n == 0 && tries > 0 && (p.pause <= was && p.pause != maxPause || p.pause > maxPause || !p.again.After(time.Now())) {
+					t.Fatalf("a pause of %v after %v", p.pause, was)
+				}
+				if n > 0 && p.pause != paused {
+					t.Fatal("it is tried again at once")
+				}
+				paused, p.want = p.pause, p.now-ms
+			}
+		}
+		if told != 1 || tries < 10 || len(wanted) < 3 || p.pause != maxPause {
+			t.Errorf("told %d times in %d tries of %d quotas, and now every %v", told, tries, len(wanted), p.pause)
+		}
+		if got := r.read(file); got != value {
+			t.Errorf("quota %q was written", got)
+		}
+		r.cfg.Journal, p.again = works, time.Time{}
+		r.rounds(1, 20*ms, 0)
+		if r.quota() == 50*ms || p.pause != 0 {
+			t.Errorf("quota of %v, pause of %v although it can be written", r.quota(), p.pause)
+		}
+		p.again = time.Now().Add(time.Hour)
+		r.file(r.dir, file, strings.Replace(value, "50000", "80000", 1)) // by its owner
+		r.rounds(1, 20*ms, 0)
+		if r.quota() >= 80*ms {
+			t.Errorf("quota of %v, and nothing is tried with the new limit", r.quota())
+		}
+	})
+}
+
+// closedJournal gives a journal that refuses every turn.
+func closedJournal(t *testing.T) *journal.Journal {
+	t.Helper()
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	must(t, j.Close())
+	return j
+}
+
+func TestTold(t *testing.T) {
+	var last logLimiter
+	at := time.Now()
+	for i, step := range []struct {
+		err   error
+		after time.Duration
+		want  bool
+	}{
+		{fmt.Errorf("write 1: %w", os.ErrInvalid), 0, true},
+		{fmt.Errorf("write 2: %w", errors.Join(os.ErrInvalid, os.ErrClosed)), time.Second, false},
+		{nil, time.Second, false},
+		{fmt.Errorf("write 3: %w", os.ErrInvalid), time.Second, false},
+		{fmt.Errorf("write 3: %w", os.ErrClosed), time.Second, true},
+		{errors.New("bad value"), time.Second, true},
+		{errors.New("bad value"), logAgain - time.Second, false},
+		{errors.New("bad value"), time.Second, true},
+	} {
+		if at = at.Add(step.after); last.isNews(step.err, at) != step.want {
+			t.Errorf("step %d, %v: not %v", i, step.err, step.want)
+		}
+	}
+}
+
+// What cannot be put back at once is put back by whoever tries again.
+func TestChargeRestoreFails(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		must(t, r.Add(r.container(), 0))
+		r.rounds(30, 20*ms, 0)
+		roots := r.cfg.Roots
+		r.cfg.Roots.Cgroup = t.TempDir() // where no file is that was turned
+		for range 2 {
+			if err := r.Remove(webID); err == nil || !r.Has(webID) {
+				t.Fatalf("let go of with a quota of %v in force: %v", r.quota(), err)
+			}
+		}
+		r.rounds(10, 20*ms, 0)
+		r.cfg.Roots = roots
+		must(t, r.Remove(webID))
+		if got := r.read(file); got != value || r.Has(webID) || len(r.cfg.Journal.Entries()) != 0 {
+			t.Errorf("%q afterwards, %+v", got, r.cfg.Journal.Entries())
+		}
+	})
+}
+
+// An earlier agent was killed while a pod was in debt: what it has left is put
+// back, whichever container of the pod comes first now.
+func TestChargeAdoptsPod(t *testing.T) {
+	forHierarchies(t, func(t *testing.T, r *chargeRig, file, value string) {
+		one, two := r.pod()
+		must(t, r.Add(one, 0))
+		r.rounds(30, 20*ms, 0)
+		if r.read(file) == value {
+			t.Fatal("nothing is in force")
+		}
+		next := idle(r.cfg)
+		for _, c := range []container.Container{two, one} {
+			must(t, next.Add(c, 0))
+			if got := next.payers[r.dir].limit.Quota; got != 50*ms || r.read(file) != value {
+				t.Errorf("quota of %v was adopted, %q is in force", got, r.read(file))
+			}
+		}
+	})
+}

@@ -1,0 +1,65 @@
+package charge
+
+import (
+	"path/filepath"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// shares finds the fair share of payers by their weights, in one round.
+type shares struct {
+	ch  *Charger
+	sum map[string]uint64 // of the weights below a parent
+}
+
+func newShares(ch *Charger) *shares { return &shares{ch, make(map[string]uint64)} }
+
+// of gives the part of the CPUs of a payer that is due to it among its
+// siblings, as their owners have weighed them, and no more than its quota. Those
+// that sleep count as well: too little does no harm, see ledger.Share.
+func (s *shares) of(p *payer) (ledger.Share, error) {
+	parent := filepath.Dir(p.dir)
+	sum, seen := s.sum[parent]
+	if !seen {
+		dirs, err := cgroup.Children(parent)
+		if err != nil {
+			return ledger.Share{}, err
+		}
+		for _, dir := range dirs {
+			// One that has gone, or whose weight is not known, keeps nobody
+			// else from being charged.
+			if w, err := s.weight(dir); err == nil {
+				sum += w
+			}
+		}
+		s.sum[parent] = sum
+	}
+	cpus := s.ch.cpus(p)
+	fair := float64(max(1, cpus)) * float64(p.weight) / float64(max(sum, p.weight, 1))
+	if p.ledger == nil {
+		return ledger.Share{Fair: fair}, nil
+	}
+	quota := float64(p.limit.Quota) / float64(p.limit.Period)
+	return ledger.Share{Fair: min(fair, quota), Quota: quota, CPUs: cpus}, nil
+}
+
+func (s *shares) weight(dir string) (uint64, error) {
+	if p := s.ch.payers[dir]; p != nil {
+		return p.weight, nil
+	}
+	return cgroup.Weight(dir)
+}
+
+// cpus is how many CPUs a payer may use, 0 if that is not known.
+func (ch *Charger) cpus(p *payer) int {
+	for _, c := range p.members {
+		if c.Cgroup.CPUSet == "" {
+			continue
+		}
+		if list, err := cgroup.CPUs(c.Cgroup.CPUSet); err == nil && len(list) > 0 {
+			return len(list)
+		}
+	}
+	return 0
+}

@@ -1,0 +1,110 @@
+package drop
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// What a container says of itself, and what a bridge sends to everybody, gets
+// Nobody's packets dropped but its own.
+func TestEarlyDropForged(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	add := func() *Tenant {
+		w, err := e.Add(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	at := func(w *Tenant, mac string) *ebpf.Program {
+		p, err := e.counter(w.slot, hardware(t, mac))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return p
+	}
+	to := func(mac, addr string) []byte {
+		f := frame(addr)
+		copy(f, hardware(t, mac))
+		return f
+	}
+	const bad, good, host = "02:00:00:00:00:01", "02:00:00:00:00:02", lo
+	driver := native(t, e, host)
+	expect := func(what string, f []byte, want uint32) {
+		t.Helper()
+		for at, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver} {
+			if v := run(t, p, f, 3); v != want {
+				t.Errorf("%s, at the %s: verdict %d, want %d", what, at, v, want)
+			}
+		}
+	}
+	// One that has used up all that it may.
+	thief := add()
+	thiefs := at(thief, bad)
+	limit := func(last time.Duration) {
+		t.Helper()
+		if err := thief.limit(7, -1, last); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := routes(t, map[string]string{"10.0.0.1": bad, "10.0.0.3": good, "fd00::1": bad, "fd00::3": good, "10.0.0.4": bad, "10.0.0.5": bad})
+	for _, addr := range []string{"10.0.0.1", "fd00::1"} {
+		h.sends(t, thiefs, to(bad, addr))
+	}
+	run(t, thiefs, to(good, "10.0.0.2"), 1) // flooded by the bridge, or drawn here by frames with good's address
+	for _, addr := range []string{"10.0.0.3", "fd00::3", "10.0.0.6", "10.1.0.1"} {
+		h.sends(t, thiefs, to(bad, addr)) // by false ARP, or by a friend on the bridge
+	}
+	limit(time.Hour)
+	expect("its own", to(bad, "10.0.0.1"), tcxDrop)
+	expect("its own, routed by the host", to(host, "10.0.0.1"), tcxDrop)
+	expect("its own, IPv6", to(host, "fd00::1"), tcxDrop)
+	expect("another's that was flooded", to(good, "10.0.0.2"), tcxNext)
+	expect("another's that was flooded, routed", to(host, "10.0.0.2"), tcxNext)
+	expect("another's, as soon as it is sent to him again", to(good, "10.0.0.3"), tcxNext)
+	for _, addr := range []string{"10.0.0.3", "fd00::3", "10.0.0.6", "10.1.0.1"} {
+		expect("another's, routed by the host: "+addr, to(host, addr), tcxNext)
+	}
+
+	// An address that goes to two is dropped for neither, from either side.
+	limit(-time.Second)
+	victim := at(add(), good)
+	for _, first := range []struct {
+		p    *ebpf.Program
+		mac  string
+		then *ebpf.Program
+		mac2 string
+		addr string
+	}{{thiefs, bad, victim, good, "10.0.0.4"}, {victim, good, thiefs, bad, "10.0.0.5"}} {
+		limit(-time.Second)
+		h.sends(t, first.p, to(first.mac, first.addr))
+		h.sends(t, first.then, to(first.mac2, first.addr))
+		limit(time.Hour)
+		for _, mac := range []string{bad, good, host} {
+			expect("contested "+first.addr+" by "+mac, to(mac, first.addr), tcxNext)
+		}
+	}
+
+	// Once nothing of it has gone to the first for a while, it is the second's.
+	var key dropAddress
+	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 5})
+	var o dropOwner
+	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {
+		t.Fatal(err)
+	}
+	o.Seen -= min(o.Seen, uint64(2*time.Second))
+	if err := e.maps.FlAddresses.Put(key, o); err != nil {
+		t.Fatal(err)
+	}
+	limit(-time.Second)
+	h.sends(t, thiefs, to(bad, "10.0.0.5"))
+	limit(time.Hour)
+	expect("taken over", to(bad, "10.0.0.5"), tcxDrop)
+	expect("taken over, routed", to(host, "10.0.0.5"), tcxDrop)
+}

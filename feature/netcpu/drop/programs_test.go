@@ -1,0 +1,498 @@
+package drop
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// frame builds an Ethernet frame to a container with an IP header to the given
+// address, or with nothing that any container could be sent.
+func frame(to string) []byte {
+	b := make([]byte, 14, 64)
+	copy(b, guestMAC())
+	addr, err := netip.ParseAddr(to)
+	switch {
+	case err != nil:
+		binary.BigEndian.PutUint16(b[12:], 0x0806) // ARP
+		return append(b, make([]byte, 28)...)
+	case addr.Is4():
+		binary.BigEndian.PutUint16(b[12:], 0x0800)
+		ip := make([]byte, 20)
+		ip[0] = 0x45
+		d := addr.As4()
+		copy(ip[16:], d[:])
+		return append(b, ip...)
+	default:
+		binary.BigEndian.PutUint16(b[12:], 0x86dd)
+		ip := make([]byte, 40)
+		ip[0] = 0x60
+		d := addr.As16()
+		copy(ip[24:], d[:])
+		return append(b, ip...)
+	}
+}
+
+// tcx verdicts, enum tcx_action_base.
+const (
+	tcxNext = ^uint32(0)
+	tcxDrop = 2
+)
+
+// XDP verdicts, enum xdp_action.
+const (
+	xdpDrop = 1
+	xdpPass = 2
+)
+
+// guestMAC is the address of a container's device, where a test does not say.
+func guestMAC() net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, 0xaa} }
+
+func hardware(t *testing.T, mac string) net.HardwareAddr {
+	t.Helper()
+	m, err := net.ParseMAC(mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// lo is the address of the device at which test runs have frames come in.
+const lo = "00:00:00:00:00:00"
+
+func load(t *testing.T) *Programs {
+	t.Helper()
+	testkit.NeedRoot(t)
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Load(Config{Feature: "netcpu", Hooks: hooks})
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+// count loads the program at a veth of a tenant whose own address is that of
+// frame's frames.
+func count(t *testing.T, e *Programs, w *Tenant) *ebpf.Program {
+	t.Helper()
+	p, err := e.counter(w.slot, guestMAC())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// run gives the verdict on a frame, that of XDP in tcx's terms; 0 for any other.
+func run(t *testing.T, p *ebpf.Program, data []byte, repeat uint32) uint32 {
+	t.Helper()
+	var verdict uint32
+	for range repeat {
+		v, err := p.Run(&ebpf.RunOptions{Data: data})
+		if err != nil {
+			t.Fatal(err)
+		}
+		verdict = v
+	}
+	if p.Type() == ebpf.XDP {
+		return map[uint32]uint32{xdpDrop: tcxDrop, xdpPass: tcxNext}[verdict]
+	}
+	return verdict
+}
+
+// host is a namespace that routes packets to addresses, each to a device on its
+// link that has the address behind it.
+type host struct{ ns *testkit.NS }
+
+func routes(t *testing.T, to map[string]string) host {
+	t.Helper()
+	h := host{testkit.NetNS(t)}
+	testkit.Veth(t, h.ns, "br0", testkit.NetNS(t), "far")
+	n := h.ns.Handle(t)
+	br, err := n.LinkByName("br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs []error
+	for _, cidr := range []string{"10.0.0.254/24", "fd00::254/64"} {
+		a, err := netlink.ParseAddr(cidr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Flags = unix.IFA_F_NODAD
+		errs = append(errs, n.AddrAdd(br, a))
+	}
+	for addr, mac := range to {
+		errs = append(errs, n.NeighAdd(&netlink.Neigh{
+			LinkIndex: br.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(addr), HardwareAddr: hardware(t, mac)}))
+	}
+	errs = append(errs, h.ns.Do(func() error {
+		return errors.Join(
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
+	}))
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// sends has a program at a veth's end in that namespace see a frame.
+func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
+	t.Helper()
+	if err := h.ns.Do(func() error {
+		_, err := p.Run(&ebpf.RunOptions{Data: f})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The whole life of an address: learnt from what is sent into a veth, dropped
+// while the ring is full, let through once in a while, and after a poll.
+func TestEarlyDrop(t *testing.T) {
+	testkit.Smoke(t, "bpf:feature/netcpu/drop")
+	e := load(t)
+	one, err := e.Add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := e.Add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one.slot == two.slot {
+		t.Fatalf("both tenants got slot %d", one.slot)
+	}
+	for _, to := range []string{"10.0.0.1", "fd00::1"} {
+		if v := run(t, e.tc, frame(to), 1); v != tcxNext {
+			t.Errorf("to %s, not learnt: verdict %d, want next", to, v)
+		}
+	}
+	const ring = 256
+	if v := run(t, count(t, e, one), frame("10.0.0.1"), ring); v != tcxNext {
+		t.Errorf("count: verdict %d, want next", v)
+	}
+	run(t, count(t, e, one), frame("fd00::1"), 1)
+	run(t, count(t, e, two), frame("10.0.0.2"), ring-1)
+
+	for _, c := range []struct {
+		to   string
+		want uint32
+	}{
+		{"10.0.0.1", tcxNext}, // the one that passes each millisecond
+		{"10.0.0.1", tcxDrop},
+		{"fd00::1", tcxDrop},
+		{"10.0.0.2", tcxNext}, // its ring still has room for one
+		{"10.0.0.3", tcxNext}, // Nobody's
+		{"::ffff:10.0.0.9", tcxNext},
+		{"arp", tcxNext},
+	} {
+		retry(t, e, one.slot, c.want == tcxDrop)
+		seen(t, e)
+		if v := run(t, e.tc, frame(c.to), 1); v != c.want {
+			t.Errorf("to %s: verdict %d, want %d", c.to, v, c.want)
+		}
+	}
+	c, err := one.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Sent != ring+1 || c.Dropped != 2 {
+		t.Errorf("counters %+v, want %d sent and 2 dropped", c, ring+1)
+	}
+	c.Polled = c.Sent
+	if err := e.maps.FlTenants.Put(one.slot, c); err != nil {
+		t.Fatal(err)
+	}
+	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
+		t.Errorf("after the ring was emptied: verdict %d, want next", v)
+	}
+
+	// A slot that is used again begins empty.
+	if err := one.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e.next = one.slot // as after all the others
+	three, err := e.Add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := three.read(); err != nil || three.slot != one.slot || got.Sent != 0 {
+		t.Errorf("slot %d used again: %d with %+v, %v", one.slot, three.slot, got, err)
+	}
+}
+
+// A thread that a used-up quota does not stop has no room, for packets from the
+// wire and from this host alike.
+func TestEarlyDropBeyondQuota(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	w, err := e.Add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter, driver := count(t, e, w), native(t, e, lo)
+	run(t, counter, frame("10.0.0.1"), 1)
+	const ahead = uint64(100 * 365 * 24 * time.Hour) // of the clock, on any machine
+	for _, c := range []struct {
+		name             string
+		stopped, retried uint64
+		noRing           uint32
+		want             uint32
+	}{
+		{"not stopped", 0, ahead, 0, tcxNext},
+		{"stopped", ahead, ahead, 0, tcxDrop},
+		{"stopped, the one that passes each millisecond", ahead, 0, 0, tcxNext},
+		{"stopped long ago", 1, ahead, 0, tcxNext},
+		{"stopped, and then given super-packets, which have no thread", ahead, ahead, 1, tcxNext},
+	} {
+		for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver, "host end": counter} {
+			before := dropTenant{Stopped: c.stopped, Retried: c.retried, NoRing: c.noRing}
+			if err := e.maps.FlTenants.Put(w.slot, before); err != nil {
+				t.Fatal(err)
+			}
+			if v := run(t, p, frame("10.0.0.1"), 1); v != c.want {
+				t.Errorf("%s, at the %s: verdict %d, want %d", c.name, name, v, c.want)
+			}
+			after, err := w.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if dropped := c.want == tcxDrop; (after.Dropped == 1) != dropped || (after.Beyond == 1) != dropped {
+				t.Errorf("%s, at the %s: %+v", c.name, name, after)
+			}
+		}
+	}
+}
+
+// A tenant whose charges have reached its limit gets nothing until it is renewed,
+// or lapses.
+func TestEarlyDropBeyondLimit(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	w, err := e.Add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter, driver := count(t, e, w), native(t, e, lo)
+	run(t, counter, frame("10.0.0.1"), 1)
+	if err := w.UseRing(false); err != nil {
+		t.Fatal(err)
+	}
+	const slot = 7
+	charge := func(ns int64) {
+		t.Helper()
+		if err := e.maps.FlCharges.Put(uint32(slot), ns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when string, want uint32) {
+		t.Helper()
+		for name, p := range map[string]*ebpf.Program{"uplink": e.tc, "driver": driver, "host end": counter} {
+			if v := run(t, p, frame("10.0.0.1"), 3); v != want {
+				t.Errorf("%s, at the %s: verdict %d, want %d", when, name, v, want)
+			}
+		}
+	}
+	charge(1000)
+	expect("no limit", tcxNext)
+	for _, c := range []struct {
+		limit int64
+		want  uint32
+	}{{1001, tcxNext}, {1000, tcxDrop}, {-5, tcxDrop}} {
+		if err := w.limit(slot, c.limit, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		expect(fmt.Sprintf("limit %d of 1000", c.limit), c.want)
+	}
+	charge(-6) // robbed of more than it took
+	expect("limit -5 of -6", tcxNext)
+	charge(-5)
+	expect("limit -5 of -5", tcxDrop)
+	if err := w.limit(slot, -5, -time.Second); err != nil {
+		t.Fatal(err)
+	}
+	expect("a limit that has lapsed", tcxNext)
+	if err := w.limit(slot, -5, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.unlimited(); err != nil {
+		t.Fatal(err)
+	}
+	expect("no limit any more", tcxNext)
+}
+
+// retry sets when a packet last passed in spite of a full ring: now, so that
+// the next one is dropped, or long ago.
+func retry(t *testing.T, e *Programs, slot uint32, now bool) {
+	t.Helper()
+	var c dropTenant
+	if err := e.maps.FlTenants.Lookup(slot, &c); err != nil {
+		t.Fatal(err)
+	}
+	c.Retried = 0
+	if now {
+		// Ahead of the clock, so that a slow machine's is not past it.
+		c.Retried = uint64(100 * 365 * 24 * time.Hour)
+	}
+	if err := e.maps.FlTenants.Put(slot, c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// seen makes every address that is known one that was seen in the future: a slow
+// machine may take longer than one is kept.
+func seen(t *testing.T, e *Programs) {
+	t.Helper()
+	var key dropAddress
+	var o dropOwner
+	known := make(map[dropAddress]dropOwner)
+	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
+		known[key] = o
+	}
+	for key, o := range known {
+		o.Seen = uint64(100 * 365 * 24 * time.Hour)
+		if err := e.maps.FlAddresses.Put(key, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// An address that is taken over by another container must not go on being
+// dropped for the first one's sake.
+func TestEarlyDropForgetsAddress(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	thief, err := e.Add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, count(t, e, thief), frame("10.0.0.1"), 300)
+	retry(t, e, thief.slot, true)
+	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
+		t.Fatalf("verdict %d, want drop", v)
+	}
+	var key dropAddress
+	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
+	var o dropOwner
+	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {
+		t.Fatal(err)
+	}
+	o.Seen -= min(o.Seen, uint64(2*time.Second))
+	if err := e.maps.FlAddresses.Put(key, o); err != nil {
+		t.Fatal(err)
+	}
+	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxNext {
+		t.Errorf("two seconds after it was last seen: verdict %d, want next", v)
+	}
+}
+
+// A tenant that is sent packets to more addresses than there is room for has the
+// least used forgotten. Another one's is learnt again by its next packet.
+func TestEarlyDropManyAddresses(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	add := func() (*Tenant, *ebpf.Program) {
+		w, err := e.Add(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w, count(t, e, w)
+	}
+	_, many := add()
+	few, steady := add()
+	room := int(e.maps.FlAddresses.MaxEntries())
+	for i := range 2 * room {
+		run(t, many, frame(fmt.Sprintf("10.1.%d.%d", i>>8, i&0xff)), 1)
+	}
+	var key dropAddress
+	var o dropOwner
+	n := 0
+	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
+		n++
+	}
+	// An LRU map keeps some of its room free for each CPU.
+	if n > room || n < room/2 {
+		t.Errorf("%d addresses are known, with room for %d", n, room)
+	}
+	run(t, steady, frame("10.0.0.1"), 1)
+	if err := few.limit(7, -1, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
+		t.Errorf("an address of the other tenant: verdict %d, want drop", v)
+	}
+}
+
+// A full map is an error of the one who asks, and changes nothing for others.
+func TestEarlyDropFullMaps(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	for i := range e.maps.FlTenants.MaxEntries() {
+		e.used[i] = true
+	}
+	if _, err := e.Add(1); !errors.Is(err, errSlots) {
+		t.Errorf("add with no slot left: %v, want errSlots", err)
+	}
+	e.used = make(map[uint32]bool)
+	for i := range e.maps.FlDevices.MaxEntries() {
+		if err := e.maps.FlDevices.Put(dropDevice{Netns: 1, Ifindex: i}, uint32(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, a, "h0", b, "eth0")
+	inside, host := openNS(t, b.Path), openNS(t, a.Path)
+	w, err := e.Add(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.countVeth(inside, 2, host, 2); err == nil {
+		t.Error("device with a full map: no error")
+	}
+	if len(w.links) != 0 || w.links[deviceKey(inside, 2)] != nil {
+		t.Errorf("after the error the device counts as watched: %v", w.links)
+	}
+	if err := e.maps.FlDevices.Delete(dropDevice{Netns: 1, Ifindex: 0}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.countVeth(inside, 2, host, 2); err != nil || w.links[deviceKey(inside, 2)] == nil {
+		t.Errorf("device once there is room: %v", err)
+	}
+}
+
+func openNS(t *testing.T, path string) *netdev.NS {
+	t.Helper()
+	ns, err := netdev.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}

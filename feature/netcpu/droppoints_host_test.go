@@ -1,0 +1,112 @@
+package netcpu_test
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// dropPoints are the devices at which is dropped, of all namespaces or of one.
+func (h *host) dropPoints(netns uint64) (names []string) {
+	for _, d := range h.netcpu.DropPoints() {
+		if d.By != "" && (netns == 0 || d.Netns == netns) {
+			names = append(names, d.Device)
+		}
+	}
+	return names
+}
+
+// uplink makes a port of the bridge of a box that leads to the wire and polls.
+func (h *host) uplink(b *sandbox.Box, name string) {
+	h.t.Helper()
+	must(h.t, sandbox.Wire(sandbox.End{Box: h.wire, Name: "w" + name}, sandbox.End{Box: b, Name: name, Bridge: "br0"}))
+	ns := h.open(b)
+	must(h.t, ns.Offload(index(h.t, ns, name), netdev.GRO).Write(netdev.GRO.On()))
+}
+
+// The drop points of a namespace that has gone go, too, while others stay.
+func TestDropPointsOfAGoneNamespace(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	far := *h
+	far.ns = create(t, h.sandboxes, sandbox.Spec{Name: "nethost2", Bare: true})
+	far.box = create(t, h.sandboxes, sandbox.Spec{Name: "receiver2"})
+	must(t, far.ns.Bridge("br0", netip.Prefix{}))
+	h.uplink(far.ns, "nic2")
+	must(t, sandbox.Wire(
+		sandbox.End{Box: far.ns, Name: "h0", Bridge: "br0"},
+		sandbox.End{Box: far.box, Name: "eth0", Addr: netip.MustParsePrefix("10.67.0.2/24")}))
+	other := far.describe(far.box)
+	netns := other.Interfaces[0].Host.NetNS
+	h.apply(h.container, policy.NetCPUIsolate)
+	h.apply(other, policy.NetCPUIsolate)
+	if got := h.dropPoints(netns); !slices.Equal(got, []string{"nic2"}) {
+		t.Fatalf("drop points of the second namespace: %q of %+v", got, h.netcpu.DropPoints())
+	}
+	must(t, h.netcpu.Remove(t.Context(), other.ID))
+	must(t, far.box.Destroy())
+	must(t, far.ns.Destroy())
+	h.apply(h.container, policy.NetCPUIsolate)
+	if got := h.dropPoints(0); !slices.Equal(got, []string{"nic0"}) {
+		t.Errorf("drop points %q once the second namespace has gone", got)
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
+
+// An uplink at which nothing can be attached is an error, and no reason to leave out
+// the others, or to keep what has gone.
+func TestDropPointsGoOn(t *testing.T) {
+	testkit.OnKernels(t)
+	h := newHost(t, sandbox.CPU{})
+	h.uplink(h.ns, "nic1") // looked at after nic0
+	nic := h.open(h.ns)
+	number := index(t, nic, "nic0")
+	for full := false; !full; {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "cil_tc", Type: ebpf.SchedCLS, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		})
+		must(t, err)
+		defer p.Close()
+		var l link.Link
+		err = nic.Do(func() (err error) {
+			l, err = link.AttachTCX(link.TCXOptions{Interface: number, Program: p, Attach: ebpf.AttachTCXIngress})
+			return err
+		})
+		switch {
+		case errors.Is(err, ebpf.ErrNotSupported):
+			testkit.Skip(t, "kernel has no tcx")
+		case errors.Is(err, unix.ERANGE): // as many as a hook takes (BPF_MPROG_MAX)
+			full = true
+		default:
+			must(t, err)
+			t.Cleanup(func() { l.Close() })
+		}
+	}
+	target := h.target(policy.NetCPUIsolate)
+	if err := h.netcpu.Apply(t.Context(), target); err == nil || !strings.Contains(err.Error(), "uplink nic0: ") {
+		t.Errorf("applied with a full hook at nic0: %v", err)
+	}
+	if got := h.dropPoints(0); !slices.Equal(got, []string{"nic1"}) {
+		t.Errorf("drop points %q", got)
+	}
+	must(t, h.ns.Delete("nic1"))
+	if err := h.netcpu.Apply(t.Context(), target); err == nil {
+		t.Error("applied with a full hook at nic0")
+	}
+	if got := h.dropPoints(0); len(got) != 0 {
+		t.Errorf("drop points %q once nic1 has gone", got)
+	}
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}

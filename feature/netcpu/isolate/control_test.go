@@ -1,0 +1,118 @@
+package isolate
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestControl(t *testing.T) {
+	second := func(small, supers uint64) window { return window{time.Second, small, supers} }
+	bulk, flood, mixed, quiet, between := second(500, 40_000), second(400_000, 0), second(100_000, 40_000), second(10, 0), second(15_000, 40_000)
+	for _, c := range []struct {
+		name    string
+		windows []window
+		want    []shape
+	}{
+		{"bulk", []window{bulk, bulk, bulk, bulk}, []shape{single, single, super, super}},
+		{"flood", []window{flood, flood, flood, flood}, []shape{single, single, single, single}},
+		{"bulk with a flood beside it", []window{bulk, bulk, bulk, mixed, mixed}, []shape{single, single, super, single, single}},
+		{"bulk that is interrupted", []window{bulk, bulk, quiet, bulk, bulk, bulk}, []shape{single, single, single, single, single, super}},
+		{"idle after bulk stays as it is", []window{bulk, bulk, bulk, quiet, quiet}, []shape{single, single, super, super, super}},
+		{"between the bounds nothing changes", []window{between, between, between, between}, []shape{single, single, single, single}},
+		{"between the bounds nothing changes back", []window{bulk, bulk, bulk, between, between}, []shape{single, single, super, super, super}},
+		{"no time", []window{{0, 1 << 40, 0}, bulk, bulk, bulk, {0, 1 << 40, 0}}, []shape{single, single, single, super, super}},
+		{"short window", []window{{10 * time.Millisecond, 300, 0}, {10 * time.Millisecond, 5, 400}}, []shape{single, single}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var ctl control
+			for i, w := range c.windows {
+				if got := ctl.next(w); got != c.want[i] {
+					t.Errorf("after window %d (%+v): %v, want %v", i, w, got, c.want[i])
+				}
+			}
+		})
+	}
+}
+
+// Whatever has come before, a window with too many single packets isolates at
+// once, and super-packets are never chosen in less than the patience.
+func TestControlIsSafe(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var c control
+		since := 0 // windows since single was last forced
+		for range rapid.IntRange(1, 60).Draw(t, "n") {
+			w := window{
+				length: time.Duration(rapid.Int64Range(0, int64(5*time.Second)).Draw(t, "length")),
+				small:  rapid.Uint64Range(0, 1<<20).Draw(t, "small"),
+				super:  rapid.Uint64Range(0, 1<<20).Draw(t, "super"),
+			}
+			got := c.next(w)
+			since++
+			if w.length > 0 && float64(w.small)/w.length.Seconds() > smallMax {
+				since = 0
+				if got != single {
+					t.Fatalf("%+v left the packets unisolated", w)
+				}
+			}
+			if got == super && since < patience {
+				t.Fatalf("super-packets after %d windows", since)
+			}
+		}
+	})
+}
+
+func TestQueueControl(t *testing.T) {
+	own := func(slot uint32, n uint64) queueWindow { return queueWindow{time.Second, n, 0, 0, slot} }
+	mixed := func(slot uint32) queueWindow { return queueWindow{time.Second, 50_000, 1, 0, slot} }
+	for _, c := range []struct {
+		name    string
+		windows []queueWindow
+		want    []uint32
+	}{
+		{"one container", []queueWindow{mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000), own(7, 10)}, []uint32{nobody, nobody, nobody, 7, 7}},
+		{"too little to be worth it", []queueWindow{own(7, 10), own(7, 10), own(7, 10), own(7, 10)}, []uint32{nobody, nobody, nobody, nobody}},
+		{"two containers", []queueWindow{mixed(7), mixed(8), mixed(7), mixed(7)}, []uint32{nobody, nobody, nobody, nobody}},
+		{"lost with one packet", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody}},
+		{"kept while idle", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 0, 0, 0, 7}}, []uint32{nobody, nobody, 7, 7}},
+		{"kept after a pause", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 90_000, 0, 200, 7}}, []uint32{nobody, nobody, 7, 7}},
+		{"address that nobody confirms", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 90_000, 0, 900, 7}}, []uint32{nobody, nobody, 7, nobody}},
+		{"taken over", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(8), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody, nobody, nobody, 8}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctl := newQueueControl()
+			for i, w := range c.windows {
+				if got := ctl.next(w); got != c.want[i] {
+					t.Errorf("after window %d (%+v): %d, want %d", i, w, got, c.want[i])
+				}
+			}
+		})
+	}
+}
+
+// A queue that brought anybody else's packet never has an owner after it, and
+// the patience stays within bounds.
+func TestQueueControlIsSafe(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := newQueueControl()
+		for range rapid.IntRange(1, 200).Draw(t, "n") {
+			w := queueWindow{
+				length: time.Second,
+				own:    rapid.Uint64Range(0, 5000).Draw(t, "own"),
+				others: rapid.SampledFrom([]uint64{0, 0, 0, 0, 1, 5}).Draw(t, "others"),
+				slot:   rapid.Uint32Range(0, 2).Draw(t, "slot"),
+			}
+			before := c.owner
+			got := c.next(w)
+			switch {
+			case w.others > 0 && got != nobody:
+				t.Fatalf("%+v left the queue with %d", w, got)
+			case got != before && got != nobody && got != w.slot:
+				t.Fatalf("%+v gave the queue to %d", w, got)
+			case c.patience < queuePatience || c.patience > queueLongest:
+				t.Fatalf("patience %d", c.patience)
+			}
+		}
+	})
+}

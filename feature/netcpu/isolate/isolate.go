@@ -1,0 +1,401 @@
+// Package isolate has the packets that a container receives worked on in the
+// container's own share of the CPU: by NAPI kernel threads in its cgroup, while what
+// comes before the container is polled by threads in a group of its own.
+//
+// It decides nothing about which container that is: package netcpu does, and holds
+// the lock that an Isolator needs.
+package isolate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// Config is what New needs.
+type Config struct {
+	Feature string // the owner of the notes
+	Roots   kernel.Roots
+	Layout  cgroup.Layout
+	Journal *journal.Journal
+	Find    *netdev.Finder
+	Uplinks *uplink.Finder
+
+	// Throttled says that the kernel stops a kernel thread whose group has used up
+	// its quota; where it does not, weight has to do it.
+	Throttled bool
+
+	// These drop packets that a container has no time for. They are nil where the
+	// kernel cannot.
+	Programs *drop.Programs
+	Points   *drop.Points
+	Budgets  *drop.Budgets
+
+	// Account returns the slot of the account that the packets of a network namespace
+	// are charged to, 0 for none.
+	Account func(netns uint64) uint32
+}
+
+// Isolator isolates containers. It is not safe for concurrent use. Make it with New.
+type Isolator struct {
+	cfg     Config
+	tenants map[uint64]*tenant       // by network namespace
+	member  map[container.ID]*tenant // each container that is isolated
+	expiry  map[container.ID]time.Time
+	host    *uplinks // nil while nothing is isolated
+	pinned  bool     // what is changed on the host is needed by others
+	looked  time.Time
+}
+
+// tenant is one network namespace, whose packets are charged to one cgroup
+// however many containers share it.
+type tenant struct {
+	netns   uint64
+	owner   container.ID // whose cgroup that is
+	group   string       // the cgroup of the cpu controller that its threads are in
+	cpuset  string       // and the one of the cpuset controller; "" for none
+	queues  bool         // whether queues of uplinks may be given to it
+	members map[container.ID]container.Container
+	threads []thread
+	drops   *drop.Tenant // nil without early drop
+	control control
+	counted counted
+}
+
+// thread is a NAPI kernel thread that was placed.
+type thread struct {
+	sched.Thread
+	device string
+}
+
+// New makes an Isolator. It changes nothing.
+func New(cfg Config) *Isolator {
+	return &Isolator{
+		cfg: cfg, tenants: make(map[uint64]*tenant), member: make(map[container.ID]*tenant), expiry: make(map[container.ID]time.Time),
+	}
+}
+
+// Isolate brings one container's devices and threads to where they belong. It
+// may be called again at any time and then only repairs. What it changes lapses at
+// expiry; zero is never.
+func (is *Isolator) Isolate(ctx context.Context, c container.Container, expiry time.Time) error {
+	is.expiry[c.ID] = expiry
+	if err := is.isolate(ctx, c); err != nil {
+		return err
+	}
+	return is.settle(is.member[c.ID])
+}
+
+// settle brings what depends on who is in a namespace to what that is now.
+func (is *Isolator) settle(t *tenant) error { return errors.Join(is.bill(t), is.extend(t)) }
+
+func (is *Isolator) isolate(ctx context.Context, c container.Container) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("netcpu isolate: %w", err)
+		}
+	}()
+	t := is.tenants[c.NetNS]
+	if t != nil && t.owner != c.ID {
+		// The namespace is charged to the container that was first in it, as
+		// the kernel cannot tell whose socket a packet is for before it has
+		// done the work.
+		is.join(t, c)
+		return nil
+	}
+	ns, err := is.open(c)
+	if err != nil {
+		return err
+	}
+	defer ns.Close() // an open namespace would outlive its container
+
+	if t == nil {
+		t = &tenant{netns: c.NetNS, owner: c.ID, members: make(map[container.ID]container.Container)}
+	}
+	group, err := is.threadGroup(c)
+	if err != nil {
+		return err
+	}
+	if moved := t.group != "" && (t.group != group || t.cpuset != c.Cgroup.CPUSet); moved {
+		// Nothing may be left where it was. What it had of the uplinks it can
+		// earn again.
+		if err := errors.Join(is.movedAlong(t.group, group), is.movedAlong(t.cpuset, c.Cgroup.CPUSet), is.takeQueues(t)); err != nil {
+			return err
+		}
+	}
+	var threads []thread
+	var skipped []error
+	for _, dev := range c.Interfaces {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if !dev.HasHostEnd() {
+			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoHostEnd))
+			continue
+		}
+		polling, err := is.placeDevice(ns, dev, t.control.shape, group, c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", dev.Name, err)
+		}
+		threads = append(threads, polling...)
+	}
+	if err := is.dropStale(c, group, threads); err != nil {
+		return err
+	}
+	if len(threads) == 0 && len(skipped) > 0 {
+		return errors.Join(skipped...)
+	}
+	if err := is.Weigh(c); err != nil {
+		return err
+	}
+	if err := is.allowQueues(t, c); err != nil {
+		return err
+	}
+	t.threads, t.group, t.cpuset = threads, group, c.Cgroup.CPUSet
+	is.tenants[c.NetNS] = t
+	is.join(t, c)
+	// One that is charged in the same namespace has its packets paid for now.
+	if err := errors.Join(is.cfg.Budgets.End(c.NetNS), is.countVeths(ns, t, c)); err != nil {
+		return err
+	}
+	// In this order: some drivers make their NAPIs, and so the threads, anew for XDP.
+	reset, err := is.cfg.Points.Open(ctx, c)
+	return errors.Join(err, is.unclaim(reset...), is.claimUplinks(ctx, c))
+}
+
+// open opens the network namespace of a container.
+func (is *Isolator) open(c container.Container) (*netdev.NS, error) {
+	return is.cfg.Find.Open(filepath.Join(is.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
+}
+
+// errNoHostEnd says why a device cannot be isolated: a macvlan is polled by the
+// device below it, together with everybody else's packets.
+var errNoHostEnd = errors.New("no veth with a host end that can be found: it has no polling of its own to move")
+
+// Release ends isolation, and undoes whatever is in force on behalf of a container,
+// be it of an earlier agent. If the container paid for a namespace that others are
+// still in, the next of them takes over. Else free is that namespace; 0: none is.
+func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, err error) {
+	delete(is.expiry, id)
+	// First of all, as a thread that stays in the cgroup of a container which
+	// has ended keeps the runtime from removing it. It is also for what an
+	// earlier agent, or an Isolate that failed, has left.
+	t := is.member[id]
+	if t != nil && t.owner == id {
+		if err := is.takeQueues(t); err != nil {
+			return 0, err
+		}
+	}
+	if err := is.undo(id); err != nil {
+		return 0, err
+	}
+	delete(is.member, id)
+	// What is left is of the accounts, which do not end with a decision.
+	if err := is.extendOf(id); err != nil || t == nil {
+		return 0, err
+	}
+	delete(t.members, id)
+	if t.owner != id {
+		return 0, is.settle(t)
+	}
+	delete(is.tenants, t.netns)
+	err = t.closeDrops()
+	for m, c := range t.members {
+		delete(is.member, m)
+		if next := is.tenants[t.netns]; next != nil {
+			is.join(next, c)
+			continue
+		}
+		err = errors.Join(err, Passing(is.isolate(ctx, c)))
+	}
+	if len(is.tenants) == 0 {
+		err = errors.Join(err, is.releaseUplinks())
+	}
+	if next := is.tenants[t.netns]; next != nil {
+		return 0, errors.Join(err, is.settle(next))
+	}
+	return t.netns, errors.Join(err, is.extendOf(0))
+}
+
+// Close ends the counting and the early drop. Isolation stays, and packets stay as
+// they are.
+func (is *Isolator) Close() error {
+	errs := []error{is.forgetQueues()}
+	for _, t := range is.tenants {
+		errs = append(errs, t.closeDrops())
+	}
+	return errors.Join(errs...)
+}
+
+// Isolates says whether a container of a network namespace is isolated.
+func (is *Isolator) Isolates(netns uint64) bool { return is.tenants[netns] != nil }
+
+// Idle says that no container is isolated.
+func (is *Isolator) Idle() bool { return len(is.tenants) == 0 }
+
+// join makes c one of those whose packets a tenant's owner pays for.
+func (is *Isolator) join(t *tenant, c container.Container) {
+	t.members[c.ID] = c
+	is.member[c.ID] = t
+}
+
+// threadGroup returns the cgroup that the threads of c go into. On v1 that is the
+// tenant's.
+//
+// On v2 it is a child of that, named fairlead. A group with threads in it could no
+// longer hand controllers down, as a systemd inside the container wants its own
+// to; and one that does so, as a pod's, may hold none. What the child's threads do
+// is the tenant's in both cases: in the first the child has no share of its own,
+// in the second it competes with the containers at the usual weight.
+func (is *Isolator) threadGroup(c container.Container) (string, error) {
+	dir, err := c.TenantGroup()
+	if err != nil || !is.v2() {
+		return dir, err
+	}
+	// Without the controller the time would be a group's further up, which
+	// others share.
+	if _, err := cgroup.Weight(dir); err != nil {
+		return "", fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
+	}
+	return filepath.Join(dir, "fairlead"), nil
+}
+
+func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
+
+// makeGroup makes that cgroup, where it is not the container's own.
+func (is *Isolator) makeGroup(group string, c container.Container) error {
+	if dir, err := c.TenantGroup(); err != nil || dir == group {
+		return err
+	}
+	return is.turn(cgroup.Group(group), cgroup.Present, c.ID)
+}
+
+// countVeths begins the early drop for a tenant's devices.
+func (is *Isolator) countVeths(ns *netdev.NS, t *tenant, c container.Container) (err error) {
+	if is.cfg.Programs == nil {
+		return nil
+	}
+	if t.drops == nil {
+		if t.drops, err = is.cfg.Programs.Add(t.owner); err != nil {
+			return err
+		}
+	}
+	return t.drops.CountVeths(is.cfg.Find, ns, c)
+}
+
+// closeDrops ends the early drop of a tenant.
+func (t *tenant) closeDrops() error {
+	d := t.drops
+	if d == nil {
+		return nil
+	}
+	t.drops = nil
+	return d.Close()
+}
+
+// bill has what is dropped for a tenant's sake charged to whom its packets are
+// charged to. That can be another container than the one whose thread it is, and
+// changes with those who are in the namespace.
+func (is *Isolator) bill(t *tenant) error {
+	if t == nil || t.drops == nil {
+		return nil
+	}
+	return t.drops.Bill(is.cfg.Account(t.netns))
+}
+
+// extend makes what was changed for a tenant, and for all of them, lapse when the
+// last of those lapses for whom it was; never if one of them does not.
+func (is *Isolator) extend(t *tenant) error {
+	return errors.Join(is.extendOf(t.owner), is.extendOf(0))
+}
+
+// Pin says whether others than isolated containers need what is changed on the host,
+// which does not lapse then.
+func (is *Isolator) Pin(pinned bool) error {
+	is.pinned = pinned
+	return is.extendOf(0)
+}
+
+func (is *Isolator) extendOf(id container.ID) error {
+	return is.cfg.Journal.Extend(func(e journal.Entry) bool {
+		return e.Owner == is.by(id)
+	}, is.lapse(id))
+}
+
+// lapse is when what is changed on behalf of a container lapses; 0 is the host.
+func (is *Isolator) lapse(id container.ID) (last time.Time) {
+	if id == 0 && is.pinned {
+		return last
+	}
+	of := map[container.ID]bool{id: true}
+	if t := is.member[id]; t != nil {
+		for m := range t.members {
+			of[m] = true
+		}
+	}
+	for m, at := range is.expiry {
+		switch {
+		case id != 0 && !of[m]:
+		case at.IsZero():
+			return at
+		case at.After(last):
+			last = at
+		}
+	}
+	return last
+}
+
+// undo restores whatever was changed on behalf of one container.
+func (is *Isolator) undo(id container.ID) error {
+	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
+	// The threads first, whenever they were first moved: a group that was made
+	// later may hold them now.
+	err := is.restore(func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
+	return errors.Join(err, is.restore(mine))
+}
+
+func (is *Isolator) restore(match func(journal.Entry) bool) error {
+	_, err := is.cfg.Journal.Restore(kernel.Opener(is.cfg.Roots), func(e journal.Entry) bool {
+		return e.Owner.Feature == is.cfg.Feature && match(e)
+	})
+	return err
+}
+
+// turn turns a knob on behalf of a container (0: of the host).
+func (is *Isolator) turn(k journal.Knob, value string, id container.ID) error {
+	return is.cfg.Journal.TurnUntil(k, value, is.by(id), is.lapse(id))
+}
+
+// by is who turns the knobs of a container.
+func (is *Isolator) by(id container.ID) journal.Owner {
+	return journal.Owner{Feature: is.cfg.Feature, Container: uint64(id)}
+}
+
+// Passing leaves out errors of what has gone with a container that shared it:
+// the next list of devices is about to come.
+func Passing(err error) error {
+	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) || errors.Is(err, errNoNAPI) {
+		return nil
+	}
+	return err
+}
+
+// releaseUplinks undoes what is changed on the host.
+func (is *Isolator) releaseUplinks() error {
+	err := is.forgetQueues()
+	is.host = nil
+	return errors.Join(err, is.restore(func(e journal.Entry) bool { return e.Owner.Container == 0 && e.Ref.Kind != qdisc.KindFilter }))
+}

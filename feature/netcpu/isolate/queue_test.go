@@ -1,0 +1,92 @@
+package isolate
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// The thread of a queue that can be moved into the container's cpu group and not
+// into its cpuset is nobody's, and in the group of the uplinks.
+func TestQueueIsNotHalfGiven(t *testing.T) {
+	testkit.OnKernels(t)
+	group, shared := testkit.Cgroup(t).CPU, testkit.Cgroup(t).CPU
+	is, ns, index, _ := bare(t)
+	is.host = &uplinks{group: shared}
+	const slot = 0
+	is.tenants = map[uint64]*tenant{1: {
+		group: group, cpuset: filepath.Join(is.cfg.Layout.CPUSet, "fairlead-none"), queues: true, drops: new(drop.Tenant),
+	}}
+	if is.cfg.Layout.CPUSet == is.cfg.Layout.CPU { // one move, which fails
+		is.tenants[1].group = filepath.Join(group, "fairlead-none")
+	}
+	if err := ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
+		t.Fatal(err)
+	}
+	threads, err := is.threaded(ns, index, "fltb", 0)
+	if err != nil || len(threads) != 1 {
+		t.Fatalf("threads %v, %v", threads, err)
+	}
+	if err := is.place(threads[0], shared, "", 0); err != nil {
+		t.Fatal(err)
+	}
+	q := &queue{thread: threads[0], control: newQueueControl()}
+	w := queueWindow{length: time.Second, own: queueMin, slot: slot}
+	for range 10 {
+		err := is.assignQueue(&uplinkDevice{}, q, w)
+		if q.control.owner != nobody {
+			t.Fatalf("owner %d", q.control.owner)
+		}
+		got, rerr := sched.Group("/proc", is.cfg.Layout, q.thread, is.cfg.Layout.CPU).Read()
+		if rerr != nil || got != shared {
+			t.Fatalf("thread in %s (%v), want it in %s", got, rerr, shared)
+		}
+		if err != nil {
+			return
+		}
+	}
+	t.Error("it was never tried")
+}
+
+// bare is as much of an Isolator as turns the knobs of one veth, which it makes.
+func bare(t *testing.T) (is *Isolator, ns *netdev.NS, index int, path string) {
+	t.Helper()
+	testkit.NeedRoot(t)
+	at := testkit.NetNS(t)
+	testkit.Veth(t, at, "flta", at, "fltb")
+	link, err := at.Handle(t).LinkByName("fltb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = at.Bind(t) // by which a note is undone
+	if ns, err = netdev.Open(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout, err := cgroup.Detect("/proc", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	is = New(Config{Feature: "netcpu", Roots: kernel.Default(), Layout: layout, Journal: j, Find: netdev.NewFinder("/proc", time.Now)})
+	t.Cleanup(func() {
+		if _, err := j.Restore(kernel.Opener(is.cfg.Roots), nil); err != nil {
+			t.Error(err)
+		}
+		j.Close()
+	})
+	return is, ns, link.Attrs().Index, path
+}

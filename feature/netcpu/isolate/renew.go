@@ -1,0 +1,213 @@
+package isolate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// renew places threads again where a device has others by now. A link that goes
+// down and up, GRO that is switched off and on, and most drivers when they are
+// set up anew, end a NAPI and make another: its thread begins in the group of all.
+// A container can do so at its own devices at any time.
+func (is *Isolator) renew() error {
+	var errs []error
+	for _, t := range is.tenants {
+		if err := Passing(is.renewTenant(t)); err != nil {
+			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", t.owner, err))
+		}
+	}
+	if is.host == nil {
+		return errors.Join(errs...)
+	}
+	for key, u := range is.host.devices {
+		if err := Passing(is.renewUplink(key, u)); err != nil {
+			errs = append(errs, fmt.Errorf("place the threads of uplink %s again: %w", u.name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (is *Isolator) renewTenant(t *tenant) error {
+	c := t.members[t.owner]
+	ns, err := is.open(c)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	var errs []error
+	for _, dev := range c.Interfaces {
+		if !dev.HasHostEnd() {
+			continue
+		}
+		old := slices.DeleteFunc(slices.Clone(t.threads), func(th thread) bool { return th.device != dev.Name })
+		if same, err := is.stillPoll(ns, dev.Index, old); same || err != nil {
+			errs = append(errs, Passing(err))
+			continue
+		}
+		threads, err := is.placeDevice(ns, dev, t.control.shape, t.group, c)
+		if err != nil {
+			errs = append(errs, Passing(err)) // the next window tries again
+			continue
+		}
+		t.threads = slices.DeleteFunc(t.threads, func(th thread) bool { return th.device == dev.Name })
+		t.threads = append(t.threads, threads...)
+		errs = append(errs, is.forgetThreads(old, threads))
+	}
+	return errors.Join(errs...)
+}
+
+func (is *Isolator) renewUplink(key uplink.Key, u *uplinkDevice) error {
+	ns, err := is.cfg.Find.Open(u.path, key.NetNS)
+	if errors.Is(err, netdev.ErrNoNS) {
+		return is.unclaim(key)
+	}
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	same, err := is.stillPoll(ns, key.Index, u.threads)
+	if errors.Is(err, netdev.ErrNoLink) {
+		return is.unclaim(key)
+	}
+	if same || err != nil {
+		return err
+	}
+	l, err := ns.Link(key.Index)
+	if err != nil {
+		return err
+	}
+	if err := is.forgetQueuesOf(u); err != nil {
+		return err
+	}
+	now, err := is.claim(ns, u.path, l)
+	if now == nil {
+		return err // as it is known now it differs in the next window, too
+	}
+	is.host.devices[key] = now
+	return errors.Join(err, is.forgetThreads(u.threads, now.threads))
+}
+
+// stillPoll says whether those that poll a device are the threads that were
+// placed. One that is down has none to be placed.
+func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool, error) {
+	napis, err := ns.NAPIs(index)
+	listed := !errors.Is(err, netdev.ErrNoNAPIList)
+	if err != nil && listed {
+		return false, err
+	}
+	same := len(threads) > 0 && (!listed || len(napis) == len(threads))
+	for _, t := range threads {
+		same = same && (!listed || slices.ContainsFunc(napis, func(napi netdev.NAPI) bool { return napi.Thread == t.TID }))
+		// The number may be another thread's by now.
+		now, err := sched.Find(is.cfg.Roots.Proc, t.TID)
+		same = same && err == nil && now == t.Thread
+	}
+	if same {
+		return true, nil
+	}
+	l, err := ns.Link(index)
+	return err == nil && !l.Up, err
+}
+
+// forgetThreads undoes what was changed of threads that no longer poll: that is to
+// drop the notes of those that have ended.
+func (is *Isolator) forgetThreads(old, now []thread) error {
+	return is.restore(func(e journal.Entry) bool {
+		switch e.Ref.Kind {
+		case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
+		default:
+			return false
+		}
+		of := func(t thread) bool {
+			return strings.HasPrefix(e.Ref.Object+":", fmt.Sprintf("%d:%d:", t.TID, t.Start))
+		}
+		return slices.ContainsFunc(old, of) && !slices.ContainsFunc(now, of)
+	})
+}
+
+// placeDevice makes one device of a container poll in threads, and places them.
+func (is *Isolator) placeDevice(ns *netdev.NS, dev container.Interface, s shape, group string, c container.Container) ([]thread, error) {
+	polling, err := is.thread(ns, dev, s, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := is.makeGroup(group, c); err != nil {
+		return nil, err
+	}
+	var threads []thread
+	for _, th := range polling {
+		if err := errors.Join(is.place(th, group, c.Cgroup.CPUSet, c.ID), is.hasten(th, c.ID)); err != nil {
+			return nil, err
+		}
+		threads = append(threads, thread{th, dev.Name})
+	}
+	return threads, nil
+}
+
+// thread makes one device of a container poll in threads and returns them.
+//
+// A veth does that for every packet only if GRO is on at the receiving end and
+// TSO off at the sending one (veth.c: veth_gro_requested,
+// veth_skb_is_eligible_for_gro). RPS would hand the packets on to a softirq.
+func (is *Isolator) thread(ns *netdev.NS, dev container.Interface, s shape, id container.ID) ([]sched.Thread, error) {
+	if err := is.turn(ns.Offload(dev.Index, netdev.GRO), netdev.GRO.On(), id); err != nil {
+		return nil, err
+	}
+	if err := is.stopRPS(ns, dev.Index, id); err != nil {
+		return nil, err
+	}
+	if err := is.setTSO(dev.Host, s, id); err != nil {
+		return nil, err
+	}
+	return is.threaded(ns, dev.Index, dev.Name, id)
+}
+
+// stopRPS makes no receive queue of a device hand its packets to another CPU.
+func (is *Isolator) stopRPS(ns *netdev.NS, index int, id container.ID) error {
+	return eachRPS(ns, index, func(rps journal.Knob, mask string) error {
+		return is.turn(rps, noCPUs(mask), id)
+	})
+}
+
+// eachRPS calls do with the RPS of each receive queue of a device and what it is, until do
+// gives an error.
+func eachRPS(ns *netdev.NS, index int, do func(rps journal.Knob, mask string) error) error {
+	link, err := ns.Link(index)
+	if err != nil {
+		return err
+	}
+	for q := range link.RxQueues {
+		rps := ns.RPS(index, q)
+		mask, err := rps.Read()
+		if q > 0 && errors.Is(err, journal.ErrGone) {
+			// A veth is made with a queue for each CPU and uses one; sysfs
+			// shows only those in use.
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := do(rps, mask); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// noCPUs gives the empty CPU mask in the width of mask.
+func noCPUs(mask string) string {
+	return strings.Map(func(r rune) rune {
+		if r == ',' {
+			return r
+		}
+		return '0'
+	}, mask)
+}

@@ -1,0 +1,68 @@
+package isolate
+
+import (
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// Samples appends what is known of the containers that are isolated, and of the
+// uplinks.
+func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
+	for id := range is.member {
+		to = append(to, feature.Sample{Container: id, Name: "netcpu_isolated", Value: 1})
+	}
+	for _, t := range is.tenants {
+		to = is.kthreads(to, t.owner, t.threads)
+		if t.drops == nil {
+			continue
+		}
+		if c, err := t.drops.Counters(); err == nil {
+			to = append(to,
+				feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)},
+				feature.Sample{Container: t.owner, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)},
+				feature.Sample{Container: t.owner, Name: "netcpu_super_packets", Value: float64(t.control.shape)})
+		}
+	}
+	if is.host != nil {
+		for _, u := range is.host.devices {
+			to = is.kthreads(to, 0, u.threads)
+		}
+	}
+	return to
+}
+
+// Dropped returns how many packets for each container were dropped.
+func (is *Isolator) Dropped() map[container.ID]uint64 {
+	of := make(map[container.ID]uint64)
+	for _, t := range is.tenants {
+		if t.drops == nil {
+			continue
+		}
+		if c, err := t.drops.Counters(); err == nil {
+			of[t.owner] = c.Dropped
+		}
+	}
+	return of
+}
+
+// kthreads appends the time of threads, summed by device. A thread that has
+// ended is left out: its device went, and the container with it.
+func (is *Isolator) kthreads(to []feature.Sample, id container.ID, threads []thread) []feature.Sample {
+	sum := make(map[string]float64)
+	var order []string
+	for _, t := range threads {
+		sec, err := sched.CPUTime(is.cfg.Roots.Proc, t.TID)
+		if err != nil {
+			continue
+		}
+		if _, seen := sum[t.device]; !seen {
+			order = append(order, t.device)
+		}
+		sum[t.device] += sec
+	}
+	for _, d := range order {
+		to = append(to, feature.Sample{Container: id, Name: "netcpu_kthread_seconds_total", Device: d, Value: sum[d]})
+	}
+	return to
+}

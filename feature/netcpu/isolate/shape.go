@@ -1,0 +1,139 @@
+package isolate
+
+import (
+	"errors"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// counted is what reshape last read of one tenant.
+type counted struct {
+	at           time.Time
+	small, super uint64
+}
+
+// Follow takes what came in the window that ends now into account.
+func (is *Isolator) Follow(now time.Time) error {
+	err := errors.Join(is.reweigh(), is.renew())
+	if is.cfg.Programs == nil {
+		return err // nothing is counted
+	}
+	length := now.Sub(is.looked)
+	is.looked = now
+	return errors.Join(err, is.reshape(now), is.assignQueues(length))
+}
+
+// reshape gives each tenant the shape of packets that its traffic asks for.
+func (is *Isolator) reshape(now time.Time) error {
+	var errs []error
+	for _, t := range is.tenants {
+		if t.drops == nil {
+			continue
+		}
+		c, err := t.drops.Counters()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		last := t.counted
+		t.counted = counted{now, c.Small, c.Super}
+		if last.at.IsZero() {
+			continue
+		}
+		before := t.control
+		want := t.control.next(window{now.Sub(last.at), c.Small - last.small, c.Super - last.super})
+		if want == before.shape {
+			continue
+		}
+		if want == super {
+			off, err := is.switchedOff(t)
+			if !off {
+				t.control = control{}
+				errs = append(errs, Passing(err))
+				continue
+			}
+		}
+		if err := is.setShape(t, want); err != nil && !errors.Is(err, journal.ErrGone) {
+			t.control = before // so that the next window tries again
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// setShape switches TSO at the host ends of a tenant's devices.
+func (is *Isolator) setShape(t *tenant, s shape) error {
+	// While the ring is not used nothing may be dropped on its account: so
+	// first the count goes, or comes last.
+	if s == super {
+		if err := t.drops.UseRing(false); err != nil {
+			return err
+		}
+	}
+	for _, dev := range t.members[t.owner].Interfaces {
+		if !dev.HasHostEnd() {
+			continue
+		}
+		if err := is.setTSO(dev.Host, s, t.owner); err != nil {
+			return err
+		}
+	}
+	if s == single {
+		return t.drops.UseRing(true)
+	}
+	return nil
+}
+
+// switchedOff says whether TSO is off at any host end of a tenant on our account.
+// Where it was off before there are no super-packets to be had.
+func (is *Isolator) switchedOff(t *tenant) (bool, error) {
+	var errs []error
+	for _, dev := range t.members[t.owner].Interfaces {
+		if !dev.HasHostEnd() {
+			continue
+		}
+		off := false
+		err := is.withTSO(dev.Host, func(knob journal.Knob) error {
+			_, off = is.turned(knob)
+			return nil
+		})
+		if off {
+			return true, nil
+		}
+		errs = append(errs, err)
+	}
+	return false, errors.Join(errs...)
+}
+
+// turned gives the note of a knob that this feature has turned.
+func (is *Isolator) turned(k journal.Knob) (journal.Entry, bool) {
+	e, ok := is.cfg.Journal.Entry(k.Ref())
+	return e, ok && e.Owner.Feature == is.cfg.Feature
+}
+
+// setTSO switches TSO at the host end of a veth off for single packets. For super
+// it goes back to what it was, which may have been a part of it, or nothing.
+func (is *Isolator) setTSO(end container.HostEnd, s shape, id container.ID) error {
+	return is.withTSO(end, func(knob journal.Knob) error {
+		if s == single {
+			return is.turn(knob, netdev.Off, id)
+		}
+		e, ok := is.turned(knob)
+		if !ok {
+			return nil
+		}
+		return is.turn(knob, e.Before, id)
+	})
+}
+
+func (is *Isolator) withTSO(end container.HostEnd, do func(journal.Knob) error) error {
+	host, err := is.cfg.Find.Open(end.NSPath, end.NetNS)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return do(host.Offload(end.Index, netdev.TSO))
+}

@@ -1,0 +1,47 @@
+package isolate
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// For super-packets TSO goes back to what it was before the container was isolated,
+// and no further.
+func TestSuperIsWhatItWas(t *testing.T) {
+	testkit.OnKernels(t)
+	is, ns, index, at := bare(t)
+	end := container.HostEnd{NetNS: ns.Inode(), NSPath: at, Index: index}
+	knob := ns.Offload(index, netdev.TSO)
+	for _, was := range []string{netdev.TSO.On(), "tx-tcp-segmentation", netdev.Off} {
+		if err := knob.Write(was); err != nil {
+			t.Fatal(err)
+		}
+		tenant := &tenant{owner: 1, members: map[container.ID]container.Container{
+			1: {ID: 1, Interfaces: []container.Interface{{Kind: "veth", Host: end}}},
+		}}
+		for _, step := range []struct {
+			shape shape
+			want  string
+		}{{single, netdev.Off}, {super, was}, {super, was}, {single, netdev.Off}} {
+			if err := is.setTSO(end, step.shape, 1); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := knob.Read(); err != nil || got != step.want {
+				t.Errorf("tso was %s, shape %d: it is %s (%v), want %s", was, step.shape, got, err, step.want)
+			}
+		}
+		if off, err := is.switchedOff(tenant); err != nil || off != (was != netdev.Off) {
+			t.Errorf("tso was %s: switched off by us %v, %v", was, off, err)
+		}
+		if err := is.restore(func(e journal.Entry) bool { return true }); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := knob.Read(); err != nil || got != was {
+			t.Errorf("tso was %s: it is %s (%v) in the end", was, got, err)
+		}
+	}
+}

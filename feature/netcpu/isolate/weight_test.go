@@ -1,0 +1,106 @@
+package isolate
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// Beside one busy neighbour of the usual weight, the share of the CPU that the
+// weight gives is the quota, or less.
+func TestSharesFor(t *testing.T) {
+	for cpus := 0.001; cpus < 4; cpus += 0.001 {
+		w := sharesFor(cpus)
+		if w < 1 || w > usualShares {
+			t.Fatalf("sharesFor(%v) = %d, out of bounds", cpus, w)
+		}
+		share := float64(w) / float64(w+usualShares)
+		if want := min(cpus, 0.5); math.Abs(share-want) > 0.002 {
+			t.Errorf("sharesFor(%v) = %d: a share of %.4f, want %.4f", cpus, w, share, want)
+		}
+	}
+	if got := sharesFor(0.2); got != 256 {
+		t.Errorf("sharesFor(0.2) = %d, want 256 (80 against 20)", got)
+	}
+}
+
+// TestWeightFollowsQuota has the quota of an isolated container changed, and its
+// weight by its owner.
+func TestWeightFollowsQuota(t *testing.T) {
+	dir := t.TempDir()
+	set := func(file, value string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	c := container.Container{ID: 7, Cgroup: container.Cgroup{CPU: dir}}
+	is := New(Config{Feature: "netcpu", Journal: j, Layout: cgroup.Layout{CPU: filepath.Dir(dir)}})
+	is.tenants[1] = &tenant{owner: 7, members: map[container.ID]container.Container{7: c}}
+	set("cgroup.procs", "") // what every cgroup has
+	set("cpu.cfs_period_us", "100000")
+	set("cpu.shares", "900") // as wide as all others, since no kernel cuts the file
+	for _, step := range []struct {
+		quota, shares string // what its owner sets; "" for nothing
+		want          string
+		before        string // what is noted; "" for nothing
+	}{
+		{"20000", "", "256", "900"},
+		{"40000", "", "683", "900"},
+		{"10000", "", "114", "900"},
+		{"60000", "", "900", ""}, // a weight cannot say it
+		{"20000", "", "256", "900"},
+		{"-1", "", "900", ""},
+		{"20000", "", "256", "900"},
+		{"", "700", "256", "700"}, // another weight than the one that was found
+		{"40000", "", "683", "700"},
+		{"", "100", "100", "700"}, // lower than what the quota would be: left alone
+		{"20000", "", "100", "700"},
+		{"", "800", "256", "800"},
+	} {
+		if step.quota != "" {
+			set("cpu.cfs_quota_us", step.quota)
+		}
+		if step.shares != "" {
+			set("cpu.shares", step.shares)
+		}
+		for range 2 {
+			if err := is.reweigh(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := cgroup.Weight(dir)
+		before := ""
+		for _, e := range j.Entries() {
+			before += e.Before
+		}
+		if err != nil || strconv.FormatUint(got, 10) != step.want || before != step.before {
+			t.Errorf("%+v: weight %d, noted %q, %v", step, got, before, err)
+		}
+	}
+	if out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return cgroup.OpenFile(dir, r) }, nil); err != nil || len(out) != 1 || out[0].Result != journal.Restored {
+		t.Errorf("restore: %+v, %v", out, err)
+	}
+	if got, err := cgroup.Weight(dir); err != nil || got != 800 {
+		t.Errorf("restored to %d, %v", got, err)
+	}
+}
+
+func TestNoCPUs(t *testing.T) {
+	for mask, want := range map[string]string{"3": "0", "00000000,0000ffff": "00000000,00000000", "": ""} {
+		if got := noCPUs(mask); got != want {
+			t.Errorf("noCPUs(%q) = %q, want %q", mask, got, want)
+		}
+	}
+}

@@ -1,0 +1,185 @@
+// Package uplink finds the devices by which packets come to a container before
+// they reach its own. It changes nothing. Package isolate has these devices poll in
+// threads, and package drop drops packets at them.
+//
+// The uplinks of feature/traffic are others: see docs/ARCHITECTURE.md.
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// Key names a device by the inode of its network namespace and its index there.
+type Key struct {
+	NetNS uint64
+	Index int
+}
+
+// Finder finds uplinks. It is not safe for concurrent use. Make it with NewFinder.
+type Finder struct {
+	host  string // a path to the host's network namespace
+	find  *netdev.Finder
+	lived map[residence]bool
+}
+
+// residence is the network namespace of a container. One that it has left is still
+// no namespace of the host's.
+type residence struct {
+	id    container.ID
+	netns uint64
+}
+
+// NewFinder makes a Finder for the host whose network namespace is at a path.
+func NewFinder(host string, find *netdev.Finder) *Finder {
+	return &Finder{host: host, find: find, lived: make(map[residence]bool)}
+}
+
+// Saw notes that a container lives in its network namespace.
+func (f *Finder) Saw(c container.Container) {
+	if !c.HostNetwork && c.NetNS != 0 {
+		f.lived[residence{c.ID, c.NetNS}] = true
+	}
+}
+
+// Forget forgets the namespaces of a container that has ended.
+func (f *Finder) Forget(id container.ID) {
+	maps.DeleteFunc(f.lived, func(r residence, _ bool) bool { return r.id == id })
+}
+
+// containerNetNS says whether a container has lived in a network namespace.
+func (f *Finder) containerNetNS(netns uint64) bool {
+	for r := range f.lived {
+		if r.netns == netns {
+			return true
+		}
+	}
+	return false
+}
+
+// Host returns the inode of the host's network namespace.
+func (f *Finder) Host() (uint64, error) {
+	ns, err := netdev.Open(f.host)
+	if err != nil {
+		return 0, err
+	}
+	defer ns.Close()
+	return ns.Inode(), nil
+}
+
+// Each calls do with the uplinks of c, once for each namespace that may have some,
+// with a path to it: the devices of the host's namespace that poll and are hardware
+// or have an address, from where a bridge may be routed to, and the other ports of
+// the bridges that c is at. Nothing in a namespace that a container may have made is
+// an uplink: the container could have its own packets worked on at the host's
+// expense. Each goes on with the next namespace after an error.
+func (f *Finder) Each(ctx context.Context, c container.Container, do func(ns *netdev.NS, path string, links []netdev.Link) error) error {
+	host, err := f.Host()
+	if err != nil {
+		return err
+	}
+	paths := map[uint64]string{host: f.host}
+	bridges := make(map[uint64][]string)
+	for _, dev := range c.Interfaces {
+		h := dev.Host
+		if h.Master != "" && (h.NetNS == host || h.Trusted && !f.containerNetNS(h.NetNS)) {
+			bridges[h.NetNS] = append(bridges[h.NetNS], h.Master)
+			if paths[h.NetNS] == "" {
+				paths[h.NetNS] = h.NSPath
+			}
+		}
+	}
+	in := func(path string, inode uint64) error {
+		ns, err := f.find.Open(path, inode)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		links, err := uplinks(ns, bridges[inode])
+		if err != nil {
+			return err
+		}
+		return do(ns, path, links)
+	}
+	var errs []error
+	for inode, path := range paths {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, in(path, inode))
+	}
+	return errors.Join(errs...)
+}
+
+// uplinks lists those of one namespace; bridges are those that reach the container.
+func uplinks(ns *netdev.NS, bridges []string) (up []netdev.Link, err error) {
+	all, err := ns.Links(netdev.MostLinks)
+	if err != nil {
+		return nil, err
+	}
+	reached := make(map[int]bool)
+	for _, l := range all {
+		reached[l.Index] = slices.Contains(bridges, l.Name)
+	}
+	polls, err := polling(ns)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range all {
+		if !isEntry(l, reached[l.Master]) {
+			continue
+		}
+		itself, err := polls(l)
+		if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("uplink %s: %w", l.Name, err)
+		}
+		if itself {
+			up = append(up, l)
+		}
+	}
+	return up, nil
+}
+
+// isEntry says whether packets from outside may enter the host by a device, if
+// it polls: it is hardware, has an address of the host (a tunnel's, or that of a
+// veth which leads to another host), or is a port of a bridge that reaches the
+// container. The host end of another container's veth may be such a port, too, but
+// does not poll.
+func isEntry(l netdev.Link, port bool) bool {
+	if !l.Up || l.Name == "lo" {
+		return false
+	}
+	return l.Kind == "device" || len(l.Addrs) > 0 || port
+}
+
+// polling returns a function that says whether a device of a namespace is polled on
+// its own. If not, its packets come in with somebody else's: those of a container's
+// veth with its sender's. The kernel is asked once for all of them, as a bridge has
+// a port for each container.
+func polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
+	napis, err := ns.NAPIs(0)
+	if errors.Is(err, netdev.ErrNoNAPIList) {
+		return func(l netdev.Link) (bool, error) {
+			if l.Kind != "veth" {
+				return l.Kind == "device", nil
+			}
+			gro, err := ns.Offload(l.Index, netdev.GRO).Read()
+			return err == nil && gro != netdev.Off, err
+		}, nil
+	}
+	polls := make(map[int]bool)
+	for _, n := range napis {
+		polls[n.Device] = true
+	}
+	return func(l netdev.Link) (bool, error) { return polls[l.Index], nil }, err
+}
