@@ -65,8 +65,7 @@ type Isolator struct {
 type tenant struct {
 	netns   uint64
 	owner   container.ID // whose cgroup that is
-	group   string       // the cgroup of the cpu controller that its threads are in
-	cpuset  string       // and the one of the cpuset controller; "" for none
+	at      place        // where its threads are
 	queues  bool         // whether queues of uplinks may be given to it
 	members map[container.ID]container.Container
 	threads []thread
@@ -125,14 +124,18 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	if t == nil {
 		t = &tenant{netns: c.NetNS, owner: c.ID, members: make(map[container.ID]container.Container)}
 	}
-	group, err := is.threadGroup(c)
+	pays, err := c.TenantGroup()
 	if err != nil {
 		return err
 	}
-	if moved := t.group != "" && (t.group != group || t.cpuset != c.Cgroup.CPUSet); moved {
+	at, err := is.threadPlace(pays, c.Cgroup.CPUSet)
+	if err != nil {
+		return err
+	}
+	if moved := t.at.group != "" && (t.at.group != at.group || t.at.cpuset != at.cpuset); moved {
 		// Nothing may be left where it was. What it had of the uplinks it can
 		// earn again.
-		if err := errors.Join(is.movedAlong(t.group, group), is.movedAlong(t.cpuset, c.Cgroup.CPUSet), is.takeQueues(t)); err != nil {
+		if err := errors.Join(is.movedAlong(t.at.group, at.group), is.movedAlong(t.at.cpuset, at.cpuset), is.takeQueues(t)); err != nil {
 			return err
 		}
 	}
@@ -146,13 +149,13 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 			skipped = append(skipped, fmt.Errorf("%s: %w", dev.Name, errNoHostEnd))
 			continue
 		}
-		polling, err := is.placeDevice(ns, dev, t.control.shape, group, c)
+		polling, err := is.bringVeth(ns, dev, t.control.shape, at, c.ID)
 		if err != nil {
 			return fmt.Errorf("%s: %w", dev.Name, err)
 		}
 		threads = append(threads, polling...)
 	}
-	if err := is.dropStale(c, group, threads); err != nil {
+	if err := is.restore(func(e journal.Entry) bool { return e.Owner == is.by(c.ID) && stale(e, c, at, pays, threads) }); err != nil {
 		return err
 	}
 	if len(threads) == 0 && len(skipped) > 0 {
@@ -164,7 +167,7 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	if err := is.allowQueues(t, c); err != nil {
 		return err
 	}
-	t.threads, t.group, t.cpuset = threads, group, c.Cgroup.CPUSet
+	t.threads, t.at = threads, at
 	is.tenants[c.NetNS] = t
 	is.join(t, c)
 	// One that is charged in the same namespace has its packets paid for now.
@@ -252,36 +255,29 @@ func (is *Isolator) join(t *tenant, c container.Container) {
 	is.member[c.ID] = t
 }
 
-// threadGroup returns the cgroup that the threads of c go into. On v1 that is the
-// tenant's.
+// threadPlace returns where the threads of a container go, whose tenant's group is dir.
+// On v1 they go there.
 //
 // On v2 it is a child of that, named fairlead. A group with threads in it could no
 // longer hand controllers down, as a systemd inside the container wants its own
 // to; and one that does so, as a pod's, may hold none. What the child's threads do
 // is the tenant's in both cases: in the first the child has no share of its own,
 // in the second it competes with the containers at the usual weight.
-func (is *Isolator) threadGroup(c container.Container) (string, error) {
-	dir, err := c.TenantGroup()
-	if err != nil || !is.v2() {
-		return dir, err
+func (is *Isolator) threadPlace(dir, cpuset string) (place, error) {
+	at := place{group: dir, cpuset: cpuset}
+	if !is.v2() {
+		return at, nil
 	}
 	// Without the controller the time would be a group's further up, which
 	// others share.
 	if _, err := cgroup.Weight(dir); err != nil {
-		return "", fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
+		return at, fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
 	}
-	return filepath.Join(dir, "fairlead"), nil
+	at.group, at.child = filepath.Join(dir, "fairlead"), true
+	return at, nil
 }
 
 func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
-
-// makeGroup makes that cgroup, where it is not the container's own.
-func (is *Isolator) makeGroup(group string, c container.Container) error {
-	if dir, err := c.TenantGroup(); err != nil || dir == group {
-		return err
-	}
-	return is.turn(cgroup.Group(group), cgroup.Present, c.ID)
-}
 
 // countVeths begins the early drop for a tenant's devices.
 func (is *Isolator) countVeths(ns *netdev.NS, t *tenant, c container.Container) (err error) {
@@ -374,9 +370,9 @@ func (is *Isolator) restore(match func(journal.Entry) bool) error {
 	return err
 }
 
-// turn turns a knob on behalf of a container (0: of the host).
-func (is *Isolator) turn(k journal.Knob, value string, id container.ID) error {
-	return is.cfg.Journal.TurnUntil(k, value, is.by(id), is.lapse(id))
+// turn carries out a plan on behalf of a container (0: of the host).
+func (is *Isolator) turn(plan []journal.Setting, id container.ID) error {
+	return is.cfg.Journal.TurnAll(plan, is.by(id), is.lapse(id))
 }
 
 // by is who turns the knobs of a container.

@@ -112,14 +112,18 @@ func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 func (is *Isolator) moveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	for _, t := range is.tenants {
 		if t.drops != nil && t.drops.Slot() == slot && t.queues {
-			// Its CPUs are the container's now.
-			return errors.Join(is.unsteer(q.thread), is.place(q.thread, t.group, t.cpuset, 0))
+			at := t.at
+			at.child = false // it is there, and its note is the container's
+			return errors.Join(is.unsteer(q.thread), is.place(q.thread, at, 0))
 		}
 	}
-	if err := is.place(q.thread, is.host.group, is.cfg.Layout.CPUSet, 0); err != nil {
-		return err
-	}
-	return is.steer(q.thread, u.cpus)
+	return is.place(q.thread, u.at, 0)
+}
+
+// unsteer undoes what steering has done: its CPUs are the container's now.
+func (is *Isolator) unsteer(t sched.Thread) error {
+	ref := sched.Affinity(is.cfg.Roots.Proc, t).Ref()
+	return is.restore(func(e journal.Entry) bool { return e.Ref == ref })
 }
 
 // mayOwnQueues says whether a container is better off with queues of its own.

@@ -22,28 +22,28 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	testkit.OnKernels(t)
 	group, shared := testkit.Cgroup(t).CPU, testkit.Cgroup(t).CPU
 	is, ns, index, _ := bare(t)
-	is.host = &uplinks{group: shared}
 	const slot = 0
 	is.tenants = map[uint64]*tenant{1: {
-		group: group, cpuset: filepath.Join(is.cfg.Layout.CPUSet, "fairlead-none"), queues: true, drops: new(drop.Tenant),
+		at: place{group: group, cpuset: filepath.Join(is.cfg.Layout.CPUSet, "fairlead-none")}, queues: true, drops: new(drop.Tenant),
 	}}
 	if is.cfg.Layout.CPUSet == is.cfg.Layout.CPU { // one move, which fails
-		is.tenants[1].group = filepath.Join(group, "fairlead-none")
+		is.tenants[1].at.group = filepath.Join(group, "fairlead-none")
 	}
 	if err := ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
 		t.Fatal(err)
 	}
-	threads, err := is.threaded(ns, index, "fltb", 0)
+	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, 0)
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
 	}
-	if err := is.place(threads[0], shared, "", 0); err != nil {
+	if err := is.place(threads[0], place{group: shared}, 0); err != nil {
 		t.Fatal(err)
 	}
+	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
 	w := queueWindow{length: time.Second, own: queueMin, slot: slot}
 	for range 10 {
-		err := is.assignQueue(&uplinkDevice{}, q, w)
+		err := is.assignQueue(u, q, w)
 		if q.control.owner != nobody {
 			t.Fatalf("owner %d", q.control.owner)
 		}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -52,7 +51,7 @@ func (is *Isolator) renewTenant(t *tenant) error {
 			errs = append(errs, Passing(err))
 			continue
 		}
-		threads, err := is.placeDevice(ns, dev, t.control.shape, t.group, c)
+		threads, err := is.bringVeth(ns, dev, t.control.shape, t.at, c.ID)
 		if err != nil {
 			errs = append(errs, Passing(err)) // the next window tries again
 			continue
@@ -131,83 +130,4 @@ func (is *Isolator) forgetThreads(old, now []thread) error {
 		}
 		return slices.ContainsFunc(old, of) && !slices.ContainsFunc(now, of)
 	})
-}
-
-// placeDevice makes one device of a container poll in threads, and places them.
-func (is *Isolator) placeDevice(ns *netdev.NS, dev container.Interface, s shape, group string, c container.Container) ([]thread, error) {
-	polling, err := is.thread(ns, dev, s, c.ID)
-	if err != nil {
-		return nil, err
-	}
-	if err := is.makeGroup(group, c); err != nil {
-		return nil, err
-	}
-	var threads []thread
-	for _, th := range polling {
-		if err := errors.Join(is.place(th, group, c.Cgroup.CPUSet, c.ID), is.hasten(th, c.ID)); err != nil {
-			return nil, err
-		}
-		threads = append(threads, thread{th, dev.Name})
-	}
-	return threads, nil
-}
-
-// thread makes one device of a container poll in threads and returns them.
-//
-// A veth does that for every packet only if GRO is on at the receiving end and
-// TSO off at the sending one (veth.c: veth_gro_requested,
-// veth_skb_is_eligible_for_gro). RPS would hand the packets on to a softirq.
-func (is *Isolator) thread(ns *netdev.NS, dev container.Interface, s shape, id container.ID) ([]sched.Thread, error) {
-	if err := is.turn(ns.Offload(dev.Index, netdev.GRO), netdev.GRO.On(), id); err != nil {
-		return nil, err
-	}
-	if err := is.stopRPS(ns, dev.Index, id); err != nil {
-		return nil, err
-	}
-	if err := is.setTSO(dev.Host, s, id); err != nil {
-		return nil, err
-	}
-	return is.threaded(ns, dev.Index, dev.Name, id)
-}
-
-// stopRPS makes no receive queue of a device hand its packets to another CPU.
-func (is *Isolator) stopRPS(ns *netdev.NS, index int, id container.ID) error {
-	return eachRPS(ns, index, func(rps journal.Knob, mask string) error {
-		return is.turn(rps, noCPUs(mask), id)
-	})
-}
-
-// eachRPS calls do with the RPS of each receive queue of a device and what it is, until do
-// gives an error.
-func eachRPS(ns *netdev.NS, index int, do func(rps journal.Knob, mask string) error) error {
-	link, err := ns.Link(index)
-	if err != nil {
-		return err
-	}
-	for q := range link.RxQueues {
-		rps := ns.RPS(index, q)
-		mask, err := rps.Read()
-		if q > 0 && errors.Is(err, journal.ErrGone) {
-			// A veth is made with a queue for each CPU and uses one; sysfs
-			// shows only those in use.
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := do(rps, mask); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// noCPUs gives the empty CPU mask in the width of mask.
-func noCPUs(mask string) string {
-	return strings.Map(func(r rune) rune {
-		if r == ',' {
-			return r
-		}
-		return '0'
-	}, mask)
 }

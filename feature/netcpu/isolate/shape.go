@@ -4,9 +4,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // counted is what reshape last read of one tenant.
@@ -73,13 +71,9 @@ func (is *Isolator) setShape(t *tenant, s shape) error {
 			return err
 		}
 	}
-	for _, dev := range t.members[t.owner].Interfaces {
-		if !dev.HasHostEnd() {
-			continue
-		}
-		if err := is.setTSO(dev.Host, s, t.owner); err != nil {
-			return err
-		}
+	err := is.eachEnd(t, func(e *hostEnd) error { return is.turn(e.sending(s), t.owner) })
+	if err != nil {
+		return err
 	}
 	if s == single {
 		return t.drops.UseRing(true)
@@ -89,51 +83,27 @@ func (is *Isolator) setShape(t *tenant, s shape) error {
 
 // switchedOff says whether TSO is off at any host end of a tenant on our account.
 // Where it was off before there are no super-packets to be had.
-func (is *Isolator) switchedOff(t *tenant) (bool, error) {
+func (is *Isolator) switchedOff(t *tenant) (off bool, err error) {
+	err = is.eachEnd(t, func(e *hostEnd) error {
+		off = off || e.switchedOff
+		return nil
+	})
+	return off, err
+}
+
+// eachEnd calls do with the host end of each veth of a tenant. It goes on after an error.
+func (is *Isolator) eachEnd(t *tenant, do func(*hostEnd) error) error {
 	var errs []error
 	for _, dev := range t.members[t.owner].Interfaces {
 		if !dev.HasHostEnd() {
 			continue
 		}
-		off := false
-		err := is.withTSO(dev.Host, func(knob journal.Knob) error {
-			_, off = is.turned(knob)
-			return nil
-		})
-		if off {
-			return true, nil
+		e, err := is.lookAtEnd(dev.Host)
+		if err == nil {
+			err = do(e)
+			e.close()
 		}
 		errs = append(errs, err)
 	}
-	return false, errors.Join(errs...)
-}
-
-// turned gives the note of a knob that this feature has turned.
-func (is *Isolator) turned(k journal.Knob) (journal.Entry, bool) {
-	e, ok := is.cfg.Journal.Entry(k.Ref())
-	return e, ok && e.Owner.Feature == is.cfg.Feature
-}
-
-// setTSO switches TSO at the host end of a veth off for single packets. For super
-// it goes back to what it was, which may have been a part of it, or nothing.
-func (is *Isolator) setTSO(end container.HostEnd, s shape, id container.ID) error {
-	return is.withTSO(end, func(knob journal.Knob) error {
-		if s == single {
-			return is.turn(knob, netdev.Off, id)
-		}
-		e, ok := is.turned(knob)
-		if !ok {
-			return nil
-		}
-		return is.turn(knob, e.Before, id)
-	})
-}
-
-func (is *Isolator) withTSO(end container.HostEnd, do func(journal.Knob) error) error {
-	host, err := is.cfg.Find.Open(end.NSPath, end.NetNS)
-	if err != nil {
-		return err
-	}
-	defer host.Close()
-	return do(host.Offload(end.Index, netdev.TSO))
+	return errors.Join(errs...)
 }

@@ -27,7 +27,13 @@ func TestSuperIsWhatItWas(t *testing.T) {
 			shape shape
 			want  string
 		}{{single, netdev.Off}, {super, was}, {super, was}, {single, netdev.Off}} {
-			if err := is.setTSO(end, step.shape, 1); err != nil {
+			e, err := is.lookAtEnd(end)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = is.turn(e.sending(step.shape), 1)
+			e.close()
+			if err != nil {
 				t.Fatal(err)
 			}
 			if got, err := knob.Read(); err != nil || got != step.want {

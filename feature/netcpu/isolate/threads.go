@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// How long threadedByName waits for the names of new threads: where there are
+// How long threadsByName waits for the names of new threads: where there are
 // threads that an older kernel may have kept, and where there are none.
 const (
 	keptWait  = 50 * time.Millisecond
@@ -24,23 +26,93 @@ const (
 // errNoNAPI says that a device does not poll: for one, as it is on its way out.
 var errNoNAPI = errors.New("has no napi")
 
-// threaded turns the knob and returns the threads, one for each NAPI.
-func (is *Isolator) threaded(ns *netdev.NS, index int, device string, id container.ID) ([]sched.Thread, error) {
-	knob := ns.Threaded(index)
-	if _, err := ns.NAPIs(index); errors.Is(err, netdev.ErrNoNAPIList) {
-		return is.threadedByName(knob, device, id)
-	}
-	if err := is.turn(knob, "1", id); err != nil {
+// bring has a device poll in threads, and these be where they belong. The threads are
+// there only once it polls in them, so that there are two plans.
+func (is *Isolator) bring(d device, s shape, at place, id container.ID) (list []thread, err error) {
+	if err := is.turn(d.polling(s), id); err != nil {
 		return nil, err
 	}
-	list, err := ns.NAPIs(index)
+	found, err := is.threads(d, id)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range found {
+		if err := is.place(t, at, id); err != nil {
+			return nil, err
+		}
+		list = append(list, thread{t, d.name})
+	}
+	return list, nil
+}
+
+// bringVeth does that for a device of a container.
+func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, at place, id container.ID) ([]thread, error) {
+	d, err := is.lookAtVeth(ns, dev)
+	if err != nil {
+		return nil, err
+	}
+	defer d.end.close()
+	return is.bring(d, s, at, id)
+}
+
+// place moves a thread to its place.
+func (is *Isolator) place(t sched.Thread, at place, id container.ID) error {
+	p, err := is.lookAtThread(t)
+	if err != nil {
+		return err
+	}
+	plan := p.placing(at)
+	left := leaves(plan)
+	if err := is.turn(plan, id); err != nil {
+		return err
+	}
+	if err := kernel.Tidy(is.cfg.Roots, left); err != nil || len(at.cpus) == 0 {
+		return err
+	}
+	affinity := sched.Affinity(is.cfg.Roots.Proc, t)
+	now, err := affinity.Read()
+	if err != nil {
+		return err
+	}
+	may, err := cgroup.ParseCPUs(now)
+	if err != nil {
+		return err
+	}
+	return is.turn(steering(affinity, may, at.cpus), id)
+}
+
+// leaves returns the groups that a plan takes a thread out of. An agent that was
+// killed may have given it to a container that has ended since, whose cgroup then
+// could not go.
+func leaves(plan []journal.Setting) (left []journal.Outcome) {
+	for _, s := range plan {
+		if s.Knob.Ref().Kind != sched.KindKthread {
+			continue
+		}
+		if was, err := s.Knob.Read(); err == nil && was != s.Value {
+			left = append(left, journal.Outcome{Entry: journal.Entry{Ref: s.Knob.Ref(), Wrote: was}})
+		}
+	}
+	return left
+}
+
+// threads turns the knob and returns the threads, one for each NAPI.
+func (is *Isolator) threads(d device, id container.ID) ([]sched.Thread, error) {
+	plan := []journal.Setting{{Knob: d.ns.Threaded(d.index), Value: "1"}}
+	if _, err := d.ns.NAPIs(d.index); errors.Is(err, netdev.ErrNoNAPIList) {
+		return is.threadsByName(plan, d.name, id)
+	}
+	if err := is.turn(plan, id); err != nil {
+		return nil, err
+	}
+	list, err := d.ns.NAPIs(d.index)
 	if err != nil {
 		return nil, err
 	}
 	var threads []sched.Thread
 	for _, napi := range list {
 		if napi.Thread == 0 {
-			return nil, fmt.Errorf("napi %d of %s has no thread", napi.ID, device)
+			return nil, fmt.Errorf("napi %d of %s has no thread", napi.ID, d.name)
 		}
 		t, err := sched.Find(is.cfg.Roots.Proc, napi.Thread)
 		if err != nil {
@@ -49,16 +121,17 @@ func (is *Isolator) threaded(ns *netdev.NS, index int, device string, id contain
 		threads = append(threads, t)
 	}
 	if len(threads) == 0 {
-		return nil, fmt.Errorf("%s %w", device, errNoNAPI)
+		return nil, fmt.Errorf("%s %w", d.name, errNoNAPI)
 	}
 	return threads, nil
 }
 
-// threadedByName does the same where the kernel lists no NAPIs (before 6.8):
+// threadsByName does the same where the kernel lists no NAPIs (before 6.8):
 // the threads of a device are those whose names come up when it is switched
 // on. Many containers have an eth0, so that of a device which is on already the
 // journal has to tell: those that were moved in the same owner's name.
-func (is *Isolator) threadedByName(knob journal.Knob, device string, id container.ID) ([]sched.Thread, error) {
+func (is *Isolator) threadsByName(plan []journal.Setting, device string, id container.ID) ([]sched.Thread, error) {
+	knob := plan[0].Knob
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
@@ -69,13 +142,13 @@ func (is *Isolator) threadedByName(knob journal.Knob, device string, id containe
 		}
 		threads, err := is.moved(device, owner)
 		if err == nil && len(threads) > 0 {
-			err = is.turn(knob, "1", id) // which is the owner from now on
+			err = is.turn(plan, id) // which is the owner from now on
 		}
 		if err != nil || len(threads) > 0 {
 			return threads, err
 		}
 		// Not by us: a thread that an older kernel has kept does not come up.
-		if err := is.turn(knob, "0", id); err != nil {
+		if err := is.turn([]journal.Setting{{Knob: knob, Value: "0"}}, id); err != nil {
 			return nil, err
 		}
 	}
@@ -83,7 +156,7 @@ func (is *Isolator) threadedByName(knob journal.Knob, device string, id containe
 	if err != nil {
 		return nil, err
 	}
-	if err := is.turn(knob, "1", id); err != nil {
+	if err := is.turn(plan, id); err != nil {
 		return nil, err
 	}
 	// The threads exist when the write returns; their names are set by
@@ -171,35 +244,24 @@ func (is *Isolator) moved(device string, id container.ID) ([]sched.Thread, error
 	return threads, nil
 }
 
-// place moves a kernel thread into the container's cgroup of the cpu
-// controller and, where that is another hierarchy, into its cpuset, so that the
-// thread goes on following it when the owner changes it.
-func (is *Isolator) place(t sched.Thread, group, cpuset string, id container.ID) error {
-	if err := is.move(t, is.cfg.Layout.CPU, group, id); err != nil {
-		return err
-	}
-	if cpuset == "" || is.cfg.Layout.CPUSet == is.cfg.Layout.CPU {
+// movedAlong takes over the threads that whoever moved a container from one
+// cgroup to another has moved with its processes: they were ours, and go back to
+// where they were before.
+func (is *Isolator) movedAlong(was, now string) error {
+	if was == "" || was == now {
 		return nil
 	}
-	return is.move(t, is.cfg.Layout.CPUSet, cpuset, id)
-}
-
-// move moves a kernel thread within one hierarchy.
-func (is *Isolator) move(t sched.Thread, hierarchy, group string, id container.ID) error {
-	return is.turn(sched.Group(is.cfg.Roots.Proc, is.cfg.Layout, t, hierarchy), group, id)
-}
-
-// pollSlice is the slice of a thread that polls: the shortest that the kernel
-// has. The thread then gets its turn before what is in its queue has grown
-// old, or has kept a sender on this host waiting; its share of the CPU is what
-// it was. MEASURED.md has the measurement.
-const pollSlice = 100 * time.Microsecond
-
-// hasten gives a thread pollSlice, where the kernel can.
-func (is *Isolator) hasten(t sched.Thread, id container.ID) error {
-	knob := sched.Slice(is.cfg.Roots.Proc, t)
-	if value, err := knob.Read(); err != nil || value == sched.NoSlice {
-		return err
-	}
-	return is.turn(knob, sched.FormatSlice(pollSlice), id)
+	open := kernel.Opener(is.cfg.Roots)
+	return is.cfg.Journal.Rename(func(e journal.Entry) bool {
+		return e.Owner.Feature == is.cfg.Feature && e.Ref.Kind == sched.KindKthread && e.Wrote == was
+	}, func(e journal.Entry) journal.Entry {
+		k, err := open(e.Ref)
+		if err != nil {
+			return e // it has ended
+		}
+		if group, err := k.Read(); err == nil && group == now {
+			e.Wrote = now
+		}
+		return e
+	})
 }

@@ -11,11 +11,9 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // uplinkGroup begins the name of the cgroup of the threads that poll devices
@@ -33,16 +31,16 @@ const uplinkShares = 100
 
 // uplinks is what is changed on the host while any container is isolated.
 type uplinks struct {
-	group   string
+	at      place
 	devices map[uplink.Key]*uplinkDevice
 }
 
-// uplink is one device by which packets enter the host.
+// uplinkDevice is one device by which packets enter the host.
 type uplinkDevice struct {
 	name    string
 	path    string // to its namespace
 	threads []thread
-	cpus    []int    // of its threads, where RPS had its packets; nil: all
+	at      place    // of its threads, unless a container has them
 	queues  []*queue // those that a container could be given; see queue.go
 }
 
@@ -54,11 +52,11 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 		return err
 	}
 	if is.host == nil {
-		group, err := is.makeUplinkGroup(host)
+		at, err := is.makeUplinkGroup(host)
 		if err != nil {
 			return err
 		}
-		is.host = &uplinks{group: group, devices: make(map[uplink.Key]*uplinkDevice)}
+		is.host = &uplinks{at: at, devices: make(map[uplink.Key]*uplinkDevice)}
 	}
 	return is.claimSome(ctx, c, func(uplink.Key) bool { return true })
 }
@@ -111,23 +109,16 @@ func (is *Isolator) Reset(ctx context.Context, c container.Container, keys []upl
 }
 
 func (is *Isolator) claim(ns *netdev.NS, path string, l netdev.Link) (*uplinkDevice, error) {
-	cpus, err := is.steered(ns, l.Index)
+	d, err := is.lookAt(ns, l.Index, l.Name)
 	if err != nil {
 		return nil, err
 	}
-	if err := is.stopRPS(ns, l.Index, 0); err != nil {
+	u := &uplinkDevice{name: l.Name, path: path, at: is.host.at}
+	if u.at.cpus, err = d.steered(); err != nil {
 		return nil, err
 	}
-	threads, err := is.threaded(ns, l.Index, l.Name, 0)
-	if err != nil {
+	if u.threads, err = is.bring(d, single, u.at, 0); err != nil {
 		return nil, err
-	}
-	u := &uplinkDevice{name: l.Name, path: path, cpus: cpus}
-	for _, t := range threads {
-		if err := errors.Join(is.moveUplink(t), is.steer(t, cpus), is.hasten(t, 0)); err != nil {
-			return nil, err
-		}
-		u.threads = append(u.threads, thread{t, l.Name})
 	}
 	if is.cfg.Programs == nil {
 		return u, nil
@@ -136,43 +127,14 @@ func (is *Isolator) claim(ns *netdev.NS, path string, l netdev.Link) (*uplinkDev
 	return u, err
 }
 
-// moveUplink moves a thread of an uplink into the uplink group. An agent that
-// was killed may have given it to a container that has ended since, whose cgroup
-// then could not go.
-func (is *Isolator) moveUplink(t sched.Thread) error {
-	groups := map[string]string{is.cfg.Layout.CPU: is.host.group}
-	if set := is.cfg.Layout.CPUSet; set != "" && set != is.cfg.Layout.CPU {
-		groups[set] = set // all CPUs
-	}
-	for hierarchy, group := range groups {
-		knob := sched.Group(is.cfg.Roots.Proc, is.cfg.Layout, t, hierarchy)
-		was, err := knob.Read()
-		if err != nil {
-			return err
-		}
-		if was == group {
-			continue
-		}
-		if err := is.turn(knob, group, 0); err != nil {
-			return err
-		}
-		left := journal.Outcome{Entry: journal.Entry{Ref: knob.Ref(), Wrote: was}}
-		if err := kernel.Tidy(is.cfg.Roots, []journal.Outcome{left}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (is *Isolator) makeUplinkGroup(netns uint64) (string, error) {
+func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
 	dir := filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10))
-	if err := is.turn(cgroup.Group(dir), cgroup.Present, 0); err != nil {
-		return "", err
+	at := place{group: dir, cpuset: is.cfg.Layout.CPUSet} // which is all CPUs
+	err := is.turn([]journal.Setting{{Knob: cgroup.Group(dir), Value: cgroup.Present}}, 0)
+	if err == nil && is.cfg.Programs == nil {
+		err = is.lower(dir, uplinkShares, 0)
 	}
-	if is.cfg.Programs != nil {
-		return dir, nil
-	}
-	return dir, is.setWeight(dir, uplinkShares, 0)
+	return at, err
 }
 
 // forgetQueues ends the counting of what the queues of the uplinks bring.

@@ -2,9 +2,7 @@ package isolate
 
 import (
 	"errors"
-	"fmt"
 	"math"
-	"strconv"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -31,7 +29,7 @@ func (is *Isolator) Weigh(c container.Container) error {
 	if limited && cpus < 0.5 {
 		shares = sharesFor(cpus)
 	}
-	return is.setWeight(dir, shares, c.ID)
+	return is.lower(dir, shares, c.ID)
 }
 
 // reweigh has the weights of those that are isolated follow their quotas, and
@@ -48,10 +46,6 @@ func (is *Isolator) reweigh() error {
 	return errors.Join(errs...)
 }
 
-// usualShares is the weight of an ordinary group: weights here are in its parts, as
-// cpu.shares are (kernel/sched/core.c).
-const usualShares = 1024
-
 // sharesFor returns the weight w with w / (w + usual) = cpus, at most the usual one.
 func sharesFor(cpus float64) int {
 	if cpus >= 0.5 {
@@ -60,30 +54,15 @@ func sharesFor(cpus float64) int {
 	return int(math.Round(usualShares * cpus / (1 - cpus)))
 }
 
-// setWeight gives a cgroup the given part of the usual weight, but no more than its
-// owner gave it.
-func (is *Isolator) setWeight(dir string, shares int, id container.ID) error {
-	k, takes := cgroup.WeightKnob(dir, is.v2())
-	now, err := k.Read()
+// lower gives a cgroup the given part of the usual weight; see weight.lowered.
+func (is *Isolator) lower(dir string, shares int, id container.ID) error {
+	w, err := is.lookAtWeight(dir, id)
 	if err != nil {
 		return err
 	}
-	given := now
-	e, turned := is.turned(k)
-	if turned && e.Ours(now) {
-		given = e.Before // what is there is our own doing
-	}
-	most, err := strconv.ParseUint(given, 10, 63)
+	plan, err := w.lowered(shares)
 	if err != nil {
-		return fmt.Errorf("%s holds %q, not a number", k.Ref().Object, given)
+		return err
 	}
-	want := given
-	if value := max(takes.Least, uint64(shares)*takes.Usual/usualShares); value < most {
-		want = strconv.FormatUint(value, 10)
-	}
-	// What is not needed here may be what another container of the pod is charged by.
-	if want == now || want == given && e.Owner.Container != uint64(id) {
-		return nil
-	}
-	return is.turn(k, want, id)
+	return is.turn(plan, id)
 }

@@ -96,11 +96,3 @@ func TestWeightFollowsQuota(t *testing.T) {
 		t.Errorf("restored to %d, %v", got, err)
 	}
 }
-
-func TestNoCPUs(t *testing.T) {
-	for mask, want := range map[string]string{"3": "0", "00000000,0000ffff": "00000000,00000000", "": ""} {
-		if got := noCPUs(mask); got != want {
-			t.Errorf("noCPUs(%q) = %q, want %q", mask, got, want)
-		}
-	}
-}

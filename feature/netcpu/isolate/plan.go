@@ -1,0 +1,167 @@
+package isolate
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// Plans are made here, of what look.go has found, without a look at the host.
+
+// polling has each packet of a device go through the device's own NAPI. That this is
+// polled in threads comes after; see threads.
+//
+// A veth does that only if GRO is on at the receiving end and TSO off at the sending
+// one (veth.c: veth_gro_requested, veth_skb_is_eligible_for_gro). RPS would hand the
+// packets on to a softirq.
+func (d device) polling(s shape) (plan []journal.Setting) {
+	if d.end != nil {
+		plan = append(plan, journal.Setting{Knob: d.ns.Offload(d.index, netdev.GRO), Value: netdev.GRO.On()})
+	}
+	for i, q := range d.rps {
+		plan = append(plan, journal.Setting{Knob: d.ns.RPS(d.index, i), Value: noCPUs(q.mask)})
+	}
+	if d.end != nil {
+		plan = append(plan, d.end.sending(s)...)
+	}
+	return plan
+}
+
+// sending switches TSO at the host end of a veth off for single packets. For super
+// it goes back to what it was, which may have been a part of it, or nothing.
+func (e hostEnd) sending(s shape) []journal.Setting {
+	knob := e.ns.Offload(e.index, netdev.TSO)
+	switch {
+	case s == single:
+		return []journal.Setting{{Knob: knob, Value: netdev.Off}}
+	case e.switchedOff:
+		return []journal.Setting{{Knob: knob, Value: e.before}}
+	}
+	return nil
+}
+
+// noCPUs gives the empty CPU mask in the width of mask.
+func noCPUs(mask string) string {
+	return strings.Map(func(r rune) rune {
+		if r == ',' {
+			return r
+		}
+		return '0'
+	}, mask)
+}
+
+// steered returns the CPUs that the operator has RPS hand the packets of a device to,
+// of all its receive queues together; none if RPS is off for one of them, so that its
+// packets are worked on where its interrupt is.
+func (d device) steered() (all []int, err error) {
+	for _, q := range d.rps {
+		cpus, err := netdev.MaskCPUs(q.given)
+		if err != nil || len(cpus) == 0 {
+			return nil, err
+		}
+		all = append(all, cpus...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// place is where threads belong.
+type place struct {
+	group  string // of the cpu controller
+	child  bool   // which is one of ours, and may have to be made
+	cpuset string // of the cpuset controller, so that they follow when its owner changes it; "": none
+
+	// cpus are those that RPS had the packets worked on: RPS is off while threads
+	// poll, and without this they would run wherever there is room. None leaves the
+	// threads all CPUs, and so do CPUs all of which are offline, as RPS passes over
+	// these.
+	cpus []int
+}
+
+// pollSlice is the slice of a thread that polls: the shortest that the kernel
+// has. The thread then gets its turn before what is in its queue has grown
+// old, or has kept a sender on this host waiting; its share of the CPU is what
+// it was. MEASURED.md has the measurement.
+const pollSlice = 100 * time.Microsecond
+
+// placing moves a thread to its place, and makes it prompt where the kernel can. On
+// which of the CPUs it stays there comes after; see steering.
+func (p poller) placing(at place) (plan []journal.Setting) {
+	if at.child {
+		plan = append(plan, journal.Setting{Knob: cgroup.Group(at.group), Value: cgroup.Present})
+	}
+	plan = append(plan, journal.Setting{Knob: p.cpu, Value: at.group})
+	if at.cpuset != "" && p.cpuset != nil {
+		plan = append(plan, journal.Setting{Knob: p.cpuset, Value: at.cpuset})
+	}
+	if p.slice != nil {
+		plan = append(plan, journal.Setting{Knob: p.slice, Value: sched.FormatSlice(pollSlice)})
+	}
+	return plan
+}
+
+// steering keeps a thread, which may run on some CPUs now, on those that are also in
+// cpus.
+func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
+	want := slices.DeleteFunc(slices.Clone(cpus), func(c int) bool { return !slices.Contains(may, c) })
+	if len(want) == 0 || len(want) == len(may) {
+		return nil
+	}
+	return []journal.Setting{{Knob: affinity, Value: cgroup.FormatCPUs(want)}}
+}
+
+// usualShares is the weight of an ordinary group: weights here are in its parts, as
+// cpu.shares are (kernel/sched/core.c).
+const usualShares = 1024
+
+// lowered gives a cgroup the given part of the usual weight, but no more than its
+// owner gave it. What is not needed here may be what another container of the pod is
+// charged by.
+func (w weight) lowered(shares int) ([]journal.Setting, error) {
+	most, err := strconv.ParseUint(w.given, 10, 63)
+	if err != nil {
+		return nil, fmt.Errorf("%s holds %q, not a number", w.knob.Ref().Object, w.given)
+	}
+	want := w.given
+	if value := max(w.takes.Least, uint64(shares)*w.takes.Usual/usualShares); value < most {
+		want = strconv.FormatUint(value, 10)
+	}
+	if want == w.now || want == w.given && !w.mine {
+		return nil, nil
+	}
+	return []journal.Setting{{Knob: w.knob, Value: want}}, nil
+}
+
+// stale says whether a note of c's is of something that is no longer planned. Its
+// threads are at a place, and pays is its tenant's group: most stale notes are of
+// devices that have gone, since a runtime has disconnected the container from a
+// network, or of a cgroup that the container was moved away from.
+func stale(e journal.Entry, c container.Container, at place, pays string, threads []thread) bool {
+	object := e.Ref.Object
+	switch e.Ref.Kind {
+	case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS:
+		of := func(netns uint64, index int) bool {
+			return strings.HasPrefix(object, fmt.Sprintf("%d/%d/", netns, index)) // NETNS/DEVICE/DETAIL
+		}
+		return !slices.ContainsFunc(c.Interfaces, func(dev container.Interface) bool {
+			return dev.HasHostEnd() && (of(c.NetNS, dev.Index) || of(dev.Host.NetNS, dev.Host.Index))
+		})
+	case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
+		tid, _, _ := strings.Cut(object, ":")
+		return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.TID) == tid })
+	case cgroup.KindFile:
+		return filepath.Dir(object) != pays
+	case cgroup.KindGroup:
+		return object != at.group
+	}
+	return false
+}

@@ -1,0 +1,186 @@
+package isolate
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// same compares a plan with what its settings have to say.
+func same(t *testing.T, plan []journal.Setting, want ...string) {
+	t.Helper()
+	var got []string
+	for _, s := range plan {
+		got = append(got, s.String())
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("plan (-want +got):\n%s", diff)
+	}
+}
+
+// A device in a namespace that is none has 0 for its inode.
+func TestPlanPolling(t *testing.T) {
+	ns := new(netdev.NS)
+	two := []receiveQueue{{"00000000,00000003", "0"}, {"1", "1"}}
+	for _, tt := range []struct {
+		name  string
+		d     device
+		shape shape
+		want  []string
+	}{
+		{"an uplink", device{ns: ns, index: 2, rps: two}, single, []string{"rps 0/2/0 = 00000000,00000000", "rps 0/2/1 = 0"}},
+		{"an uplink without queues", device{ns: ns, index: 2}, single, nil},
+		{
+			"a veth, single packets", device{ns: ns, index: 3, rps: two[1:], end: &hostEnd{ns: ns, index: 9}}, single,
+			[]string{"offload 0/3/gro = " + netdev.GRO.On(), "rps 0/3/0 = 0", "offload 0/9/tso = off"},
+		},
+		{
+			"a veth, super-packets", device{ns: ns, index: 3, end: &hostEnd{ns: ns, index: 9, switchedOff: true, before: "tx-tcp-segmentation"}}, super,
+			[]string{"offload 0/3/gro = " + netdev.GRO.On(), "offload 0/9/tso = tx-tcp-segmentation"},
+		},
+		{
+			"a veth, super-packets that it never had", device{ns: ns, index: 3, end: &hostEnd{ns: ns, index: 9}}, super,
+			[]string{"offload 0/3/gro = " + netdev.GRO.On()},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) { same(t, tt.d.polling(tt.shape), tt.want...) })
+	}
+}
+
+func TestPlanPlacing(t *testing.T) {
+	th := sched.Thread{TID: 7, Start: 70}
+	hybrid := cgroup.Layout{CPU: "/cpu", CPUSet: "/cpuset", V2: "/unified"}
+	group := func(hierarchy string) journal.Knob { return sched.Group("/proc", hybrid, th, hierarchy) }
+	slice := sched.Slice("/proc", th)
+	for _, tt := range []struct {
+		name string
+		p    poller
+		at   place
+		want []string
+	}{
+		{"hybrid", poller{cpu: group("/cpu"), cpuset: group("/cpuset"), slice: slice}, place{group: "/cpu/web", cpuset: "/cpuset/web"},
+			[]string{"kthread 7:70:/cpu = /cpu/web", "kthread 7:70:/cpuset = /cpuset/web", "slice 7:70 = 100000"}},
+		{"v2", poller{cpu: group("/unified"), slice: slice}, place{group: "/unified/web/fairlead", child: true, cpuset: "/unified/web"},
+			[]string{"group /unified/web/fairlead = present", "kthread 7:70:/unified = /unified/web/fairlead", "slice 7:70 = 100000"}},
+		{"no cpuset, no slices", poller{cpu: group("/cpu"), cpuset: group("/cpuset")}, place{group: "/cpu/web"},
+			[]string{"kthread 7:70:/cpu = /cpu/web"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) { same(t, tt.p.placing(tt.at), tt.want...) })
+	}
+}
+
+// Threads stay where RPS had the packets of a device, if that was so for all of its
+// queues, and where they can.
+func TestPlanSteering(t *testing.T) {
+	affinity := sched.Affinity("/proc", sched.Thread{TID: 7, Start: 70})
+	for _, tt := range []struct {
+		name  string
+		given []string // masks of the queues
+		may   []int
+		want  []string
+	}{
+		{"one queue", []string{"2"}, []int{0, 1, 2}, []string{"affinity 7:70 = 1"}},
+		{"two queues", []string{"5", "00000001,00000001"}, []int{0, 1, 2, 32}, []string{"affinity 7:70 = 0,2,32"}},
+		{"one without RPS", []string{"2", "0"}, []int{0, 1}, nil},
+		{"offline", []string{"4"}, []int{0, 1}, nil},
+		{"some offline", []string{"6"}, []int{0, 1}, []string{"affinity 7:70 = 1"}},
+		{"all", []string{"3"}, []int{0, 1}, nil},
+		{"none", nil, []int{0, 1}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var d device
+			for _, mask := range tt.given {
+				d.rps = append(d.rps, receiveQueue{mask: "0", given: mask})
+			}
+			cpus, err := d.steered()
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, steering(affinity, tt.may, cpus), tt.want...)
+		})
+	}
+	if _, err := (device{rps: []receiveQueue{{"0", "x"}}}).steered(); err == nil {
+		t.Error("a mask that is none is taken")
+	}
+}
+
+func TestPlanWeight(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		v2     bool
+		now    string
+		given  string
+		mine   bool
+		shares int
+		want   []string
+	}{
+		{"lowered", false, "1024", "1024", false, 256, []string{"file /g/cpu.shares = 256"}},
+		{"lowered on v2", true, "100", "100", false, 256, []string{"file /g/cpu.weight = 25"}},
+		{"not below the least", true, "100", "100", false, 2, []string{"file /g/cpu.weight = 1"}},
+		{"lowered already", false, "256", "1024", true, 256, nil},
+		{"no more than its owner gave", false, "100", "100", false, 256, nil},
+		{"needed no longer", false, "256", "900", true, 1 << 30, []string{"file /g/cpu.shares = 900"}},
+		{"another container's of the pod", false, "2000", "900", false, 1 << 30, nil},
+		{"which is too much for this one", false, "2000", "900", false, 256, []string{"file /g/cpu.shares = 256"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			knob, takes := cgroup.WeightKnob("/g", tt.v2)
+			plan, err := weight{knob, takes, tt.now, tt.given, tt.mine}.lowered(tt.shares)
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, plan, tt.want...)
+		})
+	}
+	if _, err := (weight{knob: cgroup.File("/g/cpu.shares"), given: "max"}).lowered(256); err == nil {
+		t.Error("a weight that is no number is taken")
+	}
+}
+
+// A note is undone once its device, its thread or its cgroup is not planned for any
+// more.
+func TestStale(t *testing.T) {
+	c := container.Container{ID: 1, NetNS: 40, Interfaces: []container.Interface{
+		{Index: 2, Kind: "veth", Host: container.HostEnd{NetNS: 10, Index: 12}},
+		{Index: 3, Kind: "macvlan"},
+		{Index: 4, Kind: "veth"}, // with a host end that nobody finds
+	}}
+	at := place{group: "/cpu/pod/fairlead"}
+	threads := []thread{{sched.Thread{TID: 7, Start: 70}, "eth0"}}
+	for ref, want := range map[journal.Ref]bool{
+		{Kind: netdev.KindOffload, Object: "40/2/gro"}:               false,
+		{Kind: netdev.KindOffload, Object: "10/12/tso"}:              false,
+		{Kind: netdev.KindRPS, Object: "40/2/0"}:                     false,
+		{Kind: netdev.KindThreaded, Object: "40/3/"}:                 true,
+		{Kind: netdev.KindThreaded, Object: "40/4/"}:                 true,
+		{Kind: netdev.KindThreaded, Object: "40/22/"}:                true,
+		{Kind: netdev.KindOffload, Object: "10/1/tso"}:               true,
+		{Kind: sched.KindKthread, Object: "7:70:/cpu"}:               false,
+		{Kind: sched.KindKthread, Object: "77:70:/cpu"}:              true,
+		{Kind: sched.KindSlice, Object: "7:70"}:                      false,
+		{Kind: sched.KindAffinity, Object: "8:70"}:                   true,
+		{Kind: cgroup.KindFile, Object: "/cpu/pod/cpu.shares"}:       false,
+		{Kind: cgroup.KindFile, Object: "/cpu/elsewhere/cpu.shares"}: true,
+		{Kind: cgroup.KindGroup, Object: "/cpu/pod/fairlead"}:        false,
+		{Kind: cgroup.KindGroup, Object: "/cpu/elsewhere/fairlead"}:  true,
+		{Kind: "filter", Object: "10/12/egress/count_1"}:             false, // of drop
+	} {
+		if got := stale(journal.Entry{Ref: ref}, c, at, "/cpu/pod", threads); got != want {
+			t.Errorf("%v is stale: %v", ref, got)
+		}
+	}
+}
+
+func TestNoCPUs(t *testing.T) {
+	for mask, want := range map[string]string{"3": "0", "00000000,0000ffff": "00000000,00000000", "": ""} {
+		if got := noCPUs(mask); got != want {
+			t.Errorf("noCPUs(%q) = %q, want %q", mask, got, want)
+		}
+	}
+}
