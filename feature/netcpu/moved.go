@@ -12,11 +12,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// place is one cgroup of a container as Apply last found it. Its number tells a
+// knownGroup is one cgroup of a container as Apply last found it. Its number tells a
 // cgroup that somebody has renamed, as cgroup v1 allows, from another one that
 // the container was moved to: what was changed of the first is still there to be
 // undone, and its limits are as we have left them.
-type place struct {
+type knownGroup struct {
 	dir string
 	id  uint64
 }
@@ -28,11 +28,11 @@ func (n *Netcpu) locate(c container.Container) error {
 	defer n.mu.Unlock()
 	n.uplinks.Saw(c)
 	for i, dir := range []string{c.Cgroup.CPU, c.Cgroup.CPUSet} {
-		was := n.places[c.ID][i]
+		was := n.groups[c.ID][i]
 		if dir == was.dir {
 			continue
 		}
-		now := place{dir: dir}
+		now := knownGroup{dir: dir}
 		if dir != "" {
 			id, err := cgroup.ID(dir)
 			if errors.Is(err, fs.ErrNotExist) {
@@ -48,9 +48,9 @@ func (n *Netcpu) locate(c container.Container) error {
 				return err
 			}
 		}
-		at := n.places[c.ID]
+		at := n.groups[c.ID]
 		at[i] = now
-		n.places[c.ID] = at
+		n.groups[c.ID] = at
 	}
 	return nil
 }

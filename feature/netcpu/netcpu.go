@@ -3,13 +3,15 @@
 //
 // In the mode observe, and beneath every other, it keeps accounts of whose
 // packets took whose time (package account). In the mode charge the container's
-// quota or weight follows them (package ledger). In the mode isolate the container's
-// receive processing runs in NAPI kernel threads, and those threads live in the
+// quota or weight follows them (packages ledger and charge). In the mode isolate
+// (package isolate) the container's receive processing runs in NAPI kernel threads, and those threads live in the
 // container's own cpu cgroup, so that the scheduler charges and limits it like
 // anything else the container does. What comes before the container (NIC poll,
 // bridge) runs in threads too: of the container whose packets a queue brings, or
 // of a group of its own; and a packet that the container has no time for is
-// dropped there.
+// dropped there (packages uplink and drop). Package auto chooses among the modes. The
+// packages know nothing of one another but what they import; this one applies,
+// removes and reports.
 //
 // It is not a traffic shaper: it never looks at how many bytes a container is
 // due. Package agent calls it, as a feature.Feature. README.md beside this
@@ -87,7 +89,7 @@ type Netcpu struct {
 
 	mu      sync.Mutex // also of uplinks, isolator and what drops
 	charged map[container.ID]container.Container
-	places  map[container.ID][2]place // its groups of cpu and cpuset
+	groups  map[container.ID][2]knownGroup // its groups of cpu and cpuset
 
 	closed     atomic.Bool
 	stop, done chan struct{} // of loop
@@ -110,7 +112,7 @@ func New(cfg Config) (*Netcpu, error) {
 		layout:  layout,
 		find:    netdev.NewFinder(cfg.Roots.Proc, time.Now),
 		charged: make(map[container.ID]container.Container),
-		places:  make(map[container.ID][2]place),
+		groups:  make(map[container.ID][2]knownGroup),
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
@@ -181,7 +183,7 @@ func (n *Netcpu) Name() string { return name }
 func (n *Netcpu) Support() probe.Verdict { return n.support }
 
 // Apply implements feature.Feature. In the mode auto it only observes: what
-// follows is decided by Autos, and comes as another mode. That a container
+// follows is decided by package auto, and comes as another mode. That a container
 // cannot be accounted for in every part keeps nothing else from being done.
 // Errors: ErrNoAccounts for auto and charge, feature.ErrNotBuilt for a mode that
 // there is not.
@@ -265,7 +267,7 @@ func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *flo
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.charged[c.ID] = c
-	return errors.Join(n.isolator.Pin(true), n.guard(ctx, c.NetNS))
+	return errors.Join(n.isolator.Pin(true), n.bringBudget(ctx, c.NetNS))
 }
 
 // uncharge ends it, for a container that is not charged as well.
@@ -283,13 +285,13 @@ func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
 		return nil
 	}
 	delete(n.charged, id)
-	return errors.Join(isolate.Passing(n.guard(ctx, c.NetNS)), n.isolator.Pin(len(n.charged) > 0))
+	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, c.NetNS)), n.isolator.Pin(len(n.charged) > 0))
 }
 
-// guard brings the dropping in one network namespace to what it has to be: for
+// bringBudget brings the dropping in one network namespace to what it has to be: for
 // the container in it whose account its packets are in, if that one is charged;
 // and none while the namespace is isolated, whose packets one thread pays for.
-func (n *Netcpu) guard(ctx context.Context, netns uint64) error {
+func (n *Netcpu) bringBudget(ctx context.Context, netns uint64) error {
 	if n.budgets == nil {
 		return nil
 	}
@@ -319,7 +321,7 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	err := errors.Join(n.forget(id), n.release(ctx, id))
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.places, id)
+	delete(n.groups, id)
 	n.uplinks.Forget(id)
 	return err
 }
@@ -333,7 +335,7 @@ func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 	defer n.mu.Unlock()
 	free, err := n.isolator.Release(ctx, id)
 	if free != 0 { // one in it may be charged
-		err = errors.Join(err, isolate.Passing(n.guard(ctx, free)))
+		err = errors.Join(err, isolate.IgnoreGone(n.bringBudget(ctx, free)))
 	}
 	return errors.Join(err, n.points.Rest())
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// NeedsHooks is the Mend of Support where packets cannot be counted and dropped
+// needsHooks is the Mend of Support where packets cannot be counted and dropped
 // early.
-const NeedsHooks = "a kernel with BTF, and tcx (6.6 or later) or clsact"
+const needsHooks = "a kernel with BTF, and tcx (6.6 or later) or clsact"
 
 // support says what isolate can do here. Degraded is what still keeps its
 // promise, with an answer that a user should know.
-func support(roots kernel.Roots, l cgroup.Layout, throttled bool, early error) probe.Verdict {
+func support(roots kernel.Roots, l cgroup.Layout, throttled bool, noDrop error) probe.Verdict {
 	switch {
 	case os.Geteuid() != 0:
 		return probe.Verdict{Level: probe.Unavailable, Why: "not root: threads and network devices of containers cannot be changed", Mend: "run the agent as root"}
@@ -22,8 +22,8 @@ func support(roots kernel.Roots, l cgroup.Layout, throttled bool, early error) p
 		return probe.Verdict{Level: probe.Unavailable, Why: "no cpu controller is mounted, so that nothing could charge a thread to a container", Mend: "mount the cpu controller"}
 	case l.V2 == "":
 		return probe.Verdict{Level: probe.Unavailable, Why: "no cgroup v2 tree is mounted, by which containers are told apart", Mend: "mount one, as hybrid hosts have it at " + roots.Cgroup + "/unified"}
-	case early != nil:
-		return probe.Verdict{Level: probe.Degraded, Why: "packets of a container that is over its share are dropped at its own queue only, not at the uplink: " + early.Error(), Mend: NeedsHooks}
+	case noDrop != nil:
+		return probe.Verdict{Level: probe.Degraded, Why: "packets of a container that is over its share are dropped at its own queue only, not at the uplink: " + noDrop.Error(), Mend: needsHooks}
 	case !throttled:
 		return probe.Verdict{Level: probe.Degraded, Why: "this kernel charges kernel threads but never throttles them: a container with a quota is held by a weight in proportion to it", Mend: "none is needed where neighbours have the usual weight"}
 	}

@@ -69,7 +69,7 @@ func from(kind account.PartyKind, victim, culprit container.ID) account.Theft {
 }
 
 // What counts as taken from others, and what does not.
-func TestAutosEvidence(t *testing.T) {
+func TestChooserEvidence(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		second map[account.Theft]time.Duration
@@ -108,7 +108,7 @@ func TestAutosEvidence(t *testing.T) {
 
 // A robber is isolated in the second in which it robs, stays so while its packets
 // cost anything, and goes back; one that only robs idle CPUs is left alone.
-func TestAutos(t *testing.T) {
+func TestChooser(t *testing.T) {
 	var r readings
 	var autos Chooser
 	of := targets(veths(1), veths(2))
@@ -168,7 +168,7 @@ func TestAutos(t *testing.T) {
 }
 
 // One that robs by what it sends is charged, for as long as that goes on.
-func TestAutosSender(t *testing.T) {
+func TestChooserSender(t *testing.T) {
 	r := readings{sends: map[container.ID]time.Duration{1: time.Hour}} // of long ago
 	var autos Chooser
 	step := func(sent, received time.Duration) policy.NetCPU {
@@ -197,7 +197,7 @@ func TestAutosSender(t *testing.T) {
 }
 
 // One that was isolated as it received, and robs by what it sends now, is charged.
-func TestAutosTurnsSender(t *testing.T) {
+func TestChooserTurnsSender(t *testing.T) {
 	r := readings{sends: map[container.ID]time.Duration{}}
 	var autos Chooser
 	step := func(sent, received time.Duration) Choice {
@@ -214,7 +214,7 @@ func TestAutosTurnsSender(t *testing.T) {
 
 // Who goes on losing time to others is charged, which is a credit, until that has
 // ended; who loses it until the robber is isolated is left alone.
-func TestAutosRobbed(t *testing.T) {
+func TestChooserRobbed(t *testing.T) {
 	const (
 		observe = policy.NetCPUObserve
 		charge  = policy.NetCPUCharge
@@ -257,7 +257,7 @@ func TestAutosRobbed(t *testing.T) {
 }
 
 // What an earlier agent decided counts on, and ends as any other.
-func TestAutosAdopt(t *testing.T) {
+func TestChooserAdopt(t *testing.T) {
 	var r readings
 	var autos Chooser
 	autos.Adopt(1, "as before", time.Unix(5, 0))
@@ -273,7 +273,7 @@ func TestAutosAdopt(t *testing.T) {
 
 // What an earlier agent has put in force is not forgotten before the labels of
 // its container are known.
-func TestAutosKeepWhatIsNotKnownYet(t *testing.T) {
+func TestChooserKeepWhatIsNotKnownYet(t *testing.T) {
 	one, two := policy.Target{Container: container.Container{ID: 1}}, policy.Target{Container: container.Container{ID: 2}}
 	for _, complete := range []bool{false, true} {
 		var autos Chooser

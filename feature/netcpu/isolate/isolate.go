@@ -222,7 +222,7 @@ func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, 
 			is.join(next, c)
 			continue
 		}
-		err = errors.Join(err, Passing(is.isolate(ctx, c)))
+		err = errors.Join(err, IgnoreGone(is.isolate(ctx, c)))
 	}
 	if len(is.tenants) == 0 {
 		err = errors.Join(err, is.releaseUplinks())
@@ -380,9 +380,9 @@ func (is *Isolator) by(id container.ID) journal.Owner {
 	return journal.Owner{Feature: is.cfg.Feature, Container: uint64(id)}
 }
 
-// Passing leaves out errors of what has gone with a container that shared it:
+// IgnoreGone leaves out errors of what has gone with a container that shared it:
 // the next list of devices is about to come.
-func Passing(err error) error {
+func IgnoreGone(err error) error {
 	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) || errors.Is(err, errNoNAPI) {
 		return nil
 	}

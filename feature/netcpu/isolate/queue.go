@@ -114,10 +114,10 @@ func (is *Isolator) moveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 		if t.drops != nil && t.drops.Slot() == slot && t.queues {
 			at := t.at
 			at.child = false // it is there, and its note is the container's
-			return errors.Join(is.unsteer(q.thread), is.place(q.thread, at, 0))
+			return errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0))
 		}
 	}
-	return is.place(q.thread, u.at, 0)
+	return is.move(q.thread, u.at, 0)
 }
 
 // unsteer undoes what steering has done: its CPUs are the container's now.

@@ -36,7 +36,7 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	if err != nil || len(threads) != 1 {
 		t.Fatalf("threads %v, %v", threads, err)
 	}
-	if err := is.place(threads[0], place{group: shared}, 0); err != nil {
+	if err := is.move(threads[0], place{group: shared}, 0); err != nil {
 		t.Fatal(err)
 	}
 	u := &uplinkDevice{at: place{group: shared}}

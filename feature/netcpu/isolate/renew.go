@@ -19,7 +19,7 @@ import (
 func (is *Isolator) renew() error {
 	var errs []error
 	for _, t := range is.tenants {
-		if err := Passing(is.renewTenant(t)); err != nil {
+		if err := IgnoreGone(is.renewTenant(t)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", t.owner, err))
 		}
 	}
@@ -27,7 +27,7 @@ func (is *Isolator) renew() error {
 		return errors.Join(errs...)
 	}
 	for key, u := range is.host.devices {
-		if err := Passing(is.renewUplink(key, u)); err != nil {
+		if err := IgnoreGone(is.renewUplink(key, u)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of uplink %s again: %w", u.name, err))
 		}
 	}
@@ -48,12 +48,12 @@ func (is *Isolator) renewTenant(t *tenant) error {
 		}
 		old := slices.DeleteFunc(slices.Clone(t.threads), func(th thread) bool { return th.device != dev.Name })
 		if same, err := is.stillPoll(ns, dev.Index, old); same || err != nil {
-			errs = append(errs, Passing(err))
+			errs = append(errs, IgnoreGone(err))
 			continue
 		}
 		threads, err := is.bringVeth(ns, dev, t.control.shape, t.at, c.ID)
 		if err != nil {
-			errs = append(errs, Passing(err)) // the next window tries again
+			errs = append(errs, IgnoreGone(err)) // the next window tries again
 			continue
 		}
 		t.threads = slices.DeleteFunc(t.threads, func(th thread) bool { return th.device == dev.Name })

@@ -50,7 +50,7 @@ func (is *Isolator) reshape(now time.Time) error {
 			off, err := is.switchedOff(t)
 			if !off {
 				t.control = control{}
-				errs = append(errs, Passing(err))
+				errs = append(errs, IgnoreGone(err))
 				continue
 			}
 		}

@@ -37,7 +37,7 @@ func (is *Isolator) bring(d device, s shape, at place, id container.ID) (list []
 		return nil, err
 	}
 	for _, t := range found {
-		if err := is.place(t, at, id); err != nil {
+		if err := is.move(t, at, id); err != nil {
 			return nil, err
 		}
 		list = append(list, thread{t, d.name})
@@ -55,8 +55,8 @@ func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, a
 	return is.bring(d, s, at, id)
 }
 
-// place moves a thread to its place.
-func (is *Isolator) place(t sched.Thread, at place, id container.ID) error {
+// move moves a thread to its place.
+func (is *Isolator) move(t sched.Thread, at place, id container.ID) error {
 	p, err := is.lookAtThread(t)
 	if err != nil {
 		return err

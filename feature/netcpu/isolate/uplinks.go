@@ -105,7 +105,8 @@ func (is *Isolator) Reset(ctx context.Context, c container.Container, keys []upl
 	if err := is.unclaim(keys...); err != nil || !slices.Contains(slices.Collect(maps.Values(claimed)), true) {
 		return err
 	}
-	return is.claimSome(ctx, c, func(key uplink.Key) bool { return claimed[key] })
+	// Who is no longer waited for has reset them all the same.
+	return is.claimSome(context.WithoutCancel(ctx), c, func(key uplink.Key) bool { return claimed[key] })
 }
 
 func (is *Isolator) claim(ns *netdev.NS, path string, l netdev.Link) (*uplinkDevice, error) {

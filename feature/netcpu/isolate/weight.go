@@ -41,7 +41,7 @@ func (is *Isolator) reweigh() error {
 	var errs []error
 	for _, t := range is.tenants {
 		c := t.members[t.owner]
-		errs = append(errs, Passing(is.Weigh(c)), Passing(is.allowQueues(t, c)))
+		errs = append(errs, IgnoreGone(is.Weigh(c)), IgnoreGone(is.allowQueues(t, c)))
 	}
 	return errors.Join(errs...)
 }
