@@ -44,10 +44,7 @@ func (n *Netcpu) Snapshot() feature.Snapshot {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := feature.Snapshot{Taken: time.Now(), Help: help}
-	s.Samples = n.isolator.Samples(s.Samples)
-	for id, packets := range n.budgets.Dropped() {
-		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: "netcpu_quota_dropped_packets_total", Value: float64(packets)})
-	}
+	s.Samples = n.dropper.Samples(n.isolator.Samples(s.Samples))
 	if n.charger != nil {
 		s.Samples = n.charger.Samples(s.Samples)
 	}
@@ -64,7 +61,7 @@ func (n *Netcpu) Report(_ context.Context, of *container.Container, _ api.Ask) (
 	if n.charger != nil {
 		ledgers = n.charger.Ledgers()
 	}
-	enforced(&r, n.dropped(), ledgers, n.DropPoints())
+	enforced(&r, n.dropper.Dropped(), ledgers, n.DropPoints())
 	return r, nil
 }
 
@@ -85,24 +82,10 @@ func enforced(r *api.NetCPU, dropped map[container.ID]uint64, ledgers map[contai
 	}
 }
 
-// dropped returns how many packets for each container were dropped.
-func (n *Netcpu) dropped() map[container.ID]uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	of := n.budgets.Dropped()
-	for id, packets := range n.isolator.Dropped() {
-		of[id] = max(of[id], packets)
-	}
-	return of
-}
-
 // Maps implements feature.Mapped.
 func (n *Netcpu) Maps() (list []bpf.Usage) {
-	n.mu.Lock()
-	p := n.programs
-	n.mu.Unlock()
-	if p != nil {
-		list = p.Maps()
+	if n.dropper != nil {
+		list = n.dropper.Maps()
 	}
 	if n.meter != nil {
 		list = append(list, n.meter.Maps()...)

@@ -80,9 +80,7 @@ type Netcpu struct {
 	meter    *account.Meter  // nil where the kernel cannot keep accounts,
 	noMeter  error           // and why
 	charger  *charge.Charger // nil without meter
-	programs *drop.Programs  // nil where the kernel cannot run them, as are
-	points   *drop.Points
-	budgets  *drop.Budgets // and without meter
+	dropper  *drop.Dropper   // nil where the kernel cannot
 	uplinks  *uplink.Finder
 	find     *netdev.Finder
 	isolator *isolate.Isolator
@@ -134,7 +132,9 @@ func New(cfg Config) (*Netcpu, error) {
 	}
 	n.Accounts = &Accounts{Meter: n, Containers: cfg.Containers, Since: time.Now()}
 	if n.hooks != nil {
-		noDrop = n.openDrops()
+		n.dropper, noDrop = drop.Load(drop.Config{
+			Feature: name, Hooks: n.hooks, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
+		})
 	}
 	if n.meter != nil {
 		n.charger = n.newCharger()
@@ -142,38 +142,10 @@ func New(cfg Config) (*Netcpu, error) {
 	n.support = support(cfg.Roots, layout, throttled, noDrop)
 	n.isolator = isolate.New(isolate.Config{
 		Feature: name, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal, Find: n.find, Uplinks: n.uplinks, Throttled: throttled,
-		Programs: n.programs, Points: n.points, Budgets: n.budgets, Account: n.accountOf,
+		Drop: n.dropper,
 	})
 	go n.loop()
 	return n, nil
-}
-
-// openDrops loads what drops packets. An error is why the kernel cannot run it.
-func (n *Netcpu) openDrops() (err error) {
-	cfg := drop.Config{Feature: name, Hooks: n.hooks}
-	if n.meter != nil {
-		cfg.Charges, cfg.Dropped, cfg.Charger = n.meter.Charges(), n.meter.Dropped(), n.meter.Taker
-	}
-	if n.programs, err = drop.Load(cfg); err != nil {
-		return err
-	}
-	n.points = drop.NewPoints(drop.PointsConfig{Programs: n.programs, Uplinks: n.uplinks, Find: n.find, Log: n.cfg.Log, XDP: n.cfg.XDP})
-	if n.meter != nil {
-		n.budgets = drop.NewBudgets(n.programs, n.meter)
-	}
-	return nil
-}
-
-// accountOf returns the slot of the account that the packets of a network namespace
-// are charged to, 0 for none.
-func (n *Netcpu) accountOf(netns uint64) (slot uint32) {
-	if n.meter == nil {
-		return 0
-	}
-	if id, ok := n.meter.Holder(netns); ok {
-		slot, _ = n.meter.Slot(id) // 0 if it was forgotten meanwhile
-	}
-	return slot
 }
 
 // Name implements feature.Feature.
@@ -240,8 +212,8 @@ func (n *Netcpu) newCharger() *charge.Charger {
 			return charge.Costs(r, credits), err
 		},
 	}
-	if n.budgets != nil {
-		cfg.Allow = n.budgets.Allow
+	if n.dropper != nil {
+		cfg.Allow = n.dropper.Allow
 	}
 	return charge.New(cfg)
 }
@@ -292,24 +264,23 @@ func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
 // the container in it whose account its packets are in, if that one is charged;
 // and none while the namespace is isolated, whose packets one thread pays for.
 func (n *Netcpu) bringBudget(ctx context.Context, netns uint64) error {
-	if n.budgets == nil {
+	if n.meter == nil || n.isolator.Isolates(netns) {
 		return nil
 	}
 	id, ok := n.meter.Holder(netns)
 	c, charged := n.charged[id]
-	if !ok || !charged || c.HostNetwork || n.isolator.Isolates(netns) {
-		return errors.Join(n.budgets.End(netns), n.points.Rest())
+	if !ok || !charged || c.HostNetwork {
+		return errors.Join(n.dropper.End(netns), n.dropper.Rest())
 	}
 	ns, err := n.find.Open(filepath.Join(n.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), netns)
 	if err != nil {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
 	defer ns.Close()
-	if err := n.budgets.Begin(n.find, ns, c); err != nil {
+	if _, err := n.dropper.Begin(ns, c, true); err != nil {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
-	reset, err := n.points.Open(ctx, c)
-	if err := errors.Join(err, n.isolator.Reset(ctx, c, reset)); err != nil {
+	if err := errors.Join(n.dropper.Open(ctx, c), n.isolator.RenewUplinks()); err != nil {
 		return fmt.Errorf("netcpu charge: %w", err)
 	}
 	return nil
@@ -337,7 +308,7 @@ func (n *Netcpu) release(ctx context.Context, id container.ID) error {
 	if free != 0 { // one in it may be charged
 		err = errors.Join(err, isolate.IgnoreGone(n.bringBudget(ctx, free)))
 	}
-	return errors.Join(err, n.points.Rest())
+	return errors.Join(err, n.dropper.Rest())
 }
 
 // Prune implements feature.Feature. The uplinks go with the last container: if
@@ -373,8 +344,7 @@ func (n *Netcpu) Close() error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	errs = append(errs, n.isolator.Close(), n.budgets.Close(), n.points.Close(), n.programs.Close())
-	n.programs, n.budgets = nil, nil
+	errs = append(errs, n.dropper.Close())
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
 	}
@@ -382,5 +352,5 @@ func (n *Netcpu) Close() error {
 }
 
 // DropPoints returns the uplinks at which packets are dropped at present; see
-// drop.Points.List. It does not wait for an Apply.
-func (n *Netcpu) DropPoints() []drop.Point { return n.points.List() }
+// drop.Dropper.Points. It does not wait for an Apply.
+func (n *Netcpu) DropPoints() []drop.Point { return n.dropper.Points() }

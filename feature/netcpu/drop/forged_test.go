@@ -15,7 +15,7 @@ func TestEarlyDropForged(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	add := func() *Tenant {
-		w, err := e.Add(1)
+		w, err := e.add(1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,7 @@ struct {
 	__type(value, struct tenant);
 } fl_tenants SEC(".maps");
 
-_Static_assert(sizeof(struct tenant) == 88, "read by programs.go");
+_Static_assert(sizeof(struct tenant) == 88, "read by tenant.go");
 
 /*
  * What charges a packet that XDP drops to whom fl_dropped says, of package
@@ -101,7 +101,7 @@ struct owner {
 	__u8 pad[5];
 };
 
-_Static_assert(sizeof(struct owner) == 32, "read by programs_test.go");
+_Static_assert(sizeof(struct owner) == 32, "read by drop_test.go");
 
 /*
  * Address -> tenant. It is learnt from what the host really sends into a veth,
@@ -134,7 +134,7 @@ struct queue {
 	__u32 pad;
 };
 
-_Static_assert(sizeof(struct queue) == 32, "read by programs.go");
+_Static_assert(sizeof(struct queue) == 32, "read by queue.go");
 
 #define NOBODY 0xffffffff
 #define STALE 0xfffffffe

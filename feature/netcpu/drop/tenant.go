@@ -19,32 +19,62 @@ import (
 // Tenant is one network namespace whose packets are counted, and dropped while it
 // has no time for them.
 type Tenant struct {
-	programs *Programs
-	slot     uint32
-	links    map[dropDevice]*qdisc.Attachment // by the container's end of the veth
-	owner    container.ID
+	dropper *Dropper
+	slot    uint32
+	links   map[dropDevice]*qdisc.Attachment // by the container's end of the veth
+	owner   container.ID
+	charged bool // not isolated
 }
 
 // Slot is the tenant's number, as Queue has it.
 func (t *Tenant) Slot() uint32 { return t.slot }
 
-// Close ends what Add and CountVeths began. It goes on after a failure.
-func (t *Tenant) Close() error {
-	p := t.programs
+// add begins to count what waits for a tenant, at the expense of owner, which also
+// owns the notes. The tenant's devices follow with countVeths.
+func (d *Dropper) add(owner container.ID) (*Tenant, error) {
+	most := d.maps.FlTenants.MaxEntries()
+	if len(d.used) >= int(most) {
+		return nil, errSlots
+	}
+	// Not the one that was left last: what was learnt of its addresses counts for
+	// a while, and they may be anybody's by now.
+	slot := d.next % most
+	for d.used[slot] {
+		slot = (slot + 1) % most
+	}
+	d.next = slot + 1
+	// What an earlier tenant left in the slot.
+	if err := d.maps.FlTenants.Put(slot, dropTenant{}); err != nil {
+		return nil, fmt.Errorf("early drop: clear slot %d: %w", slot, err)
+	}
+	if d.polled == nil {
+		links, err := d.object.Attach(dropProgFlPolled)
+		if err != nil {
+			return nil, fmt.Errorf("early drop: watch polls: %w", err)
+		}
+		d.polled = links
+	}
+	d.used[slot] = true
+	return &Tenant{dropper: d, slot: slot, links: make(map[dropDevice]*qdisc.Attachment), owner: owner}, nil
+}
+
+// close ends what add and countVeths began. It goes on after a failure.
+func (t *Tenant) close() error {
+	d := t.dropper
 	errs := []error{t.keep(nil)}
 	// The drop in a driver goes on, and nobody counts any more what leaves the ring.
-	errs = append(errs, p.maps.FlTenants.Put(t.slot, dropTenant{}))
-	delete(p.used, t.slot)
-	if len(p.used) == 0 && p.polled != nil {
-		errs = append(errs, p.polled.Close())
-		p.polled = nil
+	errs = append(errs, d.maps.FlTenants.Put(t.slot, dropTenant{}))
+	delete(d.used, t.slot)
+	if len(d.used) == 0 && d.polled != nil {
+		errs = append(errs, d.polled.Close())
+		d.polled = nil
 	}
 	return errors.Join(errs...)
 }
 
-// CountVeths counts what goes into the veths of c, whose namespace is inside, and no
+// countVeths counts what goes into the veths of c, whose namespace is inside, and no
 // longer what goes into others.
-func (t *Tenant) CountVeths(find *netdev.Finder, inside *netdev.NS, c container.Container) error {
+func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
 	has := make(map[dropDevice]bool)
 	for _, dev := range c.Interfaces {
 		if dev.HasHostEnd() {
@@ -64,7 +94,7 @@ func (t *Tenant) CountVeths(find *netdev.Finder, inside *netdev.NS, c container.
 			}
 			continue
 		}
-		host, err := find.Open(dev.Host.NSPath, dev.Host.NetNS)
+		host, err := t.dropper.cfg.Find.Open(dev.Host.NSPath, dev.Host.NetNS)
 		if err != nil {
 			return err
 		}
@@ -83,7 +113,7 @@ func deviceKey(ns *netdev.NS, index int) dropDevice {
 
 // countVeth counts one veth: inside is the container's end, host the other one.
 func (t *Tenant) countVeth(inside *netdev.NS, index int, host *netdev.NS, hostIndex int) error {
-	p := t.programs
+	d := t.dropper
 	own, err := inside.Link(index)
 	if err != nil {
 		return fmt.Errorf("early drop: %w", err)
@@ -92,20 +122,20 @@ func (t *Tenant) countVeth(inside *netdev.NS, index int, host *netdev.NS, hostIn
 	if err != nil {
 		return fmt.Errorf("early drop: address of device %d in netns %d: %w", index, inside.Inode(), err)
 	}
-	count, err := p.counter(t.slot, mac)
+	count, err := d.counter(t.slot, mac)
 	if err != nil {
 		return err
 	}
 	defer count.Close() // what it is attached to holds it
 	key := deviceKey(inside, index)
-	if err := p.maps.FlDevices.Put(key, t.slot); err != nil {
+	if err := d.maps.FlDevices.Put(key, t.slot); err != nil {
 		return fmt.Errorf("early drop: watch polls of device %d in netns %d: %w", index, inside.Inode(), err)
 	}
 	// Containers of a pod that are charged have a program each.
 	at := qdisc.Hook{NS: host, Index: hostIndex, Egress: true, Last: true, Name: "count_" + t.owner.String()}
-	l, err := p.cfg.Hooks.Attach(at, count, journal.Owner{Feature: p.cfg.Feature, Container: uint64(t.owner)})
+	l, err := d.cfg.Hooks.Attach(at, count, journal.Owner{Feature: d.cfg.Feature, Container: uint64(t.owner)})
 	if err != nil {
-		return errors.Join(fmt.Errorf("early drop: %w", err), p.maps.FlDevices.Delete(key))
+		return errors.Join(fmt.Errorf("early drop: %w", err), d.maps.FlDevices.Delete(key))
 	}
 	t.links[key] = l
 	return nil
@@ -113,8 +143,8 @@ func (t *Tenant) countVeth(inside *netdev.NS, index int, host *netdev.NS, hostIn
 
 // counter loads a copy of fl_count, for the veth of the tenant in a slot whose
 // container's end has this address.
-func (p *Programs) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, error) {
-	c, err := p.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac)})
+func (d *Dropper) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, error) {
+	c, err := d.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac)})
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
@@ -130,7 +160,7 @@ func (t *Tenant) keep(some map[dropDevice]bool) error {
 		}
 		delete(t.links, device)
 		errs = append(errs, l.Close())
-		if err := t.programs.maps.FlDevices.Delete(device); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := t.dropper.maps.FlDevices.Delete(device); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, err)
 		}
 	}
@@ -149,9 +179,9 @@ func (t *Tenant) UseRing(used bool) error {
 	})
 }
 
-// Bill says in which account, by its slot, a packet's cost is that is dropped for
+// bill says in which account, by its slot, a packet's cost is that is dropped for
 // the tenant's sake; 0 is the system's.
-func (t *Tenant) Bill(account uint32) error {
+func (t *Tenant) bill(account uint32) error {
 	if e, err := t.read(); err == nil && e.Account == account {
 		return nil // a write can lose what happens meanwhile
 	}
@@ -185,14 +215,14 @@ func (t *Tenant) change(by func(*dropTenant)) error {
 		return fmt.Errorf("early drop: %w", err)
 	}
 	by(&e)
-	if err := t.programs.maps.FlTenants.Put(t.slot, e); err != nil {
+	if err := t.dropper.maps.FlTenants.Put(t.slot, e); err != nil {
 		return fmt.Errorf("early drop: %w", err)
 	}
 	return nil
 }
 
 func (t *Tenant) read() (e dropTenant, err error) {
-	err = t.programs.maps.FlTenants.Lookup(t.slot, &e)
+	err = t.dropper.maps.FlTenants.Lookup(t.slot, &e)
 	return e, err
 }
 

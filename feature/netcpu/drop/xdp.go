@@ -25,91 +25,90 @@ type driver struct {
 // native loads a copy of fl_drop_xdp for a device with this address. Where the
 // kernel knows no packets of several fragments (before 5.18) it is for drivers
 // that give it none.
-func (p *Programs) native(mac string) (*ebpf.Program, error) {
+func (d *Dropper) native(mac string) (*ebpf.Program, error) {
 	addr, err := net.ParseMAC(mac)
 	if err != nil {
 		return nil, fmt.Errorf("address of the device: %w", err)
 	}
-	xdp, err := p.loadNative(addr, true)
+	xdp, err := d.loadNative(addr, true)
 	if errors.Is(err, unix.EINVAL) {
-		return p.loadNative(addr, false)
+		return d.loadNative(addr, false)
 	}
 	return xdp, err
 }
 
-func (p *Programs) loadNative(mac net.HardwareAddr, frags bool) (*ebpf.Program, error) {
-	xdp, err := p.object.Program(dropProgFlDropXdp, bpf.Vars{dropVarFlUplinkMac: [6]byte(mac)}, bpf.Frags(frags))
+func (d *Dropper) loadNative(mac net.HardwareAddr, frags bool) (*ebpf.Program, error) {
+	xdp, err := d.object.Program(dropProgFlDropXdp, bpf.Vars{dropVarFlUplinkMac: [6]byte(mac)}, bpf.Frags(frags))
 	if err != nil {
 		return nil, err
 	}
-	if err := p.charge(frags); err != nil {
+	if err := d.charge(frags); err != nil {
 		return nil, errors.Join(fmt.Errorf("charge what is dropped: %w", err), xdp.Close())
 	}
 	return xdp, nil
 }
 
 // charge has what XDP drops charged from now on.
-func (p *Programs) charge(frags bool) error {
-	if p.charges || p.cfg.Charger == nil {
+func (d *Dropper) charge(frags bool) error {
+	if d.charges || d.cfg.Meter == nil {
 		return nil
 	}
-	charger, err := p.cfg.Charger(frags)
+	charger, err := d.cfg.Meter.Taker(frags)
 	if err != nil {
 		return err
 	}
 	defer charger.Close() // the map holds it
-	if err := p.maps.FlCharger.Put(uint32(0), charger); err != nil {
+	if err := d.maps.FlCharger.Put(uint32(0), charger); err != nil {
 		return err
 	}
-	p.charges = true
+	d.charges = true
 	return nil
 }
 
 // attachXDP begins to drop at a device in its driver.
-func (p *Programs) attachXDP(ns *netdev.NS, index int) (*driver, error) {
-	d := new(driver)
+func (d *Dropper) attachXDP(ns *netdev.NS, index int) (*driver, error) {
 	own, err := ns.Link(index)
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
-	xdp, err := p.native(own.MAC)
+	xdp, err := d.native(own.MAC)
 	if err != nil {
 		return nil, fmt.Errorf("early drop: load XDP: %w", err)
 	}
 	defer xdp.Close() // the link holds it
-	if d.link, err = ns.AttachXDP(index, xdp); err != nil {
+	l, err := ns.AttachXDP(index, xdp)
+	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}
-	d.mac = own.MAC
-	return d, nil
+	return &driver{l, own.MAC}, nil
 }
 
 // hold has the program know the uplink by the address that it has now. Where it
 // fails the one that is there stays. journal.ErrGone means that it is not at this
 // device: the device has gone, and another may have its number.
-func (d *driver) hold(p *Programs, l netdev.Link) error {
-	info, err := d.link.Info()
+func (x *driver) hold(d *Dropper, l netdev.Link) error {
+	info, err := x.link.Info()
 	if err != nil {
 		return fmt.Errorf("early drop: look at XDP: %w", err)
 	}
-	if x := info.XDP(); x == nil || int(x.Ifindex) != l.Index {
+	if at := info.XDP(); at == nil || int(at.Ifindex) != l.Index {
 		return fmt.Errorf("early drop: XDP at device %d: %w", l.Index, journal.ErrGone)
 	}
-	if d.mac == l.MAC {
+	if x.mac == l.MAC {
 		return nil
 	}
-	xdp, err := p.native(l.MAC)
+	xdp, err := d.native(l.MAC)
 	if err != nil {
 		return fmt.Errorf("early drop: load XDP: %w", err)
 	}
 	defer xdp.Close()
-	err = d.link.Update(xdp)
+	err = x.link.Update(xdp)
 	if errors.Is(err, unix.ENOLINK) { // since then
 		return fmt.Errorf("early drop: replace XDP: %w: %w", journal.ErrGone, err)
 	}
 	if err != nil {
 		return fmt.Errorf("early drop: replace XDP: %w", err)
 	}
-	d.mac = l.MAC
+	x.mac = l.MAC
 	return nil
 }

@@ -3,7 +3,6 @@ package drop
 import (
 	"encoding/binary"
 	"errors"
-	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -19,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-func native(t *testing.T, e *Programs, mac string) *ebpf.Program {
+func native(t *testing.T, e *Dropper, mac string) *ebpf.Program {
 	t.Helper()
 	p, err := e.native(mac)
 	if err != nil {
@@ -52,7 +51,7 @@ func TestDriverDecides(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	const own, other, uplink = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09"
-	w, err := e.Add(1)
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +151,7 @@ func TestDriverDecides(t *testing.T) {
 func TestDriverAgrees(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.Add(1)
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +199,7 @@ func TestDriverAgrees(t *testing.T) {
 func TestMappedTeachesNothing(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.Add(1)
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +217,7 @@ func TestMappedTeachesNothing(t *testing.T) {
 func TestDriverIdles(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.Add(1)
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +228,7 @@ func TestDriverIdles(t *testing.T) {
 	if v := run(t, drop, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Fatalf("verdict %d with a full ring", v)
 	}
-	if err := w.Close(); err != nil {
+	if err := w.close(); err != nil {
 		t.Fatal(err)
 	}
 	retry(t, e, w.slot, true)
@@ -256,7 +255,6 @@ func TestDriverHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	f := NewPoints(PointsConfig{Programs: e, Log: slog.New(slog.DiscardHandler)})
 	d := &point{name: "br0"}
 	if d.driver, err = e.attachXDP(ns, number); err != nil {
 		t.Fatal(err)
@@ -267,7 +265,7 @@ func TestDriverHolds(t *testing.T) {
 		mac   string
 		fails bool
 	}{{mac, false}, {"", true}, {"02:00:00:00:00:77", false}, {mac, false}} {
-		if err := f.hold(d, netdev.Link{Name: "br0", Index: number, MAC: c.mac}); err != nil || (d.why != "") != c.fails {
+		if err := e.hold(d, netdev.Link{Name: "br0", Index: number, MAC: c.mac}); err != nil || (d.why != "") != c.fails {
 			t.Errorf("address %q: %v, why %q", c.mac, err, d.why)
 		}
 		info, err := d.driver.link.Info()
@@ -279,7 +277,7 @@ func TestDriverHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, mac := range []string{mac, "02:00:00:00:00:77"} {
-		if err := f.hold(d, netdev.Link{Name: "br0", Index: number, MAC: mac}); !errors.Is(err, journal.ErrGone) {
+		if err := e.hold(d, netdev.Link{Name: "br0", Index: number, MAC: mac}); !errors.Is(err, journal.ErrGone) {
 			t.Errorf("another device with the number, address %s: %v", mac, err)
 		}
 	}
@@ -288,14 +286,13 @@ func TestDriverHolds(t *testing.T) {
 // The list of points waits for nobody, and has a line for a name only where the host
 // has no such point.
 func TestPointsAreShown(t *testing.T) {
-	p := NewPoints(PointsConfig{XDP: []string{"eth0", "eth1", "eth2"}})
-	p.at = map[uplink.Key]*point{
+	d := &Dropper{cfg: Config{XDP: []string{"eth0", "eth1", "eth2"}}, points: map[uplink.Key]*point{
 		{NetNS: 1, Index: 2}: {name: "eth0", host: true},
 		{NetNS: 1, Index: 3}: {name: "eth1", host: true, driver: new(driver)},
 		{NetNS: 7, Index: 2}: {name: "eth2"}, // of an overlay's
-	}
-	p.show()
-	got := p.List()
+	}}
+	d.show()
+	got := d.Points()
 	if len(got) != 4 || got[2].Why == "" {
 		t.Fatalf("points %+v", got)
 	}

@@ -72,15 +72,13 @@ const (
 	queueStale    = 512   // packets after a pause until the address is known again: two rings
 )
 
-// nobody is a queue that brings no isolated container's packets alone.
+// nobody is the owner of a queue that brings no isolated container's packets alone.
 const nobody = drop.Nobody
 
 // queueWindow is what came by a queue in some time.
 type queueWindow struct {
-	length      time.Duration
-	own, others uint64 // packets: for the same tenant as the one before, or not
-	stale       uint64 // packets to an address that was a tenant's before a pause
-	slot        uint32 // the tenant of the last one
+	length time.Duration
+	drop.Queue
 }
 
 // queueControl decides to whom one queue belongs. Make it with newQueueControl.
@@ -99,23 +97,23 @@ func newQueueControl() queueControl {
 // is lost with the first packet that is somebody else's, since that one waits
 // for the owner's share of the CPU; and each loss doubles the patience.
 func (c *queueControl) next(w queueWindow) uint32 {
-	if w.others > 0 || w.stale > queueStale {
+	if w.Others > 0 || w.Stale > queueStale {
 		// The first packets of a tenant that takes over an idle queue are such,
 		// too: they cost a window.
 		if c.owner != nobody {
 			c.owner = nobody
 			c.patience = min(2*c.patience, queueLongest)
 		}
-		c.last, c.calm = w.slot, 0
+		c.last, c.calm = w.Slot, 0
 		return c.owner
 	}
-	if w.own == 0 {
+	if w.Own == 0 {
 		return c.owner // nothing came: nobody is kept waiting
 	}
-	if w.slot != c.last {
-		c.last, c.calm = w.slot, 0
+	if w.Slot != c.last {
+		c.last, c.calm = w.Slot, 0
 	}
-	if float64(w.own) >= queueMin*w.length.Seconds() {
+	if float64(w.Own) >= queueMin*w.length.Seconds() {
 		c.calm++
 	}
 	if c.calm >= c.patience {

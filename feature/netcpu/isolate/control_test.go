@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"pgregory.net/rapid"
 )
 
@@ -64,8 +65,12 @@ func TestControlIsSafe(t *testing.T) {
 }
 
 func TestQueueControl(t *testing.T) {
-	own := func(slot uint32, n uint64) queueWindow { return queueWindow{time.Second, n, 0, 0, slot} }
-	mixed := func(slot uint32) queueWindow { return queueWindow{time.Second, 50_000, 1, 0, slot} }
+	own := func(slot uint32, n uint64) queueWindow {
+		return queueWindow{time.Second, drop.Queue{Own: n, Others: 0, Stale: 0, Slot: slot}}
+	}
+	mixed := func(slot uint32) queueWindow {
+		return queueWindow{time.Second, drop.Queue{Own: 50_000, Others: 1, Stale: 0, Slot: slot}}
+	}
 	for _, c := range []struct {
 		name    string
 		windows []queueWindow
@@ -75,9 +80,9 @@ func TestQueueControl(t *testing.T) {
 		{"too little to be worth it", []queueWindow{own(7, 10), own(7, 10), own(7, 10), own(7, 10)}, []uint32{nobody, nobody, nobody, nobody}},
 		{"two containers", []queueWindow{mixed(7), mixed(8), mixed(7), mixed(7)}, []uint32{nobody, nobody, nobody, nobody}},
 		{"lost with one packet", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(7), own(7, 90_000), own(7, 90_000), own(7, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody}},
-		{"kept while idle", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 0, 0, 0, 7}}, []uint32{nobody, nobody, 7, 7}},
-		{"kept after a pause", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 90_000, 0, 200, 7}}, []uint32{nobody, nobody, 7, 7}},
-		{"address that nobody confirms", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, 90_000, 0, 900, 7}}, []uint32{nobody, nobody, 7, nobody}},
+		{"kept while idle", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, drop.Queue{Own: 0, Others: 0, Stale: 0, Slot: 7}}}, []uint32{nobody, nobody, 7, 7}},
+		{"kept after a pause", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, drop.Queue{Own: 90_000, Others: 0, Stale: 200, Slot: 7}}}, []uint32{nobody, nobody, 7, 7}},
+		{"address that nobody confirms", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), {time.Second, drop.Queue{Own: 90_000, Others: 0, Stale: 900, Slot: 7}}}, []uint32{nobody, nobody, 7, nobody}},
 		{"taken over", []queueWindow{own(7, 90_000), own(7, 90_000), own(7, 90_000), mixed(8), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000), own(8, 90_000)}, []uint32{nobody, nobody, 7, nobody, nobody, nobody, nobody, nobody, nobody, 8}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -97,18 +102,17 @@ func TestQueueControlIsSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newQueueControl()
 		for range rapid.IntRange(1, 200).Draw(t, "n") {
-			w := queueWindow{
-				length: time.Second,
-				own:    rapid.Uint64Range(0, 5000).Draw(t, "own"),
-				others: rapid.SampledFrom([]uint64{0, 0, 0, 0, 1, 5}).Draw(t, "others"),
-				slot:   rapid.Uint32Range(0, 2).Draw(t, "slot"),
-			}
+			w := queueWindow{time.Second, drop.Queue{
+				Own:    rapid.Uint64Range(0, 5000).Draw(t, "own"),
+				Others: rapid.SampledFrom([]uint64{0, 0, 0, 0, 1, 5}).Draw(t, "others"),
+				Slot:   rapid.Uint32Range(0, 2).Draw(t, "slot"),
+			}}
 			before := c.owner
 			got := c.next(w)
 			switch {
-			case w.others > 0 && got != nobody:
+			case w.Others > 0 && got != nobody:
 				t.Fatalf("%+v left the queue with %d", w, got)
-			case got != before && got != nobody && got != w.slot:
+			case got != before && got != nobody && got != w.Slot:
 				t.Fatalf("%+v gave the queue to %d", w, got)
 			case c.patience < queuePatience || c.patience > queueLongest:
 				t.Fatalf("patience %d", c.patience)

@@ -38,15 +38,7 @@ type Config struct {
 	// its quota; where it does not, weight has to do it.
 	Throttled bool
 
-	// These drop packets that a container has no time for. They are nil where the
-	// kernel cannot.
-	Programs *drop.Programs
-	Points   *drop.Points
-	Budgets  *drop.Budgets
-
-	// Account returns the slot of the account that the packets of a network namespace
-	// are charged to, 0 for none.
-	Account func(netns uint64) uint32
+	Drop *drop.Dropper // nil where the kernel cannot
 }
 
 // Isolator isolates containers. It is not safe for concurrent use. Make it with New.
@@ -98,8 +90,12 @@ func (is *Isolator) Isolate(ctx context.Context, c container.Container, expiry t
 	return is.settle(is.member[c.ID])
 }
 
-// settle brings what depends on who is in a namespace to what that is now.
-func (is *Isolator) settle(t *tenant) error { return errors.Join(is.bill(t), is.extend(t)) }
+// settle brings what depends on who is in a namespace to what that is now. What was
+// changed for a tenant, and for all of them, lapses when the last of those lapses for
+// whom it was; never if one of them does not.
+func (is *Isolator) settle(t *tenant) error {
+	return errors.Join(is.cfg.Drop.Bill(t.netns), is.extend(t.owner), is.extend(0))
+}
 
 func (is *Isolator) isolate(ctx context.Context, c container.Container) (err error) {
 	defer func() {
@@ -171,12 +167,11 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	is.tenants[c.NetNS] = t
 	is.join(t, c)
 	// One that is charged in the same namespace has its packets paid for now.
-	if err := errors.Join(is.cfg.Budgets.End(c.NetNS), is.countVeths(ns, t, c)); err != nil {
+	if t.drops, err = is.cfg.Drop.Begin(ns, c, false); err != nil {
 		return err
 	}
 	// In this order: some drivers make their NAPIs, and so the threads, anew for XDP.
-	reset, err := is.cfg.Points.Open(ctx, c)
-	return errors.Join(err, is.unclaim(reset...), is.claimUplinks(ctx, c))
+	return errors.Join(is.cfg.Drop.Open(ctx, c), is.RenewUplinks(), is.claimUplinks(ctx, c))
 }
 
 // open opens the network namespace of a container.
@@ -207,7 +202,7 @@ func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, 
 	}
 	delete(is.member, id)
 	// What is left is of the accounts, which do not end with a decision.
-	if err := is.extendOf(id); err != nil || t == nil {
+	if err := is.extend(id); err != nil || t == nil {
 		return 0, err
 	}
 	delete(t.members, id)
@@ -215,7 +210,7 @@ func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, 
 		return 0, is.settle(t)
 	}
 	delete(is.tenants, t.netns)
-	err = t.closeDrops()
+	err = is.cfg.Drop.End(t.netns)
 	for m, c := range t.members {
 		delete(is.member, m)
 		if next := is.tenants[t.netns]; next != nil {
@@ -230,17 +225,7 @@ func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, 
 	if next := is.tenants[t.netns]; next != nil {
 		return 0, errors.Join(err, is.settle(next))
 	}
-	return t.netns, errors.Join(err, is.extendOf(0))
-}
-
-// Close ends the counting and the early drop. Isolation stays, and packets stay as
-// they are.
-func (is *Isolator) Close() error {
-	errs := []error{is.forgetQueues()}
-	for _, t := range is.tenants {
-		errs = append(errs, t.closeDrops())
-	}
-	return errors.Join(errs...)
+	return t.netns, errors.Join(err, is.extend(0))
 }
 
 // Isolates says whether a container of a network namespace is isolated.
@@ -279,53 +264,14 @@ func (is *Isolator) threadPlace(dir, cpuset string) (place, error) {
 
 func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
 
-// countVeths begins the early drop for a tenant's devices.
-func (is *Isolator) countVeths(ns *netdev.NS, t *tenant, c container.Container) (err error) {
-	if is.cfg.Programs == nil {
-		return nil
-	}
-	if t.drops == nil {
-		if t.drops, err = is.cfg.Programs.Add(t.owner); err != nil {
-			return err
-		}
-	}
-	return t.drops.CountVeths(is.cfg.Find, ns, c)
-}
-
-// closeDrops ends the early drop of a tenant.
-func (t *tenant) closeDrops() error {
-	d := t.drops
-	if d == nil {
-		return nil
-	}
-	t.drops = nil
-	return d.Close()
-}
-
-// bill has what is dropped for a tenant's sake charged to whom its packets are
-// charged to. That can be another container than the one whose thread it is, and
-// changes with those who are in the namespace.
-func (is *Isolator) bill(t *tenant) error {
-	if t == nil || t.drops == nil {
-		return nil
-	}
-	return t.drops.Bill(is.cfg.Account(t.netns))
-}
-
-// extend makes what was changed for a tenant, and for all of them, lapse when the
-// last of those lapses for whom it was; never if one of them does not.
-func (is *Isolator) extend(t *tenant) error {
-	return errors.Join(is.extendOf(t.owner), is.extendOf(0))
-}
-
 // Pin says whether others than isolated containers need what is changed on the host,
 // which does not lapse then.
 func (is *Isolator) Pin(pinned bool) error {
 	is.pinned = pinned
-	return is.extendOf(0)
+	return is.extend(0)
 }
 
-func (is *Isolator) extendOf(id container.ID) error {
+func (is *Isolator) extend(id container.ID) error {
 	return is.cfg.Journal.Extend(func(e journal.Entry) bool {
 		return e.Owner == is.by(id)
 	}, is.lapse(id))

@@ -7,7 +7,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // What is looked at here is what plan.go needs to know. Nothing is changed.
@@ -80,27 +79,6 @@ func (is *Isolator) lookAtEnd(end container.HostEnd) (*hostEnd, error) {
 }
 
 func (e *hostEnd) close() error { return e.ns.Close() }
-
-// poller is a thread that polls.
-type poller struct {
-	cpu, cpuset journal.Knob // its cgroups; cpuset is nil where that is no hierarchy of its own
-	slice       journal.Knob // nil where the kernel has none
-}
-
-// lookAtThread looks at a thread.
-func (is *Isolator) lookAtThread(t sched.Thread) (poller, error) {
-	proc, layout := is.cfg.Roots.Proc, is.cfg.Layout
-	p := poller{cpu: sched.Group(proc, layout, t, layout.CPU)}
-	if layout.CPUSet != layout.CPU {
-		p.cpuset = sched.Group(proc, layout, t, layout.CPUSet)
-	}
-	slice := sched.Slice(proc, t)
-	value, err := slice.Read()
-	if err == nil && value != sched.NoSlice {
-		p.slice = slice
-	}
-	return p, err
-}
 
 // weight is the CPU weight of a cgroup.
 type weight struct {

@@ -93,18 +93,18 @@ type place struct {
 // it was. MEASURED.md has the measurement.
 const pollSlice = 100 * time.Microsecond
 
-// placing moves a thread to its place, and makes it prompt where the kernel can. On
-// which of the CPUs it stays there comes after; see steering.
-func (p poller) placing(at place) (plan []journal.Setting) {
+// placing moves a thread to its place, and makes it prompt where the kernel has slices.
+// On which of the CPUs it stays there comes after; see steering.
+func placing(proc string, l cgroup.Layout, t sched.Thread, at place, slices bool) (plan []journal.Setting) {
 	if at.child {
 		plan = append(plan, journal.Setting{Knob: cgroup.Group(at.group), Value: cgroup.Present})
 	}
-	plan = append(plan, journal.Setting{Knob: p.cpu, Value: at.group})
-	if at.cpuset != "" && p.cpuset != nil {
-		plan = append(plan, journal.Setting{Knob: p.cpuset, Value: at.cpuset})
+	plan = append(plan, journal.Setting{Knob: sched.Group(proc, l, t, l.CPU), Value: at.group})
+	if at.cpuset != "" && l.CPUSet != l.CPU {
+		plan = append(plan, journal.Setting{Knob: sched.Group(proc, l, t, l.CPUSet), Value: at.cpuset})
 	}
-	if p.slice != nil {
-		plan = append(plan, journal.Setting{Knob: p.slice, Value: sched.FormatSlice(pollSlice)})
+	if slices {
+		plan = append(plan, journal.Setting{Knob: sched.Slice(proc, t), Value: sched.FormatSlice(pollSlice)})
 	}
 	return plan
 }

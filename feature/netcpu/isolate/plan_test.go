@@ -56,22 +56,21 @@ func TestPlanPolling(t *testing.T) {
 func TestPlanPlacing(t *testing.T) {
 	th := sched.Thread{TID: 7, Start: 70}
 	hybrid := cgroup.Layout{CPU: "/cpu", CPUSet: "/cpuset", V2: "/unified"}
-	group := func(hierarchy string) journal.Knob { return sched.Group("/proc", hybrid, th, hierarchy) }
-	slice := sched.Slice("/proc", th)
+	v2 := cgroup.Layout{CPU: "/unified", CPUSet: "/unified", V2: "/unified"}
 	for _, tt := range []struct {
-		name string
-		p    poller
-		at   place
-		want []string
+		name   string
+		layout cgroup.Layout
+		at     place
+		slices bool
+		want   []string
 	}{
-		{"hybrid", poller{cpu: group("/cpu"), cpuset: group("/cpuset"), slice: slice}, place{group: "/cpu/web", cpuset: "/cpuset/web"},
+		{"hybrid", hybrid, place{group: "/cpu/web", cpuset: "/cpuset/web"}, true,
 			[]string{"kthread 7:70:/cpu = /cpu/web", "kthread 7:70:/cpuset = /cpuset/web", "slice 7:70 = 100000"}},
-		{"v2", poller{cpu: group("/unified"), slice: slice}, place{group: "/unified/web/fairlead", child: true, cpuset: "/unified/web"},
+		{"v2", v2, place{group: "/unified/web/fairlead", child: true, cpuset: "/unified/web"}, true,
 			[]string{"group /unified/web/fairlead = present", "kthread 7:70:/unified = /unified/web/fairlead", "slice 7:70 = 100000"}},
-		{"no cpuset, no slices", poller{cpu: group("/cpu"), cpuset: group("/cpuset")}, place{group: "/cpu/web"},
-			[]string{"kthread 7:70:/cpu = /cpu/web"}},
+		{"no cpuset, no slices", hybrid, place{group: "/cpu/web"}, false, []string{"kthread 7:70:/cpu = /cpu/web"}},
 	} {
-		t.Run(tt.name, func(t *testing.T) { same(t, tt.p.placing(tt.at), tt.want...) })
+		t.Run(tt.name, func(t *testing.T) { same(t, placing("/proc", tt.layout, th, tt.at, tt.slices), tt.want...) })
 	}
 }
 

@@ -41,7 +41,7 @@ func (is *Isolator) countQueues(ns *netdev.NS, index int, threads []thread) ([]*
 		if i < 0 {
 			continue // made since they were placed
 		}
-		if err := is.cfg.Programs.CountQueue(napi.ID); err != nil {
+		if err := is.cfg.Drop.CountQueue(napi.ID); err != nil {
 			return list, err
 		}
 		list = append(list, &queue{napi: napi.ID, thread: threads[i].Thread, control: newQueueControl()})
@@ -57,15 +57,12 @@ func (is *Isolator) assignQueues(length time.Duration) error {
 	var errs []error
 	for _, u := range is.host.devices {
 		for _, q := range u.queues {
-			now, err := is.cfg.Programs.Queue(q.napi)
+			now, err := is.cfg.Drop.Queue(q.napi)
 			if err != nil {
 				errs = append(errs, err)
 				continue
 			}
-			w := queueWindow{
-				length: length, slot: now.Slot,
-				own: now.Own - q.last.Own, others: now.Others - q.last.Others, stale: now.Stale - q.last.Stale,
-			}
+			w := queueWindow{length, now.Since(q.last)}
 			q.last = now
 			errs = append(errs, is.assignQueue(u, q, w))
 		}

@@ -41,7 +41,7 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	}
 	u := &uplinkDevice{at: place{group: shared}}
 	q := &queue{thread: threads[0], control: newQueueControl()}
-	w := queueWindow{length: time.Second, own: queueMin, slot: slot}
+	w := queueWindow{time.Second, drop.Queue{Own: queueMin, Slot: slot}}
 	for range 10 {
 		err := is.assignQueue(u, q, w)
 		if q.control.owner != nobody {

@@ -23,9 +23,15 @@ func (is *Isolator) renew() error {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", t.owner, err))
 		}
 	}
+	return errors.Join(append(errs, is.RenewUplinks())...)
+}
+
+// RenewUplinks does that for the uplinks.
+func (is *Isolator) RenewUplinks() error {
 	if is.host == nil {
-		return errors.Join(errs...)
+		return nil
 	}
+	var errs []error
 	for key, u := range is.host.devices {
 		if err := IgnoreGone(is.renewUplink(key, u)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of uplink %s again: %w", u.name, err))

@@ -14,14 +14,8 @@ func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
 	}
 	for _, t := range is.tenants {
 		to = is.kthreads(to, t.owner, t.threads)
-		if t.drops == nil {
-			continue
-		}
-		if c, err := t.drops.Counters(); err == nil {
-			to = append(to,
-				feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)},
-				feature.Sample{Container: t.owner, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)},
-				feature.Sample{Container: t.owner, Name: "netcpu_super_packets", Value: float64(t.control.shape)})
+		if t.drops != nil {
+			to = append(to, feature.Sample{Container: t.owner, Name: "netcpu_super_packets", Value: float64(t.control.shape)})
 		}
 	}
 	if is.host != nil {
@@ -30,20 +24,6 @@ func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
 		}
 	}
 	return to
-}
-
-// Dropped returns how many packets for each container were dropped.
-func (is *Isolator) Dropped() map[container.ID]uint64 {
-	of := make(map[container.ID]uint64)
-	for _, t := range is.tenants {
-		if t.drops == nil {
-			continue
-		}
-		if c, err := t.drops.Counters(); err == nil {
-			of[t.owner] = c.Dropped
-		}
-	}
-	return of
 }
 
 // kthreads appends the time of threads, summed by device. A thread that has

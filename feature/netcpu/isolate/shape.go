@@ -16,7 +16,7 @@ type counted struct {
 // Follow takes what came in the window that ends now into account.
 func (is *Isolator) Follow(now time.Time) error {
 	err := errors.Join(is.reweigh(), is.renew())
-	if is.cfg.Programs == nil {
+	if is.cfg.Drop == nil {
 		return err // nothing is counted
 	}
 	length := now.Sub(is.looked)

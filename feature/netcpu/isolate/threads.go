@@ -57,19 +57,15 @@ func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, a
 
 // move moves a thread to its place.
 func (is *Isolator) move(t sched.Thread, at place, id container.ID) error {
-	p, err := is.lookAtThread(t)
+	proc := is.cfg.Roots.Proc
+	slice, err := sched.Slice(proc, t).Read()
 	if err != nil {
 		return err
 	}
-	plan := p.placing(at)
-	left := leaves(plan)
-	if err := is.turn(plan, id); err != nil {
+	if err := is.turn(placing(proc, is.cfg.Layout, t, at, slice != sched.NoSlice), id); err != nil || len(at.cpus) == 0 {
 		return err
 	}
-	if err := kernel.Tidy(is.cfg.Roots, left); err != nil || len(at.cpus) == 0 {
-		return err
-	}
-	affinity := sched.Affinity(is.cfg.Roots.Proc, t)
+	affinity := sched.Affinity(proc, t)
 	now, err := affinity.Read()
 	if err != nil {
 		return err
@@ -79,21 +75,6 @@ func (is *Isolator) move(t sched.Thread, at place, id container.ID) error {
 		return err
 	}
 	return is.turn(steering(affinity, may, at.cpus), id)
-}
-
-// leaves returns the groups that a plan takes a thread out of. An agent that was
-// killed may have given it to a container that has ended since, whose cgroup then
-// could not go.
-func leaves(plan []journal.Setting) (left []journal.Outcome) {
-	for _, s := range plan {
-		if s.Knob.Ref().Kind != sched.KindKthread {
-			continue
-		}
-		if was, err := s.Knob.Read(); err == nil && was != s.Value {
-			left = append(left, journal.Outcome{Entry: journal.Entry{Ref: s.Knob.Ref(), Wrote: was}})
-		}
-	}
-	return left
 }
 
 // threads turns the knob and returns the threads, one for each NAPI.

@@ -4,16 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // uplinkGroup begins the name of the cgroup of the threads that poll devices
@@ -51,23 +51,25 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 	if err != nil {
 		return err
 	}
+	var left []journal.Outcome
 	if is.host == nil {
 		at, err := is.makeUplinkGroup(host)
 		if err != nil {
 			return err
 		}
 		is.host = &uplinks{at: at, devices: make(map[uplink.Key]*uplinkDevice)}
+		// An agent that was killed may have given a thread to a container that has ended
+		// since, whose cgroup then could not go.
+		for _, e := range is.cfg.Journal.Entries() {
+			if e.Owner == is.by(0) && e.Ref.Kind == sched.KindKthread && e.Wrote != at.group {
+				left = append(left, journal.Outcome{Entry: e})
+			}
+		}
 	}
-	return is.claimSome(ctx, c, func(uplink.Key) bool { return true })
-}
-
-// claimSome claims those of c's uplinks that want names and that are not yet. is.host
-// is there.
-func (is *Isolator) claimSome(ctx context.Context, c container.Container, want func(uplink.Key) bool) error {
-	return is.cfg.Uplinks.Each(ctx, c, func(ns *netdev.NS, path string, links []netdev.Link) error {
+	err = is.cfg.Uplinks.Each(ctx, c, func(ns *netdev.NS, path string, links []netdev.Link) error {
 		for _, l := range links {
 			key := uplink.Key{NetNS: ns.Inode(), Index: l.Index}
-			if is.host.devices[key] != nil || !want(key) {
+			if is.host.devices[key] != nil {
 				continue
 			}
 			u, err := is.claim(ns, path, l)
@@ -80,33 +82,14 @@ func (is *Isolator) claimSome(ctx context.Context, c container.Container, want f
 		}
 		return nil
 	})
+	return errors.Join(err, kernel.Tidy(is.cfg.Roots, left))
 }
 
-// unclaim forgets the threads and the queues of devices: they may be others by now.
-func (is *Isolator) unclaim(keys ...uplink.Key) error {
-	var errs []error
-	for _, key := range keys {
-		if is.host == nil || is.host.devices[key] == nil {
-			continue
-		}
-		errs = append(errs, is.forgetQueuesOf(is.host.devices[key]))
-		delete(is.host.devices, key)
-	}
-	return errors.Join(errs...)
-}
-
-// Reset places the threads of those of c's uplinks again whose drivers may have made
-// others; see drop.Points.Open.
-func (is *Isolator) Reset(ctx context.Context, c container.Container, keys []uplink.Key) error {
-	claimed := make(map[uplink.Key]bool)
-	for _, key := range keys {
-		claimed[key] = is.host != nil && is.host.devices[key] != nil
-	}
-	if err := is.unclaim(keys...); err != nil || !slices.Contains(slices.Collect(maps.Values(claimed)), true) {
-		return err
-	}
-	// Who is no longer waited for has reset them all the same.
-	return is.claimSome(context.WithoutCancel(ctx), c, func(key uplink.Key) bool { return claimed[key] })
+// unclaim forgets the threads and the queues of a device that has gone.
+func (is *Isolator) unclaim(key uplink.Key) error {
+	err := is.forgetQueuesOf(is.host.devices[key])
+	delete(is.host.devices, key)
+	return err
 }
 
 func (is *Isolator) claim(ns *netdev.NS, path string, l netdev.Link) (*uplinkDevice, error) {
@@ -121,7 +104,7 @@ func (is *Isolator) claim(ns *netdev.NS, path string, l netdev.Link) (*uplinkDev
 	if u.threads, err = is.bring(d, single, u.at, 0); err != nil {
 		return nil, err
 	}
-	if is.cfg.Programs == nil {
+	if is.cfg.Drop == nil {
 		return u, nil
 	}
 	u.queues, err = is.countQueues(ns, l.Index, u.threads)
@@ -130,9 +113,9 @@ func (is *Isolator) claim(ns *netdev.NS, path string, l netdev.Link) (*uplinkDev
 
 func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
 	dir := filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10))
-	at := place{group: dir, cpuset: is.cfg.Layout.CPUSet} // which is all CPUs
+	at := place{group: dir, cpuset: is.cfg.Layout.CPUSet} // which has all CPUs
 	err := is.turn([]journal.Setting{{Knob: cgroup.Group(dir), Value: cgroup.Present}}, 0)
-	if err == nil && is.cfg.Programs == nil {
+	if err == nil && is.cfg.Drop == nil {
 		err = is.lower(dir, uplinkShares, 0)
 	}
 	return at, err
@@ -153,7 +136,7 @@ func (is *Isolator) forgetQueues() error {
 func (is *Isolator) forgetQueuesOf(u *uplinkDevice) error {
 	var errs []error
 	for _, q := range u.queues {
-		errs = append(errs, is.cfg.Programs.ForgetQueue(q.napi))
+		errs = append(errs, is.cfg.Drop.ForgetQueue(q.napi))
 	}
 	u.queues = nil
 	return errors.Join(errs...)

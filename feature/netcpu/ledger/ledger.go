@@ -5,9 +5,9 @@
 // a period its incoming packets may take (Iron, NSDI 2018, section 3.2).
 //
 // It is pure arithmetic with the clock of its caller: it reads no kernel file and
-// writes none. Package netcpu feeds it and carries out what it decides.
-// [Global] and [Local] are the paper's own algorithms, which need a patched
-// scheduler; [Ledger] and [Weigher] are what comes to the same on a stock one.
+// writes none. Package charge feeds it and carries out what it decides. The paper's
+// own algorithms need a patched scheduler; [Ledger] and [Weigher] are what comes to
+// the same on a stock one, and the tests hold them against those.
 package ledger
 
 import (

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -76,7 +77,7 @@ func hardware(t *testing.T, mac string) net.HardwareAddr {
 // lo is the address of the device at which test runs have frames come in.
 const lo = "00:00:00:00:00:00"
 
-func load(t *testing.T) *Programs {
+func load(t *testing.T) *Dropper {
 	t.Helper()
 	testkit.NeedRoot(t)
 	j, err := journal.Open(t.TempDir())
@@ -84,11 +85,12 @@ func load(t *testing.T) *Programs {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), j)
+	find := netdev.NewFinder("/proc", time.Now)
+	hooks, err := qdisc.OpenHooks(find, j)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := Load(Config{Feature: "netcpu", Hooks: hooks})
+	e, err := Load(Config{Feature: "netcpu", Hooks: hooks, Find: find, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
@@ -98,7 +100,7 @@ func load(t *testing.T) *Programs {
 
 // count loads the program at a veth of a tenant whose own address is that of
 // frame's frames.
-func count(t *testing.T, e *Programs, w *Tenant) *ebpf.Program {
+func count(t *testing.T, e *Dropper, w *Tenant) *ebpf.Program {
 	t.Helper()
 	p, err := e.counter(w.slot, guestMAC())
 	if err != nil {
@@ -178,11 +180,11 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 func TestEarlyDrop(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/netcpu/drop")
 	e := load(t)
-	one, err := e.Add(1)
+	one, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := e.Add(1)
+	two, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,11 +237,11 @@ func TestEarlyDrop(t *testing.T) {
 	}
 
 	// A slot that is used again begins empty.
-	if err := one.Close(); err != nil {
+	if err := one.close(); err != nil {
 		t.Fatal(err)
 	}
 	e.next = one.slot // as after all the others
-	three, err := e.Add(1)
+	three, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +255,7 @@ func TestEarlyDrop(t *testing.T) {
 func TestEarlyDropBeyondQuota(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.Add(1)
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +298,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 func TestEarlyDropBeyondLimit(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.Add(1)
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +352,7 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 
 // retry sets when a packet last passed in spite of a full ring: now, so that
 // the next one is dropped, or long ago.
-func retry(t *testing.T, e *Programs, slot uint32, now bool) {
+func retry(t *testing.T, e *Dropper, slot uint32, now bool) {
 	t.Helper()
 	var c dropTenant
 	if err := e.maps.FlTenants.Lookup(slot, &c); err != nil {
@@ -368,7 +370,7 @@ func retry(t *testing.T, e *Programs, slot uint32, now bool) {
 
 // seen makes every address that is known one that was seen in the future: a slow
 // machine may take longer than one is kept.
-func seen(t *testing.T, e *Programs) {
+func seen(t *testing.T, e *Dropper) {
 	t.Helper()
 	var key dropAddress
 	var o dropOwner
@@ -389,7 +391,7 @@ func seen(t *testing.T, e *Programs) {
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	thief, err := e.Add(1)
+	thief, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,7 +421,7 @@ func TestEarlyDropManyAddresses(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	add := func() (*Tenant, *ebpf.Program) {
-		w, err := e.Add(1)
+		w, err := e.add(1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -457,7 +459,7 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	for i := range e.maps.FlTenants.MaxEntries() {
 		e.used[i] = true
 	}
-	if _, err := e.Add(1); !errors.Is(err, errSlots) {
+	if _, err := e.add(1); !errors.Is(err, errSlots) {
 		t.Errorf("add with no slot left: %v, want errSlots", err)
 	}
 	e.used = make(map[uint32]bool)
@@ -469,7 +471,7 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, a, "h0", b, "eth0")
 	inside, host := openNS(t, b.Path), openNS(t, a.Path)
-	w, err := e.Add(1)
+	w, err := e.add(1)
 	if err != nil {
 		t.Fatal(err)
 	}

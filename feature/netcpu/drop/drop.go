@@ -1,0 +1,232 @@
+// Package drop drops packets for a container that has no time for them, where they
+// enter the host: by tc or in the driver of an uplink, and at the host end of the
+// container's veth. drop.bpf.c says how. The package decides nothing about which
+// container that is: package isolate and package netcpu do.
+//
+// All that is attached does nothing any more once this process has ended.
+package drop
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
+	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+// errSlots means that as many tenants are isolated as the BPF maps hold.
+var errSlots = errors.New("early drop: no slot is free")
+
+// Config is what Load needs.
+type Config struct {
+	Feature string // the owner of the notes
+	Hooks   *qdisc.Hooks
+	Meter   *account.Meter // nil without accounts: nothing is ever charged then
+	Uplinks *uplink.Finder
+	Find    *netdev.Finder
+	Log     *slog.Logger
+
+	// XDP names the uplinks of the host's own namespace at which packets are dropped
+	// in the driver, where it can.
+	XDP []string
+}
+
+// Dropper drops packets of tenants, which are network namespaces, at points, which
+// are uplinks. A nil *Dropper drops nothing. It is not safe for concurrent use, but
+// for the methods that say so.
+type Dropper struct {
+	cfg     Config
+	object  *bpf.Object
+	maps    dropMaps
+	tc      *ebpf.Program
+	charges bool // what XDP drops is charged
+
+	polled bpf.Links             // fl_polled, while there is a tenant
+	used   map[uint32]bool       // slots of tenants
+	next   uint32                // the slot to try first
+	points map[uplink.Key]*point // by tc while there is a tenant, by XDP from then on
+
+	mu      sync.Mutex // of these alone: an Open may wait long for a driver
+	tenants map[uint64]*Tenant
+	shown   []Point
+}
+
+// Load loads the programs. An error means that this kernel cannot run them.
+func Load(cfg Config) (_ *Dropper, err error) {
+	d := &Dropper{cfg: cfg, used: make(map[uint32]bool), points: make(map[uplink.Key]*point), tenants: make(map[uint64]*Tenant)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.object.Close())
+		}
+	}()
+	var shared bpf.Maps
+	if cfg.Meter != nil {
+		shared = bpf.Maps{dropMapFlCharges: cfg.Meter.Charges(), dropMapFlDropped: cfg.Meter.Dropped()}
+	}
+	if d.object, err = bpf.Open(cfg.Feature, loadDrop, nil, shared); err != nil {
+		return nil, err
+	}
+	// Whether the other programs work is found out now, not at the first container.
+	var objs struct {
+		dropMaps
+		Polled *ebpf.Program `ebpf:"fl_polled"`
+		Count  *ebpf.Program `ebpf:"fl_count"`
+		Drop   *ebpf.Program `ebpf:"fl_drop_tc"`
+	}
+	if err := d.object.Load(&objs, nil); err != nil {
+		return nil, err
+	}
+	d.maps, d.tc = objs.dropMaps, objs.Drop
+	return d, errors.Join(objs.Polled.Close(), objs.Count.Close())
+}
+
+// Close ends all of it.
+func (d *Dropper) Close() error {
+	if d == nil {
+		return nil
+	}
+	var errs []error
+	for netns := range d.tenants {
+		errs = append(errs, d.End(netns))
+	}
+	errs = append(errs, d.close(func(*point) bool { return true }))
+	return errors.Join(append(errs, d.polled.Close(), d.tc.Close(), d.object.Close())...)
+}
+
+// Maps says how full the maps are.
+func (d *Dropper) Maps() []bpf.Usage { return d.object.Usage() }
+
+// Begin counts what comes for c's network namespace, which is ns, and has it dropped
+// at c's expense: for one that is charged, once that has cost what Allow says; else,
+// for one that is isolated, while the ring of a veth is full or the quota is used up.
+// What it was before for somebody else in the namespace ends. It may be called again
+// at any time, and then follows c's veths. The tenant is nil with a nil *Dropper.
+func (d *Dropper) Begin(ns *netdev.NS, c container.Container, charged bool) (t *Tenant, err error) {
+	if d == nil {
+		return nil, nil
+	}
+	t = d.tenant(c.NetNS)
+	if t != nil && (t.owner != c.ID || t.charged != charged) { // what it changed on the host goes with its owner
+		if err := d.End(c.NetNS); err != nil {
+			return nil, err
+		}
+		t = nil
+	}
+	if t == nil {
+		if t, err = d.add(c.ID); err != nil {
+			return nil, err
+		}
+		if t.charged = charged; charged {
+			// No thread of its own: nothing waits in a ring.
+			if err := t.UseRing(false); err != nil {
+				return nil, errors.Join(err, t.close())
+			}
+		}
+		d.mu.Lock()
+		d.tenants[c.NetNS] = t
+		d.mu.Unlock()
+	}
+	return t, t.countVeths(ns, c)
+}
+
+// End ends that for a network namespace.
+func (d *Dropper) End(netns uint64) error {
+	t := d.tenant(netns)
+	if t == nil {
+		return nil
+	}
+	d.mu.Lock()
+	delete(d.tenants, netns)
+	d.mu.Unlock()
+	return t.close()
+}
+
+func (d *Dropper) tenant(netns uint64) *Tenant {
+	if d == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.tenants[netns]
+}
+
+// Bill has the cost of what is dropped for a namespace's sake charged to whom its
+// packets are charged to. That can be another container than the one that Begin was
+// called for, and changes with those who are in the namespace.
+func (d *Dropper) Bill(netns uint64) error {
+	t := d.tenant(netns)
+	if t == nil || d.cfg.Meter == nil {
+		return nil
+	}
+	slot := uint32(0)
+	if id, ok := d.cfg.Meter.Holder(netns); ok {
+		slot, _ = d.cfg.Meter.Slot(id) // 0 if it was forgotten meanwhile
+	}
+	return t.bill(slot)
+}
+
+// Allow lets the packets of a container that is charged take so much of others' time
+// from now on, for so long; ledger.Unlimited is any time. It may be called at any time.
+func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range d.tenants {
+		if t.owner != id || !t.charged {
+			continue
+		}
+		slot, known := d.cfg.Meter.Slot(id)
+		if budget == ledger.Unlimited || !known {
+			return t.unlimited()
+		}
+		var charges int64
+		if err := d.cfg.Meter.Charges().Lookup(slot, &charges); err != nil {
+			return fmt.Errorf("charges of container %v: %w", id, err)
+		}
+		return t.limit(slot, charges+budget.Nanoseconds(), lasts)
+	}
+	return nil // its packets do not come by a veth, or another pays for them
+}
+
+// each calls do with the counters of each tenant.
+func (d *Dropper) each(do func(*Tenant, Counters)) {
+	if d == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range d.tenants {
+		if c, err := t.Counters(); err == nil {
+			do(t, c)
+		}
+	}
+}
+
+// Dropped returns how many packets were dropped, by the container that pays. It may be
+// called at any time, as may Samples.
+func (d *Dropper) Dropped() map[container.ID]uint64 {
+	of := make(map[container.ID]uint64)
+	d.each(func(t *Tenant, c Counters) { of[t.owner] = max(of[t.owner], c.Dropped) })
+	return of
+}
+
+// Samples appends what is known of tenants.
+func (d *Dropper) Samples(to []feature.Sample) []feature.Sample {
+	d.each(func(t *Tenant, c Counters) {
+		if !t.charged {
+			to = append(to, feature.Sample{Container: t.owner, Name: "netcpu_early_dropped_packets_total", Value: float64(c.Dropped)})
+		}
+		to = append(to, feature.Sample{Container: t.owner, Name: "netcpu_quota_dropped_packets_total", Value: float64(c.Beyond)})
+	})
+	return to
+}
