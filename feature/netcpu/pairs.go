@@ -105,14 +105,10 @@ func (x *Accounts) Export() feature.Snapshot {
 			taken[t.Culprit] += t.CPU
 		}
 	}
-	for id, d := range stolen {
-		if id != 0 { // the host's loss is in the matrix
-			add(id, "netcpu_stolen_seconds_total", d.Seconds())
-		}
-	}
-	for id, d := range taken {
-		if id != 0 {
-			add(id, "netcpu_taken_seconds_total", d.Seconds())
+	for name, of := range map[string]map[container.ID]time.Duration{"netcpu_stolen_seconds_total": stolen, "netcpu_taken_seconds_total": taken} {
+		delete(of, 0) // the host's is in the matrix
+		for id, d := range of {
+			add(id, name, d.Seconds())
 		}
 	}
 	show, other := x.pairs.split(r.Thefts, maxPairs, func(id container.ID) bool { return runs[id] })

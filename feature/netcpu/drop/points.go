@@ -39,44 +39,31 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 		return nil
 	}
 	defer d.show()
-	host, err := d.cfg.Uplinks.Host()
-	if err != nil {
-		return err
-	}
 	listed := make(map[uplink.Key]bool)
-	err = d.cfg.Uplinks.Each(ctx, c, func(ns *netdev.NS, path string, links []netdev.Link) error {
-		var errs []error
-		for _, l := range links {
-			key := uplink.Key{NetNS: ns.Inode(), Index: l.Index}
-			listed[key] = true
-			err := d.openAt(ns, path, key, l, key.NetNS == host)
-			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) { // it has gone meanwhile
-				errs = append(errs, fmt.Errorf("uplink %s: %w", l.Name, err))
-			}
-		}
-		return errors.Join(errs...)
+	err := d.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
+		listed[u.Key] = true
+		return d.openAt(u)
 	})
 	return errors.Join(err, d.shutGone(listed))
 }
 
 // openAt begins to drop at an uplink, or sees that it goes on.
-func (d *Dropper) openAt(ns *netdev.NS, path string, key uplink.Key, l netdev.Link, host bool) error {
-	if p := d.points[key]; p != nil {
-		err := d.hold(p, l)
+func (d *Dropper) openAt(u uplink.Uplink) error {
+	if p := d.points[u.Key]; p != nil {
+		err := d.hold(p, u.Link)
 		if !errors.Is(err, journal.ErrGone) {
 			return err
 		}
 		// Another device has the number now.
-		if err := d.shut(key); err != nil {
+		if err := d.shut(u.Key); err != nil {
 			return err
 		}
 	}
-	p, err := d.attach(ns, l, host)
+	p, err := d.attach(u)
 	if err != nil {
 		return err
 	}
-	p.path = path
-	d.points[key] = p
+	d.points[u.Key] = p
 	return nil
 }
 
@@ -132,20 +119,20 @@ func (d *Dropper) shutGone(listed map[uplink.Key]bool) error {
 // attach begins to drop at an uplink: in its driver if the operator wants that there
 // and it can, else by tc. A driver that has refused is asked again when the point
 // opens the next time, not at each Apply: a try may disturb the device, too.
-func (d *Dropper) attach(ns *netdev.NS, l netdev.Link, host bool) (*point, error) {
-	p := &point{name: l.Name, host: host}
+func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
+	p := &point{name: u.Link.Name, path: u.Path, host: u.Host}
 	var err error
-	if host && slices.Contains(d.cfg.XDP, l.Name) { // names are those of the host's own namespace
-		if p.driver, err = d.attachXDP(ns, l.Index); err == nil {
+	if u.Host && slices.Contains(d.cfg.XDP, u.Link.Name) { // names are those of the host's own namespace
+		if p.driver, err = d.attachXDP(u.NS, u.Link.Index); err == nil {
 			return p, nil
 		}
 		if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) {
 			return nil, err
 		}
 		p.why = err.Error()
-		d.cfg.Log.Warn("dropping by tc, not by XDP", "feature", d.cfg.Feature, "uplink", l.Name, "err", err)
+		d.cfg.Log.Warn("dropping by tc, not by XDP", "feature", d.cfg.Feature, "uplink", u.Link.Name, "err", err)
 	}
-	hook := qdisc.Hook{NS: ns, Index: l.Index, Name: "drop"}
+	hook := qdisc.Hook{NS: u.NS, Index: u.Link.Index, Name: "drop"}
 	if p.tc, err = d.cfg.Hooks.Attach(hook, d.tc, journal.Owner{Feature: d.cfg.Feature}); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}

@@ -92,12 +92,9 @@ func (is *Isolator) renewUplink(key uplink.Key, u *uplinkDevice) error {
 	if err := is.forgetQueuesOf(u); err != nil {
 		return err
 	}
-	now, err := is.claim(ns, u.path, l)
-	if now == nil {
-		return err // as it is known now it differs in the next window, too
-	}
-	is.host.devices[key] = now
-	return errors.Join(err, is.forgetThreads(u.threads, now.threads))
+	// If that fails the device differs, as it is known now, in the next window, too.
+	err = is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
+	return errors.Join(err, is.forgetThreads(u.threads, is.host.devices[key].threads))
 }
 
 // stillPoll says whether those that poll a device are the threads that were

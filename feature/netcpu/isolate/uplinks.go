@@ -3,7 +3,6 @@ package isolate
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strconv"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
@@ -66,21 +64,11 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 			}
 		}
 	}
-	err = is.cfg.Uplinks.Each(ctx, c, func(ns *netdev.NS, path string, links []netdev.Link) error {
-		for _, l := range links {
-			key := uplink.Key{NetNS: ns.Inode(), Index: l.Index}
-			if is.host.devices[key] != nil {
-				continue
-			}
-			u, err := is.claim(ns, path, l)
-			if u != nil {
-				is.host.devices[key] = u
-			}
-			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) {
-				return fmt.Errorf("uplink %s: %w", l.Name, err)
-			}
+	err = is.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
+		if is.host.devices[u.Key] != nil {
+			return nil
 		}
-		return nil
+		return is.claim(u)
 	})
 	return errors.Join(err, kernel.Tidy(is.cfg.Roots, left))
 }
@@ -92,23 +80,24 @@ func (is *Isolator) unclaim(key uplink.Key) error {
 	return err
 }
 
-func (is *Isolator) claim(ns *netdev.NS, path string, l netdev.Link) (*uplinkDevice, error) {
-	d, err := is.lookAt(ns, l.Index, l.Name)
+// claim moves the polling of one uplink. What is claimed is looked at again by renew.
+func (is *Isolator) claim(u uplink.Uplink) error {
+	d, err := is.lookAt(u.NS, u.Link.Index, u.Link.Name)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	u := &uplinkDevice{name: l.Name, path: path, at: is.host.at}
-	if u.at.cpus, err = d.steered(); err != nil {
-		return nil, err
+	dev := &uplinkDevice{name: u.Link.Name, path: u.Path, at: is.host.at}
+	if dev.at.cpus, err = d.steered(); err != nil {
+		return err
 	}
-	if u.threads, err = is.bring(d, single, u.at, 0); err != nil {
-		return nil, err
+	if dev.threads, err = is.bring(d, single, dev.at, 0); err != nil {
+		return err
 	}
-	if is.cfg.Drop == nil {
-		return u, nil
+	is.host.devices[u.Key] = dev
+	if is.cfg.Drop != nil {
+		dev.queues, err = is.countQueues(u.NS, u.Link.Index, dev.threads)
 	}
-	u.queues, err = is.countQueues(ns, l.Index, u.threads)
-	return u, err
+	return err
 }
 
 func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {

@@ -23,6 +23,15 @@ type Key struct {
 	Index int
 }
 
+// Uplink is a device by which packets come to a container.
+type Uplink struct {
+	Key  Key
+	Link netdev.Link
+	NS   *netdev.NS // open while it is looked at
+	Path string     // to NS
+	Host bool       // NS is the host's own
+}
+
 // Finder finds uplinks. It is not safe for concurrent use. Make it with NewFinder.
 type Finder struct {
 	host  string // a path to the host's network namespace
@@ -74,13 +83,12 @@ func (f *Finder) Host() (uint64, error) {
 	return ns.Inode(), nil
 }
 
-// Each calls do with the uplinks of c, once for each namespace that may have some,
-// with a path to it: the devices of the host's namespace that poll and are hardware
-// or have an address, from where a bridge may be routed to, and the other ports of
-// the bridges that c is at. Nothing in a namespace that a container may have made is
-// an uplink: the container could have its own packets worked on at the host's
-// expense. Each goes on with the next namespace after an error.
-func (f *Finder) Each(ctx context.Context, c container.Container, do func(ns *netdev.NS, path string, links []netdev.Link) error) error {
+// Each calls do with the uplinks of c: the devices of the host's namespace that poll
+// and are hardware or have an address, from where a bridge may be routed to, and the
+// other ports of the bridges that c is at. Nothing in a namespace that a container may
+// have made is an uplink: the container could have its own packets worked on at the
+// host's expense. Each goes on after an error; that a device has gone is none.
+func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink) error) error {
 	host, err := f.Host()
 	if err != nil {
 		return err
@@ -96,24 +104,25 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(ns *ne
 			}
 		}
 	}
-	in := func(path string, inode uint64) error {
-		ns, err := f.find.Open(path, inode)
-		if err != nil {
-			return err
-		}
-		defer ns.Close()
-		links, err := uplinks(ns, bridges[inode])
-		if err != nil {
-			return err
-		}
-		return do(ns, path, links)
-	}
 	var errs []error
 	for inode, path := range paths {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
-		errs = append(errs, in(path, inode))
+		ns, err := f.find.Open(path, inode)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		links, err := uplinks(ns, bridges[inode])
+		errs = append(errs, err)
+		for _, l := range links {
+			err := do(Uplink{Key: Key{inode, l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
+			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) { // it has gone meanwhile
+				errs = append(errs, fmt.Errorf("uplink %s: %w", l.Name, err))
+			}
+		}
+		ns.Close()
 	}
 	return errors.Join(errs...)
 }
