@@ -40,15 +40,24 @@ type Container struct {
 	Source    string // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
 	RuntimeID string // the runtime's own id (64 hex digits for Docker), "" without a runtime
 	Image     string
-	Labels    map[string]string // labels; for containerd the CRI annotations are merged in
-	LeftOut   map[string]int    // labels that are too long, or too many, and so not in Labels: the bytes of each
+	Labels    map[string]string // what its operator gave it: labels, and the CRI's annotations
+	LeftOut   map[string]int    // labels that are too long, or too many, and so left out of both maps: the bytes of each
 	Pod       string            // Kubernetes pod name, where CRI says it
 	Namespace string            // Kubernetes namespace, where CRI says it
+
+	// ImageLabels are those that came with the image and that nobody has given
+	// another value: the word of whoever built the image. Where the image's
+	// configuration is unknown, all labels are here.
+	ImageLabels map[string]string
 
 	PID     int       // the init process, in the agent's pid namespace; 0 once it has ended
 	Started time.Time // when PID was started, from its start time in proc
 
 	Cgroup Cgroup
+
+	// PodCgroup says that the parent of each directory in Cgroup is the cgroup of
+	// Pod and of no other: the CRI names it, and its name holds the pod's UID.
+	PodCgroup bool
 
 	// NetNS is the inode of the network namespace of PID; 0 if PID has ended.
 	// Containers with equal NetNS are one network tenant (a pod, or
@@ -70,7 +79,7 @@ func (c Container) TenantGroup() (string, error) {
 	switch {
 	case c.Cgroup.CPU == "":
 		return "", errors.New("the container's cpu cgroup is not known")
-	case c.Pod != "":
+	case c.PodCgroup:
 		return filepath.Dir(c.Cgroup.CPU), nil
 	}
 	return c.Cgroup.CPU, nil

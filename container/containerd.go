@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"strings"
 	"time"
 
 	eventtypes "github.com/containerd/containerd/api/events"
 	containers "github.com/containerd/containerd/api/services/containers/v1"
+	content "github.com/containerd/containerd/api/services/content/v1"
 	events "github.com/containerd/containerd/api/services/events/v1"
+	images "github.com/containerd/containerd/api/services/images/v1"
 	namespaces "github.com/containerd/containerd/api/services/namespaces/v1"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types"
@@ -35,21 +38,22 @@ const (
 
 // Labels and extensions that the kubelet and the CRI plugin write.
 const (
+	kubeletPrefix  = "io.kubernetes."
 	podLabel       = "io.kubernetes.pod.name"
 	namespaceLabel = "io.kubernetes.pod.namespace"
-	nameLabel      = "io.kubernetes.container.name"
-	kindLabel      = "io.cri-containerd.kind" // "container" or "sandbox"
+	kindLabel      = "io.cri-containerd.kind"
 	nerdctlName    = "nerdctl/name"
 
 	containerMetadata = "io.cri-containerd.container.metadata"
 	sandboxMetadata   = "io.cri-containerd.sandbox.metadata"
 )
 
-// Containerd is the source for the containers of containerd, in all namespaces
-// except Docker's. addr is the path of its socket; empty means the usual one. A
-// pod's labels and annotations apply to each of its containers, except the pause
-// container that holds the pod's namespaces, which is called "pause" and has only
-// its own labels.
+// Containerd is the source for the containers of containerd in all its
+// namespaces but Docker's. addr is the path of its socket, the usual one if
+// empty. A pod is what the CRI's metadata calls one, whatever labels say. Its
+// labels and annotations count for each of its containers, annotations before
+// labels; of the pause container that holds the pod's namespaces, which is called
+// "pause", only the labels do.
 func Containerd(addr string) Source {
 	return &containerd{addr: strings.TrimPrefix(cmp.Or(addr, containerdAddr), "unix://")}
 }
@@ -68,6 +72,8 @@ func (c *containerd) Run(ctx context.Context, publish func(Report)) error {
 type cri struct {
 	containers containers.ContainersClient
 	tasks      tasks.TasksClient
+	images     images.ImagesClient
+	content    content.ContentClient
 }
 
 func (c *containerd) session(ctx context.Context, r *roster) error {
@@ -81,7 +87,7 @@ func (c *containerd) session(ctx context.Context, r *roster) error {
 		return err
 	}
 	defer conn.Close()
-	now := cri{containers.NewContainersClient(conn), tasks.NewTasksClient(conn)}
+	now := cri{containers.NewContainersClient(conn), tasks.NewTasksClient(conn), images.NewImagesClient(conn), content.NewContentClient(conn)}
 	spaces := namespaces.NewNamespacesClient(conn)
 
 	stream, err := events.NewEventsClient(conn).Subscribe(ctx, &events.SubscribeRequest{Filters: []string{
@@ -223,42 +229,67 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	ct := got.GetContainer()
 	var pod *containers.Container
 	if sandbox := criMetadata(ct, containerMetadata).SandboxID; sandbox != "" {
-		// Without the sandbox the container is still known, only without its
-		// pod's labels.
+		// Without it the container is still known, only not its pod.
 		if got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: sandbox}); err == nil {
 			pod = got.GetContainer()
 		}
 	}
 	rec := criRecord(ct, pod)
+	if !ofCRI(ct) && len(rec.Labels) > 0 && ct.GetImage() != "" {
+		platforms, err := c.imageLabels(ctx, ct.GetImage())
+		if errors.Is(err, errImage) {
+			platforms = []map[string]string{rec.Labels} // any of them may be the image's
+		} else if err != nil {
+			return Record{}, false, fmt.Errorf("read the labels of image %q: %w", ct.GetImage(), err)
+		}
+		for _, labels := range platforms {
+			var alike map[string]string
+			rec.Labels, alike = part(rec.Labels, labels)
+			rec.ImageLabels = merged(rec.ImageLabels, alike)
+		}
+		rec.Name = cmp.Or(rec.Labels[nerdctlName], ct.GetID())
+	}
 	rec.PID = int(t.GetProcess().GetPid())
 	return rec, true, nil
 }
 
-// criRecord joins what containerd stores for a container and for its pod's
-// sandbox, which is nil for a container without a pod.
+// ofCRI says whether the CRI plugin has made a container. Nobody but a client of
+// containerd can write its extensions, while its labels may be those of an image.
+func ofCRI(ct *containers.Container) bool {
+	ext := ct.GetExtensions()
+	return ext[containerMetadata] != nil || ext[sandboxMetadata] != nil
+}
+
+// criRecord joins what containerd keeps of a container and of its pod's
+// sandbox, which is nil for a container without pod. The labels that containerd
+// has for a container of the CRI are joined from those of the image and those of
+// the request; the latter are in its metadata by themselves.
 func criRecord(ct, pod *containers.Container) Record {
-	labels := ct.GetLabels()
-	rec := Record{
-		RuntimeID: ct.GetID(),
-		Image:     ct.GetImage(),
-		Name:      cmp.Or(labels[nameLabel], labels[nerdctlName], ct.GetID()),
-		// Use the labels alone: the kubelet writes them, whereas users write
-		// annotations.
-		Pod:       labels[podLabel],
-		Namespace: labels[namespaceLabel],
-		Labels:    make(map[string]string),
-	}
-	if labels[kindLabel] == "sandbox" {
-		rec.Name = "pause"
-		maps.Copy(rec.Labels, labels)
+	rec := Record{RuntimeID: ct.GetID(), Image: ct.GetImage(), Name: ct.GetID()}
+	if !ofCRI(ct) {
+		rec.Labels = maps.Clone(ct.GetLabels())
 		return rec
 	}
-	if pod != nil {
-		maps.Copy(rec.Labels, pod.GetLabels())
-		maps.Copy(rec.Labels, criMetadata(pod, sandboxMetadata).Config.Annotations)
+	own, sandbox := criMetadata(ct, containerMetadata).Config, criMetadata(pod, sandboxMetadata).Config
+	if ct.GetExtensions()[sandboxMetadata] != nil {
+		sandbox = criMetadata(ct, sandboxMetadata).Config
+		own.Labels = sandbox.Labels
+		rec.Name, rec.Labels = "pause", maps.Clone(sandbox.Labels)
+	} else {
+		rec.Name = cmp.Or(own.Metadata.Name, ct.GetID())
+		rec.Labels = merged(sandbox.Labels, own.Labels)
+		// Annotations are the users'; what begins so is the kubelet's.
+		for _, annotations := range []map[string]string{sandbox.Annotations, own.Annotations} {
+			for key, value := range annotations {
+				if !strings.HasPrefix(key, kubeletPrefix) {
+					rec.Labels[key] = value
+				}
+			}
+		}
 	}
-	maps.Copy(rec.Labels, criMetadata(ct, containerMetadata).Config.Annotations)
-	maps.Copy(rec.Labels, labels)
+	rec.ImageLabels, _ = part(ct.GetLabels(), own.Labels)
+	delete(rec.ImageLabels, kindLabel) // the plugin's
+	rec.Pod, rec.Namespace, rec.PodCgroup = sandbox.Metadata.Name, sandbox.Metadata.Namespace, sandbox.podCgroup()
 	return rec
 }
 
@@ -266,13 +297,36 @@ func criRecord(ct, pod *containers.Container) Record {
 // containers and sandboxes.
 type criData struct {
 	SandboxID string
-	Config    struct {
-		Annotations map[string]string `json:"annotations"`
+	Config    criConfig
+}
+
+// criConfig is what the kubelet asked for: a ContainerConfig or a
+// PodSandboxConfig of the CRI.
+type criConfig struct {
+	Metadata    struct{ Name, UID, Namespace string }
+	Labels      map[string]string
+	Annotations map[string]string
+	Linux       struct {
+		CgroupParent string `json:"cgroup_parent"`
 	}
 }
 
-// criMetadata reads an extension of a container; it returns zero if there is none
-// that can be read.
+// podCgroup gives the name of the directory that holds a sandbox's containers
+// and no others: "pod" and its UID for the kubelet's cgroupfs driver, a slice
+// that ends so for that of systemd, which has no dashes in the UID. "" if the
+// sandbox lies elsewhere, such as together with all others.
+func (c criConfig) podCgroup() string {
+	dir := path.Base(c.Linux.CgroupParent)
+	for _, uid := range []string{c.Metadata.UID, strings.ReplaceAll(c.Metadata.UID, "-", "_")} {
+		if uid != "" && (dir == "pod"+uid || strings.HasSuffix(dir, "-pod"+uid+".slice")) {
+			return dir
+		}
+	}
+	return ""
+}
+
+// criMetadata reads an extension of a container; zero if it has none that can
+// be read.
 func criMetadata(ct *containers.Container, extension string) criData {
 	return parseCRI(ct.GetExtensions()[extension].GetValue())
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 )
@@ -111,9 +112,43 @@ func inspectEngine(ctx context.Context, c *client.Client, id string) (Record, bo
 		return Record{}, false, nil
 	}
 	rec := Record{PID: ct.State.Pid, Name: strings.TrimPrefix(ct.Name, "/"), RuntimeID: ct.ID}
-	if ct.Config != nil {
-		rec.Image, rec.Labels = ct.Config.Image, ct.Config.Labels
-		rec.Pod, rec.Namespace = rec.Labels[podLabel], rec.Labels[namespaceLabel]
+	if ct.Config == nil {
+		return rec, true, nil
 	}
+	rec.Image = ct.Config.Image
+	image := ct.Config.Labels
+	if ct.Image == "" {
+		image = nil // Podman's --rootfs
+	} else if len(image) > 0 {
+		got, err := c.ImageInspect(ctx, ct.Image)
+		switch {
+		case errdefs.IsNotFound(err): // it was removed: any of them may be its own
+		case err != nil:
+			return Record{}, false, err
+		case got.Config != nil:
+			image = got.Config.Labels
+		default:
+			image = nil
+		}
+	}
+	rec.Labels, rec.ImageLabels = part(ct.Config.Labels, image)
+	rec.Pod, rec.Namespace = rec.Labels[podLabel], rec.Labels[namespaceLabel]
 	return rec, true, nil
+}
+
+// part parts labels into those that other does not have with the same value, and
+// those that it has. A runtime merges the labels of an image into its
+// container's, where nothing but the value tells whose one is.
+func part(labels, other map[string]string) (apart, alike map[string]string) {
+	for key, value := range labels {
+		to := &apart
+		if v, ok := other[key]; ok && v == value {
+			to = &alike
+		}
+		if *to == nil {
+			*to = make(map[string]string)
+		}
+		(*to)[key] = value
+	}
+	return apart, alike
 }

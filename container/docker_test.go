@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/moby/moby/client"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -27,6 +28,7 @@ func TestDocker(t *testing.T) {
 	s := runSet(t, Config{}, Docker(d.Host), CgroupTree("/proc", ""))
 	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
 
+	t.Run("image labels", func(t *testing.T) { testImageLabels(t, d, s) })
 	t.Run("networks", func(t *testing.T) { testNetworks(t, d, s, runSet(t, Config{}, CgroupTree("/proc", ""))) })
 	t.Run("changes", func(t *testing.T) { testChanges(t, d, s) })
 	t.Run("short lives", func(t *testing.T) { testShortLives(t, d, s) })
@@ -144,6 +146,24 @@ func checkHostEnd(t *testing.T, i Interface) {
 	if err != nil || ns.Inode() != i.Host.NetNS || l.Name != i.Host.Name || l.Peer != i.Index {
 		t.Errorf("%s of netns %d: %+v, %v; want the host end %+v", i.Host.NSPath, ns.Inode(), l, err, i)
 	}
+}
+
+// Docker merges an image's labels into those of its containers.
+func testImageLabels(t *testing.T, d *testkit.Docker, s *Set) {
+	const image = "flstranger"
+	d.Import(t, image, "from=image", "given=image", "alike=image", podLabel+"=web", "fairlead.net.rate=900mbit")
+	d.Must(t, "run", "-d", "--name", "stranger", "--label", "given=otherwise", "--label", "alike=image", "--label", "own=x", image, "sleep", "1000")
+	c := bySource(t, s, "docker", "stranger")
+	given := map[string]string{"given": "otherwise", "own": "x"}
+	came := map[string]string{"from": "image", "alike": "image", podLabel: "web", "fairlead.net.rate": "900mbit"}
+	if diff := cmp.Diff([2]map[string]string{given, came}, [2]map[string]string{c.Labels, c.ImageLabels}); diff != "" {
+		t.Errorf("labels, and those of the image (-want +got):\n%s", diff)
+	}
+	if c.Pod != "" || c.PodCgroup {
+		t.Errorf("an image made it a container of pod %q", c.Pod)
+	}
+	d.Must(t, "rm", "-f", "stranger")
+	awaitGone(t, s, "stranger")
 }
 
 func testChanges(t *testing.T, d *testkit.Docker, s *Set) {

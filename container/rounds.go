@@ -358,6 +358,8 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		LeftOut:     rec.LeftOut,
 		Pod:         rec.Pod,
 		Namespace:   rec.Namespace,
+		ImageLabels: rec.ImageLabels,
+		PodCgroup:   rec.PodCgroup != "" && inPod(Cgroup(p.cgroup), rec.PodCgroup),
 		PID:         p.pid,
 		Started:     p.started,
 		Cgroup:      Cgroup(p.cgroup),
@@ -366,4 +368,14 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		Interfaces:  net.interfaces,
 		Many:        net.many,
 	}, net.looks, nil
+}
+
+// inPod says whether the directories lie immediately below those of a pod.
+func inPod(c Cgroup, pod string) bool {
+	for _, dir := range []string{c.V2, c.CPU} {
+		if dir != "" && filepath.Base(filepath.Dir(dir)) != pod {
+			return false
+		}
+	}
+	return c.CPU != ""
 }

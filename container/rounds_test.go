@@ -121,7 +121,11 @@ func TestBounded(t *testing.T) {
 	if _, ok := got.Labels["long"]; ok {
 		t.Error("kept a label that is too long")
 	}
-	if len(big.Labels) != 2*MaxLabels+2 {
+	big.Labels, big.ImageLabels = map[string]string{"own": "x"}, big.Labels
+	if got := bounded(big); len(got.Labels) != 1 || len(got.ImageLabels) != MaxLabels || got.LeftOut["long"] == 0 {
+		t.Errorf("with labels of an image: %v, %d of the image, left out %v", got.Labels, len(got.ImageLabels), got.LeftOut)
+	}
+	if len(big.ImageLabels) != 2*MaxLabels+2 {
 		t.Error("changed the report that it was given")
 	}
 }

@@ -10,7 +10,11 @@ import (
 	containers "github.com/containerd/containerd/api/services/containers/v1"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -52,23 +56,30 @@ func TestContainerd(t *testing.T) {
 	for _, space := range []string{"default", "moby", "k8s.io"} {
 		d.Import(t, space)
 	}
-	d.Start(t, "default", "early", "--label", "a=b")
+	d.Start(t, "default", "early", "--label", "a=b", "--label", "given=otherwise")
 	early := bySource(t, s, "containerd", "early")
 	if early.RuntimeID != "early" || early.Labels["a"] != "b" || early.Image != d.Image || filepath.Base(early.Cgroup.V2) != "early" {
 		t.Errorf("container %+v", early)
 	}
+	if diff := cmp.Diff(map[string]string{"from": "image"}, early.ImageLabels); diff != "" || early.Labels["given"] != "otherwise" {
+		t.Errorf("labels %v, of the image (-want +got):\n%s", early.Labels, diff)
+	}
 	d.Start(t, "moby", "dockers") // not ours to report
 	// As the CRI plugin would: a sandbox, and a container that joins it.
-	d.Start(t, "k8s.io", "sandbox", "--label", kindLabel+"=sandbox", "--label", podLabel+"=web-0", "--label", namespaceLabel+"=shop")
+	d.Start(t, "k8s.io", "s1", "--label", kindLabel+"=sandbox")
+	extend(t, d, "s1", sandboxMetadata, sandboxData)
 	pause := bySource(t, s, "containerd", "pause")
-	d.Start(t, "k8s.io", "inner", "--with-ns", "network:/proc/"+strconv.Itoa(pause.PID)+"/ns/net",
-		"--label", kindLabel+"=container", "--label", podLabel+"=web-0", "--label", namespaceLabel+"=shop", "--label", nameLabel+"=server")
+	d.Start(t, "k8s.io", "c1", "--with-ns", "network:/proc/"+strconv.Itoa(pause.PID)+"/ns/net", "--label", podLabel+"=other")
+	extend(t, d, "c1", containerMetadata, containerData)
 	c := bySource(t, s, "containerd", "server")
-	if c.Pod != "web-0" || c.Namespace != "shop" || c.RuntimeID != "inner" {
+	if c.Pod != "web-0" || c.Namespace != "shop" || c.RuntimeID != "c1" || c.Labels[podLabel] != "web-0" || c.ImageLabels[podLabel] != "other" {
 		t.Errorf("server: %+v", c)
 	}
-	if c.NetNS != pause.NetNS || c.ID == pause.ID || pause.Pod != "web-0" || pause.Labels[kindLabel] != "sandbox" {
+	if c.NetNS != pause.NetNS || c.ID == pause.ID || pause.Pod != "web-0" {
 		t.Errorf("server %+v and pause %+v, want one network", c, pause)
+	}
+	if c.PodCgroup || pause.PodCgroup {
+		t.Errorf("the parent of %s is no pod's", c.Cgroup.V2)
 	}
 	if _, ok := named(s.Snapshot(), "dockers"); ok {
 		t.Error("a container of Docker's was reported")
@@ -91,42 +102,114 @@ func TestContainerd(t *testing.T) {
 	awaitGone(t, s, "early")
 }
 
+// The requests of a kubelet, as the CRI plugin keeps them.
+const (
+	sandboxData = `{"Version":"v1","Metadata":{"ID":"s1","Config":{
+		"metadata":{"name":"web-0","uid":"1a-2b","namespace":"shop"},
+		"labels":{"io.kubernetes.pod.name":"web-0","app":"web","fairlead.net.weight":"1"},
+		"annotations":{"fairlead.net.rate":"5mbit","fairlead.net.weight":"2","both":"pod","io.kubernetes.pod.name":"forged"},
+		"linux":{"cgroup_parent":"/kubepods/burstable/pod1a-2b"}}}}`
+	containerData = `{"Version":"v1","Metadata":{"ID":"c1","SandboxID":"s1","Config":{
+		"metadata":{"name":"server"},
+		"labels":{"io.kubernetes.container.name":"server"},
+		"annotations":{"both":"container"}}}}`
+)
+
+// What a container of the CRI is comes from the requests alone: the plugin merges
+// the image's labels into those that containerd has for it.
 func TestCRIRecord(t *testing.T) {
-	sandboxData := `{"Version":"v1","Metadata":{"ID":"s1","Config":{"metadata":{"name":"web-0"},"annotations":{"fairlead.net.rate":"5mbit","both":"pod"}}}}`
-	containerData := `{"Version":"v1","Metadata":{"ID":"c1","SandboxID":"s1","Config":{"annotations":{"both":"container","io.kubernetes.pod.name":"forged"}}}}`
 	sandbox := &containers.Container{
 		ID:         "s1",
-		Labels:     map[string]string{kindLabel: "sandbox", podLabel: "web-0", namespaceLabel: "shop", "app": "web"},
+		Labels:     map[string]string{kindLabel: "sandbox", podLabel: "web-0", "app": "web", "fairlead.net.weight": "1", "pause": "image"},
 		Extensions: map[string]*anypb.Any{sandboxMetadata: {Value: []byte(sandboxData)}},
 	}
+	podLabels := map[string]string{podLabel: "web-0", "app": "web", "fairlead.net.weight": "1"}
 	inner := &containers.Container{
 		ID: "c1", Image: "img",
-		Labels:     map[string]string{kindLabel: "container", podLabel: "web-0", namespaceLabel: "shop", nameLabel: "server"},
+		Labels: map[string]string{
+			kindLabel: "container", "io.kubernetes.container.name": "server",
+			podLabel: "other", "app": "other", "fairlead.net.rate": "900mbit", nerdctlName: "other",
+		},
 		Extensions: map[string]*anypb.Any{containerMetadata: {Value: []byte(containerData)}},
 	}
+	forged := &containers.Container{ID: "x", Labels: map[string]string{
+		kindLabel: "sandbox", podLabel: "x", namespaceLabel: "y", "io.kubernetes.container.name": "z",
+	}}
 	for _, tc := range []struct {
 		name    string
 		ct, pod *containers.Container
 		want    Record
 	}{
 		{"container of a pod", inner, sandbox, Record{
-			Name: "server", RuntimeID: "c1", Image: "img", Pod: "web-0", Namespace: "shop",
+			Name: "server", RuntimeID: "c1", Image: "img", Pod: "web-0", Namespace: "shop", PodCgroup: "pod1a-2b",
 			Labels: map[string]string{
-				kindLabel: "container", podLabel: "web-0", namespaceLabel: "shop", nameLabel: "server",
-				"app": "web", "both": "container", "fairlead.net.rate": "5mbit",
+				"io.kubernetes.container.name": "server", podLabel: "web-0", "app": "web",
+				"both": "container", "fairlead.net.rate": "5mbit", "fairlead.net.weight": "2",
 			},
+			ImageLabels: map[string]string{podLabel: "other", "app": "other", "fairlead.net.rate": "900mbit", nerdctlName: "other"},
 		}},
-		{"pause", sandbox, nil, Record{Name: "pause", RuntimeID: "s1", Pod: "web-0", Namespace: "shop", Labels: sandbox.Labels}},
-		{"plain", &containers.Container{ID: "x", Labels: map[string]string{nerdctlName: "nice"}}, nil,
-			Record{Name: "nice", RuntimeID: "x", Labels: map[string]string{nerdctlName: "nice"}}},
-		{"broken metadata", &containers.Container{ID: "x", Extensions: map[string]*anypb.Any{containerMetadata: {Value: []byte("{")}, sandboxMetadata: nil}}, nil,
-			Record{Name: "x", RuntimeID: "x", Labels: map[string]string{}}},
-		{"nothing", nil, nil, Record{Labels: map[string]string{}}},
+		{"pause", sandbox, nil, Record{Name: "pause", RuntimeID: "s1", Pod: "web-0", Namespace: "shop", PodCgroup: "pod1a-2b",
+			Labels: podLabels, ImageLabels: map[string]string{"pause": "image"}}},
+		{"labels as if of the CRI", forged, nil, Record{Name: "x", RuntimeID: "x", Labels: forged.Labels}},
+		{"broken metadata", &containers.Container{ID: "x", Labels: map[string]string{"a": "b"}, Extensions: map[string]*anypb.Any{containerMetadata: {Value: []byte("{")}}}, nil,
+			Record{Name: "x", RuntimeID: "x", Labels: map[string]string{}, ImageLabels: map[string]string{"a": "b"}}},
+		{"nothing", nil, nil, Record{}},
 	} {
 		if diff := cmp.Diff(tc.want, criRecord(tc.ct, tc.pod)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
 		}
 	}
+}
+
+// A directory is a pod's own if the CRI names it and it is called so.
+func TestPodCgroup(t *testing.T) {
+	for _, tc := range []struct{ uid, parent, want string }{
+		{"1a-2b", "/kubepods/burstable/pod1a-2b", "pod1a-2b"},
+		{"1a-2b", "kubepods-burstable-pod1a_2b.slice", "kubepods-burstable-pod1a_2b.slice"},
+		{"1a-2b", "/docker", ""},
+		{"1a-2b", "", ""},
+		{"", "/kubepods/pod", ""},
+		{"2b", "/kubepods/pod1a-2b", ""},
+	} {
+		var c criConfig
+		c.Metadata.UID, c.Linux.CgroupParent = tc.uid, tc.parent
+		if got := c.podCgroup(); got != tc.want {
+			t.Errorf("uid %q in %q: %q, want %q", tc.uid, tc.parent, got, tc.want)
+		}
+	}
+	for _, tc := range []struct {
+		dirs Cgroup
+		want bool
+	}{
+		{Cgroup{V2: "/c/pod1/x", CPU: "/cpu/pod1/x"}, true},
+		{Cgroup{V2: "/c/pod1/x", CPU: "/cpu/docker/x"}, false},
+		{Cgroup{V2: "/c/pod1/x/y", CPU: "/cpu/pod1/x"}, false},
+		{Cgroup{V2: "/c/pod1/x"}, false},
+	} {
+		if got := inPod(tc.dirs, "pod1"); got != tc.want {
+			t.Errorf("%+v: %v, want %v", tc.dirs, got, tc.want)
+		}
+	}
+}
+
+func FuzzImage(f *testing.F) {
+	f.Add([]byte(`{"manifests":[{"digest":"sha256:1"}]}`))
+	f.Add([]byte(`{"config":{"digest":"sha256:2"}}`))
+	f.Add([]byte(`{"config":{"Labels":{"a":"b"}}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		b, err := parseBlob(data)
+		if err != nil {
+			return
+		}
+		again, err := json.Marshal(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := parseBlob(again)
+		if diff := cmp.Diff(b, got); err != nil || diff != "" {
+			t.Errorf("read again: %v\n%s", err, diff)
+		}
+	})
 }
 
 func FuzzCRI(f *testing.F) {
@@ -143,4 +226,22 @@ func FuzzCRI(f *testing.F) {
 			t.Errorf("read again:\n%s", diff)
 		}
 	})
+}
+
+// extend writes an extension of a container, as only a client of containerd can.
+func extend(t *testing.T, d *testkit.Containerd, id, name, value string) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+d.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx := metadata.AppendToOutgoingContext(t.Context(), namespaceHeader, "k8s.io")
+	_, err = containers.NewContainersClient(conn).Update(ctx, &containers.UpdateContainerRequest{
+		Container:  &containers.Container{ID: id, Extensions: map[string]*anypb.Any{name: {TypeUrl: "fairlead.net/test", Value: []byte(value)}}},
+		UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"extensions"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }

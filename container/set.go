@@ -230,24 +230,42 @@ func bounded(rec Record) Record {
 			*s = strings.ToValidUTF8((*s)[:maxName], "")
 		}
 	}
-	fits := len(rec.Labels) <= MaxLabels
-	for key, value := range rec.Labels {
+	// Each by itself, so that an image cannot crowd out what its operator says.
+	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
+		var leftOut map[string]int
+		if *labels, leftOut = boundedLabels(*labels); len(leftOut) > 0 {
+			rec.LeftOut = merged(rec.LeftOut, leftOut)
+		}
+	}
+	return rec
+}
+
+func boundedLabels(labels map[string]string) (within map[string]string, leftOut map[string]int) {
+	fits := len(labels) <= MaxLabels
+	for key, value := range labels {
 		fits = fits && len(key)+len(value) <= MaxLabel
 	}
 	if fits {
-		return rec
+		return labels, nil
 	}
-	labels, leftOut := make(map[string]string), make(map[string]int)
-	for _, key := range slices.Sorted(maps.Keys(rec.Labels)) {
-		switch size := len(key) + len(rec.Labels[key]); {
-		case size <= MaxLabel && len(labels) < MaxLabels:
-			labels[key] = rec.Labels[key]
+	within, leftOut = make(map[string]string), make(map[string]int)
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		switch size := len(key) + len(labels[key]); {
+		case size <= MaxLabel && len(within) < MaxLabels:
+			within[key] = labels[key]
 		case len(leftOut) < maxLeftOut:
 			leftOut[key[:min(len(key), maxName)]] = size
 		}
 	}
-	rec.Labels, rec.LeftOut = labels, leftOut
-	return rec
+	return within, leftOut
+}
+
+// merged gives a map with the entries of both; those of the latter count.
+func merged[V any](a, b map[string]V) map[string]V {
+	all := make(map[string]V, len(a)+len(b))
+	maps.Copy(all, a)
+	maps.Copy(all, b)
+	return all
 }
 
 // take returns the last report of each source.

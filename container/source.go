@@ -36,8 +36,12 @@ type Record struct {
 	Name      string
 	RuntimeID string
 	Image     string
-	Labels    map[string]string
+	Labels    map[string]string // without those in ImageLabels
 	Pod       string
 	Namespace string
-	LeftOut   map[string]int // see Container; the Set fills it in
+
+	ImageLabels map[string]string // see Container
+	PodCgroup   string            // name of the directory that the CRI made for the pod alone, "" if it did not
+
+	LeftOut map[string]int // see Container; the Set fills it in
 }

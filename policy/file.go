@@ -25,9 +25,13 @@ func ParseFile(name string, data []byte) (*Policy, []Problem) {
 	for _, d := range docs {
 		r.document(d)
 	}
-	if r.labels != nil && r.labels.value == "deny" {
-		for i := range r.rules {
+	for i := range r.rules {
+		switch {
+		case r.labels == nil:
+		case r.labels.value == "deny":
 			r.rules[i].deny = fmt.Sprintf("%s:%d says labels: deny", plain(name), r.labels.line)
+		case r.labels.value == "image":
+			r.rules[i].images = true
 		}
 	}
 	r.emptyRules()
@@ -201,8 +205,8 @@ func (r *reader) fileLabels(p pair) {
 	at := placeOf(p.value)
 	at.value = v
 	switch {
-	case v != "allow" && v != "deny":
-		r.problem(at, "labels", v, "must be allow or deny")
+	case v != "allow" && v != "deny" && v != "image":
+		r.problem(at, "labels", v, "must be allow, deny or image")
 	case r.labels != nil:
 		r.problem(p.at, "labels", "", "is given twice, first in line %d; it holds for the whole file", r.labels.line)
 	default:
@@ -261,9 +265,9 @@ func (r *reader) rule(at place, matched, set *pair) {
 }
 
 // emptyRules reports the rules that have no effect: a set may be missing only
-// where the match alone says something, under "labels: deny".
+// where the match alone says something, under "labels: deny" or "labels: image".
 func (r *reader) emptyRules() {
-	if r.labels != nil && r.labels.value == "deny" {
+	if r.labels != nil && r.labels.value != "allow" {
 		return
 	}
 	for i, ru := range r.rules {

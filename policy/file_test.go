@@ -168,7 +168,7 @@ func TestCheck(t *testing.T) {
 		{"match: {nmae: x}\nset: {netcpu: auto}\n", `f.yaml:1:9: match.nmae: unknown key; did you mean name?`},
 		{"match: {name: \"\"}\nset: {netcpu: auto}\n", `f.yaml:1:15: match.name: a pattern must have between 1 and 256 bytes`},
 		{"match: {labels: {app: }}\nset: {netcpu: auto}\n", `f.yaml:1:18: match.labels.app: must be given a value`},
-		{"labels: maybe\n", `f.yaml:1:9: labels: "maybe": must be allow or deny`},
+		{"labels: maybe\n", `f.yaml:1:9: labels: "maybe": must be allow, deny or image`},
 		{"labels: deny\n---\nlabels: allow\n", `f.yaml:3:1: labels: is given twice, first in line 1; it holds for the whole file`},
 		{"policies:\n  - match: {name: x}\n    labels: deny\n    set: {netcpu: auto}\n", `f.yaml:3:5: labels: belongs at the top of the file: it holds for the whole file`},
 		{"policies: {}\n", `f.yaml:1:1: policies: must be a list of mappings with match and set`},

@@ -35,6 +35,9 @@ type rule struct {
 	// deny says why labels do not count where the rule matches: the place of
 	// the "labels: deny" in its file. "" if they do count.
 	deny string
+	// images says that labels that came with an image count where the rule
+	// matches.
+	images bool
 }
 
 // Files lists the files that the policy was read from, in order of precedence.
@@ -79,7 +82,9 @@ func (l layer) settings() (Settings, []Origin) {
 // their names, within a file from top to bottom, then the container's labels
 // (and then, in [Store.Resolve], what was set by hand).
 // Labels are left out, with a Problem for each, if any policy that matches the
-// container is in a file that says "labels: deny".
+// container is in a file that says "labels: deny", and those that came with its
+// image, which are weaker than its own, unless one is in a file that says
+// "labels: image".
 //
 // What is broken falls back to the source before it: a broken label counts as
 // absent. Where values from different sources contradict each other (a rate
@@ -107,14 +112,25 @@ func sorted(containers []container.Container) []container.Container {
 // layer returned is what to pass as last the next time. hand is what was set for
 // the container by hand, or nil.
 func (p *Policy) resolve(c container.Container, last, hand layer) (Target, []Problem, layer) {
-	layers, deny := p.layersOf(c)
+	layers, deny, images := p.layersOf(c)
 	var problems []Problem
 	broken := map[string]bool{}
-	if deny != "" {
-		problems = denied(c.Labels, deny)
-	} else {
+	switch {
+	case deny != "":
+		problems = append(ignored(c.Labels, deny), ignored(c.ImageLabels, deny)...)
+	case !images:
+		problems = ignored(c.ImageLabels, "it came with the image, and no policy file says labels: image for the container")
+	default:
+		ls := parseLabels(c.ImageLabels, nil)
+		for key, e := range ls.layer {
+			e.origin.From = "image label"
+			ls.layer[key] = e
+		}
+		problems, layers = ls.problems, append(layers, ls.layer)
+	}
+	if deny == "" {
 		ls := parseLabels(c.Labels, c.LeftOut)
-		problems = ls.problems
+		problems = append(problems, ls.problems...)
 		for _, key := range ls.broken {
 			broken[key] = true
 			// Only a label stands in for a label: else a value from a file
@@ -157,21 +173,23 @@ func (p *Policy) resolve(c container.Container, last, hand layer) (Target, []Pro
 	return t, problems, good
 }
 
-// layersOf gives what the files say about c, lowest precedence first, and why
-// its labels do not count, "" if they do.
-func (p *Policy) layersOf(c container.Container) (layers []layer, deny string) {
+// layersOf gives what the files say about c, lowest precedence first, why its
+// labels do not count, "" if they do, and whether those of its image count.
+func (p *Policy) layersOf(c container.Container) (layers []layer, deny string, images bool) {
 	for _, r := range p.rules {
 		if r.match.holds(c) {
 			layers = append(layers, r.layer)
 			deny = cmp.Or(deny, r.deny)
+			images = images || r.images
 		}
 	}
-	return layers, deny
+	return layers, deny, images
 }
 
-// unmatched complains of labels that files ask for, but that were left out.
+// unmatched complains of labels that files ask for, but that were left out or
+// came with the image.
 func (p *Policy) unmatched(c container.Container) []Problem {
-	if len(c.LeftOut) == 0 {
+	if len(c.LeftOut) == 0 && len(c.ImageLabels) == 0 {
 		return nil
 	}
 	asked := make(map[string]bool)
@@ -181,15 +199,19 @@ func (p *Policy) unmatched(c container.Container) []Problem {
 		}
 	}
 	var ls labelSet
-	for _, name := range slices.Sorted(maps.Keys(c.LeftOut)) {
-		if asked[name] {
-			ls.add(Problem{Key: name, Reason: "no policy file can match it: " + unread(c.LeftOut[name])})
+	for _, name := range slices.Sorted(maps.Keys(asked)) {
+		const reason = "no policy file can match it: "
+		if size, ok := c.LeftOut[name]; ok {
+			ls.add(Problem{Key: name, Reason: reason + unread(size)})
+		}
+		if value, ok := c.ImageLabels[name]; ok {
+			ls.add(Problem{Key: name, Value: value, Reason: reason + "it came with the image"})
 		}
 	}
 	return ls.problems
 }
 
-func denied(labels map[string]string, why string) []Problem {
+func ignored(labels map[string]string, why string) []Problem {
 	var ls labelSet
 	for _, name := range ours(labels) {
 		ls.add(Problem{Key: name, Value: labels[name], Reason: "is ignored: " + why})

@@ -44,6 +44,7 @@ func TestResolve(t *testing.T) {
 		name     string
 		files    []string
 		labels   map[string]string
+		image    map[string]string
 		origins  string
 		problems string
 	}{
@@ -76,6 +77,33 @@ func TestResolve(t *testing.T) {
 			files:   []string{"labels: deny\nmatch: {name: db}\n"},
 			labels:  map[string]string{"fairlead.netcpu": "isolate"},
 			origins: "fairlead.netcpu=isolate (label)",
+		},
+		{
+			name:     "an image's labels are a stranger's",
+			files:    []string{"match: {labels: {tier: gold}}\nset: {net.rate: 1mbit}\n"},
+			labels:   map[string]string{"fairlead.netcpu": "auto"},
+			image:    map[string]string{"fairlead.net.rate": "900mbit", "kubernetes.io/egress-bandwidth": "1M", "tier": "gold", "other": "x"},
+			origins:  "fairlead.netcpu=auto (label)",
+			problems: "container \"web\" (7): fairlead.net.rate: \"900mbit\": is ignored: it came with the image, and no policy file says labels: image for the container\ncontainer \"web\" (7): kubernetes.io/egress-bandwidth: \"1M\": is ignored: it came with the image, and no policy file says labels: image for the container\ncontainer \"web\" (7): tier: \"gold\": no policy file can match it: it came with the image",
+		},
+		{
+			name:    "a file lets an image's labels count, below the container's",
+			files:   []string{"labels: image\nmatch: {name: web}\n", all("net.rate: 1mbit, net.weight: 2")},
+			labels:  map[string]string{"fairlead.netcpu": "auto"},
+			image:   map[string]string{"fairlead.netcpu": "isolate", "fairlead.net.rate": "2mbit"},
+			origins: "fairlead.net.rate=2mbit (image label)\nfairlead.net.weight=2 (p/2.yaml:2)\nfairlead.netcpu=auto (label)",
+		},
+		{
+			name:     "a file that does not match lets nothing count",
+			files:    []string{"labels: image\nmatch: {name: db}\n"},
+			image:    map[string]string{"fairlead.netcpu": "isolate"},
+			problems: "container \"web\" (7): fairlead.netcpu: \"isolate\": is ignored: it came with the image, and no policy file says labels: image for the container",
+		},
+		{
+			name:     "a file that denies labels denies those of the image",
+			files:    []string{"labels: image\nmatch: {name: web}\n", "labels: deny\nmatch: {name: web}\n"},
+			image:    map[string]string{"fairlead.netcpu": "isolate"},
+			problems: "container \"web\" (7): fairlead.netcpu: \"isolate\": is ignored: p/2.yaml:1 says labels: deny",
 		},
 		{
 			name:     "a broken label leaves the file's value and the other labels",
@@ -112,7 +140,7 @@ func TestResolve(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := join(t, c.files...)
-			targets, problems := p.Resolve([]container.Container{{ID: 7, Name: "web", Labels: c.labels}})
+			targets, problems := p.Resolve([]container.Container{{ID: 7, Name: "web", Labels: c.labels, ImageLabels: c.image}})
 			if len(targets) != 1 {
 				t.Fatalf("%d targets", len(targets))
 			}

@@ -60,7 +60,7 @@ type Settings struct {
 type Origin struct {
 	Key   string // as in the schema: "fairlead.netcpu"
 	Value string // as written
-	From  string // "label", "annotation", "controller", that of an Override, or the path of a file
+	From  string // "label", "annotation", "image label", "controller", that of an Override, or the path of a file
 	Line  int    // in the file; 0 otherwise
 
 	// Of a controller: what policy says in this place, as String gives it, and

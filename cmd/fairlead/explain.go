@@ -146,6 +146,8 @@ func setting1(s api.Setting, now time.Time) string {
 	case from == "label", from == "annotation":
 		from = "by a " + from + " of the container"
 		from = strings.Replace(from, "a ann", "an ann", 1)
+	case from == "image label":
+		from = "by a label of its image"
 	case s.Reason != "":
 		return fmt.Sprintf("%s = %s, by %s for %s, since %s:\n      %s", show(s.Key), show(s.Value), showText(from),
 			oneLine(s.Instead), strings.TrimSuffix(ago(s.Since, now), " ago"), oneLine(s.Reason))

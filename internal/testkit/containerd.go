@@ -114,7 +114,7 @@ func imageTar(t testing.TB, name string) []byte {
 	layer := busyboxTar(t)
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
-		"config": map[string]any{"Env": []string{"PATH=/bin"}},
+		"config": map[string]any{"Env": []string{"PATH=/bin"}, "Labels": map[string]string{"from": "image", "given": "image"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	if err != nil {

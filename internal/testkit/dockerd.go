@@ -74,10 +74,20 @@ func StartDockerIn(t testing.TB, ns *NS, flags ...string) *Docker {
 	t.Cleanup(func() { removeCgroups(t, name) })
 	t.Cleanup(func() { d.stop(t) })
 	d.Start(t)
-	if _, err := d.input(busyboxTar(t), "import", "-", d.Image); err != nil {
+	d.Import(t, d.Image)
+	return d
+}
+
+// Import makes an image of the name: busybox with the given labels.
+func (d *Docker) Import(t testing.TB, image string, labels ...string) {
+	t.Helper()
+	args := []string{"import"}
+	for _, l := range labels {
+		args = append(args, "--change", "LABEL "+l)
+	}
+	if _, err := d.input(busyboxTar(t), append(args, "-", image)...); err != nil {
 		t.Fatal(err)
 	}
-	return d
 }
 
 // Start starts the engine again, after Kill.

@@ -139,6 +139,7 @@ func TestDocker(t *testing.T) {
 	}
 	h.agent.idles(h.atStart)
 
+	t.Run("stranger's image", h.testStranger)
 	t.Run("isolate", h.testIsolate)
 	t.Run("set", h.testSet)
 	t.Run("ends", h.testEnds)
@@ -171,6 +172,32 @@ func (h *host) with(t *testing.T) func() {
 	was := h.agent.t
 	h.agent.t = t
 	return func() { h.agent.t = was }
+}
+
+// What the labels of an image ask for is not done, and takes nothing that the
+// operator can give.
+func (h *host) testStranger(t *testing.T) {
+	defer h.with(t)()
+	h.Import(t, "flstranger", "fairlead.net.rate=800mbit", isolate, "io.kubernetes.pod.name=x")
+	h.Must(t, "run", "-d", "--name", "stranger", "flstranger", "sleep", "1000")
+	h.Must(t, "run", "-d", "--name", "guaranteed", "--label", "fairlead.net.rate=100mbit", "flstranger", "sleep", "1000")
+	c := h.agent.reaches("guaranteed", api.StateDone)
+	isDefault := func(s api.Setting) bool { return s.From == "default" }
+	if given := slices.DeleteFunc(c.Policy, isDefault); len(given) != 1 || given[0].Value != "100mbit" {
+		t.Errorf("policy %+v, want the rate that the operator gave", given)
+	}
+	c = h.agent.reaches("stranger", api.StateDone)
+	if given := slices.DeleteFunc(c.Policy, isDefault); len(given) != 0 || c.Pod != "" {
+		t.Errorf("an image gave itself policy %+v, and pod %q", given, c.Pod)
+	}
+	mustSay(t, h.agent.run("explain", "stranger"), 0, `fairlead.net.rate: "800mbit": is ignored: it came with the image`, "Nothing was changed on the host for it")
+	h.agent.policy("stranger.yaml", "labels: image\nmatch: {name: stranger}\n")
+	if i := h.agent.isolated("stranger", 1); filepath.Base(i.Cgroup.CPU) != i.RuntimeID {
+		t.Errorf("its thread is in %s", i.Cgroup.CPU)
+	}
+	mustSay(t, h.agent.run("explain", "stranger"), 0, isolateKey+", by a label of its image")
+	h.agent.policy("stranger.yaml", "")
+	h.remove(t, "stranger", "guaranteed")
 }
 
 func (h *host) testIsolate(t *testing.T) {

@@ -409,7 +409,7 @@ func TestChargeLapses(t *testing.T) {
 func TestChargePod(t *testing.T) {
 	r := newChargeRig(t, true, "cpu.max", "50000 100000\n")
 	one, two := r.container(), r.container()
-	one.Pod, two.Pod, two.ID = "pod", "pod", webID+1
+	one.PodCgroup, two.PodCgroup, two.ID = true, true, webID+1
 	one.Cgroup.CPU, one.Cgroup.V2 = filepath.Join(r.dir, "one"), filepath.Join(r.dir, "one")
 	two.Cgroup.CPU, two.Cgroup.V2 = filepath.Join(r.dir, "two"), filepath.Join(r.dir, "two")
 	must(t, r.Add(one, 0))

@@ -148,7 +148,7 @@ func (r *chargeRig) pod() (one, two container.Container) {
 	one, two = r.container(), r.container()
 	two.ID++
 	for name, c := range map[string]*container.Container{"one": &one, "two": &two} {
-		c.Pod, c.Cgroup.CPU, c.Cgroup.V2 = "pod", filepath.Join(r.dir, name), filepath.Join(filepath.Dir(c.Cgroup.V2), "web", name)
+		c.PodCgroup, c.Cgroup.CPU, c.Cgroup.V2 = true, filepath.Join(r.dir, name), filepath.Join(filepath.Dir(c.Cgroup.V2), "web", name)
 	}
 	return one, two
 }

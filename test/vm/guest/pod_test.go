@@ -66,7 +66,7 @@ func TestPod(t *testing.T) {
 		defer n.Close()
 		c := found[0]
 		c.Cgroup.V2 = testkit.Cgroup(t).Child(t, "plain").V2
-		c.Cgroup.CPU, c.Pod = c.Cgroup.V2, ""
+		c.Cgroup.CPU, c.PodCgroup = c.Cgroup.V2, false
 		err = n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}})
 		if err == nil || !strings.Contains(err.Error(), "no cpu controller") {
 			t.Errorf("isolate without a group to charge: %v", err)
@@ -86,7 +86,7 @@ func TestPod(t *testing.T) {
 			must(t, err)
 			defer n.Close()
 			for _, c := range found {
-				c.Pod = cri
+				c.Pod, c.PodCgroup = cri, cri != ""
 				must(t, n.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
 			}
 			threads := receivers(t)
