@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -29,7 +28,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
-	"github.com/fairlead-project/fairlead/metrics"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -112,8 +110,8 @@ type roundCounts struct {
 // New opens the journal, constructs sources, policy and features, and changes
 // nothing on the host. Run deals with what an earlier agent left.
 //
-// Errors: a MarkMask that is not 16 adjacent bits; journal.ErrBusy if another
-// agent has StateDir.
+// Errors: a MarkMask that is no 16 bits in a row; a MetricsAddr that is none;
+// journal.ErrBusy if another agent has StateDir.
 func New(cfg Config) (*Agent, error) {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
@@ -126,6 +124,9 @@ func New(cfg Config) (*Agent, error) {
 	}
 	if _, err := slot.MarkShift(cfg.MarkMask); err != nil {
 		return nil, fmt.Errorf("start agent: mark mask: %w", err)
+	}
+	if err := checkMetricsAddr(cfg.MetricsAddr); err != nil {
+		return nil, fmt.Errorf("start agent: %w", err)
 	}
 	j, err := journal.Open(cfg.StateDir)
 	if errors.Is(err, journal.ErrCorrupt) {
@@ -285,43 +286,4 @@ func (a *Agent) close() error {
 		errs = append(errs, fmt.Errorf("close journal: %w", err))
 	}
 	return errors.Join(errs...)
-}
-
-// servers opens the sockets, and returns what serves on them.
-func (a *Agent) servers() (serve []func(context.Context) error, err error) {
-	var open []io.Closer
-	defer func() {
-		if err != nil {
-			for _, l := range open {
-				l.Close()
-			}
-		}
-	}()
-	if path := a.cfg.Socket; path != "" {
-		l, err := api.Listen(path)
-		if err != nil {
-			return nil, err
-		}
-		open = append(open, l)
-		serve = append(serve, func(ctx context.Context) error { return api.Serve(ctx, l, a, a.log) })
-	}
-	if path := a.cfg.SelfSocket; path != "" {
-		l, err := api.ListenSelf(path)
-		if err != nil {
-			return nil, err
-		}
-		open = append(open, l)
-		serve = append(serve, func(ctx context.Context) error { return api.ServeSelf(ctx, l, a, a.log) })
-	}
-	if addr := a.cfg.MetricsAddr; addr != "" {
-		l, err := metrics.Listen(addr)
-		if err != nil {
-			return nil, err
-		}
-		if !metrics.Loopback(l) {
-			a.log.Warn("the metrics page, which has no access control, can be reached from outside this host", "addr", l.Addr())
-		}
-		serve = append(serve, func(ctx context.Context) error { return metrics.Serve(ctx, l, view{a}, a.log) })
-	}
-	return serve, nil
 }

@@ -1,13 +1,18 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -257,27 +262,81 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	j.Close()
 }
 
-// An agent that cannot listen everywhere listens nowhere.
+// Any local user can take the address of the metrics page. The agent works
+// without, and serves it once it can.
 func TestAgentWithoutMetrics(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	r, dir := newRig(t), t.TempDir()
-	cfg := Config{
-		StateDir: r.state, Log: quiet(), MetricsAddr: taken.Addr().String(),
-		Socket: filepath.Join(dir, "s"), SelfSocket: filepath.Join(dir, "self"),
+	addr := taken.Addr().String()
+	r := newRig(t, 1)
+	var log safeBuffer
+	ready := make(chan struct{})
+	cfg := Config{StateDir: r.state, Log: slog.New(slog.NewTextHandler(&log, nil)), MetricsAddr: addr, SelfSocket: r.state, Ready: func() { close(ready) }}
+	r.set = newFakeSet(true, box(1, "isolate"))
+	f := newFake()
+	a := assemble(cfg, r.set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{f}, ordinary())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	select {
+	case <-ready:
+	case err := <-done:
+		t.Fatalf("it does not start: %v", err)
 	}
-	a := assemble(cfg, r.set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{newFake()}, ordinary())
-	if err := a.Run(t.Context()); err == nil {
-		t.Fatal("it listens where somebody else does")
+	for _, what := range []string{"the metrics page is not served", "the socket for containers is not served"} {
+		r.until("the log says that "+what, func() bool { return strings.Contains(log.String(), what) })
 	}
-	for _, path := range []string{cfg.Socket, cfg.SelfSocket} {
-		if c, err := net.Dial("unix", path); err == nil {
-			c.Close()
-			t.Errorf("%s still listens", path)
+	taken.Close()
+	r.until("the metrics page is served", func() bool {
+		resp, err := http.Get("http://" + addr + "/metrics")
+		return err == nil && resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
+	})
+	http.DefaultClient.CloseIdleConnections()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// safeBuffer is a log that is read while it is written.
+type safeBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func TestMetricsAddr(t *testing.T) {
+	for addr, want := range map[string]string{
+		"": "", "127.0.0.1:9643": "", "unix:/run/fairlead/metrics.sock": "", "metrics.example.com:9643": "",
+		":9643": "would be open on every address", "unix:metrics.sock": "too many colons|unknown port|missing port", "nonsense": "missing port",
+	} {
+		err := checkMetricsAddr(addr)
+		if want == "" && err != nil || want != "" && (err == nil || !regexp.MustCompile(want).MatchString(err.Error())) {
+			t.Errorf("%q: %v, want %q", addr, err, want)
 		}
+	}
+	path := filepath.Join(t.TempDir(), "m")
+	l, err := new(Agent).listenMetrics("unix:" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("%v, %v; want a socket of mode 0660", info, err)
 	}
 }
 

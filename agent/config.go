@@ -15,7 +15,7 @@ type Config struct {
 	Socket      string       // of the API
 	SelfSocket  string       // of the API for containers
 	PolicyDir   string       // *.yaml in it are the policy files
-	MetricsAddr string       // host:port of the metrics page
+	MetricsAddr string       // of the metrics page: host:port, or unix:/path
 
 	// The addresses of runtimes; empty: the usual ones. Sources, if not nil,
 	// replaces what would be made from them.

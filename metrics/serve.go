@@ -16,12 +16,29 @@ import (
 // DefaultAddr is where the page is unless the agent is told otherwise.
 const DefaultAddr = "127.0.0.1:9643"
 
-// Listen opens the page's address. The page has no access control, and names
-// every container: ":9643", which would silently mean all addresses of the
-// host, is refused. Who wants them writes 0.0.0.0:9643 or [::]:9643.
-func Listen(addr string) (net.Listener, error) {
+// CheckAddr says why addr can never be the page's address. The page has no access
+// control, and names every container: ":9643", which would silently mean all
+// addresses of the host, is refused. Who wants them writes 0.0.0.0:9643 or
+// [::]:9643.
+func CheckAddr(addr string) error {
 	if strings.HasPrefix(addr, ":") {
-		return nil, fmt.Errorf("metrics address %q would be open on every address of this host: write 127.0.0.1%s, or 0.0.0.0%s if that is what you want", addr, addr, addr)
+		return fmt.Errorf("metrics address %q would be open on every address of this host: write 127.0.0.1%s, or 0.0.0.0%s if that is what you want", addr, addr, addr)
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return fmt.Errorf("metrics address %q: %w", addr, err)
+	}
+	return nil
+}
+
+// Listen opens the page's address. Errors: those of CheckAddr; an address that
+// somebody else has.
+func Listen(addr string) (net.Listener, error) {
+	if err := CheckAddr(addr); err != nil {
+		return nil, err
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

@@ -38,10 +38,10 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "address of Podman, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one")
-	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "directory where the sandboxes of demo, bench and tests describe themselves; empty: the usual one")
-	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page; empty: none")
-	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "mount point of the BPF file system")
-	s.Var((*markMask)(&f.cfg.MarkMask), "mark-mask", "16 adjacent bits of the packets' mark that carry the owner of a packet, as 0xffff0000, for hosts where something overwrites its priority; 0: none")
+	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
+	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
+	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
+	s.Var((*markMask)(&f.cfg.MarkMask), "mark-mask", "16 bits in a row of the packets' mark, 0xffff0000, that carry whose a packet is, for hosts where something overwrites its priority; 0: none")
 	for _, x := range features() {
 		if x.flags != nil {
 			x.flags(s, &f.cfg.FeatureConfig)

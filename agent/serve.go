@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"context"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/metrics"
+)
+
+// listenPause is how long a server that protects nobody waits before it tries to
+// listen again.
+const listenPause = time.Second
+
+// servers opens the sockets, and gives what serves on them. The agent's own
+// socket is the door by which it is told what to do, and who answers there is
+// another agent: without it there is an error. The others are tried again.
+func (a *Agent) servers() (serve []func(context.Context) error, err error) {
+	if path := a.cfg.Socket; path != "" {
+		l, err := api.Listen(path)
+		if err != nil {
+			return nil, err
+		}
+		serve = append(serve, func(ctx context.Context) error { return api.Serve(ctx, l, a, a.log) })
+	}
+	if path := a.cfg.SelfSocket; path != "" {
+		listen := func() (net.Listener, error) { return api.ListenSelf(path) }
+		serve = append(serve, a.optional("the socket for containers", listen, func(ctx context.Context, l net.Listener) error {
+			return api.ServeSelf(ctx, l, a, a.log)
+		}))
+	}
+	if addr := a.cfg.MetricsAddr; addr != "" {
+		listen := func() (net.Listener, error) { return a.listenMetrics(addr) }
+		serve = append(serve, a.optional("the metrics page", listen, func(ctx context.Context, l net.Listener) error {
+			return metrics.Serve(ctx, l, view{a}, a.log)
+		}))
+	}
+	return serve, nil
+}
+
+// optional gives a server without which the agent works: any local user may
+// listen at its address first. It listens at once if it can.
+func (a *Agent) optional(what string, listen func() (net.Listener, error), serve func(context.Context, net.Listener) error) func(context.Context) error {
+	l, err := listen()
+	return func(ctx context.Context) error {
+		told := ""
+		for {
+			if err == nil {
+				if told != "" {
+					a.log.Info(what+" is served now", "addr", l.Addr())
+				}
+				told = ""
+				err = serve(ctx, l)
+			}
+			if ctx.Err() != nil {
+				return err
+			}
+			if err != nil && err.Error() != told {
+				told = err.Error()
+				a.log.Warn(what+" is not served; the agent goes on and tries again", "err", err)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(listenPause):
+			}
+			l, err = listen()
+		}
+	}
+}
+
+// metricsSocket is the beginning of a metrics address that is a unix socket.
+const metricsSocket = "unix:"
+
+func checkMetricsAddr(addr string) error {
+	if addr == "" || strings.HasPrefix(addr, metricsSocket+"/") {
+		return nil
+	}
+	return metrics.CheckAddr(addr)
+}
+
+func (a *Agent) listenMetrics(addr string) (net.Listener, error) {
+	if path, ok := strings.CutPrefix(addr, metricsSocket); ok {
+		return api.Listen(path)
+	}
+	l, err := metrics.Listen(addr)
+	if err == nil && !metrics.Loopback(l) {
+		a.log.Warn("the metrics page, which has no access control, can be reached from outside this host", "addr", l.Addr())
+	}
+	return l, err
+}
