@@ -141,9 +141,6 @@ func TestForged(t *testing.T) {
 	testkit.OnKernels(t, "bpf:feature/traffic")
 	testkit.NeedRoot(t)
 	for _, m := range modes() {
-		if m.name == "host" { // whoever may do that there may remove our qdisc as well
-			continue
-		}
 		t.Run(m.name, func(t *testing.T) {
 			h := newHost(t, gbit)
 			h.mask = m.mask

@@ -23,8 +23,10 @@
  * tenant's class. What a container says or sends teaches nothing.
  *
  * What a tenant has written into these fields itself is overwritten at the
- * host's end of its veth. Where there is no such end it counts for nothing once
- * fl_strict is set, as it is while there are macvlan devices.
+ * host's end of its veth. Where there is no such end the socket that sent the
+ * packet decides: one of a cgroup that is nobody's sends for nobody. A packet
+ * without a socket, as one out of a tunnel is, is believed, but for while there
+ * are macvlan devices (fl_strict).
  *
  * Hooks, and cost per event:
  *   tc ingress, host end of a tenant's veth
@@ -83,7 +85,7 @@ const volatile __u32 fl_slot;
 const volatile __u32 fl_mark_mask;
 const volatile __u32 fl_mark_shift;
 
-/* Only sockets speak for packets that did not come in by a device. */
+/* Packets that neither came in by a device nor have a socket are nobody's. */
 volatile __u32 fl_strict;
 /* Whether fl_cgroups has any entry, and the levels at which its cgroups lie. */
 volatile __u32 fl_levels;
@@ -135,7 +137,7 @@ static __always_inline void count(__u32 path)
 }
 
 /*
- * The slot of the tenant whose socket sent it; -1 if the socket is nobody's, or
+ * The slot of the tenant whose socket sent it; 0 if the socket is nobody's, -1 if
  * there is none. A tenant's own cgroup may have further ones below.
  */
 static __always_inline int of_socket(struct __sk_buff *skb)
@@ -144,11 +146,11 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 	__u64 id;
 	int level;
 
-	if (!levels)
-		return -1;
 	id = bpf_skb_cgroup_id(skb);
 	if (!id) /* no socket, or one that has none: of a SYN, or in TIME_WAIT */
 		return -1;
+	if (!levels)
+		return 0;
 	slot = bpf_map_lookup_elem(&fl_cgroups, &id);
 	if (slot)
 		return *slot;
@@ -163,7 +165,7 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 		if (slot)
 			return *slot;
 	}
-	return -1;
+	return 0;
 }
 
 /* The slot that a packet carries; 0 if it carries none. */
@@ -191,8 +193,8 @@ int fl_normalise(struct __sk_buff *skb)
 		int told = of_socket(skb);
 
 		if (told >= 0) {
+			path = told ? BY_SOCKET : slot ? FORGED : NOBODYS;
 			slot = told;
-			path = told ? BY_SOCKET : NOBODYS;
 		} else if (fl_strict && slot) {
 			slot = 0;
 			path = FORGED;
