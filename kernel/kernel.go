@@ -50,7 +50,7 @@ func Opener(r Roots) journal.Opener {
 			return sched.OpenKnob(r.Proc, l, ref)
 		case cgroup.KindGroup:
 			return cgroup.OpenGroup(r.Cgroup, ref)
-		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB:
+		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB, netdev.KindSysfs:
 			return netdev.OpenKnob(find, ref)
 		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:
 			return qdisc.OpenKnob(find, ref)

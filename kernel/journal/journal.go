@@ -213,9 +213,36 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	return nil
 }
 
+// set is k.Write, with a note for as long as that changes something else, so that
+// a kill in between leaves nothing changed for good. The note has lapsed from the
+// beginning: no agent that finds it keeps what it tells of. Its place is that of k,
+// which the caller has entered, so that nobody undoes it meanwhile.
+func (j *Journal) set(k Knob, value string) error {
+	x, ok := k.(Exposing)
+	if !ok {
+		return k.Write(value)
+	}
+	ref, before, during, err := x.Exposes()
+	if err != nil {
+		return err
+	}
+	if ref == (Ref{}) {
+		return k.Write(value)
+	}
+	now := j.now().UTC()
+	if err := j.put(numbered{Entry: Entry{Ref: ref, Before: before, Wrote: during, When: now, Expiry: now}}); err != nil {
+		return err
+	}
+	err = k.Write(value)
+	if still, _, _, xerr := x.Exposes(); xerr == nil && still == (Ref{}) {
+		return err // it was not put back, of which err tells: the note stays
+	}
+	return errors.Join(err, j.drop(ref))
+}
+
 // write sets k to value, which was now, and sees that it took.
 func (j *Journal) write(k Knob, now, value string) error {
-	if err := k.Write(value); err != nil {
+	if err := j.set(k, value); err != nil {
 		return err
 	}
 	got, err := k.Read()
@@ -226,7 +253,7 @@ func (j *Journal) write(k Knob, now, value string) error {
 		return nil
 	}
 	err = fmt.Errorf("it reads back as %q", got)
-	if back := k.Write(now); back != nil {
+	if back := j.set(k, now); back != nil {
 		return errors.Join(err, fmt.Errorf("put back %q: %w", now, back))
 	}
 	return err

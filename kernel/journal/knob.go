@@ -42,7 +42,17 @@ func unfinished(k Knob, value, target string) bool {
 	return ok && s.Unfinished(value, target)
 }
 
-// Owner is on whose behalf a knob was turned.
+// Exposing is a Knob whose Write has to change something else on the host for as
+// long as it takes, such as to make a file system writable. A Knob need not be one.
+type Exposing interface {
+	Knob
+	// Exposes gives the Knob that names that, with the value that it has now and
+	// the one that it has during Write; the Ref is zero where Write changes
+	// nothing else.
+	Exposes() (ref Ref, before, during string, err error)
+}
+
+// Owner says on whose behalf a knob was turned.
 type Owner struct {
 	Feature   string `json:"feature"`
 	Container uint64 `json:"container,omitempty"` // cgroup v2 id; 0 for the host as a whole

@@ -76,7 +76,7 @@ func (j *Journal) restore(open Opener, e Entry, match func(Entry) bool, limit ti
 	done := make(chan Outcome, 1)
 	go func() {
 		defer leave() // not before it has returned
-		o := undo(open, now.Entry)
+		o := undo(open, now.Entry, j.set)
 		if o.Err == nil {
 			if err := j.drop(e.Ref); err != nil {
 				o.Result, o.Err = Failed, err
@@ -94,8 +94,8 @@ func (j *Journal) restore(open Opener, e Entry, match func(Entry) bool, limit ti
 	}
 }
 
-func undo(open Opener, e Entry) Outcome {
-	result, value, err := compareAndSet(open, e)
+func undo(open Opener, e Entry, set func(Knob, string) error) Outcome {
+	result, value, err := compareAndSet(open, e, set)
 	switch {
 	case errors.Is(err, ErrGone):
 		return Outcome{Entry: e, Result: Gone}
@@ -105,7 +105,7 @@ func undo(open Opener, e Entry) Outcome {
 	return Outcome{Entry: e, Result: result, Value: value}
 }
 
-func compareAndSet(open Opener, e Entry) (Result, string, error) {
+func compareAndSet(open Opener, e Entry, set func(Knob, string) error) (Result, string, error) {
 	k, err := open(e.Ref)
 	if err != nil {
 		return Failed, "", err
@@ -122,5 +122,5 @@ func compareAndSet(open Opener, e Entry) (Result, string, error) {
 	case !e.Ours(value) && !unfinished(k, value, e.Before):
 		return Foreign, value, nil
 	}
-	return Restored, value, k.Write(e.Before)
+	return Restored, value, set(k, e.Before)
 }

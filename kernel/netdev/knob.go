@@ -15,6 +15,7 @@ const (
 	KindThreaded = "threaded"
 	KindRPS      = "rps"
 	KindIFB      = "ifb"
+	KindSysfs    = "sysfs"
 )
 
 // deviceRef names a knob of one device. The namespace is named by its inode,
@@ -63,6 +64,8 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 		return func(ns *NS, index int) journal.Knob { return ns.Offload(index, group) }, nil
 	case KindThreaded:
 		return (*NS).Threaded, nil
+	case KindSysfs:
+		return func(ns *NS, _ int) journal.Knob { return superblock{ns} }, nil
 	case KindIFB:
 		return (*NS).IFB, nil
 	case KindRPS:
@@ -82,3 +85,11 @@ type opened struct {
 }
 
 func (o opened) Close() error { return o.ns.Close() }
+
+// Exposes is that of the knob, if it has one.
+func (o opened) Exposes() (ref journal.Ref, before, during string, err error) {
+	if x, ok := o.Knob.(journal.Exposing); ok {
+		return x.Exposes()
+	}
+	return journal.Ref{}, "", "", nil
+}

@@ -3,6 +3,7 @@ package netdev_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -290,30 +291,7 @@ func TestIFB(t *testing.T) {
 func TestReadOnlySysfs(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
-	a, b := testkit.NetNS(t), testkit.NetNS(t)
-	ns := openNS(t, b.Path)
-	testkit.Veth(t, a, "h0", b, "eth0")
-	eth0 := index(t, ns, "eth0")
-	if err := ns.Offload(eth0, netdev.GRO).Write(netdev.GRO.On()); err != nil { // else there is nothing to be threaded
-		t.Fatal(err)
-	}
-	// In a mount namespace of its own, as a container's.
-	runtime := b.Start(t, "unshare", "--mount", "--propagation", "private", "sh", "-ec", "mount -t sysfs -o ro sysfs /sys; exec sleep 1000")
-	readOnly := func() bool {
-		ro := false
-		mountinfo.Read("/proc", fmt.Sprint(runtime.Process.Pid), func(m mountinfo.Mount) bool {
-			if m.Dir == "/sys" && m.Type == "sysfs" {
-				ro = strings.HasPrefix(m.Super, "ro")
-			}
-			return true
-		})
-		return ro
-	}
-	for end := time.Now().Add(20 * time.Second); !readOnly(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("sysfs has not become read-only")
-		}
-	}
+	ns, eth0, readOnly := readOnlySysfs(t)
 	j, err := journal.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -359,4 +337,96 @@ func TestReadOnlySysfs(t *testing.T) {
 	if !readOnly() {
 		t.Error("the container's sysfs can be written to now")
 	}
+}
+
+// readOnlySysfs gives a namespace with a device that can poll in threads, in which a
+// runtime has made sysfs read-only, and what says whether it still is.
+func readOnlySysfs(t *testing.T) (ns *netdev.NS, eth0 int, readOnly func() bool) {
+	t.Helper()
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	ns = openNS(t, b.Path)
+	testkit.Veth(t, a, "h0", b, "eth0")
+	eth0 = index(t, ns, "eth0")
+	if err := ns.Offload(eth0, netdev.GRO).Write(netdev.GRO.On()); err != nil { // else there is nothing to be threaded
+		t.Fatal(err)
+	}
+	// In a mount namespace of its own, as a container's.
+	runtime := b.Start(t, "unshare", "--mount", "--propagation", "private", "sh", "-ec", "mount -t sysfs -o ro sysfs /sys; exec sleep 1000")
+	readOnly = func() bool {
+		ro := false
+		mountinfo.Read("/proc", fmt.Sprint(runtime.Process.Pid), func(m mountinfo.Mount) bool {
+			if m.Dir == "/sys" && m.Type == "sysfs" {
+				ro = strings.HasPrefix(m.Super, "ro")
+			}
+			return true
+		})
+		return ro
+	}
+	for end := time.Now().Add(20 * time.Second); !readOnly(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("sysfs has not become read-only")
+		}
+	}
+	return ns, eth0, readOnly
+}
+
+// dying is a knob whose process is killed in the middle of a write.
+type dying struct{ journal.Exposing }
+
+var errKilled = errors.New("killed")
+
+func (d dying) Write(string) error {
+	ref, _, _, err := d.Exposes()
+	if err == nil {
+		var super journal.Knob
+		super, err = netdev.OpenKnob(netdev.NewGlance("/proc"), ref)
+		if err == nil {
+			defer super.(io.Closer).Close()
+			err = super.Write("rw")
+		}
+	}
+	panic(errors.Join(errKilled, err))
+}
+
+// A write that a kill interrupts leaves a container's sysfs writable, and a note of
+// that, by which whoever comes next makes it read-only again.
+func TestSysfsInterrupted(t *testing.T) {
+	testkit.Smoke(t, "knob:sysfs")
+	testkit.NeedRoot(t)
+	ns, eth0, readOnly := readOnlySysfs(t)
+	dir := t.TempDir()
+	j, err := journal.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() {
+			if r := recover(); fmt.Sprint(r) != errKilled.Error() {
+				t.Fatal(r)
+			}
+		}()
+		j.Turn(dying{ns.Threaded(eth0).(journal.Exposing)}, "1", journal.Owner{Feature: "test"})
+	}()
+	if readOnly() {
+		t.Fatal("the write did not begin")
+	}
+	j.Close()
+	if j, err = journal.Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	lapsed := func(e journal.Entry) bool { return e.Expired(time.Now()) }
+	out, err := j.Restore(kernelOpener(), lapsed)
+	if err != nil || len(out) != 1 || out[0].Result != journal.Restored || !readOnly() {
+		t.Errorf("an agent that starts makes of it %+v, %v; read-only %v", out, err, readOnly())
+	}
+	out, err = j.Restore(kernelOpener(), nil)
+	if err != nil || len(out) != 1 || len(j.Entries()) != 0 {
+		t.Errorf("the rest: %+v, %v; left %+v", out, err, j.Entries())
+	}
+}
+
+func kernelOpener() journal.Opener {
+	find := netdev.NewGlance("/proc")
+	return func(ref journal.Ref) (journal.Knob, error) { return netdev.OpenKnob(find, ref) }
 }

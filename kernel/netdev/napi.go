@@ -148,3 +148,14 @@ func (k sysfsKnob) Ref() journal.Ref {
 }
 func (k sysfsKnob) Read() (string, error)    { return k.attr.read() }
 func (k sysfsKnob) Write(value string) error { return k.attr.write(value) }
+
+// Exposes names the superblock of the namespace's sysfs, which Write makes
+// writable if a container runtime has made it read-only.
+func (k sysfsKnob) Exposes() (journal.Ref, string, string, error) {
+	s := superblock{k.attr.ns}
+	now, err := s.Read()
+	if err != nil || now == writable {
+		return journal.Ref{}, "", "", err
+	}
+	return s.Ref(), now, writable, nil
+}

@@ -24,30 +24,13 @@ import (
 // writers go through the journal, which makes one call at a time in one namespace
 // (journal.Ref), and readers change nothing.
 func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
-	return ns.Do(func() (err error) {
-		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
-		if err != nil {
-			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
-		}
-		defer unix.Close(ctx)
-		if err := uninterrupted(func() error { return unix.FsconfigCreate(ctx) }); err != nil {
-			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
-		}
-		mnt := -1
-		if err := uninterrupted(func() (err error) {
-			mnt, err = unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_NOATIME)
-			return err
-		}); err != nil {
-			return fmt.Errorf("mount sysfs of netns %d: %w", ns.inode, err)
-		}
-		defer unix.Close(mnt)
-
+	return ns.mountSysfs(func(mnt int) (err error) {
 		var st unix.Statfs_t
 		if err := unix.Fstatfs(mnt, &st); err != nil {
 			return fmt.Errorf("stat sysfs of netns %d: %w", ns.inode, err)
 		}
 		if write && st.Flags&unix.ST_RDONLY != 0 {
-			if err := remount(mnt, "rw"); err != nil {
+			if err := remount(mnt, writable); err != nil {
 				return fmt.Errorf("make sysfs of netns %d writable: %w", ns.inode, err)
 			}
 			defer func() {
@@ -67,12 +50,71 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 	})
 }
 
+// mountSysfs runs fn inside the namespace with a mount of its sysfs that is
+// nowhere but in a file descriptor.
+func (ns *NS) mountSysfs(fn func(mnt int) error) error {
+	return ns.Do(func() error {
+		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
+		}
+		defer unix.Close(ctx)
+		if err := uninterrupted(func() error { return unix.FsconfigCreate(ctx) }); err != nil {
+			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
+		}
+		mnt := -1
+		if err := uninterrupted(func() (err error) {
+			mnt, err = unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC|unix.MOUNT_ATTR_NOATIME)
+			return err
+		}); err != nil {
+			return fmt.Errorf("mount sysfs of netns %d: %w", ns.inode, err)
+		}
+		defer unix.Close(mnt)
+		return fn(mnt)
+	})
+}
+
+// What the superblock of a sysfs can be.
+const (
+	readOnly = "ro"
+	writable = "rw"
+)
+
+// superblock is the knob of the sysfs of a namespace: read-only or writable. It is
+// turned in no other way than by a write of an attribute; see journal.Exposing.
+type superblock struct{ ns *NS }
+
+func (s superblock) Ref() journal.Ref { return deviceRef(KindSysfs, s.ns, 0, "superblock") }
+
+func (s superblock) Read() (value string, err error) {
+	err = s.ns.mountSysfs(func(mnt int) error {
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(mnt, &st); err != nil {
+			return fmt.Errorf("stat sysfs of netns %d: %w", s.ns.inode, err)
+		}
+		if value = writable; st.Flags&unix.ST_RDONLY != 0 {
+			value = readOnly
+		}
+		return nil
+	})
+	return value, err
+}
+
+func (s superblock) Write(value string) error {
+	return s.ns.mountSysfs(func(mnt int) error {
+		if value == readOnly {
+			return protect(mnt)
+		}
+		return remount(mnt, value)
+	})
+}
+
 // protect makes the superblock below mnt read-only again. The kernel refuses that
 // while somebody writes there. For a moment that includes readers through a mount
 // that records access times, as the container may make one of its own.
 func protect(mnt int) error {
 	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
-		if err := remount(mnt, "ro"); err != unix.EBUSY || time.Now().After(end) {
+		if err := remount(mnt, readOnly); err != unix.EBUSY || time.Now().After(end) {
 			return err
 		}
 	}
