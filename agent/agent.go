@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -36,6 +37,7 @@ type containers interface {
 	feature.Containers
 	Run(context.Context) error
 	Changed() <-chan struct{}
+	Busy() time.Time
 }
 
 // policies is what each is due. *policy.Store is one.
@@ -61,6 +63,7 @@ type Agent struct {
 	pace    pace
 	started time.Time
 
+	alone   io.Closer // this network namespace's only agent; nil: not claimed
 	set     containers
 	policy  policies
 	journal *journal.Journal
@@ -77,6 +80,8 @@ type Agent struct {
 
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
+
+	hungSince time.Time // of the Set, as it was told; belongs to loop
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
@@ -111,7 +116,7 @@ type roundCounts struct {
 // nothing on the host. Run deals with what an earlier agent left.
 //
 // Errors: a MarkMask that is no 16 bits in a row; a MetricsAddr that is none;
-// journal.ErrBusy if another agent has StateDir.
+// ErrTwo; journal.ErrBusy if another agent has StateDir.
 func New(cfg Config) (*Agent, error) {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
@@ -128,20 +133,26 @@ func New(cfg Config) (*Agent, error) {
 	if err := checkMetricsAddr(cfg.MetricsAddr); err != nil {
 		return nil, fmt.Errorf("start agent: %w", err)
 	}
+	only, err := alone(aloneSocket, cfg.Roots.Proc, cfg.Log)
+	if err != nil {
+		return nil, fmt.Errorf("start agent: %w", err)
+	}
 	j, err := journal.Open(cfg.StateDir)
 	if errors.Is(err, journal.ErrCorrupt) {
 		cfg.Log.Error("journal was damaged; going on with the rest of it", "err", err)
 		j, err = journal.Open(cfg.StateDir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start agent: %w", err)
+		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}
 	set := watch(cfg)
 	fs, err := features(cfg, set, j)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close())
+		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close(), only.Close())
 	}
-	return assemble(cfg, set, policy.NewStore(cfg.PolicyDir, time.Now), j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary()), nil
+	a := assemble(cfg, set, policy.NewStore(cfg.PolicyDir, time.Now), j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
+	a.alone = only
+	return a, nil
 }
 
 func assemble(cfg Config, set containers, store policies, j *journal.Journal, opener func() journal.Opener, fs []feature.Feature, p pace) *Agent {
@@ -284,6 +295,9 @@ func (a *Agent) close() error {
 	}
 	if err := a.journal.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("close journal: %w", err))
+	}
+	if a.alone != nil {
+		errs = append(errs, a.alone.Close())
 	}
 	return errors.Join(errs...)
 }

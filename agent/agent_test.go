@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -511,4 +512,43 @@ func TestAgentNeedsItsState(t *testing.T) {
 	if _, err := New(Config{StateDir: dir}); !errors.Is(err, journal.ErrBusy) {
 		t.Errorf("New beside another agent: %v", err)
 	}
+}
+
+// An agent whose list of containers hangs gives no sign of life, so that systemd
+// starts another one.
+func TestAgentWithHungSet(t *testing.T) {
+	r := newRig(t)
+	synctest.Test(t, func(t *testing.T) {
+		set, signs := newFakeSet(true), atomic.Int64{}
+		cfg := Config{StateDir: r.state, Log: quiet(), Alive: func() { signs.Add(1) }}
+		a := assemble(cfg, set, policy.NewStore("", time.Now), r.journal(), r.host.opener, nil, ordinary())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a.Run(ctx) }()
+		in := func(d time.Duration) int64 {
+			was := signs.Load()
+			time.Sleep(d)
+			return signs.Load() - was
+		}
+		work := func(began time.Time) { set.mu.Lock(); set.busy = began; set.mu.Unlock() }
+		if n := in(time.Minute); n < 50 {
+			t.Errorf("%d signs of life in a minute", n)
+		}
+		work(time.Now())
+		if n := in(hung); n < 20 {
+			t.Errorf("%d signs of life in the first %v of a look", n, hung)
+		}
+		time.Sleep(2 * time.Second)
+		if n := in(time.Minute); n != 0 {
+			t.Errorf("%d signs of life while it hangs", n)
+		}
+		work(time.Time{})
+		if n := in(time.Minute); n < 50 {
+			t.Errorf("%d signs of life in the minute after that", n)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

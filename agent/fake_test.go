@@ -174,6 +174,7 @@ func (f *fake) Close() error {
 
 // fakeSet is a Set that is told what runs.
 type fakeSet struct {
+	busy    time.Time
 	mu      sync.Mutex
 	snap    container.Snapshot
 	changed chan struct{}
@@ -199,6 +200,8 @@ func (s *fakeSet) set(complete bool, list ...container.Container) {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
+
+func (s *fakeSet) Busy() time.Time { s.mu.Lock(); defer s.mu.Unlock(); return s.busy }
 
 func (s *fakeSet) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 

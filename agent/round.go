@@ -29,9 +29,7 @@ func (a *Agent) loop(ctx context.Context) {
 		}
 	idle:
 		for {
-			if a.cfg.Alive != nil {
-				a.cfg.Alive()
-			}
+			a.alive()
 			select {
 			case <-ctx.Done():
 				return
@@ -56,8 +54,28 @@ func (a *Agent) loop(ctx context.Context) {
 	}
 }
 
-// round updates what the workers are to do, and says whether it saw every
-// container. It calls no feature itself.
+// hung is after how long the Set, whose looks take milliseconds, is taken to hang.
+const hung = 30 * time.Second
+
+// alive gives a sign of life, which the two loops owe without which nothing is
+// protected: this one, and that of the Set, whose last word this one would go by for
+// ever. A feature that hangs is no reason to end the others: its status tells.
+func (a *Agent) alive() {
+	since := a.set.Busy()
+	if !since.IsZero() && a.pace.now().Sub(since) > hung {
+		if !since.Equal(a.hungSince) {
+			a.hungSince = since
+			a.log.Error("the list of containers is not brought up to date any more: no sign of life is given until it is", "since", since)
+		}
+		return
+	}
+	if a.cfg.Alive != nil {
+		a.cfg.Alive()
+	}
+}
+
+// round brings what the workers are to do up to date, and says whether it saw
+// every container there is. It makes no call of a feature itself.
 func (a *Agent) round() (complete bool) {
 	a.rounding.Lock()
 	defer a.rounding.Unlock()

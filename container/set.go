@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -49,6 +50,7 @@ type Set struct {
 	sources []Source
 
 	wake chan struct{} // there may be something new; holds one
+	busy atomic.Int64  // see Busy, in ns since 1970; 0: idle
 
 	mu      sync.Mutex
 	reports []reported // by source
@@ -182,16 +184,28 @@ func (s *Set) loop(ctx context.Context, r *rounds) {
 		case <-refresh.C:
 			full = true
 		}
+		s.busy.Store(s.cfg.Now().UnixNano())
 		reports := s.take()
 		next := r.run(reports, full)
 		s.publish(r, reports)
+		s.busy.Store(0)
 		if next >= 0 {
 			again.Reset(next)
 		}
 	}
 }
 
-// poke requests a round.
+// Busy gives when the Set began to look at the host, if it has not come to an end
+// with that; else the zero time. It takes milliseconds: a Set that is busy for long
+// hangs, and its Snapshot grows old.
+func (s *Set) Busy() time.Time {
+	if began := s.busy.Load(); began != 0 {
+		return time.Unix(0, began)
+	}
+	return time.Time{}
+}
+
+// poke makes the loop run a round soon.
 func (s *Set) poke() {
 	select {
 	case s.wake <- struct{}{}:

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -424,5 +425,30 @@ func TestTombstonesAreBounded(t *testing.T) {
 	}
 	if _, ok := s.ended[1]; ok {
 		t.Error("the oldest was kept")
+	}
+}
+
+// A Set that does not come to the end of a look says since when.
+func TestBusy(t *testing.T) {
+	var asked atomic.Int64
+	hangs, release := make(chan struct{}), make(chan struct{})
+	began := time.Unix(1_000_000, 0)
+	s := runSet(t, Config{Now: func() time.Time {
+		if asked.Add(1) == 3 { // the time of boot, the beginning of a look, and within it
+			close(hangs)
+			<-release
+		}
+		return began
+	}})
+	<-hangs
+	if got := s.Busy(); !got.Equal(began) {
+		t.Errorf("while it hangs it is busy since %v, want %v", got, began)
+	}
+	close(release)
+	await(t, s, "the end of the look", func(snap Snapshot) bool { return snap.Complete })
+	for end := time.Now().Add(90 * time.Second); !s.Busy().IsZero(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is busy for ever")
+		}
 	}
 }

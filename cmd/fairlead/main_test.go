@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -63,7 +64,7 @@ func patiently(ts *testscript.TestScript, what string, ok func() bool) {
 
 func send(ts *testscript.TestScript, name string, sig syscall.Signal) {
 	for _, cmd := range ts.BackgroundCmds() {
-		if cmd.Process != nil && len(cmd.Args) > 1 && cmd.Args[1] == name {
+		if cmd.Process != nil && slices.Contains(cmd.Args, name) {
 			ts.Check(cmd.Process.Signal(sig))
 			return
 		}

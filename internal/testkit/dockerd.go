@@ -108,6 +108,13 @@ func (d *Docker) Start(t testing.TB) {
 // Kill ends dockerd alone, with SIGKILL: its containers and their shims live on.
 func (d *Docker) Kill() { d.proc.kill() }
 
+// Hang makes dockerd stop in the middle of whatever it does, until Resume: who
+// connects to it gets no answer.
+func (d *Docker) Hang() { d.proc.cmd.Process.Signal(unix.SIGSTOP) }
+
+// Resume ends Hang.
+func (d *Docker) Resume() { d.proc.cmd.Process.Signal(unix.SIGCONT) }
+
 // Run runs the docker CLI against the engine and returns what it prints,
 // without the newline at the end.
 func (d *Docker) Run(args ...string) (string, error) { return d.input(nil, args...) }

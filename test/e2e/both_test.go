@@ -59,3 +59,31 @@ func (h *host) testBothKilled(t *testing.T) {
 	h.agent.forgets(again)
 	h.agent.idles(h.atStart)
 }
+
+// testEngineHangs kills the agent while the engine takes connections and answers
+// nothing: what is in force stays for as long as that goes on.
+func (h *host) testEngineHangs(t *testing.T) {
+	defer h.with(t)()
+	h.sleeper(t, "kept", "--label", isolate)
+	was := h.agent.isolated("kept", 1)
+	h.agent.kill()
+	h.Hang()
+	defer h.Resume()
+	h.agent.launch()
+	await(t, "the agent to have waited for the engine in vain", func() error {
+		st, err := h.agent.api.Status(t.Context())
+		if err == nil && !slices.ContainsFunc(st.Sources, func(s api.SourceStatus) bool { return s.Name == "docker" && s.Error != "" }) {
+			err = fmt.Errorf("sources %+v", st.Sources)
+		}
+		return err
+	})
+	h.agent.reaches(was.RuntimeID, api.StateKept)
+	must(t, livesIn(was.threads[0], was.Cgroup.CPU))
+	h.Resume()
+	if again := h.agent.isolated("kept", 1); !slices.Equal(again.threads, was.threads) {
+		t.Errorf("threads %v, before %v", again.threads, was.threads)
+	}
+	h.remove(t, "kept")
+	h.agent.forgets(was)
+	h.agent.idles(h.atStart)
+}

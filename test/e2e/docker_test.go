@@ -150,6 +150,7 @@ func TestDocker(t *testing.T) {
 	t.Run("fifty", h.testFifty)
 	t.Run("agent killed", h.testAgentKilled)
 	t.Run("both killed", h.testBothKilled)
+	t.Run("engine hangs", h.testEngineHangs)
 
 	for name, was := range before {
 		c, err := h.agent.find(name)

@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTwo means that another agent works in this network namespace: the two would
+// undo each other's qdiscs and offloads, whatever their state directories.
+var ErrTwo = errors.New("another agent works in this network namespace")
+
+// aloneSocket is the abstract unix socket that an agent has. The kernel keeps
+// those names for each network namespace by itself, and ends them with the process.
+const aloneSocket = "@fairlead-agent"
+
+// alone takes name in this network namespace until it is closed. Whoever may
+// connect anywhere can also take a name first: one that could not be an agent does
+// not keep one from working, but from being noticed by the next.
+//
+// Errors: ErrTwo.
+func alone(name, proc string, log *slog.Logger) (io.Closer, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+	if err == nil {
+		return l, nil // nobody is ever accepted: the peer's credentials come without
+	}
+	if !errors.Is(err, unix.EADDRINUSE) {
+		log.Warn("a second agent in this network namespace would not be noticed", "err", err)
+		return io.NopCloser(nil), nil
+	}
+	peer, err := whoListens(name)
+	if err == nil && peer.Uid == 0 && rules(proc, int(peer.Pid)) {
+		return nil, fmt.Errorf("%w: process %d", ErrTwo, peer.Pid)
+	}
+	log.Warn("a process that is no agent has the name by which agents notice each other; the agent goes on without it",
+		"socket", name, "pid", peer.Pid, "uid", peer.Uid, "err", err)
+	return io.NopCloser(nil), nil
+}
+
+// whoListens gives who listens at a unix socket. It fails at once if too many wait
+// there already.
+func whoListens(name string) (unix.Ucred, error) {
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.Dial("unix", name)
+	if err != nil {
+		return unix.Ucred{}, err
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return unix.Ucred{}, err
+	}
+	var cred *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
+		return unix.Ucred{}, cerr
+	}
+	if err != nil {
+		return unix.Ucred{}, err
+	}
+	return *cred, nil
+}
+
+// rules says whether a process has what an agent needs to change the host, which
+// root in a container has not.
+func rules(proc string, pid int) bool {
+	f, err := os.Open(filepath.Join(proc, strconv.Itoa(pid), "status"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if hex, ok := strings.CutPrefix(lines.Text(), "CapEff:"); ok {
+			caps, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+			const needed = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_SYS_ADMIN
+			return err == nil && caps&needed == needed
+		}
+	}
+	return false
+}
