@@ -28,9 +28,15 @@ const (
 	superMin = 2_000  // super-packets worth the change: about 0.3 Gbit/s and up
 )
 
-// patience is how many windows in a row have to speak for super-packets. One
-// is enough for the way back, as that is the side of safety.
-const patience = 3
+// How many windows in a row have to speak for super-packets. One is enough for
+// the way back, as that is the side of safety. Whoever floods soon after it got
+// them waits twice as long the next time: else a second of flood every few would
+// be isolated never.
+const (
+	patience = 3
+	longest  = 60 // what that grows to
+	forget   = 60 // windows with super-packets after which it is short again
+)
 
 // window is what came for a container in some time.
 type window struct {
@@ -40,8 +46,10 @@ type window struct {
 
 // control chooses the shape of one container. The zero value is single.
 type control struct {
-	shape shape
-	calm  int // windows in a row that spoke for super
+	shape   shape
+	calm    int // windows in a row that spoke for super
+	wait    int // how many there have to be; 0: patience
+	granted int // windows with super-packets since they were last chosen
 }
 
 // next takes one window into account and returns the shape from now on.
@@ -51,12 +59,23 @@ func (c *control) next(w window) shape {
 	}
 	perSecond := func(n uint64) float64 { return float64(n) / w.length.Seconds() }
 	small, supers := perSecond(w.small), perSecond(w.super)
+	if c.wait == 0 {
+		c.wait = patience
+	}
+	if c.shape == super {
+		if c.granted++; c.granted >= forget {
+			c.wait = patience
+		}
+	}
 	switch {
-	case small > smallMax:
+	case small > smallMax && c.shape == super:
+		c.wait = min(2*c.wait, longest)
 		c.shape, c.calm = single, 0
+	case small > smallMax:
+		c.calm = 0
 	case c.shape == single && small < smallLow && supers >= superMin:
-		if c.calm++; c.calm >= patience {
-			c.shape, c.calm = super, 0
+		if c.calm++; c.calm >= c.wait {
+			c.shape, c.calm, c.granted = super, 0, 0
 		}
 	default:
 		c.calm = 0

@@ -37,6 +37,48 @@ func TestControl(t *testing.T) {
 	}
 }
 
+// A container that floods as soon as it gets super-packets has them for a smaller
+// and smaller part of the time, and is trusted again after a minute without.
+func TestControlRelapse(t *testing.T) {
+	bulk, flood := window{time.Second, 500, 40_000}, window{time.Second, 400_000, 0}
+	var c control
+	waits := func() (n int) {
+		for n = 1; c.next(bulk) == single; n++ {
+		}
+		return n
+	}
+	for i, want := range []int{3, 6, 12, 24, 48, 60, 60} {
+		if got := waits(); got != want {
+			t.Errorf("super-packets after %d windows the time %d, want %d", got, i+1, want)
+		}
+		if c.next(flood) != single {
+			t.Error("a flood is left unisolated")
+		}
+	}
+	waits()
+	for range forget {
+		c.next(bulk)
+	}
+	c.next(flood)
+	if got := waits(); got != 2*patience {
+		t.Errorf("super-packets after %d windows, want %d as after the first relapse", got, 2*patience)
+	}
+	// Three seconds of bulk and one of flood, again and again.
+	c = control{}
+	unisolated := 0
+	for range 100 {
+		for _, w := range []window{bulk, bulk, bulk, flood} {
+			if c.shape == super {
+				unisolated++
+			}
+			c.next(w)
+		}
+	}
+	if unisolated != 1 {
+		t.Errorf("%d of 400 windows were left unisolated, want the first flood alone", unisolated)
+	}
+}
+
 // Whatever has come before, a window with too many single packets isolates at
 // once, and super-packets are never chosen in less than the patience.
 func TestControlIsSafe(t *testing.T) {
