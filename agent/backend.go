@@ -85,7 +85,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Features: a.featureTotals(), Changes: len(a.journal.Entries()),
 	}
 	for _, src := range snap.Sources {
-		w := api.SourceStatus{Name: src.Name, Ready: src.Listed, Containers: src.Records}
+		w := api.SourceStatus{Name: src.Name, Ready: src.Listed, Containers: src.Records, Partial: src.Partial}
 		if src.Err != nil {
 			w.Error = src.Err.Error()
 		}

@@ -13,7 +13,8 @@ import (
 func (a *Agent) keep(snap container.Snapshot) map[container.ID]string {
 	silent := make(map[string]bool)
 	for _, s := range snap.Sources {
-		if !s.Listed || s.Partial {
+		// The cgroup tree is nobody who could tell more of one later.
+		if s.Name != container.CgroupSource && (!s.Listed || s.Partial) {
 			silent[s.Name] = true
 		}
 	}

@@ -33,7 +33,7 @@ func (s *fakeSet) says(partial bool, list ...container.Container) {
 func TestAgentKeeps(t *testing.T) {
 	r := newRig(t, 1, 2, 3, 4)
 	file := filepath.Join(r.policies, "10.yaml")
-	if err := os.WriteFile(file, []byte("match: {name: \"4\"}\nset: {netcpu: isolate}\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("match: {name: \"4\", runtime: cgroup}\nset: {netcpu: isolate}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r.set.says(false, box(1, "isolate"), box(2, "isolate"), box(3, "isolate"), nameless(4))

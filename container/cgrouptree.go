@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -21,6 +22,8 @@ import (
 const (
 	treeDepth  = 12
 	treeSize   = 8192 // cgroups
+	treeOthers = 256  // of them such as do not belong to root
+	treeEvents = 64   // of those that are taken up between two walks
 	treeRelist = 30 * time.Second
 	treeBlind  = 5 * time.Second // between lists where inotify does not work
 )
@@ -40,11 +43,16 @@ type tree struct {
 	watch *fsnotify.Watcher // nil if the host has no more of them
 	nodes map[string]*node
 	blind bool // there is a directory that is not watched
+
+	others int  // nodes that do not belong to root
+	events int  // how many of those were taken up since the last walk
+	over   bool // cgroups were left out since then
 }
 
 // node is one cgroup directory.
 type node struct {
 	counts bool          // as a container
+	other  bool          // does not belong to root: a user makes as many as he likes
 	next   time.Time     // when to look again; zero if only after an event
 	pause  time.Duration // until the look after that
 }
@@ -72,7 +80,7 @@ func (t *tree) Run(ctx context.Context, publish func(Report)) error {
 
 // session watches the tree from scratch.
 func (t *tree) session(ctx context.Context, publish func(Report)) error {
-	t.nodes, t.blind = make(map[string]*node), false
+	t.nodes, t.others, t.blind = make(map[string]*node), 0, false
 	var happened chan fsnotify.Event
 	var failed chan error
 	// inotify instances are few, and other programs use them too. Without one,
@@ -87,7 +95,7 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	soon := time.NewTimer(time.Hour)
 	defer soon.Stop()
 	for {
-		changed := false
+		changed, over := false, t.over
 		select {
 		case <-ctx.Done():
 			return nil
@@ -114,8 +122,8 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 		if wait >= 0 {
 			soon.Reset(wait)
 		}
-		if changed || looked {
-			publish(Report{Records: t.records()})
+		if changed || looked || t.over != over {
+			publish(Report{Records: t.records(), Partial: t.over})
 		}
 	}
 }
@@ -124,12 +132,10 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 func (t *tree) event(ev fsnotify.Event) bool {
 	switch {
 	case ev.Has(fsnotify.Create):
-		if st, err := os.Lstat(ev.Name); err == nil && st.IsDir() {
-			t.add(ev.Name)
-		}
+		t.add(ev.Name, true)
 	case ev.Has(fsnotify.Remove), ev.Has(fsnotify.Rename):
 		n := t.nodes[ev.Name]
-		delete(t.nodes, ev.Name)
+		t.forget(ev.Name)
 		return n != nil && n.counts
 	case ev.Has(fsnotify.Write):
 		// cgroup.events reports that the first process came or the last one went;
@@ -152,24 +158,28 @@ func (n *node) lookSoon() {
 
 // walk makes nodes match the directories that exist.
 func (t *tree) walk() {
-	seen := map[string]bool{t.top: true}
-	queue := []string{t.top}
-	t.add(t.top)
-	for len(queue) > 0 && len(seen) < treeSize {
-		dir := queue[0]
-		queue = queue[1:]
-		if t.depth(dir) >= treeDepth {
-			continue
-		}
-		for _, sub := range subdirs(dir, treeSize) {
-			seen[sub] = true
-			queue = append(queue, sub)
-			t.add(sub)
+	t.over, t.events = false, 0
+	for dir := range t.nodes {
+		if _, err := os.Lstat(dir); err != nil {
+			t.forget(dir)
 		}
 	}
-	maps.DeleteFunc(t.nodes, func(dir string, _ *node) bool { return !seen[dir] })
-	for _, n := range t.nodes {
+	queue := []string{t.top}
+	for len(queue) > 0 {
+		dir := queue[0]
+		queue = queue[1:]
+		if !t.add(dir, false) {
+			continue
+		}
+		n := t.nodes[dir]
 		n.next = time.Now()
+		switch {
+		case t.depth(dir) >= treeDepth:
+		case n.other && t.others >= treeOthers: // there is no room for what is in there
+			t.over = true
+		default:
+			queue = append(queue, subdirs(dir, treeSize)...)
+		}
 	}
 }
 
@@ -177,12 +187,28 @@ func (t *tree) depth(dir string) int {
 	return strings.Count(strings.TrimPrefix(dir, t.top), "/")
 }
 
-// add adds a directory that was not known, with everything in it.
-func (t *tree) add(dir string) {
-	if t.nodes[dir] != nil || len(t.nodes) >= treeSize || t.depth(dir) > treeDepth {
-		return
+// add takes up a directory that was not known, and what is in it, and says whether
+// it is known now. On events it takes up a few directories that do not belong to
+// root: the thousand that a user makes in a second are left to the next walk.
+func (t *tree) add(dir string, event bool) bool {
+	if t.nodes[dir] != nil {
+		return true
 	}
-	n := &node{}
+	var st unix.Stat_t
+	if t.depth(dir) > treeDepth || unix.Lstat(dir, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return false
+	}
+	n := &node{other: st.Uid != 0}
+	if len(t.nodes) >= treeSize || n.other && (t.others >= treeOthers || event && t.events >= treeEvents) {
+		t.over = true
+		return false
+	}
+	if n.other {
+		t.others++
+	}
+	if n.other && event {
+		t.events++
+	}
 	n.lookSoon()
 	t.nodes[dir] = n
 	if t.watch == nil {
@@ -192,8 +218,17 @@ func (t *tree) add(dir string) {
 	}
 	// Directories that were made before the watch existed.
 	for _, sub := range subdirs(dir, treeSize) {
-		t.add(sub)
+		t.add(sub, event)
 	}
+	return true
+}
+
+// forget drops a node, if there is one.
+func (t *tree) forget(dir string) {
+	if n := t.nodes[dir]; n != nil && n.other {
+		t.others--
+	}
+	delete(t.nodes, dir)
 }
 
 // look visits the nodes that are due. It says whether the list has changed,
@@ -208,7 +243,7 @@ func (t *tree) look(now time.Time) (changed bool, wait time.Duration) {
 			counts, err := t.counts(dir)
 			if errors.Is(err, fs.ErrNotExist) {
 				changed = changed || n.counts
-				delete(t.nodes, dir)
+				t.forget(dir)
 				continue
 			}
 			changed = changed || counts != n.counts

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -109,7 +112,7 @@ func TestTreeIsBounded(t *testing.T) {
 		tr.nodes[fmt.Sprintf("%s/x%d", top, i)] = &node{}
 	}
 	before := len(tr.nodes)
-	tr.add(t.TempDir())
+	tr.add(t.TempDir(), true)
 	if len(tr.nodes) != before {
 		t.Error("took more than the limit")
 	}
@@ -149,5 +152,55 @@ func TestTreeBlind(t *testing.T) {
 	cmd.Wait()
 	if got := list(); got != "two.scope" {
 		t.Errorf("found %q after the end of one", got)
+	}
+}
+
+// Whoever may make cgroups makes as many as he likes, all at once: a few are taken
+// up, and none in the place of root's.
+func TestTreeOfOthers(t *testing.T) {
+	testkit.NeedRoot(t)
+	top := t.TempDir()
+	user := filepath.Join(top, "user.slice")
+	for i := range 2 * treeOthers {
+		dir := filepath.Join(user, fmt.Sprintf("web-%d", i))
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, 1000, 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tr := &tree{top: top, nodes: make(map[string]*node)}
+	tr.walk()
+	if want := treeOthers + 2; len(tr.nodes) != want || !tr.over { // and the two above
+		t.Errorf("%d cgroups, want %d; that some were left out: %v", len(tr.nodes), want, tr.over)
+	}
+	late := filepath.Join(top, "system.slice")
+	if err := os.MkdirAll(late, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if tr.event(fsnotify.Event{Name: late, Op: fsnotify.Create}); tr.nodes[late] == nil {
+		t.Error("one of root's has no room")
+	}
+	if err := os.RemoveAll(user); err != nil {
+		t.Fatal(err)
+	}
+	tr.walk()
+	if len(tr.nodes) != 2 || tr.others != 0 || tr.over {
+		t.Errorf("%d cgroups, %d of others, left out %v, after those have gone", len(tr.nodes), tr.others, tr.over)
+	}
+	for i := range 2 * treeEvents { // one after the other
+		dir := filepath.Join(top, "x")
+		if err := errors.Join(os.Mkdir(dir, 0o755), os.Chown(dir, 1000, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		tr.event(fsnotify.Event{Name: dir, Op: fsnotify.Create})
+		if took := tr.nodes[dir] != nil; took != (i < treeEvents) {
+			t.Fatalf("number %d was taken up: %v", i, took)
+		}
+		if err := os.Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+		tr.event(fsnotify.Event{Name: dir, Op: fsnotify.Remove})
+	}
+	if !tr.over || tr.others != 0 {
+		t.Errorf("left out %v, %d of others", tr.over, tr.others)
 	}
 }

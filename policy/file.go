@@ -3,9 +3,12 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
+
+	"github.com/fairlead-project/fairlead/container"
 )
 
 // Bounds of one file.
@@ -285,7 +288,7 @@ func (r *reader) match(p pair) match {
 	}
 	ps := r.pairs(p.value)
 	if len(ps) == 0 {
-		r.problem(p.at, p.key, "", "must name at least one of name, image, labels, namespace, pod")
+		r.problem(p.at, p.key, "", "must name at least one of name, image, labels, namespace, pod, runtime")
 	}
 	for _, e := range ps {
 		switch e.key {
@@ -297,6 +300,8 @@ func (r *reader) match(p pair) match {
 			m.namespace = r.patterns("match.namespace", e)
 		case "pod":
 			m.pod = r.patterns("match.pod", e)
+		case "runtime":
+			m.runtime = r.runtimes(e)
 		case "labels":
 			if !isMapping(e.value) {
 				r.problem(e.at, "match.labels", "", "must be a mapping of labels to patterns")
@@ -309,10 +314,22 @@ func (r *reader) match(p pair) match {
 				r.problem(e.at, "match.labels", "", "must have between 1 and %d labels", maxPatterns)
 			}
 		default:
-			r.unknown(e, "match.", []string{"name", "image", "namespace", "pod", "labels"})
+			r.unknown(e, "match.", []string{"name", "image", "namespace", "pod", "runtime", "labels"})
 		}
 	}
 	return m
+}
+
+// runtimes reads patterns for who tells of a container.
+func (r *reader) runtimes(p pair) patterns {
+	known := []string{"docker", "podman", "containerd", "sandbox", container.CgroupSource}
+	ps := r.patterns("match.runtime", p)
+	for _, t := range ps {
+		if !slices.ContainsFunc(known, func(name string) bool { return glob(t, name) }) {
+			r.problem(p.at, "match.runtime", t, "must be one of %s", strings.Join(known, ", "))
+		}
+	}
+	return ps
 }
 
 func (r *reader) patterns(key string, p pair) patterns {

@@ -5,8 +5,8 @@ import "github.com/fairlead-project/fairlead/container"
 // match selects containers. All that it names must hold; within a list of
 // patterns, one must.
 type match struct {
-	name, image, namespace, pod patterns
-	labels                      []labelMatch
+	name, image, namespace, pod, runtime patterns
+	labels                               []labelMatch
 }
 
 type labelMatch struct {
@@ -17,6 +17,11 @@ type labelMatch struct {
 type patterns []string
 
 func (m match) holds(c container.Container) bool {
+	// Whoever may make a cgroup chooses its name: it is meant only where the file
+	// says so.
+	if m.runtime == nil && c.Source == container.CgroupSource || m.runtime != nil && !m.runtime.any(c.Source) {
+		return false
+	}
 	// A container always has a name, if an empty one; of the others "" is
 	// unknown, and no pattern, not even *, holds for what is unknown.
 	if m.name != nil && !m.name.any(c.Name) {

@@ -39,6 +39,36 @@ func originText(os []Origin) string {
 	return strings.Join(lines, "\n")
 }
 
+// A name from the cgroup tree is whatever somebody has called a cgroup.
+func TestResolveRuntime(t *testing.T) {
+	for _, c := range []struct {
+		match string
+		want  []string // the sources of those that it is for
+	}{
+		{`{name: web}`, []string{"docker", "podman", "containerd", "sandbox"}},
+		{`{name: web, runtime: docker}`, []string{"docker"}},
+		{`{runtime: [podman, cgroup]}`, []string{"podman", "cgroup"}},
+		{`{name: web, runtime: cgroup}`, []string{"cgroup"}},
+		{`{name: web, runtime: "*"}`, []string{"docker", "podman", "containerd", "sandbox", "cgroup"}},
+		{`{name: db, runtime: cgroup}`, nil},
+	} {
+		p, problems := ParseFile("f.yaml", []byte("match: "+c.match+"\nset: {netcpu: auto}\n"))
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		var got []string
+		for _, source := range []string{"docker", "podman", "containerd", "sandbox", container.CgroupSource} {
+			targets, _ := p.Resolve([]container.Container{{ID: 7, Name: "web", Source: source}})
+			if targets[0].Settings.NetCPU == NetCPUAuto {
+				got = append(got, source)
+			}
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.match, diff)
+		}
+	}
+}
+
 func TestResolve(t *testing.T) {
 	for _, c := range []struct {
 		name     string

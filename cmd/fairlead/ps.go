@@ -137,6 +137,9 @@ func concerns(st api.Status) []string {
 		if s.Error != "" {
 			out = append(out, fmt.Sprintf("source %s: %s", show(s.Name), oneLine(s.Error)))
 		}
+		if s.Partial && s.Name == "cgroup" {
+			out = append(out, "source cgroup: there are more cgroups than are looked at; containers of Docker, Podman and containerd are not concerned")
+		}
 	}
 	if !st.Policy.OK {
 		out = append(out, "policy is not usable; the last good one is in force:\n"+lines(st.Policy.Error))

@@ -96,6 +96,16 @@ func equal(a, b policy.Net) bool {
 	return same && a == b
 }
 
+// bare says that no runtime knows any of the tenant's containers.
+func (t *tenant) bare() bool {
+	for _, c := range t.members {
+		if c.Source != container.CgroupSource {
+			return false
+		}
+	}
+	return true
+}
+
 func (t *tenant) close() error {
 	var errs []error
 	for key, e := range t.ends {

@@ -401,7 +401,7 @@ func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(d
 	bounds, orders := false, false
 	for _, t := range f.tenants {
 		if n := of(t.due); asked(n) {
-			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n})
+			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n, Bare: t.bare()})
 			bounds, orders = bounds || n.Latency > 0, orders || n.Priority != nil
 		}
 	}

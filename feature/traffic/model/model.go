@@ -42,6 +42,8 @@ type Tenant struct {
 	Slot slot.Slot
 	Name string // for reasons
 	policy.Net
+	// Bare says that nobody but the cgroup tree tells of it; see maxBare.
+	Bare bool
 	// Burst is how much it may send at once and still have all of it leave
 	// within Latency, in bytes; 0 is one full frame.
 	Burst int
@@ -97,6 +99,10 @@ const minShare = 1000
 // admitted is the part of a link that may be promised, in percent; see
 // policy.FitLink, which decides.
 const admitted = 95
+
+// maxBare is the part of a link that may be promised to all bare tenants together,
+// in percent: whoever may make cgroups must not take the rest.
+const maxBare = 50
 
 // Compute divides a link among tenants, and everybody else. This is Algorithm 1
 // of the paper as a function of the whole set, so that it does not matter in
@@ -162,6 +168,7 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 	ts := append([]Tenant{{Slot: slot.Nobody, Name: "the host and containers without policy"}}, tenants...)
 	slices.SortStableFunc(ts, func(a, b Tenant) int { return cmp.Compare(a.Slot, b.Slot) })
 	var rates []uint64
+	var bare uint64
 	for i := range ts {
 		t := &ts[i]
 		if i > 0 && t.Slot == ts[i-1].Slot || t.Slot > slot.Max {
@@ -180,6 +187,13 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 		}
 		t.Split = t.Split && t.Latency > 0
 		rates = append(rates, t.Rate)
+		if t.Bare && t.Rate > 0 {
+			if bare += t.Rate; bare > l.Rate/100*maxBare || t.Rate > l.Rate {
+				return nil, &Refusal{Slot: t.Slot, Key: "rate", err: policy.ErrOverLink,
+					Reason: fmt.Sprintf("cgroups without a runtime may be promised %d %% of the %s link together", maxBare, policy.FormatRate(l.Rate)),
+					Mend:   "a smaller rate for them"}
+			}
+		}
 	}
 	if err := policy.FitLink(l.Rate, rates); err != nil {
 		return nil, overLink(l, ts, err)

@@ -3,6 +3,7 @@ package model
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -239,6 +240,27 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("slot %d: %s", r.Slot, r)
 			}
 		})
+	}
+}
+
+// Half of a link at most is promised to tenants that only the cgroup tree tells of,
+// whoever else has asked for nothing yet.
+func TestBare(t *testing.T) {
+	bare := func(s slot.Slot, rate uint64) Tenant {
+		x := tenant(s, policy.Net{Rate: rate})
+		x.Bare = true
+		return x
+	}
+	real := tenant(9, policy.Net{Rate: 450 * mbit})
+	if _, err := Compute(link(gbit), []Tenant{bare(1, 300*mbit), bare(2, 200*mbit), real}); err != nil {
+		t.Errorf("half of it: %v", err)
+	}
+	for _, ts := range [][]Tenant{{bare(1, 300*mbit), bare(2, 201*mbit)}, {bare(1, 300*mbit), bare(2, 201*mbit), real}, {bare(2, 1<<63)}, {bare(1, 1<<63), bare(2, 1<<63)}} {
+		_, err := Compute(link(gbit), ts)
+		var r *Refusal
+		if !errors.As(err, &r) || !errors.Is(err, policy.ErrOverLink) || !strings.Contains(r.Reason, "50 % of the 1gbit link") || !slices.ContainsFunc(ts, func(x Tenant) bool { return x.Bare && x.Slot == r.Slot }) {
+			t.Errorf("%+v: %v", ts, err)
+		}
 	}
 }
 
