@@ -193,11 +193,9 @@ func (a *Agent) forget(snap container.Snapshot) {
 	}
 }
 
-// overrides are what was set by hand, and the file in which they outlive the
-// agent. The file is beside the journal, in a directory that only one agent has
-// at a time, and that systemd, unlike /run/fairlead, does not empty when the
-// agent stops. Like the journal it is valid for one boot, as the ids of
-// containers are.
+// overrides are what was set by hand, and the file that they outlive the agent
+// in. It is beside the journal: in a directory that one agent has at a time.
+// Like the journal it is of one boot only, as the ids of containers are.
 type overrides struct {
 	dir, proc string
 	all       []policy.Override
@@ -212,7 +210,10 @@ type overridesFile struct {
 // maxOverrides bounds the file, in bytes.
 const maxOverrides = 16 << 20
 
-func (o *overrides) path() string { return filepath.Join(o.dir, "set.json") }
+// OverridesFile is its name in the state directory.
+const OverridesFile = "set.json"
+
+func (o *overrides) path() string { return filepath.Join(o.dir, OverridesFile) }
 
 func (o *overrides) load() error {
 	f, err := os.Open(o.path())

@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
@@ -58,6 +59,14 @@ func (f *agentFlags) take(cmd *cobra.Command, from *pflag.FlagSet, names ...stri
 	}
 }
 
+// adopt takes over what an earlier release has noted at its usual place.
+func (f *agentFlags) adopt() error {
+	if f.cfg.StateDir != defaultState {
+		return nil
+	}
+	return journal.Adopt(earlierState, defaultState, agent.OverridesFile)
+}
+
 func agentVerb(e env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
@@ -94,6 +103,9 @@ func runAgent(ctx context.Context, e env, f *agentFlags) error {
 		log.Warn("systemd watchdog", "err", err)
 	} else if every > 0 {
 		f.cfg.Alive = func() { notify(log, daemon.SdNotifyWatchdog) }
+	}
+	if err := f.adopt(); err != nil {
+		return err
 	}
 	a, err := agent.New(f.cfg)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 
 const (
 	defaultConfig   = "/etc/fairlead/fairlead.yaml"
-	defaultState    = "/var/lib/fairlead"
+	defaultState    = "/run/fairlead/state" // where no container fills the disk, and as short-lived as what it notes
+	earlierState    = "/var/lib/fairlead"   // of the first releases
 	defaultPolicies = "/etc/fairlead/policy.d"
 )
 

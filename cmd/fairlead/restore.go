@@ -86,6 +86,9 @@ func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (ap
 		}
 		match = func(e journal.Entry) bool { return e.Owner.Container == id && all(e) }
 	}
+	if err := f.adopt(); err != nil {
+		return api.Restored{}, err
+	}
 	j, err := journal.Open(f.cfg.StateDir)
 	if errors.Is(err, journal.ErrCorrupt) {
 		// The broken entries were set aside; the rest can be restored.
