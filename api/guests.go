@@ -13,7 +13,24 @@ import (
 const (
 	maxOfOne  = 8                     // connections of one container at a time
 	selfPause = 10 * time.Millisecond // between two answers to one container
+
+	// Who connects is known only once that has cost something, so that all
+	// together connect so often: more wait in the kernel's queue.
+	guestPause = time.Millisecond // between two connections, on average
+	guestBurst = 256              // that need not wait
 )
+
+// pace spreads events over time. Its zero value has had none.
+type pace struct{ next time.Time }
+
+// wait gives for how long an event now has to wait, and counts it.
+func (p *pace) wait(now time.Time) time.Duration {
+	if earliest := now.Add(-guestBurst * guestPause); p.next.Before(earliest) {
+		p.next = earliest
+	}
+	p.next = p.next.Add(guestPause)
+	return max(0, p.next.Sub(now))
+}
 
 // guests are the containers that are connected to their socket. Of each so many
 // connections are let in, however many processes it makes them from: more are
@@ -21,6 +38,8 @@ const (
 // known count as one.
 type guests struct {
 	caller func(Peer) container.ID
+
+	accepted pace // belongs to who accepts
 
 	mu sync.Mutex
 	of map[container.ID]*guest

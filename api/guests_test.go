@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -125,3 +126,53 @@ func TestGuests(t *testing.T) {
 type nowhere struct{ net.Conn }
 
 func (nowhere) Close() error { return nil }
+
+// A loop of connections costs the agent no more than so many in a second, whoever
+// makes them.
+func TestGuestPace(t *testing.T) {
+	var p pace
+	start := time.Now()
+	now := start
+	for i := range 10_000 {
+		wait := p.wait(now)
+		if i < guestBurst && wait != 0 {
+			t.Fatalf("connection %d waits for %v", i, wait)
+		}
+		now = now.Add(wait)
+	}
+	if took, want := now.Sub(start), (10_000-guestBurst)*guestPause; took != want {
+		t.Errorf("10,000 connections at once take %v, want %v", took, want)
+	}
+	if wait := p.wait(now.Add(time.Hour)); wait != 0 {
+		t.Errorf("an hour later one waits for %v", wait)
+	}
+
+	path := filepath.Join(t.TempDir(), "self")
+	inner, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	l := visitors{Listener: inner, places: make(chan struct{}, maxSelves), guests: &guests{caller: func(Peer) container.ID { return 0 }, of: make(map[container.ID]*guest)}}
+	const many = guestBurst + 100
+	go func() {
+		for range many {
+			c, err := net.Dial("unix", path)
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	start = time.Now()
+	for range many {
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	if took := time.Since(start); took < 90*guestPause { // a little less than those over the burst
+		t.Errorf("%d connections were let in within %v", many, took)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -146,6 +147,9 @@ type visitors struct {
 func (l visitors) Accept() (net.Conn, error) {
 	for {
 		l.places <- struct{}{} // the next in line waits in the kernel's queue
+		if l.guests != nil {
+			time.Sleep(l.guests.accepted.wait(time.Now()))
+		}
 		c, err := l.Listener.Accept()
 		if err != nil {
 			<-l.places

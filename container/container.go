@@ -21,6 +21,7 @@ import (
 const (
 	MaxLabel  = 4096 // bytes of a key with its value
 	MaxLabels = 1024
+	MaxAll    = 256 << 10 // bytes of all of them; what Kubernetes allows an object's annotations
 )
 
 // ID identifies a container everywhere in fairlead: the inode number of its

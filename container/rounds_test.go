@@ -121,6 +121,13 @@ func TestBounded(t *testing.T) {
 	if _, ok := got.Labels["long"]; ok {
 		t.Error("kept a label that is too long")
 	}
+	heavy := Record{Labels: make(map[string]string)}
+	for i := range MaxLabels {
+		heavy.Labels[fmt.Sprintf("%04d", i)] = strings.Repeat("x", MaxLabel-4)
+	}
+	if got := bounded(heavy); len(got.Labels) != MaxAll/MaxLabel || len(got.LeftOut) != maxLeftOut {
+		t.Errorf("of the largest labels: %d, left out %d", len(got.Labels), len(got.LeftOut))
+	}
 	big.Labels, big.ImageLabels = map[string]string{"own": "x"}, big.Labels
 	if got := bounded(big); len(got.Labels) != 1 || len(got.ImageLabels) != MaxLabels || got.LeftOut["long"] == 0 {
 		t.Errorf("with labels of an image: %v, %d of the image, left out %v", got.Labels, len(got.ImageLabels), got.LeftOut)

@@ -255,18 +255,21 @@ func bounded(rec Record) Record {
 }
 
 func boundedLabels(labels map[string]string) (within map[string]string, leftOut map[string]int) {
-	fits := len(labels) <= MaxLabels
+	fits, all := len(labels) <= MaxLabels, 0
 	for key, value := range labels {
-		fits = fits && len(key)+len(value) <= MaxLabel
+		size := len(key) + len(value)
+		all += size
+		fits = fits && size <= MaxLabel && all <= MaxAll
 	}
 	if fits {
 		return labels, nil
 	}
-	within, leftOut = make(map[string]string), make(map[string]int)
+	within, leftOut, all = make(map[string]string), make(map[string]int), 0
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		switch size := len(key) + len(labels[key]); {
-		case size <= MaxLabel && len(within) < MaxLabels:
+		case size <= MaxLabel && len(within) < MaxLabels && all+size <= MaxAll:
 			within[key] = labels[key]
+			all += size
 		case len(leftOut) < maxLeftOut:
 			leftOut[key[:min(len(key), maxName)]] = size
 		}

@@ -107,7 +107,7 @@ func unread(size int) string {
 	if size > container.MaxLabel {
 		return fmt.Sprintf("label of %d bytes is ignored: the most is %d, with its name", size, container.MaxLabel)
 	}
-	return fmt.Sprintf("label is ignored: the container has more than %d", container.MaxLabels)
+	return fmt.Sprintf("label is ignored: the container has more than %d, or more than %d bytes of them", container.MaxLabels, container.MaxAll)
 }
 
 // ours lists the labels that speak to fairlead, sorted.

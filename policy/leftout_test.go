@@ -29,7 +29,7 @@ func TestLeftOut(t *testing.T) {
 		},
 		{
 			name: "too many", leftOut: map[string]int{"fairlead.netcpu": 22},
-			says: "container \"web\" (7): fairlead.netcpu: label is ignored: the container has more than 1024",
+			says: "container \"web\" (7): fairlead.netcpu: label is ignored: the container has more than 1024, or more than 262144 bytes of them",
 		},
 		{
 			name: "in place of an annotation", leftOut: map[string]int{"fairlead.net.ceil": 5000},
