@@ -35,8 +35,10 @@ build: ## build the binary ./fairlead
 install: build ## install the binary, the systemd unit and the documentation
 	install -D -m 0755 fairlead $(DESTDIR)$(PREFIX)/bin/fairlead
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/share/doc/fairlead
-	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' packaging/fairlead.service \
-		>$(DESTDIR)$(PREFIX)/lib/systemd/system/fairlead.service
+	for unit in fairlead fairlead-restore; do \
+		sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' packaging/$$unit.service \
+			>$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
+	done
 	cp -R README.md LICENSE docs packaging/*.yaml $(DESTDIR)$(PREFIX)/share/doc/fairlead/
 
 demo: ## one minute of before and after, on this machine, as root

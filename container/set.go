@@ -205,7 +205,7 @@ func (s *Set) Busy() time.Time {
 	return time.Time{}
 }
 
-// poke makes the loop run a round soon.
+// poke requests a round.
 func (s *Set) poke() {
 	select {
 	case s.wake <- struct{}{}:

@@ -98,7 +98,7 @@ type machine struct {
 }
 
 // boot is run in the namespaces. Its arguments are the programs fairlead and
-// the test's own, and the unit. Whatever is the host's and could be written to
+// the test's own, and the folder of the units. Whatever is the host's and could be written to
 // is covered; the unit is changed as `make install PREFIX=/run` does it.
 const boot = `set -e
 mount -t proc proc /proc
@@ -109,7 +109,9 @@ mount -t tmpfs tmpfs /run
 mkdir -p /run/bin /run/units /run/etc/fairlead/policy.d /run/var/lib /run/var/log /run/var/tmp
 cp "$1" /run/bin/fairlead
 cp "$2" /run/bin/test
-sed 's|/usr/bin/|/run/bin/|' "$3" >/run/units/fairlead.service
+for u in fairlead fairlead-restore; do
+	sed 's|/usr/bin/|/run/bin/|' "$3/$u.service" >/run/units/$u.service
+done
 cp /etc/passwd /etc/group /etc/nsswitch.conf /run/etc/
 echo 'uplink: u0=100mbit' >/run/etc/fairlead/fairlead.yaml
 echo 'match: {name: e2e-unit}
@@ -135,7 +137,7 @@ func bootMachine(t *testing.T) *machine {
 	}
 	self, err := os.Executable()
 	must(t, err)
-	unit, err := filepath.Abs("../../packaging/fairlead.service")
+	units, err := filepath.Abs("../../packaging")
 	must(t, err)
 	m := &machine{t: t}
 	near, far := testkit.NetNS(t), testkit.NetNS(t)
@@ -160,7 +162,7 @@ func bootMachine(t *testing.T) *machine {
 	// The cgroup first: it becomes the root of the namespace.
 	cmd := exec.Command("sh", "-ec", `echo $$ >"$1/cgroup.procs"; shift
 		exec unshare --mount --propagation private --pid --uts --ipc --cgroup --fork --kill-child sh -c "$@"`,
-		"sh", group.V2, boot, "sh", program, self, unit)
+		"sh", group.V2, boot, "sh", program, self, units)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	started, ended := make(chan error, 1), make(chan struct{})
@@ -265,6 +267,17 @@ func (m *machine) shaped() {
 	})
 }
 
+// restored waits until the uplink is as it was.
+func (m *machine) restored(after, before string) {
+	m.t.Helper()
+	await(m.t, "the uplink as it was after "+after, func() error {
+		if r := m.root(); r != before {
+			return fmt.Errorf("its root qdisc is %s", r)
+		}
+		return nil
+	})
+}
+
 // sandbox makes a container in the machine.
 func (m *machine) sandbox() {
 	m.t.Helper()
@@ -299,12 +312,12 @@ func keepSandbox() int {
 }
 
 // TestUnit runs the unit under a real systemd: start and readiness, reload, a
-// kill and a hang, after each of which the host is put back, the restart, and
-// the stop.
+// kill and a hang, after each of which the host is put back if systemd gives up, the
+// restart, before which it is not, and the stop.
 func TestUnit(t *testing.T) {
 	m := bootMachine(t)
 	before := m.root()
-	m.settings("Restart=no\nWatchdogSec=6\n") // so that what restores is ExecStopPost
+	m.settings("Restart=no\nWatchdogSec=6\n") // so that systemd gives up at once
 	m.systemctl("start", "fairlead")
 	m.is("ActiveState=active", "SubState=running", "Result=success")
 	m.sandbox()
@@ -323,17 +336,13 @@ func TestUnit(t *testing.T) {
 
 	m.systemctl("kill", "-s", "KILL", "--kill-who=main", "fairlead")
 	m.is("ActiveState=failed", "Result=signal")
-	if r := m.root(); r != before {
-		t.Errorf("after the kill the root qdisc is %s", r)
-	}
+	m.restored("the kill", before)
 
 	m.systemctl("start", "fairlead")
 	m.shaped()
 	m.systemctl("kill", "-s", "STOP", "--kill-who=main", "fairlead")
 	m.is("ActiveState=failed", "Result=watchdog")
-	if r := m.root(); r != before {
-		t.Errorf("after the hang the root qdisc is %s", r)
-	}
+	m.restored("the hang", before)
 
 	m.settings("")
 	m.systemctl("start", "fairlead")
@@ -346,4 +355,16 @@ func TestUnit(t *testing.T) {
 	if r := m.root(); r != before {
 		t.Errorf("after the stop the root qdisc is %s", r)
 	}
+
+	m.settings("RestartSec=1h\n")
+	m.systemctl("start", "fairlead")
+	m.shaped()
+	m.systemctl("kill", "-s", "KILL", "--kill-who=main", "fairlead")
+	m.is("ActiveState=activating", "SubState=auto-restart")
+	if r := m.root(); r != qdisc.Ours(qdisc.KindHTB) {
+		t.Errorf("before the restart the root qdisc is %s", r)
+	}
+	m.systemctl("stop", "fairlead")
+	mustSay(t, m.run("/run/bin/fairlead", "restore"), 0, "again, was")
+	m.restored("the end", before)
 }
