@@ -169,10 +169,13 @@ func (n *notes) list(match func(Entry) bool) []Entry {
 // sorted gives the matching entries, oldest first; nil matches all.
 func (n *notes) sorted(match func(Entry) bool) []numbered {
 	n.mu.Lock()
-	all := slices.Collect(maps.Values(n.entries))
+	all := make([]numbered, 0, len(n.entries))
+	all = slices.AppendSeq(all, maps.Values(n.entries))
 	n.mu.Unlock()
+	// Those that match are few of many, mostly: the order of the others is no matter.
+	all = slices.DeleteFunc(all, func(e numbered) bool { return match != nil && !match(e.Entry) })
 	slices.SortFunc(all, func(a, b numbered) int { return cmp.Compare(a.seq, b.seq) })
-	return slices.DeleteFunc(all, func(e numbered) bool { return match != nil && !match(e.Entry) })
+	return all
 }
 
 // Forget drops the entries that match without touching the host, for objects that

@@ -1,0 +1,31 @@
+package journal
+
+import (
+	"fmt"
+	"testing"
+)
+
+// BenchmarkRestoreOne looks for the entries of one container among those of a
+// thousand, which each Apply and Remove of a feature does.
+func BenchmarkRestoreOne(b *testing.B) {
+	board := newBoard()
+	j, err := OpenBoot(b.TempDir(), boot)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer j.Close()
+	for c := range uint64(1000) {
+		for k := range 20 {
+			name := fmt.Sprintf("%d/%d", c, k)
+			board.set(name, "0")
+			if err := j.Turn(board.knob(name), "1", Owner{Feature: "bench", Container: c + 1}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	for b.Loop() {
+		if _, err := j.Restore(board.open, func(e Entry) bool { return e.Owner.Container == 1001 }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
