@@ -43,7 +43,7 @@ func TestDocs(t *testing.T) {
 			t.Errorf("docs/policy.md: %v in\n%s", p, example)
 		}
 	}
-	if examples != 3 {
-		t.Errorf("docs/policy.md: %d examples of files, want 3", examples)
+	if examples != 4 {
+		t.Errorf("docs/policy.md: %d examples of files, want 4", examples)
 	}
 }
