@@ -32,16 +32,17 @@ const metricsAddr = "127.0.0.1:9643"
 // agent is a fairlead agent in a process of its own, which can be started
 // again after its end.
 type agent struct {
-	t     *testing.T
-	ns    netns
-	dir   string
-	flags []string
-	api   *api.Client
-	pid   int
-	inode uint64   // of ns
-	found []string // cgroups of its uplinks from before, of a namespace whose number is used again
-	ended chan struct{}
-	err   error // how the process ended, once ended is closed
+	t       *testing.T
+	ns      netns
+	program string // whose agent it is, and who asks it
+	dir     string
+	flags   []string
+	api     *api.Client
+	pid     int
+	inode   uint64   // of ns
+	found   []string // cgroups of its uplinks from before, of a namespace whose number is used again
+	ended   chan struct{}
+	err     error // how the process ended, once ended is closed
 }
 
 // newAgent prepares an agent in ns. flags come after those that give it
@@ -56,7 +57,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 		}
 	})
 	must(t, os.Chmod(dir, 0o755))
-	a := &agent{t: t, ns: ns, dir: dir}
+	a := &agent{t: t, ns: ns, program: program, dir: dir}
 	must(t, os.Mkdir(a.path("policy.d"), 0o755))
 	must(t, os.WriteFile(a.path("config.yaml"), nil, 0o644))
 	a.flags = append([]string{
@@ -99,7 +100,7 @@ func (a *agent) launch(wrap ...string) {
 	log, err := os.OpenFile(a.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	must(a.t, err)
 	defer log.Close()
-	argv := append(append(wrap, program), a.flags...)
+	argv := append(append(wrap, a.program), a.flags...)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -201,7 +202,7 @@ func (a *agent) stop() {
 // run runs a command as a client of the agent.
 func (a *agent) run(args ...string) output {
 	a.t.Helper()
-	return fairlead(a.t, append(args, "--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml"))...)
+	return run(a.t, exec.Command(a.program, append(args, "--socket", a.path("fairlead.sock"), "--config", a.path("config.yaml"))...), startAtOnce)
 }
 
 // policy writes a policy file, or removes it if text is "".
