@@ -57,10 +57,10 @@ type TrafficClass struct {
 	Name       string        `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
 	Uplink     string        `json:"uplink" doc:"device of the host: an uplink, or the host's end of a veth, where the ceil of what a container receives is held"`
 	Direction  string        `json:"direction" doc:"egress (from the container) or ingress"`
-	Link       uint64        `json:"link_bits_per_second" doc:"rate of the uplink"`
+	Link       uint64        `json:"link_bits_per_second" doc:"rate of the uplink; 0: it is not known"`
 	Asked      *TrafficAsked `json:"asked,omitempty" doc:"what policy asks for; absent for the others"`
-	Guaranteed uint64        `json:"guaranteed_bits_per_second" doc:"what it gets now also while all others want everything"`
-	Ceil       uint64        `json:"ceil_bits_per_second" doc:"what it gets at the most"`
+	Guaranteed uint64        `json:"guaranteed_bits_per_second" doc:"what it gets now also while all others want everything; 0 where the rate of the uplink is not known"`
+	Ceil       uint64        `json:"ceil_bits_per_second" doc:"what it gets at the most; 0: all of an uplink whose rate is not known"`
 	Level      int           `json:"level" doc:"order in which idle bandwidth is taken, 0 to 7, the smallest first"`
 	Split      int           `json:"split_bytes,omitempty" doc:"packets that are longer are cut into frames, for the latency of another container; absent where none are"`
 

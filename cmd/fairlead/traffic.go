@@ -103,7 +103,11 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 		if c.Direction == "ingress" {
 			way = "to containers"
 		}
-		fmt.Fprintf(w, "%s, %s, %s", show(c.Uplink), way, bits(float64(c.Link)))
+		link := "rate not known"
+		if c.Link > 0 {
+			link = bits(float64(c.Link))
+		}
+		fmt.Fprintf(w, "%s, %s, %s", show(c.Uplink), way, link)
 		if t.Since.IsZero() {
 			fmt.Fprintln(w)
 		} else {
@@ -141,11 +145,14 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 		if c.Packets > 0 {
 			borrowed = fmt.Sprintf("%.0f %%", 100*float64(c.Borrowed)/float64(c.Packets))
 		}
-		waiting := "-"
+		guaranteed, waiting := "-", "-"
+		if c.Guaranteed > 0 || c.Link > 0 {
+			guaranteed = bits(float64(c.Guaranteed))
+		}
 		if c.BacklogBytes > 0 {
 			waiting = scale(float64(c.BacklogBytes)) + "B"
 		}
-		rows = append(rows, append([]string{name, askedFor(c.Asked), bits(float64(c.Guaranteed)), sent, borrowed, waiting, scale(float64(c.Drops)), scale(float64(c.Overlimits))}, waits(c, t.Measured, measured)...))
+		rows = append(rows, append([]string{name, askedFor(c.Asked), guaranteed, sent, borrowed, waiting, scale(float64(c.Drops)), scale(float64(c.Overlimits))}, waits(c, t.Measured, measured)...))
 	}
 	right(columns, rows, 2, len(columns)-1)
 	table(w, columns, rows)

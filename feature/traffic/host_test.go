@@ -55,7 +55,7 @@ type host struct {
 	journal   *journal.Journal
 	traffic   *traffic.Traffic
 	slots     *slot.Allocator
-	rate      uint64
+	rate      uint64 // of nic0; 0: it is none of the uplinks that are named
 	mask      uint32
 	delays    bool              // measured always
 	others    map[string]uint64 // uplinks beside nic0
@@ -86,8 +86,11 @@ func (h *host) start() {
 	must(h.t, err)
 	h.journal = j
 	h.slots = slot.New(time.Now)
-	uplinks := map[string]uint64{"nic0": h.rate}
+	uplinks := make(map[string]uint64)
 	maps.Copy(uplinks, h.others)
+	if h.rate > 0 {
+		uplinks["nic0"] = h.rate
+	}
 	h.traffic, err = traffic.New(traffic.Config{
 		Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Slots: h.slots, MarkMask: h.mask,
 		Uplinks: uplinks, Delays: h.delays,

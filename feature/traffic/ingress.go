@@ -30,10 +30,11 @@ func (i *ingress) close() error {
 	return err
 }
 
-// receive enforces the plan for what an uplink receives.
+// receive enforces the plan for what an uplink receives, if there is one.
 func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	by := journal.Owner{Feature: name}
-	if plans == nil {
+	p, planned := plans[u.index]
+	if !planned {
 		if u.ingress.index == 0 {
 			return nil // what an earlier agent left is Prune's
 		}
@@ -43,7 +44,7 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", by); err != nil {
 		return err
 	}
-	if err := f.lead(f.host, u.index, &u.ingress, plans[u.index], by, f.programs.inbound); err != nil {
+	if err := f.lead(f.host, u.index, &u.ingress, p, by, f.programs.inbound); err != nil {
 		return fmt.Errorf("what it receives: %w", err)
 	}
 	return nil

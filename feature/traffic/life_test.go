@@ -10,10 +10,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
-	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
@@ -230,24 +228,5 @@ func TestSharedNamespace(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), two.ID))
 	if n := len(h.journal.Entries()); n != 0 {
 		t.Errorf("journal: %+v", h.journal.Entries())
-	}
-}
-
-// A rate that nobody tells is asked for, not guessed.
-func TestUnknownRate(t *testing.T) {
-	testkit.NeedRoot(t)
-	h := newHost(t, 0)
-	h.netlink(h.ns, func(n *netlink.Handle) error {
-		return n.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb9"}})
-	})
-	j, err := journal.Open(h.dir)
-	must(t, err)
-	defer j.Close()
-	f, err := traffic.New(traffic.Config{Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Uplinks: map[string]uint64{"ifb9": 0}})
-	must(t, err)
-	defer f.Close()
-	err = f.Apply(t.Context(), policy.Target{Container: fake(1), Settings: policy.Settings{Egress: policy.Net{Weight: 1}}})
-	if err == nil || !strings.Contains(err.Error(), "rate of uplink ifb9 is not known") || len(j.Entries()) != 0 {
-		t.Errorf("%v, journal %+v", err, j.Entries())
 	}
 }

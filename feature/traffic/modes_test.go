@@ -220,6 +220,13 @@ func (h *host) routed() (*sandbox.Box, container.Container) {
 // tunnel in a namespace of their own, or with both in the host's.
 func (h *host) overlay(apart bool) (*sandbox.Box, container.Container) {
 	h.t.Helper()
+	return h.tunnelled(apart, true)
+}
+
+// tunnelled is overlay; bound says whether the tunnel names the device below it,
+// whose rate it tells as its own then.
+func (h *host) tunnelled(apart, bound bool) (*sandbox.Box, container.Container) {
+	h.t.Helper()
 	h.address(h.ns, "nic0", "10.66.0.254/24")
 	at := h.ns
 	if apart {
@@ -231,7 +238,10 @@ func (h *host) overlay(apart bool) (*sandbox.Box, container.Container) {
 		if err != nil {
 			return nil, err
 		}
-		v := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx0"}, VxlanId: 7, VtepDevIndex: below.Attrs().Index, Group: net.ParseIP(remote), Port: 4789}
+		v := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx0"}, VxlanId: 7, Group: net.ParseIP(remote), Port: 4789}
+		if bound {
+			v.VtepDevIndex = below.Attrs().Index
+		}
 		return v, n.LinkAdd(v)
 	}
 	h.netlink(h.ns, func(n *netlink.Handle) error {

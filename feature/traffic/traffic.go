@@ -209,7 +209,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 		}
 	}
 	missing := f.look()
-	if len(f.uplinks) == 0 {
+	if len(f.uplinks) == 0 && !f.heldByVeths(c, d) {
 		return cmp.Or(missing, errors.New("the host has no uplink: no hardware is up (the agent's flag --uplink names others)"))
 	}
 	made := t == nil
@@ -255,7 +255,18 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	if err := errors.Join(f.share(ctx, in != nil), f.identify(ctx, t), ctx.Err()); err != nil {
 		return err
 	}
-	return missing
+	return errors.Join(missing, f.unkept(d))
+}
+
+// heldByVeths says whether a container is due nothing but ceils, and all of its
+// packets pass veths, where those are held without an uplink.
+func (f *Traffic) heldByVeths(c container.Container, d due) bool {
+	if d.egress.Ceil > 0 && f.hooks.Filters() { // see holdSent
+		return false
+	}
+	d.egress.Ceil, d.ingress.Ceil = 0, 0
+	other := func(i container.Interface) bool { return i.Kind != "veth" || i.Host.NetNS == 0 }
+	return !asked(d.egress) && !asked(d.ingress) && len(c.Interfaces) > 0 && !slices.ContainsFunc(c.Interfaces, other)
 }
 
 // unlearn has nothing more told to be for a tenant by what it receives.
@@ -365,6 +376,9 @@ func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
 			return nil, nil, err
 		}
 	}
+	if len(in) == 0 { // nothing can be kept there, see unkept
+		in = nil
+	}
 	return out, in, nil
 }
 
@@ -408,6 +422,9 @@ func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(d
 	plans := make(map[int]model.Plan, len(f.uplinks))
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
 		l := link(f.uplinks[index])
+		if l.Received && !slices.ContainsFunc(tenants, func(t model.Tenant) bool { return sharesReceived(l, t.Net) }) {
+			continue
+		}
 		// HFSC has deadlines, and no priorities; HTB can keep a latency as well,
 		// at the price of an order.
 		l.HFSC = f.hfsc && bounds && !orders

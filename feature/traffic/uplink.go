@@ -34,7 +34,7 @@ func (u *uplink) close() error {
 }
 
 // look finds the uplinks that there are now. The error is of those that could
-// not be taken: their rate is not known, or there is none of that name.
+// not be taken, as there is none of that name.
 func (f *Traffic) look() error {
 	links, err := f.host.Links(netdev.MostLinks)
 	if err != nil {
@@ -44,19 +44,13 @@ func (f *Traffic) look() error {
 	there := make(map[int]bool)
 	named := make(map[string]bool)
 	for _, l := range links {
-		rate, isNamed := f.cfg.Uplinks[l.Name]
-		named[l.Name] = isNamed
-		if !isNamed && (len(f.cfg.Uplinks) > 0 || !isUplink(l, links)) {
+		if !f.isUplink(l, links) {
 			continue
 		}
-		if rate == 0 {
-			if rate, err = f.host.Speed(l.Index); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
-		if rate == 0 {
-			errs = append(errs, fmt.Errorf("rate of uplink %s is not known: its driver does not report it (set it with the agent's flag --uplink %s=1gbit)", l.Name, l.Name))
+		named[l.Name] = true
+		rate, _, err := f.rate(l)
+		if err != nil {
+			errs = append(errs, err)
 			continue
 		}
 		there[l.Index] = true
@@ -68,7 +62,7 @@ func (f *Traffic) look() error {
 		u.link = linkOf(l)
 		u.link.Rate, u.link.Splits = rate, f.splits
 		u.ingress.link = u.link
-		u.ingress.link.Rate = rate / 100 * received
+		u.ingress.link.Rate, u.ingress.link.Received = rate/100*received, true
 	}
 	for index, u := range f.uplinks {
 		if !there[index] {
@@ -90,10 +84,20 @@ func linkOf(l netdev.Link) model.Link {
 	return model.Link{Name: l.Name, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
 }
 
-// isUplink says whether packets leave the host by a device, and are not sent on
+// isUplink says whether a device is an uplink: one that the operator has named, if
+// any is named.
+func (f *Traffic) isUplink(l netdev.Link, all []netdev.Link) bool {
+	if len(f.cfg.Uplinks) > 0 {
+		_, named := f.cfg.Uplinks[l.Name]
+		return named
+	}
+	return leaves(l, all)
+}
+
+// leaves says whether packets leave the host by a device, and are not sent on
 // by a device above it that is one. The uplinks of feature/netcpu, by which packets
 // come in, are others: see docs/ARCHITECTURE.md.
-func isUplink(l netdev.Link, all []netdev.Link) bool {
+func leaves(l netdev.Link, all []netdev.Link) bool {
 	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
 		return false
 	}

@@ -22,7 +22,7 @@ import (
 // Link is a device through which packets leave.
 type Link struct {
 	Name string
-	Rate uint64 // bit/s
+	Rate uint64 // bit/s; 0: not known, see Unkept
 	MTU  int    // bytes of a frame on the wire, link header included
 	// MaxPacket is the largest packet that the device accepts in one piece, in
 	// bytes, super-packets (GSO) included; 0 is MTU. Nothing can overtake a
@@ -35,6 +35,8 @@ type Link struct {
 	Below time.Duration
 	// HFSC says that the shaper is of this kind, and not HTB.
 	HFSC bool
+	// Received says that the packets have passed the link before they are shaped.
+	Received bool
 }
 
 // Tenant is one network tenant and what is due to it on the Link.
@@ -53,8 +55,8 @@ type Tenant struct {
 // the host's own packets, and those of containers without policy.
 type Class struct {
 	Slot       slot.Slot
-	Guaranteed uint64 // bit/s, also while all others want everything
-	Ceil       uint64 // bit/s, also while nobody else wants anything
+	Guaranteed uint64 // bit/s, also while all others want everything; 0: the link's rate is not known
+	Ceil       uint64 // bit/s, also while nobody else wants anything; 0: all that such a link carries
 	Weight     uint64 // share of what is idle, in the unit of Plan.PerWeight
 	Level      int    // order for what is idle, 0 to 7, the smallest first
 	Split      int    // packets that are larger are cut into frames, bytes; 0: none are
@@ -113,27 +115,38 @@ const maxBare = 50
 //     ceil leaves over goes to the others;
 //   - who has both gets both; who has neither has a weight of 1.
 //
+// On a link whose rate is not known it keeps what can be kept; see Link.Unkept.
+//
 // A tenant whose promise cannot be kept gives a *Refusal; of several, the one
 // with the highest slot, as that is likely to have come last.
 func Compute(l Link, tenants []Tenant) (Plan, error) {
 	if l.MaxPacket == 0 {
 		l.MaxPacket = l.MTU
 	}
-	if l.Rate < minShare || l.MTU <= 0 || l.MaxPacket < l.MTU || l.Below < 0 {
+	if l.Rate > 0 && l.Rate < minShare || l.MTU <= 0 || l.MaxPacket < l.MTU || l.Below < 0 {
 		return Plan{}, fmt.Errorf("divide link %q: impossible link: rate %d bit/s, mtu %d, largest packet %d", l.Name, l.Rate, l.MTU, l.MaxPacket)
+	}
+	if l.Rate == 0 {
+		return unknown(l, tenants)
 	}
 	ts, err := admit(l, tenants)
 	if err != nil {
 		return Plan{}, err
 	}
 	p := Plan{Link: l}
+	return p.share(ts, l.Rate/100*admitted)
+}
+
+// share gives each tenant its class; most is what may be promised in all, bit/s.
+func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
+	l := p.Link
 	for _, t := range ts {
 		p.Static += t.Rate
 		if t.weighted() {
 			p.DynamicWeight += uint64(t.Weight) * unit
 		}
 	}
-	if most := l.Rate / 100 * admitted; p.Static < most {
+	if p.Static < most {
 		p.Dynamic = most - p.Static
 	}
 	shares := divide(p.Dynamic, ts)

@@ -266,8 +266,7 @@ func TestBare(t *testing.T) {
 
 func TestImpossibleInput(t *testing.T) {
 	for name, err := range map[string]error{
-		"no rate": func() error { _, err := Compute(Link{MTU: 1514}, nil); return err }(),
-		"no mtu":  func() error { _, err := Compute(Link{Rate: gbit}, nil); return err }(),
+		"no mtu": func() error { _, err := Compute(Link{Rate: gbit}, nil); return err }(),
 		"same slot": func() error {
 			_, err := Compute(link(gbit), []Tenant{tenant(1, policy.Net{}), tenant(1, policy.Net{})})
 			return err

@@ -76,7 +76,11 @@ func (p *Plan) quanta() func(weight uint64) uint32 {
 	if p.Split > 0 {
 		packet = uint64(p.Split)
 	}
-	most := max(muldiv(p.Link.Rate, uint64(turnTime), 8*uint64(time.Second)), packet)
+	rate := p.Link.Rate
+	if rate == fastest {
+		rate = usual
+	}
+	most := max(muldiv(rate, uint64(turnTime), 8*uint64(time.Second)), packet)
 	return func(weight uint64) uint32 {
 		q := muldiv(packet, weight, least)
 		if muldiv(packet, greatest, least) > most {

@@ -1,0 +1,67 @@
+package model
+
+import "github.com/fairlead-project/fairlead/policy"
+
+// What stands for the rate of a link where nobody knows it, bit/s.
+const (
+	fastest = 1 << 40 // no link is as fast: no class waits for its turn before the device does
+	usual   = 1_000_000_000
+	// slowest is divided by weight before any priority counts, so that a container
+	// with a high one leaves all others, the host included, at least that.
+	slowest = 10_000_000
+)
+
+// Unkept names those of a tenant's wishes that are not kept on this link, as
+// nobody knows its rate. A ceil is kept all the same. So are weights and
+// priorities of what is sent: the device takes no more than the link carries,
+// and what waits for it is sent in their order. What has been received has
+// passed the link, and nothing waits.
+func (l Link) Unkept(n policy.Net) (keys []string) {
+	if l.Rate > 0 {
+		return nil
+	}
+	for _, k := range []struct {
+		name   string
+		unkept bool
+	}{
+		{"rate", n.Rate > 0},
+		{"weight", n.Weight > 0 && l.Received},
+		{"priority", n.Priority != nil && l.Received},
+		{"latency", n.Latency > 0},
+	} {
+		if k.unkept {
+			keys = append(keys, k.name)
+		}
+	}
+	return keys
+}
+
+// unknown is Compute for a link whose rate is not known.
+func unknown(l Link, tenants []Tenant) (Plan, error) {
+	kept := make([]Tenant, len(tenants))
+	for i, t := range tenants {
+		t.Rate, t.Latency = 0, 0
+		if l.Received {
+			t.Weight, t.Priority = 0, nil
+		}
+		kept[i] = t
+	}
+	l.Rate, l.HFSC = fastest, false
+	ts, err := admit(l, kept)
+	if err != nil {
+		return Plan{}, err
+	}
+	p, err := Plan{Link: l}.share(ts, slowest)
+	if err != nil {
+		return Plan{}, err
+	}
+	p.Link.Rate = 0
+	for i := range p.Classes {
+		c := &p.Classes[i]
+		c.Guaranteed = 0
+		if c.Ceil == fastest {
+			c.Ceil = 0
+		}
+	}
+	return p, nil
+}
