@@ -16,7 +16,6 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -58,18 +57,6 @@ func (a *Agent) Containers(context.Context) ([]api.Container, error) {
 		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.ID, y.ID))
 	})
 	return out, nil
-}
-
-// Doctor says what this host can do.
-func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
-	a.probing.Lock() // what it tries costs something
-	defer a.probing.Unlock()
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	return probe.Run(ctx, probe.Config{
-		Roots: a.cfg.Roots, Docker: a.cfg.DockerHost, Podman: a.cfg.PodmanHost, Containerd: a.cfg.ContainerdAddr, Mark: a.cfg.MarkMask,
-	}), nil
 }
 
 // Status reports sources, policy and features.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -17,6 +18,9 @@ type FeatureConfig struct {
 	// Uplinks names the devices whose bandwidth traffic divides, each with its rate in
 	// bit/s (0: what the device says); empty: all hardware that is up.
 	Uplinks map[string]uint64
+
+	// LinkRates is the file of the rates of uplinks that CalibrateLink measured.
+	LinkRates string
 
 	// XDP names the uplinks at which netcpu drops packets in the driver, where
 	// possible: their operator accepts that most drivers reset their queues for
@@ -38,10 +42,19 @@ func features(cfg Config, set containers, j *journal.Journal) ([]feature.Feature
 	}
 	t, err := traffic.New(traffic.Config{
 		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Slots: slot.New(time.Now),
-		Uplinks: cfg.Uplinks, MarkMask: cfg.MarkMask, Delays: cfg.TrafficDelays,
+		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, MarkMask: cfg.MarkMask, Delays: cfg.TrafficDelays,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
 	}
 	return []feature.Feature{n, t}, nil
+}
+
+// CalibrateLink measures the rate of the uplink that leads to an address, in bit/s, and
+// notes it in cfg.LinkRates; see traffic.Calibrate.
+func CalibrateLink(ctx context.Context, cfg Config, to string, over time.Duration) (device string, rate uint64, err error) {
+	device, c, err := traffic.Calibrate(ctx, traffic.Config{
+		Roots: cfg.Roots, Uplinks: cfg.Uplinks, Measured: cfg.LinkRates,
+	}, to, over)
+	return device, c.Rate, err
 }

@@ -98,6 +98,13 @@ type Decider interface {
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 
+// Examiner is a Feature that has more to say of this host than Support: what it
+// found out about single devices, say. Examine may be called at any time.
+type Examiner interface {
+	// Examine gives a Finding for each, whose Area is none of package probe's.
+	Examine() []probe.Finding
+}
+
 // Mapped is a Feature that has BPF maps. Maps may be called at any time.
 type Mapped interface {
 	// Maps says how full the hash maps are.

@@ -26,6 +26,8 @@ type agentFlags struct {
 	config string
 	level  string
 	cfg    agent.Config
+
+	features *pflag.FlagSet // those of the features alone
 }
 
 func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
@@ -43,11 +45,13 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
 	s.Var((*markMask)(&f.cfg.MarkMask), "mark-mask", "16 bits in a row of the packets' mark, 0xffff0000, that carry whose a packet is, for hosts where something overwrites its priority; 0: none")
+	f.features = pflag.NewFlagSet("features", pflag.ContinueOnError)
 	for _, x := range features() {
 		if x.flags != nil {
-			x.flags(s, &f.cfg.FeatureConfig)
+			x.flags(f.features, &f.cfg.FeatureConfig)
 		}
 	}
+	s.AddFlagSet(f.features)
 	s.StringVar(&f.level, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	return f, s
 }

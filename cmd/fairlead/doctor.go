@@ -1,13 +1,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -18,18 +18,21 @@ func doctorVerb(e env) *cobra.Command {
 		Short: "List what this host supports, and how to fix the rest; needs no agent",
 		Long: `List what this host supports, found by trying it: each capability is full, degraded
 or unavailable, with the reason and a remedy. Also list other software that uses
-the same hooks. Each trial is undone at once. The command needs no agent, and
+the same hooks, how each feature stands, and where the rate of each uplink comes
+from. The last sentence says what works here, and which one remedy would help
+most. Each trial is undone at once. The command needs no agent, and
 reports what it sees from where it runs. It exits with 1 if fairlead cannot work
 here at all.`,
 		Args: nargs(0, 0, ""),
 	}
 	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "mark-mask", "config")
+	cmd.Flags().AddFlagSet(f.features)
 	out := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := configure(cmd, f.config, flags); err != nil {
 			return err
 		}
-		r := examine(cmd.Context(), f)
+		r := agent.Examine(cmd.Context(), f.cfg)
 		if err := out.print(e.stdout, r, func(w io.Writer) { doctor(w, r) }); err != nil {
 			return err
 		}
@@ -41,12 +44,6 @@ here at all.`,
 		return nil
 	}
 	return cmd
-}
-
-func examine(ctx context.Context, f *agentFlags) probe.Report {
-	return probe.Run(ctx, probe.Config{
-		Roots: f.cfg.Roots, Docker: f.cfg.DockerHost, Podman: f.cfg.PodmanHost, Containerd: f.cfg.ContainerdAddr, Mark: f.cfg.MarkMask,
-	})
 }
 
 func doctor(w io.Writer, r probe.Report) {
@@ -83,4 +80,7 @@ func doctor(w io.Writer, r probe.Report) {
 		}
 	}
 	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[probe.Full], count[probe.Degraded], count[probe.Unavailable])
+	for _, line := range fold(showText(r.Summary()), 80) {
+		fmt.Fprintln(w, line)
+	}
 }

@@ -21,6 +21,7 @@ import (
 // trafficAgentFlags are the agent's flags for the feature.
 func trafficAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.Var((*uplinks)(&c.Uplinks), "uplink", "a device whose bandwidth is divided, as eth0 or, with its rate, eth0=1gbit; separate several by commas, or repeat the flag; default: all hardware that is up, at the rate that its driver reports")
+	s.StringVar(&c.LinkRates, "link-rates", "/var/lib/fairlead/link-rates.json", "file of the rates that traffic calibrate measured, for uplinks whose driver reports none; empty: none")
 	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "always measure how long packets wait in the queues of shaped containers, for the metrics page; each packet then costs some 0.2 us more")
 }
 
@@ -53,6 +54,7 @@ class was made.
 	}
 	var f readingFlags
 	f.add(cmd, "show what was counted since each class was made, not rates")
+	cmd.AddCommand(trafficCalibrateVerb(e))
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		ref, err := f.check(args)
 		if err != nil {

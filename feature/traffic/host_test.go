@@ -58,6 +58,7 @@ type host struct {
 	rate      uint64 // of nic0; 0: it is none of the uplinks that are named
 	mask      uint32
 	delays    bool              // measured always
+	measured  string            // file of the rates that were
 	others    map[string]uint64 // uplinks beside nic0
 	nic0      int               // its index
 	boxes     []*sandbox.Box
@@ -93,7 +94,7 @@ func (h *host) start() {
 	}
 	h.traffic, err = traffic.New(traffic.Config{
 		Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Slots: h.slots, MarkMask: h.mask,
-		Uplinks: uplinks, Delays: h.delays,
+		Uplinks: uplinks, Delays: h.delays, Measured: h.measured,
 	})
 	must(h.t, err)
 	if v := h.traffic.Support(); v.Level != probe.Full {

@@ -233,24 +233,16 @@ func (h *host) tunnelled(apart, bound bool) (*sandbox.Box, container.Container) 
 		at = h.create(sandbox.Spec{Name: "troverlay", Bare: true})
 	}
 	must(h.t, at.Bridge("br0", netip.Prefix{}))
-	tunnel := func(n *netlink.Handle, dev, remote string) (*netlink.Vxlan, error) {
-		below, err := n.LinkByName(dev)
-		if err != nil {
-			return nil, err
-		}
-		v := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx0"}, VxlanId: 7, Group: net.ParseIP(remote), Port: 4789}
-		if bound {
-			v.VtepDevIndex = below.Attrs().Index
-		}
-		return v, n.LinkAdd(v)
+	h.tunnel(h.ns, "nic0", "10.66.0.1", bound)
+	if apart {
+		h.netlink(h.ns, func(n *netlink.Handle) error {
+			v, err := n.LinkByName("vx0")
+			if err != nil {
+				return err
+			}
+			return n.LinkSetNsPid(v, at.PID)
+		})
 	}
-	h.netlink(h.ns, func(n *netlink.Handle) error {
-		v, err := tunnel(n, "nic0", "10.66.0.1")
-		if err != nil || !apart {
-			return err
-		}
-		return n.LinkSetNsPid(v, at.PID)
-	})
 	h.netlink(at, func(n *netlink.Handle) error {
 		v, err := n.LinkByName("vx0")
 		if err != nil {
@@ -265,8 +257,9 @@ func (h *host) tunnelled(apart, bound bool) (*sandbox.Box, container.Container) 
 		}
 		return n.LinkSetUp(v)
 	})
+	h.tunnel(h.wire, "wire", "10.66.0.254", bound)
 	h.netlink(h.wire, func(n *netlink.Handle) error {
-		v, err := tunnel(n, "wire", "10.66.0.254")
+		v, err := n.LinkByName("vx0")
 		if err != nil {
 			return err
 		}
@@ -274,6 +267,22 @@ func (h *host) tunnelled(apart, bound bool) (*sandbox.Box, container.Container) 
 	})
 	h.address(h.wire, "vx0", "10.69.0.1/24")
 	return h.add("one", "10.69.0.2/24", at)
+}
+
+// tunnel makes one to a remote address, by a device that it names if it is bound.
+func (h *host) tunnel(b *sandbox.Box, dev, remote string, bound bool) {
+	h.t.Helper()
+	h.netlink(b, func(n *netlink.Handle) error {
+		below, err := n.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		v := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx0"}, VxlanId: 7, Group: net.ParseIP(remote), Port: 4789}
+		if bound {
+			v.VtepDevIndex = below.Attrs().Index
+		}
+		return n.LinkAdd(v)
+	})
 }
 
 // macvlan makes a container with a device of that kind on nic0.

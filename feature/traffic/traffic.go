@@ -57,6 +57,8 @@ type Config struct {
 	// Uplinks names the devices to shape, each with its rate in bit/s; 0 is
 	// what the device says. Empty: all hardware that is up, and bonds.
 	Uplinks map[string]uint64
+	// Measured is the file of the rates that Calibrate measured; "": none.
+	Measured string
 	// MarkMask is the part of the mark, 16 bits in a row, that carries a
 	// packet's slot beside its priority; 0: none. It is not needed where the
 	// priority stays: everywhere that is known of, with what this feature sets
@@ -94,8 +96,7 @@ type Traffic struct {
 	unmeasured string                // why they are not, or not of all, at the last look
 }
 
-// New finds out what the host can do. It changes nothing.
-func New(cfg Config) (*Traffic, error) {
+func (cfg Config) withDefaults() Config {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -105,6 +106,12 @@ func New(cfg Config) (*Traffic, error) {
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
+	return cfg
+}
+
+// New finds out what the host can do. It changes nothing.
+func New(cfg Config) (*Traffic, error) {
+	cfg = cfg.withDefaults()
 	f := &Traffic{
 		cfg:      cfg,
 		find:     netdev.NewFinder(cfg.Roots.Proc, time.Now),
@@ -256,17 +263,6 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 		return err
 	}
 	return errors.Join(missing, f.unkept(d))
-}
-
-// heldByVeths says whether a container is due nothing but ceils, and all of its
-// packets pass veths, where those are held without an uplink.
-func (f *Traffic) heldByVeths(c container.Container, d due) bool {
-	if d.egress.Ceil > 0 && f.hooks.Filters() { // see holdSent
-		return false
-	}
-	d.egress.Ceil, d.ingress.Ceil = 0, 0
-	other := func(i container.Interface) bool { return i.Kind != "veth" || i.Host.NetNS == 0 }
-	return !asked(d.egress) && !asked(d.ingress) && len(c.Interfaces) > 0 && !slices.ContainsFunc(c.Interfaces, other)
 }
 
 // unlearn has nothing more told to be for a tenant by what it receives.

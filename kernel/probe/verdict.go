@@ -1,5 +1,7 @@
 package probe
 
+import "strings"
+
 // Level grades a capability of this host.
 type Level string
 
@@ -17,3 +19,11 @@ type Verdict struct {
 	Why   string `json:"why,omitempty"`  // for Degraded and Unavailable: the reason
 	Mend  string `json:"mend,omitempty"` // what would make it Full, where anything would
 }
+
+// Mendable says whether anything would make it better that is worth the trouble.
+func (v Verdict) Mendable() bool {
+	return v.Level != Full && v.Mend != "" && !strings.HasPrefix(v.Mend, noMend)
+}
+
+// noMend begins the Mend of what does no harm.
+const noMend = "none is needed"

@@ -59,6 +59,7 @@ func TestWithoutRoot(t *testing.T) {
 		t.Errorf("doctor does not say that root is missing:\n%v", run("doctor"))
 	}
 	quiet(t, run("doctor"))
+	mustSay(t, run("doctor"), 0, "nothing works here; what would help most: run the agent as root (")
 }
 
 // TestWithoutBTF hides the kernel's type information, as on kernels that are

@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// Doctor says what this host can do.
+func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
+	a.probing.Lock() // what it tries costs something
+	defer a.probing.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return append(findings(ctx, a.cfg), examined(a.all)...), nil
+}
+
+// Examine is Doctor without an agent: it says what one with this configuration
+// could do. It makes the features, which change nothing, and closes them again.
+func Examine(ctx context.Context, cfg Config) probe.Report {
+	r := findings(ctx, cfg)
+	fs, err := features(cfg, watch(cfg), nil)
+	if err != nil {
+		return append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
+	}
+	r = append(r, examined(fs)...)
+	for _, f := range fs {
+		f.Close() // nothing was applied
+	}
+	return r
+}
+
+func findings(ctx context.Context, cfg Config) probe.Report {
+	return probe.Run(ctx, probe.Config{
+		Roots: cfg.Roots, Docker: cfg.DockerHost, Podman: cfg.PodmanHost, Containerd: cfg.ContainerdAddr, Mark: cfg.MarkMask,
+	})
+}
+
+// examined is what the features say of this host.
+func examined(fs []feature.Feature) (list []probe.Finding) {
+	var more []probe.Finding
+	for _, f := range fs {
+		list = append(list, probe.Finding{Capability: f.Name(), Area: probe.Features, Verdict: f.Support()})
+		if e, ok := f.(feature.Examiner); ok {
+			more = append(more, e.Examine()...)
+		}
+	}
+	return append(list, more...)
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+func trafficCalibrateVerb(e env) *cobra.Command {
+	f, flags := newAgentFlags(e)
+	cmd := &cobra.Command{
+		Use:   "calibrate",
+		Short: "Measure the rate of an uplink whose driver tells none",
+		Long: `Measure the rate of the uplink that leads to another machine, and note it in the
+file --link-rates, where the agent finds it the next time that policy or
+containers change. It sends by TCP, for --for, as much as the link carries:
+whoever shares the link notices. The other machine takes it in with --listen.`,
+		Example: `  fairlead traffic calibrate --listen :9999         # on another machine
+  fairlead traffic calibrate --to 192.0.2.7:9999    # here`,
+		Args: nargs(0, 0, ""),
+	}
+	to := cmd.Flags().String("to", "", "HOST:PORT of who takes in what is sent")
+	listen := cmd.Flags().String("listen", "", "take in what is sent to this address, for a minute")
+	over := cmd.Flags().Duration("for", 3*time.Second, "how long to send, 10s at the most")
+	f.take(cmd, flags, "uplink", "link-rates", "config")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := configure(cmd, f.config, flags); err != nil {
+			return err
+		}
+		switch {
+		case (*to == "") == (*listen == ""):
+			return usageError{errors.New("one of --to and --listen is needed")}
+		case *listen != "":
+			return takeIn(cmd.Context(), e, *listen)
+		case f.cfg.LinkRates == "":
+			return usageError{errors.New("--link-rates names no file")}
+		}
+		device, rate, err := agent.CalibrateLink(cmd.Context(), f.cfg, *to, *over)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(e.stdout, "%s sends %s to %s; noted in %s\n", show(device), policy.FormatRate(rate), show(*to), show(f.cfg.LinkRates))
+		return nil
+	}
+	return cmd
+}
+
+// takeIn takes in what calibrate sends, for a minute.
+func takeIn(ctx context.Context, e env, addr string) error {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	fmt.Fprintf(e.stdout, "taking in what is sent to %s, for a minute\n", l.Addr())
+	for {
+		c, err := l.Accept()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer c.Close()
+			defer context.AfterFunc(ctx, func() { c.Close() })()
+			io.Copy(io.Discard, c)
+		}()
+	}
+}
