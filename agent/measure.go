@@ -60,7 +60,7 @@ func (v view) Agent() metrics.Agent {
 		row := metrics.Feature{Name: f.Name(), Level: f.Support().Level}
 		if w := a.worker(f.Name()); w != nil {
 			t := w.totals()
-			row.Done, row.Pending, row.Failed = t.Done, t.Pending, t.Failed
+			row.Done, row.Partly, row.Pending, row.Failed = t.Done, t.Partly, t.Pending, t.Failed
 			c := w.counts()
 			row.Calls, row.Failures = c.Calls, c.Failures
 		}

@@ -25,6 +25,8 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 	switch {
 	case errors.Is(r.err, feature.ErrNotBuilt):
 		s.State, s.Error = api.StateNotBuilt, r.err.Error()
+	case errors.Is(r.err, feature.ErrPartly):
+		s.State, s.Error = api.StatePartly, r.err.Error()
 	case r.err != nil:
 		s.State, s.Error, s.Next = api.StateError, r.err.Error(), r.due
 	case r.settled:
@@ -52,6 +54,8 @@ func (w *worker) totals() api.Feature {
 		switch {
 		case r.err != nil && !r.settled:
 			t.Failed++
+		case errors.Is(r.err, feature.ErrPartly):
+			t.Partly++
 		case r.settled:
 			t.Done++
 		default:

@@ -269,9 +269,13 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		return
 	}
 	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) {
-		w.log.Warn("not in force", "container", r.id, "op", r.op(w), "err", err)
+		what := "not in force"
+		if errors.Is(err, feature.ErrPartly) {
+			what = "in force in part"
+		}
+		w.log.Warn(what, "container", r.id, "op", r.op(w), "err", err)
 	}
-	failed := err != nil && !errors.Is(err, feature.ErrNotBuilt)
+	failed := err != nil && !errors.Is(err, feature.ErrNotBuilt) && !errors.Is(err, feature.ErrPartly)
 	if r.settled == failed || (r.err == nil) != (err == nil) {
 		r.since = now
 	}
@@ -297,6 +301,9 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		}
 		r.tries, r.told = 0, false
 		r.due = now.Add(w.pace.spread(w.pace.refresh))
+		if errors.Is(err, feature.ErrPartly) { // the host may change without a word
+			r.due = now.Add(w.pace.spread(w.pace.longest))
+		}
 	}
 }
 
@@ -416,7 +423,7 @@ func (w *worker) settle(ctx context.Context, id container.ID) error {
 		r, moved := w.rows[id], w.moved
 		if r == nil || r.settled || r.err != nil {
 			defer w.mu.Unlock()
-			if r == nil || errors.Is(r.err, feature.ErrNotBuilt) {
+			if r == nil || r.settled { // as far as this build and this host can
 				return nil
 			}
 			return r.err

@@ -268,6 +268,39 @@ func TestWorkerNotBuilt(t *testing.T) {
 	}
 }
 
+// What is not covered in full is neither done nor failed, and is looked at again.
+func TestWorkerPartly(t *testing.T) {
+	c, f := newClock(), newFake()
+	covered := false
+	f.apply = func(context.Context, policy.Target) error {
+		if covered {
+			return nil
+		}
+		return fmt.Errorf("netcpu isolate: %w: eth0 does not poll", feature.ErrPartly)
+	}
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	w.want(targets(target(1, "isolate")), false)
+	next := steps(t, w)
+	if got := next.Sub(c.Now()); got != w.pace.longest {
+		t.Errorf("looked at again after %v", got)
+	}
+	if got := w.status(1); got.State != api.StatePartly || !strings.Contains(got.Error, "eth0") {
+		t.Errorf("status %+v", got)
+	}
+	if got := w.totals(); got.Partly != 1 || got.Done+got.Failed+got.Pending != 0 {
+		t.Errorf("totals %+v", got)
+	}
+	if err := w.settle(t.Context(), 1); err != nil {
+		t.Errorf("a value set by hand would be taken back: %v", err)
+	}
+	covered = true
+	c.advance(w.pace.longest)
+	steps(t, w)
+	if got := w.status(1); got.State != api.StateDone || got.Error != "" {
+		t.Errorf("status %+v", got)
+	}
+}
+
 func TestWorkerAppliesAgainWhoSharedANamespace(t *testing.T) {
 	c, f := newClock(), newFake()
 	w := newWorker(f, c.pace(), quiet(), func() {})

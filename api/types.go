@@ -27,6 +27,7 @@ const (
 const (
 	StatePending     = "pending"     // not applied yet, or being applied again
 	StateDone        = "done"        // the host is as policy wants it
+	StatePartly      = "partly"      // as far as this host can: a part of what policy asks for is not covered
 	StateError       = "error"       // the last try failed; it is tried again
 	StateHeld        = "held"        // undone by restore; until the next policy reload
 	StateKept        = "kept"        // as an earlier agent left it, until the runtime that knows the container answers
@@ -106,7 +107,7 @@ type Setting struct {
 // FeatureStatus is how one feature stands with one container.
 type FeatureStatus struct {
 	Feature string    `json:"feature" doc:"name of the feature"`
-	State   string    `json:"state" doc:"pending, done, error, held, kept, unavailable, or not available in this build"`
+	State   string    `json:"state" doc:"pending, done, partly, error, held, kept, unavailable, or not available in this build"`
 	Error   string    `json:"error,omitempty" doc:"what went wrong at the last try, or why the feature is unavailable or the state kept"`
 	Tries   int       `json:"tries,omitempty" doc:"failed tries in a row"`
 	Since   time.Time `json:"since,omitzero" doc:"when the state was entered"`
@@ -186,6 +187,7 @@ type Feature struct {
 	Name    string        `json:"name" doc:"name of the feature"`
 	Support probe.Verdict `json:"support" doc:"whether this host can do it"`
 	Done    int           `json:"done" doc:"containers for which the host is as policy wants it"`
+	Partly  int           `json:"partly,omitempty" doc:"containers for which a part of what policy asks for is not covered here"`
 	Pending int           `json:"pending" doc:"containers that wait for it"`
 	Failed  int           `json:"failed" doc:"containers for which the last try failed"`
 	Prune   string        `json:"prune,omitempty" doc:"why what an earlier agent left could not be removed yet"`

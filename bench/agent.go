@@ -230,7 +230,7 @@ func (g *guard) policy(ctx context.Context, text string, stands func(api.Contain
 			}
 			return true
 		}
-		return s.State == api.StateDone && (!changed || s.Since.After(before))
+		return (s.State == api.StateDone || s.State == api.StatePartly) && (!changed || s.Since.After(before))
 	})
 	if err != nil {
 		return fmt.Errorf("switch the protection: %w", err)

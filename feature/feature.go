@@ -20,6 +20,11 @@ import (
 // nothing for. Trying again does not help.
 var ErrNotBuilt = errors.New("not available in this build")
 
+// ErrPartly is returned by Apply, wrapped and alone, where all has been done that can
+// be done here, and a part of what the Target asks for is not covered all the same. The
+// text says which, and what would cover it.
+var ErrPartly = errors.New("not covered in full")
+
 // ErrDisagree is returned by Apply, wrapped, for a container that shares its
 // network with another whose policy is not the same, where only one can be in
 // force. It ends when the other's has been changed too, so that it is nothing

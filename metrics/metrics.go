@@ -49,10 +49,10 @@ type Agent struct {
 
 // Feature is how one feature stands.
 type Feature struct {
-	Name                  string
-	Level                 probe.Level
-	Done, Pending, Failed int    // containers
-	Calls, Failures       uint64 // of Apply, Remove and Prune
+	Name                          string
+	Level                         probe.Level
+	Done, Partly, Pending, Failed int    // containers
+	Calls, Failures               uint64 // of Apply, Remove and Prune
 }
 
 // New gives a registry of everything that v shows, and of the Go runtime and
@@ -195,6 +195,7 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 			gauge("feature_support", "1 for the level of support of the feature on this host.", truth(l == f.Level), "feature", f.Name, "level", string(l))
 		}
 		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Done), "feature", f.Name, "state", "done")
+		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Partly), "feature", f.Name, "state", "partly")
 		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Pending), "feature", f.Name, "state", "pending")
 		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Failed), "feature", f.Name, "state", "error")
 		counter("feature_calls_total", "Calls of the feature to apply, remove or prune.", float64(f.Calls), "feature", f.Name)

@@ -29,7 +29,7 @@ type Key struct {
 	Form    string // what a value looks like
 	Default string // what holds without it; "" is nothing
 	Meaning string
-	Column  string // heading of the column that `fairlead ps` has for it; "": none
+	Column  bool // `fairlead ps` shows its value in the feature's column
 
 	// Built lists the values that this build can put in force; nil is none, and
 	// AnyValue is all.
@@ -65,7 +65,7 @@ var schema = slices.Concat(
 	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
 	netKeys("net.ingress.", "towards the container", func(s *Settings) *Net { return &s.Ingress }),
 	[]Key{
-		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe", Column: "NETCPU",
+		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe", Column: true,
 			Meaning: "what is done about the CPU time that the container's packets take",
 			Built:   []string{AnyValue}, parse: parseNetCPU},
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set",

@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +21,7 @@ func psVerb(e env) *cobra.Command {
 		Args:  nargs(0, 0, ""),
 	}
 	out := formatFlag(cmd)
-	wide := cmd.Flags().BoolP("wide", "w", false, "show whole names, even beyond 100 characters a line")
+	wide := cmd.Flags().BoolP("wide", "w", false, "show network devices, and whole names, even beyond 80 characters a line")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
 		list, err := c.Containers(cmd.Context())
 		if err != nil {
@@ -34,39 +35,118 @@ func psVerb(e env) *cobra.Command {
 	})
 }
 
+// lineWidth is how wide a terminal is taken to be.
+const lineWidth = 80
+
 func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
-	keys := slices.DeleteFunc(policy.Schema(), func(k policy.Key) bool { return k.Column == "" })
-	columns := []column{{"CONTAINER", 24}, {"SOURCE", 10}, {"IMAGE", 20}}
-	for _, k := range keys {
-		columns = append(columns, column{k.Column, 7})
+	columns := []column{{"CONTAINER", 24}, {"SOURCE", 10}}
+	for _, f := range st.Features {
+		columns = append(columns, column{strings.ToUpper(show(f.Name)), 0})
 	}
-	columns = append(columns, column{"STATUS", 11}, column{"INTERFACES", 18})
+	columns = append(columns, column{"IMAGE", 0})
 	if wide {
-		for i := range columns {
-			columns[i].max = 0
-		}
+		columns[0].max, columns[1].max = 0, 0
+		columns = append(columns, column{"INTERFACES", 0})
 	}
 	var rows [][]string
 	var notes []string
+	failed := ""
 	for _, c := range list {
-		status, trouble := standing(c)
-		row := []string{show(c.Name), show(c.Source), show(c.Image)}
-		for _, k := range keys {
-			row = append(row, show(settingOf(c, k)))
+		row := []string{show(c.Name), show(c.Source)}
+		for _, f := range st.Features {
+			row = append(row, standing(c, f.Name))
 		}
-		rows = append(rows, append(row, status, interfacesOf(c)))
-		for _, t := range trouble {
+		row = append(row, show(c.Image))
+		if wide {
+			row = append(row, interfacesOf(c))
+		}
+		rows = append(rows, row)
+		for _, t := range trouble(c) {
 			notes = append(notes, fmt.Sprintf("%s: %s", cut(show(c.Name), 40), t))
+			if failed == "" {
+				failed = typed(c)
+			}
 		}
+	}
+	if !wide {
+		columns, rows = narrow(columns, rows)
 	}
 	table(w, columns, rows)
 	notes = append(notes, concerns(st)...)
-	if len(notes) > 0 {
-		fmt.Fprintln(w)
-		for _, n := range notes {
-			fmt.Fprintln(w, n)
+	if len(notes) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	for _, n := range notes {
+		for _, line := range strings.Split(n, "\n") {
+			for i, part := range fold(line, lineWidth-2) {
+				if i > 0 {
+					part = "  " + part
+				}
+				fmt.Fprintln(w, part)
+			}
 		}
 	}
+	switch {
+	case failed != "":
+		fmt.Fprintf(w, "What to do: `fairlead explain %s`, then `fairlead doctor`.\n", failed)
+	case !st.Policy.OK || len(st.Policy.Problems) > 0:
+		fmt.Fprintln(w, "What to do: mend what is named above; `fairlead policy check` tries it first.")
+	case slices.ContainsFunc(st.Features, func(f api.Feature) bool { return f.Support.Mendable() }),
+		slices.ContainsFunc(st.Sources, func(s api.SourceStatus) bool { return s.Error != "" }):
+		fmt.Fprintln(w, "What to do: `fairlead doctor` says what this host lacks and what would mend it.")
+	}
+}
+
+// typed is a short word that a shell and fairlead take for a container.
+func typed(c api.Container) string {
+	const most = 24
+	odd := func(r rune) bool {
+		return !strings.ContainsRune("-_./", r) && (r < '0' || r > 'z' || r > '9' && r < 'A' || r > 'Z' && r < 'a')
+	}
+	if c.Name == "" || len(c.Name) > most || c.Name[0] == '-' || strings.ContainsFunc(c.Name, odd) {
+		return c.ID.String()
+	}
+	return c.Name
+}
+
+// narrow makes a table fit the screen: the last column gets what the others leave, or
+// goes, and then cells are cut where they are the longest.
+func narrow(columns []column, rows [][]string) ([]column, [][]string) {
+	const least = 10
+	width := func(i int) int {
+		n := utf8.RuneCountInString(columns[i].head)
+		for _, r := range rows {
+			n = max(n, utf8.RuneCountInString(r[i]))
+		}
+		if columns[i].max > 0 {
+			n = min(n, columns[i].max)
+		}
+		return n
+	}
+	last := len(columns) - 1
+	left := lineWidth
+	for i := range last {
+		left -= width(i) + 2
+	}
+	if left >= least {
+		columns[last].max = left
+		return columns, rows
+	}
+	columns = columns[:last]
+	for i := range rows {
+		rows[i] = rows[i][:last]
+	}
+	for left += 2; left < 0; left++ {
+		widest := 0
+		for i := range columns {
+			if width(i) > width(widest) {
+				widest = i
+			}
+		}
+		columns[widest].max = width(widest) - 1
+	}
+	return columns, rows
 }
 
 // settingOf returns what holds for a container by a key of policy.
@@ -78,28 +158,43 @@ func settingOf(c api.Container, k policy.Key) string {
 	return c.Policy[i].Value
 }
 
-// standing puts the states of all features into one word, the worst, with what
-// there is to say of it.
-func standing(c api.Container) (word string, trouble []string) {
-	worst := []string{api.StateDone, api.StateHeld, api.StateKept, api.StateUnavailable, api.StateNotBuilt, api.StatePending, api.StateError}
-	rank := 0
+// standing says how a feature stands with a container: what policy asks of it, where
+// one key says that, and how far that is in force.
+func standing(c api.Container, feature string) string {
+	var words []string
+	for _, k := range policy.Schema() {
+		if k.Feature == feature && k.Column {
+			words = append(words, show(settingOf(c, k)))
+		}
+	}
+	i := slices.IndexFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == feature })
+	switch {
+	case i < 0:
+		return "-"
+	case !asked(c, feature) && (c.Features[i].State == api.StateUnavailable || c.Features[i].State == api.StateDone && len(words) == 0):
+		return "-"
+	case c.Features[i].State == api.StateNotBuilt:
+		words = append(words, "not built")
+	default:
+		words = append(words, show(c.Features[i].State))
+	}
+	return strings.Join(words, " ")
+}
+
+// trouble is what there is to say of features that do not stand as policy says.
+func trouble(c api.Container) (list []string) {
 	for _, f := range c.Features {
-		if f.State == api.StateUnavailable && !asked(c, f.Feature) {
-			continue
-		}
-		rank = max(rank, slices.Index(worst, f.State))
-		switch f.State {
-		case api.StateError:
-			trouble = append(trouble, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), oneLine(f.Error), f.Tries))
-		case api.StateNotBuilt, api.StateUnavailable, api.StateKept:
-			trouble = append(trouble, fmt.Sprintf("%s: %s: %s", show(f.Feature), f.State, oneLine(f.Error)))
+		switch {
+		case f.State == api.StateError:
+			list = append(list, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), oneLine(f.Error), f.Tries))
+		case f.State == api.StateUnavailable && !asked(c, f.Feature):
+		case f.State == api.StatePartly:
+			list = append(list, fmt.Sprintf("%s: %s", show(f.Feature), oneLine(f.Error)))
+		case f.State == api.StateNotBuilt, f.State == api.StateUnavailable, f.State == api.StateKept:
+			list = append(list, fmt.Sprintf("%s: %s: %s", show(f.Feature), f.State, oneLine(f.Error)))
 		}
 	}
-	word = worst[rank]
-	if word == api.StateNotBuilt {
-		word = "partly"
-	}
-	return word, trouble
+	return list
 }
 
 // asked says whether policy sets anything for a feature.

@@ -1,21 +1,85 @@
 package main
 
 import (
+	"bytes"
 	"slices"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
 // A feature that is unavailable counts for who asks for it, whatever its keys
 // are called.
 func TestStandingUnavailable(t *testing.T) {
 	c := api.Container{Features: []api.FeatureStatus{{Feature: "traffic", State: api.StateUnavailable, Error: "no HTB"}, {Feature: "netcpu", State: api.StateDone}}}
-	if word, trouble := standing(c); word != api.StateDone || trouble != nil {
-		t.Errorf("not asked for: %q, %q", word, trouble)
+	if word, notes := standing(c, "traffic"), trouble(c); word != "-" || notes != nil {
+		t.Errorf("not asked for: %q, %q", word, notes)
 	}
 	c.Policy = []api.Setting{{Key: "fairlead.net.rate", Value: "1mbit", From: "label"}}
-	if word, trouble := standing(c); word != api.StateUnavailable || !slices.Equal(trouble, []string{"traffic: unavailable: no HTB"}) {
-		t.Errorf("asked for: %q, %q", word, trouble)
+	if word, notes := standing(c, "traffic"), trouble(c); word != api.StateUnavailable || !slices.Equal(notes, []string{"traffic: unavailable: no HTB"}) {
+		t.Errorf("asked for: %q, %q", word, notes)
+	}
+}
+
+// Every feature has a column, however many there are, and no line is wider than a
+// terminal; what is not covered is never shown as done.
+func TestPSFits(t *testing.T) {
+	var st api.Status
+	c := api.Container{
+		Name: "kube-system/coredns-5d78c9869d-abcde/coredns", Source: "containerd", Image: "registry.k8s.io/coredns/coredns:v1.11.1",
+		Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "isolate", From: "label"}},
+	}
+	for _, name := range []string{"netcpu", "traffic", "latency", "overlay", "blockio"} {
+		st.Features = append(st.Features, api.Feature{Name: name})
+		c.Features = append(c.Features, api.FeatureStatus{Feature: name, State: api.StatePartly, Error: "not covered: " + strings.Repeat("word ", 40)})
+		var out bytes.Buffer
+		psTable(&out, []api.Container{c}, st, false)
+		head, _, _ := strings.Cut(out.String(), "\n")
+		if !strings.Contains(head, strings.ToUpper(name)) || strings.Contains(out.String(), "done") || strings.Count(out.String(), "partly") == 0 {
+			t.Errorf("with %s:\n%s", name, &out)
+		}
+		for line := range strings.Lines(out.String()) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 80 {
+				t.Errorf("a line of %d columns: %s", n, line)
+			}
+		}
+	}
+}
+
+// The last line says what to do.
+func TestPSLastLine(t *testing.T) {
+	good := api.Container{Name: "web", ID: 7, Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}}
+	bad := good
+	bad.Features = []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "no"}}
+	odd := bad
+	odd.Name = "a b"
+	ok := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}, Features: []api.Feature{{Name: "netcpu"}}}
+	broken := ok
+	broken.Policy.OK = false
+	degraded := ok
+	degraded.Features = []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads", Mend: "threads"}}}
+	harmless := ok
+	harmless.Features = []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads", Mend: "none is needed"}}}
+	for _, tt := range []struct {
+		c    api.Container
+		st   api.Status
+		want string
+	}{
+		{good, ok, ""},
+		{bad, ok, "`fairlead explain web`"},
+		{odd, ok, "`fairlead explain 7`"},
+		{good, broken, "`fairlead policy check`"},
+		{good, harmless, ""},
+		{good, degraded, "`fairlead doctor`"},
+	} {
+		var out bytes.Buffer
+		psTable(&out, []api.Container{tt.c}, tt.st, false)
+		_, last, said := strings.Cut(out.String(), "\nWhat to do: ")
+		if said != (tt.want != "") || !strings.Contains(last, tt.want) {
+			t.Errorf("want %q:\n%s", tt.want, &out)
+		}
 	}
 }

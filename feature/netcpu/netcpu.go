@@ -157,14 +157,18 @@ func (n *Netcpu) Support() probe.Verdict { return n.support }
 // Apply implements feature.Feature. In the mode auto it only observes: what
 // follows is decided by package auto, and comes as another mode. That a container
 // cannot be accounted for in every part keeps nothing else from being done.
-// Errors: ErrNoAccounts for auto and charge, feature.ErrNotBuilt for a mode that
-// there is not.
+// Errors: ErrNoAccounts for auto and charge, feature.ErrPartly where isolate does not
+// cover all of the packets' way, feature.ErrNotBuilt for a mode that there is not.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	mode := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
 	if err := n.locate(t.Container); err != nil {
 		return fmt.Errorf("netcpu %s: %w", mode, err)
 	}
-	return errors.Join(n.observe(t.Container, mode), n.enforce(ctx, t, mode))
+	observed, enforced := n.observe(t.Container, mode), n.enforce(ctx, t, mode)
+	if observed != nil && errors.Is(enforced, feature.ErrPartly) { // it is an error now
+		enforced = errors.New(enforced.Error())
+	}
+	return errors.Join(observed, enforced)
 }
 
 // enforce does what a mode does beside observing.
@@ -196,7 +200,10 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.isolator.Isolate(ctx, c, t.Expiry)
+	if err := n.isolator.Isolate(ctx, c, t.Expiry); err != nil {
+		return err
+	}
+	return n.uncovered(ctx, c)
 }
 
 // newCharger makes the charger, and what drops for it where that can be.

@@ -137,7 +137,7 @@ func uplinks(ns *netdev.NS, bridges []string) (up []netdev.Link, err error) {
 	for _, l := range all {
 		reached[l.Index] = slices.Contains(bridges, l.Name)
 	}
-	polls, err := polling(ns)
+	polls, err := Polling(ns)
 	if err != nil {
 		return nil, err
 	}
@@ -171,11 +171,11 @@ func isEntry(l netdev.Link, port bool) bool {
 	return l.Kind == "device" || len(l.Addrs) > 0 || port
 }
 
-// polling returns a function that says whether a device of a namespace is polled on
+// Polling returns a function that says whether a device of a namespace is polled on
 // its own. If not, its packets come in with somebody else's: those of a container's
 // veth with its sender's. The kernel is asked once for all of them, as a bridge has
 // a port for each container.
-func polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
+func Polling(ns *netdev.NS) (func(netdev.Link) (bool, error), error) {
 	napis, err := ns.NAPIs(0)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
 		return func(l netdev.Link) (bool, error) {

@@ -1,0 +1,93 @@
+package netcpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// uncovered is the error, a feature.ErrPartly, of an isolated container whose packets
+// may enter the host by a device that does not poll: the work on them is done in
+// whoever's time it happens to be, and no thread of ours takes part in it.
+func (n *Netcpu) uncovered(ctx context.Context, c container.Container) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	self, err := netdev.Open(n.cfg.NetNS)
+	if err != nil {
+		return err
+	}
+	defer self.Close()
+	links, err := self.Links(netdev.MostLinks)
+	if err != nil {
+		return err
+	}
+	polls, err := uplink.Polling(self)
+	if err != nil {
+		return err
+	}
+	neighbours := []container.Container{c}
+	if n.cfg.Containers != nil {
+		neighbours = append(neighbours, n.cfg.Containers.Snapshot().Containers...)
+	}
+	leads := func(l netdev.Link) bool { // to a container of this host
+		return slices.ContainsFunc(neighbours, func(c container.Container) bool {
+			return slices.ContainsFunc(c.Interfaces, func(i container.Interface) bool {
+				return i.Host.NetNS == self.Inode() && i.Host.Index == l.Index
+			})
+		})
+	}
+	var names []string
+	mend := "a NIC whose driver has NAPI"
+	for _, l := range links {
+		if !entrance(l) || leads(l) {
+			continue
+		}
+		itself, err := polls(l)
+		if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if itself {
+			continue
+		}
+		names = append(names, l.Name)
+		switch l.Kind {
+		case "veth":
+			mend = fmt.Sprintf("GRO at it (ethtool -K %s gro on)", l.Name)
+		case "macvlan", "ipvlan":
+			mend = "an agent on the host that has the device below it"
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("netcpu isolate: %w: packets come in by %s, which does not poll: the work on them before they reach the container's own device is done in others' time; possible with: %s",
+		feature.ErrPartly, strings.Join(names, ", "), mend)
+}
+
+// entrance says whether packets from outside enter the host's namespace by a device:
+// it is hardware, or has an address and its other end or the device below it is elsewhere,
+// as the eth0 of a host that is a container itself.
+func entrance(l netdev.Link) bool {
+	if !l.Up || l.Name == "lo" {
+		return false
+	}
+	switch l.Kind {
+	case "device":
+		return true
+	case "veth", "macvlan", "ipvlan":
+		return len(l.Addrs) > 0
+	}
+	return false
+}

@@ -1,0 +1,39 @@
+package netcpu_test
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// The host's own way to others is a veth without GRO, which does not poll: isolate does
+// what it can, and says what is not covered for as long as that is so.
+func TestUncovered(t *testing.T) {
+	h := newHost(t, sandbox.CPU{})
+	target := policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}
+	must(t, h.netcpu.Apply(t.Context(), target))
+	must(t, sandbox.Wire(
+		sandbox.End{Box: h.wire, Name: "wire1", Addr: netip.MustParsePrefix("10.77.0.1/24")},
+		sandbox.End{Box: h.ns, Name: "nic1", Addr: netip.MustParsePrefix("10.77.0.2/24")}))
+	ns := h.open(h.ns)
+	gro := ns.Offload(index(t, ns, "nic1"), netdev.GRO)
+	must(t, gro.Write(netdev.Off))
+	for range 2 { // it is the same each time
+		err := h.netcpu.Apply(t.Context(), target)
+		if !errors.Is(err, feature.ErrPartly) || !strings.Contains(err.Error(), "nic1") || !strings.Contains(err.Error(), "ethtool -K nic1 gro on") {
+			t.Errorf("%v", err)
+		}
+	}
+	if len(h.notes()) == 0 {
+		t.Error("it is not isolated at all")
+	}
+	must(t, gro.Write(netdev.GRO.On()))
+	must(t, h.netcpu.Apply(t.Context(), target))
+	must(t, h.netcpu.Remove(t.Context(), h.container.ID))
+}
