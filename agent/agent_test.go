@@ -133,6 +133,9 @@ func TestAgentFinds(t *testing.T) {
 		{ID: 12, Name: "10", RuntimeID: id("ef01")}, // would like to hide 10
 		{ID: 13, Name: "twin"}, {ID: 14, Name: "twin"},
 		{ID: 15, Name: id("abcd1")}, // and the first one's runtime id
+		{ID: 16, Name: "default/web-0/nginx", Namespace: "default", Pod: "web-0"},
+		{ID: 17, Name: "default/web-1/nginx", Namespace: "default", Pod: "web-1"},
+		{ID: 18, Name: "default/web-1/side", Namespace: "default", Pod: "web-1"},
 	}
 	r.set.set(true, append(list, container.Container{ID: 99, Name: "gone"})...)
 	r.set.set(true, list...)
@@ -145,6 +148,8 @@ func TestAgentFinds(t *testing.T) {
 	}{
 		{ref: "web", want: 10}, {ref: "10", want: 10}, {ref: "12", want: 12}, {ref: id("abcd1"), want: 10}, {ref: "abcd2", want: 11},
 		{ref: "99", want: 99, ended: true},
+		{ref: "default/web-1/nginx", want: 17}, {ref: "default/web-0", want: 16}, {ref: "side", want: 18},
+		{ref: "default/web-1", code: "ambiguous"}, {ref: "nginx", code: "ambiguous"}, {ref: "web-0", code: "not_found"},
 		{ref: "abcd", code: "ambiguous"}, {ref: "twin", code: "ambiguous"},
 		{ref: "ef0", code: "not_found"}, {ref: "gone", code: "not_found"}, {ref: "../etc", code: "not_found"},
 	} {

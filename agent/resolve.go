@@ -32,6 +32,8 @@ func (a *Agent) find(ref string) (c container.Container, ended bool, err error) 
 	for _, match := range []func(container.Container) bool{
 		func(c container.Container) bool { return c.RuntimeID == ref },
 		func(c container.Container) bool { return c.Name == ref },
+		func(c container.Container) bool { return c.Pod != "" && c.Namespace+"/"+c.Pod == ref },
+		func(c container.Container) bool { return c.Short() == ref },
 		func(c container.Container) bool { return len(ref) >= minPrefix && strings.HasPrefix(c.RuntimeID, ref) },
 	} {
 		var found []container.Container

@@ -47,7 +47,7 @@ const (
 // Container is one container that the agent sees, and how it stands with it.
 type Container struct {
 	ID          container.ID      `json:"id,string" doc:"cgroup v2 id, in decimal; unique until the next boot"`
-	Name        string            `json:"name" doc:"the runtime's name for it, else the last element of its cgroup"`
+	Name        string            `json:"name" doc:"the runtime's name for it, in a pod with namespace and pod in front of it and slashes between; else the last element of its cgroup"`
 	Source      string            `json:"source" doc:"who knows it best: docker, podman, containerd, sandbox, cgroup"`
 	RuntimeID   string            `json:"runtime_id,omitempty" doc:"the runtime's own id"`
 	Image       string            `json:"image,omitempty" doc:"image reference as the runtime gives it"`

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -37,7 +38,7 @@ func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 // change the maps and slices in them.
 type Container struct {
 	ID        ID
-	Name      string // the runtime's name for it; else the last element of its cgroup
+	Name      string // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
 	Source    string // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
 	RuntimeID string // the runtime's own id (64 hex digits for Docker), "" without a runtime
 	Image     string
@@ -45,6 +46,9 @@ type Container struct {
 	LeftOut   map[string]int    // labels that are too long, or too many, and so left out of both maps: the bytes of each
 	Pod       string            // Kubernetes pod name, where CRI says it
 	Namespace string            // Kubernetes namespace, where CRI says it
+
+	// Annotations are the keys of Labels that are annotations.
+	Annotations map[string]bool
 
 	// ImageLabels are those that came with the image and that nobody has given
 	// another value: the word of whoever built the image. Where the image's
@@ -84,6 +88,14 @@ func (c Container) TenantGroup() (string, error) {
 		return filepath.Dir(c.Cgroup.CPU), nil
 	}
 	return c.Cgroup.CPU, nil
+}
+
+// Short is the Name without the pod's: it is unique in a pod only.
+func (c Container) Short() string {
+	if c.Pod == "" {
+		return c.Name
+	}
+	return strings.TrimPrefix(c.Name, c.Namespace+"/"+c.Pod+"/")
 }
 
 // Cgroup holds the directories of one container, absolute and below the

@@ -52,8 +52,8 @@ const (
 // namespaces but Docker's. addr is the path of its socket, the usual one if
 // empty. A pod is what the CRI's metadata calls one, whatever labels say. Its
 // labels and annotations count for each of its containers, annotations before
-// labels; of the pause container that holds the pod's namespaces, which is called
-// "pause", only the labels do.
+// labels; of the pause container that holds the pod's namespaces, which a Set does
+// not list, only the labels do.
 func Containerd(addr string) Source {
 	return &containerd{addr: strings.TrimPrefix(cmp.Or(addr, containerdAddr), "unix://")}
 }
@@ -274,7 +274,7 @@ func criRecord(ct, pod *containers.Container) Record {
 	if ct.GetExtensions()[sandboxMetadata] != nil {
 		sandbox = criMetadata(ct, sandboxMetadata).Config
 		own.Labels = sandbox.Labels
-		rec.Name, rec.Labels = "pause", maps.Clone(sandbox.Labels)
+		rec.Name, rec.Sandbox, rec.Labels = "pause", true, maps.Clone(sandbox.Labels)
 	} else {
 		rec.Name = cmp.Or(own.Metadata.Name, ct.GetID())
 		rec.Labels = merged(sandbox.Labels, own.Labels)
@@ -282,7 +282,7 @@ func criRecord(ct, pod *containers.Container) Record {
 		for _, annotations := range []map[string]string{sandbox.Annotations, own.Annotations} {
 			for key, value := range annotations {
 				if !strings.HasPrefix(key, kubeletPrefix) {
-					rec.Labels[key] = value
+					rec.annotate(key, value)
 				}
 			}
 		}
@@ -291,6 +291,14 @@ func criRecord(ct, pod *containers.Container) Record {
 	delete(rec.ImageLabels, kindLabel) // the plugin's
 	rec.Pod, rec.Namespace, rec.PodCgroup = sandbox.Metadata.Name, sandbox.Metadata.Namespace, sandbox.podCgroup()
 	return rec
+}
+
+// annotate notes an annotation of the CRI among the labels.
+func (r *Record) annotate(key, value string) {
+	if r.Annotations == nil {
+		r.Annotations = make(map[string]bool)
+	}
+	r.Labels[key], r.Annotations[key] = value, true
 }
 
 // criData is what we use of the JSON that the CRI plugin attaches to its

@@ -110,6 +110,9 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			}
 			if rep.status.Name != CgroupSource {
 				owned[p.cgroup.V2] = true
+				if rec.Sandbox {
+					continue
+				}
 			} else if covered(owned, p.cgroup.V2, r.layout.V2) {
 				continue
 			}
@@ -348,6 +351,9 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 	if name == "" {
 		name = filepath.Base(p.cgroup.V2)
 	}
+	if rec.Pod != "" {
+		name = rec.Namespace + "/" + rec.Pod + "/" + name
+	}
 	return Container{
 		ID:          p.id,
 		Name:        name,
@@ -355,6 +361,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		RuntimeID:   rec.RuntimeID,
 		Image:       rec.Image,
 		Labels:      rec.Labels,
+		Annotations: rec.Annotations,
 		LeftOut:     rec.LeftOut,
 		Pod:         rec.Pod,
 		Namespace:   rec.Namespace,

@@ -45,6 +45,36 @@ func TestSetSharedNetwork(t *testing.T) {
 	}
 }
 
+// TestSetPods has two pods whose containers are called the same, as a kubelet makes
+// them: each has a name of its own, and what holds a pod's namespaces is none of them,
+// though the cgroup tree knows it too.
+func TestSetPods(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	src, tree := newFake("containerd"), newFake(CgroupSource)
+	s := runSet(t, Config{}, src, tree)
+	var records, bare []Record
+	for i := range 2 {
+		ns, pod := testkit.NetNS(t), fmt.Sprint("web-", i)
+		pause := cg.Child(t, "pause-"+pod)
+		records = append(records,
+			Record{PID: sleeper(t, ns, pause).Process.Pid, Name: "pause", Pod: pod, Namespace: "default", Sandbox: true},
+			Record{PID: sleeper(t, ns, cg.Child(t, "a-"+pod)).Process.Pid, Name: "a", Pod: pod, Namespace: "default"})
+		bare = append(bare, Record{CgroupV2: pause.V2})
+	}
+	src.report(records...)
+	tree.report(bare...)
+	snap := await(t, s, "all of them", func(snap Snapshot) bool { return snap.Complete && len(snap.Containers) >= 2 })
+	for i := range 2 {
+		pod := fmt.Sprint("web-", i)
+		if c, ok := named(snap, "default/"+pod+"/a"); !ok || c.Short() != "a" || c.Pod != pod {
+			t.Errorf("%s: %+v", pod, c)
+		}
+	}
+	if len(snap.Containers) != 2 {
+		t.Errorf("containers %+v", snap.Containers)
+	}
+}
+
 // TestSetMoved has the processes of a container put into other cgroups, and a
 // cgroup given another name, of which nobody says anything.
 func TestSetMoved(t *testing.T) {

@@ -68,17 +68,21 @@ func TestContainerd(t *testing.T) {
 	// As the CRI plugin would: a sandbox, and a container that joins it.
 	d.Start(t, "k8s.io", "s1", "--label", kindLabel+"=sandbox")
 	extend(t, d, "s1", sandboxMetadata, sandboxData)
-	pause := bySource(t, s, "containerd", "pause")
-	d.Start(t, "k8s.io", "c1", "--with-ns", "network:/proc/"+strconv.Itoa(pause.PID)+"/ns/net", "--label", podLabel+"=other")
+	d.Start(t, "k8s.io", "c1", "--with-ns", "network:/proc/"+strconv.Itoa(early.PID)+"/ns/net", "--label", podLabel+"=other")
 	extend(t, d, "c1", containerMetadata, containerData)
-	c := bySource(t, s, "containerd", "server")
+	c := bySource(t, s, "containerd", "shop/web-0/server")
 	if c.Pod != "web-0" || c.Namespace != "shop" || c.RuntimeID != "c1" || c.Labels[podLabel] != "web-0" || c.ImageLabels[podLabel] != "other" {
 		t.Errorf("server: %+v", c)
 	}
-	if c.NetNS != pause.NetNS || c.ID == pause.ID || pause.Pod != "web-0" {
-		t.Errorf("server %+v and pause %+v, want one network", c, pause)
+	if c.NetNS != early.NetNS || c.ID == early.ID {
+		t.Errorf("server %+v and early %+v, want one network", c, early)
 	}
-	if c.PodCgroup || pause.PodCgroup {
+	for _, c := range s.Snapshot().Containers {
+		if filepath.Base(c.Cgroup.V2) == "s1" {
+			t.Errorf("the sandbox is a container: %+v", c)
+		}
+	}
+	if c.PodCgroup {
 		t.Errorf("the parent of %s is no pod's", c.Cgroup.V2)
 	}
 	if _, ok := named(s.Snapshot(), "dockers"); ok {
@@ -147,9 +151,10 @@ func TestCRIRecord(t *testing.T) {
 				"both": "container", "fairlead.net.rate": "5mbit", "fairlead.net.weight": "2",
 			},
 			ImageLabels: map[string]string{podLabel: "other", "app": "other", "fairlead.net.rate": "900mbit", nerdctlName: "other"},
+			Annotations: map[string]bool{"both": true, "fairlead.net.rate": true, "fairlead.net.weight": true},
 		}},
 		{"pause", sandbox, nil, Record{Name: "pause", RuntimeID: "s1", Pod: "web-0", Namespace: "shop", PodCgroup: "pod1a-2b",
-			Labels: podLabels, ImageLabels: map[string]string{"pause": "image"}}},
+			Labels: podLabels, ImageLabels: map[string]string{"pause": "image"}, Sandbox: true}},
 		{"labels as if of the CRI", forged, nil, Record{Name: "x", RuntimeID: "x", Labels: forged.Labels}},
 		{"broken metadata", &containers.Container{ID: "x", Labels: map[string]string{"a": "b"}, Extensions: map[string]*anypb.Any{containerMetadata: {Value: []byte("{")}}}, nil,
 			Record{Name: "x", RuntimeID: "x", Labels: map[string]string{}, ImageLabels: map[string]string{"a": "b"}}},

@@ -44,4 +44,9 @@ type Record struct {
 	PodCgroup   string            // name of the directory that the CRI made for the pod alone, "" if it did not
 
 	LeftOut map[string]int // see Container; the Set fills it in
+
+	Annotations map[string]bool // see Container
+	// Sandbox says that it only holds the namespaces of a pod: its cgroup is known to
+	// the runtime, and it is no container of its own.
+	Sandbox bool
 }

@@ -24,7 +24,7 @@ func (m match) holds(c container.Container) bool {
 	}
 	// A container always has a name, if an empty one; of the others "" is
 	// unknown, and no pattern, not even *, holds for what is unknown.
-	if m.name != nil && !m.name.any(c.Name) {
+	if m.name != nil && !m.name.any(c.Name) && !m.name.any(c.Short()) {
 		return false
 	}
 	for _, f := range []struct {

@@ -130,6 +130,12 @@ func (p *Policy) resolve(c container.Container, last, hand layer) (Target, []Pro
 	}
 	if deny == "" {
 		ls := parseLabels(c.Labels, c.LeftOut)
+		for key, e := range ls.layer {
+			if c.Annotations[e.origin.Key] {
+				e.origin.From = "annotation"
+				ls.layer[key] = e
+			}
+		}
 		problems = append(problems, ls.problems...)
 		for _, key := range ls.broken {
 			broken[key] = true

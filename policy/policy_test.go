@@ -363,3 +363,26 @@ fairlead.io.weight=100 (default)`
 		t.Errorf("Policy.Unavailable\n%s\nwant\n%s", got, want)
 	}
 }
+
+// An annotation is called one, and a pod's containers are matched by either name.
+func TestPods(t *testing.T) {
+	c := container.Container{
+		Name: "default/web-0/nginx", Namespace: "default", Pod: "web-0",
+		Labels:      map[string]string{"fairlead.netcpu": "isolate", "fairlead.net.ceil": "5mbit"},
+		Annotations: map[string]bool{"fairlead.netcpu": true},
+	}
+	for pattern, matches := range map[string]bool{"nginx": true, "default/web-0/nginx": true, "default/*": true, "web-0": false} {
+		if got := (match{name: patterns{pattern}}).holds(c); got != matches {
+			t.Errorf("%q: %v", pattern, got)
+		}
+	}
+	p := &Policy{}
+	target, problems, _ := p.resolve(c, nil, nil)
+	from := make(map[string]string)
+	for _, o := range target.Origins {
+		from[o.Key] = o.From
+	}
+	if len(problems) != 0 || from["fairlead.netcpu"] != "annotation" || from["fairlead.net.ceil"] != "label" {
+		t.Errorf("%v, %v", from, problems)
+	}
+}

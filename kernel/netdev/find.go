@@ -59,8 +59,8 @@ type Finder struct {
 
 // look is what one look has seen.
 type look struct {
-	found map[uint64]string // paths by inode
-	cut   bool              // not all was seen
+	found map[uint64][]string // paths by inode; the first is the best
+	cut   bool                // not all was seen
 }
 
 // NewFinder makes a Finder; now is its clock.
@@ -80,36 +80,50 @@ func NewGlance(proc string) *Finder {
 
 // Find is [Find], but the path may be one that an earlier look has seen.
 func (f *Finder) Find(inode uint64) (string, error) {
+	paths, err := f.paths(inode)
+	if err != nil {
+		return "", err
+	}
+	return paths[0], nil
+}
+
+// paths gives at least one path that is shown to lead to a namespace. Another mount
+// may hide what is there, so that it leads elsewhere.
+func (f *Finder) paths(inode uint64) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range []*look{f.near, f.far} {
-		if l != nil && l.found[inode] != "" {
+		if l != nil && len(l.found[inode]) > 0 {
 			return l.found[inode], nil
 		}
 	}
 	if f.near == nil || !f.once {
 		if err := f.lookNear(); err != nil {
-			return "", fmt.Errorf("find netns %d: %w", inode, err)
+			return nil, fmt.Errorf("find netns %d: %w", inode, err)
 		}
-		if path, ok := f.near.found[inode]; ok {
-			return path, nil
+		if paths := f.near.found[inode]; len(paths) > 0 {
+			return paths, nil
 		}
 	}
 	if now := f.now(); f.far == nil || !f.once && now.Sub(f.looked) >= time.Second {
 		f.looked, f.far = now, newLook()
 		f.far.mounted(f.proc, f.others, f.bounds)
 	}
-	if path, ok := f.far.found[inode]; ok {
-		return path, nil
+	if paths := f.far.found[inode]; len(paths) > 0 {
+		return paths, nil
 	}
 	if f.near.cut || f.far.cut {
-		return "", fmt.Errorf("find netns %d: %w", inode, ErrCutOff)
+		return nil, fmt.Errorf("find netns %d: %w", inode, ErrCutOff)
 	}
-	return "", fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
+	return nil, fmt.Errorf("find netns %d: %w", inode, ErrNoNS)
 }
 
 func (f *Finder) lookNear() (err error) {
 	f.near = newLook()
+	own := filepath.Join(f.proc, "self", "ns", "net")
+	if inode, ok := linkInode(own); ok {
+		f.near.see(inode, own) // whatever is mounted
+	}
 	f.near.mounted(f.proc, []string{"self"}, f.bounds)
 	if f.others, err = f.near.lived(f.proc, f.bounds); err != nil {
 		f.near = nil
@@ -118,14 +132,20 @@ func (f *Finder) lookNear() (err error) {
 }
 
 // Open opens the network namespace with the given inode, through path if that
-// leads to it ("" does not), otherwise through what [Finder.Find] finds. It
+// leads to it ("" does not), otherwise through the paths that are found as by
+// [Finder.Find]: it tries the next one if one leads elsewhere. It
 // checks after opening whether the path leads to the namespace: paths come and go
 // with containers, and a process may choose some of them. Errors: [ErrNoNS],
 // [ErrCutOff].
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
-	const tries = 3 // the first may be an old path
+	const tries = 3 // the first may be old paths
+	paths := []string{path}
 	for try := 0; ; try++ {
-		if path != "" {
+		var failed error
+		for _, path := range paths {
+			if path == "" {
+				continue
+			}
 			ns, err := Open(path)
 			if err == nil && ns.Inode() == inode {
 				return ns, nil
@@ -133,17 +153,20 @@ func (f *Finder) Open(path string, inode uint64) (*NS, error) {
 			if err == nil {
 				ns.Close()
 			} else if try > 0 && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotNS) {
-				return nil, err
+				failed = err
 			}
-			if try == tries {
-				return nil, fmt.Errorf("open netns %d: no path that is shown leads to it", inode)
-			}
+		}
+		if failed != nil {
+			return nil, failed
+		}
+		if try == tries {
+			return nil, fmt.Errorf("open netns %d: no path that is shown leads to it", inode)
 		}
 		if try > 0 {
 			f.forget() // it has gone since
 		}
 		var err error
-		if path, err = f.Find(inode); err != nil {
+		if paths, err = f.paths(inode); err != nil {
 			return nil, err
 		}
 	}
@@ -164,16 +187,28 @@ func All(proc string) map[uint64]string {
 	l := newLook()
 	others, _ := l.lived(proc, ordinary())
 	l.mounted(proc, others, ordinary())
-	return l.found
+	return l.first()
 }
 
-func newLook() *look { return &look{found: make(map[uint64]string)} }
+func newLook() *look { return &look{found: make(map[uint64][]string)} }
 
-// see notes a path to a namespace; the first one counts.
+// mostPaths bounds the paths to one namespace: many processes live in one.
+const mostPaths = 8
+
+// see notes a path to a namespace.
 func (l *look) see(inode uint64, path string) {
-	if l.found[inode] == "" {
-		l.found[inode] = path
+	if len(l.found[inode]) < mostPaths {
+		l.found[inode] = append(l.found[inode], path)
 	}
+}
+
+// first gives the best path to each namespace.
+func (l *look) first() map[uint64]string {
+	out := make(map[uint64]string, len(l.found))
+	for inode, paths := range l.found {
+		out[inode] = paths[0]
+	}
+	return out
 }
 
 // lived notes the namespaces that processes live in. others holds one process of
@@ -228,7 +263,7 @@ func (l *look) lived(proc string, b bounds) (others []string, err error) {
 func Mounted(proc, pid string) map[uint64]string {
 	l := newLook()
 	l.mounted(proc, []string{pid}, ordinary())
-	return l.found
+	return l.first()
 }
 
 // mounted is Mounted for some processes.

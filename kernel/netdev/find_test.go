@@ -43,6 +43,50 @@ func nsfs(inode int, dir string) string {
 	return fmt.Sprintf("146 44 0:4 net:[%d] %s rw - nsfs nsfs rw\n", inode, dir)
 }
 
+// A node whose mounts hide others has paths that lead elsewhere: the next is tried. One's
+// own namespace needs no path.
+func TestHiddenMounts(t *testing.T) {
+	own, err := InodeOf("/proc", os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	hidden, good := filepath.Join(dir, "hidden"), filepath.Join(dir, "good")
+	if err := errors.Join(os.WriteFile(hidden, nil, 0o600), os.Symlink("/proc/self/ns/net", good)); err != nil {
+		t.Fatal(err)
+	}
+	p := newProcs(t)
+	p.add("100", int(own), 2, "") // has ended since, or is none of a real proc
+	mounts := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(p.dir, "self", "mountinfo"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opens := func(f *Finder) {
+		t.Helper()
+		ns, err := f.Open("", own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		if ns.Inode() != own {
+			t.Errorf("netns %d, want %d", ns.Inode(), own)
+		}
+	}
+	mounts(nsfs(int(own), hidden) + nsfs(int(own), good))
+	opens(NewFinder(p.dir, time.Now))
+	mounts(nsfs(int(own), hidden))
+	if ns, err := NewFinder(p.dir, time.Now).Open("", own); err == nil {
+		t.Errorf("netns %d by a path that leads elsewhere", ns.Inode())
+	}
+	f := NewFinder("/proc", time.Now)
+	opens(f)
+	if path, err := f.Find(own); err != nil || path != "/proc/self/ns/net" {
+		t.Errorf("the own namespace is at %q, %v", path, err)
+	}
+}
+
 // BenchmarkOpenKnobs opens what a Restore has to where 200 containers have ten
 // entries each.
 func BenchmarkOpenKnobs(b *testing.B) {
