@@ -6,6 +6,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -87,9 +88,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journ
 			return err
 		}
 	}
-	// Last at the hook: programs before it (an early drop) decide first, and
-	// programs after it would see nothing.
-	return f.put(&i.inbound, qdisc.Hook{NS: ns, Index: of, Last: true, Name: "inbound"}, i.program)
+	return f.put(&i.inbound, qdisc.Hook{NS: ns, Index: of, Stage: ends.Ceil, Name: "inbound"}, i.program)
 }
 
 // unqueue forgets the IFB that there was.

@@ -111,8 +111,6 @@ func set(v *ebpf.Variable, on bool) error {
 }
 
 // put has a program at a hook: it attaches it, or sees that it is still there.
-// Programs come first, as one that redirects would keep packets from those
-// behind it.
 func (f *Traffic) put(a **qdisc.Attachment, at qdisc.Hook, p *ebpf.Program) (err error) {
 	if *a != nil {
 		return (*a).Hold()

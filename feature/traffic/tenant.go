@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -254,7 +255,7 @@ func (f *Traffic) reach(t *tenant, e *end, dev device) error {
 				return err
 			}
 		}
-		if err := f.put(&e.sent, qdisc.Hook{NS: ns, Index: dev.Index, Name: "identify"}, t.program); err != nil {
+		if err := f.put(&e.sent, qdisc.Hook{NS: ns, Index: dev.Index, Stage: ends.Identify, Name: "identify"}, t.program); err != nil {
 			return err
 		}
 	}
@@ -263,7 +264,7 @@ func (f *Traffic) reach(t *tenant, e *end, dev device) error {
 			return err
 		}
 		// What a veth's host end sends is what the container receives.
-		at := qdisc.Hook{NS: ns, Index: dev.Index, Egress: dev.veth, Name: "deliver"}
+		at := qdisc.Hook{NS: ns, Index: dev.Index, Egress: dev.veth, Stage: ends.Learn, Name: "deliver"}
 		if err := f.put(&e.received, at, t.deliver.Device); err != nil {
 			return err
 		}

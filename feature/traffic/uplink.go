@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -147,7 +148,7 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		}
 		return err
 	}
-	return f.put(&u.program, qdisc.Hook{NS: f.host, Index: u.index, Egress: true, Name: "normalise"}, f.programs.Normalise)
+	return f.put(&u.program, qdisc.Hook{NS: f.host, Index: u.index, Egress: true, Stage: ends.Identify, Name: "normalise"}, f.programs.Normalise)
 }
 
 // release gives everything back, as nobody is shaped any more.

@@ -2,9 +2,11 @@ package qdisc
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -25,15 +27,15 @@ type filterKnob struct {
 	ns     *netdev.NS
 	index  int
 	egress bool
-	last   bool
+	stage  Stage
 	name   string
 	// program is what Write attaches; nil where it can only remove.
 	program *ebpf.Program
 }
 
-// The preferences and handles of our filters. Preferences are tried from the
-// first one, or from the last: a filter of another kind may hold one, and cannot
-// share it with ours.
+// The numbers of ours: a handle has the stage in its upper byte. Preferences are
+// tried from the first, or the last, as one may be taken by a filter of another
+// kind, with which ours cannot share it.
 const (
 	clsactHandle            = 0xffff0000
 	hookIngress, hookEgress = 0xfffffff2, 0xfffffff3 // TC_H_CLSACT, TC_H_MIN_INGRESS and _EGRESS
@@ -60,6 +62,8 @@ func (f filter) ours() (name string, made, ok bool) {
 	name, ok = strings.CutPrefix(f.label, labelPlain)
 	return name, false, ok
 }
+
+func (f filter) stage() Stage { return Stage(f.handle >> 8) }
 
 func (k filterKnob) hook() string {
 	if k.egress {
@@ -104,8 +108,8 @@ func (k filterKnob) Read() (value string, err error) {
 			return err
 		}
 		switch {
-		case s.own != nil:
-			value = programValue(s.own.id)
+		case len(s.own) > 0:
+			value = programValue(s.own[0].id)
 		case s.kind == "" || s.made:
 			value = noClsact
 		default:
@@ -119,7 +123,7 @@ func (k filterKnob) Read() (value string, err error) {
 // situation is what there is at a device.
 type situation struct {
 	kind  string   // of the qdisc that has the hooks; "" for none
-	own   *filter  // the knob's
+	own   []filter // the knob's: two where a process was killed while it moved one
 	made  bool     // some filter of ours says that the qdisc came for it
 	there []filter // at the knob's hook
 	count int      // of filters at both
@@ -148,7 +152,7 @@ func (k filterKnob) look(d *Device) (s situation, err error) {
 			}
 			s.there = append(s.there, f)
 			if ours && name == k.name {
-				s.own = &f
+				s.own = append(s.own, f)
 			}
 		}
 	}
@@ -191,27 +195,59 @@ func (k filterKnob) add(d *Device, s situation) error {
 		label = labelMade
 	}
 	label += k.name
-	if s.own != nil { // in its place
-		return k.send(d, s.own.pref, s.own.handle, label, 0)
+	if len(s.own) == 1 && s.own[0].stage() == k.stage { // in its place
+		return k.send(d, s.own[0].pref, s.own[0].handle, label, 0)
 	}
-	handle := Handle + 1
-	for taken := true; taken; {
-		taken = false
-		for _, f := range s.there {
-			if f.handle == handle {
-				handle, taken = handle+1, true
-			}
+	if err := k.drop(d, s.own); err != nil {
+		return err
+	}
+	was := slices.Clone(s.there)
+	if err := k.insert(d, &s, label); err != nil || k.stage >= Others {
+		return err
+	}
+	// The others of ours that come first go in front of it, the last one first. Each
+	// is there twice for a moment, rather than not at all.
+	slices.SortStableFunc(was, func(f, g filter) int { return cmp.Compare(g.stage(), f.stage()) })
+	for _, f := range was {
+		name, _, ours := f.ours()
+		if !ours || name == k.name || f.stage() >= k.stage {
+			continue
+		}
+		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(f.id))
+		if err != nil {
+			return err
+		}
+		first := filterKnob{ns: k.ns, index: k.index, egress: k.egress, stage: f.stage(), name: name, program: p}
+		err = errors.Join(first.insert(d, &s, f.label), p.Close())
+		if err == nil {
+			err = first.drop(d, []filter{f})
+		}
+		if err != nil {
+			return fmt.Errorf("move %s to the front: %w", name, err)
 		}
 	}
-	var err error
+	return nil
+}
+
+// insert makes the filter where it runs before those of its half, ours and others'.
+func (k filterKnob) insert(d *Device, s *situation, label string) (err error) {
+	handle := Handle | uint32(k.stage)<<8
+	for slices.ContainsFunc(s.there, func(f filter) bool { return f.handle == handle }) {
+		handle++
+	}
 	for i := range uint16(prefTries) {
 		pref := firstPref + i
-		if k.last {
-			pref = lastPref - i
+		if k.stage >= Others { // each has preferences of its own
+			pref = lastPref - uint16(Stages-1-k.stage)*prefTries - i
 		}
 		// Within one preference the newest comes first (net/sched/cls_bpf.c,
 		// cls_bpf_change). One of another kind or protocol refuses ours.
-		if err = k.send(d, pref, handle, label, unix.NLM_F_EXCL); err == nil || errors.Is(err, unix.ENODEV) {
+		err = k.send(d, pref, handle, label, unix.NLM_F_EXCL)
+		if err == nil {
+			s.there = append(s.there, filter{message: message{handle: handle}})
+			return nil
+		}
+		if errors.Is(err, unix.ENODEV) {
 			return err
 		}
 	}
@@ -239,14 +275,10 @@ func (k filterKnob) send(d *Device, pref uint16, handle uint32, label string, fl
 // remove removes the filter, and with it the qdisc if that came for ours and
 // nothing else uses it.
 func (k filterKnob) remove(d *Device, s situation, clsact bool) error {
-	if s.own != nil {
-		err := d.send(unix.RTM_DELTFILTER, 0,
-			message{handle: s.own.handle, parent: k.parent(), info: filterInfo(s.own.pref), kind: "bpf"})
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("remove filter: %w", err)
-		}
-		s.count--
+	if err := k.drop(d, s.own); err != nil {
+		return err
 	}
+	s.count -= len(s.own)
 	if !clsact || s.count > 0 || s.kind != "clsact" {
 		return nil
 	}
@@ -255,6 +287,17 @@ func (k filterKnob) remove(d *Device, s situation, clsact bool) error {
 	err := d.send(unix.RTM_DELQDISC, 0, message{handle: clsactHandle, parent: ingressParent})
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // it has gone meanwhile
 		return fmt.Errorf("remove clsact: %w", err)
+	}
+	return nil
+}
+
+// drop removes filters at the knob's hook.
+func (k filterKnob) drop(d *Device, list []filter) error {
+	for _, f := range list {
+		err := d.send(unix.RTM_DELTFILTER, 0, message{handle: f.handle, parent: k.parent(), info: filterInfo(f.pref), kind: "bpf"})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove filter: %w", err)
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,19 +23,30 @@ type Hook struct {
 	Index int
 
 	Egress bool // else ingress
-	// Last has the program run after those that are there already, else it
-	// runs before them.
-	Last bool
+	Stage  Stage
 	// Name tells our programs at one place apart: lower-case letters, digits
 	// and underlines.
 	Name string
 }
 
+// Stage is the place of a program in the order of ours at one hook, below Stages:
+// a lower one runs first, whichever was attached first. Programs of one stage run
+// in no particular order.
+type Stage uint8
+
+// Programs of the stages below Others run before those that somebody else has at
+// the hook, the rest behind them.
+const (
+	Others Stage = 8
+	Stages Stage = 16
+)
+
 // Hooks attaches programs to devices: by tcx links where the kernel has them
-// (6.6), otherwise by filters of a clsact qdisc. Either way no packet is touched
-// from the moment that the process ends, however it ends. A filter outlives the
-// process, but it calls the program only through a map of programs, which the
-// kernel empties when its last descriptor is closed. So nothing here is pinned,
+// (6.6), otherwise by filters of a clsact qdisc. Stages are kept among the programs
+// that one Hooks attaches by links, and among all of ours by filters. Either way no
+// packet is touched from the moment that the process ends, however it ends. A filter
+// outlives the process, but it calls the program only through a map of programs, which
+// the kernel empties when its last descriptor is closed. So nothing here is pinned,
 // and no heartbeat is needed. What is left costs a packet some nanoseconds until
 // `fairlead restore`, or the next agent, removes it.
 //
@@ -45,8 +57,9 @@ type Hooks struct {
 	find    *netdev.Finder
 	filters bool
 
-	mu   sync.Mutex
-	held map[journal.Ref]*Attachment // by filters
+	mu     sync.Mutex
+	held   map[journal.Ref]*Attachment // by filters
+	stages map[link.ID]Stage           // by links
 }
 
 // OpenHooks finds out by trying which of the two the kernel has. The error says
@@ -60,7 +73,7 @@ func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 		return nil, fmt.Errorf("try programs at devices: %w", err)
 	}
 	defer p.Close()
-	h := &Hooks{journal: j, find: find, held: make(map[journal.Ref]*Attachment)}
+	h := &Hooks{journal: j, find: find, held: make(map[journal.Ref]*Attachment), stages: make(map[link.ID]Stage)}
 	// No device has this index, so the kernel answers whether it knows tcx.
 	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
 	if !errors.Is(err, ebpf.ErrNotSupported) {
@@ -103,9 +116,12 @@ func (h *Hooks) Filters() bool { return h.filters }
 
 // Attachment is a program at a Hook.
 type Attachment struct {
-	link link.Link // by tcx; else the rest
-
 	hooks *Hooks
+	link  link.Link // by tcx; else the rest
+	id    link.ID
+	index int
+
+	stage Stage
 	jump  *ebpf.Map     // leads to the program
 	stub  *ebpf.Program // what the filter runs
 	ref   journal.Ref
@@ -117,12 +133,14 @@ type Attachment struct {
 // there under the name is replaced. The program and the namespace may be closed
 // afterwards. Errors: journal.ErrGone, for a device that has gone.
 func (h *Hooks) Attach(at Hook, p *ebpf.Program, by journal.Owner) (a *Attachment, err error) {
+	if at.Stage >= Stages {
+		return nil, fmt.Errorf("attach %s: there is no stage %d", at.Name, at.Stage)
+	}
 	if h.filters {
 		a, err = h.filter(at, p, by)
 	} else {
-		a = new(Attachment)
 		err = at.NS.Do(func() error {
-			a.link, err = attachLink(at, p)
+			a, err = h.link(at, p)
 			return err
 		})
 		err = gone(err)
@@ -133,20 +151,57 @@ func (h *Hooks) Attach(at Hook, p *ebpf.Program, by journal.Owner) (a *Attachmen
 	return a, nil
 }
 
-func attachLink(at Hook, p *ebpf.Program) (link.Link, error) {
-	o := link.TCXOptions{Interface: at.Index, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()}
+// link attaches a program by tcx, inside the namespace.
+func (h *Hooks) link(at Hook, p *ebpf.Program) (*Attachment, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := link.TCXOptions{Interface: at.Index, Program: p, Attach: ebpf.AttachTCXIngress}
 	if at.Egress {
 		o.Attach = ebpf.AttachTCXEgress
 	}
-	if at.Last {
-		o.Anchor = link.Tail()
+	there, err := link.QueryPrograms(link.QueryOptions{Target: at.Index, Attach: o.Attach})
+	if err != nil {
+		return nil, err
 	}
-	return link.AttachTCX(o)
+	o.Anchor = h.anchor(there.Programs, at.Stage)
+	l, err := link.AttachTCX(o)
+	if err != nil {
+		return nil, err
+	}
+	info, err := l.Info()
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	h.stages[info.ID] = at.Stage
+	return &Attachment{hooks: h, link: l, id: info.ID, index: at.Index}, nil
+}
+
+// anchor says next to which of the programs at a hook, in their order, one of a
+// stage goes: behind the last of ours that comes before it, or all others; or else
+// in front of the first of ours that comes behind both.
+func (h *Hooks) anchor(there []link.AttachedProgram, s Stage) link.Anchor {
+	anchor := link.Head()
+	if s >= Others {
+		anchor = link.Tail()
+		slices.Reverse(there)
+	}
+	for _, p := range there {
+		id, _ := p.LinkID()
+		stage, ours := h.stages[id]
+		switch {
+		case !ours:
+		case s < Others && stage <= s:
+			anchor = link.AfterLinkByID(id)
+		case s >= Others && stage > s:
+			anchor = link.BeforeLinkByID(id)
+		}
+	}
+	return anchor
 }
 
 // filter makes the map, what calls through it, and the filter that runs that.
 func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachment, err error) {
-	a := &Attachment{hooks: h, by: by}
+	a := &Attachment{hooks: h, index: at.Index, stage: at.Stage, by: by}
 	defer func() {
 		if err != nil {
 			a.forget()
@@ -172,7 +227,7 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 	if err != nil {
 		return nil, err
 	}
-	k := filterKnob{ns: at.NS, index: at.Index, egress: at.Egress, last: at.Last, name: at.Name, program: a.stub}
+	k := filterKnob{ns: at.NS, index: at.Index, egress: at.Egress, stage: at.Stage, name: at.Name, program: a.stub}
 	if a.value, err = k.value(); err != nil {
 		return nil, err
 	}
@@ -222,20 +277,26 @@ func (h *Hooks) Stray(e journal.Entry) bool {
 	return e.Ref.Kind == KindFilter && h.held[e.Ref] == nil
 }
 
-// Hold attaches the program again if somebody has removed the filter; nobody else
-// can remove a link. It does nothing if the device has gone.
+// Hold attaches the program again, should somebody have removed the filter. A
+// link cannot be removed by others. Errors: journal.ErrGone, for a device that has
+// gone, also if another has its number now and the program is not there.
 func (a *Attachment) Hold() error {
 	if a.link != nil {
+		info, err := a.link.Info()
+		if err != nil {
+			return fmt.Errorf("look at program of device %d: %w", a.index, err)
+		}
+		if x := info.TCX(); x == nil || int(x.Ifindex) != a.index {
+			return fmt.Errorf("program of device %d: %w", a.index, journal.ErrGone)
+		}
 		return nil
 	}
 	k, err := openFilter(a.hooks.find, a.ref)
 	if err == nil {
 		defer k.Close()
 		k.program = a.stub
+		k.stage = a.stage
 		err = a.hooks.turn(*k, a.value, a.by)
-	}
-	if errors.Is(err, journal.ErrGone) {
-		return nil
 	}
 	return err
 }
@@ -252,11 +313,13 @@ func (a *Attachment) Replace(p *ebpf.Program) error {
 // Close detaches the program, unless a later Attach of the same name has replaced
 // it. It never fails because the device has gone.
 func (a *Attachment) Close() error {
+	a.hooks.mu.Lock()
 	if a.link != nil {
+		defer a.hooks.mu.Unlock()
+		delete(a.hooks.stages, a.id)
 		return a.link.Close()
 	}
 	defer a.forget()
-	a.hooks.mu.Lock()
 	if a.hooks.held[a.ref] == a {
 		delete(a.hooks.held, a.ref)
 	}

@@ -67,12 +67,12 @@ func newHooked(t *testing.T, filters bool) *hooked {
 	return h
 }
 
-func (h *hooked) attach(name string, verdict int32, egress, last bool) *qdisc.Attachment {
+func (h *hooked) attach(name string, verdict int32, egress bool, stage qdisc.Stage) *qdisc.Attachment {
 	h.t.Helper()
 	p, err := program(verdict)
 	must(h.t, err)
 	defer p.Close()
-	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: egress, Last: last, Name: name}, p, journal.Owner{Feature: "test"})
+	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: egress, Stage: stage, Name: name}, p, journal.Owner{Feature: "test"})
 	must(h.t, err)
 	h.t.Cleanup(func() { a.Close() }) // also, as its finalizer would close what is not kept
 	return a
@@ -164,7 +164,7 @@ func TestHooks(t *testing.T) {
 			h := newHooked(t, filters)
 			h.want("in the beginning", true)
 			before := h.filters()
-			first := h.attach("one", drop, true, false)
+			first := h.attach("one", drop, true, 2)
 			h.want("with a program that drops", false)
 			for _, verdict := range []int32{pass, drop} {
 				p, err := program(verdict)
@@ -173,17 +173,17 @@ func TestHooks(t *testing.T) {
 				must(t, p.Close())
 				h.want(fmt.Sprintf("with one of verdict %d in its place", verdict), verdict == pass)
 			}
-			second := h.attach("two", pass, true, false)
+			second := h.attach("two", pass, true, 1)
 			h.want("with one before it that lets them by", true)
-			third := h.attach("three", drop, true, false)
+			third := h.attach("three", drop, true, 0)
 			h.want("with one before them that drops", false)
 			must(t, third.Close())
-			last := h.attach("four", drop, true, true)
+			last := h.attach("four", drop, true, qdisc.Others)
 			h.want("with one behind that drops", true)
 			must(t, second.Close())
 			must(t, first.Close())
 			h.want("with that alone", false)
-			other := h.attach("five", drop, false, false)
+			other := h.attach("five", drop, false, 0)
 			must(t, last.Close())
 			h.forget()
 			h.want("with one that drops what is received", false)
@@ -217,15 +217,15 @@ func TestFiltersOfOthers(t *testing.T) {
 	}{
 		{"empty clsact of theirs", func(h *hooked) string {
 			h.clsact()
-			must(h.t, h.attach("a", drop, true, false).Close())
+			must(h.t, h.attach("a", drop, true, 0).Close())
 			return "clsact"
 		}},
 		{"program of theirs", func(h *hooked) string {
 			h.clsact()
 			h.theirs(unix.ETH_P_ALL, 1, "theirs")
-			a := h.attach("a", drop, true, false)
+			a := h.attach("a", drop, true, 0)
 			h.want("before theirs", false)
-			b := h.attach("b", drop, true, true)
+			b := h.attach("b", drop, true, qdisc.Others)
 			must(h.t, a.Close())
 			h.want("behind theirs", true)
 			must(h.t, b.Close())
@@ -234,19 +234,19 @@ func TestFiltersOfOthers(t *testing.T) {
 		{"their filter where ours cannot be", func(h *hooked) string {
 			h.clsact()
 			h.theirs(unix.ETH_P_IPV6, 1, "theirs") // a preference has one protocol
-			a := h.attach("a", drop, true, false)
+			a := h.attach("a", drop, true, 0)
 			h.want("next to it", false)
 			must(h.t, a.Close())
 			return `clsact; egress bpf 1 "theirs"`
 		}},
 		{"filter of theirs in our clsact", func(h *hooked) string {
-			a := h.attach("a", drop, true, false)
+			a := h.attach("a", drop, true, 0)
 			h.theirs(unix.ETH_P_ALL, 1, "theirs")
 			must(h.t, a.Close())
 			return `clsact; egress bpf 1 "theirs"`
 		}},
 		{"two of ours, the first one first", func(h *hooked) string {
-			a, b := h.attach("a", drop, true, false), h.attach("b", drop, false, false)
+			a, b := h.attach("a", drop, true, 0), h.attach("b", drop, false, 0)
 			must(h.t, a.Close())
 			must(h.t, b.Close())
 			return ""
@@ -254,11 +254,11 @@ func TestFiltersOfOthers(t *testing.T) {
 		{"their name, not our handle", func(h *hooked) string {
 			h.clsact()
 			h.theirs(unix.ETH_P_ALL, 7, "fairlead: a")
-			must(h.t, h.attach("a", drop, true, false).Close())
+			must(h.t, h.attach("a", drop, true, 0).Close())
 			return `clsact; egress bpf 7 "fairlead: a"`
 		}},
 		{"all filters removed by somebody", func(h *hooked) string {
-			a := h.attach("a", drop, true, false)
+			a := h.attach("a", drop, true, 0)
 			list, err := h.wire.h.FilterList(h.u0, netlink.HANDLE_MIN_EGRESS)
 			must(h.t, err)
 			for _, f := range list {
@@ -274,7 +274,7 @@ func TestFiltersOfOthers(t *testing.T) {
 			return ""
 		}},
 		{"clsact removed by somebody", func(h *hooked) string {
-			a := h.attach("a", drop, true, false)
+			a := h.attach("a", drop, true, 0)
 			list, err := h.wire.h.QdiscList(h.u0)
 			must(h.t, err)
 			for _, q := range list {
@@ -295,7 +295,7 @@ func TestFiltersOfOthers(t *testing.T) {
 					h.t.Errorf("it is %s, %v", n, err)
 				}
 			}
-			a := h.attach("a", drop, true, false)
+			a := h.attach("a", drop, true, 0)
 			h.want("with it", false)
 			length()
 			must(h.t, a.Close())
@@ -303,8 +303,8 @@ func TestFiltersOfOthers(t *testing.T) {
 			return ""
 		}},
 		{"a later one of the same name", func(h *hooked) string {
-			a := h.attach("a", drop, true, false)
-			b := h.attach("a", pass, true, false)
+			a := h.attach("a", drop, true, 0)
+			b := h.attach("a", pass, true, 0)
 			h.want("the later one", true)
 			must(h.t, a.Close())
 			if got := h.filters(); !strings.Contains(got, `"fairlead, clsact: a"`) {
@@ -338,7 +338,7 @@ func TestIngressQdisc(t *testing.T) {
 	if _, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: true, Name: "a"}, p, journal.Owner{}); err == nil || !strings.Contains(err.Error(), "qdisc ingress") {
 		t.Errorf("at egress: %v", err)
 	}
-	a := h.attach("b", drop, false, false)
+	a := h.attach("b", drop, false, 0)
 	h.forget()
 	h.want("at ingress", false)
 	must(t, a.Close())
@@ -378,7 +378,7 @@ func TestHookOfAKilledProcess(t *testing.T) {
 			if adopt {
 				h.journal = j
 				h.hooks = qdisc.FilterHooks(netdev.NewFinder("/proc", time.Now), j)
-				a := h.attach("dropper", drop, true, false)
+				a := h.attach("dropper", drop, true, 0)
 				h.want("adopted", false)
 				if n := strings.Count(h.filters(), ";"); n != 1 {
 					t.Errorf("%d filters: %s", n, h.filters())

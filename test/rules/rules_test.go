@@ -78,7 +78,7 @@ func brokenImport(from, to string, test bool) string {
 	if test || in(from, "test", "internal/testkit") {
 		return ""
 	}
-	own := in(to, "agent", "api", "bench", "cmd", "container", "feature", "hist", "internal", "kernel", "metrics", "policy", "sandbox", "test", "tui", "web")
+	own := in(to, "agent", "api", "bench", "cmd", "container", "datapath", "feature", "hist", "internal", "kernel", "metrics", "policy", "sandbox", "test", "tui", "web")
 	switch {
 	case in(to, "internal/testkit", "test"):
 		return "only tests import what is for tests"
@@ -90,14 +90,16 @@ func brokenImport(from, to string, test bool) string {
 		return "views import api only"
 	case in(from, "kernel") && own && !in(to, "kernel"):
 		return "kernel/... imports nothing above it"
-	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "api", "hist", "kernel", "metrics"):
-		return "a feature imports feature, policy, container, api, hist, kernel/... and metrics only"
+	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "datapath", "api", "hist", "kernel", "metrics"):
+		return "a feature imports feature, policy, container, datapath/..., api, hist, kernel/... and metrics only"
+	case in(from, "datapath") && own && !in(to, "datapath", "container", "kernel"):
+		return "datapath/... imports container and kernel/... only"
 	case feature(to) && !feature(from) && from != "agent":
 		return "only agent imports features"
 	case to == "github.com/cilium/ebpf/rlimit" && from != "kernel/bpf":
 		return "kernel/bpf loads BPF objects"
-	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "kernel", "bench/rig"):
-		return "BPF is loaded in feature/..., kernel/... and bench/rig only"
+	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "datapath", "kernel", "bench/rig"):
+		return "BPF is loaded in feature/..., datapath/..., kernel/... and bench/rig only"
 	case in(to, "github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/safchain/ethtool") &&
 		!in(from, "kernel/netdev", "kernel/qdisc", "kernel/probe", "sandbox", "bench"):
 		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/probe, sandbox and bench only"
@@ -136,6 +138,9 @@ func TestBrokenImport(t *testing.T) {
 		{"feature/netcpu", "feature/traffic", true, false},
 		{"feature/netcpu", "kernel/netdev", false, true},
 		{"feature/netcpu", "api", false, true},
+		{"feature/netcpu", "datapath/ends", false, true},
+		{"datapath/ends", "kernel/qdisc", false, true},
+		{"datapath/ends", "feature", false, false},
 		{"feature/netcpu", "agent", false, false},
 		{"agent", "feature/netcpu", false, true},
 		{"cmd/fairlead", "feature/netcpu", false, false},

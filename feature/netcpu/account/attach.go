@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -89,9 +90,7 @@ func (m *Meter) stampAt(t *tenant, d Device) (_ *qdisc.Attachment, err error) {
 		return nil, err
 	}
 	defer ns.Close()
-	// First of all: a program that redirects would keep the packet from those
-	// behind it.
-	return m.cfg.Hooks.Attach(qdisc.Hook{NS: ns, Index: d.Ifindex, Name: "stamp_" + t.told.ID.String()}, t.stamp, m.cfg.Owner)
+	return m.cfg.Hooks.Attach(qdisc.Hook{NS: ns, Index: d.Ifindex, Stage: ends.Stamp, Name: "stamp_" + t.told.ID.String()}, t.stamp, m.cfg.Owner)
 }
 
 // watchSockets puts the program at the sockets of a tenant, or takes it away.

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -132,7 +133,7 @@ func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
 		p.why = err.Error()
 		d.cfg.Log.Warn("dropping by tc, not by XDP", "feature", d.cfg.Feature, "uplink", u.Link.Name, "err", err)
 	}
-	hook := qdisc.Hook{NS: u.NS, Index: u.Link.Index, Name: "drop"}
+	hook := qdisc.Hook{NS: u.NS, Index: u.Link.Index, Stage: ends.Drop, Name: "drop"}
 	if p.tc, err = d.cfg.Hooks.Attach(hook, d.tc, journal.Owner{Feature: d.cfg.Feature}); err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -132,7 +133,7 @@ func (t *Tenant) countVeth(inside *netdev.NS, index int, host *netdev.NS, hostIn
 		return fmt.Errorf("early drop: watch polls of device %d in netns %d: %w", index, inside.Inode(), err)
 	}
 	// Containers of a pod that are charged have a program each.
-	at := qdisc.Hook{NS: host, Index: hostIndex, Egress: true, Last: true, Name: "count_" + t.owner.String()}
+	at := qdisc.Hook{NS: host, Index: hostIndex, Egress: true, Stage: ends.Count, Name: "count_" + t.owner.String()}
 	l, err := d.cfg.Hooks.Attach(at, count, journal.Owner{Feature: d.cfg.Feature, Container: uint64(t.owner)})
 	if err != nil {
 		return errors.Join(fmt.Errorf("early drop: %w", err), d.maps.FlDevices.Delete(key))
