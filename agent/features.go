@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/traffic"
@@ -36,12 +37,13 @@ type FeatureConfig struct {
 // shown. Nothing else names them. A feature that cannot work here is not an
 // error: its Support says why. After an error nothing is left open.
 func features(cfg Config, set containers, j *journal.Journal) ([]feature.Feature, error) {
-	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, XDP: cfg.XDP})
+	at := ends.Open(cfg.Roots.Proc, j)
+	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Ends: at, XDP: cfg.XDP})
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)
 	}
 	t, err := traffic.New(traffic.Config{
-		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Slots: slot.New(time.Now),
+		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Slots: slot.New(time.Now), Ends: at,
 		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, MarkMask: cfg.MarkMask, Delays: cfg.TrafficDelays,
 	})
 	if err != nil {

@@ -1,5 +1,3 @@
-// Package ends says in which order the programs of features run at a device. It
-// attaches nothing itself (kernel/qdisc does); features call it.
 package ends
 
 import "github.com/fairlead-project/fairlead/kernel/qdisc"

@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
@@ -59,6 +60,8 @@ type Config struct {
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
 
+	Ends *ends.Ends // nil: those of its own
+
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
 	NetNS string
@@ -76,7 +79,6 @@ type Netcpu struct {
 	cfg      Config
 	layout   cgroup.Layout
 	support  probe.Verdict
-	hooks    *qdisc.Hooks    // nil where the kernel has none
 	meter    *account.Meter  // nil where the kernel cannot keep accounts,
 	noMeter  error           // and why
 	charger  *charge.Charger // nil without meter
@@ -102,6 +104,9 @@ func New(cfg Config) (*Netcpu, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Ends == nil {
+		cfg.Ends = ends.Open(cfg.Roots.Proc, cfg.Journal)
+	}
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
@@ -120,20 +125,19 @@ func New(cfg Config) (*Netcpu, error) {
 		throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	var noDrop error
-	n.hooks, noDrop = qdisc.OpenHooks(n.find, cfg.Journal)
+	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
+	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
+		accounts.Ends = nil
 		cfg.Log.Warn("attaching nothing to devices: packets that a queue of the host delays are charged by socket, or to nobody", "feature", name, "err", noDrop)
 	}
-	if n.meter, n.noMeter = account.Open(account.Config{
-		Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Hooks: n.hooks, Owner: journal.Owner{Feature: name},
-	}); n.noMeter != nil {
+	if n.meter, n.noMeter = account.Open(accounts); n.noMeter != nil {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
 	n.Accounts = &Accounts{Meter: n, Containers: cfg.Containers, Since: time.Now()}
-	if n.hooks != nil {
+	if noDrop == nil {
 		n.dropper, noDrop = drop.Load(drop.Config{
-			Feature: name, Hooks: n.hooks, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
+			Feature: name, Ends: cfg.Ends, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
 		})
 	}
 	if n.meter != nil {
@@ -328,7 +332,7 @@ func (n *Netcpu) Prune(_ context.Context, alive func(container.ID) bool) error {
 		case e.Owner.Feature != name:
 			return false
 		case e.Ref.Kind == qdisc.KindFilter:
-			return n.hooks == nil || n.hooks.Stray(e)
+			return n.cfg.Ends.Stray(e)
 		case e.Owner.Container == 0:
 			return n.isolator.Idle()
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -145,13 +146,13 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 	return to
 }
 
-// readCeil adds the class that holds a tenant to a ceil at the host end of its
-// veth. It guarantees nothing.
-func (f *Traffic) readCeil(to []Row, t *tenant, key deviceKey, way Direction, q *queue) []Row {
+// readCeil adds what holds a tenant to a ceil at the host's end of its veth,
+// which guarantees nothing.
+func (f *Traffic) readCeil(to []Row, t *tenant, key ends.Device, way Direction, q *queue) []Row {
 	if len(t.members) == 0 {
 		return to
 	}
-	ns, err := f.find.Open(t.ends[key].path, key.netns)
+	ns, err := f.find.Open(t.ends[key].path, key.NetNS)
 	if err != nil {
 		return to
 	}

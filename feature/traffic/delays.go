@@ -143,8 +143,8 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 			in = append(in, uint16(t.slot))
 		}
 		for key, e := range t.ends {
-			add(key.netns, &e.receives)
-			add(key.netns, &e.sends.queue)
+			add(key.NetNS, &e.receives)
+			add(key.NetNS, &e.sends.queue)
 		}
 	}
 	for _, u := range f.uplinks {

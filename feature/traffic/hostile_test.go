@@ -4,13 +4,12 @@ import (
 	"errors"
 	"net"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -122,9 +121,7 @@ func TestHostile(t *testing.T) {
 // leads says whether this kernel can hold what a container sends at its veth.
 func (h *host) leads() bool {
 	h.t.Helper()
-	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), h.journal)
-	must(h.t, err)
-	return !hooks.Filters()
+	return !ends.Open("/proc", h.journal).Filters()
 }
 
 // forgeRoot puts a root qdisc with our handle at a device, with one class of a rate.

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -16,20 +14,12 @@ import (
 // ingress leads what a device receives through the queue of an IFB. The device is
 // an uplink, or the host end of a veth, which receives what the container sends.
 type ingress struct {
-	queue                 // of the IFB; its index is 0 while there is none
-	program *ebpf.Program // what leads packets there
-	inbound *qdisc.Attachment
+	queue            // of the IFB; its index is 0 while there is none
+	inbound ends.Set // what leads packets there
 }
 
-// close stops leading packets to the IFB, which stays.
-func (i *ingress) close() error {
-	err := detach(&i.inbound)
-	if i.program != nil {
-		err = errors.Join(err, i.program.Close())
-		i.program = nil
-	}
-	return err
-}
+// close ends that packets are led to the IFB, which stays.
+func (i *ingress) close() error { return i.inbound.Close() }
 
 // receive enforces the plan for what an uplink receives, if there is one.
 func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
@@ -45,16 +35,15 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", by); err != nil {
 		return err
 	}
-	if err := f.lead(f.host, u.index, &u.ingress, p, by, f.programs.inbound); err != nil {
+	if err := f.lead(f.host, u.index, &u.ingress, p, by, trafficProgFlInbound); err != nil {
 		return fmt.Errorf("what it receives: %w", err)
 	}
 	return nil
 }
 
-// lead makes what a device receives pass through the queue of an IFB, which
-// divides it as planned. load returns the program that leads packets to the IFB
-// with an index.
-func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journal.Owner, load func(ifb int) (*ebpf.Program, error)) error {
+// lead has what a device receives pass the queue of an IFB, which divides it as
+// planned. program leads packets there.
+func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journal.Owner, program string) error {
 	ifb := ns.IFB(of)
 	if err := f.cfg.Journal.Turn(ifb, netdev.OurIFB, by); err != nil {
 		return err
@@ -71,7 +60,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journ
 	}
 	if err := i.bring(f.cfg.Journal, ns, p, by); err != nil {
 		if i.lost {
-			err = errors.Join(err, detach(&i.inbound))
+			err = errors.Join(err, i.close())
 		}
 		return err
 	}
@@ -83,12 +72,8 @@ func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journ
 	if err := f.watch(ns); err != nil {
 		return err
 	}
-	if i.inbound == nil {
-		if i.program, err = load(index); err != nil {
-			return err
-		}
-	}
-	return f.put(&i.inbound, qdisc.Hook{NS: ns, Index: of, Stage: ends.Ceil, Name: "inbound"}, i.program)
+	at := ends.Place{Device: ends.Device{NetNS: ns.Inode(), Index: of}, Stage: ends.Ceil, Name: "inbound"}
+	return f.put(&i.inbound, at, f.programs.leading(program, index))
 }
 
 // unqueue forgets the IFB that there was.

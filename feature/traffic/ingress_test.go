@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -221,9 +221,7 @@ func needSharing(t *testing.T) {
 	j, err := journal.Open(t.TempDir())
 	must(t, err)
 	defer j.Close()
-	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), j)
-	must(t, err)
-	if !hooks.Filters() {
+	if !ends.Open("/proc", j).Filters() {
 		return
 	}
 	h := newHost(t, gbit)

@@ -10,9 +10,9 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // programs identify packets: see traffic.bpf.c.
@@ -51,41 +51,28 @@ func load(mask uint32) (_ *programs, err error) {
 	return p, nil
 }
 
-// identity loads the copy of fl_identify for one slot.
-func (p *programs) identity(s slot.Slot) (*ebpf.Program, error) {
-	return p.object.Program(trafficProgFlIdentify, bpf.Vars{trafficVarFlSlot: uint32(s)})
+// copyFor gives what loads the copy of a program for one slot.
+func (p *programs) copyFor(program string, s slot.Slot) func() (*ebpf.Program, error) {
+	return func() (*ebpf.Program, error) {
+		return p.object.Program(program, bpf.Vars{trafficVarFlSlot: uint32(s)})
+	}
 }
 
-// inbound loads the copy of fl_inbound that leads to the IFB with an index.
-func (p *programs) inbound(ifb int) (*ebpf.Program, error) {
-	return p.object.Program(trafficProgFlInbound, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
+// leading gives what loads the copy of a program that leads to the IFB with an index.
+func (p *programs) leading(program string, ifb int) func() (*ebpf.Program, error) {
+	return func() (*ebpf.Program, error) {
+		return p.object.Program(program, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
+	}
 }
 
-// lead loads the copy of fl_lead that leads to the IFB with an index.
-func (p *programs) lead(ifb int) (*ebpf.Program, error) {
-	return p.object.Program(trafficProgFlLead, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
-}
-
-// delivery loads the copies of fl_deliver and fl_arrive for one slot.
-func (p *programs) delivery(s slot.Slot) (*delivery, error) {
-	d := new(delivery)
-	if err := p.object.Load(d, bpf.Vars{trafficVarFlSlot: uint32(s)}); err != nil {
+// attachCgroup attaches a program to what the sockets of a cgroup receive,
+// beside whatever else is there.
+func attachCgroup(dir string, load func() (*ebpf.Program, error)) (link.Link, error) {
+	p, err := load()
+	if err != nil {
 		return nil, err
 	}
-	return d, nil
-}
-
-// delivery learns which flows belong to one tenant.
-type delivery struct {
-	Device *ebpf.Program `ebpf:"fl_deliver"`
-	Socket *ebpf.Program `ebpf:"fl_arrive"`
-}
-
-func (d *delivery) close() error { return errors.Join(d.Device.Close(), d.Socket.Close()) }
-
-// attachCgroup attaches a program to what the sockets of a cgroup receive, beside
-// any other programs.
-func attachCgroup(dir string, p *ebpf.Program) (link.Link, error) {
+	defer p.Close()
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupInetIngress, Program: p})
 	if err != nil {
 		return nil, fmt.Errorf("attach to cgroup %s: %w", dir, err)
@@ -110,13 +97,10 @@ func set(v *ebpf.Variable, on bool) error {
 	return v.Set(n)
 }
 
-// put has a program at a hook: it attaches it, or sees that it is still there.
-func (f *Traffic) put(a **qdisc.Attachment, at qdisc.Hook, p *ebpf.Program) (err error) {
-	if *a != nil {
-		return (*a).Hold()
-	}
-	*a, err = f.hooks.Attach(at, p, journal.Owner{Feature: name})
-	return err
+// put sees to it that a program is at a device.
+func (f *Traffic) put(s *ends.Set, at ends.Place, load func() (*ebpf.Program, error)) error {
+	at.Owner = journal.Owner{Feature: name}
+	return s.Put(f.cfg.Ends, at, load)
 }
 
 // cgroup makes the programs identify a container's sockets by its cgroup, which

@@ -114,7 +114,7 @@ func sharesReceived(l model.Link, n policy.Net) bool { return l.Rate > 0 || n.Ce
 // heldByVeths says whether a container is due nothing but ceils, and all of its
 // packets pass veths, where those are held without an uplink.
 func (f *Traffic) heldByVeths(c container.Container, d due) bool {
-	if d.egress.Ceil > 0 && f.hooks.Filters() { // see holdSent
+	if d.egress.Ceil > 0 && f.cfg.Ends.Filters() { // see holdSent
 		return false
 	}
 	d.egress.Ceil, d.ingress.Ceil = 0, 0

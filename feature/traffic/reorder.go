@@ -112,7 +112,7 @@ func with(p model.Plan, beside map[*tenant]slot.Slot, emptied func(*tenant) slot
 // number makes a tenant's packets carry a slot, which may differ from its own,
 // wherever they already carry one.
 func (f *Traffic) number(t *tenant, s slot.Slot) error {
-	program, err := f.programs.identity(s)
+	program, err := f.programs.copyFor(trafficProgFlIdentify, s)()
 	if err != nil {
 		return err
 	}
@@ -121,15 +121,6 @@ func (f *Traffic) number(t *tenant, s slot.Slot) error {
 	for id := range t.members {
 		errs = append(errs, f.programs.Cgroups.Put(uint64(id), uint32(s)))
 	}
-	for _, e := range t.ends {
-		if e.sent == nil {
-			continue
-		}
-		if err := e.sent.Replace(program); err != nil {
-			// The attachment may carry either number; the next round attaches it
-			// anew.
-			errs = append(errs, err, detach(&e.sent))
-		}
-	}
-	return errors.Join(errs...)
+	// Where that fails, it may say one thing or the other: the next round attaches it anew.
+	return errors.Join(append(errs, t.at.Replace(identify, program))...)
 }

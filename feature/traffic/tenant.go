@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -18,7 +17,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -30,9 +28,8 @@ type tenant struct {
 	due     due    // in force: what all members wished when they last agreed
 	members map[container.ID]container.Container
 	wishes  map[container.ID]due // what policy gives each of them now
-	program *ebpf.Program        // fl_identify; nil until a veth needs it
-	deliver *delivery            // nil until what uplinks receive is shared
-	ends    map[deviceKey]*end
+	ends    map[ends.Device]*end
+	at      ends.Set                   // fl_identify and fl_deliver, at those
 	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
 }
 
@@ -47,8 +44,6 @@ func asked(n policy.Net) bool { return n != policy.Net{} }
 // end is a device by which a tenant's packets pass: the host's end of a veth,
 // or a macvlan in the container's own namespace.
 type end struct {
-	sent     *qdisc.Attachment // fl_identify
-	received *qdisc.Attachment // fl_deliver
 	// Of a veth: what holds the tenant to the ceils of what it receives, and of
 	// what it sends.
 	receives queue
@@ -56,28 +51,8 @@ type end struct {
 	path     string // to the device's namespace
 }
 
-func (e *end) close() error {
-	return errors.Join(detach(&e.sent), detach(&e.received), e.sends.close())
-}
-
-// detach ends an attachment that there may not be.
-func detach(a **qdisc.Attachment) error {
-	if *a == nil {
-		return nil
-	}
-	err := (*a).Close()
-	*a = nil
-	return err
-}
-
-// deviceKey is a device, by its namespace's inode and its index in there.
-type deviceKey struct {
-	netns uint64
-	index int
-}
-
 func newTenant(key slot.Tenant, s slot.Slot) *tenant {
-	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[deviceKey]*end), sockets: make(map[container.ID]link.Link)}
+	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[ends.Device]*end), sockets: make(map[container.ID]link.Link)}
 }
 
 // other gives the first container of the tenant beside id whose policy gives it
@@ -110,22 +85,14 @@ func (t *tenant) bare() bool {
 func (t *tenant) close() error {
 	var errs []error
 	for key, e := range t.ends {
-		errs = append(errs, e.close())
+		errs = append(errs, e.sends.close())
 		delete(t.ends, key)
 	}
 	for id, l := range t.sockets {
 		errs = append(errs, l.Close())
 		delete(t.sockets, id)
 	}
-	if t.program != nil {
-		errs = append(errs, t.program.Close())
-		t.program = nil
-	}
-	if t.deliver != nil {
-		errs = append(errs, t.deliver.close())
-		t.deliver = nil
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, t.at.Close())...)
 }
 
 // unseen says whether a device brings packets to the host's devices without
@@ -144,26 +111,17 @@ func (f *Traffic) trust(c container.Container) error {
 	return f.programs.setStrict(len(f.macvlans) > 0)
 }
 
-// device is one of a tenant's, as its container shows it.
-type device struct {
-	container.HostEnd
-	veth bool
-}
-
-// devices lists those of a tenant that packets can be told by.
-func (f *Traffic) devices(t *tenant) (map[deviceKey]device, error) {
-	want := make(map[deviceKey]device)
+// devices lists the ends of a tenant at which packets can be told to be its.
+func (f *Traffic) devices(t *tenant) (map[ends.Device]ends.End, error) {
+	want := make(map[ends.Device]ends.End)
 	var errs []error
 	for _, c := range t.members {
-		for _, dev := range c.Interfaces {
+		for _, e := range ends.Of(c, f.cfg.Roots.Proc) {
 			switch {
-			case dev.Kind == "veth" && dev.Host.NetNS == 0:
-				errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", dev.Name))
-			case dev.Kind == "veth":
-				want[deviceKey{dev.Host.NetNS, dev.Host.Index}] = device{dev.Host, true}
-			case unseen(dev.Kind):
-				inside := filepath.Join(f.cfg.Roots.Proc, fmt.Sprint(c.PID), "ns", "net")
-				want[deviceKey{c.NetNS, dev.Index}] = device{container.HostEnd{NetNS: c.NetNS, NSPath: inside, Name: dev.Name, Index: dev.Index}, false}
+			case e.Inside.Kind == "veth" && !e.Host:
+				errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", e.Name))
+			case e.Inside.Kind == "veth" || unseen(e.Inside.Kind):
+				want[e.Device] = e
 			}
 		}
 	}
@@ -179,7 +137,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	for id, c := range t.members {
 		errs = append(errs, f.programs.cgroup(id, f.level(c.Cgroup.V2), t.slot))
 		if f.learns(t) && t.key.NetNS == 0 && t.sockets[id] == nil && c.Cgroup.V2 != "" {
-			l, err := f.listen(t, c.Cgroup.V2)
+			l, err := attachCgroup(c.Cgroup.V2, f.programs.copyFor(trafficProgFlArrive, t.slot))
 			if err != nil {
 				errs = append(errs, err)
 				continue
@@ -195,7 +153,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	}
 	for key, e := range t.ends {
 		if _, wanted := want[key]; !wanted {
-			errs = append(errs, f.leave(key, e))
+			errs = append(errs, t.leave(key, ""), f.leave(key, e))
 			delete(t.ends, key)
 		}
 	}
@@ -205,7 +163,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 		}
 		e := t.ends[key]
 		if e == nil {
-			e = &end{receives: queue{index: key.index}, path: dev.NSPath}
+			e = &end{receives: queue{index: key.Index}, path: dev.Path}
 			t.ends[key] = e
 		}
 		if err := f.reach(t, e, dev); err != nil {
@@ -218,62 +176,42 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 // learns says whether flows are to be learnt where the tenant receives them.
 func (f *Traffic) learns(t *tenant) bool { return f.sharing && asked(t.due.ingress) }
 
-// listen has flows learnt where the sockets of a cgroup receive them.
-func (f *Traffic) listen(t *tenant, dir string) (link.Link, error) {
-	if err := f.loadDelivery(t); err != nil {
-		return nil, err
-	}
-	return attachCgroup(dir, t.deliver.Socket)
-}
-
-func (f *Traffic) loadDelivery(t *tenant) (err error) {
-	if t.deliver == nil {
-		t.deliver, err = f.programs.delivery(t.slot)
-	}
-	return err
+// leave detaches the program of a name from a device, or all, and only those.
+func (t *tenant) leave(d ends.Device, name string) error {
+	return t.at.Drop(func(at ends.Device, _ bool, n string) bool { return at == d && (name == "" || n == name) })
 }
 
 // reach brings one device of a tenant to what it is to have.
-func (f *Traffic) reach(t *tenant, e *end, dev device) error {
-	learns := f.learns(t)
-	if !learns && e.received != nil {
-		if err := detach(&e.received); err != nil {
+func (f *Traffic) reach(t *tenant, e *end, dev ends.End) error {
+	at := ends.Place{Device: dev.Device, Path: dev.Path}
+	if dev.Host {
+		at.Stage, at.Name = ends.Identify, identify
+		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlIdentify, t.slot)); err != nil {
 			return err
 		}
 	}
-	if !dev.veth && !learns {
-		return nil // nothing to do in there
+	if f.learns(t) {
+		// What a veth's host end sends is what the container receives.
+		at.Egress, at.Stage, at.Name = dev.Host, ends.Learn, deliver
+		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
+			return err
+		}
+	} else if err := t.leave(dev.Device, deliver); err != nil {
+		return err
 	}
-	ns, err := f.find.Open(dev.NSPath, dev.NetNS)
+	if !dev.Host {
+		return nil
+	}
+	ns, err := f.find.Open(dev.Path, dev.NetNS)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	if dev.veth {
-		if t.program == nil {
-			if t.program, err = f.programs.identity(t.slot); err != nil {
-				return err
-			}
-		}
-		if err := f.put(&e.sent, qdisc.Hook{NS: ns, Index: dev.Index, Stage: ends.Identify, Name: "identify"}, t.program); err != nil {
-			return err
-		}
-	}
-	if learns {
-		if err := f.loadDelivery(t); err != nil {
-			return err
-		}
-		// What a veth's host end sends is what the container receives.
-		at := qdisc.Hook{NS: ns, Index: dev.Index, Egress: dev.veth, Stage: ends.Learn, Name: "deliver"}
-		if err := f.put(&e.received, at, t.deliver.Device); err != nil {
-			return err
-		}
-	}
-	if !dev.veth {
-		return nil
-	}
 	return errors.Join(f.holdReceived(t, &e.receives, ns), f.holdSent(t, &e.sends, ns, dev.Index))
 }
+
+// The names of fl_identify and fl_deliver at a device.
+const identify, deliver = "identify", "deliver"
 
 // holdReceived keeps what a tenant receives by a veth, from wherever it comes,
 // below its ceil.
@@ -295,7 +233,7 @@ func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 // ceil. The uplinks alone do not: what stays on the host never comes there.
 func (f *Traffic) holdSent(t *tenant, i *ingress, ns *netdev.NS, index int) error {
 	ceil := t.due.egress.Ceil
-	if ceil == 0 || f.hooks.Filters() { // errNoSharing
+	if ceil == 0 || f.cfg.Ends.Filters() { // errNoSharing
 		return f.unlead(ns, index, i) // also what an earlier agent left
 	}
 	p, err := ceiling(ns, index, ceil)
@@ -303,7 +241,7 @@ func (f *Traffic) holdSent(t *tenant, i *ingress, ns *netdev.NS, index int) erro
 		return err
 	}
 	i.link = p.Link
-	return f.lead(ns, index, i, p, t.owner(), f.programs.lead)
+	return f.lead(ns, index, i, p, t.owner(), trafficProgFlLead)
 }
 
 // ceiling plans for a device that has one class, which is held to a ceil.
@@ -338,14 +276,14 @@ func (f *Traffic) let(t *tenant) error {
 }
 
 // leave puts back what was changed at one device.
-func (f *Traffic) leave(key deviceKey, e *end) error {
-	err := e.close()
+func (f *Traffic) leave(key ends.Device, e *end) error {
+	err := e.sends.close()
 	if !e.receives.claimed && e.sends.index == 0 {
 		return err
 	}
-	ns, nerr := f.find.Open(e.path, key.netns)
+	ns, nerr := f.find.Open(e.path, key.NetNS)
 	if errors.Is(nerr, netdev.ErrNoNS) { // and all that is noted of it goes with it
-		prefix := fmt.Sprintf("%d/", key.netns)
+		prefix := fmt.Sprintf("%d/", key.NetNS)
 		err = errors.Join(err, f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) }))
 		return errors.Join(err, f.unwatch()) // which would keep it alive
 	}
@@ -357,7 +295,7 @@ func (f *Traffic) leave(key deviceKey, e *end) error {
 		err = errors.Join(err, f.undo(e.receives.knobs(ns)...))
 	}
 	if e.sends.index != 0 {
-		err = errors.Join(err, f.unlead(ns, key.index, &e.sends))
+		err = errors.Join(err, f.unlead(ns, key.Index, &e.sends))
 	}
 	return err
 }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -47,6 +48,7 @@ type Config struct {
 	Journal *journal.Journal
 	Log     *slog.Logger    // nil: no log
 	Slots   *slot.Allocator // nil: one of its own
+	Ends    *ends.Ends      // nil: those of its own
 
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
@@ -78,7 +80,6 @@ type Traffic struct {
 	hfsc    bool   // the kernel has it
 	splits  bool   // packets can be cut into frames: it has TBF
 	find    *netdev.Finder
-	hooks   *qdisc.Hooks
 
 	measuring chan struct{} // holds one for each Measure
 
@@ -102,6 +103,9 @@ func (cfg Config) withDefaults() Config {
 	}
 	if cfg.Slots == nil {
 		cfg.Slots = slot.New(time.Now)
+	}
+	if cfg.Ends == nil {
+		cfg.Ends = ends.Open(cfg.Roots.Proc, cfg.Journal)
 	}
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
@@ -140,7 +144,7 @@ func New(cfg Config) (*Traffic, error) {
 	}
 	f.hfsc = qdisc.Supported(qdisc.KindHFSC) == nil
 	f.splits = qdisc.Supported(qdisc.KindTBF) == nil
-	if f.hooks, err = qdisc.OpenHooks(f.find, cfg.Journal); err == nil {
+	if err = f.cfg.Ends.Err(); err == nil {
 		f.programs, err = load(cfg.MarkMask)
 	}
 	if err != nil {
@@ -233,7 +237,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	_, had := t.members[c.ID]
 	t.members[c.ID], t.wishes[c.ID] = c, d
 	out, in, err := f.plans()
-	if err == nil && in != nil && f.hooks.Filters() {
+	if err == nil && in != nil && f.cfg.Ends.Filters() {
 		err = errNoSharing
 	}
 	if err != nil { // nothing has been changed
@@ -268,8 +272,8 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 // unlearn has nothing more told to be for a tenant by what it receives.
 func (f *Traffic) unlearn(t *tenant) error {
 	var errs []error
-	for _, e := range t.ends {
-		errs = append(errs, detach(&e.received))
+	for d := range t.ends {
+		errs = append(errs, t.leave(d, deliver))
 	}
 	for id, l := range t.sockets {
 		errs = append(errs, l.Close())
@@ -457,7 +461,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	// Those of one container are the agent's to undo, and Apply's.
 	return f.restore(func(e journal.Entry) bool {
 		if e.Ref.Kind == qdisc.KindFilter {
-			return f.hooks.Stray(e)
+			return f.cfg.Ends.Stray(e)
 		}
 		return e.Owner.Container == 0 && !held[e.Ref]
 	})

@@ -25,13 +25,13 @@ const (
 
 // uplink is a device of the host by which packets leave and come in.
 type uplink struct {
-	queue                     // of what it sends
-	program *qdisc.Attachment // fl_normalise
-	ingress ingress           // what it receives, while that is shared
+	queue            // of what it sends
+	program ends.Set // fl_normalise
+	ingress ingress  // what it receives, while that is shared
 }
 
 func (u *uplink) close() error {
-	return errors.Join(detach(&u.program), u.ingress.close())
+	return errors.Join(u.program.Close(), u.ingress.close())
 }
 
 // look finds the uplinks that there are now. The error is of those that could
@@ -131,10 +131,10 @@ func (f *Traffic) bring(out, in map[int]model.Plan) error {
 // send puts the plan of what an uplink sends into force.
 func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 	if plans == nil {
-		if u.program == nil {
+		if u.program.Len() == 0 {
 			return nil
 		}
-		err := detach(&u.program)
+		err := u.program.Close()
 		u.claimed, u.lost = false, false
 		return errors.Join(err, f.undo(u.knobs(f.host)...))
 	}
@@ -144,11 +144,15 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 	}
 	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}); err != nil {
 		if u.lost {
-			err = errors.Join(err, detach(&u.program))
+			err = errors.Join(err, u.program.Close())
 		}
 		return err
 	}
-	return f.put(&u.program, qdisc.Hook{NS: f.host, Index: u.index, Egress: true, Stage: ends.Identify, Name: "normalise"}, f.programs.Normalise)
+	at := ends.Place{
+		Device: ends.Device{NetNS: f.host.Inode(), Index: u.index}, Path: f.cfg.NetNS,
+		Egress: true, Stage: ends.Identify, Name: "normalise",
+	}
+	return f.put(&u.program, at, f.programs.Normalise.Clone)
 }
 
 // release gives everything back, as nobody is shaped any more.

@@ -47,13 +47,13 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 // led calls fn for all IFBs in a namespace to which packets are led.
 func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 	for _, u := range f.uplinks {
-		if f.host != nil && f.host.Inode() == inode && u.ingress.inbound != nil {
+		if f.host != nil && f.host.Inode() == inode && u.ingress.inbound.Len() > 0 {
 			fn(&u.ingress)
 		}
 	}
 	for _, t := range f.tenants {
 		for key, e := range t.ends {
-			if key.netns == inode && e.sends.inbound != nil {
+			if key.NetNS == inode && e.sends.inbound.Len() > 0 {
 				fn(&e.sends)
 			}
 		}

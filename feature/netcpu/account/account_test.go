@@ -14,12 +14,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -56,9 +55,9 @@ func config(t testing.TB) Config {
 	j, err := journal.Open(t.TempDir())
 	must(t, err)
 	t.Cleanup(func() { must(t, j.Close()) })
-	hooks, err := qdisc.OpenHooks(netdev.NewFinder("/proc", time.Now), j)
-	must(t, err)
-	return Config{Hooks: hooks}
+	e := ends.Open("/proc", j)
+	must(t, e.Err())
+	return Config{Ends: e}
 }
 
 func must(t testing.TB, err error) {
@@ -183,7 +182,7 @@ func TestLife(t *testing.T) {
 // among equals the first.
 func TestHolder(t *testing.T) {
 	m := newMeter(t)
-	m.cfg.Hooks = nil // the devices are not there
+	m.cfg.Ends = nil // the devices are not there
 	const netns, host = 4026531000, 4026531001
 	devices := []Device{{Netns: netns, Ifindex: 2}, {Netns: host, Ifindex: 3, HostEnd: true}}
 	watch := func(id container.ID, rank int) {

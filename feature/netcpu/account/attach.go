@@ -14,45 +14,31 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // attach brings the programs at the host's ends of a tenant's veths, and at its
 // sockets, to what was told.
 func (m *Meter) attach(t *tenant) error {
 	var errs []error
-	want := make(map[Device]bool)
+	stamped := make(map[ends.Device]bool)
 	for _, d := range t.told.Devices {
 		// What another has is stamped by that one.
-		want[d] = d.HostEnd && m.cfg.Hooks != nil && m.devices[accountDevice{Netns: uint32(d.Netns), Ifindex: uint32(d.Ifindex)}]&slotMask == t.slot
-	}
-	for d, l := range t.stamps {
-		if !want[d] {
-			errs = append(errs, l.Close())
-			delete(t.stamps, d)
-		}
-	}
-	for d, w := range want {
-		if !w {
+		if !d.HostEnd || m.cfg.Ends == nil || m.devices[accountDevice{Netns: uint32(d.Netns), Ifindex: uint32(d.Ifindex)}]&slotMask != t.slot {
 			continue
 		}
-		if l := t.stamps[d]; l != nil {
-			errs = append(errs, l.Hold())
-			continue
+		at := ends.Place{
+			Device: ends.Device{NetNS: d.Netns, Index: d.Ifindex},
+			Stage:  ends.Stamp, Name: "stamp_" + t.told.ID.String(), Owner: m.cfg.Owner,
 		}
-		l, err := m.stampAt(t, d)
+		stamped[at.Device] = true
+		err := t.stamps.Put(m.cfg.Ends, at, func() (*ebpf.Program, error) { return m.load(accountProgFlStamp, t.slot) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("stamp what device %d in netns %d receives: %w", d.Ifindex, d.Netns, err))
-			continue
 		}
-		t.stamps[d] = l
 	}
-	if len(t.stamps) == 0 && t.stamp != nil {
-		errs = append(errs, t.stamp.Close())
-		t.stamp = nil
-	}
+	errs = append(errs, t.stamps.Drop(func(d ends.Device, _ bool, _ string) bool { return !stamped[d] }))
 	// Nobody else's packets may carry the slot of one that does not stamp.
-	errs = append(errs, m.maps.FlUsed.Put(t.slot, uint32(min(len(t.stamps), 1))))
+	errs = append(errs, m.maps.FlUsed.Put(t.slot, uint32(min(t.stamps.Len(), 1))))
 	if need := bySocket(t.told); need != (t.socket != nil) {
 		errs = append(errs, m.watchSockets(t, need))
 	}
@@ -77,20 +63,6 @@ func (m *Meter) attachAll(changed ...Tenant) error {
 // share says whether two tenants name the same device.
 func share(a, b Tenant) bool {
 	return slices.ContainsFunc(a.Devices, func(d Device) bool { return slices.Contains(b.Devices, d) })
-}
-
-func (m *Meter) stampAt(t *tenant, d Device) (_ *qdisc.Attachment, err error) {
-	if t.stamp == nil {
-		if t.stamp, err = m.load("fl_stamp", t.slot); err != nil {
-			return nil, err
-		}
-	}
-	ns, err := m.find.Open("", d.Netns)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	return m.cfg.Hooks.Attach(qdisc.Hook{NS: ns, Index: d.Ifindex, Stage: ends.Stamp, Name: "stamp_" + t.told.ID.String()}, t.stamp, m.cfg.Owner)
 }
 
 // watchSockets puts the program at the sockets of a tenant, or takes it away.

@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -40,13 +42,11 @@ func TestForged(t *testing.T) {
 				t.Fatal("the victim has no slot")
 			}
 			// More than it could do itself: that takes CAP_BPF in the host's namespace.
-			stamp, err := f.m.load("fl_stamp", slot)
-			must(t, err)
-			defer stamp.Close()
-			forge := qdisc.Hook{NS: f.ns(bad), Index: f.device(bad, "eth0", false).Ifindex, Egress: true, Name: "forge"}
-			l, err := f.m.cfg.Hooks.Attach(forge, stamp, f.m.cfg.Owner)
-			must(t, err)
-			defer l.Close()
+			var forger ends.Set
+			defer forger.Close()
+			d := f.device(bad, "eth0", false)
+			forge := ends.Place{Device: ends.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "forge", Owner: f.m.cfg.Owner}
+			must(t, forger.Put(f.m.cfg.Ends, forge, func() (*ebpf.Program, error) { return f.m.load("fl_stamp", slot) }))
 
 			claims := []uint32{slot, qdisc.Handle | slot, 0x66000000 | slot, 0xffffffff}
 			must(t, bad.Do(func() error {

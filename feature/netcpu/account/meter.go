@@ -14,10 +14,10 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // Errors of Open and Watch.
@@ -31,10 +31,10 @@ type Config struct {
 	Proc   string // the root of proc; "" is /proc
 	Cgroup string // above all hierarchies; "" is where they are on any host
 
-	// Hooks attach what stamps packets with the slot of who sent them, on
+	// Ends are where packets are stamped with the slot of who sent them, on
 	// behalf of Owner. nil: none are stamped, so that packets which a queue of
 	// the host delays are charged by socket, or to nobody.
-	Hooks *qdisc.Hooks
+	Ends  *ends.Ends
 	Owner journal.Owner
 
 	exact bool // no sampling: what it is held against
@@ -51,7 +51,6 @@ type Meter struct {
 	aroundCall *ebpf.Variable // fl_around_call
 	links      bpf.Links
 	self       uint64 // inode of the host's network namespace
-	find       *netdev.Finder
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
@@ -78,8 +77,7 @@ type tenant struct {
 	slot  uint32
 	state tenantState
 
-	stamp  *ebpf.Program // while there are stamps
-	stamps map[Device]*qdisc.Attachment
+	stamps ends.Set  // fl_stamp
 	socket link.Link // where nothing else tells some of its packets
 }
 
@@ -103,7 +101,6 @@ func Open(cfg Config) (_ *Meter, err error) {
 	}
 	m := &Meter{
 		cfg:     cfg,
-		find:    netdev.NewFinder(cfg.Proc, time.Now),
 		tenants: make(map[container.ID]*tenant),
 		devices: make(map[accountDevice]uint32),
 		cgroups: make(map[uint64]uint32),
@@ -145,7 +142,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err := m.interrupts(); err != nil {
 		return nil, err
 	}
-	if cfg.Hooks == nil {
+	if cfg.Ends == nil {
 		return m, nil
 	}
 	p, err := m.load("fl_stamp", 0) // whether the kernel takes it
@@ -238,7 +235,7 @@ func (m *Meter) Watch(told Tenant) error {
 		if err != nil {
 			return fmt.Errorf("account for container %v: %w", told.ID, err)
 		}
-		t = &tenant{slot: slot, stamps: make(map[Device]*qdisc.Attachment)}
+		t = &tenant{slot: slot}
 		m.slots[slot] = t
 		m.tenants[told.ID] = t
 	}

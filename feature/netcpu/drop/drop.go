@@ -16,13 +16,13 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // errSlots means that as many tenants are isolated as the BPF maps hold.
@@ -31,7 +31,7 @@ var errSlots = errors.New("early drop: no slot is free")
 // Config is what Load needs.
 type Config struct {
 	Feature string // the owner of the notes
-	Hooks   *qdisc.Hooks
+	Ends    *ends.Ends
 	Meter   *account.Meter // nil without accounts: nothing is ever charged then
 	Uplinks *uplink.Finder
 	Find    *netdev.Finder
@@ -52,10 +52,10 @@ type Dropper struct {
 	tc      *ebpf.Program
 	charges bool // what XDP drops is charged
 
-	polled bpf.Links             // fl_polled, while there is a tenant
-	used   map[uint32]bool       // slots of tenants
-	next   uint32                // the slot to try first
-	points map[uplink.Key]*point // by tc while there is a tenant, by XDP from then on
+	polled bpf.Links              // fl_polled, while there is a tenant
+	used   map[uint32]bool        // slots of tenants
+	next   uint32                 // the slot to try first
+	points map[ends.Device]*point // by tc while there is a tenant, by XDP from then on
 
 	mu      sync.Mutex // of these alone: an Open may wait long for a driver
 	tenants map[uint64]*Tenant
@@ -64,7 +64,7 @@ type Dropper struct {
 
 // Load loads the programs. An error means that this kernel cannot run them.
 func Load(cfg Config) (_ *Dropper, err error) {
-	d := &Dropper{cfg: cfg, used: make(map[uint32]bool), points: make(map[uplink.Key]*point), tenants: make(map[uint64]*Tenant)}
+	d := &Dropper{cfg: cfg, used: make(map[uint32]bool), points: make(map[ends.Device]*point), tenants: make(map[uint64]*Tenant)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.object.Close())

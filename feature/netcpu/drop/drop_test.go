@@ -15,10 +15,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -86,11 +87,7 @@ func load(t *testing.T) *Dropper {
 	}
 	t.Cleanup(func() { j.Close() })
 	find := netdev.NewFinder("/proc", time.Now)
-	hooks, err := qdisc.OpenHooks(find, j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := Load(Config{Feature: "netcpu", Hooks: hooks, Find: find, Log: slog.New(slog.DiscardHandler)})
+	e, err := Load(Config{Feature: "netcpu", Ends: ends.Open("/proc", j), Find: find, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
@@ -475,16 +472,17 @@ func TestEarlyDropFullMaps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.countVeth(inside, 2, host, 2); err == nil {
+	veth := ends.End{Device: ends.Device{NetNS: host.Inode(), Index: 2}, Path: a.Path, Inside: container.Interface{Index: 2}}
+	if err := w.countVeth(inside, veth); err == nil {
 		t.Error("device with a full map: no error")
 	}
-	if len(w.links) != 0 || w.links[deviceKey(inside, 2)] != nil {
-		t.Errorf("after the error the device counts as watched: %v", w.links)
+	if w.counts.Len() != 0 || len(w.insides) != 0 {
+		t.Errorf("after the error the device counts as watched: %v", w.insides)
 	}
 	if err := e.maps.FlDevices.Delete(dropDevice{Netns: 1, Ifindex: 0}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.countVeth(inside, 2, host, 2); err != nil || w.links[deviceKey(inside, 2)] == nil {
+	if err := w.countVeth(inside, veth); err != nil || w.counts.Len() != 1 {
 		t.Errorf("device once there is room: %v", err)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // point is an uplink at which packets are dropped, at one of two hooks.
@@ -20,7 +19,7 @@ type point struct {
 	name   string
 	path   string // to its namespace
 	host   bool   // in the host's own namespace
-	tc     *qdisc.Attachment
+	tc     ends.Set
 	driver *driver
 	why    string // XDP was asked for, and is not used or not as it should be; "" otherwise
 }
@@ -40,7 +39,7 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 		return nil
 	}
 	defer d.show()
-	listed := make(map[uplink.Key]bool)
+	listed := make(map[ends.Device]bool)
 	err := d.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
 		listed[u.Key] = true
 		return d.openAt(u)
@@ -51,6 +50,10 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 // openAt begins to drop at an uplink, or sees that it goes on.
 func (d *Dropper) openAt(u uplink.Uplink) error {
 	if p := d.points[u.Key]; p != nil {
+		p.name = u.Link.Name
+		if p.driver == nil {
+			return d.attachTC(p, u.Key)
+		}
 		err := d.hold(p, u.Link)
 		if !errors.Is(err, journal.ErrGone) {
 			return err
@@ -68,13 +71,9 @@ func (d *Dropper) openAt(u uplink.Uplink) error {
 	return nil
 }
 
-// hold has a point go on for its uplink as that is now. journal.ErrGone means that
-// the point is at no device any more.
+// hold has a point in a driver go on for its uplink as that is now. journal.ErrGone
+// means that the point is at no device any more.
 func (d *Dropper) hold(p *point, l netdev.Link) error {
-	p.name = l.Name
-	if p.driver == nil {
-		return p.tc.Hold()
-	}
 	err := p.driver.hold(d, l)
 	if errors.Is(err, journal.ErrGone) {
 		return err
@@ -91,7 +90,7 @@ func (d *Dropper) hold(p *point, l netdev.Link) error {
 }
 
 // shut ends the dropping at a device that has gone.
-func (d *Dropper) shut(key uplink.Key) error {
+func (d *Dropper) shut(key ends.Device) error {
 	p := d.points[key]
 	delete(d.points, key)
 	return p.close()
@@ -99,7 +98,7 @@ func (d *Dropper) shut(key uplink.Key) error {
 
 // shutGone lets go of what was at devices that have gone, or whose namespace has;
 // listed are some that have not.
-func (d *Dropper) shutGone(listed map[uplink.Key]bool) error {
+func (d *Dropper) shutGone(listed map[ends.Device]bool) error {
 	var errs []error
 	for key, p := range d.points {
 		if listed[key] {
@@ -133,11 +132,16 @@ func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
 		p.why = err.Error()
 		d.cfg.Log.Warn("dropping by tc, not by XDP", "feature", d.cfg.Feature, "uplink", u.Link.Name, "err", err)
 	}
-	hook := qdisc.Hook{NS: u.NS, Index: u.Link.Index, Stage: ends.Drop, Name: "drop"}
-	if p.tc, err = d.cfg.Hooks.Attach(hook, d.tc, journal.Owner{Feature: d.cfg.Feature}); err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
+	return p, d.attachTC(p, u.Key)
+}
+
+// attachTC begins to drop at an uplink by tc, or sees that it goes on.
+func (d *Dropper) attachTC(p *point, at ends.Device) error {
+	place := ends.Place{Device: at, Path: p.path, Stage: ends.Drop, Name: "drop", Owner: journal.Owner{Feature: d.cfg.Feature}}
+	if err := p.tc.Put(d.cfg.Ends, place, d.tc.Clone); err != nil {
+		return fmt.Errorf("early drop: %w", err)
 	}
-	return p, nil
+	return nil
 }
 
 // Rest ends the dropping by tc, unless there still is a tenant to drop for. In

@@ -14,7 +14,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 // Tenant is one network namespace whose packets are counted, and dropped while it
@@ -22,7 +21,8 @@ import (
 type Tenant struct {
 	dropper *Dropper
 	slot    uint32
-	links   map[dropDevice]*qdisc.Attachment // by the container's end of the veth
+	counts  ends.Set                   // fl_count, at the host's ends of its veths
+	insides map[ends.Device]dropDevice // the container's ends, by those
 	owner   container.ID
 	charged bool // not isolated
 }
@@ -56,7 +56,7 @@ func (d *Dropper) add(owner container.ID) (*Tenant, error) {
 		d.polled = links
 	}
 	d.used[slot] = true
-	return &Tenant{dropper: d, slot: slot, links: make(map[dropDevice]*qdisc.Attachment), owner: owner}, nil
+	return &Tenant{dropper: d, slot: slot, insides: make(map[ends.Device]dropDevice), owner: owner}, nil
 }
 
 // close ends what add and countVeths began. It goes on after a failure.
@@ -76,70 +76,57 @@ func (t *Tenant) close() error {
 // countVeths counts what goes into the veths of c, whose namespace is inside, and no
 // longer what goes into others.
 func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
-	has := make(map[dropDevice]bool)
-	for _, dev := range c.Interfaces {
-		if dev.HasHostEnd() {
-			has[deviceKey(inside, dev.Index)] = true
-		}
+	has := make(map[ends.Device]bool)
+	list := ends.Of(c, "")
+	for _, e := range list {
+		has[e.Device] = e.Inside.HasHostEnd()
 	}
 	if err := t.keep(has); err != nil {
 		return err
 	}
-	for _, dev := range c.Interfaces {
-		if !dev.HasHostEnd() {
+	for _, e := range list {
+		if !has[e.Device] {
 			continue
 		}
-		if l := t.links[deviceKey(inside, dev.Index)]; l != nil {
-			if err := l.Hold(); err != nil {
-				return err
-			}
-			continue
-		}
-		host, err := t.dropper.cfg.Find.Open(dev.Host.NSPath, dev.Host.NetNS)
-		if err != nil {
-			return err
-		}
-		err = t.countVeth(inside, dev.Index, host, dev.Host.Index)
-		host.Close()
-		if err != nil {
+		if err := t.countVeth(inside, e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func deviceKey(ns *netdev.NS, index int) dropDevice {
-	return dropDevice{Netns: uint32(ns.Inode()), Ifindex: uint32(index)}
-}
-
-// countVeth counts one veth: inside is the container's end, host the other one.
-func (t *Tenant) countVeth(inside *netdev.NS, index int, host *netdev.NS, hostIndex int) error {
-	d := t.dropper
-	own, err := inside.Link(index)
+// countVeth counts one veth, whose host end is e.
+func (t *Tenant) countVeth(inside *netdev.NS, e ends.End) error {
+	at := ends.Place{
+		Device: e.Device, Path: e.Path, Egress: true, Stage: ends.Count,
+		Name:  "count_" + t.owner.String(), // containers of a pod that are charged have a program each
+		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.owner)},
+	}
+	begun := false
+	err := t.counts.Put(t.dropper.cfg.Ends, at, func() (*ebpf.Program, error) {
+		begun = true
+		own, err := inside.Link(e.Inside.Index)
+		if err != nil {
+			return nil, err
+		}
+		mac, err := net.ParseMAC(own.MAC)
+		if err != nil {
+			return nil, fmt.Errorf("address of device %d in netns %d: %w", e.Inside.Index, inside.Inode(), err)
+		}
+		key := dropDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(e.Inside.Index)}
+		if err := t.dropper.maps.FlDevices.Put(key, t.slot); err != nil {
+			return nil, fmt.Errorf("watch polls of device %d in netns %d: %w", e.Inside.Index, inside.Inode(), err)
+		}
+		t.insides[e.Device] = key
+		return t.dropper.counter(t.slot, mac)
+	})
 	if err != nil {
-		return fmt.Errorf("early drop: %w", err)
+		err = fmt.Errorf("early drop: %w", err)
 	}
-	mac, err := net.ParseMAC(own.MAC)
-	if err != nil {
-		return fmt.Errorf("early drop: address of device %d in netns %d: %w", index, inside.Inode(), err)
+	if err != nil && begun {
+		err = errors.Join(err, t.forget(e.Device))
 	}
-	count, err := d.counter(t.slot, mac)
-	if err != nil {
-		return err
-	}
-	defer count.Close() // what it is attached to holds it
-	key := deviceKey(inside, index)
-	if err := d.maps.FlDevices.Put(key, t.slot); err != nil {
-		return fmt.Errorf("early drop: watch polls of device %d in netns %d: %w", index, inside.Inode(), err)
-	}
-	// Containers of a pod that are charged have a program each.
-	at := qdisc.Hook{NS: host, Index: hostIndex, Egress: true, Stage: ends.Count, Name: "count_" + t.owner.String()}
-	l, err := d.cfg.Hooks.Attach(at, count, journal.Owner{Feature: d.cfg.Feature, Container: uint64(t.owner)})
-	if err != nil {
-		return errors.Join(fmt.Errorf("early drop: %w", err), d.maps.FlDevices.Delete(key))
-	}
-	t.links[key] = l
-	return nil
+	return err
 }
 
 // counter loads a copy of fl_count, for the veth of the tenant in a slot whose
@@ -152,20 +139,28 @@ func (d *Dropper) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, err
 	return c, nil
 }
 
-// keep ends the counting of all devices but some.
-func (t *Tenant) keep(some map[dropDevice]bool) error {
-	var errs []error
-	for device, l := range t.links {
-		if some[device] {
-			continue
-		}
-		delete(t.links, device)
-		errs = append(errs, l.Close())
-		if err := t.dropper.maps.FlDevices.Delete(device); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, err)
+// keep ends the counting of all veths but some, by their host ends.
+func (t *Tenant) keep(some map[ends.Device]bool) error {
+	errs := []error{t.counts.Drop(func(d ends.Device, _ bool, _ string) bool { return !some[d] })}
+	for d := range t.insides {
+		if !some[d] {
+			errs = append(errs, t.forget(d))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// forget ends the counting of what leaves the ring of a veth.
+func (t *Tenant) forget(d ends.Device) error {
+	key, ok := t.insides[d]
+	delete(t.insides, d)
+	if !ok {
+		return nil
+	}
+	if err := t.dropper.maps.FlDevices.Delete(key); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
 }
 
 // UseRing says whether the packets go through the ring of the veth, so that it can

@@ -4,8 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"pgregory.net/rapid"
+
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 )
 
 func TestControl(t *testing.T) {

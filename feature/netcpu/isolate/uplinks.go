@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -30,7 +31,7 @@ const uplinkShares = 100
 // uplinks is what is changed on the host while any container is isolated.
 type uplinks struct {
 	at      place
-	devices map[uplink.Key]*uplinkDevice
+	devices map[ends.Device]*uplinkDevice
 }
 
 // uplinkDevice is one device by which packets enter the host.
@@ -55,7 +56,7 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 		if err != nil {
 			return err
 		}
-		is.host = &uplinks{at: at, devices: make(map[uplink.Key]*uplinkDevice)}
+		is.host = &uplinks{at: at, devices: make(map[ends.Device]*uplinkDevice)}
 		// An agent that was killed may have given a thread to a container that has ended
 		// since, whose cgroup then could not go.
 		for _, e := range is.cfg.Journal.Entries() {
@@ -74,7 +75,7 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 }
 
 // unclaim forgets the threads and the queues of a device that has gone.
-func (is *Isolator) unclaim(key uplink.Key) error {
+func (is *Isolator) unclaim(key ends.Device) error {
 	err := is.forgetQueuesOf(is.host.devices[key])
 	delete(is.host.devices, key)
 	return err

@@ -13,19 +13,14 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Key names a device by the inode of its network namespace and its index there.
-type Key struct {
-	NetNS uint64
-	Index int
-}
-
 // Uplink is a device by which packets come to a container.
 type Uplink struct {
-	Key  Key
+	Key  ends.Device
 	Link netdev.Link
 	NS   *netdev.NS // open while it is looked at
 	Path string     // to NS
@@ -117,7 +112,7 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 		links, err := uplinks(ns, bridges[inode])
 		errs = append(errs, err)
 		for _, l := range links {
-			err := do(Uplink{Key: Key{inode, l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
+			err := do(Uplink{Key: ends.Device{NetNS: inode, Index: l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
 			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) { // it has gone meanwhile
 				errs = append(errs, fmt.Errorf("uplink %s: %w", l.Name, err))
 			}

@@ -1,0 +1,112 @@
+package ends_test
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOf(t *testing.T) {
+	eth0 := container.Interface{Name: "eth0", Kind: "veth", Index: 2, Host: container.HostEnd{
+		NetNS: 100, NSPath: "/run/netns/x", Name: "veth1", Index: 7, Trusted: true,
+	}}
+	lost := container.Interface{Name: "eth1", Kind: "veth", Index: 3}
+	got := ends.Of(container.Container{NetNS: 200, PID: 42, Interfaces: []container.Interface{eth0, lost}}, "/proc")
+	want := []ends.End{
+		{Device: ends.Device{NetNS: 100, Index: 7}, Name: "veth1", Path: "/run/netns/x", Host: true, Trusted: true, Inside: eth0},
+		{Device: ends.Device{NetNS: 200, Index: 3}, Name: "eth1", Path: "/proc/42/ns/net", Inside: lost},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+// The stages of others' programs lie between the two halves of ours, and each stage
+// has a number that the hook takes.
+func TestStages(t *testing.T) {
+	if !(ends.Stamp < ends.Identify && ends.Identify < ends.Drop && ends.Drop < ends.Learn && ends.Learn < ends.Count &&
+		ends.Count < ends.Observe && ends.Observe < ends.Ceil && ends.Ceil < ends.Redirect) {
+		t.Error("stages are not in the order of the table")
+	}
+}
+
+// A program stays where it is, follows a rename, comes back where it was removed, and
+// goes to the device that has the number of one that has gone.
+func TestSet(t *testing.T) {
+	testkit.OnKernels(t)
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { j.Close() })
+	at := ends.Open("/proc", j)
+	must(t, at.Err())
+	ns := testkit.NetNS(t)
+	h := ns.Handle(t)
+	open, err := netdev.Open(ns.Path)
+	must(t, err)
+	defer open.Close()
+	const index = 77
+	device := func(name string) netlink.Link {
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, Index: index}, PeerName: "peer"}
+		must(t, h.LinkAdd(l))
+		return l
+	}
+	first := device("d0")
+	loads := 0
+	load := func() (*ebpf.Program, error) {
+		loads++
+		return ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "fl_test", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		})
+	}
+	var set ends.Set
+	t.Cleanup(func() { set.Close() })
+	place := ends.Place{Device: ends.Device{NetNS: open.Inode(), Index: index}, Path: ns.Path, Egress: true, Stage: ends.Count, Name: "a"}
+	put := func(when string, want int) {
+		t.Helper()
+		must(t, set.Put(at, place, load))
+		if loads != want || set.Len() != 1 {
+			t.Errorf("%s: loaded %d times and attached %d, want %d and 1", when, loads, set.Len(), want)
+		}
+	}
+	put("first", 1)
+	put("again", 1)
+	must(t, h.LinkSetName(first, "d1"))
+	put("after a rename", 1)
+	must(t, h.LinkDel(first))
+	if err := set.Put(at, place, load); !errors.Is(err, journal.ErrGone) || set.Len() != 0 {
+		t.Errorf("device that has gone: %v, %d attached; want ErrGone and none", err, set.Len())
+	}
+	loads = 0
+	device("d2")
+	put("at a new device of the number", 1)
+	second := ends.Place{Device: place.Device, Path: ns.Path, Stage: ends.Stamp, Name: "b"}
+	must(t, set.Put(at, second, load))
+	must(t, set.Drop(func(d ends.Device, egress bool, name string) bool { return d == place.Device && egress && name == "a" }))
+	if set.Len() != 1 {
+		t.Errorf("%d left of two, one of which was dropped", set.Len())
+	}
+	must(t, set.Close())
+	if set.Len() != 0 || len(j.Entries()) != 0 {
+		t.Errorf("left: %d programs, %+v", set.Len(), j.Entries())
+	}
+}
