@@ -23,7 +23,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -69,6 +69,9 @@ type Agent struct {
 	journal *journal.Journal
 	opener  func() journal.Opener // for what is opened now
 	all     []feature.Feature
+
+	identity *identity.Identity // nil where there is none
+
 	workers []*worker // of the features that work here
 
 	kick     chan struct{} // capacity 1: a round is worth making
@@ -127,7 +130,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.StateDir == "" {
 		return nil, errors.New("start agent: no state directory is given")
 	}
-	if _, err := slot.MarkShift(cfg.MarkMask); err != nil {
+	if _, err := identity.MarkShift(cfg.MarkMask); err != nil {
 		return nil, fmt.Errorf("start agent: mark mask: %w", err)
 	}
 	if err := checkMetricsAddr(cfg.MetricsAddr); err != nil {
@@ -146,12 +149,16 @@ func New(cfg Config) (*Agent, error) {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}
 	set := watch(cfg)
-	fs, err := features(cfg, set, j)
+	who, err := identity.Open(cfg.Roots.Proc)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start agent: %w", err), j.Close(), only.Close())
+		cfg.Log.Warn("packets have no common identity", "err", err)
+	}
+	fs, err := features(cfg, set, j, who)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start agent: %w", err), who.Close(), j.Close(), only.Close())
 	}
 	a := assemble(cfg, set, policy.NewStore(cfg.PolicyDir, time.Now), j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
-	a.alone = only
+	a.alone, a.identity = only, who
 	return a, nil
 }
 
@@ -292,6 +299,9 @@ func (a *Agent) close() error {
 		if a.worker(f.Name()) == nil {
 			errs = append(errs, f.Close())
 		}
+	}
+	if err := a.identity.Close(); err != nil {
+		errs = append(errs, fmt.Errorf("close identity: %w", err))
 	}
 	if err := a.journal.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("close journal: %w", err))

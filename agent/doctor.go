@@ -21,7 +21,7 @@ func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
 // could do. It makes the features, which change nothing, and closes them again.
 func Examine(ctx context.Context, cfg Config) probe.Report {
 	r := findings(ctx, cfg)
-	fs, err := features(cfg, watch(cfg), nil)
+	fs, err := features(cfg, watch(cfg), nil, nil)
 	if err != nil {
 		return append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
 	}

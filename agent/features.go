@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/traffic"
@@ -33,17 +33,18 @@ type FeatureConfig struct {
 	TrafficDelays bool
 }
 
-// features constructs the features of this build, in the order in which they are
-// shown. Nothing else names them. A feature that cannot work here is not an
-// error: its Support says why. After an error nothing is left open.
-func features(cfg Config, set containers, j *journal.Journal) ([]feature.Feature, error) {
+// features constructs the features of this build, in the order in which they
+// are shown. It is the only place that names them. One that cannot work here
+// is no error: its Support says why. On an error nothing is left open. Without who
+// each finds out for itself why there is none.
+func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity) ([]feature.Feature, error) {
 	at := ends.Open(cfg.Roots.Proc, j)
-	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Ends: at, XDP: cfg.XDP})
+	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at, XDP: cfg.XDP})
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)
 	}
 	t, err := traffic.New(traffic.Config{
-		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Slots: slot.New(time.Now), Ends: at,
+		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Slots: identity.NewAllocator(time.Now), Ends: at,
 		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, MarkMask: cfg.MarkMask, Delays: cfg.TrafficDelays,
 	})
 	if err != nil {

@@ -21,7 +21,7 @@ func (v view) Snapshots() []feature.Snapshot {
 			out = append(out, pressure(f.Maps()))
 		}
 	}
-	return out
+	return append(out, pressure(v.a.identity.Usage()))
 }
 
 // pressure returns the samples of BPF maps, bpf_map_entries and

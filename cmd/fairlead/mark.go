@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 )
 
 // markMask is the flag --mark-mask: the part of the mark that carries a slot.
@@ -17,7 +17,7 @@ func (m *markMask) Set(s string) error {
 	if err != nil {
 		return errors.New("not a 32-bit number, as 0xffff0000")
 	}
-	if _, err := slot.MarkShift(uint32(n)); err != nil {
+	if _, err := identity.MarkShift(uint32(n)); err != nil {
 		return err
 	}
 	*m = markMask(n)

@@ -32,6 +32,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
@@ -60,7 +61,8 @@ type Config struct {
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
 
-	Ends *ends.Ends // nil: those of its own
+	Identity *identity.Identity // nil: one of its own
+	Ends     *ends.Ends         // nil: those of its own
 
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
@@ -125,7 +127,7 @@ func New(cfg Config) (*Netcpu, error) {
 		throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
+	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
 	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
 		accounts.Ends = nil

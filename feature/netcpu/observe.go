@@ -3,18 +3,13 @@ package netcpu
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/policy"
 )
-
-// cgroupsMost bounds how many cgroups a container can have its tasks in and
-// still be known as the one that was robbed.
-const cgroupsMost = 256
 
 // ErrNoAccounts is returned by Read, wrapped, where the kernel cannot keep
 // accounts.
@@ -41,19 +36,9 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 		return nil // Read says so
 	}
 	n.used.begin(c, n.Since)
-	t := account.Tenant{ID: c.ID, HostNetwork: c.HostNetwork, Rank: max(0, rank(mode))}
-	for _, dev := range c.Interfaces {
-		t.Devices = append(t.Devices, account.Device{Netns: c.NetNS, Ifindex: dev.Index})
-		if dev.Host.NetNS != 0 {
-			t.Devices = append(t.Devices, account.Device{Netns: dev.Host.NetNS, Ifindex: dev.Host.Index, HostEnd: true, Trusted: dev.Host.Trusted})
-		}
-	}
-	ids, err := cgroup.IDs(c.Cgroup.V2, cgroupsMost)
-	if errors.Is(err, cgroup.ErrMany) || errors.Is(err, fs.ErrNotExist) {
-		err = nil // the rest counts for the host's own; or the container is about to be let go of
-	}
-	t.Cgroups = ids
-	if err = errors.Join(err, n.meter.Watch(t)); err != nil {
+	m, err := identity.Of(c)
+	m.Rank = max(0, rank(mode))
+	if err = errors.Join(err, n.meter.Watch(m)); err != nil {
 		return fmt.Errorf("netcpu observe: %w", err)
 	}
 	return nil

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -103,8 +103,8 @@ type owner struct {
 	asked   map[Direction]policy.Net
 }
 
-func (f *Traffic) owners() map[slot.Slot]owner {
-	owners := map[slot.Slot]owner{slot.Nobody: {}}
+func (f *Traffic) owners() map[identity.Slot]owner {
+	owners := map[identity.Slot]owner{identity.Nobody: {}}
 	for _, t := range f.tenants {
 		o := owner{asked: map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}}
 		o.members = slices.Sorted(maps.Keys(t.members))
@@ -116,7 +116,7 @@ func (f *Traffic) owners() map[slot.Slot]owner {
 }
 
 // read adds the classes of one device.
-func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners map[slot.Slot]owner) []Row {
+func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners map[identity.Slot]owner) []Row {
 	d, err := qdisc.Open(f.host, index)
 	if err != nil {
 		return to

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -121,7 +121,7 @@ func TestDelays(t *testing.T) {
 	nic := func(minor uint16) delay.Class {
 		return delay.Class{NetNS: h.open(h.ns).Inode(), Index: h.nic0, Minor: minor}
 	}
-	own, other := nic(uint16(h.slots.Lookup(slot.Of(c)))), nic(uint16(h.slots.Lookup(slot.Of(q))))
+	own, other := nic(uint16(h.slots.Lookup(identity.TenantOf(c)))), nic(uint16(h.slots.Lookup(identity.TenantOf(q))))
 	m, err := delay.Open(own.NetNS, []delay.Class{own, other, nic(qdisc.MinorDefault)})
 	must(t, err)
 	sent := h.burst(box, n)

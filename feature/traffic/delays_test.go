@@ -13,7 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
@@ -252,7 +252,7 @@ func BenchmarkDelays(b *testing.B) {
 	small := h.run(box, "udp-send", "--to", "10.66.0.1:9000", "--rate", "0", "--size", "100")
 	bulk := h.run(box, "tcp-send", "--conns", "1", "--to", "10.66.0.1:9002")
 	bulk.SetRate(0)
-	own := delay.Class{NetNS: h.open(h.ns).Inode(), Index: h.nic0, Minor: uint16(h.slots.Lookup(slot.Of(c)))}
+	own := delay.Class{NetNS: h.open(h.ns).Inode(), Index: h.nic0, Minor: uint16(h.slots.Lookup(identity.TenantOf(c)))}
 	during := func(sender, counts *load.Board) load.Window {
 		sender.SetRate(load.Flood)
 		time.Sleep(300 * time.Millisecond)

@@ -19,7 +19,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -54,7 +54,7 @@ type host struct {
 	dir       string // of the journal
 	journal   *journal.Journal
 	traffic   *traffic.Traffic
-	slots     *slot.Allocator
+	slots     *identity.Allocator
 	rate      uint64 // of nic0; 0: it is none of the uplinks that are named
 	mask      uint32
 	delays    bool              // measured always
@@ -86,7 +86,7 @@ func (h *host) start() {
 	j, err := journal.Open(h.dir)
 	must(h.t, err)
 	h.journal = j
-	h.slots = slot.New(time.Now)
+	h.slots = identity.NewAllocator(time.Now)
 	uplinks := make(map[string]uint64)
 	maps.Copy(uplinks, h.others)
 	if h.rate > 0 {
@@ -225,7 +225,7 @@ func (h *host) stats(c *container.Container) qdisc.Stats {
 	if c == nil {
 		return all[qdisc.MinorDefault]
 	}
-	return all[uint16(h.slots.Lookup(slot.Of(*c)))]
+	return all[uint16(h.slots.Lookup(identity.TenantOf(*c)))]
 }
 
 // counted waits until a counter has grown by n, and gives by how much it has.

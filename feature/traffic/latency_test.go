@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/rig"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -40,7 +40,7 @@ func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 	defer d.Close()
 	all, err := d.Stats(kind)
 	must(h.t, err)
-	st, there := all[uint16(h.slots.Lookup(slot.Of(c)))]
+	st, there := all[uint16(h.slots.Lookup(identity.TenantOf(c)))]
 	if !there {
 		h.t.Errorf("no class for %s: %v", c.Name, all)
 	}
@@ -120,7 +120,7 @@ func TestIngressLatency(t *testing.T) {
 	if n := counted(func() uint64 {
 		all, err := d.Stats(shaper())
 		must(t, err)
-		return all[uint16(h.slots.Lookup(slot.Of(c)))].Packets
+		return all[uint16(h.slots.Lookup(identity.TenantOf(c)))].Packets
 	}, 0, datagrams); n != datagrams {
 		t.Errorf("of %d packets towards the container %d are in its class", datagrams, n)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -50,7 +50,9 @@ func (h *host) classesOf(at *sandbox.Box, dev string) map[uint16]class {
 }
 
 // minor is that of the class of a container.
-func (h *host) minor(c container.Container) uint16 { return uint16(h.slots.Lookup(slot.Of(c))) }
+func (h *host) minor(c container.Container) uint16 {
+	return uint16(h.slots.Lookup(identity.TenantOf(c)))
+}
 
 // classes gives the rate of each class of the uplink.
 func (h *host) classes() map[uint16]uint64 {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -84,13 +84,13 @@ func TestEverySlotTaken(t *testing.T) {
 	h := newHost(t, gbit)
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
-	for i := range uint64(slot.Max) - 1 {
-		if _, err := h.slots.Take(slot.Tenant{NetNS: 1<<50 + i}); err != nil {
+	for i := range uint64(identity.Max) - 1 {
+		if _, err := h.slots.Take(identity.Tenant{NetNS: 1<<50 + i}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	before, entries := h.state(), len(h.journal.Entries())
-	if err := h.apply(fake(2), policy.Net{Weight: 1}); !errors.Is(err, slot.ErrFull) {
+	if err := h.apply(fake(2), policy.Net{Weight: 1}); !errors.Is(err, identity.ErrFull) {
 		t.Errorf("no slot is left: %v, want ErrFull", err)
 	}
 	if h.state() != before || len(h.journal.Entries()) != entries || len(h.classes()) != 3 {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -82,7 +82,7 @@ func TestPodChangesItsPolicy(t *testing.T) {
 	}
 	due := func(want uint64) {
 		t.Helper()
-		if got := p.classes()[uint16(p.slots.Lookup(slot.Of(p.members[0])))]; got != want {
+		if got := p.classes()[uint16(p.slots.Lookup(identity.TenantOf(p.members[0])))]; got != want {
 			t.Errorf("%d bit/s are guaranteed, want %d", got, want)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
@@ -34,7 +34,7 @@ type base struct {
 // load loads the programs. An error means that this kernel cannot run them.
 // mask is the part of the mark that may carry the slot, 0 for none.
 func load(mask uint32) (_ *programs, err error) {
-	shift, err := slot.MarkShift(mask)
+	shift, err := identity.MarkShift(mask)
 	if err != nil {
 		return nil, fmt.Errorf("mask of the mark: %w", err)
 	}
@@ -52,7 +52,7 @@ func load(mask uint32) (_ *programs, err error) {
 }
 
 // copyFor gives what loads the copy of a program for one slot.
-func (p *programs) copyFor(program string, s slot.Slot) func() (*ebpf.Program, error) {
+func (p *programs) copyFor(program string, s identity.Slot) func() (*ebpf.Program, error) {
 	return func() (*ebpf.Program, error) {
 		return p.object.Program(program, bpf.Vars{trafficVarFlSlot: uint32(s)})
 	}
@@ -103,9 +103,9 @@ func (f *Traffic) put(s *ends.Set, at ends.Place, load func() (*ebpf.Program, er
 	return s.Put(f.cfg.Ends, at, load)
 }
 
-// cgroup makes the programs identify a container's sockets by its cgroup, which
-// is at some level below the root of the v2 tree.
-func (p *programs) cgroup(id container.ID, level int, s slot.Slot) error {
+// cgroup has packets of the sockets of a container told by its cgroup, which
+// lies at a level below the root of the v2 tree.
+func (p *programs) cgroup(id container.ID, level int, s identity.Slot) error {
 	if err := p.Cgroups.Put(uint64(id), uint32(s)); err != nil {
 		return fmt.Errorf("tell packets by cgroup %d: %w", id, err)
 	}

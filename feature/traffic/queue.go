@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -103,9 +103,9 @@ func classes(p model.Plan) []qdisc.Class {
 	return out
 }
 
-// minorOf returns the minor number of the class of a slot.
-func minorOf(s slot.Slot) uint16 {
-	if s == slot.Nobody {
+// minorOf gives the minor of the class of a slot.
+func minorOf(s identity.Slot) uint16 {
+	if s == identity.Nobody {
 		return qdisc.MinorDefault
 	}
 	return uint16(s)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -28,7 +28,7 @@ func (h *host) arrived(c *container.Container) qdisc.Stats {
 	if c == nil {
 		return all[qdisc.MinorDefault]
 	}
-	return all[uint16(h.slots.Lookup(slot.Of(*c)))]
+	return all[uint16(h.slots.Lookup(identity.TenantOf(*c)))]
 }
 
 // take listens in a box, by a process of its container, so that packets to it

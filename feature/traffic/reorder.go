@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -20,7 +20,7 @@ import (
 // goes when bring enforces the same plans, which gives the class the time to send
 // what waits in it.
 func (f *Traffic) reorder(plans map[int]model.Plan) error {
-	late := make(map[slot.Slot]bool)
+	late := make(map[identity.Slot]bool)
 	for index, u := range f.uplinks {
 		p, planned := plans[index]
 		if !planned || !u.claimed || u.lost || u.kind != qdisc.KindHTB || p.Link.HFSC {
@@ -39,16 +39,16 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 			continue // bring finds out, and tells
 		}
 		for _, m := range minors {
-			late[slot.Slot(m)] = true
+			late[identity.Slot(m)] = true
 		}
 	}
 	var errs []error
-	beside := make(map[*tenant]slot.Slot)
+	beside := make(map[*tenant]identity.Slot)
 	for _, t := range f.tenants {
 		if !late[t.slot] {
 			continue
 		}
-		key := slot.Tenant{NetNS: math.MaxUint64, Container: container.ID(t.slot)} // nobody's
+		key := identity.Tenant{NetNS: math.MaxUint64, Container: container.ID(t.slot)} // nobody's
 		s, err := f.cfg.Slots.Take(key)
 		if err != nil {
 			continue // there are that many tenants: it has to wait for its queue
@@ -59,7 +59,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	if len(beside) == 0 {
 		return nil
 	}
-	aside := func(emptied func(t *tenant) slot.Slot) error {
+	aside := func(emptied func(t *tenant) identity.Slot) error {
 		var errs []error
 		for index, u := range f.uplinks {
 			if p, planned := plans[index]; planned && u.claimed && !u.lost {
@@ -68,7 +68,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		}
 		return errors.Join(errs...)
 	}
-	if err := aside(func(t *tenant) slot.Slot { return t.slot }); err != nil {
+	if err := aside(func(t *tenant) identity.Slot { return t.slot }); err != nil {
 		return err
 	}
 	var minors []uint16
@@ -84,13 +84,13 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	for t := range beside {
 		errs = append(errs, f.number(t, t.slot))
 	}
-	return errors.Join(append(errs, aside(func(t *tenant) slot.Slot { return beside[t] }))...)
+	return errors.Join(append(errs, aside(func(t *tenant) identity.Slot { return beside[t] }))...)
 }
 
-// with returns a plan with a second class, like their own, for some tenants. The
-// one of the two that is to be emptied has all of its ceil as its rate, so that
-// nobody comes before it.
-func with(p model.Plan, beside map[*tenant]slot.Slot, emptied func(*tenant) slot.Slot) model.Plan {
+// with gives a plan that has one class more for each of some tenants, which is
+// as their own. The one of the two that is to be emptied has all of its ceil for
+// a rate, so that nobody is before it.
+func with(p model.Plan, beside map[*tenant]identity.Slot, emptied func(*tenant) identity.Slot) model.Plan {
 	p.Classes = slices.Clone(p.Classes)
 	for t, s := range beside {
 		i := slices.IndexFunc(p.Classes, func(c model.Class) bool { return c.Slot == t.slot })
@@ -109,9 +109,9 @@ func with(p model.Plan, beside map[*tenant]slot.Slot, emptied func(*tenant) slot
 	return p
 }
 
-// number makes a tenant's packets carry a slot, which may differ from its own,
-// wherever they already carry one.
-func (f *Traffic) number(t *tenant, s slot.Slot) error {
+// number has the packets of a tenant carry a slot, which may be another than its
+// own, wherever they are numbered already.
+func (f *Traffic) number(t *tenant, s identity.Slot) error {
 	program, err := f.programs.copyFor(trafficProgFlIdentify, s)()
 	if err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -22,8 +22,8 @@ import (
 
 // tenant is one network tenant that is shaped, however many containers it is.
 type tenant struct {
-	key     slot.Tenant
-	slot    slot.Slot
+	key     identity.Tenant
+	slot    identity.Slot
 	name    string // of one of its containers
 	due     due    // in force: what all members wished when they last agreed
 	members map[container.ID]container.Container
@@ -51,7 +51,7 @@ type end struct {
 	path     string // to the device's namespace
 }
 
-func newTenant(key slot.Tenant, s slot.Slot) *tenant {
+func newTenant(key identity.Tenant, s identity.Slot) *tenant {
 	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[ends.Device]*end), sockets: make(map[container.ID]link.Link)}
 }
 

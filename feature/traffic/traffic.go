@@ -25,8 +25,8 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -46,9 +46,9 @@ const name = "traffic"
 type Config struct {
 	Roots   kernel.Roots
 	Journal *journal.Journal
-	Log     *slog.Logger    // nil: no log
-	Slots   *slot.Allocator // nil: one of its own
-	Ends    *ends.Ends      // nil: those of its own
+	Log     *slog.Logger        // nil: no log
+	Slots   *identity.Allocator // nil: one of its own
+	Ends    *ends.Ends          // nil: those of its own
 
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
@@ -86,7 +86,7 @@ type Traffic struct {
 	mu         sync.Mutex
 	host       *netdev.NS // nil once closed, or where nothing works
 	programs   *programs
-	tenants    map[slot.Tenant]*tenant
+	tenants    map[identity.Tenant]*tenant
 	member     map[container.ID]*tenant
 	uplinks    map[int]*uplink
 	sharing    bool                  // what uplinks receive is led through IFBs
@@ -102,7 +102,7 @@ func (cfg Config) withDefaults() Config {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Slots == nil {
-		cfg.Slots = slot.New(time.Now)
+		cfg.Slots = identity.NewAllocator(time.Now)
 	}
 	if cfg.Ends == nil {
 		cfg.Ends = ends.Open(cfg.Roots.Proc, cfg.Journal)
@@ -119,7 +119,7 @@ func New(cfg Config) (*Traffic, error) {
 	f := &Traffic{
 		cfg:      cfg,
 		find:     netdev.NewFinder(cfg.Roots.Proc, time.Now),
-		tenants:  make(map[slot.Tenant]*tenant),
+		tenants:  make(map[identity.Tenant]*tenant),
 		member:   make(map[container.ID]*tenant),
 		uplinks:  make(map[int]*uplink),
 		watches:  make(map[uint64]*watch),
@@ -201,8 +201,8 @@ var errNoSharing = errors.New("what uplinks receive cannot be shared on this ker
 
 // shape brings one container, and with it all others, to what is due to them.
 func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error {
-	key := slot.Of(c)
-	if key == (slot.Tenant{}) {
+	key := identity.TenantOf(c)
+	if key == (identity.Tenant{}) {
 		return errors.New("the container's network is not known")
 	}
 	if t := f.member[c.ID]; t != nil && t.key != key {

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -99,7 +99,7 @@ func TestSeveralUplinks(t *testing.T) {
 	if err := h.apply(c, policy.Net{Rate: 96 * mbit}); err == nil || !strings.Contains(err.Error(), "there is no uplink nic1") {
 		t.Errorf("one of two has gone: %v", err)
 	}
-	if got := h.classes(); len(got) != 4 || got[uint16(h.slots.Lookup(slot.Of(c)))] != 96*mbit {
+	if got := h.classes(); len(got) != 4 || got[uint16(h.slots.Lookup(identity.TenantOf(c)))] != 96*mbit {
 		t.Errorf("classes %v", got)
 	}
 	must(t, h.traffic.Remove(t.Context(), c.ID))

@@ -117,6 +117,14 @@ func (o *Object) Map(name string) *ebpf.Map {
 	return o.maps[name]
 }
 
+// Maps gives the maps that programs have needed so far, and the sections of variables,
+// for other objects to share. They belong to the Object.
+func (o *Object) Maps() Maps {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.maps)
+}
+
 // Frags says whether an XDP program takes packets of several fragments (5.18).
 func Frags(yes bool) func(*ebpf.ProgramSpec) {
 	return func(p *ebpf.ProgramSpec) {

@@ -37,13 +37,13 @@
  * What a program drops by XDP no event shows. It calls fl_taken, which takes it
  * for a packet that begins.
  *
- * Hooks and cost: README.md. Who reads the maps: account.go. Full maps:
- * fl_devices, fl_cgroups: user space gets the error; fl_thefts: counted in
- * lost; charges go on; fl_nested: the least used is forgotten. The programs no
+ * Hooks and cost: README.md. Who reads the maps: account.go. Full maps: fl_thefts:
+ * counted in lost; charges go on; those of identity.h: see there. The programs no
  * longer run once the agent has ended.
  */
 
 #include "charges.h"
+#include "identity.h"
 #include "kernel.h"
 
 #include <bpf/bpf_core_read.h>
@@ -247,7 +247,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 	if (left(c))
 		end(c, c->last);
 	if (c->run != NET_RX_SOFTIRQ) {
-		c->sent_netns = to->nd_net.net->ns.inum;
+		c->sent_netns = fl_netns_of(to);
 		c->sent_ifindex = to->ifindex;
 	}
 	if (!c->run) {

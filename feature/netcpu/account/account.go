@@ -19,35 +19,6 @@ import (
 // host itself, ARP, what arrives for no one.
 const System = container.ID(0)
 
-// Tenant is what Watch is told of a container: by what its packets and its
-// tasks are known.
-type Tenant struct {
-	ID      container.ID
-	Cgroups []uint64 // cgroup v2 ids whose tasks are this container's, itself included
-	Devices []Device
-	// HostNetwork says that it shares the host's network namespace, so that
-	// only sockets tell its packets.
-	HostNetwork bool
-	// Rank decides between tenants that name the same device: the highest has
-	// it, and among equals the first.
-	Rank int
-}
-
-// Device is one network device of a tenant. If several tenants name the same
-// one, as containers of a pod do, it is one's only; see Tenant.Rank.
-type Device struct {
-	Netns   uint64 // inode of the network namespace that it is in
-	Ifindex int
-	// HostEnd says that it is the host's end of the tenant's veth: what
-	// arrives there was sent by the container. A device that is not makes the
-	// whole of its namespace, loopback included, the tenant's.
-	HostEnd bool
-	// Trusted says of a host's end that no container can have made the namespace
-	// that it is in. In any other it tells of what passes through itself, and what
-	// else is there is not the host's: see DESIGN.md.
-	Trusted bool
-}
-
 // Protocol is a class of packets with a cost of its own.
 type Protocol int
 

@@ -123,12 +123,6 @@ type accountCpu struct {
 	}
 }
 
-type accountDevice struct {
-	_       structs.HostLayout
-	Netns   uint32
-	Ifindex uint32
-}
-
 type accountTheft struct {
 	_       structs.HostLayout
 	Victim  uint16

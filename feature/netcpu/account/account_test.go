@@ -3,7 +3,6 @@ package account
 import (
 	"errors"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -67,42 +67,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func TestWanted(t *testing.T) {
-	const host, a, b, c = 100, 200, 201, 202
-	tenants := []Tenant{
-		{ID: 1, Cgroups: []uint64{10, 11}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}}},
-		// A pod's second container names the same devices, and is late.
-		{ID: 2, Cgroups: []uint64{11, 12}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}, {a, 3, false, false}}},
-		// Nobody gets a namespace that host ends are in, nor the host's own.
-		{ID: 3, Devices: []Device{{host, 9, false, false}, {1, 4, false, false}}},
-		{ID: 4, Devices: []Device{{b, 2, false, false}, {b, 0, false, false}, {b, -1, false, false}, {0, 1, false, false}, {1 << 32, 1, true, true}}},
-		// Nor does a container make a namespace of its own the host's.
-		{ID: 5, Devices: []Device{{c, 7, true, false}}},
-	}
-	devices, cgroups := wanted(tenants, []uint32{1, 2, 3, 4, 5}, 1, 100)
-	at := func(netns, index uint32) accountDevice { return accountDevice{Netns: netns, Ifindex: index} }
-	wantDevices := map[accountDevice]uint32{
-		at(host, 5): 1 | flagHostEnd | flagHostSide, at(host, 0): flagHostSide, at(1, 0): flagHostSide,
-		at(a, 2): 1, at(a, 3): 2, at(a, 0): 1, at(host, 9): 3, at(1, 4): 3, at(b, 2): 4, at(b, 0): 4, at(c, 7): 5 | flagHostEnd,
-	}
-	if !maps.Equal(devices, wantDevices) {
-		t.Errorf("devices %v, want %v", devices, wantDevices)
-	}
-	// One that is below another's is its own.
-	if want := map[uint64]uint32{10: 1, 11: 2, 12: 2}; !maps.Equal(cgroups, want) {
-		t.Errorf("cgroups %v, want %v", cgroups, want)
-	}
-}
-
-// Who has made many cgroups takes nobody else's place.
-func TestWantedRoom(t *testing.T) {
-	tenants := []Tenant{{ID: 10, Cgroups: []uint64{10, 11, 12, 13, 14, 15, 16}}, {ID: 20, Cgroups: []uint64{20, 21}}, {ID: 30, Cgroups: []uint64{30}}}
-	_, cgroups := wanted(tenants, []uint32{1, 2, 3}, 0, 6)
-	if want := map[uint64]uint32{10: 1, 20: 2, 30: 3, 11: 1, 21: 2, 12: 1}; !maps.Equal(cgroups, want) {
-		t.Errorf("with room for 6: %v, want %v", cgroups, want)
-	}
-}
-
 func TestSum(t *testing.T) {
 	one, two := accountAccount{Own: 5}, accountAccount{Own: 6}
 	one.By[UDP].Ns, two.By[UDP].Ns = 100, 20
@@ -123,7 +87,7 @@ func TestSum(t *testing.T) {
 // The accounts of a tenant from Watch to the Reading that has it no more.
 func TestLife(t *testing.T) {
 	m := newMeter(t)
-	told := Tenant{ID: 5, Cgroups: []uint64{7}}
+	told := identity.Member{ID: 5, Cgroups: []uint64{7}}
 	for range 2 {
 		must(t, m.Watch(told))
 	}
@@ -148,7 +112,7 @@ func TestLife(t *testing.T) {
 	if _, ok := m.Slot(5); ok {
 		t.Error("a forgotten container has a slot")
 	}
-	must(t, m.Watch(Tenant{ID: 6}))
+	must(t, m.Watch(identity.Member{ID: 6}))
 	if other, _ := m.Slot(6); other == slot {
 		t.Error("a slot is used again before its numbers were read")
 	}
@@ -184,20 +148,17 @@ func TestHolder(t *testing.T) {
 	m := newMeter(t)
 	m.cfg.Ends = nil // the devices are not there
 	const netns, host = 4026531000, 4026531001
-	devices := []Device{{Netns: netns, Ifindex: 2}, {Netns: host, Ifindex: 3, HostEnd: true}}
+	devices := []identity.Device{{Netns: netns, Ifindex: 2}, {Netns: host, Ifindex: 3, HostEnd: true}}
 	watch := func(id container.ID, rank int) {
 		t.Helper()
-		must(t, m.Watch(Tenant{ID: id, Devices: devices, Rank: rank}))
+		must(t, m.Watch(identity.Member{ID: id, Devices: devices, Rank: rank}))
 	}
 	holds := func(when string, want container.ID) {
 		t.Helper()
 		got, ok := m.Holder(netns)
 		slot, _ := m.Slot(want)
-		var device uint32
-		if want != 0 {
-			must(t, m.maps.FlDevices.Lookup(accountDevice{Netns: netns, Ifindex: 2}, &device))
-		}
-		if got != want || ok != (want != 0) || device != slot {
+		device := m.cfg.Identity.AccountAt(netns, 2)
+		if got != want || ok != (want != 0) || uint32(device) != slot {
 			t.Errorf("%s: %v, %v has it, and slot %d, want %v with slot %d", when, got, ok, device, want, slot)
 		}
 	}
@@ -220,12 +181,12 @@ func TestHolder(t *testing.T) {
 // A container that comes back before it was reported goes on where it was.
 func TestRevive(t *testing.T) {
 	m := newMeter(t)
-	must(t, m.Watch(Tenant{ID: 5}))
+	must(t, m.Watch(identity.Member{ID: 5}))
 	slot, _ := m.Slot(5)
 	must(t, m.Forget(5))
 	_, err := m.Read()
 	must(t, err)
-	must(t, m.Watch(Tenant{ID: 5}))
+	must(t, m.Watch(identity.Member{ID: 5}))
 	if again, ok := m.Slot(5); !ok || again != slot {
 		t.Errorf("slot %d, %v, want %d", again, ok, slot)
 	}
@@ -241,18 +202,18 @@ func TestRevive(t *testing.T) {
 // A full map is an error of the one who asks, and changes nothing for others.
 func TestFull(t *testing.T) {
 	m := newMeter(t)
-	must(t, m.Watch(Tenant{ID: 1}))
+	must(t, m.Watch(identity.Member{ID: 1}))
 	for len(m.slots) < cap(m.slots) {
-		t := &tenant{slot: uint32(len(m.slots)), told: Tenant{ID: container.ID(1000 + len(m.slots))}}
+		t := &tenant{slot: uint32(len(m.slots)), told: identity.Member{ID: container.ID(1000 + len(m.slots))}}
 		m.slots, m.tenants[t.told.ID] = append(m.slots, t), t
 	}
-	if err := m.Watch(Tenant{ID: 2}); !errors.Is(err, ErrSlots) {
+	if err := m.Watch(identity.Member{ID: 2}); !errors.Is(err, ErrSlots) {
 		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
 	}
 	// Nobody reads the accounts, and yet there is room once tenants have gone.
 	must(t, m.Forget(1500))
-	must(t, m.Watch(Tenant{ID: 2}))
-	if err := m.Watch(Tenant{ID: 3}); !errors.Is(err, ErrSlots) {
+	must(t, m.Watch(identity.Member{ID: 2}))
+	if err := m.Watch(identity.Member{ID: 3}); !errors.Is(err, ErrSlots) {
 		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
 	}
 	for id := range m.tenants {
@@ -261,21 +222,21 @@ func TestFull(t *testing.T) {
 		}
 	}
 	m.slots = m.slots[:2]
-	cgroups := make([]uint64, m.maps.FlCgroups.MaxEntries()+1)
+	cgroups := make([]uint64, m.cfg.Identity.Maps()["fl_cgroups"].MaxEntries()+1)
 	for i := range cgroups {
 		cgroups[i] = uint64(i + 1)
 	}
-	err := m.Watch(Tenant{ID: 1, Cgroups: cgroups})
-	if err == nil || !strings.HasSuffix(err.Error(), "no room for 1 of 16385") {
+	err := m.Watch(identity.Member{ID: 1, Cgroups: cgroups})
+	if err == nil || !strings.HasSuffix(err.Error(), "no room for 1 of 65537") {
 		t.Errorf("more cgroups than the map holds: %v", err)
 	}
-	must(t, m.Watch(Tenant{ID: 2, Cgroups: cgroups[len(cgroups)-1:]})) // which is not its fault
+	must(t, m.Watch(identity.Member{ID: 2, Cgroups: cgroups[len(cgroups)-1:]})) // which is not its fault
 	must(t, m.Forget(2))
-	must(t, m.Watch(Tenant{ID: 1, Cgroups: cgroups[:5]}))
-	if err := m.Watch(Tenant{ID: 1, Devices: []Device{{Netns: 1, Ifindex: 1, HostEnd: true}}}); err == nil {
+	must(t, m.Watch(identity.Member{ID: 1, Cgroups: cgroups[:5]}))
+	if err := m.Watch(identity.Member{ID: 1, Devices: []identity.Device{{Netns: 1, Ifindex: 1, HostEnd: true}}}); err == nil {
 		t.Error("a device in a namespace that is not there: no error")
 	}
-	must(t, m.Watch(Tenant{ID: 1, Cgroups: cgroups[:5]}))
+	must(t, m.Watch(identity.Member{ID: 1, Cgroups: cgroups[:5]}))
 }
 
 func TestOpenRefuses(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
@@ -23,7 +24,7 @@ func (m *Meter) attach(t *tenant) error {
 	stamped := make(map[ends.Device]bool)
 	for _, d := range t.told.Devices {
 		// What another has is stamped by that one.
-		if !d.HostEnd || m.cfg.Ends == nil || m.devices[accountDevice{Netns: uint32(d.Netns), Ifindex: uint32(d.Ifindex)}]&slotMask != t.slot {
+		if !d.HostEnd || m.cfg.Ends == nil || uint32(m.cfg.Identity.AccountAt(d.Netns, d.Ifindex)) != t.slot {
 			continue
 		}
 		at := ends.Place{
@@ -47,13 +48,13 @@ func (m *Meter) attach(t *tenant) error {
 
 // attachAll is attach for every tenant that shares a device with one that has
 // changed, and so may have got it, or lost it.
-func (m *Meter) attachAll(changed ...Tenant) error {
+func (m *Meter) attachAll(changed ...identity.Member) error {
 	var errs []error
 	for _, t := range m.slots {
 		if t == nil {
 			continue
 		}
-		if slices.ContainsFunc(changed, func(c Tenant) bool { return c.ID == t.told.ID || share(c, t.told) }) {
+		if slices.ContainsFunc(changed, func(c identity.Member) bool { return c.ID == t.told.ID || share(c, t.told) }) {
 			errs = append(errs, m.attach(t))
 		}
 	}
@@ -61,8 +62,19 @@ func (m *Meter) attachAll(changed ...Tenant) error {
 }
 
 // share says whether two tenants name the same device.
-func share(a, b Tenant) bool {
-	return slices.ContainsFunc(a.Devices, func(d Device) bool { return slices.Contains(b.Devices, d) })
+func share(a, b identity.Member) bool {
+	return slices.ContainsFunc(a.Devices, func(d identity.Device) bool { return slices.Contains(b.Devices, d) })
+}
+
+// bySocket says whether nothing but sockets tells some of a tenant's packets:
+// no veth leads to it.
+func bySocket(t identity.Member) bool {
+	for _, d := range t.Devices {
+		if d.HostEnd {
+			return t.HostNetwork
+		}
+	}
+	return t.HostNetwork || len(t.Devices) > 0
 }
 
 // watchSockets puts the program at the sockets of a tenant, or takes it away.

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -96,7 +97,7 @@ func lone(b *testing.B, rate uint64) {
 	wire, box := l.bare("wire"), l.box("box")
 	l.wire(sandbox.End{Box: wire, Name: "h0", Addr: prefix("10.66.0.1/24")},
 		sandbox.End{Box: box, Name: "eth0", Addr: prefix("10.66.0.2/24")}, "1")
-	devices := []Device{l.device(wire, "h0", true), l.device(box, "eth0", false)}
+	devices := []identity.Device{l.device(wire, "h0", true), l.device(box, "eth0", false)}
 	l.watch(box, devices...)
 	received := l.load(box, 1, "udp-recv", "--listen", ":9000")
 	work := l.load(wire, 0, "burn")

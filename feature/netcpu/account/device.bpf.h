@@ -1,43 +1,29 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whose a device is. */
-
-/* Raised by user space after a change of fl_devices or fl_cgroups. */
-__u32 fl_epoch;
+/* Whose a device is: what identity.h says, and what each CPU keeps of it. */
 
 static __always_inline __u32 of_cgroup(__u64 id)
 {
-	__u32 *slot = bpf_map_lookup_elem(&fl_cgroups, &id);
-
-	return slot ? *slot : 0;
+	return fl_of_cgroup(id).account;
 }
 
 __noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
 {
+	struct fl_owner o;
 	struct seen *s;
-	struct device key = {.netns = netns, .ifindex = ifindex};
-	__u32 *v;
+	__u32 value;
 
 	if (!c)
 		return 0;
+	o = fl_of_device(netns, ifindex);
+	value = o.account | o.flags << 16;
+	if (!value || value & NESTED)
+		return value; /* not kept: no epoch ends it */
 	s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
-	v = bpf_map_lookup_elem(&fl_devices, &key);
-	if (!v) {
-		key.ifindex = 0;
-		v = bpf_map_lookup_elem(&fl_devices, &key);
-	}
-	if (!v) {
-		struct nested *n = bpf_map_lookup_elem(&fl_nested, &netns);
-
-		/* Not kept: no epoch ends it. */
-		if (!n)
-			return NESTED;
-		return n->tenant ? NESTED | of_cgroup(n->tenant) : 0;
-	}
 	s->netns = netns;
 	s->ifindex = ifindex;
-	s->value = *v;
+	s->value = value;
 	s->known = 1;
-	return s->value;
+	return value;
 }
 
 static __always_inline __u32 device_at(struct cpu *c, __u32 netns, __u32 ifindex)
@@ -51,5 +37,5 @@ static __always_inline __u32 device_at(struct cpu *c, __u32 netns, __u32 ifindex
 
 static __always_inline __u32 device(struct cpu *c, struct net_device *dev)
 {
-	return device_at(c, dev->nd_net.net->ns.inum, dev->ifindex);
+	return device_at(c, fl_netns_of(dev), dev->ifindex);
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/netip"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -28,7 +30,11 @@ func newFabric(t testing.TB, m *Meter) *fabric {
 	t.Helper()
 	l := newLab(t, m)
 	f := &fabric{lab: l, wire: l.bare("wire"), host: l.bare("host"), ends: make(map[*sandbox.Box]netip.Addr)}
-	l.m.self = l.ns(f.host).Inode()
+	// A device of its that there is not, which makes it the host's.
+	_, err := m.cfg.Identity.Tell("fabric", identity.Member{ID: 1, Devices: []identity.Device{
+		{Netns: l.ns(f.host).Inode(), Ifindex: math.MaxInt32, HostEnd: true, Trusted: true},
+	}})
+	must(t, err)
 	f.bridge(f.host, "10.66.0.254/24")
 	// Where br_netfilter has the bridge ask the firewall, that drops what has a bad
 	// header, and puts fragments together.

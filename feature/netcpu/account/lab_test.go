@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -111,17 +112,17 @@ func (l *lab) ns(b *sandbox.Box) *netdev.NS {
 }
 
 // device names a device of a box for Watch.
-func (l *lab) device(b *sandbox.Box, name string, hostEnd bool) Device {
+func (l *lab) device(b *sandbox.Box, name string, hostEnd bool) identity.Device {
 	l.t.Helper()
 	ns := l.ns(b)
 	index, err := ns.Index(name)
 	must(l.t, err)
-	return Device{Netns: ns.Inode(), Ifindex: index, HostEnd: hostEnd, Trusted: hostEnd}
+	return identity.Device{Netns: ns.Inode(), Ifindex: index, HostEnd: hostEnd, Trusted: hostEnd}
 }
 
-func (l *lab) watch(b *sandbox.Box, devices ...Device) {
+func (l *lab) watch(b *sandbox.Box, devices ...identity.Device) {
 	l.t.Helper()
-	must(l.t, l.m.Watch(Tenant{ID: l.ids[b], Cgroups: []uint64{uint64(l.ids[b])}, Devices: devices}))
+	must(l.t, l.m.Watch(identity.Member{ID: l.ids[b], Cgroups: []uint64{uint64(l.ids[b])}, Devices: devices}))
 }
 
 // world makes a tenant of the namespace that stands for the world outside of

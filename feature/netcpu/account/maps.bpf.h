@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of account.bpf.c, beside those of charges.h, and what is in them. */
+/* The maps of account.bpf.c, beside those of charges.h and identity.h. */
 
-#define MAX_DEVICES 16384
-#define MAX_CGROUPS 16384
-#define MAX_NESTED 4096
 /* Pairs of victim and culprit that have met. */
 #define MAX_THEFTS 16384
 
@@ -22,12 +19,11 @@
 #define KIND_IDLE 2
 #define KIND_THREAD 3
 
-/* What fl_devices says of a device. */
+/* Whose a device is, as it is kept: the account, and the flags of struct fl_owner. */
 #define SLOT 0xffff
-#define HOST_END 0x10000  /* the host's end of that tenant's veth */
-#define HOST_SIDE 0x20000 /* in a namespace in which host ends are */
-/* Not said by it: in a namespace that a tenant may have made, that of SLOT if any. */
-#define NESTED 0x40000
+#define HOST_END (FL_HOST_END << 16)
+#define HOST_SIDE (FL_HOST_SIDE << 16)
+#define NESTED (FL_NESTED << 16)
 
 struct work {
 	__u64 ns;
@@ -62,48 +58,6 @@ struct {
 	__type(key, struct theft);
 	__type(value, __u64);
 } fl_thefts SEC(".maps");
-
-/* A device by its namespace's inode and its index; index 0: any other there. */
-struct device {
-	__u32 netns;
-	__u32 ifindex;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_DEVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct device);
-	__type(value, __u32);
-} fl_devices SEC(".maps");
-
-/* cgroup v2 id -> slot. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_CGROUPS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u32);
-} fl_cgroups SEC(".maps");
-
-/* Who sent last in a namespace that user space does not know. */
-struct nested {
-	__u64 cgroup;
-	__u64 tenant; /* the cgroup of the tenant that this is in; 0: no tenant's */
-	__u32 epoch;  /* of what was known of tenants then */
-	__u32 pad;
-};
-
-/*
- * Anybody can make such a namespace who may make a user namespace. By its inode;
- * the least used are forgotten.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_NESTED);
-	__type(key, __u32);
-	__type(value, struct nested);
-} fl_nested SEC(".maps");
 
 /* Which slots packets may be stamped with: those of tenants that have a stamp. */
 struct {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
 // Errors of Open and Watch.
@@ -31,6 +31,8 @@ type Config struct {
 	Proc   string // the root of proc; "" is /proc
 	Cgroup string // above all hierarchies; "" is where they are on any host
 
+	// Identity is told of the tenants. nil: one of the Meter's own.
+	Identity *identity.Identity
 	// Ends are where packets are stamped with the slot of who sent them, on
 	// behalf of Owner. nil: none are stamped, so that packets which a queue of
 	// the host delays are charged by socket, or to nobody.
@@ -45,41 +47,39 @@ type Meter struct {
 	cfg        Config
 	object     *bpf.Object
 	maps       accountMaps
-	epoch      *ebpf.Variable
 	flush      *ebpf.Program
 	around     *ebpf.Variable // fl_around
 	aroundCall *ebpf.Variable // fl_around_call
 	links      bpf.Links
-	self       uint64 // inode of the host's network namespace
+	own        *identity.Identity // nil unless it is the Meter's own
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
 	slots   []*tenant // by slot; nil: free; 0 is the system's
-	devices map[accountDevice]uint32
-	cgroups map[uint64]uint32
-	// generation is what the programs' caches are told by to be old.
-	generation uint32
-	gone       time.Duration
-	closed     bool
+	gone    time.Duration
+	closed  bool
 
 	timed       bool      // interrupts are seen
 	calibrated  time.Time // when it was last begun to measure what is around them
 	calibrating sync.WaitGroup
 }
 
-// tenant is one slot: a place in the per-CPU tables, of which there are few. It
-// is no number of package container/slot: those are for network tenants, of
-// which several containers may be one, while each container has an account of its own;
-// there are 64 times as many of them as places here; and they are free again after a
-// time, not once a reading has shown that no CPU holds charges any more.
+// tenant is one account: a place in the per-CPU tables, of which there are few. Its
+// slot is no identity.Slot: those are for network tenants, of which several containers
+// may be one, while each container has an account of its own; there are 64 times as
+// many of them as places here; and they are free again after a time, not once a reading
+// has shown that no CPU holds charges any more.
 type tenant struct {
-	told  Tenant
+	told  identity.Member
 	slot  uint32
 	state tenantState
 
 	stamps ends.Set  // fl_stamp
 	socket link.Link // where nothing else tells some of its packets
 }
+
+// teller is by whom identity is told.
+const teller = "accounts"
 
 // tenantState is the life of a slot. A forgotten tenant is reported once more;
 // its slot is used again only a Read later, when no CPU can still hold charges
@@ -102,8 +102,6 @@ func Open(cfg Config) (_ *Meter, err error) {
 	m := &Meter{
 		cfg:     cfg,
 		tenants: make(map[container.ID]*tenant),
-		devices: make(map[accountDevice]uint32),
-		cgroups: make(map[uint64]uint32),
 	}
 	defer func() {
 		if err != nil {
@@ -117,15 +115,17 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if strings.Contains(string(version), "PREEMPT_RT") {
 		return nil, ErrRealtime
 	}
-	if m.self, err = netdev.InodeOf(cfg.Proc, os.Getpid()); err != nil {
-		return nil, err
+	if cfg.Identity == nil {
+		if m.own, err = identity.Open(cfg.Proc); err != nil {
+			return nil, err
+		}
+		m.cfg.Identity = m.own
 	}
-	if m.object, err = bpf.Open("account", loadAccount, bpf.Vars{accountVarFlExact: cfg.exact}, nil); err != nil {
+	if m.object, err = bpf.Open("account", loadAccount, bpf.Vars{accountVarFlExact: cfg.exact}, m.cfg.Identity.Maps()); err != nil {
 		return nil, err
 	}
 	var objs struct {
 		accountMaps
-		Epoch  *ebpf.Variable `ebpf:"fl_epoch"`
 		Around *ebpf.Variable `ebpf:"fl_around"`
 		Call   *ebpf.Variable `ebpf:"fl_around_call"`
 		Flush  *ebpf.Program  `ebpf:"fl_flush"`
@@ -133,7 +133,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if err := m.object.Load(&objs, nil); err != nil {
 		return nil, err
 	}
-	m.maps, m.epoch, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Epoch, objs.Flush, objs.Around, objs.Call
+	m.maps, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Flush, objs.Around, objs.Call
 	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
 	// In this order, so that no CPU is in a run whose end is not seen.
 	if m.links, err = m.object.Attach(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
@@ -207,23 +207,22 @@ func (m *Meter) Slot(id container.ID) (uint32, bool) {
 }
 
 // Holder is whose the packets of a network namespace are, of several tenants
-// that are in it: see Tenant.Rank. ok is false if they are nobody's.
+// that are in it: see identity.Member. ok is false if they are nobody's.
 func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	v := m.devices[accountDevice{Netns: uint32(netns)}]
-	t := m.slots[v&slotMask]
-	if v&slotMask == 0 || t == nil {
+	t := m.slots[m.cfg.Identity.AccountAt(netns, 0)] // that of 0 is nil
+	if t == nil {
 		return 0, false
 	}
 	return t.told.ID, true
 }
 
 // Watch begins to charge a container, or tells what has changed about it. What
-// was said of it before is replaced. The error matches ErrSlots if there is no
+// was said of it before is replaced; its Account is the Meter's to say. The error matches ErrSlots if there is no
 // room; any other is of a part, a device that has gone say, and the rest is in
 // force.
-func (m *Meter) Watch(told Tenant) error {
+func (m *Meter) Watch(told identity.Member) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.tenants[told.ID]
@@ -240,8 +239,10 @@ func (m *Meter) Watch(told Tenant) error {
 		m.tenants[told.ID] = t
 	}
 	was := t.told
+	told.Account = uint16(t.slot)
 	t.told, t.state = told, watched
-	if err := errors.Join(m.sync(), m.missing(told), m.attachAll(was, told)); err != nil {
+	_, err := m.cfg.Identity.Tell(teller, told)
+	if err := errors.Join(err, m.attachAll(was, told)); err != nil {
 		return fmt.Errorf("account for container %v: %w", told.ID, err)
 	}
 	return nil
@@ -283,8 +284,8 @@ func (m *Meter) Forget(id container.ID) error {
 	}
 	was := t.told
 	t.state = forgotten
-	t.told = Tenant{ID: id}
-	if err := errors.Join(m.sync(), m.attachAll(was, t.told)); err != nil {
+	t.told = identity.Member{ID: id}
+	if err := errors.Join(m.cfg.Identity.Forget(teller, id), m.attachAll(was, t.told)); err != nil {
 		return fmt.Errorf("end account of container %v: %w", id, err)
 	}
 	return nil
@@ -301,8 +302,9 @@ func (m *Meter) Close() error {
 	m.calibrating.Wait()
 	var errs []error
 	for _, t := range m.tenants {
-		t.told = Tenant{}
-		errs = append(errs, m.attach(t))
+		id := t.told.ID
+		t.told = identity.Member{}
+		errs = append(errs, m.attach(t), m.cfg.Identity.Forget(teller, id))
 	}
-	return errors.Join(append(errs, m.links.Close(), m.flush.Close(), m.object.Close())...)
+	return errors.Join(append(errs, m.links.Close(), m.flush.Close(), m.object.Close(), m.own.Close())...)
 }

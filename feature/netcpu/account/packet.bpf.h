@@ -26,29 +26,24 @@ static __always_inline __u32 of_task(struct cpu *c, struct task_struct *t)
 	struct css_set *set = t->cgroups;
 
 	if (c->set != (__u64)set || !c->set_known) {
-		c->set_slot = of_cgroup(set->dfl_cgrp->kn->id);
+		c->set_slot = of_cgroup(fl_cgroup_of_task(t));
 		c->set = (__u64)set;
 		c->set_known = 1;
 	}
 	return c->set_slot;
 }
 
-/* enum of include/net/tcp_states.h: what has no cgroup in it. */
-#define TCP_TIME_WAIT 6
-#define TCP_NEW_SYN_RECV 12
-
 /* The slot that a socket belongs to: by its namespace, else by its cgroup. */
 static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
 {
 	__u32 dev;
 
-	if (!sk || sk->__sk_common.skc_state == TCP_TIME_WAIT ||
-	    sk->__sk_common.skc_state == TCP_NEW_SYN_RECV)
+	if (!fl_full_sock(sk))
 		return 0;
-	dev = device_at(c, sk->__sk_common.skc_net.net->ns.inum, 0);
+	dev = device_at(c, fl_netns_of_sock(sk), 0);
 	if (dev & SLOT && !(dev & HOST_END))
 		return dev & SLOT;
-	return of_cgroup(sk->sk_cgrp_data.cgroup->kn->id);
+	return of_cgroup(fl_cgroup_of_sock(sk));
 }
 
 /* Cgroups deeper than this below a tenant's are the tenant's none the less. */
@@ -79,16 +74,16 @@ __noinline __u64 tenant_of_task(void)
 static __always_inline void sends(struct cpu *c, struct sk_buff *skb, struct net_device *to)
 {
 	struct task_struct *t = (void *)bpf_get_current_task_btf();
-	__u32 netns = to->nd_net.net->ns.inum;
+	__u32 netns = fl_netns_of(to);
 	__u32 dev = device_at(c, netns, to->ifindex);
 	struct sock *sk = skb->sk;
-	struct nested *known, now = {};
+	struct fl_nested *known, now = {};
 
 	if (dev && !(dev & NESTED))
 		return;
-	if (t->flags & PF_KTHREAD || !sk || sk->__sk_common.skc_net.net->ns.inum != netns)
+	if (t->flags & PF_KTHREAD || !sk || fl_netns_of_sock(sk) != netns)
 		return;
-	now.cgroup = t->cgroups->dfl_cgrp->kn->id;
+	now.cgroup = fl_cgroup_of_task(t);
 	now.epoch = fl_epoch;
 	known = bpf_map_lookup_elem(&fl_nested, &netns);
 	if (known && known->cgroup == now.cgroup && known->epoch == now.epoch)
@@ -324,7 +319,7 @@ static __always_inline int unpacks(struct net_device *dev)
 static __always_inline int further(struct cpu *c, struct sk_buff *skb)
 {
 	return c->cur == OPEN && c->skb == (__u64)skb &&
-	       (c->ifindex != skb->dev->ifindex || c->netns != skb->dev->nd_net.net->ns.inum);
+	       (c->ifindex != skb->dev->ifindex || c->netns != fl_netns_of(skb->dev));
 }
 
 /* A packet begins of which it is not known yet whose it is. */
@@ -335,7 +330,7 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	dropped(); /* of a run that was not looked at */
 	c->cur = OPEN;
 	c->skb = (__u64)skb;
-	c->netns = skb->dev->nd_net.net->ns.inum;
+	c->netns = fl_netns_of(skb->dev);
 	c->ifindex = skb->dev->ifindex;
 	c->bytes = skb->len;
 	c->proto = protocol(skb);

@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -293,7 +294,7 @@ func TestHostMode(t *testing.T) {
 			l.world(wire, "wire")
 			box, other := l.boxIn("box", host), l.boxIn("other", host)
 			for _, b := range []*sandbox.Box{box, other} {
-				must(t, l.m.Watch(Tenant{ID: l.ids[b], Cgroups: []uint64{uint64(l.ids[b])}, HostNetwork: true}))
+				must(t, l.m.Watch(identity.Member{ID: l.ids[b], Cgroups: []uint64{uint64(l.ids[b])}, HostNetwork: true}))
 			}
 			l.load(other, 0, "udp-recv", "--listen", ":9001")
 			l.either(proto, wire, box, other)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -205,8 +205,8 @@ func roundUp(d time.Duration) time.Duration {
 // split for that (0: none), or a *Refusal, of t's wishes or of another's that t
 // would break.
 func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
-	if t.Slot == slot.Nobody {
-		t.Slot = slot.Max // whoever has none yet comes last
+	if t.Slot == identity.Nobody {
+		t.Slot = identity.Max // whoever has none yet comes last
 	}
 	ts := make([]Tenant, 0, len(others)+1)
 	for _, o := range others {

@@ -15,7 +15,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -41,7 +41,7 @@ type Link struct {
 
 // Tenant is one network tenant and what is due to it on the Link.
 type Tenant struct {
-	Slot slot.Slot
+	Slot identity.Slot
 	Name string // for reasons
 	policy.Net
 	// Bare says that nobody but the cgroup tree tells of it; see maxBare.
@@ -51,10 +51,10 @@ type Tenant struct {
 	Burst int
 }
 
-// Class is what one tenant gets. The class of slot.Nobody is the default class:
-// the host's own packets, and those of containers without policy.
+// Class is what one tenant gets. That of identity.Nobody is everybody else's: the
+// host's own packets, and those of containers without policy.
 type Class struct {
-	Slot       slot.Slot
+	Slot       identity.Slot
 	Guaranteed uint64 // bit/s, also while all others want everything; 0: the link's rate is not known
 	Ceil       uint64 // bit/s, also while nobody else wants anything; 0: all that such a link carries
 	Weight     uint64 // share of what is idle, in the unit of Plan.PerWeight
@@ -69,7 +69,7 @@ type Plan struct {
 	Link    Link
 	Root    HTB     // of the class that all others borrow from
 	Top     HFSC    // the same of HFSC
-	Classes []Class // by Slot; the first is that of slot.Nobody
+	Classes []Class // by Slot; the first is that of identity.Nobody
 
 	// The paper's B_s, B_d, W_s and W_d: what is promised to those with a
 	// rate, what is divided by weight, and the weights of both kinds, in
@@ -178,13 +178,13 @@ func (t Tenant) weighted() bool { return t.Weight > 0 }
 // admit checks what can be checked before anything is divided. It returns the
 // tenants by slot, with defaults filled in, after the default class.
 func admit(l Link, tenants []Tenant) ([]Tenant, error) {
-	ts := append([]Tenant{{Slot: slot.Nobody, Name: "the host and containers without policy"}}, tenants...)
+	ts := append([]Tenant{{Slot: identity.Nobody, Name: "the host and containers without policy"}}, tenants...)
 	slices.SortStableFunc(ts, func(a, b Tenant) int { return cmp.Compare(a.Slot, b.Slot) })
 	var rates []uint64
 	var bare uint64
 	for i := range ts {
 		t := &ts[i]
-		if i > 0 && t.Slot == ts[i-1].Slot || t.Slot > slot.Max {
+		if i > 0 && t.Slot == ts[i-1].Slot || t.Slot > identity.Max {
 			return nil, fmt.Errorf("divide link %q: slot %d of %q is not its own", l.Name, t.Slot, t.Name)
 		}
 		if t.Ceil == 0 || t.Ceil > l.Rate {
@@ -345,7 +345,7 @@ var ErrInfeasible = errors.New("latency cannot be kept")
 // Refusal says why one tenant cannot get what is due to it. It wraps
 // policy.ErrOverLink, ErrOverCeil or ErrInfeasible.
 type Refusal struct {
-	Slot   slot.Slot
+	Slot   identity.Slot
 	Key    string // "rate" or "latency"
 	Reason string // which limit, and which other container where there is one
 	Mend   string // what would make it possible; "" for nothing

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -30,7 +30,7 @@ func curves(rate uint64) Link {
 
 func prio(p int) *int { return &p }
 
-func tenant(s slot.Slot, n policy.Net) Tenant {
+func tenant(s identity.Slot, n policy.Net) Tenant {
 	return Tenant{Slot: s, Name: fmt.Sprintf("c%d", s), Net: n}
 }
 
@@ -79,7 +79,7 @@ func TestDivide(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var ts []Tenant
 			for i, n := range tt.nets {
-				ts = append(ts, tenant(slot.Slot(i+1), n))
+				ts = append(ts, tenant(identity.Slot(i+1), n))
 			}
 			p := compute(t, link(gbit), ts...)
 			if got := guaranteed(p); fmt.Sprint(got) != fmt.Sprint(tt.want) {
@@ -104,7 +104,7 @@ func TestSums(t *testing.T) {
 	if a, b := p.Classes[2].Weight, p.Classes[3].Weight; a != unit/2 || b != unit/4 || p.StaticWeight != a+b {
 		t.Errorf("weights of the rates %d and %d, W_s %d; want 500, 250, 750", a, b, p.StaticWeight)
 	}
-	if p.Classes[0].Slot != slot.Nobody || p.Classes[0].Ceil != gbit {
+	if p.Classes[0].Slot != identity.Nobody || p.Classes[0].Ceil != gbit {
 		t.Errorf("everybody else: %+v", p.Classes[0])
 	}
 }
@@ -130,7 +130,7 @@ func TestLevels(t *testing.T) {
 			if p >= 0 {
 				n.Priority = prio(p)
 			}
-			ts = append(ts, tenant(slot.Slot(i+1), n))
+			ts = append(ts, tenant(identity.Slot(i+1), n))
 		}
 		p := compute(t, link(gbit), ts...)
 		top := 0
@@ -204,7 +204,7 @@ func TestRefusals(t *testing.T) {
 		name   string
 		link   Link
 		nets   []policy.Net
-		slot   slot.Slot
+		slot   identity.Slot
 		wraps  error
 		reason string
 		mend   string
@@ -229,7 +229,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var ts []Tenant
 			for i, n := range tt.nets {
-				ts = append(ts, tenant(slot.Slot(i+1), n))
+				ts = append(ts, tenant(identity.Slot(i+1), n))
 			}
 			p, err := Compute(tt.link, ts)
 			var r *Refusal
@@ -246,7 +246,7 @@ func TestRefusals(t *testing.T) {
 // Half of a link at most is promised to tenants that only the cgroup tree tells of,
 // whoever else has asked for nothing yet.
 func TestBare(t *testing.T) {
-	bare := func(s slot.Slot, rate uint64) Tenant {
+	bare := func(s identity.Slot, rate uint64) Tenant {
 		x := tenant(s, policy.Net{Rate: rate})
 		x.Bare = true
 		return x
@@ -280,7 +280,7 @@ func TestImpossibleInput(t *testing.T) {
 	}
 	// More tenants than a slow link has bits for.
 	var many []Tenant
-	for i := range slot.Slot(2000) {
+	for i := range identity.Slot(2000) {
 		many = append(many, tenant(i+1, policy.Net{Weight: 1}))
 	}
 	var r *Refusal

@@ -12,7 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -44,7 +44,7 @@ func some(t *rapid.T) (Link, []Tenant) {
 		if rapid.IntRange(0, 3).Draw(t, "latency?") == 0 {
 			n.Latency = time.Duration(rapid.Int64Range(int64(10*time.Microsecond), int64(100*time.Millisecond)).Draw(t, "latency"))
 		}
-		ts = append(ts, Tenant{Slot: slot.Slot(i*3 + 1), Name: fmt.Sprintf("c%d", i), Net: n})
+		ts = append(ts, Tenant{Slot: identity.Slot(i*3 + 1), Name: fmt.Sprintf("c%d", i), Net: n})
 	}
 	return l, ts
 }
@@ -57,7 +57,7 @@ func TestRandomPlans(t *testing.T) {
 			checkRefusal(t, l, ts, err)
 			return
 		}
-		net := map[slot.Slot]Tenant{slot.Nobody: {}}
+		net := map[identity.Slot]Tenant{identity.Nobody: {}}
 		for _, x := range ts {
 			net[x.Slot] = x
 		}

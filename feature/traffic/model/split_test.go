@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container/slot"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -20,17 +20,17 @@ func TestSplit(t *testing.T) {
 		name  string
 		link  Link
 		nets  []policy.Net
-		split []slot.Slot // whose packets are cut; 0: everybody's
-		err   string      // "": none
+		split []identity.Slot // whose packets are cut; 0: everybody's
+		err   string          // "": none
 	}{
 		{"not needed", link(gbit), []policy.Net{bulk, {Latency: 2000 * us, Split: true}}, nil, ""},
 		{"needed, not allowed", link(gbit), []policy.Net{bulk, {Latency: 200 * us}}, nil,
 			"possible with: a latency of at least 540µs, or latency.split on, as packets of the others are split to at most 1522 bytes then"},
-		{"needed and allowed", link(gbit), []policy.Net{bulk, {Latency: 200 * us, Split: true}}, []slot.Slot{0, 1}, ""},
+		{"needed and allowed", link(gbit), []policy.Net{bulk, {Latency: 200 * us, Split: true}}, []identity.Slot{0, 1}, ""},
 		{"allowed, and not enough", link(gbit), []policy.Net{bulk, {Latency: 10 * us, Split: true}}, nil, "up to 1522 bytes, takes 12µs"},
 		{"allowed by another", link(gbit), []policy.Net{{Latency: 200 * us, Split: true}, {Latency: 200 * us}}, nil, "or latency.split on"},
-		{"of two, both need it", link(gbit), []policy.Net{{Latency: 200 * us, Split: true}, {Rate: mbit, Latency: 300 * us, Split: true}}, []slot.Slot{0, 1, 2}, ""},
-		{"of two, one needs it", link(gbit), []policy.Net{{Rate: mbit, Latency: 5000 * us}, {Rate: mbit, Latency: 200 * us, Split: true}}, []slot.Slot{0, 1}, ""},
+		{"of two, both need it", link(gbit), []policy.Net{{Latency: 200 * us, Split: true}, {Rate: mbit, Latency: 300 * us, Split: true}}, []identity.Slot{0, 1, 2}, ""},
+		{"of two, one needs it", link(gbit), []policy.Net{{Rate: mbit, Latency: 5000 * us}, {Rate: mbit, Latency: 200 * us, Split: true}}, []identity.Slot{0, 1}, ""},
 		{"allowed without a latency", link(gbit), []policy.Net{{Weight: 5, Split: true}, bulk}, nil, ""},
 		{"allowed without a latency, and not by who needs it", link(gbit), []policy.Net{{Weight: 5, Split: true}, {Latency: 200 * us}}, nil, "or latency.split on"},
 		{"the kernel cannot", old(link(gbit)), []policy.Net{bulk, {Latency: 200 * us, Split: true}}, nil, "this kernel cannot split packets of others, as it has no TBF; possible with: a latency of at least 540µs"},
@@ -42,7 +42,7 @@ func TestSplit(t *testing.T) {
 			l.HFSC = hfsc
 			var ts []Tenant
 			for i, n := range tt.nets {
-				ts = append(ts, tenant(slot.Slot(i+1), n))
+				ts = append(ts, tenant(identity.Slot(i+1), n))
 			}
 			p, err := Compute(l, ts)
 			if tt.err != "" {
@@ -58,7 +58,7 @@ func TestSplit(t *testing.T) {
 				t.Errorf("%s, HFSC %v: %v", tt.name, hfsc, err)
 				continue
 			}
-			var got []slot.Slot
+			var got []identity.Slot
 			for _, c := range p.Classes {
 				if c.Split > 0 {
 					got = append(got, c.Slot)

@@ -1,11 +1,4 @@
-// Package slot gives each network tenant of a host a small number that identifies
-// its packets. The number fits into the minor number of a qdisc's class, and so
-// into skb->priority, and into part of the mark (the CNid of CNTC, section 3.1).
-//
-// An agent has one Allocator, which the features that number packets share, so a
-// number means the same to all of them. The package knows nothing of packets and
-// does not touch the host.
-package slot
+package identity
 
 import (
 	"container/heap"
@@ -20,9 +13,9 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Slot is the number of a tenant. It is the same in the minor of its class and in
-// the part of the mark. What netcpu's accounts write into skb->tc_index are
-// numbers of their own.
+// Slot is the number of a network tenant, by which its packets can be told apart: it
+// fits into the minor of a qdisc's class, and so into skb->priority, and into a part of
+// the mark (the CNid of CNTC, section 3.1). It means the same to all features.
 type Slot uint16
 
 // MarkShift gives how far a Slot is shifted to lie in the part of the mark that a
@@ -62,9 +55,9 @@ type Tenant struct {
 	Container container.ID // 0 unless NetNS is
 }
 
-// Of gives the tenant that a container belongs to. It is zero for a container
+// TenantOf gives the tenant that a container belongs to. It is zero for a container
 // whose network is not known (it has ended).
-func Of(c container.Container) Tenant {
+func TenantOf(c container.Container) Tenant {
 	if c.HostNetwork {
 		return Tenant{Container: c.ID}
 	}
@@ -93,8 +86,8 @@ type rested struct {
 	until time.Time
 }
 
-// New makes an Allocator with nothing given out. now is the clock.
-func New(now func() time.Time) *Allocator {
+// NewAllocator makes one with nothing given out. now is the clock.
+func NewAllocator(now func() time.Time) *Allocator {
 	return &Allocator{now: now, taken: make(map[Tenant]*use), next: 1}
 }
 

@@ -1,4 +1,4 @@
-package slot
+package identity
 
 import (
 	"errors"
@@ -24,7 +24,7 @@ func take(t *testing.T, a *Allocator, who, want uint64) {
 
 func TestLowestFreeAfterQuarantine(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
-	a := New(c.now)
+	a := NewAllocator(c.now)
 	take(t, a, 10, 1)
 	take(t, a, 20, 2)
 	take(t, a, 30, 3)
@@ -41,7 +41,7 @@ func TestLowestFreeAfterQuarantine(t *testing.T) {
 
 func TestSharedByItsUsers(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
-	a := New(c.now)
+	a := NewAllocator(c.now)
 	take(t, a, 10, 1)
 	take(t, a, 10, 1)
 	a.Release(Tenant{NetNS: 10})
@@ -59,7 +59,7 @@ func TestSharedByItsUsers(t *testing.T) {
 
 func TestFull(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
-	a := New(c.now)
+	a := NewAllocator(c.now)
 	for i := range uint64(Max) {
 		take(t, a, i+1, i+1)
 	}
@@ -85,8 +85,8 @@ func TestOf(t *testing.T) {
 		{container.Container{ID: 6, NetNS: 77}, Tenant{NetNS: 77}},
 		{container.Container{ID: 7, NetNS: 1, HostNetwork: true}, Tenant{Container: 7}},
 	} {
-		if got := Of(tt.c); got != tt.want {
-			t.Errorf("Of(%+v) = %+v, want %+v", tt.c, got, tt.want)
+		if got := TenantOf(tt.c); got != tt.want {
+			t.Errorf("TenantOf(%+v) = %+v, want %+v", tt.c, got, tt.want)
 		}
 	}
 }
@@ -96,7 +96,7 @@ func TestOf(t *testing.T) {
 func TestRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := &clock{time.Unix(1000, 0)}
-		a := New(c.now)
+		a := NewAllocator(c.now)
 		has, users := map[Tenant]Slot{}, map[Tenant]int{}
 		released := map[Slot]time.Time{}
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {

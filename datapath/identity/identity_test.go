@@ -1,0 +1,165 @@
+package identity
+
+import (
+	"errors"
+	"maps"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// of makes entries whose accounts are counted from 1, and whose slots from 101.
+func of(members ...Member) (list []*entry) {
+	for n, m := range members {
+		m.Account = uint16(n + 1)
+		list = append(list, &entry{Member: m, slot: Slot(101 + n)})
+	}
+	return list
+}
+
+func owner(n, flags uint16) identityFlOwner {
+	return identityFlOwner{Tenant: 100 + n, Account: n, Flags: flags}
+}
+
+func TestWanted(t *testing.T) {
+	const host, a, b, c = 100, 200, 201, 202
+	told := of(
+		Member{Cgroups: []uint64{10, 11}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}}},
+		// A pod's second container names the same devices, and is late.
+		Member{Cgroups: []uint64{11, 12}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}, {a, 3, false, false}}},
+		// Nobody gets a namespace that host ends are in, nor the host's own.
+		Member{Devices: []Device{{host, 9, false, false}, {1, 4, false, false}}},
+		Member{Devices: []Device{{b, 2, false, false}, {b, 0, false, false}, {b, -1, false, false}, {0, 1, false, false}, {1 << 32, 1, true, true}}},
+		// Nor does a container make a namespace of its own the host's.
+		Member{Devices: []Device{{c, 7, true, false}}},
+	)
+	devices, cgroups := wanted(told, 1, 100)
+	at := func(netns, index uint32) identityFlDevice { return identityFlDevice{Netns: netns, Ifindex: index} }
+	side := identityFlOwner{Flags: flagHostSide}
+	wantDevices := map[identityFlDevice]identityFlOwner{
+		at(host, 5): owner(1, flagHostEnd|flagHostSide), at(host, 0): side, at(1, 0): side,
+		at(a, 2): owner(1, 0), at(a, 3): owner(2, 0), at(a, 0): owner(1, 0), at(host, 9): owner(3, 0), at(1, 4): owner(3, 0),
+		at(b, 2): owner(4, 0), at(b, 0): owner(4, 0), at(c, 7): owner(5, flagHostEnd),
+	}
+	if !maps.Equal(devices, wantDevices) {
+		t.Errorf("devices %v\nwant %v", devices, wantDevices)
+	}
+	// One that is below another's is its own.
+	if want := map[uint64]identityFlOwner{10: owner(1, 0), 11: owner(2, 0), 12: owner(2, 0)}; !maps.Equal(cgroups, want) {
+		t.Errorf("cgroups %v\nwant %v", cgroups, want)
+	}
+}
+
+// Who has made many cgroups takes nobody else's place.
+func TestWantedRoom(t *testing.T) {
+	told := of(Member{Cgroups: []uint64{10, 11, 12, 13, 14, 15, 16}}, Member{Cgroups: []uint64{20, 21}}, Member{Cgroups: []uint64{30}})
+	_, cgroups := wanted(told, 0, 6)
+	want := map[uint64]identityFlOwner{10: owner(1, 0), 20: owner(2, 0), 30: owner(3, 0), 11: owner(1, 0), 21: owner(2, 0), 12: owner(1, 0)}
+	if !maps.Equal(cgroups, want) {
+		t.Errorf("with room for 6: %v, want %v", cgroups, want)
+	}
+}
+
+// What several features say of one container is in one value, and each may end its
+// part: the rest stays, and so does the slot, until the last one has.
+func TestTell(t *testing.T) {
+	testkit.Smoke(t, "bpf:datapath/identity")
+	testkit.NeedRoot(t)
+	i, err := Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { i.Close() })
+	const netns, host, index = 4026531000, 4026531001, 2
+	pod := Tenant{NetNS: netns}
+	tell := func(by string, m Member) Slot {
+		t.Helper()
+		s, err := i.Tell(by, m)
+		must(t, err)
+		return s
+	}
+	want := func(when string, device, cgroup identityFlOwner) {
+		t.Helper()
+		for _, look := range []struct {
+			m    *ebpf.Map
+			key  any
+			want identityFlOwner
+		}{
+			{i.maps.FlDevices, identityFlDevice{Netns: netns, Ifindex: index}, device},
+			{i.maps.FlCgroups, uint64(7), cgroup},
+		} {
+			var got identityFlOwner
+			if err := look.m.Lookup(look.key, &got); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Fatal(err)
+			}
+			if got != look.want {
+				t.Errorf("%s: %v says %+v, want %+v", when, look.m, got, look.want)
+			}
+		}
+	}
+	var before, after uint32
+	must(t, i.epoch.Get(&before))
+	slot := tell("accounts", Member{
+		ID: 7, Tenant: pod, Cgroups: []uint64{7}, Account: 3,
+		Devices: []Device{{Netns: netns, Ifindex: index}, {Netns: host, Ifindex: 9, HostEnd: true, Trusted: true}},
+	})
+	n := uint16(slot)
+	want("accounts", identityFlOwner{Tenant: n, Account: 3}, identityFlOwner{Tenant: n, Account: 3})
+	must(t, i.epoch.Get(&after))
+	if after == before {
+		t.Error("what programs keep of the maps is not old after a change")
+	}
+	if s := tell("traffic", Member{ID: 7, Tenant: pod, Cgroups: []uint64{7}, Class: slot}); s != slot {
+		t.Errorf("traffic's slot is %d, that of accounts %d", s, slot)
+	}
+	if s := tell("drop", Member{ID: 8, Tenant: pod, Devices: []Device{{Netns: netns, Ifindex: index}}, Counted: true}); s != slot {
+		t.Errorf("drop's slot for the pod is %d, that of accounts %d", s, slot)
+	}
+	want("all", identityFlOwner{Tenant: n, Account: 3, Flags: flagCounted}, identityFlOwner{Tenant: n, Account: 3, Class: n})
+	if a := i.AccountAt(netns, 0); a != 3 {
+		t.Errorf("the namespace is of account %d", a)
+	}
+	if a := i.AccountAt(host, 0); a != 0 {
+		t.Errorf("the host's namespace is of account %d", a)
+	}
+	must(t, i.Forget("accounts", 7))
+	want("without accounts", identityFlOwner{Tenant: n, Flags: flagCounted}, identityFlOwner{Tenant: n, Class: n})
+	must(t, i.Forget("drop", 8))
+	must(t, i.Forget("drop", 8))
+	want("traffic alone", identityFlOwner{}, identityFlOwner{Tenant: n, Class: n})
+	if s := i.Lookup(pod); s != slot {
+		t.Errorf("the slot of a tenant that one feature still knows is %d, was %d", s, slot)
+	}
+	must(t, i.Forget("traffic", 7))
+	want("nobody", identityFlOwner{}, identityFlOwner{})
+	if s := tell("accounts", Member{ID: 7, Tenant: pod}); s == slot {
+		t.Errorf("slot %d is given out at once again", s)
+	}
+}
+
+// A container whose network changes has the slot of where it is.
+func TestTellAnotherTenant(t *testing.T) {
+	testkit.NeedRoot(t)
+	i, err := Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { i.Close() })
+	first, err := i.Tell("a", Member{ID: 1, Tenant: Tenant{NetNS: 10}})
+	must(t, err)
+	second, err := i.Tell("a", Member{ID: 1, Tenant: Tenant{NetNS: 20}})
+	must(t, err)
+	unknown, err := i.Tell("a", Member{ID: container.ID(2)})
+	must(t, err)
+	if first == second || second == Nobody || unknown != Nobody || i.Lookup(Tenant{NetNS: 10}) != Nobody {
+		t.Errorf("slots %d, %d, %d; the one that was left is known as %d", first, second, unknown, i.Lookup(Tenant{NetNS: 10}))
+	}
+}
