@@ -44,7 +44,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 		return nil, fmt.Errorf("make feature: %w", err)
 	}
 	t, err := traffic.New(traffic.Config{
-		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Slots: identity.NewAllocator(time.Now), Ends: at,
+		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at,
 		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, MarkMask: cfg.MarkMask, Delays: cfg.TrafficDelays,
 	})
 	if err != nil {

@@ -54,7 +54,7 @@ type host struct {
 	dir       string // of the journal
 	journal   *journal.Journal
 	traffic   *traffic.Traffic
-	slots     *identity.Allocator
+	slots     *identity.Identity
 	rate      uint64 // of nic0; 0: it is none of the uplinks that are named
 	mask      uint32
 	delays    bool              // measured always
@@ -86,14 +86,15 @@ func (h *host) start() {
 	j, err := journal.Open(h.dir)
 	must(h.t, err)
 	h.journal = j
-	h.slots = identity.NewAllocator(time.Now)
+	h.slots, err = identity.Open("/proc")
+	must(h.t, err)
 	uplinks := make(map[string]uint64)
 	maps.Copy(uplinks, h.others)
 	if h.rate > 0 {
 		uplinks["nic0"] = h.rate
 	}
 	h.traffic, err = traffic.New(traffic.Config{
-		Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Slots: h.slots, MarkMask: h.mask,
+		Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Identity: h.slots, MarkMask: h.mask,
 		Uplinks: uplinks, Delays: h.delays, Measured: h.measured,
 	})
 	must(h.t, err)
@@ -102,6 +103,7 @@ func (h *host) start() {
 	}
 	h.t.Cleanup(func() { // what a test that failed has left in force
 		h.traffic.Close()
+		h.slots.Close()
 		j.Restore(kernel.Opener(kernel.Default()), nil)
 		j.Close()
 	})

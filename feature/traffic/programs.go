@@ -23,24 +23,24 @@ type programs struct {
 
 // base is loaded from the beginning.
 type base struct {
-	Cgroups   *ebpf.Map      `ebpf:"fl_cgroups"`
 	Paths     *ebpf.Map      `ebpf:"fl_paths"`
 	Normalise *ebpf.Program  `ebpf:"fl_normalise"`
 	Strict    *ebpf.Variable `ebpf:"fl_strict"`
 	Levels    *ebpf.Variable `ebpf:"fl_levels"`
-	Epoch     *ebpf.Variable `ebpf:"fl_epoch"`
+	Epoch     *ebpf.Variable `ebpf:"fl_flow_epoch"`
 }
 
 // load loads the programs. An error means that this kernel cannot run them.
-// mask is the part of the mark that may carry the slot, 0 for none.
-func load(mask uint32) (_ *programs, err error) {
+// mask is the part of the mark that may carry the slot, 0 for none; shared are the maps
+// of identity.
+func load(mask uint32, shared bpf.Maps) (_ *programs, err error) {
 	shift, err := identity.MarkShift(mask)
 	if err != nil {
 		return nil, fmt.Errorf("mask of the mark: %w", err)
 	}
 	o, err := bpf.Open(name, loadTraffic, bpf.Vars{
 		trafficVarFlMarkMask: mask, trafficVarFlMarkShift: uint32(shift), trafficVarFlSeed: rand.Uint64(),
-	}, nil)
+	}, shared)
 	if err != nil {
 		return nil, err
 	}
@@ -103,31 +103,25 @@ func (f *Traffic) put(s *ends.Set, at ends.Place, load func() (*ebpf.Program, er
 	return s.Put(f.cfg.Ends, at, load)
 }
 
-// cgroup has packets of the sockets of a container told by its cgroup, which
-// lies at a level below the root of the v2 tree.
-func (p *programs) cgroup(id container.ID, level int, s identity.Slot) error {
-	if err := p.Cgroups.Put(uint64(id), uint32(s)); err != nil {
-		return fmt.Errorf("tell packets by cgroup %d: %w", id, err)
+// classify has packets of the sockets of one of a tenant's containers told by its
+// cgroup, and put into a class.
+func (f *Traffic) classify(t *tenant, c container.Container, class identity.Slot) error {
+	_, err := f.cfg.Identity.Tell(name, identity.Member{ID: c.ID, Tenant: t.key, Cgroups: []uint64{uint64(c.ID)}, Class: class})
+	if err != nil {
+		return fmt.Errorf("tell packets by cgroup %d: %w", c.ID, err)
 	}
 	// A cgroup that is deeper is recognised only by itself, not by the cgroups
 	// below it.
 	const deeper, most = 31, 8
+	level := f.level(c.Cgroup.V2) // below the root of the v2 tree
 	if level < 1 || level > most {
 		level = deeper
 	}
 	var levels uint32
-	if err := p.Levels.Get(&levels); err != nil {
+	if err := f.programs.Levels.Get(&levels); err != nil {
 		return err
 	}
-	return p.Levels.Set(levels | 1<<level)
-}
-
-// forget undoes cgroup.
-func (p *programs) forget(id container.ID) error {
-	if err := p.Cgroups.Delete(uint64(id)); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
-	}
-	return nil
+	return f.programs.Levels.Set(levels | 1<<level)
 }
 
 // setStrict says whether packets that no device received, and that no known

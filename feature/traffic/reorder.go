@@ -49,11 +49,11 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 			continue
 		}
 		key := identity.Tenant{NetNS: math.MaxUint64, Container: container.ID(t.slot)} // nobody's
-		s, err := f.cfg.Slots.Take(key)
+		s, err := f.cfg.Identity.Take(key)
 		if err != nil {
 			continue // there are that many tenants: it has to wait for its queue
 		}
-		defer f.cfg.Slots.Release(key)
+		defer f.cfg.Identity.Release(key)
 		beside[t] = s
 	}
 	if len(beside) == 0 {
@@ -118,8 +118,8 @@ func (f *Traffic) number(t *tenant, s identity.Slot) error {
 	}
 	defer program.Close()
 	var errs []error
-	for id := range t.members {
-		errs = append(errs, f.programs.Cgroups.Put(uint64(id), uint32(s)))
+	for _, c := range t.members {
+		errs = append(errs, f.classify(t, c, s))
 	}
 	// Where that fails, it may say one thing or the other: the next round attaches it anew.
 	return errors.Join(append(errs, t.at.Replace(identify, program))...)

@@ -135,7 +135,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	want, err := f.devices(t)
 	errs := []error{err}
 	for id, c := range t.members {
-		errs = append(errs, f.programs.cgroup(id, f.level(c.Cgroup.V2), t.slot))
+		errs = append(errs, f.classify(t, c, t.slot))
 		if f.learns(t) && t.key.NetNS == 0 && t.sockets[id] == nil && c.Cgroup.V2 != "" {
 			l, err := attachCgroup(c.Cgroup.V2, f.programs.copyFor(trafficProgFlArrive, t.slot))
 			if err != nil {

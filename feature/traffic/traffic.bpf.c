@@ -45,14 +45,16 @@
  *                     fl_deliver,   a comparison; for the first of a flow a
  *                     fl_arrive     look-up and an update
  *
- * User space makes the entries of fl_cgroups; a full map is an error of Apply,
- * and the containers that are in it keep what they have. fl_flows forgets the
+ * User space says in fl_cgroups (identity.h) which class a container has; a full map
+ * is an error of Apply, and the containers that are in it keep what they have. fl_flows
+ * forgets the
  * flow that was not used for longest, which is learnt again with its next
  * packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
  * programs no longer run once the agent has ended: then all packets that are
  * sent share the default class, and what is received is not led anywhere.
  */
 
+#include "identity.h"
 #include "kernel.h"
 
 #include <bpf/bpf_endian.h>
@@ -87,20 +89,10 @@ const volatile __u32 fl_mark_shift;
 
 /* Packets that neither came in by a device nor have a socket are nobody's. */
 volatile __u32 fl_strict;
-/* Whether fl_cgroups has any entry, and the levels at which its cgroups lie. */
+/* Whether any cgroup has a class, and the levels at which such cgroups lie. */
 volatile __u32 fl_levels;
 
-#define MAX_CGROUPS 65536
 #define MAX_LEVEL 8
-
-/* cgroup v2 id -> slot; 0 is nobody, whatever the packet says. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_CGROUPS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u32);
-} fl_cgroups SEC(".maps");
 
 enum told {
 	BY_PRIORITY,
@@ -137,12 +129,12 @@ static __always_inline void count(__u32 path)
 }
 
 /*
- * The slot of the tenant whose socket sent it; 0 if the socket is nobody's, -1 if
+ * The class of the tenant whose socket sent it; 0 if the socket is nobody's, -1 if
  * there is none. A tenant's own cgroup may have further ones below.
  */
 static __always_inline int of_socket(struct __sk_buff *skb)
 {
-	__u32 levels = fl_levels, *slot;
+	__u32 levels = fl_levels, class;
 	__u64 id;
 	int level;
 
@@ -151,9 +143,9 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 		return -1;
 	if (!levels)
 		return 0;
-	slot = bpf_map_lookup_elem(&fl_cgroups, &id);
-	if (slot)
-		return *slot;
+	class = fl_of_cgroup(id).class;
+	if (class)
+		return class;
 #pragma unroll
 	for (level = 1; level <= MAX_LEVEL; level++) {
 		if (!(levels & 1U << level))
@@ -161,9 +153,9 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 		id = bpf_skb_ancestor_cgroup_id(skb, level);
 		if (!id)
 			break;
-		slot = bpf_map_lookup_elem(&fl_cgroups, &id);
-		if (slot)
-			return *slot;
+		class = fl_of_cgroup(id).class;
+		if (class)
+			return class;
 	}
 	return 0;
 }
@@ -214,7 +206,7 @@ const volatile __u32 fl_ifb;
 /* What flows are mixed with, so that nobody can choose two that are one. */
 const volatile __u64 fl_seed;
 /* Goes up when a tenant ends: flows are learnt anew, as they may be another's. */
-volatile __u32 fl_epoch;
+volatile __u32 fl_flow_epoch;
 
 #define MAX_FLOWS 65536
 
@@ -389,7 +381,7 @@ static __always_inline __u32 tag_of(__u64 flow)
 
 static __always_inline void learn(__u64 flow, __u32 slot)
 {
-	struct place p = { .slot = slot, .epoch = fl_epoch };
+	struct place p = { .slot = slot, .epoch = fl_flow_epoch };
 
 	bpf_map_update_elem(&fl_flows, &flow, &p, BPF_ANY);
 }
@@ -403,7 +395,7 @@ int fl_inbound(struct __sk_buff *skb)
 
 	if (flow) {
 		p = bpf_map_lookup_elem(&fl_flows, &flow);
-		if (p && p->epoch == fl_epoch && !syn) {
+		if (p && p->epoch == fl_flow_epoch && !syn) {
 			path = KNOWN;
 			priority = HANDLE | p->slot;
 		} else {

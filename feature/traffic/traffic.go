@@ -46,9 +46,10 @@ const name = "traffic"
 type Config struct {
 	Roots   kernel.Roots
 	Journal *journal.Journal
-	Log     *slog.Logger        // nil: no log
-	Slots   *identity.Allocator // nil: one of its own
-	Ends    *ends.Ends          // nil: those of its own
+	Log     *slog.Logger // nil: no log
+
+	Identity *identity.Identity // nil: one of its own
+	Ends     *ends.Ends         // nil: those of its own
 
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
@@ -76,9 +77,10 @@ type Config struct {
 type Traffic struct {
 	cfg     Config
 	support probe.Verdict
-	v2      string // root of the cgroup v2 tree
-	hfsc    bool   // the kernel has it
-	splits  bool   // packets can be cut into frames: it has TBF
+	v2      string             // root of the cgroup v2 tree
+	own     *identity.Identity // nil where it is not its own
+	hfsc    bool               // the kernel has it
+	splits  bool               // packets can be cut into frames: it has TBF
 	find    *netdev.Finder
 
 	measuring chan struct{} // holds one for each Measure
@@ -100,9 +102,6 @@ type Traffic struct {
 func (cfg Config) withDefaults() Config {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Slots == nil {
-		cfg.Slots = identity.NewAllocator(time.Now)
 	}
 	if cfg.Ends == nil {
 		cfg.Ends = ends.Open(cfg.Roots.Proc, cfg.Journal)
@@ -144,8 +143,12 @@ func New(cfg Config) (*Traffic, error) {
 	}
 	f.hfsc = qdisc.Supported(qdisc.KindHFSC) == nil
 	f.splits = qdisc.Supported(qdisc.KindTBF) == nil
-	if err = f.cfg.Ends.Err(); err == nil {
-		f.programs, err = load(cfg.MarkMask)
+	if err = f.cfg.Ends.Err(); err == nil && cfg.Identity == nil {
+		f.own, err = identity.Open(cfg.Roots.Proc)
+		f.cfg.Identity = f.own
+	}
+	if err == nil {
+		f.programs, err = load(cfg.MarkMask, f.cfg.Identity.Maps())
 	}
 	if err != nil {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
@@ -225,7 +228,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	}
 	made := t == nil
 	if made {
-		s, err := f.cfg.Slots.Take(key)
+		s, err := f.cfg.Identity.Take(key)
 		if err != nil {
 			return err
 		}
@@ -248,7 +251,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 		}
 		if made {
 			delete(f.tenants, key)
-			f.cfg.Slots.Release(key)
+			f.cfg.Identity.Release(key)
 		}
 		return err
 	}
@@ -317,7 +320,7 @@ func (f *Traffic) remove(id container.ID) error {
 	if t == nil {
 		return nil
 	}
-	if err := f.programs.forget(id); err != nil {
+	if err := f.cfg.Identity.Forget(name, id); err != nil {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Sorted(maps.Keys(t.members)), func(m container.ID) bool { return m == id })
@@ -347,7 +350,7 @@ func (f *Traffic) remove(id container.ID) error {
 		errs = append(errs, f.programs.forgetFlows())
 	}
 	delete(f.tenants, t.key)
-	f.cfg.Slots.Release(t.key)
+	f.cfg.Identity.Release(t.key)
 	if len(f.tenants) == 0 {
 		return errors.Join(append(errs, f.release())...)
 	}
@@ -487,6 +490,7 @@ func (f *Traffic) Close() error {
 		errs = append(errs, f.programs.close())
 		f.programs = nil
 	}
+	errs = append(errs, f.own.Close())
 	if f.host != nil {
 		errs = append(errs, f.host.Close())
 		f.host = nil

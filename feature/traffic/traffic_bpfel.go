@@ -17,8 +17,10 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	trafficMapFlCgroups    = "fl_cgroups"
+	trafficMapFlDevices    = "fl_devices"
 	trafficMapFlFlows      = "fl_flows"
 	trafficMapFlInpaths    = "fl_inpaths"
+	trafficMapFlNested     = "fl_nested"
 	trafficMapFlPaths      = "fl_paths"
 	trafficMapFlPending    = "fl_pending"
 	trafficProgFlArrive    = "fl_arrive"
@@ -28,6 +30,7 @@ const (
 	trafficProgFlLead      = "fl_lead"
 	trafficProgFlNormalise = "fl_normalise"
 	trafficVarFlEpoch      = "fl_epoch"
+	trafficVarFlFlowEpoch  = "fl_flow_epoch"
 	trafficVarFlIfb        = "fl_ifb"
 	trafficVarFlLevels     = "fl_levels"
 	trafficVarFlMarkMask   = "fl_mark_mask"
@@ -92,8 +95,10 @@ type trafficProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type trafficMapSpecs struct {
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
+	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlFlows   *ebpf.MapSpec `ebpf:"fl_flows"`
 	FlInpaths *ebpf.MapSpec `ebpf:"fl_inpaths"`
+	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlPaths   *ebpf.MapSpec `ebpf:"fl_paths"`
 	FlPending *ebpf.MapSpec `ebpf:"fl_pending"`
 }
@@ -103,6 +108,7 @@ type trafficMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type trafficVariableSpecs struct {
 	FlEpoch     *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlFlowEpoch *ebpf.VariableSpec `ebpf:"fl_flow_epoch"`
 	FlIfb       *ebpf.VariableSpec `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.VariableSpec `ebpf:"fl_levels"`
 	FlMarkMask  *ebpf.VariableSpec `ebpf:"fl_mark_mask"`
@@ -133,8 +139,10 @@ func (o *trafficObjects) Close() error {
 // It can be passed to loadTrafficObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trafficMaps struct {
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
+	FlDevices *ebpf.Map `ebpf:"fl_devices"`
 	FlFlows   *ebpf.Map `ebpf:"fl_flows"`
 	FlInpaths *ebpf.Map `ebpf:"fl_inpaths"`
+	FlNested  *ebpf.Map `ebpf:"fl_nested"`
 	FlPaths   *ebpf.Map `ebpf:"fl_paths"`
 	FlPending *ebpf.Map `ebpf:"fl_pending"`
 }
@@ -142,8 +150,10 @@ type trafficMaps struct {
 func (m *trafficMaps) Close() error {
 	return _TrafficClose(
 		m.FlCgroups,
+		m.FlDevices,
 		m.FlFlows,
 		m.FlInpaths,
+		m.FlNested,
 		m.FlPaths,
 		m.FlPending,
 	)
@@ -154,6 +164,7 @@ func (m *trafficMaps) Close() error {
 // It can be passed to loadTrafficObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trafficVariables struct {
 	FlEpoch     *ebpf.Variable `ebpf:"fl_epoch"`
+	FlFlowEpoch *ebpf.Variable `ebpf:"fl_flow_epoch"`
 	FlIfb       *ebpf.Variable `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.Variable `ebpf:"fl_levels"`
 	FlMarkMask  *ebpf.Variable `ebpf:"fl_mark_mask"`
