@@ -79,6 +79,7 @@ type Config struct {
 type Netcpu struct {
 	*Accounts
 	cfg      Config
+	own      *identity.Identity // nil where it is not its own
 	layout   cgroup.Layout
 	support  probe.Verdict
 	meter    *account.Meter  // nil where the kernel cannot keep accounts,
@@ -127,7 +128,13 @@ func New(cfg Config) (*Netcpu, error) {
 		throttled = true
 		cfg.Log.Warn("taking kernel threads for throttled by quotas", "feature", name, "err", err)
 	}
-	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
+	if cfg.Identity == nil {
+		if n.own, err = identity.Open(cfg.Roots.Proc); err != nil {
+			n.own = nil // the accounts will say why
+		}
+		n.cfg.Identity = n.own
+	}
+	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: n.cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
 	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
 		accounts.Ends = nil
@@ -137,9 +144,12 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log.Warn("keeping no accounts of network CPU time", "feature", name, "err", n.noMeter)
 	}
 	n.Accounts = &Accounts{Meter: n, Containers: cfg.Containers, Since: time.Now()}
+	if noDrop == nil && n.cfg.Identity == nil {
+		noDrop = n.noMeter
+	}
 	if noDrop == nil {
 		n.dropper, noDrop = drop.Load(drop.Config{
-			Feature: name, Ends: cfg.Ends, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
+			Feature: name, Identity: n.cfg.Identity, Ends: cfg.Ends, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
 		})
 	}
 	if n.meter != nil {
@@ -361,7 +371,7 @@ func (n *Netcpu) Close() error {
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, n.own.Close())...)
 }
 
 // DropPoints returns the uplinks at which packets are dropped at present; see

@@ -56,6 +56,7 @@
 
 #include "identity.h"
 #include "kernel.h"
+#include "parse.h"
 
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -264,112 +265,6 @@ int fl_lead(struct __sk_buff *skb)
 	return bpf_redirect(fl_ifb, 0);
 }
 
-static __always_inline __u64 mix(__u64 h, __u64 v)
-{
-	h = (h ^ v) * 0x9fb21c651e98df25ULL;
-	return h ^ h >> 29;
-}
-
-/* One packet's headers, as far as they have been looked at. */
-struct headers {
-	__u64 flow;
-	__u32 l4; /* offset */
-	__u32 proto;
-	__u32 ports; /* source and destination, in network order */
-	__u32 syn;   /* begins a connection */
-};
-
-/*
- * Mixes addresses, protocol and ports of the IP packet at off into h->flow.
- * Returns -1 for one that is of no flow. Fragments are of none: only the first
- * has ports, and addresses alone may be those of many containers (NAT).
- */
-static __always_inline int ip_flow(struct __sk_buff *skb, __u32 off, __be16 proto, struct headers *h)
-{
-	__u8 l4[16] = {};
-
-	if (proto == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-
-		if (bpf_skb_load_bytes(skb, off, &ip, sizeof(ip)))
-			return -1;
-		if (ip.frag_off & bpf_htons(0x3fff)) /* IP_MF | IP_OFFSET */
-			return -1;
-		h->l4 = off + ip.ihl * 4;
-		h->proto = ip.protocol;
-		h->flow = mix(h->flow, (__u64)ip.saddr << 32 | ip.daddr);
-	} else if (proto == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-		__u64 a[4];
-
-		if (bpf_skb_load_bytes(skb, off, &ip, sizeof(ip)))
-			return -1;
-		__builtin_memcpy(a, &ip.saddr, sizeof(a));
-		h->l4 = off + sizeof(ip);
-		h->proto = ip.nexthdr; /* with extension headers: of no flow */
-		h->flow = mix(mix(mix(mix(h->flow, a[0]), a[1]), a[2]), a[3]);
-	} else {
-		return -1;
-	}
-	switch (h->proto) {
-	case IPPROTO_TCP:
-		if (bpf_skb_load_bytes(skb, h->l4, l4, 14))
-			return -1;
-		h->syn = (l4[13] & 0x12) == 0x02; /* SYN without ACK */
-		break;
-	case IPPROTO_UDP:
-		if (bpf_skb_load_bytes(skb, h->l4, l4, 8))
-			return -1;
-		break;
-	case IPPROTO_ICMP:
-	case IPPROTO_ICMPV6:
-		if (bpf_skb_load_bytes(skb, h->l4, l4, 8))
-			return -1;
-		/* Echo and its reply have an id, which stands for the ports. */
-		if (h->proto == IPPROTO_ICMP ? l4[0] != 0 && l4[0] != 8 : l4[0] != 128 && l4[0] != 129)
-			return -1;
-		l4[0] = l4[4];
-		l4[1] = l4[5];
-		l4[2] = l4[3] = 0;
-		break;
-	default:
-		return -1;
-	}
-	__builtin_memcpy(&h->ports, l4, sizeof(h->ports));
-	h->flow = mix(h->flow, (__u64)h->proto << 32 | h->ports);
-	return 0;
-}
-
-/* The ports of VXLAN: IANA's, and that of the kernel's beginnings (Flannel). */
-static __always_inline int is_vxlan(const struct headers *h)
-{
-	__u32 port = bpf_ntohl(h->ports) & 0xffff;
-
-	return h->proto == IPPROTO_UDP && (port == 4789 || port == 8472);
-}
-
-/* The flow of a packet, in a tunnel that of what is inside; 0 if it has none. */
-static __always_inline __u64 flow_of(struct __sk_buff *skb, __u32 *syn)
-{
-	struct headers out = { .flow = fl_seed }, in = {};
-	__u32 vni;
-	__be16 proto;
-
-	if (ip_flow(skb, ETH_HLEN, skb->protocol, &out))
-		return 0;
-	*syn = out.syn;
-	if (!is_vxlan(&out))
-		return out.flow;
-	if (bpf_skb_load_bytes(skb, out.l4 + 8 + 4, &vni, sizeof(vni)) ||
-	    bpf_skb_load_bytes(skb, out.l4 + 8 + 8 + 12, &proto, sizeof(proto)))
-		return 0;
-	in.flow = mix(fl_seed, vni);
-	if (ip_flow(skb, out.l4 + 8 + 8 + ETH_HLEN, proto, &in))
-		return 0;
-	*syn = in.syn;
-	return in.flow;
-}
-
 static __always_inline __u32 tag_of(__u64 flow)
 {
 	__u32 bits = flow & TAG_BITS;
@@ -390,7 +285,7 @@ SEC("tc")
 int fl_inbound(struct __sk_buff *skb)
 {
 	__u32 syn = 0, path = NO_FLOW, priority = 0, index;
-	__u64 flow = flow_of(skb, &syn), *pending, *count;
+	__u64 flow = fl_flow_of(skb, fl_seed, &syn), *pending, *count;
 	struct place *p;
 
 	if (flow) {

@@ -45,6 +45,7 @@
 #include "charges.h"
 #include "identity.h"
 #include "kernel.h"
+#include "parse.h"
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Whose a packet is, whose time it is, and what kind of packet. */
 
-/* UDP ports on which tunnels arrive: VXLAN, Linux's old VXLAN, Geneve. */
-#define PORT_VXLAN 4789
-#define PORT_VXLAN_OLD 8472
-#define PORT_GENEVE 6081
-
 /* The slot that fl_stamp has left in a packet. */
 static __always_inline __u32 stamped(struct sk_buff *skb)
 {
@@ -262,7 +257,8 @@ static __always_inline int carries(struct sk_buff *skb, __u32 class)
 	/* Without IP options; what has them counts as the system's. */
 	off = skb->protocol == bpf_htons(ETH_P_IP) ? 22 : 42;
 	bpf_probe_read_kernel(&port, sizeof(port), skb->data + off);
-	return port == bpf_htons(PORT_VXLAN) || port == bpf_htons(PORT_VXLAN_OLD) || port == bpf_htons(PORT_GENEVE);
+	port = bpf_ntohs(port);
+	return fl_vxlan_port(port) || port == FL_PORT_GENEVE;
 }
 
 /* A device's kind, as rtnetlink(7) has it, of seven letters at most. */

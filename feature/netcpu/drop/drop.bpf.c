@@ -41,14 +41,16 @@
  *                      fl_drop_xdp one hash look-up per packet; for one that is
  *                                  dropped also the call of what charges it
  *
- * User space makes the entries of fl_devices and fl_queues; a full map is an
- * error of Apply. fl_addresses is learnt here and forgets the least used: an
+ * User space makes the entries of fl_queues, and says which devices are counted in
+ * fl_devices (identity.h); a full map is an error of Apply. fl_addresses is learnt here and forgets the least used: an
  * address that is not in it is not dropped early, that is all. The programs no
  * longer run once the agent has ended: then nothing is dropped any more.
  */
 
 #include "charges.h"
+#include "identity.h"
 #include "kernel.h"
+#include "parse.h"
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
@@ -96,18 +98,20 @@ SEC("tp_btf/napi_poll")
 int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 {
 	struct net_device *dev = napi->dev;
-	struct device key = {};
+	struct fl_device key = {};
+	struct fl_owner *o;
 	struct tenant *t;
-	__u32 *slot;
+	__u32 slot;
 
 	if (!dev) /* the polling of a CPU's backlog and of busy sockets */
 		return 0;
-	key.netns = dev->nd_net.net->ns.inum;
+	key.netns = fl_netns_of(dev);
 	key.ifindex = dev->ifindex;
-	slot = bpf_map_lookup_elem(&fl_devices, &key);
-	if (!slot)
+	o = bpf_map_lookup_elem(&fl_devices, &key); /* by itself: no other device's polls count */
+	if (!o || !(o->flags & FL_COUNTED))
 		return 0;
-	t = bpf_map_lookup_elem(&fl_tenants, slot);
+	slot = o->tenant;
+	t = bpf_map_lookup_elem(&fl_tenants, &slot);
 	if (!t)
 		return 0;
 	/*
@@ -163,80 +167,34 @@ static __always_inline int full(struct tenant *t, __u64 now, int ring)
 	return 1;
 }
 
-/* Reads the destination of the packet at l3, if it is IP. */
-static __always_inline int address_at(void *l3, void *end, __u16 proto, struct address *to)
-{
-	if (proto == bpf_htons(ETH_P_IP)) {
-		struct iphdr *ip = l3;
-
-		if ((void *)(ip + 1) > end)
-			return -1; /* cut short: whoever gets it throws it away */
-		to->ip[10] = to->ip[11] = 0xff;
-		__builtin_memcpy(&to->ip[12], &ip->daddr, 4);
-		return 0;
-	}
-	if (proto == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr *ip6 = l3;
-
-		if ((void *)(ip6 + 1) > end)
-			return -1; /* cut short */
-		if (!ip6->daddr.s6_addr32[0] && !ip6->daddr.s6_addr32[1] &&
-		    ip6->daddr.s6_addr32[2] == bpf_htonl(0xffff))
-			return -1; /* an IPv4 address here, and nobody's on a wire */
-		__builtin_memcpy(to->ip, &ip6->daddr, 16);
-		return 0;
-	}
-	return -1; /* ARP and the like: nobody's, and few */
-}
-
-/* Reads the destination of the frame at data. */
-static __always_inline int destination(void *data, void *end, struct address *to)
-{
-	struct ethhdr *eth = data;
-
-	if (data + sizeof(*eth) > end)
-		return -1; /* not a frame that anyone here could get */
-	return address_at(data + sizeof(*eth), end, eth->h_proto, to);
-}
-
-static __always_inline int same_mac(const volatile __u8 *a, const volatile __u8 *b)
-{
-	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] &&
-	       a[3] == b[3] && a[4] == b[4] && a[5] == b[5];
-}
-
-/* linux/socket.h has them for the kernel only. */
-#define AF_INET 2
-#define AF_INET6 10
-
 /*
  * Says whether the host, of which this veth's end is a device, would route a packet
  * for this address to the tenant of this copy.
  */
-static __always_inline int routed_here(struct __sk_buff *skb, struct address *to)
+static __always_inline int routed_here(struct __sk_buff *skb, struct fl_address *to)
 {
 	struct bpf_fib_lookup fib = { .ifindex = skb->ifindex };
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		fib.family = AF_INET;
+		fib.family = FL_AF_INET;
 		__builtin_memcpy(&fib.ipv4_dst, &to->ip[12], 4);
 	} else {
-		fib.family = AF_INET6;
+		fib.family = FL_AF_INET6;
 		__builtin_memcpy(fib.ipv6_dst, to->ip, 16);
 	}
 	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
 		return 0; /* no router, no route, or not known yet whose it is */
-	return same_mac(fib.dmac, fl_tenant_mac);
+	return fl_same_mac(fib.dmac, fl_tenant_mac);
 }
 
 /* Notes that a frame to this address goes into the veth of this copy. */
-static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, struct address *to)
+static __always_inline void learn(struct __sk_buff *skb, struct ethhdr *eth, struct fl_address *to)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct owner us = { .seen = now, .slot = fl_tenant_slot };
 	struct owner *o;
 
-	if (!same_mac(eth->h_dest, fl_tenant_mac))
+	if (!fl_same_mac(eth->h_dest, fl_tenant_mac))
 		return; /* flooded by a bridge, or for somebody behind the container */
 	o = bpf_map_lookup_elem(&fl_addresses, to);
 	if (o && (__s64)(now - o->seen) <= LEARNT_NS) {
@@ -263,7 +221,7 @@ int fl_count(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u32 slot = fl_tenant_slot;
-	struct address to = {};
+	struct fl_address to = {};
 	struct tenant *t;
 
 	t = bpf_map_lookup_elem(&fl_tenants, &slot);
@@ -284,7 +242,7 @@ int fl_count(struct __sk_buff *skb)
 		__sync_fetch_and_add(&t->sent, 1);
 	}
 
-	if (!to_many(skb) && !destination(data, end, &to))
+	if (!to_many(skb) && !fl_frame_destination(data, end, &to))
 		learn(skb, data, &to);
 	/* Only looked at: what else is on the hook decides. */
 	return TCX_NEXT;
@@ -295,7 +253,7 @@ int fl_count(struct __sk_buff *skb)
  * *slot becomes the tenant, NOBODY, or STALE. routed says that the host is who
  * the frame is for, and finds out itself where it goes.
  */
-static __always_inline int unwanted(struct ethhdr *eth, struct address *to, int routed, __u32 *slot)
+static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, int routed, __u32 *slot)
 {
 	struct tenant *t;
 	struct owner *o;
@@ -308,7 +266,7 @@ static __always_inline int unwanted(struct ethhdr *eth, struct address *to, int 
 	now = bpf_ktime_get_ns();
 	if (o->contested && (__s64)(now - o->contested) <= LEARNT_NS)
 		return 0; /* two say that they have it */
-	if (routed ? !o->routed : !same_mac(eth->h_dest, o->mac))
+	if (routed ? !o->routed : !fl_same_mac(eth->h_dest, o->mac))
 		return 0; /* the host, or the bridge, will give it to somebody else */
 	*slot = STALE;
 	if ((__s64)(now - o->seen) > LEARNT_NS)
@@ -340,12 +298,12 @@ SEC("tc")
 int fl_drop_tc(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct address to = {};
+	struct fl_address to = {};
 	__u32 slot;
 	int drop;
 
 	/* Not IP, or for many: everybody's, and too few to count or to drop. */
-	if (to_many(skb) || destination(data, end, &to))
+	if (to_many(skb) || fl_frame_destination(data, end, &to))
 		return TCX_NEXT;
 	drop = unwanted(data, &to, skb->pkt_type == PACKET_HOST, &slot);
 	came_by(skb->napi_id, slot);
@@ -353,19 +311,13 @@ int fl_drop_tc(struct __sk_buff *skb)
 	return drop ? TCX_DROP : TCX_NEXT;
 }
 
-/* linux/if_vlan.h has it for the kernel only. */
-struct vlan_hdr {
-	__u16 h_vlan_TCI;
-	__u16 h_vlan_encapsulated_proto;
-};
-
 SEC("xdp.frags")
 int fl_drop_xdp(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct ethhdr *eth = data;
 	void *l3 = data + sizeof(*eth);
-	struct address to = {};
+	struct fl_address to = {};
 	__u32 zero = 0, *whose;
 	__u16 proto;
 	__u32 slot;
@@ -374,16 +326,16 @@ int fl_drop_xdp(struct xdp_md *ctx)
 		return XDP_PASS; /* no frame, or for many: everybody's */
 	proto = eth->h_proto;
 	if (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) {
-		struct vlan_hdr *tag = l3;
+		struct fl_vlan_hdr *tag = l3;
 
 		if ((void *)(tag + 1) > end)
 			return XDP_PASS; /* cut short */
 		proto = tag->h_vlan_encapsulated_proto;
 		l3 += sizeof(*tag); /* tc does not see it either; of two it sees one */
 	}
-	if (address_at(l3, end, proto, &to))
+	if (fl_destination(l3, end, proto, &to))
 		return XDP_PASS; /* not IP */
-	if (!unwanted(eth, &to, same_mac(eth->h_dest, fl_uplink_mac), &slot))
+	if (!unwanted(eth, &to, fl_same_mac(eth->h_dest, fl_uplink_mac), &slot))
 		return XDP_PASS; /* nobody's here, or there is room */
 	/* Its ring is full, or its limit or quota used up. */
 	bpf_tail_call(ctx, &fl_charger, 0);

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
@@ -25,17 +26,19 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// errSlots means that as many tenants are isolated as the BPF maps hold.
-var errSlots = errors.New("early drop: no slot is free")
+// errSlots means that the tenant's slot is beyond those that the BPF maps hold.
+var errSlots = errors.New("no room for the tenant's slot")
 
 // Config is what Load needs.
 type Config struct {
 	Feature string // the owner of the notes
 	Ends    *ends.Ends
-	Meter   *account.Meter // nil without accounts: nothing is ever charged then
-	Uplinks *uplink.Finder
-	Find    *netdev.Finder
-	Log     *slog.Logger
+
+	Identity *identity.Identity
+	Meter    *account.Meter // nil without accounts: nothing is ever charged then
+	Uplinks  *uplink.Finder
+	Find     *netdev.Finder
+	Log      *slog.Logger
 
 	// XDP names the uplinks of the host's own namespace at which packets are dropped
 	// in the driver, where it can.
@@ -52,10 +55,9 @@ type Dropper struct {
 	tc      *ebpf.Program
 	charges bool // what XDP drops is charged
 
-	polled bpf.Links              // fl_polled, while there is a tenant
-	used   map[uint32]bool        // slots of tenants
-	next   uint32                 // the slot to try first
-	points map[ends.Device]*point // by tc while there is a tenant, by XDP from then on
+	polled  bpf.Links              // fl_polled, while there is a tenant
+	counted int                    // tenants
+	points  map[ends.Device]*point // by tc while there is a tenant, by XDP from then on
 
 	mu      sync.Mutex // of these alone: an Open may wait long for a driver
 	tenants map[uint64]*Tenant
@@ -64,15 +66,15 @@ type Dropper struct {
 
 // Load loads the programs. An error means that this kernel cannot run them.
 func Load(cfg Config) (_ *Dropper, err error) {
-	d := &Dropper{cfg: cfg, used: make(map[uint32]bool), points: make(map[ends.Device]*point), tenants: make(map[uint64]*Tenant)}
+	d := &Dropper{cfg: cfg, points: make(map[ends.Device]*point), tenants: make(map[uint64]*Tenant)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.object.Close())
 		}
 	}()
-	var shared bpf.Maps
+	shared := cfg.Identity.Maps()
 	if cfg.Meter != nil {
-		shared = bpf.Maps{dropMapFlCharges: cfg.Meter.Charges(), dropMapFlDropped: cfg.Meter.Dropped()}
+		shared[dropMapFlCharges], shared[dropMapFlDropped] = cfg.Meter.Charges(), cfg.Meter.Dropped()
 	}
 	if d.object, err = bpf.Open(cfg.Feature, loadDrop, nil, shared); err != nil {
 		return nil, err
@@ -124,7 +126,7 @@ func (d *Dropper) Begin(ns *netdev.NS, c container.Container, charged bool) (t *
 		t = nil
 	}
 	if t == nil {
-		if t, err = d.add(c.ID); err != nil {
+		if t, err = d.add(c); err != nil {
 			return nil, err
 		}
 		if t.charged = charged; charged {

@@ -13,15 +13,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type dropAddress struct {
+type dropFlAddress struct {
 	_  structs.HostLayout
 	Ip [16]uint8
-}
-
-type dropDevice struct {
-	_       structs.HostLayout
-	Netns   uint32
-	Ifindex uint32
 }
 
 type dropOwner struct {
@@ -64,16 +58,19 @@ type dropTenant struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	dropMapFlAddresses  = "fl_addresses"
+	dropMapFlCgroups    = "fl_cgroups"
 	dropMapFlCharger    = "fl_charger"
 	dropMapFlCharges    = "fl_charges"
 	dropMapFlDevices    = "fl_devices"
 	dropMapFlDropped    = "fl_dropped"
+	dropMapFlNested     = "fl_nested"
 	dropMapFlQueues     = "fl_queues"
 	dropMapFlTenants    = "fl_tenants"
 	dropProgFlCount     = "fl_count"
 	dropProgFlDropTc    = "fl_drop_tc"
 	dropProgFlDropXdp   = "fl_drop_xdp"
 	dropProgFlPolled    = "fl_polled"
+	dropVarFlEpoch      = "fl_epoch"
 	dropVarFlTenantMac  = "fl_tenant_mac"
 	dropVarFlTenantSlot = "fl_tenant_slot"
 	dropVarFlUplinkMac  = "fl_uplink_mac"
@@ -132,10 +129,12 @@ type dropProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropMapSpecs struct {
 	FlAddresses *ebpf.MapSpec `ebpf:"fl_addresses"`
+	FlCgroups   *ebpf.MapSpec `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.MapSpec `ebpf:"fl_charger"`
 	FlCharges   *ebpf.MapSpec `ebpf:"fl_charges"`
 	FlDevices   *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlDropped   *ebpf.MapSpec `ebpf:"fl_dropped"`
+	FlNested    *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlQueues    *ebpf.MapSpec `ebpf:"fl_queues"`
 	FlTenants   *ebpf.MapSpec `ebpf:"fl_tenants"`
 }
@@ -144,6 +143,7 @@ type dropMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropVariableSpecs struct {
+	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlTenantMac  *ebpf.VariableSpec `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.VariableSpec `ebpf:"fl_tenant_slot"`
 	FlUplinkMac  *ebpf.VariableSpec `ebpf:"fl_uplink_mac"`
@@ -170,10 +170,12 @@ func (o *dropObjects) Close() error {
 // It can be passed to loadDropObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropMaps struct {
 	FlAddresses *ebpf.Map `ebpf:"fl_addresses"`
+	FlCgroups   *ebpf.Map `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.Map `ebpf:"fl_charger"`
 	FlCharges   *ebpf.Map `ebpf:"fl_charges"`
 	FlDevices   *ebpf.Map `ebpf:"fl_devices"`
 	FlDropped   *ebpf.Map `ebpf:"fl_dropped"`
+	FlNested    *ebpf.Map `ebpf:"fl_nested"`
 	FlQueues    *ebpf.Map `ebpf:"fl_queues"`
 	FlTenants   *ebpf.Map `ebpf:"fl_tenants"`
 }
@@ -181,10 +183,12 @@ type dropMaps struct {
 func (m *dropMaps) Close() error {
 	return _DropClose(
 		m.FlAddresses,
+		m.FlCgroups,
 		m.FlCharger,
 		m.FlCharges,
 		m.FlDevices,
 		m.FlDropped,
+		m.FlNested,
 		m.FlQueues,
 		m.FlTenants,
 	)
@@ -194,6 +198,7 @@ func (m *dropMaps) Close() error {
 //
 // It can be passed to loadDropObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropVariables struct {
+	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlTenantMac  *ebpf.Variable `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.Variable `ebpf:"fl_tenant_slot"`
 	FlUplinkMac  *ebpf.Variable `ebpf:"fl_uplink_mac"`

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -86,13 +87,23 @@ func load(t *testing.T) *Dropper {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
+	who, err := identity.Open("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { who.Close() })
 	find := netdev.NewFinder("/proc", time.Now)
-	e, err := Load(Config{Feature: "netcpu", Ends: ends.Open("/proc", j), Find: find, Log: slog.New(slog.DiscardHandler)})
+	e, err := Load(Config{Feature: "netcpu", Identity: who, Ends: ends.Open("/proc", j), Find: find, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
 	t.Cleanup(func() { e.Close() })
 	return e
+}
+
+// another is a container of a tenant that there is not yet.
+func another(e *Dropper) container.Container {
+	return container.Container{ID: 1, NetNS: uint64(1 + e.counted)}
 }
 
 // count loads the program at a veth of a tenant whose own address is that of
@@ -177,11 +188,11 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 func TestEarlyDrop(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/netcpu/drop")
 	e := load(t)
-	one, err := e.add(1)
+	one, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := e.add(1)
+	two, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,11 +245,13 @@ func TestEarlyDrop(t *testing.T) {
 	}
 
 	// A slot that is used again begins empty.
+	if _, err := e.cfg.Identity.Take(one.key); err != nil { // another feature knows it
+		t.Fatal(err)
+	}
 	if err := one.close(); err != nil {
 		t.Fatal(err)
 	}
-	e.next = one.slot // as after all the others
-	three, err := e.add(1)
+	three, err := e.add(container.Container{ID: 1, NetNS: one.key.NetNS})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +265,7 @@ func TestEarlyDrop(t *testing.T) {
 func TestEarlyDropBeyondQuota(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(1)
+	w, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +308,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 func TestEarlyDropBeyondLimit(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(1)
+	w, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,9 +382,9 @@ func retry(t *testing.T, e *Dropper, slot uint32, now bool) {
 // machine may take longer than one is kept.
 func seen(t *testing.T, e *Dropper) {
 	t.Helper()
-	var key dropAddress
+	var key dropFlAddress
 	var o dropOwner
-	known := make(map[dropAddress]dropOwner)
+	known := make(map[dropFlAddress]dropOwner)
 	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
 		known[key] = o
 	}
@@ -388,7 +401,7 @@ func seen(t *testing.T, e *Dropper) {
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	thief, err := e.add(1)
+	thief, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +410,7 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Fatalf("verdict %d, want drop", v)
 	}
-	var key dropAddress
+	var key dropFlAddress
 	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 1})
 	var o dropOwner
 	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {
@@ -418,7 +431,7 @@ func TestEarlyDropManyAddresses(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	add := func() (*Tenant, *ebpf.Program) {
-		w, err := e.add(1)
+		w, err := e.add(another(e))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -430,7 +443,7 @@ func TestEarlyDropManyAddresses(t *testing.T) {
 	for i := range 2 * room {
 		run(t, many, frame(fmt.Sprintf("10.1.%d.%d", i>>8, i&0xff)), 1)
 	}
-	var key dropAddress
+	var key dropFlAddress
 	var o dropOwner
 	n := 0
 	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
@@ -446,44 +459,6 @@ func TestEarlyDropManyAddresses(t *testing.T) {
 	}
 	if v := run(t, e.tc, frame("10.0.0.1"), 1); v != tcxDrop {
 		t.Errorf("an address of the other tenant: verdict %d, want drop", v)
-	}
-}
-
-// A full map is an error of the one who asks, and changes nothing for others.
-func TestEarlyDropFullMaps(t *testing.T) {
-	testkit.OnKernels(t)
-	e := load(t)
-	for i := range e.maps.FlTenants.MaxEntries() {
-		e.used[i] = true
-	}
-	if _, err := e.add(1); !errors.Is(err, errSlots) {
-		t.Errorf("add with no slot left: %v, want errSlots", err)
-	}
-	e.used = make(map[uint32]bool)
-	for i := range e.maps.FlDevices.MaxEntries() {
-		if err := e.maps.FlDevices.Put(dropDevice{Netns: 1, Ifindex: i}, uint32(0)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	a, b := testkit.NetNS(t), testkit.NetNS(t)
-	testkit.Veth(t, a, "h0", b, "eth0")
-	inside, host := openNS(t, b.Path), openNS(t, a.Path)
-	w, err := e.add(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	veth := ends.End{Device: ends.Device{NetNS: host.Inode(), Index: 2}, Path: a.Path, Inside: container.Interface{Index: 2}}
-	if err := w.countVeth(inside, veth); err == nil {
-		t.Error("device with a full map: no error")
-	}
-	if w.counts.Len() != 0 || len(w.insides) != 0 {
-		t.Errorf("after the error the device counts as watched: %v", w.insides)
-	}
-	if err := e.maps.FlDevices.Delete(dropDevice{Netns: 1, Ifindex: 0}); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.countVeth(inside, veth); err != nil || w.counts.Len() != 1 {
-		t.Errorf("device once there is room: %v", err)
 	}
 }
 

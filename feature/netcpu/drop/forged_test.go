@@ -15,7 +15,7 @@ func TestEarlyDropForged(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	add := func() *Tenant {
-		w, err := e.add(1)
+		w, err := e.add(another(e))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestEarlyDropForged(t *testing.T) {
 	}
 
 	// Once nothing of it has gone to the first for a while, it is the second's.
-	var key dropAddress
+	var key dropFlAddress
 	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 5})
 	var o dropOwner
 	if err := e.maps.FlAddresses.Lookup(key, &o); err != nil {

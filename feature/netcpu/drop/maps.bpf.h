@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of drop.bpf.c, beside those of charges.h, and what is in them. */
+/* The maps of drop.bpf.c, beside those of charges.h and identity.h, and what is in them. */
 
-/* Tenants that can be isolated at the same time. */
+/* Slots of tenants that can be isolated, from 1. */
 #define MAX_TENANTS 4096
-/* Their devices; a tenant may have several. */
-#define MAX_DEVICES 16384
 /* Their addresses, of which a tenant may have any number. */
 #define MAX_ADDRESSES 16384
 
@@ -72,26 +70,6 @@ struct {
 	__type(value, __u32);
 } fl_charger SEC(".maps");
 
-/* A device, by its namespace's inode and its index in there. */
-struct device {
-	__u32 netns;
-	__u32 ifindex;
-};
-
-/* The container's end of each isolated veth -> tenant. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_DEVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct device);
-	__type(value, __u32);
-} fl_devices SEC(".maps");
-
-/* An address, IPv4 in mapped form. */
-struct address {
-	__u8 ip[16];
-};
-
 struct owner {
 	__u64 seen;      /* ns */
 	__u64 contested; /* when another tenant last got packets for it, ns; 0: never */
@@ -115,7 +93,7 @@ _Static_assert(sizeof(struct owner) == 32, "read by drop_test.go");
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_ADDRESSES);
-	__type(key, struct address);
+	__type(key, struct fl_address);
 	__type(value, struct owner);
 } fl_addresses SEC(".maps");
 

@@ -148,7 +148,7 @@ func (d *Dropper) attachTC(p *point, at ends.Device) error {
 // drivers it stays, with nothing to do: an end and a beginning reset most devices,
 // and containers whose mode is auto have many of both.
 func (d *Dropper) Rest() error {
-	if d == nil || len(d.used) > 0 {
+	if d == nil || d.counted > 0 {
 		return nil
 	}
 	return d.close(func(p *point) bool { return p.driver == nil })

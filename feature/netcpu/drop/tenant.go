@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -20,9 +21,9 @@ import (
 // has no time for them.
 type Tenant struct {
 	dropper *Dropper
+	key     identity.Tenant
 	slot    uint32
-	counts  ends.Set                   // fl_count, at the host's ends of its veths
-	insides map[ends.Device]dropDevice // the container's ends, by those
+	counts  ends.Set // fl_count, at the host's ends of its veths
 	owner   container.ID
 	charged bool // not isolated
 }
@@ -30,81 +31,96 @@ type Tenant struct {
 // Slot is the tenant's number, as Queue has it.
 func (t *Tenant) Slot() uint32 { return t.slot }
 
-// add begins to count what waits for a tenant, at the expense of owner, which also
-// owns the notes. The tenant's devices follow with countVeths.
-func (d *Dropper) add(owner container.ID) (*Tenant, error) {
-	most := d.maps.FlTenants.MaxEntries()
-	if len(d.used) >= int(most) {
-		return nil, errSlots
+// add begins to count what waits for the tenant that c belongs to, at the expense of
+// c, which also owns the notes. The tenant's devices follow with countVeths.
+func (d *Dropper) add(c container.Container) (_ *Tenant, err error) {
+	t := &Tenant{dropper: d, key: identity.TenantOf(c), owner: c.ID}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("early drop: %w", err), t.forget())
+		}
+	}()
+	if err := t.tell(nil); err != nil {
+		return nil, err
 	}
-	// Not the one that was left last: what was learnt of its addresses counts for
-	// a while, and they may be anybody's by now.
-	slot := d.next % most
-	for d.used[slot] {
-		slot = (slot + 1) % most
+	if t.slot == uint32(identity.Nobody) || t.slot >= d.maps.FlTenants.MaxEntries() {
+		return nil, fmt.Errorf("%w: %d", errSlots, t.slot)
 	}
-	d.next = slot + 1
 	// What an earlier tenant left in the slot.
-	if err := d.maps.FlTenants.Put(slot, dropTenant{}); err != nil {
-		return nil, fmt.Errorf("early drop: clear slot %d: %w", slot, err)
+	if err := d.maps.FlTenants.Put(t.slot, dropTenant{}); err != nil {
+		return nil, fmt.Errorf("clear slot %d: %w", t.slot, err)
 	}
 	if d.polled == nil {
 		links, err := d.object.Attach(dropProgFlPolled)
 		if err != nil {
-			return nil, fmt.Errorf("early drop: watch polls: %w", err)
+			return nil, fmt.Errorf("watch polls: %w", err)
 		}
 		d.polled = links
 	}
-	d.used[slot] = true
-	return &Tenant{dropper: d, slot: slot, insides: make(map[ends.Device]dropDevice), owner: owner}, nil
+	d.counted++
+	return t, nil
 }
 
 // close ends what add and countVeths began. It goes on after a failure.
 func (t *Tenant) close() error {
 	d := t.dropper
-	errs := []error{t.keep(nil)}
+	errs := []error{t.counts.Close(), t.forget()}
 	// The drop in a driver goes on, and nobody counts any more what leaves the ring.
 	errs = append(errs, d.maps.FlTenants.Put(t.slot, dropTenant{}))
-	delete(d.used, t.slot)
-	if len(d.used) == 0 && d.polled != nil {
+	if d.counted--; d.counted == 0 {
 		errs = append(errs, d.polled.Close())
 		d.polled = nil
 	}
 	return errors.Join(errs...)
 }
 
+// teller is by whom identity is told of the tenant. A container can pay for two, the
+// network namespace that it has left and the one that it is in.
+func (t *Tenant) teller() string { return fmt.Sprintf("early drop of netns %d", t.key.NetNS) }
+
+// tell has the polls of devices of the tenant counted, and no longer those of others.
+func (t *Tenant) tell(devices []identity.Device) error {
+	s, err := t.dropper.cfg.Identity.Tell(t.teller(), identity.Member{ID: t.owner, Tenant: t.key, Devices: devices, Counted: true})
+	t.slot = uint32(s)
+	return err
+}
+
+func (t *Tenant) forget() error { return t.dropper.cfg.Identity.Forget(t.teller(), t.owner) }
+
 // countVeths counts what goes into the veths of c, whose namespace is inside, and no
 // longer what goes into others.
 func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
 	has := make(map[ends.Device]bool)
-	list := ends.Of(c, "")
-	for _, e := range list {
-		has[e.Device] = e.Inside.HasHostEnd()
-	}
-	if err := t.keep(has); err != nil {
-		return err
-	}
-	for _, e := range list {
-		if !has[e.Device] {
-			continue
+	var veths []ends.End
+	var devices []identity.Device
+	for _, e := range ends.Of(c, "") {
+		if e.Inside.HasHostEnd() {
+			has[e.Device] = true
+			veths = append(veths, e)
+			devices = append(devices, identity.Device{Netns: inside.Inode(), Ifindex: e.Inside.Index})
 		}
+	}
+	err := t.counts.Drop(func(d ends.Device, _ bool, _ string) bool { return !has[d] })
+	// What leaves a ring is counted before what goes into it: it would seem to be full.
+	if err := errors.Join(err, t.tell(devices)); err != nil {
+		return fmt.Errorf("early drop: %w", err)
+	}
+	for _, e := range veths {
 		if err := t.countVeth(inside, e); err != nil {
-			return err
+			return fmt.Errorf("early drop: %w", err)
 		}
 	}
 	return nil
 }
 
-// countVeth counts one veth, whose host end is e.
+// countVeth counts what goes into one veth, whose host end is e.
 func (t *Tenant) countVeth(inside *netdev.NS, e ends.End) error {
 	at := ends.Place{
 		Device: e.Device, Path: e.Path, Egress: true, Stage: ends.Count,
 		Name:  "count_" + t.owner.String(), // containers of a pod that are charged have a program each
 		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.owner)},
 	}
-	begun := false
-	err := t.counts.Put(t.dropper.cfg.Ends, at, func() (*ebpf.Program, error) {
-		begun = true
+	return t.counts.Put(t.dropper.cfg.Ends, at, func() (*ebpf.Program, error) {
 		own, err := inside.Link(e.Inside.Index)
 		if err != nil {
 			return nil, err
@@ -113,54 +129,14 @@ func (t *Tenant) countVeth(inside *netdev.NS, e ends.End) error {
 		if err != nil {
 			return nil, fmt.Errorf("address of device %d in netns %d: %w", e.Inside.Index, inside.Inode(), err)
 		}
-		key := dropDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(e.Inside.Index)}
-		if err := t.dropper.maps.FlDevices.Put(key, t.slot); err != nil {
-			return nil, fmt.Errorf("watch polls of device %d in netns %d: %w", e.Inside.Index, inside.Inode(), err)
-		}
-		t.insides[e.Device] = key
 		return t.dropper.counter(t.slot, mac)
 	})
-	if err != nil {
-		err = fmt.Errorf("early drop: %w", err)
-	}
-	if err != nil && begun {
-		err = errors.Join(err, t.forget(e.Device))
-	}
-	return err
 }
 
 // counter loads a copy of fl_count, for the veth of the tenant in a slot whose
 // container's end has this address.
 func (d *Dropper) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, error) {
-	c, err := d.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac)})
-	if err != nil {
-		return nil, fmt.Errorf("early drop: %w", err)
-	}
-	return c, nil
-}
-
-// keep ends the counting of all veths but some, by their host ends.
-func (t *Tenant) keep(some map[ends.Device]bool) error {
-	errs := []error{t.counts.Drop(func(d ends.Device, _ bool, _ string) bool { return !some[d] })}
-	for d := range t.insides {
-		if !some[d] {
-			errs = append(errs, t.forget(d))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// forget ends the counting of what leaves the ring of a veth.
-func (t *Tenant) forget(d ends.Device) error {
-	key, ok := t.insides[d]
-	delete(t.insides, d)
-	if !ok {
-		return nil
-	}
-	if err := t.dropper.maps.FlDevices.Delete(key); !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
-	}
-	return nil
+	return d.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac)})
 }
 
 // UseRing says whether the packets go through the ring of the veth, so that it can

@@ -51,7 +51,7 @@ func TestDriverDecides(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
 	const own, other, uplink = "02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:09"
-	w, err := e.add(1)
+	w, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestDriverDecides(t *testing.T) {
 func TestDriverAgrees(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(1)
+	w, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,13 +199,13 @@ func TestDriverAgrees(t *testing.T) {
 func TestMappedTeachesNothing(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(1)
+	w, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}
 	mapped := with(frame("fd00::1"), 14+24, netip.MustParseAddr("::ffff:10.0.0.2").AsSlice()...)
 	run(t, count(t, e, w), mapped, 1)
-	var key dropAddress
+	var key dropFlAddress
 	var o dropOwner
 	for it := e.maps.FlAddresses.Iterate(); it.Next(&key, &o); {
 		t.Errorf("learnt %x", key.Ip)
@@ -217,7 +217,7 @@ func TestMappedTeachesNothing(t *testing.T) {
 func TestDriverIdles(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
-	w, err := e.add(1)
+	w, err := e.add(another(e))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,62 @@
+package drop
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// A full map is an error of the one who asks, and changes nothing for others.
+func TestEarlyDropFullMaps(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	a, b := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, a, "h0", b, "eth0")
+	inside, host := openNS(t, b.Path), openNS(t, a.Path)
+	c := another(e)
+	c.Interfaces = []container.Interface{{Kind: "veth", Index: 2, Host: container.HostEnd{NetNS: host.Inode(), NSPath: a.Path, Index: 2}}}
+	w, err := e.add(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range e.maps.FlTenants.MaxEntries() {
+		if _, err := e.cfg.Identity.Take(identity.Tenant{NetNS: 1<<40 + uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := e.add(another(e)); !errors.Is(err, errSlots) {
+		t.Errorf("add with no slot left: %v, want errSlots", err)
+	}
+	key := func(i uint32) []byte {
+		return binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, 1), i)
+	}
+	room := 0
+	for i := range e.maps.FlDevices.MaxEntries() {
+		err := e.maps.FlDevices.Put(key(i), make([]byte, e.maps.FlDevices.ValueSize()))
+		if err == nil {
+			room++
+		} else if !errors.Is(err, unix.E2BIG) { // the host's own namespace is there
+			t.Fatal(err)
+		}
+	}
+	if err := w.countVeths(inside, c); err == nil {
+		t.Error("device with a full map: no error")
+	}
+	if w.counts.Len() != 0 {
+		t.Error("after the error the device counts as watched")
+	}
+	for i := range uint32(room) {
+		if err := e.maps.FlDevices.Delete(key(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.countVeths(inside, c); err != nil || w.counts.Len() != 1 {
+		t.Errorf("device once there is room: %v", err)
+	}
+}
