@@ -56,8 +56,8 @@ type Device struct {
 	// whole of its namespace, loopback included, the container's.
 	HostEnd bool
 	// Trusted says of a host's end that no container can have made the namespace
-	// that it is in. In any other it tells of what passes through itself, and what
-	// else is there is not the host's.
+	// that it is in. In any other, and in one that is a member's Home, it tells of what
+	// passes through itself, and what else is there is not the host's.
 	Trusted bool
 }
 
@@ -103,8 +103,9 @@ type Identity struct {
 // entry is what one feature has told of one container.
 type entry struct {
 	Member
-	by   string
-	slot Slot
+	by    string
+	slot  Slot
+	homes []uint64 // network namespaces that it is in, or has left
 }
 
 // Open makes the maps. proc is the root of proc.
@@ -181,6 +182,9 @@ func (i *Identity) Tell(by string, m Member) (Slot, error) {
 		errs = append(errs, err)
 	}
 	e.Member = m
+	if home := m.Tenant.NetNS; home != 0 && !slices.Contains(e.homes, home) {
+		e.homes = append(e.homes, home)
+	}
 	errs = append(errs, i.sync(), i.missing(m))
 	return e.slot, errors.Join(errs...)
 }
@@ -222,6 +226,17 @@ func (i *Identity) AccountAt(netns uint64, index int) uint16 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.devices[identityFlDevice{Netns: uint32(netns), Ifindex: uint32(index)}].Account
+}
+
+// Home says whether somebody who was told lives in a network namespace, or has lived
+// there: nothing in it is the host's. Without an Identity all are.
+func (i *Identity) Home(netns uint64) bool {
+	if i == nil {
+		return true
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.ContainsFunc(i.told, func(e *entry) bool { return slices.Contains(e.homes, netns) })
 }
 
 // sync brings the maps to what was told.

@@ -3,6 +3,7 @@ package identity
 import (
 	"errors"
 	"maps"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -34,7 +35,7 @@ func owner(n, flags uint16) identityFlOwner {
 }
 
 func TestWanted(t *testing.T) {
-	const host, a, b, c = 100, 200, 201, 202
+	const host, a, b, c, d = 100, 200, 201, 202, 203
 	told := of(
 		Member{Cgroups: []uint64{10, 11}, Devices: []Device{{host, 5, true, true}, {a, 2, false, false}}},
 		// A pod's second container names the same devices, and is late.
@@ -42,9 +43,13 @@ func TestWanted(t *testing.T) {
 		// Nobody gets a namespace that host ends are in, nor the host's own.
 		Member{Devices: []Device{{host, 9, false, false}, {1, 4, false, false}}},
 		Member{Devices: []Device{{b, 2, false, false}, {b, 0, false, false}, {b, -1, false, false}, {0, 1, false, false}, {1 << 32, 1, true, true}}},
-		// Nor does a container make a namespace of its own the host's.
+		// Nor does a container make a namespace of its own the host's, be it one that
+		// is mounted where the host's are.
 		Member{Devices: []Device{{c, 7, true, false}}},
+		Member{Devices: []Device{{d, 7, true, true}}},
+		Member{Devices: []Device{{d, 2, false, false}}},
 	)
+	told[6].homes = []uint64{d}
 	devices, cgroups := wanted(told, 1, 100)
 	at := func(netns, index uint32) identityFlDevice { return identityFlDevice{Netns: netns, Ifindex: index} }
 	side := identityFlOwner{Flags: flagHostSide}
@@ -52,6 +57,7 @@ func TestWanted(t *testing.T) {
 		at(host, 5): owner(1, flagHostEnd|flagHostSide), at(host, 0): side, at(1, 0): side,
 		at(a, 2): owner(1, 0), at(a, 3): owner(2, 0), at(a, 0): owner(1, 0), at(host, 9): owner(3, 0), at(1, 4): owner(3, 0),
 		at(b, 2): owner(4, 0), at(b, 0): owner(4, 0), at(c, 7): owner(5, flagHostEnd),
+		at(d, 7): owner(6, flagHostEnd), at(d, 2): owner(7, 0), at(d, 0): owner(7, 0),
 	}
 	if !maps.Equal(devices, wantDevices) {
 		t.Errorf("devices %v\nwant %v", devices, wantDevices)
@@ -162,4 +168,30 @@ func TestTellAnotherTenant(t *testing.T) {
 	if first == second || second == Nobody || unknown != Nobody || i.Lookup(Tenant{NetNS: 10}) != Nobody {
 		t.Errorf("slots %d, %d, %d; the one that was left is known as %d", first, second, unknown, i.Lookup(Tenant{NetNS: 10}))
 	}
+}
+
+// A namespace that a container has left is still none of the host's, as long as the
+// container is there.
+func TestHome(t *testing.T) {
+	testkit.NeedRoot(t)
+	i, err := Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { i.Close() })
+	for _, c := range []container.Container{{ID: 1, NetNS: 40}, {ID: 1, NetNS: 41}, {ID: 2, NetNS: 41}, {ID: 3, NetNS: 10, HostNetwork: true}} {
+		_, err := i.Tell("a", Member{ID: c.ID, Tenant: TenantOf(c)})
+		must(t, err)
+	}
+	check := func(when string, want ...uint64) {
+		t.Helper()
+		for _, netns := range []uint64{0, 10, 40, 41} {
+			if got := i.Home(netns); got != slices.Contains(want, netns) {
+				t.Errorf("%s: %d is a container's: %v", when, netns, got)
+			}
+		}
+	}
+	check("all run", 40, 41)
+	must(t, i.Forget("a", 1))
+	check("one has ended", 41)
+	must(t, i.Forget("a", 2))
+	check("both have ended")
 }

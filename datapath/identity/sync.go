@@ -24,6 +24,12 @@ func wanted(told []*entry, self uint64, room int) (map[identityFlDevice]identity
 	at := func(netns uint64, index int) identityFlDevice {
 		return identityFlDevice{Netns: uint32(netns), Ifindex: uint32(index)}
 	}
+	homes := make(map[uint64]bool)
+	for _, e := range told {
+		for _, netns := range e.homes {
+			homes[netns] = true
+		}
+	}
 	// The host's side first: a namespace with a host end in it is nobody's own.
 	for _, e := range told {
 		for _, d := range e.Devices {
@@ -31,7 +37,7 @@ func wanted(told []*entry, self uint64, room int) (map[identityFlDevice]identity
 				continue
 			}
 			flags := uint16(flagHostEnd)
-			if d.Trusted {
+			if d.Trusted && !homes[d.Netns] {
 				flags |= flagHostSide
 				devices[at(d.Netns, 0)] = identityFlOwner{Flags: flagHostSide}
 			}

@@ -26,7 +26,6 @@ type knownGroup struct {
 func (n *Netcpu) locate(c container.Container) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.uplinks.Saw(c)
 	for i, dir := range []string{c.Cgroup.CPU, c.Cgroup.CPUSet} {
 		was := n.groups[c.ID][i]
 		if dir == was.dir {

@@ -122,7 +122,6 @@ func New(cfg Config) (*Netcpu, error) {
 		stop:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
-	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find)
 	throttled, err := probe.KthreadsThrottled(cfg.Roots)
 	if err != nil {
 		throttled = true
@@ -134,6 +133,7 @@ func New(cfg Config) (*Netcpu, error) {
 		}
 		n.cfg.Identity = n.own
 	}
+	n.uplinks = uplink.NewFinder(cfg.NetNS, n.find, n.cfg.Identity)
 	accounts := account.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Identity: n.cfg.Identity, Ends: cfg.Ends, Owner: journal.Owner{Feature: name}}
 	noDrop := cfg.Ends.Err()
 	if noDrop != nil {
@@ -316,7 +316,6 @@ func (n *Netcpu) Remove(ctx context.Context, id container.ID) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.groups, id)
-	n.uplinks.Forget(id)
 	return err
 }
 

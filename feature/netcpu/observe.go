@@ -32,13 +32,19 @@ func rank(mode policy.NetCPU) int {
 
 // observe begins to charge a container for its packets, whatever its mode.
 func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
-	if n.meter == nil {
+	if n.cfg.Identity == nil {
 		return nil // Read says so
 	}
 	n.used.begin(c, n.Since)
 	m, err := identity.Of(c)
 	m.Rank = max(0, rank(mode))
-	if err = errors.Join(err, n.meter.Watch(m)); err != nil {
+	if n.meter != nil {
+		err = errors.Join(err, n.meter.Watch(m))
+	} else {
+		_, terr := n.cfg.Identity.Tell(name, m) // what else there is has to know it
+		err = errors.Join(err, terr)
+	}
+	if err != nil {
 		return fmt.Errorf("netcpu observe: %w", err)
 	}
 	return nil
@@ -46,8 +52,11 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 
 // forget ends it.
 func (n *Netcpu) forget(id container.ID) error {
-	if n.meter == nil {
-		return nil
+	switch {
+	case n.meter != nil:
+		return n.meter.Forget(id)
+	case n.cfg.Identity != nil:
+		return n.cfg.Identity.Forget(name, id)
 	}
-	return n.meter.Forget(id)
+	return nil
 }

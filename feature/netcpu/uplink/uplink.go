@@ -9,11 +9,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -29,43 +29,15 @@ type Uplink struct {
 
 // Finder finds uplinks. It is not safe for concurrent use. Make it with NewFinder.
 type Finder struct {
-	host  string // a path to the host's network namespace
-	find  *netdev.Finder
-	lived map[residence]bool
+	host string // a path to the host's network namespace
+	find *netdev.Finder
+	who  *identity.Identity
 }
 
-// residence is the network namespace of a container. One that it has left is still
-// no namespace of the host's.
-type residence struct {
-	id    container.ID
-	netns uint64
-}
-
-// NewFinder makes a Finder for the host whose network namespace is at a path.
-func NewFinder(host string, find *netdev.Finder) *Finder {
-	return &Finder{host: host, find: find, lived: make(map[residence]bool)}
-}
-
-// Saw notes that a container lives in its network namespace.
-func (f *Finder) Saw(c container.Container) {
-	if !c.HostNetwork && c.NetNS != 0 {
-		f.lived[residence{c.ID, c.NetNS}] = true
-	}
-}
-
-// Forget forgets the namespaces of a container that has ended.
-func (f *Finder) Forget(id container.ID) {
-	maps.DeleteFunc(f.lived, func(r residence, _ bool) bool { return r.id == id })
-}
-
-// containerNetNS says whether a container has lived in a network namespace.
-func (f *Finder) containerNetNS(netns uint64) bool {
-	for r := range f.lived {
-		if r.netns == netns {
-			return true
-		}
-	}
-	return false
+// NewFinder makes a Finder for the host whose network namespace is at a path. who
+// knows where containers live.
+func NewFinder(host string, find *netdev.Finder, who *identity.Identity) *Finder {
+	return &Finder{host: host, find: find, who: who}
 }
 
 // Host returns the inode of the host's network namespace.
@@ -92,7 +64,7 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 	bridges := make(map[uint64][]string)
 	for _, dev := range c.Interfaces {
 		h := dev.Host
-		if h.Master != "" && (h.NetNS == host || h.Trusted && !f.containerNetNS(h.NetNS)) {
+		if h.Master != "" && (h.NetNS == host || h.Trusted && !f.who.Home(h.NetNS)) {
 			bridges[h.NetNS] = append(bridges[h.NetNS], h.Master)
 			if paths[h.NetNS] == "" {
 				paths[h.NetNS] = h.NSPath

@@ -3,7 +3,6 @@ package uplink
 import (
 	"testing"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -25,31 +24,4 @@ func TestIsEntry(t *testing.T) {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
-}
-
-// A namespace that a container has left is still none of the host's, as long as the
-// container is there.
-func TestContainerNetNS(t *testing.T) {
-	f := NewFinder("", nil)
-	f.Saw(container.Container{ID: 1, NetNS: 40})
-	f.Saw(container.Container{ID: 1, NetNS: 41})
-	f.Saw(container.Container{ID: 2, NetNS: 41})
-	f.Saw(container.Container{ID: 3, NetNS: 10, HostNetwork: true})
-	check := func(when string, want ...uint64) {
-		t.Helper()
-		for _, netns := range []uint64{0, 10, 40, 41} {
-			is := false
-			for _, w := range want {
-				is = is || w == netns
-			}
-			if got := f.containerNetNS(netns); got != is {
-				t.Errorf("%s: %d is a container's: %v", when, netns, got)
-			}
-		}
-	}
-	check("all run", 40, 41)
-	f.Forget(1)
-	check("one has ended", 41)
-	f.Forget(2)
-	check("both have ended")
 }
