@@ -2,9 +2,9 @@ package ends
 
 import "github.com/fairlead-project/fairlead/kernel/qdisc"
 
-// The stages of the programs at one hook. A program runs behind those of the stages
-// before its own, whichever was attached first: this is the order on kernels with
-// tcx, by anchors, and on older ones, by preferences of filters.
+// The stages of the programs at one hook. A program runs after those of the stages
+// before its own, whichever was attached first. Kernels with tcx and older ones, which
+// have filters, keep the same order (kernel/qdisc).
 //
 //	hook                  stages, and who has a program there
 //	host end, ingress     Stamp netcpu's accounts, Identify traffic, Ceil traffic: redirects to an IFB
@@ -15,20 +15,20 @@ import "github.com/fairlead-project/fairlead/kernel/qdisc"
 //
 // The host end is that of a container's veth; it receives what the container sends.
 //
-// A program that drops or redirects a packet keeps it from all that come behind it,
-// programs of others included, and a redirect keeps it from more:
+// A packet that a program drops or redirects skips all later programs at the hook, those
+// of others included. A redirect skips more:
 //
-//   - to an IFB: from this hook altogether, as the packet comes back behind it
-//     (skb->tc_skip_classify, and from_ingress). What is led through the IFB of Ceil
-//     never gets to Observe or Redirect of the same hook if they were behind it.
-//   - to an uplink: from routing, netfilter, and every program at the ingress of the
-//     devices in between. The uplink's egress hook and its qdisc see the packet.
-//   - into a container (bpf_redirect_peer): from the host end's egress hook, with
-//     Learn and Count, and from its qdisc, which holds the container to its ceil.
+//   - to an IFB: the rest of this hook. The packet comes back from the IFB as received,
+//     but skips the hook (skb->tc_skip_classify). So what Ceil takes never gets to
+//     Redirect.
+//   - to an uplink: routing, netfilter, and every program at the devices in between. The
+//     uplink's egress hook and its qdisc see the packet.
+//   - into a container (bpf_redirect_peer): the host end's egress hook, with Learn and
+//     Count, and its qdisc, which holds the container to its ceil.
 //
-// So what redirects comes last, and does itself, or leaves to the slow path, what it
-// skips. The stages from Count on come behind the programs of others: what those
-// drop is not counted as delivered.
+// So a program that redirects comes last, and does itself what it skips, or leaves the
+// packet to the stack. The stages from Count on run after the programs of others: what
+// those drop is not counted as delivered.
 const (
 	Stamp    qdisc.Stage = iota // notes in the packet who sent it
 	Identify                    // gives the packet its tenant's class
@@ -36,10 +36,10 @@ const (
 	Learn                       // learns from the packet whose its flow is
 )
 
-// The stages behind the programs of others.
+// The stages after the programs of others.
 const (
-	Count    = qdisc.Others + iota // counts what is delivered; drops what nothing may wait for
-	Observe                        // only looks at what has passed all of these
+	Count    = qdisc.Others + iota // counts what is delivered, and drops what is beyond a limit
+	Observe                        // looks at what has passed all of these; changes nothing
 	Ceil                           // leads packets through the queue of an IFB
 	Redirect                       // takes a shorter way than the stack's
 )
