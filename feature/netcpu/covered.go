@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -87,7 +88,11 @@ func entrance(l netdev.Link) bool {
 	case "device":
 		return true
 	case "veth", "macvlan", "ipvlan":
-		return len(l.Addrs) > 0
+		// Each device that is up gives itself a link-local address.
+		return slices.ContainsFunc(l.Addrs, func(cidr string) bool {
+			p, err := netip.ParsePrefix(cidr)
+			return err == nil && !p.Addr().IsLinkLocalUnicast()
+		})
 	}
 	return false
 }
