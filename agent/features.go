@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/latency"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -17,7 +20,8 @@ import (
 // FeatureConfig is the configuration of single features.
 type FeatureConfig struct {
 	// Uplinks names the devices whose bandwidth traffic divides, each with its rate in
-	// bit/s (0: what the device says); empty: all hardware that is up.
+	// bit/s (0: what the device says), and between which and the containers latency
+	// measures; empty: all hardware that is up.
 	Uplinks map[string]uint64
 
 	// LinkRates is the file of the rates of uplinks that CalibrateLink measured.
@@ -50,7 +54,13 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
 	}
-	return []feature.Feature{n, t}, nil
+	l, err := latency.New(latency.Config{
+		Roots: cfg.Roots, Log: cfg.Log, Containers: set, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)),
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close())
+	}
+	return []feature.Feature{n, t, l}, nil
 }
 
 // CalibrateLink measures the rate of the uplink that leads to an address, in bit/s, and

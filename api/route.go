@@ -50,7 +50,7 @@ type Ask struct {
 	Feature   string        // its name
 	Container string        // id, runtime id or name of one container; "": all
 	Over      time.Duration // measure for so long first; 0: do not
-	Body      any           // of a POST, with the type that the route declares; else nil
+	Body      any           // of a POST, or what else a route makes of its parameters, with the type that it declares; else nil
 }
 
 // routes are all endpoints of version 1. Those that change something are POST.

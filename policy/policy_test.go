@@ -339,7 +339,7 @@ func TestSplitNeedsLatency(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	p := join(t, all("net.rate: 1mbit, net.latency: 2ms, overlay: off, latency: on"))
+	p := join(t, all("net.rate: 1mbit, net.latency: 2ms, latency: off, overlay: on"))
 	targets, _ := p.Resolve([]container.Container{{ID: 1, Labels: map[string]string{"fairlead.netcpu": "isolate"}}})
 	want := `fairlead.net.rate=1mbit (p/1.yaml:2)
 fairlead.net.ceil=the link (default)
@@ -348,17 +348,17 @@ fairlead.net.latency=2ms (p/1.yaml:2)
 fairlead.net.ingress.ceil=the link (default)
 fairlead.net.ingress.weight=1 (default)
 fairlead.netcpu=isolate (label)
-fairlead.latency=on (p/1.yaml:2)
-fairlead.overlay=off (p/1.yaml:2)
+fairlead.latency=off (p/1.yaml:2)
+fairlead.overlay=on (p/1.yaml:2)
 fairlead.io.weight=100 (default)`
 	if got := originText(targets[0].Effective()); got != want {
 		t.Errorf("Effective\n%s\nwant\n%s", got, want)
 	}
-	want = "fairlead.latency=on (p/1.yaml:2)"
+	want = "fairlead.overlay=on (p/1.yaml:2)"
 	if got := originText(targets[0].Unavailable()); got != want {
 		t.Errorf("Unavailable\n%s\nwant\n%s", got, want)
 	}
-	want = "p/1.yaml:2:65: latency: \"on\": not available in this build"
+	want = "p/1.yaml:2:65: overlay: \"on\": not available in this build"
 	if got := Problems(p.Unavailable()).Error(); got != want {
 		t.Errorf("Policy.Unavailable\n%s\nwant\n%s", got, want)
 	}

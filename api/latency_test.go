@@ -1,0 +1,123 @@
+package api
+
+import (
+	"math"
+	"net/url"
+	"testing"
+	"time"
+)
+
+func TestRecordsAsk(t *testing.T) {
+	for _, tt := range []struct {
+		query, err string
+	}{
+		{"", ""},
+		{"after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp", ""},
+		{"peer=fd00::/8", ""},
+		{"after=-1", `after="-1": want a whole number`},
+		{"over=6s", `over="6s": want a time of at most 5s, as 2s`},
+		{"over=0s", `over="0s": want a time of at most 5s, as 2s`},
+		{"peer=web-1", `peer="web-1": want an address, or a prefix, as 10.0.0.0/8`},
+		{"port=0", `port="0": want a number from 1 to 65535`},
+		{"port=65536", `port="65536": want a number from 1 to 65535`},
+		{"protocol=sctp", `protocol="sctp": want tcp, udp, icmp or other`},
+	} {
+		q, err := url.ParseQuery(tt.query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = recordsAsk(q, maxSelfOver)
+		got := ""
+		if err != nil {
+			got = err.(*Error).Text
+		}
+		if got != tt.err {
+			t.Errorf("%q: %q, want %q", tt.query, got, tt.err)
+		}
+	}
+}
+
+// What the client asks for is what the agent reads.
+func FuzzRecordsAsk(f *testing.F) {
+	for _, s := range []string{"", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, query string) {
+		q, err := url.ParseQuery(query)
+		if err != nil {
+			return
+		}
+		want, over, err := recordsAsk(q, MaxOver)
+		if err != nil {
+			return
+		}
+		q, err = url.ParseQuery(want.query(over))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, again, err := recordsAsk(q, MaxOver)
+		if err != nil || got != want || again != over {
+			t.Errorf("%q: %+v, %v; again %+v, %v, %v", query, want, over, got, again, err)
+		}
+	})
+}
+
+func TestLatencyWants(t *testing.T) {
+	r := LatencyRecord{Protocol: LatencyUDP, From: "10.0.0.2", FromPort: 4000, To: "192.0.2.1", ToPort: 53}
+	for query, want := range map[string]bool{
+		"": true, "protocol=udp": true, "protocol=tcp": false, "port=53": true, "port=4000": true, "port=54": false,
+		"peer=192.0.2.0/24": true, "peer=192.0.3.0/24": false, "peer=fd00::/8": false, "peer=10.0.0.2&port=54": false,
+	} {
+		q, _ := url.ParseQuery(query)
+		f, _, err := recordsAsk(q, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Wants(r); got != want {
+			t.Errorf("%q: %v", query, got)
+		}
+	}
+}
+
+// A round trip is the time between the two packets, and what the host took of it.
+func TestLatencyTrips(t *testing.T) {
+	at := time.Unix(1000, 0)
+	seconds := func(v float64) *float64 { return &v }
+	packet := func(direction, protocol string, ms int, stack float64, seq uint64, port int) LatencyRecord {
+		r := LatencyRecord{Time: at.Add(time.Duration(ms) * time.Millisecond), Direction: direction, Protocol: protocol, Seq: seq, Stack: seconds(stack)}
+		r.From, r.To, r.FromPort, r.ToPort = "10.0.0.2", "192.0.2.1", port, port
+		if direction == "ingress" {
+			r.From, r.To = r.To, r.From
+		}
+		return r
+	}
+	late := packet("ingress", LatencyUDP, 90, 0, 0, 9)
+	late.Stack = nil
+	syn := packet("egress", LatencyTCP, 30, 0.002, 77, 443)
+	syn.Syn = true
+	answer := packet("ingress", LatencyTCP, 40, 0.001, 99, 443)
+	answer.Syn = true
+	trips, unpaired := LatencyTrips([]LatencyRecord{
+		packet("egress", LatencyICMP, 0, 0.001, 1, 0), packet("egress", LatencyICMP, 5, 0.001, 2, 0),
+		packet("ingress", LatencyICMP, 20, 0.003, 2, 0), packet("ingress", LatencyICMP, 10, 0.002, 1, 0),
+		syn, packet("egress", LatencyTCP, 35, 0.5, 78, 443), answer,
+		packet("egress", LatencyUDP, 80, 0.001, 0, 9), late, packet("egress", LatencyICMP, 50, 0.001, 3, 0),
+	})
+	if len(trips) != 3 || unpaired != 3 {
+		t.Fatalf("%d unpaired, trips %+v", unpaired, trips)
+	}
+	for i, want := range []LatencyTrip{
+		{Time: at, Protocol: LatencyICMP, Seq: 1, Raw: 0.011, Egress: 0.001, Ingress: 0.002, Corrected: 0.008},
+		{Time: at.Add(5 * time.Millisecond), Protocol: LatencyICMP, Seq: 2, Raw: 0.016, Egress: 0.001, Ingress: 0.003, Corrected: 0.012},
+		{Time: at.Add(30 * time.Millisecond), Protocol: LatencyTCP, Raw: 0.012, Egress: 0.002, Ingress: 0.001, Corrected: 0.009},
+	} {
+		want.Peer = "192.0.2.1"
+		got := trips[i]
+		for _, v := range []*float64{&got.Raw, &got.Corrected} {
+			*v = math.Round(*v*1e9) / 1e9
+		}
+		if got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// packets are the flags that say whose packets are wanted, and which.
+type packets struct {
+	peer, protocol, socket string
+	port                   uint16
+	self                   bool
+}
+
+func (p *packets) add(cmd *cobra.Command) {
+	s := cmd.Flags()
+	s.StringVar(&p.peer, "peer", "", "packets to or from an address, or a prefix, as 10.0.0.0/8")
+	s.Uint16Var(&p.port, "port", 0, "packets to or from a port")
+	s.StringVar(&p.protocol, "protocol", "", "packets of tcp, udp, icmp or other")
+	s.BoolVar(&p.self, "self", false, "the container in which this runs, by the agent's self socket")
+	s.StringVar(&p.socket, "self-socket", api.DefaultSelfSocket, "that socket")
+}
+
+// source is where packets are asked for.
+type source struct {
+	ask    func(context.Context, api.LatencyFilter, time.Duration) (api.LatencyRecords, error)
+	filter api.LatencyFilter
+	close  func()
+}
+
+// source checks the flags. args may name a container.
+func (p *packets) source(c *api.Client, args []string) (*source, error) {
+	s := &source{filter: api.LatencyFilter{Port: p.port, Protocol: p.protocol}, close: func() {}}
+	if p.peer != "" {
+		var err error
+		if s.filter.Peer, err = api.ParsePeer(p.peer); err != nil {
+			return nil, usagef("--peer %q: want an address, or a prefix, as 10.0.0.0/8", p.peer)
+		}
+	}
+	if p.protocol != "" && !slices.Contains([]string{api.LatencyTCP, api.LatencyUDP, api.LatencyICMP, api.LatencyOther}, p.protocol) {
+		return nil, usagef("--protocol %q: it is one of tcp, udp, icmp, other", p.protocol)
+	}
+	switch {
+	case p.self == (len(args) == 1):
+		return nil, usagef("want a CONTAINER, or --self")
+	case p.self:
+		own := api.Dial(p.socket)
+		s.ask, s.close = own.SelfLatencyRecords, own.Close
+	default:
+		s.ask = func(ctx context.Context, f api.LatencyFilter, over time.Duration) (api.LatencyRecords, error) {
+			return c.LatencyRecords(ctx, args[0], f, over)
+		}
+	}
+	return s, nil
+}
+
+// next gives the packets since the last call; those of the first one begin with it.
+func (s *source) next(ctx context.Context, over time.Duration) (api.LatencyRecords, error) {
+	r, err := s.ask(ctx, s.filter, over)
+	if err == nil {
+		s.filter.After = r.Next
+	}
+	return r, err
+}
+
+// latencyJSON prints a packet as one line.
+func latencyJSON(w io.Writer, r api.LatencyRecord) error {
+	return json.NewEncoder(w).Encode(r)
+}

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* How a stamp begins, and what is counted where a packet's way is over. */
+
+/* Fills in what a stamp begins with. */
+static __always_inline void begin(struct stamp *s, __u32 direction, __u32 device, const struct flow *f)
+{
+	__builtin_memset(s, 0, sizeof(*s));
+	s->direction = direction;
+	s->slot = device & SLOT;
+	s->protocol = class_of(f);
+	s->check = check_of(f);
+	if (device & TRACED) {
+		s->traced = 1;
+		s->flow = *f;
+	}
+}
+
+__noinline int fl_tell(const struct record *r)
+{
+	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), 0))
+		one(&fl_lost);
+	return 0;
+}
+
+/* A packet has left by the uplink. */
+static __always_inline void sent(struct stamp *s, const struct sk_buff *skb, __u64 now)
+{
+	struct record r = {};
+	struct tally *t = tally_of(s->slot, EGRESS, s->protocol & 3);
+	__u64 last;
+	__u32 check;
+
+	if (!t)
+		return; /* its tenant has gone */
+	sent_flow(skb, &r.flow);
+	check = check_of(&r.flow);
+	if (s->check && check && s->check != check) {
+		one(&t->mismatched);
+		return;
+	}
+	one(&t->matched);
+	for (int i = 0; i < STAGES; i++)
+		r.stage[i] = NONE;
+	last = s->at[E_QUEUED];
+	if (!s->host_mode) {
+		if (s->at[E_SENT]) {
+			r.stage[FIRST] = between(last, s->at[E_SENT]);
+			r.stage[ADDED] = between(s->at[E_SENT], now);
+			last = s->at[E_SENT];
+		}
+		if (s->at[E_ARRIVED]) {
+			r.stage[DELIVER] = between(last, s->at[E_ARRIVED]);
+			last = s->at[E_ARRIVED];
+		}
+		if (s->at[E_QDISC]) {
+			r.stage[FORWARD] = between(last, s->at[E_QDISC]);
+			last = s->at[E_QDISC];
+		}
+	}
+	r.stage[QDISC] = between(last, now);
+	r.stage[STACK] = between(s->at[E_QUEUED], now);
+	count(t, FIRST, r.stage[FIRST]);
+	count(t, DELIVER, r.stage[DELIVER]);
+	count(t, FORWARD, r.stage[FORWARD]);
+	count(t, QDISC, r.stage[QDISC]);
+	count(t, ADDED, r.stage[ADDED]);
+	count(t, STACK, r.stage[STACK]);
+	if (!s->traced)
+		return;
+	r.flow = s->flow; /* as the container has it, before any translation */
+	r.at = now;
+	r.id = s->at[E_QUEUED];
+	r.slot = s->slot;
+	r.direction = EGRESS;
+	fl_tell(&r);
+}
+
+/* A packet has come to a container's device. */
+static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp, const struct sk_buff *skb, __u32 device, __u64 now)
+{
+	struct record r = {};
+	struct tally *t;
+	__u64 last, began;
+	__u32 check;
+
+	c->since = 0;
+	if (!received_flow(skb, &r.flow))
+		return; /* ARP and the like are nobody's expense */
+	t = tally_of(device, INGRESS, class_of(&r.flow));
+	if (!t)
+		return;
+	one(&t->seen);
+	if (!s) {
+		one(fl_passed_at && (__s64)(now - fl_passed_at) < 1LL << 30 ? &t->unsampled : &t->unmatched);
+		return;
+	}
+	check = check_of(&r.flow);
+	if (s->check && check && s->check != check) {
+		one(&t->mismatched);
+		fl_abandon(stamp, 0);
+		return;
+	}
+	if (s->direction != INGRESS) {
+		one(&t->local);
+		if (s->direction == FROM_HOST)
+			return;
+		last = between(s->at[s->at[E_SENT] ? E_SENT : E_QUEUED], now);
+		count(t, LOCAL, last);
+		t = tally_of(s->slot, EGRESS, s->protocol & 3);
+		if (t) {
+			one(&t->local);
+			count(t, LOCAL, last);
+		}
+		return;
+	}
+	one(&t->matched);
+	for (int i = 0; i < STAGES; i++)
+		r.stage[i] = NONE;
+	began = last = s->at[I_POLLED] ? s->at[I_POLLED] : s->at[I_RECEIVED];
+	if (s->at[I_RECEIVED]) {
+		if (s->at[I_POLLED])
+			r.stage[FIRST] = between(last, s->at[I_RECEIVED]);
+		last = s->at[I_RECEIVED];
+	}
+	if (s->at[I_QDISC]) {
+		r.stage[FORWARD] = between(last, s->at[I_QDISC]);
+		last = s->at[I_QDISC];
+	}
+	if (s->at[I_SENT]) {
+		r.stage[QDISC] = between(last, s->at[I_SENT]);
+		last = s->at[I_SENT];
+		r.stage[DELIVER] = between(last, now);
+	} else {
+		r.stage[FORWARD] = between(last, now); /* macvlan: there is no host end */
+	}
+	r.stage[ADDED] = between(began, now);
+	count(t, FIRST, r.stage[FIRST]);
+	count(t, FORWARD, r.stage[FORWARD]);
+	count(t, QDISC, r.stage[QDISC]);
+	count(t, DELIVER, r.stage[DELIVER]);
+	count(t, ADDED, r.stage[ADDED]);
+
+	c->began = began;
+	c->id = began ^ address(skb);
+	c->slot = device & SLOT;
+	c->ifindex = skb->dev->ifindex;
+	c->len = r.flow.len && r.flow.len < skb->len ? r.flow.len : skb->len;
+	c->protocol = class_of(&r.flow);
+	c->traced = !!(device & TRACED);
+	c->since = now;
+	if (!c->traced)
+		return;
+	r.at = now;
+	r.id = c->id;
+	r.slot = c->slot;
+	r.direction = INGRESS;
+	r.awaits = 1;
+	fl_tell(&r);
+}
+
+/* A packet has come in by an uplink; it may be for a tenant that has no device. */
+static __always_inline void may_be_host(struct cpu *c, const struct sk_buff *skb, const struct stamp *s, const struct flow *f, __u64 now)
+{
+	c->slot = 0;
+	c->traced = 0; /* fl_cgroups says */
+	c->ifindex = skb->dev->ifindex;
+	c->len = f->len && f->len < skb->len ? f->len : skb->len;
+	c->protocol = class_of(f);
+	c->began = s->at[I_POLLED] ? s->at[I_POLLED] : now;
+	c->polled = s->at[I_POLLED];
+	c->id = c->began ^ address(skb);
+	c->flow = *f;
+	c->since = now;
+}

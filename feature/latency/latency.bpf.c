@@ -1,0 +1,328 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * How long packets of containers take on this host, by stage (MACE). A packet
+ * gets a stamp at the first hook, more times on its way, and is counted in
+ * histograms at the last one. The stamp is found by the address of the skb, which
+ * stays through veth, bridge, routing and tunnel; at the end a check over what
+ * nobody on the way changes says whether it is still the same packet.
+ *
+ * Hooks (tp_btf), each for every packet of the host:
+ *   net_dev_queue            IP hands a packet to a device, before its qdisc
+ *   net_dev_start_xmit       the driver gets it
+ *   napi_gro_receive_entry   a driver hands a packet to GRO
+ *   netif_rx                 a driver hands a packet to a backlog: only with an uplink
+ *                            that is a veth
+ *   netif_receive_skb        the stack gets it, after GRO and RPS
+ * and at the cgroups of the containers:
+ *   cgroup_skb/ingress       a socket gets it
+ *
+ * Cost of an event: at a device that is nobody's one byte of memory; else one line
+ * for the stamp, and for a packet that has one, or may begin, a look-up and a
+ * clock. Beyond fl_budget a second and CPU packets are chosen by chance, before
+ * any of that.
+ *
+ * Readers of the maps: meter.go, records.go. Full maps: fl_devices, fl_cgroups:
+ * user space gets the error. A full row of fl_keys loses its oldest stamp, which
+ * is counted as evicted. A full fl_records loses records, which fl_lost counts.
+ * Nothing here changes a packet, or its way.
+ */
+
+#include "kernel.h"
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include "maps.bpf.h"
+
+#include "packet.bpf.h"
+
+#include "stamp.bpf.h"
+
+#include "ends.bpf.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* The hooks, as fl_near numbers them. */
+#define POLL 0
+#define RECEIVE 1
+#define QUEUE 2
+#define XMIT 3
+
+/* The slot of a socket that a tenant in the host's namespace has; else 0. */
+static __always_inline __u32 host_tenant(const struct sk_buff *skb)
+{
+	struct sock *sk = skb->sk;
+	__u32 *slot;
+	__u64 id;
+
+	if (!fl_hosts || !sk || sk->__sk_common.skc_state == 6 || sk->__sk_common.skc_state == 12)
+		return 0; /* TCP_TIME_WAIT and TCP_NEW_SYN_RECV have no cgroup */
+	id = sk->sk_cgrp_data.cgroup->kn->id;
+	slot = bpf_map_lookup_elem(&fl_cgroups, &id);
+	return slot && !(*slot & UNSEEN) ? *slot : 0;
+}
+
+/* The inode of the host's network namespace. */
+const volatile __u32 fl_host_netns;
+
+/* Whether the host itself sends: what a bridge forwards may still have its sender's socket. */
+static __always_inline int from_host(const struct sock *sk)
+{
+	return sk && sk->__sk_common.skc_net.net->ns.inum == fl_host_netns;
+}
+
+/* Whether a packet without a stamp begins at this hook of this device, and as what. */
+static __always_inline int begins(const struct sk_buff *skb, int hook, __u32 role, __u32 *device)
+{
+	if (hook == QUEUE && role == CONTAINER)
+		return EGRESS;
+	if (hook == QUEUE && role == HOST_END)
+		return from_host(skb->sk) ? FROM_HOST : -1;
+	if (hook == QUEUE && role == UPLINK) {
+		*device = host_tenant(skb);
+		return *device ? EGRESS : -1;
+	}
+	if ((hook == POLL || hook == RECEIVE) && role == UPLINK)
+		return INGRESS;
+	return -1;
+}
+
+/* One event of a packet at a device. */
+static __always_inline int event(const struct sk_buff *skb, const struct net_device *dev, const int hook)
+{
+	__u32 index = dev->ifindex, row, role, device, direction;
+	__u8 near = fl_near[index & (NEAR - 1)];
+	struct device at = {};
+	struct stamp *s = 0;
+	struct keys *r;
+	struct flow f = {};
+	struct cpu *c;
+	int place, begin_as;
+	__u32 *found;
+	__u64 key, now;
+
+	if (!(near & (0x11 << hook)))
+		return 0; /* no such device is of interest here */
+	key = address(skb);
+	row = row_of(key);
+	r = bpf_map_lookup_elem(&fl_keys, &row);
+	c = this_cpu();
+	if (!r || !c)
+		return 0; /* for the verifier */
+	place = fl_take(row, key);
+	if (place == ROW && (!(near & (1 << hook)) || !admit(c)))
+		return 0;
+	at.netns = dev->nd_net.net->ns.inum;
+	at.ifindex = index;
+	found = bpf_map_lookup_elem(&fl_devices, &at);
+	if (!found) {
+		put(r, place, key);
+		return 0; /* it has the index of one that is */
+	}
+	device = *found;
+	role = device & ROLE;
+	now = bpf_ktime_get_ns();
+	if (place < ROW && place >= 0) {
+		s = stamp_at(row * ROW + place);
+		if (!s)
+			return 0; /* for the verifier */
+		if (between(s->at[0] ? s->at[0] : s->at[1], now) >> HIST_TOP_BITS) {
+			fl_abandon(row * ROW + place, 0);
+			s = 0;
+			put(r, place, 0);
+			place = ROW;
+		}
+	}
+	if (hook == RECEIVE && role == CONTAINER) {
+		arrived(c, s, row * ROW + place, skb, device, now);
+		put(r, place, 0);
+		return 0;
+	}
+	if (s && hook == RECEIVE && role == UPLINK && s->direction == INGRESS) {
+		/* From GRO; or once more, as an IFB hands it back. */
+		if (!s->at[I_RECEIVED] || (received_flow(skb, &f) && s->check == check_of(&f))) {
+			if (!s->at[I_RECEIVED])
+				s->at[I_RECEIVED] = now;
+			if (fl_hosts) {
+				if (!f.family)
+					received_flow(skb, &f);
+				may_be_host(c, skb, s, &f, now);
+			}
+			put(r, place, key);
+			return 0;
+		}
+	}
+	begin_as = begins(skb, hook, role, &device);
+	if (begin_as >= 0) {
+		__builtin_memset(&f, 0, sizeof(f));
+		if (hook == QUEUE ? !sent_flow(skb, &f) : !received_flow(skb, &f)) {
+			if (s)
+				fl_abandon(row * ROW + place, 0);
+			put(r, place, 0);
+			return 0; /* no IP */
+		}
+		if (s)
+			fl_abandon(row * ROW + place, 0); /* of an skb that was freed, and is used again */
+		else
+			place = fl_take_free(row, now);
+		direction = begin_as;
+		if (direction == EGRESS) {
+			struct tally *t = tally_of(device, EGRESS, class_of(&f));
+
+			if (t)
+				one(&t->seen);
+			if (t && place == ROW)
+				one(&t->evicted);
+		} else if (place == ROW) {
+			c->evicted++;
+		}
+		if (place < 0 || place >= ROW)
+			return 0;
+		s = stamp_at(row * ROW + place);
+		if (!s)
+			return 0; /* for the verifier */
+		begin(s, direction, device, &f);
+		if (hook == RECEIVE) {
+			s->at[I_RECEIVED] = now;
+			if (fl_hosts)
+				may_be_host(c, skb, s, &f, now);
+		} else {
+			s->at[0] = now;
+			s->host_mode = role == UPLINK && direction == EGRESS;
+		}
+		put(r, place, key);
+		return 0;
+	}
+	if (!s)
+		return 0;
+	if (s->direction == EGRESS) {
+		if (hook == XMIT && role == UPLINK) {
+			sent(s, skb, now);
+			put(r, place, 0);
+			return 0;
+		}
+		if (hook == XMIT && role == CONTAINER && !s->at[E_SENT])
+			s->at[E_SENT] = now;
+		if (hook == RECEIVE && role == HOST_END && !s->at[E_ARRIVED])
+			s->at[E_ARRIVED] = now;
+		if (hook == QUEUE && role == UPLINK)
+			s->at[E_QDISC] = now;
+	} else if (s->direction == INGRESS && role == HOST_END) {
+		if (hook == QUEUE)
+			s->at[I_QDISC] = now;
+		if (hook == XMIT)
+			s->at[I_SENT] = now;
+	}
+	put(r, place, key);
+	return 0;
+}
+
+SEC("tp_btf/net_dev_queue")
+int BPF_PROG(fl_queue, struct sk_buff *skb)
+{
+	return event(skb, skb->dev, QUEUE);
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(fl_xmit, const struct sk_buff *skb, const struct net_device *dev)
+{
+	return event(skb, dev, XMIT);
+}
+
+SEC("tp_btf/napi_gro_receive_entry")
+int BPF_PROG(fl_poll, const struct sk_buff *skb)
+{
+	return event(skb, skb->dev, POLL);
+}
+
+/* An uplink whose driver does not poll, as a veth's, puts packets into a backlog. */
+SEC("tp_btf/netif_rx")
+int BPF_PROG(fl_backlog, struct sk_buff *skb)
+{
+	return event(skb, skb->dev, POLL);
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(fl_receive, struct sk_buff *skb)
+{
+	return event(skb, skb->dev, RECEIVE);
+}
+
+/* Whose sockets fl_socket is at. */
+const volatile __u32 fl_slot;
+
+/* How packets come to them where no device of the tenant's is seen to receive. */
+#define BY_DEVICE 0
+#define BY_UPLINK 1  /* its sockets are in the host's namespace */
+#define BY_MACVLAN 2 /* the uplink's packets change their device without an event */
+const volatile __u8 fl_way;
+
+#define LOOPBACK 1 /* its index, in each namespace */
+
+/* Whether the packet that this CPU brings can be the one that a socket gets. */
+static __always_inline int brought(const struct cpu *c, const struct __sk_buff *skb)
+{
+	if (!c->since || c->len != skb->len)
+		return 0; /* put together from fragments, say */
+	if (c->slot)
+		return c->slot == fl_slot && c->ifindex == skb->ifindex;
+	return fl_way == BY_UPLINK ? c->ifindex == skb->ifindex : fl_way == BY_MACVLAN && skb->ifindex != LOOPBACK;
+}
+
+/*
+ * A socket of the tenant gets a packet, on the CPU that has brought it here, and
+ * before any other comes.
+ */
+SEC("cgroup_skb/ingress")
+int fl_socket(struct __sk_buff *skb)
+{
+	struct cpu *c = this_cpu();
+	struct record r = {};
+	struct tally *t;
+	__u64 now;
+
+	if (!c || !brought(c, skb))
+		return 1; /* another's, as from loopback */
+	now = bpf_ktime_get_ns();
+	t = tally_of(fl_slot, INGRESS, c->protocol & 3);
+	if (t) {
+		for (int i = 0; i < STAGES; i++)
+			r.stage[i] = NONE;
+		if (!c->slot) {
+			one(&t->seen);
+			one(&t->matched);
+			if (c->polled)
+				r.stage[FIRST] = between(c->polled, c->since);
+			count(t, FIRST, r.stage[FIRST]);
+		}
+		r.stage[SOCKET] = between(c->since, now);
+		r.stage[STACK] = between(c->began, now);
+		count(t, SOCKET, r.stage[SOCKET]);
+		count(t, STACK, r.stage[STACK]);
+		if (c->traced || !c->slot) {
+			__u64 id = bpf_skb_cgroup_id(skb);
+			__u32 *host = c->slot ? 0 : bpf_map_lookup_elem(&fl_cgroups, &id);
+
+			if (c->traced || (host && *host & TRACED)) {
+				r.at = now;
+				r.id = c->id;
+				r.slot = fl_slot;
+				r.direction = INGRESS;
+				r.kind = c->slot ? AT_SOCKET : RECORD;
+				r.flow = c->flow;
+				fl_tell(&r);
+			}
+		}
+	}
+	c->since = 0;
+	return 1; /* nothing is ever dropped here */
+}

@@ -1,0 +1,190 @@
+package latency
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// packets is how many requests a test makes.
+const packets = 100
+
+// Each request and reply is measured once: on the right container, in the right
+// direction and protocol, over all stages.
+func TestBridge(t *testing.T) {
+	testkit.Smoke(t, "path:bridge")
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	_, other := h.add("other", "10.66.0.3/24", h.ns)
+	h.measure(true, c, other)
+	h.ask(web, h.wire, "udp", "10.66.0.1:9000", packets)
+	h.settled(c, UDP, Egress, packets)
+	h.settled(c, UDP, Ingress, packets)
+	h.whole(c, UDP)
+	h.nothing(other)
+}
+
+// settled waits until as many packets as a test has sent are accounted for.
+func (h *host) settled(c container.Container, p Protocol, d Direction, sent uint64) {
+	h.t.Helper()
+	h.await(func() string {
+		x := h.read(c).Of(d, p)
+		if x.Matched >= sent {
+			return ""
+		}
+		return fmt.Sprintf("%v %v: %+v, waiting %d; want %d matched", d, p, x, x.Waiting(), sent)
+	})
+}
+
+// whole checks that packets of a protocol were measured over all of their way, and
+// that the stages come to the sums.
+func (h *host) whole(c container.Container, p Protocol) {
+	h.t.Helper()
+	x := h.read(c)
+	for d := range directions {
+		cov := x.Of(d, p)
+		if cov.Matched != cov.Seen || cov.Matched == 0 {
+			h.t.Errorf("%v: not all are matched: %+v", d, cov)
+		}
+		var parts, added uint64
+		for _, s := range way(d) {
+			part := x.Histogram(d, s, p)
+			if part.Count() != cov.Matched {
+				h.t.Errorf("%v: %d packets in stage %s, want %d", d, part.Count(), s.Name(d), cov.Matched)
+			}
+			parts += part.Sum
+			if s != Socket && !(d == Egress && s == First) {
+				added += part.Sum
+			}
+		}
+		for s, sum := range map[Stage]uint64{Added: added, Stack: parts} {
+			all := x.Histogram(d, s, p)
+			if all.Count() != cov.Matched {
+				h.t.Errorf("%v: %d packets in %s, want %d", d, all.Count(), s.Name(d), cov.Matched)
+			}
+			if all.Sum != sum {
+				h.t.Errorf("%v: %s is %d ns, its stages are %d ns", d, s.Name(d), all.Sum, sum)
+			}
+		}
+	}
+}
+
+// nothing checks that a container has no IPv4 traffic in its tallies.
+func (h *host) nothing(c container.Container) {
+	h.t.Helper()
+	x := h.read(c)
+	for d := range directions {
+		if cov := x.Of(d, TCP, UDP); cov != (Coverage{}) {
+			h.t.Errorf("the neighbour has packets: %v %+v", d, cov)
+		}
+	}
+}
+
+// What is held on purpose in one stage shows there, and in no other.
+func TestHeld(t *testing.T) {
+	testkit.NeedRoot(t)
+	for _, tt := range []struct {
+		name, dev string
+		inside    bool // the device is the container's
+		d         Direction
+		s         Stage
+		added     bool // the sum has it
+	}{
+		{"container's device", "eth0", true, Egress, First, false},
+		{"uplink", "nic0", false, Egress, QDisc, true},
+		{"host end", "hweb", false, Ingress, QDisc, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHost(t)
+			h.bridge()
+			web, c := h.add("web", "10.66.0.2/24", h.ns)
+			from, to, addr := web, h.wire, "10.66.0.1:9000"
+			if tt.d == Ingress {
+				from, to, addr = h.wire, web, "10.66.0.2:9000"
+			}
+			h.measure(true, c)
+			h.ask(from, to, "udp", addr, 3) // addresses are known from here on
+			at := h.ns
+			if tt.inside {
+				at = web
+			}
+			h.hold(at, tt.dev)
+			before := h.read(c)
+			h.load(from, "udp-send", "--to", addr, "--count", "5", "--size", "1000")
+			// HTB lends the first ones their time; each that follows takes two seconds.
+			const long = 30 // 2^30 ns is 1.07 s
+			count := func(s Stage) uint64 {
+				all := h.read(c).Histogram(tt.d, s, UDP)
+				now := all.Since(before.Histogram(tt.d, s, UDP))
+				return now.Count() - now.Below(long)
+			}
+			h.await(func() string {
+				if count(tt.s) == 0 {
+					return fmt.Sprintf("nothing was held in stage %s: %+v", tt.s.Name(tt.d), h.read(c).Of(tt.d, UDP))
+				}
+				return ""
+			})
+			held := count(tt.s)
+			for _, s := range append(way(tt.d), Added, Stack) {
+				if s == tt.s || s == Socket || s == Stack && tt.d == Ingress {
+					continue // nobody listens: nothing may come to a socket
+				}
+				want := uint64(0)
+				if s == Stack || s == Added && tt.added {
+					want = held
+				}
+				if got := count(s); got != want {
+					t.Errorf("stage %s has %d packets that were held, want %d", s.Name(tt.d), got, want)
+				}
+			}
+		})
+	}
+}
+
+// hold has a device send no more than 500 bytes a second.
+func (h *host) hold(b *sandbox.Box, dev string) {
+	h.t.Helper()
+	h.change(b, dev, func(n *netlink.Handle, l netlink.Link) error {
+		index, rate := l.Attrs().Index, uint64(4000)
+		root := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
+		root.Defcls = 1
+		if err := n.QdiscAdd(root); err != nil {
+			return err
+		}
+		attrs := netlink.ClassAttrs{LinkIndex: index, Parent: root.Handle, Handle: netlink.MakeHandle(1, 1)}
+		return n.ClassAdd(netlink.NewHtbClass(attrs, netlink.HtbClassAttrs{Rate: rate, Ceil: rate, Buffer: 1600, Cbuffer: 1600}))
+	})
+}
+
+// Nothing is in the kernel while no container is measured, and packets of one that
+// is not are not looked at.
+func TestUnused(t *testing.T) {
+	h := newHost(t)
+	h.bridge()
+	_, c := h.add("web", "10.66.0.2/24", h.ns)
+	h.measure(false, c)
+	if h.f.meter != nil {
+		t.Error("programs are attached before any container is measured")
+	}
+	h.measure(true, c)
+	h.measure(true, c)
+	if programs, sockets := h.f.meter.attached(); programs != 4 || sockets != 1 {
+		t.Errorf("%d programs, %d at sockets; want 4 and 1", programs, sockets)
+	}
+	h.measure(false, c)
+	if h.f.meter != nil {
+		t.Error("programs are attached after the last container has gone")
+	}
+	h.measure(true, c)
+	must(t, h.f.Remove(t.Context(), c.ID))
+	must(t, h.f.Remove(t.Context(), c.ID))
+	if h.f.meter != nil {
+		t.Error("programs are attached after Remove")
+	}
+}

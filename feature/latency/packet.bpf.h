@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a packet says of itself. */
+
+/* UDP ports of tunnels: VXLAN, Linux's old VXLAN, Geneve. */
+#define PORT_VXLAN 4789
+#define PORT_VXLAN_OLD 8472
+#define PORT_GENEVE 6081
+
+#define VXLAN_INNER (8 + 8) /* after the outer UDP header begins: that and VXLAN's */
+
+/*
+ * The address of a packet as a number. The verifier lets nobody calculate with
+ * that of an skb, and does not know it any more after this.
+ */
+static __always_inline __u64 address(const struct sk_buff *skb)
+{
+	__u64 n = 0;
+
+	bpf_probe_read_kernel(&n, sizeof(n), &skb);
+	return n;
+}
+
+/* More of struct sk_buff than other features look at. */
+struct sk_buff___inner {
+	__u16 inner_network_header;
+} __kernel_type;
+
+struct ports {
+	__be16 from, to;
+	__be32 seq;
+};
+
+/*
+ * Reads the IP header at an address, and the beginning of what follows it. Says how
+ * long the IP header is, 0 for what is no IP, or cannot be read. Global, as
+ * fl_bucket is.
+ */
+__noinline int fl_parse(__u64 address, struct flow *f)
+{
+	const void *l3 = (const void *)address;
+	struct ports l4 = {};
+	__u8 version = 0;
+	int length;
+
+	if (!f)
+		return 0; /* for the verifier */
+	if (bpf_probe_read_kernel(&version, 1, l3))
+		return 0;
+	if (version >> 4 == 4) {
+		struct iphdr ip;
+
+		if (bpf_probe_read_kernel(&ip, sizeof(ip), l3))
+			return 0;
+		length = (version & 15) * 4;
+		f->family = 4;
+		f->protocol = ip.protocol;
+		f->id = ip.id;
+		f->len = bpf_ntohs(ip.tot_len);
+		__builtin_memcpy(f->from, &ip.saddr, 4);
+		__builtin_memcpy(f->to, &ip.daddr, 4);
+		if (ip.frag_off & bpf_htons(0x1fff))
+			return length; /* only the first fragment has ports */
+	} else if (version >> 4 == 6) {
+		struct ipv6hdr ip;
+
+		if (bpf_probe_read_kernel(&ip, sizeof(ip), l3))
+			return 0;
+		length = sizeof(ip);
+		f->family = 6;
+		f->protocol = ip.nexthdr;
+		f->id = 0;
+		f->len = ip.payload_len ? sizeof(ip) + bpf_ntohs(ip.payload_len) : 0;
+		__builtin_memcpy(f->from, &ip.saddr, 16);
+		__builtin_memcpy(f->to, &ip.daddr, 16);
+	} else {
+		return 0;
+	}
+	if (bpf_probe_read_kernel(&l4, sizeof(l4), l3 + length))
+		return length;
+	switch (f->protocol) {
+	case IPPROTO_TCP:
+		f->seq = bpf_ntohl(l4.seq);
+		bpf_probe_read_kernel(&f->flags, 1, l3 + length + 13);
+		f->from_port = l4.from;
+		f->to_port = l4.to;
+		break;
+	case IPPROTO_UDP:
+		f->from_port = l4.from;
+		f->to_port = l4.to;
+		break;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		f->seq = bpf_ntohs(l4.from);           /* type and code */
+		f->to_port = (__be16)(l4.seq >> 16); /* sequence number of an echo */
+		break;
+	}
+	return length;
+}
+
+static __always_inline __u8 class_of(const struct flow *f)
+{
+	switch (f->protocol) {
+	case IPPROTO_TCP:
+		return TCP;
+	case IPPROTO_UDP:
+		return UDP;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		return ICMP;
+	}
+	return OTHER;
+}
+
+/*
+ * What neither address translation nor a router nor a tunnel changes of a packet,
+ * as a number; 0 for none. Lengths are left out, as GRO changes them.
+ */
+static __always_inline __u32 check_of(const struct flow *f)
+{
+	__u32 word = f->seq;
+
+	if (!f->family)
+		return 0;
+	if (f->protocol == IPPROTO_ICMP || f->protocol == IPPROTO_ICMPV6)
+		word = f->seq << 16 | f->to_port;
+	return ((word ^ (__u32)f->id << 8 ^ f->protocol) * 0x9e3779b1U) | 1;
+}
+
+static __always_inline int tunnelled(const struct flow *f)
+{
+	return f->protocol == IPPROTO_UDP &&
+	       (f->to_port == bpf_htons(PORT_VXLAN) || f->to_port == bpf_htons(PORT_VXLAN_OLD) ||
+		f->to_port == bpf_htons(PORT_GENEVE));
+}
+
+/*
+ * What a packet that is sent is. At the uplink it may be in a tunnel: then what
+ * counts is the packet inside, which the kernel remembers where it begins.
+ */
+static __always_inline int sent_flow(const struct sk_buff *skb, struct flow *f)
+{
+	__u64 head = 0; /* as a number, like address() */
+	int length;
+
+	bpf_core_read(&head, sizeof(head), &skb->head);
+	length = fl_parse(head + skb->network_header, f);
+	if (length && tunnelled(f)) {
+		__u16 at = ((const struct sk_buff___inner *)skb)->inner_network_header;
+		struct flow inner = {};
+
+		if (at > skb->network_header && fl_parse(head + at, &inner))
+			*f = inner;
+	}
+	return length;
+}
+
+/* What a packet that is received is. The data begins with the network header. */
+static __always_inline int received_flow(const struct sk_buff *skb, struct flow *f)
+{
+	__u64 data = 0;
+	int length;
+
+	bpf_core_read(&data, sizeof(data), &skb->data);
+	length = fl_parse(data, f);
+	if (length && tunnelled(f) && f->to_port != bpf_htons(PORT_GENEVE)) {
+		struct flow inner = {};
+
+		if (fl_parse(data + length + VXLAN_INNER + ETH_HLEN, &inner))
+			*f = inner;
+	}
+	return length;
+}

@@ -1,0 +1,254 @@
+package latency
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// addr gives a device one more address.
+func (h *host) addr(b *sandbox.Box, dev, prefix string) {
+	h.t.Helper()
+	h.change(b, dev, func(n *netlink.Handle, l netlink.Link) error {
+		a, err := netlink.ParseAddr(prefix)
+		if err != nil {
+			return err
+		}
+		if a.IP.To4() == nil {
+			a.Flags = unix.IFA_F_NODAD
+		}
+		return n.AddrAdd(l, a)
+	})
+}
+
+func named(name string) netlink.LinkAttrs {
+	a := netlink.NewLinkAttrs()
+	a.Name = name
+	return a
+}
+
+func (h *host) up(b *sandbox.Box, dev string) {
+	h.t.Helper()
+	h.change(b, dev, (*netlink.Handle).LinkSetUp)
+}
+
+// masquerade makes the host a router with addresses of its own towards the wire.
+func (h *host) masquerade() {
+	h.t.Helper()
+	must(h.t, h.ns.Bridge("br0", netip.MustParsePrefix("10.67.0.254/24")))
+	h.addr(h.ns, "nic0", "10.66.0.254/24")
+	must(h.t, h.ns.Sysctl("ipv4/ip_forward", "1"))
+	must(h.t, h.ns.Do(func() error {
+		out, err := exec.Command("iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "nic0", "-j", "MASQUERADE").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("iptables: %w: %s", err, out)
+		}
+		return nil
+	}))
+}
+
+// overlay makes one as Docker does: VXLAN device and bridge in a namespace of their
+// own, the tunnel's packets in the host's. Outside is 10.67.0.1.
+func (h *host) overlay() *sandbox.Box {
+	h.t.Helper()
+	h.addr(h.ns, "nic0", "10.66.0.254/24")
+	inside := h.create(sandbox.Spec{Name: "latoverlay", Bare: true})
+	must(h.t, inside.Bridge("br0", netip.MustParsePrefix("10.67.0.254/24")))
+	for _, end := range []struct {
+		box    *sandbox.Box
+		dev    string
+		remote string
+	}{{h.ns, "nic0", "10.66.0.1"}, {h.wire, "wire", "10.66.0.254"}} {
+		h.change(end.box, end.dev, func(n *netlink.Handle, _ netlink.Link) error {
+			return n.LinkAdd(&netlink.Vxlan{LinkAttrs: named("vx0"), VxlanId: 42, Port: 4789, Group: net.ParseIP(end.remote), Learning: true})
+		})
+	}
+	h.change(h.ns, "vx0", func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetNsPid(l, inside.PID) })
+	h.change(inside, "vx0", func(n *netlink.Handle, l netlink.Link) error {
+		br, err := n.LinkByName("br0")
+		if err != nil {
+			return err
+		}
+		return n.LinkSetMaster(l, br)
+	})
+	h.up(inside, "vx0")
+	h.up(h.wire, "vx0")
+	h.addr(h.wire, "vx0", "10.67.0.1/24")
+	return inside
+}
+
+// macvlan makes a container with a device of its own on nic0.
+func (h *host) macvlan() (*sandbox.Box, container.Container) {
+	h.t.Helper()
+	box := h.create(sandbox.Spec{Name: "latmac"})
+	h.change(h.ns, "nic0", func(n *netlink.Handle, l netlink.Link) error {
+		a := named("mac0")
+		a.ParentIndex = l.Attrs().Index
+		if err := n.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
+			return err
+		}
+		m, err := n.LinkByName("mac0")
+		if err != nil {
+			return err
+		}
+		return n.LinkSetNsPid(m, box.PID)
+	})
+	h.addr(box, "mac0", "10.66.0.2/24")
+	h.up(box, "mac0")
+	c := h.describe(box)
+	_, index := h.device(box, "mac0")
+	c.Interfaces = []container.Interface{{Name: "mac0", Index: index, Kind: "macvlan"}}
+	return box, c
+}
+
+// On each path the packets of the one who asks are measured, both ways.
+func TestPaths(t *testing.T) {
+	testkit.NeedRoot(t)
+	veth := map[Direction][]Stage{Egress: {First, Deliver, Forward, QDisc, Added, Stack}, Ingress: {First, Forward, QDisc, Deliver, Socket, Added, Stack}}
+	for _, tt := range []struct {
+		name, proto, to string
+		make            func(*host) (*sandbox.Box, container.Container)
+		stages          map[Direction][]Stage
+	}{
+		{"tcp", "tcp", "10.66.0.1:9000", func(h *host) (*sandbox.Box, container.Container) {
+			h.bridge()
+			return h.add("web", "10.66.0.2/24", h.ns)
+		}, veth},
+		{"ipv6", "udp", "[fd00:66::1]:9000", func(h *host) (*sandbox.Box, container.Container) {
+			h.bridge()
+			web, c := h.add("web", "10.66.0.2/24", h.ns)
+			h.addr(h.wire, "wire", "fd00:66::1/64")
+			h.addr(web, "eth0", "fd00:66::2/64")
+			return web, c
+		}, veth},
+		{"masqueraded", "udp", "10.66.0.1:9000", func(h *host) (*sandbox.Box, container.Container) {
+			h.masquerade()
+			web, c := h.add("web", "10.67.0.2/24", h.ns)
+			h.change(web, "eth0", func(n *netlink.Handle, l netlink.Link) error {
+				return n.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.ParseIP("10.67.0.254")})
+			})
+			return web, c
+		}, veth},
+		{"overlay", "udp", "10.67.0.1:9000", func(h *host) (*sandbox.Box, container.Container) {
+			return h.add("web", "10.67.0.2/24", h.overlay())
+		}, veth},
+		{"macvlan", "udp", "10.66.0.1:9000", (*host).macvlan, map[Direction][]Stage{Egress: {First, Forward, QDisc, Added, Stack}, Ingress: {First, Socket, Stack}}},
+		{"host", "udp", "10.66.0.1:9000", func(h *host) (*sandbox.Box, container.Container) {
+			h.addr(h.ns, "nic0", "10.66.0.254/24")
+			box := h.create(sandbox.Spec{Name: "lathostmode", Network: h.ns})
+			return box, h.describe(box)
+		}, map[Direction][]Stage{Egress: {QDisc, Stack}, Ingress: {First, Socket, Stack}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHost(t)
+			web, c := tt.make(h)
+			h.measure(true, c)
+			h.ask(web, h.wire, tt.proto, tt.to, packets)
+			p := map[string]Protocol{"udp": UDP, "tcp": TCP}[tt.proto]
+			h.settled(c, p, Egress, packets)
+			h.settled(c, p, Ingress, packets)
+			x := h.read(c)
+			for d := range directions {
+				cov := x.Of(d, p)
+				if cov.Mismatched+cov.Evicted+cov.Local+cov.Unsampled > 0 {
+					t.Errorf("%v: %+v", d, cov)
+				}
+				for s := range stages {
+					n, want := x.Histogram(d, s, p).Count(), uint64(0)
+					for _, expected := range tt.stages[d] {
+						if expected == s {
+							want = packets
+						}
+					}
+					if n < want || want == 0 && n > 0 {
+						t.Errorf("%v: %d packets in stage %s, want %d", d, n, s.Name(d), want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Packets between two containers of the host are measured from device to device, and
+// nowhere else.
+func TestLocal(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	db, other := h.add("db", "10.66.0.3/24", h.ns)
+	h.measure(true, c, other)
+	h.ask(web, db, "udp", "10.66.0.3:9000", packets)
+	for _, who := range []container.Container{c, other} {
+		h.await(func() string {
+			x := h.read(who)
+			for d := range directions {
+				if cov := x.Of(d, UDP); cov.Local < packets || cov.Matched > 0 || cov.Mismatched > 0 {
+					return fmt.Sprintf("%v: %+v, want %d local", d, cov, packets)
+				}
+				if n := x.Histogram(d, Local, UDP).Count(); n < packets {
+					return fmt.Sprintf("%v: %d in the histogram, want %d", d, n, packets)
+				}
+				for _, s := range way(d) {
+					if n := x.Histogram(d, s, UDP).Count(); n > 0 {
+						t.Fatalf("%v: %d packets in stage %s", d, n, s.Name(d))
+					}
+				}
+			}
+			return ""
+		})
+	}
+}
+
+// A container that goes while its packets are under way leaves nothing, and what is
+// measured of another goes on.
+func TestGone(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	old, gone := h.add("old", "10.66.0.3/24", h.ns)
+	h.measure(true, c, gone)
+	h.load(old, "udp-send", "--to", "10.66.0.1:9001", "--rate", "1000")
+	h.await(func() string {
+		if h.read(gone).Of(Egress, UDP).Matched == 0 {
+			return "nothing is sent"
+		}
+		return ""
+	})
+	must(t, old.Destroy())
+	must(t, h.f.Remove(t.Context(), gone.ID))
+	h.ask(web, h.wire, "udp", "10.66.0.1:9000", packets)
+	h.settled(c, UDP, Egress, packets)
+	if programs, sockets := h.f.meter.attached(); programs != 4 || sockets != 1 || len(h.f.meter.tallies) != 1 {
+		t.Errorf("%d programs, %d at sockets, %d tallies", programs, sockets, len(h.f.meter.tallies))
+	}
+}
+
+// A CPU that has more packets than it measures passes some over, and counts that.
+func TestBudget(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h.f.cfg.Budget = 100
+	h.measure(true, c)
+	h.load(web, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
+	h.await(func() string {
+		r, err := h.f.Read()
+		must(t, err)
+		if r.Passed < 1000 || r.Tenants[0].Of(Egress, UDP).Matched == 0 {
+			return fmt.Sprintf("%d passed over, %+v", r.Passed, r.Tenants[0].Of(Egress, UDP))
+		}
+		return ""
+	})
+}

@@ -1,0 +1,236 @@
+package latency
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/datapath/identity"
+)
+
+const (
+	maxRecords = 4096                  // kept of one tenant
+	lease      = 10 * time.Second      // packets are recorded for so long after the last request
+	patience   = 20 * time.Millisecond // in which a packet comes from the device to its socket
+)
+
+// Record is one packet of a container.
+type Record struct {
+	At        time.Time // when it left by the uplink, or came to the device or the socket
+	Direction Direction
+	Protocol  uint8 // IPPROTO_
+	From, To  netip.AddrPort
+	Seq       uint32 // of TCP; of an ICMP echo
+	Type      uint8  // of ICMP
+	Syn       bool   // of TCP: it opens a connection, or answers that
+	Bytes     int    // of the IP packet
+	// Stages has the time of each; less than 0 is not known.
+	Stages [stages]time.Duration
+
+	id     uint64
+	number uint64
+}
+
+// tracer keeps the records of those tenants that somebody asks for.
+type tracer struct {
+	reader *ringbuf.Reader
+	done   chan struct{}
+
+	mu      sync.Mutex
+	traces  map[identity.Slot]*trace
+	waiting map[uint64]waiting // for what the socket says, by id
+}
+
+type waiting struct {
+	Record
+	slot  identity.Slot
+	since time.Time
+}
+
+// trace are the latest records of one tenant.
+type trace struct {
+	records []Record
+	next    uint64 // number of the next record
+	until   time.Time
+	news    chan struct{} // closed when there is one
+}
+
+func newTracer(m *meter) (*tracer, error) {
+	r, err := ringbuf.NewReader(m.maps.Records)
+	if err != nil {
+		return nil, fmt.Errorf("read records: %w", err)
+	}
+	t := &tracer{reader: r, done: make(chan struct{}), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	go t.run()
+	return t, nil
+}
+
+func (t *tracer) close() error {
+	if t == nil {
+		return nil
+	}
+	err := t.reader.Close()
+	<-t.done
+	return err
+}
+
+func (t *tracer) run() {
+	defer close(t.done)
+	for {
+		t.reader.SetDeadline(time.Now().Add(patience))
+		raw, err := t.reader.Read()
+		switch {
+		case errors.Is(err, ringbuf.ErrClosed):
+			return
+		case err == nil:
+			t.take(raw.RawSample)
+		}
+		t.flush(time.Now())
+	}
+}
+
+// take adds one record as the kernel gave it.
+func (t *tracer) take(raw []byte) {
+	r, s, kind, awaits, err := parseRecord(raw, clock())
+	if err != nil {
+		return // not of our programs
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case kind == kindAtSocket:
+		w, known := t.waiting[r.id]
+		if !known {
+			return // it was given up
+		}
+		delete(t.waiting, r.id)
+		w.Stages[Socket], w.Stages[Stack] = r.Stages[Socket], r.Stages[Stack]
+		t.add(w.slot, w.Record)
+	case awaits && len(t.waiting) < maxRecords:
+		t.waiting[r.id] = waiting{r, s, time.Now()}
+	default:
+		t.add(s, r)
+	}
+}
+
+// flush gives up waiting for sockets that do not come.
+func (t *tracer) flush(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, w := range t.waiting {
+		if now.Sub(w.since) > patience {
+			delete(t.waiting, id)
+			t.add(w.slot, w.Record)
+		}
+	}
+}
+
+func (t *tracer) add(s identity.Slot, r Record) {
+	tr := t.traces[s]
+	if tr == nil {
+		return // nobody asks any more
+	}
+	r.number = tr.next
+	tr.next++
+	if len(tr.records) == maxRecords {
+		copy(tr.records, tr.records[maxRecords/4:])
+		tr.records = tr.records[:maxRecords-maxRecords/4]
+	}
+	tr.records = append(tr.records, r)
+	close(tr.news)
+	tr.news = make(chan struct{})
+}
+
+// want begins to keep records of a tenant, or goes on with it.
+func (t *tracer) want(s identity.Slot, now time.Time) *trace {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tr := t.traces[s]
+	if tr == nil {
+		tr = &trace{news: make(chan struct{}), next: 1}
+		t.traces[s] = tr
+	}
+	tr.until = now.Add(lease)
+	return tr
+}
+
+// lapsed forgets and lists those that nobody has asked for lately.
+func (t *tracer) lapsed(now time.Time) (slots []identity.Slot) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for s, tr := range t.traces {
+		if now.After(tr.until) {
+			delete(t.traces, s)
+			slots = append(slots, s)
+		}
+	}
+	return slots
+}
+
+// after gives records from a number on, so many at the most, the number of the one
+// behind them, and a channel that is closed at the next.
+func (t *tracer) after(tr *trace, number uint64, most int) (list []Record, next uint64, news <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	oldest := tr.next - uint64(len(tr.records))
+	from := min(max(number, oldest)-oldest, uint64(len(tr.records)))
+	list = slices.Clone(tr.records[from:min(from+uint64(most), uint64(len(tr.records)))])
+	return list, oldest + from + uint64(len(list)), tr.news
+}
+
+const kindAtSocket = 1 // AT_SOCKET of maps.bpf.h
+
+// parseRecord reads a struct record. at is the wall clock's time when the monotonic
+// one was at 0.
+func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind uint8, awaits bool, err error) {
+	var k latencyRecord
+	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &k); err != nil {
+		return r, 0, 0, false, fmt.Errorf("record of %d bytes: %w", len(raw), err)
+	}
+	if k.Direction >= uint8(directions) {
+		return r, 0, 0, false, fmt.Errorf("record of direction %d", k.Direction)
+	}
+	r = Record{
+		At: at.Add(time.Duration(k.At)), Direction: Direction(k.Direction), Protocol: k.Flow.Protocol,
+		Seq: k.Flow.Seq, Syn: k.Flow.Flags&2 != 0, Bytes: int(k.Flow.Len), id: k.Id,
+	}
+	from, to := swap16(k.Flow.FromPort), swap16(k.Flow.ToPort)
+	if r.Protocol == unix.IPPROTO_ICMP || r.Protocol == unix.IPPROTO_ICMPV6 {
+		r.Type, r.Seq, from, to = uint8(k.Flow.Seq>>8), uint32(to), 0, 0
+	}
+	address := func(b [16]byte) netip.Addr {
+		if k.Flow.Family == 4 {
+			return netip.AddrFrom4([4]byte(b[:4]))
+		}
+		return netip.AddrFrom16(b)
+	}
+	r.From, r.To = netip.AddrPortFrom(address(k.Flow.From), from), netip.AddrPortFrom(address(k.Flow.To), to)
+	for i, ns := range k.Stage {
+		r.Stages[i] = time.Duration(ns) // NONE is -1
+	}
+	return r, identity.Slot(k.Slot), k.Kind, k.Awaits != 0, nil
+}
+
+// swap16 turns a number of the network's order, as read in ours, around.
+func swap16(n uint16) uint16 {
+	var b [2]byte
+	binary.NativeEndian.PutUint16(b[:], n)
+	return binary.BigEndian.Uint16(b[:])
+}
+
+// clock is the wall clock's time when the monotonic one was at 0.
+func clock() time.Time {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return time.Time{} // there is always one
+	}
+	return time.Now().Add(-time.Duration(ts.Nano()))
+}

@@ -1,0 +1,172 @@
+package latency
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// raw is a record as the kernel gives it.
+func raw(t testing.TB, change func(*latencyRecord)) []byte {
+	t.Helper()
+	var k latencyRecord
+	k.At, k.Id, k.Slot = 1e9, 7, 3
+	k.Flow.Family, k.Flow.Protocol, k.Flow.Len = 4, unix.IPPROTO_ICMP, 84
+	copy(k.Flow.From[:], []byte{10, 0, 0, 1})
+	copy(k.Flow.To[:], []byte{10, 0, 0, 2})
+	k.Flow.Seq, k.Flow.ToPort = 8<<8, swap16(5)
+	for i := range k.Stage {
+		k.Stage[i] = ^uint64(0)
+	}
+	k.Stage[Added] = 1500
+	if change != nil {
+		change(&k)
+	}
+	var out bytes.Buffer
+	must(t, binary.Write(&out, binary.NativeEndian, &k))
+	return out.Bytes()
+}
+
+func TestParseRecord(t *testing.T) {
+	at := time.Unix(1000, 0)
+	r, s, kind, awaits, err := parseRecord(raw(t, nil), at)
+	must(t, err)
+	if s != 3 || kind != 0 || awaits || !r.At.Equal(time.Unix(1001, 0)) || r.Seq != 5 || r.Type != 8 || r.Bytes != 84 || r.Direction != Egress {
+		t.Errorf("%+v of slot %d, kind %d, %v", r, s, kind, awaits)
+	}
+	if r.From != netip.MustParseAddrPort("10.0.0.1:0") || r.To != netip.MustParseAddrPort("10.0.0.2:0") {
+		t.Errorf("from %v to %v", r.From, r.To)
+	}
+	if r.Stages[Added] != 1500 || r.Stages[Stack] >= 0 {
+		t.Errorf("stages %v", r.Stages)
+	}
+	r, _, _, _, err = parseRecord(raw(t, func(k *latencyRecord) {
+		k.Flow.Family, k.Flow.Protocol, k.Direction = 6, unix.IPPROTO_TCP, 1
+		k.Flow.FromPort, k.Flow.Seq, k.Flow.Flags = swap16(443), 99, 0x12
+	}), at)
+	must(t, err)
+	if r.From.Port() != 443 || !r.From.Addr().Is6() || r.Seq != 99 || !r.Syn || r.Direction != Ingress {
+		t.Errorf("%+v", r)
+	}
+}
+
+func FuzzParseRecord(f *testing.F) {
+	f.Add(raw(f, nil))
+	f.Add(raw(f, func(k *latencyRecord) { k.Direction = 9 }))
+	f.Add([]byte("short"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, _, _, _, err := parseRecord(b, time.Time{})
+		if err == nil && (r.Direction < 0 || r.Direction >= directions) {
+			t.Fatalf("%+v", r)
+		}
+		wireRecord(r)
+	})
+}
+
+// What the socket adds comes into the record of the same packet; a record whose
+// socket does not come is given up after a while, and none is kept of a tenant that
+// nobody asks about.
+func TestTracer(t *testing.T) {
+	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	mine := tr.want(3, time.Now())
+	_, from, _ := tr.after(mine, 0, maxRecords)
+	awaited := func(k *latencyRecord) { k.Direction, k.Awaits = 1, 1 }
+	tr.take(raw(t, awaited))
+	if list, _, _ := tr.after(mine, from, maxRecords); len(list) != 0 {
+		t.Fatalf("told before its socket: %+v", list)
+	}
+	tr.take(raw(t, func(k *latencyRecord) {
+		k.Direction, k.Kind = 1, kindAtSocket
+		k.Stage[Socket], k.Stage[Stack] = 10, 2000
+	}))
+	list, next, _ := tr.after(mine, from, maxRecords)
+	if len(list) != 1 || list[0].Stages[Added] != 1500 || list[0].Stages[Stack] != 2000 {
+		t.Fatalf("%+v", list)
+	}
+	tr.take(raw(t, awaited))
+	tr.flush(time.Now().Add(time.Hour))
+	if list, _, _ := tr.after(mine, next, maxRecords); len(list) != 1 || list[0].Stages[Stack] >= 0 {
+		t.Errorf("%+v", list)
+	}
+	tr.take(raw(t, func(k *latencyRecord) { k.Slot = 4 }))
+	for range maxRecords + 10 {
+		tr.take(raw(t, nil))
+	}
+	list, next, _ = tr.after(mine, 0, maxRecords)
+	if len(list) > maxRecords || list[len(list)-1].number != next-1 || next != 1+2+maxRecords+10 {
+		t.Errorf("%d records up to %d", len(list), next)
+	}
+	if some, more, _ := tr.after(mine, next-10, 4); len(some) != 4 || some[0].number != next-10 || more != next-6 {
+		t.Errorf("of the last ten: %d, then %d", len(some), more)
+	}
+	if lapsed := tr.lapsed(time.Now().Add(time.Hour)); len(lapsed) != 1 || lapsed[0] != 3 {
+		t.Errorf("lapsed: %v", lapsed)
+	}
+}
+
+// Packets are recorded while somebody asks: with both ends, for the container that
+// is asked about alone.
+func TestTrace(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	_, other := h.add("other", "10.66.0.3/24", h.ns)
+	h.f.cfg.Containers = known{}
+	ask := func(of container.Container, f api.LatencyFilter, over time.Duration) api.LatencyRecords {
+		t.Helper()
+		out, err := h.f.Report(t.Context(), &of, api.Ask{Body: f, Over: over})
+		must(t, err)
+		return out.(api.LatencyRecords)
+	}
+	_, err := h.f.Report(t.Context(), &c, api.Ask{Body: api.LatencyFilter{}})
+	var refused *api.Error
+	if !errors.As(err, &refused) || refused.Status != http.StatusConflict {
+		t.Errorf("a container that is not measured: %v", err)
+	}
+	h.measure(true, c, other)
+	first, neighbour := ask(c, api.LatencyFilter{}, 0), ask(other, api.LatencyFilter{}, 0)
+	if len(first.Records) != 0 {
+		t.Errorf("%d records from before", len(first.Records))
+	}
+	const n = 20
+	h.ask(web, h.wire, "udp", "10.66.0.1:9000", n)
+	var list []api.LatencyRecord
+	filter := api.LatencyFilter{After: first.Next, Protocol: api.LatencyUDP, Port: 9000, Peer: netip.MustParsePrefix("10.66.0.1/32")}
+	h.await(func() string {
+		r := ask(c, filter, time.Second)
+		filter.After = r.Next
+		list = append(list, r.Records...)
+		if len(list) < 2*n {
+			return fmt.Sprintf("%d records of %d: %+v", len(list), 2*n, h.read(c).Of(Ingress, UDP))
+		}
+		return ""
+	})
+	for _, r := range list {
+		if r.Added == nil || r.Stack == nil || *r.Stack < *r.Added || r.Bytes != 92 {
+			t.Errorf("%+v", r)
+		}
+	}
+	if got := ask(other, api.LatencyFilter{After: neighbour.Next, Protocol: api.LatencyUDP}, 0); len(got.Records) != 0 {
+		t.Errorf("the neighbour has %d records", len(got.Records))
+	}
+}
+
+// known knows no container.
+type known struct{}
+
+func (known) Snapshot() container.Snapshot { return container.Snapshot{} }
+
+func (known) Lookup(container.ID) (container.Container, bool) { return container.Container{}, false }

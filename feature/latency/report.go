@@ -1,0 +1,186 @@
+package latency
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hist"
+)
+
+// Report implements feature.Reporter: what packets took, over the time ask.Over if
+// that is not 0; or the records that an api.LatencyFilter in ask.Body wants.
+func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
+	if filter, ok := ask.Body.(api.LatencyFilter); ok && of != nil {
+		return f.reportRecords(ctx, of.ID, filter, ask.Over)
+	}
+	r, err := f.Read()
+	if err != nil {
+		return nil, err
+	}
+	var since time.Time
+	if ask.Over != 0 {
+		before := r
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(ask.Over):
+		}
+		if r, err = f.Read(); err != nil {
+			return nil, err
+		}
+		r, since = r.Since(before), before.Taken
+	}
+	if of != nil {
+		r.Tenants = tenantsOf(r, of.ID)
+	}
+	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost}
+	out.Containers = wire(r.Tenants, f.cfg.Containers.Lookup)
+	return out, nil
+}
+
+// tenantsOf gives what is of one container, under its own id where others that share
+// its network have it too.
+func tenantsOf(r Reading, id container.ID) []Tenant {
+	for _, t := range r.Tenants {
+		if slices.Contains(t.Members, id) {
+			t.Container = id
+			return []Tenant{t}
+		}
+	}
+	return nil
+}
+
+// wire puts tenants into the API's form.
+func wire(tenants []Tenant, lookup func(container.ID) (container.Container, bool)) []api.LatencyContainer {
+	out := []api.LatencyContainer{}
+	for _, t := range tenants {
+		c, _ := lookup(t.Container)
+		for d := range directions {
+			row := api.LatencyContainer{
+				Container: t.Container, Name: c.Name, Direction: d.String(),
+				LatencyTimes: times(t, d, every()...), Protocols: []api.LatencyProtocol{},
+			}
+			for _, p := range every() {
+				if t.Of(d, p) != (Coverage{}) {
+					row.Protocols = append(row.Protocols, api.LatencyProtocol{Protocol: p.String(), LatencyTimes: times(t, d, p)})
+				}
+			}
+			out = append(out, row)
+		}
+	}
+	api.SortLatency(out)
+	return out
+}
+
+func times(t Tenant, d Direction, of ...Protocol) api.LatencyTimes {
+	c := t.Of(d, of...)
+	out := api.LatencyTimes{
+		Coverage: api.LatencyCoverage{
+			Seen: c.Seen, Matched: c.Matched, Local: c.Local, Unsampled: c.Unsampled, Unmatched: c.Unmatched,
+			Mismatched: c.Mismatched, Evicted: c.Evicted, Waiting: c.Waiting(),
+		},
+		Stages: []api.LatencyStage{},
+	}
+	stage := func(s Stage) *api.LatencyStage { return stageOf(s.Name(d), t.Histogram(d, s, of...)) }
+	out.Added, out.Stack, out.Local = stage(Added), stage(Stack), stage(Local)
+	for _, s := range way(d) {
+		if st := stage(s); st != nil {
+			out.Stages = append(out.Stages, *st)
+		}
+	}
+	return out
+}
+
+// stageOf is nil without packets.
+func stageOf(name string, h *hist.Histogram) *api.LatencyStage {
+	n := h.Count()
+	if n == 0 {
+		return nil
+	}
+	return &api.LatencyStage{
+		Stage: name, Packets: n, Mean: h.Seconds() / float64(n),
+		P50: h.Quantile(0.5).Seconds(), P90: h.Quantile(0.9).Seconds(), P99: h.Quantile(0.99).Seconds(), Max: h.Quantile(1).Seconds(),
+	}
+}
+
+// SelfReport implements feature.SelfReporter: a container sees what is its own.
+func (f *Latency) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
+	r, err := f.Read()
+	return func(c container.Container, out *api.SelfReports) {
+		own := tenantsOf(r, c.ID)
+		if err != nil || len(own) == 0 {
+			return
+		}
+		self := func(container.ID) (container.Container, bool) { return c, true }
+		out.Latency = &api.SelfLatency{Taken: r.Taken, Directions: wire(own, self)}
+	}
+}
+
+func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api.LatencyFilter, over time.Duration) (any, error) {
+	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
+	most := maxRecords
+	if filter.Most > 0 {
+		most = filter.Most
+	}
+	for end := time.Now().Add(over); ; {
+		got, measured, err := f.Trace(ctx, id, filter.After, most, max(time.Until(end), 0))
+		if err != nil {
+			return nil, err
+		}
+		if !measured {
+			return nil, &api.Error{Status: http.StatusConflict, Code: "bad_request",
+				Text: "the container's packets are not measured: policy has to say fairlead.latency=on"}
+		}
+		out.Next, out.Lost = got.Next, got.Lost
+		out.Missed += got.Missed
+		for _, r := range got.Records {
+			if w := wireRecord(r); filter.Wants(w) {
+				out.Records = append(out.Records, w)
+			}
+		}
+		if len(out.Records) > 0 || !time.Now().Before(end) {
+			return out, nil
+		}
+		filter.After = got.Next
+	}
+}
+
+// class is how a protocol's number is called.
+func class(protocol uint8) Protocol {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return TCP
+	case unix.IPPROTO_UDP:
+		return UDP
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		return ICMP
+	}
+	return Other
+}
+
+func wireRecord(r Record) api.LatencyRecord {
+	seconds := func(s Stage) *float64 {
+		if r.Stages[s] < 0 {
+			return nil
+		}
+		v := r.Stages[s].Seconds()
+		return &v
+	}
+	w := api.LatencyRecord{
+		Time: r.At, Direction: r.Direction.String(), Protocol: class(r.Protocol).String(),
+		From: r.From.Addr().String(), FromPort: int(r.From.Port()), To: r.To.Addr().String(), ToPort: int(r.To.Port()),
+		Seq: uint64(r.Seq), Type: int(r.Type), Syn: r.Syn, Bytes: r.Bytes, Added: seconds(Added), Stack: seconds(Stack), Stages: []api.LatencyPart{},
+	}
+	for _, s := range way(r.Direction) {
+		if v := seconds(s); v != nil {
+			w.Stages = append(w.Stages, api.LatencyPart{Stage: s.Name(r.Direction), Seconds: *v})
+		}
+	}
+	return w
+}

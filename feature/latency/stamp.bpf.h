@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The stamps of packets under way: who may have one, and where it is. */
+
+static __always_inline struct cpu *this_cpu(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&fl_cpus, &zero);
+}
+
+static __always_inline struct tally *tally_of(__u32 slot, __u32 direction, __u32 protocol)
+{
+	__u32 index = direction * PROTOCOLS + protocol;
+	void *of;
+
+	slot &= SLOT;
+	of = bpf_map_lookup_elem(&fl_tallies, &slot);
+	return of ? bpf_map_lookup_elem(of, &index) : 0;
+}
+
+static __always_inline void one(__u64 *counter)
+{
+	__sync_fetch_and_add(counter, 1);
+}
+
+/* Two CPUs read their clocks one after the other: what is negative is nothing. */
+static __always_inline __u64 between(__u64 from, __u64 to)
+{
+	return (__s64)(to - from) > 0 ? to - from : 0;
+}
+
+static __always_inline void count(struct tally *t, __u32 stage, __u64 ns)
+{
+	__u32 bucket;
+
+	if (ns == NONE || stage >= STAGES)
+		return;
+	bucket = fl_bucket(ns);
+	if (bucket >= HIST_BUCKETS)
+		return; /* for the verifier */
+	__sync_fetch_and_add(&t->stage[stage].sum, ns);
+	one(&t->stage[stage].count[bucket]);
+}
+
+/*
+ * Whether one more packet may begin on this CPU. In a window of time that follows
+ * one with more than fl_budget, so many are taken by chance as that allows; the
+ * first busy window is cut off at four times as many.
+ */
+static __always_inline int admit(struct cpu *c)
+{
+	__u64 jiffy = bpf_jiffies64();
+
+	if (c->jiffy != jiffy) {
+		c->jiffy = jiffy;
+		c->now = bpf_ktime_get_ns();
+		if ((c->now - c->window) >> WINDOW_BITS) {
+			c->chance = c->begun <= fl_budget ? ~0U : (__u64)fl_budget * ~0U / c->begun;
+			c->window = c->now;
+			c->begun = 0;
+		}
+	}
+	c->begun++;
+	if (c->chance == ~0U ? c->begun <= 4 * fl_budget : bpf_get_prandom_u32() <= c->chance)
+		return 1;
+	c->passed++;
+	if (c->now - fl_passed_at > 1ULL << WINDOW_BITS)
+		fl_passed_at = c->now; /* not each time: it is every CPU's */
+	return 0;
+}
+
+/* The stamp at an index of fl_stamps. */
+static __always_inline struct stamp *stamp_at(__u32 index)
+{
+	return bpf_map_lookup_elem(&fl_stamps, &index);
+}
+
+/* The packet of the stamp at an index will never come to its end. */
+__noinline int fl_abandon(__u32 index, int evicted)
+{
+	struct stamp *s = stamp_at(index);
+	struct tally *t;
+
+	if (!s || s->direction != EGRESS)
+		return 0; /* one that is received is counted where it arrives */
+	t = tally_of(s->slot, EGRESS, s->protocol & 3);
+	if (t)
+		one(evicted ? &t->evicted : &t->unmatched);
+	return 0;
+}
+
+static __always_inline __u32 row_of(__u64 key)
+{
+	return key * 0x9e3779b97f4a7c15ULL >> (64 - ROW_BITS);
+}
+
+/*
+ * Where the stamp of a packet is, and takes it: its place in the row, or ROW if
+ * there is none. put() gives it back. Global, as fl_bucket is; so are the others.
+ */
+__noinline int fl_take(__u32 row, __u64 key)
+{
+	struct keys *r = bpf_map_lookup_elem(&fl_keys, &row);
+
+	if (!r)
+		return ROW;
+	for (int i = 0; i < ROW; i++)
+		if (r->skb[i] == key && __sync_bool_compare_and_swap(&r->skb[i], key, BUSY))
+			return i;
+	return ROW;
+}
+
+/* Takes a place for a new stamp: a free one, else that of the oldest. */
+__noinline int fl_take_free(__u32 row, __u64 now)
+{
+	struct keys *r = bpf_map_lookup_elem(&fl_keys, &row);
+	__u64 oldest = 0, age, key;
+	struct stamp *s;
+	__u32 place = ROW;
+
+	if (!r)
+		return ROW;
+	for (int i = 0; i < ROW; i++)
+		if (!r->skb[i] && __sync_bool_compare_and_swap(&r->skb[i], 0, BUSY))
+			return i;
+	for (__u32 i = 0; i < ROW; i++) {
+		s = stamp_at(row * ROW + i);
+		if (!s)
+			return ROW;
+		age = between(s->at[0] ? s->at[0] : s->at[1], now);
+		if (age >= oldest) {
+			place = i;
+			oldest = age;
+		}
+	}
+	if (place >= ROW)
+		return ROW;
+	key = r->skb[place];
+	if (key == BUSY || !__sync_bool_compare_and_swap(&r->skb[place], key, BUSY))
+		return ROW; /* another CPU has it */
+	if (key)
+		fl_abandon(row * ROW + place, !(oldest >> HIST_TOP_BITS));
+	return place;
+}
+
+static __always_inline void put(struct keys *r, int place, __u64 key)
+{
+	if (place >= 0 && place < ROW)
+		*(volatile __u64 *)&r->skb[place] = key;
+}
