@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/sandbox/loop"
 )
 
 func TestMain(m *testing.M) {
@@ -85,10 +85,10 @@ func newMeter(t *testing.T, groups ...Group) *Meter {
 	return m
 }
 
-func newLoop(t *testing.T) (*sandbox.Loop, Disk) {
+func newLoop(t *testing.T) (*loop.Disk, Disk) {
 	t.Helper()
 	testkit.NeedRoot(t)
-	l, err := sandbox.NewLoop(t.TempDir(), 4<<20)
+	l, err := loop.New(t.TempDir(), 4<<20)
 	must(t, err)
 	t.Cleanup(func() { must(t, l.Close()) })
 	var st unix.Stat_t

@@ -1,4 +1,6 @@
-package sandbox
+// Package loop makes disks for experiments and tests: loop devices over scratch files. It
+// formats and mounts nothing. Packages bench and the tests call it.
+package loop
 
 import (
 	"errors"
@@ -8,32 +10,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Loop is a loop device: a disk of its own over a scratch file.
-type Loop struct {
+// Disk is a loop device: a disk of its own over a scratch file.
+type Disk struct {
 	Path string // "/dev/loop0"
 
 	device, file *os.File
 }
 
-// NewLoop makes a disk of so many bytes over a file in dir, which nobody sees and which
+// New makes a disk of so many bytes over a file in dir, which nobody sees and which
 // goes with the disk. All of it is written, so that reading it costs what reading costs.
 // It needs root. The caller closes it.
-func NewLoop(dir string, size int64) (_ *Loop, err error) {
-	l := &Loop{}
+func New(dir string, size int64) (_ *Disk, err error) {
+	d := &Disk{}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("make loop device: %w", err), l.Close())
+			err = errors.Join(fmt.Errorf("make loop device: %w", err), d.Close())
 		}
 	}()
-	if l.file, err = os.CreateTemp(dir, "fairlead-loop"); err != nil {
+	if d.file, err = os.CreateTemp(dir, "fairlead-loop"); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(l.file.Name()); err != nil {
+	if err := os.Remove(d.file.Name()); err != nil {
 		return nil, err
 	}
 	block := make([]byte, 1<<20)
 	for at := int64(0); at < size; at += int64(len(block)) {
-		if _, err := l.file.WriteAt(block[:min(int64(len(block)), size-at)], at); err != nil {
+		if _, err := d.file.WriteAt(block[:min(int64(len(block)), size-at)], at); err != nil {
 			return nil, err
 		}
 	}
@@ -48,14 +50,14 @@ func NewLoop(dir string, size int64) (_ *Loop, err error) {
 		if n, err = unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE); err != nil {
 			return nil, err
 		}
-		if l.Path, l.device, err = bindLoop(n, l.file); !errors.Is(err, unix.EBUSY) {
-			return l, err
+		if d.Path, d.device, err = bind(n, d.file); !errors.Is(err, unix.EBUSY) {
+			return d, err
 		}
 	}
 	return nil, err
 }
 
-func bindLoop(n int, file *os.File) (string, *os.File, error) {
+func bind(n int, file *os.File) (string, *os.File, error) {
 	path := fmt.Sprintf("/dev/loop%d", n)
 	// A host that has no udev has no node for a device that has just been made.
 	const major = 7
@@ -73,18 +75,18 @@ func bindLoop(n int, file *os.File) (string, *os.File, error) {
 }
 
 // Close lets go of the disk, which ends when nobody has it open any more.
-func (l *Loop) Close() error {
+func (d *Disk) Close() error {
 	var errs []error
-	if l.device != nil {
-		_, err := unix.IoctlRetInt(int(l.device.Fd()), unix.LOOP_CLR_FD)
-		errs = append(errs, err, l.device.Close())
+	if d.device != nil {
+		_, err := unix.IoctlRetInt(int(d.device.Fd()), unix.LOOP_CLR_FD)
+		errs = append(errs, err, d.device.Close())
 	}
-	if l.file != nil {
-		errs = append(errs, l.file.Close())
+	if d.file != nil {
+		errs = append(errs, d.file.Close())
 	}
-	l.device, l.file = nil, nil
+	d.device, d.file = nil, nil
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("let go of %s: %w", l.Path, err)
+		return fmt.Errorf("let go of %s: %w", d.Path, err)
 	}
 	return nil
 }
