@@ -39,6 +39,8 @@ type route struct {
 	method, path string
 	summary      string
 	query        map[string]string // what each parameter is, by name
+	params       map[string]string // the same of the path; {ref} is a container
+	status       int               // of an answer without an error; 0 is 200
 	in           any               // zero value of the body's type, nil for none
 	out          any               // zero value of the answer's type
 	self         bool
@@ -50,7 +52,7 @@ type Ask struct {
 	Feature   string        // its name
 	Container string        // id, runtime id or name of one container; "": all
 	Over      time.Duration // measure for so long first; 0: do not
-	Body      any           // of a POST, with the type that the route declares; else nil
+	Body      any           // what is to be done, of a type that the feature's file declares; nil: nothing
 }
 
 // routes are all endpoints of version 1. Those that change something are POST.
