@@ -71,7 +71,8 @@ var (
 
 // member is a container that the agent has told of.
 type member struct {
-	target   policy.Target
+	wish     policy.Target // what was last asked for
+	target   policy.Target // what is in force: the wish, unless that was refused
 	reserved []reservation
 }
 
@@ -140,10 +141,9 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 		m = &member{}
 		f.members[t.Container.ID] = m
 	}
+	m.wish, m.target.Container = t, t.Container
 	reserved, err := f.admit(t)
 	if err != nil {
-		// Who was told of first keeps its container: what it has is still measured.
-		m.target.Container = t.Container
 		return fmt.Errorf("blockio: %w", err)
 	}
 	m.target, m.reserved = t, reserved

@@ -117,6 +117,11 @@ func TestStanding(t *testing.T) {
 		if _, acts := actions[c.acts]; acts != (c.acts != 0) || len(actions) > 0 && c.acts == 0 {
 			t.Errorf("%s: actions %+v, want one on %v", c.name, actions, c.acts)
 		}
+		for _, e := range control.events { // also not for a moment
+			if e.What == "action" && c.acts == 0 {
+				t.Errorf("%s: %+v", c.name, e)
+			}
+		}
 		if s.State == stateContended && !strings.Contains(s.Evidence, "300 of 1000 reads a second") {
 			t.Errorf("%s: evidence %q", c.name, s.Evidence)
 		}

@@ -327,6 +327,11 @@ func TestReserve(t *testing.T) {
 	if err := reserve(b, "riops=200 wiops=101"); !errors.As(err, &refusal) || !strings.Contains(err.Error(), `"a"`) || refusal.Reads != 300 {
 		t.Errorf("beyond what is left: %v", err)
 	}
+	if out, err := h.Report(ctx, &b, api.Ask{Body: api.ReservationChange{Device: l.Path, Figures: api.BlockIOFigures{ReadIOPS: 5}}}); err != nil {
+		t.Error(err)
+	} else if set := out.(api.SetRequest); set.Set[reserveKey] != l.Path+" riops=5" || set.Was[reserveKey] != l.Path+" riops=200 wiops=101" {
+		t.Errorf("in the place of what was refused: %+v", set)
+	}
 	must(t, reserve(b, "riops=200 wiops=100"))
 	if err := reserve(a, "riops=601"); !errors.As(err, &refusal) {
 		t.Errorf("more for the first: %v", err)

@@ -241,7 +241,7 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 	if !in.Delete && in.Figures == (api.BlockIOFigures{}) {
 		return nil, refused(http.StatusBadRequest, "bad_request", "nothing is to be reserved: give operations or bytes per second")
 	}
-	ios := slices.Clone(m.target.Settings.IO)
+	ios := slices.Clone(m.wish.Settings.IO)
 	i := slices.IndexFunc(m.reserved, func(r reservation) bool { return reservationID(of.ID, r) == in.ID })
 	device := in.Device
 	switch {
@@ -260,7 +260,7 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 	default:
 		device = m.reserved[i].device
 	}
-	from := origin(m.target)
+	from := origin(m.wish)
 	if in.Delete && !strings.HasPrefix(from.From, "set by ") {
 		return nil, refused(http.StatusConflict, "refused", "reservation %s comes from policy (%s) and ends there", in.ID, from.From)
 	}
