@@ -336,6 +336,7 @@ func TestReserve(t *testing.T) {
 	if err := reserve(a, "riops=601"); !errors.As(err, &refusal) {
 		t.Errorf("more for the first: %v", err)
 	}
+	must(t, reserve(a, "riops=600"))
 	got := h.report().Reservations
 	if len(got) != 2 || got[0].Reserved.ReadIOPS != 600 || got[1].Reserved.WriteIOPS != 100 || got[0].State != stateIdle {
 		t.Errorf("reserved: %+v", got)
