@@ -31,7 +31,7 @@ func blockioRoutes() []route {
 		route{method: "DELETE", path: "/v1/reservations/{id}", params: one, out: Reservation{}, call: deleteReservation,
 			summary: "End one reservation that was made by hand. What policy reserves counts again. The answer is what was reserved."},
 		route{method: "POST", path: "/v1/capacities", in: CapacityRequest{}, out: BlockIODevice{}, status: http.StatusCreated, call: setCapacity,
-			summary: "Say what a device can do, as measured, or as its operator knows. It is kept, also for the next boot. Reservations that exceed it then stay."},
+			summary: "Say what a device can do, as measured, or as its operator knows. It is kept in the state directory, by default until the next boot. Reservations that exceed it then stay."},
 	)
 }
 

@@ -22,6 +22,7 @@ func TestBars(t *testing.T) {
 	}{
 		{NetCPUBars(), NetCPUCases, []string{"off", "on", "ratio"}},
 		{TrafficBars(), TrafficCases, []string{"off", "on", "ratio", string(armTC), string(armCNI)}},
+		{BlockIOBars(), BlockIOCases, []string{"off", "on", "ratio"}},
 	} {
 		var names []string
 		for _, docker := range []bool{false, true} {

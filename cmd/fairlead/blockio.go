@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -69,6 +70,14 @@ does not attribute.`,
 			}
 		})
 	})
+}
+
+func benchBlockIOVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "blockio",
+		Short: "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
+	}
+	return experiment{bench.BlockIOCases, bench.BlockIO, bench.BlockIOHeadline, bench.BlockIOPlots, bench.BlockIOBars}.verb(e, cmd, &bench.Options{}, "5, with --quick 2", "2s, with --quick 1s", func() error { return nil })
 }
 
 func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
@@ -256,7 +265,8 @@ func blockioCapacityVerb(e env) *cobra.Command {
 		Short: "Say what a device can do",
 		Long: `Say what a device can do: riops=N and wiops=N, in operations of 4 KiB at random
 places, each alone; and, for reservations of bytes, and for operations that are
-larger, rbps=SIZE and wbps=SIZE. It is kept, also for the next boot.`,
+larger, rbps=SIZE and wbps=SIZE. The agent keeps
+it in its state directory, which by default lasts until the next boot.`,
 		Example: `  fairlead io capacity /dev/vdb riops=20000 wiops=8000 rbps=400mb wbps=200mb`,
 		Args:    nargs(2, 5, "DEVICE and FIGURE"),
 	}

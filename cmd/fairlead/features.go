@@ -19,6 +19,6 @@ func features() []featureParts {
 	return []featureParts{
 		{netcpuVerb, benchNetCPUVerb, netcpuAgentFlags},
 		{trafficVerb, benchTrafficVerb, trafficAgentFlags},
-		{blockioVerb, nil, nil},
+		{blockioVerb, benchBlockIOVerb, nil},
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// capacities are what disks can do, by block.Disk's Identity, and the file that they
-// outlive the agent and the boot in.
+// capacities are what disks can do, by block.Disk's Identity, and the file in which
+// they outlive the agent, and the boot if the state directory does.
 type capacities struct {
 	path string // "": none
 	of   map[string]Capacity
