@@ -69,6 +69,7 @@ type Window struct {
 	Length     time.Duration
 	Demands    []Demand
 	Neighbours map[container.ID]Neighbour
+	Complete   bool // all containers that run are among Neighbours
 	Capacity   map[monitor.Disk]Capacity
 }
 
@@ -341,7 +342,9 @@ func (c *Control) did(w Window, d Demand, id container.ID, a *acting, why, what 
 func (c *Control) release(w Window, id container.ID, a *acting) {
 	switch n, known := w.Neighbours[id]; {
 	case !known:
-		delete(c.acting, id)
+		if w.Complete { // else it may only be that its runtime has not told of it yet
+			delete(c.acting, id)
+		}
 	case !a.released.IsZero():
 		if w.Taken.Sub(a.released) > 2*maxHold {
 			delete(c.acting, id)

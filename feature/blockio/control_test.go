@@ -43,7 +43,7 @@ func window(at int, change func(*Demand, map[container.ID]Neighbour)) Window {
 		change(&d, ns)
 	}
 	return Window{
-		Taken: second(at), Length: time.Second, Demands: []Demand{d}, Neighbours: ns,
+		Taken: second(at), Length: time.Second, Complete: true, Demands: []Demand{d}, Neighbours: ns,
 		Capacity: map[monitor.Disk]Capacity{disk: {BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000}}},
 	}
 }
@@ -166,6 +166,27 @@ func TestLadder(t *testing.T) {
 	}
 	if got := strings.Join(what[:6], " "); got != "interference action action over release interference" {
 		t.Errorf("events %s", got)
+	}
+}
+
+// What an earlier agent did goes on while not all containers are known.
+func TestAdopted(t *testing.T) {
+	var control Control
+	control.Adopt(burner, policy.YieldIdle, "an earlier agent decided so", second(0))
+	w := window(1, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) })
+	w.Complete = false
+	control.Next(w)
+	if got := control.Actions()[burner].Yield; got != policy.YieldIdle {
+		t.Errorf("before its runtime has told of it: yield %q", got)
+	}
+	control.Next(window(2, nil))
+	if got := control.Actions()[burner].Yield; got != policy.YieldIdle {
+		t.Errorf("once it is known: yield %q", got)
+	}
+	w.Taken, w.Complete = second(3), true
+	control.Next(w)
+	if got := control.Actions(); len(got) != 0 {
+		t.Errorf("after its end: %+v", got)
 	}
 }
 

@@ -65,7 +65,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 		// Nothing is reserved: whatever is done is done for nobody any more.
 		w = Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(monitor.Reading{}).Neighbours}
 	}
-	if f.meter != nil || complete {
+	if w.Complete = complete; f.meter != nil || complete { // else a reservation may only not be known yet
 		f.control.Next(w)
 	}
 	actions := f.control.Actions()
