@@ -68,7 +68,7 @@ func (f *BlockIO) groups() (groups []monitor.Group) {
 	return groups
 }
 
-// measure takes a window from the last reading to now. The caller holds f.mu.
+// measure makes a window of what happened between the last reading and now. The caller holds f.mu.
 func (f *BlockIO) measure() {
 	f.follow()
 	if f.meter == nil {
@@ -83,11 +83,11 @@ func (f *BlockIO) measure() {
 	f.window = f.windowOf(f.shown)
 }
 
-// reading is what happened between two readings, with the length in Taken's place.
+// since returns what happened between two readings, which is nothing if there was none before.
 func since(now, before monitor.Reading) monitor.Reading {
 	d := monitor.Reading{Taken: now.Taken, Lost: now.Lost}
 	if before.Taken.IsZero() {
-		return d // since nobody knows when
+		return d // nobody knows over what time it was counted
 	}
 	was := make(map[Place]monitor.Account, len(before.Accounts))
 	for _, a := range before.Accounts {
@@ -175,18 +175,18 @@ func (f *BlockIO) windowOf(d monitor.Reading) Window {
 	return w
 }
 
-// yields is what policy lets, whatever is decided in its place.
+// yields returns what policy allows. A decision takes the place of auto only.
 func yields(t policy.Target) policy.Yield {
 	for _, o := range t.Origins {
 		if o.Key == yieldKey && o.Instead != "" {
-			return policy.YieldAuto // nothing is decided in another's place
+			return policy.YieldAuto
 		}
 	}
 	return t.Settings.IOYield
 }
 
-// heldBack is for how long a container's own quota kept it from running since the last
-// time that this was asked. What cannot be read is nothing.
+// heldBack returns how long a container's own quota kept it from running since the last
+// call. A value that cannot be read counts as 0.
 func (f *BlockIO) heldBack(c container.Container) time.Duration {
 	total, _, err := cgroup.Throttled(c.Cgroup.CPU)
 	if c.Cgroup.CPU == "" || err != nil {
@@ -208,7 +208,7 @@ func achieved(a monitor.Account, length time.Duration) api.BlockIOFigures {
 	return api.BlockIOFigures{ReadIOPS: rate(a.Reads), WriteIOPS: rate(a.Writes), ReadBytes: rate(a.ReadBytes), WriteBytes: rate(a.WriteBytes)}
 }
 
-// look has everybody watched for a time, and gives what happened in it.
+// look watches all containers for a time, and returns what happened in it.
 func (f *BlockIO) look(ctx context.Context, over time.Duration) (d monitor.Reading, length time.Duration, err error) {
 	read := func() (monitor.Reading, error) {
 		f.mu.Lock()

@@ -24,23 +24,23 @@ const (
 	stateBestEffort = "best effort"  // it has reserved nothing
 )
 
-// What tells contention. The paper's I_cpu is shown, but does not decide: it misses a
-// container that waits after it is woken.
+// The thresholds of contention. The I_cpu of the paper is shown but does not decide: it
+// misses a container that waits after it is woken.
 const (
 	enough      = 0.95 // part of a reservation that meets it
 	waitedShare = 0.05 // of the time, for CPUs on which others ran
 	diskShare   = 0.1  // of a disk's capacity, that others without reservation take
 	busyShare   = 0.5  // of the time, that a container has requests under way
-	part        = 0.02 // of all that was waited for: who took less is not in the way
+	part        = 0.02 // of all waiting: a container that caused less is not in the way
 	least       = 1    // operations per second below which nothing is asked for
 )
 
-// Pace of what is done.
+// The pace of actions.
 const (
 	patience = 3 * time.Second // with an action, before a harder one
 	holdTime = 30 * time.Second
 	maxHold  = 10 * time.Minute
-	relapse  = 15 * time.Second // after a release: what comes back within doubles the hold
+	relapse  = 15 * time.Second // an action needed again so soon after its release is held twice as long
 )
 
 // Demand is what one reservation asked for and got in a window.
@@ -191,8 +191,8 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	}
 }
 
-// missed says in which directions less is done than reserved, of those in which anything
-// is done. It is a matter of cost: fewer and larger requests may be as much.
+// missed reports for each direction whether the container does I/O there, and less than it
+// has reserved. It compares costs: fewer but larger requests may cost as much.
 func (d Demand) missed(w Window) (reads, writes bool) {
 	capacity := w.Capacity[d.Disk]
 	_, gotReads, gotWrites := capacity.Share(d.Achieved)
@@ -202,7 +202,7 @@ func (d Demand) missed(w Window) (reads, writes bool) {
 
 func (d Demand) total() uint64 { return d.Achieved.ReadIOPS + d.Achieved.WriteIOPS }
 
-// foreign is for how long it waited while others ran, whose tasks are somebody's.
+// foreign returns how long it waited while others ran, by container.
 func (d Demand) foreign(w Window) map[container.ID]time.Duration {
 	out := make(map[container.ID]time.Duration)
 	for id, t := range d.Waited {
@@ -252,7 +252,7 @@ func (d Demand) shortfall() string {
 	return strings.Join(parts, ", ")
 }
 
-// yieldCPU makes those who ran meanwhile, and whom policy lets yield, do so.
+// yieldCPU holds back the containers that ran meanwhile, if policy allows it.
 func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Duration) {
 	for _, id := range slices.Sorted(maps.Keys(waits)) {
 		if !w.mayAct(id) || float64(waits[id]) < part*float64(sum(waits)) {
@@ -272,7 +272,7 @@ func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Durat
 	}
 }
 
-// yieldDisk caps the one who takes most of the disk, of those whom policy lets yield.
+// yieldDisk caps the container that takes most of the disk, of those that policy lets yield.
 func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64) {
 	for _, id := range byShare(others) {
 		if !w.mayAct(id) {

@@ -32,9 +32,10 @@ type Capacity struct {
 // Known says whether anything can be admitted.
 func (c Capacity) Known() bool { return c.ReadIOPS > 0 || c.WriteIOPS > 0 }
 
-// share is the part of the capacity, 1 for all of it, that operations and bytes per
-// second in one direction take. bytes 0: those of small requests; ops 0: as few as there
-// can be. The capacity in bytes may not be known: then size is no matter.
+// share returns the part of the capacity (1 is all of it) that operations and bytes per
+// second in one direction take. Without bytes, the operations are small requests; without
+// operations, the bytes come in large ones. If mostBytes is 0, the capacity in bytes is
+// not known, and the size of requests does not count.
 func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 	if ops == 0 && bytes == 0 {
 		return 0
@@ -56,17 +57,17 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 	return ops*base + bytes*perByte
 }
 
-// unaffordable is the share of what a disk cannot do at all.
+// unaffordable is the share of figures in a direction for which the disk has no capacity.
 const unaffordable = 1e9
 
-// Share is the part of the capacity that figures take, and their parts by direction.
+// Share returns the part of the capacity that figures take, in all and by direction.
 func (c Capacity) Share(f api.BlockIOFigures) (all, reads, writes float64) {
 	reads = share(float64(f.ReadIOPS), float64(f.ReadBytes), c.ReadIOPS, c.ReadBytes)
 	writes = share(float64(f.WriteIOPS), float64(f.WriteBytes), c.WriteIOPS, c.WriteBytes)
 	return reads + writes, reads, writes
 }
 
-// free is the part of the capacity that may be reserved.
+// free returns the part of the capacity that may be reserved.
 func (c Capacity) free() float64 { return 1 - c.Headroom }
 
 // check refuses a capacity that makes no sense.

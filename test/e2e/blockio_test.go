@@ -116,7 +116,7 @@ func TestReservations(t *testing.T) {
 	expect("GET", own, "", 404)
 	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 800`), 201)
 
-	// What ends, ends with its reservation.
+	// A reservation ends with its container.
 	must(t, db.Destroy())
 	await(t, "the reservation ends with its container", func() error {
 		if list, err = a.api.Reservations(t.Context()); err == nil && len(list.Reservations) != 1 {

@@ -151,7 +151,7 @@ func TestAccounts(t *testing.T) {
 		t.Errorf("lost: %+v", r.Lost)
 	}
 
-	// Who ends takes its accounts along.
+	// A container that is followed no longer loses its accounts.
 	must(t, m.Follow([]Group{other.Group}))
 	r, err := m.Read()
 	must(t, err)
