@@ -68,7 +68,10 @@ func bind(n int, file *os.File) (string, *os.File, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	if err := unix.IoctlLoopConfigure(int(device.Fd()), &unix.LoopConfig{Fd: uint32(file.Fd())}); err != nil {
+	// The kernel lets go of the file itself when nobody has the device open any more, as
+	// when this process is killed.
+	config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
+	if err := unix.IoctlLoopConfigure(int(device.Fd()), &config); err != nil {
 		return "", nil, errors.Join(err, device.Close())
 	}
 	return path, device, nil
