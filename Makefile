@@ -76,11 +76,13 @@ test-full: ## every test in full, on every kernel, and the figures: more than an
 BARS ?= all
 FEW_netcpu = --quick --check=far --only '^hop 50/50 flood$$'
 FEW_traffic = --quick --check=far --only '^bridge (rate beside flood|ceil)$$'
+FEW_blockio = --quick --check=far --only '^12 burners, depth 1$$'
 
 bars: build ## every figure against its bar, as root, alone on the machine; BARS=few: a few in a minute, for a miss by far
 	@status=0; \
 	./fairlead bench netcpu $(if $(filter few,$(BARS)),$(FEW_netcpu),--check) || status=1; \
-	./fairlead bench traffic $(if $(filter few,$(BARS)),$(FEW_traffic),--check) || status=1; exit $$status
+	./fairlead bench traffic $(if $(filter few,$(BARS)),$(FEW_traffic),--check) || status=1; \
+	./fairlead bench blockio $(if $(filter few,$(BARS)),$(FEW_blockio),--check) || status=1; exit $$status
 
 race: ## the race detector on all that has goroutines of its own, as root
 	@test/setup test

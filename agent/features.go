@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio"
 	"github.com/fairlead-project/fairlead/feature/latency"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/traffic"
@@ -60,7 +61,11 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close())
 	}
-	return []feature.Feature{n, t, l}, nil
+	b, err := blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, StateDir: cfg.StateDir})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close())
+	}
+	return []feature.Feature{n, t, l, b}, nil
 }
 
 // CalibrateLink measures the rate of the uplink that leads to an address, in bit/s, and

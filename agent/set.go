@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -39,6 +40,11 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 	a.setting.Lock()
 	defer a.nudge() // what ended meanwhile is still to be forgotten
 	defer a.setting.Unlock()
+	for key, value := range in.Was {
+		if now := a.valueOf(c.ID, key); now != value {
+			return api.Container{}, refused("%s is %q now, and not %q any more", key, now, value)
+		}
+	}
 	was := a.hand.all
 	from := fmt.Sprintf("set by uid %d at %s", by.UID, a.pace.now().UTC().Format(time.RFC3339))
 	all, touched, err := change(was, c.ID, in, from)
@@ -70,6 +76,19 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 	}
 	a.log.Info("policy was set by hand", "container", c.ID, "name", c.Name, "uid", by.UID, "set", in.Set, "unset", in.Unset)
 	return a.describe(c), nil
+}
+
+// valueOf gives what policy says of a container in the place of a key, decisions apart,
+// as of the last round; "" is nothing.
+func (a *Agent) valueOf(id container.ID, key string) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, o := range a.resolved[id].Origins {
+		if o.Key == "fairlead."+strings.TrimPrefix(key, "fairlead.") {
+			return o.Value
+		}
+	}
+	return ""
 }
 
 func refused(format string, args ...any) error {

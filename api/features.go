@@ -7,7 +7,7 @@ import "slices"
 
 // featureRoutes are the routes of all features.
 func featureRoutes() []route {
-	return slices.Concat(netcpuRoutes(), trafficRoutes(), latencyRoutes())
+	return slices.Concat(netcpuRoutes(), trafficRoutes(), latencyRoutes(), blockioRoutes())
 }
 
 // SelfReports is what each feature shows a container of itself.

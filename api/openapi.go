@@ -1,11 +1,13 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -21,8 +23,8 @@ func OpenAPI() []byte {
 			"summary":     r.summary,
 			"operationId": operationID(r),
 			"responses": m{
-				"200":     m{"description": "Done.", "content": content(s.of(reflect.TypeOf(r.out)))},
-				"default": m{"description": "Not done, and why.", "content": content(s.of(reflect.TypeFor[Failure]()))},
+				strconv.Itoa(r.done()): m{"description": "Done.", "content": content(s.of(reflect.TypeOf(r.out)))},
+				"default":              m{"description": "Not done, and why.", "content": content(s.of(reflect.TypeFor[Failure]()))},
 			},
 		}
 		if r.in != nil {
@@ -31,9 +33,10 @@ func OpenAPI() []byte {
 		var params []m
 		for _, part := range strings.Split(r.path, "/") {
 			if name, ok := strings.CutPrefix(part, "{"); ok {
+				name = strings.TrimSuffix(name, "}")
 				params = append(params, m{
-					"name": strings.TrimSuffix(name, "}"), "in": "path", "required": true, "schema": m{"type": "string"},
-					"description": "id, runtime id, name, or a start of the runtime id of at least 4 characters",
+					"name": name, "in": "path", "required": true, "schema": m{"type": "string"},
+					"description": cmp.Or(r.params[name], "id, runtime id, name, or a start of the runtime id of at least 4 characters"),
 				})
 			}
 		}
@@ -75,11 +78,12 @@ func content(schema map[string]any) map[string]any {
 	return map[string]any{"application/json": map[string]any{"schema": schema}}
 }
 
-// operationID makes getContainersExplain of GET /v1/containers/{ref}/explain.
+// operationID makes getContainersExplain of GET /v1/containers/{ref}/explain, and
+// getReservationsId of GET /v1/reservations/{id}.
 func operationID(r route) string {
 	id := strings.ToLower(r.method)
 	for _, part := range strings.Split(strings.TrimPrefix(r.path, "/v1/"), "/") {
-		if !strings.HasPrefix(part, "{") {
+		if part = strings.Trim(part, "{}"); part != "ref" {
 			id += strings.ToUpper(part[:1]) + part[1:]
 		}
 	}

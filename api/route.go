@@ -39,6 +39,8 @@ type route struct {
 	method, path string
 	summary      string
 	query        map[string]string // what each parameter is, by name
+	params       map[string]string // the same of the path; {ref} is a container
+	status       int               // of an answer without an error; 0 is 200
 	in           any               // zero value of the body's type, nil for none
 	out          any               // zero value of the answer's type
 	self         bool

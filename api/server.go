@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -81,15 +82,27 @@ func newHandler(b Backend, self bool, log *slog.Logger) http.Handler {
 	// What no route takes: the mux's own answers are not JSON.
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		e := &Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("there is no %q here", r.URL.Path)}
+		var methods []string
 		for _, other := range routes() {
 			if other.path == r.URL.Path && other.self == self {
-				e = &Error{Status: http.StatusMethodNotAllowed, Code: "bad_request", Text: fmt.Sprintf("%s takes %s", other.path, other.method)}
-				w.Header().Set("Allow", other.method)
+				methods = append(methods, other.method)
 			}
+		}
+		if takes := strings.Join(methods, ", "); takes != "" {
+			e = &Error{Status: http.StatusMethodNotAllowed, Code: "bad_request", Text: fmt.Sprintf("%s takes %s", r.URL.Path, takes)}
+			w.Header().Set("Allow", takes)
 		}
 		answer(w, e.Status, Failure{Error: *e})
 	})
 	return mux
+}
+
+// done is the status of an answer without an error.
+func (r route) done() int {
+	if r.status != 0 {
+		return r.status
+	}
+	return http.StatusOK
 }
 
 func endpoint(b Backend, r route, log *slog.Logger) http.Handler {
@@ -100,7 +113,7 @@ func endpoint(b Backend, r route, log *slog.Logger) http.Handler {
 			out, err = r.call(b, req)
 		}
 		if err == nil {
-			answer(w, http.StatusOK, out)
+			answer(w, r.done(), out)
 			return
 		}
 		var e *Error

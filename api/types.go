@@ -239,6 +239,7 @@ type RestoreRequest struct {
 type SetRequest struct {
 	Set   map[string]string `json:"set,omitempty" doc:"values by policy key, with or without the prefix fairlead., as in a label"`
 	Unset []string          `json:"unset,omitempty" doc:"keys whose values, set by hand, are taken back: files and labels count again"`
+	Was   map[string]string `json:"was,omitempty" doc:"values that policy must give the keys now, empty for none; else nothing is changed"`
 }
 
 // Restored is what became of the changes that restore was asked to undo.

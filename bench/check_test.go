@@ -23,6 +23,7 @@ func TestBars(t *testing.T) {
 		{NetCPUBars(), NetCPUCases, []string{"off", "on", "ratio"}},
 		{TrafficBars(), TrafficCases, []string{"off", "on", "ratio", string(armTC), string(armCNI)}},
 		{LatencyBars(), LatencyCases, []string{"off", "on", "ratio", withRecords, withTruth}},
+		{BlockIOBars(), BlockIOCases, []string{"off", "on", "ratio"}},
 	} {
 		var names []string
 		for _, docker := range []bool{false, true} {

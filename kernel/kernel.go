@@ -50,6 +50,10 @@ func Opener(r Roots) journal.Opener {
 			return sched.OpenKnob(r.Proc, l, ref)
 		case cgroup.KindGroup:
 			return cgroup.OpenGroup(r.Cgroup, ref)
+		case cgroup.KindIdle:
+			return cgroup.OpenIdle(r.Cgroup, ref)
+		case cgroup.KindLine:
+			return cgroup.OpenLine(r.Cgroup, ref)
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB, netdev.KindSysfs:
 			return netdev.OpenKnob(find, ref)
 		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:

@@ -42,6 +42,7 @@ policies:
       io:
         weight: 200
         max: /dev/vdb rbps=50mb wiops=500
+        yield: auto
 ---
 match:
   name: db
@@ -55,6 +56,7 @@ var everythingSettings = Settings{
 	Latency:  ptr(false),
 	Overlay:  ptr(true),
 	IOWeight: 200,
+	IOYield:  YieldAuto,
 	IO: []IO{
 		{Device: "/dev/vdb", ReadIOPS: 2000, WriteIOPS: 500, MaxWriteIOPS: 500, MaxReadBytes: 50 << 20},
 		{Device: "/dev/vdc", WriteIOPS: 7},
@@ -149,8 +151,8 @@ func TestCheck(t *testing.T) {
 		{set("io.weight: 10001"), `f.yaml:3:14: io.weight: "10001": must be between 1 and 10000`},
 		{set("io.reserve: vdb riops=1"), `f.yaml:3:15: io.reserve: "vdb riops=1": "vdb" is not a device: must be a plain path below /dev`},
 		{set("io.reserve: /dev/../etc riops=1"), `f.yaml:3:15: io.reserve: "/dev/../etc riops=1": "/dev/../etc" is not a device: must be a plain path below /dev`},
-		{set("io.reserve: /dev/vdb"), `f.yaml:3:15: io.reserve: "/dev/vdb": /dev/vdb has no figures; known are riops, wiops`},
-		{set("io.reserve: /dev/vdb rbps=1mb"), `f.yaml:3:15: io.reserve: "/dev/vdb rbps=1mb": unknown figure "rbps"; known are riops, wiops`},
+		{set("io.reserve: /dev/vdb"), `f.yaml:3:15: io.reserve: "/dev/vdb": /dev/vdb has no figures; known are rbps, wbps, riops, wiops`},
+		{set("io.reserve: /dev/vdb bps=1mb"), `f.yaml:3:15: io.reserve: "/dev/vdb bps=1mb": unknown figure "bps"; known are rbps, wbps, riops, wiops`},
 		{set("io.reserve: /dev/vdb riops=1 riops=2"), `f.yaml:3:15: io.reserve: "/dev/vdb riops=1 riops=2": riops is given twice for /dev/vdb`},
 		{set("io.reserve: /dev/vdb riops"), `f.yaml:3:15: io.reserve: "/dev/vdb riops": "riops" is not of the form name=number`},
 		{set("io.reserve: /dev/vdb riops=0"), `f.yaml:3:15: io.reserve: "/dev/vdb riops=0": riops="0": must be between 1 and 100000000`},

@@ -17,7 +17,10 @@ const (
 	maxIOByteRate = 1 << 40 // 1024gb/s
 )
 
-// parseReserve reads "/dev/vdb riops=2000 wiops=500; /dev/vdc riops=100".
+// ioFigures are the names of the figures of a device.
+func ioFigures() []string { return []string{"rbps", "wbps", "riops", "wiops"} }
+
+// parseReserve reads "/dev/vdb riops=2000 wbps=5mb; /dev/vdc riops=100".
 func parseReserve(value string) (setter, error) {
 	return parseDevices(value, func(io *IO, name string) *uint64 {
 		switch name {
@@ -25,9 +28,41 @@ func parseReserve(value string) (setter, error) {
 			return &io.ReadIOPS
 		case "wiops":
 			return &io.WriteIOPS
+		case "rbps":
+			return &io.ReadBytes
+		case "wbps":
+			return &io.WriteBytes
 		}
 		return nil
-	}, "riops, wiops")
+	})
+}
+
+// FormatReserve writes what is reserved as parseReserve reads it; "" is nothing.
+func FormatReserve(ios []IO) string {
+	return formatDevices(ios, func(io IO) []uint64 { return []uint64{io.ReadBytes, io.WriteBytes, io.ReadIOPS, io.WriteIOPS} })
+}
+
+// FormatMax writes caps as parseMax reads them; "" is none.
+func FormatMax(ios []IO) string {
+	return formatDevices(ios, func(io IO) []uint64 {
+		return []uint64{io.MaxReadBytes, io.MaxWriteByte, io.MaxReadIOPS, io.MaxWriteIOPS}
+	})
+}
+
+func formatDevices(ios []IO, figures func(IO) []uint64) string {
+	var devices []string
+	for _, io := range ios {
+		text := io.Device
+		for i, n := range figures(io) {
+			if n != 0 {
+				text += fmt.Sprintf(" %s=%d", ioFigures()[i], n)
+			}
+		}
+		if text != io.Device {
+			devices = append(devices, text)
+		}
+	}
+	return strings.Join(devices, "; ")
 }
 
 // parseMax reads "/dev/vdb rbps=50mb wiops=500; /dev/vdc wbps=10mb".
@@ -44,15 +79,15 @@ func parseMax(value string) (setter, error) {
 			return &io.MaxWriteByte
 		}
 		return nil
-	}, "rbps, wbps, riops, wiops")
+	})
 }
 
 // parseDevices reads what both keys have in common. field gives the place of a
-// figure, nil for a name that is none of known.
-func parseDevices(value string, field func(*IO, string) *uint64, known string) (setter, error) {
+// figure, nil for a name that is none of ioFigures.
+func parseDevices(value string, field func(*IO, string) *uint64) (setter, error) {
 	var ios []IO
 	for part := range strings.SplitSeq(value, ";") {
-		io, err := parseDevice(part, field, known)
+		io, err := parseDevice(part, field)
 		if err != nil {
 			return nil, err
 		}
@@ -64,13 +99,21 @@ func parseDevices(value string, field func(*IO, string) *uint64, known string) (
 		}
 	}
 	return func(s *Settings) {
+		s.IO = slices.Clone(s.IO)
+		for i := range s.IO { // what was said before in this place
+			for _, name := range ioFigures() {
+				*field(&s.IO[i], name) = 0
+			}
+		}
+		s.IO = slices.DeleteFunc(s.IO, func(io IO) bool { return io == IO{Device: io.Device} })
 		for _, io := range ios {
 			s.addIO(io)
 		}
 	}, nil
 }
 
-func parseDevice(part string, field func(*IO, string) *uint64, known string) (IO, error) {
+func parseDevice(part string, field func(*IO, string) *uint64) (IO, error) {
+	known := strings.Join(ioFigures(), ", ")
 	words := strings.FieldsFunc(part, func(r rune) bool { return r == ' ' || r == '\t' })
 	if len(words) == 0 {
 		return IO{}, errors.New(`must be a device and figures, like "/dev/vdb riops=2000"`)
@@ -116,6 +159,15 @@ func parseFigure(name, figure string) (uint64, error) {
 	return n, err
 }
 
+// parseYield reads how a container yields.
+func parseYield(value string) (setter, error) {
+	switch y := Yield(value); y {
+	case YieldOff, YieldAuto, YieldIdle, YieldQuota:
+		return func(s *Settings) { s.IOYield = y }, nil
+	}
+	return nil, errors.New("must be one of off, auto, idle, quota")
+}
+
 func checkDevice(d string) error {
 	odd := strings.ContainsFunc(d, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\=*?`, r) })
 	if !strings.HasPrefix(d, "/dev/") || path.Clean(d) != d || odd || len(d) > 128 {
@@ -134,6 +186,8 @@ func (s *Settings) addIO(io IO) {
 	to := &s.IO[i]
 	to.ReadIOPS += io.ReadIOPS
 	to.WriteIOPS += io.WriteIOPS
+	to.ReadBytes += io.ReadBytes
+	to.WriteBytes += io.WriteBytes
 	to.MaxReadIOPS += io.MaxReadIOPS
 	to.MaxWriteIOPS += io.MaxWriteIOPS
 	to.MaxReadBytes += io.MaxReadBytes

@@ -81,11 +81,16 @@ var schema = slices.Concat(
 			Meaning: "the short path for known flows of an overlay network",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Overlay })},
 		{Name: "io.reserve", Feature: "blockio", Form: "/dev/vdb riops=2000 wiops=500", list: true,
-			Meaning: "reserved operations per second of a block device", parse: parseReserve},
+			Meaning: "reserved operations or bytes per second of a block device",
+			Built:   []string{AnyValue}, parse: parseReserve},
 		{Name: "io.weight", Feature: "blockio", Form: "1..10000", Default: "100",
 			Meaning: "proportional share of block devices", parse: parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
 		{Name: "io.max", Feature: "blockio", Form: "/dev/vdb rbps=50mb wiops=500", list: true,
-			Meaning: "cap on bytes or operations per second of a block device", parse: parseMax},
+			Meaning: "cap on bytes or operations per second of a block device",
+			Built:   []string{AnyValue}, parse: parseMax},
+		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Default: "off",
+			Meaning: "how the container makes way for the reservations of others",
+			Built:   []string{AnyValue}, parse: parseYield},
 	},
 )
 
@@ -247,7 +252,10 @@ func conflicts(s Settings) []conflict {
 		for _, d := range []struct {
 			name          string
 			reserved, cap uint64
-		}{{"riops", io.ReadIOPS, io.MaxReadIOPS}, {"wiops", io.WriteIOPS, io.MaxWriteIOPS}} {
+		}{
+			{"riops", io.ReadIOPS, io.MaxReadIOPS}, {"wiops", io.WriteIOPS, io.MaxWriteIOPS},
+			{"rbps", io.ReadBytes, io.MaxReadBytes}, {"wbps", io.WriteBytes, io.MaxWriteByte},
+		} {
 			if d.cap != 0 && d.reserved > d.cap {
 				return append(cs, conflict{
 					keys:   []string{"io.reserve", "io.max"},

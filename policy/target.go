@@ -30,10 +30,22 @@ type Net struct {
 	Split bool
 }
 
+// Yield is how a container makes way for the reservations of others.
+type Yield string
+
+// The ways. YieldOff changes nothing on the host and is the default.
+const (
+	YieldOff   Yield = "off"
+	YieldAuto  Yield = "auto"  // off, until it is in the way of a reservation
+	YieldIdle  Yield = "idle"  // its tasks run while nobody else wants the CPU
+	YieldQuota Yield = "quota" // and for a part of the time only
+)
+
 // IO is what a container is due of one block device. Zero means not asked for.
 type IO struct {
 	Device                     string // as written, a path below /dev
 	ReadIOPS, WriteIOPS        uint64 // reserved, operations/s (reserve)
+	ReadBytes, WriteBytes      uint64 // reserved, bytes/s (reserve)
 	MaxReadIOPS, MaxWriteIOPS  uint64 // cap, operations/s (max)
 	MaxReadBytes, MaxWriteByte uint64 // cap, bytes/s (max)
 }
@@ -53,6 +65,7 @@ type Settings struct {
 	Overlay     *bool
 	IOWeight    uint32
 	IO          []IO
+	IOYield     Yield // "" is off
 }
 
 // Origin says where a value comes from, for explain: the file and line, or the

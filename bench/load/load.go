@@ -1,5 +1,5 @@
 // Package load holds the load generators of the experiments: a UDP flood at a
-// set rate and its receiver, TCP bulk, request and response, and a victim that
+// set rate and its receiver, TCP bulk, request and response, I/O at a disk, and a victim that
 // computes without end. They are verbs of the one binary (`fairlead load ...`,
 // hidden), so that they run in any namespace, cgroup or container image.
 //
@@ -86,6 +86,7 @@ type options struct {
 	conns      int
 	count      int
 	buffer     int
+	writes     int
 	segments   int
 	nice       int
 	every, run time.Duration
@@ -130,6 +131,7 @@ func generators() map[string]generator {
 		"tcp-recv":  {"count the bytes that arrive at --listen", tcpRecv},
 		"rr-client": {"send requests of --size to --to and wait for each answer, --conns at once", rrClient},
 		"rr-server": {"answer requests at --listen", rrServer},
+		"disk":      {"read and write blocks of --size of the file or device --to at random, --conns at once, past the page cache", disk},
 		"burn":      {"compute without end, and count units of work", burn},
 	}
 }
@@ -141,7 +143,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	all := generators()
 	if len(args) == 0 || all[args[0]].run == nil {
 		fmt.Fprintln(stderr, "usage: fairlead load GENERATOR [flags]; generators:")
-		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "burn"} {
+		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "disk", "burn"} {
 			fmt.Fprintf(stderr, "  %-10s %s\n", name, all[name].help)
 		}
 		return 2
@@ -159,6 +161,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.IntVar(&o.count, "count", 0, "datagrams of udp-send in all, or writes or requests of each connection, after which a sender sends no more; 0 is without end")
 	fs.IntVar(&o.buffer, "buffer", 0, "socket buffer in bytes; 0 leaves the kernel's default")
 	fs.IntVar(&o.segments, "segments", 1, "datagrams of udp-send that the kernel gets, and passes on, as one super-packet (UDP_SEGMENT)")
+	fs.IntVar(&o.writes, "writes", 0, "percentage of writes of disk; the rest are reads")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
 	fs.DurationVar(&o.every, "every", 0, "print a line this often")
 	fs.DurationVar(&o.run, "for", 0, "end after this time")
@@ -199,6 +202,8 @@ func (o options) check(rest int) error {
 		return fmt.Errorf("--segments must be 1 to 64, and of at most %d bytes with --size", maxUDP)
 	case o.count < 0:
 		return errors.New("--count must not be negative")
+	case o.writes < 0 || o.writes > 100:
+		return errors.New("--writes must be 0 to 100")
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
 	case !slices.Contains([]string{"udp", "tcp", "memcached"}, o.proto):

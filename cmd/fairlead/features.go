@@ -20,5 +20,6 @@ func features() []featureParts {
 		{netcpuVerb, benchNetCPUVerb, netcpuAgentFlags},
 		{trafficVerb, benchTrafficVerb, trafficAgentFlags},
 		{latencyVerb, benchLatencyVerb, nil},
+		{blockioVerb, benchBlockIOVerb, nil},
 	}
 }

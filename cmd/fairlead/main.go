@@ -44,6 +44,7 @@ func verbs() []func(env) *cobra.Command {
 		psVerb,
 		explainVerb,
 		setVerb,
+		reserveVerb,
 		doctorVerb,
 		restoreVerb,
 		policyVerb,

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,11 +18,12 @@ import (
 )
 
 // CG is a scratch cgroup of a test: one directory in the v2 tree and one in
-// the hierarchy that has the cpu controller, which is the same directory on a
-// pure v2 host and another one on a hybrid or v1 host.
+// the hierarchies that have the cpu and the io controller, which is the same directory
+// on a pure v2 host and others on a hybrid or v1 host.
 type CG struct {
 	V2  string // absolute; "" on a host without a v2 tree
 	CPU string // absolute; "" on a host without the cpu controller
+	IO  string // the same for io (v2) or blkio (v1)
 }
 
 // Cgroup makes a scratch cgroup below the roots of the host's hierarchies. It
@@ -35,11 +37,14 @@ func Cgroup(t testing.TB) CG {
 		t.Fatal(err)
 	}
 	root := cgroupMounts(data)
-	if root.CPU == "" && root.V2 != "" {
+	for dir, controller := range map[*string]string{&root.CPU: "cpu", &root.IO: "io"} {
+		if *dir != "" || root.V2 == "" {
+			continue
+		}
 		// Pure v2: hand the controller down, as systemd does.
-		err := os.WriteFile(filepath.Join(root.V2, "cgroup.subtree_control"), []byte("+cpu"), 0)
+		err := os.WriteFile(filepath.Join(root.V2, "cgroup.subtree_control"), []byte("+"+controller), 0)
 		if err == nil {
-			root.CPU = root.V2
+			*dir = root.V2
 		}
 	}
 	name := fmt.Sprintf("fairlead-test-%d-%d", os.Getpid(), time.Now().UnixNano())
@@ -47,7 +52,7 @@ func Cgroup(t testing.TB) CG {
 	for _, h := range []struct {
 		root string
 		dir  *string
-	}{{root.V2, &cg.V2}, {root.CPU, &cg.CPU}} {
+	}{{root.V2, &cg.V2}, {root.CPU, &cg.CPU}, {root.IO, &cg.IO}} {
 		if h.root == "" {
 			continue
 		}
@@ -86,6 +91,9 @@ func (c CG) Child(t testing.TB, name string) CG {
 	if c.CPU != "" {
 		child.CPU = filepath.Join(c.CPU, name)
 	}
+	if c.IO != "" {
+		child.IO = filepath.Join(c.IO, name)
+	}
 	for _, dir := range child.dirs() {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -100,13 +108,15 @@ func (c CG) dirs() []string {
 	if c.V2 != "" {
 		dirs = append(dirs, c.V2)
 	}
-	if c.CPU != "" && c.CPU != c.V2 {
-		dirs = append(dirs, c.CPU)
+	for _, dir := range []string{c.CPU, c.IO} {
+		if dir != "" && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
 	}
 	return dirs
 }
 
-// cgroupMounts finds where the v2 tree and the v1 cpu hierarchy are mounted,
+// cgroupMounts finds where the v2 tree and the v1 cpu and blkio hierarchies are mounted,
 // in the text of a mountinfo file (proc_pid_mountinfo(5)). The first mount of
 // each wins.
 func cgroupMounts(mountinfo []byte) CG {
@@ -122,6 +132,8 @@ func cgroupMounts(mountinfo []byte) CG {
 			cg.V2 = dir
 		case tail[0] == "cgroup" && cg.CPU == "" && strings.Contains(","+tail[2]+",", ",cpu,"):
 			cg.CPU = dir
+		case tail[0] == "cgroup" && cg.IO == "" && strings.Contains(","+tail[2]+",", ",blkio,"):
+			cg.IO = dir
 		}
 	}
 	return cg

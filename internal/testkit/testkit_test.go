@@ -102,7 +102,8 @@ func TestCgroupMounts(t *testing.T) {
 31 29 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
 32 29 0:28 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw
 33 29 0:28 / /mnt/again rw - cgroup2 cgroup2 rw
-`, CG{V2: "/sys/fs/cgroup/unified", CPU: "/sys/fs/cgroup/cpu,cpuacct"}},
+34 29 0:29 / /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio
+`, CG{V2: "/sys/fs/cgroup/unified", CPU: "/sys/fs/cgroup/cpu,cpuacct", IO: "/sys/fs/cgroup/blkio"}},
 		{"cut off", "30 24 0:26 / /sys\n30 24 - cgroup2\n - \n\n", CG{}},
 	}
 	for _, tt := range tests {

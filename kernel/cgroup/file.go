@@ -26,8 +26,8 @@ const maxValue = 64 << 10
 // for cpuset.cpus), without the newline. Both methods return an error that
 // matches journal.ErrGone when the cgroup has been removed.
 //
-// Files that hold a line for each device (io.max) are not for this knob: what
-// one writes there is not what one reads.
+// Files that hold a line for each device (io.max) are not for this knob, but for
+// [Throttle]: what one writes there is not what one reads.
 func File(path string) journal.Knob { return file(path) }
 
 // OpenFile opens the knob that an earlier process wrote into the journal. It

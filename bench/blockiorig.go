@@ -1,0 +1,266 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// blockioRig is a host of sandboxes with a scratch file and an agent.
+type blockioRig struct {
+	sandboxes *sandbox.Host
+	device    string // the disk, and
+	target    string // what is read of it
+	dir       string
+	agent     *sandbox.Process
+	log       *tail
+	client    *api.Client
+	board     *load.Board
+	burners   []*sandbox.Process
+	work      []*load.Board
+}
+
+// blockioName is the container with the reservation, and blockioBurner what the names of
+// the others begin with.
+const (
+	blockioName   = "blockio-db"
+	blockioBurner = "blockio-burner-"
+)
+
+func newBlockioRig(ctx context.Context, c blockioCase) (_ *blockioRig, err error) {
+	dir, err := os.MkdirTemp("", "fairlead-blockio-")
+	if err != nil {
+		return nil, err
+	}
+	r := &blockioRig{dir: dir, log: &tail{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(dir, "sandboxes")); err != nil {
+		return nil, err
+	}
+	r.target = filepath.Join(dir, "scratch")
+	if r.device, err = scratch(r.target); err != nil {
+		return nil, err
+	}
+	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(dir, "sandboxes")}); err != nil {
+		return nil, err
+	}
+	node, err := r.sandboxes.Create(sandbox.Spec{Name: "blockio-node", Bare: true})
+	if err != nil {
+		return nil, err
+	}
+	if err := r.startAgent(ctx, node); err != nil {
+		return nil, err
+	}
+	db, err := r.sandboxes.Create(sandbox.Spec{Name: blockioName})
+	if err != nil {
+		return nil, err
+	}
+	if _, r.board, err = startLoad(ctx, db, "disk", "--to", r.target, "--size", "4096", "--conns", strconv.Itoa(c.depth)); err != nil {
+		return nil, err
+	}
+	if c.monitor {
+		return r, r.known(ctx, 1)
+	}
+	for i := range blockioBurners {
+		box, err := r.sandboxes.Create(sandbox.Spec{Name: blockioBurner + strconv.Itoa(i)})
+		if err != nil {
+			return nil, err
+		}
+		p, board, err := startLoad(ctx, box, "burn")
+		if err != nil {
+			return nil, err
+		}
+		r.burners, r.work = append(r.burners, p), append(r.work, board)
+		if err := p.Signal(unix.SIGSTOP); err != nil {
+			return nil, err
+		}
+	}
+	if err := lighten(db); err != nil {
+		return nil, err
+	}
+	return r, r.known(ctx, 1+blockioBurners)
+}
+
+// lighten gives the cgroup that all sandboxes lie in the weight of one, whatever is in
+// it: with that of 13, the burners would leave little of the machine to the agent and to
+// this program, which lie elsewhere.
+func lighten(box *sandbox.Box) error {
+	for _, dir := range box.Cgroups() {
+		parent := filepath.Dir(dir)
+		if _, err := cgroup.Weight(parent); err != nil {
+			continue // the hierarchy of another controller
+		}
+		name, usual := "cpu.shares", "1024"
+		if _, err := os.Stat(filepath.Join(parent, name)); err != nil {
+			name, usual = "cpu.weight", "100"
+		}
+		return cgroup.File(filepath.Join(parent, name)).Write(usual)
+	}
+	return nil
+}
+
+// scratchSize is that of the file, in MiB.
+const scratchSize = 256
+
+// scratch makes a file to be read, and gives the disk that it is on. A loop device would
+// not do: its work is done by threads of the kernel, which wait for the burners as well,
+// and whose waiting is nobody's.
+func scratch(path string) (device string, err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	data := make([]byte, 1<<20)
+	for i := range data {
+		data[i] = byte(i*7 + i>>8) // not zeros, which some disks do not store
+	}
+	for range scratchSize {
+		if _, err := f.Write(data); err != nil {
+			return "", err
+		}
+	}
+	var st unix.Stat_t
+	if err := errors.Join(f.Sync(), unix.Fstat(int(f.Fd()), &st)); err != nil {
+		return "", err
+	}
+	disk, err := block.Find(kernel.Default().Sys, unix.Major(st.Dev), unix.Minor(st.Dev))
+	if err != nil {
+		return "", fmt.Errorf("the disk of %s (TMPDIR says where): %w", path, err)
+	}
+	return "/dev/" + disk.Name, nil
+}
+
+func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.Process, *load.Board, error) {
+	cmd, board, err := load.Command(args...)
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p, err := box.Start(cmd)
+	if err != nil {
+		return nil, nil, errors.Join(err, board.Close())
+	}
+	return p, board, board.Await(ctx, p.Done())
+}
+
+func (r *blockioRig) startAgent(ctx context.Context, node *sandbox.Box) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	policies := filepath.Join(r.dir, "policy.d")
+	if err := os.Mkdir(policies, 0o755); err != nil {
+		return err
+	}
+	policy := "match: {name: \"" + blockioBurner + "*\"}\nset: {io.yield: auto}\n"
+	if err := os.WriteFile(filepath.Join(policies, "burners.yaml"), []byte(policy), 0o644); err != nil {
+		return err
+	}
+	socket := filepath.Join(r.dir, "agent.sock")
+	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(r.dir, "state"), "--policy-dir", policies, "--sandbox-dir", r.sandboxes.Dir())
+	cmd.Args[0] = "fairlead"
+	cmd.Stderr = r.log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if r.agent, err = node.Start(cmd); err != nil {
+		return err
+	}
+	r.client = api.Dial(socket)
+	return nil
+}
+
+// known waits until the agent knows so many containers, and what they are due.
+func (r *blockioRig) known(ctx context.Context, count int) error {
+	const patience = 30 * time.Second
+	for end := time.Now().Add(patience); ; {
+		all, err := r.client.Containers(ctx)
+		done := 0
+		for _, c := range all {
+			if slices.ContainsFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == "blockio" && f.State == api.StateDone }) {
+				done++
+			}
+		}
+		switch {
+		case done == count:
+			_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000_000, WriteIOPS: 10_000_000}})
+			return err
+		case time.Now().After(end):
+			return fmt.Errorf("the agent knows %d of %d containers (%w): %s", done, count, err, r.log)
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *blockioRig) close() error {
+	var errs []error
+	if r.agent != nil {
+		errs = append(errs, r.agent.Signal(syscall.SIGTERM))
+		select {
+		case <-r.agent.Done():
+		case <-time.After(30 * time.Second):
+			r.agent.Kill()
+			errs = append(errs, errors.New("the agent did not end"))
+		}
+		r.client.Close()
+	}
+	if r.sandboxes != nil {
+		errs = append(errs, r.sandboxes.Close())
+	}
+	for _, b := range append(r.work, r.board) {
+		if b != nil {
+			errs = append(errs, b.Close())
+		}
+	}
+	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
+}
+
+// burn has the burners work, or stop.
+func (r *blockioRig) burn(on bool) error {
+	sig := unix.SIGSTOP
+	if on {
+		sig = unix.SIGCONT
+	}
+	var errs []error
+	for _, p := range r.burners {
+		errs = append(errs, p.Signal(sig))
+	}
+	return errors.Join(errs...)
+}
+
+// window measures the load for a time.
+func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, error) {
+	before := r.board.Read()
+	if err := sleep(ctx, d); err != nil {
+		return load.Window{}, err
+	}
+	return r.board.Read().Since(before), nil
+}
+
+func (r *blockioRig) burnt() (n uint64) {
+	for _, b := range r.work {
+		n += b.Read().Since(load.Reading{}).Ops
+	}
+	return n
+}

@@ -1,0 +1,73 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// disk reads and writes blocks of --size at random places of the file or device --to,
+// past the page cache, --conns of them at once. A rate of 0 on the board pauses it.
+func disk(o options, b *Board) error {
+	if o.size%blockSize != 0 {
+		return fmt.Errorf("--size must be a multiple of %d: the page cache is not used", blockSize)
+	}
+	flags := unix.O_RDONLY
+	if o.writes > 0 {
+		flags = unix.O_RDWR
+	}
+	fd, err := unix.Open(o.to, flags|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: o.to, Err: err}
+	}
+	length, err := unix.Seek(fd, 0, unix.SEEK_END)
+	if err != nil {
+		return fmt.Errorf("length of %s: %w", o.to, err)
+	}
+	blocks := length / int64(o.size)
+	if blocks == 0 {
+		return fmt.Errorf("%s is shorter than --size", o.to)
+	}
+	b.setReady()
+	failed := make(chan error, o.conns)
+	for range o.conns {
+		go func() { failed <- diskWorker(o, b, fd, blocks) }()
+	}
+	return <-failed
+}
+
+// blockSize is what O_DIRECT needs to be aligned to, at the most.
+const blockSize = 4096
+
+func diskWorker(o options, b *Board, fd int, blocks int64) error {
+	// A mapping is aligned to pages; a slice of Go's is not.
+	block, err := unix.Mmap(-1, 0, o.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return err
+	}
+	for done := 0; ; {
+		if b.rate() == 0 || o.count > 0 && done == o.count {
+			time.Sleep(time.Millisecond)
+			continue
+		}
+		at, call := rand.Int64N(blocks)*int64(o.size), unix.Pread
+		if rand.IntN(100) < o.writes {
+			call = unix.Pwrite
+		}
+		start := time.Now()
+		n, err := call(fd, block, at)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("%s at %d: %w", o.to, at, err)
+		default:
+			b.latency(time.Since(start))
+			b.count(1, n)
+			done++
+		}
+	}
+}

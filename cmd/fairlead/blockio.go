@@ -1,0 +1,318 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+func blockioVerb(e env) *cobra.Command {
+	var over time.Duration
+	var devices bool
+	cmd := &cobra.Command{
+		Use:   "io [CONTAINER]",
+		Short: "Show what block I/O containers have reserved and get, and who is in the way",
+		Long: `Show what block I/O containers have reserved and get, and who is in the way: of all
+containers, or of one, over a second, or as --over says.
+
+  RESERVED    reads and writes per second (r, w), or bytes per second (rb, wb)
+  ACHIEVED    the same, as it was
+  QUEUE P99   99 % of the requests waited no longer before they went to the device
+  DEVICE P99  99 % of them took the device no longer
+  CPU P99     99 % of its tasks waited no longer for a CPU
+  STATE       idle, met, short, throttled, interference; or best effort
+  CULPRIT     who is in the way
+  ACTION      what is done to a container for the sake of others
+  AGE         of the state, or the action
+
+(host) is what belongs to no container, buffered writes among it that the kernel
+does not attribute.`,
+		Example: `  fairlead io
+  fairlead io db-1 --over 10s
+  fairlead io --devices
+  fairlead io calibrate /dev/vdb
+  fairlead reserve db-1 /dev/vdb riops=2000 wiops=500`,
+		Args: nargs(0, 1, "one CONTAINER"),
+	}
+	out := formatFlag(cmd)
+	cmd.Flags().DurationVar(&over, "over", time.Second, "measure for so long")
+	cmd.Flags().BoolVar(&devices, "devices", false, "show the disks: capacity, what is reserved, scheduler")
+	cmd.AddCommand(blockioEventsVerb(e), blockioCalibrateVerb(e), blockioCapacityVerb(e))
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if over < minInterval || over > api.MaxOver {
+			return usagef("--over %v: it is %v to %v", over, minInterval, api.MaxOver)
+		}
+		ref := ""
+		if len(args) > 0 {
+			if ref = args[0]; ref == "" {
+				return usagef(`CONTAINER is ""`)
+			}
+		}
+		b, err := c.BlockIO(cmd.Context(), ref, over)
+		if err != nil {
+			return err
+		}
+		return out.print(e.stdout, b, func(w io.Writer) {
+			if devices {
+				blockioDevices(w, b)
+			} else {
+				blockioTable(w, b, time.Now())
+			}
+		})
+	})
+}
+
+func benchBlockIOVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "blockio",
+		Short: "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
+	}
+	return experiment{bench.BlockIOCases, bench.BlockIO, bench.BlockIOHeadline, bench.BlockIOPlots, bench.BlockIOBars}.verb(e, cmd, &bench.Options{}, "5, with --quick 2", "2s, with --quick 1s", func() error { return nil })
+}
+
+func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
+	if len(b.Rows) == 0 {
+		fmt.Fprintln(w, "No block I/O, and nothing is reserved.")
+		return
+	}
+	columns := []column{{"CONTAINER", 24}, {"DISK", 0}, {"RESERVED", 0}, {"ACHIEVED", 0}, {"QUEUE P99", 0}, {"DEVICE P99", 0}, {"CPU P99", 0}, {"STATE", 0}, {"CULPRIT", 24}, {"ACTION", 0}, {"AGE", 0}}
+	var rows [][]string
+	for _, r := range b.Rows {
+		reserved, age := "-", "-"
+		if r.Reserved != nil {
+			reserved = figuresText(*r.Reserved)
+		}
+		if !r.Since.IsZero() {
+			age = ago(r.Since, now)
+		}
+		name := cmp.Or(showText(r.Name), "id "+r.Container.String())
+		if r.Container == 0 {
+			name = "(host)"
+		}
+		rows = append(rows, []string{name, show(r.Disk), reserved, figuresText(r.Achieved), quantile(r.QueueP99), quantile(r.DeviceP99), quantile(r.WaitP99), show(r.State), show(r.By), show(r.Action), age})
+	}
+	table(w, columns, rows)
+	for _, r := range b.Rows {
+		if r.Reserved != nil && r.Evidence != "" {
+			fmt.Fprintf(w, "%s: %s\n", show(r.Name), oneLine(r.Evidence))
+		}
+	}
+}
+
+func quantile(sec float64) string {
+	if sec == 0 {
+		return "-"
+	}
+	return brief(sec)
+}
+
+// figuresText is figures in as few words as will do.
+func figuresText(f api.BlockIOFigures) string {
+	var parts []string
+	for _, x := range []struct {
+		n    uint64
+		unit string
+	}{{f.ReadIOPS, "r"}, {f.WriteIOPS, "w"}, {f.ReadBytes, "rb"}, {f.WriteBytes, "wb"}} {
+		if x.n > 0 {
+			parts = append(parts, scale(float64(x.n))+x.unit)
+		}
+	}
+	if parts == nil {
+		return "-"
+	}
+	return strings.Join(parts, " ")
+}
+
+func blockioDevices(w io.Writer, b api.BlockIO) {
+	if len(b.Devices) == 0 {
+		fmt.Fprintln(w, "No disk has I/O or a reservation.")
+		return
+	}
+	var rows [][]string
+	for _, d := range b.Devices {
+		capacity := figuresText(d.Capacity)
+		switch {
+		case capacity == "-":
+			capacity = "not known"
+		case d.Measured:
+			capacity += ", measured"
+		}
+		rows = append(rows, []string{show(d.Disk), d.Number, capacity, fmt.Sprintf("%.0f %%", 100*d.Reserved), fmt.Sprintf("%.0f %%", 100*d.Headroom), show(d.Scheduler), show(d.Support)})
+	}
+	table(w, []column{{"DISK", 0}, {"NUMBER", 0}, {"CAPACITY", 0}, {"RESERVED", 0}, {"HEADROOM", 0}, {"SCHEDULER", 0}, {"SUPPORT", 0}}, rows)
+}
+
+func blockioEventsVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "events [CONTAINER]",
+		Short: "Show when somebody was in the way of a reservation, and what was done",
+		Args:  nargs(0, 1, "one CONTAINER"),
+	}
+	out := formatFlag(cmd)
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		b, err := c.BlockIO(cmd.Context(), strings.Join(args, ""), 0)
+		if err != nil {
+			return err
+		}
+		return out.print(e.stdout, b.Events, func(w io.Writer) {
+			if len(b.Events) == 0 {
+				fmt.Fprintln(w, "Nothing has happened.")
+				return
+			}
+			var rows [][]string
+			for _, x := range b.Events {
+				rows = append(rows, []string{x.Time.Local().Format(time.DateTime), show(x.What), show(x.Name), show(x.Disk), oneLine(x.Text)})
+			}
+			table(w, []column{{"TIME", 0}, {"WHAT", 0}, {"RESERVED BY", 24}, {"DISK", 0}, {"TEXT", 0}}, rows)
+		})
+	})
+}
+
+func reserveVerb(e env) *cobra.Command {
+	var end string
+	cmd := &cobra.Command{
+		Use:   "reserve [CONTAINER DEVICE FIGURE...]",
+		Short: "Reserve block I/O for a running container, list and end reservations",
+		Long: `Reserve block I/O of a device for a running container, until it ends. A FIGURE is
+riops=N or wiops=N (operations per second), rbps=SIZE or wbps=SIZE (bytes per
+second). What the container has reserved there is replaced. Without arguments,
+all reservations are listed. Only root and the group ` + api.Group + ` may reserve.`,
+		Example: `  fairlead reserve db-1 /dev/vdb riops=2000 wbps=20mb
+  fairlead reserve
+  fairlead reserve --end 4711-254-16`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if n := len(args); n == 1 || n == 2 || n > 0 && end != "" {
+				return usagef("want CONTAINER, DEVICE and at least one FIGURE, or --end and nothing else")
+			}
+			return nil
+		},
+	}
+	out := formatFlag(cmd)
+	cmd.Flags().StringVar(&end, "end", "", "end the reservation with this id")
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		switch {
+		case end != "":
+			r, err := c.DeleteReservation(cmd.Context(), end)
+			if err != nil {
+				return err
+			}
+			return out.print(e.stdout, r, func(w io.Writer) {
+				fmt.Fprintf(w, "%s has no longer %s of %s\n", show(r.Name), figuresText(r.Reserved), show(r.Device))
+			})
+		case len(args) == 0:
+			list, err := c.Reservations(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return out.print(e.stdout, list, func(w io.Writer) { reservationTable(w, list.Reservations) })
+		}
+		figures, err := parseFigures(args[2:])
+		if err != nil {
+			return err
+		}
+		list, err := c.Reservations(cmd.Context())
+		if err != nil {
+			return err
+		}
+		var done api.Reservation
+		if i := reservationOf(list.Reservations, args[0], args[1]); i >= 0 {
+			done, err = c.ChangeReservation(cmd.Context(), list.Reservations[i].ID, figures)
+		} else {
+			done, err = c.Reserve(cmd.Context(), api.ReservationRequest{Container: args[0], Device: args[1], BlockIOFigures: figures})
+		}
+		if err != nil {
+			return err
+		}
+		return out.print(e.stdout, done, func(w io.Writer) { reservationTable(w, []api.Reservation{done}) })
+	})
+}
+
+func reservationOf(list []api.Reservation, ref, device string) int {
+	for i, r := range list {
+		if r.Device == device && (r.Name == ref || r.Container.String() == ref) {
+			return i
+		}
+	}
+	return -1
+}
+
+func reservationTable(w io.Writer, list []api.Reservation) {
+	if len(list) == 0 {
+		fmt.Fprintln(w, "Nothing is reserved.")
+		return
+	}
+	var rows [][]string
+	for _, r := range list {
+		rows = append(rows, []string{r.ID, show(r.Name), show(r.Device), figuresText(r.Reserved), fmt.Sprintf("%.1f %%", 100*r.Share), show(r.State), show(r.From)})
+	}
+	table(w, []column{{"ID", 0}, {"CONTAINER", 24}, {"DEVICE", 0}, {"RESERVED", 0}, {"OF THE DISK", 0}, {"STATE", 0}, {"FROM", 0}}, rows)
+}
+
+func blockioCapacityVerb(e env) *cobra.Command {
+	var headroom float64
+	cmd := &cobra.Command{
+		Use:   "capacity DEVICE FIGURE...",
+		Short: "Say what a device can do",
+		Long: `Say what a device can do: riops=N and wiops=N, in operations of 4 KiB at random
+places, each alone; and, for reservations of bytes, and for operations that are
+larger, rbps=SIZE and wbps=SIZE. The agent keeps
+it in its state directory, which by default lasts until the next boot.`,
+		Example: `  fairlead io capacity /dev/vdb riops=20000 wiops=8000 rbps=400mb wbps=200mb`,
+		Args:    nargs(2, 5, "DEVICE and FIGURE"),
+	}
+	out := formatFlag(cmd)
+	cmd.Flags().Float64Var(&headroom, "headroom", 0.1, "part of it that is never reserved")
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		figures, err := parseFigures(args[1:])
+		if err != nil {
+			return err
+		}
+		return showCapacity(cmd, c, e, out, api.CapacityRequest{Device: args[0], Headroom: headroom, BlockIOFigures: figures})
+	})
+}
+
+func showCapacity(cmd *cobra.Command, c *api.Client, e env, out *format, in api.CapacityRequest) error {
+	d, err := c.SetCapacity(cmd.Context(), in)
+	if err != nil {
+		return err
+	}
+	return out.print(e.stdout, d, func(w io.Writer) { blockioDevices(w, api.BlockIO{Devices: []api.BlockIODevice{d}}) })
+}
+
+// parseFigures reads riops=2000 wbps=20mb.
+func parseFigures(args []string) (f api.BlockIOFigures, err error) {
+	for _, a := range args {
+		name, text, ok := strings.Cut(a, "=")
+		to := map[string]*uint64{"riops": &f.ReadIOPS, "wiops": &f.WriteIOPS, "rbps": &f.ReadBytes, "wbps": &f.WriteBytes}[name]
+		if !ok || to == nil {
+			return f, usagef("%q is none of riops=N, wiops=N, rbps=SIZE, wbps=SIZE", a)
+		}
+		if *to != 0 {
+			return f, usagef("%s is given twice", name)
+		}
+		var n uint64
+		if strings.HasSuffix(name, "iops") {
+			n, err = strconv.ParseUint(text, 10, 63)
+		} else {
+			n, err = policy.ParseSize(text)
+		}
+		if err == nil && n == 0 {
+			err = errors.New("is 0")
+		}
+		if err != nil {
+			return f, usagef("%s=%q: %w", name, text, err)
+		}
+		*to = n
+	}
+	return f, nil
+}

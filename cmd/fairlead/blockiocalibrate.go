@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
+)
+
+// calibration is how a device is measured.
+type calibration struct {
+	dir   string        // for a scratch file
+	raw   bool          // write to the device itself
+	size  int64         // of the file, MiB
+	phase time.Duration // for each of four figures
+}
+
+func blockioCalibrateVerb(e env) *cobra.Command {
+	var how calibration
+	var headroom float64
+	cmd := &cobra.Command{
+		Use:   "calibrate DEVICE",
+		Short: "Measure what a device can do, and tell the agent",
+		Long: `Measure what a device can do in the worst case: reads and writes of 4 KiB at random
+places, and of 128 KiB for bytes per second, 16 at once, past the page cache. They
+go to a scratch file in --scratch, a directory of a file system on the device,
+which is removed at the end. Do it while nothing else uses the device.`,
+		Example: `  fairlead io calibrate /dev/vdb --scratch /srv
+  fairlead io calibrate /dev/vdc --raw      # whatever is on /dev/vdc is lost`,
+		Args: nargs(1, 1, "DEVICE"),
+	}
+	out := formatFlag(cmd)
+	cmd.Flags().StringVar(&how.dir, "scratch", "", "directory on the device for the scratch file")
+	cmd.Flags().BoolVar(&how.raw, "raw", false, "read and WRITE the device itself: what is on it is lost")
+	cmd.Flags().Int64Var(&how.size, "size", 256, "size of the scratch file, in MiB")
+	cmd.Flags().DurationVar(&how.phase, "for", 3*time.Second, "measure each of the four figures for so long")
+	cmd.Flags().Float64Var(&headroom, "headroom", 0.1, "part of it that is never reserved")
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if (how.dir == "") != how.raw {
+			return usagef("want either --scratch DIRECTORY or --raw")
+		}
+		if how.size < 1 || how.size > 1<<20 || how.phase < 100*time.Millisecond || how.phase > time.Minute {
+			return usagef("--size is 1 to %d, --for 100ms to 1m", 1<<20)
+		}
+		figures, err := how.measure(cmd.Context(), args[0])
+		if err != nil {
+			return fmt.Errorf("measure %s: %w", args[0], err)
+		}
+		return showCapacity(cmd, c, e, out, api.CapacityRequest{Device: args[0], Headroom: headroom, Measured: true, BlockIOFigures: figures})
+	})
+}
+
+// measure takes the four figures of a device.
+func (how calibration) measure(ctx context.Context, device string) (f api.BlockIOFigures, err error) {
+	sys := kernel.Default().Sys
+	disk, err := block.Open(sys, device)
+	if err != nil {
+		return f, err
+	}
+	target := device
+	if !how.raw {
+		var st unix.Stat_t
+		if err := unix.Stat(how.dir, &st); err != nil {
+			return f, &os.PathError{Op: "stat", Path: how.dir, Err: err}
+		}
+		if on, err := block.Find(sys, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || on != disk {
+			return f, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
+		}
+		if target, err = how.scratch(ctx); err != nil {
+			return f, err
+		}
+		defer os.Remove(target)
+	}
+	for _, x := range []struct {
+		size, writes int
+		to           *uint64
+		bytes        bool
+	}{{4 << 10, 0, &f.ReadIOPS, false}, {4 << 10, 100, &f.WriteIOPS, false}, {128 << 10, 0, &f.ReadBytes, true}, {128 << 10, 100, &f.WriteBytes, true}} {
+		w, err := how.run(ctx, target, x.size, x.writes)
+		if err != nil {
+			return f, err
+		}
+		if *x.to = uint64(w.Rate()); x.bytes {
+			*x.to = uint64(w.BitRate() / 8)
+		}
+	}
+	// A disk does not do fewer bytes in large requests than in small ones; a measurement may.
+	f.ReadBytes, f.WriteBytes = max(f.ReadBytes, f.ReadIOPS*(4<<10)), max(f.WriteBytes, f.WriteIOPS*(4<<10))
+	return f, nil
+}
+
+// scratch makes the file, full of what is not zero, as some disks do not store zeros.
+func (how calibration) scratch(ctx context.Context) (string, error) {
+	file, err := os.CreateTemp(how.dir, "fairlead-calibrate")
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	block := make([]byte, 1<<20)
+	for i := range block {
+		block[i] = byte(i*7 + i>>8)
+	}
+	for range how.size {
+		if _, err = file.Write(block); err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return "", errors.Join(err, os.Remove(file.Name()))
+		}
+	}
+	if err := file.Sync(); err != nil {
+		return "", errors.Join(err, os.Remove(file.Name()))
+	}
+	return file.Name(), nil
+}
+
+// run measures one figure.
+func (how calibration) run(ctx context.Context, target string, size, writes int) (load.Window, error) {
+	cmd, board, err := load.Command("disk", "--to", target, "--size", strconv.Itoa(size), "--writes", strconv.Itoa(writes), "--conns", "16")
+	if err != nil {
+		return load.Window{}, err
+	}
+	defer board.Close()
+	if err := cmd.Start(); err != nil {
+		return load.Window{}, err
+	}
+	done := make(chan struct{})
+	go func() { cmd.Wait(); close(done) }()
+	defer func() {
+		cmd.Process.Kill()
+		<-done
+	}()
+	if err := board.Await(ctx, done); err != nil {
+		return load.Window{}, err
+	}
+	before := board.Read()
+	select {
+	case <-ctx.Done():
+		return load.Window{}, ctx.Err()
+	case <-done:
+		return load.Window{}, errors.New("the load generator ended")
+	case <-time.After(how.phase):
+	}
+	w := board.Read().Since(before)
+	if w.Ops == 0 {
+		return w, errors.New("nothing was done in the time: give it more by --for")
+	}
+	return w, nil
+}

@@ -1,0 +1,327 @@
+package blockio
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// follow has the meter measure who is to be measured, or nobody. The caller holds f.mu.
+func (f *BlockIO) follow() {
+	reserved := slices.ContainsFunc(slices.Collect(maps.Values(f.members)), func(m *member) bool { return len(m.reserved) > 0 })
+	if !reserved && f.lookers == 0 {
+		if f.meter != nil {
+			if err := f.meter.Close(); err != nil {
+				f.cfg.Log.Error("block I/O is still measured", "err", err)
+			}
+		}
+		f.meter, f.last, f.window, f.shown = nil, monitor.Reading{}, Window{}, monitor.Reading{}
+		clear(f.throttled)
+		return
+	}
+	var err error
+	if groups := f.groups(); f.meter == nil {
+		f.meter, err = monitor.Open(groups)
+	} else {
+		err = f.meter.Follow(groups)
+	}
+	f.tell(err)
+}
+
+// tell logs why something is not measured, once.
+func (f *BlockIO) tell(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != f.failed && text != "" {
+		f.cfg.Log.Error("block I/O is not measured, or not of all", "err", err)
+	}
+	f.failed = text
+}
+
+// groups are the containers that run; of one whose cgroup has gone, its I/O is nobody's.
+func (f *BlockIO) groups() (groups []monitor.Group) {
+	ids := make(map[container.ID]uint64)
+	for _, c := range f.cfg.Containers.Snapshot().Containers {
+		id := f.ids[c.ID]
+		if id == 0 && c.Cgroup.IO != "" {
+			id, _ = cgroup.ID(c.Cgroup.IO)
+		}
+		ids[c.ID] = id
+		m := f.members[c.ID]
+		groups = append(groups, monitor.Group{
+			Container: c.ID, V2: uint64(c.ID), IO: id, Watched: f.lookers > 0 || m != nil && len(m.reserved) > 0,
+		})
+	}
+	f.ids = ids
+	return groups
+}
+
+// measure makes a window of what happened between the last reading and now. The caller holds f.mu.
+func (f *BlockIO) measure() {
+	f.follow()
+	if f.meter == nil {
+		return
+	}
+	r, err := f.meter.Read()
+	if err != nil {
+		f.tell(err)
+		return
+	}
+	f.shown, f.last = since(r, f.last), r
+	f.window = f.windowOf(f.shown)
+}
+
+// since returns what happened between two readings, which is nothing if there was none before.
+func since(now, before monitor.Reading) monitor.Reading {
+	d := monitor.Reading{Taken: now.Taken, Lost: now.Lost}
+	if before.Taken.IsZero() {
+		return d // nobody knows over what time it was counted
+	}
+	was := make(map[Place]monitor.Account, len(before.Accounts))
+	for _, a := range before.Accounts {
+		was[Place{a.Container, a.Disk}] = a
+	}
+	for _, a := range now.Accounts {
+		if b, had := was[Place{a.Container, a.Disk}]; had && b.Reads <= a.Reads && b.Writes <= a.Writes {
+			a.Reads, a.Writes, a.ReadBytes, a.WriteBytes = a.Reads-b.Reads, a.Writes-b.Writes, a.ReadBytes-b.ReadBytes, a.WriteBytes-b.WriteBytes
+			a.Errors -= min(b.Errors, a.Errors)
+			a.Queue, a.Device = a.Queue.Since(b.Queue), a.Device.Since(b.Device)
+		}
+		d.Accounts = append(d.Accounts, a)
+	}
+	type pair struct{ victim, culprit container.ID }
+	waited := make(map[pair]monitor.Wait, len(before.Waits))
+	for _, w := range before.Waits {
+		waited[pair{w.Victim, w.Culprit}] = w
+	}
+	for _, w := range now.Waits {
+		if b := waited[pair{w.Victim, w.Culprit}]; b.For <= w.For {
+			w.For, w.Times = w.For-b.For, w.Times-min(b.Times, w.Times)
+		}
+		d.Waits = append(d.Waits, w)
+	}
+	switched := make(map[container.ID]monitor.Switches, len(before.Switches))
+	for _, s := range before.Switches {
+		switched[s.Container] = s
+	}
+	for _, s := range now.Switches {
+		if b, had := switched[s.Container]; had && b.Voluntary <= s.Voluntary && b.Involuntary <= s.Involuntary {
+			s.Voluntary, s.Involuntary, s.Foreign = s.Voluntary-b.Voluntary, s.Involuntary-b.Involuntary, s.Foreign-min(b.Foreign, s.Foreign)
+			s.Wait = s.Wait.Since(b.Wait)
+		}
+		d.Switches = append(d.Switches, s)
+	}
+	d.Lost.Accounts -= min(before.Lost.Accounts, d.Lost.Accounts)
+	d.Lost.Requests -= min(before.Lost.Requests, d.Lost.Requests)
+	d.Lost.Waits -= min(before.Lost.Waits, d.Lost.Waits)
+	d.Lost.Pairs -= min(before.Lost.Pairs, d.Lost.Pairs)
+	return d
+}
+
+// windowOf puts a difference of readings into the form that is judged.
+func (f *BlockIO) windowOf(d monitor.Reading) Window {
+	w := Window{Taken: d.Taken, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity)}
+	if !f.window.Taken.IsZero() {
+		w.Length = d.Taken.Sub(f.window.Taken)
+	}
+	done, under := make(map[Place]api.BlockIOFigures), make(map[Place]time.Duration)
+	for _, a := range d.Accounts {
+		at := Place{a.Container, a.Disk}
+		done[at] = achieved(a, w.Length)
+		under[at] = time.Duration(a.Queue.Sum + a.Device.Sum)
+	}
+	for _, c := range f.cfg.Containers.Snapshot().Containers {
+		n := Neighbour{Name: c.Name, IO: make(map[monitor.Disk]api.BlockIOFigures)}
+		if m := f.members[c.ID]; m != nil {
+			n.Reserved = len(m.reserved) > 0
+			n.Yield = yields(m.target)
+		}
+		w.Neighbours[c.ID] = n
+	}
+	for at, io := range done {
+		if n, known := w.Neighbours[at.Container]; known {
+			n.IO[at.Disk] = io
+		}
+	}
+	for id, m := range f.members {
+		for _, r := range m.reserved {
+			w.Capacity[r.at()] = f.capacity(r.disk)
+			at := Place{id, r.at()}
+			demand := Demand{
+				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at],
+				Waited: make(map[container.ID]time.Duration), Throttled: f.heldBack(m.target.Container),
+			}
+			for _, wait := range d.Waits {
+				if wait.Victim == id {
+					demand.Waited[wait.Culprit] = wait.For
+				}
+			}
+			w.Demands = append(w.Demands, demand)
+		}
+	}
+	slices.SortFunc(w.Demands, func(a, b Demand) int { return int(int64(a.Container) - int64(b.Container)) })
+	return w
+}
+
+// yields returns what policy allows. A decision takes the place of auto only.
+func yields(t policy.Target) policy.Yield {
+	for _, o := range t.Origins {
+		if o.Key == yieldKey && o.Instead != "" {
+			return policy.YieldAuto
+		}
+	}
+	return t.Settings.IOYield
+}
+
+// heldBack returns how long a container's own quota kept it from running since the last
+// call. A value that cannot be read counts as 0.
+func (f *BlockIO) heldBack(c container.Container) time.Duration {
+	total, _, err := cgroup.Throttled(c.Cgroup.CPU)
+	if c.Cgroup.CPU == "" || err != nil {
+		return 0
+	}
+	was, known := f.throttled[c.ID]
+	f.throttled[c.ID] = total
+	if !known {
+		return 0
+	}
+	return max(total-was, 0)
+}
+
+func achieved(a monitor.Account, length time.Duration) api.BlockIOFigures {
+	if length <= 0 {
+		return api.BlockIOFigures{}
+	}
+	rate := func(n uint64) uint64 { return uint64(float64(n)/length.Seconds() + 0.5) }
+	return api.BlockIOFigures{ReadIOPS: rate(a.Reads), WriteIOPS: rate(a.Writes), ReadBytes: rate(a.ReadBytes), WriteBytes: rate(a.WriteBytes)}
+}
+
+// look watches all containers for a time, and returns what happened in it.
+func (f *BlockIO) look(ctx context.Context, over time.Duration) (d monitor.Reading, length time.Duration, err error) {
+	read := func() (monitor.Reading, error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.follow(); f.meter == nil {
+			return monitor.Reading{}, &api.Error{Status: 503, Code: "unavailable", Text: "block I/O cannot be measured: " + f.failed}
+		}
+		return f.meter.Read()
+	}
+	f.mu.Lock()
+	f.lookers++
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.lookers = max(f.lookers-1, 0)
+		f.follow()
+	}()
+	before, err := read()
+	if err != nil {
+		return d, 0, err
+	}
+	select {
+	case <-ctx.Done():
+		return d, 0, ctx.Err()
+	case <-time.After(over):
+	}
+	now, err := read()
+	if err != nil {
+		return d, 0, err
+	}
+	return since(now, before), now.Taken.Sub(before.Taken), nil
+}
+
+// Bounds of the buckets in Prometheus' form: 2^12 ns is 4 µs, 2^30 a second.
+const firstBucket, lastBucket = 12, 30
+
+// Snapshot implements feature.Feature: what was counted since something is measured.
+func (f *BlockIO) Snapshot() feature.Snapshot {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := feature.Snapshot{Taken: time.Now(), Help: help()}
+	add := func(id container.ID, sample, disk string, v float64, labels ...feature.Label) {
+		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: sample, Device: disk, Labels: labels, Value: v})
+	}
+	way := func(value string) feature.Label { return feature.Label{Name: "direction", Value: value} }
+	for _, a := range f.last.Accounts {
+		disk := f.diskName(a.Disk)
+		for _, x := range []struct {
+			way        string
+			ios, bytes uint64
+		}{{"read", a.Reads, a.ReadBytes}, {"write", a.Writes, a.WriteBytes}} {
+			add(a.Container, "blockio_requests_total", disk, float64(x.ios), way(x.way))
+			add(a.Container, "blockio_bytes_total", disk, float64(x.bytes), way(x.way))
+		}
+		add(a.Container, "blockio_errors_total", disk, float64(a.Errors))
+	}
+	for _, w := range f.last.Waits {
+		if w.Culprit == monitor.Idle || w.Culprit == monitor.Unseen {
+			continue
+		}
+		add(w.Victim, "blockio_runqueue_wait_seconds_total", "", w.For.Seconds(), feature.Label{Name: "culprit", Container: w.Culprit})
+	}
+	for id, m := range f.members {
+		for _, r := range m.reserved {
+			all, _, _ := f.capacity(r.disk).Share(r.figures)
+			add(id, "blockio_reserved_share", r.disk.Name, all)
+			met := 1.0
+			if st := f.control.standing[Place{id, r.at()}].State; st != stateMet && st != stateIdle {
+				met = 0
+			}
+			add(id, "blockio_reservation_met", r.disk.Name, met)
+		}
+	}
+	for id := range f.control.Actions() {
+		add(id, "blockio_held_back", "", 1)
+	}
+	return s
+}
+
+// Export implements feature.Exporter: the latencies of requests.
+func (f *BlockIO) Export() feature.Snapshot {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := feature.Snapshot{Taken: time.Now(), Help: help()}
+	for _, a := range f.last.Accounts {
+		for sample, h := range map[string]*hist.Histogram{"blockio_queue_seconds": a.Queue, "blockio_device_seconds": a.Device} {
+			s.Samples = append(s.Samples, feature.Sample{Container: a.Container, Name: sample, Device: f.diskName(a.Disk), Histogram: h.Classic(firstBucket, lastBucket)})
+		}
+	}
+	return s
+}
+
+func help() map[string]string {
+	return map[string]string{
+		"blockio_requests_total":              "Requests that a disk has completed, since block I/O is measured.",
+		"blockio_bytes_total":                 "Bytes of requests that a disk has completed, since block I/O is measured.",
+		"blockio_errors_total":                "Requests that a disk has failed, since block I/O is measured.",
+		"blockio_runqueue_wait_seconds_total": "Time for which tasks of a container with a reservation waited for a CPU while those of the culprit ran there.",
+		"blockio_reserved_share":              "Part of the disk's capacity that the container has reserved.",
+		"blockio_reservation_met":             "Whether the container gets what it has reserved, or asks for nothing.",
+		"blockio_held_back":                   "Whether the container is held back for the sake of a reservation.",
+		"blockio_queue_seconds":               "Time of requests from being made to being given to the disk.",
+		"blockio_device_seconds":              "Time of requests at the disk.",
+	}
+}
+
+// Maps implements feature.Mapped.
+func (f *BlockIO) Maps() []bpf.Usage {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.meter == nil {
+		return nil
+	}
+	return f.meter.Maps()
+}

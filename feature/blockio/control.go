@@ -1,0 +1,403 @@
+package blockio
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// The states of a reservation.
+const (
+	stateIdle       = "idle"         // it asks for next to nothing
+	stateMet        = "met"          // it gets what it has reserved
+	stateShort      = "short"        // it gets less, and nobody is in the way
+	stateThrottled  = "throttled"    // it gets less, held back by its own limits
+	stateContended  = "interference" // it gets less, and somebody is in the way
+	stateBestEffort = "best effort"  // it has reserved nothing
+)
+
+// The thresholds of contention. The I_cpu of the paper is shown but does not decide: it
+// misses a container that waits after it is woken.
+const (
+	enough      = 0.95 // part of a reservation that meets it
+	waitedShare = 0.05 // of the time, for CPUs on which others ran
+	diskShare   = 0.1  // of a disk's capacity, that others without reservation take
+	busyShare   = 0.5  // of the time, that a container has requests under way
+	part        = 0.02 // of all waiting: a container that caused less is not in the way
+	least       = 1    // operations per second below which nothing is asked for
+)
+
+// The pace of actions.
+const (
+	patience = 3 * time.Second // with an action, before a harder one
+	holdTime = 30 * time.Second
+	maxHold  = 10 * time.Minute
+	relapse  = 15 * time.Second // an action needed again so soon after its release is held twice as long
+)
+
+// Demand is what one reservation asked for and got in a window.
+type Demand struct {
+	Container container.ID
+	Name      string
+	Disk      monitor.Disk
+	Reserved  api.BlockIOFigures // per second
+	Achieved  api.BlockIOFigures // per second
+	Under     time.Duration      // requests were under way, added up
+	Waited    map[container.ID]time.Duration
+	Throttled time.Duration // its quota kept it from running
+}
+
+// Neighbour is a container, in its part of who may be in the way.
+type Neighbour struct {
+	Name     string
+	Reserved bool         // it has a reservation: it is never held back
+	Yield    policy.Yield // what policy allows, decisions apart
+	IO       map[monitor.Disk]api.BlockIOFigures
+}
+
+// Window is what happened in a time.
+type Window struct {
+	Taken      time.Time
+	Length     time.Duration
+	Demands    []Demand
+	Neighbours map[container.ID]Neighbour
+	Complete   bool // all containers that run are among Neighbours
+	Capacity   map[monitor.Disk]Capacity
+}
+
+// Place is a container at a disk.
+type Place struct {
+	Container container.ID
+	Disk      monitor.Disk
+}
+
+// Standing is how a reservation stands.
+type Standing struct {
+	State    string
+	Since    time.Time
+	Evidence string
+	Culprit  container.ID
+}
+
+// Action is what is done to one container. The zero value is nothing.
+type Action struct {
+	Yield  policy.Yield // YieldIdle, YieldQuota, or ""
+	Caps   map[monitor.Disk]api.BlockIOFigures
+	Reason string
+	Since  time.Time
+}
+
+// Control decides what is done to containers in the way of reservations. It depends on
+// nothing but the windows that it is given, and is not safe for concurrent use. The zero
+// value knows nobody.
+type Control struct {
+	standing map[Place]Standing
+	acting   map[container.ID]*acting
+	events   []api.BlockIOEvent
+}
+
+// acting is an Action with its memory.
+type acting struct {
+	Action
+	needed   time.Time     // it was last needed
+	changed  time.Time     // it was last made harder
+	hold     time.Duration // it outlives its need for so long
+	released time.Time     // zero while it is in force
+}
+
+// maxEvents bounds what is remembered.
+const maxEvents = 256
+
+// Adopt takes over what an earlier agent did to a container.
+func (c *Control) Adopt(id container.ID, y policy.Yield, reason string, since time.Time) {
+	c.make()
+	c.acting[id] = &acting{Action: Action{Yield: y, Reason: reason, Since: since}, needed: since, changed: since, hold: holdTime}
+}
+
+func (c *Control) make() {
+	if c.acting == nil {
+		c.acting, c.standing = make(map[container.ID]*acting), make(map[Place]Standing)
+	}
+}
+
+// Next takes a window into account. A window without a length is not judged.
+func (c *Control) Next(w Window) {
+	c.make()
+	if w.Length <= 0 {
+		return
+	}
+	seen := make(map[Place]bool)
+	for _, d := range w.Demands {
+		at := Place{d.Container, d.Disk}
+		seen[at] = true
+		c.stand(w, d, at)
+	}
+	maps.DeleteFunc(c.standing, func(at Place, _ Standing) bool { return !seen[at] })
+	for _, id := range slices.Sorted(maps.Keys(c.acting)) {
+		c.release(w, id, c.acting[id])
+	}
+}
+
+// stand judges one reservation, and acts.
+func (c *Control) stand(w Window, d Demand, at Place) {
+	old := c.standing[at]
+	now := Standing{State: stateMet}
+	act := func() {}
+	reads, writes := d.missed(w)
+	switch waits, others := d.foreign(w), w.others(d); {
+	case d.total() < least && len(waits) == 0:
+		now.State = stateIdle
+	case !reads && !writes:
+	case d.Throttled > sum(waits):
+		now.State = stateThrottled
+		now.Evidence = fmt.Sprintf("its own quota held it back for %s in each second", perSecond(d.Throttled, w))
+	case sum(waits) >= time.Duration(waitedShare*float64(w.Length)):
+		now.State, now.Culprit = stateContended, first(waits)
+		now.Evidence = fmt.Sprintf("%s; its tasks waited %s in each second for CPUs on which others ran, %s of it for %s",
+			d.shortfall(), perSecond(sum(waits), w), perSecond(waits[now.Culprit], w), w.name(now.Culprit))
+		act = func() { c.yieldCPU(w, d, waits) }
+	case len(others) > 0 && d.Under >= time.Duration(busyShare*float64(w.Length)):
+		now.State, now.Culprit = stateContended, first(others)
+		now.Evidence = fmt.Sprintf("%s; others without a reservation took %.0f%% of the disk, %.0f%% of it %s",
+			d.shortfall(), 100*sum(others), 100*others[now.Culprit], w.name(now.Culprit))
+		act = func() { c.yieldDisk(w, d, others) }
+	default:
+		now.State, now.Evidence = stateShort, d.shortfall()
+	}
+	now.Since = old.Since
+	if now.State != old.State || now.Culprit != old.Culprit {
+		now.Since = w.Taken
+		switch {
+		case now.State == stateContended:
+			c.event(w, d, "interference", now.Culprit, now.Evidence)
+		case old.State == stateContended:
+			c.event(w, d, "over", old.Culprit, fmt.Sprintf("it is %s after %s", now.State, w.Taken.Sub(old.Since).Round(time.Millisecond)))
+		}
+	}
+	c.standing[at] = now
+	act()
+	for id, a := range c.acting { // whoever is held back, it is of use while this one has to do
+		if a.released.IsZero() && now.State == stateContended && (d.Waited[id] > 0 || w.Neighbours[id].IO[d.Disk] != (api.BlockIOFigures{})) {
+			a.needed = w.Taken
+		}
+	}
+}
+
+// missed reports for each direction whether the container does I/O there, and less than it
+// has reserved. It compares costs: fewer but larger requests may cost as much.
+func (d Demand) missed(w Window) (reads, writes bool) {
+	capacity := w.Capacity[d.Disk]
+	_, gotReads, gotWrites := capacity.Share(d.Achieved)
+	_, dueReads, dueWrites := capacity.Share(d.Reserved)
+	return d.Achieved.ReadIOPS > 0 && gotReads < enough*dueReads, d.Achieved.WriteIOPS > 0 && gotWrites < enough*dueWrites
+}
+
+func (d Demand) total() uint64 { return d.Achieved.ReadIOPS + d.Achieved.WriteIOPS }
+
+// foreign returns how long it waited while others ran, by container.
+func (d Demand) foreign(w Window) map[container.ID]time.Duration {
+	out := make(map[container.ID]time.Duration)
+	for id, t := range d.Waited {
+		if id != d.Container && id != monitor.Idle && id != monitor.Unseen && t >= time.Millisecond {
+			out[id] = t
+		}
+	}
+	return out
+}
+
+// others are the shares of the disk that containers without a reservation take, if
+// together they take enough to be in the way.
+func (w Window) others(d Demand) map[container.ID]float64 {
+	out := make(map[container.ID]float64)
+	for id, n := range w.Neighbours {
+		if f := n.IO[d.Disk]; id != d.Container && !n.Reserved && f != (api.BlockIOFigures{}) {
+			out[id], _, _ = w.Capacity[d.Disk].Share(f)
+		}
+	}
+	if sum(out) < diskShare {
+		return nil
+	}
+	return out
+}
+
+func (w Window) name(id container.ID) string {
+	if id == monitor.System {
+		return "the host"
+	}
+	return fmt.Sprintf("%q (%s)", w.Neighbours[id].Name, id)
+}
+
+// shortfall says what is missed.
+func (d Demand) shortfall() string {
+	var parts []string
+	for _, x := range []struct {
+		got, due uint64
+		what     string
+	}{
+		{d.Achieved.ReadIOPS, d.Reserved.ReadIOPS, "reads"}, {d.Achieved.WriteIOPS, d.Reserved.WriteIOPS, "writes"},
+		{d.Achieved.ReadBytes, d.Reserved.ReadBytes, "bytes read"}, {d.Achieved.WriteBytes, d.Reserved.WriteBytes, "bytes written"},
+	} {
+		if x.due > 0 {
+			parts = append(parts, fmt.Sprintf("%d of %d %s a second", x.got, x.due, x.what))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// yieldCPU holds back the containers that ran meanwhile, if policy allows it.
+func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Duration) {
+	for _, id := range slices.Sorted(maps.Keys(waits)) {
+		if !w.mayAct(id) || float64(waits[id]) < part*float64(sum(waits)) {
+			continue
+		}
+		why := fmt.Sprintf("%q waited for it: %s in each second; %s", d.Name, perSecond(waits[id], w), d.shortfall())
+		a := c.act(w, id)
+		switch {
+		case a.Yield == "":
+			a.Yield = policy.YieldIdle
+		case a.Yield == policy.YieldIdle && w.Taken.Sub(a.changed) >= patience:
+			a.Yield = policy.YieldQuota
+		default:
+			continue
+		}
+		c.did(w, d, id, a, why, "yield="+string(a.Yield))
+	}
+}
+
+// yieldDisk caps the container that takes most of the disk, of those that policy lets yield.
+func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64) {
+	for _, id := range byShare(others) {
+		if !w.mayAct(id) {
+			continue
+		}
+		a := c.act(w, id)
+		limit, capped := a.Caps[d.Disk]
+		if capped && w.Taken.Sub(a.changed) < 2*time.Second {
+			return // it takes a moment to work
+		}
+		if !capped {
+			limit = w.Neighbours[id].IO[d.Disk]
+		}
+		next := api.BlockIOFigures{ReadIOPS: half(limit.ReadIOPS), WriteIOPS: half(limit.WriteIOPS)}
+		if next == limit {
+			continue // it has next to nothing already
+		}
+		if a.Caps == nil {
+			a.Caps = make(map[monitor.Disk]api.BlockIOFigures)
+		}
+		a.Caps[d.Disk] = next
+		why := fmt.Sprintf("it took %.0f%% of the disk while %q had %s", 100*others[id], d.Name, d.shortfall())
+		c.did(w, d, id, a, why, fmt.Sprintf("at most %d reads and %d writes a second", next.ReadIOPS, next.WriteIOPS))
+		return
+	}
+}
+
+// minCap is what a container is left with, per second and direction.
+const minCap = 16
+
+func half(n uint64) uint64 { return max(n/2, minCap) }
+
+// mayAct says whether anything may be done to a container: it has reserved nothing, and
+// policy lets it yield.
+func (w Window) mayAct(id container.ID) bool {
+	n, known := w.Neighbours[id]
+	return known && !n.Reserved && n.Yield == policy.YieldAuto
+}
+
+// act gives what is done to a container, begun anew where it was released.
+func (c *Control) act(w Window, id container.ID) *acting {
+	a := c.acting[id]
+	if a == nil {
+		a = &acting{hold: holdTime}
+		c.acting[id] = a
+	}
+	if !a.released.IsZero() {
+		if a.hold *= 2; w.Taken.Sub(a.released) > relapse {
+			a.hold = holdTime
+		}
+		a.hold = min(a.hold, maxHold)
+		a.released, a.Since = time.Time{}, w.Taken
+	}
+	return a
+}
+
+func (c *Control) did(w Window, d Demand, id container.ID, a *acting, why, what string) {
+	a.Reason, a.changed, a.needed = why, w.Taken, w.Taken
+	if a.Since.IsZero() {
+		a.Since = w.Taken
+	}
+	c.event(w, d, "action", id, what+": "+why)
+}
+
+// release ends what is done to a container when nobody needs it any more, or when it is
+// not allowed any more.
+func (c *Control) release(w Window, id container.ID, a *acting) {
+	switch n, known := w.Neighbours[id]; {
+	case !known:
+		if w.Complete { // else it may only be that its runtime has not told of it yet
+			delete(c.acting, id)
+		}
+	case !a.released.IsZero():
+		if w.Taken.Sub(a.released) > 2*maxHold {
+			delete(c.acting, id)
+		}
+	case n.Reserved || n.Yield != policy.YieldAuto || len(w.Demands) == 0 || w.Taken.Sub(a.needed) >= a.hold:
+		c.event(w, Demand{}, "release", id, fmt.Sprintf("after %s", w.Taken.Sub(a.Since).Round(time.Second)))
+		*a = acting{hold: a.hold, released: w.Taken, needed: a.needed}
+	}
+}
+
+func (c *Control) event(w Window, d Demand, what string, culprit container.ID, text string) {
+	c.events = append(c.events, api.BlockIOEvent{
+		Time: w.Taken, Victim: d.Container, Name: d.Name, Disk: d.Disk.String(), What: what, Culprit: culprit, Text: text,
+	})
+	c.events = c.events[max(len(c.events)-maxEvents, 0):]
+}
+
+// Actions are what is done now, by container.
+func (c *Control) Actions() map[container.ID]Action {
+	out := make(map[container.ID]Action)
+	for id, a := range c.acting {
+		if a.released.IsZero() && (a.Yield != "" || len(a.Caps) > 0) {
+			out[id] = a.Action
+		}
+	}
+	return out
+}
+
+func sum[N time.Duration | float64](of map[container.ID]N) (n N) {
+	for _, x := range of {
+		n += x
+	}
+	return n
+}
+
+// byShare lists who has the most first, containers before the host.
+func byShare[N time.Duration | float64](of map[container.ID]N) []container.ID {
+	return slices.SortedFunc(maps.Keys(of), func(a, b container.ID) int {
+		return cmp.Or(cmp.Compare(of[b], of[a]), cmp.Compare(a, b))
+	})
+}
+
+// first is who has most of it. That is a container, unless the host alone has more than
+// all of them: what kernel threads do is done for somebody.
+func first[N time.Duration | float64](of map[container.ID]N) container.ID {
+	order := byShare(of)
+	if len(order) > 1 && order[0] == monitor.System && of[monitor.System] <= sum(of)/2 {
+		return order[1]
+	}
+	return order[0]
+}
+
+// perSecond says how long in each second of a window.
+func perSecond(d time.Duration, w Window) time.Duration {
+	return time.Duration(float64(d) / w.Length.Seconds()).Round(time.Millisecond)
+}

@@ -1,0 +1,267 @@
+package blockio
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+const (
+	victim  container.ID = 1
+	burner  container.ID = 2
+	hog     container.ID = 3
+	other   container.ID = 4 // has a reservation
+	keeper  container.ID = 5 // does not yield
+	ms                   = time.Millisecond
+	started              = 1_000_000
+)
+
+var disk = monitor.Disk{Major: 7, Minor: 0}
+
+func second(n int) time.Time { return time.Unix(started+int64(n), 0) }
+
+// window is one in which the victim has reserved 1000 reads.
+func window(at int, change func(*Demand, map[container.ID]Neighbour)) Window {
+	d := Demand{
+		Container: victim, Name: "db", Disk: disk, Reserved: api.BlockIOFigures{ReadIOPS: 1000},
+		Achieved: api.BlockIOFigures{ReadIOPS: 1000, ReadBytes: 1000 * smallRequest}, Waited: map[container.ID]time.Duration{},
+	}
+	ns := map[container.ID]Neighbour{
+		victim: {Name: "db", Reserved: true, Yield: policy.YieldAuto},
+		burner: {Name: "burner", Yield: policy.YieldAuto},
+		hog:    {Name: "hog", Yield: policy.YieldAuto, IO: map[monitor.Disk]api.BlockIOFigures{}},
+		other:  {Name: "other", Reserved: true, Yield: policy.YieldAuto, IO: map[monitor.Disk]api.BlockIOFigures{}},
+		keeper: {Name: "keeper", IO: map[monitor.Disk]api.BlockIOFigures{}},
+	}
+	if change != nil {
+		change(&d, ns)
+	}
+	return Window{
+		Taken: second(at), Length: time.Second, Complete: true, Demands: []Demand{d}, Neighbours: ns,
+		Capacity: map[monitor.Disk]Capacity{disk: {BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000}}},
+	}
+}
+
+func slow(d *Demand) { d.Achieved = api.BlockIOFigures{ReadIOPS: 300, ReadBytes: 300 * smallRequest} }
+
+// Interference is declared only when a reservation is missed and contention with somebody
+// is seen; and nothing is done to who has a reservation, or does not yield.
+func TestStanding(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		change  func(*Demand, map[container.ID]Neighbour)
+		state   string
+		culprit container.ID
+		acts    container.ID // 0: nobody
+	}{
+		{"met", nil, stateMet, 0, 0},
+		{"met beside burners", func(d *Demand, _ map[container.ID]Neighbour) { d.Waited[burner] = 900 * ms }, stateMet, 0, 0},
+		{"idle", func(d *Demand, _ map[container.ID]Neighbour) { d.Achieved = api.BlockIOFigures{} }, stateIdle, 0, 0},
+		{"asks for less", func(d *Demand, _ map[container.ID]Neighbour) { slow(d) }, stateShort, 0, 0},
+		{"burner", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }, stateContended, burner, burner},
+		{"a little waiting", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 49 * ms }, stateShort, 0, 0},
+		{"its own threads", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[victim] = 900 * ms }, stateShort, 0, 0},
+		{"an idle CPU", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.Idle] = 900 * ms }, stateShort, 0, 0},
+		{"its own quota", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[burner] = 300 * ms
+			d.Throttled = 600 * ms
+		}, stateThrottled, 0, 0},
+		{"one with a reservation", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[other] = 600 * ms }, stateContended, other, 0},
+		{"one that does not yield", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[keeper] = 600 * ms }, stateContended, keeper, 0},
+		{"the host", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.System] = 600 * ms }, stateContended, monitor.System, 0},
+		{"the host for somebody", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[monitor.System], d.Waited[burner] = 300*ms, 290*ms
+			d.Waited[hog] = 200 * ms
+		}, stateContended, burner, burner},
+		{"the disk", func(d *Demand, ns map[container.ID]Neighbour) {
+			slow(d)
+			d.Under = 900 * ms
+			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000, ReadBytes: 5000 * smallRequest}
+		}, stateContended, hog, hog},
+		{"the disk, but it waits for nothing", func(d *Demand, ns map[container.ID]Neighbour) {
+			slow(d)
+			d.Under = 100 * ms
+			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000}
+		}, stateShort, 0, 0},
+		{"another disk", func(d *Demand, ns map[container.ID]Neighbour) {
+			slow(d)
+			d.Under = 900 * ms
+			ns[hog].IO[monitor.Disk{Major: 7, Minor: 1}] = api.BlockIOFigures{ReadIOPS: 5000}
+		}, stateShort, 0, 0},
+		{"the disk, by one with a reservation", func(d *Demand, ns map[container.ID]Neighbour) {
+			slow(d)
+			d.Under = 900 * ms
+			ns[other].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000}
+		}, stateShort, 0, 0},
+		{"fewer and larger requests", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[burner] = 600 * ms
+			d.Achieved.ReadIOPS = 960
+		}, stateMet, 0, 0},
+	} {
+		var control Control
+		control.Next(window(0, c.change))
+		s := control.standing[Place{victim, disk}]
+		if s.State != c.state || s.Culprit != c.culprit {
+			t.Errorf("%s: %s by %v (%s), want %s by %v", c.name, s.State, s.Culprit, s.Evidence, c.state, c.culprit)
+		}
+		actions := control.Actions()
+		if _, acts := actions[c.acts]; acts != (c.acts != 0) || len(actions) > 0 && c.acts == 0 {
+			t.Errorf("%s: actions %+v, want one on %v", c.name, actions, c.acts)
+		}
+		for _, e := range control.events { // also not for a moment
+			if e.What == "action" && c.acts == 0 {
+				t.Errorf("%s: %+v", c.name, e)
+			}
+		}
+		if s.State == stateContended && !strings.Contains(s.Evidence, "300 of 1000 reads a second") {
+			t.Errorf("%s: evidence %q", c.name, s.Evidence)
+		}
+	}
+}
+
+// The least that helps is done, then more; it ends when it is not needed any more, and
+// lasts longer when it is needed again at once.
+func TestLadder(t *testing.T) {
+	var control Control
+	robbed := func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }
+	expect := func(at int, change func(*Demand, map[container.ID]Neighbour), want policy.Yield) {
+		t.Helper()
+		control.Next(window(at, change))
+		if got := control.Actions()[burner].Yield; got != want {
+			t.Fatalf("after %d s: yield %q, want %q", at, got, want)
+		}
+	}
+	expect(0, nil, "")
+	expect(1, robbed, policy.YieldIdle)
+	expect(2, robbed, policy.YieldIdle)
+	expect(4, robbed, policy.YieldQuota)
+	expect(5, nil, policy.YieldQuota)
+	expect(33, nil, policy.YieldQuota)
+	expect(34, nil, "") // 30 s after it was last needed
+	expect(40, robbed, policy.YieldIdle)
+	expect(41, nil, policy.YieldIdle)
+	expect(99, nil, policy.YieldIdle)
+	expect(100, nil, "") // twice as long
+	// Policy takes back its leave.
+	expect(300, robbed, policy.YieldIdle)
+	expect(301, func(d *Demand, ns map[container.ID]Neighbour) {
+		robbed(d, ns)
+		ns[burner] = Neighbour{Name: "burner", Yield: policy.YieldOff}
+	}, "")
+	// It ends.
+	expect(302, robbed, policy.YieldIdle)
+	expect(303, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) }, "")
+	var what []string
+	for _, e := range control.events {
+		what = append(what, e.What)
+	}
+	if got := strings.Join(what[:6], " "); got != "interference action action over release interference" {
+		t.Errorf("events %s", got)
+	}
+}
+
+// What an earlier agent did goes on while not all containers are known.
+func TestAdopted(t *testing.T) {
+	var control Control
+	control.Adopt(burner, policy.YieldIdle, "an earlier agent decided so", second(0))
+	w := window(1, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) })
+	w.Complete = false
+	control.Next(w)
+	if got := control.Actions()[burner].Yield; got != policy.YieldIdle {
+		t.Errorf("before its runtime has told of it: yield %q", got)
+	}
+	control.Next(window(2, nil))
+	if got := control.Actions()[burner].Yield; got != policy.YieldIdle {
+		t.Errorf("once it is known: yield %q", got)
+	}
+	w.Taken, w.Complete = second(3), true
+	control.Next(w)
+	if got := control.Actions(); len(got) != 0 {
+		t.Errorf("after its end: %+v", got)
+	}
+}
+
+func TestCaps(t *testing.T) {
+	var control Control
+	crowded := func(rate uint64) func(*Demand, map[container.ID]Neighbour) {
+		return func(d *Demand, ns map[container.ID]Neighbour) {
+			slow(d)
+			d.Under = 900 * ms
+			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: rate, ReadBytes: rate * smallRequest}
+		}
+	}
+	for at, want := range []uint64{4000, 4000, 2000, 2000, 1000} {
+		control.Next(window(at, crowded(8000)))
+		if got := control.Actions()[hog].Caps[disk]; got.ReadIOPS != want || got.WriteIOPS != minCap {
+			t.Fatalf("after %d s: capped at %+v, want %d reads", at, got, want)
+		}
+	}
+	control.Next(window(60, nil))
+	if got := control.Actions(); len(got) != 0 {
+		t.Errorf("long after: %+v", got)
+	}
+}
+
+func TestWindowWithoutLength(t *testing.T) {
+	var control Control
+	w := window(0, func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms })
+	w.Length = 0
+	control.Next(w)
+	if len(control.standing) != 0 || len(control.Actions()) != 0 {
+		t.Errorf("%+v, %+v", control.standing, control.Actions())
+	}
+}
+
+func TestShare(t *testing.T) {
+	c := Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 5_000, ReadBytes: 400 << 20}}
+	for _, x := range []struct {
+		f    api.BlockIOFigures
+		want float64
+	}{
+		{api.BlockIOFigures{}, 0},
+		{api.BlockIOFigures{ReadIOPS: 1000}, 0.1},
+		{api.BlockIOFigures{WriteIOPS: 1000}, 0.2},
+		{api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}, 0.3},
+		{api.BlockIOFigures{WriteIOPS: 1000, WriteBytes: 1 << 30}, 0.2}, // in bytes it is not known
+		// 100 MiB/s in 800 requests of 128 KiB: a quarter for the bytes, and 800 bases of 1/10000 less 4 KiB's part.
+		{api.BlockIOFigures{ReadBytes: 100 << 20}, 0.25 + 800*(1e-4-1.0/102400)},
+		{api.BlockIOFigures{ReadBytes: 100 << 20, ReadIOPS: 800}, 0.25 + 800*(1e-4-1.0/102400)},
+	} {
+		if got, _, _ := c.Share(x.f); math.Abs(got-x.want) > 1e-12 {
+			t.Errorf("%+v: share %v, want %v", x.f, got, x.want)
+		}
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	c := Capacity{BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 500}, Headroom: 0.1}
+	holders := []Holder{{1, "a", api.BlockIOFigures{ReadIOPS: 100}}, {2, "b", api.BlockIOFigures{ReadIOPS: 300}}}
+	for _, x := range []struct {
+		c      Capacity
+		others []Holder
+		want   api.BlockIOFigures
+		says   string // "": admitted
+	}{
+		{c, nil, api.BlockIOFigures{ReadIOPS: 900}, ""},
+		{c, nil, api.BlockIOFigures{ReadIOPS: 901}, "/dev/x has 90.0% of its capacity left (900 read or 450 write operations per second), and 90.1% are asked for"},
+		{c, holders, api.BlockIOFigures{ReadIOPS: 500}, ""},
+		{c, holders, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: 50}, ""},
+		{c, holders, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: 51}, `has 50.0% of its capacity left (500 read or 250 write operations per second), and 50.2% are asked for; "b" (2) holds 30.0%; "a" (1) holds 10.0%`},
+		{Capacity{}, nil, api.BlockIOFigures{ReadIOPS: 1}, "the capacity of /dev/x is not known"},
+		{c, nil, api.BlockIOFigures{ReadBytes: 4096}, "in bytes per second is not known"},
+	} {
+		err := Admit("/dev/x", x.c, x.others, x.want)
+		if (err == nil) != (x.says == "") || err != nil && !strings.Contains(err.Error(), x.says) {
+			t.Errorf("%+v beside %d: %v, want %q", x.want, len(x.others), err, x.says)
+		}
+	}
+}

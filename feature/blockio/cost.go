@@ -1,0 +1,168 @@
+package blockio
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// The sizes of requests that figures stand for where only one of the two is given:
+// operations are of the size that capacities are measured with, bytes are asked for in
+// requests as large as most disks take them.
+const (
+	smallRequest = 4 << 10
+	largeRequest = 128 << 10
+)
+
+// usualHeadroom is the part of a capacity that is not reserved where nobody says.
+const usualHeadroom = 0.1
+
+// Capacity is what a disk can do of each kind alone: small requests at random places, and
+// bytes in large ones. The cost of a request is linear in its size, as in the kernel's
+// iocost (block/blk-iocost.c): a base and a part for its bytes.
+type Capacity struct {
+	api.BlockIOFigures
+	Headroom float64
+	Measured bool
+}
+
+// Known says whether anything can be admitted.
+func (c Capacity) Known() bool { return c.ReadIOPS > 0 || c.WriteIOPS > 0 }
+
+// share returns the part of the capacity (1 is all of it) that operations and bytes per
+// second in one direction take. Without bytes, the operations are small requests; without
+// operations, the bytes come in large ones. If mostBytes is 0, the capacity in bytes is
+// not known, and the size of requests does not count.
+func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
+	if ops == 0 && bytes == 0 {
+		return 0
+	}
+	if ops == 0 {
+		ops = bytes / largeRequest
+	}
+	if bytes < ops*smallRequest {
+		bytes = ops * smallRequest // a request costs no less for being smaller
+	}
+	if mostOps == 0 {
+		return unaffordable
+	}
+	if mostBytes == 0 {
+		return ops / float64(mostOps)
+	}
+	perByte := 1 / float64(mostBytes)
+	base := max(1/float64(mostOps)-smallRequest*perByte, 0)
+	return ops*base + bytes*perByte
+}
+
+// unaffordable is the share of figures in a direction for which the disk has no capacity.
+const unaffordable = 1e9
+
+// Share returns the part of the capacity that figures take, in all and by direction.
+func (c Capacity) Share(f api.BlockIOFigures) (all, reads, writes float64) {
+	reads = share(float64(f.ReadIOPS), float64(f.ReadBytes), c.ReadIOPS, c.ReadBytes)
+	writes = share(float64(f.WriteIOPS), float64(f.WriteBytes), c.WriteIOPS, c.WriteBytes)
+	return reads + writes, reads, writes
+}
+
+// free returns the part of the capacity that may be reserved.
+func (c Capacity) free() float64 { return 1 - c.Headroom }
+
+// check refuses a capacity that makes no sense.
+func (c Capacity) check() error {
+	f := c.BlockIOFigures
+	switch {
+	case f.ReadIOPS == 0 || f.WriteIOPS == 0:
+		return fmt.Errorf("both read and write operations per second must be given")
+	case max(f.ReadIOPS, f.WriteIOPS) > maxIOPS:
+		return fmt.Errorf("more than %d operations per second", maxIOPS)
+	case max(f.ReadBytes, f.WriteBytes) > maxBytes:
+		return fmt.Errorf("more than %d bytes per second", maxBytes)
+	case f.ReadBytes > 0 && f.ReadBytes < f.ReadIOPS*smallRequest, f.WriteBytes > 0 && f.WriteBytes < f.WriteIOPS*smallRequest:
+		return fmt.Errorf("fewer bytes than its operations of %d bytes have", smallRequest)
+	case !(c.Headroom >= 0 && c.Headroom <= 0.9):
+		return fmt.Errorf("headroom %v is not between 0 and 0.9", c.Headroom)
+	}
+	return nil
+}
+
+// The bounds of figures, as those of policy.
+const (
+	maxIOPS  = 100_000_000
+	maxBytes = 1 << 40
+)
+
+// Holder is a container that has reserved something of a disk.
+type Holder struct {
+	Container container.ID
+	Name      string
+	Figures   api.BlockIOFigures
+}
+
+// Refusal is why a reservation is not admitted.
+type Refusal struct {
+	Device  string
+	Want    float64 // share of the capacity
+	Left    float64
+	Reads   uint64 // what of small requests is left, of either alone
+	Writes  uint64
+	Holders []Holder // the largest first
+	shares  []float64
+}
+
+// Error names what is left and who holds the rest.
+func (r *Refusal) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s has %.1f%% of its capacity left (%d read or %d write operations per second), and ", r.Device, 100*r.Left, r.Reads, r.Writes)
+	if r.Want >= unaffordable {
+		b.WriteString("cannot do what is asked for at all")
+	} else {
+		fmt.Fprintf(&b, "%.1f%% are asked for", 100*r.Want)
+	}
+	const most = 8
+	for i, h := range r.Holders[:min(len(r.Holders), most)] {
+		fmt.Fprintf(&b, "; %q (%s) holds %.1f%%", h.Name, h.Container, 100*r.shares[i])
+	}
+	if n := len(r.Holders) - most; n > 0 {
+		fmt.Fprintf(&b, "; and %d others hold the rest", n)
+	}
+	return b.String()
+}
+
+// Admit says whether a disk has room for want beside what others hold; if not, the error
+// is a *Refusal.
+func Admit(device string, c Capacity, others []Holder, want api.BlockIOFigures) error {
+	if !c.Known() {
+		return fmt.Errorf("the capacity of %s is not known: measure it with `fairlead io calibrate %s`, or give it with `fairlead io capacity %s`", device, device, device)
+	}
+	if (want.ReadBytes > 0 && c.ReadBytes == 0) || (want.WriteBytes > 0 && c.WriteBytes == 0) {
+		return fmt.Errorf("the capacity of %s in bytes per second is not known, so that none can be reserved", device)
+	}
+	left := c.free()
+	of := func(h Holder) float64 { s, _, _ := c.Share(h.Figures); return s }
+	for _, h := range others {
+		left -= of(h)
+	}
+	asked, _, _ := c.Share(want)
+	const rounding = 1e-9
+	if asked <= left+rounding {
+		return nil
+	}
+	r := &Refusal{Device: device, Want: asked, Left: max(left, 0), Holders: slices.Clone(others)}
+	r.Reads, r.Writes = uint64(r.Left*float64(c.ReadIOPS)), uint64(r.Left*float64(c.WriteIOPS))
+	slices.SortStableFunc(r.Holders, func(a, b Holder) int {
+		switch x, y := of(a), of(b); {
+		case x > y:
+			return -1
+		case x < y:
+			return 1
+		}
+		return 0
+	})
+	for _, h := range r.Holders {
+		r.shares = append(r.shares, of(h))
+	}
+	return r
+}

@@ -1,0 +1,157 @@
+package blockio
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// The keys that are decided about.
+const (
+	yieldKey = "fairlead.io.yield"
+	maxKey   = "fairlead.io.max"
+)
+
+// Adopt implements feature.Decider. Who was made to yield a CPU goes on to; caps are
+// decided anew if they are needed.
+func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was := make(map[container.ID]policy.Decision)
+	for _, e := range left {
+		id := container.ID(e.Owner.Container)
+		d, seen := was[id]
+		if !seen {
+			d = policy.Decision{Container: id, Key: yieldKey, Instead: string(policy.YieldAuto), Reason: "an earlier agent decided so", Since: e.When, Expiry: e.Expiry}
+		}
+		switch e.Ref.Kind {
+		case cgroup.KindIdle:
+			if d.Value == "" {
+				d.Value = string(policy.YieldIdle)
+			}
+		case cgroup.KindFile:
+			d.Value = string(policy.YieldQuota)
+		default:
+			continue
+		}
+		was[id] = d
+	}
+	var out []policy.Decision
+	for _, id := range slices.Sorted(maps.Keys(was)) {
+		d := was[id]
+		f.control.Adopt(id, policy.Yield(d.Value), d.Reason, d.Since)
+		out = append(out, d)
+	}
+	return out
+}
+
+// Decide implements feature.Decider: it measures, judges, and says who yields.
+func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.Decision, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.measure()
+	w := f.window
+	if f.meter == nil {
+		// Nothing is reserved: whatever is done is done for nobody any more.
+		w = Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(monitor.Reading{}).Neighbours}
+	}
+	if w.Complete = complete; f.meter != nil || complete { // else a reservation may only not be known yet
+		f.control.Next(w)
+	}
+	actions := f.control.Actions()
+	for _, t := range targets {
+		id := t.Container.ID
+		a := actions[id]
+		if t.Settings.IOYield == policy.YieldAuto {
+			d := policy.Decision{Container: id, Key: yieldKey, Instead: string(policy.YieldAuto), Value: string(policy.YieldOff), Reason: a.Reason, Since: a.Since}
+			if a.Yield != "" {
+				d.Value = string(a.Yield)
+			}
+			out = append(out, d)
+		}
+		switch value := f.caps(t, a); {
+		case value != "":
+			f.capped[id] = true
+			out = append(out, policy.Decision{Container: id, Key: maxKey, Value: value, Reason: a.Reason, Since: a.Since})
+		case f.capped[id]:
+			// One that has lapsed takes back what was decided before.
+			delete(f.capped, id)
+			out = append(out, policy.Decision{Container: id, Key: maxKey, Expiry: time.Unix(1, 0)})
+		}
+	}
+	return out, nil
+}
+
+// caps is the value of io.max that joins what policy caps with what an Action does; "" if
+// the Action caps nothing.
+func (f *BlockIO) caps(t policy.Target, a Action) string {
+	if len(a.Caps) == 0 {
+		return ""
+	}
+	ios := slices.Clone(t.Settings.IO)
+	for _, at := range slices.SortedFunc(maps.Keys(a.Caps), func(x, y monitor.Disk) int { return strings.Compare(x.String(), y.String()) }) {
+		c := a.Caps[at]
+		disk, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor)
+		if err != nil {
+			continue // it has vanished
+		}
+		// Policy may have named it otherwise.
+		i := slices.IndexFunc(ios, func(io policy.IO) bool {
+			d, err := block.Open(f.cfg.Roots.Sys, io.Device)
+			return err == nil && d.Number() == disk.Number()
+		})
+		if i < 0 {
+			i = len(ios)
+			ios = append(ios, policy.IO{Device: "/dev/" + disk.Name})
+		}
+		ios[i].MaxReadIOPS, ios[i].MaxWriteIOPS = lower(ios[i].MaxReadIOPS, c.ReadIOPS), lower(ios[i].MaxWriteIOPS, c.WriteIOPS)
+	}
+	return policy.FormatMax(ios)
+}
+
+// lower gives the lower of two caps, of which 0 is none.
+func lower(a, b uint64) uint64 {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// diskName is the name of a disk, or its number if it has vanished.
+func (f *BlockIO) diskName(d monitor.Disk) string {
+	if disk, err := block.Find(f.cfg.Roots.Sys, d.Major, d.Minor); err == nil {
+		return disk.Name
+	}
+	return d.String()
+}
+
+// actionText says what is done to a container.
+func (f *BlockIO) actionText(a Action) string {
+	var parts []string
+	switch a.Yield {
+	case policy.YieldIdle:
+		parts = append(parts, "runs on idle CPUs only")
+	case policy.YieldQuota:
+		parts = append(parts, fmt.Sprintf("runs on idle CPUs only, 1/%d of one at the most", quotaPart))
+	}
+	for d, c := range a.Caps {
+		parts = append(parts, fmt.Sprintf("%s: at most %d reads and %d writes a second", f.diskName(d), c.ReadIOPS, c.WriteIOPS))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, "; ")
+}
+
+// refused is the caller's fault, and why.
+func refused(status int, code, format string, args ...any) error {
+	return &api.Error{Status: status, Code: code, Text: fmt.Sprintf(format, args...)}
+}

@@ -1,0 +1,428 @@
+package blockio
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox/loop"
+)
+
+func TestMain(m *testing.M) {
+	if status, ok := load.Reexec(os.Args); ok {
+		os.Exit(status)
+	}
+	testkit.Main(m)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// roster is who runs.
+type roster []container.Container
+
+func (r *roster) Snapshot() container.Snapshot {
+	return container.Snapshot{Containers: *r, Complete: true}
+}
+
+func (r *roster) Lookup(id container.ID) (container.Container, bool) {
+	for _, c := range *r {
+		if c.ID == id {
+			return c, true
+		}
+	}
+	return container.Container{}, false
+}
+
+// host is a feature on this kernel, with what it needs.
+type host struct {
+	*BlockIO
+	t       *testing.T
+	journal *journal.Journal
+	roster  *roster
+	state   string
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	testkit.NeedRoot(t)
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	h := &host{t: t, journal: j, roster: &roster{}, state: t.TempDir()}
+	h.open()
+	t.Cleanup(func() {
+		must(t, h.Close())
+		must(t, j.Close())
+	})
+	return h
+}
+
+// open makes the feature, as an agent does that is started again.
+func (h *host) open() {
+	h.t.Helper()
+	f, err := New(Config{Roots: kernel.Default(), Journal: h.journal, Containers: h.roster, StateDir: h.state})
+	must(h.t, err)
+	h.BlockIO = f
+}
+
+// container makes one with cgroups of its own.
+func (h *host) container(name string) (container.Container, testkit.CG) {
+	h.t.Helper()
+	cg := testkit.Cgroup(h.t)
+	if cg.V2 == "" || cg.IO == "" || cg.CPU == "" {
+		testkit.Skip(h.t, "no cgroup v2 tree, or no controller of CPUs or of block I/O")
+	}
+	id, err := cgroup.ID(cg.V2)
+	must(h.t, err)
+	c := container.Container{ID: container.ID(id), Name: name, Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU, IO: cg.IO}}
+	*h.roster = append(*h.roster, c)
+	return c, cg
+}
+
+// disk makes one of a known capacity.
+func (h *host) disk(capacity uint64) *loop.Disk {
+	h.t.Helper()
+	l, err := loop.New(h.t.TempDir(), 4<<20)
+	must(h.t, err)
+	h.t.Cleanup(func() { must(h.t, l.Close()) })
+	h.capacity(l.Path, capacity)
+	return l
+}
+
+func (h *host) capacity(device string, iops uint64) {
+	h.t.Helper()
+	_, err := h.Report(h.t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: device, BlockIOFigures: api.BlockIOFigures{ReadIOPS: iops, WriteIOPS: iops}}})
+	must(h.t, err)
+}
+
+// target is what policy says of a container.
+func target(t *testing.T, c container.Container, settings ...string) policy.Target {
+	t.Helper()
+	text := "match: {name: " + c.Name + "}\nset:\n"
+	for _, s := range settings {
+		text += "  " + s + "\n"
+	}
+	p, problems := policy.ParseFile("test", []byte(text))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	targets, problems := p.Resolve([]container.Container{c})
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	return targets[0]
+}
+
+func (h *host) report() api.BlockIO {
+	h.t.Helper()
+	out, err := h.Report(h.t.Context(), nil, api.Ask{})
+	must(h.t, err)
+	return out.(api.BlockIO)
+}
+
+// run starts a generator in cgroups, on CPU 0.
+func run(t *testing.T, cg testkit.CG, args ...string) *load.Board {
+	t.Helper()
+	cmd, board, err := load.Command(args...)
+	must(t, err)
+	must(t, cmd.Start())
+	done := make(chan struct{})
+	go func() { cmd.Wait(); close(done) }()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-done
+		must(t, board.Close())
+	})
+	cg.Add(t, cmd.Process.Pid)
+	must(t, board.Await(t.Context(), done))
+	var set unix.CPUSet
+	set.Set(0)
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
+	must(t, err)
+	for _, task := range tasks { // those that are still to come inherit it
+		tid := 0
+		fmt.Sscan(task.Name(), &tid)
+		must(t, unix.SchedSetaffinity(tid, &set))
+	}
+	return board
+}
+
+// A burner beside a reservation is named, made to yield, and gets back what it had.
+func TestInterference(t *testing.T) {
+	h := newHost(t)
+	l := h.disk(100_000_000)
+	db, dbCG := h.container("db")
+	batch, batchCG := h.container("batch")
+	must(t, cgroup.File(batchCG.CPU+"/"+weightFile(batchCG)).Write("321"))
+	ctx := t.Context()
+	// More than any disk does, so that it is always missed.
+	must(t, h.Apply(ctx, target(t, db, "io.reserve: "+l.Path+" riops=50000000")))
+	leave := target(t, batch, "io.yield: auto")
+	must(t, h.Apply(ctx, leave))
+	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096")
+	for range 3 {
+		run(t, batchCG, "burn")
+	}
+	decide := func() (of policy.Decision) {
+		t.Helper()
+		all, err := h.Decide([]policy.Target{leave}, true)
+		must(t, err)
+		for _, d := range all {
+			if d.Container == batch.ID && d.Key == yieldKey {
+				return d
+			}
+		}
+		t.Fatalf("nothing is decided about who yields: %+v", all)
+		return of
+	}
+	var d policy.Decision
+	for end := time.Now().Add(90 * time.Second); d.Value != "idle"; time.Sleep(200 * time.Millisecond) {
+		if d = decide(); time.Now().After(end) {
+			t.Fatalf("it does not yield: %+v, %+v", d, h.report())
+		}
+	}
+	if !strings.Contains(d.Reason, `"db" waited for it`) {
+		t.Errorf("reason %q", d.Reason)
+	}
+	d.Expiry = time.Now().Add(time.Hour)
+	decided, err := leave.With([]policy.Decision{d}, time.Now())
+	must(t, err)
+	must(t, h.Apply(ctx, decided))
+	if v, err := cgroup.Idle(batchCG.CPU).Read(); err != nil || v != cgroup.Idled {
+		t.Errorf("the burner's cgroup is %q, %v", v, err)
+	}
+	r := h.report()
+	state := ""
+	for _, row := range r.Rows {
+		if row.Container == db.ID {
+			state = row.State
+		}
+		if row.Container == batch.ID && row.Reserved != nil {
+			t.Errorf("%+v", row)
+		}
+	}
+	if state != stateContended || len(r.Events) == 0 || r.Events[0].What != "interference" {
+		t.Errorf("state %q, events %+v", state, r.Events)
+	}
+
+	// An agent that is started again goes on, and lets go when policy says so.
+	must(t, h.Close())
+	h.open()
+	if left := h.Adopt(h.journal.Entries()); len(left) != 1 || left[0].Container != batch.ID || left[0].Value != "idle" || !left[0].Expiry.Equal(d.Expiry) {
+		t.Errorf("adopted %+v", left)
+	}
+	must(t, h.Apply(ctx, leave))
+	if v, err := cgroup.Idle(batchCG.CPU).Read(); err != nil || v != "321" {
+		t.Errorf("the burner's weight is %q, %v, was 321", v, err)
+	}
+	if left := h.journal.Entries(); len(left) != 0 {
+		t.Errorf("left in the journal: %+v", left)
+	}
+}
+
+func weightFile(cg testkit.CG) string {
+	if cg.CPU == cg.V2 {
+		return "cpu.weight"
+	}
+	return "cpu.shares"
+}
+
+// Caps and yielding that policy asks for are in force, and are put back one by one.
+func TestKnobs(t *testing.T) {
+	h := newHost(t)
+	l := h.disk(1000)
+	c, cg := h.container("batch")
+	ctx := t.Context()
+	d, err := block.Open("/sys", l.Path)
+	must(t, err)
+	state := func() string {
+		t.Helper()
+		var parts []string
+		for _, line := range cgroup.Throttle(cg.IO, cg.IO == cg.V2, d.Number(), cgroup.Limits{}) {
+			v, err := line.Read()
+			must(t, err)
+			if v != "" {
+				parts = append(parts, v)
+			}
+		}
+		idle, err := cgroup.Idle(cg.CPU).Read()
+		must(t, err)
+		if idle == cgroup.Idled {
+			parts = append(parts, idle)
+		}
+		b, err := cgroup.ReadBandwidth(cg.CPU)
+		must(t, err)
+		if b.Limited {
+			parts = append(parts, b.Quota.String())
+		}
+		return strings.Join(parts, " ")
+	}
+	caps := func(riops, wbps string) string {
+		if cg.IO == cg.V2 {
+			return fmt.Sprintf("rbps=max wbps=%s riops=%s wiops=max", wbps, riops)
+		}
+		return riops + " " + wbps
+	}
+	for _, x := range []struct {
+		settings []string
+		want     string
+	}{
+		{nil, ""}, // observe
+		{[]string{"io.max: " + l.Path + " riops=70 wbps=1mb"}, caps("70", "1048576")},
+		{[]string{"io.max: " + l.Path + " riops=50 wbps=1mb", "io.yield: idle"}, caps("50", "1048576") + " idle"},
+		{[]string{"io.yield: quota"}, "idle 20ms"},
+		{[]string{"io.yield: quota"}, "idle 20ms"},
+		{[]string{"io.yield: idle"}, "idle"},
+		{[]string{"io.yield: off"}, ""},
+		{[]string{"io.yield: quota", "io.max: " + l.Path + " riops=50 wbps=2mb"}, caps("50", "2097152") + " idle 20ms"},
+	} {
+		must(t, h.Apply(ctx, target(t, c, append([]string{"netcpu: observe"}, x.settings...)...)))
+		if got := state(); got != x.want {
+			t.Errorf("%q: %q, want %q", x.settings, got, x.want)
+		}
+	}
+	must(t, h.Remove(ctx, c.ID))
+	if got := state(); got != "" || len(h.journal.Entries()) != 0 {
+		t.Errorf("after Remove: %q, %+v", got, h.journal.Entries())
+	}
+	if h.meter != nil {
+		t.Error("something is measured, though nothing was reserved")
+	}
+}
+
+// Reservations are admitted against the capacity, which outlives the agent; a refusal
+// leaves what was.
+func TestReserve(t *testing.T) {
+	h := newHost(t)
+	l := h.disk(1000) // 900 of them to be had
+	a, _ := h.container("a")
+	b, _ := h.container("b")
+	ctx := t.Context()
+	reserve := func(c container.Container, figures string) error {
+		return h.Apply(ctx, target(t, c, "io.reserve: "+l.Path+" "+figures))
+	}
+	must(t, reserve(a, "riops=600"))
+	if h.meter == nil {
+		t.Error("nothing is measured, though something is reserved")
+	}
+	var refusal *Refusal
+	if err := reserve(b, "riops=200 wiops=101"); !errors.As(err, &refusal) || !strings.Contains(err.Error(), `"a"`) || refusal.Reads != 300 {
+		t.Errorf("beyond what is left: %v", err)
+	}
+	if out, err := h.Report(ctx, &b, api.Ask{Body: api.ReservationChange{Device: l.Path, Figures: api.BlockIOFigures{ReadIOPS: 5}}}); err != nil {
+		t.Error(err)
+	} else if set := out.(api.SetRequest); set.Set[reserveKey] != l.Path+" riops=5" || set.Was[reserveKey] != l.Path+" riops=200 wiops=101" {
+		t.Errorf("in the place of what was refused: %+v", set)
+	}
+	must(t, reserve(b, "riops=200 wiops=100"))
+	if err := reserve(a, "riops=601"); !errors.As(err, &refusal) {
+		t.Errorf("more for the first: %v", err)
+	}
+	must(t, reserve(a, "riops=600"))
+	got := h.report().Reservations
+	if len(got) != 2 || got[0].Reserved.ReadIOPS != 600 || got[1].Reserved.WriteIOPS != 100 || got[0].State != stateIdle {
+		t.Errorf("reserved: %+v", got)
+	}
+
+	// What a change has to set, and who may not make one.
+	change := func(c container.Container, in api.ReservationChange) (api.SetRequest, error) {
+		out, err := h.Report(ctx, &c, api.Ask{Body: in})
+		set, _ := out.(api.SetRequest)
+		return set, err
+	}
+	if set, err := change(a, api.ReservationChange{ID: got[0].ID, Figures: api.BlockIOFigures{WriteBytes: 4096}}); err != nil || set.Set[reserveKey] != l.Path+" wbps=4096" || set.Was[reserveKey] != l.Path+" riops=600" {
+		t.Errorf("%+v, %v", set, err)
+	}
+	for what, x := range map[string]struct {
+		in     api.ReservationChange
+		status int
+	}{
+		"twice":           {api.ReservationChange{Device: l.Path, Figures: api.BlockIOFigures{ReadIOPS: 1}}, 409},
+		"of nothing":      {api.ReservationChange{Device: l.Path}, 400},
+		"no device":       {api.ReservationChange{Device: "/dev/fl-none", Figures: api.BlockIOFigures{ReadIOPS: 1}}, 400},
+		"not a device":    {api.ReservationChange{Device: "/dev/null", Figures: api.BlockIOFigures{ReadIOPS: 1}}, 400},
+		"unknown":         {api.ReservationChange{ID: "1-2-3", Figures: api.BlockIOFigures{ReadIOPS: 1}}, 404},
+		"policy's own":    {api.ReservationChange{ID: got[0].ID, Delete: true}, 409},
+		"another's":       {api.ReservationChange{ID: got[1].ID, Delete: true}, 404},
+		"changed to zero": {api.ReservationChange{ID: got[0].ID}, 400},
+	} {
+		_, err := change(a, x.in)
+		if e := (*api.Error)(nil); !errors.As(err, &e) || e.Status != x.status {
+			t.Errorf("%s: %v, want status %d", what, err, x.status)
+		}
+	}
+
+	must(t, h.Close())
+	h.open()
+	must(t, reserve(b, "riops=200 wiops=100"))
+	must(t, reserve(a, "riops=600"))
+	if err := reserve(a, "riops=601"); err == nil {
+		t.Error("an agent that was started again does not know what the disk can do")
+	}
+	must(t, h.Remove(ctx, b.ID))
+	must(t, reserve(a, "riops=900"))
+	must(t, h.Remove(ctx, a.ID))
+	if h.meter != nil {
+		t.Error("something is measured, though nothing is reserved any more")
+	}
+}
+
+// What can be wrong with a capacity changes nothing.
+func TestCapacityRefusals(t *testing.T) {
+	h := newHost(t)
+	l := h.disk(1000)
+	for what, in := range map[string]api.CapacityRequest{
+		"no device":      {Device: "/dev/fl-none"},
+		"nothing":        {Device: l.Path},
+		"one direction":  {Device: l.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1}},
+		"too much":       {Device: l.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1 << 40}},
+		"too few bytes":  {Device: l.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10, WriteIOPS: 1, ReadBytes: 40959}},
+		"no room at all": {Device: l.Path, Headroom: 1, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1}},
+		"negative":       {Device: l.Path, Headroom: -1, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1, WriteIOPS: 1}},
+	} {
+		_, err := h.Report(t.Context(), nil, api.Ask{Body: in})
+		if e := (*api.Error)(nil); !errors.As(err, &e) || e.Status != 400 {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	d, err := block.Open("/sys", l.Path)
+	must(t, err)
+	if c := h.BlockIO.capacity(d); c.ReadIOPS != 1000 {
+		t.Errorf("capacity %+v", c)
+	}
+}
+
+func FuzzParseCapacities(f *testing.F) {
+	for _, s := range []string{"", "null", "{}", `{"vda": {"read_iops": 5, "write_iops": 5, "Headroom": 0.1}}`, `{"vda": {"read_iops": -1}}`, `{"vda": {"Headroom": 1e400}}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		of, err := parseCapacities(data)
+		if of == nil || err != nil && len(of) > 0 {
+			t.Fatalf("%v, %v", of, err)
+		}
+		for id, c := range of {
+			if c.check() != nil {
+				t.Fatalf("%q: %+v", id, c)
+			}
+		}
+	})
+}

@@ -1,0 +1,291 @@
+// Package monitor counts the block I/O of containers, and measures how long a
+// container waits for a CPU and who runs meanwhile. Nothing of it is in the kernel but
+// while a [Meter] is open: its hooks see every request and every context switch of the
+// host. It judges nothing, and sees no I/O that a disk serves without requests (zram,
+// md, device mapper).
+//
+// Package blockio calls it.
+package monitor
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+)
+
+// Owners that are no container, in the place of one.
+const (
+	System container.ID = 0                  // everything that is in no container
+	Idle   container.ID = math.MaxUint64     // the CPU was idle
+	Unseen container.ID = math.MaxUint64 - 1 // too many others have run since
+)
+
+// Group is a container with its cgroups.
+type Group struct {
+	Container container.ID
+	V2        uint64 // id of its cgroup in the v2 tree
+	IO        uint64 // id of its cgroup with the io or blkio controller; 0: none
+	Watched   bool   // measure how long it waits for CPUs
+}
+
+// Disk is a whole disk, by its device number.
+type Disk struct{ Major, Minor uint32 }
+
+// String gives the form of the kernel's own files, as 254:0.
+func (d Disk) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
+
+// Account is the I/O of a container at a disk since the Meter was opened.
+type Account struct {
+	Container             container.ID // System where it is nobody's
+	Disk                  Disk
+	Reads, Writes         uint64 // requests completed
+	ReadBytes, WriteBytes uint64
+	Errors                uint64          // completions with an error; these are in no other figure
+	Queue                 *hist.Histogram // from a request being made to its being given to the device
+	Device                *hist.Histogram // from there to its completion
+}
+
+// Switches says how a watched container used the CPUs since it is watched.
+type Switches struct {
+	Container              container.ID
+	Voluntary, Involuntary uint64          // context switches
+	Foreign                uint64          // involuntary ones in favour of a task that is not its own
+	Wait                   *hist.Histogram // from being woken, or preempted, to running
+}
+
+// Wait says for how long tasks of a watched container waited while another ran on
+// their CPU. The culprit may be the container itself.
+type Wait struct {
+	Victim, Culprit container.ID
+	For             time.Duration
+	Times           uint64
+}
+
+// Lost counts what found no place and is in no figure.
+type Lost struct {
+	Accounts uint64 // requests of a container and disk beyond the 4,096 that there is place for
+	Requests uint64 // requests without a latency, as they were issued before the Meter was opened, or too many were under way
+	Waits    uint64 // waits of tasks
+	Pairs    uint64 // waits without a culprit, as there were too many pairs
+}
+
+// Reading is what a Meter has measured up to a moment.
+type Reading struct {
+	Taken    time.Time
+	Accounts []Account
+	Switches []Switches
+	Waits    []Wait
+	Lost     Lost
+}
+
+// Meter measures from when it is opened until it is closed. Its methods are called by
+// one goroutine at a time.
+type Meter struct {
+	object *bpf.Object
+	links  bpf.Links
+	objs   struct {
+		Groups   *ebpf.Map      `ebpf:"fl_groups"`
+		IOGroups *ebpf.Map      `ebpf:"fl_iogroups"`
+		Accounts *ebpf.Map      `ebpf:"fl_accounts"`
+		Watched  *ebpf.Map      `ebpf:"fl_watched"`
+		Waits    *ebpf.Map      `ebpf:"fl_waits"`
+		Lost     *ebpf.Variable `ebpf:"fl_lost"`
+	}
+	groups, iogroups map[uint64]container.ID
+	watched          map[container.ID]bool
+}
+
+// Open begins to measure for the given containers, as Follow does. The kernel must have
+// BTF and storage of tasks for BPF (5.15 has); the error says what is missing. The
+// caller closes the Meter.
+func Open(groups []Group) (_ *Meter, err error) {
+	m := &Meter{groups: make(map[uint64]container.ID), iogroups: make(map[uint64]container.ID), watched: make(map[container.ID]bool)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("measure block I/O: %w", err), m.Close())
+		}
+	}()
+	if m.object, err = bpf.Open("monitor", loadMonitor, nil, nil); err != nil {
+		return nil, err
+	}
+	if err := m.object.Load(&m.objs, nil); err != nil {
+		return nil, err
+	}
+	if err := m.Follow(groups); err != nil {
+		return nil, err
+	}
+	// sched_switch first: the others put down what it takes up.
+	m.links, err = m.object.Attach(monitorProgFlSwitch, monitorProgFlWakeup, monitorProgFlWakeupNew, monitorProgFlRqIssue, monitorProgFlRqComplete)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Supported says why nothing can be measured on this kernel; nil: it can.
+func Supported() error {
+	m, err := Open(nil)
+	if err != nil {
+		return err
+	}
+	return m.Close()
+}
+
+// Follow measures for the given containers from now on, and for no others: what these
+// do is the System's. An error is of some of them, and the rest is done.
+func (m *Meter) Follow(groups []Group) error {
+	v2, io, watched := make(map[uint64]container.ID), make(map[uint64]container.ID), make(map[container.ID]bool)
+	for _, g := range groups {
+		v2[g.V2] = g.Container
+		if g.IO != 0 {
+			io[g.IO] = g.Container
+		}
+		if g.Watched {
+			watched[g.Container] = true
+		}
+	}
+	errs := []error{replace(m.objs.Groups, m.groups, v2), replace(m.objs.IOGroups, m.iogroups, io)}
+	for id := range m.watched {
+		if !watched[id] {
+			errs = append(errs, m.objs.Watched.Delete(uint64(id)))
+			delete(m.watched, id)
+		}
+	}
+	for id := range watched {
+		if m.watched[id] {
+			continue
+		}
+		if err := m.objs.Watched.Put(uint64(id), new(monitorSwitches)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		m.watched[id] = true
+	}
+	gone := make(map[container.ID]bool)
+	for _, id := range v2 {
+		gone[id] = false
+	}
+	errs = append(errs, m.forget(func(id container.ID) bool {
+		_, known := gone[id]
+		return known || id == System || id == Idle || id == Unseen
+	}))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("follow containers: %w", err)
+	}
+	return nil
+}
+
+// replace brings a map of cgroups from was to want.
+func replace(m *ebpf.Map, was, want map[uint64]container.ID) error {
+	var errs []error
+	for id := range was {
+		if _, wanted := want[id]; !wanted {
+			errs = append(errs, m.Delete(id))
+			delete(was, id)
+		}
+	}
+	for id, c := range want {
+		if was[id] == c {
+			continue
+		}
+		if err := m.Put(id, uint64(c)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		was[id] = c
+	}
+	return errors.Join(errs...)
+}
+
+// forget drops the accounts and waits of containers that are known no more.
+func (m *Meter) forget(known func(container.ID) bool) error {
+	var errs []error
+	var at monitorPlace
+	var a monitorAccount
+	var places []monitorPlace
+	for it := m.objs.Accounts.Iterate(); it.Next(&at, &a); {
+		if !known(container.ID(at.Container)) {
+			places = append(places, at)
+		}
+	}
+	for _, at := range places {
+		errs = append(errs, absent(m.objs.Accounts.Delete(at)))
+	}
+	var p monitorPair
+	var w monitorWait
+	var pairs []monitorPair
+	for it := m.objs.Waits.Iterate(); it.Next(&p, &w); {
+		if !known(container.ID(p.Victim)) || !known(container.ID(p.Culprit)) || !m.watched[container.ID(p.Victim)] {
+			pairs = append(pairs, p)
+		}
+	}
+	for _, p := range pairs {
+		errs = append(errs, absent(m.objs.Waits.Delete(p)))
+	}
+	return errors.Join(errs...)
+}
+
+func absent(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+// subBits is HIST_SUB_BITS of monitor.bpf.c.
+const subBits = 2
+
+func histogram(counts []uint64, sum uint64) *hist.Histogram {
+	return &hist.Histogram{Sub: subBits, Counts: append([]uint64(nil), counts...), Sum: sum}
+}
+
+// Read gives what was measured up to now. Rows are in no order.
+func (m *Meter) Read() (Reading, error) {
+	r := Reading{Taken: time.Now()}
+	var at monitorPlace
+	var a monitorAccount
+	accounts := m.objs.Accounts.Iterate()
+	for accounts.Next(&at, &a) {
+		r.Accounts = append(r.Accounts, Account{
+			Container: container.ID(at.Container), Disk: Disk{at.Major, at.Minor},
+			Reads: a.Ios[0], Writes: a.Ios[1], ReadBytes: a.Bytes[0], WriteBytes: a.Bytes[1], Errors: a.Errors,
+			Queue: histogram(a.Queue[:], a.QueueSum), Device: histogram(a.Device[:], a.DeviceSum),
+		})
+	}
+	var p monitorPair
+	var w monitorWait
+	waits := m.objs.Waits.Iterate()
+	for waits.Next(&p, &w) {
+		r.Waits = append(r.Waits, Wait{container.ID(p.Victim), container.ID(p.Culprit), time.Duration(w.Ns), w.Times})
+	}
+	errs := []error{accounts.Err(), waits.Err()}
+	for id := range maps.Keys(m.watched) {
+		var s monitorSwitches
+		if err := m.objs.Watched.Lookup(uint64(id), &s); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		r.Switches = append(r.Switches, Switches{
+			Container: id, Voluntary: s.Voluntary, Involuntary: s.Involuntary, Foreign: s.Foreign, Wait: histogram(s.Wait[:], s.WaitSum),
+		})
+	}
+	errs = append(errs, m.objs.Lost.Get(&r.Lost))
+	if err := errors.Join(errs...); err != nil {
+		return Reading{}, fmt.Errorf("read block I/O: %w", err)
+	}
+	return r, nil
+}
+
+// Maps says how full the maps are.
+func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
+
+// Close ends the measurement.
+func (m *Meter) Close() error { return errors.Join(m.links.Close(), m.object.Close()) }

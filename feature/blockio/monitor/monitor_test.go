@@ -1,0 +1,193 @@
+package monitor
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/sandbox/loop"
+)
+
+func TestMain(m *testing.M) {
+	if status, ok := load.Reexec(os.Args); ok {
+		os.Exit(status)
+	}
+	testkit.Main(m)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tenant is a cgroup that stands for a container.
+type tenant struct {
+	testkit.CG
+	Group
+}
+
+func newTenant(t *testing.T, watched bool) tenant {
+	t.Helper()
+	cg := testkit.Cgroup(t)
+	if cg.V2 == "" || cg.IO == "" {
+		testkit.Skip(t, "no cgroup v2 tree, or no controller of block I/O")
+	}
+	v2, err := cgroup.ID(cg.V2)
+	must(t, err)
+	io, err := cgroup.ID(cg.IO)
+	must(t, err)
+	return tenant{cg, Group{Container: container.ID(v2), V2: v2, IO: io, Watched: watched}}
+}
+
+// run starts a generator in the tenant's cgroups, which waits for a rate on its board.
+func (n tenant) run(t *testing.T, cg testkit.CG, cpu int, args ...string) *load.Board {
+	t.Helper()
+	cmd, board, err := load.Command(args...)
+	must(t, err)
+	must(t, cmd.Start())
+	done := make(chan struct{})
+	go func() { cmd.Wait(); close(done) }()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-done
+		must(t, board.Close())
+	})
+	if cpu >= 0 {
+		var set unix.CPUSet
+		set.Set(cpu)
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
+		must(t, err)
+		for _, task := range tasks { // the others are made by these
+			tid := 0
+			fmt.Sscan(task.Name(), &tid)
+			must(t, unix.SchedSetaffinity(tid, &set))
+		}
+	}
+	cg.Add(t, cmd.Process.Pid)
+	must(t, board.Await(t.Context(), done))
+	return board
+}
+
+func newMeter(t *testing.T, groups ...Group) *Meter {
+	t.Helper()
+	m, err := Open(groups)
+	must(t, err)
+	t.Cleanup(func() { must(t, m.Close()) })
+	return m
+}
+
+func newLoop(t *testing.T) (*loop.Disk, Disk) {
+	t.Helper()
+	testkit.NeedRoot(t)
+	l, err := loop.New(t.TempDir(), 4<<20)
+	must(t, err)
+	t.Cleanup(func() { must(t, l.Close()) })
+	var st unix.Stat_t
+	must(t, unix.Stat(l.Path, &st))
+	return l, Disk{unix.Major(st.Rdev), unix.Minor(st.Rdev)}
+}
+
+// until waits for a state of the meter.
+func until(t *testing.T, m *Meter, what string, ok func(Reading) bool) Reading {
+	t.Helper()
+	var r Reading
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		var err error
+		r, err = m.Read()
+		must(t, err)
+		if ok(r) {
+			return r
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not so; the last reading is %+v", what, r)
+		}
+	}
+}
+
+func (r Reading) account(id container.ID, d Disk) Account {
+	for _, a := range r.Accounts {
+		if a.Container == id && a.Disk == d {
+			return a
+		}
+	}
+	return Account{Container: id, Disk: d}
+}
+
+// Each request is on the account of the container that made it, once, with its
+// bytes, its direction and its latencies.
+func TestAccounts(t *testing.T) {
+	testkit.Smoke(t, "bpf:feature/blockio/monitor")
+	l, disk := newLoop(t)
+	mine, other := newTenant(t, false), newTenant(t, false)
+	m := newMeter(t, mine.Group, other.Group)
+	const conns, count = 3, 40
+	reader := mine.run(t, mine.CG, -1, "disk", "--to", l.Path, "--size", "4096", "--conns", "3", "--count", "40", "--rate", "0")
+	writer := other.run(t, other.CG, -1, "disk", "--to", l.Path, "--size", "8192", "--count", "25", "--writes", "100", "--rate", "0")
+	reader.SetRate(load.Flood)
+	writer.SetRate(load.Flood)
+	r := until(t, m, "all is read and written", func(r Reading) bool {
+		return r.account(mine.Container, disk).Reads >= conns*count && r.account(other.Container, disk).Writes >= 25
+	})
+	a, b := r.account(mine.Container, disk), r.account(other.Container, disk)
+	if a.Reads != conns*count || a.ReadBytes != conns*count*4096 || a.Writes != 0 || a.Errors != 0 {
+		t.Errorf("the reader has %d reads of %d bytes and %d writes, want %d of %d and none", a.Reads, a.ReadBytes, a.Writes, conns*count, conns*count*4096)
+	}
+	if b.Writes != 25 || b.WriteBytes != 25*8192 || b.Reads != 0 {
+		t.Errorf("the writer has %d writes of %d bytes and %d reads, want 25 of %d and none", b.Writes, b.WriteBytes, b.Reads, 25*8192)
+	}
+	if n := a.Device.Count(); n != conns*count || a.Device.Sum == 0 {
+		t.Errorf("%d latencies for %d reads", n, conns*count)
+	}
+	if r.Lost.Accounts != 0 {
+		t.Errorf("lost: %+v", r.Lost)
+	}
+
+	// A container that is followed no longer loses its accounts.
+	must(t, m.Follow([]Group{other.Group}))
+	r, err := m.Read()
+	must(t, err)
+	if a := r.account(mine.Container, disk); a.Reads != 0 {
+		t.Errorf("%d reads of a container that is followed no more", a.Reads)
+	}
+	if b := r.account(other.Container, disk); b.Writes != 25 {
+		t.Errorf("%d writes of the other, want 25", b.Writes)
+	}
+}
+
+// While two compete for a CPU, the watched one waits, and the other is the culprit.
+func TestCulprit(t *testing.T) {
+	testkit.Smoke(t, "bpf:feature/blockio/monitor")
+	testkit.NeedRoot(t)
+	victim, culprit := newTenant(t, true), newTenant(t, false)
+	m := newMeter(t, victim.Group, culprit.Group)
+	culprit.run(t, culprit.CG, 0, "burn")
+	victim.run(t, victim.CG, 0, "burn")
+	r := until(t, m, "the victim waits for the culprit", func(r Reading) bool {
+		for _, w := range r.Waits {
+			if w.Victim == victim.Container && w.Culprit == culprit.Container && w.For > 10*time.Millisecond {
+				return true
+			}
+		}
+		return false
+	})
+	for _, w := range r.Waits {
+		if w.Victim != victim.Container {
+			t.Errorf("a wait of %v, who is not watched", w.Victim)
+		}
+	}
+	if len(r.Switches) != 1 || r.Switches[0].Container != victim.Container {
+		t.Fatalf("switches of %+v, want those of the victim", r.Switches)
+	}
+	if s := r.Switches[0]; s.Foreign == 0 || s.Involuntary < s.Foreign || s.Wait.Count() == 0 {
+		t.Errorf("%d involuntary switches, %d to others, %d waits", s.Involuntary, s.Foreign, s.Wait.Count())
+	}
+}

@@ -1,0 +1,280 @@
+package blockio
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// reserveKey is the key that reserves.
+const reserveKey = "fairlead.io.reserve"
+
+// Report implements feature.Reporter. A Body asks for something to be done: to a
+// reservation, which the agent does with the api.SetRequest that is the answer, or to a
+// capacity.
+func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
+	if f.support.Level == probe.Unavailable {
+		return nil, refused(http.StatusServiceUnavailable, "unavailable", "blockio: %s", f.support.Why)
+	}
+	switch body := ask.Body.(type) {
+	case api.ReservationChange:
+		return f.change(of, body)
+	case api.CapacityRequest:
+		return f.setCapacity(body)
+	}
+	f.mu.Lock()
+	d, length := f.shown, f.window.Length
+	f.mu.Unlock()
+	if ask.Over > 0 {
+		var err error
+		if d, length, err = f.look(ctx, ask.Over); err != nil {
+			return nil, err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := f.wire(d, length)
+	if of != nil {
+		mine := func(id container.ID) bool { return id == of.ID }
+		out.Rows = slices.DeleteFunc(out.Rows, func(r api.BlockIORow) bool { return !mine(r.Container) })
+		out.Waits = slices.DeleteFunc(out.Waits, func(w api.BlockIOWait) bool { return !mine(w.Victim) })
+		out.Events = slices.DeleteFunc(out.Events, func(e api.BlockIOEvent) bool { return !mine(e.Victim) && !mine(e.Culprit) })
+		out.Reservations = slices.DeleteFunc(out.Reservations, func(r api.Reservation) bool { return !mine(r.Container) })
+	}
+	return out, nil
+}
+
+// wire puts what happened in a time into the API's form. The caller holds f.mu.
+func (f *BlockIO) wire(d monitor.Reading, length time.Duration) api.BlockIO {
+	out := api.BlockIO{
+		Taken: d.Taken, Seconds: length.Seconds(), Rows: []api.BlockIORow{}, Waits: []api.BlockIOWait{}, Devices: []api.BlockIODevice{},
+		Events: []api.BlockIOEvent{}, Reservations: []api.Reservation{}, Lost: d.Lost.Accounts + d.Lost.Waits + d.Lost.Pairs,
+	}
+	if out.Taken.IsZero() {
+		out.Taken = time.Now()
+	}
+	accounts := make(map[Place]monitor.Account)
+	for _, a := range d.Accounts {
+		if a.Reads+a.Writes+a.Errors > 0 {
+			accounts[Place{a.Container, a.Disk}] = a
+		}
+	}
+	disks := make(map[monitor.Disk]bool)
+	for id, m := range f.members {
+		for _, r := range m.reserved {
+			at := Place{id, r.at()}
+			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(accounts[at], length)))
+			if _, had := accounts[at]; !had {
+				accounts[at] = monitor.Account{Container: id, Disk: r.at()}
+			}
+		}
+	}
+	actions := f.control.Actions()
+	for at, a := range accounts {
+		disks[at.Disk] = true
+		out.Rows = append(out.Rows, f.row(at, a, d, length, actions))
+	}
+	for _, w := range d.Waits {
+		if w.For <= 0 || length <= 0 || w.Culprit == monitor.Idle {
+			continue
+		}
+		wire := api.BlockIOWait{Victim: w.Victim, Culprit: w.Culprit, Name: f.name(w.Culprit), Share: w.For.Seconds() / length.Seconds()}
+		if w.Culprit == monitor.Unseen {
+			wire.Culprit, wire.Name = 0, "too many to tell"
+		}
+		out.Waits = append(out.Waits, wire)
+	}
+	for at := range disks {
+		if disk, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor); err == nil {
+			out.Devices = append(out.Devices, f.device(disk))
+		}
+	}
+	for _, e := range f.control.events {
+		e.Disk = f.numbered(e.Disk)
+		out.Events = append(out.Events, e)
+	}
+	api.SortBlockIO(out)
+	return out
+}
+
+// numbered names the disk of a number; what is none stays as it is.
+func (f *BlockIO) numbered(number string) string {
+	var d monitor.Disk
+	if _, err := fmt.Sscanf(number, "%d:%d", &d.Major, &d.Minor); err != nil || d == (monitor.Disk{}) {
+		return ""
+	}
+	return f.diskName(d)
+}
+
+func (f *BlockIO) name(id container.ID) string {
+	if id == monitor.System {
+		return "(host)"
+	}
+	c, _ := f.cfg.Containers.Lookup(id)
+	return c.Name
+}
+
+// atLeast is the number of context switches in a second from which their ratio means
+// something, as in the paper.
+const atLeast = 50
+
+func (f *BlockIO) row(at Place, a monitor.Account, d monitor.Reading, length time.Duration, actions map[container.ID]Action) api.BlockIORow {
+	row := api.BlockIORow{
+		Container: at.Container, Disk: f.diskName(at.Disk), Achieved: achieved(a, length), Errors: a.Errors, State: stateBestEffort,
+	}
+	if at.Container != monitor.System {
+		row.Name = f.name(at.Container)
+	}
+	if a.Queue != nil {
+		row.QueueP50, row.QueueP99 = a.Queue.Quantile(0.5).Seconds(), a.Queue.Quantile(0.99).Seconds()
+		row.DeviceP50, row.DeviceP99 = a.Device.Quantile(0.5).Seconds(), a.Device.Quantile(0.99).Seconds()
+	}
+	if m := f.members[at.Container]; m != nil {
+		for _, r := range m.reserved {
+			if r.at() == at.Disk {
+				s := f.control.standing[at]
+				reserved := r.figures
+				row.Reserved, row.State, row.Since, row.Evidence = &reserved, s.State, s.Since, s.Evidence
+				if s.State == "" {
+					row.State = stateIdle
+				}
+				if s.State == stateContended {
+					row.Culprit, row.By = s.Culprit, f.name(s.Culprit)
+				}
+			}
+		}
+	}
+	if act, acts := actions[at.Container]; acts {
+		row.Action, row.Since, row.Evidence = f.actionText(act), act.Since, act.Reason
+	}
+	for _, s := range d.Switches {
+		if s.Container != at.Container {
+			continue
+		}
+		row.Voluntary, row.Involuntary, row.WaitP99 = s.Voluntary, s.Involuntary, s.Wait.Quantile(0.99).Seconds()
+		if s.Voluntary > 0 && float64(s.Voluntary+s.Involuntary) >= atLeast*length.Seconds() {
+			row.ICPU = float64(s.Involuntary) / float64(s.Voluntary)
+		}
+	}
+	return row
+}
+
+func (f *BlockIO) reservation(m *member, r reservation, got api.BlockIOFigures) api.Reservation {
+	id := m.target.Container.ID
+	out := api.Reservation{
+		ID: reservationID(id, r), Container: id, Name: m.target.Container.Name, Device: r.device, Reserved: r.figures, Achieved: got,
+		State: f.control.standing[Place{id, r.at()}].State, From: origin(m.target).From,
+	}
+	if out.State == "" {
+		out.State = stateIdle
+	}
+	out.Share, _, _ = f.capacity(r.disk).Share(r.figures)
+	return out
+}
+
+func reservationID(id container.ID, r reservation) string {
+	return fmt.Sprintf("%s-%d-%d", id, r.disk.Major, r.disk.Minor)
+}
+
+// origin says where what a container has reserved comes from.
+func origin(t policy.Target) policy.Origin {
+	for _, o := range t.Origins {
+		if o.Key == reserveKey {
+			return o
+		}
+	}
+	return policy.Origin{}
+}
+
+func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
+	c := f.capacity(d)
+	out := api.BlockIODevice{
+		Disk: d.Name, Number: d.Number(), Model: d.Model, Scheduler: d.Scheduler, Capacity: c.BlockIOFigures, Headroom: c.Headroom, Measured: c.Measured,
+		Support: "caps",
+	}
+	for _, h := range f.holders(monitor.Disk{Major: d.Major, Minor: d.Minor}, 0) {
+		s, _, _ := c.Share(h.Figures)
+		out.Reserved += s
+	}
+	return out
+}
+
+// setCapacity notes what a disk can do.
+func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
+	d, err := block.Open(f.cfg.Roots.Sys, in.Device)
+	if err != nil {
+		return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
+	}
+	c := Capacity{BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured}
+	if c.Headroom == 0 {
+		c.Headroom = usualHeadroom
+	}
+	if err := c.check(); err != nil {
+		return nil, refused(http.StatusBadRequest, "bad_request", "capacity of %s: %s", in.Device, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.capacities.set(d.Identity(), c); err != nil {
+		return nil, fmt.Errorf("keep capacity of %s: %w", in.Device, err)
+	}
+	return f.device(d), nil
+}
+
+// change says what has to be set for a change of a reservation.
+func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := f.members[of.ID]
+	if m == nil {
+		return nil, refused(http.StatusConflict, "refused", "container %s is not known yet", of.ID)
+	}
+	if !in.Delete && in.Figures == (api.BlockIOFigures{}) {
+		return nil, refused(http.StatusBadRequest, "bad_request", "nothing is to be reserved: give operations or bytes per second")
+	}
+	ios := slices.Clone(m.wish.Settings.IO)
+	i := slices.IndexFunc(m.reserved, func(r reservation) bool { return reservationID(of.ID, r) == in.ID })
+	device := in.Device
+	switch {
+	case in.ID == "":
+		d, err := block.Open(f.cfg.Roots.Sys, in.Device)
+		if err != nil {
+			return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
+		}
+		for _, r := range m.reserved {
+			if r.disk.Number() == d.Number() {
+				return nil, refused(http.StatusConflict, "refused", "container %s has a reservation of %s already: %s", of.ID, d.Name, reservationID(of.ID, r))
+			}
+		}
+	case i < 0:
+		return nil, refused(http.StatusNotFound, "not_found", "there is no reservation %q", in.ID)
+	default:
+		device = m.reserved[i].device
+	}
+	from := origin(m.wish)
+	if in.Delete && !strings.HasPrefix(from.From, "set by ") {
+		return nil, refused(http.StatusConflict, "refused", "reservation %s comes from policy (%s) and ends there", in.ID, from.From)
+	}
+	ios = slices.DeleteFunc(ios, func(io policy.IO) bool { return io.Device == device })
+	if !in.Delete {
+		ios = append(ios, policy.IO{
+			Device: device, ReadIOPS: in.Figures.ReadIOPS, WriteIOPS: in.Figures.WriteIOPS, ReadBytes: in.Figures.ReadBytes, WriteBytes: in.Figures.WriteBytes,
+		})
+	}
+	set := api.SetRequest{Was: map[string]string{reserveKey: from.Value}}
+	if value := policy.FormatReserve(ios); value != "" {
+		set.Set = map[string]string{reserveKey: value}
+	} else {
+		set.Unset = []string{reserveKey}
+	}
+	return set, nil
+}

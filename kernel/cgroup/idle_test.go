@@ -1,0 +1,75 @@
+package cgroup
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// A cgroup that is made idle gets its weight back, and not the kernel's default one.
+func TestIdleInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:idle")
+	cg := testkit.Cgroup(t)
+	if cg.CPU == "" {
+		testkit.Skip(t, "no cpu controller")
+	}
+	weight := "cpu.shares"
+	if cg.CPU == cg.V2 {
+		weight = "cpu.weight"
+	}
+	if err := File(filepath.Join(cg.CPU, weight)).Write("321"); err != nil {
+		t.Fatal(err)
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	open := func(r journal.Ref) (journal.Knob, error) { return OpenIdle(DefaultRoot, r) }
+	restore := func(when string) {
+		t.Helper()
+		out, err := j.Restore(open, nil)
+		if err != nil || len(out) != 1 || out[0].Result == journal.Foreign {
+			t.Fatalf("restore %s: %+v, %v", when, out, err)
+		}
+		if w, err := Weight(cg.CPU); err != nil || w != 321 {
+			t.Errorf("weight %s is %d, %v, was 321", when, w, err)
+		}
+		if idle, err := File(filepath.Join(cg.CPU, idleFile)).Read(); err != nil || idle != "0" {
+			t.Errorf("cpu.idle %s is %q, %v", when, idle, err)
+		}
+	}
+	turn := func() {
+		t.Helper()
+		if err := j.Turn(Idle(cg.CPU), Idled, journal.Owner{Feature: "test"}); err != nil {
+			t.Fatal(err)
+		}
+		if w, err := Weight(cg.CPU); err != nil || w != 0 {
+			t.Errorf("the weight is %d, %v, after it was made idle", w, err)
+		}
+	}
+	turn()
+	restore("after restore")
+	turn()
+	// Killed between the two steps of a restore.
+	if err := File(filepath.Join(cg.CPU, idleFile)).Write("0"); err != nil {
+		t.Fatal(err)
+	}
+	restore("after a restore that was cut short")
+}
+
+func TestIdleRefusals(t *testing.T) {
+	dir := tree(t, filepath.Join(t.TempDir(), "cg"), "cpu.idle", "0\n", "cpu.shares", "1024\n")
+	for _, object := range []string{"", "/etc/cpu.idle", filepath.Join(dir, "cpu.shares"), dir} {
+		if _, err := OpenIdle(filepath.Dir(dir), journal.Ref{Kind: KindIdle, Object: object}); err == nil {
+			t.Errorf("%q was opened", object)
+		}
+	}
+	for _, to := range []string{"", "-1", "idle ", "max"} {
+		if err := Idle(dir).Write(to); err == nil {
+			t.Errorf("%q was written", to)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package cgroup
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// KindLine is the journal kind of one device's line in a cgroup file.
+const KindLine = "line"
+
+// Limits are caps on the I/O of a cgroup at one disk, per second; 0 is none.
+type Limits struct{ ReadIOPS, WriteIOPS, ReadBytes, WriteBytes uint64 }
+
+// Line is one line of a cgroup file that has one for each device, and its value.
+type Line struct {
+	journal.Knob
+	Value string // "" is no line
+}
+
+// Throttle returns the lines that cap the I/O of a cgroup directory at a whole disk,
+// given as MAJOR:MINOR: one of io.max on v2, four of blkio.throttle.* on v1. They hold
+// for what goes to the disk by the cgroup's own requests; buffered writes are such on v2
+// only, where the file system takes part in it.
+func Throttle(dir string, v2 bool, device string, l Limits) []Line {
+	if v2 {
+		text := ""
+		if l != (Limits{}) {
+			text = fmt.Sprintf("rbps=%s wbps=%s riops=%s wiops=%s", most(l.ReadBytes), most(l.WriteBytes), most(l.ReadIOPS), most(l.WriteIOPS))
+		}
+		return []Line{{line{filepath.Join(dir, "io.max"), device}, text}}
+	}
+	var lines []Line
+	for _, f := range []struct {
+		name string
+		most uint64
+	}{{"read_iops", l.ReadIOPS}, {"write_iops", l.WriteIOPS}, {"read_bps", l.ReadBytes}, {"write_bps", l.WriteBytes}} {
+		text := ""
+		if f.most != 0 {
+			text = strconv.FormatUint(f.most, 10)
+		}
+		lines = append(lines, Line{line{filepath.Join(dir, throttlePrefix+f.name+"_device"), device}, text})
+	}
+	return lines
+}
+
+const throttlePrefix = "blkio.throttle."
+
+func most(n uint64) string {
+	if n == 0 {
+		return "max"
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+// OpenLine opens the knob that an earlier process wrote into the journal. It refuses a
+// path that does not lie below root, and a file that is none of Throttle's.
+func OpenLine(root string, ref journal.Ref) (journal.Knob, error) {
+	path, device, _ := strings.Cut(ref.Object, " ")
+	if _, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: path}); err != nil {
+		return nil, err
+	}
+	name := filepath.Base(path)
+	if !deviceNumber.MatchString(device) || name != "io.max" && !strings.HasPrefix(name, throttlePrefix) {
+		return nil, fmt.Errorf("open knob %s %q: not a file with lines and a device", ref.Kind, ref.Object)
+	}
+	return line{path, device}, nil
+}
+
+var deviceNumber = regexp.MustCompile(`^[0-9]{1,9}:[0-9]{1,9}$`)
+
+type line struct{ path, device string }
+
+func (k line) Ref() journal.Ref {
+	return journal.Ref{Kind: KindLine, Object: k.path + " " + k.device}
+}
+
+func (k line) Read() (string, error) {
+	text, err := File(k.path).Read()
+	if err != nil {
+		return "", err
+	}
+	return lineOf(text, k.device), nil
+}
+
+// lineOf gives what a file says of a device; "" if nothing.
+func lineOf(text, device string) string {
+	for l := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(l), device+" "); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
+}
+
+func (k line) Write(to string) error {
+	if to == "" {
+		if to = "0"; filepath.Base(k.path) == "io.max" {
+			to = "rbps=max wbps=max riops=max wiops=max"
+		}
+	}
+	return File(k.path).Write(k.device + " " + to)
+}

@@ -1,0 +1,68 @@
+package policy
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// What is formatted reads as it was, and a decision stands in the place of policy and is
+// not added to it.
+func TestIOFormats(t *testing.T) {
+	ios := []IO{
+		{Device: "/dev/vdb", ReadIOPS: 1, WriteBytes: 1 << 20, MaxReadBytes: 4096, MaxWriteIOPS: 9},
+		{Device: "/dev/vdc", MaxWriteByte: 2048},
+	}
+	reserve, max := FormatReserve(ios), FormatMax(ios)
+	if want := "/dev/vdb wbps=1048576 riops=1"; reserve != want {
+		t.Errorf("reserve %q, want %q", reserve, want)
+	}
+	if want := "/dev/vdb rbps=4096 wiops=9; /dev/vdc wbps=2048"; max != want {
+		t.Errorf("max %q, want %q", max, want)
+	}
+	var s Settings
+	for key, value := range map[string]string{"io.reserve": reserve, "io.max": max} {
+		k, _ := lookup(key)
+		set, err := k.parseValue(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set(&s)
+	}
+	if len(s.IO) != 2 || s.IO[0] != ios[0] || s.IO[1] != ios[1] {
+		t.Errorf("reads as %+v, want %+v", s.IO, ios)
+	}
+	now := time.Unix(1000, 0)
+	target := Target{Container: container.Container{ID: 1}, Settings: s}
+	target, err := target.With([]Decision{{Container: 1, Key: "fairlead.io.max", Value: "/dev/vdb riops=3", Expiry: now.Add(time.Second)}}, now)
+	want := IO{Device: "/dev/vdb", ReadIOPS: 1, WriteBytes: 1 << 20, MaxReadIOPS: 3}
+	if err != nil || len(target.Settings.IO) != 1 || target.Settings.IO[0] != want {
+		t.Errorf("with the decision: %+v, %v, want %+v", target.Settings.IO, err, want)
+	}
+	if s.IO[1] != ios[1] {
+		t.Errorf("the decision changed what policy says: %+v", s.IO)
+	}
+}
+
+func FuzzParseDevices(f *testing.F) {
+	for _, s := range []string{"", "/dev/vdb riops=1", "/dev/vdb rbps=50mb wiops=500; /dev/vdc wbps=1gb", "/dev/a riops=1;", ";", "/dev/\x00 riops=1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		set, err := parseReserve(value)
+		if err != nil {
+			return
+		}
+		var s, again Settings
+		set(&s)
+		text := FormatReserve(s.IO)
+		if set, err = parseReserve(text); err != nil {
+			t.Fatalf("%q of %q: %v", text, value, err)
+		}
+		set(&again)
+		if FormatReserve(again.IO) != text {
+			t.Fatalf("%q reads as %q", text, FormatReserve(again.IO))
+		}
+	})
+}

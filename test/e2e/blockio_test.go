@@ -1,0 +1,128 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/sandbox/loop"
+)
+
+// ask sends a request to the agent's socket and gives the status and the body.
+func (a *agent) ask(method, path, body string) (int, string) {
+	a.t.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", a.path("fairlead.sock"))
+	}}}
+	req, err := http.NewRequestWithContext(a.t.Context(), method, "http://fairlead"+path, strings.NewReader(body))
+	must(a.t, err)
+	resp, err := c.Do(req)
+	must(a.t, err)
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	must(a.t, err)
+	return resp.StatusCode, string(data)
+}
+
+// blockioDone waits until the agent knows a container, and its reservations.
+func (a *agent) blockioDone(name string) {
+	a.t.Helper()
+	await(a.t, "blockio knows "+name, func() error {
+		c, err := a.find(name)
+		if err != nil {
+			return err
+		}
+		for _, f := range c.Features {
+			if f.Feature == "blockio" && f.State == api.StateDone {
+				return nil
+			}
+		}
+		return fmt.Errorf("features %+v", c.Features)
+	})
+}
+
+// Reservations are made, refused, changed and ended over the API, count each other's, and
+// outlive the agent but not the container.
+func TestReservations(t *testing.T) {
+	r := newRig(t)
+	disk, err := loop.New(t.TempDir(), 1<<20)
+	must(t, err)
+	t.Cleanup(func() { must(t, disk.Close()) })
+	db := r.create(sandbox.Spec{Name: "e2e-db"})
+	r.create(sandbox.Spec{Name: "e2e-web", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=100"}})
+	a := r.agent()
+	a.start()
+	a.blockioDone("e2e-db")
+
+	expect := func(method, path, body string, status int, words ...string) string {
+		t.Helper()
+		got, text := a.ask(method, path, body)
+		if got != status {
+			t.Fatalf("%s %s %.100s: %d %s, want %d", method, path, body, got, text, status)
+		}
+		for _, w := range words {
+			if !strings.Contains(text, w) {
+				t.Errorf("%s %s: %s, want %q", method, path, text, w)
+			}
+		}
+		return text
+	}
+	reserve := func(container, figures string) string {
+		return fmt.Sprintf(`{"container": %q, "device": %q, %s}`, container, disk.Path, figures)
+	}
+	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 1`), 409, "capacity of "+disk.Path+" is not known", "fairlead io calibrate")
+	mustSay(t, a.run("io", "capacity", disk.Path, "riops=1000", "wiops=1000"), 0, "1.00kr 1.00kw")
+	a.blockioDone("e2e-web")
+
+	for _, body := range []string{"", "{", "[]", `{"container": 5}`, `{"unknown": 1}`, reserve("", `"read_iops": 1`), reserve("e2e-db", `"read_iops": 0`), reserve("e2e-db", `"read_iops": -1`),
+		reserve("e2e-db", `"read_iops": 1.5`), reserve("e2e-db", `"read_iops": 1e30`), `{"container": "e2e-db", "device": "/dev/fl-none", "read_iops": 1}`, `{"container": "e2e-db", "device": "/etc/passwd", "read_iops": 1}`} {
+		expect("POST", "/v1/reservations", body, 400)
+	}
+	expect("POST", "/v1/reservations", reserve(strings.Repeat("x", 1<<17), `"read_iops": 1`), 413)
+	expect("POST", "/v1/reservations", reserve("nobody", `"read_iops": 1`), 404)
+	expect("PUT", "/v1/reservations", "{}", 405, "GET, POST")
+	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 801`), 409, "80.0% of its capacity left (800 read or 800 write operations per second), and 80.1% are asked for", `\"e2e-web\"`, "holds 10.0%")
+	made := expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 700`), 201, `"read_iops":700`, `"from":"set by uid 0`)
+	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 5`), 409, "already")
+	list, err := a.api.Reservations(t.Context())
+	must(t, err)
+	if len(list.Reservations) != 2 || list.Reservations[0].Name != "e2e-db" || !strings.Contains(made, list.Reservations[0].ID) {
+		t.Fatalf("reservations %+v", list)
+	}
+	own, labelled := "/v1/reservations/"+list.Reservations[0].ID, "/v1/reservations/"+list.Reservations[1].ID
+	expect("PATCH", own, `{"read_iops": 801}`, 409)
+	expect("GET", own, "", 200, `"read_iops":700`)
+	expect("PATCH", own, `{"read_iops": 700, "write_iops": 100}`, 200, `"write_iops":100`)
+	expect("PATCH", own, `{}`, 400)
+	expect("DELETE", labelled, "", 409, "label")
+	expect("DELETE", "/v1/reservations/1-2-3", "", 404)
+
+	a.kill()
+	a.start()
+	a.blockioDone("e2e-db")
+	a.blockioDone("e2e-web")
+	expect("GET", own, "", 200, `"read_iops":700`, `"write_iops":100`)
+	mustSay(t, a.run("reserve"), 0, "e2e-db", "700r 100w", "80.0 %")
+	mustSay(t, a.run("io"), 0, "e2e-db", "700r 100w", "idle")
+	mustSay(t, a.run("io", "--devices"), 0, "90 %", "10 %")
+	mustSay(t, a.run("io", "events"), 0, "Nothing has happened.")
+	expect("DELETE", own, "", 200)
+	expect("GET", own, "", 404)
+	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 800`), 201)
+
+	// A reservation ends with its container.
+	must(t, db.Destroy())
+	await(t, "the reservation ends with its container", func() error {
+		if list, err = a.api.Reservations(t.Context()); err == nil && len(list.Reservations) != 1 {
+			err = fmt.Errorf("reservations %+v", list)
+		}
+		return err
+	})
+	a.stop()
+}
