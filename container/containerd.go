@@ -159,7 +159,8 @@ func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 	case *eventtypes.TaskStart:
 		r.ask(ctx, key(ev.GetContainerID()), c.inspect)
 	case *eventtypes.ContainerUpdate:
-		if _, runs := r.records[key(ev.GetID())]; runs {
+		// An answer that is on its way may be from before the update.
+		if r.knows(key(ev.GetID())) {
 			r.ask(ctx, key(ev.GetID()), c.inspect)
 		}
 	case *eventtypes.TaskExit:

@@ -123,6 +123,13 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	}()
 }
 
+// knows says whether a container runs or is being asked about.
+func (r *roster) knows(key string) bool {
+	_, runs := r.records[key]
+	_, open := r.asked[key]
+	return runs || open
+}
+
 // take records an answer, and reports the resulting list.
 func (r *roster) take(got answer) {
 	if r.note(got) {

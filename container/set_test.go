@@ -152,7 +152,7 @@ func TestSetDescribes(t *testing.T) {
 	}
 	rec := Record{PID: cmd.Process.Pid, Name: "one", RuntimeID: "abc", Image: "img", Labels: map[string]string{"k": "v"}, Pod: "p", Namespace: "n"}
 	src.report(rec)
-	c := awaitName(t, s, "one")
+	c := awaitName(t, s, "n/p/one")
 	inner, err := ns.Handle(t).LinkByName("fl0")
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestSetDescribes(t *testing.T) {
 		t.Errorf("started %v, the test did at %v", c.Started, before)
 	}
 	want := Container{
-		ID: idOf(t, cg), Name: "one", Source: "docker", RuntimeID: "abc", Image: "img", Labels: rec.Labels, Pod: "p", Namespace: "n",
+		ID: idOf(t, cg), Name: "n/p/one", Source: "docker", RuntimeID: "abc", Image: "img", Labels: rec.Labels, Pod: "p", Namespace: "n",
 		PID: cmd.Process.Pid, Started: c.Started, NetNS: ns.Inode, Cgroup: c.Cgroup,
 		Interfaces: []Interface{{
 			Name: "fl0", Index: inner.Attrs().Index, Kind: "veth", MAC: inner.Attrs().HardwareAddr.String(), Addrs: c.Interfaces[0].Addrs,
@@ -183,13 +183,13 @@ func TestSetDescribes(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, s, "second device", func(snap Snapshot) bool {
-		c, ok := named(snap, "one")
+		c, ok := named(snap, "n/p/one")
 		return ok && len(c.Interfaces) == 2 && c.Interfaces[1].Name == "fl1" && c.Interfaces[1].Host == HostEnd{}
 	})
 
 	rec.Name = "renamed"
 	src.report(rec)
-	awaitName(t, s, "renamed")
+	awaitName(t, s, "n/p/renamed")
 }
 
 // TestSetEnds is about the end of a container that its source says nothing of.
