@@ -106,7 +106,7 @@ func (o output) String() string {
 // fairlead runs the program in the test's own namespaces.
 func fairlead(t *testing.T, args ...string) output {
 	t.Helper()
-	return run(t, exec.Command(program, args...), startAtOnce)
+	return runCommand(t, exec.Command(program, args...))
 }
 
 func runCommand(t *testing.T, cmd *exec.Cmd) output {
