@@ -60,7 +60,8 @@ func TestSet(t *testing.T) {
 	must(t, at.Err())
 	ns := testkit.NetNS(t)
 	h := ns.Handle(t)
-	open, err := netdev.Open(ns.Path)
+	path := ns.Bind(t) // where a filter is held it is looked for
+	open, err := netdev.Open(path)
 	must(t, err)
 	defer open.Close()
 	const index = 77
@@ -80,7 +81,7 @@ func TestSet(t *testing.T) {
 	}
 	var set ends.Set
 	t.Cleanup(func() { set.Close() })
-	place := ends.Place{Device: ends.Device{NetNS: open.Inode(), Index: index}, Path: ns.Path, Egress: true, Stage: ends.Count, Name: "a"}
+	place := ends.Place{Device: ends.Device{NetNS: open.Inode(), Index: index}, Path: path, Egress: true, Stage: ends.Count, Name: "a"}
 	put := func(when string, want int) {
 		t.Helper()
 		must(t, set.Put(at, place, load))
@@ -99,7 +100,7 @@ func TestSet(t *testing.T) {
 	loads = 0
 	device("d2")
 	put("at a new device of the number", 1)
-	second := ends.Place{Device: place.Device, Path: ns.Path, Stage: ends.Stamp, Name: "b"}
+	second := ends.Place{Device: place.Device, Path: path, Stage: ends.Stamp, Name: "b"}
 	must(t, set.Put(at, second, load))
 	must(t, set.Drop(func(d ends.Device, egress bool, name string) bool { return d == place.Device && egress && name == "a" }))
 	if set.Len() != 1 {

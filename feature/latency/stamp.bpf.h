@@ -110,6 +110,13 @@ __noinline int fl_take(__u32 row, __u64 key)
 	return ROW;
 }
 
+/* An index of a row, as the verifier of 6.1 has to see it at each use. */
+static __always_inline __u32 in_row(__u32 place)
+{
+	asm volatile("" : "+r"(place)); /* clang knows already, and would leave it out */
+	return place & (ROW - 1);
+}
+
 /* Takes a place for a new stamp: a free one, else that of the oldest. */
 __noinline int fl_take_free(__u32 row, __u64 now)
 {
@@ -135,6 +142,7 @@ __noinline int fl_take_free(__u32 row, __u64 now)
 	}
 	if (place >= ROW)
 		return ROW;
+	place = in_row(place);
 	key = r->skb[place];
 	if (key == BUSY || !__sync_bool_compare_and_swap(&r->skb[place], key, BUSY))
 		return ROW; /* another CPU has it */
@@ -146,5 +154,5 @@ __noinline int fl_take_free(__u32 row, __u64 now)
 static __always_inline void put(struct keys *r, int place, __u64 key)
 {
 	if (place >= 0 && place < ROW)
-		*(volatile __u64 *)&r->skb[place] = key;
+		*(volatile __u64 *)&r->skb[in_row(place)] = key;
 }

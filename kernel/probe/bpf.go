@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel"
@@ -92,6 +93,9 @@ func loading(err error) error {
 }
 
 func ringbuf() answer {
+	if err := rlimit.RemoveMemlock(); err != nil { // before 5.11
+		return refused(err, "raise the limit on locked memory (ulimit -l)")
+	}
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: progName, Type: ebpf.RingBuf, MaxEntries: uint32(os.Getpagesize())})
 	if err != nil {
 		return refused(err, "use a kernel of 5.8 or later")
