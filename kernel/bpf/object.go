@@ -37,11 +37,15 @@ type Object struct {
 	shared Maps // of other objects, who close them
 }
 
+// Unlock lifts this process's limit on locked memory where the kernel counts maps by
+// it, before 5.11. Open does so by itself.
+func Unlock() error { return rlimit.RemoveMemlock() }
+
 // Open reads an object by bpf2go's function and sets variables for all of its
 // programs. Nothing is in the kernel yet. shared are maps of other objects that its
 // programs use in place of their own.
 func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, shared Maps) (*Object, error) {
-	if err := rlimit.RemoveMemlock(); err != nil { // before 5.11
+	if err := Unlock(); err != nil {
 		return nil, err
 	}
 	spec, err := read()

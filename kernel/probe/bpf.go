@@ -12,10 +12,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
 // ErrNoBTF means that the kernel does not describe its types.
@@ -93,7 +93,7 @@ func loading(err error) error {
 }
 
 func ringbuf() answer {
-	if err := rlimit.RemoveMemlock(); err != nil { // before 5.11
+	if err := bpf.Unlock(); err != nil {
 		return refused(err, "raise the limit on locked memory (ulimit -l)")
 	}
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: progName, Type: ebpf.RingBuf, MaxEntries: uint32(os.Getpagesize())})

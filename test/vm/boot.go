@@ -64,7 +64,7 @@ func Boot(ctx context.Context, root, initramfs, dir string, limit time.Duration)
 	// once, so that this machine's CPUs are busy all the same.
 	// The tests of this machine's kernel, which run beside it, go first.
 	cmd := exec.CommandContext(ctx, "nice", "-n", "10", "qemu-system-x86_64",
-		"-machine", "pc", "-accel", "tcg,thread=single", "-cpu", "Nehalem,-cx16", "-smp", "2", "-m", "1024",
+		"-machine", "pc", "-accel", "tcg,thread=single", "-cpu", "Nehalem,-cx16", "-smp", "2", "-m", "2048",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", images[0], "-initrd", initramfs,
 		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all",
