@@ -244,7 +244,7 @@ func TestMemcached(t *testing.T) {
 			return err
 		}
 		answer := make([]byte, answerSize(1000))
-		if err := exchange("memcached", client, []byte(memcachedAsk), answer); err != nil {
+		if err := exchange("memcached", client, []byte(memcachedAsk), answer, Lost); err != nil {
 			return err
 		}
 		if !strings.HasSuffix(string(answer), "x\r\nEND\r\n") {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Lost is how long a client waits for an answer by UDP before it counts an
+// Lost is how long a client without --count waits for an answer by UDP before it counts an
 // error and asks again.
 const Lost = 200 * time.Millisecond
 
@@ -80,13 +80,17 @@ func ask(o options, b *Board, c net.Conn) error {
 	if o.proto == "memcached" {
 		request, buf = []byte(memcachedAsk), make([]byte, answerSize(o.size))
 	}
+	patience := Lost
+	if o.count > 0 {
+		patience = time.Minute // each is to be answered, on however slow a machine
+	}
 	for sent := 0; o.count == 0 || sent < o.count; {
 		if paused(b) {
 			continue
 		}
 		sent++
 		start := time.Now()
-		err := exchange(o.proto, c, request, buf)
+		err := exchange(o.proto, c, request, buf, patience)
 		switch {
 		case err == nil:
 			b.count(1, len(request)+len(buf))
@@ -105,7 +109,7 @@ func ask(o options, b *Board, c net.Conn) error {
 	return nil
 }
 
-func exchange(proto string, c net.Conn, request, buf []byte) error {
+func exchange(proto string, c net.Conn, request, buf []byte, patience time.Duration) error {
 	if _, err := c.Write(request); err != nil {
 		return err
 	}
@@ -113,7 +117,7 @@ func exchange(proto string, c net.Conn, request, buf []byte) error {
 		_, err := io.ReadFull(c, buf)
 		return err
 	}
-	if err := c.SetReadDeadline(time.Now().Add(Lost)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	_, err := c.Read(buf)
