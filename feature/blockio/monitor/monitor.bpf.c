@@ -10,9 +10,9 @@
  *                      its account, and two or three atomic additions
  *   sched_wakeup, sched_wakeup_new
  *                      the look-up of a cgroup; of one that is watched, also a clock
- *                      and the task's storage
+ *                      and an entry of a hash
  *   sched_switch       a clock and the look-up of a cgroup; of one that is watched,
- *                      also the task's storage, and when it waited, an addition for
+ *                      also that entry, and when it waited, an addition for
  *                      each of those who ran meanwhile
  *
  * The look-up of a cgroup goes up the tree, at most MAX_LEVEL levels, until it finds
@@ -21,7 +21,8 @@
  * They are attached only while a reservation exists or somebody looks. Readers of
  * the maps: package monitor. fl_lost counts what found no place: I/O without an
  * account (fl_accounts is full), a request without a stamp (fl_issued is full, or it
- * was issued before the programs were attached), a wait without a stamp or a pair.
+ * was issued before the programs were attached), a wait without a stamp (fl_since is
+ * full) or a pair.
  */
 
 /* Up to 69 s. Also monitor.go: subBits. */
@@ -190,10 +191,14 @@ struct {
 	__type(value, struct wait);
 } fl_waits SEC(".maps");
 
-/* Since when a task of a watched container waits for a CPU, ns; 0: it does not. */
+/*
+ * By thread, since when it waits for a CPU, ns. Threads of watched containers only, and
+ * only while they wait. No task storage: to allocate it below the run queue's lock fails
+ * on Linux 7.2.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 32768);
 	__type(key, int);
 	__type(value, __u64);
 } fl_since SEC(".maps");
@@ -329,11 +334,9 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 /* A task of a watched container waits from now on. */
 static __always_inline void waits(struct task_struct *t, __u64 now)
 {
-	__u64 *since = bpf_task_storage_get(&fl_since, t, 0, now ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
+	int pid = t->pid;
 
-	if (since)
-		*since = now;
-	else if (now)
+	if (bpf_map_update_elem(&fl_since, &pid, &now, BPF_ANY))
 		__sync_fetch_and_add(&fl_lost.waits, 1);
 }
 
@@ -403,8 +406,9 @@ static __always_inline void waited(struct runs *r, __u64 victim, __u64 since, __
 SEC("tp_btf/sched_switch")
 int BPF_PROG(fl_switch, _Bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	__u64 now = bpf_ktime_get_ns(), who, was, *since;
+	__u64 now = bpf_ktime_get_ns(), who, was, *since, waiting;
 	struct switches *w;
+	int pid;
 	struct runs *r;
 	__u32 zero = 0;
 
@@ -424,22 +428,28 @@ int BPF_PROG(fl_switch, _Bool preempt, struct task_struct *prev, struct task_str
 				waits(prev, now);
 			} else {
 				__sync_fetch_and_add(&w->voluntary, 1);
-				waits(prev, 0); /* a wake-up that came before it slept */
+				/* It does not wait, though a wake-up came before it slept. */
+				pid = prev->pid;
+				bpf_map_delete_elem(&fl_since, &pid);
 			}
 		}
 	}
 	if (who != SYSTEM && who != IDLE) {
 		w = bpf_map_lookup_elem(&fl_watched, &who);
-		since = w ? bpf_task_storage_get(&fl_since, next, 0, 0) : 0;
-		if (since && *since && now > *since) {
-			__u32 index = fl_bucket(now - *since);
+		pid = next->pid;
+		since = w ? bpf_map_lookup_elem(&fl_since, &pid) : 0;
+		if (since) {
+			waiting = *since;
+			bpf_map_delete_elem(&fl_since, &pid);
+			if (now > waiting) {
+				__u32 index = fl_bucket(now - waiting);
 
-			if (index < HIST_BUCKETS) {
-				__sync_fetch_and_add(&w->wait[index], 1);
-				__sync_fetch_and_add(&w->wait_sum, now - *since);
+				if (index < HIST_BUCKETS) {
+					__sync_fetch_and_add(&w->wait[index], 1);
+					__sync_fetch_and_add(&w->wait_sum, now - waiting);
+				}
+				waited(r, who, waiting, now);
 			}
-			waited(r, who, *since, now);
-			*since = 0;
 		}
 	}
 	r->head++;

@@ -104,8 +104,7 @@ type Meter struct {
 }
 
 // Open begins to measure for the given containers, as Follow does. The kernel must have
-// BTF and storage of tasks for BPF (5.15 has); the error says what is missing. The
-// caller closes the Meter.
+// BTF; the error says what is missing. The caller closes the Meter.
 func Open(groups []Group) (_ *Meter, err error) {
 	m := &Meter{groups: make(map[uint64]container.ID), iogroups: make(map[uint64]container.ID), watched: make(map[container.ID]bool)}
 	defer func() {
