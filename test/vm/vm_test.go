@@ -150,6 +150,9 @@ func onKernel(t *testing.T, g *Guest) {
 	for _, note := range g.result.Notes {
 		t.Log(note)
 	}
+	if len(g.Root.Tests) == 0 {
+		t.Errorf("VM_PACKAGES=%q names no package with a test for this kernel; write feature/traffic", os.Getenv("VM_PACKAGES"))
+	}
 	for _, test := range g.Root.Tests {
 		t.Run(test.Package, func(t *testing.T) {
 			run, ok := g.result.Runs[test.name()]
