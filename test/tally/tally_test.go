@@ -62,6 +62,14 @@ func TestTally(t *testing.T) {
 			line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/new"}`) + line(`{"Action":"fail","Package":"m/a","Test":"TestB/y"}`) +
 			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
 			false, []string{"failed: a TestB/y/new", "failed: a TestB/y (0s)", "failed: a TestB (0s)", "0 passed, 3 failed, 1 skipped"}},
+		{"in whose subtest with a slash in its name a known flake failed", line(`{"Action":"pass","Package":"m/a","Test":"TestB/x/y"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) + // no test TestB/y ends
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
+			true, []string{"flaky: a TestB failed by that\n1 passed, 0 failed, 2 skipped"}},
+		{"and in it another failed, too", line(`{"Action":"fail","Package":"m/a","Test":"TestB/y/odd"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB/z/new"}`) +
+			line(`{"Action":"fail","Package":"m/a","Test":"TestB"}`) + line(`{"Action":"fail","Package":"m/a"}`),
+			false, []string{"failed: a TestB/z/new", "failed: a TestB (0s)", "0 passed, 2 failed, 1 skipped"}},
 		{"slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":59}`),
 			true, []string{"slow: a took 59s, and should take 10s\n1 passed, 0 failed"}},
 		{"far too slow", line(`{"Action":"pass","Package":"m/a","Test":"TestA"}`) + line(`{"Action":"pass","Package":"m/a","Elapsed":61}`),
