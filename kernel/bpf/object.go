@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
@@ -216,7 +217,11 @@ func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.P
 			have[name] = m
 		}
 	}
-	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: have})
+	var c *ebpf.Collection
+	err = WithTypes(func(types *btf.Cache) (err error) {
+		c, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: have, Cache: types})
+		return err
+	})
 	if err != nil {
 		return err
 	}

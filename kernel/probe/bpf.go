@@ -134,12 +134,16 @@ func bpffs(cfg Config) answer {
 // kernel thread never goes (kernel/sched/fair.c, task_throttle_setup_work): such
 // a kernel charges it and lets it run. The work item for that in task_struct
 // tells these kernels. Error: ErrNoBTF.
-func KthreadsThrottled(r kernel.Roots) (bool, error) {
-	spec, err := kernelTypes(r, btf.NewCache())
-	if err != nil {
-		return false, err
-	}
-	return throttled(spec)
+func KthreadsThrottled(r kernel.Roots) (yes bool, err error) {
+	err = bpf.WithTypes(func(cache *btf.Cache) error {
+		spec, err := kernelTypes(r, cache)
+		if err != nil {
+			return err
+		}
+		yes, err = throttled(spec)
+		return err
+	})
+	return yes, err
 }
 
 // kernelTypes reads the types of the kernel, through cache if they are those of
@@ -191,13 +195,17 @@ func throttling(spec *btf.Spec) answer {
 // booted with tsc=noirqtime; prev_irq_time in the run queue identifies such a
 // kernel. A kernel that has given this up since, because its TSC turned out to be
 // unstable, looks the same: it is reported as charging nobody. Error: ErrNoBTF.
-func SoftirqsChargeTasks(r kernel.Roots) (bool, error) {
-	spec, err := kernelTypes(r, btf.NewCache())
-	if err != nil {
-		return false, err
-	}
-	apart, err := irqTime(spec)
-	return err == nil && (!apart || noIRQTime(r)), err
+func SoftirqsChargeTasks(r kernel.Roots) (yes bool, err error) {
+	err = bpf.WithTypes(func(cache *btf.Cache) error {
+		spec, err := kernelTypes(r, cache)
+		if err != nil {
+			return err
+		}
+		apart, err := irqTime(spec)
+		yes = err == nil && (!apart || noIRQTime(r))
+		return err
+	})
+	return yes, err
 }
 
 // irqTime says whether the kernel is built to account the time of interrupts

@@ -282,7 +282,8 @@ func (s *source) check() []string {
 
 // variables collects the package-level variables of a file and refuses those
 // that can only be there to be changed. Sentinel errors, regular expressions,
-// embedded files, counters and tables that nobody writes to are fine.
+// embedded files, counters, pools (whose content nothing may depend on) and tables
+// that nobody writes to are fine.
 func (s *source) variables(f *ast.File) {
 	for _, d := range f.Decls {
 		decl, ok := d.(*ast.GenDecl)
@@ -337,7 +338,7 @@ func changeable(value ast.Expr) bool {
 			return false
 		}
 		from, ok := typ.X.(*ast.Ident)
-		return ok && (from.Name == "sync" || from.Name == "atomic")
+		return ok && (from.Name == "sync" && typ.Sel.Name != "Pool" || from.Name == "atomic")
 	}
 	return false
 }
