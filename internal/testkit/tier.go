@@ -65,5 +65,22 @@ func Smoke(t testing.TB, covers ...string) { t.Helper() }
 // OnKernels marks a test whose result depends on the kernel but which is no
 // Smoke test: the guests run it on the oldest and the newest kernel in the tier
 // CI, and on every kernel in the tier Full. Calls look as those of Smoke do. A
-// test with neither mark runs on the machine's own kernel only.
+// test without a mark runs on the machine's own kernel only.
 func OnKernels(t testing.TB, covers ...string) { t.Helper() }
+
+// InFull marks a test whose result depends on the kernel where other tests with a
+// mark depend on the same things in it: the guests run it in the tier Full only, on
+// every kernel. Calls look as those of Smoke do.
+func InFull(t testing.TB, covers ...string) { t.Helper() }
+
+// Cases gives the cases that a test goes through: in a guest only the first n, for
+// which it needs a rig each, but for the tier Full, and all of them elsewhere.
+func Cases[T any](t testing.TB, n int, cases ...T) []T {
+	t.Helper()
+	if testing.Short() {
+		n = Scale(t, n, len(cases))
+	} else {
+		n = len(cases)
+	}
+	return cases[:n]
+}

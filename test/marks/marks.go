@@ -1,5 +1,5 @@
 // Package marks reads from the source of the tests which of them depend on the
-// kernel, and what they cover: the calls of testkit.Smoke and testkit.OnKernels.
+// kernel, and what they cover: the calls of testkit.Smoke, OnKernels and InFull.
 // It runs no test. test/vm goes by it to choose what a guest runs, test/rules to
 // see that nothing is left out.
 package marks
@@ -19,7 +19,7 @@ import (
 // Test is one top-level test that carries a mark.
 type Test struct {
 	Name   string
-	Smoke  bool     // testkit.Smoke, else testkit.OnKernels
+	Mark   string   // of testkit: "Smoke", "OnKernels" or "InFull"
 	Covers []string // "bpf:FOLDER", "knob:KIND" or "path:NAME"
 }
 
@@ -101,12 +101,12 @@ func file(name string, src any) ([]Test, error) {
 		if stmt == nil {
 			continue
 		}
-		call, smoke, ok := mark(stmt.X)
+		call, name, ok := mark(stmt.X)
 		if !ok {
 			continue
 		}
 		read[call] = true
-		t := Test{Name: decl.Name.Name, Smoke: smoke}
+		t := Test{Name: decl.Name.Name, Mark: name}
 		for _, arg := range call.Args[1:] {
 			word, err := cover(arg)
 			if err != nil {
@@ -126,20 +126,20 @@ func file(name string, src any) ([]Test, error) {
 }
 
 // mark says whether a node is a call of one of the marks, and of which.
-func mark(n ast.Node) (call *ast.CallExpr, smoke, ok bool) {
+func mark(n ast.Node) (call *ast.CallExpr, name string, ok bool) {
 	call, ok = n.(*ast.CallExpr)
 	if !ok || len(call.Args) == 0 {
-		return nil, false, false
+		return nil, "", false
 	}
 	sel, _ := call.Fun.(*ast.SelectorExpr)
 	if sel == nil {
-		return nil, false, false
+		return nil, "", false
 	}
 	x, _ := sel.X.(*ast.Ident)
-	if x == nil || x.Name != "testkit" || sel.Sel.Name != "Smoke" && sel.Sel.Name != "OnKernels" {
-		return nil, false, false
+	if x == nil || x.Name != "testkit" || !slices.Contains([]string{"Smoke", "OnKernels", "InFull"}, sel.Sel.Name) {
+		return nil, "", false
 	}
-	return call, sel.Sel.Name == "Smoke", true
+	return call, sel.Sel.Name, true
 }
 
 // cover reads one word of a mark.

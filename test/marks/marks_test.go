@@ -16,8 +16,10 @@ func TestFile(t *testing.T) {
 	}{
 		{"none", head + "f()\n}\n", nil, ""},
 		{"smoke", head + "testkit.Smoke(t, \"bpf:feature/x\", \"path:bridge\")\nf()\n}\n",
-			[]Test{{Name: "TestA", Smoke: true, Covers: []string{"bpf:feature/x", "path:bridge"}}}, ""},
-		{"on kernels", head + "testkit.OnKernels(t)\n}\n", []Test{{Name: "TestA"}}, ""},
+			[]Test{{Name: "TestA", Mark: "Smoke", Covers: []string{"bpf:feature/x", "path:bridge"}}}, ""},
+		{"on kernels", head + "testkit.OnKernels(t)\n}\n", []Test{{Name: "TestA", Mark: "OnKernels"}}, ""},
+		{"in full", head + "testkit.InFull(t)\n}\n", []Test{{Name: "TestA", Mark: "InFull"}}, ""},
+		{"no mark", head + "testkit.NeedRoot(t)\n}\n", nil, ""},
 		{"late", head + "f()\ntestkit.Smoke(t)\n}\n", nil, "first statement"},
 		{"in a subtest", head + "t.Run(\"x\", func(t *testing.T) { testkit.Smoke(t) })\n}\n", nil, "first statement"},
 		{"not in a test", "package a\nfunc f(t *testing.T) {\ntestkit.OnKernels(t)\n}\n", nil, "first statement"},

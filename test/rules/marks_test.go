@@ -121,7 +121,7 @@ func uncovered(wanted []string, marked map[string][]marks.Test) (problems []stri
 				if !slices.Contains(wanted, word) {
 					problems = append(problems, fmt.Sprintf("%s %s: covers %s, which there is not", dir, test.Name, word))
 				}
-				smoked[word] = smoked[word] || test.Smoke
+				smoked[word] = smoked[word] || test.Mark == "Smoke"
 			}
 		}
 	}
@@ -135,8 +135,8 @@ func uncovered(wanted []string, marked map[string][]marks.Test) (problems []stri
 
 func TestUncovered(t *testing.T) {
 	marked := map[string][]marks.Test{"kernel/a": {
-		{Name: "TestA", Smoke: true, Covers: []string{"knob:file"}},
-		{Name: "TestB", Covers: []string{"knob:group", "knob:old"}},
+		{Name: "TestA", Mark: "Smoke", Covers: []string{"knob:file"}},
+		{Name: "TestB", Mark: "OnKernels", Covers: []string{"knob:group", "knob:old"}},
 	}}
 	got := uncovered([]string{"knob:file", "knob:group"}, marked)
 	want := []string{"kernel/a TestB: covers knob:old, which there is not", "no test with testkit.Smoke covers knob:group"}

@@ -28,8 +28,9 @@ const (
 // TestKernels boots each kernel once and runs there, package by package, the
 // tests that the tier asks for: in every tier those that carry testkit.Smoke, in
 // the tier CI on the oldest and the newest kernel those with testkit.OnKernels
-// too, in the tier Full both on all. The tests of test/vm/guest always run. On a
-// kernel that fairlead does not support they are all that runs.
+// too, in the tier Full these and those with testkit.InFull on all. The tests of
+// test/vm/guest always run. On a kernel that fairlead does not support they are all
+// that runs.
 //
 // It is long, so it wants FAIRLEAD_VM=1. VM_KERNELS and VM_PACKAGES, lists
 // separated by spaces, choose some of them; VM_RUN is a pattern for -test.run in
@@ -111,7 +112,11 @@ var limits = map[testkit.Tier]time.Duration{testkit.Quick: 12 * time.Minute, tes
 
 // choose gives the tests that a kernel runs, by package, without their binaries.
 func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test {
-	all := tier == testkit.Full || tier == testkit.CI && k.Whole
+	upTo := tier
+	if tier == testkit.CI && !k.Whole {
+		upTo = testkit.Quick
+	}
+	from := map[string]testkit.Tier{"Smoke": testkit.Quick, "OnKernels": testkit.CI, "InFull": testkit.Full}
 	chosen := []Test{{Package: guest}}
 	if k.TooOld {
 		marked = nil
@@ -119,7 +124,7 @@ func choose(k Kernel, tier testkit.Tier, marked map[string][]marks.Test) []Test 
 	for _, pkg := range slices.Sorted(maps.Keys(marked)) {
 		t := Test{Package: pkg}
 		for _, m := range marked[pkg] {
-			if m.Smoke || all {
+			if from[m.Mark] <= upTo {
 				t.Names = append(t.Names, m.Name)
 			}
 		}
@@ -241,12 +246,13 @@ func TestChoose(t *testing.T) {
 	t.Setenv("VM_RUN", "")
 	t.Setenv("VM_PACKAGES", "")
 	marked := map[string][]marks.Test{
-		"feature/a": {{Name: "TestA", Smoke: true}, {Name: "TestB"}},
-		"kernel/b":  {{Name: "TestC"}},
+		"feature/a": {{Name: "TestA", Mark: "Smoke"}, {Name: "TestB", Mark: "OnKernels"}, {Name: "TestD", Mark: "InFull"}},
+		"kernel/b":  {{Name: "TestC", Mark: "OnKernels"}},
 	}
 	own := Test{Package: guest}
 	smoke := []Test{own, {Package: "feature/a", Names: []string{"TestA"}}}
-	all := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
+	most := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
+	all := []Test{own, {Package: "feature/a", Names: []string{"TestA", "TestB", "TestD"}}, {Package: "kernel/b", Names: []string{"TestC"}}}
 	for _, tt := range []struct {
 		kernel Kernel
 		tier   testkit.Tier
@@ -255,7 +261,7 @@ func TestChoose(t *testing.T) {
 		{Kernel{}, testkit.Quick, smoke},
 		{Kernel{Whole: true}, testkit.Quick, smoke},
 		{Kernel{}, testkit.CI, smoke},
-		{Kernel{Whole: true}, testkit.CI, all},
+		{Kernel{Whole: true}, testkit.CI, most},
 		{Kernel{}, testkit.Full, all},
 		{Kernel{TooOld: true}, testkit.Full, []Test{own}},
 	} {
