@@ -62,12 +62,17 @@ func Boot(ctx context.Context, root, initramfs, dir string, limit time.Duration)
 	// other was patching (a jump label) half old and half new, and 6.12 died of
 	// an invalid instruction in get_page_from_freelist. Several guests run at
 	// once, so that this machine's CPUs are busy all the same.
+	// The clock of the CPU is to be relied on: QEMU takes it and the HPET, which the
+	// kernel compares it with, from one clock of the host, but where this thread had
+	// to wait between the two readings, the kernel gives the CPU's up. It then asks
+	// an emulated device for every time, is two or three times slower, and has waits
+	// of seconds with the lock of all network devices held.
 	// The tests of this machine's kernel, which run beside it, go first.
 	cmd := exec.CommandContext(ctx, "nice", "-n", "10", "qemu-system-x86_64",
 		"-machine", "pc", "-accel", "tcg,thread=single", "-cpu", "Nehalem,-cx16", "-smp", "2", "-m", "2048",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", images[0], "-initrd", initramfs,
-		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off nokaslr cgroup_no_v1=all",
+		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off nokaslr tsc=reliable cgroup_no_v1=all",
 		"-serial", "file:"+filepath.Join(dir, "console.log"),
 		"-serial", "file:"+log)
 	// A guest must not outlive a test run that was killed. The signal comes
