@@ -20,15 +20,18 @@ import (
 // dropped.
 func TestFloodedPacketsAreNotDropped(t *testing.T) {
 	testkit.OnKernels(t)
-	t.Run("tc", func(t *testing.T) { floodedPackets(t, newHost(t, sandbox.CPU{})) })
-	t.Run("xdp", func(t *testing.T) {
-		h := newHost(t, sandbox.CPU{})
-		h.byXDP()
-		floodedPackets(t, h)
-		if h.dropPoint().By != drop.ByXDP {
-			t.Errorf("the uplink drops at %+v", h.dropPoint())
-		}
-	})
+	for _, by := range testkit.Cases(t, 1, drop.ByXDP, drop.ByTC) {
+		t.Run(string(by), func(t *testing.T) {
+			h := newHost(t, sandbox.CPU{})
+			if by == drop.ByXDP {
+				h.byXDP()
+			}
+			floodedPackets(t, h)
+			if h.dropPoint().By != by {
+				t.Errorf("the uplink drops at %+v", h.dropPoint())
+			}
+		})
+	}
 }
 
 func floodedPackets(t *testing.T, h *host) {

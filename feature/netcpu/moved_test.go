@@ -88,40 +88,47 @@ var movedModes = []policy.NetCPU{policy.NetCPUIsolate, policy.NetCPUCharge}
 func TestMovedElsewhere(t *testing.T) {
 	testkit.OnKernels(t)
 	t.Parallel()
-	for _, mode := range movedModes {
-		for _, order := range []string{"end first", "begin first"} {
-			t.Run(string(mode)+", "+order, func(t *testing.T) {
-				m := newMoving(t)
-				one := m.container
-				m.apply(one, mode)
-				m.inForce("before", one, mode)
-				e := m.elsewhere.Cgroup
-				m.move(one.Cgroup.V2, e.V2, false)
-				if one.Cgroup.CPU != one.Cgroup.V2 {
-					m.move(one.Cgroup.CPU, e.CPU, false)
-				}
-				two := m.describe(m.box)
-				if two.ID == one.ID || two.NetNS != one.NetNS {
-					t.Fatalf("%+v and %+v, want two of one namespace", one, two)
-				}
-				if order == "end first" {
-					must(t, m.netcpu.Remove(t.Context(), one.ID))
-					m.apply(two, mode)
-				} else {
-					m.apply(two, mode)
-					must(t, m.netcpu.Remove(t.Context(), one.ID))
-				}
-				m.owners("moved away", one.Cgroup.CPU, one.Cgroup.CPU)
-				m.inForce("moved", two, mode)
-				// What nobody is in any more can be removed.
-				until(t, "its cgroup can be removed", func() bool { return os.Remove(one.Cgroup.CPU) == nil })
-				must(t, m.netcpu.Remove(t.Context(), two.ID))
-				m.owners("in the end", two.Cgroup.CPU, two.Cgroup.CPU)
-				if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
-					t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
-				}
-			})
-		}
+	type change struct {
+		mode  policy.NetCPU
+		order string
+	}
+	for _, c := range testkit.Cases(t, 2,
+		change{policy.NetCPUIsolate, "begin first"},
+		change{policy.NetCPUCharge, "end first"},
+		change{policy.NetCPUIsolate, "end first"},
+		change{policy.NetCPUCharge, "begin first"},
+	) {
+		t.Run(string(c.mode)+", "+c.order, func(t *testing.T) {
+			m := newMoving(t)
+			one := m.container
+			m.apply(one, c.mode)
+			m.inForce("before", one, c.mode)
+			e := m.elsewhere.Cgroup
+			m.move(one.Cgroup.V2, e.V2, false)
+			if one.Cgroup.CPU != one.Cgroup.V2 {
+				m.move(one.Cgroup.CPU, e.CPU, false)
+			}
+			two := m.describe(m.box)
+			if two.ID == one.ID || two.NetNS != one.NetNS {
+				t.Fatalf("%+v and %+v, want two of one namespace", one, two)
+			}
+			if c.order == "end first" {
+				must(t, m.netcpu.Remove(t.Context(), one.ID))
+				m.apply(two, c.mode)
+			} else {
+				m.apply(two, c.mode)
+				must(t, m.netcpu.Remove(t.Context(), one.ID))
+			}
+			m.owners("moved away", one.Cgroup.CPU, one.Cgroup.CPU)
+			m.inForce("moved", two, c.mode)
+			// What nobody is in any more can be removed.
+			until(t, "its cgroup can be removed", func() bool { return os.Remove(one.Cgroup.CPU) == nil })
+			must(t, m.netcpu.Remove(t.Context(), two.ID))
+			m.owners("in the end", two.Cgroup.CPU, two.Cgroup.CPU)
+			if left := m.notes(); len(left) != 0 || len(m.threads()) != 0 {
+				t.Errorf("in the end: threads %v, journal %+v", m.threads(), left)
+			}
+		})
 	}
 }
 

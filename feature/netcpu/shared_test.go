@@ -20,7 +20,7 @@ import (
 // strictest holds for the packets of both, and who asked for it pays; whichever
 // comes, changes or ends first, all is as its owners have it in the end.
 func TestModesInOneNamespace(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Parallel()
 	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
 	h := newHost(t, sandbox.CPU{})

@@ -86,15 +86,16 @@ func (h *host) dropPoint() drop.Point {
 // last container has gone, and nothing of the device's stays changed when it ends.
 func TestXDPDropsAreCharged(t *testing.T) {
 	testkit.OnKernels(t)
-	for _, c := range []struct {
+	type drops struct {
 		mode    policy.NetCPU
 		cpu     sandbox.CPU
 		burners int
 		dropped string
-	}{
-		{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, "netcpu_quota_dropped_packets_total"},
-		{policy.NetCPUIsolate, sandbox.CPU{}, 8, "netcpu_early_dropped_packets_total"},
-	} {
+	}
+	for _, c := range testkit.Cases(t, 1,
+		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, "netcpu_quota_dropped_packets_total"},
+		drops{policy.NetCPUIsolate, sandbox.CPU{}, 8, "netcpu_early_dropped_packets_total"},
+	) {
 		t.Run(string(c.mode), func(t *testing.T) {
 			h := newHost(t, sandbox.CPU{})
 			h.byXDP()
@@ -246,30 +247,13 @@ func verdict(t *testing.T) *ebpf.Program {
 // then, and the reason is told.
 func TestXDPKeepsOut(t *testing.T) {
 	testkit.OnKernels(t)
-	for _, c := range []struct {
+	type obstacle struct {
 		name    string
 		prepare func(h *host) (foreign bool)
 		why     string
-	}{
-		{"a link", func(h *host) bool {
-			must(t, h.open(h.ns).Do(func() error {
-				l, err := link.AttachXDP(link.XDPOptions{Interface: index(t, h.open(h.ns), "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
-				if err == nil {
-					t.Cleanup(func() { l.Close() })
-				}
-				return err
-			}))
-			return true
-		}, netdev.ErrXDPTaken.Error()},
-		{"without a link", func(h *host) bool {
-			must(t, h.attach(verdict(t), 1<<2)) // XDP_FLAGS_DRV_MODE
-			return true
-		}, netdev.ErrXDPTaken.Error()},
-		{"generic", func(h *host) bool {
-			must(t, h.attach(verdict(t), 1<<1)) // XDP_FLAGS_SKB_MODE
-			return true
-		}, netdev.ErrXDPTaken.Error()},
-		{"too few queues", func(h *host) bool {
+	}
+	for _, c := range testkit.Cases(t, 2,
+		obstacle{"too few queues", func(h *host) bool {
 			must(t, h.open(h.ns).Do(func() error {
 				e, err := ethtool.NewEthtool()
 				if err != nil {
@@ -281,7 +265,25 @@ func TestXDPKeepsOut(t *testing.T) {
 			}))
 			return false
 		}, unix.ENOSPC.Error()},
-	} {
+		obstacle{"a link", func(h *host) bool {
+			must(t, h.open(h.ns).Do(func() error {
+				l, err := link.AttachXDP(link.XDPOptions{Interface: index(t, h.open(h.ns), "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
+				if err == nil {
+					t.Cleanup(func() { l.Close() })
+				}
+				return err
+			}))
+			return true
+		}, netdev.ErrXDPTaken.Error()},
+		obstacle{"without a link", func(h *host) bool {
+			must(t, h.attach(verdict(t), 1<<2)) // XDP_FLAGS_DRV_MODE
+			return true
+		}, netdev.ErrXDPTaken.Error()},
+		obstacle{"generic", func(h *host) bool {
+			must(t, h.attach(verdict(t), 1<<1)) // XDP_FLAGS_SKB_MODE
+			return true
+		}, netdev.ErrXDPTaken.Error()},
+	) {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t, sandbox.CPU{})
 			h.byXDP()

@@ -297,6 +297,7 @@ func TestReadOnlySysfs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
+	rounds := testkit.Scale(t, 20, 100)
 	writing := make(chan struct{})
 	var readers, writers sync.WaitGroup
 	for range 3 {
@@ -321,7 +322,7 @@ func TestReadOnlySysfs(t *testing.T) {
 				return
 			}
 			other := []string{"1", strings.TrimSuffix(was, "0") + "1"}[i]
-			for range 100 {
+			for range rounds {
 				for _, v := range []string{other, was} {
 					if err := j.Turn(k, v, journal.Owner{Feature: "test"}); err != nil {
 						t.Error(err)

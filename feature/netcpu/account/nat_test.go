@@ -33,14 +33,14 @@ func TestNAT(t *testing.T) {
 
 func TestNATFamilies(t *testing.T) {
 	testkit.OnKernels(t, "path:nat")
-	testNAT(t, []translated{
-		{name: "udp polled", proto: UDP, polls: true},
-		{name: "tcp", proto: TCP},
-		{name: "tcp polled", proto: TCP, polls: true},
-		{name: "udp ipv6", proto: UDP, v6: true},
-		{name: "udp masqueraded", proto: UDP, out: true},
-		{name: "tcp masqueraded", proto: TCP, out: true},
-	})
+	testNAT(t, testkit.Cases(t, 3,
+		translated{name: "tcp polled", proto: TCP, polls: true},
+		translated{name: "udp ipv6", proto: UDP, v6: true},
+		translated{name: "tcp masqueraded", proto: TCP, out: true},
+		translated{name: "udp polled", proto: UDP, polls: true},
+		translated{name: "tcp", proto: TCP},
+		translated{name: "udp masqueraded", proto: UDP, out: true},
+	))
 }
 
 func testNAT(t *testing.T, cases []translated) {
