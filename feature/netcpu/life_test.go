@@ -342,6 +342,15 @@ func paced(args []string) []string {
 	return args
 }
 
+// enough is how many of n packets a test waits for: in a guest a tenth, which takes
+// it as long.
+func enough(n float64) float64 {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
+}
+
 func same(t *testing.T, when string, got, want map[string]string) {
 	t.Helper()
 	for name, v := range want {

@@ -151,7 +151,7 @@ func (h *host) flood(sample string, args ...string) (dropped func() float64) {
 		if time.Since(began) > 5*time.Second { // what is sent on a slow machine may not be too much for it
 			more()
 		}
-		return dropped() > 1000
+		return dropped() > enough(1000)
 	})
 	return dropped
 }
@@ -184,7 +184,7 @@ func TestXDPCountsFragments(t *testing.T) {
 	}
 	dropped := h.flood("netcpu_quota_dropped_packets_total", "--size", "8000")
 	before, from := received(), dropped()
-	until(t, "some more are", func() bool { return dropped() > from+2000 })
+	until(t, "some more are", func() bool { return dropped() > from+enough(2000) })
 	now := received()
 	if packets, bytes := now.Packets-before.Packets, now.Bytes-before.Bytes; packets == 0 || bytes/packets < 7000 {
 		t.Errorf("%d packets of 8000 bytes have %d", packets, bytes)
@@ -207,7 +207,7 @@ func (h *host) chargedDrops(sample string) {
 		return all
 	}
 	was, before := read(), dropped() // in this order: no later than this they are counted
-	until(t, "some more are dropped", func() bool { return dropped() > before+5000 })
+	until(t, "some more are dropped", func() bool { return dropped() > before+enough(5000) })
 	drops := dropped() - before
 	// grown is by how much an account has: received packets, and what they cost.
 	grown := func(id container.ID) (packets float64, cpu time.Duration) {
