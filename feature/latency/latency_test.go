@@ -119,30 +119,31 @@ func TestHeld(t *testing.T) {
 			h.load(from, "udp-send", "--to", addr, "--count", "5", "--size", "1000")
 			// HTB lends the first ones their time; each that follows takes two seconds.
 			const long = 30 // 2^30 ns is 1.07 s
-			count := func(s Stage) uint64 {
-				all := h.read(c).Histogram(tt.d, s, UDP)
-				now := all.Since(before.Histogram(tt.d, s, UDP))
-				return now.Count() - now.Below(long)
-			}
+			// Of one reading, and again if not so: packets go on while it is made.
 			h.await(func() string {
-				if count(tt.s) == 0 {
-					return fmt.Sprintf("nothing was held in stage %s: %+v", tt.s.Name(tt.d), h.read(c).Of(tt.d, UDP))
+				now := h.read(c)
+				count := func(s Stage) uint64 {
+					n := now.Histogram(tt.d, s, UDP).Since(before.Histogram(tt.d, s, UDP))
+					return n.Count() - n.Below(long)
+				}
+				held := count(tt.s)
+				if held == 0 {
+					return fmt.Sprintf("nothing was held in stage %s: %+v", tt.s.Name(tt.d), now.Of(tt.d, UDP))
+				}
+				for _, s := range append(way(tt.d), Added, Stack) {
+					if s == tt.s || s == Socket || s == Stack && tt.d == Ingress {
+						continue // nobody listens: nothing may come to a socket
+					}
+					want := uint64(0)
+					if s == Stack || s == Added && tt.added {
+						want = held
+					}
+					if got := count(s); got != want {
+						return fmt.Sprintf("stage %s has %d packets that were held, want %d", s.Name(tt.d), got, want)
+					}
 				}
 				return ""
 			})
-			held := count(tt.s)
-			for _, s := range append(way(tt.d), Added, Stack) {
-				if s == tt.s || s == Socket || s == Stack && tt.d == Ingress {
-					continue // nobody listens: nothing may come to a socket
-				}
-				want := uint64(0)
-				if s == Stack || s == Added && tt.added {
-					want = held
-				}
-				if got := count(s); got != want {
-					t.Errorf("stage %s has %d packets that were held, want %d", s.Name(tt.d), got, want)
-				}
-			}
 		})
 	}
 }
