@@ -6,7 +6,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -195,17 +194,17 @@ func TestOverlay(t *testing.T) {
 	overlay := f.overlay()
 	boxes := []*sandbox.Box{f.inOverlay(overlay, "a", 2), f.inOverlay(overlay, "b", 3)}
 	victim := f.victim()
-	var receivers []*load.Board
+	// One after the other, and fewer than the pool holds before the first has come
+	// out of the tunnel (64): a CPU that is busy takes in all of them before that.
+	const most = 50
 	for i, box := range boxes {
-		receivers = append(receivers, f.receive(box, 0, ":9000"))
-		f.send(f.wire, 1, packets/(1+i), "udp-send", fmt.Sprintf("10.67.0.%d:9000", 2+i))
-	}
-	for i, r := range receivers {
-		f.got(r, uint64(packets/(1+i)))
+		r := f.receive(box, 0, ":9000")
+		f.send(f.wire, 1, most/(1+i), "udp-send", fmt.Sprintf("10.67.0.%d:9000", 2+i))
+		f.got(r, uint64(most/(1+i)))
 	}
 	f.expect(func(d delta) {
 		for i, box := range boxes {
-			n := uint64(packets / (1 + i))
+			n := uint64(most / (1 + i))
 			d.received(box, UDP, n, n*sizeUDP4)
 			// The tunnel brings ARP, too.
 			if e := d.of(box).Receive[Encapsulated]; e.Packets < n || e.CPU <= 0 {
