@@ -2,7 +2,6 @@ package netcpu_test
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -32,10 +31,8 @@ func TestFloodedPacketsAreNotDropped(t *testing.T) {
 }
 
 func floodedPackets(t *testing.T, h *host) {
-	victim := create(t, h.sandboxes, sandbox.Spec{Name: "victim"})
-	must(t, sandbox.Wire(
-		sandbox.End{Box: h.ns, Name: "h1", Bridge: "br0"},
-		sandbox.End{Box: victim, Name: "eth0", Addr: netip.MustParsePrefix("10.66.0.3/24")}))
+	victim := h.create(sandbox.Spec{Name: "victim"})
+	h.Join(victim, "10.66.0.3/24", h.ns, "h1")
 	got := h.start(victim, "udp-recv", "--listen", ":9000")
 	h.start(h.box, "udp-recv", "--listen", ":9000")
 	must(t, h.box.Limit(sandbox.CPU{Quota: time.Millisecond, Period: 100 * time.Millisecond}))

@@ -126,7 +126,7 @@ func TestAdopt(t *testing.T) {
 func TestSharedNamespace(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{})
-	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box})
+	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	if one.NetNS != two.NetNS || one.ID == two.ID {
 		t.Fatalf("containers %+v and %+v, want one namespace and two cgroups", one, two)
@@ -313,14 +313,7 @@ func (h *host) startOn(b *sandbox.Box, cpus []int, args ...string) *load.Board {
 	if testing.Short() && args[0] == "udp-send" {
 		args = paced(args)
 	}
-	cmd, board, err := load.Command(args...)
-	must(h.t, err)
-	p, err := b.Start(cmd, cpus...)
-	must(h.t, err)
-	h.t.Cleanup(func() { p.Kill(); <-p.Done(); board.Close() })
-	ctx, cancel := context.WithTimeout(h.t.Context(), 90*time.Second)
-	defer cancel()
-	must(h.t, board.Await(ctx, p.Done()))
+	board, _ := h.Load(b, cpus, args...)
 	return board
 }
 
@@ -438,9 +431,9 @@ func TestUplinkSteered(t *testing.T) {
 // untilCPUs waits until the threads of nic0 may use these CPUs.
 func (h *host) untilCPUs(what string, want ...string) {
 	h.t.Helper()
-	nic := h.open(h.ns)
+	nic := h.Open(h.ns)
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		list, err := nic.NAPIs(index(h.t, nic, "nic0"))
+		list, err := nic.NAPIs(h.Index(h.ns, "nic0"))
 		must(h.t, err)
 		var got []string
 		for _, napi := range list {
@@ -464,8 +457,8 @@ func (h *host) untilCPUs(what string, want ...string) {
 // which.
 func (h *host) needNAPIs() {
 	h.t.Helper()
-	nic := h.open(h.ns)
-	if _, err := nic.NAPIs(index(h.t, nic, "nic0")); errors.Is(err, netdev.ErrNoNAPIList) {
+	nic := h.Open(h.ns)
+	if _, err := nic.NAPIs(h.Index(h.ns, "nic0")); errors.Is(err, netdev.ErrNoNAPIList) {
 		testkit.Skip(h.t, "kernel does not list napi contexts (before 6.8)")
 	}
 }

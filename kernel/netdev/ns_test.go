@@ -127,28 +127,11 @@ func TestLinks(t *testing.T) {
 	testkit.OnKernels(t)
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, a, "fla0", b, "flb0")
-	h := b.Handle(t)
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flbr"}}
-	if err := h.LinkAdd(bridge); err != nil {
-		t.Fatal(err)
-	}
-	veth, err := h.LinkByName("flb0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.LinkSetMaster(veth, bridge); err != nil {
-		t.Fatal(err)
-	}
+	b.Port(t, "flb0", "flbr")
+	a.Address(t, "fla0", "192.0.2.7/24")
 	ha := a.Handle(t)
 	inner, err := ha.LinkByName("fla0")
 	if err != nil {
-		t.Fatal(err)
-	}
-	addr, err := netlink.ParseAddr("192.0.2.7/24")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ha.AddrAdd(inner, addr); err != nil {
 		t.Fatal(err)
 	}
 	if err := ha.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "flmv", ParentIndex: inner.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
