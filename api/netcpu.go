@@ -56,21 +56,22 @@ type NetCPUUplink struct {
 // NetCPUAccount is what one container's packets cost, and what it paid for the
 // packets of others.
 type NetCPUAccount struct {
-	Container container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
-	Name      string          `json:"name,omitempty" doc:"name of the container; absent where it is no longer known"`
-	Ended     bool            `json:"ended,omitempty" doc:"the container no longer runs"`
-	Tasks     float64         `json:"tasks_seconds,omitempty" doc:"CPU time that its control group was charged for, in seconds, with what was stolen from it; absent if unknown"`
-	Throttled float64         `json:"throttled_seconds,omitempty" doc:"time that its own quota kept its tasks from a CPU, summed over the CPUs, in seconds"`
-	Periods   uint64          `json:"throttled_periods,omitempty" doc:"periods of its own quota in which that happened"`
-	Receive   float64         `json:"receive_seconds" doc:"CPU time of receiving its packets, in softirqs and NAPI threads, in seconds"`
-	Send      float64         `json:"send_seconds" doc:"CPU time of sending its packets there, in seconds; what its tasks do themselves in the system call is in tasks_seconds"`
-	Own       float64         `json:"own_seconds" doc:"that part of both which ran in the time of its own tasks and NAPI threads, in seconds"`
-	Stolen    float64         `json:"stolen_seconds" doc:"time of its tasks and NAPI threads that went into the packets of others, in seconds"`
-	StolenBy  []NetCPUCulprit `json:"stolen_by,omitempty" doc:"by whom, most first"`
-	Taken     float64         `json:"taken_seconds" doc:"time of other containers, and of tasks of the host, that went into its packets, in seconds"`
-	Work      []NetCPUWork    `json:"work,omitempty" doc:"its packets by direction and protocol"`
-	Dropped   uint64          `json:"dropped_packets,omitempty" doc:"packets for it that were dropped before they were queued, as its queue was full or its budget used up; counted since its mode is in force"`
-	Ledger    *NetCPULedger   `json:"ledger,omitempty" doc:"what it owes and is owed, in the mode charge; of a pod, one of its containers has it"`
+	Container    container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
+	Name         string          `json:"name,omitempty" doc:"name of the container; absent where it is no longer known"`
+	Ended        bool            `json:"ended,omitempty" doc:"the container no longer runs"`
+	Tasks        float64         `json:"tasks_seconds,omitempty" doc:"CPU time that its control group was charged for, in seconds, with what was stolen from it; absent if unknown"`
+	Throttled    float64         `json:"throttled_seconds,omitempty" doc:"time that its own quota kept its tasks from a CPU, summed over the CPUs, in seconds"`
+	Periods      uint64          `json:"throttled_periods,omitempty" doc:"periods of its own quota in which that happened"`
+	Receive      float64         `json:"receive_seconds" doc:"CPU time of receiving its packets, in softirqs and NAPI threads, in seconds"`
+	Send         float64         `json:"send_seconds" doc:"CPU time of sending its packets there, in seconds; what its tasks do themselves in the system call is in tasks_seconds"`
+	Own          float64         `json:"own_seconds" doc:"that part of both which ran in the time of its own tasks and NAPI threads, in seconds"`
+	Stolen       float64         `json:"stolen_seconds" doc:"time of its tasks and NAPI threads that went into the packets of others, in seconds"`
+	StolenBy     []NetCPUCulprit `json:"stolen_by,omitempty" doc:"by whom, most first"`
+	Taken        float64         `json:"taken_seconds" doc:"time of other containers, and of tasks of the host, that went into its packets, in seconds"`
+	Work         []NetCPUWork    `json:"work,omitempty" doc:"its packets by direction and protocol"`
+	Dropped      uint64          `json:"dropped_packets,omitempty" doc:"packets for the container that were dropped before its queue, because that was full or its quota was used up; counted since its mode is in force"`
+	QuotaDropped uint64          `json:"quota_dropped_packets,omitempty" doc:"those of the dropped packets that were dropped because the quota was used up"`
+	Ledger       *NetCPULedger   `json:"ledger,omitempty" doc:"what it owes and is owed, in the mode charge; of a pod, one of its containers has it"`
 }
 
 // NetCPULedger is the account by which a container is charged, from when its mode
@@ -203,6 +204,7 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	})
 	a.Work = slices.DeleteFunc(a.Work, func(w NetCPUWork) bool { return w.Packets == 0 && w.Seconds == 0 })
 	a.Dropped = less(a.Dropped, before.Dropped)
+	a.QuotaDropped = less(a.QuotaDropped, before.QuotaDropped)
 	if a.Ledger != nil {
 		l := *a.Ledger
 		if b := before.Ledger; b != nil {

@@ -140,6 +140,16 @@ type Explanation struct {
 	Problems  []Problem `json:"problems,omitempty" doc:"policy for it that could not be used"`
 }
 
+// Planned is one value that a feature would write on the host for a container.
+type Planned struct {
+	Feature string  `json:"feature" doc:"feature that would write it"`
+	Because Setting `json:"because" doc:"the policy under which it would"`
+	Kind    string  `json:"kind" doc:"kind of object, as of a change"`
+	Object  string  `json:"object" doc:"which object; napi/DEVICE is a thread that does not exist yet"`
+	Now     string  `json:"now" doc:"value read for this answer"`
+	Value   string  `json:"value" doc:"value that it would have"`
+}
+
 // Problem is policy that cannot be used, with the place and the reason.
 type Problem struct {
 	Container container.ID `json:"container,omitempty,string" doc:"id of the container that it concerns; absent for a file"`

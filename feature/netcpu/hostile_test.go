@@ -43,7 +43,7 @@ func floodedPackets(t *testing.T, h *host) {
 	// More than the neighbour may have, and less than any queue on the way has room
 	// for while somebody waits for a CPU: what gets lost is what was dropped.
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "5000", "--size", "100")
-	dropped := func() float64 { return h.sample(h.container.ID, "netcpu_quota_dropped_packets_total") }
+	dropped := func() uint64 { return h.netcpu.Drops()[h.container.ID].Beyond }
 	until(t, "the neighbour's packets are dropped", func() bool { return dropped() > 100 })
 	sent := h.start(h.wire, "udp-send", "--to", "10.66.0.3:9000", "--rate", "200", "--size", "100")
 	from := dropped()

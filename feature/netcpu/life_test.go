@@ -228,15 +228,14 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
 	deadline := time.Now().Add(90 * time.Second)
 	for {
-		samples := make(map[string]float64)
-		for _, s := range h.netcpu.Snapshot().Samples {
-			samples[s.Name] += s.Value
-		}
-		if samples["netcpu_early_dropped_packets_total"] > 0 && board.Read().Since(load.Reading{}).Ops > 0 && samples["netcpu_kthread_seconds_total"] > 0 {
+		r, err := h.netcpu.Read()
+		must(t, err)
+		drops, own, received := h.netcpu.Drops()[h.container.ID], of(r, h).Own, board.Read().Since(load.Reading{}).Ops
+		if drops.Dropped > 0 && own > 0 && received > 0 {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after 90 s of flood: %v, %d received", samples, board.Read().Since(load.Reading{}).Ops)
+			t.Fatalf("after 90 s of flood: %+v, its threads had %v, %d received", drops, own, received)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -295,11 +294,9 @@ func (h *host) dropsBeyond(limit func(quota, period time.Duration) error) {
 }
 
 // beyond counts the packets that were dropped for a quota's sake.
-func (h *host) beyond() (packets float64) {
-	for _, s := range h.netcpu.Snapshot().Samples {
-		if s.Name == "netcpu_quota_dropped_packets_total" {
-			packets += s.Value
-		}
+func (h *host) beyond() (packets uint64) {
+	for _, c := range h.netcpu.Drops() {
+		packets += c.Beyond
 	}
 	return packets
 }

@@ -89,10 +89,10 @@ func TestXDPDropsAreCharged(t *testing.T) {
 		mode    policy.NetCPU
 		cpu     sandbox.CPU
 		burners int
-		dropped string
+		dropped func(drop.Counters) uint64
 	}{
-		{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, "netcpu_quota_dropped_packets_total"},
-		{policy.NetCPUIsolate, sandbox.CPU{}, 8, "netcpu_early_dropped_packets_total"},
+		{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, byQuota},
+		{policy.NetCPUIsolate, sandbox.CPU{}, 8, early},
 	} {
 		t.Run(string(c.mode), func(t *testing.T) {
 			h := newHost(t, sandbox.CPU{})
@@ -136,7 +136,7 @@ func TestXDPDropsAreCharged(t *testing.T) {
 
 // flood sends to the container until packets are dropped, and goes on. It gives what
 // counts those.
-func (h *host) flood(sample string, args ...string) (dropped func() float64) {
+func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped func() uint64) {
 	h.t.Helper()
 	var began time.Time
 	more := func() {
@@ -144,7 +144,7 @@ func (h *host) flood(sample string, args ...string) (dropped func() float64) {
 		began = time.Now()
 	}
 	more()
-	dropped = func() float64 { return h.sample(h.container.ID, sample) }
+	dropped = func() uint64 { return count(h.netcpu.Drops()[h.container.ID]) }
 	until(h.t, "packets are dropped", func() bool {
 		if time.Since(began) > 5*time.Second { // what is sent on a slow machine may not be too much for it
 			more()
@@ -180,7 +180,7 @@ func TestXDPCountsFragments(t *testing.T) {
 		}
 		return w
 	}
-	dropped := h.flood("netcpu_quota_dropped_packets_total", "--size", "8000")
+	dropped := h.flood(byQuota, "--size", "8000")
 	before, from := received(), dropped()
 	until(t, "some more are", func() bool { return dropped() > from+2000 })
 	now := received()
@@ -191,10 +191,10 @@ func TestXDPCountsFragments(t *testing.T) {
 
 // chargedDrops floods the container until packets are dropped, and looks at whose
 // account they are in.
-func (h *host) chargedDrops(sample string) {
+func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 	t := h.t
 	t.Helper()
-	dropped := h.flood(sample)
+	dropped := h.flood(count)
 	read := func() map[container.ID]account.Account {
 		r, err := h.netcpu.Read()
 		must(t, err)
@@ -208,22 +208,22 @@ func (h *host) chargedDrops(sample string) {
 	until(t, "some more are dropped", func() bool { return dropped() > before+5000 })
 	drops := dropped() - before
 	// grown is by how much an account has: received packets, and what they cost.
-	grown := func(id container.ID) (packets float64, cpu time.Duration) {
+	grown := func(id container.ID) (packets uint64, cpu time.Duration) {
 		now := read()[id]
 		for protocol, w := range now.Receive {
-			packets += float64(w.Packets - was[id].Receive[protocol].Packets)
+			packets += w.Packets - was[id].Receive[protocol].Packets
 		}
 		return packets, now.CPU() - was[id].CPU()
 	}
-	until(t, fmt.Sprintf("the account has the %.0f packets that were dropped", drops), func() bool {
+	until(t, fmt.Sprintf("the account has the %d packets that were dropped", drops), func() bool {
 		packets, _ := grown(h.container.ID)
 		return packets >= drops
 	})
 	_, own := grown(h.container.ID)
 	packets, system := grown(account.System)
-	t.Logf("of %.0f dropped and the others: its own %v, the system's %v", drops, own, system)
+	t.Logf("of %d dropped and the others: its own %v, the system's %v", drops, own, system)
 	if packets >= drops || own <= system {
-		t.Errorf("of what came in, %v are its own, and nobody's are %v and %.0f packets, where %.0f were dropped", own, system, packets, drops)
+		t.Errorf("of what came in, %v are its own, and nobody's are %v and %d packets, where %d were dropped", own, system, packets, drops)
 	}
 	h.addsUp("with drops")
 }
