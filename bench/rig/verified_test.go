@@ -1,0 +1,17 @@
+package rig
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestVerifiedQueue(t *testing.T) {
+	testkit.OnKernels(t)
+	testkit.Verified(t, loadQueue)
+}
+
+func TestVerifiedStopwatch(t *testing.T) {
+	testkit.OnKernels(t)
+	testkit.Verified(t, loadStopwatch)
+}

@@ -1,0 +1,12 @@
+package account
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestVerified(t *testing.T) {
+	testkit.OnKernels(t)
+	testkit.Verified(t, loadAccount)
+}
