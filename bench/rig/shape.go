@@ -2,9 +2,6 @@ package rig
 
 import (
 	"fmt"
-	"slices"
-
-	"github.com/vishvananda/netlink"
 )
 
 // Shape limits what the neighbours send, on the path NIC: an HTB at the NIC's
@@ -21,23 +18,4 @@ func (r *Rig) Shape(bitsPerSecond uint64) error {
 		classes = append(classes, Class{Container: i, Rate: each, Ceil: each})
 	}
 	return r.Link(0, classes)
-}
-
-// Shaped gives the bytes that each neighbour's class has let out, in the order
-// of Neighbours; nil without Shape.
-func (r *Rig) Shaped() (bytes []uint64, err error) {
-	err = r.Node.Change(NICDevice, func(h *netlink.Handle, link netlink.Link) error {
-		classes, err := h.ClassList(link, netlink.MakeHandle(1, 0))
-		if err != nil {
-			return err
-		}
-		slices.SortFunc(classes, func(a, b netlink.Class) int { return int(a.Attrs().Handle) - int(b.Attrs().Handle) })
-		for _, c := range classes {
-			if s := c.Attrs().Statistics; s != nil {
-				bytes = append(bytes, s.Basic.Bytes)
-			}
-		}
-		return nil
-	})
-	return bytes, err
 }

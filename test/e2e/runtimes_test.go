@@ -243,7 +243,7 @@ func TestSwarm(t *testing.T) {
 		if end == nil || end.NetNS == d.NS.Inode {
 			t.Fatalf("host end %+v, want one in a namespace of its own", end)
 		}
-		path, err := netdev.Find("/proc", end.NetNS)
+		path, err := netdev.NewGlance("/proc").Find(end.NetNS)
 		must(t, err)
 		under[n] = state{}
 		under[n].readDevices(t, "overlay", path)
@@ -281,7 +281,7 @@ func TestSwarm(t *testing.T) {
 		a.forgets(i)
 		a.idles(atStart[n])
 		unchanged(t, d.NS, before[n], d.CgroupParent, i)
-		path, err := netdev.Find("/proc", overlay(a.reaches("plain", api.StateDone)).NetNS)
+		path, err := netdev.NewGlance("/proc").Find(overlay(a.reaches("plain", api.StateDone)).NetNS)
 		must(t, err)
 		now := state{}
 		now.readDevices(t, "overlay", path)
