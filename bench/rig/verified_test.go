@@ -7,11 +7,9 @@ import (
 )
 
 func TestVerifiedQueue(t *testing.T) {
-	testkit.OnKernels(t)
 	testkit.Verified(t, loadQueue)
 }
 
 func TestVerifiedStopwatch(t *testing.T) {
-	testkit.OnKernels(t)
 	testkit.Verified(t, loadStopwatch)
 }

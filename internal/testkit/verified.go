@@ -27,6 +27,7 @@ var (
 // many instructions the verifier of this kernel looked at, and for how long. It fails t
 // for a program beyond mostVerified, and if the kernel takes none of them. A program
 // that it refuses is logged with the reason: other tests need those that have to load.
+// VM_RUN=TestVerified has the guests of test/vm say the same of other kernels.
 func Verified(t *testing.T, read func() (*ebpf.CollectionSpec, error)) {
 	t.Helper()
 	NeedRoot(t)

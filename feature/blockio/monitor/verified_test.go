@@ -7,6 +7,5 @@ import (
 )
 
 func TestVerified(t *testing.T) {
-	testkit.OnKernels(t)
 	testkit.Verified(t, loadMonitor)
 }
