@@ -23,7 +23,7 @@ RACE_TESTS = $(patsubst host:%,%,$(RACED))
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
-.PHONY: help build install demo test test-full race fuzz vm bars lint generate check-generated clean
+.PHONY: help build install install-docs demo test test-full race fuzz vm bars lint generate check-generated clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -32,14 +32,19 @@ help: ## show this
 build: ## build the binary ./fairlead
 	go build -ldflags '$(LDFLAGS)' -o fairlead ./cmd/fairlead
 
-install: build ## install the binary, the systemd unit and the documentation
+install: build install-docs ## install the binary, the systemd unit and the documentation
 	install -D -m 0755 fairlead $(DESTDIR)$(PREFIX)/bin/fairlead
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/share/doc/fairlead
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	for unit in fairlead fairlead-restore; do \
 		sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' packaging/$$unit.service \
 			>$(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
 	done
-	cp -R README.md LICENSE docs packaging/*.yaml $(DESTDIR)$(PREFIX)/share/doc/fairlead/
+
+# With their folders, so that the links between them hold.
+install-docs:
+	for doc in LICENSE packaging/* $$(find *.md docs feature -name '*.md'); do \
+		install -D -m 0644 $$doc $(DESTDIR)$(PREFIX)/share/doc/fairlead/$$doc || exit 1; \
+	done
 
 demo: ## one minute of before and after, on this machine, as root
 	@test/setup demo

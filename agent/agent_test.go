@@ -79,6 +79,13 @@ func TestAgentExplains(t *testing.T) {
 	r.untilValue(1, "isolated")
 	r.until("done", func() bool { return r.state1(1) == api.StateDone })
 
+	plan, err := r.client.Plan(t.Context(), "1")
+	planned := []api.Planned{{
+		Feature: "netcpu", Because: api.Setting{Key: "fairlead.netcpu", Value: "isolate"}, Kind: "test", Object: r.host.path(1), Now: "isolated", Value: "isolated",
+	}}
+	if diff := cmp.Diff(planned, plan); diff != "" || err != nil {
+		t.Errorf("plan (-want +got):\n%s%v", diff, err)
+	}
 	x, err := r.client.Explain(t.Context(), "evil\x1b[31m")
 	if err != nil {
 		t.Fatal(err)

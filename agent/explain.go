@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -34,6 +36,35 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out.Problems = wireProblems(a.problems, func(p policy.Problem) bool { return p.Container == c.ID })
+	return out, nil
+}
+
+// Plan says what features would change on the host for one container.
+func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
+	c, ended, err := a.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	if ended {
+		return nil, &api.Error{Status: http.StatusConflict, Code: "ended", Text: "container " + c.Name + " has ended"}
+	}
+	out := []api.Planned{}
+	for _, f := range a.all {
+		p, ok := f.(feature.Planner)
+		if !ok {
+			continue
+		}
+		plan, err := p.Plan(ctx, c)
+		if err != nil {
+			return nil, &api.Error{Status: http.StatusConflict, Code: "impossible", Text: err.Error()}
+		}
+		for _, s := range plan.Steps {
+			out = append(out, api.Planned{
+				Feature: f.Name(), Because: api.Setting{Key: plan.Key, Value: plan.Value},
+				Kind: s.Ref.Kind, Object: s.Ref.Object, Now: s.Now, Value: s.Value,
+			})
+		}
+	}
 	return out, nil
 }
 

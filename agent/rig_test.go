@@ -118,6 +118,13 @@ func (f turner) Remove(ctx context.Context, id container.ID) error {
 	return errors.Join(f.fake.Remove(ctx, id), f.undo(id))
 }
 
+// Plan implements feature.Planner.
+func (f turner) Plan(_ context.Context, c container.Container) (feature.Plan, error) {
+	k := f.host.knob(c.ID)
+	now, err := k.Read()
+	return feature.Plan{Key: "fairlead.netcpu", Value: "isolate", Steps: []feature.Step{{Ref: k.Ref(), Now: now, Value: "isolated"}}}, err
+}
+
 func (f turner) undo(id container.ID) error {
 	_, err := f.journal.Restore(f.host.open, func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
 	return err

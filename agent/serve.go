@@ -52,10 +52,9 @@ func (a *Agent) optional(what string, listen func() (net.Listener, error), serve
 					a.log.Info(what+" is served now", "addr", l.Addr())
 				}
 				told = ""
-				err = serve(ctx, l)
-			}
-			if ctx.Err() != nil {
-				return err
+				if err = serve(ctx, l); ctx.Err() != nil {
+					return err
+				}
 			}
 			if err != nil && err.Error() != told {
 				told = err.Error()

@@ -62,6 +62,9 @@ func (b *backend) Containers(ctx context.Context) ([]Container, error) {
 func (b *backend) Explain(_ context.Context, ref string) (Explanation, error) {
 	return Explanation{Container: Container{Name: ref}, Changes: []Change{{Container: 7, State: ChangeGone}}}, b.err
 }
+func (b *backend) Plan(_ context.Context, ref string) ([]Planned, error) {
+	return []Planned{{Object: ref}}, b.err
+}
 func (b *backend) Doctor(context.Context) (probe.Report, error) {
 	return probe.Report{{Capability: "x", Area: "y", Verdict: probe.Verdict{Level: probe.Degraded, Why: "z"}}}, b.err
 }

@@ -60,6 +60,11 @@ func (c *Client) Explain(ctx context.Context, ref string) (out Explanation, err 
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/explain", nil, &out)
 }
 
+// Plan says what features would change for one container, named as for Explain.
+func (c *Client) Plan(ctx context.Context, ref string) (out []Planned, err error) {
+	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/plan", nil, &out)
+}
+
 // Doctor gives what the agent's host can do, as seen from the agent.
 func (c *Client) Doctor(ctx context.Context) (out probe.Report, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/doctor", nil, &out)

@@ -12,7 +12,7 @@ func featureRoutes() []route {
 
 // SelfReports is what each feature shows a container of itself.
 type SelfReports struct {
-	Traffic *SelfTraffic `json:"traffic,omitempty" doc:"what bandwidth it is due and gets; absent where policy asks for none"`
-	Latency *SelfLatency `json:"latency,omitempty" doc:"what this host has cost its packets; absent where that is not measured"`
-	NetCPU  *SelfNetCPU  `json:"netcpu,omitempty" doc:"what its packets cost; absent where that is not measured"`
+	Traffic *SelfTraffic `json:"traffic,omitempty" doc:"what bandwidth the container is due and gets; absent if policy asks for none"`
+	Latency *SelfLatency `json:"latency,omitempty" doc:"what this host cost the container's packets; absent if that is not measured"`
+	NetCPU  *SelfNetCPU  `json:"netcpu,omitempty" doc:"what the container's packets cost; absent if that is not measured"`
 }

@@ -37,56 +37,57 @@ type NetCPU struct {
 	Taken    time.Time       `json:"taken" doc:"when the counters were read"`
 	Softirq  float64         `json:"softirq_seconds" doc:"CPU time of packet work in softirqs, in seconds; an estimate while a CPU is so busy that it is sampled"`
 	Thread   float64         `json:"thread_seconds" doc:"CPU time of packet work in NAPI threads, from the first packet of each poll on, in seconds; an estimate likewise"`
-	Charged  float64         `json:"charged_seconds" doc:"CPU time in all accounts, those of the system and of ended containers included, in seconds; near softirq_seconds + thread_seconds nothing is lost or charged twice; that it is charged to the right one does not follow"`
+	Charged  float64         `json:"charged_seconds" doc:"CPU time in all accounts, including those of the system and of ended containers, in seconds; if this is close to softirq_seconds + thread_seconds, no time is lost or charged twice"`
 	Lost     uint64          `json:"lost_events" doc:"charges of which a full table could not note whose time they took"`
 	System   NetCPUAccount   `json:"system" doc:"the account of the packets that are known to belong to no container"`
-	Accounts []NetCPUAccount `json:"accounts" doc:"one element for each container that runs, and for a moment for one that has ended; most network CPU time first"`
+	Accounts []NetCPUAccount `json:"accounts" doc:"one element for each container that runs or ended a moment ago; the one with the most network CPU time first"`
 	Matrix   []NetCPUTheft   `json:"matrix" doc:"whose packets ran in whose time, without what ran in time of their own; largest first"`
-	Uplinks  []NetCPUUplink  `json:"uplinks,omitempty" doc:"the devices at which packets of containers that may have no more are dropped, as it is now; absent while no container is isolated or charged"`
+	Uplinks  []NetCPUUplink  `json:"uplinks,omitempty" doc:"the devices at which packets are dropped now if their container has no budget or no room left; absent while no container is isolated or charged"`
 }
 
 // NetCPUUplink is where packets are dropped at one uplink.
 type NetCPUUplink struct {
 	Device  string `json:"device" doc:"name of the device"`
-	NetNS   uint64 `json:"netns,omitempty" doc:"inode of the network namespace that it is in"`
-	DropsBy string `json:"drops_by,omitempty" doc:"xdp (in the driver, before the kernel has made anything of a packet) or tc (at the ingress hook); absent: the agent was told to drop there (--netcpu-xdp), but the device brings no such container packets"`
+	NetNS   uint64 `json:"netns,omitempty" doc:"inode of the device's network namespace"`
+	DropsBy string `json:"drops_by,omitempty" doc:"xdp (in the driver) or tc (at the ingress hook); absent: --netcpu-xdp names the device, but it brings no packets of such containers"`
 	Why     string `json:"why,omitempty" doc:"why not by xdp where the agent was told to (--netcpu-xdp); with xdp: why a change of the device could not be followed"`
 }
 
 // NetCPUAccount is what one container's packets cost, and what it paid for the
 // packets of others.
 type NetCPUAccount struct {
-	Container container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
-	Name      string          `json:"name,omitempty" doc:"name of the container; absent where it is no longer known"`
-	Ended     bool            `json:"ended,omitempty" doc:"the container no longer runs"`
-	Tasks     float64         `json:"tasks_seconds,omitempty" doc:"CPU time that its control group was charged for, in seconds, with what was stolen from it; absent if unknown"`
-	Throttled float64         `json:"throttled_seconds,omitempty" doc:"time that its own quota kept its tasks from a CPU, summed over the CPUs, in seconds"`
-	Periods   uint64          `json:"throttled_periods,omitempty" doc:"periods of its own quota in which that happened"`
-	Receive   float64         `json:"receive_seconds" doc:"CPU time of receiving its packets, in softirqs and NAPI threads, in seconds"`
-	Send      float64         `json:"send_seconds" doc:"CPU time of sending its packets there, in seconds; what its tasks do themselves in the system call is in tasks_seconds"`
-	Own       float64         `json:"own_seconds" doc:"that part of both which ran in the time of its own tasks and NAPI threads, in seconds"`
-	Stolen    float64         `json:"stolen_seconds" doc:"time of its tasks and NAPI threads that went into the packets of others, in seconds"`
-	StolenBy  []NetCPUCulprit `json:"stolen_by,omitempty" doc:"by whom, most first"`
-	Taken     float64         `json:"taken_seconds" doc:"time of other containers, and of tasks of the host, that went into its packets, in seconds"`
-	Work      []NetCPUWork    `json:"work,omitempty" doc:"its packets by direction and protocol"`
-	Dropped   uint64          `json:"dropped_packets,omitempty" doc:"packets for it that were dropped before they were queued, as its queue was full or its budget used up; counted since its mode is in force"`
-	Ledger    *NetCPULedger   `json:"ledger,omitempty" doc:"what it owes and is owed, in the mode charge; of a pod, one of its containers has it"`
+	Container    container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for the system"`
+	Name         string          `json:"name,omitempty" doc:"name of the container; absent if it is no longer known"`
+	Ended        bool            `json:"ended,omitempty" doc:"the container no longer runs"`
+	Tasks        float64         `json:"tasks_seconds,omitempty" doc:"CPU time that the container's control group was charged for, in seconds, including stolen_seconds; absent if unknown"`
+	Throttled    float64         `json:"throttled_seconds,omitempty" doc:"time for which the container's own quota kept its tasks from a CPU, summed over the CPUs, in seconds"`
+	Periods      uint64          `json:"throttled_periods,omitempty" doc:"periods of the quota in which that happened"`
+	Receive      float64         `json:"receive_seconds" doc:"CPU time of softirqs and NAPI threads for packets to the container, in seconds"`
+	Send         float64         `json:"send_seconds" doc:"CPU time of softirqs and NAPI threads for packets from the container, in seconds; the work of its tasks in system calls is in tasks_seconds"`
+	Own          float64         `json:"own_seconds" doc:"the part of receive_seconds and send_seconds that ran in the time of the container's own tasks and NAPI threads"`
+	Stolen       float64         `json:"stolen_seconds" doc:"time of the container's tasks and NAPI threads that went into the packets of others, in seconds"`
+	StolenBy     []NetCPUCulprit `json:"stolen_by,omitempty" doc:"by whom, most first"`
+	Taken        float64         `json:"taken_seconds" doc:"time of other containers, and of tasks of the host, that went into the container's packets, in seconds"`
+	Work         []NetCPUWork    `json:"work,omitempty" doc:"the container's packets by direction and protocol"`
+	Dropped      uint64          `json:"dropped_packets,omitempty" doc:"packets for the container that were dropped before its queue, because that was full or its quota was used up; counted since its mode is in force"`
+	QuotaDropped uint64          `json:"quota_dropped_packets,omitempty" doc:"those of the dropped packets that were dropped because the quota was used up"`
+	Ledger       *NetCPULedger   `json:"ledger,omitempty" doc:"debt and credit in the mode charge; one container of a pod has those of the whole pod"`
 }
 
 // NetCPULedger is the account by which a container is charged, from when its mode
 // came into force.
 type NetCPULedger struct {
-	Balance  float64 `json:"balance_seconds" doc:"CPU time that it is owed at present, in seconds; negative: that it owes"`
-	Factor   float64 `json:"limit_factor" doc:"its quota in force, or its weight without one, in parts of what its owner has set"`
-	Charged  float64 `json:"charged_seconds" doc:"CPU time of its packets in the time of others, in seconds"`
-	Credited float64 `json:"credited_seconds" doc:"CPU time of its own that went into the packets of others, in seconds"`
+	Balance  float64 `json:"balance_seconds" doc:"CPU time that the container is owed now, in seconds; negative: that it owes"`
+	Factor   float64 `json:"limit_factor" doc:"quota in force, or weight without a quota, as a part of what the owner has set"`
+	Charged  float64 `json:"charged_seconds" doc:"CPU time of the container's packets in the time of others, in seconds"`
+	Credited float64 `json:"credited_seconds" doc:"CPU time of the container that went into the packets of others, in seconds"`
 	Forgiven float64 `json:"forgiven_seconds" doc:"debt that was too much to be repaid, in seconds"`
 }
 
 // NetCPUCulprit is who took how much.
 type NetCPUCulprit struct {
 	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
-	Name      string       `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
+	Name      string       `json:"name,omitempty" doc:"name of the container; absent if unknown"`
 	Seconds   float64      `json:"cpu_seconds" doc:"CPU time, in seconds"`
 }
 
@@ -104,9 +105,9 @@ type NetCPUWork struct {
 type NetCPUTheft struct {
 	Kind        string       `json:"kind" doc:"whose time it was: task, napi (a thread that polls devices), ksoftirqd, or idle, which is nobody's loss"`
 	Victim      container.ID `json:"victim,omitempty,string" doc:"id of the container whose task or thread it was; absent for the host"`
-	VictimName  string       `json:"victim_name,omitempty" doc:"its name; absent where it is not known"`
+	VictimName  string       `json:"victim_name,omitempty" doc:"name of the container; absent if unknown"`
 	Culprit     container.ID `json:"culprit,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
-	CulpritName string       `json:"culprit_name,omitempty" doc:"its name; absent where it is not known"`
+	CulpritName string       `json:"culprit_name,omitempty" doc:"name of the container; absent if unknown"`
 	Seconds     float64      `json:"cpu_seconds" doc:"CPU time, in seconds"`
 }
 
@@ -203,6 +204,7 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	})
 	a.Work = slices.DeleteFunc(a.Work, func(w NetCPUWork) bool { return w.Packets == 0 && w.Seconds == 0 })
 	a.Dropped = less(a.Dropped, before.Dropped)
+	a.QuotaDropped = less(a.QuotaDropped, before.QuotaDropped)
 	if a.Ledger != nil {
 		l := *a.Ledger
 		if b := before.Ledger; b != nil {

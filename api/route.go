@@ -16,6 +16,7 @@ import (
 type Backend interface {
 	Containers(context.Context) ([]Container, error)
 	Explain(ctx context.Context, ref string) (Explanation, error)
+	Plan(ctx context.Context, ref string) ([]Planned, error)
 	Doctor(context.Context) (probe.Report, error)
 	Status(context.Context) (Status, error)
 	Samples(context.Context) (Samples, error)
@@ -68,6 +69,10 @@ func routes() []route {
 			method: "GET", path: "/v1/containers/{ref}/explain", out: Explanation{},
 			summary: "Say what was changed on the host for one container, by which line of policy, with the value before and now.",
 			call:    func(b Backend, r *http.Request) (any, error) { return b.Explain(r.Context(), r.PathValue("ref")) },
+		}, {
+			method: "GET", path: "/v1/containers/{ref}/plan", out: []Planned{},
+			summary: "Say what features would change on the host for one container, whatever its policy is now. Nothing is changed.",
+			call:    func(b Backend, r *http.Request) (any, error) { return b.Plan(r.Context(), r.PathValue("ref")) },
 		}, {
 			method: "POST", path: "/v1/restore", in: RestoreRequest{}, out: Restored{},
 			summary: "Undo what is applied to one container, or to all, and hold it so until the next policy reload.",

@@ -27,7 +27,7 @@ func (c *Client) Traffic(ctx context.Context, ref string, over time.Duration) (o
 // Traffic is what bandwidth each container is due at the host's uplinks, and
 // what it gets.
 type Traffic struct {
-	Since   time.Time      `json:"since,omitzero" doc:"when the reading before was taken, of which the counters are the difference; absent where they are totals, each since its class was made"`
+	Since   time.Time      `json:"since,omitzero" doc:"when the previous reading was taken, if the counters are the difference of two readings; absent if they are totals since each class was made"`
 	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
 	Classes []TrafficClass `json:"classes" doc:"one element for each uplink, direction and shaped container, and one for all the others together"`
 
@@ -45,7 +45,7 @@ type TrafficMeasured struct {
 // being given to the device.
 type TrafficDelay struct {
 	Packets uint64  `json:"packets" doc:"packets that were sent; enqueued and sent within the time, if one was given, else since delays are measured for the class; a super-packet is one"`
-	P50     float64 `json:"p50_seconds" doc:"half of them did not wait longer; to within 1/16 of its value, as the others"`
+	P50     float64 `json:"p50_seconds" doc:"median wait; as all quantiles, exact to 1/16 of its value"`
 	P99     float64 `json:"p99_seconds" doc:"99 % of them did not wait longer"`
 	P999    float64 `json:"p999_seconds" doc:"99.9 % of them did not wait longer"`
 }
@@ -54,13 +54,13 @@ type TrafficDelay struct {
 // share a class, which is shown for the one with the lowest id.
 type TrafficClass struct {
 	Container  container.ID  `json:"container,omitempty,string" doc:"id of the container; absent for the host and all containers without policy"`
-	Name       string        `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
+	Name       string        `json:"name,omitempty" doc:"name of the container; absent if unknown"`
 	Uplink     string        `json:"uplink" doc:"device of the host: an uplink, or the host's end of a veth, where the ceil of what a container receives is held"`
 	Direction  string        `json:"direction" doc:"egress (from the container) or ingress"`
-	Link       uint64        `json:"link_bits_per_second" doc:"rate of the uplink; 0: it is not known"`
+	Link       uint64        `json:"link_bits_per_second" doc:"rate of the uplink; 0 if unknown"`
 	Asked      *TrafficAsked `json:"asked,omitempty" doc:"what policy asks for; absent for the others"`
-	Guaranteed uint64        `json:"guaranteed_bits_per_second" doc:"what it gets now also while all others want everything; 0 where the rate of the uplink is not known"`
-	Ceil       uint64        `json:"ceil_bits_per_second" doc:"what it gets at the most; 0: all of an uplink whose rate is not known"`
+	Guaranteed uint64        `json:"guaranteed_bits_per_second" doc:"what the class gets now even if all others want everything; 0 if the rate of the uplink is unknown"`
+	Ceil       uint64        `json:"ceil_bits_per_second" doc:"the most that the class gets; 0: no bound on an uplink whose rate is unknown"`
 	Level      int           `json:"level" doc:"order in which idle bandwidth is taken, 0 to 7, the smallest first"`
 	Split      int           `json:"split_bytes,omitempty" doc:"packets that are longer are cut into frames, for the latency of another container; absent where none are"`
 
@@ -68,14 +68,14 @@ type TrafficClass struct {
 	Bytes      uint64  `json:"sent_bytes" doc:"bytes sent"`
 	Packets    uint64  `json:"sent_packets" doc:"packets sent; a super-packet is one"`
 	Borrowed   uint64  `json:"borrowed_packets" doc:"those of them beyond what was guaranteed"`
-	Drops      uint64  `json:"dropped_packets" doc:"packets for which its queue had no room"`
-	Overlimits uint64  `json:"overlimits" doc:"how often it came to its ceil"`
+	Drops      uint64  `json:"dropped_packets" doc:"packets for which the queue of the class had no room"`
+	Overlimits uint64  `json:"overlimits" doc:"how often the class reached its ceil"`
 
 	BacklogBytes   uint64  `json:"backlog_bytes" doc:"bytes that wait now"`
 	BacklogPackets uint64  `json:"backlog_packets" doc:"packets that wait now"`
-	Drain          float64 `json:"drain_estimate_seconds" doc:"how long what waits now takes to be sent, estimated: backlog over the larger of what is guaranteed and what is achieved"`
+	Drain          float64 `json:"drain_estimate_seconds" doc:"estimated time until the backlog is sent: backlog divided by the guaranteed rate, or by the achieved rate if that is larger"`
 
-	Delay *TrafficDelay `json:"delay,omitempty" doc:"how long its packets waited; absent where that was not measured"`
+	Delay *TrafficDelay `json:"delay,omitempty" doc:"how long packets of the class waited; absent if that was not measured"`
 }
 
 // TrafficAsked is what policy asks for in one direction; what it does not ask

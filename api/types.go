@@ -47,7 +47,7 @@ const (
 // Container is one container that the agent sees, and how it stands with it.
 type Container struct {
 	ID          container.ID      `json:"id,string" doc:"cgroup v2 id, in decimal; unique until the next boot"`
-	Name        string            `json:"name" doc:"the runtime's name for it, in a pod with namespace and pod in front of it and slashes between; else the last element of its cgroup"`
+	Name        string            `json:"name" doc:"name that the runtime gave, in a pod NAMESPACE/POD/NAME; without a runtime, the last element of the cgroup's path"`
 	Source      string            `json:"source" doc:"who knows it best: docker, podman, containerd, sandbox, cgroup"`
 	RuntimeID   string            `json:"runtime_id,omitempty" doc:"the runtime's own id"`
 	Image       string            `json:"image,omitempty" doc:"image reference as the runtime gives it"`
@@ -56,10 +56,10 @@ type Container struct {
 	Namespace   string            `json:"namespace,omitempty" doc:"Kubernetes namespace"`
 	PID         int               `json:"pid,omitempty" doc:"init process, in the agent's pid namespace"`
 	Started     time.Time         `json:"started,omitzero" doc:"start of the init process"`
-	Cgroup      Cgroup            `json:"cgroup" doc:"directories of its control groups"`
-	NetNS       uint64            `json:"netns,omitempty,string" doc:"inode of its network namespace; containers with equal ones are one network tenant"`
+	Cgroup      Cgroup            `json:"cgroup" doc:"directories of the container's control groups"`
+	NetNS       uint64            `json:"netns,omitempty,string" doc:"inode of the network namespace; containers with the same one are one network tenant"`
 	HostNetwork bool              `json:"host_network,omitempty" doc:"it uses the agent's own network namespace"`
-	Interfaces  []Interface       `json:"interfaces" doc:"its network devices but lo"`
+	Interfaces  []Interface       `json:"interfaces" doc:"network devices of the container, without lo"`
 	Many        bool              `json:"many_interfaces,omitempty" doc:"it has more network devices or addresses than are looked at; those that lead to the host come first"`
 	Policy      []Setting         `json:"policy" doc:"every value that policy sets for it, sorted by key"`
 	Features    []FeatureStatus   `json:"features" doc:"how each feature stands with it"`
@@ -134,10 +134,20 @@ type Change struct {
 // Explanation says what fairlead has done to one container, and why.
 type Explanation struct {
 	Container Container `json:"container" doc:"the container"`
-	Ended     bool      `json:"ended,omitempty" doc:"it has ended; what is left of it is shown"`
+	Ended     bool      `json:"ended,omitempty" doc:"the container has ended; what is left of it is shown"`
 	Changes   []Change  `json:"changes" doc:"what was changed on the host for it, oldest first"`
 	Host      []Change  `json:"host,omitempty" doc:"what was changed for the host as a whole"`
 	Problems  []Problem `json:"problems,omitempty" doc:"policy for it that could not be used"`
+}
+
+// Planned is one value that a feature would write on the host for a container.
+type Planned struct {
+	Feature string  `json:"feature" doc:"feature that would write it"`
+	Because Setting `json:"because" doc:"the policy under which it would"`
+	Kind    string  `json:"kind" doc:"kind of object, as of a change"`
+	Object  string  `json:"object" doc:"which object; napi/DEVICE is a thread that does not exist yet"`
+	Now     string  `json:"now" doc:"value read for this answer"`
+	Value   string  `json:"value" doc:"value that it would have"`
 }
 
 // Problem is policy that cannot be used, with the place and the reason.

@@ -129,15 +129,9 @@ func TestSetDescribes(t *testing.T) {
 	ns, host := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, ns, "fl0", host, "flh0")
 	h := host.Handle(t)
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flbr0"}}
-	if err := h.LinkAdd(bridge); err != nil {
-		t.Fatal(err)
-	}
+	host.Port(t, "flh0", "flbr0")
 	outer, err := h.LinkByName("flh0")
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.LinkSetMaster(outer, bridge); err != nil {
 		t.Fatal(err)
 	}
 	path := host.Bind(t)

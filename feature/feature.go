@@ -103,6 +103,25 @@ type Decider interface {
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 
+// Planner is a Feature that says beforehand what it would change on the host. Plan may
+// be called at any time, and changes nothing.
+type Planner interface {
+	Plan(context.Context, container.Container) (Plan, error)
+}
+
+// Plan is what a feature would change for one container, as the host is now.
+type Plan struct {
+	Key, Value string // the policy under which it would
+	Steps      []Step // in the order of writing
+}
+
+// Step is one value that would be written. A knob that has the value already is among
+// them.
+type Step struct {
+	Ref        journal.Ref
+	Now, Value string
+}
+
 // Examiner is a Feature that has more to say of this host than Support: what it
 // found out about single devices, say. Examine may be called at any time.
 type Examiner interface {

@@ -48,12 +48,6 @@ func ParseFile(name string, data []byte) (*Policy, []Problem) {
 	return &Policy{rules: r.rules, files: []string{name}}, nil
 }
 
-// Check lists all that is wrong with one policy file; nil if it is valid.
-func Check(name string, data []byte) []Problem {
-	_, problems := ParseFile(name, data)
-	return problems
-}
-
 // reader turns the documents of one file into rules, and collects what is
 // wrong with them.
 type reader struct {

@@ -246,3 +246,9 @@ func TestMatchUnknown(t *testing.T) {
 		}
 	}
 }
+
+// Check lists all that is wrong with one policy file; nil if it is valid.
+func Check(name string, data []byte) []Problem {
+	_, problems := ParseFile(name, data)
+	return problems
+}

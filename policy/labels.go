@@ -18,19 +18,6 @@ const (
 	kubernetesEgress  = "kubernetes.io/egress-bandwidth"
 )
 
-// ParseLabels reads the labels (or annotations) of one container. Labels that
-// do not begin with "fairlead." are none of ours, but for Kubernetes'
-// bandwidth annotations, which stand for net.ceil and net.ingress.ceil unless
-// these are given. A broken label is an error (of type [Problem], without a
-// container) and leaves the others in force; so do labels that contradict each
-// other, which are then both left out. Origins are sorted by key, errors by
-// label.
-func ParseLabels(labels map[string]string) (Settings, []Origin, []error) {
-	ls := parseLabels(labels, nil)
-	settings, origins := ls.layer.settings()
-	return settings, origins, errorsOf(ls.problems)
-}
-
 // labelSet is what the labels of one container say.
 type labelSet struct {
 	layer    layer
@@ -38,8 +25,12 @@ type labelSet struct {
 	problems []Problem // sorted by label
 }
 
-// parseLabels reads labels. leftOut are those that nobody could read, with their
-// sizes in bytes.
+// parseLabels reads the labels (or annotations) of one container. Labels that do not
+// begin with "fairlead." are none of ours, except for Kubernetes' bandwidth
+// annotations, which stand for net.ceil and net.ingress.ceil unless these are given.
+// A broken label is a problem and leaves the others in force. Labels that contradict
+// each other are a problem too, and are both left out. leftOut are labels that nobody
+// could read, with their sizes in bytes.
 func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
 	ls := labelSet{layer: layer{}}
 	for _, name := range ours(leftOut) {

@@ -200,3 +200,9 @@ func FuzzParseFile(f *testing.F) {
 		}
 	})
 }
+
+func ParseLabels(labels map[string]string) (Settings, []Origin, []error) {
+	ls := parseLabels(labels, nil)
+	settings, origins := ls.layer.settings()
+	return settings, origins, errorsOf(ls.problems)
+}

@@ -50,11 +50,11 @@ func wire(a, b End) error {
 		PeerNumRxQueues:  uint32(qb),
 		PeerNamespace:    netlink.NsFd(int(b.Box.ns.Fd())),
 	}
-	if err := a.Box.netlink(func(h *netlink.Handle) error { return h.LinkAdd(veth) }); err != nil {
+	if err := a.Box.Netlink(func(h *netlink.Handle) error { return h.LinkAdd(veth) }); err != nil {
 		return err
 	}
 	for _, e := range []End{a, b} {
-		if err := e.Box.netlink(e.up); err != nil {
+		if err := e.Box.Netlink(e.up); err != nil {
 			return fmt.Errorf("set up %s: %w", e.Name, err)
 		}
 	}
@@ -83,35 +83,59 @@ func (e End) up(h *netlink.Handle) error {
 		}
 	}
 	if e.Addr.IsValid() {
-		if err := addAddr(h, link, e.Addr); err != nil {
+		ip := &net.IPNet{IP: e.Addr.Addr().AsSlice(), Mask: net.CIDRMask(e.Addr.Bits(), e.Addr.Addr().BitLen())}
+		if err := h.AddrAdd(link, &netlink.Addr{IPNet: ip}); err != nil {
 			return err
 		}
 	}
 	return h.LinkSetUp(link)
 }
 
-func addAddr(h *netlink.Handle, link netlink.Link, p netip.Prefix) error {
-	return h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{
-		IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()),
-	}})
+// Add makes a device of any kind as e says, and sets it up. If e.Box is another
+// sandbox, the device is there, while its other side stays in b: the device below
+// a macvlan, the packets of a tunnel. Queues are ignored.
+func (b *Box) Add(link netlink.Link, e End) error {
+	hw, err := parseMAC(e.MAC)
+	if err == nil {
+		a := link.Attrs()
+		a.Name, a.HardwareAddr = e.Name, hw
+		if e.Box != b {
+			a.Namespace = netlink.NsFd(int(e.Box.ns.Fd()))
+		}
+		err = b.Netlink(func(h *netlink.Handle) error { return h.LinkAdd(link) })
+	}
+	if err == nil {
+		err = e.Box.Netlink(e.up)
+	}
+	if err != nil {
+		return fmt.Errorf("make %s %s of %s: %w", link.Type(), e.Name, e.Box.Name, err)
+	}
+	return nil
 }
 
 // Bridge makes a bridge in the sandbox, with an address if that is valid.
 func (b *Box) Bridge(name string, addr netip.Prefix) error {
-	err := b.netlink(func(h *netlink.Handle) error {
-		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
-		if err := h.LinkAdd(br); err != nil {
-			return err
-		}
-		if addr.IsValid() {
-			if err := addAddr(h, br, addr); err != nil {
-				return err
-			}
-		}
-		return h.LinkSetUp(br)
-	})
+	return b.Add(&netlink.Bridge{}, End{Box: b, Name: name, Addr: addr})
+}
+
+// LikeNIC gives a veth what a real NIC has by itself: nic polls, which a veth does
+// only with GRO, and far, its other end, sends it no super-packets of TCP.
+func LikeNIC(nic, far End) error {
+	return errors.Join(far.Box.offload(far.Name, netdev.TSO, netdev.Off), nic.Box.offload(nic.Name, netdev.GRO, netdev.GRO.On()))
+}
+
+func (b *Box) offload(dev string, o netdev.Offload, value string) error {
+	ns, err := b.open()
 	if err != nil {
-		return fmt.Errorf("make bridge %s in %s: %w", name, b.Name, err)
+		return err
+	}
+	defer ns.Close()
+	index, err := ns.Index(dev)
+	if err == nil {
+		err = ns.Offload(index, o).Write(value)
+	}
+	if err != nil {
+		return fmt.Errorf("set %s of %s of %s: %w", o, dev, b.Name, err)
 	}
 	return nil
 }
@@ -121,11 +145,7 @@ func (b *Box) Bridge(name string, addr netip.Prefix) error {
 func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
 	hw, err := net.ParseMAC(mac)
 	if err == nil {
-		err = b.netlink(func(h *netlink.Handle) error {
-			link, err := h.LinkByName(dev)
-			if err != nil {
-				return err
-			}
+		err = b.Change(dev, func(h *netlink.Handle, link netlink.Link) error {
 			return h.NeighSet(&netlink.Neigh{
 				LinkIndex: link.Attrs().Index, IP: ip.AsSlice(), HardwareAddr: hw, State: netlink.NUD_PERMANENT,
 			})
@@ -143,11 +163,7 @@ func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
 func (b *Box) Forward(dev, mac string) error {
 	hw, err := net.ParseMAC(mac)
 	if err == nil {
-		err = b.netlink(func(h *netlink.Handle) error {
-			link, err := h.LinkByName(dev)
-			if err != nil {
-				return err
-			}
+		err = b.Change(dev, func(h *netlink.Handle, link netlink.Link) error {
 			return h.NeighSet(&netlink.Neigh{
 				LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: hw,
 				Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP,
@@ -162,31 +178,16 @@ func (b *Box) Forward(dev, mac string) error {
 
 // Delete removes a device of the sandbox.
 func (b *Box) Delete(dev string) error {
-	err := b.netlink(func(h *netlink.Handle) error {
-		link, err := h.LinkByName(dev)
-		if err != nil {
-			return err
-		}
-		return h.LinkDel(link)
-	})
-	if err != nil {
+	if err := b.Change(dev, (*netlink.Handle).LinkDel); err != nil {
 		return fmt.Errorf("delete %s of %s: %w", dev, b.Name, err)
 	}
 	return nil
 }
 
-func (b *Box) loopbackUp() error {
-	return b.netlink(func(h *netlink.Handle) error {
-		lo, err := h.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return h.LinkSetUp(lo)
-	})
-}
+func (b *Box) loopbackUp() error { return b.Change("lo", (*netlink.Handle).LinkSetUp) }
 
-// netlink runs fn with an rtnetlink socket of the sandbox's namespace.
-func (b *Box) netlink(fn func(*netlink.Handle) error) error {
+// Netlink runs fn with an rtnetlink socket of the sandbox's namespace.
+func (b *Box) Netlink(fn func(*netlink.Handle) error) error {
 	var h *netlink.Handle
 	err := b.Do(func() (err error) {
 		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -199,15 +200,31 @@ func (b *Box) netlink(fn func(*netlink.Handle) error) error {
 	return fn(h)
 }
 
+// Change runs fn with an rtnetlink socket of the sandbox's namespace and a device
+// there.
+func (b *Box) Change(dev string, fn func(*netlink.Handle, netlink.Link) error) error {
+	return b.Netlink(func(h *netlink.Handle) error {
+		link, err := h.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		return fn(h, link)
+	})
+}
+
 // Do runs fn on a thread that is in the sandbox's network namespace, and in
 // nothing else of it. Goroutines that fn starts run outside.
 func (b *Box) Do(fn func() error) error {
-	ns, err := netdev.Open(fmt.Sprintf("%s/self/fd/%d", b.host.roots.Proc, b.ns.Fd()))
+	ns, err := b.open()
 	if err != nil {
 		return fmt.Errorf("enter sandbox %s: %w", b.Name, err)
 	}
 	defer ns.Close()
 	return ns.Do(fn)
+}
+
+func (b *Box) open() (*netdev.NS, error) {
+	return netdev.Open(fmt.Sprintf("%s/self/fd/%d", b.host.roots.Proc, b.ns.Fd()))
 }
 
 // Sysctl writes a network setting of the sandbox; name is the path below

@@ -35,13 +35,8 @@ const (
 // bursts are 10 ms, as fairlead's are: with tc's default, one packet, HTB does not
 // fill a gigabit here.
 func (r *Rig) Link(rate uint64, classes []Class) error {
-	err := r.Node.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		return r.htb(h, rate, classes)
+	err := r.Node.Change(NICDevice, func(h *netlink.Handle, nic netlink.Link) error {
+		return htb(h, nic.Attrs().Index, rate, classes)
 	})
 	if err != nil {
 		return fmt.Errorf("make %s a link of %d bit/s: %w", NICDevice, rate, err)
@@ -49,14 +44,9 @@ func (r *Rig) Link(rate uint64, classes []Class) error {
 	return nil
 }
 
-// htb puts an HTB at the root of the NIC in place of what is there. With a link
+// htb puts an HTB at the root of a device in place of what is there. With a link
 // rate its classes share that, and a default class has the rest.
-func (r *Rig) htb(h *netlink.Handle, rate uint64, classes []Class) error {
-	link, err := h.LinkByName(NICDevice)
-	if err != nil {
-		return err
-	}
-	index := link.Attrs().Index
+func htb(h *netlink.Handle, index int, rate uint64, classes []Class) error {
 	root := netlink.MakeHandle(1, 0)
 	htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
 	if err := h.QdiscDel(htb); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
@@ -100,7 +90,7 @@ func (r *Rig) htb(h *netlink.Handle, rate uint64, classes []Class) error {
 			return err
 		}
 		addr := netip.MustParseAddr(address(c.Container)).As4()
-		err = h.FilterAdd(&netlink.U32{
+		err := h.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: root, Priority: uint16(i + 1), Protocol: unix.ETH_P_IP},
 			ClassId:     netlink.MakeHandle(1, minor),
 			Sel: &netlink.TcU32Sel{Nkeys: 1, Flags: netlink.TC_U32_TERMINAL, Keys: []netlink.TcU32Key{{
@@ -118,16 +108,7 @@ func (r *Rig) htb(h *netlink.Handle, rate uint64, classes []Class) error {
 // Sent gives the bytes of all frames that have left by the NIC. A super-packet
 // counts as one frame.
 func (r *Rig) Sent() (bytes uint64, err error) {
-	err = r.Node.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		link, err := h.LinkByName(NICDevice)
-		if err != nil {
-			return err
-		}
+	err = r.Node.Change(NICDevice, func(_ *netlink.Handle, link netlink.Link) error {
 		bytes = link.Attrs().Statistics.TxBytes
 		return nil
 	})
@@ -191,17 +172,8 @@ func (r *Rig) CNIBandwidth(i int, rate uint64) error {
 	}
 	// It leaves the veth, which a runtime would remove, with a filter that leads
 	// all packets to a device that has gone.
-	return r.Node.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		link, err := h.LinkByName(PortPrefix + name)
-		if err != nil {
-			return err
-		}
-		err = h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.HANDLE_INGRESS}})
+	return r.Node.Change(PortPrefix+name, func(h *netlink.Handle, link netlink.Link) error {
+		err := h.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.HANDLE_INGRESS}})
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("remove what CNI bandwidth left at %s: %w", link.Attrs().Name, err)
 		}

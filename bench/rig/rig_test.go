@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/vishvananda/netlink"
 )
 
 func TestMain(m *testing.M) {
@@ -313,4 +315,23 @@ func TestNewRefuses(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(stateParent, fmt.Sprintf("rig-fl%d-*", os.Getpid()))); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// Shaped gives the bytes that each neighbour's class has let out, in the order
+// of Neighbours; nil without Shape.
+func (r *Rig) Shaped() (bytes []uint64, err error) {
+	err = r.Node.Change(NICDevice, func(h *netlink.Handle, link netlink.Link) error {
+		classes, err := h.ClassList(link, netlink.MakeHandle(1, 0))
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(classes, func(a, b netlink.Class) int { return int(a.Attrs().Handle) - int(b.Attrs().Handle) })
+		for _, c := range classes {
+			if s := c.Attrs().Statistics; s != nil {
+				bytes = append(bytes, s.Basic.Bytes)
+			}
+		}
+		return nil
+	})
+	return bytes, err
 }

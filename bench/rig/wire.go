@@ -7,9 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -48,7 +46,7 @@ func (r *Rig) wireNIC(bridge string) error {
 	if err := sandbox.Wire(nic, outside); err != nil {
 		return err
 	}
-	return errors.Join(r.likeNIC(), r.Outside.Neighbour("eth0", node, nodeMAC))
+	return errors.Join(sandbox.LikeNIC(nic, outside), r.Outside.Neighbour("eth0", node, nodeMAC))
 }
 
 // tunnel joins the outside to the bridge by VXLAN.
@@ -57,50 +55,19 @@ func (r *Rig) tunnel() error {
 		return err
 	}
 	for _, end := range []struct {
-		box            *sandbox.Box
-		local, remote  string
-		addr, hardware string
-	}{{r.Node, tunnelNodeAddr, tunnelAddr, "", ""}, {r.Outside, tunnelAddr, tunnelNodeAddr, outsideAddr, outsideMAC}} {
-		err := end.box.Do(func() error {
-			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			vx := &netlink.Vxlan{
-				LinkAttrs: netlink.LinkAttrs{Name: TunnelDevice, MTU: tunnelMTU},
-				VxlanId:   42, Port: 4789, SrcAddr: net.ParseIP(end.local), Group: net.ParseIP(end.remote),
-			}
-			if end.hardware != "" {
-				if vx.HardwareAddr, err = net.ParseMAC(end.hardware); err != nil {
-					return err
-				}
-			}
-			if err := h.LinkAdd(vx); err != nil {
-				return err
-			}
-			link, err := h.LinkByName(TunnelDevice)
-			if err != nil {
-				return err
-			}
-			if end.addr == "" {
-				br, err := h.LinkByName(Bridge)
-				if err != nil {
-					return err
-				}
-				if err := h.LinkSetMaster(link, br); err != nil {
-					return err
-				}
-			} else {
-				p := prefix(end.addr)
-				if err := h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}}); err != nil {
-					return err
-				}
-			}
-			return h.LinkSetUp(link)
-		})
-		if err != nil {
-			return fmt.Errorf("make tunnel in %s: %w", end.box.Name, err)
+		box           *sandbox.Box
+		local, remote string
+		sandbox.End
+	}{
+		{r.Node, tunnelNodeAddr, tunnelAddr, sandbox.End{Box: r.Node, Name: TunnelDevice, Bridge: Bridge}},
+		{r.Outside, tunnelAddr, tunnelNodeAddr, sandbox.End{Box: r.Outside, Name: TunnelDevice, Addr: prefix(outsideAddr), MAC: outsideMAC}},
+	} {
+		vx := &netlink.Vxlan{
+			LinkAttrs: netlink.LinkAttrs{MTU: tunnelMTU},
+			VxlanId:   42, Port: 4789, SrcAddr: net.ParseIP(end.local), Group: net.ParseIP(end.remote),
+		}
+		if err := end.box.Add(vx, end.End); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -138,47 +105,12 @@ func (r *Rig) wireBridge() error {
 // wireMacvlans gives each container a device on the NIC.
 func (r *Rig) wireMacvlans() error {
 	for i, b := range r.Boxes {
-		hw, err := net.ParseMAC(mac(i))
+		err := r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
+			return r.Node.Add(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{ParentIndex: nic.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE},
+				sandbox.End{Box: b, Name: "eth0", Addr: prefix(address(i)), MAC: mac(i)})
+		})
 		if err != nil {
 			return err
-		}
-		const name = "flmacvlan" // until it is in the container
-		steps := []struct {
-			in *sandbox.Box
-			do func(*netlink.Handle) error
-		}{
-			{r.Node, func(h *netlink.Handle) error {
-				nic, err := h.LinkByName(NICDevice)
-				if err != nil {
-					return err
-				}
-				return h.LinkAdd(&netlink.Macvlan{
-					LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: nic.Attrs().Index, HardwareAddr: hw, Namespace: netlink.NsPid(b.PID)},
-					Mode:      netlink.MACVLAN_MODE_BRIDGE,
-				})
-			}},
-			{b, func(h *netlink.Handle) error {
-				link, err := h.LinkByName(name)
-				if err != nil {
-					return err
-				}
-				p := prefix(address(i))
-				return errors.Join(h.LinkSetName(link, "eth0"), h.LinkSetUp(link),
-					h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}}))
-			}},
-		}
-		for _, s := range steps {
-			err := s.in.Do(func() error {
-				h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-				if err != nil {
-					return err
-				}
-				defer h.Close()
-				return s.do(h)
-			})
-			if err != nil {
-				return fmt.Errorf("make macvlan of %s: %w", b.Name, err)
-			}
 		}
 		if err := errors.Join(
 			r.Outside.Neighbour("eth0", netip.MustParseAddr(address(i)), mac(i)),
@@ -187,44 +119,6 @@ func (r *Rig) wireMacvlans() error {
 		}
 	}
 	return nil
-}
-
-// likeNIC gives the NIC's veth what a real NIC has by itself: it polls (a veth
-// does only with GRO), and no super-packets come by the wire.
-func (r *Rig) likeNIC() error {
-	for _, k := range []struct {
-		box     *sandbox.Box
-		dev     string
-		offload netdev.Offload
-		on      bool
-	}{{r.Outside, "eth0", netdev.TSO, false}, {r.Node, NICDevice, netdev.GRO, true}} {
-		if err := setOffload(k.box, k.dev, k.offload, k.on); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func setOffload(b *sandbox.Box, dev string, group netdev.Offload, on bool) error {
-	ns, err := netdev.Open(b.NetNS())
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	links, err := ns.Links(netdev.MostLinks)
-	if err != nil {
-		return err
-	}
-	value := netdev.Off
-	if on {
-		value = group.On()
-	}
-	for _, l := range links {
-		if l.Name == dev {
-			return ns.Offload(l.Index, group).Write(value)
-		}
-	}
-	return fmt.Errorf("set %s of %s: no such device", group, dev)
 }
 
 // steer brings all receive work of the host to the shared CPU: without that, a

@@ -18,11 +18,16 @@ func explainVerb(e env) *cobra.Command {
 		Short: "Show what was changed on the host for a container, and why",
 		Long: `Show what was changed on the host for a container, because of which line of
 policy, with the value before and the value now. CONTAINER is a name, an id, or the start of
-a runtime's id.`,
+a runtime's id. With --plan it shows what would be changed, whatever policy says now;
+nothing is changed by that.`,
 		Args: nargs(1, 1, "CONTAINER"),
 	}
 	out := formatFlag(cmd)
+	plan := cmd.Flags().Bool("plan", false, "show what features would change on the host for the container")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if *plan {
+			return explainPlan(e, out, cmd, c, args[0])
+		}
 		x, err := c.Explain(cmd.Context(), args[0])
 		if err != nil {
 			return err
@@ -77,6 +82,43 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 	for _, group := range together(x.Host) {
 		fmt.Fprintf(w, "\nWhat %s changed for the host as a whole:\n", show(group[0].Feature))
 		explainChanges(w, c, group, now)
+	}
+}
+
+// explainPlan shows what would be changed.
+func explainPlan(e env, out *format, cmd *cobra.Command, c *api.Client, ref string) error {
+	steps, err := c.Plan(cmd.Context(), ref)
+	if err != nil {
+		return err
+	}
+	x, err := c.Explain(cmd.Context(), ref) // for the names of its devices
+	if err != nil {
+		return err
+	}
+	return out.print(e.stdout, steps, func(w io.Writer) { printPlan(w, x.Container, steps) })
+}
+
+func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
+	if len(steps) == 0 {
+		fmt.Fprintf(w, "No feature says beforehand what it would change for %s.\n", show(of.Name))
+	}
+	last := ""
+	for _, s := range steps {
+		if s.Feature != last {
+			fmt.Fprintf(w, "What %s would change on the host for %s with %s = %s:\n",
+				show(s.Feature), show(of.Name), show(s.Because.Key), show(s.Because.Value))
+			last = s.Feature
+		}
+		if device, coming := strings.CutPrefix(s.Object, "napi/"); coming {
+			fmt.Fprintf(w, "  control group of each kernel thread that will poll %s\n      would be %s\n", show(device), value(s.Value))
+			continue
+		}
+		fmt.Fprintf(w, "  %s\n", objectText(of, s.Kind, s.Object))
+		if s.Now == s.Value {
+			fmt.Fprintf(w, "      is %s already\n", value(s.Now))
+		} else {
+			fmt.Fprintf(w, "      is %s, would be %s\n", value(s.Now), value(s.Value))
+		}
 	}
 }
 

@@ -24,11 +24,13 @@ type stub struct {
 	api.Backend
 	list    []api.Container
 	explain api.Explanation
+	plan    []api.Planned
 	status  api.Status
 }
 
 func (s stub) Containers(context.Context) ([]api.Container, error)      { return s.list, nil }
 func (s stub) Explain(context.Context, string) (api.Explanation, error) { return s.explain, nil }
+func (s stub) Plan(context.Context, string) ([]api.Planned, error)      { return s.plan, nil }
 func (s stub) Status(context.Context) (api.Status, error)               { return s.status, nil }
 func (s stub) Restore(_ context.Context, ref string) (api.Restored, error) {
 	return api.Restored{Outcomes: []api.Outcome{
@@ -150,6 +152,28 @@ What netcpu changed on the host for it, because of fairlead.netcpu = isolate:
 What netcpu changed on the host for it:
   /sys/x
       was "", made 7 2 min ago, but somebody else has made it "evil\x1b[31m\u202e\u009b\x7f\n�" since
+`, out)
+}
+
+func TestExplainPlan(t *testing.T) {
+	x := example()
+	because := api.Setting{Key: "fairlead.netcpu", Value: "isolate"}
+	x.plan = []api.Planned{
+		{Feature: "netcpu", Because: because, Kind: "offload", Object: "11/2/gro", Now: "off", Value: "on"},
+		{Feature: "netcpu", Because: because, Kind: "threaded", Object: "11/2/", Now: "1", Value: "1"},
+		{Feature: "netcpu", Because: because, Kind: "kthread", Object: "napi/eth0", Value: "/sys/x"},
+	}
+	status, out, errs := against(t, x, "explain", "web-1", "--plan")
+	if status != statusDone || errs != "" {
+		t.Fatal(status, errs)
+	}
+	compare(t, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
+  offload gro of eth0 in the container
+      is off, would be on
+  threaded NAPI of eth0 in the container
+      is 1 already
+  control group of each kernel thread that will poll eth0
+      would be /sys/x
 `, out)
 }
 

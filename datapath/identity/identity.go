@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -98,6 +99,7 @@ type Identity struct {
 	devices map[identityFlDevice]identityFlOwner
 	cgroups map[uint64]identityFlOwner
 	change  uint32 // what epoch is
+	synced  bool   // the maps hold what was told, as far as there is room
 }
 
 // entry is what one feature has told of one container.
@@ -163,12 +165,15 @@ func (i *Identity) Close() error {
 // Tell says for a feature who a container is. What the feature said of it before is
 // replaced. Until Forget the container's tenant has a slot, which is returned; Nobody
 // for one whose network is not known. The error is of a part that had no room, or no
-// slot (ErrFull), and the rest is in force.
+// slot (ErrFull), and the rest is in force. Saying the same again costs nothing.
 func (i *Identity) Tell(by string, m Member) (Slot, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var errs []error
 	e := i.find(by, m.ID)
+	if e != nil && i.synced && reflect.DeepEqual(e.Member, m) && (e.slot != Nobody || m.Tenant == Tenant{}) {
+		return e.slot, i.missing(m)
+	}
 	if e == nil {
 		e = &entry{by: by}
 		i.told = append(i.told, e)
@@ -182,6 +187,7 @@ func (i *Identity) Tell(by string, m Member) (Slot, error) {
 		errs = append(errs, err)
 	}
 	e.Member = m
+	e.Cgroups, e.Devices = slices.Clone(m.Cgroups), slices.Clone(m.Devices)
 	if home := m.Tenant.NetNS; home != 0 && !slices.Contains(e.homes, home) {
 		e.homes = append(e.homes, home)
 	}
@@ -250,7 +256,9 @@ func (i *Identity) sync() error {
 		i.change++
 		err = errors.Join(err, i.epoch.Set(i.change))
 	}
-	return errors.Join(err, cerr)
+	err = errors.Join(err, cerr)
+	i.synced = err == nil
+	return err
 }
 
 // missing says that not all cgroups of a member are known: some had no room.

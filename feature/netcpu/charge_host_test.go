@@ -7,6 +7,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -31,7 +32,6 @@ func TestChargeFlood(t *testing.T) {
 	if owners.Quota != quota || owners.Period != period {
 		t.Fatalf("the sandbox has %+v", owners)
 	}
-	sample := func(name string) float64 { return h.sample(h.container.ID, name) }
 	h.apply(h.container, policy.NetCPUCharge)
 	h.apply(h.container, policy.NetCPUCharge)
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
@@ -39,10 +39,10 @@ func TestChargeFlood(t *testing.T) {
 	until(t, "the quota is lowered, with a note of it", func() bool {
 		return limit().Quota < owners.Quota && slices.ContainsFunc(h.notes(), func(e journal.Entry) bool { return e.Ref.Kind == cgroup.KindFile })
 	})
-	until(t, "packets are dropped", func() bool { return sample("netcpu_quota_dropped_packets_total") > 0 })
+	until(t, "packets are dropped", func() bool { return h.netcpu.Drops()[h.container.ID].Beyond > 0 })
 	// What is forgiven would have cost others more than it has at all.
-	if sample("netcpu_charged_seconds_total") == 0 {
-		t.Errorf("%+v, journal %+v", h.netcpu.Snapshot().Samples, h.notes())
+	if l := h.netcpu.Ledgers(); l[h.container.ID].Charged == 0 {
+		t.Errorf("%+v, journal %+v", l, h.notes())
 	}
 
 	h.apply(h.container, policy.NetCPUIsolate)
@@ -83,7 +83,7 @@ func TestReserve(t *testing.T) {
 	apply(0)
 	until(t, "packets are sent", sent())
 	if n := h.beyond(); n != 0 {
-		t.Errorf("with a T of 0 %.0f packets are dropped", n)
+		t.Errorf("with a T of 0 %d packets are dropped", n)
 	}
 	apply(0.99)
 	until(t, "packets are dropped with a T of 99 %", func() bool { return h.beyond() > 0 })
@@ -163,11 +163,11 @@ func TestDropsAreCharged(t *testing.T) {
 		mode    policy.NetCPU
 		cpu     sandbox.CPU
 		burners int // its own work, which keeps its thread from emptying the ring
-		dropped string
+		dropped func(drop.Counters) uint64
 	}
 	for _, c := range testkit.Cases(t, 1,
-		drops{policy.NetCPUIsolate, sandbox.CPU{}, 8, "netcpu_early_dropped_packets_total"},
-		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, "netcpu_quota_dropped_packets_total"},
+		drops{policy.NetCPUIsolate, sandbox.CPU{}, 8, early},
+		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, byQuota},
 	) {
 		t.Run(string(c.mode), func(t *testing.T) {
 			h := newHost(t, sandbox.CPU{})
@@ -182,15 +182,9 @@ func TestDropsAreCharged(t *testing.T) {
 	}
 }
 
-// sample is a sample of one container's, 0 if there is none.
-func (h *host) sample(id container.ID, name string) (v float64) {
-	for _, s := range h.netcpu.Snapshot().Samples {
-		if s.Name == name && s.Container == id {
-			v += s.Value
-		}
-	}
-	return v
-}
+// The drops of a kind, of a container.
+func early(c drop.Counters) uint64   { return c.Dropped }
+func byQuota(c drop.Counters) uint64 { return c.Beyond }
 
 // accounts is what each container's packets have cost.
 func (h *host) accounts() map[container.ID]time.Duration {

@@ -57,19 +57,28 @@ func (n *Netcpu) Report(_ context.Context, of *container.Container, _ api.Ask) (
 	if err != nil {
 		return nil, err
 	}
-	var ledgers map[container.ID]charge.Booked
-	if n.charger != nil {
-		ledgers = n.charger.Ledgers()
-	}
-	enforced(&r, n.dropper.Dropped(), ledgers, n.DropPoints())
+	enforced(&r, n.Drops(), n.Ledgers(), n.DropPoints())
 	return r, nil
 }
 
+// Drops returns the packets that were dropped for each container that is isolated or
+// charged. It may be called at any time.
+func (n *Netcpu) Drops() map[container.ID]drop.Counters { return n.dropper.Counters() }
+
+// Ledgers returns what each container that is charged owes or is owed. It may be
+// called at any time.
+func (n *Netcpu) Ledgers() map[container.ID]charge.Booked {
+	if n.charger == nil {
+		return nil
+	}
+	return n.charger.Ledgers()
+}
+
 // enforced adds to a report what is done beside accounting.
-func enforced(r *api.NetCPU, dropped map[container.ID]uint64, ledgers map[container.ID]charge.Booked, points []drop.Point) {
+func enforced(r *api.NetCPU, drops map[container.ID]drop.Counters, ledgers map[container.ID]charge.Booked, points []drop.Point) {
 	for i := range r.Accounts {
 		a := &r.Accounts[i]
-		a.Dropped = dropped[a.Container]
+		a.Dropped, a.QuotaDropped = drops[a.Container].Dropped, drops[a.Container].Beyond
 		if b, charged := ledgers[a.Container]; charged {
 			a.Ledger = &api.NetCPULedger{
 				Balance: b.Balance.Seconds(), Factor: b.Factor,

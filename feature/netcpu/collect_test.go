@@ -58,11 +58,11 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := charge.Booked{State: ledger.State{Balance: -time.Second, Charged: 4 * time.Second, Credited: 3 * time.Second, Forgiven: 2 * time.Second}, Factor: 0.5}
-	enforced(&got, map[container.ID]uint64{7: 5}, map[container.ID]charge.Booked{7: b}, []drop.Point{{Netns: 9, Device: "eth0", By: drop.ByTC, Why: "no driver"}})
+	enforced(&got, map[container.ID]drop.Counters{7: {Dropped: 5, Beyond: 3}}, map[container.ID]charge.Booked{7: b}, []drop.Point{{Netns: 9, Device: "eth0", By: drop.ByTC, Why: "no driver"}})
 	if diff := cmp.Diff([]api.NetCPUUplink{{Device: "eth0", NetNS: 9, DropsBy: "tc", Why: "no driver"}}, got.Uplinks); diff != "" {
 		t.Errorf("uplinks (-want +got):\n%s", diff)
 	}
-	if len(got.Accounts) != 2 || got.Accounts[0].Container != 7 || got.Accounts[0].Dropped != 5 || got.Accounts[1].Dropped != 0 || got.Accounts[1].Ledger != nil {
+	if len(got.Accounts) != 2 || got.Accounts[0].Container != 7 || got.Accounts[0].Dropped != 5 || got.Accounts[0].QuotaDropped != 3 || got.Accounts[1].Dropped != 0 || got.Accounts[1].Ledger != nil {
 		t.Fatalf("%+v", got.Accounts)
 	}
 	want := &api.NetCPULedger{Balance: -1, Factor: 0.5, Charged: 4, Credited: 3, Forgiven: 2}

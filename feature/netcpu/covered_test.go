@@ -18,11 +18,11 @@ func TestUncovered(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	target := policy.Target{Container: h.container, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}
 	must(t, h.netcpu.Apply(t.Context(), target))
-	must(t, sandbox.Wire(
+	h.Wire(
 		sandbox.End{Box: h.wire, Name: "wire1", Addr: netip.MustParsePrefix("10.77.0.1/24")},
-		sandbox.End{Box: h.ns, Name: "nic1", Addr: netip.MustParsePrefix("10.77.0.2/24")}))
-	ns := h.open(h.ns)
-	gro := ns.Offload(index(t, ns, "nic1"), netdev.GRO)
+		sandbox.End{Box: h.ns, Name: "nic1", Addr: netip.MustParsePrefix("10.77.0.2/24")})
+	ns := h.Open(h.ns)
+	gro := ns.Offload(h.Index(h.ns, "nic1"), netdev.GRO)
 	must(t, gro.Write(netdev.Off))
 	for range 2 { // it is the same each time
 		err := h.netcpu.Apply(t.Context(), target)

@@ -32,21 +32,18 @@ func (h *host) dropPoints(netns uint64) (names []string) {
 func (h *host) uplink(b *sandbox.Box, name string) {
 	h.t.Helper()
 	must(h.t, sandbox.Wire(sandbox.End{Box: h.wire, Name: "w" + name}, sandbox.End{Box: b, Name: name, Bridge: "br0"}))
-	ns := h.open(b)
-	must(h.t, ns.Offload(index(h.t, ns, name), netdev.GRO).Write(netdev.GRO.On()))
+	must(h.t, h.Open(b).Offload(h.Index(b, name), netdev.GRO).Write(netdev.GRO.On()))
 }
 
 // The drop points of a namespace that has gone go, too, while others stay.
 func TestDropPointsOfAGoneNamespace(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	far := *h
-	far.ns = create(t, h.sandboxes, sandbox.Spec{Name: "nethost2", Bare: true})
-	far.box = create(t, h.sandboxes, sandbox.Spec{Name: "receiver2"})
+	far.ns = h.create(sandbox.Spec{Name: "nethost2", Bare: true})
+	far.box = h.create(sandbox.Spec{Name: "receiver2"})
 	must(t, far.ns.Bridge("br0", netip.Prefix{}))
 	h.uplink(far.ns, "nic2")
-	must(t, sandbox.Wire(
-		sandbox.End{Box: far.ns, Name: "h0", Bridge: "br0"},
-		sandbox.End{Box: far.box, Name: "eth0", Addr: netip.MustParsePrefix("10.67.0.2/24")}))
+	h.Join(far.box, "10.67.0.2/24", far.ns, "h0")
 	other := far.describe(far.box)
 	netns := other.Interfaces[0].Host.NetNS
 	h.apply(h.container, policy.NetCPUIsolate)
@@ -70,8 +67,8 @@ func TestDropPointsGoOn(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{})
 	h.uplink(h.ns, "nic1") // looked at after nic0
-	nic := h.open(h.ns)
-	number := index(t, nic, "nic0")
+	nic := h.Open(h.ns)
+	number := h.Index(h.ns, "nic0")
 	for full := false; !full; {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 			Name: "cil_tc", Type: ebpf.SchedCLS, License: "GPL",

@@ -3,9 +3,7 @@ package netcpu_test
 import (
 	"errors"
 	"flag"
-	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,10 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -31,11 +29,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
-		if status, ok := reexec(os.Args); ok {
-			os.Exit(status)
-		}
-	}
+	topology.Reexec()
 	// Most of the time the parallel ones wait, for windows of a second.
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
@@ -46,8 +40,8 @@ func TestMain(m *testing.M) {
 // host is a small host of its own: a bridge in a namespace, an uplink to the
 // wire, and one container behind the bridge.
 type host struct {
+	*topology.Host
 	t         *testing.T
-	sandboxes *sandbox.Host
 	ns, wire  *sandbox.Box
 	box       *sandbox.Box
 	journal   *journal.Journal
@@ -58,27 +52,12 @@ type host struct {
 
 func newHost(t *testing.T, cpu sandbox.CPU) *host {
 	t.Helper()
-	testkit.NeedRoot(t)
-	sh, err := sandbox.New(sandbox.Config{Dir: t.TempDir()})
-	must(t, err)
-	t.Cleanup(func() { must(t, sh.Close()) })
-	h := &host{t: t, sandboxes: sh}
-	h.ns = create(t, sh, sandbox.Spec{Name: "nethost", Bare: true})
-	h.wire = create(t, sh, sandbox.Spec{Name: "netwire", Bare: true})
-	h.box = create(t, sh, sandbox.Spec{Name: "receiver"})
+	h := &host{Host: topology.New(t), t: t}
+	h.ns, h.wire = h.Uplink("net"+h.suffix(), "10.66.0.1/24", sandbox.End{Bridge: "br0", Queues: 2})
+	must(t, sandbox.LikeNIC(sandbox.End{Box: h.ns, Name: "nic0"}, sandbox.End{Box: h.wire, Name: "wire"}))
+	h.box = h.create(sandbox.Spec{Name: "receiver"})
 	must(t, h.box.Limit(cpu)) // when its process has begun, which takes long with a small quota
-	must(t, h.ns.Bridge("br0", netip.Prefix{}))
-	must(t, sandbox.Wire(
-		sandbox.End{Box: h.wire, Name: "wire", Addr: netip.MustParsePrefix("10.66.0.1/24"), Queues: 2},
-		sandbox.End{Box: h.ns, Name: "nic0", Bridge: "br0", Queues: 2}))
-	must(t, sandbox.Wire(
-		sandbox.End{Box: h.ns, Name: "h0", Bridge: "br0"},
-		sandbox.End{Box: h.box, Name: "eth0", Addr: netip.MustParsePrefix("10.66.0.2/24")}))
-
-	// What a real NIC does by itself: it polls, and for every packet.
-	nic, wire := h.open(h.ns), h.open(h.wire)
-	must(t, wire.Offload(index(t, wire, "wire"), netdev.TSO).Write(netdev.Off))
-	must(t, nic.Offload(index(t, nic, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
+	h.Join(h.box, "10.66.0.2/24", h.ns, "h0")
 
 	j, err := journal.Open(t.TempDir())
 	must(t, err)
@@ -102,24 +81,10 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 
 // describe says of the sandbox what package container would find out.
 func (h *host) describe(box *sandbox.Box) container.Container {
-	layout, err := cgroup.Detect("/proc", "")
-	must(h.t, err)
-	paths, err := layout.OfPID("/proc", box.PID)
-	must(h.t, err)
-	id, err := cgroup.ID(paths.V2)
-	must(h.t, err)
-	inside, outside := h.open(box), h.open(h.ns)
-	return container.Container{
-		ID: container.ID(id), Name: box.Name, PID: box.PID, NetNS: inside.Inode(),
-		Cgroup: container.Cgroup{V2: paths.V2, CPU: paths.CPU, CPUSet: paths.CPUSet, IO: paths.IO},
-		Interfaces: []container.Interface{{
-			Name: "eth0", Index: index(h.t, inside, "eth0"), Kind: "veth",
-			Host: container.HostEnd{
-				NetNS: outside.Inode(), NSPath: h.ns.NetNS(), Name: "h0",
-				Index: index(h.t, outside, "h0"), Master: "br0", Trusted: true,
-			},
-		}},
-	}
+	h.t.Helper()
+	c := h.Describe(box)
+	c.Interfaces = []container.Interface{h.Veth(box, "eth0", h.ns, "h0")}
+	return c
 }
 
 func (h *host) target(mode policy.NetCPU) policy.Target {
@@ -140,19 +105,11 @@ func (h *host) apply(c container.Container, mode policy.NetCPU) {
 	must(h.t, err)
 }
 
-func (h *host) open(b *sandbox.Box) *netdev.NS {
-	h.t.Helper()
-	ns, err := netdev.Open(b.NetNS())
-	must(h.t, err)
-	h.t.Cleanup(func() { ns.Close() })
-	return ns
-}
-
 // state is all that isolate may change, read from the host.
 func (h *host) state() map[string]string {
 	h.t.Helper()
-	inside, outside := h.open(h.box), h.open(h.ns)
-	eth0, h0, nic0 := index(h.t, inside, "eth0"), index(h.t, outside, "h0"), index(h.t, outside, "nic0")
+	inside, outside := h.Open(h.box), h.Open(h.ns)
+	eth0, h0, nic0 := h.Index(h.box, "eth0"), h.Index(h.ns, "h0"), h.Index(h.ns, "nic0")
 	s := map[string]string{"group": "absent"}
 	for name, k := range map[string]journal.Knob{
 		"eth0 gro":      inside.Offload(eth0, netdev.GRO),
@@ -311,34 +268,20 @@ func (h *host) notes() []journal.Entry {
 }
 
 // create makes a sandbox whose name is no other test's: some run at the same time.
-func create(t *testing.T, h *sandbox.Host, spec sandbox.Spec) *sandbox.Box {
-	t.Helper()
-	var dir unix.Stat_t
-	must(t, unix.Stat(h.Dir(), &dir))
-	spec.Name += fmt.Sprintf("-%d", dir.Ino)
-	b, err := h.Create(spec)
-	must(t, err)
-	return b
+func (h *host) create(spec sandbox.Spec) *sandbox.Box {
+	h.t.Helper()
+	spec.Name += h.suffix()
+	return h.Create(spec)
 }
 
-func index(t *testing.T, ns *netdev.NS, name string) int {
-	t.Helper()
-	links, err := ns.Links(netdev.MostLinks)
-	must(t, err)
-	for _, l := range links {
-		if l.Name == name {
-			return l.Index
-		}
-	}
-	t.Fatalf("no link %s", name)
-	return 0
-}
+// suffix is the test's own.
+func (h *host) suffix() string { return strings.TrimPrefix(filepath.Base(h.Sandboxes.Dir()), "fltop") }
 
 // uplinkGroup is the cgroup that the feature makes for the threads of nic0.
 func (h *host) uplinkGroup() string {
 	l, err := cgroup.Detect("/proc", "")
 	must(h.t, err)
-	return filepath.Join(l.CPU, "fairlead-uplink-"+strconv.FormatUint(h.open(h.ns).Inode(), 10))
+	return filepath.Join(l.CPU, "fairlead-uplink-"+strconv.FormatUint(h.Open(h.ns).Inode(), 10))
 }
 
 func must(t *testing.T, err error) {

@@ -2,7 +2,6 @@ package netcpu_test
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -35,10 +34,8 @@ func TestFloodedPacketsAreNotDropped(t *testing.T) {
 }
 
 func floodedPackets(t *testing.T, h *host) {
-	victim := create(t, h.sandboxes, sandbox.Spec{Name: "victim"})
-	must(t, sandbox.Wire(
-		sandbox.End{Box: h.ns, Name: "h1", Bridge: "br0"},
-		sandbox.End{Box: victim, Name: "eth0", Addr: netip.MustParsePrefix("10.66.0.3/24")}))
+	victim := h.create(sandbox.Spec{Name: "victim"})
+	h.Join(victim, "10.66.0.3/24", h.ns, "h1")
 	got := h.start(victim, "udp-recv", "--listen", ":9000")
 	h.start(h.box, "udp-recv", "--listen", ":9000")
 	must(t, h.box.Limit(sandbox.CPU{Quota: time.Millisecond, Period: 100 * time.Millisecond}))
@@ -49,7 +46,7 @@ func floodedPackets(t *testing.T, h *host) {
 	// More than the neighbour may have, and less than any queue on the way has room
 	// for while somebody waits for a CPU: what gets lost is what was dropped.
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "5000", "--size", "100")
-	dropped := func() float64 { return h.sample(h.container.ID, "netcpu_quota_dropped_packets_total") }
+	dropped := func() uint64 { return h.netcpu.Drops()[h.container.ID].Beyond }
 	until(t, "the neighbour's packets are dropped", func() bool { return dropped() > 100 })
 	sent := h.start(h.wire, "udp-send", "--to", "10.66.0.3:9000", "--rate", "200", "--size", "100")
 	from := dropped()

@@ -94,7 +94,7 @@ func TestHotplug(t *testing.T) {
 				t.Helper()
 				from := h.addsUp(when)
 				was := got.Read()
-				until(t, when+", packets arrive", func() bool { return float64(got.Read().Since(was).Ops) > enough(1000) })
+				until(t, when+", packets arrive", func() bool { return got.Read().Since(was).Ops > enough(1000) })
 				until(t, when+", they are accounted for", func() bool { return h.accounts()[h.container.ID] > of(from, h).CPU() })
 				now := h.addsUp(when)
 				for _, a := range from.Accounts {

@@ -126,7 +126,7 @@ func TestAdopt(t *testing.T) {
 func TestSharedNamespace(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, sandbox.CPU{})
-	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box})
+	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	if one.NetNS != two.NetNS || one.ID == two.ID {
 		t.Fatalf("containers %+v and %+v, want one namespace and two cgroups", one, two)
@@ -228,15 +228,14 @@ func TestFloodIsDroppedAtTheUplink(t *testing.T) {
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000")
 	deadline := time.Now().Add(90 * time.Second)
 	for {
-		samples := make(map[string]float64)
-		for _, s := range h.netcpu.Snapshot().Samples {
-			samples[s.Name] += s.Value
-		}
-		if samples["netcpu_early_dropped_packets_total"] > 0 && board.Read().Since(load.Reading{}).Ops > 0 && samples["netcpu_kthread_seconds_total"] > 0 {
+		r, err := h.netcpu.Read()
+		must(t, err)
+		drops, own, received := h.netcpu.Drops()[h.container.ID], of(r, h).Own, board.Read().Since(load.Reading{}).Ops
+		if drops.Dropped > 0 && own > 0 && received > 0 {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after 90 s of flood: %v, %d received", samples, board.Read().Since(load.Reading{}).Ops)
+			t.Fatalf("after 90 s of flood: %+v, its threads had %v, %d received", drops, own, received)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -298,11 +297,9 @@ func (h *host) dropsBeyond(limit func(quota, period time.Duration) error) {
 }
 
 // beyond counts the packets that were dropped for a quota's sake.
-func (h *host) beyond() (packets float64) {
-	for _, s := range h.netcpu.Snapshot().Samples {
-		if s.Name == "netcpu_quota_dropped_packets_total" {
-			packets += s.Value
-		}
+func (h *host) beyond() (packets uint64) {
+	for _, c := range h.netcpu.Drops() {
+		packets += c.Beyond
 	}
 	return packets
 }
@@ -316,14 +313,7 @@ func (h *host) startOn(b *sandbox.Box, cpus []int, args ...string) *load.Board {
 	if testing.Short() && args[0] == "udp-send" {
 		args = paced(args)
 	}
-	cmd, board, err := load.Command(args...)
-	must(h.t, err)
-	p, err := b.Start(cmd, cpus...)
-	must(h.t, err)
-	h.t.Cleanup(func() { p.Kill(); <-p.Done(); board.Close() })
-	ctx, cancel := context.WithTimeout(h.t.Context(), 90*time.Second)
-	defer cancel()
-	must(h.t, board.Await(ctx, p.Done()))
+	board, _ := h.Load(b, cpus, args...)
 	return board
 }
 
@@ -344,7 +334,7 @@ func paced(args []string) []string {
 
 // enough is how many of n packets a test waits for: in a guest a tenth, which takes
 // it as long.
-func enough(n float64) float64 {
+func enough(n uint64) uint64 {
 	if testing.Short() {
 		return n / 10
 	}
@@ -450,9 +440,9 @@ func TestUplinkSteered(t *testing.T) {
 // untilCPUs waits until the threads of nic0 may use these CPUs.
 func (h *host) untilCPUs(what string, want ...string) {
 	h.t.Helper()
-	nic := h.open(h.ns)
+	nic := h.Open(h.ns)
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		list, err := nic.NAPIs(index(h.t, nic, "nic0"))
+		list, err := nic.NAPIs(h.Index(h.ns, "nic0"))
 		must(h.t, err)
 		var got []string
 		for _, napi := range list {
@@ -476,8 +466,8 @@ func (h *host) untilCPUs(what string, want ...string) {
 // which.
 func (h *host) needNAPIs() {
 	h.t.Helper()
-	nic := h.open(h.ns)
-	if _, err := nic.NAPIs(index(h.t, nic, "nic0")); errors.Is(err, netdev.ErrNoNAPIList) {
+	nic := h.Open(h.ns)
+	if _, err := nic.NAPIs(h.Index(h.ns, "nic0")); errors.Is(err, netdev.ErrNoNAPIList) {
 		testkit.Skip(h.t, "kernel does not list napi contexts (before 6.8)")
 	}
 }

@@ -204,12 +204,9 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 	default:
 		return fmt.Errorf("netcpu %s: %w", mode, feature.ErrNotBuilt)
 	}
-	if n.support.Level == probe.Unavailable {
-		return fmt.Errorf("netcpu isolate: %s", n.support.Why)
-	}
 	c := t.Container
-	if c.HostNetwork {
-		return errors.New("netcpu isolate: the container uses the host's network namespace, whose packets cannot be told apart by device")
+	if err := n.isolates(c); err != nil {
+		return err
 	}
 	if err := n.uncharge(ctx, c.ID); err != nil {
 		return err
@@ -220,6 +217,28 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 		return err
 	}
 	return n.uncovered(ctx, c)
+}
+
+// Plan implements feature.Planner: it is what isolate would change.
+func (n *Netcpu) Plan(ctx context.Context, c container.Container) (feature.Plan, error) {
+	if err := n.isolates(c); err != nil {
+		return feature.Plan{}, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	steps, err := n.isolator.Plan(ctx, c)
+	return feature.Plan{Key: modeKey, Value: string(policy.NetCPUIsolate), Steps: steps}, err
+}
+
+// isolates says why a container cannot be isolated.
+func (n *Netcpu) isolates(c container.Container) error {
+	switch {
+	case n.support.Level == probe.Unavailable:
+		return fmt.Errorf("netcpu isolate: %s", n.support.Why)
+	case c.HostNetwork:
+		return errors.New("netcpu isolate: the container uses the host's network namespace, whose packets cannot be told apart by device")
+	}
+	return nil
 }
 
 // newCharger makes the charger, and what drops for it where that can be.

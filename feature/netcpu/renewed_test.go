@@ -29,7 +29,7 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
 	h.untilThreads("one container's packets alone", payer(h.container), h.uplinkGroup())
 	was := h.polling("nic0")
-	must(t, setUp(h.ns, "nic0", false))
+	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetDown)
 	until(t, "the threads of nic0 end", func() bool {
 		return !slices.ContainsFunc(was, func(th sched.Thread) bool { now, err := sched.Find("/proc", th.TID); return err == nil && now == th })
 	})
@@ -37,10 +37,10 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
 	}
-	must(t, setUp(h.ns, "nic0", true))
+	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetUp)
 
 	// The namespace is another container's now, which is isolated as the first was.
-	next := create(t, h.sandboxes, sandbox.Spec{Name: "next", Network: h.box})
+	next := h.create(sandbox.Spec{Name: "next", Network: h.box})
 	c := h.describe(next)
 	h.apply(c, policy.NetCPUIsolate)
 	if got := h.threads()["eth0"]; len(got) != 1 || got[0] != payer(c) {
@@ -49,18 +49,9 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	must(t, h.netcpu.Remove(t.Context(), c.ID))
 }
 
-// setUp brings a device of a sandbox up or down.
-func setUp(b *sandbox.Box, device string, up bool) error {
-	return b.Do(func() error {
-		l, err := netlink.LinkByName(device)
-		if err != nil {
-			return err
-		}
-		if up {
-			return netlink.LinkSetUp(l)
-		}
-		return netlink.LinkSetDown(l)
-	})
+// restart sets a device down and up.
+func restart(b *sandbox.Box, dev string) error {
+	return errors.Join(b.Change(dev, (*netlink.Handle).LinkSetDown), b.Change(dev, (*netlink.Handle).LinkSetUp))
 }
 
 // What makes the NAPIs of a device anew makes their threads anew, too, in the group
@@ -71,21 +62,21 @@ func TestThreadsMadeAnew(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	before := h.state()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
-	inside := h.open(h.box)
-	gro := inside.Offload(index(t, inside, "eth0"), netdev.GRO)
+	inside := h.Open(h.box)
+	gro := inside.Offload(h.Index(h.box, "eth0"), netdev.GRO)
 	for _, made := range []struct {
 		what, device string
 		anew         func() error
 	}{
 		{"link down and up in the container", "eth0", func() error {
-			return errors.Join(setUp(h.box, "eth0", false), setUp(h.box, "eth0", true))
+			return restart(h.box, "eth0")
 		}},
 		{"GRO off and on in the container", "eth0", func() error {
 			return errors.Join(gro.Write(netdev.Off), gro.Write(netdev.GRO.On()))
 		}},
 		{"GRO off in the container", "eth0", func() error { return gro.Write(netdev.Off) }},
 		{"link down and up at the uplink", "nic0", func() error {
-			return errors.Join(setUp(h.ns, "nic0", false), setUp(h.ns, "nic0", true))
+			return restart(h.ns, "nic0")
 		}},
 	} {
 		was := h.polling(made.device)

@@ -26,7 +26,7 @@ func TestModesInOneNamespace(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
 	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long
 	must(t, h.box.Limit(sandbox.CPU{Quota: quota, Period: period}))
-	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
+	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box, CPU: sandbox.CPU{Quota: quota, Period: period}})
 	one, two := h.container, h.describe(shared)
 	apply := h.apply
 	limited := func(c container.Container) bool {
@@ -98,7 +98,7 @@ func TestModesInOneNamespace(t *testing.T) {
 // of that one later is nothing that the next agent has adopted for the other.
 func TestSharedNamespaceIsAdopted(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box})
+	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	must(t, h.netcpu.Close())
@@ -125,7 +125,7 @@ func TestSharedNamespaceIsAdopted(t *testing.T) {
 // for good; and a renewal does not touch the host.
 func TestIsolationLapses(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	shared := create(t, h.sandboxes, sandbox.Spec{Name: "sharer", Network: h.box})
+	shared := h.create(sandbox.Spec{Name: "sharer", Network: h.box})
 	one, two := h.container, h.describe(shared)
 	apply := func(c container.Container, expiry time.Time) {
 		t.Helper()

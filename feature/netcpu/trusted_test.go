@@ -14,22 +14,22 @@ import (
 // polls at that bridge is no uplink of the host's.
 func TestNoUplinksOfAContainer(t *testing.T) {
 	h := newHost(t, sandbox.CPU{})
-	child := create(t, h.sandboxes, sandbox.Spec{Name: "child"})
+	child := h.create(sandbox.Spec{Name: "child"})
 	must(t, child.Bridge("br1", netip.Prefix{}))
-	must(t, sandbox.Wire(
+	h.Wire(
 		sandbox.End{Box: child, Name: "c1", Bridge: "br1"},
-		sandbox.End{Box: h.box, Name: "eth1", Addr: netip.MustParsePrefix("10.67.0.2/24")}))
-	must(t, sandbox.Wire(
+		sandbox.End{Box: h.box, Name: "eth1", Addr: netip.MustParsePrefix("10.67.0.2/24")})
+	h.Wire(
 		sandbox.End{Box: h.box, Name: "out0"},
-		sandbox.End{Box: child, Name: "port0", Bridge: "br1"}))
-	inside, there := h.open(h.box), h.open(child)
-	port := index(t, there, "port0")
+		sandbox.End{Box: child, Name: "port0", Bridge: "br1"})
+	there := h.Open(child)
+	port := h.Index(child, "port0")
 	must(t, there.Offload(port, netdev.GRO).Write(netdev.GRO.On()))
 
 	c := h.container
 	c.Interfaces = append(c.Interfaces[:1:1], container.Interface{
-		Name: "eth1", Index: index(t, inside, "eth1"), Kind: "veth",
-		Host: container.HostEnd{NetNS: there.Inode(), NSPath: child.NetNS(), Name: "c1", Index: index(t, there, "c1"), Master: "br1"},
+		Name: "eth1", Index: h.Index(h.box, "eth1"), Kind: "veth",
+		Host: container.HostEnd{NetNS: there.Inode(), NSPath: child.NetNS(), Name: "c1", Index: h.Index(child, "c1"), Master: "br1"},
 	})
 	lives := h.describe(h.box)
 	lives.ID, lives.NetNS, lives.Interfaces = 1, there.Inode(), nil

@@ -28,19 +28,14 @@ func TestQueueUnpolled(t *testing.T) {
 	}
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
-	other := create(t, h.sandboxes, sandbox.Spec{Name: "neighbour"})
-	must(t, sandbox.Wire(
-		sandbox.End{Box: h.ns, Name: "h1", Bridge: "br0"},
-		sandbox.End{Box: other, Name: "eth0", Addr: netip.MustParsePrefix("10.66.0.3/24")}))
+	other := h.create(sandbox.Spec{Name: "neighbour"})
+	h.Join(other, "10.66.0.3/24", h.ns, "h1")
 	// The sender's CPU chooses the queue, as a NIC's steering would.
 	must(t, h.wire.SetQueues("wire", "tx", "xps_cpus", func(q int) string { return strconv.Itoa(1 << q) }))
 	// Nobody asks for an address meanwhile: the question is somebody else's packet,
 	// and may come by the queue that is to be the container's alone.
 	for to, box := range map[string]*sandbox.Box{"10.66.0.2": h.box, "10.66.0.3": other} {
-		inside := h.open(box)
-		l, err := inside.Link(index(t, inside, "eth0"))
-		must(t, err)
-		must(t, h.wire.Neighbour("wire", netip.MustParseAddr(to), l.MAC))
+		must(t, h.wire.Neighbour("wire", netip.MustParseAddr(to), h.MAC(box, "eth0")))
 	}
 	h.apply(h.container, policy.NetCPUIsolate)
 	h.start(h.box, "udp-recv")

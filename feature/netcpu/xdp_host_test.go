@@ -42,13 +42,12 @@ func (h *host) byXDP() {
 // xdp is the id of the XDP program at nic0, 0 for none.
 func (h *host) xdp() (id uint32) {
 	h.t.Helper()
-	must(h.t, h.open(h.ns).Do(func() error {
-		l, err := netlink.LinkByName("nic0")
-		if err == nil && l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached {
-			id = l.Attrs().Xdp.ProgId
+	h.Change(h.ns, "nic0", func(_ *netlink.Handle, l netlink.Link) error {
+		if x := l.Attrs().Xdp; x != nil && x.Attached {
+			id = x.ProgId
 		}
-		return err
-	}))
+		return nil
+	})
 	return id
 }
 
@@ -57,13 +56,13 @@ func (h *host) features() map[string]string {
 	h.t.Helper()
 	all := make(map[string]string)
 	for dev, box := range map[string]*sandbox.Box{"nic0": h.ns, "wire": h.wire} {
-		ns := h.open(box)
+		ns := h.Open(box)
 		for _, o := range []netdev.Offload{netdev.GRO, netdev.TSO, netdev.UDPForward, netdev.HardwareGRO} {
-			v, err := ns.Offload(index(h.t, ns, dev), o).Read()
+			v, err := ns.Offload(h.Index(box, dev), o).Read()
 			must(h.t, err)
 			all[dev+" "+string(o)] = v
 		}
-		l, err := ns.Link(index(h.t, ns, dev))
+		l, err := ns.Link(h.Index(box, dev))
 		must(h.t, err)
 		all[dev+" mtu"] = strconv.Itoa(l.MTU)
 	}
@@ -90,11 +89,11 @@ func TestXDPDropsAreCharged(t *testing.T) {
 		mode    policy.NetCPU
 		cpu     sandbox.CPU
 		burners int
-		dropped string
+		dropped func(drop.Counters) uint64
 	}
 	for _, c := range testkit.Cases(t, 1,
-		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, "netcpu_quota_dropped_packets_total"},
-		drops{policy.NetCPUIsolate, sandbox.CPU{}, 8, "netcpu_early_dropped_packets_total"},
+		drops{policy.NetCPUCharge, sandbox.CPU{Quota: 5 * time.Millisecond, Period: 100 * time.Millisecond}, 0, byQuota},
+		drops{policy.NetCPUIsolate, sandbox.CPU{}, 8, early},
 	) {
 		t.Run(string(c.mode), func(t *testing.T) {
 			h := newHost(t, sandbox.CPU{})
@@ -138,7 +137,7 @@ func TestXDPDropsAreCharged(t *testing.T) {
 
 // flood sends to the container until packets are dropped, and goes on. It gives what
 // counts those.
-func (h *host) flood(sample string, args ...string) (dropped func() float64) {
+func (h *host) flood(count func(drop.Counters) uint64, args ...string) (dropped func() uint64) {
 	h.t.Helper()
 	var began time.Time
 	more := func() {
@@ -146,7 +145,7 @@ func (h *host) flood(sample string, args ...string) (dropped func() float64) {
 		began = time.Now()
 	}
 	more()
-	dropped = func() float64 { return h.sample(h.container.ID, sample) }
+	dropped = func() uint64 { return count(h.netcpu.Drops()[h.container.ID]) }
 	until(h.t, "packets are dropped", func() bool {
 		if time.Since(began) > 5*time.Second { // what is sent on a slow machine may not be too much for it
 			more()
@@ -164,7 +163,7 @@ func TestXDPCountsFragments(t *testing.T) {
 		box  *sandbox.Box
 		name string
 	}{{h.wire, "wire"}, {h.ns, "nic0"}, {h.ns, "h0"}, {h.box, "eth0"}, {h.ns, "br0"}} {
-		must(t, h.withLink(d.box, d.name, func(l netlink.Link) error { return netlink.LinkSetMTU(l, 9000) }))
+		h.Change(d.box, d.name, func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetMTU(l, 9000) })
 	}
 	h.byXDP()
 	h.start(h.box, "udp-recv", "--listen", ":9000")
@@ -182,7 +181,7 @@ func TestXDPCountsFragments(t *testing.T) {
 		}
 		return w
 	}
-	dropped := h.flood("netcpu_quota_dropped_packets_total", "--size", "8000")
+	dropped := h.flood(byQuota, "--size", "8000")
 	before, from := received(), dropped()
 	until(t, "some more are", func() bool { return dropped() > from+enough(2000) })
 	now := received()
@@ -193,10 +192,10 @@ func TestXDPCountsFragments(t *testing.T) {
 
 // chargedDrops floods the container until packets are dropped, and looks at whose
 // account they are in.
-func (h *host) chargedDrops(sample string) {
+func (h *host) chargedDrops(count func(drop.Counters) uint64) {
 	t := h.t
 	t.Helper()
-	dropped := h.flood(sample)
+	dropped := h.flood(count)
 	read := func() map[container.ID]account.Account {
 		r, err := h.netcpu.Read()
 		must(t, err)
@@ -210,22 +209,22 @@ func (h *host) chargedDrops(sample string) {
 	until(t, "some more are dropped", func() bool { return dropped() > before+enough(5000) })
 	drops := dropped() - before
 	// grown is by how much an account has: received packets, and what they cost.
-	grown := func(id container.ID) (packets float64, cpu time.Duration) {
+	grown := func(id container.ID) (packets uint64, cpu time.Duration) {
 		now := read()[id]
 		for protocol, w := range now.Receive {
-			packets += float64(w.Packets - was[id].Receive[protocol].Packets)
+			packets += w.Packets - was[id].Receive[protocol].Packets
 		}
 		return packets, now.CPU() - was[id].CPU()
 	}
-	until(t, fmt.Sprintf("the account has the %.0f packets that were dropped", drops), func() bool {
+	until(t, fmt.Sprintf("the account has the %d packets that were dropped", drops), func() bool {
 		packets, _ := grown(h.container.ID)
 		return packets >= drops
 	})
 	_, own := grown(h.container.ID)
 	packets, system := grown(account.System)
-	t.Logf("of %.0f dropped and the others: its own %v, the system's %v", drops, own, system)
+	t.Logf("of %d dropped and the others: its own %v, the system's %v", drops, own, system)
 	if packets >= drops || own <= system {
-		t.Errorf("of what came in, %v are its own, and nobody's are %v and %.0f packets, where %.0f were dropped", own, system, packets, drops)
+		t.Errorf("of what came in, %v are its own, and nobody's are %v and %d packets, where %d were dropped", own, system, packets, drops)
 	}
 	h.addsUp("with drops")
 }
@@ -254,7 +253,7 @@ func TestXDPKeepsOut(t *testing.T) {
 	}
 	for _, c := range testkit.Cases(t, 2,
 		obstacle{"too few queues", func(h *host) bool {
-			must(t, h.open(h.ns).Do(func() error {
+			must(t, h.Open(h.ns).Do(func() error {
 				e, err := ethtool.NewEthtool()
 				if err != nil {
 					return err
@@ -266,8 +265,8 @@ func TestXDPKeepsOut(t *testing.T) {
 			return false
 		}, unix.ENOSPC.Error()},
 		obstacle{"a link", func(h *host) bool {
-			must(t, h.open(h.ns).Do(func() error {
-				l, err := link.AttachXDP(link.XDPOptions{Interface: index(t, h.open(h.ns), "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
+			must(t, h.Open(h.ns).Do(func() error {
+				l, err := link.AttachXDP(link.XDPOptions{Interface: h.Index(h.ns, "nic0"), Program: verdict(t), Flags: link.XDPDriverMode})
 				if err == nil {
 					t.Cleanup(func() { l.Close() })
 				}
@@ -312,12 +311,9 @@ func (h *host) attach(p *ebpf.Program, flags int) error {
 	if p != nil {
 		fd = p.FD()
 	}
-	return h.open(h.ns).Do(func() error {
-		l, err := netlink.LinkByName("nic0")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetXdpFdWithFlags(l, fd, flags)
+	return h.ns.Change("nic0", func(_ *netlink.Handle, l netlink.Link) error {
+		// Not by the handle, whose call knows no flags.
+		return h.Open(h.ns).Do(func() error { return netlink.LinkSetXdpFdWithFlags(l, fd, flags) })
 	})
 }
 
@@ -334,12 +330,12 @@ func TestXDPFollowsUplink(t *testing.T) {
 	const first, second = "02:00:00:00:00:09", "02:00:00:00:00:0a"
 	mac, err := net.ParseMAC(first)
 	must(t, err)
-	must(t, h.withLink(h.ns, "nic0", func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, mac) }))
+	h.Change(h.ns, "nic0", func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetHardwareAddr(l, mac) })
 	h.apply(h.container, policy.NetCPUIsolate)
 	if id := h.xdp(); was == 0 || id == 0 || id == was {
 		t.Errorf("XDP program %d, and %d once the address had changed", was, id)
 	}
-	number := index(t, h.open(h.ns), "nic0")
+	number := h.Index(h.ns, "nic0")
 	for _, c := range []struct {
 		what   string
 		change func()
@@ -347,13 +343,13 @@ func TestXDPFollowsUplink(t *testing.T) {
 	}{
 		{"another has its number and its address", func() { h.remake(h.ns, number, first) }, true},
 		{"another has its number", func() { h.remake(h.ns, number, second) }, true},
-		{"it is gone", func() { must(t, h.withLink(h.ns, "nic0", netlink.LinkDel)) }, false},
+		{"it is gone", func() { must(t, h.ns.Delete("nic0")) }, false},
 		{"another is there", func() { h.remake(nil, 0, "") }, true},
 		{"it was given away", func() {
 			wire, err := os.Open(h.wire.NetNS())
 			must(t, err)
 			defer wire.Close()
-			must(t, h.withLink(h.ns, "nic0", func(l netlink.Link) error { return netlink.LinkSetNsFd(l, int(wire.Fd())) }))
+			h.Change(h.ns, "nic0", func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetNsFd(l, int(wire.Fd())) })
 		}, false},
 		{"one more is there", func() { h.remake(h.wire, 0, "") }, true},
 	} {
@@ -363,7 +359,7 @@ func TestXDPFollowsUplink(t *testing.T) {
 			t.Errorf("%s: it drops at %+v", c.what, d)
 		}
 		if !c.there {
-			err := h.withLink(h.wire, "nic0", func(l netlink.Link) error {
+			err := h.wire.Change("nic0", func(_ *netlink.Handle, l netlink.Link) error {
 				if x := l.Attrs().Xdp; x != nil && x.Attached {
 					t.Errorf("%s: XDP program %d is still at it", c.what, x.ProgId)
 				}
@@ -389,24 +385,13 @@ func TestXDPFollowsUplink(t *testing.T) {
 	}
 }
 
-// withLink does something with a device of a box.
-func (h *host) withLink(b *sandbox.Box, name string, do func(netlink.Link) error) error {
-	return h.open(b).Do(func() error {
-		l, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		return do(l)
-	})
-}
-
 // remake makes nic0 again, with a number and an address (0 and "": any), once the
 // one in old has gone; nil: it has.
 func (h *host) remake(old *sandbox.Box, number int, mac string) {
 	t := h.t
 	t.Helper()
 	if old != nil {
-		must(t, h.withLink(old, "nic0", netlink.LinkDel))
+		must(t, old.Delete("nic0"))
 	}
 	wire, err := os.Open(h.wire.NetNS())
 	must(t, err)
@@ -416,14 +401,13 @@ func (h *host) remake(old *sandbox.Box, number int, mac string) {
 		addr, err = net.ParseMAC(mac)
 		must(t, err)
 	}
-	must(t, h.withLink(h.ns, "br0", func(br netlink.Link) error {
-		return netlink.LinkAdd(&netlink.Veth{
+	h.Change(h.ns, "br0", func(n *netlink.Handle, br netlink.Link) error {
+		return n.LinkAdd(&netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{Name: "nic0", Index: number, HardwareAddr: addr, MasterIndex: br.Attrs().Index, NumRxQueues: 2, NumTxQueues: 2},
 			PeerName:  "wire", PeerNamespace: netlink.NsFd(int(wire.Fd())), PeerNumRxQueues: 2, PeerNumTxQueues: 2,
 		})
-	}))
-	must(t, h.withLink(h.wire, "wire", netlink.LinkSetUp))
-	must(t, h.withLink(h.ns, "nic0", netlink.LinkSetUp))
-	nic := h.open(h.ns)
-	must(t, nic.Offload(index(t, nic, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
+	})
+	h.Change(h.wire, "wire", (*netlink.Handle).LinkSetUp)
+	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetUp)
+	must(t, h.Open(h.ns).Offload(h.Index(h.ns, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
 }

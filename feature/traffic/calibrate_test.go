@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // examined gives what the feature says of an uplink.
@@ -51,7 +52,7 @@ func TestRateComesFrom(t *testing.T) {
 // What was measured counts where the driver tells nothing, and changes nothing else.
 func TestCalibrate(t *testing.T) {
 	h, w := unrated(t)
-	h.address(h.ns, "br0", "10.69.0.254/24")
+	h.Address(h.ns, "br0", "10.69.0.254/24")
 	h.run(h.wire, "tcp-recv", "--listen", ":9002")
 	h.measured = filepath.Join(t.TempDir(), "state", "rates.json")
 	h.start()
@@ -94,7 +95,7 @@ func TestCalibrate(t *testing.T) {
 	// Another device of that name has another rate.
 	must(t, h.traffic.Remove(t.Context(), w.c.ID))
 	must(t, h.ns.Delete("vx0"))
-	h.tunnel(h.ns, "nic0", "10.66.0.1", false)
+	h.Tunnel(h.ns, "", "10.66.0.1", sandbox.End{Box: h.ns})
 	if f := h.examined("vx0"); f.Level != probe.Degraded {
 		t.Errorf("%+v", f)
 	}

@@ -75,7 +75,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	veth := h.leads() && mode != "macvlan" && mode != "host"
 	var held uint64
 	if veth {
-		index := h.index(h.ns, "hone")
+		index := h.Index(h.ns, "hone")
 		if got := h.classesOf(h.ns, netdev.IFBName(index))[qdisc.MinorDefault].ceil; got != slow {
 			t.Errorf("the ceil behind the veth is %d, want %d", got, slow)
 		}
@@ -93,7 +93,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 		t.Errorf("the class at the uplink has dropped %d packets", n)
 	}
 	if veth {
-		st := h.passedAt(h.ns, netdev.IFBName(h.index(h.ns, "hone")))
+		st := h.passedAt(h.ns, netdev.IFBName(h.Index(h.ns, "hone")))
 		if n := st.Packets - held; n < heldPackets || n > heldPackets+heldPackets/4 || st.Drops != 0 {
 			t.Errorf("%d packets were sent, %d met the ceil behind the veth, which has dropped %d", heldPackets, n, st.Drops)
 		}
@@ -149,7 +149,7 @@ func (h *host) passed(at *sandbox.Box, veth int) uint64 {
 // to a ceil; nothing where there is no such device.
 func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	h.t.Helper()
-	ns := h.open(at)
+	ns := h.Open(at)
 	links, err := ns.Links(netdev.MostLinks)
 	must(h.t, err)
 	i := slices.IndexFunc(links, func(l netdev.Link) bool { return l.Name == dev })
@@ -171,7 +171,7 @@ func TestCeilOnHostLife(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
 	box, c, got := h.limited()
-	veth := h.index(h.ns, "hone")
+	veth := h.Index(h.ns, "hone")
 	h.start()
 	before := h.state()
 	none := func(when string) {
@@ -240,7 +240,7 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
 	box, c, got := h.limited()
-	veth := h.index(h.ns, "hone")
+	veth := h.Index(h.ns, "hone")
 	h.start()
 	before := h.state()
 	must(t, h.apply(c, policy.Net{Ceil: 50 * mbit}))
@@ -248,13 +248,7 @@ func TestCeilOnHostVanishes(t *testing.T) {
 		t.Helper()
 		h.passesFrom(box, "10.66.0.3:9000", got, when+": packets")
 	}
-	h.netlink(h.ns, func(n *netlink.Handle) error {
-		l, err := n.LinkByName(netdev.IFBName(veth))
-		if err != nil {
-			return err
-		}
-		return n.LinkSetDown(l)
-	})
+	h.Change(h.ns, netdev.IFBName(veth), (*netlink.Handle).LinkSetDown)
 	passes("the IFB is down")
 	if err := h.apply(c, policy.Net{Ceil: 50 * mbit}); err == nil || !strings.Contains(err.Error(), "down") {
 		t.Errorf("the IFB is down: %v", err)
@@ -281,9 +275,9 @@ func TestCeilOnHostApart(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
 	box, c := h.overlay(true)
-	at := h.last("troverlay")
+	at := h.apart
 	near, _ := h.add("two", "10.69.0.3/24", at)
-	veth := h.index(at, "hone")
+	veth := h.Index(at, "hone")
 	got := h.take(near)
 	h.start()
 	gets := func() (sent, through uint64) {

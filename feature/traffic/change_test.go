@@ -144,7 +144,7 @@ func TestPriorityChange(t *testing.T) {
 // there only while do runs.
 func (h *host) beside(do func()) (packets uint64) {
 	h.t.Helper()
-	d, err := qdisc.Open(h.open(h.ns), h.nic0)
+	d, err := qdisc.Open(h.Open(h.ns), h.nic0)
 	must(h.t, err)
 	defer d.Close()
 	known, err := d.Stats(qdisc.KindHTB)

@@ -119,7 +119,7 @@ func TestDelays(t *testing.T) {
 	}
 
 	nic := func(minor uint16) delay.Class {
-		return delay.Class{NetNS: h.open(h.ns).Inode(), Index: h.nic0, Minor: minor}
+		return delay.Class{NetNS: h.Open(h.ns).Inode(), Index: h.nic0, Minor: minor}
 	}
 	own, other := nic(uint16(h.slots.Lookup(identity.TenantOf(c)))), nic(uint16(h.slots.Lookup(identity.TenantOf(q))))
 	m, err := delay.Open(own.NetNS, []delay.Class{own, other, nic(qdisc.MinorDefault)})

@@ -223,11 +223,7 @@ func TestDelaysForged(t *testing.T) {
 	h.start()
 	must(t, h.apply(liar, policy.Net{Weight: 1}))
 	h.resolve(bad, h.wire, "10.66.0.1:9000")
-	h.netlink(bad, func(n *netlink.Handle) error {
-		l, err := n.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
+	h.Change(bad, "eth0", func(n *netlink.Handle, l netlink.Link) error {
 		return forgeRoot(n, l, 8000)
 	})
 	before := stamps(t)
@@ -252,7 +248,7 @@ func BenchmarkDelays(b *testing.B) {
 	small := h.run(box, "udp-send", "--to", "10.66.0.1:9000", "--rate", "0", "--size", "100")
 	bulk := h.run(box, "tcp-send", "--conns", "1", "--to", "10.66.0.1:9002")
 	bulk.SetRate(0)
-	own := delay.Class{NetNS: h.open(h.ns).Inode(), Index: h.nic0, Minor: uint16(h.slots.Lookup(identity.TenantOf(c)))}
+	own := delay.Class{NetNS: h.Open(h.ns).Inode(), Index: h.nic0, Minor: uint16(h.slots.Lookup(identity.TenantOf(c)))}
 	during := func(sender, counts *load.Board) load.Window {
 		sender.SetRate(load.Flood)
 		time.Sleep(300 * time.Millisecond)

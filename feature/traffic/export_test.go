@@ -1,7 +1,32 @@
 package traffic
 
-// Paths gives how packets at uplinks were told apart.
-func (f *Traffic) Paths() (map[string]uint64, error) { return f.programs.paths() }
+import "github.com/cilium/ebpf"
 
-// Inpaths gives how packets received at uplinks were told apart.
-func (f *Traffic) Inpaths() (map[string]uint64, error) { return f.programs.inpaths() }
+// Paths gives how packets at uplinks were identified.
+func (f *Traffic) Paths() (map[string]uint64, error) {
+	return counted(f.programs.Paths, "priority", "mark", "socket", "nobody", "forged")
+}
+
+// Inpaths gives the same of what uplinks received; nil while nobody shares that.
+func (f *Traffic) Inpaths() (map[string]uint64, error) {
+	m := f.programs.object.Map(trafficMapFlInpaths)
+	if m == nil {
+		return nil, nil
+	}
+	return counted(m, "flow", "new", "none")
+}
+
+// counted reads a per-CPU array of counters.
+func counted(m *ebpf.Map, names ...string) (map[string]uint64, error) {
+	out := make(map[string]uint64)
+	for i, name := range names {
+		var each []uint64
+		if err := m.Lookup(uint32(i), &each); err != nil {
+			return nil, err
+		}
+		for _, n := range each {
+			out[name] += n
+		}
+	}
+	return out, nil
+}

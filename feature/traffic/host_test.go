@@ -8,24 +8,20 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
@@ -33,11 +29,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec, datagramsReexec} {
-		if status, ok := reexec(os.Args); ok {
-			os.Exit(status)
-		}
-	}
+	topology.Reexec(datagramsReexec)
 	testkit.Main(m)
 }
 
@@ -48,35 +40,27 @@ const (
 
 // host is a host of its own with an uplink, nic0, to the wire.
 type host struct {
-	t         testing.TB
-	sandboxes *sandbox.Host
-	ns, wire  *sandbox.Box
-	dir       string // of the journal
-	journal   *journal.Journal
-	traffic   *traffic.Traffic
-	slots     *identity.Identity
-	rate      uint64 // of nic0; 0: it is none of the uplinks that are named
-	mask      uint32
-	delays    bool              // measured always
-	measured  string            // file of the rates that were
-	others    map[string]uint64 // uplinks beside nic0
-	nic0      int               // its index
-	boxes     []*sandbox.Box
+	*topology.Host
+	t        testing.TB
+	ns, wire *sandbox.Box
+	apart    *sandbox.Box // where the bridge and the tunnel of the last overlay are; nil: in ns
+	dir      string       // of the journal
+	journal  *journal.Journal
+	traffic  *traffic.Traffic
+	slots    *identity.Identity
+	rate     uint64 // of nic0; 0: it is none of the uplinks that are named
+	mask     uint32
+	delays   bool              // measured always
+	measured string            // file of the rates that were
+	others   map[string]uint64 // uplinks beside nic0
+	nic0     int               // its index
 }
 
 func newHost(t testing.TB, rate uint64) *host {
 	t.Helper()
-	testkit.NeedRoot(t)
-	sh, err := sandbox.New(sandbox.Config{Dir: t.TempDir()})
-	must(t, err)
-	t.Cleanup(func() { must(t, sh.Close()) })
-	h := &host{t: t, sandboxes: sh, dir: t.TempDir(), rate: rate}
-	h.ns = h.create(sandbox.Spec{Name: "trhost", Bare: true})
-	h.wire = h.create(sandbox.Spec{Name: "trwire", Bare: true})
-	must(t, sandbox.Wire(
-		sandbox.End{Box: h.wire, Name: "wire", Addr: netip.MustParsePrefix("10.66.0.1/24")},
-		sandbox.End{Box: h.ns, Name: "nic0"}))
-	h.nic0 = h.index(h.ns, "nic0")
+	h := &host{Host: topology.New(t), t: t, dir: t.TempDir(), rate: rate}
+	h.ns, h.wire = h.Uplink("tr", "10.66.0.1/24", sandbox.End{})
+	h.nic0 = h.Index(h.ns, "nic0")
 	return h
 }
 
@@ -109,107 +93,29 @@ func (h *host) start() {
 	})
 }
 
-func (h *host) create(s sandbox.Spec) *sandbox.Box {
-	h.t.Helper()
-	b, err := h.sandboxes.Create(s)
-	must(h.t, err)
-	h.boxes = append(h.boxes, b)
-	return b
-}
-
-// last gives the box of a name that was made last.
-func (h *host) last(name string) *sandbox.Box {
-	h.t.Helper()
-	for _, b := range slices.Backward(h.boxes) {
-		if b.Name == name {
-			return b
-		}
-	}
-	h.t.Fatalf("no box %s", name)
-	return nil
-}
-
-func (h *host) open(b *sandbox.Box) *netdev.NS {
-	h.t.Helper()
-	ns, err := netdev.Open(b.NetNS())
-	must(h.t, err)
-	h.t.Cleanup(func() { ns.Close() })
-	return ns
-}
-
-func (h *host) index(b *sandbox.Box, name string) int {
-	h.t.Helper()
-	links, err := h.open(b).Links(netdev.MostLinks)
-	must(h.t, err)
-	for _, l := range links {
-		if l.Name == name {
-			return l.Index
-		}
-	}
-	h.t.Fatalf("no link %s", name)
-	return 0
-}
-
-// netlink runs fn inside a namespace.
-func (h *host) netlink(b *sandbox.Box, fn func(*netlink.Handle) error) {
-	h.t.Helper()
-	must(h.t, b.Do(func() error {
-		n, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer n.Close()
-		return fn(n)
-	}))
-}
-
 // bridge makes nic0 a port of br0: containers are on the wire's network.
 func (h *host) bridge() {
 	h.t.Helper()
 	must(h.t, h.ns.Bridge("br0", netip.Prefix{}))
-	h.netlink(h.ns, func(n *netlink.Handle) error {
-		br, err := n.LinkByName("br0")
-		if err != nil {
-			return err
-		}
-		nic, err := n.LinkByName("nic0")
-		if err != nil {
-			return err
-		}
-		return n.LinkSetMaster(nic, br)
-	})
+	h.Port(h.ns, "nic0")
 }
 
 // add makes a container behind a bridge in the box at.
 func (h *host) add(name, addr string, at *sandbox.Box) (*sandbox.Box, container.Container) {
 	h.t.Helper()
-	box := h.create(sandbox.Spec{Name: name})
-	must(h.t, sandbox.Wire(
-		sandbox.End{Box: at, Name: "h" + name, Bridge: "br0"},
-		sandbox.End{Box: box, Name: "eth0", Addr: netip.MustParsePrefix(addr)}))
+	box := h.Create(sandbox.Spec{Name: name})
+	h.Join(box, addr, at, "h"+name)
 	c := h.describe(box)
-	there := h.open(at)
-	c.Interfaces = []container.Interface{{
-		Name: "eth0", Index: h.index(box, "eth0"), Kind: "veth",
-		Host: container.HostEnd{NetNS: there.Inode(), NSPath: at.NetNS(), Name: "h" + name, Index: h.index(at, "h"+name), Master: "br0"},
-	}}
+	c.Interfaces = []container.Interface{h.Veth(box, "eth0", at, "h"+name)}
 	return box, c
 }
 
 // describe says of a sandbox what package container would find out.
 func (h *host) describe(box *sandbox.Box) container.Container {
 	h.t.Helper()
-	layout, err := cgroup.Detect("/proc", "")
-	must(h.t, err)
-	paths, err := layout.OfPID("/proc", box.PID)
-	must(h.t, err)
-	id, err := cgroup.ID(paths.V2)
-	must(h.t, err)
-	inside := h.open(box)
-	return container.Container{
-		ID: container.ID(id), Name: box.Name, PID: box.PID, NetNS: inside.Inode(), HostNetwork: inside.Inode() == h.open(h.ns).Inode(),
-		Cgroup: container.Cgroup{V2: paths.V2, CPU: paths.CPU, CPUSet: paths.CPUSet},
-	}
+	c := h.Describe(box)
+	c.HostNetwork = c.NetNS == h.Open(h.ns).Inode()
+	return c
 }
 
 func (h *host) apply(c container.Container, n policy.Net) error {
@@ -219,7 +125,7 @@ func (h *host) apply(c container.Container, n policy.Net) error {
 // stats gives the counters of the class of a container; nil: of everybody else.
 func (h *host) stats(c *container.Container) qdisc.Stats {
 	h.t.Helper()
-	d, err := qdisc.Open(h.open(h.ns), h.nic0)
+	d, err := qdisc.Open(h.Open(h.ns), h.nic0)
 	must(h.t, err)
 	defer d.Close()
 	all, err := d.Stats(qdisc.KindHTB)
@@ -392,7 +298,7 @@ func (h *host) listen() {
 // state is all that the feature may change at the host.
 func (h *host) state() string {
 	h.t.Helper()
-	ns := h.open(h.ns)
+	ns := h.Open(h.ns)
 	var out string
 	for _, k := range []journal.Knob{qdisc.Root(ns, h.nic0), qdisc.QueueLen(ns, h.nic0), qdisc.ForwardPriority(ns)} {
 		v, err := k.Read()

@@ -27,18 +27,12 @@ func TestHostile(t *testing.T) {
 	h.start()
 	must(t, h.apply(victim, policy.Net{Weight: 1}))
 	must(t, h.apply(liar, policy.Net{Weight: 1, Ceil: 100 * mbit}))
-	veth := h.index(h.ns, "htwo")
+	veth := h.Index(h.ns, "htwo")
 	must(t, good.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // which sends packets by itself
 	h.resolve(good, h.wire, "10.66.0.1:9000")
 	eth0 := func(fn func(*netlink.Handle, netlink.Link) error) {
 		t.Helper()
-		h.netlink(bad, func(n *netlink.Handle) error {
-			l, err := n.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return fn(n, l)
-		})
+		h.Change(bad, "eth0", fn)
 	}
 	for _, attack := range []struct {
 		name string
@@ -61,14 +55,8 @@ func TestHostile(t *testing.T) {
 			})
 		}},
 		{"the neighbour's MAC", func() {
-			var mac net.HardwareAddr
-			h.netlink(good, func(n *netlink.Handle) error {
-				l, err := n.LinkByName("eth0")
-				if err == nil {
-					mac = l.Attrs().HardwareAddr
-				}
-				return err
-			})
+			mac, err := net.ParseMAC(h.MAC(good, "eth0"))
+			must(t, err)
 			eth0(func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetHardwareAddr(l, mac) })
 		}},
 		{"the neighbour's address", func() {

@@ -78,7 +78,7 @@ func TestArrivalForged(t *testing.T) {
 	h.neighbour(h.wire, "wire", "10.66.0.2", box)
 	// It takes the victim's address for a sender's, from the port that the wire
 	// will use, and claims every kind of priority.
-	h.address(bad, "eth0", "10.66.0.2/32")
+	h.Address(bad, "eth0", "10.66.0.2/32")
 	for _, priority := range []uint32{0, 0x66000000, 0x66fffff0, qdisc.Handle | 1, qdisc.Handle | 2} {
 		h.spoof(bad, "10.66.0.2:9000", "10.66.0.1:9999", priority)
 	}
@@ -101,7 +101,7 @@ func TestArrivalForged(t *testing.T) {
 // veth gives the knobs that the feature may turn at the host's end of a veth.
 func (h *host) veth(at *sandbox.Box, name string) string {
 	h.t.Helper()
-	ns, index := h.open(at), h.index(at, name)
+	ns, index := h.Open(at), h.Index(at, name)
 	var out []string
 	for _, k := range []journal.Knob{qdisc.Root(ns, index), qdisc.QueueLen(ns, index)} {
 		v, err := k.Read()
@@ -114,11 +114,7 @@ func (h *host) veth(at *sandbox.Box, name string) string {
 // queue gives a device a queue length, as Docker does (0).
 func (h *host) queueLen(b *sandbox.Box, dev string, n int) {
 	h.t.Helper()
-	h.netlink(b, func(nl *netlink.Handle) error {
-		l, err := nl.LinkByName(dev)
-		if err != nil {
-			return err
-		}
+	h.Change(b, dev, func(nl *netlink.Handle, l netlink.Link) error {
 		return nl.LinkSetTxQLen(l, n)
 	})
 }
@@ -138,7 +134,7 @@ func TestIngressCeil(t *testing.T) {
 				box, c = h.add("one", "10.66.0.2/24", h.ns)
 			} else {
 				box, c = h.overlay(true)
-				at, net = h.last("troverlay"), "10.69.0."
+				at, net = h.apart, "10.69.0."
 			}
 			other, _ := h.add("two", net+"3/24", at)
 			h.queueLen(at, "hone", 0)
@@ -182,9 +178,9 @@ func TestIngressOperator(t *testing.T) {
 	h := newHost(t, gbit)
 	h.bridge()
 	_, c := h.add("one", "10.66.0.2/24", h.ns)
-	index := h.index(h.ns, "hone")
+	index := h.Index(h.ns, "hone")
 	tbf := func() {
-		h.netlink(h.ns, func(n *netlink.Handle) error {
+		h.Netlink(h.ns, func(n *netlink.Handle) error {
 			return n.QdiscReplace(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000})
 		})
 	}
@@ -242,7 +238,7 @@ func needSharing(t *testing.T) {
 // ifbs counts the devices of that kind in the host's namespace.
 func (h *host) ifbs() int {
 	h.t.Helper()
-	links, err := h.open(h.ns).Links(netdev.MostLinks)
+	links, err := h.Open(h.ns).Links(netdev.MostLinks)
 	must(h.t, err)
 	n := 0
 	for _, l := range links {
@@ -312,7 +308,7 @@ func TestIngressNameTaken(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
 	h := newHost(t, gbit)
-	h.netlink(h.ns, func(n *netlink.Handle) error {
+	h.Netlink(h.ns, func(n *netlink.Handle) error {
 		return n.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(h.nic0)}})
 	})
 	h.start()
@@ -338,13 +334,7 @@ func TestIngressDeviceVanishes(t *testing.T) {
 	h.start()
 	got := h.take(box)
 	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 1}))
-	h.netlink(h.ns, func(n *netlink.Handle) error {
-		l, err := n.LinkByName(netdev.IFBName(h.nic0))
-		if err != nil {
-			return err
-		}
-		return n.LinkSetDown(l)
-	})
+	h.Change(h.ns, netdev.IFBName(h.nic0), (*netlink.Handle).LinkSetDown)
 	h.passes(got)
 	if err := h.due(c, policy.Net{}, policy.Net{Weight: 1}); err == nil || !strings.Contains(err.Error(), "down") {
 		t.Errorf("the IFB is down: %v", err)

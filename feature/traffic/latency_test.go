@@ -35,7 +35,7 @@ func shaper() qdisc.Kind {
 // be of a kind.
 func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 	h.t.Helper()
-	d, err := qdisc.Open(h.open(h.ns), h.nic0)
+	d, err := qdisc.Open(h.Open(h.ns), h.nic0)
 	must(h.t, err)
 	defer d.Close()
 	all, err := d.Stats(kind)
@@ -114,7 +114,7 @@ func TestIngressLatency(t *testing.T) {
 	got := h.take(box)
 	must(t, h.due(c, policy.Net{}, policy.Net{Rate: mbit, Latency: 2 * time.Millisecond}))
 	must(t, write(h.learnt("10.66.0.2:9000", got), datagrams, 100))
-	d, err := qdisc.Open(h.open(h.ns), h.index(h.ns, netdev.IFBName(h.nic0)))
+	d, err := qdisc.Open(h.Open(h.ns), h.Index(h.ns, netdev.IFBName(h.nic0)))
 	must(t, err)
 	defer d.Close()
 	if n := counted(func() uint64 {
@@ -208,7 +208,7 @@ func echo(fd int, seq uint16) (sent, came time.Time, err error) {
 // a ping takes from there, at the same time, is the machine's doing.
 func (h *host) aside() (box *sandbox.Box, to string) {
 	h.t.Helper()
-	box = h.create(sandbox.Spec{Name: "aside"})
+	box = h.Create(sandbox.Spec{Name: "aside"})
 	must(h.t, sandbox.Wire(
 		sandbox.End{Box: h.wire, Name: "wire1", Addr: netip.MustParsePrefix("10.68.0.1/24")},
 		sandbox.End{Box: box, Name: "eth0", Addr: netip.MustParsePrefix("10.68.0.2/24")}))
@@ -254,7 +254,7 @@ func BenchmarkLatency(b *testing.B) {
 				}
 				time.Sleep(500 * time.Millisecond)
 				const frame = 14 + 20 + 64 // of an echo request
-				q, err := rig.WatchQueue(h.open(h.ns), h.nic0, frame)
+				q, err := rig.WatchQueue(h.Open(h.ns), h.nic0, frame)
 				must(b, err)
 				defer q.Close()
 				const pings = 2000

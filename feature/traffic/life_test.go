@@ -33,11 +33,7 @@ type class struct {
 func (h *host) classesOf(at *sandbox.Box, dev string) map[uint16]class {
 	h.t.Helper()
 	out := make(map[uint16]class)
-	h.netlink(at, func(n *netlink.Handle) error {
-		l, err := n.LinkByName(dev)
-		if err != nil {
-			return err
-		}
+	h.Change(at, dev, func(n *netlink.Handle, l netlink.Link) error {
 		list, err := n.ClassList(l, 0)
 		for _, c := range list {
 			if c, ok := c.(*netlink.HtbClass); ok {
@@ -156,7 +152,7 @@ func TestOperator(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
 	tbf := func(handle uint32) {
-		h.netlink(h.ns, func(n *netlink.Handle) error {
+		h.Netlink(h.ns, func(n *netlink.Handle) error {
 			return n.QdiscReplace(&netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.nic0, Handle: handle, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000})
 		})
 	}
@@ -194,7 +190,7 @@ func TestUplinkVanishes(t *testing.T) {
 		t.Errorf("without uplink: %v", err)
 	}
 	must(t, sandbox.Wire(sandbox.End{Box: h.wire, Name: "wire2"}, sandbox.End{Box: h.ns, Name: "nic0"}))
-	h.nic0 = h.index(h.ns, "nic0")
+	h.nic0 = h.Index(h.ns, "nic0")
 	must(t, h.apply(fake(2), policy.Net{Weight: 3}))
 	if got := h.classes(); len(got) != 4 {
 		t.Errorf("on the new one: classes %v", got)

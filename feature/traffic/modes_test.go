@@ -2,12 +2,9 @@ package traffic_test
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os/exec"
 	"testing"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -36,8 +33,8 @@ func modes() []mode {
 		{"bridge with a mark", 0xffff0000, bridged},
 		{"bridge, IPv6", 0, func(h *host) (*sandbox.Box, container.Container, string) {
 			box, c, _ := bridged(h)
-			h.address(box, "eth0", "fd66::2/64")
-			h.address(h.wire, "wire", "fd66::1/64")
+			h.Address(box, "eth0", "fd66::2/64")
+			h.Address(h.wire, "wire", "fd66::1/64")
 			return box, c, wire6
 		}},
 		{"routed", 0, func(h *host) (*sandbox.Box, container.Container, string) {
@@ -65,8 +62,8 @@ func modes() []mode {
 			return box, c, wire4
 		}},
 		{"host", 0, func(h *host) (*sandbox.Box, container.Container, string) {
-			h.address(h.ns, "nic0", "10.66.0.254/24")
-			box := h.create(sandbox.Spec{Name: "one", Network: h.ns})
+			h.Address(h.ns, "nic0", "10.66.0.254/24")
+			box := h.Create(sandbox.Spec{Name: "one", Network: h.ns})
 			return box, h.describe(box), wire4
 		}},
 	}
@@ -173,46 +170,15 @@ func TestForged(t *testing.T) {
 	}
 }
 
-// address gives a device another address, without a wait for duplicates.
-func (h *host) address(b *sandbox.Box, dev, addr string) {
-	h.t.Helper()
-	h.netlink(b, func(n *netlink.Handle) error {
-		l, err := n.LinkByName(dev)
-		if err != nil {
-			return err
-		}
-		a, err := netlink.ParseAddr(addr)
-		if err != nil {
-			return err
-		}
-		a.Flags = 0x02 // IFA_F_NODAD
-		if a.IP.To4() != nil {
-			a.Flags = 0
-		}
-		return n.AddrAdd(l, a)
-	})
-}
-
-func (h *host) route(b *sandbox.Box, to, via string) {
-	h.t.Helper()
-	h.netlink(b, func(n *netlink.Handle) error {
-		_, dst, err := net.ParseCIDR(to)
-		if err != nil {
-			return err
-		}
-		return n.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)})
-	})
-}
-
 // routed makes a container whose packets the host routes to the uplink.
 func (h *host) routed() (*sandbox.Box, container.Container) {
 	h.t.Helper()
-	h.address(h.ns, "nic0", "10.66.0.254/24")
+	h.Address(h.ns, "nic0", "10.66.0.254/24")
 	must(h.t, h.ns.Bridge("br0", netip.MustParsePrefix("10.67.0.1/24")))
 	must(h.t, h.ns.Sysctl("ipv4/ip_forward", "1"))
 	box, c := h.add("one", "10.67.0.2/24", h.ns)
-	h.route(box, "0.0.0.0/0", "10.67.0.1")
-	h.route(h.wire, "10.67.0.0/24", "10.66.0.254")
+	h.Route(box, "0.0.0.0/0", "10.67.0.1")
+	h.Route(h.wire, "10.67.0.0/24", "10.66.0.254")
 	return box, c
 }
 
@@ -227,84 +193,28 @@ func (h *host) overlay(apart bool) (*sandbox.Box, container.Container) {
 // whose rate it tells as its own then.
 func (h *host) tunnelled(apart, bound bool) (*sandbox.Box, container.Container) {
 	h.t.Helper()
-	h.address(h.ns, "nic0", "10.66.0.254/24")
+	h.Address(h.ns, "nic0", "10.66.0.254/24")
 	at := h.ns
 	if apart {
-		at = h.create(sandbox.Spec{Name: "troverlay", Bare: true})
+		h.apart = h.Create(sandbox.Spec{Name: "troverlay", Bare: true})
+		at = h.apart
 	}
 	must(h.t, at.Bridge("br0", netip.Prefix{}))
-	h.tunnel(h.ns, "nic0", "10.66.0.1", bound)
-	if apart {
-		h.netlink(h.ns, func(n *netlink.Handle) error {
-			v, err := n.LinkByName("vx0")
-			if err != nil {
-				return err
-			}
-			return n.LinkSetNsPid(v, at.PID)
-		})
+	var nic, wire string
+	if bound {
+		nic, wire = "nic0", "wire"
 	}
-	h.netlink(at, func(n *netlink.Handle) error {
-		v, err := n.LinkByName("vx0")
-		if err != nil {
-			return err
-		}
-		br, err := n.LinkByName("br0")
-		if err != nil {
-			return err
-		}
-		if err := n.LinkSetMaster(v, br); err != nil {
-			return err
-		}
-		return n.LinkSetUp(v)
-	})
-	h.tunnel(h.wire, "wire", "10.66.0.254", bound)
-	h.netlink(h.wire, func(n *netlink.Handle) error {
-		v, err := n.LinkByName("vx0")
-		if err != nil {
-			return err
-		}
-		return n.LinkSetUp(v)
-	})
-	h.address(h.wire, "vx0", "10.69.0.1/24")
+	h.Tunnel(h.ns, nic, "10.66.0.1", sandbox.End{Box: at, Bridge: "br0"})
+	h.Tunnel(h.wire, wire, "10.66.0.254", sandbox.End{Box: h.wire, Addr: netip.MustParsePrefix("10.69.0.1/24")})
 	return h.add("one", "10.69.0.2/24", at)
-}
-
-// tunnel makes one to a remote address, by a device that it names if it is bound.
-func (h *host) tunnel(b *sandbox.Box, dev, remote string, bound bool) {
-	h.t.Helper()
-	h.netlink(b, func(n *netlink.Handle) error {
-		below, err := n.LinkByName(dev)
-		if err != nil {
-			return err
-		}
-		v := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vx0"}, VxlanId: 7, Group: net.ParseIP(remote), Port: 4789}
-		if bound {
-			v.VtepDevIndex = below.Attrs().Index
-		}
-		return n.LinkAdd(v)
-	})
 }
 
 // macvlan makes a container with a device of that kind on nic0.
 func (h *host) macvlan(name, addr string) (*sandbox.Box, container.Container) {
 	h.t.Helper()
-	box := h.create(sandbox.Spec{Name: name})
-	h.netlink(h.ns, func(n *netlink.Handle) error {
-		m := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "mv0", ParentIndex: h.nic0}, Mode: netlink.MACVLAN_MODE_BRIDGE}
-		if err := n.LinkAdd(m); err != nil {
-			return err
-		}
-		return n.LinkSetNsPid(m, box.PID)
-	})
-	h.netlink(box, func(n *netlink.Handle) error {
-		l, err := n.LinkByName("mv0")
-		if err != nil {
-			return err
-		}
-		return n.LinkSetUp(l)
-	})
-	h.address(box, "mv0", addr)
+	box := h.Create(sandbox.Spec{Name: name})
+	dev := h.Macvlan(h.ns, sandbox.End{Box: box, Name: "mv0", Addr: netip.MustParsePrefix(addr)})
 	c := h.describe(box)
-	c.Interfaces = []container.Interface{{Name: "mv0", Index: h.index(box, "mv0"), Kind: "macvlan"}}
+	c.Interfaces = []container.Interface{dev}
 	return box, c
 }

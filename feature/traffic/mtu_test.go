@@ -47,17 +47,13 @@ func testSplitMTU(t *testing.T, way traffic.Direction) {
 			must(t, apply(y.c, policy.Net{Rate: mbit, Latency: hasty, Split: true}))
 			h.run(at, "udp-recv", "--listen", ":9002")
 			h.run(from, "udp-send", "--rate", "2000", "--size", "4000", "--to", to+":9002")
-			longest := h.longest(h.ns, h.index(h.ns, dev))
+			longest := h.longest(h.ns, h.Index(h.ns, dev))
 			super(t, longest, false, "fragments")
 			for _, d := range []struct {
 				at  *sandbox.Box
 				dev string
 			}{{h.wire, "wire"}, {h.ns, "nic0"}} {
-				h.netlink(d.at, func(n *netlink.Handle) error {
-					l, err := n.LinkByName(d.dev)
-					if err != nil {
-						return err
-					}
+				h.Change(d.at, d.dev, func(n *netlink.Handle, l netlink.Link) error {
 					return n.LinkSetMTU(l, mtu)
 				})
 			}

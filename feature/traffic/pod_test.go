@@ -32,7 +32,7 @@ func newPod(t testing.TB, names ...string) *pod {
 	box, first := p.add(names[0], "10.66.0.2/24", p.ns)
 	p.members = append(p.members, first)
 	for _, n := range names[1:] {
-		c := p.describe(p.create(sandbox.Spec{Name: n, Network: box}))
+		c := p.describe(p.Create(sandbox.Spec{Name: n, Network: box}))
 		c.Interfaces = first.Interfaces
 		p.members = append(p.members, c)
 	}
@@ -43,7 +43,7 @@ func newPod(t testing.TB, names ...string) *pod {
 // what the pod sends by it.
 func (p *pod) root() string {
 	p.t.Helper()
-	ns := p.open(p.ns)
+	ns := p.Open(p.ns)
 	veth := p.members[0].Interfaces[0].Host.Index
 	knobs := []journal.Knob{qdisc.Root(ns, veth), ns.IFB(veth)}
 	if index, err := ns.Index(netdev.IFBName(veth)); err == nil {

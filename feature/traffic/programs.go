@@ -130,36 +130,4 @@ func (p *programs) setStrict(on bool) error {
 	return set(p.Strict, on)
 }
 
-// told names the counters of fl_paths, in their order.
-func told() []string {
-	return []string{"priority", "mark", "socket", "nobody", "forged"}
-}
-
-// paths reads how packets at uplinks were identified.
-func (p *programs) paths() (map[string]uint64, error) { return counted(p.Paths, told()) }
-
-// inpaths reads the same for what uplinks received; nil while nobody shares that.
-func (p *programs) inpaths() (map[string]uint64, error) {
-	m := p.object.Map(trafficMapFlInpaths)
-	if m == nil {
-		return nil, nil
-	}
-	return counted(m, []string{"flow", "new", "none"})
-}
-
-// counted reads a per-CPU array of counters.
-func counted(m *ebpf.Map, names []string) (map[string]uint64, error) {
-	out := make(map[string]uint64)
-	for i, name := range names {
-		var each []uint64
-		if err := m.Lookup(uint32(i), &each); err != nil {
-			return nil, err
-		}
-		for _, n := range each {
-			out[name] += n
-		}
-	}
-	return out, nil
-}
-
 func (p *programs) close() error { return errors.Join(p.Normalise.Close(), p.object.Close()) }

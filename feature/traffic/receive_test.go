@@ -3,10 +3,9 @@ package traffic_test
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"time"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
@@ -20,7 +19,7 @@ import (
 // receives; nil: of everybody else.
 func (h *host) arrived(c *container.Container) qdisc.Stats {
 	h.t.Helper()
-	d, err := qdisc.Open(h.open(h.ns), h.index(h.ns, netdev.IFBName(h.nic0)))
+	d, err := qdisc.Open(h.Open(h.ns), h.Index(h.ns, netdev.IFBName(h.nic0)))
 	must(h.t, err)
 	defer d.Close()
 	all, err := d.Stats(qdisc.KindHTB)
@@ -92,21 +91,7 @@ func (h *host) learnt(to string, got *load.Board, port ...int) net.Conn {
 // whoever claims it.
 func (h *host) neighbour(at *sandbox.Box, dev, addr string, to *sandbox.Box) {
 	h.t.Helper()
-	var mac net.HardwareAddr
-	h.netlink(to, func(n *netlink.Handle) error {
-		l, err := n.LinkByName("eth0")
-		if err == nil {
-			mac = l.Attrs().HardwareAddr
-		}
-		return err
-	})
-	h.netlink(at, func(n *netlink.Handle) error {
-		l, err := n.LinkByName(dev)
-		if err != nil {
-			return err
-		}
-		return n.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP(addr), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
-	})
+	must(h.t, at.Neighbour(dev, netip.MustParseAddr(addr), h.MAC(to, "eth0")))
 }
 
 // spoof sends some datagrams from an address and port to another.

@@ -1,7 +1,6 @@
 package traffic_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -29,14 +28,7 @@ type sender struct {
 // run starts a generator in a box, and gives its board when it is at work.
 func (h *host) run(box *sandbox.Box, args ...string) *load.Board {
 	h.t.Helper()
-	cmd, board, err := load.Command(args...)
-	must(h.t, err)
-	p, err := box.Start(cmd)
-	must(h.t, err)
-	h.t.Cleanup(func() { p.Kill(); p.Wait(); board.Close() })
-	ctx, cancel := context.WithTimeout(h.t.Context(), 90*time.Second)
-	defer cancel()
-	must(h.t, board.Await(ctx, p.Done()))
+	board, _ := h.Load(box, nil, args...)
 	return board
 }
 
@@ -90,7 +82,7 @@ func (h *host) two(mode string) (a, b sender, to string) {
 	case "routed":
 		a.box, a.c = h.routed()
 		b.box, b.c = h.add("two", "10.67.0.3/24", h.ns)
-		h.route(b.box, "0.0.0.0/0", "10.67.0.1")
+		h.Route(b.box, "0.0.0.0/0", "10.67.0.1")
 	case "overlay":
 		a.box, a.c = h.overlay(false)
 		b.box, b.c = h.add("two", "10.69.0.3/24", h.ns)
@@ -99,9 +91,9 @@ func (h *host) two(mode string) (a, b sender, to string) {
 		a.box, a.c = h.macvlan("one", "10.66.0.2/24")
 		b.box, b.c = h.macvlan("two", "10.66.0.3/24")
 	case "host":
-		h.address(h.ns, "nic0", netip.MustParsePrefix("10.66.0.254/24").String())
-		a.box = h.create(sandbox.Spec{Name: "one", Network: h.ns})
-		b.box = h.create(sandbox.Spec{Name: "two", Network: h.ns})
+		h.Address(h.ns, "nic0", netip.MustParsePrefix("10.66.0.254/24").String())
+		a.box = h.Create(sandbox.Spec{Name: "one", Network: h.ns})
+		b.box = h.Create(sandbox.Spec{Name: "two", Network: h.ns})
 		a.c, b.c = h.describe(a.box), h.describe(b.box)
 	}
 	a.send, b.send = tcp(6), tcp(1)

@@ -77,11 +77,7 @@ func super(t *testing.T, longest func() (length, n int), want bool, when string)
 // cuts gives what cuts packets at a device: the number of qdiscs of that kind.
 func (h *host) cuts(at *sandbox.Box, dev string) (n int) {
 	h.t.Helper()
-	h.netlink(at, func(hd *netlink.Handle) error {
-		l, err := hd.LinkByName(dev)
-		if err != nil {
-			return err
-		}
+	h.Change(at, dev, func(hd *netlink.Handle, l netlink.Link) error {
 		list, err := hd.QdiscList(l)
 		for _, q := range list {
 			if q.Type() == "tbf" {
@@ -166,7 +162,7 @@ func TestIngressLatencySplit(t *testing.T) {
 	must(t, h.due(two, policy.Net{}, policy.Net{Weight: 1}))
 	got := h.run(box, "tcp-recv", "--listen", ":9001")
 	h.run(h.wire, "tcp-send", "--to", "10.66.0.2:9001")
-	ifb := h.longest(h.ns, h.index(h.ns, netdev.IFBName(h.nic0)))
+	ifb := h.longest(h.ns, h.Index(h.ns, netdev.IFBName(h.nic0)))
 	super(t, ifb, true, "no latency")
 	must(t, h.due(two, policy.Net{}, policy.Net{Rate: mbit, Latency: hasty, Split: true}))
 	super(t, ifb, false, "with a latency")
@@ -206,11 +202,7 @@ func TestSplitHostile(t *testing.T) {
 		}},
 		{"its own root like ours", func(n *netlink.Handle, l netlink.Link) error { return forgeRoot(n, l, gbit) }},
 	} {
-		h.netlink(x.box, func(n *netlink.Handle) error {
-			l, err := n.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
+		h.Change(x.box, "eth0", func(n *netlink.Handle, l netlink.Link) error {
 			return attack.do(n, l)
 		})
 		for _, send := range []string{"tcp-send --to " + to + ":9001", "udp-send --rate 2000 --size 1400 --segments 40 --to " + to + ":9002"} {
@@ -232,11 +224,7 @@ func TestSplitAdopt(t *testing.T) {
 		all := []container.Container{fake(1), fake(2)}
 		nets := []policy.Net{{Weight: 3}, {Rate: mbit, Latency: hasty, Split: true}}
 		handles := func() (out []string) {
-			h.netlink(h.ns, func(n *netlink.Handle) error {
-				l, err := n.LinkByName("nic0")
-				if err != nil {
-					return err
-				}
+			h.Change(h.ns, "nic0", func(n *netlink.Handle, l netlink.Link) error {
 				list, err := n.QdiscList(l)
 				for _, q := range list {
 					if q.Type() == "tbf" {
@@ -363,7 +351,7 @@ func BenchmarkSplit(b *testing.B) {
 				got := h.run(h.wire, strings.Replace(beside.send[0], "send", "recv", 1), "--listen", ":9001")
 				h.run(x.box, append(slices.Clone(beside.send), "--to", to+":9001")...)
 				const frame = 14 + 20 + 64 // of an echo request
-				q, err := rig.WatchQueue(h.open(h.ns), h.nic0, frame)
+				q, err := rig.WatchQueue(h.Open(h.ns), h.nic0, frame)
 				must(b, err)
 				defer q.Close()
 				modes := []policy.Net{{Rate: mbit, Latency: 2 * time.Millisecond}, {Rate: mbit, Latency: link.hasty, Split: true}}

@@ -21,21 +21,21 @@ func TestSeveralUplinks(t *testing.T) {
 	h := newHost(t, gbit)
 	h.others = map[string]uint64{"nic1": 100 * mbit}
 	h.listen()
-	far := h.create(sandbox.Spec{Name: "trfar", Bare: true})
+	far := h.Create(sandbox.Spec{Name: "trfar", Bare: true})
 	must(t, sandbox.Wire(sandbox.End{Box: far, Name: "far"}, sandbox.End{Box: h.ns, Name: "nic1"}))
 	box, c := h.routed()
-	h.address(far, "far", "10.70.0.1/24")
-	h.address(h.ns, "nic1", "10.70.0.254/24")
-	h.route(far, "10.67.0.0/24", "10.70.0.254")
-	h.address(h.wire, "wire", "fd66::1/64") // and by the second IPv6
+	h.Address(far, "far", "10.70.0.1/24")
+	h.Address(h.ns, "nic1", "10.70.0.254/24")
+	h.Route(far, "10.67.0.0/24", "10.70.0.254")
+	h.Address(h.wire, "wire", "fd66::1/64") // and by the second IPv6
 	for box, addr := range map[*sandbox.Box]string{far: "fd70::1/64", h.ns: "fd70::254/64"} {
-		h.address(box, map[*sandbox.Box]string{far: "far", h.ns: "nic1"}[box], addr)
+		h.Address(box, map[*sandbox.Box]string{far: "far", h.ns: "nic1"}[box], addr)
 	}
-	h.address(h.ns, "br0", "fd67::1/64")
-	h.address(box, "eth0", "fd67::2/64")
+	h.Address(h.ns, "br0", "fd67::1/64")
+	h.Address(box, "eth0", "fd67::2/64")
 	must(t, h.ns.Sysctl("ipv6/conf/all/forwarding", "1"))
-	h.route(box, "::/0", "fd67::1")
-	h.route(far, "fd67::/64", "fd70::254")
+	h.Route(box, "::/0", "fd67::1")
+	h.Route(far, "fd67::/64", "fd70::254")
 	must(t, far.Do(func() error {
 		in, err := net.ListenPacket("udp", ":9000")
 		if err == nil {
@@ -44,7 +44,7 @@ func TestSeveralUplinks(t *testing.T) {
 		return err
 	}))
 	h.start()
-	nic1 := qdisc.Root(h.open(h.ns), h.index(h.ns, "nic1"))
+	nic1 := qdisc.Root(h.Open(h.ns), h.Index(h.ns, "nic1"))
 	state := func() string {
 		v, err := nic1.Read()
 		must(t, err)

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -198,5 +199,43 @@ func Veth(t testing.TB, a *NS, aName string, b *NS, bName string) {
 		if err := end.h.LinkSetUp(link); err != nil {
 			t.Fatalf("set %s up: %v", end.name, err)
 		}
+	}
+}
+
+// Address gives a device of the namespace an address, in CIDR notation.
+func (n *NS) Address(t testing.TB, dev, cidr string) {
+	t.Helper()
+	h := n.Handle(t)
+	link, err := h.LinkByName(dev)
+	if err != nil {
+		t.Fatalf("find %s: %v", dev, err)
+	}
+	addr, err := netlink.ParseAddr(cidr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addr.IP.To4() == nil {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	if err := h.AddrAdd(link, addr); err != nil {
+		t.Fatalf("add %s to %s: %v", cidr, dev, err)
+	}
+}
+
+// Port makes a device of the namespace a port of a bridge, and makes the bridge if
+// there is none.
+func (n *NS) Port(t testing.TB, dev, bridge string) {
+	t.Helper()
+	h := n.Handle(t)
+	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge}}
+	if err := h.LinkAdd(br); err != nil && !errors.Is(err, unix.EEXIST) {
+		t.Fatalf("add bridge %s: %v", bridge, err)
+	}
+	link, err := h.LinkByName(dev)
+	if err != nil {
+		t.Fatalf("find %s: %v", dev, err)
+	}
+	if err := h.LinkSetMaster(link, br); err != nil {
+		t.Fatalf("make %s a port of %s: %v", dev, bridge, err)
 	}
 }

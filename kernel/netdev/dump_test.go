@@ -20,10 +20,6 @@ func TestManyLinks(t *testing.T) {
 	testkit.OnKernels(t)
 	made := testkit.NetNS(t)
 	h := made.Handle(t)
-	lo, err := h.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
 	const devices, addrs = 40, maxAddrs + 20
 	for i := range devices {
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flbr", i)}}); err != nil {
@@ -31,13 +27,7 @@ func TestManyLinks(t *testing.T) {
 		}
 	}
 	for i := range addrs {
-		addr, err := netlink.ParseAddr(fmt.Sprintf("192.0.2.%d/32", i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := h.AddrAdd(lo, addr); err != nil {
-			t.Fatal(err)
-		}
+		made.Address(t, "lo", fmt.Sprintf("192.0.2.%d/32", i))
 	}
 	ns := open(t, made.Path)
 	for _, c := range []struct {

@@ -30,18 +30,7 @@ type bounds struct{ processes, tables, mounts int }
 
 func ordinary() bounds { return bounds{processes: 32768, tables: 8192, mounts: 1 << 18} }
 
-// Find returns a path by which the network namespace with the given inode can
-// be opened now: a bind mount (in /run/netns, say), which outlives processes,
-// proc/PID/ns/net, or a bind mount in the mount namespace of a process. It
-// reads all of proc in the worst case. The error matches [ErrNoNS] if there is
-// none, or [ErrCutOff]; a namespace may also be kept alive by an open file or a
-// socket alone.
-func Find(proc string, inode uint64) (string, error) {
-	return NewFinder(proc, time.Now).Find(inode)
-}
-
-// Finder is [Find] for callers that look for many namespaces one after another.
-// It looks again only for a namespace that it has not seen before, and then reads
+// Finder finds paths to network namespaces. It looks again only for a namespace that it has not seen before, and then reads
 // the mount tables of other mount namespaces (possibly one per container) at most
 // once a second. It is safe for concurrent use.
 type Finder struct {
@@ -78,7 +67,12 @@ func NewGlance(proc string) *Finder {
 	return f
 }
 
-// Find is [Find], but the path may be one that an earlier look has seen.
+// Find returns a path by which the network namespace with the given inode can be
+// opened: a bind mount (in /run/netns, say), which outlives processes, proc/PID/ns/net,
+// or a bind mount in the mount namespace of a process. It may be one that an earlier
+// look has seen; else all of proc is read in the worst case. The error matches
+// [ErrNoNS] if there is none, or [ErrCutOff]; a namespace may also be kept alive by an
+// open file or a socket alone.
 func (f *Finder) Find(inode uint64) (string, error) {
 	paths, err := f.paths(inode)
 	if err != nil {

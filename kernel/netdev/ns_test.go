@@ -127,28 +127,11 @@ func TestLinks(t *testing.T) {
 	testkit.OnKernels(t)
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
 	testkit.Veth(t, a, "fla0", b, "flb0")
-	h := b.Handle(t)
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flbr"}}
-	if err := h.LinkAdd(bridge); err != nil {
-		t.Fatal(err)
-	}
-	veth, err := h.LinkByName("flb0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.LinkSetMaster(veth, bridge); err != nil {
-		t.Fatal(err)
-	}
+	b.Port(t, "flb0", "flbr")
+	a.Address(t, "fla0", "192.0.2.7/24")
 	ha := a.Handle(t)
 	inner, err := ha.LinkByName("fla0")
 	if err != nil {
-		t.Fatal(err)
-	}
-	addr, err := netlink.ParseAddr("192.0.2.7/24")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ha.AddrAdd(inner, addr); err != nil {
 		t.Fatal(err)
 	}
 	if err := ha.LinkAdd(&netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "flmv", ParentIndex: inner.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
@@ -242,21 +225,21 @@ func TestWatch(t *testing.T) {
 func TestFind(t *testing.T) {
 	bound, lived := testkit.NetNS(t), testkit.NetNS(t)
 	want := bound.Bind(t)
-	if got, err := Find("/proc", bound.Inode); err != nil || got != want {
+	if got, err := NewFinder("/proc", time.Now).Find(bound.Inode); err != nil || got != want {
 		t.Errorf("bound: %q, %v, want %s", got, err, want)
 	}
 	cmd := lived.Start(t, "sleep", "100")
 	want = filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "ns", "net")
-	if got, err := Find("/proc", lived.Inode); err != nil || got != want {
+	if got, err := NewFinder("/proc", time.Now).Find(lived.Inode); err != nil || got != want {
 		t.Errorf("lived in: %q, %v, want %s", got, err, want)
 	}
 	if ino, err := InodeOf("/proc", cmd.Process.Pid); err != nil || ino != lived.Inode {
 		t.Errorf("InodeOf: %d, %v, want %d", ino, err, lived.Inode)
 	}
-	if got, err := Find("/proc", 1); !errors.Is(err, ErrNoNS) {
+	if got, err := NewFinder("/proc", time.Now).Find(1); !errors.Is(err, ErrNoNS) {
 		t.Errorf("nowhere: %q, %v, want ErrNoNS", got, err)
 	}
-	if _, err := Find(filepath.Join(t.TempDir(), "proc"), 1); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := NewFinder(filepath.Join(t.TempDir(), "proc"), time.Now).Find(1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no proc: %v, want ErrNotExist", err)
 	}
 	if _, err := InodeOf("/proc", 1<<30); !errors.Is(err, fs.ErrNotExist) {
@@ -371,7 +354,7 @@ ln -s %s link
 ln -s /proc/self/ns/net magic
 mkfifo fifo
 stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
-	path, err := Find("/proc", plain.Inode)
+	path, err := NewFinder("/proc", time.Now).Find(plain.Inode)
 	if err != nil || path != "/proc/"+pid+"/root"+dir+"/run/a b/ns" {
 		t.Fatalf("found at %q, %v", path, err)
 	}

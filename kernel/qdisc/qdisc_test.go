@@ -71,15 +71,13 @@ func newWire(t *testing.T) *wire {
 	u1, err := fh.LinkByName("u1")
 	must(t, err)
 	// The neighbours are known: a packet that waits for its address counts nowhere.
+	w.near.Address(t, "u0", "192.0.2.1/24")
+	w.far.Address(t, "u1", "192.0.2.2/24")
 	for _, e := range []struct {
 		h        *netlink.Handle
 		l, other netlink.Link
-		addr     string
 		next     net.IP
-	}{{w.h, w.u0, u1, "192.0.2.1/24", net.IPv4(192, 0, 2, 2)}, {fh, u1, w.u0, "192.0.2.2/24", net.IPv4(192, 0, 2, 1)}} {
-		a, err := netlink.ParseAddr(e.addr)
-		must(t, err)
-		must(t, e.h.AddrAdd(e.l, a))
+	}{{w.h, w.u0, u1, net.IPv4(192, 0, 2, 2)}, {fh, u1, w.u0, net.IPv4(192, 0, 2, 1)}} {
 		must(t, e.h.NeighSet(&netlink.Neigh{
 			LinkIndex: e.l.Attrs().Index, IP: e.next, HardwareAddr: e.other.Attrs().HardwareAddr, State: netlink.NUD_PERMANENT,
 		}))

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -208,16 +207,7 @@ func TestAutoSenders(t *testing.T) {
 // kernel's own bursts: it sets a timer for each packet or two that have to wait.
 func (r *rig) shape(dev string, rate uint64) {
 	r.t.Helper()
-	must(r.t, r.host.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		link, err := h.LinkByName(dev)
-		if err != nil {
-			return err
-		}
+	r.Change(r.host, dev, func(h *netlink.Handle, link netlink.Link) error {
 		index, root := link.Attrs().Index, netlink.MakeHandle(1, 0)
 		htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: root, Parent: netlink.HANDLE_ROOT})
 		htb.Defcls = 1
@@ -226,5 +216,5 @@ func (r *rig) shape(dev string, rate uint64) {
 		}
 		return h.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: index, Parent: root, Handle: netlink.MakeHandle(1, 1)},
 			netlink.HtbClassAttrs{Rate: rate, Ceil: rate}))
-	}))
+	})
 }

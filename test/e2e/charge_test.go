@@ -66,9 +66,9 @@ func TestChargeKilled(t *testing.T) {
 		t.Helper()
 		a.start()
 		d, c = a.reaches("e2e-debtor", api.StateDone), a.reaches("e2e-robbed", api.StateDone)
-		dropped := a.value("fairlead_netcpu_quota_dropped_packets_total", d)
+		dropped := a.quotaDropped(d)
 		await(t, "debt, drops and credit", func() error {
-			if now := a.value("fairlead_netcpu_quota_dropped_packets_total", d); now <= dropped {
+			if now := a.quotaDropped(d); now <= dropped {
 				return fmt.Errorf("%v packets were dropped", now)
 			}
 			if q := quotaOf(t, d); q >= owners[d.Name] {
@@ -205,7 +205,7 @@ func TestChargeKilledIn(t *testing.T) {
 						end := loads(t)
 						k.drops(in.end, true)
 						await(t, in.name, func() error {
-							if in.name == "drop" && a.value("fairlead_netcpu_quota_dropped_packets_total", c) == 0 {
+							if in.name == "drop" && a.quotaDropped(c) == 0 {
 								return errors.New("nothing was dropped")
 							}
 							now := limit.of(t, c)
@@ -274,4 +274,14 @@ func (k *killer) drops(end string, want bool) {
 		}
 		return nil
 	})
+}
+
+// quotaDropped is how many packets were dropped for a container's quota.
+func (a *agent) quotaDropped(c api.Container) uint64 {
+	a.t.Helper()
+	n, err := a.api.NetCPU(a.t.Context(), c.ID.String())
+	if err != nil || len(n.Accounts) == 0 {
+		return 0 // not yet
+	}
+	return n.Accounts[0].QuotaDropped
 }

@@ -33,17 +33,8 @@ func newHost(t *testing.T, flags ...string) *host {
 	// packets get onto the bridge.
 	outside := testkit.NetNS(t)
 	testkit.Veth(t, d.NS, "nic0", outside, "wire")
-	wire, err := outside.Handle(t).LinkByName("wire")
-	must(t, err)
-	addr, err := netlink.ParseAddr("10.213.255.1/16")
-	must(t, err)
-	must(t, outside.Handle(t).AddrAdd(wire, addr))
-	h := d.NS.Handle(t)
-	nic, err := h.LinkByName("nic0")
-	must(t, err)
-	bridge, err := h.LinkByName("docker0")
-	must(t, err)
-	must(t, h.LinkSetMaster(nic, bridge))
+	outside.Address(t, "wire", "10.213.255.1/16")
+	d.NS.Port(t, "nic0", "docker0")
 	must(t, d.NS.Do(func() error {
 		e, err := ethtool.NewEthtool()
 		if err != nil {

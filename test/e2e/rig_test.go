@@ -2,15 +2,11 @@ package e2e
 
 import (
 	"fmt"
-	"net/netip"
-	"os"
 	"os/exec"
 	"strconv"
 	"testing"
 
-	"github.com/safchain/ethtool"
-
-	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -18,6 +14,7 @@ import (
 // rig is a host made of sandboxes: containers at a bridge, to which packets
 // come from a wire through a device that polls.
 type rig struct {
+	*topology.Host
 	t          *testing.T
 	sandboxes  *sandbox.Host
 	host, wire *sandbox.Box
@@ -28,32 +25,11 @@ type rig struct {
 // newRig makes a rig without containers.
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	testkit.NeedRoot(t)
-	dir, err := os.MkdirTemp("/tmp", "fle2e-")
-	must(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	sh, err := sandbox.New(sandbox.Config{Dir: dir})
-	must(t, err)
-	t.Cleanup(func() {
-		if err := sh.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	r := &rig{t: t, sandboxes: sh}
-	r.host = r.create(sandbox.Spec{Name: "e2e-host", Bare: true})
-	r.wire = r.create(sandbox.Spec{Name: "e2e-wire", Bare: true})
-	must(t, r.host.Bridge("br0", netip.Prefix{}))
-	must(t, sandbox.Wire(
-		sandbox.End{Box: r.wire, Name: "wire", Addr: netip.MustParsePrefix("10.66.0.1/16"), Queues: 2},
-		sandbox.End{Box: r.host, Name: "nic0", Bridge: "br0", Queues: 2}))
-	must(t, r.host.Do(func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return err
-		}
-		defer e.Close()
-		return e.Change("nic0", map[string]bool{"rx-gro": true})
-	}))
+	h := topology.New(t)
+	r := &rig{Host: h, t: t, sandboxes: h.Sandboxes}
+	r.host, r.wire = h.Uplink("e2e-", "10.66.0.1/16", sandbox.End{Bridge: "br0", Queues: 2})
+	must(t, h.Open(r.host).Offload(h.Index(r.host, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
+	var err error
 	r.inode, err = netdev.InodeOf("/proc", r.host.PID)
 	must(t, err)
 	return r
@@ -61,9 +37,7 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) create(spec sandbox.Spec) *sandbox.Box {
 	r.t.Helper()
-	b, err := r.sandboxes.Create(spec)
-	must(r.t, err)
-	return b
+	return r.Create(spec)
 }
 
 // add makes a container at the bridge. Its address is 10.66.1.N.
@@ -72,9 +46,7 @@ func (r *rig) add(spec sandbox.Spec) *sandbox.Box {
 	b := r.create(spec)
 	r.boxes = append(r.boxes, b)
 	n := strconv.Itoa(len(r.boxes))
-	must(r.t, sandbox.Wire(
-		sandbox.End{Box: r.host, Name: "h" + n, Bridge: "br0"},
-		sandbox.End{Box: b, Name: "eth0", Addr: netip.MustParsePrefix("10.66.1." + n + "/16")}))
+	r.Join(b, "10.66.1."+n+"/16", r.host, "h"+n)
 	return b
 }
 

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/safchain/ethtool"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -111,7 +109,6 @@ func TestPodman(t *testing.T) {
 func TestContainerd(t *testing.T) {
 	d := testkit.StartContainerd(t)
 	d.Import(t, "default")
-	host := d.NS.Handle(t)
 	a := newAgent(t, d.NS, "--containerd", d.Socket)
 	a.policy("files.yaml", "match: {name: by-file}\nset: {netcpu: isolate}\n")
 	a.start()
@@ -129,22 +126,14 @@ func TestContainerd(t *testing.T) {
 		boxes = append(boxes, box)
 		veth := fmt.Sprintf("veth%d", n)
 		testkit.Veth(t, d.NS, veth, box, "eth0")
-		eth, err := box.Handle(t).LinkByName("eth0")
-		must(t, err)
-		addr, err := netlink.ParseAddr(fmt.Sprintf("10.217.%d.2/24", n))
-		must(t, err)
-		must(t, box.Handle(t).AddrAdd(eth, addr))
+		box.Address(t, "eth0", fmt.Sprintf("10.217.%d.2/24", n))
 		inside = append(inside, devicesOf(t, box))
 	}
 	before := devicesOf(t, d.NS)
 	var running []isolation
 	for n, c := range tasks {
 		// With an address and no container behind it, it would be a way in that does not poll.
-		end, err := host.LinkByName(fmt.Sprintf("veth%d", n))
-		must(t, err)
-		addr, err := netlink.ParseAddr(fmt.Sprintf("10.217.%d.1/24", n))
-		must(t, err)
-		must(t, host.AddrAdd(end, addr))
+		d.NS.Address(t, fmt.Sprintf("veth%d", n), fmt.Sprintf("10.217.%d.1/24", n))
 		d.Start(t, "default", c.name, "--label", c.label, "--with-ns", "network:"+boxes[n].Path)
 		i := a.isolated(c.name, 1)
 		running = append(running, i)
@@ -254,7 +243,7 @@ func TestSwarm(t *testing.T) {
 		if end == nil || end.NetNS == d.NS.Inode {
 			t.Fatalf("host end %+v, want one in a namespace of its own", end)
 		}
-		path, err := netdev.Find("/proc", end.NetNS)
+		path, err := netdev.NewGlance("/proc").Find(end.NetNS)
 		must(t, err)
 		under[n] = state{}
 		under[n].readDevices(t, "overlay", path)
@@ -292,7 +281,7 @@ func TestSwarm(t *testing.T) {
 		a.forgets(i)
 		a.idles(atStart[n])
 		unchanged(t, d.NS, before[n], d.CgroupParent, i)
-		path, err := netdev.Find("/proc", overlay(a.reaches("plain", api.StateDone)).NetNS)
+		path, err := netdev.NewGlance("/proc").Find(overlay(a.reaches("plain", api.StateDone)).NetNS)
 		must(t, err)
 		now := state{}
 		now.readDevices(t, "overlay", path)

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"regexp"
@@ -96,34 +95,15 @@ func (a *agent) trafficOf(name, state, says string) {
 func TestMark(t *testing.T) {
 	r := newRig(t)
 	box := r.add(sandbox.Spec{Name: "e2e-mark", Labels: map[string]string{"fairlead.net.weight": "2"}})
-	address := func(b *sandbox.Box, dev, addr string) {
-		must(t, b.Do(func() error {
-			l, err := netlink.LinkByName(dev)
-			if err != nil {
-				return err
-			}
-			a, err := netlink.ParseAddr(addr)
-			if err != nil {
-				return err
-			}
-			return netlink.AddrAdd(l, a)
-		}))
-	}
-	address(r.host, "br0", "10.66.0.254/16")
-	address(r.host, "br0", "10.77.0.254/24")
-	address(r.wire, "wire", "10.77.0.1/24")
+	r.Address(r.host, "br0", "10.66.0.254/16")
+	r.Address(r.host, "br0", "10.77.0.254/24")
+	r.Address(r.wire, "wire", "10.77.0.1/24")
 	must(t, r.host.Sysctl("ipv4/ip_forward", "1"))
 	// Or the container is told to send to the wire itself, past what routes.
 	for _, conf := range []string{"all", "br0"} {
 		must(t, r.host.Sysctl("ipv4/conf/"+conf+"/send_redirects", "0"))
 	}
-	must(t, box.Do(func() error {
-		_, to, err := net.ParseCIDR("10.77.0.0/24")
-		if err != nil {
-			return err
-		}
-		return netlink.RouteAdd(&netlink.Route{Dst: to, Gw: net.IPv4(10, 66, 0, 254)})
-	}))
+	r.Route(box, "10.77.0.0/24", "10.66.0.254")
 	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
 	// told gives how many of fifty packets to the wire were in the container's class,
 	// with what IPv6 sends by itself, which is not routed.

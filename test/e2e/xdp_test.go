@@ -20,13 +20,12 @@ func TestXDPUplink(t *testing.T) {
 	before := r.state()
 	program := func() (id uint32) {
 		t.Helper()
-		must(t, r.host.Do(func() error {
-			l, err := netlink.LinkByName("nic0")
-			if err == nil && l.Attrs().Xdp != nil {
-				id = l.Attrs().Xdp.ProgId
+		r.Change(r.host, "nic0", func(_ *netlink.Handle, l netlink.Link) error {
+			if x := l.Attrs().Xdp; x != nil {
+				id = x.ProgId
 			}
-			return err
-		}))
+			return nil
+		})
 		return id
 	}
 	drops := func(by string) {

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -87,5 +89,70 @@ func TestReadmeRule(t *testing.T) {
 		if !slices.EqualFunc(got, tt.want, strings.HasPrefix) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+// link finds the targets of a Markdown document's links.
+var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+
+// dangling lists the relative links of all documents below root that lead nowhere.
+func dangling(root fs.FS) (problems []string, err error) {
+	err = fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (name == ".git" || name == "build"):
+			return fs.SkipDir
+		case path.Ext(name) != ".md":
+			return nil
+		}
+		data, err := fs.ReadFile(root, name)
+		if err != nil {
+			return err
+		}
+		for i, text := range strings.Split(string(data), "```") {
+			for _, m := range link.FindAllStringSubmatch(text, -1) {
+				target, _, _ := strings.Cut(m[1], "#")
+				if i%2 != 0 || target == "" || strings.Contains(target, ":") {
+					continue // code, this document, or another host
+				}
+				if _, err := fs.Stat(root, path.Join(path.Dir(name), target)); err != nil {
+					problems = append(problems, fmt.Sprintf("%s: the link to %s leads nowhere", name, m[1]))
+				}
+			}
+		}
+		return nil
+	})
+	return problems, err
+}
+
+// Relative links lead somewhere, in the tree and where make install has put the
+// documents.
+func TestLinks(t *testing.T) {
+	dir := t.TempDir()
+	install := exec.Command("make", "-C", "../..", "--no-print-directory", "install-docs", "DESTDIR="+dir, "PREFIX=/usr")
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for name, root := range map[string]string{"the tree": "../..", "as installed": dir + "/usr/share/doc/fairlead"} {
+		problems, err := dangling(os.DirFS(root))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, problem := range problems {
+			t.Errorf("%s: %s", name, problem)
+		}
+	}
+}
+
+func TestDangling(t *testing.T) {
+	got, err := dangling(fstest.MapFS{
+		"README.md":   {Data: []byte("[a](docs/a.md#x) [here](#b) [far](https://example.com/x) [gone](docs/b.md)\n```\n[code](none)\n```\n")},
+		"docs/a.md":   {Data: []byte("[up](../README.md) [beside](c.md)\n")},
+		"docs/c.html": {Data: []byte("[no](document)")},
+	})
+	want := []string{"README.md: the link to docs/b.md leads nowhere", "docs/a.md: the link to c.md leads nowhere"}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v; want %q", got, err, want)
 	}
 }

@@ -16,18 +16,13 @@ import (
 	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/journal"
-	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 func TestMain(m *testing.M) {
-	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec, reexecNested} {
-		if status, ok := reexec(os.Args); ok {
-			os.Exit(status)
-		}
-	}
+	topology.Reexec(reexecNested)
 	testkit.Main(m)
 }
 

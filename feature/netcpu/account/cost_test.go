@@ -190,7 +190,7 @@ func BenchmarkStolen(t *testing.B) {
 	l.watch(box, l.device(wire, "h0", true), l.device(box, "eth0", false))
 	l.watch(victim)
 	l.load(box, 1, "udp-recv", "--listen", ":9000")
-	board, p := l.generator(victim, 0, "burn")
+	board, p := l.Load(victim, []int{0}, "burn")
 	sender := l.load(wire, 1, "udp-send", "--to", "10.66.0.2:9000", "--rate", "0")
 
 	// CPU time per unit of work, alone and with packets in between.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"net"
 	"net/netip"
 	"testing"
 
@@ -14,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/datapath/identity"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -32,7 +30,7 @@ func newFabric(t testing.TB, m *Meter) *fabric {
 	f := &fabric{lab: l, wire: l.bare("wire"), host: l.bare("host"), ends: make(map[*sandbox.Box]netip.Addr)}
 	// A device of its that there is not, which makes it the host's.
 	_, err := m.cfg.Identity.Tell("fabric", identity.Member{ID: 1, Devices: []identity.Device{
-		{Netns: l.ns(f.host).Inode(), Ifindex: math.MaxInt32, HostEnd: true, Trusted: true},
+		{Netns: l.Open(f.host).Inode(), Ifindex: math.MaxInt32, HostEnd: true, Trusted: true},
 	}})
 	must(t, err)
 	f.bridge(f.host, "10.66.0.254/24")
@@ -54,16 +52,10 @@ func newFabric(t testing.TB, m *Meter) *fabric {
 // bridge makes br0, which asks nobody for multicast groups: all would be told.
 func (l *lab) bridge(b *sandbox.Box, addr string) {
 	l.t.Helper()
-	hw, err := net.ParseMAC(mac(prefix(addr).Addr()))
-	must(l.t, err)
 	var snoops bool
-	l.netlink(b, func(h *netlink.Handle) error {
-		a := named("br0")
-		a.HardwareAddr = hw
-		return h.LinkAdd(&netlink.Bridge{LinkAttrs: a, MulticastSnooping: &snoops})
-	})
-	l.addr(b, "br0", addr)
-	l.setUp(b, "br0")
+	at := prefix(addr)
+	must(l.t, b.Add(&netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs(), MulticastSnooping: &snoops},
+		sandbox.End{Box: b, Name: "br0", Addr: at, MAC: mac(at.Addr())}))
 }
 
 // polls makes the NIC poll, and for every packet, as real ones do, on the CPU
@@ -71,9 +63,7 @@ func (l *lab) bridge(b *sandbox.Box, addr string) {
 func (f *fabric) polls() {
 	f.t.Helper()
 	f.rps(f.host, "nic0", "0")
-	nic, wire := f.ns(f.host), f.ns(f.wire)
-	must(f.t, wire.Offload(f.device(f.wire, "wire", false).Ifindex, netdev.TSO).Write(netdev.Off))
-	must(f.t, nic.Offload(f.device(f.host, "nic0", false).Ifindex, netdev.GRO).Write(netdev.GRO.On()))
+	must(f.t, sandbox.LikeNIC(sandbox.End{Box: f.host, Name: "nic0"}, sandbox.End{Box: f.wire, Name: "wire"}))
 }
 
 // add puts a container behind the host's bridge. It and what is there already
@@ -125,9 +115,9 @@ func (f *fabric) sixth(box *sandbox.Box, last int) {
 	for _, b := range []*sandbox.Box{f.wire, f.host, box} {
 		f.ipv6(b, true)
 	}
-	f.addr(f.wire, "wire", "fd00:66::1/64")
-	f.addr(f.host, "br0", "fd00:66::254/64")
-	f.addr(box, "eth0", fmt.Sprintf("fd00:66::%d/64", last))
+	f.Address(f.wire, "wire", "fd00:66::1/64")
+	f.Address(f.host, "br0", "fd00:66::254/64")
+	f.Address(box, "eth0", fmt.Sprintf("fd00:66::%d/64", last))
 }
 
 // overlay makes one as Docker does (10.67.0.0/24): VXLAN device, bridge and host
@@ -137,24 +127,8 @@ func (f *fabric) overlay() *sandbox.Box {
 	f.t.Helper()
 	overlay := f.bare("overlay")
 	f.bridge(overlay, "10.67.0.254/24")
-	vxlan := func(b *sandbox.Box, remote string) {
-		f.netlink(b, func(h *netlink.Handle) error {
-			return h.LinkAdd(&netlink.Vxlan{LinkAttrs: named("vx0"), VxlanId: 42, Port: portVXLAN, Group: net.ParseIP(remote), Learning: true})
-		})
-	}
-	vxlan(f.host, "10.66.0.1")
-	f.change(f.host, "vx0", func(h *netlink.Handle, k netlink.Link) error { return h.LinkSetNsPid(k, overlay.PID) })
-	f.change(overlay, "vx0", func(h *netlink.Handle, k netlink.Link) error {
-		br, err := h.LinkByName("br0")
-		if err != nil {
-			return err
-		}
-		return h.LinkSetMaster(k, br)
-	})
-	f.setUp(overlay, "vx0")
-	vxlan(f.wire, "10.66.0.254")
-	f.setUp(f.wire, "vx0")
-	f.addr(f.wire, "vx0", "10.67.0.1/24")
+	f.Tunnel(f.host, "", "10.66.0.1", sandbox.End{Box: overlay, Bridge: "br0"})
+	f.Tunnel(f.wire, "", "10.66.0.254", sandbox.End{Box: f.wire, Addr: prefix("10.67.0.1/24")})
 	return overlay
 }
 
@@ -162,7 +136,7 @@ func (f *fabric) overlay() *sandbox.Box {
 func (f *fabric) inOverlay(overlay *sandbox.Box, name string, n int) *sandbox.Box {
 	f.t.Helper()
 	box := f.addTo(overlay, name, n)
-	f.addr(box, "eth0", fmt.Sprintf("10.67.0.%d/24", n))
+	f.Address(box, "eth0", fmt.Sprintf("10.67.0.%d/24", n))
 	return box
 }
 
@@ -170,7 +144,7 @@ func (f *fabric) inOverlay(overlay *sandbox.Box, name string, n int) *sandbox.Bo
 // The first is for what no filter leads elsewhere.
 func (l *lab) shape(b *sandbox.Box, dev string, rates ...uint64) {
 	l.t.Helper()
-	l.change(b, dev, func(h *netlink.Handle, k netlink.Link) error {
+	l.Change(b, dev, func(h *netlink.Handle, k netlink.Link) error {
 		index := k.Attrs().Index
 		// As long are the queues of the classes.
 		if err := h.LinkSetTxQLen(k, 1000); err != nil {
@@ -194,9 +168,8 @@ func (l *lab) shape(b *sandbox.Box, dev string, rates ...uint64) {
 // redirect leads all that a device receives to an IFB.
 func (l *lab) redirect(b *sandbox.Box, dev, ifb string) {
 	l.t.Helper()
-	l.netlink(b, func(h *netlink.Handle) error { return h.LinkAdd(&netlink.Ifb{LinkAttrs: named(ifb)}) })
-	l.setUp(b, ifb)
-	l.change(b, dev, func(h *netlink.Handle, k netlink.Link) error {
+	must(l.t, b.Add(&netlink.Ifb{LinkAttrs: netlink.NewLinkAttrs()}, sandbox.End{Box: b, Name: ifb}))
+	l.Change(b, dev, func(h *netlink.Handle, k netlink.Link) error {
 		to, err := h.LinkByName(ifb)
 		if err != nil {
 			return err
@@ -226,14 +199,4 @@ func (l *lab) segmented(b *sandbox.Box, dev string) {
 	}))
 }
 
-func named(name string) netlink.LinkAttrs {
-	a := netlink.NewLinkAttrs()
-	a.Name = name
-	return a
-}
-
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}

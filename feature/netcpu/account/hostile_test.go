@@ -31,9 +31,9 @@ func TestForged(t *testing.T) {
 			at := map[string]*sandbox.Box{"10.66.0.1:9000": f.wire, "10.66.0.4:9000": third}[to]
 			r := f.receive(at, 1, ":9000")
 
-			f.addr(bad, "eth0", "10.66.0.2/32")
+			f.Address(bad, "eth0", "10.66.0.2/32")
 			hw := f.mac(victim, "eth0")
-			f.change(bad, "eth0", func(h *netlink.Handle, k netlink.Link) error { return h.LinkSetHardwareAddr(k, hw) })
+			f.Change(bad, "eth0", func(h *netlink.Handle, k netlink.Link) error { return h.LinkSetHardwareAddr(k, hw) })
 			for _, addr := range f.ends { // which the device has forgotten by that
 				must(t, bad.Neighbour("eth0", addr, mac(addr)))
 			}

@@ -1,32 +1,30 @@
 package account
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
-	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // lab is a meter, and sandboxes for it to watch.
 type lab struct {
+	*topology.Host
 	t        testing.TB
 	m        *Meter
 	softirqs *testkit.Softirqs
-	boxes    *sandbox.Host
 	ids      map[*sandbox.Box]container.ID
 	// outside is the tenant of world.
 	outside container.ID
@@ -42,10 +40,7 @@ func exactMeter(t testing.TB) *Meter {
 
 func newLab(t testing.TB, m *Meter) *lab {
 	t.Helper()
-	h, err := sandbox.New(sandbox.Config{Dir: t.TempDir()})
-	must(t, err)
-	t.Cleanup(func() { must(t, h.Close()) })
-	l := &lab{t: t, m: m, softirqs: testkit.WatchSoftirqs(t), boxes: h, ids: make(map[*sandbox.Box]container.ID)}
+	l := &lab{Host: topology.New(t), t: t, m: m, softirqs: testkit.WatchSoftirqs(t), ids: make(map[*sandbox.Box]container.ID)}
 	t.Cleanup(func() {
 		for _, id := range l.ids {
 			must(t, l.m.Forget(id))
@@ -66,8 +61,7 @@ func (l *lab) read() Reading {
 // would be counted among those of the test; see ipv6.
 func (l *lab) bare(name string) *sandbox.Box {
 	l.t.Helper()
-	b, err := l.boxes.Create(sandbox.Spec{Name: "acc-" + name, Bare: true})
-	must(l.t, err)
+	b := l.Create(sandbox.Spec{Name: "acc-" + name, Bare: true})
 	l.ipv6(b, false)
 	return b
 }
@@ -83,8 +77,7 @@ func (l *lab) box(name string) *sandbox.Box {
 // boxIn makes a container in the network namespace of another box.
 func (l *lab) boxIn(name string, network *sandbox.Box) *sandbox.Box {
 	l.t.Helper()
-	b, err := l.boxes.Create(sandbox.Spec{Name: "acc-" + name, Network: network})
-	must(l.t, err)
+	b := l.Create(sandbox.Spec{Name: "acc-" + name, Network: network})
 	var st unix.Stat_t
 	must(l.t, unix.Stat(b.Cgroups()[0], &st))
 	l.ids[b] = container.ID(st.Ino)
@@ -103,21 +96,10 @@ func (l *lab) ipv6(b *sandbox.Box, on bool) {
 	}
 }
 
-func (l *lab) ns(b *sandbox.Box) *netdev.NS {
-	l.t.Helper()
-	ns, err := netdev.Open(b.NetNS())
-	must(l.t, err)
-	l.t.Cleanup(func() { ns.Close() })
-	return ns
-}
-
 // device names a device of a box for Watch.
 func (l *lab) device(b *sandbox.Box, name string, hostEnd bool) identity.Device {
 	l.t.Helper()
-	ns := l.ns(b)
-	index, err := ns.Index(name)
-	must(l.t, err)
-	return identity.Device{Netns: ns.Inode(), Ifindex: index, HostEnd: hostEnd, Trusted: hostEnd}
+	return identity.Device{Netns: l.Open(b).Inode(), Ifindex: l.Index(b, name), HostEnd: hostEnd, Trusted: hostEnd}
 }
 
 func (l *lab) watch(b *sandbox.Box, devices ...identity.Device) {
@@ -143,7 +125,7 @@ func (l *lab) wire(a, b sandbox.End, rps string) {
 			e.MAC = mac(e.Addr.Addr())
 		}
 	}
-	must(l.t, sandbox.Wire(a, b))
+	l.Wire(a, b)
 	for _, e := range [][2]sandbox.End{{a, b}, {b, a}} {
 		if e[0].Addr.IsValid() && e[1].Addr.IsValid() {
 			must(l.t, e[0].Box.Neighbour(e[0].Name, e[1].Addr.Addr(), e[1].MAC))
@@ -165,68 +147,20 @@ func (l *lab) rps(b *sandbox.Box, dev, mask string) {
 	must(l.t, b.SetQueues(dev, "rx", "rps_cpus", func(int) string { return mask }))
 }
 
-// netlink runs fn with an rtnetlink socket of a box's namespace.
-func (l *lab) netlink(b *sandbox.Box, fn func(h *netlink.Handle) error) {
-	l.t.Helper()
-	must(l.t, b.Do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		return fn(h)
-	}))
-}
-
-// change runs fn with a device of a box.
-func (l *lab) change(b *sandbox.Box, dev string, fn func(*netlink.Handle, netlink.Link) error) {
-	l.t.Helper()
-	l.netlink(b, func(h *netlink.Handle) error {
-		k, err := h.LinkByName(dev)
-		if err != nil {
-			return err
-		}
-		return fn(h, k)
-	})
-}
-
-// addr gives a device one more address.
-func (l *lab) addr(b *sandbox.Box, dev, prefix string) {
-	l.t.Helper()
-	l.change(b, dev, func(h *netlink.Handle, k netlink.Link) error {
-		a, err := netlink.ParseAddr(prefix)
-		if err != nil {
-			return err
-		}
-		if a.IP.To4() == nil {
-			a.Flags = unix.IFA_F_NODAD
-		}
-		return h.AddrAdd(k, a)
-	})
-}
-
 // gateway makes an address the way to everywhere else.
 func (l *lab) gateway(b *sandbox.Box, via string) {
 	l.t.Helper()
-	ip := netip.MustParseAddr(via)
-	l.netlink(b, func(h *netlink.Handle) error {
-		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if ip.Is6() {
-			all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		return h.RouteAdd(&netlink.Route{Dst: ipNet(all), Gw: ip.AsSlice()})
-	})
-}
-
-func (l *lab) setUp(b *sandbox.Box, dev string) {
-	l.t.Helper()
-	l.change(b, dev, (*netlink.Handle).LinkSetUp)
+	all := "0.0.0.0/0"
+	if strings.Contains(via, ":") {
+		all = "::/0"
+	}
+	l.Route(b, all, via)
 }
 
 // load starts a generator in a box.
 func (l *lab) load(b *sandbox.Box, cpu int, args ...string) *load.Board {
 	l.t.Helper()
-	board, _ := l.generator(b, cpu, args...)
+	board, _ := l.Load(b, []int{cpu}, args...)
 	return board
 }
 
@@ -248,23 +182,4 @@ const payload = 64
 func (l *lab) receive(b *sandbox.Box, cpu int, listen string) *load.Board {
 	l.t.Helper()
 	return l.load(b, cpu, "udp-recv", "--listen", listen, "--buffer", "33554432")
-}
-
-func (l *lab) generator(b *sandbox.Box, cpu int, args ...string) (*load.Board, *sandbox.Process) {
-	l.t.Helper()
-	cmd, board, err := load.Command(args...)
-	must(l.t, err)
-	l.t.Cleanup(func() { board.Close() })
-	p, err := b.Start(cmd, cpu)
-	must(l.t, err)
-	l.t.Cleanup(func() { p.Kill(); p.Wait() })
-	l.atWork(board, p)
-	return board, p
-}
-
-func (l *lab) atWork(board *load.Board, p *sandbox.Process) {
-	l.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
-	defer cancel()
-	must(l.t, board.Await(ctx, p.Done()))
 }

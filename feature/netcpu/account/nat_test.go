@@ -58,16 +58,16 @@ func testNAT(t *testing.T, cases []translated) {
 				f.sixth(box, 2)
 				inside, outside, nic, gateway, length = "fd00:66::2", "fd00:65::1", "fd00:65::2", "fd00:66::254", "/64"
 			}
-			f.change(f.host, "nic0", (*netlink.Handle).LinkSetNoMaster)
-			f.change(f.wire, "wire", func(h *netlink.Handle, k netlink.Link) error {
+			f.Change(f.host, "nic0", (*netlink.Handle).LinkSetNoMaster)
+			f.Change(f.wire, "wire", func(h *netlink.Handle, k netlink.Link) error {
 				a, err := netlink.ParseAddr("10.66.0.1/24")
 				if err != nil {
 					return err
 				}
 				return h.AddrDel(k, a)
 			})
-			f.addr(f.host, "nic0", nic+length)
-			f.addr(f.wire, "wire", outside+length)
+			f.Address(f.host, "nic0", nic+length)
+			f.Address(f.wire, "wire", outside+length)
 			must(t, f.host.Sysctl("ipv4/ip_forward", "1"))
 			if c.v6 {
 				must(t, f.host.Sysctl("ipv6/conf/all/forwarding", "1"))

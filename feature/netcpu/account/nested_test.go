@@ -81,12 +81,8 @@ func (l *lab) nest(b *sandbox.Box, rps, below string, args ...string) {
 	l.t.Helper()
 	cmd, board, err := load.Command(args...)
 	must(l.t, err)
-	l.t.Cleanup(func() { board.Close() })
 	cmd.Args = slices.Concat([]string{"fairlead", nestedVerb, rps, below}, cmd.Args[1:])
-	p, err := b.Start(cmd, 0)
-	must(l.t, err)
-	l.t.Cleanup(func() { p.Kill(); p.Wait() })
-	l.atWork(board, p)
+	l.Start(b, []int{0}, cmd, board)
 }
 
 // What this program is started as, outside of such a namespace and in it.

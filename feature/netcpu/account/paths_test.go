@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -266,16 +264,10 @@ func TestMacvlan(t *testing.T) {
 			l.wire(sandbox.End{Box: wire, Name: "wire", Addr: prefix("10.66.0.1/24")}, sandbox.End{Box: host, Name: "nic0"}, "1")
 			l.world(wire, "wire")
 			for i, b := range []*sandbox.Box{box, other} {
-				name := fmt.Sprint("mv", i)
-				l.change(host, "nic0", func(h *netlink.Handle, nic netlink.Link) error {
-					a := named(name)
-					a.ParentIndex, a.Namespace = nic.Attrs().Index, netlink.NsPid(b.PID)
-					return h.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE})
-				})
-				l.setUp(b, name)
-				l.watch(b, l.device(b, name, false))
+				mv := l.Macvlan(host, sandbox.End{Box: b, Name: fmt.Sprint("mv", i)})
+				l.watch(b, l.device(b, mv.Name, false))
 			}
-			l.addr(box, "mv0", "10.66.0.2/24")
+			l.Address(box, "mv0", "10.66.0.2/24")
 			l.either(proto, wire, box)
 		})
 	}
@@ -307,7 +299,7 @@ func TestThreads(t *testing.T) {
 	f := newFabric(t, exactMeter(t))
 	f.polls()
 	box, other := f.add("box", 2), f.add("other", 3)
-	inside, host := f.ns(box), f.ns(f.host)
+	inside, host := f.Open(box), f.Open(f.host)
 	eth0, nic0 := f.device(box, "eth0", false).Ifindex, f.device(f.host, "nic0", false).Ifindex
 	h2 := f.device(f.host, "h2", false).Ifindex
 	must(t, host.Offload(h2, netdev.TSO).Write(netdev.Off))

@@ -106,7 +106,7 @@ func TestReordered(t *testing.T) {
 	// No netem: every second packet takes the slower way.
 	f.segmented(f.wire, "wire")
 	f.shape(f.wire, "wire", 10e9, 20e6)
-	f.change(f.wire, "wire", func(h *netlink.Handle, k netlink.Link) error {
+	f.Change(f.wire, "wire", func(h *netlink.Handle, k netlink.Link) error {
 		return h.FilterAdd(&netlink.U32{
 			FilterAttrs: netlink.FilterAttrs{LinkIndex: k.Attrs().Index, Parent: netlink.MakeHandle(1, 0), Priority: 1, Protocol: unix.ETH_P_IP},
 			ClassId:     netlink.MakeHandle(1, 2),

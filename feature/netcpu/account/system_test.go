@@ -189,7 +189,7 @@ func counter(t *testing.T, b *sandbox.Box, file, row, name string) uint64 {
 func (l *lab) mac(b *sandbox.Box, name string) net.HardwareAddr {
 	l.t.Helper()
 	var mac net.HardwareAddr
-	l.change(b, name, func(_ *netlink.Handle, k netlink.Link) error {
+	l.Change(b, name, func(_ *netlink.Handle, k netlink.Link) error {
 		mac = k.Attrs().HardwareAddr
 		return nil
 	})

@@ -214,11 +214,15 @@ func (d *Dropper) each(do func(*Tenant, Counters)) {
 	}
 }
 
-// Dropped returns how many packets were dropped, by the container that pays. It may be
-// called at any time, as may Samples.
-func (d *Dropper) Dropped() map[container.ID]uint64 {
-	of := make(map[container.ID]uint64)
-	d.each(func(t *Tenant, c Counters) { of[t.owner] = max(of[t.owner], c.Dropped) })
+// Counters returns what was counted, by the container that pays. It may be called at
+// any time, as may Samples.
+func (d *Dropper) Counters() map[container.ID]Counters {
+	of := make(map[container.ID]Counters)
+	d.each(func(t *Tenant, c Counters) {
+		if c.Dropped >= of[t.owner].Dropped { // of what it pays for
+			of[t.owner] = c
+		}
+	})
 	return of
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
@@ -149,14 +148,8 @@ func routes(t *testing.T, to map[string]string) host {
 		t.Fatal(err)
 	}
 	var errs []error
-	for _, cidr := range []string{"10.0.0.254/24", "fd00::254/64"} {
-		a, err := netlink.ParseAddr(cidr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.Flags = unix.IFA_F_NODAD
-		errs = append(errs, n.AddrAdd(br, a))
-	}
+	h.ns.Address(t, "br0", "10.0.0.254/24")
+	h.ns.Address(t, "br0", "fd00::254/64")
 	for addr, mac := range to {
 		errs = append(errs, n.NeighAdd(&netlink.Neigh{
 			LinkIndex: br.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(addr), HardwareAddr: hardware(t, mac)}))

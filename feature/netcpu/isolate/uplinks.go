@@ -102,13 +102,20 @@ func (is *Isolator) claim(u uplink.Uplink) error {
 }
 
 func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
-	dir := filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10))
-	at := place{group: dir, cpuset: is.cfg.Layout.CPUSet} // which has all CPUs
-	err := is.turn([]journal.Setting{{Knob: cgroup.Group(dir), Value: cgroup.Present}}, 0)
-	if err == nil && is.cfg.Drop == nil {
-		err = is.lower(dir, uplinkShares, 0)
+	at := is.uplinkPlace(netns)
+	if err := is.turn([]journal.Setting{{Knob: cgroup.Group(at.group), Value: cgroup.Present}}, 0); err != nil || is.cfg.Drop != nil {
+		return at, err
 	}
-	return at, err
+	plan, err := is.lowering(at.group, uplinkShares, 0)
+	if err != nil {
+		return at, err
+	}
+	return at, is.turn(plan, 0)
+}
+
+// uplinkPlace is where the threads of uplinks belong: in a cpuset that has all CPUs.
+func (is *Isolator) uplinkPlace(netns uint64) place {
+	return place{group: filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10)), cpuset: is.cfg.Layout.CPUSet}
 }
 
 // forgetQueues ends the counting of what the queues of the uplinks bring.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // Weigh gives a container whose quota cannot stop its kernel threads a weight
@@ -17,19 +18,28 @@ func (is *Isolator) Weigh(c container.Container) error {
 	if is.cfg.Throttled {
 		return nil
 	}
-	dir, err := c.TenantGroup()
+	plan, err := is.weighing(c)
 	if err != nil {
 		return err
 	}
+	return is.turn(plan, c.ID)
+}
+
+// weighing is what Weigh writes on a kernel that does not throttle kernel threads.
+func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
+	dir, err := c.TenantGroup()
+	if err != nil {
+		return nil, err
+	}
 	cpus, limited, err := cgroup.CPUQuota(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	shares := math.MaxInt32 // whatever it was
 	if limited && cpus < 0.5 {
 		shares = sharesFor(cpus)
 	}
-	return is.lower(dir, shares, c.ID)
+	return is.lowering(dir, shares, c.ID)
 }
 
 // reweigh has the weights of those that are isolated follow their quotas, and
@@ -54,15 +64,11 @@ func sharesFor(cpus float64) int {
 	return int(math.Round(usualShares * cpus / (1 - cpus)))
 }
 
-// lower gives a cgroup the given part of the usual weight; see weight.lowered.
-func (is *Isolator) lower(dir string, shares int, id container.ID) error {
+// lowering gives a cgroup the given part of the usual weight; see weight.lowered.
+func (is *Isolator) lowering(dir string, shares int, id container.ID) ([]journal.Setting, error) {
 	w, err := is.lookAtWeight(dir, id)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	plan, err := w.lowered(shares)
-	if err != nil {
-		return err
-	}
-	return is.turn(plan, id)
+	return w.lowered(shares)
 }

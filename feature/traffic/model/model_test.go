@@ -339,3 +339,21 @@ func TestFeasible(t *testing.T) {
 		}
 	}
 }
+
+// Feasible answers whether tenant t could join the others on the link; it changes
+// nothing. It returns the size into which packets of others would have to be
+// split for that (0: none), or a *Refusal, of t's wishes or of another's that t
+// would break.
+func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
+	if t.Slot == identity.Nobody {
+		t.Slot = identity.Max // whoever has none yet comes last
+	}
+	ts := make([]Tenant, 0, len(others)+1)
+	for _, o := range others {
+		if o.Slot != t.Slot {
+			ts = append(ts, o)
+		}
+	}
+	p, err := Compute(l, append(ts, t))
+	return p.Split, err
+}

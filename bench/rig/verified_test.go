@@ -1,0 +1,15 @@
+package rig
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestVerifiedQueue(t *testing.T) {
+	testkit.Verified(t, loadQueue)
+}
+
+func TestVerifiedStopwatch(t *testing.T) {
+	testkit.Verified(t, loadStopwatch)
+}

@@ -1,0 +1,11 @@
+package account
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+func TestVerified(t *testing.T) {
+	testkit.Verified(t, loadAccount)
+}
