@@ -64,6 +64,7 @@ SCOPE_full = Not in this tier: lint, generated code, race detector and fuzzing (
 test: ## the tests of every day, as root: this kernel, real runtimes, a smoke on other kernels
 	@test "$$(id -u)" = 0 || { echo "make test needs root; without, go test ./... runs what can be run" >&2; exit 1; }
 	@test/setup test
+	$(if $(filter full,$(TIER)),@test/setup browser || echo "no browser: the pages are not looked at" >&2)
 	@go build ./... && go build -o build/tally ./test/tally
 	@FAIRLEAD_VM=1 FAIRLEAD_TIER=$(TIER) build/tally -lists test -limit $(LIMIT_$(TIER)) -scope '$(SCOPE_$(TIER))' -- \
 		+ -count=1 -timeout $(LIMIT_$(TIER)) ./test/vm -- \

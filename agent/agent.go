@@ -84,7 +84,7 @@ type Agent struct {
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
 
-	hungSince time.Time // of the Set, as it was told; belongs to loop
+	watched []*watched // belongs to loop
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
@@ -185,6 +185,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 			a.workers = append(a.workers, newWorker(f, p, a.log, a.nudge))
 		}
 	}
+	a.watch()
 	return a
 }
 
@@ -226,7 +227,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { a.loop(ctx); return nil })
 	for _, w := range a.workers {
 		if d, ok := w.feature.(feature.Decider); ok {
-			g.Go(func() error { a.controller(ctx, w.feature.Name(), d); return nil })
+			g.Go(func() error { a.controller(ctx, w, d); return nil })
 		}
 	}
 

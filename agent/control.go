@@ -17,8 +17,8 @@ import (
 // entries of the journal.
 const decisionFor = 5 * time.Minute
 
-// controller applies what a feature decides, at the agent's pace, until ctx ends.
-func (a *Agent) controller(ctx context.Context, name string, d feature.Decider) {
+// controller applies what the feature of w decides, at the agent's pace, until ctx ends.
+func (a *Agent) controller(ctx context.Context, w *worker, d feature.Decider) {
 	tick := time.NewTicker(a.pace.decide)
 	defer tick.Stop()
 	failed := ""
@@ -28,13 +28,15 @@ func (a *Agent) controller(ctx context.Context, name string, d feature.Decider) 
 			return
 		case <-tick.C:
 		}
+		w.deciding.Begin()
 		err := a.control(d)
+		w.deciding.End()
 		switch {
 		case err == nil:
 			failed = ""
 		case err.Error() != failed:
 			failed = err.Error()
-			a.log.Warn("nothing new is decided", "feature", name, "err", err)
+			a.log.Warn("nothing new is decided", "feature", w.feature.Name(), "err", err)
 		}
 	}
 }

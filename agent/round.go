@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -54,22 +55,46 @@ func (a *Agent) loop(ctx context.Context) {
 	}
 }
 
-// hung is after how long the Set, whose looks take milliseconds, is taken to hang.
+// hung is after how long a loop whose turns take milliseconds is taken to hang.
 const hung = 30 * time.Second
 
-// alive gives a sign of life, which the two loops owe without which nothing is
-// protected: this one, and that of the Set, whose last word this one would go by for
-// ever. A feature that hangs is no reason to end the others: its status tells.
-func (a *Agent) alive() {
-	since := a.set.Busy()
-	if !since.IsZero() && a.pace.now().Sub(since) > hung {
-		if !since.Equal(a.hungSince) {
-			a.hungSince = since
-			a.log.Error("the list of containers is not brought up to date any more: no sign of life is given until it is", "since", since)
+// watched is a loop without which something is not protected any more.
+type watched struct {
+	name string
+	busy func() time.Time // when its turn began that is not over; zero: it waits
+	told time.Time        // the turn that the log was told of
+}
+
+// watch lists the loops beside the agent's own: that of the Set, by whose last word
+// the agent would go for ever, those of the features, and those that make decisions.
+func (a *Agent) watch() {
+	a.watched = []*watched{{name: "the list of containers", busy: a.set.Busy}}
+	for _, w := range a.workers {
+		if l, ok := w.feature.(feature.Looper); ok {
+			for _, loop := range l.Loops() {
+				a.watched = append(a.watched, &watched{name: w.feature.Name() + ", " + loop.Name, busy: loop.Busy})
+			}
 		}
-		return
+		a.watched = append(a.watched, &watched{name: w.feature.Name() + ", decisions", busy: w.deciding.Busy})
 	}
-	if a.cfg.Alive != nil {
+}
+
+// alive gives a sign of life, unless a loop hangs. A feature that hangs in a call for
+// one container is no reason to end the others: the container's status tells.
+func (a *Agent) alive() {
+	alive := true
+	for _, l := range a.watched {
+		since := l.busy()
+		if since.IsZero() || a.pace.now().Sub(since) <= hung {
+			continue
+		}
+		alive = false
+		if !since.Equal(l.told) {
+			l.told = since
+			a.log.Error("a loop hangs: no sign of life is given until it goes on", "loop", l.name, "since", since)
+		}
+	}
+	if alive && a.cfg.Alive != nil {
 		a.cfg.Alive()
 	}
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -98,14 +100,53 @@ func TestMetricsAddr(t *testing.T) {
 	}
 }
 
-// An agent whose list of containers hangs gives no sign of life, so that systemd
-// starts another one.
-func TestAgentWithHungSet(t *testing.T) {
+// looper is a feature with a loop of its own, and decisions.
+type looper struct {
+	*fake
+	loop   feature.Loop
+	decide chan struct{} // Decide waits for it; nil: it does not
+}
+
+func (l *looper) Loops() []*feature.Loop                  { return []*feature.Loop{&l.loop} }
+func (l *looper) Adopt([]journal.Entry) []policy.Decision { return nil }
+func (l *looper) Decide([]policy.Target, bool) ([]policy.Decision, error) {
+	l.fake.mu.Lock()
+	wait := l.decide
+	l.fake.mu.Unlock()
+	if wait != nil {
+		<-wait
+	}
+	return nil, nil
+}
+
+// An agent one of whose loops hangs, of the Set or of a feature, gives no sign of
+// life, so that systemd starts another one. The log names the loop, once.
+func TestAgentWithHungLoop(t *testing.T) {
+	for loop, hang := range map[string]func(*fakeSet, *looper) (goOn func()){
+		"the list of containers": func(s *fakeSet, _ *looper) func() {
+			work := func(began time.Time) { s.mu.Lock(); s.busy = began; s.mu.Unlock() }
+			work(time.Now())
+			return func() { work(time.Time{}) }
+		},
+		"netcpu, of its own": func(_ *fakeSet, l *looper) func() { l.loop.Begin(); return l.loop.End },
+		"netcpu, decisions": func(_ *fakeSet, l *looper) func() {
+			wait := make(chan struct{})
+			set := func(c chan struct{}) { l.fake.mu.Lock(); l.decide = c; l.fake.mu.Unlock() }
+			set(wait)
+			return func() { set(nil); close(wait) }
+		},
+	} {
+		t.Run(loop, func(t *testing.T) { testHungLoop(t, loop, hang) })
+	}
+}
+
+func testHungLoop(t *testing.T, loop string, hang func(*fakeSet, *looper) (goOn func())) {
 	r := newRig(t)
 	synctest.Test(t, func(t *testing.T) {
-		set, signs := newFakeSet(true), atomic.Int64{}
-		cfg := Config{StateDir: r.state, Log: quiet(), Alive: func() { signs.Add(1) }}
-		a := assemble(cfg, set, policy.NewStore("", time.Now), r.journal(), r.host.opener, nil, ordinary())
+		set, signs, log := newFakeSet(true), atomic.Int64{}, bytes.Buffer{}
+		l := &looper{fake: newFake(), loop: feature.Loop{Name: "of its own"}}
+		cfg := Config{StateDir: r.state, Log: slog.New(slog.NewTextHandler(&log, nil)), Alive: func() { signs.Add(1) }}
+		a := assemble(cfg, set, policy.NewStore("", time.Now), r.journal(), r.host.opener, []feature.Feature{l}, ordinary())
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- a.Run(ctx) }()
@@ -114,25 +155,28 @@ func TestAgentWithHungSet(t *testing.T) {
 			time.Sleep(d)
 			return signs.Load() - was
 		}
-		work := func(began time.Time) { set.mu.Lock(); set.busy = began; set.mu.Unlock() }
 		if n := in(time.Minute); n < 50 {
 			t.Errorf("%d signs of life in a minute", n)
 		}
-		work(time.Now())
+		goOn := hang(set, l)
 		if n := in(hung); n < 20 {
-			t.Errorf("%d signs of life in the first %v of a look", n, hung)
+			t.Errorf("%d signs of life in the first %v", n, hung)
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(3 * time.Second)
 		if n := in(time.Minute); n != 0 {
 			t.Errorf("%d signs of life while it hangs", n)
 		}
-		work(time.Time{})
+		goOn()
+		time.Sleep(time.Second)
 		if n := in(time.Minute); n < 50 {
 			t.Errorf("%d signs of life in the minute after that", n)
 		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+		if want := fmt.Sprintf("loop=%q", loop); strings.Count(log.String(), want) != 1 {
+			t.Errorf("the log names it %d times, want once:\n%s", strings.Count(log.String(), want), &log)
 		}
 	})
 }

@@ -67,6 +67,8 @@ type worker struct {
 	wake    chan struct{} // capacity 1
 	left    func()        // called when nothing is left of a container, and once adopted
 
+	deciding feature.Loop // of the controller of a feature that decides
+
 	mu     sync.Mutex
 	ending bool // stop was called: nothing more is wanted
 	rows   map[container.ID]*row

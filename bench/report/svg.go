@@ -16,7 +16,7 @@ const (
 	plotHeight = 240.0
 	marginLeft = 58.0
 	marginTop  = 32.0 // room for two labels, one above the other
-	marginFoot = 28.0
+	marginFoot = 28.0 // room for a line below the axis
 )
 
 // What a bar's label takes, at most: the font of the page is 12 units high.
@@ -53,7 +53,6 @@ func (r *Report) svg(p Plot) template.HTML {
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg viewBox="0 0 %g %g" role="img" aria-label="%s">`+"\n", plotWidth, plotHeight, template.HTMLEscapeString(p.Title))
 	for _, t := range ticks {
 		fmt.Fprintf(&b, `<line class="grid" x1="%g" x2="%g" y1="%.1f" y2="%.1f" />`, marginLeft, plotWidth, y(t), y(t))
 		fmt.Fprintf(&b, `<text class="axis" x="%g" y="%.1f" text-anchor="end">%s</text>`+"\n", marginLeft-8, y(t)+4, tick(t, unit))
@@ -65,6 +64,7 @@ func (r *Report) svg(p Plot) template.HTML {
 	// The values come last: a bar would cover that of the one before.
 	var values strings.Builder
 	var labels labels
+	lines := 1 // below the axis
 	for i, c := range cases {
 		middle := marginLeft + step*(float64(i)+0.5)
 		type series struct {
@@ -89,17 +89,41 @@ func (r *Report) svg(p Plot) template.HTML {
 			half := math.Min(capWidth, bar) / 2
 			fmt.Fprintf(&b, `<path class="whisker" d="M%.1f %.1fh%.1fm%.1f 0V%.1fm%.1f 0h%.1f" /></g>`+"\n", centre-half, y(high), 2*half, -half, y(low), -half, 2*half)
 			text := tick(m, unit)
+			centre = math.Min(centre, plotWidth-textWidth(text)/2)
 			fmt.Fprintf(&values, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", centre, labels.place(centre, y(high)-5, text), text)
 		}
-		fmt.Fprintf(&b, `<text class="axis" x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", middle, plotHeight-8, template.HTMLEscapeString(p.Groups[i].Label))
+		below := wrap(p.Groups[i].Label, int(step/labelLetter))
+		lines = max(lines, len(below))
+		for n, line := range below {
+			fmt.Fprintf(&b, `<text class="axis" x="%.1f" y="%g" text-anchor="middle">%s</text>`+"\n", middle, plotHeight-8+labelHeight*float64(n), template.HTMLEscapeString(line))
+		}
 	}
 	if p.Ideal > 0 {
 		fmt.Fprintf(&b, `<line class="ideal" x1="%g" x2="%g" y1="%.1f" y2="%.1f" />`+"\n", marginLeft, plotWidth, y(p.Ideal), y(p.Ideal))
 	}
-	b.WriteString(values.String())
-	b.WriteString("</svg>")
-	return template.HTML(b.String())
+	highest := 0.0 // where labels stand in more rows than there is room for
+	for _, l := range labels {
+		highest = min(highest, l.y-labelHeight)
+	}
+	return template.HTML(fmt.Sprintf(`<svg viewBox="0 %g %g %g" role="img" aria-label="%s">`+"\n", highest, plotWidth, plotHeight-highest+labelHeight*float64(lines-1),
+		template.HTMLEscapeString(p.Title)) + b.String() + values.String() + "</svg>")
 }
+
+// wrap breaks a text at its blanks into lines of so many letters. A longer word has
+// a line of its own.
+func wrap(text string, letters int) (lines []string) {
+	for _, word := range strings.Fields(text) {
+		if n := len(lines) - 1; n >= 0 && utf8.RuneCountInString(lines[n])+1+utf8.RuneCountInString(word) <= letters {
+			lines[n] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}
+
+// textWidth is what a label takes, at most.
+func textWidth(text string) float64 { return labelLetter * float64(utf8.RuneCountInString(text)) }
 
 // labels are the texts on a plot so far.
 type labels []label
@@ -109,7 +133,7 @@ type label struct{ left, right, y float64 }
 // place gives the height at which a text does not cover those before: its own, or
 // above them. Bars that are nearly equally high have labels in two rows.
 func (ls *labels) place(centre, y float64, text string) float64 {
-	half := labelLetter * float64(utf8.RuneCountInString(text)) / 2
+	half := textWidth(text) / 2
 	l := label{centre - half, centre + half, y}
 	for moved := true; moved; {
 		moved = false

@@ -72,6 +72,7 @@ type Latency struct {
 	tenants map[identity.Tenant]*tenant
 	member  map[container.ID]*tenant
 	since   time.Time // when the meter was opened
+	reading feature.Loop
 }
 
 // tenant is one network tenant that is measured, however many containers it is.
@@ -99,7 +100,7 @@ func New(cfg Config) (*Latency, error) {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
 	cfg.Budget = cmp.Or(cfg.Budget, DefaultBudget)
-	f := &Latency{cfg: cfg, tenants: make(map[identity.Tenant]*tenant), member: make(map[container.ID]*tenant)}
+	f := &Latency{cfg: cfg, tenants: make(map[identity.Tenant]*tenant), member: make(map[container.ID]*tenant), reading: feature.Loop{Name: "records"}}
 	if os.Geteuid() != 0 {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
 		return f, nil
@@ -115,6 +116,9 @@ func New(cfg Config) (*Latency, error) {
 	f.support = probe.Verdict{Level: probe.Full}
 	return f, nil
 }
+
+// Loops implements feature.Looper.
+func (f *Latency) Loops() []*feature.Loop { return []*feature.Loop{&f.reading} }
 
 // Name implements feature.Feature.
 func (f *Latency) Name() string { return name }

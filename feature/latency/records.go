@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/feature"
 )
 
 const (
@@ -43,6 +44,7 @@ type Record struct {
 type tracer struct {
 	reader *ringbuf.Reader
 	done   chan struct{}
+	turn   *feature.Loop
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
@@ -63,12 +65,12 @@ type trace struct {
 	news    chan struct{} // closed when there is one
 }
 
-func newTracer(m *meter) (*tracer, error) {
+func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
 	r, err := ringbuf.NewReader(m.maps.Records)
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
-	t := &tracer{reader: r, done: make(chan struct{}), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	t := &tracer{reader: r, turn: turn, done: make(chan struct{}), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
 	go t.run()
 	return t, nil
 }
@@ -87,13 +89,15 @@ func (t *tracer) run() {
 	for {
 		t.reader.SetDeadline(time.Now().Add(patience))
 		raw, err := t.reader.Read()
-		switch {
-		case errors.Is(err, ringbuf.ErrClosed):
+		if errors.Is(err, ringbuf.ErrClosed) {
 			return
-		case err == nil:
+		}
+		t.turn.Begin()
+		if err == nil {
 			t.take(raw.RawSample)
 		}
 		t.flush(time.Now())
+		t.turn.End()
 	}
 }
 

@@ -28,7 +28,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, from uint64, most 
 		return out, false, nil
 	}
 	if f.tracer == nil {
-		if f.tracer, err = newTracer(f.meter); err != nil {
+		if f.tracer, err = newTracer(f.meter, &f.reading); err != nil {
 			f.tracer = nil
 			f.mu.Unlock()
 			return out, true, err

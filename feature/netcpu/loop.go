@@ -1,9 +1,22 @@
 package netcpu
 
-import "time"
+import (
+	"time"
+
+	"github.com/fairlead-project/fairlead/feature"
+)
 
 // window is how often what came meanwhile is acted upon.
 const window = time.Second
+
+// Loops implements feature.Looper.
+func (n *Netcpu) Loops() []*feature.Loop {
+	loops := []*feature.Loop{&n.following}
+	if n.charger != nil {
+		loops = append(loops, n.charger.Loop())
+	}
+	return loops
+}
 
 // loop looks at what came in each window, and acts on it, until Close.
 func (n *Netcpu) loop() {
@@ -17,7 +30,9 @@ func (n *Netcpu) loop() {
 			return
 		case now := <-tick.C:
 			n.mu.Lock()
+			n.following.Begin()
 			err := n.isolator.Follow(now)
+			n.following.End()
 			n.mu.Unlock()
 			if windows := failed.report(now, err); windows > 0 {
 				n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)

@@ -96,6 +96,7 @@ type Netcpu struct {
 
 	closed     atomic.Bool
 	stop, done chan struct{} // of loop
+	following  feature.Loop
 }
 
 // New finds out what the host can do. It changes nothing.
@@ -114,13 +115,14 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
 	n := &Netcpu{
-		cfg:     cfg,
-		layout:  layout,
-		find:    netdev.NewFinder(cfg.Roots.Proc, time.Now),
-		charged: make(map[container.ID]container.Container),
-		groups:  make(map[container.ID][2]knownGroup),
-		stop:    make(chan struct{}),
-		done:    make(chan struct{}),
+		cfg:       cfg,
+		layout:    layout,
+		find:      netdev.NewFinder(cfg.Roots.Proc, time.Now),
+		following: feature.Loop{Name: "isolation"},
+		charged:   make(map[container.ID]container.Container),
+		groups:    make(map[container.ID][2]knownGroup),
+		stop:      make(chan struct{}),
+		done:      make(chan struct{}),
 	}
 	throttled, err := probe.KthreadsThrottled(cfg.Roots)
 	if err != nil {

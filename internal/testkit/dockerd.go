@@ -105,6 +105,9 @@ func (d *Docker) Start(t testing.TB) {
 	})
 }
 
+// PID is the process of dockerd, for what has to run in its namespaces.
+func (d *Docker) PID() int { return d.proc.cmd.Process.Pid }
+
 // Kill ends dockerd alone, with SIGKILL: its containers and their shims live on.
 func (d *Docker) Kill() { d.proc.kill() }
 

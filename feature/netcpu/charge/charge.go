@@ -74,6 +74,7 @@ type Charger struct {
 
 	once       sync.Once
 	stop, done chan struct{} // of loop
+	turn       feature.Loop
 }
 
 // every is how often the ledgers are stepped: two usual periods, so that
@@ -95,9 +96,13 @@ func New(cfg Config) *Charger {
 func idle(cfg Config) *Charger {
 	return &Charger{
 		cfg: cfg, payers: make(map[string]*payer), of: make(map[container.ID]*payer),
+		turn: feature.Loop{Name: "quotas"},
 		stop: make(chan struct{}), done: make(chan struct{}),
 	}
 }
+
+// Loop tells whether the loop goes on.
+func (ch *Charger) Loop() *feature.Loop { return &ch.turn }
 
 // Add begins to charge a container, with so much of its budget left when its
 // packets are dropped. Again it changes nothing but that.
@@ -276,6 +281,8 @@ func nap(until time.Time) {
 func (ch *Charger) round(now time.Time) error {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
+	ch.turn.Begin()
+	defer ch.turn.End()
 	if len(ch.payers) == 0 {
 		return nil
 	}
@@ -317,6 +324,8 @@ func (ch *Charger) hold(now time.Time) error {
 func (ch *Charger) write() (next time.Time, err error) {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
+	ch.turn.Begin()
+	defer ch.turn.End()
 	var errs []error
 	for _, p := range ch.payers {
 		now := time.Now()

@@ -1,0 +1,205 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// onlyFull leaves a trial whose result is a figure to the tier full. Each fails only
+// if the agent does not come to an end with the work at all.
+func onlyFull(t *testing.T) {
+	t.Helper()
+	if testkit.Scale(t, 0, 1) == 0 {
+		testkit.Skip(t, "a figure: only in the tier full")
+	}
+}
+
+// TestGrowth starts containers with policy in bursts of 50, and logs what each burst
+// costs the agent. A step that looks at all containers for each one shows as bursts
+// that cost ever more: as yet they do, so that a thousand containers take too long.
+func TestGrowth(t *testing.T) {
+	onlyFull(t)
+	const burst, bursts = 50, 4
+	r := newRig(t)
+	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=10gbit")
+	a.policy("all.yaml", "match: {name: \"e2e-*\"}\nset: {net.weight: 1, net.ceil: 1gbit, netcpu: isolate}\n")
+	a.start()
+	for n := range bursts {
+		cpu := cpuTime(t, a.pid)
+		began := time.Now()
+		for i := range burst {
+			nth := n*burst + i
+			b := r.create(sandbox.Spec{Name: fmt.Sprintf("e2e-%d", nth)})
+			must(t, sandbox.Wire(
+				sandbox.End{Box: r.host, Name: fmt.Sprintf("h%d", nth), Bridge: "br0"},
+				sandbox.End{Box: b, Name: "eth0", Addr: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 66, byte(1 + nth/250), byte(1 + nth%250)}), 16)}))
+		}
+		made := time.Since(began)
+		want := (n + 1) * burst
+		await(t, fmt.Sprintf("policy of %d containers to be in force", want), func() error {
+			time.Sleep(100 * time.Millisecond) // each answer costs the agent something too
+			list, err := a.api.Containers(t.Context())
+			if err != nil {
+				return err
+			}
+			done := 0
+			for _, c := range list {
+				if forced(c) {
+					done++
+				}
+			}
+			if done != want {
+				return fmt.Errorf("that of %d is", done)
+			}
+			return nil
+		})
+		t.Logf("%4d containers: %5.1f s to start %d, policy in force %5.1f s later; agent: CPU %6.3f s, memory %5.1f MB",
+			want, made.Seconds(), burst, (time.Since(began) - made).Seconds(), (cpuTime(t, a.pid) - cpu).Seconds(), resident(t, a.pid)/1e6)
+	}
+	cpu := cpuTime(t, a.pid)
+	time.Sleep(10 * time.Second)
+	t.Logf("at rest: CPU %.2f %%", 10*(cpuTime(t, a.pid)-cpu).Seconds())
+	a.stop()
+}
+
+// forced says whether traffic and netcpu are done with a container.
+func forced(c api.Container) bool {
+	done := 0
+	for _, f := range c.Features {
+		if (f.Feature == "traffic" || f.Feature == "netcpu") && f.State == api.StateDone {
+			done++
+		}
+	}
+	return done == 2
+}
+
+// attackVerb makes the test binary do one of attacks on its argument, until it is killed.
+const attackVerb = "e2e-attack"
+
+var attacks = map[string]func(path string) error{
+	// Connects to the socket and hangs up.
+	"connects": func(path string) error {
+		for {
+			c, err := net.Dial("unix", path)
+			if err == nil {
+				c.Close()
+			} else if !errors.Is(err, unix.EAGAIN) {
+				return err
+			}
+		}
+	},
+	// Makes and removes a thousand cgroups a second, each with a process.
+	"cgroups": func(path string) error {
+		for n := 0; ; n++ {
+			next := time.Now().Add(time.Millisecond)
+			dir := filepath.Join(path, fmt.Sprint("g", n))
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(path, "cgroup.procs"), []byte("0"), 0); err != nil {
+				return err
+			}
+			if err := os.Remove(dir); err != nil {
+				return err
+			}
+			time.Sleep(time.Until(next))
+		}
+	},
+}
+
+// attack does what the arguments of the test binary say.
+func attack(name, path string) int {
+	fmt.Fprintln(os.Stderr, name, attacks[name](path))
+	return 1
+}
+
+// TestWorkOfAttackers measures what a container, or a user with a cgroup of his own,
+// makes the agent do, beside what it costs him.
+func TestWorkOfAttackers(t *testing.T) {
+	onlyFull(t)
+	const window = 10 * time.Second
+	measure := func(a *agent, name string, attacker int) {
+		t.Helper()
+		time.Sleep(time.Second) // until it goes at full speed
+		was, his := cpuTime(t, a.pid), cpuTime(t, attacker)
+		time.Sleep(window)
+		was, his = cpuTime(t, a.pid)-was, cpuTime(t, attacker)-his
+		t.Logf("%-10s attacker: %5.1f %% of a CPU, agent: %5.1f %%, %.1f MB", name, 100*his.Seconds()/window.Seconds(),
+			100*was.Seconds()/window.Seconds(), resident(t, a.pid)/1e6)
+		if his == 0 {
+			t.Errorf("%s: the attacker did nothing", name)
+		}
+	}
+	r := newRig(t)
+	box := r.add(sandbox.Spec{Name: "e2e-attacker"})
+	a := r.agent()
+	a.start()
+	a.reaches("e2e-attacker", api.StateDone)
+	measure(a, "nothing", os.Getpid())
+
+	p, err := box.Start(exec.Command("/proc/self/exe", attackVerb, "connects", a.path("self.sock")))
+	must(t, err)
+	measure(a, "connects", p.PID)
+	must(t, unix.Kill(p.PID, unix.SIGKILL))
+	ends(t, p.PID, p.Done())
+
+	cg := testkit.Cgroup(t)
+	cmd := exec.Command("/proc/self/exe", attackVerb, "cgroups", cg.V2)
+	must(t, cmd.Start())
+	measure(a, "cgroups", cmd.Process.Pid)
+	must(t, cmd.Process.Kill())
+	cmd.Wait() // it was killed
+
+	// 4 MB of labels of each container, one after another.
+	labels := make(map[string]string)
+	for i := range 1024 {
+		labels[fmt.Sprintf("fairlead.label-%04d", i)] = string(make([]byte, 4080))
+	}
+	was, began := cpuTime(t, a.pid), time.Now()
+	var his time.Duration
+	for i := range 10 {
+		name := fmt.Sprintf("e2e-labels-%d", i)
+		mine := cpuTime(t, os.Getpid())
+		r.create(sandbox.Spec{Name: name, Labels: labels})
+		his += cpuTime(t, os.Getpid()) - mine
+		a.reaches(name, api.StateDone)
+	}
+	t.Logf("labels     10 containers with 4 MB each in %v: attacker: %.3f s of CPU, agent: %.3f s, %.1f MB",
+		time.Since(began).Round(time.Millisecond), his.Seconds(), (cpuTime(t, a.pid) - was).Seconds(), resident(t, a.pid)/1e6)
+	a.stop()
+}
+
+// cpuTime is the CPU time of a process so far, by clock_getcpuclockid(3).
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	const sched = 2 // CPUCLOCK_SCHED
+	var ts unix.Timespec
+	must(t, unix.ClockGettime(int32(^pid)<<3|sched, &ts))
+	return time.Duration(ts.Nano())
+}
+
+// resident is how many bytes of memory a process has.
+func resident(t *testing.T, pid int) float64 {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)
+	must(t, err)
+	var size, pages float64
+	fmt.Sscan(string(data), &size, &pages)
+	return pages * float64(os.Getpagesize())
+}
