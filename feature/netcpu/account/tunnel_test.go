@@ -58,7 +58,10 @@ func TestExactBehindTunnel(t *testing.T) {
 	f.got(r, n)
 	f.expect(func(d delta) {
 		d.received(box, UDP, n, n*sizeUDP4)
-		if e := d.of(box).Receive[Encapsulated].Packets; e < n {
+		// What one softirq takes in (netdev_budget) can all come before the first comes
+		// out of the tunnel; where none came out in the last second, it is the system's.
+		const budget = 300
+		if e := d.of(box).Receive[Encapsulated].Packets; e < n-budget {
 			d.t.Errorf("for the tunnel's work it is charged %d of %d packets", e, n)
 		}
 	})
