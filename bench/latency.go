@@ -17,8 +17,9 @@ import (
 
 // The metrics of the latency experiment.
 const (
-	RawBias       = "raw bias p50"        // of round trips against stamps at the uplink, in seconds
-	Bias          = "corrected bias p50"  // of the same, with the host's part taken off; the size of the difference
+	RawBias       = "raw bias p50"       // of round trips against stamps at the uplink, in seconds
+	Bias          = "corrected bias p50" // of the same, with the host's part taken off; the size of the difference
+	SignedBias    = "corrected bias p50, signed"
 	WorstBias     = "corrected bias p100" // the worst
 	Covered       = "coverage"            // part of the packets that were measured from end to end
 	Perturbation  = "added to a round trip"
@@ -26,6 +27,7 @@ const (
 	Rate          = "packets"
 	withRecords   = "records" // a peer: on, and each packet recorded
 	withTruth     = "checked" // another: the same, with stamps at the uplink beside
+	withNothing   = "empty"   // another: off, with programs that do nothing at the same hooks
 	latencyEach   = 500       // requests a second, while round trips are compared
 	latencyPort   = 9001
 	latencyFlood  = 9002
@@ -43,9 +45,9 @@ type latencyCase struct {
 // each packet something themselves, and so are in one of their own.
 func (c latencyCase) arms() []string {
 	if c.flood {
-		return []string{"off", "on", withRecords}
+		return []string{"off", withNothing, "on", withRecords}
 	}
-	return []string{"off", "on", withRecords, withTruth}
+	return []string{"off", withNothing, "on", withRecords, withTruth}
 }
 
 // latencyCatalogue holds every case (MACE, figures of RTT bias, coverage and perturbation).
@@ -222,8 +224,15 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 // measure adds the figures of one arm. off is the round trip without any.
 func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string, off *float64) error {
 	s.client.SetRate(0)
-	if err := s.policy(ctx, arm != "off"); err != nil {
+	if err := s.policy(ctx, arm != "off" && arm != withNothing); err != nil {
 		return err
+	}
+	if arm == withNothing {
+		hooks, err := rig.AttachNothing()
+		if err != nil {
+			return err
+		}
+		defer hooks.Close()
 	}
 	add := func(metric, unit string, value float64) {
 		switch arm {
@@ -239,7 +248,7 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string,
 		rate = load.Flood
 	}
 	var asked api.LatencyRecords
-	var truth *uplinkStamps
+	var truth *rig.Tap
 	var err error
 	if arm == withRecords || arm == withTruth {
 		if asked, err = s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{}, 0); err != nil {
@@ -247,10 +256,10 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string,
 		}
 	}
 	if arm == withTruth {
-		if truth, err = newUplinkStamps(s.rig, latencyPort); err != nil {
+		if truth, err = s.rig.Tap(latencyPort); err != nil {
 			return err
 		}
-		defer truth.close()
+		defer truth.Close()
 	}
 	s.client.SetRate(rate)
 	if err := sleep(ctx, s.settle); err != nil {
@@ -309,15 +318,21 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string,
 	if err != nil {
 		return s.guard.explain(err)
 	}
-	if err := sleep(ctx, 2*drain); err != nil { // for the last ones
+	wire, err := truth.Trips()
+	if err != nil {
+		return err
+	}
+	zero, err := monotonicZero()
+	if err != nil {
 		return err
 	}
 	trips, _ := api.LatencyTrips(got.Records)
-	raw, corrected, err := truth.bias(trips)
+	raw, corrected, err := wireBias(trips, wire, zero)
 	if err != nil {
 		return err
 	}
 	add(RawBias, "s", report.Median(raw))
+	add(SignedBias, "s", report.Median(corrected))
 	for i := range corrected {
 		corrected[i] = math.Abs(corrected[i])
 	}

@@ -6,39 +6,24 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
 // A round trip is held against the one at the NIC that began at the same time, and
 // against none if there is no such.
-func TestUplinkBias(t *testing.T) {
-	at := time.Unix(1000, 0)
-	ms := func(n int) time.Time { return at.Add(time.Duration(n) * time.Millisecond) }
-	s := &uplinkStamps{port: 9}
-	packet := func(port byte, out bool) []byte {
-		p := make([]byte, 28)
-		p[0], p[9] = 0x45, 17
-		if out {
-			p[23] = port
-		} else {
-			p[21] = port
-		}
-		return p
-	}
+func TestWireBias(t *testing.T) {
+	zero := time.Unix(1000, 0)
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	var wire []rig.Trip
 	for i := range 3 {
-		s.take(packet(9, true), true, ms(10*i))
-		s.take(packet(8, false), false, ms(10*i+1)) // another flow's
-		s.take(packet(9, false), false, ms(10*i+2))
-		s.take(packet(9, false), false, ms(10*i+3)) // asked for by nobody
-	}
-	s.take([]byte{0x45}, true, ms(50))
-	if len(s.trips) != 3 {
-		t.Fatalf("%+v", s.trips)
+		wire = append(wire, rig.Trip{Asked: ms(10 * i), Answered: ms(10*i + 2)})
 	}
 	near := 50 * time.Microsecond
 	trips := []api.LatencyTrip{
-		{Time: ms(0).Add(near), Raw: 0.005, Corrected: 0.0021}, {Time: ms(15), Raw: 9, Corrected: 9}, {Time: ms(20).Add(-near), Raw: 0.006, Corrected: 0.0019},
+		{Time: zero.Add(near), Raw: 0.005, Corrected: 0.0021}, {Time: zero.Add(ms(15)), Raw: 9, Corrected: 9},
+		{Time: zero.Add(ms(20) - near), Raw: 0.006, Corrected: 0.0019},
 	}
-	raw, corrected, err := s.bias(trips)
+	raw, corrected, err := wireBias(trips, wire, zero)
 	if err != nil || len(raw) != 2 || len(corrected) != 2 {
 		t.Fatalf("%v, %v, %v", raw, corrected, err)
 	}
@@ -47,7 +32,7 @@ func TestUplinkBias(t *testing.T) {
 			t.Errorf("%d: %v, want %v", i, got, want)
 		}
 	}
-	if _, _, err := s.bias(trips[1:2]); err == nil {
+	if _, _, err := wireBias(trips[1:2], wire, zero); err == nil {
 		t.Error("a trip that the NIC has not seen is held against another")
 	}
 }

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What a packet says of itself. */
 
-/* UDP ports of tunnels: VXLAN, Linux's old VXLAN, Geneve. */
-#define PORT_VXLAN 4789
-#define PORT_VXLAN_OLD 8472
-#define PORT_GENEVE 6081
-
 #define VXLAN_INNER (8 + 8) /* after the outer UDP header begins: that and VXLAN's */
 
 /*
- * The address of a packet as a number. The verifier lets nobody calculate with
- * that of an skb, and does not know it any more after this.
+ * The address of a packet as a number. The verifier lets nobody calculate with a
+ * pointer to an skb, but does not know it again in a map. In between an interrupt may
+ * come, but none in which a packet is looked at.
  */
-static __always_inline __u64 address(const struct sk_buff *skb)
+static __always_inline __u64 address(struct cpu *c, const struct sk_buff *skb)
 {
-	__u64 n = 0;
-
-	bpf_probe_read_kernel(&n, sizeof(n), &skb);
-	return n;
+	*(const struct sk_buff *volatile *)&c->key = skb;
+	return *(volatile __u64 *)&c->key;
 }
 
 /* More of struct sk_buff than other features look at. */
@@ -128,9 +122,9 @@ static __always_inline __u32 check_of(const struct flow *f)
 
 static __always_inline int tunnelled(const struct flow *f)
 {
-	return f->protocol == IPPROTO_UDP &&
-	       (f->to_port == bpf_htons(PORT_VXLAN) || f->to_port == bpf_htons(PORT_VXLAN_OLD) ||
-		f->to_port == bpf_htons(PORT_GENEVE));
+	__u16 port = bpf_ntohs(f->to_port);
+
+	return f->protocol == IPPROTO_UDP && (fl_vxlan_port(port) || port == FL_PORT_GENEVE);
 }
 
 /*
@@ -139,7 +133,7 @@ static __always_inline int tunnelled(const struct flow *f)
  */
 static __always_inline int sent_flow(const struct sk_buff *skb, struct flow *f)
 {
-	__u64 head = 0; /* as a number, like address() */
+	__u64 head = 0; /* as a number, which for the verifier of 6.18 it is not when read directly */
 	int length;
 
 	bpf_core_read(&head, sizeof(head), &skb->head);
@@ -157,12 +151,13 @@ static __always_inline int sent_flow(const struct sk_buff *skb, struct flow *f)
 /* What a packet that is received is. The data begins with the network header. */
 static __always_inline int received_flow(const struct sk_buff *skb, struct flow *f)
 {
-	__u64 data = 0;
+	__u64 data = 0; /* as in sent_flow */
 	int length;
 
 	bpf_core_read(&data, sizeof(data), &skb->data);
 	length = fl_parse(data, f);
-	if (length && tunnelled(f) && f->to_port != bpf_htons(PORT_GENEVE)) {
+
+	if (length && tunnelled(f) && f->to_port != bpf_htons(FL_PORT_GENEVE)) {
 		struct flow inner = {};
 
 		if (fl_parse(data + length + VXLAN_INNER + ETH_HLEN, &inner))

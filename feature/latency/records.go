@@ -43,6 +43,7 @@ type Record struct {
 type tracer struct {
 	reader *ringbuf.Reader
 	done   chan struct{}
+	zero   time.Time // see clock; one for all, as times of records are subtracted
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
@@ -68,7 +69,7 @@ func newTracer(m *meter) (*tracer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
-	t := &tracer{reader: r, done: make(chan struct{}), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	t := &tracer{reader: r, done: make(chan struct{}), zero: clock(), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
 	go t.run()
 	return t, nil
 }
@@ -99,7 +100,7 @@ func (t *tracer) run() {
 
 // take adds one record as the kernel gave it.
 func (t *tracer) take(raw []byte) {
-	r, s, kind, awaits, err := parseRecord(raw, clock())
+	r, s, kind, awaits, err := parseRecord(raw, t.zero)
 	if err != nil {
 		return // not of our programs
 	}

@@ -2,6 +2,7 @@ package latency
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -38,7 +39,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, from uint64, most 
 	tr := tracer.want(s, time.Now())
 	if !t.traced {
 		t.traced = true
-		if err = f.follow(); err == nil {
+		if err = errors.Join(f.meter.resume(), f.follow()); err == nil {
 			time.AfterFunc(lease, f.lapse)
 		}
 	}
