@@ -15,9 +15,13 @@ static __always_inline void begin(struct stamp *s, __u32 direction, __u32 device
 	}
 }
 
+/*
+ * Tells user space of a packet. The reader comes by itself: to wake it is an interrupt
+ * between the packet's stamp and the driver, and would be told as the network's time.
+ */
 __noinline int fl_tell(const struct record *r)
 {
-	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), 0))
+	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), BPF_RB_NO_WAKEUP))
 		one(&fl_lost);
 	return 0;
 }

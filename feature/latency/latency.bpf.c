@@ -125,6 +125,13 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 	r = row_at(row);
 	if (has_stamp(r, key))
 		place = fl_take(row, key);
+	if (hook == XMIT && place == ROW && near & NEAR_UPLINK && bpf_jiffies64() - fl_split_at < SPLIT_JIFFIES &&
+	    sent_flow(skb, &f)) {
+		key = key_of(&f);
+		row = row_of(key);
+		r = row_at(row);
+		place = fl_take(row, key);
+	}
 	if (place == ROW && (!(near & (1 << hook)) || !admit(c))) {
 		if (hook == RECEIVE)
 			c->since = 0; /* a socket may get this one now */
@@ -179,7 +186,15 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 		}
 		if (s)
 			fl_abandon(row * ROW + place, LOST); /* of an skb that was freed, and is used again */
-		else
+		if (hook == QUEUE && role == UPLINK && splits(skb, dev)) {
+			put(r, place, 0);
+			key = key_of(&f);
+			row = row_of(key);
+			r = row_at(row);
+			s = 0;
+			fl_split_at = bpf_jiffies64();
+		}
+		if (!s)
 			place = fl_take_free(row, now);
 		direction = begin_as;
 		if (direction == EGRESS) {
@@ -221,8 +236,14 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 			s->at[E_SENT] = now;
 		if (hook == RECEIVE && role == HOST_END && !s->at[E_ARRIVED])
 			s->at[E_ARRIVED] = now;
-		if (hook == QUEUE && role == UPLINK)
+		if (hook == QUEUE && role == UPLINK) {
 			s->at[E_QDISC] = now;
+			if (splits(skb, dev) && sent_flow(skb, &f)) {
+				move(s, key_of(&f), now);
+				put(r, place, 0);
+				return 0;
+			}
+		}
 	} else if (s->direction == INGRESS && role == HOST_END) {
 		if (hook == QUEUE)
 			s->at[I_QDISC] = now;

@@ -105,6 +105,7 @@ const (
 	latencyVarFlNear       = "fl_near"
 	latencyVarFlPassedAt   = "fl_passed_at"
 	latencyVarFlSlot       = "fl_slot"
+	latencyVarFlSplitAt    = "fl_split_at"
 	latencyVarFlTenants    = "fl_tenants"
 	latencyVarFlUnseen     = "fl_unseen"
 	latencyVarFlUplinks    = "fl_uplinks"
@@ -187,6 +188,7 @@ type latencyVariableSpecs struct {
 	FlNear       *ebpf.VariableSpec `ebpf:"fl_near"`
 	FlPassedAt   *ebpf.VariableSpec `ebpf:"fl_passed_at"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
+	FlSplitAt    *ebpf.VariableSpec `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.VariableSpec `ebpf:"fl_tenants"`
 	FlUnseen     *ebpf.VariableSpec `ebpf:"fl_unseen"`
 	FlUplinks    *ebpf.VariableSpec `ebpf:"fl_uplinks"`
@@ -247,6 +249,7 @@ type latencyVariables struct {
 	FlNear       *ebpf.Variable `ebpf:"fl_near"`
 	FlPassedAt   *ebpf.Variable `ebpf:"fl_passed_at"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
+	FlSplitAt    *ebpf.Variable `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.Variable `ebpf:"fl_tenants"`
 	FlUnseen     *ebpf.Variable `ebpf:"fl_unseen"`
 	FlUplinks    *ebpf.Variable `ebpf:"fl_uplinks"`

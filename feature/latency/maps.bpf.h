@@ -169,6 +169,10 @@ struct {
 	__type(value, struct stamp);
 } fl_stamps SEC(".maps");
 
+/* When a packet was cut up last, in jiffies: for so many, pieces look for its stamp. */
+#define SPLIT_JIFFIES 1024
+__u64 fl_split_at;
+
 /* One packet, as user space is told of it. */
 #define RECORD 0
 #define AT_SOCKET 1 /* what the socket adds to the record of the same id */

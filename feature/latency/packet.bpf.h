@@ -19,6 +19,18 @@ struct sk_buff___inner {
 	__u16 inner_network_header;
 } __kernel_type;
 
+struct skb_shared_info___gso {
+	unsigned short gso_size;
+	unsigned int gso_type;
+} __kernel_type;
+
+struct net_device___gso {
+	__u64 features;
+} __kernel_type;
+
+/* include/linux/netdev_features.h: where the types of super-packets begin among features. */
+#define NETIF_F_GSO_SHIFT 16
+
 struct ports {
 	__be16 from, to;
 	__be32 seq;
@@ -164,4 +176,30 @@ static __always_inline int received_flow(const struct sk_buff *skb, struct flow 
 			*f = inner;
 	}
 	return length;
+}
+
+/* Whether the kernel is about to cut a super-packet up, as the device cannot (net_gso_ok). */
+static __always_inline int splits(const struct sk_buff *skb, const struct net_device *dev)
+{
+	struct skb_shared_info___gso *info;
+	__u64 head = 0, type;
+
+	bpf_core_read(&head, sizeof(head), &skb->head);
+	info = (void *)(head + skb->end);
+	if (!BPF_CORE_READ(info, gso_size))
+		return 0;
+	type = (__u64)BPF_CORE_READ(info, gso_type) << NETIF_F_GSO_SHIFT;
+	return (((const struct net_device___gso *)dev)->features & type) != type;
+}
+
+/* What finds the stamp of a packet that is cut up: its first piece says the same. */
+static __always_inline __u64 key_of(const struct flow *f)
+{
+	__u64 ports = (__u64)f->from_port << 16 | f->to_port, addresses;
+	__u32 from, to;
+
+	__builtin_memcpy(&from, f->from, sizeof(from));
+	__builtin_memcpy(&to, f->to, sizeof(to));
+	addresses = (__u64)from << 32 | to;
+	return fl_mix(fl_mix(addresses, ports << 32 | f->seq), f->id) | 3; /* no address of an skb */
 }

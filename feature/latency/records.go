@@ -86,7 +86,7 @@ func (t *tracer) close() error {
 func (t *tracer) run() {
 	defer close(t.done)
 	for {
-		t.reader.SetDeadline(time.Now().Add(patience))
+		t.reader.SetDeadline(time.Now().Add(patience)) // nobody wakes it
 		raw, err := t.reader.Read()
 		switch {
 		case errors.Is(err, ringbuf.ErrClosed):
@@ -113,6 +113,7 @@ func (t *tracer) take(raw []byte) {
 			return // it was given up
 		}
 		delete(t.waiting, r.id)
+		w.At = r.At // Stack ends there
 		w.Stages[Socket], w.Stages[Stack] = r.Stages[Socket], r.Stages[Stack]
 		t.add(w.slot, w.Record)
 	case awaits && len(t.waiting) < maxRecords:

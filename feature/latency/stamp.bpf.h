@@ -204,3 +204,22 @@ static __always_inline void put(struct keys *r, int place, __u64 key)
 	if (place >= 0 && place < ROW)
 		*(volatile __u64 *)&r->skb[in_row(place)] = key;
 }
+
+/* Has a stamp found by another key. The old place is not given back. */
+static __always_inline void move(struct stamp *s, __u64 key, __u64 now)
+{
+	__u32 row = row_of(key);
+	int place = fl_take_free(row, now);
+	struct stamp *to = stamp_at(row * ROW + place);
+	struct tally *t;
+
+	if (place >= 0 && place < ROW && to) {
+		*to = *s;
+		put(row_at(row), place, key);
+		fl_split_at = bpf_jiffies64();
+		return;
+	}
+	t = tally_of(s->slot, EGRESS, s->protocol & 3);
+	if (t)
+		one(&t->evicted);
+}
