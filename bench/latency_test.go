@@ -32,6 +32,13 @@ func TestWireBias(t *testing.T) {
 			t.Errorf("%d: %v, want %v", i, got, want)
 		}
 	}
+	// Of two that are near, the nearer one.
+	wire = []rig.Trip{{Asked: ms(0), Answered: ms(1)}, {Asked: ms(0) + 100*time.Microsecond, Answered: ms(3)}}
+	trips[1] = api.LatencyTrip{Time: zero.Add(90 * time.Microsecond), Raw: 0.005, Corrected: 0.003}
+	if _, corrected, err = wireBias(trips[1:2], wire, zero); err != nil || math.Abs(corrected[0]-0.0001) > 1e-9 {
+		t.Errorf("%v, %v", corrected, err)
+	}
+	trips[1].Time = zero.Add(ms(15))
 	if _, _, err := wireBias(trips[1:2], wire, zero); err == nil {
 		t.Error("a trip that the NIC has not seen is held against another")
 	}

@@ -79,6 +79,33 @@ type latencyRecord struct {
 	Pad       [5]uint8
 }
 
+type latencyStamp struct {
+	_         structs.HostLayout
+	At        [4]uint64
+	Slot      uint32
+	Check     uint32
+	Direction uint8
+	Protocol  uint8
+	Traced    uint8
+	HostMode  uint8
+	Pad       uint32
+	Flow      struct {
+		_        structs.HostLayout
+		From     [16]uint8
+		To       [16]uint8
+		FromPort uint16
+		ToPort   uint16
+		Seq      uint32
+		Family   uint8
+		Protocol uint8
+		Id       uint16
+		Len      uint32
+		Flags    uint8
+		Pad      [3]uint8
+	}
+	_ [4]byte
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

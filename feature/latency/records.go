@@ -228,11 +228,19 @@ func swap16(n uint16) uint16 {
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// clock is the wall clock's time when the monotonic one was at 0.
-func clock() time.Time {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return time.Time{} // there is always one
+// clock is the wall clock's time when the monotonic one was at 0: the best of some
+// readings, as whoever reads may lose its CPU between the two.
+func clock() (zero time.Time) {
+	best := time.Hour
+	for range 20 {
+		var ts unix.Timespec
+		began := time.Now()
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+			return began // there is always one
+		}
+		if took := time.Since(began); took < best {
+			best, zero = took, began.Add(took/2-time.Duration(ts.Nano()))
+		}
 	}
-	return time.Now().Add(-time.Duration(ts.Nano()))
+	return zero
 }

@@ -89,10 +89,10 @@ func TestTracer(t *testing.T) {
 	}
 	tr.take(raw(t, func(k *latencyRecord) {
 		k.Direction, k.Kind = 1, kindAtSocket
-		k.Stage[Socket], k.Stage[Stack] = 10, 2000
+		k.Stage[Socket], k.Stage[Stack], k.At = 10, 2000, 1e9+10
 	}))
 	list, next, _ := tr.after(mine, from, maxRecords)
-	if len(list) != 1 || list[0].Stages[Added] != 1500 || list[0].Stages[Stack] != 2000 {
+	if len(list) != 1 || list[0].Stages[Added] != 1500 || list[0].Stages[Stack] != 2000 || list[0].At.Sub(tr.zero) != 1e9+10 {
 		t.Fatalf("%+v", list)
 	}
 	tr.take(raw(t, awaited))
