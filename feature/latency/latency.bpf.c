@@ -18,14 +18,14 @@
  * and at the cgroups of the containers:
  *   cgroup_skb/ingress       a socket gets it
  *
- * Cost of an event: at a device that is nobody's one byte of memory; else one line
- * for the stamp, and for a packet that has one, or may begin, a look-up and a
- * clock. Beyond fl_budget a second and CPU packets are chosen by chance, before
- * any of that.
+ * Cost of an event: at a device that is nobody's two bytes of memory; else one line for
+ * whether the packet has a stamp. Beyond fl_budget a second and CPU packets are chosen by
+ * chance, and one that is passed over costs a counter more. Only a packet that has a
+ * stamp, or begins, costs look-ups and a clock.
  *
- * Readers of the maps: meter.go, records.go. Full maps: fl_devices, fl_cgroups:
- * user space gets the error. A full row of fl_keys loses its oldest stamp, which
- * is counted as evicted. A full fl_records loses records, which fl_lost counts.
+ * Readers of the maps: meter.go, records.go. Full maps: a full row of fl_keys loses its
+ * oldest stamp, which is counted as evicted. A full fl_records loses records, which
+ * fl_lost counts. fl_devices and fl_cgroups are those of package identity.
  * Nothing here changes a packet, or its way.
  */
 
