@@ -4,9 +4,10 @@
 #define VXLAN_INNER (8 + 8) /* after the outer UDP header begins: that and VXLAN's */
 
 /*
- * The address of a packet as a number. The verifier lets nobody calculate with a
- * pointer to an skb, but does not know it again in a map. In between an interrupt may
- * come, but none in which a packet is looked at.
+ * The address of a packet as a number. The verifier lets nobody calculate with a pointer
+ * to an skb, but does not know it again in a map. Bottom halves are off here, so that no
+ * other packet comes in between; where they may be preempted (PREEMPT_RT) one may, and
+ * then a stamp is not found.
  */
 static __always_inline __u64 address(struct cpu *c, const struct sk_buff *skb)
 {
