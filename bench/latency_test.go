@@ -18,10 +18,9 @@ func TestWireBias(t *testing.T) {
 	for i := range 3 {
 		wire = append(wire, rig.Trip{Asked: ms(10 * i), Answered: ms(10*i + 2)})
 	}
-	near := 50 * time.Microsecond
 	trips := []api.LatencyTrip{
-		{Time: zero.Add(near), Raw: 0.005, Corrected: 0.0021}, {Time: zero.Add(ms(15)), Raw: 9, Corrected: 9},
-		{Time: zero.Add(ms(20) - near), Raw: 0.006, Corrected: 0.0019},
+		{Time: zero, Raw: 0.005, Corrected: 0.0021}, {Time: zero.Add(ms(15)), Raw: 9, Corrected: 9},
+		{Time: zero.Add(ms(20)), Raw: 0.006, Corrected: 0.0019},
 	}
 	raw, corrected, err := wireBias(trips, wire, zero)
 	if err != nil || len(raw) != 2 || len(corrected) != 2 {
@@ -32,14 +31,28 @@ func TestWireBias(t *testing.T) {
 			t.Errorf("%d: %v, want %v", i, got, want)
 		}
 	}
-	// Of two that are near, the nearer one.
-	wire = []rig.Trip{{Asked: ms(0), Answered: ms(1)}, {Asked: ms(0) + 100*time.Microsecond, Answered: ms(3)}}
-	trips[1] = api.LatencyTrip{Time: zero.Add(90 * time.Microsecond), Raw: 0.005, Corrected: 0.003}
-	if _, corrected, err = wireBias(trips[1:2], wire, zero); err != nil || math.Abs(corrected[0]-0.0001) > 1e-9 {
-		t.Errorf("%v, %v", corrected, err)
-	}
-	trips[1].Time = zero.Add(ms(15))
-	if _, _, err := wireBias(trips[1:2], wire, zero); err == nil {
+	if _, _, err := wireBias(trips, nil, zero); err == nil {
 		t.Error("a trip that the NIC has not seen is held against another")
+	}
+
+	// The clocks were read with an error of more than requests are apart.
+	wire, trips = nil, nil
+	at := time.Duration(0)
+	for i := range 50 {
+		at += time.Duration(80+i*i%17) * time.Microsecond
+		took := time.Duration(i+1) * time.Microsecond
+		wire = append(wire, rig.Trip{Asked: at, Answered: at + took})
+		if i >= 10 { // the first are forgotten
+			trips = append(trips, api.LatencyTrip{Time: zero.Add(at + time.Millisecond), Corrected: took.Seconds()})
+		}
+	}
+	_, corrected, err = wireBias(trips, wire, zero)
+	if err != nil || len(corrected) != 40 {
+		t.Fatalf("%v, %v", corrected, err)
+	}
+	for i, c := range corrected {
+		if math.Abs(c) > 1e-9 {
+			t.Errorf("%d is held against another: off by %v", i, c)
+		}
 	}
 }

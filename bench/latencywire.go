@@ -11,18 +11,15 @@ import (
 )
 
 // wireBias is by how much round trips are longer than at the NIC, in seconds: raw and
-// corrected. wire are those at the NIC, in times since zero. Each trip is held against
-// the one that began next to it, if that is near.
+// corrected. wire are those at the NIC, in times since about zero. Each trip is held
+// against the one that began next to it, if that is near.
 func wireBias(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) (raw, corrected []float64, err error) {
 	const near = 500 * time.Microsecond
+	zero = aligned(trips, wire, zero)
 	next := 0
 	for _, t := range trips {
-		began := t.Time.Sub(zero)
-		off := func(i int) time.Duration { return (wire[i].Asked - began).Abs() }
-		for next+1 < len(wire) && off(next+1) <= off(next) {
-			next++
-		}
-		if next == len(wire) || off(next) > near {
+		var off time.Duration
+		if next, off = nearest(wire, next, t.Time.Sub(zero)); off > near {
 			continue // the NIC has none of this one
 		}
 		took := (wire[next].Answered - wire[next].Asked).Seconds()
@@ -32,6 +29,43 @@ func wireBias(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) (raw, co
 		return nil, nil, fmt.Errorf("of %d round trips %d were found at the NIC, which saw %d", len(trips), len(raw), len(wire))
 	}
 	return raw, corrected, nil
+}
+
+// nearest finds the trip at the NIC that began next to a time, from one on that began
+// before, and how far away it is.
+func nearest(wire []rig.Trip, from int, began time.Duration) (int, time.Duration) {
+	if len(wire) == 0 {
+		return from, time.Hour
+	}
+	off := func(i int) time.Duration { return (wire[i].Asked - began).Abs() }
+	for from+1 < len(wire) && off(from+1) <= off(from) {
+		from++
+	}
+	return from, off(from)
+}
+
+// aligned corrects zero, which two processes read apart: requests may follow one another
+// more closely than that is exact. With the right one most trips begin where one at the
+// NIC does.
+func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time {
+	const apart, same = 5 * time.Millisecond, 5 * time.Microsecond
+	best, most := zero, 0
+	for _, w := range wire {
+		if len(trips) == 0 || (w.Asked-trips[0].Time.Sub(zero)).Abs() > apart {
+			continue
+		}
+		try, found, next := trips[0].Time.Add(-w.Asked), 0, 0
+		for _, t := range trips {
+			var off time.Duration
+			if next, off = nearest(wire, next, t.Time.Sub(try)); off < same {
+				found++
+			}
+		}
+		if found > most {
+			best, most = try, found
+		}
+	}
+	return best
 }
 
 // monotonicZero is the wall clock's time when the monotonic one was at 0: the best of
