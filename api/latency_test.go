@@ -12,7 +12,7 @@ func TestRecordsAsk(t *testing.T) {
 		query, err string
 	}{
 		{"", ""},
-		{"after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp", ""},
+		{"after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp&sample=16", ""},
 		{"peer=fd00::/8", ""},
 		{"after=-1", `after="-1": want a whole number`},
 		{"over=6s", `over="6s": want a time of at most 5s, as 2s`},
@@ -20,6 +20,7 @@ func TestRecordsAsk(t *testing.T) {
 		{"peer=web-1", `peer="web-1": want an address, or a prefix, as 10.0.0.0/8`},
 		{"port=0", `port="0": want a number from 1 to 65535`},
 		{"port=65536", `port="65536": want a number from 1 to 65535`},
+		{"sample=0", `sample="0": want a whole number from 1`},
 		{"protocol=sctp", `protocol="sctp": want tcp, udp, icmp or other`},
 	} {
 		q, err := url.ParseQuery(tt.query)
@@ -39,7 +40,7 @@ func TestRecordsAsk(t *testing.T) {
 
 // What the client asks for is what the agent reads.
 func FuzzRecordsAsk(f *testing.F) {
-	for _, s := range []string{"", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1"} {
+	for _, s := range []string{"", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp&sample=3", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, query string) {
@@ -60,23 +61,6 @@ func FuzzRecordsAsk(f *testing.F) {
 			t.Errorf("%q: %+v, %v; again %+v, %v, %v", query, want, over, got, again, err)
 		}
 	})
-}
-
-func TestLatencyWants(t *testing.T) {
-	r := LatencyRecord{Protocol: LatencyUDP, From: "10.0.0.2", FromPort: 4000, To: "192.0.2.1", ToPort: 53}
-	for query, want := range map[string]bool{
-		"": true, "protocol=udp": true, "protocol=tcp": false, "port=53": true, "port=4000": true, "port=54": false,
-		"peer=192.0.2.0/24": true, "peer=192.0.3.0/24": false, "peer=fd00::/8": false, "peer=10.0.0.2&port=54": false,
-	} {
-		q, _ := url.ParseQuery(query)
-		f, _, err := recordsAsk(q, time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := f.Wants(r); got != want {
-			t.Errorf("%q: %v", query, got)
-		}
-	}
 }
 
 // A round trip is the time between the two packets, and what the host took of it.

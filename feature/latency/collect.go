@@ -20,6 +20,7 @@ type Reading struct {
 	// it was known whose packets they were of.
 	Passed, Evicted uint64
 	Lost            uint64 // records for which there was no room
+	Uplinks         int    // devices of this host by which packets leave and enter it
 }
 
 // Tenant is what was counted of one network tenant.
@@ -94,6 +95,11 @@ func (f *Latency) Read() (Reading, error) {
 		r.Tenants = append(r.Tenants, Tenant{Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), tallies: all})
 	}
 	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
+	for _, v := range f.meter.devices {
+		if v&roleMask == roleUplink {
+			r.Uplinks++
+		}
+	}
 	var err error
 	if r.Passed, r.Evicted, err = f.meter.passed(); err != nil {
 		return r, err

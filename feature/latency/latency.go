@@ -47,6 +47,8 @@ type Config struct {
 
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
+	// Work is who knows for whose packets the CPUs work; nil: nobody does.
+	Work feature.Worker
 
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
@@ -71,6 +73,7 @@ type Latency struct {
 	tracer  *tracer // nil while nobody asks for records
 	tenants map[identity.Tenant]*tenant
 	member  map[container.ID]*tenant
+	lapsing bool      // lapse will be called
 	since   time.Time // when the meter was opened
 }
 
@@ -227,6 +230,7 @@ func (f *Latency) remove(id container.ID) error {
 	var err error
 	if len(t.members) == 0 {
 		delete(f.tenants, t.key)
+		f.tracer.forget(t.slot) // the next who gets the slot must not see them
 		err = f.meter.remove(t.slot)
 		f.cfg.Slots.Release(t.key)
 	}

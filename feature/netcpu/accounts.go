@@ -77,6 +77,19 @@ func (x *Accounts) report(of *container.Container) (api.NetCPU, error) {
 	return n, nil
 }
 
+// PacketWork implements feature.Worker.
+func (x *Accounts) PacketWork() (map[container.ID][]time.Duration, error) {
+	r, err := x.Meter.Read()
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[container.ID][]time.Duration, len(r.Accounts))
+	for _, a := range r.Accounts {
+		all[a.Container] = a.ByCPU
+	}
+	return all, nil
+}
+
 // wire puts a reading into the API's form, with the names of those who
 // run, and of those who have ended as long as lookup knows them.
 func wire(r account.Reading, running []container.Container, lookup func(container.ID) (container.Container, bool)) api.NetCPU {

@@ -67,6 +67,8 @@ type Account struct {
 	// handled. As Took it is exact where Thefts, of which there may be too many,
 	// are not.
 	Robbed time.Duration
+	// ByCPU is the sum of Receive and Send, of each CPU by its number.
+	ByCPU []time.Duration
 }
 
 // CPU is the sum of Receive and Send.

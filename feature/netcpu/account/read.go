@@ -86,9 +86,10 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 
 // sum adds up what the CPUs have of one account.
 func sum(id container.ID, perCPU []accountAccount) Account {
-	a := Account{Container: id}
-	for _, c := range perCPU {
+	a := Account{Container: id, ByCPU: make([]time.Duration, len(perCPU))}
+	for cpu, c := range perCPU {
 		for i := range c.By {
+			a.ByCPU[cpu] += time.Duration(c.By[i].Ns)
 			w := &a.Receive[i%int(Protocols)]
 			if i >= int(Protocols) {
 				w = &a.Send[i%int(Protocols)]
