@@ -16,6 +16,7 @@ import (
 type packets struct {
 	peer, protocol, socket string
 	port                   uint16
+	sample                 uint32
 	self                   bool
 }
 
@@ -24,6 +25,7 @@ func (p *packets) add(cmd *cobra.Command) {
 	s.StringVar(&p.peer, "peer", "", "packets to or from an address, or a prefix, as 10.0.0.0/8")
 	s.Uint16Var(&p.port, "port", 0, "packets to or from a port")
 	s.StringVar(&p.protocol, "protocol", "", "packets of tcp, udp, icmp or other")
+	s.Uint32Var(&p.sample, "sample", 1, "all packets of one flow in so many, both ways, and none of the others")
 	s.BoolVar(&p.self, "self", false, "the container in which this runs, by the agent's self socket")
 	s.StringVar(&p.socket, "self-socket", api.DefaultSelfSocket, "that socket")
 }
@@ -33,11 +35,13 @@ type source struct {
 	ask    func(context.Context, api.LatencyFilter, time.Duration) (api.LatencyRecords, error)
 	filter api.LatencyFilter
 	close  func()
+	// tracing begins to record what runs here, or ends it.
+	tracing func(context.Context, bool) (api.LatencyTracing, error)
 }
 
 // source checks the flags. args may name a container.
 func (p *packets) source(c *api.Client, args []string) (*source, error) {
-	s := &source{filter: api.LatencyFilter{Port: p.port, Protocol: p.protocol}, close: func() {}}
+	s := &source{filter: api.LatencyFilter{Port: p.port, Protocol: p.protocol, Sample: p.sample}, close: func() {}}
 	if p.peer != "" {
 		var err error
 		if s.filter.Peer, err = api.ParsePeer(p.peer); err != nil {
@@ -48,11 +52,13 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 		return nil, usagef("--protocol %q: it is one of tcp, udp, icmp, other", p.protocol)
 	}
 	switch {
+	case p.sample == 0:
+		return nil, usagef("--sample 0: must be at least 1")
 	case p.self == (len(args) == 1):
 		return nil, usagef("want a CONTAINER, or --self")
 	case p.self:
 		own := api.Dial(p.socket)
-		s.ask, s.close = own.SelfLatencyRecords, own.Close
+		s.ask, s.tracing, s.close = own.SelfLatencyRecords, own.SelfLatencyTracing, own.Close
 	default:
 		s.ask = func(ctx context.Context, f api.LatencyFilter, over time.Duration) (api.LatencyRecords, error) {
 			return c.LatencyRecords(ctx, args[0], f, over)
