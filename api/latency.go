@@ -357,6 +357,7 @@ func SortLatency(list []LatencyContainer) {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Direction, b.Direction))
 	})
 }
+
 type LatencyTrip struct {
 	Time      time.Time `json:"time"` // when the packet left by the uplink
 	Protocol  string    `json:"protocol"`

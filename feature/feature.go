@@ -144,7 +144,7 @@ type Sample struct {
 	Labels []Label // what else tells it from others of this name; each has the same label names
 	Value  float64
 
-	Histogram *hist.Classic // in place of Value, where it is a distribution since some beginning
+	Histogram *hist.Forms // in place of Value, where it is a distribution since some beginning
 }
 
 // Label is one more property of a Sample: a word of the feature's own choice

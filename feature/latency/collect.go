@@ -203,7 +203,7 @@ func (f *Latency) Export() feature.Snapshot {
 				continue
 			}
 			s.Samples = append(s.Samples, feature.Sample{
-				Container: t.Container, Name: "latency_seconds", Histogram: h.Classic(firstBound, lastBound),
+				Container: t.Container, Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound),
 				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "stage", Value: st.Name(d)}},
 			})
 		}

@@ -80,14 +80,7 @@ func (x *Accounts) report(of *container.Container) (api.NetCPU, error) {
 // PacketWork implements feature.Worker.
 func (x *Accounts) PacketWork() (map[container.ID][]time.Duration, error) {
 	r, err := x.Meter.Read()
-	if err != nil {
-		return nil, err
-	}
-	all := make(map[container.ID][]time.Duration, len(r.Accounts))
-	for _, a := range r.Accounts {
-		all[a.Container] = a.ByCPU
-	}
-	return all, nil
+	return r.ByCPU, err
 }
 
 // wire puts a reading into the API's form, with the names of those who
