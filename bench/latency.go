@@ -447,14 +447,31 @@ func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, er
 
 // LatencyHeadline says in a sentence what Latency found.
 func LatencyHeadline(r *report.Report) string {
-	c, ok := r.Find("idle host", Bias)
-	raw, also := r.Find("idle host", RawBias)
-	if !ok || !also {
-		return "Round trips from a container, and what measuring them costs"
+	if c, ok := r.Find("flood pings", worstStep); ok {
+		return fmt.Sprintf("Beside up to %d flood pings round trips from a container are up to %.1f us too long, and within %.1f us once corrected",
+			mostPings, 1e6*report.Median(c.Off), 1e6*report.Median(c.On))
 	}
-	return fmt.Sprintf("Round trips from a container are %.1f us too long, and within %.1f us once corrected",
-		1e6*report.Median(raw.Peers[withTruth]), 1e6*report.Median(c.Peers[withTruth]))
+	return "Round trips from a container, and what measuring them costs"
 }
 
 // LatencyPlots are the plots of Latency.
-func LatencyPlots(*report.Report, Options) []report.Plot { return nil }
+func LatencyPlots(r *report.Report, _ Options) []report.Plot {
+	bias := report.Plot{
+		Title: "RTT bias", Metric: stepBias,
+		Note: "By how much a round trip is longer than at the uplink, by how many neighbours flood-ping: raw and corrected.",
+	}
+	for _, n := range []int{0, 20, 40, 60, 80, mostPings} { // more cannot be read
+		bias.Groups = append(bias.Groups, report.Group{Label: fmt.Sprint(n), Case: stepName(n)})
+	}
+	added := report.Plot{Title: "Perturbation", Metric: Perturbation, Note: "What a round trip takes longer than while nothing is attached."}
+	covered := report.Plot{Title: "Coverage beside 100 flood pings", Metric: Covered, Ideal: 1}
+	for _, c := range latencyCatalogue() {
+		switch {
+		case c.covers != "":
+			covered.Groups = append(covered.Groups, report.Group{Label: c.covers, Case: c.name})
+		case !c.crowd && !c.flood:
+			added.Groups = append(added.Groups, report.Group{Label: c.name, Case: c.name})
+		}
+	}
+	return measured(r, []report.Plot{bias, added, covered})
+}

@@ -29,14 +29,16 @@ const (
 	bulkTCP   = "bulk" // what a case covers
 )
 
-// The rows of the steps: raw in the column off, corrected in the column on.
+// The rows of the steps: raw in the column off, corrected in the column on. Each step
+// is a case of its own in the report; the median and the worst are those of all.
 const (
+	stepBias   = "bias"
+	stepPings  = "pings answered"
 	medianStep = "bias, median step"
 	worstStep  = "bias, worst step"
 )
 
-func biasBeside(pings int) string  { return fmt.Sprintf("bias beside %d", pings) }
-func pingsBeside(pings int) string { return fmt.Sprintf("flood pings of %d", pings) }
+func stepName(pings int) string { return fmt.Sprintf("%d flood pings", pings) }
 
 // pingSteps are how many ping at a time.
 func pingSteps(quick bool) (all []int) {
@@ -133,7 +135,7 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		}
 		asked, began := s.echoes(), time.Now()
 		raw, corrected, err := s.bias(ctx)
-		s.report.Add(c.name, pingsBeside(n), "1/s", true, float64(s.echoes()-asked)/time.Since(began).Seconds())
+		s.report.Add(stepName(n), stepPings, "1/s", true, float64(s.echoes()-asked)/time.Since(began).Seconds())
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -146,8 +148,8 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 		}
 		before, after := report.Median(raw), report.Median(corrected)
 		raws, corrects = append(raws, before), append(corrects, after)
-		s.report.Add(c.name, biasBeside(n), "s", false, before)
-		s.report.Add(c.name, biasBeside(n), "s", true, after)
+		s.report.Add(stepName(n), stepBias, "s", false, before)
+		s.report.Add(stepName(n), stepBias, "s", true, after)
 	}
 	if err := s.pings(0); err != nil || len(raws) == 0 {
 		return err

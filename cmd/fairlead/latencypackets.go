@@ -25,7 +25,6 @@ func (p *packets) add(cmd *cobra.Command) {
 	s.StringVar(&p.peer, "peer", "", "packets to or from an address, or a prefix, as 10.0.0.0/8")
 	s.Uint16Var(&p.port, "port", 0, "packets to or from a port")
 	s.StringVar(&p.protocol, "protocol", "", "packets of tcp, udp, icmp or other")
-	s.Uint32Var(&p.sample, "sample", 1, "all packets of one flow in so many, both ways, and none of the others")
 	s.BoolVar(&p.self, "self", false, "the container in which this runs, by the agent's self socket")
 	s.StringVar(&p.socket, "self-socket", api.DefaultSelfSocket, "that socket")
 }
@@ -52,8 +51,6 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 		return nil, usagef("--protocol %q: it is one of tcp, udp, icmp, other", p.protocol)
 	}
 	switch {
-	case p.sample == 0:
-		return nil, usagef("--sample 0: must be at least 1")
 	case p.self == (len(args) == 1):
 		return nil, usagef("want a CONTAINER, or --self")
 	case p.self:

@@ -30,6 +30,7 @@ filters choose what is printed.`,
 	}
 	var want packets
 	want.add(cmd)
+	cmd.Flags().Uint32Var(&want.sample, "sample", 1, "all packets of one flow in so many, both ways, and none of the others")
 	slide := cmd.Flags().Bool("slide", false, "print each packet as MACE does: [seconds] (number) direction: nanoseconds")
 	count := cmd.Flags().Uint("count", 0, "end after so many packets; 0: when interrupted")
 	on := cmd.Flags().Bool("on", false, "with --self: begin to record, and return")
@@ -39,6 +40,9 @@ filters choose what is printed.`,
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		if *asJSON != "table" && *asJSON != "json" {
 			return usagef("-o %q: it is one of table, json", *asJSON)
+		}
+		if want.sample == 0 {
+			return usagef("--sample 0: must be at least 1")
 		}
 		if *on && *off || *kept && (*on || *off) || (*on || *off) && !want.self {
 			return usagef("want one of --on, --off and --kept, the first two with --self")
