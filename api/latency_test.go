@@ -1,8 +1,13 @@
 package api
 
 import (
+	"context"
+	"io"
 	"math"
+	"net"
+	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 )
@@ -102,6 +107,70 @@ func TestLatencyTrips(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+}
+
+// selfBackend notes what is asked of the feature, and has two packets.
+type selfBackend struct {
+	backend
+	asked []Ask
+}
+
+func (b *selfBackend) Report(_ context.Context, ask Ask) (any, error) {
+	b.asked = append(b.asked, ask)
+	if on, ok := ask.Body.(LatencyTracing); ok {
+		on.Until = time.Unix(1000, 0)
+		return on, nil
+	}
+	added, stack := 46.208e-6, 80.932e-6
+	at := time.Unix(1552589043, 315681000)
+	return LatencyRecords{Next: 3, Records: []LatencyRecord{
+		{Time: at, Direction: "egress", Seq: 1, Added: &added, Stack: &stack}, {Time: at, Direction: "ingress", Seq: 1, Added: &added}, {Time: at, Direction: "egress"},
+	}}, nil
+}
+
+// A container switches its own tracing on and off, and reads its packets as lines.
+func TestSelfLatency(t *testing.T) {
+	b := new(selfBackend)
+	socket := served(t, b, 0o666, ServeSelf)
+	c := Dial(socket)
+	defer c.Close()
+	on, err := c.SelfLatencyTracing(t.Context(), true)
+	if err != nil || !on.On || on.Until.IsZero() {
+		t.Errorf("%+v, %v", on, err)
+	}
+	h := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer h.CloseIdleConnections()
+	get := func(url string) (int, string, string) {
+		t.Helper()
+		resp, err := h.Get("http://self" + url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, resp.Header.Get("Content-Type"), string(body)
+	}
+	status, kind, body := get("/v1/self/latency/records?after=1&format=slide&sample=4")
+	const want = "[1552589043.315681] (1) egress: 80932\n[1552589043.315681] (1) ingress: 46208\n"
+	if status != 200 || !strings.HasPrefix(kind, "text/plain") || body != want {
+		t.Errorf("%d, %s: %s", status, kind, body)
+	}
+	if status, _, body := get("/v1/self/latency/records?format=xml"); status != 400 || !strings.Contains(body, "want slide") {
+		t.Errorf("%d: %s", status, body)
+	}
+	if len(b.asked) != 2 {
+		t.Fatalf("asked %+v", b.asked)
+	}
+	for i, want := range []any{LatencyTracing{On: true}, LatencyFilter{After: 1, Most: maxSelfRecords, Sample: 4}} {
+		if a := b.asked[i]; a.Feature != "latency" || a.Container != b.Caller(Peer{}).String() || a.Body != want {
+			t.Errorf("asked %+v, want %+v of the caller", a, want)
 		}
 	}
 }

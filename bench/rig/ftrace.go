@@ -67,50 +67,52 @@ func openTracefs() (int, error) {
 	return at, nil
 }
 
-func (f *Ftrace) open(name string, flags int) (*os.File, error) {
-	fd, err := unix.Openat(f.fs, f.name+"/"+name, flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+// open opens a file of the instance.
+func (f *Ftrace) open(name string, flags int) (fd int, err error) {
+	if fd, err = unix.Openat(f.fs, f.name+"/"+name, flags|unix.O_CLOEXEC, 0); err != nil {
+		return -1, &os.PathError{Op: "open", Path: name, Err: err}
 	}
-	return os.NewFile(uintptr(fd), name), nil
+	return fd, nil
 }
 
 func (f *Ftrace) write(name, value string) error {
-	file, err := f.open(name, unix.O_WRONLY)
+	fd, err := f.open(name, unix.O_WRONLY)
 	if err != nil {
 		return err
 	}
-	_, err = file.WriteString(value)
-	return errors.Join(err, file.Close())
+	_, err = unix.Write(fd, []byte(value))
+	return errors.Join(err, unix.Close(fd))
 }
 
-// discard reads what is recorded, a page at a time, until stop is closed.
+// discard reads what is recorded, until stop is closed. It never waits for events: who
+// is woken for each of them would be in the way of what is measured.
 func (f *Ftrace) discard() {
 	defer close(f.done)
-	var files []*os.File
-	for cpu := 0; ; cpu++ {
-		file, err := f.open(fmt.Sprintf("per_cpu/cpu%d/trace_pipe_raw", cpu), unix.O_RDONLY|unix.O_NONBLOCK)
+	var cpus []int
+	for {
+		fd, err := f.open(fmt.Sprintf("per_cpu/cpu%d/trace_pipe_raw", len(cpus)), unix.O_RDONLY|unix.O_NONBLOCK)
 		if err != nil {
 			break // there are no more
 		}
-		defer file.Close()
-		files = append(files, file)
+		defer unix.Close(fd)
+		cpus = append(cpus, fd)
 	}
+	const most = 256 // pages of a CPU at a time
 	page := make([]byte, os.Getpagesize())
 	for {
-		for _, file := range files {
-			for {
-				n, err := unix.Read(int(file.Fd()), page)
+		select {
+		case <-f.stop:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+		for _, fd := range cpus {
+			for range most {
+				n, err := unix.Read(fd, page)
 				if err != nil || n <= 0 {
 					break
 				}
 				f.read += uint64(n)
 			}
-		}
-		select {
-		case <-f.stop:
-			return
-		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }

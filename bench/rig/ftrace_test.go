@@ -26,7 +26,7 @@ func TestFtrace(t *testing.T) {
 		c.Write([]byte("x")) // refused, mostly: nobody is there
 	}
 	c.Close()
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // it is read every ten
 	read, err := f.Close()
 	if err != nil || read == 0 {
 		t.Errorf("%d bytes were read: %v", read, err)
