@@ -172,6 +172,7 @@ func TestWants(t *testing.T) {
 		{api.LatencyFilter{Peer: peer("192.0.2.0/24")}, true},
 		{api.LatencyFilter{Peer: peer("192.0.3.0/24")}, false},
 		{api.LatencyFilter{Peer: peer("fd00::/8")}, false},
+		{api.LatencyFilter{Peer: peer("10.0.0.2/32")}, true},
 		{api.LatencyFilter{Peer: peer("10.0.0.2/32"), Port: 54}, false},
 	} {
 		if got := wants(tt.f, &r); got != tt.want {
