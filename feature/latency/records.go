@@ -96,6 +96,9 @@ func (t *tracer) run() {
 			return
 		case err == nil:
 			t.take(raw.RawSample)
+			if raw.Remaining > 0 {
+				continue // what is waited for may be there already
+			}
 		}
 		t.flush(time.Now())
 	}
