@@ -22,6 +22,7 @@ type Reading struct {
 	Lost            uint64 // records for which there was no room
 	// Unwatched is for how long no packet was looked at, as there was a flood.
 	Unwatched time.Duration
+	Uplinks   int // devices of this host by which packets leave and enter it
 }
 
 // Tenant is what was counted of one network tenant.
@@ -96,6 +97,11 @@ func (f *Latency) Read() (Reading, error) {
 		r.Tenants = append(r.Tenants, Tenant{Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), tallies: all})
 	}
 	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
+	for _, index := range f.meter.ends.uplinks {
+		if index != 0 {
+			r.Uplinks++
+		}
+	}
 	var err error
 	if r.Passed, r.Evicted, err = f.meter.passed(); err != nil {
 		return r, err
@@ -205,7 +211,7 @@ func (f *Latency) Export() feature.Snapshot {
 				continue
 			}
 			s.Samples = append(s.Samples, feature.Sample{
-				Container: t.Container, Name: "latency_seconds", Histogram: h.Classic(firstBound, lastBound),
+				Container: t.Container, Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound),
 				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "stage", Value: st.Name(d)}},
 			})
 		}

@@ -50,6 +50,8 @@ type Config struct {
 
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
+	// Work is who knows for whose packets the CPUs work; nil: nobody does.
+	Work feature.Worker
 
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
@@ -77,6 +79,7 @@ type Latency struct {
 	tenants map[identity.Tenant]*tenant
 	member  map[container.ID]*tenant
 	stop    chan struct{} // ends turns
+	lapsing bool          // lapse will be called
 }
 
 // tenant is one network tenant that is measured, however many containers it is.
@@ -249,6 +252,7 @@ func (f *Latency) remove(id container.ID) error {
 	err := f.cfg.Identity.Forget(name, id)
 	if len(t.members) == 0 {
 		delete(f.tenants, t.key)
+		f.tracer.forget(t.slot) // the next who gets the slot must not see them
 		err = errors.Join(err, f.meter.remove(t.slot))
 	}
 	if len(f.tenants) == 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -277,7 +278,7 @@ func TestTurns(t *testing.T) {
 		}
 		return ""
 	})
-	_, ok, err := h.f.Trace(t.Context(), other.ID, 0, 1, 0)
+	_, ok, err := h.f.Trace(t.Context(), other.ID, api.LatencyFilter{}, 1, 0)
 	if must(t, err); !ok || resting() {
 		t.Errorf("at rest while somebody asks for records: measured %v", ok)
 	}

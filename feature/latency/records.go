@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 )
 
@@ -56,12 +59,13 @@ type waiting struct {
 	since time.Time
 }
 
-// trace are the latest records of one tenant.
+// trace are the latest records of one tenant, of those packets that somebody wants.
 type trace struct {
 	records []Record
-	next    uint64 // number of the next record
-	until   time.Time
-	news    chan struct{} // closed when there is one
+	next    uint64                          // number of the next record
+	wanted  map[api.LatencyFilter]time.Time // until when; without After and Most
+	keep    time.Time                       // until when records are kept, also if no more are wanted
+	news    chan struct{}                   // closed when there is one
 }
 
 func newTracer(m *meter) (*tracer, error) {
@@ -93,6 +97,9 @@ func (t *tracer) run() {
 			return
 		case err == nil:
 			t.take(raw.RawSample)
+			if raw.Remaining > 0 {
+				continue // what is waited for may be there already
+			}
 		}
 		t.flush(time.Now())
 	}
@@ -137,8 +144,8 @@ func (t *tracer) flush(now time.Time) {
 
 func (t *tracer) add(s identity.Slot, r Record) {
 	tr := t.traces[s]
-	if tr == nil {
-		return // nobody asks any more
+	if tr == nil || !tr.wants(&r) {
+		return // nobody asks for it
 	}
 	r.number = tr.next
 	tr.next++
@@ -151,30 +158,120 @@ func (t *tracer) add(s identity.Slot, r Record) {
 	tr.news = make(chan struct{})
 }
 
-// want begins to keep records of a tenant, or goes on with it.
-func (t *tracer) want(s identity.Slot, now time.Time) *trace {
+// maxFilters is how many filters of one tenant are told apart: beyond, all packets are
+// kept, and who asks chooses of them.
+const maxFilters = 8
+
+// want begins to keep what a filter wants of a tenant's records, or goes on with it, for
+// a time from now on.
+func (t *tracer) want(s identity.Slot, f api.LatencyFilter, now time.Time, during time.Duration) *trace {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	tr := t.traces[s]
 	if tr == nil {
-		tr = &trace{news: make(chan struct{}), next: 1}
+		tr = &trace{news: make(chan struct{}), next: 1, wanted: make(map[api.LatencyFilter]time.Time)}
 		t.traces[s] = tr
 	}
-	tr.until = now.Add(lease)
+	tr.lapsed(now)
+	f.After, f.Most = 0, 0
+	if _, known := tr.wanted[f]; !known && len(tr.wanted) >= maxFilters {
+		f = api.LatencyFilter{}
+	}
+	if until := now.Add(during); until.After(tr.wanted[f]) {
+		tr.wanted[f] = until
+		if until.After(tr.keep) {
+			tr.keep = until
+		}
+	}
 	return tr
 }
 
-// lapsed forgets and lists those that nobody has asked for lately.
-func (t *tracer) lapsed(now time.Time) (slots []identity.Slot) {
+// unwant ends what was wanted for longer than a lease: that was switched on. What has
+// been recorded stays.
+func (t *tracer) unwant(s identity.Slot, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tr := t.traces[s]
+	if tr == nil {
+		return
+	}
+	if all := (api.LatencyFilter{}); tr.wanted[all].After(now.Add(lease)) {
+		delete(tr.wanted, all)
+	}
+}
+
+// lapsed forgets filters that nobody has asked with lately, and says whether none is
+// left.
+func (tr *trace) lapsed(now time.Time) bool {
+	maps.DeleteFunc(tr.wanted, func(_ api.LatencyFilter, until time.Time) bool { return now.After(until) })
+	return len(tr.wanted) == 0
+}
+
+// forget drops all records of a tenant.
+func (t *tracer) forget(s identity.Slot) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.traces, s)
+	maps.DeleteFunc(t.waiting, func(_ uint64, w waiting) bool { return w.slot == s })
+}
+
+func (tr *trace) wants(r *Record) bool {
+	for f := range tr.wanted {
+		if wants(f, r) {
+			return true
+		}
+	}
+	return false
+}
+
+// wants says whether a record is of those that a filter wants.
+func wants(f api.LatencyFilter, r *Record) bool {
+	switch {
+	case f.Protocol != "" && f.Protocol != class(r.Protocol).String(),
+		f.Port != 0 && f.Port != r.From.Port() && f.Port != r.To.Port(),
+		f.Peer.IsValid() && !f.Peer.Contains(r.From.Addr()) && !f.Peer.Contains(r.To.Addr()),
+		f.Sample > 1 && r.flow()%uint64(f.Sample) != 0:
+		return false
+	}
+	return true
+}
+
+// flow is a number that all packets of a flow have in common, both ways. It does not
+// change with the agent: two of them sample the same flows.
+func (r *Record) flow() uint64 {
+	a, b := r.From, r.To
+	if b.Compare(a) < 0 {
+		a, b = b, a
+	}
+	h := fnv.New64a()
+	for _, end := range []netip.AddrPort{a, b} {
+		addr := end.Addr().As16()
+		h.Write(addr[:])
+		h.Write([]byte{byte(end.Port() >> 8), byte(end.Port())})
+	}
+	h.Write([]byte{r.Protocol})
+	sum := h.Sum64()
+	return sum ^ sum>>32 // the low bits of FNV alone are weak
+}
+
+// lapsed lists the tenants of whose packets none is wanted any more, and says how many
+// traces there still are: records are kept for longer where that was switched on.
+func (t *tracer) lapsed(now time.Time) (slots []identity.Slot, left int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for s, tr := range t.traces {
-		if now.After(tr.until) {
+		if !tr.lapsed(now) {
+			continue
+		}
+		slots = append(slots, s)
+		if now.After(tr.keep) {
 			delete(t.traces, s)
-			slots = append(slots, s)
 		}
 	}
-	return slots
+	return slots, len(t.traces)
 }
 
 // after gives records from a number on, so many at the most, the number of the one
