@@ -56,7 +56,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
 	}
 	l, err := latency.New(latency.Config{
-		Roots: cfg.Roots, Log: cfg.Log, Containers: set, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)),
+		Roots: cfg.Roots, Log: cfg.Log, Containers: set, Identity: who, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)),
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close())

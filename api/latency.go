@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -29,7 +31,10 @@ func latencyRoutes() []route {
 		"peer":     "packets to or from an address, or a prefix, as 10.0.0.0/8",
 		"port":     "packets to or from a port",
 		"protocol": "packets of tcp, udp, icmp or other",
+		"sample":   "a number N: all packets of one flow in N, both ways, and none of the others",
 	}
+	self := maps.Clone(query)
+	self["format"] = "slide: a line of text for each packet, [seconds] (number) direction: nanoseconds, in place of JSON"
 	return append(report("latency", Latency{},
 		"a time, as 2s, at most 30s: the answer comes after it, and is about packets of that time alone",
 		"Say what this host has cost the packets of measured containers, by stage, since each was first measured.",
@@ -46,9 +51,14 @@ func latencyRoutes() []route {
 			},
 		},
 		route{
-			method: "GET", path: "/v1/self/latency/records", query: query, out: LatencyRecords{}, self: true,
+			method: "GET", path: "/v1/self/latency/records", query: self, out: LatencyRecords{}, self: true,
 			summary: "Give the calling container its own packets one by one. Served on the self socket only.",
 			call:    selfRecords,
+		},
+		route{
+			method: "POST", path: "/v1/self/latency/tracing", in: LatencyTracing{}, out: LatencyTracing{}, self: true,
+			summary: "Begin to record the calling container's own packets, or end it. Served on the self socket only. Ask for records after 1 to get all since then.",
+			call:    selfTracing,
 		})
 }
 
@@ -57,19 +67,34 @@ func selfRecords(b Backend, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := peer(r.Context())
-	if err != nil {
-		return nil, err
-	}
-	if err := turn(r.Context()); err != nil {
-		return nil, err
-	}
 	in.Most = maxSelfRecords
-	id := b.Caller(p)
-	if id == 0 {
-		return nil, &Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
+	format := r.URL.Query().Get("format")
+	if format != "" && format != "slide" {
+		return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("format=%q: want slide, or none", format)}
 	}
-	return b.Report(r.Context(), Ask{Feature: "latency", Container: id.String(), Over: over, Body: in})
+	out, err := selfAsk(b, r, Ask{Feature: "latency", Over: over, Body: in})
+	if got, ok := out.(LatencyRecords); ok && format == "slide" {
+		var text strings.Builder
+		for _, r := range got.Records {
+			text.WriteString(r.Slide())
+		}
+		return plainText(text.String()), err
+	}
+	return out, err
+}
+
+func selfTracing(b Backend, r *http.Request) (any, error) {
+	var in LatencyTracing
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	return selfAsk(b, r, Ask{Feature: "latency", Body: in})
+}
+
+// LatencyTracing says whether a container's packets are recorded one by one.
+type LatencyTracing struct {
+	On    bool      `json:"on" doc:"whether packets are recorded"`
+	Until time.Time `json:"until,omitzero" doc:"when that ends unless somebody asks for records; absent while they are not, and in a request"`
 }
 
 // LatencyFilter says which packets are wanted. The zero value is all.
@@ -79,6 +104,7 @@ type LatencyFilter struct {
 	Peer     netip.Prefix // invalid: any
 	Port     uint16       // 0: any
 	Protocol string       // "": any
+	Sample   uint32       // all packets of one flow in so many; 0 and 1: of each flow
 }
 
 // The protocols by which packets are told apart.
@@ -105,6 +131,9 @@ func (f LatencyFilter) query(over time.Duration) string {
 	}
 	if f.Protocol != "" {
 		q.Set("protocol", f.Protocol)
+	}
+	if f.Sample > 0 {
+		q.Set("sample", strconv.FormatUint(uint64(f.Sample), 10))
 	}
 	return q.Encode()
 }
@@ -136,6 +165,13 @@ func recordsAsk(q url.Values, most time.Duration) (f LatencyFilter, over time.Du
 		}
 		f.Port = uint16(n)
 	}
+	if v := q.Get("sample"); v != "" {
+		n, err := strconv.ParseUint(v, 10, 32)
+		if err != nil || n == 0 {
+			return f, 0, bad("sample", "a whole number from 1")
+		}
+		f.Sample = uint32(n)
+	}
 	if f.Protocol = q.Get("protocol"); f.Protocol != "" && !slices.Contains([]string{LatencyTCP, LatencyUDP, LatencyICMP, LatencyOther}, f.Protocol) {
 		return f, 0, bad("protocol", "tcp, udp, icmp or other")
 	}
@@ -149,21 +185,6 @@ func ParsePeer(s string) (netip.Prefix, error) {
 	}
 	p, err := netip.ParsePrefix(s)
 	return p.Masked(), err
-}
-
-// Wants says whether a record is of the wanted ones.
-func (f LatencyFilter) Wants(r LatencyRecord) bool {
-	if f.Protocol != "" && f.Protocol != r.Protocol {
-		return false
-	}
-	if p := int(f.Port); p != 0 && p != r.FromPort && p != r.ToPort {
-		return false
-	}
-	is := func(address string) bool {
-		a, err := netip.ParseAddr(address)
-		return err == nil && f.Peer.Contains(a)
-	}
-	return !f.Peer.IsValid() || is(r.From) || is(r.To)
 }
 
 // Latency says what this host has cost the packets of measured containers: of all
@@ -186,6 +207,12 @@ func (c *Client) SelfLatencyRecords(ctx context.Context, f LatencyFilter, over t
 	return out, c.do(ctx, http.MethodGet, "/v1/self/latency/records?"+f.query(over), nil, &out)
 }
 
+// SelfLatencyTracing begins to record the calling container's packets, or ends it.
+// It works on the agent's self socket only.
+func (c *Client) SelfLatencyTracing(ctx context.Context, on bool) (out LatencyTracing, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/self/latency/tracing", LatencyTracing{On: on}, &out)
+}
+
 // Latency is what this host has cost the packets of measured containers.
 type Latency struct {
 	Since      time.Time          `json:"since,omitzero" doc:"when the time began that this is about; absent where it is since each container was first measured"`
@@ -193,6 +220,7 @@ type Latency struct {
 	Passed     uint64             `json:"passed_events" doc:"how often a packet was passed over on this host, as a CPU had more than it measures"`
 	Evicted    uint64             `json:"evicted_packets" doc:"packets on this host whose stamp was lost before it was known whose they were"`
 	Lost       uint64             `json:"lost_records" doc:"records of single packets for which there was no room, since the agent began to measure"`
+	Unwatched  float64            `json:"unwatched_seconds" doc:"for how long no packet on this host was looked at, as there was a flood"`
 	Containers []LatencyContainer `json:"containers" doc:"one element for each direction of each measured container; those that share a network are one, shown for the one with the lowest id"`
 }
 
@@ -203,6 +231,29 @@ type LatencyContainer struct {
 	Direction string       `json:"direction" doc:"egress (from the container) or ingress"`
 	LatencyTimes
 	Protocols []LatencyProtocol `json:"protocols" doc:"the same for each protocol that has packets"`
+	Uncovered []LatencyGap      `json:"uncovered,omitempty" doc:"stages and sums that cannot be measured of this container; absent where all can"`
+	Meanwhile *LatencyMeanwhile `json:"meanwhile,omitempty" doc:"whose packets the same CPUs worked for; of ingress alone, and absent without a time to measure over, or where nobody knows"`
+}
+
+// LatencyGap is what is not measured of a container's packets.
+type LatencyGap struct {
+	Stages []string `json:"stages" doc:"names of stages and sums"`
+	Why    string   `json:"why" doc:"the reason"`
+}
+
+// LatencyMeanwhile is whose packets were worked for on the CPUs where those of a
+// container wait: in their backlogs, and in the threads that poll its devices.
+type LatencyMeanwhile struct {
+	CPUs []int              `json:"cpus" doc:"the CPUs that worked for the container's own packets"`
+	Own  float64            `json:"own_share" doc:"part of the time of these CPUs that went into the container's own packets"`
+	By   []LatencyNeighbour `json:"by" doc:"whose packets else they worked for, most first"`
+}
+
+// LatencyNeighbour is one whose packets kept a CPU from those of another.
+type LatencyNeighbour struct {
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose packets they were; absent for the system"`
+	Name      string       `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
+	Share     float64      `json:"share" doc:"part of the time of these CPUs"`
 }
 
 // LatencyProtocol is one protocol of one direction.
@@ -285,6 +336,16 @@ type LatencyRecord struct {
 	Stages    []LatencyPart `json:"stages" doc:"the parts of that, in the order in which it passed them"`
 }
 
+// Slide is the packet as a line in the form of MACE's device file, with the time
+// between socket and uplink; "" where no such time is known.
+func (r LatencyRecord) Slide() string {
+	of := cmp.Or(r.Stack, r.Added)
+	if of == nil {
+		return ""
+	}
+	return fmt.Sprintf("[%d.%06d] (%d) %s: %.0f\n", r.Time.Unix(), r.Time.Nanosecond()/1000, r.Seq, r.Direction, *of*1e9)
+}
+
 // LatencyPart is the time of one packet in one stage.
 type LatencyPart struct {
 	Stage   string  `json:"stage" doc:"name of the stage"`
@@ -298,7 +359,6 @@ func SortLatency(list []LatencyContainer) {
 	})
 }
 
-// LatencyTrip is a packet with the reply to it. Its times are in seconds.
 type LatencyTrip struct {
 	Time      time.Time `json:"time"` // when the packet left by the uplink
 	Protocol  string    `json:"protocol"`

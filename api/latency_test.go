@@ -1,8 +1,13 @@
 package api
 
 import (
+	"context"
+	"io"
 	"math"
+	"net"
+	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 )
@@ -12,7 +17,7 @@ func TestRecordsAsk(t *testing.T) {
 		query, err string
 	}{
 		{"", ""},
-		{"after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp", ""},
+		{"after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp&sample=16", ""},
 		{"peer=fd00::/8", ""},
 		{"after=-1", `after="-1": want a whole number`},
 		{"over=6s", `over="6s": want a time of at most 5s, as 2s`},
@@ -20,6 +25,7 @@ func TestRecordsAsk(t *testing.T) {
 		{"peer=web-1", `peer="web-1": want an address, or a prefix, as 10.0.0.0/8`},
 		{"port=0", `port="0": want a number from 1 to 65535`},
 		{"port=65536", `port="65536": want a number from 1 to 65535`},
+		{"sample=0", `sample="0": want a whole number from 1`},
 		{"protocol=sctp", `protocol="sctp": want tcp, udp, icmp or other`},
 	} {
 		q, err := url.ParseQuery(tt.query)
@@ -39,7 +45,7 @@ func TestRecordsAsk(t *testing.T) {
 
 // What the client asks for is what the agent reads.
 func FuzzRecordsAsk(f *testing.F) {
-	for _, s := range []string{"", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1"} {
+	for _, s := range []string{"", "after=7&over=2s&peer=10.0.0.1&port=53&protocol=udp&sample=3", "peer=fd00::1%25eth0", "peer=10.0.0.7/8", "peer=%3A%3Affff%3A10.0.0.1", "port=-1"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, query string) {
@@ -60,23 +66,6 @@ func FuzzRecordsAsk(f *testing.F) {
 			t.Errorf("%q: %+v, %v; again %+v, %v, %v", query, want, over, got, again, err)
 		}
 	})
-}
-
-func TestLatencyWants(t *testing.T) {
-	r := LatencyRecord{Protocol: LatencyUDP, From: "10.0.0.2", FromPort: 4000, To: "192.0.2.1", ToPort: 53}
-	for query, want := range map[string]bool{
-		"": true, "protocol=udp": true, "protocol=tcp": false, "port=53": true, "port=4000": true, "port=54": false,
-		"peer=192.0.2.0/24": true, "peer=192.0.3.0/24": false, "peer=fd00::/8": false, "peer=10.0.0.2&port=54": false,
-	} {
-		q, _ := url.ParseQuery(query)
-		f, _, err := recordsAsk(q, time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := f.Wants(r); got != want {
-			t.Errorf("%q: %v", query, got)
-		}
-	}
 }
 
 // A round trip is the time between the two packets, and what the host took of it.
@@ -118,6 +107,70 @@ func TestLatencyTrips(t *testing.T) {
 		}
 		if got != want {
 			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+}
+
+// selfBackend notes what is asked of the feature, and has two packets.
+type selfBackend struct {
+	backend
+	asked []Ask
+}
+
+func (b *selfBackend) Report(_ context.Context, ask Ask) (any, error) {
+	b.asked = append(b.asked, ask)
+	if on, ok := ask.Body.(LatencyTracing); ok {
+		on.Until = time.Unix(1000, 0)
+		return on, nil
+	}
+	added, stack := 46.208e-6, 80.932e-6
+	at := time.Unix(1552589043, 315681000)
+	return LatencyRecords{Next: 3, Records: []LatencyRecord{
+		{Time: at, Direction: "egress", Seq: 1, Added: &added, Stack: &stack}, {Time: at, Direction: "ingress", Seq: 1, Added: &added}, {Time: at, Direction: "egress"},
+	}}, nil
+}
+
+// A container switches its own tracing on and off, and reads its packets as lines.
+func TestSelfLatency(t *testing.T) {
+	b := new(selfBackend)
+	socket := served(t, b, 0o666, ServeSelf)
+	c := Dial(socket)
+	defer c.Close()
+	on, err := c.SelfLatencyTracing(t.Context(), true)
+	if err != nil || !on.On || on.Until.IsZero() {
+		t.Errorf("%+v, %v", on, err)
+	}
+	h := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	defer h.CloseIdleConnections()
+	get := func(url string) (int, string, string) {
+		t.Helper()
+		resp, err := h.Get("http://self" + url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, resp.Header.Get("Content-Type"), string(body)
+	}
+	status, kind, body := get("/v1/self/latency/records?after=1&format=slide&sample=4")
+	const want = "[1552589043.315681] (1) egress: 80932\n[1552589043.315681] (1) ingress: 46208\n"
+	if status != 200 || !strings.HasPrefix(kind, "text/plain") || body != want {
+		t.Errorf("%d, %s: %s", status, kind, body)
+	}
+	if status, _, body := get("/v1/self/latency/records?format=xml"); status != 400 || !strings.Contains(body, "want slide") {
+		t.Errorf("%d: %s", status, body)
+	}
+	if len(b.asked) != 2 {
+		t.Fatalf("asked %+v", b.asked)
+	}
+	for i, want := range []any{LatencyTracing{On: true}, LatencyFilter{After: 1, Most: maxSelfRecords, Sample: 4}} {
+		if a := b.asked[i]; a.Feature != "latency" || a.Container != b.Caller(Peer{}).String() || a.Body != want {
+			t.Errorf("asked %+v, want %+v of the caller", a, want)
 		}
 	}
 }

@@ -144,6 +144,23 @@ func set(b Backend, r *http.Request) (any, error) {
 	return b.Set(r.Context(), r.PathValue("ref"), p, in)
 }
 
+// selfAsk asks a feature on behalf of the container that the caller is in.
+func selfAsk(b Backend, r *http.Request, ask Ask) (any, error) {
+	p, err := peer(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	if err := turn(r.Context()); err != nil {
+		return nil, err
+	}
+	id := b.Caller(p)
+	if id == 0 {
+		return nil, &Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
+	}
+	ask.Container = id.String()
+	return b.Report(r.Context(), ask)
+}
+
 func self(b Backend, r *http.Request) (any, error) {
 	p, err := peer(r.Context())
 	if err != nil {

@@ -112,6 +112,11 @@ func endpoint(b Backend, r route, log *slog.Logger) http.Handler {
 		if err == nil {
 			out, err = r.call(b, req)
 		}
+		if text, ok := out.(plainText); ok && err == nil {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			io.WriteString(w, string(text))
+			return
+		}
 		if err == nil {
 			answer(w, r.done(), out)
 			return
@@ -125,9 +130,13 @@ func endpoint(b Backend, r route, log *slog.Logger) http.Handler {
 	})
 }
 
-// allowed refuses writes of those who may only read.
+// plainText is an answer that is no JSON, for those who asked for that.
+type plainText string
+
+// allowed refuses writes of those who may only read. What a route of the self socket
+// changes is the caller's own.
 func allowed(r route, req *http.Request) error {
-	if r.method == http.MethodGet {
+	if r.method == http.MethodGet || r.self {
 		return nil
 	}
 	p, err := peer(req.Context())

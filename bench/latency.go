@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
 	"regexp"
 	"slices"
 	"time"
@@ -13,12 +14,14 @@ import (
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/report"
 	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // The metrics of the latency experiment.
 const (
-	RawBias       = "raw bias p50"        // of round trips against stamps at the uplink, in seconds
-	Bias          = "corrected bias p50"  // of the same, with the host's part taken off; the size of the difference
+	RawBias       = "raw bias p50"       // of round trips against stamps at the uplink, in seconds
+	Bias          = "corrected bias p50" // of the same, with the host's part taken off; the size of the difference
+	SignedBias    = "corrected bias p50, signed"
 	WorstBias     = "corrected bias p100" // the worst
 	Covered       = "coverage"            // part of the packets that were measured from end to end
 	Perturbation  = "added to a round trip"
@@ -26,7 +29,11 @@ const (
 	Rate          = "packets"
 	withRecords   = "records" // a peer: on, and each packet recorded
 	withTruth     = "checked" // another: the same, with stamps at the uplink beside
-	latencyEach   = 500       // requests a second, while round trips are compared
+	withNothing   = "empty"   // another: off, with programs that do nothing at the same hooks
+	withFtrace    = "ftrace"  // another: off, with the kernel's tracer recording the same events
+	AgainstFtrace = "added to a round trip, beyond ftrace"
+	PassedOver    = "passed over" // part of the packets that were not measured by choice
+	latencyEach   = 500           // requests a second, while round trips are compared
 	latencyPort   = 9001
 	latencyFlood  = 9002
 	latencyPolicy = "latency"
@@ -37,15 +44,29 @@ type latencyCase struct {
 	name      string
 	neighbour []string // what the neighbour sends beside it; nil: nothing
 	flood     bool     // what is measured is how much gets through
+	crowd     bool     // its rig has many neighbours that flood-ping; see latencycrowd.go
+	covers    string   // of a crowd: the traffic whose coverage is measured; "": round trips are
 }
 
 // arms are those that a case is measured with, in turns. Stamps at the uplink cost
 // each packet something themselves, and so are in one of their own.
 func (c latencyCase) arms() []string {
-	if c.flood {
-		return []string{"off", "on", withRecords}
+	switch {
+	case c.crowd:
+		return []string{withTruth}
+	case c.flood:
+		return []string{"off", withNothing, "on", withRecords, withFtrace}
 	}
-	return []string{"off", "on", withRecords, withTruth}
+	return []string{"off", withNothing, "on", withRecords, withFtrace, withTruth}
+}
+
+// rounds is how often a case is measured: how much gets through differs by so little
+// that it takes more.
+func (c latencyCase) rounds(of int) int {
+	if c.flood {
+		return 2 * of
+	}
+	return of
 }
 
 // latencyCatalogue holds every case (MACE, figures of RTT bias, coverage and perturbation).
@@ -54,6 +75,11 @@ func latencyCatalogue() []latencyCase {
 		{name: "idle host"},
 		{name: "beside 20k/s", neighbour: []string{"udp-send", "--size", "64"}},
 		{name: "flood", flood: true},
+		{name: "flood pings", crowd: true},
+		{name: "ping beside 100 flood pings", crowd: true, covers: api.LatencyICMP},
+		{name: "UDP beside 100 flood pings", crowd: true, covers: api.LatencyUDP},
+		{name: "TCP beside 100 flood pings", crowd: true, covers: api.LatencyTCP},
+		{name: "bulk TCP beside 100 flood pings", crowd: true, covers: bulkTCP},
 	}
 }
 
@@ -109,41 +135,91 @@ func Latency(ctx context.Context, o Options) (_ *report.Report, err error) {
 	if err := rig.Sweep(); err != nil {
 		return nil, err
 	}
-	r, err := rig.New(rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "one"}, {Name: "neighbour"}}})
-	if err != nil {
-		return nil, err
-	}
-	s := &latencySession{experiment: e, rig: r}
-	defer func() { err = errors.Join(err, s.close()) }()
-	if s.guard, err = newGuard(ctx, r, "", 100*gbit); err != nil {
-		return nil, err
-	}
-	s.guard.feature = latencyPolicy
 	for _, c := range all {
-		e.total += e.report.Rounds * len(c.arms())
+		e.total += c.rounds(e.report.Rounds) * len(c.arms())
 	}
-	for _, c := range all {
-		if err := s.begin(ctx, c); err != nil {
-			return nil, fmt.Errorf("latency experiment, %s: %w", c.name, err)
+	for _, crowd := range []bool{false, true} {
+		cases := slices.DeleteFunc(slices.Clone(all), func(c latencyCase) bool { return c.crowd != crowd })
+		if len(cases) == 0 {
+			continue
 		}
-		for round := range e.report.Rounds {
+		if err := latencyCases(ctx, e, cases, o.Quick); err != nil {
+			return nil, fmt.Errorf("latency experiment, %w", err)
+		}
+	}
+	e.report.Env.Notes = e.notes
+	return e.report, nil
+}
+
+// latencyCases measures cases that have one rig.
+func latencyCases(ctx context.Context, e *experiment, cases []latencyCase, quick bool) (err error) {
+	s, err := newLatencySession(ctx, e, cases[0].crowd, quick)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	for _, c := range cases {
+		if err := s.begin(ctx, c); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		for round := range c.rounds(e.report.Rounds) {
 			off := math.NaN()
+			s.trips = make(map[string]float64)
 			for _, arm := range c.arms() { // off comes first, as the others are held against it
 				e.say(fmt.Sprintf("round %d: %s, %s", round+1, c.name, arm))
-				if err := s.measure(ctx, c, arm, &off); err != nil {
-					return nil, fmt.Errorf("latency experiment, %s, %s: %w", c.name, arm, err)
+				measure := func() error { return s.measure(ctx, c, arm, &off) }
+				switch {
+				case c.covers != "":
+					measure = func() error { return s.cover(ctx, c) }
+				case c.crowd:
+					measure = func() error { return s.steps(ctx, c) }
 				}
+				if err := measure(); err != nil {
+					return fmt.Errorf("%s, %s: %w", c.name, arm, err)
+				}
+			}
+			if by, measured := s.trips[withFtrace]; measured {
+				e.report.Add(c.name, AgainstFtrace, "s", true, s.trips["on"]-by)
+				e.report.AddPeer(c.name, AgainstFtrace, "s", withRecords, s.trips[withRecords]-by)
 			}
 		}
 		if err := s.end(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if s.guard.missing != "" {
 		e.notes = append(e.notes, "fairlead measured nothing: latency is "+s.guard.missing)
 	}
-	e.report.Env.Notes = e.notes
-	return e.report, nil
+	return nil
+}
+
+// newLatencySession builds a rig with an agent.
+func newLatencySession(ctx context.Context, e *experiment, crowd, quick bool) (_ *latencySession, err error) {
+	cfg := rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "one"}, {Name: "neighbour"}}}
+	if crowd {
+		cfg.Containers = crowdOf(mostPings)
+	}
+	s := &latencySession{experiment: e, quick: quick}
+	if s.rig, err = rig.New(cfg); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	s.measured = s.rig.Prefix() + "*"
+	if crowd {
+		s.measured = s.rig.Prefix() + "one"
+		if err := s.startPings(); err != nil {
+			return nil, err
+		}
+	}
+	if s.guard, err = newGuard(ctx, s.rig, "", 100*gbit); err != nil {
+		return nil, err
+	}
+	s.guard.feature = latencyPolicy
+	return s, nil
 }
 
 // latencySession is a rig with an agent, and the load of one case.
@@ -152,12 +228,21 @@ type latencySession struct {
 	rig    *rig.Rig
 	guard  *guard
 	load   []*rig.Generator
-	client *rig.Generator // whose round trips, or packets, are measured
+	client *rig.Generator // whose round trips, or packets, are measured; nil: of ping
 	server *rig.Generator
+
+	quick    bool
+	measured string // names of the containers that are
+	trips    map[string]float64
+	crowd    []*sandbox.Process // flood pings, one in each neighbour
+	ping     *sandbox.Process   // that of the container itself
 }
 
 func (s *latencySession) close() error {
 	errs := []error{s.end()}
+	for _, p := range s.crowd {
+		p.Kill()
+	}
 	if s.guard != nil {
 		errs = append(errs, s.guard.stop())
 	}
@@ -169,7 +254,11 @@ func (s *latencySession) end() error {
 	for _, g := range s.load {
 		errs = append(errs, g.Stop())
 	}
-	s.load = nil
+	s.load, s.client, s.server = nil, nil, nil
+	if s.ping != nil {
+		s.ping.Kill()
+		s.ping = nil
+	}
 	return errors.Join(errs...)
 }
 
@@ -185,6 +274,9 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 		}
 	}
 	one, neighbour := s.rig.Boxes[0], s.rig.Boxes[1]
+	if c.covers != "" {
+		return s.traffic(ctx, c.covers, start(&s.server), start(&s.client))
+	}
 	var beside *rig.Generator
 	if c.flood { // a softirq for each packet, from container to container
 		return errors.Join(
@@ -209,9 +301,12 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 	}
 	text := ""
 	if on {
-		text = fmt.Sprintf("match: {name: %q}\nset: {latency: on}\n", s.rig.Prefix()+"*")
+		text = fmt.Sprintf("match: {name: %q}\nset: {latency: on}\n", s.measured)
 	}
 	return s.guard.policy(ctx, text, func(c api.Container) (taken, changed bool) {
+		if is, err := path.Match(s.measured, c.Name); err != nil || !is {
+			return true, false
+		}
 		asked := slices.ContainsFunc(c.Policy, func(p api.Setting) bool {
 			return p.Key == "fairlead.latency" && p.Value == "on"
 		})
@@ -222,8 +317,22 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 // measure adds the figures of one arm. off is the round trip without any.
 func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string, off *float64) error {
 	s.client.SetRate(0)
-	if err := s.policy(ctx, arm != "off"); err != nil {
+	if err := s.policy(ctx, arm == "on" || arm == withRecords || arm == withTruth); err != nil {
 		return err
+	}
+	switch arm {
+	case withNothing:
+		hooks, err := rig.AttachNothing()
+		if err != nil {
+			return err
+		}
+		defer hooks.Close()
+	case withFtrace:
+		f, err := rig.NewFtrace("net/net_dev_queue", "net/net_dev_start_xmit", "net/napi_gro_receive_entry", "net/netif_rx", "net/netif_receive_skb")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
 	}
 	add := func(metric, unit string, value float64) {
 		switch arm {
@@ -238,19 +347,13 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string,
 	if c.flood {
 		rate = load.Flood
 	}
-	var asked api.LatencyRecords
-	var truth *uplinkStamps
-	var err error
-	if arm == withRecords || arm == withTruth {
-		if asked, err = s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{}, 0); err != nil {
+	if arm == withTruth {
+		return s.check(ctx, c)
+	}
+	if arm == withRecords {
+		if _, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{}, 0); err != nil {
 			return s.guard.explain(err)
 		}
-	}
-	if arm == withTruth {
-		if truth, err = newUplinkStamps(s.rig, latencyPort); err != nil {
-			return err
-		}
-		defer truth.close()
 	}
 	s.client.SetRate(rate)
 	if err := sleep(ctx, s.settle); err != nil {
@@ -301,41 +404,89 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string,
 		*off = trip
 	} else {
 		add(Perturbation, "s", trip-*off)
+		s.trips[arm] = trip
 	}
-	if truth == nil {
-		return nil
-	}
-	got, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{After: asked.Next, Port: latencyPort}, time.Second)
-	if err != nil {
-		return s.guard.explain(err)
-	}
-	if err := sleep(ctx, 2*drain); err != nil { // for the last ones
-		return err
-	}
-	trips, _ := api.LatencyTrips(got.Records)
-	raw, corrected, err := truth.bias(trips)
+	return nil
+}
+
+// check adds by how much round trips are off.
+func (s *latencySession) check(ctx context.Context, c latencyCase) error {
+	raw, corrected, err := s.bias(ctx)
 	if err != nil {
 		return err
 	}
-	add(RawBias, "s", report.Median(raw))
+	s.report.AddPeer(c.name, SignedBias, "s", withTruth, report.Median(corrected))
 	for i := range corrected {
 		corrected[i] = math.Abs(corrected[i])
 	}
-	add(Bias, "s", report.Median(corrected))
-	add(WorstBias, "s", slices.Max(corrected))
+	s.report.AddPeer(c.name, RawBias, "s", withTruth, report.Median(raw))
+	s.report.AddPeer(c.name, Bias, "s", withTruth, report.Median(corrected))
+	s.report.AddPeer(c.name, WorstBias, "s", withTruth, slices.Max(corrected))
 	return nil
+}
+
+// bias makes round trips, and says by how much each is longer than at the NIC: raw and
+// corrected.
+func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, err error) {
+	name, filter := s.rig.Prefix()+"one", api.LatencyFilter{Port: latencyPort}
+	asked, err := s.guard.client.LatencyRecords(ctx, name, filter, 0)
+	if err != nil {
+		return nil, nil, s.guard.explain(err)
+	}
+	truth, err := s.rig.Tap(latencyPort)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer truth.Close()
+	s.client.SetRate(latencyEach)
+	if err := sleep(ctx, s.settle+s.take); err != nil {
+		return nil, nil, err
+	}
+	s.client.SetRate(0)
+	filter.After = asked.Next
+	got, err := s.guard.client.LatencyRecords(ctx, name, filter, time.Second)
+	if err != nil {
+		return nil, nil, s.guard.explain(err)
+	}
+	wire, err := truth.Trips()
+	if err != nil {
+		return nil, nil, err
+	}
+	zero, err := monotonicZero()
+	if err != nil {
+		return nil, nil, err
+	}
+	trips, _ := api.LatencyTrips(got.Records)
+	return wireBias(trips, wire, zero)
 }
 
 // LatencyHeadline says in a sentence what Latency found.
 func LatencyHeadline(r *report.Report) string {
-	c, ok := r.Find("idle host", Bias)
-	raw, also := r.Find("idle host", RawBias)
-	if !ok || !also {
-		return "Round trips from a container, and what measuring them costs"
+	if c, ok := r.Find("flood pings", worstStep); ok {
+		return fmt.Sprintf("Beside up to %d flood pings round trips from a container are up to %.1f us too long, and within %.1f us once corrected",
+			mostPings, 1e6*report.Median(c.Off), 1e6*report.Median(c.On))
 	}
-	return fmt.Sprintf("Round trips from a container are %.1f us too long, and within %.1f us once corrected",
-		1e6*report.Median(raw.Peers[withTruth]), 1e6*report.Median(c.Peers[withTruth]))
+	return "Round trips from a container, and what measuring them costs"
 }
 
 // LatencyPlots are the plots of Latency.
-func LatencyPlots(*report.Report, Options) []report.Plot { return nil }
+func LatencyPlots(r *report.Report, _ Options) []report.Plot {
+	bias := report.Plot{
+		Title: "RTT bias", Metric: stepBias,
+		Note: "By how much a round trip is longer than at the uplink, by how many neighbours flood-ping: raw and corrected.",
+	}
+	for _, n := range []int{0, 20, 40, 60, 80, mostPings} { // more cannot be read
+		bias.Groups = append(bias.Groups, report.Group{Label: fmt.Sprint(n), Case: stepName(n)})
+	}
+	added := report.Plot{Title: "Perturbation", Metric: Perturbation, Note: "What a round trip takes longer than while nothing is attached."}
+	covered := report.Plot{Title: "Coverage beside 100 flood pings", Metric: Covered, Ideal: 1}
+	for _, c := range latencyCatalogue() {
+		switch {
+		case c.covers != "":
+			covered.Groups = append(covered.Groups, report.Group{Label: c.covers, Case: c.name})
+		case !c.crowd && !c.flood:
+			added.Groups = append(added.Groups, report.Group{Label: c.name, Case: c.name})
+		}
+	}
+	return measured(r, []report.Plot{bias, added, covered})
+}

@@ -6,39 +6,23 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
 // A round trip is held against the one at the NIC that began at the same time, and
 // against none if there is no such.
-func TestUplinkBias(t *testing.T) {
-	at := time.Unix(1000, 0)
-	ms := func(n int) time.Time { return at.Add(time.Duration(n) * time.Millisecond) }
-	s := &uplinkStamps{port: 9}
-	packet := func(port byte, out bool) []byte {
-		p := make([]byte, 28)
-		p[0], p[9] = 0x45, 17
-		if out {
-			p[23] = port
-		} else {
-			p[21] = port
-		}
-		return p
-	}
+func TestWireBias(t *testing.T) {
+	zero := time.Unix(1000, 0)
+	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+	var wire []rig.Trip
 	for i := range 3 {
-		s.take(packet(9, true), true, ms(10*i))
-		s.take(packet(8, false), false, ms(10*i+1)) // another flow's
-		s.take(packet(9, false), false, ms(10*i+2))
-		s.take(packet(9, false), false, ms(10*i+3)) // asked for by nobody
+		wire = append(wire, rig.Trip{Asked: ms(10 * i), Answered: ms(10*i + 2)})
 	}
-	s.take([]byte{0x45}, true, ms(50))
-	if len(s.trips) != 3 {
-		t.Fatalf("%+v", s.trips)
-	}
-	near := 50 * time.Microsecond
 	trips := []api.LatencyTrip{
-		{Time: ms(0).Add(near), Raw: 0.005, Corrected: 0.0021}, {Time: ms(15), Raw: 9, Corrected: 9}, {Time: ms(20).Add(-near), Raw: 0.006, Corrected: 0.0019},
+		{Time: zero, Raw: 0.005, Corrected: 0.0021}, {Time: zero.Add(ms(15)), Raw: 9, Corrected: 9},
+		{Time: zero.Add(ms(20)), Raw: 0.006, Corrected: 0.0019},
 	}
-	raw, corrected, err := s.bias(trips)
+	raw, corrected, err := wireBias(trips, wire, zero)
 	if err != nil || len(raw) != 2 || len(corrected) != 2 {
 		t.Fatalf("%v, %v, %v", raw, corrected, err)
 	}
@@ -47,7 +31,51 @@ func TestUplinkBias(t *testing.T) {
 			t.Errorf("%d: %v, want %v", i, got, want)
 		}
 	}
-	if _, _, err := s.bias(trips[1:2]); err == nil {
+	if _, _, err := wireBias(trips, nil, zero); err == nil {
 		t.Error("a trip that the NIC has not seen is held against another")
+	}
+
+	// The clocks were read with an error of more than requests are apart.
+	wire, trips = nil, nil
+	at := time.Duration(0)
+	for i := range 50 {
+		at += time.Duration(80+i*i%17) * time.Microsecond
+		took := time.Duration(i+1) * time.Microsecond
+		wire = append(wire, rig.Trip{Asked: at, Answered: at + took})
+		if i >= 10 { // the first are forgotten
+			trips = append(trips, api.LatencyTrip{Time: zero.Add(at + time.Millisecond), Corrected: took.Seconds()})
+		}
+	}
+	_, corrected, err = wireBias(trips, wire, zero)
+	if err != nil || len(corrected) != 40 {
+		t.Fatalf("%v, %v", corrected, err)
+	}
+	for i, c := range corrected {
+		if math.Abs(c) > 1e-9 {
+			t.Errorf("%d is held against another: off by %v", i, c)
+		}
+	}
+}
+
+// Each bar is of a case and a figure that there are, and each case has one.
+func TestLatencyBars(t *testing.T) {
+	with := make(map[string]bool)
+	for _, b := range LatencyBars() {
+		with[b.Case] = true
+		if b.Why == "" || b.Low < b.FarLow || b.High > b.FarHigh {
+			t.Errorf("%+v", b)
+		}
+	}
+	for _, c := range latencyCatalogue() {
+		if !with[c.name] {
+			t.Errorf("%s has no bar", c.name)
+		}
+		delete(with, c.name)
+	}
+	if len(with) > 0 {
+		t.Errorf("bars without a case: %v", with)
+	}
+	if all := pingSteps(false); len(all) != 11 || all[0] != 0 || all[10] != mostPings {
+		t.Errorf("steps %v", all)
 	}
 }

@@ -129,6 +129,15 @@ type Examiner interface {
 	Examine() []probe.Finding
 }
 
+// Worker is a Feature that knows for whose packets each CPU works. PacketWork may be
+// called at any time.
+type Worker interface {
+	// PacketWork gives by container, 0 being the system, and by CPU how long that CPU
+	// has worked for its packets, in softirqs and in threads that poll devices, since
+	// some beginning. An error means that nobody counts it here.
+	PacketWork() (map[container.ID][]time.Duration, error)
+}
+
 // Mapped is a Feature that has BPF maps. Maps may be called at any time.
 type Mapped interface {
 	// Maps says how full the hash maps are.
@@ -154,7 +163,7 @@ type Sample struct {
 	Labels []Label // what else tells it from others of this name; each has the same label names
 	Value  float64
 
-	Histogram *hist.Classic // in place of Value, where it is a distribution since some beginning
+	Histogram *hist.Forms // in place of Value, where it is a distribution since some beginning
 }
 
 // Label is one more property of a Sample: a word of the feature's own choice

@@ -57,3 +57,15 @@ func (h *Histogram) Native() *Native {
 	}
 	return n
 }
+
+// Forms is a histogram in both of the forms that Prometheus has: a scrape gets the
+// native one too if it asks for it.
+type Forms struct {
+	Classic *Classic
+	Native  *Native
+}
+
+// Forms gives both; see Classic for the bounds of that one.
+func (h *Histogram) Forms(first, last int) *Forms {
+	return &Forms{Classic: h.Classic(first, last), Native: h.Native()}
+}

@@ -111,12 +111,8 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 
 // constant is a sample as Prometheus wants it.
 func constant(desc *prometheus.Desc, x feature.Sample, values []string) (prometheus.Metric, error) {
-	if h := x.Histogram; h != nil {
-		buckets := make(map[float64]uint64, len(h.Buckets))
-		for _, b := range h.Buckets {
-			buckets[b.Le] = b.Count
-		}
-		return prometheus.NewConstHistogram(desc, h.Count, h.Sum, buckets, values...)
+	if x.Histogram != nil {
+		return newHistogram(desc, x.Histogram, values)
 	}
 	if counts(x.Name) {
 		return prometheus.NewConstMetric(desc, prometheus.CounterValue, x.Value, values...)

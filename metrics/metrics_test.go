@@ -5,9 +5,11 @@ import (
 	"flag"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
@@ -69,9 +72,9 @@ func work(id container.ID, direction, protocol string, v float64) feature.Sample
 }
 
 func waits(id container.ID, n uint64) feature.Sample {
-	return feature.Sample{Container: id, Name: "traffic_delay_seconds", Device: "eth0", Labels: []feature.Label{word("direction", "egress")}, Histogram: &hist.Classic{
+	return feature.Sample{Container: id, Name: "traffic_delay_seconds", Device: "eth0", Labels: []feature.Label{word("direction", "egress")}, Histogram: &hist.Forms{Classic: &hist.Classic{
 		Buckets: []hist.Bound{{Le: 0.001, Count: 3}, {Le: 0.002, Count: 7}}, Count: n, Sum: 0.5,
-	}}
+	}}}
 }
 
 func theft(victim, culprit feature.Label, v float64) feature.Sample {
@@ -124,6 +127,68 @@ func TestPage(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("the page has changed; go test ./metrics -update writes it down (-file +now):\n%s", diff)
+	}
+}
+
+// A scrape that asks for it gets a histogram in both forms, with the same durations.
+func TestNativeHistogram(t *testing.T) {
+	h := hist.New(3, 36)
+	for _, ns := range []uint64{0, 1 << 20, 3 << 20, 3 << 20, 1 << 35} {
+		h.Counts[hist.Bucket(ns, 3, len(h.Counts))]++
+		h.Sum += ns
+	}
+	v := example()
+	v.snaps = []feature.Snapshot{{Samples: []feature.Sample{{Container: 7, Name: "latency_seconds", Histogram: h.Forms(20, 22)}}}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, l, v, slog.New(slog.DiscardHandler)) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.Addr().String()+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	dec := expfmt.NewDecoder(resp.Body, expfmt.ResponseFormat(resp.Header))
+	for {
+		var f dto.MetricFamily
+		if err := dec.Decode(&f); err != nil {
+			t.Fatalf("no histogram: %v", err)
+		}
+		if f.GetName() != "fairlead_latency_seconds" {
+			continue
+		}
+		got := f.GetMetric()[0].GetHistogram()
+		native, sum, each := got.GetZeroCount(), int64(0), int64(0)
+		for _, delta := range got.GetPositiveDelta() {
+			each += delta
+			sum += each
+		}
+		if native += uint64(sum); native != 5 || got.GetSampleCount() != 5 || got.GetSchema() != 3 || len(got.GetPositiveSpan()) == 0 {
+			t.Errorf("native: %d durations of 5: %v", native, got)
+		}
+		var classic []uint64
+		for _, b := range got.GetBucket() {
+			classic = append(classic, b.GetCumulativeCount())
+		}
+		if !slices.Equal(classic, []uint64{1, 2, 4}) {
+			t.Errorf("classic: %v", classic)
+		}
+		return
 	}
 }
 

@@ -204,7 +204,7 @@ func Sweep() error {
 		_, err := sandbox.Sweep(kernel.Roots{}, dir)
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, sweepTemp())...)
+	return errors.Join(append(errs, sweepTemp(), sweepFtrace())...)
 }
 
 // TempDir makes a directory that goes with the rig.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -16,46 +17,84 @@ import (
 
 func latencyVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "latency [CONTAINER]",
+		Use:   "latency [CONTAINER [OTHER]]",
 		Short: "Show what this host costs the packets of each container",
 		Long: `Show what this host costs the packets of each container that policy has measured
 (fairlead.latency=on), or of one: over --interval, or with --total since each was first
 measured.
 
-  ADDED     from the container's device to the uplink, or back: the container's own expense
-  STACK     from the container's socket to the uplink, or back
+  added     between the container's device and the uplink: the container's own expense
+  stack     between the container's socket and the uplink
+  local     between the devices of two containers of this host
   P50 ...   half, 90 %, 99 % of the packets took no longer; MAX is the longest
-  COVERAGE  part of the packets that was measured from end to end; packets that were
-            passed over by choice, as a CPU had too many, are not in it
+  COVERED   the part of the packets that was measured from end to end; packets that a
+            busy CPU passed over by choice do not count
 
 --stages shows where the time goes: device, deliver, forward and qdisc on the way out;
-gro, forward, qdisc, deliver and socket on the way in.`,
+gro, forward, qdisc, deliver and socket on the way in. It also shows for whose packets
+the same CPUs worked meanwhile: a packet in the backlog of a CPU waits for those.
+
+With two containers, the first is A and the other is B. With --compare, A is one interval
+and B is the next. With --since, A is an earlier answer that -o json printed.`,
 		Example: `  fairlead latency
   fairlead latency web-1 --stages
+  fairlead latency web-1 web-2
+  fairlead latency -o json > before.json; fairlead latency --since before.json
   fairlead latency trace web-1 --protocol icmp
   fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: nargs(0, 2, "one CONTAINER, or two"),
 	}
 	var f readingFlags
 	f.add(cmd, "show what was counted since each container was first measured")
-	stages := cmd.Flags().Bool("stages", false, "show the stages of the way")
+	stages := cmd.Flags().Bool("stages", false, "show where the time goes")
 	protocols := cmd.Flags().Bool("protocols", false, "show each protocol by itself")
+	wide := cmd.Flags().Bool("wide", false, "show the names of containers in full")
+	compare := cmd.Flags().Bool("compare", false, "compare two intervals, or two containers")
+	since := cmd.Flags().String("since", "", "a `file` with an earlier answer, as -o json printed it: compare with that")
 	cmd.AddCommand(latencyTraceVerb(e), latencyRunVerb(e), latencyProbeVerb(e))
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		ref, err := f.check(args)
 		if err != nil {
 			return err
 		}
-		return readings[api.Latency]{
-			read: func(ctx context.Context, after time.Duration) (api.Latency, error) {
+		read := func(ref string) func(context.Context, time.Duration) (api.Latency, error) {
+			return func(ctx context.Context, after time.Duration) (api.Latency, error) {
 				over := min(after, api.MaxOver)
 				if err := wait(ctx, after-over); err != nil {
 					return api.Latency{}, err
 				}
 				return c.Latency(ctx, ref, over)
-			},
+			}
+		}
+		if len(args) == 2 || *compare || *since != "" {
+			switch {
+			case f.watch || *protocols:
+				return usagef("--watch and --protocols cannot be used with a comparison")
+			case *since != "" && len(args) == 2:
+				return usagef("--since compares with an earlier answer, and not two containers")
+			case f.total && len(args) < 2 && *since == "":
+				return usagef("--total and --compare: the two times would be the same")
+			}
+			x := comparison{ref: ref, since: *since, interval: f.interval, read: read, stages: *stages, wide: *wide}
+			if len(args) == 2 {
+				x.other = args[1]
+			}
+			if f.total {
+				x.interval = 0
+			}
+			return x.show(cmd.Context(), e, f.out)
+		}
+		return readings[api.Latency]{
+			read:  read(ref),
 			after: func(now, _ api.Latency) api.Latency { return now },
-			print: func(w io.Writer, l api.Latency) { latencyTable(w, l, ref != "", *stages, *protocols) },
+			print: func(w io.Writer, l api.Latency) {
+				v := latencyView{l, ref != "", *protocols, *wide}
+				if *stages {
+					v.waterfall(w)
+				} else {
+					v.table(w)
+				}
+			},
 		}.show(cmd.Context(), e, f)
 	})
 }
@@ -68,49 +107,95 @@ func benchLatencyVerb(e env) *cobra.Command {
 	return experiment{bench.LatencyCases, bench.Latency, bench.LatencyHeadline, bench.LatencyPlots, bench.LatencyBars}.verb(e, cmd, &bench.Options{}, "5, with --quick 2", "2s, with --quick 500ms", func() error { return nil })
 }
 
-// latencyTable prints a row for each direction of each container, and sum or stage.
-func latencyTable(w io.Writer, l api.Latency, one, stages, protocols bool) {
-	if len(l.Containers) == 0 {
-		if one {
-			fmt.Fprintln(w, "Policy does not have this container's packets measured (fairlead.latency=on).")
-		} else {
-			fmt.Fprintln(w, "Policy has no container's packets measured (fairlead.latency=on).")
-		}
+// latencyScreen is how wide the tables of latency are.
+const latencyScreen = 80
+
+// latencyView is a reading, and how it is to be shown.
+type latencyView struct {
+	api.Latency
+	one, protocols, wide bool
+}
+
+// empty says why there is nothing to show, and whether that is so.
+func (v latencyView) empty(w io.Writer) bool {
+	switch {
+	case len(v.Containers) > 0:
+		return false
+	case v.one:
+		fmt.Fprintln(w, "Policy does not have this container's packets measured (fairlead.latency=on).")
+	default:
+		fmt.Fprintln(w, "Policy has no container's packets measured (fairlead.latency=on).")
+	}
+	return true
+}
+
+// table prints a row for each direction of each container, and sum.
+func (v latencyView) table(w io.Writer) {
+	if v.empty(w) {
 		return
 	}
-	columns := []column{{"CONTAINER", 24}, {"DIRECTION", 0}, {"STAGE", 0}, {"PACKETS", 0}, {"P50", 0}, {"P90", 0}, {"P99", 0}, {"MAX", 0}, {"COVERAGE", 0}}
-	if protocols {
-		columns = slices.Insert(columns, 2, column{"PROTOCOL", 0})
+	columns := []column{{"CONTAINER", 0}, {"DIR", 0}, {"SPAN", 0}, {"COUNT", 0}, {"P50", 0}, {"P90", 0}, {"P99", 0}, {"MAX", 0}, {"COVERED", 0}}
+	if v.protocols {
+		columns = slices.Insert(columns, 2, column{"PROTO", 0})
 	}
 	var rows [][]string
-	for _, c := range l.Containers {
-		name := show(c.Name)
-		if c.Name == "" {
-			name = "id " + c.Container.String()
-		}
-		add := func(protocol string, t api.LatencyTimes) {
-			head := []string{name, c.Direction}
-			if protocols {
+	for _, c := range v.Containers {
+		v.each(c, func(protocol string, t api.LatencyTimes) {
+			head := []string{latencyName(c), c.Direction}
+			if v.protocols {
 				head = append(head, protocol)
 			}
-			rows = append(rows, latencyRows(head, t, stages)...)
-		}
-		if !protocols || len(c.Protocols) == 0 {
-			add("-", c.LatencyTimes)
-			continue
-		}
-		for _, p := range c.Protocols {
-			add(p.Protocol, p.LatencyTimes)
-		}
+			some := false
+			for _, s := range []*api.LatencyStage{t.Added, t.Stack, t.Local} {
+				if s != nil {
+					some = true
+					rows = append(rows, append(slices.Clone(head), s.Stage, scale(float64(s.Packets)), fine(s.P50), fine(s.P90), fine(s.P99), fine(s.Max), covered(t.Coverage)))
+				}
+			}
+			if !some {
+				rows = append(rows, append(head, "-", "0", "-", "-", "-", "-", covered(t.Coverage)))
+			}
+		})
 	}
 	right(columns, rows, len(columns)-6, len(columns)-1)
+	if !v.wide {
+		columns[0].max = max(9, latencyScreen-width(columns[1:], tails(rows)))
+	}
 	table(w, columns, rows)
+	v.notes(w)
+}
+
+// each calls show with the times of a container, of all protocols or of each.
+func (v latencyView) each(c api.LatencyContainer, show func(protocol string, t api.LatencyTimes)) {
+	if !v.protocols || len(c.Protocols) == 0 {
+		show("-", c.LatencyTimes)
+		return
+	}
+	for _, p := range c.Protocols {
+		show(p.Protocol, p.LatencyTimes)
+	}
+}
+
+// notes says what is not in the rows.
+func (v latencyView) notes(w io.Writer) {
+	said := make(map[string]bool)
+	for _, c := range v.Containers {
+		for _, g := range c.Uncovered {
+			note := fmt.Sprintf("%s, %s: no %s: %s", latencyName(c), c.Direction, strings.Join(g.Stages, ", "), g.Why)
+			if !said[note] {
+				said[note] = true
+				for i, line := range fold(note, latencyScreen-2) {
+					fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
+				}
+			}
+		}
+	}
 	for _, note := range []struct {
 		n    uint64
 		text string
 	}{
-		{l.Passed, "times a packet was passed over: a CPU had more than it measures, and chose by chance"},
-		{l.Evicted, "packets lost their stamp before it was known whose they were"},
+		{v.Passed, "times a packet was passed over: its CPU had more than it measures"},
+		{v.Evicted, "packets lost their stamp before it was known whose they were"},
 	} {
 		if note.n > 0 {
 			fmt.Fprintf(w, "%s %s\n", scale(float64(note.n)), note.text)
@@ -118,29 +203,24 @@ func latencyTable(w io.Writer, l api.Latency, one, stages, protocols bool) {
 	}
 }
 
-// latencyRows are the rows of one direction: the sums, and the stages if they are
-// asked for.
-func latencyRows(head []string, t api.LatencyTimes, stages bool) (rows [][]string) {
-	coverage := "-"
-	if ratio, ok := t.Coverage.Ratio(); ok {
-		coverage = fmt.Sprintf("%.4g %%", 100*min(ratio, 1))
+func latencyName(c api.LatencyContainer) string {
+	if c.Name == "" {
+		return "id " + c.Container.String()
 	}
-	list := []*api.LatencyStage{t.Added, t.Stack, t.Local}
-	if stages {
-		for i := range t.Stages {
-			list = append(list, &t.Stages[i])
-		}
+	return show(c.Name)
+}
+
+// covered is the part of the packets that was measured from end to end. What is not
+// all is never rounded up to that.
+func covered(c api.LatencyCoverage) string {
+	ratio, ok := c.Ratio()
+	switch {
+	case !ok:
+		return "-"
+	case ratio >= 1:
+		return "100 %"
 	}
-	for _, s := range list {
-		if s == nil {
-			continue
-		}
-		rows = append(rows, append(slices.Clone(head), s.Stage, scale(float64(s.Packets)), fine(s.P50), fine(s.P90), fine(s.P99), fine(s.Max), coverage))
-	}
-	if len(rows) == 0 {
-		rows = append(rows, append(slices.Clone(head), "-", "0", "-", "-", "-", "-", coverage))
-	}
-	return rows
+	return fmt.Sprintf("%.2f %%", math.Floor(ratio*1e4)/100)
 }
 
 // fine is brief with tenths of a microsecond.
@@ -151,107 +231,10 @@ func fine(sec float64) string {
 	return brief(sec)
 }
 
-func latencyTraceVerb(e env) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "trace CONTAINER",
-		Short: "Show a container's packets one by one",
-		Long: `Show the packets of a container one by one, with what each took on this host, until
-interrupted. Inside a container, to which the agent's self socket was given, --self
-shows the container's own. Packets that could not be kept are counted at the end.
-With -o json there is one object on each line.`,
-		Example: `  fairlead latency trace web-1 --protocol tcp --port 443
-  fairlead latency trace --self --slide`,
-		Args: nargs(0, 1, "one CONTAINER"),
+// tails are rows without their first cells.
+func tails(rows [][]string) (out [][]string) {
+	for _, r := range rows {
+		out = append(out, r[1:])
 	}
-	var want packets
-	want.add(cmd)
-	slide := cmd.Flags().Bool("slide", false, "print each packet as MACE does: [seconds] (number) direction: nanoseconds")
-	count := cmd.Flags().Uint("count", 0, "end after so many packets; 0: when interrupted")
-	asJSON := cmd.Flags().StringP("output", "o", "table", "how to print: table or json")
-	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
-		if *asJSON != "table" && *asJSON != "json" {
-			return usagef("-o %q: it is one of table, json", *asJSON)
-		}
-		ask, err := want.source(c, args)
-		if err != nil {
-			return err
-		}
-		defer ask.close()
-		print := latencyLine
-		switch {
-		case *asJSON == "json":
-			print = latencyJSON
-		case *slide:
-			print = latencySlide
-		}
-		var missed, shown uint64
-		for *count == 0 || shown < uint64(*count) {
-			got, err := ask.next(cmd.Context(), time.Second)
-			if cmd.Context().Err() != nil {
-				break
-			}
-			if err != nil {
-				return readingHint(err)
-			}
-			missed += got.Missed
-			for _, r := range got.Records {
-				if *count > 0 && shown == uint64(*count) {
-					break
-				}
-				if err := print(e.stdout, r); err != nil {
-					return err
-				}
-				shown++
-			}
-		}
-		if missed > 0 {
-			fmt.Fprintf(e.stderr, "%d packets were overwritten before they were read\n", missed)
-		}
-		return nil
-	})
-}
-
-// latencyLine prints a packet for people.
-func latencyLine(w io.Writer, r api.LatencyRecord) error {
-	end := func(addr string, port int) string {
-		switch {
-		case port == 0:
-			return addr
-		case strings.Contains(addr, ":"):
-			return fmt.Sprintf("[%s]:%d", addr, port)
-		}
-		return fmt.Sprintf("%s:%d", addr, port)
-	}
-	line := fmt.Sprintf("%s %-7s %-5s %s > %s", r.Time.Format("15:04:05.000000"), r.Direction, r.Protocol, end(r.From, r.FromPort), end(r.To, r.ToPort))
-	if r.Seq > 0 {
-		line += fmt.Sprintf(" seq %d", r.Seq)
-	}
-	line += fmt.Sprintf(" %d bytes", r.Bytes)
-	for _, sum := range []struct {
-		name string
-		of   *float64
-	}{{"added", r.Added}, {"stack", r.Stack}} {
-		if sum.of != nil {
-			line += fmt.Sprintf("  %s %s", sum.name, fine(*sum.of))
-		}
-	}
-	var parts []string
-	for _, p := range r.Stages {
-		parts = append(parts, p.Stage+" "+fine(p.Seconds))
-	}
-	_, err := fmt.Fprintf(w, "%s  (%s)\n", line, strings.Join(parts, ", "))
-	return err
-}
-
-// latencySlide prints a packet in the form of MACE's slides.
-func latencySlide(w io.Writer, r api.LatencyRecord) error {
-	of := r.Stack
-	if of == nil {
-		of = r.Added
-	}
-	if of == nil {
-		return nil
-	}
-	_, err := fmt.Fprintf(w, "[%d.%06d] (%d) %s: %.0f\n", r.Time.Unix(), r.Time.Nanosecond()/1000, r.Seq, r.Direction, *of*1e9)
-	return err
+	return out
 }

@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -15,13 +19,25 @@ import (
 type latencyStub struct {
 	api.Backend
 	report api.Latency
+	double string // a container for which everything takes twice as long
 	asked  []api.LatencyFilter
 }
 
 func (s *latencyStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	f, ok := ask.Body.(api.LatencyFilter)
 	if !ok {
-		return s.report, nil
+		out := s.report
+		if ask.Container != "" && ask.Container == s.double {
+			out = latencyReport()
+			for _, c := range out.Containers {
+				for _, s := range []*api.LatencyStage{c.Added, c.Stack} {
+					if s != nil {
+						s.P50, s.P99 = 2*s.P50, 2*s.P99
+					}
+				}
+			}
+		}
+		return out, nil
 	}
 	s.asked = append(s.asked, f)
 	n := uint64(len(s.asked))
@@ -33,36 +49,57 @@ func (s *latencyStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	return api.LatencyRecords{Next: n + 1, Records: []api.LatencyRecord{r}}, nil
 }
 
-func TestLatency(t *testing.T) {
-	stage := func(name string, p50 float64) *api.LatencyStage {
-		return &api.LatencyStage{Stage: name, Packets: 1000, P50: p50, P90: 2 * p50, P99: 10 * p50, Max: 0.02}
+// latencyReport is one container with all stages, and one without packets.
+func latencyReport() api.Latency {
+	stage := func(name string, packets uint64, mean, p50 float64) *api.LatencyStage {
+		return &api.LatencyStage{Stage: name, Packets: packets, Mean: mean, P50: p50, P90: 2 * p50, P99: 10 * p50, Max: 0.02}
 	}
 	times := api.LatencyTimes{
-		Coverage: api.LatencyCoverage{Seen: 2000, Matched: 999, Unsampled: 1000}, Added: stage("added", 0.000005), Stack: stage("stack", 0.0000061),
-		Stages: []api.LatencyStage{*stage("deliver", 0.000002), *stage("qdisc", 0.0004)},
+		Coverage: api.LatencyCoverage{Seen: 2000, Matched: 999, Unsampled: 1000}, Added: stage("added", 1000, 0.000009, 0.000005), Stack: stage("stack", 1000, 0.00001, 0.0000061),
+		Stages: []api.LatencyStage{*stage("device", 1000, 0.000001, 0.000001), *stage("deliver", 500, 0.000006, 0.000002), *stage("forward", 1000, 0.000002, 0.0004), *stage("qdisc", 1000, 0.000004, 0.0004)},
 	}
-	s := &latencyStub{report: api.Latency{Passed: 12, Containers: []api.LatencyContainer{
-		{Container: 7, Name: "web-1", Direction: "egress", LatencyTimes: times, Protocols: []api.LatencyProtocol{{Protocol: "udp", LatencyTimes: times}}},
-		{Container: 8, Direction: "ingress", LatencyTimes: api.LatencyTimes{}},
-	}}}
+	return api.Latency{Passed: 12, Since: time.Unix(1552589041, 0), Taken: time.Unix(1552589043, 0), Containers: []api.LatencyContainer{
+		{Container: 7, Name: "web-1-of-a-deployment-with-a-long-name", Direction: "egress", LatencyTimes: times, Protocols: []api.LatencyProtocol{{Protocol: "udp", LatencyTimes: times}}},
+		{
+			Container: 8, Direction: "ingress", Uncovered: []api.LatencyGap{{Stages: []string{"forward", "qdisc", "deliver", "added"}, Why: "the kernel has no event where a macvlan receives"}},
+			Meanwhile: &api.LatencyMeanwhile{CPUs: []int{0, 3}, Own: 0.021, By: []api.LatencyNeighbour{{Container: 9, Name: "noisy", Share: 0.4123}, {Container: 10, Share: 0.02}, {Name: "system", Share: 0.0001}}},
+		},
+	}}
+}
+
+func TestLatency(t *testing.T) {
+	s := &latencyStub{report: latencyReport()}
+	const end = `id 8, ingress: no forward, qdisc, deliver, added: the kernel has no event
+  where a macvlan receives
+12 times a packet was passed over: its CPU had more than it measures
+`
 	for _, tt := range []struct {
 		args []string
 		want string
 	}{
-		{nil, `CONTAINER  DIRECTION  STAGE  PACKETS    P50     P90     P99   MAX  COVERAGE
-web-1      egress     added    1.00k  5.0us  10.0us  50.0us  20ms    99.9 %
-web-1      egress     stack    1.00k  6.1us  12.2us  61.0us  20ms    99.9 %
-id 8       ingress    -            0      -       -       -     -         -
-12 times a packet was passed over: a CPU had more than it measures, and chose by chance
-`},
-		{[]string{"--stages", "--protocols"}, `CONTAINER  DIRECTION  PROTOCOL  STAGE    PACKETS    P50     P90     P99   MAX  COVERAGE
-web-1      egress     udp       added      1.00k  5.0us  10.0us  50.0us  20ms    99.9 %
-web-1      egress     udp       stack      1.00k  6.1us  12.2us  61.0us  20ms    99.9 %
-web-1      egress     udp       deliver    1.00k  2.0us   4.0us  20.0us  20ms    99.9 %
-web-1      egress     udp       qdisc      1.00k  400us   800us     4ms  20ms    99.9 %
-id 8       ingress    -         -              0      -       -       -     -         -
-12 times a packet was passed over: a CPU had more than it measures, and chose by chance
-`},
+		{nil, `CONTAINER            DIR      SPAN   COUNT    P50     P90     P99   MAX  COVERED
+web-1-of-a-deploym…  egress   added  1.00k  5.0us  10.0us  50.0us  20ms  99.90 %
+web-1-of-a-deploym…  egress   stack  1.00k  6.1us  12.2us  61.0us  20ms  99.90 %
+id 8                 ingress  -          0      -       -       -     -        -
+` + end},
+		{[]string{"--protocols", "--wide"}, `CONTAINER                               DIR      PROTO  SPAN   COUNT    P50     P90     P99   MAX  COVERED
+web-1-of-a-deployment-with-a-long-name  egress   udp    added  1.00k  5.0us  10.0us  50.0us  20ms  99.90 %
+web-1-of-a-deployment-with-a-long-name  egress   udp    stack  1.00k  6.1us  12.2us  61.0us  20ms  99.90 %
+id 8                                    ingress  -      -          0      -       -       -     -        -
+` + end},
+		{[]string{"--stages"}, `web-1-of-a-deployment-with-a-long-name, egress: 2.00k packets, 99.90 % covered
+STAGE    WHERE THE MEAN GOES       MEAN    P50     P90     P99   MAX
+device   ##                       1.0us  1.0us   2.0us  10.0us  20ms
+deliver    #######                6.0us  2.0us   4.0us  20.0us  20ms
+forward           ####            2.0us  400us   800us     4ms  20ms
+qdisc                 #########   4.0us  400us   800us     4ms  20ms
+added      ####################   9.0us  5.0us  10.0us  50.0us  20ms
+stack    ######################  10.0us  6.1us  12.2us  61.0us  20ms
+
+id 8, ingress: 0 packets, - covered
+meanwhile CPU 0 3 worked 2.1 % of the time for its packets, 41.2 % for those of
+noisy, 2.0 % for those of id 10
+` + end},
 	} {
 		status, out, errs := against(t, s, append([]string{"latency", "--interval", "100ms"}, tt.args...)...)
 		if status != statusDone || errs != "" {
@@ -71,10 +108,51 @@ id 8       ingress    -         -              0      -       -       -     -   
 		if diff := cmp.Diff(tt.want, out); diff != "" {
 			t.Errorf("%v: (-want +got)\n%s", tt.args, diff)
 		}
+		for line := range strings.Lines(out) {
+			if n := utf8.RuneCountInString(line) - 1; n > latencyScreen && !slices.Contains(tt.args, "--wide") {
+				t.Errorf("%v: %d columns: %s", tt.args, n, line)
+			}
+		}
 	}
 	s.report.Containers = nil
 	if _, out, _ := against(t, s, "latency", "web-1", "--total"); !strings.Contains(out, "fairlead.latency=on") {
 		t.Errorf("without containers: %q", out)
+	}
+}
+
+// Two containers, two times, and an answer from before are held against each other.
+func TestLatencyCompare(t *testing.T) {
+	s := &latencyStub{report: latencyReport()}
+	saved := filepath.Join(t.TempDir(), "before.json")
+	status, out, errs := against(t, s, "latency", "-o", "json", "--interval", "100ms")
+	if err := os.WriteFile(saved, []byte(out), 0o600); status != statusDone || err != nil {
+		t.Fatal(status, errs, err)
+	}
+	s.double = "web-2"
+	_, out, errs = against(t, s, "latency", "web-1", "web-2", "--stages", "--interval", "100ms")
+	for _, want := range []string{"A: web-1, 2.0 s up to", "B: web-2, 2.0 s up to", "egress  added    5.0us  10.0us  2.00  50.0us   100us  2.00  99.90 %", "egress  qdisc"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("want %q in\n%s%s", want, out, errs)
+		}
+	}
+	s.double = ""
+	for _, args := range [][]string{{"--since", saved}, {"--compare"}} {
+		_, out, errs = against(t, s, append([]string{"latency", "--interval", "100ms"}, args...)...)
+		if !strings.Contains(out, "web-1-of-a") || !strings.Contains(out, "added  5.0us  5.0us  1.00  50.0us  50.0us  1.00  99.90 %") || strings.Contains(out, "qdisc") {
+			t.Errorf("%v:\n%s%s", args, out, errs)
+		}
+		for line := range strings.Lines(out) {
+			if n := utf8.RuneCountInString(line) - 1; n > latencyScreen {
+				t.Errorf("%v: %d columns: %s", args, n, line)
+			}
+		}
+	}
+	for _, args := range [][]string{
+		{"a", "b", "c"}, {"--compare", "--watch"}, {"--compare", "--total"}, {"a", "b", "--since", saved}, {"--since", saved + "x"}, {"--since", "latency_test.go"}, {"--compare", "--protocols"},
+	} {
+		if status, _, errs := against(t, s, append([]string{"latency"}, args...)...); status != statusUsage || errs == "" {
+			t.Errorf("%v: status %d: %s", args, status, errs)
+		}
 	}
 }
 
@@ -92,7 +170,11 @@ func TestLatencyTrace(t *testing.T) {
 	if _, out, _ := against(t, s, "latency", "trace", "web-1", "--count", "1", "--slide"); out != "[1552589043.315681] (3) egress: 8100\n" {
 		t.Errorf("slide: %q", out)
 	}
-	for _, args := range [][]string{{}, {"web-1", "--self"}, {"web-1", "--protocol", "sctp"}, {"web-1", "--peer", "x"}, {"web-1", "-o", "yaml"}} {
+	s.asked = nil
+	if status, out, errs := against(t, s, "latency", "trace", "web-1", "--kept", "--count", "1", "--sample", "16"); status != statusDone || len(s.asked) != 1 || s.asked[0].After != 1 || s.asked[0].Sample != 16 {
+		t.Errorf("kept: status %d: %s%s, asked %+v", status, out, errs, s.asked)
+	}
+	for _, args := range [][]string{{}, {"web-1", "--on"}, {"--self", "--on", "--off"}, {"web-1", "--sample", "0"}, {"web-1", "--self"}, {"web-1", "--protocol", "sctp"}, {"web-1", "--peer", "x"}, {"web-1", "-o", "yaml"}} {
 		if status, _, errs := against(t, s, append([]string{"latency", "trace"}, args...)...); status != statusUsage || errs == "" {
 			t.Errorf("%v: status %d: %s", args, status, errs)
 		}

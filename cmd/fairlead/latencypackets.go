@@ -16,6 +16,7 @@ import (
 type packets struct {
 	peer, protocol, socket string
 	port                   uint16
+	sample                 uint32
 	self                   bool
 }
 
@@ -33,11 +34,13 @@ type source struct {
 	ask    func(context.Context, api.LatencyFilter, time.Duration) (api.LatencyRecords, error)
 	filter api.LatencyFilter
 	close  func()
+	// tracing begins to record what runs here, or ends it.
+	tracing func(context.Context, bool) (api.LatencyTracing, error)
 }
 
 // source checks the flags. args may name a container.
 func (p *packets) source(c *api.Client, args []string) (*source, error) {
-	s := &source{filter: api.LatencyFilter{Port: p.port, Protocol: p.protocol}, close: func() {}}
+	s := &source{filter: api.LatencyFilter{Port: p.port, Protocol: p.protocol, Sample: p.sample}, close: func() {}}
 	if p.peer != "" {
 		var err error
 		if s.filter.Peer, err = api.ParsePeer(p.peer); err != nil {
@@ -52,7 +55,7 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 		return nil, usagef("want a CONTAINER, or --self")
 	case p.self:
 		own := api.Dial(p.socket)
-		s.ask, s.close = own.SelfLatencyRecords, own.Close
+		s.ask, s.tracing, s.close = own.SelfLatencyRecords, own.SelfLatencyTracing, own.Close
 	default:
 		s.ask = func(ctx context.Context, f api.LatencyFilter, over time.Duration) (api.LatencyRecords, error) {
 			return c.LatencyRecords(ctx, args[0], f, over)

@@ -33,9 +33,9 @@ with --self where this runs, and print each of its round trips:
   INGRESS    what the way from the uplink to the socket took
   CORRECTED  what is left: the time that the packet was beyond the uplink
 
-A request is paired with its reply by sequence number for ICMP, by ports and order for
-UDP; of TCP only handshakes are.
-The program is one of the host's. It runs with the rights of whoever calls this.`,
+The last lines are the mean and the sum of all. A request is paired with its reply by
+sequence number for ICMP, by ports and order for UDP; of TCP only handshakes are. The
+program is one of the host's, and runs with the rights of whoever calls this.`,
 		Example: `  fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
 		Args:    nargs(1, 1000, "a PROGRAM"),
 	}
@@ -240,6 +240,14 @@ func (t roundTrips) table(w io.Writer) {
 	var rows [][]string
 	for _, r := range t.Trips {
 		rows = append(rows, []string{r.Protocol, show(r.Peer), fmt.Sprint(r.Seq), fine(r.Raw), fine(r.Egress), fine(r.Ingress), fine(r.Corrected)})
+	}
+	var sum api.LatencyTrip
+	for _, r := range t.Trips {
+		sum.Raw, sum.Egress, sum.Ingress, sum.Corrected = sum.Raw+r.Raw, sum.Egress+r.Egress, sum.Ingress+r.Ingress, sum.Corrected+r.Corrected
+	}
+	if n := float64(len(t.Trips)); n > 0 {
+		rows = append(rows, []string{"mean", "", "", fine(sum.Raw / n), fine(sum.Egress / n), fine(sum.Ingress / n), fine(sum.Corrected / n)})
+		rows = append(rows, []string{"sum", "", "", fine(sum.Raw), fine(sum.Egress), fine(sum.Ingress), fine(sum.Corrected)})
 	}
 	right(columns, rows, 2, len(columns)-1)
 	table(w, columns, rows)

@@ -296,7 +296,7 @@ func (f *BlockIO) Export() feature.Snapshot {
 	s := feature.Snapshot{Taken: time.Now(), Help: help()}
 	for _, a := range f.last.Accounts {
 		for sample, h := range map[string]*hist.Histogram{"blockio_queue_seconds": a.Queue, "blockio_device_seconds": a.Device} {
-			s.Samples = append(s.Samples, feature.Sample{Container: a.Container, Name: sample, Device: f.diskName(a.Disk), Histogram: h.Classic(firstBucket, lastBucket)})
+			s.Samples = append(s.Samples, feature.Sample{Container: a.Container, Name: sample, Device: f.diskName(a.Disk), Histogram: h.Forms(firstBucket, lastBucket)})
 		}
 	}
 	return s

@@ -20,6 +20,9 @@ type Reading struct {
 	// it was known whose packets they were of.
 	Passed, Evicted uint64
 	Lost            uint64 // records for which there was no room
+	// Unwatched is for how long no packet was looked at, as there was a flood.
+	Unwatched time.Duration
+	Uplinks   int // devices of this host by which packets leave and enter it
 }
 
 // Tenant is what was counted of one network tenant.
@@ -94,10 +97,16 @@ func (f *Latency) Read() (Reading, error) {
 		r.Tenants = append(r.Tenants, Tenant{Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), tallies: all})
 	}
 	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
+	for _, index := range f.meter.ends.uplinks {
+		if index != 0 {
+			r.Uplinks++
+		}
+	}
 	var err error
 	if r.Passed, r.Evicted, err = f.meter.passed(); err != nil {
 		return r, err
 	}
+	r.Unwatched = f.meter.unwatched()
 	return r, f.meter.maps.Lost.Get(&r.Lost)
 }
 
@@ -115,6 +124,7 @@ func (r Reading) Since(before Reading) Reading {
 	}
 	if r.Passed >= before.Passed { // else all has begun anew
 		r.Passed, r.Evicted, r.Lost = r.Passed-before.Passed, r.Evicted-before.Evicted, r.Lost-before.Lost
+		r.Unwatched -= before.Unwatched
 	}
 	return r
 }
@@ -155,11 +165,12 @@ const (
 
 // help says what the samples are.
 var help = map[string]string{
-	"latency_seconds":               "Time that packets of the container took on this host, by stage; added and stack are sums of stages.",
-	"latency_packets_total":         "Packets of the container that were looked at, by what became of the measurement.",
-	"latency_passed_events_total":   "Times a packet was passed over on this host because a CPU had more than it measures.",
-	"latency_evicted_packets_total": "Packets on this host whose stamp was lost before it was known whose they were.",
-	"latency_lost_records_total":    "Records of single packets for which the buffer had no room.",
+	"latency_seconds":                 "Time that packets of the container took on this host, by stage; added and stack are sums of stages.",
+	"latency_packets_total":           "Packets of the container that were looked at, by what became of the measurement.",
+	"latency_passed_events_total":     "Times a packet was passed over on this host because a CPU had more than it measures.",
+	"latency_evicted_packets_total":   "Packets on this host whose stamp was lost before it was known whose they were.",
+	"latency_unwatched_seconds_total": "Time in which no packet on this host was looked at, because there was a flood.",
+	"latency_lost_records_total":      "Records of single packets for which the buffer had no room.",
 }
 
 // Snapshot implements feature.Feature: what became of the packets.
@@ -180,10 +191,13 @@ func (f *Latency) Snapshot() feature.Snapshot {
 		}
 	}, func(s *feature.Snapshot, r Reading) {
 		for _, host := range []struct {
-			name string
-			n    uint64
-		}{{"latency_passed_events_total", r.Passed}, {"latency_evicted_packets_total", r.Evicted}, {"latency_lost_records_total", r.Lost}} {
-			s.Samples = append(s.Samples, feature.Sample{Name: host.name, Value: float64(host.n)})
+			name  string
+			value float64
+		}{
+			{"latency_passed_events_total", float64(r.Passed)}, {"latency_evicted_packets_total", float64(r.Evicted)},
+			{"latency_lost_records_total", float64(r.Lost)}, {"latency_unwatched_seconds_total", r.Unwatched.Seconds()},
+		} {
+			s.Samples = append(s.Samples, feature.Sample{Name: host.name, Value: host.value})
 		}
 	})
 }
@@ -197,7 +211,7 @@ func (f *Latency) Export() feature.Snapshot {
 				continue
 			}
 			s.Samples = append(s.Samples, feature.Sample{
-				Container: t.Container, Name: "latency_seconds", Histogram: h.Classic(firstBound, lastBound),
+				Container: t.Container, Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound),
 				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "stage", Value: st.Name(d)}},
 			})
 		}

@@ -9,15 +9,19 @@ static __always_inline void begin(struct stamp *s, __u32 direction, __u32 device
 	s->slot = device & SLOT;
 	s->protocol = class_of(f);
 	s->check = check_of(f);
-	if (device & TRACED) {
+	if (fl_tenants[s->slot] & TRACED) {
 		s->traced = 1;
 		s->flow = *f;
 	}
 }
 
+/*
+ * Tells user space of a packet. The reader comes by itself: to wake it is an interrupt
+ * between the packet's stamp and the driver, and would be told as the network's time.
+ */
 __noinline int fl_tell(const struct record *r)
 {
-	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), 0))
+	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), BPF_RB_NO_WAKEUP))
 		one(&fl_lost);
 	return 0;
 }
@@ -97,7 +101,7 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	check = check_of(&r.flow);
 	if (s->check && check && s->check != check) {
 		one(&t->mismatched);
-		fl_abandon(stamp, 0);
+		fl_abandon(stamp, LOST);
 		return;
 	}
 	if (s->direction != INGRESS) {
@@ -141,12 +145,12 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	count(t, ADDED, r.stage[ADDED]);
 
 	c->began = began;
-	c->id = began ^ address(skb);
+	c->id = began ^ address(c, skb);
 	c->slot = device & SLOT;
 	c->ifindex = skb->dev->ifindex;
 	c->len = r.flow.len && r.flow.len < skb->len ? r.flow.len : skb->len;
 	c->protocol = class_of(&r.flow);
-	c->traced = !!(device & TRACED);
+	c->traced = !!(fl_tenants[device & SLOT] & TRACED);
 	c->since = now;
 	if (!c->traced)
 		return;
@@ -162,13 +166,13 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 static __always_inline void may_be_host(struct cpu *c, const struct sk_buff *skb, const struct stamp *s, const struct flow *f, __u64 now)
 {
 	c->slot = 0;
-	c->traced = 0; /* fl_cgroups says */
+	c->traced = 0; /* fl_socket knows */
 	c->ifindex = skb->dev->ifindex;
 	c->len = f->len && f->len < skb->len ? f->len : skb->len;
 	c->protocol = class_of(f);
 	c->began = s->at[I_POLLED] ? s->at[I_POLLED] : now;
 	c->polled = s->at[I_POLLED];
-	c->id = c->began ^ address(skb);
+	c->id = c->began ^ address(c, skb);
 	c->flow = *f;
 	c->since = now;
 }

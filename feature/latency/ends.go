@@ -1,62 +1,74 @@
 package latency
 
 import (
-	"math"
 	"slices"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// devices says what each device is to fl_devices: of the tenants, at both ends of
-// their veths, and the uplinks. What is in a namespace of a tenant's own comes
-// before what a tenant says to be its veth's host end, and an uplink is nobody's.
-// queued says that an uplink is a veth, which may not poll.
-func (f *Latency) devices() (all map[latencyDevice]uint32, queued bool, err error) {
-	all = make(map[latencyDevice]uint32)
-	note := func(netns uint64, index int, value uint32) {
-		if netns == 0 || netns > math.MaxUint32 || index <= 0 || index > math.MaxInt32 {
-			return // there is no such device
-		}
-		d := latencyDevice{Netns: uint32(netns), Ifindex: uint32(index)}
-		if _, taken := all[d]; !taken {
-			all[d] = value
-		}
-	}
+// ends is where packets of the tenants are looked at, as maps.bpf.h has it.
+type ends struct {
+	near    [4096]uint16 // NEAR
+	uplinks [64]uint32   // UPLINKS
+	tenants [1 << 16]uint8
+	unseen  uint32             // tenants that no device is seen to receive for
+	sockets map[string]sockets // by directory of the cgroup
+	queued  bool               // an uplink is a veth, which may not poll
+}
+
+// ends finds them. Whose a device is package identity says.
+func (f *Latency) ends() (*ends, error) {
+	e := &ends{sockets: make(map[string]sockets)}
 	links, err := f.host.Links(netdev.MostLinks)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
+	for _, t := range f.tenants {
+		flags := uint8(tenantMeasured)
+		if t.traced {
+			flags |= tenantTraced
+		}
+		for _, c := range t.members {
+			way := uint8(byDevice)
+			for _, dev := range c.Interfaces {
+				e.watch(dev.Index, begin(hookQueue)|begin(hookReceive)|pass(hookReceive)|pass(hookXmit))
+				e.watch(dev.Host.Index, begin(hookQueue)|pass(hookReceive)|pass(hookQueue)|pass(hookXmit))
+				if dev.Kind == "macvlan" || dev.Kind == "ipvlan" {
+					way = byMacvlan
+				}
+			}
+			if c.HostNetwork {
+				way, flags = byUplink, flags|tenantHost
+			}
+			if way != byDevice {
+				e.unseen++
+			}
+			if c.Cgroup.V2 != "" {
+				e.sockets[c.Cgroup.V2] = sockets{t.slot, way}
+			}
+		}
+		e.tenants[t.slot] = flags
+	}
+	bits := begin(hookPoll) | begin(hookReceive) | pass(hookReceive) | pass(hookQueue) | pass(hookXmit) | nearUplink
+	if e.unseen > 0 {
+		bits |= begin(hookQueue)
+	}
+	found := 0
 	for _, l := range links {
-		if f.isUplink(l, links) {
-			note(f.host.Inode(), l.Index, roleUplink)
-			queued = queued || l.Kind == "veth"
+		if f.isUplink(l, links) && found < len(e.uplinks) {
+			e.watch(l.Index, bits)
+			e.uplinks[found] = uint32(l.Index)
+			e.queued = e.queued || l.Kind == "veth"
+			found++
 		}
 	}
-	each := func(visit func(t *tenant, value uint32)) {
-		for _, t := range f.tenants {
-			value := uint32(t.slot)
-			if t.traced {
-				value |= flagTraced
-			}
-			visit(t, value)
-		}
+	return e, nil
+}
+
+func (e *ends) watch(index int, bits uint16) {
+	if index > 0 {
+		e.near[index%len(e.near)] |= bits
 	}
-	each(func(t *tenant, value uint32) {
-		for _, c := range t.members {
-			for _, dev := range c.Interfaces {
-				note(c.NetNS, dev.Index, value|roleContainer)
-			}
-		}
-	})
-	each(func(t *tenant, value uint32) {
-		for _, c := range t.members {
-			for _, dev := range c.Interfaces {
-				note(dev.Host.NetNS, dev.Host.Index, value|roleHostEnd)
-			}
-		}
-	})
-	return all, queued, nil
 }
 
 // isUplink says whether packets leave the host by a device, and are not sent on by
@@ -70,33 +82,4 @@ func (f *Latency) isUplink(l netdev.Link, all []netdev.Link) bool {
 	}
 	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
 	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
-}
-
-// cgroups gives by id the cgroups of tenants that no device is seen to receive for, as
-// in the host's namespace and with macvlan, and by directory those of all: at these
-// their sockets are.
-func (f *Latency) cgroups() (unseen map[uint64]uint32, dirs map[string]sockets) {
-	unseen, dirs = make(map[uint64]uint32), make(map[string]sockets)
-	for _, t := range f.tenants {
-		for _, c := range t.members {
-			if c.Cgroup.V2 == "" {
-				continue
-			}
-			way, value := uint8(byDevice), uint32(t.slot)
-			switch {
-			case c.HostNetwork:
-				way = byUplink
-			case slices.ContainsFunc(c.Interfaces, func(i container.Interface) bool { return i.Kind == "macvlan" || i.Kind == "ipvlan" }):
-				way, value = byMacvlan, value|flagUnseen
-			}
-			if t.traced {
-				value |= flagTraced
-			}
-			if way != byDevice {
-				unseen[uint64(c.ID)] = value
-			}
-			dirs[c.Cgroup.V2] = sockets{t.slot, way}
-		}
-	}
-	return unseen, dirs
 }

@@ -18,28 +18,24 @@
  * and at the cgroups of the containers:
  *   cgroup_skb/ingress       a socket gets it
  *
- * Cost of an event: at a device that is nobody's one byte of memory; else one line
- * for the stamp, and for a packet that has one, or may begin, a look-up and a
- * clock. Beyond fl_budget a second and CPU packets are chosen by chance, before
- * any of that.
+ * Cost of an event: at a device that is nobody's two bytes of memory; else one line for
+ * whether the packet has a stamp. Beyond fl_budget a second and CPU packets are chosen by
+ * chance, and one that is passed over costs a counter more. Only a packet that has a
+ * stamp, or begins, costs look-ups and a clock.
  *
- * Readers of the maps: meter.go, records.go. Full maps: fl_devices, fl_cgroups:
- * user space gets the error. A full row of fl_keys loses its oldest stamp, which
- * is counted as evicted. A full fl_records loses records, which fl_lost counts.
+ * Readers of the maps: meter.go, records.go. Full maps: a full row of fl_keys loses its
+ * oldest stamp, which is counted as evicted. A full fl_records loses records, which
+ * fl_lost counts. fl_devices and fl_cgroups are those of package identity.
  * Nothing here changes a packet, or its way.
  */
 
 #include "kernel.h"
 
 #include <bpf/bpf_core_read.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/in6.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
+
+#include "identity.h"
+#include "parse.h"
 
 #include "maps.bpf.h"
 
@@ -57,22 +53,33 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define QUEUE 2
 #define XMIT 3
 
+/* What a device is: a role and a slot; 0 for nothing that is of interest. */
+static __always_inline __u32 device_of(struct net_device *dev, __u16 near)
+{
+	struct fl_device at = {.netns = fl_netns_of(dev), .ifindex = dev->ifindex};
+	struct fl_owner *o;
+
+	if (near & NEAR_UPLINK && at.netns == fl_host_netns)
+		for (int i = 0; i < UPLINKS && fl_uplinks[i]; i++)
+			if (fl_uplinks[i] == at.ifindex)
+				return UPLINK;
+	o = bpf_map_lookup_elem(&fl_devices, &at);
+	if (!o || !(fl_tenants[o->tenant] & MEASURED))
+		return 0;
+	return o->tenant | (o->flags & FL_HOST_END ? HOST_END : CONTAINER);
+}
+
 /* The slot of a socket that a tenant in the host's namespace has; else 0. */
 static __always_inline __u32 host_tenant(const struct sk_buff *skb)
 {
 	struct sock *sk = skb->sk;
-	__u32 *slot;
-	__u64 id;
+	__u16 tenant;
 
-	if (!fl_hosts || !sk || sk->__sk_common.skc_state == 6 || sk->__sk_common.skc_state == 12)
-		return 0; /* TCP_TIME_WAIT and TCP_NEW_SYN_RECV have no cgroup */
-	id = sk->sk_cgrp_data.cgroup->kn->id;
-	slot = bpf_map_lookup_elem(&fl_cgroups, &id);
-	return slot && !(*slot & UNSEEN) ? *slot : 0;
+	if (!fl_unseen || !fl_full_sock(sk))
+		return 0;
+	tenant = fl_of_cgroup(fl_cgroup_of_sock(sk)).tenant;
+	return (fl_tenants[tenant] & (MEASURED | HOST)) == (MEASURED | HOST) ? tenant : 0;
 }
-
-/* The inode of the host's network namespace. */
-const volatile __u32 fl_host_netns;
 
 /* Whether the host itself sends: what a bridge forwards may still have its sender's socket. */
 static __always_inline int from_host(const struct sock *sk)
@@ -97,46 +104,53 @@ static __always_inline int begins(const struct sk_buff *skb, int hook, __u32 rol
 }
 
 /* One event of a packet at a device. */
-static __always_inline int event(const struct sk_buff *skb, const struct net_device *dev, const int hook)
+static __always_inline int event(const struct sk_buff *skb, struct net_device *dev, const int hook)
 {
 	__u32 index = dev->ifindex, row, role, device, direction;
-	__u8 near = fl_near[index & (NEAR - 1)];
-	struct device at = {};
+	__u16 near = fl_near[index & (NEAR - 1)];
 	struct stamp *s = 0;
 	struct keys *r;
 	struct flow f = {};
 	struct cpu *c;
-	int place, begin_as;
-	__u32 *found;
+	int place = ROW, begin_as, why;
 	__u64 key, now;
 
 	if (!(near & (0x11 << hook)))
 		return 0; /* no such device is of interest here */
-	key = address(skb);
-	row = row_of(key);
-	r = bpf_map_lookup_elem(&fl_keys, &row);
 	c = this_cpu();
-	if (!r || !c)
+	if (!c)
 		return 0; /* for the verifier */
-	place = fl_take(row, key);
-	if (place == ROW && (!(near & (1 << hook)) || !admit(c)))
+	key = address(c, skb);
+	row = row_of(key);
+	r = row_at(row);
+	if (has_stamp(r, key))
+		place = fl_take(row, key);
+	if (hook == XMIT && place == ROW && near & NEAR_UPLINK && bpf_jiffies64() - fl_split_at < SPLIT_JIFFIES &&
+	    sent_flow(skb, &f)) {
+		key = key_of(&f);
+		row = row_of(key);
+		r = row_at(row);
+		place = fl_take(row, key);
+	}
+	if (place == ROW && (!(near & (1 << hook)) || !admit(c))) {
+		if (hook == RECEIVE)
+			c->since = 0; /* a socket may get this one now */
 		return 0;
-	at.netns = dev->nd_net.net->ns.inum;
-	at.ifindex = index;
-	found = bpf_map_lookup_elem(&fl_devices, &at);
-	if (!found) {
+	}
+	device = device_of(dev, near);
+	if (!device) {
 		put(r, place, key);
 		return 0; /* it has the index of one that is */
 	}
-	device = *found;
 	role = device & ROLE;
 	now = bpf_ktime_get_ns();
 	if (place < ROW && place >= 0) {
 		s = stamp_at(row * ROW + place);
 		if (!s)
 			return 0; /* for the verifier */
-		if (between(s->at[0] ? s->at[0] : s->at[1], now) >> HIST_TOP_BITS) {
-			fl_abandon(row * ROW + place, 0);
+		why = stale(s, now);
+		if (why >= 0) {
+			fl_abandon(row * ROW + place, why);
 			s = 0;
 			put(r, place, 0);
 			place = ROW;
@@ -152,7 +166,7 @@ static __always_inline int event(const struct sk_buff *skb, const struct net_dev
 		if (!s->at[I_RECEIVED] || (received_flow(skb, &f) && s->check == check_of(&f))) {
 			if (!s->at[I_RECEIVED])
 				s->at[I_RECEIVED] = now;
-			if (fl_hosts) {
+			if (fl_unseen) {
 				if (!f.family)
 					received_flow(skb, &f);
 				may_be_host(c, skb, s, &f, now);
@@ -166,13 +180,21 @@ static __always_inline int event(const struct sk_buff *skb, const struct net_dev
 		__builtin_memset(&f, 0, sizeof(f));
 		if (hook == QUEUE ? !sent_flow(skb, &f) : !received_flow(skb, &f)) {
 			if (s)
-				fl_abandon(row * ROW + place, 0);
+				fl_abandon(row * ROW + place, LOST);
 			put(r, place, 0);
 			return 0; /* no IP */
 		}
 		if (s)
-			fl_abandon(row * ROW + place, 0); /* of an skb that was freed, and is used again */
-		else
+			fl_abandon(row * ROW + place, LOST); /* of an skb that was freed, and is used again */
+		if (hook == QUEUE && role == UPLINK && splits(skb, dev)) {
+			put(r, place, 0);
+			key = key_of(&f);
+			row = row_of(key);
+			r = row_at(row);
+			s = 0;
+			fl_split_at = bpf_jiffies64();
+		}
+		if (!s)
 			place = fl_take_free(row, now);
 		direction = begin_as;
 		if (direction == EGRESS) {
@@ -193,7 +215,7 @@ static __always_inline int event(const struct sk_buff *skb, const struct net_dev
 		begin(s, direction, device, &f);
 		if (hook == RECEIVE) {
 			s->at[I_RECEIVED] = now;
-			if (fl_hosts)
+			if (fl_unseen)
 				may_be_host(c, skb, s, &f, now);
 		} else {
 			s->at[0] = now;
@@ -214,8 +236,14 @@ static __always_inline int event(const struct sk_buff *skb, const struct net_dev
 			s->at[E_SENT] = now;
 		if (hook == RECEIVE && role == HOST_END && !s->at[E_ARRIVED])
 			s->at[E_ARRIVED] = now;
-		if (hook == QUEUE && role == UPLINK)
+		if (hook == QUEUE && role == UPLINK) {
 			s->at[E_QDISC] = now;
+			if (splits(skb, dev) && sent_flow(skb, &f)) {
+				move(s, key_of(&f), now);
+				put(r, place, 0);
+				return 0;
+			}
+		}
 	} else if (s->direction == INGRESS && role == HOST_END) {
 		if (hook == QUEUE)
 			s->at[I_QDISC] = now;
@@ -233,13 +261,13 @@ int BPF_PROG(fl_queue, struct sk_buff *skb)
 }
 
 SEC("tp_btf/net_dev_start_xmit")
-int BPF_PROG(fl_xmit, const struct sk_buff *skb, const struct net_device *dev)
+int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *dev)
 {
 	return event(skb, dev, XMIT);
 }
 
 SEC("tp_btf/napi_gro_receive_entry")
-int BPF_PROG(fl_poll, const struct sk_buff *skb)
+int BPF_PROG(fl_poll, struct sk_buff *skb)
 {
 	return event(skb, skb->dev, POLL);
 }
@@ -271,7 +299,7 @@ const volatile __u8 fl_way;
 /* Whether the packet that this CPU brings can be the one that a socket gets. */
 static __always_inline int brought(const struct cpu *c, const struct __sk_buff *skb)
 {
-	if (!c->since || c->len != skb->len)
+	if (!c->since || c->since < fl_attached_at || c->len != skb->len)
 		return 0; /* put together from fragments, say */
 	if (c->slot)
 		return c->slot == fl_slot && c->ifindex == skb->ifindex;
@@ -308,19 +336,14 @@ int fl_socket(struct __sk_buff *skb)
 		r.stage[STACK] = between(c->began, now);
 		count(t, SOCKET, r.stage[SOCKET]);
 		count(t, STACK, r.stage[STACK]);
-		if (c->traced || !c->slot) {
-			__u64 id = bpf_skb_cgroup_id(skb);
-			__u32 *host = c->slot ? 0 : bpf_map_lookup_elem(&fl_cgroups, &id);
-
-			if (c->traced || (host && *host & TRACED)) {
-				r.at = now;
-				r.id = c->id;
-				r.slot = fl_slot;
-				r.direction = INGRESS;
-				r.kind = c->slot ? AT_SOCKET : RECORD;
-				r.flow = c->flow;
-				fl_tell(&r);
-			}
+		if (c->traced || (!c->slot && fl_tenants[fl_slot & SLOT] & TRACED)) {
+			r.at = now;
+			r.id = c->id;
+			r.slot = fl_slot;
+			r.direction = INGRESS;
+			r.kind = c->slot ? AT_SOCKET : RECORD;
+			r.flow = c->flow;
+			fl_tell(&r);
 		}
 	}
 	c->since = 0;

@@ -20,7 +20,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/identity"
@@ -35,18 +34,24 @@ import (
 // name is the feature's name.
 const name = "latency"
 
+// tracedBudget is how many times the budget is allowed while somebody asks for records.
+const tracedBudget = 20
+
 // DefaultBudget is how many packets a second each CPU measures at the most,
 // unless Config says otherwise.
-const DefaultBudget = 10000
+const DefaultBudget = 5000
 
 // Config is what New needs.
 type Config struct {
 	Roots kernel.Roots
-	Log   *slog.Logger        // nil: no log
-	Slots *identity.Allocator // nil: one of its own
+	Log   *slog.Logger // nil: no log
+	// Identity says whose devices and sockets are. nil: one of its own.
+	Identity *identity.Identity
 
 	// Containers is who runs here. It may be nil where nobody asks for reports.
 	Containers feature.Containers
+	// Work is who knows for whose packets the CPUs work; nil: nobody does.
+	Work feature.Worker
 
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
@@ -64,6 +69,8 @@ type Latency struct {
 	cfg     Config
 	support probe.Verdict
 
+	own *identity.Identity // closed with the feature
+
 	mu      sync.Mutex
 	host    *netdev.NS // nil once closed, or where nothing works
 	unwatch func() error
@@ -71,8 +78,9 @@ type Latency struct {
 	tracer  *tracer // nil while nobody asks for records
 	tenants map[identity.Tenant]*tenant
 	member  map[container.ID]*tenant
-	since   time.Time // when the meter was opened
 	reading feature.Loop
+	stop    chan struct{} // ends turns
+	lapsing bool          // lapse will be called
 }
 
 // tenant is one network tenant that is measured, however many containers it is.
@@ -93,9 +101,6 @@ func New(cfg Config) (*Latency, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Slots == nil {
-		cfg.Slots = identity.NewAllocator(time.Now)
-	}
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
@@ -110,8 +115,14 @@ func New(cfg Config) (*Latency, error) {
 		return f, nil
 	}
 	var err error
+	if cfg.Identity == nil {
+		if f.own, err = identity.Open(cfg.Roots.Proc); err != nil {
+			return nil, fmt.Errorf("latency: %w", err)
+		}
+		f.cfg.Identity = f.own
+	}
 	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
-		return nil, fmt.Errorf("latency: %w", err)
+		return nil, errors.Join(fmt.Errorf("latency: %w", err), f.own.Close())
 	}
 	f.support = probe.Verdict{Level: probe.Full}
 	return f, nil
@@ -156,22 +167,22 @@ func (f *Latency) add(c container.Container) error {
 	if err := f.open(); err != nil {
 		return err
 	}
+	m, err := identity.Of(c)
+	slot, terr := f.cfg.Identity.Tell(name, m)
+	if slot == identity.Nobody {
+		return errors.Join(err, terr, f.shut())
+	}
 	t := f.tenants[key]
 	if t == nil {
-		s, err := f.cfg.Slots.Take(key)
-		if err != nil {
-			return err
+		if err := f.meter.add(slot); err != nil {
+			return errors.Join(err, f.cfg.Identity.Forget(name, c.ID), f.shut())
 		}
-		if err := f.meter.add(s); err != nil {
-			f.cfg.Slots.Release(key)
-			return errors.Join(err, f.shut())
-		}
-		t = &tenant{key: key, slot: s, members: make(map[container.ID]container.Container)}
+		t = &tenant{key: key, slot: slot, members: make(map[container.ID]container.Container)}
 		f.tenants[key] = t
 	}
 	t.members[c.ID] = c
 	f.member[c.ID] = t
-	return f.follow()
+	return errors.Join(err, terr, f.follow())
 }
 
 // open has the programs attached, if they are not.
@@ -179,11 +190,12 @@ func (f *Latency) open() (err error) {
 	if f.meter != nil {
 		return nil
 	}
-	if f.meter, err = openMeter(f.host.Inode(), f.cfg.Budget); err != nil {
+	if f.meter, err = openMeter(f.host.Inode(), f.cfg.Identity.Maps()); err != nil {
 		f.meter = nil
 		return err
 	}
-	f.since = time.Now()
+	f.stop = make(chan struct{})
+	go f.turns(f.stop)
 	// An uplink may come or go. Without a watch it is seen when the next container is.
 	if f.unwatch, err = f.host.Watch(f.changed); err != nil {
 		f.cfg.Log.Warn("watch uplinks", "err", err)
@@ -206,12 +218,25 @@ func (f *Latency) changed() {
 
 // follow brings the maps and the sockets to what the tenants are now.
 func (f *Latency) follow() error {
-	devices, queued, err := f.devices()
+	e, err := f.ends()
 	if err != nil {
 		return err
 	}
-	cgroups, dirs := f.cgroups()
-	return errors.Join(f.meter.follow(devices, cgroups), f.meter.queue(queued), f.meter.listen(dirs))
+	budget := f.cfg.Budget
+	if f.traced() {
+		budget *= tracedBudget
+	}
+	return f.meter.follow(e, budget)
+}
+
+// traced says whether anybody asks for records.
+func (f *Latency) traced() bool {
+	for _, t := range f.tenants {
+		if t.traced {
+			return true
+		}
+	}
+	return false
 }
 
 // Remove implements feature.Feature.
@@ -228,11 +253,11 @@ func (f *Latency) remove(id container.ID) error {
 	}
 	delete(f.member, id)
 	delete(t.members, id)
-	var err error
+	err := f.cfg.Identity.Forget(name, id)
 	if len(t.members) == 0 {
 		delete(f.tenants, t.key)
-		err = f.meter.remove(t.slot)
-		f.cfg.Slots.Release(t.key)
+		f.tracer.forget(t.slot) // the next who gets the slot must not see them
+		err = errors.Join(err, f.meter.remove(t.slot))
 	}
 	if len(f.tenants) == 0 {
 		return errors.Join(err, f.shut())
@@ -250,6 +275,7 @@ func (f *Latency) shut() error {
 		errs = append(errs, f.unwatch())
 		f.unwatch = nil
 	}
+	close(f.stop)
 	errs = append(errs, f.tracer.close(), f.meter.close())
 	f.meter, f.tracer = nil, nil
 	return errors.Join(errs...)
@@ -262,12 +288,14 @@ func (f *Latency) Prune(context.Context, func(container.ID) bool) error { return
 func (f *Latency) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for key := range f.tenants {
-		f.cfg.Slots.Release(key)
+	var err error
+	for id := range f.member {
+		err = errors.Join(err, f.cfg.Identity.Forget(name, id))
 	}
 	clear(f.tenants)
 	clear(f.member)
-	err := f.shut()
+	err = errors.Join(err, f.shut(), f.own.Close())
+	f.own = nil
 	if f.host != nil {
 		err = errors.Join(err, f.host.Close())
 		f.host = nil

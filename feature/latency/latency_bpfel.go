@@ -15,12 +15,16 @@ import (
 
 type latencyCpu struct {
 	_        structs.HostLayout
+	Key      uint64
 	Jiffy    uint64
+	Skip     uint32
+	Gap      uint32
+	Begun    uint32
+	Reserved uint32
+	Passed   uint64
+	Before   uint64
 	Now      uint64
 	Window   uint64
-	Begun    uint32
-	Chance   uint32
-	Passed   uint64
 	Evicted  uint64
 	Since    uint64
 	Began    uint64
@@ -49,12 +53,6 @@ type latencyCpu struct {
 	_ [4]byte
 }
 
-type latencyDevice struct {
-	_       structs.HostLayout
-	Netns   uint32
-	Ifindex uint32
-}
-
 type latencyRecord struct {
 	_     structs.HostLayout
 	At    uint64
@@ -81,31 +79,64 @@ type latencyRecord struct {
 	Pad       [5]uint8
 }
 
+type latencyStamp struct {
+	_         structs.HostLayout
+	At        [4]uint64
+	Slot      uint32
+	Check     uint32
+	Direction uint8
+	Protocol  uint8
+	Traced    uint8
+	HostMode  uint8
+	Pad       uint32
+	Flow      struct {
+		_        structs.HostLayout
+		From     [16]uint8
+		To       [16]uint8
+		FromPort uint16
+		ToPort   uint16
+		Seq      uint32
+		Family   uint8
+		Protocol uint8
+		Id       uint16
+		Len      uint32
+		Flags    uint8
+		Pad      [3]uint8
+	}
+	_ [4]byte
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	latencyMapFlCgroups   = "fl_cgroups"
-	latencyMapFlCpus      = "fl_cpus"
-	latencyMapFlDevices   = "fl_devices"
-	latencyMapFlKeys      = "fl_keys"
-	latencyMapFlRecords   = "fl_records"
-	latencyMapFlStamps    = "fl_stamps"
-	latencyMapFlTallies   = "fl_tallies"
-	latencyProgFlBacklog  = "fl_backlog"
-	latencyProgFlPoll     = "fl_poll"
-	latencyProgFlQueue    = "fl_queue"
-	latencyProgFlReceive  = "fl_receive"
-	latencyProgFlSocket   = "fl_socket"
-	latencyProgFlXmit     = "fl_xmit"
-	latencyVarFlBudget    = "fl_budget"
-	latencyVarFlHostNetns = "fl_host_netns"
-	latencyVarFlHosts     = "fl_hosts"
-	latencyVarFlLost      = "fl_lost"
-	latencyVarFlNear      = "fl_near"
-	latencyVarFlPassedAt  = "fl_passed_at"
-	latencyVarFlSlot      = "fl_slot"
-	latencyVarFlWay       = "fl_way"
+	latencyMapFlCgroups    = "fl_cgroups"
+	latencyMapFlCpus       = "fl_cpus"
+	latencyMapFlDevices    = "fl_devices"
+	latencyMapFlNested     = "fl_nested"
+	latencyMapFlRecords    = "fl_records"
+	latencyMapFlStamps     = "fl_stamps"
+	latencyMapFlTallies    = "fl_tallies"
+	latencyProgFlBacklog   = "fl_backlog"
+	latencyProgFlPoll      = "fl_poll"
+	latencyProgFlQueue     = "fl_queue"
+	latencyProgFlReceive   = "fl_receive"
+	latencyProgFlSocket    = "fl_socket"
+	latencyProgFlXmit      = "fl_xmit"
+	latencyVarFlAttachedAt = "fl_attached_at"
+	latencyVarFlBudget     = "fl_budget"
+	latencyVarFlEpoch      = "fl_epoch"
+	latencyVarFlHostNetns  = "fl_host_netns"
+	latencyVarFlKeys       = "fl_keys"
+	latencyVarFlLost       = "fl_lost"
+	latencyVarFlNear       = "fl_near"
+	latencyVarFlPassedAt   = "fl_passed_at"
+	latencyVarFlSlot       = "fl_slot"
+	latencyVarFlSplitAt    = "fl_split_at"
+	latencyVarFlTenants    = "fl_tenants"
+	latencyVarFlUnseen     = "fl_unseen"
+	latencyVarFlUplinks    = "fl_uplinks"
+	latencyVarFlWay        = "fl_way"
 )
 
 // loadLatency returns the embedded CollectionSpec for latency.
@@ -165,7 +196,7 @@ type latencyMapSpecs struct {
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
 	FlCpus    *ebpf.MapSpec `ebpf:"fl_cpus"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
-	FlKeys    *ebpf.MapSpec `ebpf:"fl_keys"`
+	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlRecords *ebpf.MapSpec `ebpf:"fl_records"`
 	FlStamps  *ebpf.MapSpec `ebpf:"fl_stamps"`
 	FlTallies *ebpf.MapSpec `ebpf:"fl_tallies"`
@@ -175,14 +206,20 @@ type latencyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type latencyVariableSpecs struct {
-	FlBudget    *ebpf.VariableSpec `ebpf:"fl_budget"`
-	FlHostNetns *ebpf.VariableSpec `ebpf:"fl_host_netns"`
-	FlHosts     *ebpf.VariableSpec `ebpf:"fl_hosts"`
-	FlLost      *ebpf.VariableSpec `ebpf:"fl_lost"`
-	FlNear      *ebpf.VariableSpec `ebpf:"fl_near"`
-	FlPassedAt  *ebpf.VariableSpec `ebpf:"fl_passed_at"`
-	FlSlot      *ebpf.VariableSpec `ebpf:"fl_slot"`
-	FlWay       *ebpf.VariableSpec `ebpf:"fl_way"`
+	FlAttachedAt *ebpf.VariableSpec `ebpf:"fl_attached_at"`
+	FlBudget     *ebpf.VariableSpec `ebpf:"fl_budget"`
+	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlHostNetns  *ebpf.VariableSpec `ebpf:"fl_host_netns"`
+	FlKeys       *ebpf.VariableSpec `ebpf:"fl_keys"`
+	FlLost       *ebpf.VariableSpec `ebpf:"fl_lost"`
+	FlNear       *ebpf.VariableSpec `ebpf:"fl_near"`
+	FlPassedAt   *ebpf.VariableSpec `ebpf:"fl_passed_at"`
+	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
+	FlSplitAt    *ebpf.VariableSpec `ebpf:"fl_split_at"`
+	FlTenants    *ebpf.VariableSpec `ebpf:"fl_tenants"`
+	FlUnseen     *ebpf.VariableSpec `ebpf:"fl_unseen"`
+	FlUplinks    *ebpf.VariableSpec `ebpf:"fl_uplinks"`
+	FlWay        *ebpf.VariableSpec `ebpf:"fl_way"`
 }
 
 // latencyObjects contains all objects after they have been loaded into the kernel.
@@ -208,7 +245,7 @@ type latencyMaps struct {
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
 	FlCpus    *ebpf.Map `ebpf:"fl_cpus"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
-	FlKeys    *ebpf.Map `ebpf:"fl_keys"`
+	FlNested  *ebpf.Map `ebpf:"fl_nested"`
 	FlRecords *ebpf.Map `ebpf:"fl_records"`
 	FlStamps  *ebpf.Map `ebpf:"fl_stamps"`
 	FlTallies *ebpf.Map `ebpf:"fl_tallies"`
@@ -219,7 +256,7 @@ func (m *latencyMaps) Close() error {
 		m.FlCgroups,
 		m.FlCpus,
 		m.FlDevices,
-		m.FlKeys,
+		m.FlNested,
 		m.FlRecords,
 		m.FlStamps,
 		m.FlTallies,
@@ -230,14 +267,20 @@ func (m *latencyMaps) Close() error {
 //
 // It can be passed to loadLatencyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type latencyVariables struct {
-	FlBudget    *ebpf.Variable `ebpf:"fl_budget"`
-	FlHostNetns *ebpf.Variable `ebpf:"fl_host_netns"`
-	FlHosts     *ebpf.Variable `ebpf:"fl_hosts"`
-	FlLost      *ebpf.Variable `ebpf:"fl_lost"`
-	FlNear      *ebpf.Variable `ebpf:"fl_near"`
-	FlPassedAt  *ebpf.Variable `ebpf:"fl_passed_at"`
-	FlSlot      *ebpf.Variable `ebpf:"fl_slot"`
-	FlWay       *ebpf.Variable `ebpf:"fl_way"`
+	FlAttachedAt *ebpf.Variable `ebpf:"fl_attached_at"`
+	FlBudget     *ebpf.Variable `ebpf:"fl_budget"`
+	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
+	FlHostNetns  *ebpf.Variable `ebpf:"fl_host_netns"`
+	FlKeys       *ebpf.Variable `ebpf:"fl_keys"`
+	FlLost       *ebpf.Variable `ebpf:"fl_lost"`
+	FlNear       *ebpf.Variable `ebpf:"fl_near"`
+	FlPassedAt   *ebpf.Variable `ebpf:"fl_passed_at"`
+	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
+	FlSplitAt    *ebpf.Variable `ebpf:"fl_split_at"`
+	FlTenants    *ebpf.Variable `ebpf:"fl_tenants"`
+	FlUnseen     *ebpf.Variable `ebpf:"fl_unseen"`
+	FlUplinks    *ebpf.Variable `ebpf:"fl_uplinks"`
+	FlWay        *ebpf.Variable `ebpf:"fl_way"`
 }
 
 // latencyPrograms contains all programs after they have been loaded into the kernel.

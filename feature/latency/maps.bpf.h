@@ -69,40 +69,26 @@ struct {
 	__array(values, struct tallies);
 } fl_tallies SEC(".maps");
 
-/* What fl_devices says of a device, beside the slot. */
+/* What a device is, as device_of() says it: a role, and the slot of its tenant. */
 #define SLOT 0xffff
 #define CONTAINER 0x10000 /* in the tenant's own namespace */
 #define HOST_END 0x20000  /* the host's end of that tenant's veth */
 #define UPLINK 0x30000
 #define ROLE 0x30000
-#define TRACED 0x40000 /* the tenant's packets are recorded one by one */
 
-struct device {
-	__u32 netns; /* inode */
-	__u32 ifindex;
-};
+/* What is known of a tenant, by its slot. Also meter.go. */
+#define MEASURED 1
+#define TRACED 2 /* its packets are recorded one by one */
+#define HOST 4   /* it is in the host's network namespace: only sockets tell its packets */
+__u8 fl_tenants[65536];
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct device);
-	__type(value, __u32);
-} fl_devices SEC(".maps");
+/* Tenants for which no device is seen to receive: in the host's namespace, or macvlan. */
+__u32 fl_unseen;
 
-/*
- * cgroup v2 id -> slot, with TRACED, of tenants in the host's network namespace, and
- * with UNSEEN of those whose device is seen to send, but not to receive (macvlan).
- */
-#define UNSEEN 0x80000
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u32);
-} fl_cgroups SEC(".maps");
+/* The inode of the host's network namespace, and its uplinks by index; 0: no more. */
+const volatile __u32 fl_host_netns;
+#define UPLINKS 64
+__u32 fl_uplinks[UPLINKS];
 
 /*
  * Which hooks devices of an index, modulo NEAR, are of interest at, in any
@@ -110,17 +96,18 @@ struct {
  * hook h. Bit 4 + h: one that has begun is looked at there.
  */
 #define NEAR 4096
-__u8 fl_near[NEAR];
+#define NEAR_UPLINK 0x100
+__u16 fl_near[NEAR];
 
-/* How many of fl_cgroups there are: without any, sockets are not looked at. */
-__u32 fl_hosts;
-
-/* Packets that each CPU may begin to measure in 2^WINDOW_BITS ns. */
+/* Packets that each CPU may begin to measure in 2^WINDOW_BITS ns; see admit(). */
 #define WINDOW_BITS 24
-const volatile __u32 fl_budget = 168; /* 10,000 a second */
+__u32 fl_budget;
 
 /* When a packet was passed over last, to within some jiffies; ns. */
 __u64 fl_passed_at;
+
+/* When the programs were attached last, ns: what began before is not believed. */
+__u64 fl_attached_at;
 
 /* Who sent what, as a record and the flow check know it. */
 struct flow {
@@ -173,12 +160,7 @@ struct keys {
 	__u64 skb[ROW]; /* 0: free */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << ROW_BITS);
-	__type(key, __u32);
-	__type(value, struct keys);
-} fl_keys SEC(".maps");
+struct keys fl_keys[1 << ROW_BITS]; /* no map of its own: a row is one line of memory then */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -186,6 +168,10 @@ struct {
 	__type(key, __u32);
 	__type(value, struct stamp);
 } fl_stamps SEC(".maps");
+
+/* When a packet was cut up last, in jiffies: for so many, pieces look for its stamp. */
+#define SPLIT_JIFFIES 1024
+__u64 fl_split_at;
 
 /* One packet, as user space is told of it. */
 #define RECORD 0
@@ -213,12 +199,16 @@ struct {
 __u64 fl_lost;
 
 struct cpu {
-	__u64 jiffy;  /* for which now is a clock that costs nothing */
-	__u64 now;    /* ns */
-	__u64 window; /* when it began, ns; see admit() */
-	__u32 begun;  /* in it */
-	__u32 chance; /* of the next packet; ~0: all */
-	__u64 passed; /* events of packets that were passed over */
+	__u64 key; /* see address() */
+	__u64 jiffy;   /* for which now is a clock that costs nothing */
+	__u32 skip;    /* packets to pass over before the next one is taken */
+	__u32 gap;     /* how many that is in the mean, and one */
+	__u32 begun;   /* in the window */
+	__u32 reserved;
+	__u64 passed;  /* events of packets that were passed over */
+	__u64 before;  /* passed, when the window began */
+	__u64 now;     /* ns */
+	__u64 window;  /* when it began, ns */
 	__u64 evicted; /* stamps of packets that were nobody's yet */
 	/* The packet that this CPU brings to a socket, if one gets it. */
 	__u64 since; /* at the container's device; 0: none */

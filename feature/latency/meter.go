@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -15,14 +16,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// What fl_devices says of a device, beside the slot; maps.bpf.h.
+// What fl_tenants says of a tenant; maps.bpf.h.
 const (
-	roleContainer = 0x10000
-	roleHostEnd   = 0x20000
-	roleUplink    = 0x30000
-	roleMask      = 0x30000
-	flagTraced    = 0x40000
-	flagUnseen    = 0x80000 // of fl_cgroups
+	tenantMeasured = 1 << iota
+	tenantTraced
+	tenantHost
 )
 
 // The hooks as fl_near numbers them; latency.bpf.c.
@@ -35,8 +33,11 @@ const (
 
 // begin and pass are bits of fl_near: a packet may begin at a hook, or is looked
 // at there if it has begun.
-func begin(hook int) uint8 { return 1 << hook }
-func pass(hook int) uint8  { return 0x10 << hook }
+func begin(hook int) uint16 { return 1 << hook }
+func pass(hook int) uint16  { return 0x10 << hook }
+
+// nearUplink is of fl_near, too: NEAR_UPLINK.
+const nearUplink uint16 = 0x100
 
 // subBits is HIST_SUB_BITS of maps.bpf.h, buckets is HIST_BUCKETS.
 const (
@@ -64,61 +65,85 @@ func (t *tally) histogram(s Stage) *hist.Histogram {
 // meter is what is in the kernel while a container is measured. Its methods are
 // called by one goroutine at a time.
 type meter struct {
-	object *bpf.Object
-	links  bpf.Links
+	object   *bpf.Object
+	programs struct {
+		Xmit    *ebpf.Program `ebpf:"fl_xmit"`
+		Receive *ebpf.Program `ebpf:"fl_receive"`
+		Poll    *ebpf.Program `ebpf:"fl_poll"`
+		Queue   *ebpf.Program `ebpf:"fl_queue"`
+	}
+	links  bpf.Links // nil: at rest
 	queued bpf.Links // fl_backlog, while an uplink is a veth
 	maps   struct {
-		Tallies *ebpf.Map      `ebpf:"fl_tallies"`
-		Devices *ebpf.Map      `ebpf:"fl_devices"`
-		Cgroups *ebpf.Map      `ebpf:"fl_cgroups"`
-		CPUs    *ebpf.Map      `ebpf:"fl_cpus"`
-		Records *ebpf.Map      `ebpf:"fl_records"`
-		Near    *ebpf.Variable `ebpf:"fl_near"`
-		Hosts   *ebpf.Variable `ebpf:"fl_hosts"`
-		Lost    *ebpf.Variable `ebpf:"fl_lost"`
+		Tallies  *ebpf.Map      `ebpf:"fl_tallies"`
+		CPUs     *ebpf.Map      `ebpf:"fl_cpus"`
+		Records  *ebpf.Map      `ebpf:"fl_records"`
+		Near     *ebpf.Variable `ebpf:"fl_near"`
+		Uplinks  *ebpf.Variable `ebpf:"fl_uplinks"`
+		Tenants  *ebpf.Variable `ebpf:"fl_tenants"`
+		Unseen   *ebpf.Variable `ebpf:"fl_unseen"`
+		Budget   *ebpf.Variable `ebpf:"fl_budget"`
+		Attached *ebpf.Variable `ebpf:"fl_attached_at"`
+		Passed   *ebpf.Variable `ebpf:"fl_passed_at"`
+		Lost     *ebpf.Variable `ebpf:"fl_lost"`
 	}
-	devices map[latencyDevice]uint32
-	cgroups map[uint64]uint32
-	sockets map[string]link.Link // fl_socket, by cgroup directory
+	ends    *ends
+	sockets map[string]*socket
 	tallies map[identity.Slot]*ebpf.Map
+
+	looked time.Time     // when flooded was asked last, or the programs were attached
+	events uint64        // passed over until then
+	since  time.Time     // when the rest began, if it is one
+	rested time.Duration // in rests that are over
 }
 
-// openMeter loads and attaches the programs. budget is how many packets a second
-// each CPU measures at the most; beyond, they are chosen by chance. host is the
-// inode of the host's network namespace.
-func openMeter(host uint64, budget uint32) (_ *meter, err error) {
-	m := &meter{
-		devices: make(map[latencyDevice]uint32), cgroups: make(map[uint64]uint32),
-		sockets: make(map[string]link.Link), tallies: make(map[identity.Slot]*ebpf.Map),
+// socket is fl_socket at the cgroup of a container.
+type socket struct {
+	sockets
+	program *ebpf.Program
+	link    link.Link // nil: at rest
+}
+
+func (s *socket) close() error {
+	err := s.program.Close()
+	if s.link != nil {
+		err = errors.Join(err, s.link.Close())
 	}
+	return err
+}
+
+// openMeter loads and attaches the programs. host is the inode of the host's network
+// namespace, shared are the maps of package identity.
+func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
+	m := &meter{ends: new(ends), sockets: make(map[string]*socket), tallies: make(map[identity.Slot]*ebpf.Map)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("measure latency: %w", err), m.close())
 		}
 	}()
-	const windows = 59 // of 2^24 ns, in a second
-	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlBudget: max(budget/windows, 1), latencyVarFlHostNetns: uint32(host)}, nil); err != nil {
+	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host)}, shared); err != nil {
 		return nil, err
 	}
-	if err := m.object.Load(&m.maps, nil); err != nil {
+	if err := errors.Join(m.object.Load(&m.maps, nil), m.object.Load(&m.programs, nil)); err != nil {
 		return nil, err
 	}
-	// From the ends of the way to its beginnings: no packet begins whose end is not seen.
-	m.links, err = m.object.Attach(latencyProgFlXmit, latencyProgFlReceive, latencyProgFlPoll, latencyProgFlQueue)
-	return m, err
+	return m, m.resume()
 }
 
 // close takes everything out of the kernel.
 func (m *meter) close() error {
 	errs := []error{m.links.Close(), m.queued.Close()}
-	for dir, l := range m.sockets {
-		errs = append(errs, l.Close())
-		delete(m.sockets, dir)
+	for _, p := range []*ebpf.Program{m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue} {
+		errs = append(errs, p.Close())
 	}
-	for s, inner := range m.tallies {
+	for _, s := range m.sockets {
+		errs = append(errs, s.close())
+	}
+	for _, inner := range m.tallies {
 		errs = append(errs, inner.Close())
-		delete(m.tallies, s)
 	}
+	clear(m.sockets)
+	clear(m.tallies)
 	return errors.Join(append(errs, m.object.Close())...)
 }
 
@@ -171,62 +196,21 @@ func (m *meter) read(s identity.Slot) (*tallies, error) {
 // tallies are all of one tenant.
 type tallies [directions][protocols]tally
 
-// follow makes the maps hold these devices and these cgroups of tenants in the
-// host's namespace, and nothing else. An error is of some of them; the rest is done.
-func (m *meter) follow(devices map[latencyDevice]uint32, cgroups map[uint64]uint32) error {
-	err := errors.Join(
-		bring(m.maps.Devices, m.devices, devices, "device"),
-		bring(m.maps.Cgroups, m.cgroups, cgroups, "cgroup"),
-		m.maps.Hosts.Set(uint32(len(m.cgroups))),
-	)
-	var near [4096]uint8 // NEAR
-	for d, v := range m.devices {
-		bits := pass(hookReceive) | pass(hookQueue) | pass(hookXmit)
-		switch v & roleMask {
-		case roleContainer:
-			bits = begin(hookQueue) | begin(hookReceive) | pass(hookReceive) | pass(hookXmit)
-		case roleHostEnd:
-			bits |= begin(hookQueue)
-		case roleUplink:
-			bits |= begin(hookPoll) | begin(hookReceive)
-			if len(m.cgroups) > 0 {
-				bits |= begin(hookQueue)
-			}
-		}
-		near[d.Ifindex%uint32(len(near))] |= bits
-	}
-	return errors.Join(err, m.maps.Near.Set(near))
-}
-
-// bring makes a map hold what is wanted; have is what it holds, and is kept true
-// when something fails.
-func bring[K comparable](to *ebpf.Map, have, want map[K]uint32, what string) error {
-	var errs []error
-	for k := range have {
-		if _, wanted := want[k]; wanted {
-			continue
-		}
-		if err := to.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, fmt.Errorf("forget %s: %w", what, err))
-			continue
-		}
-		delete(have, k)
-	}
-	for k, v := range want {
-		if old, known := have[k]; known && old == v {
-			continue
-		}
-		if err := to.Put(k, v); err != nil {
-			errs = append(errs, fmt.Errorf("note %s: %w", what, err))
-			continue
-		}
-		have[k] = v
-	}
-	return errors.Join(errs...)
+// follow has the meter look at these ends, and at nothing else. budget is how many
+// packets a second each CPU measures at the most. An error is of some of it; the rest
+// is done.
+func (m *meter) follow(e *ends, budget uint32) error {
+	m.ends = e
+	const windows = 59 // of 2^24 ns, in a second
+	return errors.Join(
+		m.maps.Budget.Set(max(budget/windows, 1)),
+		m.maps.Uplinks.Set(e.uplinks), m.maps.Unseen.Set(e.unseen), m.maps.Tenants.Set(e.tenants), m.maps.Near.Set(e.near),
+		m.queue(), m.listen())
 }
 
 // queue has packets looked at where they are put into a backlog, or not.
-func (m *meter) queue(want bool) (err error) {
+func (m *meter) queue() (err error) {
+	want := m.ends.queued && m.links != nil
 	switch {
 	case want && m.queued == nil:
 		m.queued, err = m.object.Attach(latencyProgFlBacklog)
@@ -237,29 +221,33 @@ func (m *meter) queue(want bool) (err error) {
 	return err
 }
 
-// listen has the sockets of these cgroups measured, and no others': dirs are
-// directories of cgroup v2, with whose sockets are there.
-func (m *meter) listen(dirs map[string]sockets) error {
+// listen has the sockets in the cgroups of the ends measured, and no others'.
+func (m *meter) listen() error {
 	var errs []error
-	for dir, l := range m.sockets {
-		if _, wanted := dirs[dir]; !wanted {
-			errs = append(errs, l.Close())
+	for dir, s := range m.sockets {
+		if m.ends.sockets[dir] != s.sockets {
+			errs = append(errs, s.close())
 			delete(m.sockets, dir)
 		}
 	}
-	for dir, s := range dirs {
-		if m.sockets[dir] != nil {
+	for dir, of := range m.ends.sockets {
+		s := m.sockets[dir]
+		if s == nil {
+			p, err := m.object.Program(latencyProgFlSocket, bpf.Vars{latencyVarFlSlot: uint32(of.slot), latencyVarFlWay: of.way})
+			if err != nil {
+				errs = append(errs, fmt.Errorf("measure sockets: %w", err))
+				continue
+			}
+			s = &socket{sockets: of, program: p}
+			m.sockets[dir] = s
+		}
+		if m.links == nil || s.link != nil {
 			continue
 		}
-		l, err := m.attachSocket(dir, s)
-		if errors.Is(err, unix.ENOENT) {
-			continue // the container has gone; the Set will tell
-		}
-		if err != nil {
+		err := s.attach(dir)
+		if err != nil && !errors.Is(err, unix.ENOENT) { // the container has gone; the Set will tell
 			errs = append(errs, fmt.Errorf("measure sockets: %w", err))
-			continue
 		}
-		m.sockets[dir] = l
 	}
 	return errors.Join(errs...)
 }
@@ -277,18 +265,17 @@ const (
 	byMacvlan
 )
 
-func (m *meter) attachSocket(dir string, s sockets) (link.Link, error) {
-	p, err := m.object.Program(latencyProgFlSocket, bpf.Vars{latencyVarFlSlot: uint32(s.slot), latencyVarFlWay: s.way})
-	if err != nil {
-		return nil, err
-	}
-	defer p.Close()
+func (s *socket) attach(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer f.Close()
-	return link.AttachRawLink(link.RawLinkOptions{Target: int(f.Fd()), Program: p, Attach: ebpf.AttachCGroupInetIngress})
+	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(f.Fd()), Program: s.program, Attach: ebpf.AttachCGroupInetIngress})
+	if err == nil {
+		s.link = l
+	}
+	return err
 }
 
 // passed says how many events were passed over, and how many stamps of packets
@@ -307,7 +294,12 @@ func (m *meter) passed() (events, evicted uint64, err error) {
 
 // attached says what is in the kernel, for tests.
 func (m *meter) attached() (programs, sockets int) {
-	return len(m.links), len(m.sockets)
+	for _, s := range m.sockets {
+		if s.link != nil {
+			sockets++
+		}
+	}
+	return len(m.links), sockets
 }
 
 // supported says why nothing can be measured on this kernel; nil: it can.

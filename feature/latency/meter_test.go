@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -29,7 +30,10 @@ func must(t testing.TB, err error) {
 func TestMeter(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/latency")
 	testkit.NeedRoot(t)
-	m, err := openMeter(1, 10000)
+	who, err := identity.Open("/proc")
+	must(t, err)
+	defer who.Close()
+	m, err := openMeter(1, who.Maps())
 	must(t, err)
 	must(t, m.add(1))
 	all, err := m.read(1)

@@ -1,29 +1,36 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What a packet says of itself. */
 
-/* UDP ports of tunnels: VXLAN, Linux's old VXLAN, Geneve. */
-#define PORT_VXLAN 4789
-#define PORT_VXLAN_OLD 8472
-#define PORT_GENEVE 6081
-
 #define VXLAN_INNER (8 + 8) /* after the outer UDP header begins: that and VXLAN's */
 
 /*
- * The address of a packet as a number. The verifier lets nobody calculate with
- * that of an skb, and does not know it any more after this.
+ * The address of a packet as a number. The verifier lets nobody calculate with a pointer
+ * to an skb, but does not know it again in a map. Bottom halves are off here, so that no
+ * other packet comes in between; where they may be preempted (PREEMPT_RT) one may, and
+ * then a stamp is not found.
  */
-static __always_inline __u64 address(const struct sk_buff *skb)
+static __always_inline __u64 address(struct cpu *c, const struct sk_buff *skb)
 {
-	__u64 n = 0;
-
-	bpf_probe_read_kernel(&n, sizeof(n), &skb);
-	return n;
+	*(const struct sk_buff *volatile *)&c->key = skb;
+	return *(volatile __u64 *)&c->key;
 }
 
 /* More of struct sk_buff than other features look at. */
 struct sk_buff___inner {
 	__u16 inner_network_header;
 } __kernel_type;
+
+struct skb_shared_info___gso {
+	unsigned short gso_size;
+	unsigned int gso_type;
+} __kernel_type;
+
+struct net_device___gso {
+	__u64 features;
+} __kernel_type;
+
+/* include/linux/netdev_features.h: where the types of super-packets begin among features. */
+#define NETIF_F_GSO_SHIFT 16
 
 struct ports {
 	__be16 from, to;
@@ -128,9 +135,9 @@ static __always_inline __u32 check_of(const struct flow *f)
 
 static __always_inline int tunnelled(const struct flow *f)
 {
-	return f->protocol == IPPROTO_UDP &&
-	       (f->to_port == bpf_htons(PORT_VXLAN) || f->to_port == bpf_htons(PORT_VXLAN_OLD) ||
-		f->to_port == bpf_htons(PORT_GENEVE));
+	__u16 port = bpf_ntohs(f->to_port);
+
+	return f->protocol == IPPROTO_UDP && (fl_vxlan_port(port) || port == FL_PORT_GENEVE);
 }
 
 /*
@@ -139,7 +146,7 @@ static __always_inline int tunnelled(const struct flow *f)
  */
 static __always_inline int sent_flow(const struct sk_buff *skb, struct flow *f)
 {
-	__u64 head = 0; /* as a number, like address() */
+	__u64 head = 0; /* as a number, which for the verifier of 6.18 it is not when read directly */
 	int length;
 
 	bpf_core_read(&head, sizeof(head), &skb->head);
@@ -157,16 +164,43 @@ static __always_inline int sent_flow(const struct sk_buff *skb, struct flow *f)
 /* What a packet that is received is. The data begins with the network header. */
 static __always_inline int received_flow(const struct sk_buff *skb, struct flow *f)
 {
-	__u64 data = 0;
+	__u64 data = 0; /* as in sent_flow */
 	int length;
 
 	bpf_core_read(&data, sizeof(data), &skb->data);
 	length = fl_parse(data, f);
-	if (length && tunnelled(f) && f->to_port != bpf_htons(PORT_GENEVE)) {
+
+	if (length && tunnelled(f) && f->to_port != bpf_htons(FL_PORT_GENEVE)) {
 		struct flow inner = {};
 
 		if (fl_parse(data + length + VXLAN_INNER + ETH_HLEN, &inner))
 			*f = inner;
 	}
 	return length;
+}
+
+/* Whether the kernel is about to cut a super-packet up, as the device cannot (net_gso_ok). */
+static __always_inline int splits(const struct sk_buff *skb, const struct net_device *dev)
+{
+	struct skb_shared_info___gso *info;
+	__u64 head = 0, type;
+
+	bpf_core_read(&head, sizeof(head), &skb->head);
+	info = (void *)(head + skb->end);
+	if (!BPF_CORE_READ(info, gso_size))
+		return 0;
+	type = (__u64)BPF_CORE_READ(info, gso_type) << NETIF_F_GSO_SHIFT;
+	return (((const struct net_device___gso *)dev)->features & type) != type;
+}
+
+/* What finds the stamp of a packet that is cut up: its first piece says the same. */
+static __always_inline __u64 key_of(const struct flow *f)
+{
+	__u64 ports = (__u64)f->from_port << 16 | f->to_port, addresses;
+	__u32 from, to;
+
+	__builtin_memcpy(&from, f->from, sizeof(from));
+	__builtin_memcpy(&to, f->to, sizeof(to));
+	addresses = (__u64)from << 32 | to;
+	return fl_mix(fl_mix(addresses, ports << 32 | f->seq), f->id) | 3; /* no address of an skb */
 }

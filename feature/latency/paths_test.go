@@ -10,8 +10,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -206,6 +209,88 @@ func TestLocal(t *testing.T) {
 			}
 			return ""
 		})
+	}
+}
+
+// A super-packet that the kernel cuts up for a device that cannot leaves in other skbs
+// than it came in. It is measured once, when the first of them leaves.
+func TestSplit(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	ns, err := netdev.Open(h.ns.NetNS())
+	must(t, err)
+	defer ns.Close()
+	_, index := h.device(h.ns, "nic0")
+	must(t, ns.Offload(index, netdev.TSO).Write(netdev.Off))
+	h.measure(true, c)
+	h.load(h.wire, "rr-server", "--proto", "tcp", "--listen", "10.66.0.1:9000")
+	const n, bytes = 20, 30000
+	b := h.load(web, "rr-client", "--proto", "tcp", "--to", "10.66.0.1:9000", "--conns", "1", "--rate", "1000", "--count", fmt.Sprint(n), "--size", fmt.Sprint(bytes))
+	h.await(func() string {
+		cov := h.read(c).Of(Egress, TCP)
+		if got := b.Read().Since(load.Reading{}).Ops; got < n || cov.Matched != cov.Seen {
+			return fmt.Sprintf("%d of %d requests answered; %+v, waiting %d", got, n, cov, cov.Waiting())
+		}
+		return ""
+	})
+	if x := h.read(c); x.Histogram(Egress, Added, TCP).Count() != x.Of(Egress, TCP).Seen {
+		t.Errorf("%d packets in added, of %d", x.Histogram(Egress, Added, TCP).Count(), x.Of(Egress, TCP).Seen)
+	}
+}
+
+// In a flood the programs are attached for a part of the time. Whoever asks for records
+// ends that, and nothing is told of a packet that began before.
+func TestTurns(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	_, other := h.add("other", "10.66.0.3/24", h.ns)
+	h.f.cfg.Budget = 100
+	h.measure(true, c, other)
+	flood := h.load(web, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
+	for range 2 { // it looks in between
+		var before Reading
+		h.await(func() string {
+			r, err := h.f.Read()
+			must(t, err)
+			if before.Taken.IsZero() {
+				before = r
+			}
+			since := r.Since(before)
+			if since.Unwatched == 0 || since.Tenants[0].Of(Egress, UDP).Matched+since.Tenants[1].Of(Egress, UDP).Matched == 0 {
+				return fmt.Sprintf("at rest for %v: %+v", since.Unwatched, since.Tenants[0].Of(Egress, UDP))
+			}
+			return ""
+		})
+	}
+	resting := func() bool {
+		h.f.mu.Lock()
+		defer h.f.mu.Unlock()
+		programs, sockets := h.f.meter.attached()
+		return programs == 0 && sockets == 0
+	}
+	h.await(func() string {
+		if !resting() {
+			return "the programs are attached"
+		}
+		return ""
+	})
+	_, ok, err := h.f.Trace(t.Context(), other.ID, api.LatencyFilter{}, 1, 0)
+	if must(t, err); !ok || resting() {
+		t.Errorf("at rest while somebody asks for records: measured %v", ok)
+	}
+	for range 20 { // whenever it is looked at
+		h.f.mu.Lock()
+		if wait, err := h.f.turn(); err != nil || wait != quiet {
+			t.Errorf("rests for %v while somebody asks for records: %v", wait, err)
+		}
+		h.f.mu.Unlock()
+	}
+	if flood.Read().Since(load.Reading{}).Ops == 0 {
+		t.Error("there was no flood")
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 )
@@ -45,6 +48,7 @@ type tracer struct {
 	reader *ringbuf.Reader
 	done   chan struct{}
 	turn   *feature.Loop
+	zero   time.Time // see clock; one for all, as times of records are subtracted
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
@@ -57,12 +61,13 @@ type waiting struct {
 	since time.Time
 }
 
-// trace are the latest records of one tenant.
+// trace are the latest records of one tenant, of those packets that somebody wants.
 type trace struct {
 	records []Record
-	next    uint64 // number of the next record
-	until   time.Time
-	news    chan struct{} // closed when there is one
+	next    uint64                          // number of the next record
+	wanted  map[api.LatencyFilter]time.Time // until when; without After and Most
+	keep    time.Time                       // until when records are kept, also if no more are wanted
+	news    chan struct{}                   // closed when there is one
 }
 
 func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
@@ -70,7 +75,7 @@ func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
-	t := &tracer{reader: r, turn: turn, done: make(chan struct{}), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	t := &tracer{reader: r, turn: turn, done: make(chan struct{}), zero: clock(), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
 	go t.run()
 	return t, nil
 }
@@ -87,7 +92,7 @@ func (t *tracer) close() error {
 func (t *tracer) run() {
 	defer close(t.done)
 	for {
-		t.reader.SetDeadline(time.Now().Add(patience))
+		t.reader.SetDeadline(time.Now().Add(patience)) // nobody wakes it
 		raw, err := t.reader.Read()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return
@@ -96,14 +101,16 @@ func (t *tracer) run() {
 		if err == nil {
 			t.take(raw.RawSample)
 		}
-		t.flush(time.Now())
+		if err != nil || raw.Remaining == 0 { // else what is waited for may be there already
+			t.flush(time.Now())
+		}
 		t.turn.End()
 	}
 }
 
 // take adds one record as the kernel gave it.
 func (t *tracer) take(raw []byte) {
-	r, s, kind, awaits, err := parseRecord(raw, clock())
+	r, s, kind, awaits, err := parseRecord(raw, t.zero)
 	if err != nil {
 		return // not of our programs
 	}
@@ -116,6 +123,7 @@ func (t *tracer) take(raw []byte) {
 			return // it was given up
 		}
 		delete(t.waiting, r.id)
+		w.At = r.At // Stack ends there
 		w.Stages[Socket], w.Stages[Stack] = r.Stages[Socket], r.Stages[Stack]
 		t.add(w.slot, w.Record)
 	case awaits && len(t.waiting) < maxRecords:
@@ -139,8 +147,8 @@ func (t *tracer) flush(now time.Time) {
 
 func (t *tracer) add(s identity.Slot, r Record) {
 	tr := t.traces[s]
-	if tr == nil {
-		return // nobody asks any more
+	if tr == nil || !tr.wants(&r) {
+		return // nobody asks for it
 	}
 	r.number = tr.next
 	tr.next++
@@ -153,30 +161,120 @@ func (t *tracer) add(s identity.Slot, r Record) {
 	tr.news = make(chan struct{})
 }
 
-// want begins to keep records of a tenant, or goes on with it.
-func (t *tracer) want(s identity.Slot, now time.Time) *trace {
+// maxFilters is how many filters of one tenant are told apart: beyond, all packets are
+// kept, and who asks chooses of them.
+const maxFilters = 8
+
+// want begins to keep what a filter wants of a tenant's records, or goes on with it, for
+// a time from now on.
+func (t *tracer) want(s identity.Slot, f api.LatencyFilter, now time.Time, during time.Duration) *trace {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	tr := t.traces[s]
 	if tr == nil {
-		tr = &trace{news: make(chan struct{}), next: 1}
+		tr = &trace{news: make(chan struct{}), next: 1, wanted: make(map[api.LatencyFilter]time.Time)}
 		t.traces[s] = tr
 	}
-	tr.until = now.Add(lease)
+	tr.lapsed(now)
+	f.After, f.Most = 0, 0
+	if _, known := tr.wanted[f]; !known && len(tr.wanted) >= maxFilters {
+		f = api.LatencyFilter{}
+	}
+	if until := now.Add(during); until.After(tr.wanted[f]) {
+		tr.wanted[f] = until
+		if until.After(tr.keep) {
+			tr.keep = until
+		}
+	}
 	return tr
 }
 
-// lapsed forgets and lists those that nobody has asked for lately.
-func (t *tracer) lapsed(now time.Time) (slots []identity.Slot) {
+// unwant ends what was wanted for longer than a lease: that was switched on. What has
+// been recorded stays.
+func (t *tracer) unwant(s identity.Slot, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tr := t.traces[s]
+	if tr == nil {
+		return
+	}
+	if all := (api.LatencyFilter{}); tr.wanted[all].After(now.Add(lease)) {
+		delete(tr.wanted, all)
+	}
+}
+
+// lapsed forgets filters that nobody has asked with lately, and says whether none is
+// left.
+func (tr *trace) lapsed(now time.Time) bool {
+	maps.DeleteFunc(tr.wanted, func(_ api.LatencyFilter, until time.Time) bool { return now.After(until) })
+	return len(tr.wanted) == 0
+}
+
+// forget drops all records of a tenant.
+func (t *tracer) forget(s identity.Slot) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.traces, s)
+	maps.DeleteFunc(t.waiting, func(_ uint64, w waiting) bool { return w.slot == s })
+}
+
+func (tr *trace) wants(r *Record) bool {
+	for f := range tr.wanted {
+		if wants(f, r) {
+			return true
+		}
+	}
+	return false
+}
+
+// wants says whether a record is of those that a filter wants.
+func wants(f api.LatencyFilter, r *Record) bool {
+	switch {
+	case f.Protocol != "" && f.Protocol != class(r.Protocol).String(),
+		f.Port != 0 && f.Port != r.From.Port() && f.Port != r.To.Port(),
+		f.Peer.IsValid() && !f.Peer.Contains(r.From.Addr()) && !f.Peer.Contains(r.To.Addr()),
+		f.Sample > 1 && r.flow()%uint64(f.Sample) != 0:
+		return false
+	}
+	return true
+}
+
+// flow is a number that all packets of a flow have in common, both ways. It does not
+// change with the agent: two of them sample the same flows.
+func (r *Record) flow() uint64 {
+	a, b := r.From, r.To
+	if b.Compare(a) < 0 {
+		a, b = b, a
+	}
+	h := fnv.New64a()
+	for _, end := range []netip.AddrPort{a, b} {
+		addr := end.Addr().As16()
+		h.Write(addr[:])
+		h.Write([]byte{byte(end.Port() >> 8), byte(end.Port())})
+	}
+	h.Write([]byte{r.Protocol})
+	sum := h.Sum64()
+	return sum ^ sum>>32 // the low bits of FNV alone are weak
+}
+
+// lapsed lists the tenants of whose packets none is wanted any more, and says how many
+// traces there still are: records are kept for longer where that was switched on.
+func (t *tracer) lapsed(now time.Time) (slots []identity.Slot, left int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for s, tr := range t.traces {
-		if now.After(tr.until) {
+		if !tr.lapsed(now) {
+			continue
+		}
+		slots = append(slots, s)
+		if now.After(tr.keep) {
 			delete(t.traces, s)
-			slots = append(slots, s)
 		}
 	}
-	return slots
+	return slots, len(t.traces)
 }
 
 // after gives records from a number on, so many at the most, the number of the one
@@ -230,11 +328,19 @@ func swap16(n uint16) uint16 {
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// clock is the wall clock's time when the monotonic one was at 0.
-func clock() time.Time {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return time.Time{} // there is always one
+// clock is the wall clock's time when the monotonic one was at 0: the best of some
+// readings, as whoever reads may lose its CPU between the two.
+func clock() (zero time.Time) {
+	best := time.Hour
+	for range 20 {
+		var ts unix.Timespec
+		began := time.Now()
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+			return began // there is always one
+		}
+		if took := time.Since(began); took < best {
+			best, zero = took, began.Add(took/2-time.Duration(ts.Nano()))
+		}
 	}
-	return time.Now().Add(-time.Duration(ts.Nano()))
+	return zero
 }

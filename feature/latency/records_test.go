@@ -80,7 +80,7 @@ func FuzzParseRecord(f *testing.F) {
 // nobody asks about.
 func TestTracer(t *testing.T) {
 	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
-	mine := tr.want(3, time.Now())
+	mine := tr.want(3, api.LatencyFilter{}, time.Now(), lease)
 	_, from, _ := tr.after(mine, 0, maxRecords)
 	awaited := func(k *latencyRecord) { k.Direction, k.Awaits = 1, 1 }
 	tr.take(raw(t, awaited))
@@ -89,10 +89,10 @@ func TestTracer(t *testing.T) {
 	}
 	tr.take(raw(t, func(k *latencyRecord) {
 		k.Direction, k.Kind = 1, kindAtSocket
-		k.Stage[Socket], k.Stage[Stack] = 10, 2000
+		k.Stage[Socket], k.Stage[Stack], k.At = 10, 2000, 1e9+10
 	}))
 	list, next, _ := tr.after(mine, from, maxRecords)
-	if len(list) != 1 || list[0].Stages[Added] != 1500 || list[0].Stages[Stack] != 2000 {
+	if len(list) != 1 || list[0].Stages[Added] != 1500 || list[0].Stages[Stack] != 2000 || list[0].At.Sub(tr.zero) != 1e9+10 {
 		t.Fatalf("%+v", list)
 	}
 	tr.take(raw(t, awaited))
@@ -111,8 +111,94 @@ func TestTracer(t *testing.T) {
 	if some, more, _ := tr.after(mine, next-10, 4); len(some) != 4 || some[0].number != next-10 || more != next-6 {
 		t.Errorf("of the last ten: %d, then %d", len(some), more)
 	}
-	if lapsed := tr.lapsed(time.Now().Add(time.Hour)); len(lapsed) != 1 || lapsed[0] != 3 {
-		t.Errorf("lapsed: %v", lapsed)
+	if lapsed, left := tr.lapsed(time.Now().Add(time.Hour)); len(lapsed) != 1 || lapsed[0] != 3 || left != 0 {
+		t.Errorf("lapsed: %v, left %d", lapsed, left)
+	}
+}
+
+// Only what somebody wants is kept; what was switched on goes on until it is switched
+// off, after which its records stay for a while; and a tenant that has gone leaves none.
+func TestWanted(t *testing.T) {
+	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	now := time.Now()
+	count := func() int { list, _, _ := tr.after(tr.traces[3], 1, maxRecords); return len(list) }
+	tr.want(3, api.LatencyFilter{After: 9, Most: 2, Protocol: api.LatencyUDP}, now, lease)
+	tr.take(raw(t, nil))
+	tr.take(raw(t, func(k *latencyRecord) { k.Flow.Protocol = unix.IPPROTO_UDP }))
+	if n := count(); n != 1 {
+		t.Errorf("%d records are kept, want that of UDP", n)
+	}
+	tr.want(3, api.LatencyFilter{}, now, longLease)
+	if slots, left := tr.lapsed(now.Add(2 * lease)); len(slots) != 0 || left != 1 {
+		t.Errorf("lapsed, though switched on: %v, %d left", slots, left)
+	}
+	tr.take(raw(t, nil))
+	tr.unwant(3, now)
+	tr.take(raw(t, nil))
+	if n := count(); n != 2 {
+		t.Errorf("%d records are kept, want none since it was switched off", n)
+	}
+	if slots, left := tr.lapsed(now.Add(2 * lease)); len(slots) != 1 || left != 1 || count() != 2 {
+		t.Errorf("lapsed %v, %d traces left", slots, left)
+	}
+	tr.take(raw(t, func(k *latencyRecord) { k.Direction, k.Awaits = 1, 1 }))
+	tr.forget(3)
+	if len(tr.traces)+len(tr.waiting) != 0 {
+		t.Errorf("%d traces and %d waiting of one that has gone", len(tr.traces), len(tr.waiting))
+	}
+
+	for port := range uint16(maxFilters + 5) {
+		tr.want(3, api.LatencyFilter{Port: port + 1}, now, lease)
+	}
+	tr.take(raw(t, nil))
+	if n, filters := count(), len(tr.traces[3].wanted); n != 1 || filters > maxFilters+1 {
+		t.Errorf("with more filters than are told apart: %d records, %d filters", n, filters)
+	}
+}
+
+func TestWants(t *testing.T) {
+	r := Record{Protocol: unix.IPPROTO_UDP, From: netip.MustParseAddrPort("10.0.0.2:4000"), To: netip.MustParseAddrPort("192.0.2.1:53")}
+	peer := netip.MustParsePrefix
+	for _, tt := range []struct {
+		f    api.LatencyFilter
+		want bool
+	}{
+		{api.LatencyFilter{}, true},
+		{api.LatencyFilter{Protocol: "udp"}, true},
+		{api.LatencyFilter{Protocol: "tcp"}, false},
+		{api.LatencyFilter{Port: 53}, true},
+		{api.LatencyFilter{Port: 4000}, true},
+		{api.LatencyFilter{Port: 54}, false},
+		{api.LatencyFilter{Peer: peer("192.0.2.0/24")}, true},
+		{api.LatencyFilter{Peer: peer("192.0.3.0/24")}, false},
+		{api.LatencyFilter{Peer: peer("fd00::/8")}, false},
+		{api.LatencyFilter{Peer: peer("10.0.0.2/32")}, true},
+		{api.LatencyFilter{Peer: peer("10.0.0.2/32"), Port: 54}, false},
+	} {
+		if got := wants(tt.f, &r); got != tt.want {
+			t.Errorf("%+v: %v", tt.f, got)
+		}
+	}
+}
+
+// Of each flow all packets are chosen, both ways, or none; and of many flows about one
+// in so many, whichever these are.
+func TestSample(t *testing.T) {
+	const flows, in = 4096, 16
+	chosen := 0
+	for port := range uint16(flows) {
+		r := Record{Protocol: unix.IPPROTO_TCP, From: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.2"), 30000+port), To: netip.MustParseAddrPort("192.0.2.1:443")}
+		back := Record{Protocol: r.Protocol, From: r.To, To: r.From, Seq: 7}
+		f := api.LatencyFilter{Sample: in}
+		if wants(f, &r) != wants(f, &back) {
+			t.Fatalf("port %d: of one way alone", port)
+		}
+		if wants(f, &r) {
+			chosen++
+		}
+	}
+	if chosen < flows/in/2 || chosen > flows/in*2 {
+		t.Errorf("%d of %d flows are chosen, want about 1 in %d", chosen, flows, in)
 	}
 }
 

@@ -14,18 +14,25 @@ import (
 )
 
 // Report implements feature.Reporter: what packets took, over the time ask.Over if
-// that is not 0; or the records that an api.LatencyFilter in ask.Body wants.
+// that is not 0; with an api.LatencyFilter in ask.Body the records that it wants; with
+// an api.LatencyTracing, records begin or end.
 func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
-	if filter, ok := ask.Body.(api.LatencyFilter); ok && of != nil {
-		return f.reportRecords(ctx, of.ID, filter, ask.Over)
+	if of != nil {
+		switch body := ask.Body.(type) {
+		case api.LatencyFilter:
+			return f.reportRecords(ctx, of.ID, body, ask.Over)
+		case api.LatencyTracing:
+			return f.switchTracing(of.ID, body.On)
+		}
 	}
 	r, err := f.Read()
 	if err != nil {
 		return nil, err
 	}
 	var since time.Time
+	var done work
 	if ask.Over != 0 {
-		before := r
+		before, worked := r, f.packetWork()
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -34,13 +41,26 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 		if r, err = f.Read(); err != nil {
 			return nil, err
 		}
-		r, since = r.Since(before), before.Taken
+		r, since, done = r.Since(before), before.Taken, f.packetWork().since(worked)
 	}
 	if of != nil {
 		r.Tenants = tenantsOf(r, of.ID)
 	}
-	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost}
-	out.Containers = wire(r.Tenants, f.cfg.Containers.Lookup)
+	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost, Unwatched: r.Unwatched.Seconds()}
+	out.Containers = wire(r, f.cfg.Containers.Lookup)
+	name := func(id container.ID) string {
+		if id == 0 {
+			return "system"
+		}
+		c, _ := f.cfg.Containers.Lookup(id)
+		return c.Name
+	}
+	for i := range out.Containers {
+		c := &out.Containers[i]
+		if c.Direction == Ingress.String() {
+			c.Meanwhile = done.meanwhile(tenantsOf(r, c.Container)[0].Members, r.Taken.Sub(since), name)
+		}
+	}
 	return out, nil
 }
 
@@ -57,14 +77,17 @@ func tenantsOf(r Reading, id container.ID) []Tenant {
 }
 
 // wire puts tenants into the API's form.
-func wire(tenants []Tenant, lookup func(container.ID) (container.Container, bool)) []api.LatencyContainer {
+func wire(r Reading, lookup func(container.ID) (container.Container, bool)) []api.LatencyContainer {
 	out := []api.LatencyContainer{}
-	for _, t := range tenants {
-		c, _ := lookup(t.Container)
+	for _, t := range r.Tenants {
+		c, known := lookup(t.Container)
 		for d := range directions {
 			row := api.LatencyContainer{
 				Container: t.Container, Name: c.Name, Direction: d.String(),
 				LatencyTimes: times(t, d, every()...), Protocols: []api.LatencyProtocol{},
+			}
+			if known {
+				row.Uncovered = gaps(c, d, r.Uplinks > 0)
 			}
 			for _, p := range every() {
 				if t.Of(d, p) != (Coverage{}) {
@@ -113,8 +136,9 @@ func stageOf(name string, h *hist.Histogram) *api.LatencyStage {
 func (f *Latency) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
 	r, err := f.Read()
 	return func(c container.Container, out *api.SelfReports) {
-		own := tenantsOf(r, c.ID)
-		if err != nil || len(own) == 0 {
+		own := r
+		own.Tenants = tenantsOf(r, c.ID)
+		if err != nil || len(own.Tenants) == 0 {
 			return
 		}
 		self := func(container.ID) (container.Container, bool) { return c, true }
@@ -129,19 +153,18 @@ func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api
 		most = filter.Most
 	}
 	for end := time.Now().Add(over); ; {
-		got, measured, err := f.Trace(ctx, id, filter.After, most, max(time.Until(end), 0))
+		got, measured, err := f.Trace(ctx, id, filter, most, max(time.Until(end), 0))
 		if err != nil {
 			return nil, err
 		}
 		if !measured {
-			return nil, &api.Error{Status: http.StatusConflict, Code: "bad_request",
-				Text: "the container's packets are not measured: policy has to say fairlead.latency=on"}
+			return nil, notMeasured()
 		}
 		out.Next, out.Lost = got.Next, got.Lost
 		out.Missed += got.Missed
 		for _, r := range got.Records {
-			if w := wireRecord(r); filter.Wants(w) {
-				out.Records = append(out.Records, w)
+			if wants(filter, &r) {
+				out.Records = append(out.Records, wireRecord(r))
 			}
 		}
 		if len(out.Records) > 0 || !time.Now().Before(end) {
@@ -149,6 +172,11 @@ func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api
 		}
 		filter.After = got.Next
 	}
+}
+
+func notMeasured() error {
+	return &api.Error{Status: http.StatusConflict, Code: "bad_request",
+		Text: "the container's packets are not measured: policy has to say fairlead.latency=on"}
 }
 
 // class is how a protocol's number is called.

@@ -1,5 +1,12 @@
 package latency
 
+import (
+	"slices"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+)
+
 // Direction is which way packets go, as seen from the containers.
 type Direction int
 
@@ -58,4 +65,42 @@ func way(d Direction) []Stage {
 		return []Stage{First, Deliver, Forward, QDisc}
 	}
 	return []Stage{First, Forward, QDisc, Deliver, Socket}
+}
+
+// gaps says which stages of a container's packets are not measured, and why. Where the
+// host's end of a veth is not known, the times of its stages are in those before.
+func gaps(c container.Container, d Direction, uplinks bool) (out []api.LatencyGap) {
+	missing := func(why string, list ...Stage) {
+		g := api.LatencyGap{Why: why}
+		for _, s := range list {
+			g.Stages = append(g.Stages, s.Name(d))
+		}
+		out = append(out, g)
+	}
+	is := func(of func(container.Interface) bool) bool { return slices.ContainsFunc(c.Interfaces, of) }
+	onUplink := is(func(i container.Interface) bool { return i.Kind == "macvlan" || i.Kind == "ipvlan" })
+	if !uplinks {
+		missing("no device of this host is an uplink: only packets between its containers are measured", append(way(d), Added, Stack)...)
+		return out
+	}
+	switch {
+	case c.HostNetwork && d == Egress:
+		missing("the container is in the host's network, and has no device of its own", First, Deliver, Forward, Added, Local)
+	case c.HostNetwork:
+		missing("the container is in the host's network, and has no device of its own", Forward, QDisc, Deliver, Added, Local)
+	case onUplink && d == Egress:
+		missing("a macvlan or ipvlan device has no end on the host", Deliver)
+	case onUplink:
+		missing("the kernel has no event where a macvlan or ipvlan device receives", Forward, QDisc, Deliver, Added)
+	case is(func(i container.Interface) bool { return i.Kind == "veth" && i.Host.Index == 0 }):
+		if d == Egress {
+			missing("the host's end of its veth was not found", Deliver)
+		} else {
+			missing("the host's end of its veth was not found", QDisc, Deliver)
+		}
+	}
+	if d == Ingress && c.Cgroup.V2 == "" {
+		missing("its cgroup is not known, and so not its sockets", Socket, Stack)
+	}
+	return out
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The stamps of packets under way: who may have one, and where it is. */
 
+/* A packet is passed over for so many others at the most: what follows a flood is seen soon. */
+#define MOST_GAP 128
+
 static __always_inline struct cpu *this_cpu(void)
 {
 	__u32 zero = 0;
@@ -43,29 +46,41 @@ static __always_inline void count(struct tally *t, __u32 stage, __u64 ns)
 }
 
 /*
- * Whether one more packet may begin on this CPU. In a window of time that follows
- * one with more than fl_budget, so many are taken by chance as that allows; the
- * first busy window is cut off at four times as many.
+ * Whether one more packet may begin on this CPU. In a window of time that follows one
+ * with more than fl_budget, one of so many is taken as that allows, by chance; the
+ * first busy window is cut off at four times as many. Whoever is passed over costs a
+ * few instructions, as in a flood nearly all are.
  */
 static __always_inline int admit(struct cpu *c)
 {
-	__u64 jiffy = bpf_jiffies64();
+	__u64 jiffy = bpf_jiffies64(), offered;
 
 	if (c->jiffy != jiffy) {
 		c->jiffy = jiffy;
 		c->now = bpf_ktime_get_ns();
+		if (c->passed != c->before)
+			fl_passed_at = c->now; /* not each time: it is every CPU's */
 		if ((c->now - c->window) >> WINDOW_BITS) {
-			c->chance = c->begun <= fl_budget ? ~0U : (__u64)fl_budget * ~0U / c->begun;
+			offered = c->begun + c->passed - c->before;
+			c->gap = offered <= fl_budget ? 0 : offered / fl_budget;
+			if (c->gap > MOST_GAP)
+				c->gap = MOST_GAP;
+			if (!c->gap)
+				c->skip = 0;
 			c->window = c->now;
+			c->before = c->passed;
 			c->begun = 0;
 		}
 	}
-	c->begun++;
-	if (c->chance == ~0U ? c->begun <= 4 * fl_budget : bpf_get_prandom_u32() <= c->chance)
+	if (c->skip) {
+		c->skip--;
+	} else if (c->begun < 4 * fl_budget) {
+		c->begun++;
+		if (c->gap)
+			c->skip = bpf_get_prandom_u32() % (2 * c->gap + 1);
 		return 1;
+	}
 	c->passed++;
-	if (c->now - fl_passed_at > 1ULL << WINDOW_BITS)
-		fl_passed_at = c->now; /* not each time: it is every CPU's */
 	return 0;
 }
 
@@ -75,8 +90,12 @@ static __always_inline struct stamp *stamp_at(__u32 index)
 	return bpf_map_lookup_elem(&fl_stamps, &index);
 }
 
-/* The packet of the stamp at an index will never come to its end. */
-__noinline int fl_abandon(__u32 index, int evicted)
+/* Why the packet of a stamp will never come to its end. */
+#define LOST 0
+#define EVICTED 1
+#define VOID 2 /* it was under way when the programs were attached */
+
+__noinline int fl_abandon(__u32 index, int why)
 {
 	struct stamp *s = stamp_at(index);
 	struct tally *t;
@@ -85,13 +104,42 @@ __noinline int fl_abandon(__u32 index, int evicted)
 		return 0; /* one that is received is counted where it arrives */
 	t = tally_of(s->slot, EGRESS, s->protocol & 3);
 	if (t)
-		one(evicted ? &t->evicted : &t->unmatched);
+		one(why == EVICTED ? &t->evicted : why == VOID ? &t->unsampled : &t->unmatched);
 	return 0;
+}
+
+/* When a stamp began. */
+static __always_inline __u64 beginning(const struct stamp *s)
+{
+	return s->at[0] ? s->at[0] : s->at[1];
+}
+
+/* Why a stamp is not believed any more; -1: it is. */
+static __always_inline int stale(const struct stamp *s, __u64 now)
+{
+	if (beginning(s) < fl_attached_at)
+		return VOID;
+	return between(beginning(s), now) >> HIST_TOP_BITS ? LOST : -1;
 }
 
 static __always_inline __u32 row_of(__u64 key)
 {
 	return key * 0x9e3779b97f4a7c15ULL >> (64 - ROW_BITS);
+}
+
+static __always_inline struct keys *row_at(__u32 row)
+{
+	return &fl_keys[row & ((1 << ROW_BITS) - 1)];
+}
+
+/* Whether a packet has a stamp: for nearly all the answer is no, and they go on. */
+static __always_inline int has_stamp(const struct keys *r, __u64 key)
+{
+#pragma unroll
+	for (int i = 0; i < ROW; i++)
+		if (((volatile const struct keys *)r)->skb[i] == key)
+			return 1;
+	return 0;
 }
 
 /*
@@ -100,10 +148,8 @@ static __always_inline __u32 row_of(__u64 key)
  */
 __noinline int fl_take(__u32 row, __u64 key)
 {
-	struct keys *r = bpf_map_lookup_elem(&fl_keys, &row);
+	struct keys *r = row_at(row);
 
-	if (!r)
-		return ROW;
 	for (int i = 0; i < ROW; i++)
 		if (r->skb[i] == key && __sync_bool_compare_and_swap(&r->skb[i], key, BUSY))
 			return i;
@@ -120,13 +166,12 @@ static __always_inline __u32 in_row(__u32 place)
 /* Takes a place for a new stamp: a free one, else that of the oldest. */
 __noinline int fl_take_free(__u32 row, __u64 now)
 {
-	struct keys *r = bpf_map_lookup_elem(&fl_keys, &row);
+	struct keys *r = row_at(row);
 	__u64 oldest = 0, age, key;
 	struct stamp *s;
 	__u32 place = ROW;
+	int why;
 
-	if (!r)
-		return ROW;
 	for (int i = 0; i < ROW; i++)
 		if (!r->skb[i] && __sync_bool_compare_and_swap(&r->skb[i], 0, BUSY))
 			return i;
@@ -134,7 +179,7 @@ __noinline int fl_take_free(__u32 row, __u64 now)
 		s = stamp_at(row * ROW + i);
 		if (!s)
 			return ROW;
-		age = between(s->at[0] ? s->at[0] : s->at[1], now);
+		age = between(beginning(s), now);
 		if (age >= oldest) {
 			place = i;
 			oldest = age;
@@ -146,8 +191,11 @@ __noinline int fl_take_free(__u32 row, __u64 now)
 	key = r->skb[place];
 	if (key == BUSY || !__sync_bool_compare_and_swap(&r->skb[place], key, BUSY))
 		return ROW; /* another CPU has it */
-	if (key)
-		fl_abandon(row * ROW + place, !(oldest >> HIST_TOP_BITS));
+	s = stamp_at(row * ROW + place);
+	if (key && s) {
+		why = stale(s, now);
+		fl_abandon(row * ROW + place, why < 0 ? EVICTED : why);
+	}
 	return place;
 }
 
@@ -155,4 +203,23 @@ static __always_inline void put(struct keys *r, int place, __u64 key)
 {
 	if (place >= 0 && place < ROW)
 		*(volatile __u64 *)&r->skb[in_row(place)] = key;
+}
+
+/* Has a stamp found by another key. The old place is not given back. */
+static __always_inline void move(struct stamp *s, __u64 key, __u64 now)
+{
+	__u32 row = row_of(key);
+	int place = fl_take_free(row, now);
+	struct stamp *to = stamp_at(row * ROW + place);
+	struct tally *t;
+
+	if (place >= 0 && place < ROW && to) {
+		*to = *s;
+		put(row_at(row), place, key);
+		fl_split_at = bpf_jiffies64();
+		return;
+	}
+	t = tally_of(s->slot, EGRESS, s->protocol & 3);
+	if (t)
+		one(&t->evicted);
 }

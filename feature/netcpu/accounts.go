@@ -77,6 +77,12 @@ func (x *Accounts) report(of *container.Container) (api.NetCPU, error) {
 	return n, nil
 }
 
+// PacketWork implements feature.Worker.
+func (x *Accounts) PacketWork() (map[container.ID][]time.Duration, error) {
+	r, err := x.Meter.Read()
+	return r.ByCPU, err
+}
+
 // wire puts a reading into the API's form, with the names of those who
 // run, and of those who have ended as long as lookup knows them.
 func wire(r account.Reading, running []container.Container, lookup func(container.ID) (container.Container, bool)) api.NetCPU {

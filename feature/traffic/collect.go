@@ -222,7 +222,7 @@ func (f *Traffic) Snapshot() feature.Snapshot {
 			add("traffic_rate_bytes_per_second", float64(row.Asked.Rate)/8)
 		}
 		if row.Delays != nil {
-			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: "traffic_delay_seconds", Device: row.Uplink, Labels: labels, Histogram: row.Delays.Classic(firstBound, lastBound)})
+			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: "traffic_delay_seconds", Device: row.Uplink, Labels: labels, Histogram: row.Delays.Forms(firstBound, lastBound)})
 		}
 	}
 	if slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Delays != nil }) {

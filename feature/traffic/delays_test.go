@@ -74,7 +74,7 @@ func metersAre(t *testing.T, want int, when string) {
 func (h *host) delaysOf(id container.ID) *hist.Classic {
 	for _, s := range h.traffic.Snapshot().Samples {
 		if s.Container == id && s.Name == "traffic_delay_seconds" && s.Device == "nic0" && slices.Contains(s.Labels, feature.Label{Name: "direction", Value: "egress"}) {
-			return s.Histogram
+			return s.Histogram.Classic
 		}
 	}
 	return nil

@@ -143,18 +143,26 @@ func Frags(yes bool) func(*ebpf.ProgramSpec) {
 // all of them, or none. The error matches ebpf.ErrNotSupported or btf.ErrNotFound
 // where the kernel has no such tracepoint.
 func (o *Object) Attach(programs ...string) (links Links, err error) {
-	err = o.load(nil, programs, nil, nil, func(c *ebpf.Collection) error {
-		for _, name := range programs {
-			l, err := link.AttachTracing(link.TracingOptions{Program: c.Programs[name]})
-			if err != nil {
-				return errors.Join(fmt.Errorf("attach %s: %w", name, err), links.Close())
-			}
-			links = append(links, l)
+	err = o.load(nil, programs, nil, nil, func(c *ebpf.Collection) (err error) {
+		loaded := make([]*ebpf.Program, len(programs))
+		for i, name := range programs {
+			loaded[i] = c.Programs[name]
 		}
-		return nil
+		links, err = Attach(loaded...)
+		return err
 	})
-	if err != nil {
-		return nil, err
+	return links, err
+}
+
+// Attach attaches loaded programs to their tracepoints, in this order: all of them,
+// or none.
+func Attach(programs ...*ebpf.Program) (links Links, err error) {
+	for _, p := range programs {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("attach %v: %w", p, err), links.Close())
+		}
+		links = append(links, l)
 	}
 	return links, nil
 }

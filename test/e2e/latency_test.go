@@ -1,12 +1,17 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
+	"net"
+	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -56,4 +61,97 @@ func TestLatency(t *testing.T) {
 	mustSay(t, inside(two), 1, "fairlead.latency=on")
 	a.stop()
 	r.sameAs(before, "after the agent")
+}
+
+// crowdVerb makes the test binary a container that opens so many connections to a
+// socket as fast as it can, and says garbage on each.
+const crowdVerb = "e2e-crowd"
+
+func crowd(socket, count string) int {
+	n, err := strconv.Atoi(count)
+	if err != nil {
+		return 2
+	}
+	var open []net.Conn
+	for i := range n {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			fmt.Println(i, err)
+			return 1
+		}
+		c.Write([]byte("GET /v1/containers HTTP/0.9\r\n\x00\xff"))
+		if open = append(open, c); len(open) == 500 {
+			for _, c := range open {
+				c.Close()
+			}
+			open = nil
+		}
+	}
+	return 0
+}
+
+// A container that asks without end takes nothing from another: that one is answered,
+// and its packets are measured. A process that has moved into another's network is told
+// of the container that it is of.
+func TestLatencySelf(t *testing.T) {
+	r := newRig(t)
+	on := map[string]string{"fairlead.latency": "on"}
+	one, two := r.add(sandbox.Spec{Name: "e2e-one", Labels: on}), r.add(sandbox.Spec{Name: "e2e-two", Labels: on})
+	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	a.start()
+	a.latencyIs("e2e-one")
+	a.latencyIs("e2e-two")
+	exe, err := os.Executable()
+	must(t, err)
+	start := func(b *sandbox.Box, args ...string) (*sandbox.Process, *bytes.Buffer) {
+		t.Helper()
+		var out bytes.Buffer
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		p, err := b.Start(cmd)
+		must(t, err)
+		return p, &out
+	}
+	ask := func(b *sandbox.Box, url string, before ...string) string {
+		t.Helper()
+		p, out := start(b, append(before, exe, httpVerb, a.path("self.sock"), "GET", "http://self"+url, "")...)
+		ends(t, p.PID, p.Done())
+		return out.String()
+	}
+
+	many := testkit.Scale(t, 2000, 10_000)
+	flood, said := start(one, exe, crowdVerb, a.path("self.sock"), fmt.Sprint(many))
+	ping := func() {
+		p, _ := start(two, "busybox", "ping", "-c", "10", "-i", "0.02", "-W", "30", "10.66.0.1")
+		ends(t, p.PID, p.Done())
+		must(t, p.Wait())
+	}
+	a.records("e2e-two", "10.66.0.1", 10, ping)
+	await(t, "an answer beside the crowd", func() error {
+		if out := ask(two, "/v1/self"); !strings.HasPrefix(out, "200 ") || !strings.Contains(out, "e2e-two") {
+			return fmt.Errorf("%s", out)
+		}
+		return nil
+	})
+	ends(t, flood.PID, flood.Done())
+	if err := flood.Wait(); err != nil {
+		t.Errorf("the crowd: %v: %s", err, said)
+	}
+
+	// The namespace of two has its packets; who asks is one.
+	a.records("e2e-two", "10.66.0.1", 10, ping)
+	into := []string{"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", two.PID)}
+	for _, url := range []string{"/v1/self", "/v1/self/latency/records?after=1"} {
+		await(t, "an answer to "+url, func() error {
+			out := ask(one, url, into...)
+			if strings.Contains(out, "e2e-two") || strings.Contains(out, "10.66.1.2") {
+				t.Fatalf("from the network of two, one is told of it: %s", out)
+			}
+			if !strings.HasPrefix(out, "200 ") || url == "/v1/self" && !strings.Contains(out, "e2e-one") {
+				return fmt.Errorf("%s", out)
+			}
+			return nil
+		})
+	}
+	a.stop()
 }

@@ -136,7 +136,9 @@ type Reading struct {
 	// Accounts has one for each tenant, one for System, and one for each
 	// tenant that was forgotten since the last Read.
 	Accounts []Account
-	Thefts   []Theft // of Read; Accounts leaves them out
+	// ByCPU is the sum of Receive and Send of each account, by the number of the CPU.
+	ByCPU  map[container.ID][]time.Duration
+	Thefts []Theft // of Read; Accounts leaves them out
 	// Gone is what the accounts had that are in Accounts no longer: Softirq and
 	// Thread are the sum of Accounts and Gone.
 	Gone time.Duration

@@ -77,6 +77,9 @@ func TestSum(t *testing.T) {
 	if a.CPU() != 123 {
 		t.Errorf("CPU %v, want 123ns", a.CPU())
 	}
+	if each := byCPU([]accountAccount{one, two}); !slices.Equal(each, []time.Duration{100, 23}) {
+		t.Errorf("by CPU %v", each)
+	}
 }
 
 // The accounts of a tenant from Watch to the Reading that has it no more.

@@ -39,7 +39,7 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 		return Reading{}, err
 	}
 	m.flushAll(cpus)
-	r := Reading{Taken: time.Now()}
+	r := Reading{Taken: time.Now(), ByCPU: make(map[container.ID][]time.Duration)}
 	var states []accountCpu
 	if err := m.maps.FlCpus.Lookup(uint32(0), &states); err != nil {
 		return r, err
@@ -73,7 +73,7 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 			t.state = reported
 		}
 		ids[uint16(slot)] = id
-		r.Accounts = append(r.Accounts, a)
+		r.Accounts, r.ByCPU[id] = append(r.Accounts, a), byCPU(perCPU)
 	}
 	r.Gone = m.gone
 	if thefts {
@@ -133,6 +133,17 @@ func sum(id container.ID, perCPU []accountAccount) Account {
 		a.Robbed += time.Duration(c.Robbed)
 	}
 	return a
+}
+
+// byCPU is the work of each CPU for one account.
+func byCPU(perCPU []accountAccount) []time.Duration {
+	all := make([]time.Duration, len(perCPU))
+	for cpu, c := range perCPU {
+		for i := range c.By {
+			all[cpu] += time.Duration(c.By[i].Ns)
+		}
+	}
+	return all
 }
 
 // recycle frees the slot of a tenant that was reported for the last time.

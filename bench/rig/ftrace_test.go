@@ -1,0 +1,61 @@
+package rig
+
+import (
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// What is recorded can be read, and nothing of it stays.
+func TestFtrace(t *testing.T) {
+	testkit.NeedRoot(t)
+	f, err := NewFtrace("net/net_dev_queue", "net/netif_receive_skb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("udp", "127.0.0.1:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		c.Write([]byte("x")) // refused, mostly: nobody is there
+	}
+	c.Close()
+	time.Sleep(100 * time.Millisecond) // it is read every ten
+	read, err := f.Close()
+	if err != nil || read == 0 {
+		t.Errorf("%d bytes were read: %v", read, err)
+	}
+	if _, err := NewFtrace("net/no_such_event"); err == nil {
+		t.Error("an event that does not exist is recorded")
+	}
+	if names := instances(t); len(names) != 0 {
+		t.Errorf("instances are left: %v", names)
+	}
+}
+
+// instances lists those of tracefs.
+func instances(t *testing.T) []string {
+	t.Helper()
+	fs, err := openTracefs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fs)
+	fd, err := unix.Openat(fs, "instances", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := os.NewFile(uintptr(fd), "instances")
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// comparison holds two readings against each other: of two containers, or of two times.
+type comparison struct {
+	ref, other   string // containers; other is "" where times are compared
+	since        string // a file with the first reading; "": there is none
+	interval     time.Duration
+	read         func(ref string) func(context.Context, time.Duration) (api.Latency, error)
+	stages, wide bool
+}
+
+// compared are the two, as -o json prints them.
+type compared struct {
+	A api.Latency `json:"a"`
+	B api.Latency `json:"b"`
+}
+
+func (x comparison) show(ctx context.Context, e env, out *format) (err error) {
+	var both compared
+	switch {
+	case x.since != "":
+		if both.A, err = savedLatency(x.since); err != nil {
+			return err
+		}
+		both.B, err = x.read(x.ref)(ctx, x.interval)
+	case x.other != "":
+		// At the same time: what else the host does then is the same for both.
+		done := make(chan error, 1)
+		go func() {
+			var err error
+			both.A, err = x.read(x.ref)(ctx, x.interval)
+			done <- err
+		}()
+		both.B, err = x.read(x.other)(ctx, x.interval)
+		if aerr := <-done; aerr != nil {
+			err = aerr
+		}
+	default:
+		if both.A, err = x.read(x.ref)(ctx, x.interval); err == nil {
+			both.B, err = x.read(x.ref)(ctx, x.interval)
+		}
+	}
+	if err != nil {
+		return readingHint(err)
+	}
+	return out.print(e.stdout, both, func(w io.Writer) { x.table(w, both) })
+}
+
+// savedLatency reads what -o json has printed.
+func savedLatency(file string) (l api.Latency, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return l, usagef("--since: %v", err)
+	}
+	if err := json.Unmarshal(data, &l); err != nil || l.Taken.IsZero() {
+		return l, usagef("--since %s: no answer of `fairlead latency -o json` is in it", file)
+	}
+	return l, nil
+}
+
+func (x comparison) table(w io.Writer, both compared) {
+	for _, side := range []struct {
+		letter, ref string
+		of          api.Latency
+	}{{"A", x.ref, both.A}, {"B", cmp.Or(x.other, x.ref), both.B}} {
+		text := side.letter + ":"
+		if side.ref != "" {
+			text += " " + show(side.ref) + ","
+		}
+		if side.of.Since.IsZero() {
+			text += " since first measured, up to"
+		} else {
+			text += " " + span(side.of.Taken.Sub(side.of.Since)) + " up to"
+		}
+		fmt.Fprintf(w, "%s %s\n", text, side.of.Taken.Local().Format("15:04:05"))
+	}
+	columns := []column{{"CONTAINER", 0}, {"DIR", 0}, {"STAGE", 0}, {"P50 A", 0}, {"P50 B", 0}, {"B/A", 0}, {"P99 A", 0}, {"P99 B", 0}, {"B/A", 0}, {"COVERED", 0}}
+	var rows [][]string
+	for _, b := range both.B.Containers {
+		name := latencyName(b)
+		stagesB := x.rows(b.LatencyTimes)
+		for _, a := range both.A.Containers {
+			if a.Direction != b.Direction || x.other == "" && a.Container != b.Container {
+				continue
+			}
+			stagesA := make(map[string]*api.LatencyStage)
+			for _, s := range x.rows(a.LatencyTimes) {
+				stagesA[s.Stage] = s
+			}
+			for _, s := range stagesB {
+				if was := stagesA[s.Stage]; was != nil {
+					rows = append(rows, []string{name, b.Direction, s.Stage, fine(was.P50), fine(s.P50), times(was.P50, s.P50), fine(was.P99), fine(s.P99), times(was.P99, s.P99), lower(a.Coverage, b.Coverage)})
+				}
+			}
+		}
+	}
+	if len(rows) == 0 {
+		fmt.Fprintln(w, "No stage has packets in both.")
+		return
+	}
+	if x.other != "" { // the lines above name them
+		columns, rows = columns[1:], tails(rows)
+		right(columns, rows, 2, len(columns)-1)
+	} else {
+		right(columns, rows, 3, len(columns)-1)
+		if !x.wide {
+			columns[0].max = max(9, latencyScreen-width(columns[1:], tails(rows)))
+		}
+	}
+	table(w, columns, rows)
+}
+
+// rows are what is compared: the sums, and the stages if they are asked for.
+func (x comparison) rows(t api.LatencyTimes) (list []*api.LatencyStage) {
+	for _, s := range []*api.LatencyStage{t.Added, t.Stack, t.Local} {
+		if s != nil {
+			list = append(list, s)
+		}
+	}
+	for i := range t.Stages {
+		if x.stages {
+			list = append(list, &t.Stages[i])
+		}
+	}
+	return list
+}
+
+// lower is the lower coverage of two.
+func lower(a, b api.LatencyCoverage) string {
+	of, ok := a.Ratio()
+	if with, also := b.Ratio(); !ok || also && with < of {
+		return covered(b)
+	}
+	return covered(a)
+}
+
+// times is how many times as long b is.
+func times(a, b float64) string {
+	if a == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", b/a)
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+func latencyTraceVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "trace CONTAINER",
+		Short: "Show a container's packets one by one",
+		Long: `Show the packets of a container one by one, with what each took on this host, until
+interrupted. Packets that could not be kept are counted at the end. With -o json there is
+one object on each line.
+
+Inside a container that was given the agent's self socket, --self shows the container's
+own packets. There --on begins to record them for ten minutes, and returns; --off ends
+that; --kept prints what has been recorded since. All packets are recorded then, and
+filters choose what is printed.`,
+		Example: `  fairlead latency trace web-1 --protocol tcp --port 443
+  fairlead latency trace web-1 --sample 64 -o json
+  fairlead latency trace --self --on; ping -c 10 192.0.2.1; fairlead latency trace --self --kept --slide`,
+		Args: nargs(0, 1, "one CONTAINER"),
+	}
+	var want packets
+	want.add(cmd)
+	cmd.Flags().Uint32Var(&want.sample, "sample", 1, "all packets of one flow in so many, both ways, and none of the others")
+	slide := cmd.Flags().Bool("slide", false, "print each packet as MACE does: [seconds] (number) direction: nanoseconds")
+	count := cmd.Flags().Uint("count", 0, "end after so many packets; 0: when interrupted")
+	on := cmd.Flags().Bool("on", false, "with --self: begin to record, and return")
+	off := cmd.Flags().Bool("off", false, "with --self: end that")
+	kept := cmd.Flags().Bool("kept", false, "print what has been recorded up to now, and end")
+	asJSON := cmd.Flags().StringP("output", "o", "table", "how to print: table or json")
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if *asJSON != "table" && *asJSON != "json" {
+			return usagef("-o %q: it is one of table, json", *asJSON)
+		}
+		if want.sample == 0 {
+			return usagef("--sample 0: must be at least 1")
+		}
+		if *on && *off || *kept && (*on || *off) || (*on || *off) && !want.self {
+			return usagef("want one of --on, --off and --kept, the first two with --self")
+		}
+		ask, err := want.source(c, args)
+		if err != nil {
+			return err
+		}
+		defer ask.close()
+		if *on || *off {
+			_, err := ask.tracing(cmd.Context(), *on)
+			return readingHint(err)
+		}
+		patience := time.Second
+		if *kept {
+			patience, ask.filter.After = 0, 1
+		}
+		print := latencyLine
+		switch {
+		case *asJSON == "json":
+			print = latencyJSON
+		case *slide:
+			print = latencySlide
+		}
+		var missed, shown, last uint64
+		for *count == 0 || shown < uint64(*count) {
+			got, err := ask.next(cmd.Context(), patience)
+			if cmd.Context().Err() != nil {
+				break
+			}
+			if err != nil {
+				return readingHint(err)
+			}
+			missed += got.Missed
+			if *kept && len(got.Records) == 0 && got.Next == last {
+				break
+			}
+			last = got.Next
+			for _, r := range got.Records {
+				if *count > 0 && shown == uint64(*count) {
+					break
+				}
+				if err := print(e.stdout, r); err != nil {
+					return err
+				}
+				shown++
+			}
+		}
+		if missed > 0 {
+			fmt.Fprintf(e.stderr, "%d packets were overwritten before they were read\n", missed)
+		}
+		return nil
+	})
+}
+
+// latencyLine prints a packet for people.
+func latencyLine(w io.Writer, r api.LatencyRecord) error {
+	end := func(addr string, port int) string {
+		switch {
+		case port == 0:
+			return addr
+		case strings.Contains(addr, ":"):
+			return fmt.Sprintf("[%s]:%d", addr, port)
+		}
+		return fmt.Sprintf("%s:%d", addr, port)
+	}
+	line := fmt.Sprintf("%s %-7s %-5s %s > %s", r.Time.Format("15:04:05.000000"), r.Direction, r.Protocol, end(r.From, r.FromPort), end(r.To, r.ToPort))
+	if r.Seq > 0 {
+		line += fmt.Sprintf(" seq %d", r.Seq)
+	}
+	line += fmt.Sprintf(" %d bytes", r.Bytes)
+	for _, sum := range []struct {
+		name string
+		of   *float64
+	}{{"added", r.Added}, {"stack", r.Stack}} {
+		if sum.of != nil {
+			line += fmt.Sprintf("  %s %s", sum.name, fine(*sum.of))
+		}
+	}
+	var parts []string
+	for _, p := range r.Stages {
+		parts = append(parts, p.Stage+" "+fine(p.Seconds))
+	}
+	_, err := fmt.Fprintf(w, "%s  (%s)\n", line, strings.Join(parts, ", "))
+	return err
+}
+
+// latencySlide prints a packet in the form of MACE's slides.
+func latencySlide(w io.Writer, r api.LatencyRecord) error {
+	_, err := io.WriteString(w, r.Slide())
+	return err
+}

@@ -1,0 +1,70 @@
+package latency
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// A container is told for whose packets those CPUs worked that work for its own, and of
+// no other CPU.
+func TestMeanwhile(t *testing.T) {
+	const s = time.Second
+	before := work{1: {5 * s, 0, 0}, 2: {9 * s, 0, 0}, 9: {3 * s, 3 * s, 3 * s}}
+	now := work{1: {6 * s, 0, time.Millisecond}, 2: {13 * s, 8 * s, 0}, 3: {0, 9 * s, 9 * s}, 4: {2 * s, 0, 0}, 0: {s, 0, 0}, 9: {s, s, s}}
+	got := now.since(before).meanwhile([]container.ID{7, 1, 4}, 10*s, func(id container.ID) string { return id.String() })
+	want := &api.LatencyMeanwhile{CPUs: []int{0}, Own: 0.1, By: []api.LatencyNeighbour{
+		{Container: 2, Name: "2", Share: 0.4}, {Container: 0, Name: "0", Share: 0.1}, {Container: 9, Name: "9", Share: 0.1},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if got := now.meanwhile([]container.ID{8}, 10*s, nil); got != nil {
+		t.Errorf("of one that nobody knows: %+v", got)
+	}
+	if got := work(nil).since(before).meanwhile([]container.ID{1}, s, nil); got != nil {
+		t.Errorf("where nobody knows: %+v", got)
+	}
+	if !reflect.DeepEqual(before[1], []time.Duration{5 * s, 0, 0}) {
+		t.Error("since changes what it is given")
+	}
+}
+
+// What is said not to be covered is what is not measured on that path.
+func TestGaps(t *testing.T) {
+	bridged := container.Container{Cgroup: container.Cgroup{V2: "/x"}, Interfaces: []container.Interface{{Kind: "veth", Host: container.HostEnd{Index: 7}}}}
+	lost, host, mac := bridged, container.Container{HostNetwork: true}, bridged
+	lost.Interfaces = []container.Interface{{Kind: "veth"}}
+	mac.Interfaces = []container.Interface{{Kind: "macvlan"}}
+	for _, tt := range []struct {
+		name    string
+		of      container.Container
+		uplinks bool
+		want    [directions][]string
+	}{
+		{"bridge", bridged, true, [directions][]string{}},
+		{"host end unknown", lost, true, [directions][]string{{"deliver"}, {"qdisc", "deliver"}}},
+		{"host, no cgroup", host, true, [directions][]string{{"device", "deliver", "forward", "added", "local"}, {"forward", "qdisc", "deliver", "added", "local", "socket", "stack"}}},
+		{"macvlan", mac, true, [directions][]string{{"deliver"}, {"forward", "qdisc", "deliver", "added"}}},
+		{"no uplink", bridged, false, [directions][]string{{"device", "deliver", "forward", "qdisc", "added", "stack"}, {"gro", "forward", "qdisc", "deliver", "socket", "added", "stack"}}},
+	} {
+		for d := range directions {
+			var got []string
+			for _, g := range gaps(tt.of, d, tt.uplinks) {
+				got = append(got, g.Stages...)
+				if g.Why == "" {
+					t.Errorf("%s: no reason", tt.name)
+				}
+			}
+			if !slices.Equal(got, tt.want[d]) {
+				t.Errorf("%s, %v: %v, want %v", tt.name, d, got, tt.want[d])
+			}
+		}
+	}
+}
