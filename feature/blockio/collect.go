@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/policy"
@@ -132,7 +133,7 @@ func since(now, before monitor.Reading) monitor.Reading {
 
 // windowOf puts a difference of readings into the form that is judged.
 func (f *BlockIO) windowOf(d monitor.Reading) Window {
-	w := Window{Taken: d.Taken, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity)}
+	w := Window{Taken: d.Taken, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity), Divides: make(map[monitor.Disk]string)}
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
@@ -158,6 +159,9 @@ func (f *BlockIO) windowOf(d monitor.Reading) Window {
 	for id, m := range f.members {
 		for _, r := range m.reserved {
 			w.Capacity[r.at()] = f.capacity(r.disk)
+			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
+				w.Divides[r.at()] = f.divides(d)
+			}
 			at := Place{id, r.at()}
 			demand := Demand{
 				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at],
