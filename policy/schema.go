@@ -92,6 +92,9 @@ var schema = slices.Concat(
 		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Default: "off",
 			Meaning: "how the container makes way for the reservations of others",
 			Built:   []string{AnyValue}, parse: parseYield},
+		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Default: "off",
+			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
+			Built:   []string{AnyValue}, parse: parseInterrupts},
 	},
 )
 

@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
@@ -60,7 +61,8 @@ type BlockIO struct {
 	shown      monitor.Reading
 	control    Control
 	decided    map[decided]bool
-	failed     string // why nothing was measured, as last told
+	works      map[int]irq.Work // of each CPU, as last read; nil: not read
+	failed     string           // why nothing was measured, as last told
 }
 
 var (
@@ -150,6 +152,9 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	m.target, m.reserved = t, reserved
 	err = f.turn(t)
 	f.follow()
+	if err == nil {
+		err = f.interrupts(t)
+	}
 	if err == nil {
 		err = f.unweighed(t)
 	}
@@ -326,12 +331,21 @@ func (f *BlockIO) Remove(_ context.Context, id container.ID) error {
 	}
 	delete(f.members, id)
 	f.follow()
+	if err := f.interrupts(policy.Target{}); err != nil {
+		return fmt.Errorf("blockio: %w", err)
+	}
 	return nil
 }
 
 // Prune implements feature.Feature.
 func (f *BlockIO) Prune(_ context.Context, alive func(container.ID) bool) error {
-	return f.restore(func(e journal.Entry) bool { return e.Owner.Feature == name && !alive(container.ID(e.Owner.Container)) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	host := container.ID(0) // whose knobs are those of all members together
+	return errors.Join(f.interrupts(policy.Target{}), f.restore(func(e journal.Entry) bool {
+		id := container.ID(e.Owner.Container)
+		return e.Owner.Feature == name && id != host && !alive(id)
+	}))
 }
 
 // Close implements feature.Feature. What is in force stays, and what was decided lapses.

@@ -82,6 +82,7 @@ func (f *BlockIO) measure() {
 	}
 	f.shown, f.last = since(r, f.last), r
 	f.window = f.windowOf(f.shown)
+	f.window.Network = f.networkTime()
 }
 
 // since returns what happened between two readings, which is nothing if there was none before.
@@ -165,7 +166,7 @@ func (f *BlockIO) windowOf(d monitor.Reading) Window {
 			at := Place{id, r.at()}
 			demand := Demand{
 				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at],
-				Waited: make(map[container.ID]time.Duration), Throttled: f.heldBack(m.target.Container),
+				Waited: make(map[container.ID]time.Duration), Throttled: f.heldBack(m.target.Container), Interrupts: m.interrupts(),
 			}
 			for _, wait := range d.Waits {
 				if wait.Victim == id {

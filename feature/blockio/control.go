@@ -30,6 +30,7 @@ const (
 	enough      = 0.95 // part of a reservation that meets it
 	waitedShare = 0.05 // of the time, for CPUs on which others ran
 	diskShare   = 0.1  // of a disk's capacity, that others without reservation take
+	workShare   = 0.1  // of the time, that a CPU that serves the disk works for the network
 	busyShare   = 0.5  // of the time, that a container has requests under way
 	part        = 0.02 // of all waiting: a container that caused less is not in the way
 	least       = 1    // operations per second below which nothing is asked for
@@ -45,6 +46,8 @@ type Demand struct {
 	Under     time.Duration      // requests were under way, added up
 	Waited    map[container.ID]time.Duration
 	Throttled time.Duration // its quota kept it from running
+
+	Interrupts policy.Interrupts // what policy allows, decisions apart
 }
 
 // Neighbour is a container, in its part of who may be in the way.
@@ -63,7 +66,8 @@ type Window struct {
 	Neighbours map[container.ID]Neighbour
 	Complete   bool // all containers that run are among Neighbours
 	Capacity   map[monitor.Disk]Capacity
-	Divides    map[monitor.Disk]string // what divides the disk by weight; "": nothing
+	Network    map[monitor.Disk]time.Duration // a CPU that serves the disk worked for the network
+	Divides    map[monitor.Disk]string        // what divides the disk by weight; "": nothing
 }
 
 // Place is a container at a disk.
@@ -153,6 +157,10 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		now.Evidence = fmt.Sprintf("%s; others without a reservation took %.0f%% of the disk, %.0f%% of it %s",
 			d.shortfall(), 100*sum(others), 100*others[now.Culprit], w.name(now.Culprit))
 		act = func() { c.yieldDisk(w, d, others) }
+	case w.Network[d.Disk] >= time.Duration(workShare*float64(w.Length)):
+		now.State, now.Culprit = stateContended, monitor.System
+		now.Evidence = fmt.Sprintf("%s; a CPU that serves the disk worked for the network for %s in each second", d.shortfall(), perSecond(w.Network[d.Disk], w))
+		act = func() { c.separateFor(w, d) }
 	default:
 		now.State, now.Evidence = stateShort, d.shortfall()
 	}

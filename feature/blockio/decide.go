@@ -85,6 +85,15 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 			}
 			out = append(out, d)
 		}
+		if t.Settings.Interrupts == policy.InterruptsAuto {
+			d := policy.Decision{
+				Container: id, Key: interruptsKey, Instead: string(policy.InterruptsAuto), Value: string(policy.InterruptsOff), Reason: a.Reason, Since: a.Since,
+			}
+			if a.Apart {
+				d.Value = string(policy.InterruptsApart)
+			}
+			out = append(out, d)
+		}
 		weight := ""
 		if a.Weight != 0 {
 			weight = strconv.Itoa(int(a.Weight))
@@ -176,6 +185,9 @@ func (f *BlockIO) actionText(a Action) string {
 	}
 	if a.Weight != 0 {
 		parts = append(parts, fmt.Sprintf("weight %d at disks", a.Weight))
+	}
+	if a.Apart {
+		parts = append(parts, "the network's interrupts are kept off its disks' CPUs")
 	}
 	for d, c := range a.Caps {
 		parts = append(parts, f.diskName(d)+": "+capText(c))

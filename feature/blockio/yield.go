@@ -33,11 +33,12 @@ type Action struct {
 	Yield  policy.Yield // YieldIdle, YieldQuota, or ""
 	Weight uint32       // at disks that divide by weight; 0: its own
 	Caps   map[monitor.Disk]api.BlockIOFigures
+	Apart  bool // the network's interrupts are kept off its disks' CPUs
 	Reason string
 	Since  time.Time
 }
 
-func (a Action) none() bool { return a.Yield == "" && a.Weight == 0 && len(a.Caps) == 0 }
+func (a Action) none() bool { return a.Yield == "" && a.Weight == 0 && len(a.Caps) == 0 && !a.Apart }
 
 // acting is an Action with its memory.
 type acting struct {
@@ -181,14 +182,18 @@ func (c *Control) release(w Window, id container.ID, a *acting) {
 			delete(c.acting, id)
 		}
 		return
-	case n.Reserved || n.Yield != policy.YieldAuto || len(w.Demands) == 0:
-		a.Action = Action{Since: a.Since}
-	default:
-		if w.Taken.Sub(a.needed) >= a.hold {
-			a.Yield, a.Weight = "", 0
-		}
-		c.ease(w, id, a)
 	}
+	held := n.Yield == policy.YieldAuto && !n.Reserved && len(w.Demands) > 0
+	if !held {
+		a.Yield, a.Weight, a.Caps = "", 0, nil
+	}
+	if !slices.ContainsFunc(w.Demands, func(d Demand) bool { return d.Container == id && d.Interrupts == policy.InterruptsAuto }) {
+		a.Apart = false
+	}
+	if w.Taken.Sub(a.needed) >= a.hold {
+		a.Yield, a.Weight, a.Apart = "", 0, false
+	}
+	c.ease(w, id, a)
 	if a.none() {
 		c.event(w, Demand{}, "release", id, fmt.Sprintf("after %s", w.Taken.Sub(a.Since).Round(time.Second)))
 		*a = acting{hold: a.hold, released: w.Taken, needed: a.needed}

@@ -1,5 +1,5 @@
-// Package irq finds the interrupts of devices, and has a knob for the CPUs that serve
-// one. It knows neither which CPUs these should be nor why: feature/blockio does, and
+// Package irq finds the interrupts of devices and what CPUs do for them, and has a knob for
+// the CPUs that serve one. It knows neither which CPUs these should be nor why: feature/blockio does, and
 // turns the knob through package journal.
 package irq
 
@@ -144,15 +144,15 @@ func Balanced(proc string) (bool, error) {
 	return false, nil
 }
 
-// maxText bounds what is read of a file in proc.
-const maxText = 16 << 10
+// readLong reads a file of proc or sys, all of which are the kernel's own.
+func readLong(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	return string(data), gone(err)
+}
 
 func read(path string) (string, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return "", gone(err)
-	}
-	return strings.TrimSpace(string(data[:min(len(data), maxText)])), nil
+	text, err := readLong(path)
+	return strings.TrimSpace(text), err
 }
 
 func write(path, text string) error {
