@@ -67,7 +67,7 @@ func TestNetworkInTheWay(t *testing.T) {
 		state string
 		apart bool
 	}{
-		{"auto", at(0, 200*ms, policy.InterruptsAuto, nil), stateContended, true},
+		{"auto", at(0, 100*ms, policy.InterruptsAuto, nil), stateContended, true},
 		{"off", at(0, 200*ms, policy.InterruptsOff, nil), stateContended, false},
 		{"a little", at(0, 99*ms, policy.InterruptsAuto, nil), stateShort, false},
 		{"met", at(0, 200*ms, policy.InterruptsAuto, func(d *Demand, _ map[container.ID]Neighbour) {
