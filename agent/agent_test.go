@@ -72,7 +72,7 @@ func TestAgentExplains(t *testing.T) {
 	r := newRig(t, 1, 2)
 	c := box(1, "isolate")
 	c.Name, c.Image = "evil\x1b[31m", "x"
-	c.Labels["fairlead.io.weight"] = "200"
+	c.Labels["fairlead.overlay"] = "on"
 	c.Interfaces = []container.Interface{{Name: "eth0", Index: 2, Kind: "veth", Host: container.HostEnd{Name: "veth1", Index: 7, NetNS: 9}}}
 	r.set.set(true, c)
 	r.start()
@@ -108,7 +108,7 @@ func TestAgentExplains(t *testing.T) {
 	for _, f := range x.Container.Features {
 		states[f.Feature] = f.State
 	}
-	if diff := cmp.Diff(map[string]string{"netcpu": api.StateDone, "blockio": api.StateNotBuilt}, states); diff != "" {
+	if diff := cmp.Diff(map[string]string{"netcpu": api.StateDone, "overlay": api.StateNotBuilt}, states); diff != "" {
 		t.Errorf("features (-want +got):\n%s", diff)
 	}
 

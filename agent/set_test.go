@@ -89,7 +89,7 @@ func TestSet(t *testing.T) {
 		{"box-2", sets("netcpu", "isolate", "netcup", "isolate"), "bad_request", "did you mean netcpu?"},
 		{"box-2", sets("netcpu", "isolate", "fairlead.netcpu", "observe"), "bad_request", "netcpu: is given twice"},
 		{"box-2", sets("netcpu", "isolate", "net.rate", "1tb"), "bad_request", "net.rate"},
-		{"box-2", sets("io.weight", "3"), "bad_request", "not available in this build"},
+		{"box-2", sets("overlay", "on"), "bad_request", "not available in this build"},
 		{"box-2", api.SetRequest{Unset: []string{"netcpu"}}, "bad_request", "netcpu: is not set by hand"},
 		{"box-1", api.SetRequest{Set: map[string]string{"netcpu": "observe"}, Unset: []string{"netcpu"}}, "bad_request", "twice"},
 	} {

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -54,6 +55,8 @@ func Opener(r Roots) journal.Opener {
 			return cgroup.OpenIdle(r.Cgroup, ref)
 		case cgroup.KindLine:
 			return cgroup.OpenLine(r.Cgroup, ref)
+		case irq.KindIRQ:
+			return irq.Open(r.Proc, ref)
 		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB, netdev.KindSysfs:
 			return netdev.OpenKnob(find, ref)
 		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:

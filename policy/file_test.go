@@ -43,6 +43,7 @@ policies:
         weight: 200
         max: /dev/vdb rbps=50mb wiops=500
         yield: auto
+        interrupts: apart
 ---
 match:
   name: db
@@ -56,7 +57,7 @@ var everythingSettings = Settings{
 	Latency:  ptr(false),
 	Overlay:  ptr(true),
 	IOWeight: 200,
-	IOYield:  YieldAuto,
+	IOYield:  YieldAuto, Interrupts: InterruptsApart,
 	IO: []IO{
 		{Device: "/dev/vdb", ReadIOPS: 2000, WriteIOPS: 500, MaxWriteIOPS: 500, MaxReadBytes: 50 << 20},
 		{Device: "/dev/vdc", WriteIOPS: 7},
@@ -94,7 +95,7 @@ func TestParseFileEverything(t *testing.T) {
 			t.Errorf("%d origins, want one for each of the %d keys", got, want)
 		}
 		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 24}
-		if diff := cmp.Diff(want, targets[1].Origins[1]); diff != "" {
+		if diff := cmp.Diff(want, targets[1].Origins[2]); diff != "" {
 			t.Errorf("origin: %s", diff)
 		}
 	}

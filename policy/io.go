@@ -168,6 +168,15 @@ func parseYield(value string) (setter, error) {
 	return nil, errors.New("must be one of off, auto, idle, quota")
 }
 
+// parseInterrupts reads where interrupts are served.
+func parseInterrupts(value string) (setter, error) {
+	switch w := Interrupts(value); w {
+	case InterruptsOff, InterruptsAuto, InterruptsApart:
+		return func(s *Settings) { s.Interrupts = w }, nil
+	}
+	return nil, errors.New("must be one of off, auto, apart")
+}
+
 func checkDevice(d string) error {
 	odd := strings.ContainsFunc(d, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\=*?`, r) })
 	if !strings.HasPrefix(d, "/dev/") || path.Clean(d) != d || odd || len(d) > 128 {

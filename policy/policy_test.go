@@ -351,7 +351,8 @@ fairlead.netcpu=isolate (label)
 fairlead.latency=off (p/1.yaml:2)
 fairlead.overlay=on (p/1.yaml:2)
 fairlead.io.weight=100 (default)
-fairlead.io.yield=off (default)`
+fairlead.io.yield=off (default)
+fairlead.io.interrupts=off (default)`
 	if got := originText(targets[0].Effective()); got != want {
 		t.Errorf("Effective\n%s\nwant\n%s", got, want)
 	}

@@ -84,13 +84,17 @@ var schema = slices.Concat(
 			Meaning: "reserved operations or bytes per second of a block device",
 			Built:   []string{AnyValue}, parse: parseReserve},
 		{Name: "io.weight", Feature: "blockio", Form: "1..10000", Default: "100",
-			Meaning: "proportional share of block devices", parse: parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
+			Meaning: "share of block devices that divide by weight, among containers of one parent",
+			Built:   []string{AnyValue}, parse: parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
 		{Name: "io.max", Feature: "blockio", Form: "/dev/vdb rbps=50mb wiops=500", list: true,
 			Meaning: "cap on bytes or operations per second of a block device",
 			Built:   []string{AnyValue}, parse: parseMax},
 		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Default: "off",
 			Meaning: "how the container makes way for the reservations of others",
 			Built:   []string{AnyValue}, parse: parseYield},
+		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Default: "off",
+			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
+			Built:   []string{AnyValue}, parse: parseInterrupts},
 	},
 )
 

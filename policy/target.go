@@ -41,6 +41,17 @@ const (
 	YieldQuota Yield = "quota" // and for a part of the time only
 )
 
+// Interrupts says where the interrupts of the network are served, for the sake of the disks
+// that a container has reserved.
+type Interrupts string
+
+// The ways. InterruptsOff changes nothing on the host and is the default.
+const (
+	InterruptsOff   Interrupts = "off"
+	InterruptsAuto  Interrupts = "auto"  // off, until the network is in the way of a reservation
+	InterruptsApart Interrupts = "apart" // on other CPUs than those of the disks
+)
+
 // IO is what a container is due of one block device. Zero means not asked for.
 type IO struct {
 	Device                     string // as written, a path below /dev
@@ -66,6 +77,7 @@ type Settings struct {
 	IOWeight    uint32
 	IO          []IO
 	IOYield     Yield // "" is off
+	Interrupts  Interrupts
 }
 
 // Origin says where a value comes from, for explain: the file and line, or the

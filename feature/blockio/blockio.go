@@ -25,6 +25,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
@@ -46,6 +47,7 @@ type Config struct {
 type BlockIO struct {
 	cfg     Config
 	support probe.Verdict
+	layout  cgroup.Layout
 
 	mu         sync.Mutex
 	members    map[container.ID]*member
@@ -58,8 +60,9 @@ type BlockIO struct {
 	window     Window // the last one
 	shown      monitor.Reading
 	control    Control
-	capped     map[container.ID]bool // for whom caps were decided
-	failed     string                // why nothing was measured, as last told
+	decided    map[decided]bool
+	works      map[int]irq.Work // of each CPU, as last read; nil: not read
+	failed     string           // why nothing was measured, as last told
 }
 
 var (
@@ -92,21 +95,21 @@ func New(cfg Config) (*BlockIO, error) {
 	}
 	f := &BlockIO{
 		cfg: cfg, members: make(map[container.ID]*member), ids: make(map[container.ID]uint64),
-		throttled: make(map[container.ID]time.Duration), capped: make(map[container.ID]bool),
+		throttled: make(map[container.ID]time.Duration), decided: make(map[decided]bool),
 	}
 	var err error
 	if f.capacities, err = loadCapacities(cfg.StateDir); err != nil {
 		cfg.Log.Error("what disks can do is not known any more", "err", err)
 	}
-	f.support = support(cfg.Roots)
+	f.layout, err = cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
+	f.support = support(f.layout, err)
 	return f, nil
 }
 
-func support(roots kernel.Roots) probe.Verdict {
+func support(l cgroup.Layout, err error) probe.Verdict {
 	if os.Geteuid() != 0 {
 		return probe.Verdict{Level: probe.Unavailable, Why: "not root: nothing can be measured, and no cgroup changed", Mend: "run the agent as root"}
 	}
-	l, err := cgroup.Detect(roots.Proc, roots.Cgroup)
 	if err != nil || l.IO == "" || l.V2 == "" {
 		return probe.Verdict{Level: probe.Unavailable, Why: "no controller of block I/O is mounted, or no cgroup v2 tree", Mend: "mount the io controller (v2) or blkio (v1)"}
 	}
@@ -149,6 +152,12 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	m.target, m.reserved = t, reserved
 	err = f.turn(t)
 	f.follow()
+	if err == nil {
+		err = f.interrupts(t)
+	}
+	if err == nil {
+		err = f.unweighed(t)
+	}
 	if err != nil {
 		return fmt.Errorf("blockio: %w", err)
 	}
@@ -213,11 +222,15 @@ func (f *BlockIO) knobs(t policy.Target) (lines []cgroup.Line, err error) {
 		if err != nil {
 			return nil, err
 		}
+		l = f.above(t.Container.ID, d, l)
 		for _, line := range cgroup.Throttle(c.IO, c.IO == c.V2, d.Number(), l) {
 			if line.Value != "" {
 				lines = append(lines, line)
 			}
 		}
+	}
+	if w := t.Settings.IOWeight; w != 0 && c.IO != "" {
+		lines = append(lines, cgroup.IOWeight(c.IO, c.IO == c.V2, w)...)
 	}
 	y := t.Settings.IOYield
 	if y != policy.YieldIdle && y != policy.YieldQuota {
@@ -239,6 +252,41 @@ func (f *BlockIO) knobs(t policy.Target) (lines []cgroup.Line, err error) {
 		}
 	}
 	return append(lines, cgroup.Line{Knob: cgroup.Idle(c.CPU), Value: cgroup.Idled}), nil
+}
+
+// above raises caps to what the container itself has reserved at the disk: it may have
+// reserved it, or by another name of the disk, after the caps were decided.
+func (f *BlockIO) above(id container.ID, d block.Disk, l cgroup.Limits) cgroup.Limits {
+	for _, r := range f.members[id].reserved {
+		if r.disk.Number() != d.Number() {
+			continue
+		}
+		for _, x := range []struct {
+			most     *uint64
+			reserved uint64
+		}{{&l.ReadIOPS, r.figures.ReadIOPS}, {&l.WriteIOPS, r.figures.WriteIOPS}, {&l.ReadBytes, r.figures.ReadBytes}, {&l.WriteBytes, r.figures.WriteBytes}} {
+			if *x.most != 0 {
+				*x.most = max(*x.most, x.reserved)
+			}
+		}
+	}
+	return l
+}
+
+// unweighed says why a weight that policy gives has no effect; nil: some disk heeds it.
+func (f *BlockIO) unweighed(t policy.Target) error {
+	if t.Settings.IOWeight == 0 {
+		return nil
+	}
+	disks, err := block.Disks(f.cfg.Roots.Sys)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(disks, func(d block.Disk) bool { return f.divides(d) != "" }) {
+		return nil
+	}
+	return fmt.Errorf("%w: io.weight %d: no disk divides by weight; choose bfq in /sys/block/DISK/queue/scheduler, or enable iocost in io.cost.qos (cgroup v2)",
+		feature.ErrPartly, t.Settings.IOWeight)
 }
 
 // wrote says whether a value is one that this feature has put in force.
@@ -283,12 +331,21 @@ func (f *BlockIO) Remove(_ context.Context, id container.ID) error {
 	}
 	delete(f.members, id)
 	f.follow()
+	if err := f.interrupts(policy.Target{}); err != nil {
+		return fmt.Errorf("blockio: %w", err)
+	}
 	return nil
 }
 
 // Prune implements feature.Feature.
 func (f *BlockIO) Prune(_ context.Context, alive func(container.ID) bool) error {
-	return f.restore(func(e journal.Entry) bool { return e.Owner.Feature == name && !alive(container.ID(e.Owner.Container)) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	host := container.ID(0) // whose knobs are those of all members together
+	return errors.Join(f.interrupts(policy.Target{}), f.restore(func(e journal.Entry) bool {
+		id := container.ID(e.Owner.Container)
+		return e.Owner.Feature == name && id != host && !alive(id)
+	}))
 }
 
 // Close implements feature.Feature. What is in force stays, and what was decided lapses.

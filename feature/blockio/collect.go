@@ -11,6 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/policy"
@@ -81,6 +82,7 @@ func (f *BlockIO) measure() {
 	}
 	f.shown, f.last = since(r, f.last), r
 	f.window = f.windowOf(f.shown)
+	f.window.Network = f.networkTime()
 }
 
 // since returns what happened between two readings, which is nothing if there was none before.
@@ -132,7 +134,7 @@ func since(now, before monitor.Reading) monitor.Reading {
 
 // windowOf puts a difference of readings into the form that is judged.
 func (f *BlockIO) windowOf(d monitor.Reading) Window {
-	w := Window{Taken: d.Taken, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity)}
+	w := Window{Taken: d.Taken, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity), Divides: make(map[monitor.Disk]string)}
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
@@ -158,10 +160,13 @@ func (f *BlockIO) windowOf(d monitor.Reading) Window {
 	for id, m := range f.members {
 		for _, r := range m.reserved {
 			w.Capacity[r.at()] = f.capacity(r.disk)
+			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
+				w.Divides[r.at()] = f.divides(d)
+			}
 			at := Place{id, r.at()}
 			demand := Demand{
 				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at],
-				Waited: make(map[container.ID]time.Duration), Throttled: f.heldBack(m.target.Container),
+				Waited: make(map[container.ID]time.Duration), Throttled: f.heldBack(m.target.Container), Interrupts: m.interrupts(),
 			}
 			for _, wait := range d.Waits {
 				if wait.Victim == id {

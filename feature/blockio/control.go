@@ -30,17 +30,10 @@ const (
 	enough      = 0.95 // part of a reservation that meets it
 	waitedShare = 0.05 // of the time, for CPUs on which others ran
 	diskShare   = 0.1  // of a disk's capacity, that others without reservation take
+	workShare   = 0.1  // of the time, that a CPU that serves the disk works for the network
 	busyShare   = 0.5  // of the time, that a container has requests under way
 	part        = 0.02 // of all waiting: a container that caused less is not in the way
 	least       = 1    // operations per second below which nothing is asked for
-)
-
-// The pace of actions.
-const (
-	patience = 3 * time.Second // with an action, before a harder one
-	holdTime = 30 * time.Second
-	maxHold  = 10 * time.Minute
-	relapse  = 15 * time.Second // an action needed again so soon after its release is held twice as long
 )
 
 // Demand is what one reservation asked for and got in a window.
@@ -53,6 +46,8 @@ type Demand struct {
 	Under     time.Duration      // requests were under way, added up
 	Waited    map[container.ID]time.Duration
 	Throttled time.Duration // its quota kept it from running
+
+	Interrupts policy.Interrupts // what policy allows, decisions apart
 }
 
 // Neighbour is a container, in its part of who may be in the way.
@@ -71,6 +66,8 @@ type Window struct {
 	Neighbours map[container.ID]Neighbour
 	Complete   bool // all containers that run are among Neighbours
 	Capacity   map[monitor.Disk]Capacity
+	Network    map[monitor.Disk]time.Duration // a CPU that serves the disk worked for the network
+	Divides    map[monitor.Disk]string        // what divides the disk by weight; "": nothing
 }
 
 // Place is a container at a disk.
@@ -87,14 +84,6 @@ type Standing struct {
 	Culprit  container.ID
 }
 
-// Action is what is done to one container. The zero value is nothing.
-type Action struct {
-	Yield  policy.Yield // YieldIdle, YieldQuota, or ""
-	Caps   map[monitor.Disk]api.BlockIOFigures
-	Reason string
-	Since  time.Time
-}
-
 // Control decides what is done to containers in the way of reservations. It depends on
 // nothing but the windows that it is given, and is not safe for concurrent use. The zero
 // value knows nobody.
@@ -102,15 +91,6 @@ type Control struct {
 	standing map[Place]Standing
 	acting   map[container.ID]*acting
 	events   []api.BlockIOEvent
-}
-
-// acting is an Action with its memory.
-type acting struct {
-	Action
-	needed   time.Time     // it was last needed
-	changed  time.Time     // it was last made harder
-	hold     time.Duration // it outlives its need for so long
-	released time.Time     // zero while it is in force
 }
 
 // maxEvents bounds what is remembered.
@@ -152,7 +132,11 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	now := Standing{State: stateMet}
 	act := func() {}
 	reads, writes := d.missed(w)
-	switch waits, others := d.foreign(w), w.others(d); {
+	waits, others := d.foreign(w), w.others(d)
+	if d.Under < time.Duration(busyShare*float64(w.Length)) {
+		others = nil // it does not wait for the disk
+	}
+	switch {
 	case d.total() < least && len(waits) == 0:
 		now.State = stateIdle
 	case !reads && !writes:
@@ -163,12 +147,20 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		now.State, now.Culprit = stateContended, first(waits)
 		now.Evidence = fmt.Sprintf("%s; its tasks waited %s in each second for CPUs on which others ran, %s of it for %s",
 			d.shortfall(), perSecond(sum(waits), w), perSecond(waits[now.Culprit], w), w.name(now.Culprit))
-		act = func() { c.yieldCPU(w, d, waits) }
-	case len(others) > 0 && d.Under >= time.Duration(busyShare*float64(w.Length)):
+		act = func() {
+			if !c.yieldCPU(w, d, waits) {
+				c.yieldDisk(w, d, others)
+			}
+		}
+	case len(others) > 0:
 		now.State, now.Culprit = stateContended, first(others)
 		now.Evidence = fmt.Sprintf("%s; others without a reservation took %.0f%% of the disk, %.0f%% of it %s",
 			d.shortfall(), 100*sum(others), 100*others[now.Culprit], w.name(now.Culprit))
 		act = func() { c.yieldDisk(w, d, others) }
+	case w.Network[d.Disk] >= time.Duration(workShare*float64(w.Length)):
+		now.State, now.Culprit = stateContended, monitor.System
+		now.Evidence = fmt.Sprintf("%s; a CPU that serves the disk worked for the network for %s in each second", d.shortfall(), perSecond(w.Network[d.Disk], w))
+		act = func() { c.separateFor(w, d) }
 	default:
 		now.State, now.Evidence = stateShort, d.shortfall()
 	}
@@ -252,125 +244,11 @@ func (d Demand) shortfall() string {
 	return strings.Join(parts, ", ")
 }
 
-// yieldCPU holds back the containers that ran meanwhile, if policy allows it.
-func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Duration) {
-	for _, id := range slices.Sorted(maps.Keys(waits)) {
-		if !w.mayAct(id) || float64(waits[id]) < part*float64(sum(waits)) {
-			continue
-		}
-		why := fmt.Sprintf("%q waited for it: %s in each second; %s", d.Name, perSecond(waits[id], w), d.shortfall())
-		a := c.act(w, id)
-		switch {
-		case a.Yield == "":
-			a.Yield = policy.YieldIdle
-		case a.Yield == policy.YieldIdle && w.Taken.Sub(a.changed) >= patience:
-			a.Yield = policy.YieldQuota
-		default:
-			continue
-		}
-		c.did(w, d, id, a, why, "yield="+string(a.Yield))
-	}
-}
-
-// yieldDisk caps the container that takes most of the disk, of those that policy lets yield.
-func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64) {
-	for _, id := range byShare(others) {
-		if !w.mayAct(id) {
-			continue
-		}
-		a := c.act(w, id)
-		limit, capped := a.Caps[d.Disk]
-		if capped && w.Taken.Sub(a.changed) < 2*time.Second {
-			return // it takes a moment to work
-		}
-		if !capped {
-			limit = w.Neighbours[id].IO[d.Disk]
-		}
-		next := api.BlockIOFigures{ReadIOPS: half(limit.ReadIOPS), WriteIOPS: half(limit.WriteIOPS)}
-		if next == limit {
-			continue // it has next to nothing already
-		}
-		if a.Caps == nil {
-			a.Caps = make(map[monitor.Disk]api.BlockIOFigures)
-		}
-		a.Caps[d.Disk] = next
-		why := fmt.Sprintf("it took %.0f%% of the disk while %q had %s", 100*others[id], d.Name, d.shortfall())
-		c.did(w, d, id, a, why, fmt.Sprintf("at most %d reads and %d writes a second", next.ReadIOPS, next.WriteIOPS))
-		return
-	}
-}
-
-// minCap is what a container is left with, per second and direction.
-const minCap = 16
-
-func half(n uint64) uint64 { return max(n/2, minCap) }
-
-// mayAct says whether anything may be done to a container: it has reserved nothing, and
-// policy lets it yield.
-func (w Window) mayAct(id container.ID) bool {
-	n, known := w.Neighbours[id]
-	return known && !n.Reserved && n.Yield == policy.YieldAuto
-}
-
-// act gives what is done to a container, begun anew where it was released.
-func (c *Control) act(w Window, id container.ID) *acting {
-	a := c.acting[id]
-	if a == nil {
-		a = &acting{hold: holdTime}
-		c.acting[id] = a
-	}
-	if !a.released.IsZero() {
-		if a.hold *= 2; w.Taken.Sub(a.released) > relapse {
-			a.hold = holdTime
-		}
-		a.hold = min(a.hold, maxHold)
-		a.released, a.Since = time.Time{}, w.Taken
-	}
-	return a
-}
-
-func (c *Control) did(w Window, d Demand, id container.ID, a *acting, why, what string) {
-	a.Reason, a.changed, a.needed = why, w.Taken, w.Taken
-	if a.Since.IsZero() {
-		a.Since = w.Taken
-	}
-	c.event(w, d, "action", id, what+": "+why)
-}
-
-// release ends what is done to a container when nobody needs it any more, or when it is
-// not allowed any more.
-func (c *Control) release(w Window, id container.ID, a *acting) {
-	switch n, known := w.Neighbours[id]; {
-	case !known:
-		if w.Complete { // else it may only be that its runtime has not told of it yet
-			delete(c.acting, id)
-		}
-	case !a.released.IsZero():
-		if w.Taken.Sub(a.released) > 2*maxHold {
-			delete(c.acting, id)
-		}
-	case n.Reserved || n.Yield != policy.YieldAuto || len(w.Demands) == 0 || w.Taken.Sub(a.needed) >= a.hold:
-		c.event(w, Demand{}, "release", id, fmt.Sprintf("after %s", w.Taken.Sub(a.Since).Round(time.Second)))
-		*a = acting{hold: a.hold, released: w.Taken, needed: a.needed}
-	}
-}
-
 func (c *Control) event(w Window, d Demand, what string, culprit container.ID, text string) {
 	c.events = append(c.events, api.BlockIOEvent{
 		Time: w.Taken, Victim: d.Container, Name: d.Name, Disk: d.Disk.String(), What: what, Culprit: culprit, Text: text,
 	})
 	c.events = c.events[max(len(c.events)-maxEvents, 0):]
-}
-
-// Actions are what is done now, by container.
-func (c *Control) Actions() map[container.ID]Action {
-	out := make(map[container.ID]Action)
-	for id, a := range c.acting {
-		if a.released.IsZero() && (a.Yield != "" || len(a.Caps) > 0) {
-			out[id] = a.Action
-		}
-	}
-	return out
 }
 
 func sum[N time.Duration | float64](of map[container.ID]N) (n N) {

@@ -190,24 +190,101 @@ func TestAdopted(t *testing.T) {
 	}
 }
 
+// crowded is a window in which the hog does so many reads a second, and the victim waits
+// for the disk.
+func crowded(rate uint64) func(*Demand, map[container.ID]Neighbour) {
+	return func(d *Demand, ns map[container.ID]Neighbour) {
+		slow(d)
+		d.Under = 900 * ms
+		ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: rate, ReadBytes: rate * smallRequest}
+	}
+}
+
+// A cap is halved until the reservation is met, and raised in steps while it is. A step
+// too far is taken back, and the next one comes later.
 func TestCaps(t *testing.T) {
 	var control Control
-	crowded := func(rate uint64) func(*Demand, map[container.ID]Neighbour) {
-		return func(d *Demand, ns map[container.ID]Neighbour) {
-			slow(d)
-			d.Under = 900 * ms
-			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: rate, ReadBytes: rate * smallRequest}
+	for _, x := range []struct {
+		from, to int
+		change   func(*Demand, map[container.ID]Neighbour)
+		want     uint64 // reads per second at the end; 0: no cap
+	}{
+		{0, 1, crowded(8000), 4000},
+		{2, 3, crowded(4000), 2000},
+		{4, 4, crowded(2000), 1000},
+		{5, 11, nil, 1000},
+		{12, 18, nil, 2000}, // 7.5 s after it was last needed
+		{20, 26, nil, 3000},
+		{27, 27, nil, 3000},
+		{28, 28, crowded(3000), 2000}, // taken back
+		{29, 42, nil, 2000},           // 15 s
+		{43, 57, nil, 3000},
+		{58, 72, nil, 4000},
+	} {
+		for at := x.from; at <= x.to; at++ {
+			control.Next(window(at, x.change))
+		}
+		if got := control.Actions()[hog].Caps[disk]; got.ReadIOPS != x.want {
+			t.Fatalf("after %d s: capped at %+v, want %d reads", x.to, got, x.want)
 		}
 	}
-	for at, want := range []uint64{4000, 4000, 2000, 2000, 1000} {
-		control.Next(window(at, crowded(8000)))
-		if got := control.Actions()[hog].Caps[disk]; got.ReadIOPS != want || got.WriteIOPS != minCap {
-			t.Fatalf("after %d s: capped at %+v, want %d reads", at, got, want)
-		}
+	for at := 73; at < 133; at++ { // four steps more
+		control.Next(window(at, nil))
 	}
-	control.Next(window(60, nil))
 	if got := control.Actions(); len(got) != 0 {
 		t.Errorf("long after: %+v", got)
+	}
+	if e := control.events[len(control.events)-1]; e.What != "release" || e.Culprit != hog {
+		t.Errorf("the last event is %+v", e)
+	}
+
+	// Policy takes back its leave, or the hog reserves something: all caps end at once.
+	for _, n := range []Neighbour{{Name: "hog"}, {Name: "hog", Yield: policy.YieldAuto, Reserved: true}} {
+		control = Control{}
+		control.Next(window(0, crowded(8000)))
+		control.Next(window(1, func(d *Demand, ns map[container.ID]Neighbour) {
+			crowded(8000)(d, ns)
+			n.IO = ns[hog].IO
+			ns[hog] = n
+		}))
+		if got := control.Actions(); len(got) != 0 {
+			t.Errorf("%+v: %+v", n, got)
+		}
+	}
+}
+
+// The order of least harm at a disk: the weight where the disk divides by it, then caps. And
+// who is not to be helped by CPUs is helped at the disk.
+func TestOrderAtDisk(t *testing.T) {
+	var control Control
+	for at := range 6 {
+		w := window(at, crowded(8000))
+		w.Divides = map[monitor.Disk]string{disk: "BFQ"}
+		control.Next(w)
+		a := control.Actions()[hog]
+		if _, capped := a.Caps[disk]; a.Weight != lastWeight || capped != (at >= 3) {
+			t.Errorf("after %d s: %+v", at, a)
+		}
+	}
+	control = Control{}
+	for at := range 10 {
+		control.Next(window(at, func(d *Demand, ns map[container.ID]Neighbour) {
+			crowded(8000)(d, ns)
+			d.Waited[burner] = 600 * ms
+		}))
+		actions := control.Actions()
+		if _, capped := actions[hog].Caps[disk]; capped != (at >= 6) || actions[burner].Yield == "" {
+			t.Errorf("after %d s: %+v", at, actions)
+		}
+	}
+	// Nor by those on whom nothing may be done.
+	control = Control{}
+	control.Next(window(0, func(d *Demand, ns map[container.ID]Neighbour) {
+		crowded(8000)(d, ns)
+		d.Waited[monitor.System] = 600 * ms
+	}))
+	if _, capped := control.Actions()[hog].Caps[disk]; !capped {
+		t.Errorf("beside a busy host: %+v", control.Actions())
 	}
 }
 

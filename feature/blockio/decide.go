@@ -3,7 +3,9 @@ package blockio
 import (
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,12 +20,13 @@ import (
 
 // The keys that are decided about.
 const (
-	yieldKey = "fairlead.io.yield"
-	maxKey   = "fairlead.io.max"
+	yieldKey  = "fairlead.io.yield"
+	weightKey = "fairlead.io.weight"
+	maxKey    = "fairlead.io.max"
 )
 
-// Adopt implements feature.Decider. Who was made to yield a CPU goes on to; caps are
-// decided anew if they are needed.
+// Adopt implements feature.Decider. Who was made to yield a CPU goes on to; weights
+// and caps are decided anew if they are needed.
 func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -40,6 +43,9 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 				d.Value = string(policy.YieldIdle)
 			}
 		case cgroup.KindFile:
+			if strings.HasPrefix(filepath.Base(e.Ref.Object), "blkio.") {
+				continue // a weight
+			}
 			d.Value = string(policy.YieldQuota)
 		default:
 			continue
@@ -79,17 +85,50 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 			}
 			out = append(out, d)
 		}
-		switch value := f.caps(t, a); {
-		case value != "":
-			f.capped[id] = true
-			out = append(out, policy.Decision{Container: id, Key: maxKey, Value: value, Reason: a.Reason, Since: a.Since})
-		case f.capped[id]:
-			// One that has lapsed takes back what was decided before.
-			delete(f.capped, id)
-			out = append(out, policy.Decision{Container: id, Key: maxKey, Expiry: time.Unix(1, 0)})
+		if t.Settings.Interrupts == policy.InterruptsAuto {
+			d := policy.Decision{
+				Container: id, Key: interruptsKey, Instead: string(policy.InterruptsAuto), Value: string(policy.InterruptsOff), Reason: a.Reason, Since: a.Since,
+			}
+			if a.Apart {
+				d.Value = string(policy.InterruptsApart)
+			}
+			out = append(out, d)
+		}
+		weight := ""
+		if a.Weight != 0 {
+			weight = strconv.Itoa(int(a.Weight))
+		}
+		for key, value := range map[string]string{maxKey: f.caps(t, a), weightKey: weight} {
+			d := policy.Decision{Container: id, Key: key, Value: value, Reason: a.Reason, Since: a.Since}
+			at := decided{id, key}
+			if value != "" {
+				f.decided[at] = true
+				out = append(out, d)
+			} else if f.decided[at] {
+				delete(f.decided, at)
+				d.Expiry = time.Unix(1, 0) // one that has lapsed takes back what was decided before
+				out = append(out, d)
+			}
 		}
 	}
 	return out, nil
+}
+
+// decided names a decision for which policy has no word to come back to.
+type decided struct {
+	container container.ID
+	key       string
+}
+
+// divides says what divides a disk by the weights of cgroups; "" if nothing does.
+func (f *BlockIO) divides(d block.Disk) string {
+	switch {
+	case d.Scheduler == "bfq":
+		return "BFQ"
+	case f.layout.IO == f.layout.V2 && cgroup.CostEnabled(f.layout.V2, d.Number()):
+		return "iocost"
+	}
+	return ""
 }
 
 // caps is the value of io.max that joins what policy caps with what an Action does; "" if
@@ -144,8 +183,14 @@ func (f *BlockIO) actionText(a Action) string {
 	case policy.YieldQuota:
 		parts = append(parts, fmt.Sprintf("runs on idle CPUs only, 1/%d of one at the most", quotaPart))
 	}
+	if a.Weight != 0 {
+		parts = append(parts, fmt.Sprintf("weight %d at disks", a.Weight))
+	}
+	if a.Apart {
+		parts = append(parts, "the network's interrupts are kept off its disks' CPUs")
+	}
 	for d, c := range a.Caps {
-		parts = append(parts, fmt.Sprintf("%s: at most %d reads and %d writes a second", f.diskName(d), c.ReadIOPS, c.WriteIOPS))
+		parts = append(parts, f.diskName(d)+": "+capText(c))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, "; ")

@@ -202,6 +202,9 @@ func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
 		Disk: d.Name, Number: d.Number(), Model: d.Model, Scheduler: d.Scheduler, Capacity: c.BlockIOFigures, Headroom: c.Headroom, Measured: c.Measured,
 		Support: "caps",
 	}
+	if by := f.divides(d); by != "" {
+		out.Support = "weights by " + by + ", caps"
+	}
 	for _, h := range f.holders(monitor.Disk{Major: d.Major, Minor: d.Minor}, 0) {
 		s, _, _ := c.Share(h.Figures)
 		out.Reserved += s

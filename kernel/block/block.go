@@ -80,6 +80,22 @@ func Find(sys string, major, minor uint32) (Disk, error) {
 	return read(dir)
 }
 
+// Disks lists the disks that have requests of their own, by name.
+func Disks(sys string) (disks []Disk, err error) {
+	entries, err := os.ReadDir(filepath.Join(sys, "block"))
+	if err != nil {
+		return nil, fmt.Errorf("list disks: %w", err)
+	}
+	for _, e := range entries {
+		if dir, err := filepath.EvalSymlinks(filepath.Join(sys, "block", e.Name())); err == nil {
+			if d, err := read(dir); err == nil { // else it has none, or has vanished
+				disks = append(disks, d)
+			}
+		}
+	}
+	return disks, nil
+}
+
 func read(dir string) (Disk, error) {
 	d := Disk{Name: filepath.Base(dir)}
 	if _, err := fmt.Sscanf(text(dir, "dev"), "%d:%d", &d.Major, &d.Minor); err != nil {

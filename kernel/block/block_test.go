@@ -44,11 +44,19 @@ func TestFind(t *testing.T) {
 		"devices/dm-0/dev": "253:0\n", "devices/dm-0/dm/name": "x\n", "devices/dm-0/slaves/sda1": "",
 		"devices/zram0/dev": "251:0\n",
 	})
+	for _, d := range []string{"sda", "dm-0", "zram0"} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(sys, "block"), 0o755), os.Symlink(filepath.Join(sys, "devices", d), filepath.Join(sys, "block", d))); err != nil {
+			t.Fatal(err)
+		}
+	}
 	want := Disk{Name: "sda", Major: 8, Size: 1 << 20, Model: "DISK S1", Scheduler: "bfq"}
 	for _, minor := range []uint32{0, 1} {
 		if d, err := Find(sys, 8, minor); err != nil || d != want {
 			t.Errorf("8:%d: %+v, %v, want %+v", minor, d, err, want)
 		}
+	}
+	if all, err := Disks(sys); err != nil || len(all) != 1 || all[0] != want {
+		t.Errorf("disks %+v, %v, want %+v alone", all, err, want)
 	}
 	if id := want.Identity(); id != "DISK S1, 1048576 bytes" {
 		t.Errorf("identity %q", id)

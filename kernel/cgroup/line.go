@@ -58,14 +58,16 @@ func most(n uint64) string {
 }
 
 // OpenLine opens the knob that an earlier process wrote into the journal. It refuses a
-// path that does not lie below root, and a file that is none of Throttle's.
+// path that does not lie below root, and a file that is none of Throttle's or IOWeight's.
 func OpenLine(root string, ref journal.Ref) (journal.Knob, error) {
 	path, device, _ := strings.Cut(ref.Object, " ")
 	if _, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: path}); err != nil {
 		return nil, err
 	}
 	name := filepath.Base(path)
-	if !deviceNumber.MatchString(device) || name != "io.max" && !strings.HasPrefix(name, throttlePrefix) {
+	caps := deviceNumber.MatchString(device) && (name == "io.max" || strings.HasPrefix(name, throttlePrefix))
+	weight := device == usual && (name == "io.weight" || name == "io.bfq.weight")
+	if !caps && !weight {
 		return nil, fmt.Errorf("open knob %s %q: not a file with lines and a device", ref.Kind, ref.Object)
 	}
 	return line{path, device}, nil

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/sandbox"
 	"github.com/fairlead-project/fairlead/sandbox/loop"
 )
@@ -124,5 +126,77 @@ func TestReservations(t *testing.T) {
 		}
 		return err
 	})
+	a.stop()
+}
+
+// A neighbour that takes the disk from a reservation is capped there, which explain tells
+// with the evidence. The cap outlives a killed agent, restore takes it back, and the next
+// agent caps again; it ends with the need for it.
+func TestDiskCapping(t *testing.T) {
+	r := newRig(t)
+	disk, err := loop.New(t.TempDir(), 4<<20)
+	must(t, err)
+	t.Cleanup(func() { must(t, disk.Close()) })
+	// A reservation that no disk could meet; and of writes, one a second is all that this can do.
+	db := r.create(sandbox.Spec{Name: "e2e-db", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=50000000"}})
+	hog := r.create(sandbox.Spec{Name: "e2e-hog", Labels: map[string]string{"fairlead.io.yield": "auto"}})
+	spared := r.create(sandbox.Spec{Name: "e2e-spared"})
+	d, err := block.Open("/sys", disk.Path)
+	must(t, err)
+	caps := func(b *sandbox.Box) (out string) {
+		for i, dir := range b.Cgroups() {
+			for _, line := range cgroup.Throttle(dir, i == 0, d.Number(), cgroup.Limits{}) {
+				if v, err := line.Read(); err == nil {
+					out += v
+				}
+			}
+		}
+		return out
+	}
+	a := r.agent()
+	a.start()
+	mustSay(t, a.run("io", "capacity", disk.Path, "riops=100000000", "wiops=1"), 0, "caps")
+	a.blockioDone("e2e-db")
+	a.blockioDone("e2e-hog")
+
+	generate(t, db, 0, "disk", "--to", disk.Path, "--size", "4096", "--conns", "16")
+	end := generate(t, hog, 1, "disk", "--to", disk.Path, "--size", "4096", "--conns", "16", "--writes", "100")
+	generate(t, spared, 1, "disk", "--to", disk.Path, "--size", "4096", "--writes", "100")
+	capped := func(when string) {
+		t.Helper()
+		await(t, "the hog is capped "+when, func() error {
+			if caps(hog) == "" {
+				return fmt.Errorf("%v", a.run("io"))
+			}
+			return nil
+		})
+	}
+	capped("at first")
+	mustSay(t, a.run("explain", "e2e-hog"), 0, "fairlead.io.max = "+disk.Path+" riops=16 wiops=", "by controller", `% of the disk while "e2e-db" had `, "until ")
+	mustSay(t, a.run("io"), 0, "interference", "e2e-hog", "at most 16 reads and ")
+	mustSay(t, a.run("io", "events"), 0, "interference", "action")
+	if got := caps(db) + caps(spared); got != "" {
+		t.Errorf("one with a reservation, or one that does not yield, is capped: %s", got)
+	}
+
+	a.kill()
+	if caps(hog) == "" {
+		t.Error("the cap is gone with the agent")
+	}
+	mustSay(t, a.run("restore", "--state-dir", a.path("state")), 0)
+	if got := caps(hog); got != "" {
+		t.Errorf("after restore: %s", got)
+	}
+	a.start()
+	capped("again")
+	end()
+	must(t, db.Destroy()) // for nobody any more
+	await(t, "the cap ends", func() error {
+		if got := caps(hog); got != "" {
+			return fmt.Errorf("%s; %v", got, a.run("io"))
+		}
+		return nil
+	})
+	mustSay(t, a.run("explain", "e2e-hog"), 0, "Nothing was changed")
 	a.stop()
 }

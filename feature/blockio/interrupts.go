@@ -1,0 +1,263 @@
+package blockio
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/irq"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// interruptsKey is decided about where policy says auto.
+const interruptsKey = "fairlead.io.interrupts"
+
+// device is something with interrupts.
+type device struct {
+	name string
+	irqs []interrupt
+}
+
+type interrupt struct {
+	number  int
+	cpus    []int // that serve it
+	count   uint64
+	movable bool
+}
+
+// devices reads those below a class of sysfs that have interrupts.
+func (f *BlockIO) devices(class string, names []string) (out []device, err error) {
+	roots := f.cfg.Roots
+	for _, name := range names {
+		irqs, err := irq.Of(roots.Sys, filepath.Join(roots.Sys, class, name))
+		if err != nil {
+			return nil, err
+		}
+		d := device{name: name}
+		for _, n := range irqs {
+			cpus, err := irq.CPUs(roots.Proc, n)
+			if errors.Is(err, journal.ErrGone) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			d.irqs = append(d.irqs, interrupt{n, cpus, irq.Count(roots.Sys, n), class != "block" && irq.Movable(roots.Proc, n)})
+		}
+		if len(d.irqs) > 0 {
+			out = append(out, d)
+		}
+	}
+	return out, nil
+}
+
+// seldom is the part of a device's most frequent interrupt below which another is one for
+// its configuration, say, and not for its data.
+const seldom = 0.01
+
+// serving lists the CPUs to which a device's interrupts for data come.
+func (d device) serving() (cpus []int) {
+	most := uint64(0)
+	for _, i := range d.irqs {
+		most = max(most, i.count)
+	}
+	for _, i := range d.irqs {
+		if float64(i.count) >= seldom*float64(most) {
+			cpus = append(cpus, i.cpus...)
+		}
+	}
+	slices.Sort(cpus)
+	return slices.Compact(cpus)
+}
+
+// move is an interrupt and the CPUs that it is to have.
+type move struct {
+	irq  int
+	cpus []int
+}
+
+// separate plans disjoint CPUs: the interrupts of networks that can be moved go to the CPUs
+// that serve no disk. The error says why that cannot be, or not for all.
+func separate(disks, networks []device, online []int) (moves []move, err error) {
+	var taken []int
+	for _, d := range disks {
+		taken = append(taken, d.serving()...)
+	}
+	if len(taken) == 0 {
+		return nil, errors.New("no disk of its reservations has interrupts of its own")
+	}
+	rest := slices.DeleteFunc(slices.Clone(online), func(cpu int) bool { return slices.Contains(taken, cpu) })
+	if len(rest) == 0 {
+		return nil, fmt.Errorf("the disks are served by all CPUs (%s): none is left for the network", cgroup.FormatCPUs(online))
+	}
+	var fixed []string
+	for _, d := range networks {
+		for _, i := range d.irqs {
+			switch {
+			case i.movable:
+				moves = append(moves, move{i.number, rest})
+			case slices.ContainsFunc(i.cpus, func(cpu int) bool { return slices.Contains(taken, cpu) }):
+				fixed = append(fixed, fmt.Sprintf("%d of %s", i.number, d.name))
+			}
+		}
+	}
+	switch {
+	case fixed != nil:
+		err = fmt.Errorf("the kernel lets nobody move interrupt %s", strings.Join(fixed, ", "))
+	case len(moves) == 0:
+		err = errors.New("no network device of this host has interrupts of its own")
+	}
+	return moves, err
+}
+
+// interrupts brings the host to what all members ask for: their owner is the host as a
+// whole, as the interrupts of a disk serve everybody. The error is about t alone, and says
+// what of it cannot be had.
+func (f *BlockIO) interrupts(t policy.Target) error {
+	var disks []string
+	var expiry time.Time
+	asked := false
+	for _, m := range f.members {
+		if m.target.Settings.Interrupts != policy.InterruptsApart {
+			continue
+		}
+		if e := m.target.Expiry; !asked || e.IsZero() || !expiry.IsZero() && e.After(expiry) {
+			expiry = e // the last of them
+		}
+		asked = true
+		for _, r := range m.reserved {
+			disks = append(disks, r.disk.Name)
+		}
+	}
+	slices.Sort(disks)
+	moves, partly, err := f.apart(slices.Compact(disks), asked)
+	if err != nil {
+		return err
+	}
+	by := journal.Owner{Feature: name}
+	wanted := make(map[journal.Ref]bool)
+	var errs []error
+	for _, m := range moves {
+		knob := irq.Affinity(f.cfg.Roots.Proc, m.irq)
+		wanted[knob.Ref()] = true
+		if err := f.cfg.Journal.TurnUntil(knob, cgroup.FormatCPUs(m.cpus), by, expiry); err != nil && !errors.Is(err, journal.ErrGone) {
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, f.restore(func(e journal.Entry) bool { return e.Owner == by && e.Ref.Kind == irq.KindIRQ && !wanted[e.Ref] }))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if partly != nil && t.Settings.Interrupts == policy.InterruptsApart {
+		return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
+	}
+	return nil
+}
+
+// apart plans for these disks. partly is why it is not, or not all, to be had.
+func (f *BlockIO) apart(names []string, asked bool) (moves []move, partly, err error) {
+	if !asked {
+		return nil, nil, nil
+	}
+	balanced, err := irq.Balanced(f.cfg.Roots.Proc)
+	if err != nil {
+		return nil, nil, err
+	}
+	if balanced {
+		return nil, errors.New("irqbalance places the interrupts of this host: stop it, or have it ban those of the network"), nil
+	}
+	disks, err := f.devices("block", names)
+	if err != nil {
+		return nil, nil, err
+	}
+	entries, err := os.ReadDir(filepath.Join(f.cfg.Roots.Sys, "class/net"))
+	if err != nil {
+		return nil, nil, err
+	}
+	var nets []string
+	for _, e := range entries {
+		nets = append(nets, e.Name())
+	}
+	networks, err := f.devices("class/net", nets)
+	if err != nil {
+		return nil, nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(f.cfg.Roots.Sys, "devices/system/cpu/online"))
+	if err != nil {
+		return nil, nil, err
+	}
+	online, err := cgroup.ParseCPUs(strings.TrimSpace(string(text)))
+	if err != nil {
+		return nil, nil, err
+	}
+	moves, partly = separate(disks, networks, online)
+	return moves, partly, nil
+}
+
+// networkTime says how long, since the last call, the CPUs that serve disks worked for the
+// network, by disk; of several CPUs, the busiest counts. It reads nothing unless policy
+// leaves it to the agent for somebody.
+func (f *BlockIO) networkTime() map[monitor.Disk]time.Duration {
+	disks := make(map[string]monitor.Disk)
+	for _, m := range f.members {
+		if m.interrupts() == policy.InterruptsAuto {
+			for _, r := range m.reserved {
+				disks[r.disk.Name] = r.at()
+			}
+		}
+	}
+	if len(disks) == 0 {
+		f.works = nil
+		return nil
+	}
+	before := f.works
+	now, err := irq.Works(f.cfg.Roots.Proc)
+	if f.works = now; err != nil || before == nil {
+		return nil
+	}
+	out := make(map[monitor.Disk]time.Duration)
+	for diskName, at := range disks {
+		found, err := f.devices("block", []string{diskName})
+		if err != nil {
+			continue
+		}
+		for _, d := range found {
+			for _, cpu := range d.serving() {
+				out[at] = max(out[at], now[cpu].ForNetwork(before[cpu]))
+			}
+		}
+	}
+	return out
+}
+
+// interrupts is what policy says, decisions apart.
+func (m *member) interrupts() policy.Interrupts {
+	for _, o := range m.target.Origins {
+		if o.Key == interruptsKey && o.Instead != "" {
+			return policy.InterruptsAuto
+		}
+	}
+	return m.target.Settings.Interrupts
+}
+
+// separateFor keeps the network's interrupts apart for the sake of a reservation.
+func (c *Control) separateFor(w Window, d Demand) {
+	if d.Interrupts != policy.InterruptsAuto {
+		return
+	}
+	a := c.act(w, d.Container)
+	if a.Apart {
+		return
+	}
+	a.Apart = true
+	why := fmt.Sprintf("the network took %s in each second of a CPU that serves %s; %s", perSecond(w.Network[d.Disk], w), d.Disk, d.shortfall())
+	c.did(w, d, d.Container, a, why, "interrupts=apart")
+}

@@ -1,0 +1,176 @@
+package blockio
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/irq"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// The network's interrupts that can be moved go where no disk is served; what cannot be
+// had is said.
+func TestSeparate(t *testing.T) {
+	vda := device{"vda", []interrupt{{35, []int{1}, 3, false}, {36, []int{0}, 90_000, false}}} // 35: its configuration
+	nvme := device{"nvme0n1", []interrupt{{50, []int{0}, 500, false}, {51, []int{1}, 400, false}}}
+	eth := device{"eth0", []interrupt{{38, []int{0}, 7, true}, {39, []int{1}, 7, true}}}
+	fixed := device{"eth1", []interrupt{{40, []int{0}, 7, false}, {41, []int{1}, 7, false}}}
+	for _, c := range []struct {
+		name            string
+		disks, networks []device
+		online          []int
+		want            string
+		why             string
+	}{
+		{"two CPUs", []device{vda}, []device{eth}, []int{0, 1}, "[{38 [1]} {39 [1]}]", ""},
+		{"four", []device{vda}, []device{eth}, []int{0, 1, 2, 3}, "[{38 [1 2 3]} {39 [1 2 3]}]", ""},
+		{"one", []device{vda}, []device{eth}, []int{0}, "[]", "the disks are served by all CPUs (0)"},
+		{"a disk on all", []device{vda, nvme}, []device{eth}, []int{0, 1}, "[]", "the disks are served by all CPUs (0-1)"},
+		{"a disk without", nil, []device{eth}, []int{0, 1}, "[]", "no disk of its reservations has interrupts of its own"},
+		{"a network without", []device{vda}, nil, []int{0, 1}, "[]", "no network device of this host has interrupts of its own"},
+		{"one that is fixed", []device{vda}, []device{eth, fixed}, []int{0, 1}, "[{38 [1]} {39 [1]}]", "move interrupt 40 of eth1"},
+	} {
+		got, err := separate(c.disks, c.networks, c.online)
+		if fmt.Sprint(got) != c.want || (err == nil) != (c.why == "") || err != nil && !strings.Contains(err.Error(), c.why) {
+			t.Errorf("%s: %v, %v, want %s, %q", c.name, got, err, c.want, c.why)
+		}
+	}
+}
+
+// The network is in the way if nobody else is and a CPU that serves the disk works for it;
+// it is kept apart where policy leaves that to the agent, for longer each time.
+func TestNetworkInTheWay(t *testing.T) {
+	at := func(second int, works time.Duration, leave policy.Interrupts, change func(*Demand, map[container.ID]Neighbour)) Window {
+		w := window(second, func(d *Demand, ns map[container.ID]Neighbour) {
+			slow(d)
+			d.Interrupts = leave
+			if change != nil {
+				change(d, ns)
+			}
+		})
+		w.Network = map[monitor.Disk]time.Duration{disk: works}
+		return w
+	}
+	for _, c := range []struct {
+		name  string
+		w     Window
+		state string
+		apart bool
+	}{
+		{"auto", at(0, 100*ms, policy.InterruptsAuto, nil), stateContended, true},
+		{"off", at(0, 200*ms, policy.InterruptsOff, nil), stateContended, false},
+		{"a little", at(0, 99*ms, policy.InterruptsAuto, nil), stateShort, false},
+		{"met", at(0, 200*ms, policy.InterruptsAuto, func(d *Demand, _ map[container.ID]Neighbour) {
+			d.Achieved.ReadIOPS, d.Achieved.ReadBytes = 1000, 1000*smallRequest
+		}), stateMet, false},
+		{"a burner", at(0, 200*ms, policy.InterruptsAuto, func(d *Demand, _ map[container.ID]Neighbour) { d.Waited[burner] = 600 * ms }), stateContended, false},
+	} {
+		var control Control
+		control.Next(c.w)
+		if s := control.standing[Place{victim, disk}]; s.State != c.state || control.Actions()[victim].Apart != c.apart {
+			t.Errorf("%s: %+v, %+v", c.name, s, control.Actions())
+		}
+	}
+	var control Control
+	control.Next(at(0, 200*ms, policy.InterruptsAuto, nil))
+	for _, x := range []struct {
+		second int
+		apart  bool
+	}{{29, true}, {30, false}} {
+		control.Next(at(x.second, 0, policy.InterruptsAuto, nil))
+		if got := control.Actions()[victim].Apart; got != x.apart {
+			t.Errorf("after %d s: apart is %v", x.second, got)
+		}
+	}
+	control.Next(at(40, 200*ms, policy.InterruptsAuto, nil))
+	control.Next(at(99, 0, policy.InterruptsAuto, nil))
+	if !control.Actions()[victim].Apart {
+		t.Error("needed again at once, it is not held for longer")
+	}
+	control.Next(at(99, 200*ms, policy.InterruptsOff, nil))
+	if got := control.Actions(); len(got) != 0 {
+		t.Errorf("policy says off: %+v", got)
+	}
+}
+
+// On this machine: the network's interrupts are away from the disk's CPUs while somebody
+// asks for that, and back after the last.
+func TestInterruptsApart(t *testing.T) {
+	h := newHost(t)
+	disks, err := block.Disks("/sys")
+	must(t, err)
+	var names []string
+	for _, d := range disks {
+		names = append(names, d.Name)
+	}
+	found, err := h.devices("block", names)
+	must(t, err)
+	if len(found) == 0 {
+		testkit.Skip(t, "no disk of this machine has interrupts")
+	}
+	moves, partly, err := h.apart([]string{found[0].name}, true)
+	must(t, err)
+	if len(moves) == 0 {
+		testkit.Skip(t, "no interrupt of a network can be moved from the CPUs of a disk")
+	}
+	state := func() (out []string) {
+		for _, m := range moves {
+			v, err := irq.Affinity("/proc", m.irq).Read()
+			must(t, err)
+			out = append(out, v)
+		}
+		return out
+	}
+	before := state()
+	path := "/dev/" + found[0].name
+	_, err = h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
+	must(t, err)
+	a, _ := h.container("a")
+	b, _ := h.container("b")
+	apply := func(c container.Container, way string) {
+		t.Helper()
+		if err := h.Apply(t.Context(), target(t, c, "io.reserve: "+path+" riops=1", "io.interrupts: "+way)); err != nil && (partly == nil || !errors.Is(err, feature.ErrPartly)) {
+			t.Fatal(err)
+		}
+	}
+	apply(a, "auto")
+	if now := state(); !slices.Equal(now, before) {
+		t.Errorf("moved by itself: %v, were %v", now, before)
+	}
+	apply(a, "apart")
+	apply(b, "apart")
+	disk := found[0].serving()
+	served := func() (out []string) {
+		for _, m := range moves {
+			if slices.ContainsFunc(m.cpus, func(cpu int) bool { return slices.Contains(disk, cpu) }) {
+				out = append(out, fmt.Sprint(m))
+			}
+		}
+		return out
+	}
+	if now := state(); slices.Equal(now, before) || served() != nil {
+		t.Errorf("CPUs %v, were %v; with the disk %v: %v", now, before, disk, served())
+	}
+	apart := state()
+	must(t, h.Remove(t.Context(), a.ID))
+	if now := state(); !slices.Equal(now, apart) {
+		t.Errorf("one asks for it still: CPUs %v, want %v", now, apart)
+	}
+	// An agent that was killed leaves it to the next, which prunes it if nobody asks.
+	must(t, h.Close())
+	h.open()
+	must(t, h.Prune(t.Context(), func(container.ID) bool { return true }))
+	if now := state(); !slices.Equal(now, before) || len(h.journal.Entries()) != 0 {
+		t.Errorf("nobody asks for it any more: CPUs %v, were %v; %+v", now, before, h.journal.Entries())
+	}
+}

@@ -1,0 +1,43 @@
+package cgroup
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// usual is what a line for all devices begins with (block/blk-cgroup.c).
+const usual = "default"
+
+// maxBFQ is the largest weight that BFQ takes; iocost takes up to 10000. Both start at 1,
+// and 100 is the usual one (block/bfq-iosched.h, include/linux/cgroup-defs.h).
+const maxBFQ = 1000
+
+// IOWeight returns the lines that give a cgroup directory its weight among its siblings
+// at all disks that divide by weight: io.weight (iocost, v2 only) and io.bfq.weight, or
+// blkio.bfq.weight on v1. A file that the kernel does not have, as it was built without
+// it or its module is not loaded, is left out.
+func IOWeight(dir string, v2 bool, weight uint32) (lines []Line) {
+	text, bfq := strconv.Itoa(int(weight)), strconv.Itoa(int(min(weight, maxBFQ)))
+	all := []Line{{File(filepath.Join(dir, "blkio.bfq.weight")), bfq}}
+	if v2 {
+		all = []Line{{line{filepath.Join(dir, "io.weight"), usual}, text}, {line{filepath.Join(dir, "io.bfq.weight"), usual}, bfq}}
+	}
+	for _, l := range all {
+		path, _, _ := strings.Cut(l.Ref().Object, " ")
+		if _, err := value(dir, filepath.Base(path)); !errors.Is(err, errNoFile) {
+			lines = append(lines, l)
+		}
+	}
+	return lines
+}
+
+// CostEnabled reports whether iocost divides a disk, given as MAJOR:MINOR, among the
+// cgroups of the v2 tree that is mounted at root. An administrator enables it there, in
+// io.cost.qos.
+func CostEnabled(root, device string) bool {
+	text, err := value(root, "io.cost.qos")
+	return err == nil && slices.Contains(strings.Fields(lineOf(text, device)), "enable=1")
+}

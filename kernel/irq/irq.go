@@ -1,0 +1,172 @@
+// Package irq finds the interrupts of devices and what CPUs do for them, and has a knob for
+// the CPUs that serve one. It knows neither which CPUs these should be nor why: feature/blockio does, and
+// turns the knob through package journal.
+package irq
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// KindIRQ is the journal kind of the CPUs that may serve an interrupt.
+const KindIRQ = "irq"
+
+// Of lists the interrupts of a device, such as /sys/block/vda or /sys/class/net/eth0, in
+// ascending order: those of the bus device behind it. A device without any of its own, as
+// a loop device or a veth, has none; that is no error.
+func Of(sys, device string) ([]int, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Join(device, "device"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("interrupts of %s: %w", device, err)
+	}
+	// virtio and SCSI devices lie below the PCI device that interrupts for them.
+	for top := filepath.Join(sys, "devices"); strings.HasPrefix(dir, top+"/"); dir = filepath.Dir(dir) {
+		entries, err := os.ReadDir(filepath.Join(dir, "msi_irqs"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("interrupts of %s: %w", device, err)
+		}
+		var irqs []int
+		for _, e := range entries {
+			if n, err := strconv.Atoi(e.Name()); err == nil {
+				irqs = append(irqs, n)
+			}
+		}
+		slices.Sort(irqs)
+		return irqs, nil
+	}
+	return nil, nil
+}
+
+// CPUs are those to which the kernel delivers an interrupt, in ascending order; none
+// before somebody has requested it. It is an error that matches journal.ErrGone if there is no such
+// interrupt.
+func CPUs(proc string, irq int) ([]int, error) {
+	text, err := read(filepath.Join(dirOf(proc, irq), "effective_affinity_list"))
+	if err != nil {
+		return nil, fmt.Errorf("cpus of interrupt %d: %w", irq, err)
+	}
+	return cgroup.ParseCPUs(text)
+}
+
+// Movable reports whether the CPUs of an interrupt may be chosen. The kernel itself
+// spreads those of multi-queue disks, and refuses any change of them. It changes nothing:
+// what is written can be no list, which the kernel looks at only after it has looked whether
+// a list may be given (kernel/irq/proc.c, write_irq_affinity).
+func Movable(proc string, irq int) bool {
+	err := write(listOf(proc, irq), "none")
+	return errors.Is(err, unix.EINVAL)
+}
+
+// Affinity returns the knob of the CPUs that may serve an interrupt, as a list that
+// cgroup.FormatCPUs writes. The kernel chooses from these.
+func Affinity(proc string, irq int) journal.Knob { return affinity(listOf(proc, irq)) }
+
+// Open opens the knob that an earlier process wrote into the journal.
+func Open(proc string, ref journal.Ref) (journal.Knob, error) {
+	m := object.FindStringSubmatch(strings.TrimPrefix(ref.Object, filepath.Clean(proc)))
+	if ref.Kind != KindIRQ || m == nil || !strings.HasPrefix(ref.Object, filepath.Clean(proc)+"/") {
+		return nil, fmt.Errorf("open knob %s %q: not the affinity of an interrupt", ref.Kind, ref.Object)
+	}
+	return affinity(ref.Object), nil
+}
+
+var object = regexp.MustCompile(`^/irq/[0-9]{1,9}/smp_affinity_list$`)
+
+func dirOf(proc string, irq int) string { return filepath.Join(proc, "irq", strconv.Itoa(irq)) }
+func listOf(proc string, irq int) string {
+	return filepath.Join(dirOf(proc, irq), "smp_affinity_list")
+}
+
+type affinity string
+
+func (a affinity) Ref() journal.Ref { return journal.Ref{Kind: KindIRQ, Object: string(a)} }
+
+func (a affinity) Read() (string, error) {
+	text, err := read(string(a))
+	if err != nil {
+		return "", fmt.Errorf("read affinity of interrupt: %w", err)
+	}
+	return text, nil
+}
+
+func (a affinity) Write(list string) error {
+	if cpus, err := cgroup.ParseCPUs(list); err != nil || len(cpus) == 0 {
+		return fmt.Errorf("write affinity of interrupt: %q is not a list of CPUs", list)
+	}
+	if err := write(string(a), list); err != nil {
+		return fmt.Errorf("write %q as affinity of interrupt: %w", list, err)
+	}
+	return nil
+}
+
+// Balanced reports whether irqbalance places the interrupts of this host, which would
+// undo any other placing. A process of that name in another pid namespace than ours, as a
+// container may start one, does not count.
+func Balanced(proc string) (bool, error) {
+	ours, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
+	if err != nil {
+		return false, fmt.Errorf("look for irqbalance: %w", err)
+	}
+	list, err := os.ReadDir(proc)
+	if err != nil {
+		return false, fmt.Errorf("look for irqbalance: %w", err)
+	}
+	for _, e := range list {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		comm, err := read(filepath.Join(proc, e.Name(), "comm"))
+		if err != nil || comm != "irqbalance" {
+			continue
+		}
+		if ns, err := os.Readlink(filepath.Join(proc, e.Name(), "ns/pid")); err == nil && ns == ours {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// readLong reads a file of proc or sys, all of which are the kernel's own.
+func readLong(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	return string(data), gone(err)
+}
+
+func read(path string) (string, error) {
+	text, err := readLong(path)
+	return strings.TrimSpace(text), err
+}
+
+func write(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return gone(err)
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(gone(err), f.Close())
+}
+
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", journal.ErrGone, err)
+	}
+	return err
+}

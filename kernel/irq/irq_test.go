@@ -1,0 +1,135 @@
+package irq
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An interrupt that can be moved is, and is back after restore; one that cannot says so.
+func TestAffinityInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:irq")
+	testkit.NeedRoot(t)
+	entries, err := os.ReadDir("/proc/irq")
+	must(t, err)
+	irq := -1
+	for _, e := range entries {
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		before, err := Affinity("/proc", n).Read()
+		must(t, err)
+		movable := Movable("/proc", n)
+		if after, err := Affinity("/proc", n).Read(); err != nil || after != before {
+			t.Errorf("interrupt %d had CPUs %s, and %s after it was asked whether it can be moved (%v)", n, before, after, err)
+		}
+		// One that somebody has requested, and with a CPU to take away if there is one.
+		if cpus, err := CPUs("/proc", n); movable && err == nil && len(cpus) == 1 && (irq < 0 || before != strconv.Itoa(cpus[0])) {
+			irq = n
+		}
+	}
+	if irq < 0 {
+		testkit.Skip(t, "no interrupt of this machine can be moved")
+	}
+	knob := Affinity("/proc", irq)
+	before, err := knob.Read()
+	must(t, err)
+	all, err := cgroup.ParseCPUs(before)
+	must(t, err)
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	defer j.Close()
+	last := strconv.Itoa(all[len(all)-1])
+	must(t, j.Turn(knob, last, journal.Owner{Feature: "test"}))
+	if got, err := knob.Read(); err != nil || got != last {
+		t.Errorf("interrupt %d has CPUs %q, %v, want %s", irq, got, err, last)
+	}
+	if _, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return Open("/proc", r) }, nil); err != nil {
+		t.Error(err)
+	}
+	if got, err := knob.Read(); err != nil || got != before {
+		t.Errorf("interrupt %d has CPUs %q, %v, and had %s", irq, got, err, before)
+	}
+	for _, bad := range []string{"", "x", "5-3"} {
+		if knob.Write(bad) == nil {
+			t.Errorf("%q was written", bad)
+		}
+	}
+}
+
+func TestOf(t *testing.T) {
+	sys := t.TempDir()
+	for _, dir := range []string{"devices/pci0/0000:00:02.0/msi_irqs", "devices/pci0/0000:00:02.0/virtio1/block/vda", "devices/virtual/net/lo", "devices/pci0/0000:00:09.0/virtio9/net/eth9"} {
+		must(t, os.MkdirAll(filepath.Join(sys, dir), 0o755))
+	}
+	for _, n := range []string{"36", "35", "x"} {
+		must(t, os.WriteFile(filepath.Join(sys, "devices/pci0/0000:00:02.0/msi_irqs", n), nil, 0o644))
+	}
+	vda, eth9 := filepath.Join(sys, "devices/pci0/0000:00:02.0/virtio1/block/vda"), filepath.Join(sys, "devices/pci0/0000:00:09.0/virtio9/net/eth9")
+	must(t, os.Symlink("../..", filepath.Join(vda, "device")))
+	must(t, os.Symlink("../..", filepath.Join(eth9, "device")))
+	for device, want := range map[string][]int{vda: {35, 36}, eth9: nil, filepath.Join(sys, "devices/virtual/net/lo"): nil, filepath.Join(sys, "none"): nil} {
+		if got, err := Of(sys, device); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %v, %v, want %v", device, got, err, want)
+		}
+	}
+}
+
+func TestOpen(t *testing.T) {
+	proc := t.TempDir()
+	k := Affinity(proc, 41)
+	if got, err := Open(proc, k.Ref()); err != nil || got.Ref() != k.Ref() {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := k.Read(); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("one that is not there: %v", err)
+	}
+	for _, object := range []string{"", "/irq/41/smp_affinity_list", proc + "/irq/41/smp_affinity", proc + "/irq/../41/smp_affinity_list", proc + "/irq/x/smp_affinity_list", proc + "x/irq/4/smp_affinity_list"} {
+		if _, err := Open(proc, journal.Ref{Kind: KindIRQ, Object: object}); err == nil {
+			t.Errorf("%q was opened", object)
+		}
+	}
+	if _, err := Open(proc, journal.Ref{Kind: "file", Object: k.Ref().Object}); err == nil {
+		t.Error("another kind was opened")
+	}
+}
+
+// irqbalance counts if it runs beside us, and not if a container has one of that name.
+func TestBalanced(t *testing.T) {
+	proc := t.TempDir()
+	process := func(pid, comm, ns string) {
+		t.Helper()
+		must(t, os.MkdirAll(filepath.Join(proc, pid, "ns"), 0o755))
+		must(t, os.WriteFile(filepath.Join(proc, pid, "comm"), []byte(comm+"\n"), 0o644))
+		must(t, os.Symlink(ns, filepath.Join(proc, pid, "ns/pid")))
+	}
+	expect := func(want bool) {
+		t.Helper()
+		if got, err := Balanced(proc); err != nil || got != want {
+			t.Errorf("%v, %v, want %v", got, err, want)
+		}
+	}
+	process("self", "test", "pid:[1]")
+	process("7", "sh", "pid:[1]")
+	process("8", "irqbalance", "pid:[2]")
+	expect(false)
+	process("9", "irqbalance", "pid:[1]")
+	expect(true)
+}

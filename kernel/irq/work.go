@@ -1,0 +1,107 @@
+package irq
+
+import (
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Work is what one CPU has done for interrupts since boot.
+type Work struct {
+	Time    time.Duration // in interrupts and softirqs
+	Network uint64        // softirqs of packets received and sent
+	Block   uint64        // softirqs of requests of disks completed
+}
+
+// tick is the unit of /proc/stat, USER_HZ, the same on all architectures that Go knows.
+const tick = 10 * time.Millisecond
+
+// Works reads what each CPU has done, by its number, from proc/stat and proc/softirqs. The
+// time is counted by ticks: what interrupts an idle CPU without one is missed.
+func Works(proc string) (map[int]Work, error) {
+	stat, err := readLong(filepath.Join(proc, "stat"))
+	if err != nil {
+		return nil, fmt.Errorf("read work for interrupts: %w", err)
+	}
+	softirqs, err := readLong(filepath.Join(proc, "softirqs"))
+	if err != nil {
+		return nil, fmt.Errorf("read work for interrupts: %w", err)
+	}
+	return parseWorks(stat, softirqs), nil
+}
+
+func parseWorks(stat, softirqs string) map[int]Work {
+	works := make(map[int]Work)
+	for l := range strings.Lines(stat) {
+		// cpuN user nice system idle iowait irq softirq ..., proc_stat(5)
+		f := strings.Fields(l)
+		if len(f) < 8 || !strings.HasPrefix(f[0], "cpu") {
+			continue
+		}
+		cpu, err := strconv.ParseUint(f[0][len("cpu"):], 10, 16)
+		if err != nil {
+			continue // the sum of all
+		}
+		hard, _ := strconv.ParseUint(f[6], 10, 48)
+		soft, _ := strconv.ParseUint(f[7], 10, 48)
+		works[int(cpu)] = Work{Time: time.Duration(min(hard+soft, 1<<38)) * tick}
+	}
+	var cpus []int // of the columns
+	for l := range strings.Lines(softirqs) {
+		f := strings.Fields(l)
+		if len(f) == 0 {
+			continue
+		}
+		if strings.HasPrefix(f[0], "CPU") {
+			cpus = nil
+			for _, name := range f {
+				n, err := strconv.ParseUint(strings.TrimPrefix(name, "CPU"), 10, 16)
+				if err != nil {
+					return works
+				}
+				cpus = append(cpus, int(n))
+			}
+			continue
+		}
+		for i, text := range f[1:min(len(f), len(cpus)+1)] {
+			w, known := works[cpus[i]]
+			n, err := strconv.ParseUint(text, 10, 62)
+			if err != nil || !known {
+				continue
+			}
+			switch f[0] {
+			case "NET_RX:", "NET_TX:":
+				w.Network += n
+			case "BLOCK:":
+				w.Block += n
+			}
+			works[cpus[i]] = w
+		}
+	}
+	return works
+}
+
+// ForNetwork estimates how much of its time a CPU spent for the network since an earlier
+// look: the part that its softirqs have of those for the network and for disks.
+func (w Work) ForNetwork(before Work) time.Duration {
+	network, block := w.Network-min(before.Network, w.Network), w.Block-min(before.Block, w.Block)
+	if network == 0 || w.Time < before.Time {
+		return 0
+	}
+	return time.Duration(float64(w.Time-before.Time) * float64(network) / float64(network+block))
+}
+
+// Count is how often an interrupt has arrived since boot; 0 where the kernel does not tell.
+func Count(sys string, irq int) (sum uint64) {
+	text, err := read(filepath.Join(sys, "kernel/irq", strconv.Itoa(irq), "per_cpu_count"))
+	if err != nil {
+		return 0
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		n, _ := strconv.ParseUint(part, 10, 32) // the kernel's own width
+		sum += n
+	}
+	return sum
+}

@@ -1,0 +1,70 @@
+package irq
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+const (
+	someStat = "cpu  9 9 9 9 9 99 99 0\ncpu0 1 2 3 4 5 10 20 0 0 0\ncpu2 1 2 3 4 5 0 7\nintr 5 6 7\ncpux 1 2 3 4 5 6 7\n"
+	someSoft = "                    CPU0       CPU2\n          HI:          1          2\n      NET_TX:          3          4\n      NET_RX:         10         20\n       BLOCK:          5          6\n"
+)
+
+func TestParseWorks(t *testing.T) {
+	got := parseWorks(someStat, someSoft)
+	want := map[int]Work{0: {300 * time.Millisecond, 13, 5}, 2: {70 * time.Millisecond, 24, 6}}
+	if !maps.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+func TestForNetwork(t *testing.T) {
+	before := Work{time.Second, 100, 100}
+	for _, c := range []struct {
+		now  Work
+		want time.Duration
+	}{
+		{before, 0},
+		{Work{2 * time.Second, 100, 200}, 0},
+		{Work{2 * time.Second, 200, 100}, time.Second},
+		{Work{2 * time.Second, 175, 125}, 750 * time.Millisecond},
+		{Work{0, 200, 200}, 0}, // went back
+		{Work{2 * time.Second, 0, 0}, 0},
+	} {
+		if got := c.now.ForNetwork(before); got != c.want {
+			t.Errorf("%+v: %v, want %v", c.now, got, c.want)
+		}
+	}
+}
+
+func TestWorksAndCount(t *testing.T) {
+	works, err := Works("/proc")
+	if err != nil || len(works) == 0 {
+		t.Errorf("%v, %v", works, err)
+	}
+	sys := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(sys, "kernel/irq/5"), 0o755))
+	must(t, os.WriteFile(filepath.Join(sys, "kernel/irq/5/per_cpu_count"), []byte("3,0,4\n"), 0o644))
+	if n, none := Count(sys, 5), Count(sys, 6); n != 7 || none != 0 {
+		t.Errorf("%d and %d, want 7 and 0", n, none)
+	}
+	if _, err := Works(t.TempDir()); err == nil {
+		t.Error("no error without the files")
+	}
+}
+
+func FuzzParseWorks(f *testing.F) {
+	f.Add(someStat, someSoft)
+	f.Add("cpu0 1 2 3 4 5 99999999999999999999 1\n", "CPU0 CPU1 CPU99999999\nNET_RX: 1 2 3 4 5\n")
+	f.Add("cpu0", "NET_RX: 1\nCPU0\n")
+	f.Fuzz(func(t *testing.T, stat, soft string) {
+		for cpu, w := range parseWorks(stat, soft) {
+			if cpu < 0 || w.Time < 0 {
+				t.Fatalf("cpu %d: %+v", cpu, w)
+			}
+		}
+	})
+}
