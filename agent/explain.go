@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -29,6 +30,11 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 			out.Changes = append(out.Changes, a.change(open, e, t))
 		case 0:
 			out.Host = append(out.Host, a.change(open, e, policy.Target{}))
+		}
+	}
+	for _, f := range a.all {
+		if w, ok := f.(feature.Witness); ok {
+			out.Evidence = append(out.Evidence, w.Evidence(c.ID)...)
 		}
 	}
 	a.mu.Lock()

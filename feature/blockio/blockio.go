@@ -16,7 +16,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -39,7 +38,7 @@ type Config struct {
 	Journal    *journal.Journal
 	Log        *slog.Logger // nil: no log
 	Containers feature.Containers
-	StateDir   string // where the capacities of disks are kept; "": nowhere
+	Capacities string // the file of what disks can do; "": it is forgotten with the feature
 }
 
 // BlockIO is the feature. See feature.Feature for how it may be called.
@@ -53,13 +52,14 @@ type BlockIO struct {
 	meter      *monitor.Meter // nil while nothing is reserved and nobody looks
 	lookers    int
 	ids        map[container.ID]uint64 // of cgroups with the io controller
-	last       monitor.Reading
-	throttled  map[container.ID]time.Duration
+	last       reading
 	window     Window // the last one
-	shown      monitor.Reading
+	shown      reading
 	control    Control
 	capped     map[container.ID]bool // for whom caps were decided
 	failed     string                // why nothing was measured, as last told
+	events     uint64                // id of the latest event
+	happened   chan struct{}         // closed at the next event
 }
 
 var (
@@ -67,6 +67,7 @@ var (
 	_ feature.Reporter = (*BlockIO)(nil)
 	_ feature.Decider  = (*BlockIO)(nil)
 	_ feature.Exporter = (*BlockIO)(nil)
+	_ feature.Witness  = (*BlockIO)(nil)
 )
 
 // member is a container that the agent has told of.
@@ -92,10 +93,11 @@ func New(cfg Config) (*BlockIO, error) {
 	}
 	f := &BlockIO{
 		cfg: cfg, members: make(map[container.ID]*member), ids: make(map[container.ID]uint64),
-		throttled: make(map[container.ID]time.Duration), capped: make(map[container.ID]bool),
+		capped:   make(map[container.ID]bool),
+		happened: make(chan struct{}),
 	}
 	var err error
-	if f.capacities, err = loadCapacities(cfg.StateDir); err != nil {
+	if f.capacities, err = loadCapacities(cfg.Capacities); err != nil {
 		cfg.Log.Error("what disks can do is not known any more", "err", err)
 	}
 	f.support = support(cfg.Roots)
@@ -164,6 +166,9 @@ func (f *BlockIO) admit(t policy.Target) (all []reservation, err error) {
 		}
 		if r.disk, err = block.Open(f.cfg.Roots.Sys, io.Device); err != nil {
 			return nil, err
+		}
+		if r.disk.Size == 0 {
+			return nil, fmt.Errorf("%s: there is no disk in it", io.Device)
 		}
 		if i := slices.IndexFunc(all, func(o reservation) bool { return o.at() == r.at() }); i >= 0 {
 			return nil, fmt.Errorf("%s and %s are both on %s: reserve in one place", all[i].device, r.device, r.disk.Name)
