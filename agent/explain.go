@@ -33,6 +33,11 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 			out.Host = append(out.Host, a.change(open, e, policy.Target{}))
 		}
 	}
+	for _, f := range a.all {
+		if w, ok := f.(feature.Witness); ok {
+			out.Evidence = append(out.Evidence, w.Evidence(c.ID)...)
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out.Problems = wireProblems(a.problems, func(p policy.Problem) bool { return p.Container == c.ID })

@@ -28,6 +28,9 @@ type FeatureConfig struct {
 	// LinkRates is the file of the rates of uplinks that CalibrateLink measured.
 	LinkRates string
 
+	// DiskCapacities is the file of what disks can do, as measured or given.
+	DiskCapacities string
+
 	// XDP names the uplinks at which netcpu drops packets in the driver, where
 	// possible: their operator accepts that most drivers reset their queues for
 	// it.
@@ -61,7 +64,7 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close())
 	}
-	b, err := blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, StateDir: cfg.StateDir})
+	b, err := blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close())
 	}

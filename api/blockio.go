@@ -3,8 +3,10 @@ package api
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/url"
 	"slices"
@@ -20,6 +22,8 @@ func blockioRoutes() []route {
 		"a time, as 1s, at most 30s: the answer comes after it, and is about it. Without, it is about the last second in which something was measured",
 		"Say what block I/O each container has reserved and gets, what is in its way, and what is done about it; with the disks, and the latest events.",
 		"The same for one container."),
+		route{method: "GET", path: "/v1/blockio/events", out: BlockIOEvent{}, stream: followBlockIO,
+			summary: "Follow the events of reservations, as server-sent events: those that are remembered first, or after the header Last-Event-ID. The first event is named state: how many read, and how many were dropped as they read too slowly. One named missed has as data how many events are not remembered any more."},
 		route{method: "GET", path: "/v1/reservations", out: Reservations{}, call: listReservations,
 			summary: "List the reservations of block I/O, those of policy too, with what is achieved of each."},
 		route{method: "POST", path: "/v1/reservations", in: ReservationRequest{}, out: Reservation{}, status: http.StatusCreated, call: reserve,
@@ -31,7 +35,7 @@ func blockioRoutes() []route {
 		route{method: "DELETE", path: "/v1/reservations/{id}", params: one, out: Reservation{}, call: deleteReservation,
 			summary: "End one reservation that was made by hand. What policy reserves counts again. The answer is what was reserved."},
 		route{method: "POST", path: "/v1/capacities", in: CapacityRequest{}, out: BlockIODevice{}, status: http.StatusCreated, call: setCapacity,
-			summary: "Say what a device can do, as measured, or as its operator knows. It is kept in the state directory, by default until the next boot. Reservations that exceed it then stay."},
+			summary: "Say what a device can do, as measured, or as its operator knows. It is kept in the file --disk-capacities of the agent, also through the next boot; a file that cannot be written is status 503. Reservations that exceed it then stay."},
 	)
 }
 
@@ -68,7 +72,7 @@ type Reservation struct {
 	Share     float64        `json:"share" doc:"the part of the disk's capacity that this is"`
 	From      string         `json:"from" doc:"where it comes from: label, the path of a file, or set by (who, and when)"`
 	Achieved  BlockIOFigures `json:"achieved" doc:"what was done over the last second in which something was measured"`
-	State     string         `json:"state" doc:"idle, met, short (less is done than reserved, and nobody is in the way), throttled (by the container's own limits), or interference"`
+	State     string         `json:"state" doc:"idle, met, short (less is done than reserved, and nobody is in the way), throttled (by the container's own limits), stolen (by the hypervisor), interference, or lost (the disk has gone)"`
 }
 
 // Reservations are all reservations.
@@ -94,7 +98,12 @@ type BlockIO struct {
 	Devices      []BlockIODevice `json:"devices" doc:"the disks with a capacity, a reservation or I/O"`
 	Events       []BlockIOEvent  `json:"events" doc:"interference that began or ended, and what was done; the latest last"`
 	Reservations []Reservation   `json:"reservations" doc:"what is reserved"`
-	Lost         uint64          `json:"lost" doc:"requests and waits that found no place in the accounts and are in no figure"`
+
+	Stolen     float64             `json:"stolen" doc:"seconds in each second for which the hypervisor let CPUs of this machine wait, added up"`
+	Interrupts []BlockIOInterrupts `json:"interrupts,omitempty" doc:"who interrupted the CPUs; only with a time, and for all containers"`
+	Threads    []BlockIOThread     `json:"threads,omitempty" doc:"context switches of the threads of one container, those with most of them first, at most 1000; only with a time"`
+
+	Lost uint64 `json:"lost" doc:"requests and waits that found no place in the accounts and are in no figure"`
 }
 
 // BlockIORow is the I/O of one container at one disk.
@@ -120,7 +129,28 @@ type BlockIORow struct {
 	Voluntary   uint64  `json:"voluntary_switches,omitempty" doc:"context switches as it had nothing to do"`
 	Involuntary uint64  `json:"involuntary_switches,omitempty" doc:"context switches though it had"`
 	ICPU        float64 `json:"i_cpu,omitempty" doc:"I_cpu of the MIST paper: involuntary over voluntary ones; absent below 50 switches a second"`
+	ICPUForeign float64 `json:"i_cpu_foreign,omitempty" doc:"the part of i_cpu in favour of others"`
+	ICPUOwn     float64 `json:"i_cpu_own,omitempty" doc:"the part of i_cpu in favour of other threads of the container"`
 	WaitP99     float64 `json:"runqueue_p99_seconds,omitempty" doc:"99 % of its tasks waited no longer for a CPU"`
+	WaitForeign float64 `json:"runqueue_foreign,omitempty" doc:"seconds in each second for which its tasks waited for CPUs on which others ran; several tasks add up"`
+	CPUPressure float64 `json:"cpu_pressure,omitempty" doc:"part of the time in which some of its tasks waited for a CPU, its own quota and its own threads included (cpu.pressure, some)"`
+	IOPressure  float64 `json:"io_pressure,omitempty" doc:"part of the time in which some of its tasks waited for I/O (io.pressure, some)"`
+	Throttled   float64 `json:"throttled,omitempty" doc:"seconds in each second for which its own quota kept it from running; several CPUs add up"`
+}
+
+// BlockIOInterrupts is how often one source interrupted each CPU.
+type BlockIOInterrupts struct {
+	Source string    `json:"source" doc:"as in /proc/interrupts, the device for one of a device; BLOCK, NET_RX and so on of softirqs"`
+	Soft   bool      `json:"soft,omitempty" doc:"it is a softirq"`
+	Number int       `json:"number,omitempty" doc:"number of a device's interrupt"`
+	CPUs   []float64 `json:"cpus" doc:"times per second, for each CPU that is online"`
+}
+
+// BlockIOThread is how often a thread of a container gave up its CPU.
+type BlockIOThread struct {
+	TID         int    `json:"tid" doc:"id of the thread"`
+	Voluntary   uint64 `json:"voluntary_switches" doc:"as it had nothing to do"`
+	Involuntary uint64 `json:"involuntary_switches" doc:"though it had"`
 }
 
 // BlockIOWait is how long tasks of a container waited while somebody ran on their CPU.
@@ -146,6 +176,7 @@ type BlockIODevice struct {
 
 // BlockIOEvent is something that happened to a reservation.
 type BlockIOEvent struct {
+	ID      uint64       `json:"id" doc:"grows by one from each event to the next; an agent begins with 1"`
 	Time    time.Time    `json:"time" doc:"when"`
 	Victim  container.ID `json:"victim,string" doc:"id of the container with the reservation"`
 	Name    string       `json:"name,omitempty" doc:"its name"`
@@ -153,6 +184,55 @@ type BlockIOEvent struct {
 	What    string       `json:"what" doc:"interference, action, release or over"`
 	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container in the way"`
 	Text    string       `json:"text" doc:"what shows it, or what was done"`
+}
+
+// BlockIOEventsAfter asks the feature for the events after an id, as soon as there are any
+// or the context ends. The answer is a []BlockIOEvent.
+type BlockIOEventsAfter uint64
+
+func followBlockIO(b Backend, r *http.Request, after uint64) (out []streamed, err error) {
+	got, err := b.Report(r.Context(), Ask{Feature: "blockio", Body: BlockIOEventsAfter(after)})
+	events, _ := got.([]BlockIOEvent)
+	for i, e := range events {
+		if n := e.ID - after - 1; i == 0 && n > 0 && after > 0 {
+			out = append(out, streamed{e.ID - 1, "missed", n})
+		}
+		out = append(out, streamed{ID: e.ID, Data: e})
+	}
+	return out, err
+}
+
+// FollowBlockIO gives the events of reservations after one with an id (0: all that are
+// remembered), and goes on until ctx ends or the agent does. Its error is the last. Events
+// that the agent does not remember any more are told by missed, if that is not nil.
+func (c *Client) FollowBlockIO(ctx context.Context, after uint64, missed func(events uint64)) iter.Seq2[BlockIOEvent, error] {
+	return func(yield func(BlockIOEvent, error) bool) {
+		for s, err := range c.follow(ctx, "/v1/blockio/events", after) {
+			var e BlockIOEvent
+			data, _ := s.Data.(json.RawMessage)
+			switch {
+			case err != nil:
+			case s.Name == "":
+				err = json.Unmarshal(data, &e)
+			case s.Name == "missed" && missed != nil:
+				var n uint64
+				if err = json.Unmarshal(data, &n); err == nil {
+					missed(n)
+					continue
+				}
+			case s.Name == "error":
+				var f Failure
+				if err = json.Unmarshal(data, &f); err == nil {
+					err = &f.Error
+				}
+			default:
+				continue
+			}
+			if !yield(e, err) || err != nil {
+				return
+			}
+		}
+	}
 }
 
 func blockio(b Backend, r *http.Request, ask Ask) (out BlockIO, err error) {

@@ -138,7 +138,21 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.send(&c.http, req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	dec := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
+	if err := dec.Decode(out); err != nil {
+		return fmt.Errorf("read the agent's answer to %s: %w", path, err)
+	}
+	return nil
+}
+
+// send sends a request, and gives an answer that is 2xx, whose body the caller closes.
+func (c *Client) send(by *http.Client, req *http.Request) (*http.Response, error) {
+	resp, err := by.Do(req)
 	if err != nil {
 		// The reason alone: the URL around it means nothing on a unix socket.
 		if ue := (*url.Error)(nil); errors.As(err, &ue) {
@@ -146,23 +160,19 @@ func (c *Client) do(ctx context.Context, method, path string, in, out any) error
 		}
 		if oe := (*net.OpError)(nil); errors.As(err, &oe) && oe.Op == "dial" {
 			if errors.Is(err, fs.ErrPermission) {
-				return fmt.Errorf("connect to the agent at %s: %w: it is for root and the group %s", c.socket, fs.ErrPermission, Group)
+				return nil, fmt.Errorf("connect to the agent at %s: %w: it is for root and the group %s", c.socket, fs.ErrPermission, Group)
 			}
-			return fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, oe.Err)
+			return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, oe.Err)
 		}
-		return fmt.Errorf("ask the agent at %s: %w", c.socket, err)
+		return nil, fmt.Errorf("ask the agent at %s: %w", c.socket, err)
+	}
+	if resp.StatusCode/100 == 2 {
+		return resp, nil
 	}
 	defer resp.Body.Close()
-	dec := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
-	if resp.StatusCode/100 != 2 {
-		var f Failure
-		if err := dec.Decode(&f); err != nil || f.Error.Text == "" {
-			return &Error{Status: resp.StatusCode, Code: "internal", Text: "the agent answered " + resp.Status}
-		}
-		return &f.Error
+	var f Failure
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&f); err != nil || f.Error.Text == "" {
+		return nil, &Error{Status: resp.StatusCode, Code: "internal", Text: "the agent answered " + resp.Status}
 	}
-	if err := dec.Decode(out); err != nil {
-		return fmt.Errorf("read the agent's answer to %s: %w", path, err)
-	}
-	return nil
+	return nil, &f.Error
 }

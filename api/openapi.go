@@ -27,6 +27,12 @@ func OpenAPI() []byte {
 				"default":              m{"description": "Not done, and why.", "content": content(s.of(reflect.TypeFor[Failure]()))},
 			},
 		}
+		if r.stream != nil {
+			op["responses"].(m)[strconv.Itoa(r.done())] = m{
+				"description": "Server-sent events, without end. The data of each is JSON.",
+				"content":     m{"text/event-stream": m{"schema": s.of(reflect.TypeOf(r.out))}},
+			}
+		}
 		if r.in != nil {
 			op["requestBody"] = m{"content": content(s.of(reflect.TypeOf(r.in)))}
 		}

@@ -46,6 +46,9 @@ type route struct {
 	out          any               // zero value of the answer's type
 	self         bool
 	call         func(Backend, *http.Request) (any, error)
+	// stream, in place of call, gives the events after an id, as soon as there are any;
+	// out is the type of their data.
+	stream func(b Backend, r *http.Request, after uint64) ([]streamed, error)
 }
 
 // Ask is what somebody wants to know of a feature.

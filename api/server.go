@@ -24,7 +24,7 @@ const (
 // Serve answers on the agent's socket until ctx ends; then it lets requests
 // under way finish for a moment, and closes l.
 func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
-	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(b, false, log), time.Minute)
+	return serve(ctx, visitors{Listener: l, places: make(chan struct{}, maxPeople)}, newHandler(b, false, ctx.Done(), log), time.Minute)
 }
 
 // ServeSelf answers on the socket of the containers. Nothing that they send or
@@ -32,7 +32,7 @@ func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) err
 // see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
 	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: &guests{caller: b.Caller, of: make(map[container.ID]*guest)}}
-	return serve(ctx, v, newHandler(b, true, log), 2*time.Second)
+	return serve(ctx, v, newHandler(b, true, ctx.Done(), log), 2*time.Second)
 }
 
 func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) error {
@@ -65,12 +65,13 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 	return fmt.Errorf("serve at %s: %w", l.Addr(), errors.Join(err, l.Close()))
 }
 
-// newHandler serves the routes of one of the two sockets.
-func newHandler(b Backend, self bool, log *slog.Logger) http.Handler {
+// newHandler serves the routes of one of the two sockets. Streams end when end is closed.
+func newHandler(b Backend, self bool, end <-chan struct{}, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
+	rs := &readers{end: end}
 	for _, r := range routes() {
 		if r.self == self {
-			mux.Handle(r.method+" "+r.path, endpoint(b, r, log))
+			mux.Handle(r.method+" "+r.path, endpoint(b, r, rs, log))
 		}
 	}
 	if !self {
@@ -105,11 +106,18 @@ func (r route) done() int {
 	return http.StatusOK
 }
 
-func endpoint(b Backend, r route, log *slog.Logger) http.Handler {
+func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		req.Body = http.MaxBytesReader(w, req.Body, maxBody)
 		out, err := any(nil), allowed(r, req)
-		if err == nil {
+		if err == nil && r.stream != nil {
+			err = rs.serve(w, req, log, func(ctx context.Context, after uint64) ([]streamed, error) {
+				return r.stream(b, req.WithContext(ctx), after)
+			})
+			if err == nil {
+				return
+			}
+		} else if err == nil {
 			out, err = r.call(b, req)
 		}
 		if text, ok := out.(plainText); ok && err == nil {

@@ -138,6 +138,15 @@ type Explanation struct {
 	Changes   []Change  `json:"changes" doc:"what was changed on the host for it, oldest first"`
 	Host      []Change  `json:"host,omitempty" doc:"what was changed for the host as a whole"`
 	Problems  []Problem `json:"problems,omitempty" doc:"policy for it that could not be used"`
+
+	Evidence []Evidence `json:"evidence,omitempty" doc:"what features have seen of it that led to decisions, about it or others; the latest last"`
+}
+
+// Evidence is what a feature has seen of a container.
+type Evidence struct {
+	Feature string    `json:"feature" doc:"the feature"`
+	Time    time.Time `json:"time" doc:"when"`
+	Text    string    `json:"text" doc:"what, in a sentence"`
 }
 
 // Planned is one value that a feature would write on the host for a container.

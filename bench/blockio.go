@@ -4,47 +4,69 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"regexp"
+	"runtime"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
-	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
 // The metrics of the blockio experiment.
 const (
-	PartOfIOPS  = "IOPS, part of the undisturbed"
-	TimesP99    = "p99 latency, times the undisturbed"
-	DetectedIn  = "interference declared after"
-	RecoveredIn = "95 % of the undisturbed after"
-	NamedRight  = "burners among the culprits named"
-	BurnersKeep = "work of the burners"
-	DiskIOPS    = "IOPS"
+	PartOfIOPS   = "IOPS, part of the undisturbed"
+	TimesP99     = "p99 latency, times the undisturbed"
+	DetectedIn   = "interference declared after"
+	RecoveredIn  = "95 % of the undisturbed after"
+	NamedRight   = "burners among the culprits named"
+	BurnersKeep  = "work of the burners"
+	DiskIOPS     = "IOPS"
+	DiskP99      = "p99 latency"
+	Hits         = "losses detected"
+	FalseAlarms  = "false alarms"
+	MetShare     = "1 s samples in which reservations are met"
+	SettledIn    = "reservations met after a change"
+	Refused      = "over-commitment refused"
+	PartOfDue    = "part of the reservation"
+	AgentPart    = "agent CPU while armed"
+	SoftirqShare = "softirqs on the victim's CPUs"
 )
+
+// blockioCase is one case: a rig, and what is done in it in each round.
+type blockioCase struct {
+	name  string
+	quick bool
+	most  int // rounds at most, where one takes long; 0: no limit
+	rig   blockioConfig
+	round func(*blockioRig, context.Context, *experiment, blockioCase) error
+}
 
 // blockioBurners is how many neighbours compute without end, each in a container of its
 // own, as in the paper's figure 5 for so many CPUs.
 const blockioBurners = 12
 
-// blockioCase is one load beside which the burners are.
-type blockioCase struct {
-	name    string
-	depth   int
-	monitor bool // what measuring costs, without burners
-	quick   bool
-}
-
 func blockioCatalogue() []blockioCase {
-	return []blockioCase{
-		{"12 burners, depth 1", 1, false, true},
-		{"12 burners, depth 16", 16, false, false},
-		{"monitor, depth 1", 1, true, true},
-		{"monitor, depth 16", 16, true, false},
+	reads := func(depth int) []string {
+		return []string{"disk", "--size", "4096", "--conns", strconv.Itoa(depth)}
 	}
+	cpus := runtime.NumCPU()
+	// MIST's figure 7: the mix of Hotmail's INDEX, by 4 threads.
+	hotmail := []string{"disk", "--size", "4096", "--also", "65536", "--sequential", "reads", "--writes", "25", "--conns", "4"}
+	all := []blockioCase{
+		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
+		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
+		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
+		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, round: (*blockioRig).byAction},
+		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: 2 * cpus, own: 2 * cpus}, round: (*blockioRig).detect},
+		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: 2 * cpus, own: 2 * cpus}, round: (*blockioRig).detect},
+		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, round: (*blockioRig).three},
+		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 5, streams: 2}, round: (*blockioRig).streams},
+		{name: "monitor, depth 1", quick: true, rig: blockioConfig{load: reads(1)}, round: (*blockioRig).monitored},
+		{name: "monitor, depth 16", rig: blockioConfig{load: reads(16)}, round: (*blockioRig).monitored},
+		{name: "schedulers", quick: true, rig: blockioConfig{load: append(reads(16), "--writes", "30"), loop: true}, round: (*blockioRig).scheduled},
+	}
+	return all
 }
 
 func (o Options) blockioCases() ([]blockioCase, error) {
@@ -72,10 +94,10 @@ func BlockIOCases(o Options) ([]string, error) {
 	return names, err
 }
 
-// BlockIO runs the experiment of the MIST paper's figures 3 and 5 at this machine's size:
-// reads of 4 KiB at random places of a file, past the page cache, beside containers that
-// compute without end, with nothing done and with a reservation. It needs root. When ctx ends,
-// what was built is removed before it returns.
+// BlockIO runs the experiments of the MIST paper at this machine's size: a load at a disk
+// beside containers that compute, use the network or the same disk, with nothing done and
+// with a reservation. It needs root. When ctx ends, what was built is removed before it
+// returns.
 func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
 	e := &experiment{report: &report.Report{Bench: "blockio", Env: environment(o.Version, o.Quick), Rounds: 5}, progress: o.Progress, take: 2 * time.Second}
 	if o.Quick {
@@ -96,7 +118,9 @@ func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
 		return nil, err
 	}
 	defer release()
-	e.total = len(cases) * e.report.Rounds
+	for _, c := range cases {
+		e.total += e.blockioRounds(c)
+	}
 	for _, c := range cases {
 		if err := e.blockio(ctx, c); err != nil {
 			return nil, fmt.Errorf("blockio experiment, %s: %w", c.name, err)
@@ -106,159 +130,28 @@ func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
 	return e.report, nil
 }
 
+func (e *experiment) blockioRounds(c blockioCase) int {
+	if c.most == 0 {
+		return e.report.Rounds
+	}
+	if e.report.Env.Quick {
+		return 1
+	}
+	return min(e.report.Rounds, c.most)
+}
+
 func (e *experiment) blockio(ctx context.Context, c blockioCase) (err error) {
-	r, err := newBlockioRig(ctx, c)
+	r, err := newBlockioRig(ctx, c.rig)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
-	for range e.report.Rounds {
+	for range e.blockioRounds(c) {
 		e.say(c.name)
-		round := r.beside
-		if c.monitor {
-			round = r.monitored
-		}
-		if err := round(ctx, e, c); err != nil {
+		if err := c.round(r, ctx, e, c); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// reserve reserves so many reads a second; the result ends that.
-func (r *blockioRig) reserve(ctx context.Context, iops uint64) (end func() error, err error) {
-	x, err := r.client.Reserve(ctx, api.ReservationRequest{Container: blockioName, Device: r.device, BlockIOFigures: api.BlockIOFigures{ReadIOPS: iops}})
-	if err != nil {
-		return nil, err
-	}
-	return func() error {
-		_, err := r.client.DeleteReservation(context.WithoutCancel(ctx), x.ID)
-		return err
-	}, nil
-}
-
-// monitored measures what measuring costs: short windows without and with a reservation
-// in turns, since the machine drifts.
-func (r *blockioRig) monitored(ctx context.Context, e *experiment, c blockioCase) error {
-	const turns = 4
-	var off, on uint64
-	for range turns {
-		w, err := r.window(ctx, e.take/2)
-		if err != nil {
-			return err
-		}
-		off += w.Ops
-		end, err := r.reserve(ctx, 1)
-		if err != nil {
-			return err
-		}
-		w, err = r.window(ctx, e.take/2)
-		if err := errors.Join(err, end()); err != nil {
-			return err
-		}
-		on += w.Ops
-	}
-	span := turns * (e.take / 2).Seconds()
-	e.report.Add(c.name, DiskIOPS, "1/s", false, float64(off)/span)
-	e.report.Add(c.name, DiskIOPS, "1/s", true, float64(on)/span)
-	return nil
-}
-
-// blockioPatience is how long a reservation may take to be met again, and the step in
-// which it is looked.
-const (
-	blockioPatience = 10 * time.Second
-	blockioStep     = 100 * time.Millisecond
-)
-
-// beside is one round: undisturbed, beside the burners with nothing done, and beside
-// them with a reservation.
-func (r *blockioRig) beside(ctx context.Context, e *experiment, c blockioCase) error {
-	alone, err := r.window(ctx, e.take)
-	if err != nil {
-		return err
-	}
-	if err := r.burn(true); err != nil {
-		return err
-	}
-	if err := sleep(ctx, 500*time.Millisecond); err != nil {
-		return err
-	}
-	worked := r.burnt()
-	beside, err := r.window(ctx, e.take)
-	if err != nil {
-		return err
-	}
-	e.addBlockio(c, alone, beside, r.burnt()-worked, false)
-	if err := r.burn(false); err != nil {
-		return err
-	}
-
-	end, err := r.reserve(ctx, uint64(alone.Rate()))
-	if err != nil {
-		return err
-	}
-	defer func() { end() }()                                  // what was said of it is said below
-	if err := sleep(ctx, 1500*time.Millisecond); err != nil { // it is measured
-		return err
-	}
-	start := time.Now()
-	if err := r.burn(true); err != nil {
-		return err
-	}
-	if err := r.recovers(ctx, e, c, alone.Rate(), start); err != nil {
-		return err
-	}
-	worked = r.burnt()
-	if beside, err = r.window(ctx, e.take); err != nil {
-		return err
-	}
-	e.addBlockio(c, alone, beside, r.burnt()-worked, true)
-	return r.burn(false)
-}
-
-func (e *experiment) addBlockio(c blockioCase, alone, beside load.Window, work uint64, on bool) {
-	e.report.Add(c.name, PartOfIOPS, "1", on, beside.Rate()/alone.Rate())
-	e.report.Add(c.name, TimesP99, "1", on, float64(beside.Latency(0.99))/float64(alone.Latency(0.99)))
-	e.report.Add(c.name, BurnersKeep, "1/s", on, float64(work)/beside.Seconds)
-}
-
-// recovers waits until interference is declared and the load is what it was, and says
-// how long each took, and who was named.
-func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase, alone float64, start time.Time) error {
-	detected, recovered := math.Inf(1), math.Inf(1)
-	before := r.board.Read()
-	for time.Since(start) < blockioPatience && (math.IsInf(detected, 1) || math.IsInf(recovered, 1)) {
-		if err := sleep(ctx, blockioStep); err != nil {
-			return err
-		}
-		now := r.board.Read()
-		if w := now.Since(before); !math.IsInf(detected, 1) && math.IsInf(recovered, 1) && w.Rate() >= 0.95*alone {
-			recovered = time.Since(start).Seconds()
-		}
-		before = now
-		if !math.IsInf(detected, 1) {
-			continue
-		}
-		b, err := r.client.BlockIO(ctx, blockioName, 0)
-		if err != nil {
-			return err
-		}
-		named, right := 0, 0
-		for _, x := range b.Events {
-			if x.What == "interference" && x.Time.After(start) {
-				detected = min(detected, x.Time.Sub(start).Seconds())
-				if named++; strings.Contains(x.Text, blockioBurner) {
-					right++
-				}
-			}
-		}
-		if named > 0 {
-			e.report.Add(c.name, NamedRight, "1", true, float64(right)/float64(named))
-		}
-	}
-	e.report.Add(c.name, DetectedIn, "s", true, min(detected, blockioPatience.Seconds()))
-	e.report.Add(c.name, RecoveredIn, "s", true, min(recovered, blockioPatience.Seconds()))
 	return nil
 }
 
@@ -274,9 +167,19 @@ func BlockIOHeadline(r *report.Report) string {
 
 // BlockIOPlots are the plots of its page.
 func BlockIOPlots(*report.Report, Options) []report.Plot {
-	groups := []report.Group{{Label: "depth 1", Case: "12 burners, depth 1"}, {Label: "depth 16", Case: "12 burners, depth 16"}}
+	groups := []report.Group{
+		{Label: "depth 1", Case: "12 burners, depth 1"}, {Label: "depth 16", Case: "12 burners, depth 16"}, {Label: "Hotmail", Case: "12 burners, Hotmail mix"},
+	}
+	var detect []report.Group
+	for _, c := range blockioCatalogue() {
+		if c.rig.own > 0 {
+			detect = append(detect, report.Group{Label: c.name, Case: c.name})
+		}
+	}
 	return []report.Plot{
-		{Title: "IOPS beside 12 burners", Note: "Part of the undisturbed (MIST, figure 5).", Metric: PartOfIOPS, Ideal: 1, Groups: groups},
+		{Title: "IOPS beside 12 burners", Note: "Part of the undisturbed (MIST, figures 5 and 7).", Metric: PartOfIOPS, Ideal: 1, Groups: groups},
 		{Title: "p99 latency beside 12 burners", Note: "Times the undisturbed.", Metric: TimesP99, Ideal: 1, Groups: groups},
+		{Title: "Losses of 10 % and more that are detected", Note: "Part of the windows (MIST, figures 2 and 3).", Metric: Hits, Ideal: 1, Groups: detect},
+		{Title: "A mail server beside decoding and streams", Note: "Part of the reservation (MIST, figure 9).", Metric: PartOfDue, Ideal: 1, Groups: []report.Group{{Label: "mail", Case: "mail beside streams"}}},
 	}
 }

@@ -20,20 +20,38 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/sandbox/loop"
 )
+
+// blockioConfig says what is in a rig.
+type blockioConfig struct {
+	load    []string // what the container with the reservation does, a generator with its flags
+	loop    bool     // at a loop device, not a file
+	burners int      // containers that compute
+	streams int      // pairs of containers that send one another datagrams
+	own     int      // processes that compute in the container with the reservation
+	three   bool     // the containers of figure 8 in place of all these
+	yield   bool     // neighbours yield to reservations
+}
 
 // blockioRig is a host of sandboxes with a scratch file and an agent.
 type blockioRig struct {
 	sandboxes *sandbox.Host
 	device    string // the disk, and
-	target    string // what is read of it
+	target    string // what is read and written of it
 	dir       string
+	loop      *loop.Disk
 	agent     *sandbox.Process
 	log       *tail
 	client    *api.Client
-	board     *load.Board
+	db        *sandbox.Box
+	board     *load.Board // of the load
 	burners   []*sandbox.Process
-	work      []*load.Board
+	names     []string      // of their containers, each once or more
+	work      []*load.Board // of the burners
+	own       []*sandbox.Process
+	tenants   []*tenant
+	boards    []*load.Board // of all others
 }
 
 // blockioName is the container with the reservation, and blockioBurner what the names of
@@ -43,7 +61,9 @@ const (
 	blockioBurner = "blockio-burner-"
 )
 
-func newBlockioRig(ctx context.Context, c blockioCase) (_ *blockioRig, err error) {
+func burnerName(i int) string { return blockioBurner + strconv.Itoa(i) }
+
+func newBlockioRig(ctx context.Context, c blockioConfig) (_ *blockioRig, err error) {
 	dir, err := os.MkdirTemp("", "fairlead-blockio-")
 	if err != nil {
 		return nil, err
@@ -57,8 +77,7 @@ func newBlockioRig(ctx context.Context, c blockioCase) (_ *blockioRig, err error
 	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(dir, "sandboxes")); err != nil {
 		return nil, err
 	}
-	r.target = filepath.Join(dir, "scratch")
-	if r.device, err = scratch(r.target); err != nil {
+	if err := r.makeDisk(c); err != nil {
 		return nil, err
 	}
 	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(dir, "sandboxes")}); err != nil {
@@ -68,37 +87,79 @@ func newBlockioRig(ctx context.Context, c blockioCase) (_ *blockioRig, err error
 	if err != nil {
 		return nil, err
 	}
-	if err := r.startAgent(ctx, node); err != nil {
+	if err := r.startAgent(ctx, node, c.yield); err != nil {
 		return nil, err
 	}
-	db, err := r.sandboxes.Create(sandbox.Spec{Name: blockioName})
-	if err != nil {
-		return nil, err
-	}
-	if _, r.board, err = startLoad(ctx, db, "disk", "--to", r.target, "--size", "4096", "--conns", strconv.Itoa(c.depth)); err != nil {
-		return nil, err
-	}
-	if c.monitor {
-		return r, r.known(ctx, 1)
-	}
-	for i := range blockioBurners {
-		box, err := r.sandboxes.Create(sandbox.Spec{Name: blockioBurner + strconv.Itoa(i)})
-		if err != nil {
+	if c.three {
+		if err := r.startThree(ctx); err != nil {
 			return nil, err
+		}
+		return r, r.known(ctx, len(r.tenants))
+	}
+	if err := r.startLoads(ctx, c); err != nil {
+		return nil, err
+	}
+	if err := lighten(r.db); err != nil {
+		return nil, err
+	}
+	return r, r.known(ctx, 1+c.burners+2*c.streams)
+}
+
+func (r *blockioRig) makeDisk(c blockioConfig) (err error) {
+	if c.loop {
+		if r.loop, err = loop.New(r.dir, scratchSize<<20); err == nil {
+			r.device, r.target = r.loop.Path, r.loop.Path
+		}
+		return err
+	}
+	r.target = filepath.Join(r.dir, "scratch")
+	r.device, err = scratch(r.target)
+	return err
+}
+
+// startLoads starts the load, and those beside it, which are stopped.
+func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error) {
+	if r.db, err = r.sandboxes.Create(sandbox.Spec{Name: blockioName}); err != nil {
+		return err
+	}
+	to := r.target
+	if c.load[0] == "mail" {
+		if to = filepath.Join(r.dir, "mail"); os.Mkdir(to, 0o700) != nil {
+			return fmt.Errorf("make %s", to)
+		}
+	}
+	if _, r.board, err = startLoad(ctx, r.db, append([]string{c.load[0], "--to", to}, c.load[1:]...)...); err != nil {
+		return err
+	}
+	r.boards = append(r.boards, r.board)
+	for range c.own {
+		p, board, err := startLoad(ctx, r.db, "burn")
+		if err != nil {
+			return err
+		}
+		r.own, r.boards = append(r.own, p), append(r.boards, board)
+		if err := p.Signal(unix.SIGSTOP); err != nil {
+			return err
+		}
+	}
+	for i := range c.burners {
+		box, err := r.sandboxes.Create(sandbox.Spec{Name: burnerName(i)})
+		if err != nil {
+			return err
 		}
 		p, board, err := startLoad(ctx, box, "burn")
 		if err != nil {
-			return nil, err
+			return err
 		}
-		r.burners, r.work = append(r.burners, p), append(r.work, board)
+		r.burners, r.work, r.names = append(r.burners, p), append(r.work, board), append(r.names, box.Name)
 		if err := p.Signal(unix.SIGSTOP); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	if err := lighten(db); err != nil {
-		return nil, err
+	if err := r.startStreams(ctx, c.streams); err != nil {
+		return err
 	}
-	return r, r.known(ctx, 1+blockioBurners)
+	return r.burn(0)
 }
 
 // lighten gives the cgroup that all sandboxes lie in the weight of one, whatever is in
@@ -164,7 +225,7 @@ func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.
 	return p, board, board.Await(ctx, p.Done())
 }
 
-func (r *blockioRig) startAgent(ctx context.Context, node *sandbox.Box) error {
+func (r *blockioRig) startAgent(ctx context.Context, node *sandbox.Box, yield bool) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -173,9 +234,10 @@ func (r *blockioRig) startAgent(ctx context.Context, node *sandbox.Box) error {
 	if err := os.Mkdir(policies, 0o755); err != nil {
 		return err
 	}
-	policy := "match: {name: \"" + blockioBurner + "*\"}\nset: {io.yield: auto}\n"
-	if err := os.WriteFile(filepath.Join(policies, "burners.yaml"), []byte(policy), 0o644); err != nil {
-		return err
+	if yield {
+		if err := os.WriteFile(filepath.Join(policies, "yield.yaml"), []byte("match: {name: \"blockio-*\"}\nset: {io.yield: auto}\n"), 0o644); err != nil {
+			return err
+		}
 	}
 	socket := filepath.Join(r.dir, "agent.sock")
 	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(r.dir, "state"), "--policy-dir", policies, "--sandbox-dir", r.sandboxes.Dir())
@@ -202,7 +264,9 @@ func (r *blockioRig) known(ctx context.Context, count int) error {
 		}
 		switch {
 		case done == count:
-			_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000_000, WriteIOPS: 10_000_000}})
+			_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
+				ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
+			}})
 			return err
 		case time.Now().After(end):
 			return fmt.Errorf("the agent knows %d of %d containers (%w): %s", done, count, err, r.log)
@@ -228,25 +292,18 @@ func (r *blockioRig) close() error {
 	if r.sandboxes != nil {
 		errs = append(errs, r.sandboxes.Close())
 	}
-	for _, b := range append(r.work, r.board) {
-		if b != nil {
-			errs = append(errs, b.Close())
-		}
+	for _, b := range append(r.work, r.boards...) {
+		errs = append(errs, b.Close())
+	}
+	if r.loop != nil {
+		errs = append(errs, r.loop.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
 }
 
-// burn has the burners work, or stop.
-func (r *blockioRig) burn(on bool) error {
-	sig := unix.SIGSTOP
-	if on {
-		sig = unix.SIGCONT
-	}
-	var errs []error
-	for _, p := range r.burners {
-		errs = append(errs, p.Signal(sig))
-	}
-	return errors.Join(errs...)
+// burn has the first so many burners work, and the others stop.
+func (r *blockioRig) burn(count int) error {
+	return errors.Join(signalAll(r.burners[:count], unix.SIGCONT), signalAll(r.burners[count:], unix.SIGSTOP))
 }
 
 // window measures the load for a time.

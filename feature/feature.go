@@ -138,6 +138,13 @@ type Worker interface {
 	PacketWork() (map[container.ID][]time.Duration, error)
 }
 
+// Witness is a Feature that remembers what it has seen of containers, and what it decided
+// for it. Evidence may be called at any time.
+type Witness interface {
+	// Evidence tells it of one container, the latest last, in as few as will do.
+	Evidence(container.ID) []api.Evidence
+}
+
 // Mapped is a Feature that has BPF maps. Maps may be called at any time.
 type Mapped interface {
 	// Maps says how full the hash maps are.

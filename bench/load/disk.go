@@ -10,11 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk reads and writes blocks of --size at random places of the file or device --to,
-// past the page cache, --conns of them at once. A rate of 0 on the board pauses it.
+// disk reads and writes blocks of --size, or every other one of --also, of the file or
+// device --to, past the page cache, --conns of them at once: at random places, or as
+// --sequential says one after the other. A rate of 0 on the board pauses it.
 func disk(o options, b *Board) error {
-	if o.size%blockSize != 0 {
-		return fmt.Errorf("--size must be a multiple of %d: the page cache is not used", blockSize)
+	if o.size%blockSize != 0 || o.also%blockSize != 0 {
+		return fmt.Errorf("--size and --also must be multiples of %d: the page cache is not used", blockSize)
 	}
 	flags := unix.O_RDONLY
 	if o.writes > 0 {
@@ -28,14 +29,13 @@ func disk(o options, b *Board) error {
 	if err != nil {
 		return fmt.Errorf("length of %s: %w", o.to, err)
 	}
-	blocks := length / int64(o.size)
-	if blocks == 0 {
-		return fmt.Errorf("%s is shorter than --size", o.to)
+	if length < int64(max(o.size, o.also)) {
+		return fmt.Errorf("%s is shorter than a block", o.to)
 	}
 	b.setReady()
 	failed := make(chan error, o.conns)
 	for range o.conns {
-		go func() { failed <- diskWorker(o, b, fd, blocks) }()
+		go func() { failed <- diskWorker(o, b, fd, length) }()
 	}
 	return <-failed
 }
@@ -43,19 +43,31 @@ func disk(o options, b *Board) error {
 // blockSize is what O_DIRECT needs to be aligned to, at the most.
 const blockSize = 4096
 
-func diskWorker(o options, b *Board, fd int, blocks int64) error {
+func diskWorker(o options, b *Board, fd int, length int64) error {
 	// A mapping is aligned to pages; a slice of Go's is not.
-	block, err := unix.Mmap(-1, 0, o.size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	buffer, err := unix.Mmap(-1, 0, max(o.size, o.also), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return err
 	}
+	next := rand.Int64N(length) / blockSize * blockSize // of what is sequential
 	for done := 0; ; {
 		if b.rate() == 0 || o.count > 0 && done == o.count {
 			time.Sleep(time.Millisecond)
 			continue
 		}
-		at, call := rand.Int64N(blocks)*int64(o.size), unix.Pread
-		if rand.IntN(100) < o.writes {
+		block, write := buffer[:o.size], rand.IntN(100) < o.writes
+		if o.also > 0 && done%2 == 1 {
+			block = buffer[:o.also]
+		}
+		size := int64(len(block))
+		at, call := rand.Int64N(length/size)*size, unix.Pread
+		if o.sequential == "all" || o.sequential == "reads" && !write {
+			if next+size > length {
+				next = 0
+			}
+			at, next = next, next+size
+		}
+		if write {
 			call = unix.Pwrite
 		}
 		start := time.Now()

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -59,6 +60,37 @@ func Command(args ...string) (*exec.Cmd, *Board, error) {
 	return cmd, board, nil
 }
 
+// Measure runs a generator, as Command does, for a time, and gives what it did in that.
+func Measure(ctx context.Context, over time.Duration, args ...string) (w Window, err error) {
+	cmd, board, err := Command(args...)
+	if err != nil {
+		return Window{}, err
+	}
+	defer func() { err = errors.Join(err, board.Close()) }()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return Window{}, err
+	}
+	done := make(chan struct{})
+	go func() { cmd.Wait(); close(done) }()
+	defer func() {
+		cmd.Process.Kill()
+		<-done
+	}()
+	if err := board.Await(ctx, done); err != nil {
+		return Window{}, err
+	}
+	before := board.Read()
+	select {
+	case <-ctx.Done():
+		return Window{}, ctx.Err()
+	case <-done:
+		return Window{}, errors.New("the load generator ended")
+	case <-time.After(over):
+	}
+	return board.Read().Since(before), nil
+}
+
 // Await waits until the generator of a board is at work, or has ended: done is
 // closed then.
 func (b *Board) Await(ctx context.Context, done <-chan struct{}) error {
@@ -87,6 +119,8 @@ type options struct {
 	count      int
 	buffer     int
 	writes     int
+	also       int
+	sequential string
 	segments   int
 	nice       int
 	every, run time.Duration
@@ -131,7 +165,8 @@ func generators() map[string]generator {
 		"tcp-recv":  {"count the bytes that arrive at --listen", tcpRecv},
 		"rr-client": {"send requests of --size to --to and wait for each answer, --conns at once", rrClient},
 		"rr-server": {"answer requests at --listen", rrServer},
-		"disk":      {"read and write blocks of --size of the file or device --to at random, --conns at once, past the page cache", disk},
+		"disk":      {"read and write blocks of --size of the file or device --to, --conns at once, past the page cache", disk},
+		"mail":      {"make, append to, sync, read and remove files of --size in the directory --to, --conns at once", mail},
 		"burn":      {"compute without end, and count units of work", burn},
 	}
 }
@@ -143,7 +178,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	all := generators()
 	if len(args) == 0 || all[args[0]].run == nil {
 		fmt.Fprintln(stderr, "usage: fairlead load GENERATOR [flags]; generators:")
-		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "disk", "burn"} {
+		for _, name := range []string{"udp-send", "udp-recv", "tcp-send", "tcp-recv", "rr-client", "rr-server", "disk", "mail", "burn"} {
 			fmt.Fprintf(stderr, "  %-10s %s\n", name, all[name].help)
 		}
 		return 2
@@ -162,6 +197,8 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.IntVar(&o.buffer, "buffer", 0, "socket buffer in bytes; 0 leaves the kernel's default")
 	fs.IntVar(&o.segments, "segments", 1, "datagrams of udp-send that the kernel gets, and passes on, as one super-packet (UDP_SEGMENT)")
 	fs.IntVar(&o.writes, "writes", 0, "percentage of writes of disk; the rest are reads")
+	fs.IntVar(&o.also, "also", 0, "size of every other block of disk; 0: all are of --size")
+	fs.StringVar(&o.sequential, "sequential", "none", "what of disk follows one another: none, reads, all")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
 	fs.DurationVar(&o.every, "every", 0, "print a line this often")
 	fs.DurationVar(&o.run, "for", 0, "end after this time")
@@ -204,6 +241,10 @@ func (o options) check(rest int) error {
 		return errors.New("--count must not be negative")
 	case o.writes < 0 || o.writes > 100:
 		return errors.New("--writes must be 0 to 100")
+	case o.also < 0 || o.also > 1<<20:
+		return errors.New("--also must be 0 to 1048576")
+	case !slices.Contains([]string{"none", "reads", "all"}, o.sequential):
+		return errors.New("--sequential must be none, reads or all")
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
 	case !slices.Contains([]string{"udp", "tcp", "memcached"}, o.proto):

@@ -404,3 +404,53 @@ func TestLatency(t *testing.T) {
 		}
 	}
 }
+
+// A generator of disk or mail does what its flags say, and refuses others.
+func TestDisk(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "scratch")
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// until runs a generator until it has done so much.
+	until := func(ops uint64, args ...string) page {
+		t.Helper()
+		cmd, b, err := Command(args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Wait()
+		defer cmd.Process.Kill()
+		for end := time.Now().Add(90 * time.Second); b.Read().page.ops < ops; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%v: %d of %d operations", args, b.Read().page.ops, ops)
+			}
+		}
+		return b.Read().page
+	}
+	const count, conns = 6, 2
+	if got := until(count*conns, "disk", "--to", file, "--size", "4096", "--also", "65536", "--conns", "2", "--count", "6", "--sequential", "all", "--writes", "50"); got.ops != count*conns || got.bytes != count*conns/2*(4096+65536) {
+		t.Errorf("%d operations of %d bytes, want %d, half of 4096 and half of 65536", got.ops, got.bytes, count*conns)
+	}
+	b := &Board{page: new(page)}
+	for name, o := range map[string]options{
+		"odd": {to: file, size: 5000, conns: 1}, "also odd": {to: file, size: 4096, also: 1, conns: 1}, "no file": {to: dir + "/none", size: 4096, conns: 1}, "short": {to: file, size: 4096, also: 2 << 20, conns: 1},
+	} {
+		if err := disk(o, b); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+
+	box := filepath.Join(dir, "mail")
+	if err := os.Mkdir(box, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	until(100, "mail", "--to", box, "--size", "4096", "--conns", "4")
+	if err := mail(options{to: dir + "/none", size: 4096, conns: 1}, b); err == nil {
+		t.Error("mail without a directory is taken")
+	}
+}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,15 +11,22 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
+// blockioAgentFlags are the agent's flags for the feature.
+func blockioAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
+	s.StringVar(&c.DiskCapacities, "disk-capacities", "/var/lib/fairlead/disk-capacities.json", "file of what disks can do, as io calibrate measured or io capacity gave it; empty: it is forgotten when the agent ends")
+}
+
 func blockioVerb(e env) *cobra.Command {
 	var over time.Duration
-	var devices bool
+	var devices, verbose bool
 	cmd := &cobra.Command{
 		Use:   "io [CONTAINER]",
 		Short: "Show what block I/O containers have reserved and get, and who is in the way",
@@ -30,7 +38,7 @@ containers, or of one, over a second, or as --over says.
   QUEUE P99   99 % of the requests waited no longer before they went to the device
   DEVICE P99  99 % of them took the device no longer
   CPU P99     99 % of its tasks waited no longer for a CPU
-  STATE       idle, met, short, throttled, interference; or best effort
+  STATE       idle, met, short, throttled, stolen, interference, lost; or best effort
   CULPRIT     who is in the way
   ACTION      what is done to a container for the sake of others
   AGE         of the state, or the action
@@ -47,6 +55,7 @@ does not attribute.`,
 	out := formatFlag(cmd)
 	cmd.Flags().DurationVar(&over, "over", time.Second, "measure for so long")
 	cmd.Flags().BoolVar(&devices, "devices", false, "show the disks: capacity, what is reserved, scheduler")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "also show context switches, what CPUs were waited for, pressure, and interrupts; of one container, its threads")
 	cmd.AddCommand(blockioEventsVerb(e), blockioCalibrateVerb(e), blockioCapacityVerb(e))
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		if over < minInterval || over > api.MaxOver {
@@ -67,6 +76,9 @@ does not attribute.`,
 				blockioDevices(w, b)
 			} else {
 				blockioTable(w, b, time.Now())
+			}
+			if verbose {
+				blockioDetail(w, b)
 			}
 		})
 	})
@@ -153,29 +165,64 @@ func blockioDevices(w io.Writer, b api.BlockIO) {
 }
 
 func blockioEventsVerb(e env) *cobra.Command {
+	var follow bool
 	cmd := &cobra.Command{
 		Use:   "events [CONTAINER]",
 		Short: "Show when somebody was in the way of a reservation, and what was done",
-		Args:  nargs(0, 1, "one CONTAINER"),
+		Example: `  fairlead io events db-1
+  fairlead io events --follow -o json     # a line for each, until Ctrl-C`,
+		Args: nargs(0, 1, "one CONTAINER"),
 	}
 	out := formatFlag(cmd)
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until Ctrl-C")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		b, err := c.BlockIO(cmd.Context(), strings.Join(args, ""), 0)
 		if err != nil {
 			return err
 		}
-		return out.print(e.stdout, b.Events, func(w io.Writer) {
-			if len(b.Events) == 0 {
-				fmt.Fprintln(w, "Nothing has happened.")
-				return
+		if !follow {
+			return out.print(e.stdout, b.Events, func(w io.Writer) { blockioEvents(w, b.Events) })
+		}
+		concerns := func(api.BlockIOEvent) bool { return true }
+		if len(args) > 0 {
+			all, err := c.Explain(cmd.Context(), args[0])
+			if err != nil {
+				return err
 			}
-			var rows [][]string
-			for _, x := range b.Events {
-				rows = append(rows, []string{x.Time.Local().Format(time.DateTime), show(x.What), show(x.Name), show(x.Disk), oneLine(x.Text)})
+			id := all.Container.ID
+			concerns = func(x api.BlockIOEvent) bool { return x.Victim == id || x.Culprit == id }
+		}
+		missed := func(n uint64) { fmt.Fprintf(e.stderr, "%d events are not remembered any more\n", n) }
+		for x, err := range c.FollowBlockIO(cmd.Context(), 0, missed) {
+			if errors.Is(err, context.Canceled) {
+				return nil // that is how it ends
 			}
-			table(w, []column{{"TIME", 0}, {"WHAT", 0}, {"RESERVED BY", 24}, {"DISK", 0}, {"TEXT", 0}}, rows)
-		})
+			if err != nil {
+				return err
+			}
+			if !concerns(x) {
+				continue
+			}
+			if err := out.line(e.stdout, x, func(w io.Writer) {
+				fmt.Fprintf(w, "%s  %-12s  %s  %s  %s\n", x.Time.Local().Format(time.DateTime), show(x.What), show(x.Name), show(x.Disk), oneLine(x.Text))
+			}); err != nil {
+				return err
+			}
+		}
+		return errors.New("the agent has ended")
 	})
+}
+
+func blockioEvents(w io.Writer, events []api.BlockIOEvent) {
+	if len(events) == 0 {
+		fmt.Fprintln(w, "Nothing has happened.")
+		return
+	}
+	var rows [][]string
+	for _, x := range events {
+		rows = append(rows, []string{x.Time.Local().Format(time.DateTime), show(x.What), show(x.Name), show(x.Disk), oneLine(x.Text)})
+	}
+	table(w, []column{{"TIME", 0}, {"WHAT", 0}, {"RESERVED BY", 24}, {"DISK", 0}, {"TEXT", 0}}, rows)
 }
 
 func reserveVerb(e env) *cobra.Command {
@@ -266,7 +313,7 @@ func blockioCapacityVerb(e env) *cobra.Command {
 		Long: `Say what a device can do: riops=N and wiops=N, in operations of 4 KiB at random
 places, each alone; and, for reservations of bytes, and for operations that are
 larger, rbps=SIZE and wbps=SIZE. The agent keeps
-it in its state directory, which by default lasts until the next boot.`,
+it in its file --disk-capacities, which outlives the boot.`,
 		Example: `  fairlead io capacity /dev/vdb riops=20000 wiops=8000 rbps=400mb wbps=200mb`,
 		Args:    nargs(2, 5, "DEVICE and FIGURE"),
 	}

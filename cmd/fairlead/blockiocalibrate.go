@@ -34,7 +34,7 @@ func blockioCalibrateVerb(e env) *cobra.Command {
 		Long: `Measure what a device can do in the worst case: reads and writes of 4 KiB at random
 places, and of 128 KiB for bytes per second, 16 at once, past the page cache. They
 go to a scratch file in --scratch, a directory of a file system on the device,
-which is removed at the end. Do it while nothing else uses the device.`,
+of which nothing stays however this ends. Do it while nothing else uses the device.`,
 		Example: `  fairlead io calibrate /dev/vdb --scratch /srv
   fairlead io calibrate /dev/vdc --raw      # whatever is on /dev/vdc is lost`,
 		Args: nargs(1, 1, "DEVICE"),
@@ -76,10 +76,12 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 		if on, err := block.Find(sys, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || on != disk {
 			return f, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
 		}
-		if target, err = how.scratch(ctx); err != nil {
+		file, err := how.scratch(ctx)
+		if err != nil {
 			return f, err
 		}
-		defer os.Remove(target)
+		defer file.Close()
+		target = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
 	}
 	for _, x := range []struct {
 		size, writes int
@@ -99,61 +101,40 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 	return f, nil
 }
 
-// scratch makes the file, full of what is not zero, as some disks do not store zeros.
-func (how calibration) scratch(ctx context.Context) (string, error) {
-	file, err := os.CreateTemp(how.dir, "fairlead-calibrate")
-	if err != nil {
-		return "", err
+// scratch makes the file, full of what is not zero, as some disks do not store zeros. It
+// has no name, so that nothing stays of it however this ends. The caller closes it.
+func (how calibration) scratch(ctx context.Context) (file *os.File, err error) {
+	if file, err = os.CreateTemp(how.dir, "fairlead-calibrate"); err != nil {
+		return nil, err
 	}
-	defer file.Close()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, file.Close())
+		}
+	}()
+	if err := os.Remove(file.Name()); err != nil {
+		return nil, err
+	}
 	block := make([]byte, 1<<20)
 	for i := range block {
 		block[i] = byte(i*7 + i>>8)
 	}
 	for range how.size {
-		if _, err = file.Write(block); err == nil {
-			err = ctx.Err()
+		if _, err := file.Write(block); err != nil {
+			return nil, err
 		}
-		if err != nil {
-			return "", errors.Join(err, os.Remove(file.Name()))
+		if err := ctx.Err(); err != nil {
+			return nil, err
 		}
 	}
-	if err := file.Sync(); err != nil {
-		return "", errors.Join(err, os.Remove(file.Name()))
-	}
-	return file.Name(), nil
+	return file, file.Sync()
 }
 
 // run measures one figure.
 func (how calibration) run(ctx context.Context, target string, size, writes int) (load.Window, error) {
-	cmd, board, err := load.Command("disk", "--to", target, "--size", strconv.Itoa(size), "--writes", strconv.Itoa(writes), "--conns", "16")
-	if err != nil {
-		return load.Window{}, err
+	w, err := load.Measure(ctx, how.phase, "disk", "--to", target, "--size", strconv.Itoa(size), "--writes", strconv.Itoa(writes), "--conns", "16")
+	if err == nil && w.Ops == 0 {
+		err = errors.New("nothing was done in the time: give it more by --for")
 	}
-	defer board.Close()
-	if err := cmd.Start(); err != nil {
-		return load.Window{}, err
-	}
-	done := make(chan struct{})
-	go func() { cmd.Wait(); close(done) }()
-	defer func() {
-		cmd.Process.Kill()
-		<-done
-	}()
-	if err := board.Await(ctx, done); err != nil {
-		return load.Window{}, err
-	}
-	before := board.Read()
-	select {
-	case <-ctx.Done():
-		return load.Window{}, ctx.Err()
-	case <-done:
-		return load.Window{}, errors.New("the load generator ended")
-	case <-time.After(how.phase):
-	}
-	w := board.Read().Since(before)
-	if w.Ops == 0 {
-		return w, errors.New("nothing was done in the time: give it more by --for")
-	}
-	return w, nil
+	return w, err
 }

@@ -72,6 +72,13 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 		fmt.Fprintln(w, "  this build has no features")
 	}
 
+	if len(x.Evidence) > 0 {
+		fmt.Fprintln(w, "\nWhat was seen:")
+	}
+	for _, s := range x.Evidence {
+		fmt.Fprintf(w, "  %s, %s: %s\n", show(s.Feature), ago(s.Time, now), oneLine(s.Text))
+	}
+
 	if len(x.Changes) == 0 {
 		fmt.Fprintln(w, "\nNothing was changed on the host for it.")
 	}

@@ -20,6 +20,6 @@ func features() []featureParts {
 		{netcpuVerb, benchNetCPUVerb, netcpuAgentFlags},
 		{trafficVerb, benchTrafficVerb, trafficAgentFlags},
 		{latencyVerb, benchLatencyVerb, nil},
-		{blockioVerb, benchBlockIOVerb, nil},
+		{blockioVerb, benchBlockIOVerb, blockioAgentFlags},
 	}
 }

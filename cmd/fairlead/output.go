@@ -63,6 +63,24 @@ func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
 	return err
 }
 
+// line is print for one of many: JSON is on one line, and YAML a document of its own.
+func (f *format) line(w io.Writer, v any, table func(io.Writer)) error {
+	switch f.name {
+	case "json":
+		data, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("print as json: %w", err)
+		}
+		_, err = w.Write(append(escapeControls(data, false), '\n'))
+		return err
+	case "yaml":
+		if _, err := io.WriteString(w, "---\n"); err != nil {
+			return err
+		}
+	}
+	return f.print(w, v, table)
+}
+
 // escapeControls escapes what encoding/json leaves of control and formatting
 // characters (DEL, the C1 controls, marks that reverse the text), so that
 // printing cannot drive a terminal. It means the same: they can only stand in

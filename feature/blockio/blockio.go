@@ -16,7 +16,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -40,7 +39,7 @@ type Config struct {
 	Journal    *journal.Journal
 	Log        *slog.Logger // nil: no log
 	Containers feature.Containers
-	StateDir   string // where the capacities of disks are kept; "": nowhere
+	Capacities string // the file of what disks can do; "": it is forgotten with the feature
 }
 
 // BlockIO is the feature. See feature.Feature for how it may be called.
@@ -55,14 +54,15 @@ type BlockIO struct {
 	meter      *monitor.Meter // nil while nothing is reserved and nobody looks
 	lookers    int
 	ids        map[container.ID]uint64 // of cgroups with the io controller
-	last       monitor.Reading
-	throttled  map[container.ID]time.Duration
+	last       reading
 	window     Window // the last one
-	shown      monitor.Reading
+	shown      reading
 	control    Control
 	decided    map[decided]bool
 	works      map[int]irq.Work // of each CPU, as last read; nil: not read
 	failed     string           // why nothing was measured, as last told
+	events     uint64           // id of the latest event
+	happened   chan struct{}    // closed at the next event
 }
 
 var (
@@ -70,6 +70,7 @@ var (
 	_ feature.Reporter = (*BlockIO)(nil)
 	_ feature.Decider  = (*BlockIO)(nil)
 	_ feature.Exporter = (*BlockIO)(nil)
+	_ feature.Witness  = (*BlockIO)(nil)
 )
 
 // member is a container that the agent has told of.
@@ -95,10 +96,10 @@ func New(cfg Config) (*BlockIO, error) {
 	}
 	f := &BlockIO{
 		cfg: cfg, members: make(map[container.ID]*member), ids: make(map[container.ID]uint64),
-		throttled: make(map[container.ID]time.Duration), decided: make(map[decided]bool),
+		decided: make(map[decided]bool), happened: make(chan struct{}),
 	}
 	var err error
-	if f.capacities, err = loadCapacities(cfg.StateDir); err != nil {
+	if f.capacities, err = loadCapacities(cfg.Capacities); err != nil {
 		cfg.Log.Error("what disks can do is not known any more", "err", err)
 	}
 	f.layout, err = cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup)
@@ -173,6 +174,9 @@ func (f *BlockIO) admit(t policy.Target) (all []reservation, err error) {
 		}
 		if r.disk, err = block.Open(f.cfg.Roots.Sys, io.Device); err != nil {
 			return nil, err
+		}
+		if r.disk.Size == 0 {
+			return nil, fmt.Errorf("%s: there is no disk in it", io.Device)
 		}
 		if i := slices.IndexFunc(all, func(o reservation) bool { return o.at() == r.at() }); i >= 0 {
 			return nil, fmt.Errorf("%s and %s are both on %s: reserve in one place", all[i].device, r.device, r.disk.Name)

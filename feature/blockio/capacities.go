@@ -11,7 +11,7 @@ import (
 )
 
 // capacities are what disks can do, by block.Disk's Identity, and the file in which
-// they outlive the agent, and the boot if the state directory does.
+// they outlive the agent and the boot.
 type capacities struct {
 	path string // "": none
 	of   map[string]Capacity
@@ -20,12 +20,11 @@ type capacities struct {
 // maxCapacities bounds the file, in bytes.
 const maxCapacities = 1 << 20
 
-func loadCapacities(dir string) (capacities, error) {
-	c := capacities{of: make(map[string]Capacity)}
-	if dir == "" {
+func loadCapacities(path string) (capacities, error) {
+	c := capacities{path: path, of: make(map[string]Capacity)}
+	if path == "" {
 		return c, nil
 	}
-	c.path = filepath.Join(dir, "capacities.json")
 	f, err := os.Open(c.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -85,9 +84,22 @@ func (c *capacities) save() error {
 	if len(data) > maxCapacities {
 		return fmt.Errorf("write %s: more than %d bytes", c.path, maxCapacities)
 	}
+	if err := os.MkdirAll(filepath.Dir(c.path), 0o755); err != nil {
+		return err
+	}
 	next := c.path + ".next"
-	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
+	if err := errors.Join(os.WriteFile(next, append(data, '\n'), 0o600), syncFile(next)); err != nil {
+		os.Remove(next)
 		return err
 	}
 	return os.Rename(next, c.path)
+}
+
+// syncFile sees to it that a file is whole after a crash.
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -26,8 +27,7 @@ func (f *BlockIO) follow() {
 				f.cfg.Log.Error("block I/O is still measured", "err", err)
 			}
 		}
-		f.meter, f.last, f.window, f.shown = nil, monitor.Reading{}, Window{}, monitor.Reading{}
-		clear(f.throttled)
+		f.meter, f.last, f.window, f.shown = nil, reading{}, Window{}, reading{}
 		return
 	}
 	var err error
@@ -69,13 +69,48 @@ func (f *BlockIO) groups() (groups []monitor.Group) {
 	return groups
 }
 
+// reading is what the meter and the kernel's own files count, up to a moment or in a time.
+type reading struct {
+	monitor.Reading
+	delays map[container.ID]delays // of those that are watched
+	stolen time.Duration           // the hypervisor let the CPUs wait, added up
+}
+
+// delays are for how long a container could not go on. What cannot be read is 0.
+type delays struct {
+	throttled time.Duration // its own quota kept it from running
+	cpu, io   time.Duration // some of its tasks waited, by the kernel's pressure stall information
+}
+
+// read takes a reading. The caller holds f.mu, and there is a meter.
+func (f *BlockIO) read() (r reading, err error) {
+	if r.Reading, err = f.meter.Read(); err != nil {
+		return reading{}, err
+	}
+	r.delays = make(map[container.ID]delays)
+	for _, c := range f.cfg.Containers.Snapshot().Containers {
+		if m := f.members[c.ID]; f.lookers == 0 && (m == nil || len(m.reserved) == 0) {
+			continue
+		}
+		var d delays
+		if c.Cgroup.CPU != "" {
+			d.throttled, _, _ = cgroup.Throttled(c.Cgroup.CPU)
+		}
+		d.cpu, _ = cgroup.Stalled(c.Cgroup.V2, "cpu")
+		d.io, _ = cgroup.Stalled(c.Cgroup.V2, "io")
+		r.delays[c.ID] = d
+	}
+	r.stolen, _ = sched.Stolen(f.cfg.Roots.Proc)
+	return r, nil
+}
+
 // measure makes a window of what happened between the last reading and now. The caller holds f.mu.
 func (f *BlockIO) measure() {
 	f.follow()
 	if f.meter == nil {
 		return
 	}
-	r, err := f.meter.Read()
+	r, err := f.read()
 	if err != nil {
 		f.tell(err)
 		return
@@ -86,11 +121,17 @@ func (f *BlockIO) measure() {
 }
 
 // since returns what happened between two readings, which is nothing if there was none before.
-func since(now, before monitor.Reading) monitor.Reading {
-	d := monitor.Reading{Taken: now.Taken, Lost: now.Lost}
+func since(now, before reading) reading {
+	d := reading{Reading: monitor.Reading{Taken: now.Taken, Lost: now.Lost}, delays: make(map[container.ID]delays)}
 	if before.Taken.IsZero() {
 		return d // nobody knows over what time it was counted
 	}
+	for id, n := range now.delays {
+		if b, had := before.delays[id]; had {
+			d.delays[id] = delays{max(n.throttled-b.throttled, 0), max(n.cpu-b.cpu, 0), max(n.io-b.io, 0)}
+		}
+	}
+	d.stolen = max(now.stolen-before.stolen, 0)
 	was := make(map[Place]monitor.Account, len(before.Accounts))
 	for _, a := range before.Accounts {
 		was[Place{a.Container, a.Disk}] = a
@@ -133,8 +174,8 @@ func since(now, before monitor.Reading) monitor.Reading {
 }
 
 // windowOf puts a difference of readings into the form that is judged.
-func (f *BlockIO) windowOf(d monitor.Reading) Window {
-	w := Window{Taken: d.Taken, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity), Divides: make(map[monitor.Disk]string)}
+func (f *BlockIO) windowOf(d reading) Window {
+	w := Window{Taken: d.Taken, Stolen: d.stolen, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity), Divides: make(map[monitor.Disk]string)}
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
@@ -159,6 +200,9 @@ func (f *BlockIO) windowOf(d monitor.Reading) Window {
 	}
 	for id, m := range f.members {
 		for _, r := range m.reserved {
+			if f.lost(r) {
+				continue // there is nothing to be met, and nobody in the way
+			}
 			w.Capacity[r.at()] = f.capacity(r.disk)
 			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
 				w.Divides[r.at()] = f.divides(d)
@@ -166,7 +210,7 @@ func (f *BlockIO) windowOf(d monitor.Reading) Window {
 			at := Place{id, r.at()}
 			demand := Demand{
 				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at],
-				Waited: make(map[container.ID]time.Duration), Throttled: f.heldBack(m.target.Container), Interrupts: m.interrupts(),
+				Waited: make(map[container.ID]time.Duration), Throttled: d.delays[id].throttled, Pressure: d.delays[id].cpu, Interrupts: m.interrupts(),
 			}
 			for _, wait := range d.Waits {
 				if wait.Victim == id {
@@ -190,21 +234,6 @@ func yields(t policy.Target) policy.Yield {
 	return t.Settings.IOYield
 }
 
-// heldBack returns how long a container's own quota kept it from running since the last
-// call. A value that cannot be read counts as 0.
-func (f *BlockIO) heldBack(c container.Container) time.Duration {
-	total, _, err := cgroup.Throttled(c.Cgroup.CPU)
-	if c.Cgroup.CPU == "" || err != nil {
-		return 0
-	}
-	was, known := f.throttled[c.ID]
-	f.throttled[c.ID] = total
-	if !known {
-		return 0
-	}
-	return max(total-was, 0)
-}
-
 func achieved(a monitor.Account, length time.Duration) api.BlockIOFigures {
 	if length <= 0 {
 		return api.BlockIOFigures{}
@@ -214,14 +243,14 @@ func achieved(a monitor.Account, length time.Duration) api.BlockIOFigures {
 }
 
 // look watches all containers for a time, and returns what happened in it.
-func (f *BlockIO) look(ctx context.Context, over time.Duration) (d monitor.Reading, length time.Duration, err error) {
-	read := func() (monitor.Reading, error) {
+func (f *BlockIO) look(ctx context.Context, over time.Duration) (d reading, length time.Duration, err error) {
+	read := func() (reading, error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.follow(); f.meter == nil {
-			return monitor.Reading{}, &api.Error{Status: 503, Code: "unavailable", Text: "block I/O cannot be measured: " + f.failed}
+			return reading{}, &api.Error{Status: 503, Code: "unavailable", Text: "block I/O cannot be measured: " + f.failed}
 		}
-		return f.meter.Read()
+		return f.read()
 	}
 	f.mu.Lock()
 	f.lookers++
@@ -282,7 +311,7 @@ func (f *BlockIO) Snapshot() feature.Snapshot {
 			all, _, _ := f.capacity(r.disk).Share(r.figures)
 			add(id, "blockio_reserved_share", r.disk.Name, all)
 			met := 1.0
-			if st := f.control.standing[Place{id, r.at()}].State; st != stateMet && st != stateIdle {
+			if st := f.standing(id, r).State; st != stateMet && st != stateIdle {
 				met = 0
 			}
 			add(id, "blockio_reservation_met", r.disk.Name, met)

@@ -20,7 +20,9 @@ const (
 	stateMet        = "met"          // it gets what it has reserved
 	stateShort      = "short"        // it gets less, and nobody is in the way
 	stateThrottled  = "throttled"    // it gets less, held back by its own limits
+	stateStolen     = "stolen"       // it gets less, as the hypervisor has the CPUs
 	stateContended  = "interference" // it gets less, and somebody is in the way
+	stateLost       = "lost"         // its disk has gone
 	stateBestEffort = "best effort"  // it has reserved nothing
 )
 
@@ -31,6 +33,7 @@ const (
 	waitedShare = 0.05 // of the time, for CPUs on which others ran
 	diskShare   = 0.1  // of a disk's capacity, that others without reservation take
 	workShare   = 0.1  // of the time, that a CPU that serves the disk works for the network
+	stolenShare = 0.1  // of the time, that a hypervisor has one of the CPUs
 	busyShare   = 0.5  // of the time, that a container has requests under way
 	part        = 0.02 // of all waiting: a container that caused less is not in the way
 	least       = 1    // operations per second below which nothing is asked for
@@ -46,6 +49,7 @@ type Demand struct {
 	Under     time.Duration      // requests were under way, added up
 	Waited    map[container.ID]time.Duration
 	Throttled time.Duration // its quota kept it from running
+	Pressure  time.Duration // some of its tasks waited for a CPU, for whatever reason (PSI); 0: not counted
 
 	Interrupts policy.Interrupts // what policy allows, decisions apart
 }
@@ -62,6 +66,7 @@ type Neighbour struct {
 type Window struct {
 	Taken      time.Time
 	Length     time.Duration
+	Stolen     time.Duration // the hypervisor let CPUs wait, added up
 	Demands    []Demand
 	Neighbours map[container.ID]Neighbour
 	Complete   bool // all containers that run are among Neighbours
@@ -143,10 +148,16 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	case d.Throttled > sum(waits):
 		now.State = stateThrottled
 		now.Evidence = fmt.Sprintf("its own quota held it back for %s in each second", perSecond(d.Throttled, w))
+	case w.Stolen >= time.Duration(stolenShare*float64(w.Length)) && w.Stolen > sum(waits):
+		now.State = stateStolen
+		now.Evidence = fmt.Sprintf("%s; the hypervisor let CPUs wait for %s in each second", d.shortfall(), perSecond(w.Stolen, w))
 	case sum(waits) >= time.Duration(waitedShare*float64(w.Length)):
 		now.State, now.Culprit = stateContended, first(waits)
 		now.Evidence = fmt.Sprintf("%s; its tasks waited %s in each second for CPUs on which others ran, %s of it for %s",
 			d.shortfall(), perSecond(sum(waits), w), perSecond(waits[now.Culprit], w), w.name(now.Culprit))
+		if d.Pressure > 0 {
+			now.Evidence += fmt.Sprintf("; some waited for %.0f%% of the time (cpu.pressure)", 100*d.Pressure.Seconds()/w.Length.Seconds())
+		}
 		act = func() {
 			if !c.yieldCPU(w, d, waits) {
 				c.yieldDisk(w, d, others)

@@ -128,6 +128,37 @@ func TestStanding(t *testing.T) {
 	}
 }
 
+// What the hypervisor takes is nobody's fault, unless neighbours take more; what is met is
+// met all the same. The kernel's own count of waiting is shown with the evidence.
+func TestStolen(t *testing.T) {
+	for _, c := range []struct {
+		stolen, waited time.Duration
+		change         func(*Demand)
+		state          string
+	}{
+		{200 * ms, 60 * ms, func(*Demand) {}, stateStolen},
+		{200 * ms, 300 * ms, func(*Demand) {}, stateContended},
+		{90 * ms, 60 * ms, func(*Demand) {}, stateContended},
+		{200 * ms, 60 * ms, func(d *Demand) { d.Achieved = d.Reserved }, stateMet},
+	} {
+		w := window(0, func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[burner], d.Pressure = c.waited, 630*ms
+			c.change(d)
+		})
+		w.Stolen = c.stolen
+		var control Control
+		control.Next(w)
+		s := control.standing[Place{victim, disk}]
+		if s.State != c.state || s.State == stateContended && !strings.Contains(s.Evidence, "63% of the time (cpu.pressure)") {
+			t.Errorf("stolen %v, waited %v: %s (%s), want %s", c.stolen, c.waited, s.State, s.Evidence, c.state)
+		}
+		if acts := len(control.Actions()) > 0; acts != (c.state == stateContended) {
+			t.Errorf("stolen %v, waited %v: actions %+v", c.stolen, c.waited, control.Actions())
+		}
+	}
+}
+
 // The least that helps is done, then more; it ends when it is not needed any more, and
 // lasts longer when it is needed again at once.
 func TestLadder(t *testing.T) {

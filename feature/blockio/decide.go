@@ -69,10 +69,11 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	w := f.window
 	if f.meter == nil {
 		// Nothing is reserved: whatever is done is done for nobody any more.
-		w = Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(monitor.Reading{}).Neighbours}
+		w = Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(reading{}).Neighbours}
 	}
 	if w.Complete = complete; f.meter != nil || complete { // else a reservation may only not be known yet
 		f.control.Next(w)
+		f.number()
 	}
 	actions := f.control.Actions()
 	for _, t := range targets {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -78,7 +79,7 @@ func newHost(t *testing.T) *host {
 // open makes the feature, as an agent does that is started again.
 func (h *host) open() {
 	h.t.Helper()
-	f, err := New(Config{Roots: kernel.Default(), Journal: h.journal, Containers: h.roster, StateDir: h.state})
+	f, err := New(Config{Roots: kernel.Default(), Journal: h.journal, Containers: h.roster, Capacities: filepath.Join(h.state, "lib", "capacities.json")})
 	must(h.t, err)
 	h.BlockIO = f
 }
@@ -223,6 +224,12 @@ func TestInterference(t *testing.T) {
 		t.Errorf("state %q, events %+v", state, r.Events)
 	}
 
+	if e := h.Evidence(batch.ID); len(e) == 0 || !strings.Contains(e[len(e)-1].Text, `"db" waited for it`) {
+		t.Errorf("evidence about the burner %+v", e)
+	}
+	if e := h.Evidence(db.ID); len(e) == 0 || !strings.Contains(e[0].Text, "interference at loop") {
+		t.Errorf("evidence about the victim %+v", e)
+	}
 	// An agent that is started again goes on, and lets go when policy says so.
 	must(t, h.Close())
 	h.open()

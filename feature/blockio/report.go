@@ -1,6 +1,7 @@
 package blockio
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -31,19 +32,25 @@ func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.A
 		return f.change(of, body)
 	case api.CapacityRequest:
 		return f.setCapacity(body)
+	case api.BlockIOEventsAfter:
+		return f.eventsAfter(ctx, uint64(body))
 	}
 	f.mu.Lock()
 	d, length := f.shown, f.window.Length
 	f.mu.Unlock()
+	var before, after detail
 	if ask.Over > 0 {
+		before = f.detailOf(of)
 		var err error
 		if d, length, err = f.look(ctx, ask.Over); err != nil {
 			return nil, err
 		}
+		after = f.detailOf(of)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := f.wire(d, length)
+	after.addTo(&out, before, length)
 	if of != nil {
 		mine := func(id container.ID) bool { return id == of.ID }
 		out.Rows = slices.DeleteFunc(out.Rows, func(r api.BlockIORow) bool { return !mine(r.Container) })
@@ -55,13 +62,16 @@ func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.A
 }
 
 // wire puts what happened in a time into the API's form. The caller holds f.mu.
-func (f *BlockIO) wire(d monitor.Reading, length time.Duration) api.BlockIO {
+func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	out := api.BlockIO{
 		Taken: d.Taken, Seconds: length.Seconds(), Rows: []api.BlockIORow{}, Waits: []api.BlockIOWait{}, Devices: []api.BlockIODevice{},
 		Events: []api.BlockIOEvent{}, Reservations: []api.Reservation{}, Lost: d.Lost.Accounts + d.Lost.Waits + d.Lost.Pairs,
 	}
 	if out.Taken.IsZero() {
 		out.Taken = time.Now()
+	}
+	if length > 0 {
+		out.Stolen = d.stolen.Seconds() / length.Seconds()
 	}
 	accounts := make(map[Place]monitor.Account)
 	for _, a := range d.Accounts {
@@ -99,12 +109,79 @@ func (f *BlockIO) wire(d monitor.Reading, length time.Duration) api.BlockIO {
 			out.Devices = append(out.Devices, f.device(disk))
 		}
 	}
-	for _, e := range f.control.events {
-		e.Disk = f.numbered(e.Disk)
-		out.Events = append(out.Events, e)
-	}
+	out.Events = append(out.Events, f.after(0)...)
 	api.SortBlockIO(out)
 	return out
+}
+
+// number gives new events their ids, and tells who waits for them. The caller holds f.mu.
+func (f *BlockIO) number() {
+	was := f.events
+	for i, e := range f.control.events {
+		if e.ID == 0 {
+			f.events++
+			f.control.events[i].ID = f.events
+		}
+	}
+	if f.events > was {
+		close(f.happened)
+		f.happened = make(chan struct{})
+	}
+}
+
+// after are the events that are remembered from an id on. The caller holds f.mu.
+func (f *BlockIO) after(id uint64) (out []api.BlockIOEvent) {
+	for _, e := range f.control.events {
+		if e.ID > id {
+			e.Disk = f.numbered(e.Disk)
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// mostEvidence is how many events are evidence: those before are of what is over.
+const mostEvidence = 8
+
+// Evidence implements feature.Witness: the latest events in which a container is the victim
+// or the culprit.
+func (f *BlockIO) Evidence(id container.ID) (out []api.Evidence) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range f.after(0) {
+		switch {
+		case e.Victim == id && e.What != "release":
+			who := ""
+			if e.Culprit != 0 {
+				who = fmt.Sprintf(" (%s)", cmp.Or(f.name(e.Culprit), e.Culprit.String()))
+			}
+			out = append(out, api.Evidence{Feature: name, Time: e.Time, Text: fmt.Sprintf("%s at %s%s: %s", e.What, e.Disk, who, e.Text)})
+		case e.Culprit == id && id != 0:
+			out = append(out, api.Evidence{Feature: name, Time: e.Time, Text: fmt.Sprintf("%s for %s: %s", e.What, cmp.Or(e.Name, "others"), e.Text)})
+		}
+	}
+	return out[max(len(out)-mostEvidence, 0):]
+}
+
+// eventsAfter waits until there are events after an id. One that an earlier agent gave,
+// and this one has not reached, is before all of them.
+func (f *BlockIO) eventsAfter(ctx context.Context, id uint64) ([]api.BlockIOEvent, error) {
+	for {
+		f.mu.Lock()
+		if id > f.events {
+			id = 0
+		}
+		out, happened := f.after(id), f.happened
+		f.mu.Unlock()
+		if len(out) > 0 {
+			return out, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-happened:
+		}
+	}
 }
 
 // numbered names the disk of a number; what is none stays as it is.
@@ -128,7 +205,7 @@ func (f *BlockIO) name(id container.ID) string {
 // something, as in the paper.
 const atLeast = 50
 
-func (f *BlockIO) row(at Place, a monitor.Account, d monitor.Reading, length time.Duration, actions map[container.ID]Action) api.BlockIORow {
+func (f *BlockIO) row(at Place, a monitor.Account, d reading, length time.Duration, actions map[container.ID]Action) api.BlockIORow {
 	row := api.BlockIORow{
 		Container: at.Container, Disk: f.diskName(at.Disk), Achieved: achieved(a, length), Errors: a.Errors, State: stateBestEffort,
 	}
@@ -142,12 +219,9 @@ func (f *BlockIO) row(at Place, a monitor.Account, d monitor.Reading, length tim
 	if m := f.members[at.Container]; m != nil {
 		for _, r := range m.reserved {
 			if r.at() == at.Disk {
-				s := f.control.standing[at]
+				s := f.standing(at.Container, r)
 				reserved := r.figures
 				row.Reserved, row.State, row.Since, row.Evidence = &reserved, s.State, s.Since, s.Evidence
-				if s.State == "" {
-					row.State = stateIdle
-				}
 				if s.State == stateContended {
 					row.Culprit, row.By = s.Culprit, f.name(s.Culprit)
 				}
@@ -157,29 +231,60 @@ func (f *BlockIO) row(at Place, a monitor.Account, d monitor.Reading, length tim
 	if act, acts := actions[at.Container]; acts {
 		row.Action, row.Since, row.Evidence = f.actionText(act), act.Since, act.Reason
 	}
+	if length > 0 {
+		addContention(&row, d, length)
+	}
+	return row
+}
+
+// addContention adds how a container competed for the CPUs, if that was watched.
+func addContention(row *api.BlockIORow, d reading, length time.Duration) {
+	part := func(t time.Duration) float64 { return t.Seconds() / length.Seconds() }
 	for _, s := range d.Switches {
-		if s.Container != at.Container {
+		if s.Container != row.Container {
 			continue
 		}
 		row.Voluntary, row.Involuntary, row.WaitP99 = s.Voluntary, s.Involuntary, s.Wait.Quantile(0.99).Seconds()
 		if s.Voluntary > 0 && float64(s.Voluntary+s.Involuntary) >= atLeast*length.Seconds() {
 			row.ICPU = float64(s.Involuntary) / float64(s.Voluntary)
+			row.ICPUForeign = float64(s.Foreign) / float64(s.Voluntary)
+			row.ICPUOwn = row.ICPU - row.ICPUForeign
 		}
 	}
-	return row
+	for _, w := range d.Waits {
+		if w.Victim == row.Container && w.Culprit != row.Container && w.Culprit != monitor.Idle && w.Culprit != monitor.Unseen {
+			row.WaitForeign += part(w.For)
+		}
+	}
+	if t, watched := d.delays[row.Container]; watched {
+		row.CPUPressure, row.IOPressure, row.Throttled = part(t.cpu), part(t.io), part(t.throttled)
+	}
 }
 
 func (f *BlockIO) reservation(m *member, r reservation, got api.BlockIOFigures) api.Reservation {
 	id := m.target.Container.ID
 	out := api.Reservation{
 		ID: reservationID(id, r), Container: id, Name: m.target.Container.Name, Device: r.device, Reserved: r.figures, Achieved: got,
-		State: f.control.standing[Place{id, r.at()}].State, From: origin(m.target).From,
-	}
-	if out.State == "" {
-		out.State = stateIdle
+		State: f.standing(id, r).State, From: origin(m.target).From,
 	}
 	out.Share, _, _ = f.capacity(r.disk).Share(r.figures)
 	return out
+}
+
+// standing says how a reservation stands. The caller holds f.mu.
+func (f *BlockIO) standing(id container.ID, r reservation) Standing {
+	if f.lost(r) {
+		return Standing{State: stateLost, Evidence: fmt.Sprintf("%s is not the disk any more that it was, or has none in it", r.device)}
+	}
+	s := f.control.standing[Place{id, r.at()}]
+	s.State = cmp.Or(s.State, stateIdle)
+	return s
+}
+
+// lost says whether the disk of a reservation has gone, or another is in its place.
+func (f *BlockIO) lost(r reservation) bool {
+	now, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor)
+	return err != nil || now.Identity() != r.disk.Identity()
 }
 
 func reservationID(id container.ID, r reservation) string {
@@ -228,7 +333,7 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.capacities.set(d.Identity(), c); err != nil {
-		return nil, fmt.Errorf("keep capacity of %s: %w", in.Device, err)
+		return nil, refused(http.StatusServiceUnavailable, "unavailable", "the capacity of %s cannot be kept, and is as it was: %s (--disk-capacities of the agent names the file)", in.Device, err)
 	}
 	return f.device(d), nil
 }

@@ -16,24 +16,36 @@ import (
 // waits for one another. Errors: journal.ErrGone, and errors.ErrUnsupported where
 // the kernel does not count (CONFIG_PSI, psi=, cgroup.pressure).
 func Waited(dir string) (time.Duration, error) {
-	text, err := value(dir, "cpu.pressure")
+	return pressure(dir, "cpu.pressure", "full", "some")
+}
+
+// Stalled reads for how long at least one task of a cgroup v2 directory, or of those
+// below, could not go on for want of a resource, "cpu" or "io": the total of "some" in
+// its pressure file. Tasks of the cgroup that wait for one another count, and so does its
+// own quota. Errors as for Waited.
+func Stalled(dir, resource string) (time.Duration, error) {
+	return pressure(dir, resource+".pressure", "some")
+}
+
+func pressure(dir, file string, kinds ...string) (time.Duration, error) {
+	text, err := value(dir, file)
 	if errors.Is(err, errNoFile) {
-		return 0, fmt.Errorf("cpu.pressure of %s: %w", dir, errors.ErrUnsupported)
+		return 0, fmt.Errorf("%s of %s: %w", file, dir, errors.ErrUnsupported)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cpu.pressure: %w", err)
+		return 0, fmt.Errorf("%s: %w", file, err)
 	}
-	d, err := parsePressure(text)
+	d, err := parsePressure(text, kinds...)
 	if err != nil {
-		return 0, fmt.Errorf("cpu.pressure of %s: %w", dir, err)
+		return 0, fmt.Errorf("%s of %s: %w", file, dir, err)
 	}
 	return d, nil
 }
 
-// parsePressure reads the total, in microseconds, of the line "full avg10=N … total=N",
-// or of "some …" where that is not there.
-func parsePressure(text string) (time.Duration, error) {
-	for _, kind := range []string{"full", "some"} {
+// parsePressure reads the total, in microseconds, of the line "KIND avg10=N … total=N" of
+// the first kind that has one.
+func parsePressure(text string, kinds ...string) (time.Duration, error) {
+	for _, kind := range kinds {
 		for line := range strings.Lines(text) {
 			fields := strings.Fields(line)
 			if len(fields) == 0 || fields[0] != kind {

@@ -46,12 +46,22 @@ func TestWaited(t *testing.T) {
 	}
 }
 
+func TestStalled(t *testing.T) {
+	dir := tree(t, filepath.Join(t.TempDir(), "cg"), "io.pressure", "some avg10=1.00 total=1500\nfull avg10=0.00 total=900\n")
+	if got, err := Stalled(dir, "io"); got != 1500*time.Microsecond || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := Stalled(dir, "cpu"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("without the file: %v", err)
+	}
+}
+
 func FuzzPressure(f *testing.F) {
 	for _, s := range []string{"some avg10=0.00 total=1\n", "some", "some total=", "some total=1 total=2", "full total=1", "\n", "some total=99999999999999999999"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if got, err := parsePressure(s); got < 0 || err != nil && got != 0 {
+		if got, err := parsePressure(s, "full", "some"); got < 0 || err != nil && got != 0 {
 			t.Errorf("%q: %v, %v", s, got, err)
 		}
 	})
@@ -118,7 +128,7 @@ func TestWaitedInKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		line, _, _ := strings.Cut(string(text), "\n")
-		d, err := parsePressure(line)
+		d, err := parsePressure(line, "some")
 		if err != nil {
 			t.Fatal(err)
 		}

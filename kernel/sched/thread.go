@@ -2,7 +2,10 @@
 // cgroup that the scheduler charges for it, the CPUs that it may use, and its time
 // slice.
 //
-// It refuses threads of processes, which belong to whoever started them. It knows
+// It also reads how often any thread gave up its CPU, and how often CPUs were
+// interrupted.
+//
+// It refuses to change threads of processes, which belong to whoever started them. It knows
 // neither devices nor containers: feature/netcpu knows which thread works for whom,
 // and turns the knobs through package journal.
 package sched

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -75,6 +77,17 @@ func bind(n int, file *os.File) (string, *os.File, error) {
 		return "", nil, errors.Join(err, device.Close())
 	}
 	return path, device, nil
+}
+
+// Schedule gives the disk an I/O scheduler, as "none" or "bfq".
+func (d *Disk) Schedule(name string) error {
+	return os.WriteFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue/scheduler"), []byte(name), 0)
+}
+
+// Schedulers lists those that the kernel has.
+func (d *Disk) Schedulers() ([]string, error) {
+	text, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue/scheduler"))
+	return strings.Fields(strings.NewReplacer("[", "", "]", "").Replace(string(text))), err
 }
 
 // Close lets go of the disk, which ends when nobody has it open any more.

@@ -66,6 +66,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 		"--socket", a.path("fairlead.sock"),
 		"--self-socket", a.path("self.sock"),
 		"--state-dir", a.path("state"),
+		"--disk-capacities", a.path("lib/capacities.json"),
 		"--policy-dir", a.path("policy.d"),
 		"--metrics-addr", metricsAddr,
 		"--docker-host", "unix://" + a.path("no-docker"),

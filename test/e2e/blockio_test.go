@@ -126,6 +126,16 @@ func TestReservations(t *testing.T) {
 		}
 		return err
 	})
+
+	// An operator has it measured, follows what happens, and loses the disk.
+	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--for", "100ms"), 0, "measured")
+	mustSay(t, a.run("io", "calibrate", disk.Path), 2, "either --scratch DIRECTORY or --raw")
+	mustSay(t, a.run("io", "calibrate", disk.Path, "--scratch", "/proc", "--for", "100ms"), 1, "is not on")
+	mustSay(t, a.run("io", "-v"), 0, "SOURCE", "softirq")
+	must(t, disk.Close())
+	expect("GET", labelled, "", 200, `"state":"lost"`)
+	mustSay(t, a.run("reserve"), 0, "lost")
+	mustSay(t, a.run("io"), 0, "lost", "is not the disk any more")
 	a.stop()
 }
 

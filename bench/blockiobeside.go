@@ -1,0 +1,267 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/bench/rig"
+)
+
+// reserve reserves figures; the result ends that.
+func (r *blockioRig) reserve(ctx context.Context, name string, f api.BlockIOFigures) (end func() error, err error) {
+	x, err := r.client.Reserve(ctx, api.ReservationRequest{Container: name, Device: r.device, BlockIOFigures: f})
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		_, err := r.client.DeleteReservation(context.WithoutCancel(ctx), x.ID)
+		return err
+	}, nil
+}
+
+// achieved measures what a container does at the disk.
+func (r *blockioRig) achieved(ctx context.Context, name string, over time.Duration) (row api.BlockIORow, err error) {
+	b, err := r.client.BlockIO(ctx, name, over)
+	for _, x := range b.Rows {
+		if "/dev/"+x.Disk == r.device {
+			return x, err
+		}
+	}
+	return row, errors.Join(err, fmt.Errorf("%s does nothing at %s", name, r.device))
+}
+
+// undisturbed measures the load, and what it does at the disk in the same time.
+func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (load.Window, api.BlockIOFigures, error) {
+	before := r.board.Read()
+	row, err := r.achieved(ctx, blockioName, over)
+	return r.board.Read().Since(before), row.Achieved, err
+}
+
+// monitored measures what measuring costs, in turns, since the machine drifts: without
+// it, with programs that do nothing at the same places, and with a reservation.
+func (r *blockioRig) monitored(ctx context.Context, e *experiment, c blockioCase) error {
+	const turns, empty = 4, "empty programs"
+	var off, on, idle uint64
+	var cpu time.Duration
+	for range turns {
+		w, err := r.window(ctx, e.take/2)
+		if err != nil {
+			return err
+		}
+		off += w.Ops
+		links, err := rig.AttachEmpty("block_rq_issue", "block_rq_complete", "sched_switch", "sched_wakeup", "sched_wakeup_new")
+		if err != nil {
+			return err
+		}
+		w, err = r.window(ctx, e.take/2)
+		if err := errors.Join(err, links.Close()); err != nil {
+			return err
+		}
+		idle += w.Ops
+		end, err := r.reserve(ctx, blockioName, api.BlockIOFigures{ReadIOPS: 1})
+		if err != nil {
+			return err
+		}
+		before := cpuTime(r.agent.PID)
+		w, err = r.window(ctx, e.take/2)
+		cpu += cpuTime(r.agent.PID) - before
+		if err := errors.Join(err, end()); err != nil {
+			return err
+		}
+		on += w.Ops
+	}
+	span := turns * (e.take / 2).Seconds()
+	e.report.Add(c.name, DiskIOPS, "1/s", false, float64(off)/span)
+	e.report.AddPeer(c.name, DiskIOPS, "1/s", empty, float64(idle)/span)
+	e.report.Add(c.name, DiskIOPS, "1/s", true, float64(on)/span)
+	e.report.Add(c.name, AgentPart, "1", true, cpu.Seconds()/span)
+	return nil
+}
+
+// blockioPatience is how long a reservation may take to be met again, and the step in
+// which it is looked.
+const (
+	blockioPatience = 10 * time.Second
+	blockioStep     = 100 * time.Millisecond
+	blockioSettle   = 500 * time.Millisecond
+)
+
+// beside is one round: undisturbed, beside the burners with nothing done, and beside
+// them with a reservation.
+func (r *blockioRig) beside(ctx context.Context, e *experiment, c blockioCase) error {
+	alone, due, err := r.undisturbed(ctx, e.take)
+	if err != nil {
+		return err
+	}
+	if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) { e.addBlockio(c, alone, beside, work, false) }); err != nil {
+		return err
+	}
+	end, err := r.reserve(ctx, blockioName, due)
+	if err != nil {
+		return err
+	}
+	defer func() { end() }()                                  // what was said of it is said below
+	if err := sleep(ctx, 1500*time.Millisecond); err != nil { // it is measured
+		return err
+	}
+	start := time.Now()
+	if err := r.burn(blockioBurners); err != nil {
+		return err
+	}
+	if err := r.recovers(ctx, e, c, alone.Rate(), start); err != nil {
+		return err
+	}
+	worked := r.burnt()
+	beside, err := r.window(ctx, e.take)
+	if err != nil {
+		return err
+	}
+	e.addBlockio(c, alone, beside, float64(r.burnt()-worked)/beside.Seconds, true)
+	return r.burn(0)
+}
+
+// disturbed measures the load beside the burners, who do not burn any more after it.
+func (r *blockioRig) disturbed(ctx context.Context, e *experiment, c blockioCase, alone load.Window, add func(beside load.Window, work float64)) error {
+	if err := r.burn(len(r.burners)); err != nil {
+		return err
+	}
+	if err := sleep(ctx, blockioSettle); err != nil {
+		return err
+	}
+	worked := r.burnt()
+	beside, err := r.window(ctx, e.take)
+	if err != nil {
+		return err
+	}
+	add(beside, float64(r.burnt()-worked)/beside.Seconds)
+	return r.burn(0)
+}
+
+func (e *experiment) addBlockio(c blockioCase, alone, beside load.Window, work float64, on bool) {
+	e.report.Add(c.name, PartOfIOPS, "1", on, beside.Rate()/alone.Rate())
+	e.report.Add(c.name, TimesP99, "1", on, float64(beside.Latency(0.99))/float64(alone.Latency(0.99)))
+	e.report.Add(c.name, BurnersKeep, "1/s", on, work)
+}
+
+// byAction is one round: beside the burners with nothing done, and with each action done
+// to all of them from the begin, by policy.
+func (r *blockioRig) byAction(ctx context.Context, e *experiment, c blockioCase) error {
+	alone, err := r.window(ctx, e.take)
+	if err != nil {
+		return err
+	}
+	if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) { e.addBlockio(c, alone, beside, work, false) }); err != nil {
+		return err
+	}
+	for _, action := range []string{"idle", "quota"} {
+		for i := range r.burners {
+			set := api.SetRequest{Set: map[string]string{"fairlead.io.yield": action}}
+			if _, err := r.client.Set(ctx, burnerName(i), set); err != nil {
+				return err
+			}
+		}
+		if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) {
+			e.report.AddPeer(c.name, PartOfIOPS, "1", action, beside.Rate()/alone.Rate())
+			e.report.AddPeer(c.name, TimesP99, "1", action, float64(beside.Latency(0.99))/float64(alone.Latency(0.99)))
+			e.report.AddPeer(c.name, BurnersKeep, "1/s", action, work)
+		}); err != nil {
+			return err
+		}
+		for i := range r.burners {
+			if _, err := r.client.Set(ctx, burnerName(i), api.SetRequest{Unset: []string{"fairlead.io.yield"}}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// recovers waits until interference is declared and the load is what it was, and says
+// how long each took, and who was named.
+func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase, alone float64, start time.Time) error {
+	detected, recovered := math.Inf(1), math.Inf(1)
+	before := r.board.Read()
+	for time.Since(start) < blockioPatience && (math.IsInf(detected, 1) || math.IsInf(recovered, 1)) {
+		if err := sleep(ctx, blockioStep); err != nil {
+			return err
+		}
+		now := r.board.Read()
+		if w := now.Since(before); !math.IsInf(detected, 1) && math.IsInf(recovered, 1) && w.Rate() >= 0.95*alone {
+			recovered = time.Since(start).Seconds()
+		}
+		before = now
+		if !math.IsInf(detected, 1) {
+			continue
+		}
+		found, named, right, err := r.declared(ctx, start)
+		if err != nil {
+			return err
+		}
+		if named > 0 {
+			detected = found
+			e.report.Add(c.name, NamedRight, "1", true, float64(right)/float64(named))
+		}
+	}
+	e.report.Add(c.name, DetectedIn, "s", true, min(detected, blockioPatience.Seconds()))
+	e.report.Add(c.name, RecoveredIn, "s", true, min(recovered, blockioPatience.Seconds()))
+	return nil
+}
+
+// declared says how long after a moment the agent first declared interference, how often
+// it did since, and how often it named a burner.
+func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float64, named, right int, err error) {
+	b, err := r.client.BlockIO(ctx, blockioName, 0)
+	after = math.Inf(1)
+	for _, x := range b.Events {
+		if x.What == "interference" && x.Time.After(start) {
+			after = min(after, x.Time.Sub(start).Seconds())
+			if named++; strings.Contains(x.Text, blockioBurner) {
+				right++
+			}
+		}
+	}
+	// What was declared before, and still is, is no event.
+	for _, x := range b.Rows {
+		if since := b.Taken.Sub(start); named == 0 && x.State == "interference" && since > time.Second {
+			after, named = since.Seconds(), 1
+			if strings.HasPrefix(x.By, blockioBurner) {
+				right = 1
+			}
+		}
+	}
+	return after, named, right, err
+}
+
+// scheduled is one round: the same load with each scheduler of the loop device. Off is none.
+func (r *blockioRig) scheduled(ctx context.Context, e *experiment, c blockioCase) error {
+	all, err := r.loop.Schedulers()
+	if err != nil {
+		return err
+	}
+	for _, name := range all {
+		if err := r.loop.Schedule(name); err != nil {
+			return err
+		}
+		if err := sleep(ctx, blockioStep); err != nil {
+			return err
+		}
+		w, err := r.window(ctx, e.take)
+		if err != nil {
+			return err
+		}
+		if name == "none" {
+			e.report.Add(c.name, DiskIOPS, "1/s", false, w.Rate())
+			e.report.Add(c.name, DiskP99, "s", false, w.Latency(0.99).Seconds())
+			continue
+		}
+		e.report.AddPeer(c.name, DiskIOPS, "1/s", name, w.Rate())
+		e.report.AddPeer(c.name, DiskP99, "s", name, w.Latency(0.99).Seconds())
+	}
+	return nil
+}

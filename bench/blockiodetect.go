@@ -1,0 +1,181 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// The detectors that are compared beside the agent's own judgement. Each says from one
+// window whether the load is interfered with. All share a threshold: the paper's 0.05.
+func detectors() map[string]func(api.BlockIORow) bool {
+	const threshold = 0.05
+	return map[string]func(api.BlockIORow) bool{
+		"I_cpu":          func(r api.BlockIORow) bool { return r.ICPU > threshold },
+		"foreign I_cpu":  func(r api.BlockIORow) bool { return r.ICPUForeign > threshold },
+		"run-queue wait": func(r api.BlockIORow) bool { return r.WaitForeign > threshold },
+		"PSI":            func(r api.BlockIORow) bool { return r.CPUPressure-r.Throttled > threshold },
+	}
+}
+
+const (
+	lossOf    = 0.1             // a load that loses as much of its IOPS is interfered with
+	declareIn = 2 * time.Second // in so long it has to be declared
+)
+
+// circumstance is one window in which detectors are tried: what begins, and ends.
+type circumstance struct {
+	name       string
+	burners    int
+	begin, end func() error
+}
+
+func nothing() error { return nil }
+
+// circumstances are no and up to two burners for each CPU, and what is no interference:
+// the load has paused, has a quota, or competes with threads of its own.
+func (r *blockioRig) circumstances() (all []circumstance) {
+	for n := range len(r.burners) + 1 {
+		all = append(all, circumstance{fmt.Sprintf("%d burners", n), n, nothing, nothing})
+	}
+	const period = 100 * time.Millisecond
+	return append(all,
+		circumstance{"idle", len(r.burners), func() error { r.board.SetRate(0); return nil }, func() error { r.board.SetRate(load.Flood); return nil }},
+		circumstance{"quota", 0,
+			func() error { return r.db.Limit(sandbox.CPU{Quota: period / 20, Period: period}) },
+			func() error { return r.db.Limit(sandbox.CPU{Quota: -1}) }},
+		circumstance{"own threads", 0,
+			func() error { return signalAll(r.own, unix.SIGCONT) },
+			func() error { return signalAll(r.own, unix.SIGSTOP) }},
+	)
+}
+
+// tally is how often a detector was right.
+type tally struct{ hits, losses, alarms, calm float64 }
+
+func (t *tally) add(lost, calm, says bool) {
+	yes := 0.0
+	if says {
+		yes = 1
+	}
+	if lost {
+		t.losses++
+		t.hits += yes
+	}
+	if calm {
+		t.calm++
+		t.alarms += yes
+	}
+}
+
+// detect is one round: each circumstance after a time without, with a reservation of what
+// the load did then. Nothing is done about what is found.
+func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) error {
+	mine, theirs := tally{}, make(map[string]*tally)
+	for name := range detectors() {
+		theirs[name] = &tally{}
+	}
+	row, err := r.achieved(ctx, blockioName, e.take/2)
+	if err != nil {
+		return err
+	}
+	end, err := r.reserve(ctx, blockioName, row.Achieved)
+	if err != nil {
+		return err
+	}
+	defer func() { end() }()
+	var worst float64
+	var named, right int
+	for _, x := range r.circumstances() {
+		s, err := r.sample(ctx, e, x)
+		if err != nil {
+			return fmt.Errorf("%s: %w", x.name, err)
+		}
+		lost := x.burners > 0 && x.name != "idle" && s.part <= 1-lossOf
+		calm := x.burners == 0 || x.name == "idle"
+		mine.add(lost, calm, s.declared <= declareIn.Seconds() || calm && s.named > 0)
+		for name, says := range detectors() {
+			theirs[name].add(lost, calm, says(s.row))
+		}
+		if lost {
+			worst = max(worst, min(s.declared, blockioPatience.Seconds()))
+			named, right = named+s.named, right+s.right
+		}
+		if x.name != "idle" {
+			e.report.Add(c.name, PartOfIOPS+": "+x.name, "1", false, s.part)
+		}
+	}
+	if mine.losses > 0 {
+		e.report.Add(c.name, Hits, "1", true, mine.hits/mine.losses)
+		e.report.Add(c.name, DetectedIn, "s", true, worst)
+	}
+	if named > 0 {
+		e.report.Add(c.name, NamedRight, "1", true, float64(right)/float64(named))
+	}
+	e.report.Add(c.name, FalseAlarms, "1", true, mine.alarms/mine.calm)
+	for name, t := range theirs {
+		if t.losses > 0 {
+			e.report.AddPeer(c.name, Hits, "1", name, t.hits/t.losses)
+		}
+		e.report.AddPeer(c.name, FalseAlarms, "1", name, t.alarms/t.calm)
+	}
+	return nil
+}
+
+// found is what one circumstance gave.
+type found struct {
+	part         float64 // IOPS, of those before
+	row          api.BlockIORow
+	declared     float64 // seconds after the begin; infinite if never
+	named, right int
+}
+
+func (r *blockioRig) sample(ctx context.Context, e *experiment, x circumstance) (s found, err error) {
+	if err := sleep(ctx, declareIn/2); err != nil { // what was declared before is over
+		return s, err
+	}
+	alone, err := r.window(ctx, e.take/2)
+	if err != nil {
+		return s, err
+	}
+	start := time.Now()
+	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
+	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {
+		return s, err
+	}
+	before := r.board.Read()
+	b, err := r.client.BlockIO(ctx, blockioName, max(e.take, declareIn/2))
+	if err != nil {
+		return s, err
+	}
+	s.part = r.board.Read().Since(before).Rate() / alone.Rate()
+	for _, row := range b.Rows {
+		if row.Reserved != nil {
+			s.row = row
+		}
+	}
+	for s.declared = math.Inf(1); ; {
+		if s.declared, s.named, s.right, err = r.declared(ctx, start); err != nil || s.named > 0 || time.Since(start) > declareIn+blockioSettle {
+			return s, err
+		}
+		if err := sleep(ctx, blockioStep); err != nil {
+			return s, err
+		}
+	}
+}
+
+func signalAll(processes []*sandbox.Process, s unix.Signal) error {
+	var errs []error
+	for _, p := range processes {
+		errs = append(errs, p.Signal(s))
+	}
+	return errors.Join(errs...)
+}

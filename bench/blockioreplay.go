@@ -1,0 +1,344 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// tenant is one of the three containers of MIST's figure 8.
+type tenant struct {
+	name  string
+	board *load.Board
+	alone api.BlockIOFigures // what it does beside the others with nothing reserved
+}
+
+// threeLoads are the loads of figure 8: sequential with 10 % reads of 64 KiB, sequential
+// with 75 % reads of 4 or 32 KiB, random with 50 % reads of 8 KiB.
+func threeLoads() [][]string {
+	return [][]string{
+		{"--size", "65536", "--sequential", "all", "--writes", "90"},
+		{"--size", "4096", "--also", "32768", "--sequential", "all", "--writes", "25"},
+		{"--size", "8192", "--writes", "50"},
+	}
+}
+
+func (r *blockioRig) startThree(ctx context.Context) error {
+	for i, args := range threeLoads() {
+		name := "blockio-vm" + strconv.Itoa(i+1)
+		box, err := r.sandboxes.Create(sandbox.Spec{Name: name})
+		if err != nil {
+			return err
+		}
+		_, board, err := startLoad(ctx, box, append([]string{"disk", "--to", r.target, "--conns", "4"}, args...)...)
+		if err != nil {
+			return err
+		}
+		r.tenants = append(r.tenants, &tenant{name: name, board: board})
+		r.boards = append(r.boards, board)
+	}
+	return nil
+}
+
+// The steps of figure 8: what each of the three reserves, of what it does beside the
+// others with nothing reserved; 0: nothing. settled is how long a change may take.
+func blockioSteps() [][3]float64 {
+	return [][3]float64{{1.3, 0, 0}, {0.4, 1.3, 0}, {0, 0.5, 1.3}, {0.6, 0.6, 0.6}}
+}
+
+const (
+	blockioSettled = 3 * time.Second
+	blockioSamples = 3 // of a second each, in a step, after that
+)
+
+// three is one round of figure 8. Off is what the best effort would have met of the same
+// reservations.
+func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) error {
+	before := r.readings()
+	b, err := r.client.BlockIO(ctx, "", 3*time.Second)
+	if err != nil {
+		return err
+	}
+	now := r.readings()
+	for i, t := range r.tenants {
+		for _, row := range b.Rows {
+			if row.Name == t.name && "/dev/"+row.Disk == r.device {
+				t.alone = row.Achieved
+			}
+		}
+		if t.alone == (api.BlockIOFigures{}) || now[i].Since(before[i]).Ops == 0 {
+			return fmt.Errorf("%s does nothing", t.name)
+		}
+	}
+	if err := r.capacityOfThree(ctx); err != nil {
+		return err
+	}
+	var met, count, metOff float64
+	var slowest time.Duration
+	for _, step := range blockioSteps() {
+		if err := r.change(ctx, step); err != nil {
+			return err
+		}
+		settled, ok, err := r.settles(ctx, step)
+		if err != nil {
+			return err
+		}
+		slowest = max(slowest, settled)
+		met += ok
+		for _, part := range step {
+			if part > 0 {
+				count += blockioSamples
+				if part <= 1 {
+					metOff += blockioSamples
+				}
+			}
+		}
+	}
+	e.report.Add(c.name, MetShare, "1", false, metOff/count)
+	e.report.Add(c.name, MetShare, "1", true, met/count)
+	e.report.Add(c.name, SettledIn, "s", true, slowest.Seconds())
+
+	// What is left is none of anybody's: as much again is refused.
+	refused := 0.0
+	err = r.change(ctx, [3]float64{0.6, 0.6, 3})
+	if a := (*api.Error)(nil); errors.As(err, &a) && a.Status == http.StatusConflict {
+		refused, err = 1, nil
+	}
+	e.report.Add(c.name, Refused, "1", true, refused)
+	return errors.Join(err, r.change(ctx, [3]float64{}))
+}
+
+func (r *blockioRig) readings() (all []load.Reading) {
+	for _, t := range r.tenants {
+		all = append(all, t.board.Read())
+	}
+	return all
+}
+
+// capacityOfThree tells the agent that the disk can do, in the cost model's terms, what the
+// three did: the figures of one request of 4 KiB and of bytes that make up their sum.
+func (r *blockioRig) capacityOfThree(ctx context.Context) error {
+	var ops, bytes float64
+	for _, t := range r.tenants {
+		ops += float64(t.alone.ReadIOPS + t.alone.WriteIOPS)
+		bytes += float64(t.alone.ReadBytes + t.alone.WriteBytes)
+	}
+	// A cost of a base and a part for bytes, half of the sum each.
+	const small = 4096
+	base, perByte := 0.5/ops, 0.5/bytes
+	most, mostBytes := uint64(1/(base+small*perByte)), uint64(1/perByte)
+	f := api.BlockIOFigures{ReadIOPS: most, WriteIOPS: most, ReadBytes: max(mostBytes, most*small), WriteBytes: max(mostBytes, most*small)}
+	_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: f, Headroom: 0.05})
+	return err
+}
+
+// change has each of the three reserve a part of what it did. What ends goes first, and
+// what grows last.
+func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
+	list, err := r.client.Reservations(ctx)
+	if err != nil {
+		return err
+	}
+	ids := make(map[string]api.Reservation)
+	for _, x := range list.Reservations {
+		ids[x.Name] = x
+	}
+	part := func(n uint64, of float64) uint64 { return uint64(float64(n) * of) }
+	for _, grow := range []bool{false, true} {
+		for i, t := range r.tenants {
+			f := api.BlockIOFigures{
+				ReadIOPS: part(t.alone.ReadIOPS, parts[i]), WriteIOPS: part(t.alone.WriteIOPS, parts[i]),
+				ReadBytes: part(t.alone.ReadBytes, parts[i]), WriteBytes: part(t.alone.WriteBytes, parts[i]),
+			}
+			x, had := ids[t.name]
+			grows := f.ReadIOPS+f.WriteIOPS > x.Reserved.ReadIOPS+x.Reserved.WriteIOPS
+			switch {
+			case grows != grow || !had && parts[i] == 0:
+			case parts[i] == 0:
+				_, err = r.client.DeleteReservation(ctx, x.ID)
+			case had:
+				_, err = r.client.ChangeReservation(ctx, x.ID, f)
+			default:
+				_, err = r.client.Reserve(ctx, api.ReservationRequest{Container: t.name, Device: r.device, BlockIOFigures: f})
+			}
+			if err != nil {
+				return fmt.Errorf("reserve for %s: %w", t.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// settles measures one step: after what time all reservations are met, and how many
+// samples of a second meet one after the time that this may take.
+func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled time.Duration, met float64, err error) {
+	start := time.Now()
+	settled = -1
+	meets := func(before, now []load.Reading) (n float64, all bool) {
+		all = true
+		for i, t := range r.tenants {
+			if parts[i] == 0 {
+				continue
+			}
+			if due := parts[i] * float64(t.alone.ReadIOPS+t.alone.WriteIOPS); now[i].Since(before[i]).Rate() >= 0.95*due {
+				n++
+			} else {
+				all = false
+			}
+		}
+		return n, all
+	}
+	for time.Since(start) < blockioSettled {
+		before := r.readings()
+		if err := sleep(ctx, 2*blockioStep); err != nil {
+			return 0, 0, err
+		}
+		if _, all := meets(before, r.readings()); !all {
+			settled = -1
+		} else if settled < 0 {
+			settled = time.Since(start)
+		}
+	}
+	end := time.Duration(math.MaxInt64)
+	for range blockioSamples {
+		before := r.readings()
+		if err := sleep(ctx, time.Second); err != nil {
+			return 0, 0, err
+		}
+		n, all := meets(before, r.readings())
+		if met += n; all {
+			end = min(end, time.Since(start))
+		}
+	}
+	if settled < 0 {
+		settled = min(end, blockioPatience) // only now, or never
+	}
+	return settled, met, nil
+}
+
+// startStreams makes containers that send one another bytes as fast as they can.
+func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
+	for i := range pairs {
+		var boxes [2]*sandbox.Box
+		for j, what := range []string{"server-", "client-"} {
+			box, err := r.sandboxes.Create(sandbox.Spec{Name: blockioBurner + what + strconv.Itoa(i)})
+			if err != nil {
+				return err
+			}
+			boxes[j] = box
+		}
+		end := func(j int) sandbox.End {
+			return sandbox.End{Box: boxes[j], Name: "eth0", Addr: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 91, byte(i), byte(j + 1)}), 24)}
+		}
+		if err := sandbox.Wire(end(0), end(1)); err != nil {
+			return err
+		}
+		to := end(1).Addr.Addr().String() + ":9000"
+		// Who receives is there first.
+		for j, args := range [][]string{{"udp-recv", "--listen", to}, {"udp-send", "--to", to, "--size", "1400"}} {
+			box := boxes[1-j]
+			p, board, err := startLoad(ctx, box, args...)
+			if err != nil {
+				return fmt.Errorf("%v: %w", args, err)
+			}
+			r.burners, r.work, r.names = append(r.burners, p), append(r.work, board), append(r.names, box.Name)
+		}
+	}
+	return nil
+}
+
+// dueOfMail is the part of what a mail server does alone that it reserves (MIST, figure 9:
+// 3000 of 4000 to 6000).
+const dueOfMail = 0.6
+
+// streams is one round of figure 9: a load of a mail server alone, beside containers that
+// decode and send streams with nothing done, with each step alone, and with all.
+func (r *blockioRig) streams(ctx context.Context, e *experiment, c blockioCase) error {
+	alone, due, err := r.undisturbed(ctx, 2*e.take)
+	if err != nil {
+		return err
+	}
+	add := func(peer string, w load.Window) {
+		part, times := w.Rate()/(dueOfMail*alone.Rate()), float64(w.Latency(0.99))/float64(alone.Latency(0.99))
+		switch peer {
+		case "off", "on":
+			e.report.Add(c.name, PartOfDue, "1", peer == "on", part)
+			e.report.Add(c.name, TimesP99, "1", peer == "on", times)
+		default:
+			e.report.AddPeer(c.name, PartOfDue, "1", peer, part)
+			e.report.AddPeer(c.name, TimesP99, "1", peer, times)
+		}
+	}
+	scaled := func(n uint64) uint64 { return uint64(dueOfMail * float64(n)) }
+	for _, step := range streamSteps() {
+		end := nothing
+		if step.reserve {
+			// In requests at the disk, of which the kernel makes one of several blocks.
+			f := api.BlockIOFigures{ReadIOPS: scaled(due.ReadIOPS), WriteIOPS: scaled(due.WriteIOPS)}
+			if end, err = r.reserve(ctx, blockioName, f); err != nil {
+				return err
+			}
+		}
+		err := r.withSettings(ctx, step.settings, func() error {
+			if err := r.burn(len(r.burners)); err != nil {
+				return err
+			}
+			if err := sleep(ctx, step.settle); err != nil {
+				return err
+			}
+			w, err := r.window(ctx, e.take)
+			if err != nil {
+				return err
+			}
+			add(step.name, w)
+			return r.burn(0)
+		})
+		if err := errors.Join(err, end()); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// streamStep is one of what is done about the streams.
+type streamStep struct {
+	name     string // of the peer, or off, or on
+	reserve  bool
+	settings map[string]string // of all neighbours
+	settle   time.Duration
+}
+
+func streamSteps() []streamStep {
+	return []streamStep{
+		{"off", false, nil, blockioSettle},
+		{"CPU alone", false, map[string]string{"fairlead.io.yield": "idle"}, blockioSettle},
+		{"on", true, map[string]string{"fairlead.io.yield": "auto"}, 5 * time.Second},
+	}
+}
+
+// withSettings gives all neighbours settings while during is called.
+func (r *blockioRig) withSettings(ctx context.Context, settings map[string]string, during func() error) error {
+	unset := api.SetRequest{}
+	for key := range settings {
+		unset.Unset = append(unset.Unset, key)
+	}
+	for _, name := range r.names {
+		if len(settings) == 0 {
+			break
+		}
+		if _, err := r.client.Set(ctx, name, api.SetRequest{Set: settings}); err != nil {
+			return err
+		}
+		defer r.client.Set(context.WithoutCancel(ctx), name, unset)
+	}
+	return during()
+}

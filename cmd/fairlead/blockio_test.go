@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// The scratch file has the size that was asked for and no name, and nothing stays of one
+// that was interrupted.
+func TestScratch(t *testing.T) {
+	how := calibration{dir: t.TempDir(), size: 2}
+	file, err := how.scratch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := file.Stat(); err != nil || info.Size() != 2<<20 {
+		t.Errorf("size %v, %v", info, err)
+	}
+	file.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := how.scratch(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+	if left, err := os.ReadDir(how.dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func FuzzParseFigures(f *testing.F) {
+	for _, s := range []string{"", "riops=1", "riops=1 wiops=2 rbps=1mb wbps=5", "riops=0", "riops=-1", "riops=1 riops=2", "x=1", "riops", "rbps=99999999999999999999kb"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := parseFigures(strings.Fields(s))
+		if err == nil && len(strings.Fields(s)) > 0 && got == (api.BlockIOFigures{}) {
+			t.Fatalf("%q is nothing", s)
+		}
+	})
+}
+
+// blockioStub has one report, and events.
+type blockioStub struct {
+	api.Backend
+	report api.BlockIO
+}
+
+func (s *blockioStub) Report(ctx context.Context, ask api.Ask) (any, error) {
+	if after, ok := ask.Body.(api.BlockIOEventsAfter); ok {
+		if after > 0 {
+			<-ctx.Done()
+			return nil, errors.New("the backend is tired") // as the last event
+		}
+		return s.report.Events, nil
+	}
+	return s.report, nil
+}
+
+func TestBlockIO(t *testing.T) {
+	at := time.Date(2026, 11, 22, 8, 0, 0, 0, time.Local)
+	s := &blockioStub{report: api.BlockIO{
+		Rows: []api.BlockIORow{
+			{Container: 7, Name: "db\x1b", Disk: "vda", State: "interference", Reserved: &api.BlockIOFigures{ReadIOPS: 2000}, Achieved: api.BlockIOFigures{ReadIOPS: 900},
+				Voluntary: 1500, Involuntary: 300, ICPU: 0.2, ICPUForeign: 0.15, ICPUOwn: 0.05, WaitForeign: 0.4, CPUPressure: 0.63, By: "batch"},
+			{Container: 8, Name: "batch", Disk: "vda", State: "best effort", Action: "runs on idle CPUs only"},
+		},
+		Waits:      []api.BlockIOWait{{Victim: 7, Culprit: 8, Name: "batch", Share: 0.4}},
+		Interrupts: []api.BlockIOInterrupts{{Source: "virtio0-req.0", Number: 26, CPUs: []float64{900, 0}}, {Source: "BLOCK", Soft: true, CPUs: []float64{900, 4}}},
+		Events:     []api.BlockIOEvent{{ID: 1, Time: at, What: "interference", Name: "db", Disk: "vda", Text: "it waits"}},
+		Stolen:     0.02,
+	}}
+	for _, c := range []struct {
+		args []string
+		says []string
+	}{
+		{[]string{"io", "-v"}, []string{
+			`"db\x1b"`, "2.00kr", "I_CPU", "1.50k", "0.20", "0.15", "0.05", "400ms", "63 %", "WHILE THERE RAN", "virtio0-req.0", "interrupt 26", "900 0", "softirq", "900 4", "20ms in each second",
+		}},
+		{[]string{"io", "events"}, []string{"2026-11-22 08:00:00", "interference", "it waits"}},
+	} {
+		status, out, errs := against(t, s, c.args...)
+		for _, w := range c.says {
+			if status != 0 || !strings.Contains(out, w) {
+				t.Errorf("%v: %d %s%s, want %q", c.args, status, out, errs, w)
+			}
+		}
+	}
+	if _, out, _ := against(t, s, "io"); strings.Contains(out, "WHILE THERE RAN") {
+		t.Errorf("io shows the detail without being asked: %s", out)
+	}
+}

@@ -1,0 +1,128 @@
+package blockio
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/block"
+)
+
+// A disk that vanishes takes its reservation along, which is told, and holds up nothing
+// else; one that cannot be kept in the file of capacities is not taken.
+func TestVanished(t *testing.T) {
+	h := newHost(t)
+	gone, stays := h.disk(1000), h.disk(1000)
+	a, _ := h.container("a")
+	b, _ := h.container("b")
+	ctx := t.Context()
+	must(t, h.Apply(ctx, target(t, a, "io.reserve: "+gone.Path+" riops=100")))
+	must(t, h.Apply(ctx, target(t, b, "io.reserve: "+stays.Path+" riops=100")))
+	must(t, gone.Close())
+	states := func() (of [2]string) {
+		t.Helper()
+		for range 2 { // something is measured in between
+			_, err := h.Decide(nil, true)
+			must(t, err)
+		}
+		for _, r := range h.report().Reservations {
+			switch r.Container {
+			case a.ID:
+				of[0] = r.State
+			case b.ID:
+				of[1] = r.State
+			}
+		}
+		return of
+	}
+	if got := states(); got != [2]string{stateLost, stateIdle} {
+		t.Errorf("states %q, want lost and idle", got)
+	}
+	if err := h.Apply(ctx, target(t, b, "io.reserve: "+gone.Path+" riops=1")); err == nil || !strings.Contains(err.Error(), "no disk in it") {
+		t.Errorf("reserved of what has gone: %v", err)
+	}
+	must(t, h.Apply(ctx, target(t, a, "netcpu: observe")))
+	if got := states(); got != [2]string{"", stateIdle} {
+		t.Errorf("states %q, want none and idle", got)
+	}
+
+	// The directory of the file cannot be made: a file is in its place.
+	h.capacities.path = filepath.Join(h.state, "file", "capacities.json")
+	must(t, os.WriteFile(filepath.Join(h.state, "file"), nil, 0o600))
+	_, err := h.Report(ctx, nil, api.Ask{Body: api.CapacityRequest{Device: stays.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 5, WriteIOPS: 5}}})
+	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Status != 503 || !strings.Contains(e.Text, h.capacities.path) && !strings.Contains(e.Text, "file") {
+		t.Errorf("a capacity that cannot be kept: %v", err)
+	}
+	d, err := block.Open("/sys", stays.Path)
+	must(t, err)
+	if c := h.BlockIO.capacity(d); c.ReadIOPS != 1000 {
+		t.Errorf("capacity %+v, was 1000", c)
+	}
+}
+
+// Who asks with a time is told the detail of it.
+func TestDetail(t *testing.T) {
+	h := newHost(t)
+	l := h.disk(1000)
+	c, cg := h.container("a")
+	must(t, h.Apply(t.Context(), target(t, c, "io.reserve: "+l.Path+" riops=100")))
+	run(t, cg, "disk", "--to", l.Path, "--size", "4096", "--conns", "2")
+	ask := func(of *container.Container) api.BlockIO {
+		t.Helper()
+		out, err := h.Report(t.Context(), of, api.Ask{Over: 300 * time.Millisecond})
+		must(t, err)
+		return out.(api.BlockIO)
+	}
+	for end := time.Now().Add(90 * time.Second); ; {
+		all, one := ask(nil), ask(&c)
+		if len(all.Threads) > 0 || len(one.Interrupts) > 0 {
+			t.Fatalf("threads of all %+v, interrupts of one %+v", all.Threads, one.Interrupts)
+		}
+		timer := false
+		for _, i := range all.Interrupts {
+			timer = timer || i.Soft && i.Source == "SCHED"
+		}
+		var switches uint64
+		for _, row := range one.Rows {
+			switches += row.Voluntary
+		}
+		if timer && len(one.Threads) > 1 && one.Threads[0].Voluntary > 0 && switches > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("interrupts %+v, threads %+v, rows %+v", all.Interrupts, one.Threads, one.Rows)
+		}
+	}
+}
+
+// Who waits for events is given them with their ids, once; an id of an earlier agent is none.
+func TestEventsAfter(t *testing.T) {
+	f := &BlockIO{happened: make(chan struct{})}
+	tell := func(text string) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.control.event(Window{}, Demand{}, "interference", 0, text)
+		f.number()
+	}
+	tell("one")
+	got := make(chan []api.BlockIOEvent, 1)
+	for _, after := range []uint64{0, 7} {
+		out, err := f.eventsAfter(t.Context(), after)
+		if err != nil || len(out) != 1 || out[0].ID != 1 {
+			t.Errorf("after %d: %+v, %v", after, out, err)
+		}
+	}
+	go func() {
+		out, _ := f.eventsAfter(t.Context(), 1)
+		got <- out
+	}()
+	tell("two")
+	if out := <-got; len(out) != 1 || out[0].ID != 2 || out[0].Text != "two" {
+		t.Errorf("after 1: %+v", out)
+	}
+}

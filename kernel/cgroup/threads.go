@@ -1,0 +1,45 @@
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// Threads lists the threads of one cgroup v2 directory and of those below, by their ids in
+// the process namespace of the caller: at most most of them, whichever the kernel names first.
+// Errors: journal.ErrGone for the directory itself; what goes meanwhile is left out.
+func Threads(dir string, most int) (tids []int, err error) {
+	for dirs := []string{dir}; len(dirs) > 0 && len(tids) < most; dirs = dirs[1:] {
+		more, err := threads(dirs[0], most-len(tids))
+		tids = append(tids, more...)
+		below, listErr := Children(dirs[0])
+		dirs = append(dirs, below[:min(len(below), max(most-len(dirs), 0))]...)
+		if err = errors.Join(err, listErr); err != nil && (dirs[0] == dir || !errors.Is(err, journal.ErrGone)) {
+			return nil, err
+		}
+	}
+	return tids, nil
+}
+
+func threads(dir string, most int) (tids []int, err error) {
+	f, err := os.Open(filepath.Join(dir, "cgroup.threads"))
+	if errors.Is(err, os.ErrNotExist) {
+		err = errors.Join(journal.ErrGone, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list threads: %w", err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); len(tids) < most && lines.Scan(); {
+		if tid, err := strconv.Atoi(lines.Text()); err == nil && tid > 0 { // 0: of another namespace
+			tids = append(tids, tid)
+		}
+	}
+	return tids, nil // a cgroup that goes ends the list
+}
