@@ -273,6 +273,7 @@ func TestSwarm(t *testing.T) {
 		}
 		a.counts(was, name, 20) // in its class, tunnel or not
 	}
+	swarmLatency(t, nodes, agents)
 	for n, d := range nodes {
 		d.Must(t, "rm", "-f", running[n].Name)
 	}
