@@ -140,13 +140,15 @@ func TestReaders(t *testing.T) {
 	}
 	rawStream(t, socket, "") // which never reads
 	b.tell(200)              // more than a socket holds
-	for end := time.Now().Add(90 * time.Second); firstState(t, socket).Dropped != 1; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(90 * time.Second); firstState(t, socket).Dropped == 0; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it is not dropped")
 		}
 	}
 
+	b.mu.Lock()
 	b.text = ""
+	b.mu.Unlock()
 	for range maxReaders {
 		_, r := rawStream(t, socket, "")
 		if _, err := http.ReadResponse(r, nil); err != nil {
