@@ -135,7 +135,8 @@ func TestAccounts(t *testing.T) {
 	reader.SetRate(load.Flood)
 	writer.SetRate(load.Flood)
 	r := until(t, m, "all is read and written", func(r Reading) bool {
-		return r.account(mine.Container, disk).Reads >= conns*count && r.account(other.Container, disk).Writes >= 25
+		a := r.account(mine.Container, disk)
+		return a.Reads >= conns*count && a.Device.Count()+r.Lost.Requests >= conns*count && r.account(other.Container, disk).Writes >= 25
 	})
 	a, b := r.account(mine.Container, disk), r.account(other.Container, disk)
 	if a.Reads != conns*count || a.ReadBytes != conns*count*4096 || a.Writes != 0 || a.Errors != 0 {
@@ -144,8 +145,10 @@ func TestAccounts(t *testing.T) {
 	if b.Writes != 25 || b.WriteBytes != 25*8192 || b.Reads != 0 {
 		t.Errorf("the writer has %d writes of %d bytes and %d reads, want 25 of %d and none", b.Writes, b.WriteBytes, b.Reads, 25*8192)
 	}
-	if n := a.Device.Count(); n != conns*count || a.Device.Sum == 0 {
-		t.Errorf("%d latencies for %d reads", n, conns*count)
+	// A kernel that may interrupt the program leaves out a request that another task
+	// issues meanwhile on that CPU: it has no latency, and is counted as lost.
+	if n := a.Device.Count(); n == 0 || n > conns*count || n+r.Lost.Requests < conns*count || a.Device.Sum == 0 {
+		t.Errorf("%d latencies for %d reads; lost: %+v", n, conns*count, r.Lost)
 	}
 	if r.Lost.Accounts != 0 {
 		t.Errorf("lost: %+v", r.Lost)
