@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -42,19 +44,27 @@ func (k Kind) Program() string {
 
 // launch starts a program of the machine in a sandbox, on the CPU of that.
 func (r *Rig) launch(box *sandbox.Box, name string, args ...string) (*sandbox.Process, error) {
+	return r.launchTo(nil, box, name, args...)
+}
+
+// launchTo is launch for a program whose output goes to out.
+func (r *Rig) launchTo(out io.Writer, box *sandbox.Box, name string, args ...string) (*sandbox.Process, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", name, err)
 	}
-	return box.Start(exec.Command(path, args...), r.cpuOf(box))
+	cmd := exec.Command(path, args...)
+	cmd.Stdout = out
+	return box.Start(cmd, r.cpuOf(box))
 }
 
 // program starts the part of t in one neighbour, the i-th container, and what it
 // needs outside; paused, where it can be.
 func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error {
 	box := r.Boxes[i]
+	var out io.Writer
 	start := func(in *sandbox.Box, driver bool, name string, args ...string) (*sandbox.Process, error) {
-		p, err := r.launch(in, name, args...)
+		p, err := r.launchTo(out, in, name, args...)
 		if err == nil && driver {
 			run.drivers = append(run.drivers, p)
 		} else if err == nil {
@@ -71,14 +81,29 @@ func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error
 		if err := listens(ctx, server); err != nil {
 			return err
 		}
-		args := []string{"-c", address(i), "-p", port, "-t", "86400"}
+		args := []string{"-c", address(i), "-p", port, "-t", "86400", "-i", "0.1", "--forceflush"}
 		if t.Kind == Iperf3UDP {
 			args = append(args, "-u", "-b", "1G", "-l", "1400")
 		} else {
 			args = append(args, "-b", "1G", "-C", "cubic")
 		}
-		_, err = start(r.Outside, true, "iperf3", args...)
-		return err
+		sends := &until{text: "bits/sec", seen: make(chan struct{})}
+		out = sends
+		client, err := start(r.Outside, true, "iperf3", args...)
+		if err != nil {
+			return err
+		}
+		// One that is stopped while it connects gives up when it goes on.
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for iperf3 to send: %w", ctx.Err())
+		case <-client.Done():
+			return fmt.Errorf("an iperf3 ended before it sent: %w", client.Wait())
+		case <-sends.seen:
+			return nil
+		}
 	case Memcached:
 		p, err := r.memcached(ctx, box)
 		if err != nil {
@@ -109,6 +134,20 @@ func (r *Rig) memcached(ctx context.Context, box *sandbox.Box) (*sandbox.Process
 		return nil, err
 	}
 	return p, listens(ctx, p)
+}
+
+// until is the output of a program, of which only that a line has come matters.
+type until struct {
+	text string
+	seen chan struct{} // closed when text has been written, in one piece
+	once sync.Once
+}
+
+func (u *until) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(u.text)) {
+		u.once.Do(func() { close(u.seen) })
+	}
+	return len(p), nil
 }
 
 func (r *Rig) memcachedClient(ctx context.Context, i, conns int) (*Generator, error) {
