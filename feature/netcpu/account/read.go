@@ -3,11 +3,9 @@ package account
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 )
@@ -38,7 +36,11 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 	if err != nil {
 		return Reading{}, err
 	}
-	m.flushAll(cpus)
+	for cpu := range cpus {
+		// An error means that the CPU is off: it holds nothing then that
+		// changes any more.
+		m.flush.Run(&ebpf.RunOptions{CPU: uint32(cpu), Flags: runOnCPU})
+	}
 	r := Reading{Taken: time.Now(), ByCPU: make(map[container.ID][]time.Duration)}
 	var states []accountCpu
 	if err := m.maps.FlCpus.Lookup(uint32(0), &states); err != nil {
@@ -80,39 +82,6 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 		r.Thefts, err = m.thefts(ids)
 	}
 	return r, err
-}
-
-// flushAll has each CPU add its table to the accounts, for which an interrupt calls it.
-// On the CPU of the caller the kernel would call the program without one (net/bpf/
-// test_run.c, bpf_prog_test_run_raw_tp), and a softirq could come between two fields of
-// an entry. So the caller is kept on one half of its CPUs for the tables of the others.
-func (m *Meter) flushAll(cpus int) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var may unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &may); err == nil {
-		defer unix.SchedSetaffinity(0, &may)
-	}
-	var halves [2]unix.CPUSet
-	n := 0
-	for cpu := range cpus {
-		if may.IsSet(cpu) {
-			halves[n%2].Set(cpu)
-			n++
-		}
-	}
-	for i, half := range halves {
-		if n > 1 {
-			unix.SchedSetaffinity(0, &halves[1-i]) // if it fails, a table may be caught half way, as said above
-		}
-		for cpu := range cpus {
-			if half.IsSet(cpu) || i == 0 && !may.IsSet(cpu) {
-				// An error means that the CPU is off: it holds nothing then that
-				// changes any more.
-				m.flush.Run(&ebpf.RunOptions{CPU: uint32(cpu), Flags: runOnCPU})
-			}
-		}
-	}
 }
 
 // sum adds up what the CPUs have of one account.
