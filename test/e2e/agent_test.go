@@ -66,7 +66,6 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 		"--socket", a.path("fairlead.sock"),
 		"--self-socket", a.path("self.sock"),
 		"--state-dir", a.path("state"),
-		"--disk-capacities", a.path("lib/capacities.json"),
 		"--policy-dir", a.path("policy.d"),
 		"--metrics-addr", metricsAddr,
 		"--docker-host", "unix://" + a.path("no-docker"),
@@ -102,6 +101,9 @@ func (a *agent) launch(wrap ...string) {
 	must(a.t, err)
 	defer log.Close()
 	argv := append(append(wrap, a.program), a.flags...)
+	if a.program == program { // an older one does not know it
+		argv = append(argv, "--disk-capacities", a.path("lib/capacities.json"))
+	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
