@@ -145,8 +145,8 @@ func TestAccounts(t *testing.T) {
 	if b.Writes != 25 || b.WriteBytes != 25*8192 || b.Reads != 0 {
 		t.Errorf("the writer has %d writes of %d bytes and %d reads, want 25 of %d and none", b.Writes, b.WriteBytes, b.Reads, 25*8192)
 	}
-	// A kernel that may interrupt the program leaves out a request that another task
-	// issues meanwhile on that CPU: it has no latency, and is counted as lost.
+	// On 7.2 four of 120 once had no latency. The cause is not proven: maybe the kernel
+	// skips the program where it interrupts itself. What has none must be counted as lost.
 	if n := a.Device.Count(); n == 0 || n > conns*count || n+r.Lost.Requests < conns*count || a.Device.Sum == 0 {
 		t.Errorf("%d latencies for %d reads; lost: %+v", n, conns*count, r.Lost)
 	}
