@@ -76,8 +76,9 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 	a.api = api.Dial(a.path("fairlead.sock"))
 	t.Cleanup(a.api.Close)
 	t.Cleanup(func() {
+		var log []byte
 		if t.Failed() {
-			a.dump()
+			log = a.dump()
 		}
 		a.kill()
 		// Nothing that a failed test left in force may stay.
@@ -85,8 +86,7 @@ func newAgent(t *testing.T, ns netns, flags ...string) *agent {
 			t.Errorf("restore at the end: %v", out)
 		}
 		if t.Failed() {
-			log, _ := os.ReadFile(a.path("log"))
-			t.Logf("log of the agent:\n%s", log[max(0, len(log)-20000):])
+			t.Logf("log of the agent:\n%s", log)
 		}
 	})
 	return a
@@ -172,17 +172,20 @@ func (a *agent) kill() {
 	}
 }
 
-// dump has the Go runtime of an agent that still runs write to the log what each
-// goroutine waits for.
-func (a *agent) dump() {
-	if !a.runs() {
-		return
+// dump gives the end of the log, and of an agent that still runs what its
+// goroutines wait for, those first that have run last. The agent ends by that.
+func (a *agent) dump() []byte {
+	log, _ := os.ReadFile(a.path("log"))
+	end := len(log)
+	if a.runs() {
+		unix.Kill(a.pid, unix.SIGQUIT)
+		select {
+		case <-a.ended:
+		case <-time.After(patience):
+		}
+		log, _ = os.ReadFile(a.path("log"))
 	}
-	unix.Kill(a.pid, unix.SIGQUIT)
-	select {
-	case <-a.ended:
-	case <-time.After(patience):
-	}
+	return log[max(0, end-8000):min(len(log), end+40000)]
 }
 
 // stop ends the agent as systemd does.
