@@ -203,3 +203,14 @@ func TestSoftirqsChargeTasks(t *testing.T) {
 		t.Errorf("no BTF: %v", err)
 	}
 }
+
+func TestGroupFairness(t *testing.T) {
+	for version, want := range map[string]Level{
+		"6.18.44-fc-v669, x86_64": Degraded, "6.18.0-1-amd64, x86_64": Degraded,
+		"6.18.45, x86_64": Full, "6.17.9, x86_64": Full, "6.1.0-35-amd64, x86_64": Full, "7.0.1, x86_64": Full, "": Full,
+	} {
+		if got := groupFairness(version); got.Level != want {
+			t.Errorf("%q: %+v, want %s", version, got, want)
+		}
+	}
+}

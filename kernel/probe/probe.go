@@ -168,7 +168,7 @@ func questions() []Finding {
 	for _, area := range []string{
 		"host: kernel root capabilities pid-namespace systemd psi",
 		"cgroup: cgroup-v2 cgroup-layout cgroup-cpu cgroup-cpuset cgroup-io cfs-bandwidth",
-		"sched: kthread-cgroup kthread-throttling softirq-charge",
+		"sched: group-fairness kthread-cgroup kthread-throttling softirq-charge",
 		"bpf: btf bpf-jit bpffs bpf-tp-btf bpf-fentry bpf-cgroup-id bpf-ringbuf bpf-tc bpf-tcx bpf-xdp",
 		"net: netns veth napi-threaded napi-netlink qdisc-clsact qdisc-htb qdisc-hfsc qdisc-fq",
 		"runtime: docker podman containerd",

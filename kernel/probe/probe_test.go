@@ -104,7 +104,7 @@ func TestForm(t *testing.T) {
 	}
 	const order = "host/kernel host/root host/capabilities host/pid-namespace host/systemd host/psi " +
 		"cgroup/cgroup-v2 cgroup/cgroup-layout cgroup/cgroup-cpu cgroup/cgroup-cpuset cgroup/cgroup-io cgroup/cfs-bandwidth " +
-		"sched/kthread-cgroup sched/kthread-throttling sched/softirq-charge " +
+		"sched/group-fairness sched/kthread-cgroup sched/kthread-throttling sched/softirq-charge " +
 		"bpf/btf bpf/bpf-jit bpf/bpffs bpf/bpf-tp-btf bpf/bpf-fentry bpf/bpf-cgroup-id bpf/bpf-ringbuf bpf/bpf-tc bpf/bpf-tcx bpf/bpf-xdp " +
 		"net/netns net/veth net/napi-threaded net/napi-netlink net/qdisc-clsact net/qdisc-htb net/qdisc-hfsc net/qdisc-fq " +
 		"runtime/docker runtime/podman runtime/containerd " +

@@ -141,7 +141,7 @@ func run(t *testing.T, cmd *exec.Cmd, start func(*exec.Cmd) error) output {
 }
 
 // startAtOnce starts a command that runs before all that computes, where the kernel
-// grants that: beside loads on both CPUs Linux 6.18 may let a new thread wait for
+// grants that: beside loads on both CPUs Linux 6.18.44 may let a new thread wait for
 // minutes (feature/netcpu/LIMITS.md), and no client is what a test looks at.
 func startAtOnce(cmd *exec.Cmd) error {
 	runtime.LockOSThread() // a command inherits what its thread has

@@ -53,8 +53,13 @@ func main() {
 			os.Exit(1)
 		}
 	}
+	restore, err := ungrouped(autogroup)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tally:", err)
+		os.Exit(1)
+	}
 	t := newTally(os.Stdout, *module, known)
-	err := t.run(ctx, flag.Args())
+	err = errors.Join(t.run(ctx, flag.Args()), restore())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tally:", err)
 	}

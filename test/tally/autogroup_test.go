@@ -1,0 +1,36 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestUngrouped(t *testing.T) {
+	for was, during := range map[string]string{"1\n": "0\n", "0\n": "0\n"} {
+		path := filepath.Join(t.TempDir(), "enabled")
+		if err := os.WriteFile(path, []byte(was), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		restore, err := ungrouped(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is, _ := os.ReadFile(path); string(is) != during {
+			t.Errorf("%q became %q, want %q", was, is, during)
+		}
+		if err := restore(); err != nil {
+			t.Error(err)
+		}
+		if is, _ := os.ReadFile(path); string(is) != was {
+			t.Errorf("%q was restored to %q", was, is)
+		}
+	}
+	restore, err := ungrouped(filepath.Join(t.TempDir(), "none"))
+	if err != nil {
+		t.Fatalf("where the kernel has no such groups: %v", err)
+	}
+	if err := restore(); err != nil {
+		t.Error(err)
+	}
+}
