@@ -69,8 +69,8 @@ func congestion(name string) func(network, addr string, c syscall.RawConn) error
 	}
 }
 
-// dial tries for a while: the listener may be about to start. control, if not
-// nil, is net.Dialer's.
+// dial tries for half a minute: the listener may be about to start, and a busy
+// machine may lose or delay the first packets. control, if not nil, is net.Dialer's.
 func dial(network, addr string, control func(network, addr string, c syscall.RawConn) error) (net.Conn, error) {
 	d := net.Dialer{Timeout: 2 * time.Second, Control: control}
 	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
@@ -78,7 +78,7 @@ func dial(network, addr string, control func(network, addr string, c syscall.Raw
 		if err == nil {
 			return c, nil
 		}
-		if errors.Is(err, unix.ENOENT) || time.Since(start) > 2*time.Second {
+		if errors.Is(err, unix.ENOENT) || time.Since(start) > 30*time.Second {
 			return nil, fmt.Errorf("connect: %w", err)
 		}
 	}
