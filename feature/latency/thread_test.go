@@ -1,0 +1,118 @@
+package latency
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// What waits for the thread that polls a container's device, on a CPU that has other work,
+// shows in the stage before that device, and in no other of the same packet.
+func TestThread(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h.measure(true, c)
+	others, err := sched.Threads("/proc", "napi/eth0")
+	must(t, err)
+	outside, err := netdev.Open(h.ns.NetNS())
+	must(t, err)
+	defer outside.Close()
+	inside, err := netdev.Open(web.NetNS())
+	must(t, err)
+	defer inside.Close()
+	dev := c.Interfaces[0]
+	// So a veth polls.
+	must(t, inside.Offload(dev.Index, netdev.GRO).Write(netdev.GRO.On()))
+	must(t, outside.Offload(dev.Host.Index, netdev.TSO).Write(netdev.Off))
+	must(t, inside.Threaded(dev.Index).Write("1"))
+
+	var one unix.CPUSet
+	allowed, err := cpus()
+	must(t, err)
+	one.Set(allowed)
+	threads := 0
+	h.await(func() string {
+		list, err := sched.Threads("/proc", "napi/eth0")
+		must(t, err)
+		for _, th := range list {
+			if slices.Contains(others, th) {
+				continue
+			}
+			must(t, unix.SchedSetaffinity(th.TID, &one))
+			must(t, unix.SchedSetAttr(th.TID, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0))
+			threads++
+		}
+		if threads == 0 {
+			return fmt.Sprintf("no thread polls eth0: %+v", list)
+		}
+		return ""
+	})
+	busy(t, one)
+
+	h.load(web, "udp-recv", "--listen", "10.66.0.2:9000")
+	h.load(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "100", "--size", "64")
+	filter := api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}
+	h.await(func() string {
+		got, _, err := h.f.Trace(t.Context(), c.ID, filter, maxRecords, time.Second)
+		must(t, err)
+		filter.After = got.Next
+		var longest Record
+		for _, r := range got.Records {
+			if r.Direction != Ingress {
+				continue
+			}
+			waited := r.Stages[Deliver]
+			if waited >= 2*time.Millisecond && r.Stages[Added]-waited < time.Millisecond {
+				return ""
+			}
+			if waited > longest.Stages[Deliver] {
+				longest = r
+			}
+		}
+		return fmt.Sprintf("no packet has waited for the thread alone; of %d the longest: %v", len(got.Records), longest.Stages)
+	})
+}
+
+// cpus gives a CPU on which this process may run.
+func cpus() (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, err
+	}
+	for cpu := range len(set) * 64 {
+		if set.IsSet(cpu) {
+			return cpu, nil
+		}
+	}
+	return 0, errors.New("this process may run nowhere")
+}
+
+// busy keeps a CPU from all that waits for it with less right, until the test ends.
+func busy(t *testing.T, on unix.CPUSet) {
+	t.Helper()
+	var end atomic.Bool
+	ready := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and does not give it back: the thread ends with its CPUs
+		err := unix.SchedSetaffinity(0, &on)
+		ready <- err
+		for err == nil && !end.Load() {
+		}
+		close(ready)
+	}()
+	t.Cleanup(func() { end.Store(true); <-ready })
+	must(t, <-ready)
+}
