@@ -24,34 +24,47 @@ const (
 	treeSize   = 8192 // cgroups
 	treeOthers = 256  // of them such as do not belong to root
 	treeEvents = 64   // of those that are taken up between two walks
+	treeSteps  = 8192 // of work on events between two walks: each, and what is looked at because of it
 	treeRelist = 30 * time.Second
 	treeBlind  = 5 * time.Second // between lists where inotify does not work
+	treeSettle = 5 * time.Millisecond
 )
 
 // CgroupTree is the source that needs no runtime: it walks the cgroup v2 tree
 // below root (cgroup.DefaultRoot if empty) and reports every systemd scope,
 // and every cgroup with a process that has a network namespace of its own.
+//
+// It sees changes at once, by inotify, but whoever may make cgroups may make and remove
+// thousands a second. After 8192 steps of work on changes within 30 s it lists the tree
+// every 5 s, for 30 s, and its reports are partial until it can follow again.
 func CgroupTree(proc, root string) Source {
-	return &tree{proc: proc, root: root}
+	return &tree{proc: proc, root: root, most: treeSteps, relist: treeRelist, blindly: treeBlind}
 }
 
 type tree struct {
-	proc, root string
+	proc, root      string
+	most            int           // steps between two walks
+	relist, blindly time.Duration // between walks, with inotify and without
 
 	top   string            // the v2 tree
 	host  uint64            // our network namespace
 	watch *fsnotify.Watcher // nil if the host has no more of them
 	nodes map[string]*node
-	blind bool // there is a directory that is not watched
+	due   map[string]*node // those that are to be looked at
+	blind bool             // there is a directory that is not watched
 
-	others int  // nodes that do not belong to root
-	events int  // how many of those were taken up since the last walk
-	over   bool // cgroups were left out since then
+	others  int  // nodes that do not belong to root
+	events  int  // how many of those were taken up since the last walk
+	steps   int  // that changes have cost since then
+	over    bool // cgroups were left out since then
+	flooded bool // since the walk before that there were too many changes to watch
+	changed bool // the list is not what was published
 }
 
 // node is one cgroup directory.
 type node struct {
 	counts bool          // as a container
+	change bool          // an event made look visit it, and not a walk
 	other  bool          // does not belong to root: a user makes as many as he likes
 	next   time.Time     // when to look again; zero if only after an event
 	pause  time.Duration // until the look after that
@@ -80,13 +93,14 @@ func (t *tree) Run(ctx context.Context, publish func(Report)) error {
 
 // session watches the tree from scratch.
 func (t *tree) session(ctx context.Context, publish func(Report)) error {
-	t.nodes, t.others, t.blind = make(map[string]*node), 0, false
+	t.nodes, t.due = make(map[string]*node), make(map[string]*node)
+	t.others, t.blind, t.changed = 0, false, true
 	var happened chan fsnotify.Event
 	var failed chan error
 	// inotify instances are few, and other programs use them too. Without one,
 	// lists have to suffice.
 	if t.watch, _ = fsnotify.NewBufferedWatcher(1024); t.watch != nil {
-		defer t.watch.Close()
+		defer t.stopWatch()
 		happened, failed = t.watch.Events, t.watch.Errors
 	}
 
@@ -94,71 +108,101 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	defer relist.Stop()
 	soon := time.NewTimer(time.Hour)
 	defer soon.Stop()
+	pending := false // soon is about to fire
+	partial := false // what was published says so
+	first := true    // there was no walk yet
+	var calm <-chan time.Time
 	for {
-		changed, over := false, t.over
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-calm:
+			return nil // for the next session to watch again
 		case ev, ok := <-happened:
 			if !ok {
 				return errors.New("watch cgroups: ended")
 			}
-			changed = t.event(ev)
+			t.event(ev)
+			if t.steps > t.most {
+				// From here on the kernel has nothing to tell, and nobody to wake.
+				t.stopWatch()
+				happened, failed = nil, nil
+				t.flooded, t.blind = true, true
+				relist.Reset(t.blindly)
+				calm = time.After(t.relist)
+			}
+			// What comes in the same moment is looked at together.
+			if !pending {
+				soon.Reset(treeSettle)
+				pending = true
+			}
+			continue
 		case err := <-failed:
 			if !errors.Is(err, fsnotify.ErrEventOverflow) {
 				return fmt.Errorf("watch cgroups: %w", err)
 			}
 			relist.Reset(0)
 		case <-soon.C:
+			pending = false
 		case <-relist.C:
+			t.flooded = t.flooded && (first || t.watch == nil)
 			t.walk()
-			changed = true
-			relist.Reset(treeRelist)
+			first = false
+			relist.Reset(t.relist)
 			if t.blind {
-				relist.Reset(treeBlind)
+				relist.Reset(t.blindly)
 			}
 		}
-		looked, wait := t.look(time.Now())
-		if wait >= 0 {
-			soon.Reset(wait)
+		if wait := t.look(time.Now()); wait >= 0 {
+			soon.Reset(max(wait, treeSettle))
+			pending = true
 		}
-		if changed || looked || t.over != over {
-			publish(Report{Records: t.records(), Partial: t.over})
+		if now := t.over || t.flooded; t.changed || now != partial {
+			publish(Report{Records: t.records(), Partial: now})
+			t.changed, partial = false, now
 		}
 	}
 }
 
-// event says whether the event changes the list.
-func (t *tree) event(ev fsnotify.Event) bool {
+func (t *tree) stopWatch() {
+	if t.watch != nil {
+		t.watch.Close()
+		t.watch = nil
+	}
+}
+
+// event takes up what has happened.
+func (t *tree) event(ev fsnotify.Event) {
+	t.steps++
 	switch {
 	case ev.Has(fsnotify.Create):
 		t.add(ev.Name, true)
 	case ev.Has(fsnotify.Remove), ev.Has(fsnotify.Rename):
-		n := t.nodes[ev.Name]
 		t.forget(ev.Name)
-		return n != nil && n.counts
 	case ev.Has(fsnotify.Write):
 		// cgroup.events reports that the first process came or the last one went;
 		// a write to cgroup.procs moves a process.
 		switch filepath.Base(ev.Name) {
 		case "cgroup.events", "cgroup.procs":
-			if n := t.nodes[filepath.Dir(ev.Name)]; n != nil {
-				n.lookSoon()
+			dir := filepath.Dir(ev.Name)
+			if n := t.nodes[dir]; n != nil {
+				n.change = true
+				t.lookSoon(dir, n)
 			}
 		}
 	}
-	return false
 }
 
 // lookSoon makes look visit a cgroup now, and a few times after that: a runtime
 // first puts a process in, and then gives it its namespaces.
-func (n *node) lookSoon() {
-	n.next, n.pause = time.Now().Add(5*time.Millisecond), 20*time.Millisecond
+func (t *tree) lookSoon(dir string, n *node) {
+	n.next, n.pause = time.Now().Add(treeSettle), 20*time.Millisecond
+	t.due[dir] = n
 }
 
 // walk makes nodes match the directories that exist.
 func (t *tree) walk() {
-	t.over, t.events = false, 0
+	t.over, t.events, t.steps = false, 0, 0
 	for dir := range t.nodes {
 		if _, err := os.Lstat(dir); err != nil {
 			t.forget(dir)
@@ -173,6 +217,7 @@ func (t *tree) walk() {
 		}
 		n := t.nodes[dir]
 		n.next = time.Now()
+		t.due[dir] = n
 		switch {
 		case t.depth(dir) >= treeDepth:
 		case n.other && t.others >= treeOthers: // there is no room for what is in there
@@ -209,8 +254,11 @@ func (t *tree) add(dir string, event bool) bool {
 	if n.other && event {
 		t.events++
 	}
-	n.lookSoon()
+	if n.change = event; event {
+		t.steps++
+	}
 	t.nodes[dir] = n
+	t.lookSoon(dir, n)
 	if t.watch == nil {
 		t.blind = true
 	} else if err := t.watch.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -225,39 +273,42 @@ func (t *tree) add(dir string, event bool) bool {
 
 // forget drops a node, if there is one.
 func (t *tree) forget(dir string) {
-	if n := t.nodes[dir]; n != nil && n.other {
-		t.others--
+	if n := t.nodes[dir]; n != nil {
+		t.changed = t.changed || n.counts
+		if n.other {
+			t.others--
+		}
 	}
 	delete(t.nodes, dir)
+	delete(t.due, dir)
 }
 
-// look visits the nodes that are due. It says whether the list has changed,
-// and when the next one is due, -1 for none.
-func (t *tree) look(now time.Time) (changed bool, wait time.Duration) {
+// look visits the nodes that are due. It returns when the next one is, -1 for none.
+func (t *tree) look(now time.Time) (wait time.Duration) {
 	wait = -1
-	for dir, n := range t.nodes {
-		if n.next.IsZero() {
-			continue
-		}
+	for dir, n := range t.due {
 		if !now.Before(n.next) {
+			if n.change {
+				t.steps++
+			}
 			counts, err := t.counts(dir)
 			if errors.Is(err, fs.ErrNotExist) {
-				changed = changed || n.counts
 				t.forget(dir)
 				continue
 			}
-			changed = changed || counts != n.counts
+			t.changed = t.changed || counts != n.counts
 			n.counts = counts
-			n.next = time.Time{}
-			if n.pause > 0 && n.pause < 2*time.Second {
-				n.next, n.pause = now.Add(n.pause), 4*n.pause
+			if n.pause == 0 || n.pause >= 2*time.Second {
+				delete(t.due, dir)
+				continue
 			}
+			n.next, n.pause = now.Add(n.pause), 4*n.pause
 		}
-		if !n.next.IsZero() && (wait < 0 || n.next.Sub(now) < wait) {
+		if wait < 0 || n.next.Sub(now) < wait {
 			wait = max(n.next.Sub(now), 0)
 		}
 	}
-	return changed, wait
+	return wait
 }
 
 // counts says whether a cgroup is a container of its own.

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -97,13 +98,18 @@ func onHost(t *testing.T, cg testkit.CG, name string, arg ...string) (*exec.Cmd,
 	return cmd, in
 }
 
+// newTree makes a tree that watches nothing.
+func newTree(top string) *tree {
+	return &tree{proc: "/proc", top: top, nodes: make(map[string]*node), due: make(map[string]*node)}
+}
+
 // TestTreeIsBounded has a tree that is deeper than is looked at.
 func TestTreeIsBounded(t *testing.T) {
 	top := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(top, strings.Repeat("d/", treeDepth+5)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	tr := &tree{top: top, nodes: make(map[string]*node)}
+	tr := newTree(top)
 	tr.walk()
 	if want := treeDepth + 1; len(tr.nodes) != want { // and top
 		t.Errorf("%d cgroups, want %d", len(tr.nodes), want)
@@ -129,7 +135,8 @@ func TestTreeBlind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := &tree{proc: "/proc", top: cg.V2, host: own, nodes: make(map[string]*node)}
+	tr := newTree(cg.V2)
+	tr.host = own
 	list := func() string {
 		tr.walk()
 		tr.look(time.Now())
@@ -167,7 +174,7 @@ func TestTreeOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tr := &tree{top: top, nodes: make(map[string]*node)}
+	tr := newTree(top)
 	tr.walk()
 	if want := treeOthers + 2; len(tr.nodes) != want || !tr.over { // and the two above
 		t.Errorf("%d cgroups, want %d; that some were left out: %v", len(tr.nodes), want, tr.over)
@@ -202,5 +209,119 @@ func TestTreeOfOthers(t *testing.T) {
 	}
 	if !tr.over || tr.others != 0 {
 		t.Errorf("left out %v, %d of others", tr.over, tr.others)
+	}
+}
+
+// Who makes and removes cgroups without end makes no more work than so many steps,
+// and lists that come now and then; what is there when they do is found.
+func TestTreeFlooded(t *testing.T) {
+	top := t.TempDir()
+	const most = 100
+	tr := newTree(top)
+	tr.most, tr.relist, tr.blindly = most, time.Hour, 20*time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	reports, ended := make(chan Report), make(chan error)
+	go func() {
+		ended <- tr.session(ctx, func(r Report) {
+			select {
+			case reports <- r:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	next := func() Report {
+		t.Helper()
+		select {
+		case r := <-reports:
+			return r
+		case <-time.After(90 * time.Second):
+			t.Fatal("no report within 90 s")
+			return Report{}
+		}
+	}
+	if r := next(); r.Partial || len(r.Records) != 0 {
+		t.Errorf("before: %+v", r)
+	}
+	flood := func() {
+		for range 10 * most {
+			dir := filepath.Join(top, "x")
+			if err := errors.Join(os.Mkdir(dir, 0o755), os.Remove(dir)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	flood()
+	if r := next(); !r.Partial {
+		t.Errorf("flooded: %+v", r)
+	}
+	flood()
+	scope := filepath.Join(top, "one.scope")
+	if err := errors.Join(os.Mkdir(scope, 0o755), os.WriteFile(filepath.Join(scope, "cgroup.events"), []byte("populated 1\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for r := next(); len(r.Records) != 1; r = next() {
+		if !r.Partial {
+			t.Errorf("without a watch: %+v", r)
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if tr.watch != nil || tr.steps > most+1 || !tr.flooded {
+		t.Errorf("watches %v, %d steps, flooded %v", tr.watch != nil, tr.steps, tr.flooded)
+	}
+
+	// It watches again later, and is believed once it could follow for as long.
+	tr.relist = 20 * time.Millisecond
+	ctx, cancel = context.WithCancel(t.Context())
+	go func() { ended <- tr.session(ctx, func(r Report) { reports <- r }) }()
+	if r := next(); !r.Partial || len(r.Records) != 1 {
+		t.Errorf("watching again: %+v", r)
+	}
+	if r := next(); r.Partial || len(r.Records) != 1 {
+		t.Errorf("after a calm time: %+v", r)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// Of many cgroups, a change makes those be looked at that have changed.
+func TestTreeLooksAtChanges(t *testing.T) {
+	top := t.TempDir()
+	for i := range 100 {
+		if err := os.MkdirAll(filepath.Join(top, fmt.Sprintf("%d.scope", i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(i int) {
+		t.Helper()
+		file := filepath.Join(top, fmt.Sprintf("%d.scope", i), "cgroup.events")
+		if err := os.WriteFile(file, []byte("populated 1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 100 {
+		write(i)
+	}
+	tr := newTree(top)
+	tr.walk()
+	for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
+		wait = tr.look(now)
+	}
+	if len(tr.due) != 0 || tr.steps != 0 || len(tr.records()) != 100 {
+		t.Fatalf("%d are due, %d steps, %d containers", len(tr.due), tr.steps, len(tr.records()))
+	}
+	// Whichever is looked at now is no container any more.
+	for i := range 100 {
+		if err := os.Remove(filepath.Join(top, fmt.Sprintf("%d.scope", i), "cgroup.events")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tr.event(fsnotify.Event{Name: filepath.Join(top, "7.scope", "cgroup.events"), Op: fsnotify.Write})
+	if tr.look(time.Now().Add(time.Second)); len(tr.records()) != 99 || tr.steps != 2 {
+		t.Errorf("%d containers, %d steps", len(tr.records()), tr.steps)
 	}
 }

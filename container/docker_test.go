@@ -29,7 +29,9 @@ func TestDocker(t *testing.T) {
 	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
 
 	t.Run("image labels", func(t *testing.T) { testImageLabels(t, d, s) })
-	t.Run("networks", func(t *testing.T) { testNetworks(t, d, s, runSet(t, Config{}, CgroupTree("/proc", ""))) })
+	t.Run("networks", func(t *testing.T) {
+		testNetworks(t, d, s, runSet(t, Config{NetNS: d.NS.Path}, CgroupTree("/proc", "")))
+	})
 	t.Run("changes", func(t *testing.T) { testChanges(t, d, s) })
 	t.Run("short lives", func(t *testing.T) { testShortLives(t, d, s) })
 	t.Run("latency", func(t *testing.T) { testLatency(t, d, s) })
@@ -130,6 +132,17 @@ func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 			c, ok := named(snap, want.RuntimeID)
 			return ok && c.ID == want.ID && c.NetNS == want.NetNS && c.PID == want.PID && len(c.Interfaces) == len(want.Interfaces)
 		})
+	}
+	// To the host around that one, the engine is another host's.
+	lone := bySource(t, s, "docker", "none")
+	snap := await(t, runSet(t, Config{}, CgroupTree("/proc", "")), "none on the host around", func(snap Snapshot) bool {
+		_, ok := named(snap, lone.RuntimeID)
+		return ok && snap.Complete
+	})
+	for _, name := range []string{"bridged", "joined", "macvlan"} {
+		if c, ok := named(snap, bySource(t, s, "docker", name).RuntimeID); ok {
+			t.Errorf("the host around lists %s: %+v", name, c)
+		}
 	}
 }
 

@@ -152,7 +152,7 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	var candidates map[uint64]string
 	switch s.stage {
 	case 0:
-		candidates = map[uint64]string{n.own.Inode(): filepath.Join(n.cfg.Proc, "self", "ns", "net")}
+		candidates = map[uint64]string{n.own.Inode(): n.cfg.NetNS}
 	case 1:
 		candidates = n.hosts
 	case 2:

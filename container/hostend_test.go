@@ -54,7 +54,7 @@ func TestHiddenHostEnds(t *testing.T) {
 	}
 	cmd := sleeper(t, ns, testkit.Cgroup(t))
 	asked := 0
-	nets, err := newNetworks(Config{Proc: "/proc", Links: 100, Now: func() time.Time { asked++; return time.Now() }}, func() {})
+	nets, err := newNetworks(Config{Proc: "/proc", NetNS: "/proc/self/ns/net", Links: 100, Now: func() time.Time { asked++; return time.Now() }}, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,6 +39,9 @@ type network struct {
 	many       bool             // there are more devices or addresses than those
 	ids        map[int]location // namespaces by the ids that this one has for them
 	search     search           // for more of these, in the look under way
+	leads      []location       // where its devices lead: see elsewhere
+	far        []far            // what is there,
+	examined   int              // in which look that was found out
 	stop       func() error     // ends the watch; nil if there is none
 	dirty      atomic.Bool
 	missed     bool // a host end was not found in the last look
@@ -56,7 +59,7 @@ type location struct {
 }
 
 func newNetworks(cfg Config, wake func()) (*networks, error) {
-	own, err := netdev.Open(filepath.Join(cfg.Proc, "self", "ns", "net"))
+	own, err := netdev.Open(cfg.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -177,6 +180,6 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	if net.missed {
 		net.misses++
 	}
-	net.interfaces = list
+	net.interfaces, net.leads = list, n.leads(net, ns, links)
 	return net, nil
 }

@@ -109,7 +109,7 @@ func TestSubdirsOfAFullHost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tree := &tree{top: dir, nodes: make(map[string]*node)}
+	tree := &tree{top: dir, nodes: make(map[string]*node), due: make(map[string]*node)}
 	tree.walk()
 	if got := len(tree.nodes); got != 3*maxDirs+1 {
 		t.Errorf("walk found %d cgroups, want %d", got, 3*maxDirs+1)

@@ -45,6 +45,7 @@ type entry struct {
 	container Container
 	look      int  // at its network, of which container tells
 	due       bool // look again in the next round
+	elsewhere bool // it is another host's
 }
 
 func newRounds(cfg Config, layout cgroup.Layout, wake func()) (*rounds, error) {
@@ -174,16 +175,33 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			delete(claims, id)
 		}
 	}
-	used := make(map[uint64]bool)
+	used, inhabited := make(map[uint64]bool), make(map[uint64]bool)
 	for id, e := range r.live {
 		if _, ok := claims[id]; !ok {
 			delete(r.live, id)
 			continue
 		}
 		used[e.container.NetNS] = true
+		if e.source != CgroupSource {
+			inhabited[e.container.NetNS] = true
+		}
+	}
+	for _, e := range r.live {
+		e.elsewhere = e.source == CgroupSource && r.nets.elsewhere(e.container.NetNS, inhabited)
 	}
 	r.nets.keep(used)
 	return next
+}
+
+// containers gives those of this host that run.
+func (r *rounds) containers() map[ID]Container {
+	list := make(map[ID]Container, len(r.live))
+	for id, e := range r.live {
+		if !e.elsewhere {
+			list[id] = e.container
+		}
+	}
+	return list
 }
 
 // stale says whether the record of p is to be opened anew: after a failure, at

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -36,6 +37,7 @@ const (
 type Config struct {
 	Proc    string           // "/proc"
 	Cgroup  string           // cgroup.DefaultRoot
+	NetNS   string           // PROC/self/ns/net: a path to the host's network namespace
 	Refresh time.Duration    // 30 s: how often everything is looked at again without an event
 	Keep    time.Duration    // 10 min: how long Lookup still finds a container that has ended
 	Links   int              // 4096: devices, and addresses, that one look at a network goes through
@@ -95,6 +97,7 @@ type tombstone struct {
 func NewSet(cfg Config, sources ...Source) *Set {
 	cfg.Proc = cmp.Or(cfg.Proc, "/proc")
 	cfg.Cgroup = cmp.Or(cfg.Cgroup, cgroup.DefaultRoot)
+	cfg.NetNS = cmp.Or(cfg.NetNS, filepath.Join(cfg.Proc, "self", "ns", "net"))
 	cfg.Refresh = cmp.Or(cfg.Refresh, 30*time.Second)
 	cfg.Keep = cmp.Or(cfg.Keep, 10*time.Minute)
 	cfg.Links = cmp.Or(cfg.Links, 4096)
@@ -316,15 +319,16 @@ func (s *Set) publish(r *rounds, reports []reported) {
 			delete(s.ended, id)
 		}
 	}
-	sameContainers := len(r.live) == len(s.byID)
+	live := r.containers()
+	sameContainers := len(live) == len(s.byID)
 	for id, old := range s.byID {
-		if _, lives := r.live[id]; !lives {
+		if _, lives := live[id]; !lives {
 			sameContainers = false
 			s.bury(old, now)
 		}
 	}
-	for id, e := range r.live {
-		if sameContainers && !reflect.DeepEqual(s.byID[id], e.container) {
+	for id, c := range live {
+		if sameContainers && !reflect.DeepEqual(s.byID[id], c) {
 			sameContainers = false
 		}
 		delete(s.ended, id)
@@ -335,10 +339,7 @@ func (s *Set) publish(r *rounds, reports []reported) {
 	if sameContainers {
 		next.Containers = s.snap.Containers
 	} else {
-		s.byID = make(map[ID]Container, len(r.live))
-		for id, e := range r.live {
-			s.byID[id] = e.container
-		}
+		s.byID = live
 		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b Container) int { return cmp.Compare(a.ID, b.ID) })
 	}
 	s.snap = next

@@ -15,6 +15,10 @@ const sourceName = "sandbox"
 // whose maker was killed leaves no event.
 const relist = time.Second
 
+// settle gathers what is written in one moment: a state takes a few steps, and
+// sandboxes may come in bursts.
+const settle = 20 * time.Millisecond
+
 // Source reports the sandboxes whose state files are in dir, whichever process
 // made them. proc is where proc is mounted. The directory need not exist.
 func Source(proc, dir string) container.Source { return source{proc, dir} }
@@ -29,7 +33,7 @@ func (s source) Run(ctx context.Context, publish func(container.Report)) error {
 	// Without a watcher (too many of them on this host) the ticks must do.
 	var events <-chan fsnotify.Event
 	watch := func() {}
-	if w, err := fsnotify.NewWatcher(); err == nil {
+	if w, err := fsnotify.NewBufferedWatcher(1024); err == nil {
 		defer w.Close()
 		events = w.Events
 		// Again and again: the directory may come later, or go and come.
@@ -40,12 +44,13 @@ func (s source) Run(ctx context.Context, publish func(container.Report)) error {
 			}
 		}()
 	}
+	files := &states{dir: s.dir}
 	first := true
 	var last container.Report
 	for {
 		watch()
 		var now container.Report
-		now.Records, now.Err = records(s.proc, s.dir)
+		now.Records, now.Err = files.records(s.proc)
 		if first || !reflect.DeepEqual(now, last) {
 			publish(now)
 			first, last = false, now
@@ -55,6 +60,14 @@ func (s source) Run(ctx context.Context, publish func(container.Report)) error {
 			return ctx.Err()
 		case <-tick.C:
 		case <-events:
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(settle):
+			}
+			for len(events) > 0 {
+				<-events
+			}
 		}
 	}
 }

@@ -117,40 +117,65 @@ func (s *state) temp(data []byte) (string, error) {
 	return f.Name(), nil
 }
 
-// readStates reads the state files of a directory. A directory that is not
-// there has none; files that are no states are passed over.
-func readStates(dir string) ([]state, error) {
-	entries, err := os.ReadDir(dir)
+// states are the state files of a directory. A file is read again only once it is
+// another one: a state is always written as a new file.
+type states struct {
+	dir   string
+	known map[string]knownState // by the name of the file
+	reads int
+}
+
+type knownState struct {
+	state
+	info fs.FileInfo
+	ok   bool // that is a state
+}
+
+// read reads the state files. A directory that is not there has none; files that are
+// no states are passed over.
+func (ss *states) read() ([]state, error) {
+	entries, err := os.ReadDir(ss.dir)
 	if errors.Is(err, fs.ErrNotExist) {
+		ss.known = nil
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	var all []state
+	now := make(map[string]knownState, len(entries))
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), ".json")
 		if !ok || !validName.MatchString(name) {
 			continue
 		}
-		s := state{file: filepath.Join(dir, e.Name())}
-		data, err := os.ReadFile(s.file)
-		if err != nil || json.Unmarshal(data, &s) != nil || s.Name != name {
+		info, err := e.Info()
+		if err != nil {
 			continue
 		}
-		all = append(all, s)
+		k := ss.known[name]
+		if k.info == nil || !os.SameFile(k.info, info) || !k.info.ModTime().Equal(info.ModTime()) || k.info.Size() != info.Size() {
+			k = knownState{state: state{file: filepath.Join(ss.dir, e.Name())}, info: info}
+			ss.reads++
+			data, err := os.ReadFile(k.state.file)
+			k.ok = err == nil && json.Unmarshal(data, &k.state) == nil && k.Name == name
+		}
+		if now[name] = k; k.ok {
+			all = append(all, k.state)
+		}
 	}
+	ss.known = now
 	return all, nil
 }
 
-// records are the containers of a directory whose first process lives.
-func records(proc, dir string) ([]container.Record, error) {
-	states, err := readStates(dir)
+// records are the containers of the directory whose first process lives.
+func (ss *states) records(proc string) ([]container.Record, error) {
+	all, err := ss.read()
 	if err != nil {
 		return nil, err
 	}
 	var rs []container.Record
-	for _, s := range states {
+	for _, s := range all {
 		if s.Bare || !s.Init.alive(proc) {
 			continue
 		}
@@ -167,12 +192,12 @@ func Sweep(roots kernel.Roots, dir string) (swept []string, err error) {
 	if roots == (kernel.Roots{}) {
 		roots = kernel.Default()
 	}
-	states, err := readStates(dir)
+	all, err := (&states{dir: dir}).read()
 	if err != nil {
 		return nil, fmt.Errorf("sweep sandboxes: %w", err)
 	}
 	var errs []error
-	for _, s := range states {
+	for _, s := range all {
 		if s.Maker.alive(roots.Proc) {
 			continue
 		}

@@ -233,7 +233,7 @@ func concerns(st api.Status) []string {
 			out = append(out, fmt.Sprintf("source %s: %s", show(s.Name), oneLine(s.Error)))
 		}
 		if s.Partial && s.Name == "cgroup" {
-			out = append(out, "source cgroup: there are more cgroups than are looked at; containers of Docker, Podman and containerd are not concerned")
+			out = append(out, "source cgroup: there are more cgroups, or more changes to them, than are looked at; containers of Docker, Podman and containerd are not concerned")
 		}
 	}
 	if !st.Policy.OK {

@@ -27,7 +27,7 @@ func (n *Netcpu) uncovered(ctx context.Context, c container.Container) error {
 		return err
 	}
 	defer self.Close()
-	links, err := self.Links(netdev.MostLinks)
+	links, err := n.uplinks.Links()
 	if err != nil {
 		return err
 	}

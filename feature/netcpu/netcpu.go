@@ -391,7 +391,7 @@ func (n *Netcpu) Close() error {
 	if n.meter != nil {
 		errs = append(errs, n.meter.Close())
 	}
-	return errors.Join(append(errs, n.own.Close())...)
+	return errors.Join(append(errs, n.uplinks.Close(), n.own.Close())...)
 }
 
 // DropPoints returns the uplinks at which packets are dropped at present; see

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -202,24 +203,9 @@ func fromNetlink(l netlink.Link) Link {
 // lives in the namespace decides how often that is, up to 200 times a second.
 // A watch keeps the namespace alive, also after the NS is closed.
 func (ns *NS) Watch(changed func()) (stop func() error, err error) {
-	var fd int
-	err = ns.Do(func() (err error) {
-		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-		return err
-	})
+	f, conn, err := ns.listen()
 	if err != nil {
-		return nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
-	}
-	f := os.NewFile(uintptr(fd), "rtnetlink")
-	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
-	}
-	conn, err := f.SyscallConn()
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
+		return nil, err
 	}
 	go func() {
 		for conn.Read(func(fd uintptr) bool { return drain(int(fd)) }) == nil { // until f is closed
@@ -228,6 +214,27 @@ func (ns *NS) Watch(changed func()) (stop func() error, err error) {
 		}
 	}()
 	return f.Close, nil
+}
+
+// listen opens a socket to which the kernel sends what changes in the namespace.
+func (ns *NS) listen() (*os.File, syscall.RawConn, error) {
+	var fd int
+	err := ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
+	}
+	f := os.NewFile(uintptr(fd), "rtnetlink")
+	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
+	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups})
+	conn, connErr := f.SyscallConn()
+	if err = errors.Join(err, connErr); err != nil {
+		f.Close()
+		return nil, nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
+	}
+	return f, conn, nil
 }
 
 // drain reads all pending messages, and says whether there were any. Their

@@ -61,6 +61,7 @@ type tenant struct {
 	queues  bool         // whether queues of uplinks may be given to it
 	members map[container.ID]container.Container
 	threads []thread
+	asking  asking
 	drops   *drop.Tenant // nil without early drop
 	control control
 	counted counted

@@ -13,13 +13,25 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
+// A tenant whose threads live is asked for the NAPIs of its devices every so many
+// windows, and in each window for a minute after it had others than were known.
+const (
+	askEvery = 10
+	askAgain = 60
+)
+
 // renew places threads again where a device has others by now. A link that goes
 // down and up, GRO that is switched off and on, and most drivers when they are
 // set up anew, end a NAPI and make another: its thread begins in the group of all.
-// A container can do so at its own devices at any time.
+// A container can do so at its own devices at any time. The end of the old thread is
+// seen in the next window; a queue that is added leaves the others alone, and takes
+// askEvery.
 func (is *Isolator) renew() error {
 	var errs []error
 	for _, t := range is.tenants {
+		if !t.asking.due(t.lives(is.cfg.Roots.Proc)) {
+			continue
+		}
 		if err := IgnoreGone(is.renewTenant(t)); err != nil {
 			errs = append(errs, fmt.Errorf("place the threads of container %v again: %w", t.owner, err))
 		}
@@ -41,6 +53,36 @@ func (is *Isolator) RenewUplinks() error {
 	return errors.Join(errs...)
 }
 
+// lives says whether all threads of a tenant still exist. It is far cheaper than
+// asking in the tenant's namespace for its NAPIs.
+func (t *tenant) lives(proc string) bool {
+	return len(t.threads) > 0 && !slices.ContainsFunc(t.threads, func(th thread) bool {
+		// The number may be another thread's by now.
+		now, err := sched.Find(proc, th.TID)
+		return err != nil || now != th.Thread
+	})
+}
+
+// asking says in which windows a tenant is asked for its NAPIs. The zero value asks in
+// the first.
+type asking struct {
+	wait  int // windows until then
+	often int // windows in which it is asked each time
+}
+
+// due takes a window into account in which all of a tenant's threads live, or not.
+func (a *asking) due(live bool) bool {
+	a.wait, a.often = max(a.wait-1, 0), max(a.often-1, 0)
+	if live && a.wait > 0 && a.often == 0 {
+		return false
+	}
+	a.wait = askEvery
+	return true
+}
+
+// others notes that a tenant had other NAPIs than were known.
+func (a *asking) others() { a.often = askAgain }
+
 func (is *Isolator) renewTenant(t *tenant) error {
 	c := t.members[t.owner]
 	ns, err := is.open(c)
@@ -58,6 +100,7 @@ func (is *Isolator) renewTenant(t *tenant) error {
 			errs = append(errs, IgnoreGone(err))
 			continue
 		}
+		t.asking.others()
 		threads, err := is.bringVeth(ns, dev, t.control.shape, t.at, c.ID)
 		if err != nil {
 			errs = append(errs, IgnoreGone(err)) // the next window tries again

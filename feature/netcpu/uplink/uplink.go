@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/ends"
@@ -27,11 +28,14 @@ type Uplink struct {
 	Host bool       // NS is the host's own
 }
 
-// Finder finds uplinks. It is not safe for concurrent use. Make it with NewFinder.
+// Finder finds uplinks. It is safe for concurrent use. Make it with NewFinder.
 type Finder struct {
 	host string // a path to the host's network namespace
 	find *netdev.Finder
 	who  *identity.Identity
+
+	mu      sync.Mutex
+	devices *netdev.Listing // of the host; nil until they are asked for
 }
 
 // NewFinder makes a Finder for the host whose network namespace is at a path. who
@@ -48,6 +52,36 @@ func (f *Finder) Host() (uint64, error) {
 	}
 	defer ns.Close()
 	return ns.Inode(), nil
+}
+
+// Links lists the devices of the host's namespace. They are listed again only if
+// something has changed there.
+func (f *Finder) Links() ([]netdev.Link, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.devices == nil {
+		ns, err := netdev.Open(f.host)
+		if err != nil {
+			return nil, err
+		}
+		defer ns.Close()
+		if f.devices, err = netdev.NewListing(ns); err != nil {
+			return nil, err
+		}
+	}
+	return f.devices.Links()
+}
+
+// Close lets go of the host's namespace.
+func (f *Finder) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.devices == nil {
+		return nil
+	}
+	err := f.devices.Close()
+	f.devices = nil
+	return err
 }
 
 // Each calls do with the uplinks of c: the devices of the host's namespace that poll
@@ -81,7 +115,11 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 			errs = append(errs, err)
 			continue
 		}
-		links, err := uplinks(ns, bridges[inode])
+		list := f.Links
+		if inode != host {
+			list = func() ([]netdev.Link, error) { return ns.Links(netdev.MostLinks) }
+		}
+		links, err := uplinks(ns, list, bridges[inode])
 		errs = append(errs, err)
 		for _, l := range links {
 			err := do(Uplink{Key: ends.Device{NetNS: inode, Index: l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
@@ -94,9 +132,10 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 	return errors.Join(errs...)
 }
 
-// uplinks lists those of one namespace; bridges are those that reach the container.
-func uplinks(ns *netdev.NS, bridges []string) (up []netdev.Link, err error) {
-	all, err := ns.Links(netdev.MostLinks)
+// uplinks finds those among the devices of one namespace; bridges are those that reach
+// the container.
+func uplinks(ns *netdev.NS, list func() ([]netdev.Link, error), bridges []string) (up []netdev.Link, err error) {
+	all, err := list()
 	if err != nil {
 		return nil, err
 	}

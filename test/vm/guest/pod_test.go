@@ -44,7 +44,7 @@ func TestPod(t *testing.T) {
 		podGroup.Child(t, name).Add(t, pod.Start(t, "sleep", "1000").Process.Pid)
 	}
 
-	found := discover(t, podGroup.V2, len(names))
+	found := discover(t, hostEnd, podGroup.V2, len(names))
 	for i, c := range found {
 		if filepath.Base(c.Cgroup.V2) != names[i] || c.Cgroup.CPU != c.Cgroup.V2 {
 			t.Errorf("container %d has the cgroups %+v, want %s", i, c.Cgroup, names[i])
@@ -131,7 +131,7 @@ func TestDelegation(t *testing.T) {
 	scope := scratch.Child(t, "docker-0a.scope")
 	process := box.Start(t, "sleep", "1000").Process.Pid
 	scope.Add(t, process)
-	c := discover(t, scope.V2, 1)[0]
+	c := discover(t, hostEnd, scope.V2, 1)[0]
 
 	j, err := journal.Open(t.TempDir())
 	must(t, err)
@@ -165,10 +165,11 @@ func handDown(t *testing.T, dirs ...string) {
 	}
 }
 
-// discover waits until the cgroup tree shows n containers below dir.
-func discover(t *testing.T, dir string, n int) []container.Container {
+// discover waits until the cgroup tree shows n containers below dir, on the host whose
+// network namespace is at a path.
+func discover(t *testing.T, host, dir string, n int) []container.Container {
 	t.Helper()
-	set := container.NewSet(container.Config{}, container.CgroupTree("/proc", ""))
+	set := container.NewSet(container.Config{NetNS: host}, container.CgroupTree("/proc", ""))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	ended := make(chan error, 1)
 	go func() { ended <- set.Run(ctx) }()

@@ -1,0 +1,109 @@
+package container
+
+import (
+	"slices"
+
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// The cgroup tree holds everybody's cgroups: also those of pods on a node that is a
+// network namespace of this machine, and of what an engine inside a container runs.
+// The agent of that node or container answers for them; here they are not listed.
+//
+// A bare cgroup is another host's if devices of its network namespace lead to other
+// namespaces (a veth or netkit to its peer, a macvlan, ipvlan or VLAN to the device
+// below it, a tunnel to where it sends), and none of those namespaces is this host's.
+// A namespace is this host's if
+//   - it is the agent's own, or
+//   - a device of it leads to the agent's own, as the VXLAN of a Docker overlay does,
+//     unless a runtime has a container in it: what hangs on that is inside the
+//     container, or
+//   - it has hardware or a TUN device, of which nobody can tell where they lead
+//     (rootless engines reach the host by a TUN), or
+//   - it was not found, or has more devices than are examined: the doubt counts for
+//     the cgroup.
+//
+// So a cgroup without such devices (host network, none, a tap) is always this host's.
+// One namespace between a cgroup and the agent's own is looked into, and not two.
+
+// far is what is known of a namespace to which devices of another one lead.
+type far struct {
+	inode uint64 // 0: it was not found
+	home  bool   // a device of it leads to the agent's own namespace
+	doubt bool   // where one of its devices leads is not known
+}
+
+// elsewhere says whether a namespace belongs to another host, by where its devices
+// lead and by the namespaces in which runtimes have containers.
+func elsewhere(leads []far, inhabited map[uint64]bool) bool {
+	ours := func(f far) bool {
+		if inhabited[f.inode] {
+			return false
+		}
+		return f.inode == 0 || f.home || f.doubt
+	}
+	return len(leads) > 0 && !slices.ContainsFunc(leads, ours)
+}
+
+// elsewhere says whether a namespace that a bare cgroup lives in belongs to another
+// host. It looks into the namespaces around it once after each look at it.
+func (n *networks) elsewhere(inode uint64, inhabited map[uint64]bool) bool {
+	net := n.known[inode]
+	if net == nil {
+		return false // the agent's own
+	}
+	if net.examined != net.looks {
+		net.examined, net.far = net.looks, n.examine(net.leads)
+	}
+	return elsewhere(net.far, inhabited)
+}
+
+// leads gives where the devices of a namespace lead; nil if one leads to the agent's
+// own. What was not found is empty.
+func (n *networks) leads(net *network, ns *netdev.NS, links []netdev.Link) []location {
+	var list []location
+	seen := make(map[int]bool) // by the id of the namespace
+	for _, l := range links {
+		if l.PeerNS < 0 || seen[l.PeerNS] {
+			continue
+		}
+		seen[l.PeerNS] = true
+		there, path := n.resolve(net, ns, l.PeerNS)
+		switch {
+		case there == nil:
+			list = append(list, location{})
+		case there == n.own:
+			return nil
+		default:
+			list = append(list, location{there.Inode(), path})
+			there.Close()
+		}
+	}
+	return list
+}
+
+// examine looks into namespaces: at no more devices, of all of them together, than a
+// look at one goes through.
+func (n *networks) examine(at []location) []far {
+	var list []far
+	left := n.cfg.Links
+	for _, a := range at {
+		there := openAt(a.path, a.inode)
+		if there == nil {
+			list = append(list, far{})
+			continue
+		}
+		links, err := there.Links(left)
+		left -= len(links)
+		// The list gives numbers to the namespaces that it names, so it comes first.
+		id, idErr := there.ID(n.own)
+		there.Close()
+		f := far{inode: a.inode, doubt: err != nil || idErr != nil}
+		for _, l := range links {
+			f.home = f.home || id >= 0 && l.PeerNS == id
+			f.doubt = f.doubt || l.Kind == "tuntap" || l.Kind == "device" && l.Name != "lo"
+		}
+		list = append(list, f)
+	}
+	return list
+}
