@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -36,55 +35,25 @@ const (
 // TrafficCases names the cases that Traffic would measure. It matches ErrNoCase
 // if there are none.
 func TrafficCases(o Options) ([]string, error) {
-	all, err := o.trafficSetups()
-	var names []string
-	for _, su := range all {
-		for _, c := range su.cases {
-			names = append(names, su.name+" "+c.name)
-		}
-	}
+	_, names, err := o.trafficSetups()
 	return names, err
 }
 
-func (o Options) trafficSetups() ([]trafficSetup, error) {
-	only, err := regexp.Compile(o.Only)
-	if err != nil {
-		return nil, err
-	}
-	var list []trafficSetup
-	for _, su := range trafficCatalogue() {
-		su.cases = slices.DeleteFunc(su.cases, func(c trafficCase) bool {
-			return !only.MatchString(su.name+" "+c.name) || !c.quick && o.Quick && o.Only == ""
-		})
-		if len(su.cases) > 0 {
-			list = append(list, su)
-		}
-	}
-	if len(list) == 0 {
-		return nil, fmt.Errorf("%w: %q", ErrNoCase, o.Only)
-	}
-	return list, nil
+func (o Options) trafficSetups() ([]trafficSetup, []string, error) {
+	return choose(o, trafficCatalogue(), func(su *trafficSetup, chosen func(string, bool) bool) bool {
+		su.cases = slices.DeleteFunc(su.cases, func(c trafficCase) bool { return !chosen(su.name+" "+c.name, c.quick) })
+		return len(su.cases) > 0
+	})
 }
 
 // Traffic runs the traffic experiment: how containers share an uplink with
 // nothing done, with fairlead, and with what else there is. It needs root and
 // two CPUs. When ctx ends, what was built is removed before it returns.
 func Traffic(ctx context.Context, o Options) (*report.Report, error) {
-	e := &experiment{
-		report:   &report.Report{Bench: "traffic", Env: environment(o.Version, o.Quick), Rounds: 3},
-		progress: o.Progress,
-		settle:   500 * time.Millisecond, take: 2 * time.Second,
-	}
-	if o.Quick {
-		e.settle, e.take, e.report.Rounds = 300*time.Millisecond, 500*time.Millisecond, 1
-	}
-	if o.Rounds > 0 {
-		e.report.Rounds = o.Rounds
-	}
-	if o.Window > 0 {
-		e.take = o.Window
-	}
-	all, err := o.trafficSetups()
+	e := o.experiment("traffic",
+		usual{rounds: 3, settle: 500 * time.Millisecond, take: 2 * time.Second},
+		usual{rounds: 1, settle: 300 * time.Millisecond, take: 500 * time.Millisecond})
+	all, _, err := o.trafficSetups()
 	if err != nil {
 		return nil, err
 	}
