@@ -1,10 +1,6 @@
 package bench
 
-import (
-	"math"
-
-	"github.com/fairlead-project/fairlead/bench/report"
-)
+import "github.com/fairlead-project/fairlead/bench/report"
 
 // trafficBars are what the figures of Traffic have to reach. Where a figure is a
 // rate, of what a receiver's program gets, its bounds are worked out from frames:
@@ -20,15 +16,7 @@ func trafficBars() []report.Bar {
 // around is a bar for a figure that is due, with the part of it by which it may be
 // off, and by which it is off for no noise.
 func around(c, metric string, due, off, far float64, why string) report.Bar {
-	return report.Bar{
-		Case: c, Metric: metric, Of: "on", Low: due * (1 - off), High: due * (1 + off),
-		FarLow: due * (1 - far), FarHigh: due * (1 + far), Why: why,
-	}
-}
-
-// atMost is a bar for a figure that is good if it is small.
-func atMost(c, metric string, high, far float64, why string) report.Bar {
-	return report.Bar{Case: c, Metric: metric, Of: "on", High: high, FarHigh: far, Why: why}
+	return within(c, metric, due*(1-off), due*(1+off), due*(1-far), due*(1+far), why)
 }
 
 // What of a frame is payload, of full frames of TCP and of datagrams of 1400 bytes,
@@ -48,22 +36,13 @@ func uplinkBars(mode string) []report.Bar {
 	const full = "An uplink that is divided carries less than it can"
 	bars := []report.Bar{
 		around(mode+" 6 to 1", ShareOf+"one", 0.5, 0.05, 0.2, "Containers of equal weight share an uplink by their connections"),
-		{
-			Case: mode + " 6 to 1", Metric: ShareOf + "one", Of: "off", High: 0.3, FarHigh: 0.4,
-			Why: "One connection beside six gets its share with nothing done, so that the case does not show what weights do",
-		},
+		noMore(mode+" 6 to 1", ShareOf+"one", "off", 0.3, 0.4, "One connection beside six gets its share with nothing done, so that the case does not show what weights do"),
 		around(mode+" 6 to 1", Total, gbit*ofTCP*inside, 0.04, 0.25, full),
 		around(mode+" 6 to 1, weights 1 to 2", ShareOf+"one", 2./3, 0.05, 0.2, "An uplink is not shared by weight"),
 		around(mode+" rate beside flood", ReceivedBy+"one", 300*mbit*ofTCP*inside, 0.05, 0.25, "A guaranteed rate is not kept beside a neighbour's flood"),
 		around(mode+" UDP rate beside bulk", ReceivedBy+"one", 300*mbit*ofUDP*inside, 0.05, 0.25, "A container's flood gets another rate than its own"),
-		{
-			Case: mode + " ceil", Metric: WorstSecond, Of: "on", Low: 0.95, High: 1.02, FarLow: 0.7, FarHigh: 1.2,
-			Why: "A ceil lets another rate than its own leave by the NIC",
-		},
-		{
-			Case: mode + " ceil", Metric: FirstSecond, Of: "on", Low: 0.9, High: 1.02, FarLow: 0.5, FarHigh: 1.2,
-			Why: "A ceil does not hold from the first packet on",
-		},
+		within(mode+" ceil", WorstSecond, 0.95, 1.02, 0.7, 1.2, "A ceil lets another rate than its own leave by the NIC"),
+		within(mode+" ceil", FirstSecond, 0.9, 1.02, 0.5, 1.2, "A ceil does not hold from the first packet on"),
 		around(mode+" priority", ShareOf+"one", 0.9, 0.05, 0.25, "The first in order does not get what is idle"),
 	}
 	for _, beside := range []string{"bulk", "flood", "super-packets"} {
@@ -85,14 +64,8 @@ func elsewhereBars() []report.Bar {
 		around("neighbour UDP ceil", ReceivedBy+"one", 100*mbit*ofUDP, 0.05, 0.25, near),
 		around("bridge 80 to 20", ShareOf+"one", 0.2, 0.1, 0.5, "Guaranteed rates do not divide an uplink"),
 		around("bridge 80 to 20", Total, gbit*ofTCP, 0.04, 0.25, "An uplink that is divided carries less than it can"),
-		{
-			Case: "alone bulk", Metric: Total, Of: "ratio", Low: 0.85, High: math.Inf(1), FarLow: 0.6, FarHigh: math.Inf(1),
-			Why: "One container alone pays more for being shaped than the one queue costs",
-		},
-		{
-			Case: "alone requests", Metric: P50, Of: "ratio", High: 1.15, FarHigh: 1.5,
-			Why: "A request alone takes longer because its container is shaped",
-		},
+		noLess("alone bulk", Total, "ratio", 0.85, 0.6, "One container alone pays more for being shaped than the one queue costs"),
+		noMore("alone requests", P50, "ratio", 1.15, 1.5, "A request alone takes longer because its container is shaped"),
 	}
 }
 
