@@ -29,10 +29,7 @@ nothing is changed by that.`,
 			return explainPlan(e, out, cmd, c, args[0])
 		}
 		x, err := c.Explain(cmd.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, x, func(w io.Writer) { explain(w, x, time.Now()) })
+		return answer(e, out, x, err, func(w io.Writer, x api.Explanation) { explain(w, x, time.Now()) })
 	})
 }
 
@@ -99,10 +96,7 @@ func explainPlan(e env, out *format, cmd *cobra.Command, c *api.Client, ref stri
 		return err
 	}
 	x, err := c.Explain(cmd.Context(), ref) // for the names of its devices
-	if err != nil {
-		return err
-	}
-	return out.print(e.stdout, steps, func(w io.Writer) { printPlan(w, x.Container, steps) })
+	return answer(e, out, steps, err, func(w io.Writer, steps []api.Planned) { printPlan(w, x.Container, steps) })
 }
 
 func printPlan(w io.Writer, of api.Container, steps []api.Planned) {

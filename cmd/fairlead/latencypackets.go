@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"io"
 	"slices"
 	"time"
 
@@ -71,9 +69,4 @@ func (s *source) next(ctx context.Context, over time.Duration) (api.LatencyRecor
 		s.filter.After = r.Next
 	}
 	return r, err
-}
-
-// latencyJSON prints a packet as one line.
-func latencyJSON(w io.Writer, r api.LatencyRecord) error {
-	return json.NewEncoder(w).Encode(r)
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -343,10 +342,7 @@ func span(d time.Duration) string {
 // right aligns some columns, and their heads, to the right.
 func right(columns []column, rows [][]string, first, last int) {
 	for i := first; i <= last; i++ {
-		wide := utf8.RuneCountInString(columns[i].head)
-		for _, row := range rows {
-			wide = max(wide, utf8.RuneCountInString(row[i]))
-		}
+		wide := column{head: columns[i].head}.width(i, rows) // a number is never cut
 		columns[i].head = fmt.Sprintf("%*s", wide, columns[i].head)
 		for _, row := range rows {
 			row[i] = fmt.Sprintf("%*s", wide, row[i])
@@ -358,24 +354,14 @@ func right(columns []column, rows [][]string, first, last int) {
 func width(columns []column, rows [][]string) int {
 	sum := 0
 	for i, c := range columns {
-		wide := utf8.RuneCountInString(c.head)
-		for _, row := range rows {
-			wide = max(wide, utf8.RuneCountInString(row[i]))
-		}
-		if c.max > 0 {
-			wide = min(wide, c.max)
-		}
-		sum += wide + 2
+		sum += c.width(i, rows) + 2
 	}
 	return sum
 }
 
 // plain prints rows without heads.
 func plain(w io.Writer, rows [][]string) {
-	wide := 0
-	for _, row := range rows {
-		wide = max(wide, utf8.RuneCountInString(row[0]))
-	}
+	wide := column{}.width(0, rows)
 	for _, row := range rows {
 		fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%-*s  %s  %s", wide, row[0], row[1], row[2]), " "))
 	}

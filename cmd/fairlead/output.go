@@ -63,6 +63,14 @@ func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
 	return err
 }
 
+// answer prints what the agent has answered, or gives its error.
+func answer[T any](e env, f *format, v T, err error, table func(io.Writer, T)) error {
+	if err != nil {
+		return err
+	}
+	return f.print(e.stdout, v, func(w io.Writer) { table(w, v) })
+}
+
 // line is print for one of many: JSON is on one line, and YAML a document of its own.
 func (f *format) line(w io.Writer, v any, table func(io.Writer)) error {
 	switch f.name {
@@ -167,18 +175,29 @@ type column struct {
 	max  int
 }
 
+// width is how wide the i-th column is, as far as it may be.
+func (c column) width(i int, rows [][]string) int {
+	wide := utf8.RuneCountInString(c.head)
+	for _, row := range rows {
+		wide = max(wide, utf8.RuneCountInString(row[i]))
+	}
+	if c.max > 0 {
+		wide = min(wide, c.max)
+	}
+	return wide
+}
+
 // table prints rows under their heads, two spaces apart. Cells must have been
 // made fit to be printed.
 func table(w io.Writer, columns []column, rows [][]string) {
 	widths := make([]int, len(columns))
 	all := append([][]string{make([]string, len(columns))}, rows...)
 	for i, c := range columns {
-		all[0][i] = c.head
+		all[0][i], widths[i] = c.head, c.width(i, rows)
 	}
 	for _, row := range all {
 		for i, cell := range row {
 			row[i] = cut(cell, columns[i].max)
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 	}
 	for _, row := range all {

@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -28,10 +27,7 @@ func psVerb(e env) *cobra.Command {
 			return err
 		}
 		st, err := c.Status(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, list, func(w io.Writer) { psTable(w, list, st, *wide) })
+		return answer(e, out, list, err, func(w io.Writer, list []api.Container) { psTable(w, list, st, *wide) })
 	})
 }
 
@@ -114,16 +110,7 @@ func typed(c api.Container) string {
 // goes, and then cells are cut where they are the longest.
 func narrow(columns []column, rows [][]string) ([]column, [][]string) {
 	const least = 10
-	width := func(i int) int {
-		n := utf8.RuneCountInString(columns[i].head)
-		for _, r := range rows {
-			n = max(n, utf8.RuneCountInString(r[i]))
-		}
-		if columns[i].max > 0 {
-			n = min(n, columns[i].max)
-		}
-		return n
-	}
+	width := func(i int) int { return columns[i].width(i, rows) }
 	last := len(columns) - 1
 	left := lineWidth
 	for i := range last {

@@ -43,10 +43,7 @@ only changes that have lapsed, which a running agent does by itself.`,
 			ref = args[0]
 		}
 		done, err := restore(cmd.Context(), f, ref, *expired)
-		if err != nil {
-			return err
-		}
-		if err := out.print(e.stdout, done, func(w io.Writer) { restored(w, done) }); err != nil {
+		if err := answer(e, out, done, err, restored); err != nil {
 			return err
 		}
 		for _, o := range done.Outcomes {

@@ -36,10 +36,7 @@ root and the group ` + api.Group + ` may use it.`,
 			return err
 		}
 		done, err := c.Set(cmd.Context(), args[0], in)
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, done, func(w io.Writer) { wasSet(w, done, in) })
+		return answer(e, out, done, err, func(w io.Writer, c api.Container) { wasSet(w, c, in) })
 	})
 }
 
