@@ -190,10 +190,9 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 		for _, l := range []probe.Level{probe.Full, probe.Degraded, probe.Unavailable} {
 			gauge("feature_support", "1 for the level of support of the feature on this host.", truth(l == f.Level), "feature", f.Name, "level", string(l))
 		}
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Done), "feature", f.Name, "state", "done")
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Partly), "feature", f.Name, "state", "partly")
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Pending), "feature", f.Name, "state", "pending")
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Failed), "feature", f.Name, "state", "error")
+		for state, n := range map[string]int{"done": f.Done, "partly": f.Partly, "pending": f.Pending, "error": f.Failed} {
+			gauge("feature_containers", "Containers by how the feature stands with them.", float64(n), "feature", f.Name, "state", state)
+		}
 		counter("feature_calls_total", "Calls of the feature to apply, remove or prune.", float64(f.Calls), "feature", f.Name)
 		counter("feature_call_failures_total", "Those of them that ended in an error.", float64(f.Failures), "feature", f.Name)
 	}
