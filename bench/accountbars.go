@@ -2,7 +2,7 @@ package bench
 
 import "github.com/fairlead-project/fairlead/bench/report"
 
-// accountBars are how exact the accounts have to be.
+// accountBars bound the errors of the accounts.
 func accountBars() []report.Bar {
 	all := []report.Bar{
 		within("cost nic udp", Balance, 0.98, 1.02, 0.85, 1.15, "The accounts lose packet work that comes by NIC and bridge, or charge it twice"),

@@ -20,14 +20,13 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// NetCPUCases names the cases that NetCPU would measure. It matches ErrNoCase if
-// there are none.
+// NetCPUCases returns the names of the cases that NetCPU would measure. Error: ErrNoCase.
 func NetCPUCases(o Options) ([]string, error) {
 	_, names, err := o.setups()
 	return names, err
 }
 
-// setups are the rigs and cases that the options ask for.
+// setups returns the rigs and cases that the options select.
 func (o Options) setups() ([]setup, []string, error) {
 	return choose(o, catalogue(o.Docker), func(su *setup, chosen func(string, bool) bool) bool {
 		su.demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !chosen(su.name+" "+d.name, d.quick) })
@@ -35,9 +34,8 @@ func (o Options) setups() ([]setup, []string, error) {
 	})
 }
 
-// settle is how long a mode may take to what is due: none with isolate, some rounds
-// of the ledger with charge, and with auto before these what it waits before it does
-// anything.
+// settle is the time until a mode has its full effect: almost none for isolate, some rounds
+// of the ledger for charge. The mode auto first waits before it acts.
 func settle(mode string) time.Duration {
 	switch mode {
 	case "charge":
@@ -48,8 +46,8 @@ func settle(mode string) time.Duration {
 	return 300 * time.Millisecond
 }
 
-// installed leaves out the cases whose programs this machine does not have, and
-// says so.
+// installed removes the cases whose programs are not installed on this machine, with a note
+// about each program.
 func installed(all []setup, have func(program string) bool) (list []setup, notes []string) {
 	var missing []string
 	need := func(program string) bool {
@@ -76,9 +74,9 @@ func installed(all []setup, have func(program string) bool) (list []setup, notes
 	return list, notes
 }
 
-// NetCPU runs the netcpu experiment: what a neighbour's packets cost a victim
-// that computes, without protection and with it. It needs root and two CPUs.
-// When ctx ends, what was built is removed before it returns.
+// NetCPU runs the netcpu experiment: the cost of a neighbour's packets for a victim that
+// computes, without protection and with it. It needs root and two CPUs. When ctx ends,
+// NetCPU removes the rig before it returns.
 func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 	e := o.experiment("netcpu",
 		usual{rounds: 5, settle: settle(o.Mode), take: 2 * time.Second, takes: 3},
@@ -123,12 +121,12 @@ type experiment struct {
 	mode        string
 	settle      time.Duration
 	take        time.Duration
-	takes       int // of a window that is disturbed; 0 is one
+	takes       int // tries for a window that others disturb; 0 is one
 
 	quiet   quiet
-	foreign float64 // most CPUs that anybody else used beside an idle rig
-	missing string  // why the protection did nothing; "" if it did something
-	// unmetered is why there is no packet cost; "" if there is.
+	foreign float64 // most CPUs that other programs used beside an idle rig
+	missing string  // why the protection had no effect; "" if it had one
+	// unmetered says why there is no packet cost; "" if there is one.
 	unmetered string
 	notes     []string
 }
@@ -172,10 +170,9 @@ func (e *experiment) run(ctx context.Context, su setup) (err error) {
 	return nil
 }
 
-// round measures every case once off and once on. What comes first changes
-// from case to case, so that the protection need not be switched for each
-// measurement. The base, a victim beside neighbours without packets and with
-// nothing done, is measured before and after.
+// round measures every case once off and once on. The order alternates from case to case,
+// so that the protection is switched half as often. The base, a victim beside neighbours
+// without packets and without protection, is measured before and after.
 func (e *experiment) round(ctx context.Context, s *session, su setup, round int) error {
 	take := func(d demand, on bool) (sample, error) {
 		e.say(fmt.Sprintf("round %d: %s %s, %s", round, su.name, d.name, map[bool]string{false: "off", true: "on"}[on]))

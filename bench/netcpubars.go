@@ -6,9 +6,9 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// netcpuBars are what isolate and charge have to keep from a victim, what they may
-// cost those whose packets come, and what the agent may take for itself. Their
-// limits leave room above what feature/netcpu/MEASURED.md has.
+// netcpuBars bound three things: the penalty of a victim under isolate and charge, the loss
+// of the receivers, and the agent's own cost. The limits leave room above the figures in
+// feature/netcpu/MEASURED.md.
 func netcpuBars() []report.Bar {
 	const (
 		receives = "An isolated receiver's packets take a victim's time"
@@ -54,7 +54,7 @@ func netcpuBars() []report.Bar {
 	)
 }
 
-// penalty is a bar for that of a victim that is protected.
+// penalty is a bar for the penalty of a protected victim.
 func penalty(name string, high, far float64, why string) report.Bar {
 	return atMost(name, Penalty, high, far, why)
 }

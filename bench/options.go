@@ -9,27 +9,27 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// Options are what an experiment is told.
+// Options control an experiment.
 type Options struct {
-	Rounds  int           // 0: as many as is usual
-	Window  time.Duration // how long to measure; 0: as is usual
-	Settle  time.Duration // of netcpu: how long the load runs before that; 0: as is usual
-	Quick   bool          // within two minutes, with fewer cases, and less exact
-	Docker  bool          // containers of a Docker Engine in place of sandboxes
-	Mode    string        // of netcpu while it is on; "" is isolate
-	Only    string        // a regular expression for the cases to measure; "" is all
-	Version string        // of fairlead, for the report
-	// Progress, if not nil, is called before each measurement with how many
-	// are done, how many there will be, and what comes.
+	Rounds  int           // 0: the experiment's default
+	Window  time.Duration // length of a measurement; 0: the experiment's default
+	Settle  time.Duration // netcpu: how long the load runs before a measurement; 0: the default
+	Quick   bool          // end within two minutes: fewer cases, less exact
+	Docker  bool          // netcpu: use containers of a Docker Engine, not sandboxes
+	Mode    string        // netcpu: the mode while the protection is on; "" is isolate
+	Only    string        // a regular expression that selects cases; "" selects all
+	Version string        // version of fairlead, for the report
+	// Progress, if not nil, is called before each measurement with the number of
+	// measurements done, their total, and the name of the next one.
 	Progress func(done, total int, what string)
 }
 
-// ErrNoCase means that Options choose no case.
+// ErrNoCase means that Options select no case.
 var ErrNoCase = errors.New("no case has such a name")
 
-// choose gives the rigs, or cases, of a catalogue that keep wants, and the names of the
-// cases. keep asks chosen whether the options choose a case, by its name and by whether
-// --quick has it, and may take cases out of its rig. Error: ErrNoCase, if nothing is left.
+// choose returns the rigs, or the cases, of a catalogue that keep accepts, and the names of
+// the selected cases. keep calls chosen for each case, with its name and whether --quick
+// includes it, and may remove cases from a rig. Error: ErrNoCase, if nothing is left.
 func choose[T any](o Options, catalogue []T, keep func(one *T, chosen func(name string, quick bool) bool) bool) (list []T, names []string, err error) {
 	only, err := regexp.Compile(o.Only)
 	if err != nil {
@@ -53,14 +53,14 @@ func choose[T any](o Options, catalogue []T, keep func(one *T, chosen func(name 
 	return list, names, nil
 }
 
-// usual is how an experiment measures unless the options say otherwise.
+// usual holds the defaults of an experiment.
 type usual struct {
 	rounds       int
 	settle, take time.Duration // how long the load runs before a window, and in it
-	takes        int           // of a window that is disturbed; 0 is one
+	takes        int           // tries for a window that others disturb; 0 is one
 }
 
-// experiment makes one that measures as usual, or, with --quick, as quick says.
+// experiment makes an experiment with the defaults u, or with quick for --quick.
 func (o Options) experiment(name string, u, quick usual) *experiment {
 	if o.Quick {
 		u = quick

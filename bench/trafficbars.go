@@ -2,9 +2,9 @@ package bench
 
 import "github.com/fairlead-project/fairlead/bench/report"
 
-// trafficBars are what the figures of Traffic have to reach. Where a figure is a
-// rate, of what a receiver's program gets, its bounds are worked out from frames:
-// see docs/bench.md, which also has what was measured.
+// trafficBars are the bars for the figures of Traffic. The bounds of a rate are computed
+// from frames, since the receiver's program counts payload: see docs/bench.md, which also
+// has the measured figures.
 func trafficBars() []report.Bar {
 	var bars []report.Bar
 	for _, mode := range []string{"bridge", "overlay", "macvlan", "host"} {
@@ -13,21 +13,21 @@ func trafficBars() []report.Bar {
 	return append(bars, append(elsewhereBars(), changeBars()...)...)
 }
 
-// around is a bar for a figure that is due, with the part of it by which it may be
-// off, and by which it is off for no noise.
+// around is a bar for a figure with an expected value. It may deviate from that by the
+// fraction off; beyond the fraction far noise is no explanation.
 func around(c, metric string, due, off, far float64, why string) report.Bar {
 	return within(c, metric, due*(1-off), due*(1+off), due*(1-far), due*(1+far), why)
 }
 
-// What of a frame is payload, of full frames of TCP and of datagrams of 1400 bytes,
-// and what of that a tunnel leaves.
+// The fraction of a frame that is payload, for full frames of TCP and for datagrams of 1400
+// bytes, and the fraction of that inside a tunnel.
 const (
 	ofTCP  = 1448. / 1514
 	ofUDP  = 1400. / 1442
 	tunnel = 0.966
 )
 
-// uplinkBars are those of what containers of a mode send by the uplink.
+// uplinkBars are the bars for traffic from containers of a network mode to the uplink.
 func uplinkBars(mode string) []report.Bar {
 	inside := 1.
 	if mode == "overlay" {
@@ -51,7 +51,7 @@ func uplinkBars(mode string) []report.Bar {
 	return append(bars, atMost(mode+" requests beside bulk", P50, 0.002, 0.02, "Requests wait behind a neighbour's bulk TCP"))
 }
 
-// elsewhereBars are those of what containers receive, and of what stays on the host.
+// elsewhereBars are the bars for received traffic, and for traffic within the host.
 func elsewhereBars() []report.Bar {
 	const unlike = "A ceil on what a container receives lets another rate than its own through"
 	const near = "A ceil lets another rate than its own through to a neighbour"
@@ -69,7 +69,7 @@ func elsewhereBars() []report.Bar {
 	}
 }
 
-// changeBars are those of how soon a change is in force, and of what comes then.
+// changeBars are the bars for the delay of a change, and for the shares after it.
 func changeBars() []report.Bar {
 	const late, wrong = "A change takes long to be in force while containers send", "After a change the shares are not those that are due"
 	share := func(phase, of string, due float64) report.Bar {
