@@ -125,7 +125,7 @@ func quantile(sec float64) string {
 	return brief(sec)
 }
 
-// figuresText is figures in as few words as will do.
+// figuresText formats figures briefly.
 func figuresText(f api.BlockIOFigures) string {
 	var parts []string
 	for _, x := range []struct {
@@ -192,7 +192,7 @@ func blockioEventsVerb(e env) *cobra.Command {
 		missed := func(n uint64) { fmt.Fprintf(e.stderr, "%d events are not remembered any more\n", n) }
 		for x, err := range c.FollowBlockIO(cmd.Context(), 0, missed) {
 			if errors.Is(err, context.Canceled) {
-				return nil // that is how it ends
+				return nil // the user has ended it
 			}
 			if err != nil {
 				return err
@@ -323,7 +323,7 @@ func showCapacity(cmd *cobra.Command, c *api.Client, e env, out *format, in api.
 	})
 }
 
-// parseFigures reads riops=2000 wbps=20mb.
+// parseFigures parses arguments such as riops=2000 wbps=20mb.
 func parseFigures(args []string) (f api.BlockIOFigures, err error) {
 	for _, a := range args {
 		name, text, ok := strings.Cut(a, "=")

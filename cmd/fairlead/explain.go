@@ -89,7 +89,7 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 	}
 }
 
-// explainPlan shows what would be changed.
+// explainPlan shows the changes that features would make.
 func explainPlan(e env, out *format, cmd *cobra.Command, c *api.Client, ref string) error {
 	steps, err := c.Plan(cmd.Context(), ref)
 	if err != nil {
@@ -123,8 +123,7 @@ func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
 	}
 }
 
-// together puts changes that were made by one feature for one reason next to
-// each other.
+// together groups changes by feature and reason.
 func together(changes []api.Change) [][]api.Change {
 	var groups [][]api.Change
 next:
@@ -176,7 +175,7 @@ func explainNetwork(w io.Writer, c api.Container) {
 	}
 }
 
-// setting1 is one setting in one line.
+// setting1 formats a setting in one line.
 func setting1(s api.Setting, now time.Time) string {
 	from := s.From
 	switch {

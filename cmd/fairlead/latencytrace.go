@@ -99,7 +99,7 @@ filters choose what is printed.`,
 	})
 }
 
-// latencyLine prints a packet for people.
+// latencyLine prints a packet in readable form.
 func latencyLine(w io.Writer, r api.LatencyRecord) error {
 	end := func(addr string, port int) string {
 		switch {

@@ -40,7 +40,7 @@ root and the group ` + api.Group + ` may use it.`,
 	})
 }
 
-// assignments reads KEY=VALUE and KEY-.
+// assignments parses KEY=VALUE and KEY-.
 func assignments(args []string) (api.SetRequest, error) {
 	in := api.SetRequest{Set: map[string]string{}}
 	for _, a := range args {
@@ -64,7 +64,7 @@ func assignments(args []string) (api.SetRequest, error) {
 	return in, nil
 }
 
-// wasSet says what holds for the keys now, and how the features stand with it.
+// wasSet prints the values of the keys now, and the features that are not in force.
 func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 	keys := slices.Clone(in.Unset)
 	for key := range in.Set {
