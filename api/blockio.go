@@ -17,29 +17,29 @@ import (
 )
 
 func blockioRoutes() []route {
-	one := map[string]string{"id": "the id of a reservation"}
+	one := map[string]string{"id": "id of a reservation"}
 	return append(report("blockio", BlockIO{},
-		"a time, as 1s, at most 30s: the answer comes after it, and is about it. Without, it is about the last second in which something was measured",
-		"Say what block I/O each container has reserved and gets, what is in its way, and what is done about it; with the disks, and the latest events.",
+		"how long to measure, such as 1s, at most 30s: the agent answers after that time. Without it, the answer is about the last second that was measured",
+		"Show the block I/O that each container has reserved and achieves, who interferes with it, and what the agent does about that, with the disks and the latest events.",
 		"The same for one container."),
 		route{method: "GET", path: "/v1/blockio/events", out: BlockIOEvent{}, stream: followBlockIO,
-			summary: "Follow the events of reservations, as server-sent events: those that are remembered first, or after the header Last-Event-ID. The first event is named state: how many read, and how many were dropped as they read too slowly. One named missed has as data how many events are not remembered any more."},
+			summary: "Follow the events of reservations, as server-sent events. The stream starts with the oldest event that the agent still has, or after the one in the header Last-Event-ID. Its first event, named state, counts the readers, and those that were dropped because they read too slowly. An event named missed counts the events that the agent no longer has."},
 		route{method: "GET", path: "/v1/reservations", out: Reservations{}, call: listReservations,
-			summary: "List the reservations of block I/O, those of policy too, with what is achieved of each."},
+			summary: "List the reservations of block I/O, including those from policy, with the I/O that each achieves."},
 		route{method: "POST", path: "/v1/reservations", in: ReservationRequest{}, out: Reservation{}, status: http.StatusCreated, call: reserve,
-			summary: "Reserve block I/O of a device for a running container, until it ends. It is refused with what is left, and with who holds the rest, if the device has not as much, or the container has a reservation there."},
+			summary: "Reserve block I/O of a device for a running container, until the container ends. The request is refused if the device does not have that much left, or if the container already has a reservation there. The error names what is left, and the containers that hold the rest."},
 		route{method: "GET", path: "/v1/reservations/{id}", params: one, out: Reservation{}, call: oneReservation,
 			summary: "Show one reservation."},
 		route{method: "PATCH", path: "/v1/reservations/{id}", params: one, in: BlockIOFigures{}, out: Reservation{}, call: changeReservation,
-			summary: "Reserve other figures in the place of those of one reservation. What is refused leaves it as it is. One of policy is overruled until that is deleted, or the container ends."},
+			summary: "Replace the figures of one reservation. A refused request leaves it unchanged. The new figures override a reservation from policy until they are deleted or the container ends."},
 		route{method: "DELETE", path: "/v1/reservations/{id}", params: one, out: Reservation{}, call: deleteReservation,
-			summary: "End one reservation that was made by hand. What policy reserves counts again. The answer is what was reserved."},
+			summary: "Delete one reservation that was made by hand. A reservation from policy applies again. The answer is the deleted reservation."},
 		route{method: "POST", path: "/v1/capacities", in: CapacityRequest{}, out: BlockIODevice{}, status: http.StatusCreated, call: setCapacity,
-			summary: "Say what a device can do, as measured, or as its operator knows. It is kept in the file --disk-capacities of the agent, also through the next boot; a file that cannot be written is status 503. Reservations that exceed it then stay."},
+			summary: "Set the capacity of a device, measured or given by its operator. The agent keeps it in its file --disk-capacities, which outlives a reboot; the status is 503 if it cannot write the file. Reservations that exceed the new capacity stay."},
 	)
 }
 
-// BlockIOFigures are operations and bytes per second, by direction. 0 is nothing.
+// BlockIOFigures are operations and bytes per second, by direction. 0 is none.
 type BlockIOFigures struct {
 	ReadIOPS   uint64 `json:"read_iops,omitempty" doc:"reads per second"`
 	WriteIOPS  uint64 `json:"write_iops,omitempty" doc:"writes per second"`
@@ -47,32 +47,32 @@ type BlockIOFigures struct {
 	WriteBytes uint64 `json:"write_bytes_per_second,omitempty" doc:"bytes written per second"`
 }
 
-// ReservationRequest is the body of a request to reserve.
+// ReservationRequest is the body of a request for a reservation.
 type ReservationRequest struct {
 	Container string `json:"container" doc:"id, runtime id or name of the container"`
 	Device    string `json:"device" doc:"path below /dev"`
 	BlockIOFigures
 }
 
-// CapacityRequest says what a device can do.
+// CapacityRequest sets the capacity of a device.
 type CapacityRequest struct {
 	Device   string  `json:"device" doc:"path below /dev"`
-	Headroom float64 `json:"headroom,omitempty" doc:"part of it that is never reserved, 0 to 0.9; absent: 0.1"`
-	Measured bool    `json:"measured,omitempty" doc:"the figures were measured, not given"`
+	Headroom float64 `json:"headroom,omitempty" doc:"fraction of the capacity that cannot be reserved, 0 to 0.9; absent: 0.1"`
+	Measured bool    `json:"measured,omitempty" doc:"the figures were measured, not given by an operator"`
 	BlockIOFigures
 }
 
-// Reservation is what a container has reserved of a device.
+// Reservation is the block I/O that a container has reserved on a device.
 type Reservation struct {
-	ID        string         `json:"id" doc:"the container's id and the disk's number; the same for as long as the container runs"`
+	ID        string         `json:"id" doc:"id of the container and number of the disk; does not change while the container runs"`
 	Container container.ID   `json:"container,string" doc:"id of the container"`
 	Name      string         `json:"name,omitempty" doc:"name of the container"`
-	Device    string         `json:"device" doc:"the device, as it was named"`
-	Reserved  BlockIOFigures `json:"reserved" doc:"what is reserved"`
-	Share     float64        `json:"share" doc:"the part of the disk's capacity that this is"`
-	From      string         `json:"from" doc:"where it comes from: label, the path of a file, or set by (who, and when)"`
-	Achieved  BlockIOFigures `json:"achieved" doc:"what was done over the last second in which something was measured"`
-	State     string         `json:"state" doc:"idle, met, short (less is done than reserved, and nobody is in the way), throttled (by the container's own limits), stolen (by the hypervisor), interference, or lost (the disk has gone)"`
+	Device    string         `json:"device" doc:"the device, as written in the request or the policy"`
+	Reserved  BlockIOFigures `json:"reserved" doc:"reserved I/O"`
+	Share     float64        `json:"share" doc:"reserved fraction of the disk's capacity"`
+	From      string         `json:"from" doc:"origin: label, path of a policy file, or set by (who, and when)"`
+	Achieved  BlockIOFigures `json:"achieved" doc:"I/O in the last second that was measured"`
+	State     string         `json:"state" doc:"idle, met, short (less I/O than reserved, without interference), throttled (by the container's own limits), stolen (by the hypervisor), interference, or lost (the disk has gone)"`
 }
 
 // Reservations are all reservations.
@@ -80,11 +80,11 @@ type Reservations struct {
 	Reservations []Reservation `json:"reservations" doc:"by name of the container and device"`
 }
 
-// ReservationChange asks the feature how policy has to be set for a change of a
-// reservation; the answer is a SetRequest. Delete, or the figures to be reserved.
+// ReservationChange asks the feature which policy makes a change of a reservation; the
+// answer is a SetRequest. The change is Delete, or the new Figures.
 type ReservationChange struct {
-	ID      string // of the one to be changed; "": a new one
-	Device  string // of a new one
+	ID      string // of the reservation to change; "": make a new one
+	Device  string // of a new reservation
 	Figures BlockIOFigures
 	Delete  bool
 }
@@ -92,102 +92,102 @@ type ReservationChange struct {
 // BlockIO is the block I/O of containers.
 type BlockIO struct {
 	Taken        time.Time       `json:"taken" doc:"when it was measured"`
-	Seconds      float64         `json:"seconds" doc:"for so long before taken; 0: nothing has been measured, as nothing is reserved and nobody asked for a time"`
+	Seconds      float64         `json:"seconds" doc:"length of the measurement that ended at taken; 0: there was none, because nothing is reserved and the request had no over"`
 	Rows         []BlockIORow    `json:"rows" doc:"one element for each container and disk with I/O or a reservation"`
-	Waits        []BlockIOWait   `json:"waits" doc:"who waited for a CPU while whom ran there, of those with a reservation; the longest first"`
+	Waits        []BlockIOWait   `json:"waits" doc:"time that containers with a reservation waited for a CPU, by the container that ran there; the longest first"`
 	Devices      []BlockIODevice `json:"devices" doc:"the disks with a capacity, a reservation or I/O"`
-	Events       []BlockIOEvent  `json:"events" doc:"interference that began or ended, and what was done; the latest last"`
-	Reservations []Reservation   `json:"reservations" doc:"what is reserved"`
+	Events       []BlockIOEvent  `json:"events" doc:"starts and ends of interference, and actions of the agent; the latest last"`
+	Reservations []Reservation   `json:"reservations" doc:"all reservations"`
 
-	Stolen     float64             `json:"stolen" doc:"seconds in each second for which the hypervisor let CPUs of this machine wait, added up"`
-	Interrupts []BlockIOInterrupts `json:"interrupts,omitempty" doc:"who interrupted the CPUs; only with a time, and for all containers"`
-	Threads    []BlockIOThread     `json:"threads,omitempty" doc:"context switches of the threads of one container, those with most of them first, at most 1000; only with a time"`
+	Stolen     float64             `json:"stolen" doc:"CPU time that the hypervisor took from this machine, in seconds per second, summed over the CPUs"`
+	Interrupts []BlockIOInterrupts `json:"interrupts,omitempty" doc:"interrupts of the CPUs by source; only with over, and for all containers"`
+	Threads    []BlockIOThread     `json:"threads,omitempty" doc:"context switches by thread of one container, the most first, at most 1000 threads; only with over"`
 
-	Lost uint64 `json:"lost" doc:"requests and waits that found no place in the accounts and are in no figure"`
+	Lost uint64 `json:"lost" doc:"requests and waits that are missing in all figures because a table was full"`
 }
 
-// BlockIORow is the I/O of one container at one disk.
+// BlockIORow is the I/O of one container on one disk.
 type BlockIORow struct {
-	Container container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for what belongs to none: the host, and buffered writes that the kernel does not attribute"`
+	Container container.ID    `json:"container,omitempty,string" doc:"id of the container; absent for I/O of no container: that of the host, and buffered writes that the kernel does not attribute"`
 	Name      string          `json:"name,omitempty" doc:"name of the container"`
-	Disk      string          `json:"disk" doc:"name of the disk, as vda"`
-	Achieved  BlockIOFigures  `json:"achieved" doc:"what was done"`
-	Reserved  *BlockIOFigures `json:"reserved,omitempty" doc:"what is reserved; absent if nothing is"`
+	Disk      string          `json:"disk" doc:"name of the disk, such as vda"`
+	Achieved  BlockIOFigures  `json:"achieved" doc:"I/O that was done"`
+	Reserved  *BlockIOFigures `json:"reserved,omitempty" doc:"reserved I/O; absent without a reservation"`
 	Errors    uint64          `json:"errors,omitempty" doc:"requests that failed"`
-	QueueP50  float64         `json:"queue_p50_seconds" doc:"half of the requests waited no longer before they were given to the device; to within 1/8, as the others"`
-	QueueP99  float64         `json:"queue_p99_seconds" doc:"99 % of them"`
-	DeviceP50 float64         `json:"device_p50_seconds" doc:"half of the requests took the device no longer"`
-	DeviceP99 float64         `json:"device_p99_seconds" doc:"99 % of them"`
+	QueueP50  float64         `json:"queue_p50_seconds" doc:"median wait of the requests before they were issued to the device; all quantiles are exact to 1/8 of their value"`
+	QueueP99  float64         `json:"queue_p99_seconds" doc:"99th percentile of that wait"`
+	DeviceP50 float64         `json:"device_p50_seconds" doc:"median service time of the requests at the device"`
+	DeviceP99 float64         `json:"device_p99_seconds" doc:"99th percentile of the service time"`
 
-	State    string       `json:"state" doc:"as of a reservation; best effort without one"`
-	Evidence string       `json:"evidence,omitempty" doc:"of interference: what shows it"`
-	Culprit  container.ID `json:"culprit,omitempty,string" doc:"of interference: the container that is in the way"`
-	By       string       `json:"by,omitempty" doc:"name of the culprit"`
-	Action   string       `json:"action,omitempty" doc:"what is done to this container for the sake of others"`
-	Since    time.Time    `json:"since,omitzero" doc:"since when the state, or the action, is so"`
+	State    string       `json:"state" doc:"state of the reservation; best effort without one"`
+	Evidence string       `json:"evidence,omitempty" doc:"evidence of interference"`
+	Culprit  container.ID `json:"culprit,omitempty,string" doc:"id of the container that interferes"`
+	By       string       `json:"by,omitempty" doc:"name of that container"`
+	Action   string       `json:"action,omitempty" doc:"what the agent does to this container in favour of others"`
+	Since    time.Time    `json:"since,omitzero" doc:"start of the state or the action"`
 
-	Voluntary   uint64  `json:"voluntary_switches,omitempty" doc:"context switches as it had nothing to do"`
-	Involuntary uint64  `json:"involuntary_switches,omitempty" doc:"context switches though it had"`
-	ICPU        float64 `json:"i_cpu,omitempty" doc:"I_cpu of the MIST paper: involuntary over voluntary ones; absent below 50 switches a second"`
-	ICPUForeign float64 `json:"i_cpu_foreign,omitempty" doc:"the part of i_cpu in favour of others"`
-	ICPUOwn     float64 `json:"i_cpu_own,omitempty" doc:"the part of i_cpu in favour of other threads of the container"`
-	WaitP99     float64 `json:"runqueue_p99_seconds,omitempty" doc:"99 % of its tasks waited no longer for a CPU"`
-	WaitForeign float64 `json:"runqueue_foreign,omitempty" doc:"seconds in each second for which its tasks waited for CPUs on which others ran; several tasks add up"`
-	CPUPressure float64 `json:"cpu_pressure,omitempty" doc:"part of the time in which some of its tasks waited for a CPU, its own quota and its own threads included (cpu.pressure, some)"`
-	IOPressure  float64 `json:"io_pressure,omitempty" doc:"part of the time in which some of its tasks waited for I/O (io.pressure, some)"`
-	Throttled   float64 `json:"throttled,omitempty" doc:"seconds in each second for which its own quota kept it from running; several CPUs add up"`
+	Voluntary   uint64  `json:"voluntary_switches,omitempty" doc:"context switches of tasks that blocked or slept"`
+	Involuntary uint64  `json:"involuntary_switches,omitempty" doc:"context switches of tasks that were preempted"`
+	ICPU        float64 `json:"i_cpu,omitempty" doc:"I_cpu of the MIST paper: involuntary by voluntary context switches; absent below 50 switches per second"`
+	ICPUForeign float64 `json:"i_cpu_foreign,omitempty" doc:"part of i_cpu where another container ran next"`
+	ICPUOwn     float64 `json:"i_cpu_own,omitempty" doc:"part of i_cpu where another thread of the container ran next"`
+	WaitP99     float64 `json:"runqueue_p99_seconds,omitempty" doc:"99th percentile of its tasks' wait for a CPU"`
+	WaitForeign float64 `json:"runqueue_foreign,omitempty" doc:"time that its tasks waited for a CPU on which others ran, in seconds per second, summed over the tasks"`
+	CPUPressure float64 `json:"cpu_pressure,omitempty" doc:"fraction of the time in which some of its tasks waited for a CPU, including waits for its own quota and its own threads (cpu.pressure, some)"`
+	IOPressure  float64 `json:"io_pressure,omitempty" doc:"fraction of the time in which some of its tasks waited for I/O (io.pressure, some)"`
+	Throttled   float64 `json:"throttled,omitempty" doc:"time that its own quota throttled it, in seconds per second, summed over the CPUs"`
 }
 
-// BlockIOInterrupts is how often one source interrupted each CPU.
+// BlockIOInterrupts counts the interrupts of each CPU by one source.
 type BlockIOInterrupts struct {
-	Source string    `json:"source" doc:"as in /proc/interrupts, the device for one of a device; BLOCK, NET_RX and so on of softirqs"`
-	Soft   bool      `json:"soft,omitempty" doc:"it is a softirq"`
-	Number int       `json:"number,omitempty" doc:"number of a device's interrupt"`
-	CPUs   []float64 `json:"cpus" doc:"times per second, for each CPU that is online"`
+	Source string    `json:"source" doc:"name in /proc/interrupts, for a device the name of the device; for softirqs BLOCK, NET_RX and so on"`
+	Soft   bool      `json:"soft,omitempty" doc:"the source is a softirq"`
+	Number int       `json:"number,omitempty" doc:"interrupt number, for a device"`
+	CPUs   []float64 `json:"cpus" doc:"interrupts per second, for each CPU that is online"`
 }
 
-// BlockIOThread is how often a thread of a container gave up its CPU.
+// BlockIOThread counts the context switches of a thread of a container.
 type BlockIOThread struct {
 	TID         int    `json:"tid" doc:"id of the thread"`
-	Voluntary   uint64 `json:"voluntary_switches" doc:"as it had nothing to do"`
-	Involuntary uint64 `json:"involuntary_switches" doc:"though it had"`
+	Voluntary   uint64 `json:"voluntary_switches" doc:"switches because the thread blocked or slept"`
+	Involuntary uint64 `json:"involuntary_switches" doc:"switches because the thread was preempted"`
 }
 
-// BlockIOWait is how long tasks of a container waited while somebody ran on their CPU.
+// BlockIOWait is the time that tasks of one container waited while another ran on their CPU.
 type BlockIOWait struct {
 	Victim  container.ID `json:"victim,string" doc:"id of the container that waited"`
-	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container that ran; absent for the host, and where it is not known"`
-	Name    string       `json:"name" doc:"name of the culprit"`
-	Share   float64      `json:"share" doc:"seconds of waiting in each second; several tasks add up"`
+	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container that ran; absent for the host, or if unknown"`
+	Name    string       `json:"name" doc:"name of the container that ran"`
+	Share   float64      `json:"share" doc:"waiting time in seconds per second, summed over the tasks"`
 }
 
 // BlockIODevice is a disk.
 type BlockIODevice struct {
 	Disk      string         `json:"disk" doc:"name of the disk"`
-	Number    string         `json:"number" doc:"its device number, as 254:0"`
-	Model     string         `json:"model,omitempty" doc:"model and serial number, where it tells them"`
-	Scheduler string         `json:"scheduler" doc:"its I/O scheduler"`
-	Capacity  BlockIOFigures `json:"capacity" doc:"what it can do; all absent if that is not known, and nothing can be reserved"`
-	Headroom  float64        `json:"headroom" doc:"part of that which is never reserved"`
+	Number    string         `json:"number" doc:"device number, such as 254:0"`
+	Model     string         `json:"model,omitempty" doc:"model and serial number, as far as the disk reports them"`
+	Scheduler string         `json:"scheduler" doc:"I/O scheduler"`
+	Capacity  BlockIOFigures `json:"capacity" doc:"capacity of the disk; without figures if it is unknown, and then nothing can be reserved"`
+	Headroom  float64        `json:"headroom" doc:"fraction of the capacity that cannot be reserved"`
 	Measured  bool           `json:"measured,omitempty" doc:"the capacity was measured"`
-	Reserved  float64        `json:"reserved" doc:"part of the capacity that is reserved"`
-	Support   string         `json:"support" doc:"what can be done to containers in the way there"`
+	Reserved  float64        `json:"reserved" doc:"reserved fraction of the capacity"`
+	Support   string         `json:"support" doc:"what the agent can do about containers that interfere on this disk"`
 }
 
-// BlockIOEvent is something that happened to a reservation.
+// BlockIOEvent is an event of a reservation.
 type BlockIOEvent struct {
-	ID      uint64       `json:"id" doc:"grows by one from each event to the next; an agent begins with 1"`
-	Time    time.Time    `json:"time" doc:"when"`
+	ID      uint64       `json:"id" doc:"number of the event; each agent counts from 1"`
+	Time    time.Time    `json:"time" doc:"time of the event"`
 	Victim  container.ID `json:"victim,string" doc:"id of the container with the reservation"`
-	Name    string       `json:"name,omitempty" doc:"its name"`
+	Name    string       `json:"name,omitempty" doc:"name of that container"`
 	Disk    string       `json:"disk" doc:"name of the disk"`
 	What    string       `json:"what" doc:"interference, action, release or over"`
-	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container in the way"`
-	Text    string       `json:"text" doc:"what shows it, or what was done"`
+	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container that interferes"`
+	Text    string       `json:"text" doc:"evidence of the interference, or the action of the agent"`
 }
 
-// BlockIOEventsAfter asks the feature for the events after an id, as soon as there are any
-// or the context ends. The answer is a []BlockIOEvent.
+// BlockIOEventsAfter asks the feature for the events after an id. The feature waits for the
+// first of them, or for the end of the context. The answer is a []BlockIOEvent.
 type BlockIOEventsAfter uint64
 
 func followBlockIO(b Backend, r *http.Request, after uint64) (out []streamed, err error) {
@@ -202,9 +202,10 @@ func followBlockIO(b Backend, r *http.Request, after uint64) (out []streamed, er
 	return out, err
 }
 
-// FollowBlockIO gives the events of reservations after one with an id (0: all that are
-// remembered), and goes on until ctx ends or the agent does. Its error is the last. Events
-// that the agent does not remember any more are told by missed, if that is not nil.
+// FollowBlockIO yields the events of reservations after the one with the given id, or all
+// that the agent still has if after is 0. It goes on until ctx or the agent ends, and
+// yields an error last. It calls missed, if that is not nil, with the number of events that
+// the agent no longer has.
 func (c *Client) FollowBlockIO(ctx context.Context, after uint64, missed func(events uint64)) iter.Seq2[BlockIOEvent, error] {
 	return func(yield func(BlockIOEvent, error) bool) {
 		for s, err := range c.follow(ctx, "/v1/blockio/events", after) {
@@ -265,7 +266,7 @@ func reservation(b Backend, r *http.Request, id string) (Reservation, error) {
 	return out.Reservations[i], nil
 }
 
-// setReserve sets policy as the feature says that a change asks for.
+// setReserve sets the policy that the feature names for a change.
 func setReserve(b Backend, r *http.Request, ref string, change ReservationChange) error {
 	p, err := peer(r.Context())
 	if err != nil {
@@ -336,14 +337,14 @@ func setCapacity(b Backend, r *http.Request) (any, error) {
 	return b.Report(r.Context(), Ask{Feature: "blockio", Body: in})
 }
 
-// BlockIO says what block I/O containers have reserved and get: all if ref is "", else
-// one, named as for Explain. With a time over other than 0, at most [MaxOver], the answer
-// comes after that, and is about it.
+// BlockIO returns the block I/O that containers have reserved and achieve: of all if ref is
+// "", otherwise of one, named as for Explain. If over is not 0 (at most [MaxOver]), the
+// agent measures for that time and answers after it.
 func (c *Client) BlockIO(ctx context.Context, ref string, over time.Duration) (out BlockIO, err error) {
 	return out, c.report(ctx, "blockio", ref, over, &out)
 }
 
-// Reservations lists what is reserved.
+// Reservations lists the reservations.
 func (c *Client) Reservations(ctx context.Context) (out Reservations, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/reservations", nil, &out)
 }
@@ -353,22 +354,22 @@ func (c *Client) Reserve(ctx context.Context, in ReservationRequest) (out Reserv
 	return out, c.do(ctx, http.MethodPost, "/v1/reservations", in, &out)
 }
 
-// ChangeReservation reserves other figures in the place of those of one reservation.
+// ChangeReservation replaces the figures of one reservation.
 func (c *Client) ChangeReservation(ctx context.Context, id string, in BlockIOFigures) (out Reservation, err error) {
 	return out, c.do(ctx, http.MethodPatch, "/v1/reservations/"+url.PathEscape(id), in, &out)
 }
 
-// DeleteReservation ends a reservation that was made by hand.
+// DeleteReservation deletes a reservation that was made by hand.
 func (c *Client) DeleteReservation(ctx context.Context, id string) (out Reservation, err error) {
 	return out, c.do(ctx, http.MethodDelete, "/v1/reservations/"+url.PathEscape(id), nil, &out)
 }
 
-// SetCapacity says what a device can do.
+// SetCapacity sets the capacity of a device.
 func (c *Client) SetCapacity(ctx context.Context, in CapacityRequest) (out BlockIODevice, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/capacities", in, &out)
 }
 
-// SortBlockIO puts the rows and reservations into their order.
+// SortBlockIO sorts the lists of b.
 func SortBlockIO(b BlockIO) {
 	slices.SortFunc(b.Rows, func(x, y BlockIORow) int {
 		return cmp.Or(cmp.Compare(x.Disk, y.Disk), strings.Compare(x.Name, y.Name), cmp.Compare(x.Container, y.Container))

@@ -16,32 +16,32 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// maxSelfOver is the longest time for which a container's request for records waits:
-// it is below the time in which an answer to a container has to be written.
+// maxSelfOver is the longest wait of a container's request for records. It is shorter
+// than the write timeout of the self socket.
 const maxSelfOver = 5 * time.Second
 
-// maxSelfRecords bounds what an answer to a container costs the agent: one may ask
-// a hundred times a second.
+// maxSelfRecords bounds the cost of an answer for the agent: a container may send a
+// hundred requests per second.
 const maxSelfRecords = 256
 
 func latencyRoutes() []route {
 	query := map[string]string{
-		"after":    "the next of the answer before; absent: packets from now on",
-		"over":     "a time, as 2s, at most 30s (5s on the self socket): how long to wait for the first packet; absent: not at all",
-		"peer":     "packets to or from an address, or a prefix, as 10.0.0.0/8",
-		"port":     "packets to or from a port",
-		"protocol": "packets of tcp, udp, icmp or other",
-		"sample":   "a number N: all packets of one flow in N, both ways, and none of the others",
+		"after":    "next from the last answer; absent: packets from now on",
+		"over":     "how long to wait for the first packet, such as 2s, at most 30s (5s on the self socket); absent: no wait",
+		"peer":     "only packets to or from this address or prefix, such as 10.0.0.0/8",
+		"port":     "only packets to or from this port",
+		"protocol": "only packets of tcp, udp, icmp or other",
+		"sample":   "a number N: only one flow in N, with all its packets in both directions",
 	}
 	self := maps.Clone(query)
-	self["format"] = "slide: a line of text for each packet, [seconds] (number) direction: nanoseconds, in place of JSON"
+	self["format"] = "slide: instead of JSON, a line of text for each packet: [seconds] (number) direction: nanoseconds"
 	return append(report("latency", Latency{},
-		"a time, as 2s, at most 30s: the answer comes after it, and is about packets of that time alone",
-		"Say what this host has cost the packets of measured containers, by stage, since each was first measured.",
-		"The same for one container. There is nothing in it if the container is not measured."),
+		"how long to measure, such as 2s, at most 30s: the agent answers after that time, with the packets of that time only",
+		"Show the latency that this host has added to the packets of the measured containers, by stage, since the measurement of each began.",
+		"The same for one container. The list is empty if the container is not measured."),
 		route{
 			method: "GET", path: "/v1/containers/{ref}/latency/records", query: query, out: LatencyRecords{},
-			summary: "Give the packets of one container one by one. Packets are recorded from the first request until ten seconds after the last.",
+			summary: "List the packets of one container. The agent records packets from the first request until ten seconds after the last one.",
 			call: func(b Backend, r *http.Request) (any, error) {
 				in, over, err := recordsAsk(r.URL.Query(), MaxOver)
 				if err != nil {
@@ -52,12 +52,12 @@ func latencyRoutes() []route {
 		},
 		route{
 			method: "GET", path: "/v1/self/latency/records", query: self, out: LatencyRecords{}, self: true,
-			summary: "Give the calling container its own packets one by one. Served on the self socket only.",
+			summary: "List the packets of the calling container. Served on the self socket only.",
 			call:    selfRecords,
 		},
 		route{
 			method: "POST", path: "/v1/self/latency/tracing", in: LatencyTracing{}, out: LatencyTracing{}, self: true,
-			summary: "Begin to record the calling container's own packets, or end it. Served on the self socket only. Ask for records after 1 to get all since then.",
+			summary: "Start or stop recording the packets of the calling container. Served on the self socket only. Ask for records with after=1 to get all packets since the start.",
 			call:    selfTracing,
 		})
 }
@@ -91,23 +91,23 @@ func selfTracing(b Backend, r *http.Request) (any, error) {
 	return selfAsk(b, r, Ask{Feature: "latency", Body: in})
 }
 
-// LatencyTracing says whether a container's packets are recorded one by one.
+// LatencyTracing says whether the agent records the packets of a container.
 type LatencyTracing struct {
 	On    bool      `json:"on" doc:"whether packets are recorded"`
-	Until time.Time `json:"until,omitzero" doc:"when that ends unless somebody asks for records; absent while they are not, and in a request"`
+	Until time.Time `json:"until,omitzero" doc:"when the recording ends unless somebody asks for records; absent while there is none, and in a request"`
 }
 
-// LatencyFilter says which packets are wanted. The zero value is all.
+// LatencyFilter selects packets. The zero value selects all of them.
 type LatencyFilter struct {
 	After    uint64
-	Most     int          // packets in one answer; 0: as many as are kept
+	Most     int          // the most packets in one answer; 0: all that are kept
 	Peer     netip.Prefix // invalid: any
 	Port     uint16       // 0: any
 	Protocol string       // "": any
-	Sample   uint32       // all packets of one flow in so many; 0 and 1: of each flow
+	Sample   uint32       // one flow in so many, with all its packets; 0 and 1: every flow
 }
 
-// The protocols by which packets are told apart.
+// The protocols that packets are grouped by.
 const (
 	LatencyTCP   = "tcp"
 	LatencyUDP   = "udp"
@@ -178,7 +178,7 @@ func recordsAsk(q url.Values, most time.Duration) (f LatencyFilter, over time.Du
 	return f, over, nil
 }
 
-// ParsePeer reads an address, or a prefix.
+// ParsePeer parses an address or a prefix.
 func ParsePeer(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return netip.PrefixFrom(a.Unmap().WithZone(""), a.Unmap().BitLen()), nil
@@ -187,73 +187,72 @@ func ParsePeer(s string) (netip.Prefix, error) {
 	return p.Masked(), err
 }
 
-// Latency says what this host has cost the packets of measured containers: of all
-// if ref is "", else of one, named as for Explain. With a time over other than 0,
-// at most [MaxOver], the answer comes after that, and is about that time alone.
+// Latency returns the latency that this host has added to the packets of the measured
+// containers: of all if ref is "", otherwise of one, named as for Explain. If over is
+// not 0 (at most [MaxOver]), the agent measures for that time and answers after it.
 func (c *Client) Latency(ctx context.Context, ref string, over time.Duration) (out Latency, err error) {
 	return out, c.report(ctx, "latency", ref, over, &out)
 }
 
-// LatencyRecords gives packets of one container, named as for Explain, one by one:
-// those that the filter wants from its After on. It waits no longer than over for
-// the first of them.
+// LatencyRecords returns packets of one container, named as for Explain: those that the
+// filter selects, from its After on. It waits for the first of them for at most over.
 func (c *Client) LatencyRecords(ctx context.Context, ref string, f LatencyFilter, over time.Duration) (out LatencyRecords, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/latency/records?"+f.query(over), nil, &out)
 }
 
-// SelfLatencyRecords gives the calling container its own packets. It works on the
-// agent's self socket only.
+// SelfLatencyRecords returns packets of the calling container. It works on the agent's
+// self socket only.
 func (c *Client) SelfLatencyRecords(ctx context.Context, f LatencyFilter, over time.Duration) (out LatencyRecords, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/self/latency/records?"+f.query(over), nil, &out)
 }
 
-// SelfLatencyTracing begins to record the calling container's packets, or ends it.
-// It works on the agent's self socket only.
+// SelfLatencyTracing starts or stops recording the packets of the calling container. It
+// works on the agent's self socket only.
 func (c *Client) SelfLatencyTracing(ctx context.Context, on bool) (out LatencyTracing, err error) {
 	return out, c.do(ctx, http.MethodPost, "/v1/self/latency/tracing", LatencyTracing{On: on}, &out)
 }
 
-// Latency is what this host has cost the packets of measured containers.
+// Latency is the latency that this host has added to the packets of the measured containers.
 type Latency struct {
-	Since      time.Time          `json:"since,omitzero" doc:"when the time began that this is about; absent where it is since each container was first measured"`
+	Since      time.Time          `json:"since,omitzero" doc:"start of the measurement; absent if it began, for each container, when the container was first measured"`
 	Taken      time.Time          `json:"taken" doc:"when the counters were read"`
-	Passed     uint64             `json:"passed_events" doc:"how often a packet was passed over on this host, as a CPU had more than it measures"`
-	Evicted    uint64             `json:"evicted_packets" doc:"packets on this host whose stamp was lost before it was known whose they were"`
-	Lost       uint64             `json:"lost_records" doc:"records of single packets for which there was no room, since the agent began to measure"`
-	Unwatched  float64            `json:"unwatched_seconds" doc:"for how long no packet on this host was looked at, as there was a flood"`
-	Containers []LatencyContainer `json:"containers" doc:"one element for each direction of each measured container; those that share a network are one, shown for the one with the lowest id"`
+	Passed     uint64             `json:"passed_events" doc:"how often this host did not measure a packet because its CPU had too many"`
+	Evicted    uint64             `json:"evicted_packets" doc:"packets on this host whose time stamp was evicted before their owner was known"`
+	Lost       uint64             `json:"lost_records" doc:"records of packets that did not fit into the buffer, since the agent began to measure"`
+	Unwatched  float64            `json:"unwatched_seconds" doc:"time for which this host measured no packets because of a flood"`
+	Containers []LatencyContainer `json:"containers" doc:"one element for each direction of each measured container; containers that share a network have one, under the lowest id"`
 }
 
 // LatencyContainer is one direction of one container.
 type LatencyContainer struct {
 	Container container.ID `json:"container,string" doc:"id of the container"`
-	Name      string       `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
+	Name      string       `json:"name,omitempty" doc:"name of the container; absent if unknown"`
 	Direction string       `json:"direction" doc:"egress (from the container) or ingress"`
 	LatencyTimes
-	Protocols []LatencyProtocol `json:"protocols" doc:"the same for each protocol that has packets"`
-	Uncovered []LatencyGap      `json:"uncovered,omitempty" doc:"stages and sums that cannot be measured of this container; absent where all can"`
-	Meanwhile *LatencyMeanwhile `json:"meanwhile,omitempty" doc:"whose packets the same CPUs worked for; of ingress alone, and absent without a time to measure over, or where nobody knows"`
+	Protocols []LatencyProtocol `json:"protocols" doc:"the same numbers for each protocol that has packets"`
+	Uncovered []LatencyGap      `json:"uncovered,omitempty" doc:"stages and sums that cannot be measured for this container; absent if there are none"`
+	Meanwhile *LatencyMeanwhile `json:"meanwhile,omitempty" doc:"work of the same CPUs for the packets of others; only for ingress and with a time to measure, absent if unknown"`
 }
 
-// LatencyGap is what is not measured of a container's packets.
+// LatencyGap names stages that cannot be measured for a container.
 type LatencyGap struct {
 	Stages []string `json:"stages" doc:"names of stages and sums"`
 	Why    string   `json:"why" doc:"the reason"`
 }
 
-// LatencyMeanwhile is whose packets were worked for on the CPUs where those of a
-// container wait: in their backlogs, and in the threads that poll its devices.
+// LatencyMeanwhile is the packet work of the CPUs on which a container's packets wait: in
+// the backlogs of the CPUs, and in the threads that poll the container's devices.
 type LatencyMeanwhile struct {
-	CPUs []int              `json:"cpus" doc:"the CPUs that worked for the container's own packets"`
-	Own  float64            `json:"own_share" doc:"part of the time of these CPUs that went into the container's own packets"`
-	By   []LatencyNeighbour `json:"by" doc:"whose packets else they worked for, most first"`
+	CPUs []int              `json:"cpus" doc:"CPUs that handled packets of the container"`
+	Own  float64            `json:"own_share" doc:"fraction of the time of these CPUs that was spent on the container's own packets"`
+	By   []LatencyNeighbour `json:"by" doc:"others whose packets these CPUs handled, the largest share first"`
 }
 
-// LatencyNeighbour is one whose packets kept a CPU from those of another.
+// LatencyNeighbour is the work for another container's packets.
 type LatencyNeighbour struct {
-	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose packets they were; absent for the system"`
-	Name      string       `json:"name,omitempty" doc:"name of the container; absent where it is not known"`
-	Share     float64      `json:"share" doc:"part of the time of these CPUs"`
+	Container container.ID `json:"container,omitempty,string" doc:"id of the other container; absent for the system"`
+	Name      string       `json:"name,omitempty" doc:"name of the other container; absent if unknown"`
+	Share     float64      `json:"share" doc:"fraction of the time of these CPUs"`
 }
 
 // LatencyProtocol is one protocol of one direction.
@@ -262,29 +261,29 @@ type LatencyProtocol struct {
 	LatencyTimes
 }
 
-// LatencyTimes is what some packets took.
+// LatencyTimes is the latency of a group of packets.
 type LatencyTimes struct {
-	Coverage LatencyCoverage `json:"coverage" doc:"what became of the packets"`
-	Added    *LatencyStage   `json:"added,omitempty" doc:"between the container's device and the uplink: the container's own expense; absent without packets"`
-	Stack    *LatencyStage   `json:"stack,omitempty" doc:"between the container's socket and the uplink; absent without packets"`
-	Local    *LatencyStage   `json:"local,omitempty" doc:"from this container's device to another's of this host, or the other way; absent without packets"`
-	Stages   []LatencyStage  `json:"stages" doc:"the parts of the way, in the order in which packets pass them; those without packets are left out"`
+	Coverage LatencyCoverage `json:"coverage" doc:"how many packets were measured, and why others were not"`
+	Added    *LatencyStage   `json:"added,omitempty" doc:"time between the container's device and the uplink: the overhead of the container's network; absent without packets"`
+	Stack    *LatencyStage   `json:"stack,omitempty" doc:"time between the container's socket and the uplink; absent without packets"`
+	Local    *LatencyStage   `json:"local,omitempty" doc:"time between this container's device and that of another container of this host, in either direction; absent without packets"`
+	Stages   []LatencyStage  `json:"stages" doc:"stages in the order in which packets pass them; stages without packets are left out"`
 }
 
-// LatencyCoverage says what became of the packets of a container.
+// LatencyCoverage counts the packets of a container by the result of the measurement.
 type LatencyCoverage struct {
-	Seen       uint64 `json:"seen" doc:"packets that were looked at where they left or came to the container; a super-packet is one"`
-	Matched    uint64 `json:"matched" doc:"measured between the container's device and the uplink"`
-	Local      uint64 `json:"local" doc:"exchanged with a container of this host, or received from the host itself"`
-	Unsampled  uint64 `json:"unsampled" doc:"arrived unmeasured while packets were passed over"`
-	Unmatched  uint64 `json:"unmatched" doc:"not followed from one end to the other: dropped, for the host itself, or lost by the measurement"`
-	Mismatched uint64 `json:"mismatched" doc:"the stamp turned out to be another packet's"`
-	Evicted    uint64 `json:"evicted" doc:"the stamp had to make room for that of a newer packet"`
-	Waiting    uint64 `json:"waiting" doc:"under way, or ended where nobody saw it"`
+	Seen       uint64 `json:"seen" doc:"packets seen at the container's device; a super-packet counts as one"`
+	Matched    uint64 `json:"matched" doc:"packets measured between the container's device and the uplink"`
+	Local      uint64 `json:"local" doc:"packets exchanged with another container of this host, or received from the host itself"`
+	Unsampled  uint64 `json:"unsampled" doc:"packets that arrived unmeasured while CPUs had too many to measure all"`
+	Unmatched  uint64 `json:"unmatched" doc:"packets seen at one end only: dropped, sent to the host itself, or lost by the measurement"`
+	Mismatched uint64 `json:"mismatched" doc:"packets whose time stamp belonged to another packet"`
+	Evicted    uint64 `json:"evicted" doc:"packets whose time stamp was evicted by a newer one"`
+	Waiting    uint64 `json:"waiting" doc:"packets that are under way, or that ended where the measurement does not see it"`
 }
 
-// Ratio is the part that was measured of all that were to be: those that were
-// passed over by choice are not. ok is false without any.
+// Ratio is the fraction of the packets that was measured. Packets that were left out
+// because a CPU had too many do not count. ok is false without packets.
 func (c LatencyCoverage) Ratio() (ratio float64, ok bool) {
 	of := c.Seen - min(c.Seen, c.Unsampled)
 	if of == 0 {
@@ -293,18 +292,18 @@ func (c LatencyCoverage) Ratio() (ratio float64, ok bool) {
 	return float64(c.Matched+c.Local) / float64(of), true
 }
 
-// LatencyStage is how long packets took in one stage, or in a sum of stages.
+// LatencyStage is the latency of packets in one stage, or in a sum of stages.
 type LatencyStage struct {
 	Stage   string  `json:"stage" doc:"device, deliver, forward, qdisc, gro, socket; added, stack or local"`
-	Packets uint64  `json:"packets" doc:"packets that were measured there"`
-	Mean    float64 `json:"mean_seconds" doc:"their mean"`
-	P50     float64 `json:"p50_seconds" doc:"half of them took no longer; to within 1/16 of its value, as the others"`
-	P90     float64 `json:"p90_seconds" doc:"90 % of them took no longer"`
-	P99     float64 `json:"p99_seconds" doc:"99 % of them took no longer"`
-	Max     float64 `json:"max_seconds" doc:"the longest"`
+	Packets uint64  `json:"packets" doc:"packets measured in the stage"`
+	Mean    float64 `json:"mean_seconds" doc:"mean"`
+	P50     float64 `json:"p50_seconds" doc:"median; all quantiles are exact to 1/16 of their value"`
+	P90     float64 `json:"p90_seconds" doc:"90th percentile"`
+	P99     float64 `json:"p99_seconds" doc:"99th percentile"`
+	Max     float64 `json:"max_seconds" doc:"maximum"`
 }
 
-// SelfLatency is what a container may know of its packets' latency: its own.
+// SelfLatency is the latency of the calling container's own packets.
 type SelfLatency struct {
 	Taken      time.Time          `json:"taken" doc:"when the counters were read"`
 	Directions []LatencyContainer `json:"directions" doc:"one element for each direction"`
@@ -312,32 +311,32 @@ type SelfLatency struct {
 
 // LatencyRecords are packets of one container.
 type LatencyRecords struct {
-	Next    uint64          `json:"next" doc:"what to ask for after next time"`
-	Missed  uint64          `json:"missed" doc:"packets that were overwritten before they were asked for"`
-	Lost    uint64          `json:"lost_records" doc:"records of all containers for which there was no room, since the agent began to measure"`
-	Records []LatencyRecord `json:"records" doc:"the packets, as they came"`
+	Next    uint64          `json:"next" doc:"value of after for the next request"`
+	Missed  uint64          `json:"missed" doc:"packets that were overwritten before this request"`
+	Lost    uint64          `json:"lost_records" doc:"records of all containers that did not fit into the buffer, since the agent began to measure"`
+	Records []LatencyRecord `json:"records" doc:"packets in the order of their arrival"`
 }
 
-// LatencyRecord is one packet. Times that are not known are absent.
+// LatencyRecord is one packet. Unknown times are absent.
 type LatencyRecord struct {
-	Time      time.Time     `json:"time" doc:"when it left by the uplink, or came to the container"`
+	Time      time.Time     `json:"time" doc:"when the packet left by the uplink or reached the container"`
 	Direction string        `json:"direction" doc:"egress (from the container) or ingress"`
 	Protocol  string        `json:"protocol" doc:"tcp, udp, icmp or other"`
-	From      string        `json:"from" doc:"its source, as the container has it"`
-	FromPort  int           `json:"from_port,omitempty" doc:"port of that; absent without one"`
-	To        string        `json:"to" doc:"its destination, as the container has it"`
-	ToPort    int           `json:"to_port,omitempty" doc:"port of that; absent without one"`
+	From      string        `json:"from" doc:"source address, as the container sees it"`
+	FromPort  int           `json:"from_port,omitempty" doc:"source port; absent without one"`
+	To        string        `json:"to" doc:"destination address, as the container sees it"`
+	ToPort    int           `json:"to_port,omitempty" doc:"destination port; absent without one"`
 	Seq       uint64        `json:"seq,omitempty" doc:"sequence number of TCP or of an ICMP echo"`
 	Type      int           `json:"icmp_type,omitempty" doc:"type of an ICMP message other than 0"`
-	Syn       bool          `json:"tcp_syn,omitempty" doc:"it opens a TCP connection, or answers that"`
+	Syn       bool          `json:"tcp_syn,omitempty" doc:"the packet has the SYN flag"`
 	Bytes     int           `json:"bytes" doc:"length of the IP packet"`
-	Added     *float64      `json:"added_seconds,omitempty" doc:"between the container's device and the uplink"`
-	Stack     *float64      `json:"stack_seconds,omitempty" doc:"between the container's socket and the uplink"`
-	Stages    []LatencyPart `json:"stages" doc:"the parts of that, in the order in which it passed them"`
+	Added     *float64      `json:"added_seconds,omitempty" doc:"time between the container's device and the uplink"`
+	Stack     *float64      `json:"stack_seconds,omitempty" doc:"time between the container's socket and the uplink"`
+	Stages    []LatencyPart `json:"stages" doc:"stages in the order in which the packet passed them"`
 }
 
-// Slide is the packet as a line in the form of MACE's device file, with the time
-// between socket and uplink; "" where no such time is known.
+// Slide formats the packet as a line of MACE's device file, with the time between socket
+// and uplink. It returns "" if that time is unknown.
 func (r LatencyRecord) Slide() string {
 	of := cmp.Or(r.Stack, r.Added)
 	if of == nil {
@@ -349,7 +348,7 @@ func (r LatencyRecord) Slide() string {
 // LatencyPart is the time of one packet in one stage.
 type LatencyPart struct {
 	Stage   string  `json:"stage" doc:"name of the stage"`
-	Seconds float64 `json:"seconds" doc:"how long it took"`
+	Seconds float64 `json:"seconds" doc:"time in the stage"`
 }
 
 // SortLatency puts containers into their order: by name, and egress first.
@@ -359,6 +358,7 @@ func SortLatency(list []LatencyContainer) {
 	})
 }
 
+// LatencyTrip is a round trip: a packet of the container, and its reply.
 type LatencyTrip struct {
 	Time      time.Time `json:"time"` // when the packet left by the uplink
 	Protocol  string    `json:"protocol"`
@@ -370,9 +370,9 @@ type LatencyTrip struct {
 	Corrected float64   `json:"corrected_seconds"` // what is left
 }
 
-// LatencyTrips finds the reply to each packet: by the sequence number of ICMP echoes,
-// by ports and order for UDP, and of TCP for handshakes alone. unpaired is how many
-// packets of those kinds have no reply, or are none. It sorts records by time.
+// LatencyTrips pairs each packet with its reply: ICMP echoes by sequence number, UDP by
+// ports and order, and TCP handshakes by ports. Other TCP packets are ignored. unpaired
+// counts the packets without a counterpart. LatencyTrips sorts records by time.
 func LatencyTrips(records []LatencyRecord) (trips []LatencyTrip, unpaired int) {
 	type flow struct {
 		protocol, near, far string
@@ -381,10 +381,10 @@ func LatencyTrips(records []LatencyRecord) (trips []LatencyTrip, unpaired int) {
 	}
 	trips = []LatencyTrip{}
 	slices.SortStableFunc(records, func(a, b LatencyRecord) int { return a.Time.Compare(b.Time) })
-	asked := make(map[flow]LatencyRecord) // what has no reply yet, but for repetitions
+	asked := make(map[flow]LatencyRecord) // packets without a reply yet; the first of repetitions
 	for _, r := range records {
 		if r.Protocol == LatencyTCP && !r.Syn {
-			continue // what answers what is only known of the handshake
+			continue // only in a handshake is it clear which packet answers which
 		}
 		f := flow{protocol: r.Protocol, near: r.From, far: r.To, nearPort: r.FromPort, farPort: r.ToPort}
 		if r.Direction == "ingress" {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// OpenAPI gives the document of this interface, version 3.1, as JSON. It is
-// made from the routes and the wire types, so that it cannot fall behind them.
+// OpenAPI returns the OpenAPI 3.1 document of this interface, as JSON. It is generated
+// from the routes and the wire types, so it always agrees with them.
 func OpenAPI() []byte {
 	type m = map[string]any
 	s := schemas{}
@@ -24,12 +24,12 @@ func OpenAPI() []byte {
 			"operationId": operationID(r),
 			"responses": m{
 				strconv.Itoa(r.done()): m{"description": "Done.", "content": content(s.of(reflect.TypeOf(r.out)))},
-				"default":              m{"description": "Not done, and why.", "content": content(s.of(reflect.TypeFor[Failure]()))},
+				"default":              m{"description": "An error, and why the request was not done.", "content": content(s.of(reflect.TypeFor[Failure]()))},
 			},
 		}
 		if r.stream != nil {
 			op["responses"].(m)[strconv.Itoa(r.done())] = m{
-				"description": "Server-sent events, without end. The data of each is JSON.",
+				"description": "An endless stream of server-sent events. The data of each event is JSON.",
 				"content":     m{"text/event-stream": m{"schema": s.of(reflect.TypeOf(r.out))}},
 			}
 		}
@@ -42,7 +42,7 @@ func OpenAPI() []byte {
 				name = strings.TrimSuffix(name, "}")
 				params = append(params, m{
 					"name": name, "in": "path", "required": true, "schema": m{"type": "string"},
-					"description": cmp.Or(r.params[name], "id, runtime id, name, or a start of the runtime id of at least 4 characters"),
+					"description": cmp.Or(r.params[name], "id, runtime id or name of the container, or at least the first 4 characters of its runtime id"),
 				})
 			}
 		}
@@ -60,7 +60,7 @@ func OpenAPI() []byte {
 		item[strings.ToLower(r.method)] = op
 	}
 	paths["/v1/openapi.json"] = m{"get": m{
-		"summary": "Give this document.", "operationId": "getOpenapi",
+		"summary": "Show this document.", "operationId": "getOpenapi",
 		"responses": m{"200": m{"description": "Done.", "content": content(m{"type": "object"})}},
 	}}
 	doc, err := json.MarshalIndent(m{
@@ -68,13 +68,13 @@ func OpenAPI() []byte {
 		"info": m{
 			"title":       "fairlead",
 			"version":     "1",
-			"description": "The interface of a fairlead agent, HTTP over a unix socket. Fields are added to version 1, never renamed or removed. Requests that change something are for root and the group " + Group + ".",
+			"description": "The HTTP interface of a fairlead agent, on a unix socket. Later releases may add fields to version 1, but never rename or remove any. Only root and the group " + Group + " may send requests that change something.",
 			"license":     m{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 		},
 		"paths":      paths,
 		"components": m{"schemas": s},
 	}, "", "  ")
-	if err != nil { // maps of strings only: cannot be
+	if err != nil { // cannot happen: maps of strings only
 		return []byte(fmt.Sprintf("%q", err))
 	}
 	return append(doc, '\n')
@@ -99,7 +99,7 @@ func operationID(r route) string {
 // schemas are the JSON schemas of the named types met so far.
 type schemas map[string]map[string]any
 
-// of gives the schema of t as encoding/json writes it. Structs become named
+// of returns the schema of the JSON that encoding/json makes of t. Structs become named
 // components.
 func (s schemas) of(t reflect.Type) map[string]any {
 	if t == reflect.TypeFor[time.Time]() {
@@ -150,8 +150,8 @@ func (s schemas) add(t reflect.Type) {
 	}
 }
 
-// fields yields the fields of t that JSON shows, with those of embedded
-// structs in their place.
+// fields yields the fields of t that are in the JSON, including those of embedded
+// structs.
 func fields(t reflect.Type) func(func(reflect.StructField) bool) {
 	return func(yield func(reflect.StructField) bool) {
 		for _, f := range reflect.VisibleFields(t) {

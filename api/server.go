@@ -46,6 +46,15 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 		ConnContext:       withPeer,
 		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug), // what clients send is no news
 	}
+	if err := ServeUntil(ctx, &s, l); err != nil {
+		return fmt.Errorf("serve at %s: %w", l.Addr(), errors.Join(err, l.Close()))
+	}
+	return nil
+}
+
+// ServeUntil serves at l until ctx ends. Then it lets requests under way finish for a
+// second, and closes l.
+func ServeUntil(ctx context.Context, s *http.Server, l net.Listener) error {
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(done)
@@ -62,7 +71,7 @@ func serve(ctx context.Context, l visitors, h http.Handler, idle time.Duration) 
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
-	return fmt.Errorf("serve at %s: %w", l.Addr(), errors.Join(err, l.Close()))
+	return err
 }
 
 // newHandler serves the routes of one of the two sockets. Streams end when end is closed.

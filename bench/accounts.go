@@ -9,9 +9,9 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// accounts reads whose packets took whose CPU time. It is nil where the agent
-// does not know: unmetered says why then, and it is not asked again; or where there
-// is no agent.
+// accounts reads the agent's CPU accounts. It returns nil without an agent, and if the
+// agent keeps no accounts. In that case it sets unmetered to the reason, and does not ask
+// again.
 func (g *guard) accounts(ctx context.Context) (*api.NetCPU, error) {
 	if g.unmetered != "" || g.process == nil {
 		return nil, nil
@@ -28,14 +28,14 @@ func (g *guard) accounts(ctx context.Context) (*api.NetCPU, error) {
 	return &n, nil
 }
 
-// charges are what the accounts say of one window.
+// charges are the changes of the accounts in one window.
 type charges struct {
-	stolen  float64            // of the victim's time, per second
-	balance float64            // what was charged over what was measured as a whole; 0: nothing was
-	cost    map[string]float64 // of a received packet by protocol, in seconds
+	stolen  float64            // CPU time that others' packets took from the victim, per second
+	balance float64            // charged time divided by measured time; 0: nothing was measured
+	cost    map[string]float64 // CPU time of a received packet in seconds, by protocol
 }
 
-// chargesBetween gives the charges between two readings, nil if either is missing.
+// chargesBetween returns the charges between two readings, or nil if one is missing.
 func chargesBetween(before, after *api.NetCPU, victim string) *charges {
 	if before == nil || after == nil {
 		return nil
@@ -63,7 +63,7 @@ func chargesBetween(before, after *api.NetCPU, victim string) *charges {
 		}
 	}
 	for protocol, w := range work {
-		// What a tunnel brought costs what is in it, and the way out of it.
+		// A packet from a tunnel costs its own work plus the decapsulation.
 		if w.Packets > 0 && protocol != encapsulated {
 			c.cost[protocol] = (w.Seconds + work[encapsulated].Seconds) / float64(w.Packets)
 		}
@@ -73,7 +73,7 @@ func chargesBetween(before, after *api.NetCPU, victim string) *charges {
 
 const encapsulated = "encapsulated"
 
-// protocol is how the accounts call a kind of traffic.
+// protocol is the accounts' name for the protocol of a kind of traffic.
 func protocol(kind string) string {
 	p, _, _ := strings.Cut(kind, "-")
 	return p

@@ -26,13 +26,13 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// agentVerb makes this program the agent of a rig: the real one, but with the
-// rig's sandboxes for its only containers.
+// agentVerb makes this program the agent of a rig: the real agent, with the rig's
+// sandboxes as its only containers.
 const agentVerb = "rig-agent"
 
-// Reexec runs this program's part inside a rig if that is what it was started
-// for: args are os.Args. It then returns true and the exit status; else false.
-// Call it first thing in main and TestMain; it covers the packages sandbox, load and rig.
+// Reexec runs this program as a part of a rig if args, which are os.Args, say so. It then
+// returns the exit status and true, otherwise false. Call it first in main and TestMain. It
+// covers the packages sandbox, load and rig.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) > 1 && args[1] == agentVerb {
 		if err := runAgent(args[2:]); err != nil {
@@ -83,34 +83,34 @@ func runAgent(args []string) error {
 	return a.Run(ctx)
 }
 
-// guard is the protection of a rig's containers: an agent in the rig's own
-// network namespace, and a policy that is there or not.
+// guard protects a rig's containers. It runs an agent in the rig's network namespace, and
+// switches the protection by a policy file.
 type guard struct {
 	rig     *rig.Rig
-	uplink  uint64 // rate of the NIC that is divided, in bit/s; 0: none is
-	xdp     bool   // whether it is to drop in the driver of the NIC
-	feature string // which is to protect them
-	mode    string // of netcpu, while it is on
-	prefix  string // of the names of the containers
-	count   int    // of the containers
+	uplink  uint64 // rate of the NIC, which traffic divides, in bit/s; 0: it does not
+	xdp     bool   // drop packets in the driver of the NIC
+	feature string // the feature under test
+	mode    string // netcpu: the mode while the protection is on
+	prefix  string // prefix of the containers' names
+	count   int    // number of containers
 	dir     string
 	client  *api.Client
 	process *sandbox.Process
 	log     *tail
 	on      bool
-	others  rig.ProgramSet // the BPF programs that there were before the agent
-	// missing is why the protection does nothing on this build or host; "" if
-	// it works.
+	others  rig.ProgramSet // BPF programs that were loaded before the agent
+	// missing says why the protection has no effect on this build or host; "" if it
+	// works.
 	missing string
-	// unmetered is why it keeps no accounts; "" while it does.
+	// unmetered says why the agent keeps no accounts; "" if it does.
 	unmetered string
 }
 
 const policyFile = "rig.yaml"
 
-// newGuard starts an agent for the rig and waits until it answers. Nothing is
-// protected yet. mode is that of netcpu, while it is on; uplink, if not 0, is
-// the rate of the NIC that is divided then, by feature traffic.
+// newGuard starts an agent for the rig and waits until it answers. The protection is off
+// at first. mode is netcpu's mode while it is on. If uplink is not 0, feature traffic
+// divides the NIC, at that rate.
 func newGuard(ctx context.Context, r *rig.Rig, mode string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
@@ -144,7 +144,7 @@ func (g *guard) start(ctx context.Context) error {
 		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp))
 	cmd.Args[0] = "fairlead"
 	cmd.Stderr = g.log
-	// It puts everything back even when this program is killed.
+	// The agent undoes its changes even if this program is killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if g.process, err = g.rig.Node.Start(cmd); err != nil {
 		return err
@@ -153,8 +153,8 @@ func (g *guard) start(ctx context.Context) error {
 	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
 }
 
-// inDriver has the agent drop in the driver of the NIC, or not: it starts another
-// one, which is told so.
+// inDriver starts another agent if the agent is to drop packets in the driver of the NIC
+// and does not, or the other way round.
 func (g *guard) inDriver(ctx context.Context, xdp bool) error {
 	if g.xdp == xdp {
 		return nil
@@ -166,7 +166,7 @@ func (g *guard) inDriver(ctx context.Context, xdp bool) error {
 	return g.start(ctx)
 }
 
-// checkDriver is an error if the agent cannot drop there.
+// checkDriver returns an error unless the agent drops packets in the driver.
 func (g *guard) checkDriver(ctx context.Context) error {
 	n, err := g.client.NetCPU(ctx, "")
 	if err != nil {
@@ -180,8 +180,7 @@ func (g *guard) checkDriver(ctx context.Context) error {
 	return fmt.Errorf("the NIC does not drop by XDP: %+v", n.Uplinks)
 }
 
-// set brings the protection into force, or takes it away, and returns once the
-// agent says that it is so.
+// set switches the protection on or off, and waits until the agent reports it.
 func (g *guard) set(ctx context.Context, on bool) error {
 	if g.on == on {
 		return nil
@@ -199,9 +198,9 @@ func (g *guard) set(ctx context.Context, on bool) error {
 	})
 }
 
-// policy makes a text the policy, "" for none, and returns once the agent says
-// that it has done what it says for all containers; stands says of one whether it
-// has taken the text, and whether that says something else than the one before.
+// policy writes a policy file, or removes it if text is "", and waits until the agent has
+// applied it to all containers. stands reports whether a container has the new policy, and
+// whether that differs from its last one.
 func (g *guard) policy(ctx context.Context, text string, stands func(api.Container) (taken, changed bool)) error {
 	file := filepath.Join(g.dir, "policy.d", policyFile)
 	before := time.Now()
@@ -239,7 +238,7 @@ func (g *guard) policy(ctx context.Context, text string, stands func(api.Contain
 	return nil
 }
 
-// wait asks the agent for the containers until all stand as they should.
+// wait polls the agent until good accepts all containers.
 func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -279,7 +278,7 @@ func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureSt
 	}
 }
 
-// explain adds what the agent said last.
+// explain adds the end of the agent's log to an error.
 func (g *guard) explain(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err // nothing is wrong with the agent
@@ -290,7 +289,7 @@ func (g *guard) explain(err error) error {
 	return err
 }
 
-// stop ends the agent, if there is one, which puts everything back.
+// stop ends the agent, if it runs. The agent undoes its changes.
 func (g *guard) stop() error {
 	var err error
 	if g.process != nil {
@@ -312,7 +311,7 @@ func (g *guard) stop() error {
 	return err
 }
 
-// tail keeps the end of what is written to it.
+// tail is a writer that keeps the last few kilobytes.
 type tail struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -313,7 +313,7 @@ func TestCharges(t *testing.T) {
 func TestPlots(t *testing.T) {
 	for _, o := range []Options{{}, {Docker: true}, {Quick: true}, {Only: "cap|heavy"}} {
 		e := &experiment{report: &report.Report{}}
-		all, err := o.setups()
+		all, _, err := o.setups()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -384,7 +384,7 @@ func TestInstalled(t *testing.T) {
 // TestQuickIsQuick counts: two minutes are little more than 100 short windows.
 func TestQuickIsQuick(t *testing.T) {
 	for _, docker := range []bool{false, true} {
-		all, err := Options{Quick: true, Docker: docker}.setups()
+		all, _, err := Options{Quick: true, Docker: docker}.setups()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"time"
 
@@ -69,28 +67,14 @@ func blockioCatalogue() []blockioCase {
 	return all
 }
 
-func (o Options) blockioCases() ([]blockioCase, error) {
-	only, err := regexp.Compile(o.Only)
-	if err != nil {
-		return nil, err
-	}
-	all := slices.DeleteFunc(blockioCatalogue(), func(c blockioCase) bool {
-		return !only.MatchString(c.name) || !c.quick && o.Quick && o.Only == ""
-	})
-	if len(all) == 0 {
-		return nil, fmt.Errorf("%w: %q", ErrNoCase, o.Only)
-	}
-	return all, nil
+func (o Options) blockioCases() ([]blockioCase, []string, error) {
+	return choose(o, blockioCatalogue(), func(c *blockioCase, chosen func(string, bool) bool) bool { return chosen(c.name, c.quick) })
 }
 
 // BlockIOCases names the cases that BlockIO would measure. It matches ErrNoCase if there
 // are none.
 func BlockIOCases(o Options) ([]string, error) {
-	all, err := o.blockioCases()
-	var names []string
-	for _, c := range all {
-		names = append(names, c.name)
-	}
+	_, names, err := o.blockioCases()
 	return names, err
 }
 
@@ -99,17 +83,8 @@ func BlockIOCases(o Options) ([]string, error) {
 // with a reservation. It needs root. When ctx ends, what was built is removed before it
 // returns.
 func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
-	e := &experiment{report: &report.Report{Bench: "blockio", Env: environment(o.Version, o.Quick), Rounds: 5}, progress: o.Progress, take: 2 * time.Second}
-	if o.Quick {
-		e.take, e.report.Rounds = time.Second, 2
-	}
-	if o.Rounds > 0 {
-		e.report.Rounds = o.Rounds
-	}
-	if o.Window > 0 {
-		e.take = o.Window
-	}
-	cases, err := o.blockioCases()
+	e := o.experiment("blockio", usual{rounds: 5, take: 2 * time.Second}, usual{rounds: 2, take: time.Second})
+	cases, _, err := o.blockioCases()
 	if err != nil {
 		return nil, err
 	}

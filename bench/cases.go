@@ -13,44 +13,42 @@ type setup struct {
 	name  string
 	title string // of its plots; see plots.go
 	cfg   rig.Config
-	// compute makes all neighbours without packets compute, in the base as in
-	// the cases (Iron, section 2). Else they are idle.
+	// compute makes all neighbours without packets compute, in the base and in the
+	// cases (Iron, section 2). Otherwise they are idle.
 	compute bool
-	alone   bool // the victim does nothing: there is no penalty
-	// accounts has on be an agent that only keeps accounts, and off none.
+	alone   bool // the victim is idle, so there is no penalty
+	// accounts compares an agent that only keeps accounts (on) with no agent (off).
 	accounts bool
-	// mode is that of the protection while it is on, whatever the options say; "" is
-	// what they say.
+	// mode overrides Options.Mode; "" does not.
 	mode string
-	// timed has a stopwatch measure softirqs beside the accounts.
+	// timed adds a stopwatch that measures softirqs independently of the accounts.
 	timed bool
-	// victim is a real program that the victim is in place of ours; "" is ours.
+	// victim is a real program that runs as the victim; "" is our own load.
 	victim  string
 	demands []demand
 }
 
-// demand is one case: what the neighbours do, besides the victim that computes.
-// The zero value is the base, without any traffic.
+// demand is one case: the load of the neighbours, beside a victim that computes. The zero
+// value is the base, without traffic.
 type demand struct {
 	name    string
 	traffic rig.Traffic
-	rate    uint64 // packets per second in all, or load.Flood
+	rate    uint64 // total packets per second, or load.Flood
 	shape   uint64 // bit/s of an HTB at the NIC; 0: none
 	long    int    // windows are this many times longer; 0 is 1
 	quick   bool   // also with Options.Quick
-	// busy asks for the rate that keeps an unprotected receiver with the whole
-	// CPU busy by this part of it, in place of rate.
+	// busy, if not 0, replaces rate: the rate is chosen so that an unprotected receiver
+	// with the whole CPU uses this fraction of it.
 	busy float64
-	// drop is a place where, while the protection should be on, all packets are
-	// dropped instead.
+	// drop is a place where all packets are dropped instead of the protection.
 	drop rig.DropPoint
-	// xdp has the protection drop in the driver of the NIC, not by tc.
+	// xdp makes the protection drop in the driver of the NIC, not by tc.
 	xdp bool
-	// lift takes the neighbours' quotas away while the protection is off.
+	// lift removes the neighbours' quotas while the protection is off.
 	lift bool
 }
 
-// base is the case that the others of a setup are compared with.
+// base is the case that the other cases of a setup are compared with.
 func (su setup) base() demand {
 	if su.compute {
 		return demand{name: "cpu"}
@@ -58,7 +56,7 @@ func (su setup) base() demand {
 	return demand{name: "idle"}
 }
 
-// measurements is how many there are in a round.
+// measurements is the number of measurements in a round.
 func (su setup) measurements() int {
 	if su.alone {
 		return 2 * len(su.demands)
@@ -93,8 +91,7 @@ var (
 	}
 )
 
-// pairs are a victim and a receiver on several ways of a packet, beside an idle
-// neighbour: what packets cost at all.
+// pairs are a victim and one receiver, on several paths: the basic cost of packets.
 func pairs(paths ...rig.Path) []setup {
 	var all []setup
 	for _, path := range paths {
@@ -213,8 +210,8 @@ func caps() []setup {
 	}}
 }
 
-// heavy is section 4.2: a receiver that takes 35 % of a CPU when it has all of
-// it loses nothing when it is limited to that.
+// heavy is section 4.2: a receiver that needs 35 % of a CPU loses nothing when it is
+// limited to 35 %.
 func heavy() setup {
 	return setup{
 		name: "heavy 35", title: "A receiver that needs 35 % of a CPU (Iron, section 4.2)",
@@ -223,9 +220,9 @@ func heavy() setup {
 	}
 }
 
-// drops is figure 13: where a packet is best dropped that its receiver has no
-// time for. The receivers are as if they never had any; isolate, which lets them
-// have theirs, is beside them: with its early drop by tc, and in the driver.
+// drops is figure 13: the best place to drop a packet whose receiver has no CPU time left.
+// These cases drop all packets, as if the receivers never had any. They are compared with
+// isolate, which gives the receivers their time, and drops by tc or in the driver.
 func drops() setup {
 	const containers, receivers = 8, 7
 	su := setup{
@@ -255,8 +252,8 @@ func drops() setup {
 	return su
 }
 
-// costs is table 1: what a packet costs to receive, UDP, TCP and UDP in a tunnel,
-// at a rate at which nothing is lost and with the whole CPU for the receiver.
+// costs is table 1: the cost of receiving a packet by UDP, by TCP and by UDP in a tunnel,
+// at a rate without loss and with the whole CPU for the receiver.
 func costs() []setup {
 	const quota = 90
 	cfg := func(p rig.Path) rig.Config {
@@ -271,8 +268,8 @@ func costs() []setup {
 	}
 }
 
-// charged are some of the cases above with the mode charge, whatever the options
-// say, and one of containers without quotas, whose weights follow what they owe.
+// charged are some of the cases above in the mode charge, whatever the options say, and
+// one with containers that have no quotas, so that their weights change instead.
 func charged() []setup {
 	send := setup{
 		name: "charge udp-send 10", title: "UDP senders, 10 containers, charged",
@@ -292,12 +289,12 @@ func charged() []setup {
 	return []setup{send, recv, weights}
 }
 
-// idle is what the agent takes for itself beside containers that do nothing: off it
+// idle is the agent's own cost beside containers that do nothing. Off is an agent that
 // only observes them.
 func idle() setup {
 	all := rig.Equal(100)
 	for i := range all {
-		all[i].Quota = 0 // with one of 1 % a sandbox takes long to begin
+		all[i].Quota = 0 // with a quota of 1 % a sandbox starts slowly
 	}
 	return setup{
 		name: "agent", title: fmt.Sprintf("What the agent takes beside %d idle containers", len(all)),
@@ -312,8 +309,8 @@ const (
 	memcached = "memcached"
 )
 
-// programs are real applications, in place of those of figure 10: two containers
-// on a core.
+// programs are real applications, instead of those in figure 10: two containers on one
+// core.
 func programs() []setup {
 	var all []setup
 	for _, victim := range []string{sysbench, memcached} {

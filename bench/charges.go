@@ -8,15 +8,15 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// accuracy are how right the accounts are: the agent does nothing but keep them, and
-// two neighbours receive packets of one size, the first three times as many. No CPU
-// calls another, so that softirqs are all that a packet takes.
+// accuracy checks the accounts. The agent only keeps them, and two neighbours receive
+// packets of one size, the first one three times as many. No CPU calls another, so that
+// softirqs are the whole cost of a packet.
 func accuracy() []setup {
 	at := func(name string, rate uint64) demand {
 		return demand{name: name, traffic: rig.Traffic{Kind: rig.UDP, Uneven: true}, rate: rate}
 	}
-	// At 2,000 a second every run is looked at, at the others some are; behind a
-	// tunnel all.
+	// At 2,000 packets per second the accounts sample every run, at the other rates only
+	// some. Behind a tunnel they sample all.
 	few, many, flood := at("2k", 2_000), at("20k", 20_000), at("flood", load.Flood)
 	rates := map[rig.Path][]demand{
 		rig.Hop: {many}, rig.NIC: {few, many, flood}, rig.VXLAN: {many, flood}, rig.Macvlan: {many},
@@ -36,15 +36,15 @@ func accuracy() []setup {
 	return all
 }
 
-// exactness is what an independent measure says of the accounts.
+// exactness compares the accounts with an independent measurement.
 type exactness struct {
-	whole  float64 // softirq time by the accounts over that by a stopwatch
-	system float64 // part of all that was charged that no container pays for
-	price  float64 // what a packet of the first neighbour cost over one of the second; 0: there is no second
+	whole  float64 // softirq time of the accounts divided by that of a stopwatch
+	system float64 // fraction of the charged time that went to the system
+	price  float64 // cost of a packet of the first neighbour divided by the second's; 0: there is no second
 }
 
-// exactnessBetween gives that for two readings, nil if there is no stopwatch or no
-// account.
+// exactnessBetween returns the exactness between two readings, or nil without a stopwatch
+// or accounts.
 func (s *session) exactnessBetween(before, after reading) *exactness {
 	if s.stopwatch == nil || before.net == nil || after.net == nil {
 		return nil
@@ -69,8 +69,8 @@ func (s *session) exactnessBetween(before, after reading) *exactness {
 	return e
 }
 
-// startStopwatch starts one before there is an agent, so that its programs come
-// before those of any; see rig.Stopwatch.
+// startStopwatch starts the stopwatch before the agent, so that its programs run first; see
+// rig.Stopwatch.
 func (s *session) startStopwatch() (err error) {
 	if !s.setup.timed {
 		return nil
@@ -81,7 +81,7 @@ func (s *session) startStopwatch() (err error) {
 	return s.stopwatch.Start()
 }
 
-// readAccounts reads the accounts, and the stopwatch at the same moment.
+// readAccounts reads the accounts and the stopwatch together.
 func (s *session) readAccounts(ctx context.Context) (net *api.NetCPU, softirq rig.Elapsed, err error) {
 	if net, err = s.guard.accounts(ctx); err != nil || s.stopwatch == nil {
 		return net, softirq, err

@@ -10,10 +10,10 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// NetCPUBars are what the figures of NetCPU have to reach, in its default mode.
+// NetCPUBars are the bars for the figures of NetCPU in its default mode.
 func NetCPUBars() []report.Bar { return slices.Concat(netcpuBars(), accountBars()) }
 
-// TrafficBars are what the figures of Traffic have to reach.
+// TrafficBars are the bars for the figures of Traffic.
 func TrafficBars() []report.Bar { return trafficBars() }
 
 // Check runs an experiment over the cases that bars name, and judges each bar. It
@@ -55,7 +55,7 @@ func Check(ctx context.Context, o Options, bars []report.Bar, run func(context.C
 	return r, nil
 }
 
-// barCases are regular expressions for the cases that bars name, each once.
+// barCases returns a regular expression for each case that the bars name.
 func barCases(bars []report.Bar) (cases []string) {
 	for _, b := range bars {
 		if name := regexp.QuoteMeta(b.Case); !slices.Contains(cases, name) {

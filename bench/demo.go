@@ -13,13 +13,13 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// Screen is where the demo is shown.
+// Screen is the output of the demo.
 type Screen struct {
 	io.Writer
 	Colour bool // ANSI colours
 }
 
-// How long the demo measures. With switching it ends within a minute.
+// The length of the demo. Including the time for switching it ends within a minute.
 const (
 	demoRounds = 4
 	demoIdle   = 2 * time.Second
@@ -35,8 +35,8 @@ and yet the victim pays for the receiver's packets, until fairlead protects it.
 
 `
 
-// Demo shows the netcpu experiment in short: one rig, a flood, before and
-// after, in turns. It takes about a minute, and needs what [NetCPU] needs.
+// Demo shows a short form of the netcpu experiment: one rig and a flood, without and with
+// protection in turns. It takes about a minute, and has the requirements of [NetCPU].
 func Demo(ctx context.Context, out Screen, version string) (_ *report.Report, err error) {
 	return demo(ctx, out, version, demoRounds, demoWarm, demoIdle, demoTake)
 }
@@ -108,7 +108,7 @@ func DemoPlots() []report.Plot {
 	}
 }
 
-// DemoHeadline says the result in one sentence.
+// DemoHeadline returns the result in one sentence.
 func DemoHeadline(r *report.Report) string {
 	c, ok := r.Find(DemoCase, Penalty)
 	if !ok {
@@ -139,7 +139,7 @@ func (s Screen) paint(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-// summary shows the medians of all rounds, and the result in words.
+// summary prints the medians of all rounds, and the result in words.
 func (s Screen) summary(r *report.Report) {
 	idle, _ := r.Find("idle", Work)
 	get := func(metric string) report.Case {

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// environment says what machine this is.
+// environment describes this machine.
 func environment(version string, quick bool) report.Env {
 	e := report.Env{
 		CPU: "unknown CPU", CPUs: runtime.NumCPU(), Arch: runtime.GOARCH, Version: version, Quick: quick,
@@ -34,11 +34,11 @@ func environment(version string, quick bool) report.Env {
 	return e
 }
 
-// cpuTimes is one line of proc_stat(5): how long a CPU, or all together, was
-// idle, was waited for at the hypervisor, and in all, in clock ticks.
+// cpuTimes is one line of proc_stat(5), about one CPU or all together: the idle time, the
+// time taken by the hypervisor, and the total, in clock ticks.
 type cpuTimes struct{ idle, steal, all float64 }
 
-// allCPUs is the first line of proc_stat(5), which sums up the others.
+// allCPUs selects the first line of proc_stat(5), the sum of the others.
 const allCPUs = -1
 
 func readCPU(cpu int) cpuTimes {
@@ -79,7 +79,7 @@ func parseCPU(stat string, cpu int) cpuTimes {
 	return t
 }
 
-// busySince says how many CPUs were busy on average.
+// busySince returns how many CPUs were busy on average.
 func (t cpuTimes) busySince(earlier cpuTimes) float64 {
 	all := t.all - earlier.all
 	if all <= 0 {
@@ -88,8 +88,8 @@ func (t cpuTimes) busySince(earlier cpuTimes) float64 {
 	return (1 - (t.idle-earlier.idle)/all) * float64(runtime.NumCPU())
 }
 
-// usedSince says what part of the time one CPU was not idle. The kernel counts
-// idle time by the clock and all other by sampling: only the first is exact.
+// usedSince returns the fraction of the time in which one CPU was not idle. The kernel
+// measures idle time by the clock and samples all other time, so only idle time is exact.
 func (t cpuTimes) usedSince(earlier cpuTimes, length time.Duration) float64 {
 	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
 	if t.all == 0 || length <= 0 {
@@ -98,8 +98,8 @@ func (t cpuTimes) usedSince(earlier cpuTimes, length time.Duration) float64 {
 	return 1 - (t.idle-earlier.idle)*float64(tick)/float64(length)
 }
 
-// stealSince says what part of the time the hypervisor let the CPUs wait. The
-// kernel counts it beside all other time, idle time too.
+// stealSince returns the fraction of the time that the hypervisor took from the CPUs. The
+// kernel counts it in addition to all other time, including idle time.
 func (t cpuTimes) stealSince(earlier cpuTimes) float64 {
 	all := t.all - earlier.all
 	if all <= 0 {
@@ -108,7 +108,7 @@ func (t cpuTimes) stealSince(earlier cpuTimes) float64 {
 	return (t.steal - earlier.steal) / all
 }
 
-// notes are what a reader of the report must know.
+// notes returns what a reader must know to judge the report.
 func notes(foreign float64, missing string, q quiet) []string {
 	var n []string
 	if missing != "" {

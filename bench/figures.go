@@ -8,8 +8,8 @@ import (
 
 // The metrics of the netcpu experiment.
 const (
-	// Penalty is how many times longer the victim takes for its work than
-	// beside neighbours without packets (Iron, section 2).
+	// Penalty is how many times longer the victim's work takes than beside neighbours
+	// without packets (Iron, section 2).
 	Penalty  = "penalty"
 	Work     = "victim work"
 	Sent     = "sent"
@@ -17,73 +17,71 @@ const (
 	Requests = "requests"
 	P50      = "latency p50"
 	P99      = "latency p99"
-	// VictimCPU is the CPU time that the scheduler charged the victim with, per
-	// second. What the victim does less than its CPU time says was taken from
-	// it in softirq; what it has less than its quota, it never got.
+	// VictimCPU is the CPU time that the scheduler charged to the victim, per second. If
+	// the victim did less work than that time allows, softirqs took the rest. If the
+	// time is less than its quota, the victim did not get its quota.
 	VictimCPU = "victim CPU"
-	// CPUUsed is the part of the shared CPU that was not idle.
+	// CPUUsed is the fraction of the time in which the shared CPU was not idle.
 	CPUUsed = "CPU used"
-	// Stolen is the part of VictimCPU that went into others' packets, by the
+	// Stolen is the part of VictimCPU that the packets of others took, according to the
 	// agent's accounts.
 	Stolen = "victim stolen"
-	// PacketCost is the CPU time of receiving a packet, by the agent's accounts,
-	// with that of the tunnel that brought it (Iron, table 1).
+	// PacketCost is the CPU time of receiving a packet, including decapsulation,
+	// according to the agent's accounts (Iron, table 1).
 	PacketCost = "packet cost"
-	// Balance is what the accounts charged over the softirq and thread time that
-	// there was: 1 is exact.
+	// Balance is the charged time divided by the softirq and thread time: 1 is exact.
 	Balance = "charged of measured"
-	// OfStopwatch is the softirq time by the accounts over that by a stopwatch around
-	// the same softirqs: 1 is exact.
+	// OfStopwatch is the accounts' softirq time divided by that of a stopwatch around the
+	// same softirqs: 1 is exact.
 	OfStopwatch = "accounts of stopwatch"
-	// Price is what the accounts charge the first of two receivers for a packet over
-	// what they charge the second for one of the same size: 1 is fair.
+	// Price is the charge of the first of two receivers for a packet, divided by the
+	// second's for a packet of the same size: 1 is fair.
 	Price = "price of first to second"
-	// SystemPart is the part of all that was charged that no container pays for.
+	// SystemPart is the fraction of the charged time that went to the system.
 	SystemPart = "charged to the system"
-	// Ramp is the penalty from the begin of the load to the begin of the
-	// window, where that is toldRamp or longer: what the protection's way to what is due costs.
+	// Ramp is the penalty between the start of the load and the start of the window, if
+	// that time is at least toldRamp: the cost until the protection has its full effect.
 	Ramp = "ramp penalty"
-	// OutsideCPU is the part of the time that the CPU of the clients outside was
-	// busy. At 1 a victim that answers them is held back by them.
+	// OutsideCPU is the fraction of the time in which the clients' CPU was busy. At 1 the
+	// clients are the bottleneck, not the victim.
 	OutsideCPU = "outside CPU"
-	// ProgramCost is the CPU time that the agent's BPF programs take for a packet,
-	// by the kernel's run-time statistics less what those add to each run;
-	// ProgramRuns is how often they run for one, and StatisticsCost what the
-	// statistics add to a run.
+	// ProgramCost is the CPU time of the agent's BPF programs per packet, according to
+	// the kernel's run-time statistics, without the overhead of those. ProgramRuns is
+	// the number of runs per packet, and StatisticsCost the overhead per run.
 	ProgramCost    = "program cost"
 	ProgramRuns    = "program runs"
 	StatisticsCost = "statistics' own"
-	// AccountsCost is what the victim loses for a packet by the accounts, as CPU time.
+	// AccountsCost is the CPU time that the accounts cost the victim per packet.
 	AccountsCost = "accounts cost"
 	// AgentCPU is the agent's own CPU time, per second.
 	AgentCPU = "agent CPU"
-	// AgentMemory is what the agent has of it, beside containers that do nothing.
+	// AgentMemory is the agent's resident memory, beside containers that do nothing.
 	AgentMemory = "agent memory"
 )
 
 const toldRamp = time.Second
 
-// sample is what was measured in one window.
+// sample is the result of one window.
 type sample struct {
 	work     float64 // units per second of the victim
 	victim   float64 // CPU time charged to the victim, per second
-	used     float64 // part of the shared CPU that was not idle
+	used     float64 // fraction of the time in which the shared CPU was not idle
 	agent    float64 // CPU time of the agent, per second
 	memory   float64 // of the agent, resident, in bytes
 	sent     float64 // per second
 	received float64 // per second
 	bits     float64 // per second, received
 	p50, p99 float64 // of the requests, in seconds; 0 if there are none
-	ramp     float64 // units per second of the victim before the window; 0 if that was short
-	outside  float64 // part of the CPU outside that was not idle
-	steal    float64 // part of the CPUs' time that the hypervisor took
+	ramp     float64 // units per second of the victim before the window; 0 if that time was short
+	outside  float64 // fraction of the time in which the clients' CPU was not idle
+	steal    float64 // fraction of the CPU time that the hypervisor took
 
 	charges   *charges     // nil where the agent keeps no accounts
-	exactness *exactness   // nil where nothing is timed
-	programs  *programCost // nil where that is not what is measured
+	exactness *exactness   // nil without a stopwatch
+	programs  *programCost // nil if the case does not measure it
 }
 
-// add puts the figures of one measurement into the report.
+// add adds the figures of one measurement to the report.
 func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
 	name := su.name + " " + d.name
 	add := func(metric, unit string, value float64) { e.report.Add(name, metric, unit, on, value) }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"path"
-	"regexp"
 	"slices"
 	"time"
 
@@ -86,44 +85,22 @@ func latencyCatalogue() []latencyCase {
 // LatencyCases names the cases that Latency would measure. It matches ErrNoCase if
 // there are none.
 func LatencyCases(o Options) ([]string, error) {
-	all, err := o.latencyCases()
-	var names []string
-	for _, c := range all {
-		names = append(names, c.name)
-	}
+	_, names, err := o.latencyCases()
 	return names, err
 }
 
-func (o Options) latencyCases() ([]latencyCase, error) {
-	only, err := regexp.Compile(o.Only)
-	if err != nil {
-		return nil, err
-	}
-	all := slices.DeleteFunc(latencyCatalogue(), func(c latencyCase) bool { return !only.MatchString(c.name) })
-	if len(all) == 0 {
-		return nil, fmt.Errorf("%w: %q", ErrNoCase, o.Only)
-	}
-	return all, nil
+func (o Options) latencyCases() ([]latencyCase, []string, error) {
+	return choose(o, latencyCatalogue(), func(c *latencyCase, chosen func(string, bool) bool) bool { return chosen(c.name, true) })
 }
 
 // Latency runs the latency experiment: what round trips from a container are raw,
 // corrected and at the uplink, and what measuring costs. It needs root and two CPUs.
 // When ctx ends, what was built is removed before it returns.
 func Latency(ctx context.Context, o Options) (_ *report.Report, err error) {
-	e := &experiment{
-		report:   &report.Report{Bench: "latency", Env: environment(o.Version, o.Quick), Rounds: 5},
-		progress: o.Progress, settle: 300 * time.Millisecond, take: 2 * time.Second,
-	}
-	if o.Quick {
-		e.settle, e.take, e.report.Rounds = 150*time.Millisecond, 500*time.Millisecond, 2
-	}
-	if o.Rounds > 0 {
-		e.report.Rounds = o.Rounds
-	}
-	if o.Window > 0 {
-		e.take = o.Window
-	}
-	all, err := o.latencyCases()
+	e := o.experiment("latency",
+		usual{rounds: 5, settle: 300 * time.Millisecond, take: 2 * time.Second},
+		usual{rounds: 2, settle: 150 * time.Millisecond, take: 500 * time.Millisecond})
+	all, _, err := o.latencyCases()
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -21,64 +20,22 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// Options are what an experiment is told.
-type Options struct {
-	Rounds  int           // 0: as many as is usual
-	Window  time.Duration // how long to measure; 0: as is usual
-	Settle  time.Duration // of netcpu: how long the load runs before that; 0: as is usual
-	Quick   bool          // within two minutes, with fewer cases, and less exact
-	Docker  bool          // containers of a Docker Engine in place of sandboxes
-	Mode    string        // of netcpu while it is on; "" is isolate
-	Only    string        // a regular expression for the cases to measure; "" is all
-	Version string        // of fairlead, for the report
-	// Progress, if not nil, is called before each measurement with how many
-	// are done, how many there will be, and what comes.
-	Progress func(done, total int, what string)
-}
-
-// ErrNoCase means that Options choose no case.
-var ErrNoCase = errors.New("no case has such a name")
-
-// NetCPUCases names the cases that NetCPU would measure. It matches ErrNoCase if
-// there are none.
+// NetCPUCases returns the names of the cases that NetCPU would measure. Error: ErrNoCase.
 func NetCPUCases(o Options) ([]string, error) {
-	all, err := o.setups()
-	var names []string
-	for _, su := range all {
-		for _, d := range su.demands {
-			names = append(names, su.name+" "+d.name)
-		}
-	}
+	_, names, err := o.setups()
 	return names, err
 }
 
-// setups are the rigs and cases that the options ask for.
-func (o Options) setups() ([]setup, error) {
-	only, err := regexp.Compile(o.Only)
-	if err != nil {
-		return nil, err
-	}
-	var list []setup
-	for _, su := range catalogue(o.Docker) {
-		var demands []demand
-		for _, d := range su.demands {
-			if only.MatchString(su.name+" "+d.name) && (d.quick || !o.Quick || o.Only != "") {
-				demands = append(demands, d)
-			}
-		}
-		if su.demands = demands; len(demands) > 0 {
-			list = append(list, su)
-		}
-	}
-	if len(list) == 0 {
-		return nil, fmt.Errorf("%w: %q", ErrNoCase, o.Only)
-	}
-	return list, nil
+// setups returns the rigs and cases that the options select.
+func (o Options) setups() ([]setup, []string, error) {
+	return choose(o, catalogue(o.Docker), func(su *setup, chosen func(string, bool) bool) bool {
+		su.demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !chosen(su.name+" "+d.name, d.quick) })
+		return len(su.demands) > 0
+	})
 }
 
-// settle is how long a mode may take to what is due: none with isolate, some rounds
-// of the ledger with charge, and with auto before these what it waits before it does
-// anything.
+// settle is the time until a mode has its full effect: almost none for isolate, some rounds
+// of the ledger for charge. The mode auto first waits before it acts.
 func settle(mode string) time.Duration {
 	switch mode {
 	case "charge":
@@ -89,8 +46,8 @@ func settle(mode string) time.Duration {
 	return 300 * time.Millisecond
 }
 
-// installed leaves out the cases whose programs this machine does not have, and
-// says so.
+// installed removes the cases whose programs are not installed on this machine, with a note
+// about each program.
 func installed(all []setup, have func(program string) bool) (list []setup, notes []string) {
 	var missing []string
 	need := func(program string) bool {
@@ -117,32 +74,18 @@ func installed(all []setup, have func(program string) bool) (list []setup, notes
 	return list, notes
 }
 
-// NetCPU runs the netcpu experiment: what a neighbour's packets cost a victim
-// that computes, without protection and with it. It needs root and two CPUs.
-// When ctx ends, what was built is removed before it returns.
+// NetCPU runs the netcpu experiment: the cost of a neighbour's packets for a victim that
+// computes, without protection and with it. It needs root and two CPUs. When ctx ends,
+// NetCPU removes the rig before it returns.
 func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
-	e := &experiment{
-		report:   &report.Report{Bench: "netcpu", Env: environment(o.Version, o.Quick), Rounds: 5},
-		progress: o.Progress,
-		mode:     "isolate",
-		settle:   settle(o.Mode), take: 2 * time.Second, takes: 3,
-	}
-	if o.Quick {
-		e.settle, e.take, e.takes, e.report.Rounds = 150*time.Millisecond, 400*time.Millisecond, 1, 2
-	}
-	if o.Rounds > 0 {
-		e.report.Rounds = o.Rounds
-	}
-	if o.Window > 0 {
-		e.take = o.Window
-	}
+	e := o.experiment("netcpu",
+		usual{rounds: 5, settle: settle(o.Mode), take: 2 * time.Second, takes: 3},
+		usual{rounds: 2, settle: 150 * time.Millisecond, take: 400 * time.Millisecond, takes: 1})
+	e.mode = cmp.Or(o.Mode, "isolate")
 	if o.Settle > 0 {
 		e.settle = o.Settle
 	}
-	if o.Mode != "" {
-		e.mode = o.Mode
-	}
-	all, err := o.setups()
+	all, _, err := o.setups()
 	if err != nil {
 		return nil, err
 	}
@@ -178,12 +121,12 @@ type experiment struct {
 	mode        string
 	settle      time.Duration
 	take        time.Duration
-	takes       int // of a window that is disturbed; 0 is one
+	takes       int // tries for a window that others disturb; 0 is one
 
 	quiet   quiet
-	foreign float64 // most CPUs that anybody else used beside an idle rig
-	missing string  // why the protection did nothing; "" if it did something
-	// unmetered is why there is no packet cost; "" if there is.
+	foreign float64 // most CPUs that other programs used beside an idle rig
+	missing string  // why the protection had no effect; "" if it had one
+	// unmetered says why there is no packet cost; "" if there is one.
 	unmetered string
 	notes     []string
 }
@@ -227,10 +170,9 @@ func (e *experiment) run(ctx context.Context, su setup) (err error) {
 	return nil
 }
 
-// round measures every case once off and once on. What comes first changes
-// from case to case, so that the protection need not be switched for each
-// measurement. The base, a victim beside neighbours without packets and with
-// nothing done, is measured before and after.
+// round measures every case once off and once on. The order alternates from case to case,
+// so that the protection is switched half as often. The base, a victim beside neighbours
+// without packets and without protection, is measured before and after.
 func (e *experiment) round(ctx context.Context, s *session, su setup, round int) error {
 	take := func(d demand, on bool) (sample, error) {
 		e.say(fmt.Sprintf("round %d: %s %s, %s", round, su.name, d.name, map[bool]string{false: "off", true: "on"}[on]))

@@ -6,9 +6,9 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// netcpuBars are what isolate and charge have to keep from a victim, what they may
-// cost those whose packets come, and what the agent may take for itself. Their
-// limits leave room above what feature/netcpu/MEASURED.md has.
+// netcpuBars bound three things: the penalty of a victim under isolate and charge, the loss
+// of the receivers, and the agent's own cost. The limits leave room above the figures in
+// feature/netcpu/MEASURED.md.
 func netcpuBars() []report.Bar {
 	const (
 		receives = "An isolated receiver's packets take a victim's time"
@@ -41,10 +41,7 @@ func netcpuBars() []report.Bar {
 		penalty("drop 400k fairlead", 1.15, 1.6, "What an isolated receiver has no time for is not dropped before it takes a victim's"),
 		penalty("drop 400k fairlead xdp", 1.15, 1.6, "What an isolated receiver has no time for is not dropped in the driver"),
 		noLess("heavy 35 udp", Received, "ratio", 0.9, 0.6, less),
-		report.Bar{
-			Case: "heavy 35 udp", Metric: CPUUsed, Of: "on", Low: 0.3, High: 0.4, FarLow: 0.2, FarHigh: 0.6,
-			Why: "A quota as large as what a receiver needs does not hold it to that",
-		},
+		within("heavy 35 udp", CPUUsed, 0.3, 0.4, 0.2, 0.6, "A quota as large as what a receiver needs does not hold it to that"),
 
 		penalty("charge udp-send 10 2G", 1.15, 1.45, charged),
 		noLess("charge udp-send 10 2G", Penalty, "off", 1.3, 1.1, nothing),
@@ -57,9 +54,19 @@ func netcpuBars() []report.Bar {
 	)
 }
 
-// penalty is a bar for that of a victim that is protected.
+// penalty is a bar for the penalty of a protected victim.
 func penalty(name string, high, far float64, why string) report.Bar {
-	return noMore(name, Penalty, "on", high, far, why)
+	return atMost(name, Penalty, high, far, why)
+}
+
+// atMost is a bar for a figure with the protection on that is good if it is small.
+func atMost(name, metric string, high, far float64, why string) report.Bar {
+	return noMore(name, metric, "on", high, far, why)
+}
+
+// within is a bar for a figure with the protection on that has to be in a range.
+func within(name, metric string, low, high, farLow, farHigh float64, why string) report.Bar {
+	return report.Bar{Case: name, Metric: metric, Of: "on", Low: low, High: high, FarLow: farLow, FarHigh: farHigh, Why: why}
 }
 
 func noMore(name, metric, of string, high, far float64, why string) report.Bar {

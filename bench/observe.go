@@ -8,10 +8,9 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// observed are what the accounts cost: on is an agent that keeps them and does
-// nothing else, off is none. The victim and the receiver share the CPU without
-// quotas. At the two rates most packets have a softirq of their own; at a flood a
-// poll has several.
+// observed measures the cost of the accounts: on is an agent that only keeps them, off is
+// no agent. The victim and the receiver share the CPU without quotas. At the two rates most
+// packets have a softirq of their own; in a flood a poll handles several.
 func observed() []setup {
 	flood := demand{name: "flood", traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood}
 	at := func(rate uint64) demand {
@@ -28,7 +27,7 @@ func observed() []setup {
 	return all
 }
 
-// attended starts the agent of a setup, or ends it.
+// attended starts or stops the agent of a setup.
 func (g *guard) attended(ctx context.Context, on bool) error {
 	if on == (g.process != nil) {
 		return nil
@@ -48,16 +47,16 @@ func (g *guard) programs(during func() error) (rig.Runs, error) {
 	return rig.CountRuns(mine, during)
 }
 
-// programCost is what the agent's BPF programs take for a packet that was sent, by
-// the kernel's statistics.
+// programCost is the cost of the agent's BPF programs per sent packet, according to the
+// kernel's statistics.
 type programCost struct {
-	net        float64 // s without what the statistics add
+	net        float64 // s, without the overhead of the statistics
 	runs       float64
-	statistics float64 // s that they add to each run
+	statistics float64 // overhead of the statistics in s, per run
 }
 
-// count measures that, in one more window of the same traffic, as the statistics
-// would be a part of what is measured without.
+// count measures the cost of the programs in one more window of the same traffic, because
+// the statistics would distort the other figures.
 func (s *session) count(ctx context.Context) (*programCost, float64, error) {
 	var before, after reading
 	runs, err := s.guard.programs(func() (err error) {
@@ -81,9 +80,9 @@ func (s *session) count(ctx context.Context) (*programCost, float64, error) {
 	return &programCost{net: runs.Net().Seconds() / packets, runs: float64(runs.Count()) / packets, statistics: runs.Idle.Seconds()}, m.steal, nil
 }
 
-// loss is what the victim does less for each packet with the accounts than without,
-// as CPU time: everything that they cost on that CPU, caches included. ok is false
-// where not as much was sent, so that it is no matter of the accounts alone.
+// loss is the CPU time that the accounts cost the victim per packet, caches included: the
+// difference of its work without and with them. ok is false if the two windows did not
+// receive equally many packets, because then the difference has other causes, too.
 func loss(base float64, off, on sample) (seconds float64, ok bool) {
 	if base == 0 || on.received == 0 || off.received < on.received*0.99 || off.received > on.received*1.01 {
 		return 0, false

@@ -8,8 +8,8 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// NetCPUPlots are the plots of the page of a report that NetCPU made with the
-// same options. What was not measured is not on them.
+// NetCPUPlots returns the plots for a report of NetCPU with the same options, without the
+// cases that were not measured.
 func NetCPUPlots(r *report.Report, o Options) []report.Plot {
 	setups := catalogue(o.Docker)
 	var plots []report.Plot
@@ -40,7 +40,7 @@ func NetCPUPlots(r *report.Report, o Options) []report.Plot {
 	return measured(r, plots)
 }
 
-// groups puts cases of a setup beside one another.
+// groups returns a group of bars for each case of a setup.
 func (su setup) groups(demands []demand) []report.Group {
 	var g []report.Group
 	for _, d := range demands {
@@ -49,11 +49,11 @@ func (su setup) groups(demands []demand) []report.Group {
 	return g
 }
 
-// pathNames say what the ways of a packet are.
+// pathNames describe the paths of a packet.
 var pathNames = map[rig.Path]string{rig.Hop: "one veth hop", rig.NIC: "NIC, bridge, veth", rig.VXLAN: "NIC, VXLAN, bridge, veth", rig.Docker: "Docker's default bridge",
 	rig.Macvlan: "macvlan on the NIC"}
 
-// plots are those of one setup: the penalty, and what comes of the traffic.
+// plots returns the plots of one setup: the penalty, and the result of the traffic.
 func (su setup) plots() []report.Plot {
 	if su.title == "" { // of pairs
 		of := fmt.Sprintf("%s, %.0f/%.0f", pathNames[su.cfg.Path], su.cfg.Containers[0].Quota, su.cfg.Containers[1].Quota)
@@ -98,7 +98,7 @@ func (su setup) plots() []report.Plot {
 	return plots
 }
 
-// short takes away what labels have in common, word by word from the front.
+// short removes the words that all labels have in common at the front.
 func short(groups []report.Group) []report.Group {
 	for len(groups) > 1 {
 		word, _, ok := strings.Cut(groups[0].Label, " ")
@@ -115,8 +115,7 @@ func short(groups []report.Group) []report.Group {
 	return groups
 }
 
-// NetCPUHeadline says the result in one sentence; "" if what it is about was not
-// measured.
+// NetCPUHeadline returns the result in one sentence, or "" if its case was not measured.
 func NetCPUHeadline(r *report.Report) string {
 	for _, path := range []rig.Path{rig.NIC, rig.Docker} {
 		if c, ok := r.Find(string(path)+" 50/50 flood", Penalty); ok {

@@ -2,20 +2,20 @@ package bench
 
 import "fmt"
 
-// disturbed is the part of a window that the hypervisor may let the CPUs wait.
+// disturbed is the fraction of a window that the hypervisor may take from the CPUs.
 const disturbed = 0.02
 
-// quiet sees to it that a figure is not of the machine's own neighbours: on a
-// virtual machine others may have the CPU that a container seems to have. A
-// window that they disturb is measured again.
+// quiet keeps the neighbours of a virtual machine out of the figures: the hypervisor may
+// give them the CPU that a container seems to use. A window that they disturb is measured
+// again.
 type quiet struct {
-	takes          int // how often to measure at most; 0 is once
+	takes          int // most tries for a window; 0 is one
 	windows, again int
-	worst          float64 // of what was kept
+	worst          float64 // most disturbed window that was kept
 }
 
-// take measures until it is not disturbed, or often enough, and gives the sample
-// that was disturbed least.
+// take measures until a sample is not disturbed, at most takes times, and returns the
+// sample that was disturbed least.
 func (q *quiet) take(measure func() (sample, error)) (best sample, err error) {
 	for i := range max(q.takes, 1) {
 		m, err := measure()
@@ -38,12 +38,12 @@ func (q *quiet) take(measure func() (sample, error)) (best sample, err error) {
 	return best, nil
 }
 
-// add takes in what another one has seen.
+// add adds the counts of o.
 func (q *quiet) add(o quiet) {
 	q.windows, q.again, q.worst = q.windows+o.windows, q.again+o.again, max(q.worst, o.worst)
 }
 
-// note is what a reader of the report must know; "" if that is nothing.
+// note returns a note for the reader of the report, or "".
 func (q quiet) note() string {
 	if q.again == 0 && q.worst <= disturbed {
 		return ""

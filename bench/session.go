@@ -17,30 +17,28 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// session is one rig with a victim at work, an agent, and one kind of traffic
-// at a time.
+// session is a rig with an active victim, an agent, and one kind of traffic at a time.
 type session struct {
 	setup setup
 	rig   *rig.Rig
 	guard *guard
-	// victim counts the victim's work; nil if it does nothing, or counts by
-	// itself as sysbench does. pid is the victim's process, 0 if there is none
-	// all the time.
+	// victim counts the victim's work; nil if the victim is idle, or counts by itself as
+	// sysbench does. pid is the victim's process; 0 if it does not run all the time.
 	victim *rig.Generator
 	pid    int
 	server *sandbox.Process // memcached
 
-	burners      []*rig.Generator // in the neighbours, if they are to compute
-	traffic      rig.Traffic      // what runs
-	running      *rig.Running     // nil before the first
-	shape        uint64           // bit/s in force
+	burners      []*rig.Generator // in the neighbours, if they compute
+	traffic      rig.Traffic      // the current traffic
+	running      *rig.Running     // nil before the first traffic
+	shape        uint64           // current rate of the NIC, bit/s
 	dropping     rig.DropPoint
 	lifted       bool
 	settle, take time.Duration // how long the load runs before a window, and in it
 
-	stopwatch *rig.Stopwatch // nil where nothing is timed
+	stopwatch *rig.Stopwatch // nil unless the setup is timed
 
-	foreign float64 // most CPUs that anybody else used beside an idle rig
+	foreign float64 // most CPUs that other programs used beside an idle rig
 	quiet   quiet
 }
 
@@ -120,8 +118,7 @@ func (s *session) close() error {
 	return errors.Join(append(errs, s.rig.Close())...)
 }
 
-// send makes t the traffic, paused. That of the case before stays, paused, if t
-// is none.
+// send replaces the traffic by t, paused. If t is none, the last traffic stays, paused.
 func (s *session) send(ctx context.Context, t rig.Traffic) error {
 	if t == s.traffic || t.Kind == "" {
 		return nil
@@ -141,8 +138,7 @@ func (s *session) send(ctx context.Context, t rig.Traffic) error {
 	return nil
 }
 
-// compute lets those neighbours compute that have no traffic, if the setup has
-// them compute at all.
+// compute makes the neighbours without traffic compute, if the setup says so.
 func (s *session) compute(t rig.Traffic) error {
 	busy := t.Neighbours
 	switch {
@@ -162,10 +158,10 @@ func (s *session) compute(t rig.Traffic) error {
 	return errors.Join(errs...)
 }
 
-// prepare brings about what a case needs, with the traffic paused.
+// prepare sets up what a case needs, with the traffic paused.
 func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 	if s.running != nil {
-		// How long the switching takes under load is not what is measured.
+		// The time that switching takes under load is not part of the measurement.
 		if err := s.running.SetRate(0); err != nil {
 			return err
 		}
@@ -209,8 +205,8 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 	return s.guard.checkDriver(ctx)
 }
 
-// measure lets a case run, with the protection on or off, and measures after a
-// while; again, if the hypervisor disturbs it.
+// measure runs a case with the protection on or off, and measures it after a while. It
+// repeats a window that the hypervisor disturbs.
 func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error) {
 	return s.quiet.take(func() (sample, error) { return s.window(ctx, d, on) })
 }
@@ -267,8 +263,8 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	return m, nil
 }
 
-// wait lets a window pass. If the victim counts by itself, it runs for that
-// time, and its work per second is returned.
+// wait waits for the length of a window. A victim that counts by itself runs for that
+// time, and wait returns its work per second.
 func (s *session) wait(ctx context.Context, length time.Duration) (work float64, err error) {
 	if s.setup.victim == sysbench {
 		return s.rig.Sysbench(ctx, length)
@@ -276,7 +272,7 @@ func (s *session) wait(ctx context.Context, length time.Duration) (work float64,
 	return 0, sleep(ctx, length)
 }
 
-// own is how many CPUs the rig itself uses without traffic.
+// own is the number of CPUs that the rig itself uses without traffic.
 func (s *session) own() float64 {
 	var quota float64
 	for i, c := range s.rig.Containers {
@@ -287,7 +283,7 @@ func (s *session) own() float64 {
 	return min(quota, 1)
 }
 
-// ended says whether a generator has.
+// ended returns an error if a generator has ended.
 func (s *session) ended() error {
 	all := append([]*rig.Generator{}, s.burners...)
 	if s.victim != nil {
@@ -316,7 +312,7 @@ func (s *session) ended() error {
 	return nil
 }
 
-// reading is all counters at one moment.
+// reading holds all counters at one moment.
 type reading struct {
 	at                   time.Time
 	all, shared, senders cpuTimes
@@ -324,8 +320,8 @@ type reading struct {
 	agentMemory          float64
 	victim               load.Reading
 	sent, received       []load.Reading
-	net                  *api.NetCPU // nil where the agent keeps no accounts
-	softirq              rig.Elapsed // by the stopwatch, if there is one
+	net                  *api.NetCPU // nil if the agent keeps no accounts
+	softirq              rig.Elapsed // of the stopwatch, if there is one
 }
 
 func (s *session) read(ctx context.Context) (reading, error) {
@@ -357,7 +353,7 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	return r, nil
 }
 
-// between gives what happened between two readings of the same traffic.
+// between returns the sample between two readings of the same traffic.
 func (s *session) between(before, after reading) sample {
 	seconds := after.at.Sub(before.at).Seconds()
 	m := sample{
@@ -373,8 +369,8 @@ func (s *session) between(before, after reading) sample {
 	}
 	if s.victim != nil {
 		w := after.victim.Since(before.victim)
-		// A victim that got nowhere has an infinite penalty, which no table
-		// can show; one unit of work is as good as none.
+		// A victim without any work has an infinite penalty, which no table can
+		// show. So it counts as one unit of work.
 		m.work = max(w.Rate(), 1/w.Seconds)
 	}
 	for i, r := range after.sent {
@@ -391,8 +387,8 @@ func (s *session) between(before, after reading) sample {
 	return m
 }
 
-// rateFor finds the rate of traffic that keeps the shared CPU busy by a part of
-// it, with nothing protected and no quotas.
+// rateFor finds the rate of traffic that uses a fraction busy of the shared CPU, without
+// protection and without quotas.
 func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uint64, error) {
 	return findRate(busy, func(rate uint64) (float64, error) {
 		m, err := s.measure(ctx, demand{traffic: t, rate: rate, lift: true}, false)
@@ -402,8 +398,8 @@ func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uin
 
 var errNoRate = errors.New("no rate keeps the shared CPU busy")
 
-// findRate looks for the packets per second that keep a CPU busy by a part of
-// it, within two hundredths. More packets cost less each, so that it takes some steps.
+// findRate finds the packets per second that use a fraction busy of a CPU, within 0.02. The
+// cost per packet falls as the rate grows, so it takes several steps.
 func findRate(busy float64, used func(rate uint64) (float64, error)) (uint64, error) {
 	const off, steps = 0.02, 12
 	var seen []string
@@ -424,9 +420,8 @@ func findRate(busy float64, used func(rate uint64) (float64, error)) (uint64, er
 	return 0, fmt.Errorf("%w by %.2f: %s", errNoRate, busy, strings.Join(seen, ", "))
 }
 
-// cpuTime is the CPU time of a process so far; 0 if it has gone. It is exact
-// where the ticks of proc_pid_stat(5) are coarse. The number of the clock is that
-// of clock_getcpuclockid(3).
+// cpuTime is the CPU time of a process so far; 0 if it has ended. It is exact, unlike the
+// ticks of proc_pid_stat(5). clock_getcpuclockid(3) computes the clock's number the same way.
 func cpuTime(pid int) time.Duration {
 	const sched = 2 // CPUCLOCK_SCHED
 	var ts unix.Timespec
@@ -436,7 +431,7 @@ func cpuTime(pid int) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// resident is how many bytes of memory a process has; 0 if it has gone.
+// resident is the resident memory of a process in bytes; 0 if it has ended.
 func resident(pid int) float64 {
 	var size, pages float64
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -14,16 +13,16 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// The metrics of the traffic experiment, beside those of netcpu.
+// The metrics of the traffic experiment, in addition to those of netcpu.
 const (
 	Total      = "received in all"
-	ReceivedBy = "received by "   // and a container that has a rate
-	ShareOf    = "share of "      // and a container: part of what was received in all
-	Settling   = "settled after " // and a phase: until the shares are those that are due
+	ReceivedBy = "received by "   // followed by a container that has a rate
+	ShareOf    = "share of "      // followed by a container: its fraction of the total
+	Settling   = "settled after " // followed by a phase: the time until the shares are right
 	P999       = "latency p99.9"
 )
 
-// arm is what divides the link during a measurement.
+// arm is the mechanism that divides the link during a measurement.
 type arm string
 
 const (
@@ -33,58 +32,27 @@ const (
 	armCNI arm = "cni"
 )
 
-// TrafficCases names the cases that Traffic would measure. It matches ErrNoCase
-// if there are none.
+// TrafficCases returns the names of the cases that Traffic would measure. Error: ErrNoCase.
 func TrafficCases(o Options) ([]string, error) {
-	all, err := o.trafficSetups()
-	var names []string
-	for _, su := range all {
-		for _, c := range su.cases {
-			names = append(names, su.name+" "+c.name)
-		}
-	}
+	_, names, err := o.trafficSetups()
 	return names, err
 }
 
-func (o Options) trafficSetups() ([]trafficSetup, error) {
-	only, err := regexp.Compile(o.Only)
-	if err != nil {
-		return nil, err
-	}
-	var list []trafficSetup
-	for _, su := range trafficCatalogue() {
-		su.cases = slices.DeleteFunc(su.cases, func(c trafficCase) bool {
-			return !only.MatchString(su.name+" "+c.name) || !c.quick && o.Quick && o.Only == ""
-		})
-		if len(su.cases) > 0 {
-			list = append(list, su)
-		}
-	}
-	if len(list) == 0 {
-		return nil, fmt.Errorf("%w: %q", ErrNoCase, o.Only)
-	}
-	return list, nil
+func (o Options) trafficSetups() ([]trafficSetup, []string, error) {
+	return choose(o, trafficCatalogue(), func(su *trafficSetup, chosen func(string, bool) bool) bool {
+		su.cases = slices.DeleteFunc(su.cases, func(c trafficCase) bool { return !chosen(su.name+" "+c.name, c.quick) })
+		return len(su.cases) > 0
+	})
 }
 
-// Traffic runs the traffic experiment: how containers share an uplink with
-// nothing done, with fairlead, and with what else there is. It needs root and
-// two CPUs. When ctx ends, what was built is removed before it returns.
+// Traffic runs the traffic experiment: how containers share an uplink without any
+// mechanism, with fairlead, and with others. It needs root and two CPUs. When ctx ends,
+// Traffic removes the rig before it returns.
 func Traffic(ctx context.Context, o Options) (*report.Report, error) {
-	e := &experiment{
-		report:   &report.Report{Bench: "traffic", Env: environment(o.Version, o.Quick), Rounds: 3},
-		progress: o.Progress,
-		settle:   500 * time.Millisecond, take: 2 * time.Second,
-	}
-	if o.Quick {
-		e.settle, e.take, e.report.Rounds = 300*time.Millisecond, 500*time.Millisecond, 1
-	}
-	if o.Rounds > 0 {
-		e.report.Rounds = o.Rounds
-	}
-	if o.Window > 0 {
-		e.take = o.Window
-	}
-	all, err := o.trafficSetups()
+	e := o.experiment("traffic",
+		usual{rounds: 3, settle: 500 * time.Millisecond, take: 2 * time.Second},
+		usual{rounds: 1, settle: 300 * time.Millisecond, take: 500 * time.Millisecond})
+	all, _, err := o.trafficSetups()
 	if err != nil {
 		return nil, err
 	}
@@ -127,9 +95,9 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 	return e.report, nil
 }
 
-// arms are those that a case is measured with.
+// arms returns the arms of a case.
 func (c trafficCase) arms(plugin bool) []arm {
-	if c.timed { // of what there is not without
+	if c.timed { // the other arms have nothing to time
 		return []arm{armOn}
 	}
 	arms := []arm{armOff, armOn}
@@ -142,8 +110,8 @@ func (c trafficCase) arms(plugin bool) []arm {
 	return arms
 }
 
-// traffic measures the cases of one rig, each arm once in each round: forwards
-// in the first, backwards in the next.
+// traffic measures the cases of one rig, with each arm once in each round. The order of
+// the arms alternates.
 func (e *experiment) traffic(ctx context.Context, su trafficSetup, plugin bool) (err error) {
 	s, err := newTrafficSession(ctx, su, e.settle, e.take)
 	if err != nil {

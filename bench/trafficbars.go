@@ -1,14 +1,10 @@
 package bench
 
-import (
-	"math"
+import "github.com/fairlead-project/fairlead/bench/report"
 
-	"github.com/fairlead-project/fairlead/bench/report"
-)
-
-// trafficBars are what the figures of Traffic have to reach. Where a figure is a
-// rate, of what a receiver's program gets, its bounds are worked out from frames:
-// see docs/bench.md, which also has what was measured.
+// trafficBars are the bars for the figures of Traffic. The bounds of a rate are computed
+// from frames, since the receiver's program counts payload: see docs/bench.md, which also
+// has the measured figures.
 func trafficBars() []report.Bar {
 	var bars []report.Bar
 	for _, mode := range []string{"bridge", "overlay", "macvlan", "host"} {
@@ -17,29 +13,21 @@ func trafficBars() []report.Bar {
 	return append(bars, append(elsewhereBars(), changeBars()...)...)
 }
 
-// around is a bar for a figure that is due, with the part of it by which it may be
-// off, and by which it is off for no noise.
+// around is a bar for a figure with an expected value. It may deviate from that by the
+// fraction off; beyond the fraction far noise is no explanation.
 func around(c, metric string, due, off, far float64, why string) report.Bar {
-	return report.Bar{
-		Case: c, Metric: metric, Of: "on", Low: due * (1 - off), High: due * (1 + off),
-		FarLow: due * (1 - far), FarHigh: due * (1 + far), Why: why,
-	}
+	return within(c, metric, due*(1-off), due*(1+off), due*(1-far), due*(1+far), why)
 }
 
-// atMost is a bar for a figure that is good if it is small.
-func atMost(c, metric string, high, far float64, why string) report.Bar {
-	return report.Bar{Case: c, Metric: metric, Of: "on", High: high, FarHigh: far, Why: why}
-}
-
-// What of a frame is payload, of full frames of TCP and of datagrams of 1400 bytes,
-// and what of that a tunnel leaves.
+// The fraction of a frame that is payload, for full frames of TCP and for datagrams of 1400
+// bytes, and the fraction of that inside a tunnel.
 const (
 	ofTCP  = 1448. / 1514
 	ofUDP  = 1400. / 1442
 	tunnel = 0.966
 )
 
-// uplinkBars are those of what containers of a mode send by the uplink.
+// uplinkBars are the bars for traffic from containers of a network mode to the uplink.
 func uplinkBars(mode string) []report.Bar {
 	inside := 1.
 	if mode == "overlay" {
@@ -48,22 +36,13 @@ func uplinkBars(mode string) []report.Bar {
 	const full = "An uplink that is divided carries less than it can"
 	bars := []report.Bar{
 		around(mode+" 6 to 1", ShareOf+"one", 0.5, 0.05, 0.2, "Containers of equal weight share an uplink by their connections"),
-		{
-			Case: mode + " 6 to 1", Metric: ShareOf + "one", Of: "off", High: 0.3, FarHigh: 0.4,
-			Why: "One connection beside six gets its share with nothing done, so that the case does not show what weights do",
-		},
+		noMore(mode+" 6 to 1", ShareOf+"one", "off", 0.3, 0.4, "One connection beside six gets its share with nothing done, so that the case does not show what weights do"),
 		around(mode+" 6 to 1", Total, gbit*ofTCP*inside, 0.04, 0.25, full),
 		around(mode+" 6 to 1, weights 1 to 2", ShareOf+"one", 2./3, 0.05, 0.2, "An uplink is not shared by weight"),
 		around(mode+" rate beside flood", ReceivedBy+"one", 300*mbit*ofTCP*inside, 0.05, 0.25, "A guaranteed rate is not kept beside a neighbour's flood"),
 		around(mode+" UDP rate beside bulk", ReceivedBy+"one", 300*mbit*ofUDP*inside, 0.05, 0.25, "A container's flood gets another rate than its own"),
-		{
-			Case: mode + " ceil", Metric: WorstSecond, Of: "on", Low: 0.95, High: 1.02, FarLow: 0.7, FarHigh: 1.2,
-			Why: "A ceil lets another rate than its own leave by the NIC",
-		},
-		{
-			Case: mode + " ceil", Metric: FirstSecond, Of: "on", Low: 0.9, High: 1.02, FarLow: 0.5, FarHigh: 1.2,
-			Why: "A ceil does not hold from the first packet on",
-		},
+		within(mode+" ceil", WorstSecond, 0.95, 1.02, 0.7, 1.2, "A ceil lets another rate than its own leave by the NIC"),
+		within(mode+" ceil", FirstSecond, 0.9, 1.02, 0.5, 1.2, "A ceil does not hold from the first packet on"),
 		around(mode+" priority", ShareOf+"one", 0.9, 0.05, 0.25, "The first in order does not get what is idle"),
 	}
 	for _, beside := range []string{"bulk", "flood", "super-packets"} {
@@ -72,7 +51,7 @@ func uplinkBars(mode string) []report.Bar {
 	return append(bars, atMost(mode+" requests beside bulk", P50, 0.002, 0.02, "Requests wait behind a neighbour's bulk TCP"))
 }
 
-// elsewhereBars are those of what containers receive, and of what stays on the host.
+// elsewhereBars are the bars for received traffic, and for traffic within the host.
 func elsewhereBars() []report.Bar {
 	const unlike = "A ceil on what a container receives lets another rate than its own through"
 	const near = "A ceil lets another rate than its own through to a neighbour"
@@ -85,18 +64,12 @@ func elsewhereBars() []report.Bar {
 		around("neighbour UDP ceil", ReceivedBy+"one", 100*mbit*ofUDP, 0.05, 0.25, near),
 		around("bridge 80 to 20", ShareOf+"one", 0.2, 0.1, 0.5, "Guaranteed rates do not divide an uplink"),
 		around("bridge 80 to 20", Total, gbit*ofTCP, 0.04, 0.25, "An uplink that is divided carries less than it can"),
-		{
-			Case: "alone bulk", Metric: Total, Of: "ratio", Low: 0.85, High: math.Inf(1), FarLow: 0.6, FarHigh: math.Inf(1),
-			Why: "One container alone pays more for being shaped than the one queue costs",
-		},
-		{
-			Case: "alone requests", Metric: P50, Of: "ratio", High: 1.15, FarHigh: 1.5,
-			Why: "A request alone takes longer because its container is shaped",
-		},
+		noLess("alone bulk", Total, "ratio", 0.85, 0.6, "One container alone pays more for being shaped than the one queue costs"),
+		noMore("alone requests", P50, "ratio", 1.15, 1.5, "A request alone takes longer because its container is shaped"),
 	}
 }
 
-// changeBars are those of how soon a change is in force, and of what comes then.
+// changeBars are the bars for the delay of a change, and for the shares after it.
 func changeBars() []report.Bar {
 	const late, wrong = "A change takes long to be in force while containers send", "After a change the shares are not those that are due"
 	share := func(phase, of string, due float64) report.Bar {

@@ -13,12 +13,12 @@ const (
 	gbit = 1000 * mbit
 )
 
-// sending is what one container sends to the outside, or the outside to it.
+// sending is the traffic from one container to the outside, or from the outside to it.
 type sending struct {
 	name string
-	args []string // of its generator, as load.Main takes them; nil: nothing
-	rate uint64   // as for load.Board.SetRate
-	to   string   // the container that it is for instead of the outside; "": none
+	args []string // arguments of its generator, for load.Main; nil: none
+	rate uint64   // for load.Board.SetRate
+	to   string   // the receiving container; "": the outside
 }
 
 func bulk(name string, conns int) sending {
@@ -29,15 +29,15 @@ func flood(name string) sending {
 	return sending{name, []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, load.Flood, ""}
 }
 
-// superflood is a flood in super-packets, as QUIC servers send them: one CPU can
-// send more of those than the link takes, and has time left for others.
+// superflood is a flood in super-packets, as QUIC servers send them. One CPU can send more
+// of them than the link carries, and has time left.
 func superflood(name string) sending {
 	f := flood(name)
 	f.args = append(f.args, "--segments", "40")
 	return f
 }
 
-// requests is one request after the other over one connection, as ping is.
+// requests is one request after another over one connection, like ping.
 func requests(name string) sending {
 	return sending{name, []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, load.Flood, ""}
 }
@@ -46,39 +46,39 @@ func requests(name string) sending {
 type trafficSetup struct {
 	name  string
 	path  rig.Path
-	link  uint64   // bit/s; 0: as fast as the machine is
+	link  uint64   // rate of the NIC, bit/s; 0: unlimited
 	boxes []string // the containers
-	// inward has the outside send to the containers, by a wire without a rate of its own.
+	// inward makes the outside send to the containers, over a wire of unlimited rate.
 	inward bool
 	cases  []trafficCase
 }
 
-// trafficCase is one case: what each container sends, and who gets what.
+// trafficCase is one case: what each container sends, and the policy of each.
 type trafficCase struct {
 	name, figure string
 	send         []sending
-	// set is what policy says while the protection is on, by container.
+	// set is the policy while the protection is on, by container.
 	set map[string]string
-	// tc is what an operator would do by hand instead, and cni what the CNI plugin
-	// bandwidth would be told, in bit/s for each container; nil: not measured.
+	// tc are the classes that an operator would make by hand instead. cni are the
+	// rates for the CNI plugin bandwidth, in bit/s for each container. nil: not measured.
 	tc  []rig.Class
 	cni []uint64
-	// phases follow one another in a measurement; none is one in which all send.
+	// phases follow one another in a measurement; nil is one phase in which all send.
 	phases []phase
-	probe  string // whose requests are measured; else bandwidth is
-	fixed  string // who has a rate that is to be met
-	ceil   uint64 // what the NIC may not exceed, bit/s; 0: it is not looked at
-	timed  bool   // it is not measured what is shared, but how soon: see enforced
+	probe  string // the container whose requests are measured; "": bandwidth is measured
+	fixed  string // the container with a rate that has to be met
+	ceil   uint64 // upper bound on the NIC's rate, bit/s; 0: not measured
+	timed  bool   // measure the delay of changes, not the shares: see enforced
 	quick  bool
 }
 
-// phase is who sends for a while, and what shares of the link are due then.
+// phase says which containers send for a while, and the shares of the link due to them.
 type phase struct {
 	name  string
 	sends []string
-	due   map[string]float64 // by container, of the link
-	set   map[string]string  // another policy from its beginning on
-	pause time.Duration      // in which nobody sends, before it
+	due   map[string]float64 // fraction of the link, by container
+	set   map[string]string  // a new policy at its start
+	pause time.Duration      // a pause in which nobody sends, before it
 }
 
 func (su trafficSetup) box(name string) int {
@@ -156,7 +156,7 @@ func trafficCatalogue() []trafficSetup {
 	return append(all, inward(), neighbours(), changes(), soon(), byItself())
 }
 
-// inward is what containers receive by the NIC.
+// inward is traffic that containers receive by the NIC.
 func inward() trafficSetup {
 	twice := flood("one")
 	twice.rate = 20_000 // 224 Mbit/s, which leaves CPU 0 time to receive
@@ -176,7 +176,7 @@ func inward() trafficSetup {
 	}}
 }
 
-// neighbours is what stays on the host.
+// neighbours is traffic within the host.
 func neighbours() trafficSetup {
 	to := func(s sending, name string) []sending {
 		s.to = name
@@ -189,8 +189,8 @@ func neighbours() trafficSetup {
 	}}
 }
 
-// soon is how long it takes from what somebody does to the shares that are due
-// then, with containers of a Docker Engine.
+// soon measures the delay between a change and the shares that are due after it, with
+// containers of a Docker Engine.
 func soon() trafficSetup {
 	return trafficSetup{name: "docker", path: rig.Docker, link: gbit, boxes: []string{"w1", "w2"}, cases: []trafficCase{{
 		name: "in force", figure: "beyond the paper", timed: true,
@@ -199,8 +199,8 @@ func soon() trafficSetup {
 	}}}
 }
 
-// changes are figures 9 and 10: who is there, and what is due to them, changes
-// while they send.
+// changes are figures 9 and 10: containers come and go, and their policy changes, while
+// they send.
 func changes() trafficSetup {
 	// Two by weight, 1 to 2, and two of a fixed rate, as 50 and 30 MB/s are to the
 	// paper's gigabit.
@@ -230,15 +230,14 @@ func changes() trafficSetup {
 			{name: "equal", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.5, "w2": 0.5}},
 			{name: "w2 first", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9},
 				set: map[string]string{"w1": "{net.rate: 100mbit, net.priority: 2}", "w2": "{net.rate: 100mbit, net.priority: 1}"}},
-			// HTB takes a class for what it was until its queue has once been empty.
+			// HTB uses the old priority of a class until its queue has been empty once.
 			{name: "a pause", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9}, pause: 200 * time.Millisecond},
 		},
 	}
 	return trafficSetup{name: "changes", path: rig.NIC, link: gbit, boxes: []string{"w1", "w2", "r3", "r4"}, cases: []trafficCase{adjust, order}}
 }
 
-// byItself is figure 11(a): what it costs to be shaped, without any bound that
-// could be reached.
+// byItself is figure 11(a): the cost of shaping, with bounds that are never reached.
 func byItself() trafficSetup {
 	tc := []rig.Class{{Container: 0, Rate: 90 * gbit, Ceil: 100 * gbit}}
 	set := map[string]string{"only": "net.rate: 90gbit"}

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// What leaves by the NIC in one second, of a ceil that holds for all of it: in
-// the first, and at the most.
+// The traffic of one second at the NIC, as a fraction of the ceil: in the first second,
+// and the maximum.
 const (
 	FirstSecond = "first second, of the ceil"
 	WorstSecond = "worst second, of the ceil"
 )
 
-// bounded looks at what leaves by the NIC from the first packet on, for as long
-// as a window and a second, in seconds that begin every 20 ms.
+// bounded measures the traffic at the NIC from the first packet on, for a window and one
+// second more, in seconds that start every 20 ms.
 func (s *trafficSession) bounded(ctx context.Context, c trafficCase) ([]figure, error) {
 	const step, second = 20 * time.Millisecond, time.Second
 	type sample struct {

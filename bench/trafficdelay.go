@@ -11,9 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// What becomes of the time that a request takes: its wait at the queue of the
-// NIC, and what the same request takes that passes no queue, at the same time
-// on the same CPUs.
+// The parts of a request's latency: its wait in the queue of the NIC, and the latency of
+// the same request without any queue, at the same time on the same CPUs.
 const (
 	QueueP99  = "wait at the queue p99"
 	QueueP999 = "wait at the queue p99.9"
@@ -25,7 +24,7 @@ const (
 // requestSize is the payload of a request, in bytes.
 const requestSize = 64
 
-// requestFrame is how long a request is at the NIC.
+// requestFrame is the length of a request's frame at the NIC.
 func requestFrame(p rig.Path) int {
 	const ethernet, ipv4, udp, vxlan = 14, 20, 8, 8
 	n := ethernet + ipv4 + udp + requestSize
@@ -35,14 +34,14 @@ func requestFrame(p rig.Path) int {
 	return n
 }
 
-// delays says where the time of the requests of a case goes.
+// delays measures where the time of the requests of a case goes.
 type delays struct {
 	queue *rig.Queue
 	box   *sandbox.Box // where aside runs
 	aside flow
 }
 
-// newDelays begins, with the load aside paused.
+// newDelays starts the measurement, with the load aside paused.
 func newDelays(ctx context.Context, r *rig.Rig) (_ *delays, err error) {
 	d := &delays{aside: flow{sending: requests("aside")}}
 	defer func() {
@@ -79,7 +78,7 @@ func (d *delays) close() error {
 	return errors.Join(errs...)
 }
 
-// delayReading is what delays has counted by a moment.
+// delayReading holds the counters of delays at one moment.
 type delayReading struct {
 	queue  *hist.Histogram
 	missed uint64
@@ -91,7 +90,7 @@ func (d *delays) read() (delayReading, error) {
 	return delayReading{h, missed, d.aside.from.Read()}, err
 }
 
-// figures says what came between two readings.
+// figures returns the figures between two readings.
 func (r delayReading) figures(earlier delayReading) ([]figure, error) {
 	q, w := r.queue.Since(earlier.queue), r.aside.Since(earlier.aside)
 	if missed := r.missed - earlier.missed; missed > q.Count()/1000 {

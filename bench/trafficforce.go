@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// InForce and what was done: from when it was done to the beginning of the first
-// 100 ms in which all shares are within 3 % of those that are due then.
+// InForce, followed by a change, is the time from the change to the start of the first 100
+// ms in which all shares are within 3 % of those that are due.
 const InForce = "in force after "
 
 const (
@@ -25,15 +25,15 @@ const (
 	forceOff    = 0.03
 )
 
-// change is something that is done while containers send, and what is due then.
+// change is a change while containers send, and the shares that are due after it.
 type change struct {
 	name string
 	do   func(context.Context) error
 	due  map[string]float64
 }
 
-// enforced gives how long changes take that are made by a policy file, by hand,
-// and by a container that is started, each from beginning to end.
+// enforced measures the delay of changes by a policy file, by `fairlead set` and by the
+// start of a container.
 func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure, error) {
 	const times = 4
 	equal := map[string]float64{"w1": 0.5, "w2": 0.5}
@@ -84,7 +84,7 @@ func (s *trafficSession) enforced(ctx context.Context, c trafficCase) ([]figure,
 	return out, nil
 }
 
-// startsOne has a container of the engine start that sends at once, and ends it.
+// startsOne starts a container of the engine that sends at once, and removes it.
 func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.Generator, took map[string][]float64) (err error) {
 	const port = 9010
 	to, err := s.rig.Start(ctx, s.rig.Outside, "tcp-recv", "--listen", fmt.Sprintf(":%d", port))
@@ -126,8 +126,8 @@ func (s *trafficSession) startsOne(ctx context.Context, readers map[string]*rig.
 
 const forcePatience = 5 * time.Second
 
-// makes makes a change, and gives when it was in force. It is an error if it is not
-// within forcePatience, as there is no figure for never.
+// makes makes a change, and returns the time until it was in force. If that takes longer
+// than forcePatience, it returns an error, as there is no figure for never.
 func (s *trafficSession) makes(ctx context.Context, ch change, readers map[string]*rig.Generator) (time.Duration, error) {
 	type sample struct {
 		at  time.Duration
@@ -135,7 +135,7 @@ func (s *trafficSession) makes(ctx context.Context, ch change, readers map[strin
 	}
 	start := time.Now()
 	failed := make(chan error, 1)
-	go func() { failed <- ch.do(ctx) }() // while it is looked
+	go func() { failed <- ch.do(ctx) }() // while the loop below watches the shares
 	var samples []sample
 	for from := 0; time.Since(start) < forcePatience; {
 		now := sample{time.Since(start), make(map[string]load.Reading)}

@@ -7,8 +7,8 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// TrafficPlots are the plots of the page of a report that Traffic made. What was
-// not measured is not on them.
+// TrafficPlots returns the plots for a report of Traffic, without the cases that were not
+// measured.
 func TrafficPlots(r *report.Report, _ Options) []report.Plot {
 	modes := []string{"bridge", "overlay", "macvlan", "host"}
 	over := func(name string) (g []report.Group) {
@@ -44,7 +44,7 @@ func TrafficPlots(r *report.Report, _ Options) []report.Plot {
 	return measured(r, plots)
 }
 
-// measured leaves out what the report does not have.
+// measured removes the groups and plots that are not in the report.
 func measured(r *report.Report, plots []report.Plot) (shown []report.Plot) {
 	for _, p := range plots {
 		var groups []report.Group
@@ -60,8 +60,7 @@ func measured(r *report.Report, plots []report.Plot) (shown []report.Plot) {
 	return shown
 }
 
-// TrafficHeadline says the result in one sentence; "" if what it is about was not
-// measured.
+// TrafficHeadline returns the result in one sentence, or "" if its case was not measured.
 func TrafficHeadline(r *report.Report) string {
 	c, ok := r.Find("overlay 6 to 1", ShareOf+"one")
 	if !ok {

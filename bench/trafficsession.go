@@ -14,20 +14,20 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// trafficSession is one rig with an agent, and the load of one case at a time.
+// trafficSession is a rig with an agent, and the load of one case at a time.
 type trafficSession struct {
 	setup      trafficSetup
 	rig        *rig.Rig
 	guard      *guard
 	warm, take time.Duration
 
-	load    map[string]*flow  // of the case
-	delays  *delays           // of its requests; nil if there are none, or no queue
-	limited []int             // whom the CNI plugin limits
-	set     map[string]string // the policy, by container
+	load    map[string]*flow  // load of the case
+	delays  *delays           // delays of its requests; nil without requests or without a queue
+	limited []int             // containers that the CNI plugin limits
+	set     map[string]string // policy by container
 }
 
-// flow is what one container sends.
+// flow is the traffic of one container.
 type flow struct {
 	sending
 	from, to *rig.Generator
@@ -107,7 +107,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 	return err
 }
 
-// end ends the load, and whatever divides the link.
+// end ends the load, and removes the limits of the CNI plugin.
 func (s *trafficSession) end() error {
 	var errs []error
 	for _, f := range s.load {
@@ -129,7 +129,7 @@ func (s *trafficSession) unlimit() error {
 	return errors.Join(errs...)
 }
 
-// divide puts an arm in place of what was before, with the load paused.
+// divide switches to an arm, with the load paused.
 func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error {
 	if err := s.unlimit(); err != nil {
 		return err
@@ -145,7 +145,7 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	}
 	rate := s.setup.link
 	switch {
-	case a == armOn: // whose own root stands for the link
+	case a == armOn: // fairlead's root qdisc also limits the rate of the link
 		rate = 0
 	case rate == 0 && a == armTC:
 		rate = 100 * gbit
@@ -158,7 +158,7 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 		return s.policy(ctx, c.set)
 	case armCNI:
 		for i, rate := range c.cni {
-			if rate == 0 { // it has no limit
+			if rate == 0 { // the container has no limit
 				continue
 			}
 			s.limited = append(s.limited, i)
@@ -170,7 +170,7 @@ func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error
 	return nil
 }
 
-// policy makes what is set, by container, the policy; nil: none.
+// policy replaces the policy by set, by container; nil is none.
 func (s *trafficSession) policy(ctx context.Context, set map[string]string) error {
 	was := s.set
 	s.set = set
@@ -189,7 +189,7 @@ func (s *trafficSession) policy(ctx context.Context, set map[string]string) erro
 	})
 }
 
-// text is what is set, by container, as a policy file has it.
+// text returns set, by container, in the form of a policy file.
 func (s *trafficSession) text(set map[string]string) (text string) {
 	for _, name := range slices.Sorted(maps.Keys(set)) {
 		what := set[name]
@@ -201,7 +201,7 @@ func (s *trafficSession) text(set map[string]string) (text string) {
 	return text
 }
 
-// sends lets only some send.
+// sends starts the named flows, and pauses the others.
 func (s *trafficSession) sends(names []string) {
 	for name, f := range s.load {
 		rate := uint64(0)
@@ -272,9 +272,9 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 	return out, nil
 }
 
-// warmUp lets a measurement begin. A connection that was starved in the arm
-// before sends again only after a time that doubles each time (RFC 6298, 5.5),
-// which is not this arm's doing; so it has as long as it may have been starved.
+// warmUp waits before a measurement. A connection that was starved in the last arm sends
+// again only after a time that doubles each time (RFC 6298, 5.5). This arm is not to blame,
+// so warmUp waits as long as the connection may have been starved.
 func (s *trafficSession) warmUp(ctx context.Context, c trafficCase) error {
 	if f := s.load[c.fixed]; f != nil {
 		before := f.to.Read()
@@ -291,7 +291,7 @@ func (s *trafficSession) read() map[string]load.Reading {
 	out := make(map[string]load.Reading)
 	for name, f := range s.load {
 		g := f.to
-		if f.args[0] == "rr-client" { // which knows how long they took
+		if f.args[0] == "rr-client" { // the client measures the latency
 			g = f.from
 		}
 		out[name] = g.Read()
@@ -299,7 +299,7 @@ func (s *trafficSession) read() map[string]load.Reading {
 	return out
 }
 
-// window measures what comes of a phase.
+// window measures one phase.
 func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]figure, error) {
 	before := s.read()
 	var began delayReading

@@ -5,17 +5,16 @@ import (
 	"time"
 )
 
-// The steps in which it is looked whether shares are those that are due, how
-// many good ones in a row are asked for, and how far off, all together, a good one may be.
+// The length of a step in which the shares are measured, how many good steps in a row are
+// required, and the largest sum of deviations of a good step.
 const (
 	settleStep  = 50 * time.Millisecond
 	settleSteps = 3
 	settleOff   = 0.15
 )
 
-// settles waits until the shares of a phase are those that are due, and gives
-// how long it took to the end of the first step that was good; the end of its
-// patience, if they never are.
+// settles waits until the shares of a phase are right. It returns the time to the end of
+// the first good step, or its patience if there is none.
 func (s *trafficSession) settles(ctx context.Context, p phase) (time.Duration, error) {
 	const patience = 2 * time.Second
 	start, good, since := time.Now(), 0, time.Duration(0)
@@ -36,7 +35,7 @@ func (s *trafficSession) settles(ctx context.Context, p phase) (time.Duration, e
 		for name := range s.load {
 			off += max(bits[name]/max(total, 1)-p.due[name], p.due[name]-bits[name]/max(total, 1))
 		}
-		// As much as the link takes, and everybody's part of it.
+		// A step is bad if the shares deviate too much, or the link is not full.
 		if off > settleOff || total < 0.85*float64(s.setup.link) {
 			good = 0
 			continue

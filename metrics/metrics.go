@@ -106,7 +106,7 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	out <- prometheus.MustNewConstMetric(prometheus.NewDesc(Prefix+"metrics_refused",
-		"Samples of this scrape that were left out: no valid name, or given twice.", nil, nil), prometheus.GaugeValue, float64(refused))
+		"Samples of this scrape that were left out because of an invalid or repeated name.", nil, nil), prometheus.GaugeValue, float64(refused))
 }
 
 // constant is a sample as Prometheus wants it.
@@ -175,27 +175,26 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 
 	gauge("build_info", "1, with the version as a label.", 1, "version", s.Version, "goversion", runtime.Version())
 	for source, n := range s.Containers {
-		gauge("agent_containers", "Containers that run now.", float64(n), "source", source)
+		gauge("agent_containers", "Running containers.", float64(n), "source", source)
 	}
-	gauge("agent_complete", "1 if every source of containers has given its list.", truth(s.Complete))
+	gauge("agent_complete", "1 if every source of containers has delivered its list.", truth(s.Complete))
 	gauge("agent_policy_last_reload_success", "1 if the last load of the policy files succeeded.", truth(s.PolicyOK))
 	if !s.PolicyLoaded.IsZero() {
-		gauge("agent_policy_loaded_timestamp_seconds", "When the policy in force was loaded.", float64(s.PolicyLoaded.UnixMilli())/1000)
+		gauge("agent_policy_loaded_timestamp_seconds", "Time at which the policy in force was loaded.", float64(s.PolicyLoaded.UnixMilli())/1000)
 	}
-	gauge("agent_policy_problems", "Values of policy for running containers that cannot be used.", float64(s.Problems))
-	gauge("agent_journal_changes", "Changes of host state that are in the journal.", float64(s.Changes))
+	gauge("agent_policy_problems", "Policy values of running containers that are invalid.", float64(s.Problems))
+	gauge("agent_journal_changes", "Changes of host state in the journal.", float64(s.Changes))
 	out <- prometheus.MustNewConstSummary(prometheus.NewDesc(Prefix+"agent_round_seconds",
-		"Rounds of the reconcile loop, without the calls of features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
+		"Duration of the reconcile loop's rounds, without the calls to features.", nil, nil), s.Rounds, s.RoundTime.Seconds(), nil)
 	for _, f := range s.Features {
 		for _, l := range []probe.Level{probe.Full, probe.Degraded, probe.Unavailable} {
-			gauge("feature_support", "1 for the level of support of the feature on this host.", truth(l == f.Level), "feature", f.Name, "level", string(l))
+			gauge("feature_support", "1 for the level at which this host supports the feature.", truth(l == f.Level), "feature", f.Name, "level", string(l))
 		}
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Done), "feature", f.Name, "state", "done")
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Partly), "feature", f.Name, "state", "partly")
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Pending), "feature", f.Name, "state", "pending")
-		gauge("feature_containers", "Containers by how the feature stands with them.", float64(f.Failed), "feature", f.Name, "state", "error")
-		counter("feature_calls_total", "Calls of the feature to apply, remove or prune.", float64(f.Calls), "feature", f.Name)
-		counter("feature_call_failures_total", "Those of them that ended in an error.", float64(f.Failures), "feature", f.Name)
+		for state, n := range map[string]int{"done": f.Done, "partly": f.Partly, "pending": f.Pending, "error": f.Failed} {
+			gauge("feature_containers", "Containers by the state of the feature.", float64(n), "feature", f.Name, "state", state)
+		}
+		counter("feature_calls_total", "Calls to the feature's Apply, Remove and Prune.", float64(f.Calls), "feature", f.Name)
+		counter("feature_call_failures_total", "Calls to the feature that returned an error.", float64(f.Failures), "feature", f.Name)
 	}
 }
 

@@ -64,7 +64,7 @@ func label(s string) string {
 	return b.String()
 }
 
-// help makes the help text of a series of its name, where its feature has none:
+// help makes a help text from the name of a series whose feature has none:
 // "packets sent, counted up" for packets_sent_total.
 func help(sample string) string {
 	words := strings.ReplaceAll(strings.TrimSuffix(sample, "_total"), "_", " ")

@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -11,6 +10,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 // DefaultAddr is where the page is unless the agent is told otherwise.
@@ -69,21 +70,8 @@ func Serve(ctx context.Context, l net.Listener, v View, log *slog.Logger) error 
 		Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
-	done := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(done)
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		if s.Shutdown(end) != nil {
-			s.Close()
-		}
-	})
-	err := s.Serve(l)
-	if !stop() {
-		<-done
+	if err := api.ServeUntil(ctx, &s, l); err != nil {
+		return fmt.Errorf("serve metrics at %s: %w", l.Addr(), err)
 	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return fmt.Errorf("serve metrics at %s: %w", l.Addr(), err)
+	return nil
 }

@@ -20,42 +20,29 @@ const (
 // ioFigures are the names of the figures of a device.
 func ioFigures() []string { return []string{"rbps", "wbps", "riops", "wiops"} }
 
-// parseReserve reads "/dev/vdb riops=2000 wbps=5mb; /dev/vdc riops=100".
-func parseReserve(value string) (setter, error) {
-	return parseDevices(value, func(io *IO, name string) *uint64 {
-		switch name {
-		case "riops":
-			return &io.ReadIOPS
-		case "wiops":
-			return &io.WriteIOPS
-		case "rbps":
-			return &io.ReadBytes
-		case "wbps":
-			return &io.WriteBytes
-		}
-		return nil
-	})
+// reserved and capped are the places of the figures of io.reserve and io.max, in the
+// order of their names.
+func reserved(io *IO) []*uint64 {
+	return []*uint64{&io.ReadBytes, &io.WriteBytes, &io.ReadIOPS, &io.WriteIOPS}
 }
 
-// FormatReserve writes what is reserved as parseReserve reads it; "" is nothing.
-func FormatReserve(ios []IO) string {
-	return formatDevices(ios, func(io IO) []uint64 { return []uint64{io.ReadBytes, io.WriteBytes, io.ReadIOPS, io.WriteIOPS} })
+func capped(io *IO) []*uint64 {
+	return []*uint64{&io.MaxReadBytes, &io.MaxWriteByte, &io.MaxReadIOPS, &io.MaxWriteIOPS}
 }
 
-// FormatMax writes caps as parseMax reads them; "" is none.
-func FormatMax(ios []IO) string {
-	return formatDevices(ios, func(io IO) []uint64 {
-		return []uint64{io.MaxReadBytes, io.MaxWriteByte, io.MaxReadIOPS, io.MaxWriteIOPS}
-	})
-}
+// FormatReserve writes what is reserved as the key io.reserve takes it; "" is nothing.
+func FormatReserve(ios []IO) string { return formatDevices(ios, reserved) }
 
-func formatDevices(ios []IO, figures func(IO) []uint64) string {
+// FormatMax writes caps as the key io.max takes them; "" is none.
+func FormatMax(ios []IO) string { return formatDevices(ios, capped) }
+
+func formatDevices(ios []IO, figures func(*IO) []*uint64) string {
 	var devices []string
 	for _, io := range ios {
 		text := io.Device
-		for i, n := range figures(io) {
-			if n != 0 {
-				text += fmt.Sprintf(" %s=%d", ioFigures()[i], n)
+		for i, n := range figures(&io) {
+			if *n != 0 {
+				text += fmt.Sprintf(" %s=%d", ioFigures()[i], *n)
 			}
 		}
 		if text != io.Device {
@@ -65,29 +52,16 @@ func formatDevices(ios []IO, figures func(IO) []uint64) string {
 	return strings.Join(devices, "; ")
 }
 
-// parseMax reads "/dev/vdb rbps=50mb wiops=500; /dev/vdc wbps=10mb".
-func parseMax(value string) (setter, error) {
-	return parseDevices(value, func(io *IO, name string) *uint64 {
-		switch name {
-		case "riops":
-			return &io.MaxReadIOPS
-		case "wiops":
-			return &io.MaxWriteIOPS
-		case "rbps":
-			return &io.MaxReadBytes
-		case "wbps":
-			return &io.MaxWriteByte
-		}
-		return nil
-	})
+// parseDevices reads a value such as "/dev/vdb riops=2000 wbps=5mb; /dev/vdc riops=100".
+// figures are the places of its figures.
+func parseDevices(figures func(*IO) []*uint64) func(string) (setter, error) {
+	return func(value string) (setter, error) { return parseDeviceList(value, figures) }
 }
 
-// parseDevices reads what both keys have in common. field gives the place of a
-// figure, nil for a name that is none of ioFigures.
-func parseDevices(value string, field func(*IO, string) *uint64) (setter, error) {
+func parseDeviceList(value string, figures func(*IO) []*uint64) (setter, error) {
 	var ios []IO
 	for part := range strings.SplitSeq(value, ";") {
-		io, err := parseDevice(part, field)
+		io, err := parseDevice(part, figures)
 		if err != nil {
 			return nil, err
 		}
@@ -101,8 +75,8 @@ func parseDevices(value string, field func(*IO, string) *uint64) (setter, error)
 	return func(s *Settings) {
 		s.IO = slices.Clone(s.IO)
 		for i := range s.IO { // what was said before in this place
-			for _, name := range ioFigures() {
-				*field(&s.IO[i], name) = 0
+			for _, n := range figures(&s.IO[i]) {
+				*n = 0
 			}
 		}
 		s.IO = slices.DeleteFunc(s.IO, func(io IO) bool { return io == IO{Device: io.Device} })
@@ -112,7 +86,7 @@ func parseDevices(value string, field func(*IO, string) *uint64) (setter, error)
 	}, nil
 }
 
-func parseDevice(part string, field func(*IO, string) *uint64) (IO, error) {
+func parseDevice(part string, figures func(*IO) []*uint64) (IO, error) {
 	known := strings.Join(ioFigures(), ", ")
 	words := strings.FieldsFunc(part, func(r rune) bool { return r == ' ' || r == '\t' })
 	if len(words) == 0 {
@@ -131,8 +105,8 @@ func parseDevice(part string, field func(*IO, string) *uint64) (IO, error) {
 		if !ok {
 			return IO{}, fmt.Errorf("%s is not of the form name=number", quote(w))
 		}
-		to := field(&io, name)
-		if to == nil {
+		i := slices.Index(ioFigures(), name)
+		if i < 0 {
 			return IO{}, fmt.Errorf("unknown figure %s; known are %s", quote(name), known)
 		}
 		if seen[name] {
@@ -143,7 +117,7 @@ func parseDevice(part string, field func(*IO, string) *uint64) (IO, error) {
 		if err != nil {
 			return IO{}, fmt.Errorf("%s=%s: %w", name, quote(figure), err)
 		}
-		*to = n
+		*figures(&io)[i] = n
 	}
 	return io, nil
 }
@@ -157,24 +131,6 @@ func parseFigure(name, figure string) (uint64, error) {
 		err = fmt.Errorf("is not between %s and %s per second", FormatSize(minIOByteRate), FormatSize(maxIOByteRate))
 	}
 	return n, err
-}
-
-// parseYield reads how a container yields.
-func parseYield(value string) (setter, error) {
-	switch y := Yield(value); y {
-	case YieldOff, YieldAuto, YieldIdle, YieldQuota:
-		return func(s *Settings) { s.IOYield = y }, nil
-	}
-	return nil, errors.New("must be one of off, auto, idle, quota")
-}
-
-// parseInterrupts reads where interrupts are served.
-func parseInterrupts(value string) (setter, error) {
-	switch w := Interrupts(value); w {
-	case InterruptsOff, InterruptsAuto, InterruptsApart:
-		return func(s *Settings) { s.Interrupts = w }, nil
-	}
-	return nil, errors.New("must be one of off, auto, apart")
 }
 
 func checkDevice(d string) error {
@@ -192,13 +148,9 @@ func (s *Settings) addIO(io IO) {
 		s.IO = slices.Insert(s.IO, i, io)
 		return
 	}
-	to := &s.IO[i]
-	to.ReadIOPS += io.ReadIOPS
-	to.WriteIOPS += io.WriteIOPS
-	to.ReadBytes += io.ReadBytes
-	to.WriteBytes += io.WriteBytes
-	to.MaxReadIOPS += io.MaxReadIOPS
-	to.MaxWriteIOPS += io.MaxWriteIOPS
-	to.MaxReadBytes += io.MaxReadBytes
-	to.MaxWriteByte += io.MaxWriteByte
+	for _, figures := range []func(*IO) []*uint64{reserved, capped} {
+		for f, n := range figures(&io) {
+			*figures(&s.IO[i])[f] += *n
+		}
+	}
 }

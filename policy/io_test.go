@@ -50,14 +50,14 @@ func FuzzParseDevices(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
-		set, err := parseReserve(value)
+		set, err := parseDevices(reserved)(value)
 		if err != nil {
 			return
 		}
 		var s, again Settings
 		set(&s)
 		text := FormatReserve(s.IO)
-		if set, err = parseReserve(text); err != nil {
+		if set, err = parseDevices(reserved)(text); err != nil {
 			t.Fatalf("%q of %q: %v", text, value, err)
 		}
 		set(&again)

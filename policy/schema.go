@@ -67,7 +67,7 @@ var schema = slices.Concat(
 	[]Key{
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe", Column: true,
 			Meaning: "what is done about the CPU time that the container's packets take",
-			Built:   []string{AnyValue}, parse: parseNetCPU},
+			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto)},
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set",
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
 			Built:   []string{AnyValue}, parse: parseNetCPUReserve},
@@ -82,19 +82,19 @@ var schema = slices.Concat(
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Overlay })},
 		{Name: "io.reserve", Feature: "blockio", Form: "/dev/vdb riops=2000 wiops=500", list: true,
 			Meaning: "reserved operations or bytes per second of a block device",
-			Built:   []string{AnyValue}, parse: parseReserve},
+			Built:   []string{AnyValue}, parse: parseDevices(reserved)},
 		{Name: "io.weight", Feature: "blockio", Form: "1..10000", Default: "100",
 			Meaning: "share of block devices that divide by weight, among containers of one parent",
 			Built:   []string{AnyValue}, parse: parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
 		{Name: "io.max", Feature: "blockio", Form: "/dev/vdb rbps=50mb wiops=500", list: true,
 			Meaning: "cap on bytes or operations per second of a block device",
-			Built:   []string{AnyValue}, parse: parseMax},
+			Built:   []string{AnyValue}, parse: parseDevices(capped)},
 		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Default: "off",
 			Meaning: "how the container makes way for the reservations of others",
-			Built:   []string{AnyValue}, parse: parseYield},
+			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Yield { return &s.IOYield }, YieldOff, YieldAuto, YieldIdle, YieldQuota)},
 		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Default: "off",
 			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
-			Built:   []string{AnyValue}, parse: parseInterrupts},
+			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart)},
 	},
 )
 
@@ -175,12 +175,18 @@ func onOff(v string) (bool, error) {
 	return false, errors.New("must be on or off")
 }
 
-func parseNetCPU(v string) (setter, error) {
-	switch m := NetCPU(v); m {
-	case NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto:
-		return func(s *Settings) { s.NetCPU = m }, nil
+// parseWord is of a key that takes one of some words.
+func parseWord[W ~string](field func(*Settings) *W, words ...W) func(string) (setter, error) {
+	return func(v string) (setter, error) {
+		var known []string
+		for _, w := range words {
+			known = append(known, string(w))
+		}
+		if !slices.Contains(known, v) {
+			return nil, errors.New("must be one of " + strings.Join(known, ", "))
+		}
+		return func(s *Settings) { *field(s) = W(v) }, nil
 	}
-	return nil, errors.New("must be one of observe, charge, isolate, auto")
 }
 
 func parseNetCPUReserve(v string) (setter, error) {

@@ -20,14 +20,14 @@ import (
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
-// agentFlags are the flags of the agent, which are also the keys of the config
-// file. Verbs that need some of them take those by name.
+// agentFlags are the flags of the agent, which are also the keys of the config file. Other
+// verbs take the flags that they need by name.
 type agentFlags struct {
 	config string
 	level  string
 	cfg    agent.Config
 
-	features *pflag.FlagSet // those of the features alone
+	features *pflag.FlagSet // only the flags of the features
 }
 
 func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
@@ -56,14 +56,14 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	return f, s
 }
 
-// take gives cmd some of the agent's flags.
+// take adds some of the agent's flags to cmd.
 func (f *agentFlags) take(cmd *cobra.Command, from *pflag.FlagSet, names ...string) {
 	for _, n := range names {
 		cmd.Flags().AddFlag(from.Lookup(n))
 	}
 }
 
-// adopt takes over what an earlier release has noted at its usual place.
+// adopt takes over the journal of an earlier release from its usual place.
 func (f *agentFlags) adopt() error {
 	if f.cfg.StateDir != defaultState {
 		return nil
@@ -125,7 +125,7 @@ func runAgent(ctx context.Context, e env, f *agentFlags) error {
 		for {
 			select {
 			case <-hangup:
-				a.Reload(ctx) // it tells the log how that went
+				a.Reload(ctx) // Reload logs the result
 			case <-ctx.Done():
 				notify(log, daemon.SdNotifyStopping)
 				return
@@ -143,7 +143,7 @@ func notify(log *slog.Logger, state string) {
 	}
 }
 
-// newLog writes to stderr, without the time where systemd adds its own.
+// newLog makes a log to stderr, without the time if systemd adds its own.
 func newLog(e env, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {

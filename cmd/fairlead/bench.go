@@ -33,7 +33,7 @@ have to reach. docs/bench.md says what each experiment measures.`,
 			}
 			return usagef("unknown experiment %q; this build has %s", args[0], strings.Join(names, " and "))
 		},
-		RunE: func(*cobra.Command, []string) error { return nil }, // Args has refused
+		RunE: func(*cobra.Command, []string) error { return nil }, // never called: Args returns an error
 	}
 	for _, f := range features() {
 		if f.bench != nil {
@@ -43,7 +43,7 @@ have to reach. docs/bench.md says what each experiment measures.`,
 	return cmd
 }
 
-// experiment is one of package bench, as the command line knows it.
+// experiment is an experiment of package bench.
 type experiment struct {
 	cases    func(bench.Options) ([]string, error)
 	run      func(context.Context, bench.Options) (*report.Report, error)
@@ -52,7 +52,7 @@ type experiment struct {
 	bars     func() []report.Bar
 }
 
-// verb gives a command the flags of every experiment, and has it run this one.
+// verb adds the flags that all experiments share to a command, and makes it run this one.
 func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, window string, check func() error) *cobra.Command {
 	var page string
 	var list bool
@@ -123,8 +123,8 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 	return cmd
 }
 
-// withPage runs an experiment that needs root, and writes a page to a file if
-// one is named. The file is made first: not after minutes of measuring.
+// withPage runs an experiment that needs root, with a file for its page if there is a name.
+// It creates the file first, so that an error does not come after minutes of measuring.
 func withPage(ctx context.Context, name string, run func(context.Context, io.Writer) error) error {
 	if os.Geteuid() != 0 {
 		return errors.New("this command needs root, to create network namespaces and control groups")
@@ -143,7 +143,7 @@ func withPage(ctx context.Context, name string, run func(context.Context, io.Wri
 	return interrupted(err)
 }
 
-// interrupted says in plain words that the user has ended an experiment.
+// interrupted makes the error readable if the user has ended an experiment.
 func interrupted(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("interrupted (%w)", err)
@@ -151,8 +151,8 @@ func interrupted(err error) error {
 	return err
 }
 
-// progress shows how far an experiment is: in one line of a terminal, else by
-// a line for each tenth.
+// progress shows the progress of an experiment: on a terminal in one line, otherwise in a
+// line for each tenth.
 func progress(w io.Writer) func(done, total int, what string) {
 	tty := terminal(w)
 	tenth := -1

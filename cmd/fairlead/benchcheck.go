@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// check is what --check says: which misses fail the command; "" is no check.
+// check is the value of --check: which misses fail the command; "" is no check.
 type check string
 
 const (
@@ -26,7 +26,7 @@ func checkFlag(cmd *cobra.Command) *check {
 	return &c
 }
 
-// Set, String and Type make check a flag's value.
+// Set, String and Type implement pflag.Value.
 func (c *check) Set(s string) error {
 	*c = check(s)
 	if *c != checkAll && *c != checkFar {
@@ -39,14 +39,14 @@ func (c *check) String() string { return string(*c) }
 
 func (*check) Type() string { return "" }
 
-// missed says whether outcomes fail the command.
+// missed reports whether the outcomes fail the command.
 func (c check) missed(outcomes []report.Outcome) bool {
 	return slices.ContainsFunc(outcomes, func(o report.Outcome) bool {
 		return o.Verdict == report.FailFar || c != checkFar && o.Missed()
 	})
 }
 
-// barsOf gives the bars of the named cases, and those of the cases that have one.
+// barsOf returns the bars of the named cases, and the names of the cases that have one.
 func barsOf(all []report.Bar, names []string) (bars []report.Bar, cases []string) {
 	for _, name := range names {
 		n := len(bars)
@@ -62,8 +62,8 @@ func barsOf(all []report.Bar, names []string) (bars []report.Bar, cases []string
 	return bars, cases
 }
 
-// writeBars prints the outcomes for a terminal of 100 columns: a table by case, a
-// sentence for what did not pass, and how many there were of each.
+// writeBars prints the outcomes for a terminal of 100 columns: a table by case, a sentence
+// for each bar that did not pass, and the number of outcomes of each kind.
 func writeBars(r *report.Report, w io.Writer) error {
 	fmt.Fprintf(w, "%s\n\n", r.Title())
 	line := func(metric, bar, figure, verdict string) {

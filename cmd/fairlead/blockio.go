@@ -68,10 +68,7 @@ does not attribute.`,
 			}
 		}
 		b, err := c.BlockIO(cmd.Context(), ref, over)
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, b, func(w io.Writer) {
+		return answer(e, out, b, err, func(w io.Writer, b api.BlockIO) {
 			if devices {
 				blockioDevices(w, b)
 			} else {
@@ -128,7 +125,7 @@ func quantile(sec float64) string {
 	return brief(sec)
 }
 
-// figuresText is figures in as few words as will do.
+// figuresText formats figures briefly.
 func figuresText(f api.BlockIOFigures) string {
 	var parts []string
 	for _, x := range []struct {
@@ -195,7 +192,7 @@ func blockioEventsVerb(e env) *cobra.Command {
 		missed := func(n uint64) { fmt.Fprintf(e.stderr, "%d events are not remembered any more\n", n) }
 		for x, err := range c.FollowBlockIO(cmd.Context(), 0, missed) {
 			if errors.Is(err, context.Canceled) {
-				return nil // that is how it ends
+				return nil // the user has ended it
 			}
 			if err != nil {
 				return err
@@ -250,18 +247,12 @@ all reservations are listed. Only root and the group ` + api.Group + ` may reser
 		switch {
 		case end != "":
 			r, err := c.DeleteReservation(cmd.Context(), end)
-			if err != nil {
-				return err
-			}
-			return out.print(e.stdout, r, func(w io.Writer) {
+			return answer(e, out, r, err, func(w io.Writer, r api.Reservation) {
 				fmt.Fprintf(w, "%s has no longer %s of %s\n", show(r.Name), figuresText(r.Reserved), show(r.Device))
 			})
 		case len(args) == 0:
 			list, err := c.Reservations(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return out.print(e.stdout, list, func(w io.Writer) { reservationTable(w, list.Reservations) })
+			return answer(e, out, list, err, func(w io.Writer, r api.Reservations) { reservationTable(w, r.Reservations) })
 		}
 		figures, err := parseFigures(args[2:])
 		if err != nil {
@@ -277,10 +268,7 @@ all reservations are listed. Only root and the group ` + api.Group + ` may reser
 		} else {
 			done, err = c.Reserve(cmd.Context(), api.ReservationRequest{Container: args[0], Device: args[1], BlockIOFigures: figures})
 		}
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, done, func(w io.Writer) { reservationTable(w, []api.Reservation{done}) })
+		return answer(e, out, done, err, func(w io.Writer, r api.Reservation) { reservationTable(w, []api.Reservation{r}) })
 	})
 }
 
@@ -330,13 +318,12 @@ it in its file --disk-capacities, which outlives the boot.`,
 
 func showCapacity(cmd *cobra.Command, c *api.Client, e env, out *format, in api.CapacityRequest) error {
 	d, err := c.SetCapacity(cmd.Context(), in)
-	if err != nil {
-		return err
-	}
-	return out.print(e.stdout, d, func(w io.Writer) { blockioDevices(w, api.BlockIO{Devices: []api.BlockIODevice{d}}) })
+	return answer(e, out, d, err, func(w io.Writer, d api.BlockIODevice) {
+		blockioDevices(w, api.BlockIO{Devices: []api.BlockIODevice{d}})
+	})
 }
 
-// parseFigures reads riops=2000 wbps=20mb.
+// parseFigures parses arguments such as riops=2000 wbps=20mb.
 func parseFigures(args []string) (f api.BlockIOFigures, err error) {
 	for _, a := range args {
 		name, text, ok := strings.Cut(a, "=")

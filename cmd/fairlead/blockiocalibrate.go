@@ -17,12 +17,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
-// calibration is how a device is measured.
+// calibration says how to measure a device.
 type calibration struct {
-	dir   string        // for a scratch file
+	dir   string        // directory for a scratch file
 	raw   bool          // write to the device itself
-	size  int64         // of the file, MiB
-	phase time.Duration // for each of four figures
+	size  int64         // size of the file in MiB
+	phase time.Duration // time for each of the four figures
 }
 
 func blockioCalibrateVerb(e env) *cobra.Command {
@@ -60,7 +60,7 @@ of which nothing stays however this ends. Do it while nothing else uses the devi
 	})
 }
 
-// measure takes the four figures of a device.
+// measure measures the four figures of a device.
 func (how calibration) measure(ctx context.Context, device string) (f api.BlockIOFigures, err error) {
 	sys := kernel.Default().Sys
 	disk, err := block.Open(sys, device)
@@ -96,13 +96,14 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 			*x.to = uint64(w.BitRate() / 8)
 		}
 	}
-	// A disk does not do fewer bytes in large requests than in small ones; a measurement may.
+	// No disk transfers fewer bytes per second in large requests than in small ones, but a
+	// measurement may say so.
 	f.ReadBytes, f.WriteBytes = max(f.ReadBytes, f.ReadIOPS*(4<<10)), max(f.WriteBytes, f.WriteIOPS*(4<<10))
 	return f, nil
 }
 
-// scratch makes the file, full of what is not zero, as some disks do not store zeros. It
-// has no name, so that nothing stays of it however this ends. The caller closes it.
+// scratch makes the file, without zeros in it, because some disks do not store zeros. The
+// file has no name, so that it goes however the program ends. The caller closes it.
 func (how calibration) scratch(ctx context.Context) (file *os.File, err error) {
 	if file, err = os.CreateTemp(how.dir, "fairlead-calibrate"); err != nil {
 		return nil, err

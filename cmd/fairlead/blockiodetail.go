@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// blockioDetail shows how containers that are watched competed for CPUs, and who
-// interrupted these.
+// blockioDetail prints how the watched containers competed for CPUs, and what interrupted
+// the CPUs.
 func blockioDetail(w io.Writer, b api.BlockIO) {
 	var rows [][]string
 	seen := make(map[string]bool)
@@ -18,7 +18,7 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 		if r.Container == 0 || seen[r.Container.String()] || r.Voluntary+r.Involuntary == 0 && r.CPUPressure == 0 {
 			continue
 		}
-		seen[r.Container.String()] = true // a row for each disk says the same
+		seen[r.Container.String()] = true // its rows for other disks are the same
 		rows = append(rows, []string{
 			show(r.Name), scale(float64(r.Voluntary)), scale(float64(r.Involuntary)), two(r.ICPU), two(r.ICPUForeign), two(r.ICPUOwn),
 			quantile(r.WaitForeign), percent(r.CPUPressure), percent(r.IOPressure), quantile(r.Throttled),

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// dialed makes a verb one of an agent's clients: it gets the flags --socket
-// and --config, and run a Client of the agent there.
+// dialed makes a verb a client of an agent. It adds the flags --socket and --config, and
+// passes a Client of that agent to run.
 func dialed(e env, cmd *cobra.Command, run func(cmd *cobra.Command, c *api.Client, args []string) error) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	f.take(cmd, flags, "socket", "config")
@@ -25,7 +25,7 @@ func dialed(e env, cmd *cobra.Command, run func(cmd *cobra.Command, c *api.Clien
 	return cmd
 }
 
-// hint adds what to do where no agent answers.
+// hint adds advice to the error that no agent answers.
 func hint(err error) error {
 	if errors.Is(err, api.ErrNoAgent) {
 		return fmt.Errorf("%w\nis it running? `systemctl status fairlead`, or start one as root: `fairlead agent`", err)

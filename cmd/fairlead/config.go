@@ -15,8 +15,8 @@ import (
 
 const (
 	defaultConfig   = "/etc/fairlead/fairlead.yaml"
-	defaultState    = "/run/fairlead/state" // where no container fills the disk, and as short-lived as what it notes
-	earlierState    = "/var/lib/fairlead"   // of the first releases
+	defaultState    = "/run/fairlead/state" // containers cannot fill it, and it ends with the boot, as the changes do
+	earlierState    = "/var/lib/fairlead"   // the directory of the first releases
 	defaultPolicies = "/etc/fairlead/policy.d"
 )
 
@@ -80,8 +80,8 @@ func parseConfig(path string, data []byte) ([]setting, error) {
 	return out, nil
 }
 
-// configure gives the flags of cmd that were not typed the values of the
-// config file. A file that nobody asked for may be missing.
+// configure sets the flags of cmd from the config file, except those on the command line.
+// The file may be missing unless --config names it.
 func configure(cmd *cobra.Command, path string, known *pflag.FlagSet) error {
 	if path == "" {
 		return nil
@@ -99,7 +99,7 @@ func configure(cmd *cobra.Command, path string, known *pflag.FlagSet) error {
 		}
 		f := cmd.Flags().Lookup(s.key)
 		if f == nil || f.Changed {
-			continue // of another verb, or overruled
+			continue // for another verb, or set on the command line
 		}
 		if err := f.Value.Set(s.value); err != nil {
 			return fmt.Errorf("config %s:%d: %s: %w", path, s.line, s.key, err)

@@ -29,10 +29,7 @@ nothing is changed by that.`,
 			return explainPlan(e, out, cmd, c, args[0])
 		}
 		x, err := c.Explain(cmd.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, x, func(w io.Writer) { explain(w, x, time.Now()) })
+		return answer(e, out, x, err, func(w io.Writer, x api.Explanation) { explain(w, x, time.Now()) })
 	})
 }
 
@@ -92,17 +89,14 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 	}
 }
 
-// explainPlan shows what would be changed.
+// explainPlan shows the changes that features would make.
 func explainPlan(e env, out *format, cmd *cobra.Command, c *api.Client, ref string) error {
 	steps, err := c.Plan(cmd.Context(), ref)
 	if err != nil {
 		return err
 	}
 	x, err := c.Explain(cmd.Context(), ref) // for the names of its devices
-	if err != nil {
-		return err
-	}
-	return out.print(e.stdout, steps, func(w io.Writer) { printPlan(w, x.Container, steps) })
+	return answer(e, out, steps, err, func(w io.Writer, steps []api.Planned) { printPlan(w, x.Container, steps) })
 }
 
 func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
@@ -129,8 +123,7 @@ func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
 	}
 }
 
-// together puts changes that were made by one feature for one reason next to
-// each other.
+// together groups changes by feature and reason.
 func together(changes []api.Change) [][]api.Change {
 	var groups [][]api.Change
 next:
@@ -182,7 +175,7 @@ func explainNetwork(w io.Writer, c api.Container) {
 	}
 }
 
-// setting1 is one setting in one line.
+// setting1 formats a setting in one line.
 func setting1(s api.Setting, now time.Time) string {
 	from := s.From
 	switch {

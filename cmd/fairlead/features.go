@@ -7,14 +7,14 @@ import (
 	"github.com/fairlead-project/fairlead/agent"
 )
 
-// featureParts are what the program has for one feature, in files of its own.
+// featureParts are the parts of the program for one feature, in files of their own.
 type featureParts struct {
-	verb  func(env) *cobra.Command                   // shows its report
-	bench func(env) *cobra.Command                   // measures what it does; nil: nothing does
-	flags func(*pflag.FlagSet, *agent.FeatureConfig) // of the agent; nil: none
+	verb  func(env) *cobra.Command                   // shows the report of the feature
+	bench func(env) *cobra.Command                   // runs its experiment; nil: none
+	flags func(*pflag.FlagSet, *agent.FeatureConfig) // adds flags to the agent; nil: none
 }
 
-// features lists the parts of each feature. A new one is a line here.
+// features lists the parts of each feature. A new feature adds a line here.
 func features() []featureParts {
 	return []featureParts{
 		{netcpuVerb, benchNetCPUVerb, netcpuAgentFlags},

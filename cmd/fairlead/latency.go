@@ -107,16 +107,16 @@ func benchLatencyVerb(e env) *cobra.Command {
 	return experiment{bench.LatencyCases, bench.Latency, bench.LatencyHeadline, bench.LatencyPlots, bench.LatencyBars}.verb(e, cmd, &bench.Options{}, "5, with --quick 2", "2s, with --quick 500ms", func() error { return nil })
 }
 
-// latencyScreen is how wide the tables of latency are.
+// latencyScreen is the width of the tables of latency.
 const latencyScreen = 80
 
-// latencyView is a reading, and how it is to be shown.
+// latencyView is a reading and the options for its display.
 type latencyView struct {
 	api.Latency
 	one, protocols, wide bool
 }
 
-// empty says why there is nothing to show, and whether that is so.
+// empty reports whether there is nothing to show, and prints why.
 func (v latencyView) empty(w io.Writer) bool {
 	switch {
 	case len(v.Containers) > 0:
@@ -129,7 +129,7 @@ func (v latencyView) empty(w io.Writer) bool {
 	return true
 }
 
-// table prints a row for each direction of each container, and sum.
+// table prints a row for each container, direction and sum of stages.
 func (v latencyView) table(w io.Writer) {
 	if v.empty(w) {
 		return
@@ -165,7 +165,7 @@ func (v latencyView) table(w io.Writer) {
 	v.notes(w)
 }
 
-// each calls show with the times of a container, of all protocols or of each.
+// each calls show with the times of a container: once, or once for each protocol.
 func (v latencyView) each(c api.LatencyContainer, show func(protocol string, t api.LatencyTimes)) {
 	if !v.protocols || len(c.Protocols) == 0 {
 		show("-", c.LatencyTimes)
@@ -176,7 +176,7 @@ func (v latencyView) each(c api.LatencyContainer, show func(protocol string, t a
 	}
 }
 
-// notes says what is not in the rows.
+// notes prints what the rows leave out.
 func (v latencyView) notes(w io.Writer) {
 	said := make(map[string]bool)
 	for _, c := range v.Containers {
@@ -210,8 +210,8 @@ func latencyName(c api.LatencyContainer) string {
 	return show(c.Name)
 }
 
-// covered is the part of the packets that was measured from end to end. What is not
-// all is never rounded up to that.
+// covered formats the fraction of the packets that was measured from end to end. It never
+// rounds up to 100 %.
 func covered(c api.LatencyCoverage) string {
 	ratio, ok := c.Ratio()
 	switch {
@@ -223,7 +223,7 @@ func covered(c api.LatencyCoverage) string {
 	return fmt.Sprintf("%.2f %%", math.Floor(ratio*1e4)/100)
 }
 
-// fine is brief with tenths of a microsecond.
+// fine is brief with a decimal for short times.
 func fine(sec float64) string {
 	if us := sec * 1e6; us < 100 {
 		return fmt.Sprintf("%.1fus", us)
@@ -231,7 +231,7 @@ func fine(sec float64) string {
 	return brief(sec)
 }
 
-// tails are rows without their first cells.
+// tails returns rows without their first cells.
 func tails(rows [][]string) (out [][]string) {
 	for _, r := range rows {
 		out = append(out, r[1:])

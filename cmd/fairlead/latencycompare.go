@@ -12,16 +12,16 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// comparison holds two readings against each other: of two containers, or of two times.
+// comparison compares two readings: of two containers, or of two times.
 type comparison struct {
-	ref, other   string // containers; other is "" where times are compared
-	since        string // a file with the first reading; "": there is none
+	ref, other   string // containers; other is "" if it compares two times
+	since        string // a file with the first reading; "": none
 	interval     time.Duration
 	read         func(ref string) func(context.Context, time.Duration) (api.Latency, error)
 	stages, wide bool
 }
 
-// compared are the two, as -o json prints them.
+// compared holds both readings, as -o json prints them.
 type compared struct {
 	A api.Latency `json:"a"`
 	B api.Latency `json:"b"`
@@ -36,7 +36,7 @@ func (x comparison) show(ctx context.Context, e env, out *format) (err error) {
 		}
 		both.B, err = x.read(x.ref)(ctx, x.interval)
 	case x.other != "":
-		// At the same time: what else the host does then is the same for both.
+		// At the same time, so that the other load of the host is the same for both.
 		done := make(chan error, 1)
 		go func() {
 			var err error
@@ -58,7 +58,7 @@ func (x comparison) show(ctx context.Context, e env, out *format) (err error) {
 	return out.print(e.stdout, both, func(w io.Writer) { x.table(w, both) })
 }
 
-// savedLatency reads what -o json has printed.
+// savedLatency reads the output of -o json.
 func savedLatency(file string) (l api.Latency, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -110,7 +110,7 @@ func (x comparison) table(w io.Writer, both compared) {
 		fmt.Fprintln(w, "No stage has packets in both.")
 		return
 	}
-	if x.other != "" { // the lines above name them
+	if x.other != "" { // the lines above name the containers
 		columns, rows = columns[1:], tails(rows)
 		right(columns, rows, 2, len(columns)-1)
 	} else {
@@ -122,7 +122,7 @@ func (x comparison) table(w io.Writer, both compared) {
 	table(w, columns, rows)
 }
 
-// rows are what is compared: the sums, and the stages if they are asked for.
+// rows returns what to compare: the sums, and with --stages the stages.
 func (x comparison) rows(t api.LatencyTimes) (list []*api.LatencyStage) {
 	for _, s := range []*api.LatencyStage{t.Added, t.Stack, t.Local} {
 		if s != nil {
@@ -137,7 +137,7 @@ func (x comparison) rows(t api.LatencyTimes) (list []*api.LatencyStage) {
 	return list
 }
 
-// lower is the lower coverage of two.
+// lower formats the lower of two coverages.
 func lower(a, b api.LatencyCoverage) string {
 	of, ok := a.Ratio()
 	if with, also := b.Ratio(); !ok || also && with < of {
@@ -146,7 +146,7 @@ func lower(a, b api.LatencyCoverage) string {
 	return covered(a)
 }
 
-// times is how many times as long b is.
+// times formats the ratio of b to a.
 func times(a, b float64) string {
 	if a == 0 {
 		return "-"

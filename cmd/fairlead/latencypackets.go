@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"io"
 	"slices"
 	"time"
 
@@ -12,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// packets are the flags that say whose packets are wanted, and which.
+// packets are the flags that select packets.
 type packets struct {
 	peer, protocol, socket string
 	port                   uint16
@@ -29,16 +27,16 @@ func (p *packets) add(cmd *cobra.Command) {
 	s.StringVar(&p.socket, "self-socket", api.DefaultSelfSocket, "that socket")
 }
 
-// source is where packets are asked for.
+// source delivers packets.
 type source struct {
 	ask    func(context.Context, api.LatencyFilter, time.Duration) (api.LatencyRecords, error)
 	filter api.LatencyFilter
 	close  func()
-	// tracing begins to record what runs here, or ends it.
+	// tracing starts or stops recording the packets of the own container.
 	tracing func(context.Context, bool) (api.LatencyTracing, error)
 }
 
-// source checks the flags. args may name a container.
+// source checks the flags and makes a source. args may name a container.
 func (p *packets) source(c *api.Client, args []string) (*source, error) {
 	s := &source{filter: api.LatencyFilter{Port: p.port, Protocol: p.protocol, Sample: p.sample}, close: func() {}}
 	if p.peer != "" {
@@ -64,16 +62,11 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 	return s, nil
 }
 
-// next gives the packets since the last call; those of the first one begin with it.
+// next returns the packets since its last call. The first call starts the recording.
 func (s *source) next(ctx context.Context, over time.Duration) (api.LatencyRecords, error) {
 	r, err := s.ask(ctx, s.filter, over)
 	if err == nil {
 		s.filter.After = r.Next
 	}
 	return r, err
-}
-
-// latencyJSON prints a packet as one line.
-func latencyJSON(w io.Writer, r api.LatencyRecord) error {
-	return json.NewEncoder(w).Encode(r)
 }

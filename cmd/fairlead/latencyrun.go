@@ -91,7 +91,7 @@ with a port that listens, or UDP datagrams to one that answers each of them (ech
 	})
 }
 
-// knock makes the round trips. It measures nothing: that is done at the packets.
+// knock makes the round trips. It measures nothing; the agent measures the packets.
 func knock(ctx context.Context, network, address string, count uint, pause time.Duration) error {
 	d := net.Dialer{Timeout: 5 * time.Second}
 	failed := error(nil)
@@ -120,11 +120,11 @@ type latencyRun struct {
 	env env
 	packets
 	container string
-	quiet     bool // the program says nothing that anybody wants
+	quiet     bool // send the program's output to stderr
 	out       *format
 }
 
-// roundTrips is what a run has found out.
+// roundTrips is the result of a run.
 type roundTrips struct {
 	Trips     []api.LatencyTrip `json:"round_trips"`
 	Unpaired  int               `json:"unpaired_packets"`
@@ -143,7 +143,7 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		return err
 	}
 	defer ask.close()
-	// The first call begins to record.
+	// The first call starts the recording.
 	all, err := ask.next(ctx, 0)
 	if err != nil {
 		return readingHint(err)
@@ -185,13 +185,13 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 	for _, t := range trips.Trips {
 		raw, corrected = append(raw, t.Raw), append(corrected, t.Corrected)
 	}
-	if len(raw) > 0 { // else there is no median
+	if len(raw) > 0 { // otherwise there is no median
 		trips.Raw, trips.Corrected = report.Median(raw), report.Median(corrected)
 	}
 	return errors.Join(r.out.print(r.env.stdout, trips, trips.table), status)
 }
 
-// start starts the program in the container, or here.
+// start starts the program in the container, or with --self in this one.
 func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd) (ended <-chan error, stop func(), err error) {
 	done := make(chan error, 1)
 	if r.self {

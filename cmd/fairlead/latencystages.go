@@ -9,11 +9,11 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// barWidth is how wide the picture of a way is, in characters.
+// barWidth is the width of the bars, in characters.
 const barWidth = 22
 
-// waterfall prints for each direction of each container where the time of its packets
-// goes: a bar for the mean of each stage, in the order in which packets pass them.
+// waterfall prints, for each direction of each container, where the time of its packets
+// goes: a bar for the mean of each stage, in the order in which packets pass the stages.
 func (v latencyView) waterfall(w io.Writer) {
 	if v.empty(w) {
 		return
@@ -37,14 +37,14 @@ func (v latencyView) waterfall(w io.Writer) {
 	v.notes(w)
 }
 
-// stageTable prints the stages of one direction, and below them their sums.
+// stageTable prints the stages of one direction, and their sums below.
 func stageTable(w io.Writer, direction string, t api.LatencyTimes) {
 	columns := []column{{"STAGE", 0}, {"WHERE THE MEAN GOES", 0}, {"MEAN", 0}, {"P50", 0}, {"P90", 0}, {"P99", 0}, {"MAX", 0}}
 	var rows [][]string
 	row := func(s api.LatencyStage, bar string) {
 		rows = append(rows, []string{s.Stage, bar, fine(s.Mean), fine(s.P50), fine(s.P90), fine(s.P99), fine(s.Max)})
 	}
-	var most uint64 // packets in a stage: some miss one
+	var most uint64 // most packets in a stage: not all packets pass every stage
 	for _, s := range t.Stages {
 		most = max(most, s.Packets)
 	}
@@ -53,7 +53,7 @@ func stageTable(w io.Writer, direction string, t api.LatencyTimes) {
 	for _, s := range t.Stages {
 		all += part(s)
 	}
-	from, added := 0.0, [2]float64{0, 0} // where the stages of the sum added begin and end
+	from, added := 0.0, [2]float64{0, 0} // start and end of the stages in the sum "added"
 	for i, s := range t.Stages {
 		to := from + part(s)
 		row(s, bar(from/all, to/all))
@@ -72,7 +72,7 @@ func stageTable(w io.Writer, direction string, t api.LatencyTimes) {
 		row(*t.Added, bar(added[0]/all, added[1]/all))
 	}
 	if t.Stack != nil {
-		row(*t.Stack, bar(0, all/all)) // not a number where no stage took any time
+		row(*t.Stack, bar(0, all/all)) // NaN, and so no bar, if no stage took any time
 	}
 	if t.Local != nil {
 		row(*t.Local, "")
@@ -84,7 +84,7 @@ func stageTable(w io.Writer, direction string, t api.LatencyTimes) {
 	table(w, columns, rows)
 }
 
-// bar is a bar from one part of its width to another. What takes any time has a mark.
+// bar draws a bar between two fractions of the width. Any time above 0 has a mark.
 func bar(from, to float64) string {
 	if !(to > from) {
 		return ""
@@ -93,7 +93,7 @@ func bar(from, to float64) string {
 	return strings.Repeat(" ", at) + strings.Repeat("#", max(1, int(math.Round(to*barWidth))-at))
 }
 
-// meanwhile says for whose packets the CPUs of a container's packets worked.
+// meanwhile prints for whose packets a container's CPUs worked.
 func meanwhile(w io.Writer, m *api.LatencyMeanwhile) {
 	if m == nil {
 		return

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -63,9 +64,9 @@ filters choose what is printed.`,
 		print := latencyLine
 		switch {
 		case *asJSON == "json":
-			print = latencyJSON
+			print = func(w io.Writer, r api.LatencyRecord) error { return json.NewEncoder(w).Encode(r) }
 		case *slide:
-			print = latencySlide
+			print = func(w io.Writer, r api.LatencyRecord) error { _, err := io.WriteString(w, r.Slide()); return err }
 		}
 		var missed, shown, last uint64
 		for *count == 0 || shown < uint64(*count) {
@@ -98,7 +99,7 @@ filters choose what is printed.`,
 	})
 }
 
-// latencyLine prints a packet for people.
+// latencyLine prints a packet in readable form.
 func latencyLine(w io.Writer, r api.LatencyRecord) error {
 	end := func(addr string, port int) string {
 		switch {
@@ -127,11 +128,5 @@ func latencyLine(w io.Writer, r api.LatencyRecord) error {
 		parts = append(parts, p.Stage+" "+fine(p.Seconds))
 	}
 	_, err := fmt.Fprintf(w, "%s  (%s)\n", line, strings.Join(parts, ", "))
-	return err
-}
-
-// latencySlide prints a packet in the form of MACE's slides.
-func latencySlide(w io.Writer, r api.LatencyRecord) error {
-	_, err := io.WriteString(w, r.Slide())
 	return err
 }

@@ -1,6 +1,6 @@
-// Command fairlead is the whole program: the node agent, and the verbs that
-// look at one and work on the host. Each verb has a file of its own; what they
-// share is the environment in this file and the printing in output.go.
+// Command fairlead is the whole program: the node agent, and the verbs that query an agent
+// or work on the host. Each verb has a file of its own. They share the environment in this
+// file and the printing in output.go.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/bench"
 )
 
-// version is set by the linker.
+// The linker sets version.
 var version = "unknown"
 
 func main() {
@@ -28,16 +28,15 @@ func main() {
 	os.Exit(run(context.Background(), env{stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv, args: os.Args[1:]}))
 }
 
-// env is what the program has from outside, so that tests can run it inside
-// their own process.
+// env is the environment of the program, so that tests can run it in their own process.
 type env struct {
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	args           []string
 }
 
-// verbs are what the program can do, in the order of its help. A new verb is
-// one line here and a file with its function; those of features are in features.go.
+// verbs lists the verbs in the order of the help. A new verb adds a line here and a file.
+// The verbs of features are in features.go.
 func verbs() []func(env) *cobra.Command {
 	list := []func(env) *cobra.Command{
 		agentVerb,
@@ -65,7 +64,7 @@ const (
 	statusUsage  = 2
 )
 
-// usageError is an error of whoever typed the command.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -73,11 +72,11 @@ func (e usageError) Unwrap() error { return e.error }
 // usagef makes a usageError.
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// errTold is returned by a verb that has failed and has said so itself.
+// errTold is the error of a verb that has printed the failure itself.
 var errTold = errors.New("")
 
-// run does what e.args say and returns the exit status. SIGINT and SIGTERM end
-// the context of the verb; a second one ends the program at once.
+// run runs the verb in e.args and returns the exit status. SIGINT and SIGTERM end the context
+// of the verb; a second signal ends the program at once.
 func run(ctx context.Context, e env) int { return runVerbs(ctx, e, verbs()) }
 
 func runVerbs(ctx context.Context, e env, verbs []func(env) *cobra.Command) int {
@@ -122,7 +121,7 @@ func runVerbs(ctx context.Context, e env, verbs []func(env) *cobra.Command) int 
 	return statusFailed
 }
 
-// nargs is cobra's check of the number of arguments, as a usageError.
+// nargs checks the number of arguments, and returns a usageError.
 func nargs(low, high int, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {

@@ -11,7 +11,7 @@ import (
 // markMask is the flag --mark-mask: the part of the mark that carries a slot.
 type markMask uint32
 
-// Set implements pflag.Value: it takes 0xffff0000, or the same in decimal.
+// Set implements pflag.Value: it accepts 0xffff0000, or the same in decimal.
 func (m *markMask) Set(s string) error {
 	n, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {

@@ -19,7 +19,7 @@ func netcpuAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.Var((*devices)(&c.XDP), "netcpu-xdp", "a device whose driver drops packets that a container may not have (native XDP), before tc would; most drivers reset their queues when that begins (with the first container that needs it) and ends (with the agent); separate several by commas, or repeat the flag; default: tc everywhere")
 }
 
-// netcpuFlags are what the flags of netcpu say.
+// netcpuFlags are the flags of the verb netcpu.
 type netcpuFlags struct {
 	readingFlags
 	matrix, wide bool

@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// enforced shows what is done about containers: what a ledger has made of their
-// limits, and what was dropped.
+// enforced prints the measures against containers: the limits that their ledgers set, and
+// the packets that were dropped.
 func (v netcpuView) enforced(w io.Writer) {
 	dropped := "DROPPED PPS"
 	if v.flags.total {
@@ -36,7 +36,7 @@ func (v netcpuView) enforced(w io.Writer) {
 	table(w, columns, rows)
 }
 
-// uplinks shows where packets are dropped that come from outside.
+// uplinks prints the devices at which packets from outside are dropped.
 func (v netcpuView) uplinks(w io.Writer) {
 	if len(v.n.Uplinks) == 0 {
 		return

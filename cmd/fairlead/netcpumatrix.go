@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// matrix shows victims as rows and culprits as columns.
+// matrix prints victims as rows and culprits as columns.
 func (v netcpuView) matrix(w io.Writer) {
 	cells := make(map[string]map[container.ID]float64) // by victim and culprit
 	sum := make(map[container.ID]float64)
@@ -83,7 +83,7 @@ func (v netcpuView) matrix(w io.Writer) {
 	v.throttled(w)
 }
 
-// most is how wide a culprit's name may be.
+// most is the maximum width of a culprit's name; 0 is no limit.
 func (v netcpuView) most() int {
 	if v.flags.wide {
 		return 0
@@ -91,7 +91,7 @@ func (v netcpuView) most() int {
 	return 16
 }
 
-// fit gives those culprits, the largest first, whose columns fit the screen.
+// fit returns the culprits, the largest first, whose columns fit the screen.
 func (v netcpuView) fit(victims []string, culprits []container.ID) []container.ID {
 	if v.flags.wide {
 		return culprits
@@ -112,8 +112,8 @@ func (v netcpuView) fit(victims []string, culprits []container.ID) []container.I
 	return culprits
 }
 
-// throttled tells of containers that their own quota held back, which is not
-// in the matrix.
+// throttled prints the containers that their own quota held back, which are not in the
+// matrix.
 func (v netcpuView) throttled(w io.Writer) {
 	first := true
 	for _, a := range v.n.Accounts {

@@ -8,20 +8,19 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// screen is how wide a table may be.
+// screen is the maximum width of a table.
 const screen = 100
 
-// netcpuView is one reading as people see it.
+// netcpuView is a reading and the options for its display.
 type netcpuView struct {
 	n     api.NetCPU
 	flags netcpuFlags
-	span  float64 // seconds that the reading is over
+	span  float64 // length of the reading in seconds
 	names map[container.ID]string
 }
 
@@ -45,7 +44,7 @@ func newNetcpuView(n api.NetCPU, f netcpuFlags) netcpuView {
 		case same[name] > 1:
 			name = show(name) + " " + id.String()
 		case strings.HasPrefix(name, "("):
-			name = fmt.Sprintf("%q", name) // what stands in brackets is ours
+			name = fmt.Sprintf("%q", name) // only our own names are in brackets
 		default:
 			name = show(name)
 		}
@@ -55,7 +54,7 @@ func newNetcpuView(n api.NetCPU, f netcpuFlags) netcpuView {
 	return v
 }
 
-// amount is a time in the unit of the table: percent of one CPU, or seconds.
+// amount formats a time in the unit of the table: percent of one CPU, or seconds.
 func (v netcpuView) amount(sec float64) string {
 	switch {
 	case !v.flags.total:
@@ -73,10 +72,10 @@ func (v netcpuView) percent(sec float64) float64 {
 	return sec / v.span * 100
 }
 
-// visible says whether amount shows more than zeros.
+// visible reports whether amount shows more than zeros.
 func (v netcpuView) visible(sec float64) bool { return strings.Trim(v.amount(sec), "0.") != "" }
 
-// unit is what the numbers of a table are.
+// unit describes the unit of a table.
 func (v netcpuView) unit() string {
 	if v.flags.total {
 		return fmt.Sprintf("CPU seconds since %s (%s)", v.n.Since.Local().Format(time.DateTime), span(v.n.Taken.Sub(v.n.Since)))
@@ -91,7 +90,7 @@ func (v netcpuView) of() string {
 	return " %"
 }
 
-// print prints what the flags ask for; detail is for one container.
+// print prints the view that the flags select; detail is for one container.
 func (v netcpuView) print(w io.Writer, detail bool) {
 	switch {
 	case v.flags.matrix:
@@ -103,7 +102,7 @@ func (v netcpuView) print(w io.Writer, detail bool) {
 	}
 }
 
-// summary has one line for each container with anything to show.
+// summary prints one line for each container with anything to show.
 func (v netcpuView) summary(w io.Writer) {
 	if len(v.n.Accounts) == 0 && v.n.System.Network() == 0 {
 		fmt.Fprintf(w, "No container runs here, and no packet was handled in %s.\n", span(v.n.Taken.Sub(v.n.Since)))
@@ -124,7 +123,7 @@ func (v netcpuView) summary(w io.Writer) {
 			continue
 		}
 		tasks, stolen, cost := "-", "-", "-"
-		if a.Container != 0 { // work that is no packet's at all is the system's
+		if a.Container != 0 { // the system's time is not only for packets
 			stolen, cost = v.amount(a.Stolen), each(a.Network(), a.Packets())
 		}
 		if a.Tasks > 0 {
@@ -161,7 +160,7 @@ func (v netcpuView) summary(w io.Writer) {
 	v.uplinks(w)
 }
 
-// heldBack says who had how much of a container's time.
+// heldBack lists who took how much of a container's time.
 func (v netcpuView) heldBack(a api.NetCPUAccount) string {
 	var who []string
 	if v.visible(a.Throttled) {
@@ -180,8 +179,8 @@ func (v netcpuView) heldBack(a api.NetCPUAccount) string {
 	return strings.Join(who, ", ")
 }
 
-// check says how much packet work there was, whose, and how well the accounts
-// agree with what was measured as a whole.
+// check prints the total of packet work, the system's part of it, and how well the accounts
+// agree with the total.
 func (v netcpuView) check(w io.Writer) {
 	measured := v.n.Softirq + v.n.Thread
 	if measured <= 0 {
@@ -200,7 +199,7 @@ func (v netcpuView) check(w io.Writer) {
 	}
 }
 
-// detail shows one container.
+// detail prints one container.
 func (v netcpuView) detail(w io.Writer, a api.NetCPUAccount) {
 	about := "id " + a.Container.String()
 	if a.Ended {
@@ -283,7 +282,7 @@ func (v netcpuView) parties(w io.Writer, head string, rows [][]string, none stri
 	table(w, columns, rows)
 }
 
-// party names whose time it was.
+// party names the victim of a theft.
 func (v netcpuView) party(t api.NetCPUTheft) string {
 	switch {
 	case t.Victim != 0:
@@ -300,7 +299,7 @@ func (v netcpuView) party(t api.NetCPUTheft) string {
 	return "(" + show(t.Kind) + ")"
 }
 
-// rate is packets a second, or packets.
+// rate formats packets per second, or with --total packets.
 func (v netcpuView) rate(packets uint64) string {
 	n := float64(packets)
 	if !v.flags.total {
@@ -327,7 +326,7 @@ func each(sec float64, packets uint64) string {
 	return fmt.Sprintf("%.0f", sec*1e9/float64(packets))
 }
 
-// span is a time in one unit.
+// span formats a time in one unit.
 func span(d time.Duration) string {
 	switch {
 	case d < 2*time.Minute:
@@ -340,13 +339,10 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%.1f days", d.Hours()/24)
 }
 
-// right aligns some columns, and their heads, to the right.
+// right aligns columns first to last, and their heads, to the right.
 func right(columns []column, rows [][]string, first, last int) {
 	for i := first; i <= last; i++ {
-		wide := utf8.RuneCountInString(columns[i].head)
-		for _, row := range rows {
-			wide = max(wide, utf8.RuneCountInString(row[i]))
-		}
+		wide := column{head: columns[i].head}.width(i, rows) // a number is never cut
 		columns[i].head = fmt.Sprintf("%*s", wide, columns[i].head)
 		for _, row := range rows {
 			row[i] = fmt.Sprintf("%*s", wide, row[i])
@@ -354,28 +350,18 @@ func right(columns []column, rows [][]string, first, last int) {
 	}
 }
 
-// width is what columns take of a line, with the space after them.
+// width is the width of columns, including the space after each.
 func width(columns []column, rows [][]string) int {
 	sum := 0
 	for i, c := range columns {
-		wide := utf8.RuneCountInString(c.head)
-		for _, row := range rows {
-			wide = max(wide, utf8.RuneCountInString(row[i]))
-		}
-		if c.max > 0 {
-			wide = min(wide, c.max)
-		}
-		sum += wide + 2
+		sum += c.width(i, rows) + 2
 	}
 	return sum
 }
 
 // plain prints rows without heads.
 func plain(w io.Writer, rows [][]string) {
-	wide := 0
-	for _, row := range rows {
-		wide = max(wide, utf8.RuneCountInString(row[0]))
-	}
+	wide := column{}.width(0, rows)
 	for _, row := range rows {
 		fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("%-*s  %s  %s", wide, row[0], row[1], row[2]), " "))
 	}

@@ -8,9 +8,8 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// objectText names the object of a change in words: the journal's own name for
-// a device is NETNS/INDEX/DETAIL and for a thread TID:START:HIERARCHY, which
-// say little. What it does not know it gives as it is.
+// objectText describes the object of a change in words. The journal's name for a device is
+// NETNS/INDEX/DETAIL, and for a thread TID:START:HIERARCHY. Other names stay as they are.
 func objectText(c api.Container, kind, object string) string {
 	switch kind {
 	case "offload", "threaded", "rps":
@@ -50,8 +49,7 @@ func objectText(c api.Container, kind, object string) string {
 	return show(kind) + " " + show(object)
 }
 
-// deviceText names a device by its place: in the container, or as the other
-// end of one that is.
+// deviceText names a device in the container, or the other end of such a device.
 func deviceText(c api.Container, netns uint64, index int) string {
 	for _, i := range c.Interfaces {
 		if c.NetNS != 0 && c.NetNS == netns && i.Index == index {

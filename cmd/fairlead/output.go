@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// format is what -o says.
+// format is the value of -o.
 type format struct{ name string }
 
 func formatFlag(cmd *cobra.Command) *format {
@@ -36,7 +36,7 @@ func formatFlag(cmd *cobra.Command) *format {
 	return f
 }
 
-// print writes v, a wire type, as JSON or YAML, or calls table.
+// print prints v, a wire type, as JSON or YAML, or calls table.
 func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
 	var out bytes.Buffer
 	switch f.name {
@@ -63,7 +63,15 @@ func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
 	return err
 }
 
-// line is print for one of many: JSON is on one line, and YAML a document of its own.
+// answer prints the agent's answer, or returns its error.
+func answer[T any](e env, f *format, v T, err error, table func(io.Writer, T)) error {
+	if err != nil {
+		return err
+	}
+	return f.print(e.stdout, v, func(w io.Writer) { table(w, v) })
+}
+
+// line is print for one of many values: each is one line of JSON, or a YAML document.
 func (f *format) line(w io.Writer, v any, table func(io.Writer)) error {
 	switch f.name {
 	case "json":
@@ -81,10 +89,10 @@ func (f *format) line(w io.Writer, v any, table func(io.Writer)) error {
 	return f.print(w, v, table)
 }
 
-// escapeControls escapes what encoding/json leaves of control and formatting
-// characters (DEL, the C1 controls, marks that reverse the text), so that
-// printing cannot drive a terminal. It means the same: they can only stand in
-// strings, and YAML's strings with such characters are written as JSON's.
+// escapeControls escapes the control and formatting characters that encoding/json leaves
+// (DEL, the C1 controls, marks that reverse the text), so that the output cannot control a
+// terminal. The meaning stays the same: such characters occur only in strings, and YAML
+// strings with them are written like JSON's.
 func escapeControls(data []byte, yaml bool) []byte {
 	var out bytes.Buffer
 	for _, r := range string(data) {
@@ -103,8 +111,8 @@ func escapeControls(data []byte, yaml bool) []byte {
 	return out.Bytes()
 }
 
-// show makes a string that a container may have chosen fit to be printed: as
-// it is if all of it is printable, else as a Go string literal.
+// show makes a string that a container may have chosen safe to print. A printable string
+// stays as it is; any other becomes a Go string literal.
 func show(s string) string {
 	if s == "" {
 		return "-"
@@ -131,7 +139,7 @@ func lines(s string) string {
 	return strings.Join(parts, "\n")
 }
 
-// oneLine is show for a text that may have several lines but gets one.
+// oneLine is show for a text of several lines that is printed in one.
 func oneLine(s string) string {
 	return showText(strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' }), "; "))
 }
@@ -144,7 +152,7 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// fold breaks s into lines of at most n characters where it has spaces.
+// fold breaks s at spaces into lines of at most n characters.
 func fold(s string, n int) []string {
 	var out []string
 	line := ""
@@ -160,25 +168,35 @@ func fold(s string, n int) []string {
 	return append(out, line)
 }
 
-// column is the head of a column, and how wide its cells may be; 0 is as wide
-// as they are.
+// column is the head of a column and the maximum width of its cells; 0 is no limit.
 type column struct {
 	head string
 	max  int
 }
 
-// table prints rows under their heads, two spaces apart. Cells must have been
-// made fit to be printed.
+// width is the width of c as the i-th column.
+func (c column) width(i int, rows [][]string) int {
+	wide := utf8.RuneCountInString(c.head)
+	for _, row := range rows {
+		wide = max(wide, utf8.RuneCountInString(row[i]))
+	}
+	if c.max > 0 {
+		wide = min(wide, c.max)
+	}
+	return wide
+}
+
+// table prints rows under their heads, with two spaces between columns. The cells must be
+// safe to print.
 func table(w io.Writer, columns []column, rows [][]string) {
 	widths := make([]int, len(columns))
 	all := append([][]string{make([]string, len(columns))}, rows...)
 	for i, c := range columns {
-		all[0][i] = c.head
+		all[0][i], widths[i] = c.head, c.width(i, rows)
 	}
 	for _, row := range all {
 		for i, cell := range row {
 			row[i] = cut(cell, columns[i].max)
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 	}
 	for _, row := range all {
@@ -193,7 +211,7 @@ func table(w io.Writer, columns []column, rows [][]string) {
 	}
 }
 
-// ago says how long before now t was, in one unit.
+// ago formats the time from t to now, in one unit.
 func ago(t, now time.Time) string {
 	d := now.Sub(t)
 	switch {

@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -28,14 +27,11 @@ func psVerb(e env) *cobra.Command {
 			return err
 		}
 		st, err := c.Status(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, list, func(w io.Writer) { psTable(w, list, st, *wide) })
+		return answer(e, out, list, err, func(w io.Writer, list []api.Container) { psTable(w, list, st, *wide) })
 	})
 }
 
-// lineWidth is how wide a terminal is taken to be.
+// lineWidth is the assumed width of a terminal.
 const lineWidth = 80
 
 func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
@@ -98,7 +94,7 @@ func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 	}
 }
 
-// typed is a short word that a shell and fairlead take for a container.
+// typed is a short name of a container that needs no quoting in a shell.
 func typed(c api.Container) string {
 	const most = 24
 	odd := func(r rune) bool {
@@ -110,20 +106,11 @@ func typed(c api.Container) string {
 	return c.Name
 }
 
-// narrow makes a table fit the screen: the last column gets what the others leave, or
-// goes, and then cells are cut where they are the longest.
+// narrow makes a table fit the screen. The last column gets the width that the others leave.
+// If that is too little, narrow removes it, and cuts the widest of the other columns.
 func narrow(columns []column, rows [][]string) ([]column, [][]string) {
 	const least = 10
-	width := func(i int) int {
-		n := utf8.RuneCountInString(columns[i].head)
-		for _, r := range rows {
-			n = max(n, utf8.RuneCountInString(r[i]))
-		}
-		if columns[i].max > 0 {
-			n = min(n, columns[i].max)
-		}
-		return n
-	}
+	width := func(i int) int { return columns[i].width(i, rows) }
 	last := len(columns) - 1
 	left := lineWidth
 	for i := range last {
@@ -149,7 +136,7 @@ func narrow(columns []column, rows [][]string) ([]column, [][]string) {
 	return columns, rows
 }
 
-// settingOf returns what holds for a container by a key of policy.
+// settingOf returns the value of a policy key for a container.
 func settingOf(c api.Container, k policy.Key) string {
 	i := slices.IndexFunc(c.Policy, func(s api.Setting) bool { return s.Key == "fairlead."+k.Name })
 	if i < 0 {
@@ -158,8 +145,8 @@ func settingOf(c api.Container, k policy.Key) string {
 	return c.Policy[i].Value
 }
 
-// standing says how a feature stands with a container: what policy asks of it, where
-// one key says that, and how far that is in force.
+// standing formats the state of a feature for a container: the values of the feature's main
+// keys, and whether they are in force.
 func standing(c api.Container, feature string) string {
 	var words []string
 	for _, k := range policy.Schema() {
@@ -181,7 +168,7 @@ func standing(c api.Container, feature string) string {
 	return strings.Join(words, " ")
 }
 
-// trouble is what there is to say of features that do not stand as policy says.
+// trouble lists the features that are not in the state that policy wants.
 func trouble(c api.Container) (list []string) {
 	for _, f := range c.Features {
 		switch {
@@ -197,7 +184,7 @@ func trouble(c api.Container) (list []string) {
 	return list
 }
 
-// asked says whether policy sets anything for a feature.
+// asked reports whether policy sets anything for a feature.
 func asked(c api.Container, feature string) bool {
 	return slices.ContainsFunc(c.Policy, func(s api.Setting) bool {
 		return s.From != "default" && policy.FeatureOf(s.Key) == feature
@@ -222,7 +209,7 @@ func interfacesOf(c api.Container) string {
 	return strings.Join(names, " ")
 }
 
-// concerns says what is wrong with the agent as a whole.
+// concerns lists the problems of the agent as a whole.
 func concerns(st api.Status) []string {
 	var out []string
 	if !st.Complete {

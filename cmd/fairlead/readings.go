@@ -12,14 +12,14 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// The bounds of --interval: below, the reading itself is what one sees.
+// The bounds of --interval. In a shorter one the cost of the reading itself would dominate.
 const (
 	minInterval = 100 * time.Millisecond
 	maxInterval = time.Hour
 )
 
-// readingFlags are the flags of verbs that show what was counted between two
-// readings of an agent's counters.
+// readingFlags are the flags of verbs that show the difference of two readings of an agent's
+// counters.
 type readingFlags struct {
 	total, watch bool
 	interval     time.Duration
@@ -33,7 +33,7 @@ func (f *readingFlags) add(cmd *cobra.Command, total string) {
 	cmd.Flags().BoolVar(&f.watch, "watch", false, "print again after every interval, until interrupted")
 }
 
-// check gives the container that args name, "" for all.
+// check returns the container that args name; "" is all.
 func (f *readingFlags) check(args []string) (ref string, err error) {
 	if f.interval < minInterval || f.interval > maxInterval {
 		return "", usagef("--interval %v: must be %v to %v", f.interval, minInterval, maxInterval)
@@ -49,9 +49,9 @@ func (f *readingFlags) check(args []string) (ref string, err error) {
 
 // readings reads and prints one kind of counters.
 type readings[T any] struct {
-	// read gives one after a time, 0 at once, that it may use to measure.
+	// read returns a reading after a time, in which it may measure; 0 is at once.
 	read  func(ctx context.Context, after time.Duration) (T, error)
-	after func(now, before T) T // what was counted in between
+	after func(now, before T) T // the difference of two readings
 	print func(io.Writer, T)    // as a table
 }
 
@@ -68,7 +68,7 @@ func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
 			case f.out.name == "yaml":
 				again = "---\n"
 			case f.out.name == "table" && terminal(e.stdout):
-				again = "\x1b[H\x1b[2J" // from the top of an empty screen
+				again = "\x1b[H\x1b[2J" // clear the screen and start at its top
 			case f.out.name == "table":
 				again = "\n"
 			}
@@ -102,7 +102,7 @@ func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
 	}
 }
 
-// wait returns after d, or as soon as ctx ends, with its error.
+// wait returns after d, or with an error as soon as ctx ends.
 func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -112,7 +112,7 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// readingHint adds what to do.
+// readingHint adds advice to an error.
 func readingHint(err error) error {
 	var e *api.Error
 	if !errors.As(err, &e) {

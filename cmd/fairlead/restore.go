@@ -34,7 +34,7 @@ only changes that have lapsed, which a running agent does by itself.`,
 	expired := cmd.Flags().Bool("expired", false, "undo only changes that have lapsed, while no agent runs")
 	out := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		// The last resort must work with a config file that is broken, too.
+		// The last resort must work even with a broken config file.
 		if err := configure(cmd, f.config, flags); err != nil {
 			fmt.Fprintf(e.stderr, "%s: %s\ngoing on without the config file\n", cmd.CommandPath(), lines(err.Error()))
 		}
@@ -43,10 +43,7 @@ only changes that have lapsed, which a running agent does by itself.`,
 			ref = args[0]
 		}
 		done, err := restore(cmd.Context(), f, ref, *expired)
-		if err != nil {
-			return err
-		}
-		if err := out.print(e.stdout, done, func(w io.Writer) { restored(w, done) }); err != nil {
+		if err := answer(e, out, done, err, restored); err != nil {
 			return err
 		}
 		for _, o := range done.Outcomes {
@@ -75,8 +72,7 @@ func restore(ctx context.Context, f *agentFlags, ref string, expired bool) (api.
 	return restoreAlone(f, ref, func(journal.Entry) bool { return true })
 }
 
-// restoreAlone works through those entries of the journal that match when there
-// is no agent.
+// restoreAlone undoes the matching entries of the journal while no agent runs.
 func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (api.Restored, error) {
 	all := match
 	if ref != "" {
@@ -91,7 +87,7 @@ func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (ap
 	}
 	j, err := journal.Open(f.cfg.StateDir)
 	if errors.Is(err, journal.ErrCorrupt) {
-		// The broken entries were set aside; the rest can be restored.
+		// Open has set the broken entries aside; the rest can be restored.
 		j, err = journal.Open(f.cfg.StateDir)
 	}
 	if errors.Is(err, journal.ErrBusy) {
@@ -100,7 +96,7 @@ func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (ap
 	if err != nil {
 		return api.Restored{}, err
 	}
-	out, _ := j.Restore(kernel.Opener(f.cfg.Roots), match) // the outcomes tell the errors
+	out, _ := j.Restore(kernel.Opener(f.cfg.Roots), match) // the outcomes contain the errors
 	done := api.Restored{Outcomes: []api.Outcome{}}
 	for _, o := range out {
 		done.Outcomes = append(done.Outcomes, agent.WireOutcome(o))

@@ -36,14 +36,11 @@ root and the group ` + api.Group + ` may use it.`,
 			return err
 		}
 		done, err := c.Set(cmd.Context(), args[0], in)
-		if err != nil {
-			return err
-		}
-		return out.print(e.stdout, done, func(w io.Writer) { wasSet(w, done, in) })
+		return answer(e, out, done, err, func(w io.Writer, c api.Container) { wasSet(w, c, in) })
 	})
 }
 
-// assignments reads KEY=VALUE and KEY-.
+// assignments parses KEY=VALUE and KEY-.
 func assignments(args []string) (api.SetRequest, error) {
 	in := api.SetRequest{Set: map[string]string{}}
 	for _, a := range args {
@@ -67,7 +64,7 @@ func assignments(args []string) (api.SetRequest, error) {
 	return in, nil
 }
 
-// wasSet says what holds for the keys now, and how the features stand with it.
+// wasSet prints the values of the keys now, and the features that are not in force.
 func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 	keys := slices.Clone(in.Unset)
 	for key := range in.Set {

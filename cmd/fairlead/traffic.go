@@ -128,7 +128,7 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 // trafficClasses prints some classes of t.
 func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 	total := t.Since.IsZero()
-	// Without a time over which they were measured there are delays where the agent always measures.
+	// Without a measurement there are delays only if the agent always measures them.
 	measured := t.Measured != nil && t.Measured.Error == "" ||
 		t.Measured == nil && slices.ContainsFunc(classes, func(c api.TrafficClass) bool { return c.Delay != nil })
 	columns := []column{{"CONTAINER", 24}, {"ASKED", 0}, {"GUARANTEED", 0}, {"SENT", 0}, {"BORROWED", 0}, {"WAITING", 0}, {"DROPS", 0}, {"AT CEIL", 0}}
@@ -163,7 +163,7 @@ func trafficClasses(w io.Writer, classes []api.TrafficClass, t api.Traffic) {
 	}
 }
 
-// splitNote says whose packets are cut, and for whom.
+// splitNote describes whose packets are split, and in whose favour.
 func splitNote(classes []api.TrafficClass) string {
 	var of, whom []string
 	size := 0
@@ -186,13 +186,13 @@ func splitNote(classes []api.TrafficClass) string {
 		return strings.Join(names, ", ")
 	}
 	note := fmt.Sprintf("Packets of more than %d bytes are split into frames, of %s", size, list(of))
-	if len(whom) > 0 { // not with one container's own classes
+	if len(whom) > 0 { // empty if the view shows one container only
 		note += ", for the latency of " + list(whom)
 	}
 	return note + "."
 }
 
-// called is the name of who has a class.
+// called names the owner of a class.
 func called(c api.TrafficClass) string {
 	if c.Container == 0 {
 		return "(others)"
@@ -202,12 +202,12 @@ func called(c api.TrafficClass) string {
 	case name == "":
 		return "id " + c.Container.String()
 	case strings.HasPrefix(name, "("):
-		return fmt.Sprintf("%q", name) // what stands in brackets is ours
+		return fmt.Sprintf("%q", name) // only our own names are in brackets
 	}
 	return name
 }
 
-// waits is what the last columns say of a class.
+// waits returns the last cells of a class: its delays, or its drain time.
 func waits(c api.TrafficClass, m *api.TrafficMeasured, measured bool) []string {
 	switch {
 	case !measured && c.Drain > 0:
@@ -216,13 +216,13 @@ func waits(c api.TrafficClass, m *api.TrafficMeasured, measured bool) []string {
 		return []string{"-"}
 	case c.Delay != nil && c.Delay.Packets > 0:
 		return []string{brief(c.Delay.P50), brief(c.Delay.P99), brief(c.Delay.P999)}
-	case c.Delay != nil && c.BacklogPackets > 0 && m != nil: // what came meanwhile is all still there
+	case c.Delay != nil && c.BacklogPackets > 0 && m != nil: // no packet left the queue meanwhile
 		return []string{">" + brief(m.Seconds), "-", "-"}
 	}
 	return []string{"-", "-", "-"}
 }
 
-// askedFor is what policy says, in as few words as will do.
+// askedFor formats the policy of a class briefly.
 func askedFor(a *api.TrafficAsked) string {
 	if a == nil {
 		return "-"
@@ -252,11 +252,10 @@ func askedFor(a *api.TrafficAsked) string {
 	return strings.Join(parts, " ")
 }
 
-// bits is a rate in bit/s, with three digits: "148Mbit".
+// bits formats a rate in bit/s with three digits: "148Mbit".
 func bits(v float64) string { return scale(v) + "bit" }
 
-// scale is a number with three digits and the prefix of its unit, in powers of
-// 1000.
+// scale formats a number with three digits and a decimal prefix.
 func scale(v float64) string {
 	for _, unit := range []struct {
 		size float64
@@ -272,7 +271,7 @@ func scale(v float64) string {
 
 func decimals(v float64) int { return max(0, 2-int(math.Floor(math.Log10(max(v*1.0005, 1))))) }
 
-// brief is a time in seconds, in its unit.
+// brief formats a time in seconds in a suitable unit.
 func brief(sec float64) string {
 	d := time.Duration(sec * float64(time.Second))
 	switch {

@@ -53,7 +53,7 @@ whoever shares the link notices. The other machine takes it in with --listen.`,
 	return cmd
 }
 
-// takeIn takes in what calibrate sends, for a minute.
+// takeIn receives and discards what calibrate sends, for a minute.
 func takeIn(ctx context.Context, e env, addr string) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

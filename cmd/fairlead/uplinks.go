@@ -10,11 +10,10 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// uplinks is the flag --uplink: devices, each with its rate in bit/s, 0 where
-// none is given.
+// uplinks is the flag --uplink: devices, each with its rate in bit/s; 0 is unknown.
 type uplinks map[string]uint64
 
-// maxDevice is the longest name of a device (IFNAMSIZ, without its end).
+// maxDevice is the longest name of a device (IFNAMSIZ, without the final NUL).
 const maxDevice = 15
 
 // Set implements pflag.Value: it adds "eth0=1gbit,eth1".
@@ -60,7 +59,7 @@ func (u *uplinks) String() string {
 // Type implements pflag.Value.
 func (u *uplinks) Type() string { return "device[=rate]" }
 
-// checkDevice says whether a device could have this name.
+// checkDevice returns an error unless name is a valid name of a device.
 func checkDevice(name string) error {
 	if name == "" || name == "." || name == ".." || len(name) > maxDevice || strings.ContainsAny(name, "/: \t") {
 		return fmt.Errorf("%q is not a device name", name)

@@ -18,8 +18,7 @@ func versionVerb(e env) *cobra.Command {
 	}
 	out := formatFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		v := agent.VersionOf(version)
-		return out.print(e.stdout, v, func(w io.Writer) { versionText(w, v) })
+		return answer(e, out, agent.VersionOf(version), nil, versionText)
 	}
 	return cmd
 }

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// writeYAML writes a JSON document as YAML, fields in the same order. Strings
-// that are not plain words stay JSON strings, which are YAML strings too: so
-// nothing in them can be taken for anything else, by a parser or a terminal.
+// writeYAML writes a JSON document as YAML, with the fields in the same order. Strings that
+// are not plain words stay JSON strings, which are valid YAML. So neither a parser nor a
+// terminal can misinterpret them.
 func writeYAML(w io.Writer, data []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -23,8 +23,8 @@ func writeYAML(w io.Writer, data []byte) error {
 	return err
 }
 
-// yamlValue writes the next value of dec at a depth. What is not a scalar
-// begins on a line of its own, except the first field within a list.
+// yamlValue writes the next value of dec at a depth. An object or a list begins on a line of
+// its own, except within a list.
 func yamlValue(out *strings.Builder, dec *json.Decoder, depth int, fresh bool) error {
 	tok, err := dec.Token()
 	if err != nil {
@@ -74,8 +74,8 @@ func yamlValue(out *strings.Builder, dec *json.Decoder, depth int, fresh bool) e
 	return nil
 }
 
-// yamlItem writes an element of a list, whose dash has been written. The first
-// field of an object stands on the line of the dash.
+// yamlItem writes an element of a list after its dash. The first field of an object is on
+// the line of the dash.
 func yamlItem(out *strings.Builder, dec *json.Decoder, depth int) error {
 	var item strings.Builder
 	if err := yamlValue(&item, dec, depth, true); err != nil {
@@ -85,8 +85,8 @@ func yamlItem(out *strings.Builder, dec *json.Decoder, depth int) error {
 	return nil
 }
 
-// yamlNumber writes a number of JSON so that every reader of YAML takes it for
-// one: some take an exponent only after a fraction.
+// yamlNumber formats a JSON number so that every YAML parser reads it as a number. Some
+// accept an exponent only after a fraction.
 func yamlNumber(s string) string {
 	if i := strings.IndexAny(s, "eE"); i >= 0 && !strings.Contains(s, ".") {
 		return s[:i] + ".0" + s[i:]
@@ -104,6 +104,6 @@ func yamlString(s string) string {
 			return s
 		}
 	}
-	data, _ := json.Marshal(s) // a string always can be
+	data, _ := json.Marshal(s) // never fails for a string
 	return string(data)
 }

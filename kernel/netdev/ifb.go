@@ -64,8 +64,7 @@ func (i ifb) link() (l netlink.Link, err error) {
 		l, err = h.LinkByName(IFBName(i.index))
 		return err
 	})
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+	if NoLink(err) {
 		return nil, nil
 	}
 	return l, err

@@ -148,8 +148,7 @@ func (ns *NS) Link(index int) (Link, error) {
 		link = fromNetlink(l)
 		return nil
 	})
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+	if NoLink(err) {
 		err = ErrNoLink
 	}
 	if err != nil {
@@ -168,8 +167,7 @@ func (ns *NS) Index(name string) (index int, err error) {
 		}
 		return err
 	})
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+	if NoLink(err) {
 		err = ErrNoLink
 	}
 	if err != nil {
@@ -180,6 +178,12 @@ func (ns *NS) Index(name string) (index int, err error) {
 
 // ErrNoLink means that a namespace has no device with that index.
 var ErrNoLink = errors.New("no such network device")
+
+// NoLink says whether rtnetlink, or its library, answers so.
+func NoLink(err error) bool {
+	var missing netlink.LinkNotFoundError
+	return errors.As(err, &missing) || errors.Is(err, unix.ENODEV)
+}
 
 func fromNetlink(l netlink.Link) Link {
 	a := l.Attrs()

@@ -68,6 +68,32 @@ func Open(path string) (*NS, error) {
 	return &NS{f: f, inode: st.Ino}, nil
 }
 
+// New makes a network namespace of its own. It has no name anywhere, and lives as long
+// as it is open.
+func New() (ns *NS, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread must stay where it is. While it is locked here, the next
+			// goroutine gets another one.
+			defer runtime.UnlockOSThread()
+			ns, err = New()
+			return
+		}
+		// Never unlocked: the thread ends with the goroutine.
+		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
+			ns, err = Open("/proc/thread-self/ns/net")
+		}
+	}()
+	<-done
+	if err != nil {
+		return nil, fmt.Errorf("make a network namespace: %w", err)
+	}
+	return ns, nil
+}
+
 var errNotNS = errors.New("not a network namespace")
 
 // openPath opens a path to look at what is there.

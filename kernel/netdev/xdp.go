@@ -49,8 +49,7 @@ func (ns *NS) AttachXDP(index int, p *ebpf.Program) (l link.Link, err error) {
 // vacant returns an error for a device that has an XDP program, in whatever mode.
 func vacant(index int) error {
 	l, err := netlink.LinkByIndex(index)
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+	if NoLink(err) {
 		return errors.Join(journal.ErrGone, err)
 	}
 	if err != nil {

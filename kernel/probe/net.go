@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -22,7 +20,6 @@ import (
 // trial is a network namespace of our own with a veth pair in it. It has no name
 // anywhere, so it goes with its descriptors, whatever happens to this process.
 type trial struct {
-	fd         netns.NsHandle
 	ns         *netdev.NS
 	handle     *netlink.Handle
 	send, recv netlink.Link
@@ -84,63 +81,20 @@ func network(ctx context.Context, cfg Config, l cgroup.Layout, group string, gro
 }
 
 func newTrial(cfg Config) (*trial, error) {
-	fd, err := newNetNS()
-	if err != nil {
+	t := &trial{cfg: cfg}
+	var err error
+	if t.ns, err = netdev.New(); err != nil {
 		return nil, err
 	}
-	t := &trial{fd: fd, cfg: cfg}
-	// Not through cfg.Roots: the descriptor belongs to this process.
-	if t.ns, err = netdev.Open(fmt.Sprintf("/proc/self/fd/%d", int(fd))); err == nil {
-		err = t.ns.Do(func() (err error) {
-			t.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-			return err
-		})
-	}
+	err = t.ns.Do(func() (err error) {
+		t.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
 	if err != nil {
 		t.close()
 		return nil, err
 	}
 	return t, nil
-}
-
-// newNetNS makes a network namespace on a thread that is brought back afterwards,
-// or thrown away if that fails. It is never the first thread of the process: that
-// one cannot end, and /proc/self/ns describes it.
-func newNetNS() (netns.NsHandle, error) {
-	type result struct {
-		fd  netns.NsHandle
-		err error
-	}
-	done := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// While this goroutine holds it, the next one gets another thread.
-			fd, err := newNetNS()
-			runtime.UnlockOSThread()
-			done <- result{fd, err}
-			return
-		}
-		home, err := netns.Get()
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- result{netns.None(), fmt.Errorf("open own network namespace: %w", err)}
-			return
-		}
-		defer home.Close()
-		fd := netns.None()
-		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("make a network namespace: %w", err)
-		} else {
-			fd, err = netns.Get()
-		}
-		if netns.Set(home) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- result{fd, err}
-	}()
-	r := <-done
-	return r.fd, r.err
 }
 
 // close removes the pair at once, and the thread with it, and closes the
@@ -152,10 +106,7 @@ func (t *trial) close() {
 	if t.handle != nil {
 		t.handle.Close()
 	}
-	if t.ns != nil {
-		t.ns.Close()
-	}
-	t.fd.Close()
+	t.ns.Close()
 }
 
 func (t *trial) addVeth() error {

@@ -190,8 +190,7 @@ func (q queueLen) do(op string, fn func(netlink.Link) error) error {
 		}
 		return fn(l)
 	})
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+	if netdev.NoLink(err) {
 		err = errors.Join(journal.ErrGone, err)
 	}
 	if err != nil {

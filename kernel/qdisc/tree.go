@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -249,7 +248,7 @@ func (d *Device) plant(value string, now message) error {
 
 // bench makes a scratch device in a scratch namespace. done removes both.
 func bench(queues int) (d *Device, done func(), err error) {
-	ns, err := scratch()
+	ns, err := netdev.New()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -299,31 +298,6 @@ func rehearse(value string, queues int) error {
 		return errors.New("made again it is another")
 	}
 	return nil
-}
-
-// scratch makes a network namespace that lives as long as it is open.
-func scratch() (ns *netdev.NS, err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread must stay where it is; while it is locked the
-			// next goroutine gets another.
-			defer runtime.UnlockOSThread()
-			ns, err = scratch()
-			return
-		}
-		// Never unlocked: the thread ends with the goroutine.
-		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
-			ns, err = netdev.Open("/proc/thread-self/ns/net")
-		}
-	}()
-	<-done
-	if err != nil {
-		return nil, fmt.Errorf("make netns to try in: %w", err)
-	}
-	return ns, nil
 }
 
 // Supported finds out whether the kernel has a kind of qdisc, by making one on a

@@ -3,43 +3,45 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Charges each nanosecond of network softirq to the tenant that caused it, and
- * notes whose time it was (Iron, section 3.1).
+ * records whose time it took (Iron, section 3.1).
  *
- * A CPU is in one run at a time: from softirq_entry to softirq_exit, or one
- * poll of a NAPI thread. What happens in a run cuts it into intervals, each of
- * which is the work for one packet:
+ * A CPU is in one run at a time: a softirq from softirq_entry to softirq_exit, or
+ * one poll of a NAPI thread. Events cut a run into intervals. Each interval is the
+ * work for one packet:
  *
- *   netif_receive_skb   a packet begins. If its device is a tenant's, so is the
- *                       interval. Else the packet is open: nobody's yet.
- *   net_dev_start_xmit  towards a tenant's veth: what is open was for that
- *                       tenant, and it is that tenant's work from here on.
- *   sockets (sock.bpf.h) tell whose an open packet was that no veth tells.
- *   napi_poll           no packet any more.
+ *   netif_receive_skb   a packet begins. If its device belongs to a tenant, the
+ *                       interval does, too. Otherwise the packet is open: its
+ *                       owner is not known yet.
+ *   net_dev_start_xmit  to a tenant's veth: the open packet belongs to that
+ *                       tenant, and so does the work from here on.
+ *   sockets             identify the owner where no veth does (sock.bpf.h).
+ *   napi_poll           the last packet ends.
  *
- * The interrupt out of which a run comes is a part of it if it is a timer's (HTB
- * and TCP set one for each packet that has to wait) or another CPU's call (by which
- * RPS hands packets over): on a virtual machine it takes as long as the packet,
- * mostly where no event is (fl_around, fl_around_call).
+ * A run includes the interrupt that raised its softirq if that is a timer interrupt
+ * (HTB and TCP set a timer for each packet that has to wait) or a function call
+ * from another CPU (RPS hands packets over by it). On a virtual machine the
+ * interrupt takes as long as the packet, and most of that time is outside of all
+ * tracepoints (fl_around, fl_around_call).
  *
- * An open packet that nothing tells of is the system's; but not in a namespace that
- * user space does not know, as a container may have made it to have others pay, or
- * to be given credit: see sends() and leave_open(). Time that lies between
- * packets (driver, GRO, softirq entry and exit, all of a NET_TX run, and of one
- * in which a timer sends) goes into a pot, which is shared evenly over the packets of the run at its end.
+ * The system pays for an open packet whose owner stays unknown. A namespace that
+ * user space does not know is an exception, because a container may have made it to
+ * make others pay, or to get credit: see sends() and leave_open(). The time between
+ * packets goes into a pot: driver, GRO, softirq entry and exit, and all of a NET_TX
+ * run or a run in which a timer sends. At the end of the run its packets share the
+ * pot evenly.
  *
- * Of the runs of a busy CPU only some are looked at: sample.bpf.h.
+ * On a busy CPU the programs sample runs: sample.bpf.h.
  *
- * Everything is kept in a table per CPU of few entries, one for each pair of
- * victim and culprit and each class of packets, and goes from there into the
- * maps that user space reads when the table is full or old. No map is touched
- * per packet but that table.
+ * Each CPU has a small table, with an entry for each victim, culprit and class of
+ * packets. The programs touch no other map per packet. They add the table to the
+ * maps that user space reads when it is full or old.
  *
- * What a program drops by XDP no event shows. It calls fl_taken, which takes it
- * for a packet that begins.
+ * No tracepoint shows a packet that an XDP program drops. That program calls
+ * fl_taken, for which a packet begins.
  *
- * Hooks and cost: README.md. Who reads the maps: account.go. Full maps: fl_thefts:
- * counted in lost; charges go on; those of identity.h: see there. The programs no
- * longer run once the agent has ended.
+ * Hooks and cost: README.md. Reader of the maps: account.go. When fl_thefts is full,
+ * lost counts the charges without a theft, and charging continues. For the maps of
+ * identity.h see there. The programs end with the agent.
  */
 
 #include "charges.h"
@@ -67,24 +69,24 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #include "run.bpf.h"
 #include "packet.bpf.h"
 
-/* Whose the copies of fl_stamp and fl_reached are; set before they are loaded. */
+/* The owner of a copy of fl_stamp or fl_reached; set before it is loaded. */
 const volatile __u32 fl_slot;
 
-/* Whether a copy of fl_taken takes packets of several fragments; likewise. */
+/* Whether a copy of fl_taken accepts packets of several fragments; likewise. */
 const volatile __u8 fl_frags;
 
 #include "sock.bpf.h"
 
 /*
- * ns that a timer's interrupt takes beyond its handler, where no event is:
- * measured, and told by user space (around.go). 0: not known.
+ * The time in ns that a timer interrupt takes outside of its handler, where there is
+ * no tracepoint. User space measures it (around.go). 0: not known.
  */
 __u64 fl_around;
-__u64 fl_around_call; /* the same of another CPU's call */
+__u64 fl_around_call; /* the same for a function call from another CPU */
 
 /*
- * An interrupt's softirqs begin right after it, before anything else can run.
- * What begins later has another cause.
+ * The softirqs that an interrupt raises begin right after it, before anything else
+ * can run. A softirq that begins later has another cause.
  */
 #define FOLLOWS_NS 2000
 
@@ -100,11 +102,11 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	if (!c)
 		return 0; /* cannot be: one entry, index 0 */
 	if (c->run)
-		end(c, c->last); /* a thread's, see left() */
+		end(c, c->last); /* the run of a thread, see left() */
 	now = bpf_ktime_get_ns();
 	/*
-	 * Of a poll that was not looked at, what GRO held back goes up after
-	 * napi_poll, so that nothing has ended it.
+	 * After a poll that was not sampled, GRO passes on the packets that it held
+	 * back. That happens after napi_poll, so no event ended the run.
 	 */
 	if (c->skip)
 		pass(c, now);
@@ -112,14 +114,14 @@ int BPF_PROG(fl_enter, unsigned int vec)
 	if (c->irq_end && now - c->irq_end < FOLLOWS_NS) {
 		now = c->irq - (c->call ? fl_around_call : fl_around);
 		if ((__s64)(now - c->last) < 0)
-			now = c->last; /* until then it was the run before that */
+			now = c->last; /* the time before belongs to the last run */
 	}
 	c->irq_end = 0;
 	if (!sampled(c)) {
 		c->skip = vec;
 		c->skip_at = now;
 		c->network = 0;
-		return 0; /* another run counts for it */
+		return 0; /* not sampled: another run stands for it */
 	}
 	begin(c, vec, now);
 	return 0;
@@ -132,7 +134,7 @@ static __always_inline int interrupt_enter(__u64 call)
 	if (!c)
 		return 0; /* cannot be */
 	c->irq_end = 0;
-	/* Within a run it is a part of that anyway, looked at or not. */
+	/* Within a run it is a part of that run already, sampled or not. */
 	c->irq = (c->run && !left(c)) || c->skip ? 0 : bpf_ktime_get_ns();
 	c->call = call;
 	return 0;
@@ -143,12 +145,12 @@ static __always_inline int interrupt_exit(void)
 	struct cpu *c = this_cpu();
 
 	if (!c || !c->irq)
-		return 0; /* a part of a run; or we were not attached when it began */
+		return 0; /* a part of a run, or it began before we were attached */
 	c->irq_end = bpf_ktime_get_ns();
 	return 0;
 }
 
-/* These are attached where the architecture has such events. */
+/* User space attaches these where the architecture has the tracepoints. */
 SEC("tp_btf/local_timer_entry")
 int BPF_PROG(fl_timer, int vector)
 {
@@ -184,10 +186,10 @@ int BPF_PROG(fl_exit, unsigned int vec)
 	if (!c)
 		return 0; /* cannot be */
 	if (c->skip) {
-		c->last = bpf_ktime_get_ns(); /* how far back the next may begin, too */
+		c->last = bpf_ktime_get_ns(); /* the next run begins no earlier */
 		pass(c, c->last);
 		c->skip = 0;
-		return 0; /* another run counts for it */
+		return 0; /* not sampled: another run stands for it */
 	}
 	if (c->run != vec)
 		return 0; /* it began before we were attached */
@@ -205,10 +207,10 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 		return 0; /* cannot be */
 	if (c->skip) {
 		c->network = 1;
-		return 0; /* another run counts for it */
+		return 0; /* not sampled: another run stands for it */
 	}
 	if (unseen(c))
-		return 0; /* no run, or another one counts for it */
+		return 0; /* in no run, or in one that is not sampled */
 	dev = device(c, skb->dev);
 	slot = dev & SLOT;
 	if (!slot && further(c, skb))
@@ -218,12 +220,12 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 		__u32 class = dev & HOST_END ? SEND : RECEIVE;
 
 		if (c->kind == KIND_THREAD && !c->victim && class == RECEIVE && !(dev & NESTED))
-			c->victim = slot; /* a thread that polls a tenant's own device */
+			c->victim = slot; /* the thread polls a device of the tenant */
 		use(c, slot, class | protocol(skb), 1, skb->len);
 		share(c);
 		return 0;
 	}
-	/* On its way through the host after a tenant sent it: see fl_stamp. */
+	/* The host forwards a packet that a tenant sent: see fl_stamp. */
 	slot = dev & HOST_SIDE ? stamped(skb) : 0;
 	if (slot) {
 		use(c, slot, SEND | protocol(skb), 0, 0);
@@ -243,7 +245,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		return 0; /* cannot be */
 	if (c->skip) {
 		c->network = 1;
-		return 0; /* another run counts for it */
+		return 0; /* not sampled: another run stands for it */
 	}
 	if (left(c))
 		end(c, c->last);
@@ -260,23 +262,23 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 	c->network = 1;
 	c->events += c->weight;
 	if (!slot) {
-		/* A device in a namespace of nobody's tells nothing. */
+		/* A device in a namespace without a tenant identifies no owner. */
 		if (!(dev & HOST_SIDE) && c->cur != POT)
 			return 0;
 		if (c->cur == OPEN && defers(to, dev)) {
 			c->to_ifb = 1;
 			defer(c);
-			return 0; /* it comes again, from a tasklet */
+			return 0; /* the IFB's tasklet receives it again */
 		}
 		class = SEND;
-		/* What is written there in a nested one, nothing has overwritten. */
+		/* In a nested namespace a container may have written the stamp. */
 		slot = dev & NESTED ? 0 : stamped(skb);
 		if (!slot && c->cur >= ENTRIES) {
-			/* Once an owner is known only a stamp overrules it. */
+			/* Only a stamp overrules an owner that is known already. */
 			slot = of_socket(c, skb->sk);
 			packets = slot != 0;
 			if (c->cur == OPEN)
-				class = RECEIVE; /* it answers what is open */
+				class = RECEIVE; /* the socket answers the open packet */
 		}
 		if (!slot && c->cur != POT)
 			return 0;
@@ -290,10 +292,10 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 	}
 	if (c->cur == POT && !slot && defers(to, dev)) {
 		defer(c);
-		return 0; /* out of the IFB's own queue */
+		return 0; /* it waited in the IFB's own queue */
 	}
 	if (c->cur == POT) {
-		/* NET_TX and the like: the run is split over what it sends. */
+		/* NET_TX and the like: the packets that the run sends share it. */
 		struct entry *e = entry(c, slot, class | protocol_sent(skb));
 
 		e->packets += packets * c->weight;
@@ -328,12 +330,12 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 	if (left(c))
 		end(c, c->last);
 	if (!c->run)
-		return 0; /* not looked at, or brought nothing, or made by a task */
+		return 0; /* not sampled, or no packet, or polled by a task */
 	if (napi->dev && work)
-		c->steered = 1; /* unless something was received */
+		c->steered = 1; /* counts only if this run receives nothing */
 	/*
-	 * While all packets of the run are one owner's, the pot is its, too: then
-	 * the clock, which costs most of all, is left alone.
+	 * While all packets of the run have one owner, the pot belongs to it, too.
+	 * Then there is no need to read the clock, which costs most of all.
 	 */
 	if (c->cur < ENTRIES && c->run != RUN_THREAD && !c->in_ring &&
 	    c->entries[c->cur & (ENTRIES - 1)].shares == c->shares)
@@ -348,9 +350,9 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 }
 
 /*
- * Run by user space on each CPU before it reads, so that nothing waits in a
- * table. It comes in an interrupt: if that has interrupted a run, the table is
- * the run's, and goes into the maps soon enough.
+ * User space runs this on each CPU before it reads, so that no table holds anything
+ * back. It runs in an interrupt. If that has interrupted a run, the run owns the
+ * table, and adds it to the maps soon.
  */
 SEC("raw_tp/softirq_exit")
 int fl_flush(void *ctx)
@@ -365,21 +367,21 @@ int fl_flush(void *ctx)
 }
 
 /*
- * What a tenant sends carries its slot from the host's end of the veth on:
- * tc_index is kept by bridges, routing, NAT and tunnels, and is no one else's
- * on the way. Whatever the tenant has written there itself is overwritten.
+ * Each packet that a tenant sends carries its slot from the host end of the veth on.
+ * Bridges, routing, NAT and tunnels keep tc_index, and nothing else on the way uses
+ * it. The program overwrites what the tenant itself wrote there.
  */
 SEC("tc")
 int fl_stamp(struct __sk_buff *skb)
 {
 	skb->tc_index = fl_slot;
-	return TCX_NEXT; /* let the others see it */
+	return TCX_NEXT; /* the other programs run, too */
 }
 
 /*
- * Called by the program that drops packets by XDP at an uplink, once fl_dropped
- * says on whose account: no event shows that there was a packet. It is like one
- * that is received on a device of the tenant's.
+ * The program that drops packets by XDP at an uplink calls this, after it has
+ * written the tenant's slot into fl_dropped. No tracepoint shows such a packet. It
+ * counts like one that a device of the tenant receives.
  */
 SEC("xdp.frags")
 int fl_taken(struct xdp_md *ctx)
@@ -391,11 +393,11 @@ int fl_taken(struct xdp_md *ctx)
 	struct cpu *c = this_cpu();
 
 	if (!c || c->skip || unseen(c))
-		return XDP_DROP; /* another run counts for it */
-	/* Behind a VLAN tag it stays OTHER. What is behind the end is our own memory. */
+		return XDP_DROP; /* in no run, or in one that is not sampled */
+	/* A packet with a VLAN tag stays OTHER. */
 	if (data + sizeof(*eth) + sizeof(struct iphdr) <= end)
 		class = protocol_at(data + sizeof(*eth), eth->h_proto);
-	if (fl_frags) /* 5.18, as its helper; before, data is all of it */
+	if (fl_frags) /* since 5.18, as the helper; before, data is the whole packet */
 		bytes = bpf_xdp_get_buff_len(ctx);
 	comes(c);
 	use(c, slot, RECEIVE | class, 1, bytes);

@@ -1,12 +1,11 @@
 // Package account charges every nanosecond of network softirq to the container
-// that caused it, and notes whose time was taken (Iron, NSDI 2018, section
-// 3.1). account.bpf.c does the work inside the softirq; this part tells it who
-// is who, and reads it.
+// that caused it, and records whose time it took (Iron, NSDI 2018, section 3.1).
+// account.bpf.c does the work inside the softirq. The Go part tells it which
+// packets belong to which container, and reads the results.
 //
-// It measures and has no effect on scheduling or on packets: what follows from
-// the numbers is package ledger's and netcpu's business. Package agent or
-// netcpu opens one Meter per host. LIMITS.md says what is exact and what is
-// not.
+// The package only measures. It affects neither scheduling nor packets; packages
+// ledger and netcpu act on the numbers. Package netcpu opens one Meter per host.
+// LIMITS.md says which numbers are exact.
 package account
 
 import (
@@ -15,16 +14,15 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// System is the account of what nobody can be charged for: packets for the
-// host itself, ARP, what arrives for no one.
+// System is the account of packets that belong to no container: packets for the
+// host itself, ARP, packets without a recipient.
 const System = container.ID(0)
 
 // Protocol is a class of packets with a cost of its own.
 type Protocol int
 
-// Encapsulated packets are those that a tunnel of the host brought, for the
-// work up to where they are unpacked; what is inside counts once more, by its
-// own protocol.
+// Encapsulated packets came through a tunnel of the host. The class covers the work
+// up to decapsulation. The inner packet counts once more, under its own protocol.
 const (
 	UDP Protocol = iota
 	TCP
@@ -45,8 +43,8 @@ func (p Protocol) String() string {
 	return "other"
 }
 
-// Work is what packets of one kind have cost. A packet is one that the stack
-// handles as one, however many the wire had of it.
+// Work is the cost of packets of one kind. A packet is what the stack handles as one
+// unit, however many frames it was on the wire.
 type Work struct {
 	CPU     time.Duration
 	Packets uint64
@@ -57,15 +55,13 @@ type Work struct {
 type Account struct {
 	Container     container.ID
 	Receive, Send [Protocols]Work
-	// Own is the part of Receive and Send that ran in the container's own
-	// tasks' time, or in NAPI threads that poll its own devices or are in its
-	// cgroup.
+	// Own is the part of Receive and Send that ran in the time of the container's own
+	// tasks, in NAPI threads that poll its devices, or in threads in its cgroup.
 	Own time.Duration
-	// Took is the part of them that ran in others' tasks' time or ksoftirqd's.
+	// Took is the part of them that ran in the time of other tasks or of ksoftirqd.
 	Took time.Duration
-	// Robbed is the time of the container's tasks in which others' packets were
-	// handled. As Took it is exact where Thefts, of which there may be too many,
-	// are not.
+	// Robbed is the time of the container's tasks that went into the packets of
+	// others. Took and Robbed are exact even when the table of Thefts is full.
 	Robbed time.Duration
 }
 
@@ -86,13 +82,13 @@ func (a Account) SendCPU() (sum time.Duration) {
 	return sum
 }
 
-// PartyKind says in what the time was that a packet took.
+// PartyKind says what kind of context lost the time that a packet took.
 type PartyKind int
 
 const (
 	Task      PartyKind = iota // of a container, or of the host (Container 0)
 	Ksoftirqd                  // the kernel's thread for softirqs
-	Idle                       // nobody wanted the CPU
+	Idle                       // the CPU was idle
 	NAPI                       // a thread that polls a device
 )
 
@@ -108,9 +104,9 @@ func (k PartyKind) String() string {
 	return "napi"
 }
 
-// Party is whose time was taken.
+// Party is the victim of a Theft.
 type Party struct {
-	Container container.ID // 0: nobody's that is watched
+	Container container.ID // 0: no watched container
 	Kind      PartyKind
 }
 
@@ -125,22 +121,22 @@ type Theft struct {
 // are sums since Open.
 type Reading struct {
 	Taken time.Time
-	// Softirq is the time from softirq_entry to softirq_exit of NET_RX, NET_TX,
-	// and of TASKLET, TIMER and HRTIMER where those did network work, with the
-	// timer's interrupt that brought it and what that takes beyond its handler,
-	// as measured once in a while. It is added up from the same intervals as the
-	// charges: that Accounts come to it says that nothing is lost or charged twice,
-	// not that it is right, nor of the right one.
+	// Softirq is the time from softirq_entry to softirq_exit of NET_RX and NET_TX,
+	// and of TASKLET, TIMER and HRTIMER when those did network work. It includes the
+	// timer interrupt that raised the softirq, with the overhead around its handler
+	// (see measureAround). It is the sum of the same intervals as the charges. If
+	// Accounts add up to it, no interval is lost or charged twice. That does not show
+	// that an interval has the right length or was charged to the right account.
 	Softirq time.Duration
 	Thread  time.Duration // polls of NAPI threads
-	// Accounts has one for each tenant, one for System, and one for each
+	// Accounts has one entry for each tenant, one for System, and one for each
 	// tenant that was forgotten since the last Read.
 	Accounts []Account
 	// ByCPU is the sum of Receive and Send of each account, by the number of the CPU.
 	ByCPU  map[container.ID][]time.Duration
-	Thefts []Theft // of Read; Accounts leaves them out
-	// Gone is what the accounts had that are in Accounts no longer: Softirq and
-	// Thread are the sum of Accounts and Gone.
+	Thefts []Theft // set by Read; Meter.Accounts leaves it out
+	// Gone is the sum of the accounts that are no longer in Accounts. Softirq and
+	// Thread together equal Accounts and Gone together.
 	Gone time.Duration
-	Lost uint64 // charges whose victim a full table could not note
+	Lost uint64 // charges without a Theft, because the table was full
 }

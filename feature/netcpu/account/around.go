@@ -13,30 +13,30 @@ import (
 )
 
 const (
-	// aroundEvery is how often it is measured anew: a virtual machine may have
-	// moved to another host meanwhile.
+	// aroundEvery is the time between two measurements. A virtual machine may move
+	// to another host meanwhile.
 	aroundEvery = 10 * time.Minute
 
-	aroundCount = 48                     // interrupts that are to be found,
-	aroundTries = 4 * aroundCount        // of so many that are caused at most,
-	aroundNone  = 24                     // and no more after so many of which none was,
-	aroundSet   = 150 * time.Microsecond // after so long each; it is back from the call by then
-	aroundWait  = 2 * time.Millisecond   // and is looked for so long
-	aroundLeast = aroundCount / 4        // fewer tell nothing
-	aroundMost  = 100 * time.Microsecond // what is more was something else
+	aroundCount = 48                     // interrupts that a measurement needs
+	aroundTries = 4 * aroundCount        // interrupts that it causes at most
+	aroundNone  = 24                     // tries without any result after which it gives up
+	aroundSet   = 150 * time.Microsecond // delay of each interrupt: the call that sets it has returned by then
+	aroundWait  = 2 * time.Millisecond   // how long it waits for each interrupt
+	aroundLeast = aroundCount / 4        // fewer results do not count
+	aroundMost  = 100 * time.Microsecond // a longer overhead has another cause
 
-	notable = 3 // times the shortest is a gap in which something happened
+	notable = 3 // a gap of so many times the shortest one contains an interrupt
 )
 
-// gap is the time in which a loop did not run, of CLOCK_MONOTONIC.
+// gap is a time in which a loop did not run, in ns of CLOCK_MONOTONIC.
 type gap struct{ from, to uint64 }
 
-// measureAround tells what an interrupt takes beyond its handler, before and after
-// it: the processor and, mostly, the hypervisor. No event shows that to programs,
-// but a loop that reads the clock does not run meanwhile. call asks for those by
-// which another CPU calls, else it is a timer's. It takes some 10 ms of a CPU, for
-// calls of two, and gives up after 50 at most in which none was seen. 0 if too few
-// were.
+// measureAround measures the time that an interrupt takes before and after its
+// handler, in the processor and, mostly, in the hypervisor. No tracepoint shows that
+// time to BPF programs. But a loop that reads the clock does not run meanwhile. With
+// call it measures function call interrupts from another CPU, otherwise timer
+// interrupts. It takes some 10 ms of one CPU, or of two for calls, and up to 50 ms if
+// it sees no interrupt. It returns 0 if it sees too few.
 func (m *Meter) measureAround(call bool) (time.Duration, error) {
 	type result struct {
 		found []uint64
@@ -56,12 +56,12 @@ func (m *Meter) measureAround(call bool) (time.Duration, error) {
 		return 0, nil
 	}
 	slices.Sort(r.found)
-	// Whatever disturbs it only adds.
+	// Disturbances only make a result longer.
 	return min(time.Duration(r.found[len(r.found)/4]), aroundMost), nil
 }
 
-// calibrate has the programs charge what lies around interrupts. What they charged
-// before stays if nothing was found.
+// calibrate measures the overhead of interrupts and makes the programs charge it. A
+// measurement without a result leaves the value of the last one.
 func (m *Meter) calibrate() error {
 	var errs []error
 	for _, of := range []struct {
@@ -77,19 +77,19 @@ func (m *Meter) calibrate() error {
 	return errors.Join(errs...)
 }
 
-// recalibrate does so again once in a while, beside what else goes on. The caller
-// holds mu.
+// recalibrate repeats calibrate every aroundEvery, in the background. The caller holds
+// mu.
 func (m *Meter) recalibrate() {
 	if !m.timed || time.Since(m.calibrated) < aroundEvery {
 		return
 	}
 	m.calibrated = time.Now()
-	// It has worked before; if it does not now, the last result is good enough.
+	// If it fails, the last result is good enough.
 	m.calibrating.Go(func() { m.calibrate() })
 }
 
-// interruptsAround causes interrupts, one after the other, and gives what it found
-// around the handlers of those that the programs have seen.
+// interruptsAround causes interrupts, one after the other, and returns the overhead
+// around the handlers of those that the programs saw.
 func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	cpu, other, err := stay()
 	if err != nil {
@@ -101,10 +101,10 @@ func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	case !call:
 		cause, stop, err = timer()
 	case other < 0:
-		return nil, nil // nobody is there to call
+		return nil, nil // there is no other CPU
 	default:
 		if cause, stop = caller(other); cause == nil {
-			return nil, nil // it may not
+			return nil, nil // the kernel refuses membarrier
 		}
 	}
 	if err != nil {
@@ -114,7 +114,7 @@ func (m *Meter) interruptsAround(call bool) ([]uint64, error) {
 	return m.watchInterrupts(cpu, call, cause)
 }
 
-// watchInterrupts is interruptsAround for what cause brings about on this CPU.
+// watchInterrupts is interruptsAround for the interrupts that cause causes on this CPU.
 func (m *Meter) watchInterrupts(cpu int, call bool, cause func() error) (found []uint64, err error) {
 	var want uint64
 	if call {
@@ -145,7 +145,7 @@ func (m *Meter) watchInterrupts(cpu int, call bool, cause func() error) (found [
 	return found, nil
 }
 
-// timer has one expire aroundSet after each cause, on this CPU.
+// timer makes a timer that expires on this CPU, aroundSet after each call of cause.
 func timer() (cause func() error, stop func(), err error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err != nil {
@@ -160,16 +160,16 @@ func timer() (cause func() error, stop func(), err error) {
 	}, func() { unix.Close(fd) }, nil
 }
 
-// The commands of membarrier(2): a barrier on all CPUs on which this program runs,
-// for which the kernel calls them. Several it calls by another vector, of which
-// there is no event here: then nothing is found.
+// The commands of membarrier(2). The kernel sends a function call interrupt to each
+// other CPU on which this program runs. To several CPUs it sends another vector, for
+// which there is no tracepoint here; the measurement then finds nothing.
 const (
 	membarrierExpedited = 1 << 3
 	membarrierRegister  = 1 << 4
 )
 
-// caller has another CPU call this one aroundSet after each cause. cause is nil
-// where that is not allowed.
+// caller makes another CPU send a function call interrupt to this one, aroundSet after
+// each call of cause. cause is nil where the kernel refuses that.
 func caller(cpu int) (cause func() error, stop func()) {
 	for _, command := range []uintptr{membarrierRegister, membarrierExpedited} {
 		if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, command, 0, 0); errno != 0 {
@@ -183,7 +183,7 @@ func caller(cpu int) (cause func() error, stop func()) {
 		var one unix.CPUSet
 		one.Set(cpu)
 		if unix.SchedSetaffinity(0, &one) != nil {
-			return // it has gone offline: nothing is found
+			return // the CPU went offline: the measurement finds nothing
 		}
 		wait := unix.NsecToTimespec(int64(aroundSet))
 		for range asked {
@@ -194,14 +194,14 @@ func caller(cpu int) (cause func() error, stop func()) {
 	return func() error {
 		select {
 		case asked <- struct{}{}:
-		default: // it is late
+		default: // the last call is still due
 		}
 		return nil
 	}, func() { close(asked); <-ended }
 }
 
-// stay keeps the thread on one of its CPUs, and tells which, and another, -1 if
-// there is none.
+// stay pins the thread to one of its CPUs. It returns that CPU and another one, or -1
+// if there is no other.
 func stay() (cpu, other int, err error) {
 	var may unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &may); err != nil {
@@ -224,8 +224,8 @@ func stay() (cpu, other int, err error) {
 	return cpu, other, nil
 }
 
-// watchClock reads the clock until the timer should have come and something has
-// happened. It gives the notable gaps between two readings, and the shortest.
+// watchClock reads the clock until there is a notable gap after the timer was due. It
+// returns the notable gaps between two readings, and the shortest gap.
 func watchClock() (gaps []gap, usual uint64, err error) {
 	begin, err := clock()
 	if err != nil {
@@ -249,7 +249,7 @@ func watchClock() (gaps []gap, usual uint64, err error) {
 	return gaps, usual, nil
 }
 
-// clock is what programs have as bpf_ktime_get_ns.
+// clock reads the clock of bpf_ktime_get_ns.
 func clock() (uint64, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

@@ -17,13 +17,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// attach brings the programs at the host's ends of a tenant's veths, and at its
-// sockets, to what was told.
+// attach attaches the programs that a tenant needs, at the host ends of its veths and
+// at its sockets, and detaches the others.
 func (m *Meter) attach(t *tenant) error {
 	var errs []error
 	stamped := make(map[ends.Device]bool)
 	for _, d := range t.told.Devices {
-		// What another has is stamped by that one.
+		// The account that owns a shared device stamps its packets.
 		if !d.HostEnd || m.cfg.Ends == nil || uint32(m.cfg.Identity.AccountAt(d.Netns, d.Ifindex)) != t.slot {
 			continue
 		}
@@ -38,7 +38,7 @@ func (m *Meter) attach(t *tenant) error {
 		}
 	}
 	errs = append(errs, t.stamps.Drop(func(d ends.Device, _ bool, _ string) bool { return !stamped[d] }))
-	// Nobody else's packets may carry the slot of one that does not stamp.
+	// A packet counts by its stamp only if the account stamps packets.
 	errs = append(errs, m.maps.FlUsed.Put(t.slot, uint32(min(t.stamps.Len(), 1))))
 	if need := bySocket(t.told); need != (t.socket != nil) {
 		errs = append(errs, m.watchSockets(t, need))
@@ -46,8 +46,8 @@ func (m *Meter) attach(t *tenant) error {
 	return errors.Join(errs...)
 }
 
-// attachAll is attach for every tenant that shares a device with one that has
-// changed, and so may have got it, or lost it.
+// attachAll calls attach for every tenant that shares a device with a changed tenant:
+// the owner of the device may be another one now.
 func (m *Meter) attachAll(changed ...identity.Member) error {
 	var errs []error
 	for _, t := range m.slots {
@@ -61,13 +61,13 @@ func (m *Meter) attachAll(changed ...identity.Member) error {
 	return errors.Join(errs...)
 }
 
-// share says whether two tenants name the same device.
+// share reports whether two tenants have a device in common.
 func share(a, b identity.Member) bool {
 	return slices.ContainsFunc(a.Devices, func(d identity.Device) bool { return slices.Contains(b.Devices, d) })
 }
 
-// bySocket says whether nothing but sockets tells some of a tenant's packets:
-// no veth leads to it.
+// bySocket reports whether only the socket identifies some of a tenant's packets,
+// because they do not pass a veth.
 func bySocket(t identity.Member) bool {
 	for _, d := range t.Devices {
 		if d.HostEnd {
@@ -77,7 +77,7 @@ func bySocket(t identity.Member) bool {
 	return t.HostNetwork || len(t.Devices) > 0
 }
 
-// watchSockets puts the program at the sockets of a tenant, or takes it away.
+// watchSockets attaches the program to the sockets of a tenant, or detaches it.
 func (m *Meter) watchSockets(t *tenant, need bool) error {
 	if !need {
 		err := t.socket.Close()
@@ -103,8 +103,8 @@ func (m *Meter) watchSockets(t *tenant, need bool) error {
 	return nil
 }
 
-// openCgroup opens a container's cgroup v2 directory by its id, which is the
-// file handle that the kernel gives it.
+// openCgroup opens a container's cgroup v2 directory by its id, which is also its file
+// handle.
 func (m *Meter) openCgroup(id container.ID) (*os.File, error) {
 	layout, err := cgroup.Detect(m.cfg.Proc, m.cfg.Cgroup)
 	if err != nil {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whose a device is: what identity.h says, and what each CPU keeps of it. */
+/* The owner of a device: from identity.h, with a cache on each CPU. */
 
 static __always_inline __u32 of_cgroup(__u64 id)
 {
@@ -17,7 +17,7 @@ __noinline __u32 device_of(struct cpu *c, __u32 netns, __u32 ifindex)
 	o = fl_of_device(netns, ifindex);
 	value = o.account | o.flags << 16;
 	if (!value || value & NESTED)
-		return value; /* not kept: no epoch ends it */
+		return value; /* not cached: no epoch invalidates it */
 	s = &c->seen[(netns ^ ifindex) & (SEEN - 1)];
 	s->netns = netns;
 	s->ifindex = ifindex;

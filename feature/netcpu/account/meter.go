@@ -29,20 +29,20 @@ var (
 // Config is what Open needs.
 type Config struct {
 	Proc   string // the root of proc; "" is /proc
-	Cgroup string // above all hierarchies; "" is where they are on any host
+	Cgroup string // the directory above all cgroup hierarchies; "" is the usual one
 
-	// Identity is told of the tenants. nil: one of the Meter's own.
+	// Identity learns of the tenants. If nil, the Meter opens one of its own.
 	Identity *identity.Identity
-	// Ends are where packets are stamped with the slot of who sent them, on
-	// behalf of Owner. nil: none are stamped, so that packets which a queue of
-	// the host delays are charged by socket, or to nobody.
+	// Ends attaches the programs that stamp each packet with its sender's slot, on
+	// behalf of Owner. If nil, packets are not stamped: packets that a queue of the
+	// host delays are charged by their socket, or to System.
 	Ends  *ends.Ends
 	Owner journal.Owner
 
-	exact bool // no sampling: what it is held against
+	exact bool // never sample, for tests that compare with it
 }
 
-// Meter keeps the accounts. Its methods may be called from several goroutines.
+// Meter keeps the accounts. It is safe for concurrent use.
 type Meter struct {
 	cfg        Config
 	object     *bpf.Object
@@ -51,7 +51,7 @@ type Meter struct {
 	around     *ebpf.Variable // fl_around
 	aroundCall *ebpf.Variable // fl_around_call
 	links      bpf.Links
-	own        *identity.Identity // nil unless it is the Meter's own
+	own        *identity.Identity // set if the Meter opened it, and so closes it
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
@@ -59,31 +59,31 @@ type Meter struct {
 	gone    time.Duration
 	closed  bool
 
-	timed       bool      // interrupts are seen
-	calibrated  time.Time // when it was last begun to measure what is around them
+	timed       bool      // the programs see interrupts
+	calibrated  time.Time // the start of the last calibration
 	calibrating sync.WaitGroup
 }
 
-// tenant is one account: a place in the per-CPU tables, of which there are few. Its
-// slot is no identity.Slot: those are for network tenants, of which several containers
-// may be one, while each container has an account of its own; there are 64 times as
-// many of them as places here; and they are free again after a time, not once a reading
-// has shown that no CPU holds charges any more.
+// tenant is one account: a slot in the per-CPU tables. It is not an identity.Slot.
+// Several containers may share a network tenant and its identity.Slot, but each
+// container has an account of its own. There are 64 times as many identity.Slots. And
+// those become free after a time, while an account's slot becomes free when a reading
+// shows that no CPU holds charges for it.
 type tenant struct {
 	told  identity.Member
 	slot  uint32
 	state tenantState
 
 	stamps ends.Set  // fl_stamp
-	socket link.Link // where nothing else tells some of its packets
+	socket link.Link // set if only the socket identifies some of its packets
 }
 
-// teller is by whom identity is told.
+// teller names the Meter to Identity.
 const teller = "accounts"
 
-// tenantState is the life of a slot. A forgotten tenant is reported once more;
-// its slot is used again only a Read later, when no CPU can still hold charges
-// for it.
+// tenantState is the life of a slot. The next Read reports a forgotten tenant once
+// more. The Read after that frees its slot, because no CPU can hold charges for it by
+// then.
 type tenantState int
 
 const (
@@ -92,9 +92,8 @@ const (
 	reported
 )
 
-// Open loads and attaches the programs. The accounts are empty then, and all
-// is the system's until Watch. The error says what the kernel lacks; it matches
-// ErrRealtime on a PREEMPT_RT kernel.
+// Open loads and attaches the programs. Until Watch they charge all packets to System.
+// The error says what the kernel lacks; it matches ErrRealtime on a PREEMPT_RT kernel.
 func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Proc == "" {
 		cfg.Proc = "/proc"
@@ -135,7 +134,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	}
 	m.maps, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Flush, objs.Around, objs.Call
 	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
-	// In this order, so that no CPU is in a run whose end is not seen.
+	// In this order, so that the programs see the end of every run whose start they saw.
 	if m.links, err = m.object.Attach(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
 		return nil, err
 	}
@@ -145,15 +144,15 @@ func Open(cfg Config) (_ *Meter, err error) {
 	if cfg.Ends == nil {
 		return m, nil
 	}
-	p, err := m.load("fl_stamp", 0) // whether the kernel takes it
+	p, err := m.load("fl_stamp", 0) // a trial: does the kernel accept it?
 	if err != nil {
 		return nil, err
 	}
 	return m, p.Close()
 }
 
-// interrupts attaches what counts the interrupts of timers and other CPUs' calls
-// in, where there are events of them: those of x86.
+// interrupts attaches the programs that charge timer and function call interrupts,
+// where the kernel has tracepoints for them (x86).
 func (m *Meter) interrupts() error {
 	links, err := m.object.Attach(accountProgFlTimed, accountProgFlTimer, accountProgFlCalled, accountProgFlCall)
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, btf.ErrNotFound) {
@@ -167,7 +166,7 @@ func (m *Meter) interrupts() error {
 	return m.calibrate()
 }
 
-// load loads one more program. slot is what fl_stamp writes.
+// load loads one more program. fl_stamp writes slot.
 func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 	return m.object.Program(name, bpf.Vars{accountVarFlSlot: slot})
 }
@@ -175,27 +174,27 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 // Maps says how full the maps are.
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
-// Charges is a map of slot to the time, in ns and signed, that the tenant's
-// packets took from others less what others' packets took from its tasks: what
-// the scheduler has charged it too little since Watch. Programs may add to
-// nothing in it. It belongs to the Meter.
+// Charges is a map from slot to a signed time in ns: the time that the tenant's packets
+// took from others, minus the time that the packets of others took from its tasks. The
+// scheduler has charged the tenant that much too little since Watch. Other programs may
+// only read it. It belongs to the Meter.
 func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 
-// Dropped is a map of one place for each CPU. A program that ends a packet before
-// any device tells whose it is writes the tenant's Slot there, and what the packet
-// has cost is charged to it. It belongs to the Meter.
+// Dropped is a map with one entry for each CPU. A program that drops a packet before a
+// device identifies its owner writes the owner's Slot there. The Meter then charges
+// the cost of the packet to that slot. The map belongs to the Meter.
 func (m *Meter) Dropped() *ebpf.Map { return m.maps.FlDropped }
 
-// Taker loads what a program calls by bpf_tail_call that drops a packet by XDP on a
-// tenant's account, after it has written the tenant's Slot into Dropped: what the
-// packet has cost is charged then, and it ends as XDP_DROP. frags says whether the
-// caller takes packets of several fragments (BPF_F_XDP_HAS_FRAGS), as the kernel
-// has both be alike. The program is the caller's to close.
+// Taker loads the program that an XDP program tail-calls to drop a packet. The caller
+// first writes the tenant's Slot into Dropped. Taker's program charges the cost of the
+// packet to it and returns XDP_DROP. frags says whether the caller accepts packets of
+// several fragments (BPF_F_XDP_HAS_FRAGS); the kernel requires the same of both. The
+// caller closes the program.
 func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
 	return m.object.Program(accountProgFlTaken, bpf.Vars{accountVarFlFrags: frags}, bpf.Frags(frags))
 }
 
-// Slot is a tenant's place in Charges, from Watch until Forget.
+// Slot returns a tenant's key in Charges, from Watch until Forget.
 func (m *Meter) Slot(id container.ID) (uint32, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -206,8 +205,8 @@ func (m *Meter) Slot(id container.ID) (uint32, bool) {
 	return t.slot, true
 }
 
-// Holder is whose the packets of a network namespace are, of several tenants
-// that are in it: see identity.Member. ok is false if they are nobody's.
+// Holder returns the tenant that is charged for the packets of a network namespace,
+// which several tenants may share: see identity.Member. ok is false if there is none.
 func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -218,10 +217,9 @@ func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 	return t.told.ID, true
 }
 
-// Watch begins to charge a container, or tells what has changed about it. What
-// was said of it before is replaced; its Account is the Meter's to say. The error matches ErrSlots if there is no
-// room; any other is of a part, a device that has gone say, and the rest is in
-// force.
+// Watch starts to charge a container, or replaces what an earlier Watch said about it.
+// The Meter sets the Account of told. The error matches ErrSlots if no slot is free.
+// After any other error, for example about a device that has gone, the rest is in force.
 func (m *Meter) Watch(told identity.Member) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -262,8 +260,8 @@ func (m *Meter) free() (uint32, error) {
 	return uint32(len(m.slots) - 1), nil
 }
 
-// reclaim is free once the slots of forgotten tenants are recycled, which two
-// Reads do: on a host where nobody looks at the accounts there are none.
+// reclaim recycles the slots of forgotten tenants and finds one. Recycling takes two
+// Reads, and there may be a host where nobody reads the accounts.
 func (m *Meter) reclaim() (uint32, error) {
 	for range 2 {
 		if _, err := m.read(false); err != nil {
@@ -273,8 +271,9 @@ func (m *Meter) reclaim() (uint32, error) {
 	return m.free()
 }
 
-// Forget ends the charging of a container. Its numbers are in the next Reading
-// once more, unless its slot is needed before, and then in Gone alone. One that is not watched is a success.
+// Forget ends the charging of a container. The next Reading contains its numbers once
+// more, unless another tenant needs its slot before. After that they are part of Gone.
+// Forget succeeds for a container that is not watched.
 func (m *Meter) Forget(id container.ID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -291,7 +290,7 @@ func (m *Meter) Forget(id container.ID) error {
 	return nil
 }
 
-// Close ends all accounting.
+// Close detaches the programs and ends all accounting.
 func (m *Meter) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whose a packet is, whose time it is, and what kind of packet. */
+/* The owner and the class of a packet, and the victim of a run. */
 
-/* The slot that fl_stamp has left in a packet. */
+/* The slot that fl_stamp wrote into a packet. */
 static __always_inline __u32 stamped(struct sk_buff *skb)
 {
 	__u32 slot = skb->tc_index, *used;
@@ -13,8 +13,8 @@ static __always_inline __u32 stamped(struct sk_buff *skb)
 }
 
 /*
- * The slot of a task. Its css_set stands for its cgroup: tasks of one cgroup
- * share it, and what is behind it need not be read for each run.
+ * The slot of a task. Tasks of one cgroup share a css_set, so the result is cached
+ * by that, and the cgroup need not be read for each run.
  */
 static __always_inline __u32 of_task(struct cpu *c, struct task_struct *t)
 {
@@ -41,10 +41,10 @@ static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
 	return of_cgroup(fl_cgroup_of_sock(sk));
 }
 
-/* Cgroups deeper than this below a tenant's are the tenant's none the less. */
+/* Levels of cgroups that are examined. A deeper cgroup still belongs to its tenant. */
 #define LEVELS 16
 
-/* The cgroup of the tenant that the current task is in, however far below. */
+/* The cgroup of the tenant that the current task belongs to. */
 __noinline __u64 tenant_of_task(void)
 {
 	__u64 id, tenant = 0;
@@ -61,10 +61,10 @@ __noinline __u64 tenant_of_task(void)
 }
 
 /*
- * A task sends. Where user space does not know the namespace, what is received
- * there is from here on its tenant's, on whichever CPU. What comes down from a
- * device above, as macvlan's does, was sent elsewhere, and what a kernel thread
- * sends (neighbour discovery) says nothing.
+ * A task sends a packet. If user space does not know the namespace, the packets that
+ * it receives from here on belong to the task's tenant, on any CPU. Two kinds of
+ * packets do not count: those from a device above, such as a macvlan, which were
+ * sent in another namespace, and those of a kernel thread (neighbour discovery).
  */
 static __always_inline void sends(struct cpu *c, struct sk_buff *skb, struct net_device *to)
 {
@@ -84,7 +84,7 @@ static __always_inline void sends(struct cpu *c, struct sk_buff *skb, struct net
 	if (known && known->cgroup == now.cgroup && known->epoch == now.epoch)
 		return;
 	now.tenant = tenant_of_task();
-	bpf_map_update_elem(&fl_nested, &netns, &now, BPF_ANY); /* or it stays unknown */
+	bpf_map_update_elem(&fl_nested, &netns, &now, BPF_ANY); /* if full, it stays unknown */
 }
 
 /* Whether the current task is a NAPI thread. */
@@ -97,8 +97,8 @@ static __always_inline int napi_thread(void)
 }
 
 /*
- * Whether a thread's run has been left without its end: GRO hands on what it
- * still has after the poll, and then the thread may sleep.
+ * Whether the run of a thread is over although no event ended it: after the poll GRO
+ * passes on the packets that it still holds, and then the thread may sleep.
  */
 static __always_inline int left(struct cpu *c)
 {
@@ -108,8 +108,8 @@ static __always_inline int left(struct cpu *c)
 }
 
 /*
- * Softirqs in which packets may be handled. Tasklets: TCP small queues, IFB.
- * Timers send what TCP paces (hrtimer) or sends again.
+ * The softirqs that may handle packets. Tasklets: TCP small queues, IFB. Timers: TCP
+ * pacing (hrtimer) and retransmission.
  */
 static __always_inline int may_be_network(unsigned int vec)
 {
@@ -138,7 +138,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->deferred = 0;
 	c->from_ifb = 0;
 	c->by_socket = 0;
-	c->events += 2 * c->weight; /* its begin and its end */
+	c->events += 2 * c->weight; /* its beginning and its end */
 	c->runs += c->weight;
 	if (c->epoch != fl_epoch) {
 		c->epoch = fl_epoch;
@@ -160,8 +160,8 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 }
 
 /*
- * Whether a packet that comes now is in no run, or in one that is not looked at: a
- * thread's run begins with its first packet.
+ * Whether the packet that begins now is in no run, or in one that is not sampled. The
+ * run of a thread begins with its first packet.
  */
 static __always_inline int unseen(struct cpu *c)
 {
@@ -172,7 +172,7 @@ static __always_inline int unseen(struct cpu *c)
 	if (c->run)
 		return 0;
 	if (!napi_thread())
-		return 1; /* a task's own work, as a write to a tun device is */
+		return 1; /* a task's own work, such as a write to a tun device */
 	if (sampled(c))
 		return 0;
 	t = (void *)bpf_get_current_task_btf();
@@ -183,7 +183,7 @@ static __always_inline int unseen(struct cpu *c)
 	return 1;
 }
 
-/* A packet comes: the interval of the one before it is over. */
+/* A packet begins: it ends the interval of the last one. */
 static __always_inline void comes(struct cpu *c)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -226,14 +226,14 @@ static __always_inline __u32 protocol_at(unsigned char *l3, __u16 protocol)
 	}
 	if (protocol != bpf_htons(ETH_P_IPV6) || bpf_probe_read_kernel(&p, 1, l3 + 6))
 		return OTHER;
-	/* Fragments and options of one header are looked behind, no further. */
+	/* Skip one header of fragmentation or options, and no more. */
 	if ((p == IPPROTO_FRAGMENT || p == IPPROTO_HOPOPTS || p == IPPROTO_DSTOPTS) &&
 	    bpf_probe_read_kernel(&p, 1, l3 + 40))
 		return OTHER;
 	return class_of(p);
 }
 
-/* On reception the data begins with the network header. */
+/* When a packet is received, data points to the network header. */
 static __always_inline __u32 protocol(struct sk_buff *skb)
 {
 	return protocol_at(skb->data, skb->protocol);
@@ -244,7 +244,7 @@ static __always_inline __u32 protocol_sent(struct sk_buff *skb)
 	return protocol_at(skb->head + skb->network_header, skb->protocol);
 }
 
-/* Whether the packet on reception carries another, for a tunnel of the host. */
+/* Whether a received packet encapsulates another, for a tunnel of the host. */
 static __always_inline int carries(struct sk_buff *skb, __u32 class)
 {
 	__u16 port = 0;
@@ -254,14 +254,14 @@ static __always_inline int carries(struct sk_buff *skb, __u32 class)
 		return 1;
 	if (class != UDP)
 		return 0;
-	/* Without IP options; what has them counts as the system's. */
+	/* Only without IP options; the system pays for a packet that has some. */
 	off = skb->protocol == bpf_htons(ETH_P_IP) ? 22 : 42;
 	bpf_probe_read_kernel(&port, sizeof(port), skb->data + off);
 	port = bpf_ntohs(port);
 	return fl_vxlan_port(port) || port == FL_PORT_GENEVE;
 }
 
-/* A device's kind, as rtnetlink(7) has it, of seven letters at most. */
+/* The kind of a device (rtnetlink(7)), at most seven letters. */
 #define KIND(a, b, c, d, e, f, g)                                                     \
 	((__u64)(a) | (__u64)(b) << 8 | (__u64)(c) << 16 | (__u64)(d) << 24 |         \
 	 (__u64)(e) << 32 | (__u64)(f) << 40 | (__u64)(g) << 48)
@@ -277,8 +277,8 @@ static __always_inline __u64 kind_of(struct net_device *dev)
 }
 
 /*
- * Whether a device puts packets off and has them come in once more where they came
- * in: an IFB of the host's. What containers make by that name is theirs.
+ * Whether a device queues packets and then receives them once more where they came
+ * from: an IFB of the host. An IFB in a container's namespace does not count.
  */
 static __always_inline int defers(struct net_device *to, __u32 dev)
 {
@@ -286,8 +286,8 @@ static __always_inline int defers(struct net_device *to, __u32 dev)
 }
 
 /*
- * Whether a device is where packets come out that carries() is true of. That a
- * packet is carried is no proof that anything unpacks it: anybody can send one.
+ * Whether a device receives inner packets of those for which carries() is true. That
+ * alone proves nothing: anybody can send a packet that looks encapsulated.
  */
 static __always_inline int unpacks(struct net_device *dev)
 {
@@ -311,19 +311,19 @@ static __always_inline int unpacks(struct net_device *dev)
 	return 0;
 }
 
-/* Whether this is the open packet again, one device further: a bridge's. */
+/* Whether this is the open packet again, at the next device, such as a bridge. */
 static __always_inline int further(struct cpu *c, struct sk_buff *skb)
 {
 	return c->cur == OPEN && c->skb == (__u64)skb &&
 	       (c->ifindex != skb->dev->ifindex || c->netns != fl_netns_of(skb->dev));
 }
 
-/* A packet begins of which it is not known yet whose it is. */
+/* A packet begins whose owner is not known yet. */
 static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 {
 	int i;
 
-	dropped(); /* of a run that was not looked at */
+	dropped(); /* clear what a run that was not sampled left */
 	c->cur = OPEN;
 	c->skb = (__u64)skb;
 	c->netns = fl_netns_of(skb->dev);
@@ -331,7 +331,7 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	c->bytes = skb->len;
 	c->proto = protocol(skb);
 	c->nested = dev & NESTED;
-	/* The host's tunnels end in namespaces that are known. */
+	/* The tunnels of the host end in namespaces that user space knows. */
 	c->outer = !c->nested && carries(skb, c->proto);
 	c->to_ifb = 0;
 	c->from_ifb = c->run == TASKLET_SOFTIRQ && dev & HOST_SIDE;
@@ -345,14 +345,14 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	}
 	if (!c->in_ring)
 		return;
-	/* An older packet that had the same memory is done with. */
+	/* An older packet at the same address is done. */
 	for (i = 0; i < RING; i++) {
 		if (c->ring[i].skb == c->skb)
 			done_with(c, &c->ring[i]);
 	}
 }
 
-/* How many packets of the wire are in this one. */
+/* How many packets of the wire a GSO packet contains. */
 static __always_inline __u64 segments(struct sk_buff *skb)
 {
 	struct skb_shared_info *info = (void *)(skb->head + skb->end);
@@ -363,10 +363,10 @@ static __always_inline __u64 segments(struct sk_buff *skb)
 }
 
 /*
- * The packet that is open turns out to be slot's: so is its time up to now, its
- * part of the first pass over a list, and of the tunnel that brought it. skb is
- * 0 where it is not known which one it is: then the oldest of the list. The
- * interval goes on, as slot's from its beginning: no need for the clock.
+ * The open packet turns out to belong to slot. So does its time so far, its part of
+ * the first pass over a list, and the part of the tunnel that brought it. If skb is
+ * 0, the packet is not known, and the oldest of the list counts. The interval goes
+ * on and belongs to slot from its beginning, so the clock need not be read.
  */
 static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, struct sk_buff *skb, __u32 packets)
 {

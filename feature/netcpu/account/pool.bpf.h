@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Pools: what packets have cost that are on their way to where it shows whose they
- * are, behind a tunnel's queue or an IFB's.
+ * Pools: the cost so far of packets that wait in the queue of a tunnel or an IFB,
+ * before their owner is known.
  */
 
-/* What waits behind a tunnel's queue, or an IFB's, for longer than this was dropped there. */
+/* A packet that waits longer than this in such a queue was dropped there. */
 #define POOL_NS 10000000
 
 /*
- * How many such packets are kept in mind; and how many, of those that are looked
- * at, until one has come out of a tunnel: there may be none, and these the system's.
+ * The most packets in a pool, and the most of a tunnel's (in sampled packets) before
+ * a tunnel device has received one: there may be no tunnel, and then the system pays.
  */
 #define POOL_PACKETS 65536
 #define TUNNEL_FIRST 64
 
-/* Takes n packets' part of what is in a pool, and gives how many there were. */
+/* Takes the part of n packets out of a pool, and returns how many there were. */
 static __always_inline __u64 take(struct pool *p, __u64 n, __u64 *ns)
 {
 	__u64 part = p->ns;
@@ -29,7 +29,7 @@ static __always_inline __u64 take(struct pool *p, __u64 n, __u64 *ns)
 	return n;
 }
 
-/* What a packet has cost on its way to the IFB from whose tasklet it comes now. */
+/* The cost of a packet before the IFB whose tasklet receives it now. */
 static __always_inline __u64 deferred(struct cpu *c)
 {
 	__u64 ns = 0;
@@ -40,7 +40,7 @@ static __always_inline __u64 deferred(struct cpu *c)
 	return ns;
 }
 
-/* A packet has got into an IFB: the open one, or one that has waited in its queue. */
+/* A packet enters an IFB: the open one, or one from the IFB's own queue. */
 static __always_inline void defer(struct cpu *c)
 {
 	c->deferred++;
@@ -51,15 +51,15 @@ static __always_inline void defer(struct cpu *c)
 #define SECOND 1000000000ULL
 
 /*
- * Whether a tunnel brings packets to this CPU: one has come out of its device of
- * late. Packets that look as a tunnel's anybody can send.
+ * Whether a tunnel device received packets on this CPU in the last second. Anybody
+ * can send packets that look encapsulated, so those prove nothing.
  */
 static __always_inline int tunnelled(struct cpu *c, __u64 now)
 {
 	return c->tunnel_used && now - c->tunnel_used < SECOND;
 }
 
-/* What has waited in a pool for too long, or too much, is the system's. */
+/* Charges a pool that is too old or too large to the system. */
 static __always_inline void drop_pool(struct cpu *c, struct pool *p, __u64 now, __u64 most, __u32 class)
 {
 	if (!p->ns || (p->packets && now - p->seen < POOL_NS && p->packets < most))
@@ -74,7 +74,7 @@ static __always_inline void drop_pools(struct cpu *c, __u64 now)
 	__u64 most = tunnelled(c, now) ? POOL_PACKETS : TUNNEL_FIRST * c->weight;
 	__u32 kind = c->kind, victim = c->victim;
 
-	/* It was not spent in this run: who is interrupted now has not lost it. */
+	/* The time was not spent in this run: its victim did not lose it. */
 	c->kind = KIND_IDLE;
 	c->victim = 0;
 	drop_pool(c, &c->tunnel, now, most, ENCAPSULATED);

@@ -13,11 +13,10 @@ import (
 // runOnCPU is BPF_F_TEST_RUN_ON_CPU.
 const runOnCPU = 1
 
-// Read gives the accounts as of now.
+// Read returns the accounts as of now.
 func (m *Meter) Read() (Reading, error) { return m.reading(true) }
 
-// Accounts is Read without the Thefts, each pair of which takes two calls of the
-// kernel.
+// Accounts is Read without the Thefts. Reading those takes two system calls each.
 func (m *Meter) Accounts() (Reading, error) { return m.reading(false) }
 
 func (m *Meter) reading(thefts bool) (Reading, error) {
@@ -37,8 +36,7 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 		return Reading{}, err
 	}
 	for cpu := range cpus {
-		// An error means that the CPU is off: it holds nothing then that
-		// changes any more.
+		// An error means that the CPU is offline. Its counters no longer change.
 		m.flush.Run(&ebpf.RunOptions{CPU: uint32(cpu), Flags: runOnCPU})
 	}
 	r := Reading{Taken: time.Now(), ByCPU: make(map[container.ID][]time.Duration)}
@@ -84,7 +82,7 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 	return r, err
 }
 
-// sum adds up what the CPUs have of one account.
+// sum adds up one account over all CPUs.
 func sum(id container.ID, perCPU []accountAccount) Account {
 	a := Account{Container: id}
 	for _, c := range perCPU {
@@ -104,7 +102,7 @@ func sum(id container.ID, perCPU []accountAccount) Account {
 	return a
 }
 
-// byCPU is the work of each CPU for one account.
+// byCPU returns the time of each CPU for one account.
 func byCPU(perCPU []accountAccount) []time.Duration {
 	all := make([]time.Duration, len(perCPU))
 	for cpu, c := range perCPU {
@@ -115,7 +113,7 @@ func byCPU(perCPU []accountAccount) []time.Duration {
 	return all
 }
 
-// recycle frees the slot of a tenant that was reported for the last time.
+// recycle frees the slot of a tenant after its last report.
 func (m *Meter) recycle(t *tenant, a Account) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -160,7 +158,7 @@ func (m *Meter) thefts(ids map[uint16]container.ID) ([]Theft, error) {
 		culprit, ok := ids[key.Culprit]
 		victim, vok := ids[key.Victim]
 		if !ok || !vok {
-			continue // of a slot that is about to be used again
+			continue // its slot is about to be recycled
 		}
 		t := Theft{Victim: Party{Container: victim, Kind: PartyKind(key.Kind)}, Culprit: culprit}
 		for _, ns := range perCPU {

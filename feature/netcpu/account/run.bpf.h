@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Runs and their intervals: how they end, and where what they took goes. */
+/* Runs and intervals: how they end, and which account their time goes to. */
 
 /*
- * The table goes into the maps at the end of the first run that ends this long
- * after the last time. What is spared is three map updates per run.
+ * The end of a run flushes the table if the last flush is this long ago. That saves
+ * three map updates per run.
  */
 #define FLUSH_NS 1000000
 
-/* An open packet of which nothing told whose it was. */
+/* Charges an open packet whose owner stayed unknown. */
 static __always_inline void done_with(struct cpu *c, struct ringed *r)
 {
 	struct entry *e;
@@ -16,7 +16,7 @@ static __always_inline void done_with(struct cpu *c, struct ringed *r)
 		return;
 	e = entry(c, r->slot, RECEIVE | OTHER);
 	e->ns += r->ns;
-	if (r->slot) { /* or the rest of the run would be the system's */
+	if (r->slot) { /* otherwise the rest of the run would go to the system */
 		e->shares++;
 		c->shares++;
 	}
@@ -35,7 +35,7 @@ static __always_inline void drop_ring(struct cpu *c)
 	c->in_ring = 0;
 }
 
-/* The interval of an open packet is over, and nothing told whose it was. */
+/* Ends the interval of an open packet whose owner is still unknown. */
 __noinline int leave_open(struct cpu *c, __u64 ns)
 {
 	struct ringed *r;
@@ -67,9 +67,9 @@ __noinline int leave_open(struct cpu *c, __u64 ns)
 		return 0;
 	}
 	/*
-	 * What comes in a namespace that user space does not know was put there by
-	 * who has made it. If not even a sender is known, it is whose time it takes,
-	 * so that nobody gets credit for what may be its own.
+	 * A packet in a namespace that user space does not know belongs to the
+	 * container that made the namespace. If no sender is known either, the victim
+	 * pays. So nobody gets credit for what may be its own packet.
 	 */
 	whose = c->nested ? c->victim : 0;
 	if (c->proto == OTHER) {
@@ -82,8 +82,8 @@ __noinline int leave_open(struct cpu *c, __u64 ns)
 		return 0;
 	}
 	/*
-	 * Either it is done with, and the system's, say; or it stands in a list that
-	 * the protocol works through after the last one has been received.
+	 * Either the packet is done, and belongs to the system, for example. Or it is
+	 * part of a list, which the protocol handles after the last one was received.
 	 */
 	r = &c->ring[c->ringed++ & (RING - 1)];
 	done_with(c, r);
@@ -125,12 +125,12 @@ __noinline int end(struct cpu *c, __u64 now)
 	close(c, now);
 	if (!c->network && c->run != NET_RX_SOFTIRQ && c->run != NET_TX_SOFTIRQ) {
 		c->run = 0;
-		return 0; /* somebody else's tasklet or timer */
+		return 0; /* a tasklet or timer without packets */
 	}
 	drop_ring(c);
 	drop_pools(c, now);
 	if (c->deferred) {
-		/* The driver's work, GRO's, and that of the IFB's own queue: their part. */
+		/* Their part of the driver's work, of GRO and of the IFB's own queue. */
 		__u64 part = c->pot / (c->shares + c->deferred) * c->deferred;
 
 		c->ifb.ns += part;
@@ -144,8 +144,8 @@ __noinline int end(struct cpu *c, __u64 now)
 		dev |= c->victim; /* see leave_open() */
 	if (dev & SLOT) {
 		/*
-		 * Nothing was received: what was sent into a veth here is handed on
-		 * to the CPU that RPS chose for it.
+		 * The run received nothing: it handed a packet that was sent into a veth
+		 * here to the CPU that RPS chose.
 		 */
 		entry(c, dev & SLOT, (dev & HOST_END ? RECEIVE : SEND) | OTHER)->ns += c->pot;
 		c->sent_ifindex = 0;
@@ -162,6 +162,6 @@ __noinline int end(struct cpu *c, __u64 now)
 		c->flushed = now;
 	}
 	barrier();
-	c->run = 0; /* the last thing: now fl_flush may come */
+	c->run = 0; /* last: from here on fl_flush may interrupt */
 	return 0;
 }

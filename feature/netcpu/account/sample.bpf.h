@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sampling: which runs of a busy CPU are looked at, and what the others count. */
+/* Sampling: which runs of a busy CPU are sampled, and what the others are charged. */
 
 /*
- * The events that are looked at in a second on one CPU, at most, about: what
- * they cost is then a percent of it. But as many runs are looked at in any case,
- * so that what is charged in a second is right within some percent. WINDOW_NS is
- * how long it takes to notice.
+ * EVENTS is about the most events per second that a CPU handles; they cost one
+ * percent of it. At least RUNS runs per second are sampled in any case, so that the
+ * charges of a second are right within some percent. WINDOW_NS is the reaction time.
  */
 #define EVENTS 8000ULL
 #define RUNS 2000ULL
 #define WINDOW_NS 4000000ULL
 
-/* Whether all runs are looked at, however busy a CPU is; set before it is loaded. */
+/* Sample all runs, however busy a CPU is; set before the object is loaded. */
 const volatile __u8 fl_exact;
 
-/* Chooses the weight of the runs to come by what those of a window brought. */
+/* Chooses the weight of the next runs from the events of a window. */
 static __always_inline void weigh(struct cpu *c, __u64 now)
 {
 	__u64 length = now - c->window, busy, enough;
@@ -27,7 +26,7 @@ static __always_inline void weigh(struct cpu *c, __u64 now)
 	enough = c->runs * (SECOND / RUNS) / length;
 	if (busy > enough)
 		busy = enough;
-	/* What waits behind a tunnel is told by all packets, not by some. */
+	/* Packets behind a tunnel's queue can be matched only if all runs are sampled. */
 	if (fl_exact || tunnelled(c, now))
 		busy = 0;
 	for (i = 0; i < 6 && 2 * weight <= busy; i++)
@@ -39,8 +38,8 @@ static __always_inline void weigh(struct cpu *c, __u64 now)
 }
 
 /*
- * Whether the run that begins is looked at. That it is by chance keeps traffic
- * with a beat of its own from being counted too often, or never.
+ * Whether to sample the run that begins. The choice is random, so that periodic
+ * traffic is counted neither too often nor never.
  */
 static __always_inline int sampled(struct cpu *c)
 {
@@ -53,9 +52,9 @@ static __always_inline int sampled(struct cpu *c)
 }
 
 /*
- * A run was not looked at; but it was measured. That it is charged as it was,
- * and not as those were that stand for it, matters: they are longer by what
- * looking takes, some 20 % where each has one packet.
+ * Adds the measured time of a run that is not sampled. A sampled run is longer than
+ * the runs that it stands for, by the time of these programs: by some 20 % if each
+ * has one packet. So those runs are charged by their own time.
  */
 static __always_inline void pass(struct cpu *c, __u64 now)
 {
@@ -65,18 +64,18 @@ static __always_inline void pass(struct cpu *c, __u64 now)
 		struct task_struct *t = (void *)bpf_get_current_task_btf();
 
 		if (c->pid != t->pid || c->switches != t->nvcsw + t->nivcsw)
-			return; /* it has slept meanwhile */
+			return; /* the thread slept meanwhile */
 	} else if (!c->network && c->skip != NET_RX_SOFTIRQ && c->skip != NET_TX_SOFTIRQ) {
-		return; /* somebody else's tasklet or timer */
+		return; /* a tasklet or timer without packets */
 	}
 	c->passed += ns;
 	c->owed += ns;
 }
 
 /*
- * What an interval can take: one packet's work, or all that a timer sends. What
- * is longer was something else's, a hypervisor's say, and does not stand for
- * other runs.
+ * The longest interval: the work for one packet, or for all that a timer sends. The
+ * rest of a longer one has another cause, such as the hypervisor, and does not
+ * count for other runs.
  */
 #define INTERVAL_NS 1000000ULL
 
@@ -85,12 +84,12 @@ static __always_inline void pass(struct cpu *c, __u64 now)
 #define RATIO_MOST (RATIO_ONE * 4)
 
 /*
- * After how many runs that were looked at ratio is chosen anew. They come
- * at RUNS a second and more.
+ * Sampled runs after which rate() sets ratio anew. There are at least RUNS of them
+ * per second.
  */
 #define LOOKED 128
 
-/* Chooses how much those count that are not looked at, so that nothing stays owed. */
+/* Sets the ratio by which other runs are charged, so that owed returns to zero. */
 static __always_inline void rate(struct cpu *c)
 {
 	__s64 due;

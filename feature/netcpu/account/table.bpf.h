@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The table of a CPU, in which intervals are added up.
+ * The table of a CPU, which adds up intervals.
  *
- * What is not static here and in the other headers is a global function of BPF: the
- * kernel verifies it once, by itself, and not again for all that may be known where
- * it is called. That is a twentieth of the work (900,000 instructions, most of a
- * second of an agent's start). The price is that a pointer may be 0, as far as it
- * knows, and that each returns a number.
+ * The functions here and in the other headers that are not static are global
+ * functions of BPF. The kernel verifies each of them once, and not again for every
+ * state in which it is called. That is a twentieth of the work (it was 900,000
+ * instructions, most of a second of the agent's start). The price: the verifier
+ * assumes that a pointer may be 0, and each function has to return a number.
  */
 
 /*
- * Entry keys. Bit 63 tells the key of slot 0, class 0 from a free entry.
+ * Entry keys. Bit 63 distinguishes the key of slot 0, class 0 from a free entry.
  * slot 0-15, class 16-23, victim 24-39, kind 40-47.
  */
 #define KEY_USED (1ULL << 63)
@@ -27,7 +27,7 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	struct theft t = {};
 	struct account *a, *whose;
 	struct work *w;
-	__u64 *ns, first = e->ns; /* a copy: in 6.1 a map takes nothing of a global function's memory */
+	__u64 *ns, first = e->ns; /* a copy: 6.1 does not pass a global function's argument to a map */
 	__s64 *charge;
 
 	a = bpf_map_lookup_elem(&fl_accounts, &slot);
@@ -39,11 +39,11 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	w->bytes += e->bytes;
 	if (slot && slot == victim) {
 		a->own += e->ns;
-		return; /* its own work at its own expense */
+		return; /* its packets ran in its own time */
 	}
 	if (!e->ns)
 		return;
-	/* What is charged and credited goes by these: there is room for them. */
+	/* Charge and credit use these sums: unlike fl_thefts, they always have room. */
 	if (kind == KIND_TASK || kind == KIND_KSOFTIRQD)
 		a->took += e->ns;
 	whose = victim && kind == KIND_TASK ? bpf_map_lookup_elem(&fl_accounts, &victim) : 0;
@@ -73,7 +73,7 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	}
 }
 
-/* Shares the pot over the packets of the run so far; rounding goes to the first. */
+/* Divides the pot among the packets of the run so far; the first gets the rounding. */
 static __always_inline void share_pot(struct cpu *c)
 {
 	__u64 each, rest;
@@ -115,7 +115,7 @@ __noinline int flush(struct cpu *c)
 	return 0;
 }
 
-/* The entry of a culprit and class for the run's victim. */
+/* Finds or adds the entry with a key, and returns its index. */
 __noinline __u32 find(struct cpu *c, __u64 key)
 {
 	__u32 i;
@@ -149,7 +149,7 @@ static __always_inline struct entry *entry(struct cpu *c, __u32 slot, __u32 clas
 	return &c->entries[i];
 }
 
-/* The interval that begins now is work for a packet of slot's. */
+/* The interval that begins now is work for a packet of slot. */
 static __always_inline void use(struct cpu *c, __u32 slot, __u32 class, __u64 packets, __u64 bytes)
 {
 	struct entry *e = entry(c, slot, class);
@@ -160,14 +160,14 @@ static __always_inline void use(struct cpu *c, __u32 slot, __u32 class, __u64 pa
 	c->owner = slot;
 }
 
-/* A packet of slot's has its share of the pot. */
+/* The current packet gets a share of the pot. */
 static __always_inline void share(struct cpu *c)
 {
 	c->entries[c->cur & (ENTRIES - 1)].shares++;
 	c->shares++;
 }
 
-/* Time that is nobody's. */
+/* Charges time to the system. */
 static __always_inline void system_time(struct cpu *c, __u32 class, __u64 ns)
 {
 	entry(c, 0, class)->ns += ns;
