@@ -31,7 +31,7 @@ const (
 const (
 	enough      = 0.95 // part of a reservation that meets it
 	waitedShare = 0.05 // of the time, for CPUs on which others ran
-	diskShare   = 0.1  // of a disk's capacity, that others without reservation take
+	diskShare   = 0.1  // of a disk's capacity, that others take beyond what they have reserved
 	workShare   = 0.1  // of the time, that a CPU that serves the disk works for the network
 	stolenShare = 0.1  // of the time, that a hypervisor has one of the CPUs
 	busyShare   = 0.5  // of the time, that a container has requests under way
@@ -57,7 +57,7 @@ type Demand struct {
 // Neighbour is a container, in its part of who may be in the way.
 type Neighbour struct {
 	Name     string
-	Reserved bool         // it has a reservation: it is never held back
+	Reserved bool         // it has a reservation: it keeps its CPUs and weights, and what it has reserved
 	Yield    policy.Yield // what policy allows, decisions apart
 	IO       map[monitor.Disk]api.BlockIOFigures
 }
@@ -93,9 +93,10 @@ type Standing struct {
 // nothing but the windows that it is given, and is not safe for concurrent use. The zero
 // value knows nobody.
 type Control struct {
-	standing map[Place]Standing
-	acting   map[container.ID]*acting
-	events   []api.BlockIOEvent
+	standing  map[Place]Standing
+	acting    map[container.ID]*acting
+	divisions map[monitor.Disk]*division
+	events    []api.BlockIOEvent
 }
 
 // maxEvents bounds what is remembered.
@@ -109,7 +110,7 @@ func (c *Control) Adopt(id container.ID, y policy.Yield, reason string, since ti
 
 func (c *Control) make() {
 	if c.acting == nil {
-		c.acting, c.standing = make(map[container.ID]*acting), make(map[Place]Standing)
+		c.acting, c.standing, c.divisions = make(map[container.ID]*acting), make(map[Place]Standing), make(map[monitor.Disk]*division)
 	}
 }
 
@@ -126,6 +127,7 @@ func (c *Control) Next(w Window) {
 		c.stand(w, d, at)
 	}
 	maps.DeleteFunc(c.standing, func(at Place, _ Standing) bool { return !seen[at] })
+	c.divide(w)
 	for _, id := range slices.Sorted(maps.Keys(c.acting)) {
 		c.release(w, id, c.acting[id])
 	}
@@ -138,8 +140,8 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	act := func() {}
 	reads, writes := d.missed(w)
 	waits, others := d.foreign(w), w.others(d)
-	if d.Under < time.Duration(busyShare*float64(w.Length)) {
-		others = nil // it does not wait for the disk
+	if capped := c.capped(d.Container, d.Disk); d.Under < time.Duration(busyShare*float64(w.Length)) && !capped {
+		others = nil // it waits neither for the disk nor for its cap there
 	}
 	switch {
 	case d.total() < least && len(waits) == 0:
@@ -159,13 +161,16 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 			now.Evidence += fmt.Sprintf("; some waited for %.0f%% of the time (cpu.pressure)", 100*d.Pressure.Seconds()/w.Length.Seconds())
 		}
 		act = func() {
+			if w.crowded(d.Disk) && c.yieldDisk(w, d, others) {
+				return
+			}
 			if !c.yieldCPU(w, d, waits) {
 				c.yieldDisk(w, d, others)
 			}
 		}
 	case len(others) > 0:
 		now.State, now.Culprit = stateContended, first(others)
-		now.Evidence = fmt.Sprintf("%s; others without a reservation took %.0f%% of the disk, %.0f%% of it %s",
+		now.Evidence = fmt.Sprintf("%s; others took %.0f%% of the disk beyond what they have reserved, %.0f%% of it %s",
 			d.shortfall(), 100*sum(others), 100*others[now.Culprit], w.name(now.Culprit))
 		act = func() { c.yieldDisk(w, d, others) }
 	case w.Network[d.Disk] >= time.Duration(workShare*float64(w.Length)):
@@ -187,6 +192,12 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	}
 	c.standing[at] = now
 	act()
+	if v := c.divisions[d.Disk]; v != nil {
+		if now.State == stateContended {
+			v.needed = w.Taken
+		}
+		v.again = v.again || c.capped(d.Container, d.Disk) && c.misses(d.Container, d.Disk)
+	}
 	for id, a := range c.acting { // whoever is held back, it is of use while this one has to do
 		if a.released.IsZero() && now.State == stateContended && (d.Waited[id] > 0 || w.Neighbours[id].IO[d.Disk] != (api.BlockIOFigures{})) {
 			a.needed = w.Taken
@@ -216,13 +227,14 @@ func (d Demand) foreign(w Window) map[container.ID]time.Duration {
 	return out
 }
 
-// others are the shares of the disk that containers without a reservation take, if
-// together they take enough to be in the way.
+// others are the shares of the disk that other containers take beyond what they have
+// reserved of it, if together they take enough to be in the way.
 func (w Window) others(d Demand) map[container.ID]float64 {
-	out := make(map[container.ID]float64)
-	for id, n := range w.Neighbours {
-		if f := n.IO[d.Disk]; id != d.Container && !n.Reserved && f != (api.BlockIOFigures{}) {
-			out[id], _, _ = w.Capacity[d.Disk].Share(f)
+	out, reserved := w.shares(d.Disk, w.doneAt(d.Disk)), w.reserved(d.Disk)
+	delete(out, d.Container)
+	for id := range out {
+		if out[id] -= reserved[id]; out[id] <= 0 {
+			delete(out, id)
 		}
 	}
 	if sum(out) < diskShare {
