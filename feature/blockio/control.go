@@ -30,7 +30,8 @@ const (
 // misses a container that waits after it is woken.
 const (
 	enough      = 0.95 // part of a reservation that meets it
-	waitedShare = 0.05 // of the time, for CPUs on which others ran
+	waitedShare = 0.05 // of the time, for CPUs on which others ran, more than usually
+	othersShare = 0.2  // of all waiting for CPUs, that others caused and not the container's own tasks
 	diskShare   = 0.1  // of a disk's capacity, that others take beyond what they have reserved
 	workShare   = 0.1  // of the time, that a CPU that serves the disk works for the network
 	stolenShare = 0.1  // of the time, that a hypervisor has one of the CPUs
@@ -47,6 +48,7 @@ type Demand struct {
 	Reserved  api.BlockIOFigures // per second
 	Achieved  api.BlockIOFigures // per second
 	Under     time.Duration      // requests were under way, added up
+	Ended     time.Duration      // the last request was completed so long before the end
 	Waited    map[container.ID]time.Duration
 	Throttled time.Duration // its quota kept it from running
 	Pressure  time.Duration // some of its tasks waited for a CPU, for whatever reason (PSI); 0: not counted
@@ -87,6 +89,10 @@ type Standing struct {
 	Since    time.Time
 	Evidence string
 	Culprit  container.ID
+
+	reserved api.BlockIOFigures
+	usual    time.Duration // that it waits for CPUs on which others run, for each request, while it is met
+	known    bool          // usual is known
 }
 
 // Control decides what is done to containers in the way of reservations. It depends on
@@ -136,24 +142,30 @@ func (c *Control) Next(w Window) {
 // stand judges one reservation, and acts.
 func (c *Control) stand(w Window, d Demand, at Place) {
 	old := c.standing[at]
-	now := Standing{State: stateMet}
+	now := Standing{State: stateMet, reserved: d.Reserved}
+	if old.reserved == d.Reserved {
+		now.usual, now.known = old.usual, old.known // else it was not this that was met so
+	}
 	act := func() {}
 	reads, writes := d.missed(w)
 	waits, others := d.foreign(w), w.others(d)
+	unusual := sum(waits) - time.Duration(float64(now.usual)*float64(d.total())*w.Length.Seconds())
 	if capped := c.capped(d.Container, d.Disk); d.Under < time.Duration(busyShare*float64(w.Length)) && !capped {
 		others = nil // it waits neither for the disk nor for its cap there
 	}
 	switch {
-	case d.total() < least && len(waits) == 0:
+	case d.total() < least:
 		now.State = stateIdle
+	case old.State == stateIdle: // it has begun within the window
 	case !reads && !writes:
+		now.met(time.Duration(float64(sum(waits)) / w.Length.Seconds() / float64(d.total())))
 	case d.Throttled > sum(waits):
 		now.State = stateThrottled
 		now.Evidence = fmt.Sprintf("its own quota held it back for %s in each second", perSecond(d.Throttled, w))
 	case w.Stolen >= time.Duration(stolenShare*float64(w.Length)) && w.Stolen > sum(waits):
 		now.State = stateStolen
 		now.Evidence = fmt.Sprintf("%s; the hypervisor let CPUs wait for %s in each second", d.shortfall(), perSecond(w.Stolen, w))
-	case sum(waits) >= time.Duration(waitedShare*float64(w.Length)):
+	case unusual >= time.Duration(waitedShare*float64(w.Length)) && float64(sum(waits)) >= othersShare*float64(sum(waits)+d.Waited[d.Container]):
 		now.State, now.Culprit = stateContended, first(waits)
 		now.Evidence = fmt.Sprintf("%s; its tasks waited %s in each second for CPUs on which others ran, %s of it for %s",
 			d.shortfall(), perSecond(sum(waits), w), perSecond(waits[now.Culprit], w), w.name(now.Culprit))
@@ -179,6 +191,9 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		act = func() { c.separateFor(w, d) }
 	default:
 		now.State, now.Evidence = stateShort, d.shortfall()
+		if own := d.Waited[d.Container]; own >= time.Duration(waitedShare*float64(w.Length)) {
+			now.Evidence += fmt.Sprintf("; its tasks waited %s in each second for one another", perSecond(own, w))
+		}
 	}
 	now.Since = old.Since
 	if now.State != old.State || now.Culprit != old.Culprit {
@@ -205,13 +220,24 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	}
 }
 
+// met brings what a container usually waits for each request up to date: at once where it
+// waits less, and slowly where it waits more, which may be interference that begins.
+func (s *Standing) met(wait time.Duration) {
+	if s.known && wait > s.usual {
+		wait = s.usual + (wait-s.usual)/16
+	}
+	s.usual, s.known = wait, true
+}
+
 // missed reports for each direction whether the container does I/O there, and less than it
-// has reserved. It compares costs: fewer but larger requests may cost as much.
+// has reserved. It compares costs: fewer but larger requests may cost as much. After its last
+// request it asked for nothing.
 func (d Demand) missed(w Window) (reads, writes bool) {
 	capacity := w.Capacity[d.Disk]
 	_, gotReads, gotWrites := capacity.Share(d.Achieved)
 	_, dueReads, dueWrites := capacity.Share(d.Reserved)
-	return d.Achieved.ReadIOPS > 0 && gotReads < enough*dueReads, d.Achieved.WriteIOPS > 0 && gotWrites < enough*dueWrites
+	part := enough * max(1-d.Ended.Seconds()/w.Length.Seconds(), 0)
+	return d.Achieved.ReadIOPS > 0 && gotReads < part*dueReads, d.Achieved.WriteIOPS > 0 && gotWrites < part*dueWrites
 }
 
 func (d Demand) total() uint64 { return d.Achieved.ReadIOPS + d.Achieved.WriteIOPS }

@@ -67,6 +67,28 @@ func TestStanding(t *testing.T) {
 		{"burner", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }, stateContended, burner, burner},
 		{"a little waiting", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 49 * ms }, stateShort, 0, 0},
 		{"its own threads", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[victim] = 900 * ms }, stateShort, 0, 0},
+		{"its own threads, and a little of others", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[victim], d.Waited[burner] = 900*ms, 200*ms
+		}, stateShort, 0, 0},
+		{"its own threads, and others", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[victim], d.Waited[burner] = 900*ms, 300*ms
+		}, stateContended, burner, burner},
+		{"it stopped", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Ended = 700 * ms
+			d.Waited[burner] = 600 * ms
+		}, stateMet, 0, 0},
+		{"its last request took long", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Ended = 100 * ms
+			d.Waited[burner] = 600 * ms
+		}, stateContended, burner, burner},
+		{"it does nothing beside burners", func(d *Demand, _ map[container.ID]Neighbour) {
+			d.Achieved = api.BlockIOFigures{}
+			d.Waited[burner] = 600 * ms
+		}, stateIdle, 0, 0},
 		{"an idle CPU", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.Idle] = 900 * ms }, stateShort, 0, 0},
 		{"its own quota", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
@@ -124,6 +146,44 @@ func TestStanding(t *testing.T) {
 		}
 		if s.State == stateContended && !strings.Contains(s.Evidence, "300 of 1000 reads a second") {
 			t.Errorf("%s: evidence %q", c.name, s.Evidence)
+		}
+	}
+}
+
+// What a container waits for CPUs while it is met, it usually waits: a disk that has become
+// slower is nobody's interference. A window in which it has begun says nothing.
+func TestUsual(t *testing.T) {
+	reads := func(n uint64, waited time.Duration) func(*Demand, map[container.ID]Neighbour) {
+		return func(d *Demand, _ map[container.ID]Neighbour) {
+			d.Achieved = api.BlockIOFigures{ReadIOPS: n, ReadBytes: n * smallRequest}
+			d.Waited[burner] = waited
+		}
+	}
+	more := func(d *Demand, ns map[container.ID]Neighbour) {
+		reads(1000, 100*ms)(d, ns)
+		d.Reserved.ReadIOPS = 2000
+	}
+	var control Control
+	for at, x := range []struct {
+		change func(*Demand, map[container.ID]Neighbour)
+		state  string
+	}{
+		{reads(1000, 100*ms), stateMet},
+		{reads(800, 80*ms), stateShort},
+		{reads(800, 125*ms), stateShort}, // 45 ms more than usually
+		{reads(800, 135*ms), stateContended},
+		{reads(960, 260*ms), stateMet}, // it begins within the window
+		{reads(800, 200*ms), stateContended},
+		{reads(1000, 50*ms), stateMet},
+		{reads(800, 100*ms), stateContended}, // usually it is half of that now
+		{more, stateContended},               // what was usual is so no more
+		{reads(0, 0), stateIdle},
+		{reads(500, 500*ms), stateMet}, // it has begun
+		{reads(500, 500*ms), stateContended},
+	} {
+		control.Next(window(at, x.change))
+		if s := control.standing[Place{victim, disk}]; s.State != x.state {
+			t.Errorf("after %d s: %s (%s), want %s", at, s.State, s.Evidence, x.state)
 		}
 	}
 }
