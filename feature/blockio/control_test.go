@@ -160,7 +160,7 @@ func TestUsual(t *testing.T) {
 		}
 	}
 	more := func(d *Demand, ns map[container.ID]Neighbour) {
-		reads(1000, 100*ms)(d, ns)
+		reads(1000, 90*ms)(d, ns)
 		d.Reserved.ReadIOPS = 2000
 	}
 	var control Control
@@ -251,6 +251,12 @@ func TestLadder(t *testing.T) {
 	// It ends.
 	expect(302, robbed, policy.YieldIdle)
 	expect(303, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) }, "")
+	// It reserves something itself.
+	expect(304, robbed, policy.YieldIdle)
+	expect(305, func(d *Demand, ns map[container.ID]Neighbour) {
+		robbed(d, ns)
+		ns[burner] = Neighbour{Name: "burner", Yield: policy.YieldAuto, Reserved: true}
+	}, "")
 	var what []string
 	for _, e := range control.events {
 		what = append(what, e.What)

@@ -86,6 +86,7 @@ type simulated struct {
 	want    map[container.ID]api.BlockIOFigures
 	cost    map[container.ID]float64 // what requests take of the disk, of what the model says; 0: 1
 	keeps   map[container.ID]bool    // policy lets nothing be done to it
+	lossy   float64                  // what a cap takes beyond what it says
 	does    map[container.ID]api.BlockIOFigures
 	missed  int // reservations in the latest second
 }
@@ -105,7 +106,7 @@ func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFi
 			if c, capped := actions[id].Caps[disk]; capped { // it stops for the first that it reaches
 				for _, x := range [][2]uint64{{f.ReadIOPS, c.ReadIOPS}, {f.WriteIOPS, c.WriteIOPS}} {
 					if x[0] > 0 {
-						part = min(part, float64(x[1])/float64(x[0]))
+						part = min(part, (1-s.lossy)*float64(x[1])/float64(x[0]))
 					}
 				}
 			}
@@ -133,7 +134,7 @@ func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFi
 		Capacity: map[monitor.Disk]Capacity{disk: s.capacity()},
 	}
 	s.at++
-	s.missed = 0
+	missed := make(map[container.ID]bool)
 	for id, f := range s.does {
 		n := Neighbour{Yield: policy.YieldAuto, IO: map[monitor.Disk]api.BlockIOFigures{disk: f}}
 		if s.keeps[id] {
@@ -145,19 +146,24 @@ func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFi
 		if !has {
 			continue
 		}
-		w.Demands = append(w.Demands, Demand{Container: id, Disk: disk, Reserved: r, Achieved: f, Under: 3 * time.Second})
+		d := Demand{Container: id, Disk: disk, Reserved: r, Achieved: f, Under: 3 * time.Second}
+		if _, capped := actions[id].Caps[disk]; capped {
+			d.Under = 0 // it waits before its requests are made
+		}
+		w.Demands = append(w.Demands, d)
 		if float64(f.ReadIOPS+f.WriteIOPS) < enough*float64(r.ReadIOPS+r.WriteIOPS) {
-			s.missed++
+			missed[id] = true
 		}
 	}
+	s.missed = len(missed)
 	s.control.Next(w)
 	for id, a := range s.control.Actions() {
 		r := reserved[id]
 		if c, capped := a.Caps[disk]; capped && (c.ReadIOPS < r.ReadIOPS || c.WriteIOPS < r.WriteIOPS) {
 			t.Errorf("second %d: %d is capped at %+v, and has reserved %+v", s.at, id, c, r)
 		}
-		if len(a.Caps) > 0 && s.keeps[id] {
-			t.Errorf("second %d: %d is capped, and policy keeps it from that", s.at, id)
+		if len(a.Caps) > 0 && (s.keeps[id] || missed[id]) {
+			t.Errorf("second %d: %d is capped, though policy keeps it from that (%v) or it is missed (%v)", s.at, id, s.keeps[id], missed[id])
 		}
 	}
 }
@@ -228,8 +234,42 @@ func TestWhoIsCapped(t *testing.T) {
 	}
 }
 
-// A disk that does less than its capacity says is divided by what it does.
-func TestSlowDisk(t *testing.T) {
+// One that a cap holds below its reservation is not capped any more.
+func TestLossyCap(t *testing.T) {
+	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
+	s := simulated{want: map[container.ID]api.BlockIOFigures{1: reads(6000), 2: reads(9000)}, lossy: 0.4}
+	capped := false
+	for range 5 {
+		s.second(t, map[container.ID]api.BlockIOFigures{1: reads(6000), 2: reads(2500)})
+		_, now := s.control.Actions()[2]
+		capped = capped || now
+	}
+	if !capped {
+		t.Error("it was never capped")
+	}
+}
+
+// One that takes no more than it has reserved is not in the way.
+func TestWithinReservation(t *testing.T) {
+	for took, state := range map[uint64]string{5000: stateShort, 6900: stateShort, 7100: stateContended} {
+		w := window(0, func(d *Demand, ns map[container.ID]Neighbour) {
+			slow(d)
+			d.Under = 900 * ms
+		})
+		w.Demands = append(w.Demands, Demand{
+			Container: other, Disk: disk, Reserved: api.BlockIOFigures{ReadIOPS: 6000}, Achieved: api.BlockIOFigures{ReadIOPS: took},
+		})
+		var control Control
+		control.Next(w)
+		if s := control.standing[Place{victim, disk}]; s.State != state {
+			t.Errorf("beside %d of 6000: %s (%s), want %s", took, s.State, s.Evidence, state)
+		}
+	}
+}
+
+// A disk that does less than its capacity says is divided by what it does; and one that
+// does more, by its capacity, which is what was promised.
+func TestOtherDisks(t *testing.T) {
 	reads := func(n uint64) api.BlockIOFigures { return api.BlockIOFigures{ReadIOPS: n} }
 	s := simulated{
 		want: map[container.ID]api.BlockIOFigures{1: reads(9000), 2: reads(9000)},
@@ -239,6 +279,14 @@ func TestSlowDisk(t *testing.T) {
 		s.second(t, map[container.ID]api.BlockIOFigures{1: reads(4000)})
 	}
 	if got := s.does[1].ReadIOPS; got < 3800 || math.Abs(float64(got+s.does[2].ReadIOPS)-5000) > 500 {
-		t.Errorf("they do %+v", s.does)
+		t.Errorf("the slow one: they do %+v", s.does)
+	}
+	s = simulated{
+		want: map[container.ID]api.BlockIOFigures{1: reads(10_000), 2: reads(90_000)},
+		cost: map[container.ID]float64{1: 0.5, 2: 0.5},
+	}
+	s.second(t, map[container.ID]api.BlockIOFigures{1: reads(8000)})
+	if got := s.control.Actions()[2].Caps[disk]; got.ReadIOPS != 1200 {
+		t.Errorf("the fast one: capped at %+v", got)
 	}
 }
