@@ -77,7 +77,8 @@ func (t *tally) add(lost, calm, says bool) {
 }
 
 // detect is one round: each circumstance after a time without, with a reservation of what
-// the load did then. Nothing is done about what is found.
+// the load did then: a disk is not as fast in one minute as in the next. Nothing is done
+// about what is found.
 func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) error {
 	mine, theirs := tally{}, make(map[string]*tally)
 	for name := range detectors() {
@@ -87,15 +88,15 @@ func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) e
 	if err != nil {
 		return err
 	}
-	end, err := r.reserve(ctx, blockioName, row.Achieved)
+	reserved, err := r.client.Reserve(ctx, api.ReservationRequest{Container: blockioName, Device: r.device, BlockIOFigures: row.Achieved})
 	if err != nil {
 		return err
 	}
-	defer func() { end() }()
+	defer r.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
 	var worst float64
 	var named, right int
 	for _, x := range r.circumstances() {
-		s, err := r.sample(ctx, e, x)
+		s, err := r.sample(ctx, e, reserved.ID, x)
 		if err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
@@ -138,12 +139,18 @@ type found struct {
 	named, right int
 }
 
-func (r *blockioRig) sample(ctx context.Context, e *experiment, x circumstance) (s found, err error) {
-	if err := sleep(ctx, declareIn/2); err != nil { // what was declared before is over
+func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation string, x circumstance) (s found, err error) {
+	if err := sleep(ctx, blockioSettle); err != nil {
 		return s, err
 	}
-	alone, err := r.window(ctx, e.take/2)
+	alone, due, err := r.undisturbed(ctx, declareIn/2)
 	if err != nil {
+		return s, err
+	}
+	if _, err := r.client.ChangeReservation(ctx, reservation, due); err != nil {
+		return s, err
+	}
+	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // it is judged by that, and what was declared before is over
 		return s, err
 	}
 	start := time.Now()

@@ -259,16 +259,24 @@ func (f *BlockIO) knobs(t policy.Target) (lines []cgroup.Line, err error) {
 }
 
 // above raises caps to what the container itself has reserved at the disk: it may have
-// reserved it, or by another name of the disk, after the caps were decided.
+// reserved it, or by another name of the disk, after the caps were decided. Bytes that are
+// reserved alone may be of the smallest requests.
 func (f *BlockIO) above(id container.ID, d block.Disk, l cgroup.Limits) cgroup.Limits {
 	for _, r := range f.members[id].reserved {
 		if r.disk.Number() != d.Number() {
 			continue
 		}
+		f := r.figures
+		if f.ReadIOPS == 0 {
+			f.ReadIOPS = f.ReadBytes / smallRequest
+		}
+		if f.WriteIOPS == 0 {
+			f.WriteIOPS = f.WriteBytes / smallRequest
+		}
 		for _, x := range []struct {
 			most     *uint64
 			reserved uint64
-		}{{&l.ReadIOPS, r.figures.ReadIOPS}, {&l.WriteIOPS, r.figures.WriteIOPS}, {&l.ReadBytes, r.figures.ReadBytes}, {&l.WriteBytes, r.figures.WriteBytes}} {
+		}{{&l.ReadIOPS, f.ReadIOPS}, {&l.WriteIOPS, f.WriteIOPS}, {&l.ReadBytes, f.ReadBytes}, {&l.WriteBytes, f.WriteBytes}} {
 			if *x.most != 0 {
 				*x.most = max(*x.most, x.reserved)
 			}

@@ -179,11 +179,12 @@ func (f *BlockIO) windowOf(d reading) Window {
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
-	done, under := make(map[Place]api.BlockIOFigures), make(map[Place]time.Duration)
+	done, under, ended := make(map[Place]api.BlockIOFigures), make(map[Place]time.Duration), make(map[Place]time.Duration)
 	for _, a := range d.Accounts {
 		at := Place{a.Container, a.Disk}
 		done[at] = achieved(a, w.Length)
 		under[at] = time.Duration(a.Queue.Sum + a.Device.Sum)
+		ended[at] = a.Last
 	}
 	for _, c := range f.cfg.Containers.Snapshot().Containers {
 		n := Neighbour{Name: c.Name, IO: make(map[monitor.Disk]api.BlockIOFigures)}
@@ -209,7 +210,7 @@ func (f *BlockIO) windowOf(d reading) Window {
 			}
 			at := Place{id, r.at()}
 			demand := Demand{
-				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at],
+				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at], Ended: ended[at],
 				Waited: make(map[container.ID]time.Duration), Throttled: d.delays[id].throttled, Pressure: d.delays[id].cpu, Interrupts: m.interrupts(),
 			}
 			for _, wait := range d.Waits {

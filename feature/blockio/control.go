@@ -30,8 +30,9 @@ const (
 // misses a container that waits after it is woken.
 const (
 	enough      = 0.95 // part of a reservation that meets it
-	waitedShare = 0.05 // of the time, for CPUs on which others ran
-	diskShare   = 0.1  // of a disk's capacity, that others without reservation take
+	waitedShare = 0.05 // of the time, for CPUs on which others ran, more than usually
+	othersShare = 0.2  // of all waiting for CPUs, that others caused and not the container's own tasks
+	diskShare   = 0.1  // of a disk's capacity, that others take beyond what they have reserved
 	workShare   = 0.1  // of the time, that a CPU that serves the disk works for the network
 	stolenShare = 0.1  // of the time, that a hypervisor has one of the CPUs
 	busyShare   = 0.5  // of the time, that a container has requests under way
@@ -47,6 +48,7 @@ type Demand struct {
 	Reserved  api.BlockIOFigures // per second
 	Achieved  api.BlockIOFigures // per second
 	Under     time.Duration      // requests were under way, added up
+	Ended     time.Duration      // the last request was completed so long before the end
 	Waited    map[container.ID]time.Duration
 	Throttled time.Duration // its quota kept it from running
 	Pressure  time.Duration // some of its tasks waited for a CPU, for whatever reason (PSI); 0: not counted
@@ -57,7 +59,7 @@ type Demand struct {
 // Neighbour is a container, in its part of who may be in the way.
 type Neighbour struct {
 	Name     string
-	Reserved bool         // it has a reservation: it is never held back
+	Reserved bool         // it has a reservation: it keeps its CPUs and weights, and what it has reserved
 	Yield    policy.Yield // what policy allows, decisions apart
 	IO       map[monitor.Disk]api.BlockIOFigures
 }
@@ -87,15 +89,20 @@ type Standing struct {
 	Since    time.Time
 	Evidence string
 	Culprit  container.ID
+
+	reserved api.BlockIOFigures
+	usual    time.Duration // that it waits for CPUs on which others run, for each request, while it is met
+	known    bool          // usual is known
 }
 
 // Control decides what is done to containers in the way of reservations. It depends on
 // nothing but the windows that it is given, and is not safe for concurrent use. The zero
 // value knows nobody.
 type Control struct {
-	standing map[Place]Standing
-	acting   map[container.ID]*acting
-	events   []api.BlockIOEvent
+	standing  map[Place]Standing
+	acting    map[container.ID]*acting
+	divisions map[monitor.Disk]*division
+	events    []api.BlockIOEvent
 }
 
 // maxEvents bounds what is remembered.
@@ -109,7 +116,7 @@ func (c *Control) Adopt(id container.ID, y policy.Yield, reason string, since ti
 
 func (c *Control) make() {
 	if c.acting == nil {
-		c.acting, c.standing = make(map[container.ID]*acting), make(map[Place]Standing)
+		c.acting, c.standing, c.divisions = make(map[container.ID]*acting), make(map[Place]Standing), make(map[monitor.Disk]*division)
 	}
 }
 
@@ -126,6 +133,7 @@ func (c *Control) Next(w Window) {
 		c.stand(w, d, at)
 	}
 	maps.DeleteFunc(c.standing, func(at Place, _ Standing) bool { return !seen[at] })
+	c.divide(w)
 	for _, id := range slices.Sorted(maps.Keys(c.acting)) {
 		c.release(w, id, c.acting[id])
 	}
@@ -134,24 +142,30 @@ func (c *Control) Next(w Window) {
 // stand judges one reservation, and acts.
 func (c *Control) stand(w Window, d Demand, at Place) {
 	old := c.standing[at]
-	now := Standing{State: stateMet}
+	now := Standing{State: stateMet, reserved: d.Reserved}
+	if old.reserved == d.Reserved {
+		now.usual, now.known = old.usual, old.known // else it was not this that was met so
+	}
 	act := func() {}
 	reads, writes := d.missed(w)
 	waits, others := d.foreign(w), w.others(d)
-	if d.Under < time.Duration(busyShare*float64(w.Length)) {
-		others = nil // it does not wait for the disk
+	unusual := sum(waits) - time.Duration(float64(now.usual)*float64(d.total())*w.Length.Seconds())
+	if capped := c.capped(d.Container, d.Disk); d.Under < time.Duration(busyShare*float64(w.Length)) && !capped {
+		others = nil // it waits neither for the disk nor for its cap there
 	}
 	switch {
-	case d.total() < least && len(waits) == 0:
+	case d.total() < least:
 		now.State = stateIdle
+	case old.State == stateIdle: // it has begun within the window
 	case !reads && !writes:
+		now.met(time.Duration(float64(sum(waits)) / w.Length.Seconds() / float64(d.total())))
 	case d.Throttled > sum(waits):
 		now.State = stateThrottled
 		now.Evidence = fmt.Sprintf("its own quota held it back for %s in each second", perSecond(d.Throttled, w))
 	case w.Stolen >= time.Duration(stolenShare*float64(w.Length)) && w.Stolen > sum(waits):
 		now.State = stateStolen
 		now.Evidence = fmt.Sprintf("%s; the hypervisor let CPUs wait for %s in each second", d.shortfall(), perSecond(w.Stolen, w))
-	case sum(waits) >= time.Duration(waitedShare*float64(w.Length)):
+	case unusual >= time.Duration(waitedShare*float64(w.Length)) && float64(sum(waits)) >= othersShare*float64(sum(waits)+d.Waited[d.Container]):
 		now.State, now.Culprit = stateContended, first(waits)
 		now.Evidence = fmt.Sprintf("%s; its tasks waited %s in each second for CPUs on which others ran, %s of it for %s",
 			d.shortfall(), perSecond(sum(waits), w), perSecond(waits[now.Culprit], w), w.name(now.Culprit))
@@ -159,13 +173,16 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 			now.Evidence += fmt.Sprintf("; some waited for %.0f%% of the time (cpu.pressure)", 100*d.Pressure.Seconds()/w.Length.Seconds())
 		}
 		act = func() {
+			if w.crowded(d.Disk) && c.yieldDisk(w, d, others) {
+				return
+			}
 			if !c.yieldCPU(w, d, waits) {
 				c.yieldDisk(w, d, others)
 			}
 		}
 	case len(others) > 0:
 		now.State, now.Culprit = stateContended, first(others)
-		now.Evidence = fmt.Sprintf("%s; others without a reservation took %.0f%% of the disk, %.0f%% of it %s",
+		now.Evidence = fmt.Sprintf("%s; others took %.0f%% of the disk beyond what they have reserved, %.0f%% of it %s",
 			d.shortfall(), 100*sum(others), 100*others[now.Culprit], w.name(now.Culprit))
 		act = func() { c.yieldDisk(w, d, others) }
 	case w.Network[d.Disk] >= time.Duration(workShare*float64(w.Length)):
@@ -174,6 +191,9 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		act = func() { c.separateFor(w, d) }
 	default:
 		now.State, now.Evidence = stateShort, d.shortfall()
+		if own := d.Waited[d.Container]; own >= time.Duration(waitedShare*float64(w.Length)) {
+			now.Evidence += fmt.Sprintf("; its tasks waited %s in each second for one another", perSecond(own, w))
+		}
 	}
 	now.Since = old.Since
 	if now.State != old.State || now.Culprit != old.Culprit {
@@ -187,6 +207,12 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	}
 	c.standing[at] = now
 	act()
+	if v := c.divisions[d.Disk]; v != nil {
+		if now.State == stateContended {
+			v.needed = w.Taken
+		}
+		v.again = v.again || c.capped(d.Container, d.Disk) && c.misses(d.Container, d.Disk)
+	}
 	for id, a := range c.acting { // whoever is held back, it is of use while this one has to do
 		if a.released.IsZero() && now.State == stateContended && (d.Waited[id] > 0 || w.Neighbours[id].IO[d.Disk] != (api.BlockIOFigures{})) {
 			a.needed = w.Taken
@@ -194,13 +220,24 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	}
 }
 
+// met brings what a container usually waits for each request up to date: at once where it
+// waits less, and slowly where it waits more, which may be interference that begins.
+func (s *Standing) met(wait time.Duration) {
+	if s.known && wait > s.usual {
+		wait = s.usual + (wait-s.usual)/16
+	}
+	s.usual, s.known = wait, true
+}
+
 // missed reports for each direction whether the container does I/O there, and less than it
-// has reserved. It compares costs: fewer but larger requests may cost as much.
+// has reserved. It compares costs: fewer but larger requests may cost as much. After its last
+// request it asked for nothing.
 func (d Demand) missed(w Window) (reads, writes bool) {
 	capacity := w.Capacity[d.Disk]
 	_, gotReads, gotWrites := capacity.Share(d.Achieved)
 	_, dueReads, dueWrites := capacity.Share(d.Reserved)
-	return d.Achieved.ReadIOPS > 0 && gotReads < enough*dueReads, d.Achieved.WriteIOPS > 0 && gotWrites < enough*dueWrites
+	part := enough * max(1-d.Ended.Seconds()/w.Length.Seconds(), 0)
+	return d.Achieved.ReadIOPS > 0 && gotReads < part*dueReads, d.Achieved.WriteIOPS > 0 && gotWrites < part*dueWrites
 }
 
 func (d Demand) total() uint64 { return d.Achieved.ReadIOPS + d.Achieved.WriteIOPS }
@@ -216,13 +253,14 @@ func (d Demand) foreign(w Window) map[container.ID]time.Duration {
 	return out
 }
 
-// others are the shares of the disk that containers without a reservation take, if
-// together they take enough to be in the way.
+// others are the shares of the disk that other containers take beyond what they have
+// reserved of it, if together they take enough to be in the way.
 func (w Window) others(d Demand) map[container.ID]float64 {
-	out := make(map[container.ID]float64)
-	for id, n := range w.Neighbours {
-		if f := n.IO[d.Disk]; id != d.Container && !n.Reserved && f != (api.BlockIOFigures{}) {
-			out[id], _, _ = w.Capacity[d.Disk].Share(f)
+	out, reserved := w.shares(d.Disk, w.doneAt(d.Disk)), w.reserved(d.Disk)
+	delete(out, d.Container)
+	for id := range out {
+		if out[id] -= reserved[id]; out[id] <= 0 {
+			delete(out, id)
 		}
 	}
 	if sum(out) < diskShare {

@@ -67,6 +67,28 @@ func TestStanding(t *testing.T) {
 		{"burner", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }, stateContended, burner, burner},
 		{"a little waiting", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 49 * ms }, stateShort, 0, 0},
 		{"its own threads", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[victim] = 900 * ms }, stateShort, 0, 0},
+		{"its own threads, and a little of others", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[victim], d.Waited[burner] = 900*ms, 200*ms
+		}, stateShort, 0, 0},
+		{"its own threads, and others", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[victim], d.Waited[burner] = 900*ms, 300*ms
+		}, stateContended, burner, burner},
+		{"it stopped", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Ended = 700 * ms
+			d.Waited[burner] = 600 * ms
+		}, stateMet, 0, 0},
+		{"its last request took long", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Ended = 100 * ms
+			d.Waited[burner] = 600 * ms
+		}, stateContended, burner, burner},
+		{"it does nothing beside burners", func(d *Demand, _ map[container.ID]Neighbour) {
+			d.Achieved = api.BlockIOFigures{}
+			d.Waited[burner] = 600 * ms
+		}, stateIdle, 0, 0},
 		{"an idle CPU", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.Idle] = 900 * ms }, stateShort, 0, 0},
 		{"its own quota", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
@@ -96,11 +118,11 @@ func TestStanding(t *testing.T) {
 			d.Under = 900 * ms
 			ns[hog].IO[monitor.Disk{Major: 7, Minor: 1}] = api.BlockIOFigures{ReadIOPS: 5000}
 		}, stateShort, 0, 0},
-		{"the disk, by one with a reservation", func(d *Demand, ns map[container.ID]Neighbour) {
+		{"the disk, by one with a reservation of another", func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Under = 900 * ms
 			ns[other].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000}
-		}, stateShort, 0, 0},
+		}, stateContended, other, other},
 		{"fewer and larger requests", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Waited[burner] = 600 * ms
@@ -124,6 +146,44 @@ func TestStanding(t *testing.T) {
 		}
 		if s.State == stateContended && !strings.Contains(s.Evidence, "300 of 1000 reads a second") {
 			t.Errorf("%s: evidence %q", c.name, s.Evidence)
+		}
+	}
+}
+
+// What a container waits for CPUs while it is met, it usually waits: a disk that has become
+// slower is nobody's interference. A window in which it has begun says nothing.
+func TestUsual(t *testing.T) {
+	reads := func(n uint64, waited time.Duration) func(*Demand, map[container.ID]Neighbour) {
+		return func(d *Demand, _ map[container.ID]Neighbour) {
+			d.Achieved = api.BlockIOFigures{ReadIOPS: n, ReadBytes: n * smallRequest}
+			d.Waited[burner] = waited
+		}
+	}
+	more := func(d *Demand, ns map[container.ID]Neighbour) {
+		reads(1000, 90*ms)(d, ns)
+		d.Reserved.ReadIOPS = 2000
+	}
+	var control Control
+	for at, x := range []struct {
+		change func(*Demand, map[container.ID]Neighbour)
+		state  string
+	}{
+		{reads(1000, 100*ms), stateMet},
+		{reads(800, 80*ms), stateShort},
+		{reads(800, 125*ms), stateShort}, // 45 ms more than usually
+		{reads(800, 135*ms), stateContended},
+		{reads(960, 260*ms), stateMet}, // it begins within the window
+		{reads(800, 200*ms), stateContended},
+		{reads(1000, 50*ms), stateMet},
+		{reads(800, 100*ms), stateContended}, // usually it is half of that now
+		{more, stateContended},               // what was usual is so no more
+		{reads(0, 0), stateIdle},
+		{reads(500, 500*ms), stateMet}, // it has begun
+		{reads(500, 500*ms), stateContended},
+	} {
+		control.Next(window(at, x.change))
+		if s := control.standing[Place{victim, disk}]; s.State != x.state {
+			t.Errorf("after %d s: %s (%s), want %s", at, s.State, s.Evidence, x.state)
 		}
 	}
 }
@@ -191,6 +251,12 @@ func TestLadder(t *testing.T) {
 	// It ends.
 	expect(302, robbed, policy.YieldIdle)
 	expect(303, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) }, "")
+	// It reserves something itself.
+	expect(304, robbed, policy.YieldIdle)
+	expect(305, func(d *Demand, ns map[container.ID]Neighbour) {
+		robbed(d, ns)
+		ns[burner] = Neighbour{Name: "burner", Yield: policy.YieldAuto, Reserved: true}
+	}, "")
 	var what []string
 	for _, e := range control.events {
 		what = append(what, e.What)
@@ -231,8 +297,8 @@ func crowded(rate uint64) func(*Demand, map[container.ID]Neighbour) {
 	}
 }
 
-// A cap is halved until the reservation is met, and raised in steps while it is. A step
-// too far is taken back, and the next one comes later.
+// A cap is what the capacity leaves, then half of that until the reservation is met, and is
+// raised in steps while it is. A step too far is taken back, and the next one comes later.
 func TestCaps(t *testing.T) {
 	var control Control
 	for _, x := range []struct {
@@ -240,17 +306,16 @@ func TestCaps(t *testing.T) {
 		change   func(*Demand, map[container.ID]Neighbour)
 		want     uint64 // reads per second at the end; 0: no cap
 	}{
-		{0, 1, crowded(8000), 4000},
-		{2, 3, crowded(4000), 2000},
-		{4, 4, crowded(2000), 1000},
-		{5, 11, nil, 1000},
-		{12, 18, nil, 2000}, // 7.5 s after it was last needed
-		{20, 26, nil, 3000},
-		{27, 27, nil, 3000},
-		{28, 28, crowded(3000), 2000}, // taken back
-		{29, 42, nil, 2000},           // 15 s
-		{43, 57, nil, 3000},
-		{58, 72, nil, 4000},
+		{0, 0, crowded(8000), 7200}, // 0.83 of the disk less 1.1 times 0.1
+		{1, 1, crowded(7200), 3600},
+		{2, 2, crowded(3600), 1800},
+		{3, 9, nil, 1800},
+		{10, 17, nil, 2800}, // 7.5 s after it was last needed
+		{18, 19, nil, 3800},
+		{20, 20, crowded(3800), 2800}, // taken back
+		{21, 34, nil, 2800},           // 15 s
+		{35, 49, nil, 3800},
+		{50, 64, nil, 4800},
 	} {
 		for at := x.from; at <= x.to; at++ {
 			control.Next(window(at, x.change))
@@ -259,7 +324,7 @@ func TestCaps(t *testing.T) {
 			t.Fatalf("after %d s: capped at %+v, want %d reads", x.to, got, x.want)
 		}
 	}
-	for at := 73; at < 133; at++ { // four steps more
+	for at := 65; at < 125; at++ { // four steps more
 		control.Next(window(at, nil))
 	}
 	if got := control.Actions(); len(got) != 0 {
@@ -269,17 +334,25 @@ func TestCaps(t *testing.T) {
 		t.Errorf("the last event is %+v", e)
 	}
 
-	// Policy takes back its leave, or the hog reserves something: all caps end at once.
-	for _, n := range []Neighbour{{Name: "hog"}, {Name: "hog", Yield: policy.YieldAuto, Reserved: true}} {
+	// Policy takes back its leave, or nothing is reserved any more: all caps end at once.
+	for what, change := range map[string]func(*Window){
+		"leave": func(w *Window) {
+			w.Neighbours[hog] = Neighbour{Name: "hog", IO: w.Neighbours[hog].IO}
+		},
+		"reservation": func(w *Window) { w.Demands = nil },
+		"container":   func(w *Window) { delete(w.Neighbours, hog) },
+	} {
 		control = Control{}
 		control.Next(window(0, crowded(8000)))
-		control.Next(window(1, func(d *Demand, ns map[container.ID]Neighbour) {
-			crowded(8000)(d, ns)
-			n.IO = ns[hog].IO
-			ns[hog] = n
-		}))
+		w := window(1, crowded(8000))
+		change(&w)
+		control.Next(w)
 		if got := control.Actions(); len(got) != 0 {
-			t.Errorf("%+v: %+v", n, got)
+			t.Errorf("without the %s: %+v", what, got)
+		}
+		control.Next(window(2, crowded(8000)))
+		if got := control.Actions()[hog].Caps[disk]; got.ReadIOPS == 0 {
+			t.Errorf("after the %s was missing: not capped", what)
 		}
 	}
 }
@@ -306,6 +379,18 @@ func TestOrderAtDisk(t *testing.T) {
 		actions := control.Actions()
 		if _, capped := actions[hog].Caps[disk]; capped != (at >= 6) || actions[burner].Yield == "" {
 			t.Errorf("after %d s: %+v", at, actions)
+		}
+	}
+	// Where there is no room for both by the disk's capacity, CPUs come second.
+	control = Control{}
+	for at := range 2 {
+		control.Next(window(at, func(d *Demand, ns map[container.ID]Neighbour) {
+			crowded(9000)(d, ns)
+			d.Waited[burner] = 600 * ms
+		}))
+		actions := control.Actions()
+		if _, capped := actions[hog].Caps[disk]; !capped || (actions[burner].Yield != "") != (at == 1) {
+			t.Errorf("a full disk, after %d s: %+v", at, actions)
 		}
 	}
 	// Nor by those on whom nothing may be done.

@@ -155,6 +155,7 @@ func (f *BlockIO) caps(t policy.Target, a Action) string {
 			ios = append(ios, policy.IO{Device: "/dev/" + disk.Name})
 		}
 		ios[i].MaxReadIOPS, ios[i].MaxWriteIOPS = lower(ios[i].MaxReadIOPS, c.ReadIOPS), lower(ios[i].MaxWriteIOPS, c.WriteIOPS)
+		ios[i].MaxReadBytes, ios[i].MaxWriteByte = lower(ios[i].MaxReadBytes, c.ReadBytes), lower(ios[i].MaxWriteByte, c.WriteBytes)
 	}
 	return policy.FormatMax(ios)
 }

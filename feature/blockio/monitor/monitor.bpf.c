@@ -133,11 +133,12 @@ struct account {
 	__u64 ios[2]; /* completed; reads, writes */
 	__u64 bytes[2];
 	__u64 errors;
+	__u64 last; /* when the last was completed, ns */
 	__u64 queue_sum, device_sum; /* ns */
 	__u64 queue[HIST_BUCKETS]; /* from the request being made to its being given to the device */
 	__u64 device[HIST_BUCKETS]; /* from there to its completion */
 };
-_Static_assert(sizeof(struct account) == 8 * (7 + 2 * HIST_BUCKETS), "read by monitor.go");
+_Static_assert(sizeof(struct account) == 8 * (8 + 2 * HIST_BUCKETS), "read by monitor.go");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -308,11 +309,12 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 	if (!done)
 		return 0;
 	__sync_fetch_and_add(&a->ios[op], 1);
+	now = bpf_ktime_get_ns();
+	a->last = now; /* of two at once, either */
 	if (!since) {
 		__sync_fetch_and_add(&fl_lost.requests, 1);
 		return 0;
 	}
-	now = bpf_ktime_get_ns();
 	if (now > since) {
 		index = fl_bucket(now - since);
 		if (index < HIST_BUCKETS) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hist"
@@ -49,6 +50,7 @@ type Account struct {
 	Reads, Writes         uint64 // requests completed
 	ReadBytes, WriteBytes uint64
 	Errors                uint64          // completions with an error; these are in no other figure
+	Last                  time.Duration   // since the last request was completed
 	Queue                 *hist.Histogram // from a request being made to its being given to the device
 	Device                *hist.Histogram // from there to its completion
 }
@@ -249,6 +251,11 @@ func histogram(counts []uint64, sum uint64) *hist.Histogram {
 // Read gives what was measured up to now. Rows are in no order.
 func (m *Meter) Read() (Reading, error) {
 	r := Reading{Taken: time.Now()}
+	var clock unix.Timespec // as of bpf_ktime_get_ns
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock); err != nil {
+		return Reading{}, fmt.Errorf("read block I/O: %w", err)
+	}
+	now := uint64(clock.Nano())
 	var at monitorPlace
 	var a monitorAccount
 	accounts := m.objs.Accounts.Iterate()
@@ -256,6 +263,7 @@ func (m *Meter) Read() (Reading, error) {
 		r.Accounts = append(r.Accounts, Account{
 			Container: container.ID(at.Container), Disk: Disk{at.Major, at.Minor},
 			Reads: a.Ios[0], Writes: a.Ios[1], ReadBytes: a.Bytes[0], WriteBytes: a.Bytes[1], Errors: a.Errors,
+			Last:  time.Duration(now - min(a.Last, now)),
 			Queue: histogram(a.Queue[:], a.QueueSum), Device: histogram(a.Device[:], a.DeviceSum),
 		})
 	}

@@ -18,6 +18,7 @@ type monitorAccount struct {
 	Ios       [2]uint64
 	Bytes     [2]uint64
 	Errors    uint64
+	Last      uint64
 	QueueSum  uint64
 	DeviceSum uint64
 	Queue     [140]uint64

@@ -129,6 +129,7 @@ func TestAccounts(t *testing.T) {
 	l, disk := newLoop(t)
 	mine, other := newTenant(t, false), newTenant(t, false)
 	m := newMeter(t, mine.Group, other.Group)
+	began := time.Now()
 	const conns, count = 3, 40
 	reader := mine.run(t, mine.CG, -1, "disk", "--to", l.Path, "--size", "4096", "--conns", "3", "--count", "40", "--rate", "0")
 	writer := other.run(t, other.CG, -1, "disk", "--to", l.Path, "--size", "8192", "--count", "25", "--writes", "100", "--rate", "0")
@@ -144,6 +145,9 @@ func TestAccounts(t *testing.T) {
 	}
 	if b.Writes != 25 || b.WriteBytes != 25*8192 || b.Reads != 0 {
 		t.Errorf("the writer has %d writes of %d bytes and %d reads, want 25 of %d and none", b.Writes, b.WriteBytes, b.Reads, 25*8192)
+	}
+	if most := time.Since(began); a.Last > most || b.Last > most {
+		t.Errorf("the last requests were completed %v and %v ago, the first were made %v ago", a.Last, b.Last, most)
 	}
 	// On 7.2 four of 120 once had no latency. The cause is not proven: maybe the kernel
 	// skips the program where it interrupts itself. What has none must be counted as lost.

@@ -1,0 +1,294 @@
+package blockio
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+const (
+	aim    = 1.1 // of a reservation, which others leave it: what a container gets differs from second to second
+	minCap = 16  // operations per second and direction that a container keeps
+	steps  = 8   // in which caps are raised until they bind nobody
+)
+
+// division is how a disk is shared out while a reservation of it is, or lately was, missed.
+// All amounts are shares of the disk's capacity. What is usable goes to the reservations
+// first; what is left is divided among those who want more than they have reserved, or who
+// have reserved nothing. Each of them that wants more than its part is capped.
+type division struct {
+	usable  float64                             // what the disk is taken to do
+	step    float64                             // by which that is raised
+	due     map[container.ID]float64            // what it was last divided by
+	full    map[container.ID]api.BlockIOFigures // what those who are capped did before
+	caps    map[container.ID]api.BlockIOFigures // what they may do
+	victim  Demand                              // for whose sake usable was last reduced
+	again   bool                                // it has to be divided again
+	open    bool                                // nobody is capped any more
+	needed  time.Time                           // a reservation was last missed
+	reduced time.Time                           // usable was last reduced
+	eased   time.Time                           // usable was last raised; zero: not since it was reduced
+	hold    time.Duration                       // steps are a quarter of it apart
+}
+
+// doneAt is what each container did at a disk.
+func (w Window) doneAt(at monitor.Disk) map[container.ID]api.BlockIOFigures {
+	out := make(map[container.ID]api.BlockIOFigures)
+	for id, n := range w.Neighbours {
+		if f := n.IO[at]; f != (api.BlockIOFigures{}) {
+			out[id] = f
+		}
+	}
+	for _, d := range w.Demands {
+		if d.Disk == at && d.Achieved != (api.BlockIOFigures{}) {
+			out[d.Container] = d.Achieved
+		}
+	}
+	return out
+}
+
+// shares are the parts of a disk's capacity that figures take.
+func (w Window) shares(at monitor.Disk, of map[container.ID]api.BlockIOFigures) map[container.ID]float64 {
+	out := make(map[container.ID]float64, len(of))
+	for id, f := range of {
+		out[id], _, _ = w.Capacity[at].Share(f)
+	}
+	return out
+}
+
+// reserved are the shares of a disk that containers have reserved and ask for.
+func (w Window) reserved(at monitor.Disk) map[container.ID]float64 {
+	out := make(map[container.ID]float64)
+	for _, d := range w.Demands {
+		if d.Disk == at && d.total() >= least {
+			out[d.Container], _, _ = w.Capacity[at].Share(d.Reserved)
+		}
+	}
+	return out
+}
+
+// missing is what the reservations of a disk lack of the given part of them, added up.
+func (w Window) missing(at monitor.Disk, of float64) (n float64) {
+	got := w.shares(at, w.doneAt(at))
+	for id, due := range w.reserved(at) {
+		n += max(of*due-got[id], 0)
+	}
+	return n
+}
+
+// crowded says whether what is done at a disk, and what is missing of what is reserved, are
+// together more than may be promised of it.
+func (w Window) crowded(at monitor.Disk) bool {
+	return sum(w.shares(at, w.doneAt(at)))+w.missing(at, 1) >= w.Capacity[at].free()
+}
+
+// mayCap says whether a container may be capped at disks. It may have reserved something:
+// then it keeps that.
+func (w Window) mayCap(id container.ID) bool {
+	n, known := w.Neighbours[id]
+	return known && n.Yield == policy.YieldAuto
+}
+
+// capped says whether a container is capped at a disk.
+func (c *Control) capped(id container.ID, at monitor.Disk) bool {
+	v := c.divisions[at]
+	if v == nil {
+		return false
+	}
+	_, is := v.caps[id]
+	return is
+}
+
+// narrow reduces what others are left of a disk at which a reservation is missed: at first
+// to what the capacity leaves beside all reservations, and then, while one is still missed,
+// to half of that or less. It reports whether this is the first time.
+func (c *Control) narrow(w Window, d Demand, others map[container.ID]float64) (first bool) {
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(others)), w.mayCap) {
+		return false
+	}
+	at := d.Disk
+	v := c.divisions[at]
+	if v == nil {
+		v = &division{open: true}
+		c.divisions[at] = v
+	}
+	if v.reduced.Equal(w.Taken) {
+		return false // for another reservation
+	}
+	first = w.Taken.Sub(later(v.reduced, v.eased)) > relapse
+	used, due := sum(w.shares(at, w.doneAt(at))), aim*sum(w.reserved(at))
+	switch {
+	case w.Taken.Sub(v.eased) < relapse: // the last step was too far: go back, and try again later
+		v.usable -= v.step
+		v.hold = min(2*v.hold, maxHold)
+	case v.open:
+		v.usable, v.step, v.hold = min(used, 1), sum(others)/steps, holdTime
+	default:
+		v.usable = min(min(v.usable, used)-w.missing(at, aim), (v.usable+due)/2)
+	}
+	v.usable, v.open, v.again = max(v.usable, due), false, true
+	v.victim, v.needed, v.reduced, v.eased = d, w.Taken, w.Taken, time.Time{}
+	return first
+}
+
+// divide brings caps up to date: with what is usable of each disk, and at once with what is
+// reserved of it.
+func (c *Control) divide(w Window) {
+	for at, v := range c.divisions {
+		switch {
+		case !slices.ContainsFunc(w.Demands, func(d Demand) bool { return d.Disk == at }):
+			c.uncap(at, v, nil)
+			delete(c.divisions, at)
+			continue
+		case v.open:
+			if w.Taken.Sub(later(v.reduced, v.eased)) > 2*maxHold {
+				delete(c.divisions, at)
+			}
+			continue
+		}
+		due := w.reserved(at)
+		switch {
+		case v.again, !maps.Equal(due, v.due), slices.ContainsFunc(slices.Collect(maps.Keys(v.caps)), func(id container.ID) bool { return !w.mayCap(id) }):
+		case w.Taken.Sub(later(v.needed, v.eased)) >= v.hold/4:
+			v.usable, v.eased = v.usable+v.step, w.Taken
+		default:
+			continue
+		}
+		v.due, v.again = due, false
+		c.apportion(w, at, v)
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// apportion caps those who want more of a disk than their part.
+func (c *Control) apportion(w Window, at monitor.Disk, v *division) {
+	did := w.doneAt(at)
+	maps.Copy(did, v.full)
+	want, claims, left := w.shares(at, did), make(map[container.ID]float64), v.usable
+	for id, due := range v.due {
+		left -= aim * due
+		if c.misses(id, at) {
+			delete(want, id) // it may have whatever it gets
+		}
+	}
+	for id, share := range want {
+		switch more := share - aim*v.due[id]; {
+		case more <= 0:
+		case w.mayCap(id):
+			claims[id] = more
+		default:
+			left -= more
+		}
+	}
+	caps, full := make(map[container.ID]api.BlockIOFigures), make(map[container.ID]api.BlockIOFigures)
+	for id, part := range parts(left, claims) {
+		const rounding = 1e-9
+		if part < claims[id]-rounding {
+			full[id] = did[id]
+			caps[id] = scaled(did[id], w.reservedBy(id, at), (aim*v.due[id]+part)/want[id])
+		}
+	}
+	c.uncap(at, v, caps)
+	was := v.caps
+	v.caps, v.full, v.open = caps, full, len(caps) == 0
+	took := w.shares(at, w.doneAt(at))
+	for _, id := range slices.Sorted(maps.Keys(caps)) {
+		if was[id] == caps[id] {
+			continue
+		}
+		a := c.act(w, id)
+		if a.Caps == nil {
+			a.Caps = make(map[monitor.Disk]api.BlockIOFigures)
+		}
+		a.Caps[at] = caps[id]
+		switch {
+		case v.eased.Equal(w.Taken):
+			c.event(w, Demand{Disk: at}, "release", id, capText(caps[id]))
+		case v.reduced.Equal(w.Taken):
+			why := fmt.Sprintf("it took %.0f%% of the disk while %q had %s", 100*took[id], v.victim.Name, v.victim.shortfall())
+			c.did(w, v.victim, id, a, why, capText(caps[id]))
+		default:
+			c.did(w, Demand{Disk: at}, id, a, "reservations of the disk have changed", capText(caps[id]))
+		}
+	}
+}
+
+// uncap takes back the caps at a disk of those who are not to be capped any more.
+func (c *Control) uncap(at monitor.Disk, v *division, still map[container.ID]api.BlockIOFigures) {
+	for id := range v.caps {
+		if _, capped := still[id]; capped {
+			continue
+		}
+		if a := c.acting[id]; a != nil {
+			delete(a.Caps, at)
+		}
+	}
+}
+
+// misses says whether a container gets less of a disk than it has reserved.
+func (c *Control) misses(id container.ID, at monitor.Disk) bool {
+	return !slices.Contains([]string{"", stateMet, stateIdle}, c.standing[Place{id, at}].State)
+}
+
+// parts divides what is left among claims, so that none gets more than it claims, and those
+// who get less get the same (max-min fairness).
+func parts(left float64, claims map[container.ID]float64) map[container.ID]float64 {
+	out := make(map[container.ID]float64, len(claims))
+	smallest := slices.SortedFunc(maps.Keys(claims), func(a, b container.ID) int {
+		return cmp.Or(cmp.Compare(claims[a], claims[b]), cmp.Compare(a, b))
+	})
+	for i, id := range smallest {
+		out[id] = min(claims[id], max(left, 0)/float64(len(smallest)-i))
+		left -= out[id]
+	}
+	return out
+}
+
+// reservedBy is what a container has reserved of a disk.
+func (w Window) reservedBy(id container.ID, at monitor.Disk) api.BlockIOFigures {
+	for _, d := range w.Demands {
+		if d.Container == id && d.Disk == at {
+			return d.Reserved
+		}
+	}
+	return api.BlockIOFigures{}
+}
+
+// scaled is a cap at a part of what a container did, and never at less than it has reserved.
+// It is in operations, but in bytes where only these are reserved: how large the requests
+// are that the container will make of them is its own choice.
+func scaled(did, reserved api.BlockIOFigures, by float64) api.BlockIOFigures {
+	part := func(n, reserved uint64) uint64 { return max(uint64(math.Round(float64(n)*by)), reserved) }
+	f := api.BlockIOFigures{ReadIOPS: max(part(did.ReadIOPS, reserved.ReadIOPS), minCap), WriteIOPS: max(part(did.WriteIOPS, reserved.WriteIOPS), minCap)}
+	if reserved.ReadIOPS == 0 && reserved.ReadBytes > 0 {
+		f.ReadIOPS, f.ReadBytes = 0, part(did.ReadBytes, reserved.ReadBytes)
+	}
+	if reserved.WriteIOPS == 0 && reserved.WriteBytes > 0 {
+		f.WriteIOPS, f.WriteBytes = 0, part(did.WriteBytes, reserved.WriteBytes)
+	}
+	return f
+}
+
+func capText(f api.BlockIOFigures) string {
+	text := func(ops, bytes uint64, what, done string) string {
+		if bytes > 0 {
+			return fmt.Sprintf("%d bytes %s", bytes, done)
+		}
+		return fmt.Sprintf("%d %s", ops, what)
+	}
+	return fmt.Sprintf("at most %s and %s a second", text(f.ReadIOPS, f.ReadBytes, "reads", "read"), text(f.WriteIOPS, f.WriteBytes, "writes", "written"))
+}
