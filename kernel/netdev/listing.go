@@ -1,7 +1,6 @@
 package netdev
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,11 +10,11 @@ import (
 
 // Listing lists the devices of one namespace, and asks the kernel again only after a
 // device or an address has changed there. It is for a namespace with a device for each
-// container, which is looked at for each container. It keeps the namespace alive until
-// Close, and is safe for concurrent use.
+// container, which is looked at for each container. Its socket keeps the namespace alive
+// until Close. It is safe for concurrent use.
 type Listing struct {
 	mu    sync.Mutex
-	ns    *NS
+	path  string // to the namespace
 	f     *os.File
 	conn  syscall.RawConn
 	links []Link
@@ -23,18 +22,19 @@ type Listing struct {
 	lists int
 }
 
-// NewListing makes a Listing of a namespace, which may be closed afterwards.
-func NewListing(ns *NS) (*Listing, error) {
+// NewListing makes a Listing of the namespace at a path, which has to lead to it until Close.
+func NewListing(path string) (*Listing, error) {
+	ns, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
 	// From before the first list, so that no change falls between the two.
 	f, conn, err := ns.listen()
 	if err != nil {
 		return nil, err
 	}
-	dup, err := ns.Dup()
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return &Listing{ns: dup, f: f, conn: conn}, nil
+	return &Listing{path: path, f: f, conn: conn}, nil
 }
 
 // Links is [NS.Links] of at most [MostLinks]. The kernel queues the message about a
@@ -46,11 +46,10 @@ func (l *Listing) Links() ([]Link, error) {
 	defer l.mu.Unlock()
 	changed := false
 	if err := l.conn.Control(func(fd uintptr) { changed = drain(int(fd)) }); err != nil {
-		return nil, fmt.Errorf("list links of netns %d: %w", l.ns.Inode(), err)
+		return nil, fmt.Errorf("list links of %s: %w", l.path, err)
 	}
 	if !l.known || changed {
-		links, err := l.ns.Links(MostLinks)
-		l.lists++
+		links, err := l.list()
 		if err != nil {
 			l.known = false
 			return nil, err
@@ -60,7 +59,16 @@ func (l *Listing) Links() ([]Link, error) {
 	return slices.Clone(l.links), nil
 }
 
-// Close ends the Listing.
-func (l *Listing) Close() error {
-	return errors.Join(l.f.Close(), l.ns.Close())
+// list asks the kernel.
+func (l *Listing) list() ([]Link, error) {
+	ns, err := Open(l.path)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	l.lists++
+	return ns.Links(MostLinks)
 }
+
+// Close ends the Listing.
+func (l *Listing) Close() error { return l.f.Close() }

@@ -13,16 +13,11 @@ import (
 // was changed before a call is in what it returns.
 func TestListing(t *testing.T) {
 	made := testkit.NetNS(t)
-	ns, err := Open(made.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := NewListing(ns)
+	l, err := NewListing(made.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ns.Close()
 	names := func() map[string]Link {
 		t.Helper()
 		links, err := l.Links()

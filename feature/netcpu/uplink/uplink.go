@@ -60,19 +60,16 @@ func (f *Finder) Links() ([]netdev.Link, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.devices == nil {
-		ns, err := netdev.Open(f.host)
+		devices, err := netdev.NewListing(f.host)
 		if err != nil {
 			return nil, err
 		}
-		defer ns.Close()
-		if f.devices, err = netdev.NewListing(ns); err != nil {
-			return nil, err
-		}
+		f.devices = devices
 	}
 	return f.devices.Links()
 }
 
-// Close lets go of the host's namespace.
+// Close ends the list of the host's devices.
 func (f *Finder) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
