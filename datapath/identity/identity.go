@@ -9,7 +9,6 @@
 package identity
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -92,20 +91,24 @@ type Identity struct {
 	object *bpf.Object
 	maps   identityMaps
 	epoch  *ebpf.Variable
-	self   uint64 // inode of the host's network namespace
 
-	mu      sync.Mutex
-	told    []*entry // in the order in which they were first told
-	devices map[identityFlDevice]identityFlOwner
-	cgroups map[uint64]identityFlOwner
-	change  uint32 // what epoch is
-	synced  bool   // the maps hold what was told, as far as there is room
+	mu     sync.Mutex
+	told   map[teller]*entry
+	last   int // nth of the last entry
+	index  index
+	change uint32 // what epoch is
 }
 
-// entry is what one feature has told of one container.
+// teller names what one feature has told of one container.
+type teller struct {
+	by string
+	id container.ID
+}
+
+// entry is what a teller has told.
 type entry struct {
 	Member
-	by    string
+	nth   int // in the order in which they were first told
 	slot  Slot
 	homes []uint64 // network namespaces that it is in, or has left
 }
@@ -114,15 +117,15 @@ type entry struct {
 func Open(proc string) (_ *Identity, err error) {
 	i := &Identity{
 		Allocator: NewAllocator(time.Now),
-		devices:   make(map[identityFlDevice]identityFlOwner),
-		cgroups:   make(map[uint64]identityFlOwner),
+		told:      make(map[teller]*entry),
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("identity: %w", err), i.Close())
 		}
 	}()
-	if i.self, err = netdev.InodeOf(proc, os.Getpid()); err != nil {
+	self, err := netdev.InodeOf(proc, os.Getpid())
+	if err != nil {
 		return nil, err
 	}
 	if i.object, err = bpf.Open("identity", loadIdentity, nil, nil); err != nil {
@@ -136,6 +139,7 @@ func Open(proc string) (_ *Identity, err error) {
 		return nil, err
 	}
 	i.maps, i.epoch = objs.identityMaps, objs.Epoch
+	i.index = newIndex(self, int(i.maps.FlCgroups.MaxEntries()))
 	if err := i.sync(); err != nil {
 		return nil, err
 	}
@@ -170,13 +174,16 @@ func (i *Identity) Tell(by string, m Member) (Slot, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var errs []error
-	e := i.find(by, m.ID)
-	if e != nil && i.synced && reflect.DeepEqual(e.Member, m) && (e.slot != Nobody || m.Tenant == Tenant{}) {
+	e := i.told[teller{by, m.ID}]
+	if e != nil && i.index.settled() && reflect.DeepEqual(e.Member, m) && (e.slot != Nobody || m.Tenant == Tenant{}) {
 		return e.slot, i.missing(m)
 	}
 	if e == nil {
-		e = &entry{by: by}
-		i.told = append(i.told, e)
+		i.last++
+		e = &entry{nth: i.last}
+		i.told[teller{by, m.ID}] = e
+	} else {
+		i.index.remove(e)
 	}
 	if e.Tenant != m.Tenant || e.slot == Nobody {
 		i.leave(e)
@@ -191,6 +198,7 @@ func (i *Identity) Tell(by string, m Member) (Slot, error) {
 	if home := m.Tenant.NetNS; home != 0 && !slices.Contains(e.homes, home) {
 		e.homes = append(e.homes, home)
 	}
+	i.index.add(e)
 	errs = append(errs, i.sync(), i.missing(m))
 	return e.slot, errors.Join(errs...)
 }
@@ -200,22 +208,14 @@ func (i *Identity) Tell(by string, m Member) (Slot, error) {
 func (i *Identity) Forget(by string, id container.ID) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	e := i.find(by, id)
+	e := i.told[teller{by, id}]
 	if e == nil {
 		return nil
 	}
 	i.leave(e)
-	i.told = slices.DeleteFunc(i.told, func(o *entry) bool { return o == e })
+	i.index.remove(e)
+	delete(i.told, teller{by, id})
 	return i.sync()
-}
-
-func (i *Identity) find(by string, id container.ID) *entry {
-	for _, e := range i.told {
-		if e.by == by && e.ID == id {
-			return e
-		}
-	}
-	return nil
 }
 
 // leave gives back the slot that an entry holds.
@@ -231,7 +231,7 @@ func (i *Identity) leave(e *entry) {
 func (i *Identity) AccountAt(netns uint64, index int) uint16 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.devices[identityFlDevice{Netns: uint32(netns), Ifindex: uint32(index)}].Account
+	return i.index.devices.held[identityFlDevice{Netns: uint32(netns), Ifindex: uint32(index)}].Account
 }
 
 // Home says whether somebody who was told lives in a network namespace, or has lived
@@ -242,30 +242,25 @@ func (i *Identity) Home(netns uint64) bool {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return slices.ContainsFunc(i.told, func(e *entry) bool { return slices.Contains(e.homes, netns) })
+	return i.index.homes[netns] > 0
 }
 
 // sync brings the maps to what was told.
 func (i *Identity) sync() error {
-	list := slices.Clone(i.told)
-	slices.SortStableFunc(list, func(a, b *entry) int { return cmp.Compare(b.Rank, a.Rank) })
-	devices, cgroups := wanted(list, i.self, int(i.maps.FlCgroups.MaxEntries()))
-	changed, err := apply(i.maps.FlDevices, i.devices, devices, "device")
-	more, cerr := apply(i.maps.FlCgroups, i.cgroups, cgroups, "cgroup")
+	changed, err := i.index.devices.bring(i.maps.FlDevices, i.index.device, "device")
+	more, cerr := i.index.cgroups.bring(i.maps.FlCgroups, i.index.cgroup(), "cgroup")
 	if changed || more {
 		i.change++
 		err = errors.Join(err, i.epoch.Set(i.change))
 	}
-	err = errors.Join(err, cerr)
-	i.synced = err == nil
-	return err
+	return errors.Join(err, cerr)
 }
 
 // missing says that not all cgroups of a member are known: some had no room.
 func (i *Identity) missing(m Member) error {
 	n := 0
 	for _, id := range m.Cgroups {
-		if _, ok := i.cgroups[id]; !ok {
+		if _, ok := i.index.cgroups.held[id]; !ok {
 			n++
 		}
 	}

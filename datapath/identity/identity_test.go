@@ -3,6 +3,7 @@ package identity
 import (
 	"errors"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -25,13 +26,39 @@ func must(t *testing.T, err error) {
 func of(members ...Member) (list []*entry) {
 	for n, m := range members {
 		m.Account = uint16(n + 1)
-		list = append(list, &entry{Member: m, slot: Slot(101 + n)})
+		list = append(list, &entry{Member: m, nth: n, slot: Slot(101 + n)})
 	}
 	return list
 }
 
 func owner(n, flags uint16) identityFlOwner {
 	return identityFlOwner{Tenant: 100 + n, Account: n, Flags: flags}
+}
+
+// known gives what an index of entries says of all devices and all cgroups.
+func known(self uint64, room int, told ...*entry) (map[identityFlDevice]identityFlOwner, map[uint64]identityFlOwner) {
+	x := newIndex(self, room)
+	for _, e := range told {
+		x.add(e)
+	}
+	return x.hold()
+}
+
+// hold notes what the BPF maps would hold, as bring does.
+func (x *index) hold() (map[identityFlDevice]identityFlOwner, map[uint64]identityFlOwner) {
+	x.devices.hold(x.device)
+	x.cgroups.hold(x.cgroup())
+	return x.devices.held, x.cgroups.held
+}
+
+func (s *stated[K]) hold(want func(K) (identityFlOwner, bool)) {
+	for k := range s.stale {
+		delete(s.held, k)
+		if v, ok := want(k); ok {
+			s.held[k] = v
+		}
+	}
+	clear(s.stale)
 }
 
 func TestWanted(t *testing.T) {
@@ -50,8 +77,7 @@ func TestWanted(t *testing.T) {
 		Member{Devices: []Device{{d, 2, false, false}}},
 	)
 	told[6].homes = []uint64{d}
-	devices, cgroups := wanted(told, 1, 100)
-	at := func(netns, index uint32) identityFlDevice { return identityFlDevice{Netns: netns, Ifindex: index} }
+	devices, cgroups := known(1, 100, told...)
 	side := identityFlOwner{Flags: flagHostSide}
 	wantDevices := map[identityFlDevice]identityFlOwner{
 		at(host, 5): owner(1, flagHostEnd|flagHostSide), at(host, 0): side, at(1, 0): side,
@@ -71,10 +97,63 @@ func TestWanted(t *testing.T) {
 // Who has made many cgroups takes nobody else's place.
 func TestWantedRoom(t *testing.T) {
 	told := of(Member{Cgroups: []uint64{10, 11, 12, 13, 14, 15, 16}}, Member{Cgroups: []uint64{20, 21}}, Member{Cgroups: []uint64{30}})
-	_, cgroups := wanted(told, 0, 6)
+	_, cgroups := known(0, 6, told...)
 	want := map[uint64]identityFlOwner{10: owner(1, 0), 20: owner(2, 0), 30: owner(3, 0), 11: owner(1, 0), 21: owner(2, 0), 12: owner(1, 0)}
 	if !maps.Equal(cgroups, want) {
 		t.Errorf("with room for 6: %v, want %v", cgroups, want)
+	}
+}
+
+// Whatever came and went before, what is known is what follows from who is there.
+func TestIndexRandom(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const self, room = 1, 12
+	random := func(nth int) *entry {
+		e := &entry{Member: Member{Account: uint16(r.IntN(3)), Rank: r.IntN(3), Class: Slot(r.IntN(3)), Counted: r.IntN(2) == 0}, nth: nth, slot: Slot(r.IntN(3))}
+		for range r.IntN(4) {
+			e.Devices = append(e.Devices, Device{Netns: uint64(r.IntN(4)), Ifindex: r.IntN(3), HostEnd: r.IntN(2) == 0, Trusted: r.IntN(2) == 0})
+			e.Cgroups = append(e.Cgroups, uint64(r.IntN(20)))
+		}
+		if r.IntN(2) == 0 {
+			e.homes = []uint64{uint64(r.IntN(4))}
+		}
+		return e
+	}
+	x := newIndex(self, room)
+	var told []*entry
+	for nth := range 2000 {
+		if n := len(told); n > 0 && (n > 12 || r.IntN(2) == 0) {
+			gone := r.IntN(n)
+			x.remove(told[gone])
+			told = slices.Delete(told, gone, gone+1)
+		} else {
+			told = append(told, random(nth))
+			x.add(told[len(told)-1])
+		}
+		devices, cgroups := x.hold()
+		wantDevices, wantCgroups := known(self, room, told...)
+		if !maps.Equal(devices, wantDevices) || !maps.Equal(cgroups, wantCgroups) {
+			t.Fatalf("after %d changes: %v, %v\nwant %v, %v", nth, devices, cgroups, wantDevices, wantCgroups)
+		}
+	}
+}
+
+// Only what a container has itself is worked out when it comes or goes, among however
+// many others.
+func TestIndexLooksAtChanges(t *testing.T) {
+	const self = 1
+	x := newIndex(self, 10000)
+	for n := range 1000 {
+		netns := uint64(100 + n)
+		e := &entry{nth: n, homes: []uint64{netns}, Member: Member{Cgroups: []uint64{uint64(n)}, Devices: []Device{
+			{Netns: netns, Ifindex: 2}, {Netns: self, Ifindex: 10 + n, HostEnd: true, Trusted: true},
+		}}}
+		x.add(e)
+		// Its device, the rest of its namespace, the host end, and the host's namespace.
+		if len(x.devices.stale) != 4 || len(x.cgroups.stale) != 1 {
+			t.Fatalf("container %d: %d devices and %d cgroups are looked at", n, len(x.devices.stale), len(x.cgroups.stale))
+		}
+		x.hold()
 	}
 }
 
