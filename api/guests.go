@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"sync"
 	"time"
@@ -41,8 +42,36 @@ type guests struct {
 
 	accepted pace // belongs to who accepts
 
-	mu sync.Mutex
-	of map[container.ID]*guest
+	mu   sync.Mutex
+	of   map[container.ID]*guest
+	log  *slog.Logger
+	told time.Time // when the log was told last
+}
+
+func newGuests(caller func(Peer) container.ID, log *slog.Logger) *guests {
+	return &guests{caller: caller, of: make(map[container.ID]*guest), log: log}
+}
+
+// tellEvery is how often the log may say that containers connect too often.
+const tellEvery = time.Minute
+
+// tell has the log say that connections wait or are refused. The caller holds mu.
+func (g *guests) tell(now time.Time, what string, args ...any) {
+	if g.told.IsZero() || now.Sub(g.told) >= tellEvery {
+		g.told = now
+		g.log.Warn("the socket for containers: "+what, args...)
+	}
+}
+
+// wait gives for how long the next connection is not accepted.
+func (g *guests) wait(now time.Time) time.Duration {
+	wait := g.accepted.wait(now)
+	if wait > 0 {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.tell(now, "connections wait, as there are more than it takes", "most per second", int(time.Second/guestPause))
+	}
+	return wait
 }
 
 // guest is one of them; the mutex of all guards it.
@@ -68,6 +97,7 @@ func (g *guests) admit(v *visitor) bool {
 		g.of[id] = one
 	}
 	if one.conns == maxOfOne {
+		g.tell(now, "connections of a container are refused, as it has too many", "container", id, "most", maxOfOne)
 		return false
 	}
 	one.conns++

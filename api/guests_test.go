@@ -1,10 +1,13 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,7 +56,8 @@ func TestSelfSocketRefuses(t *testing.T) {
 func TestGuests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ids := map[int]container.ID{1: 7, 2: 7, 3: 8}
-		g := &guests{caller: func(p Peer) container.ID { return ids[p.PID] }, of: make(map[container.ID]*guest)}
+		var log bytes.Buffer
+		g := newGuests(func(p Peer) container.ID { return ids[p.PID] }, slog.New(slog.NewTextHandler(&log, nil)))
 		left := 0
 		come := func(pid int, err error) (*visitor, bool) {
 			v := &visitor{Conn: nowhere{}, peer: Peer{PID: pid, FD: -1}, err: err, leave: func() { left++ }}
@@ -69,6 +73,10 @@ func TestGuests(t *testing.T) {
 		}
 		if _, ok := come(2, nil); ok {
 			t.Error("one container has more connections than it may")
+		}
+		come(2, nil)
+		if n := strings.Count(log.String(), "refused"); n != 1 || !strings.Contains(log.String(), "container="+container.ID(7).String()) {
+			t.Errorf("of two connections too many the log says %q", &log)
 		}
 		other, ok := come(3, nil)
 		if !ok {
@@ -153,7 +161,9 @@ func TestGuestPace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inner.Close()
-	l := visitors{Listener: inner, places: make(chan struct{}, maxSelves), guests: &guests{caller: func(Peer) container.ID { return 0 }, of: make(map[container.ID]*guest)}}
+	var log bytes.Buffer
+	g := newGuests(func(Peer) container.ID { return 0 }, slog.New(slog.NewTextHandler(&log, nil)))
+	l := visitors{Listener: inner, places: make(chan struct{}, maxSelves), guests: g}
 	const many = guestBurst + 100
 	go func() {
 		for range many {
@@ -174,5 +184,8 @@ func TestGuestPace(t *testing.T) {
 	}
 	if took := time.Since(start); took < 90*guestPause { // a little less than those over the burst
 		t.Errorf("%d connections were let in within %v", many, took)
+	}
+	if n := strings.Count(log.String(), "connections wait"); n != 1 {
+		t.Errorf("the log says %q", &log)
 	}
 }

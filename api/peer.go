@@ -148,7 +148,7 @@ func (l visitors) Accept() (net.Conn, error) {
 	for {
 		l.places <- struct{}{} // the next in line waits in the kernel's queue
 		if l.guests != nil {
-			time.Sleep(l.guests.accepted.wait(time.Now()))
+			time.Sleep(l.guests.wait(time.Now()))
 		}
 		c, err := l.Listener.Accept()
 		if err != nil {

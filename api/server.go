@@ -11,8 +11,6 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	"github.com/fairlead-project/fairlead/container"
 )
 
 const (
@@ -31,7 +29,7 @@ func Serve(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) err
 // leave unsent may hold it for long, and no one of them may hold it for itself:
 // see guests.
 func ServeSelf(ctx context.Context, l net.Listener, b Backend, log *slog.Logger) error {
-	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: &guests{caller: b.Caller, of: make(map[container.ID]*guest)}}
+	v := visitors{Listener: l, places: make(chan struct{}, maxSelves), guests: newGuests(b.Caller, log)}
 	return serve(ctx, v, newHandler(b, true, ctx.Done(), log), 2*time.Second)
 }
 
