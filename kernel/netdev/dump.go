@@ -22,11 +22,19 @@ var ErrMany = errors.New("more network devices or addresses than are looked at")
 // the list ends. It holds one answer at a time, and the kernel does not produce
 // the rest of a list that nobody reads.
 func dump(family int, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
+	return dumpWith(family, func(*nl.NetlinkSocket) error { return nil }, req, see)
+}
+
+// dumpWith is dump with options that the socket gets first.
+func dumpWith(family int, options func(*nl.NetlinkSocket) error, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), family)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
+	if err := options(s); err != nil {
+		return err
+	}
 	return dumpBy(s, req, see)
 }
 

@@ -74,18 +74,10 @@ func (ns *NS) Links(most int) ([]Link, error) {
 		if err != nil && !errors.Is(err, ErrMany) {
 			return err
 		}
-		seen = 0
-		req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
-		req.AddData(nl.NewIfAddrmsg(unix.AF_UNSPEC))
-		return errors.Join(err, dump(unix.NETLINK_ROUTE, req, func(msg []byte) (bool, error) {
-			if seen++; seen > most {
-				return false, ErrMany
-			}
-			index, prefix, err := parseAddr(msg)
-			if i, ok := at[index]; ok && err == nil && prefix != "" && len(links[i].Addrs) < maxAddrs {
+		return errors.Join(err, addresses(0, most, func(index int, prefix string) {
+			if i, ok := at[index]; ok && len(links[i].Addrs) < maxAddrs {
 				links[i].Addrs = append(links[i].Addrs, prefix)
 			}
-			return true, err
 		}))
 	})
 	if errors.Is(err, ErrMany) {
@@ -95,6 +87,30 @@ func (ns *NS) Links(most int) ([]Link, error) {
 		return nil, fmt.Errorf("list links of netns %d: %w", ns.inode, err)
 	}
 	return links, nil
+}
+
+// addresses passes the addresses of the device with an index, or of all for 0, to see,
+// as prefixes. The error is ErrMany where there are more than most.
+func addresses(index, most int, see func(index int, prefix string)) error {
+	head := nl.NewIfAddrmsg(unix.AF_UNSPEC)
+	head.Index = uint32(index)
+	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+	req.AddData(head)
+	seen := 0
+	// Without strict checks (5.0) the kernel lists all whatever the index.
+	strict := func(s *nl.NetlinkSocket) error {
+		return unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+	}
+	return dumpWith(unix.NETLINK_ROUTE, strict, req, func(msg []byte) (bool, error) {
+		if seen++; seen > most {
+			return false, ErrMany
+		}
+		of, prefix, err := parseAddr(msg)
+		if err == nil && prefix != "" && (index == 0 || of == index) {
+			see(of, prefix)
+		}
+		return true, err
+	})
 }
 
 // linksRequest asks for all devices, without the counters of each.
