@@ -103,9 +103,9 @@ func OpenBoot(dir, boot string) (*Journal, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open journal %s: %w", dir, err), s.close())
 	}
-	j := &Journal{patience: hangs, now: time.Now, notes: notes{store: s, entries: make(map[Ref]numbered)}}
+	j := &Journal{patience: hangs, now: time.Now, notes: notes{store: s, entries: make(map[Ref]*numbered)}}
 	for seq, e := range list {
-		j.entries[e.Ref] = numbered{e, seq}
+		j.entries[e.Ref] = &numbered{e, seq}
 		j.last = max(j.last, seq)
 	}
 	return j, nil

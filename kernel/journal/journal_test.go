@@ -300,7 +300,7 @@ func TestPriorIsOurs(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
 	turn(t, j, b.knob("a"), "2")
-	e := j.entries[Ref{"mem", "a"}]
+	e := *j.entries[Ref{"mem", "a"}]
 	prior := "2"
 	e.Wrote, e.Prior = "3", &prior
 	if err := j.put(e); err != nil {

@@ -21,8 +21,8 @@ type notes struct {
 	last    uint64 // highest number given out
 	untidy  int    // records before the file is rewritten, after that has failed
 
-	mu      sync.Mutex // guards what follows; entries change with writing held too
-	entries map[Ref]numbered
+	mu      sync.Mutex        // guards what follows; entries change with writing held too
+	entries map[Ref]*numbered // none is changed, but replaced
 	closed  bool
 	source  func(container uint64) string // nil: not known
 }
@@ -120,7 +120,7 @@ func (n *notes) rename(was numbered, now Entry) error {
 	err := n.set(numbered{now, was.seq})
 	if _, done := n.entry(now.Ref); !done {
 		n.mu.Lock()
-		n.entries[was.Ref] = was
+		n.entries[was.Ref] = &was
 		n.mu.Unlock()
 	}
 	return err
@@ -169,13 +169,18 @@ func (n *notes) list(match func(Entry) bool) []Entry {
 // sorted gives the matching entries, oldest first; nil matches all.
 func (n *notes) sorted(match func(Entry) bool) []numbered {
 	n.mu.Lock()
-	all := make([]numbered, 0, len(n.entries))
+	all := make([]*numbered, 0, len(n.entries))
 	all = slices.AppendSeq(all, maps.Values(n.entries))
 	n.mu.Unlock()
-	// Those that match are few of many, mostly: the order of the others is no matter.
-	all = slices.DeleteFunc(all, func(e numbered) bool { return match != nil && !match(e.Entry) })
-	slices.SortFunc(all, func(a, b numbered) int { return cmp.Compare(a.seq, b.seq) })
-	return all
+	// Those that match are few of many, mostly.
+	var list []numbered
+	for _, e := range all {
+		if match == nil || match(e.Entry) {
+			list = append(list, *e)
+		}
+	}
+	slices.SortFunc(list, func(a, b numbered) int { return cmp.Compare(a.seq, b.seq) })
+	return list
 }
 
 // Forget drops the entries that match without touching the host, for objects that
@@ -194,8 +199,10 @@ func (n *notes) Forget(match func(Entry) bool) error {
 func (n *notes) entry(ref Ref) (numbered, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	e, ok := n.entries[ref]
-	return e, ok
+	if e := n.entries[ref]; e != nil {
+		return *e, true
+	}
+	return numbered{}, false
 }
 
 // attributed returns which runtime reported an owner's container.
@@ -242,7 +249,7 @@ func (n *notes) set(e numbered) error {
 		return fmt.Errorf("record in journal: %w", err)
 	}
 	n.mu.Lock()
-	n.entries[e.Ref] = e
+	n.entries[e.Ref] = &e
 	n.mu.Unlock()
 	n.tidy()
 	return nil
