@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -117,4 +118,31 @@ func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uin
 		return err
 	}
 	return nil
+}
+
+// unlearn has nothing more told to be for a tenant by what it receives.
+func (f *Traffic) unlearn(t *tenant) error {
+	var errs []error
+	for d := range t.ends {
+		errs = append(errs, t.leave(d, deliver))
+	}
+	for id, l := range t.sockets {
+		errs = append(errs, l.Close())
+		delete(t.sockets, id)
+	}
+	return errors.Join(append(errs, f.programs.forgetFlows())...)
+}
+
+// share notes whether what uplinks receive is shared, and sees that all who
+// take part are known where their packets arrive.
+func (f *Traffic) share(ctx context.Context, on bool) error {
+	if f.sharing == on {
+		return nil
+	}
+	f.sharing = on
+	var errs []error
+	for _, t := range f.tenants {
+		errs = append(errs, f.identify(ctx, t))
+	}
+	return errors.Join(errs...)
 }

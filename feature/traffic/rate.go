@@ -41,7 +41,7 @@ func (f *Traffic) Examine() []probe.Finding {
 	if f.host == nil {
 		return nil
 	}
-	links, err := f.host.Links(netdev.MostLinks)
+	links, err := f.listing.Links()
 	if err != nil {
 		return []probe.Finding{uplinkFinding("uplinks", probe.Verdict{Level: probe.Unavailable, Why: err.Error()}, "")}
 	}

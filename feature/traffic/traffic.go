@@ -86,7 +86,8 @@ type Traffic struct {
 	measuring chan struct{} // holds one for each Measure
 
 	mu         sync.Mutex
-	host       *netdev.NS // nil once closed, or where nothing works
+	host       *netdev.NS      // nil once closed, or where nothing works
+	listing    *netdev.Listing // of its devices
 	programs   *programs
 	tenants    map[identity.Tenant]*tenant
 	member     map[container.ID]*tenant
@@ -136,6 +137,9 @@ func New(cfg Config) (*Traffic, error) {
 	var err error
 	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
 		return nil, fmt.Errorf("traffic: %w", err)
+	}
+	if f.listing, err = netdev.NewListing(cfg.NetNS); err != nil {
+		return nil, errors.Join(fmt.Errorf("traffic: %w", err), f.host.Close())
 	}
 	if err := qdisc.Supported(qdisc.KindHTB); err != nil {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "no HTB: " + err.Error(), Mend: "a kernel with CONFIG_NET_SCH_HTB"}
@@ -270,33 +274,6 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 		return err
 	}
 	return errors.Join(missing, f.unkept(d))
-}
-
-// unlearn has nothing more told to be for a tenant by what it receives.
-func (f *Traffic) unlearn(t *tenant) error {
-	var errs []error
-	for d := range t.ends {
-		errs = append(errs, t.leave(d, deliver))
-	}
-	for id, l := range t.sockets {
-		errs = append(errs, l.Close())
-		delete(t.sockets, id)
-	}
-	return errors.Join(append(errs, f.programs.forgetFlows())...)
-}
-
-// share notes whether what uplinks receive is shared, and sees that all who
-// take part are known where their packets arrive.
-func (f *Traffic) share(ctx context.Context, on bool) error {
-	if f.sharing == on {
-		return nil
-	}
-	f.sharing = on
-	var errs []error
-	for _, t := range f.tenants {
-		errs = append(errs, f.identify(ctx, t))
-	}
-	return errors.Join(errs...)
 }
 
 // Remove implements feature.Feature.
@@ -492,7 +469,7 @@ func (f *Traffic) Close() error {
 	}
 	errs = append(errs, f.own.Close())
 	if f.host != nil {
-		errs = append(errs, f.host.Close())
+		errs = append(errs, f.listing.Close(), f.host.Close())
 		f.host = nil
 	}
 	return errors.Join(errs...)

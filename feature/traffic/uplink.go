@@ -37,7 +37,7 @@ func (u *uplink) close() error {
 // look finds the uplinks that there are now. The error is of those that could
 // not be taken, as there is none of that name.
 func (f *Traffic) look() error {
-	links, err := f.host.Links(netdev.MostLinks)
+	links, err := f.listing.Links()
 	if err != nil {
 		return err
 	}

@@ -69,9 +69,17 @@ func (f *Traffic) lookAfter(inode uint64) {
 	if w == nil {
 		return
 	}
+	list := func() ([]netdev.Link, error) { return w.ns.Links(netdev.MostLinks) }
+	if f.host != nil && f.host.Inode() == inode {
+		list = f.listing.Links
+	}
+	links, err := list()
+	up := make(map[int]bool)
+	for _, l := range links {
+		up[l.Index] = l.Up
+	}
 	f.led(inode, func(i *ingress) {
-		l, err := w.ns.Link(i.index)
-		if err == nil && l.Up || err != nil && !errors.Is(err, netdev.ErrNoLink) {
+		if err != nil || up[i.index] {
 			return
 		}
 		f.cfg.Log.Warn("someone has removed or set down an IFB: what it shaped is not shaped until the next change", "index", i.index, "for", i.link.Name)
