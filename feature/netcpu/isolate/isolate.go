@@ -50,6 +50,7 @@ type Isolator struct {
 	host    *uplinks // nil while nothing is isolated
 	pinned  bool     // what is changed on the host is needed by others
 	looked  time.Time
+	windows uint64 // of reweigh
 }
 
 // tenant is one network namespace, whose packets are charged to one cgroup

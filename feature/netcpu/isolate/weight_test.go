@@ -96,3 +96,33 @@ func TestWeightFollowsQuota(t *testing.T) {
 		t.Errorf("restored to %d, %v", got, err)
 	}
 }
+
+// Few tenants are all looked at in each window, many in turns.
+func TestTurns(t *testing.T) {
+	for n, most := range map[int]int{1: 1, 60: 60, 1000: 63} {
+		is := &Isolator{tenants: make(map[uint64]*tenant)}
+		for i := range n {
+			netns := uint64(4026532000 + i)
+			is.tenants[netns] = &tenant{netns: netns}
+		}
+		looked := make(map[uint64]int)
+		for range 1 + n/mostWeighed {
+			is.windows++
+			now := 0
+			for netns, x := range is.tenants {
+				if is.turnOf(x) {
+					now++
+					looked[netns]++
+				}
+			}
+			if now > most {
+				t.Errorf("%d of %d tenants are looked at in one window", now, n)
+			}
+		}
+		for netns := range is.tenants {
+			if looked[netns] != 1 {
+				t.Errorf("of %d tenants one is looked at %d times", n, looked[netns])
+			}
+		}
+	}
+}
