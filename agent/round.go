@@ -12,6 +12,15 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
+// A round looks at all containers, and each container that starts asks for a few. So
+// that a burst does not cost the square of how many there are, a round comes no sooner
+// after the last one than roundRest times as long as that took; on a host with few
+// containers, these are milliseconds.
+const (
+	roundRest = 4
+	mostRest  = time.Second
+)
+
 // loop makes a round whenever there may be a reason for one, until ctx ends.
 func (a *Agent) loop(ctx context.Context) {
 	refresh := time.NewTicker(refreshTime)
@@ -24,10 +33,12 @@ func (a *Agent) loop(ctx context.Context) {
 	for ctx.Err() == nil {
 		// Requested before the round, so that no change is lost.
 		changed := a.set.Changed()
+		began := time.Now()
 		if complete = a.round(); complete && ready != nil {
 			ready()
 			ready = nil
 		}
+		rest := time.After(min(roundRest*time.Since(began), mostRest))
 	idle:
 		for {
 			a.alive()
@@ -51,6 +62,10 @@ func (a *Agent) loop(ctx context.Context) {
 				}
 			}
 			break idle
+		}
+		select {
+		case <-ctx.Done():
+		case <-rest:
 		}
 	}
 }
