@@ -165,13 +165,14 @@ func TestGuestPace(t *testing.T) {
 	g := newGuests(func(Peer) container.ID { return 0 }, slog.New(slog.NewTextHandler(&log, nil)))
 	l := visitors{Listener: inner, places: make(chan struct{}, maxSelves), guests: g}
 	const many = guestBurst + 100
+	held := make(chan net.Conn, many)
 	go func() {
 		for range many {
 			c, err := net.Dial("unix", path)
 			if err != nil {
 				return
 			}
-			c.Close()
+			held <- c
 		}
 	}()
 	start = time.Now()
@@ -181,11 +182,45 @@ func TestGuestPace(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Close()
+		(<-held).Close()
 	}
 	if took := time.Since(start); took < 90*guestPause { // a little less than those over the burst
 		t.Errorf("%d connections were let in within %v", many, took)
 	}
 	if n := strings.Count(log.String(), "connections wait"); n != 1 {
 		t.Errorf("the log says %q", &log)
+	}
+}
+
+// Nobody is looked up who has hung up by the time that his turn has come.
+func TestGuestsWhoHaveGone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "self")
+	inner, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	asked := 0
+	g := newGuests(func(Peer) container.ID { asked++; return 7 }, slog.New(slog.DiscardHandler))
+	l := visitors{Listener: inner, places: make(chan struct{}, 2), guests: g}
+	var last net.Conn
+	for n := range 20 {
+		if last, err = net.Dial("unix", path); err != nil {
+			t.Fatal(err)
+		}
+		defer last.Close()
+		if n < 19 {
+			last.Write([]byte("GET /v1/self HTTP/1.1\r\n\r\n")) // unread
+			last.Close()
+		}
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	last.Write([]byte("x"))
+	if n, err := c.Read(make([]byte, 8)); n != 1 || err != nil || asked != 1 || len(l.places) != 1 {
+		t.Errorf("%d bytes, %v; %d were looked up, %d are in", n, err, asked, len(l.places))
 	}
 }

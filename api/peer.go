@@ -155,6 +155,12 @@ func (l visitors) Accept() (net.Conn, error) {
 			<-l.places
 			return nil, err
 		}
+		// A loop of connections that are closed at once costs next to nothing.
+		if l.guests != nil && hungUp(c) {
+			c.Close()
+			<-l.places
+			continue
+		}
 		v := &visitor{Conn: c, peer: Peer{FD: -1}, leave: func() { <-l.places }}
 		if u, ok := c.(*net.UnixConn); ok {
 			v.peer, v.err = peerOf(u)
@@ -166,6 +172,24 @@ func (l visitors) Accept() (net.Conn, error) {
 		}
 		v.Close()
 	}
+}
+
+// hungUp says whether the other end of a connection has been closed.
+func hungUp(c net.Conn) bool {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return false
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return false
+	}
+	poll := []unix.PollFd{{}}
+	err = raw.Control(func(fd uintptr) {
+		poll[0].Fd = int32(fd)
+		unix.Poll(poll, 0) // without an answer nothing has hung up
+	})
+	return err == nil && poll[0].Revents&unix.POLLHUP != 0
 }
 
 func withPeer(ctx context.Context, c net.Conn) context.Context {
