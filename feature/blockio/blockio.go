@@ -303,9 +303,8 @@ func (f *BlockIO) unweighed(t policy.Target) error {
 
 // wrote says whether a value is one that this feature has put in force.
 func (f *BlockIO) wrote(k journal.Knob, value string) bool {
-	return slices.ContainsFunc(f.cfg.Journal.Entries(), func(e journal.Entry) bool {
-		return e.Ref == k.Ref() && e.Owner.Feature == name && e.Ours(value)
-	})
+	e, ours := f.cfg.Journal.Entry(k.Ref())
+	return ours && e.Owner.Feature == name && e.Ours(value)
 }
 
 // turn brings the host to a Target, and puts back what the last one asked for beyond it.
@@ -327,9 +326,6 @@ func (f *BlockIO) turn(t policy.Target) error {
 }
 
 func (f *BlockIO) restore(match func(journal.Entry) bool) error {
-	if !slices.ContainsFunc(f.cfg.Journal.Entries(), match) {
-		return nil
-	}
 	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), match)
 	return err
 }
