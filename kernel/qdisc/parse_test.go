@@ -8,8 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -143,5 +145,32 @@ func TestPatience(t *testing.T) {
 	}
 	if q, err := d.root(); err != nil || q.handle != Handle {
 		t.Errorf("the next request: %+v, %v", q, err)
+	}
+}
+
+// The root qdisc is the same asked for by itself and in the list of all.
+func TestRootAlone(t *testing.T) {
+	testkit.NeedRoot(t)
+	d, done, err := bench(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	if err := d.ns.Do(func() error { return netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: d.index}}) }); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // first the kernel's own
+		alone, ok := d.rootAlone()
+		list, err := d.qdiscs()
+		if err != nil || len(list) != 1 || !ok || !reflect.DeepEqual(alone, list[0]) {
+			t.Errorf("alone %+v, %v; in the list %+v, %v", alone, ok, list, err)
+		}
+		if err := d.claim(message{}, KindHTB); err != nil && alone.kind != string(KindHTB) {
+			t.Fatal(err)
+		}
+	}
+	gone := &Device{ns: d.ns, index: 1 << 20, socket: d.socket}
+	if m, ok := gone.rootAlone(); ok {
+		t.Errorf("a device that is not there has %+v", m)
 	}
 }

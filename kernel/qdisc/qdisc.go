@@ -366,6 +366,9 @@ func (d *Device) ours(kind Kind) (map[uint16]message, error) {
 
 // root gives the root qdisc; its handle is 0 for the one that the kernel chose.
 func (d *Device) root() (message, error) {
+	if m, ok := d.rootAlone(); ok {
+		return m, nil
+	}
 	list, err := d.qdiscs()
 	if err != nil {
 		return message{}, err
@@ -376,6 +379,18 @@ func (d *Device) root() (message, error) {
 		}
 	}
 	return message{}, nil // some kinds of the kernel's own are not shown
+}
+
+// rootAlone asks for the root qdisc by itself, as the kernel lists those of all devices.
+// It gives none for a device that has gone, and for what the kernel does not show. The
+// kernel answers the one who asks only if that asks for an echo (qdisc_get_notify).
+func (d *Device) rootAlone() (message, bool) {
+	raw, err := d.request(unix.RTM_GETQDISC, unix.NLM_F_ACK|unix.NLM_F_ECHO, message{parent: rootParent}).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+	if err != nil || len(raw) != 1 {
+		return message{}, false
+	}
+	m, index, err := parse(raw[0])
+	return m, err == nil && index == d.index && m.parent == rootParent
 }
 
 // qdiscs lists the qdiscs of the device that queue packets; all also lists the
