@@ -29,19 +29,29 @@ type Containerd struct {
 // containerd with its ctr, runc and a static busybox, and skips t without.
 func StartContainerd(t testing.TB) *Containerd {
 	t.Helper()
+	return startContainerd(t, func(*Containerd) string { return "" })
+}
+
+// startContainerd is StartContainerd with the CRI plugin, if cri gives its configuration.
+func startContainerd(t testing.TB, cri func(*Containerd) string) *Containerd {
+	t.Helper()
 	NeedRoot(t)
 	needPrograms(t, "containerd", "ctr", "runc", "busybox", "unshare", "nsenter")
 	name := fmt.Sprintf("flcontainerd-%d-%d", os.Getpid(), daemons.Add(1))
 	c := &Containerd{Image: "docker.io/library/flbusybox:latest", CgroupParent: name, NS: NetNS(t), dir: shortDir(t, name)}
 	c.Socket = filepath.Join(c.dir, "containerd.sock")
 	config := filepath.Join(c.dir, "config.toml")
+	disabled, plugin := "", cri(c)
+	if plugin == "" {
+		disabled = `"io.containerd.grpc.v1.cri"`
+	}
 	err := os.WriteFile(config, fmt.Appendf(nil, `version = 2
 root = %q
 state = %q
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
+disabled_plugins = [%s]
 [grpc]
 address = %q
-`, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"), c.Socket), 0o600)
+%s`, filepath.Join(c.dir, "root"), filepath.Join(c.dir, "state"), disabled, c.Socket, plugin), 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +124,7 @@ func imageTar(t testing.TB, name string) []byte {
 	layer := busyboxTar(t)
 	config, err := json.Marshal(map[string]any{
 		"architecture": "amd64", "os": "linux",
-		"config": map[string]any{"Env": []string{"PATH=/bin"}, "Labels": map[string]string{"from": "image", "given": "image"}},
+		"config": map[string]any{"Env": []string{"PATH=/bin"}, "Cmd": []string{"sleep", "100000"}, "Labels": map[string]string{"from": "image", "given": "image"}},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
 	})
 	if err != nil {

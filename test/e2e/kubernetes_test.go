@@ -1,0 +1,100 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// pod is the manifest of a pod whose containers sleep, with the annotations that users
+// of Kubernetes know, and ours.
+func pod(name string, containers ...string) string {
+	m := fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata:
+  name: %s
+  namespace: shop
+  annotations: {kubernetes.io/egress-bandwidth: 50M, fairlead.netcpu: isolate}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+`, name)
+	for _, c := range containers {
+		m += fmt.Sprintf("  - {name: %s, image: \"docker.io/library/flbusybox:latest\", imagePullPolicy: Never, command: [sleep, \"100000\"]}\n", c)
+	}
+	return m
+}
+
+// TestKubernetes has a kubelet and containerd run pods: each container is known by
+// NAMESPACE/POD/CONTAINER, the sandbox is none, and the annotations of the pod are in
+// force for its packets.
+func TestKubernetes(t *testing.T) {
+	if testkit.Scale(t, 0, 1) == 0 {
+		testkit.Skip(t, "only in the tier full")
+	}
+	testkit.NeedRoot(t)
+	n := testkit.StartNode(t, kubelet(t))
+	a := newAgent(t, n.NS, "--containerd", n.Socket)
+	a.start()
+	n.Pod(t, "web", pod("web", "httpd", "side"))
+	n.Pod(t, "db", pod("db", "store"))
+	at := func(pod, container string) string { return "shop/" + pod + "-" + n.Name + "/" + container }
+	want := []string{at("db", "store"), at("web", "httpd"), at("web", "side")}
+	await(t, "policy of all pods to be in force", func() error {
+		list, err := a.api.Containers(t.Context())
+		var names []string
+		for _, c := range list {
+			if !forced(c) {
+				err = fmt.Errorf("%s: %+v", c.Name, c.Features)
+			}
+			names = append(names, c.Name)
+		}
+		if err == nil && !slices.Equal(names, want) {
+			err = fmt.Errorf("containers are %q, want %q", names, want)
+		}
+		return err
+	})
+	x, err := a.api.Explain(t.Context(), "shop/db-"+n.Name) // a pod of one container
+	must(t, err)
+	for key, value := range map[string]string{"fairlead.net.ceil": "50M", "fairlead.netcpu": "isolate"} {
+		if !slices.ContainsFunc(x.Container.Policy, func(s api.Setting) bool { return s.Key == key && s.Value == value && s.From == "annotation" }) {
+			t.Errorf("policy is %+v, want %s=%s of an annotation", x.Container.Policy, key, value)
+		}
+	}
+	mustSay(t, a.run("explain", "shop/web-"+n.Name), 1, "may be any of 2 containers")
+	n.Pod(t, "web", "")
+	await(t, "the pod to be gone", func() error {
+		list, err := a.api.Containers(t.Context())
+		if err == nil && len(list) != 1 {
+			err = fmt.Errorf("%d containers are left", len(list))
+		}
+		return err
+	})
+	a.stop()
+}
+
+// kubelet builds Kubernetes' kubelet, which takes minutes the first time, into the
+// repository's folder build.
+func kubelet(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../kubernetes/kubelet")
+	must(t, err)
+	out := filepath.Join(dir, "../../../build/kubelet")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X k8s.io/component-base/version.gitVersion=v1.34.4", "-o", out, ".")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		if strings.Contains(string(text), "dial tcp") || strings.Contains(string(text), "no such host") {
+			testkit.Skip(t, "no network to build a kubelet")
+		}
+		t.Fatalf("build the kubelet: %v\n%s", err, text)
+	}
+	return out
+}
