@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -59,14 +60,18 @@ func (a *agent) coverageOf(name, direction, protocol string) (c api.LatencyCover
 
 // records makes a container ping, and waits for the record of each packet to and from
 // the one it asks, and of no other: each with its times between device and uplink, and
-// between socket and uplink.
-func (a *agent) records(name, peer string, pings int, ping func()) {
+// between socket and uplink. It gives how many there are. Where the kernel has called no
+// program for softirqs meanwhile, packets may be without a record.
+func (a *agent) records(name, peer string, pings int, ping func()) (n int) {
 	a.t.Helper()
 	filter := api.LatencyFilter{Protocol: api.LatencyICMP, Peer: netip.MustParsePrefix(peer + "/32")}
 	first, err := a.api.LatencyRecords(a.t.Context(), name, filter, 0)
 	must(a.t, err)
+	softirqs := testkit.WatchSoftirqs(a.t)
 	ping()
 	filter.After = first.Next
+	const late = 10 * time.Second // when what has no record will not get one
+	pinged := time.Now()
 	await(a.t, fmt.Sprintf("%d pings of %s to be recorded", pings, name), func() error {
 		got, err := a.api.LatencyRecords(a.t.Context(), name, filter, 0)
 		if err != nil {
@@ -80,12 +85,19 @@ func (a *agent) records(name, peer string, pings int, ping func()) {
 			}
 			seen[r.Direction]++
 		}
-		if seen["egress"] != pings || seen["ingress"] != pings {
-			c, _, _ := a.coverageOf(name, "ingress", api.LatencyICMP)
-			return fmt.Errorf("there are %v; lost %d, missed %d; ingress %+v", seen, got.Lost, got.Missed, c)
+		n = len(got.Records)
+		if seen["egress"] == pings && seen["ingress"] == pings {
+			return nil
 		}
-		return nil
+		c, _, _ := a.coverageOf(name, "ingress", api.LatencyICMP)
+		err = fmt.Errorf("there are %v; lost %d, missed %d; ingress %+v", seen, got.Lost, got.Missed, c)
+		if seen["egress"] <= pings && seen["ingress"] <= pings && time.Since(pinged) > late && softirqs.Missed() > 0 {
+			a.t.Logf("%s: %v, and the kernel called no BPF program for %d network softirqs", name, err, softirqs.Missed())
+			return nil
+		}
+		return err
 	})
+	return n
 }
 
 // latencyIs waits until a container is measured.
@@ -138,7 +150,7 @@ func (h *host) testLatency(t *testing.T) {
 
 	// As MACE is used: on, measure, read. The line has the sequence number and the time.
 	in("timed", "fairlead", "latency", "trace", "--self", "--on")
-	h.agent.records("timed", outside, 5, func() { ping("-c", "5", "-i", "0.02") })
+	lines := h.agent.records("timed", outside, 5, func() { ping("-c", "5", "-i", "0.02") })
 	line := regexp.MustCompile(`(?m)^\[\d+\.\d{6}\] \(\d+\) (egress|ingress): [1-9]\d*$`)
 	for _, read := range []func() string{
 		func() string {
@@ -148,8 +160,8 @@ func (h *host) testLatency(t *testing.T) {
 			return curl("timed", "GET", "/v1/self/latency/records?after=1&format=slide&peer="+outside+"", "")
 		},
 	} {
-		await(t, "ten packets, as MACE shows them", func() error {
-			if out := read(); len(line.FindAllString(out, -1)) < 10 {
+		await(t, "the packets, as MACE shows them", func() error {
+			if out := read(); len(line.FindAllString(out, -1)) < lines {
 				return fmt.Errorf("%s", out)
 			}
 			return nil
