@@ -52,7 +52,11 @@ func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, a
 		return nil, err
 	}
 	defer d.end.close()
-	return is.bring(d, s, at, id)
+	list, err := is.bring(d, s, at, id)
+	if errors.Is(err, errNoNAPI) {
+		err = fmt.Errorf("%w: %w", journal.ErrGone, err) // a veth that is being removed stops to poll first
+	}
+	return list, err
 }
 
 // move moves a thread to its place.
