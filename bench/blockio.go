@@ -31,7 +31,7 @@ const (
 	SoftirqShare = "softirqs on the victim's CPUs"
 )
 
-// blockioCase is one case: a rig, and what is done in it in each round.
+// blockioCase is one case: a rig, and the measurements of a round.
 type blockioCase struct {
 	name  string
 	quick bool
@@ -40,8 +40,8 @@ type blockioCase struct {
 	round func(*blockioRig, context.Context, *experiment, blockioCase) error
 }
 
-// blockioBurners is how many neighbours compute without end, each in a container of its
-// own, as in the paper's figure 5 for so many CPUs.
+// blockioBurners is the number of neighbours that compute all the time, each in a container
+// of its own (MIST, figure 5).
 const blockioBurners = 12
 
 func blockioCatalogue() []blockioCase {
@@ -49,7 +49,7 @@ func blockioCatalogue() []blockioCase {
 		return []string{"disk", "--size", "4096", "--conns", strconv.Itoa(depth)}
 	}
 	cpus := runtime.NumCPU()
-	// MIST's figure 7: the mix of Hotmail's INDEX, by 4 threads.
+	// MIST's figure 7: the mix of Hotmail's INDEX, from 4 threads.
 	hotmail := []string{"disk", "--size", "4096", "--also", "65536", "--sequential", "reads", "--writes", "25", "--conns", "4"}
 	all := []blockioCase{
 		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
@@ -71,16 +71,15 @@ func (o Options) blockioCases() ([]blockioCase, []string, error) {
 	return choose(o, blockioCatalogue(), func(c *blockioCase, chosen func(string, bool) bool) bool { return chosen(c.name, c.quick) })
 }
 
-// BlockIOCases names the cases that BlockIO would measure. It matches ErrNoCase if there
-// are none.
+// BlockIOCases returns the names of the cases that BlockIO would measure. Error: ErrNoCase.
 func BlockIOCases(o Options) ([]string, error) {
 	_, names, err := o.blockioCases()
 	return names, err
 }
 
-// BlockIO runs the experiments of the MIST paper at this machine's size: a load at a disk
-// beside containers that compute, use the network or the same disk, with nothing done and
-// with a reservation. It needs root. When ctx ends, what was built is removed before it
+// BlockIO runs the experiments of the MIST paper, scaled to this machine: a load on a disk
+// beside containers that compute, or use the network or the same disk, without protection
+// and with a reservation. It needs root. When ctx ends, BlockIO removes the rig before it
 // returns.
 func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
 	e := o.experiment("blockio", usual{rounds: 5, take: 2 * time.Second}, usual{rounds: 2, take: time.Second})
@@ -130,7 +129,7 @@ func (e *experiment) blockio(ctx context.Context, c blockioCase) (err error) {
 	return nil
 }
 
-// BlockIOHeadline says what came out, in a sentence.
+// BlockIOHeadline returns the result in one sentence.
 func BlockIOHeadline(r *report.Report) string {
 	c, ok := r.Find("12 burners, depth 1", PartOfIOPS)
 	if !ok {
@@ -140,7 +139,7 @@ func BlockIOHeadline(r *report.Report) string {
 		100*report.Median(c.Off), 100*report.Median(c.On))
 }
 
-// BlockIOPlots are the plots of its page.
+// BlockIOPlots returns the plots for a report of BlockIO.
 func BlockIOPlots(*report.Report, Options) []report.Plot {
 	groups := []report.Group{
 		{Label: "depth 1", Case: "12 burners, depth 1"}, {Label: "depth 16", Case: "12 burners, depth 16"}, {Label: "Hotmail", Case: "12 burners, Hotmail mix"},

@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// BlockIOBars are what the figures of BlockIO have to reach.
+// BlockIOBars are the bars for the figures of BlockIO.
 func BlockIOBars() (bars []report.Bar) {
 	for _, c := range blockioCatalogue() {
 		switch {

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// reserve reserves figures; the result ends that.
+// reserve makes a reservation, and returns a function that ends it.
 func (r *blockioRig) reserve(ctx context.Context, name string, f api.BlockIOFigures) (end func() error, err error) {
 	x, err := r.client.Reserve(ctx, api.ReservationRequest{Container: name, Device: r.device, BlockIOFigures: f})
 	if err != nil {
@@ -25,7 +25,7 @@ func (r *blockioRig) reserve(ctx context.Context, name string, f api.BlockIOFigu
 	}, nil
 }
 
-// achieved measures what a container does at the disk.
+// achieved measures a container's throughput at the disk.
 func (r *blockioRig) achieved(ctx context.Context, name string, over time.Duration) (row api.BlockIORow, err error) {
 	b, err := r.client.BlockIO(ctx, name, over)
 	for _, x := range b.Rows {
@@ -36,15 +36,16 @@ func (r *blockioRig) achieved(ctx context.Context, name string, over time.Durati
 	return row, errors.Join(err, fmt.Errorf("%s does nothing at %s", name, r.device))
 }
 
-// undisturbed measures the load, and what it does at the disk in the same time.
+// undisturbed measures the load, and its throughput at the disk in the same window.
 func (r *blockioRig) undisturbed(ctx context.Context, over time.Duration) (load.Window, api.BlockIOFigures, error) {
 	before := r.board.Read()
 	row, err := r.achieved(ctx, blockioName, over)
 	return r.board.Read().Since(before), row.Achieved, err
 }
 
-// monitored measures what measuring costs, in turns, since the machine drifts: without
-// it, with programs that do nothing at the same places, and with a reservation.
+// monitored measures the cost of the monitor: without it, with empty programs at the same
+// hooks, and with a reservation. It alternates between the three, because the machine
+// drifts.
 func (r *blockioRig) monitored(ctx context.Context, e *experiment, c blockioCase) error {
 	const turns, empty = 4, "empty programs"
 	var off, on, idle uint64
@@ -84,16 +85,16 @@ func (r *blockioRig) monitored(ctx context.Context, e *experiment, c blockioCase
 	return nil
 }
 
-// blockioPatience is how long a reservation may take to be met again, and the step in
-// which it is looked.
+// blockioPatience is the maximum time until a reservation is met again, blockioStep the
+// interval between checks, and blockioSettle the time before a measurement.
 const (
 	blockioPatience = 10 * time.Second
 	blockioStep     = 100 * time.Millisecond
 	blockioSettle   = 500 * time.Millisecond
 )
 
-// beside is one round: undisturbed, beside the burners with nothing done, and beside
-// them with a reservation.
+// beside is one round: the load undisturbed, beside the burners without protection, and
+// beside them with a reservation.
 func (r *blockioRig) beside(ctx context.Context, e *experiment, c blockioCase) error {
 	alone, due, err := r.undisturbed(ctx, e.take)
 	if err != nil {
@@ -126,7 +127,7 @@ func (r *blockioRig) beside(ctx context.Context, e *experiment, c blockioCase) e
 	return r.burn(0)
 }
 
-// disturbed measures the load beside the burners, who do not burn any more after it.
+// disturbed measures the load beside the burners, and then stops the burners.
 func (r *blockioRig) disturbed(ctx context.Context, e *experiment, c blockioCase, alone load.Window, add func(beside load.Window, work float64)) error {
 	if err := r.burn(len(r.burners)); err != nil {
 		return err
@@ -149,8 +150,8 @@ func (e *experiment) addBlockio(c blockioCase, alone, beside load.Window, work f
 	e.report.Add(c.name, BurnersKeep, "1/s", on, work)
 }
 
-// byAction is one round: beside the burners with nothing done, and with each action done
-// to all of them from the begin, by policy.
+// byAction is one round: the load beside the burners without protection, and with each
+// action, which policy takes against all burners from the start.
 func (r *blockioRig) byAction(ctx context.Context, e *experiment, c blockioCase) error {
 	alone, err := r.window(ctx, e.take)
 	if err != nil {
@@ -182,8 +183,8 @@ func (r *blockioRig) byAction(ctx context.Context, e *experiment, c blockioCase)
 	return nil
 }
 
-// recovers waits until interference is declared and the load is what it was, and says
-// how long each took, and who was named.
+// recovers waits until the agent declares interference and the load is back at its
+// undisturbed figure. It returns how long each took, and whom the agent named.
 func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase, alone float64, start time.Time) error {
 	detected, recovered := math.Inf(1), math.Inf(1)
 	before := r.board.Read()
@@ -213,8 +214,8 @@ func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase,
 	return nil
 }
 
-// declared says how long after a moment the agent first declared interference, how often
-// it did since, and how often it named a burner.
+// declared returns the time from a moment to the agent's first declaration of interference,
+// the number of declarations since, and how many of them named a burner.
 func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float64, named, right int, err error) {
 	b, err := r.client.BlockIO(ctx, blockioName, 0)
 	after = math.Inf(1)
@@ -226,7 +227,7 @@ func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float
 			}
 		}
 	}
-	// What was declared before, and still is, is no event.
+	// Interference that was declared earlier and goes on is not a new event.
 	for _, x := range b.Rows {
 		if since := b.Taken.Sub(start); named == 0 && x.State == "interference" && since > time.Second {
 			after, named = since.Seconds(), 1
@@ -238,7 +239,8 @@ func (r *blockioRig) declared(ctx context.Context, start time.Time) (after float
 	return after, named, right, err
 }
 
-// scheduled is one round: the same load with each scheduler of the loop device. Off is none.
+// scheduled is one round: the same load with each I/O scheduler of the loop device. Off is
+// the scheduler none.
 func (r *blockioRig) scheduled(ctx context.Context, e *experiment, c blockioCase) error {
 	all, err := r.loop.Schedulers()
 	if err != nil {

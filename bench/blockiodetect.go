@@ -14,8 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// The detectors that are compared beside the agent's own judgement. Each says from one
-// window whether the load is interfered with. All share a threshold: the paper's 0.05.
+// The detectors that are compared with the agent's own. Each decides from one window
+// whether neighbours interfere with the load. All have the paper's threshold, 0.05.
 func detectors() map[string]func(api.BlockIORow) bool {
 	const threshold = 0.05
 	return map[string]func(api.BlockIORow) bool{
@@ -31,7 +31,8 @@ const (
 	declareIn = 2 * time.Second // in so long it has to be declared
 )
 
-// circumstance is one window in which detectors are tried: what begins, and ends.
+// circumstance is one condition under which the detectors are tried: how it begins, and how
+// it ends.
 type circumstance struct {
 	name       string
 	burners    int
@@ -40,8 +41,9 @@ type circumstance struct {
 
 func nothing() error { return nil }
 
-// circumstances are no and up to two burners for each CPU, and what is no interference:
-// the load has paused, has a quota, or competes with threads of its own.
+// circumstances are up to two burners for each CPU, and conditions that are not
+// interference: no burner, a paused load, a load with a quota, and a load that competes
+// with its own threads.
 func (r *blockioRig) circumstances() (all []circumstance) {
 	for n := range len(r.burners) + 1 {
 		all = append(all, circumstance{fmt.Sprintf("%d burners", n), n, nothing, nothing})
@@ -58,7 +60,7 @@ func (r *blockioRig) circumstances() (all []circumstance) {
 	)
 }
 
-// tally is how often a detector was right.
+// tally counts the hits, misses and false alarms of a detector.
 type tally struct{ hits, losses, alarms, calm float64 }
 
 func (t *tally) add(lost, calm, says bool) {
@@ -76,9 +78,9 @@ func (t *tally) add(lost, calm, says bool) {
 	}
 }
 
-// detect is one round: each circumstance after a time without, with a reservation of what
-// the load did then: a disk is not as fast in one minute as in the next. Nothing is done
-// about what is found.
+// detect is one round: each circumstance, after a window without it. The reservation is the
+// throughput in that window, because the speed of a disk changes from minute to minute. The
+// agent only observes.
 func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) error {
 	mine, theirs := tally{}, make(map[string]*tally)
 	for name := range detectors() {
@@ -131,7 +133,7 @@ func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) e
 	return nil
 }
 
-// found is what one circumstance gave.
+// found is the result of one circumstance.
 type found struct {
 	part         float64 // IOPS, of those before
 	row          api.BlockIORow

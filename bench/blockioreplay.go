@@ -23,7 +23,7 @@ type tenant struct {
 }
 
 // threeLoads are the loads of figure 8: sequential with 10 % reads of 64 KiB, sequential
-// with 75 % reads of 4 or 32 KiB, random with 50 % reads of 8 KiB.
+// with 75 % reads of 4 or 32 KiB, and random with 50 % reads of 8 KiB.
 func threeLoads() [][]string {
 	return [][]string{
 		{"--size", "65536", "--sequential", "all", "--writes", "90"},
@@ -49,8 +49,9 @@ func (r *blockioRig) startThree(ctx context.Context) error {
 	return nil
 }
 
-// The steps of figure 8: what each of the three reserves, of what it does beside the
-// others with nothing reserved; 0: nothing. settled is how long a change may take.
+// The steps of figure 8: the reservation of each tenant, as a fraction of its throughput
+// beside the others without reservations; 0 is none. settled is the maximum time for a
+// change to take effect.
 func blockioSteps() [][3]float64 {
 	return [][3]float64{{1.3, 0, 0}, {0.4, 1.3, 0}, {0, 0.5, 1.3}, {0.6, 0.6, 0.6}}
 }
@@ -60,8 +61,8 @@ const (
 	blockioSamples = 3 // of a second each, in a step, after that
 )
 
-// three is one round of figure 8. Off is what the best effort would have met of the same
-// reservations.
+// three is one round of figure 8. Off is the part of the same reservations that would have
+// been met without protection.
 func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) error {
 	before := r.readings()
 	b, err := r.client.BlockIO(ctx, "", 3*time.Second)
@@ -107,7 +108,7 @@ func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) er
 	e.report.Add(c.name, MetShare, "1", true, met/count)
 	e.report.Add(c.name, SettledIn, "s", true, slowest.Seconds())
 
-	// What is left is none of anybody's: as much again is refused.
+	// The agent must refuse a reservation beyond the capacity that is left.
 	refused := 0.0
 	err = r.change(ctx, [3]float64{0.6, 0.6, 3})
 	if a := (*api.Error)(nil); errors.As(err, &a) && a.Status == http.StatusConflict {
@@ -124,15 +125,15 @@ func (r *blockioRig) readings() (all []load.Reading) {
 	return all
 }
 
-// capacityOfThree tells the agent that the disk can do, in the cost model's terms, what the
-// three did: the figures of one request of 4 KiB and of bytes that make up their sum.
+// capacityOfThree sets the disk's capacity to the sum of the three loads, in terms of the
+// cost model: the rates of requests of 4 KiB, and of bytes.
 func (r *blockioRig) capacityOfThree(ctx context.Context) error {
 	var ops, bytes float64
 	for _, t := range r.tenants {
 		ops += float64(t.alone.ReadIOPS + t.alone.WriteIOPS)
 		bytes += float64(t.alone.ReadBytes + t.alone.WriteBytes)
 	}
-	// A cost of a base and a part for bytes, half of the sum each.
+	// The cost has a part for each request and a part for its bytes, each half of the sum.
 	const small = 4096
 	base, perByte := 0.5/ops, 0.5/bytes
 	most, mostBytes := uint64(1/(base+small*perByte)), uint64(1/perByte)
@@ -141,8 +142,8 @@ func (r *blockioRig) capacityOfThree(ctx context.Context) error {
 	return err
 }
 
-// change has each of the three reserve a part of what it did. What ends goes first, and
-// what grows last.
+// change sets the reservations of the three. Reservations that end go first, and those that
+// grow go last, so that the sum never exceeds the capacity.
 func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
 	list, err := r.client.Reservations(ctx)
 	if err != nil {
@@ -178,8 +179,8 @@ func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
 	return nil
 }
 
-// settles measures one step: after what time all reservations are met, and how many
-// samples of a second meet one after the time that this may take.
+// settles measures one step: the time until all reservations are met, and how many
+// one-second samples after settled meet theirs.
 func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled time.Duration, met float64, err error) {
 	start := time.Now()
 	settled = -1
@@ -225,7 +226,7 @@ func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled tim
 	return settled, met, nil
 }
 
-// startStreams makes containers that send one another bytes as fast as they can.
+// startStreams creates containers that send one another bytes at full speed.
 func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 	for i := range pairs {
 		var boxes [2]*sandbox.Box
@@ -243,7 +244,7 @@ func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 			return err
 		}
 		to := end(1).Addr.Addr().String() + ":9000"
-		// Who receives is there first.
+		// The receiver has to be there first.
 		for j, args := range [][]string{{"udp-recv", "--listen", to}, {"udp-send", "--to", to, "--size", "1400"}} {
 			box := boxes[1-j]
 			p, board, err := startLoad(ctx, box, args...)
@@ -256,12 +257,13 @@ func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
 	return nil
 }
 
-// dueOfMail is the part of what a mail server does alone that it reserves (MIST, figure 9:
-// 3000 of 4000 to 6000).
+// dueOfMail is the reservation of the mail server, as a fraction of its undisturbed
+// throughput (MIST, figure 9: 3000 of 4000 to 6000).
 const dueOfMail = 0.6
 
-// streams is one round of figure 9: a load of a mail server alone, beside containers that
-// decode and send streams with nothing done, with each step alone, and with all.
+// streams is one round of figure 9: the load of a mail server alone, then beside containers
+// that decode and send streams: without protection, with each step alone, and with all
+// steps.
 func (r *blockioRig) streams(ctx context.Context, e *experiment, c blockioCase) error {
 	alone, due, err := r.undisturbed(ctx, 2*e.take)
 	if err != nil {
@@ -282,7 +284,8 @@ func (r *blockioRig) streams(ctx context.Context, e *experiment, c blockioCase) 
 	for _, step := range streamSteps() {
 		end := nothing
 		if step.reserve {
-			// In requests at the disk, of which the kernel makes one of several blocks.
+			// The kernel merges several blocks into one request, and the reservation counts
+			// requests.
 			f := api.BlockIOFigures{ReadIOPS: scaled(due.ReadIOPS), WriteIOPS: scaled(due.WriteIOPS)}
 			if end, err = r.reserve(ctx, blockioName, f); err != nil {
 				return err
@@ -309,7 +312,7 @@ func (r *blockioRig) streams(ctx context.Context, e *experiment, c blockioCase) 
 	return nil
 }
 
-// streamStep is one of what is done about the streams.
+// streamStep is one step of protection against the streams.
 type streamStep struct {
 	name     string // of the peer, or off, or on
 	reserve  bool
@@ -325,7 +328,7 @@ func streamSteps() []streamStep {
 	}
 }
 
-// withSettings gives all neighbours settings while during is called.
+// withSettings applies settings to all neighbours for the duration of during.
 func (r *blockioRig) withSettings(ctx context.Context, settings map[string]string, during func() error) error {
 	unset := api.SetRequest{}
 	for key := range settings {

@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox/loop"
 )
 
-// blockioConfig says what is in a rig.
+// blockioConfig describes a rig.
 type blockioConfig struct {
 	load    []string // what the container with the reservation does, a generator with its flags
 	loop    bool     // at a loop device, not a file
@@ -54,8 +54,8 @@ type blockioRig struct {
 	boards    []*load.Board // of all others
 }
 
-// blockioName is the container with the reservation, and blockioBurner what the names of
-// the others begin with.
+// blockioName is the name of the container with the reservation. blockioBurner is the
+// prefix of the others' names.
 const (
 	blockioName   = "blockio-db"
 	blockioBurner = "blockio-burner-"
@@ -117,7 +117,7 @@ func (r *blockioRig) makeDisk(c blockioConfig) (err error) {
 	return err
 }
 
-// startLoads starts the load, and those beside it, which are stopped.
+// startLoads starts the load, and the neighbours' loads in a stopped state.
 func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error) {
 	if r.db, err = r.sandboxes.Create(sandbox.Spec{Name: blockioName}); err != nil {
 		return err
@@ -162,9 +162,9 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 	return r.burn(0)
 }
 
-// lighten gives the cgroup that all sandboxes lie in the weight of one, whatever is in
-// it: with that of 13, the burners would leave little of the machine to the agent and to
-// this program, which lie elsewhere.
+// lighten gives the parent cgroup of all sandboxes the weight of one container. With the
+// weight of 13, the burners would leave little CPU time to the agent and to this program,
+// which are outside that cgroup.
 func lighten(box *sandbox.Box) error {
 	for _, dir := range box.Cgroups() {
 		parent := filepath.Dir(dir)
@@ -180,12 +180,12 @@ func lighten(box *sandbox.Box) error {
 	return nil
 }
 
-// scratchSize is that of the file, in MiB.
+// scratchSize is the size of the scratch file, in MiB.
 const scratchSize = 256
 
-// scratch makes a file to be read, and gives the disk that it is on. A loop device would
-// not do: its work is done by threads of the kernel, which wait for the burners as well,
-// and whose waiting is nobody's.
+// scratch creates the file that the load reads, and returns the disk below it. A loop
+// device would distort the result: kernel threads do its work, they wait for the burners as
+// well, and no container is charged for that wait.
 func scratch(path string) (device string, err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -251,7 +251,7 @@ func (r *blockioRig) startAgent(ctx context.Context, node *sandbox.Box, yield bo
 	return nil
 }
 
-// known waits until the agent knows so many containers, and what they are due.
+// known waits until the agent knows count containers, and has applied their policy.
 func (r *blockioRig) known(ctx context.Context, count int) error {
 	const patience = 30 * time.Second
 	for end := time.Now().Add(patience); ; {
@@ -301,12 +301,12 @@ func (r *blockioRig) close() error {
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
 }
 
-// burn has the first so many burners work, and the others stop.
+// burn lets the first count burners run, and stops the others.
 func (r *blockioRig) burn(count int) error {
 	return errors.Join(signalAll(r.burners[:count], unix.SIGCONT), signalAll(r.burners[count:], unix.SIGSTOP))
 }
 
-// window measures the load for a time.
+// window measures the load for the length of a window.
 func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, error) {
 	before := r.board.Read()
 	if err := sleep(ctx, d); err != nil {

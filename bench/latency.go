@@ -47,8 +47,8 @@ type latencyCase struct {
 	covers    string   // of a crowd: the traffic whose coverage is measured; "": round trips are
 }
 
-// arms are those that a case is measured with, in turns. Stamps at the uplink cost
-// each packet something themselves, and so are in one of their own.
+// arms are the arms of the case, which are measured in turns. The independent stamps at the
+// uplink have an arm of their own, because they add to the cost of a packet.
 func (c latencyCase) arms() []string {
 	switch {
 	case c.crowd:
@@ -59,8 +59,8 @@ func (c latencyCase) arms() []string {
 	return []string{"off", withNothing, "on", withRecords, withFtrace, withTruth}
 }
 
-// rounds is how often a case is measured: how much gets through differs by so little
-// that it takes more.
+// rounds is the number of rounds, if the case needs more: differences in throughput are
+// small.
 func (c latencyCase) rounds(of int) int {
 	if c.flood {
 		return 2 * of
@@ -82,8 +82,7 @@ func latencyCatalogue() []latencyCase {
 	}
 }
 
-// LatencyCases names the cases that Latency would measure. It matches ErrNoCase if
-// there are none.
+// LatencyCases returns the names of the cases that Latency would measure. Error: ErrNoCase.
 func LatencyCases(o Options) ([]string, error) {
 	_, names, err := o.latencyCases()
 	return names, err
@@ -93,9 +92,9 @@ func (o Options) latencyCases() ([]latencyCase, []string, error) {
 	return choose(o, latencyCatalogue(), func(c *latencyCase, chosen func(string, bool) bool) bool { return chosen(c.name, true) })
 }
 
-// Latency runs the latency experiment: what round trips from a container are raw,
-// corrected and at the uplink, and what measuring costs. It needs root and two CPUs.
-// When ctx ends, what was built is removed before it returns.
+// Latency runs the latency experiment: round trips from a container, raw, corrected and at
+// the uplink, and the cost of the measurement. It needs root and two CPUs. When ctx ends,
+// Latency removes the rig before it returns.
 func Latency(ctx context.Context, o Options) (_ *report.Report, err error) {
 	e := o.experiment("latency",
 		usual{rounds: 5, settle: 300 * time.Millisecond, take: 2 * time.Second},
@@ -128,7 +127,7 @@ func Latency(ctx context.Context, o Options) (_ *report.Report, err error) {
 	return e.report, nil
 }
 
-// latencyCases measures cases that have one rig.
+// latencyCases measures the cases of one rig.
 func latencyCases(ctx context.Context, e *experiment, cases []latencyCase, quick bool) (err error) {
 	s, err := newLatencySession(ctx, e, cases[0].crowd, quick)
 	if err != nil {
@@ -170,7 +169,7 @@ func latencyCases(ctx context.Context, e *experiment, cases []latencyCase, quick
 	return nil
 }
 
-// newLatencySession builds a rig with an agent.
+// newLatencySession builds a rig, and starts its agent.
 func newLatencySession(ctx context.Context, e *experiment, crowd, quick bool) (_ *latencySession, err error) {
 	cfg := rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "one"}, {Name: "neighbour"}}}
 	if crowd {
@@ -271,7 +270,7 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 	return err
 }
 
-// policy has the container measured, or not.
+// policy switches the measurement of the container on or off.
 func (s *latencySession) policy(ctx context.Context, on bool) error {
 	if s.guard.on == on {
 		return nil
@@ -291,7 +290,7 @@ func (s *latencySession) policy(ctx context.Context, on bool) error {
 	})
 }
 
-// measure adds the figures of one arm. off is the round trip without any.
+// measure adds the figures of one arm. off is the round trip without any measurement.
 func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string, off *float64) error {
 	s.client.SetRate(0)
 	if err := s.policy(ctx, arm == "on" || arm == withRecords || arm == withTruth); err != nil {
@@ -386,7 +385,7 @@ func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string,
 	return nil
 }
 
-// check adds by how much round trips are off.
+// check adds the bias of the round trips.
 func (s *latencySession) check(ctx context.Context, c latencyCase) error {
 	raw, corrected, err := s.bias(ctx)
 	if err != nil {
@@ -402,8 +401,8 @@ func (s *latencySession) check(ctx context.Context, c latencyCase) error {
 	return nil
 }
 
-// bias makes round trips, and says by how much each is longer than at the NIC: raw and
-// corrected.
+// bias makes round trips, and returns the difference between each and the same trip at the
+// NIC, raw and corrected.
 func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, err error) {
 	name, filter := s.rig.Prefix()+"one", api.LatencyFilter{Port: latencyPort}
 	asked, err := s.guard.client.LatencyRecords(ctx, name, filter, 0)
@@ -437,7 +436,7 @@ func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, er
 	return wireBias(trips, wire, zero)
 }
 
-// LatencyHeadline says in a sentence what Latency found.
+// LatencyHeadline returns the result in one sentence.
 func LatencyHeadline(r *report.Report) string {
 	if c, ok := r.Find("flood pings", worstStep); ok {
 		return fmt.Sprintf("Beside up to %d flood pings round trips from a container are up to %.1f us too long, and within %.1f us once corrected",
@@ -446,7 +445,7 @@ func LatencyHeadline(r *report.Report) string {
 	return "Round trips from a container, and what measuring them costs"
 }
 
-// LatencyPlots are the plots of Latency.
+// LatencyPlots returns the plots for a report of Latency.
 func LatencyPlots(r *report.Report, _ Options) []report.Plot {
 	bias := report.Plot{
 		Title: "RTT bias", Metric: stepBias,

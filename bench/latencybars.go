@@ -6,7 +6,7 @@ import (
 	"github.com/fairlead-project/fairlead/bench/report"
 )
 
-// LatencyBars are what the figures of Latency have to reach.
+// LatencyBars are the bars for the figures of Latency.
 func LatencyBars() []report.Bar {
 	const us = 1e-6
 	var all []report.Bar

@@ -22,15 +22,15 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// A crowd is a container beside many that ping the world outside as fast as it
-// answers (MACE, tests/run_bench.sh: 0 to 100 of them in steps of 10).
+// A crowd is a container beside many neighbours that flood-ping the outside (MACE,
+// tests/run_bench.sh: 0 to 100 neighbours in steps of 10).
 const (
 	mostPings = 100
 	bulkTCP   = "bulk" // what a case covers
 )
 
-// The rows of the steps: raw in the column off, corrected in the column on. Each step
-// is a case of its own in the report; the median and the worst are those of all.
+// The metrics of the steps: off is raw, on is corrected. Each step is a case in the report.
+// The median and the worst are over all steps.
 const (
 	stepBias   = "bias"
 	stepPings  = "pings answered"
@@ -40,7 +40,7 @@ const (
 
 func stepName(pings int) string { return fmt.Sprintf("%d flood pings", pings) }
 
-// pingSteps are how many ping at a time.
+// pingSteps are the numbers of neighbours that ping at the same time.
 func pingSteps(quick bool) (all []int) {
 	if quick {
 		return []int{0, 20, mostPings}
@@ -51,7 +51,7 @@ func pingSteps(quick bool) (all []int) {
 	return all
 }
 
-// crowdOf is the one that is measured, and so many others.
+// crowdOf returns the measured container and n neighbours.
 func crowdOf(n int) []rig.Container {
 	all := []rig.Container{{Name: "one"}}
 	for i := range n {
@@ -75,7 +75,7 @@ func (s *latencySession) startPings() error {
 	return nil
 }
 
-// startPing starts one that asks again as soon as it has its answer.
+// startPing starts a ping that sends a request as soon as it has the last reply.
 func (s *latencySession) startPing(in *sandbox.Box) (*sandbox.Process, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *latencySession) startPing(in *sandbox.Box) (*sandbox.Process, error) {
 	return in.Start(exec.Command(busybox, "ping", "-A", "-q", outside), rig.SharedCPU)
 }
 
-// pings has so many of the neighbours ping.
+// pings lets the first n neighbours ping, and stops the others.
 func (s *latencySession) pings(n int) error {
 	var errs []error
 	for i, p := range s.crowd {
@@ -101,8 +101,8 @@ func (s *latencySession) pings(n int) error {
 	return errors.Join(errs...)
 }
 
-// echoes is how many requests of ping the world outside has had; 0 where the kernel does
-// not say.
+// echoes is the number of echo requests that the outside has received; 0 if the kernel does
+// not tell.
 func (s *latencySession) echoes() (n uint64) {
 	var table []byte
 	if err := s.rig.Outside.Do(func() (err error) { table, err = os.ReadFile("/proc/thread-self/net/snmp"); return err }); err != nil {
@@ -122,8 +122,8 @@ func (s *latencySession) echoes() (n uint64) {
 	return n
 }
 
-// steps adds by how much round trips are off beside more and more who ping: the
-// medians of each step, and the median and the worst of these.
+// steps adds the bias of round trips beside a growing number of pinging neighbours: the
+// medians of each step, and the median and the worst of the medians.
 func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 	if err := s.policy(ctx, true); err != nil {
 		return err
@@ -161,8 +161,8 @@ func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
 	return nil
 }
 
-// traffic starts what a case covers, paused, or nothing for ping. server and client
-// take what was started.
+// traffic starts the traffic of a case, paused; for ping there is none. server and client
+// receive the processes.
 func (s *latencySession) traffic(ctx context.Context, covers string, server, client func(*rig.Generator, error) error) error {
 	listen, to := fmt.Sprintf(":%d", latencyPort), s.rig.Uplink(latencyPort)
 	one, outside := s.rig.Boxes[0], s.rig.Outside
@@ -179,8 +179,7 @@ func (s *latencySession) traffic(ctx context.Context, covers string, server, cli
 		client(s.rig.Start(ctx, one, "rr-client", "--proto", covers, "--size", "64", "--conns", "1", "--to", to, "--rate", "0")))
 }
 
-// cover adds which part of the packets of one kind of traffic was measured, beside all
-// who ping.
+// cover adds the coverage of one kind of traffic beside all pinging neighbours.
 func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
 		return err

@@ -11,9 +11,10 @@ import (
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
-// wireBias is by how much round trips are longer than at the NIC, in seconds: raw and
-// corrected. wire are those at the NIC, in times since about zero. Each trip is held
-// against the one that began next to it, if that is near.
+// wireBias returns the differences between round trips and the same trips at the NIC, in
+// seconds, raw and corrected. wire are the trips at the NIC, in times since about zero.
+// wireBias compares each trip with the one at the NIC that began closest to it, if that is
+// near enough.
 func wireBias(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) (raw, corrected []float64, err error) {
 	const near = 500 * time.Microsecond
 	zero = aligned(trips, wire, zero)
@@ -32,8 +33,8 @@ func wireBias(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) (raw, co
 	return raw, corrected, nil
 }
 
-// nearest finds the trip at the NIC that began next to a time, from one on that began
-// before, and how far away it is.
+// nearest returns the trip at the NIC that began closest to a time, and the distance
+// between the two. It searches from a trip that began earlier.
 func nearest(wire []rig.Trip, from int, began time.Duration) (int, time.Duration) {
 	if len(wire) == 0 {
 		return from, time.Hour
@@ -45,10 +46,10 @@ func nearest(wire []rig.Trip, from int, began time.Duration) (int, time.Duration
 	return from, off(from)
 }
 
-// aligned corrects zero, which two processes read apart: requests may follow one another
-// more closely than that is exact. With the right one trips begin where those at the
-// NIC do. Some of the trips are tried as one of those near them, as any may have been
-// held up between its two stamps.
+// aligned corrects zero. Two processes read their clocks separately, and requests may be
+// closer to one another than the error of that. With the right zero, trips begin when those
+// at the NIC do. aligned tries several trips, because any one may have been delayed between
+// its two stamps.
 func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time {
 	const anchors, apart, far = 8, 5 * time.Millisecond, 20 * time.Microsecond
 	best, least := zero, time.Duration(math.MaxInt64)
@@ -72,8 +73,8 @@ func aligned(trips []api.LatencyTrip, wire []rig.Trip, zero time.Time) time.Time
 	return best
 }
 
-// monotonicZero is the wall clock's time when the monotonic one was at 0: the best of
-// some readings, as whoever reads may lose its CPU between the two.
+// monotonicZero is the time of the wall clock at which the monotonic clock was 0. It is the
+// best of several readings, because a reader may lose its CPU between the two clocks.
 func monotonicZero() (zero time.Time, err error) {
 	best := time.Hour
 	for range 20 {

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/hist"
 )
 
-// both is a histogram in its classic and in its native form, as one metric: the text
-// page has the first, a scrape by protobuf both.
+// both is one metric with the classic and the native form of a histogram. The text page has
+// the classic form, and a scrape by protobuf has both.
 type both struct {
 	prometheus.Metric // the classic form
 	native            prometheus.Metric

@@ -1,10 +1,9 @@
 // Package metrics shows what the agent and its features measure as a
 // Prometheus page.
 //
-// Everything is read at the moment of a scrape, from one View: there is no
-// registry of series to keep in step, and the series of a container end with
-// it. The rules for names and labels are in rules.go. The package knows no
-// feature by name; package agent runs it.
+// Each scrape reads everything from one View. No registry of series has to be kept in step,
+// and the series of a container end with it. rules.go has the rules for names and labels.
+// The package knows no feature by name. Package agent runs it.
 package metrics
 
 import (
@@ -22,14 +21,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// View is what is measured: an agent. Its methods are called from several
-// goroutines.
+// View is the agent that the page describes. Several goroutines call its methods.
 type View interface {
 	// Snapshots reads the features' counters.
 	Snapshots() []feature.Snapshot
-	// Container finds a container that runs now. Series of others are left out.
+	// Container returns a running container. The page leaves out series of all others.
 	Container(container.ID) (container.Container, bool)
-	// Agent says how the agent itself stands.
+	// Agent returns the state of the agent itself.
 	Agent() Agent
 }
 
@@ -47,7 +45,7 @@ type Agent struct {
 	Features     []Feature
 }
 
-// Feature is how one feature stands.
+// Feature is the state of one feature.
 type Feature struct {
 	Name                          string
 	Level                         probe.Level
@@ -55,8 +53,7 @@ type Feature struct {
 	Calls, Failures               uint64 // of Apply, Remove and Prune
 }
 
-// New gives a registry of everything that v shows, and of the Go runtime and
-// the process.
+// New returns a registry of everything in v, of the Go runtime and of the process.
 func New(v View) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
@@ -68,8 +65,8 @@ func New(v View) *prometheus.Registry {
 	return r
 }
 
-// samples collects what the features measure. It describes nothing before:
-// which series there are, the features say anew at each scrape.
+// samples collects the measurements of the features. It describes no series in advance,
+// because the features decide at each scrape which there are.
 type samples struct{ view View }
 
 func (samples) Describe(chan<- *prometheus.Desc) {}
@@ -109,7 +106,7 @@ func (s samples) Collect(out chan<- prometheus.Metric) {
 		"Samples of this scrape that were left out because of an invalid or repeated name.", nil, nil), prometheus.GaugeValue, float64(refused))
 }
 
-// constant is a sample as Prometheus wants it.
+// constant converts a sample to a Prometheus metric.
 func constant(desc *prometheus.Desc, x feature.Sample, values []string) (prometheus.Metric, error) {
 	if x.Histogram != nil {
 		return newHistogram(desc, x.Histogram, values)
@@ -120,9 +117,9 @@ func constant(desc *prometheus.Desc, x feature.Sample, values []string) (prometh
 	return prometheus.NewConstMetric(desc, prometheus.GaugeValue, x.Value, values...)
 }
 
-// labels gives the names and values of a sample's labels. There are fewer
-// values than names if one is not valid, and found is false if a container
-// that the sample is about, or that a label of it names, no longer runs.
+// labels returns the names and values of a sample's labels. There are fewer values than
+// names if one is not valid. found is false if the sample's container, or one that a label
+// names, no longer runs.
 func (s samples) labels(x feature.Sample) (names, values []string, found bool) {
 	var c container.Container
 	id := ""
@@ -152,7 +149,7 @@ func (s samples) labels(x feature.Sample) (names, values []string, found bool) {
 	return names, values, true
 }
 
-// agent collects what the agent says of itself.
+// agent collects the agent's measurements of itself.
 type agent struct{ view View }
 
 func (agent) Describe(chan<- *prometheus.Desc) {}

@@ -9,28 +9,26 @@ import (
 // Prefix begins the name of every series.
 const Prefix = "fairlead_"
 
-// maxLabel bounds the value of a label, in bytes. Names of containers and pods
+// maxLabel is the maximum length of a label's value, in bytes. Names of containers and pods
 // stay below 253.
 const maxLabel = 256
 
-// labels are those of every series about a container, in this order. A series
-// about the host has them too, empty, which is the same as not having them.
-// After them come those that the sample brings: words of a feature, which are
-// few, and other containers, each as two labels, its name and its id. Of pairs
-// of containers a feature gives a bounded number. There is never a PID or a
-// command among them.
+// labels are the labels of every series about a container, in this order. A series about
+// the host has them with empty values, which Prometheus treats as absent. The sample's own
+// labels follow: words of a feature, which are few, and other containers, each as two
+// labels, its name and its id. A feature bounds the number of pairs of containers. No label
+// holds a PID or a command.
 func labels() []string { return []string{"container", "id", "pod", "namespace", "device"} }
 
-// labelName says whether a sample may have a label with this name. The ending
-// is for the labels that hold the id of another container.
+// labelName reports whether a sample may have a label with this name. The ending marks
+// labels that hold the id of another container.
 func labelName(s string) bool {
 	_, ok := name(s)
 	return ok && !strings.HasPrefix(s, "__") && !strings.HasSuffix(s, "_id")
 }
 
-// name makes the full name of a series from that of a Sample, and says whether
-// it is one: lower-case letters, digits and underscores, not beginning with a
-// digit.
+// name returns the full name of a series, and whether it is valid: lower-case letters,
+// digits and underscores, without a digit at the start.
 func name(sample string) (string, bool) {
 	if sample == "" || len(sample) > 128 || sample[0] >= '0' && sample[0] <= '9' {
 		return "", false
@@ -43,13 +41,13 @@ func name(sample string) (string, bool) {
 	return Prefix + sample, true
 }
 
-// counts says whether a series with this name counts up.
+// counts reports whether the series with this name is a counter.
 func counts(name string) bool { return strings.HasSuffix(name, "_total") }
 
-// label makes the value of a label of a string that a container chose: valid
-// UTF-8 of bounded length. What cannot be printed, and could drive the terminal
-// of whoever looks at the page, becomes U+FFFD like what is not UTF-8; the id
-// keeps apart what then looks the same.
+// label turns a string that a container chose into a label's value: valid UTF-8 of bounded
+// length. Bytes that are not UTF-8 become U+FFFD, and so do unprintable characters, which
+// could control a reader's terminal. The id distinguishes containers whose names then look
+// the same.
 func label(s string) string {
 	var b strings.Builder
 	for _, r := range s { // a byte that is not UTF-8 is a U+FFFD here
@@ -64,8 +62,8 @@ func label(s string) string {
 	return b.String()
 }
 
-// help makes a help text from the name of a series whose feature has none:
-// "packets sent, counted up" for packets_sent_total.
+// help derives a help text from the name of a series whose feature gives none: "packets
+// sent, counted up" for packets_sent_total.
 func help(sample string) string {
 	words := strings.ReplaceAll(strings.TrimSuffix(sample, "_total"), "_", " ")
 	if counts(sample) {

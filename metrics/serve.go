@@ -14,13 +14,12 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// DefaultAddr is where the page is unless the agent is told otherwise.
+// DefaultAddr is the default address of the page.
 const DefaultAddr = "127.0.0.1:9643"
 
-// CheckAddr says why addr can never be the page's address. The page has no access
-// control, and names every container: ":9643", which would silently mean all
-// addresses of the host, is refused. Who wants them writes 0.0.0.0:9643 or
-// [::]:9643.
+// CheckAddr returns an error if addr can never be the page's address. It refuses ":9643",
+// which would silently mean all addresses of the host: the page has no access control, and
+// names every container. 0.0.0.0:9643 and [::]:9643 say so explicitly.
 func CheckAddr(addr string) error {
 	if strings.HasPrefix(addr, ":") {
 		return fmt.Errorf("metrics address %q would be open on every address of this host: write 127.0.0.1%s, or 0.0.0.0%s if that is what you want", addr, addr, addr)
@@ -35,8 +34,8 @@ func CheckAddr(addr string) error {
 	return nil
 }
 
-// Listen opens the page's address. Errors: those of CheckAddr; an address that
-// somebody else has.
+// Listen opens the page's address. Errors: those of CheckAddr, and that of net.Listen if
+// the address is in use.
 func Listen(addr string) (net.Listener, error) {
 	if err := CheckAddr(addr); err != nil {
 		return nil, err
@@ -48,13 +47,13 @@ func Listen(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// Loopback says whether only this host can reach l.
+// Loopback reports whether only this host can reach l.
 func Loopback(l net.Listener) bool {
 	a, ok := l.Addr().(*net.TCPAddr)
 	return ok && a.IP.IsLoopback()
 }
 
-// Serve shows the page at /metrics until ctx ends, and closes l.
+// Serve serves the page at /metrics until ctx ends, and closes l.
 func Serve(ctx context.Context, l net.Listener, v View, log *slog.Logger) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(New(v), promhttp.HandlerOpts{
