@@ -13,12 +13,12 @@ import (
 
 // stamps gives a test what is in the kernel of packets under way.
 func (h *host) stamps() (keys *ebpf.Variable, stamps *ebpf.Map) {
-	h.t.Helper()
+	h.T.Helper()
 	var maps struct {
 		Keys   *ebpf.Variable `ebpf:"fl_keys"`
 		Stamps *ebpf.Map      `ebpf:"fl_stamps"`
 	}
-	must(h.t, h.f.meter.object.Load(&maps, nil))
+	must(h.T, h.f.meter.object.Load(&maps, nil))
 	return maps.Keys, maps.Stamps
 }
 
@@ -69,7 +69,7 @@ func TestLost(t *testing.T) {
 	err := h.f.follow()
 	h.f.mu.Unlock()
 	must(t, err)
-	h.load(web, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
+	h.Load(web, nil, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
 	h.await(func() string {
 		r, err := h.f.Read()
 		must(t, err)
@@ -82,17 +82,17 @@ func TestLost(t *testing.T) {
 
 // held has packets wait at the uplink, and gives where their stamps are.
 func (h *host) held(web *sandbox.Box, c container.Container) (at []uint32, stamps *ebpf.Map) {
-	h.t.Helper()
+	h.T.Helper()
 	h.ask(web, h.wire, "udp", "10.66.0.1:9000", 1) // addresses are known from here on
 	h.settled(c, UDP, Egress, 1)
 	h.hold(h.ns, "nic0")
 	_, stamps = h.stamps()
-	h.load(web, "udp-send", "--to", "10.66.0.1:9001", "--count", "6", "--size", "1000")
+	h.Load(web, nil, "udp-send", "--to", "10.66.0.1:9001", "--count", "6", "--size", "1000")
 	h.await(func() string {
 		at = nil
 		var s latencyStamp
 		for i := range stamps.MaxEntries() {
-			must(h.t, stamps.Lookup(i, &s))
+			must(h.T, stamps.Lookup(i, &s))
 			if s.At[3] > s.At[0] && s.Slot != 0 && s.Protocol == uint8(UDP) {
 				at = append(at, i)
 			}

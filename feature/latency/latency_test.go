@@ -32,7 +32,7 @@ func TestBridge(t *testing.T) {
 
 // settled waits until as many packets as a test has sent are accounted for.
 func (h *host) settled(c container.Container, p Protocol, d Direction, sent uint64) {
-	h.t.Helper()
+	h.T.Helper()
 	h.await(func() string {
 		x := h.read(c).Of(d, p)
 		if x.Matched >= sent {
@@ -45,18 +45,18 @@ func (h *host) settled(c container.Container, p Protocol, d Direction, sent uint
 // whole checks that packets of a protocol were measured over all of their way, and
 // that the stages come to the sums.
 func (h *host) whole(c container.Container, p Protocol) {
-	h.t.Helper()
+	h.T.Helper()
 	x := h.read(c)
 	for d := range directions {
 		cov := x.Of(d, p)
 		if cov.Matched != cov.Seen || cov.Matched == 0 {
-			h.t.Errorf("%v: not all are matched: %+v", d, cov)
+			h.T.Errorf("%v: not all are matched: %+v", d, cov)
 		}
 		var parts, added uint64
 		for _, s := range way(d) {
 			part := x.Histogram(d, s, p)
 			if part.Count() != cov.Matched {
-				h.t.Errorf("%v: %d packets in stage %s, want %d", d, part.Count(), s.Name(d), cov.Matched)
+				h.T.Errorf("%v: %d packets in stage %s, want %d", d, part.Count(), s.Name(d), cov.Matched)
 			}
 			parts += part.Sum
 			if s != Socket && !(d == Egress && s == First) {
@@ -66,10 +66,10 @@ func (h *host) whole(c container.Container, p Protocol) {
 		for s, sum := range map[Stage]uint64{Added: added, Stack: parts} {
 			all := x.Histogram(d, s, p)
 			if all.Count() != cov.Matched {
-				h.t.Errorf("%v: %d packets in %s, want %d", d, all.Count(), s.Name(d), cov.Matched)
+				h.T.Errorf("%v: %d packets in %s, want %d", d, all.Count(), s.Name(d), cov.Matched)
 			}
 			if all.Sum != sum {
-				h.t.Errorf("%v: %s is %d ns, its stages are %d ns", d, s.Name(d), all.Sum, sum)
+				h.T.Errorf("%v: %s is %d ns, its stages are %d ns", d, s.Name(d), all.Sum, sum)
 			}
 		}
 	}
@@ -77,11 +77,11 @@ func (h *host) whole(c container.Container, p Protocol) {
 
 // nothing checks that a container has no IPv4 traffic in its tallies.
 func (h *host) nothing(c container.Container) {
-	h.t.Helper()
+	h.T.Helper()
 	x := h.read(c)
 	for d := range directions {
 		if cov := x.Of(d, TCP, UDP); cov != (Coverage{}) {
-			h.t.Errorf("the neighbour has packets: %v %+v", d, cov)
+			h.T.Errorf("the neighbour has packets: %v %+v", d, cov)
 		}
 	}
 }
@@ -116,7 +116,7 @@ func TestHeld(t *testing.T) {
 			}
 			h.hold(at, tt.dev)
 			before := h.read(c)
-			h.load(from, "udp-send", "--to", addr, "--count", "5", "--size", "1000")
+			h.Load(from, nil, "udp-send", "--to", addr, "--count", "5", "--size", "1000")
 			// HTB lends the first ones their time; each that follows takes two seconds.
 			const long = 30 // 2^30 ns is 1.07 s
 			// Of one reading, and again if not so: packets go on while it is made.
@@ -150,8 +150,8 @@ func TestHeld(t *testing.T) {
 
 // hold has a device send no more than 500 bytes a second.
 func (h *host) hold(b *sandbox.Box, dev string) {
-	h.t.Helper()
-	h.change(b, dev, func(n *netlink.Handle, l netlink.Link) error {
+	h.T.Helper()
+	h.Change(b, dev, func(n *netlink.Handle, l netlink.Link) error {
 		index, rate := l.Attrs().Index, uint64(4000)
 		root := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
 		root.Defcls = 1

@@ -1,21 +1,15 @@
 package latency
 
 import (
-	"os"
 	"testing"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 )
 
 func TestMain(m *testing.M) {
-	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
-		if status, ok := reexec(os.Args); ok {
-			os.Exit(status)
-		}
-	}
+	topology.Reexec()
 	testkit.Main(m)
 }
 

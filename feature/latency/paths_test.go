@@ -2,13 +2,9 @@ package latency
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os/exec"
 	"testing"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
@@ -18,39 +14,13 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// addr gives a device one more address.
-func (h *host) addr(b *sandbox.Box, dev, prefix string) {
-	h.t.Helper()
-	h.change(b, dev, func(n *netlink.Handle, l netlink.Link) error {
-		a, err := netlink.ParseAddr(prefix)
-		if err != nil {
-			return err
-		}
-		if a.IP.To4() == nil {
-			a.Flags = unix.IFA_F_NODAD
-		}
-		return n.AddrAdd(l, a)
-	})
-}
-
-func named(name string) netlink.LinkAttrs {
-	a := netlink.NewLinkAttrs()
-	a.Name = name
-	return a
-}
-
-func (h *host) up(b *sandbox.Box, dev string) {
-	h.t.Helper()
-	h.change(b, dev, (*netlink.Handle).LinkSetUp)
-}
-
 // masquerade makes the host a router with addresses of its own towards the wire.
 func (h *host) masquerade() {
-	h.t.Helper()
-	must(h.t, h.ns.Bridge("br0", netip.MustParsePrefix("10.67.0.254/24")))
-	h.addr(h.ns, "nic0", "10.66.0.254/24")
-	must(h.t, h.ns.Sysctl("ipv4/ip_forward", "1"))
-	must(h.t, h.ns.Do(func() error {
+	h.T.Helper()
+	must(h.T, h.ns.Bridge("br0", netip.MustParsePrefix("10.67.0.254/24")))
+	h.Address(h.ns, "nic0", "10.66.0.254/24")
+	must(h.T, h.ns.Sysctl("ipv4/ip_forward", "1"))
+	must(h.T, h.ns.Do(func() error {
 		out, err := exec.Command("iptables", "-t", "nat", "-A", "POSTROUTING", "-o", "nic0", "-j", "MASQUERADE").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("iptables: %w: %s", err, out)
@@ -62,54 +32,22 @@ func (h *host) masquerade() {
 // overlay makes one as Docker does: VXLAN device and bridge in a namespace of their
 // own, the tunnel's packets in the host's. Outside is 10.67.0.1.
 func (h *host) overlay() *sandbox.Box {
-	h.t.Helper()
-	h.addr(h.ns, "nic0", "10.66.0.254/24")
-	inside := h.create(sandbox.Spec{Name: "latoverlay", Bare: true})
-	must(h.t, inside.Bridge("br0", netip.MustParsePrefix("10.67.0.254/24")))
-	for _, end := range []struct {
-		box    *sandbox.Box
-		dev    string
-		remote string
-	}{{h.ns, "nic0", "10.66.0.1"}, {h.wire, "wire", "10.66.0.254"}} {
-		h.change(end.box, end.dev, func(n *netlink.Handle, _ netlink.Link) error {
-			return n.LinkAdd(&netlink.Vxlan{LinkAttrs: named("vx0"), VxlanId: 42, Port: 4789, Group: net.ParseIP(end.remote), Learning: true})
-		})
-	}
-	h.change(h.ns, "vx0", func(n *netlink.Handle, l netlink.Link) error { return n.LinkSetNsPid(l, inside.PID) })
-	h.change(inside, "vx0", func(n *netlink.Handle, l netlink.Link) error {
-		br, err := n.LinkByName("br0")
-		if err != nil {
-			return err
-		}
-		return n.LinkSetMaster(l, br)
-	})
-	h.up(inside, "vx0")
-	h.up(h.wire, "vx0")
-	h.addr(h.wire, "vx0", "10.67.0.1/24")
+	h.T.Helper()
+	h.Address(h.ns, "nic0", "10.66.0.254/24")
+	inside := h.Create(sandbox.Spec{Name: "latoverlay", Bare: true})
+	must(h.T, inside.Bridge("br0", netip.MustParsePrefix("10.67.0.254/24")))
+	h.Tunnel(h.ns, "", "10.66.0.1", sandbox.End{Box: inside, Bridge: "br0"})
+	h.Tunnel(h.wire, "", "10.66.0.254", sandbox.End{Box: h.wire, Addr: netip.MustParsePrefix("10.67.0.1/24")})
 	return inside
 }
 
 // macvlan makes a container with a device of its own on nic0.
 func (h *host) macvlan() (*sandbox.Box, container.Container) {
-	h.t.Helper()
-	box := h.create(sandbox.Spec{Name: "latmac"})
-	h.change(h.ns, "nic0", func(n *netlink.Handle, l netlink.Link) error {
-		a := named("mac0")
-		a.ParentIndex = l.Attrs().Index
-		if err := n.LinkAdd(&netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
-			return err
-		}
-		m, err := n.LinkByName("mac0")
-		if err != nil {
-			return err
-		}
-		return n.LinkSetNsPid(m, box.PID)
-	})
-	h.addr(box, "mac0", "10.66.0.2/24")
-	h.up(box, "mac0")
-	c := h.describe(box)
-	_, index := h.device(box, "mac0")
-	c.Interfaces = []container.Interface{{Name: "mac0", Index: index, Kind: "macvlan"}}
+	h.T.Helper()
+	box := h.Create(sandbox.Spec{Name: "latmac"})
+	dev := h.Macvlan(h.ns, sandbox.End{Box: box, Name: "mac0", Addr: netip.MustParsePrefix("10.66.0.2/24")})
+	c := h.Describe(box)
+	c.Interfaces = []container.Interface{dev}
 	return box, c
 }
 
@@ -129,16 +67,14 @@ func TestPaths(t *testing.T) {
 		{"ipv6", "udp", "[fd00:66::1]:9000", func(h *host) (*sandbox.Box, container.Container) {
 			h.bridge()
 			web, c := h.add("web", "10.66.0.2/24", h.ns)
-			h.addr(h.wire, "wire", "fd00:66::1/64")
-			h.addr(web, "eth0", "fd00:66::2/64")
+			h.Address(h.wire, "wire", "fd00:66::1/64")
+			h.Address(web, "eth0", "fd00:66::2/64")
 			return web, c
 		}, veth},
 		{"masqueraded", "udp", "10.66.0.1:9000", func(h *host) (*sandbox.Box, container.Container) {
 			h.masquerade()
 			web, c := h.add("web", "10.67.0.2/24", h.ns)
-			h.change(web, "eth0", func(n *netlink.Handle, l netlink.Link) error {
-				return n.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: net.ParseIP("10.67.0.254")})
-			})
+			h.Route(web, "0.0.0.0/0", "10.67.0.254")
 			return web, c
 		}, veth},
 		{"overlay", "udp", "10.67.0.1:9000", func(h *host) (*sandbox.Box, container.Container) {
@@ -146,9 +82,11 @@ func TestPaths(t *testing.T) {
 		}, veth},
 		{"macvlan", "udp", "10.66.0.1:9000", (*host).macvlan, map[Direction][]Stage{Egress: {First, Forward, QDisc, Added, Stack}, Ingress: {First, Socket, Stack}}},
 		{"host", "udp", "10.66.0.1:9000", func(h *host) (*sandbox.Box, container.Container) {
-			h.addr(h.ns, "nic0", "10.66.0.254/24")
-			box := h.create(sandbox.Spec{Name: "lathostmode", Network: h.ns})
-			return box, h.describe(box)
+			h.Address(h.ns, "nic0", "10.66.0.254/24")
+			box := h.Create(sandbox.Spec{Name: "lathostmode", Network: h.ns})
+			c := h.Describe(box)
+			c.HostNetwork = true
+			return box, c
 		}, map[Direction][]Stage{Egress: {QDisc, Stack}, Ingress: {First, Socket, Stack}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -219,15 +157,11 @@ func TestSplit(t *testing.T) {
 	h := newHost(t)
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
-	ns, err := netdev.Open(h.ns.NetNS())
-	must(t, err)
-	defer ns.Close()
-	_, index := h.device(h.ns, "nic0")
-	must(t, ns.Offload(index, netdev.TSO).Write(netdev.Off))
+	must(t, h.Open(h.ns).Offload(h.Index(h.ns, "nic0"), netdev.TSO).Write(netdev.Off))
 	h.measure(true, c)
-	h.load(h.wire, "rr-server", "--proto", "tcp", "--listen", "10.66.0.1:9000")
+	h.Load(h.wire, nil, "rr-server", "--proto", "tcp", "--listen", "10.66.0.1:9000")
 	const n, bytes = 20, 30000
-	b := h.load(web, "rr-client", "--proto", "tcp", "--to", "10.66.0.1:9000", "--conns", "1", "--rate", "1000", "--count", fmt.Sprint(n), "--size", fmt.Sprint(bytes))
+	b, _ := h.Load(web, nil, "rr-client", "--proto", "tcp", "--to", "10.66.0.1:9000", "--conns", "1", "--rate", "1000", "--count", fmt.Sprint(n), "--size", fmt.Sprint(bytes))
 	h.await(func() string {
 		cov := h.read(c).Of(Egress, TCP)
 		if got := b.Read().Since(load.Reading{}).Ops; got < n || cov.Matched != cov.Seen {
@@ -250,7 +184,7 @@ func TestTurns(t *testing.T) {
 	_, other := h.add("other", "10.66.0.3/24", h.ns)
 	h.f.cfg.Budget = 100
 	h.measure(true, c, other)
-	flood := h.load(web, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
+	flood, _ := h.Load(web, nil, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
 	for range 2 { // it looks in between
 		var before Reading
 		h.await(func() string {
@@ -303,7 +237,7 @@ func TestGone(t *testing.T) {
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	old, gone := h.add("old", "10.66.0.3/24", h.ns)
 	h.measure(true, c, gone)
-	h.load(old, "udp-send", "--to", "10.66.0.1:9001", "--rate", "1000")
+	h.Load(old, nil, "udp-send", "--to", "10.66.0.1:9001", "--rate", "1000")
 	h.await(func() string {
 		if h.read(gone).Of(Egress, UDP).Matched == 0 {
 			return "nothing is sent"
@@ -327,7 +261,7 @@ func TestBudget(t *testing.T) {
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	h.f.cfg.Budget = 100
 	h.measure(true, c)
-	h.load(web, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
+	h.Load(web, nil, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
 	h.await(func() string {
 		r, err := h.f.Read()
 		must(t, err)

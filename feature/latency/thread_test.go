@@ -27,12 +27,7 @@ func TestThread(t *testing.T) {
 	h.measure(true, c)
 	others, err := sched.Threads("/proc", "napi/eth0")
 	must(t, err)
-	outside, err := netdev.Open(h.ns.NetNS())
-	must(t, err)
-	defer outside.Close()
-	inside, err := netdev.Open(web.NetNS())
-	must(t, err)
-	defer inside.Close()
+	outside, inside := h.Open(h.ns), h.Open(web)
 	dev := c.Interfaces[0]
 	// So a veth polls.
 	must(t, inside.Offload(dev.Index, netdev.GRO).Write(netdev.GRO.On()))
@@ -62,8 +57,8 @@ func TestThread(t *testing.T) {
 	})
 	busy(t, one)
 
-	h.load(web, "udp-recv", "--listen", "10.66.0.2:9000")
-	h.load(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "100", "--size", "64")
+	h.Load(web, nil, "udp-recv", "--listen", "10.66.0.2:9000")
+	h.Load(h.wire, nil, "udp-send", "--to", "10.66.0.2:9000", "--rate", "100", "--size", "64")
 	filter := api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}
 	h.await(func() string {
 		got, _, err := h.f.Trace(t.Context(), c.ID, filter, maxRecords, time.Second)
