@@ -29,6 +29,7 @@ const (
 	withRecords   = "records" // a peer: on, and each packet recorded
 	withTruth     = "checked" // another: the same, with stamps at the uplink beside
 	withNothing   = "empty"   // another: off, with programs that do nothing at the same hooks
+	withOthers    = "others"  // another: the agent measures another container
 	withFtrace    = "ftrace"  // another: off, with the kernel's tracer recording the same events
 	AgainstFtrace = "added to a round trip, beyond ftrace"
 	PassedOver    = "passed over" // part of the packets that were not measured by choice
@@ -56,7 +57,7 @@ func (c latencyCase) arms() []string {
 	case c.flood:
 		return []string{"off", withNothing, "on", withRecords, withFtrace}
 	}
-	return []string{"off", withNothing, "on", withRecords, withFtrace, withTruth}
+	return []string{"off", withNothing, withOthers, "on", withRecords, withFtrace, withTruth}
 }
 
 // rounds is the number of rounds, if the case needs more: differences in throughput are
@@ -209,6 +210,7 @@ type latencySession struct {
 
 	quick    bool
 	measured string // names of the containers that are
+	inForce  string // the names in the policy that is in force
 	trips    map[string]float64
 	crowd    []*sandbox.Process // flood pings, one in each neighbour
 	ping     *sandbox.Process   // that of the container itself
@@ -270,30 +272,41 @@ func (s *latencySession) begin(ctx context.Context, c latencyCase) error {
 	return err
 }
 
-// policy switches the measurement of the container on or off.
-func (s *latencySession) policy(ctx context.Context, on bool) error {
-	if s.guard.on == on {
+// policy switches the measurement on for the containers of a pattern, and off for all
+// others; "" is none.
+func (s *latencySession) policy(ctx context.Context, names string) error {
+	before, text := s.inForce, ""
+	if names == before {
 		return nil
 	}
-	text := ""
-	if on {
-		text = fmt.Sprintf("match: {name: %q}\nset: {latency: on}\n", s.measured)
+	if names != "" {
+		text = fmt.Sprintf("match: {name: %q}\nset: {latency: on}\n", names)
 	}
-	return s.guard.policy(ctx, text, func(c api.Container) (taken, changed bool) {
-		if is, err := path.Match(s.measured, c.Name); err != nil || !is {
-			return true, false
-		}
+	err := s.guard.policy(ctx, text, func(c api.Container) (taken, changed bool) {
+		was, _ := path.Match(before, c.Name)
+		is, _ := path.Match(names, c.Name)
 		asked := slices.ContainsFunc(c.Policy, func(p api.Setting) bool {
 			return p.Key == "fairlead.latency" && p.Value == "on"
 		})
-		return asked == on, true
+		return asked == is, is != was
 	})
+	if err == nil {
+		s.inForce = names
+	}
+	return err
 }
 
 // measure adds the figures of one arm. off is the round trip without any measurement.
 func (s *latencySession) measure(ctx context.Context, c latencyCase, arm string, off *float64) error {
 	s.client.SetRate(0)
-	if err := s.policy(ctx, arm == "on" || arm == withRecords || arm == withTruth); err != nil {
+	names := s.measured
+	switch arm {
+	case "off", withNothing, withFtrace:
+		names = ""
+	case withOthers:
+		names = s.rig.Prefix() + "neighbour"
+	}
+	if err := s.policy(ctx, names); err != nil {
 		return err
 	}
 	switch arm {
@@ -399,41 +412,6 @@ func (s *latencySession) check(ctx context.Context, c latencyCase) error {
 	s.report.AddPeer(c.name, Bias, "s", withTruth, report.Median(corrected))
 	s.report.AddPeer(c.name, WorstBias, "s", withTruth, slices.Max(corrected))
 	return nil
-}
-
-// bias makes round trips, and returns the difference between each and the same trip at the
-// NIC, raw and corrected.
-func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, err error) {
-	name, filter := s.rig.Prefix()+"one", api.LatencyFilter{Port: latencyPort}
-	asked, err := s.guard.client.LatencyRecords(ctx, name, filter, 0)
-	if err != nil {
-		return nil, nil, s.guard.explain(err)
-	}
-	truth, err := s.rig.Tap(latencyPort)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer truth.Close()
-	s.client.SetRate(latencyEach)
-	if err := sleep(ctx, s.settle+s.take); err != nil {
-		return nil, nil, err
-	}
-	s.client.SetRate(0)
-	filter.After = asked.Next
-	got, err := s.guard.client.LatencyRecords(ctx, name, filter, time.Second)
-	if err != nil {
-		return nil, nil, s.guard.explain(err)
-	}
-	wire, err := truth.Trips()
-	if err != nil {
-		return nil, nil, err
-	}
-	zero, err := monotonicZero()
-	if err != nil {
-		return nil, nil, err
-	}
-	trips, _ := api.LatencyTrips(got.Records)
-	return wireBias(trips, wire, zero)
 }
 
 // LatencyHeadline returns the result in one sentence.

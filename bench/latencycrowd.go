@@ -125,7 +125,7 @@ func (s *latencySession) echoes() (n uint64) {
 // steps adds the bias of round trips beside a growing number of pinging neighbours: the
 // medians of each step, and the median and the worst of the medians.
 func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
-	if err := s.policy(ctx, true); err != nil {
+	if err := s.policy(ctx, s.measured); err != nil {
 		return err
 	}
 	var raws, corrects []float64
@@ -181,7 +181,7 @@ func (s *latencySession) traffic(ctx context.Context, covers string, server, cli
 
 // cover adds the coverage of one kind of traffic beside all pinging neighbours.
 func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
-	if err := errors.Join(s.policy(ctx, true), s.pings(mostPings)); err != nil {
+	if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
 		return err
 	}
 	switch {

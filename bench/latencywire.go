@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"time"
@@ -10,6 +11,41 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/rig"
 )
+
+// bias makes round trips, and returns the difference between each and the same trip at the
+// NIC, raw and corrected.
+func (s *latencySession) bias(ctx context.Context) (raw, corrected []float64, err error) {
+	name, filter := s.rig.Prefix()+"one", api.LatencyFilter{Port: latencyPort}
+	asked, err := s.guard.client.LatencyRecords(ctx, name, filter, 0)
+	if err != nil {
+		return nil, nil, s.guard.explain(err)
+	}
+	truth, err := s.rig.Tap(latencyPort)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer truth.Close()
+	s.client.SetRate(latencyEach)
+	if err := sleep(ctx, s.settle+s.take); err != nil {
+		return nil, nil, err
+	}
+	s.client.SetRate(0)
+	filter.After = asked.Next
+	got, err := s.guard.client.LatencyRecords(ctx, name, filter, time.Second)
+	if err != nil {
+		return nil, nil, s.guard.explain(err)
+	}
+	wire, err := truth.Trips()
+	if err != nil {
+		return nil, nil, err
+	}
+	zero, err := monotonicZero()
+	if err != nil {
+		return nil, nil, err
+	}
+	trips, _ := api.LatencyTrips(got.Records)
+	return wireBias(trips, wire, zero)
+}
 
 // wireBias returns the differences between round trips and the same trips at the NIC, in
 // seconds, raw and corrected. wire are the trips at the NIC, in times since about zero.
