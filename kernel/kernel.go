@@ -53,6 +53,8 @@ func Opener(r Roots) journal.Opener {
 			return cgroup.OpenGroup(r.Cgroup, ref)
 		case cgroup.KindIdle:
 			return cgroup.OpenIdle(r.Cgroup, ref)
+		case cgroup.KindRT:
+			return cgroup.OpenRT(r.Cgroup, ref)
 		case cgroup.KindLine:
 			return cgroup.OpenLine(r.Cgroup, ref)
 		case irq.KindIRQ:

@@ -1,0 +1,106 @@
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// KindRT is the journal kind of a cgroup's real-time budget.
+const KindRT = "rt"
+
+// RT returns the knob of the real-time budget of a cgroup v1 directory: how many
+// microseconds of each period (a second) its real-time tasks may run. With "0", the
+// kernel's default, no task of the group can be real-time, and none enters that is.
+//
+// A write of "0" demotes the group's real-time tasks first, because the kernel refuses
+// it while there are any (EBUSY). All of them became real-time under our budget.
+// The budgets of the groups below must be 0 before, and those above must be large
+// enough (EINVAL). Errors of Read: errors.ErrUnsupported where the kernel has no
+// real-time groups (CONFIG_RT_GROUP_SCHED), and on cgroup v2.
+func RT(dir string) journal.Knob { return rt(dir) }
+
+// OpenRT opens the knob that an earlier process wrote into the journal. It refuses a
+// path that is not below root.
+func OpenRT(root string, ref journal.Ref) (journal.Knob, error) {
+	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
+	if err != nil {
+		return nil, err
+	}
+	if path := k.Ref().Object; filepath.Base(path) == rtFile {
+		return rt(filepath.Dir(path)), nil
+	}
+	return nil, fmt.Errorf("open knob %s %q: not a file %s", ref.Kind, ref.Object, rtFile)
+}
+
+const rtFile = "cpu.rt_runtime_us"
+
+type rt string
+
+func (k rt) file() journal.Knob { return File(filepath.Join(string(k), rtFile)) }
+
+func (k rt) Ref() journal.Ref { return journal.Ref{Kind: KindRT, Object: k.file().Ref().Object} }
+
+func (k rt) Read() (string, error) {
+	_, err := value(string(k), rtFile)
+	if errors.Is(err, errNoFile) {
+		return "", fmt.Errorf("%s of %s: %w: it needs real-time groups of cgroup v1", rtFile, string(k), errors.ErrUnsupported)
+	}
+	if err != nil {
+		return "", err
+	}
+	return k.file().Read()
+}
+
+func (k rt) Write(to string) error {
+	if _, err := strconv.ParseUint(to, 10, 31); err != nil {
+		return fmt.Errorf("write %s of %s: %q is no number of microseconds", rtFile, string(k), to)
+	}
+	if to != "0" {
+		return k.file().Write(to)
+	}
+	// A task that was real-time may make another one so before its own turn.
+	for pass := 0; ; pass++ {
+		if err := k.demote(); err != nil {
+			return fmt.Errorf("demote tasks of %s: %w", string(k), err)
+		}
+		err := k.file().Write(to)
+		if !errors.Is(err, unix.EBUSY) || pass == 3 {
+			return err
+		}
+	}
+}
+
+// demote makes all real-time tasks of the group ordinary ones.
+func (k rt) demote() error {
+	f, err := os.Open(filepath.Join(string(k), "tasks"))
+	if errors.Is(err, os.ErrNotExist) {
+		return errors.Join(journal.ErrGone, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		tid, err := strconv.Atoi(lines.Text())
+		if err != nil || tid <= 0 {
+			continue // of another process namespace
+		}
+		attr, err := unix.SchedGetAttr(tid, 0)
+		if err == nil && (attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_FIFO) {
+			err = unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: attr.Nice}, 0)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("task %d: %w", tid, err)
+		}
+	}
+	return lines.Err()
+}

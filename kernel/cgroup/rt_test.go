@@ -1,0 +1,70 @@
+package cgroup
+
+import (
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// A budget is taken back while a task of the group is real-time, and that task is an
+// ordinary one then.
+func TestRTInKernel(t *testing.T) {
+	cg := testkit.Cgroup(t)
+	if _, err := RT(cg.CPU).Read(); cg.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
+		testkit.Skip(t, "no real-time groups of cgroup v1")
+	}
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	if err := j.Turn(RT(cg.CPU), "100000", journal.Owner{Feature: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	if err := File(filepath.Join(cg.CPU, "cgroup.procs")).Write(strconv.Itoa(cmd.Process.Pid)); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := File(filepath.Join(cg.CPU, rtFile)).Write("0"); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("the budget of a real-time task was taken: %v", err)
+	}
+	out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return OpenRT(DefaultRoot, r) }, nil)
+	if err != nil || len(out) != 1 || out[0].Result != journal.Restored {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	if now, err := RT(cg.CPU).Read(); err != nil || now != "0" {
+		t.Errorf("the budget is %q, %v", now, err)
+	}
+	attr, err := unix.SchedGetAttr(cmd.Process.Pid, 0)
+	if err != nil || attr.Policy != unix.SCHED_NORMAL {
+		t.Errorf("the task is %+v, %v", attr, err)
+	}
+}
+
+func TestRTRefusals(t *testing.T) {
+	dir := tree(t, filepath.Join(t.TempDir(), "cg"), rtFile, "0\n", "tasks", "")
+	for _, object := range []string{"", "/etc/" + rtFile, filepath.Join(dir, "tasks"), dir} {
+		if _, err := OpenRT(filepath.Dir(dir), journal.Ref{Kind: KindRT, Object: object}); err == nil {
+			t.Errorf("%q was opened", object)
+		}
+	}
+	for _, to := range []string{"", "-1", "max", "4294967296"} {
+		if err := RT(dir).Write(to); err == nil {
+			t.Errorf("%q was written", to)
+		}
+	}
+}
