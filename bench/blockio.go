@@ -58,6 +58,7 @@ func blockioCatalogue() []blockioCase {
 		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, round: (*blockioRig).byAction},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: 2 * cpus, own: 2 * cpus}, round: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: 2 * cpus, own: 2 * cpus}, round: (*blockioRig).detect},
+		{name: "RT runtime", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, round: (*blockioRig).byBudget},
 		{name: "three containers", quick: true, most: 3, rig: blockioConfig{three: true, yield: true}, round: (*blockioRig).three},
 		{name: "mail beside streams", quick: true, rig: blockioConfig{load: []string{"mail", "--size", "16384", "--conns", "16"}, burners: 5, streams: 2}, round: (*blockioRig).streams},
 		{name: "monitor, depth 1", quick: true, rig: blockioConfig{load: reads(1)}, round: (*blockioRig).monitored},

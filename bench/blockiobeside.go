@@ -183,6 +183,32 @@ func (r *blockioRig) byAction(ctx context.Context, e *experiment, c blockioCase)
 	return nil
 }
 
+// byBudget is one round of figure 6: the load beside the burners, without a budget for
+// real-time and with growing ones.
+func (r *blockioRig) byBudget(ctx context.Context, e *experiment, c blockioCase) error {
+	alone, err := r.window(ctx, e.take)
+	if err != nil {
+		return err
+	}
+	if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) { e.addBlockio(c, alone, beside, work, false) }); err != nil {
+		return err
+	}
+	for _, budget := range []string{"20ms", "50ms", "100ms", "200ms", "400ms"} {
+		if _, err := r.client.Set(ctx, blockioName, api.SetRequest{Set: map[string]string{"fairlead.io.realtime": budget}}); err != nil {
+			return err
+		}
+		if err := r.disturbed(ctx, e, c, alone, func(beside load.Window, work float64) {
+			e.report.AddPeer(c.name, PartOfIOPS, "1", budget, beside.Rate()/alone.Rate())
+			e.report.AddPeer(c.name, TimesP99, "1", budget, float64(beside.Latency(0.99))/float64(alone.Latency(0.99)))
+			e.report.AddPeer(c.name, BurnersKeep, "1/s", budget, work)
+		}); err != nil {
+			return err
+		}
+	}
+	_, err = r.client.Set(ctx, blockioName, api.SetRequest{Unset: []string{"fairlead.io.realtime"}})
+	return err
+}
+
 // recovers waits until the agent declares interference and the load is back at its
 // undisturbed figure. It returns how long each took, and whom the agent named.
 func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase, alone float64, start time.Time) error {

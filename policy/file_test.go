@@ -44,6 +44,7 @@ policies:
         max: /dev/vdb rbps=50mb wiops=500
         yield: auto
         interrupts: apart
+        realtime: 100ms
 ---
 match:
   name: db
@@ -57,7 +58,7 @@ var everythingSettings = Settings{
 	Latency:  ptr(false),
 	Overlay:  ptr(true),
 	IOWeight: 200,
-	IOYield:  YieldAuto, Interrupts: InterruptsApart,
+	IOYield:  YieldAuto, Interrupts: InterruptsApart, Realtime: 100 * time.Millisecond,
 	IO: []IO{
 		{Device: "/dev/vdb", ReadIOPS: 2000, WriteIOPS: 500, MaxWriteIOPS: 500, MaxReadBytes: 50 << 20},
 		{Device: "/dev/vdc", WriteIOPS: 7},
@@ -95,7 +96,7 @@ func TestParseFileEverything(t *testing.T) {
 			t.Errorf("%d origins, want one for each of the %d keys", got, want)
 		}
 		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 24}
-		if diff := cmp.Diff(want, targets[1].Origins[2]); diff != "" {
+		if diff := cmp.Diff(want, targets[1].Origins[3]); diff != "" {
 			t.Errorf("origin: %s", diff)
 		}
 	}

@@ -16,10 +16,12 @@ const prefix = "fairlead."
 const (
 	minRate, maxRate       = 1e3, 1e15 // bit/s
 	minLatency, maxLatency = 10 * time.Microsecond, 10 * time.Second
-	maxWeight              = 10000 // as in cgroup v2
-	maxPriority            = 65535
-	maxReserve             = 0.99       // with nothing left, no packet would ever come
-	minSteal, maxSteal     = 0.001, 1.0 // below, auto could not tell calm from traffic
+	// Above this real-time threads would leave too little to the host.
+	minRealtime, maxRealtime = time.Millisecond, 500 * time.Millisecond
+	maxWeight                = 10000 // as in cgroup v2
+	maxPriority              = 65535
+	maxReserve               = 0.99       // with nothing left, no packet would ever come
+	minSteal, maxSteal       = 0.001, 1.0 // below, auto could not tell calm from traffic
 )
 
 // Key describes one key of the schema, for documentation and completion.
@@ -95,6 +97,15 @@ var schema = slices.Concat(
 		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Default: "off",
 			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
 			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart)},
+		{Name: "io.realtime", Feature: "blockio", Form: "100ms",
+			Meaning: "time in each second of each CPU in which its threads run before all ordinary ones, and beyond which they wait (real-time groups of cgroup v1)",
+			Built:   []string{AnyValue}, parse: func(v string) (setter, error) {
+				d, err := ParseDuration(v)
+				if err == nil && (d < minRealtime || d > maxRealtime) {
+					err = fmt.Errorf("must be between %s and %s", minRealtime, maxRealtime)
+				}
+				return func(s *Settings) { s.Realtime = d }, err
+			}},
 	},
 )
 

@@ -78,6 +78,9 @@ type Settings struct {
 	IO          []IO
 	IOYield     Yield // "" is off
 	Interrupts  Interrupts
+	// Realtime is the CPU time in each second of each CPU in which the container's
+	// threads run before all ordinary ones; 0 is none.
+	Realtime time.Duration
 }
 
 // Origin says where a value comes from, for explain: the file and line, or the

@@ -147,6 +147,9 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	}
 	m.wish, m.target.Container = t, t.Container
 	reserved, err := f.admit(t)
+	if err == nil {
+		err = f.mayRealtime(t)
+	}
 	if err != nil {
 		return fmt.Errorf("blockio: %w", err)
 	}
@@ -154,6 +157,10 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	err = f.turn(t)
 	f.follow()
 	if err == nil {
+		err = f.realtime()
+	}
+	if err == nil {
+		f.promote()
 		err = f.interrupts(t)
 	}
 	if err == nil {
@@ -316,7 +323,7 @@ func (f *BlockIO) turn(t policy.Target) error {
 	for _, l := range lines {
 		wanted[l.Ref()] = true
 	}
-	errs = append(errs, f.restore(func(e journal.Entry) bool { return e.Owner == by && !wanted[e.Ref] }))
+	errs = append(errs, f.restore(func(e journal.Entry) bool { return e.Owner == by && e.Ref.Kind != cgroup.KindRT && !wanted[e.Ref] }))
 	for _, l := range lines {
 		if err := f.cfg.Journal.TurnUntil(l.Knob, l.Value, by, t.Expiry); err != nil && !errors.Is(err, journal.ErrGone) {
 			errs = append(errs, err)
@@ -338,6 +345,9 @@ func (f *BlockIO) Remove(_ context.Context, id container.ID) error {
 		return fmt.Errorf("blockio: %w", err)
 	}
 	delete(f.members, id)
+	if err := f.realtime(); err != nil {
+		return fmt.Errorf("blockio: %w", err)
+	}
 	f.follow()
 	if err := f.interrupts(policy.Target{}); err != nil {
 		return fmt.Errorf("blockio: %w", err)
@@ -353,7 +363,7 @@ func (f *BlockIO) Prune(_ context.Context, alive func(container.ID) bool) error 
 	return errors.Join(f.interrupts(policy.Target{}), f.restore(func(e journal.Entry) bool {
 		id := container.ID(e.Owner.Container)
 		return e.Owner.Feature == name && id != host && !alive(id)
-	}))
+	}), f.realtime())
 }
 
 // Close implements feature.Feature. What is in force stays, and what was decided lapses.

@@ -65,6 +65,7 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.promote() // threads that are new
 	f.measure()
 	w := f.window
 	if f.meter == nil {

@@ -123,22 +123,18 @@ func separate(disks, networks []device, online []int) (moves []move, err error) 
 // what of it cannot be had.
 func (f *BlockIO) interrupts(t policy.Target) error {
 	var disks []string
-	var expiry time.Time
-	asked := false
+	var expiries []time.Time
 	for _, m := range f.members {
 		if m.target.Settings.Interrupts != policy.InterruptsApart {
 			continue
 		}
-		if e := m.target.Expiry; !asked || e.IsZero() || !expiry.IsZero() && e.After(expiry) {
-			expiry = e // the last of them
-		}
-		asked = true
+		expiries = append(expiries, m.target.Expiry)
 		for _, r := range m.reserved {
 			disks = append(disks, r.disk.Name)
 		}
 	}
 	slices.Sort(disks)
-	moves, partly, err := f.apart(slices.Compact(disks), asked)
+	moves, partly, err := f.apart(slices.Compact(disks), len(expiries) > 0)
 	if err != nil {
 		return err
 	}
@@ -148,7 +144,7 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 	for _, m := range moves {
 		knob := irq.Affinity(f.cfg.Roots.Proc, m.irq)
 		wanted[knob.Ref()] = true
-		if err := f.cfg.Journal.TurnUntil(knob, cgroup.FormatCPUs(m.cpus), by, expiry); err != nil && !errors.Is(err, journal.ErrGone) {
+		if err := f.cfg.Journal.TurnUntil(knob, cgroup.FormatCPUs(m.cpus), by, lastExpiry(expiries)); err != nil && !errors.Is(err, journal.ErrGone) {
 			errs = append(errs, err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 // A budget is taken back while a task of the group is real-time, and that task is an
 // ordinary one then.
 func TestRTInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:rt")
 	cg := testkit.Cgroup(t)
 	if _, err := RT(cg.CPU).Read(); cg.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
 		testkit.Skip(t, "no real-time groups of cgroup v1")

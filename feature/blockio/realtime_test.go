@@ -1,0 +1,93 @@
+package blockio
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// Containers get budgets, and the group above them the sum; their threads are real-time,
+// also those that come later. All of it is put back, whoever goes first.
+func TestRealtime(t *testing.T) {
+	h := newHost(t)
+	above := testkit.Cgroup(t)
+	if _, err := cgroup.RT(above.CPU).Read(); above.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
+		testkit.Skip(t, "no real-time groups of cgroup v1")
+	}
+	in := func(name string) (container.Container, int) {
+		cg := testkit.CG{V2: filepath.Join(above.V2, name), CPU: filepath.Join(above.CPU, name)}
+		for _, dir := range []string{cg.V2, cg.CPU} {
+			must(t, os.Mkdir(dir, 0o755))
+			t.Cleanup(func() { must(t, os.Remove(dir)) })
+		}
+		id, err := cgroup.ID(cg.V2)
+		must(t, err)
+		cmd := exec.Command("sleep", "1000")
+		must(t, cmd.Start())
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		cg.Add(t, cmd.Process.Pid)
+		c := container.Container{ID: container.ID(id), Name: name, Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU}}
+		*h.roster = append(*h.roster, c)
+		return c, cmd.Process.Pid
+	}
+	a, pidA := in("a")
+	b, pidB := in("b")
+	check := func(when, want string) {
+		t.Helper()
+		var got []string
+		for _, dir := range []string{above.CPU, a.Cgroup.CPU, b.Cgroup.CPU} {
+			v, err := cgroup.RT(dir).Read()
+			must(t, err)
+			got = append(got, v)
+		}
+		for _, pid := range []int{pidA, pidB} {
+			attr, err := unix.SchedGetAttr(pid, 0)
+			must(t, err)
+			got = append(got, strconv.Itoa(int(attr.Policy)))
+		}
+		if g := strings.Join(got, " "); g != want {
+			t.Errorf("%s: %s, want %s", when, g, want)
+		}
+	}
+	ctx := t.Context()
+	must(t, h.Apply(ctx, target(t, a, "io.realtime: 20ms")))
+	check("one", "20000 20000 0 2 0")
+	must(t, h.Apply(ctx, target(t, b, "io.realtime: 30ms")))
+	check("two", "50000 20000 30000 2 2")
+	must(t, h.Apply(ctx, target(t, a, "io.realtime: 10ms")))
+	check("less", "40000 10000 30000 2 2")
+	if err := h.Apply(ctx, target(t, a, "io.realtime: 490ms")); err == nil || !strings.Contains(err.Error(), "at most") {
+		t.Errorf("more than all may have: %v", err)
+	}
+	check("refused", "40000 10000 30000 2 2")
+	must(t, unix.SchedSetAttr(pidB, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
+	_, err := h.Decide(nil, true)
+	must(t, err)
+	check("a thread that is not real-time", "40000 10000 30000 2 2")
+
+	// Another agent goes on with what it finds, before it is told of all containers.
+	must(t, h.Close())
+	h.open()
+	must(t, h.Apply(ctx, target(t, a, "io.realtime: 10ms")))
+	check("after a restart", "40000 10000 30000 2 2")
+	must(t, h.Prune(ctx, func(id container.ID) bool { return id == a.ID }))
+	check("b has ended meanwhile", "10000 10000 0 2 0")
+	must(t, h.Apply(ctx, target(t, b, "io.realtime: 5ms")))
+	must(t, h.Remove(ctx, a.ID))
+	check("removed", "5000 0 5000 0 2")
+	must(t, h.Apply(ctx, target(t, b, "netcpu: observe")))
+	check("not asked for", "0 0 0 0 0")
+	if left := h.journal.Entries(); len(left) > 0 {
+		t.Errorf("left in the journal: %+v", left)
+	}
+}
