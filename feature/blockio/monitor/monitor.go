@@ -47,7 +47,7 @@ func (d Disk) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 type Account struct {
 	Container             container.ID // System where it is nobody's
 	Disk                  Disk
-	Reads, Writes         uint64 // requests completed
+	Reads, Writes         uint64 // requests completed; neighbours that were merged are one
 	ReadBytes, WriteBytes uint64
 	Errors                uint64          // completions with an error; these are in no other figure
 	Last                  time.Duration   // since the last request was completed

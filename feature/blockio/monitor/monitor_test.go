@@ -3,6 +3,7 @@ package monitor
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -93,6 +94,13 @@ func newLoop(t *testing.T) (*loop.Disk, Disk) {
 	t.Cleanup(func() { must(t, l.Close()) })
 	var st unix.Stat_t
 	must(t, unix.Stat(l.Path, &st))
+	// Two neighbouring reads that wait at once would be merged into one request, and
+	// requests are what is counted.
+	merges := filepath.Join("/sys/block", filepath.Base(l.Path), "queue/nomerges")
+	before, err := os.ReadFile(merges)
+	must(t, err)
+	t.Cleanup(func() { must(t, os.WriteFile(merges, before, 0o644)) }) // the number is used again
+	must(t, os.WriteFile(merges, []byte("2"), 0o644))
 	return l, Disk{unix.Major(st.Rdev), unix.Minor(st.Rdev)}
 }
 
