@@ -90,6 +90,14 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		}
 	}
 	actions := f.control.Actions()
+	for id, act := range actions { // a cap may leave nothing to be seen in so short a time
+		for disk := range act.Caps {
+			at := Place{id, disk}
+			if _, had := accounts[at]; !had {
+				accounts[at] = monitor.Account{Container: id, Disk: disk}
+			}
+		}
+	}
 	for at, a := range accounts {
 		disks[at.Disk] = true
 		out.Rows = append(out.Rows, f.row(at, a, d, length, actions))

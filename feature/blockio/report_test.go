@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
@@ -97,6 +98,23 @@ func TestDetail(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("interrupts %+v, threads %+v, rows %+v", all.Interrupts, one.Threads, one.Rows)
 		}
+	}
+}
+
+// One that is capped is shown with its cap, even while it has no I/O.
+func TestCappedIsShown(t *testing.T) {
+	h := newHost(t)
+	l := h.disk(1000)
+	c, _ := h.container("hog")
+	d, err := block.Open("/sys", l.Path)
+	must(t, err)
+	at := monitor.Disk{Major: d.Major, Minor: d.Minor}
+	h.control.acting = map[container.ID]*acting{
+		c.ID: {Action: Action{Caps: map[monitor.Disk]api.BlockIOFigures{at: {ReadIOPS: 16}}}},
+	}
+	rows := h.report().Rows
+	if len(rows) != 1 || rows[0].Container != c.ID || rows[0].Disk != filepath.Base(l.Path) || !strings.Contains(rows[0].Action, "16") {
+		t.Errorf("rows %+v, want one of %v at %s with its cap", rows, c.ID, l.Path)
 	}
 }
 
