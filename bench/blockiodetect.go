@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,13 +42,14 @@ type circumstance struct {
 
 func nothing() error { return nil }
 
-// circumstances are up to two burners for each CPU, and conditions that are not
-// interference: no burner, a paused load, a load with a quota, and a load that competes
-// with its own threads.
+// circumstances are up to two burners for each CPU, and all burners, of which a load with
+// one thread notices more; and conditions that are not interference: no burner, a paused
+// load, a load with a quota, and a load that competes with its own threads.
 func (r *blockioRig) circumstances() (all []circumstance) {
-	for n := range len(r.burners) + 1 {
+	for n := range 2*runtime.NumCPU() + 1 {
 		all = append(all, circumstance{fmt.Sprintf("%d burners", n), n, nothing, nothing})
 	}
+	all = append(all, circumstance{fmt.Sprintf("%d burners", len(r.burners)), len(r.burners), nothing, nothing})
 	const period = 100 * time.Millisecond
 	return append(all,
 		circumstance{"idle", len(r.burners), func() error { r.board.SetRate(0); return nil }, func() error { r.board.SetRate(load.Flood); return nil }},
@@ -78,9 +80,10 @@ func (t *tally) add(lost, calm, says bool) {
 	}
 }
 
-// detect is one round: each circumstance, after a window without it. The reservation is the
-// throughput in that window, because the speed of a disk changes from minute to minute. The
-// agent only observes.
+// detect is one round: each circumstance, between two windows without it. The reservation is
+// the throughput in the first, because the speed of a disk changes from minute to minute. What
+// is lost against the slower of the two is lost through the circumstance. The agent only
+// observes.
 func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) error {
 	mine, theirs := tally{}, make(map[string]*tally)
 	for name := range detectors() {
@@ -135,7 +138,7 @@ func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) e
 
 // found is the result of one circumstance.
 type found struct {
-	part         float64 // IOPS, of those before
+	part         float64 // IOPS, of those before or after, whichever are fewer
 	row          api.BlockIORow
 	declared     float64 // seconds after the begin; infinite if never
 	named, right int
@@ -155,17 +158,34 @@ func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation stri
 	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // it is judged by that, and what was declared before is over
 		return s, err
 	}
+	beside, err := r.during(ctx, e, x, &s)
+	if err != nil {
+		return s, err
+	}
+	if err := sleep(ctx, blockioSettle); err != nil {
+		return s, err
+	}
+	after, err := r.window(ctx, declareIn/2)
+	s.part = beside.Rate() / min(alone.Rate(), after.Rate())
+	return s, err
+}
+
+// during measures the load under a circumstance, and finds out when the agent declares it.
+func (r *blockioRig) during(ctx context.Context, e *experiment, x circumstance, s *found) (beside load.Window, err error) {
 	start := time.Now()
 	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
 	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {
-		return s, err
+		return beside, err
+	}
+	if err := sleep(ctx, blockioSettle); err != nil { // the scheduler owes a load that slept something at first
+		return beside, err
 	}
 	before := r.board.Read()
 	b, err := r.client.BlockIO(ctx, blockioName, max(e.take, declareIn/2))
 	if err != nil {
-		return s, err
+		return beside, err
 	}
-	s.part = r.board.Read().Since(before).Rate() / alone.Rate()
+	beside = r.board.Read().Since(before)
 	for _, row := range b.Rows {
 		if row.Reserved != nil {
 			s.row = row
@@ -173,10 +193,10 @@ func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation stri
 	}
 	for s.declared = math.Inf(1); ; {
 		if s.declared, s.named, s.right, err = r.declared(ctx, start); err != nil || s.named > 0 || time.Since(start) > declareIn+blockioSettle {
-			return s, err
+			return beside, err
 		}
 		if err := sleep(ctx, blockioStep); err != nil {
-			return s, err
+			return beside, err
 		}
 	}
 }
