@@ -73,6 +73,13 @@ func selfRecords(b Backend, r *http.Request) (any, error) {
 		return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("format=%q: want slide, or none", format)}
 	}
 	out, err := selfAsk(b, r, Ask{Feature: "latency", Over: over, Body: in})
+	if got, ok := out.(LatencyRecords); ok {
+		for _, r := range got.Records {
+			for i, w := range r.Waits {
+				r.Waits[i] = w.alone() // a container must not learn who its neighbours are
+			}
+		}
+	}
 	if got, ok := out.(LatencyRecords); ok && format == "slide" {
 		var text strings.Builder
 		for _, r := range got.Records {
@@ -333,6 +340,51 @@ type LatencyRecord struct {
 	Added     *float64      `json:"added_seconds,omitempty" doc:"time between the container's device and the uplink"`
 	Stack     *float64      `json:"stack_seconds,omitempty" doc:"time between the container's socket and the uplink"`
 	Stages    []LatencyPart `json:"stages" doc:"stages in the order in which the packet passed them"`
+	Waits     []LatencyWait `json:"waits,omitempty" doc:"what the CPU did while the packet waited for it; absent if the packet did not wait, or if unknown"`
+}
+
+// The kinds of work for which a packet waits.
+const (
+	LatencyTasks   = "tasks"
+	LatencyPackets = "packets"
+	LatencySoftIRQ = "softirq"
+	LatencyIdle    = "idle"
+	LatencyOthers  = "others"
+)
+
+// LatencyWait is the wait of one packet for a CPU.
+type LatencyWait struct {
+	Stage   string           `json:"stage" doc:"deliver or gro"`
+	Seconds float64          `json:"seconds" doc:"length of the wait"`
+	By      []LatencyCulprit `json:"by" doc:"what the CPU did meanwhile, the longest first; at most three elements"`
+	Unknown float64          `json:"unknown_seconds" doc:"the rest of the wait"`
+}
+
+// LatencyCulprit is one for whom a CPU worked while a packet waited.
+type LatencyCulprit struct {
+	Work      string       `json:"work" doc:"tasks, packets, softirq (other work of the kernel), idle, or others (on the self socket: anything but the container's own)"`
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose tasks or packets they were; absent for others"`
+	Name      string       `json:"name,omitempty" doc:"name of that container; absent if unknown"`
+	Cgroup    string       `json:"cgroup,omitempty" doc:"cgroup of tasks that are in no container"`
+	Own       bool         `json:"own,omitempty" doc:"it is the container whose packet waited"`
+	Seconds   float64      `json:"seconds" doc:"time of the work"`
+}
+
+// alone returns the wait with everything left out that is not the container's own.
+func (w LatencyWait) alone() LatencyWait {
+	own, others := []LatencyCulprit{}, LatencyCulprit{Work: LatencyOthers}
+	for _, c := range w.By {
+		if c.Own {
+			own = append(own, c)
+		} else {
+			others.Seconds += c.Seconds
+		}
+	}
+	if others.Seconds > 0 {
+		own = append(own, others)
+	}
+	w.By = own
+	return w
 }
 
 // Slide formats the packet as a line of MACE's device file, with the time between socket

@@ -174,3 +174,17 @@ func TestSelfLatency(t *testing.T) {
 		}
 	}
 }
+
+// On the self socket a container sees its own part of a wait, and nothing that tells
+// others apart.
+func TestWaitAlone(t *testing.T) {
+	w := LatencyWait{Stage: "deliver", Seconds: 10, Unknown: 1, By: []LatencyCulprit{
+		{Work: LatencyTasks, Container: 8, Name: "secret", Seconds: 4},
+		{Work: LatencyPackets, Container: 7, Name: "me", Own: true, Seconds: 3},
+		{Work: LatencyTasks, Cgroup: "/secret", Seconds: 2},
+	}}
+	got := w.alone()
+	if len(got.By) != 2 || got.By[0].Name != "me" || got.By[1] != (LatencyCulprit{Work: LatencyOthers, Seconds: 6}) || len(w.By) != 3 {
+		t.Errorf("%+v", got)
+	}
+}

@@ -127,6 +127,33 @@ func latencyLine(w io.Writer, r api.LatencyRecord) error {
 	for _, p := range r.Stages {
 		parts = append(parts, p.Stage+" "+fine(p.Seconds))
 	}
-	_, err := fmt.Fprintf(w, "%s  (%s)\n", line, strings.Join(parts, ", "))
+	line = fmt.Sprintf("%s  (%s)\n", line, strings.Join(parts, ", "))
+	for _, w := range r.Waits {
+		line += latencyWait(w)
+	}
+	_, err := io.WriteString(w, line)
 	return err
+}
+
+// latencyWait is a line on what a CPU did while a packet waited.
+func latencyWait(w api.LatencyWait) string {
+	var parts []string
+	for _, c := range w.By {
+		part := c.Work
+		switch {
+		case c.Own:
+			part = "its own " + c.Work
+		case c.Name != "":
+			part += " of " + cut(show(c.Name), 30)
+		case c.Container != 0:
+			part += " of id " + c.Container.String()
+		case c.Cgroup != "":
+			part += " of cgroup " + show(c.Cgroup)
+		}
+		parts = append(parts, fine(c.Seconds)+" "+part)
+	}
+	if w.Unknown > 0 {
+		parts = append(parts, fine(w.Unknown)+" not known")
+	}
+	return fmt.Sprintf("    %s waited %s: %s\n", w.Stage, fine(w.Seconds), strings.Join(parts, ", "))
 }

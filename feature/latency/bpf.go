@@ -1,3 +1,3 @@
 package latency
 
-//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types -type record -type cpu -type stamp latency latency.bpf.c -- -O2 -g -mcpu=v3 -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types -type record -type cpu -type stamp -type waited latency latency.bpf.c -- -O2 -g -mcpu=v3 -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu

@@ -154,6 +154,7 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	c->since = now;
 	if (!c->traced)
 		return;
+	tell_wait(c->id, DELIVER, s->at[I_SENT], now);
 	r.at = now;
 	r.id = c->id;
 	r.slot = c->slot;

@@ -15,6 +15,7 @@
  *   netif_rx                 a driver hands a packet to a backlog: only with an uplink
  *                            that is a veth
  *   netif_receive_skb        the stack gets it, after GRO and RPS
+ * and those of waits.bpf.h, while records are asked for
  * and at the cgroups of the containers:
  *   cgroup_skb/ingress       a socket gets it
  *
@@ -42,6 +43,8 @@
 #include "packet.bpf.h"
 
 #include "stamp.bpf.h"
+
+#include "waits.bpf.h"
 
 #include "ends.bpf.h"
 
@@ -164,8 +167,10 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 	if (s && hook == RECEIVE && role == UPLINK && s->direction == INGRESS) {
 		/* From GRO; or once more, as an IFB hands it back. */
 		if (!s->at[I_RECEIVED] || (received_flow(skb, &f) && s->check == check_of(&f))) {
-			if (!s->at[I_RECEIVED])
+			if (!s->at[I_RECEIVED]) {
 				s->at[I_RECEIVED] = now;
+				tell_wait(s->at[I_POLLED] ^ key, FIRST, s->at[I_POLLED], now);
+			}
 			if (fl_unseen) {
 				if (!f.family)
 					received_flow(skb, &f);
@@ -234,8 +239,11 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 		}
 		if (hook == XMIT && role == CONTAINER && !s->at[E_SENT])
 			s->at[E_SENT] = now;
-		if (hook == RECEIVE && role == HOST_END && !s->at[E_ARRIVED])
+		if (hook == RECEIVE && role == HOST_END && !s->at[E_ARRIVED]) {
 			s->at[E_ARRIVED] = now;
+			if (s->traced)
+				tell_wait(s->at[E_QUEUED], DELIVER, s->at[E_SENT], now);
+		}
 		if (hook == QUEUE && role == UPLINK) {
 			s->at[E_QDISC] = now;
 			if (splits(skb, dev) && sent_flow(skb, &f)) {

@@ -226,7 +226,7 @@ func (f *Latency) follow() error {
 	if f.traced() {
 		budget *= tracedBudget
 	}
-	return f.meter.follow(e, budget)
+	return errors.Join(f.meter.follow(e, budget), f.meter.watch(f.traced()))
 }
 
 // traced says whether anybody asks for records.

@@ -106,6 +106,21 @@ type latencyStamp struct {
 	_ [4]byte
 }
 
+type latencyWaited struct {
+	_     structs.HostLayout
+	Id    uint64
+	Ns    uint64
+	Stage uint32
+	Parts uint32
+	Part  [32]struct {
+		_    structs.HostLayout
+		Who  uint64
+		Last uint64
+		Ns   uint32
+		Kind uint32
+	}
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -114,12 +129,19 @@ const (
 	latencyMapFlCpus       = "fl_cpus"
 	latencyMapFlDevices    = "fl_devices"
 	latencyMapFlNested     = "fl_nested"
+	latencyMapFlRan        = "fl_ran"
 	latencyMapFlRecords    = "fl_records"
 	latencyMapFlStamps     = "fl_stamps"
 	latencyMapFlTallies    = "fl_tallies"
+	latencyMapFlWaited     = "fl_waited"
 	latencyProgFlBacklog   = "fl_backlog"
 	latencyProgFlPoll      = "fl_poll"
 	latencyProgFlQueue     = "fl_queue"
+	latencyProgFlRanEntry  = "fl_ran_entry"
+	latencyProgFlRanExit   = "fl_ran_exit"
+	latencyProgFlRanRecv   = "fl_ran_recv"
+	latencyProgFlRanSwitch = "fl_ran_switch"
+	latencyProgFlRanXmit   = "fl_ran_xmit"
 	latencyProgFlReceive   = "fl_receive"
 	latencyProgFlSocket    = "fl_socket"
 	latencyProgFlXmit      = "fl_xmit"
@@ -131,6 +153,7 @@ const (
 	latencyVarFlLost       = "fl_lost"
 	latencyVarFlNear       = "fl_near"
 	latencyVarFlPassedAt   = "fl_passed_at"
+	latencyVarFlRanSince   = "fl_ran_since"
 	latencyVarFlSlot       = "fl_slot"
 	latencyVarFlSplitAt    = "fl_split_at"
 	latencyVarFlTenants    = "fl_tenants"
@@ -181,12 +204,17 @@ type latencySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type latencyProgramSpecs struct {
-	FlBacklog *ebpf.ProgramSpec `ebpf:"fl_backlog"`
-	FlPoll    *ebpf.ProgramSpec `ebpf:"fl_poll"`
-	FlQueue   *ebpf.ProgramSpec `ebpf:"fl_queue"`
-	FlReceive *ebpf.ProgramSpec `ebpf:"fl_receive"`
-	FlSocket  *ebpf.ProgramSpec `ebpf:"fl_socket"`
-	FlXmit    *ebpf.ProgramSpec `ebpf:"fl_xmit"`
+	FlBacklog   *ebpf.ProgramSpec `ebpf:"fl_backlog"`
+	FlPoll      *ebpf.ProgramSpec `ebpf:"fl_poll"`
+	FlQueue     *ebpf.ProgramSpec `ebpf:"fl_queue"`
+	FlRanEntry  *ebpf.ProgramSpec `ebpf:"fl_ran_entry"`
+	FlRanExit   *ebpf.ProgramSpec `ebpf:"fl_ran_exit"`
+	FlRanRecv   *ebpf.ProgramSpec `ebpf:"fl_ran_recv"`
+	FlRanSwitch *ebpf.ProgramSpec `ebpf:"fl_ran_switch"`
+	FlRanXmit   *ebpf.ProgramSpec `ebpf:"fl_ran_xmit"`
+	FlReceive   *ebpf.ProgramSpec `ebpf:"fl_receive"`
+	FlSocket    *ebpf.ProgramSpec `ebpf:"fl_socket"`
+	FlXmit      *ebpf.ProgramSpec `ebpf:"fl_xmit"`
 }
 
 // latencyMapSpecs contains maps before they are loaded into the kernel.
@@ -197,9 +225,11 @@ type latencyMapSpecs struct {
 	FlCpus    *ebpf.MapSpec `ebpf:"fl_cpus"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
+	FlRan     *ebpf.MapSpec `ebpf:"fl_ran"`
 	FlRecords *ebpf.MapSpec `ebpf:"fl_records"`
 	FlStamps  *ebpf.MapSpec `ebpf:"fl_stamps"`
 	FlTallies *ebpf.MapSpec `ebpf:"fl_tallies"`
+	FlWaited  *ebpf.MapSpec `ebpf:"fl_waited"`
 }
 
 // latencyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -214,6 +244,7 @@ type latencyVariableSpecs struct {
 	FlLost       *ebpf.VariableSpec `ebpf:"fl_lost"`
 	FlNear       *ebpf.VariableSpec `ebpf:"fl_near"`
 	FlPassedAt   *ebpf.VariableSpec `ebpf:"fl_passed_at"`
+	FlRanSince   *ebpf.VariableSpec `ebpf:"fl_ran_since"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.VariableSpec `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.VariableSpec `ebpf:"fl_tenants"`
@@ -246,9 +277,11 @@ type latencyMaps struct {
 	FlCpus    *ebpf.Map `ebpf:"fl_cpus"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
 	FlNested  *ebpf.Map `ebpf:"fl_nested"`
+	FlRan     *ebpf.Map `ebpf:"fl_ran"`
 	FlRecords *ebpf.Map `ebpf:"fl_records"`
 	FlStamps  *ebpf.Map `ebpf:"fl_stamps"`
 	FlTallies *ebpf.Map `ebpf:"fl_tallies"`
+	FlWaited  *ebpf.Map `ebpf:"fl_waited"`
 }
 
 func (m *latencyMaps) Close() error {
@@ -257,9 +290,11 @@ func (m *latencyMaps) Close() error {
 		m.FlCpus,
 		m.FlDevices,
 		m.FlNested,
+		m.FlRan,
 		m.FlRecords,
 		m.FlStamps,
 		m.FlTallies,
+		m.FlWaited,
 	)
 }
 
@@ -275,6 +310,7 @@ type latencyVariables struct {
 	FlLost       *ebpf.Variable `ebpf:"fl_lost"`
 	FlNear       *ebpf.Variable `ebpf:"fl_near"`
 	FlPassedAt   *ebpf.Variable `ebpf:"fl_passed_at"`
+	FlRanSince   *ebpf.Variable `ebpf:"fl_ran_since"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.Variable `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.Variable `ebpf:"fl_tenants"`
@@ -287,12 +323,17 @@ type latencyVariables struct {
 //
 // It can be passed to loadLatencyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type latencyPrograms struct {
-	FlBacklog *ebpf.Program `ebpf:"fl_backlog"`
-	FlPoll    *ebpf.Program `ebpf:"fl_poll"`
-	FlQueue   *ebpf.Program `ebpf:"fl_queue"`
-	FlReceive *ebpf.Program `ebpf:"fl_receive"`
-	FlSocket  *ebpf.Program `ebpf:"fl_socket"`
-	FlXmit    *ebpf.Program `ebpf:"fl_xmit"`
+	FlBacklog   *ebpf.Program `ebpf:"fl_backlog"`
+	FlPoll      *ebpf.Program `ebpf:"fl_poll"`
+	FlQueue     *ebpf.Program `ebpf:"fl_queue"`
+	FlRanEntry  *ebpf.Program `ebpf:"fl_ran_entry"`
+	FlRanExit   *ebpf.Program `ebpf:"fl_ran_exit"`
+	FlRanRecv   *ebpf.Program `ebpf:"fl_ran_recv"`
+	FlRanSwitch *ebpf.Program `ebpf:"fl_ran_switch"`
+	FlRanXmit   *ebpf.Program `ebpf:"fl_ran_xmit"`
+	FlReceive   *ebpf.Program `ebpf:"fl_receive"`
+	FlSocket    *ebpf.Program `ebpf:"fl_socket"`
+	FlXmit      *ebpf.Program `ebpf:"fl_xmit"`
 }
 
 func (p *latencyPrograms) Close() error {
@@ -300,6 +341,11 @@ func (p *latencyPrograms) Close() error {
 		p.FlBacklog,
 		p.FlPoll,
 		p.FlQueue,
+		p.FlRanEntry,
+		p.FlRanExit,
+		p.FlRanRecv,
+		p.FlRanSwitch,
+		p.FlRanXmit,
 		p.FlReceive,
 		p.FlSocket,
 		p.FlXmit,

@@ -74,6 +74,7 @@ type meter struct {
 	}
 	links  bpf.Links // nil: at rest
 	queued bpf.Links // fl_backlog, while an uplink is a veth
+	ran    bpf.Links // those of waits.bpf.h, while records are asked for
 	maps   struct {
 		Tallies  *ebpf.Map      `ebpf:"fl_tallies"`
 		CPUs     *ebpf.Map      `ebpf:"fl_cpus"`
@@ -86,6 +87,7 @@ type meter struct {
 		Attached *ebpf.Variable `ebpf:"fl_attached_at"`
 		Passed   *ebpf.Variable `ebpf:"fl_passed_at"`
 		Lost     *ebpf.Variable `ebpf:"fl_lost"`
+		RanSince *ebpf.Variable `ebpf:"fl_ran_since"`
 	}
 	ends    *ends
 	sockets map[string]*socket
@@ -132,7 +134,7 @@ func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
 
 // close takes everything out of the kernel.
 func (m *meter) close() error {
-	errs := []error{m.links.Close(), m.queued.Close()}
+	errs := []error{m.links.Close(), m.queued.Close(), m.ran.Close()}
 	for _, p := range []*ebpf.Program{m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue} {
 		errs = append(errs, p.Close())
 	}

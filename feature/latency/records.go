@@ -41,6 +41,7 @@ type Record struct {
 
 	id     uint64
 	number uint64
+	waits  []wait
 }
 
 // tracer keeps the records of those tenants that somebody asks for.
@@ -53,6 +54,7 @@ type tracer struct {
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
 	waiting map[uint64]waiting // for what the socket says, by id
+	waits   map[uint64][]wait  // of packets whose record has not come yet, by id
 }
 
 type waiting struct {
@@ -75,7 +77,7 @@ func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
-	t := &tracer{reader: r, turn: turn, done: make(chan struct{}), zero: clock(), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	t := &tracer{reader: r, turn: turn, done: make(chan struct{}), zero: clock(), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
 	go t.run()
 	return t, nil
 }
@@ -110,12 +112,20 @@ func (t *tracer) run() {
 
 // take adds one record as the kernel gave it.
 func (t *tracer) take(raw []byte) {
+	if len(raw) == binary.Size(latencyWaited{}) {
+		t.takeWait(raw, time.Now())
+		return
+	}
 	r, s, kind, awaits, err := parseRecord(raw, t.zero)
 	if err != nil {
 		return // not of our programs
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if kind != kindAtSocket {
+		r.waits = t.waits[r.id]
+		delete(t.waits, r.id)
+	}
 	switch {
 	case kind == kindAtSocket:
 		w, known := t.waiting[r.id]
@@ -133,7 +143,21 @@ func (t *tracer) take(raw []byte) {
 	}
 }
 
-// flush gives up waiting for sockets that do not come.
+// takeWait keeps what a CPU did while a packet waited, for that packet's record.
+func (t *tracer) takeWait(raw []byte, now time.Time) {
+	id, w, err := parseWait(raw)
+	if err != nil {
+		return // not of our programs
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.waits) < maxRecords && len(t.waits[id]) < int(stages) {
+		w.since = now
+		t.waits[id] = append(t.waits[id], w)
+	}
+}
+
+// flush gives up waiting for sockets that do not come, and waits whose packet does not.
 func (t *tracer) flush(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -143,6 +167,7 @@ func (t *tracer) flush(now time.Time) {
 			t.add(w.slot, w.Record)
 		}
 	}
+	maps.DeleteFunc(t.waits, func(_ uint64, w []wait) bool { return now.Sub(w[0].since) > lease })
 }
 
 func (t *tracer) add(s identity.Slot, r Record) {

@@ -79,7 +79,7 @@ func FuzzParseRecord(f *testing.F) {
 // socket does not come is given up after a while, and none is kept of a tenant that
 // nobody asks about.
 func TestTracer(t *testing.T) {
-	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
 	mine := tr.want(3, api.LatencyFilter{}, time.Now(), lease)
 	_, from, _ := tr.after(mine, 0, maxRecords)
 	awaited := func(k *latencyRecord) { k.Direction, k.Awaits = 1, 1 }
@@ -119,7 +119,7 @@ func TestTracer(t *testing.T) {
 // Only what somebody wants is kept; what was switched on goes on until it is switched
 // off, after which its records stay for a while; and a tenant that has gone leaves none.
 func TestWanted(t *testing.T) {
-	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting)}
+	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
 	now := time.Now()
 	count := func() int { list, _, _ := tr.after(tr.traces[3], 1, maxRecords); return len(list) }
 	tr.want(3, api.LatencyFilter{After: 9, Most: 2, Protocol: api.LatencyUDP}, now, lease)

@@ -2,6 +2,7 @@ package latency
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -149,6 +150,7 @@ func (f *Latency) SelfReport(context.Context) func(container.Container, *api.Sel
 func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api.LatencyFilter, over time.Duration) (any, error) {
 	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
 	most := maxRecords
+	var owners *owners // of the first wait on
 	if filter.Most > 0 {
 		most = filter.Most
 	}
@@ -164,7 +166,14 @@ func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api
 		out.Missed += got.Missed
 		for _, r := range got.Records {
 			if wants(filter, &r) {
-				out.Records = append(out.Records, wireRecord(r))
+				wr := wireRecord(r)
+				for _, w := range r.waits {
+					if owners == nil {
+						owners = f.owners()
+					}
+					wr.Waits = append(wr.Waits, owners.wire(w, r.Direction, f.membersOf(id)))
+				}
+				out.Records = append(out.Records, wr)
 			}
 		}
 		if len(out.Records) > 0 || !time.Now().Before(end) {
@@ -172,6 +181,16 @@ func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api
 		}
 		filter.After = got.Next
 	}
+}
+
+// membersOf lists the containers that share a network with one that is measured.
+func (f *Latency) membersOf(id container.ID) []container.ID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t := f.member[id]; t != nil {
+		return slices.Collect(maps.Keys(t.members))
+	}
+	return []container.ID{id}
 }
 
 func notMeasured() error {

@@ -3,15 +3,14 @@ package latency
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/sched"
@@ -55,11 +54,15 @@ func TestThread(t *testing.T) {
 		}
 		return ""
 	})
-	busy(t, one)
+	hog, _ := h.add("hog", "10.66.0.4/24", h.ns)
+	hc := h.Describe(hog)
+	h.f.cfg.Containers = listed{hc}
+	h.Load(hog, []int{allowed}, "burn")
 
 	h.Load(web, nil, "udp-recv", "--listen", "10.66.0.2:9000")
 	h.Load(h.wire, nil, "udp-send", "--to", "10.66.0.2:9000", "--rate", "100", "--size", "64")
 	filter := api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}
+	var missing string
 	h.await(func() string {
 		got, _, err := h.f.Trace(t.Context(), c.ID, filter, maxRecords, time.Second)
 		must(t, err)
@@ -71,13 +74,19 @@ func TestThread(t *testing.T) {
 			}
 			waited := r.Stages[Deliver]
 			if waited >= 2*time.Millisecond && r.Stages[Added]-waited < time.Millisecond {
-				return ""
+				for _, w := range r.waits {
+					by := h.f.owners().wire(w, Ingress, []container.ID{c.ID}).By
+					if w.stage == Deliver && len(by) > 0 && by[0].Container == hc.ID && by[0].Work == api.LatencyTasks && !by[0].Own {
+						return ""
+					}
+					missing = fmt.Sprintf("%+v", by)
+				}
 			}
 			if waited > longest.Stages[Deliver] {
 				longest = r
 			}
 		}
-		return fmt.Sprintf("no packet has waited for the thread alone; of %d the longest: %v", len(got.Records), longest.Stages)
+		return fmt.Sprintf("no packet has waited for the thread alone; of %d the longest: %v; the last wait was for %s", len(got.Records), longest.Stages, missing)
 	})
 }
 
@@ -95,19 +104,16 @@ func cpus() (int, error) {
 	return 0, errors.New("this process may run nowhere")
 }
 
-// busy keeps a CPU from all that waits for it with less right, until the test ends.
-func busy(t *testing.T, on unix.CPUSet) {
-	t.Helper()
-	var end atomic.Bool
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and does not give it back: the thread ends with its CPUs
-		err := unix.SchedSetaffinity(0, &on)
-		ready <- err
-		for err == nil && !end.Load() {
+// listed knows these containers.
+type listed []container.Container
+
+func (l listed) Snapshot() container.Snapshot { return container.Snapshot{Containers: l} }
+
+func (l listed) Lookup(id container.ID) (container.Container, bool) {
+	for _, c := range l {
+		if c.ID == id {
+			return c, true
 		}
-		close(ready)
-	}()
-	t.Cleanup(func() { end.Store(true); <-ready })
-	must(t, <-ready)
+	}
+	return container.Container{}, false
 }

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * For whom a CPU worked while a packet waited there. Each CPU keeps what it did last:
+ * tasks, softirqs, and within these single packets by their devices. User space says
+ * whose these are.
+ *
+ * Hooks (tp_btf), attached only while records are asked for: sched_switch,
+ * softirq_entry, softirq_exit, netif_receive_skb, net_dev_start_xmit. Cost of an event:
+ * a clock and a line of memory. A full ring forgets the oldest.
+ */
+
+/* What a CPU does. Also waits.go. */
+#define DOES_TASK 0    /* who: cgroup v2 id */
+#define DOES_IDLE 1
+#define DOES_SOFTIRQ 2 /* other than for a packet that is seen */
+#define DOES_PACKET 3  /* who, last: devices */
+
+struct ran {
+	__u64 since; /* ns */
+	__u64 who;
+	__u64 last;
+	__u32 kind;
+	__u32 pad;
+};
+
+#define RANS 32
+struct rans {
+	__u64 head;
+	struct ran ran[RANS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rans);
+} fl_ran SEC(".maps");
+
+/* Since when the rings are kept, ns; 0: they are not. */
+__u64 fl_ran_since;
+
+/* Shorter waits are nobody's: a sender that delivers its packet itself, say. */
+#define WORTH 5000
+
+/* What a CPU did while a packet waited: told before its record. */
+#define PARTS RANS
+struct part {
+	__u64 who;
+	__u64 last;
+	__u32 ns;
+	__u32 kind;
+};
+
+struct waited {
+	__u64 id; /* of the packet: struct record */
+	__u64 ns; /* of all */
+	__u32 stage;
+	__u32 parts;
+	struct part part[PARTS];
+};
+#define WAITED_HEAD 24
+_Static_assert(sizeof(struct waited) == WAITED_HEAD + PARTS * 24, "read by waits.go");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct waited);
+} fl_waited SEC(".maps");
+
+/* Tells user space what this CPU did from since to now, while a packet waited. */
+__noinline int fl_tell_wait(__u64 id, __u32 stage, __u64 since, __u64 now)
+{
+	__u32 zero = 0, n = 0;
+	struct rans *r = bpf_map_lookup_elem(&fl_ran, &zero);
+	struct waited *w = bpf_map_lookup_elem(&fl_waited, &zero);
+	__u64 end = now, from, head;
+
+	if (!r || !w)
+		return 0; /* for the verifier */
+	head = r->head;
+	for (n = 0; n < PARTS && end > since; n++) {
+		struct ran *ran = &r->ran[(head - n) % RANS];
+
+		from = ran->since;
+		if (from < fl_ran_since)
+			break; /* nobody saw how long it went on */
+		from = from > since ? from : since;
+		w->part[n].who = ran->who;
+		w->part[n].last = ran->last;
+		w->part[n].ns = end > from ? end - from : 0;
+		w->part[n].kind = ran->kind;
+		end = end > from ? from : end;
+	}
+	if (!n)
+		return 0;
+	w->id = id;
+	w->ns = now - since;
+	w->stage = stage;
+	w->parts = n;
+	if (bpf_ringbuf_output(&fl_records, w, sizeof(*w), BPF_RB_NO_WAKEUP))
+		one(&fl_lost);
+	return 0;
+}
+
+static __always_inline void tell_wait(__u64 id, __u32 stage, __u64 since, __u64 now)
+{
+	if (fl_ran_since && since && (__s64)(now - since) >= WORTH)
+		fl_tell_wait(id, stage, since, now);
+}
+
+/* From now on this CPU does something else. */
+static __always_inline void does(__u32 kind, __u64 who)
+{
+	__u32 zero = 0;
+	struct rans *r = bpf_map_lookup_elem(&fl_ran, &zero);
+	struct ran *now, *was;
+
+	if (!r)
+		return; /* for the verifier */
+	now = &r->ran[r->head % RANS];
+	was = &r->ran[(r->head - 1) % RANS];
+	if (now->kind == kind && now->who == who && !now->last && kind != DOES_PACKET)
+		return;
+	/* What was done twice running is one: a flood of packets of one device, say. */
+	if (now->kind != was->kind || now->who != was->who || now->last != was->last || was->since < fl_ran_since)
+		r->head++;
+	now = &r->ran[r->head % RANS];
+	now->since = bpf_ktime_get_ns();
+	now->who = who;
+	now->last = 0;
+	now->kind = kind;
+}
+
+/* The current task goes on. */
+static __always_inline void goes_on(void)
+{
+	struct task_struct *t = bpf_get_current_task_btf();
+
+	if (t->pid)
+		does(DOES_TASK, fl_cgroup_of_task(t));
+	else
+		does(DOES_IDLE, 0);
+}
+
+static __always_inline __u64 name_of(struct net_device *dev)
+{
+	return (__u64)fl_netns_of(dev) << 32 | (__u32)dev->ifindex;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(fl_ran_switch, _Bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	if (next->pid)
+		does(DOES_TASK, fl_cgroup_of_task(next));
+	else
+		does(DOES_IDLE, 0);
+	return 0;
+}
+
+SEC("tp_btf/softirq_entry")
+int BPF_PROG(fl_ran_entry, unsigned int vec)
+{
+	does(DOES_SOFTIRQ, 0);
+	return 0;
+}
+
+SEC("tp_btf/softirq_exit")
+int BPF_PROG(fl_ran_exit, unsigned int vec)
+{
+	goes_on();
+	return 0;
+}
+
+/* What this CPU does now, if that is packets' work: of a softirq, or of a thread that polls. */
+static __always_inline struct ran *packets_work(void)
+{
+	__u32 zero = 0;
+	struct rans *r = bpf_map_lookup_elem(&fl_ran, &zero);
+	struct ran *now;
+	struct task_struct *t;
+
+	if (!r)
+		return 0; /* for the verifier */
+	now = &r->ran[r->head % RANS];
+	if (now->kind == DOES_SOFTIRQ || now->kind == DOES_PACKET)
+		return now;
+	t = bpf_get_current_task_btf();
+	return t->flags & PF_KTHREAD ? now : 0; /* else a task that sends into a tap, say */
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(fl_ran_recv, struct sk_buff *skb)
+{
+	if (packets_work())
+		does(DOES_PACKET, name_of(skb->dev));
+	return 0;
+}
+
+/* Where a packet is sent on to may tell whose it is, as where it came from may not. */
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(fl_ran_xmit, struct sk_buff *skb, struct net_device *dev)
+{
+	struct ran *now = packets_work();
+
+	if (now && now->kind == DOES_PACKET)
+		now->last = name_of(dev);
+	return 0;
+}

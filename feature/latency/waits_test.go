@@ -1,0 +1,139 @@
+package latency
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// rawWait is a wait as the kernel gives it.
+func rawWait(t testing.TB, change func(*latencyWaited)) []byte {
+	t.Helper()
+	k := latencyWaited{Id: 7, Ns: 9000, Stage: uint32(Deliver), Parts: 1}
+	k.Part[0].Kind, k.Part[0].Who, k.Part[0].Ns = doesPacket, 1<<32|2, 5000
+	if change != nil {
+		change(&k)
+	}
+	var out bytes.Buffer
+	must(t, binary.Write(&out, binary.NativeEndian, &k))
+	return out.Bytes()
+}
+
+func FuzzParseWait(f *testing.F) {
+	f.Add(rawWait(f, nil))
+	f.Add(rawWait(f, func(k *latencyWaited) { k.Parts = 1 << 31 }))
+	f.Add(rawWait(f, func(k *latencyWaited) { k.Stage = 99 }))
+	f.Add([]byte("short"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if _, w, err := parseWait(b); err == nil {
+			(&owners{}).wire(w, Ingress, nil)
+		}
+	})
+}
+
+// Parts of one owner come together, the three with most are named, and what is of
+// nobody else is not known.
+func TestWaitBy(t *testing.T) {
+	a, b := container.Container{ID: 1, Name: "a"}, container.Container{ID: 2, Name: "b"}
+	o := &owners{
+		devices: map[uint64]container.Container{11: a, 22: b},
+		groups:  map[string]container.Container{"/sys/fs/cgroup/b": b},
+		root:    "/sys/fs/cgroup",
+		paths:   map[uint64]string{5: "/sys/fs/cgroup/b/inner", 6: "/sys/fs/cgroup/system.slice"},
+	}
+	w := wait{stage: Deliver, all: 100, parts: []waitPart{
+		{kind: doesPacket, who: 11, ns: 10}, {kind: doesPacket, who: 33, last: 11, ns: 10}, // of a, by either end
+		{kind: doesTask, who: 5, ns: 30}, {kind: doesTask, who: 6, ns: 25}, {kind: doesIdle, ns: 5},
+	}}
+	got := o.wire(w, Ingress, []container.ID{1})
+	want := []api.LatencyCulprit{
+		{Work: "tasks", Container: 2, Name: "b", Seconds: 30e-9},
+		{Work: "tasks", Cgroup: "/system.slice", Seconds: 25e-9},
+		{Work: "packets", Container: 1, Name: "a", Own: true, Seconds: 20e-9},
+	}
+	if got.Stage != "deliver" || fmt.Sprint(got.By) != fmt.Sprint(want) || got.Unknown < 24e-9 || got.Unknown > 26e-9 {
+		t.Errorf("got %+v\nwant %+v and 25 ns not known", got, want)
+	}
+}
+
+// A wait comes into the record of its packet, and into no other's.
+func TestWaitOfRecord(t *testing.T) {
+	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
+	mine := tr.want(3, api.LatencyFilter{}, time.Now(), lease)
+	tr.take(rawWait(t, nil))
+	tr.take(raw(t, func(k *latencyRecord) { k.Id = 8 }))
+	tr.take(raw(t, nil))
+	list, _, _ := tr.after(mine, 0, maxRecords)
+	if len(list) != 2 || len(list[0].waits) != 0 || len(list[1].waits) != 1 || list[1].waits[0].all != 9000 || len(tr.waits) != 0 {
+		t.Errorf("%+v, kept %v", list, tr.waits)
+	}
+	tr.take(rawWait(t, nil))
+	tr.flush(time.Now().Add(time.Hour))
+	if len(tr.waits) != 0 {
+		t.Errorf("kept for a packet that does not come: %v", tr.waits)
+	}
+}
+
+// A packet in the backlog of a CPU that works for another container's packets waits for
+// those. What does not wait has nobody to name, and nothing is kept while nobody asks.
+func TestBacklog(t *testing.T) {
+	testkit.NeedRoot(t)
+	if runtime.NumCPU() < 2 {
+		testkit.Skip(t, "needs two CPUs")
+	}
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	flood, fc := h.add("flood", "10.66.0.3/24", h.ns)
+	h.f.cfg.Containers = listed{fc}
+	h.measure(true, c)
+	if h.f.meter.ran != nil {
+		t.Error("what CPUs do is watched, though nobody asks for records")
+	}
+	h.Load(web, nil, "udp-recv", "--listen", "10.66.0.2:9000")
+	h.Load(h.wire, []int{0}, "udp-send", "--to", "10.66.0.2:9000", "--rate", "500", "--size", "64")
+	filter := api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}
+	look := func(missing string, found func(r api.LatencyRecord) bool) {
+		t.Helper()
+		h.await(func() string {
+			out, err := h.f.Report(t.Context(), &c, api.Ask{Body: filter, Over: time.Second})
+			must(t, err)
+			got := out.(api.LatencyRecords)
+			filter.After = got.Next
+			var last []api.LatencyWait
+			for _, r := range got.Records {
+				if r.Direction == "ingress" && found(r) {
+					return ""
+				}
+				if len(r.Waits) > 0 {
+					last = r.Waits
+				}
+			}
+			return fmt.Sprintf("%s; %d records, the last wait %+v", missing, len(got.Records), last)
+		})
+	}
+	look("all packets wait", func(r api.LatencyRecord) bool { return r.Added != nil && len(r.Waits) == 0 })
+	// CPU 1 has the backlog of both.
+	for _, dev := range []string{"nic0", "hflood"} {
+		must(t, h.ns.SetQueues(dev, "rx", "rps_cpus", func(int) string { return "2" }))
+	}
+	h.Load(flood, []int{0}, "udp-send", "--to", "10.66.0.1:7", "--size", "64")
+	look("no wait was for the packets of flood", func(r api.LatencyRecord) bool {
+		for _, w := range r.Waits {
+			for _, by := range w.By {
+				if by.Container == fc.ID && by.Work == api.LatencyPackets && !by.Own {
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
