@@ -339,6 +339,7 @@ type LatencyRecord struct {
 	Bytes     int           `json:"bytes" doc:"length of the IP packet"`
 	Added     *float64      `json:"added_seconds,omitempty" doc:"time between the container's device and the uplink"`
 	Stack     *float64      `json:"stack_seconds,omitempty" doc:"time between the container's socket and the uplink"`
+	Mace      *float64      `json:"mace_seconds,omitempty" doc:"time between the application and the uplink: from the call that sent the first byte, or to the read that got it; absent if nobody saw that"`
 	Stages    []LatencyPart `json:"stages" doc:"stages in the order in which the packet passed them"`
 	Waits     []LatencyWait `json:"waits,omitempty" doc:"what the CPU did while the packet waited for it; absent if the packet did not wait, or if unknown"`
 }

@@ -118,7 +118,7 @@ func latencyLine(w io.Writer, r api.LatencyRecord) error {
 	for _, sum := range []struct {
 		name string
 		of   *float64
-	}{{"added", r.Added}, {"stack", r.Stack}} {
+	}{{"added", r.Added}, {"stack", r.Stack}, {"mace", r.Mace}} {
 		if sum.of != nil {
 			line += fmt.Sprintf("  %s %s", sum.name, fine(*sum.of))
 		}

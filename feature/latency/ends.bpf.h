@@ -15,17 +15,6 @@ static __always_inline void begin(struct stamp *s, __u32 direction, __u32 device
 	}
 }
 
-/*
- * Tells user space of a packet. The reader comes by itself: to wake it is an interrupt
- * between the packet's stamp and the driver, and would be told as the network's time.
- */
-__noinline int fl_tell(const struct record *r)
-{
-	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), BPF_RB_NO_WAKEUP))
-		one(&fl_lost);
-	return 0;
-}
-
 /* A packet has left by the uplink. */
 static __always_inline void sent(struct stamp *s, const struct sk_buff *skb, __u64 now)
 {
@@ -76,6 +65,7 @@ static __always_inline void sent(struct stamp *s, const struct sk_buff *skb, __u
 	r.id = s->at[E_QUEUED];
 	r.slot = s->slot;
 	r.direction = EGRESS;
+	r.mace = s->called ? between(s->called, now) : NONE;
 	fl_tell(&r);
 }
 
@@ -151,6 +141,10 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	c->len = r.flow.len && r.flow.len < skb->len ? r.flow.len : skb->len;
 	c->protocol = class_of(&r.flow);
 	c->traced = !!(fl_tenants[device & SLOT] & TRACED);
+	if (c->traced) {
+		c->check = check_of(&r.flow);
+		bpf_core_read(&c->head, sizeof(c->head), &skb->head);
+	}
 	c->since = now;
 	if (!c->traced)
 		return;
@@ -159,7 +153,8 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	r.id = c->id;
 	r.slot = c->slot;
 	r.direction = INGRESS;
-	r.awaits = 1;
+	r.awaits = AWAITS_SOCKET;
+	r.mace = NONE;
 	fl_tell(&r);
 }
 
@@ -175,5 +170,7 @@ static __always_inline void may_be_host(struct cpu *c, const struct sk_buff *skb
 	c->polled = s->at[I_POLLED];
 	c->id = c->began ^ address(c, skb);
 	c->flow = *f;
+	c->check = check_of(f);
+	bpf_core_read(&c->head, sizeof(c->head), &skb->head);
 	c->since = now;
 }

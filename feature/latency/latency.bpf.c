@@ -15,7 +15,7 @@
  *   netif_rx                 a driver hands a packet to a backlog: only with an uplink
  *                            that is a veth
  *   netif_receive_skb        the stack gets it, after GRO and RPS
- * and those of waits.bpf.h, while records are asked for
+ * and those of waits.bpf.h and app.bpf.h, while records are asked for
  * and at the cgroups of the containers:
  *   cgroup_skb/ingress       a socket gets it
  *
@@ -45,6 +45,8 @@
 #include "stamp.bpf.h"
 
 #include "waits.bpf.h"
+
+#include "app.bpf.h"
 
 #include "ends.bpf.h"
 
@@ -224,6 +226,8 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 				may_be_host(c, skb, s, &f, now);
 		} else {
 			s->at[0] = now;
+			if (s->traced && direction == EGRESS)
+				s->called = called(skb);
 			s->host_mode = role == UPLINK && direction == EGRESS;
 		}
 		put(r, place, key);
@@ -350,6 +354,8 @@ int fl_socket(struct __sk_buff *skb)
 			r.slot = fl_slot;
 			r.direction = INGRESS;
 			r.kind = c->slot ? AT_SOCKET : RECORD;
+			r.awaits = hold(skb, c);
+			r.mace = NONE;
 			r.flow = c->flow;
 			fl_tell(&r);
 		}

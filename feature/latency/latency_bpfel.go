@@ -36,6 +36,9 @@ type latencyCpu struct {
 	Traced   uint8
 	Pad      uint16
 	Polled   uint64
+	Head     uint64
+	Check    uint32
+	Pad2     uint32
 	Flow     struct {
 		_        structs.HostLayout
 		From     [16]uint8
@@ -58,6 +61,7 @@ type latencyRecord struct {
 	At    uint64
 	Id    uint64
 	Stage [8]uint64
+	Mace  uint64
 	Flow  struct {
 		_        structs.HostLayout
 		From     [16]uint8
@@ -89,6 +93,7 @@ type latencyStamp struct {
 	Traced    uint8
 	HostMode  uint8
 	Pad       uint32
+	Called    uint64
 	Flow      struct {
 		_        structs.HostLayout
 		From     [16]uint8
@@ -125,9 +130,12 @@ type latencyWaited struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	latencyMapFlCalls      = "fl_calls"
 	latencyMapFlCgroups    = "fl_cgroups"
 	latencyMapFlCpus       = "fl_cpus"
 	latencyMapFlDevices    = "fl_devices"
+	latencyMapFlHeld       = "fl_held"
+	latencyMapFlHolds      = "fl_holds"
 	latencyMapFlNested     = "fl_nested"
 	latencyMapFlRan        = "fl_ran"
 	latencyMapFlRecords    = "fl_records"
@@ -142,7 +150,9 @@ const (
 	latencyProgFlRanRecv   = "fl_ran_recv"
 	latencyProgFlRanSwitch = "fl_ran_switch"
 	latencyProgFlRanXmit   = "fl_ran_xmit"
+	latencyProgFlRead      = "fl_read"
 	latencyProgFlReceive   = "fl_receive"
+	latencyProgFlSend      = "fl_send"
 	latencyProgFlSocket    = "fl_socket"
 	latencyProgFlXmit      = "fl_xmit"
 	latencyVarFlAttachedAt = "fl_attached_at"
@@ -152,8 +162,10 @@ const (
 	latencyVarFlKeys       = "fl_keys"
 	latencyVarFlLost       = "fl_lost"
 	latencyVarFlNear       = "fl_near"
+	latencyVarFlNoHolds    = "fl_no_holds"
 	latencyVarFlPassedAt   = "fl_passed_at"
 	latencyVarFlRanSince   = "fl_ran_since"
+	latencyVarFlSends      = "fl_sends"
 	latencyVarFlSlot       = "fl_slot"
 	latencyVarFlSplitAt    = "fl_split_at"
 	latencyVarFlTenants    = "fl_tenants"
@@ -212,7 +224,9 @@ type latencyProgramSpecs struct {
 	FlRanRecv   *ebpf.ProgramSpec `ebpf:"fl_ran_recv"`
 	FlRanSwitch *ebpf.ProgramSpec `ebpf:"fl_ran_switch"`
 	FlRanXmit   *ebpf.ProgramSpec `ebpf:"fl_ran_xmit"`
+	FlRead      *ebpf.ProgramSpec `ebpf:"fl_read"`
 	FlReceive   *ebpf.ProgramSpec `ebpf:"fl_receive"`
+	FlSend      *ebpf.ProgramSpec `ebpf:"fl_send"`
 	FlSocket    *ebpf.ProgramSpec `ebpf:"fl_socket"`
 	FlXmit      *ebpf.ProgramSpec `ebpf:"fl_xmit"`
 }
@@ -221,9 +235,12 @@ type latencyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type latencyMapSpecs struct {
+	FlCalls   *ebpf.MapSpec `ebpf:"fl_calls"`
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
 	FlCpus    *ebpf.MapSpec `ebpf:"fl_cpus"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
+	FlHeld    *ebpf.MapSpec `ebpf:"fl_held"`
+	FlHolds   *ebpf.MapSpec `ebpf:"fl_holds"`
 	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlRan     *ebpf.MapSpec `ebpf:"fl_ran"`
 	FlRecords *ebpf.MapSpec `ebpf:"fl_records"`
@@ -243,8 +260,10 @@ type latencyVariableSpecs struct {
 	FlKeys       *ebpf.VariableSpec `ebpf:"fl_keys"`
 	FlLost       *ebpf.VariableSpec `ebpf:"fl_lost"`
 	FlNear       *ebpf.VariableSpec `ebpf:"fl_near"`
+	FlNoHolds    *ebpf.VariableSpec `ebpf:"fl_no_holds"`
 	FlPassedAt   *ebpf.VariableSpec `ebpf:"fl_passed_at"`
 	FlRanSince   *ebpf.VariableSpec `ebpf:"fl_ran_since"`
+	FlSends      *ebpf.VariableSpec `ebpf:"fl_sends"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.VariableSpec `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.VariableSpec `ebpf:"fl_tenants"`
@@ -273,9 +292,12 @@ func (o *latencyObjects) Close() error {
 //
 // It can be passed to loadLatencyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type latencyMaps struct {
+	FlCalls   *ebpf.Map `ebpf:"fl_calls"`
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
 	FlCpus    *ebpf.Map `ebpf:"fl_cpus"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
+	FlHeld    *ebpf.Map `ebpf:"fl_held"`
+	FlHolds   *ebpf.Map `ebpf:"fl_holds"`
 	FlNested  *ebpf.Map `ebpf:"fl_nested"`
 	FlRan     *ebpf.Map `ebpf:"fl_ran"`
 	FlRecords *ebpf.Map `ebpf:"fl_records"`
@@ -286,9 +308,12 @@ type latencyMaps struct {
 
 func (m *latencyMaps) Close() error {
 	return _LatencyClose(
+		m.FlCalls,
 		m.FlCgroups,
 		m.FlCpus,
 		m.FlDevices,
+		m.FlHeld,
+		m.FlHolds,
 		m.FlNested,
 		m.FlRan,
 		m.FlRecords,
@@ -309,8 +334,10 @@ type latencyVariables struct {
 	FlKeys       *ebpf.Variable `ebpf:"fl_keys"`
 	FlLost       *ebpf.Variable `ebpf:"fl_lost"`
 	FlNear       *ebpf.Variable `ebpf:"fl_near"`
+	FlNoHolds    *ebpf.Variable `ebpf:"fl_no_holds"`
 	FlPassedAt   *ebpf.Variable `ebpf:"fl_passed_at"`
 	FlRanSince   *ebpf.Variable `ebpf:"fl_ran_since"`
+	FlSends      *ebpf.Variable `ebpf:"fl_sends"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.Variable `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.Variable `ebpf:"fl_tenants"`
@@ -331,7 +358,9 @@ type latencyPrograms struct {
 	FlRanRecv   *ebpf.Program `ebpf:"fl_ran_recv"`
 	FlRanSwitch *ebpf.Program `ebpf:"fl_ran_switch"`
 	FlRanXmit   *ebpf.Program `ebpf:"fl_ran_xmit"`
+	FlRead      *ebpf.Program `ebpf:"fl_read"`
 	FlReceive   *ebpf.Program `ebpf:"fl_receive"`
+	FlSend      *ebpf.Program `ebpf:"fl_send"`
 	FlSocket    *ebpf.Program `ebpf:"fl_socket"`
 	FlXmit      *ebpf.Program `ebpf:"fl_xmit"`
 }
@@ -346,7 +375,9 @@ func (p *latencyPrograms) Close() error {
 		p.FlRanRecv,
 		p.FlRanSwitch,
 		p.FlRanXmit,
+		p.FlRead,
 		p.FlReceive,
+		p.FlSend,
 		p.FlSocket,
 		p.FlXmit,
 	)

@@ -144,7 +144,8 @@ struct stamp {
 	__u8 traced;
 	__u8 host_mode;
 	__u32 pad;
-	struct flow flow; /* if it is traced */
+	__u64 called; /* when the application did, ns; 0: not known. If it is traced, as is */
+	struct flow flow;
 };
 
 /*
@@ -175,19 +176,21 @@ __u64 fl_split_at;
 
 /* One packet, as user space is told of it. */
 #define RECORD 0
-#define AT_SOCKET 1 /* what the socket adds to the record of the same id */
+#define AT_SOCKET 1      /* what the socket adds to the record of the same id, */
+#define AT_APPLICATION 2 /* and what its reader adds */
 struct record {
 	__u64 at; /* ns; when it was over */
 	__u64 id; /* of the packet */
 	__u64 stage[STAGES]; /* ns; NONE: not known */
+	__u64 mace; /* ns between the application and the uplink; NONE: not known */
 	struct flow flow;
 	__u32 slot;
 	__u8 direction;
 	__u8 kind;
-	__u8 awaits; /* AT_SOCKET may follow */
+	__u8 awaits; /* AWAITS_*: what may follow */
 	__u8 pad[5];
 };
-_Static_assert(sizeof(struct record) == 144, "read by records.go");
+_Static_assert(sizeof(struct record) == 152, "read by records.go");
 #define NONE (~0ULL)
 
 struct {
@@ -221,6 +224,9 @@ struct cpu {
 	__u8 traced;
 	__u16 pad;
 	__u64 polled; /* at the uplink, of a packet without a slot */
+	__u64 head;   /* the address of its bytes */
+	__u32 check;
+	__u32 pad2;
 	struct flow flow;
 };
 

@@ -74,7 +74,7 @@ type meter struct {
 	}
 	links  bpf.Links // nil: at rest
 	queued bpf.Links // fl_backlog, while an uplink is a veth
-	ran    bpf.Links // those of waits.bpf.h, while records are asked for
+	ran    bpf.Links // those of waits.bpf.h and app.bpf.h, while records are asked for
 	maps   struct {
 		Tallies  *ebpf.Map      `ebpf:"fl_tallies"`
 		CPUs     *ebpf.Map      `ebpf:"fl_cpus"`
@@ -114,6 +114,9 @@ func (s *socket) close() error {
 	return err
 }
 
+// sends are the system calls that send by a socket: fl_sends of app.bpf.h.
+var sends = [5]uint32{unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_WRITE, unix.SYS_WRITEV}
+
 // openMeter loads and attaches the programs. host is the inode of the host's network
 // namespace, shared are the maps of package identity.
 func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
@@ -123,7 +126,7 @@ func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
 			err = errors.Join(fmt.Errorf("measure latency: %w", err), m.close())
 		}
 	}()
-	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host)}, shared); err != nil {
+	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlSends: sends}, shared); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(m.object.Load(&m.maps, nil), m.object.Load(&m.programs, nil)); err != nil {

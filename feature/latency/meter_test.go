@@ -9,7 +9,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	topology.Reexec()
+	topology.Reexec(appReexec)
 	testkit.Main(m)
 }
 

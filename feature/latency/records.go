@@ -24,6 +24,7 @@ const (
 	maxRecords = 4096                  // kept of one tenant
 	lease      = 10 * time.Second      // packets are recorded for so long after the last request
 	patience   = 20 * time.Millisecond // in which a packet comes from the device to its socket
+	readIn     = time.Second           // in which its application begins to read it: later is not told
 )
 
 // Record is one packet of a container.
@@ -38,6 +39,9 @@ type Record struct {
 	Bytes     int    // of the IP packet
 	// Stages has the time of each; less than 0 is not known.
 	Stages [stages]time.Duration
+	// Mace is the span of the MACE paper, between the application and the uplink: from the
+	// call that sends, or to the copy that begins to read. Less than 0 is not known.
+	Mace time.Duration
 
 	id     uint64
 	number uint64
@@ -53,14 +57,14 @@ type tracer struct {
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
-	waiting map[uint64]waiting // for what the socket says, by id
+	waiting map[uint64]waiting // for what the socket and its reader say, by id
 	waits   map[uint64][]wait  // of packets whose record has not come yet, by id
 }
 
 type waiting struct {
 	Record
 	slot  identity.Slot
-	since time.Time
+	until time.Time
 }
 
 // trace are the latest records of one tenant, of those packets that somebody wants.
@@ -116,30 +120,37 @@ func (t *tracer) take(raw []byte) {
 		t.takeWait(raw, time.Now())
 		return
 	}
-	r, s, kind, awaits, err := parseRecord(raw, t.zero)
+	r, s, kind, next, err := parseRecord(raw, t.zero)
 	if err != nil {
 		return // not of our programs
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if kind != kindAtSocket {
+	if kind == kindRecord {
 		r.waits = t.waits[r.id]
 		delete(t.waits, r.id)
 	}
-	switch {
-	case kind == kindAtSocket:
+	if kind != kindRecord {
 		w, known := t.waiting[r.id]
 		if !known {
 			return // it was given up
 		}
 		delete(t.waiting, r.id)
-		w.At = r.At // Stack ends there
-		w.Stages[Socket], w.Stages[Stack] = r.Stages[Socket], r.Stages[Stack]
-		t.add(w.slot, w.Record)
-	case awaits && len(t.waiting) < maxRecords:
-		t.waiting[r.id] = waiting{r, s, time.Now()}
-	default:
+		if kind == kindAtSocket {
+			w.At = r.At // Stack ends there
+			w.Stages[Socket], w.Stages[Stack] = r.Stages[Socket], r.Stages[Stack]
+		} else {
+			w.Mace = r.Mace
+		}
+		r, s = w.Record, w.slot
+	}
+	switch {
+	case next == awaitsNothing || len(t.waiting) == maxRecords:
 		t.add(s, r)
+	case next == awaitsSocket:
+		t.waiting[r.id] = waiting{r, s, time.Now().Add(patience)}
+	default:
+		t.waiting[r.id] = waiting{r, s, time.Now().Add(readIn)}
 	}
 }
 
@@ -157,12 +168,12 @@ func (t *tracer) takeWait(raw []byte, now time.Time) {
 	}
 }
 
-// flush gives up waiting for sockets that do not come, and waits whose packet does not.
+// flush gives up waiting for sockets and readers that do not come, and waits whose packet does not.
 func (t *tracer) flush(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for id, w := range t.waiting {
-		if now.Sub(w.since) > patience {
+		if now.After(w.until) {
 			delete(t.waiting, id)
 			t.add(w.slot, w.Record)
 		}
@@ -313,17 +324,28 @@ func (t *tracer) after(tr *trace, number uint64, most int) (list []Record, next 
 	return list, oldest + from + uint64(len(list)), tr.news
 }
 
-const kindAtSocket = 1 // AT_SOCKET of maps.bpf.h
+// What a record is of, and what may follow it; RECORD and AWAITS_ in maps.bpf.h and app.bpf.h.
+const (
+	kindRecord = iota
+	kindAtSocket
+	kindAtApplication
+)
+
+const (
+	awaitsNothing = iota
+	awaitsSocket
+	awaitsRead
+)
 
 // parseRecord reads a struct record. at is the wall clock's time when the monotonic
 // one was at 0.
-func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind uint8, awaits bool, err error) {
+func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind, awaits uint8, err error) {
 	var k latencyRecord
 	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &k); err != nil {
-		return r, 0, 0, false, fmt.Errorf("record of %d bytes: %w", len(raw), err)
+		return r, 0, 0, 0, fmt.Errorf("record of %d bytes: %w", len(raw), err)
 	}
 	if k.Direction >= uint8(directions) {
-		return r, 0, 0, false, fmt.Errorf("record of direction %d", k.Direction)
+		return r, 0, 0, 0, fmt.Errorf("record of direction %d", k.Direction)
 	}
 	r = Record{
 		At: at.Add(time.Duration(k.At)), Direction: Direction(k.Direction), Protocol: k.Flow.Protocol,
@@ -343,7 +365,8 @@ func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind uint
 	for i, ns := range k.Stage {
 		r.Stages[i] = time.Duration(ns) // NONE is -1
 	}
-	return r, identity.Slot(k.Slot), k.Kind, k.Awaits != 0, nil
+	r.Mace = time.Duration(k.Mace)
+	return r, identity.Slot(k.Slot), k.Kind, k.Awaits, nil
 }
 
 // swap16 turns a number of the network's order, as read in ours, around.

@@ -224,6 +224,10 @@ func wireRecord(r Record) api.LatencyRecord {
 		From: r.From.Addr().String(), FromPort: int(r.From.Port()), To: r.To.Addr().String(), ToPort: int(r.To.Port()),
 		Seq: uint64(r.Seq), Type: int(r.Type), Syn: r.Syn, Bytes: r.Bytes, Added: seconds(Added), Stack: seconds(Stack), Stages: []api.LatencyPart{},
 	}
+	if r.Mace >= 0 {
+		v := r.Mace.Seconds()
+		w.Mace = &v
+	}
 	for _, s := range way(r.Direction) {
 		if v := seconds(s); v != nil {
 			w.Stages = append(w.Stages, api.LatencyPart{Stage: s.Name(r.Direction), Seconds: *v})

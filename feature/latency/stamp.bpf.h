@@ -26,6 +26,17 @@ static __always_inline void one(__u64 *counter)
 	__sync_fetch_and_add(counter, 1);
 }
 
+/*
+ * Tells user space of a packet. The reader comes by itself: to wake it is an interrupt
+ * between the packet's stamp and the driver, and would be told as the network's time.
+ */
+__noinline int fl_tell(const struct record *r)
+{
+	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), BPF_RB_NO_WAKEUP))
+		one(&fl_lost);
+	return 0;
+}
+
 /* Two CPUs read their clocks one after the other: what is negative is nothing. */
 static __always_inline __u64 between(__u64 from, __u64 to)
 {

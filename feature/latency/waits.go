@@ -186,7 +186,7 @@ func (o *owners) wire(w wait, d Direction, own []container.ID) api.LatencyWait {
 	return out
 }
 
-// watch begins to keep what the CPUs do, or ends that.
+// watch begins to keep what the CPUs do, and when applications send and read, or ends that.
 func (m *meter) watch(on bool) (err error) {
 	switch {
 	case on && m.ran == nil:
@@ -197,7 +197,8 @@ func (m *meter) watch(on bool) (err error) {
 		if err := m.maps.RanSince.Set(uint64(now.Nano())); err != nil {
 			return fmt.Errorf("watch CPUs: %w", err)
 		}
-		m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit)
+		m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit,
+			latencyProgFlRead, latencyProgFlSend)
 		if err != nil {
 			return fmt.Errorf("watch CPUs: %w", err)
 		}
