@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -59,6 +60,12 @@ func ParseDeadline(value string) (runtime, period time.Duration, ok bool) {
 	_, err := fmt.Sscanf(value, onDeadline+"%d/%d", &runtime, &period)
 	ok = err == nil && runtime >= MinRuntime && runtime <= period && FormatDeadline(runtime, period) == value
 	return runtime, period, ok
+}
+
+// Ordinary says whether a value of Deadline is that of a thread that is not real-time, and
+// may be made so.
+func Ordinary(value string) bool {
+	return strings.HasPrefix(value, ordinary) || strings.HasPrefix(value, batch)
 }
 
 // Deadline returns the knob of the scheduling policy of a thread of a process. A thread
@@ -177,4 +184,3 @@ func ExplainDeadline(err error) error {
 	}
 	return err
 }
-
