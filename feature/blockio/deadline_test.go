@@ -56,7 +56,7 @@ func TestDivideRuntime(t *testing.T) {
 // deadline. The kernel goes on with that after the agent, and what a later one does not
 // know is put back.
 func TestDeadlines(t *testing.T) {
-	testkit.OnKernels(t, "real-time threads without real-time groups")
+	testkit.OnKernels(t, "knob:deadline")
 	testkit.NeedRoot(t)
 	j, err := journal.Open(t.TempDir())
 	must(t, err)

@@ -110,7 +110,7 @@ func TestDeadlineInKernel(t *testing.T) {
 
 // A thread that may not use all CPUs is refused by the kernel, and the error says so.
 func TestDeadlineAffinity(t *testing.T) {
-	testkit.OnKernels(t, "SCHED_DEADLINE of a thread with an affinity")
+	testkit.OnKernels(t, "knob:deadline")
 	testkit.NeedRoot(t)
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {
