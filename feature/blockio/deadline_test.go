@@ -113,11 +113,13 @@ func TestDeadlines(t *testing.T) {
 	held("a new thread", b, true)
 
 	// One that is real-time by its own doing is counted, and left alone.
-	must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Runtime: 1e6, Deadline: 2e8, Period: 2e8}, 0))
-	_, err = f.Decide(nil, true)
-	must(t, err)
-	if got := f.realtimes(); len(got) != 1 || got[0].Own != 1 || got[0].Promoted != 1 || !strings.HasPrefix(policyOf(b), "policy 6") {
-		t.Errorf("the report is %+v, the thread %q", got, policyOf(b))
+	for flags, own := range map[uint64]string{0: "policy 6", unix.SCHED_FLAG_RESET_ON_FORK: "deadline 1000000/200000000"} {
+		must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: flags, Runtime: 1e6, Deadline: 2e8, Period: 2e8}, 0))
+		_, err = f.Decide(nil, true)
+		must(t, err)
+		if got := f.realtimes(); len(got) != 1 || got[0].Own != 1 || got[0].Promoted != 1 || !strings.HasPrefix(policyOf(b), own) {
+			t.Errorf("the report is %+v, the thread %q", got, policyOf(b))
+		}
 	}
 	must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
 
