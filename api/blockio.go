@@ -60,6 +60,16 @@ type CapacityRequest struct {
 	Headroom float64 `json:"headroom,omitempty" doc:"fraction of the capacity that cannot be reserved, 0 to 0.9; absent: 0.1"`
 	Measured bool    `json:"measured,omitempty" doc:"the figures were measured, not given by an operator"`
 	BlockIOFigures
+
+	Realtime []RealtimePoint `json:"realtime,omitempty" doc:"profile of operations against real-time budgets; absent: the one that is known stays"`
+}
+
+// RealtimePoint is what a disk did for real-time threads of a budget beside busy CPUs, one
+// thread for each CPU.
+type RealtimePoint struct {
+	Budget    float64 `json:"budget_seconds" doc:"time in each second of each CPU"`
+	ReadIOPS  uint64  `json:"read_iops" doc:"reads of 4 KiB per second"`
+	WriteIOPS uint64  `json:"write_iops" doc:"writes of 4 KiB per second"`
 }
 
 // Reservation is the block I/O that a container has reserved on a device.
@@ -103,6 +113,8 @@ type BlockIO struct {
 	Interrupts []BlockIOInterrupts `json:"interrupts,omitempty" doc:"interrupts of the CPUs by source; only with over, and for all containers"`
 	Threads    []BlockIOThread     `json:"threads,omitempty" doc:"context switches by thread of one container, the most first, at most 1000 threads; only with over"`
 
+	Realtime []BlockIORealtime `json:"realtime,omitempty" doc:"the containers with io.realtime"`
+
 	Lost uint64 `json:"lost" doc:"requests and waits that are missing in all figures because a table was full"`
 }
 
@@ -138,6 +150,19 @@ type BlockIORow struct {
 	Throttled   float64 `json:"throttled,omitempty" doc:"time that its own quota throttled it, in seconds per second, summed over the CPUs"`
 }
 
+// BlockIORealtime is how the real-time budget of a container stands.
+type BlockIORealtime struct {
+	Container container.ID `json:"container,string" doc:"id of the container"`
+	Name      string       `json:"name,omitempty" doc:"name of the container"`
+	Budget    float64      `json:"budget_seconds" doc:"time in each second of each CPU in which its threads run before ordinary ones"`
+	Auto      bool         `json:"auto,omitempty" doc:"the budget is taken from the profile of the disk"`
+	Way       string       `json:"way" doc:"how the budget is kept: groups (a real-time group of cgroup v1, SCHED_RR), or deadline (SCHED_DEADLINE of each thread)"`
+	Promoted  int          `json:"promoted" doc:"threads that have a part of the budget"`
+	Others    int          `json:"others,omitempty" doc:"threads that are ordinary: they are new, refused by the kernel, or more than are looked at"`
+	Own       int          `json:"own,omitempty" doc:"threads that are real-time by their own doing, which counts against no budget (only with way deadline)"`
+	Refused   string       `json:"refused,omitempty" doc:"why the kernel left a thread ordinary"`
+}
+
 // BlockIOInterrupts counts the interrupts of each CPU by one source.
 type BlockIOInterrupts struct {
 	Source string    `json:"source" doc:"name in /proc/interrupts, for a device the name of the device; for softirqs BLOCK, NET_RX and so on"`
@@ -171,7 +196,10 @@ type BlockIODevice struct {
 	Headroom  float64        `json:"headroom" doc:"fraction of the capacity that cannot be reserved"`
 	Measured  bool           `json:"measured,omitempty" doc:"the capacity was measured"`
 	Reserved  float64        `json:"reserved" doc:"reserved fraction of the capacity"`
-	Support   string         `json:"support" doc:"what the agent can do about containers that interfere on this disk"`
+
+	Realtime []RealtimePoint `json:"realtime,omitempty" doc:"profile of operations against real-time budgets, from which io.realtime: auto takes a budget"`
+
+	Support string `json:"support" doc:"what the agent can do about containers that interfere on this disk"`
 }
 
 // BlockIOEvent is an event of a reservation.

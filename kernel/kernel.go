@@ -49,6 +49,8 @@ func Opener(r Roots) journal.Opener {
 				return nil, err
 			}
 			return sched.OpenKnob(r.Proc, l, ref)
+		case sched.KindDeadline:
+			return sched.OpenDeadline(r.Proc, ref)
 		case cgroup.KindGroup:
 			return cgroup.OpenGroup(r.Cgroup, ref)
 		case cgroup.KindIdle:

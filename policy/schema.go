@@ -97,14 +97,17 @@ var schema = slices.Concat(
 		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Default: "off",
 			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
 			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart)},
-		{Name: "io.realtime", Feature: "blockio", Form: "100ms",
-			Meaning: "time in each second of each CPU in which its threads run before all ordinary ones, and beyond which they wait (real-time groups of cgroup v1)",
+		{Name: "io.realtime", Feature: "blockio", Form: "100ms, auto",
+			Meaning: "time in each second of each CPU in which its threads run before all ordinary ones, and beyond which they wait; auto: as its reservations need, by the disk's profile",
 			Built:   []string{AnyValue}, parse: func(v string) (setter, error) {
+				if v == "auto" {
+					return func(s *Settings) { s.Realtime, s.RealtimeAuto = 0, true }, nil
+				}
 				d, err := ParseDuration(v)
 				if err == nil && (d < minRealtime || d > maxRealtime) {
 					err = fmt.Errorf("must be between %s and %s", minRealtime, maxRealtime)
 				}
-				return func(s *Settings) { s.Realtime = d }, err
+				return func(s *Settings) { s.Realtime, s.RealtimeAuto = d, false }, err
 			}},
 	},
 )

@@ -81,6 +81,9 @@ type Settings struct {
 	// Realtime is the CPU time in each second of each CPU in which the container's
 	// threads run before all ordinary ones; 0 is none.
 	Realtime time.Duration
+	// RealtimeAuto is in place of Realtime: as much as the reservations need, by the
+	// profiles of their disks.
+	RealtimeAuto bool
 }
 
 // Origin says where a value comes from, for explain: the file and line, or the

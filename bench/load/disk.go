@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,11 +44,23 @@ func disk(o options, b *Board) error {
 // blockSize is what O_DIRECT needs to be aligned to, at the most.
 const blockSize = 4096
 
+// budgetPeriod is the period of --budget.
+const budgetPeriod = 100 * time.Millisecond
+
 func diskWorker(o options, b *Board, fd int, length int64) error {
 	// A mapping is aligned to pages; a slice of Go's is not.
 	buffer, err := unix.Mmap(-1, 0, max(o.size, o.also), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return err
+	}
+	if o.budget > 0 {
+		runtime.LockOSThread() // never unlocked: the thread ends with this worker
+		if err := unix.SchedSetAttr(0, &unix.SchedAttr{
+			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+			Runtime: uint64(o.budget), Deadline: uint64(budgetPeriod), Period: uint64(budgetPeriod),
+		}, 0); err != nil {
+			return fmt.Errorf("budget %v: %w", o.budget, err)
+		}
 	}
 	next := rand.Int64N(length) / blockSize * blockSize // of what is sequential
 	for done := 0; ; {

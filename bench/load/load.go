@@ -121,6 +121,7 @@ type options struct {
 	writes     int
 	also       int
 	sequential string
+	budget     time.Duration
 	segments   int
 	nice       int
 	every, run time.Duration
@@ -199,6 +200,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.IntVar(&o.writes, "writes", 0, "percentage of writes of disk; the rest are reads")
 	fs.IntVar(&o.also, "also", 0, "size of every other block of disk; 0: all are of --size")
 	fs.StringVar(&o.sequential, "sequential", "none", "what of disk follows one another: none, reads, all")
+	fs.DurationVar(&o.budget, "budget", 0, "time in each 100ms in which each thread of disk runs before ordinary ones, and beyond which it waits (SCHED_DEADLINE); 0: it is ordinary")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
 	fs.DurationVar(&o.every, "every", 0, "print a line this often")
 	fs.DurationVar(&o.run, "for", 0, "end after this time")

@@ -94,6 +94,12 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 		fmt.Fprintln(w, "No block I/O, and nothing is reserved.")
 		return
 	}
+	defer func() {
+		for _, r := range b.Realtime {
+			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU (%s): %d threads, %d ordinary, %d by their own doing %s\n",
+				show(r.Name), brief(r.Budget), show(r.Way), r.Promoted, r.Others, r.Own, oneLine(r.Refused))
+		}
+	}()
 	columns := []column{{"CONTAINER", 24}, {"DISK", 0}, {"RESERVED", 0}, {"ACHIEVED", 0}, {"QUEUE P99", 0}, {"DEVICE P99", 0}, {"CPU P99", 0}, {"STATE", 0}, {"CULPRIT", 24}, {"ACTION", 0}, {"AGE", 0}}
 	var rows [][]string
 	for _, r := range b.Rows {
@@ -159,6 +165,11 @@ func blockioDevices(w io.Writer, b api.BlockIO) {
 		rows = append(rows, []string{show(d.Disk), d.Number, capacity, fmt.Sprintf("%.0f %%", 100*d.Reserved), fmt.Sprintf("%.0f %%", 100*d.Headroom), show(d.Scheduler), show(d.Support)})
 	}
 	table(w, []column{{"DISK", 0}, {"NUMBER", 0}, {"CAPACITY", 0}, {"RESERVED", 0}, {"HEADROOM", 0}, {"SCHEDULER", 0}, {"SUPPORT", 0}}, rows)
+	for _, d := range b.Devices {
+		for _, x := range d.Realtime {
+			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", show(d.Disk), brief(x.Budget), scale(float64(x.ReadIOPS)), scale(float64(x.WriteIOPS)))
+		}
+	}
 }
 
 func blockioEventsVerb(e env) *cobra.Command {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // calibration says how to measure a device.
@@ -22,7 +25,9 @@ type calibration struct {
 	dir   string        // directory for a scratch file
 	raw   bool          // write to the device itself
 	size  int64         // size of the file in MiB
-	phase time.Duration // time for each of the four figures
+	phase time.Duration // time for each figure
+
+	realtime bool // also the profile of real-time budgets
 }
 
 func blockioCalibrateVerb(e env) *cobra.Command {
@@ -34,7 +39,11 @@ func blockioCalibrateVerb(e env) *cobra.Command {
 		Long: `Measure what a device can do in the worst case: reads and writes of 4 KiB at random
 places, and of 128 KiB for bytes per second, 16 at once, past the page cache. They
 go to a scratch file in --scratch, a directory of a file system on the device,
-of which nothing stays however this ends. Do it while nothing else uses the device.`,
+of which nothing stays however this ends. Do it while nothing else uses the device.
+
+With --realtime also what real-time threads of some budgets do (SCHED_DEADLINE), one for
+each CPU, beside processes that keep all CPUs busy: io.realtime=auto takes a budget from
+that. The host is slow for these 12 figures. All threads end with this command.`,
 		Example: `  fairlead io calibrate /dev/vdb --scratch /srv
   fairlead io calibrate /dev/vdc --raw      # whatever is on /dev/vdc is lost`,
 		Args: nargs(1, 1, "DEVICE"),
@@ -43,7 +52,8 @@ of which nothing stays however this ends. Do it while nothing else uses the devi
 	cmd.Flags().StringVar(&how.dir, "scratch", "", "directory on the device for the scratch file")
 	cmd.Flags().BoolVar(&how.raw, "raw", false, "read and WRITE the device itself: what is on it is lost")
 	cmd.Flags().Int64Var(&how.size, "size", 256, "size of the scratch file, in MiB")
-	cmd.Flags().DurationVar(&how.phase, "for", 3*time.Second, "measure each of the four figures for so long")
+	cmd.Flags().DurationVar(&how.phase, "for", 3*time.Second, "measure each figure for so long")
+	cmd.Flags().BoolVar(&how.realtime, "realtime", false, "also measure the profile for io.realtime=auto, beside busy CPUs")
 	cmd.Flags().Float64Var(&headroom, "headroom", 0.1, "part of it that is never reserved")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		if (how.dir == "") != how.raw {
@@ -52,33 +62,33 @@ of which nothing stays however this ends. Do it while nothing else uses the devi
 		if how.size < 1 || how.size > 1<<20 || how.phase < 100*time.Millisecond || how.phase > time.Minute {
 			return usagef("--size is 1 to %d, --for 100ms to 1m", 1<<20)
 		}
-		figures, err := how.measure(cmd.Context(), args[0])
+		figures, profile, err := how.measure(cmd.Context(), args[0])
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", args[0], err)
 		}
-		return showCapacity(cmd, c, e, out, api.CapacityRequest{Device: args[0], Headroom: headroom, Measured: true, BlockIOFigures: figures})
+		return showCapacity(cmd, c, e, out, api.CapacityRequest{Device: args[0], Headroom: headroom, Measured: true, BlockIOFigures: figures, Realtime: profile})
 	})
 }
 
-// measure measures the four figures of a device.
-func (how calibration) measure(ctx context.Context, device string) (f api.BlockIOFigures, err error) {
+// measure measures the four figures of a device, and the profile.
+func (how calibration) measure(ctx context.Context, device string) (f api.BlockIOFigures, profile []api.RealtimePoint, err error) {
 	sys := kernel.Default().Sys
 	disk, err := block.Open(sys, device)
 	if err != nil {
-		return f, err
+		return f, nil, err
 	}
 	target := device
 	if !how.raw {
 		var st unix.Stat_t
 		if err := unix.Stat(how.dir, &st); err != nil {
-			return f, &os.PathError{Op: "stat", Path: how.dir, Err: err}
+			return f, nil, &os.PathError{Op: "stat", Path: how.dir, Err: err}
 		}
 		if on, err := block.Find(sys, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || on != disk {
-			return f, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
+			return f, nil, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
 		}
 		file, err := how.scratch(ctx)
 		if err != nil {
-			return f, err
+			return f, nil, err
 		}
 		defer file.Close()
 		target = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
@@ -90,7 +100,7 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 	}{{4 << 10, 0, &f.ReadIOPS, false}, {4 << 10, 100, &f.WriteIOPS, false}, {128 << 10, 0, &f.ReadBytes, true}, {128 << 10, 100, &f.WriteBytes, true}} {
 		w, err := how.run(ctx, target, x.size, x.writes)
 		if err != nil {
-			return f, err
+			return f, nil, err
 		}
 		if *x.to = uint64(w.Rate()); x.bytes {
 			*x.to = uint64(w.BitRate() / 8)
@@ -99,7 +109,45 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 	// No disk transfers fewer bytes per second in large requests than in small ones, but a
 	// measurement may say so.
 	f.ReadBytes, f.WriteBytes = max(f.ReadBytes, f.ReadIOPS*(4<<10)), max(f.WriteBytes, f.WriteIOPS*(4<<10))
-	return f, nil
+	if how.realtime {
+		profile, err = how.profile(ctx, target)
+	}
+	return f, profile, err
+}
+
+// profile measures operations against budgets of real-time threads. Their policy is theirs
+// alone and ends with them, and so do the burners: nothing of the host is changed.
+func (how calibration) profile(ctx context.Context, target string) (out []api.RealtimePoint, err error) {
+	if err := sched.TryDeadline(); err != nil {
+		return nil, fmt.Errorf("profile of real-time budgets: %w", err)
+	}
+	runtime.LockOSThread() // Pdeathsig is sent when this thread ends
+	defer runtime.UnlockOSThread()
+	cpus := runtime.NumCPU()
+	for range 4 * cpus {
+		cmd, board, err := load.Command("burn")
+		if err != nil {
+			return nil, err
+		}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			return nil, errors.Join(err, board.Close())
+		}
+		defer func() { cmd.Process.Kill(); cmd.Wait(); board.Close() }()
+	}
+	for _, budget := range []time.Duration{20, 50, 100, 200, 300, 400} {
+		at := budget * time.Millisecond
+		point := api.RealtimePoint{Budget: at.Seconds()}
+		for writes, to := range map[string]*uint64{"0": &point.ReadIOPS, "100": &point.WriteIOPS} {
+			w, err := load.Measure(ctx, how.phase, "disk", "--to", target, "--size", "4096", "--writes", writes, "--conns", strconv.Itoa(cpus), "--budget", (at / 10).String())
+			if err != nil {
+				return nil, fmt.Errorf("profile of real-time budgets, %v: %w", at, err)
+			}
+			*to = uint64(w.Rate())
+		}
+		out = append(out, point)
+	}
+	return out, nil
 }
 
 // scratch makes the file, without zeros in it, because some disks do not store zeros. The

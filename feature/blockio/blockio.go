@@ -16,6 +16,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -27,6 +28,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -40,6 +42,7 @@ type Config struct {
 	Log        *slog.Logger // nil: no log
 	Containers feature.Containers
 	Capacities string // the file of what disks can do; "": it is forgotten with the feature
+	Deadline   bool   // real-time by SCHED_DEADLINE, also where there are real-time groups
 }
 
 // BlockIO is the feature. See feature.Feature for how it may be called.
@@ -71,6 +74,7 @@ var (
 	_ feature.Decider  = (*BlockIO)(nil)
 	_ feature.Exporter = (*BlockIO)(nil)
 	_ feature.Witness  = (*BlockIO)(nil)
+	_ feature.Examiner = (*BlockIO)(nil)
 )
 
 // member is a container that the agent has told of.
@@ -78,6 +82,12 @@ type member struct {
 	wish     policy.Target // what was last asked for
 	target   policy.Target // what is in force: the wish, unless that was refused
 	reserved []reservation
+
+	budget                time.Duration                  // of its real-time threads, in each second of each CPU
+	grouped               bool                           // bounded by a real-time group, not by the deadlines of its threads
+	ran                   map[sched.Thread]time.Duration // how long its threads had run a second ago
+	promoted, others, own int                            // threads: real-time, left ordinary, real-time by their own doing
+	refused               error                          // why the kernel left one of them ordinary
 }
 
 // reservation is what a container has reserved of one disk.
@@ -147,24 +157,31 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	}
 	m.wish, m.target.Container = t, t.Container
 	reserved, err := f.admit(t)
+	var budget time.Duration
+	var grouped bool
 	if err == nil {
-		err = f.mayRealtime(t)
+		budget, grouped, err = f.mayRealtime(t, reserved)
 	}
 	if err != nil {
 		return fmt.Errorf("blockio: %w", err)
 	}
-	m.target, m.reserved = t, reserved
+	m.target, m.reserved, m.budget, m.grouped = t, reserved, budget, grouped
 	err = f.turn(t)
 	f.follow()
 	if err == nil {
 		err = f.realtime()
 	}
 	if err == nil {
-		f.promote()
+		err = f.promote()
+	}
+	if err == nil {
 		err = f.interrupts(t)
 	}
 	if err == nil {
 		err = f.unweighed(t)
+	}
+	if err == nil {
+		err = f.unpromoted(t.Container.ID)
 	}
 	if err != nil {
 		return fmt.Errorf("blockio: %w", err)
@@ -323,7 +340,9 @@ func (f *BlockIO) turn(t policy.Target) error {
 	for _, l := range lines {
 		wanted[l.Ref()] = true
 	}
-	errs = append(errs, f.restore(func(e journal.Entry) bool { return e.Owner == by && e.Ref.Kind != cgroup.KindRT && !wanted[e.Ref] }))
+	errs = append(errs, f.restore(func(e journal.Entry) bool {
+		return e.Owner == by && e.Ref.Kind != cgroup.KindRT && e.Ref.Kind != sched.KindDeadline && !wanted[e.Ref]
+	}))
 	for _, l := range lines {
 		if err := f.cfg.Journal.TurnUntil(l.Knob, l.Value, by, t.Expiry); err != nil && !errors.Is(err, journal.ErrGone) {
 			errs = append(errs, err)

@@ -27,6 +27,7 @@ type Capacity struct {
 	api.BlockIOFigures
 	Headroom float64
 	Measured bool
+	Realtime Profile `json:",omitempty"`
 }
 
 // Known says whether anything can be admitted.
@@ -85,7 +86,7 @@ func (c Capacity) check() error {
 	case !(c.Headroom >= 0 && c.Headroom <= 0.9):
 		return fmt.Errorf("headroom %v is not between 0 and 0.9", c.Headroom)
 	}
-	return nil
+	return c.Realtime.check()
 }
 
 // The bounds of figures, as those of policy.

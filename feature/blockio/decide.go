@@ -65,7 +65,7 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.promote() // threads that are new
+	err = f.promote() // threads that are new
 	f.measure()
 	w := f.window
 	if f.meter == nil {
@@ -113,7 +113,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 			}
 		}
 	}
-	return out, nil
+	return out, err
 }
 
 // decided names a decision for which policy has no word to come back to.

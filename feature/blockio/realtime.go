@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -32,8 +33,8 @@ func (f *BlockIO) realtime() error {
 	sums, owners := make(map[string]time.Duration), make(map[string]container.ID)
 	var expiries []time.Time
 	for id, m := range f.members {
-		budget, dir := m.target.Settings.Realtime, m.target.Container.Cgroup.CPU
-		if budget == 0 || dir == "" {
+		budget, dir := m.budget, m.target.Container.Cgroup.CPU
+		if budget == 0 || !m.grouped {
 			continue
 		}
 		owners[dir] = id
@@ -130,50 +131,66 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// mayRealtime says why a container cannot have the budget that it asks for.
-func (f *BlockIO) mayRealtime(t policy.Target) error {
-	if t.Settings.Realtime == 0 {
-		return nil
+// mayRealtime returns the budget that a container gets, and whether by a real-time group; or
+// why it cannot have what it asks for.
+func (f *BlockIO) mayRealtime(t policy.Target, reserved []reservation) (budget time.Duration, grouped bool, err error) {
+	if budget = t.Settings.Realtime; t.Settings.RealtimeAuto {
+		budget, err = f.profiled(reserved)
 	}
-	c := t.Container.Cgroup
-	if c.CPU == "" {
-		return errors.New("io.realtime: the container has no cgroup with the cpu controller")
+	if err == nil && budget > 0 {
+		grouped, err = f.bounded(t.Container.Cgroup.CPU)
 	}
-	if _, err := cgroup.RT(c.CPU).Read(); err != nil {
-		return fmt.Errorf("io.realtime: %w", err)
+	if err != nil {
+		return 0, false, fmt.Errorf("io.realtime: %w", err)
 	}
-	sum := t.Settings.Realtime
+	sum := budget
 	for id, m := range f.members {
 		if id != t.Container.ID {
-			sum += m.target.Settings.Realtime
+			sum += m.budget
 		}
 	}
-	if sum > maxRealtime {
-		return fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, maxRealtime)
+	if budget > 0 && sum > maxRealtime {
+		return 0, false, fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, maxRealtime)
 	}
-	return nil
+	return budget, grouped, nil
 }
 
-// promote makes the threads of containers with a budget real-time (SCHED_RR, the lowest
-// priority). Their children are ordinary until the next call. Threads that go meanwhile, or
-// whose group lost its budget, are left out.
-func (f *BlockIO) promote() {
+// bounded says what bounds the real-time threads of a cgroup: a group, or else the deadline
+// of each. An error means that nothing does.
+func (f *BlockIO) bounded(cpu string) (grouped bool, err error) {
+	if !f.cfg.Deadline && cpu != "" {
+		if _, err := cgroup.RT(cpu).Read(); !errors.Is(err, errors.ErrUnsupported) {
+			return true, err
+		}
+	}
+	return false, sched.TryDeadline()
+}
+
+// promote makes the threads of containers with a budget real-time: in a real-time group
+// SCHED_RR of the lowest priority, else by deadlines. Their children are ordinary until the
+// next call. Threads that go meanwhile, or whose group lost its budget, are left out.
+func (f *BlockIO) promote() error {
 	for _, m := range f.members {
-		if m.target.Settings.Realtime == 0 {
+		if m.budget == 0 || !m.grouped {
 			continue
 		}
 		tids, err := cgroup.Threads(m.target.Container.Cgroup.V2, maxPromoted)
 		if err != nil {
 			continue
 		}
+		m.promoted = 0
 		for _, tid := range tids {
 			attr, err := unix.SchedGetAttr(tid, 0)
-			if err != nil || attr.Policy != unix.SCHED_NORMAL && attr.Policy != unix.SCHED_BATCH {
-				continue
+			if err == nil && (attr.Policy == unix.SCHED_NORMAL || attr.Policy == unix.SCHED_BATCH) {
+				err = unix.SchedSetAttr(tid, &unix.SchedAttr{
+					Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+				}, 0)
 			}
-			unix.SchedSetAttr(tid, &unix.SchedAttr{
-				Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
-			}, 0)
+			if err == nil {
+				m.promoted++
+			}
 		}
+		m.others = len(tids) - m.promoted
 	}
+	return f.deadlines()
 }

@@ -56,6 +56,7 @@ func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.A
 		out.Rows = slices.DeleteFunc(out.Rows, func(r api.BlockIORow) bool { return !mine(r.Container) })
 		out.Waits = slices.DeleteFunc(out.Waits, func(w api.BlockIOWait) bool { return !mine(w.Victim) })
 		out.Events = slices.DeleteFunc(out.Events, func(e api.BlockIOEvent) bool { return !mine(e.Victim) && !mine(e.Culprit) })
+		out.Realtime = slices.DeleteFunc(out.Realtime, func(r api.BlockIORealtime) bool { return !mine(r.Container) })
 		out.Reservations = slices.DeleteFunc(out.Reservations, func(r api.Reservation) bool { return !mine(r.Container) })
 	}
 	return out, nil
@@ -118,6 +119,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		}
 	}
 	out.Events = append(out.Events, f.after(0)...)
+	out.Realtime = f.realtimes()
 	api.SortBlockIO(out)
 	return out
 }
@@ -313,7 +315,7 @@ func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
 	c := f.capacity(d)
 	out := api.BlockIODevice{
 		Disk: d.Name, Number: d.Number(), Model: d.Model, Scheduler: d.Scheduler, Capacity: c.BlockIOFigures, Headroom: c.Headroom, Measured: c.Measured,
-		Support: "caps",
+		Support: "caps", Realtime: c.Realtime,
 	}
 	if by := f.divides(d); by != "" {
 		out.Support = "weights by " + by + ", caps"
@@ -331,7 +333,7 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	if err != nil {
 		return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
 	}
-	c := Capacity{BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured}
+	c := Capacity{BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured, Realtime: sorted(in.Realtime)}
 	if c.Headroom == 0 {
 		c.Headroom = usualHeadroom
 	}
@@ -340,6 +342,9 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if len(c.Realtime) == 0 {
+		c.Realtime = f.capacity(d).Realtime
+	}
 	if err := f.capacities.set(d.Identity(), c); err != nil {
 		return nil, refused(http.StatusServiceUnavailable, "unavailable", "the capacity of %s cannot be kept, and is as it was: %s (--disk-capacities of the agent names the file)", in.Device, err)
 	}

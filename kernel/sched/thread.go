@@ -5,7 +5,8 @@
 // It also reads how often any thread gave up its CPU, and how often CPUs were
 // interrupted.
 //
-// It refuses to change threads of processes, which belong to whoever started them. It knows
+// Of threads of processes, which belong to whoever started them, it changes nothing but
+// the scheduling policy, in deadline.go. It knows
 // neither devices nor containers: feature/netcpu knows which thread works for whom,
 // and turns the knobs through package journal.
 package sched

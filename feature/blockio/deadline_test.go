@@ -1,0 +1,206 @@
+package blockio
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+func TestDivideRuntime(t *testing.T) {
+	const ms = time.Millisecond
+	of := func(ran ...time.Duration) (all []threadShare) {
+		for i, r := range ran {
+			all = append(all, threadShare{thread: sched.Thread{TID: i + 1}, ran: r})
+		}
+		return all
+	}
+	for _, c := range []struct {
+		what   string
+		budget time.Duration
+		all    []threadShare
+		want   []time.Duration // by how much they ran
+	}{
+		{"none", 100 * ms, nil, nil},
+		{"one, on one CPU at a time", 100 * ms, of(0), []time.Duration{100 * ms}},
+		{"as many as CPUs", 100 * ms, of(0, 0), []time.Duration{100 * ms, 100 * ms}},
+		{"one that works of many", 100 * ms, of(0, 90*ms, 0, 0, 0), []time.Duration{100 * ms, 25 * ms, 25 * ms, 25 * ms, 25 * ms}},
+		{"all work", 100 * ms, of(90*ms, 90*ms, 90*ms, 90*ms), []time.Duration{50 * ms, 50 * ms, 50 * ms, 50 * ms}},
+		{"has nearly as much", 100 * ms, []threadShare{{has: 90 * ms}}, []time.Duration{90 * ms}},
+		{"has more than all", 100 * ms, []threadShare{{has: 200 * ms}}, []time.Duration{100 * ms}},
+		{"too little for all", ms, of(slices.Repeat([]time.Duration{ms}, 50)...), slices.Repeat([]time.Duration{leastShare}, 20)},
+		{"10,000 threads", 500 * ms, of(make([]time.Duration, 10_000)...), slices.Repeat([]time.Duration{15625 * time.Microsecond}, mostDeadlines)},
+	} {
+		var got []time.Duration
+		for _, s := range divideRuntime(c.budget, 2, c.all) {
+			got = append(got, s.gets)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.what, got, c.want)
+		}
+	}
+}
+
+// Where there are no real-time groups each thread of a container is bounded by its
+// deadline. The kernel goes on with that after the agent, and what a later one does not
+// know is put back.
+func TestDeadlines(t *testing.T) {
+	testkit.OnKernels(t, "knob:deadline")
+	testkit.NeedRoot(t)
+	j, err := journal.Open(t.TempDir())
+	must(t, err)
+	defer j.Close()
+	roster := &roster{}
+	open := func() *BlockIO {
+		f, err := New(Config{Roots: kernel.Default(), Journal: j, Containers: roster, Deadline: true})
+		must(t, err)
+		return f
+	}
+	f := open()
+	cg := testkit.Cgroup(t)
+	if f.support.Level == "unavailable" || cg.V2 == "" {
+		testkit.Skip(t, "no cgroup v2 tree, or no controller of CPUs or of block I/O")
+	}
+	id, err := cgroup.ID(cg.V2)
+	must(t, err)
+	c := container.Container{ID: container.ID(id), Name: "db", Cgroup: container.Cgroup{V2: cg.V2, CPU: cg.CPU, IO: cg.IO}}
+	*roster = append(*roster, c)
+	start := func(nice int) int {
+		cmd := exec.Command("sh", "-c", "while :; do :; done")
+		must(t, cmd.Start())
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		must(t, unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, nice))
+		cg.Add(t, cmd.Process.Pid)
+		return cmd.Process.Pid
+	}
+	policyOf := func(pid int) string {
+		t.Helper()
+		th, err := sched.FindTask("/proc", pid)
+		must(t, err)
+		v, err := sched.Deadline("/proc", th).Read()
+		must(t, err)
+		return v
+	}
+	held := func(when string, pid int, want bool) {
+		t.Helper()
+		v := policyOf(pid)
+		run, period, ok := sched.ParseDeadline(v)
+		if ok != want || ok && (run <= 0 || run > period/50) {
+			t.Errorf("%s: %q, want it held to 20ms in a second: %v", when, v, want)
+		}
+	}
+	a := start(5)
+	ctx := t.Context()
+	must(t, f.Apply(ctx, target(t, c, "io.realtime: 20ms")))
+	held("a thread that spins", a, true)
+	if got := f.realtimes(); len(got) != 1 || got[0].Way != "deadline" || got[0].Promoted != 1 || got[0].Own != 0 {
+		t.Errorf("the report is %+v", got)
+	}
+	b := start(0)
+	_, err = f.Decide(nil, true)
+	must(t, err)
+	held("a new thread", b, true)
+
+	// One that is real-time by its own doing is counted, and left alone.
+	for flags, own := range map[uint64]string{0: "policy 6", unix.SCHED_FLAG_RESET_ON_FORK: "deadline 1000000/200000000"} {
+		must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: flags, Runtime: 1e6, Deadline: 2e8, Period: 2e8}, 0))
+		_, err = f.Decide(nil, true)
+		must(t, err)
+		if got := f.realtimes(); len(got) != 1 || got[0].Own != 1 || got[0].Promoted != 1 || !strings.HasPrefix(policyOf(b), own) {
+			t.Errorf("the report is %+v, the thread %q", got, policyOf(b))
+		}
+	}
+	must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
+
+	must(t, f.Close()) // the agent has died: the kernel goes on
+	held("without an agent", a, true)
+	f = open()
+	must(t, f.Apply(ctx, target(t, c, "io.realtime: 10ms")))
+	held("another agent", a, true)
+	must(t, f.Apply(ctx, target(t, c, "netcpu: observe")))
+	if x, y := policyOf(a), policyOf(b); x != "normal 5" || y != "normal 0" {
+		t.Errorf("not asked for: %q and %q", x, y)
+	}
+	must(t, f.Apply(ctx, target(t, c, "io.realtime: 10ms")))
+	must(t, f.Close())
+	out, err := j.Restore(kernel.Opener(kernel.Default()), nil) // as `fairlead restore` does
+	must(t, err)
+	if got := policyOf(a); len(out) != 2 || got != "normal 5" {
+		t.Errorf("restore: %q, %+v", got, out)
+	}
+}
+
+func TestProfile(t *testing.T) {
+	p := Profile{{Budget: 0.1, ReadIOPS: 1000, WriteIOPS: 500}, {Budget: 0.2, ReadIOPS: 900, WriteIOPS: 1000}, {Budget: 0.4, ReadIOPS: 3000, WriteIOPS: 1000}}
+	for _, c := range []struct {
+		want   api.BlockIOFigures
+		budget time.Duration
+		says   string
+	}{
+		{api.BlockIOFigures{ReadIOPS: 1000}, 100 * time.Millisecond, ""},
+		{api.BlockIOFigures{ReadIOPS: 500}, 50 * time.Millisecond, ""},
+		{api.BlockIOFigures{ReadIOPS: 2000}, 300 * time.Millisecond, ""}, // what was measured with 200 ms is less than with 100
+		{api.BlockIOFigures{ReadIOPS: 500, WriteIOPS: 750}, 200 * time.Millisecond, ""},
+		{api.BlockIOFigures{ReadBytes: 500 * largeRequest}, 50 * time.Millisecond, ""},
+		{api.BlockIOFigures{ReadIOPS: 3001}, 0, "3000 reads"},
+		{api.BlockIOFigures{WriteIOPS: 1001}, 0, "1000 writes"},
+		{api.BlockIOFigures{ReadIOPS: 3000, WriteIOPS: 1000}, 0, "together"},
+	} {
+		got, err := p.Needs(c.want)
+		if got != c.budget || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v, %v; want %v %s", c.want, got, err, c.budget, c.says)
+		}
+	}
+	var last time.Duration
+	for n := uint64(1); n <= 3000; n++ {
+		got, err := p.Needs(api.BlockIOFigures{ReadIOPS: n})
+		if err != nil || got < last {
+			t.Fatalf("%d reads need %v, one less %v; %v", n, got, last, err)
+		}
+		last = got
+	}
+	for _, bad := range []Profile{{{Budget: 0}}, {{Budget: 0.6}}, {{Budget: 0.2}, {Budget: 0.1}}, {{Budget: 0.1, ReadIOPS: maxIOPS + 1}}, make(Profile, maxPoints+1)} {
+		if bad.check() == nil {
+			t.Errorf("%+v is taken", bad)
+		}
+	}
+}
+
+// A budget that the profile gives is taken; without one the refusal says how to get it, and
+// the profile outlives the feature.
+func TestAutoRealtime(t *testing.T) {
+	h := newHost(t)
+	h.cfg.Deadline = true
+	c, _ := h.container("db")
+	disk := h.disk(10_000)
+	settings := []string{"io.realtime: auto", "io.reserve: " + disk.Path + " riops=1000"}
+	if err := h.Apply(t.Context(), target(t, c, settings...)); err == nil || !strings.Contains(err.Error(), "--realtime") {
+		t.Errorf("without a profile: %v", err)
+	}
+	_, err := h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
+		Realtime: []api.RealtimePoint{{Budget: 0.2, ReadIOPS: 8000}, {Budget: 0.1, ReadIOPS: 4000}}}})
+	must(t, err)
+	h.capacity(disk.Path, 9_000) // a new capacity keeps the profile
+	must(t, h.Close())
+	h.open()
+	h.cfg.Deadline = true
+	must(t, h.Apply(t.Context(), target(t, c, settings...)))
+	if got := h.report().Realtime; len(got) != 1 || got[0].Budget != 0.025 || !got[0].Auto {
+		t.Errorf("the budget is %+v", got)
+	}
+	if err := h.Apply(t.Context(), target(t, c, "io.realtime: auto")); err == nil || !strings.Contains(err.Error(), "reserved nothing") {
+		t.Errorf("without a reservation: %v", err)
+	}
+	must(t, h.Remove(t.Context(), c.ID))
+}

@@ -1,0 +1,186 @@
+package sched
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// KindDeadline is the journal kind of a thread's scheduling policy; see Deadline.
+const KindDeadline = "deadline"
+
+// MinRuntime is the smallest runtime that the kernel takes (DL_SCALE, kernel/sched/deadline.c).
+const MinRuntime = 1024 * time.Nanosecond
+
+// What values of Deadline begin with.
+const ordinary, batch, onDeadline = "normal ", "batch ", "deadline "
+
+// FindTask returns any thread with this tid, one of a process or of the kernel. Error:
+// journal.ErrGone.
+func FindTask(proc string, tid int) (Thread, error) {
+	s, err := readStat(proc, tid)
+	if err != nil && !errors.Is(err, ErrNotKernel) {
+		return Thread{}, fmt.Errorf("thread %d: %w", tid, err)
+	}
+	return Thread{TID: tid, Start: s.start}, nil
+}
+
+// Ran returns how long a thread of a process has run. Error: journal.ErrGone.
+func Ran(proc string, tid int) (time.Duration, error) {
+	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "schedstat"))
+	if err == nil {
+		var ns int64
+		if _, err := fmt.Sscan(string(text), &ns); err == nil {
+			return time.Duration(ns), nil
+		}
+	}
+	s, err := readStat(proc, tid)
+	if err != nil && !errors.Is(err, ErrNotKernel) {
+		return 0, fmt.Errorf("cpu time of thread %d: %w", tid, err)
+	}
+	return time.Duration(s.cpu) * time.Second / ticks, nil
+}
+
+// FormatDeadline returns the value of Deadline for a thread that may run for runtime in
+// each period, before all others, and no longer.
+func FormatDeadline(runtime, period time.Duration) string {
+	return fmt.Sprintf("%s%d/%d", onDeadline, runtime.Nanoseconds(), period.Nanoseconds())
+}
+
+// ParseDeadline is the runtime and period of such a value. ok is false for any other.
+func ParseDeadline(value string) (runtime, period time.Duration, ok bool) {
+	_, err := fmt.Sscanf(value, onDeadline+"%d/%d", &runtime, &period)
+	ok = err == nil && runtime >= MinRuntime && runtime <= period && FormatDeadline(runtime, period) == value
+	return runtime, period, ok
+}
+
+// Ordinary says whether a value of Deadline is that of a thread that is not real-time, and
+// may be made so.
+func Ordinary(value string) bool {
+	return strings.HasPrefix(value, ordinary) || strings.HasPrefix(value, batch)
+}
+
+// Deadline returns the knob of the scheduling policy of a thread of a process. A thread
+// with the value that FormatDeadline gives is SCHED_DEADLINE: the kernel itself throttles
+// it once it has used its runtime (CBS), on any kernel and without cgroups, and goes on
+// with that when we are killed. Threads that it makes are ordinary (RESET_ON_FORK). Of a
+// thread that it finds the knob keeps policy and nice value, and not the slice of Linux
+// 6.12. Values other than "normal NICE", "batch NICE" and those can be read only.
+//
+// Errors of Write: EPERM for a thread that may not use all CPUs, EBUSY where the kernel's
+// bandwidth for such threads is given out (sched_rt_runtime_us).
+func Deadline(proc string, t Thread) journal.Knob { return deadline{proc: proc, thread: t} }
+
+// OpenDeadline opens the knob that an earlier process wrote into the journal. Errors:
+// journal.ErrGone, when the thread has ended.
+func OpenDeadline(proc string, ref journal.Ref) (journal.Knob, error) {
+	var t Thread
+	if _, err := fmt.Sscanf(ref.Object, "%d:%d", &t.TID, &t.Start); err != nil || t.TID <= 0 || Deadline(proc, t).Ref() != ref {
+		return nil, fmt.Errorf("open knob %s %q: no thread and its start time", ref.Kind, ref.Object)
+	}
+	k := deadline{proc: proc, thread: t}
+	if err := k.check(); err != nil {
+		return nil, fmt.Errorf("open knob %s %q: %w", ref.Kind, ref.Object, err)
+	}
+	return k, nil
+}
+
+type deadline struct {
+	proc   string
+	thread Thread
+}
+
+func (d deadline) Ref() journal.Ref {
+	return journal.Ref{Kind: KindDeadline, Object: fmt.Sprintf("%d:%d", d.thread.TID, d.thread.Start)}
+}
+
+// check returns an error unless it is still that thread, and one of a process.
+func (d deadline) check() error {
+	switch err := d.thread.check(d.proc); {
+	case err == nil:
+		return errors.New("a kernel thread")
+	case errors.Is(err, ErrNotKernel):
+		return nil
+	default:
+		return err
+	}
+}
+
+func (d deadline) Read() (string, error) {
+	attr, err := unix.SchedGetAttr(d.thread.TID, 0)
+	if err == nil {
+		// Checked after reading, so that the value is known to be this thread's.
+		err = d.check()
+	}
+	if err != nil {
+		return "", fmt.Errorf("policy of thread %d: %w", d.thread.TID, gone(err))
+	}
+	forks := attr.Flags&unix.SCHED_FLAG_RESET_ON_FORK == 0
+	switch {
+	case attr.Policy == unix.SCHED_NORMAL && forks:
+		return ordinary + strconv.Itoa(int(attr.Nice)), nil
+	case attr.Policy == unix.SCHED_BATCH && forks:
+		return batch + strconv.Itoa(int(attr.Nice)), nil
+	case attr.Policy == unix.SCHED_DEADLINE && !forks && attr.Deadline == attr.Period:
+		return FormatDeadline(time.Duration(attr.Runtime), time.Duration(attr.Period)), nil
+	}
+	return fmt.Sprintf("policy %d, priority %d, flags %#x, %d/%d/%d", attr.Policy, attr.Priority, attr.Flags, attr.Runtime, attr.Deadline, attr.Period), nil
+}
+
+func (d deadline) Write(value string) error {
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr}
+	var nice int32
+	if run, period, ok := ParseDeadline(value); ok {
+		attr.Policy, attr.Flags = unix.SCHED_DEADLINE, unix.SCHED_FLAG_RESET_ON_FORK
+		attr.Runtime, attr.Deadline, attr.Period = uint64(run), uint64(period), uint64(period)
+	} else if _, err := fmt.Sscanf(value, ordinary+"%d", &nice); err == nil {
+		attr.Policy, attr.Nice = unix.SCHED_NORMAL, nice
+	} else if _, err := fmt.Sscanf(value, batch+"%d", &nice); err == nil {
+		attr.Policy, attr.Nice = unix.SCHED_BATCH, nice
+	} else {
+		return fmt.Errorf("set policy of thread %d: %q is none that is written", d.thread.TID, value)
+	}
+	err := d.check() // as late as possible: the kernel takes only the number
+	if err == nil {
+		err = unix.SchedSetAttr(d.thread.TID, &attr, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("set policy of thread %d to %q: %w", d.thread.TID, value, gone(err))
+	}
+	return nil
+}
+
+// TryDeadline says whether this kernel has SCHED_DEADLINE and this process may use it: it
+// makes a thread of its own one for a moment. The error says what is in the way.
+func TryDeadline() error {
+	tried := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var all unix.CPUSet
+		all.Fill()
+		tried <- errors.Join(unix.SchedSetaffinity(0, &all), unix.SchedSetAttr(0, &unix.SchedAttr{
+			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+			Runtime: uint64(100 * time.Microsecond), Deadline: uint64(100 * time.Millisecond), Period: uint64(100 * time.Millisecond),
+		}, 0))
+	}()
+	return ExplainDeadline(<-tried)
+}
+
+// ExplainDeadline adds to an error of Deadline what in the host is the cause; nil stays nil.
+func ExplainDeadline(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: the kernel gives SCHED_DEADLINE only to threads that may use all CPUs: without taskset, cpuset.cpus or sched_rt_runtime_us=0", err)
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%w: the kernel's bandwidth for SCHED_DEADLINE is given out (kernel.sched_rt_runtime_us)", err)
+	}
+	return err
+}

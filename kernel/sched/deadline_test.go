@@ -1,0 +1,167 @@
+package sched
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// A thread gets its runtime and is, after the agent that gave it is gone, put back to the
+// policy and nice value that it had. Its children are ordinary.
+func TestDeadlineInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:deadline")
+	testkit.NeedRoot(t)
+	if err := TryDeadline(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	j, err := journal.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", "read x; sleep 1000 & echo $!; wait")
+	in, _ := cmd.StdinPipe()
+	out, _ := cmd.StdoutPipe()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	child := 0
+	defer func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if child > 0 {
+			unix.Kill(child, unix.SIGKILL)
+		}
+	}()
+	pid := cmd.Process.Pid
+	if err := unix.Setpriority(unix.PRIO_PROCESS, pid, 7); err != nil {
+		t.Fatal(err)
+	}
+	thread, err := FindTask("/proc", pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	policyOf := func(pid int) string {
+		t.Helper()
+		th, err := FindTask("/proc", pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := Deadline("/proc", th).Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	given := FormatDeadline(5*time.Millisecond, 100*time.Millisecond)
+	if err := j.Turn(Deadline("/proc", thread), given, journal.Owner{Feature: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	attr, err := unix.SchedGetAttr(pid, 0)
+	if err != nil || attr.Policy != unix.SCHED_DEADLINE || attr.Runtime != 5e6 || attr.Period != 1e8 {
+		t.Errorf("the thread is %+v, %v", attr, err)
+	}
+	in.Write([]byte("\n"))
+	buf := make([]byte, 20)
+	out.(*os.File).SetReadDeadline(time.Now().Add(20 * time.Second)) // the shell tries again for ever where it cannot fork
+	n, _ := out.Read(buf)
+	if child, err = strconv.Atoi(strings.TrimSpace(string(buf[:n]))); err != nil {
+		t.Fatal(err)
+	}
+	if got := policyOf(child); got != "normal 0" {
+		t.Errorf("its child is %q", got)
+	}
+	j.Close()
+
+	if j, err = journal.Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	res, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return OpenDeadline("/proc", r) }, nil)
+	if err != nil || len(res) != 1 || res[0].Result != journal.Restored {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	if got := policyOf(pid); got != "normal 7" {
+		t.Errorf("put back to %q", got)
+	}
+
+	// Its own change is told.
+	if err := unix.SchedSetAttr(pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: 3}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := policyOf(pid); got != "batch 3" {
+		t.Errorf("batch is %q", got)
+	}
+	stale := Deadline("/proc", Thread{pid, thread.Start + 1})
+	if err := stale.Write(given); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("another thread of the same tid was changed: %v", err)
+	}
+	if err := Deadline("/proc", thread).Write(FormatDeadline(time.Second, 100*time.Millisecond)); err == nil {
+		t.Error("more than all time was given")
+	}
+}
+
+// A thread that may not use all CPUs is refused by the kernel, and the error says so.
+func TestDeadlineAffinity(t *testing.T) {
+	testkit.OnKernels(t, "knob:deadline")
+	testkit.NeedRoot(t)
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		t.Fatal(err)
+	}
+	if all.Count() < 2 {
+		testkit.Skip(t, "one CPU only")
+	}
+	one.Set(0)
+	if err := unix.SchedSetaffinity(cmd.Process.Pid, &one); err != nil {
+		t.Fatal(err)
+	}
+	thread, err := FindTask("/proc", cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = ExplainDeadline(Deadline("/proc", thread).Write(FormatDeadline(time.Millisecond, time.Second)))
+	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "all CPUs") {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzParseDeadline(f *testing.F) {
+	for _, s := range []string{"", "normal 0", "batch 3", "deadline 5000000/100000000", "deadline 0/1", "deadline 9/8", "deadline 1/1 "} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if run, period, ok := ParseDeadline(s); ok && (run < MinRuntime || run > period || FormatDeadline(run, period) != s) {
+			t.Fatalf("%q is %v of %v", s, run, period)
+		}
+	})
+}
+
+func TestOpenDeadline(t *testing.T) {
+	proc := t.TempDir()
+	task(t, proc, 7, "sh", 0, 42, "")
+	task(t, proc, 8, "kworker", pfKthread, 42, "")
+	if _, err := OpenDeadline(proc, journal.Ref{Kind: KindDeadline, Object: "7:42"}); err != nil {
+		t.Error(err)
+	}
+	for object, gone := range map[string]bool{"7:41": true, "9:42": true, "8:42": false, "": false, "7": false, "-7:42": false, "7:42x": false, "07:42": false} {
+		_, err := OpenDeadline(proc, journal.Ref{Kind: KindDeadline, Object: object})
+		if err == nil || errors.Is(err, journal.ErrGone) != gone {
+			t.Errorf("%q: %v", object, err)
+		}
+	}
+}
