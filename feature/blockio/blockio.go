@@ -27,6 +27,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
@@ -62,6 +63,7 @@ type BlockIO struct {
 	shown      reading
 	control    Control
 	decided    map[decided]bool
+	net        *netdev.NS       // of this process; nil: not needed yet
 	works      map[int]irq.Work // of each CPU, as last read; nil: not read
 	failed     string           // why nothing was measured, as last told
 	events     uint64           // id of the latest event
@@ -392,5 +394,10 @@ func (f *BlockIO) Close() error {
 	clear(f.members)
 	f.lookers = 0
 	f.follow()
-	return nil
+	if f.net == nil {
+		return nil
+	}
+	err := f.net.Close()
+	f.net = nil
+	return err
 }

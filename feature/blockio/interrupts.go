@@ -14,6 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -84,38 +86,42 @@ type move struct {
 	cpus []int
 }
 
+// placing is where the work of the network goes.
+type placing struct {
+	moves []move
+	steer []string // devices with interrupts that nobody can move: the work after these goes to
+	cpus  []int    // that serve no disk
+}
+
 // separate plans disjoint CPUs: the interrupts of networks that can be moved go to the CPUs
-// that serve no disk. The error says why that cannot be, or not for all.
-func separate(disks, networks []device, online []int) (moves []move, err error) {
+// that serve no disk. Where one cannot be moved from a disk's CPU, what follows it is. The
+// error says why all that cannot be.
+func separate(disks, networks []device, online []int) (p placing, err error) {
 	var taken []int
 	for _, d := range disks {
 		taken = append(taken, d.serving()...)
 	}
 	if len(taken) == 0 {
-		return nil, errors.New("no disk of its reservations has interrupts of its own")
+		return p, errors.New("no disk of its reservations has interrupts of its own")
 	}
-	rest := slices.DeleteFunc(slices.Clone(online), func(cpu int) bool { return slices.Contains(taken, cpu) })
-	if len(rest) == 0 {
-		return nil, fmt.Errorf("the disks are served by all CPUs (%s): none is left for the network", cgroup.FormatCPUs(online))
+	p.cpus = slices.DeleteFunc(slices.Clone(online), func(cpu int) bool { return slices.Contains(taken, cpu) })
+	if len(p.cpus) == 0 {
+		return p, fmt.Errorf("the disks are served by all CPUs (%s): none is left for the network", cgroup.FormatCPUs(online))
 	}
-	var fixed []string
 	for _, d := range networks {
 		for _, i := range d.irqs {
 			switch {
 			case i.movable:
-				moves = append(moves, move{i.number, rest})
-			case slices.ContainsFunc(i.cpus, func(cpu int) bool { return slices.Contains(taken, cpu) }):
-				fixed = append(fixed, fmt.Sprintf("%d of %s", i.number, d.name))
+				p.moves = append(p.moves, move{i.number, p.cpus})
+			case slices.ContainsFunc(i.cpus, func(cpu int) bool { return slices.Contains(taken, cpu) }) && !slices.Contains(p.steer, d.name):
+				p.steer = append(p.steer, d.name)
 			}
 		}
 	}
-	switch {
-	case fixed != nil:
-		err = fmt.Errorf("the kernel lets nobody move interrupt %s", strings.Join(fixed, ", "))
-	case len(moves) == 0:
+	if len(p.moves) == 0 && len(p.steer) == 0 {
 		err = errors.New("no network device of this host has interrupts of its own")
 	}
-	return moves, err
+	return p, err
 }
 
 // interrupts brings the host to what all members ask for: their owner is the host as a
@@ -134,21 +140,31 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 		}
 	}
 	slices.Sort(disks)
-	moves, partly, err := f.apart(slices.Compact(disks), len(expiries) > 0)
+	p, partly, err := f.apart(slices.Compact(disks), len(expiries) > 0)
 	if err != nil {
 		return err
 	}
 	by := journal.Owner{Feature: name}
 	wanted := make(map[journal.Ref]bool)
 	var errs []error
-	for _, m := range moves {
-		knob := irq.Affinity(f.cfg.Roots.Proc, m.irq)
+	turn := func(knob journal.Knob, value string) error {
 		wanted[knob.Ref()] = true
-		if err := f.cfg.Journal.TurnUntil(knob, cgroup.FormatCPUs(m.cpus), by, lastExpiry(expiries)); err != nil && !errors.Is(err, journal.ErrGone) {
-			errs = append(errs, err)
+		return ignoreGone(f.cfg.Journal.TurnUntil(knob, value, by, lastExpiry(expiries)))
+	}
+	for _, m := range p.moves {
+		errs = append(errs, turn(irq.Affinity(f.cfg.Roots.Proc, m.irq), cgroup.FormatCPUs(m.cpus)))
+	}
+	for _, dev := range p.steer {
+		left, err := f.steer(dev, p.cpus, turn)
+		errs = append(errs, err)
+		if left != nil {
+			partly = errors.Join(partly, left)
 		}
 	}
-	errs = append(errs, f.restore(func(e journal.Entry) bool { return e.Owner == by && e.Ref.Kind == irq.KindIRQ && !wanted[e.Ref] }))
+	placed := []string{irq.KindIRQ, netdev.KindRPS, sched.KindAffinity}
+	errs = append(errs, f.restore(func(e journal.Entry) bool {
+		return e.Owner == by && slices.Contains(placed, e.Ref.Kind) && !wanted[e.Ref]
+	}))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
@@ -159,24 +175,24 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 }
 
 // apart plans for these disks. partly is why it is not, or not all, to be had.
-func (f *BlockIO) apart(names []string, asked bool) (moves []move, partly, err error) {
+func (f *BlockIO) apart(names []string, asked bool) (p placing, partly, err error) {
 	if !asked {
-		return nil, nil, nil
+		return p, nil, nil
 	}
 	balanced, err := irq.Balanced(f.cfg.Roots.Proc)
 	if err != nil {
-		return nil, nil, err
+		return p, nil, err
 	}
 	if balanced {
-		return nil, errors.New("irqbalance places the interrupts of this host: stop it, or have it ban those of the network"), nil
+		return p, errors.New("irqbalance places the interrupts of this host: stop it, or have it ban those of the network"), nil
 	}
 	disks, err := f.devices("block", names)
 	if err != nil {
-		return nil, nil, err
+		return p, nil, err
 	}
 	entries, err := os.ReadDir(filepath.Join(f.cfg.Roots.Sys, "class/net"))
 	if err != nil {
-		return nil, nil, err
+		return p, nil, err
 	}
 	var nets []string
 	for _, e := range entries {
@@ -184,18 +200,18 @@ func (f *BlockIO) apart(names []string, asked bool) (moves []move, partly, err e
 	}
 	networks, err := f.devices("class/net", nets)
 	if err != nil {
-		return nil, nil, err
+		return p, nil, err
 	}
 	text, err := os.ReadFile(filepath.Join(f.cfg.Roots.Sys, "devices/system/cpu/online"))
 	if err != nil {
-		return nil, nil, err
+		return p, nil, err
 	}
 	online, err := cgroup.ParseCPUs(strings.TrimSpace(string(text)))
 	if err != nil {
-		return nil, nil, err
+		return p, nil, err
 	}
-	moves, partly = separate(disks, networks, online)
-	return moves, partly, nil
+	p, partly = separate(disks, networks, online)
+	return p, partly, nil
 }
 
 // networkTime says how long, since the last call, the CPUs that serve disks worked for the

@@ -32,13 +32,13 @@ func TestSeparate(t *testing.T) {
 		want            string
 		why             string
 	}{
-		{"two CPUs", []device{vda}, []device{eth}, []int{0, 1}, "[{38 [1]} {39 [1]}]", ""},
-		{"four", []device{vda}, []device{eth}, []int{0, 1, 2, 3}, "[{38 [1 2 3]} {39 [1 2 3]}]", ""},
-		{"one", []device{vda}, []device{eth}, []int{0}, "[]", "the disks are served by all CPUs (0)"},
-		{"a disk on all", []device{vda, nvme}, []device{eth}, []int{0, 1}, "[]", "the disks are served by all CPUs (0-1)"},
-		{"a disk without", nil, []device{eth}, []int{0, 1}, "[]", "no disk of its reservations has interrupts of its own"},
-		{"a network without", []device{vda}, nil, []int{0, 1}, "[]", "no network device of this host has interrupts of its own"},
-		{"one that is fixed", []device{vda}, []device{eth, fixed}, []int{0, 1}, "[{38 [1]} {39 [1]}]", "move interrupt 40 of eth1"},
+		{"two CPUs", []device{vda}, []device{eth}, []int{0, 1}, "{[{38 [1]} {39 [1]}] [] [1]}", ""},
+		{"four", []device{vda}, []device{eth}, []int{0, 1, 2, 3}, "{[{38 [1 2 3]} {39 [1 2 3]}] [] [1 2 3]}", ""},
+		{"one", []device{vda}, []device{eth}, []int{0}, "{[] [] []}", "the disks are served by all CPUs (0)"},
+		{"a disk on all", []device{vda, nvme}, []device{eth}, []int{0, 1}, "{[] [] []}", "the disks are served by all CPUs (0-1)"},
+		{"a disk without", nil, []device{eth}, []int{0, 1}, "{[] [] []}", "no disk of its reservations has interrupts of its own"},
+		{"a network without", []device{vda}, nil, []int{0, 1}, "{[] [] [1]}", "no network device of this host has interrupts of its own"},
+		{"one that is fixed", []device{vda}, []device{eth, fixed}, []int{0, 1}, "{[{38 [1]} {39 [1]}] [eth1] [1]}", ""},
 	} {
 		got, err := separate(c.disks, c.networks, c.online)
 		if fmt.Sprint(got) != c.want || (err == nil) != (c.why == "") || err != nil && !strings.Contains(err.Error(), c.why) {
@@ -118,8 +118,9 @@ func TestInterruptsApart(t *testing.T) {
 	if len(found) == 0 {
 		testkit.Skip(t, "no disk of this machine has interrupts")
 	}
-	moves, partly, err := h.apart([]string{found[0].name}, true)
+	p, partly, err := h.apart([]string{found[0].name}, true)
 	must(t, err)
+	moves := p.moves
 	if len(moves) == 0 {
 		testkit.Skip(t, "no interrupt of a network can be moved from the CPUs of a disk")
 	}

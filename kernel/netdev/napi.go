@@ -138,6 +138,26 @@ func MaskCPUs(mask string) ([]int, error) {
 	return cpus, nil
 }
 
+// CPUMask gives the mask of CPUs in the form of another mask that the kernel has shown:
+// with as many digits. CPUs beyond these are left out.
+func CPUMask(cpus []int, like string) string {
+	mask, first := []byte(like), 0
+	for i := len(mask) - 1; i >= 0; i-- {
+		if mask[i] == ',' {
+			continue
+		}
+		digit := 0
+		for _, cpu := range cpus {
+			if cpu >= first && cpu < first+4 {
+				digit |= 1 << (cpu - first)
+			}
+		}
+		mask[i] = "0123456789abcdef"[digit]
+		first += 4
+	}
+	return string(mask)
+}
+
 type sysfsKnob struct {
 	kind, detail string
 	attr         attribute

@@ -1,0 +1,91 @@
+package blockio
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// Work that follows an interrupt which nobody can move is done by other CPUs: by those that
+// the receive queue hands it to, or by the thread that polls. What somebody else has set
+// stays, and is said.
+func TestSteer(t *testing.T) {
+	h := newHost(t)
+	ns, far := testkit.NetNS(t), testkit.NetNS(t)
+	const dev = "flsteer0"
+	testkit.Veth(t, ns, dev, far, "flsteer1")
+	var err error
+	h.net, err = netdev.Open(ns.Path)
+	must(t, err)
+	index, err := h.net.Index(dev)
+	must(t, err)
+	by := journal.Owner{Feature: name}
+	turn := func(k journal.Knob, value string) error { return h.journal.TurnUntil(k, value, by, time.Time{}) }
+	steer := func() string {
+		t.Helper()
+		left, err := h.steer(dev, []int{1}, turn)
+		must(t, err)
+		if left == nil {
+			return ""
+		}
+		return left.Error()
+	}
+	value := func(k journal.Knob) string {
+		t.Helper()
+		v, err := k.Read()
+		must(t, err)
+		return v
+	}
+	restored := func(k journal.Knob) {
+		t.Helper()
+		// No process is in that namespace, by which kernel.Opener would find it.
+		_, err := h.journal.Restore(func(journal.Ref) (journal.Knob, error) { return k, nil }, func(e journal.Entry) bool { return e.Ref == k.Ref() })
+		must(t, err)
+	}
+
+	rps := h.net.RPS(index, 0)
+	before := value(rps)
+	if left := steer(); left != "" || value(rps) != netdev.CPUMask([]int{1}, before) {
+		t.Errorf("rps_cpus %q, was %q; left: %q", value(rps), before, left)
+	}
+	if left := steer(); left != "" || len(h.journal.Entries()) != 1 {
+		t.Errorf("again: left %q, %+v", left, h.journal.Entries())
+	}
+	restored(rps)
+	if value(rps) != before {
+		t.Errorf("rps_cpus %q, was %q", value(rps), before)
+	}
+	theirs := netdev.CPUMask([]int{0}, before)
+	must(t, rps.Write(theirs))
+	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(rps) != theirs || len(h.journal.Entries()) != 0 {
+		t.Errorf("rps_cpus %q of somebody else, was %q; left: %q", value(rps), theirs, left)
+	}
+
+	must(t, errors.Join(h.net.Offload(index, netdev.GRO).Write(netdev.GRO.On()), h.net.Threaded(index).Write("1")))
+	threads, err := sched.Threads("/proc", "napi/"+dev+"-")
+	must(t, err)
+	if len(threads) == 0 {
+		t.Fatal("the device has no thread")
+	}
+	cpus := sched.Affinity("/proc", threads[0].Thread)
+	before = value(cpus)
+	if left := steer(); left != "" || value(cpus) != "1" || value(rps) != theirs {
+		t.Errorf("CPUs of the thread %q, were %q; rps_cpus %q; left: %q", value(cpus), before, value(rps), left)
+	}
+	restored(cpus)
+	if value(cpus) != before {
+		t.Errorf("CPUs of the thread %q, were %q", value(cpus), before)
+	}
+	other := journal.Owner{Feature: "netcpu"}
+	must(t, h.journal.Turn(cpus, "0", other))
+	if left := steer(); !strings.Contains(left, "another feature") || value(cpus) != "0" {
+		t.Errorf("CPUs of a thread that another feature has placed: %q; left: %q", value(cpus), left)
+	}
+	restored(cpus)
+}
