@@ -88,6 +88,7 @@ bars: build ## every figure against its bar, as root, alone on the machine; BARS
 	@status=0; \
 	./fairlead bench netcpu $(if $(filter few,$(BARS)),$(FEW_netcpu),--check) || status=1; \
 	./fairlead bench traffic $(if $(filter few,$(BARS)),$(FEW_traffic),--check) || status=1; \
+	$(if $(filter few,$(BARS)),,./fairlead bench latency --check || status=1;) \
 	./fairlead bench blockio $(if $(filter few,$(BARS)),$(FEW_blockio),--check) || status=1; exit $$status
 
 race: ## the race detector on all that has goroutines of its own, as root
