@@ -99,7 +99,8 @@ func TestLowerCeilSpendsNoSavings(t *testing.T) {
 			t.Fatalf("%+v; want the ceil with a burst of 12 ms, and then with one of 400 ms", got)
 		}
 		if got[0].Saved < 300*time.Millisecond {
-			t.Fatalf("only %v were saved up", got[0].Saved)
+			t.Logf("%v are left, as the packets that have left spent the rest: the machine has stood still", got[0].Saved)
+			continue
 		}
 		if got[1].Packets == got[0].Packets {
 			t.Logf("no packet has left in time: %+v", got)
@@ -113,7 +114,7 @@ func TestLowerCeilSpendsNoSavings(t *testing.T) {
 		}
 		return
 	}
-	t.Error("no packet has ever left in time")
+	t.Error("no packet has ever left in time, with the savings there")
 }
 
 // A class has its burst in the end, whatever becomes of the others; and one
