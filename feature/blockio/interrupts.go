@@ -65,14 +65,19 @@ func (f *BlockIO) devices(class string, names []string) (out []device, err error
 // its configuration, say, and not for its data.
 const seldom = 0.01
 
-// serving lists the CPUs to which a device's interrupts for data come.
-func (d device) serving() (cpus []int) {
+// forData says whether one of a device's interrupts is for data.
+func (d device) forData(of interrupt) bool {
 	most := uint64(0)
 	for _, i := range d.irqs {
 		most = max(most, i.count)
 	}
+	return float64(of.count) >= seldom*float64(most)
+}
+
+// serving lists the CPUs to which a device's interrupts for data come.
+func (d device) serving() (cpus []int) {
 	for _, i := range d.irqs {
-		if float64(i.count) >= seldom*float64(most) {
+		if d.forData(i) {
 			cpus = append(cpus, i.cpus...)
 		}
 	}
@@ -113,7 +118,7 @@ func separate(disks, networks []device, online []int) (p placing, err error) {
 			switch {
 			case i.movable:
 				p.moves = append(p.moves, move{i.number, p.cpus})
-			case slices.ContainsFunc(i.cpus, func(cpu int) bool { return slices.Contains(taken, cpu) }) && !slices.Contains(p.steer, d.name):
+			case d.forData(i) && slices.ContainsFunc(i.cpus, func(cpu int) bool { return slices.Contains(taken, cpu) }) && !slices.Contains(p.steer, d.name):
 				p.steer = append(p.steer, d.name)
 			}
 		}

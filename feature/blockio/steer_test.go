@@ -67,13 +67,32 @@ func TestSteer(t *testing.T) {
 		t.Errorf("rps_cpus %q of somebody else, was %q; left: %q", value(rps), theirs, left)
 	}
 
+	// Another's thread of the same name is not this device's.
+	stranger := testkit.NetNS(t)
+	testkit.Veth(t, stranger, dev, far, "flsteer2")
+	theirNS, err := netdev.Open(stranger.Path)
+	must(t, err)
+	t.Cleanup(func() { must(t, theirNS.Close()) })
+	theirIndex, err := theirNS.Index(dev)
+	must(t, err)
+	must(t, errors.Join(theirNS.Offload(theirIndex, netdev.GRO).Write(netdev.GRO.On()), theirNS.Threaded(theirIndex).Write("1")))
+	must(t, rps.Write(before))
+	if left := steer(); left != "" || value(rps) != netdev.CPUMask([]int{1}, before) {
+		t.Errorf("beside a thread of another's: rps_cpus %q; left: %q", value(rps), left)
+	}
+	// What an administrator sets after us stays.
+	must(t, rps.Write(theirs))
+	if left := steer(); !strings.Contains(left, "queue 0 of "+dev) || value(rps) != theirs {
+		t.Errorf("rps_cpus %q, and somebody has set %q since; left: %q", value(rps), theirs, left)
+	}
+
 	must(t, errors.Join(h.net.Offload(index, netdev.GRO).Write(netdev.GRO.On()), h.net.Threaded(index).Write("1")))
-	threads, err := sched.Threads("/proc", "napi/"+dev+"-")
+	threads, err := h.pollers(index)
 	must(t, err)
 	if len(threads) == 0 {
 		t.Fatal("the device has no thread")
 	}
-	cpus := sched.Affinity("/proc", threads[0].Thread)
+	cpus := sched.Affinity("/proc", threads[0])
 	before = value(cpus)
 	if left := steer(); left != "" || value(cpus) != "1" || value(rps) != theirs {
 		t.Errorf("CPUs of the thread %q, were %q; rps_cpus %q; left: %q", value(cpus), before, value(rps), left)
@@ -84,7 +103,7 @@ func TestSteer(t *testing.T) {
 	}
 	other := journal.Owner{Feature: "netcpu"}
 	must(t, h.journal.Turn(cpus, "0", other))
-	if left := steer(); !strings.Contains(left, "another feature") || value(cpus) != "0" {
+	if left := steer(); !strings.Contains(left, "somebody else") || value(cpus) != "0" {
 		t.Errorf("CPUs of a thread that another feature has placed: %q; left: %q", value(cpus), left)
 	}
 	restored(cpus)
