@@ -321,6 +321,7 @@ type LatencyRecords struct {
 	Next    uint64          `json:"next" doc:"value of after for the next request"`
 	Missed  uint64          `json:"missed" doc:"packets that were overwritten before this request"`
 	Lost    uint64          `json:"lost_records" doc:"records of all containers that did not fit into the buffer, since the agent began to measure"`
+	OwnCost LatencyCosts    `json:"own_cost,omitempty" doc:"what the measurement itself costs at each hook; it is included in all times"`
 	Records []LatencyRecord `json:"records" doc:"packets in the order of their arrival"`
 }
 
@@ -425,8 +426,9 @@ type LatencyTrip struct {
 
 // LatencyTrips pairs each packet with its reply: ICMP echoes by sequence number, UDP by
 // ports and order, and TCP handshakes by ports. Other TCP packets are ignored. unpaired
-// counts the packets without a counterpart. LatencyTrips sorts records by time.
-func LatencyTrips(records []LatencyRecord) (trips []LatencyTrip, unpaired int) {
+// counts the packets without a counterpart. less is what the measurement took, to be
+// subtracted; nil for nothing. LatencyTrips sorts records by time.
+func LatencyTrips(records []LatencyRecord, less LatencyCosts) (trips []LatencyTrip, unpaired int) {
 	type flow struct {
 		protocol, near, far string
 		nearPort, farPort   int
@@ -461,7 +463,7 @@ func LatencyTrips(records []LatencyRecord) (trips []LatencyTrip, unpaired int) {
 		t := LatencyTrip{Time: q.Time, Protocol: q.Protocol, Peer: q.To, Seq: f.seq, Egress: *q.Stack, Ingress: *r.Stack}
 		t.Corrected = r.Time.Sub(q.Time).Seconds() - t.Ingress
 		t.Raw = t.Corrected + t.Egress + t.Ingress
-		trips = append(trips, t)
+		trips = append(trips, less.lessTrip(t, q, r))
 	}
 	return trips, unpaired + len(asked)
 }

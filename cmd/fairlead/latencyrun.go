@@ -131,6 +131,8 @@ type roundTrips struct {
 	Missed    uint64            `json:"missed_packets"`
 	Raw       float64           `json:"raw_p50_seconds"`
 	Corrected float64           `json:"corrected_p50_seconds"`
+	OwnCost   float64           `json:"own_cost_p50_seconds"` // of a round trip
+	Less      bool              `json:"less_own_cost"`        // it is subtracted, and else included
 }
 
 func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) error {
@@ -161,6 +163,9 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		got, err := ask.next(ctx, over)
 		all.Records = append(all.Records, got.Records...)
 		all.Missed += got.Missed
+		if got.OwnCost != nil {
+			all.OwnCost = got.OwnCost
+		}
 		return err
 	}
 	var status error
@@ -179,14 +184,19 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 	if err := collect(300 * time.Millisecond); err != nil {
 		return readingHint(err)
 	}
-	trips := roundTrips{Missed: all.Missed}
-	trips.Trips, trips.Unpaired = api.LatencyTrips(all.Records)
-	var raw, corrected []float64
-	for _, t := range trips.Trips {
-		raw, corrected = append(raw, t.Raw), append(corrected, t.Corrected)
+	trips := roundTrips{Missed: all.Missed, Less: r.less}
+	with, _ := api.LatencyTrips(all.Records, nil)
+	without, unpaired := api.LatencyTrips(all.Records, all.OwnCost)
+	trips.Trips, trips.Unpaired = with, unpaired
+	if r.less {
+		trips.Trips = without
+	}
+	var raw, corrected, own []float64
+	for i, t := range trips.Trips {
+		raw, corrected, own = append(raw, t.Raw), append(corrected, t.Corrected), append(own, with[i].Raw-without[i].Raw)
 	}
 	if len(raw) > 0 { // otherwise there is no median
-		trips.Raw, trips.Corrected = report.Median(raw), report.Median(corrected)
+		trips.Raw, trips.Corrected, trips.OwnCost = report.Median(raw), report.Median(corrected), report.Median(own)
 	}
 	return errors.Join(r.out.print(r.env.stdout, trips, trips.table), status)
 }
@@ -256,4 +266,11 @@ func (t roundTrips) table(w io.Writer) {
 		fmt.Fprintf(w, "; %d overwritten before they were read", t.Missed)
 	}
 	fmt.Fprintln(w)
+	if t.OwnCost > 0 {
+		what := "are part of these times (--less-own-cost subtracts them)"
+		if t.Less {
+			what = "have been subtracted"
+		}
+		fmt.Fprintf(w, "%s of a round trip, in the programs that measure it, %s\n", fine(t.OwnCost), what)
+	}
 }

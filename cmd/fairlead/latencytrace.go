@@ -86,6 +86,9 @@ filters choose what is printed.`,
 				if *count > 0 && shown == uint64(*count) {
 					break
 				}
+				if want.less {
+					r = got.OwnCost.Less(r)
+				}
 				if err := print(e.stdout, r); err != nil {
 					return err
 				}

@@ -108,11 +108,10 @@ static __always_inline int begins(const struct sk_buff *skb, int hook, __u32 rol
 	return -1;
 }
 
-/* One event of a packet at a device. */
-static __always_inline int event(const struct sk_buff *skb, struct net_device *dev, const int hook)
+/* One event of a packet at a device that may be of interest. */
+static __always_inline int look(const struct sk_buff *skb, struct net_device *dev, __u16 near, const int hook)
 {
-	__u32 index = dev->ifindex, row, role, device, direction;
-	__u16 near = fl_near[index & (NEAR - 1)];
+	__u32 row, role, device, direction;
 	struct stamp *s = 0;
 	struct keys *r;
 	struct flow f = {};
@@ -120,8 +119,6 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 	int place = ROW, begin_as, why;
 	__u64 key, now;
 
-	if (!(near & (0x11 << hook)))
-		return 0; /* no such device is of interest here */
 	c = this_cpu();
 	if (!c)
 		return 0; /* for the verifier */
@@ -149,6 +146,7 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 	}
 	role = device & ROLE;
 	now = bpf_ktime_get_ns();
+	c->worked = 1;
 	if (place < ROW && place >= 0) {
 		s = stamp_at(row * ROW + place);
 		if (!s)
@@ -263,6 +261,21 @@ static __always_inline int event(const struct sk_buff *skb, struct net_device *d
 			s->at[I_SENT] = now;
 	}
 	put(r, place, key);
+	return 0;
+}
+
+/* One event of a packet at a device. */
+static __always_inline int event(const struct sk_buff *skb, struct net_device *dev, const int hook)
+{
+	__u16 near = fl_near[dev->ifindex & (NEAR - 1)];
+	__u64 began;
+
+	if (!(near & (0x11 << hook)))
+		return 0; /* no such device is of interest here */
+	began = fl_costing ? bpf_ktime_get_ns() : 0;
+	look(skb, dev, near, hook);
+	if (began)
+		fl_cost(hook, began);
 	return 0;
 }
 

@@ -38,7 +38,7 @@ type latencyCpu struct {
 	Polled   uint64
 	Head     uint64
 	Check    uint32
-	Pad2     uint32
+	Worked   uint32
 	Flow     struct {
 		_        structs.HostLayout
 		From     [16]uint8
@@ -132,6 +132,7 @@ type latencyWaited struct {
 const (
 	latencyMapFlCalls      = "fl_calls"
 	latencyMapFlCgroups    = "fl_cgroups"
+	latencyMapFlCosts      = "fl_costs"
 	latencyMapFlCpus       = "fl_cpus"
 	latencyMapFlDevices    = "fl_devices"
 	latencyMapFlHeld       = "fl_held"
@@ -157,6 +158,7 @@ const (
 	latencyProgFlXmit      = "fl_xmit"
 	latencyVarFlAttachedAt = "fl_attached_at"
 	latencyVarFlBudget     = "fl_budget"
+	latencyVarFlCosting    = "fl_costing"
 	latencyVarFlEpoch      = "fl_epoch"
 	latencyVarFlHostNetns  = "fl_host_netns"
 	latencyVarFlKeys       = "fl_keys"
@@ -237,6 +239,7 @@ type latencyProgramSpecs struct {
 type latencyMapSpecs struct {
 	FlCalls   *ebpf.MapSpec `ebpf:"fl_calls"`
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
+	FlCosts   *ebpf.MapSpec `ebpf:"fl_costs"`
 	FlCpus    *ebpf.MapSpec `ebpf:"fl_cpus"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlHeld    *ebpf.MapSpec `ebpf:"fl_held"`
@@ -255,6 +258,7 @@ type latencyMapSpecs struct {
 type latencyVariableSpecs struct {
 	FlAttachedAt *ebpf.VariableSpec `ebpf:"fl_attached_at"`
 	FlBudget     *ebpf.VariableSpec `ebpf:"fl_budget"`
+	FlCosting    *ebpf.VariableSpec `ebpf:"fl_costing"`
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
 	FlHostNetns  *ebpf.VariableSpec `ebpf:"fl_host_netns"`
 	FlKeys       *ebpf.VariableSpec `ebpf:"fl_keys"`
@@ -294,6 +298,7 @@ func (o *latencyObjects) Close() error {
 type latencyMaps struct {
 	FlCalls   *ebpf.Map `ebpf:"fl_calls"`
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
+	FlCosts   *ebpf.Map `ebpf:"fl_costs"`
 	FlCpus    *ebpf.Map `ebpf:"fl_cpus"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
 	FlHeld    *ebpf.Map `ebpf:"fl_held"`
@@ -310,6 +315,7 @@ func (m *latencyMaps) Close() error {
 	return _LatencyClose(
 		m.FlCalls,
 		m.FlCgroups,
+		m.FlCosts,
 		m.FlCpus,
 		m.FlDevices,
 		m.FlHeld,
@@ -329,6 +335,7 @@ func (m *latencyMaps) Close() error {
 type latencyVariables struct {
 	FlAttachedAt *ebpf.Variable `ebpf:"fl_attached_at"`
 	FlBudget     *ebpf.Variable `ebpf:"fl_budget"`
+	FlCosting    *ebpf.Variable `ebpf:"fl_costing"`
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
 	FlHostNetns  *ebpf.Variable `ebpf:"fl_host_netns"`
 	FlKeys       *ebpf.Variable `ebpf:"fl_keys"`

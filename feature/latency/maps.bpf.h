@@ -103,6 +103,17 @@ __u16 fl_near[NEAR];
 #define WINDOW_BITS 24
 __u32 fl_budget;
 
+/* How long an event with a stamp takes, by hook, while fl_costing is set: records are asked for. */
+#define HOOKS 4
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, HOOKS);
+	__type(key, __u32);
+	__type(value, struct histogram);
+} fl_costs SEC(".maps");
+
+__u32 fl_costing;
+
 /* When a packet was passed over last, to within some jiffies; ns. */
 __u64 fl_passed_at;
 
@@ -226,7 +237,7 @@ struct cpu {
 	__u64 polled; /* at the uplink, of a packet without a slot */
 	__u64 head;   /* the address of its bytes */
 	__u32 check;
-	__u32 pad2;
+	__u32 worked; /* the event that is looked at has a stamp */
 	struct flow flow;
 };
 

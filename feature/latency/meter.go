@@ -88,6 +88,8 @@ type meter struct {
 		Passed   *ebpf.Variable `ebpf:"fl_passed_at"`
 		Lost     *ebpf.Variable `ebpf:"fl_lost"`
 		RanSince *ebpf.Variable `ebpf:"fl_ran_since"`
+		Costs    *ebpf.Map      `ebpf:"fl_costs"`
+		Costing  *ebpf.Variable `ebpf:"fl_costing"`
 	}
 	ends    *ends
 	sockets map[string]*socket
@@ -295,6 +297,28 @@ func (m *meter) passed() (events, evicted uint64, err error) {
 		evicted += c.Evicted
 	}
 	return events, evicted, nil
+}
+
+// costs are how long events with a stamp took, by hook, while records were asked for.
+func (m *meter) costs() (all [hookXmit + 1]*hist.Histogram, err error) {
+	for hook := range all {
+		var cpus []struct {
+			Sum   uint64
+			Count [buckets]uint64
+		}
+		if err := m.maps.Costs.Lookup(uint32(hook), &cpus); err != nil {
+			return all, fmt.Errorf("read own cost: %w", err)
+		}
+		sum := &hist.Histogram{Sub: subBits, Counts: make([]uint64, buckets)}
+		for _, c := range cpus {
+			sum.Sum += c.Sum
+			for i, n := range c.Count {
+				sum.Counts[i] += n
+			}
+		}
+		all[hook] = sum
+	}
+	return all, nil
 }
 
 // attached says what is in the kernel, for tests.

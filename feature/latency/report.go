@@ -162,7 +162,7 @@ func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api
 		if !measured {
 			return nil, notMeasured()
 		}
-		out.Next, out.Lost = got.Next, got.Lost
+		out.Next, out.Lost, out.OwnCost = got.Next, got.Lost, wireCosts(got.Costs)
 		out.Missed += got.Missed
 		for _, r := range got.Records {
 			if wants(filter, &r) {
@@ -191,6 +191,16 @@ func (f *Latency) membersOf(id container.ID) []container.ID {
 		return slices.Collect(maps.Keys(t.members))
 	}
 	return []container.ID{id}
+}
+
+// wireCosts leaves out hooks at which nothing was timed.
+func wireCosts(all [hookXmit + 1]*hist.Histogram) (out api.LatencyCosts) {
+	for hook, name := range []string{hookPoll: api.LatencyPoll, hookReceive: api.LatencyReceive, hookQueue: api.LatencyQueue, hookXmit: api.LatencyXmit} {
+		if h := all[hook]; h != nil && h.Count() > 0 {
+			out = append(out, api.LatencyCost{Hook: name, Stamps: h.Count(), P50: h.Quantile(0.5).Seconds()})
+		}
+	}
+	return out
 }
 
 func notMeasured() error {

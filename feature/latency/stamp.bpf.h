@@ -56,6 +56,22 @@ static __always_inline void count(struct tally *t, __u32 stage, __u64 ns)
 	one(&t->stage[stage].count[bucket]);
 }
 
+/* Counts what an event cost this CPU, with one reading of the clock in it. */
+__noinline int fl_cost(__u32 hook, __u64 began)
+{
+	struct histogram *h = bpf_map_lookup_elem(&fl_costs, &hook);
+	struct cpu *c = this_cpu();
+	__u64 ns = bpf_ktime_get_ns() - began;
+	__u32 bucket = fl_bucket(ns);
+
+	if (!c || !h || !c->worked || bucket >= HIST_BUCKETS)
+		return 0; /* it had no stamp */
+	c->worked = 0;
+	__sync_fetch_and_add(&h->sum, ns);
+	one(&h->count[bucket]);
+	return 0;
+}
+
 /*
  * Whether one more packet may begin on this CPU. In a window of time that follows one
  * with more than fl_budget, one of so many is taken as that allows, by chance; the

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hist"
 )
 
 // Traced are records of one container's packets.
@@ -17,7 +18,8 @@ type Traced struct {
 	// to it those that are missing were overwritten before.
 	Next   uint64
 	Missed uint64
-	Lost   uint64 // of all tenants, for which the kernel's buffer had no room, since the meter began
+	Costs  [hookXmit + 1]*hist.Histogram // what events with a stamp cost, by hook, while records were asked for
+	Lost   uint64                        // of all tenants, for which the kernel's buffer had no room, since the meter began
 }
 
 // Trace gives the records of one container's packets that a filter wants, and maybe
@@ -56,7 +58,8 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, filter api.Latency
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.meter != nil {
-		err = f.meter.maps.Lost.Get(&out.Lost)
+		out.Costs, err = f.meter.costs()
+		err = errors.Join(err, f.meter.maps.Lost.Get(&out.Lost))
 	}
 	return out, true, err
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -194,7 +195,7 @@ func (m *meter) watch(on bool) (err error) {
 		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 			return fmt.Errorf("watch CPUs: %w", err)
 		}
-		if err := m.maps.RanSince.Set(uint64(now.Nano())); err != nil {
+		if err := errors.Join(m.maps.RanSince.Set(uint64(now.Nano())), m.maps.Costing.Set(uint32(1))); err != nil {
 			return fmt.Errorf("watch CPUs: %w", err)
 		}
 		m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit,
@@ -205,7 +206,7 @@ func (m *meter) watch(on bool) (err error) {
 	case !on && m.ran != nil:
 		err = m.ran.Close()
 		m.ran = nil
-		if serr := m.maps.RanSince.Set(uint64(0)); serr != nil {
+		if serr := errors.Join(m.maps.RanSince.Set(uint64(0)), m.maps.Costing.Set(uint32(0))); serr != nil {
 			return fmt.Errorf("watch CPUs: %w", serr)
 		}
 	}
