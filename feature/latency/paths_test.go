@@ -158,20 +158,21 @@ func TestSplit(t *testing.T) {
 	h.bridge()
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	must(t, h.Open(h.ns).Offload(h.Index(h.ns, "nic0"), netdev.TSO).Write(netdev.Off))
+	softirqs := testkit.WatchSoftirqs(t)
 	h.measure(true, c)
 	h.Load(h.wire, nil, "rr-server", "--proto", "tcp", "--listen", "10.66.0.1:9000")
 	const n, bytes = 20, 30000
 	b, _ := h.Load(web, nil, "rr-client", "--proto", "tcp", "--to", "10.66.0.1:9000", "--conns", "1", "--rate", "1000", "--count", fmt.Sprint(n), "--size", fmt.Sprint(bytes))
 	h.await(func() string {
-		cov := h.read(c).Of(Egress, TCP)
-		if got := b.Read().Since(load.Reading{}).Ops; got < n || cov.Matched != cov.Seen {
-			return fmt.Sprintf("%d of %d requests answered; %+v, waiting %d", got, n, cov, cov.Waiting())
+		x := h.read(c)
+		cov, added := x.Of(Egress, TCP), x.Histogram(Egress, Added, TCP).Count()
+		// A packet whose end no program was called for waits for it.
+		excused := cov.Waiting() <= softirqs.Missed()
+		if got := b.Read().Since(load.Reading{}).Ops; got < n || cov.Matched+cov.Waiting() != cov.Seen || added != cov.Matched || !excused {
+			return fmt.Sprintf("%d of %d requests answered; %+v, waiting %d; %d packets in added", got, n, cov, cov.Waiting(), added)
 		}
 		return ""
 	})
-	if x := h.read(c); x.Histogram(Egress, Added, TCP).Count() != x.Of(Egress, TCP).Seen {
-		t.Errorf("%d packets in added, of %d", x.Histogram(Egress, Added, TCP).Count(), x.Of(Egress, TCP).Seen)
-	}
 }
 
 // In a flood the programs are attached for a part of the time. Whoever asks for records
