@@ -198,14 +198,26 @@ func TestSetSurvives(t *testing.T) {
 	// While not all is known, nothing is forgotten.
 	r.set.set(false, box(1, ""))
 	r.until("2 has gone", func() bool { return r.state1(2) == "" })
+	r.untilValue(2, "plain")
 	if len(r.written()) != 2 {
 		t.Errorf("forgotten too early: %+v", r.written())
 	}
 	r.set.set(true, box(1, ""))
 	r.until("2 is forgotten", func() bool { return len(r.written()) == 1 })
+	r.feature.took()
 	r.set.set(true, box(1, ""), box(2, ""))
-	r.until("2 is there again", func() bool { return r.state1(2) == api.StateDone })
-	r.untilValue(2, "plain") // what was said of the last one is not its policy
+	first := ""
+	r.until("2 is there again", func() bool {
+		for _, call := range r.feature.took() {
+			if first == "" && strings.HasPrefix(call, "apply 2 ") {
+				first = call
+			}
+		}
+		return first != ""
+	})
+	if first == "apply 2 isolate" { // not even for a moment
+		t.Error("what was set by hand for the last container of this id is applied to a new one")
+	}
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
