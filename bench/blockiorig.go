@@ -37,8 +37,9 @@ type blockioConfig struct {
 // blockioRig is a host of sandboxes with a scratch file and an agent.
 type blockioRig struct {
 	sandboxes *sandbox.Host
-	device    string // the disk, and
-	target    string // what is read and written of it
+	node      *sandbox.Box // the agent's namespace
+	device    string       // the disk, and
+	target    string       // what is read and written of it
 	dir       string
 	loop      *loop.Disk
 	agent     *sandbox.Process
@@ -83,11 +84,10 @@ func newBlockioRig(ctx context.Context, c blockioConfig) (_ *blockioRig, err err
 	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(dir, "sandboxes")}); err != nil {
 		return nil, err
 	}
-	node, err := r.sandboxes.Create(sandbox.Spec{Name: "blockio-node", Bare: true})
-	if err != nil {
+	if r.node, err = r.sandboxes.Create(sandbox.Spec{Name: "blockio-node", Bare: true}); err != nil {
 		return nil, err
 	}
-	if err := r.startAgent(ctx, node, c.yield); err != nil {
+	if err := r.startAgent(ctx, c.yield); err != nil {
 		return nil, err
 	}
 	if c.three {
@@ -225,7 +225,7 @@ func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.
 	return p, board, board.Await(ctx, p.Done())
 }
 
-func (r *blockioRig) startAgent(ctx context.Context, node *sandbox.Box, yield bool) error {
+func (r *blockioRig) startAgent(ctx context.Context, yield bool) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -244,7 +244,7 @@ func (r *blockioRig) startAgent(ctx context.Context, node *sandbox.Box, yield bo
 	cmd.Args[0] = "fairlead"
 	cmd.Stderr = r.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if r.agent, err = node.Start(cmd); err != nil {
+	if r.agent, err = r.node.Start(cmd); err != nil {
 		return err
 	}
 	r.client = api.Dial(socket)

@@ -64,6 +64,7 @@ type BlockIO struct {
 	control    Control
 	decided    map[decided]bool
 	net        *netdev.NS       // of this process; nil: not needed yet
+	spare      []int            // CPUs that serve no disk of a member whose interrupts are apart
 	works      map[int]irq.Work // of each CPU, as last read; nil: not read
 	failed     string           // why nothing was measured, as last told
 	events     uint64           // id of the latest event
@@ -89,6 +90,7 @@ type member struct {
 	grouped               bool                           // bounded by a real-time group, not by the deadlines of its threads
 	ran                   map[sched.Thread]time.Duration // how long its threads had run a second ago
 	promoted, others, own int                            // threads: real-time, left ordinary, real-time by their own doing
+	apart                 bool                           // the host was last brought to its interrupts being apart
 	refused               error                          // why the kernel left one of them ordinary
 }
 
@@ -365,11 +367,15 @@ func (f *BlockIO) Remove(_ context.Context, id container.ID) error {
 	if err := f.restore(func(e journal.Entry) bool { return e.Owner == journal.Owner{Feature: name, Container: uint64(id)} }); err != nil {
 		return fmt.Errorf("blockio: %w", err)
 	}
+	m := f.members[id]
 	delete(f.members, id)
 	if err := f.realtime(); err != nil {
 		return fmt.Errorf("blockio: %w", err)
 	}
 	f.follow()
+	if m != nil && !m.apart { // the host's knobs of its devices have gone with these
+		return nil
+	}
 	if err := f.interrupts(policy.Target{}); err != nil {
 		return fmt.Errorf("blockio: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -94,14 +95,15 @@ type move struct {
 // placing is where the work of the network goes.
 type placing struct {
 	moves []move
-	steer []string // devices with interrupts that nobody can move: the work after these goes to
+	steer []string // devices without interrupts that can be moved: the work that follows goes to
 	cpus  []int    // that serve no disk
 }
 
 // separate plans disjoint CPUs: the interrupts of networks that can be moved go to the CPUs
 // that serve no disk. Where one cannot be moved from a disk's CPU, what follows it is. The
-// error says why all that cannot be.
-func separate(disks, networks []device, online []int) (p placing, err error) {
+// ends are virtual devices, whose packets are received by the CPU that sent them. The error
+// says why all that cannot be.
+func separate(disks, networks []device, ends []string, online []int) (p placing, err error) {
 	var taken []int
 	for _, d := range disks {
 		taken = append(taken, d.serving()...)
@@ -123,8 +125,9 @@ func separate(disks, networks []device, online []int) (p placing, err error) {
 			}
 		}
 	}
+	p.steer = append(p.steer, ends...)
 	if len(p.moves) == 0 && len(p.steer) == 0 {
-		err = errors.New("no network device of this host has interrupts of its own")
+		err = errors.New("no network device of this host has interrupts of its own, and no container a veth to it")
 	}
 	return p, err
 }
@@ -145,27 +148,40 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 		}
 	}
 	slices.Sort(disks)
-	p, partly, err := f.apart(slices.Compact(disks), len(expiries) > 0)
-	if err != nil {
-		return err
-	}
-	by := journal.Owner{Feature: name}
+	var partly error
 	wanted := make(map[journal.Ref]bool)
-	var errs []error
+	by := journal.Owner{Feature: name}
 	turn := func(knob journal.Knob, value string) error {
 		wanted[knob.Ref()] = true
 		return ignoreGone(f.cfg.Journal.TurnUntil(knob, value, by, lastExpiry(expiries)))
 	}
+	steer := func(devices []string, cpus []int) (errs []error) {
+		for _, dev := range devices {
+			left, err := f.steer(dev, cpus, turn)
+			errs, partly = append(errs, err), errors.Join(partly, left)
+		}
+		return errs
+	}
+	asks := t.Settings.Interrupts == policy.InterruptsApart
+	if m := f.members[t.Container.ID]; m != nil {
+		if !asks && !m.apart { // the rest of the host stays as it is for the others' sake
+			if len(f.spare) == 0 {
+				return nil
+			}
+			return errors.Join(steer(f.hostEnds(t.Container), f.spare)...)
+		}
+		m.apart = asks
+	}
+	p, partly, err := f.apart(slices.Compact(disks), len(expiries) > 0)
+	if err != nil {
+		return err
+	}
+	f.spare = p.cpus
+	var errs []error
 	for _, m := range p.moves {
 		errs = append(errs, turn(irq.Affinity(f.cfg.Roots.Proc, m.irq), cgroup.FormatCPUs(m.cpus)))
 	}
-	for _, dev := range p.steer {
-		left, err := f.steer(dev, p.cpus, turn)
-		errs = append(errs, err)
-		if left != nil {
-			partly = errors.Join(partly, left)
-		}
-	}
+	errs = append(errs, steer(p.steer, p.cpus)...)
 	placed := []string{irq.KindIRQ, netdev.KindRPS, sched.KindAffinity}
 	errs = append(errs, f.restore(func(e journal.Entry) bool {
 		return e.Owner == by && slices.Contains(placed, e.Ref.Kind) && !wanted[e.Ref]
@@ -173,16 +189,31 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if partly != nil && t.Settings.Interrupts == policy.InterruptsApart {
+	if partly != nil && asks {
 		return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
 	}
 	return nil
+}
+
+// hostEnds are the other ends of a container's veths in this namespace.
+func (f *BlockIO) hostEnds(c container.Container) (names []string) {
+	for _, i := range c.Interfaces {
+		if i.HasHostEnd() && f.net != nil && i.Host.NetNS == f.net.Inode() {
+			names = append(names, i.Host.Name)
+		}
+	}
+	return names
 }
 
 // apart plans for these disks. partly is why it is not, or not all, to be had.
 func (f *BlockIO) apart(names []string, asked bool) (p placing, partly, err error) {
 	if !asked {
 		return p, nil, nil
+	}
+	if f.net == nil {
+		if f.net, err = netdev.Open(filepath.Join(f.cfg.Roots.Proc, "self/ns/net")); err != nil {
+			return p, nil, err
+		}
 	}
 	balanced, err := irq.Balanced(f.cfg.Roots.Proc)
 	if err != nil {
@@ -215,7 +246,12 @@ func (f *BlockIO) apart(names []string, asked bool) (p placing, partly, err erro
 	if err != nil {
 		return p, nil, err
 	}
-	p, partly = separate(disks, networks, online)
+	var ends []string
+	for _, m := range f.members {
+		ends = append(ends, f.hostEnds(m.target.Container)...)
+	}
+	slices.Sort(ends) // containers of a pod have the same
+	p, partly = separate(disks, networks, slices.Compact(ends), online)
 	return p, partly, nil
 }
 

@@ -15,6 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/irq"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -28,19 +30,22 @@ func TestSeparate(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		disks, networks []device
+		ends            []string
 		online          []int
 		want            string
 		why             string
 	}{
-		{"two CPUs", []device{vda}, []device{eth}, []int{0, 1}, "{[{38 [1]} {39 [1]}] [] [1]}", ""},
-		{"four", []device{vda}, []device{eth}, []int{0, 1, 2, 3}, "{[{38 [1 2 3]} {39 [1 2 3]}] [] [1 2 3]}", ""},
-		{"one", []device{vda}, []device{eth}, []int{0}, "{[] [] []}", "the disks are served by all CPUs (0)"},
-		{"a disk on all", []device{vda, nvme}, []device{eth}, []int{0, 1}, "{[] [] []}", "the disks are served by all CPUs (0-1)"},
-		{"a disk without", nil, []device{eth}, []int{0, 1}, "{[] [] []}", "no disk of its reservations has interrupts of its own"},
-		{"a network without", []device{vda}, nil, []int{0, 1}, "{[] [] [1]}", "no network device of this host has interrupts of its own"},
-		{"one that is fixed", []device{vda}, []device{eth, fixed}, []int{0, 1}, "{[{38 [1]} {39 [1]}] [eth1] [1]}", ""},
+		{"two CPUs", []device{vda}, []device{eth}, nil, []int{0, 1}, "{[{38 [1]} {39 [1]}] [] [1]}", ""},
+		{"four", []device{vda}, []device{eth}, nil, []int{0, 1, 2, 3}, "{[{38 [1 2 3]} {39 [1 2 3]}] [] [1 2 3]}", ""},
+		{"one", []device{vda}, []device{eth}, nil, []int{0}, "{[] [] []}", "the disks are served by all CPUs (0)"},
+		{"a disk on all", []device{vda, nvme}, []device{eth}, nil, []int{0, 1}, "{[] [] []}", "the disks are served by all CPUs (0-1)"},
+		{"a disk without", nil, []device{eth}, nil, []int{0, 1}, "{[] [] []}", "no disk of its reservations has interrupts of its own"},
+		{"a network without", []device{vda}, nil, nil, []int{0, 1}, "{[] [] [1]}", "no network device of this host has interrupts of its own, and no container a veth"},
+		{"one that is fixed", []device{vda}, []device{eth, fixed}, nil, []int{0, 1}, "{[{38 [1]} {39 [1]}] [eth1] [1]}", ""},
+		{"veths alone", []device{vda}, nil, []string{"veth1", "veth2"}, []int{0, 1}, "{[] [veth1 veth2] [1]}", ""},
+		{"veths, a disk on all", []device{vda, nvme}, nil, []string{"veth1"}, []int{0, 1}, "{[] [] []}", "the disks are served by all CPUs (0-1)"},
 	} {
-		got, err := separate(c.disks, c.networks, c.online)
+		got, err := separate(c.disks, c.networks, c.ends, c.online)
 		if fmt.Sprint(got) != c.want || (err == nil) != (c.why == "") || err != nil && !strings.Contains(err.Error(), c.why) {
 			t.Errorf("%s: %v, %v, want %s, %q", c.name, got, err, c.want, c.why)
 		}
@@ -107,18 +112,8 @@ func TestNetworkInTheWay(t *testing.T) {
 // asks for that, and back after the last.
 func TestInterruptsApart(t *testing.T) {
 	h := newHost(t)
-	disks, err := block.Disks("/sys")
-	must(t, err)
-	var names []string
-	for _, d := range disks {
-		names = append(names, d.Name)
-	}
-	found, err := h.devices("block", names)
-	must(t, err)
-	if len(found) == 0 {
-		testkit.Skip(t, "no disk of this machine has interrupts")
-	}
-	p, partly, err := h.apart([]string{found[0].name}, true)
+	known := h.diskWithInterrupts()
+	p, partly, err := h.apart([]string{known.name}, true)
 	must(t, err)
 	moves := p.moves
 	if len(moves) == 0 {
@@ -133,7 +128,7 @@ func TestInterruptsApart(t *testing.T) {
 		return out
 	}
 	before := state()
-	path := "/dev/" + found[0].name
+	path := "/dev/" + known.name
 	_, err = h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
 	must(t, err)
 	a, _ := h.container("a")
@@ -150,7 +145,7 @@ func TestInterruptsApart(t *testing.T) {
 	}
 	apply(a, "apart")
 	apply(b, "apart")
-	disk := found[0].serving()
+	disk := known.serving()
 	served := func() (out []string) {
 		for _, m := range moves {
 			if slices.ContainsFunc(m.cpus, func(cpu int) bool { return slices.Contains(disk, cpu) }) {
@@ -173,5 +168,88 @@ func TestInterruptsApart(t *testing.T) {
 	must(t, h.Prune(t.Context(), func(container.ID) bool { return true }))
 	if now := state(); !slices.Equal(now, before) || len(h.journal.Entries()) != 0 {
 		t.Errorf("nobody asks for it any more: CPUs %v, were %v; %+v", now, before, h.journal.Entries())
+	}
+}
+
+// diskWithInterrupts finds one of this machine.
+func (h *host) diskWithInterrupts() device {
+	h.t.Helper()
+	disks, err := block.Disks("/sys")
+	must(h.t, err)
+	var names []string
+	for _, d := range disks {
+		names = append(names, d.Name)
+	}
+	found, err := h.devices("block", names)
+	must(h.t, err)
+	if len(found) == 0 {
+		testkit.Skip(h.t, "no disk of this machine has interrupts")
+	}
+	return found[0]
+}
+
+// The packets of all containers are received away from the disk's CPUs while somebody asks
+// for that, also those of a container that starts later.
+func TestVethsApart(t *testing.T) {
+	h := newHost(t)
+	disk := h.diskWithInterrupts()
+	home, far := testkit.NetNS(t), testkit.NetNS(t)
+	home.Bind(t)
+	var err error
+	h.net, err = netdev.Open(home.Path)
+	must(t, err)
+	p, _, err := h.apart([]string{disk.name}, true)
+	must(t, err)
+	if len(p.cpus) == 0 {
+		testkit.Skip(t, "a disk is served by all CPUs")
+	}
+	networked := func(name, end string) (container.Container, journal.Knob) {
+		t.Helper()
+		testkit.Veth(t, home, end, far, end+"p")
+		index, err := h.net.Index(end)
+		must(t, err)
+		c, _ := h.container(name)
+		elsewhere := container.Interface{Kind: "veth", Host: container.HostEnd{NetNS: far.Inode, Name: end + "p"}}
+		c.Interfaces = []container.Interface{elsewhere, {Kind: "veth", Host: container.HostEnd{NetNS: home.Inode, Name: end, Index: index}}}
+		return c, h.net.RPS(index, 0)
+	}
+	value := func(k journal.Knob) string {
+		t.Helper()
+		v, err := k.Read()
+		must(t, err)
+		return v
+	}
+	path := "/dev/" + disk.name
+	_, err = h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
+	must(t, err)
+	before := func(c container.Container, k journal.Knob) string {
+		t.Helper()
+		was := value(k)
+		must(t, h.Apply(t.Context(), target(t, c, "io.yield: off")))
+		return was
+	}
+	early, earlyRPS := networked("early", "flend0")
+	was := before(early, earlyRPS)
+	asker, _ := h.container("asker")
+	if err := h.Apply(t.Context(), target(t, asker, "io.reserve: "+path+" riops=1", "io.interrupts: apart")); err != nil && !errors.Is(err, feature.ErrPartly) {
+		t.Fatal(err)
+	}
+	late, lateRPS := networked("late", "flend1")
+	before(late, lateRPS)
+	want := netdev.CPUMask(p.cpus, was)
+	if value(earlyRPS) != want || value(lateRPS) != want {
+		t.Errorf("rps_cpus %q and %q, want %q", value(earlyRPS), value(lateRPS), want)
+	}
+	must(t, h.Remove(t.Context(), late.ID))
+	if value(earlyRPS) != want {
+		t.Errorf("another has gone: rps_cpus %q, want %q", value(earlyRPS), want)
+	}
+	must(t, h.Remove(t.Context(), asker.ID))
+	if value(earlyRPS) != was || value(lateRPS) != was || len(h.journal.Entries()) != 0 {
+		t.Errorf("nobody asks for it any more: rps_cpus %q and %q, were %q; %+v", value(earlyRPS), value(lateRPS), was, h.journal.Entries())
+	}
+	must(t, h.Apply(t.Context(), target(t, early, "io.yield: off")))
+	if value(earlyRPS) != was {
+		t.Errorf("nobody asks for it: rps_cpus %q, was %q", value(earlyRPS), was)
 	}
 }

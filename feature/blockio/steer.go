@@ -3,7 +3,6 @@ package blockio
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -13,17 +12,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// steer has a network device's work done by some CPUs where its interrupts come to others:
-// the threads that poll it run there, or, without threads, its receive queues hand their
-// packets to these (RPS). The driver's part, up to that, stays where the interrupts come.
+// steer has a network device's work done by some CPUs where its packets come to others, by
+// an interrupt or, of a veth, from whoever sends: the threads that poll it run there, or,
+// without threads, its receive queues hand their packets to these (RPS). What precedes that,
+// the driver's part or the sender's, stays where it is.
 // XPS is left alone: it says which queue a CPU sends by, not where the device's interrupts
 // come. What somebody else has set is left, too, and said in left.
 func (f *BlockIO) steer(device string, cpus []int, turn func(journal.Knob, string) error) (left, err error) {
-	if f.net == nil {
-		if f.net, err = netdev.Open(filepath.Join(f.cfg.Roots.Proc, "self/ns/net")); err != nil {
-			return nil, err
-		}
-	}
 	index, err := f.net.Index(device)
 	if errors.Is(err, netdev.ErrNoLink) {
 		return nil, nil

@@ -2,9 +2,15 @@ package blockio
 
 import (
 	"errors"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -57,6 +63,18 @@ func TestSteer(t *testing.T) {
 	if left := steer(); left != "" || len(h.journal.Entries()) != 1 {
 		t.Errorf("again: left %q, %+v", left, h.journal.Entries())
 	}
+	if runtime.NumCPU() > 1 {
+		ns.Address(t, dev, "10.93.0.1/24")
+		far.Address(t, "flsteer1", "10.93.0.2/24")
+		was, got := received(t, 1), uint64(0)
+		must(t, far.Do(func() error { return sendFrom(0, "10.93.0.1:9", 100) }))
+		for end := time.Now().Add(10 * time.Second); got < 100 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			got = received(t, 1) - was
+		}
+		if got < 100 {
+			t.Errorf("CPU 1 received %d of 100 packets that CPU 0 had sent", got)
+		}
+	}
 	restored(rps)
 	if value(rps) != before {
 		t.Errorf("rps_cpus %q, was %q", value(rps), before)
@@ -107,4 +125,37 @@ func TestSteer(t *testing.T) {
 		t.Errorf("CPUs of a thread that another feature has placed: %q; left: %q", value(cpus), left)
 	}
 	restored(cpus)
+}
+
+// received counts the packets that a CPU has received, from any device.
+func received(t *testing.T, cpu int) uint64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/net/softnet_stat")
+	must(t, err)
+	first, _, _ := strings.Cut(strings.Split(string(text), "\n")[cpu], " ")
+	n, err := strconv.ParseUint(first, 16, 64)
+	must(t, err)
+	return n
+}
+
+// sendFrom sends datagrams to an address, all by one CPU.
+func sendFrom(cpu int, to string, count int) error {
+	var before, set unix.CPUSet
+	set.Set(cpu)
+	if err := errors.Join(unix.SchedGetaffinity(0, &before), unix.SchedSetaffinity(0, &set)); err != nil {
+		return err
+	}
+	defer unix.SchedSetaffinity(0, &before)
+	conn, err := net.Dial("udp", to)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for range count {
+		// Refused: nobody listens there, and the last one was answered.
+		if _, err := conn.Write([]byte("x")); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+	}
+	return nil
 }
