@@ -1,6 +1,7 @@
 package blockio
 
 import (
+	"errors"
 	"os/exec"
 	"slices"
 	"strings"
@@ -122,6 +123,21 @@ func TestDeadlines(t *testing.T) {
 		}
 	}
 	must(t, unix.SchedSetAttr(b, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
+	sleeper := exec.Command("sleep", "1000")
+	must(t, sleeper.Start())
+	t.Cleanup(func() { sleeper.Process.Kill(); sleeper.Wait() })
+	cg.Add(t, sleeper.Process.Pid)
+	err = unix.SchedSetAttr(sleeper.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	if !errors.Is(err, unix.EPERM) { // a real-time group without runtime: no container can do that there
+		must(t, err)
+		_, err = f.Decide(nil, true)
+		must(t, err)
+		if got := f.realtimes(); len(got) != 1 || got[0].Own != 1 || !strings.HasPrefix(policyOf(sleeper.Process.Pid), "policy 1,") {
+			t.Errorf("the report is %+v, the thread %q", got, policyOf(sleeper.Process.Pid))
+		}
+	}
+	must(t, sleeper.Process.Kill())
+	sleeper.Wait()
 
 	must(t, f.Close()) // the agent has died: the kernel goes on
 	held("without an agent", a, true)

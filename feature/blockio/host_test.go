@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 	if status, ok := load.Reexec(os.Args); ok {
 		os.Exit(status)
 	}
+	if role := os.Getenv(childEnv); role != "" {
+		child(role)
+	}
 	testkit.Main(m)
 }
 
