@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -435,6 +436,34 @@ func TestDisk(t *testing.T) {
 	const count, conns = 6, 2
 	if got := until(count*conns, "disk", "--to", file, "--size", "4096", "--also", "65536", "--conns", "2", "--count", "6", "--sequential", "all", "--writes", "50"); got.ops != count*conns || got.bytes != count*conns/2*(4096+65536) {
 		t.Errorf("%d operations of %d bytes, want %d, half of 4096 and half of 65536", got.ops, got.bytes, count*conns)
+	}
+	if deadlines := func() (n int) {
+		cmd, b, err := Command("disk", "--to", file, "--size", "4096", "--conns", "2", "--budget", "5ms")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Wait()
+		defer cmd.Process.Kill()
+		if err := b.Await(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(90 * time.Second); n != conns && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			n = 0
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", cmd.Process.Pid))
+			for _, dir := range threads {
+				tid, _ := strconv.Atoi(filepath.Base(dir))
+				if a, err := unix.SchedGetAttr(tid, 0); err == nil && a.Policy == unix.SCHED_DEADLINE && a.Runtime == 5e6 && a.Period == 1e8 {
+					n++
+				}
+			}
+		}
+		return n
+	}(); os.Geteuid() == 0 && deadlines != conns {
+		t.Errorf("with a budget %d threads have one, want %d", deadlines, conns)
 	}
 	b := &Board{page: new(page)}
 	for name, o := range map[string]options{

@@ -77,6 +77,9 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 	if err != nil {
 		return f, nil, err
 	}
+	if how.realtime && disk.Loop != "" {
+		return f, nil, errors.New("profile of real-time budgets: it is a loop device, whose work the kernel's workers do, which no budget is given to")
+	}
 	target := device
 	if !how.raw {
 		var st unix.Stat_t
@@ -125,7 +128,8 @@ func (how calibration) profile(ctx context.Context, target string) (out []api.Re
 	defer runtime.UnlockOSThread()
 	cpus := runtime.NumCPU()
 	for range 4 * cpus {
-		cmd, board, err := load.Command("burn")
+		// The nice value leaves CPU time to what starts the measured threads, which come before both.
+		cmd, board, err := load.Command("burn", "--nice", "19")
 		if err != nil {
 			return nil, err
 		}

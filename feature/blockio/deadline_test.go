@@ -215,6 +215,23 @@ func TestAutoRealtime(t *testing.T) {
 	if got := h.report().Realtime; len(got) != 1 || got[0].Budget != 0.025 || !got[0].Auto {
 		t.Errorf("the budget is %+v", got)
 	}
+	profile := func(budget float64) {
+		t.Helper()
+		_, err := h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: disk.Path, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000},
+			Realtime: []api.RealtimePoint{{Budget: budget, ReadIOPS: 1000}}}})
+		must(t, err)
+	}
+	profile(0.05)
+	if got := h.report().Realtime; len(got) != 1 || got[0].Budget != 0.05 {
+		t.Errorf("by a new profile the budget is %+v", got)
+	}
+	other, _ := h.container("other")
+	must(t, h.Apply(t.Context(), target(t, other, "io.realtime: 300ms")))
+	profile(0.4) // more than there is
+	if got := h.report().Realtime; len(got) != 2 || got[0].Budget != 0.05 {
+		t.Errorf("by a profile that asks for too much the budget is %+v", got)
+	}
+	must(t, h.Remove(t.Context(), other.ID))
 	if err := h.Apply(t.Context(), target(t, c, "io.realtime: auto")); err == nil || !strings.Contains(err.Error(), "reserved nothing") {
 		t.Errorf("without a reservation: %v", err)
 	}

@@ -102,6 +102,23 @@ func (f *BlockIO) profiled(reserved []reservation) (sum time.Duration, err error
 	return max(sum, time.Millisecond), nil
 }
 
+// reprofile gives the containers with io.realtime: auto what the profiles say now. One that
+// cannot have that keeps its budget until it is applied again, which gives the reason.
+func (f *BlockIO) reprofile() error {
+	var errs []error
+	for _, m := range f.members {
+		if m.budget == 0 || !m.target.Settings.RealtimeAuto {
+			continue
+		}
+		budget, grouped, err := f.mayRealtime(m.target, m.reserved)
+		if err == nil {
+			m.budget, m.grouped = budget, grouped
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, f.realtime(), f.promote())...)
+}
+
 // sorted is a profile by budget.
 func sorted(p []api.RealtimePoint) Profile {
 	p = slices.Clone(p)

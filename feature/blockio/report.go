@@ -348,6 +348,9 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	if err := f.capacities.set(d.Identity(), c); err != nil {
 		return nil, refused(http.StatusServiceUnavailable, "unavailable", "the capacity of %s cannot be kept, and is as it was: %s (--disk-capacities of the agent names the file)", in.Device, err)
 	}
+	if err := f.reprofile(); err != nil {
+		f.cfg.Log.Error("real-time budgets are not all as the new profile says", "device", in.Device, "err", err)
+	}
 	return f.device(d), nil
 }
 

@@ -1,15 +1,22 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -47,6 +54,21 @@ func (a *agent) blockioDone(name string) {
 		}
 		return fmt.Errorf("features %+v", c.Features)
 	})
+}
+
+// loads lists the generators of this test's program that run.
+func loads(t *testing.T) (out []string) {
+	t.Helper()
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	must(t, err)
+	for _, dir := range processes {
+		exe, _ := os.Readlink(dir + "/exe")
+		args, _ := os.ReadFile(dir + "/cmdline")
+		if exe == program && bytes.HasPrefix(args, []byte("fairlead\x00load\x00")) {
+			out = append(out, string(bytes.ReplaceAll(args, []byte{0}, []byte{' '})))
+		}
+	}
+	return out
 }
 
 // Reservations are made, refused, changed and ended over the API, count each other's, and
@@ -129,6 +151,7 @@ func TestReservations(t *testing.T) {
 
 	// An operator has it measured, follows what happens, and loses the disk.
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--for", "100ms"), 0, "measured")
+	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--realtime"), 1, "profile", "loop device")
 	mustSay(t, a.run("io", "calibrate", disk.Path), 2, "either --scratch DIRECTORY or --raw")
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--scratch", "/proc", "--for", "100ms"), 1, "is not on")
 	mustSay(t, a.run("io", "-v"), 0, "SOURCE", "softirq")
@@ -136,6 +159,36 @@ func TestReservations(t *testing.T) {
 	expect("GET", labelled, "", 200, `"state":"lost"`)
 	mustSay(t, a.run("reserve"), 0, "lost")
 	mustSay(t, a.run("io"), 0, "lost", "is not the disk any more")
+	a.stop()
+}
+
+// A profile of real-time budgets is measured on the machine's disk, and a container gets its
+// budget from that. Nothing of the measurement is left.
+func TestCalibrateRealtime(t *testing.T) {
+	dir := t.TempDir()
+	var st unix.Stat_t
+	must(t, unix.Stat(dir, &st))
+	d, err := block.Find("/sys", unix.Major(st.Dev), unix.Minor(st.Dev))
+	if err != nil {
+		testkit.Skip(t, "no disk below the directory of temporary files")
+	}
+	r := newRig(t)
+	r.create(sandbox.Spec{Name: "e2e-db"})
+	a := r.agent()
+	a.start()
+	path := "/dev/" + d.Name
+	// Started as people do: what it measures beside itself would inherit that it runs at once.
+	calibrate := exec.Command(program, "io", "calibrate", path, "--scratch", dir, "--size", "16", "--for", "200ms", "--realtime", "--socket", a.path("fairlead.sock"))
+	mustSay(t, runCommand(t, calibrate), 0, "measured", "real-time for 20ms", "real-time for 400ms")
+	left, err := os.ReadDir(dir)
+	must(t, err)
+	if more := loads(t); len(left)+len(more) > 0 {
+		t.Errorf("the measurement left %v and %v", left, more)
+	}
+	a.blockioDone("e2e-db")
+	mustSay(t, a.run("reserve", "e2e-db", path, "riops=10"), 0)
+	mustSay(t, a.run("set", "e2e-db", "io.realtime=auto"), 0)
+	mustSay(t, a.run("io"), 0, "e2e-db: real-time for")
 	a.stop()
 }
 
