@@ -48,7 +48,7 @@ does not attribute.`,
 		Example: `  fairlead io
   fairlead io db-1 --over 10s
   fairlead io --devices
-  fairlead io calibrate /dev/vdb
+  fairlead io calibrate /dev/vdb --scratch /srv
   fairlead reserve db-1 /dev/vdb riops=2000 wiops=500`,
 		Args: nargs(0, 1, "one CONTAINER"),
 	}
