@@ -83,15 +83,18 @@ func childThreads(count string) error {
 		go func() {
 			runtime.LockOSThread()
 			started <- struct{}{}
-			unix.Pause()
+			for {
+				unix.Pause() // the runtime's signals end it early
+			}
 		}()
 	}
 	for range n {
 		<-started
 	}
 	fmt.Println("ready")
-	unix.Pause()
-	return errors.New("went on")
+	for {
+		unix.Pause()
+	}
 }
 
 // startChild starts this binary in a role and waits until it is ready.

@@ -60,8 +60,11 @@ func slowServer(at string, n int) error {
 	}
 	b := make([]byte, 1)
 	for range n {
-		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(c), Events: unix.POLLIN}}, -1); err != nil {
-			return err
+		ready := []unix.PollFd{{Fd: int32(c), Events: unix.POLLIN}}
+		for _, err := unix.Poll(ready, -1); err != nil; _, err = unix.Poll(ready, -1) {
+			if err != unix.EINTR { // the runtime's signal to a thread that runs for long
+				return err
+			}
 		}
 		time.Sleep(appPause)
 		if _, err := unix.Read(c, b); err != nil {
