@@ -201,7 +201,7 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 		}
 		return err
 	case policy.NetCPUCharge:
-		return n.charge(ctx, t.Container, t.Settings.NetCPUReserve)
+		return n.charge(ctx, t.Container, t.Settings.NetCPUReserve, t.Expiry)
 	case policy.NetCPUIsolate:
 	default:
 		return fmt.Errorf("netcpu %s: %w", mode, feature.ErrNotBuilt)
@@ -263,8 +263,9 @@ func (n *Netcpu) newCharger() *charge.Charger {
 }
 
 // charge makes the quota or the weight of a container follow its account.
-// reserve is nil for the usual one.
-func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *float64) error {
+// reserve is nil for the usual one. What that needs of the host lapses at expiry; zero is
+// never.
+func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *float64, expiry time.Time) error {
 	if n.charger == nil {
 		return fmt.Errorf("netcpu charge: %w: %w", ErrNoAccounts, n.noMeter)
 	}
@@ -283,7 +284,7 @@ func (n *Netcpu) charge(ctx context.Context, c container.Container, reserve *flo
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.charged[c.ID] = c
-	return errors.Join(n.isolator.Pin(true), n.bringBudget(ctx, c.NetNS))
+	return errors.Join(n.isolator.Need(c.ID, expiry), n.bringBudget(ctx, c.NetNS))
 }
 
 // uncharge ends it, for a container that is not charged as well.
@@ -301,7 +302,7 @@ func (n *Netcpu) uncharge(ctx context.Context, id container.ID) error {
 		return nil
 	}
 	delete(n.charged, id)
-	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, c.NetNS)), n.isolator.Pin(len(n.charged) > 0))
+	return errors.Join(isolate.IgnoreGone(n.bringBudget(ctx, c.NetNS)), n.isolator.Spare(id))
 }
 
 // bringBudget brings the dropping in one network namespace to what it has to be: for

@@ -151,6 +151,26 @@ func TestIsolationLapses(t *testing.T) {
 	if got := h.journal.Entries()[0].When; !got.Equal(changed) {
 		t.Errorf("renewing turned a knob at %v", got)
 	}
+	// One that is charged needs what was changed on the host, for as long as that was decided.
+	three := h.Describe(h.create(sandbox.Spec{Name: "charged"}))
+	later := late.Add(time.Hour)
+	for _, at := range []time.Time{later, {}} {
+		must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: three, Settings: policy.Settings{NetCPU: policy.NetCPUCharge}, Expiry: at}))
+		hosts := 0
+		for _, e := range h.journal.Entries() {
+			switch {
+			case e.Owner.Container == uint64(one.ID) && !e.Expiry.Equal(late), e.Owner.Container == 0 && !e.Expiry.Equal(at):
+				t.Errorf("another is charged until %v: %v lapses at %v", at, e.Ref, e.Expiry)
+			case e.Owner.Container == 0:
+				hosts++
+			}
+		}
+		if hosts == 0 {
+			t.Error("nothing was changed on the host")
+		}
+	}
+	must(t, h.netcpu.Remove(t.Context(), three.ID))
+	lapses("nobody is charged any more", late)
 	apply(two, early)
 	lapses("another's decision in the same namespace ends before", late)
 	apply(two, time.Time{})

@@ -47,8 +47,8 @@ type Isolator struct {
 	tenants map[uint64]*tenant       // by network namespace
 	member  map[container.ID]*tenant // each container that is isolated
 	expiry  map[container.ID]time.Time
-	host    *uplinks // nil while nothing is isolated
-	pinned  bool     // what is changed on the host is needed by others
+	host    *uplinks                   // nil while nothing is isolated
+	needs   map[container.ID]time.Time // who else needs what is changed on the host, until when
 	looked  time.Time
 	windows uint64 // of reweigh
 }
@@ -78,6 +78,7 @@ type thread struct {
 func New(cfg Config) *Isolator {
 	return &Isolator{
 		cfg: cfg, tenants: make(map[uint64]*tenant), member: make(map[container.ID]*tenant), expiry: make(map[container.ID]time.Time),
+		needs: make(map[container.ID]time.Time),
 	}
 }
 
@@ -266,10 +267,16 @@ func (is *Isolator) threadPlace(dir, cpuset string) (place, error) {
 
 func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
 
-// Pin says whether others than isolated containers need what is changed on the host,
-// which does not lapse then.
-func (is *Isolator) Pin(pinned bool) error {
-	is.pinned = pinned
+// Need says that a container which is not isolated needs what is changed on the host,
+// until a time; zero is for ever.
+func (is *Isolator) Need(id container.ID, until time.Time) error {
+	is.needs[id] = until
+	return is.extend(0)
+}
+
+// Spare ends that.
+func (is *Isolator) Spare(id container.ID) error {
+	delete(is.needs, id)
 	return is.extend(0)
 }
 
@@ -281,9 +288,6 @@ func (is *Isolator) extend(id container.ID) error {
 
 // lapse is when what is changed on behalf of a container lapses; 0 is the host.
 func (is *Isolator) lapse(id container.ID) (last time.Time) {
-	if id == 0 && is.pinned {
-		return last
-	}
 	of := map[container.ID]bool{id: true}
 	if t := is.member[id]; t != nil {
 		for m := range t.members {
@@ -296,6 +300,17 @@ func (is *Isolator) lapse(id container.ID) (last time.Time) {
 		case at.IsZero():
 			return at
 		case at.After(last):
+			last = at
+		}
+	}
+	if id != 0 {
+		return last
+	}
+	for _, at := range is.needs {
+		if at.IsZero() {
+			return at
+		}
+		if at.After(last) {
 			last = at
 		}
 	}
