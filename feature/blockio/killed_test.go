@@ -2,6 +2,7 @@ package blockio
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -59,7 +60,7 @@ func childAgent(state string, deadline bool, cg container.Cgroup) error {
 	}
 	t := policy.Target{Container: c, Settings: policy.Settings{Realtime: killedBudget}}
 	for said := false; ; said = true {
-		if err := f.Apply(nil, t); err != nil {
+		if err := f.Apply(context.Background(), t); err != nil {
 			return err
 		}
 		if !said {
