@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// running is a generator in a namespace of the test.
+// running is a generator that ends with its test.
 type running struct {
 	*Board
 	cmd  *exec.Cmd
@@ -36,6 +36,7 @@ type running struct {
 	done chan struct{}
 }
 
+// start runs a generator in ns, or in this process's namespace where ns is nil.
 func start(t *testing.T, ns *testkit.NS, args ...string) *running {
 	t.Helper()
 	cmd, board, err := Command(args...)
@@ -44,7 +45,11 @@ func start(t *testing.T, ns *testkit.NS, args ...string) *running {
 	}
 	r := &running{Board: board, cmd: cmd, done: make(chan struct{})}
 	cmd.Stdout = &r.out
-	if err := ns.Do(cmd.Start); err != nil {
+	in := func(do func() error) error { return do() }
+	if ns != nil {
+		in = ns.Do
+	}
+	if err := in(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	go func() {
@@ -74,6 +79,15 @@ func (r *running) counts() bool {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return false
+}
+
+// all returns what a generator with --count, which should come to ops, counted.
+func (r *running) all(ops uint64) page {
+	for end := time.Now().Add(time.Minute); r.Read().page.ops < ops && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond) // for one that goes on
+	return r.Read().page
 }
 
 func TestUDP(t *testing.T) {
@@ -137,12 +151,7 @@ func TestCount(t *testing.T) {
 		port := 9000 + i // the servers before it still listen
 		start(t, ns, append(c.server, "--listen", fmt.Sprintf(":%d", port), "--buffer", "4000000")...)
 		send := start(t, ns, append(c.client, "--to", fmt.Sprintf("127.0.0.1:%d", port), "--count", fmt.Sprint(each))...)
-		ops := func() uint64 { return send.Read().Since(Reading{}).Ops }
-		for end := time.Now().Add(time.Minute); ops() < c.want && time.Now().Before(end); {
-			time.Sleep(10 * time.Millisecond)
-		}
-		time.Sleep(20 * time.Millisecond) // for one that goes on
-		if n := ops(); n != c.want {
+		if n := send.all(c.want).ops; n != c.want {
 			t.Errorf("%v: %d were sent, want %d", c.client, n, c.want)
 		}
 	}
@@ -406,80 +415,59 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// A generator of disk or mail does what its flags say, and refuses others.
-func TestDisk(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "scratch")
+// scratch returns a file of one megabyte, for the generator of a disk.
+func scratch(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "scratch")
 	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// until runs a generator until it has done so much.
-	until := func(ops uint64, args ...string) page {
-		t.Helper()
-		cmd, b, err := Command(args...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer b.Close()
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer cmd.Wait()
-		defer cmd.Process.Kill()
-		for end := time.Now().Add(90 * time.Second); b.Read().page.ops < ops; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%v: %d of %d operations", args, b.Read().page.ops, ops)
-			}
-		}
-		return b.Read().page
-	}
+	return file
+}
+
+func TestDisk(t *testing.T) {
+	file := scratch(t)
 	const count, conns = 6, 2
-	if got := until(count*conns, "disk", "--to", file, "--size", "4096", "--also", "65536", "--conns", "2", "--count", "6", "--sequential", "all", "--writes", "50"); got.ops != count*conns || got.bytes != count*conns/2*(4096+65536) {
+	r := start(t, nil, "disk", "--to", file, "--size", "4096", "--also", "65536", "--conns", "2", "--count", "6", "--sequential", "all", "--writes", "50")
+	if got := r.all(count * conns); got.ops != count*conns || got.bytes != count*conns/2*(4096+65536) {
 		t.Errorf("%d operations of %d bytes, want %d, half of 4096 and half of 65536", got.ops, got.bytes, count*conns)
 	}
-	if deadlines := func() (n int) {
-		cmd, b, err := Command("disk", "--to", file, "--size", "4096", "--conns", "2", "--budget", "5ms")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer b.Close()
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		defer cmd.Wait()
-		defer cmd.Process.Kill()
-		if err := b.Await(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
-		for end := time.Now().Add(90 * time.Second); n != conns && time.Now().Before(end); time.Sleep(time.Millisecond) {
-			n = 0
-			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", cmd.Process.Pid))
-			for _, dir := range threads {
-				tid, _ := strconv.Atoi(filepath.Base(dir))
-				if a, err := unix.SchedGetAttr(tid, 0); err == nil && a.Policy == unix.SCHED_DEADLINE && a.Runtime == 5e6 && a.Period == 1e8 {
-					n++
-				}
-			}
-		}
-		return n
-	}(); os.Geteuid() == 0 && deadlines != conns {
-		t.Errorf("with a budget %d threads have one, want %d", deadlines, conns)
-	}
-	b := &Board{page: new(page)}
 	for name, o := range map[string]options{
-		"odd": {to: file, size: 5000, conns: 1}, "also odd": {to: file, size: 4096, also: 1, conns: 1}, "no file": {to: dir + "/none", size: 4096, conns: 1}, "short": {to: file, size: 4096, also: 2 << 20, conns: 1},
+		"odd": {to: file, size: 5000, conns: 1}, "also odd": {to: file, size: 4096, also: 1, conns: 1},
+		"no file": {to: file + "/none", size: 4096, conns: 1}, "short": {to: file, size: 4096, also: 2 << 20, conns: 1},
 	} {
-		if err := disk(o, b); err == nil {
+		if err := disk(o, &Board{page: new(page)}); err == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}
+}
 
-	box := filepath.Join(dir, "mail")
-	if err := os.Mkdir(box, 0o700); err != nil {
-		t.Fatal(err)
+func TestDiskDeadlines(t *testing.T) {
+	testkit.NeedRoot(t)
+	const conns = 2
+	r := start(t, nil, "disk", "--to", scratch(t), "--size", "4096", "--conns", "2", "--budget", "5ms")
+	n := 0
+	for end := time.Now().Add(90 * time.Second); n != conns && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		n = 0
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", r.cmd.Process.Pid))
+		for _, dir := range threads {
+			tid, _ := strconv.Atoi(filepath.Base(dir))
+			if a, err := unix.SchedGetAttr(tid, 0); err == nil && a.Policy == unix.SCHED_DEADLINE && a.Runtime == 5e6 && a.Period == 1e8 {
+				n++
+			}
+		}
 	}
-	until(100, "mail", "--to", box, "--size", "4096", "--conns", "4")
-	if err := mail(options{to: dir + "/none", size: 4096, conns: 1}, b); err == nil {
+	if n != conns {
+		t.Errorf("with a budget %d threads have one, want %d", n, conns)
+	}
+}
+
+func TestMail(t *testing.T) {
+	box := t.TempDir()
+	if !start(t, nil, "mail", "--to", box, "--size", "4096", "--conns", "4").counts() {
+		t.Error("no mail is delivered")
+	}
+	if err := mail(options{to: box + "/none", size: 4096, conns: 1}, &Board{page: new(page)}); err == nil {
 		t.Error("mail without a directory is taken")
 	}
 }
