@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -9,6 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
@@ -75,6 +79,10 @@ func crowd(socket, count string) int {
 	var open []net.Conn
 	for i := range n {
 		c, err := net.Dial("unix", socket)
+		for errors.Is(err, unix.EAGAIN) { // more are waiting than the kernel lets wait
+			time.Sleep(time.Millisecond)
+			c, err = net.Dial("unix", socket)
+		}
 		if err != nil {
 			fmt.Println(i, err)
 			return 1
