@@ -28,8 +28,11 @@
 #define HIST_SUB_BITS 3
 #define HIST_TOP_BITS 36
 
+#define STAMP_ROW_BITS 13
+
 #include "hist.h"
 #include "kernel.h"
+#include "stamps.h"
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -50,23 +53,10 @@ __u64 fl_missed;
 /* The host's network namespace, in which nobody but root makes qdiscs. */
 const volatile __u32 fl_host;
 
-/*
- * When packets were enqueued. A hash of our own, as one of the kernel's takes 0.1 us
- * more for each packet; who shares a row is found by a look at all of it. Nothing
- * locks it: of two who take the same stamp at once, at different devices, one is
- * not measured.
- */
-#define ROW_BITS 13
-#define ROW 8
-
-struct stamps {
-	__u64 skb[ROW]; /* 0: free */
-	__u64 since[ROW]; /* ns */
-};
-
+/* When packets were enqueued. Of two who dequeue one skb at once, at different devices, one is not measured. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << ROW_BITS);
+	__uint(max_entries, 1 << STAMP_ROW_BITS);
 	__type(key, __u32);
 	__type(value, struct stamps);
 } fl_queued SEC(".maps");
@@ -92,38 +82,10 @@ struct {
 	__type(value, struct delays);
 } fl_delays SEC(".maps");
 
-static __always_inline struct stamps *row(__u64 key)
-{
-	__u32 index = key * 0x9e3779b97f4a7c15ULL >> (64 - ROW_BITS);
-
-	return bpf_map_lookup_elem(&fl_queued, &index);
-}
-
-/* Of what lies between two times of a clock, which CPUs read one after the other. */
-static __always_inline int dead(__u64 since, __u64 now)
-{
-	return (__s64)(now - since) >= 1LL << HIST_TOP_BITS;
-}
-
-/*
- * When a packet was enqueued, 0 if that is not known, or so long ago that it was
- * another packet of this address; it is forgotten by this. Global as fl_bucket is.
- */
+/* Global as fl_bucket is. 0: from before, missed, or given back by the device. */
 __noinline __u64 fl_take(__u64 key, __u64 now)
 {
-	struct stamps *r = row(key);
-	__u64 since;
-
-	if (!r)
-		return 0; /* for the verifier */
-	for (int i = 0; i < ROW; i++) {
-		if (r->skb[i] != key)
-			continue;
-		since = r->since[i];
-		r->skb[i] = 0;
-		return dead(since, now) || since > now ? 0 : since;
-	}
-	return 0; /* from before, missed, or given back by the device */
+	return take_stamp(&fl_queued, key, now);
 }
 
 static __always_inline void count(struct class *c, __u32 priority, __u64 waited)
@@ -143,18 +105,6 @@ static __always_inline void count(struct class *c, __u32 priority, __u64 waited)
 	}
 }
 
-/*
- * The address of a packet as a number. The verifier lets nobody calculate with
- * that of an skb, and does not know it any more after this.
- */
-static __always_inline __u64 address(struct sk_buff *skb)
-{
-	__u64 n = 0;
-
-	bpf_probe_read_kernel(&n, sizeof(n), &skb);
-	return n;
-}
-
 /* Whether classes of a device are measured; each that has some has its DEFAULT. */
 static __always_inline int measured(const struct netdev_queue *txq)
 {
@@ -170,31 +120,10 @@ static __always_inline int measured(const struct netdev_queue *txq)
 SEC("tp_btf/qdisc_enqueue")
 int BPF_PROG(fl_enqueue, struct Qdisc *q, const struct netdev_queue *txq, struct sk_buff *skb)
 {
-	__u32 free = ROW;
-	struct stamps *r;
-	__u64 now, key;
-
 	if (q->handle != HANDLE || !measured(txq))
 		return 0; /* not one of ours */
-	key = address(skb);
-	r = row(key);
-	if (!r)
-		return 0; /* for the verifier */
-	now = bpf_ktime_get_ns();
-	for (int i = 0; i < ROW; i++) {
-		__u64 other = r->skb[i];
-
-		if (other == key)
-			r->skb[i] = other = 0; /* of one that never left by way of fl_dequeue */
-		if (free == ROW && (!other || dead(r->since[i], now)))
-			free = i;
-	}
-	if (free >= ROW) {
+	if (!put_stamp(&fl_queued, address(skb), bpf_ktime_get_ns()))
 		__sync_fetch_and_add(&fl_missed, 1);
-		return 0;
-	}
-	r->since[free] = now;
-	r->skb[free] = key;
 	return 0;
 }
 
