@@ -302,7 +302,7 @@ func (f *BlockIO) Snapshot() feature.Snapshot {
 		add(a.Container, "blockio_errors_total", disk, float64(a.Errors))
 	}
 	for _, w := range f.last.Waits {
-		if w.Culprit == monitor.Idle || w.Culprit == monitor.Unseen {
+		if w.Culprit == monitor.Unseen {
 			continue
 		}
 		add(w.Victim, "blockio_runqueue_wait_seconds_total", "", w.For.Seconds(), feature.Label{Name: "culprit", Container: w.Culprit})

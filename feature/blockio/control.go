@@ -246,7 +246,7 @@ func (d Demand) total() uint64 { return d.Achieved.ReadIOPS + d.Achieved.WriteIO
 func (d Demand) foreign(w Window) map[container.ID]time.Duration {
 	out := make(map[container.ID]time.Duration)
 	for id, t := range d.Waited {
-		if id != d.Container && id != monitor.Idle && id != monitor.Unseen && t >= time.Millisecond {
+		if id != d.Container && id != monitor.Unseen && t >= time.Millisecond {
 			out[id] = t
 		}
 	}

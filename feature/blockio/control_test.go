@@ -89,7 +89,6 @@ func TestStanding(t *testing.T) {
 			d.Achieved = api.BlockIOFigures{}
 			d.Waited[burner] = 600 * ms
 		}, stateIdle, 0, 0},
-		{"an idle CPU", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.Idle] = 900 * ms }, stateShort, 0, 0},
 		{"its own quota", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Waited[burner] = 300 * ms

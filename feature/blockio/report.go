@@ -104,7 +104,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		out.Rows = append(out.Rows, f.row(at, a, d, length, actions))
 	}
 	for _, w := range d.Waits {
-		if w.For <= 0 || length <= 0 || w.Culprit == monitor.Idle {
+		if w.For <= 0 || length <= 0 {
 			continue
 		}
 		wire := api.BlockIOWait{Victim: w.Victim, Culprit: w.Culprit, Name: f.name(w.Culprit), Share: w.For.Seconds() / length.Seconds()}
@@ -262,7 +262,7 @@ func addContention(row *api.BlockIORow, d reading, length time.Duration) {
 		}
 	}
 	for _, w := range d.Waits {
-		if w.Victim == row.Container && w.Culprit != row.Container && w.Culprit != monitor.Idle && w.Culprit != monitor.Unseen {
+		if w.Victim == row.Container && w.Culprit != row.Container && w.Culprit != monitor.Unseen {
 			row.WaitForeign += part(w.For)
 		}
 	}

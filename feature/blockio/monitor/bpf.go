@@ -1,3 +1,3 @@
 package monitor
 
-//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types -type account -type pair -type wait -type switches -type place monitor monitor.bpf.c -- -O2 -g -Wall -Werror -I../../../bpf -idirafter /usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types -type account -type pair -type wait -type switches -type place -type stamps monitor monitor.bpf.c -- -O2 -g -Wall -Werror -I../../../bpf -idirafter /usr/include/x86_64-linux-gnu

@@ -5,14 +5,14 @@
  * Who does block I/O, how long it takes, and who runs while a container waits for a CPU.
  *
  * Hooks, and cost per event (tp_btf):
- *   block_rq_issue     a clock, and an entry of a hash
- *   block_rq_complete  a clock, that entry again, the look-up of a cgroup and of
+ *   block_rq_issue     a clock and a stamp
+ *   block_rq_complete  a clock, that stamp again, the look-up of a cgroup and of
  *                      its account, and two or three atomic additions
  *   sched_wakeup, sched_wakeup_new
  *                      the look-up of a cgroup; of one that is watched, also a clock
- *                      and an entry of a hash
+ *                      and a stamp
  *   sched_switch       a clock and the look-up of a cgroup; of one that is watched,
- *                      also that entry, and when it waited, an addition for
+ *                      also that stamp, and when it waited, an addition for
  *                      each of those who ran meanwhile
  *
  * The look-up of a cgroup goes up the tree, at most MAX_LEVEL levels, until it finds
@@ -20,17 +20,20 @@
  *
  * They are attached only while a reservation exists or somebody looks. Readers of
  * the maps: package monitor. fl_lost counts what found no place: I/O without an
- * account (fl_accounts is full), a request without a stamp (fl_issued is full, or it
- * was issued before the programs were attached), a wait without a stamp (fl_since is
- * full) or a pair.
+ * account (fl_accounts is full), a request without a stamp (its row of fl_issued is
+ * full, or it was issued before the programs were attached), a wait without a stamp
+ * (its row of fl_since is full) or a pair.
  */
 
 /* Up to 69 s. Also monitor.go: subBits. */
 #define HIST_SUB_BITS 2
 #define HIST_TOP_BITS 36
 
+#define STAMP_ROW_BITS 12
+
 #include "hist.h"
 #include "kernel.h"
+#include "stamps.h"
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -148,12 +151,12 @@ struct {
 	__type(value, struct account);
 } fl_accounts SEC(".maps");
 
-/* Request -> when it was given to the device, ns. Requests are as many as there are tags. */
+/* By request, when it was given to the device. Requests are as many as there are tags. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u64);
-	__type(value, __u64);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << STAMP_ROW_BITS);
+	__type(key, __u32);
+	__type(value, struct stamps);
 } fl_issued SEC(".maps");
 
 /* A container that is watched: how it waited for CPUs. User space makes the entries. */
@@ -193,15 +196,15 @@ struct {
 } fl_waits SEC(".maps");
 
 /*
- * By thread, since when it waits for a CPU, ns. Threads of watched containers only, and
+ * By thread, since when it waits for a CPU. Threads of watched containers only, and
  * only while they wait. No task storage: to allocate it below the run queue's lock fails
  * on Linux 7.2.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 32768);
-	__type(key, int);
-	__type(value, __u64);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << STAMP_ROW_BITS);
+	__type(key, __u32);
+	__type(value, struct stamps);
 } fl_since SEC(".maps");
 
 /* Who ran last on each CPU, and from when on. A ring: the last is at head. */
@@ -255,10 +258,7 @@ static __always_inline __u64 owner_of(struct task_struct *t)
 SEC("tp_btf/block_rq_issue")
 int BPF_PROG(fl_rq_issue, struct request *rq)
 {
-	__u64 key = (__u64)rq, now = bpf_ktime_get_ns();
-
-	if (bpf_map_update_elem(&fl_issued, &key, &now, BPF_ANY))
-		__sync_fetch_and_add(&fl_lost.requests, 1);
+	put_stamp(&fl_issued, address(rq), bpf_ktime_get_ns()); /* without one it is lost at its completion */
 	return 0;
 }
 
@@ -266,7 +266,7 @@ SEC("tp_btf/block_rq_complete")
 int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 {
 	__u32 op = rq->cmd_flags & REQ_OP_MASK, index;
-	__u64 key = (__u64)rq, now, since, *issued;
+	__u64 now, since;
 	struct place at = {};
 	struct account *a;
 	struct gendisk *disk;
@@ -274,10 +274,8 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 	struct bio *bio;
 	int done = bytes >= rq->__data_len; /* else more of it is still to come */
 
-	issued = bpf_map_lookup_elem(&fl_issued, &key);
-	since = issued ? *issued : 0;
-	if (issued && done)
-		bpf_map_delete_elem(&fl_issued, &key);
+	now = bpf_ktime_get_ns();
+	since = done ? take_stamp(&fl_issued, address(rq), now) : 0;
 	if (op != REQ_OP_READ && op != REQ_OP_WRITE)
 		return 0; /* a flush, a discard: no I/O that anybody reserves */
 	disk = rq->q->disk;
@@ -309,18 +307,15 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 	if (!done)
 		return 0;
 	__sync_fetch_and_add(&a->ios[op], 1);
-	now = bpf_ktime_get_ns();
 	a->last = now; /* of two at once, either */
 	if (!since) {
 		__sync_fetch_and_add(&fl_lost.requests, 1);
 		return 0;
 	}
-	if (now > since) {
-		index = fl_bucket(now - since);
-		if (index < HIST_BUCKETS) {
-			__sync_fetch_and_add(&a->device[index], 1);
-			__sync_fetch_and_add(&a->device_sum, now - since);
-		}
+	index = fl_bucket(now - since);
+	if (index < HIST_BUCKETS) {
+		__sync_fetch_and_add(&a->device[index], 1);
+		__sync_fetch_and_add(&a->device_sum, now - since);
 	}
 	now = rq->start_time_ns; /* 0 where the queue keeps no statistics */
 	if (now && since >= now) {
@@ -333,13 +328,18 @@ int BPF_PROG(fl_rq_complete, struct request *rq, int error, unsigned int bytes)
 	return 0;
 }
 
-/* A task of a watched container waits from now on. */
-static __always_inline void waits(struct task_struct *t, __u64 now)
+/* A thread of a watched container waits from now on. Global, as fl_bucket is; so is the other. */
+__noinline int fl_wait(__u64 pid, __u64 now)
 {
-	int pid = t->pid;
-
-	if (bpf_map_update_elem(&fl_since, &pid, &now, BPF_ANY))
+	if (!put_stamp(&fl_since, pid, now))
 		__sync_fetch_and_add(&fl_lost.waits, 1);
+	return 0;
+}
+
+/* Since when it has waited, 0 if it has not; it waits no longer. */
+__noinline __u64 fl_end_wait(__u64 pid, __u64 now)
+{
+	return take_stamp(&fl_since, pid, now);
 }
 
 static __always_inline int woken(struct task_struct *t)
@@ -347,7 +347,7 @@ static __always_inline int woken(struct task_struct *t)
 	__u64 who = owner_of(t);
 
 	if (who != SYSTEM && bpf_map_lookup_elem(&fl_watched, &who))
-		waits(t, bpf_ktime_get_ns());
+		fl_wait(t->pid, bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -397,7 +397,8 @@ static __always_inline void waited(struct runs *r, __u64 victim, __u64 since, __
 			break; /* the programs have been attached since */
 		from = run->since > since ? run->since : since;
 		if (from < end) {
-			blame(victim, run->who, end - from);
+			if (run->who != IDLE) /* nobody is in the way where a CPU wakes up */
+				blame(victim, run->who, end - from);
 			end = from;
 		}
 	}
@@ -408,9 +409,8 @@ static __always_inline void waited(struct runs *r, __u64 victim, __u64 since, __
 SEC("tp_btf/sched_switch")
 int BPF_PROG(fl_switch, _Bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	__u64 now = bpf_ktime_get_ns(), who, was, *since, waiting;
+	__u64 now = bpf_ktime_get_ns(), who, was, since;
 	struct switches *w;
-	int pid;
 	struct runs *r;
 	__u32 zero = 0;
 
@@ -427,31 +427,25 @@ int BPF_PROG(fl_switch, _Bool preempt, struct task_struct *prev, struct task_str
 				__sync_fetch_and_add(&w->involuntary, 1);
 				if (who != was)
 					__sync_fetch_and_add(&w->foreign, 1);
-				waits(prev, now);
+				fl_wait(prev->pid, now);
 			} else {
 				__sync_fetch_and_add(&w->voluntary, 1);
 				/* It does not wait, though a wake-up came before it slept. */
-				pid = prev->pid;
-				bpf_map_delete_elem(&fl_since, &pid);
+				fl_end_wait(prev->pid, now);
 			}
 		}
 	}
 	if (who != SYSTEM && who != IDLE) {
 		w = bpf_map_lookup_elem(&fl_watched, &who);
-		pid = next->pid;
-		since = w ? bpf_map_lookup_elem(&fl_since, &pid) : 0;
-		if (since) {
-			waiting = *since;
-			bpf_map_delete_elem(&fl_since, &pid);
-			if (now > waiting) {
-				__u32 index = fl_bucket(now - waiting);
+		since = w ? fl_end_wait(next->pid, now) : 0;
+		if (w && since) {
+			__u32 index = fl_bucket(now - since);
 
-				if (index < HIST_BUCKETS) {
-					__sync_fetch_and_add(&w->wait[index], 1);
-					__sync_fetch_and_add(&w->wait_sum, now - waiting);
-				}
-				waited(r, who, waiting, now);
+			if (index < HIST_BUCKETS) {
+				__sync_fetch_and_add(&w->wait[index], 1);
+				__sync_fetch_and_add(&w->wait_sum, now - since);
 			}
+			waited(r, who, since, now);
 		}
 	}
 	r->head++;

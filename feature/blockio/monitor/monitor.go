@@ -25,7 +25,6 @@ import (
 // Owners that are no container, in the place of one.
 const (
 	System container.ID = 0                  // everything that is in no container
-	Idle   container.ID = math.MaxUint64     // the CPU was idle
 	Unseen container.ID = math.MaxUint64 - 1 // too many others have run since
 )
 
@@ -176,7 +175,7 @@ func (m *Meter) Follow(groups []Group) error {
 	}
 	errs = append(errs, m.forget(func(id container.ID) bool {
 		_, known := gone[id]
-		return known || id == System || id == Idle || id == Unseen
+		return known || id == System || id == Unseen
 	}))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("follow containers: %w", err)

@@ -38,6 +38,12 @@ type monitorPlace struct {
 	Minor     uint32
 }
 
+type monitorStamps struct {
+	_     structs.HostLayout
+	Key   [8]uint64
+	Since [8]uint64
+}
+
 type monitorSwitches struct {
 	_           structs.HostLayout
 	Voluntary   uint64

@@ -198,6 +198,9 @@ func TestCulprit(t *testing.T) {
 		if w.Victim != victim.Container {
 			t.Errorf("a wait of %v, who is not watched", w.Victim)
 		}
+		if w.Culprit != victim.Container && w.Culprit != culprit.Container && w.Culprit != System && w.Culprit != Unseen {
+			t.Errorf("a wait for %v, who is nobody", w.Culprit)
+		}
 	}
 	if len(r.Switches) != 1 || r.Switches[0].Container != victim.Container {
 		t.Fatalf("switches of %+v, want those of the victim", r.Switches)
@@ -205,4 +208,43 @@ func TestCulprit(t *testing.T) {
 	if s := r.Switches[0]; s.Foreign == 0 || s.Involuntary < s.Foreign || s.Wait.Count() == 0 {
 		t.Errorf("%d involuntary switches, %d to others, %d waits", s.Involuntary, s.Foreign, s.Wait.Count())
 	}
+}
+
+// Where there is no place for a wait, it is counted as lost. A stamp that was left
+// behind gives its place to another.
+func TestFullRow(t *testing.T) {
+	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
+	testkit.NeedRoot(t)
+	victim, culprit := newTenant(t, true), newTenant(t, false)
+	culprit.run(t, culprit.CG, 0, "burn")
+	victim.run(t, victim.CG, 0, "burn")
+	m := newMeter(t, victim.Group, culprit.Group)
+	since := m.object.Map("fl_since")
+	// fill has every place taken by a thread that there is not, which has waited from at on.
+	const nobody = 1 << 40
+	fill := func(at uint64) {
+		var full monitorStamps
+		for i := range full.Key {
+			full.Key[i], full.Since[i] = nobody, at
+		}
+		for i := range since.MaxEntries() {
+			must(t, since.Put(i, &full))
+		}
+	}
+	var clock unix.Timespec
+	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock))
+	waits := func(r Reading) uint64 { return r.Switches[0].Wait.Count() }
+	until(t, m, "the victim waits", func(r Reading) bool { return waits(r) > 0 })
+
+	now := uint64(clock.Nano())
+	fill(now + 1e12) // they do not become old during the test
+	before, err := m.Read()
+	must(t, err)
+	after := until(t, m, "waits are lost", func(r Reading) bool { return r.Lost.Waits > before.Lost.Waits+10 })
+	if n := waits(after) - waits(before); n != 0 {
+		t.Errorf("%d waits are measured though there is no place for them", n)
+	}
+
+	fill(now - 70e9) // may be before the machine was started: differences count
+	until(t, m, "waits are measured again", func(r Reading) bool { return waits(r) > waits(after) })
 }
