@@ -148,21 +148,33 @@ func processes(pid int) []string {
 		pids = append(pids, strings.Fields(string(data))...)
 	}
 	mark := fmt.Sprintf("%s=%d", runVar, pid)
-	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, path := range environs {
-		data, _ := os.ReadFile(path)
-		other := strings.Split(path, "/")[2]
-		if other != strconv.Itoa(pid) && slices.Contains(strings.Split(string(data), "\x00"), mark) {
-			pids = append(pids, other)
-		}
-	}
+	marked := withVariable(func(v string) bool { return v == mark })
+	pids = append(pids, slices.DeleteFunc(marked, func(p string) bool { return p == strconv.Itoa(pid) })...)
 	slices.Sort(pids)
 	var found []string
 	for _, p := range slices.Compact(pids) {
-		comm, _ := os.ReadFile(filepath.Join("/proc", p, "comm"))
-		found = append(found, fmt.Sprintf("%s (%s)", p, strings.TrimSpace(string(comm))))
+		found = append(found, named(p))
 	}
 	return found
+}
+
+// withVariable lists the processes that began with a variable in their environment
+// for which is holds.
+func withVariable(is func(string) bool) (pids []string) {
+	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range environs {
+		data, _ := os.ReadFile(path)
+		if slices.ContainsFunc(strings.Split(string(data), "\x00"), is) {
+			pids = append(pids, strings.Split(path, "/")[2])
+		}
+	}
+	return pids
+}
+
+// named is a process's number with its name.
+func named(pid string) string {
+	comm, _ := os.ReadFile(filepath.Join("/proc", pid, "comm"))
+	return fmt.Sprintf("%s (%s)", pid, strings.TrimSpace(string(comm)))
 }
 
 // linksAndQdiscs lists the links of this network namespace that carry our

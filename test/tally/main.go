@@ -15,6 +15,9 @@
 // still runs is ended, named and counted as failed. TEXT says before the closing
 // line what the run leaves out.
 //
+// One run at a time changes a machine: a second waits for the first. What a run has
+// left that was killed is removed before the next.
+//
 // It is not a test framework: the Makefile calls it, and go test works without.
 package main
 
@@ -33,6 +36,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
 func main() {
@@ -53,13 +58,21 @@ func main() {
 			os.Exit(1)
 		}
 	}
+	next, err := alone(ctx, turns, os.Stderr)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tally:", err)
+		os.Exit(1)
+	}
+	for _, what := range testkit.Sweep() {
+		fmt.Println("left by a run that was killed, removed:", what)
+	}
 	restore, err := ungrouped(autogroup)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tally:", err)
 		os.Exit(1)
 	}
 	t := newTally(os.Stdout, *module, known)
-	err = errors.Join(t.run(ctx, flag.Args()), restore())
+	err = errors.Join(t.run(ctx, flag.Args()), restore(), next())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "tally:", err)
 	}

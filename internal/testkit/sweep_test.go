@@ -1,0 +1,49 @@
+package testkit
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// What a killed run leaves goes: its processes and its cgroups, one inside
+// another. A cgroup with a process of somebody else in it stays.
+func TestSweep(t *testing.T) {
+	cg := Cgroup(t)
+	left, inside, busy := cg.Child(t, "left-1"), cg.Child(t, "left-1/inside"), cg.Child(t, "left-2")
+	begin := func(in CG, env ...string) *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command("sleep", "1000")
+		cmd.Env = append(os.Environ(), env...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+		})
+		in.Add(t, cmd.Process.Pid)
+		return cmd
+	}
+	begin(inside, "SWEPT=7")
+	other := begin(busy, "KEPT=7")
+
+	removed := sweep("SWEPT=", cg.CPU, "left-*")
+	for dir, want := range map[string]error{left.CPU: fs.ErrNotExist, busy.CPU: nil} {
+		if _, err := os.Stat(dir); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", dir, err, want)
+		}
+	}
+	if !running(strconv.Itoa(other.Process.Pid)) {
+		t.Error("a process without the mark was ended")
+	}
+	if len(removed) != 3 || !strings.HasPrefix(removed[0], "process ") || !slices.Contains(removed, "cgroup "+filepath.Join(cg.CPU, "left-1")) {
+		t.Errorf("removed: %q", removed)
+	}
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// turns is the file that a run holds locked while it changes this machine.
+const turns = "/run/lock/fairlead-test"
+
+// alone waits until no other run is under way on this machine, and returns what
+// lets the next one begin. Two at once would take each other's cgroups for their
+// own. The kernel frees the lock of a run that is killed.
+func alone(ctx context.Context, path string, out io.Writer) (next func() error, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open what runs of the tests take turns by: %w", err)
+	}
+	for said := false; ; said = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f.Close, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		if !said {
+			fmt.Fprintln(out, "waiting for another run of the tests on this machine to end")
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			f.Close()
+			return nil, fmt.Errorf("wait for another run of the tests: %w", ctx.Err())
+		}
+	}
+}

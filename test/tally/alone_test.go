@@ -1,0 +1,35 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "turns")
+	var out bytes.Buffer
+	first, err := alone(t.Context(), path, &out)
+	if err != nil || out.Len() > 0 {
+		t.Fatalf("with nobody else: %v, %q", err, &out)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := alone(ctx, path, &out); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("beside another run: %v", err)
+	}
+	if got := bytes.Count(out.Bytes(), []byte("waiting for another run")); got != 1 {
+		t.Errorf("said %d times that it waits", got)
+	}
+	if err := first(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := alone(t.Context(), path, &out)
+	if err != nil {
+		t.Fatalf("after the other has ended: %v", err)
+	}
+	second()
+}
