@@ -53,9 +53,7 @@ func TestStages(t *testing.T) {
 // goes to the device that has the number of one that has gone.
 func TestSet(t *testing.T) {
 	testkit.OnKernels(t)
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	t.Cleanup(func() { j.Close() })
+	j := testkit.Journal(t, journal.Open)
 	at := ends.Open("/proc", j)
 	must(t, at.Err())
 	ns := testkit.NetNS(t)

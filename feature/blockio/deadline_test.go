@@ -59,9 +59,7 @@ func TestDivideRuntime(t *testing.T) {
 func TestDeadlines(t *testing.T) {
 	testkit.OnKernels(t, "knob:deadline")
 	testkit.NeedRoot(t)
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	roster := &roster{}
 	open := func() *BlockIO {
 		f, err := New(Config{Roots: kernel.Default(), Journal: j, Containers: roster, Deadline: true})

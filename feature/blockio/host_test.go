@@ -68,14 +68,9 @@ type host struct {
 func newHost(t *testing.T) *host {
 	t.Helper()
 	testkit.NeedRoot(t)
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	h := &host{t: t, journal: j, roster: &roster{}, state: t.TempDir()}
+	h := &host{t: t, journal: testkit.Journal(t, journal.Open), roster: &roster{}, state: t.TempDir()}
 	h.open()
-	t.Cleanup(func() {
-		must(t, h.Close())
-		must(t, j.Close())
-	})
+	t.Cleanup(func() { must(t, h.Close()) })
 	return h
 }
 

@@ -166,9 +166,7 @@ func TestRealtimeKilled(t *testing.T) {
 				t.Errorf("without an agent the thread ran for %s of %s, more than %s", now-ran, time.Since(began), most)
 			}
 
-			j, err := journal.Open(state)
-			must(t, err)
-			defer j.Close()
+			j := testkit.JournalIn(t, state, journal.Open)
 			_, err = j.Restore(kernel.Opener(kernel.Default()), nil)
 			must(t, err)
 			if got := policyOf(); got != unix.SCHED_NORMAL || len(j.Entries()) != 0 {

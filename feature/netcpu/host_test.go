@@ -59,14 +59,12 @@ func newHost(t *testing.T, cpu sandbox.CPU) *host {
 	must(t, h.box.Limit(cpu)) // when its process has begun, which takes long with a small quota
 	h.Join(h.box, "10.66.0.2/24", h.ns, "h0")
 
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	h.journal = j
+	h.journal = testkit.Journal(t, journal.Open)
 	t.Cleanup(func() { // what a test that failed has left in force
-		j.Restore(kernel.Opener(kernel.Default()), nil)
-		j.Close()
+		h.journal.Restore(kernel.Opener(kernel.Default()), nil)
 	})
-	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS()})
+	var err error
+	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
 	must(t, err)
 	t.Cleanup(func() { h.netcpu.Close() })
 	h.container = h.describe(h.box)

@@ -67,8 +67,8 @@ func newHost(t testing.TB, rate uint64) *host {
 // start makes the journal and the feature, as an agent does.
 func (h *host) start() {
 	h.t.Helper()
-	j, err := journal.Open(h.dir)
-	must(h.t, err)
+	var err error
+	j := testkit.JournalIn(h.t, h.dir, journal.Open)
 	h.journal = j
 	h.slots, err = identity.Open("/proc")
 	must(h.t, err)
@@ -78,7 +78,7 @@ func (h *host) start() {
 		uplinks["nic0"] = h.rate
 	}
 	h.traffic, err = traffic.New(traffic.Config{
-		Roots: kernel.Default(), Journal: j, NetNS: h.ns.NetNS(), Identity: h.slots, MarkMask: h.mask,
+		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, MarkMask: h.mask,
 		Uplinks: uplinks, Delays: h.delays, Measured: h.measured,
 	})
 	must(h.t, err)
@@ -89,7 +89,6 @@ func (h *host) start() {
 		h.traffic.Close()
 		h.slots.Close()
 		j.Restore(kernel.Opener(kernel.Default()), nil)
-		j.Close()
 	})
 }
 

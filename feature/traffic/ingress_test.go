@@ -214,16 +214,14 @@ func TestIngressOperator(t *testing.T) {
 func needSharing(t *testing.T) {
 	t.Helper()
 	testkit.NeedRoot(t)
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	if !ends.Open("/proc", j).Filters() {
 		return
 	}
 	h := newHost(t, gbit)
 	h.start()
 	before := h.state()
-	err = h.due(fake(1), policy.Net{}, policy.Net{Weight: 1})
+	err := h.due(fake(1), policy.Net{}, policy.Net{Weight: 1})
 	if err == nil || !strings.Contains(err.Error(), "cannot be shared on this kernel") {
 		t.Errorf("shares of what is received: %v", err)
 	}

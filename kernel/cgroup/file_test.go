@@ -107,14 +107,11 @@ func TestFileInKernel(t *testing.T) {
 	if cg.CPU == cg.V2 {
 		knobs = map[string]string{"cpu.weight": "50", "cpu.max": "20000 100000"}
 	}
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	before := map[string]string{}
 	for name, value := range knobs {
 		k := File(filepath.Join(cg.CPU, name))
+		var err error
 		if before[name], err = k.Read(); err != nil {
 			t.Fatal(err)
 		}

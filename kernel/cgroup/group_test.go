@@ -20,11 +20,7 @@ func TestGroupInKernel(t *testing.T) {
 	if cg.CPU == "" {
 		testkit.Skip(t, "no cpu controller")
 	}
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	k := Group(filepath.Join(cg.CPU, "fairlead"))
 	expect := func(want string) {
 		t.Helper()

@@ -22,11 +22,7 @@ func TestIdleInKernel(t *testing.T) {
 	if err := File(filepath.Join(cg.CPU, weight)).Write("321"); err != nil {
 		t.Fatal(err)
 	}
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	open := func(r journal.Ref) (journal.Knob, error) { return OpenIdle(DefaultRoot, r) }
 	restore := func(when string) {
 		t.Helper()

@@ -27,11 +27,7 @@ func TestIOWeightInKernel(t *testing.T) {
 	if len(lines) == 0 {
 		t.Fatal("this kernel has neither BFQ nor iocost")
 	}
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	expect := func(when string, iocost, bfq string) {
 		t.Helper()
 		for _, l := range lines {

@@ -30,11 +30,7 @@ func TestThrottleInKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	device := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	for _, l := range []Limits{{ReadIOPS: 100, WriteBytes: 1 << 20}, {ReadIOPS: 50, WriteIOPS: 10}} {
 		for _, line := range Throttle(cg.IO, cg.IO == cg.V2, device, l) {
 			if err := j.Turn(line, line.Value, journal.Owner{Feature: "test"}); err != nil {

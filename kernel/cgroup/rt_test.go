@@ -21,11 +21,7 @@ func TestRTInKernel(t *testing.T) {
 	if _, err := RT(cg.CPU).Read(); cg.CPU == "" || errors.Is(err, errors.ErrUnsupported) {
 		testkit.Skip(t, "no real-time groups of cgroup v1")
 	}
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	if err := j.Turn(RT(cg.CPU), "100000", journal.Owner{Feature: "test"}); err != nil {
 		t.Fatal(err)
 	}

@@ -53,9 +53,7 @@ func TestAffinityInKernel(t *testing.T) {
 	must(t, err)
 	all, err := cgroup.ParseCPUs(before)
 	must(t, err)
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	last := strconv.Itoa(all[len(all)-1])
 	must(t, j.Turn(knob, last, journal.Owner{Feature: "test"}))
 	if got, err := knob.Read(); err != nil || got != last {

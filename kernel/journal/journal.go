@@ -120,6 +120,11 @@ func (j *Journal) Attribute(source func(container uint64) string) {
 	j.source = source
 }
 
+// SetPatience sets how long a call to the host may make others wait, and all that do
+// not return may hold up Restore, from 5 s to d. It is for hosts on which every call
+// is slow, as one with emulated CPUs, and is called before any other method.
+func (j *Journal) SetPatience(d time.Duration) { j.patience = d }
+
 // Turn sets k to value, on behalf of by, until it is undone. See TurnUntil.
 func (j *Journal) Turn(k Knob, value string, by Owner) error {
 	return j.TurnUntil(k, value, by, time.Time{})

@@ -65,11 +65,7 @@ func TestKnobsOfAVeth(t *testing.T) {
 	testkit.Smoke(t, "knob:offload", "knob:threaded", "knob:rps")
 	testkit.NeedRoot(t)
 	p := newPair(t)
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	knobs := []struct {
 		knob          journal.Knob
 		before, after string
@@ -292,11 +288,7 @@ func TestReadOnlySysfs(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
 	ns, eth0, readOnly := readOnlySysfs(t)
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	rounds := testkit.Scale(t, 20, 100)
 	writing := make(chan struct{})
 	var readers, writers sync.WaitGroup

@@ -26,10 +26,7 @@ import (
 
 func openJournal(t *testing.T, dir string) *journal.Journal {
 	t.Helper()
-	j, err := journal.Open(dir)
-	must(t, err)
-	t.Cleanup(func() { j.Close() })
-	return j
+	return testkit.JournalIn(t, dir, journal.Open)
 }
 
 // shape does what the feature does to a device.

@@ -67,11 +67,7 @@ func TestKnobsInKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	th, remove := napi(t)
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	owner := journal.Owner{Feature: "test"}
 
 	type move struct{ hierarchy, dir string }

@@ -14,11 +14,7 @@ func TestSlice(t *testing.T) {
 	testkit.Smoke(t, "knob:slice")
 	testkit.NeedRoot(t)
 	th, remove := napi(t)
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	knob := Slice("/proc", th.Thread)
 	before, err := knob.Read()
 	if err != nil {

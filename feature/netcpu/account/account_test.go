@@ -47,9 +47,7 @@ func openMeter(t testing.TB, exact bool) *Meter {
 
 func config(t testing.TB) Config {
 	t.Helper()
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	t.Cleanup(func() { must(t, j.Close()) })
+	j := testkit.Journal(t, journal.Open)
 	e := ends.Open("/proc", j)
 	must(t, e.Err())
 	return Config{Ends: e}

@@ -138,9 +138,7 @@ func TestChargeInKernel(t *testing.T) {
 	must(t, err)
 	layout, err := cgroup.Detect("/proc", "")
 	must(t, err)
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	t.Cleanup(func() { j.Close() })
+	j := testkit.Journal(t, journal.Open)
 
 	var packets load
 	ch := New(Config{

@@ -71,9 +71,7 @@ func TestWeightInKernel(t *testing.T) {
 			must(t, err)
 			owners, err := cgroup.Weight(p.payer.CPU)
 			must(t, err)
-			j, err := journal.Open(t.TempDir())
-			must(t, err)
-			t.Cleanup(func() { j.Close() })
+			j := testkit.Journal(t, journal.Open)
 			var network load
 			ch := New(Config{
 				Feature: "netcpu",

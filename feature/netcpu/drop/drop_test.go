@@ -81,11 +81,7 @@ const lo = "00:00:00:00:00:00"
 func load(t *testing.T) *Dropper {
 	t.Helper()
 	testkit.NeedRoot(t)
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { j.Close() })
+	j := testkit.Journal(t, journal.Open)
 	who, err := identity.Open("/proc")
 	if err != nil {
 		t.Fatal(err)

@@ -73,10 +73,7 @@ func bare(t *testing.T) (is *Isolator, ns *netdev.NS, index int, path string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ns.Close() })
-	j, err := journal.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := testkit.Journal(t, journal.Open)
 	layout, err := cgroup.Detect("/proc", "")
 	if err != nil {
 		t.Fatal(err)

@@ -58,9 +58,7 @@ func TestPod(t *testing.T) {
 	}
 
 	t.Run("no cpu controller", func(t *testing.T) {
-		j, err := journal.Open(t.TempDir())
-		must(t, err)
-		defer j.Close()
+		j := testkit.Journal(t, journal.Open)
 		n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
 		must(t, err)
 		defer n.Close()
@@ -79,9 +77,7 @@ func TestPod(t *testing.T) {
 
 	for _, cri := range []string{"", "web"} { // without and with a word from the runtime
 		t.Run("pod="+cri, func(t *testing.T) {
-			j, err := journal.Open(t.TempDir())
-			must(t, err)
-			defer j.Close()
+			j := testkit.Journal(t, journal.Open)
 			n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
 			must(t, err)
 			defer n.Close()
@@ -133,9 +129,7 @@ func TestDelegation(t *testing.T) {
 	scope.Add(t, process)
 	c := discover(t, hostEnd, scope.V2, 1)[0]
 
-	j, err := journal.Open(t.TempDir())
-	must(t, err)
-	defer j.Close()
+	j := testkit.Journal(t, journal.Open)
 	n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
 	must(t, err)
 	defer n.Close()
