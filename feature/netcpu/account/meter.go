@@ -39,7 +39,7 @@ type Config struct {
 	Ends  *ends.Ends
 	Owner journal.Owner
 
-	exact bool // never sample, for tests that compare with it
+	exact bool // for tests that count every packet: never sample
 }
 
 // Meter keeps the accounts. It is safe for concurrent use.

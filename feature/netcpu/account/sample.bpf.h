@@ -10,9 +10,6 @@
 #define RUNS 2000ULL
 #define WINDOW_NS 4000000ULL
 
-/* Sample all runs, however busy a CPU is; set before the object is loaded. */
-const volatile __u8 fl_exact;
-
 /* Chooses the weight of the next runs from the events of a window. */
 static __always_inline void weigh(struct cpu *c, __u64 now)
 {
