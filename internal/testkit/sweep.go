@@ -15,8 +15,12 @@ import (
 // Sweep removes what a run of the tests has left that was killed, before another
 // run meets it: processes that bear the mark of one, and the cgroups of tests and
 // sandboxes. A cgroup in which anything else runs stays. It returns what it has
-// removed. The caller makes sure that no other run is under way.
+// removed. The caller makes sure that no other run is under way; inside one, Sweep does
+// nothing.
 func Sweep() []string {
+	if os.Getenv(runVar) != "" {
+		return nil
+	}
 	return sweep(runVar+"=", "/sys/fs/cgroup", "fairlead-sandbox", "fairlead-test-*")
 }
 
