@@ -99,22 +99,18 @@ func TestAdopt(t *testing.T) {
 	during, entries := h.state(), len(h.notes())
 	must(t, h.netcpu.Close())
 
-	second, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
-	must(t, err)
-	t.Cleanup(func() { second.Close() })
-	must(t, second.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
+	h.open()
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	if got := len(h.notes()); got != entries {
 		t.Errorf("%d journal entries after adopting, %d before", got, entries)
 	}
 	same(t, "adopted", h.state(), during)
 
 	// A third one, whose policy no longer asks for it.
-	must(t, second.Close())
-	third, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
-	must(t, err)
-	t.Cleanup(func() { third.Close() })
-	must(t, third.Apply(t.Context(), h.target(policy.NetCPUObserve)))
-	must(t, third.Prune(t.Context(), func(container.ID) bool { return true }))
+	must(t, h.netcpu.Close())
+	h.open()
+	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUObserve)))
+	must(t, h.netcpu.Prune(t.Context(), func(container.ID) bool { return true }))
 	same(t, "given up", h.state(), before)
 	if left := h.notes(); len(left) != 0 {
 		t.Errorf("journal: %+v", left)
@@ -389,7 +385,7 @@ func TestQueueFollowsTraffic(t *testing.T) {
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
 	own := payer(h.container)
 	h.untilThreads("one container's packets alone", own, h.uplinkGroup())
 
@@ -419,14 +415,12 @@ func TestUplinkSteered(t *testing.T) {
 	h.untilCPUs("isolated", "1", "1")
 
 	h.start(h.box, "udp-recv")
-	send := h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
+	send := h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
 	h.untilCPUs("one container's packets alone", "0", "1")
 
 	// Another agent finds it so, and knows from the journal where RPS led.
 	must(t, h.netcpu.Close())
-	var err error
-	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
-	must(t, err)
+	h.open()
 	send.SetRate(0)
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.untilCPUs("with another agent", "1", "1")

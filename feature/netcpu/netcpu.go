@@ -73,6 +73,9 @@ type Config struct {
 	// one who names them knows that most drivers reset their queues for it, and
 	// README.md what else it means.
 	XDP []string
+
+	// QueueMin is as in isolate.Config: packets per second; 0 is the default.
+	QueueMin uint64
 }
 
 // Netcpu is the feature. See feature.Feature for how it may be called.
@@ -160,7 +163,7 @@ func New(cfg Config) (*Netcpu, error) {
 	n.support = support(cfg.Roots, layout, throttled, noDrop)
 	n.isolator = isolate.New(isolate.Config{
 		Feature: name, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal, Find: n.find, Uplinks: n.uplinks, Throttled: throttled,
-		Drop: n.dropper,
+		Drop: n.dropper, QueueMin: cfg.QueueMin,
 	})
 	go n.loop()
 	return n, nil

@@ -26,7 +26,7 @@ func TestQueueOfAnEndedThread(t *testing.T) {
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
 	h.untilThreads("one container's packets alone", payer(h.container), h.uplinkGroup())
 	was := h.polling("nic0")
 	h.Change(h.ns, "nic0", (*netlink.Handle).LinkSetDown)
@@ -108,7 +108,7 @@ func TestQueueFollowsQuota(t *testing.T) {
 	h.needNAPIs()
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	h.start(h.box, "udp-recv")
-	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", "3000")
+	h.start(h.wire, "udp-send", "--to", "10.66.0.2:9000", "--rate", worth())
 	h.untilThreads("without a quota", payer(h.container), h.uplinkGroup())
 	if !throttled {
 		must(t, h.box.Limit(sandbox.CPU{Quota: 80 * time.Millisecond, Period: 100 * time.Millisecond}))

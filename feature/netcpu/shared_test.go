@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -103,9 +102,7 @@ func TestSharedNamespaceIsAdopted(t *testing.T) {
 	must(t, h.netcpu.Apply(t.Context(), h.target(policy.NetCPUIsolate)))
 	must(t, h.netcpu.Close())
 
-	var err error
-	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS()})
-	must(t, err)
+	h.open()
 	must(t, h.netcpu.Apply(t.Context(), policy.Target{Container: two, Settings: policy.Settings{NetCPU: policy.NetCPUIsolate}}))
 	during := h.state()
 	out, err := h.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool { return e.Owner.Container == uint64(one.ID) })

@@ -19,11 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -33,10 +31,7 @@ import (
 func (h *host) byXDP() {
 	h.t.Helper()
 	must(h.t, h.netcpu.Close())
-	var err error
-	h.netcpu, err = netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), XDP: []string{"nic0", "nic9"}})
-	must(h.t, err)
-	h.t.Cleanup(func() { h.netcpu.Close() })
+	h.open("nic0", "nic9")
 }
 
 // xdp is the id of the XDP program at nic0, 0 for none.

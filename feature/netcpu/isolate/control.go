@@ -112,10 +112,10 @@ func newQueueControl() queueControl {
 	return queueControl{owner: nobody, last: nobody, patience: queuePatience}
 }
 
-// next takes one window into account and returns the owner from now on. A queue
-// is lost with the first packet that is somebody else's, since that one waits
+// next takes one window into account and returns the owner from now on, for whom
+// there have to be least packets per second. A queue is lost with the first packet that is somebody else's, since that one waits
 // for the owner's share of the CPU; and each loss doubles the patience.
-func (c *queueControl) next(w queueWindow) uint32 {
+func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 	if w.Others > 0 || w.Stale > queueStale {
 		// The first packets of a tenant that takes over an idle queue are such,
 		// too: they cost a window.
@@ -132,7 +132,7 @@ func (c *queueControl) next(w queueWindow) uint32 {
 	if w.Slot != c.last {
 		c.last, c.calm = w.Slot, 0
 	}
-	if float64(w.Own) >= queueMin*w.length.Seconds() {
+	if float64(w.Own) >= float64(least)*w.length.Seconds() {
 		c.calm++
 	}
 	if c.calm >= c.patience {

@@ -39,6 +39,10 @@ type Config struct {
 	Throttled bool
 
 	Drop *drop.Dropper // nil where the kernel cannot
+
+	// QueueMin is how many packets per second make a queue of an uplink worth giving
+	// to the container whose they all are; 0: 1,000.
+	QueueMin uint64
 }
 
 // Isolator isolates containers. It is not safe for concurrent use. Make it with New.
@@ -76,6 +80,9 @@ type thread struct {
 
 // New makes an Isolator. It changes nothing.
 func New(cfg Config) *Isolator {
+	if cfg.QueueMin == 0 {
+		cfg.QueueMin = queueMin
+	}
 	return &Isolator{
 		cfg: cfg, tenants: make(map[uint64]*tenant), member: make(map[container.ID]*tenant), expiry: make(map[container.ID]time.Time),
 		needs: make(map[container.ID]time.Time),
