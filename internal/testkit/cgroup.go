@@ -142,8 +142,21 @@ func cgroupMounts(mountinfo []byte) CG {
 // removeCgroup kills what runs in dir and below, and removes the directories,
 // children first. A directory that is gone already is a success.
 func removeCgroup(dir string) error {
-	var dirs []string
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	dirs, err := cgroupsIn(dir)
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		if err := emptyAndRemove(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cgroupsIn lists dir and the cgroups below it, children first; none if it is gone.
+func cgroupsIn(dir string) (dirs []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -153,14 +166,16 @@ func removeCgroup(dir string) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("list cgroup %s: %w", dir, err)
+		return nil, fmt.Errorf("list cgroup %s: %w", dir, err)
 	}
-	for i := len(dirs) - 1; i >= 0; i-- {
-		if err := emptyAndRemove(dirs[i]); err != nil {
-			return err
-		}
-	}
-	return nil
+	slices.Reverse(dirs)
+	return dirs, nil
+}
+
+// processesIn lists what runs in a cgroup, not below it.
+func processesIn(dir string) []string {
+	data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // gone: nothing does
+	return strings.Fields(string(data))
 }
 
 // emptyAndRemove repeats kill and rmdir: a killed process keeps its cgroup busy
@@ -172,8 +187,7 @@ func emptyAndRemove(dir string) error {
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // gone: the next round says so
-		for _, f := range strings.Fields(string(data)) {
+		for _, f := range processesIn(dir) {
 			pid, err := strconv.Atoi(f)
 			if err != nil || pid <= 0 || pid == os.Getpid() {
 				continue

@@ -1,13 +1,11 @@
 package testkit
 
 import (
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,35 +31,22 @@ func sweep(mark, root string, names ...string) (removed []string) {
 		pid, _ := strconv.Atoi(p)    // a name in /proc
 		unix.Kill(pid, unix.SIGKILL) // ESRCH: it has just ended
 	}
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if !slices.ContainsFunc(pids, running) {
-			break
-		}
-	}
+	var kept []string
 	for _, name := range names {
 		here, _ := filepath.Glob(filepath.Join(root, name)) // the patterns are good ones
 		below, _ := filepath.Glob(filepath.Join(root, "*", name))
 		for _, top := range append(here, below...) {
-			var dirs []string
-			filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-				if err == nil && d.IsDir() {
-					dirs = append(dirs, path)
-				}
-				return nil
-			})
-			slices.Reverse(dirs)
+			dirs, _ := cgroupsIn(top) // gone meanwhile
 			for _, dir := range dirs {
-				if os.Remove(dir) == nil {
+				// Of ours some may not have ended yet: the removal waits for them.
+				strangers := slices.DeleteFunc(processesIn(dir), func(p string) bool { return slices.Contains(pids, p) })
+				if len(strangers) > 0 || slices.ContainsFunc(kept, func(k string) bool { return filepath.Dir(k) == dir }) {
+					kept = append(kept, dir)
+				} else if emptyAndRemove(dir) == nil {
 					removed = append(removed, "cgroup "+dir)
 				}
 			}
 		}
 	}
 	return removed
-}
-
-// running says whether a process holds on to anything; a zombie does not.
-func running(pid string) bool {
-	exe, err := os.Readlink(filepath.Join("/proc", pid, "exe"))
-	return err == nil && exe != ""
 }

@@ -7,9 +7,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // What a killed run leaves goes: its processes and its cgroups, one inside
@@ -40,8 +41,11 @@ func TestSweep(t *testing.T) {
 			t.Errorf("%s: %v, want %v", dir, err, want)
 		}
 	}
-	if !running(strconv.Itoa(other.Process.Pid)) {
-		t.Error("a process without the mark was ended")
+	if err := other.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Wait(); err == nil || err.Error() != "signal: terminated" {
+		t.Errorf("the process without the mark ended by %v, want by the test's signal", err)
 	}
 	if len(removed) != 3 || !strings.HasPrefix(removed[0], "process ") || !slices.Contains(removed, "cgroup "+filepath.Join(cg.CPU, "left-1")) {
 		t.Errorf("removed: %q", removed)

@@ -39,7 +39,7 @@ type Config struct {
 	Ends  *ends.Ends
 	Owner journal.Owner
 
-	exact bool // for tests that count every packet: never sample
+	exact bool // for tests that count every packet: never sample, and let packets wait longer in a tunnel's queue
 }
 
 // Meter keeps the accounts. It is safe for concurrent use.

@@ -112,9 +112,10 @@ func newQueueControl() queueControl {
 	return queueControl{owner: nobody, last: nobody, patience: queuePatience}
 }
 
-// next takes one window into account and returns the owner from now on, for whom
-// there have to be least packets per second. A queue is lost with the first packet that is somebody else's, since that one waits
-// for the owner's share of the CPU; and each loss doubles the patience.
+// next takes one window into account and returns the owner from now on. Least is how
+// many packets per second make the queue worth giving. It is lost with the first
+// packet that is somebody else's, since that one waits for the owner's share of the
+// CPU; and each loss doubles the patience.
 func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 	if w.Others > 0 || w.Stale > queueStale {
 		// The first packets of a tenant that takes over an idle queue are such,
