@@ -91,8 +91,8 @@ type guard struct {
 	xdp     bool   // drop packets in the driver of the NIC
 	feature string // the feature under test
 	mode    string // netcpu: the mode while the protection is on
-	prefix  string // prefix of the containers' names
-	count   int    // number of containers
+	prefix  string // prefix of the names of the containers that it protects
+	count   int    // number of these
 	dir     string
 	client  *api.Client
 	process *sandbox.Process
@@ -110,13 +110,19 @@ const policyFile = "rig.yaml"
 
 // newGuard starts an agent for the rig and waits until it answers. The protection is off
 // at first. mode is netcpu's mode while it is on. If uplink is not 0, feature traffic
-// divides the NIC, at that rate.
-func newGuard(ctx context.Context, r *rig.Rig, mode string, uplink uint64) (*guard, error) {
+// divides the NIC, at that rate. protect begins the names, in the rig, of those that it
+// protects.
+func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint64) (*guard, error) {
 	dir, err := r.TempDir("agent")
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{rig: r, uplink: uplink, feature: "netcpu", mode: mode, prefix: r.Prefix(), count: len(r.Boxes), dir: dir, log: &tail{}}
+	g := &guard{rig: r, uplink: uplink, feature: "netcpu", mode: mode, prefix: r.Prefix() + protect, dir: dir, log: &tail{}}
+	for _, c := range r.Containers {
+		if strings.HasPrefix(c.Name, protect) {
+			g.count++
+		}
+	}
 	if uplink > 0 {
 		g.feature = "traffic"
 	}

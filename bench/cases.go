@@ -24,7 +24,12 @@ type setup struct {
 	// timed adds a stopwatch that measures softirqs independently of the accounts.
 	timed bool
 	// victim is a real program that runs as the victim; "" is our own load.
-	victim  string
+	victim string
+	// service is a real server that runs as the victim and is asked by the container
+	// serviceClient; "" is none. There is no penalty then, and no base.
+	service rig.Service
+	// protect begins the names of the containers that are protected; "" protects all.
+	protect string
 	demands []demand
 }
 
@@ -46,6 +51,11 @@ type demand struct {
 	xdp bool
 	// lift removes the neighbours' quotas while the protection is off.
 	lift bool
+	// idle has the neighbours do nothing, although the setup makes them compute.
+	idle bool
+	// control makes off the control of a flood: the neighbours compute, and all packets
+	// from outside are dropped before the host.
+	control bool
 }
 
 // base is the case that the other cases of a setup are compared with.
@@ -70,7 +80,7 @@ func catalogue(docker bool) []setup {
 		return pairs(rig.Docker)
 	}
 	all := pairs(rig.Hop, rig.NIC)
-	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle()}, programs()} {
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle()}, programs(), services()} {
 		all = append(all, part...)
 	}
 	return all

@@ -17,6 +17,9 @@ const (
 	Requests = "requests"
 	P50      = "latency p50"
 	P99      = "latency p99"
+	Longest  = "latency longest"
+	// Retransmitted is how many segments of TCP the server and its client sent again.
+	Retransmitted = "retransmitted"
 	// VictimCPU is the CPU time that the scheduler charged to the victim, per second. If
 	// the victim did less work than that time allows, softirqs took the rest. If the
 	// time is less than its quota, the victim did not get its quota.
@@ -63,18 +66,20 @@ const toldRamp = time.Second
 
 // sample is the result of one window.
 type sample struct {
-	work     float64 // units per second of the victim
-	victim   float64 // CPU time charged to the victim, per second
-	used     float64 // fraction of the time in which the shared CPU was not idle
-	agent    float64 // CPU time of the agent, per second
-	memory   float64 // of the agent, resident, in bytes
-	sent     float64 // per second
-	received float64 // per second
-	bits     float64 // per second, received
-	p50, p99 float64 // of the requests, in seconds; 0 if there are none
-	ramp     float64 // units per second of the victim before the window; 0 if that time was short
-	outside  float64 // fraction of the time in which the clients' CPU was not idle
-	steal    float64 // fraction of the CPU time that the hypervisor took
+	work          float64 // units per second of the victim
+	victim        float64 // CPU time charged to the victim, per second
+	used          float64 // fraction of the time in which the shared CPU was not idle
+	agent         float64 // CPU time of the agent, per second
+	memory        float64 // of the agent, resident, in bytes
+	sent          float64 // per second
+	received      float64 // per second
+	bits          float64 // per second, received
+	p50, p99      float64 // of the requests, in seconds; 0 if there are none
+	longest       float64 // likewise
+	retransmitted float64 // segments of TCP in the window
+	ramp          float64 // units per second of the victim before the window; 0 if that time was short
+	outside       float64 // fraction of the time in which the clients' CPU was not idle
+	steal         float64 // fraction of the CPU time that the hypervisor took
 
 	charges   *charges     // nil where the agent keeps no accounts
 	exactness *exactness   // nil without a stopwatch
@@ -85,6 +90,20 @@ type sample struct {
 func (e *experiment) add(su setup, d demand, on bool, base float64, m sample) {
 	name := su.name + " " + d.name
 	add := func(metric, unit string, value float64) { e.report.Add(name, metric, unit, on, value) }
+	if su.service != "" {
+		add(Requests, "1/s", m.work)
+		add(P50, "s", m.p50)
+		add(P99, "s", m.p99)
+		add(Longest, "s", m.longest)
+		add(Retransmitted, "1", m.retransmitted)
+		add(VictimCPU, "1", m.victim)
+		add(CPUUsed, "1", m.used)
+		add(OutsideCPU, "1", m.outside)
+		if d.traffic.Kind != "" {
+			add(Received, "1/s", m.received)
+		}
+		return
+	}
 	if !su.alone {
 		add(Penalty, "1", base/m.work)
 		if m.ramp > 0 {

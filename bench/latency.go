@@ -192,7 +192,7 @@ func newLatencySession(ctx context.Context, e *experiment, crowd, quick bool) (_
 			return nil, err
 		}
 	}
-	if s.guard, err = newGuard(ctx, s.rig, "", 100*gbit); err != nil {
+	if s.guard, err = newGuard(ctx, s.rig, "", "", 100*gbit); err != nil {
 		return nil, err
 	}
 	s.guard.feature = latencyPolicy

@@ -60,7 +60,7 @@ func installed(all []setup, have func(program string) bool) (list []setup, notes
 		return false
 	}
 	for _, su := range all {
-		if !need(su.victim) {
+		if !need(su.victim) || su.service != "" && su.service.Program() == "" && !need(string(su.service)) {
 			continue
 		}
 		su.demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !need(d.traffic.Kind.Program()) })

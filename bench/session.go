@@ -61,14 +61,17 @@ func newSession(ctx context.Context, su setup, mode string, settle, take time.Du
 	if err := s.startStopwatch(); err != nil {
 		return nil, err
 	}
-	if s.guard, err = newGuard(ctx, r, mode, 0); err != nil {
+	if s.guard, err = newGuard(ctx, r, su.protect, mode, 0); err != nil {
 		return nil, err
 	}
 	if err := s.startVictim(ctx); err != nil {
 		return nil, err
 	}
 	if su.compute {
-		for _, b := range r.Neighbours() {
+		for i, b := range r.Neighbours() {
+			if r.Containers[1+i].CPU != rig.SharedCPU {
+				continue
+			}
 			g, err := r.Start(ctx, b, "burn")
 			if err != nil {
 				return nil, err
@@ -81,6 +84,17 @@ func newSession(ctx context.Context, su setup, mode string, settle, take time.Du
 
 func (s *session) startVictim(ctx context.Context) (err error) {
 	switch {
+	case s.setup.service != "":
+		server, err := s.rig.Serve(ctx, s.setup.service, 0)
+		if err != nil {
+			return err
+		}
+		client, err := s.rig.Ask(ctx, s.setup.service, 0, serviceClient, serviceConns)
+		if err != nil {
+			return err
+		}
+		client.SetRate(load.Flood)
+		s.victim, s.pid, s.server = client, server.PID, server
 	case s.setup.alone, s.setup.victim == sysbench:
 	case s.setup.victim == memcached:
 		server, client, err := s.rig.ServeVictim(ctx)
@@ -139,9 +153,14 @@ func (s *session) send(ctx context.Context, t rig.Traffic) error {
 }
 
 // compute makes the neighbours without traffic compute, if the setup says so.
-func (s *session) compute(t rig.Traffic) error {
+func (s *session) compute(d demand, on bool) error {
+	t := d.traffic
 	busy := t.Neighbours
 	switch {
+	case d.idle:
+		busy = len(s.burners)
+	case d.control && !on:
+		busy = 0
 	case t.Kind == "":
 		busy = 0
 	case busy == 0:
@@ -166,7 +185,7 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 			return err
 		}
 	}
-	if err := errors.Join(s.send(ctx, d.traffic), s.compute(d.traffic)); err != nil {
+	if err := errors.Join(s.send(ctx, d.traffic), s.compute(d, on)); err != nil {
 		return err
 	}
 	if d.shape != s.shape {
@@ -184,7 +203,10 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 		s.lifted = lift
 	}
 	at := d.drop
-	if !on {
+	switch {
+	case !on && d.control:
+		at = rig.AtXDP
+	case !on:
 		at = ""
 	}
 	if at != s.dropping {
@@ -243,7 +265,7 @@ func (s *session) window(ctx context.Context, d demand, on bool) (sample, error)
 	if err := s.ended(); err != nil {
 		return sample{}, err
 	}
-	if d.traffic.Kind == "" {
+	if d.traffic.Kind == "" && s.setup.service == "" {
 		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
 	}
 	m := s.between(before, after)
@@ -322,6 +344,7 @@ type reading struct {
 	sent, received       []load.Reading
 	net                  *api.NetCPU // nil if the agent keeps no accounts
 	softirq              rig.Elapsed // of the stopwatch, if there is one
+	retransmitted        uint64      // by a service and its client
 }
 
 func (s *session) read(ctx context.Context) (reading, error) {
@@ -341,6 +364,15 @@ func (s *session) read(ctx context.Context) (reading, error) {
 	}
 	if s.victim != nil {
 		r.victim = s.victim.Read()
+	}
+	if s.setup.service != "" {
+		for _, pid := range []int{s.pid, s.victim.PID} {
+			n, err := rig.Retransmitted(pid)
+			if err != nil {
+				return reading{}, err
+			}
+			r.retransmitted += n
+		}
 	}
 	if s.running != nil {
 		for _, g := range s.running.Senders {
@@ -372,6 +404,10 @@ func (s *session) between(before, after reading) sample {
 		// A victim without any work has an infinite penalty, which no table can
 		// show. So it counts as one unit of work.
 		m.work = max(w.Rate(), 1/w.Seconds)
+		if s.setup.service != "" {
+			m.p50, m.p99, m.longest = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), w.Latency(1).Seconds()
+			m.retransmitted = float64(after.retransmitted - before.retransmitted)
+		}
 	}
 	for i, r := range after.sent {
 		w := r.Since(before.sent[i])

@@ -61,7 +61,7 @@ func newTrafficSession(ctx context.Context, su trafficSetup, warm, take time.Dur
 	if uplink == 0 {
 		uplink = 100 * gbit
 	}
-	if s.guard, err = newGuard(ctx, r, "", uplink); err != nil {
+	if s.guard, err = newGuard(ctx, r, "", "", uplink); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil

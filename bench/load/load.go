@@ -189,7 +189,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	fs.StringVar(&o.to, "to", "127.0.0.1:9000", "address to send to, or several with commas: all get the same")
 	fs.StringVar(&o.listen, "listen", ":9000", "address to receive at")
-	fs.StringVar(&o.proto, "proto", "udp", "udp or tcp, for rr-client and rr-server; rr-client also speaks memcached")
+	fs.StringVar(&o.proto, "proto", "udp", "what rr-client speaks: "+strings.Join(names(), ", ")+"; rr-server answers udp and tcp")
 	fs.StringVar(&o.congestion, "congestion", "", "congestion control of tcp-send; by default the kernel's")
 	fs.Var(&o.rate, "rate", "datagrams per second, flood, or 0 to wait for the board (all senders)")
 	fs.IntVar(&o.size, "size", 1400, "payload of a datagram, request or write, in bytes")
@@ -249,8 +249,8 @@ func (o options) check(rest int) error {
 		return errors.New("--sequential must be none, reads or all")
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
-	case !slices.Contains([]string{"udp", "tcp", "memcached"}, o.proto):
-		return errors.New("--proto must be udp, tcp or memcached")
+	case !slices.Contains(names(), o.proto):
+		return fmt.Errorf("--proto must be one of %s", strings.Join(names(), ", "))
 	}
 	return nil
 }

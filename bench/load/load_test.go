@@ -1,9 +1,9 @@
 package load
 
 import (
-	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -229,45 +229,52 @@ func TestRequestResponse(t *testing.T) {
 	}
 }
 
-// TestMemcached asks something that speaks as much of the protocol as is needed.
-func TestMemcached(t *testing.T) {
-	ask := func(kept string) error {
-		client, server := net.Pipe()
-		defer client.Close()
-		go func() {
-			defer server.Close()
-			in := bufio.NewReader(server)
-			head, _ := in.ReadString('\n')
-			var size int
-			fmt.Sscanf(head, "set fairlead 0 0 %d\r\n", &size)
-			value := make([]byte, size+2)
-			io.ReadFull(in, value)
-			if kept == "" {
-				return // it ends
-			}
-			io.WriteString(server, kept)
-			if head, _ = in.ReadString('\n'); head == "get fairlead\r\n" {
-				fmt.Fprintf(server, "VALUE fairlead 0 %d\r\n%sEND\r\n", size, value)
-			}
-		}()
-		if err := store(client, 1000); err != nil {
-			return err
-		}
-		answer := make([]byte, answerSize(1000))
-		if err := exchange("memcached", client, []byte(memcachedAsk), answer, Lost); err != nil {
-			return err
-		}
-		if !strings.HasSuffix(string(answer), "x\r\nEND\r\n") {
-			return fmt.Errorf("the answer ends %q", answer[len(answer)-10:])
-		}
-		return nil
+// TestDialogues asks servers that speak as much of each protocol as is needed.
+func TestDialogues(t *testing.T) {
+	x := strings.Repeat("x", 10)
+	message := func(kind byte, body string) string {
+		return string(binary.BigEndian.AppendUint32([]byte{kind}, uint32(4+len(body)))) + body
 	}
-	if err := ask("STORED\r\n"); err != nil {
-		t.Error(err)
-	}
-	for _, bad := range []string{"ERROR\r\n\r\n", ""} {
-		if err := ask(bad); err == nil {
-			t.Errorf("%q is taken for stored", bad)
+	ready := message('Z', "I")
+	type exchanged struct{ asks, answers string }
+	for name, talk := range map[string][]exchanged{
+		"memcached": {{"set fairlead 0 0 10\r\n" + x + "\r\n", "STORED\r\n"}, {"get fairlead\r\n", "VALUE fairlead 0 10\r\n" + x + "\r\nEND\r\n"}},
+		"redis": {{"*3\r\n$3\r\nSET\r\n$8\r\nfairlead\r\n$10\r\n" + x + "\r\n", "+OK\r\n"},
+			{"*2\r\n$3\r\nGET\r\n$8\r\nfairlead\r\n", "$10\r\n" + x + "\r\n"}},
+		"http": {{"GET / HTTP/1.1\r\nHost: fairlead\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + x}},
+		"postgres": {{"\x00\x00\x00\x29\x00\x03\x00\x00user\x00postgres\x00database\x00postgres\x00\x00", message('R', "\x00\x00\x00\x00") + ready},
+			{message('Q', "SELECT repeat('x', 10)\x00"), message('D', x) + ready}},
+	} {
+		for _, fault := range []string{"", "cut", "refused"} {
+			client, server := net.Pipe()
+			go func() {
+				defer server.Close()
+				for _, e := range talk {
+					got := make([]byte, len(e.asks))
+					if _, err := io.ReadFull(server, got); err != nil || string(got) != e.asks {
+						t.Errorf("%s asks %q, want %q (%v)", name, got, e.asks, err)
+						return
+					}
+					switch fault {
+					case "cut":
+						return
+					case "refused":
+						e.answers = "E\x00\x00\x00\x09 none\r\n\r\n\r\n"
+					}
+					if _, err := io.WriteString(server, e.answers); err != nil || fault != "" {
+						return
+					}
+				}
+			}()
+			request, answer, err := protocols()[name].converse(client, len(x))
+			last := talk[len(talk)-1]
+			switch {
+			case fault != "" && err == nil:
+				t.Errorf("%s, %s: no error", name, fault)
+			case fault == "" && (err != nil || string(request) != last.asks || answer != len(last.answers)):
+				t.Errorf("%s: %q with answers of %d, %v; want %q of %d", name, request, answer, err, last.asks, len(last.answers))
+			}
+			client.Close()
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package load
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,18 +17,20 @@ const Lost = 200 * time.Millisecond
 func rrClient(o options, b *Board) error {
 	failed := make(chan error, o.conns)
 	targets := o.targets()
+	speaks := protocols()[o.proto]
 	for i := range o.conns {
 		c, err := dial(network(o.proto), targets[i%len(targets)], nil)
 		if err != nil {
 			return err
 		}
-		if o.proto == "memcached" && i < len(targets) {
-			if err := store(c, o.size); err != nil {
-				return err
+		request, answer := make([]byte, o.size), o.size
+		if speaks.begin != nil {
+			if request, answer, err = speaks.converse(c, o.size); err != nil {
+				return fmt.Errorf("begin %s: %w", o.proto, err)
 			}
 		}
 		go func() {
-			if err := ask(o, b, c); err != nil {
+			if err := ask(o, b, c, request, make([]byte, answer)); err != nil {
 				failed <- err
 			}
 		}()
@@ -39,47 +40,14 @@ func rrClient(o options, b *Board) error {
 }
 
 func network(proto string) string {
-	if proto == "memcached" {
-		return "tcp"
+	if proto == "udp" {
+		return proto
 	}
-	return proto
+	return "tcp"
 }
 
-// What a client of memcached asks for, by its text protocol (protocol.txt of
-// memcached, "Storage commands", "Retrieval command").
-const (
-	memcachedKey  = "fairlead"
-	memcachedAsk  = "get " + memcachedKey + "\r\n"
-	memcachedKept = "STORED\r\n"
-)
-
-// store puts the value of size bytes there.
-func store(c net.Conn, size int) error {
-	if _, err := fmt.Fprintf(c, "set %s 0 0 %d\r\n%s\r\n", memcachedKey, size, bytes.Repeat([]byte{'x'}, size)); err != nil {
-		return err
-	}
-	answer := make([]byte, len(memcachedKept))
-	if _, err := io.ReadFull(c, answer); err != nil {
-		return fmt.Errorf("store in memcached: %w", err)
-	}
-	if string(answer) != memcachedKept {
-		return fmt.Errorf("store in memcached: it answers %q", answer)
-	}
-	return nil
-}
-
-// answerSize is how long the answer to memcachedAsk is.
-func answerSize(size int) int {
-	return len(fmt.Sprintf("VALUE %s 0 %d\r\n", memcachedKey, size)) + size + len("\r\nEND\r\n")
-}
-
-// ask returns nil once it has sent o.count requests.
-func ask(o options, b *Board, c net.Conn) error {
-	buf := make([]byte, o.size)
-	request := buf
-	if o.proto == "memcached" {
-		request, buf = []byte(memcachedAsk), make([]byte, answerSize(o.size))
-	}
+// ask returns nil once it has sent o.count requests. buf is as long as each answer.
+func ask(o options, b *Board, c net.Conn, request, buf []byte) error {
 	patience := Lost
 	if o.count > 0 {
 		patience = time.Minute // each is to be answered, on however slow a machine
@@ -126,8 +94,8 @@ func exchange(proto string, c net.Conn, request, buf []byte, patience time.Durat
 
 // rrServer answers each request with a copy of it.
 func rrServer(o options, b *Board) error {
-	if o.proto == "memcached" {
-		return errors.New("serve memcached: use memcached")
+	if protocols()[o.proto].begin != nil {
+		return fmt.Errorf("serve %s: use a real server", o.proto)
 	}
 	if o.proto == "tcp" {
 		return serveTCP(o, b, func(c net.Conn) {

@@ -105,7 +105,7 @@ func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error
 			return nil
 		}
 	case Memcached:
-		p, err := r.memcached(ctx, box)
+		p, err := r.Serve(ctx, Memcache, i)
 		if err != nil {
 			return err
 		}
@@ -125,15 +125,6 @@ func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error
 		return err
 	}
 	return fmt.Errorf("no such traffic: %q", t.Kind)
-}
-
-// memcached starts a server and waits until it listens.
-func (r *Rig) memcached(ctx context.Context, box *sandbox.Box) (*sandbox.Process, error) {
-	p, err := r.launch(box, "memcached", "-u", "root", "-p", port, "-U", "0", "-t", "1", "-m", "64", "-l", "0.0.0.0")
-	if err != nil {
-		return nil, err
-	}
-	return p, listens(ctx, p)
 }
 
 // until is the output of a program, of which only that a line has come matters.
@@ -158,7 +149,7 @@ func (r *Rig) memcachedClient(ctx context.Context, i, conns int) (*Generator, er
 // ServeVictim makes the victim a memcached under requests from outside, which
 // client counts and begins paused.
 func (r *Rig) ServeVictim(ctx context.Context) (server *sandbox.Process, client *Generator, err error) {
-	if server, err = r.memcached(ctx, r.Victim()); err != nil {
+	if server, err = r.Serve(ctx, Memcache, 0); err != nil {
 		return nil, nil, err
 	}
 	client, err = r.memcachedClient(ctx, 0, 16)
@@ -205,20 +196,27 @@ func parseSysbench(out string) (float64, error) {
 
 // listens waits until a process listens at the rig's port by TCP.
 func listens(ctx context.Context, p *sandbox.Process) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	n, err := strconv.Atoi(port)
 	if err != nil {
 		return err
 	}
-	for {
+	return await(ctx, p, func() bool {
 		for _, file := range []string{"tcp", "tcp6"} {
 			// Of the network namespace of the process.
 			data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID), "net", file))
 			if err == nil && listening(data, n) {
-				return nil
+				return true
 			}
 		}
+		return false
+	})
+}
+
+// await waits until a server is ready.
+func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for !ready() {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("wait for a server to listen: %w", ctx.Err())
@@ -227,6 +225,7 @@ func listens(ctx context.Context, p *sandbox.Process) error {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+	return nil
 }
 
 // listening says whether a table as in proc_net_tcp has a listener at a port.

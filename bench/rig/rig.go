@@ -49,7 +49,7 @@ const (
 // Config says what rig to build. The zero value is a hop, half and half.
 type Config struct {
 	Path Path
-	// Containers are all pinned to CPU 0. The first is the victim, the others
+	// Containers are pinned to CPU 0, or where they say. The first is the victim, the others
 	// are its neighbours; the paths Hop and Docker have room for one of those.
 	// None is Pair(50, 50).
 	Containers []Container
@@ -63,20 +63,22 @@ type Config struct {
 // Container is one container of a rig. Its cpu.shares are the usual ones.
 type Container struct {
 	Name  string  // unique in the rig; its sandbox is called ID-Name
-	Quota float64 // percent of CPU 0; 0 sets none
+	Quota float64 // percent of its CPU; 0 sets none
+	// CPU is where it runs: SharedCPU, or SenderCPU for a client of the others.
+	CPU int
 }
 
 // Pair is a victim and a receiver.
 func Pair(victim, receiver float64) []Container {
-	return []Container{{"victim", victim}, {"receiver", receiver}}
+	return []Container{{Name: "victim", Quota: victim}, {Name: "receiver", Quota: receiver}}
 }
 
 // Equal is a victim and n-1 neighbours with equal parts of CPU 0 (Iron, section
 // 2: quota = period/n).
 func Equal(n int) []Container {
-	all := []Container{{"victim", 100 / float64(n)}}
+	all := []Container{{Name: "victim", Quota: 100 / float64(n)}}
 	for i := 1; i < n; i++ {
-		all = append(all, Container{fmt.Sprintf("n%d", i), 100 / float64(n)})
+		all = append(all, Container{Name: fmt.Sprintf("n%d", i), Quota: 100 / float64(n)})
 	}
 	return all
 }
@@ -324,7 +326,7 @@ func (c Container) cpu() sandbox.CPU {
 	return sandbox.CPU{
 		Quota:  time.Duration(c.Quota * float64(period) / 100),
 		Period: period,
-		Set:    strconv.Itoa(SharedCPU),
+		Set:    strconv.Itoa(c.CPU),
 	}
 }
 

@@ -39,6 +39,9 @@ func (r *Rig) cpuOf(box *sandbox.Box) int {
 	if box == r.Outside {
 		return SenderCPU
 	}
+	if i := slices.Index(r.Boxes, box); i >= 0 {
+		return r.Containers[i].CPU
+	}
 	return SharedCPU
 }
 
