@@ -122,7 +122,12 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 		t->polled = t->sent;
 	else
 		__sync_fetch_and_add(&t->polled, work);
-	t->stopped = beyond_quota() ? bpf_ktime_get_ns() : 0;
+	if (beyond_quota()) {
+		t->stopped = bpf_ktime_get_ns();
+	} else if (t->stopped) {
+		t->stopped = 0;
+		t->waits = 0;
+	}
 	return 0;
 }
 
@@ -138,17 +143,38 @@ static __always_inline int spent(struct tenant *t, __u64 now)
 }
 
 /*
- * Says whether a tenant cannot take a packet now: its limit or its quota is used
- * up, or the ring of its veth is full.
+ * Says whether packets may wait for a tenant whose quota or limit is used up, and has
+ * them do so: as many as fit into the ring of its veth. packets is 0 where it is only
+ * asked, as the packet will come by again.
  */
-static __always_inline int full(struct tenant *t, __u64 now, int ring)
+static __always_inline int waits(struct tenant *t, __u64 now, __u32 packets)
 {
+	if (!t->waits || (__s64)(now - t->waits) > WAIT_NS) {
+		t->waits = now;
+		t->waiting = 0;
+	}
+	if (t->waiting >= RING)
+		return 0;
+	__sync_fetch_and_add(&t->waiting, packets);
+	return 1;
+}
+
+/*
+ * Says whether a tenant cannot take packets now: its limit or its quota is used up
+ * and no more may wait for it, or the ring of its veth is full. At an uplink packets is
+ * 0: those that pass go on into the veth, and are counted there.
+ */
+static __always_inline int full(struct tenant *t, __u64 now, __u32 packets)
+{
+	int ring = !packets; /* at the veth its own driver says so */
 	int beyond = spent(t, now);
 	__u32 zero = 0, *whose;
 
 	if (!beyond && !t->no_ring) {
 		/* Signed, as another CPU may have set a later time by now. */
 		beyond = t->stopped && (__s64)(now - t->stopped) <= STOPPED_NS;
+		if (beyond && waits(t, now, packets))
+			return 0; /* there is room for it to wait */
 		if (!beyond && (!ring || (__s64)(t->sent - t->polled) < RING))
 			return 0; /* there is room */
 		if ((__s64)(now - t->retried) > RETRY_NS) {
@@ -157,6 +183,8 @@ static __always_inline int full(struct tenant *t, __u64 now, int ring)
 		}
 	} else if (!beyond) {
 		return 0; /* its packets are not its thread's */
+	} else if (waits(t, now, packets)) {
+		return 0; /* there is room for it to wait */
 	}
 	__sync_fetch_and_add(&t->dropped, 1);
 	if (beyond)
@@ -221,6 +249,8 @@ int fl_count(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u32 slot = fl_tenant_slot;
+	/* The ring holds what a super-packet is cut into, not the packet. */
+	__u32 packets = skb->gso_segs > 1 ? skb->gso_segs : 1;
 	struct fl_address to = {};
 	struct tenant *t;
 
@@ -231,16 +261,10 @@ int fl_count(struct __sk_buff *skb)
 	 * From a sender on this host, which no uplink has seen. A full ring alone
 	 * is none of our business here, as the veth says so next.
 	 */
-	if ((t->stopped || t->until) && full(t, bpf_ktime_get_ns(), 0))
-		return TCX_DROP; /* its limit or quota is used up */
-	/* The ring holds what a super-packet is cut into, not the packet. */
-	if (skb->gso_segs > 1) {
-		__sync_fetch_and_add(&t->super, 1);
-		__sync_fetch_and_add(&t->sent, skb->gso_segs);
-	} else {
-		__sync_fetch_and_add(&t->small, 1);
-		__sync_fetch_and_add(&t->sent, 1);
-	}
+	if ((t->stopped || t->until) && full(t, bpf_ktime_get_ns(), packets))
+		return TCX_DROP; /* its limit or quota is used up, and enough packets wait */
+	__sync_fetch_and_add(packets > 1 ? &t->super : &t->small, 1);
+	__sync_fetch_and_add(&t->sent, packets);
 
 	if (!to_many(skb) && !fl_frame_destination(data, end, &to))
 		learn(skb, data, &to);
@@ -273,7 +297,7 @@ static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, i
 		return 0; /* the address may be somebody else's by now */
 	*slot = o->slot;
 	t = bpf_map_lookup_elem(&fl_tenants, slot);
-	return t && full(t, now, 1);
+	return t && full(t, now, 0);
 }
 
 /* Notes that the queue which a NAPI polls brought a packet for a tenant. */

@@ -49,6 +49,8 @@ type dropTenant struct {
 	Super   uint64
 	Limit   int64
 	Until   uint64
+	Waiting uint64
+	Waits   uint64
 	Account uint32
 	NoRing  uint32
 }

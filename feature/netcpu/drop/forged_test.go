@@ -49,9 +49,7 @@ func TestEarlyDropForged(t *testing.T) {
 	thiefs := at(thief, bad)
 	limit := func(last time.Duration) {
 		t.Helper()
-		if err := thief.limit(7, -1, last); err != nil {
-			t.Fatal(err)
-		}
+		limited(t, thief, 7, -1, last)
 	}
 	h := routes(t, map[string]string{"10.0.0.1": bad, "10.0.0.3": good, "fd00::1": bad, "fd00::3": good, "10.0.0.4": bad, "10.0.0.5": bad})
 	for _, addr := range []string{"10.0.0.1", "fd00::1"} {

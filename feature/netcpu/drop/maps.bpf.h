@@ -24,6 +24,13 @@
 #define STOPPED_NS (10 * RETRY_NS)
 
 /*
+ * A container that may not run leaves its packets in its ring, and loses them once that
+ * is full. So as many pass while its quota or its limit is used up: each time that
+ * begins, and again after this time, the usual period of a quota.
+ */
+#define WAIT_NS 100000000LL
+
+/*
  * An address counts as a tenant's while packets for it were seen on their way
  * into the tenant's veth, not longer ago than this; the entry is touched once
  * in a tenth of it.
@@ -45,6 +52,8 @@ struct tenant {
 	 */
 	__s64 limit;
 	__u64 until;
+	__u64 waiting; /* packets that passed since its quota or limit was used up, */
+	__u64 waits;   /* which was found then, ns; 0: it is not */
 	__u32 account; /* the slot of its packets' account, also in fl_charges; 0: none */
 	__u32 no_ring; /* its packets do not go through the ring, so that nothing */
 		       /* waits there: super-packets, or no thread of its own */
@@ -57,7 +66,7 @@ struct {
 	__type(value, struct tenant);
 } fl_tenants SEC(".maps");
 
-_Static_assert(sizeof(struct tenant) == 88, "read by tenant.go");
+_Static_assert(sizeof(struct tenant) == 104, "read by tenant.go");
 
 /*
  * What charges a packet that XDP drops to whom fl_dropped says, of package

@@ -109,15 +109,13 @@ func TestDriverDecides(t *testing.T) {
 		{"an 802.3 length", with(udp4, 12, 0, 46), tcxNext},
 		{"mapped form of its address, by IPv6", with(to(own, "fd00::1"), 14+24, netip.MustParseAddr("::ffff:10.0.0.1").AsSlice()...), tcxNext},
 	}
-	state := func(limited bool) {
+	state := func(spent bool) {
 		t.Helper()
 		last := -time.Second
-		if limited {
+		if spent {
 			last = time.Hour
 		}
-		if err := w.limit(7, -1, last); err != nil {
-			t.Fatal(err)
-		}
+		limited(t, w, 7, -1, last)
 	}
 	count := func() uint64 {
 		c, err := w.read()
@@ -161,9 +159,7 @@ func TestDriverAgrees(t *testing.T) {
 		run(t, counter, f, 1)
 	}
 	seen(t, e)
-	if err := w.limit(7, -1, time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	limited(t, w, 7, -1, time.Hour)
 	drop := native(t, e, lo) // where both run
 	random := rand.New(rand.NewPCG(1, 2))
 	verdicts := make(map[uint32]int)
