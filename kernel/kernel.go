@@ -43,7 +43,7 @@ func Opener(r Roots) journal.Opener {
 		switch ref.Kind {
 		case cgroup.KindFile:
 			return cgroup.OpenFile(r.Cgroup, ref)
-		case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
+		case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
 			l, err := layout()
 			if err != nil {
 				return nil, err

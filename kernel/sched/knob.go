@@ -20,6 +20,7 @@ const (
 	KindKthread  = "kthread"
 	KindAffinity = "affinity"
 	KindSlice    = "slice"
+	KindNice     = "nice"
 )
 
 // A kernel thread cannot change its cgroup before it has run for the first time
@@ -56,7 +57,7 @@ func OpenKnob(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, erro
 
 func parseRef(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, error) {
 	parts := strings.SplitN(ref.Object, ":", 3)
-	if want := map[string]int{KindKthread: 3, KindAffinity: 2, KindSlice: 2}[ref.Kind]; want == 0 {
+	if want := map[string]int{KindKthread: 3, KindAffinity: 2, KindSlice: 2, KindNice: 2}[ref.Kind]; want == 0 {
 		return nil, errors.New("unknown kind")
 	} else if len(parts) != want {
 		return nil, fmt.Errorf("want %d parts", want)
@@ -78,6 +79,8 @@ func parseRef(proc string, l cgroup.Layout, ref journal.Ref) (journal.Knob, erro
 		return Affinity(proc, t), nil
 	case KindSlice:
 		return Slice(proc, t), nil
+	case KindNice:
+		return Nice(proc, t), nil
 	}
 	return Group(proc, l, t, parts[2]), nil
 }

@@ -1,8 +1,8 @@
-// Package sched finds the kernel's own threads, and has three knobs for each: the
-// cgroup that the scheduler charges for it, the CPUs that it may use, and its time
-// slice.
+// Package sched finds the kernel's own threads, and has four knobs for each: the
+// cgroup that the scheduler charges for it, the CPUs that it may use, its time slice
+// and its nice value.
 //
-// It also reads how often any thread gave up its CPU, and how often CPUs were
+// It also reads what a kernel thread has used, how often any thread gave up its CPU, and how often CPUs were
 // interrupted.
 //
 // Of threads of processes, which belong to whoever started them, it changes nothing but
@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -161,15 +162,41 @@ func CPUTime(proc string, tid int) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("cpu time of kernel thread %d: %w", tid, err)
 	}
+	if u, err := usage(proc, tid); err == nil {
+		return u.Ran.Seconds(), nil
+	}
+	return float64(s.cpu) / ticks, nil // gone by now, or not told
+}
+
+// Usage is what a thread has done so far.
+type Usage struct {
+	Ran    time.Duration
+	Waited time.Duration // for a CPU, while it could have run
+	Turns  uint64        // how often it got one
+}
+
+// UsageOf returns the usage of a kernel thread. Errors: journal.ErrGone; fs.ErrNotExist
+// where the kernel does not count (CONFIG_SCHED_INFO).
+func UsageOf(proc string, t Thread) (Usage, error) {
+	u, err := usage(proc, t.TID)
+	if err == nil {
+		// Checked after reading, so that the value is known to be this thread's.
+		err = t.check(proc)
+	}
+	if err != nil {
+		return Usage{}, fmt.Errorf("usage of kernel thread %d: %w", t.TID, err)
+	}
+	return u, nil
+}
+
+// usage reads proc_pid_schedstat (Documentation/scheduler/sched-stats.rst).
+func usage(proc string, tid int) (u Usage, err error) {
 	text, err := readFile(filepath.Join(proc, strconv.Itoa(tid), "schedstat"))
 	if err != nil {
-		return float64(s.cpu) / ticks, nil // gone by now, or not told
+		return u, err
 	}
-	first, _, _ := bytes.Cut(text, []byte(" "))
-	if ns, err := strconv.ParseUint(string(first), 10, 64); err == nil {
-		return float64(ns) / 1e9, nil
-	}
-	return float64(s.cpu) / ticks, nil
+	_, err = fmt.Sscan(string(text), (*int64)(&u.Ran), (*int64)(&u.Waited), &u.Turns)
+	return u, err
 }
 
 // check returns an error unless t is still that kernel thread.

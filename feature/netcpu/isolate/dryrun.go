@@ -103,7 +103,11 @@ func (is *Isolator) planned(d device, s shape, at place) (steps []feature.Step, 
 			return nil, err
 		}
 		found = true
-		if steps, err = appendSteps(steps, placing(is.cfg.Roots.Proc, is.cfg.Layout, t, at, false)); err != nil {
+		plan, err := is.planFor(t, at)
+		if err != nil {
+			return nil, err
+		}
+		if steps, err = appendSteps(steps, plan); err != nil {
 			return nil, err
 		}
 	}

@@ -70,6 +70,8 @@ type tenant struct {
 	drops   *drop.Tenant // nil without early drop
 	control control
 	counted counted
+	turns   turnControl
+	taken   taken
 }
 
 // thread is a NAPI kernel thread that was placed.
@@ -138,6 +140,7 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	if err != nil {
 		return err
 	}
+	at.nice = t.turns.turn.nice()
 	if moved := t.at.group != "" && (t.at.group != at.group || t.at.cpuset != at.cpuset); moved {
 		// Nothing may be left where it was. What it had of the uplinks it can
 		// earn again.

@@ -7,6 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // What is looked at here is what plan.go needs to know. Nothing is changed.
@@ -100,6 +101,23 @@ func (is *Isolator) lookAtWeight(dir string, id container.ID) (weight, error) {
 		}
 	}
 	return w, err
+}
+
+// planFor is the plan for a thread and its place.
+func (is *Isolator) planFor(t sched.Thread, at place) ([]journal.Setting, error) {
+	proc := is.cfg.Roots.Proc
+	slice, err := sched.Slice(proc, t).Read()
+	if err != nil {
+		return nil, err
+	}
+	nice, err := sched.Nice(proc, t).Read()
+	if err != nil {
+		return nil, err
+	}
+	if nice != sched.NoNice {
+		nice = at.nice
+	}
+	return append(placing(proc, is.cfg.Layout, t, at), pacing(proc, t, slice, nice)...), nil
 }
 
 // turned gives the note of a knob that this feature has turned.

@@ -79,6 +79,7 @@ type place struct {
 	group  string // of the cpu controller
 	child  bool   // which is one of ours, and may have to be made
 	cpuset string // of the cpuset controller, so that they follow when its owner changes it; "": none
+	nice   string // among the tasks of the group; sched.NoNice leaves it
 
 	// cpus are those that RPS had the packets worked on: RPS is off while threads
 	// poll, and without this they would run wherever there is room. None leaves the
@@ -93,18 +94,27 @@ type place struct {
 // it was. MEASURED.md has the measurement.
 const pollSlice = 100 * time.Microsecond
 
-// placing moves a thread to its place, and makes it prompt where the kernel has slices.
-// On which of the CPUs it stays there comes after; see steering.
-func placing(proc string, l cgroup.Layout, t sched.Thread, at place, slices bool) (plan []journal.Setting) {
+// pacing sets how a thread takes its turns. slice is what it has now, by which the kernel
+// says whether it can be set; nice is what it is to have, or sched.NoNice to leave it.
+func pacing(proc string, t sched.Thread, slice, nice string) (plan []journal.Setting) {
+	if slice != sched.NoSlice {
+		plan = append(plan, journal.Setting{Knob: sched.Slice(proc, t), Value: sched.FormatSlice(pollSlice)})
+	}
+	if nice != sched.NoNice {
+		plan = append(plan, journal.Setting{Knob: sched.Nice(proc, t), Value: nice})
+	}
+	return plan
+}
+
+// placing moves a thread to its place. On which of the CPUs it stays there comes after; see
+// steering.
+func placing(proc string, l cgroup.Layout, t sched.Thread, at place) (plan []journal.Setting) {
 	if at.child {
 		plan = append(plan, journal.Setting{Knob: cgroup.Group(at.group), Value: cgroup.Present})
 	}
 	plan = append(plan, journal.Setting{Knob: sched.Group(proc, l, t, l.CPU), Value: at.group})
 	if at.cpuset != "" && l.CPUSet != l.CPU {
 		plan = append(plan, journal.Setting{Knob: sched.Group(proc, l, t, l.CPUSet), Value: at.cpuset})
-	}
-	if slices {
-		plan = append(plan, journal.Setting{Knob: sched.Slice(proc, t), Value: sched.FormatSlice(pollSlice)})
 	}
 	return plan
 }
@@ -155,7 +165,7 @@ func stale(e journal.Entry, c container.Container, at place, pays string, thread
 		return !slices.ContainsFunc(c.Interfaces, func(dev container.Interface) bool {
 			return dev.HasHostEnd() && (of(c.NetNS, dev.Index) || of(dev.Host.NetNS, dev.Host.Index))
 		})
-	case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
+	case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
 		tid, _, _ := strings.Cut(object, ":")
 		return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.TID) == tid })
 	case cgroup.KindFile:

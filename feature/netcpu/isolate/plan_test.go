@@ -61,17 +61,19 @@ func TestPlanPlacing(t *testing.T) {
 		name   string
 		layout cgroup.Layout
 		at     place
-		slices bool
 		want   []string
 	}{
-		{"hybrid", hybrid, place{group: "/cpu/web", cpuset: "/cpuset/web"}, true,
-			[]string{"kthread 7:70:/cpu = /cpu/web", "kthread 7:70:/cpuset = /cpuset/web", "slice 7:70 = 100000"}},
-		{"v2", v2, place{group: "/unified/web/fairlead", child: true, cpuset: "/unified/web"}, true,
-			[]string{"group /unified/web/fairlead = present", "kthread 7:70:/unified = /unified/web/fairlead", "slice 7:70 = 100000"}},
-		{"no cpuset, no slices", hybrid, place{group: "/cpu/web"}, false, []string{"kthread 7:70:/cpu = /cpu/web"}},
+		{"hybrid", hybrid, place{group: "/cpu/web", cpuset: "/cpuset/web"},
+			[]string{"kthread 7:70:/cpu = /cpu/web", "kthread 7:70:/cpuset = /cpuset/web"}},
+		{"v2", v2, place{group: "/unified/web/fairlead", child: true, cpuset: "/unified/web"},
+			[]string{"group /unified/web/fairlead = present", "kthread 7:70:/unified = /unified/web/fairlead"}},
+		{"no cpuset", hybrid, place{group: "/cpu/web"}, []string{"kthread 7:70:/cpu = /cpu/web"}},
 	} {
-		t.Run(tt.name, func(t *testing.T) { same(t, placing("/proc", tt.layout, th, tt.at, tt.slices), tt.want...) })
+		t.Run(tt.name, func(t *testing.T) { same(t, placing("/proc", tt.layout, th, tt.at), tt.want...) })
 	}
+	same(t, pacing("/proc", th, "3000000", "15"), "slice 7:70 = 100000", "nice 7:70 = 15")
+	same(t, pacing("/proc", th, sched.NoSlice, "-5"), "nice 7:70 = -5")
+	same(t, pacing("/proc", th, sched.NoSlice, sched.NoNice))
 }
 
 // Threads stay where RPS had the packets of a device, if that was so for all of its
@@ -163,6 +165,7 @@ func TestStale(t *testing.T) {
 		{Kind: sched.KindKthread, Object: "7:70:/cpu"}:               false,
 		{Kind: sched.KindKthread, Object: "77:70:/cpu"}:              true,
 		{Kind: sched.KindSlice, Object: "7:70"}:                      false,
+		{Kind: sched.KindNice, Object: "77:70"}:                      true,
 		{Kind: sched.KindAffinity, Object: "8:70"}:                   true,
 		{Kind: cgroup.KindFile, Object: "/cpu/pod/cpu.shares"}:       false,
 		{Kind: cgroup.KindFile, Object: "/cpu/elsewhere/cpu.shares"}: true,

@@ -168,7 +168,7 @@ func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool,
 func (is *Isolator) forgetThreads(old, now []thread) error {
 	return is.restore(func(e journal.Entry) bool {
 		switch e.Ref.Kind {
-		case sched.KindKthread, sched.KindAffinity, sched.KindSlice:
+		case sched.KindKthread, sched.KindAffinity, sched.KindSlice, sched.KindNice:
 		default:
 			return false
 		}

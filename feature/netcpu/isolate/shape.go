@@ -21,7 +21,7 @@ func (is *Isolator) Follow(now time.Time) error {
 	}
 	length := now.Sub(is.looked)
 	is.looked = now
-	return errors.Join(err, is.reshape(now), is.assignQueues(length))
+	return errors.Join(err, is.reshape(now), is.takeTurns(), is.assignQueues(length))
 }
 
 // reshape gives each tenant the shape of packets that its traffic asks for.

@@ -62,11 +62,11 @@ func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, a
 // move moves a thread to its place.
 func (is *Isolator) move(t sched.Thread, at place, id container.ID) error {
 	proc := is.cfg.Roots.Proc
-	slice, err := sched.Slice(proc, t).Read()
+	plan, err := is.planFor(t, at)
 	if err != nil {
 		return err
 	}
-	if err := is.turn(placing(proc, is.cfg.Layout, t, at, slice != sched.NoSlice), id); err != nil || len(at.cpus) == 0 {
+	if err := is.turn(plan, id); err != nil || len(at.cpus) == 0 {
 		return err
 	}
 	affinity := sched.Affinity(proc, t)

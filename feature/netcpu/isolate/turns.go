@@ -1,0 +1,141 @@
+package isolate
+
+import (
+	"errors"
+	"io/fs"
+	"strconv"
+	"time"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// A thread that polls competes with its container's own tasks, by its nice value; towards
+// other containers the weight is the group's, and the same with each of these.
+//
+// A server whose requests each come alone is best off if the thread takes its turn at
+// once: a softirq would have. Under load that costs the server a switch to the thread and
+// back for each packet. A thread that lets the server finish what it has under way finds
+// many packets at once then. But beside tasks that compute without end it would wait for
+// long. MEASURED.md has the measurement.
+type turn int
+
+const (
+	even   turn = iota // it is one of the tasks
+	prompt             // it takes its turn before them
+	yield              // they finish first
+)
+
+// nice returns the nice value of a turn.
+func (t turn) nice() string {
+	return strconv.Itoa(map[turn]int{prompt: -5, even: 0, yield: 15}[t])
+}
+
+const (
+	crowded  = 2.0 // packets in each turn: while one was polled, another came,
+	oneByOne = 1.5 // and below this they come one by one
+
+	// waitMost is how long a yielding thread may wait for a turn, on average. A server
+	// that answers 16 clients works for less than that at a time.
+	waitMost = 300 * time.Microsecond
+)
+
+// turnWindow is what the threads of a container did in some time.
+type turnWindow struct {
+	waited         time.Duration
+	turns, packets uint64
+}
+
+// turnControl chooses how the threads of one container take their turns. The zero value is
+// even.
+type turnControl struct {
+	turn     turn
+	rest     int // windows since it last had to give up yielding
+	patience int // how many there have to be before it yields again; 0: none
+}
+
+// next takes one window into account and returns the turn from now on.
+func (c *turnControl) next(w turnWindow) turn {
+	if w.turns == 0 {
+		return c.turn
+	}
+	c.rest++
+	each := float64(w.packets) / float64(w.turns)
+	switch {
+	case each < oneByOne:
+		c.turn = prompt
+	case c.turn == yield && w.waited/time.Duration(w.turns) > waitMost:
+		c.turn, c.rest = even, 0
+		c.patience = min(max(patience, 2*c.patience), longest)
+	case c.turn == yield:
+		if c.rest >= c.patience+forget {
+			c.patience = 0
+		}
+	case each < crowded:
+	case c.rest >= c.patience:
+		c.turn = yield
+	default:
+		c.turn = even
+	}
+	return c.turn
+}
+
+// taken is what takeTurns last read of one tenant.
+type taken struct {
+	sched.Usage
+	packets uint64
+}
+
+// takeTurns has the threads of each tenant take their turns as its traffic asks for.
+func (is *Isolator) takeTurns() error {
+	var errs []error
+	for _, t := range is.tenants {
+		if t.drops == nil {
+			continue // nobody counts its packets
+		}
+		now, err := is.takenBy(t)
+		last := t.taken
+		t.taken = now
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrGone) {
+			continue // the kernel does not count, or one has ended
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if last.Turns == 0 || now.Turns < last.Turns || now.Waited < last.Waited || now.packets < last.packets {
+			continue // the first time, or other threads
+		}
+		before := t.turns
+		next := t.turns.next(turnWindow{now.Waited - last.Waited, now.Turns - last.Turns, now.packets - last.packets})
+		if next == before.turn {
+			continue
+		}
+		t.at.nice = next.nice()
+		for _, th := range t.threads {
+			if err := is.turn(pacing(is.cfg.Roots.Proc, th.Thread, sched.NoSlice, t.at.nice), t.owner); IgnoreGone(err) != nil {
+				t.turns = before // so that the next window tries again
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// takenBy is what the threads of a tenant have done so far; nothing with an error.
+func (is *Isolator) takenBy(t *tenant) (sum taken, err error) {
+	c, err := t.drops.Counters()
+	if err != nil {
+		return taken{}, err
+	}
+	sum.packets = c.Small
+	for _, th := range t.threads {
+		u, err := sched.UsageOf(is.cfg.Roots.Proc, th.Thread)
+		if err != nil {
+			return taken{}, err
+		}
+		sum.Waited += u.Waited
+		sum.Turns += u.Turns
+	}
+	return sum, nil
+}
