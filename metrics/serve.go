@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"github.com/fairlead-project/fairlead/api"
 )
@@ -53,23 +53,27 @@ func Loopback(l net.Listener) bool {
 	return ok && a.IP.IsLoopback()
 }
 
-// Serve serves the page at /metrics until ctx ends, and closes l.
+// What anybody who can connect may take of the agent.
+const (
+	maxClients = 16                     // connections at a time; further ones wait in the kernel's queue
+	answerTime = 10 * time.Second       // for one page
+	freshFor   = 250 * time.Millisecond // one page is for all who ask within this time
+)
+
+// Serve serves the page at /metrics until ctx ends, and closes l. It serves maxClients
+// connections at a time, and reads the counters once in freshFor at most, however many
+// clients ask.
 func Serve(ctx context.Context, l net.Listener, v View, log *slog.Logger) error {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(New(v), promhttp.HandlerOpts{
-		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelError),
-		ErrorHandling:       promhttp.ContinueOnError,
-		MaxRequestsInFlight: 4,
-		Timeout:             10 * time.Second,
-	}))
+	mux.Handle("GET /metrics", newPages(New(v), time.Now, log))
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, "fairlead: see /metrics")
 	})
 	s := http.Server{
-		Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 15 * time.Second, IdleTimeout: time.Minute,
+		Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: answerTime + 5*time.Second, IdleTimeout: 5 * time.Second,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	}
-	if err := api.ServeUntil(ctx, &s, l); err != nil {
+	if err := api.ServeUntil(ctx, &s, netutil.LimitListener(l, maxClients)); err != nil {
 		return fmt.Errorf("serve metrics at %s: %w", l.Addr(), err)
 	}
 	return nil

@@ -1,0 +1,165 @@
+package metrics
+
+import (
+	"bufio"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fairlead-project/fairlead/feature"
+)
+
+// counted is a listener that notes how many of its connections were open at a time.
+type counted struct {
+	net.Listener
+	mu         sync.Mutex
+	open, most int
+}
+
+type countedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *countedConn) Close() error {
+	c.closed()
+	return c.Conn.Close()
+}
+
+func (l *counted) add(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open += n
+	l.most = max(l.most, l.open)
+}
+
+func (l *counted) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.add(1)
+	return &countedConn{c, sync.OnceFunc(func() { l.add(-1) })}, nil
+}
+
+// Clients that keep their connections take no more than maxClients places, and all the
+// others get theirs in turn.
+func TestManyClients(t *testing.T) {
+	inner, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &counted{Listener: inner}
+	go Serve(t.Context(), l, example(), slog.New(slog.DiscardHandler))
+	var clients []net.Conn
+	for range 4 * maxClients {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		clients = append(clients, c)
+	}
+	for i, c := range clients {
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("client %d: %v, %v", i, resp, err)
+		}
+		c.Close()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.most > maxClients {
+		t.Errorf("%d connections were open at a time, want at most %d", l.most, maxClients)
+	}
+}
+
+// readings counts how often the counters are read, and can hang in it.
+type readings struct {
+	*fakeView
+	n    atomic.Int32
+	hang chan struct{}
+}
+
+func (v *readings) Snapshots() []feature.Snapshot {
+	v.n.Add(1)
+	if v.hang != nil {
+		<-v.hang
+	}
+	return v.fakeView.Snapshots()
+}
+
+// Whoever asks in a loop, in whatever form, has the counters read four times a second.
+func TestOnePageForAll(t *testing.T) {
+	v := &readings{fakeView: example()}
+	r := prometheus.NewRegistry()
+	r.MustRegister(samples{v}, agent{v})
+	now := time.Unix(1_800_000_000, 0)
+	p := newPages(r, func() time.Time { return now }, slog.New(slog.DiscardHandler))
+	get := func(header, value string) *httptest.ResponseRecorder {
+		t.Helper()
+		req := httptest.NewRequest("GET", "/metrics", nil)
+		req.Header.Set(header, value)
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, req)
+		if w.Code != http.StatusOK || w.Body.Len() == 0 {
+			t.Fatalf("%d, %q", w.Code, w.Body)
+		}
+		return w
+	}
+	for range 100 {
+		if got := get("Accept", "*/*").Body.String(); !strings.Contains(got, "fairlead_netcpu_weight{") {
+			t.Fatalf("the page is %q", got)
+		}
+		if got := get("Accept-Encoding", "gzip").Header().Get("Content-Encoding"); got != "gzip" {
+			t.Fatalf("the page's encoding is %q", got)
+		}
+		const proto = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+		if got := get("Accept", proto).Header().Get("Content-Type"); !strings.HasPrefix(got, "application/vnd.google.protobuf;") {
+			t.Fatalf("the page's type is %q", got)
+		}
+	}
+	if v.n.Load() != 1 || len(p.made) != 3 {
+		t.Errorf("300 requests at one moment read the counters %d times and made %d pages, want 1 and 3", v.n.Load(), len(p.made))
+	}
+	for range 8 {
+		now = now.Add(freshFor / 2)
+		get("Accept", "*/*")
+	}
+	if v.n.Load() != 5 {
+		t.Errorf("a second later they have been read %d times, want 5", v.n.Load())
+	}
+}
+
+// A feature that hangs keeps one request; the others are answered in time.
+func TestPageThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &readings{fakeView: example(), hang: make(chan struct{})}
+		r := prometheus.NewRegistry()
+		r.MustRegister(samples{v})
+		h := newPages(r, time.Now, slog.New(slog.DiscardHandler))
+		for range 3 {
+			w := httptest.NewRecorder()
+			if h.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil)); w.Code != http.StatusServiceUnavailable {
+				t.Errorf("the answer is %d", w.Code)
+			}
+		}
+		if v.n.Load() != 1 {
+			t.Errorf("%d requests hang", v.n.Load())
+		}
+		close(v.hang)
+	})
+}

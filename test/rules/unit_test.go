@@ -1,0 +1,33 @@
+package rules
+
+import (
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+)
+
+// TestMemoryLimit fails if Go's memory limit in the unit leaves less than a quarter of
+// MemoryMax to what Go does not count: without it the kernel kills an agent whose garbage
+// has only not been collected yet.
+func TestMemoryLimit(t *testing.T) {
+	data, err := os.ReadFile("../../packaging/fairlead.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := func(line string) int {
+		m := regexp.MustCompile(`(?m)^` + line + `$`).FindSubmatch(data)
+		if m == nil {
+			t.Fatalf("the unit has no line like %s", line)
+		}
+		n, err := strconv.Atoi(string(m[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	most, limit := size(`MemoryMax=(\d+)G`)<<10, size(`Environment=GOMEMLIMIT=(\d+)MiB`)
+	if limit > most*3/4 {
+		t.Errorf("GOMEMLIMIT is %d MiB of %d", limit, most)
+	}
+}
