@@ -84,7 +84,8 @@ type Agent struct {
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
 
-	watched []*watched // belongs to loop
+	watched []*watched            // belongs to loop
+	hung    map[*worker]time.Time // the calls that the log was told of; belongs to loop
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
@@ -170,6 +171,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),
 		decisions: make(map[choice]policy.Decision),
+		hung:      make(map[*worker]time.Time),
 		layout:    sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup) }),
 	}
 	j.Attribute(func(id uint64) string {

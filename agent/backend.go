@@ -113,7 +113,7 @@ func (a *Agent) Samples(context.Context) (api.Samples, error) {
 func (a *Agent) samples() api.Samples {
 	out := api.Samples{Features: []api.FeatureSamples{}}
 	for _, w := range a.workers {
-		out.Features = append(out.Features, wireSamples(w.feature.Name(), w.feature.Snapshot()))
+		out.Features = append(out.Features, wireSamples(w.feature.Name(), w.snapshot()))
 	}
 	return out
 }
@@ -130,6 +130,9 @@ func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
 	}
 	for _, f := range a.all {
 		if r, ok := f.(feature.Reporter); ok && f.Name() == ask.Feature {
+			if what := a.hangs(f); what != "" {
+				return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: what}
+			}
 			return r.Report(ctx, of, ask)
 		}
 	}
@@ -192,8 +195,17 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 		a.fresh.at, a.fresh.samples = now, a.samples()
 		a.fresh.reports = nil
 		for _, f := range a.all {
-			if r, ok := f.(feature.SelfReporter); ok {
-				a.fresh.reports = append(a.fresh.reports, r.SelfReport(ctx))
+			r, ok := f.(feature.SelfReporter)
+			if !ok {
+				continue
+			}
+			// Whoever has asked first may hang up meanwhile.
+			fn := func() func(container.Container, *api.SelfReports) { return r.SelfReport(context.WithoutCancel(ctx)) }
+			w := a.worker(f.Name())
+			if w == nil { // it does not work here, but may have something to tell
+				a.fresh.reports = append(a.fresh.reports, fn())
+			} else if report, ok := readBy(w.selves, fn); ok {
+				a.fresh.reports = append(a.fresh.reports, report)
 			}
 		}
 	}

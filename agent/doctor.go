@@ -14,7 +14,7 @@ func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return append(findings(ctx, a.cfg), examined(a.all)...), nil
+	return append(findings(ctx, a.cfg), examined(a.all, a.hangs)...), nil
 }
 
 // Examine is Doctor without an agent: it says what one with this configuration
@@ -25,7 +25,7 @@ func Examine(ctx context.Context, cfg Config) probe.Report {
 	if err != nil {
 		return append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
 	}
-	r = append(r, examined(fs)...)
+	r = append(r, examined(fs, func(feature.Feature) string { return "" })...)
 	for _, f := range fs {
 		f.Close() // nothing was applied
 	}
@@ -38,10 +38,16 @@ func findings(ctx context.Context, cfg Config) probe.Report {
 	})
 }
 
-// examined is what the features say of this host.
-func examined(fs []feature.Feature) (list []probe.Finding) {
+// examined is what the features say of this host, and which do not answer.
+func examined(fs []feature.Feature, hangs func(feature.Feature) string) (list []probe.Finding) {
 	var more []probe.Finding
 	for _, f := range fs {
+		if what := hangs(f); what != "" {
+			list = append(list, probe.Finding{Capability: f.Name(), Area: probe.Features, Verdict: probe.Verdict{
+				Level: probe.Degraded, Why: what, Mend: "look for its cause in the kernel's log; once that is mended, systemctl restart fairlead",
+			}})
+			continue
+		}
 		list = append(list, probe.Finding{Capability: f.Name(), Area: probe.Features, Verdict: f.Support()})
 		if e, ok := f.(feature.Examiner); ok {
 			more = append(more, e.Examine()...)

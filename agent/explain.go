@@ -34,7 +34,7 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 		}
 	}
 	for _, f := range a.all {
-		if w, ok := f.(feature.Witness); ok {
+		if w, ok := f.(feature.Witness); ok && a.hangs(f) == "" {
 			out.Evidence = append(out.Evidence, w.Evidence(c.ID)...)
 		}
 	}
@@ -58,6 +58,9 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 		p, ok := f.(feature.Planner)
 		if !ok {
 			continue
+		}
+		if what := a.hangs(f); what != "" {
+			return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: what}
 		}
 		plan, err := p.Plan(ctx, c)
 		if err != nil {

@@ -13,12 +13,14 @@ type view struct{ a *Agent }
 func (v view) Snapshots() []feature.Snapshot {
 	var out []feature.Snapshot
 	for _, w := range v.a.workers {
-		out = append(out, w.feature.Snapshot())
+		out = append(out, w.snapshot())
 		if x, ok := w.feature.(feature.Exporter); ok {
-			out = append(out, x.Export())
+			s, _ := readBy(w.exports, x.Export)
+			out = append(out, s)
 		}
 		if f, ok := w.feature.(feature.Mapped); ok {
-			out = append(out, pressure(f.Maps()))
+			maps, _ := readBy(w.maps, f.Maps)
+			out = append(out, pressure(maps))
 		}
 	}
 	return append(out, pressure(v.a.identity.Usage()))
@@ -63,6 +65,9 @@ func (v view) Agent() metrics.Agent {
 			row.Done, row.Partly, row.Pending, row.Failed = t.Done, t.Partly, t.Pending, t.Failed
 			c := w.counts()
 			row.Calls, row.Failures = c.Calls, c.Failures
+			if what, since := w.hangs(); what != "" {
+				row.Hangs = a.pace.now().Sub(since)
+			}
 		}
 		m.Features = append(m.Features, row)
 	}

@@ -77,7 +77,9 @@ const hung = 30 * time.Second
 type watched struct {
 	name string
 	busy func() time.Time // when its turn began that is not over; zero: it waits
-	told time.Time        // the turn that the log was told of
+
+	bound time.Duration // how long a turn may take, if longer than hung
+	told  time.Time     // the turn that the log was told of
 }
 
 // watch lists the loops beside the agent's own: that of the Set, by whose last word
@@ -87,7 +89,7 @@ func (a *Agent) watch() {
 	for _, w := range a.workers {
 		if l, ok := w.feature.(feature.Looper); ok {
 			for _, loop := range l.Loops() {
-				a.watched = append(a.watched, &watched{name: w.feature.Name() + ", " + loop.Name, busy: loop.Busy})
+				a.watched = append(a.watched, &watched{name: w.feature.Name() + ", " + loop.Name, busy: loop.Busy, bound: loop.Bound})
 			}
 		}
 		a.watched = append(a.watched, &watched{name: w.feature.Name() + ", decisions", busy: w.deciding.Busy})
@@ -95,12 +97,18 @@ func (a *Agent) watch() {
 }
 
 // alive gives a sign of life, unless a loop hangs. A feature that hangs in a call for
-// one container is no reason to end the others: the container's status tells.
+// one container is no reason to end the others: the log and the container's status tell.
 func (a *Agent) alive() {
 	alive := true
+	for _, w := range a.workers {
+		if what, since := w.hangs(); what != "" && !since.Equal(a.hung[w]) {
+			a.hung[w] = since
+			a.log.Error("a feature hangs: nothing else is applied or removed until it goes on", "feature", w.feature.Name(), "call", what)
+		}
+	}
 	for _, l := range a.watched {
 		since := l.busy()
-		if since.IsZero() || a.pace.now().Sub(since) <= hung {
+		if since.IsZero() || a.pace.now().Sub(since) <= max(hung, l.bound) {
 			continue
 		}
 		alive = false

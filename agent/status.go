@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/api"
@@ -32,8 +31,10 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 	case r.settled:
 		s.State = api.StateDone
 	}
-	if took := w.pace.now().Sub(w.began); w.busy == r && took > 2*w.pace.call {
-		s.State, s.Error = api.StateError, fmt.Sprintf("a call that was given %v has not returned for %v", w.pace.call, took)
+	if what := w.hang(); what != "" && w.busy == r {
+		s.State, s.Error = api.StateError, what
+	} else if what != "" && s.State == api.StatePending {
+		s.Error = "it waits: " + what
 	}
 	return s
 }
@@ -52,7 +53,7 @@ func (w *worker) totals() api.Feature {
 	t := api.Feature{Name: w.feature.Name(), Support: w.feature.Support()}
 	for _, r := range w.rows {
 		switch {
-		case r.err != nil && !r.settled:
+		case r.err != nil && !r.settled, w.busy == r && w.hang() != "":
 			t.Failed++
 		case errors.Is(r.err, feature.ErrPartly):
 			t.Partly++

@@ -69,6 +69,8 @@ type worker struct {
 
 	deciding feature.Loop // of the controller of a feature that decides
 
+	snapshots, exports, maps, selves *reader // of Snapshot, Export, Maps and SelfReport
+
 	mu     sync.Mutex
 	ending bool // stop was called: nothing more is wanted
 	rows   map[container.ID]*row
@@ -77,7 +79,8 @@ type worker struct {
 	begun  bool               // all of the first complete list was tried: see adopted
 	cancel context.CancelFunc // ends the call that is under way, nil if none is
 	busy   *row               // what that call is about
-	began  time.Time          // when that call was made
+	doing  string             // which call that is
+	began  time.Time          // when it was made
 	moved  chan struct{}      // closed at the next end of a call
 	calls  counts
 }
@@ -107,6 +110,8 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 		left:  left,
 		rows:  make(map[container.ID]*row),
 		moved: make(chan struct{}),
+
+		snapshots: newReader(), exports: newReader(), maps: newReader(), selves: newReader(),
 	}
 }
 
@@ -226,7 +231,10 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.pace.call)
 	defer cancel()
-	w.busy, w.cancel, w.began = r, cancel, w.pace.now()
+	w.busy, w.cancel, w.began, w.doing = r, cancel, w.pace.now(), r.op(w)
+	if r != &w.prune {
+		w.doing += " of container " + r.id.String()
+	}
 	target, asked := r.want, r.asked
 	var alive map[container.ID]bool
 	if r == &w.prune {

@@ -12,12 +12,18 @@ type Looper interface {
 }
 
 // Loop tells from outside whether a loop hangs. The loop calls Begin and End around
-// what takes milliseconds: not around a wait for work, and not around a wait for a
-// mutex that Apply may hold, since the container's status tells of an Apply that hangs.
+// what takes milliseconds, but not around a wait for work.
 type Loop struct {
-	Name  string       // for the log, after the feature's: "traffic of devices"
+	Name string // for the log, after the feature's: "traffic of devices"
+	// Bound is how long a turn may take; 0 is the agent's own bound. It is BehindCalls
+	// for a loop that waits for a mutex that Apply holds.
+	Bound time.Duration
 	began atomic.Int64 // in ns since 1970; 0: idle
 }
+
+// BehindCalls is the Bound of a loop that an Apply which hangs keeps from its work for
+// all containers: longer than any call that returns.
+const BehindCalls = time.Minute
 
 // Begin says that a turn begins.
 func (l *Loop) Begin() { l.began.Store(time.Now().UnixNano()) }

@@ -49,8 +49,9 @@ type Agent struct {
 type Feature struct {
 	Name                          string
 	Level                         probe.Level
-	Done, Partly, Pending, Failed int    // containers
-	Calls, Failures               uint64 // of Apply, Remove and Prune
+	Done, Partly, Pending, Failed int           // containers
+	Calls, Failures               uint64        // of Apply, Remove and Prune
+	Hangs                         time.Duration // since when such a call has not returned; 0: none hangs
 }
 
 // New returns a registry of everything in v, of the Go runtime and of the process.
@@ -190,6 +191,7 @@ func (a agent) Collect(out chan<- prometheus.Metric) {
 		for state, n := range map[string]int{"done": f.Done, "partly": f.Partly, "pending": f.Pending, "error": f.Failed} {
 			gauge("feature_containers", "Containers by the state of the feature.", float64(n), "feature", f.Name, "state", state)
 		}
+		gauge("feature_hangs_seconds", "Time for which a call to the feature has not returned; 0 if none hangs.", f.Hangs.Seconds(), "feature", f.Name)
 		counter("feature_calls_total", "Calls to the feature's Apply, Remove and Prune.", float64(f.Calls), "feature", f.Name)
 		counter("feature_call_failures_total", "Calls to the feature that returned an error.", float64(f.Failures), "feature", f.Name)
 	}

@@ -29,16 +29,22 @@ func (n *Netcpu) loop() {
 		case <-n.stop:
 			return
 		case now := <-tick.C:
-			n.mu.Lock()
-			n.following.Begin()
-			err := n.isolator.Follow(now)
-			n.following.End()
-			n.mu.Unlock()
+			err := n.follow(now)
 			if windows := failed.report(now, err); windows > 0 {
 				n.cfg.Log.Warn("following the traffic", "feature", name, "windows", windows, "err", err)
 			}
 		}
 	}
+}
+
+// follow is one turn. A call that hangs with the lock held keeps it from all isolated
+// containers, which is to be seen from outside.
+func (n *Netcpu) follow(now time.Time) error {
+	n.following.Begin()
+	defer n.following.End()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.isolator.Follow(now)
 }
 
 // logEvery is how often the log may say that something went wrong in a window: a

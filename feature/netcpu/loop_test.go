@@ -2,8 +2,12 @@ package netcpu
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 	"time"
+
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
 )
 
 // An error in each window fills no log, whatever it says.
@@ -22,5 +26,24 @@ func TestFailedWindowsAreLogged(t *testing.T) {
 	}
 	if logged != 11 || windows != 601 {
 		t.Errorf("logged %d times of %d windows, want 11 of 601", logged, windows)
+	}
+}
+
+// A call that hangs with the lock held keeps the loop from all isolated containers: it
+// has to be seen from outside, if later than what hangs in the loop itself.
+func TestLoopBehindACall(t *testing.T) {
+	n := &Netcpu{following: feature.Loop{Bound: feature.BehindCalls}, isolator: isolate.New(isolate.Config{})}
+	n.mu.Lock()
+	done := make(chan error)
+	go func() { done <- n.follow(time.Now()) }()
+	for n.following.Busy().IsZero() {
+		runtime.Gosched()
+	}
+	n.mu.Unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if !n.following.Busy().IsZero() {
+		t.Error("the turn does not end")
 	}
 }

@@ -121,7 +121,7 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg:       cfg,
 		layout:    layout,
 		find:      netdev.NewFinder(cfg.Roots.Proc, time.Now),
-		following: feature.Loop{Name: "isolation"},
+		following: feature.Loop{Name: "isolation", Bound: feature.BehindCalls},
 		charged:   make(map[container.ID]container.Container),
 		groups:    make(map[container.ID][2]knownGroup),
 		stop:      make(chan struct{}),

@@ -96,7 +96,7 @@ func New(cfg Config) *Charger {
 func idle(cfg Config) *Charger {
 	return &Charger{
 		cfg: cfg, payers: make(map[string]*payer), of: make(map[container.ID]*payer),
-		turn: feature.Loop{Name: "quotas"},
+		turn: feature.Loop{Name: "quotas", Bound: feature.BehindCalls},
 		stop: make(chan struct{}), done: make(chan struct{}),
 	}
 }
@@ -279,10 +279,10 @@ func nap(until time.Time) {
 
 // round steps each ledger once.
 func (ch *Charger) round(now time.Time) error {
-	ch.mu.Lock()
-	defer ch.mu.Unlock()
 	ch.turn.Begin()
 	defer ch.turn.End()
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
 	if len(ch.payers) == 0 {
 		return nil
 	}
@@ -322,10 +322,10 @@ func (ch *Charger) hold(now time.Time) error {
 // write makes the writes that are due and returns when the next one is, or a
 // look at the periods that has to come before; zero for none.
 func (ch *Charger) write() (next time.Time, err error) {
-	ch.mu.Lock()
-	defer ch.mu.Unlock()
 	ch.turn.Begin()
 	defer ch.turn.End()
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
 	var errs []error
 	for _, p := range ch.payers {
 		now := time.Now()
