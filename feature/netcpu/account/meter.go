@@ -59,6 +59,9 @@ type Meter struct {
 	gone    time.Duration
 	closed  bool
 
+	pairs map[accountTheft]growth        // what is in fl_thefts
+	idle  map[accountTheft]time.Duration // what was there before, of pairs that have been idle
+
 	timed       bool      // the programs see interrupts
 	calibrated  time.Time // the start of the last calibration
 	calibrating sync.WaitGroup
@@ -101,6 +104,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	m := &Meter{
 		cfg:     cfg,
 		tenants: make(map[container.ID]*tenant),
+		idle:    make(map[accountTheft]time.Duration),
 	}
 	defer func() {
 		if err != nil {

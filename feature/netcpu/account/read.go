@@ -3,6 +3,7 @@ package account
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -77,7 +78,7 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 	}
 	r.Gone = m.gone
 	if thefts {
-		r.Thefts, err = m.thefts(ids)
+		r.Thefts, err = m.thefts(ids, r.Taken)
 	}
 	return r, err
 }
@@ -142,29 +143,11 @@ func (m *Meter) recycle(t *tenant, a Account) error {
 			return err
 		}
 	}
+	maps.DeleteFunc(m.idle, func(k accountTheft, _ time.Duration) bool {
+		return uint32(k.Victim) == t.slot || uint32(k.Culprit) == t.slot
+	})
 	m.gone += a.CPU()
 	m.slots[t.slot] = nil
 	delete(m.tenants, t.told.ID)
 	return nil
-}
-
-// thefts reads fl_thefts. ids are the tenants by slot.
-func (m *Meter) thefts(ids map[uint16]container.ID) ([]Theft, error) {
-	var list []Theft
-	var key accountTheft
-	var perCPU []uint64
-	it := m.maps.FlThefts.Iterate()
-	for it.Next(&key, &perCPU) {
-		culprit, ok := ids[key.Culprit]
-		victim, vok := ids[key.Victim]
-		if !ok || !vok {
-			continue // its slot is about to be recycled
-		}
-		t := Theft{Victim: Party{Container: victim, Kind: PartyKind(key.Kind)}, Culprit: culprit}
-		for _, ns := range perCPU {
-			t.CPU += time.Duration(ns)
-		}
-		list = append(list, t)
-	}
-	return list, it.Err()
 }

@@ -103,6 +103,7 @@ type reading struct {
 	sent    map[container.ID]time.Duration // the part of that for what it sent
 	thefts  []account.Theft                // of what is somebody else's
 	wanted  float64                        // how often somebody wanted the CPU that a softirq took
+	exact   sums                           // of what thefts may not have in full
 }
 
 // between subtracts. Accounts that went back, as they are another agent's or of a
@@ -113,7 +114,7 @@ func between(a, b account.Reading) reading {
 	if a.Taken.IsZero() {
 		return d
 	}
-	d.length = b.Taken.Sub(a.Taken)
+	d.length, d.exact = b.Taken.Sub(a.Taken), grown(a, b)
 	for _, x := range b.Accounts {
 		d.network[x.Container], d.sent[x.Container] = x.CPU(), x.SendCPU()
 	}
@@ -182,6 +183,7 @@ func (d reading) evidence(id container.ID, name func(container.ID) string) evide
 			sum[name(v.Container)] += t.CPU
 		}
 	}
+	d.untold(id, &e, sum)
 	for _, who := range slices.Sorted(maps.Keys(sum)) {
 		e.victims = append(e.victims, victim{who, sum[who]})
 	}

@@ -1,0 +1,107 @@
+package account
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// There are as many pairs of victim and culprit as the square of containers, and room in
+// fl_thefts for those of some hundred. So a pair that does not grow leaves its place to
+// others. What it had is kept here, for as many pairs as idleMost.
+const (
+	idleAfter = time.Minute
+	idleMost  = 65536
+)
+
+// growth is what a pair had in fl_thefts at a reading, and since when.
+type growth struct {
+	cpu   time.Duration
+	since time.Time
+}
+
+// thefts reads fl_thefts at the time now, and makes room in it. ids are the tenants by
+// slot.
+func (m *Meter) thefts(ids map[uint16]container.ID, now time.Time) ([]Theft, error) {
+	var list []Theft
+	add := func(k accountTheft, cpu time.Duration) {
+		culprit, ok := ids[k.Culprit]
+		victim, vok := ids[k.Victim]
+		if ok && vok { // else its slot is about to be recycled
+			list = append(list, Theft{Victim: Party{Container: victim, Kind: PartyKind(k.Kind)}, Culprit: culprit, CPU: cpu})
+		}
+	}
+	grown := make(map[accountTheft]growth, len(m.pairs))
+	var key accountTheft
+	var perCPU []uint64
+	it := m.maps.FlThefts.Iterate()
+	for it.Next(&key, &perCPU) {
+		g := growth{total(perCPU), now}
+		if was, seen := m.pairs[key]; seen && was.cpu == g.cpu {
+			g = was
+		}
+		grown[key] = g
+	}
+	if err := it.Err(); err != nil {
+		return nil, err
+	}
+	m.pairs = grown
+	for k, g := range grown {
+		if now.Sub(g.since) >= idleAfter {
+			if err := m.retire(k, g.cpu); err != nil {
+				return nil, err
+			}
+			delete(grown, k)
+			continue
+		}
+		add(k, m.idle[k]+g.cpu)
+	}
+	m.trim()
+	for k, cpu := range m.idle {
+		if _, grows := grown[k]; !grows {
+			add(k, cpu)
+		}
+	}
+	return list, nil
+}
+
+func total(perCPU []uint64) (sum time.Duration) {
+	for _, ns := range perCPU {
+		sum += time.Duration(ns)
+	}
+	return sum
+}
+
+// retire takes a pair out of fl_thefts, and keeps what it has had.
+func (m *Meter) retire(k accountTheft, cpu time.Duration) error {
+	var perCPU []uint64
+	err := m.maps.FlThefts.LookupAndDelete(k, &perCPU)
+	switch {
+	case err == nil:
+		cpu = total(perCPU) // it may just have grown
+	case errors.Is(err, ebpf.ErrNotSupported): // before 5.14
+		err = m.maps.FlThefts.Delete(k)
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	m.idle[k] += cpu
+	return nil
+}
+
+// trim forgets the smallest of what is kept, a quarter, if it is too much.
+func (m *Meter) trim() {
+	if len(m.idle) <= idleMost {
+		return
+	}
+	keys := slices.SortedFunc(maps.Keys(m.idle), func(a, b accountTheft) int { return cmp.Compare(m.idle[a], m.idle[b]) })
+	for _, k := range keys[:idleMost/4] {
+		delete(m.idle, k)
+	}
+}

@@ -1,0 +1,53 @@
+package auto
+
+import (
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+)
+
+// sums are those of the accounts that do not depend on room for each pair of victim and
+// culprit, over one window. They are nil where every pair had room: the pairs are read a
+// moment later, and what differs by that is nobody's.
+type sums struct {
+	took   map[container.ID]time.Duration // from tasks and from ksoftirqd
+	robbed map[container.ID]time.Duration // of its tasks
+}
+
+// grown subtracts, as between does.
+func grown(a, b account.Reading) sums {
+	if b.Lost <= a.Lost {
+		return sums{}
+	}
+	s := sums{took: make(map[container.ID]time.Duration, len(b.Accounts)), robbed: make(map[container.ID]time.Duration, len(b.Accounts))}
+	for _, x := range b.Accounts {
+		s.took[x.Container], s.robbed[x.Container] = x.Took, x.Robbed
+	}
+	for _, x := range a.Accounts {
+		if x.Took <= s.took[x.Container] && x.Robbed <= s.robbed[x.Container] {
+			s.took[x.Container] -= x.Took
+			s.robbed[x.Container] -= x.Robbed
+		}
+	}
+	return s
+}
+
+// untold adds to the evidence about a container what no pair tells of: the table of pairs
+// has room for those of some hundred containers. Whether a part of that was ksoftirqd's
+// is not known, so that all of it counts as much as that does.
+func (d reading) untold(id container.ID, e *evidence, took map[string]time.Duration) {
+	e.lost = max(e.lost, d.exact.robbed[id])
+	rest := d.exact.took[id]
+	for _, t := range d.thefts {
+		if t.Culprit == id && (t.Victim.Kind == account.Task || t.Victim.Kind == account.Ksoftirqd) {
+			rest -= t.CPU
+		}
+	}
+	if rest <= 0 {
+		return
+	}
+	lost := time.Duration(float64(rest) * d.wanted)
+	e.idle += rest - lost
+	took["others, not told apart"] += lost
+}
