@@ -92,6 +92,7 @@ type Netcpu struct {
 	uplinks  *uplink.Finder
 	find     *netdev.Finder
 	isolator *isolate.Isolator
+	places   places // of Apply and Remove
 
 	mu      sync.Mutex // also of uplinks, isolator and what drops
 	charged map[container.ID]container.Container
@@ -186,8 +187,12 @@ func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 		return fmt.Errorf("netcpu %s: %w", mode, err)
 	}
 	observed, enforced := n.observe(t.Container, mode), n.enforce(ctx, t, mode)
-	if observed != nil && errors.Is(enforced, feature.ErrPartly) { // it is an error now
-		enforced = errors.New(enforced.Error())
+	if observed != nil && enforced != nil { // what holds in part beside an error does not
+		for _, err := range []*error{&observed, &enforced} {
+			if errors.Is(*err, feature.ErrPartly) {
+				*err = errors.New((*err).Error())
+			}
+		}
 	}
 	return errors.Join(observed, enforced)
 }

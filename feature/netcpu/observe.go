@@ -39,7 +39,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 	m, err := identity.Of(c)
 	m.Rank = max(0, rank(mode))
 	if n.meter != nil {
-		err = errors.Join(err, n.meter.Watch(m))
+		err = errors.Join(err, n.places.watch(n.meter, m, claimOf(c, mode)))
 	} else {
 		_, terr := n.cfg.Identity.Tell(name, m) // what else there is has to know it
 		err = errors.Join(err, terr)
@@ -54,6 +54,7 @@ func (n *Netcpu) observe(c container.Container, mode policy.NetCPU) error {
 func (n *Netcpu) forget(id container.ID) error {
 	switch {
 	case n.meter != nil:
+		delete(n.places.of, id)
 		return n.meter.Forget(id)
 	case n.cfg.Identity != nil:
 		return n.cfg.Identity.Forget(name, id)

@@ -250,6 +250,9 @@ func (m *Meter) Watch(told identity.Member) error {
 	return nil
 }
 
+// Room is how many containers can be accounted for at a time.
+func (m *Meter) Room() int { return cap(m.slots) - 1 }
+
 // free finds a slot.
 func (m *Meter) free() (uint32, error) {
 	for i := 1; i < len(m.slots); i++ {

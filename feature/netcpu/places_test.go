@@ -1,0 +1,79 @@
+package netcpu
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/netcpu/account"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// ledgers is an accountant of eight accounts.
+type ledgers map[container.ID]bool
+
+func (l ledgers) Room() int { return 8 }
+func (l ledgers) Watch(m identity.Member) error {
+	if !l[m.ID] && len(l) == l.Room() {
+		return account.ErrSlots
+	}
+	l[m.ID] = true
+	return nil
+}
+func (l ledgers) Forget(id container.ID) error { delete(l, id); return nil }
+
+// Whoever comes first, cgroups that a local user makes leave accounts to containers, and
+// containers that are only observed leave theirs to those whose mode needs one.
+func TestPlaces(t *testing.T) {
+	var p places
+	l := make(ledgers)
+	add := func(id container.ID, as claim) error { return p.watch(l, identity.Member{ID: id}, as) }
+	for id := range container.ID(100) {
+		if err := add(100+id, bare); id < 2 && err != nil || id >= 2 && !errors.Is(err, feature.ErrPartly) {
+			t.Fatalf("bare cgroup %d: %v", id, err)
+		}
+	}
+	for id := range container.ID(8) { // two in place of bare ones
+		if err := add(200+id, observed); err != nil {
+			t.Fatalf("container %d: %v", id, err)
+		}
+	}
+	if err := add(300, observed); !errors.Is(err, account.ErrSlots) {
+		t.Errorf("one more that is only observed: %v", err)
+	}
+	for id := range container.ID(8) {
+		if err := add(400+id, asked); err != nil {
+			t.Fatalf("container %d that is charged: %v", id, err)
+		}
+		if !l[400] || len(l) != 8 || len(p.of) != 8 {
+			t.Fatalf("%d accounts of %d", len(l), len(p.of))
+		}
+	}
+	if err := add(500, asked); !errors.Is(err, account.ErrSlots) {
+		t.Errorf("one more that is charged: %v", err)
+	}
+	if err := add(407, observed); err != nil { // it has its account, and a smaller claim now
+		t.Error(err)
+	}
+	if err := add(500, asked); err != nil || l[407] {
+		t.Errorf("in its place: %v", err)
+	}
+}
+
+func TestClaimOf(t *testing.T) {
+	scope, docker := container.Container{Source: container.CgroupSource}, container.Container{Source: "docker"}
+	for _, x := range []struct {
+		c    container.Container
+		mode policy.NetCPU
+		want claim
+	}{
+		{scope, policy.NetCPUObserve, bare}, {scope, policy.NetCPUCharge, asked},
+		{docker, policy.NetCPUObserve, observed}, {docker, policy.NetCPUAuto, asked}, {docker, policy.NetCPUIsolate, asked},
+	} {
+		if got := claimOf(x.c, x.mode); got != x.want {
+			t.Errorf("%s, %s: %v", x.c.Source, x.mode, got)
+		}
+	}
+}
