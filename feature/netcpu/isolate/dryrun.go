@@ -113,7 +113,7 @@ func (is *Isolator) planned(d device, s shape, at place) (steps []feature.Step, 
 	}
 	if !found {
 		if at.child {
-			if steps, err = appendSteps(steps, []journal.Setting{{Knob: cgroup.Group(at.group), Value: cgroup.Present}}); err != nil {
+			if steps, err = appendSteps(steps, making(at.group, is.cfg.Layout)); err != nil {
 				return nil, err
 			}
 		}
@@ -126,6 +126,9 @@ func (is *Isolator) planned(d device, s shape, at place) (steps []feature.Step, 
 func appendSteps(to []feature.Step, plan []journal.Setting) ([]feature.Step, error) {
 	for _, s := range plan {
 		now, err := s.Knob.Read()
+		if errors.Is(err, journal.ErrGone) && s.Knob.Ref().Kind == cgroup.KindFile {
+			now, err = "0", nil // a group that is still to be made is not frozen
+		}
 		if err != nil {
 			return to, err
 		}

@@ -88,6 +88,22 @@ type place struct {
 	cpus []int
 }
 
+// making makes a group for threads.
+//
+// On v2 it is frozen before threads come, which does nothing to threads of the kernel. But
+// it counts as frozen from then on: one that is frozen only with the group above it, while
+// threads of the kernel are in it, never does (kernel/cgroup/freezer.c,
+// cgroup_update_frozen), and the group above not either, if its own processes are in
+// children too, as with a systemd or an engine in a container. What waits for that, as
+// docker pause does, would give up.
+func making(group string, l cgroup.Layout) []journal.Setting {
+	plan := []journal.Setting{{Knob: cgroup.Group(group), Value: cgroup.Present}}
+	if l.CPU == l.V2 {
+		plan = append(plan, journal.Setting{Knob: cgroup.File(filepath.Join(group, "cgroup.freeze")), Value: "1"})
+	}
+	return plan
+}
+
 // pollSlice is the slice of a thread that polls: the shortest that the kernel
 // has. The thread then gets its turn before what is in its queue has grown
 // old, or has kept a sender on this host waiting; its share of the CPU is what
@@ -110,7 +126,7 @@ func pacing(proc string, t sched.Thread, slice, nice string) (plan []journal.Set
 // steering.
 func placing(proc string, l cgroup.Layout, t sched.Thread, at place) (plan []journal.Setting) {
 	if at.child {
-		plan = append(plan, journal.Setting{Knob: cgroup.Group(at.group), Value: cgroup.Present})
+		plan = making(at.group, l)
 	}
 	plan = append(plan, journal.Setting{Knob: sched.Group(proc, l, t, l.CPU), Value: at.group})
 	if at.cpuset != "" && l.CPUSet != l.CPU {
@@ -169,7 +185,7 @@ func stale(e journal.Entry, c container.Container, at place, pays string, thread
 		tid, _, _ := strings.Cut(object, ":")
 		return !slices.ContainsFunc(threads, func(th thread) bool { return strconv.Itoa(th.TID) == tid })
 	case cgroup.KindFile:
-		return filepath.Dir(object) != pays
+		return filepath.Dir(object) != pays && filepath.Dir(object) != at.group
 	case cgroup.KindGroup:
 		return object != at.group
 	}

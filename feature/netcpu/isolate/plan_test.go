@@ -66,8 +66,10 @@ func TestPlanPlacing(t *testing.T) {
 		{"hybrid", hybrid, place{group: "/cpu/web", cpuset: "/cpuset/web"},
 			[]string{"kthread 7:70:/cpu = /cpu/web", "kthread 7:70:/cpuset = /cpuset/web"}},
 		{"v2", v2, place{group: "/unified/web/fairlead", child: true, cpuset: "/unified/web"},
-			[]string{"group /unified/web/fairlead = present", "kthread 7:70:/unified = /unified/web/fairlead"}},
+			[]string{"group /unified/web/fairlead = present", "file /unified/web/fairlead/cgroup.freeze = 1", "kthread 7:70:/unified = /unified/web/fairlead"}},
 		{"no cpuset", hybrid, place{group: "/cpu/web"}, []string{"kthread 7:70:/cpu = /cpu/web"}},
+		{"uplinks on hybrid", hybrid, place{group: "/cpu/fairlead-uplink-1", child: true},
+			[]string{"group /cpu/fairlead-uplink-1 = present", "kthread 7:70:/cpu = /cpu/fairlead-uplink-1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) { same(t, placing("/proc", tt.layout, th, tt.at), tt.want...) })
 	}
@@ -155,23 +157,24 @@ func TestStale(t *testing.T) {
 	at := place{group: "/cpu/pod/fairlead"}
 	threads := []thread{{sched.Thread{TID: 7, Start: 70}, "eth0"}}
 	for ref, want := range map[journal.Ref]bool{
-		{Kind: netdev.KindOffload, Object: "40/2/gro"}:               false,
-		{Kind: netdev.KindOffload, Object: "10/12/tso"}:              false,
-		{Kind: netdev.KindRPS, Object: "40/2/0"}:                     false,
-		{Kind: netdev.KindThreaded, Object: "40/3/"}:                 true,
-		{Kind: netdev.KindThreaded, Object: "40/4/"}:                 true,
-		{Kind: netdev.KindThreaded, Object: "40/22/"}:                true,
-		{Kind: netdev.KindOffload, Object: "10/1/tso"}:               true,
-		{Kind: sched.KindKthread, Object: "7:70:/cpu"}:               false,
-		{Kind: sched.KindKthread, Object: "77:70:/cpu"}:              true,
-		{Kind: sched.KindSlice, Object: "7:70"}:                      false,
-		{Kind: sched.KindNice, Object: "77:70"}:                      true,
-		{Kind: sched.KindAffinity, Object: "8:70"}:                   true,
-		{Kind: cgroup.KindFile, Object: "/cpu/pod/cpu.shares"}:       false,
-		{Kind: cgroup.KindFile, Object: "/cpu/elsewhere/cpu.shares"}: true,
-		{Kind: cgroup.KindGroup, Object: "/cpu/pod/fairlead"}:        false,
-		{Kind: cgroup.KindGroup, Object: "/cpu/elsewhere/fairlead"}:  true,
-		{Kind: "filter", Object: "10/12/egress/count_1"}:             false, // of drop
+		{Kind: netdev.KindOffload, Object: "40/2/gro"}:                     false,
+		{Kind: netdev.KindOffload, Object: "10/12/tso"}:                    false,
+		{Kind: netdev.KindRPS, Object: "40/2/0"}:                           false,
+		{Kind: netdev.KindThreaded, Object: "40/3/"}:                       true,
+		{Kind: netdev.KindThreaded, Object: "40/4/"}:                       true,
+		{Kind: netdev.KindThreaded, Object: "40/22/"}:                      true,
+		{Kind: netdev.KindOffload, Object: "10/1/tso"}:                     true,
+		{Kind: sched.KindKthread, Object: "7:70:/cpu"}:                     false,
+		{Kind: sched.KindKthread, Object: "77:70:/cpu"}:                    true,
+		{Kind: sched.KindSlice, Object: "7:70"}:                            false,
+		{Kind: sched.KindNice, Object: "77:70"}:                            true,
+		{Kind: sched.KindAffinity, Object: "8:70"}:                         true,
+		{Kind: cgroup.KindFile, Object: "/cpu/pod/cpu.shares"}:             false,
+		{Kind: cgroup.KindFile, Object: "/cpu/elsewhere/cpu.shares"}:       true,
+		{Kind: cgroup.KindFile, Object: "/cpu/pod/fairlead/cgroup.freeze"}: false,
+		{Kind: cgroup.KindGroup, Object: "/cpu/pod/fairlead"}:              false,
+		{Kind: cgroup.KindGroup, Object: "/cpu/elsewhere/fairlead"}:        true,
+		{Kind: "filter", Object: "10/12/egress/count_1"}:                   false, // of drop
 	} {
 		if got := stale(journal.Entry{Ref: ref}, c, at, "/cpu/pod", threads); got != want {
 			t.Errorf("%v is stale: %v", ref, got)

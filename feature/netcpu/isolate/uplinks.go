@@ -10,7 +10,6 @@ import (
 	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
@@ -103,7 +102,7 @@ func (is *Isolator) claim(u uplink.Uplink) error {
 
 func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
 	at := is.uplinkPlace(netns)
-	if err := is.turn([]journal.Setting{{Knob: cgroup.Group(at.group), Value: cgroup.Present}}, 0); err != nil || is.cfg.Drop != nil {
+	if err := is.turn(making(at.group, is.cfg.Layout), 0); err != nil || is.cfg.Drop != nil {
 		return at, err
 	}
 	plan, err := is.lowering(at.group, uplinkShares, 0)

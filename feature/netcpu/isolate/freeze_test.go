@@ -1,0 +1,75 @@
+package isolate
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/sched"
+)
+
+// A container whose processes are in a child of its cgroup, as of a systemd in it, can be
+// frozen and thawed while its thread is in another child. The tree is that of v2 also
+// where the cpu controller is in another.
+func TestFrozenContainer(t *testing.T) {
+	testkit.OnKernels(t, "knob:kthread")
+	testkit.NeedRoot(t)
+	scratch := testkit.CG{V2: testkit.Cgroup(t).V2} // which goes when the thread has left it
+	is, ns, index, _ := bare(t)
+	is.cfg.Layout = cgroup.Layout{Mode: cgroup.ModeV2, V2: is.cfg.Layout.V2, CPU: is.cfg.Layout.V2}
+	scope := scratch.Child(t, "docker-0a.scope")
+	process := testkit.NetNS(t).Start(t, "sleep", "1000").Process.Pid
+	scope.Child(t, "init.scope").Add(t, process)
+	if err := ns.Offload(index, netdev.GRO).Write(netdev.GRO.On()); err != nil {
+		t.Fatal(err)
+	}
+	threads, err := is.threads(device{ns: ns, index: index, name: "fltb"}, 7)
+	if err != nil || len(threads) != 1 {
+		t.Fatalf("threads %v, %v", threads, err)
+	}
+	at := place{group: filepath.Join(scope.V2, "fairlead"), child: true}
+	if err := is.move(threads[0], at, 7); err != nil {
+		t.Fatal(err)
+	}
+	freeze := func(value string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(scope.V2, "cgroup.freeze"), []byte(value), 0); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			events, err := os.ReadFile(filepath.Join(scope.V2, "cgroup.events"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if slices.Contains(strings.Split(string(events), "\n"), "frozen "+value) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("cgroup.freeze is %s, and cgroup.events for 30 s %q", value, events)
+			}
+		}
+	}
+	group := sched.Group("/proc", is.cfg.Layout, threads[0], is.cfg.Layout.CPU)
+	for range 2 {
+		freeze("1")
+		if got, err := group.Read(); err != nil || got != at.group {
+			t.Errorf("the thread is in %s, %v", got, err)
+		}
+		freeze("0")
+	}
+	if err := is.undo(7); err != nil {
+		t.Fatal(err)
+	}
+	freeze("1")
+	freeze("0")
+	if left, _ := filepath.Glob(at.group); len(left) != 0 || slices.ContainsFunc(is.cfg.Journal.Entries(), func(e journal.Entry) bool { return e.Owner.Container == 7 }) {
+		t.Errorf("left: %v, %+v", left, is.cfg.Journal.Entries())
+	}
+}
