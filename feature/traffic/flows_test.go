@@ -3,12 +3,14 @@ package traffic_test
 import (
 	"errors"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -62,6 +64,56 @@ func TestManyFlows(t *testing.T) {
 	must(t, write(flow, datagrams, 100))
 	if n := counted(func() uint64 { return h.arrived(&many).Packets }, own, datagrams); n != datagrams {
 		t.Errorf("of %d packets of a new flow %d are in their class", datagrams, n)
+	}
+}
+
+// A flow that has gone on for a moment is not forgotten either if it sends nothing while
+// one container receives more new flows than the table holds.
+func TestRareFlow(t *testing.T) {
+	testkit.OnKernels(t)
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	one, many := h.add("one", "10.66.0.2/24", h.ns)
+	two, rare := h.add("two", "10.66.0.3/24", h.ns)
+	h.start()
+	h.resolve(one, h.wire, "10.66.0.1:9000")
+	h.resolve(two, h.wire, "10.66.0.1:9000")
+	must(t, h.due(many, policy.Net{}, policy.Net{Weight: 1}))
+	must(t, h.due(rare, policy.Net{}, policy.Net{Weight: 1}))
+
+	var in net.PacketConn
+	var out net.Conn
+	must(t, two.Do(func() (err error) { in, err = net.ListenPacket("udp", ":9000"); return err }))
+	defer in.Close()
+	must(t, h.wire.Do(func() (err error) { out, err = net.Dial("udp", "10.66.0.3:9000"); return err }))
+	defer out.Close()
+	send := func() error {
+		return errors.Join(write(out, 1, 100), in.SetReadDeadline(time.Now().Add(20*time.Second)), third(in.ReadFrom(make([]byte, 200))))
+	}
+	steady := func() bool {
+		return slices.ContainsFunc(h.traffic.Maps(), func(u bpf.Usage) bool { return u.Map == "fl_steady" && u.Entries > 0 })
+	}
+	for end := time.Now().Add(30 * time.Second); !steady(); time.Sleep(time.Millisecond) {
+		must(t, send())
+		if time.Now().After(end) {
+			t.Fatal("a flow that goes on is not taken for one")
+		}
+	}
+	own := h.arrived(&rare).Packets
+	const ports = 60_000
+	flows := testkit.Scale(t, 5*65536/4, 3*65536)
+	must(t, h.wire.Do(func() error {
+		for first := 0; first < flows; first += ports { // from another port each time
+			if err := eachPort(min(ports, flows-first), [4]byte{10, 66, 0, 2}, func() error { return nil }); err != nil {
+				return err
+			}
+		}
+		return send()
+	}))
+	if n := h.arrived(&rare).Packets - own; n != 1 {
+		told, _ := h.traffic.Inpaths()
+		t.Errorf("of one packet after %d new flows %d are in its class; told by %v", flows, n, told)
 	}
 }
 

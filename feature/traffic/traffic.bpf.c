@@ -37,8 +37,9 @@
  *                     fl_normalise  one look-up of a per-CPU array; for packets
  *                                   of a socket of this host up to nine of a hash
  *   tc ingress, uplinks, while what they receive is shared
- *                     fl_inbound    its headers, one look-up of a hash; for the
- *                                   first of a flow a store
+ *                     fl_inbound    its headers, one look-up of a hash, two and the
+ *                                   coarse clock in a flow's first tenth of a
+ *                                   second; for the first of a flow a store
  *   where packets arrive: tc egress, host end of a tenant's veth, or tc
  *   ingress of its macvlan; for the sockets of a tenant in the host's namespace
  *   cgroup_skb ingress, its cgroup
@@ -47,9 +48,8 @@
  *
  * User space says in fl_cgroups (identity.h) which class a container has; a full map
  * is an error of Apply, and the containers that are in it keep what they have. fl_flows
- * forgets the
- * flow that was not used for longest, which is learnt again with its next
- * packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
+ * and fl_steady forget the flow that was not used for longest, which is learnt again with
+ * its next packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
  * programs no longer run once the agent has ended: then all packets that are
  * sent share the default class, and what is received is not led anywhere.
  */
@@ -213,9 +213,10 @@ volatile __u32 fl_flow_epoch;
 
 struct place {
 	__u32 slot;
-	__u32 epoch; /* when it was learnt */
+	__u32 epoch;
+	__u64 learnt; /* ns, by the coarse clock */
 };
-_Static_assert(sizeof(struct place) == 8, "read by Go");
+_Static_assert(sizeof(struct place) == 16, "no padding");
 
 /* flow -> where it arrives */
 struct {
@@ -224,6 +225,20 @@ struct {
 	__type(key, __u64);
 	__type(value, struct place);
 } fl_flows SEC(".maps");
+
+/*
+ * The same of flows that go on for STEADY_NS (2Q: Johnson and Shasha, VLDB 1994). However
+ * many new flows there are, such as a spray of single packets, they push none out of here
+ * that sends but rarely.
+ */
+#define STEADY_NS 100000000ULL
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_FLOWS);
+	__type(key, __u64);
+	__type(value, struct place);
+} fl_steady SEC(".maps");
 
 /*
  * Flows that are on their way to where they arrive, by the lower bits of their
@@ -276,9 +291,27 @@ static __always_inline __u32 tag_of(__u64 flow)
 
 static __always_inline void learn(__u64 flow, __u32 slot)
 {
-	struct place p = { .slot = slot, .epoch = fl_flow_epoch };
+	struct place p = { .slot = slot, .epoch = fl_flow_epoch, .learnt = bpf_ktime_get_coarse_ns() };
 
-	bpf_map_update_elem(&fl_flows, &flow, &p, BPF_ANY);
+	if (bpf_map_lookup_elem(&fl_steady, &flow)) /* BPF_EXIST would make room first */
+		bpf_map_update_elem(&fl_steady, &flow, &p, BPF_ANY);
+	else
+		bpf_map_update_elem(&fl_flows, &flow, &p, BPF_ANY);
+}
+
+/* Where a flow arrives; 0 if that is not known, or no longer. */
+static __always_inline struct place *place_of(__u64 flow)
+{
+	struct place *p = bpf_map_lookup_elem(&fl_steady, &flow), steady;
+
+	if (!p) {
+		p = bpf_map_lookup_elem(&fl_flows, &flow);
+		if (p && p->epoch == fl_flow_epoch && bpf_ktime_get_coarse_ns() - p->learnt >= STEADY_NS) {
+			steady = *p;
+			bpf_map_update_elem(&fl_steady, &flow, &steady, BPF_ANY);
+		}
+	}
+	return p && p->epoch == fl_flow_epoch ? p : 0;
 }
 
 SEC("tc")
@@ -289,8 +322,8 @@ int fl_inbound(struct __sk_buff *skb)
 	struct place *p;
 
 	if (flow) {
-		p = bpf_map_lookup_elem(&fl_flows, &flow);
-		if (p && p->epoch == fl_flow_epoch && !syn) {
+		p = place_of(flow);
+		if (p && !syn) {
 			path = KNOWN;
 			priority = HANDLE | p->slot;
 		} else {

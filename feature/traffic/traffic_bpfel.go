@@ -23,6 +23,7 @@ const (
 	trafficMapFlNested     = "fl_nested"
 	trafficMapFlPaths      = "fl_paths"
 	trafficMapFlPending    = "fl_pending"
+	trafficMapFlSteady     = "fl_steady"
 	trafficProgFlArrive    = "fl_arrive"
 	trafficProgFlDeliver   = "fl_deliver"
 	trafficProgFlIdentify  = "fl_identify"
@@ -101,6 +102,7 @@ type trafficMapSpecs struct {
 	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlPaths   *ebpf.MapSpec `ebpf:"fl_paths"`
 	FlPending *ebpf.MapSpec `ebpf:"fl_pending"`
+	FlSteady  *ebpf.MapSpec `ebpf:"fl_steady"`
 }
 
 // trafficVariableSpecs contains global variables before they are loaded into the kernel.
@@ -145,6 +147,7 @@ type trafficMaps struct {
 	FlNested  *ebpf.Map `ebpf:"fl_nested"`
 	FlPaths   *ebpf.Map `ebpf:"fl_paths"`
 	FlPending *ebpf.Map `ebpf:"fl_pending"`
+	FlSteady  *ebpf.Map `ebpf:"fl_steady"`
 }
 
 func (m *trafficMaps) Close() error {
@@ -156,6 +159,7 @@ func (m *trafficMaps) Close() error {
 		m.FlNested,
 		m.FlPaths,
 		m.FlPending,
+		m.FlSteady,
 	)
 }
 
