@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
 // disk reads and writes blocks of --size, or every other one of --also, of the file or
@@ -26,6 +29,11 @@ func disk(o options, b *Board) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: o.to, Err: err}
 	}
+	if o.writes > 0 {
+		if err := mayWrite(fd, o.to); err != nil {
+			return err
+		}
+	}
 	length, err := unix.Seek(fd, 0, unix.SEEK_END)
 	if err != nil {
 		return fmt.Errorf("length of %s: %w", o.to, err)
@@ -39,6 +47,17 @@ func disk(o options, b *Board) error {
 		go func() { failed <- diskWorker(o, b, fd, length) }()
 	}
 	return <-failed
+}
+
+// mayWrite refuses a device whose data would be lost. Several generators may write to one,
+// so that none claims it.
+func mayWrite(fd int, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return err
+	}
+	r := kernel.Default()
+	return block.Vacant(r.Proc, r.Sys, path)
 }
 
 // blockSize is what O_DIRECT needs to be aligned to, at the most.

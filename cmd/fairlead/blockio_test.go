@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/sandbox/loop"
 )
 
 // The scratch file has the size that was asked for and no name, and nothing stays of one
@@ -30,6 +35,58 @@ func TestScratch(t *testing.T) {
 	}
 	if left, err := os.ReadDir(how.dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// What may be needed is not overwritten: of a device with a signature nothing, and of any
+// other only after its name was typed again.
+func TestCalibrateRawRefuses(t *testing.T) {
+	testkit.NeedRoot(t)
+	disk, err := loop.New(t.TempDir(), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	calibrate := []string{"io", "calibrate", disk.Path, "--raw", "--for", "100ms"}
+	before, err := os.ReadFile(disk.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, _, errs := against(t, stub{}, calibrate...)
+	if status != 1 || !strings.Contains(errs, "Type "+disk.Path+" to go on") || !strings.Contains(errs, "nothing was written") {
+		t.Errorf("not confirmed: %d %s", status, errs)
+	}
+	copy(before[512:], "EFI PART")
+	if err := os.WriteFile(disk.Path, before, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{calibrate, append(calibrate, "--yes-destroy-data")} {
+		if status, _, errs := against(t, stub{}, args...); status != 1 || !strings.Contains(errs, "GPT partition table") {
+			t.Errorf("%v with partitions: %d %s", args, status, errs)
+		}
+	}
+	if after, err := os.ReadFile(disk.Path); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("written all the same: %v", err)
+	}
+	if status, _, errs := against(t, stub{}, "io", "calibrate", disk.Path, "--scratch", "/", "--yes-destroy-data"); status != 2 {
+		t.Errorf("for a scratch file: %d %s", status, errs)
+	}
+}
+
+func TestConfirm(t *testing.T) {
+	for answer, want := range map[string]bool{"/dev/vdc\n": true, " /dev/vdc": true, "": false, "\n": false, "y\n": false, "vdc\n": false, "/dev/vdcc\n": false} {
+		var asked bytes.Buffer
+		err := confirm(t.Context(), env{stdin: strings.NewReader(answer), stderr: &asked}, "/dev/vdc", block.Disk{Name: "vdc", Size: 5})
+		if (err == nil) != want {
+			t.Errorf("%q: %v", answer, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	silent, closes := io.Pipe()
+	defer closes.Close()
+	if err := confirm(ctx, env{stdin: silent, stderr: io.Discard}, "/dev/vdc", block.Disk{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
 	}
 }
 

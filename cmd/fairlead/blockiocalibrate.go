@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -24,6 +27,7 @@ import (
 type calibration struct {
 	dir   string        // directory for a scratch file
 	raw   bool          // write to the device itself
+	yes   bool          // without asking first
 	size  int64         // size of the file in MiB
 	phase time.Duration // time for each figure
 
@@ -41,6 +45,11 @@ places, and of 128 KiB for bytes per second, 16 at once, past the page cache. Th
 go to a scratch file in --scratch, a directory of a file system on the device,
 of which nothing stays however this ends. Do it while nothing else uses the device.
 
+With --raw they go to the device itself, and what is on it is lost. A device is refused
+that is mounted, is swap, is part of another one (LVM, RAID), or has a signature, such
+as that of a file system or a partition table. Else you are asked for its name again,
+unless you give --yes-destroy-data.
+
 With --realtime also what real-time threads of some budgets do (SCHED_DEADLINE), one for
 each CPU, beside processes that keep all CPUs busy: io.realtime=auto takes a budget from
 that. The host is slow for these 12 figures. All threads end with this command.`,
@@ -51,6 +60,7 @@ that. The host is slow for these 12 figures. All threads end with this command.`
 	out := formatFlag(cmd)
 	cmd.Flags().StringVar(&how.dir, "scratch", "", "directory on the device for the scratch file")
 	cmd.Flags().BoolVar(&how.raw, "raw", false, "read and WRITE the device itself: what is on it is lost")
+	cmd.Flags().BoolVar(&how.yes, "yes-destroy-data", false, "with --raw: do not ask for the device's name again")
 	cmd.Flags().Int64Var(&how.size, "size", 256, "size of the scratch file, in MiB")
 	cmd.Flags().DurationVar(&how.phase, "for", 3*time.Second, "measure each figure for so long")
 	cmd.Flags().BoolVar(&how.realtime, "realtime", false, "also measure the profile for io.realtime=auto, beside busy CPUs")
@@ -59,10 +69,13 @@ that. The host is slow for these 12 figures. All threads end with this command.`
 		if (how.dir == "") != how.raw {
 			return usagef("want either --scratch DIRECTORY or --raw")
 		}
+		if how.yes && !how.raw {
+			return usagef("--yes-destroy-data is for --raw")
+		}
 		if how.size < 1 || how.size > 1<<20 || how.phase < 100*time.Millisecond || how.phase > time.Minute {
 			return usagef("--size is 1 to %d, --for 100ms to 1m", 1<<20)
 		}
-		figures, profile, err := how.measure(cmd.Context(), args[0])
+		figures, profile, err := how.measure(cmd.Context(), e, args[0])
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", args[0], err)
 		}
@@ -71,7 +84,7 @@ that. The host is slow for these 12 figures. All threads end with this command.`
 }
 
 // measure measures the four figures of a device, and the profile.
-func (how calibration) measure(ctx context.Context, device string) (f api.BlockIOFigures, profile []api.RealtimePoint, err error) {
+func (how calibration) measure(ctx context.Context, e env, device string) (f api.BlockIOFigures, profile []api.RealtimePoint, err error) {
 	sys := kernel.Default().Sys
 	disk, err := block.Open(sys, device)
 	if err != nil {
@@ -80,22 +93,12 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 	if how.realtime && disk.Loop != "" {
 		return f, nil, errors.New("profile of real-time budgets: it is a loop device, whose work the kernel's workers do, which no budget is given to")
 	}
-	target := device
-	if !how.raw {
-		var st unix.Stat_t
-		if err := unix.Stat(how.dir, &st); err != nil {
-			return f, nil, &os.PathError{Op: "stat", Path: how.dir, Err: err}
-		}
-		if on, err := block.Find(sys, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || on != disk {
-			return f, nil, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
-		}
-		file, err := how.scratch(ctx)
-		if err != nil {
-			return f, nil, err
-		}
-		defer file.Close()
-		target = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
+	file, err := how.target(ctx, e, device, disk)
+	if err != nil {
+		return f, nil, err
 	}
+	defer file.Close()
+	target := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
 	for _, x := range []struct {
 		size, writes int
 		to           *uint64
@@ -116,6 +119,49 @@ func (how calibration) measure(ctx context.Context, device string) (f api.BlockI
 		profile, err = how.profile(ctx, target)
 	}
 	return f, profile, err
+}
+
+// target opens what is read and written: the device, claimed, or a scratch file on its disk.
+// The caller closes it.
+func (how calibration) target(ctx context.Context, e env, device string, disk block.Disk) (*os.File, error) {
+	r := kernel.Default()
+	if how.raw {
+		file, err := block.Claim(r.Proc, r.Sys, device)
+		if err != nil || how.yes {
+			return file, err
+		}
+		if err := confirm(ctx, e, device, disk); err != nil {
+			return nil, errors.Join(err, file.Close())
+		}
+		return file, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(how.dir, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: how.dir, Err: err}
+	}
+	if on, err := block.Find(r.Sys, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || on != disk {
+		return nil, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
+	}
+	return how.scratch(ctx)
+}
+
+// confirm asks for a device's name.
+func confirm(ctx context.Context, e env, device string, disk block.Disk) error {
+	fmt.Fprintf(e.stderr, "All that is on %s is lost (%s). Type %s to go on: ", show(device), show(disk.Identity()), show(device))
+	answer := make(chan string, 1)
+	go func() { // reading a terminal ends for no signal
+		line, _ := bufio.NewReader(io.LimitReader(e.stdin, 4096)).ReadString('\n')
+		answer <- strings.TrimSpace(line)
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case a := <-answer:
+		if a != device {
+			return errors.New("nothing was written: its name was not typed again, and --yes-destroy-data was not given")
+		}
+		return nil
+	}
 }
 
 // profile measures operations against budgets of real-time threads. Their policy is theirs

@@ -25,11 +25,12 @@ func main() {
 	if status, ok := bench.Reexec(os.Args); ok {
 		os.Exit(status)
 	}
-	os.Exit(run(context.Background(), env{stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv, args: os.Args[1:]}))
+	os.Exit(run(context.Background(), env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv, args: os.Args[1:]}))
 }
 
 // env is the environment of the program, so that tests can run it in their own process.
 type env struct {
+	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	args           []string

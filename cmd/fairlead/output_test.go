@@ -55,7 +55,7 @@ func against(t *testing.T, s api.Backend, args ...string) (status int, stdout, s
 	done := make(chan error, 1)
 	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
 	var out, errs bytes.Buffer
-	status = run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: append(args, "--socket", path)})
+	status = run(ctx, env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: append(args, "--socket", path)})
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -1,6 +1,6 @@
 // Package block finds the disks of this host in sysfs: which disk carries the requests,
-// and so the knobs, of a device that somebody names. It changes nothing and reads no
-// data. Features use it.
+// and so the knobs, of a device that somebody names, and whether what is on a device would
+// be lost by writing to it. It changes nothing. Features, and what measures disks, use it.
 package block
 
 import (

@@ -22,10 +22,12 @@ var ErrLong = errors.New("mount table is too long")
 
 // Mount is one line of a table.
 type Mount struct {
-	Root  string // of the mount within its file system, "/" for all of it
-	Dir   string // where it is mounted, absolute, as the process sees it
-	Type  string // of the file system
-	Super string // options of the file system, separated by commas
+	Device string // number of the file system's device, as 254:1
+	Root   string // of the mount within its file system, "/" for all of it
+	Dir    string // where it is mounted, absolute, as the process sees it
+	Type   string // of the file system
+	Source string // what is mounted, as the file system tells it: "/dev/vda1"
+	Super  string // options of the file system, separated by commas
 }
 
 // Read calls each with the mounts of a process (a PID, or "self"), in the order
@@ -70,7 +72,9 @@ func parse(line string) (Mount, bool) {
 	if !ok || len(fields) < 6 || len(super) < 3 || !strings.HasPrefix(fields[4], "/") {
 		return Mount{}, false
 	}
-	return Mount{Root: unescape(fields[3]), Dir: unescape(fields[4]), Type: super[0], Super: super[2]}, true
+	return Mount{
+		Device: fields[2], Root: unescape(fields[3]), Dir: unescape(fields[4]), Type: super[0], Source: unescape(super[1]), Super: super[2],
+	}, true
 }
 
 // unescape undoes the octal escapes of blank, tab, newline and backslash.

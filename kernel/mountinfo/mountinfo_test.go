@@ -36,11 +36,11 @@ not a line
 		t.Fatal(err)
 	}
 	want := []Mount{
-		{"/", "/", "ext4", "rw"},
-		{"net:[4026532537]", "/run/netns/a b", "nsfs", "rw"},
-		{"/part\tx", "/sys/fs/cgroup/part", "cgroup2", "rw,nsdelegate"},
-		{"/", "/over", "overlay", "rw,lowerdir=" + long},
-		{"/", `/end\9`, "fuse.x", "rw"},
+		{"0:21", "/", "/", "ext4", "/dev/vda", "rw"},
+		{"0:4", "net:[4026532537]", "/run/netns/a b", "nsfs", "nsfs", "rw"},
+		{"0:38", "/part\tx", "/sys/fs/cgroup/part", "cgroup2", "cgroup2", "rw,nsdelegate"},
+		{"0:50", "/", "/over", "overlay", "overlay", "rw,lowerdir=" + long},
+		{"0:51", "/", `/end\9`, "fuse.x", "we ", "rw"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)

@@ -150,7 +150,8 @@ func TestReservations(t *testing.T) {
 	})
 
 	// An operator has it measured, follows what happens, and loses the disk.
-	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--for", "100ms"), 0, "measured")
+	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--for", "100ms"), 1, "nothing was written")
+	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--yes-destroy-data", "--for", "100ms"), 0, "measured")
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--raw", "--realtime"), 1, "profile", "loop device")
 	mustSay(t, a.run("io", "calibrate", disk.Path), 2, "either --scratch DIRECTORY or --raw")
 	mustSay(t, a.run("io", "calibrate", disk.Path, "--scratch", "/proc", "--for", "100ms"), 1, "is not on")

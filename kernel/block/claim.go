@@ -1,0 +1,255 @@
+package block
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/mountinfo"
+)
+
+// ErrOccupied is returned, wrapped, for a device that must not be written to: it is in
+// use, or what is on it may be needed. The text says by what.
+var ErrOccupied = errors.New("writing to it would destroy data")
+
+// Claim opens a device, of a disk or a partition, to write to all of it. It is the
+// caller's alone until the caller closes it: nobody can mount it, swap to it or make it
+// part of an array meanwhile. A device that is occupied is refused with ErrOccupied.
+func Claim(proc, sys, path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_EXCL, 0)
+	if err != nil && !errors.Is(err, unix.EBUSY) {
+		return nil, err
+	}
+	busy := err != nil
+	switch err = Vacant(proc, sys, path); {
+	case err == nil && busy:
+		err = fmt.Errorf("%s: %w: the kernel or another program holds it; it may be mounted in another mount namespace", path, ErrOccupied)
+	case err == nil:
+		return f, nil
+	}
+	if !busy {
+		err = errors.Join(err, f.Close())
+	}
+	return nil, err
+}
+
+// Vacant says why a device must not be written to: it or a partition of it is mounted, is
+// swap, or is part of another device, or it has the signature of a file system, a
+// partition table or the like. The error is ErrOccupied, or that of reading.
+func Vacant(proc, sys, path string) error {
+	parts, err := partsOf(sys, path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	reasons := held(sys, parts)
+	for _, list := range []func(string, []part) ([]string, error){mounted, swapped} {
+		more, err := list(proc, parts)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		reasons = append(reasons, more...)
+	}
+	signature, err := signatureOf(path)
+	if err != nil {
+		return err
+	}
+	if signature != "" {
+		reasons = append(reasons, fmt.Sprintf("it has the signature of %s (`wipefs --all %s` removes it if nothing there is needed)", signature, path))
+	}
+	if len(reasons) > 0 {
+		return fmt.Errorf("%s: %w: %s", path, ErrOccupied, strings.Join(reasons, "; "))
+	}
+	return nil
+}
+
+// part is a device that shares its sectors with another one.
+type part struct {
+	dir    string // in sysfs
+	number uint64
+}
+
+func (p part) String() string { return "/dev/" + filepath.Base(p.dir) }
+
+// partsOf gives a device with what shares sectors with it: of a disk its partitions, of a
+// partition its disk.
+func partsOf(sys, path string) (parts []part, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return nil, err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))))
+	if errors.Is(err, fs.ErrNotExist) || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return nil, ErrNoDevice
+	}
+	if err != nil {
+		return nil, err
+	}
+	dirs := []string{dir}
+	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
+		dirs = append(dirs, filepath.Dir(dir))
+	} else {
+		partitions, _ := filepath.Glob(filepath.Join(dir, "*", "partition"))
+		for _, p := range partitions {
+			dirs = append(dirs, filepath.Dir(p))
+		}
+	}
+	for _, d := range dirs {
+		var major, minor uint32
+		if _, err := fmt.Sscanf(text(d, "dev"), "%d:%d", &major, &minor); err == nil { // else it has vanished
+			parts = append(parts, part{d, unix.Mkdev(major, minor)})
+		}
+	}
+	return parts, nil
+}
+
+// held lists the devices that are made of these.
+func held(sys string, parts []part) (reasons []string) {
+	for _, p := range parts {
+		holders, _ := os.ReadDir(filepath.Join(p.dir, "holders"))
+		for _, h := range holders {
+			name := "/dev/" + h.Name()
+			if mapped := text(filepath.Join(sys, "block", h.Name()), "dm/name"); mapped != "" {
+				name = "/dev/mapper/" + mapped
+			}
+			reasons = append(reasons, fmt.Sprintf("%s is part of %s", p, name))
+		}
+	}
+	return reasons
+}
+
+// mounted lists where these are mounted, as this process and the host's first one see it.
+func mounted(proc string, parts []part) (reasons []string, err error) {
+	for _, pid := range []string{"self", "1"} {
+		err := mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
+			for _, p := range parts {
+				number := fmt.Sprintf("%d:%d", unix.Major(p.number), unix.Minor(p.number))
+				// Btrfs numbers its mounts otherwise, and names the device.
+				if m.Device != number && !p.is(m.Source) {
+					continue
+				}
+				if reason := fmt.Sprintf("%s is mounted at %s", p, m.Dir); !slices.Contains(reasons, reason) {
+					reasons = append(reasons, reason)
+				}
+			}
+			return true
+		})
+		if err != nil && pid == "self" {
+			return nil, err // the first process is out of sight for some
+		}
+	}
+	return reasons, nil
+}
+
+// is says whether a path is the device's node.
+func (p part) is(path string) bool {
+	var st unix.Stat_t
+	return strings.HasPrefix(path, "/") && unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == p.number
+}
+
+// swapped lists which of these are swap.
+func swapped(proc string, parts []part) (reasons []string, err error) {
+	table, err := os.ReadFile(filepath.Join(proc, "swaps"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without swap has none
+		return nil, err
+	}
+	for l := range strings.Lines(string(table)) {
+		path, _, _ := strings.Cut(l, " ")
+		for _, p := range parts {
+			if p.is(path) {
+				reasons = append(reasons, fmt.Sprintf("%s is swap", p))
+			}
+		}
+	}
+	return reasons, nil
+}
+
+// signatures are those of the formats that hosts of containers have on their disks, as
+// libblkid finds them. Where no offset is given, it is 0.
+var signatures = []struct {
+	name, magic string
+	at          []int
+}{
+	{"a GPT partition table", "EFI PART", []int{512, 4096}},
+	{"a partition table or a FAT file system", "\x55\xaa", []int{510}},
+	{"an LVM physical volume", "LABELONE", []int{0, 512, 1024, 1536}},
+	{"a RAID member (md)", "\xfc\x4e\x2b\xa9", []int{0, 4096}},
+	{"an encrypted volume (LUKS)", "LUKS\xba\xbe", []int{0}},
+	{"an ext2, ext3 or ext4 file system", "\x53\xef", []int{1080}},
+	{"an XFS file system", "XFSB", []int{0}},
+	{"a Btrfs file system", "_BHRfS_M", []int{0x10040}},
+	{"an F2FS file system", "\x10\x20\xf5\xf2", []int{1024}},
+	{"an EROFS file system", "\xe2\xe1\xf5\xe0", []int{1024}},
+	{"a bcache or bcachefs device", "\xc6\x85\x73\xf6", []int{4096 + 24}},
+	{"a ReiserFS file system", "ReIsEr", []int{0x2034, 0x10034}},
+	{"a JFS file system", "JFS1", []int{0x8000}},
+	{"a GFS2 file system", "\x01\x16\x19\x70", []int{0x10000}},
+	{"a squashfs file system", "hsqs", []int{0}},
+	{"an NTFS file system", "NTFS    ", []int{3}},
+	{"an exFAT file system", "EXFAT   ", []int{3}},
+	{"an ISO 9660 file system", "CD001", []int{0x8001}},
+	{"swap", "SWAPSPACE2", []int{4086, 8182, 16374, 32758, 65526}},
+	{"swap with a suspended system", "S1SUSPEND", []int{4086, 8182, 16374, 32758, 65526}},
+	{"a Ceph OSD (BlueStore)", "bluestore block device", []int{0}},
+	{"an Oracle ASM disk", "ORCLDISK", []int{32}},
+	{"a VDO volume", "dmvdo001", []int{0}},
+	{"a Stratis pool", "!Stra0tis", []int{516}},
+}
+
+// signatureOf names what is on a device; "" if nothing of it is known.
+func signatureOf(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, 2)
+	if err != nil {
+		return "", fmt.Errorf("length of %s: %w", path, err)
+	}
+	head := make([]byte, min(256<<10, size))
+	if _, err := f.ReadAt(head, 0); err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	if name := signatureIn(head); name != "" {
+		return name, nil
+	}
+	// md has two formats at the end: versions 1.0 and 0.90.
+	const sector, reserved = 512, 64 << 10
+	for _, at := range []int64{(size/sector - 16) &^ 7 * sector, size&^(reserved-1) - reserved} {
+		tail := make([]byte, 4)
+		if at < 0 {
+			continue
+		}
+		if _, err := f.ReadAt(tail, at); err != nil {
+			return "", fmt.Errorf("read %s: %w", path, err)
+		}
+		if string(tail) == "\xfc\x4e\x2b\xa9" {
+			return "a RAID member (md)", nil
+		}
+	}
+	return "", nil
+}
+
+func signatureIn(head []byte) string {
+	for _, s := range signatures {
+		for _, at := range s.at {
+			if at < len(head) && bytes.HasPrefix(head[at:], []byte(s.magic)) {
+				return s.name
+			}
+		}
+	}
+	// ZFS has a ring of uberblocks, of which any may be the first that is written.
+	for at := 128 << 10; at < len(head); at += 1 << 10 {
+		if bytes.HasPrefix(head[at:], []byte("\x0c\xb1\xba\x00")) || bytes.HasPrefix(head[at:], []byte("\x00\x00\x00\x00\x00\xba\xb1\x0c")) {
+			return "a ZFS pool"
+		}
+	}
+	return ""
+}

@@ -1,0 +1,128 @@
+package block
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/sandbox/loop"
+)
+
+func testDisk(t *testing.T) string {
+	t.Helper()
+	testkit.NeedRoot(t)
+	l, err := loop.New(t.TempDir(), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l.Path
+}
+
+func mustRefuse(t *testing.T, path, why string) {
+	t.Helper()
+	f, err := Claim("/proc", "/sys", path)
+	if err == nil {
+		f.Close()
+	}
+	if !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), why) {
+		t.Errorf("claim %s: %v, want %q", path, err, why)
+	}
+}
+
+// What is mounted, with its place, is refused, and so is the file system that stays when it
+// is not any more.
+func TestClaimMounted(t *testing.T) {
+	path, dir := testDisk(t), t.TempDir()
+	if out, err := exec.Command("mkfs.ext4", "-q", "-O", "^has_journal", path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	mustRefuse(t, path, "signature of an ext2, ext3 or ext4 file system (`wipefs --all "+path)
+	if err := unix.Mount(path, dir, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	mustRefuse(t, path, path+" is mounted at "+dir)
+	if err := unix.Unmount(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A claim is exclusive, whoever holds it, and ends with the file.
+func TestClaimHeld(t *testing.T) {
+	path := testDisk(t)
+	f, err := Claim("/proc", "/sys", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRefuse(t, path, "another program holds it")
+	if err := Vacant("/proc", "/sys", path); err != nil {
+		t.Errorf("what is claimed is not occupied: %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if f, err = Claim("/proc", "/sys", path); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	for _, none := range []string{"/dev/null", "/dev/fl-none", t.TempDir()} {
+		if f, err := Claim("/proc", "/sys", none); err == nil {
+			f.Close()
+			t.Errorf("%s was claimed", none)
+		}
+	}
+}
+
+func TestClaimSigned(t *testing.T) {
+	path := testDisk(t)
+	for what, at := range map[string]map[int64]string{
+		"a GPT partition table": {512: "EFI PART"}, "partition table": {510: "\x55\xaa"}, "LVM": {512: "LABELONE"}, "LUKS": {0: "LUKS\xba\xbe"}, "RAID": {4096: "\xfc\x4e\x2b\xa9"},
+		"RAID member (md)": {1<<20 - 64<<10: "\xfc\x4e\x2b\xa9"}, "XFS": {0: "XFSB"}, "Btrfs": {0x10040: "_BHRfS_M"}, "swap": {4086: "SWAPSPACE2"}, "ZFS": {140 << 10: "\x0c\xb1\xba\x00"},
+		"(md)": {1<<20 - 8<<10: "\xfc\x4e\x2b\xa9"}, "BlueStore": {0: "bluestore block device"},
+	} {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for offset, magic := range at {
+			if _, err := f.WriteAt([]byte(magic), offset); err != nil {
+				t.Fatal(err)
+			}
+			mustRefuse(t, path, what)
+			if _, err := f.WriteAt(make([]byte, len(magic)), offset); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Vacant("/proc", "/sys", path); err != nil {
+		t.Errorf("without any of them: %v", err)
+	}
+}
+
+// A disk is held through its partitions, and a partition through its disk.
+func TestHeld(t *testing.T) {
+	sys := tree(t, map[string]string{
+		"block/sda/dev": "8:0\n", "block/sda/sda1/dev": "8:1\n", "block/sda/sda1/partition": "1\n", "block/sda/sda2/dev": "8:2\n", "block/sda/sda2/partition": "2\n",
+		"block/sda/sda1/holders/dm-0": "", "block/sda/sda2/holders/md0": "", "block/dm-0/dm/name": "vg-root\n", "block/md0/dev": "9:0\n",
+	})
+	var parts []part
+	for i, dir := range []string{"sda", "sda/sda1", "sda/sda2"} {
+		parts = append(parts, part{filepath.Join(sys, "block", dir), unix.Mkdev(8, uint32(i))})
+	}
+	if got := strings.Join(held(sys, parts), "; "); got != "/dev/sda1 is part of /dev/mapper/vg-root; /dev/sda2 is part of /dev/md0" {
+		t.Errorf("held: %s", got)
+	}
+}
