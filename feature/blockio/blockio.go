@@ -144,7 +144,7 @@ func (f *BlockIO) Name() string { return name }
 func (f *BlockIO) Support() probe.Verdict { return f.support }
 
 // Apply implements feature.Feature. A reservation for which a disk has no room is refused
-// with a *Refusal, and the container keeps what it had.
+// with a *Refusal, and the container keeps what it had. Errors: feature.ErrPartly.
 func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -179,13 +179,7 @@ func (f *BlockIO) Apply(_ context.Context, t policy.Target) error {
 		err = f.promote()
 	}
 	if err == nil {
-		err = f.interrupts(t)
-	}
-	if err == nil {
-		err = f.unweighed(t)
-	}
-	if err == nil {
-		err = f.unpromoted(t.Container.ID)
+		err = f.cover(t)
 	}
 	if err != nil {
 		return fmt.Errorf("blockio: %w", err)
@@ -311,22 +305,6 @@ func (f *BlockIO) above(id container.ID, d block.Disk, l cgroup.Limits) cgroup.L
 		}
 	}
 	return l
-}
-
-// unweighed says why a weight that policy gives has no effect; nil: some disk heeds it.
-func (f *BlockIO) unweighed(t policy.Target) error {
-	if t.Settings.IOWeight == 0 {
-		return nil
-	}
-	disks, err := block.Disks(f.cfg.Roots.Sys)
-	if err != nil {
-		return err
-	}
-	if slices.ContainsFunc(disks, func(d block.Disk) bool { return f.divides(d) != "" }) {
-		return nil
-	}
-	return fmt.Errorf("%w: io.weight %d: no disk divides by weight; choose bfq in /sys/block/DISK/queue/scheduler, or enable iocost in io.cost.qos (cgroup v2)",
-		feature.ErrPartly, t.Settings.IOWeight)
 }
 
 // wrote says whether a value is one that this feature has put in force.

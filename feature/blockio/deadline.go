@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // Where the kernel has no real-time groups, each thread has a budget of its own instead:
@@ -175,8 +176,8 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *member, was []journal.Entry) e
 }
 
 // unpromoted says why a container's budget has no effect; nil: it has, or it has no threads.
-func (f *BlockIO) unpromoted(id container.ID) error {
-	m := f.members[id]
+func (f *BlockIO) unpromoted(t policy.Target) error {
+	m := f.members[t.Container.ID]
 	if m.budget == 0 || m.grouped || m.promoted > 0 || m.refused == nil {
 		return nil
 	}

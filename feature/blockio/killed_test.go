@@ -60,7 +60,7 @@ func childAgent(state string, deadline bool, cg container.Cgroup) error {
 	}
 	t := policy.Target{Container: c, Settings: policy.Settings{Realtime: killedBudget}}
 	for said := false; ; said = true {
-		if err := f.Apply(context.Background(), t); err != nil {
+		if err := f.Apply(context.Background(), t); err != nil && !errors.Is(err, feature.ErrPartly) {
 			return err
 		}
 		if !said {

@@ -47,7 +47,7 @@ func (h *host) decide(t policy.Target) policy.Target {
 	}
 	decided, err := t.With(all, time.Now())
 	must(h.t, err)
-	must(h.t, h.Apply(h.t.Context(), decided))
+	h.apply(decided)
 	return decided
 }
 
@@ -106,7 +106,7 @@ func TestCapping(t *testing.T) {
 	reserving := target(t, batch, "io.reserve: "+dir+"/alias riops=300")
 	stale, err := reserving.With([]policy.Decision{{Container: batch.ID, Key: maxKey, Value: l.Path + " riops=20 wiops=20", Expiry: time.Now().Add(time.Hour)}}, time.Now())
 	must(t, err)
-	must(t, h.Apply(t.Context(), stale))
+	h.apply(stale)
 	if got := caps(cgroup.Limits{ReadIOPS: 300, WriteIOPS: 20}); strings.Contains(got, "for") {
 		t.Errorf("one that has reserved 300 reads is capped at %q", got)
 	}
@@ -158,7 +158,7 @@ func TestWeighing(t *testing.T) {
 			t.Errorf("adopted %+v", d)
 		}
 	}
-	must(t, h.Apply(t.Context(), leave))
+	h.apply(leave)
 	if got := strings.Trim(weight(), "30 "); got != "" {
 		t.Errorf("weight %q, policy says 300", weight())
 	}

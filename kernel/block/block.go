@@ -50,19 +50,25 @@ func (d Disk) Identity() string {
 // loop device is a disk, whose requests are its own and those to its file not. Errors:
 // ErrNoDevice and ErrNoRequests.
 func Open(sys, path string) (Disk, error) {
-	var st unix.Stat_t
-	err := unix.Stat(path, &st)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		err = ErrNoDevice
-	}
+	major, minor, err := number(path)
 	if err != nil {
 		return Disk{}, fmt.Errorf("%s: %w", path, err)
 	}
-	d, err := Find(sys, unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	d, err := Find(sys, major, minor)
 	if err != nil {
 		return Disk{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return d, nil
+}
+
+// number gives that of a block device's node; ErrNoDevice if it is none.
+func number(path string) (major, minor uint32, err error) {
+	var st unix.Stat_t
+	err = unix.Stat(path, &st)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		err = ErrNoDevice
+	}
+	return unix.Major(st.Rdev), unix.Minor(st.Rdev), err
 }
 
 // Find is Open by the device's number.

@@ -44,11 +44,14 @@ func Claim(proc, sys, path string) (*os.File, error) {
 // swap, or is part of another device, or it has the signature of a file system, a
 // partition table or the like. The error is ErrOccupied, or that of reading.
 func Vacant(proc, sys, path string) error {
-	parts, err := partsOf(sys, path)
+	major, minor, err := number(path)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	reasons := held(sys, parts)
+	parts, reasons, err := related(sys, major, minor)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
 	for _, list := range []func(string, []part) ([]string, error){mounted, swapped} {
 		more, err := list(proc, parts)
 		if err != nil {
@@ -69,27 +72,29 @@ func Vacant(proc, sys, path string) error {
 	return nil
 }
 
-// part is a device that shares its sectors with another one.
+// part is a device that shares sectors with another one.
 type part struct {
 	dir    string // in sysfs
-	number uint64
+	number string // 8:1
 }
 
 func (p part) String() string { return "/dev/" + filepath.Base(p.dir) }
 
-// partsOf gives a device with what shares sectors with it: of a disk its partitions, of a
-// partition its disk.
-func partsOf(sys, path string) (parts []part, err error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return nil, err
-	}
-	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))))
-	if errors.Is(err, fs.ErrNotExist) || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return nil, ErrNoDevice
+// is says whether a path is the device's node.
+func (p part) is(path string) bool {
+	major, minor, err := number(path)
+	return err == nil && p.number == fmt.Sprintf("%d:%d", major, minor)
+}
+
+// related gives a device with all that share sectors with it: of a disk its partitions, of
+// a partition its disk, and what is made of any of them, which held says in words.
+func related(sys string, major, minor uint32) (parts []part, held []string, err error) {
+	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", major, minor)))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrNoDevice
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	dirs := []string{dir}
 	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
@@ -100,45 +105,31 @@ func partsOf(sys, path string) (parts []part, err error) {
 			dirs = append(dirs, filepath.Dir(p))
 		}
 	}
-	for _, d := range dirs {
-		var major, minor uint32
-		if _, err := fmt.Sscanf(text(d, "dev"), "%d:%d", &major, &minor); err == nil { // else it has vanished
-			parts = append(parts, part{d, unix.Mkdev(major, minor)})
-		}
-	}
-	return parts, nil
-}
-
-// held lists the devices that are made of these.
-func held(sys string, parts []part) (reasons []string) {
-	for _, p := range parts {
+	for i := 0; i < len(dirs); i++ {
+		p := part{dirs[i], text(dirs[i], "dev")}
+		parts = append(parts, p)
 		holders, _ := os.ReadDir(filepath.Join(p.dir, "holders"))
 		for _, h := range holders {
-			name := "/dev/" + h.Name()
-			if mapped := text(filepath.Join(sys, "block", h.Name()), "dm/name"); mapped != "" {
+			name, above := "/dev/"+h.Name(), filepath.Join(sys, "block", h.Name())
+			if mapped := text(above, "dm/name"); mapped != "" {
 				name = "/dev/mapper/" + mapped
 			}
-			reasons = append(reasons, fmt.Sprintf("%s is part of %s", p, name))
+			held = append(held, fmt.Sprintf("%s is part of %s", p, name))
+			if !slices.Contains(dirs, above) {
+				dirs = append(dirs, above)
+			}
 		}
 	}
-	return reasons
+	return parts, held, nil
 }
 
 // mounted lists where these are mounted, as this process and the host's first one see it.
 func mounted(proc string, parts []part) (reasons []string, err error) {
 	for _, pid := range []string{"self", "1"} {
-		err := mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
-			for _, p := range parts {
-				number := fmt.Sprintf("%d:%d", unix.Major(p.number), unix.Minor(p.number))
-				// Btrfs numbers its mounts otherwise, and names the device.
-				if m.Device != number && !p.is(m.Source) {
-					continue
-				}
-				if reason := fmt.Sprintf("%s is mounted at %s", p, m.Dir); !slices.Contains(reasons, reason) {
-					reasons = append(reasons, reason)
-				}
+		err := eachMount(proc, pid, parts, func(p part, m mountinfo.Mount) {
+			if reason := fmt.Sprintf("%s is mounted at %s", p, m.Dir); !slices.Contains(reasons, reason) {
+				reasons = append(reasons, reason)
 			}
-			return true
 		})
 		if err != nil && pid == "self" {
 			return nil, err // the first process is out of sight for some
@@ -147,10 +138,30 @@ func mounted(proc string, parts []part) (reasons []string, err error) {
 	return reasons, nil
 }
 
-// is says whether a path is the device's node.
-func (p part) is(path string) bool {
-	var st unix.Stat_t
-	return strings.HasPrefix(path, "/") && unix.Stat(path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == p.number
+// Mounts lists the mounts of a process that are on a disk, on its partitions, or on devices
+// that are made of these (LVM, RAID). The error matches fs.ErrNotExist if there is no such
+// process.
+func (d Disk) Mounts(proc, sys, pid string) (mounts []mountinfo.Mount, err error) {
+	parts, _, err := related(sys, d.Major, d.Minor)
+	if err == nil {
+		err = eachMount(proc, pid, parts, func(_ part, m mountinfo.Mount) { mounts = append(mounts, m) })
+	}
+	if err != nil && !errors.Is(err, mountinfo.ErrLong) {
+		return nil, fmt.Errorf("mounts of %s: %w", d.Name, err)
+	}
+	return mounts, nil
+}
+
+func eachMount(proc, pid string, parts []part, each func(part, mountinfo.Mount)) error {
+	return mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
+		for _, p := range parts {
+			// Btrfs numbers its mounts otherwise, and names the device.
+			if m.Device == p.number || m.Type == "btrfs" && strings.HasPrefix(m.Source, "/dev/") && p.is(m.Source) {
+				each(p, m)
+			}
+		}
+		return true
+	})
 }
 
 // swapped lists which of these are swap.

@@ -2,9 +2,10 @@ package block
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -112,17 +113,30 @@ func TestClaimSigned(t *testing.T) {
 	}
 }
 
-// A disk is held through its partitions, and a partition through its disk.
-func TestHeld(t *testing.T) {
+// A disk is held through its partitions and what is made of them, and a partition through
+// its disk. What is mounted on any of them is on the disk.
+func TestRelated(t *testing.T) {
 	sys := tree(t, map[string]string{
+		"dev/block/8:0": "->block/sda", "dev/block/8:1": "->block/sda/sda1",
 		"block/sda/dev": "8:0\n", "block/sda/sda1/dev": "8:1\n", "block/sda/sda1/partition": "1\n", "block/sda/sda2/dev": "8:2\n", "block/sda/sda2/partition": "2\n",
-		"block/sda/sda1/holders/dm-0": "", "block/sda/sda2/holders/md0": "", "block/dm-0/dm/name": "vg-root\n", "block/md0/dev": "9:0\n",
+		"block/sda/sda1/holders/dm-0": "", "block/sda/sda2/holders/md0": "", "block/dm-0/dev": "253:0\n", "block/dm-0/dm/name": "vg-root\n", "block/dm-0/holders/dm-1": "",
+		"block/dm-1/dev": "253:1\n", "block/dm-1/dm/name": "crypt\n", "block/md0/dev": "9:0\n",
 	})
-	var parts []part
-	for i, dir := range []string{"sda", "sda/sda1", "sda/sda2"} {
-		parts = append(parts, part{filepath.Join(sys, "block", dir), unix.Mkdev(8, uint32(i))})
+	for minor, want := range map[uint32]string{
+		0: "[/dev/sda /dev/sda1 /dev/sda2 /dev/dm-0 /dev/md0 /dev/dm-1] [/dev/sda1 is part of /dev/mapper/vg-root /dev/sda2 is part of /dev/md0 /dev/dm-0 is part of /dev/mapper/crypt]",
+		1: "[/dev/sda1 /dev/sda /dev/dm-0 /dev/dm-1] [/dev/sda1 is part of /dev/mapper/vg-root /dev/dm-0 is part of /dev/mapper/crypt]",
+	} {
+		parts, held, err := related(sys, 8, minor)
+		if got := fmt.Sprint(parts, " ", held); err != nil || got != want {
+			t.Errorf("8:%d: %s, %v, want %s", minor, got, err, want)
+		}
 	}
-	if got := strings.Join(held(sys, parts), "; "); got != "/dev/sda1 is part of /dev/mapper/vg-root; /dev/sda2 is part of /dev/md0" {
-		t.Errorf("held: %s", got)
+	proc := tree(t, map[string]string{"7/mountinfo": "1 0 8:1 / /boot rw - vfat /dev/sda1 rw\n1 0 253:1 / / rw - ext4 /dev/mapper/crypt rw\n1 0 8:3 / /x rw - ext4 /dev/sda3 rw\n1 0 0:5 / /proc rw - proc proc rw\n"})
+	mounts, err := Disk{Name: "sda", Major: 8}.Mounts(proc, sys, "7")
+	if err != nil || len(mounts) != 2 || mounts[0].Dir != "/boot" || mounts[1].Dir != "/" {
+		t.Errorf("mounts %+v, %v", mounts, err)
+	}
+	if _, err := (Disk{Name: "sda", Major: 8}).Mounts(proc, sys, "8"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of no process: %v", err)
 	}
 }
