@@ -17,6 +17,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 const (
@@ -106,7 +108,7 @@ func hooks(ctx context.Context, a answers) {
 		case ctx.Err() != nil: // filters take a request each
 		case q.Type() == "clsact" || q.Type() == "ingress":
 			filters(at.LinkIndex, names[at.LinkIndex], tc)
-		case at.Parent == netlink.HANDLE_ROOT && at.Handle != 0: // the kernel's own have no handle
+		case at.Parent == netlink.HANDLE_ROOT && at.Handle != 0 && at.Handle != qdisc.Handle: // the kernel's own have none
 			qdiscs.add(q.Type(), names[at.LinkIndex])
 		}
 	}

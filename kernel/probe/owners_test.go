@@ -13,6 +13,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
 func TestHooks(t *testing.T) {
@@ -94,6 +96,17 @@ func TestHooks(t *testing.T) {
 	htb := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index("flo3"), Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
 	if err := h.QdiscAdd(htb); err != nil {
 		t.Fatal(err)
+	}
+
+	// What the agent itself has set up is nobody else's: the queue of a veth, and of an IFB.
+	if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: netdev.IFBName(7), TxQLen: -1}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"flo2", netdev.IFBName(7)} {
+		ours := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index(name), Handle: qdisc.Handle, Parent: netlink.HANDLE_ROOT})
+		if err := h.QdiscAdd(ours); err != nil {
+			t.Fatal(err)
+		}
 	}
 
 	want := map[string]string{"xdp-programs": "cil_xdp (flo0)", "tc-programs": "cil_tc (flo1)", "qdiscs": "htb (flo3)"}
