@@ -80,7 +80,11 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 func (a *Agent) change(open journal.Opener, e journal.Entry, t policy.Target) api.Change {
 	w := api.Change{
 		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object,
-		Before: e.Before, Wrote: e.Wrote, When: e.When, Expiry: e.Expiry,
+		Before: e.Before, Wrote: e.Wrote, When: e.When,
+	}
+	if !e.Expiry.IsZero() { // by the clock as it is set now
+		at := a.pace.now()
+		w.Expiry = at.Add(e.Expiry.Sub(at)).UTC()
 	}
 	for _, o := range t.Origins {
 		if policy.FeatureOf(o.Key) == e.Owner.Feature {

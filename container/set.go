@@ -51,8 +51,8 @@ type Set struct {
 	cfg     Config
 	sources []Source
 
-	wake chan struct{} // there may be something new; holds one
-	busy atomic.Int64  // see Busy, in ns since 1970; 0: idle
+	wake chan struct{}             // there may be something new; holds one
+	busy atomic.Pointer[time.Time] // see Busy; nil: idle
 
 	mu      sync.Mutex
 	reports []reported // by source
@@ -187,11 +187,12 @@ func (s *Set) loop(ctx context.Context, r *rounds) {
 		case <-refresh.C:
 			full = true
 		}
-		s.busy.Store(s.cfg.Now().UnixNano())
+		began := s.cfg.Now()
+		s.busy.Store(&began)
 		reports := s.take()
 		next := r.run(reports, full)
 		s.publish(r, reports)
-		s.busy.Store(0)
+		s.busy.Store(nil)
 		if next >= 0 {
 			again.Reset(next)
 		}
@@ -202,8 +203,8 @@ func (s *Set) loop(ctx context.Context, r *rounds) {
 // with that; else the zero time. It takes milliseconds: a Set that is busy for long
 // hangs, and its Snapshot grows old.
 func (s *Set) Busy() time.Time {
-	if began := s.busy.Load(); began != 0 {
-		return time.Unix(0, began)
+	if began := s.busy.Load(); began != nil {
+		return *began
 	}
 	return time.Time{}
 }

@@ -18,7 +18,7 @@ type Loop struct {
 	// Bound is how long a turn may take; 0 is the agent's own bound. It is BehindCalls
 	// for a loop that waits for a mutex that Apply holds.
 	Bound time.Duration
-	began atomic.Int64 // in ns since 1970; 0: idle
+	began atomic.Pointer[time.Time] // nil: idle; with the monotonic reading, as the clock may be set meanwhile
 }
 
 // BehindCalls is the Bound of a loop that an Apply which hangs keeps from its work for
@@ -26,15 +26,15 @@ type Loop struct {
 const BehindCalls = time.Minute
 
 // Begin says that a turn begins.
-func (l *Loop) Begin() { l.began.Store(time.Now().UnixNano()) }
+func (l *Loop) Begin() { now := time.Now(); l.began.Store(&now) }
 
 // End says that the turn is over.
-func (l *Loop) End() { l.began.Store(0) }
+func (l *Loop) End() { l.began.Store(nil) }
 
 // Busy gives when the turn began that is not over, or the zero time.
 func (l *Loop) Busy() time.Time {
-	if began := l.began.Load(); began != 0 {
-		return time.Unix(0, began)
+	if began := l.began.Load(); began != nil {
+		return *began
 	}
 	return time.Time{}
 }

@@ -108,10 +108,11 @@ type Control struct {
 // maxEvents bounds what is remembered.
 const maxEvents = 256
 
-// Adopt takes over what an earlier agent did to a container.
-func (c *Control) Adopt(id container.ID, y policy.Yield, reason string, since time.Time) {
+// Adopt takes over what an earlier agent did to a container since a time of day. Whether it
+// is still needed is seen from now on.
+func (c *Control) Adopt(id container.ID, y policy.Yield, reason string, since, now time.Time) {
 	c.make()
-	c.acting[id] = &acting{Action: Action{Yield: y, Reason: reason, Since: since}, needed: since, changed: since, hold: holdTime}
+	c.acting[id] = &acting{Action: Action{Yield: y, Reason: reason, Since: since}, needed: now, changed: now, hold: holdTime}
 }
 
 func (c *Control) make() {

@@ -265,10 +265,11 @@ func TestLadder(t *testing.T) {
 	}
 }
 
-// What an earlier agent did goes on while not all containers are known.
+// What an earlier agent did, however long ago, goes on for as long as if it had been needed
+// last, and also while not all containers are known.
 func TestAdopted(t *testing.T) {
 	var control Control
-	control.Adopt(burner, policy.YieldIdle, "an earlier agent decided so", second(0))
+	control.Adopt(burner, policy.YieldIdle, "an earlier agent decided so", second(0).Add(-time.Hour), second(0))
 	w := window(1, func(_ *Demand, ns map[container.ID]Neighbour) { delete(ns, burner) })
 	w.Complete = false
 	control.Next(w)

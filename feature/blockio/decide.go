@@ -55,7 +55,7 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 	var out []policy.Decision
 	for _, id := range slices.Sorted(maps.Keys(was)) {
 		d := was[id]
-		f.control.Adopt(id, policy.Yield(d.Value), d.Reason, d.Since)
+		f.control.Adopt(id, policy.Yield(d.Value), d.Reason, d.Since, time.Now())
 		out = append(out, d)
 	}
 	return out

@@ -130,8 +130,9 @@ func (j *Journal) Turn(k Knob, value string, by Owner) error {
 	return j.TurnUntil(k, value, by, time.Time{})
 }
 
-// TurnUntil sets k to value and notes that this lapses at expiry. Zero means
-// never; the journal itself undoes nothing, see Expired. It reads first, and
+// TurnUntil sets k to value and notes that this lapses at expiry, by its monotonic
+// reading if it has one: no step of the clock and no suspend brings it nearer. Zero
+// means never; the journal itself undoes nothing, see Expired. It reads first, and
 // writes nothing when the value is already there. If that is our own doing, the
 // new expiry counts, and so does the owner if it is another container of the same
 // feature. Otherwise it records the change and then makes it. A later Turn of the
@@ -162,9 +163,6 @@ func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) er
 func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time) error {
 	if j.isClosed() {
 		return os.ErrClosed
-	}
-	if !expiry.IsZero() {
-		expiry = expiry.UTC() // as it comes back from the file
 	}
 	now, err := k.Read()
 	if err != nil {
@@ -234,8 +232,8 @@ func (j *Journal) set(k Knob, value string) error {
 	if ref == (Ref{}) {
 		return k.Write(value)
 	}
-	now := j.now().UTC()
-	if err := j.put(numbered{Entry: Entry{Ref: ref, Before: before, Wrote: during, When: now, Expiry: now}}); err != nil {
+	now := j.now()
+	if err := j.put(numbered{Entry: Entry{Ref: ref, Before: before, Wrote: during, When: now.UTC(), Expiry: now}}); err != nil {
 		return err
 	}
 	err = k.Write(value)

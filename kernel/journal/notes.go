@@ -58,9 +58,6 @@ func (n *notes) isClosed() bool {
 // Extend makes the entries that match lapse at expiry (zero: never), and changes
 // nothing on the host.
 func (n *notes) Extend(match func(Entry) bool, expiry time.Time) error {
-	if !expiry.IsZero() {
-		expiry = expiry.UTC()
-	}
 	return n.amend("extend", match, func(e *Entry) { e.Expiry = expiry })
 }
 

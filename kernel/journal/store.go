@@ -39,8 +39,9 @@ func BootID(proc string) (string, error) {
 // record is one line of the file: entry N is now Entry, or is dropped (nil; only
 // the first releases appended a line for that).
 type record struct {
-	N     uint64 `json:"n"`
-	Entry *Entry `json:"entry,omitempty"`
+	N      uint64 `json:"n"`
+	Entry  *Entry `json:"entry,omitempty"`
+	Lapses int64  `json:"lapses,omitempty"` // the Entry's Expiry by the monotonic clock: see clock
 }
 
 // store is the file of one boot: a header and one line for each entry, each
@@ -48,9 +49,10 @@ type record struct {
 // first of its last line: a kill cannot cut that in two, and it needs no room on a
 // full disk. The file is held under a lock on its directory.
 type store struct {
-	dir  *os.File // carries the lock
-	path string
-	file *os.File // nil before the first record
+	dir   *os.File // carries the lock
+	path  string
+	file  *os.File // nil before the first record
+	clock clock
 	layout
 }
 
@@ -78,6 +80,9 @@ func lock(dir, boot string) (*store, error) {
 		return nil, err
 	}
 	s := &store{dir: f, path: filepath.Join(dir, prefix+boot)}
+	if s.clock, err = readClock(); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
 	if err := s.acquire(); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
@@ -141,7 +146,7 @@ func (s *store) load() (map[uint64]Entry, error) {
 	if other, ok := strings.CutPrefix(first, magic); ok && other != version {
 		return nil, errors.Join(fmt.Errorf("%w: %s has form %q, this program reads %s", ErrVersion, s.path, other, version), f.Close())
 	}
-	entries, layout, damage := parse(data)
+	entries, layout, damage := parse(data, s.clock)
 	if damage == nil {
 		s.file, s.layout = f, layout
 		return entries, nil
@@ -160,7 +165,7 @@ func (s *store) load() (map[uint64]Entry, error) {
 func (s *store) rewrite(entries map[uint64]Entry) error {
 	buf, next := []byte(header), layout{at: make(map[uint64]int64)}
 	for n, e := range entries {
-		line, err := format(record{N: n, Entry: &e})
+		line, err := format(record{n, &e, s.clock.lapses(e.Expiry)})
 		if err != nil {
 			return err
 		}
@@ -188,7 +193,7 @@ func (s *store) rewrite(entries map[uint64]Entry) error {
 
 // add appends an entry, whole or not at all as far as a living process can see.
 func (s *store) add(n uint64, e Entry) error {
-	line, err := format(record{N: n, Entry: &e})
+	line, err := format(record{n, &e, s.clock.lapses(e.Expiry)})
 	if err != nil {
 		return err
 	}
@@ -217,6 +222,11 @@ func (s *store) drop(n uint64) error {
 
 // format returns the line of r: the CRC-32 (IEEE) of the JSON, a space, the JSON.
 func format(r record) ([]byte, error) {
+	if r.Entry != nil && !r.Entry.Expiry.IsZero() {
+		e := *r.Entry
+		e.Expiry = e.Expiry.UTC()
+		r.Entry = &e
+	}
 	raw, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
@@ -227,8 +237,8 @@ func format(r record) ([]byte, error) {
 // parse reads a whole file. It goes on after a line that it cannot read, and
 // reports the first such line. A last line without an end is no damage: the
 // kernel cuts a write short when its process is killed, and the change that the
-// line announced was not made.
-func parse(data []byte) (entries map[uint64]Entry, l layout, damage error) {
+// line announced was not made. The entries' expiries are by the given clock.
+func parse(data []byte, c clock) (entries map[uint64]Entry, l layout, damage error) {
 	entries, l.at = make(map[uint64]Entry), make(map[uint64]int64)
 	body, ok := bytes.CutPrefix(data, []byte(header))
 	if !ok {
@@ -244,7 +254,7 @@ func parse(data []byte) (entries map[uint64]Entry, l layout, damage error) {
 		at := l.size
 		l.size += int64(len(line)) + 1
 		l.lines++
-		r, err := parseLine(line)
+		r, err := parseLine(line, c)
 		switch {
 		case err != nil && damage == nil:
 			damage = fmt.Errorf("line %d: %w", l.lines+1, err)
@@ -259,7 +269,7 @@ func parse(data []byte) (entries map[uint64]Entry, l layout, damage error) {
 	return entries, l, damage
 }
 
-func parseLine(line []byte) (record, error) {
+func parseLine(line []byte, c clock) (record, error) {
 	sum, raw, _ := bytes.Cut(line, []byte(" "))
 	want, ended := fmt.Appendf(nil, "%08x", crc32.ChecksumIEEE(raw)), len(sum) > 0 && sum[0] == dropped
 	if ended {
@@ -277,6 +287,9 @@ func parseLine(line []byte) (record, error) {
 	}
 	if ended {
 		r.Entry = nil
+	}
+	if r.Entry != nil && r.Lapses != 0 {
+		r.Entry.Expiry = c.expiry(r.Lapses)
 	}
 	return r, nil
 }

@@ -216,26 +216,32 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte(header + "00000000 \n"))
 	f.Add([]byte(header + "\n\n"))
+	at, err := readClock()
+	if err != nil {
+		f.Fatal(err)
+	}
+	lapses, _ := format(record{N: 9, Entry: &Entry{Ref: Ref{"file", "c"}, Expiry: at.now}, Lapses: 5})
+	f.Add(append(bytes.Clone(good), lapses...))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, at, damage := parse(data)
+		entries, l, damage := parse(data, at)
 		if damage != nil {
 			return
 		}
 		for n, e := range entries { // the line that a drop would be written over is that of the entry
-			line, _, _ := bytes.Cut(data[at.at[n]:], []byte("\n"))
-			if r, err := parseLine(line); err != nil || r.N != n || !cmp.Equal(*r.Entry, e) {
-				t.Fatalf("entry %d is not at %d: %v", n, at.at[n], err)
+			line, _, _ := bytes.Cut(data[l.at[n]:], []byte("\n"))
+			if r, err := parseLine(line, at); err != nil || r.N != n || !cmp.Equal(*r.Entry, e) {
+				t.Fatalf("entry %d is not at %d: %v", n, l.at[n], err)
 			}
 		}
 		again := []byte(header)
 		for n, e := range maps.All(entries) {
-			line, err := format(record{N: n, Entry: &e})
+			line, err := format(record{n, &e, at.lapses(e.Expiry)})
 			if err != nil {
 				t.Fatalf("parsed but does not format: %v", err)
 			}
 			again = append(again, line...)
 		}
-		back, _, damage := parse(again)
+		back, _, damage := parse(again, at)
 		if damage != nil {
 			t.Fatalf("formatted but does not parse: %v", damage)
 		}

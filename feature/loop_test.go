@@ -1,0 +1,20 @@
+package feature
+
+import (
+	"testing"
+	"time"
+)
+
+// A turn is as long as it takes, whoever sets the clock meanwhile: it knows its beginning by
+// the monotonic clock.
+func TestLoop(t *testing.T) {
+	var l Loop
+	before := time.Now()
+	l.Begin()
+	if since := l.Busy(); since.Before(before) || since == since.Round(0) {
+		t.Errorf("busy since %v, begun after %v", since, before)
+	}
+	if l.End(); !l.Busy().IsZero() {
+		t.Errorf("at the end it is busy since %v", l.Busy())
+	}
+}
