@@ -57,6 +57,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == sandboxVerb {
 		os.Exit(keepSandbox())
 	}
+	if len(os.Args) == 2 && os.Args[1] == confinedVerb {
+		os.Exit(confined())
+	}
 	if len(os.Args) == 3 && os.Args[1] == writeVerb {
 		fmt.Fprintln(os.Stderr, keepWriting(os.Args[2]))
 		os.Exit(1)
