@@ -55,7 +55,7 @@ func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 
 // says whether policy says what a decision is made about.
 func (t Target) says(d Decision) bool {
-	return d.Instead == "" || slices.ContainsFunc(t.Origins, func(o Origin) bool { return o.Key == d.Key && o.Value == d.Instead })
+	return d.Instead == "" || slices.ContainsFunc(t.Origins, func(o Origin) bool { return o.Key == d.Key && strings.EqualFold(o.Value, d.Instead) })
 }
 
 func (t Target) with(d Decision) (Target, error) {

@@ -2,7 +2,9 @@ package policy
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -76,5 +78,73 @@ const NotAvailable = "not available in this build"
 
 func unbuilt(o Origin) bool {
 	k, ok := lookup(strings.TrimPrefix(o.Key, prefix))
-	return ok && !slices.Contains(k.Built, o.Value) && !slices.Contains(k.Built, AnyValue) && o.Value != "off" && o.Value != "false"
+	return ok && !slices.Contains(k.Built, o.Value) && !slices.Contains(k.Built, AnyValue) && !isOff(o.Value)
+}
+
+func isOff(value string) bool {
+	on, err := onOff(value)
+	return err == nil && !on
+}
+
+// Understood gives the value of a key in the words that are common elsewhere:
+// "20.0 Mbit/s" for 20mbit, "on" for True. It is "" where the value says so
+// already, or is none. key may have the prefix of a label; value may be that of
+// Kubernetes' annotation for it.
+func Understood(key, value string) string {
+	k, _ := lookup(strings.TrimPrefix(key, prefix))
+	if k.show == nil {
+		return ""
+	}
+	set, err := k.parseValue(value)
+	if err != nil {
+		if set, err = parseAnnotation(k, value); err != nil {
+			return ""
+		}
+	}
+	var s Settings
+	set(&s)
+	if text := k.show(s); text != value {
+		return text
+	}
+	return ""
+}
+
+// rateText gives bit/s with one digit after the point, "" for none.
+func rateText(n uint64) string { return steps(n, "bit/s") }
+
+// byteText gives the figures of devices that count bytes.
+func byteText(ios []IO, figures func(*IO) []*uint64) string {
+	var devices []string
+	for _, io := range ios {
+		text := io.Device
+		for i, n := range figures(&io) {
+			if name := ioFigures()[i]; *n != 0 && strings.HasSuffix(name, "bps") {
+				text += " " + name + " " + steps(*n, "B/s")
+			}
+		}
+		if text != io.Device {
+			devices = append(devices, text)
+		}
+	}
+	return strings.Join(devices, "; ")
+}
+
+func percentText(share float64) string {
+	return strconv.FormatFloat(math.Round(share*1e6)/1e4, 'f', -1, 64) + "%"
+}
+
+// steps gives n in the largest unit of which it is at least one.
+func steps(n uint64, unit string) string {
+	const step = 1000
+	value, scale := float64(n), ""
+	for _, next := range []string{"k", "M", "G", "T"} {
+		if value < step {
+			break
+		}
+		value, scale = value/step, next
+	}
+	if scale == "" {
+		return fmt.Sprintf("%d %s", n, unit)
+	}
+	return fmt.Sprintf("%.1f %s%s", value, scale, unit)
 }

@@ -103,7 +103,7 @@ func parseDevice(part string, figures func(*IO) []*uint64) (IO, error) {
 	for _, w := range words[1:] {
 		name, figure, ok := strings.Cut(w, "=")
 		if !ok {
-			return IO{}, fmt.Errorf("%s is not of the form name=number", quote(w))
+			return IO{}, fmt.Errorf("%s is not of the form name=number, without blanks", quote(w))
 		}
 		i := slices.Index(ioFigures(), name)
 		if i < 0 {

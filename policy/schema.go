@@ -28,7 +28,8 @@ const (
 type Key struct {
 	Name    string // without the prefix "fairlead.": "net.rate"
 	Feature string // the folder below feature/ that puts it in force
-	Form    string // what a value looks like
+	Form    string // what its values are
+	Example string // one of them
 	Default string // what holds without it; "" is nothing
 	Meaning string
 	Column  bool // `fairlead ps` shows its value in the feature's column
@@ -39,7 +40,10 @@ type Key struct {
 
 	// parse checks a value and gives what writes it into Settings.
 	parse func(string) (setter, error)
-	list  bool // a YAML list may stand for the value; it is joined by ";"
+	// show gives the value in Settings as people say it elsewhere; nil: as it is
+	// written.
+	show func(Settings) string
+	list bool // a YAML list may stand for the value; it is joined by ";"
 }
 
 // AnyValue in Built stands for every value that the key takes.
@@ -67,40 +71,40 @@ var schema = slices.Concat(
 	netKeys("net.", "from the container", func(s *Settings) *Net { return &s.Egress }),
 	netKeys("net.ingress.", "towards the container", func(s *Settings) *Net { return &s.Ingress }),
 	[]Key{
-		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Default: "observe", Column: true,
+		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Example: "isolate", Default: "observe", Column: true,
 			Meaning: "what is done about the CPU time that the container's packets take",
-			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto)},
-		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set",
+			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto), show: func(s Settings) string { return string(s.NetCPU) }},
+		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set", Example: "5%",
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
-			Built:   []string{AnyValue}, parse: parseNetCPUReserve},
-		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU; 3% if it is not set",
+			Built:   []string{AnyValue}, parse: parseNetCPUReserve, show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
+		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU; 3% if it is not set", Example: "3%",
 			Meaning: "how much of a CPU the packets of a container in auto may take from others before it is isolated or charged",
-			Built:   []string{AnyValue}, parse: parseNetCPUSteal},
-		{Name: "latency", Feature: "latency", Form: "off, on", Default: "off",
+			Built:   []string{AnyValue}, parse: parseNetCPUSteal, show: func(s Settings) string { return percentText(*s.NetCPUSteal) }},
+		{Name: "latency", Feature: "latency", Form: "off, on", Example: "on", Default: "off",
 			Meaning: "histograms of the delay that this host adds to packets",
-			Built:   []string{AnyValue}, parse: parseSwitch(func(s *Settings) **bool { return &s.Latency })},
-		{Name: "overlay", Feature: "overlay", Form: "off, on", Default: "on where an overlay is found",
+			Built:   []string{AnyValue}, parse: parseSwitch(func(s *Settings) **bool { return &s.Latency }), show: func(s Settings) string { return onOffText(*s.Latency) }},
+		{Name: "overlay", Feature: "overlay", Form: "off, on", Example: "on", Default: "on where an overlay is found",
 			Meaning: "the short path for known flows of an overlay network",
-			parse:   parseSwitch(func(s *Settings) **bool { return &s.Overlay })},
-		{Name: "io.reserve", Feature: "blockio", Form: "/dev/vdb riops=2000 wiops=500", list: true,
+			parse:   parseSwitch(func(s *Settings) **bool { return &s.Overlay }), show: func(s Settings) string { return onOffText(*s.Overlay) }},
+		{Name: "io.reserve", Feature: "blockio", Form: "devices, each with riops=N, wiops=N, rbps=SIZE, wbps=SIZE", Example: "/dev/vdb riops=2000 wiops=500", list: true,
 			Meaning: "reserved operations or bytes per second of a block device",
-			Built:   []string{AnyValue}, parse: parseDevices(reserved)},
-		{Name: "io.weight", Feature: "blockio", Form: "1..10000", Default: "100",
+			Built:   []string{AnyValue}, parse: parseDevices(reserved), show: func(s Settings) string { return byteText(s.IO, reserved) }},
+		{Name: "io.weight", Feature: "blockio", Form: "1..10000", Example: "200", Default: "100",
 			Meaning: "share of block devices that divide by weight, among containers of one parent",
 			Built:   []string{AnyValue}, parse: parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
-		{Name: "io.max", Feature: "blockio", Form: "/dev/vdb rbps=50mb wiops=500", list: true,
+		{Name: "io.max", Feature: "blockio", Form: "devices, each with rbps=SIZE, wbps=SIZE, riops=N, wiops=N", Example: "/dev/vdb rbps=50mb wiops=500", list: true,
 			Meaning: "cap on bytes or operations per second of a block device",
-			Built:   []string{AnyValue}, parse: parseDevices(capped)},
-		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Default: "off",
+			Built:   []string{AnyValue}, parse: parseDevices(capped), show: func(s Settings) string { return byteText(s.IO, capped) }},
+		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Example: "auto", Default: "off",
 			Meaning: "how the container makes way for the reservations of others",
-			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Yield { return &s.IOYield }, YieldOff, YieldAuto, YieldIdle, YieldQuota)},
-		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Default: "off",
+			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Yield { return &s.IOYield }, YieldOff, YieldAuto, YieldIdle, YieldQuota), show: func(s Settings) string { return string(s.IOYield) }},
+		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Example: "auto", Default: "off",
 			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
-			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart)},
-		{Name: "io.realtime", Feature: "blockio", Form: "100ms, auto",
+			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart), show: func(s Settings) string { return string(s.Interrupts) }},
+		{Name: "io.realtime", Feature: "blockio", Form: "1ms..500ms, auto", Example: "100ms",
 			Meaning: "time in each second of each CPU in which its threads run before all ordinary ones, and beyond which they wait; auto: as its reservations need, by the disk's profile",
 			Built:   []string{AnyValue}, parse: func(v string) (setter, error) {
-				if v == "auto" {
+				if strings.EqualFold(v, "auto") {
 					return func(s *Settings) { s.Realtime, s.RealtimeAuto = 0, true }, nil
 				}
 				d, err := ParseDuration(v)
@@ -116,27 +120,27 @@ var schema = slices.Concat(
 func netKeys(group, way string, net func(*Settings) *Net) []Key {
 	built := []string{AnyValue}
 	return []Key{
-		{Name: group + "rate", Feature: "traffic", Form: "50mbit", Meaning: "guaranteed bandwidth " + way, Built: built,
-			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Rate })},
-		{Name: group + "ceil", Feature: "traffic", Form: "200mbit", Default: "the link", Meaning: "upper bound on bandwidth " + way, Built: built,
-			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Ceil })},
-		{Name: group + "weight", Feature: "traffic", Form: "1..10000", Default: "1", Meaning: "share of what is not guaranteed, " + way, Built: built,
+		{Name: group + "rate", Feature: "traffic", Form: "rate, 1kbit..1000tbit", Example: "50mbit", Meaning: "guaranteed bandwidth " + way, Built: built,
+			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Rate }), show: func(s Settings) string { return rateText(net(&s).Rate) }},
+		{Name: group + "ceil", Feature: "traffic", Form: "rate, 1kbit..1000tbit", Example: "200mbit", Default: "the link", Meaning: "upper bound on bandwidth " + way, Built: built,
+			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Ceil }), show: func(s Settings) string { return rateText(net(&s).Ceil) }},
+		{Name: group + "weight", Feature: "traffic", Form: "1..10000", Example: "2", Default: "1", Meaning: "share of what is not guaranteed, " + way, Built: built,
 			parse: parseWeight(func(s *Settings) *uint32 { return &net(s).Weight })},
-		{Name: group + "priority", Feature: "traffic", Form: "0..65535, the smaller is served first", Meaning: "order for idle bandwidth, " + way, Built: built,
+		{Name: group + "priority", Feature: "traffic", Form: "0..65535, the smaller is served first", Example: "1", Meaning: "order for idle bandwidth, " + way, Built: built,
 			parse: func(v string) (setter, error) {
 				n, err := parseInteger(v, 0, maxPriority)
 				return func(s *Settings) { p := int(n); net(s).Priority = &p }, err
 			}},
-		{Name: group + "latency", Feature: "traffic", Form: "2ms", Meaning: "bound on the queueing delay that this host adds, " + way, Built: built,
+		{Name: group + "latency", Feature: "traffic", Form: "time, 10us..10s", Example: "2ms", Meaning: "bound on the queueing delay that this host adds, " + way, Built: built,
 			parse: func(v string) (setter, error) {
 				d, err := ParseDuration(v)
 				if err == nil && (d < minLatency || d > maxLatency) {
 					err = fmt.Errorf("must be between 10us and 10s")
 				}
 				return func(s *Settings) { net(s).Latency = d }, err
-			}},
-		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Meaning: "whether packets of others may be cut into frames for that bound, " + way, Built: built,
-			parse: parseOnOff(func(s *Settings) *bool { return &net(s).Split })},
+			}, show: func(s Settings) string { return net(&s).Latency.String() }},
+		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Example: "on", Meaning: "whether packets of others may be cut into frames for that bound, " + way, Built: built,
+			parse: parseOnOff(func(s *Settings) *bool { return &net(s).Split }), show: func(s Settings) string { return onOffText(net(&s).Split) }},
 	}
 }
 
@@ -179,27 +183,38 @@ func parseOnOff(field func(*Settings) *bool) func(string) (setter, error) {
 	}
 }
 
+// onOff reads a switch in all the forms of YAML 1.1, whose writers turn on and off
+// into any of them: docker-compose 1.29 into True and False.
 func onOff(v string) (bool, error) {
-	switch v {
-	case "on", "true": // programs that write YAML turn on into true
+	switch strings.ToLower(v) {
+	case "on", "true", "yes", "y":
 		return true, nil
-	case "off", "false":
+	case "off", "false", "no", "n":
 		return false, nil
 	}
 	return false, errors.New("must be on or off")
 }
 
-// parseWord is of a key that takes one of some words.
+func onOffText(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+// parseWord is of a key that takes one of some words, in any case. Where off is one
+// of them, it may be written as that of a switch.
 func parseWord[W ~string](field func(*Settings) *W, words ...W) func(string) (setter, error) {
 	return func(v string) (setter, error) {
 		var known []string
+		on, err := onOff(v)
 		for _, w := range words {
+			if strings.EqualFold(v, string(w)) || err == nil && !on && w == "off" {
+				return func(s *Settings) { *field(s) = w }, nil
+			}
 			known = append(known, string(w))
 		}
-		if !slices.Contains(known, v) {
-			return nil, errors.New("must be one of " + strings.Join(known, ", "))
-		}
-		return func(s *Settings) { *field(s) = W(v) }, nil
+		return nil, errors.New("must be one of " + strings.Join(known, ", "))
 	}
 }
 

@@ -16,14 +16,22 @@ type unit struct {
 	den    uint64 // divides num; 0 is 1
 }
 
-// rateUnits are those of tc(8), in bit/s. In tc "bps" is bytes per second.
+// measure is what a kind of quantity may be written in.
+type measure struct {
+	units []unit
+	names string // of the units, for people
+	exact bool   // case matters
+	// hint says what to write in place of a unit that is none; "" is nothing better
+	// than the names. nil: always.
+	hint func(number, suffix string) string
+}
+
+// rateUnits are those of tc(8), in bit/s, without its "bps", which are bytes per
+// second there and bits everywhere else.
 var rateUnits = []unit{
 	{"", 1, 0}, {"bit", 1, 0},
 	{"kbit", 1e3, 0}, {"mbit", 1e6, 0}, {"gbit", 1e9, 0}, {"tbit", 1e12, 0},
 	{"kibit", 1 << 10, 0}, {"mibit", 1 << 20, 0}, {"gibit", 1 << 30, 0}, {"tibit", 1 << 40, 0},
-	{"bps", 8, 0},
-	{"kbps", 8e3, 0}, {"mbps", 8e6, 0}, {"gbps", 8e9, 0}, {"tbps", 8e12, 0},
-	{"kibps", 8 << 10, 0}, {"mibps", 8 << 20, 0}, {"gibps", 8 << 30, 0}, {"tibps", 8 << 40, 0},
 }
 
 // sizeUnits are those of tc(8), in bytes: k, m and g are powers of 1024.
@@ -43,11 +51,12 @@ var bandwidthUnits = []unit{
 }
 
 // ParseRate reads a bandwidth in the units of tc(8), whatever their case, and
-// gives bit/s: "50mbit", "1.5gbit", "64kibit", "10mbps" (which is 80 Mbit/s:
-// bps are bytes). A bare number is bit/s. Decimal fractions are exact; a
-// fraction of a bit is dropped. There are no signs, exponents or blanks.
+// gives bit/s: "50mbit", "1.5gbit", "64kibit". A bare number is bit/s. Decimal
+// fractions are exact; a fraction of a bit is dropped. There are no signs,
+// exponents or blanks. "10mbps" is an error, which says how to write either of
+// the two things that people mean by it.
 func ParseRate(s string) (uint64, error) {
-	return parseQuantity(strings.ToLower(s), rateUnits, "bit, kbit, mbit, gbit, tbit, kibit..tibit, bps, kbps..tbps (bytes per second)")
+	return parseQuantity(s, measure{units: rateUnits, names: "bit, kbit, mbit, gbit, tbit, kibit..tibit", hint: rateHint})
 }
 
 // FormatRate gives bitsPerSecond in the largest decimal unit that leaves no
@@ -59,7 +68,7 @@ func FormatRate(bitsPerSecond uint64) string {
 // ParseSize reads a size in the units of tc(8), whatever their case, and gives
 // bytes: "50mb" and "50m" are 50 MiB. A bare number is bytes.
 func ParseSize(s string) (uint64, error) {
-	return parseQuantity(strings.ToLower(s), sizeUnits, "b, k, kb, m, mb, g, gb, kbit, mbit, gbit")
+	return parseQuantity(s, measure{units: sizeUnits, names: "b, k, kb, m, mb, g, gb, kbit, mbit, gbit", hint: sizeHint})
 }
 
 // FormatSize gives bytes in the largest unit that leaves no fraction.
@@ -72,7 +81,7 @@ func FormatSize(bytes uint64) string {
 // "0.5s". A number without a unit is refused. What is less than a nanosecond
 // is dropped.
 func ParseDuration(s string) (time.Duration, error) {
-	ns, err := parseQuantity(strings.ToLower(s), timeUnits, "us, ms, s")
+	ns, err := parseQuantity(s, measure{units: timeUnits, names: "us, ms, s"})
 	if err == nil && ns > 1<<63-1 {
 		err = errors.New("the number is too large")
 	}
@@ -86,7 +95,7 @@ var percentUnits = []unit{{suffix: "%", num: 10_000}, {suffix: "", num: 10_000}}
 // parts of 1: "5%" and "5" are 0.05. Decimal fractions are read to a millionth;
 // there are no signs, exponents or blanks, and nothing is above 100%.
 func ParsePercent(s string) (float64, error) {
-	n, err := parseQuantity(s, percentUnits, "%")
+	n, err := parseQuantity(s, measure{units: percentUnits, names: "%"})
 	if err == nil && n > 1_000_000 {
 		err = errors.New("must not be more than 100%")
 	}
@@ -107,21 +116,18 @@ func parseBandwidth(s string) (uint64, error) {
 			for range exponent {
 				power *= 10
 			}
-			return parseQuantity(s[:i], []unit{{"", power, 0}}, "none before an exponent")
+			return parseQuantity(s[:i], measure{units: []unit{{"", power, 0}}, names: "none before an exponent"})
 		}
 	}
-	return parseQuantity(s, bandwidthUnits, "a Kubernetes quantity of bits per second: k, M, G, T, P, Ki, Mi, Gi, Ti, Pi")
+	return parseQuantity(s, measure{units: bandwidthUnits, exact: true, names: "a Kubernetes quantity of bits per second: k, M, G, T, P, Ki, Mi, Gi, Ti, Pi"})
 }
 
 // maxNumber bounds the digits of a number; 2^64 has 20.
 const maxNumber = 40
 
-func parseQuantity(s string, units []unit, names string) (uint64, error) {
-	digits := 0
-	for digits < len(s) && (s[digits] >= '0' && s[digits] <= '9' || s[digits] == '.') {
-		digits++
-	}
-	number, suffix := s[:digits], s[digits:]
+func parseQuantity(s string, m measure) (uint64, error) {
+	number := s[:len(s)-len(strings.TrimLeft(s, "0123456789."))]
+	suffix := s[len(number):]
 	whole, fraction, dotted := strings.Cut(number, ".")
 	switch {
 	case strings.HasPrefix(s, "-"):
@@ -133,8 +139,8 @@ func parseQuantity(s string, units []unit, names string) (uint64, error) {
 	case len(number) > maxNumber:
 		return 0, errors.New("the number has too many digits")
 	}
-	for _, u := range units {
-		if u.suffix != suffix {
+	for _, u := range m.units {
+		if !m.is(u, suffix) {
 			continue
 		}
 		r, ok := new(big.Rat).SetString(number)
@@ -149,9 +155,25 @@ func parseQuantity(s string, units []unit, names string) (uint64, error) {
 		return n.Uint64(), nil
 	}
 	if suffix == "" {
-		return 0, fmt.Errorf("needs a unit: %s", names)
+		return 0, fmt.Errorf("needs a unit: %s", m.names)
 	}
-	return 0, fmt.Errorf("unknown unit %s; units are %s", quote(suffix), names)
+	closed := strings.Join(strings.Fields(suffix), "")
+	for _, u := range m.units {
+		if closed != "" && m.is(u, closed) {
+			return 0, fmt.Errorf("unknown unit %s: write %s%s", quote(suffix), number, u.suffix)
+		}
+	}
+	if m.hint != nil {
+		if hint := m.hint(number, suffix); hint != "" {
+			return 0, errors.New(hint)
+		}
+	}
+	return 0, fmt.Errorf("unknown unit %s; units are %s", quote(suffix), m.names)
+}
+
+// is reports whether a suffix is the unit's.
+func (m measure) is(u unit, suffix string) bool {
+	return u.suffix == suffix || !m.exact && strings.EqualFold(u.suffix, suffix)
 }
 
 func format(n uint64, ascending []unit) string {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 func explainVerb(e env) *cobra.Command {
@@ -196,7 +197,15 @@ func setting1(s api.Setting, now time.Time) string {
 	default:
 		from = "by " + showText(from)
 	}
-	return fmt.Sprintf("%s = %s, %s", show(s.Key), show(s.Value), from)
+	return fmt.Sprintf("%s = %s, %s", show(s.Key), understood(s.Key, s.Value), from)
+}
+
+// understood formats a value of policy, as it is written and as it was understood.
+func understood(key, value string) string {
+	if text := policy.Understood(key, value); text != "" {
+		return show(value) + " (" + showText(text) + ")"
+	}
+	return show(value)
 }
 
 func stands(f api.FeatureStatus, now time.Time) string {

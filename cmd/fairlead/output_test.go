@@ -357,3 +357,10 @@ func TestExplainDecision(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+func TestSettingsAreUnderstood(t *testing.T) {
+	now := time.Now()
+	compare(t, "fairlead.net.ceil = 20mbit (20.0 Mbit/s), by a label of the container", setting1(api.Setting{Key: "fairlead.net.ceil", Value: "20mbit", From: "label"}, now))
+	compare(t, "fairlead.latency = True (on), by a label of the container", setting1(api.Setting{Key: "fairlead.latency", Value: "True", From: "label"}, now))
+	compare(t, "fairlead.net.weight = 2, by a label of the container", setting1(api.Setting{Key: "fairlead.net.weight", Value: "2", From: "label"}, now))
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -136,13 +137,13 @@ func narrow(columns []column, rows [][]string) ([]column, [][]string) {
 	return columns, rows
 }
 
-// settingOf returns the value of a policy key for a container.
+// settingOf returns the value of a policy key for a container, as it was understood.
 func settingOf(c api.Container, k policy.Key) string {
 	i := slices.IndexFunc(c.Policy, func(s api.Setting) bool { return s.Key == "fairlead."+k.Name })
 	if i < 0 {
 		return k.Default
 	}
-	return c.Policy[i].Value
+	return cmp.Or(policy.Understood(k.Name, c.Policy[i].Value), c.Policy[i].Value)
 }
 
 // standing formats the state of a feature for a container: the values of the feature's main

@@ -24,6 +24,14 @@ func TestStandingUnavailable(t *testing.T) {
 	}
 }
 
+// A column shows a value as it was understood.
+func TestStandingUnderstood(t *testing.T) {
+	c := api.Container{Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}, Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}}
+	if word := standing(c, "netcpu"); word != "isolate done" {
+		t.Errorf("%q", word)
+	}
+}
+
 // Every feature has a column, however many there are, and no line is wider than a
 // terminal; what is not covered is never shown as done.
 func TestPSFits(t *testing.T) {

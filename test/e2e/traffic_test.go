@@ -191,7 +191,7 @@ func TestTraffic(t *testing.T) {
 		t.Errorf("after a refusal by hand the classes are %s, were %s", got, during)
 	}
 	mustSay(t, a.run("set", "e2e-rate", "net.rate=300mbit"), 1, "net.rate 300mbit is more than net.ceil 200mbit (net.rate from set by uid 0", "net.ceil from label)")
-	mustSay(t, a.run("set", "e2e-weight", "net.rate=100mbit", "net.ceil=100mbit"), 0, "fairlead.net.rate = 100mbit, set by uid 0")
+	mustSay(t, a.run("set", "e2e-weight", "net.rate=100mbit", "net.ceil=100mbit"), 0, "fairlead.net.rate = 100mbit (100.0 Mbit/s), set by uid 0")
 	if got := u.rates(); got == during || !strings.Contains(got, ":100 ") {
 		t.Errorf("set by hand, the classes are %s", got)
 	}
