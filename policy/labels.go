@@ -48,7 +48,7 @@ func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
 		key, known := keyOf(name)
 		k, _ := lookup(key)
 		if !known {
-			ls.add(Problem{Key: name, Value: value, Reason: unknownKey(name, names("", prefix))})
+			ls.add(Problem{Key: name, Value: value, Reason: unknownKey(spelled(name), names("", prefix))})
 			continue
 		}
 		set, err := parse(k, value)
@@ -101,16 +101,40 @@ func unread(size int) string {
 	return fmt.Sprintf("label is ignored: the container has more than %d, or more than %d bytes of them", container.MaxLabels, container.MaxAll)
 }
 
-// ours lists the labels that speak to fairlead, sorted.
+// ours lists the labels that speak to fairlead, sorted: those with its prefix,
+// whatever the case of that, and those that are a key but for their signs.
 func ours[V any](labels map[string]V) []string {
 	var ns []string
 	for n := range labels {
-		if strings.HasPrefix(n, prefix) || n == kubernetesIngress || n == kubernetesEgress {
+		if meant(n) || n == kubernetesIngress || n == kubernetesEgress {
 			ns = append(ns, n)
 		}
 	}
 	slices.Sort(ns)
 	return ns
+}
+
+func meant(name string) bool {
+	const word = len(prefix) - 1
+	switch {
+	case len(name) <= word || !strings.EqualFold(name[:word], prefix[:word]):
+		return false
+	case name[word] == '.':
+		return true
+	}
+	_, known := keyOf(spelled(name)) // somebody else's label may begin with the word too
+	return known
+}
+
+// spelled gives a label that separates its words by other signs, as
+// "fairlead-net_rate", as ours would be.
+func spelled(name string) string {
+	if strings.ContainsAny(name, "-_/:") {
+		if key, known := keyOf(strings.ToLower(strings.NewReplacer("-", ".", "_", ".", "/", ".", ":", ".").Replace(name))); known {
+			return prefix + key
+		}
+	}
+	return name
 }
 
 func (ls *labelSet) add(p Problem) {

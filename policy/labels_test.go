@@ -52,6 +52,35 @@ func TestParseLabels(t *testing.T) {
 			errors: "fairlead.: \"x\": unknown key\nfairlead.netcup: \"isolate\": unknown key; did you mean fairlead.netcpu?",
 		},
 		{
+			// docker-compose 1.29 turns on into True and off into False.
+			name: "forms of switches",
+			labels: map[string]string{"fairlead.latency": "True", "fairlead.net.latency.split": "ON", "fairlead.overlay": "no",
+				"fairlead.io.yield": "False", "fairlead.net.latency": "2MS", "fairlead.netcpu": "Isolate"},
+			want: Settings{NetCPU: NetCPUIsolate, Latency: ptr(true), Overlay: ptr(false), IOYield: YieldOff, Egress: Net{Latency: 2e6, Split: true}},
+			origins: []Origin{{Key: "fairlead.io.yield", Value: "False", From: "label"}, {Key: "fairlead.latency", Value: "True", From: "label"},
+				{Key: "fairlead.net.latency", Value: "2MS", From: "label"}, {Key: "fairlead.net.latency.split", Value: "ON", From: "label"},
+				{Key: "fairlead.netcpu", Value: "Isolate", From: "label"}, {Key: "fairlead.overlay", Value: "no", From: "label"}},
+		},
+		{
+			name: "a prefix that is none",
+			labels: map[string]string{"Fairlead.net.ceil": "1mbit", "FAIRLEAD.NET.RATE": "1mbit", "fairlead-net-weight": "2", "fairlead/netcpu": "isolate",
+				"fairlead_io.weight": "2", "fairlead-team": "shop", "fairlead": "x"},
+			errors: `FAIRLEAD.NET.RATE: "1mbit": unknown key; did you mean fairlead.net.rate?
+Fairlead.net.ceil: "1mbit": unknown key; did you mean fairlead.net.ceil?
+fairlead-net-weight: "2": unknown key; did you mean fairlead.net.weight?
+fairlead/netcpu: "isolate": unknown key; did you mean fairlead.netcpu?
+fairlead_io.weight: "2": unknown key; did you mean fairlead.io.weight?`,
+		},
+		{
+			name:   "a key without its group",
+			labels: map[string]string{"fairlead.ceil": "1mbit", "fairlead.weight": "2", "fairlead.ingress.rate": "1mbit", "fairlead.net.egress.ceil": "1mbit", "fairlead.netcpu.mode": "isolate"},
+			errors: `fairlead.ceil: "1mbit": unknown key; did you mean fairlead.net.ceil?
+fairlead.ingress.rate: "1mbit": unknown key; did you mean fairlead.net.ingress.rate?
+fairlead.net.egress.ceil: "1mbit": unknown key; did you mean fairlead.net.ceil?
+fairlead.netcpu.mode: "isolate": unknown key; did you mean fairlead.netcpu?
+fairlead.weight: "2": unknown key; did you mean fairlead.net.weight or fairlead.io.weight?`,
+		},
+		{
 			name:    "contradiction",
 			labels:  map[string]string{"fairlead.net.rate": "2mbit", "fairlead.net.ceil": "1mbit", "fairlead.net.weight": "2"},
 			want:    Settings{Egress: Net{Weight: 2}},

@@ -150,10 +150,51 @@ func editDistance(a, b string) int {
 	return row[len(b)]
 }
 
-// unknownKey is the reason for a key that is not in candidates.
+// unknownKey is the reason for a key that is not in candidates. It names those
+// that are meant: with another case, with the group that is missing, without a
+// part that is too much, and else the nearest by spelling.
 func unknownKey(s string, candidates []string) string {
-	if n := nearest(s, candidates); n != "" {
-		return "unknown key; did you mean " + n + "?"
+	found := meantKeys(s, candidates)
+	if n := nearest(s, candidates); len(found) == 0 && n != "" {
+		found = []string{n}
 	}
-	return "unknown key"
+	if len(found) == 0 {
+		return "unknown key"
+	}
+	return "unknown key; did you mean " + strings.Join(found, " or ") + "?"
 }
+
+func meantKeys(s string, candidates []string) []string {
+	if len(s) > maxQuoted {
+		return nil
+	}
+	s = strings.ToLower(s)
+	if slices.Contains(candidates, s) {
+		return []string{s}
+	}
+	for i, c := range parts(s) {
+		rest := slices.Delete(parts(s), i, i+1)
+		if k := strings.Join(rest, "."); c != "" && slices.Contains(candidates, k) {
+			return []string{k}
+		}
+	}
+	// "ceil" is net.ceil rather than net.ingress.ceil, and "weight" is either of two.
+	labels, s := strings.HasPrefix(s, prefix), strings.TrimPrefix(s, prefix)
+	var found []string
+	for _, c := range candidates {
+		key := strings.TrimPrefix(c, prefix)
+		if labels != (key != c) || !strings.HasSuffix(key, "."+s) {
+			continue
+		}
+		if len(found) > 0 && len(parts(found[0])) != len(parts(c)) {
+			if len(parts(found[0])) < len(parts(c)) {
+				continue
+			}
+			found = nil
+		}
+		found = append(found, c)
+	}
+	return found
+}
+
+func parts(key string) []string { return strings.Split(key, ".") }
