@@ -44,6 +44,8 @@ type containers interface {
 type policies interface {
 	Watch(ctx context.Context, onChange func()) error
 	Reload() error
+	Kept() policy.Kept
+	Recall(policy.Kept) error
 	Resolve([]container.Container) ([]policy.Target, []policy.Problem)
 	Override([]policy.Override) error
 	Check(container.Container, []policy.Override) error
@@ -80,6 +82,9 @@ type Agent struct {
 
 	setting sync.Mutex // one Set at a time; guards hand
 	hand    overrides
+
+	keeping  sync.Mutex // one write of the last good policy at a time
+	keptWhen time.Time  // of what is written down of it
 
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
@@ -213,6 +218,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	// Before the first round, which without its policy would undo what an earlier
 	// agent has left in force for containers that still run.
+	a.recallPolicy()
 	a.reload()
 	a.recall()
 	// Changes that have lapsed meanwhile must not be adopted.

@@ -237,8 +237,9 @@ func (a *Agent) reload() {
 func (a *Agent) policyChanged() {
 	st := a.policy.Status()
 	if st.Err != nil {
-		a.log.Error("policy is not usable; the last good one stays in force", "dir", st.Dir, "err", st.Err)
+		a.log.Error(broken(st.LastSuccess), "dir", st.Dir, "err", st.Err)
 	} else {
+		a.keepPolicy()
 		a.log.Info("policy loaded", "dir", st.Dir, "files", len(st.Files), "policies", st.Policies)
 	}
 	a.mu.Lock()

@@ -274,9 +274,5 @@ func (o *overrides) save(all []policy.Override) error {
 	if len(data) > maxOverrides {
 		return fmt.Errorf("write %s: more is set by hand than %d bytes", o.path(), maxOverrides)
 	}
-	next := o.path() + ".next"
-	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, o.path())
+	return writeWhole(o.path(), data)
 }

@@ -67,7 +67,7 @@ func routes() []route {
 		plain("GET", "/v1/status", Backend.Status, "Say how the agent stands: sources, policy, features."),
 		plain("GET", "/v1/samples", Backend.Samples, "Read what the features measured, by container. Histograms are on the metrics page only."),
 		plain("GET", "/v1/version", Backend.Version, "Say what runs."),
-		plain("POST", "/v1/policy/reload", Backend.Reload, "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force."),
+		plain("POST", "/v1/policy/reload", Backend.Reload, "Read the policy files again, and end what restore holds. Policy that cannot be used is told in the answer; the last good one then stays in force, if there is one."),
 		{
 			method: "GET", path: "/v1/containers/{ref}/explain", out: Explanation{},
 			summary: "Say what was changed on the host for one container, by which line of policy, with the value before and now.",

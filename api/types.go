@@ -193,9 +193,9 @@ type SourceStatus struct {
 type PolicyStatus struct {
 	Dir      string    `json:"dir" doc:"folder of the policy files"`
 	Files    []string  `json:"files,omitempty" doc:"policy files in force, in order of precedence"`
-	Loaded   time.Time `json:"loaded,omitzero" doc:"when the policy in force was loaded"`
+	Loaded   time.Time `json:"loaded,omitzero" doc:"when the policy in force was loaded, maybe by an earlier agent; absent: there is none, and labels do not count either"`
 	Tried    time.Time `json:"tried,omitzero" doc:"when loading was last tried"`
-	OK       bool      `json:"ok" doc:"the last try succeeded; if not, the last good policy is still in force"`
+	OK       bool      `json:"ok" doc:"the last try succeeded; if not, the last good policy is still in force, if there is one"`
 	Error    string    `json:"error,omitempty" doc:"why the last try did not succeed: file, line and reason"`
 	Watch    string    `json:"watch,omitempty" doc:"why changes of the folder are noticed late"`
 	Problems []Problem `json:"problems,omitempty" doc:"policy of containers that cannot be used"`

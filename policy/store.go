@@ -20,6 +20,7 @@ type Store struct {
 
 	mu     sync.Mutex
 	policy *Policy
+	good   Kept              // what policy was read from, if anything
 	digest [sha256.Size]byte // of what the last load read
 	loaded bool              // there was a load
 	last   map[container.ID]layer
@@ -34,7 +35,7 @@ type Status struct {
 	Files       []string  // of the policy in force, in order of precedence
 	Policies    int       // in force
 	LastLoad    time.Time // when the directory was last read, with or without success
-	LastSuccess time.Time // when the policy in force was read; zero if none ever was
+	LastSuccess time.Time // when the policy in force was read, by whichever Store; zero if none ever was
 	Err         error     // of the last load, a [Problems]; nil if it succeeded
 	WatchErr    error     // why changes are noticed late, by polling; nil if they are not
 }
@@ -46,8 +47,9 @@ func NewStore(dir string, now func() time.Time) *Store {
 }
 
 // Reload reads the directory. If all of it is valid, it is in force from now
-// on; else the last good policy stays, and the error is a [Problems]. If there
-// never was a good one, labels do not count either: the files may deny them.
+// on; else the last good policy stays, that of an earlier Store too (see Recall),
+// and the error is a [Problems]. If there never was a good one, labels do not
+// count either: the files may deny them.
 func (s *Store) Reload() error {
 	_, _, err := s.load(true, aWriter)
 	return err
@@ -78,13 +80,63 @@ func (s *Store) load(force bool, accept writer) (news bool, found writer, err er
 	s.digest, s.loaded = sum, true
 	s.status.LastLoad, s.status.Err = s.now(), err
 	if err == nil {
-		s.policy = p
-		s.status.LastSuccess, s.status.Files, s.status.Policies = s.status.LastLoad, p.Files(), p.Len()
+		s.use(p, files, s.status.LastLoad)
 	} else if s.status.LastSuccess.IsZero() {
 		// One of the files may deny labels, so nobody may use them yet.
 		s.policy = &Policy{rules: []rule{{deny: "the policy files are broken, and may deny labels"}}}
 	}
 	return !known, found, err
+}
+
+// use puts a good policy in force. The caller holds s.mu.
+func (s *Store) use(p *Policy, files []file, when time.Time) {
+	s.policy = p
+	s.status.LastSuccess, s.status.Files, s.status.Policies = when, p.Files(), p.Len()
+	s.good = Kept{Dir: s.dir, When: when}
+	for _, f := range files {
+		s.good.Files = append(s.good.Files, KeptFile{f.name, string(f.data)})
+	}
+}
+
+// Kept is the last good policy as it was read, for the next Store.
+type Kept struct {
+	Dir   string     `json:"dir"`
+	When  time.Time  `json:"when"` // it was read; zero: there was none
+	Files []KeptFile `json:"files"`
+}
+
+// KeptFile is one policy file, in order of precedence.
+type KeptFile struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// Kept gives the last good policy, for the Recall of a later Store.
+func (s *Store) Kept() Kept {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.good
+}
+
+// Recall puts the last good policy of an earlier Store in force, until a load
+// succeeds. One of another directory is left out, and so is one that is not valid
+// any more, of which the error tells. It is to be called before the first load.
+func (s *Store) Recall(k Kept) error {
+	if k.Dir != s.dir || k.When.IsZero() {
+		return nil
+	}
+	var files []file
+	for _, f := range k.Files {
+		files = append(files, file{name: f.Name, data: []byte(f.Text)})
+	}
+	p, err := load(files, nil)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.use(p, files, k.When)
+	return nil
 }
 
 // Policy is the policy in force.

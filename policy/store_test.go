@@ -152,6 +152,52 @@ func TestReloadNeverGood(t *testing.T) {
 }
 
 // netcpuOf is what the policy of s sets for any container.
+// TestRecall: the last good policy of an earlier Store is in force while there is no
+// newer one, and is told as what it is.
+func TestRecall(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	write(t, file, all("netcpu: isolate"))
+	first := NewStore(dir, ticking())
+	if k := first.Kept(); !k.When.IsZero() {
+		t.Errorf("kept before a load: %+v", k)
+	}
+	do(t, first.Reload())
+	write(t, file, all("netcpu: isolat"))
+	if first.Reload() == nil {
+		t.Fatal("a broken file is loaded")
+	}
+	kept := first.Kept()
+
+	next := NewStore(dir, ticking())
+	do(t, next.Recall(kept))
+	if next.Reload() == nil {
+		t.Fatal("a broken file is loaded")
+	}
+	if st := next.Status(); netcpuOf(next) != NetCPUIsolate || st.Err == nil || !st.LastSuccess.Equal(time.Unix(1001, 0)) || st.Policies != 1 {
+		t.Errorf("after Recall: %q is in force, %+v", netcpuOf(next), st)
+	}
+	if again := next.Kept(); len(again.Files) != 1 || again.Files[0] != kept.Files[0] || !again.When.Equal(kept.When) {
+		t.Errorf("kept for the next: %+v, was %+v", again, kept)
+	}
+	write(t, file, all("netcpu: auto"))
+	do(t, next.Reload())
+	if got := netcpuOf(next); got != NetCPUAuto {
+		t.Errorf("after mending: %q is in force", got)
+	}
+
+	other := NewStore(t.TempDir(), ticking())
+	do(t, other.Recall(kept))
+	if got := netcpuOf(other); got != "" {
+		t.Errorf("of another directory: %q is in force", got)
+	}
+	kept.Files[0].Text = "broken: 1"
+	late := NewStore(dir, ticking())
+	if err := late.Recall(kept); err == nil || netcpuOf(late) != "" {
+		t.Errorf("what is not valid any more: %v, %q is in force", err, netcpuOf(late))
+	}
+}
+
 func netcpuOf(s *Store) NetCPU {
 	targets, _ := s.Policy().Resolve([]container.Container{{ID: 1, Name: "x"}})
 	return targets[0].Settings.NetCPU

@@ -97,7 +97,7 @@ func policyReloadVerb(e env) *cobra.Command {
 			}
 		})
 		if err == nil && !st.OK {
-			err = fmt.Errorf("the last good policy stays in force:\n%s", st.Error)
+			err = fmt.Errorf("%s:\n%s", lastGood(st), st.Error)
 		}
 		return err
 	})

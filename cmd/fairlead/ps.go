@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -210,6 +211,14 @@ func interfacesOf(c api.Container) string {
 	return strings.Join(names, " ")
 }
 
+// lastGood says what is in force while the policy files are not usable.
+func lastGood(st api.PolicyStatus) string {
+	if st.Loaded.IsZero() {
+		return "policy is not usable, and there is no last good one: neither files nor labels are in force"
+	}
+	return "policy is not usable; the last good one is in force, loaded at " + st.Loaded.Local().Format(time.DateTime)
+}
+
 // concerns lists the problems of the agent as a whole.
 func concerns(st api.Status) []string {
 	var out []string
@@ -225,7 +234,7 @@ func concerns(st api.Status) []string {
 		}
 	}
 	if !st.Policy.OK {
-		out = append(out, "policy is not usable; the last good one is in force:\n"+lines(st.Policy.Error))
+		out = append(out, lastGood(st.Policy)+":\n"+lines(st.Policy.Error))
 	}
 	for _, p := range st.Policy.Problems {
 		out = append(out, "policy: "+oneLine(p.Text))

@@ -69,7 +69,7 @@ func TestBrokenPolicy(t *testing.T) {
 			for _, o := range []output{a.run("policy", "reload"), fairlead(t, "policy", "check", bad), a.run("ps")} {
 				quiet(t, o)
 			}
-			mustSay(t, a.run("policy", "reload"), 1, "last good policy", "bad.yaml", b.says)
+			mustSay(t, a.run("policy", "reload"), 1, "last good one is in force", "bad.yaml", b.says)
 			check := fairlead(t, "policy", "check", bad)
 			mustSay(t, check, 1, "bad.yaml", b.says)
 			mustSay(t, a.run("ps"), 0, "last good one is in force", "bad.yaml", "e2e-box")

@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// The last good policy outlives the agent: one that starts with broken files goes on
+// with it. One that has none says so.
+func TestAgentStartsWithBrokenPolicy(t *testing.T) {
+	r := newRig(t, 1)
+	file := filepath.Join(r.policies, "10.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status := func() api.PolicyStatus {
+		t.Helper()
+		st, err := r.client.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Policy
+	}
+	write("match: {name: box-1}\nset: {netcpu: isolate}\n")
+	r.start()
+	r.set.set(true, box(1, ""))
+	r.untilValue(1, "isolated")
+	was := status()
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.host.get(t, 1); got != "plain" {
+		t.Errorf("without an agent it is %q", got)
+	}
+
+	write("match: {name: box-1}\nset: {netcpu: isolat}\n")
+	r.start()
+	r.untilValue(1, "isolated")
+	if st := status(); st.OK || !strings.Contains(st.Error, "10.yaml:2") || !st.Loaded.Equal(was.Loaded) || len(st.Files) != 1 {
+		t.Errorf("with broken files: %+v", st)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	for _, content := range []string{"", "{", `{"dir":"/elsewhere","when":"2026-01-01T00:00:00Z"}`} {
+		if content == "" {
+			if err := os.Remove(filepath.Join(r.state, lastGoodFile)); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := os.WriteFile(filepath.Join(r.state, lastGoodFile), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.start()
+		r.until("it is looked at", func() bool { return r.state1(1) == api.StateDone })
+		if st := status(); st.OK || !st.Loaded.IsZero() || r.host.get(t, 1) != "plain" {
+			t.Errorf("without a last good policy (%q): %+v, the value is %q", content, st, r.host.get(t, 1))
+		}
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func FuzzLastGood(f *testing.F) {
+	f.Add([]byte(`{"dir":"/d","when":"2026-01-01T00:00:00Z","files":[{"name":"/d/a.yaml","text":"match: {name: x}\nset: {netcpu: auto}"}]}`))
+	f.Add([]byte(`{"dir":"/d","when":"2026-01-01T00:00:00Z","files":[null,{"name":"\u001b","text":"labels: deny"}]}`))
+	f.Add([]byte("{"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		path := filepath.Join(t.TempDir(), lastGoodFile)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		kept, err := readLastGood(path)
+		if err != nil {
+			return
+		}
+		store := policy.NewStore("/d", time.Now)
+		if store.Recall(kept) == nil {
+			store.Resolve([]container.Container{box(1, "")})
+		}
+	})
+}
