@@ -14,7 +14,7 @@ import (
 
 func wireContainer(c container.Container) api.Container {
 	w := api.Container{
-		ID: c.ID, Name: c.Name, Source: c.Source, RuntimeID: c.RuntimeID, Image: c.Image, Labels: c.Labels,
+		ID: c.ID, Name: c.Name, Source: c.Source, RuntimeID: c.RuntimeID, Image: c.Image, ImageNames: c.ImageNames, Labels: c.Labels,
 		Pod: c.Pod, Namespace: c.Namespace, PID: c.PID, Started: c.Started,
 		Cgroup: api.Cgroup(c.Cgroup), NetNS: c.NetNS, HostNetwork: c.HostNetwork,
 		Interfaces: make([]api.Interface, 0, len(c.Interfaces)),

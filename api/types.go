@@ -51,6 +51,7 @@ type Container struct {
 	Source      string            `json:"source" doc:"who knows it best: docker, podman, containerd, sandbox, cgroup"`
 	RuntimeID   string            `json:"runtime_id,omitempty" doc:"the runtime's own id"`
 	Image       string            `json:"image,omitempty" doc:"image reference as the runtime gives it"`
+	ImageNames  []string          `json:"image_names,omitempty" doc:"names of the image, where image is its id or has a digest"`
 	Labels      map[string]string `json:"labels,omitempty" doc:"labels, with CRI annotations merged in"`
 	Pod         string            `json:"pod,omitempty" doc:"Kubernetes pod name"`
 	Namespace   string            `json:"namespace,omitempty" doc:"Kubernetes namespace"`

@@ -41,7 +41,7 @@ type Container struct {
 	Name      string // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
 	Source    string // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
 	RuntimeID string // the runtime's own id (64 hex digits for Docker), "" without a runtime
-	Image     string
+	Image     string            // as whoever started it wrote it
 	Labels    map[string]string // what its operator gave it: labels, and the CRI's annotations
 	LeftOut   map[string]int    // labels that are too long, or too many, and so left out of both maps: the bytes of each
 	Pod       string            // Kubernetes pod name, where CRI says it
@@ -54,6 +54,10 @@ type Container struct {
 	// another value: the word of whoever built the image. Where the image's
 	// configuration is unknown, all labels are here.
 	ImageLabels map[string]string
+
+	// ImageNames are the names of the image, where Image is its id or has a digest
+	// and so says none, or no tag.
+	ImageNames []string
 
 	PID     int       // the init process, in the agent's pid namespace; 0 once it has ended
 	Started time.Time // when PID was started, from its start time in proc

@@ -119,7 +119,7 @@ func inspectEngine(ctx context.Context, c *client.Client, id string) (Record, bo
 	image := ct.Config.Labels
 	if ct.Image == "" {
 		image = nil // Podman's --rootfs
-	} else if len(image) > 0 {
+	} else if byID := unnamed(rec.Image, ct.Image); len(image) > 0 || byID {
 		got, err := c.ImageInspect(ctx, ct.Image)
 		switch {
 		case errdefs.IsNotFound(err): // it was removed: any of them may be its own
@@ -130,11 +130,26 @@ func inspectEngine(ctx context.Context, c *client.Client, id string) (Record, bo
 		default:
 			image = nil
 		}
+		if byID {
+			rec.ImageNames = append(got.RepoTags, got.RepoDigests...)
+		}
 	}
 	rec.Labels, rec.ImageLabels = part(ct.Config.Labels, image)
 	rec.Pod, rec.Namespace = rec.Labels[podLabel], rec.Labels[namespaceLabel]
 	return rec, true, nil
 }
+
+// unnamed says whether a reference gives an image by its id or digest, whose names
+// only the engine knows.
+func unnamed(ref, id string) bool {
+	id = strings.TrimPrefix(id, "sha256:")
+	short := strings.TrimPrefix(ref, "sha256:")
+	return strings.Contains(ref, "@") || len(short) >= minID && strings.HasPrefix(id, short)
+}
+
+// minID is how few digits of an id are taken for one. An image may be called
+// cafe, and Docker prints twelve.
+const minID = 6
 
 // part parts labels into those that other does not have with the same value, and
 // those that it has. A runtime merges the labels of an image into its

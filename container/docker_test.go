@@ -29,6 +29,7 @@ func TestDocker(t *testing.T) {
 	await(t, s, "the engine", func(snap Snapshot) bool { return snap.Complete })
 
 	t.Run("image labels", func(t *testing.T) { testImageLabels(t, d, s) })
+	t.Run("image names", func(t *testing.T) { testImageNames(t, d, s) })
 	t.Run("networks", func(t *testing.T) {
 		testNetworks(t, d, s, runSet(t, Config{NetNS: d.NS.Path}, CgroupTree("/proc", "")))
 	})
@@ -177,6 +178,24 @@ func testImageLabels(t *testing.T, d *testkit.Docker, s *Set) {
 	}
 	d.Must(t, "rm", "-f", "stranger")
 	awaitGone(t, s, "stranger")
+}
+
+// testImageNames: of an image that was given by its id the engine tells the names.
+func testImageNames(t *testing.T, d *testkit.Docker, s *Set) {
+	id := strings.TrimPrefix(strings.TrimSpace(d.Must(t, "image", "inspect", "-f", "{{.Id}}", d.Image)), "sha256:")
+	names := strings.Fields(d.Must(t, "image", "inspect", "-f", "{{join .RepoTags \" \"}}", d.Image))
+	for name, ref := range map[string]string{"named": d.Image, "by-id": id, "by-short-id": id[:12]} {
+		d.Must(t, "run", "-d", "--name", name, ref, "sleep", "1000")
+		t.Cleanup(func() { d.Must(t, "rm", "-f", name) })
+		c := bySource(t, s, "docker", name)
+		want := names
+		if ref == d.Image {
+			want = nil
+		}
+		if c.Image != ref || !slices.Equal(c.ImageNames, want) || len(names) == 0 {
+			t.Errorf("%s: image %q with names %q, want %q with %q", name, c.Image, c.ImageNames, ref, want)
+		}
+	}
 }
 
 func testChanges(t *testing.T, d *testkit.Docker, s *Set) {

@@ -384,6 +384,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		Pod:         rec.Pod,
 		Namespace:   rec.Namespace,
 		ImageLabels: rec.ImageLabels,
+		ImageNames:  rec.ImageNames,
 		PodCgroup:   rec.PodCgroup != "" && inPod(Cgroup(p.cgroup), rec.PodCgroup),
 		PID:         p.pid,
 		Started:     p.started,

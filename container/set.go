@@ -25,12 +25,13 @@ import (
 const CgroupSource = "cgroup"
 
 const (
-	settle     = 2 * time.Millisecond // gathers the events of one moment
-	maxEnded   = 4096                 // tombstones
-	perRound   = 16                   // containers described before the others get to see them
-	maxRecords = 16384                // of one source
-	maxName    = 512                  // bytes
-	maxLeftOut = 64                   // labels of one container that are named though they are left out
+	settle        = 2 * time.Millisecond // gathers the events of one moment
+	maxEnded      = 4096                 // tombstones
+	perRound      = 16                   // containers described before the others get to see them
+	maxRecords    = 16384                // of one source
+	maxName       = 512                  // bytes
+	maxImageNames = 32
+	maxLeftOut    = 64 // labels of one container that are named though they are left out
 )
 
 // Config says where a [Set] looks. Zero fields get the defaults given here.
@@ -248,6 +249,7 @@ func bounded(rec Record) Record {
 			*s = strings.ToValidUTF8((*s)[:maxName], "")
 		}
 	}
+	rec.ImageNames = slices.DeleteFunc(slices.Clone(rec.ImageNames[:min(len(rec.ImageNames), maxImageNames)]), func(n string) bool { return len(n) > maxName })
 	// Each by itself, so that an image cannot crowd out what its operator says.
 	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
 		var leftOut map[string]int

@@ -41,6 +41,7 @@ type Record struct {
 	Namespace string
 
 	ImageLabels map[string]string // see Container
+	ImageNames  []string          // see Container
 	PodCgroup   string            // name of the directory that the CRI made for the pod alone, "" if it did not
 
 	LeftOut map[string]int // see Container; the Set fills it in

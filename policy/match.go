@@ -1,6 +1,10 @@
 package policy
 
-import "github.com/fairlead-project/fairlead/container"
+import (
+	"slices"
+
+	"github.com/fairlead-project/fairlead/container"
+)
 
 // match selects containers. All that it names must hold; within a list of
 // patterns, one must.
@@ -16,7 +20,8 @@ type labelMatch struct {
 
 type patterns []string
 
-func (m match) holds(c container.Container) bool {
+// holds says whether m selects c, whose image has these names.
+func (m match) holds(c container.Container, images func() []string) bool {
 	// Whoever may make a cgroup chooses its name: it is meant only where the file
 	// says so.
 	if m.runtime == nil && c.Source == container.CgroupSource || m.runtime != nil && !m.runtime.any(c.Source) {
@@ -30,10 +35,13 @@ func (m match) holds(c container.Container) bool {
 	for _, f := range []struct {
 		ps    patterns
 		value string
-	}{{m.image, c.Image}, {m.namespace, c.Namespace}, {m.pod, c.Pod}} {
+	}{{m.namespace, c.Namespace}, {m.pod, c.Pod}} {
 		if f.ps != nil && (f.value == "" || !f.ps.any(f.value)) {
 			return false
 		}
+	}
+	if m.image != nil && !slices.ContainsFunc(images(), m.image.any) {
+		return false
 	}
 	for _, l := range m.labels {
 		if v, ok := c.Labels[l.key]; !ok || !l.values.any(v) {

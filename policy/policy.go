@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/fairlead-project/fairlead/container"
 )
@@ -182,8 +183,9 @@ func (p *Policy) resolve(c container.Container, last, hand layer) (Target, []Pro
 // layersOf gives what the files say about c, lowest precedence first, why its
 // labels do not count, "" if they do, and whether those of its image count.
 func (p *Policy) layersOf(c container.Container) (layers []layer, deny string, images bool) {
+	names := sync.OnceValue(func() []string { return imageNames(c) })
 	for _, r := range p.rules {
-		if r.match.holds(c) {
+		if r.match.holds(c, names) {
 			layers = append(layers, r.layer)
 			deny = cmp.Or(deny, r.deny)
 			images = images || r.images

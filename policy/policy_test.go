@@ -374,7 +374,7 @@ func TestPods(t *testing.T) {
 		Annotations: map[string]bool{"fairlead.netcpu": true},
 	}
 	for pattern, matches := range map[string]bool{"nginx": true, "default/web-0/nginx": true, "default/*": true, "web-0": false} {
-		if got := (match{name: patterns{pattern}}).holds(c); got != matches {
+		if got := (match{name: patterns{pattern}}).holds(c, nil); got != matches {
 			t.Errorf("%q: %v", pattern, got)
 		}
 	}

@@ -38,7 +38,7 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 	c := x.Container
 	about := []string{show(c.Source), "id " + c.ID.String()}
 	if c.Image != "" {
-		about = append(about, "image "+show(c.Image))
+		about = append(about, "image "+strings.Join(append([]string{show(c.Image)}, shown(c.ImageNames)...), " = "))
 	}
 	if c.Pod != "" {
 		about = append(about, "pod "+show(c.Namespace)+"/"+show(c.Pod))

@@ -130,6 +130,15 @@ func showText(s string) string {
 	return s
 }
 
+// shown is show for each of several.
+func shown(list []string) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = show(s)
+	}
+	return out
+}
+
 // lines is show for a text of several lines.
 func lines(s string) string {
 	parts := strings.Split(strings.TrimRight(s, "\n"), "\n")
