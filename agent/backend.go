@@ -96,6 +96,9 @@ func (a *Agent) policyStatus() api.PolicyStatus {
 		Dir: st.Dir, Files: st.Files, Loaded: st.LastSuccess, Tried: st.LastLoad, OK: st.Err == nil,
 		Problems: wireProblems(a.problems, func(policy.Problem) bool { return true }),
 	}
+	for _, i := range st.Idle {
+		w.Idle = append(w.Idle, api.Idle(i))
+	}
 	if st.Err != nil {
 		w.Error = st.Err.Error()
 	}

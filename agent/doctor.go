@@ -2,7 +2,11 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"path/filepath"
+	"time"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
@@ -14,7 +18,20 @@ func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return append(findings(ctx, a.cfg), examined(a.all, a.hangs)...), nil
+	return append(append(findings(ctx, a.cfg), examined(a.all, a.hangs)...), Unmatched(a.policyStatus())...), nil
+}
+
+// Unmatched makes findings of the policies of files that match no container.
+func Unmatched(st api.PolicyStatus) (list probe.Report) {
+	for _, i := range st.Idle {
+		list = append(list, probe.Finding{
+			Capability: fmt.Sprintf("%s:%d", filepath.Base(i.File), i.Line), Area: "policy",
+			Verdict: probe.Verdict{Level: probe.Degraded,
+				Why:  "this policy has matched no container since " + i.Since.Local().Format(time.DateTime),
+				Mend: "compare its match with names, images and labels in `fairlead ps -o yaml`, or remove it from " + i.File},
+		})
+	}
+	return list
 }
 
 // Examine is Doctor without an agent: it says what one with this configuration

@@ -200,6 +200,14 @@ type PolicyStatus struct {
 	Error    string    `json:"error,omitempty" doc:"why the last try did not succeed: file, line and reason"`
 	Watch    string    `json:"watch,omitempty" doc:"why changes of the folder are noticed late"`
 	Problems []Problem `json:"problems,omitempty" doc:"policy of containers that cannot be used"`
+	Idle     []Idle    `json:"idle,omitempty" doc:"policies of files that have matched no container for an hour, though some ran"`
+}
+
+// Idle is a policy of a file that matches no container.
+type Idle struct {
+	File  string    `json:"file" doc:"path of the policy file"`
+	Line  int       `json:"line" doc:"line in it"`
+	Since time.Time `json:"since" doc:"when it last matched a container, or began to be in force"`
 }
 
 // Feature is how one feature stands on this host.

@@ -244,7 +244,7 @@ func (r *reader) policies(p pair) {
 }
 
 func (r *reader) rule(at place, matched, set *pair) {
-	var ru rule
+	ru := rule{file: r.file, line: at.line}
 	if matched == nil {
 		r.problem(at, "match", "", `is missing; match: {name: "*"} is every container`)
 	} else {

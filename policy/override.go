@@ -87,8 +87,9 @@ func (s *Store) Check(c container.Container, overrides []Override) error {
 	}
 	if len(problems) == 0 {
 		files := s.Policy()
-		_, before, _ := files.resolve(c, nil, nil)
-		_, found, _ := files.resolve(c, nil, mine)
+		held := files.matching(c)
+		_, before, _ := files.resolve(c, held, nil, nil)
+		_, found, _ := files.resolve(c, held, nil, mine)
 		for _, p := range found {
 			if !slices.Contains(before, p) {
 				p.Container, p.Name = 0, ""

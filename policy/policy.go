@@ -31,6 +31,8 @@ type Policy struct {
 
 // rule is one match with its set.
 type rule struct {
+	file  string
+	line  int
 	match match
 	layer layer
 	// deny says why labels do not count where the rule matches: the place of
@@ -95,7 +97,7 @@ func (p *Policy) Resolve(containers []container.Container) ([]Target, []Problem)
 	targets := make([]Target, 0, len(containers))
 	var problems []Problem
 	for _, c := range sorted(containers) {
-		t, ps, _ := p.resolve(c, nil, nil)
+		t, ps, _ := p.resolve(c, p.matching(c), nil, nil)
 		targets, problems = append(targets, t), append(problems, ps...)
 	}
 	return targets, problems
@@ -109,11 +111,11 @@ func sorted(containers []container.Container) []container.Container {
 	return cs
 }
 
-// resolve does one container. last is what held before, by key, or nil; the
+// resolve does one container, of which the rules held. last is what held before, by key, or nil; the
 // layer returned is what to pass as last the next time. hand is what was set for
 // the container by hand, or nil.
-func (p *Policy) resolve(c container.Container, last, hand layer) (Target, []Problem, layer) {
-	layers, deny, images := p.layersOf(c)
+func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (Target, []Problem, layer) {
+	layers, deny, images := p.layersOf(held)
 	var problems []Problem
 	broken := map[string]bool{}
 	switch {
@@ -180,16 +182,26 @@ func (p *Policy) resolve(c container.Container, last, hand layer) (Target, []Pro
 	return t, problems, good
 }
 
-// layersOf gives what the files say about c, lowest precedence first, why its
-// labels do not count, "" if they do, and whether those of its image count.
-func (p *Policy) layersOf(c container.Container) (layers []layer, deny string, images bool) {
+// matching lists the rules that hold for c, by their place in the files.
+func (p *Policy) matching(c container.Container) (held []int) {
 	names := sync.OnceValue(func() []string { return imageNames(c) })
-	for _, r := range p.rules {
+	for i, r := range p.rules {
 		if r.match.holds(c, names) {
-			layers = append(layers, r.layer)
-			deny = cmp.Or(deny, r.deny)
-			images = images || r.images
+			held = append(held, i)
 		}
+	}
+	return held
+}
+
+// layersOf gives what the rules that hold for a container say about it, lowest
+// precedence first, why its labels do not count, "" if they do, and whether those
+// of its image count.
+func (p *Policy) layersOf(held []int) (layers []layer, deny string, images bool) {
+	for _, i := range held {
+		r := p.rules[i]
+		layers = append(layers, r.layer)
+		deny = cmp.Or(deny, r.deny)
+		images = images || r.images
 	}
 	return layers, deny, images
 }

@@ -283,7 +283,7 @@ func TestResolveProperties(t *testing.T) {
 		// A Store with the same policy and no past agrees, and keeps agreeing
 		// as long as nothing changes.
 		s := NewStore("", nil)
-		s.policy = p
+		s.use(p, nil, time.Time{}, time.Time{})
 		for range 2 {
 			st, sp := s.Resolve(shuffled)
 			if diff := cmp.Diff(targets, st) + cmp.Diff(problems, sp); diff != "" {
@@ -300,7 +300,7 @@ func TestStoreProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := NewStore("", nil)
 		for range rapid.IntRange(1, 5).Draw(t, "rounds") {
-			s.policy = drawPolicy(t)
+			s.use(drawPolicy(t), nil, time.Time{}, time.Time{})
 			cs := drawContainers(t)
 			got, _ := s.Resolve(cs)
 			want, problems := s.policy.Resolve(cs)
@@ -379,7 +379,7 @@ func TestPods(t *testing.T) {
 		}
 	}
 	p := &Policy{}
-	target, problems, _ := p.resolve(c, nil, nil)
+	target, problems, _ := p.resolve(c, p.matching(c), nil, nil)
 	from := make(map[string]string)
 	for _, o := range target.Origins {
 		from[o.Key] = o.From

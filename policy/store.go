@@ -2,6 +2,8 @@ package policy
 
 import (
 	"crypto/sha256"
+	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,6 +28,9 @@ type Store struct {
 	last   map[container.ID]layer
 	status Status
 
+	matched []time.Time // when each rule of policy held for a container, or began to be in force
+	ran     time.Time   // when a container was last seen to run that policy could have matched
+
 	overrides map[container.ID]layer // set by hand
 }
 
@@ -37,12 +42,26 @@ type Status struct {
 	LastLoad    time.Time // when the directory was last read, with or without success
 	LastSuccess time.Time // when the policy in force was read, by whichever Store; zero if none ever was
 	Err         error     // of the last load, a [Problems]; nil if it succeeded
+	Idle        []Idle    // the policies that have matched no container for IdleAfter
 	WatchErr    error     // why changes are noticed late, by polling; nil if they are not
 }
 
+// Idle is a policy of a file that matches no container.
+type Idle struct {
+	File  string
+	Line  int
+	Since time.Time // when it last matched one, or began to be in force
+}
+
+// IdleAfter is for how long a policy has to match nothing to be told.
+const IdleAfter = time.Hour
+
 // NewStore makes a Store with the empty policy; Reload fills it. now is the
-// clock for Status.
+// clock for Status; nil: time.Now.
 func NewStore(dir string, now func() time.Time) *Store {
+	if now == nil {
+		now = time.Now
+	}
 	return &Store{dir: dir, now: now, poll: 30 * time.Second, burst: time.Second, policy: &Policy{}, last: map[container.ID]layer{}, status: Status{Dir: dir}}
 }
 
@@ -80,17 +99,27 @@ func (s *Store) load(force bool, accept writer) (news bool, found writer, err er
 	s.digest, s.loaded = sum, true
 	s.status.LastLoad, s.status.Err = s.now(), err
 	if err == nil {
-		s.use(p, files, s.status.LastLoad)
+		s.use(p, files, s.status.LastLoad, s.status.LastLoad)
 	} else if s.status.LastSuccess.IsZero() {
 		// One of the files may deny labels, so nobody may use them yet.
 		s.policy = &Policy{rules: []rule{{deny: "the policy files are broken, and may deny labels"}}}
+		s.matched = []time.Time{s.status.LastLoad}
 	}
 	return !known, found, err
 }
 
-// use puts a good policy in force. The caller holds s.mu.
-func (s *Store) use(p *Policy, files []file, when time.Time) {
-	s.policy = p
+// use puts a good policy in force, read at the time when. The caller holds s.mu.
+func (s *Store) use(p *Policy, files []file, when, now time.Time) {
+	was := s.policy.rules
+	matched := make([]time.Time, len(p.rules))
+	for i, r := range p.rules {
+		matched[i] = now
+		same := func(o rule) bool { return o.file == r.file && o.line == r.line && reflect.DeepEqual(o.match, r.match) }
+		if j := slices.IndexFunc(was, same); j >= 0 && j < len(s.matched) {
+			matched[i] = s.matched[j]
+		}
+	}
+	s.policy, s.matched = p, matched
 	s.status.LastSuccess, s.status.Files, s.status.Policies = when, p.Files(), p.Len()
 	s.good = Kept{Dir: s.dir, When: when}
 	for _, f := range files {
@@ -135,7 +164,7 @@ func (s *Store) Recall(k Kept) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.use(p, files, k.When)
+	s.use(p, files, k.When, s.now())
 	return nil
 }
 
@@ -150,7 +179,13 @@ func (s *Store) Policy() *Policy {
 func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.status
+	st := s.status
+	for i, since := range s.matched {
+		if s.ran.Sub(since) >= IdleAfter {
+			st.Idle = append(st.Idle, Idle{s.policy.rules[i].file, s.policy.rules[i].line, since})
+		}
+	}
+	return st
 }
 
 // Resolve is [Policy.Resolve] with memory. Where a label is broken, the last
@@ -164,8 +199,16 @@ func (s *Store) Resolve(containers []container.Container) ([]Target, []Problem) 
 	targets := make([]Target, 0, len(containers))
 	var problems []Problem
 	next := make(map[container.ID]layer, len(containers))
+	now := s.now()
 	for _, c := range sorted(containers) {
-		t, ps, good := s.policy.resolve(c, s.last[c.ID], s.overrides[c.ID])
+		held := s.policy.matching(c)
+		for _, i := range held {
+			s.matched[i] = now
+		}
+		if c.Source != container.CgroupSource {
+			s.ran = now
+		}
+		t, ps, good := s.policy.resolve(c, held, s.last[c.ID], s.overrides[c.ID])
 		targets, problems = append(targets, t), append(problems, ps...)
 		if len(good) > 0 {
 			next[c.ID] = good

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -152,6 +153,51 @@ func TestReloadNeverGood(t *testing.T) {
 }
 
 // netcpuOf is what the policy of s sets for any container.
+// TestIdle: a policy that matches nothing for an hour is told, while there is
+// something that it could match.
+func TestIdle(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	now := time.Unix(1000, 0)
+	s := NewStore(dir, func() time.Time { return now })
+	const two = "policies:\n- match: {name: web}\n  set: {netcpu: isolate}\n- match: {image: 'ngnix:*'}\n  set: {netcpu: isolate}\n"
+	write(t, file, two)
+	do(t, s.Reload())
+	web := container.Container{ID: 1, Name: "web", Source: "docker", Image: "nginx"}
+	idle := func() string { return fmt.Sprint(s.Status().Idle) }
+	pass := func(d time.Duration, list ...container.Container) {
+		now = now.Add(d)
+		s.Resolve(list)
+	}
+	pass(59*time.Minute, web)
+	if got := idle(); got != "[]" {
+		t.Errorf("within the hour: %s", got)
+	}
+	pass(2*time.Minute, web)
+	if want := fmt.Sprint([]Idle{{file, 4, time.Unix(1000, 0)}}); idle() != want {
+		t.Errorf("after the hour: %s, want %s", idle(), want)
+	}
+	// A reload of what is the same changes nothing; another pattern has its own hour.
+	do(t, s.Reload())
+	if got := idle(); got == "[]" {
+		t.Error("a reload begins the hour anew")
+	}
+	write(t, file, strings.Replace(two, "ngnix", "nginxx", 1))
+	do(t, s.Reload())
+	if got := idle(); got != "[]" {
+		t.Errorf("a new pattern at once: %s", got)
+	}
+	pass(30*time.Minute, web)
+	pass(61*time.Minute, container.Container{ID: 2, Name: "web", Source: container.CgroupSource})
+	if got := idle(); got != "[]" {
+		t.Errorf("while no container ran: %s", got)
+	}
+	pass(0, web)
+	if got := idle(); !strings.Contains(got, "a.yaml 4 ") || strings.Contains(got, "a.yaml 2 ") {
+		t.Errorf("with one again: %s", got)
+	}
+}
+
 // TestRecall: the last good policy of an earlier Store is in force while there is no
 // newer one, and is told as what it is.
 func TestRecall(t *testing.T) {
@@ -206,7 +252,7 @@ func netcpuOf(s *Store) NetCPU {
 func TestStoreKeepsLastGoodSettings(t *testing.T) {
 	s := NewStore("", nil)
 	resolve := func(labels map[string]string, files ...string) (string, int) {
-		s.policy = join(t, files...)
+		s.use(join(t, files...), nil, time.Time{}, time.Time{})
 		targets, problems := s.Resolve([]container.Container{{ID: 1, Name: "x", Labels: labels}})
 		return originText(targets[0].Origins), len(problems)
 	}

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -21,18 +24,19 @@ or unavailable, with the reason and a remedy. Also list other software that uses
 the same hooks, how each feature stands, and where the rate of each uplink comes
 from. The last sentence says what works here, and which one remedy would help
 most. Each trial is undone at once. The command needs no agent, and
-reports what it sees from where it runs. It exits with 1 if fairlead cannot work
+reports what it sees from where it runs; of an agent that answers it also lists
+the policies that match no container. It exits with 1 if fairlead cannot work
 here at all.`,
 		Args: nargs(0, 0, ""),
 	}
-	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "mark-mask", "config")
+	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "mark-mask", "socket", "config")
 	cmd.Flags().AddFlagSet(f.features)
 	out := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := configure(cmd, f.config, flags); err != nil {
 			return err
 		}
-		r := agent.Examine(cmd.Context(), f.cfg)
+		r := append(agent.Examine(cmd.Context(), f.cfg), unmatched(cmd.Context(), f.cfg.Socket)...)
 		if err := out.print(e.stdout, r, func(w io.Writer) { doctor(w, r) }); err != nil {
 			return err
 		}
@@ -44,6 +48,19 @@ here at all.`,
 		return nil
 	}
 	return cmd
+}
+
+// unmatched asks an agent, if there is one, for the policies that match nothing.
+func unmatched(ctx context.Context, socket string) probe.Report {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	c := api.Dial(socket)
+	defer c.Close()
+	st, err := c.Status(ctx)
+	if err != nil {
+		return nil
+	}
+	return agent.Unmatched(st.Policy)
 }
 
 func doctor(w io.Writer, r probe.Report) {

@@ -1,0 +1,21 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// A policy that matches nothing is a finding with its place.
+func TestUnmatched(t *testing.T) {
+	if r := Unmatched(api.PolicyStatus{}); len(r) != 0 {
+		t.Errorf("without one: %v", r)
+	}
+	r := Unmatched(api.PolicyStatus{Idle: []api.Idle{{File: "/etc/fairlead/policy.d/10-web.yaml", Line: 3, Since: time.Now()}}})
+	if len(r) != 1 || r[0].Capability != "10-web.yaml:3" || r[0].Level != probe.Degraded || !strings.Contains(r[0].Why, "matched no container since 20") || !strings.Contains(r[0].Mend, "policy.d/10-web.yaml") {
+		t.Errorf("with one: %+v", r)
+	}
+}
