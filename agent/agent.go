@@ -163,7 +163,11 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), who.Close(), j.Close(), only.Close())
 	}
-	a := assemble(cfg, set, policy.NewStore(cfg.PolicyDir, time.Now), j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
+	store := policy.NewStore(cfg.PolicyDir, time.Now)
+	if cfg.ImageLabels {
+		store.TrustImages()
+	}
+	a := assemble(cfg, set, store, j, func() journal.Opener { return kernel.Opener(cfg.Roots) }, fs, ordinary())
 	a.alone, a.identity = only, who
 	return a, nil
 }

@@ -15,6 +15,7 @@ type Config struct {
 	Socket      string       // of the API
 	SelfSocket  string       // of the API for containers
 	PolicyDir   string       // *.yaml in it are the policy files
+	ImageLabels bool         // labels of images are policy, as those of containers are
 	MetricsAddr string       // of the metrics page: host:port, or unix:/path
 
 	// The addresses of runtimes; empty: the usual ones. Sources, if not nil,

@@ -87,6 +87,7 @@ func (s *Store) Check(c container.Container, overrides []Override) error {
 	}
 	if len(problems) == 0 {
 		files := s.Policy()
+		c = s.own(c)
 		held := files.matching(c)
 		_, before, _ := files.resolve(c, held, nil, nil)
 		_, found, _ := files.resolve(c, held, nil, mine)

@@ -122,7 +122,7 @@ func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (T
 	case deny != "":
 		problems = append(ignored(c.Labels, deny), ignored(c.ImageLabels, deny)...)
 	case !images:
-		problems = ignored(c.ImageLabels, "it came with the image, and no policy file says labels: image for the container")
+		problems = ignored(c.ImageLabels, ofImage)
 	default:
 		ls := parseLabels(c.ImageLabels, nil)
 		for key, e := range ls.layer {
@@ -182,6 +182,12 @@ func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (T
 	return t, problems, good
 }
 
+// ofImage is why a label of a container that its image has too does not count, and
+// what its operator can do, since nothing tells an operator's label from the image's
+// if both have the same value.
+const ofImage = "it counts as its image's, which has the same label and value or was removed; " +
+	"if it is yours, say labels: image in a policy file that matches the container, or run the agent with --image-labels"
+
 // matching lists the rules that hold for c, by their place in the files.
 func (p *Policy) matching(c container.Container) (held []int) {
 	names := sync.OnceValue(func() []string { return imageNames(c) })
@@ -225,7 +231,7 @@ func (p *Policy) unmatched(c container.Container) []Problem {
 			ls.add(Problem{Key: name, Reason: reason + unread(size)})
 		}
 		if value, ok := c.ImageLabels[name]; ok {
-			ls.add(Problem{Key: name, Value: value, Reason: reason + "it came with the image"})
+			ls.add(Problem{Key: name, Value: value, Reason: reason + "it counts as its image's, which has the same label and value or was removed; if it is yours, run the agent with --image-labels"})
 		}
 	}
 	return ls.problems

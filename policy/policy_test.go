@@ -114,7 +114,7 @@ func TestResolve(t *testing.T) {
 			labels:   map[string]string{"fairlead.netcpu": "auto"},
 			image:    map[string]string{"fairlead.net.rate": "900mbit", "kubernetes.io/egress-bandwidth": "1M", "tier": "gold", "other": "x"},
 			origins:  "fairlead.netcpu=auto (label)",
-			problems: "container \"web\" (7): fairlead.net.rate: \"900mbit\": is ignored: it came with the image, and no policy file says labels: image for the container\ncontainer \"web\" (7): kubernetes.io/egress-bandwidth: \"1M\": is ignored: it came with the image, and no policy file says labels: image for the container\ncontainer \"web\" (7): tier: \"gold\": no policy file can match it: it came with the image",
+			problems: "container \"web\" (7): fairlead.net.rate: \"900mbit\": is ignored: " + ofImage + "\ncontainer \"web\" (7): kubernetes.io/egress-bandwidth: \"1M\": is ignored: " + ofImage + "\ncontainer \"web\" (7): tier: \"gold\": no policy file can match it: it counts as its image's, which has the same label and value or was removed; if it is yours, run the agent with --image-labels",
 		},
 		{
 			name:    "a file lets an image's labels count, below the container's",
@@ -127,7 +127,7 @@ func TestResolve(t *testing.T) {
 			name:     "a file that does not match lets nothing count",
 			files:    []string{"labels: image\nmatch: {name: db}\n"},
 			image:    map[string]string{"fairlead.netcpu": "isolate"},
-			problems: "container \"web\" (7): fairlead.netcpu: \"isolate\": is ignored: it came with the image, and no policy file says labels: image for the container",
+			problems: "container \"web\" (7): fairlead.netcpu: \"isolate\": is ignored: " + ofImage,
 		},
 		{
 			name:     "a file that denies labels denies those of the image",

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"crypto/sha256"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -27,6 +28,8 @@ type Store struct {
 	loaded bool              // there was a load
 	last   map[container.ID]layer
 	status Status
+
+	trusting bool // see TrustImages
 
 	matched []time.Time // when each rule of policy held for a container, or began to be in force
 	ran     time.Time   // when a container was last seen to run that policy could have matched
@@ -63,6 +66,21 @@ func NewStore(dir string, now func() time.Time) *Store {
 		now = time.Now
 	}
 	return &Store{dir: dir, now: now, poll: 30 * time.Second, burst: time.Second, policy: &Policy{}, last: map[container.ID]layer{}, status: Status{Dir: dir}}
+}
+
+// TrustImages makes the labels of images count as their containers' own, for hosts
+// where whoever builds images may set policy. A container's label of the same name
+// counts before them. It is to be called before all else.
+func (s *Store) TrustImages() { s.trusting = true }
+
+// own gives c with the labels that are its operator's.
+func (s *Store) own(c container.Container) container.Container {
+	if s.trusting && len(c.ImageLabels) > 0 {
+		labels := maps.Clone(c.ImageLabels)
+		maps.Copy(labels, c.Labels)
+		c.Labels, c.ImageLabels = labels, nil
+	}
+	return c
 }
 
 // Reload reads the directory. If all of it is valid, it is in force from now
@@ -201,6 +219,7 @@ func (s *Store) Resolve(containers []container.Container) ([]Target, []Problem) 
 	next := make(map[container.ID]layer, len(containers))
 	now := s.now()
 	for _, c := range sorted(containers) {
+		c = s.own(c)
 		held := s.policy.matching(c)
 		for _, i := range held {
 			s.matched[i] = now

@@ -38,6 +38,7 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.SelfSocket, "self-socket", api.DefaultSelfSocket, "unix socket on which a container sees its own data; empty: none")
 	s.StringVar(&f.cfg.StateDir, "state-dir", defaultState, "directory of the journal")
 	s.StringVar(&f.cfg.PolicyDir, "policy-dir", defaultPolicies, "directory of the policy files *.yaml")
+	s.BoolVar(&f.cfg.ImageLabels, "image-labels", false, "labels of images are policy, as labels of containers are: for hosts where only those who may set policy build images")
 	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "address of Podman, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one")

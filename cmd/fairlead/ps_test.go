@@ -8,7 +8,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // A feature that is unavailable counts for who asks for it, whatever its keys
@@ -29,6 +31,23 @@ func TestStandingUnderstood(t *testing.T) {
 	c := api.Container{Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateDone}}, Policy: []api.Setting{{Key: "fairlead.netcpu", Value: "ISOLATE", From: "label"}}}
 	if word := standing(c, "netcpu"); word != "isolate done" {
 		t.Errorf("%q", word)
+	}
+}
+
+// A label that was ignored is named with what would make it count.
+func TestPSIgnoredLabel(t *testing.T) {
+	_, problems := (&policy.Policy{}).Resolve([]container.Container{{ID: 7, Name: "web", ImageLabels: map[string]string{"fairlead.netcpu": "isolate"}}})
+	st := api.Status{Complete: true, Policy: api.PolicyStatus{OK: true}}
+	for _, p := range problems {
+		st.Policy.Problems = append(st.Policy.Problems, api.Problem{Container: p.Container, Text: p.String()})
+	}
+	var out bytes.Buffer
+	psTable(&out, nil, st, false)
+	text := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{`policy: container "web" (7): fairlead.netcpu: "isolate": is ignored: it counts as its image's`, "if it is yours, say labels: image", "--image-labels"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %s", want, text)
+		}
 	}
 }
 

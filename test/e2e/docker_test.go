@@ -183,7 +183,7 @@ func (h *host) testStranger(t *testing.T) {
 	if given := slices.DeleteFunc(c.Policy, isDefault); len(given) != 0 || c.Pod != "" {
 		t.Errorf("an image gave itself policy %+v, and pod %q", given, c.Pod)
 	}
-	mustSay(t, h.agent.run("explain", "stranger"), 0, `fairlead.net.rate: "800mbit": is ignored: it came with the image`, "Nothing was changed on the host for it")
+	mustSay(t, h.agent.run("explain", "stranger"), 0, `fairlead.net.rate: "800mbit": is ignored: it counts as its image's`, "Nothing was changed on the host for it")
 	h.agent.policy("stranger.yaml", "labels: image\nmatch: {name: stranger}\n")
 	if i := h.agent.isolated("stranger", 1); filepath.Base(i.Cgroup.CPU) != i.RuntimeID {
 		t.Errorf("its thread is in %s", i.Cgroup.CPU)
