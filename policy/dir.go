@@ -38,6 +38,13 @@ const (
 	aWriter
 )
 
+// LoadDir reads the policy files of a directory, as [Store.Reload] does. One that
+// does not exist is the empty policy. The error is a [Problems].
+func LoadDir(dir string) (*Policy, error) {
+	files, problems := readDir(dir)
+	return load(files, problems)
+}
+
 func load(files []file, problems []Problem) (*Policy, error) {
 	all := &Policy{}
 	for _, f := range files {

@@ -16,6 +16,9 @@ func TestDocs(t *testing.T) {
 	}
 	text := string(data)
 	for _, k := range Schema() {
+		if _, err := k.parseValue(k.Example); err != nil || k.Form == "" || k.Meaning == "" {
+			t.Errorf("key %+v: its example: %v", k, err)
+		}
 		var want string
 		switch {
 		case strings.HasPrefix(k.Name, "net.ingress."):

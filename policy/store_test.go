@@ -480,12 +480,3 @@ func TestReloadAndWatchTogether(t *testing.T) {
 	}
 	await("the last state", func() bool { return netcpuOf(s) == NetCPUIsolate })
 }
-
-// LoadDir reads the files *.yaml and *.yml of dir, in the order of their
-// names, without those that begin with a dot. A directory that does not exist
-// is the empty policy. If anything is wrong the error is a [Problems] with all
-// that is wrong in all files, and there is no policy.
-func LoadDir(dir string) (*Policy, error) {
-	files, problems := readDir(dir)
-	return load(files, problems)
-}

@@ -16,6 +16,20 @@ type unit struct {
 	den    uint64 // divides num; 0 is 1
 }
 
+// Unit says how one kind of value is written, for people.
+type Unit struct{ Name, Forms string }
+
+// Units lists the kinds of values that have units.
+func Units() []Unit {
+	return []Unit{
+		{"rate", "bit, kbit, mbit, gbit, tbit (powers of 1000), kibit, mibit, gibit, tibit (1024) a second; a bare number is bits a second. Not bps, M or MB: they may be bits or bytes"},
+		{"size", "b, k or kb, m or mb, g or gb (powers of 1024) of bytes a second, kbit, mbit, gbit of bits; a bare number is bytes a second"},
+		{"time", "us, ms, s"},
+		{"share", "5% or 5"},
+		{"switch", "on or true or yes, off or false or no"},
+	}
+}
+
 // measure is what a kind of quantity may be written in.
 type measure struct {
 	units []unit

@@ -48,6 +48,7 @@ func verbs() []func(env) *cobra.Command {
 		doctorVerb,
 		restoreVerb,
 		policyVerb,
+		keysVerb,
 		demoVerb,
 		benchVerb,
 		versionVerb,

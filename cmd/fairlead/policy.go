@@ -1,13 +1,17 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -29,19 +33,31 @@ func policyVerb(e env) *cobra.Command {
 
 func policyCheckVerb(e env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "check FILE...",
-		Short: "List the mistakes in policy files; needs no agent",
-		Args:  nargs(1, 1<<20, "FILE"),
+		Use:   "check FILE|DIRECTORY|KEY=VALUE...",
+		Short: "List the mistakes in policy files, directories and single values; needs no agent",
+		Long: `List the mistakes in policy: in files, in directories of them as the agent reads them,
+and in single values as for a label or for fairlead set, which are checked together.
+A good value is printed as it was understood. The command needs no agent.`,
+		Example: `  fairlead policy check /etc/fairlead/policy.d
+  fairlead policy check web.yaml
+  fairlead policy check net.rate=10mbit net.ceil=20mbit`,
+		Args: nargs(1, 1<<20, "FILE, DIRECTORY or KEY=VALUE"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			bad := false
-			for _, name := range args {
-				ok, err := checkPolicy(e, name)
+			good := true
+			var values []policy.Override
+			for _, arg := range args {
+				_, err := os.Lstat(arg)
+				if key, value, ok := strings.Cut(arg, "="); ok && err != nil {
+					values = append(values, policy.Override{Key: key, Value: value})
+					continue
+				}
+				ok, err := checkPolicy(e, arg)
 				if err != nil {
 					return err
 				}
-				bad = bad || !ok
+				good = good && ok
 			}
-			if bad {
+			if good = checkValues(e, values) && good; !good {
 				return errTold
 			}
 			return nil
@@ -49,31 +65,82 @@ func policyCheckVerb(e env) *cobra.Command {
 	}
 }
 
+// checkValues checks values together, as those of one container.
+func checkValues(e env, values []policy.Override) bool {
+	var problems policy.Problems
+	for i, v := range values {
+		key, err := policy.KnownKey(v.Key)
+		if p := (policy.Problem{}); errors.As(err, &p) {
+			problems = append(problems, p)
+		} else if slices.ContainsFunc(values[:i], func(o policy.Override) bool { return o.Key == key }) {
+			problems = append(problems, policy.Problem{Key: key, Reason: "is given twice"})
+		}
+		values[i].Key = key
+	}
+	if len(problems) == 0 {
+		errors.As(policy.NewStore("", nil).Check(container.Container{}, values), &problems)
+	}
+	for _, p := range problems {
+		fmt.Fprintln(e.stderr, lines(p.String()))
+	}
+	if len(problems) > 0 {
+		return false
+	}
+	for _, v := range values {
+		fmt.Fprintf(e.stdout, "%s = %s: good\n", v.Key, understood(v.Key, v.Value))
+	}
+	return true
+}
+
+// checkPolicy checks a file, or a directory as a whole.
 func checkPolicy(e env, name string) (ok bool, err error) {
-	f, err := os.Open(name)
+	st, err := os.Stat(name)
 	if err != nil {
 		return false, fmt.Errorf("policy: %w", err)
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, policy.MaxFileSize+1))
-	if err != nil {
-		return false, fmt.Errorf("policy: %w", err)
+	var p *policy.Policy
+	var problems policy.Problems
+	if st.IsDir() {
+		p, err = policy.LoadDir(name)
+		errors.As(err, &problems)
+	} else {
+		var data []byte
+		if data, err = readPolicy(name); err != nil {
+			return false, err
+		}
+		p, problems = policy.ParseFile(name, data)
 	}
-	if len(data) > policy.MaxFileSize {
-		return false, fmt.Errorf("policy: %s is larger than %d bytes", name, policy.MaxFileSize)
-	}
-	p, problems := policy.ParseFile(name, data)
 	for _, x := range problems {
 		fmt.Fprintln(e.stderr, lines(x.String()))
 	}
 	if p == nil {
 		return false, nil
 	}
-	fmt.Fprintf(e.stdout, "%s: good, %d policies\n", showText(name), p.Len())
+	of := ""
+	if st.IsDir() {
+		of = fmt.Sprintf(" in %d files", len(p.Files()))
+	}
+	fmt.Fprintf(e.stdout, "%s: good, %d policies%s\n", showText(name), p.Len(), of)
 	for _, x := range p.Unavailable() {
 		fmt.Fprintf(e.stdout, "note: %s\n", lines(x.String()))
 	}
 	return true, nil
+}
+
+func readPolicy(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, policy.MaxFileSize+1))
+	if err == nil && len(data) > policy.MaxFileSize {
+		err = fmt.Errorf("%s is larger than %d bytes", name, policy.MaxFileSize)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	return data, nil
 }
 
 func policyReloadVerb(e env) *cobra.Command {
