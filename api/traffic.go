@@ -13,7 +13,7 @@ func trafficRoutes() []route {
 	return report("traffic", Traffic{},
 		"a time, as 200ms, at most 30s: the answer comes after it, and says how long packets waited meanwhile",
 		"Say what bandwidth each shaped container is due at the uplinks, and what it has sent. Two readings give a rate.",
-		"The same for one container. There is nothing in it if policy asks for none.")
+		"The same for one container. There is nothing in it if policy asks for none, neither for it nor for one that shares its network.")
 }
 
 // Traffic says what bandwidth containers are due and get: all if ref is "", else
@@ -30,6 +30,8 @@ type Traffic struct {
 	Since   time.Time      `json:"since,omitzero" doc:"when the previous reading was taken, if the counters are the difference of two readings; absent if they are totals since each class was made"`
 	Taken   time.Time      `json:"taken" doc:"when the counters were read"`
 	Classes []TrafficClass `json:"classes" doc:"one element for each uplink, direction and shaped container, and one for all the others together"`
+
+	Sharer string `json:"sharer,omitempty" doc:"of one container: the one that shares its network, whose policy the classes have; absent where it has policy itself"`
 
 	Measured *TrafficMeasured `json:"measured,omitempty" doc:"how delays were measured; absent where no time was given over which to"`
 }

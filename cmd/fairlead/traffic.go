@@ -92,6 +92,9 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 		}
 		return
 	}
+	if t.Sharer != "" {
+		fmt.Fprintf(w, "Policy of %s, which shares the network of this container:\n\n", show(t.Sharer))
+	}
 	for rest, first := t.Classes, true; len(rest) > 0; first = false {
 		c := rest[0]
 		n := slices.IndexFunc(rest, func(o api.TrafficClass) bool { return o.Uplink != c.Uplink || o.Direction != c.Direction })

@@ -75,6 +75,10 @@ web-1      <=1gbit     475Mbit  0bit         -        -      0        0      -
 	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "web-1"); out != "No policy sets bandwidth for this container.\n" {
 		t.Errorf("nothing: %s", out)
 	}
+	before.Sharer, after.Sharer = "app", "app"
+	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}, "vpn"); !strings.HasPrefix(out, "Policy of app, which shares the network of this container:\n\neth0, from containers, ") {
+		t.Errorf("shared: %s", out)
+	}
 	if status, _, errs = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "a", "b"); status != statusUsage {
 		t.Errorf("two containers: %d %s", status, errs)
 	}

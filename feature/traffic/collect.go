@@ -46,6 +46,7 @@ type Row struct {
 	qdisc.Stats
 
 	class  delay.Class
+	tenant identity.Tenant // zero: everybody else
 	Delays *hist.Histogram // how long packets have waited; nil: not measured, as where they are cut
 }
 
@@ -99,6 +100,7 @@ func (f *Traffic) Read() Reading {
 // owner is the container that has a class, and what policy asks for it in each
 // direction.
 type owner struct {
+	tenant  identity.Tenant
 	members []container.ID // sorted; nil: everybody else
 	asked   map[Direction]policy.Net
 }
@@ -106,7 +108,7 @@ type owner struct {
 func (f *Traffic) owners() map[identity.Slot]owner {
 	owners := map[identity.Slot]owner{identity.Nobody: {}}
 	for _, t := range f.tenants {
-		o := owner{asked: map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}}
+		o := owner{tenant: t.key, asked: map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}}
 		o.members = slices.Sorted(maps.Keys(t.members))
 		if len(o.members) > 0 {
 			owners[t.slot] = o
@@ -136,7 +138,7 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 		row := Row{
 			Members: o.members, Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate, Asked: o.asked[way],
 			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Split: c.Split, Stats: st,
-			class: delay.Class{NetNS: f.host.Inode(), Index: index, Minor: minor},
+			class: delay.Class{NetNS: f.host.Inode(), Index: index, Minor: minor}, tenant: o.tenant,
 		}
 		if len(o.members) > 0 {
 			row.Container = o.members[0]
@@ -170,7 +172,7 @@ func (f *Traffic) readCeil(to []Row, t *tenant, key ends.Device, way Direction, 
 	return append(to, Row{
 		Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), Uplink: q.link.Name, Direction: way,
 		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: stats[qdisc.MinorDefault],
-		class: delay.Class{NetNS: ns.Inode(), Index: q.index, Minor: qdisc.MinorDefault},
+		class: delay.Class{NetNS: ns.Inode(), Index: q.index, Minor: qdisc.MinorDefault}, tenant: t.key,
 	})
 }
 

@@ -1,11 +1,13 @@
 package traffic
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 )
 
 // Report implements feature.Reporter: what bandwidth each container is due and
@@ -22,10 +24,18 @@ func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.A
 		}
 	}
 	r := m.Reading
+	sharer := container.ID(0)
 	if of != nil {
-		r = rowsOf(r, of.ID)
+		if own := rowsOf(r, of.ID); len(own.Rows) > 0 {
+			r = own
+		} else {
+			r, sharer = rowsShared(r, *of)
+		}
 	}
 	t := wire(r, f.cfg.Containers.Lookup)
+	if sharer != 0 {
+		t.Sharer = cmp.Or(nameOf(f.cfg.Containers.Lookup(sharer)), sharer.String())
+	}
 	if ask.Over != 0 {
 		t.Measured = &api.TrafficMeasured{Seconds: ask.Over.Seconds(), Missed: m.Missed}
 		if m.Err != nil {
@@ -47,6 +57,20 @@ func rowsOf(r Reading, id container.ID) Reading {
 	}
 	return own
 }
+
+// rowsShared gives the rows of the network of a container that asks for nothing
+// itself, and the one that shares it and whose policy they are; 0 is nobody.
+func rowsShared(r Reading, of container.Container) (shared Reading, by container.ID) {
+	shared.Taken = r.Taken
+	for _, row := range r.Rows {
+		if key := identity.TenantOf(of); key != (identity.Tenant{}) && row.tenant == key {
+			shared.Rows, by = append(shared.Rows, row), row.Container
+		}
+	}
+	return shared, by
+}
+
+func nameOf(c container.Container, _ bool) string { return c.Name }
 
 // wire converts a reading to the API's form.
 func wire(r Reading, lookup func(container.ID) (container.Container, bool)) api.Traffic {

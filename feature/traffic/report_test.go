@@ -1,0 +1,38 @@
+package traffic
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+)
+
+// A container without policy of its own has the classes of the one that shares its
+// network, and nobody else's; in the host's network each has its own.
+func TestRowsShared(t *testing.T) {
+	app, other := container.ID(2), container.ID(3)
+	r := Reading{Rows: []Row{
+		{Container: app, Members: []container.ID{app}, Uplink: "eth0", tenant: identity.Tenant{NetNS: 70}},
+		{Container: other, Members: []container.ID{other}, Uplink: "eth0", tenant: identity.Tenant{NetNS: 71}},
+		{Uplink: "eth0"}, // everybody else
+	}}
+	for _, c := range []struct {
+		of   container.Container
+		rows int
+		by   container.ID
+	}{
+		{container.Container{ID: 1, NetNS: 70}, 1, app},
+		{container.Container{ID: 4, NetNS: 72}, 0, 0},
+		{container.Container{ID: 5}, 0, 0}, // has ended
+		{container.Container{ID: 6, NetNS: 70, HostNetwork: true}, 0, 0},
+	} {
+		got, by := rowsShared(r, c.of)
+		if len(got.Rows) != c.rows || by != c.by {
+			t.Errorf("container %d: %d rows of %d, want %d of %d", c.of.ID, len(got.Rows), by, c.rows, c.by)
+		}
+		// What a container sees of itself is not its neighbour's.
+		if own := rowsOf(r, c.of.ID); len(own.Rows) != 0 {
+			t.Errorf("container %d has rows of its own: %v", c.of.ID, own.Rows)
+		}
+	}
+}
