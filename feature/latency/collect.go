@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/hist"
 )
@@ -30,6 +31,7 @@ type Tenant struct {
 	Container container.ID // the one with the lowest id
 	Members   []container.ID
 
+	key     identity.Tenant
 	tallies *tallies
 }
 
@@ -94,7 +96,7 @@ func (f *Latency) Read() (Reading, error) {
 		if err != nil {
 			return r, err
 		}
-		r.Tenants = append(r.Tenants, Tenant{Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), tallies: all})
+		r.Tenants = append(r.Tenants, Tenant{Container: t.first(), Members: slices.Sorted(maps.Keys(t.members)), key: t.key, tallies: all})
 	}
 	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
 	for _, index := range f.meter.ends.uplinks {

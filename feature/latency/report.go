@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/hist"
 )
 
@@ -45,7 +46,7 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 		r, since, done = r.Since(before), before.Taken, f.packetWork().since(worked)
 	}
 	if of != nil {
-		r.Tenants = tenantsOf(r, of.ID)
+		r.Tenants = networkOf(r, *of)
 	}
 	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost, Unwatched: r.Unwatched.Seconds()}
 	out.Containers = wire(r, f.cfg.Containers.Lookup)
@@ -75,6 +76,17 @@ func tenantsOf(r Reading, id container.ID) []Tenant {
 		}
 	}
 	return nil
+}
+
+// networkOf is tenantsOf for who looks at a container from outside: if policy has
+// only the packets of another one measured that shares its network, it gives the
+// tenant under that one's name.
+func networkOf(r Reading, c container.Container) []Tenant {
+	if own := tenantsOf(r, c.ID); own != nil {
+		return own
+	}
+	key := identity.TenantOf(c)
+	return slices.DeleteFunc(slices.Clone(r.Tenants), func(t Tenant) bool { return key == identity.Tenant{} || t.key != key })
 }
 
 // wire puts tenants into the API's form.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
 )
 
 // A container is told for whose packets those CPUs worked that work for its own, and of
@@ -66,5 +67,34 @@ func TestGaps(t *testing.T) {
 				t.Errorf("%s, %v: %v, want %v", tt.name, d, got, tt.want[d])
 			}
 		}
+	}
+}
+
+// A container whose packets are measured because of one that shares its network has
+// that one's figures, and nobody else's.
+func TestNetworkOf(t *testing.T) {
+	r := Reading{Tenants: []Tenant{
+		{Container: 2, Members: []container.ID{2, 8}, key: identity.Tenant{NetNS: 70}},
+		{Container: 3, Members: []container.ID{3}, key: identity.Tenant{NetNS: 71}},
+	}}
+	for _, c := range []struct {
+		of   container.Container
+		want []container.ID
+	}{
+		{container.Container{ID: 1, NetNS: 70}, []container.ID{2}},
+		{container.Container{ID: 8, NetNS: 70}, []container.ID{8}}, // a member: under its own name
+		{container.Container{ID: 4, NetNS: 72}, nil},
+		{container.Container{ID: 5}, nil}, // has ended
+	} {
+		var got []container.ID
+		for _, x := range networkOf(r, c.of) {
+			got = append(got, x.Container)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("container %d: %v, want %v", c.of.ID, got, c.want)
+		}
+	}
+	if len(r.Tenants) != 2 {
+		t.Error("the reading was changed")
 	}
 }
