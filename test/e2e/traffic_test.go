@@ -164,7 +164,7 @@ func TestTraffic(t *testing.T) {
 	}
 	mustSay(t, o, 0, "e2e-rate    150mbit <=200mbit     150Mbit", "e2e-weight", "600Mbit", "(others)")
 	// What it receives is held back at its veth, which then has a table.
-	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil=100mbit"), 0, "fairlead.net.ingress.ceil = 100mbit, set by uid 0")
+	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil=100mbit"), 0, "fairlead.net.ingress.ceil = 100mbit (100.0 Mbit/s), set by uid 0")
 	r.reachable("held back")
 	mustSay(t, a.run("traffic", "e2e-rate", "--total"), 0, "h1, from containers, 200Mbit", "h1, to containers, 100Mbit", "<=100mbit", "nic0, from containers")
 	mustSay(t, a.run("set", "e2e-rate", "net.ingress.ceil-"), 0, "fairlead.net.ingress.ceil = the link, by default")
