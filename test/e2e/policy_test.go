@@ -21,7 +21,7 @@ var broken = []struct{ name, text, says string }{
 	{"unknown key", "match: {name: x}\nset:\n  netcpu: isolate\n  netcup: isolate\n", ":4:3: netcup: unknown key; did you mean netcpu?"},
 	{"unit", "match: {name: x}\nset:\n  net.rate: 50mbyte\n", ":3:13: net.rate: \"50mbyte\": unknown unit"},
 	{"sum", "match: {name: x}\nset: {net.rate: 50mbit, net.ceil: 1mbit}\n", "2:"},
-	{"mode", "match: {name: e2e-box}\nset:\n  netcpu: observe\n---\nmatch: {name: e2e-box}\nset: {netcpu: Charge}\n", ":6:15: netcpu: \"Charge\": must be one of observe, charge, isolate, auto"},
+	{"mode", "match: {name: e2e-box}\nset:\n  netcpu: observe\n---\nmatch: {name: e2e-box}\nset: {netcpu: charged}\n", ":6:15: netcpu: \"charged\": must be one of observe, charge, isolate, auto"},
 	{"negative T", "match: {name: e2e-box}\nset: {netcpu: charge, netcpu.reserve: -5%}\n", ":2:39: netcpu.reserve: \"-5%\": must not be negative"},
 	{"absurd T", "match: {name: e2e-box}\nset: {netcpu: charge, netcpu.reserve: 100%}\n", ":2:39: netcpu.reserve: \"100%\": must be between 0% and 99%"},
 	{"absurd share", "match: {name: e2e-box}\nset: {netcpu: auto, netcpu.steal: 0}\n", ":2:35: netcpu.steal: \"0\": must be between 0.1% and 100%"},
