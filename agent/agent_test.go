@@ -137,12 +137,22 @@ func TestAgentFinds(t *testing.T) {
 	list := []container.Container{
 		{ID: 10, Name: "web", RuntimeID: id("abcd1")},
 		{ID: 11, Name: "db", RuntimeID: id("abcd2")},
-		{ID: 12, Name: "10", RuntimeID: id("ef01")}, // would like to hide 10
+		{ID: 12, Name: "10", RuntimeID: id("ef01")}, // what a person means by "10"; 10 is still id:10
 		{ID: 13, Name: "twin"}, {ID: 14, Name: "twin"},
 		{ID: 15, Name: id("abcd1")}, // and the first one's runtime id
 		{ID: 16, Name: "default/web-0/nginx", Namespace: "default", Pod: "web-0"},
 		{ID: 17, Name: "default/web-1/nginx", Namespace: "default", Pod: "web-1"},
 		{ID: 18, Name: "default/web-1/side", Namespace: "default", Pod: "web-1"},
+		// Any user may make a cgroup, and names it as he likes.
+		{ID: 20, Name: "web", Source: container.CgroupSource},
+		{ID: 21, Name: "11", Source: container.CgroupSource},
+		{ID: 22, Name: "scope-of-a-user-with-a-long-name", Source: container.CgroupSource},
+		{ID: 23, Name: "job-of-a-user-1"}, {ID: 24, Name: "job-of-a-user-2"},
+	}
+	for i := range list {
+		if list[i].Source == "" {
+			list[i].Source = "docker"
+		}
 	}
 	r.set.set(true, append(list, container.Container{ID: 99, Name: "gone"})...)
 	r.set.set(true, list...)
@@ -153,8 +163,9 @@ func TestAgentFinds(t *testing.T) {
 		code  string
 		ended bool
 	}{
-		{ref: "web", want: 10}, {ref: "10", want: 10}, {ref: "12", want: 12}, {ref: id("abcd1"), want: 10}, {ref: "abcd2", want: 11},
-		{ref: "99", want: 99, ended: true},
+		{ref: "web", want: 10}, {ref: "10", want: 12}, {ref: "id:10", want: 10}, {ref: "12", want: 12}, {ref: "11", want: 11}, {ref: "id:20", want: 20}, {ref: id("abcd1"), want: 10}, {ref: "abcd2", want: 11},
+		{ref: "99", want: 99, ended: true}, {ref: "id:99", want: 99, ended: true}, {ref: "id:98", code: "not_found"}, {ref: "id:web", code: "not_found"},
+		{ref: "scope-of…", want: 22}, {ref: "scope-of-a-us", want: 22}, {ref: "job-of-a-user-…", code: "ambiguous"},
 		{ref: "default/web-1/nginx", want: 17}, {ref: "default/web-0", want: 16}, {ref: "side", want: 18},
 		{ref: "default/web-1", code: "ambiguous"}, {ref: "nginx", code: "ambiguous"}, {ref: "web-0", code: "not_found"},
 		{ref: "abcd", code: "ambiguous"}, {ref: "twin", code: "ambiguous"},
@@ -168,6 +179,19 @@ func TestAgentFinds(t *testing.T) {
 		case x.code == "" && (err != nil || got.Container.ID != x.want || got.Ended != x.ended):
 			t.Errorf("%q: found %d, ended %v, %v; want %d", x.ref, got.Container.ID, got.Ended, err, x.want)
 		}
+	}
+
+	// What changes something does not guess: "web-1" is not another's "web-10".
+	for ref, want := range map[string]string{
+		"scope-of-a-us": `no container "scope-of-a-us" runs here; did you mean "scope-of-a-user-with-a-long-name"?`,
+		"twin":          `"twin" may be any of 2 containers: id:13 (twin, docker), id:14 (twin, docker); give the id`,
+	} {
+		if _, err := r.client.Restore(t.Context(), ref); err == nil || err.Error() != want {
+			t.Errorf("restore %s: %v", ref, err)
+		}
+	}
+	if done, err := r.client.Restore(t.Context(), "scope-of…"); err != nil || done.Container != 22 || done.Name != "scope-of-a-user-with-a-long-name" || done.Source != container.CgroupSource {
+		t.Errorf("restore of a name that was cut: %+v, %v", done, err)
 	}
 }
 

@@ -125,7 +125,7 @@ func (a *Agent) samples() api.Samples {
 func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
 	var of *container.Container
 	if ask.Container != "" {
-		c, _, err := a.find(ask.Container)
+		c, _, err := a.findToRead(ask.Container)
 		if err != nil {
 			return nil, err
 		}

@@ -18,7 +18,7 @@ import (
 
 // Explain says what was changed on the host for one container, and why.
 func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) {
-	c, ended, err := a.find(ref)
+	c, ended, err := a.findToRead(ref)
 	if err != nil {
 		return api.Explanation{}, err
 	}
@@ -46,7 +46,7 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 
 // Plan says what features would change on the host for one container.
 func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
-	c, ended, err := a.find(ref)
+	c, ended, err := a.findToRead(ref)
 	if err != nil {
 		return nil, err
 	}
@@ -126,6 +126,7 @@ const restoreTime = 20 * time.Second
 // would apply everything anew.
 func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	match := func(container.ID) bool { return true }
+	answer := api.Restored{Outcomes: []api.Outcome{}}
 	before := a.journal.Entries() // a round may begin to undo them as soon as there is a hold
 	if ref == "" {
 		a.mu.Lock()
@@ -136,6 +137,7 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 		if err != nil {
 			return api.Restored{}, err
 		}
+		answer.Container, answer.Name, answer.Source = c.ID, c.Name, c.Source
 		match = func(id container.ID) bool { return id == c.ID }
 		if !ended {
 			a.mu.Lock()
@@ -154,7 +156,6 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	out, _ := a.journal.Restore(a.opener(), mine) // the outcomes tell the errors
 	a.tell(out)
 
-	answer := api.Restored{Outcomes: []api.Outcome{}}
 	told := make(map[journal.Ref]bool)
 	for _, o := range out {
 		told[o.Entry.Ref] = true

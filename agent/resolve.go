@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -14,28 +15,43 @@ import (
 // minPrefix is how much of a runtime id must be given to mean a container.
 const minPrefix = 4
 
-// find returns the container that ref names: by id, by the whole runtime id, by
-// name, or by the start of its runtime id, in this order. So no container can
-// hide another's id by its name. Containers that have ended are found by id, for
-// as long as the Set remembers them.
+// find returns the container that ref names. An exact name of a runtime's container comes
+// first (the whole runtime id, the name, the pod, the name in the pod), then the id, then
+// the name of a bare cgroup, which any user of the host may make; then the start of a
+// runtime id, and a name that a table has cut, with its "…". id:NUMBER is an id and nothing
+// else. Containers that have ended are found by id, for as long as the Set remembers them.
+//
+// Of two containers in the same place neither is meant: the error lists them.
 func (a *Agent) find(ref string) (c container.Container, ended bool, err error) {
 	if ref == "" || len(ref) > 4096 {
 		return c, false, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "no container is named"}
 	}
 	all := a.set.Snapshot().Containers
-	if id, err := strconv.ParseUint(ref, 10, 64); err == nil {
-		if c, ok := a.set.Lookup(container.ID(id)); ok {
-			runs := slices.ContainsFunc(all, func(o container.Container) bool { return o.ID == c.ID })
-			return c, !runs, nil
+	whole, cut := strings.CutSuffix(ref, "…")
+	byID := func() (c container.Container, ended, found bool) {
+		id, err := strconv.ParseUint(strings.TrimPrefix(ref, api.IDPrefix), 10, 64)
+		if err == nil {
+			c, found = a.set.Lookup(container.ID(id))
 		}
+		return c, !slices.ContainsFunc(all, func(o container.Container) bool { return o.ID == c.ID }), found
 	}
+	bare := func(c container.Container) bool { return c.Source == container.CgroupSource }
 	for _, match := range []func(container.Container) bool{
-		func(c container.Container) bool { return c.RuntimeID == ref },
-		func(c container.Container) bool { return c.Name == ref },
+		func(c container.Container) bool { return !bare(c) && c.RuntimeID == ref },
+		func(c container.Container) bool { return !bare(c) && c.Name == ref },
 		func(c container.Container) bool { return c.Pod != "" && c.Namespace+"/"+c.Pod == ref },
-		func(c container.Container) bool { return c.Short() == ref },
+		func(c container.Container) bool { return !bare(c) && c.Short() == ref },
+		nil, // by id
+		func(c container.Container) bool { return c.Name == ref },
 		func(c container.Container) bool { return len(ref) >= minPrefix && strings.HasPrefix(c.RuntimeID, ref) },
+		func(c container.Container) bool { return cut && strings.HasPrefix(c.Name, whole) },
 	} {
+		if match == nil || strings.HasPrefix(ref, api.IDPrefix) {
+			if c, ended, found := byID(); found {
+				return c, ended, nil
+			}
+			continue
+		}
 		var found []container.Container
 		for _, c := range all {
 			if match(c) {
@@ -46,13 +62,54 @@ func (a *Agent) find(ref string) (c container.Container, ended bool, err error) 
 		case len(found) == 1:
 			return found[0], false, nil
 		case len(found) > 1:
-			ids := make([]string, 0, 8)
-			for _, c := range found[:min(len(found), cap(ids))] {
-				ids = append(ids, c.ID.String())
-			}
-			return c, false, &api.Error{Status: http.StatusConflict, Code: "ambiguous",
-				Text: fmt.Sprintf("%q may be any of %d containers; give one of these ids: %s", ref, len(found), strings.Join(ids, " "))}
+			return c, false, ambiguous(ref, found)
 		}
 	}
-	return c, false, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: fmt.Sprintf("no container %q runs here", ref)}
+	text := fmt.Sprintf("no container %q runs here", ref)
+	if near := begin(all, ref); len(near) == 1 {
+		text += fmt.Sprintf("; did you mean %q?", near[0].Name)
+	}
+	return c, false, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: text}
+}
+
+// findToRead is find for what changes nothing: there the start of a name will do, also
+// without the sign that a table has cut it.
+func (a *Agent) findToRead(ref string) (c container.Container, ended bool, err error) {
+	c, ended, err = a.find(ref)
+	var e *api.Error
+	if !errors.As(err, &e) || e.Code != "not_found" {
+		return c, ended, err
+	}
+	switch near := begin(a.set.Snapshot().Containers, ref); len(near) {
+	case 0:
+		return c, false, err
+	case 1:
+		return near[0], false, nil
+	default:
+		return c, false, ambiguous(ref, near)
+	}
+}
+
+// begin lists the containers whose names begin with ref.
+func begin(all []container.Container, ref string) (found []container.Container) {
+	for _, c := range all {
+		if len(ref) >= minPrefix && (strings.HasPrefix(c.Name, ref) || strings.HasPrefix(c.Short(), ref)) {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+// ambiguous is the error for a reference that several containers fit.
+func ambiguous(ref string, found []container.Container) error {
+	const most = 8
+	var names []string
+	for _, c := range found[:min(len(found), most)] {
+		names = append(names, fmt.Sprintf("%s%s (%s, %s)", api.IDPrefix, c.ID, c.Name, c.Source))
+	}
+	if more := len(found) - most; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return &api.Error{Status: http.StatusConflict, Code: "ambiguous",
+		Text: fmt.Sprintf("%q may be any of %d containers: %s; give the id", ref, len(found), strings.Join(names, ", "))}
 }

@@ -49,8 +49,9 @@ type BlockIOFigures struct {
 
 // ReservationRequest is the body of a request for a reservation.
 type ReservationRequest struct {
-	Container string `json:"container" doc:"id, runtime id or name of the container"`
+	Container string `json:"container" doc:"name or runtime id of the container, or id:NUMBER"`
 	Device    string `json:"device" doc:"path below /dev"`
+	Replace   bool   `json:"replace,omitempty" doc:"take the place of what the container has reserved of that disk; absent: that is refused"`
 	BlockIOFigures
 }
 
@@ -95,6 +96,7 @@ type Reservations struct {
 type ReservationChange struct {
 	ID      string // of the reservation to change; "": make a new one
 	Device  string // of a new reservation
+	Replace bool   // a new reservation takes the place of the container's other of that disk
 	Figures BlockIOFigures
 	Delete  bool
 }
@@ -320,7 +322,7 @@ func reserve(b Backend, r *http.Request) (any, error) {
 	if in.Container == "" {
 		return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "no container is named"}
 	}
-	if err := setReserve(b, r, in.Container, ReservationChange{Device: in.Device, Figures: in.BlockIOFigures}); err != nil {
+	if err := setReserve(b, r, in.Container, ReservationChange{Device: in.Device, Replace: in.Replace, Figures: in.BlockIOFigures}); err != nil {
 		return nil, err
 	}
 	out, err := blockio(b, r, Ask{Container: in.Container})
@@ -343,7 +345,7 @@ func changeReservation(b Backend, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := setReserve(b, r, was.Container.String(), ReservationChange{ID: was.ID, Figures: in}); err != nil {
+	if err := setReserve(b, r, Ref(was.Container), ReservationChange{ID: was.ID, Figures: in}); err != nil {
 		return nil, err
 	}
 	return reservation(b, r, was.ID)
@@ -354,7 +356,7 @@ func deleteReservation(b Backend, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return was, setReserve(b, r, was.Container.String(), ReservationChange{ID: was.ID, Delete: true})
+	return was, setReserve(b, r, Ref(was.Container), ReservationChange{ID: was.ID, Delete: true})
 }
 
 func setCapacity(b Backend, r *http.Request) (any, error) {

@@ -54,8 +54,9 @@ func (c *Client) Containers(ctx context.Context) (out []Container, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers", nil, &out)
 }
 
-// Explain says what was done to one container, named by id, by name, by
-// runtime id, or by a start of that of at least 4 characters.
+// Explain says what was done to one container, named by runtime id, by name, by
+// id, or by a start of its runtime id or name of at least 4 characters. "id:" before
+// a number makes it an id, whatever containers are called.
 func (c *Client) Explain(ctx context.Context, ref string) (out Explanation, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/explain", nil, &out)
 }
@@ -97,7 +98,8 @@ func (c *Client) Restore(ctx context.Context, ref string) (out Restored, err err
 	return out, c.do(ctx, http.MethodPost, "/v1/restore", RestoreRequest{Container: ref}, &out)
 }
 
-// Set gives a running container, named as for Explain, values above those of
+// Set gives a running container, named as for Explain but by a start of its name
+// only with "…" behind it, values above those of
 // files and labels, and takes such values back: all of that or nothing. The
 // answer is the container as it stands then.
 func (c *Client) Set(ctx context.Context, ref string, in SetRequest) (out Container, err error) {

@@ -170,7 +170,7 @@ func TestSelfLatency(t *testing.T) {
 		t.Fatalf("asked %+v", b.asked)
 	}
 	for i, want := range []any{LatencyTracing{On: true}, LatencyFilter{After: 1, Most: maxSelfRecords, Sample: 4}} {
-		if a := b.asked[i]; a.Feature != "latency" || a.Container != b.Caller(Peer{}).String() || a.Body != want {
+		if a := b.asked[i]; a.Feature != "latency" || a.Container != Ref(b.Caller(Peer{})) || a.Body != want {
 			t.Errorf("asked %+v, want %+v of the caller", a, want)
 		}
 	}

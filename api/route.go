@@ -160,7 +160,7 @@ func selfAsk(b Backend, r *http.Request, ask Ask) (any, error) {
 	if id == 0 {
 		return nil, &Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
 	}
-	ask.Container = id.String()
+	ask.Container = Ref(id)
 	return b.Report(r.Context(), ask)
 }
 

@@ -23,6 +23,12 @@ const (
 	DefaultSelfSocket = "/run/fairlead/self.sock"
 )
 
+// IDPrefix makes a reference to a container an id, whatever containers are called.
+const IDPrefix = "id:"
+
+// Ref is the reference that means the container with an id and no other.
+func Ref(id container.ID) string { return IDPrefix + id.String() }
+
 // The states of a feature for one container, in FeatureStatus.State.
 const (
 	StatePending     = "pending"     // not applied yet, or being applied again
@@ -260,7 +266,7 @@ type Version struct {
 
 // RestoreRequest is the body of a request to restore.
 type RestoreRequest struct {
-	Container string `json:"container,omitempty" doc:"id or name of one container; absent for all and the host"`
+	Container string `json:"container,omitempty" doc:"name of one container, or id:NUMBER; absent for all and the host"`
 }
 
 // SetRequest is the body of a request to set values by hand.
@@ -272,7 +278,10 @@ type SetRequest struct {
 
 // Restored is what became of the changes that restore was asked to undo.
 type Restored struct {
-	Outcomes []Outcome `json:"outcomes" doc:"one element for each change, newest first"`
+	Container container.ID `json:"container,omitempty,string" doc:"id of the container that was restored; absent for all and the host"`
+	Name      string       `json:"name,omitempty" doc:"its name"`
+	Source    string       `json:"source,omitempty" doc:"who knows it best, as of a container"`
+	Outcomes  []Outcome    `json:"outcomes" doc:"one element for each change, newest first"`
 }
 
 // Outcome is what became of one change.

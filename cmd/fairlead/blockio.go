@@ -259,7 +259,7 @@ all reservations are listed. Only root and the group ` + api.Group + ` may reser
 		case end != "":
 			r, err := c.DeleteReservation(cmd.Context(), end)
 			return answer(e, out, r, err, func(w io.Writer, r api.Reservation) {
-				fmt.Fprintf(w, "%s has no longer %s of %s\n", show(r.Name), figuresText(r.Reserved), show(r.Device))
+				fmt.Fprintf(w, "%s (id %s) no longer has %s of %s\n", show(r.Name), r.Container, figuresText(r.Reserved), show(r.Device))
 			})
 		case len(args) == 0:
 			list, err := c.Reservations(cmd.Context())
@@ -269,27 +269,9 @@ all reservations are listed. Only root and the group ` + api.Group + ` may reser
 		if err != nil {
 			return err
 		}
-		list, err := c.Reservations(cmd.Context())
-		if err != nil {
-			return err
-		}
-		var done api.Reservation
-		if i := reservationOf(list.Reservations, args[0], args[1]); i >= 0 {
-			done, err = c.ChangeReservation(cmd.Context(), list.Reservations[i].ID, figures)
-		} else {
-			done, err = c.Reserve(cmd.Context(), api.ReservationRequest{Container: args[0], Device: args[1], BlockIOFigures: figures})
-		}
+		done, err := c.Reserve(cmd.Context(), api.ReservationRequest{Container: args[0], Device: args[1], Replace: true, BlockIOFigures: figures})
 		return answer(e, out, done, err, func(w io.Writer, r api.Reservation) { reservationTable(w, []api.Reservation{r}) })
 	})
-}
-
-func reservationOf(list []api.Reservation, ref, device string) int {
-	for i, r := range list {
-		if r.Device == device && (r.Name == ref || r.Container.String() == ref) {
-			return i
-		}
-	}
-	return -1
 }
 
 func reservationTable(w io.Writer, list []api.Reservation) {

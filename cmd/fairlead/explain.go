@@ -18,8 +18,9 @@ func explainVerb(e env) *cobra.Command {
 		Use:   "explain CONTAINER",
 		Short: "Show what was changed on the host for a container, and why",
 		Long: `Show what was changed on the host for a container, because of which line of
-policy, with the value before and the value now. CONTAINER is a name, an id, or the start of
-a runtime's id. With --plan it shows what would be changed, whatever policy says now;
+policy, with the value before and the value now. CONTAINER is, here and everywhere, a name,
+a runtime's id or the start of one, or fairlead's id; a name counts before an id, and
+id:NUMBER is always an id. A name that a table has cut will do with its "…". With --plan it shows what would be changed, whatever policy says now;
 nothing is changed by that.`,
 		Args: nargs(1, 1, "CONTAINER"),
 	}

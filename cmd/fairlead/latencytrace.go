@@ -54,8 +54,16 @@ filters choose what is printed.`,
 		}
 		defer ask.close()
 		if *on || *off {
-			_, err := ask.tracing(cmd.Context(), *on)
-			return readingHint(err)
+			now, err := ask.tracing(cmd.Context(), *on)
+			switch {
+			case err != nil:
+				return readingHint(err)
+			case now.On:
+				_, err = fmt.Fprintf(e.stdout, "the packets of this container are recorded until %s\n", now.Until.Local().Format(time.TimeOnly))
+			default:
+				_, err = fmt.Fprintln(e.stdout, "the packets of this container are no longer recorded")
+			}
+			return err
 		}
 		patience := time.Second
 		if *kept {

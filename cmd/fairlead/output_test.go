@@ -118,7 +118,7 @@ web-1                     docker  isolate done  registry.example.com/team/nginxâ
   fairlead.net.rate=1mbit (label)
 source docker: "gone\x1b"
 feature netcpu is degraded: no threads
-What to do: `+"`fairlead explain 5`, then `fairlead doctor`"+`.
+What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
 `, out)
 	for line := range strings.Lines(out) {
 		if n := utf8.RuneCountInString(line); n > 81 {

@@ -103,7 +103,7 @@ func typed(c api.Container) string {
 		return !strings.ContainsRune("-_./", r) && (r < '0' || r > 'z' || r > '9' && r < 'A' || r > 'Z' && r < 'a')
 	}
 	if c.Name == "" || len(c.Name) > most || c.Name[0] == '-' || strings.ContainsFunc(c.Name, odd) {
-		return c.ID.String()
+		return api.Ref(c.ID)
 	}
 	return c.Name
 }

@@ -97,7 +97,7 @@ func TestPSLastLine(t *testing.T) {
 	}{
 		{good, ok, ""},
 		{bad, ok, "`fairlead explain web`"},
-		{odd, ok, "`fairlead explain 7`"},
+		{odd, ok, "`fairlead explain id:7`"},
 		{good, broken, "`fairlead policy check`"},
 		{good, harmless, ""},
 		{good, degraded, "`fairlead doctor`"},

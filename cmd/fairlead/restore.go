@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,7 +77,7 @@ func restore(ctx context.Context, f *agentFlags, ref string, expired bool) (api.
 func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (api.Restored, error) {
 	all := match
 	if ref != "" {
-		id, err := strconv.ParseUint(ref, 10, 64)
+		id, err := strconv.ParseUint(strings.TrimPrefix(ref, api.IDPrefix), 10, 64)
 		if err != nil || id == 0 {
 			return api.Restored{}, fmt.Errorf("no agent answers at %s, and without an agent CONTAINER must be an id, not %q", f.cfg.Socket, ref)
 		}
@@ -105,6 +106,9 @@ func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (ap
 }
 
 func restored(w io.Writer, done api.Restored) {
+	if done.Container != 0 {
+		fmt.Fprintf(w, "%s:\n", whom(done.Name, done.Source, done.Container))
+	}
 	if len(done.Outcomes) == 0 {
 		fmt.Fprintln(w, "nothing to undo")
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 )
 
 func setVerb(e env) *cobra.Command {
@@ -36,7 +37,10 @@ root and the group ` + api.Group + ` may use it.`,
 			return err
 		}
 		done, err := c.Set(cmd.Context(), args[0], in)
-		return answer(e, out, done, err, func(w io.Writer, c api.Container) { wasSet(w, c, in) })
+		return answer(e, out, done, err, func(w io.Writer, c api.Container) {
+			fmt.Fprintf(w, "%s:\n", whom(c.Name, c.Source, c.ID))
+			wasSet(w, c, in)
+		})
 	})
 }
 
@@ -62,6 +66,11 @@ func assignments(args []string) (api.SetRequest, error) {
 		in.Set[key] = value
 	}
 	return in, nil
+}
+
+// whom names the container that a verb has changed something for.
+func whom(name, source string, id container.ID) string {
+	return fmt.Sprintf("%s (%s, id %s)", show(name), show(source), id)
 }
 
 // wasSet prints the values of the keys now, and the features that are not in force.

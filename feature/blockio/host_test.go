@@ -365,6 +365,9 @@ func TestReserve(t *testing.T) {
 	if set, err := change(a, api.ReservationChange{ID: got[0].ID, Figures: api.BlockIOFigures{WriteBytes: 4096}}); err != nil || set.Set[reserveKey] != l.Path+" wbps=4096" || set.Was[reserveKey] != l.Path+" riops=600" {
 		t.Errorf("%+v, %v", set, err)
 	}
+	if set, err := change(a, api.ReservationChange{Device: l.Path, Replace: true, Figures: api.BlockIOFigures{WriteBytes: 4096}}); err != nil || set.Set[reserveKey] != l.Path+" wbps=4096" {
+		t.Errorf("in place of another: %+v, %v", set, err)
+	}
 	for what, x := range map[string]struct {
 		in     api.ReservationChange
 		status int

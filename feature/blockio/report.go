@@ -375,7 +375,11 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 			return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
 		}
 		for _, r := range m.reserved {
-			if r.disk.Number() == d.Number() {
+			switch {
+			case r.disk.Number() != d.Number():
+			case in.Replace:
+				ios = slices.DeleteFunc(ios, func(io policy.IO) bool { return io.Device == r.device }) // it may have been written in another way
+			default:
 				return nil, refused(http.StatusConflict, "refused", "container %s has a reservation of %s already: %s", of.ID, d.Name, reservationID(of.ID, r))
 			}
 		}
