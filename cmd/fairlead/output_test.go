@@ -90,7 +90,7 @@ func example() stub {
 		},
 		status: api.Status{
 			Complete: true, Policy: api.PolicyStatus{OK: true},
-			Features: []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads"}}},
+			Features: []api.Feature{{Name: "netcpu", Support: probe.Verdict{Level: probe.Degraded, Why: "no threads", Mend: "threads"}}},
 			Sources:  []api.SourceStatus{{Name: "docker", Error: "gone\x1b"}},
 		},
 	}

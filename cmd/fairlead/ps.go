@@ -240,7 +240,8 @@ func concerns(st api.Status) []string {
 		out = append(out, "policy: "+oneLine(p.Text))
 	}
 	for _, f := range st.Features {
-		if f.Support.Level == probe.Degraded {
+		// What needs no remedy is for doctor.
+		if f.Support.Level == probe.Degraded && f.Support.Mendable() {
 			out = append(out, fmt.Sprintf("feature %s is degraded: %s", show(f.Name), oneLine(f.Support.Why)))
 		}
 	}

@@ -108,5 +108,8 @@ func TestPSLastLine(t *testing.T) {
 		if said != (tt.want != "") || !strings.Contains(last, tt.want) {
 			t.Errorf("want %q:\n%s", tt.want, &out)
 		}
+		if body, tail, more := strings.Cut(out.String(), "\n\n"); tt.want == "" && more {
+			t.Errorf("below the table is what needs nothing: %s\n%s", tail, body)
+		}
 	}
 }
