@@ -190,7 +190,11 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 	for _, f := range fs {
 		v := f.Support()
 		if v.Level != probe.Full {
-			a.log.Warn("feature is "+string(v.Level), "feature", f.Name(), "why", v.Why, "mend", v.Mend)
+			level := slog.LevelWarn
+			if v.Level == probe.Degraded && !v.Mendable() {
+				level = slog.LevelInfo
+			}
+			a.log.Log(context.Background(), level, "feature is "+string(v.Level), "feature", f.Name(), "why", v.Why, "mend", v.Mend)
 		}
 		if v.Level != probe.Unavailable {
 			a.workers = append(a.workers, newWorker(f, p, a.log, a.nudge))

@@ -74,7 +74,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	for _, src := range snap.Sources {
 		w := api.SourceStatus{Name: src.Name, Ready: src.Listed, Containers: src.Records, Partial: src.Partial}
 		if src.Err != nil {
-			w.Error = src.Err.Error()
+			w.Error = api.Text(src.Err)
 		}
 		s.Sources = append(s.Sources, w)
 	}
@@ -100,10 +100,10 @@ func (a *Agent) policyStatus() api.PolicyStatus {
 		w.Idle = append(w.Idle, api.Idle(i))
 	}
 	if st.Err != nil {
-		w.Error = st.Err.Error()
+		w.Error = api.Text(st.Err)
 	}
 	if st.WatchErr != nil {
-		w.Watch = st.WatchErr.Error()
+		w.Watch = api.Text(st.WatchErr)
 	}
 	return w
 }

@@ -64,7 +64,7 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 		}
 		plan, err := p.Plan(ctx, c)
 		if err != nil {
-			return nil, &api.Error{Status: http.StatusConflict, Code: "impossible", Text: err.Error()}
+			return nil, &api.Error{Status: http.StatusConflict, Code: "impossible", Text: api.Text(err)}
 		}
 		for _, s := range plan.Steps {
 			out = append(out, api.Planned{
@@ -96,7 +96,7 @@ func (a *Agent) change(open journal.Opener, e journal.Entry, t policy.Target) ap
 	case errors.Is(err, journal.ErrGone):
 		w.State = api.ChangeGone
 	case err != nil:
-		w.State, w.Error = api.ChangeUnknown, err.Error()
+		w.State, w.Error = api.ChangeUnknown, api.Text(err)
 	case now == e.Wrote:
 		w.Now, w.State = now, api.ChangeInForce
 	case now == e.Before:
@@ -198,7 +198,7 @@ func WireOutcome(o journal.Outcome) api.Outcome {
 		w.Now = o.Value
 	}
 	if o.Err != nil {
-		w.Error = o.Err.Error()
+		w.Error = api.Text(o.Err)
 	}
 	return w
 }

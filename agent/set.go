@@ -53,7 +53,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 	}
 	mine := slices.DeleteFunc(slices.Clone(all), func(o policy.Override) bool { return o.Container != c.ID })
 	if err := a.policy.Check(c, mine); err != nil {
-		return api.Container{}, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: err.Error()}
+		return api.Container{}, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: api.Text(err)}
 	}
 	if len(in.Set) > 0 {
 		if err := a.settable(c.ID, touched); err != nil {
@@ -68,7 +68,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 	if err == nil {
 		err = a.hand.save(all)
 	} else {
-		err = refused("%s", err)
+		err = refused("%s", api.Text(err))
 	}
 	if err != nil {
 		// Even if nobody waits for the answer any more.

@@ -23,11 +23,11 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 	s.Since, s.Tries = r.since, r.tries
 	switch {
 	case errors.Is(r.err, feature.ErrNotBuilt):
-		s.State, s.Error = api.StateNotBuilt, r.err.Error()
+		s.State, s.Error = api.StateNotBuilt, api.Text(r.err)
 	case errors.Is(r.err, feature.ErrPartly):
-		s.State, s.Error = api.StatePartly, r.err.Error()
+		s.State, s.Error = api.StatePartly, api.Text(r.err)
 	case r.err != nil:
-		s.State, s.Error, s.Next = api.StateError, r.err.Error(), r.due
+		s.State, s.Error, s.Next = api.StateError, api.Text(r.err), r.due
 	case r.settled:
 		s.State = api.StateDone
 	}
@@ -64,7 +64,7 @@ func (w *worker) totals() api.Feature {
 		}
 	}
 	if w.prune.err != nil {
-		t.Prune = w.prune.err.Error()
+		t.Prune = api.Text(w.prune.err)
 	}
 	return t
 }

@@ -369,7 +369,7 @@ func TestWorkerCutsShort(t *testing.T) {
 			t.Errorf("status during the call %+v", got)
 		}
 		time.Sleep(2 * time.Nanosecond)
-		if got := w.status(2); got.State != api.StateError || got.Error != context.DeadlineExceeded.Error() {
+		if got := w.status(2); got.State != api.StateError || got.Error != "it took too long" {
 			t.Errorf("status after the call %+v", got)
 		}
 		cancel()

@@ -166,6 +166,9 @@ func (c *Client) send(by *http.Client, req *http.Request) (*http.Response, error
 			}
 			return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, oe.Err)
 		}
+		if te := (net.Error)(nil); errors.As(err, &te) && te.Timeout() && req.Context().Err() == nil {
+			return nil, fmt.Errorf("the agent at %s has not answered for %v", c.socket, by.Timeout)
+		}
 		return nil, fmt.Errorf("ask the agent at %s: %w", c.socket, err)
 	}
 	if resp.StatusCode/100 == 2 {

@@ -139,7 +139,7 @@ func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 		var e *Error
 		if !errors.As(err, &e) {
 			log.Error("request", "method", r.method, "path", r.path, "err", err)
-			e = &Error{Status: http.StatusInternalServerError, Code: "internal", Text: err.Error()}
+			e = &Error{Status: http.StatusInternalServerError, Code: "internal", Text: Text(err)}
 		}
 		answer(w, e.Status, Failure{Error: *e})
 	})
@@ -181,7 +181,7 @@ func read(r *http.Request, in any) error {
 			Text: fmt.Sprintf("request body is longer than %d bytes", big.Limit)}
 	}
 	if err != nil {
-		return &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "read request body: " + err.Error()}
+		return &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "read request body: " + Text(err)}
 	}
 	return nil
 }

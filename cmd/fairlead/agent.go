@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -75,8 +74,9 @@ func (f *agentFlags) adopt() error {
 func agentVerb(e env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
-		Use:   "agent",
-		Short: "Enforce policy on this host, until stopped",
+		Use:        "agent",
+		SuggestFor: []string{"start", "run", "daemon", "serve"},
+		Short:      "Enforce policy on this host, until stopped",
 		Long: `Enforce policy on this host, until stopped by SIGINT or SIGTERM; then undo all
 changes. On SIGHUP, read the policy files again.`,
 		Args: nargs(0, 0, ""),
@@ -148,7 +148,7 @@ func notify(log *slog.Logger, state string) {
 func newLog(e env, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, usageError{fmt.Errorf("--log-level: %w", err)}
+		return nil, usagef("--log-level %q: want debug, info, warn or error", level)
 	}
 	opts := &slog.HandlerOptions{Level: l}
 	if e.getenv("JOURNAL_STREAM") != "" {

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp/syntax"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench"
 	"github.com/fairlead-project/fairlead/bench/report"
 )
@@ -24,14 +26,14 @@ func benchVerb(e env) *cobra.Command {
 with a network of their own. --check compares the figures with the bars that they
 have to reach. docs/bench.md says what each experiment measures.`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknown(cmd, "experiment", args[0])
+			}
 			var names []string
 			for _, sub := range cmd.Commands() {
 				names = append(names, sub.Name())
 			}
-			if len(args) == 0 {
-				return usagef("the name of an experiment is missing: %s", strings.Join(names, " or "))
-			}
-			return usagef("unknown experiment %q; this build has %s", args[0], strings.Join(names, " and "))
+			return usagef("the name of an experiment is missing: %s", strings.Join(names, " or "))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // never called: Args returns an error
 	}
@@ -77,7 +79,7 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 		}
 		names, err := x.cases(*o)
 		if err != nil {
-			return usagef("--only %q: %v", o.Only, err)
+			return usagef("--only %q: %s", o.Only, onlyText(err))
 		}
 		run, write := x.run, (*report.Report).WriteTable
 		if *against != "" {
@@ -123,6 +125,15 @@ func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, wi
 	return cmd
 }
 
+// onlyText says what is wrong with --only.
+func onlyText(err error) string {
+	var bad *syntax.Error
+	if errors.As(err, &bad) {
+		return "is no regular expression: " + bad.Code.String()
+	}
+	return api.Text(err)
+}
+
 // withPage runs an experiment that needs root, with a file for its page if there is a name.
 // It creates the file first, so that an error does not come after minutes of measuring.
 func withPage(ctx context.Context, name string, run func(context.Context, io.Writer) error) error {
@@ -130,7 +141,7 @@ func withPage(ctx context.Context, name string, run func(context.Context, io.Wri
 		return errors.New("this command needs root, to create network namespaces and control groups")
 	}
 	if name == "" {
-		return interrupted(run(ctx, nil))
+		return run(ctx, nil)
 	}
 	f, err := os.Create(name)
 	if err != nil {
@@ -139,14 +150,6 @@ func withPage(ctx context.Context, name string, run func(context.Context, io.Wri
 	err = errors.Join(run(ctx, f), f.Close())
 	if err != nil {
 		os.Remove(name)
-	}
-	return interrupted(err)
-}
-
-// interrupted makes the error readable if the user has ended an experiment.
-func interrupted(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return fmt.Errorf("interrupted (%w)", err)
 	}
 	return err
 }

@@ -28,8 +28,9 @@ func blockioVerb(e env) *cobra.Command {
 	var over time.Duration
 	var devices, verbose bool
 	cmd := &cobra.Command{
-		Use:   "io [CONTAINER]",
-		Short: "Show what block I/O containers have reserved and get, and who is in the way",
+		Use:        "io [CONTAINER]",
+		SuggestFor: []string{"blockio", "disk", "storage"},
+		Short:      "Show what block I/O containers have reserved and get, and who is in the way",
 		Long: `Show what block I/O containers have reserved and get, and who is in the way: of all
 containers, or of one, over a second, or as --over says.
 
@@ -329,7 +330,9 @@ func parseFigures(args []string) (f api.BlockIOFigures, err error) {
 		}
 		var n uint64
 		if strings.HasSuffix(name, "iops") {
-			n, err = strconv.ParseUint(text, 10, 63)
+			if n, err = strconv.ParseUint(text, 10, 63); err != nil {
+				err = errors.New("want a whole number of operations per second")
+			}
 		} else {
 			n, err = policy.ParseSize(text)
 		}

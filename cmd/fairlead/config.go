@@ -102,7 +102,7 @@ func configure(cmd *cobra.Command, path string, known *pflag.FlagSet) error {
 			continue // for another verb, or set on the command line
 		}
 		if err := f.Value.Set(s.value); err != nil {
-			return fmt.Errorf("config %s:%d: %s: %w", path, s.line, s.key, err)
+			return fmt.Errorf("config %s:%d: %s: %q: %s", path, s.line, s.key, s.value, refusal(f, err))
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -17,8 +18,9 @@ import (
 func doctorVerb(e env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
-		Use:   "doctor",
-		Short: "List what this host supports, and how to fix the rest; needs no agent",
+		Use:        "doctor",
+		SuggestFor: []string{"check", "probe", "diagnose", "info"},
+		Short:      "List what this host supports, and how to fix the rest; needs no agent",
 		Long: `List what this host supports, found by trying it: each capability is full, degraded
 or unavailable, with the reason and a remedy. Also list other software that uses
 the same hooks, how each feature stands, and where the rate of each uplink comes
@@ -26,7 +28,7 @@ from. The last sentence says what works here, and which one remedy would help
 most. Each trial is undone at once. The command needs no agent, and
 reports what it sees from where it runs; of an agent that answers it also lists
 the policies that match no container. It exits with 1 if fairlead cannot work
-here at all.`,
+here at all, or if it was not run as root: then it cannot tell.`,
 		Args: nargs(0, 0, ""),
 	}
 	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "mark-mask", "socket", "config")
@@ -40,12 +42,7 @@ here at all.`,
 		if err := out.print(e.stdout, r, func(w io.Writer) { doctor(w, r) }); err != nil {
 			return err
 		}
-		for _, x := range r {
-			if x.Capability == "cgroup-v2" && x.Level == probe.Unavailable {
-				return fmt.Errorf("fairlead cannot work on this host: %s", x.Why)
-			}
-		}
-		return nil
+		return useless(r)
 	}
 	return cmd
 }
@@ -61,6 +58,25 @@ func unmatched(ctx context.Context, socket string) probe.Report {
 		return nil
 	}
 	return agent.Unmatched(st.Policy)
+}
+
+// useless is an error if nothing works here, at least for who asks.
+func useless(r probe.Report) error {
+	works := false
+	for _, x := range r {
+		switch {
+		case x.Capability == "cgroup-v2" && x.Level == probe.Unavailable:
+			return fmt.Errorf("fairlead cannot work on this host: %s", x.Why)
+		case x.Capability == "root" && x.Level == probe.Unavailable:
+			return fmt.Errorf("this was not run as root (%s), and so says little of what an agent could do here: run it as root", x.Why)
+		case x.Area == probe.Features:
+			works = works || x.Level != probe.Unavailable
+		}
+	}
+	if !works {
+		return errors.New("no feature works here: the list says what each lacks")
+	}
+	return nil
 }
 
 func doctor(w io.Writer, r probe.Report) {

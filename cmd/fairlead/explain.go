@@ -15,8 +15,9 @@ import (
 
 func explainVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "explain CONTAINER",
-		Short: "Show what was changed on the host for a container, and why",
+		Use:        "explain CONTAINER",
+		SuggestFor: []string{"inspect", "show", "describe", "why", "get"},
+		Short:      "Show what was changed on the host for a container, and why",
 		Long: `Show what was changed on the host for a container, because of which line of
 policy, with the value before and the value now. CONTAINER is, here and everywhere, a name,
 a runtime's id or the start of one, or fairlead's id; a name counts before an id, and

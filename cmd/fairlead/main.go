@@ -10,11 +10,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench"
 )
 
@@ -59,21 +60,6 @@ func verbs() []func(env) *cobra.Command {
 	return list
 }
 
-// The exit statuses.
-const (
-	statusDone   = 0
-	statusFailed = 1
-	statusUsage  = 2
-)
-
-// usageError is an error in the command line.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-// usagef makes a usageError.
-func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
-
 // errTold is the error of a verb that has printed the failure itself.
 var errTold = errors.New("")
 
@@ -86,24 +72,34 @@ func runVerbs(ctx context.Context, e env, verbs []func(env) *cobra.Command) int 
 	defer cancel()
 	context.AfterFunc(ctx, cancel)
 
+	const short = "Make a shared host behave, for each container, as if the neighbours were not there"
+	var shown bool
 	root := &cobra.Command{
 		Use:           "fairlead",
-		Short:         "Make a shared host behave, for each container, as if the neighbours were not there",
+		Short:         short,
+		Long:          short + ".\n\n" + statusHelp,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("unknown command %q", args[0])
+				return unknown(cmd, "command", args[0])
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if shown {
+				versionText(e.stdout, agent.VersionOf(version))
+				return nil
+			}
+			return cmd.Help()
+		},
 	}
+	root.Flags().BoolVar(&shown, "version", false, "show the version of this program")
 	root.SetArgs(e.args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
-	root.SetHelpCommand(&cobra.Command{Hidden: true, Use: "no-help"})
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetHelpCommand(helpVerb(root))
+	root.SetFlagErrorFunc(flagError)
 	for _, verb := range verbs {
 		root.AddCommand(verb(e))
 	}
@@ -116,32 +112,28 @@ func runVerbs(ctx context.Context, e env, verbs []func(env) *cobra.Command) int 
 	case errors.Is(err, errTold):
 		return statusFailed
 	case errors.As(err, &usage):
-		fmt.Fprintf(e.stderr, "%s: %s\nsee %s --help\n", cmd.CommandPath(), lines(err.Error()), cmd.CommandPath())
+		fmt.Fprintf(e.stderr, "%s: %s\nsee %s --help\n", cmd.CommandPath(), lines(api.Text(err)), cmd.CommandPath())
 		return statusUsage
 	}
-	fmt.Fprintf(e.stderr, "%s: %s\n", cmd.CommandPath(), lines(err.Error()))
+	fmt.Fprintf(e.stderr, "%s: %s\n", cmd.CommandPath(), lines(api.Text(err)))
 	return statusFailed
 }
 
-// nargs checks the number of arguments, and returns a usageError.
-func nargs(low, high int, what string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		switch {
-		case len(args) < low:
-			return usagef("%s is missing", what)
-		case len(args) > high && high == 0:
-			return usagef("takes no argument, got %s", strings.Join(quoted(args), " "))
-		case len(args) > high:
-			return usagef("takes %s only, got %s", what, strings.Join(quoted(args), " "))
-		}
-		return nil
+// helpVerb shows the help of a verb, as --help does.
+func helpVerb(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:    "help [VERB...]",
+		Short:  "Show the help of a verb",
+		Hidden: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err == nil && len(rest) > 0 {
+				err = unknown(cmd, "command", rest[0])
+			}
+			if err != nil {
+				return err
+			}
+			return cmd.Help()
+		},
 	}
-}
-
-func quoted(args []string) []string {
-	out := make([]string, len(args))
-	for i, a := range args {
-		out[i] = fmt.Sprintf("%q", a)
-	}
-	return out
 }

@@ -27,8 +27,9 @@ type netcpuFlags struct {
 
 func netcpuVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "netcpu [CONTAINER]",
-		Short: "Show whose packets take whose CPU time",
+		Use:        "netcpu [CONTAINER]",
+		SuggestFor: []string{"cpu"},
+		Short:      "Show whose packets take whose CPU time",
 		Long: `Show whose packets take whose CPU time, for all containers or in detail for one.
 The command reads the accounts twice, --interval apart, and shows rates in percent
 of one CPU. --total shows CPU seconds since the agent began to count.

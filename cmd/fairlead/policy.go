@@ -17,11 +17,12 @@ import (
 
 func policyVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "policy",
-		Short: "Check policy files, or make the agent load them",
-		Args: func(_ *cobra.Command, args []string) error {
+		Use:        "policy",
+		SuggestFor: []string{"reload", "validate", "lint"},
+		Short:      "Check policy files, or make the agent load them",
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("unknown command %q", args[0])
+				return unknown(cmd, "command", args[0])
 			}
 			return usagef("say what: check or reload")
 		},

@@ -17,9 +17,10 @@ import (
 
 func psVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "ps",
-		Short: "List the containers, and what is in force for each",
-		Args:  nargs(0, 0, ""),
+		Use:        "ps",
+		SuggestFor: []string{"list", "ls", "status", "containers", "top"},
+		Short:      "List the containers, and what is in force for each",
+		Args:       nargs(0, 0, ""),
 	}
 	out := formatFlag(cmd)
 	wide := cmd.Flags().BoolP("wide", "w", false, "show network devices, and whole names, even beyond 80 characters a line")

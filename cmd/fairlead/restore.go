@@ -20,8 +20,9 @@ import (
 func restoreVerb(e env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
-		Use:   "restore [CONTAINER]",
-		Short: "Undo what was changed on the host",
+		Use:        "restore [CONTAINER]",
+		SuggestFor: []string{"undo", "unset", "reset", "clean", "rollback"},
+		Short:      "Undo what was changed on the host",
 		Long: `Undo what was changed on the host, for one container or for all. A value that
 somebody else has changed since is left alone and reported.
 

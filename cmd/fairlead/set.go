@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -11,17 +12,20 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 func setVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "set CONTAINER KEY=VALUE... KEY-...",
-		Short: "Set policy for a running container by hand, and take it back",
+		Use:        "set CONTAINER KEY=VALUE... KEY-...",
+		SuggestFor: []string{"update", "limit", "label", "edit"},
+		Short:      "Set policy for a running container by hand, and take it back",
 		Long: `Set policy for a running container by hand, until the container ends. It overrides
 files and labels, and KEY- takes it back. Keys and values are those of policy files
 and labels. A command applies completely or not at all: if one value is not valid,
-or a feature refuses it (bandwidth that no uplink has left), nothing changes. Only
-root and the group ` + api.Group + ` may use it.`,
+or a feature refuses it (bandwidth that no uplink has left), nothing changes. If the
+values are set but hold only in part, the exit status is 1, and a sentence says what
+does not hold. Only root and the group ` + api.Group + ` may use it.`,
 		Example: `  fairlead set web-1 net.rate=50mbit net.weight=2
   fairlead set web-1 net.rate- netcpu=isolate
   fairlead explain web-1`,
@@ -37,10 +41,14 @@ root and the group ` + api.Group + ` may use it.`,
 			return err
 		}
 		done, err := c.Set(cmd.Context(), args[0], in)
-		return answer(e, out, done, err, func(w io.Writer, c api.Container) {
+		err = answer(e, out, done, err, func(w io.Writer, c api.Container) {
 			fmt.Fprintf(w, "%s:\n", whom(c.Name, c.Source, c.ID))
 			wasSet(w, c, in)
 		})
+		if err != nil {
+			return err
+		}
+		return inForce(done, in)
 	})
 }
 
@@ -89,9 +97,39 @@ func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 		}
 		fmt.Fprintln(w, setting1(c.Policy[i], time.Now()))
 	}
-	for _, f := range c.Features {
-		if f.State != api.StateDone {
+	for _, f := range concerned(c, in) {
+		if f.State == api.StatePending {
 			fmt.Fprintf(w, "%s: %s\n", show(f.Feature), stands(f, time.Now()))
 		}
 	}
+}
+
+// concerned lists the features whose keys a request names.
+func concerned(c api.Container, in api.SetRequest) (list []api.FeatureStatus) {
+	keys := slices.AppendSeq(slices.Clone(in.Unset), maps.Keys(in.Set))
+	for _, f := range c.Features {
+		if slices.ContainsFunc(keys, func(key string) bool {
+			return policy.FeatureOf("fairlead."+strings.TrimPrefix(key, "fairlead.")) == f.Feature
+		}) {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// inForce is an error if what was set does not hold in full. What waits to be applied is none.
+func inForce(c api.Container, in api.SetRequest) error {
+	if len(in.Set) == 0 {
+		return nil
+	}
+	var not []string
+	for _, f := range concerned(c, in) {
+		if f.State != api.StateDone && f.State != api.StatePending {
+			not = append(not, fmt.Sprintf("%s: %s", f.Feature, stands(f, time.Now())))
+		}
+	}
+	if len(not) == 0 {
+		return nil
+	}
+	return fmt.Errorf("it is set, but does not hold in full: %s", strings.Join(not, "; "))
 }

@@ -27,8 +27,9 @@ func trafficAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 
 func trafficVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "traffic [CONTAINER]",
-		Short: "Show what bandwidth each container is due, and what it gets",
+		Use:        "traffic [CONTAINER]",
+		SuggestFor: []string{"net", "bandwidth", "network"},
+		Short:      "Show what bandwidth each container is due, and what it gets",
 		Long: `Show what bandwidth each container is due at the uplinks, and what it gets, for all
 containers with such a policy or for one. The command reads the kernel's counters
 twice, --interval apart, and shows rates in bit/s. --total shows counts since each

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,6 +39,8 @@ whoever shares the link notices. The other machine takes it in with --listen.`,
 		switch {
 		case (*to == "") == (*listen == ""):
 			return usageError{errors.New("one of --to and --listen is needed")}
+		case !hostPort(*to + *listen):
+			return usagef("%q: want HOST:PORT", *to+*listen)
 		case *listen != "":
 			return takeIn(cmd.Context(), e, *listen)
 		case f.cfg.LinkRates == "":
@@ -51,6 +54,12 @@ whoever shares the link notices. The other machine takes it in with --listen.`,
 		return nil
 	}
 	return cmd
+}
+
+func hostPort(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	n, perr := strconv.ParseUint(port, 10, 16)
+	return err == nil && perr == nil && n > 0
 }
 
 // takeIn receives and discards what calibrate sends, for a minute.

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+)
+
+// goWords are what only somebody who writes Go understands.
+var goWords = regexp.MustCompile(`strconv|context canceled|deadline exceeded|time: |exec: |json: |slog: |invalid argument .* for "|parsing |\bEOF\b|dial tcp|<nil>|%!`)
+
+// Whatever is given to a flag, its error is in words that its user knows.
+func TestFlagWords(t *testing.T) {
+	discard := env{stdout: new(bytes.Buffer), stderr: new(bytes.Buffer), getenv: func(string) string { return "" }}
+	tried := 0
+	var walk func(path []string, cmd *cobra.Command)
+	walk = func(path []string, cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			walk(append(path[:len(path):len(path)], sub.Name()), sub)
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			for _, value := range []string{"n0/n=sense", "99999999999999999999", "-1.5x"} {
+				if f.Value.Type() == "string" || f.Value.Set(value) == nil {
+					continue
+				}
+				var errs bytes.Buffer
+				e := discard
+				e.stderr, e.args = &errs, append(path[:len(path):len(path)], "--"+f.Name+"="+value)
+				tried++
+				if status := run(t.Context(), e); status != statusUsage || goWords.MatchString(errs.String()) || !strings.Contains(errs.String(), f.Name) {
+					t.Errorf("%q: status %d: %s", e.args, status, &errs)
+				}
+			}
+		})
+	}
+	for _, verb := range verbs() {
+		cmd := verb(discard)
+		walk([]string{cmd.Name()}, cmd)
+	}
+	if tried < 50 {
+		t.Errorf("only %d were tried", tried)
+	}
+}
+
+// Arguments, too.
+func TestArgumentWords(t *testing.T) {
+	for _, args := range [][]string{
+		{"reserve", "web", "/dev/vdb", "riops=x"}, {"io", "capacity", "/dev/vdb", "wiops=99999999999999999999"},
+		{"agent", "--log-level", "loud", "--config="}, {"bench", "netcpu", "--only", "("}, {"traffic", "calibrate", "--to", "192.0.2.1", "--config="},
+		{"traffic", "calibrate", "--listen", "nonsense", "--config="}, {"latency", "probe", "--self", "192.0.2.1"},
+	} {
+		var errs bytes.Buffer
+		status := run(t.Context(), env{stdout: new(bytes.Buffer), stderr: &errs, getenv: func(string) string { return "" }, args: args})
+		if status != statusUsage || goWords.MatchString(errs.String()) {
+			t.Errorf("%q: status %d: %s", args, status, &errs)
+		}
+	}
+}
+
+// Who interrupts a verb reads that, and not what a context is.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var errs bytes.Buffer
+	verb := func(env) *cobra.Command {
+		return &cobra.Command{Use: "wait", RunE: func(cmd *cobra.Command, _ []string) error {
+			cancel()
+			<-cmd.Context().Done()
+			return cmd.Context().Err()
+		}}
+	}
+	status := runVerbs(ctx, env{stdout: new(bytes.Buffer), stderr: &errs, getenv: func(string) string { return "" }, args: []string{"wait"}}, []func(env) *cobra.Command{verb})
+	if status != statusFailed || errs.String() != "fairlead wait: interrupted\n" {
+		t.Errorf("status %d: %s", status, &errs)
+	}
+}
+
+// doctor fails where nothing works, and where it cannot tell.
+func TestUseless(t *testing.T) {
+	finding := func(name, area string, level probe.Level) probe.Finding {
+		return probe.Finding{Capability: name, Area: area, Verdict: probe.Verdict{Level: level, Why: "no"}}
+	}
+	root, v2, works := finding("root", "host", probe.Full), finding("cgroup-v2", "cgroup", probe.Full), finding("netcpu", probe.Features, probe.Degraded)
+	for _, tt := range []struct {
+		r    probe.Report
+		want string
+	}{
+		{probe.Report{root, v2, works, finding("traffic", probe.Features, probe.Unavailable)}, ""},
+		{probe.Report{root, v2, finding("traffic", probe.Features, probe.Unavailable)}, "no feature works here"},
+		{probe.Report{finding("root", "host", probe.Unavailable), v2, works}, "not run as root"},
+		{probe.Report{root, finding("cgroup-v2", "cgroup", probe.Unavailable), works}, "cannot work on this host"},
+	} {
+		if err := useless(tt.r); (err != nil) != (tt.want != "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: %v, want %q", tt.r, err, tt.want)
+		}
+	}
+}
+
+// The exit status of set says whether what was set holds, in the features that it concerns.
+func TestSetStatus(t *testing.T) {
+	for state, want := range map[string]int{
+		api.StateDone: statusDone, api.StatePending: statusDone, api.StatePartly: statusFailed, api.StateError: statusFailed, api.StateUnavailable: statusFailed,
+	} {
+		s := &setStub{stub: example(), features: []api.FeatureStatus{{Feature: "traffic", State: state, Error: "two of three devices"}, {Feature: "blockio", State: api.StateUnavailable, Error: "no BTF"}}}
+		status, out, errs := against(t, s, "set", "web-1", "net.ceil=1mbit")
+		if status != want || (want == statusFailed) != strings.Contains(errs, "does not hold in full: traffic: ") || strings.Contains(out+errs, "BTF") {
+			t.Errorf("%s: status %d: %s%s", state, status, out, errs)
+		}
+		if status, _, errs := against(t, s, "set", "web-1", "net.ceil-"); status != statusDone {
+			t.Errorf("taken back, %s: status %d: %s", state, status, errs)
+		}
+	}
+}
