@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,18 +41,23 @@ func (a *Agent) settings(t policy.Target) []api.Setting {
 	}))
 }
 
-func (a *Agent) describe(c container.Container) api.Container {
+// describe gives what is known of a container. names is called only if an error names a
+// device by its number.
+func (a *Agent) describe(c container.Container, names func() Devices) api.Container {
 	t := a.target(c)
 	w := wireContainer(c)
 	w.Policy, w.Features = a.settings(t), a.statuses(t)
+	for i, s := range w.Features {
+		w.Features[i].Error = named(s.Error, names)
+	}
 	return w
 }
 
 // Containers lists the containers that run now, sorted by name.
 func (a *Agent) Containers(context.Context) ([]api.Container, error) {
-	out := []api.Container{}
+	out, names := []api.Container{}, sync.OnceValue(a.devices)
 	for _, c := range a.set.Snapshot().Containers {
-		out = append(out, a.describe(c))
+		out = append(out, a.describe(c, names))
 	}
 	slices.SortFunc(out, func(x, y api.Container) int {
 		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.ID, y.ID))

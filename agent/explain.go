@@ -23,14 +23,14 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 		return api.Explanation{}, err
 	}
 	t := a.target(c)
-	out := api.Explanation{Container: a.describe(c), Ended: ended, Changes: []api.Change{}}
-	open := a.opener()
+	open, names := a.opener(), a.devices()
+	out := api.Explanation{Container: a.describe(c, func() Devices { return names }), Ended: ended, Changes: []api.Change{}}
 	for _, e := range a.journal.Entries() {
 		switch container.ID(e.Owner.Container) {
 		case c.ID:
-			out.Changes = append(out.Changes, a.change(open, e, t))
+			out.Changes = append(out.Changes, a.change(open, names, e, t))
 		case 0:
-			out.Host = append(out.Host, a.change(open, e, policy.Target{}))
+			out.Host = append(out.Host, a.change(open, names, e, policy.Target{}))
 		}
 	}
 	for _, f := range a.all {
@@ -53,7 +53,7 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 	if ended {
 		return nil, &api.Error{Status: http.StatusConflict, Code: "ended", Text: "container " + c.Name + " has ended"}
 	}
-	out := []api.Planned{}
+	out, names := []api.Planned{}, a.devices()
 	for _, f := range a.all {
 		p, ok := f.(feature.Planner)
 		if !ok {
@@ -69,7 +69,7 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 		for _, s := range plan.Steps {
 			out = append(out, api.Planned{
 				Feature: f.Name(), Because: api.Setting{Key: plan.Key, Value: plan.Value},
-				Kind: s.Ref.Kind, Object: s.Ref.Object, Now: s.Now, Value: s.Value,
+				Kind: s.Ref.Kind, Object: s.Ref.Object, Device: names.of(s.Ref.Object), Now: s.Now, Value: s.Value,
 			})
 		}
 	}
@@ -77,9 +77,9 @@ func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 }
 
 // change describes one journal entry, with the present value of its knob.
-func (a *Agent) change(open journal.Opener, e journal.Entry, t policy.Target) api.Change {
+func (a *Agent) change(open journal.Opener, names Devices, e journal.Entry, t policy.Target) api.Change {
 	w := api.Change{
-		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object,
+		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
 		Before: e.Before, Wrote: e.Wrote, When: e.When,
 	}
 	if !e.Expiry.IsZero() { // by the clock as it is set now
@@ -96,7 +96,7 @@ func (a *Agent) change(open journal.Opener, e journal.Entry, t policy.Target) ap
 	case errors.Is(err, journal.ErrGone):
 		w.State = api.ChangeGone
 	case err != nil:
-		w.State, w.Error = api.ChangeUnknown, api.Text(err)
+		w.State, w.Error = api.ChangeUnknown, named(api.Text(err), func() Devices { return names })
 	case now == e.Wrote:
 		w.Now, w.State = now, api.ChangeInForce
 	case now == e.Before:
@@ -156,17 +156,18 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	out, _ := a.journal.Restore(a.opener(), mine) // the outcomes tell the errors
 	a.tell(out)
 
+	names := a.devices()
 	told := make(map[journal.Ref]bool)
 	for _, o := range out {
 		told[o.Entry.Ref] = true
-		answer.Outcomes = append(answer.Outcomes, WireOutcome(o))
+		answer.Outcomes = append(answer.Outcomes, WireOutcome(o, names))
 	}
 	// What the features undo themselves.
 	slices.Reverse(before)
 	open := a.opener()
 	for _, e := range before {
 		if !told[e.Ref] {
-			answer.Outcomes = append(answer.Outcomes, WireOutcome(seen(open, e)))
+			answer.Outcomes = append(answer.Outcomes, WireOutcome(seen(open, e), names))
 		}
 	}
 	return answer, nil
@@ -188,17 +189,17 @@ func seen(open journal.Opener, e journal.Entry) journal.Outcome {
 
 // WireOutcome puts what Restore did with one entry into the API's form, for
 // the answer of the agent and that of `fairlead restore` without one.
-func WireOutcome(o journal.Outcome) api.Outcome {
+func WireOutcome(o journal.Outcome, names Devices) api.Outcome {
 	e := o.Entry
 	w := api.Outcome{
-		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object,
+		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
 		Result: string(o.Result), Before: e.Before, Wrote: e.Wrote,
 	}
 	if o.Result == journal.Foreign {
 		w.Now = o.Value
 	}
 	if o.Err != nil {
-		w.Error = api.Text(o.Err)
+		w.Error = named(api.Text(o.Err), func() Devices { return names })
 	}
 	return w
 }

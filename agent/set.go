@@ -68,14 +68,14 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 	if err == nil {
 		err = a.hand.save(all)
 	} else {
-		err = refused("%s", api.Text(err))
+		err = refused("%s", named(api.Text(err), a.devices))
 	}
 	if err != nil {
 		// Even if nobody waits for the answer any more.
 		return api.Container{}, errors.Join(err, a.override(context.WithoutCancel(ctx), c.ID, was, touched))
 	}
 	a.log.Info("policy was set by hand", "container", c.ID, "name", c.Name, "uid", by.UID, "set", in.Set, "unset", in.Unset)
-	return a.describe(c), nil
+	return a.describe(c, a.devices), nil
 }
 
 // valueOf gives what policy says of a container in the place of a key, decisions apart,

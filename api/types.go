@@ -128,6 +128,7 @@ type Change struct {
 	Feature   string       `json:"feature" doc:"feature that made the change"`
 	Kind      string       `json:"kind" doc:"kind of object: file, offload, threaded, kthread, affinity"`
 	Object    string       `json:"object" doc:"which object"`
+	Device    string       `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
 	Before    string       `json:"before" doc:"value before the first change"`
 	Wrote     string       `json:"wrote" doc:"value that fairlead wrote"`
 	Now       string       `json:"now" doc:"value read for this answer"`
@@ -162,6 +163,7 @@ type Planned struct {
 	Because Setting `json:"because" doc:"the policy under which it would"`
 	Kind    string  `json:"kind" doc:"kind of object, as of a change"`
 	Object  string  `json:"object" doc:"which object; napi/DEVICE is a thread that does not exist yet"`
+	Device  string  `json:"device,omitempty" doc:"name of the network device, as of a change"`
 	Now     string  `json:"now" doc:"value read for this answer"`
 	Value   string  `json:"value" doc:"value that it would have"`
 }
@@ -290,6 +292,7 @@ type Outcome struct {
 	Feature   string       `json:"feature" doc:"feature that made the change"`
 	Kind      string       `json:"kind" doc:"kind of object"`
 	Object    string       `json:"object" doc:"which object"`
+	Device    string       `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
 	Result    string       `json:"result" doc:"restored, unchanged (it was as before already), gone, foreign (somebody else has changed it: left alone) or failed"`
 	Before    string       `json:"before,omitempty" doc:"value from before fairlead"`
 	Wrote     string       `json:"wrote,omitempty" doc:"value that fairlead wrote"`

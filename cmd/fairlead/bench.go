@@ -170,6 +170,16 @@ func progress(w io.Writer) func(done, total int, what string) {
 	}
 }
 
+// terminalWidth is the number of columns of a terminal; 0: it is none, or does not say.
+func terminalWidth(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+			return int(size.Col)
+		}
+	}
+	return 0
+}
+
 func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

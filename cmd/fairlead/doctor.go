@@ -80,6 +80,8 @@ func useless(r probe.Report) error {
 }
 
 func doctor(w io.Writer, r probe.Report) {
+	const head = "  %-11s  %-18s  "
+	wide := max(30, across(w, 99)-len(fmt.Sprintf(head, "", "")))
 	count := map[probe.Level]int{}
 	area := ""
 	for _, x := range r {
@@ -98,10 +100,9 @@ func doctor(w io.Writer, r probe.Report) {
 				says += " (" + showText(x.Detail) + ")"
 			}
 		}
-		const head = "  %-11s  %-18s  "
-		text := fold(says, 64)
+		text := fold(says, wide)
 		if x.Mend != "" {
-			text = append(text, fold("→ "+showText(x.Mend), 64)...)
+			text = append(text, fold("→ "+showText(x.Mend), wide)...)
 		}
 		for i, t := range text {
 			if i == 0 {
@@ -113,7 +114,7 @@ func doctor(w io.Writer, r probe.Report) {
 		}
 	}
 	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[probe.Full], count[probe.Degraded], count[probe.Unavailable])
-	for _, line := range fold(showText(r.Summary()), 80) {
+	for _, line := range fold(showText(r.Summary()), across(w, 80)) {
 		fmt.Fprintln(w, line)
 	}
 }

@@ -26,17 +26,18 @@ nothing is changed by that.`,
 		Args: nargs(1, 1, "CONTAINER"),
 	}
 	out := formatFlag(cmd)
+	all := cmd.Flags().BoolP("all", "a", false, "also show the settings that are at their defaults")
 	plan := cmd.Flags().Bool("plan", false, "show what features would change on the host for the container")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		if *plan {
 			return explainPlan(e, out, cmd, c, args[0])
 		}
 		x, err := c.Explain(cmd.Context(), args[0])
-		return answer(e, out, x, err, func(w io.Writer, x api.Explanation) { explain(w, x, time.Now()) })
+		return answer(e, out, x, err, func(w io.Writer, x api.Explanation) { explain(w, x, *all, time.Now()) })
 	})
 }
 
-func explain(w io.Writer, x api.Explanation, now time.Time) {
+func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	c := x.Container
 	about := []string{show(c.Source), "id " + c.ID.String()}
 	if c.Image != "" {
@@ -54,11 +55,20 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 	explainNetwork(w, c)
 
 	fmt.Fprintln(w, "\nWhat policy says:")
+	said, defaults := 0, 0
 	for _, s := range c.Policy {
+		if s.From == "default" && !all {
+			defaults++
+			continue
+		}
+		said++
 		fmt.Fprintf(w, "  %s\n", setting1(s, now))
 	}
-	if len(c.Policy) == 0 {
+	switch {
+	case said+defaults == 0:
 		fmt.Fprintln(w, "  nothing")
+	case said == 0:
+		fmt.Fprintln(w, "  nothing: all is at its default (-a shows what that is)")
 	}
 	for _, p := range x.Problems {
 		fmt.Fprintf(w, "  not usable: %s\n", oneLine(p.Text))
@@ -66,7 +76,12 @@ func explain(w io.Writer, x api.Explanation, now time.Time) {
 
 	fmt.Fprintln(w, "\nStatus:")
 	for _, f := range c.Features {
-		fmt.Fprintf(w, "  %s: %s\n", show(f.Feature), stands(f, now))
+		for i, line := range strings.Split(stands(f, now), "\n") { // the whole chain of each cause
+			if i == 0 {
+				line = show(f.Feature) + ": " + line
+			}
+			fmt.Fprintf(w, "  %s%s\n", strings.Repeat("    ", min(i, 1)), line)
+		}
 	}
 	if len(c.Features) == 0 {
 		fmt.Fprintln(w, "  this build has no features")
@@ -117,7 +132,7 @@ func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
 			fmt.Fprintf(w, "  control group of each kernel thread that will poll %s\n      would be %s\n", show(device), value(s.Value))
 			continue
 		}
-		fmt.Fprintf(w, "  %s\n", objectText(of, s.Kind, s.Object))
+		fmt.Fprintf(w, "  %s\n", objectText(of, s.Kind, s.Object, s.Device))
 		if s.Now == s.Value {
 			fmt.Fprintf(w, "      is %s already\n", value(s.Now))
 		} else {
@@ -219,23 +234,23 @@ func stands(f api.FeatureStatus, now time.Time) string {
 	case api.StateHeld:
 		return "undone by restore, until `fairlead policy reload`"
 	case api.StateKept:
-		return "as an earlier agent left it: " + oneLine(f.Error)
+		return "as an earlier agent left it: " + lines(f.Error)
 	case api.StateError:
 		next := ""
 		if f.Next.After(now) {
 			next = fmt.Sprintf(", next try in %.1f s", f.Next.Sub(now).Seconds())
 		}
-		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, oneLine(f.Error))
+		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, lines(f.Error))
 	}
 	if f.Error == "" {
 		return f.State
 	}
-	return f.State + ": " + oneLine(f.Error)
+	return f.State + ": " + lines(f.Error)
 }
 
 func explainChanges(w io.Writer, of api.Container, changes []api.Change, now time.Time) {
 	for _, c := range changes {
-		fmt.Fprintf(w, "  %s\n", objectText(of, c.Kind, c.Object))
+		fmt.Fprintf(w, "  %s\n", objectText(of, c.Kind, c.Object, c.Device))
 		what := fmt.Sprintf("was %s, made %s %s", value(c.Before), value(c.Wrote), ago(c.When, now))
 		switch c.State {
 		case api.ChangeInForce:

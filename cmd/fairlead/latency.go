@@ -107,7 +107,7 @@ func benchLatencyVerb(e env) *cobra.Command {
 	return experiment{bench.LatencyCases, bench.Latency, bench.LatencyHeadline, bench.LatencyPlots, bench.LatencyBars}.verb(e, cmd, &bench.Options{}, "5, with --quick 2", "2s, with --quick 500ms", func() error { return nil })
 }
 
-// latencyScreen is the width of the tables of latency.
+// latencyScreen is the width of the tables of latency where no terminal says another.
 const latencyScreen = 80
 
 // latencyView is a reading and the options for its display.
@@ -159,7 +159,7 @@ func (v latencyView) table(w io.Writer) {
 	}
 	right(columns, rows, len(columns)-6, len(columns)-1)
 	if !v.wide {
-		columns[0].max = max(9, latencyScreen-width(columns[1:], tails(rows)))
+		columns[0].max = max(9, across(w, latencyScreen)-width(columns[1:], tails(rows)))
 	}
 	table(w, columns, rows)
 	v.notes(w)
@@ -184,7 +184,7 @@ func (v latencyView) notes(w io.Writer) {
 			note := fmt.Sprintf("%s, %s: no %s: %s", latencyName(c), c.Direction, strings.Join(g.Stages, ", "), g.Why)
 			if !said[note] {
 				said[note] = true
-				for i, line := range fold(note, latencyScreen-2) {
+				for i, line := range fold(note, across(w, latencyScreen)-2) {
 					fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
 				}
 			}

@@ -116,7 +116,7 @@ func (x comparison) table(w io.Writer, both compared) {
 	} else {
 		right(columns, rows, 3, len(columns)-1)
 		if !x.wide {
-			columns[0].max = max(9, latencyScreen-width(columns[1:], tails(rows)))
+			columns[0].max = max(9, across(w, latencyScreen)-width(columns[1:], tails(rows)))
 		}
 	}
 	table(w, columns, rows)

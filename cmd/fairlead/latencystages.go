@@ -110,7 +110,7 @@ func meanwhile(w io.Writer, m *api.LatencyMeanwhile) {
 		}
 		text += fmt.Sprintf(", %.1f %% for those of %s", 100*n.Share, cut(name, 30))
 	}
-	for _, line := range fold(text, latencyScreen) {
+	for _, line := range fold(text, across(w, latencyScreen)) {
 		fmt.Fprintln(w, line)
 	}
 }

@@ -70,7 +70,7 @@ everybody; what ran while a CPU was idle is nobody's loss.`,
 	var f netcpuFlags
 	f.add(cmd, "show what was counted since the agent began, not rates")
 	cmd.Flags().BoolVar(&f.matrix, "matrix", false, "show victims and culprits")
-	cmd.Flags().BoolVarP(&f.wide, "wide", "w", false, "show all columns and whole names, even beyond 100 characters a line")
+	cmd.Flags().BoolVarP(&f.wide, "wide", "w", false, "show all columns and whole names, even beyond the width of the terminal")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		ref, err := f.check(args)
 		if err != nil {

@@ -51,7 +51,7 @@ func (v netcpuView) uplinks(w io.Writer) {
 		rows = append(rows, []string{show(u.Device), show(u.DropsBy), why})
 	}
 	if !v.flags.wide {
-		columns[2].max = screen - width(columns[:2], rows)
+		columns[2].max = max(leastCut, across(w, screen)-width(columns[:2], rows))
 	}
 	fmt.Fprintln(w)
 	table(w, columns, rows)

@@ -39,7 +39,7 @@ func (v netcpuView) matrix(w io.Writer) {
 	}
 	victims := slices.SortedFunc(maps.Keys(cells), func(x, y string) int { return cmp.Or(cmp.Compare(order[y], order[x]), cmp.Compare(x, y)) })
 	culprits := slices.SortedFunc(maps.Keys(sum), func(x, y container.ID) int { return cmp.Or(cmp.Compare(sum[y], sum[x]), cmp.Compare(x, y)) })
-	shown := v.fit(victims, culprits)
+	shown := v.fit(victims, culprits, across(w, screen))
 
 	columns := []column{{"VICTIM \\ CULPRIT", 28}}
 	for _, id := range shown {
@@ -92,7 +92,7 @@ func (v netcpuView) most() int {
 }
 
 // fit returns the culprits, the largest first, whose columns fit the screen.
-func (v netcpuView) fit(victims []string, culprits []container.ID) []container.ID {
+func (v netcpuView) fit(victims []string, culprits []container.ID, screen int) []container.ID {
 	if v.flags.wide {
 		return culprits
 	}

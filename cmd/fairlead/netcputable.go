@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// screen is the maximum width of a table.
+// screen is the maximum width of a table where no terminal says another.
 const screen = 100
 
 // netcpuView is a reading and the options for its display.
@@ -144,7 +144,7 @@ func (v netcpuView) summary(w io.Writer) {
 	if v.flags.wide {
 		columns[0].max = 0
 	} else {
-		columns[8].max = screen - width(columns[:8], rows)
+		columns[8].max = max(leastCut, across(w, screen)-width(columns[:8], rows))
 	}
 	table(w, columns, rows)
 	fmt.Fprintln(w)

@@ -10,26 +10,32 @@ import (
 
 // objectText describes the object of a change in words. The journal's name for a device is
 // NETNS/INDEX/DETAIL, and for a thread TID:START:HIERARCHY. Other names stay as they are.
-func objectText(c api.Container, kind, object string) string {
-	switch kind {
-	case "offload", "threaded", "rps":
-		parts := strings.SplitN(object, "/", 3)
-		if len(parts) != 3 {
-			break
-		}
-		netns, err1 := strconv.ParseUint(parts[0], 10, 64)
-		index, err2 := strconv.Atoi(parts[1])
-		if err1 != nil || err2 != nil {
-			break
-		}
-		device := deviceText(c, netns, index)
+// named is the device's name, if the agent knows it.
+func objectText(c api.Container, kind, object, named string) string {
+	if device, detail, ok := deviceText(c, object, named); ok {
 		switch kind {
 		case "offload":
-			return fmt.Sprintf("offload %s of %s", show(parts[2]), device)
+			return fmt.Sprintf("offload %s of %s", show(detail), device)
 		case "threaded":
 			return "threaded NAPI of " + device
+		case "rps":
+			return fmt.Sprintf("packet steering (rps_cpus) of queue %s of %s", show(detail), device)
+		case "qdisc":
+			return "root qdisc of " + device
+		case "txqueuelen":
+			return "queue length of " + device
+		case "ifb":
+			return "device that takes in what arrives (IFB) of " + device
+		case "tc-filter":
+			hook, name, _ := strings.Cut(detail, "/")
+			return fmt.Sprintf("program %s at the %s hook of %s", show(name), show(hook), device)
+		case "forward-priority":
+			return "priority of forwarded packets (ip_forward_update_priority)"
+		case "sysfs":
+			return "view of sysfs into the container's network"
 		}
-		return fmt.Sprintf("packet steering (rps_cpus) of queue %s of %s", show(parts[2]), device)
+	}
+	switch kind {
 	case "kthread", "affinity", "slice":
 		tid, rest, ok := strings.Cut(object, ":")
 		if _, err := strconv.Atoi(tid); err != nil || !ok {
@@ -49,15 +55,28 @@ func objectText(c api.Container, kind, object string) string {
 	return show(kind) + " " + show(object)
 }
 
-// deviceText names a device in the container, or the other end of such a device.
-func deviceText(c api.Container, netns uint64, index int) string {
+// deviceText names the device of an object NETNS/INDEX/DETAIL: one in the container, the
+// other end of such a device, or another of the host.
+func deviceText(c api.Container, object, named string) (device, detail string, ok bool) {
+	parts := append(strings.SplitN(object, "/", 3), "")
+	if len(parts) < 3 {
+		return "", "", false
+	}
+	netns, err1 := strconv.ParseUint(parts[0], 10, 64)
+	index, err2 := strconv.Atoi(parts[1])
+	if err1 != nil || err2 != nil {
+		return "", "", false
+	}
 	for _, i := range c.Interfaces {
 		if c.NetNS != 0 && c.NetNS == netns && i.Index == index {
-			return fmt.Sprintf("%s in the container", show(i.Name))
+			return fmt.Sprintf("%s in the container", show(i.Name)), parts[2], true
 		}
 		if i.Host != nil && i.Host.NetNS == netns && i.Host.Index == index {
-			return fmt.Sprintf("%s, the other end of %s", show(i.Host.Name), show(i.Name))
+			return fmt.Sprintf("%s, the other end of %s", show(i.Host.Name), show(i.Name)), parts[2], true
 		}
 	}
-	return fmt.Sprintf("device %d in network namespace %d", index, netns)
+	if named == "" {
+		return "a device that is not seen any more", parts[2], true
+	}
+	return show(named), parts[2], true
 }

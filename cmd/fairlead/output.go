@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,7 +39,7 @@ func formatFlag(cmd *cobra.Command) *format {
 
 // print prints v, a wire type, as JSON or YAML, or calls table.
 func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
-	var out bytes.Buffer
+	out := page{columns: terminalWidth(w)}
 	switch f.name {
 	case "table":
 		table(&out)
@@ -50,7 +51,7 @@ func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
 		if f.name == "yaml" {
 			err = writeYAML(&out, data)
 		} else {
-			err = json.Indent(&out, data, "", "  ")
+			err = json.Indent(&out.Buffer, data, "", "  ")
 			out.WriteByte('\n')
 		}
 		if err != nil {
@@ -61,6 +62,20 @@ func (f *format) print(w io.Writer, v any, table func(io.Writer)) error {
 	}
 	_, err := w.Write(out.Bytes())
 	return err
+}
+
+// page is what a table is printed on. columns is the width of the terminal; 0: none is known.
+type page struct {
+	bytes.Buffer
+	columns int
+}
+
+// across is the width of a line on w: the terminal's, or else the one given.
+func across(w io.Writer, otherwise int) int {
+	if p, ok := w.(*page); ok && p.columns > 0 {
+		return p.columns
+	}
+	return otherwise
 }
 
 // answer prints the agent's answer, or returns its error.
@@ -177,7 +192,9 @@ func fold(s string, n int) []string {
 	return append(out, line)
 }
 
-// column is the head of a column and the maximum width of its cells; 0 is no limit.
+// column is the head of a column and the maximum width of its cells; 0 is no limit. On a
+// terminal whose width is known, cells with a maximum take what room there is, and give way
+// where there is none.
 type column struct {
 	head string
 	max  int
@@ -198,6 +215,7 @@ func (c column) width(i int, rows [][]string) int {
 // table prints rows under their heads, with two spaces between columns. The cells must be
 // safe to print.
 func table(w io.Writer, columns []column, rows [][]string) {
+	columns = suit(columns, rows, across(w, 0))
 	widths := make([]int, len(columns))
 	all := append([][]string{make([]string, len(columns))}, rows...)
 	for i, c := range columns {
@@ -218,6 +236,36 @@ func table(w io.Writer, columns []column, rows [][]string) {
 		}
 		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
 	}
+}
+
+// leastCut is how short a cell is cut to make a table fit.
+const leastCut = 9
+
+// suit gives the columns that are cut the width of a terminal; 0: it is not known.
+func suit(columns []column, rows [][]string, have int) []column {
+	if have == 0 {
+		return columns
+	}
+	columns = slices.Clone(columns)
+	total := width(columns, rows) - 2
+	for i, c := range columns {
+		if room := min(column{head: c.head}.width(i, rows)-c.width(i, rows), have-total); c.max > 0 && room > 0 {
+			columns[i].max, total = c.width(i, rows)+room, total+room
+		}
+	}
+	for ; total > have; total-- {
+		widest := -1
+		for i, c := range columns {
+			if n := c.width(i, rows); c.max > 0 && n > leastCut && (widest < 0 || n > columns[widest].width(widest, rows)) {
+				widest = i
+			}
+		}
+		if widest < 0 {
+			break
+		}
+		columns[widest].max = columns[widest].width(widest, rows) - 1
+	}
+	return columns
 }
 
 // ago formats the time from t to now, in one unit.

@@ -112,8 +112,8 @@ func TestPS(t *testing.T) {
 web-1                     docker  isolate done  registry.example.com/team/nginx…
 "evil\x1b[31m\u202e\u00…  cgroup  charge error  -
 
-"evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no; such" (tried 3
-  times)
+"evil\x1b[31m\u202e\u009b\x7f\n�": netcpu: "open /x\x1b: no", and 1 more
+  (tried 3 times)
 "evil\x1b[31m\u202e\u009b\x7f\n�": traffic: not available in this build:
   fairlead.net.rate=1mbit (label)
 source docker: "gone\x1b"
@@ -182,7 +182,9 @@ func TestObjectText(t *testing.T) {
 	for _, x := range []struct{ kind, object, want string }{
 		{"offload", "11/2/gro", "offload gro of eth0 in the container"},
 		{"offload", "12/7/tso", "offload tso of veth3f2a1bc, the other end of eth0"},
-		{"threaded", "12/8/", "threaded NAPI of device 8 in network namespace 12"},
+		{"threaded", "12/8/", "threaded NAPI of docker0"},
+		{"qdisc", "9/3", "root qdisc of docker0"}, {"txqueuelen", "9/3", "queue length of docker0"}, {"forward-priority", "9/0", "priority of forwarded packets (ip_forward_update_priority)"},
+		{"tc-filter", "9/3/ingress/fl_x", "program fl_x at the ingress hook of docker0"},
 		{"rps", "11/2/0", "packet steering (rps_cpus) of queue 0 of eth0 in the container"},
 		{"kthread", "17:99:/sys/fs/cgroup/cpu", "control group of kernel thread 17 in /sys/fs/cgroup/cpu"},
 		{"affinity", "17:99", "allowed CPUs of kernel thread 17"},
@@ -190,9 +192,35 @@ func TestObjectText(t *testing.T) {
 		{"file", "/sys/fs/cgroup/x\x1b", `"/sys/fs/cgroup/x\x1b"`},
 		{"offload", "gro", "offload gro"}, {"offload", "x/y/z", "offload x/y/z"}, {"kthread", "x:y", "kthread x:y"}, {"new\x07", "thing", `"new\a" thing`},
 	} {
-		if got := objectText(c, x.kind, x.object); got != x.want {
+		if got := objectText(c, x.kind, x.object, "docker0"); got != x.want {
 			t.Errorf("%s %s is %q, want %q", x.kind, x.object, got, x.want)
 		}
+	}
+}
+
+// A device whose name nobody knows has no numbers either.
+func TestObjectTextUnnamed(t *testing.T) {
+	if got := objectText(api.Container{}, "qdisc", "4026531840/8", ""); got != "root qdisc of a device that is not seen any more" {
+		t.Errorf("%q", got)
+	}
+}
+
+// Only what somebody has set is shown, unless -a asks for the rest.
+func TestExplainDefaults(t *testing.T) {
+	x := example()
+	c := &x.explain.Container
+	c.Policy = append(c.Policy, api.Setting{Key: "fairlead.net.weight", Value: "1", From: "default"})
+	c.Features[0].State, c.Features[0].Error = api.StateError, "uplink eth0: turn: a\nuplink eth1: turn: b"
+	_, out, errs := against(t, x, "explain", "web-1")
+	if strings.Contains(out, "net.weight") || !strings.Contains(out, "uplink eth0: turn: a\n      uplink eth1: turn: b\n") {
+		t.Errorf("%s%s", out, errs)
+	}
+	if _, out, errs := against(t, x, "explain", "web-1", "-a"); !strings.Contains(out, "fairlead.net.weight = 1, by default") {
+		t.Errorf("-a: %s%s", out, errs)
+	}
+	c.Policy = c.Policy[1:]
+	if _, out, errs := against(t, x, "explain", "web-1"); !strings.Contains(out, "nothing: all is at its default (-a shows what that is)") {
+		t.Errorf("%s%s", out, errs)
 	}
 }
 

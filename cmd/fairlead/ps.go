@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -23,7 +24,7 @@ func psVerb(e env) *cobra.Command {
 		Args:       nargs(0, 0, ""),
 	}
 	out := formatFlag(cmd)
-	wide := cmd.Flags().BoolP("wide", "w", false, "show network devices, and whole names, even beyond 80 characters a line")
+	wide := cmd.Flags().BoolP("wide", "w", false, "show network devices, and whole names, even beyond the width of the terminal")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
 		list, err := c.Containers(cmd.Context())
 		if err != nil {
@@ -34,7 +35,7 @@ func psVerb(e env) *cobra.Command {
 	})
 }
 
-// lineWidth is the assumed width of a terminal.
+// lineWidth is the width of a line where no terminal says another.
 const lineWidth = 80
 
 func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
@@ -68,7 +69,7 @@ func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 		}
 	}
 	if !wide {
-		columns, rows = narrow(columns, rows)
+		columns, rows = narrow(columns, rows, across(w, lineWidth))
 	}
 	table(w, columns, rows)
 	notes = append(notes, concerns(st)...)
@@ -78,7 +79,7 @@ func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 	fmt.Fprintln(w)
 	for _, n := range notes {
 		for _, line := range strings.Split(n, "\n") {
-			for i, part := range fold(line, lineWidth-2) {
+			for i, part := range fold(line, across(w, lineWidth)-2) {
 				if i > 0 {
 					part = "  " + part
 				}
@@ -111,11 +112,10 @@ func typed(c api.Container) string {
 
 // narrow makes a table fit the screen. The last column gets the width that the others leave.
 // If that is too little, narrow removes it, and cuts the widest of the other columns.
-func narrow(columns []column, rows [][]string) ([]column, [][]string) {
+func narrow(columns []column, rows [][]string, left int) ([]column, [][]string) {
 	const least = 10
 	width := func(i int) int { return columns[i].width(i, rows) }
 	last := len(columns) - 1
-	left := lineWidth
 	for i := range last {
 		left -= width(i) + 2
 	}
@@ -176,7 +176,7 @@ func trouble(c api.Container) (list []string) {
 	for _, f := range c.Features {
 		switch {
 		case f.State == api.StateError:
-			list = append(list, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), oneLine(f.Error), f.Tries))
+			list = append(list, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), cause(f), f.Tries))
 		case f.State == api.StateUnavailable && !asked(c, f.Feature):
 		case f.State == api.StatePartly:
 			list = append(list, fmt.Sprintf("%s: %s", show(f.Feature), oneLine(f.Error)))
@@ -185,6 +185,28 @@ func trouble(c api.Container) (list []string) {
 		}
 	}
 	return list
+}
+
+// wrapping are the parts of an error that name what the program was at, and the object of
+// the kernel.
+var wrapping = regexp.MustCompile(`^(turn .*|.* of device [0-9]+ in netns [0-9]+)$`)
+
+// cause says in one sentence what keeps a feature from what policy asks for: the first of
+// its errors, without what the program was at. explain has all of it.
+func cause(f api.FeatureStatus) string {
+	first, rest, more := strings.Cut(strings.TrimRight(f.Error, "\n"), "\n")
+	var parts []string
+	for i, part := range strings.Split(first, ": ") {
+		if i == 0 && (part == f.Feature || strings.HasPrefix(part, f.Feature+" ")) || wrapping.MatchString(part) {
+			continue
+		}
+		parts = append(parts, part)
+	}
+	text := cut(oneLine(strings.Join(parts, ": ")), 200)
+	if more {
+		text += fmt.Sprintf(", and %d more", strings.Count(rest, "\n")+1)
+	}
+	return text
 }
 
 // asked reports whether policy sets anything for a feature.

@@ -113,3 +113,18 @@ func TestPSLastLine(t *testing.T) {
 		}
 	}
 }
+
+// What keeps a feature from its work is one sentence: the first cause, without the kernel's
+// objects and the program's own steps.
+func TestCause(t *testing.T) {
+	for text, want := range map[string]string{
+		"traffic: uplink eth0: turn qdisc to \"htb 666c:\": replace root qdisc of device 2 in netns 4026531840: it already has a shaper of somebody else, which could not be put back: tbf": "uplink eth0: it already has a shaper of somebody else, which could not be put back: tbf",
+		"traffic: eth0: busy\neth1: busy\neth2: busy": "eth0: busy, and 2 more",
+		"no HTB":                 "no HTB",
+		strings.Repeat("x", 900): strings.Repeat("x", 199) + "…",
+	} {
+		if got := cause(api.FeatureStatus{Feature: "traffic", Error: text}); got != want {
+			t.Errorf("%q\nwant %q", got, want)
+		}
+	}
+}

@@ -99,9 +99,9 @@ func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (ap
 		return api.Restored{}, err
 	}
 	out, _ := j.Restore(kernel.Opener(f.cfg.Roots), match) // the outcomes contain the errors
-	done := api.Restored{Outcomes: []api.Outcome{}}
+	done, names := api.Restored{Outcomes: []api.Outcome{}}, agent.HostDevices(f.cfg.Roots)
 	for _, o := range out {
-		done.Outcomes = append(done.Outcomes, agent.WireOutcome(o))
+		done.Outcomes = append(done.Outcomes, agent.WireOutcome(o, names))
 	}
 	return done, errors.Join(kernel.Tidy(f.cfg.Roots, out), j.Close())
 }
@@ -114,7 +114,7 @@ func restored(w io.Writer, done api.Restored) {
 		fmt.Fprintln(w, "nothing to undo")
 	}
 	for _, o := range done.Outcomes {
-		object := objectText(api.Container{}, o.Kind, o.Object)
+		object := objectText(api.Container{}, o.Kind, o.Object, o.Device)
 		switch journal.Result(o.Result) {
 		case journal.Restored:
 			fmt.Fprintf(w, "%s: %s again, was %s\n", object, value(o.Before), value(o.Wrote))

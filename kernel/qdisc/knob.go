@@ -30,7 +30,7 @@ func Ours(kind Kind) string { return fmt.Sprintf("%s %x:", kind, Handle>>16) }
 
 // ErrKept is returned, wrapped with the reason, by a Write that would replace a
 // root qdisc which could not be put back as it was.
-var ErrKept = errors.New("root qdisc is somebody's, and could not be put back")
+var ErrKept = errors.New("it already has a shaper of somebody else, which could not be put back")
 
 // Root returns the knob of a device's root qdisc. Its value is Default, Ours of
 // a kind, or what describes somebody's qdisc in full. Write of Ours makes the

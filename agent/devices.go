@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// device is how the kernel and the journal name a network device.
+type device struct {
+	netns uint64 // inode of its namespace
+	index int
+}
+
+// Devices are the names of network devices, for texts that people read.
+type Devices map[device]string
+
+// HostDevices names the devices of the namespace that this process runs in. What cannot
+// be listed has no name.
+func HostDevices(roots kernel.Roots) Devices {
+	names := make(Devices)
+	ns, err := netdev.Open(filepath.Join(roots.Proc, "self/ns/net"))
+	if err != nil {
+		return names
+	}
+	defer ns.Close()
+	links, err := ns.Links(netdev.MostLinks)
+	if err != nil {
+		return names
+	}
+	for _, l := range links {
+		names[device{ns.Inode(), l.Index}] = l.Name
+	}
+	return names
+}
+
+// devices names the devices of the host and of the containers that run.
+func (a *Agent) devices() Devices {
+	names := HostDevices(a.cfg.Roots)
+	for _, c := range a.set.Snapshot().Containers {
+		for _, i := range c.Interfaces {
+			if c.NetNS != 0 {
+				names[device{c.NetNS, i.Index}] = i.Name + " of " + c.Name
+			}
+			if i.Host.Index != 0 {
+				names[device{i.Host.NetNS, i.Host.Index}] = i.Host.Name
+			}
+		}
+	}
+	return names
+}
+
+// of names the device that an object of the journal belongs to (NETNS/INDEX, and perhaps
+// more); "" if it belongs to none, or its name is not known.
+func (d Devices) of(object string) string {
+	part := strings.SplitN(object, "/", 3)
+	if len(part) < 2 {
+		return ""
+	}
+	netns, err1 := strconv.ParseUint(part[0], 10, 64)
+	index, err2 := strconv.Atoi(part[1])
+	if err1 != nil || err2 != nil {
+		return ""
+	}
+	return d[device{netns, index}]
+}
+
+// numbered is how errors name a device, as package netdev and package qdisc put it.
+var numbered = regexp.MustCompile(`device ([0-9]+) (?:in|of) netns ([0-9]+)`)
+
+// named puts the names of devices into the text of an error. find gives them, and is called
+// only if there is such a device.
+func named(text string, find func() Devices) string {
+	return numbered.ReplaceAllStringFunc(text, func(s string) string {
+		m := numbered.FindStringSubmatch(s)
+		if name := find().of(m[2] + "/" + m[1]); name != "" {
+			return name
+		}
+		return s
+	})
+}
