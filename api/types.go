@@ -314,7 +314,7 @@ type Self struct {
 // Error is why a request was not done. As a Go error it gives Text.
 type Error struct {
 	Status int    `json:"status" doc:"HTTP status"`
-	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, refused, unavailable, internal"`
+	Code   string `json:"code" doc:"short name for programs: bad_request, not_found, ambiguous, forbidden, refused, not_measured, unavailable, internal"`
 	Text   string `json:"text" doc:"what is wrong, for people"`
 }
 

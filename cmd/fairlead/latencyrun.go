@@ -5,12 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,9 +33,11 @@ with --self where this runs, and print each of its round trips:
   INGRESS    what the way from the uplink to the socket took
   CORRECTED  what is left: the time that the packet was beyond the uplink
 
-The last lines are the mean and the sum of all. A request is paired with its reply by
+The last lines are the mean and the sum of all. A container that policy does not have
+measured is, while this runs. Ctrl-C ends the program, and shows what was measured so
+far. A request is paired with its reply by
 sequence number for ICMP, by ports and order for UDP; of TCP only handshakes are. The
-program is one of the host's, and runs with the rights of whoever calls this.`,
+program is one of the host's, not of the container's, and runs with the rights of whoever calls this.`,
 		Example: `  fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
 		Args:    nargs(1, 1000, "a PROGRAM"),
 	}
@@ -107,12 +109,27 @@ func knock(ctx context.Context, network, address string, count uint, pause time.
 		if err == nil {
 			c.Close()
 		}
-		failed = cmp.Or(failed, err)
+		failed = cmp.Or(failed, unreached(address, err))
 		if err := wait(ctx, pause); err != nil {
 			return err
 		}
 	}
 	return failed
+}
+
+// unreached says why a round trip was not made.
+func unreached(address string, err error) error {
+	var late net.Error
+	var op *net.OpError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
+		return err
+	case errors.As(err, &late) && late.Timeout():
+		return fmt.Errorf("%s does not answer", address)
+	case errors.As(err, &op):
+		err = op.Err
+	}
+	return fmt.Errorf("reach %s: %w", address, err)
 }
 
 // latencyRun is one run of a program.
@@ -124,18 +141,7 @@ type latencyRun struct {
 	out       *format
 }
 
-// roundTrips is the result of a run.
-type roundTrips struct {
-	Trips     []api.LatencyTrip `json:"round_trips"`
-	Unpaired  int               `json:"unpaired_packets"`
-	Missed    uint64            `json:"missed_packets"`
-	Raw       float64           `json:"raw_p50_seconds"`
-	Corrected float64           `json:"corrected_p50_seconds"`
-	OwnCost   float64           `json:"own_cost_p50_seconds"` // of a round trip
-	Less      bool              `json:"less_own_cost"`        // it is subtracted, and else included
-}
-
-func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) error {
+func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) (failed error) {
 	var args []string
 	if r.container != "" {
 		args = []string{r.container}
@@ -145,8 +151,19 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		return err
 	}
 	defer ask.close()
+	if err := startable(program); err != nil {
+		return err
+	}
 	// The first call starts the recording.
 	all, err := ask.next(ctx, 0)
+	if e := (*api.Error)(nil); errors.As(err, &e) && e.Code == "not_measured" && !r.self {
+		var back func() error
+		if back, err = r.measured(ctx, c); err != nil {
+			return readingHint(err)
+		}
+		defer func() { failed = errors.Join(failed, back()) }()
+		all, err = ask.next(ctx, 0)
+	}
 	if err != nil {
 		return readingHint(err)
 	}
@@ -159,7 +176,7 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		return err
 	}
 	defer stop()
-	collect := func(over time.Duration) error {
+	collect := func(ctx context.Context, over time.Duration) error {
 		got, err := ask.next(ctx, over)
 		all.Records = append(all.Records, got.Records...)
 		all.Missed += got.Missed
@@ -174,14 +191,23 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		case status = <-ended:
 			running = false
 		case <-ctx.Done():
-			return ctx.Err()
+			// What was measured is shown all the same. The program may have been told by the
+			// terminal, too, and may have a last word.
+			status, running = context.Cause(ctx), false
+			program.Process.Signal(os.Interrupt)
+			select {
+			case <-ended:
+			case <-time.After(lastWord):
+			}
 		default:
-			if err := collect(200 * time.Millisecond); err != nil {
+			if err := collect(ctx, 200*time.Millisecond); err != nil && ctx.Err() == nil {
 				return readingHint(err)
 			}
 		}
 	}
-	if err := collect(300 * time.Millisecond); err != nil {
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := collect(last, 300*time.Millisecond); err != nil {
 		return readingHint(err)
 	}
 	trips := roundTrips{Missed: all.Missed, Less: r.less}
@@ -198,7 +224,73 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 	if len(raw) > 0 { // otherwise there is no median
 		trips.Raw, trips.Corrected, trips.OwnCost = report.Median(raw), report.Median(corrected), report.Median(own)
 	}
-	return errors.Join(r.out.print(r.env.stdout, trips, trips.table), status)
+	if len(trips.Trips) == 0 {
+		trips.Why = r.why(last, c, program.Args, all.Records, unpaired)
+	}
+	return errors.Join(r.out.print(r.env.stdout, trips, trips.table), ending(program, status))
+}
+
+// lastWord is how long an interrupted program may take to end.
+const lastWord = 2 * time.Second
+
+// startable is an error if the host does not have the program.
+func startable(program *exec.Cmd) error {
+	if program.Err == nil {
+		return nil
+	}
+	name := show(program.Args[0])
+	if !errors.Is(program.Err, exec.ErrNotFound) {
+		return fmt.Errorf("start %s: %w", name, program.Err)
+	}
+	how := "install it here"
+	if program.Args[0] == "ping" {
+		how = "install it here (iputils-ping), or measure by `fairlead latency probe`"
+	}
+	return fmt.Errorf("there is no program %s on this host: run takes it from the host, not from the container; %s", name, how)
+}
+
+// ending says how a program ended that did not end well.
+func ending(program *exec.Cmd, status error) error {
+	var exit *exec.ExitError
+	switch {
+	case !errors.As(status, &exit):
+		return status
+	case exit.Exited():
+		return fmt.Errorf("%s ended with status %d", show(program.Args[0]), exit.ExitCode())
+	}
+	return fmt.Errorf("%s was ended by a signal", show(program.Args[0]))
+}
+
+const latencyKey = "fairlead.latency"
+
+// measured has the container's packets measured, as its policy does not say so, until the
+// function that it returns is called.
+func (r *latencyRun) measured(ctx context.Context, c *api.Client) (back func() error, err error) {
+	x, err := c.Explain(ctx, r.container)
+	if err != nil {
+		return nil, err
+	}
+	ref := api.Ref(x.Container.ID)
+	undo := api.SetRequest{Unset: []string{latencyKey}, Was: map[string]string{latencyKey: "on"}}
+	for _, s := range x.Container.Policy {
+		if s.Key == latencyKey && strings.HasPrefix(s.From, "set by ") {
+			undo.Unset, undo.Set = nil, map[string]string{latencyKey: s.Value}
+		}
+	}
+	if _, err := c.Set(ctx, ref, api.SetRequest{Set: map[string]string{latencyKey: "on"}}); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(r.env.stderr, "%s: its packets are measured while this runs (latency=on, set by hand)\n", whom(x.Container.Name, x.Container.Source, x.Container.ID))
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer cancel()
+		_, err := c.Set(ctx, ref, undo)
+		var e *api.Error
+		if errors.As(err, &e) && (e.Code == "not_found" || e.Code == "refused") {
+			return nil // it has ended, or somebody else has set it meanwhile
+		}
+		return err
+	}, nil
 }
 
 // start starts the program in the container, or with --self in this one.
@@ -243,34 +335,4 @@ func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd
 	}
 	go func() { done <- p.Wait() }()
 	return done, stop, nil
-}
-
-func (t roundTrips) table(w io.Writer) {
-	columns := []column{{"PROTOCOL", 0}, {"PEER", 40}, {"SEQ", 0}, {"RAW", 0}, {"EGRESS", 0}, {"INGRESS", 0}, {"CORRECTED", 0}}
-	var rows [][]string
-	for _, r := range t.Trips {
-		rows = append(rows, []string{r.Protocol, show(r.Peer), fmt.Sprint(r.Seq), fine(r.Raw), fine(r.Egress), fine(r.Ingress), fine(r.Corrected)})
-	}
-	var sum api.LatencyTrip
-	for _, r := range t.Trips {
-		sum.Raw, sum.Egress, sum.Ingress, sum.Corrected = sum.Raw+r.Raw, sum.Egress+r.Egress, sum.Ingress+r.Ingress, sum.Corrected+r.Corrected
-	}
-	if n := float64(len(t.Trips)); n > 0 {
-		rows = append(rows, []string{"mean", "", "", fine(sum.Raw / n), fine(sum.Egress / n), fine(sum.Ingress / n), fine(sum.Corrected / n)})
-		rows = append(rows, []string{"sum", "", "", fine(sum.Raw), fine(sum.Egress), fine(sum.Ingress), fine(sum.Corrected)})
-	}
-	right(columns, rows, 2, len(columns)-1)
-	table(w, columns, rows)
-	fmt.Fprintf(w, "%d round trips, median %s raw, %s corrected; %d packets without a reply", len(t.Trips), fine(t.Raw), fine(t.Corrected), t.Unpaired)
-	if t.Missed > 0 {
-		fmt.Fprintf(w, "; %d overwritten before they were read", t.Missed)
-	}
-	fmt.Fprintln(w)
-	if t.OwnCost > 0 {
-		what := "are part of these times (--less-own-cost subtracts them)"
-		if t.Less {
-			what = "have been subtracted"
-		}
-		fmt.Fprintf(w, "%s of a round trip, in the programs that measure it, %s\n", fine(t.OwnCost), what)
-	}
 }

@@ -216,7 +216,7 @@ func wireCosts(all [hookXmit + 1]*hist.Histogram) (out api.LatencyCosts) {
 }
 
 func notMeasured() error {
-	return &api.Error{Status: http.StatusConflict, Code: "bad_request",
+	return &api.Error{Status: http.StatusConflict, Code: "not_measured",
 		Text: "the container's packets are not measured: policy has to say fairlead.latency=on"}
 }
 

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// runStub is an agent with a self socket, on which the caller is a container. The second
+// request for records gets them; the first begins the recording.
+type runStub struct {
+	stub
+	records []api.LatencyRecord
+	asked   chan struct{} // gets a token for each of the first three requests; nil: for none
+
+	mu       sync.Mutex
+	measured bool
+	requests int
+	sets     []api.SetRequest
+}
+
+func (s *runStub) Caller(api.Peer) container.ID { return 7 }
+
+func (s *runStub) Report(_ context.Context, ask api.Ask) (any, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.asked != nil && s.requests < 3 {
+		s.asked <- struct{}{}
+	}
+	if !s.measured {
+		return nil, &api.Error{Status: 409, Code: "not_measured", Text: "the container's packets are not measured"}
+	}
+	if s.requests++; s.requests != 2 {
+		return api.LatencyRecords{Records: []api.LatencyRecord{}}, nil
+	}
+	return api.LatencyRecords{Records: s.records}, nil
+}
+
+func (s *runStub) Set(_ context.Context, ref string, _ api.Peer, in api.SetRequest) (api.Container, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sets, s.measured = append(s.sets, in), in.Set[latencyKey] == "on"
+	return api.Container{}, nil
+}
+
+// trip is the packets of a round trip.
+func trip(peer string) []api.LatencyRecord {
+	stack, at := 0.00001, time.Unix(1552589043, 0)
+	return []api.LatencyRecord{
+		{Time: at, Direction: "egress", Protocol: "icmp", From: "10.0.0.2", To: peer, Seq: 1, Stack: &stack},
+		{Time: at.Add(time.Millisecond), Direction: "ingress", Protocol: "icmp", From: peer, To: "10.0.0.2", Seq: 1, Stack: &stack},
+	}
+}
+
+// runSelf runs a program by latency run --self, until it ends or ctx does.
+func runSelf(ctx context.Context, t *testing.T, s *runStub, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "self")
+	l, err := api.ListenSelf(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go api.ServeSelf(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	var out, errs bytes.Buffer
+	args = append([]string{"latency", "run", "--config=", "--self", "--self-socket", socket, "--"}, args...)
+	status = run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: args})
+	return status, out.String(), errs.String()
+}
+
+func TestLatencyRun(t *testing.T) {
+	s := &runStub{measured: true, records: trip("192.0.2.1")}
+	status, out, errs := runSelf(t.Context(), t, s, "false")
+	const measured = "1 round trips, median 1.01ms raw, 990us corrected; 0 packets without a reply"
+	if status != statusFailed || !strings.Contains(out, measured) || errs != "fairlead latency run: false ended with status 1\n" {
+		t.Errorf("status %d: %s%s", status, out, errs)
+	}
+
+	// Who interrupts it sees what was measured so far.
+	s.asked, s.requests = make(chan struct{}), 0
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for range 3 { // then the second has been answered
+			<-s.asked
+		}
+		cancel()
+	}()
+	status, out, errs = runSelf(ctx, t, s, "sleep", "1000")
+	if status != statusFailed || !strings.Contains(out, measured) || errs != "fairlead latency run: interrupted\n" {
+		t.Errorf("interrupted: status %d: %s%s", status, out, errs)
+	}
+
+	// A program that the host does not have, and one of nobody.
+	for name, want := range map[string]string{"fl-none": "there is no program fl-none on this host: run takes it from the host, not from the container; install it here"} {
+		if status, _, errs := runSelf(t.Context(), t, s, name); status != statusFailed || !strings.Contains(errs, want) {
+			t.Errorf("%s: status %d: %s", name, status, errs)
+		}
+	}
+	t.Setenv("PATH", "/nowhere")
+	if err := startable(exec.Command("ping")); err == nil || !strings.Contains(err.Error(), "iputils-ping") {
+		t.Errorf("no ping: %v", err)
+	}
+}
+
+// That nothing was measured is told with its reason, and not as a median of 0.
+func TestLatencyRunNothing(t *testing.T) {
+	half := trip("192.0.2.1")
+	half[0].Stack = nil
+	for _, tt := range []struct {
+		records []api.LatencyRecord
+		want    string
+	}{
+		{nil, "no packet of the container was seen while it ran"},
+		{trip("192.0.2.1")[:1], "1 packets were seen, and none was answered"},
+		{half, "1 of 2 packets were not measured on their whole way"},
+		{[]api.LatencyRecord{{Direction: "egress", Protocol: "icmp", From: "10.0.0.2", To: "127.0.0.1", Seq: 1}}, "127.0.0.1 is this host itself"},
+	} {
+		_, out, errs := runSelf(t.Context(), t, &runStub{measured: true, records: tt.records}, "true")
+		if text := strings.Join(strings.Fields(out), " "); !strings.Contains(text, "No round trip was measured: "+tt.want) || strings.Contains(out, "median") {
+			t.Errorf("want %q: %s%s", tt.want, out, errs)
+		}
+	}
+	db := api.Container{Name: "db", Interfaces: []api.Interface{{Name: "eth0", Addrs: []string{"172.17.0.3/16"}}}}
+	for peer, want := range map[string]string{"172.17.0.3": "container db of this host", "172.17.0.4": "", "ping": "", "127.0.0.1": "this host itself"} {
+		if got := onThisHost(peer, []api.Container{db}); got != want {
+			t.Errorf("%s is %q", peer, got)
+		}
+	}
+}
+
+// A container that policy does not have measured is for the time of the run, and what was
+// set by hand before is set again.
+func TestLatencyRunMeasures(t *testing.T) {
+	for _, before := range []string{"", "off"} {
+		s := &runStub{stub: example()}
+		if before != "" {
+			c := &s.explain.Container
+			c.Policy = append(c.Policy, api.Setting{Key: latencyKey, Value: before, From: "set by uid 0 at noon"})
+		}
+		socket := filepath.Join(t.TempDir(), "s")
+		l, err := api.Listen(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go api.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
+		c := api.Dial(socket)
+		defer c.Close()
+		var errs bytes.Buffer
+		r := latencyRun{env: env{stderr: &errs}, container: "web-1"}
+		back, err := r.measured(t.Context(), c)
+		if err != nil || !s.measured || !strings.Contains(errs.String(), "web-1 (docker, id 4711): its packets are measured while this runs") {
+			t.Fatalf("%v: %s", err, &errs)
+		}
+		if err := back(); err != nil || s.measured || len(s.sets) != 2 || s.sets[1].Was[latencyKey] != "on" || s.sets[1].Set[latencyKey] != before || (before == "") != (len(s.sets[1].Unset) == 1) {
+			t.Errorf("put back: %v, %+v", err, s.sets)
+		}
+	}
+}

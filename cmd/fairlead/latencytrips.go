@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// roundTrips is the result of a run.
+type roundTrips struct {
+	Trips     []api.LatencyTrip `json:"round_trips"`
+	Unpaired  int               `json:"unpaired_packets"`
+	Missed    uint64            `json:"missed_packets"`
+	Raw       float64           `json:"raw_p50_seconds"`
+	Corrected float64           `json:"corrected_p50_seconds"`
+	OwnCost   float64           `json:"own_cost_p50_seconds"` // of a round trip
+	Less      bool              `json:"less_own_cost"`        // it is subtracted, and else included
+	Why       string            `json:"why,omitempty"`        // why there is none
+}
+
+// why says why there is no round trip among the records of a run of a program.
+func (r *latencyRun) why(ctx context.Context, c *api.Client, args []string, records []api.LatencyRecord, unpaired int) string {
+	var list []api.Container
+	if !r.self {
+		list, _ = c.Containers(ctx) // without it, less can be said
+	}
+	peers := append([]string{r.peer}, args...)
+	for _, rec := range records {
+		far := rec.To
+		if rec.Direction == "ingress" {
+			far = rec.From
+		}
+		peers = append(peers, far)
+	}
+	for _, peer := range peers {
+		if where := onThisHost(peer, list); where != "" {
+			return fmt.Sprintf("%s is %s: what goes there passes no uplink, and this host is all of the way; `fairlead latency` has the times between containers (local)", show(peer), where)
+		}
+	}
+	partly := 0
+	for _, rec := range records {
+		if rec.Stack == nil {
+			partly++
+		}
+	}
+	switch {
+	case len(records) == 0:
+		return "no packet of the container was seen while it ran; it sent none, or none that --peer, --port and --protocol select"
+	case partly > 0:
+		return fmt.Sprintf("%d of %d packets were not measured on their whole way; `fairlead latency` says what is not covered", partly, len(records))
+	}
+	return fmt.Sprintf("%d packets were seen, and none was answered", unpaired)
+}
+
+// onThisHost says where on this host an address is; "" if it is elsewhere, or none.
+func onThisHost(peer string, list []api.Container) string {
+	addr, err := netip.ParseAddr(peer)
+	if err != nil {
+		return ""
+	}
+	for _, o := range list {
+		for _, i := range o.Interfaces {
+			for _, text := range i.Addrs {
+				if p, err := netip.ParsePrefix(text); err == nil && p.Addr() == addr {
+					return "container " + show(o.Name) + " of this host"
+				}
+			}
+		}
+	}
+	local, _ := net.InterfaceAddrs() // without it, less can be said
+	for _, a := range local {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr() == addr {
+			return "this host itself"
+		}
+	}
+	return ""
+}
+
+func (t roundTrips) table(w io.Writer) {
+	if len(t.Trips) == 0 {
+		for i, line := range fold("No round trip was measured: "+t.Why+".", across(w, latencyScreen)-2) {
+			fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
+		}
+		return
+	}
+	columns := []column{{"PROTOCOL", 0}, {"PEER", 40}, {"SEQ", 0}, {"RAW", 0}, {"EGRESS", 0}, {"INGRESS", 0}, {"CORRECTED", 0}}
+	var rows [][]string
+	for _, r := range t.Trips {
+		rows = append(rows, []string{r.Protocol, show(r.Peer), fmt.Sprint(r.Seq), fine(r.Raw), fine(r.Egress), fine(r.Ingress), fine(r.Corrected)})
+	}
+	var sum api.LatencyTrip
+	for _, r := range t.Trips {
+		sum.Raw, sum.Egress, sum.Ingress, sum.Corrected = sum.Raw+r.Raw, sum.Egress+r.Egress, sum.Ingress+r.Ingress, sum.Corrected+r.Corrected
+	}
+	n := float64(len(t.Trips))
+	rows = append(rows, []string{"mean", "", "", fine(sum.Raw / n), fine(sum.Egress / n), fine(sum.Ingress / n), fine(sum.Corrected / n)})
+	rows = append(rows, []string{"sum", "", "", fine(sum.Raw), fine(sum.Egress), fine(sum.Ingress), fine(sum.Corrected)})
+	right(columns, rows, 2, len(columns)-1)
+	table(w, columns, rows)
+	fmt.Fprintf(w, "%d round trips, median %s raw, %s corrected; %d packets without a reply", len(t.Trips), fine(t.Raw), fine(t.Corrected), t.Unpaired)
+	if t.Missed > 0 {
+		fmt.Fprintf(w, "; %d overwritten before they were read", t.Missed)
+	}
+	fmt.Fprintln(w)
+	if t.OwnCost > 0 {
+		what := "are part of these times (--less-own-cost subtracts them)"
+		if t.Less {
+			what = "have been subtracted"
+		}
+		fmt.Fprintf(w, "%s of a round trip, in the programs that measure it, %s\n", fine(t.OwnCost), what)
+	}
+}
