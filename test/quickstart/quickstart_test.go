@@ -119,8 +119,8 @@ func TestGuide(t *testing.T) {
 }
 
 // volatile is what differs from run to run in what the guide's commands print:
-// numbers, with units that depend on how fast the machine is.
-var volatile = regexp.MustCompile(`[0-9]+(\.[0-9]+)?( ?([KMG]?(Bytes|bits/sec)|s|min|h)\b)?`)
+// numbers, with units that depend on how fast the machine is, and names of veths.
+var volatile = regexp.MustCompile(`veth[0-9a-f]+|[0-9]+(\.[0-9]+)?( ?([KMG]?(Bytes|bits/sec)|s|min|h)\b)?`)
 
 func words(line string) string {
 	return strings.Join(strings.Fields(volatile.ReplaceAllString(line, "N")), " ")
