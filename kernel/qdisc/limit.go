@@ -1,0 +1,79 @@
+package qdisc
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+)
+
+// Limit is what somebody's root qdisc does to the rate of a device.
+type Limit struct {
+	Kind string // of the qdisc that limits, "tbf"
+	Rate uint64 // bit/s at most; 0: not known
+}
+
+// unlimited are the kinds of the kernel that hold no packet back for longer than the
+// device does.
+var unlimited = []string{
+	"pfifo", "bfifo", "pfifo_fast", "pfifo_head_drop", "noqueue", "mq", "mqprio", "multiq", "prio", "ets", "drr", "qfq",
+	"sfq", "fq", "fq_codel", "fq_pie", "codel", "pie", "red", "sfb", "choke", "gred", "hhf", "skbprio", "blackhole", "plug",
+}
+
+// Limits tells of a Root's value, as Read gave it, how much of the device's rate
+// somebody's qdisc lets through. limits is false for Default, for ours, and for qdiscs
+// that only choose what comes next.
+func Limits(value string) (l Limit, limits bool) {
+	if text, kept := strings.CutPrefix(value, keptPrefix); kept {
+		kind, _, _ := strings.Cut(text, ":")
+		return Limit{Kind: kind}, true
+	}
+	t, err := parseTree(value)
+	if err != nil {
+		return Limit{}, false // Default, or ours
+	}
+	if len(t) == 1 {
+		if rate, known := t[0].most(); known {
+			return Limit{t[0].Kind, rate}, rate > 0
+		}
+	}
+	i := slices.IndexFunc(t, func(n node) bool {
+		rate, known := n.most()
+		return !slices.Contains(unlimited, n.Kind) && (!known || rate > 0)
+	})
+	if i < 0 {
+		return Limit{}, false
+	}
+	return Limit{Kind: t[i].Kind}, true
+}
+
+// most is the rate, in bit/s, of a qdisc that has one for all that passes it; 0 if it
+// has none. known is false for the other kinds.
+func (n node) most() (rate uint64, known bool) {
+	const tbfRate, cakeBaseRate64 = 8, 2
+	attrs, err := attributes(n.Options)
+	if err != nil {
+		return 0, false
+	}
+	get := func(typ uint16, at, size int) uint64 {
+		for _, a := range attrs {
+			switch {
+			case a.typ != typ || len(a.value) < at+size:
+			case size == 4:
+				return uint64(binary.NativeEndian.Uint32(a.value[at:]))
+			default:
+				return binary.NativeEndian.Uint64(a.value[at:])
+			}
+		}
+		return 0
+	}
+	switch n.Kind {
+	case "tbf": // struct tc_tbf_qopt begins with the tc_ratespec
+		rate = max(get(nl.TCA_TBF_PARMS, tbfRate, 4), get(nl.TCA_TBF_RATE64, 0, 8))
+		return rate * 8, rate > 0
+	case "cake":
+		return get(cakeBaseRate64, 0, 8) * 8, true
+	}
+	return 0, false
+}
