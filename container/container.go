@@ -121,6 +121,9 @@ type Interface struct {
 	MAC   string   // in colon form
 	Addrs []string // prefixes in CIDR form
 	Host  HostEnd
+	// Apart says of a device that is no veth that what is below it, as the device below a
+	// VLAN or the socket of a tunnel, is in another network namespace.
+	Apart bool
 }
 
 // HasHostEnd says whether the device is a veth whose other end can be found. Such

@@ -174,7 +174,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	for _, l := range links[:min(len(links), maxInterfaces)] {
 		list = append(list, Interface{
 			Name: l.Name, Index: l.Index, Kind: l.Kind, MAC: l.MAC, Addrs: slices.Sorted(slices.Values(l.Addrs)),
-			Host: n.hostEnd(net, ns, l),
+			Host: n.hostEnd(net, ns, l), Apart: l.PeerNS >= 0 && l.Kind != "veth",
 		})
 	}
 	if net.missed {

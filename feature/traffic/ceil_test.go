@@ -68,7 +68,7 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 	before := h.state()
 	got, to := h.take(w.at), w.to+":9000"
 	h.resolve(w.box, w.at, to)
-	must(t, h.apply(w.c, policy.Net{Ceil: slow}))
+	mostly(t, h.apply(w.c, policy.Net{Ceil: slow})) // without a veth at the uplinks alone
 	if got := h.classesOf(h.ns, "nic0")[h.minor(w.c)].ceil; got != slow {
 		t.Errorf("the ceil at the uplink is %d, want %d", got, slow)
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
@@ -83,10 +82,12 @@ func (f *Traffic) Read() Reading {
 	for _, t := range f.tenants {
 		for key, e := range t.ends {
 			if e.receives.claimed && !e.receives.lost {
-				r.Rows = f.readCeil(r.Rows, t, key, Ingress, &e.receives)
+				r.Rows = f.readCeil(r.Rows, t, key.NetNS, e.path, Ingress, &e.receives)
 			}
-			if e.sends.claimed && !e.sends.lost {
-				r.Rows = f.readCeil(r.Rows, t, key, Egress, &e.sends.queue)
+		}
+		for inode, s := range t.sends {
+			if s.claimed && !s.lost {
+				r.Rows = f.readCeil(r.Rows, t, inode, s.path, Egress, &s.queue)
 			}
 		}
 	}
@@ -148,13 +149,13 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 	return to
 }
 
-// readCeil adds what holds a tenant to a ceil at the host's end of its veth,
-// which guarantees nothing.
-func (f *Traffic) readCeil(to []Row, t *tenant, key ends.Device, way Direction, q *queue) []Row {
+// readCeil adds what holds a tenant to a ceil at the host's ends of its veths,
+// which guarantees nothing. path leads to their namespace.
+func (f *Traffic) readCeil(to []Row, t *tenant, inode uint64, path string, way Direction, q *queue) []Row {
 	if len(t.members) == 0 {
 		return to
 	}
-	ns, err := f.find.Open(t.ends[key].path, key.NetNS)
+	ns, err := f.find.Open(path, inode)
 	if err != nil {
 		return to
 	}

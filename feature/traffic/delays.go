@@ -144,7 +144,9 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 		}
 		for key, e := range t.ends {
 			add(key.NetNS, &e.receives)
-			add(key.NetNS, &e.sends.queue)
+		}
+		for inode, s := range t.sends {
+			add(inode, &s.queue)
 		}
 	}
 	for _, u := range f.uplinks {

@@ -30,3 +30,10 @@ func counted(m *ebpf.Map, names ...string) (map[string]uint64, error) {
 	}
 	return out, nil
 }
+
+// SetRate gives an uplink another rate, as its driver may.
+func (f *Traffic) SetRate(uplink string, rate uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cfg.Uplinks[uplink] = rate
+}

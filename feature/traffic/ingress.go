@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -12,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// ingress leads what a device receives through the queue of an IFB. The device is
-// an uplink, or the host end of a veth, which receives what the container sends.
+// ingress leads what devices receive through the queue of an IFB: an uplink, or the host
+// ends of a tenant's veths, which receive what it sends.
 type ingress struct {
 	queue            // of the IFB; its index is 0 while there is none
 	inbound ends.Set // what leads packets there
@@ -36,15 +37,15 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", by); err != nil {
 		return err
 	}
-	if err := f.lead(f.host, u.index, &u.ingress, p, by, trafficProgFlInbound); err != nil {
+	if err := f.lead(f.host, u.index, []int{u.index}, &u.ingress, p, by, trafficProgFlInbound); err != nil {
 		return fmt.Errorf("what it receives: %w", err)
 	}
 	return nil
 }
 
-// lead has what a device receives pass the queue of an IFB, which divides it as
-// planned. program leads packets there.
-func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journal.Owner, program string) error {
+// lead has what some devices receive pass the queue of an IFB, which divides it as
+// planned, and is named for one of them. program leads packets there.
+func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan, by journal.Owner, program string) error {
 	ifb := ns.IFB(of)
 	if err := f.cfg.Journal.Turn(ifb, netdev.OurIFB, by); err != nil {
 		return err
@@ -73,8 +74,12 @@ func (f *Traffic) lead(ns *netdev.NS, of int, i *ingress, p model.Plan, by journ
 	if err := f.watch(ns); err != nil {
 		return err
 	}
-	at := ends.Place{Device: ends.Device{NetNS: ns.Inode(), Index: of}, Stage: ends.Ceil, Name: "inbound"}
-	return f.put(&i.inbound, at, f.programs.leading(program, index))
+	errs := []error{i.inbound.Drop(func(d ends.Device, _ bool, _ string) bool { return !slices.Contains(at, d.Index) })}
+	for _, dev := range at {
+		place := ends.Place{Device: ends.Device{NetNS: ns.Inode(), Index: dev}, Stage: ends.Ceil, Name: "inbound"}
+		errs = append(errs, f.put(&i.inbound, place, f.programs.leading(program, index)))
+	}
+	return errors.Join(errs...)
 }
 
 // unqueue forgets the IFB that there was.

@@ -74,7 +74,7 @@ func TestIngressClasses(t *testing.T) {
 			h := newHost(t, gbit)
 			h.start()
 			a, b := h.twoReceivers(mode)
-			must(t, h.due(a.c, policy.Net{}, policy.Net{Weight: 3, Ceil: 600 * mbit}))
+			mostly(t, h.due(a.c, policy.Net{}, policy.Net{Weight: 3, Ceil: 600 * mbit}))
 			must(t, h.due(b.c, policy.Net{}, policy.Net{Rate: 150 * mbit}))
 			// The IFB has 950 Mbit/s, of which 902.5 are promised: 150, and of the
 			// rest 1 for the host and 3.

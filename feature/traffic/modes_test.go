@@ -146,7 +146,7 @@ func TestForged(t *testing.T) {
 			h.start()
 			h.resolve(box, h.wire, to)
 			// A slot that is somebody's: with a policy of its own, elsewhere.
-			other := container.Container{ID: 1 << 40, NetNS: 1, Name: "other"}
+			other := fake(1)
 			must(t, h.apply(other, policy.Net{Weight: 1}))
 			for _, shaped := range []bool{false, true} {
 				net := policy.Net{}

@@ -22,28 +22,31 @@ type queue struct {
 	claimed bool       // its root qdisc is ours,
 	kind    qdisc.Kind // of this kind
 	lost    bool       // it was, until someone replaced it
+	theirs  bool       // somebody's holds the device to less than ours would
 	ordered bool       // its classes are not all of one level
 	split   []uint16   // classes, by minor, whose packets are cut into frames,
 	frame   int        // of this length, bytes; 0: none are
 }
 
 // replaced is the error of a device whose root qdisc is no longer ours; by says
-// for what it was. It stays until nobody asks for that any more.
+// for what it was.
 func replaced(by journal.Owner) error {
-	const what = "someone has replaced the root qdisc, which is left alone: "
 	if by.Container != 0 { // at the end of a veth
-		return errors.New(what + "the ceil does not hold there until it is removed, from all containers of that network, and set again")
+		return fmt.Errorf("%w: the ceil does not hold there until that one is removed", errReplaced)
 	}
-	return errors.New(what + "nothing is guaranteed there until all containers' policy is removed and set again")
+	return fmt.Errorf("%w: nothing is guaranteed there until that one, or all containers' policy, is removed", errReplaced)
 }
 
 // bring makes the device's root ours, with the classes of p below it.
 func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journal.Owner) error {
 	if q.lost {
-		return replaced(by)
+		if value, err := qdisc.Root(ns, q.index).Read(); err != nil || value != qdisc.Default {
+			return errors.Join(replaced(by), err)
+		}
+		q.claimed, q.lost = false, false
 	}
 	kind := kindOf(p)
-	if err := q.claim(j, ns, kind, by); err != nil {
+	if err := q.claim(j, ns, kind, p.Root.Ceil, by); err != nil {
 		return err
 	}
 	d, err := qdisc.Open(ns, q.index)
@@ -124,10 +127,23 @@ func hfsc(c model.HFSC) qdisc.HFSC {
 }
 
 // claim makes the device's root qdisc ours, without any class yet. If it is ours
-// but of another kind, the packets that wait in it are lost.
-func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, by journal.Owner) error {
+// but of another kind, the packets that wait in it are lost. Somebody's that holds the
+// device to less than most, in bit/s, is not replaced.
+func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most uint64, by journal.Owner) error {
 	if q.claimed && q.kind == kind {
 		return nil
+	}
+	root := qdisc.Root(ns, q.index)
+	value, err := root.Read()
+	if err != nil {
+		return err
+	}
+	if l, limits := qdisc.Limits(value); limits && l.Rate < most {
+		mend := "its removal"
+		if by.Container == 0 {
+			mend += fmt.Sprintf(", and its rate given by the agent's flag --uplink %s=RATE", q.link.Name)
+		}
+		return shaped(l, mend)
 	}
 	// An earlier agent may have turned them for a container that has ended since.
 	knobs := q.knobs(ns)
@@ -144,7 +160,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, by jou
 			return err
 		}
 	}
-	if err := j.Turn(qdisc.Root(ns, q.index), qdisc.Ours(kind), by); err != nil {
+	if err := j.Turn(root, qdisc.Ours(kind), by); err != nil {
 		return err
 	}
 	q.claimed, q.kind = true, kind

@@ -1,14 +1,11 @@
 package traffic
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -81,43 +78,6 @@ func uplinkFinding(device string, v probe.Verdict, detail string) probe.Finding 
 	return probe.Finding{Capability: device, Area: "uplink", Verdict: v, Detail: detail}
 }
 
-// unkept is the error of what is not kept of a container's due, as the rates of some
-// uplinks are not known. All the rest of it is in force.
-func (f *Traffic) unkept(d due) error {
-	var errs []error
-	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
-		u := f.uplinks[index]
-		var keys []string
-		for _, k := range u.link.Unkept(d.egress) {
-			keys = append(keys, "net."+k)
-		}
-		for _, k := range u.ingress.link.Unkept(d.ingress) {
-			keys = append(keys, "net.ingress."+k)
-		}
-		if len(keys) == 0 {
-			continue
-		}
-		is := "is"
-		if len(keys) > 1 {
-			is = "are"
-		}
-		errs = append(errs, fmt.Errorf("uplink %s: %s %s not kept, as the rate of the link is not known: its driver does not tell ("+giveRate+")",
-			u.link.Name, strings.Join(keys, ", "), is, u.link.Name))
-	}
-	return errors.Join(errs...)
-}
-
 // sharesReceived says whether anything of what a tenant is due can be kept where
 // all packets of a link come in.
 func sharesReceived(l model.Link, n policy.Net) bool { return l.Rate > 0 || n.Ceil > 0 }
-
-// heldByVeths says whether a container is due nothing but ceils, and all of its
-// packets pass veths, where those are held without an uplink.
-func (f *Traffic) heldByVeths(c container.Container, d due) bool {
-	if d.egress.Ceil > 0 && f.cfg.Ends.Filters() { // see holdSent
-		return false
-	}
-	d.egress.Ceil, d.ingress.Ceil = 0, 0
-	other := func(i container.Interface) bool { return i.Kind != "veth" || i.Host.NetNS == 0 }
-	return !asked(d.egress) && !asked(d.ingress) && len(c.Interfaces) > 0 && !slices.ContainsFunc(c.Interfaces, other)
-}

@@ -27,7 +27,7 @@ func TestCeilWithoutRate(t *testing.T) {
 	got, to := h.take(w.at), w.to+":9000"
 	h.resolve(w.box, w.at, to)
 	first := 0
-	must(t, h.apply(w.c, policy.Net{Ceil: slow, Weight: 3, Priority: &first}))
+	mostly(t, h.apply(w.c, policy.Net{Ceil: slow, Weight: 3, Priority: &first}))
 	classes := h.classesOf(h.ns, "vx0")
 	own, others := classes[h.minor(w.c)], classes[qdisc.MinorDefault]
 	if own.ceil != slow || others.ceil <= 100*gbit || own.prio >= others.prio || own.rate <= 2*others.rate {

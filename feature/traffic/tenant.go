@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -30,6 +31,7 @@ type tenant struct {
 	wishes  map[container.ID]due // what policy gives each of them now
 	ends    map[ends.Device]*end
 	at      ends.Set                   // fl_identify and fl_deliver, at those
+	sends   map[uint64]*egressQueue    // by network namespace
 	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
 }
 
@@ -44,15 +46,24 @@ func asked(n policy.Net) bool { return n != policy.Net{} }
 // end is a device by which a tenant's packets pass: the host's end of a veth,
 // or a macvlan in the container's own namespace.
 type end struct {
-	// Of a veth: what holds the tenant to the ceils of what it receives, and of
-	// what it sends.
-	receives queue
-	sends    ingress
+	receives queue  // of a veth: what holds the tenant to the ceil of what it receives
+	name     string // of the device
+	host     bool   // it is the host's end of a veth
 	path     string // to the device's namespace
+	unheld   error  // why receives holds nothing, until somebody changes the host
+}
+
+// egressQueue holds a tenant to the ceil of what it sends, by all veths whose host ends are in
+// one namespace: one queue for all of them.
+type egressQueue struct {
+	ingress
+	of     int    // the host end for which the IFB is named: the one with the lowest index
+	path   string // to the namespace
+	unheld error  // as of an end
 }
 
 func newTenant(key identity.Tenant, s identity.Slot) *tenant {
-	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[ends.Device]*end), sockets: make(map[container.ID]link.Link)}
+	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[ends.Device]*end), sends: make(map[uint64]*egressQueue), sockets: make(map[container.ID]link.Link)}
 }
 
 // other gives the first container of the tenant beside id whose policy gives it
@@ -84,21 +95,17 @@ func (t *tenant) bare() bool {
 
 func (t *tenant) close() error {
 	var errs []error
-	for key, e := range t.ends {
-		errs = append(errs, e.sends.close())
-		delete(t.ends, key)
+	for inode, s := range t.sends {
+		errs = append(errs, s.close())
+		delete(t.sends, inode)
 	}
+	clear(t.ends)
 	for id, l := range t.sockets {
 		errs = append(errs, l.Close())
 		delete(t.sockets, id)
 	}
 	return errors.Join(append(errs, t.at.Close())...)
 }
-
-// unseen says whether a device brings packets to the host's devices without
-// being received by one of them, so that nobody but the container sees them
-// before the uplink.
-func unseen(kind string) bool { return kind == "macvlan" || kind == "ipvlan" }
 
 // trust notes whether packets of c come by such a device.
 func (f *Traffic) trust(c container.Container) error {
@@ -157,6 +164,12 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 			delete(t.ends, key)
 		}
 	}
+	leads := f.leads(t, want)
+	for inode, s := range t.sends {
+		if at := leads[inode]; len(at) == 0 || at[0] != s.of {
+			errs = append(errs, f.stop(t, inode))
+		}
+	}
 	for key, dev := range want {
 		if ctx.Err() != nil {
 			break // the caller tells
@@ -166,11 +179,36 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 			e = &end{receives: queue{index: key.Index}, path: dev.Path}
 			t.ends[key] = e
 		}
-		if err := f.reach(t, e, dev); err != nil {
+		e.name, e.host = dev.Name, dev.Host
+		at := leads[key.NetNS]
+		if err := f.reach(t, e, dev, len(at) > 0 && at[0] == key.Index); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", dev.Name, err))
 		}
 	}
+	for inode, at := range leads {
+		if err := f.holdSent(t, inode, at); err != nil {
+			errs = append(errs, fmt.Errorf("what it sends: %w", err))
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// leads lists, by namespace, the host ends whose packets pass a queue that holds what the
+// tenant sends to its ceil, the one with the lowest index first.
+func (f *Traffic) leads(t *tenant, want map[ends.Device]ends.End) map[uint64][]int {
+	leads := make(map[uint64][]int)
+	if t.due.egress.Ceil == 0 || f.cfg.Ends.Filters() { // errNoSharing
+		return leads
+	}
+	for key, e := range want {
+		if e.Host {
+			leads[key.NetNS] = append(leads[key.NetNS], key.Index)
+		}
+	}
+	for _, at := range leads {
+		slices.Sort(at)
+	}
+	return leads
 }
 
 // learns says whether flows are to be learnt where the tenant receives them.
@@ -181,8 +219,9 @@ func (t *tenant) leave(d ends.Device, name string) error {
 	return t.at.Drop(func(at ends.Device, _ bool, n string) bool { return at == d && (name == "" || n == name) })
 }
 
-// reach brings one device of a tenant to what it is to have.
-func (f *Traffic) reach(t *tenant, e *end, dev ends.End) error {
+// reach brings one device of a tenant to what it is to have. named says that an IFB bears
+// its number, for holdSent.
+func (f *Traffic) reach(t *tenant, e *end, dev ends.End, named bool) error {
 	at := ends.Place{Device: dev.Device, Path: dev.Path}
 	if dev.Host {
 		at.Stage, at.Name = ends.Identify, identify
@@ -207,19 +246,35 @@ func (f *Traffic) reach(t *tenant, e *end, dev ends.End) error {
 		return err
 	}
 	defer ns.Close()
-	return errors.Join(f.holdReceived(t, &e.receives, ns), f.holdSent(t, &e.sends, ns, dev.Index))
+	if !named {
+		err = f.unlead(ns, dev.Index, &ingress{}) // what an earlier agent left
+	}
+	e.unheld = f.holdReceived(t, &e.receives, ns)
+	if !lasting(e.unheld) {
+		err = errors.Join(err, e.unheld)
+	}
+	return err
 }
 
 // The names of fl_identify and fl_deliver at a device.
 const identify, deliver = "identify", "deliver"
 
 // holdReceived keeps what a tenant receives by a veth, from wherever it comes,
-// below its ceil.
+// below its ceil. Where somebody's qdisc holds it to less, that one stays.
 func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 	ceil := t.due.ingress.Ceil
 	if ceil == 0 {
-		q.claimed, q.lost = false, false
+		q.claimed, q.lost, q.theirs = false, false, false
 		return f.undo(q.knobs(ns)...) // also what an earlier agent left
+	}
+	value, err := qdisc.Root(ns, q.index).Read()
+	if err != nil {
+		return err
+	}
+	l, limits := qdisc.Limits(value)
+	if q.theirs = limits && l.Rate > 0 && l.Rate <= ceil; q.theirs {
+		q.claimed = false
+		return nil
 	}
 	p, err := ceiling(ns, q.index, ceil)
 	if err != nil {
@@ -229,19 +284,55 @@ func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 	return q.bring(f.cfg.Journal, ns, p, t.owner())
 }
 
-// holdSent keeps what a tenant sends by a veth, wherever it goes, below its
+// holdSent keeps what a tenant sends by the host ends at, wherever it goes, below its
 // ceil. The uplinks alone do not: what stays on the host never comes there.
-func (f *Traffic) holdSent(t *tenant, i *ingress, ns *netdev.NS, index int) error {
-	ceil := t.due.egress.Ceil
-	if ceil == 0 || f.cfg.Ends.Filters() { // errNoSharing
-		return f.unlead(ns, index, i) // also what an earlier agent left
+func (f *Traffic) holdSent(t *tenant, inode uint64, at []int) error {
+	s := t.sends[inode]
+	if s == nil {
+		s = &egressQueue{of: at[0], path: t.ends[ends.Device{NetNS: inode, Index: at[0]}].path}
+		t.sends[inode] = s
 	}
-	p, err := ceiling(ns, index, ceil)
+	ns, err := f.find.Open(s.path, inode)
 	if err != nil {
 		return err
 	}
-	i.link = p.Link
-	return f.lead(ns, index, i, p, t.owner(), trafficProgFlLead)
+	defer ns.Close()
+	p, err := ceiling(ns, s.of, t.due.egress.Ceil)
+	if err != nil {
+		return err
+	}
+	s.link = p.Link
+	s.unheld = f.lead(ns, s.of, at, &s.ingress, p, t.owner(), trafficProgFlLead)
+	if lasting(s.unheld) {
+		return nil
+	}
+	return s.unheld
+}
+
+// stop ends what holdSent does in a namespace.
+func (f *Traffic) stop(t *tenant, inode uint64) error {
+	s := t.sends[inode]
+	delete(t.sends, inode)
+	err := s.close()
+	if s.index == 0 {
+		return err
+	}
+	ns, nerr := f.find.Open(s.path, inode)
+	if errors.Is(nerr, netdev.ErrNoNS) {
+		return errors.Join(err, f.forget(inode))
+	}
+	if nerr != nil {
+		return errors.Join(err, nerr)
+	}
+	defer ns.Close()
+	return errors.Join(err, f.unlead(ns, s.of, &s.ingress))
+}
+
+// forget drops all that is noted of a namespace that has gone.
+func (f *Traffic) forget(inode uint64) error {
+	prefix := fmt.Sprintf("%d/", inode)
+	err := f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) })
+	return errors.Join(err, f.unwatch()) // which would keep it alive
 }
 
 // ceiling plans for a device that has one class, which is held to a ceil.
@@ -268,6 +359,9 @@ func (t *tenant) first() container.ID {
 // let puts back what was changed at a tenant's devices.
 func (f *Traffic) let(t *tenant) error {
 	var errs []error
+	for inode := range t.sends {
+		errs = append(errs, f.stop(t, inode))
+	}
 	for key, e := range t.ends {
 		errs = append(errs, f.leave(key, e))
 		delete(t.ends, key)
@@ -277,27 +371,18 @@ func (f *Traffic) let(t *tenant) error {
 
 // leave puts back what was changed at one device.
 func (f *Traffic) leave(key ends.Device, e *end) error {
-	err := e.sends.close()
-	if !e.receives.claimed && e.sends.index == 0 {
+	if !e.receives.claimed {
+		return nil
+	}
+	ns, err := f.find.Open(e.path, key.NetNS)
+	if errors.Is(err, netdev.ErrNoNS) {
+		return f.forget(key.NetNS)
+	}
+	if err != nil {
 		return err
 	}
-	ns, nerr := f.find.Open(e.path, key.NetNS)
-	if errors.Is(nerr, netdev.ErrNoNS) { // and all that is noted of it goes with it
-		prefix := fmt.Sprintf("%d/", key.NetNS)
-		err = errors.Join(err, f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) }))
-		return errors.Join(err, f.unwatch()) // which would keep it alive
-	}
-	if nerr != nil {
-		return errors.Join(err, nerr)
-	}
 	defer ns.Close()
-	if e.receives.claimed {
-		err = errors.Join(err, f.undo(e.receives.knobs(ns)...))
-	}
-	if e.sends.index != 0 {
-		err = errors.Join(err, f.unlead(ns, key.Index, &e.sends))
-	}
-	return err
+	return f.undo(e.receives.knobs(ns)...)
 }
 
 // level gives how deep a cgroup lies in the v2 tree; 0 if it does not.

@@ -12,7 +12,6 @@
 package traffic
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -177,7 +176,8 @@ func (f *Traffic) Support() probe.Verdict { return f.support }
 // Apply implements feature.Feature. A container whose promise no uplink can
 // keep is refused with a *model.Refusal, and keeps what it had; so is, with
 // feature.ErrDisagree, one that shares its network with another that is due
-// something else.
+// something else. The error is feature.ErrPartly where all is done that can be done here,
+// and a part of what the container is due does not hold.
 func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -226,9 +226,9 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 			return fmt.Errorf("%w: container %s (%q); what is in force for them stays until theirs are the same", feature.ErrDisagree, id, t.members[id].Name)
 		}
 	}
-	missing := f.look()
-	if len(f.uplinks) == 0 && !f.heldByVeths(c, d) {
-		return cmp.Or(missing, errors.New("the host has no uplink: no hardware is up (the agent's flag --uplink names others)"))
+	missing, err := f.look()
+	if err != nil {
+		return err
 	}
 	made := t == nil
 	if made {
@@ -243,21 +243,24 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	f.tenants[key] = t
 	_, had := t.members[c.ID]
 	t.members[c.ID], t.wishes[c.ID] = c, d
-	out, in, err := f.plans()
-	if err == nil && in != nil && f.cfg.Ends.Filters() {
-		err = errNoSharing
-	}
-	if err != nil { // nothing has been changed
+	out, in, failed := f.plans()
+	if failed != nil {
 		t.due = was
-		if !had {
-			delete(t.members, c.ID)
-			delete(t.wishes, c.ID)
-		}
 		if made {
 			delete(f.tenants, key)
-			f.cfg.Identity.Release(key)
 		}
-		return err
+		if _, _, before := f.plans(); before == nil { // for its own sake: nothing has been changed
+			if !had {
+				delete(t.members, c.ID)
+				delete(t.wishes, c.ID)
+			}
+			if made {
+				f.cfg.Identity.Release(key)
+			}
+			return failed
+		}
+		// The uplinks cannot be divided without it either: its veths hold what they can.
+		t.due, f.tenants[key] = d, t
 	}
 	f.member[c.ID] = t
 	if asked(was.ingress) && !asked(d.ingress) {
@@ -266,14 +269,15 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 			return err
 		}
 	}
-	// The class first, so that no packet asks for one that is not there.
-	if err := f.bring(out, in); err != nil {
+	errs := []error{failed}
+	if failed == nil {
+		// The class first, so that no packet asks for one that is not there.
+		errs = append(errs, f.bring(out, in), f.share(ctx, in != nil))
+	}
+	if err := errors.Join(append(errs, f.identify(ctx, t), ctx.Err())...); err != nil {
 		return err
 	}
-	if err := errors.Join(f.share(ctx, in != nil), f.identify(ctx, t), ctx.Err()); err != nil {
-		return err
-	}
-	return errors.Join(missing, f.unkept(d))
+	return f.unkept(t, missing)
 }
 
 // Remove implements feature.Feature.
@@ -357,7 +361,10 @@ func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
 		}
 	}
 	if len(in) == 0 { // nothing can be kept there, see unkept
-		in = nil
+		return out, nil, nil
+	}
+	if f.cfg.Ends.Filters() {
+		return nil, nil, errNoSharing
 	}
 	return out, in, nil
 }
@@ -401,8 +408,9 @@ func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(d
 	}
 	plans := make(map[int]model.Plan, len(f.uplinks))
 	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
-		l := link(f.uplinks[index])
-		if l.Received && !slices.ContainsFunc(tenants, func(t model.Tenant) bool { return sharesReceived(l, t.Net) }) {
+		u := f.uplinks[index]
+		l := link(u)
+		if l.Received && !u.ether || l.Received && !slices.ContainsFunc(tenants, func(t model.Tenant) bool { return sharesReceived(l, t.Net) }) {
 			continue
 		}
 		// HFSC has deadlines, and no priorities; HTB can keep a latency as well,

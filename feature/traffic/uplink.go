@@ -3,6 +3,7 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/datapath/ends"
@@ -28,18 +29,21 @@ type uplink struct {
 	queue            // of what it sends
 	program ends.Set // fl_normalise
 	ingress ingress  // what it receives, while that is shared
+	ether   bool     // its packets have Ethernet headers
+	// Why the last plan of each direction is not in force.
+	unsent, unreceived error
 }
 
 func (u *uplink) close() error {
 	return errors.Join(u.program.Close(), u.ingress.close())
 }
 
-// look finds the uplinks that there are now. The error is of those that could
-// not be taken, as there is none of that name.
-func (f *Traffic) look() error {
+// look finds the uplinks that there are now. missing names those of the operator's of
+// which there is none.
+func (f *Traffic) look() (missing []string, err error) {
 	links, err := f.listing.Links()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var errs []error
 	there := make(map[int]bool)
@@ -60,7 +64,7 @@ func (f *Traffic) look() error {
 			u = &uplink{queue: queue{index: l.Index}}
 			f.uplinks[l.Index] = u
 		}
-		u.link = linkOf(l)
+		u.link, u.ether = linkOf(l), l.Ether
 		u.link.Rate, u.link.Splits = rate, f.splits
 		u.ingress.link = u.link
 		u.ingress.link.Rate, u.ingress.link.Received = rate/100*received, true
@@ -71,12 +75,12 @@ func (f *Traffic) look() error {
 			delete(f.uplinks, index)
 		}
 	}
-	for name := range f.cfg.Uplinks {
+	for _, name := range slices.Sorted(maps.Keys(f.cfg.Uplinks)) {
 		if !named[name] {
-			errs = append(errs, fmt.Errorf("there is no uplink %s", name))
+			missing = append(missing, name)
 		}
 	}
-	return errors.Join(errs...)
+	return missing, errors.Join(errs...)
 }
 
 // linkOf gives what a device says of itself, but its rate.
@@ -108,17 +112,22 @@ func leaves(l netdev.Link, all []netdev.Link) bool {
 
 // bring puts plans into force, for what uplinks send and what they receive; nil
 // plans are of a direction in which nobody is due anything. It goes on with the
-// others after a failure.
+// others after a failure. The error is of what may succeed when it is tried again: what
+// stands in the way of an uplink's plans for longer is noted there, see unkept.
 func (f *Traffic) bring(out, in map[int]model.Plan) error {
 	errs := []error{f.reorder(out)}
 	for index, u := range f.uplinks {
-		err := errors.Join(f.send(u, out), f.receive(u, in))
-		switch {
-		case errors.Is(err, journal.ErrGone): // it has vanished: nothing is lost but what it was for
+		u.unsent, u.unreceived = f.send(u, out), f.receive(u, in)
+		err := errors.Join(u.unsent, u.unreceived)
+		if errors.Is(err, journal.ErrGone) { // it has vanished: nothing is lost but what it was for
 			errs = append(errs, u.close())
 			delete(f.uplinks, index)
-		case err != nil:
-			errs = append(errs, fmt.Errorf("uplink %s: %w", u.link.Name, err))
+			continue
+		}
+		for _, err := range []error{u.unsent, u.unreceived} {
+			if err != nil && !lasting(err) {
+				errs = append(errs, fmt.Errorf("uplink %s: %w", u.link.Name, err))
+			}
 		}
 	}
 	if !f.cuts() {
@@ -138,14 +147,14 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		u.claimed, u.lost = false, false
 		return errors.Join(err, f.undo(u.knobs(f.host)...))
 	}
-	// Without it the priority of what is routed would say nothing.
-	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", journal.Owner{Feature: name}); err != nil {
-		return err
-	}
 	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}); err != nil {
 		if u.lost {
 			err = errors.Join(err, u.program.Close())
 		}
+		return err
+	}
+	// Without it the priority of what is routed would say nothing.
+	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", journal.Owner{Feature: name}); err != nil {
 		return err
 	}
 	at := ends.Place{

@@ -52,10 +52,8 @@ func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 		}
 	}
 	for _, t := range f.tenants {
-		for key, e := range t.ends {
-			if key.NetNS == inode && e.sends.inbound.Len() > 0 {
-				fn(&e.sends)
-			}
+		if s := t.sends[inode]; s != nil && s.inbound.Len() > 0 {
+			fn(&s.ingress)
 		}
 	}
 }

@@ -34,6 +34,7 @@ type Link struct {
 	MAC    string // in colon form, "" if it has none
 	MTU    int    // bytes
 	Up     bool
+	Ether  bool     // its packets have Ethernet headers: not those of WireGuard, tun, PPP
 	Addrs  []string // prefixes in CIDR form, IPv4 and IPv6
 	Master int      // index of the bridge or bond that it is a port of; 0 if none
 
@@ -210,6 +211,7 @@ func fromNetlink(l netlink.Link) Link {
 		MAC:      a.HardwareAddr.String(),
 		MTU:      a.MTU,
 		Up:       a.Flags&net.FlagUp != 0,
+		Ether:    a.EncapType == "ether",
 		Master:   a.MasterIndex,
 		Peer:     a.ParentIndex,
 		PeerNS:   a.NetNsID,

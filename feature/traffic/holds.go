@@ -1,0 +1,252 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// What stands in the way of a plan until somebody changes the host.
+var (
+	errShaped   = errors.New("it already has a shaper of somebody else")
+	errReplaced = errors.New("someone has replaced the root qdisc, which is left alone")
+	errNoHeader = errors.New("its packets have no Ethernet header, as those of WireGuard, tun and PPP, and so no IFB can queue them; possible with: net.ingress.ceil alone, which veths hold")
+)
+
+// lasting says whether trying again does not help against an error.
+func lasting(err error) bool {
+	return errors.Is(err, errShaped) || errors.Is(err, errReplaced) || errors.Is(err, qdisc.ErrKept)
+}
+
+// unseen says whether a device brings packets to the host's devices without
+// being received by one of them, so that nobody but the container sees them
+// before the uplink.
+func unseen(kind string) bool { return kind == "macvlan" || kind == "ipvlan" }
+
+// ways are the devices by which a tenant's packets come and go.
+type ways struct {
+	veths  []string // host ends, at which everything passes
+	below  []string // that bring packets to the uplinks past all other devices of the host
+	beside []string // whose packets no device of the host sees
+}
+
+// ways sorts the tenant's devices. What is made in the container's namespace, and stands
+// on another device there, leads nowhere by itself.
+func (t *tenant) ways() (w ways) {
+	if t.key.NetNS == 0 {
+		return ways{below: []string{"the host's network"}}
+	}
+	var inner []string
+	for _, c := range t.members {
+		for _, dev := range c.Interfaces {
+			named := fmt.Sprintf("%s (%s)", dev.Name, dev.Kind)
+			switch {
+			case dev.HasHostEnd():
+				w.veths = append(w.veths, dev.Host.Name)
+			case dev.Kind == "veth": // see devices
+			case unseen(dev.Kind):
+				w.below = append(w.below, named)
+			case dev.Kind == "device":
+				w.beside = append(w.beside, dev.Name+" (hardware)")
+			case dev.Apart || dev.Kind == "netkit":
+				w.beside = append(w.beside, named)
+			default:
+				inner = append(inner, named)
+			}
+		}
+	}
+	if len(w.veths)+len(w.below)+len(w.beside) == 0 {
+		w.beside = inner
+	}
+	for _, list := range []*[]string{&w.veths, &w.below, &w.beside} {
+		slices.Sort(*list) // containers of a pod have the same
+		*list = slices.Compact(*list)
+	}
+	return w
+}
+
+// seen says whether all packets pass veths.
+func (w ways) seen() bool { return len(w.veths) > 0 && len(w.below)+len(w.beside) == 0 }
+
+// account is what of a tenant's due holds, and what does not.
+type account struct {
+	places map[string]int // by key: where it holds
+	gaps   []error
+}
+
+func (a *account) gap(format string, args ...any) {
+	a.gaps = append(a.gaps, fmt.Errorf(format, args...))
+}
+
+// unkept is the error of what does not hold of a tenant's due: a feature.ErrPartly where
+// anything does. All the rest of it is in force. missing names uplinks that there are not.
+func (f *Traffic) unkept(t *tenant, missing []string) error {
+	a := account{places: make(map[string]int)}
+	w := t.ways()
+	switch {
+	case len(w.veths)+len(w.below)+len(w.beside) == 0:
+		return errors.New("the container has no network device, so that there is nothing to hold; possible with: a network")
+	case len(w.beside) > 0:
+		a.gap("what passes %s comes to no device of the host at which it could be held; possible with: a bridge network or a macvlan", strings.Join(w.beside, ", "))
+	}
+	if len(w.veths)+len(w.below) > 0 {
+		f.unkeptWay(&a, t, w, sending(), missing)
+		f.unkeptWay(&a, t, w, receiving(), missing)
+	}
+	if len(a.gaps) == 0 {
+		return nil
+	}
+	for _, n := range a.places {
+		if n > 0 {
+			return fmt.Errorf("%w: %w", feature.ErrPartly, errors.Join(a.gaps...))
+		}
+	}
+	return errors.Join(a.gaps...)
+}
+
+// direction is one of the two, with what differs.
+type direction struct {
+	prefix string // of its keys
+	due    func(due) policy.Net
+	link   func(*uplink) model.Link
+	failed func(*uplink) error
+}
+
+func sending() direction {
+	return direction{"net.", func(d due) policy.Net { return d.egress }, func(u *uplink) model.Link { return u.link }, func(u *uplink) error { return u.unsent }}
+}
+
+func receiving() direction {
+	return direction{"net.ingress.", func(d due) policy.Net { return d.ingress }, func(u *uplink) model.Link { return u.ingress.link }, func(u *uplink) error {
+		if !u.ether {
+			return errNoHeader
+		}
+		return u.unreceived
+	}}
+}
+
+// wishes names the keys of a policy that say something for themselves.
+func wishes(n policy.Net) (keys []string) {
+	for _, k := range []struct {
+		name string
+		set  bool
+	}{{"rate", n.Rate > 0}, {"ceil", n.Ceil > 0}, {"weight", n.Weight > 0}, {"priority", n.Priority != nil}, {"latency", n.Latency > 0}} {
+		if k.set {
+			keys = append(keys, k.name)
+		}
+	}
+	return keys
+}
+
+// unkeptWay adds up one direction.
+func (f *Traffic) unkeptWay(a *account, t *tenant, w ways, way direction, missing []string) {
+	n := way.due(t.due)
+	keys := wishes(n)
+	sent := way.prefix == sending().prefix
+	if n.Ceil > 0 && len(w.veths) > 0 && !(sent && f.cfg.Ends.Filters()) {
+		t.unkeptCeil(a, way.prefix+"ceil", sent)
+		if w.seen() { // and need not hold anywhere else
+			keys = slices.DeleteFunc(keys, func(k string) bool { return k == "ceil" })
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	for _, name := range missing {
+		a.gap("there is no uplink %s", name)
+	}
+	if len(f.uplinks) == 0 && len(missing) == 0 {
+		a.gap("%s %s not kept: the host has no uplink: no hardware is up (the agent's flag --uplink names others)", listed(way.prefix, keys), are(keys))
+	}
+	var holding []string
+	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
+		u := f.uplinks[index]
+		if err := way.failed(u); err != nil {
+			a.gap("uplink %s: %s %s not kept: %w", u.link.Name, listed(way.prefix, keys), are(keys), err)
+			continue
+		}
+		holding = append(holding, u.link.Name)
+		unkept := way.link(u).Unkept(n)
+		for _, k := range keys {
+			if !slices.Contains(unkept, k) {
+				a.places[way.prefix+k]++
+			}
+		}
+		if len(unkept) > 0 {
+			a.gap("uplink %s: %s %s not kept, as the rate of the link is not known: its driver does not tell ("+giveRate+")",
+				u.link.Name, listed(way.prefix, unkept), are(unkept), u.link.Name)
+		}
+	}
+	if slices.Contains(keys, "ceil") && len(holding) > 0 {
+		f.aside(a, w, way.prefix+"ceil", holding)
+	}
+}
+
+// unkeptCeil adds up a ceil at veths, of what the tenant sends or receives.
+func (t *tenant) unkeptCeil(a *account, key string, sent bool) {
+	var holding []string
+	add := func(at string, unheld error) {
+		if unheld != nil {
+			a.gap("%s: %s is not kept: %w", at, key, unheld)
+			return
+		}
+		holding = append(holding, at)
+		a.places[key]++
+	}
+	if sent {
+		for _, inode := range slices.Sorted(maps.Keys(t.sends)) {
+			add(t.sends[inode].link.Name, t.sends[inode].unheld)
+		}
+	} else {
+		for _, e := range t.ends {
+			if e.host {
+				add(e.name, e.unheld)
+			}
+		}
+	}
+	if len(holding) > 1 {
+		slices.Sort(holding)
+		a.gap("%s holds for each of %s, not for their sum; possible with: a single network, or a ceil divided by their number", key, strings.Join(holding, ", "))
+	}
+}
+
+// aside tells of a ceil that uplinks hold, for want of a veth.
+func (f *Traffic) aside(a *account, w ways, key string, holding []string) {
+	where := "uplink " + holding[0]
+	if len(holding) > 1 {
+		where = fmt.Sprintf("each of the uplinks %s, not for their sum", strings.Join(holding, ", "))
+	}
+	switch {
+	case len(w.below) > 0:
+		a.gap("%s holds for what passes %s, and not for what stays on this host, as there is no veth for %s; possible with: a bridge network", key, where, strings.Join(w.below, ", "))
+	case len(w.beside) == 0:
+		a.gap("%s holds for what passes %s, and not for what stays on this host; possible with: Linux 6.6 or later", key, where)
+	}
+}
+
+// listed names keys of policy.
+func listed(prefix string, keys []string) string { return prefix + strings.Join(keys, ", "+prefix) }
+
+func are(keys []string) string {
+	if len(keys) > 1 {
+		return "are"
+	}
+	return "is"
+}
+
+// shaped is the error of a device whose root qdisc is somebody's and holds it to less
+// than ours would, as far as is known.
+func shaped(l qdisc.Limit, mend string) error {
+	what := l.Kind
+	if l.Rate > 0 {
+		what += " of " + policy.FormatRate(l.Rate)
+	}
+	return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, what, mend)
+}
