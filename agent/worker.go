@@ -104,7 +104,7 @@ type row struct {
 }
 
 func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker {
-	return &worker{
+	w := &worker{
 		feature: f, pace: p, log: log.With("feature", f.Name()),
 		wake:  make(chan struct{}, 1),
 		left:  left,
@@ -113,6 +113,10 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 
 		snapshots: newReader(), exports: newReader(), maps: newReader(), selves: newReader(),
 	}
+	if n, ok := f.(feature.Notifier); ok {
+		n.Notify(w.again)
+	}
+	return w
 }
 
 // want replaces what is wanted. Containers that are not in targets are removed at

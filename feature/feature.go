@@ -103,6 +103,14 @@ type Decider interface {
 	Decide(targets []policy.Target, complete bool) ([]policy.Decision, error)
 }
 
+// Notifier is a Feature that sees by itself when something of what Apply put in force is
+// undone, or can be put in force at last. Notify is called once, before Apply. The feature
+// calls changed, from any goroutine, to have Apply called soon for a container for which it
+// would return something else now.
+type Notifier interface {
+	Notify(changed func(container.ID))
+}
+
 // Planner is a Feature that says beforehand what it would change on the host. Plan may
 // be called at any time, and changes nothing.
 type Planner interface {

@@ -115,6 +115,17 @@ type Set struct {
 // Len is how many programs are attached.
 func (s *Set) Len() int { return len(s.held) }
 
+// Lost says whether somebody has detached one of the programs, of which nothing else
+// tells, or its device has gone: Put attaches it again.
+func (s *Set) Lost() bool {
+	for _, a := range s.held {
+		if a.Lost() {
+			return true
+		}
+	}
+	return false
+}
+
 // Put sees to it that a program is at a place. Where it is there it stays: load is
 // called only if it is not, or if its device has gone and another has its number. The
 // program that load gives is closed. Errors: journal.ErrGone or netdev.ErrNoNS, for a

@@ -31,6 +31,13 @@ func counted(m *ebpf.Map, names ...string) (map[string]uint64, error) {
 	return out, nil
 }
 
+// Quiesce runs do while nothing is looked at.
+func (f *Traffic) Quiesce(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+}
+
 // SetRate gives an uplink another rate, as its driver may.
 func (f *Traffic) SetRate(uplink string, rate uint64) {
 	f.mu.Lock()

@@ -22,7 +22,7 @@ var (
 
 // lasting says whether trying again does not help against an error.
 func lasting(err error) bool {
-	return errors.Is(err, errShaped) || errors.Is(err, errReplaced) || errors.Is(err, qdisc.ErrKept)
+	return errors.Is(err, errShaped) || errors.Is(err, errReplaced) || errors.Is(err, errLeft) || errors.Is(err, qdisc.ErrKept)
 }
 
 // unseen says whether a device brings packets to the host's devices without

@@ -54,6 +54,7 @@ type host struct {
 	measured string            // file of the rates that were
 	others   map[string]uint64 // uplinks beside nic0
 	nic0     int               // its index
+	now      func() time.Time  // nil: time.Now
 }
 
 func newHost(t testing.TB, rate uint64) *host {
@@ -79,7 +80,7 @@ func (h *host) start() {
 	}
 	h.traffic, err = traffic.New(traffic.Config{
 		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, MarkMask: h.mask,
-		Uplinks: uplinks, Delays: h.delays, Measured: h.measured,
+		Uplinks: uplinks, Delays: h.delays, Measured: h.measured, Now: h.now,
 	})
 	must(h.t, err)
 	if v := h.traffic.Support(); v.Level != probe.Full {

@@ -34,19 +34,32 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 		return f.unlead(f.host, u.index, &u.ingress)
 	}
 	// Without it routing would overwrite the packet's tag.
-	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", by); err != nil {
-		return err
+	forward := f.forward()
+	if forward != nil && !lasting(forward) {
+		return forward
 	}
 	if err := f.lead(f.host, u.index, []int{u.index}, &u.ingress, p, by, trafficProgFlInbound); err != nil {
 		return fmt.Errorf("what it receives: %w", err)
 	}
-	return nil
+	return forward
 }
 
 // lead has what some devices receive pass the queue of an IFB, which divides it as
 // planned, and is named for one of them. program leads packets there.
 func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan, by journal.Owner, program string) error {
+	if err := f.watch(ns); err != nil {
+		return err
+	}
 	ifb := ns.IFB(of)
+	if i.index != 0 {
+		index, err := ns.Index(netdev.IFBName(of))
+		if err != nil && !errors.Is(err, netdev.ErrNoLink) {
+			return err
+		}
+		if index != i.index && !i.dispute.again(f.now()) {
+			return errors.Join(left("the IFB was removed"), i.close())
+		}
+	}
 	if err := f.cfg.Journal.Turn(ifb, netdev.OurIFB, by); err != nil {
 		return err
 	}
@@ -60,7 +73,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 		}
 		i.index = index
 	}
-	if err := i.bring(f.cfg.Journal, ns, p, by); err != nil {
+	if err := i.bring(f.cfg.Journal, ns, p, by, f.now()); err != nil {
 		if i.lost {
 			err = errors.Join(err, i.close())
 		}
@@ -69,10 +82,12 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 	if l, err := ns.Link(index); err != nil {
 		return err
 	} else if !l.Up {
-		return fmt.Errorf("it is not shaped: someone has set %s down", l.Name)
-	}
-	if err := f.watch(ns); err != nil {
-		return err
+		if !i.dispute.again(f.now()) {
+			return errors.Join(left("the IFB was set down"), i.close())
+		}
+		if err := ns.RaiseIFB(of); err != nil {
+			return err
+		}
 	}
 	errs := []error{i.inbound.Drop(func(d ends.Device, _ bool, _ string) bool { return !slices.Contains(at, d.Index) })}
 	for _, dev := range at {
@@ -88,7 +103,7 @@ func (f *Traffic) unqueue(ns *netdev.NS, i *ingress) error {
 	if i.index != 0 {
 		err = errors.Join(err, f.undo(i.knobs(ns)...))
 	}
-	i.index, i.claimed, i.lost = 0, false, false
+	i.index, i.claimed, i.lost, i.brought = 0, false, false, false
 	return err
 }
 
@@ -107,7 +122,8 @@ func (f *Traffic) unlead(ns *netdev.NS, of int, i *ingress) error {
 		i.index = index
 	}
 	refs := append(i.knobs(ns), ns.IFB(of).Ref())
-	i.index, i.claimed, i.lost = 0, false, false
+	i.forget()
+	i.index = 0
 	return errors.Join(append(errs, f.undo(refs...), f.unwatch())...)
 }
 

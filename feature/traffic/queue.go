@@ -3,7 +3,9 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
@@ -19,13 +21,17 @@ import (
 type queue struct {
 	link    model.Link
 	index   int
-	claimed bool       // its root qdisc is ours,
-	kind    qdisc.Kind // of this kind
-	lost    bool       // it was, until someone replaced it
-	theirs  bool       // somebody's holds the device to less than ours would
-	ordered bool       // its classes are not all of one level
-	split   []uint16   // classes, by minor, whose packets are cut into frames,
-	frame   int        // of this length, bytes; 0: none are
+	claimed bool        // its root qdisc is ours,
+	kind    qdisc.Kind  // of this kind
+	lost    bool        // it was, until someone replaced it
+	theirs  bool        // somebody's holds the device to less than ours would
+	ordered bool        // its classes are not all of one level
+	plan    *model.Plan // that is, or is to be, in force; nil: none
+	brought bool        // it was in force, as far as the kernel told
+	dispute dispute
+	split   []uint16 // classes, by minor, whose packets are cut into frames,
+	frame   int      // of this length, bytes; 0: none are
+	cut     bool     // some were, since the root became ours
 }
 
 // replaced is the error of a device whose root qdisc is no longer ours; by says
@@ -37,8 +43,11 @@ func replaced(by journal.Owner) error {
 	return fmt.Errorf("%w: nothing is guaranteed there until that one, or all containers' policy, is removed", errReplaced)
 }
 
-// bring makes the device's root ours, with the classes of p below it.
-func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journal.Owner) error {
+// bring makes the device's root ours, with the classes of p below it. What somebody has
+// removed or changed since is put back, unless they keep doing so: errLeft.
+func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journal.Owner, now time.Time) error {
+	known := q.brought && reflect.DeepEqual(*q.plan, p)
+	q.plan, q.brought = &p, false
 	if q.lost {
 		if value, err := qdisc.Root(ns, q.index).Read(); err != nil || value != qdisc.Default {
 			return errors.Join(replaced(by), err)
@@ -54,6 +63,19 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 		return err
 	}
 	defer d.Close()
+	if known {
+		differs, err := d.Differs(kind, classes(p))
+		switch {
+		case err != nil: // Bring tells
+		case !differs && !q.cut:
+			q.brought = true
+			return nil
+		case differs && !q.dispute.again(now):
+			q.brought = true
+			return left("its classes were changed")
+		}
+	}
+	q.cut = q.cut || p.Split > 0
 	_, err = d.Bring(kind, classes(p))
 	q.ordered, q.split, q.frame = ordered(p), nil, p.Split
 	for _, c := range p.Classes {
@@ -61,12 +83,27 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 			q.split = append(q.split, minorOf(c.Slot))
 		}
 	}
-	if errors.Is(err, qdisc.ErrNotOurs) {
+	if !errors.Is(err, qdisc.ErrNotOurs) {
+		q.brought = err == nil
+		return err
+	}
+	value, err := qdisc.Root(ns, q.index).Read()
+	switch {
+	case err != nil:
+		return err
+	case value != qdisc.Default:
 		q.lost = true
 		return replaced(by)
+	case !q.dispute.again(now):
+		q.brought = true
+		return left("the root qdisc was removed")
 	}
-	return err
+	q.claimed = false
+	return q.bring(j, ns, p, by, now)
 }
+
+// forget says that nothing of ours is at the device, nor is to be.
+func (q *queue) forget() { *q = queue{link: q.link, index: q.index} }
 
 // cuts says whether the packets of some class are split.
 func (q *queue) cuts() bool { return q.claimed && !q.lost && q.frame > 0 }

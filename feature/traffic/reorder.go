@@ -63,7 +63,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		var errs []error
 		for index, u := range f.uplinks {
 			if p, planned := plans[index]; planned && u.claimed && !u.lost {
-				errs = append(errs, u.bring(f.cfg.Journal, f.host, with(p, beside, emptied), journal.Owner{Feature: name}))
+				errs = append(errs, u.bring(f.cfg.Journal, f.host, with(p, beside, emptied), journal.Owner{Feature: name}, f.now()))
 			}
 		}
 		return errors.Join(errs...)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf/link"
 
@@ -33,6 +34,8 @@ type tenant struct {
 	at      ends.Set                   // fl_identify and fl_deliver, at those
 	sends   map[uint64]*egressQueue    // by network namespace
 	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
+	looked  time.Time                  // when its devices were, at a word of netlink
+	touched bool                       // of which there was one more since
 }
 
 // due is what policy gives a tenant in the two directions.
@@ -143,6 +146,10 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	errs := []error{err}
 	for id, c := range t.members {
 		errs = append(errs, f.classify(t, c, t.slot))
+		if l := t.sockets[id]; l != nil && detached(l) {
+			errs = append(errs, l.Close())
+			delete(t.sockets, id)
+		}
 		if f.learns(t) && t.key.NetNS == 0 && t.sockets[id] == nil && c.Cgroup.V2 != "" {
 			l, err := attachCgroup(c.Cgroup.V2, f.programs.copyFor(trafficProgFlArrive, t.slot))
 			if err != nil {
@@ -160,8 +167,8 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	}
 	for key, e := range t.ends {
 		if _, wanted := want[key]; !wanted {
-			errs = append(errs, t.leave(key, ""), f.leave(key, e))
 			delete(t.ends, key)
+			errs = append(errs, t.leave(key, ""), f.leave(key, e))
 		}
 	}
 	leads := f.leads(t, want)
@@ -264,8 +271,11 @@ const identify, deliver = "identify", "deliver"
 func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 	ceil := t.due.ingress.Ceil
 	if ceil == 0 {
-		q.claimed, q.lost, q.theirs = false, false, false
+		q.forget()
 		return f.undo(q.knobs(ns)...) // also what an earlier agent left
+	}
+	if err := f.watch(ns); err != nil {
+		return err
 	}
 	value, err := qdisc.Root(ns, q.index).Read()
 	if err != nil {
@@ -281,7 +291,7 @@ func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 		return err
 	}
 	q.link = p.Link
-	return q.bring(f.cfg.Journal, ns, p, t.owner())
+	return q.bring(f.cfg.Journal, ns, p, t.owner(), f.now())
 }
 
 // holdSent keeps what a tenant sends by the host ends at, wherever it goes, below its
@@ -363,10 +373,10 @@ func (f *Traffic) let(t *tenant) error {
 		errs = append(errs, f.stop(t, inode))
 	}
 	for key, e := range t.ends {
-		errs = append(errs, f.leave(key, e))
 		delete(t.ends, key)
+		errs = append(errs, f.leave(key, e))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, f.unwatch())...)
 }
 
 // leave puts back what was changed at one device.

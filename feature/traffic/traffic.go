@@ -66,6 +66,8 @@ type Config struct {
 	// priority stays: everywhere that is known of, with what this feature sets
 	// for IPv4 routing.
 	MarkMask uint32
+	// Now is the clock; nil: time.Now.
+	Now func() time.Time
 	// Delays has measured always how long packets wait, for Read and Snapshot,
 	// while there is a tenant. It costs each packet at each root qdisc of the host
 	// some time.
@@ -94,9 +96,14 @@ type Traffic struct {
 	sharing    bool                  // what uplinks receive is led through IFBs
 	watches    map[uint64]*watch     // of namespaces with IFBs
 	macvlans   map[container.ID]bool // containers whose packets no veth brings
-	meter      *delay.Meter          // nil while delays are measured for no longer than Measure takes
-	cut        map[delay.Class]bool  // of which the meter says nothing
-	unmeasured string                // why they are not, or not of all, at the last look
+	forwards   bool                  // the sysctl was set for that, see forward
+	forwarding dispute
+	changed    func(container.ID) // see Notify
+	done       chan struct{}      // closed by Close
+	looking    feature.Loop
+	meter      *delay.Meter         // nil while delays are measured for no longer than Measure takes
+	cut        map[delay.Class]bool // of which the meter says nothing
+	unmeasured string               // why they are not, or not of all, at the last look
 }
 
 func (cfg Config) withDefaults() Config {
@@ -105,6 +112,9 @@ func (cfg Config) withDefaults() Config {
 	}
 	if cfg.Ends == nil {
 		cfg.Ends = ends.Open(cfg.Roots.Proc, cfg.Journal)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
 	}
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
@@ -125,6 +135,8 @@ func New(cfg Config) (*Traffic, error) {
 		macvlans: make(map[container.ID]bool),
 
 		measuring: make(chan struct{}, atOnce),
+		done:      make(chan struct{}),
+		looking:   feature.Loop{Name: "what is in force"},
 	}
 	if os.Geteuid() != 0 {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: devices cannot be changed", Mend: "run the agent as root"}
@@ -158,6 +170,7 @@ func New(cfg Config) (*Traffic, error) {
 		return f, nil
 	}
 	f.support = probe.Verdict{Level: probe.Full}
+	go f.lookAgain(f.done)
 	if cfg.Delays {
 		if err := delay.Supported(); err != nil {
 			f.cfg.Delays = false
@@ -166,6 +179,8 @@ func New(cfg Config) (*Traffic, error) {
 	}
 	return f, nil
 }
+
+func (f *Traffic) now() time.Time { return f.cfg.Now() }
 
 // Name implements feature.Feature.
 func (f *Traffic) Name() string { return name }
@@ -423,62 +438,4 @@ func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(d
 		plans[index] = p
 	}
 	return plans, nil
-}
-
-// Prune implements feature.Feature. What an earlier agent left at the uplinks
-// goes unless Apply has adopted it.
-func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.tenants) == 0 {
-		return f.restore(all)
-	}
-	held := make(map[journal.Ref]bool)
-	for _, u := range f.uplinks {
-		refs := []journal.Ref{qdisc.ForwardPriority(f.host).Ref()}
-		if u.claimed {
-			refs = append(refs, u.knobs(f.host)...)
-		}
-		if u.ingress.index != 0 {
-			refs = append(refs, append(u.ingress.knobs(f.host), f.host.IFB(u.index).Ref())...)
-		}
-		for _, r := range refs {
-			held[r] = true
-		}
-	}
-	// Those of one container are the agent's to undo, and Apply's.
-	return f.restore(func(e journal.Entry) bool {
-		if e.Ref.Kind == qdisc.KindFilter {
-			return f.cfg.Ends.Stray(e)
-		}
-		return e.Owner.Container == 0 && !held[e.Ref]
-	})
-}
-
-// Close implements feature.Feature. The qdiscs stay; without the programs all
-// packets are in the default class, and share the link as they come.
-func (f *Traffic) Close() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var errs []error
-	for _, t := range f.tenants {
-		errs = append(errs, t.close())
-	}
-	for _, u := range f.uplinks {
-		errs = append(errs, u.close())
-	}
-	clear(f.tenants)
-	clear(f.member)
-	clear(f.uplinks)
-	errs = append(errs, f.unwatch(), f.unfollow())
-	if f.programs != nil {
-		errs = append(errs, f.programs.close())
-		f.programs = nil
-	}
-	errs = append(errs, f.own.Close())
-	if f.host != nil {
-		errs = append(errs, f.listing.Close(), f.host.Close())
-		f.host = nil
-	}
-	return errors.Join(errs...)
 }

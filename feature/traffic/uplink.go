@@ -116,6 +116,9 @@ func leaves(l netdev.Link, all []netdev.Link) bool {
 // stands in the way of an uplink's plans for longer is noted there, see unkept.
 func (f *Traffic) bring(out, in map[int]model.Plan) error {
 	errs := []error{f.reorder(out)}
+	if out != nil || in != nil {
+		errs = append(errs, f.watch(f.host))
+	}
 	for index, u := range f.uplinks {
 		u.unsent, u.unreceived = f.send(u, out), f.receive(u, in)
 		err := errors.Join(u.unsent, u.unreceived)
@@ -130,38 +133,46 @@ func (f *Traffic) bring(out, in map[int]model.Plan) error {
 			}
 		}
 	}
-	if !f.cuts() {
-		return errors.Join(append(errs, f.unwatch())...)
-	}
 	// An MTU that was raised before there was a watch is not told of.
-	return errors.Join(append(errs, f.watch(f.host), f.widen())...)
+	return errors.Join(append(errs, f.unwatch(), f.widen())...)
 }
 
 // send puts the plan of what an uplink sends into force.
 func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 	if plans == nil {
-		if u.program.Len() == 0 {
+		if u.plan == nil {
 			return nil
 		}
 		err := u.program.Close()
-		u.claimed, u.lost = false, false
+		u.forget()
 		return errors.Join(err, f.undo(u.knobs(f.host)...))
 	}
-	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}); err != nil {
+	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}, f.now()); err != nil {
 		if u.lost {
 			err = errors.Join(err, u.program.Close())
 		}
-		return err
-	}
-	// Without it the priority of what is routed would say nothing.
-	if err := f.cfg.Journal.Turn(qdisc.ForwardPriority(f.host), "0", journal.Owner{Feature: name}); err != nil {
 		return err
 	}
 	at := ends.Place{
 		Device: ends.Device{NetNS: f.host.Inode(), Index: u.index}, Path: f.cfg.NetNS,
 		Egress: true, Stage: ends.Identify, Name: "normalise",
 	}
-	return f.put(&u.program, at, f.programs.Normalise.Clone)
+	// Without the sysctl the priority of what is routed would say nothing.
+	return errors.Join(f.forward(), f.put(&u.program, at, f.programs.Normalise.Clone))
+}
+
+// forward has IPv4 forwarding leave the priority of packets as it is.
+func (f *Traffic) forward() error {
+	k := qdisc.ForwardPriority(f.host)
+	value, err := k.Read()
+	if err != nil {
+		return err
+	}
+	if value != "0" && f.forwards && !f.forwarding.again(f.now()) {
+		return left("net.ipv4.ip_forward_update_priority was set to " + value)
+	}
+	f.forwards = true
+	return f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name})
 }
 
 // release gives everything back, as nobody is shaped any more.
@@ -171,7 +182,7 @@ func (f *Traffic) release() error {
 		errs = append(errs, u.close())
 	}
 	clear(f.uplinks)
-	f.sharing = false
+	f.sharing, f.forwards = false, false
 	errs = append(errs, f.unwatch())
 	return errors.Join(append(errs, f.restore(all))...)
 }

@@ -1,18 +1,36 @@
 package traffic
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	"github.com/cilium/ebpf/link"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// lookPause is the least time between two looks at the IFBs of a namespace whose
-// owner may change devices as often as it likes.
-const lookPause = 20 * time.Millisecond
+const (
+	// lookPause is the least time between two looks at the devices of a namespace whose
+	// owner may change them as often as it likes.
+	lookPause = 20 * time.Millisecond
+	// lookEvery is how often to look at what netlink does not tell of.
+	lookEvery = 2 * time.Second
+	// tenantPause is the least time between two looks at one tenant at a word of netlink,
+	// as each change of the container's own device is one. What comes sooner waits for the
+	// next look of the other kind.
+	tenantPause = 500 * time.Millisecond
+)
 
-// watch reports changed devices in a namespace with IFBs, or in which packets are
-// split.
+// watch reports changes of devices and their qdiscs in a namespace in which something of
+// ours is.
 type watch struct {
 	ns   *netdev.NS
 	stop func() error
@@ -20,9 +38,7 @@ type watch struct {
 
 func (w *watch) close() error { return errors.Join(w.stop(), w.ns.Close()) }
 
-// watch begins to watch a namespace. Packets that are led to an IFB that has gone
-// or is down are lost, and so are frames that are longer than those into which
-// packets are split.
+// watch begins to watch a namespace.
 func (f *Traffic) watch(ns *netdev.NS) error {
 	inode := ns.Inode()
 	if f.watches[inode] != nil {
@@ -33,8 +49,8 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 		return err
 	}
 	w := &watch{ns: own}
-	w.stop, err = own.Watch(func() {
-		f.lookAfter(inode)
+	w.stop, err = own.WatchDevices(func(devices map[int]bool, lost bool) {
+		f.lookAfter(inode, func(index int) bool { return lost || devices[index] })
 		time.Sleep(lookPause)
 	})
 	if err != nil {
@@ -43,6 +59,178 @@ func (f *Traffic) watch(ns *netdev.NS) error {
 	f.watches[inode] = w
 	return nil
 }
+
+// Notify implements feature.Notifier.
+func (f *Traffic) Notify(changed func(container.ID)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changed = changed
+}
+
+// Loops implements feature.Looper.
+func (f *Traffic) Loops() []*feature.Loop { return []*feature.Loop{&f.looking} }
+
+// lookAgain looks every lookEvery until done is closed.
+func (f *Traffic) lookAgain(done chan struct{}) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+			f.lookAround()
+		}
+	}
+}
+
+// lookAround puts back what somebody has undone without a word of netlink: programs that
+// were detached, and the sysctl. The agent has all else looked at every few minutes, by
+// Apply.
+func (f *Traffic) lookAround() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looking.Begin()
+	defer f.looking.End()
+	if f.host == nil || f.programs == nil {
+		return
+	}
+	forward := false
+	if len(f.tenants) > 0 && slices.ContainsFunc(slices.Collect(maps.Values(f.uplinks)), func(u *uplink) bool { return u.program.Len() > 0 || u.ingress.inbound.Len() > 0 }) {
+		value, err := qdisc.ForwardPriority(f.host).Read()
+		forward = err == nil && value != "0"
+	}
+	for _, u := range f.uplinks {
+		if forward || u.program.Lost() || u.ingress.inbound.Lost() {
+			f.renew(u)
+		}
+	}
+	for _, t := range f.tenants {
+		if t.touched || t.lost() {
+			f.reidentify(t)
+		}
+	}
+}
+
+// lost says whether somebody has detached a program of the tenant's.
+func (t *tenant) lost() bool {
+	lost := t.at.Lost()
+	for _, s := range t.sends {
+		lost = lost || s.inbound.Lost()
+	}
+	for _, l := range t.sockets {
+		lost = lost || detached(l)
+	}
+	return lost
+}
+
+// detached says whether somebody has detached a program from its cgroup.
+func detached(l link.Link) bool {
+	info, err := l.Info()
+	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == 0
+}
+
+// lookAfter puts back what somebody has undone at the devices of a namespace that told
+// names. First of all no packets are led to an IFB any more that takes none, and none
+// dropped at a device whose MTU was raised.
+func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looking.Begin()
+	defer f.looking.End()
+	w := f.watches[inode]
+	if w == nil || f.programs == nil {
+		return
+	}
+	f.led(inode, func(i *ingress) {
+		if !told(i.index) {
+			return
+		}
+		l, err := w.ns.Link(i.index)
+		if err == nil && l.Up {
+			return
+		}
+		f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", i.index, "for", i.link.Name)
+		if err := i.close(); err != nil {
+			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "for", i.link.Name, "err", err)
+		}
+	})
+	if f.host != nil && f.host.Inode() == inode {
+		if err := f.widen(); err != nil {
+			f.cfg.Log.Error("frames may be dropped: an uplink's MTU was raised", "err", err)
+		}
+		for _, u := range f.uplinks {
+			if told(u.index) || u.ingress.index != 0 && told(u.ingress.index) {
+				f.renew(u)
+			}
+		}
+	}
+	for _, t := range f.tenants {
+		s := t.sends[inode]
+		touched := s != nil && s.index != 0 && told(s.index)
+		for key := range t.ends {
+			touched = touched || key.NetNS == inode && told(key.Index)
+		}
+		switch {
+		case !touched:
+		case time.Since(t.looked) < tenantPause:
+			t.touched = true
+		default:
+			f.reidentify(t)
+		}
+	}
+}
+
+// renew brings an uplink to the plans that it had. All tenants are told if that fails, or
+// does no longer.
+func (f *Traffic) renew(u *uplink) {
+	was := fmt.Sprint(u.unsent, u.unreceived)
+	if u.plan != nil {
+		u.unsent = f.send(u, plansOf(u.index, u.plan))
+	}
+	if u.ingress.plan != nil {
+		u.unreceived = f.receive(u, plansOf(u.index, u.ingress.plan))
+	}
+	if fmt.Sprint(u.unsent, u.unreceived) != was {
+		for _, t := range f.tenants {
+			f.tell(t)
+		}
+	}
+}
+
+// reidentify brings the devices of a tenant to what they had. It is told if that fails,
+// or does no longer.
+func (f *Traffic) reidentify(t *tenant) {
+	was := t.unheld()
+	t.touched, t.looked = false, time.Now()
+	if err := f.identify(context.Background(), t); err != nil || t.unheld() != was {
+		f.tell(t)
+	}
+}
+
+// unheld sums up what holds nothing at the tenant's devices.
+func (t *tenant) unheld() string {
+	var list []string
+	for inode, s := range t.sends {
+		list = append(list, fmt.Sprint(inode, s.unheld))
+	}
+	for _, e := range t.ends {
+		list = append(list, fmt.Sprint(e.name, e.unheld))
+	}
+	slices.Sort(list)
+	return fmt.Sprint(list)
+}
+
+// tell has the status of a tenant's containers found out anew.
+func (f *Traffic) tell(t *tenant) {
+	for id := range t.members {
+		if f.changed != nil {
+			f.changed(id)
+		}
+	}
+}
+
+func plansOf(index int, p *model.Plan) map[int]model.Plan { return map[int]model.Plan{index: *p} }
 
 // led calls fn for all IFBs in a namespace to which packets are led.
 func (f *Traffic) led(inode uint64, fn func(*ingress)) {
@@ -54,40 +242,6 @@ func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 	for _, t := range f.tenants {
 		if s := t.sends[inode]; s != nil && s.inbound.Len() > 0 {
 			fn(&s.ingress)
-		}
-	}
-}
-
-// lookAfter stops leading packets to IFBs that no longer accept any, and stops
-// the drops of frames at a device whose MTU was raised.
-func (f *Traffic) lookAfter(inode uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	w := f.watches[inode]
-	if w == nil {
-		return
-	}
-	list := func() ([]netdev.Link, error) { return w.ns.Links(netdev.MostLinks) }
-	if f.host != nil && f.host.Inode() == inode {
-		list = f.listing.Links
-	}
-	links, err := list()
-	up := make(map[int]bool)
-	for _, l := range links {
-		up[l.Index] = l.Up
-	}
-	f.led(inode, func(i *ingress) {
-		if err != nil || up[i.index] {
-			return
-		}
-		f.cfg.Log.Warn("someone has removed or set down an IFB: what it shaped is not shaped until the next change", "index", i.index, "for", i.link.Name)
-		if err := i.close(); err != nil {
-			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "for", i.link.Name, "err", err)
-		}
-	})
-	if f.host != nil && f.host.Inode() == inode {
-		if err := f.widen(); err != nil {
-			f.cfg.Log.Error("frames may be dropped: an uplink's MTU was raised", "err", err)
 		}
 	}
 }
@@ -125,14 +279,27 @@ func (f *Traffic) widen() error {
 	return errors.Join(errs...)
 }
 
-// unwatch ends the watches of namespaces in which no packets are led to IFBs, or
-// split, any more.
+// unwatch ends the watches of namespaces in which nothing of ours is any more.
 func (f *Traffic) unwatch() error {
+	used := make(map[uint64]bool)
+	for _, u := range f.uplinks {
+		if f.host != nil && (u.plan != nil || u.ingress.plan != nil) {
+			used[f.host.Inode()] = true
+		}
+	}
+	for _, t := range f.tenants {
+		for inode := range t.sends {
+			used[inode] = true
+		}
+		for key, e := range t.ends {
+			if e.receives.plan != nil || e.receives.theirs {
+				used[key.NetNS] = true
+			}
+		}
+	}
 	var errs []error
 	for inode, w := range f.watches {
-		used := f.host != nil && f.host.Inode() == inode && f.cuts()
-		f.led(inode, func(*ingress) { used = true })
-		if !used {
+		if !used[inode] {
 			delete(f.watches, inode)
 			errs = append(errs, w.close())
 		}

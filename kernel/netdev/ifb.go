@@ -97,3 +97,24 @@ func (i ifb) Write(value string) error {
 	}
 	return fmt.Errorf("make %s of %s in netns %d: there is %s", value, name, i.ns.inode, now)
 }
+
+// RaiseIFB sets the IFB for a device up again, should somebody have set it down. Errors:
+// ErrNoLink, where there is none of ours.
+func (ns *NS) RaiseIFB(index int) error {
+	i := ifb{ns, index}
+	now, err := i.Read()
+	if err != nil {
+		return err
+	}
+	if now != OurIFB {
+		return fmt.Errorf("set up %s in netns %d: %w", IFBName(index), ns.inode, ErrNoLink)
+	}
+	l, err := i.link()
+	if err == nil && l != nil {
+		err = ns.with(func(h *netlink.Handle) error { return h.LinkSetUp(l) })
+	}
+	if err != nil {
+		return fmt.Errorf("set up %s in netns %d: %w", IFBName(index), ns.inode, err)
+	}
+	return nil
+}

@@ -225,7 +225,7 @@ func fromNetlink(l netlink.Link) Link {
 // lives in the namespace decides how often that is, up to 200 times a second.
 // A watch keeps the namespace alive, also after the NS is closed.
 func (ns *NS) Watch(changed func()) (stop func() error, err error) {
-	f, conn, err := ns.listen()
+	f, conn, err := ns.listen(deviceGroups)
 	if err != nil {
 		return nil, err
 	}
@@ -238,8 +238,35 @@ func (ns *NS) Watch(changed func()) (stop func() error, err error) {
 	return f.Close, nil
 }
 
+// WatchDevices is Watch, except that it says which devices may have changed, and tells of
+// their qdiscs, classes and filters as well. With lost, others may have changed, too.
+func (ns *NS) WatchDevices(changed func(devices map[int]bool, lost bool)) (stop func() error, err error) {
+	f, conn, err := ns.listen(deviceGroups | unix.RTMGRP_TC)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		for {
+			var devices map[int]bool
+			var lost bool
+			if conn.Read(func(fd uintptr) bool {
+				devices, lost = devicesTold(int(fd))
+				return lost || len(devices) > 0
+			}) != nil { // f is closed
+				return
+			}
+			changed(devices, lost)
+			time.Sleep(watchPause)
+		}
+	}()
+	return f.Close, nil
+}
+
+// deviceGroups are the multicast groups of devices and addresses.
+const deviceGroups = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
+
 // listen opens a socket to which the kernel sends what changes in the namespace.
-func (ns *NS) listen() (*os.File, syscall.RawConn, error) {
+func (ns *NS) listen(groups uint32) (*os.File, syscall.RawConn, error) {
 	var fd int
 	err := ns.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
@@ -249,7 +276,6 @@ func (ns *NS) listen() (*os.File, syscall.RawConn, error) {
 		return nil, nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
 	}
 	f := os.NewFile(uintptr(fd), "rtnetlink")
-	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups})
 	conn, connErr := f.SyscallConn()
 	if err = errors.Join(err, connErr); err != nil {

@@ -35,7 +35,7 @@ func NewListing(path string) (*Listing, error) {
 	}
 	defer ns.Close()
 	// From before the first list, so that no change falls between the two.
-	f, conn, err := ns.listen()
+	f, conn, err := ns.listen(deviceGroups)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func devicesTold(fd int) (changed map[int]bool, lost bool) {
 		}
 		messages, err := syscall.ParseNetlinkMessage(buf[:n])
 		for _, m := range messages {
-			// struct ifinfomsg and struct ifaddrmsg have the index at the same place.
+			// struct ifinfomsg, struct ifaddrmsg and struct tcmsg have the index at the same place.
 			if len(m.Data) < 8 {
 				lost = true
 				continue

@@ -277,9 +277,9 @@ func (h *Hooks) Stray(e journal.Entry) bool {
 	return e.Ref.Kind == KindFilter && h.held[e.Ref] == nil
 }
 
-// Hold attaches the program again, should somebody have removed the filter. A
-// link cannot be removed by others. Errors: journal.ErrGone, for a device that has
-// gone, also if another has its number now and the program is not there.
+// Hold attaches the program again, should somebody have removed the filter. Errors:
+// journal.ErrGone, for a device that has gone, also if another has its number now and the
+// program is not there, and for a link that somebody has detached.
 func (a *Attachment) Hold() error {
 	if a.link != nil {
 		info, err := a.link.Info()
@@ -299,6 +299,12 @@ func (a *Attachment) Hold() error {
 		err = a.hooks.turn(*k, a.value, a.by)
 	}
 	return err
+}
+
+// Lost says whether somebody has detached the program, or its device has gone. Where it
+// is a filter, of whose removal netlink tells, it is always false.
+func (a *Attachment) Lost() bool {
+	return a.link != nil && errors.Is(a.Hold(), journal.ErrGone)
 }
 
 // Replace puts another program in the place of the attached one. No packet

@@ -181,6 +181,21 @@ func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	return changes, nil
 }
 
+// Differs says whether the classes of our root are others than those given, however their
+// packets are split. Errors: ErrNotOurs, journal.ErrGone.
+func (d *Device) Differs(kind Kind, classes []Class) (bool, error) {
+	have, err := d.ours(kind)
+	if err != nil {
+		return false, d.wrap("list classes", err)
+	}
+	for _, c := range classes {
+		if old, there := have[c.Minor]; !there || !same(kind, old.options, c.options(kind)) {
+			return true, nil
+		}
+	}
+	return len(have) != len(classes), nil
+}
+
 // set adds and changes classes, up to the first error. It returns the classes
 // that have a tight CBurst, with their final parameters.
 func (d *Device) set(kind Kind, have map[uint16]message, cut map[uint16]leaf, classes []Class) (changes int, tight []message, err error) {

@@ -1,0 +1,257 @@
+package traffic_test
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// until waits for a state, and fails the test with what was seen last.
+func until(t testing.TB, what string, seen func() (state string, good bool)) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		state, good := seen()
+		if good {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within a minute; last seen: %s", what, state)
+		}
+	}
+}
+
+// deleteRoot does `tc qdisc del dev DEV root`.
+func (h *host) deleteRoot(dev string) {
+	h.t.Helper()
+	h.Change(h.ns, dev, func(n *netlink.Handle, l netlink.Link) error {
+		return n.QdiscDel(&netlink.GenericQdisc{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_ROOT}, QdiscType: "htb"})
+	})
+}
+
+// programs lists the links by which programs are at a device.
+func (h *host) programs(dev string, at ebpf.AttachType) (ids []link.ID) {
+	h.t.Helper()
+	index := h.Index(h.ns, dev)
+	must(h.t, h.ns.Do(func() error {
+		all, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+		if err != nil {
+			return err
+		}
+		for _, p := range all.Programs {
+			id, _ := p.LinkID()
+			ids = append(ids, id)
+		}
+		return nil
+	}))
+	return ids
+}
+
+// detach does `bpftool link detach`.
+func detach(id link.ID) error {
+	l, err := link.NewFromID(id)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	d, ok := l.(interface{ Detach() error })
+	if !ok {
+		return fmt.Errorf("a %T cannot be detached", l)
+	}
+	return d.Detach()
+}
+
+// Whatever of ours somebody removes, or changes, is put back without a call of Apply.
+func TestPutBack(t *testing.T) {
+	testkit.OnKernels(t, "path:ifb")
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	_, c := h.add("one", "10.66.0.2/24", h.ns)
+	h.start()
+	before := h.state()
+	all := policy.Net{Weight: 3, Ceil: 50 * mbit}
+	must(t, h.due(c, all, all))
+	veth, own, shared := "hone", netdev.IFBName(h.Index(h.ns, "hone")), netdev.IFBName(h.nic0)
+	classes := func(dev string) func() string {
+		return func() string {
+			if links, err := h.Open(h.ns).Links(netdev.MostLinks); err != nil || !slices.ContainsFunc(links, func(l netdev.Link) bool { return l.Name == dev && l.Up }) {
+				return fmt.Sprintf("%s is not there, or down", dev)
+			}
+			return fmt.Sprint(h.classesOf(h.ns, dev))
+		}
+	}
+	count := func(dev string, at ebpf.AttachType) func() string {
+		return func() string { return fmt.Sprintf("%d programs", len(h.programs(dev, at))) }
+	}
+	remove := func(dev string) func() { return func() { must(t, h.ns.Delete(dev)) } }
+	down := func(dev string) func() {
+		return func() { h.Change(h.ns, dev, (*netlink.Handle).LinkSetDown) }
+	}
+	for _, tt := range []struct {
+		name  string
+		undo  func()
+		shown func() string
+	}{
+		{"root of the uplink", func() { h.deleteRoot("nic0") }, classes("nic0")},
+		{"root of the veth", func() { h.deleteRoot(veth) }, classes(veth)},
+		{"root of the veth's IFB", func() { h.deleteRoot(own) }, classes(own)},
+		{"root of the uplink's IFB", func() { h.deleteRoot(shared) }, classes(shared)},
+		{"the veth's IFB", remove(own), classes(own)},
+		{"the veth's IFB is down", down(own), classes(own)},
+		{"the uplink's IFB", remove(shared), classes(shared)},
+		{"the uplink's IFB is down", down(shared), classes(shared)},
+		{"a class", func() {
+			h.Change(h.ns, veth, func(n *netlink.Handle, l netlink.Link) error {
+				return n.ClassChange(netlink.NewHtbClass(netlink.ClassAttrs{LinkIndex: l.Attrs().Index, Handle: qdisc.Handle | qdisc.MinorDefault, Parent: qdisc.Handle | qdisc.MinorTop},
+					netlink.HtbClassAttrs{Rate: gbit, Ceil: gbit, Buffer: 5000, Cbuffer: 5000}))
+			})
+		}, classes(veth)},
+		{"the sysctl", func() { must(t, h.ns.Sysctl("ipv4/ip_forward_update_priority", "1")) }, func() string {
+			v, err := qdisc.ForwardPriority(h.Open(h.ns)).Read()
+			must(t, err)
+			return v
+		}},
+		{"programs where the veth receives", func() {
+			for _, id := range h.programs(veth, ebpf.AttachTCXIngress) {
+				must(t, detach(id))
+			}
+		}, count(veth, ebpf.AttachTCXIngress)},
+		{"programs where the veth sends", func() { must(t, detach(h.programs(veth, ebpf.AttachTCXEgress)[0])) }, count(veth, ebpf.AttachTCXEgress)},
+		{"programs where the uplink receives", func() { must(t, detach(h.programs("nic0", ebpf.AttachTCXIngress)[0])) }, count("nic0", ebpf.AttachTCXIngress)},
+		{"programs where the uplink sends", func() { must(t, detach(h.programs("nic0", ebpf.AttachTCXEgress)[0])) }, count("nic0", ebpf.AttachTCXEgress)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			want := tt.shown()
+			h.traffic.Quiesce(func() {
+				tt.undo()
+				if tt.shown() == want {
+					t.Error("nothing was undone")
+				}
+			})
+			until(t, tt.name, func() (string, bool) { is := tt.shown(); return is, is == want })
+		})
+	}
+	must(t, h.due(c, all, all))
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
+		t.Errorf("in the end: %d IFBs\n%swas\n%s%+v", h.ifbs(), h.state(), before, h.journal.Entries())
+	}
+}
+
+// Who keeps removing it gets his way after the third time, for an hour, and the status
+// says so without being asked. The same of what somebody puts in its place.
+func TestDispute(t *testing.T) {
+	testkit.OnKernels(t)
+	h := newHost(t, gbit)
+	h.bridge()
+	_, c := h.add("one", "10.66.0.2/24", h.ns)
+	clock := testClock()
+	h.now = clock.now
+	h.start()
+	told := make(chan container.ID, 1000)
+	h.traffic.Notify(func(id container.ID) { told <- id })
+	ceil := policy.Net{Ceil: 50 * mbit}
+	apply := func() error { return h.due(c, policy.Net{}, ceil) }
+	must(t, apply())
+	root := func() string { return h.veth(h.ns, "hone") }
+	ours := root()
+	for range 3 {
+		h.deleteRoot("hone")
+		until(t, "it is put back", func() (string, bool) { return root(), root() == ours })
+	}
+	must(t, apply())
+	for len(told) > 0 {
+		<-told
+	}
+	h.deleteRoot("hone")
+	if id := <-told; id != c.ID {
+		t.Errorf("told of %d", id)
+	}
+	for range 2 {
+		holds(t, apply(), false, "hone: net.ingress.ceil is not kept: somebody has undone it again and again", "the root qdisc was removed, 3 times")
+	}
+	if root() == ours {
+		t.Error("it was put back a fourth time")
+	}
+	clock.advance(time.Hour)
+	must(t, apply())
+	if root() != ours {
+		t.Errorf("an hour later there is %s", root())
+	}
+	// Somebody's own is left alone, and said, until it goes.
+	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.Index(h.ns, "hone"), Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000}
+	h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscReplace(tbf) })
+	<-told
+	holds(t, apply(), false, "someone has replaced the root qdisc")
+	h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscDel(tbf) })
+	until(t, "ours is there again", func() (string, bool) { return root(), root() == ours })
+	must(t, apply())
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+	if n := len(h.journal.Entries()); n != 0 {
+		t.Errorf("journal: %+v", h.journal.Entries())
+	}
+}
+
+// The socket program of a container in the host's network is put back, too.
+func TestPutBackAtCgroup(t *testing.T) {
+	testkit.OnKernels(t)
+	needSharing(t)
+	h := newHost(t, gbit)
+	h.Address(h.ns, "nic0", "10.66.0.254/24")
+	box := h.Create(sandbox.Spec{Name: "one", Network: h.ns})
+	c := h.describe(box)
+	h.start()
+	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 2}))
+	list := func() (ids []link.ID) {
+		it := new(link.Iterator)
+		defer it.Close()
+		for it.Next() {
+			info, err := it.Link.Info()
+			if err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == uint64(c.ID) {
+				ids = append(ids, it.ID)
+			}
+		}
+		must(t, it.Err())
+		return ids
+	}
+	was := list()
+	if len(was) != 1 {
+		t.Fatalf("programs at the cgroup: %v", was)
+	}
+	must(t, detach(was[0]))
+	until(t, "the program is there", func() (string, bool) { is := list(); return fmt.Sprint(is), len(is) == 1 && is[0] != was[0] })
+	must(t, h.traffic.Remove(t.Context(), c.ID))
+}
+
+// clock is one that a test moves.
+type clock struct {
+	mu sync.Mutex
+	at time.Time
+}
+
+func testClock() *clock { return &clock{at: time.Unix(1_000_000, 0)} }
+
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.at
+}
+
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at = c.at.Add(d)
+}
