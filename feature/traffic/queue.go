@@ -122,10 +122,18 @@ func (q *queue) widen(ns *netdev.NS, frame int) error {
 	if errors.Is(err, journal.ErrGone) || errors.Is(err, qdisc.ErrNotOurs) {
 		return nil // the next round finds out
 	}
-	if err == nil {
-		q.frame = frame
+	if err != nil {
+		return err
 	}
-	return err
+	p := *q.plan // which holds from now on
+	p.Classes = slices.Clone(p.Classes)
+	for i, c := range p.Classes {
+		if c.Split > 0 {
+			p.Classes[i].Split = max(c.Split, frame)
+		}
+	}
+	q.plan, q.frame = &p, frame
+	return nil
 }
 
 // ordered says whether some classes of a plan come before others.
