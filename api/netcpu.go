@@ -28,6 +28,7 @@ const (
 	VictimNAPI      = "napi"      // a thread that polls devices
 	VictimKsoftirqd = "ksoftirqd" // the kernel's thread for softirqs that are late
 	VictimIdle      = "idle"      // nobody's: the CPU had nothing to do
+	VictimPeer      = "peer"      // a task that had sent the packets itself, which is no loss
 )
 
 // NetCPU is whose packets took whose CPU time. All its numbers are totals over
@@ -71,7 +72,11 @@ type NetCPUAccount struct {
 	Work         []NetCPUWork    `json:"work,omitempty" doc:"the container's packets by direction and protocol"`
 	Dropped      uint64          `json:"dropped_packets,omitempty" doc:"packets for the container that were dropped before its queue, because that was full or its quota was used up; counted since its mode is in force"`
 	QuotaDropped uint64          `json:"quota_dropped_packets,omitempty" doc:"those of the dropped packets that were dropped because the quota was used up"`
-	Ledger       *NetCPULedger   `json:"ledger,omitempty" doc:"debt and credit in the mode charge; one container of a pod has those of the whole pod"`
+	// In the mode auto.
+	IsolationCost   float64 `json:"isolation_cost_seconds,omitempty" doc:"in the mode auto, while the container was isolated: CPU time that its packets cost more by that, in seconds"`
+	IsolationSpared float64 `json:"isolation_spared_seconds,omitempty" doc:"likewise: CPU time that its packets would have taken from others, in seconds"`
+
+	Ledger *NetCPULedger `json:"ledger,omitempty" doc:"debt and credit in the mode charge; one container of a pod has those of the whole pod"`
 }
 
 // NetCPULedger is the account by which a container is charged, from when its mode
@@ -103,7 +108,7 @@ type NetCPUWork struct {
 
 // NetCPUTheft is how much of one party's time one container's packets took.
 type NetCPUTheft struct {
-	Kind        string       `json:"kind" doc:"whose time it was: task, napi (a thread that polls devices), ksoftirqd, or idle, which is nobody's loss"`
+	Kind        string       `json:"kind" doc:"whose time it was: task, napi (a thread that polls devices), ksoftirqd, or, as nobody's loss, idle or peer (a task that had sent the packets itself)"`
 	Victim      container.ID `json:"victim,omitempty,string" doc:"id of the container whose task or thread it was; absent for the host"`
 	VictimName  string       `json:"victim_name,omitempty" doc:"name of the container; absent if unknown"`
 	Culprit     container.ID `json:"culprit,omitempty,string" doc:"id of the container whose packets it were; absent for the system"`
@@ -205,6 +210,8 @@ func (a NetCPUAccount) after(before NetCPUAccount) NetCPUAccount {
 	a.Work = slices.DeleteFunc(a.Work, func(w NetCPUWork) bool { return w.Packets == 0 && w.Seconds == 0 })
 	a.Dropped = less(a.Dropped, before.Dropped)
 	a.QuotaDropped = less(a.QuotaDropped, before.QuotaDropped)
+	a.IsolationCost = less(a.IsolationCost, before.IsolationCost)
+	a.IsolationSpared = less(a.IsolationSpared, before.IsolationSpared)
 	if a.Ledger != nil {
 		l := *a.Ledger
 		if b := before.Ledger; b != nil {

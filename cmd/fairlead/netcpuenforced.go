@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/api"
 )
 
 // enforced prints the measures against containers: the limits that their ledgers set, and
@@ -14,16 +17,24 @@ func (v netcpuView) enforced(w io.Writer) {
 		dropped = "DROPPED"
 	}
 	columns := []column{{"ENFORCED", 40}, {"LIMIT %", 0}, {"BALANCE MS", 0}, {dropped, 0}}
+	weighed := slices.ContainsFunc(v.n.Accounts, func(a api.NetCPUAccount) bool { return a.IsolationSpared > 0 })
+	if weighed { // by the mode auto
+		columns = append(columns, column{"COSTS IT", 0}, column{"SPARES OTHERS", 0})
+	}
 	var rows [][]string
 	for _, a := range v.n.Accounts {
 		limit, balance := "-", "-"
 		if l := a.Ledger; l != nil {
 			limit, balance = fmt.Sprintf("%.0f", l.Factor*100), fmt.Sprintf("%.0f", math.Round(l.Balance*1000)+0) // no "-0"
 		}
-		if (limit == "-" || limit == "100") && (balance == "-" || balance == "0") && a.Dropped == 0 {
+		if (limit == "-" || limit == "100") && (balance == "-" || balance == "0") && a.Dropped == 0 && a.IsolationSpared == 0 {
 			continue
 		}
-		rows = append(rows, []string{v.names[a.Container], limit, balance, v.rate(a.Dropped)})
+		row := []string{v.names[a.Container], limit, balance, v.rate(a.Dropped)}
+		if weighed {
+			row = append(row, v.amount(a.IsolationCost), v.amount(a.IsolationSpared))
+		}
+		rows = append(rows, row)
 	}
 	if len(rows) == 0 {
 		return
@@ -31,7 +42,7 @@ func (v netcpuView) enforced(w io.Writer) {
 	if v.flags.wide {
 		columns[0].max = 0
 	}
-	right(columns, rows, 1, 3)
+	right(columns, rows, 1, len(columns)-1)
 	fmt.Fprintln(w)
 	table(w, columns, rows)
 }

@@ -28,8 +28,8 @@ func (v netcpuView) matrix(w io.Writer) {
 		cells[name][t.Culprit] += t.Seconds
 		sum[t.Culprit] += t.Seconds
 		order[name] = order[name] + t.Seconds
-		if t.Victim == 0 { // below the containers, idle last
-			order[name] = -float64(slices.Index([]string{api.VictimTask, api.VictimKsoftirqd, api.VictimNAPI, api.VictimIdle}, t.Kind) + 1)
+		if t.Victim == 0 || t.Kind == api.VictimPeer { // below the containers, what is no loss last
+			order[name] = -float64(slices.Index([]string{api.VictimTask, api.VictimKsoftirqd, api.VictimNAPI, api.VictimPeer, api.VictimIdle}, t.Kind) + 1)
 		}
 	}
 	if len(cells) == 0 {

@@ -285,6 +285,8 @@ func (v netcpuView) parties(w io.Writer, head string, rows [][]string, none stri
 // party names the victim of a theft.
 func (v netcpuView) party(t api.NetCPUTheft) string {
 	switch {
+	case t.Kind == api.VictimPeer:
+		return "(who sent them: no loss)"
 	case t.Victim != 0:
 		return v.names[t.Victim]
 	case t.Kind == api.VictimTask:

@@ -35,8 +35,13 @@ type Accounts struct {
 	Containers feature.Containers
 	Since      time.Time // when Meter began to count
 
-	used  usages
-	modes auto.Chooser // of Adopt and Decide
+	// Threads gives the CPU time of the NAPI threads of each container that is isolated;
+	// nil: nobody is.
+	Threads func() map[container.ID]time.Duration
+
+	used    usages
+	modes   auto.Chooser // of Adopt and Decide
+	bargain bargains
 
 	reading sync.Mutex // one Export at a time; guards pairs
 	pairs   pairs
@@ -73,6 +78,7 @@ func (x *Accounts) report(of *container.Container) (api.NetCPU, error) {
 		a := &n.Accounts[i]
 		u := x.used.since(a.Container, dirs[a.Container])
 		a.Tasks, a.Throttled, a.Periods = u.tasks.Seconds(), u.throttled.Seconds(), u.periods
+		a.IsolationCost, a.IsolationSpared = x.bargain.of(a.Container)
 	}
 	return n, nil
 }
@@ -204,7 +210,7 @@ func ownTime(t account.Theft) bool {
 
 // isLoss says whether work ran in time that somebody else lost by it: a
 // container's, or that of a task of the host. The kernel's threads for all
-// and idle CPUs lose nothing.
+// and idle CPUs lose nothing, and neither does whoever sent the packets.
 func isLoss(t account.Theft) bool {
 	return !ownTime(t) && (t.Victim.Kind == account.Task || t.Victim.Kind == account.NAPI && t.Victim.Container != 0)
 }
@@ -240,7 +246,13 @@ func (x *Accounts) Decide(targets []policy.Target, complete bool) (ds []policy.D
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range x.modes.Next(r, targets, complete, x.nameOf) {
+	var threads map[container.ID]time.Duration
+	if x.Threads != nil {
+		threads = x.Threads()
+	}
+	choices := x.modes.Next(r, threads, targets, complete, x.nameOf)
+	x.bargain.add(r.Taken, choices)
+	for _, m := range choices {
 		if m.Since.IsZero() {
 			continue // nothing has been decided yet
 		}

@@ -166,6 +166,7 @@ func New(cfg Config) (*Netcpu, error) {
 		Feature: name, Roots: cfg.Roots, Layout: layout, Journal: cfg.Journal, Find: n.find, Uplinks: n.uplinks, Throttled: throttled,
 		Drop: n.dropper, QueueMin: cfg.QueueMin,
 	})
+	n.Threads = n.isolator.Ran
 	go n.loop()
 	return n, nil
 }

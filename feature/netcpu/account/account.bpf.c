@@ -221,6 +221,8 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 
 		if (c->kind == KIND_THREAD && !c->victim && class == RECEIVE && !(dev & NESTED))
 			c->victim = slot; /* the thread polls a device of the tenant */
+		if (class == RECEIVE)
+			peers(c, skb, slot);
 		use(c, slot, class | protocol(skb), 1, skb->len);
 		share(c);
 		return 0;
@@ -286,6 +288,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 			slot = c->victim; /* see leave_open() */
 	} else if (dev & HOST_END) {
 		class = RECEIVE;
+		peers(c, skb, slot);
 	} else {
 		class = c->cur == OPEN ? RECEIVE : SEND;
 		packets = c->cur == OPEN;

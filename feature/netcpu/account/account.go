@@ -61,7 +61,7 @@ type Account struct {
 	// Took is the part of them that ran in the time of other tasks or of ksoftirqd.
 	Took time.Duration
 	// Robbed is the time of the container's tasks that went into the packets of
-	// others. Took and Robbed are exact even when the table of Thefts is full.
+	// others, its peers' included. Took and Robbed are exact even when the table of Thefts is full.
 	Robbed time.Duration
 }
 
@@ -82,6 +82,14 @@ func (a Account) SendCPU() (sum time.Duration) {
 	return sum
 }
 
+// Bytes is the sum of those of Receive and Send.
+func (a Account) Bytes() (sum uint64) {
+	for i := range Protocols {
+		sum += a.Receive[i].Bytes + a.Send[i].Bytes
+	}
+	return sum
+}
+
 // PartyKind says what kind of context lost the time that a packet took.
 type PartyKind int
 
@@ -90,6 +98,7 @@ const (
 	Ksoftirqd                  // the kernel's thread for softirqs
 	Idle                       // the CPU was idle
 	NAPI                       // a thread that polls a device
+	Peer                       // as Task, and it had sent the packets itself: nobody was robbed
 )
 
 func (k PartyKind) String() string {
@@ -100,6 +109,8 @@ func (k PartyKind) String() string {
 		return "ksoftirqd"
 	case Idle:
 		return "idle"
+	case Peer:
+		return "peer"
 	}
 	return "napi"
 }

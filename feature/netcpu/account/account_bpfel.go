@@ -81,7 +81,7 @@ type accountCpu struct {
 	Ringed      uint32
 	InRing      uint32
 	Bytes       uint32
-	Pad         uint32
+	Peer        uint32
 	Tunnel      struct {
 		_       structs.HostLayout
 		Ns      uint64

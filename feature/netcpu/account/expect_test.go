@@ -151,7 +151,7 @@ func (d delta) total() time.Duration { return d.softirq + d.thread }
 
 // stolen is what a culprit took from a victim's tasks.
 func (d delta) stolen(victim, culprit *sandbox.Box) time.Duration {
-	return d.thefts[Theft{Victim: Party{Container: d.l.ids[victim], Kind: Task}, Culprit: d.l.ids[culprit]}]
+	return d.stole(culprit, Party{Container: d.l.ids[victim], Kind: Task})
 }
 
 func (d delta) String() string {
@@ -201,13 +201,13 @@ func (d delta) exact() {
 		for t, ns := range d.thefts {
 			if t.Culprit == id {
 				by += ns
-				if t.Victim.Kind == Task || t.Victim.Kind == Ksoftirqd {
+				if t.Victim.Kind == Task || t.Victim.Kind == Peer || t.Victim.Kind == Ksoftirqd {
 					took += ns
 				}
 			}
 			if t.Victim.Container == id {
 				of += ns
-				if t.Victim.Kind == Task {
+				if t.Victim.Kind == Task || t.Victim.Kind == Peer {
 					robbed += ns
 				}
 			}

@@ -18,6 +18,7 @@
 #define KIND_KSOFTIRQD 1
 #define KIND_IDLE 2
 #define KIND_THREAD 3
+#define KIND_PEER 4 /* a task of whoever sent the packets; see peers() */
 
 /* The owner of a device as a CPU caches it: the account, and the flags of struct fl_owner. */
 #define SLOT 0xffff
@@ -179,7 +180,7 @@ struct cpu {
 	__u32 ringed;  /* next index into ring */
 	__u32 in_ring;
 	__u32 bytes;
-	__u32 pad;
+	__u32 peer;    /* to whom the victim of the run has sent a packet in it; 0: nobody */
 
 	/*
 	 * tunnel holds outer packets that are done, until the inner packets leave the

@@ -41,6 +41,19 @@ static __noinline __u32 of_socket(struct cpu *c, struct sock *sk)
 	return of_cgroup(fl_cgroup_of_sock(sk));
 }
 
+/*
+ * Notes whether a packet for slot was sent by the victim of the run: a client in whose
+ * time its own request is received. The receiver still pays, but nobody was robbed. From
+ * here on in this run the same goes for all of slot's packets, as they answer.
+ */
+static __always_inline void peers(struct cpu *c, struct sk_buff *skb, __u32 slot)
+{
+	if (c->kind != KIND_TASK || c->peer == slot)
+		return;
+	if (skb->tc_index ? skb->tc_index == c->victim : skb->sk && of_socket(c, skb->sk) == c->victim)
+		c->peer = slot;
+}
+
 /* Levels of cgroups that are examined. A deeper cgroup still belongs to its tenant. */
 #define LEVELS 16
 
@@ -138,6 +151,7 @@ static __always_inline void begin(struct cpu *c, __u32 run, __u64 now)
 	c->deferred = 0;
 	c->from_ifb = 0;
 	c->by_socket = 0;
+	c->peer = 0;
 	c->events += 2 * c->weight; /* its beginning and its end */
 	c->runs += c->weight;
 	if (c->epoch != fl_epoch) {

@@ -17,7 +17,9 @@
 
 static __always_inline __u64 key_of(struct cpu *c, __u32 slot, __u32 class)
 {
-	return KEY_USED | (__u64)c->kind << 40 | (__u64)c->victim << 24 | (__u64)class << 16 | slot;
+	__u64 kind = c->kind == KIND_TASK && slot && slot == c->peer ? KIND_PEER : c->kind;
+
+	return KEY_USED | kind << 40 | (__u64)c->victim << 24 | (__u64)class << 16 | slot;
 }
 
 static __always_inline void flush_entry(struct cpu *c, struct entry *e)
@@ -44,9 +46,9 @@ static __always_inline void flush_entry(struct cpu *c, struct entry *e)
 	if (!e->ns)
 		return;
 	/* Charge and credit use these sums: unlike fl_thefts, they always have room. */
-	if (kind == KIND_TASK || kind == KIND_KSOFTIRQD)
+	if (kind == KIND_TASK || kind == KIND_PEER || kind == KIND_KSOFTIRQD)
 		a->took += e->ns;
-	whose = victim && kind == KIND_TASK ? bpf_map_lookup_elem(&fl_accounts, &victim) : 0;
+	whose = victim && (kind == KIND_TASK || kind == KIND_PEER) ? bpf_map_lookup_elem(&fl_accounts, &victim) : 0;
 	if (whose)
 		whose->robbed += e->ns;
 	t.victim = victim;

@@ -22,8 +22,9 @@ import (
 // nothing but the readings that it is given, and is not safe for concurrent use.
 // The zero value knows no container.
 type Chooser struct {
-	last account.Reading
-	of   map[container.ID]*state
+	last    account.Reading
+	threads map[container.ID]time.Duration
+	of      map[container.ID]*state
 }
 
 // state is what a Chooser keeps of one container.
@@ -38,6 +39,10 @@ type Choice struct {
 	Mode      policy.NetCPU // observe, isolate, or charge
 	Reason    string        // of the last change; "" before the first
 	Since     time.Time
+
+	// Of the last window, while it is isolated: what that cost the container, and what its
+	// packets would have taken from others, both CPU time.
+	Cost, Spared time.Duration
 }
 
 // Adopt takes over that a container was isolated before the first reading:
@@ -55,9 +60,14 @@ func (a *Chooser) Adopt(id container.ID, reason string, since time.Time) {
 // but unless of is complete, not those that are enforced: whose labels are not known
 // yet, or not to be had, is not in it.
 // name is used to say who was robbed.
-func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
+// threads is the CPU time of each container's NAPI threads so far.
+func (a *Chooser) Next(r account.Reading, threads map[container.ID]time.Duration, of []policy.Target, complete bool, name func(container.ID) string) []Choice {
 	d := between(a.last, r)
-	a.last = r
+	d.threads = make(map[container.ID]time.Duration, len(threads))
+	for id, ran := range threads {
+		d.threads[id] = max(0, ran-a.threads[id])
+	}
+	a.last, a.threads = r, threads
 	next := make(map[container.ID]*state, len(of))
 	out := make([]Choice, 0, len(of))
 	for _, t := range of {
@@ -76,6 +86,9 @@ func (a *Chooser) Next(r account.Reading, of []policy.Target, complete bool, nam
 		m := Choice{Container: c.ID, Mode: policy.NetCPUObserve, Reason: w.reason, Since: w.since}
 		if w.role != bystander {
 			m.Mode = enforcement(c, w.role)
+		}
+		if m.Mode == policy.NetCPUIsolate {
+			m.Cost, m.Spared = w.bargain.extra, w.bargain.spared
 		}
 		out = append(out, m)
 	}
@@ -101,6 +114,8 @@ type reading struct {
 	length  time.Duration
 	network map[container.ID]time.Duration // all that a container's packets cost
 	sent    map[container.ID]time.Duration // the part of that for what it sent
+	bytes   map[container.ID]uint64        // of them
+	threads map[container.ID]time.Duration // CPU time of its NAPI threads
 	thefts  []account.Theft                // of what is somebody else's
 	wanted  float64                        // how often somebody wanted the CPU that a softirq took
 	exact   sums                           // of what thefts may not have in full
@@ -110,18 +125,19 @@ type reading struct {
 // slot that was used again, count from zero; without a reading before there is
 // no length, by which nothing is judged.
 func between(a, b account.Reading) reading {
-	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), sent: make(map[container.ID]time.Duration), wanted: 1}
+	d := reading{network: make(map[container.ID]time.Duration, len(b.Accounts)), sent: make(map[container.ID]time.Duration), bytes: make(map[container.ID]uint64), wanted: 1}
 	if a.Taken.IsZero() {
 		return d
 	}
 	d.length, d.exact = b.Taken.Sub(a.Taken), grown(a, b)
 	for _, x := range b.Accounts {
-		d.network[x.Container], d.sent[x.Container] = x.CPU(), x.SendCPU()
+		d.network[x.Container], d.sent[x.Container], d.bytes[x.Container] = x.CPU(), x.SendCPU(), x.Bytes()
 	}
 	for _, x := range a.Accounts {
 		if was := x.CPU(); was <= d.network[x.Container] {
 			d.network[x.Container] -= was
 			d.sent[x.Container] -= min(x.SendCPU(), d.sent[x.Container])
+			d.bytes[x.Container] -= min(x.Bytes(), d.bytes[x.Container])
 		}
 	}
 	type pair struct {
@@ -132,24 +148,27 @@ func between(a, b account.Reading) reading {
 	for _, t := range a.Thefts {
 		before[pair{t.Victim, t.Culprit}] = t.CPU
 	}
-	var tasks, idle time.Duration
+	var tasks, others time.Duration
 	for _, t := range b.Thefts {
 		if was := before[pair{t.Victim, t.Culprit}]; was <= t.CPU {
 			t.CPU -= was
 		}
-		if t.CPU == 0 || t.Victim.Container == t.Culprit && t.Culprit != account.System {
-			continue // what ran in its own time
+		if t.CPU == 0 {
+			continue
 		}
-		d.thefts = append(d.thefts, t)
-		switch t.Victim.Kind {
-		case account.Task:
+		own := t.Victim.Container == t.Culprit && t.Culprit != account.System
+		switch {
+		case t.Victim.Kind == account.Idle, t.Victim.Kind == account.Peer, own && t.Victim.Kind == account.Task:
+			others += t.CPU
+		case t.Victim.Kind == account.Task:
 			tasks += t.CPU
-		case account.Idle:
-			idle += t.CPU
+		}
+		if !own {
+			d.thefts = append(d.thefts, t)
 		}
 	}
-	if tasks+idle > 0 {
-		d.wanted = float64(tasks) / float64(tasks+idle)
+	if tasks+others > 0 {
+		d.wanted = float64(tasks) / float64(tasks+others)
 	}
 	return d
 }
@@ -158,10 +177,11 @@ func between(a, b account.Reading) reading {
 //
 // ksoftirqd and the NAPI threads of the host take their time at the expense of
 // whoever wants to run, if anybody does. Whether somebody does nothing says of
-// them but the softirqs of the same time: where these interrupt tasks, somebody
-// does, and where they come upon idle CPUs, nobody.
+// them but the softirqs of the same time: where these interrupt others' tasks,
+// somebody does, and where they come upon idle CPUs, upon the receiver itself or
+// upon whoever sent the packets, nobody.
 func (d reading) evidence(id container.ID, name func(container.ID) string) evidence {
-	e := evidence{length: d.length, network: d.network[id], sent: d.sent[id]}
+	e := evidence{length: d.length, network: d.network[id], sent: d.sent[id], receive: d.network[id] - d.sent[id], threads: d.threads[id], bytes: d.bytes[id]}
 	sum := make(map[string]time.Duration)
 	for _, t := range d.thefts {
 		if t.Culprit != id {
@@ -171,6 +191,8 @@ func (d reading) evidence(id container.ID, name func(container.ID) string) evide
 			continue
 		}
 		switch v := t.Victim; {
+		case v.Kind == account.Peer:
+			e.peers += t.CPU
 		case v.Kind == account.Idle:
 			e.idle += t.CPU
 		case v.Kind == account.Ksoftirqd, v.Kind == account.NAPI && v.Container == account.System:

@@ -113,7 +113,7 @@ func TestChooser(t *testing.T) {
 	var autos Chooser
 	of := targets(veths(1), veths(2))
 	step := func(more map[account.Theft]time.Duration) []Choice {
-		return autos.Next(r.next(more), of, true, boxName)
+		return autos.Next(r.next(more), nil, of, true, boxName)
 	}
 	want := func(when string, got []Choice, one, two policy.NetCPU) {
 		t.Helper()
@@ -173,7 +173,7 @@ func TestChooserSender(t *testing.T) {
 	var autos Chooser
 	step := func(sent, received time.Duration) policy.NetCPU {
 		r.sends[1] += sent
-		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0].Mode
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), nil, targets(veths(1)), true, boxName)[0].Mode
 	}
 	step(0, time.Hour+time.Minute)
 	for _, tt := range []struct {
@@ -202,7 +202,7 @@ func TestChooserTurnsSender(t *testing.T) {
 	var autos Chooser
 	step := func(sent, received time.Duration) Choice {
 		r.sends[1] += sent
-		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), targets(veths(1)), true, boxName)[0]
+		return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): sent + received}), nil, targets(veths(1)), true, boxName)[0]
 	}
 	step(0, time.Minute)
 	was := step(0, 100*ms)
@@ -242,7 +242,7 @@ func TestChooserRobbed(t *testing.T) {
 				if tt.sends {
 					r.sends[1] += stolen
 				}
-				return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): stolen}), targets(veths(1), veths(2)), true, boxName)
+				return autos.Next(r.next(map[account.Theft]time.Duration{from(account.Task, 2, 1): stolen}), nil, targets(veths(1), veths(2)), true, boxName)
 			}
 			step(time.Minute)
 			for i, p := range tt.phases {
@@ -263,7 +263,7 @@ func TestChooserAdopt(t *testing.T) {
 	autos.Adopt(1, "as before", time.Unix(5, 0))
 	of := targets(veths(1))
 	for i := range 12 {
-		m := autos.Next(r.next(nil), of, true, boxName)[0]
+		m := autos.Next(r.next(nil), nil, of, true, boxName)[0]
 		// The first reading has no length.
 		if isolated := m.Mode == policy.NetCPUIsolate; isolated != (i < 10) || isolated && (m.Reason != "as before" || !m.Since.Equal(time.Unix(5, 0))) {
 			t.Fatalf("reading %d: %+v", i, m)
@@ -278,8 +278,8 @@ func TestChooserKeepWhatIsNotKnownYet(t *testing.T) {
 	for _, complete := range []bool{false, true} {
 		var autos Chooser
 		autos.Adopt(1, "adopted", time.Unix(1, 0))
-		autos.Next(account.Reading{Taken: time.Unix(2, 0)}, []policy.Target{two}, complete, boxName)
-		m := autos.Next(account.Reading{Taken: time.Unix(3, 0)}, []policy.Target{one, two}, true, boxName)
+		autos.Next(account.Reading{Taken: time.Unix(2, 0)}, nil, []policy.Target{two}, complete, boxName)
+		m := autos.Next(account.Reading{Taken: time.Unix(3, 0)}, nil, []policy.Target{one, two}, true, boxName)
 		if kept := m[0].Reason == "adopted" && m[0].Mode != policy.NetCPUObserve; kept == complete {
 			t.Errorf("after a list that is complete: %v, it is %+v", complete, m[0])
 		}

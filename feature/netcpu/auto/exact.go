@@ -37,13 +37,16 @@ func grown(a, b account.Reading) sums {
 // has room for those of some hundred containers. Whether a part of that was ksoftirqd's
 // is not known, so that all of it counts as much as that does.
 func (d reading) untold(id container.ID, e *evidence, took map[string]time.Duration) {
-	e.lost = max(e.lost, d.exact.robbed[id])
-	rest := d.exact.took[id]
+	robbed, rest := d.exact.robbed[id], d.exact.took[id]
 	for _, t := range d.thefts {
-		if t.Culprit == id && (t.Victim.Kind == account.Task || t.Victim.Kind == account.Ksoftirqd) {
+		if t.Culprit == id && (t.Victim.Kind == account.Task || t.Victim.Kind == account.Peer || t.Victim.Kind == account.Ksoftirqd) {
 			rest -= t.CPU
 		}
+		if t.Victim.Container == id && t.Victim.Kind == account.Peer {
+			robbed -= t.CPU
+		}
 	}
+	e.lost = max(e.lost, robbed)
 	if rest <= 0 {
 		return
 	}

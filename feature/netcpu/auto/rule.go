@@ -43,10 +43,18 @@ type evidence struct {
 	length  time.Duration
 	victims []victim      // who wanted to run
 	idle    time.Duration // taken from idle CPUs, which is nobody's loss
+	peers   time.Duration // taken from whoever sent the packets, which is no loss either
 	network time.Duration // all that its packets cost, wherever it was
 	sent    time.Duration // the part of that for what it sent
 	lost    time.Duration // of its own time, to others' packets
+	receive time.Duration // the part of network for what it received
+	threads time.Duration // CPU time of its NAPI threads, with all that waking them costs
+	bytes   uint64        // of its packets
 }
+
+// whole is what its packets cost, the switches to and from its threads included: the
+// accounts begin with the first packet of a poll.
+func (e evidence) whole() time.Duration { return e.network + max(0, e.threads-e.receive) }
 
 // robbed is the time that was taken from those who wanted to run.
 func (e evidence) robbed() (sum time.Duration) {
@@ -82,6 +90,7 @@ type rule struct {
 	patience time.Duration // how long that has to last; 0: calmFor
 	free     time.Duration // how long it has been a bystander, since it was something else
 	losing   time.Duration // how long it has lost much
+	bargain  bargain
 }
 
 // next takes one window into account, in which the container may take the share
@@ -100,12 +109,16 @@ func (a *rule) next(e evidence, steal float64) decision {
 	case a.role == receiver && robs && e.sends():
 		a.role, a.calm = sender, 0 // nothing is done against that yet
 		a.reason = e.takes(steal)
+	case a.role == receiver && a.bargain.within(e):
+		a.role, a.free = bystander, 0
+		a.reason = fmt.Sprintf("for %d s %s", dearFor, a.bargain.text(e.length))
 	case a.role == receiver, a.role == sender:
 		a.cool(e, e.network, calmPart*steal, "its packets cost")
 	case robs && e.sends():
 		a.begin(sender, e, e.takes(steal))
-	case robs:
+	case robs && a.bargain.worth(e):
 		a.begin(receiver, e, e.takes(steal))
+		a.bargain.before(e)
 	case a.role == robbed:
 		a.cool(e, e.lost, calmPart*usualLoss, "others' packets took")
 	case a.losing >= lossFor:
@@ -149,8 +162,8 @@ func (e evidence) sends() bool { return e.sent > e.network/2 }
 
 // takes says what the packets take from others, who may lose so much.
 func (e evidence) takes(most float64) string {
-	return fmt.Sprintf("its packets took %s of a CPU from others (%s; idle CPUs not counted: %s), more than %s",
-		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), limit(most))
+	return fmt.Sprintf("its packets took %s of a CPU from others (%s; not counted: idle CPUs %s, senders %s), more than %s",
+		percent(e.robbed(), e.length), e.who(), percent(e.idle, e.length), percent(e.peers, e.length), limit(most))
 }
 
 // victimsMost is how many victims a reason names.

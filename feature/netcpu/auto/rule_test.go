@@ -107,7 +107,7 @@ func TestAutoReason(t *testing.T) {
 		{"one", 10 * ms}, {"db", 100 * ms}, {"two", 20 * ms}, {"ksoftirqd", 30 * ms}, {"three", 5 * ms},
 	}}
 	d := a.next(e, usualSteal)
-	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; idle CPUs not counted: 5.0 %), more than 3 %"
+	want := "its packets took 16.5 % of a CPU from others (db 10.0 %, ksoftirqd 3.0 %, two 2.0 %, 2 more; not counted: idle CPUs 5.0 %, senders 0.0 %), more than 3 %"
 	if d.role == bystander || d.reason != want {
 		t.Errorf("%+v, want %q", d, want)
 	}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -55,6 +56,8 @@ type Isolator struct {
 	needs   map[container.ID]time.Time // who else needs what is changed on the host, until when
 	looked  time.Time
 	windows uint64 // of reweigh
+
+	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
 
 // tenant is one network namespace, whose packets are charged to one cgroup

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
@@ -89,11 +90,14 @@ type taken struct {
 // takeTurns has the threads of each tenant take their turns as its traffic asks for.
 func (is *Isolator) takeTurns() error {
 	var errs []error
+	ran := make(map[container.ID]time.Duration)
+	defer is.ran.Store(&ran)
 	for _, t := range is.tenants {
 		if t.drops == nil {
 			continue // nobody counts its packets
 		}
 		now, err := is.takenBy(t)
+		ran[t.owner] = now.Ran
 		last := t.taken
 		t.taken = now
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrGone) {
@@ -122,6 +126,15 @@ func (is *Isolator) takeTurns() error {
 	return errors.Join(errs...)
 }
 
+// Ran is the CPU time of the threads of each container that is isolated, as of the last
+// window. It may be called at any time. The map is not to be changed.
+func (is *Isolator) Ran() map[container.ID]time.Duration {
+	if ran := is.ran.Load(); ran != nil {
+		return *ran
+	}
+	return nil
+}
+
 // takenBy is what the threads of a tenant have done so far; nothing with an error.
 func (is *Isolator) takenBy(t *tenant) (sum taken, err error) {
 	c, err := t.drops.Counters()
@@ -134,6 +147,7 @@ func (is *Isolator) takenBy(t *tenant) (sum taken, err error) {
 		if err != nil {
 			return taken{}, err
 		}
+		sum.Ran += u.Ran
 		sum.Waited += u.Waited
 		sum.Turns += u.Turns
 	}

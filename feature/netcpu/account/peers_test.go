@@ -1,0 +1,44 @@
+package account
+
+import (
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// A packet that is received in the time of the task that sent it, as a request is that
+// crosses no NIC, robs nobody: whoever sent it is told apart from those who only were on
+// the CPU. The receiver pays all the same.
+func TestPeers(t *testing.T) {
+	testkit.OnKernels(t, "path:bridge")
+	m := exactMeter(t)
+	for _, from := range []string{"a container", "the host"} {
+		t.Run(from, func(t *testing.T) {
+			f := newFabric(t, m)
+			client, server := f.add("client", 2), f.add("server", 3)
+			sender, id := client, f.ids[client]
+			if from == "the host" {
+				sender, id = f.host, container.ID(0)
+			}
+			r := f.receive(server, 0, ":9000")
+			f.send(sender, 1, packets, "udp-send", "10.66.0.3:9000")
+			f.got(r, packets)
+			f.expect(func(d delta) {
+				d.received(server, UDP, packets, packets*sizeUDP4)
+				peer, task := d.stole(server, Party{id, Peer}), d.stole(server, Party{id, Task})
+				// What interrupts the sender late, by a timer or so, is in the time of a task.
+				if peer == 0 || task > peer/4 {
+					d.t.Errorf("of the sender's time %v are said to be its own doing, and %v stolen", peer, task)
+				}
+			})
+		})
+	}
+}
+
+// stole is the time of a victim that a box's packets took.
+func (d delta) stole(culprit *sandbox.Box, v Party) time.Duration {
+	return d.thefts[Theft{Victim: v, Culprit: d.l.ids[culprit]}]
+}

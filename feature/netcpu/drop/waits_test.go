@@ -1,0 +1,87 @@
+package drop
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// As many packets as a ring holds wait for a tenant whose quota or limit is used up: a
+// request is answered late, and none is lost (Iron, section 3.2).
+func TestEarlyDropWaits(t *testing.T) {
+	testkit.OnKernels(t)
+	e := load(t)
+	w, err := e.add(another(e))
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter, driver := count(t, e, w), native(t, e, lo)
+	run(t, counter, frame("10.0.0.1"), 1)
+	seen(t, e)
+	if err := e.maps.FlCharges.Put(uint32(7), int64(0)); err != nil {
+		t.Fatal(err)
+	}
+	for name, spent := range map[string]dropTenant{
+		"quota":                    {Stopped: ahead},
+		"limit":                    {Account: 7, Limit: -1, Until: ahead},
+		"limit, nothing in a ring": {Account: 7, Limit: -1, Until: ahead, NoRing: 1},
+	} {
+		spent.Retried, spent.Waits = ahead, ahead
+		at := func(waiting uint64) dropTenant { spent.Waiting = waiting; return spent }
+		for _, c := range []struct {
+			when string
+			dropTenant
+			p       *ebpf.Program
+			want    uint32
+			waiting uint64
+		}{
+			{"the first", at(0), counter, tcxNext, 1},
+			{"the last", at(ring - 1), counter, tcxNext, ring},
+			{"one too many", at(ring), counter, tcxDrop, ring},
+			// It comes by the host end next, and is counted there.
+			{"the first, at the uplink", at(0), e.tc, tcxNext, 0},
+			{"the first, at the driver", at(0), driver, tcxNext, 0},
+			{"one too many, at the uplink", at(ring), e.tc, tcxDrop, ring},
+			{"one too many, at the driver", at(ring), driver, tcxDrop, ring},
+		} {
+			if err := e.maps.FlTenants.Put(w.slot, c.dropTenant); err != nil {
+				t.Fatal(err)
+			}
+			if v := run(t, c.p, frame("10.0.0.1"), 1); v != c.want {
+				t.Errorf("%s, %s: verdict %d, want %d", name, c.when, v, c.want)
+			}
+			if after, err := w.read(); err != nil || after.Waiting != c.waiting {
+				t.Errorf("%s, %s: %d wait, want %d (%v)", name, c.when, after.Waiting, c.waiting, err)
+			}
+		}
+		// A period later there is room again, whether or not a poll has come between.
+		old := at(ring)
+		old.Waits = 1
+		if err := e.maps.FlTenants.Put(w.slot, old); err != nil {
+			t.Fatal(err)
+		}
+		if v := run(t, counter, frame("10.0.0.1"), 1); v != tcxNext {
+			t.Errorf("%s, a period later: verdict %d, want next", name, v)
+		}
+	}
+}
+
+// ahead is ahead of the clock of any machine; ring is the size of a veth's.
+const (
+	ahead = uint64(100 * 365 * 24 * time.Hour)
+	ring  = 256
+)
+
+// limited is limit for a tenant for which no more packets may wait.
+func limited(t *testing.T, w *Tenant, account uint32, sum int64, lasts time.Duration) {
+	t.Helper()
+	if err := w.limit(account, sum, lasts); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.change(func(e *dropTenant) { e.Waits, e.Waiting = ahead, ring }); err != nil {
+		t.Fatal(err)
+	}
+}
