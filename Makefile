@@ -76,11 +76,12 @@ test-full: ## every test in full, on every kernel, and the figures: more than an
 	@status=0; $(MAKE) --no-print-directory bars || status=1; \
 	$(MAKE) --no-print-directory test TIER=full || status=1; exit $$status
 
-# BARS=few is for every change: CPU time that is a victim's own, a rate and a ceil.
+# BARS=few is for every change: CPU time that is a victim's own, three real servers, a
+# rate and a ceil.
 # Without the protection these figures are off by a factor also on a machine that
 # is busy, where a share of a link can come out right by chance.
 BARS ?= all
-FEW_netcpu = --quick --check=far --only '^hop 50/50 flood$$'
+FEW_netcpu = --quick --check=far --only '^(hop 50/50 flood|redis 50 isolate alone|memcached 20 isolate alone|nginx 100 auto alone)$$'
 FEW_traffic = --quick --check=far --only '^bridge (rate beside flood|ceil)$$'
 FEW_blockio = --quick --check=far --only '^12 burners, depth 1$$'
 

@@ -53,8 +53,8 @@ type demand struct {
 	lift bool
 	// idle has the neighbours do nothing, although the setup makes them compute.
 	idle bool
-	// control makes off the control of a flood: the neighbours compute, and all packets
-	// from outside are dropped before the host.
+	// control makes off the control of a flood: protected as well, but the neighbours
+	// compute, and all packets from outside are dropped before the host.
 	control bool
 }
 

@@ -143,6 +143,9 @@ func (e *experiment) run(ctx context.Context, su setup) (err error) {
 	if su.mode != "" {
 		ready = max(ready, settle(su.mode))
 	}
+	if su.service != "" {
+		ready = max(ready, 4*time.Second) // the threads have chosen how they take their turns by then
+	}
 	s, err := newSession(ctx, su, cmp.Or(su.mode, e.mode), ready, e.take)
 	if err != nil {
 		return err

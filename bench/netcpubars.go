@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/fairlead-project/fairlead/bench/report"
+	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
 // netcpuBars bound three things: the penalty of a victim under isolate and charge, the loss
@@ -35,6 +37,7 @@ func netcpuBars() []report.Bar {
 	for _, c := range []string{"1 of 8 400k", "4 of 8 400k", "7 of 8 400k", "7 of 8 flood"} {
 		bars = append(bars, penalty("udp-recv "+c, 1.2, 1.6, receives))
 	}
+	bars = append(bars, serviceBars()...)
 	return append(bars,
 		noLess("udp-recv 7 of 8 400k", Penalty, "off", 1.5, 1.2, nothing),
 		penalty("cap 3x30 udp-recv", 1.15, 1.6, receives),
@@ -52,6 +55,41 @@ func netcpuBars() []report.Bar {
 		noMore("agent 100 idle", AgentCPU, "on", 0.1, 0.4, idle),
 		noMore("agent 100 idle", AgentMemory, "on", 120<<20, 240<<20, idle),
 	)
+}
+
+// serviceBars bound what protection costs a real server: alone with its client, and beside
+// a flood that is somebody else's.
+func serviceBars() []report.Bar {
+	const (
+		lost   = "TCP learns by a loss that a quota is used up"
+		late   = "A request waits longer than its own quota makes it wait"
+		less   = "A server alone with its client does less isolated, by more than its own packets cost"
+		idle   = "The mode auto acts although nobody else is there"
+		beside = "A server does less beside a flood to its neighbour than beside one that computes"
+	)
+	var bars []report.Bar
+	for _, service := range []rig.Service{rig.Redis, rig.Memcache, rig.Nginx} {
+		for _, quota := range []float64{20, 50, 100} {
+			for _, mode := range []string{"isolate", "auto"} {
+				alone := fmt.Sprintf("%s %v %s alone", service, quota, mode)
+				bars = append(bars, atMost(alone, Retransmitted, 0, 100, lost), atMost(alone, Longest, 0.15, 0.6, late))
+				switch {
+				case mode == "auto":
+					bars = append(bars, noLess(alone, Requests, "ratio", 0.97, 0.7, idle))
+				case quota < 100:
+					bars = append(bars, noLess(alone, Requests, "ratio", 0.7, 0.4, less))
+				default:
+					bars = append(bars, noLess(alone, Requests, "ratio", 0.9, 0.4, less))
+				}
+			}
+		}
+	}
+	for _, rate := range []string{"150k", "400k", "flood"} {
+		for _, mode := range []string{"isolate", "auto"} {
+			bars = append(bars, noLess(fmt.Sprintf("redis 50 %s beside %s", mode, rate), Requests, "ratio", 0.95, 0.6, beside))
+		}
+	}
+	return bars
 }
 
 // penalty is a bar for the penalty of a protected victim.

@@ -16,10 +16,11 @@ const serviceConns = 16
 // are protected.
 //
 // The flood takes the client's CPU, whatever the host does about it. Therefore its control
-// (off) has the same flood dropped before the host, beside a neighbour that computes.
+// (off) has the same flood dropped before the host, beside a neighbour that computes, with
+// the same protection.
 func services() []setup {
 	flooded := func(name string, rate uint64) demand {
-		return demand{name: "beside " + name, traffic: rig.Traffic{Kind: rig.UDP, Neighbours: 1}, rate: rate, control: true}
+		return demand{name: "beside " + name, traffic: rig.Traffic{Kind: rig.UDP, Neighbours: 1, Fair: true}, rate: rate, control: true}
 	}
 	var all []setup
 	for _, service := range []rig.Service{rig.Redis, rig.Memcache, rig.Nginx, rig.Postgres} {

@@ -221,7 +221,7 @@ func (s *session) prepare(ctx context.Context, d demand, on bool) error {
 	if err := s.guard.inDriver(ctx, on && d.xdp); err != nil {
 		return err
 	}
-	if err := s.guard.set(ctx, on && d.drop == ""); err != nil || !on || !d.xdp || s.guard.missing != "" {
+	if err := s.guard.set(ctx, (on || d.control) && d.drop == ""); err != nil || !on || !d.xdp || s.guard.missing != "" {
 		return err
 	}
 	return s.guard.checkDriver(ctx)

@@ -89,6 +89,8 @@ type Traffic struct {
 	// Uneven has the first neighbour receive three datagrams of UDP for each one of
 	// another's, in rows of 100: what it costs to wake a receiver is then shared by many.
 	Uneven bool
+	// Fair has the sender take turns with what else runs on its CPU; else it goes first.
+	Fair bool
 	// Neighbours is how many take part, the first ones; 0 is all.
 	Neighbours int
 	// Conns is how many connections of TCP there are in all, at least one for
@@ -219,8 +221,12 @@ func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
 	if t.Kind == UDPRR || t.Kind == TCPRR {
 		conns = max(16, conns)
 	}
+	nice := senderNice
+	if t.Fair {
+		nice = "0"
+	}
 	return run, start(&run.Senders, r.Outside, append(send, "--to", strings.Join(targets, ","), "--conns", strconv.Itoa(conns),
-		"--rate", "0", "--nice", senderNice)...)
+		"--rate", "0", "--nice", nice)...)
 }
 
 // uneven names the first of the targets three times as often as each of the others.

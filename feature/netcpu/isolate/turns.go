@@ -33,12 +33,15 @@ func (t turn) nice() string {
 }
 
 const (
-	crowded  = 2.0 // packets in each turn: while one was polled, another came,
-	oneByOne = 1.5 // and below this they come one by one
+	crowded  = 2.0   // packets in each turn: while one was polled, another came,
+	oneByOne = 1.5   // and below this they come one by one
+	dear     = 2_000 // turns in a window that are worth an attempt to make them fewer
 
-	// waitMost is how long a yielding thread may wait for a turn, on average. A server
-	// that answers 16 clients works for less than that at a time.
+	// waitMost is how long a yielding thread may wait for a turn, on average, without
+	// a doubt that it should yield: a server that answers many at once works for as long.
 	waitMost = 300 * time.Microsecond
+	doubt    = 10  // windows between two doubts
+	much     = 0.9 // of the packets of the window before: fewer, and the last change was bad
 )
 
 // turnWindow is what the threads of a container did in some time.
@@ -47,12 +50,14 @@ type turnWindow struct {
 	turns, packets uint64
 }
 
-// turnControl chooses how the threads of one container take their turns. The zero value is
-// even.
+// turnControl chooses how the threads of one container take their turns. Whether it is good
+// that they yield is told by how many packets come then: a client that waits for answers
+// asks less where they come late. The zero value is even.
 type turnControl struct {
 	turn     turn
-	rest     int // windows since it last had to give up yielding
-	patience int // how many there have to be before it yields again; 0: none
+	before   uint64 // packets of the window before the last change, while that is on trial; 0: it is not
+	rest     int    // windows since it last had to give up yielding, or doubted it
+	patience int    // how many there have to be before it yields again; 0: none
 }
 
 // next takes one window into account and returns the turn from now on.
@@ -62,23 +67,41 @@ func (c *turnControl) next(w turnWindow) turn {
 	}
 	c.rest++
 	each := float64(w.packets) / float64(w.turns)
+	was := float64(c.before)
+	trial := c.before > 0
+	c.before = 0
+	switch {
+	case c.turn == yield && (each < oneByOne || trial && float64(w.packets) < much*was):
+		c.giveUp()
+	case c.turn == yield:
+		if w.waited/time.Duration(w.turns) > waitMost && c.rest >= doubt {
+			c.turn, c.before, c.rest = even, max(1, w.packets), 0
+		} else if c.rest >= c.patience+forget {
+			c.patience = 0
+		}
+		return c.turn
+	case trial && was >= much*float64(w.packets):
+		c.turn = yield // the doubt was unfounded
+		return c.turn
+	case trial:
+		c.giveUp()
+	case w.turns >= dear && c.rest >= c.patience:
+		c.turn, c.before = yield, w.packets
+		return c.turn
+	}
+	// How many come together in a turn is known of the other two only if it has one of them.
 	switch {
 	case each < oneByOne:
 		c.turn = prompt
-	case c.turn == yield && w.waited/time.Duration(w.turns) > waitMost:
-		c.turn, c.rest = even, 0
-		c.patience = min(max(patience, 2*c.patience), longest)
-	case c.turn == yield:
-		if c.rest >= c.patience+forget {
-			c.patience = 0
-		}
-	case each < crowded:
-	case c.rest >= c.patience:
-		c.turn = yield
-	default:
+	case each >= crowded || c.turn == yield:
 		c.turn = even
 	}
 	return c.turn
+}
+
+// giveUp makes the next attempt to yield later than the last one.
+func (c *turnControl) giveUp() {
+	c.rest, c.patience = 0, min(max(patience, 2*c.patience), longest)
 }
 
 // taken is what takeTurns last read of one tenant.
