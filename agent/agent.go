@@ -89,8 +89,12 @@ type Agent struct {
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
 
-	watched []*watched            // belongs to loop
-	hung    map[*worker]time.Time // the calls that the log was told of; belongs to loop
+	watched    []*watched            // belongs to loop, as the next three
+	hung       map[*worker]time.Time // the calls that the log was told of
+	remembered *container.Known      // what was last written into the state directory
+	forgetful  bool                  // that failed
+
+	said map[string]string // what the log was told of sources; guarded by rounding
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
@@ -154,7 +158,7 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent: %w", err), only.Close())
 	}
-	set := watch(cfg)
+	set := watch(cfg, loadKnown(cfg))
 	who, err := identity.Open(cfg.Roots.Proc)
 	if err != nil {
 		cfg.Log.Warn("packets have no common identity", "err", err)
@@ -176,7 +180,8 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, pace: p, started: p.now(),
 		set: set, policy: store, journal: j, opener: opener, all: fs,
-		hand:      overrides{dir: cfg.StateDir, proc: cfg.Roots.Proc},
+		hand:      overrides{file: fileOfOverrides(cfg)},
+		said:      make(map[string]string),
 		kick:      make(chan struct{}, 1),
 		held:      make(map[container.ID]bool),
 		decisions: make(map[choice]policy.Decision),

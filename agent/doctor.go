@@ -38,7 +38,7 @@ func Unmatched(st api.PolicyStatus) (list probe.Report) {
 // could do. It makes the features, which change nothing, and closes them again.
 func Examine(ctx context.Context, cfg Config) probe.Report {
 	r := findings(ctx, cfg)
-	fs, err := features(cfg, watch(cfg), nil, nil)
+	fs, err := features(cfg, watch(cfg, nil), nil, nil)
 	if err != nil {
 		return append(r, probe.Finding{Capability: "features", Area: probe.Features, Verdict: probe.Verdict{Level: probe.Unavailable, Why: err.Error()}})
 	}

@@ -1,12 +1,6 @@
 package agent
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -22,10 +16,15 @@ const lastGoodFile = "policy.json"
 // twice as much for the escapes of JSON.
 const maxLastGood = 2 * policy.MaxFiles * policy.MaxFileSize
 
+func fileOfLastGood(cfg Config) stateFile {
+	return stateFile{filepath.Join(cfg.StateDir, lastGoodFile), maxLastGood}
+}
+
 // recallPolicy puts in force what was the last good policy of an earlier agent,
 // for the case that the files are broken now.
 func (a *Agent) recallPolicy() {
-	kept, err := readLastGood(filepath.Join(a.cfg.StateDir, lastGoodFile))
+	var kept policy.Kept
+	_, err := fileOfLastGood(a.cfg).read(&kept)
 	if err == nil {
 		err = a.policy.Recall(kept)
 	}
@@ -42,43 +41,11 @@ func (a *Agent) keepPolicy() {
 	if kept.When.IsZero() || kept.When.Equal(a.keptWhen) {
 		return
 	}
-	data, err := json.Marshal(kept)
-	if err == nil {
-		err = writeWhole(filepath.Join(a.cfg.StateDir, lastGoodFile), data)
-	}
-	if err != nil {
+	if err := fileOfLastGood(a.cfg).write(kept); err != nil {
 		a.log.Error("the policy is not written down: with broken files a restarted agent would have none", "err", err)
 		return
 	}
 	a.keptWhen = kept.When
-}
-
-func readLastGood(path string) (kept policy.Kept, err error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return kept, nil
-	}
-	if err != nil {
-		return kept, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxLastGood))
-	if err == nil {
-		err = json.Unmarshal(data, &kept)
-	}
-	if err != nil {
-		return policy.Kept{}, fmt.Errorf("read %s: %w", path, err)
-	}
-	return kept, nil
-}
-
-// writeWhole writes a file of the state directory, all of it or none.
-func writeWhole(path string, data []byte) error {
-	next := path + ".next"
-	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, path)
 }
 
 // broken says what holds while the policy files are not usable.

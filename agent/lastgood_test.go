@@ -77,12 +77,12 @@ func FuzzLastGood(f *testing.F) {
 	f.Add([]byte(`{"dir":"/d","when":"2026-01-01T00:00:00Z","files":[null,{"name":"\u001b","text":"labels: deny"}]}`))
 	f.Add([]byte("{"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		path := filepath.Join(t.TempDir(), lastGoodFile)
-		if err := os.WriteFile(path, data, 0o600); err != nil {
+		file := fileOfLastGood(Config{StateDir: t.TempDir()})
+		if err := os.WriteFile(file.path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		kept, err := readLastGood(path)
-		if err != nil {
+		var kept policy.Kept
+		if _, err := file.read(&kept); err != nil {
 			return
 		}
 		store := policy.NewStore("/d", time.Now)

@@ -142,6 +142,7 @@ type rig struct {
 	t        *testing.T
 	host     *host
 	set      *fakeSet
+	real     func(Config) containers // in place of set, if not nil
 	feature  turner
 	apply    func(context.Context, policy.Target) error // of the fake
 	accounts *netcpu.Accounts                           // by which the feature reports and decides; nil: it does neither
@@ -182,7 +183,11 @@ func (r *rig) start() {
 		r.accounts.Containers = r.set
 		f = reporter{r.feature, r.accounts}
 	}
-	r.agent = assemble(cfg, r.set, policy.NewStore(r.policies, time.Now), j, r.host.opener, []feature.Feature{f}, p)
+	set := containers(r.set)
+	if r.real != nil {
+		set = r.real(cfg)
+	}
+	r.agent = assemble(cfg, set, policy.NewStore(r.policies, time.Now), j, r.host.opener, []feature.Feature{f}, p)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.agent.Run(ctx) }()

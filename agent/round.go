@@ -23,6 +23,7 @@ const (
 
 // loop makes a round whenever there may be a reason for one, until ctx ends.
 func (a *Agent) loop(ctx context.Context) {
+	defer a.remember()
 	refresh := time.NewTicker(refreshTime)
 	defer refresh.Stop()
 	beat := time.NewTicker(time.Second)
@@ -57,6 +58,7 @@ func (a *Agent) loop(ctx context.Context) {
 					ready = nil
 				}
 			case <-beat.C:
+				a.remember()
 				if !a.lapsed() {
 					continue
 				}
@@ -129,6 +131,7 @@ func (a *Agent) round() (complete bool) {
 	defer a.rounding.Unlock()
 	began := time.Now()
 	snap := a.set.Snapshot()
+	a.say(snap.Sources)
 	a.forget(snap)
 	targets, problems := a.policy.Resolve(snap.Containers)
 	byID := make(map[container.ID]policy.Target, len(targets))

@@ -2,14 +2,10 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +14,6 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -191,9 +186,13 @@ func (a *Agent) recall() {
 }
 
 // forget drops what was set by hand for containers that have ended. While a Set
-// runs, the round after it does that.
+// runs, the round after it does that. A runtime that has not answered about all of its
+// containers may know one that nobody else does.
 func (a *Agent) forget(snap container.Snapshot) {
-	if !snap.Complete || !a.setting.TryLock() {
+	unsure := slices.ContainsFunc(snap.Sources, func(s container.SourceStatus) bool {
+		return s.Name != container.CgroupSource && s.Partial && !s.Absent
+	})
+	if !snap.Complete || unsure || !a.setting.TryLock() {
 		return
 	}
 	defer a.setting.Unlock()
@@ -212,12 +211,10 @@ func (a *Agent) forget(snap container.Snapshot) {
 	}
 }
 
-// overrides are what was set by hand, and the file that they outlive the agent
-// in. It is beside the journal: in a directory that one agent has at a time.
-// Like the journal it is of one boot only, as the ids of containers are.
+// overrides are what was set by hand, and the file that they outlive the agent in.
 type overrides struct {
-	dir, proc string
-	all       []policy.Override
+	file bootFile
+	all  []policy.Override
 }
 
 // overridesFile is the content of the file.
@@ -232,47 +229,19 @@ const maxOverrides = 16 << 20
 // OverridesFile is its name in the state directory.
 const OverridesFile = "set.json"
 
-func (o *overrides) path() string { return filepath.Join(o.dir, OverridesFile) }
+func fileOfOverrides(cfg Config) bootFile {
+	return bootFile{stateFile{filepath.Join(cfg.StateDir, OverridesFile), maxOverrides}, cfg.Roots.Proc}
+}
 
 func (o *overrides) load() error {
-	f, err := os.Open(o.path())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	boot, err := journal.BootID(o.proc)
-	if err != nil {
-		return err
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxOverrides))
-	if err != nil {
-		return err
-	}
 	var in overridesFile
-	if err := json.Unmarshal(data, &in); err != nil {
-		return fmt.Errorf("read %s: %w", o.path(), err)
+	if found, err := o.file.read(&in); err != nil || !found {
+		return err
 	}
-	if in.Boot == boot {
-		o.all = in.Set
-	}
+	o.all = in.Set
 	return nil
 }
 
-// save writes the list into the file, all of it or none.
 func (o *overrides) save(all []policy.Override) error {
-	boot, err := journal.BootID(o.proc)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(overridesFile{boot, all})
-	if err != nil {
-		return err
-	}
-	if len(data) > maxOverrides {
-		return fmt.Errorf("write %s: more is set by hand than %d bytes", o.path(), maxOverrides)
-	}
-	return writeWhole(o.path(), data)
+	return o.file.write(func(boot string) any { return overridesFile{boot, all} })
 }

@@ -202,6 +202,12 @@ func TestSetSurvives(t *testing.T) {
 	if len(r.written()) != 2 {
 		t.Errorf("forgotten too early: %+v", r.written())
 	}
+	r.set.says(true, box(1, ""))
+	rounds := r.agent.roundsMade()
+	r.until("some rounds more", func() bool { r.agent.nudge(); return r.agent.roundsMade() > rounds+3 })
+	if len(r.written()) != 2 {
+		t.Errorf("forgotten while a runtime has not answered about all: %+v", r.written())
+	}
 	r.set.set(true, box(1, ""))
 	r.until("2 is forgotten", func() bool { return len(r.written()) == 1 })
 	r.feature.took()
@@ -255,8 +261,8 @@ func FuzzOverridesFile(f *testing.F) {
 	f.Add([]byte("{"))
 	store := policy.NewStore(f.TempDir(), nil)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		o := overrides{dir: t.TempDir(), proc: "/proc"}
-		if err := os.WriteFile(o.path(), data, 0o600); err != nil {
+		o := overrides{file: bootFile{stateFile{filepath.Join(t.TempDir(), OverridesFile), maxOverrides}, "/proc"}}
+		if err := os.WriteFile(o.file.path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if o.load() == nil {

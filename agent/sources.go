@@ -7,13 +7,14 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// watch makes the Set of the containers on this host.
-func watch(cfg Config) *container.Set {
+// watch makes the Set of the containers on this host, which begins with what an
+// earlier one knew.
+func watch(cfg Config, known *container.Known) *container.Set {
 	sources := cfg.Sources
 	if sources == nil {
 		sources = runtimes(cfg)
 	}
-	return container.NewSet(container.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Log: cfg.Log}, sources...)
+	return container.NewSet(container.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Log: cfg.Log}, sources...)
 }
 
 // runtimes are the sources of an ordinary agent, those that know more of a

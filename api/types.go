@@ -194,7 +194,7 @@ type SourceStatus struct {
 	Name       string `json:"name" doc:"name of the source"`
 	Ready      bool   `json:"ready" doc:"it has given its list"`
 	Containers int    `json:"containers" doc:"containers that it reports"`
-	Partial    bool   `json:"partial,omitempty" doc:"containers may run that are not in its list: the runtime is not there, or there are more of them, or more changes, than it takes up"`
+	Partial    bool   `json:"partial,omitempty" doc:"containers may run that are not in its list: the runtime is not there or has not answered about them yet, so that what it said before counts, or there are more of them, or more changes, than it takes up"`
 	Error      string `json:"error,omitempty" doc:"why its list is unknown at present"`
 }
 

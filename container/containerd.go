@@ -22,8 +22,10 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/typeurl/v2"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 const (
@@ -63,8 +65,8 @@ type containerd struct{ addr string }
 func (c *containerd) Name() string { return "containerd" }
 
 func (c *containerd) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(publish)
-	r.follow(ctx, func(ctx context.Context) error { return wrap(c.Name(), c.addr, c.session(ctx, r)) })
+	r := newRoster(c.Name(), c.addr, publish)
+	r.follow(ctx, func(ctx context.Context) error { return c.session(ctx, r) })
 	return nil
 }
 
@@ -217,6 +219,9 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	}
 	ctx = metadata.AppendToOutgoingContext(ctx, namespaceHeader, space)
 	t, err := c.tasks.Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if status.Code(err) == codes.NotFound {
+		return Record{}, false, nil
+	}
 	if err != nil {
 		return Record{}, false, err
 	}
@@ -224,6 +229,9 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 		return Record{}, false, nil
 	}
 	got, err := c.containers.Get(ctx, &containers.GetContainerRequest{ID: id})
+	if status.Code(err) == codes.NotFound {
+		return Record{}, false, nil
+	}
 	if err != nil {
 		return Record{}, false, err
 	}
@@ -236,12 +244,11 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 		}
 	}
 	rec := criRecord(ct, pod)
+	rec.PID = int(t.GetProcess().GetPid())
 	if !ofCRI(ct) && len(rec.Labels) > 0 && ct.GetImage() != "" {
 		platforms, err := c.imageLabels(ctx, ct.GetImage())
-		if errors.Is(err, errImage) {
+		if err != nil {
 			platforms = []map[string]string{rec.Labels} // any of them may be the image's
-		} else if err != nil {
-			return Record{}, false, fmt.Errorf("read the labels of image %q: %w", ct.GetImage(), err)
 		}
 		for _, labels := range platforms {
 			var alike map[string]string
@@ -249,8 +256,11 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 			rec.ImageLabels = merged(rec.ImageLabels, alike)
 		}
 		rec.Name = cmp.Or(rec.Labels[nerdctlName], ct.GetID())
+		if err != nil && !errors.Is(err, errImage) {
+			rec.Unread = true
+			return rec, true, fmt.Errorf("read the labels of image %q: %w", ct.GetImage(), err)
+		}
 	}
-	rec.PID = int(t.GetProcess().GetPid())
 	return rec, true, nil
 }
 

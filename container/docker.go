@@ -36,8 +36,8 @@ type engine struct {
 func (e *engine) Name() string { return e.name }
 
 func (e *engine) Run(ctx context.Context, publish func(Report)) error {
-	r := newRoster(publish)
-	r.follow(ctx, func(ctx context.Context) error { return wrap(e.name, e.host, e.session(ctx, r)) })
+	r := newRoster(e.name, e.host, publish)
+	r.follow(ctx, func(ctx context.Context) error { return e.session(ctx, r) })
 	return nil
 }
 
@@ -104,6 +104,9 @@ func lives(_ string, rec Record) bool { return unix.Kill(rec.PID, 0) == nil }
 
 func inspectEngine(ctx context.Context, c *client.Client, id string) (Record, bool, error) {
 	got, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if errdefs.IsNotFound(err) {
+		return Record{}, false, nil
+	}
 	if err != nil {
 		return Record{}, false, err
 	}

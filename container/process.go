@@ -34,6 +34,7 @@ type process struct {
 	pid     int
 	fd      *os.File
 	started time.Time
+	start   uint64 // the same, as in proc
 	cgroup  cgroup.Paths
 	id      ID
 
@@ -61,6 +62,7 @@ func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, 
 		p.close()
 		return nil, fmt.Errorf("open process %d: %w", pid, errors.Join(err, fs.ErrNotExist))
 	}
+	p.start = st.start
 	p.started = boot.Add(time.Duration(st.start) * (time.Second / userHZ))
 
 	conn, err := p.fd.SyscallConn()

@@ -22,6 +22,7 @@ const (
 
 	minBackOff = 50 * time.Millisecond
 	maxBackOff = 2 * time.Second
+	maxRetry   = 30 * time.Second // between two questions about one container
 )
 
 // roster is the list of running containers that the source of a runtime keeps,
@@ -29,52 +30,69 @@ const (
 // other goroutines, so that one container over which the runtime hangs does not
 // delay the others. Everything else belongs to one goroutine.
 type roster struct {
+	at      string // the runtime and its address, for errors
 	publish func(Report)
 	answers chan answer
 
+	// Of the session under way:
 	records map[string]Record
-	asked   map[string]int // the last question about a container, if it is open
-	last    int            // number of a question
+	asked   map[string]*question // the last question about a container, while it is open
+	whole   bool                 // the runtime has listed its containers
 
 	none   bool // it was reported that there is no such runtime
 	listed bool // a list was reported: there is one
 }
 
 // inspect asks the runtime about one container; false means that it does not
-// run.
+// run. With an error and true the record holds what can be known without what the
+// runtime could not say.
 type inspect func(ctx context.Context, key string) (Record, bool, error)
 
-type answer struct {
-	key    string
-	asked  int
-	record Record
-	runs   bool
-	err    error
+// question is asked until there is an answer without an error, or cancel is called.
+type question struct {
+	cancel context.CancelFunc
+	err    error // of the last try
 }
 
-func newRoster(publish func(Report)) *roster {
-	return &roster{publish: publish, answers: make(chan answer)}
+type answer struct {
+	key      string
+	question *question
+	record   Record
+	runs     bool
+	err      error
+}
+
+func newRoster(name, addr string, publish func(Report)) *roster {
+	return &roster{at: name + " at " + addr, publish: publish, answers: make(chan answer)}
 }
 
 // follow runs session, which talks to the runtime over one connection, again and
 // again until ctx ends, and reports why each one ended. A runtime that was never
-// there is not an error.
+// there is not an error, but one that has left its socket is.
 func (r *roster) follow(ctx context.Context, session func(context.Context) error) {
 	retry(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends what the session has asked
-		r.records, r.asked = make(map[string]Record), make(map[string]int)
+		r.begin()
 		err := session(ctx)
-		absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED)
-		switch {
-		case ctx.Err() != nil:
-		case r.listed, !absent:
-			r.publish(Report{Err: err})
-		case !r.none:
-			r.none = true
-			r.publish(Report{Partial: true})
+		if ctx.Err() != nil {
+			return
 		}
+		absent := errors.Is(err, fs.ErrNotExist) && !r.listed
+		switch {
+		case !absent && !r.listed && errors.Is(err, unix.ECONNREFUSED):
+			r.publish(Report{Partial: true, Err: r.wrap(err)})
+		case !absent:
+			r.publish(Report{Err: r.wrap(err)})
+		case !r.none:
+			r.publish(Report{Partial: true, Absent: true})
+		}
+		r.none = absent
 	})
+}
+
+func (r *roster) begin() {
+	r.records, r.asked, r.whole = make(map[string]Record), make(map[string]*question), false
 }
 
 // retry runs session again and again until ctx ends, after a pause that
@@ -106,21 +124,49 @@ func listens(ctx context.Context, path string) error {
 	return conn.Close()
 }
 
-// ask inspects a container; the answer arrives in answers.
+// ask inspects a container, with growing pauses until there is an answer without an
+// error; each one arrives in answers.
 func (r *roster) ask(ctx context.Context, key string, look inspect) {
-	r.last++
-	asked := r.last
-	r.asked[key] = asked
+	r.drop(key)
+	ctx, cancel := context.WithCancel(ctx)
+	q := &question{cancel: cancel}
+	r.asked[key] = q
 	go func() {
-		got := answer{key: key, asked: asked}
-		call, cancel := context.WithTimeout(ctx, callTimeout)
-		got.record, got.runs, got.err = look(call, key)
-		cancel()
-		select {
-		case r.answers <- got:
-		case <-ctx.Done():
+		defer cancel()
+		for pause := minBackOff; ; pause = min(2*pause, maxRetry) {
+			got := answer{key: key, question: q}
+			call, done := context.WithTimeout(ctx, callTimeout)
+			got.record, got.runs, got.err = look(call, key)
+			if got.err != nil && call.Err() != nil {
+				got.err = fmt.Errorf("no answer within %v", callTimeout)
+			}
+			done()
+			got.record = bounded(got.record)
+			select {
+			case r.answers <- got:
+			case <-ctx.Done():
+				return
+			}
+			if got.err == nil {
+				return
+			}
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
 		}
 	}()
+}
+
+// drop takes a question back, and says whether there was one.
+func (r *roster) drop(key string) bool {
+	q := r.asked[key]
+	if q != nil {
+		q.cancel()
+		delete(r.asked, key)
+	}
+	return q != nil
 }
 
 // knows says whether a container runs or is being asked about.
@@ -138,18 +184,24 @@ func (r *roster) take(got answer) {
 }
 
 // note records an answer, unless there was a later question or an end since. It
-// says whether the list may have changed.
+// says whether there is something new to report.
 func (r *roster) note(got answer) bool {
-	if r.asked[got.key] != got.asked {
+	q := r.asked[got.key]
+	if q != got.question {
 		return false
 	}
+	if got.err != nil {
+		news := q.err == nil || q.err.Error() != got.err.Error()
+		q.err = got.err
+		if was, ok := r.records[got.key]; got.runs && (!ok || was.PID != got.record.PID) {
+			r.records[got.key], news = got.record, true
+		}
+		return news
+	}
 	delete(r.asked, got.key)
-	switch {
-	case got.err != nil:
-		return false // the next list will tell
-	case got.runs:
+	if got.runs {
 		r.records[got.key] = got.record
-	default:
+	} else {
 		delete(r.records, got.key)
 	}
 	return true
@@ -157,18 +209,21 @@ func (r *roster) note(got answer) bool {
 
 // end records that a container has ended.
 func (r *roster) end(key string) {
-	delete(r.asked, key) // the answer will be out of date
+	news := r.drop(key) // the answer would be out of date
 	// An event may be older than a list, and the container may have been started
 	// again since.
 	if rec, runs := r.records[key]; runs && unix.Kill(rec.PID, 0) != nil {
 		delete(r.records, key)
+		news = true
+	}
+	if news {
 		r.say()
 	}
 }
 
 // replace takes the keys of all containers that run. It inspects those that are
-// not known, or whose record current says is outdated, and waits for the answers,
-// but not for long: later answers count, too.
+// not known, or whose record current says is outdated, unless the question is open
+// already, and waits for the answers, but not for long: later answers count, too.
 func (r *roster) replace(ctx context.Context, keys []string, current func(key string, rec Record) bool, look inspect) {
 	slots := make(chan struct{}, parallel)
 	slowly := func(ctx context.Context, key string) (Record, bool, error) {
@@ -180,15 +235,23 @@ func (r *roster) replace(ctx context.Context, keys []string, current func(key st
 		defer func() { <-slots }()
 		return look(ctx, key)
 	}
-	records := make(map[string]Record, len(keys))
-	for _, key := range keys[:min(len(keys), maxRecords)] {
-		if rec, ok := r.records[key]; ok && current(key, rec) {
-			records[key] = rec
-		} else {
+	keys = keys[:min(len(keys), maxRecords)]
+	listed := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		listed[key] = true
+	}
+	maps.DeleteFunc(r.records, func(key string, rec Record) bool { return !listed[key] || !current(key, rec) })
+	for key := range r.asked {
+		if !listed[key] {
+			r.drop(key)
+		}
+	}
+	for _, key := range keys {
+		if !r.knows(key) {
 			r.ask(ctx, key, slowly)
 		}
 	}
-	r.records = records
+	r.whole = true
 	patience := time.After(listPatience)
 	for waiting := true; waiting && len(r.asked) > 0; {
 		select {
@@ -204,14 +267,28 @@ func (r *roster) replace(ctx context.Context, keys []string, current func(key st
 }
 
 func (r *roster) say() {
-	r.publish(Report{Records: slices.Collect(maps.Values(r.records)), Partial: len(r.asked) > 0})
+	rep := Report{Records: slices.Collect(maps.Values(r.records)), Partial: !r.whole || len(r.asked) > 0}
+	var failed []string
+	for key, q := range r.asked {
+		if q.err != nil {
+			failed = append(failed, key)
+		}
+	}
+	if len(failed) > 0 {
+		key := slices.Min(failed)
+		rep.Err = r.wrap(fmt.Errorf("look at container %s: %w", key, r.asked[key].err))
+		if more := len(failed) - 1; more > 0 {
+			rep.Err = fmt.Errorf("%w (and at %d more)", rep.Err, more)
+		}
+	}
+	r.publish(rep)
 	r.listed = true
 }
 
 // wrap says which runtime an error is about.
-func wrap(name, addr string, err error) error {
+func (r *roster) wrap(err error) error {
 	if err == nil {
 		err = errors.New("connection ended")
 	}
-	return fmt.Errorf("%s at %s: %w", name, addr, err)
+	return fmt.Errorf("%s: %w", r.at, err)
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -29,8 +30,9 @@ func (s *said) names() []string {
 
 func newTestRoster() (*roster, *said) {
 	s := &said{}
-	r := newRoster(s.publish)
-	r.records, r.asked = make(map[string]Record), make(map[string]int)
+	r := newRoster("docker", "there", s.publish)
+	r.begin()
+	r.whole = true
 	return r, s
 }
 
@@ -47,24 +49,27 @@ func TestRosterOrder(t *testing.T) {
 	r, s := newTestRoster()
 	ctx := t.Context()
 
-	// Of two questions, the later one counts, whichever is answered last.
-	release := make(chan struct{})
-	r.ask(ctx, "a", func(ctx context.Context, _ string) (Record, bool, error) {
-		<-release
-		return Record{Name: "old"}, true, nil
-	})
+	// Of two questions, the later one counts, whichever is answered first.
+	r.ask(ctx, "a", answerWith(Record{Name: "old"}, true, nil))
+	old := answer{key: "a", question: r.asked["a"], record: Record{Name: "old"}, runs: true}
 	r.ask(ctx, "a", answerWith(Record{Name: "new", PID: noPID}, true, nil))
-	r.take(<-r.answers)
-	close(release)
-	r.take(<-r.answers)
+	for {
+		got := <-r.answers
+		r.take(got)
+		if got.record.Name == "new" {
+			break
+		}
+	}
+	r.take(old)
 	if got := s.names(); !slices.Equal(got, []string{"new"}) {
 		t.Errorf("names %v", got)
 	}
 
 	// An end that comes while the question is open.
 	r.ask(ctx, "b", answerWith(Record{Name: "b"}, true, nil))
+	old = answer{key: "b", question: r.asked["b"], record: Record{Name: "b"}, runs: true}
 	r.end("b")
-	r.take(<-r.answers)
+	r.take(old)
 	r.end("a")
 	r.end("never heard of")
 	if got := s.names(); len(got) != 0 {
@@ -156,14 +161,15 @@ func TestRosterReplace(t *testing.T) {
 func TestRosterFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &said{}
-		r := newRoster(s.publish)
+		r := newRoster("docker", "there", s.publish)
 		ctx, cancel := context.WithCancel(t.Context())
 		refused := fmt.Errorf("dial: %w", unix.ECONNREFUSED)
 		steps := []func() error{
 			func() error { return fs.ErrNotExist },
+			func() error { return fs.ErrNotExist },
 			func() error { return refused },
 			func() error { return fs.ErrPermission },
-			func() error { r.say(); return errors.New("connection lost") },
+			func() error { r.whole = true; r.say(); return errors.New("connection lost") },
 			func() error { return fs.ErrNotExist },
 			func() error { cancel(); return errors.New("too late") },
 		}
@@ -174,17 +180,78 @@ func TestRosterFollow(t *testing.T) {
 		})
 		var got []string
 		for _, rep := range s.reports {
-			got = append(got, fmt.Sprintf("%d %v", len(rep.Records), rep.Err))
+			got = append(got, fmt.Sprintf("%d %v %v %v", len(rep.Records), rep.Partial, rep.Absent, rep.Err))
 		}
 		want := []string{
-			"0 <nil>", // no such runtime, said once
-			"0 permission denied",
-			"0 <nil>", // its list
-			"0 connection lost",
-			"0 file does not exist", // now this is an error: it was there
+			"0 true true <nil>", // no such runtime, said once
+			"0 true false docker at there: dial: connection refused", // it has left its socket
+			"0 false false docker at there: permission denied",
+			"0 false false <nil>", // its list
+			"0 false false docker at there: connection lost",
+			"0 false false docker at there: file does not exist", // now this is an error: it was there
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("reports %q, want %q", got, want)
+		}
+	})
+}
+
+// TestRosterFails has a runtime that fails over one container, and then answers: the
+// list is not whole until it does, and says why.
+func TestRosterFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := newTestRoster()
+		r.begin()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		// An event that comes before the first list.
+		r.ask(ctx, "early", answerWith(Record{Name: "early", PID: os.Getpid()}, true, nil))
+		r.take(<-r.answers)
+		if s.whole() {
+			t.Error("the list is whole before there was one")
+		}
+		var tries atomic.Int64
+		half := Record{Name: "half", PID: os.Getpid(), Unread: true}
+		look := func(ctx context.Context, key string) (Record, bool, error) {
+			switch n := tries.Add(1); {
+			case key == "early":
+				t.Error("asked again about one that is known")
+			case n == 1:
+				return Record{}, false, errors.New("busy")
+			case n < 10:
+				return half, true, errors.New("the image is locked")
+			case n == 10:
+				<-ctx.Done()
+				return half, true, ctx.Err()
+			}
+			return Record{Name: "bad", PID: os.Getpid()}, true, nil
+		}
+		r.replace(ctx, []string{"early", "bad"}, lives, look)
+		last := func() Report { return s.reports[len(s.reports)-1] }
+		if got := s.names(); !slices.Equal(got, []string{"early", "half"}) || s.whole() || last().Err == nil {
+			t.Errorf("names %v, whole %v, err %v", got, s.whole(), last().Err)
+		}
+		said := len(s.reports)
+		for tries.Load() < 9 {
+			r.take(<-r.answers)
+		}
+		if len(s.reports) != said {
+			t.Errorf("the same failure was reported %d times", len(s.reports)-said+1)
+		}
+		r.take(<-r.answers)
+		if want := "docker at there: look at container bad: no answer within 10s"; last().Err == nil || last().Err.Error() != want {
+			t.Errorf("error %v, want %s", last().Err, want)
+		}
+		r.take(<-r.answers)
+		if got := s.names(); !slices.Equal(got, []string{"bad", "early"}) || !s.whole() || last().Err != nil {
+			t.Errorf("names %v, whole %v, err %v", got, s.whole(), last().Err)
+		}
+		// The next list knows nothing of one over which the runtime failed.
+		r.ask(ctx, "bad", answerWith(Record{}, false, errors.New("busy")))
+		r.take(<-r.answers)
+		r.replace(ctx, []string{"early"}, lives, look)
+		if got := s.names(); !slices.Equal(got, []string{"early"}) || !s.whole() || last().Err != nil {
+			t.Errorf("names %v, whole %v, err %v", got, s.whole(), last().Err)
 		}
 	})
 }

@@ -268,10 +268,28 @@ func (r *rounds) open(rec Record) *process {
 		return r.openCgroup(rec)
 	}
 	p, err := openProcess(r.cfg.Proc, rec.PID, r.boot, r.wake)
+	if err == nil && rec.Start != 0 && rec.Start != p.start {
+		p.close()
+		err = fmt.Errorf("process %d is another one: %w", rec.PID, fs.ErrNotExist)
+	}
 	if err != nil {
 		return &process{err: err}
 	}
 	return r.place(rec, p)
+}
+
+// known gives the records that runtimes have of processes that live, by source.
+func (r *rounds) known(reports []reported) *Known {
+	known := Known{Records: make(map[string][]Record)}
+	for i, rep := range reports {
+		for _, rec := range rep.records {
+			if p := r.procs[recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}]; p != nil && rec.PID > 0 && !p.gone() {
+				rec.Start = p.start
+				known.Records[rep.status.Name] = append(known.Records[rep.status.Name], rec)
+			}
+		}
+	}
+	return &known
 }
 
 // place records the cgroups of a record's process.

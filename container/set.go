@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,6 +41,7 @@ type Config struct {
 	Refresh time.Duration    // 30 s: how often everything is looked at again without an event
 	Keep    time.Duration    // 10 min: how long Lookup still finds a container that has ended
 	Links   int              // 4096: devices, and addresses, that one look at a network goes through
+	Known   *Known           // what an earlier Set knew; nil: nothing
 	Now     func() time.Time // time.Now
 	Log     *slog.Logger     // slog.DiscardHandler
 }
@@ -71,6 +71,15 @@ type Snapshot struct {
 	// it has been examined: a container that is not in Containers does not run.
 	Complete bool
 	Sources  []SourceStatus
+
+	Known *Known // replaced whenever Containers is; nil if there were none yet
+}
+
+// Known is what runtimes have said of the containers that run. Given to a new Set
+// in the same boot, it counts until the runtime that said it has given another list,
+// or has answered about a container, for as long as the container's process lives.
+type Known struct {
+	Records map[string][]Record `json:"records"` // by source
 }
 
 // SourceStatus is the state of one source.
@@ -79,7 +88,8 @@ type SourceStatus struct {
 	Listed  bool      // it has given a list at least once
 	Records int       // in the list that counts
 	Partial bool      // of that list: see Report
-	Err     error     // why that list may be out of date; nil if it is not
+	Absent  bool      // see Report
+	Err     error     // why that list may be out of date, or not the whole; nil if it is neither
 	Since   time.Time // when Err came or went
 }
 
@@ -118,7 +128,12 @@ func NewSet(cfg Config, sources ...Source) *Set {
 	}
 	slices.SortStableFunc(s.sources, func(a, b Source) int { return cmp.Compare(rank(a), rank(b)) })
 	for _, src := range s.sources {
-		s.reports = append(s.reports, reported{status: SourceStatus{Name: src.Name(), Since: cfg.Now()}})
+		r := reported{status: SourceStatus{Name: src.Name(), Since: cfg.Now()}}
+		if cfg.Known != nil {
+			r.records = boundedAll(cfg.Known.Records[src.Name()])
+			r.status.Records, r.status.Partial = len(r.records), len(r.records) > 0
+		}
+		s.reports = append(s.reports, r)
 	}
 	s.snap.Sources = statuses(s.reports)
 	return s
@@ -222,73 +237,22 @@ func (s *Set) report(i int, rep Report) {
 	s.mu.Lock()
 	r := &s.reports[i]
 	before := r.status
-	if r.status.Err = rep.Err; rep.Err == nil {
+	if r.status.Err = rep.Err; rep.Err == nil || rep.Partial {
 		if len(rep.Records) > maxRecords {
 			r.status.Err = fmt.Errorf("%d containers are too many: took %d", len(rep.Records), maxRecords)
-			rep.Records = rep.Records[:maxRecords]
 		}
-		r.records = make([]Record, len(rep.Records))
-		for i, rec := range rep.Records {
-			r.records[i] = bounded(rec)
+		said := boundedAll(rep.Records)
+		if rep.Partial {
+			said = joined(said, r.records)
 		}
-		r.status.Listed, r.status.Records, r.status.Partial = true, len(r.records), rep.Partial
+		r.records = said
+		r.status.Listed, r.status.Records, r.status.Partial, r.status.Absent = true, len(said), rep.Partial, rep.Absent
 	}
 	if before.Listed != r.status.Listed || (before.Err == nil) != (r.status.Err == nil) {
 		r.status.Since = s.cfg.Now()
 	}
 	s.mu.Unlock()
 	s.poke()
-}
-
-// bounded cuts what a runtime lets people write down to a harmless size. A label
-// that is too long is left out, because a part of it would be another label; only
-// its name is kept, for policy to report.
-func bounded(rec Record) Record {
-	for _, s := range []*string{&rec.Name, &rec.RuntimeID, &rec.Image, &rec.Pod, &rec.Namespace} {
-		if len(*s) > maxName {
-			*s = strings.ToValidUTF8((*s)[:maxName], "")
-		}
-	}
-	rec.ImageNames = slices.DeleteFunc(slices.Clone(rec.ImageNames[:min(len(rec.ImageNames), maxImageNames)]), func(n string) bool { return len(n) > maxName })
-	// Each by itself, so that an image cannot crowd out what its operator says.
-	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
-		var leftOut map[string]int
-		if *labels, leftOut = boundedLabels(*labels); len(leftOut) > 0 {
-			rec.LeftOut = merged(rec.LeftOut, leftOut)
-		}
-	}
-	return rec
-}
-
-func boundedLabels(labels map[string]string) (within map[string]string, leftOut map[string]int) {
-	fits, all := len(labels) <= MaxLabels, 0
-	for key, value := range labels {
-		size := len(key) + len(value)
-		all += size
-		fits = fits && size <= MaxLabel && all <= MaxAll
-	}
-	if fits {
-		return labels, nil
-	}
-	within, leftOut, all = make(map[string]string), make(map[string]int), 0
-	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		switch size := len(key) + len(labels[key]); {
-		case size <= MaxLabel && len(within) < MaxLabels && all+size <= MaxAll:
-			within[key] = labels[key]
-			all += size
-		case len(leftOut) < maxLeftOut:
-			leftOut[key[:min(len(key), maxName)]] = size
-		}
-	}
-	return within, leftOut
-}
-
-// merged gives a map with the entries of both; those of the latter count.
-func merged[V any](a, b map[string]V) map[string]V {
-	all := make(map[string]V, len(a)+len(b))
-	maps.Copy(all, a)
-	maps.Copy(all, b)
-	return all
 }
 
 // take returns the last report of each source.
@@ -340,8 +304,9 @@ func (s *Set) publish(r *rounds, reports []reported) {
 		return
 	}
 	if sameContainers {
-		next.Containers = s.snap.Containers
+		next.Containers, next.Known = s.snap.Containers, s.snap.Known
 	} else {
+		next.Known = r.known(reports)
 		s.byID = live
 		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b Container) int { return cmp.Compare(a.ID, b.ID) })
 	}

@@ -1,6 +1,14 @@
 package container
 
-import "context"
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
 
 // Source reports the containers that one runtime, or one part of the host, knows
 // of. An absent runtime is not an error: its source reports an empty list, and
@@ -10,21 +18,27 @@ type Source interface {
 	Name() string
 	// Run watches until ctx ends. It calls publish with the whole list, once as
 	// soon as it is known and again whenever it has changed. It re-lists now and
-	// then, because events get lost, and it reconnects by itself. A Report with
-	// Err says that the list is unknown at present; the Set then keeps the last
-	// one.
+	// then, because events get lost, and it reconnects by itself.
 	Run(ctx context.Context, publish func(Report)) error
 }
 
-// Report is the whole list of one Source, or the reason why there is none.
+// Report is the whole list of one Source, a part of it, or the reason why there is
+// none.
 type Report struct {
 	Records []Record
-	Err     error
+
+	// Err is why the source cannot say more. Unless the Report is Partial, the list
+	// is unknown at present, and the Set keeps the last one.
+	Err error
 
 	// Partial says that containers of this runtime may run that are not in
 	// Records: the runtime is not there to report them, or has not yet answered
-	// about some that it lists.
+	// about some that it lists. The Set goes on with what it knew of these.
 	Partial bool
+
+	// Absent says that Partial is so because there is no such runtime on this host,
+	// as far as anybody can tell.
+	Absent bool
 }
 
 // Record is what a runtime knows of one container. The Set finds out the rest
@@ -32,22 +46,108 @@ type Report struct {
 // namespace and the interfaces.
 type Record struct {
 	PID       int
-	CgroupV2  string // absolute path; only where the source knows no PID
+	Start     uint64 `json:",omitempty"` // when PID was started, as in proc; 0: it is known to live
+	CgroupV2  string `json:",omitempty"` // absolute path; only where the source knows no PID
 	Name      string
 	RuntimeID string
-	Image     string
-	Labels    map[string]string // without those in ImageLabels
-	Pod       string
-	Namespace string
+	Image     string            `json:",omitempty"`
+	Labels    map[string]string `json:",omitempty"` // without those in ImageLabels
+	Pod       string            `json:",omitempty"`
+	Namespace string            `json:",omitempty"`
 
-	ImageLabels map[string]string // see Container
-	ImageNames  []string          // see Container
-	PodCgroup   string            // name of the directory that the CRI made for the pod alone, "" if it did not
+	ImageLabels map[string]string `json:",omitempty"` // see Container
+	ImageNames  []string          `json:",omitempty"` // see Container
+	PodCgroup   string            `json:",omitempty"` // name of the directory that the CRI made for the pod alone, "" if it did not
 
-	LeftOut map[string]int // see Container; the Set fills it in
+	LeftOut map[string]int `json:",omitempty"` // see Container; the Set fills it in
 
-	Annotations map[string]bool // see Container
+	Annotations map[string]bool `json:",omitempty"` // see Container
+
+	// Unread says that the labels of the image could not be read, so that all of
+	// the container's count as the image's.
+	Unread bool `json:",omitempty"`
+
 	// Sandbox says that it only holds the namespaces of a pod: its cgroup is known to
 	// the runtime, and it is no container of its own.
-	Sandbox bool
+	Sandbox bool `json:",omitempty"`
+}
+
+// joined adds to a partial list what was known before of containers that it says
+// nothing of, or less, and that still run.
+func joined(said, known []Record) []Record {
+	at := make(map[int]int, len(said)) // by PID
+	for i, rec := range said {
+		at[rec.PID] = i
+	}
+	for _, old := range known {
+		i, again := at[old.PID]
+		switch {
+		case old.PID == 0: // of the cgroup tree, which leaves out what it has no room for
+		case again && said[i].RuntimeID == old.RuntimeID && said[i].Unread:
+			said[i] = old
+		case !again && len(said) < maxRecords && !errors.Is(unix.Kill(old.PID, 0), unix.ESRCH):
+			said = append(said, old)
+		}
+	}
+	return said
+}
+
+// boundedAll is bounded of each, and of no more than a source may have.
+func boundedAll(records []Record) []Record {
+	list := make([]Record, min(len(records), maxRecords))
+	for i := range list {
+		list[i] = bounded(records[i])
+	}
+	return list
+}
+
+// bounded cuts what a runtime lets people write down to a harmless size. A label
+// that is too long is left out, because a part of it would be another label; only
+// its name is kept, for policy to report.
+func bounded(rec Record) Record {
+	for _, s := range []*string{&rec.Name, &rec.RuntimeID, &rec.Image, &rec.Pod, &rec.Namespace} {
+		if len(*s) > maxName {
+			*s = strings.ToValidUTF8((*s)[:maxName], "")
+		}
+	}
+	rec.ImageNames = slices.DeleteFunc(slices.Clone(rec.ImageNames[:min(len(rec.ImageNames), maxImageNames)]), func(n string) bool { return len(n) > maxName })
+	// Each by itself, so that an image cannot crowd out what its operator says.
+	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
+		var leftOut map[string]int
+		if *labels, leftOut = boundedLabels(*labels); len(leftOut) > 0 {
+			rec.LeftOut = merged(rec.LeftOut, leftOut)
+		}
+	}
+	return rec
+}
+
+func boundedLabels(labels map[string]string) (within map[string]string, leftOut map[string]int) {
+	fits, all := len(labels) <= MaxLabels, 0
+	for key, value := range labels {
+		size := len(key) + len(value)
+		all += size
+		fits = fits && size <= MaxLabel && all <= MaxAll
+	}
+	if fits {
+		return labels, nil
+	}
+	within, leftOut, all = make(map[string]string), make(map[string]int), 0
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		switch size := len(key) + len(labels[key]); {
+		case size <= MaxLabel && len(within) < MaxLabels && all+size <= MaxAll:
+			within[key] = labels[key]
+			all += size
+		case len(leftOut) < maxLeftOut:
+			leftOut[key[:min(len(key), maxName)]] = size
+		}
+	}
+	return within, leftOut
+}
+
+// merged gives a map with the entries of both; those of the latter count.
+func merged[V any](a, b map[string]V) map[string]V {
+	all := make(map[string]V, len(a)+len(b))
+	maps.Copy(all, a)
+	maps.Copy(all, b)
+	return all
 }

@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"encoding/json"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/container"
+)
+
+// KnownFile is the name of a file in the state directory: what the runtimes have said
+// of the containers that run, for an agent that starts while they do not answer.
+const KnownFile = "containers.json"
+
+// maxKnown bounds that file, in bytes. A container that there is no room for, those with
+// the most labels first, is known to the next agent by its entries in the journal alone.
+const maxKnown = 16 << 20
+
+// knownFile is its content.
+type knownFile struct {
+	Boot string `json:"boot"`
+	*container.Known
+}
+
+func fileOfKnown(cfg Config) bootFile {
+	return bootFile{stateFile{filepath.Join(cfg.StateDir, KnownFile), maxKnown}, cfg.Roots.Proc}
+}
+
+// loadKnown loads what an earlier agent knew; nil if nothing.
+func loadKnown(cfg Config) *container.Known {
+	in := knownFile{Known: new(container.Known)}
+	found, err := fileOfKnown(cfg).read(&in)
+	if err != nil {
+		cfg.Log.Warn("what an earlier agent knew of containers cannot be read; runtimes must answer first", "err", err)
+	}
+	if err != nil || !found {
+		return nil
+	}
+	return in.Known
+}
+
+// remember writes down what is known now, if that has changed.
+func (a *Agent) remember() {
+	now := a.set.Snapshot().Known
+	if now == nil || now == a.remembered {
+		return
+	}
+	a.remembered = now
+	err := fileOfKnown(a.cfg).write(func(boot string) any { return knownFile{boot, within(now, maxKnown)} })
+	if err != nil && !a.forgetful {
+		a.log.Warn("what is known of containers cannot be written down: an agent that starts while a runtime does not answer will not know their policy", "err", err)
+	}
+	a.forgetful = err != nil
+}
+
+// within leaves out the largest records of what takes more than so many bytes.
+func within(known *container.Known, most int) *container.Known {
+	type sized struct {
+		source string
+		record container.Record
+		bytes  int
+	}
+	var all []sized
+	for _, source := range slices.Sorted(maps.Keys(known.Records)) {
+		for _, rec := range known.Records[source] {
+			data, _ := json.Marshal(rec) // strings, numbers and maps of them
+			all = append(all, sized{source, rec, len(data) + len(",")})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b sized) int { return a.bytes - b.bytes })
+	out := &container.Known{Records: make(map[string][]container.Record)}
+	left := most - 1024 // for what is around them
+	for _, s := range all {
+		if left -= s.bytes; left < 0 {
+			break
+		}
+		out.Records[s.source] = append(out.Records[s.source], s.record)
+	}
+	return out
+}
+
+// say logs each source that cannot say all it should, once, and when it can again.
+func (a *Agent) say(sources []container.SourceStatus) {
+	for _, s := range sources {
+		text := ""
+		if s.Err != nil {
+			text = s.Err.Error()
+		}
+		switch was := a.said[s.Name]; {
+		case text == was:
+			continue
+		case text == "":
+			a.log.Info("source of containers answers again", "source", s.Name)
+		default:
+			a.log.Warn("source of containers does not say all it should: what was known counts until it does", "source", s.Name, "err", text)
+		}
+		a.said[s.Name] = text
+	}
+}

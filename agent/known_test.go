@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// engine is a source that gives one list, or hangs.
+type engine struct {
+	list  []container.Record
+	hangs bool
+}
+
+func (r engine) Name() string { return "docker" }
+
+func (r engine) Run(ctx context.Context, publish func(container.Report)) error {
+	if !r.hangs {
+		publish(container.Report{Records: r.list})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// TestAgentBesideSilentRuntime starts an agent while the runtime does not answer, and
+// nothing but what an earlier agent has written down tells of the container: it is in the
+// host's network, and nothing is in force for it.
+func TestAgentBesideSilentRuntime(t *testing.T) {
+	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
+	pid := ns.Start(t, "sleep", "1000").Process.Pid
+	cg.Add(t, pid)
+	n, err := cgroup.ID(cg.V2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := container.ID(n)
+	r := newRig(t, id)
+	source := engine{list: []container.Record{{PID: pid, Name: "web", RuntimeID: strings.Repeat("ab", 32), Labels: map[string]string{"fairlead.netcpu": "isolate"}}}}
+	r.real = func(cfg Config) containers {
+		return container.NewSet(container.Config{NetNS: ns.Path, Known: loadKnown(cfg)}, source)
+	}
+	r.start()
+	r.untilValue(id, "isolated")
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.host.get(t, id); got != "plain" {
+		t.Fatalf("after the agent's end it is %q", got)
+	}
+	source.hangs = true
+	r.start()
+	r.untilValue(id, "isolated")
+	if st, err := r.client.Status(t.Context()); err != nil || st.Complete || !st.Sources[0].Partial {
+		t.Errorf("status %+v, %v", st, err)
+	}
+}
+
+func TestKnownFile(t *testing.T) {
+	var log bytes.Buffer
+	cfg := Config{StateDir: t.TempDir(), Roots: kernel.Default(), Log: slog.New(slog.NewTextHandler(&log, nil))}
+	if got := loadKnown(cfg); got != nil || log.Len() != 0 {
+		t.Errorf("without a file: %+v; %s", got, log.String())
+	}
+	set := newFakeSet(true)
+	want := &container.Known{Records: map[string][]container.Record{"docker": {{PID: 7, Start: 8, Name: "a", Labels: map[string]string{"b": "c"}}}}}
+	set.snap.Known = want
+	a := &Agent{cfg: cfg, log: cfg.Log, set: set}
+	a.remember()
+	if diff := cmp.Diff(want, loadKnown(cfg)); diff != "" {
+		t.Errorf("read again (-want +got):\n%s", diff)
+	}
+	path := filepath.Join(cfg.StateDir, KnownFile)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := bytes.Replace(data, []byte(`{"boot":"`), []byte(`{"boot":"x`), 1)
+	for _, content := range [][]byte{other, []byte(`{"boot":`), nil} {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := loadKnown(cfg); got != nil {
+			t.Errorf("of %.20q: %+v", content, got)
+		}
+	}
+	// The largest are left out first.
+	big := &container.Known{Records: map[string][]container.Record{}}
+	for i := range 10 {
+		big.Records["docker"] = append(big.Records["docker"], container.Record{Name: fmt.Sprint(i), Image: strings.Repeat("x", 1000-100*i)})
+	}
+	got := within(big, 1024+1500).Records["docker"]
+	if len(got) != 4 || got[0].Name != "9" || got[3].Name != "6" {
+		t.Errorf("kept %d: %+v", len(got), got)
+	}
+}
+
+// What a source lacks is logged once.
+func TestAgentSays(t *testing.T) {
+	var log bytes.Buffer
+	a := &Agent{log: slog.New(slog.NewTextHandler(&log, nil)), said: make(map[string]string)}
+	refused := errors.New("connection refused")
+	for _, err := range []error{nil, refused, refused, nil, nil} {
+		a.say([]container.SourceStatus{{Name: "docker", Err: err}})
+	}
+	if got := strings.Count(log.String(), "source=docker"); got != 2 || !strings.Contains(log.String(), "connection refused") || !strings.Contains(log.String(), "again") {
+		t.Errorf("the log says %s", log.String())
+	}
+}
+
+func FuzzKnownFile(f *testing.F) {
+	f.Add([]byte(`{"records":{"docker":[{"PID":7,"Start":8,"Name":"a","RuntimeID":"b","Labels":{"c":"d"}}]}}`))
+	f.Add([]byte(`{"records":{"docker":[{"PID":-1,"Labels":null}],"":null}}`))
+	f.Add([]byte("{"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cfg := Config{StateDir: t.TempDir(), Roots: kernel.Default(), Log: quiet()}
+		boot, err := journal.BootID(cfg.Roots.Proc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data = bytes.Replace(data, []byte("{"), []byte(`{"boot":"`+boot+`",`), 1)
+		if err := os.WriteFile(fileOfKnown(cfg).path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		container.NewSet(container.Config{Known: loadKnown(cfg)}, engine{})
+	})
+}

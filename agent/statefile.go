@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// stateFile is a file of the state directory, which one agent has at a time.
+type stateFile struct {
+	path string
+	most int // bytes
+}
+
+// read decodes the file into in, and says whether it is there.
+func (f stateFile) read(in any) (bool, error) {
+	data, err := f.bytes()
+	if err != nil || data == nil {
+		return false, err
+	}
+	if err := json.Unmarshal(data, in); err != nil {
+		return false, fmt.Errorf("read %s: %w", f.path, err)
+	}
+	return true, nil
+}
+
+// bytes gives what is in the file; nil if there is none.
+func (f stateFile) bytes() ([]byte, error) {
+	file, err := os.Open(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return io.ReadAll(io.LimitReader(file, int64(f.most)))
+}
+
+// write replaces the file, all of it or none.
+func (f stateFile) write(out any) error {
+	data, err := json.Marshal(out)
+	if err != nil {
+		return err
+	}
+	if len(data) > f.most {
+		return fmt.Errorf("write %s: %d bytes are more than the %d that it may have", f.path, len(data), f.most)
+	}
+	next := f.path + ".next"
+	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, f.path)
+}
+
+// bootFile is a stateFile whose content, an object with its boot, holds for one boot,
+// as the ids of containers and processes do.
+type bootFile struct {
+	stateFile
+	proc string
+}
+
+// write writes what content gives with the boot.
+func (f bootFile) write(content func(boot string) any) error {
+	boot, err := journal.BootID(f.proc)
+	if err != nil {
+		return err
+	}
+	return f.stateFile.write(content(boot))
+}
+
+// read is that of stateFile, of what is of this boot.
+func (f bootFile) read(in any) (bool, error) {
+	var of struct{ Boot string }
+	found, err := f.stateFile.read(&of)
+	if err != nil || !found {
+		return false, err
+	}
+	boot, err := journal.BootID(f.proc)
+	if err != nil || of.Boot != boot {
+		return false, err
+	}
+	return f.stateFile.read(in)
+}
