@@ -38,9 +38,9 @@ func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 // change the maps and slices in them.
 type Container struct {
 	ID        ID
-	Name      string // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
-	Source    string // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
-	RuntimeID string // the runtime's own id (64 hex digits for Docker), "" without a runtime
+	Name      string            // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
+	Source    string            // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
+	RuntimeID string            // the runtime's own id (64 hex digits for Docker), "" without a runtime
 	Image     string            // as whoever started it wrote it
 	Labels    map[string]string // what its operator gave it: labels, and the CRI's annotations
 	LeftOut   map[string]int    // labels that are too long, or too many, and so left out of both maps: the bytes of each

@@ -43,6 +43,7 @@ const (
 	kubeletPrefix  = "io.kubernetes."
 	podLabel       = "io.kubernetes.pod.name"
 	namespaceLabel = "io.kubernetes.pod.namespace"
+	uidLabel       = "io.kubernetes.pod.uid"
 	kindLabel      = "io.cri-containerd.kind"
 	nerdctlName    = "nerdctl/name"
 
@@ -300,7 +301,7 @@ func criRecord(ct, pod *containers.Container) Record {
 	}
 	rec.ImageLabels, _ = part(ct.GetLabels(), own.Labels)
 	delete(rec.ImageLabels, kindLabel) // the plugin's
-	rec.Pod, rec.Namespace, rec.PodCgroup = sandbox.Metadata.Name, sandbox.Metadata.Namespace, sandbox.podCgroup()
+	rec.Pod, rec.Namespace, rec.PodCgroup = sandbox.Metadata.Name, sandbox.Metadata.Namespace, podCgroup(sandbox.Linux.CgroupParent, sandbox.Metadata.UID)
 	return rec
 }
 
@@ -330,13 +331,13 @@ type criConfig struct {
 	}
 }
 
-// podCgroup gives the name of the directory that holds a sandbox's containers
-// and no others: "pod" and its UID for the kubelet's cgroupfs driver, a slice
-// that ends so for that of systemd, which has no dashes in the UID. "" if the
-// sandbox lies elsewhere, such as together with all others.
-func (c criConfig) podCgroup() string {
-	dir := path.Base(c.Linux.CgroupParent)
-	for _, uid := range []string{c.Metadata.UID, strings.ReplaceAll(c.Metadata.UID, "-", "_")} {
+// podCgroup gives the name of the directory that holds the containers of a sandbox in
+// the cgroup parent and no others: "pod" and the pod's UID for the kubelet's cgroupfs
+// driver, a slice that ends so for that of systemd, which has no dashes in the UID. ""
+// if the sandbox lies elsewhere, such as together with all others.
+func podCgroup(parent, uid string) string {
+	dir := path.Base(parent)
+	for _, uid := range []string{uid, strings.ReplaceAll(uid, "-", "_")} {
 		if uid != "" && (dir == "pod"+uid || strings.HasSuffix(dir, "-pod"+uid+".slice")) {
 			return dir
 		}

@@ -3,7 +3,10 @@ package container
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,8 +32,9 @@ func Podman(host string) Source {
 
 // engine watches whoever speaks the Docker Engine API.
 type engine struct {
-	name string
-	host string
+	name   string
+	host   string
+	images labelsOfImages
 }
 
 func (e *engine) Name() string { return e.name }
@@ -47,23 +51,26 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 			return err
 		}
 	}
-	c, err := client.New(client.WithHost(e.host), client.WithUserAgent("fairlead"))
-	if err != nil {
-		return err
+	now := connection{images: &e.images}
+	for to, limit := range map[**client.Client]limit{&now.whole: whole, &now.outline: inOutline} {
+		c, closeIdle, err := engineClient(e.host, limit)
+		if err != nil {
+			return err
+		}
+		defer closeIdle()
+		*to = c
 	}
-	defer c.Close()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	_, err = c.Ping(call, client.PingOptions{NegotiateAPIVersion: true})
+	_, err := now.outline.Ping(call, client.PingOptions{NegotiateAPIVersion: true})
 	cancel()
 	if err != nil {
 		return err
 	}
-	look := func(ctx context.Context, id string) (Record, bool, error) { return inspectEngine(ctx, c, id) }
 
 	// Subscribe before listing, so that no event is lost between the two.
 	filter := make(client.Filters).Add("type", "container").
 		Add("event", "start", "die", "died", "rename", "update", "destroy", "remove")
-	stream := c.Events(ctx, client.EventsListOptions{Filters: filter})
+	stream := now.outline.Events(ctx, client.EventsListOptions{Filters: filter})
 	relist := time.NewTimer(0)
 	defer relist.Stop()
 	for {
@@ -71,7 +78,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 		case msg := <-stream.Messages:
 			switch msg.Action {
 			case "start", "rename", "update":
-				r.ask(ctx, msg.Actor.ID, look)
+				r.ask(ctx, msg.Actor.ID, now.inspect)
 			default:
 				r.end(msg.Actor.ID)
 			}
@@ -79,7 +86,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 			r.take(got)
 		case <-relist.C:
 			call, cancel := context.WithTimeout(ctx, callTimeout)
-			all, err := c.ContainerList(call, client.ContainerListOptions{})
+			all, err := now.outline.ContainerList(call, client.ContainerListOptions{})
 			cancel()
 			if err != nil {
 				return err
@@ -88,7 +95,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 			for _, item := range all.Items {
 				ids = append(ids, item.ID)
 			}
-			r.replace(ctx, ids, lives, look)
+			r.replace(ctx, ids, lives, now.inspect)
 			relist.Reset(relistEvery)
 		case err := <-stream.Err:
 			return err
@@ -102,8 +109,18 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 // event can have made the record wrong.
 func lives(_ string, rec Record) bool { return unix.Kill(rec.PID, 0) == nil }
 
-func inspectEngine(ctx context.Context, c *client.Client, id string) (Record, bool, error) {
-	got, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+// connection is one connection to an engine.
+type connection struct {
+	whole, outline *client.Client
+	images         *labelsOfImages
+}
+
+func (c connection) inspect(ctx context.Context, id string) (Record, bool, error) {
+	got, err := c.whole.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	unread := errors.Is(err, errAnswer)
+	if unread {
+		got, err = c.outline.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	}
 	if errdefs.IsNotFound(err) {
 		return Record{}, false, nil
 	}
@@ -119,27 +136,52 @@ func inspectEngine(ctx context.Context, c *client.Client, id string) (Record, bo
 		return rec, true, nil
 	}
 	rec.Image = ct.Config.Image
-	image := ct.Config.Labels
-	if ct.Image == "" {
-		image = nil // Podman's --rootfs
-	} else if byID := unnamed(rec.Image, ct.Image); len(image) > 0 || byID {
-		got, err := c.ImageInspect(ctx, ct.Image)
-		switch {
-		case errdefs.IsNotFound(err): // it was removed: any of them may be its own
-		case err != nil:
-			return Record{}, false, err
-		case got.Config != nil:
-			image = got.Config.Labels
-		default:
-			image = nil
-		}
-		if byID {
-			rec.ImageNames = append(got.RepoTags, got.RepoDigests...)
+	if unread {
+		rec.LeftOut = map[string]int{allLabels: maxAnswer}
+	}
+	if len(ct.Config.Labels) > 0 {
+		rec.Labels = ct.Config.Labels
+	}
+	var lack error // of what is known all the same
+	var image labelsOfImage
+	if ct.Image != "" && rec.Labels != nil { // Podman's --rootfs has none
+		image, err = c.images.of(ctx, c.whole, got)
+		if err != nil { // any of them may be the image's
+			image = labelsOfImage{rec.Labels}
+			if !errdefs.IsNotFound(err) && !errors.Is(err, errAnswer) && !errors.Is(err, errImage) {
+				lack = fmt.Errorf("read the labels of image %s: %w", ct.Image, err)
+			}
 		}
 	}
-	rec.Labels, rec.ImageLabels = part(ct.Config.Labels, image)
-	rec.Pod, rec.Namespace = rec.Labels[podLabel], rec.Labels[namespaceLabel]
-	return rec, true, nil
+	for _, labels := range image {
+		var alike map[string]string
+		rec.Labels, alike = part(rec.Labels, labels)
+		rec.ImageLabels = merged(rec.ImageLabels, alike)
+	}
+	// Anybody may write these labels; the directory is what cri-dockerd made for the pod.
+	if ct.HostConfig != nil {
+		if rec.PodCgroup = podCgroup(ct.HostConfig.CgroupParent, rec.Labels[uidLabel]); rec.PodCgroup != "" {
+			rec.Pod, rec.Namespace = rec.Labels[podLabel], rec.Labels[namespaceLabel]
+		}
+	}
+	if ct.Image != "" && unnamed(rec.Image, ct.Image) {
+		if rec.ImageNames, err = c.names(ctx, ct.Image); err != nil {
+			lack = cmp.Or(lack, fmt.Errorf("read the names of image %s: %w", ct.Image, err))
+		}
+	}
+	rec.Unread = lack != nil
+	return rec, true, lack
+}
+
+// names gives the names that an image has now. Unlike its labels they are not remembered:
+// a name can be taken from one image and given to another.
+func (c connection) names(ctx context.Context, image string) ([]string, error) {
+	got, err := c.outline.ImageInspect(ctx, image)
+	if errdefs.IsNotFound(err) { // it was removed
+		return nil, nil
+	}
+	cut := func(name string) bool { return len(name) >= maxName } // it may be
+	return slices.DeleteFunc(append(got.RepoTags, got.RepoDigests...), cut), err
 }
 
 // unnamed says whether a reference gives an image by its id or digest, whose names
@@ -153,6 +195,9 @@ func unnamed(ref, id string) bool {
 // minID is how few digits of an id are taken for one. An image may be called
 // cafe, and Docker prints twelve.
 const minID = 6
+
+// allLabels stands among the labels left out for all, if there are too many to read.
+const allLabels = "fairlead.*"
 
 // part parts labels into those that other does not have with the same value, and
 // those that it has. A runtime merges the labels of an image into its

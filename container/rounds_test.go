@@ -3,6 +3,7 @@ package container
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,7 +163,12 @@ func TestBounded(t *testing.T) {
 	if got := bounded(big); len(got.Labels) != 1 || len(got.ImageLabels) != MaxLabels || got.LeftOut["long"] == 0 {
 		t.Errorf("with labels of an image: %v, %d of the image, left out %v", got.Labels, len(got.ImageLabels), got.LeftOut)
 	}
-	if len(big.ImageLabels) != 2*MaxLabels+2 {
+	big.ImageNames = append(slices.Repeat([]string{"a:1"}, 2*maxImageNames), strings.Repeat("x", maxName+1))
+	slices.Reverse(big.ImageNames)
+	if got := bounded(big); !slices.Equal(got.ImageNames, slices.Repeat([]string{"a:1"}, maxImageNames)) {
+		t.Errorf("names of the image: %.60q", got.ImageNames)
+	}
+	if len(big.ImageLabels) != 2*MaxLabels+2 || len(big.ImageNames) != 2*maxImageNames+1 {
 		t.Error("changed the report that it was given")
 	}
 }

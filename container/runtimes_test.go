@@ -176,9 +176,7 @@ func TestPodCgroup(t *testing.T) {
 		{"", "/kubepods/pod", ""},
 		{"2b", "/kubepods/pod1a-2b", ""},
 	} {
-		var c criConfig
-		c.Metadata.UID, c.Linux.CgroupParent = tc.uid, tc.parent
-		if got := c.podCgroup(); got != tc.want {
+		if got := podCgroup(tc.parent, tc.uid); got != tc.want {
 			t.Errorf("uid %q in %q: %q, want %q", tc.uid, tc.parent, got, tc.want)
 		}
 	}

@@ -64,7 +64,7 @@ type Record struct {
 	Annotations map[string]bool `json:",omitempty"` // see Container
 
 	// Unread says that the labels of the image could not be read, so that all of
-	// the container's count as the image's.
+	// the container's count as the image's, or its names.
 	Unread bool `json:",omitempty"`
 
 	// Sandbox says that it only holds the namespaces of a pod: its cgroup is known to
@@ -110,7 +110,7 @@ func bounded(rec Record) Record {
 			*s = strings.ToValidUTF8((*s)[:maxName], "")
 		}
 	}
-	rec.ImageNames = slices.DeleteFunc(slices.Clone(rec.ImageNames[:min(len(rec.ImageNames), maxImageNames)]), func(n string) bool { return len(n) > maxName })
+	rec.ImageNames = boundedNames(rec.ImageNames)
 	// Each by itself, so that an image cannot crowd out what its operator says.
 	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
 		var leftOut map[string]int
@@ -119,6 +119,16 @@ func bounded(rec Record) Record {
 		}
 	}
 	return rec
+}
+
+// boundedNames leaves out a name that is too long, because a part of it would be another.
+func boundedNames(names []string) (within []string) {
+	for _, name := range names {
+		if len(name) <= maxName && len(within) < maxImageNames {
+			within = append(within, name)
+		}
+	}
+	return within
 }
 
 func boundedLabels(labels map[string]string) (within map[string]string, leftOut map[string]int) {

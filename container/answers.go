@@ -1,0 +1,151 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/moby/moby/client"
+)
+
+// What an engine says of a container holds labels without bound, which whoever built
+// its image wrote: a list holds those of all containers, an event those of one. So
+// lists and events are read in outline, and the answer about one container or image up
+// to a bound.
+const (
+	maxAnswer  = maxBlob  // bytes of the answer about one container or image
+	maxOutline = 32 << 20 // bytes of a list in outline
+
+	outlineDepth = 2 // of what an outline shows: a container in a list, the actor of an event
+)
+
+// errAnswer means that an answer is longer than what is read of one.
+var errAnswer = errors.New("the answer is longer than what is read of one")
+
+// limit gives what of an answer's body is read.
+type limit func(*http.Request, io.Reader) io.Reader
+
+// engineClient makes a client for the Docker Engine API at host that reads bodies
+// through limit. Call close once it is not used any more.
+func engineClient(host string, limit limit) (c *client.Client, closeIdle func(), err error) {
+	at, err := client.ParseHostURL(host)
+	if err != nil {
+		return nil, nil, err
+	}
+	dial := &http.Transport{Proxy: http.ProxyFromEnvironment}
+	if at.Scheme == "unix" {
+		dial.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", at.Host)
+		}
+	}
+	c, err = client.New(client.WithHost(host), client.WithUserAgent("fairlead"), client.WithHTTPClient(&http.Client{
+		Transport: limiting{dial, limit}, CheckRedirect: client.CheckRedirect,
+	}))
+	return c, dial.CloseIdleConnections, err
+}
+
+// limiting reads the bodies of answers through limit.
+type limiting struct {
+	next  http.RoundTripper
+	limit limit
+}
+
+func (l limiting) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := l.next.RoundTrip(req)
+	if err == nil {
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{l.limit(req, resp.Body), resp.Body}
+	}
+	return resp, err
+}
+
+// whole is a limit that leaves an answer as it is.
+func whole(_ *http.Request, body io.Reader) io.Reader { return &atMost{body, maxAnswer} }
+
+// inOutline is a limit that leaves the outline of an answer. Events have no end.
+func inOutline(req *http.Request, body io.Reader) io.Reader {
+	out := &outline{r: body}
+	if strings.HasSuffix(req.URL.Path, "/events") {
+		return out
+	}
+	return &atMost{out, maxOutline}
+}
+
+// atMost reads so many bytes, and fails with errAnswer if there are more.
+type atMost struct {
+	r    io.Reader
+	left int
+}
+
+func (a *atMost) Read(p []byte) (int, error) {
+	n, err := a.r.Read(p)
+	if a.left -= n; a.left < 0 {
+		return 0, errAnswer
+	}
+	return n, err
+}
+
+// outline reads JSON with the objects and arrays deeper than outlineDepth empty, and
+// strings cut after maxName bytes.
+type outline struct {
+	r      io.Reader
+	depth  int
+	text   bool // in a string
+	length int  // of that string
+	cut    bool // the rest of it is left out
+	escape int  // what is to come of an escape sequence: 5: its letter, 4 to 1: digits
+}
+
+func (o *outline) Read(p []byte) (int, error) {
+	for {
+		n, err := o.r.Read(p)
+		kept := p[:0]
+		for _, c := range p[:n] {
+			if o.keep(c) {
+				kept = append(kept, c)
+			}
+		}
+		if len(kept) > 0 || err != nil || len(p) == 0 {
+			return len(kept), err
+		}
+	}
+}
+
+func (o *outline) keep(c byte) bool {
+	shown := o.depth <= outlineDepth
+	if !o.text {
+		switch c {
+		case '"':
+			o.text, o.length = true, 0
+		case '{', '[':
+			o.depth++
+			return shown // what is in there may not be
+		case '}', ']':
+			o.depth--
+			return o.depth <= outlineDepth
+		}
+		return shown
+	}
+	if c == '"' && o.escape == 0 {
+		o.text = false
+		return shown
+	}
+	switch {
+	case o.escape == 5 && c != 'u':
+		o.escape = 0
+	case o.escape > 0:
+		o.escape--
+	default: // a sequence is left out as a whole
+		o.cut = o.length >= maxName
+		if c == '\\' {
+			o.escape = 5
+		}
+	}
+	o.length++
+	return shown && !o.cut
+}

@@ -1,0 +1,92 @@
+package container
+
+import (
+	"context"
+	"sync"
+
+	"github.com/moby/moby/client"
+	"golang.org/x/sync/singleflight"
+)
+
+// maxImages bounds the labels of images that are remembered, in bytes.
+const maxImages = 16 << 20
+
+// labelsOfImage are the labels of one image, of each platform that may be the one that
+// a container was made of. They are shared: nobody changes them.
+type labelsOfImage []map[string]string
+
+// labelsOfImages remembers the labels of an engine's images by their ids, which stand
+// for the content. The zero value is ready to use.
+type labelsOfImages struct {
+	asked singleflight.Group
+
+	mu    sync.Mutex
+	known map[string]labelsOfImage
+	bytes int
+}
+
+// of gives the labels of the image of a container. If an engine keeps its images in
+// containerd, an image is that of all platforms, and what the engine says of it is about
+// the host's own; then it names the manifest that the container was made of.
+//
+// Errors: errImage, if the engine cannot tell; errAnswer.
+func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.ContainerInspectResult) (labelsOfImage, error) {
+	ct := of.Container
+	key, from := ct.Image, ct.ImageManifestDescriptor
+	if from != nil {
+		key += " " + from.Digest.String()
+	}
+	l.mu.Lock()
+	got, ok := l.known[key]
+	l.mu.Unlock()
+	if ok {
+		return got, nil
+	}
+	// Of many containers that start at a time, one asks.
+	v, err, _ := l.asked.Do(key, func() (any, error) {
+		image, err := c.ImageInspect(ctx, ct.Image)
+		if err != nil {
+			return nil, err
+		}
+		var all labelsOfImage
+		if image.Config != nil {
+			all = append(all, image.Config.Labels)
+		}
+		if from != nil && from.Platform != nil {
+			p := from.Platform
+			if p.OS != image.Os || p.Architecture != image.Architecture || p.Variant != image.Variant {
+				if c.ClientVersion() == "1.48" { // the first that names manifests has no way to ask
+					return nil, errImage
+				}
+				if image, err = c.ImageInspect(ctx, ct.Image, client.ImageInspectWithPlatform(p)); err != nil {
+					return nil, err
+				}
+				if image.Config != nil {
+					all = append(all, image.Config.Labels)
+				}
+			}
+		}
+		l.keep(key, all)
+		return all, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return v.(labelsOfImage), nil
+}
+
+// keep remembers labels, and forgets all others once they take too much.
+func (l *labelsOfImages) keep(key string, labels labelsOfImage) {
+	size := len(key)
+	for _, m := range labels {
+		for k, v := range m {
+			size += len(k) + len(v)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.bytes += size; l.known == nil || l.bytes > maxImages {
+		l.known, l.bytes = make(map[string]labelsOfImage), size
+	}
+	l.known[key] = labels
+}
