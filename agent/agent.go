@@ -89,12 +89,13 @@ type Agent struct {
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
 
-	watched    []*watched            // belongs to loop, as the next three
-	hung       map[*worker]time.Time // the calls that the log was told of
-	remembered *container.Known      // what was last written into the state directory
-	forgetful  bool                  // that failed
+	watched []*watched            // belongs to loop
+	hung    map[*worker]time.Time // the calls that the log was told of; belongs to loop
 
-	said map[string]string // what the log was told of sources; guarded by rounding
+	// Guarded by rounding:
+	remembered *container.Known  // what was last written into the state directory
+	forgetful  bool              // that failed
+	said       map[string]string // what the log was told of sources
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target

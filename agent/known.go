@@ -41,8 +41,7 @@ func loadKnown(cfg Config) *container.Known {
 }
 
 // remember writes down what is known now, if that has changed.
-func (a *Agent) remember() {
-	now := a.set.Snapshot().Known
+func (a *Agent) remember(now *container.Known) {
 	if now == nil || now == a.remembered {
 		return
 	}

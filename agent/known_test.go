@@ -75,11 +75,9 @@ func TestKnownFile(t *testing.T) {
 	if got := loadKnown(cfg); got != nil || log.Len() != 0 {
 		t.Errorf("without a file: %+v; %s", got, log.String())
 	}
-	set := newFakeSet(true)
 	want := &container.Known{Records: map[string][]container.Record{"docker": {{PID: 7, Start: 8, Name: "a", Labels: map[string]string{"b": "c"}}}}}
-	set.snap.Known = want
-	a := &Agent{cfg: cfg, log: cfg.Log, set: set}
-	a.remember()
+	a := &Agent{cfg: cfg, log: cfg.Log}
+	a.remember(want)
 	if diff := cmp.Diff(want, loadKnown(cfg)); diff != "" {
 		t.Errorf("read again (-want +got):\n%s", diff)
 	}

@@ -23,7 +23,6 @@ const (
 
 // loop makes a round whenever there may be a reason for one, until ctx ends.
 func (a *Agent) loop(ctx context.Context) {
-	defer a.remember()
 	refresh := time.NewTicker(refreshTime)
 	defer refresh.Stop()
 	beat := time.NewTicker(time.Second)
@@ -58,7 +57,6 @@ func (a *Agent) loop(ctx context.Context) {
 					ready = nil
 				}
 			case <-beat.C:
-				a.remember()
 				if !a.lapsed() {
 					continue
 				}
@@ -132,6 +130,7 @@ func (a *Agent) round() (complete bool) {
 	began := time.Now()
 	snap := a.set.Snapshot()
 	a.say(snap.Sources)
+	a.remember(snap.Known) // before anything is put in force because of it
 	a.forget(snap)
 	targets, problems := a.policy.Resolve(snap.Containers)
 	byID := make(map[container.ID]policy.Target, len(targets))

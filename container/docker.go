@@ -62,6 +62,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	_, err := now.outline.Ping(call, client.PingOptions{NegotiateAPIVersion: true})
+	err = unanswered(call, err)
 	cancel()
 	if err != nil {
 		return err
@@ -87,6 +88,7 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 		case <-relist.C:
 			call, cancel := context.WithTimeout(ctx, callTimeout)
 			all, err := now.outline.ContainerList(call, client.ContainerListOptions{})
+			err = unanswered(call, err)
 			cancel()
 			if err != nil {
 				return err

@@ -137,9 +137,7 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 			got := answer{key: key, question: q}
 			call, done := context.WithTimeout(ctx, callTimeout)
 			got.record, got.runs, got.err = look(call, key)
-			if got.err != nil && call.Err() != nil {
-				got.err = fmt.Errorf("no answer within %v", callTimeout)
-			}
+			got.err = unanswered(call, got.err)
 			done()
 			got.record = bounded(got.record)
 			select {
@@ -157,6 +155,14 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 			}
 		}
 	}()
+}
+
+// unanswered gives the error of a call, in words if it had no answer in time.
+func unanswered(call context.Context, err error) error {
+	if err != nil && call.Err() != nil {
+		return fmt.Errorf("no answer within %v", callTimeout)
+	}
+	return err
 }
 
 // drop takes a question back, and says whether there was one.

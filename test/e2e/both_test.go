@@ -11,9 +11,9 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 )
 
-// testBothKilled kills the agent and the engine, and starts the agent first: no
-// label is known then, and what is in force stays until the engine is there to
-// tell. One container loses its label meanwhile.
+// testBothKilled kills the agent and the engine, and starts the agent first: what the
+// engine said before counts until it is there to tell. One container loses its label
+// meanwhile.
 func (h *host) testBothKilled(t *testing.T) {
 	defer h.with(t)()
 	h.sleeper(t, "kept", "--label", isolate)
@@ -31,16 +31,15 @@ func (h *host) testBothKilled(t *testing.T) {
 	}
 	must(t, os.WriteFile(config, []byte(without), 0o600))
 
-	h.start()
+	h.agent.start() // whose footprint at its start is that of one with two to isolate
 	for _, was := range []isolation{kept, bared} {
-		c := h.agent.reaches(was.RuntimeID, api.StateKept) // its cgroup's name
-		if c.ID != was.ID || c.Source != "cgroup" {
+		c := h.agent.reaches(was.Name, api.StateDone)
+		if c.ID != was.ID || c.Source != "docker" {
 			t.Errorf("%s is now %+v, was %+v", was.Name, c, was.Container)
 		}
 		must(t, livesIn(was.threads[0], was.Cgroup.CPU))
-		mustSay(t, h.agent.run("explain", was.RuntimeID), 0, "docker, which knows the container, does not answer", "and so it is now")
 	}
-	mustSay(t, h.agent.run("ps"), 0, kept.RuntimeID[:20], api.StateKept)
+	mustSay(t, h.agent.run("ps"), 0, "kept", "bared", "source docker: ", "refused")
 
 	h.Start(t)
 	again := h.agent.isolated("kept", 1)
@@ -77,7 +76,9 @@ func (h *host) testEngineHangs(t *testing.T) {
 		}
 		return err
 	})
-	h.agent.reaches(was.RuntimeID, api.StateKept)
+	if c := h.agent.reaches("kept", api.StateDone); c.ID != was.ID || c.Source != "docker" {
+		t.Errorf("%s is now %+v, was %+v", was.Name, c, was.Container)
+	}
 	must(t, livesIn(was.threads[0], was.Cgroup.CPU))
 	h.Resume()
 	if again := h.agent.isolated("kept", 1); !slices.Equal(again.threads, was.threads) {
