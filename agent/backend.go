@@ -77,8 +77,12 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Sources: []api.SourceStatus{}, Policy: a.policyStatus(),
 		Features: a.featureTotals(), Changes: len(a.journal.Entries()),
 	}
+	hints := advice(unexplained(snap.Containers, a.pace.now()))
 	for _, src := range snap.Sources {
 		w := api.SourceStatus{Name: src.Name, Ready: src.Listed, Containers: src.Records, Partial: src.Partial}
+		if hint, ok := hints[src.Name]; ok {
+			w.Error = hint[0] + "; " + hint[1]
+		}
 		if src.Err != nil {
 			w.Error = api.Text(src.Err)
 		}

@@ -22,7 +22,7 @@ type Config struct {
 	// replaces what would be made from them.
 	DockerHost     string // URL of the Engine API
 	PodmanHost     string // URL of Podman's form of it
-	ContainerdAddr string // path of containerd's socket
+	ContainerdAddr string // path of containerd's socket; empty: all of container.ContainerdAddrs
 	SandboxDir     string // state files of package sandbox
 	Sources        []container.Source
 

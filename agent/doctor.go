@@ -3,11 +3,14 @@ package agent
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -50,9 +53,18 @@ func Examine(ctx context.Context, cfg Config) probe.Report {
 }
 
 func findings(ctx context.Context, cfg Config) probe.Report {
-	return probe.Run(ctx, probe.Config{
-		Roots: cfg.Roots, Docker: cfg.DockerHost, Podman: cfg.PodmanHost, Containerd: cfg.ContainerdAddr, Mark: cfg.MarkMask,
-	})
+	if cfg.Roots == (kernel.Roots{}) {
+		cfg.Roots = kernel.Default()
+	}
+	containerd := cfg.ContainerdAddr
+	for _, addr := range container.ContainerdAddrs() {
+		if _, err := os.Stat(addr); containerd == "" && err == nil {
+			containerd = addr
+		}
+	}
+	return withEngines(probe.Run(ctx, probe.Config{
+		Roots: cfg.Roots, Docker: cfg.DockerHost, Podman: cfg.PodmanHost, Containerd: containerd, Mark: cfg.MarkMask,
+	}), cfg)
 }
 
 // examined is what the features say of this host, and which do not answer.

@@ -29,7 +29,6 @@ import (
 )
 
 const (
-	containerdAddr  = "/run/containerd/containerd.sock"
 	namespaceHeader = "containerd-namespace"
 	maxMessage      = 16 << 20 // containerd's own limit
 
@@ -52,13 +51,20 @@ const (
 )
 
 // Containerd is the source for the containers of containerd in all its
-// namespaces but Docker's. addr is the path of its socket, the usual one if
-// empty. A pod is what the CRI's metadata calls one, whatever labels say. Its
+// namespaces but Docker's. addr is the path of its socket; if empty, all of
+// ContainerdAddrs are looked at. A pod is what the CRI's metadata calls one, whatever labels say. Its
 // labels and annotations count for each of its containers, annotations before
 // labels; of the pause container that holds the pod's namespaces, which a Set does
 // not list, only the labels do.
 func Containerd(addr string) Source {
-	return &containerd{addr: strings.TrimPrefix(cmp.Or(addr, containerdAddr), "unix://")}
+	if addr != "" {
+		return &containerd{addr: strings.TrimPrefix(addr, "unix://")}
+	}
+	var all places
+	for _, addr := range ContainerdAddrs() {
+		all = append(all, &containerd{addr: addr})
+	}
+	return all
 }
 
 type containerd struct{ addr string }
@@ -183,7 +189,7 @@ func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[
 	defer cancel()
 	all, err := spaces.List(ctx, &namespaces.ListNamespacesRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("list namespaces: %w", err)
+		return nil, fmt.Errorf("list namespaces: %w", unanswered(ctx, err))
 	}
 	running := make(map[string]int)
 	for _, space := range all.GetNamespaces() {
@@ -193,7 +199,7 @@ func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[
 		in := metadata.AppendToOutgoingContext(ctx, namespaceHeader, space.GetName())
 		list, err := c.tasks.List(in, &tasks.ListTasksRequest{})
 		if err != nil {
-			return nil, fmt.Errorf("list tasks of namespace %s: %w", space.GetName(), err)
+			return nil, fmt.Errorf("list tasks of namespace %s: %w", space.GetName(), unanswered(ctx, err))
 		}
 		for _, t := range list.GetTasks() {
 			if alive(t) && len(running) < maxRecords {

@@ -40,7 +40,7 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.BoolVar(&f.cfg.ImageLabels, "image-labels", false, "labels of images are policy, as labels of containers are: for hosts where only those who may set policy build images")
 	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "address of Podman, as in DOCKER_HOST; empty: its usual socket")
-	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one")
+	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one, and those of k3s and RKE2, MicroK8s, and k0s")
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")

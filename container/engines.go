@@ -1,0 +1,86 @@
+package container
+
+import (
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+)
+
+// Engine is what has made a container, by the name that it gave its cgroup: Name is
+// that of its source, or "cri-o", which has none. User is whose it is if it runs without
+// root, else 0.
+type Engine struct {
+	Name string
+	User int
+}
+
+// EngineOf tells which engine has made a cgroup; ok is false if the name is none that an
+// engine gives. Whoever may make cgroups can give such a name, so this is for advice
+// only.
+func EngineOf(dir string) (e Engine, ok bool) {
+	parts := strings.Split(dir, "/")
+	for i, part := range parts {
+		if id, found := strings.CutPrefix(part, "user-"); found {
+			if n, err := strconv.Atoi(strings.TrimSuffix(id, ".slice")); err == nil {
+				e.User = n
+			}
+		}
+		m := engineScope.FindStringSubmatch(part)
+		if m == nil {
+			continue
+		}
+		above := ""
+		if i > 0 {
+			above = parts[i-1]
+		}
+		switch by := m[1]; {
+		case by == "docker-", by == "" && above == "docker":
+			e.Name = "docker"
+		case by == "libpod-":
+			e.Name = "podman"
+		case by == "crio-":
+			e.Name = "cri-o"
+		case by == "cri-containerd-", by == "nerdctl-", by == "" && strings.Contains(dir, "/kubepods"):
+			e.Name = "containerd"
+		default:
+			continue
+		}
+		return e, true
+	}
+	return Engine{}, false
+}
+
+// engineScope is the name that an engine gives a container's cgroup, with systemd and
+// without.
+var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)[0-9a-f]{64}(\.scope)?$`)
+
+// Engines counts the cgroups with processes that engines have made, in the v2 tree below
+// root. It looks at 8192 cgroups at most.
+func Engines(proc, root string) (map[Engine]int, error) {
+	layout, err := cgroup.Detect(proc, root)
+	if err != nil {
+		return nil, err
+	}
+	found, left := make(map[Engine]int), treeSize
+	err = filepath.WalkDir(layout.V2, func(dir string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil // it has ended
+		}
+		if left--; left < 0 {
+			return filepath.SkipAll
+		}
+		e, ok := EngineOf(strings.TrimPrefix(dir, layout.V2))
+		if !ok {
+			return nil
+		}
+		if b, err := readSmall(filepath.Join(dir, "cgroup.events")); err == nil && strings.Contains(string(b), "populated 1") {
+			found[e]++
+		}
+		return filepath.SkipDir
+	})
+	return found, err
+}
