@@ -45,6 +45,7 @@ type entry struct {
 	container Container
 	look      int  // at its network, of which container tells
 	due       bool // look again in the next round
+	afresh    bool // and at the network as well, without an event
 	elsewhere bool // it is another host's
 }
 
@@ -147,13 +148,13 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			// What is known stays valid until then.
 			r.settled = r.settled && known
 			if known {
-				e.due = true
+				e.due, e.afresh = true, e.afresh || full
 			}
 			soon(0)
 			continue
 		}
 		budget--
-		got, look, err := r.describe(c.record, c.source, c.process, !known || full)
+		got, look, err := r.describe(c.record, c.source, c.process, !known || full || e.afresh)
 		switch {
 		case err == nil:
 			r.live[id] = &entry{record: c.record, source: c.source, process: c.process, container: got, look: look}
@@ -169,7 +170,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			soon(c.process.retry.Sub(now))
 			if known {
 				// What was known of it stays valid until then.
-				c.process.err, e.due = nil, true
+				c.process.err, e.due, e.afresh = nil, true, e.afresh || full
 				continue
 			}
 			delete(claims, id)

@@ -2,6 +2,7 @@ package container
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
 // TestSetSharedNetwork has a pod: one network, several containers. What changes
@@ -189,5 +191,53 @@ func TestOfRuntime(t *testing.T) {
 		if got := ofRuntime(tc.dir, tc.id); got != tc.want {
 			t.Errorf("ofRuntime(%q, %q) = %q, want %q", tc.dir, tc.id, got, tc.want)
 		}
+	}
+}
+
+// TestRefreshLooksAtAll has more networks than one round looks at, and changes at the
+// host's ends of which nothing in them tells: one refresh finds all.
+func TestRefreshLooksAtAll(t *testing.T) {
+	layout, err := cgroup.Detect("/proc", cgroup.DefaultRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cg, host := testkit.Cgroup(t), testkit.NetNS(t)
+	r, err := newRounds(NewSet(Config{NetNS: host.Path}).cfg, layout, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	rep := []reported{{status: SourceStatus{Name: "docker", Listed: true}}}
+	const n = perRound + 4
+	for i := range n {
+		ns, name := testkit.NetNS(t), fmt.Sprint("c", i)
+		testkit.Veth(t, ns, "fl0", host, "flh"+name)
+		rep[0].records = append(rep[0].records, Record{PID: sleeper(t, ns, cg.Child(t, name)).Process.Pid, Name: name, RuntimeID: name})
+	}
+	run := func(full bool) (ends map[string]int) {
+		for r.run(rep, full); !r.settled || slices.ContainsFunc(slices.Collect(maps.Values(r.live)), func(e *entry) bool { return e.due }); full = false {
+			r.run(rep, false)
+		}
+		ends = make(map[string]int)
+		for _, c := range r.containers() {
+			ends[c.Interfaces[0].Host.Name[:3]]++
+		}
+		return ends
+	}
+	if got := run(true); got["flh"] != n {
+		t.Fatalf("host ends %v", got)
+	}
+	h := host.Handle(t)
+	for i := range n {
+		l, err := h.LinkByName(fmt.Sprint("flhc", i))
+		if err == nil {
+			err = h.LinkSetName(l, fmt.Sprint("flxc", i))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := run(true); got["flx"] != n {
+		t.Errorf("host ends after a refresh: %v", got)
 	}
 }
