@@ -24,7 +24,8 @@ const (
 	treeSize   = 8192 // cgroups
 	treeOthers = 256  // of them such as do not belong to root
 	treeEvents = 64   // of those that are taken up between two walks
-	treeSteps  = 8192 // of work on events between two walks: each, and what is looked at because of it
+	treeSteps  = 8192 // of work on cgroups that come and go between two walks: each, and what is looked at because of it
+	treeWrites = 256  // to the files of one cgroup between two walks
 	treeRelist = 30 * time.Second
 	treeBlind  = 5 * time.Second // between lists where inotify does not work
 	treeSettle = 5 * time.Millisecond
@@ -36,7 +37,10 @@ const (
 //
 // It sees changes at once, by inotify, but whoever may make cgroups may make and remove
 // thousands a second. After 8192 steps of work on changes within 30 s it lists the tree
-// every 5 s, for 30 s, and its reports are partial until it can follow again.
+// every 5 s, for 30 s, and its reports are partial until it can follow again. Who writes
+// to the files of one cgroup without end, as the kernel does where memory is short, is
+// listened to up to 256 times in 30 s: from then on that cgroup alone is looked at every
+// 5 s.
 func CgroupTree(proc, root string) Source {
 	return &tree{proc: proc, root: root, most: treeSteps, relist: treeRelist, blindly: treeBlind}
 }
@@ -64,7 +68,9 @@ type tree struct {
 // node is one cgroup directory.
 type node struct {
 	counts bool          // as a container
-	change bool          // an event made look visit it, and not a walk
+	change bool          // its creation made look visit it, and not a walk
+	writes int           // to its files since the last walk
+	deaf   bool          // there were too many to watch
 	other  bool          // does not belong to root: a user makes as many as he likes
 	next   time.Time     // when to look again; zero if only after an event
 	pause  time.Duration // until the look after that
@@ -173,22 +179,36 @@ func (t *tree) stopWatch() {
 
 // event takes up what has happened.
 func (t *tree) event(ev fsnotify.Event) {
-	t.steps++
 	switch {
 	case ev.Has(fsnotify.Create):
+		t.steps++
 		t.add(ev.Name, true)
 	case ev.Has(fsnotify.Remove), ev.Has(fsnotify.Rename):
+		t.steps++
 		t.forget(ev.Name)
-	case ev.Has(fsnotify.Write):
+	default:
+		dir := ev.Name
+		if t.nodes[dir] == nil {
+			dir = filepath.Dir(dir)
+		}
+		n := t.nodes[dir]
+		if n == nil || n.deaf {
+			return
+		}
+		if n.writes++; n.writes > treeWrites {
+			n.deaf = true
+			if t.watch != nil {
+				t.watch.Remove(dir)
+			}
+			n.next = time.Now().Add(t.blindly)
+			t.due[dir] = n
+			return
+		}
 		// cgroup.events reports that the first process came or the last one went;
 		// a write to cgroup.procs moves a process.
 		switch filepath.Base(ev.Name) {
 		case "cgroup.events", "cgroup.procs":
-			dir := filepath.Dir(ev.Name)
-			if n := t.nodes[dir]; n != nil {
-				n.change = true
-				t.lookSoon(dir, n)
-			}
+			t.lookSoon(dir, n)
 		}
 	}
 }
@@ -216,6 +236,10 @@ func (t *tree) walk() {
 			continue
 		}
 		n := t.nodes[dir]
+		if n.deaf {
+			t.listen(dir)
+		}
+		n.writes, n.deaf = 0, false
 		n.next = time.Now()
 		t.due[dir] = n
 		switch {
@@ -259,16 +283,20 @@ func (t *tree) add(dir string, event bool) bool {
 	}
 	t.nodes[dir] = n
 	t.lookSoon(dir, n)
-	if t.watch == nil {
-		t.blind = true
-	} else if err := t.watch.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.blind = true
-	}
+	t.listen(dir)
 	// Directories that were made before the watch existed.
 	for _, sub := range subdirs(dir, treeSize) {
 		t.add(sub, event)
 	}
 	return true
+}
+
+func (t *tree) listen(dir string) {
+	if t.watch == nil {
+		t.blind = true
+	} else if err := t.watch.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.blind = true
+	}
 }
 
 // forget drops a node, if there is one.
@@ -298,11 +326,14 @@ func (t *tree) look(now time.Time) (wait time.Duration) {
 			}
 			t.changed = t.changed || counts != n.counts
 			n.counts = counts
-			if n.pause == 0 || n.pause >= 2*time.Second {
+			if n.deaf {
+				n.next, n.pause = now.Add(t.blindly), 0
+			} else if n.pause == 0 || n.pause >= 2*time.Second {
 				delete(t.due, dir)
 				continue
+			} else {
+				n.next, n.pause = now.Add(n.pause), 4*n.pause
 			}
-			n.next, n.pause = now.Add(n.pause), 4*n.pause
 		}
 		if wait < 0 || n.next.Sub(now) < wait {
 			wait = max(n.next.Sub(now), 0)

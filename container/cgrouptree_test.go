@@ -321,7 +321,56 @@ func TestTreeLooksAtChanges(t *testing.T) {
 		}
 	}
 	tr.event(fsnotify.Event{Name: filepath.Join(top, "7.scope", "cgroup.events"), Op: fsnotify.Write})
-	if tr.look(time.Now().Add(time.Second)); len(tr.records()) != 99 || tr.steps != 2 {
+	if tr.look(time.Now().Add(time.Second)); len(tr.records()) != 99 || tr.steps != 0 {
 		t.Errorf("%d containers, %d steps", len(tr.records()), tr.steps)
 	}
+}
+
+// TestTreeWrites has somebody write to the files of one cgroup without end: that one is
+// not listened to any more, and all others are.
+func TestTreeWrites(t *testing.T) {
+	top := t.TempDir()
+	populate := func(name, value string) {
+		t.Helper()
+		dir := filepath.Join(top, name)
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "cgroup.events"), []byte("populated "+value+"\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	populate("noisy.scope", "0")
+	populate("quiet.scope", "0")
+	tr := newTree(top)
+	tr.most, tr.blindly = treeWrites, treeBlind
+	settled := func() {
+		for now, wait := time.Now(), time.Duration(0); wait >= 0; now = now.Add(max(wait, time.Millisecond)) {
+			wait = tr.look(now)
+		}
+	}
+	tr.walk()
+	settled()
+	noisy := filepath.Join(top, "noisy.scope")
+	for range treeWrites {
+		for _, file := range []string{"cgroup.freeze", "cgroup.procs"} {
+			tr.event(fsnotify.Event{Name: filepath.Join(noisy, file), Op: fsnotify.Write})
+		}
+		tr.event(fsnotify.Event{Name: noisy, Op: fsnotify.Chmod})
+	}
+	if tr.steps != 0 || !tr.nodes[noisy].deaf {
+		t.Errorf("%d steps, %+v", tr.steps, tr.nodes[noisy])
+	}
+	populate("noisy.scope", "1")
+	populate("quiet.scope", "1")
+	tr.event(fsnotify.Event{Name: filepath.Join(top, "quiet.scope", "cgroup.events"), Op: fsnotify.Write})
+	now := time.Now()
+	if tr.look(now.Add(time.Second)); len(tr.records()) != 1 || tr.records()[0].Name != "quiet.scope" {
+		t.Errorf("at once: %+v", tr.records())
+	}
+	if wait := tr.look(now.Add(treeBlind + time.Second)); len(tr.records()) != 2 || wait > treeBlind {
+		t.Errorf("in the end: %+v, the next look in %v", tr.records(), wait)
+	}
+	tr.walk()
+	if n := tr.nodes[noisy]; n.deaf || n.writes != 0 {
+		t.Errorf("after a walk: %+v", n)
+	}
+	settled()
 }
