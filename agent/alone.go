@@ -39,7 +39,7 @@ func alone(name, proc string, log *slog.Logger) (io.Closer, error) {
 		return io.NopCloser(nil), nil
 	}
 	peer, err := whoListens(name)
-	if err == nil && peer.Uid == 0 && rules(proc, int(peer.Pid)) {
+	if err == nil && peer.Uid == 0 && rules(proc, int(peer.Pid)) && holds(proc, int(peer.Pid), name) {
 		return nil, fmt.Errorf("%w: process %d", ErrTwo, peer.Pid)
 	}
 	log.Warn("a process that is no agent has the name by which agents notice each other; the agent goes on without it",
@@ -68,6 +68,32 @@ func whoListens(name string) (unix.Ucred, error) {
 		return unix.Ucred{}, err
 	}
 	return *cred, nil
+}
+
+// holds says whether a process has the socket with an abstract name. The credentials of
+// a listener are those of whoever called listen: that process may have left the socket to
+// another one and ended, and its number may be another's by now.
+func holds(proc string, pid int, name string) bool {
+	f, err := os.Open(filepath.Join(proc, "net", "unix"))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	sockets := make(map[string]bool)
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		// Num RefCount Protocol Flags Type St Inode Path
+		if fields := strings.Fields(lines.Text()); len(fields) == 8 && fields[7] == name {
+			sockets["socket:["+fields[6]+"]"] = true
+		}
+	}
+	dir := filepath.Join(proc, strconv.Itoa(pid), "fd")
+	fds, _ := os.ReadDir(dir) // what was read before an error still counts
+	for _, fd := range fds {
+		if to, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && sockets[to] {
+			return true
+		}
+	}
+	return false
 }
 
 // rules says whether a process has what an agent needs to change the host, which

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,7 +19,9 @@ func TestAlone(t *testing.T) {
 	status := func(caps string) (proc string) {
 		proc = t.TempDir()
 		dir := filepath.Join(proc, fmt.Sprint(os.Getpid()))
-		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "status"), []byte("Name:\tx\nCapEff:\t"+caps+"\n"), 0o600)); err != nil {
+		net, err := os.ReadFile("/proc/net/unix")
+		if err := errors.Join(err, os.MkdirAll(dir, 0o700), os.Symlink("/proc/self/fd", filepath.Join(dir, "fd")),
+			os.Mkdir(filepath.Join(proc, "net"), 0o700), os.WriteFile(filepath.Join(proc, "net", "unix"), net, 0o600), os.WriteFile(filepath.Join(dir, "status"), []byte("Name:\tx\nCapEff:\t"+caps+"\n"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		return proc
@@ -73,4 +76,39 @@ func TestAloneCrowded(t *testing.T) {
 	} else {
 		l.Close()
 	}
+}
+
+// A process takes the name, leaves the socket to another one, and its number is then that
+// of one that could be an agent.
+func TestAloneLeft(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Log("the owner's uid has to be 0")
+		return
+	}
+	name := fmt.Sprintf("@fairlead-left-%d", os.Getpid())
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "1000")
+	cmd.ExtraFiles = []*os.File{f}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	if _, err := alone(name, "/proc", quiet()); !errors.Is(err, ErrTwo) {
+		t.Errorf("while the process has it: %v", err)
+	}
+	if err := errors.Join(f.Close(), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := alone(name, "/proc", quiet())
+	if err != nil {
+		t.Fatalf("with the socket left to a process that is no agent: %v", err)
+	}
+	got.Close()
 }
