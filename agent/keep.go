@@ -8,8 +8,10 @@ import (
 // keep finds the containers for which something is in force because of what a
 // runtime reported, while that runtime reports nothing: it does not answer (to an
 // agent that was started again), or has not yet answered about all containers
-// that it lists. Only the cgroup tree knows these then. It knows no labels, so
-// policy has nothing to say. The result is the name of the runtime, by container.
+// that it lists. The Set goes on with what the runtime said before; these are the
+// containers of which no agent could write that down. Only the cgroup tree knows
+// them. It knows no labels, so policy has nothing to say. The result is the name of
+// the runtime, by container.
 func (a *Agent) keep(snap container.Snapshot) map[container.ID]string {
 	silent := make(map[string]bool)
 	for _, s := range snap.Sources {
