@@ -195,7 +195,7 @@ type SourceStatus struct {
 	Ready      bool   `json:"ready" doc:"it has given its list"`
 	Containers int    `json:"containers" doc:"containers that it reports"`
 	Partial    bool   `json:"partial,omitempty" doc:"containers may run that are not in its list: the runtime is not there or has not answered about them yet, so that what it said before counts, or there are more of them, or more changes, than it takes up"`
-	Error      string `json:"error,omitempty" doc:"why its list is unknown at present"`
+	Error      string `json:"error,omitempty" doc:"why its list may be out of date or not the whole, or of how many containers it should tell and does not, and what to set"`
 }
 
 // PolicyStatus is which policy is in force.
