@@ -22,8 +22,8 @@ import (
 type turn int
 
 const (
-	even   turn = iota // it is one of the tasks
-	prompt             // it takes its turn before them
+	prompt turn = iota // it takes its turn before the tasks
+	even               // it is one of them
 	yield              // they finish first
 )
 
@@ -52,7 +52,7 @@ type turnWindow struct {
 
 // turnControl chooses how the threads of one container take their turns. Whether it is good
 // that they yield is told by how many packets come then: a client that waits for answers
-// asks less where they come late. The zero value is even.
+// asks less where they come late. The zero value is prompt.
 type turnControl struct {
 	turn     turn
 	before   uint64 // packets of the window before the last change, while that is on trial; 0: it is not
