@@ -89,7 +89,7 @@ func (s *session) startVictim(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		client, err := s.rig.Ask(ctx, s.setup.service, 0, serviceClient, serviceConns)
+		client, err := s.rig.Ask(ctx, s.setup.service, 0, s.rig.Boxes[serviceClient], serviceConns, rig.PageSize)
 		if err != nil {
 			return err
 		}

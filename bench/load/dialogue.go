@@ -113,9 +113,9 @@ func readRedis(r *bufio.Reader) error {
 	return err
 }
 
-// HTTP/1.1. The server has the page.
-func beginHTTP(net.Conn, int) ([]byte, error) {
-	return []byte("GET / HTTP/1.1\r\nHost: fairlead\r\n\r\n"), nil
+// HTTP/1.1. The server has a page for each size that it is asked for, of that name.
+func beginHTTP(_ net.Conn, size int) ([]byte, error) {
+	return fmt.Appendf(nil, "GET /%d HTTP/1.1\r\nHost: fairlead\r\n\r\n", size), nil
 }
 
 func readHTTP(r *bufio.Reader) error {

@@ -241,7 +241,7 @@ func TestDialogues(t *testing.T) {
 		"memcached": {{"set fairlead 0 0 10\r\n" + x + "\r\n", "STORED\r\n"}, {"get fairlead\r\n", "VALUE fairlead 0 10\r\n" + x + "\r\nEND\r\n"}},
 		"redis": {{"*3\r\n$3\r\nSET\r\n$8\r\nfairlead\r\n$10\r\n" + x + "\r\n", "+OK\r\n"},
 			{"*2\r\n$3\r\nGET\r\n$8\r\nfairlead\r\n", "$10\r\n" + x + "\r\n"}},
-		"http": {{"GET / HTTP/1.1\r\nHost: fairlead\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + x}},
+		"http": {{"GET /10 HTTP/1.1\r\nHost: fairlead\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + x}},
 		"postgres": {{"\x00\x00\x00\x29\x00\x03\x00\x00user\x00postgres\x00database\x00postgres\x00\x00", message('R', "\x00\x00\x00\x00") + ready},
 			{message('Q', "SELECT repeat('x', 10)\x00"), message('D', x) + ready}},
 	} {

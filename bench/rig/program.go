@@ -42,13 +42,9 @@ func (k Kind) Program() string {
 	return ""
 }
 
-// launch starts a program of the machine in a sandbox, on the CPU of that.
-func (r *Rig) launch(box *sandbox.Box, name string, args ...string) (*sandbox.Process, error) {
-	return r.launchTo(nil, box, name, args...)
-}
-
-// launchTo is launch for a program whose output goes to out.
-func (r *Rig) launchTo(out io.Writer, box *sandbox.Box, name string, args ...string) (*sandbox.Process, error) {
+// launch starts a program of the machine in a sandbox, on the CPU of that. Its output goes
+// to out.
+func (r *Rig) launch(out io.Writer, box *sandbox.Box, name string, args ...string) (*sandbox.Process, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", name, err)
@@ -64,7 +60,7 @@ func (r *Rig) program(ctx context.Context, run *Running, t Traffic, i int) error
 	box := r.Boxes[i]
 	var out io.Writer
 	start := func(in *sandbox.Box, driver bool, name string, args ...string) (*sandbox.Process, error) {
-		p, err := r.launchTo(out, in, name, args...)
+		p, err := r.launch(out, in, name, args...)
 		if err == nil && driver {
 			run.drivers = append(run.drivers, p)
 		} else if err == nil {
@@ -196,20 +192,23 @@ func parseSysbench(out string) (float64, error) {
 
 // listens waits until a process listens at the rig's port by TCP.
 func listens(ctx context.Context, p *sandbox.Process) error {
+	return await(ctx, p, func() bool { return atPort(p.PID, listening) })
+}
+
+// atPort reports whether the network namespace of a process has a TCP socket at the rig's
+// port that is in such a state.
+func atPort(pid int, in func(state string) bool) bool {
 	n, err := strconv.Atoi(port)
 	if err != nil {
-		return err
-	}
-	return await(ctx, p, func() bool {
-		for _, file := range []string{"tcp", "tcp6"} {
-			// Of the network namespace of the process.
-			data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.PID), "net", file))
-			if err == nil && listening(data, n) {
-				return true
-			}
-		}
 		return false
-	})
+	}
+	for _, file := range []string{"tcp", "tcp6"} {
+		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "net", file))
+		if err == nil && socket(data, n, in) {
+			return true
+		}
+	}
+	return false
 }
 
 // await waits until a server is ready.
@@ -228,13 +227,18 @@ func await(ctx context.Context, p *sandbox.Process, ready func() bool) error {
 	return nil
 }
 
-// listening says whether a table as in proc_net_tcp has a listener at a port.
-func listening(table []byte, port int) bool {
+// socket says whether a table as in proc_net_tcp has a socket of ours at a port, in such a
+// state.
+func socket(table []byte, port int, in func(state string) bool) bool {
 	for s := bufio.NewScanner(bytes.NewReader(table)); s.Scan(); {
 		f := strings.Fields(s.Text()) // sl local_address rem_address st
-		if len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
+		if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && in(f[3]) {
 			return true
 		}
 	}
 	return false
 }
+
+// The states of a socket, as in the kernel's tcp_states.h.
+func listening(state string) bool { return state == "0A" }
+func connected(state string) bool { return state != "0A" && state != "06" } // TIME_WAIT

@@ -41,8 +41,13 @@ func TestListening(t *testing.T) {
 		"   0: 00000000:2328": false,
 		"":                    false,
 	} {
-		if got := listening([]byte(head+line+"\n"), 9000); got != want {
+		if got := socket([]byte(head+line+"\n"), 9000, listening); got != want {
 			t.Errorf("%q: %v, want %v", line, got, want)
+		}
+	}
+	for state, want := range map[string]bool{"01": true, "04": true, "06": false, "0A": false} { // established, FIN_WAIT1, TIME_WAIT, LISTEN
+		if got := socket([]byte(head+"   0: 0200006F:2328 0100006F:9999 "+state+" 00000000:00000000\n"), 9000, connected); got != want {
+			t.Errorf("state %s: connected is %v", state, got)
 		}
 	}
 }
@@ -50,7 +55,7 @@ func TestListening(t *testing.T) {
 func FuzzListening(f *testing.F) {
 	f.Add([]byte("   0: 00000000:2328 00000000:0000 0A 00000000:00000000\n"))
 	f.Fuzz(func(t *testing.T, table []byte) {
-		if listening(table, 9000) && !strings.Contains(string(table), "2328") {
+		if socket(table, 9000, listening) && !strings.Contains(string(table), "2328") {
 			t.Errorf("%q has a listener at port 9000", table)
 		}
 	})

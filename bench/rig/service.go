@@ -23,9 +23,26 @@ const (
 	Memcache  Service = "memcached"
 	Nginx     Service = "nginx"
 	Postgres  Service = "postgres"
-	pageSize          = 1000 // bytes in each answer
 	serveUser         = "postgres"
 )
+
+// Port is where a service listens.
+const Port = port
+
+// The sizes of the answers that Ask may ask for, in bytes. Services other than Nginx have
+// answers of any size.
+const (
+	PageSize  = 1000
+	LargePage = 1 << 20
+)
+
+// Package is the Debian package of a service.
+func (s Service) Package() string {
+	if s == Postgres {
+		return "postgresql"
+	}
+	return string(s)
+}
 
 // Program finds the program of a service; "" if it is not installed.
 func (s Service) Program() string {
@@ -55,15 +72,22 @@ func (s Service) proto() string {
 
 // Serve starts a service in the i-th container and waits until it listens.
 func (r *Rig) Serve(ctx context.Context, s Service, i int) (*sandbox.Process, error) {
-	program, box := s.Program(), r.Boxes[i]
-	if program == "" {
-		return nil, fmt.Errorf("run %s: %w", s, exec.ErrNotFound)
-	}
 	dir, err := r.TempDir(fmt.Sprintf("%s-%d", s, len(r.temp)))
 	if err != nil {
 		return nil, err
 	}
+	return s.Serve(ctx, r.Boxes[i], dir, r.cpuOf(r.Boxes[i]))
+}
+
+// Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it
+// listens at Port. Its data are in dir, an empty directory that every user can pass through.
+func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus ...int) (*sandbox.Process, error) {
+	program := s.Program()
+	if program == "" {
+		return nil, fmt.Errorf("run %s: %w", s, exec.ErrNotFound)
+	}
 	var args []string
+	var err error
 	switch s {
 	case Redis:
 		args = []string{"--port", port, "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", dir}
@@ -73,16 +97,16 @@ func (r *Rig) Serve(ctx context.Context, s Service, i int) (*sandbox.Process, er
 		args = []string{"-p", dir, "-e", os.DevNull, "-c", filepath.Join(dir, "nginx.conf")}
 		err = errors.Join(
 			os.WriteFile(filepath.Join(dir, "nginx.conf"), fmt.Appendf(nil, nginxConfig, dir, port, dir), 0o644),
-			os.WriteFile(filepath.Join(dir, "index.html"), make([]byte, pageSize), 0o644))
+			page(dir, PageSize), page(dir, LargePage))
 	case Postgres:
-		program, args, err = r.postgres(program, dir)
+		program, args, err = postgres(program, dir)
 	default:
 		err = fmt.Errorf("no such service: %q", s)
 	}
 	if err != nil {
 		return nil, err
 	}
-	p, err := r.launch(box, program, args...)
+	p, err := box.Start(exec.Command(program, args...), cpus...)
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +118,11 @@ func (r *Rig) Serve(ctx context.Context, s Service, i int) (*sandbox.Process, er
 		note, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
 		return err == nil && strings.Contains(string(note), "ready")
 	})
+}
+
+// page makes a page for nginx, whose name is its size.
+func page(dir string, size int) error {
+	return os.WriteFile(filepath.Join(dir, strconv.Itoa(size)), make([]byte, size), 0o644)
 }
 
 // nginxConfig has one process that never closes a connection, and writes nothing.
@@ -112,7 +141,7 @@ http {
 
 // postgres makes a database in dir, and returns how to serve it: not as root, which it
 // refuses.
-func (r *Rig) postgres(program, dir string) (string, []string, error) {
+func postgres(program, dir string) (string, []string, error) {
 	u, err := user.Lookup(serveUser)
 	if err != nil {
 		return "", nil, fmt.Errorf("run postgres: %w", err)
@@ -132,19 +161,24 @@ func (r *Rig) postgres(program, dir string) (string, []string, error) {
 	if out, err := exec.Command(setpriv, initdb...).CombinedOutput(); err != nil {
 		return "", nil, fmt.Errorf("make a database: %w: %s", err, strings.TrimSpace(string(out)))
 	}
-	trust := "host all all 10.111.0.0/24 trust\n"
+	trust := "host all all 10.111.0.0/24 trust\nhost all all 127.0.0.0/8 trust\n"
 	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte(trust), 0o600); err != nil {
 		return "", nil, err
 	}
 	return setpriv, append(as, program, "-D", data, "-p", port, "-c", "listen_addresses=0.0.0.0", "-c", "unix_socket_directories="), nil
 }
 
-// Ask starts a client of the service in one container, in another one, with conns
-// connections, each of which waits for an answer before it asks again. It begins paused.
-func (r *Rig) Ask(ctx context.Context, s Service, server, client, conns int) (*Generator, error) {
-	return r.Start(ctx, r.Boxes[client], "rr-client", "--proto", s.proto(), "--size", strconv.Itoa(pageSize),
+// Ask starts a client of the service in the container server, in one of the rig's
+// sandboxes, with conns connections, each of which waits for an answer of size bytes before
+// it asks again. It begins paused.
+func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Box, conns, size int) (*Generator, error) {
+	return r.Start(ctx, client, "rr-client", "--proto", s.proto(), "--size", strconv.Itoa(size),
 		"--conns", strconv.Itoa(conns), "--to", r.target(server), "--rate", "0")
 }
+
+// Connected reports whether a client is still connected to the service of a process, or has
+// gone and left it with answers that the kernel sends again.
+func Connected(pid int) bool { return atPort(pid, connected) }
 
 // Retransmitted is how many segments of TCP were sent again so far in the network
 // namespace of a process.

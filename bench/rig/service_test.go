@@ -19,7 +19,11 @@ func TestServices(t *testing.T) {
 			t.Errorf("%s: %v", s, err)
 			continue
 		}
-		client, err := r.Ask(t.Context(), s, 0, 1, 4)
+		size := PageSize
+		if s == Nginx {
+			size = LargePage
+		}
+		client, err := r.Ask(t.Context(), s, 0, r.Boxes[1], 4, size)
 		if err != nil {
 			t.Errorf("%s: %v", s, err)
 			continue
