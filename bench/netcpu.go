@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -49,29 +48,17 @@ func settle(mode string) time.Duration {
 // installed removes the cases whose programs are not installed on this machine, with a note
 // about each program.
 func installed(all []setup, have func(program string) bool) (list []setup, notes []string) {
-	var missing []string
-	need := func(program string) bool {
-		if program == "" || have(program) {
-			return true
-		}
-		if !slices.Contains(missing, program) {
-			missing = append(missing, program)
-		}
-		return false
-	}
+	n := needs{have: have}
 	for _, su := range all {
-		if !need(su.victim) || su.service != "" && su.service.Program() == "" && !need(string(su.service)) {
+		if !n.met(su.victim) || !n.met(string(su.service)) {
 			continue
 		}
-		su.demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !need(d.traffic.Kind.Program()) })
+		su.demands = slices.DeleteFunc(slices.Clone(su.demands), func(d demand) bool { return !n.met(d.traffic.Kind.Program()) })
 		if len(su.demands) > 0 {
 			list = append(list, su)
 		}
 	}
-	for _, program := range missing {
-		notes = append(notes, fmt.Sprintf("%s is not installed (Debian package %[1]s): the cases with it were left out", program))
-	}
-	return list, notes
+	return list, n.notes()
 }
 
 // NetCPU runs the netcpu experiment: the cost of a neighbour's packets for a victim that
@@ -89,7 +76,7 @@ func NetCPU(ctx context.Context, o Options) (*report.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, e.notes = installed(all, func(program string) bool { _, err := exec.LookPath(program); return err == nil })
+	all, e.notes = installed(all, onMachine)
 	release, err := only()
 	if err != nil {
 		return nil, err
