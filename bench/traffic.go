@@ -70,6 +70,9 @@ func Traffic(ctx context.Context, o Options) (*report.Report, error) {
 			e.notes = append(e.notes, "there is no Docker Engine (Debian package docker.io): what needs one was left out")
 		}
 	}
+	var absent []string
+	all, absent = trafficInstalled(all, onMachine)
+	e.notes = append(e.notes, absent...)
 	release, err := only()
 	if err != nil {
 		return nil, err

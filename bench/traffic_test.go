@@ -15,7 +15,7 @@ import (
 // says of it is policy, and no peer is given what the link does not have.
 func TestTrafficCatalogue(t *testing.T) {
 	names, err := TrafficCases(Options{})
-	if err != nil || len(names) != 47 {
+	if err != nil || len(names) != 60 {
 		t.Errorf("%d cases (%v)", len(names), err)
 	}
 	quick, err := TrafficCases(Options{Quick: true})
@@ -70,15 +70,21 @@ func TestTraffic(t *testing.T) {
 	testkit.NeedRoot(t)
 	alone(t)()
 	const requests = "overlay requests beside super-packets"
-	r, err := Traffic(t.Context(), Options{Only: "^(overlay 6 to 1|" + requests + "|overlay ceil)$", Rounds: 1, Window: 500 * time.Millisecond})
+	const service = "service redis beside bulk"
+	r, err := Traffic(t.Context(), Options{Only: "^(overlay 6 to 1|" + requests + "|overlay ceil|" + service + ")$", Rounds: 1, Window: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range []struct{ name, metric string }{
+	type metric struct{ name, metric string }
+	var served []metric
+	if rig.Redis.Program() != "" {
+		served = []metric{{service, Requests}, {service, P99}, {service, Longest}, {service, Total}}
+	}
+	for _, m := range append(served, []metric{
 		{"overlay 6 to 1", ShareOf + "one"}, {"overlay 6 to 1", Total},
 		{requests, QueueP99}, {requests, P50}, {requests, AsideP99},
 		{"overlay ceil", FirstSecond}, {"overlay ceil", WorstSecond},
-	} {
+	}...) {
 		c, ok := r.Find(m.name, m.metric)
 		if !ok || len(c.Off) != 1 || len(c.On) != 1 || len(c.Peers["tc"]) != 1 || c.On[0] <= 0 {
 			t.Errorf("%s, %s: %+v", m.name, m.metric, c)

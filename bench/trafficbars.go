@@ -1,6 +1,11 @@
 package bench
 
-import "github.com/fairlead-project/fairlead/bench/report"
+import (
+	"slices"
+
+	"github.com/fairlead-project/fairlead/bench/report"
+	"github.com/fairlead-project/fairlead/bench/rig"
+)
 
 // trafficBars are the bars for the figures of Traffic. The bounds of a rate are computed
 // from frames, since the receiver's program counts payload: see docs/bench.md, which also
@@ -10,7 +15,7 @@ func trafficBars() []report.Bar {
 	for _, mode := range []string{"bridge", "overlay", "macvlan", "host"} {
 		bars = append(bars, uplinkBars(mode)...)
 	}
-	return append(bars, append(elsewhereBars(), changeBars()...)...)
+	return slices.Concat(bars, elsewhereBars(), changeBars(), serviceBars())
 }
 
 // around is a bar for a figure with an expected value. It may deviate from that by the
@@ -90,4 +95,25 @@ func changeBars() []report.Bar {
 		atMost("docker in force", InForce+"fairlead set", 0.15, 1, late),
 		atMost("docker in force", InForce+"docker start", 1.5, 4, late),
 	}
+}
+
+// serviceBars are the bars for real servers beside neighbours. They compare with nothing
+// done in the same round, as the servers' own speed is the machine's. The median, as a quota
+// makes the slowest wait for its next period.
+func serviceBars() (bars []report.Bar) {
+	const few, late = "A server with a rate is held up by a neighbour's traffic", "Answers of a server with a latency wait behind a neighbour's traffic"
+	for _, su := range serving() {
+		for _, s := range []rig.Service{rig.Redis, rig.Nginx} {
+			name := su.name + " " + string(s)
+			bars = append(bars,
+				noLess(name+" alone", Requests, "ratio", 0.7, 0.4, "A server alone answers less because its container is shaped"),
+				noLess(name+" beside bulk", Requests, "ratio", 10, 2, few),
+				noMore(name+" beside bulk", P50, "ratio", 0.2, 0.8, late),
+				noMore(name+" beside super-packets", P99, "ratio", 0.2, 0.8, late))
+		}
+	}
+	// The NIC counts the headers of a super-packet once.
+	return append(bars,
+		within("service nginx ceil", WorstSecond, 0.9*ofTCP, 1.02, 0.7, 1.2, "A ceil lets another rate than its own leave by the NIC"),
+		within("service nginx ceil", FirstSecond, 0.9*ofTCP, 1.02, 0.5, 1.2, "A ceil does not hold from the first packet on"))
 }

@@ -19,14 +19,18 @@ type sending struct {
 	args []string // arguments of its generator, for load.Main; nil: none
 	rate uint64   // for load.Board.SetRate
 	to   string   // the receiving container; "": the outside
+	// service is a real server that answers clients outside, with answers of size bytes, in
+	// place of a generator; "" is none.
+	service rig.Service
+	size    int
 }
 
 func bulk(name string, conns int) sending {
-	return sending{name, []string{"tcp-send", "--congestion", "cubic", "--conns", fmt.Sprint(conns)}, load.Flood, ""}
+	return sending{name: name, args: []string{"tcp-send", "--congestion", "cubic", "--conns", fmt.Sprint(conns)}, rate: load.Flood}
 }
 
 func flood(name string) sending {
-	return sending{name, []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, load.Flood, ""}
+	return sending{name: name, args: []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, rate: load.Flood}
 }
 
 // superflood is a flood in super-packets, as QUIC servers send them. One CPU can send more
@@ -39,7 +43,7 @@ func superflood(name string) sending {
 
 // requests is one request after another over one connection, like ping.
 func requests(name string) sending {
-	return sending{name, []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, load.Flood, ""}
+	return sending{name: name, args: []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, rate: load.Flood}
 }
 
 // trafficSetup is a rig and the cases that are measured in it.
@@ -48,6 +52,8 @@ type trafficSetup struct {
 	path  rig.Path
 	link  uint64   // rate of the NIC, bit/s; 0: unlimited
 	boxes []string // the containers
+	// quotas are percents of CPU 0, by container. Others have none.
+	quotas map[string]float64
 	// inward makes the outside send to the containers, over a wire of unlimited rate.
 	inward bool
 	cases  []trafficCase
@@ -153,7 +159,8 @@ func trafficCatalogue() []trafficSetup {
 		}
 		all = append(all, su)
 	}
-	return append(all, inward(), neighbours(), changes(), soon(), byItself())
+	all = append(all, inward(), neighbours(), changes(), soon(), byItself())
+	return append(all, serving()...)
 }
 
 // inward is traffic that containers receive by the NIC.

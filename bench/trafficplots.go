@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/bench/report"
+	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
 // TrafficPlots returns the plots for a report of Traffic, without the cases that were not
@@ -32,6 +33,20 @@ func TrafficPlots(r *report.Report, _ Options) []report.Plot {
 		{Title: "Received in all", Note: "At 1 Gbit/s, headers not counted: what dividing the link costs (figure 11b).", Metric: Total, Groups: append(over("6 to 1"), one("80 to 20", "bridge 80 to 20")...)},
 		{Title: "Bulk TCP with nothing to divide", Note: "One container, no bound that is reached (figure 11a).", Metric: Total, Groups: one("bulk", "alone bulk")},
 		{Title: "Request latency with nothing to divide", Note: "Median (figure 11a).", Metric: P50, Groups: one("requests", "alone requests")},
+	}
+	services := func(beside string) (g []report.Group) {
+		for _, su := range serving() {
+			for _, s := range []rig.Service{rig.Redis, rig.Nginx} {
+				label, _ := strings.CutPrefix(su.name, "service")
+				g = append(g, report.Group{Label: string(s) + label, Case: su.name + " " + string(s) + " " + beside})
+			}
+		}
+		return g
+	}
+	for _, beside := range []string{"beside bulk", "beside super-packets"} {
+		plots = append(plots,
+			report.Plot{Title: "Requests of real servers " + beside, Note: "16 clients at once; 50: with half a CPU.", Metric: Requests, Groups: services(beside)},
+			report.Plot{Title: "Their latency " + beside + ", 99th percentile", Note: "Less is better.", Metric: P99, Groups: services(beside)})
 	}
 	for _, c := range r.Cases {
 		if after, ok := strings.CutPrefix(c.Metric, Settling); ok {

@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // trafficSession is a rig with an agent, and the load of one case at a time.
@@ -31,6 +32,7 @@ type trafficSession struct {
 type flow struct {
 	sending
 	from, to *rig.Generator
+	server   *sandbox.Process // of a service
 }
 
 func (f *flow) stop() error {
@@ -40,13 +42,17 @@ func (f *flow) stop() error {
 			errs = append(errs, g.Stop())
 		}
 	}
+	if f.server != nil {
+		f.server.Kill()
+		<-f.server.Done()
+	}
 	return errors.Join(errs...)
 }
 
 func newTrafficSession(ctx context.Context, su trafficSetup, warm, take time.Duration) (_ *trafficSession, err error) {
 	cfg := rig.Config{Path: su.path}
 	for _, name := range su.boxes {
-		cfg.Containers = append(cfg.Containers, rig.Container{Name: name})
+		cfg.Containers = append(cfg.Containers, rig.Container{Name: name, Quota: su.quotas[name]})
 	}
 	build := func() (*rig.Rig, error) { return rig.New(cfg) }
 	if su.path == rig.Docker {
@@ -82,6 +88,13 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 		const firstPort = 9001
 		f := &flow{sending: snd}
 		s.load[snd.name] = f
+		if snd.service != "" {
+			var err error
+			if f.server, err = s.rig.Serve(ctx, snd.service, s.setup.box(snd.name)); err != nil {
+				return err
+			}
+			continue
+		}
 		port := fmt.Sprint(firstPort + i)
 		recv := map[string][]string{"tcp-send": {"tcp-recv"}, "udp-send": {"udp-recv", "--buffer", "8388608"}, "rr-client": {"rr-server", "--proto", "udp"}}[snd.args[0]]
 		from, to, at := s.rig.Boxes[s.setup.box(snd.name)], s.rig.Outside, s.rig.Uplink(firstPort+i)
@@ -99,7 +112,7 @@ func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
 			return err
 		}
 	}
-	if c.probe == "" || s.setup.link == 0 {
+	if c.probe == "" || s.setup.link == 0 || s.load[c.probe].service != "" {
 		return nil
 	}
 	var err error
@@ -204,6 +217,9 @@ func (s *trafficSession) text(set map[string]string) (text string) {
 // sends starts the named flows, and pauses the others.
 func (s *trafficSession) sends(names []string) {
 	for name, f := range s.load {
+		if f.from == nil {
+			continue // a client that is yet to be started
+		}
 		rate := uint64(0)
 		if slices.Contains(names, name) {
 			rate = f.rate
@@ -224,6 +240,11 @@ func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]f
 	s.sends(nil)
 	if err := s.divide(ctx, c, a); err != nil {
 		return nil, err
+	}
+	for _, f := range s.load {
+		if err := s.ask(ctx, f); err != nil {
+			return nil, err
+		}
 	}
 	defer s.sends(nil)
 	if c.timed {
@@ -291,7 +312,7 @@ func (s *trafficSession) read() map[string]load.Reading {
 	out := make(map[string]load.Reading)
 	for name, f := range s.load {
 		g := f.to
-		if f.args[0] == "rr-client" { // the client measures the latency
+		if f.service != "" || f.args[0] == "rr-client" { // the client measures the latency
 			g = f.from
 		}
 		out[name] = g.Read()
@@ -302,9 +323,12 @@ func (s *trafficSession) read() map[string]load.Reading {
 // window measures one phase.
 func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]figure, error) {
 	before := s.read()
+	again, err := s.retransmitted(c)
+	if err != nil {
+		return nil, err
+	}
 	var began delayReading
 	if s.delays != nil {
-		var err error
 		if began, err = s.delays.read(); err != nil {
 			return nil, err
 		}
@@ -328,10 +352,10 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		}
 	}
 	for name, f := range s.load {
-		for _, g := range []*rig.Generator{f.from, f.to} {
+		for _, p := range f.processes() {
 			select {
-			case <-g.Done():
-				return nil, fmt.Errorf("the load of %s has ended: %w", name, g.Wait())
+			case <-p.Done():
+				return nil, fmt.Errorf("the load of %s has ended: %w", name, p.Wait())
 			default:
 			}
 		}
@@ -349,7 +373,15 @@ func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]
 		}
 	}
 	var out []figure
-	if c.probe != "" {
+	switch {
+	case c.probe == "":
+	case s.load[c.probe].service != "":
+		now, err := s.retransmitted(c)
+		if err != nil {
+			return nil, err
+		}
+		out = served(after[c.probe].Since(before[c.probe]), now-again)
+	default:
 		w := after[c.probe].Since(before[c.probe])
 		took := func(q float64) float64 {
 			if w.Ops == 0 { // none was answered in time
