@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/fairlead-project/fairlead/bench/report"
+	"github.com/fairlead-project/fairlead/bench/rig"
 )
 
 // The metrics of the blockio experiment.
@@ -28,7 +30,10 @@ const (
 	Refused     = "over-commitment refused"
 	PartOfDue   = "part of the reservation"
 	AgentPart   = "agent CPU while armed"
-	NetworkTime = "time for the network, part of the disk's CPU"
+	// Transactions are those of a database, in a second.
+	Transactions       = "transactions"
+	PartOfTransactions = "transactions, part of the undisturbed"
+	NetworkTime        = "time for the network, part of the disk's CPU"
 )
 
 // blockioCase is one case: a rig, and the measurements of a round.
@@ -55,6 +60,7 @@ func blockioCatalogue() []blockioCase {
 		{name: "12 burners, depth 1", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
 		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
 		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
+		{name: "12 burners, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, yield: true}, round: (*blockioRig).database},
 		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, round: (*blockioRig).byAction},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, round: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, round: (*blockioRig).detect},
@@ -93,6 +99,9 @@ func BlockIO(ctx context.Context, o Options) (*report.Report, error) {
 		return nil, err
 	}
 	defer release()
+	n := needs{have: onMachine}
+	cases = slices.DeleteFunc(cases, func(c blockioCase) bool { return !n.met(string(c.rig.service)) })
+	e.notes = n.notes()
 	for _, c := range cases {
 		e.total += e.blockioRounds(c)
 	}
@@ -151,9 +160,11 @@ func BlockIOPlots(*report.Report, Options) []report.Plot {
 			detect = append(detect, report.Group{Label: c.name, Case: c.name})
 		}
 	}
+	database := []report.Group{{Label: "pgbench", Case: "12 burners, pgbench"}}
 	return []report.Plot{
 		{Title: "IOPS beside 12 burners", Note: "Part of the undisturbed (MIST, figures 5 and 7).", Metric: PartOfIOPS, Ideal: 1, Groups: groups},
-		{Title: "p99 latency beside 12 burners", Note: "Times the undisturbed.", Metric: TimesP99, Ideal: 1, Groups: groups},
+		{Title: "p99 latency beside 12 burners", Note: "Times the undisturbed.", Metric: TimesP99, Ideal: 1, Groups: append(groups, database...)},
+		{Title: "Transactions beside 12 burners", Note: "PostgreSQL, pgbench; part of the undisturbed.", Metric: PartOfTransactions, Ideal: 1, Groups: database},
 		{Title: "Losses of 10 % and more that are detected", Note: "Part of the windows (MIST, figures 2 and 3).", Metric: Hits, Ideal: 1, Groups: detect},
 		{Title: "A mail server beside decoding and streams", Note: "Part of the reservation (MIST, figure 9).", Metric: PartOfDue, Ideal: 1, Groups: []report.Group{{Label: "mail", Case: "mail beside streams"}}},
 	}

@@ -12,6 +12,8 @@ func BlockIOBars() (bars []report.Bar) {
 		switch {
 		case c.rig.own > 0:
 			bars = append(bars, detectionBars(c.name)...)
+		case c.rig.service != "":
+			bars = append(bars, databaseBars(c.name)...)
 		case c.rig.yield && c.rig.burners > 0:
 			bars = append(bars, besideBars(c.name)...)
 		case c.rig.three:
@@ -49,13 +51,29 @@ func detectionBars(c string) []report.Bar {
 }
 
 func besideBars(c string) []report.Bar {
-	return []report.Bar{
+	return append(keptBars(c, PartOfIOPS),
 		atLeast(c, PartOfIOPS, "on", 0.95, 0.7, "A reservation is not met beside neighbours that compute"),
+		atMost(c, TimesP99, 1.5, 10, "Requests of a reservation take longer beside neighbours that compute"),
+	)
+}
+
+// databaseBars are wider, as a transaction is several requests at the disk and much work
+// beside.
+func databaseBars(c string) []report.Bar {
+	return append(keptBars(c, PartOfTransactions),
+		atLeast(c, PartOfTransactions, "on", 0.85, 0.5, "A database with a reservation does less beside neighbours that compute"),
+		report.Bar{Case: c, Metric: TimesP99, Of: "ratio", High: 0.5, FarHigh: 1, Why: "A transaction takes as long with a reservation as without"},
+	)
+}
+
+// keptBars are the bars of what is beside burners, of which metric is what is left of its
+// work.
+func keptBars(c, metric string) []report.Bar {
+	return []report.Bar{
 		{
-			Case: c, Metric: PartOfIOPS, Of: "off", High: 0.9, FarHigh: 0.97,
+			Case: c, Metric: metric, Of: "off", High: 0.9, FarHigh: 0.97,
 			Why: "The neighbours take nothing with nothing done, so that the case does not show what a reservation does",
 		},
-		atMost(c, TimesP99, 1.5, 10, "Requests of a reservation take longer beside neighbours that compute"),
 		atMost(c, DetectedIn, 2, 5, "Interference is noticed late"),
 		atMost(c, RecoveredIn, 5, 10, "A reservation is met late"),
 		{Case: c, Metric: NamedRight, Of: "on", Low: 0.95, High: 1, FarLow: 0.5, FarHigh: 1, Why: "Another than those in the way is named"},

@@ -210,34 +210,53 @@ func (r *blockioRig) byBudget(ctx context.Context, e *experiment, c blockioCase)
 }
 
 // recovers waits until the agent declares interference and the load is back at its
-// undisturbed figure. It returns how long each took, and whom the agent named.
+// undisturbed figure. It reports how long each took, and whom the agent named.
 func (r *blockioRig) recovers(ctx context.Context, e *experiment, c blockioCase, alone float64, start time.Time) error {
-	detected, recovered := math.Inf(1), math.Inf(1)
+	recovered := blockioPatience
 	before := r.board.Read()
-	for time.Since(start) < blockioPatience && (math.IsInf(detected, 1) || math.IsInf(recovered, 1)) {
-		if err := sleep(ctx, blockioStep); err != nil {
-			return err
-		}
+	_, err := r.detects(ctx, e, c, start, blockioPatience, func(detected bool) (done bool) {
 		now := r.board.Read()
-		if w := now.Since(before); !math.IsInf(detected, 1) && math.IsInf(recovered, 1) && w.Rate() >= 0.95*alone {
-			recovered = time.Since(start).Seconds()
-		}
+		w := now.Since(before)
 		before = now
+		if done = detected && w.Rate() >= 0.95*alone; done {
+			recovered = time.Since(start)
+		}
+		return done
+	})
+	if err != nil {
+		return err
+	}
+	e.report.Add(c.name, RecoveredIn, "s", true, min(recovered, blockioPatience).Seconds())
+	return nil
+}
+
+// detects asks the agent in steps whether it has declared interference since start, until
+// done, which is told so after each step, or patience is over. It reports how long that
+// took, and whom the agent named, and returns when it was.
+func (r *blockioRig) detects(ctx context.Context, e *experiment, c blockioCase, start time.Time, patience time.Duration, done func(detected bool) bool) (at time.Time, err error) {
+	detected := math.Inf(1)
+	for time.Since(start) < patience {
+		if err := sleep(ctx, blockioStep); err != nil {
+			return at, err
+		}
+		if done(!math.IsInf(detected, 1)) {
+			break
+		}
 		if !math.IsInf(detected, 1) {
 			continue
 		}
 		found, named, right, err := r.declared(ctx, start)
 		if err != nil {
-			return err
+			return at, err
 		}
 		if named > 0 {
 			detected = found
 			e.report.Add(c.name, NamedRight, "1", true, float64(right)/float64(named))
 		}
 	}
-	e.report.Add(c.name, DetectedIn, "s", true, min(detected, blockioPatience.Seconds()))
-	e.report.Add(c.name, RecoveredIn, "s", true, min(recovered, blockioPatience.Seconds()))
-	return nil
+	detected = min(detected, blockioPatience.Seconds())
+	e.report.Add(c.name, DetectedIn, "s", true, detected)
+	return start.Add(time.Duration(detected * float64(time.Second))), nil
 }
 
 // declared returns the time from a moment to the agent's first declaration of interference,

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
+	"github.com/fairlead-project/fairlead/bench/rig"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -25,13 +26,14 @@ import (
 
 // blockioConfig describes a rig.
 type blockioConfig struct {
-	load    []string // what the container with the reservation does, a generator with its flags
-	loop    bool     // at a loop device, not a file
-	burners int      // containers that compute
-	streams int      // pairs of containers that send one another datagrams
-	own     int      // processes that compute in the container with the reservation
-	three   bool     // the containers of figure 8 in place of all these
-	yield   bool     // neighbours yield to reservations
+	load    []string    // what the container with the reservation does, a generator with its flags
+	service rig.Service // a real server in place of load; "" is none
+	loop    bool        // at a loop device, not a file
+	burners int         // containers that compute
+	streams int         // pairs of containers that send one another datagrams
+	own     int         // processes that compute in the container with the reservation
+	three   bool        // the containers of figure 8 in place of all these
+	yield   bool        // neighbours yield to reservations
 }
 
 // blockioRig is a host of sandboxes with a scratch file and an agent.
@@ -122,16 +124,14 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 	if r.db, err = r.sandboxes.Create(sandbox.Spec{Name: blockioName}); err != nil {
 		return err
 	}
-	to := r.target
-	if c.load[0] == "mail" {
-		if to = filepath.Join(r.dir, "mail"); os.Mkdir(to, 0o700) != nil {
-			return fmt.Errorf("make %s", to)
-		}
+	if c.service != "" {
+		err = r.startDatabase(ctx)
+	} else {
+		err = r.startLoad(ctx, c.load)
 	}
-	if _, r.board, err = startLoad(ctx, r.db, append([]string{c.load[0], "--to", to}, c.load[1:]...)...); err != nil {
+	if err != nil {
 		return err
 	}
-	r.boards = append(r.boards, r.board)
 	for range c.own {
 		p, board, err := startLoad(ctx, r.db, "burn")
 		if err != nil {
@@ -160,6 +160,21 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 		return err
 	}
 	return r.burn(0)
+}
+
+// startLoad starts a generator in the container with the reservation.
+func (r *blockioRig) startLoad(ctx context.Context, args []string) (err error) {
+	to := r.target
+	if args[0] == "mail" {
+		if to = filepath.Join(r.dir, "mail"); os.Mkdir(to, 0o700) != nil {
+			return fmt.Errorf("make %s", to)
+		}
+	}
+	if _, r.board, err = startLoad(ctx, r.db, append([]string{args[0], "--to", to}, args[1:]...)...); err != nil {
+		return err
+	}
+	r.boards = append(r.boards, r.board)
+	return nil
 }
 
 // lighten gives the parent cgroup of all sandboxes the weight of one container. With the
