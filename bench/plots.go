@@ -86,6 +86,8 @@ func (su setup) plots() []report.Plot {
 		add("Softirq time by the accounts over that by a stopwatch. 1 is exact.", OfStopwatch, 1)
 	case su.accounts:
 		add("Penalty of the victim with accounts kept, and without. The less it differs the less they cost.", Penalty, 0)
+	case su.service != "":
+		add(fmt.Sprintf("Requests answered per second, with nothing done and with %s. More is better.", su.mode), Requests, 0)
 	case su.alone && su.demands[0].traffic.Kind == "":
 		add("CPU time of the agent per second: it observes, and it isolates. The less the better.", AgentCPU, 0)
 	case su.alone:
