@@ -28,7 +28,7 @@ type Outcome struct {
 	Case   string `json:"case"`
 	Metric string `json:"metric"`
 	Of     string `json:"of"`
-	Unit   string `json:"unit,omitempty"` // as Case.Unit; "" if nothing was measured
+	Unit   string `json:"unit,omitempty"` // as Case.Unit, of a ratio "1"; "" if nothing was measured
 	// Low and High are the bar's; nil is no bound.
 	Low  *float64 `json:"low,omitempty"`
 	High *float64 `json:"high,omitempty"`
@@ -64,6 +64,9 @@ func (b Bar) Judge(repetitions []*Report) Outcome {
 		}
 		finite := slices.DeleteFunc(slices.Clone(all), func(v float64) bool { return bound(v) == nil })
 		o.Unit, o.Values = c.Unit, append(o.Values, finite...)
+		if b.Of == "ratio" {
+			o.Unit = "1"
+		}
 		o.Repetitions++
 		lost = lost || len(finite) < len(all)
 		far = far && misses(all, b.FarLow, b.FarHigh)

@@ -56,9 +56,9 @@ func TestJudge(t *testing.T) {
 			for _, of := range []string{"off", "on", "tc"} {
 				for _, v := range rs[of] {
 					if of == "tc" {
-						r.AddPeer("c", "m", "1", of, v)
+						r.AddPeer("c", "m", "s", of, v)
 					} else {
-						r.Add("c", "m", "1", of == "on", v)
+						r.Add("c", "m", "s", of == "on", v)
 					}
 				}
 			}
@@ -68,6 +68,13 @@ func TestJudge(t *testing.T) {
 		o := tt.bar.Judge(all)
 		if o.Verdict != tt.verdict || o.Undecided != tt.undecided || !strings.Contains(o.Reason, tt.reason) || (o.Reason == "") != (tt.reason == "") {
 			t.Errorf("%s: %+v", tt.name, o)
+		}
+		unit := "s"
+		if tt.bar.Of == "ratio" {
+			unit = "1"
+		}
+		if len(o.Values) > 0 && o.Unit != unit {
+			t.Errorf("%s: in %q, want %q", tt.name, o.Unit, unit)
 		}
 		if _, err := json.Marshal(o); err != nil {
 			t.Errorf("%s: %v", tt.name, err)
