@@ -78,10 +78,16 @@ type span struct{ from, to time.Time }
 // transacting has pgbench run for at least so long as during takes, which is lasts at most,
 // and returns its transactions.
 func (r *blockioRig) transacting(ctx context.Context, lasts time.Duration, during func() error) (transactions, error) {
-	log := filepath.Join(r.dir, "transactions")
 	const more = time.Second // what during takes beside what it waits for
 	seconds := int(math.Ceil((lasts + more).Seconds()))
-	err := r.pgbench(ctx, during, "--no-vacuum", "--client", strconv.Itoa(pgbenchClients), "--time", strconv.Itoa(seconds), "--log", "--log-prefix", log)
+	return r.logged(ctx, during, "--time", strconv.Itoa(seconds))
+}
+
+// logged runs pgbench for as long as length, which are its arguments, says, and returns its
+// transactions.
+func (r *blockioRig) logged(ctx context.Context, during func() error, length ...string) (transactions, error) {
+	log := filepath.Join(r.dir, "transactions")
+	err := r.pgbench(ctx, during, append(length, "--no-vacuum", "--client", strconv.Itoa(pgbenchClients), "--log", "--log-prefix", log)...)
 	files, _ := filepath.Glob(log + ".*")
 	var all transactions
 	for _, file := range files {
