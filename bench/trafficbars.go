@@ -15,7 +15,7 @@ func trafficBars() []report.Bar {
 	for _, mode := range []string{"bridge", "overlay", "macvlan", "host"} {
 		bars = append(bars, uplinkBars(mode)...)
 	}
-	return slices.Concat(bars, elsewhereBars(), changeBars(), serviceBars())
+	return slices.Concat(bars, elsewhereBars(), changeBars(), trafficServiceBars())
 }
 
 // around is a bar for a figure with an expected value. It may deviate from that by the
@@ -97,10 +97,10 @@ func changeBars() []report.Bar {
 	}
 }
 
-// serviceBars are the bars for real servers beside neighbours. They compare with nothing
+// trafficServiceBars are the bars for real servers beside neighbours. They compare with nothing
 // done in the same round, as the servers' own speed is the machine's. The median, as a quota
 // makes the slowest wait for its next period.
-func serviceBars() (bars []report.Bar) {
+func trafficServiceBars() (bars []report.Bar) {
 	const few, late = "A server with a rate is held up by a neighbour's traffic", "Answers of a server with a latency wait behind a neighbour's traffic"
 	for _, su := range serving() {
 		for _, s := range []rig.Service{rig.Redis, rig.Nginx} {
