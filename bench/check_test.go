@@ -65,7 +65,8 @@ func demandMetrics() (all []string) {
 		m := sample{work: 1, ramp: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, programs: &programCost{}, exactness: &exactness{price: 1}}
 		e.add(setup{victim: memcached}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, 1, m)
 	}
-	e.add(setup{alone: true}, demand{}, true, 1, sample{}) // an idle agent
+	e.add(setup{alone: true}, demand{}, true, 1, sample{})                            // an idle agent
+	e.add(setup{alone: true, service: rig.Redis}, demand{}, true, 1, sample{work: 1}) // a real server
 	for _, c := range e.report.Cases {
 		all = append(all, c.Metric)
 	}
