@@ -40,7 +40,7 @@ func newPages(from prometheus.Gatherer, now func() time.Time, log *slog.Logger) 
 }
 
 func (p *pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	f := form{expfmt.Negotiate(r.Header), strings.Contains(r.Header.Get("Accept-Encoding"), "gzip")}
+	f := form{expfmt.NegotiateAccept(r.Header, expfmt.DefaultAcceptedFormats()...), strings.Contains(r.Header.Get("Accept-Encoding"), "gzip")}
 	ctx, cancel := context.WithTimeout(r.Context(), answerTime)
 	defer cancel()
 	var page []byte

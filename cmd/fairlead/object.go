@@ -36,7 +36,7 @@ func objectText(c api.Container, kind, object, named string) string {
 		}
 	}
 	switch kind {
-	case "kthread", "affinity", "slice":
+	case "kthread", "affinity", "slice", "nice":
 		tid, rest, ok := strings.Cut(object, ":")
 		if _, err := strconv.Atoi(tid); err != nil || !ok {
 			break
@@ -46,6 +46,8 @@ func objectText(c api.Container, kind, object, named string) string {
 			return "allowed CPUs of kernel thread " + tid
 		case "slice":
 			return "slice, in ns, of kernel thread " + tid
+		case "nice":
+			return "nice value of kernel thread " + tid
 		}
 		_, hierarchy, _ := strings.Cut(rest, ":")
 		return fmt.Sprintf("control group of kernel thread %s in %s", tid, show(hierarchy))

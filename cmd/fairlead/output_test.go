@@ -189,6 +189,7 @@ func TestObjectText(t *testing.T) {
 		{"kthread", "17:99:/sys/fs/cgroup/cpu", "control group of kernel thread 17 in /sys/fs/cgroup/cpu"},
 		{"affinity", "17:99", "allowed CPUs of kernel thread 17"},
 		{"slice", "17:99", "slice, in ns, of kernel thread 17"},
+		{"nice", "17:99", "nice value of kernel thread 17"},
 		{"file", "/sys/fs/cgroup/x\x1b", `"/sys/fs/cgroup/x\x1b"`},
 		{"offload", "gro", "offload gro"}, {"offload", "x/y/z", "offload x/y/z"}, {"kthread", "x:y", "kthread x:y"}, {"new\x07", "thing", `"new\a" thing`},
 	} {

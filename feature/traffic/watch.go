@@ -246,16 +246,6 @@ func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 	}
 }
 
-// cuts says whether the packets of some class at an uplink are split.
-func (f *Traffic) cuts() bool {
-	for _, u := range f.uplinks {
-		if u.cuts() || u.ingress.cuts() {
-			return true
-		}
-	}
-	return false
-}
-
 // widen splits packets into frames of the uplinks' present MTU where that was
 // raised, because longer frames would be dropped. It does no more: a plan for the
 // new MTU may be refused, and is left to the next round.
