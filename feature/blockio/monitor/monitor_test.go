@@ -136,11 +136,11 @@ func TestAccounts(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/blockio/monitor")
 	l, disk := newLoop(t)
 	mine, other := newTenant(t, false), newTenant(t, false)
-	m := newMeter(t, mine.Group, other.Group)
-	began := time.Now()
 	const conns, count = 3, 40
 	reader := mine.run(t, mine.CG, -1, "disk", "--to", l.Path, "--size", "4096", "--conns", "3", "--count", "40", "--rate", "0")
 	writer := other.run(t, other.CG, -1, "disk", "--to", l.Path, "--size", "8192", "--count", "25", "--writes", "100", "--rate", "0")
+	m := newMeter(t, mine.Group, other.Group) // only now: whoever writes looks first whether it may
+	began := time.Now()
 	reader.SetRate(load.Flood)
 	writer.SetRate(load.Flood)
 	r := until(t, m, "all is read and written", func(r Reading) bool {
