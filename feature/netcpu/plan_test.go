@@ -45,7 +45,7 @@ func TestPlan(t *testing.T) {
 	for _, e := range h.notes() {
 		s, ok := planned[e.Ref]
 		switch e.Ref.Kind {
-		case sched.KindKthread, sched.KindSlice, sched.KindAffinity: // of threads that have come since
+		case sched.KindKthread, sched.KindSlice, sched.KindNice, sched.KindAffinity: // of threads that have come since
 			continue
 		case qdisc.KindFilter: // no value, but how old kernels are given a program
 			continue

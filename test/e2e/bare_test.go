@@ -45,7 +45,7 @@ func TestWithoutRoot(t *testing.T) {
 
 	o := run("doctor", "-o", "json")
 	var report probe.Report
-	if err := json.Unmarshal([]byte(o.out), &report); err != nil || o.status != 0 {
+	if err := json.Unmarshal([]byte(o.out), &report); err != nil || o.status != 1 {
 		t.Fatalf("doctor: %v\n%v", err, o)
 	}
 	root := false
@@ -59,7 +59,7 @@ func TestWithoutRoot(t *testing.T) {
 		t.Errorf("doctor does not say that root is missing:\n%v", run("doctor"))
 	}
 	quiet(t, run("doctor"))
-	mustSay(t, run("doctor"), 0, "nothing works here; what would help most: run the agent as root (")
+	mustSay(t, run("doctor"), 1, "nothing works here; what would help most: run the agent as root (")
 }
 
 // TestWithoutBTF hides the kernel's type information, as on kernels that are

@@ -37,9 +37,11 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 		return nil, err
 	}
 	s := single
-	if t := is.tenants[c.NetNS]; t != nil {
+	t := is.tenants[c.NetNS]
+	if t != nil {
 		s = t.control.shape
 	}
+	at.nice = is.niceOf(t)
 	for _, dev := range c.Interfaces {
 		if !dev.HasHostEnd() {
 			continue

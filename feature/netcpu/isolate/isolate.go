@@ -143,10 +143,7 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	if err != nil {
 		return err
 	}
-	at.nice = sched.NoNice
-	if is.cfg.Drop != nil { // else nobody counts by what to choose it
-		at.nice = t.turns.turn.nice()
-	}
+	at.nice = is.niceOf(t)
 	if moved := t.at.group != "" && (t.at.group != at.group || t.at.cpuset != at.cpuset); moved {
 		// Nothing may be left where it was. What it had of the uplinks it can
 		// earn again.

@@ -114,10 +114,10 @@ func (is *Isolator) planFor(t sched.Thread, at place) ([]journal.Setting, error)
 	if err != nil {
 		return nil, err
 	}
-	if nice != sched.NoNice {
-		nice = at.nice
+	if nice == sched.NoNice {
+		at.nice = "" // it is not of the fair class
 	}
-	return append(placing(proc, is.cfg.Layout, t, at), pacing(proc, t, slice, nice)...), nil
+	return append(placing(proc, is.cfg.Layout, t, at), pacing(proc, t, slice, at.nice)...), nil
 }
 
 // turned gives the note of a knob that this feature has turned.

@@ -79,7 +79,7 @@ type place struct {
 	group  string // of the cpu controller
 	child  bool   // which is one of ours, and may have to be made
 	cpuset string // of the cpuset controller, so that they follow when its owner changes it; "": none
-	nice   string // among the tasks of the group; sched.NoNice leaves it
+	nice   string // among the tasks of the group; "" leaves it
 
 	// cpus are those that RPS had the packets worked on: RPS is off while threads
 	// poll, and without this they would run wherever there is room. None leaves the
@@ -111,12 +111,12 @@ func making(group string, l cgroup.Layout) []journal.Setting {
 const pollSlice = 100 * time.Microsecond
 
 // pacing sets how a thread takes its turns. slice is what it has now, by which the kernel
-// says whether it can be set; nice is what it is to have, or sched.NoNice to leave it.
+// says whether it can be set; nice is what it is to have, or "" to leave it.
 func pacing(proc string, t sched.Thread, slice, nice string) (plan []journal.Setting) {
 	if slice != sched.NoSlice {
 		plan = append(plan, journal.Setting{Knob: sched.Slice(proc, t), Value: sched.FormatSlice(pollSlice)})
 	}
-	if nice != sched.NoNice {
+	if nice != "" {
 		plan = append(plan, journal.Setting{Knob: sched.Nice(proc, t), Value: nice})
 	}
 	return plan

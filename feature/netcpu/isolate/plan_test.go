@@ -75,7 +75,7 @@ func TestPlanPlacing(t *testing.T) {
 	}
 	same(t, pacing("/proc", th, "3000000", "15"), "slice 7:70 = 100000", "nice 7:70 = 15")
 	same(t, pacing("/proc", th, sched.NoSlice, "-5"), "nice 7:70 = -5")
-	same(t, pacing("/proc", th, sched.NoSlice, sched.NoNice))
+	same(t, pacing("/proc", th, sched.NoSlice, ""))
 }
 
 // Threads stay where RPS had the packets of a device, if that was so for all of its

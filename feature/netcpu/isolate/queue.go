@@ -111,7 +111,7 @@ func (is *Isolator) moveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 		if t.drops != nil && t.drops.Slot() == slot && t.queues {
 			at := t.at
 			at.child = false // it is there, and its note is the container's
-			at.nice = sched.NoNice
+			at.nice = ""
 			return errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0))
 		}
 	}

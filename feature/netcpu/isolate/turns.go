@@ -35,6 +35,7 @@ func (t turn) nice() string {
 const (
 	crowded  = 2.0   // packets in each turn: while one was polled, another came,
 	oneByOne = 1.5   // and below this they come one by one
+	few      = 100   // packets in a window, of which nothing is learnt: those come one by one
 	dear     = 2_000 // turns in a window that are worth an attempt to make them fewer
 
 	// waitMost is how long a yielding thread may wait for a turn, on average, without
@@ -62,7 +63,8 @@ type turnControl struct {
 
 // next takes one window into account and returns the turn from now on.
 func (c *turnControl) next(w turnWindow) turn {
-	if w.turns == 0 {
+	if w.packets < few || w.turns == 0 {
+		c.turn, c.before = prompt, 0
 		return c.turn
 	}
 	c.rest++
@@ -102,6 +104,18 @@ func (c *turnControl) next(w turnWindow) turn {
 // giveUp makes the next attempt to yield later than the last one.
 func (c *turnControl) giveUp() {
 	c.rest, c.patience = 0, min(max(patience, 2*c.patience), longest)
+}
+
+// niceOf is the nice value that the threads of a tenant are to have; nil is one to come. It
+// is "", which leaves the value, where nobody counts by what it could be chosen.
+func (is *Isolator) niceOf(t *tenant) string {
+	switch {
+	case is.cfg.Drop == nil:
+		return ""
+	case t == nil:
+		return turnControl{}.turn.nice()
+	}
+	return t.turns.turn.nice()
 }
 
 // taken is what takeTurns last read of one tenant.

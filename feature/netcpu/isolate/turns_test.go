@@ -27,7 +27,7 @@ func TestTurnControl(t *testing.T) {
 		windows []turnWindow
 		want    []turn // after the last ones of them
 	}{
-		"light":                                 {[]turnWindow{light, {}, window(1000, 1.8, short), light, window(1000, 3, short)}, []turn{prompt, prompt, prompt, prompt, even}},
+		"light":                                 {[]turnWindow{light, {}, window(1000, 1.8, short), window(20, 4, short), window(1000, 3, short), {}}, []turn{prompt, prompt, prompt, prompt, even, prompt}},
 		"a server":                              {[]turnWindow{server, yielding, yielding, apart, light}, []turn{yield, yield, yield, yield, prompt}},
 		"one client gains nothing":              {[]turnWindow{single, single, single, single, single, single}, []turn{yield, prompt, prompt, prompt, yield, prompt}},
 		"a task that computes":                  {[]turnWindow{server, starved, server, server, server, starved}, []turn{yield, even, even, even, yield, even}},

@@ -114,7 +114,7 @@ func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
 
 // uplinkPlace is where the threads of uplinks belong: in a cpuset that has all CPUs.
 func (is *Isolator) uplinkPlace(netns uint64) place {
-	return place{group: filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10)), cpuset: is.cfg.Layout.CPUSet, nice: sched.NoNice}
+	return place{group: filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10)), cpuset: is.cfg.Layout.CPUSet}
 }
 
 // forgetQueues ends the counting of what the queues of the uplinks bring.
