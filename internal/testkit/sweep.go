@@ -11,15 +11,21 @@ import (
 )
 
 // Sweep removes what a run of the tests has left that was killed, before another
-// run meets it: processes that bear the mark of one, and the cgroups of tests and
-// sandboxes. A cgroup in which anything else runs stays. It returns what it has
+// run meets it: processes that bear the mark of one, and the cgroups that swept
+// names. A cgroup in which anything else runs stays. It returns what it has
 // removed. The caller makes sure that no other run is under way; inside one, Sweep does
 // nothing.
 func Sweep() []string {
 	if os.Getenv(runVar) != "" {
 		return nil
 	}
-	return sweep(runVar+"=", "/sys/fs/cgroup", "fairlead-sandbox", "fairlead-test-*")
+	return sweep(runVar+"=", "/sys/fs/cgroup", swept()...)
+}
+
+// swept are the names of cgroups: of tests and sandboxes, of an agent's threads that poll
+// uplinks, whose namespaces have gone with the run, and of a test's own Docker Engine.
+func swept() []string {
+	return []string{"fairlead-sandbox", "fairlead-test-*", "fairlead-uplink-*", "fldocker-*"}
 }
 
 // sweep ends the processes whose environment has a variable that begins with mark,

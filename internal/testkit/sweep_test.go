@@ -51,3 +51,12 @@ func TestSweep(t *testing.T) {
 		t.Errorf("removed: %q", removed)
 	}
 }
+
+// What an agent leaves in the cgroup tree that is killed with its test goes as well.
+func TestSwept(t *testing.T) {
+	for _, left := range []string{"fairlead-sandbox", "fairlead-test-1-2", "fairlead-uplink-4026532177", "fldocker-29693-1"} {
+		if !slices.ContainsFunc(swept(), func(name string) bool { ok, _ := filepath.Match(name, left); return ok }) {
+			t.Errorf("%s is not swept", left)
+		}
+	}
+}
