@@ -1,7 +1,6 @@
-// Package kernel names the directories in which the host's state is found, and
-// turns entries of the journal back into knobs. It has no state and changes
-// nothing itself; the packages below it do. Package agent and `fairlead restore`
-// use it.
+// Package kernel names the directories in which the host's state is found, and turns entries of the
+// journal back into knobs. It has no state and changes nothing itself; the packages below it do.
+// Package agent and `fairlead restore` use it.
 package kernel
 
 import (
@@ -16,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Roots are the mount points through which fairlead sees the host. Tests put
-// temporary directories there.
+// Roots are the mount points through which fairlead sees the host. Tests put temporary directories
+// there.
 type Roots struct {
 	Proc   string
 	Sys    string
@@ -30,11 +29,10 @@ func Default() Roots {
 	return Roots{Proc: "/proc", Sys: "/sys", Cgroup: cgroup.DefaultRoot, BPFFS: "/sys/fs/bpf"}
 }
 
-// Opener returns a function that opens any knob that fairlead turns, by the Kind
-// of its Ref. It examines the host's namespaces once, when it first needs to, and
-// treats those that it did not see then as gone. So it is for one Restore, or for
-// one list of entries, and is discarded then. A new kind of knob gets its case
-// here and nowhere else.
+// Opener returns a function that opens any knob of fairlead, by the Kind of its Ref. It examines
+// the host's namespaces once, when it first needs to, and treats those that it did not see then as
+// gone. So use it for one Restore, or for one list of entries. Only this function knows all kinds
+// of knobs.
 func Opener(r Roots) journal.Opener {
 	// The hierarchies stay where they are while this process runs.
 	layout := sync.OnceValues(func() (cgroup.Layout, error) { return cgroup.Detect(r.Proc, r.Cgroup) })
@@ -55,13 +53,15 @@ func Opener(r Roots) journal.Opener {
 			return cgroup.OpenGroup(r.Cgroup, ref)
 		case cgroup.KindIdle:
 			return cgroup.OpenIdle(r.Cgroup, ref)
+		case cgroup.KindSlices:
+			return cgroup.OpenSlices(r.Cgroup, ref)
 		case cgroup.KindRT:
 			return cgroup.OpenRT(r.Cgroup, ref)
 		case cgroup.KindLine:
 			return cgroup.OpenLine(r.Cgroup, ref)
 		case irq.KindIRQ:
 			return irq.Open(r.Proc, ref)
-		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB, netdev.KindSysfs:
+		case netdev.KindOffload, netdev.KindThreaded, netdev.KindRPS, netdev.KindIFB, netdev.KindPair, netdev.KindSysfs:
 			return netdev.OpenKnob(find, ref)
 		case qdisc.KindRoot, qdisc.KindQueueLen, qdisc.KindForward, qdisc.KindFilter:
 			return qdisc.OpenKnob(find, ref)

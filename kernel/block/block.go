@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -29,6 +30,8 @@ type Disk struct {
 	Major, Minor uint32
 	Size         uint64 // bytes
 	Model        string // model and serial number, as far as it tells them
+	Unique       string // what tells it from others of its model, for people: "wwid ...", "serial ...", "file ..." or "at ..."
+	Sequence     uint64 // the kernel's number of this disk, which no other has in this boot; 0 before 5.15
 	Scheduler    string // "none", "mq-deadline", "bfq"
 	Loop         string // the file behind a loop device, else ""
 }
@@ -37,8 +40,16 @@ type Disk struct {
 func (d Disk) Number() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
 // Identity tells the disk from others, as far as it can, also after the next boot: by
-// model, serial number and size, or by its name if it does not tell any.
+// model and size, and by its WWID or serial number, or by the place where it is attached if
+// it has neither. A disk of the same model and size that is put in that place then has the
+// same identity; its Sequence differs.
 func (d Disk) Identity() string {
+	return strings.TrimPrefix(fmt.Sprintf("%s, %s, %d bytes", d.Model, d.Unique, d.Size), ", ")
+}
+
+// FormerIdentity is the one of the first releases: by model, serial number and size, or by
+// the disk's name. Disks of one model that had no serial number in sysfs share it.
+func (d Disk) FormerIdentity() string {
 	name := d.Model
 	if name == "" {
 		name = d.Name
@@ -46,29 +57,75 @@ func (d Disk) Identity() string {
 	return fmt.Sprintf("%s, %d bytes", name, d.Size)
 }
 
-// Open gives the disk of a device below /dev: of a partition, the disk that it is on. A
-// loop device is a disk, whose requests are its own and those to its file not. Errors:
+// Open gives the disk of a device below /dev, and in the same file system: of a partition,
+// the disk that it is on. A loop device is a disk, whose requests are its own and those to its file not. Errors:
 // ErrNoDevice and ErrNoRequests.
-func Open(sys, path string) (Disk, error) {
-	major, minor, err := number(path)
+func Open(sys, node string) (Disk, error) {
+	major, minor, err := number(node)
 	if err != nil {
-		return Disk{}, fmt.Errorf("%s: %w", path, err)
+		return Disk{}, fmt.Errorf("%s: %w", node, err)
 	}
 	d, err := Find(sys, major, minor)
 	if err != nil {
-		return Disk{}, fmt.Errorf("%s: %w", path, err)
+		return Disk{}, fmt.Errorf("%s: %w", node, err)
 	}
 	return d, nil
 }
 
-// number gives that of a block device's node; ErrNoDevice if it is none.
-func number(path string) (major, minor uint32, err error) {
-	var st unix.Stat_t
-	err = unix.Stat(path, &st)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		err = ErrNoDevice
+// number gives that of a block device's node; ErrNoDevice if it is none. Whoever starts a
+// container chooses the path, so it leads nowhere but below /dev, and not into a file system
+// mounted there: a user may mount one of FUSE below /dev/shm, which never answers.
+func number(node string) (major, minor uint32, err error) {
+	dev, err := unix.Open("/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, 0, err
 	}
-	return unix.Major(st.Rdev), unix.Minor(st.Rdev), err
+	defer unix.Close(dev)
+	for range maxLinks {
+		below, ok := strings.CutPrefix(node, "/dev/")
+		if !ok {
+			return 0, 0, ErrNoDevice
+		}
+		st, link, err := look(dev, below)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ELOOP) {
+			err = ErrNoDevice
+		}
+		switch {
+		case err != nil:
+			return 0, 0, err
+		case path.IsAbs(link):
+			node = path.Clean(link)
+		case link != "":
+			node = path.Join(path.Dir(node), link)
+		case st.Mode&unix.S_IFMT != unix.S_IFBLK:
+			return 0, 0, ErrNoDevice
+		default:
+			return unix.Major(st.Rdev), unix.Minor(st.Rdev), nil
+		}
+	}
+	return 0, 0, ErrNoDevice
+}
+
+// maxLinks bounds the links to a node: the kernel's own bound.
+const maxLinks = 40
+
+// look gives what is at a path below a directory, in the same file system, and where it
+// leads if it is a link.
+func look(dir int, below string) (st unix.Stat_t, link string, err error) {
+	fd, err := unix.Openat2(dir, below, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return st, "", err
+	}
+	defer unix.Close(fd)
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		to := make([]byte, maxText)
+		var n int
+		n, err = unix.Readlinkat(fd, "", to)
+		link = string(to[:max(n, 0)])
+	}
+	return st, link, err
 }
 
 // Find is Open by the device's number.
@@ -83,7 +140,22 @@ func Find(sys string, major, minor uint32) (Disk, error) {
 	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
 		dir = filepath.Dir(dir)
 	}
-	return read(dir)
+	return read(sys, dir)
+}
+
+// Requests counts the requests that a disk has completed since it is there.
+func (d Disk) Requests(sys string) (uint64, error) {
+	fields := strings.Fields(text(filepath.Join(sys, "dev/block", d.Number()), "stat"))
+	const reads, writes = 0, 4 // Documentation/block/stat.rst
+	if len(fields) <= writes {
+		return 0, fmt.Errorf("requests of %s: %w", d.Name, ErrNoDevice)
+	}
+	r, err := strconv.ParseUint(fields[reads], 10, 64)
+	w, err2 := strconv.ParseUint(fields[writes], 10, 64)
+	if err := errors.Join(err, err2); err != nil {
+		return 0, fmt.Errorf("requests of %s: %w", d.Name, err)
+	}
+	return r + w, nil
 }
 
 // Disks lists the disks that have requests of their own, by name.
@@ -94,7 +166,7 @@ func Disks(sys string) (disks []Disk, err error) {
 	}
 	for _, e := range entries {
 		if dir, err := filepath.EvalSymlinks(filepath.Join(sys, "block", e.Name())); err == nil {
-			if d, err := read(dir); err == nil { // else it has none, or has vanished
+			if d, err := read(sys, dir); err == nil { // else it has none, or has vanished
 				disks = append(disks, d)
 			}
 		}
@@ -102,7 +174,7 @@ func Disks(sys string) (disks []Disk, err error) {
 	return disks, nil
 }
 
-func read(dir string) (Disk, error) {
+func read(sys, dir string) (Disk, error) {
 	d := Disk{Name: filepath.Base(dir)}
 	if _, err := fmt.Sscanf(text(dir, "dev"), "%d:%d", &d.Major, &d.Minor); err != nil {
 		return Disk{}, fmt.Errorf("%s: %w", d.Name, ErrNoDevice)
@@ -115,6 +187,8 @@ func read(dir string) (Disk, error) {
 	d.Size = sectors * sector
 	d.Model = strings.TrimSpace(text(dir, "device/model") + " " + text(dir, "device/serial") + text(dir, "serial"))
 	d.Loop = text(dir, "loop/backing_file")
+	d.Unique = unique(sys, dir, d)
+	d.Sequence, _ = strconv.ParseUint(text(dir, "diskseq"), 10, 64)
 	d.Scheduler = chosen(text(dir, "queue/scheduler"))
 	return d, nil
 }
@@ -126,6 +200,9 @@ func composite(dir string) string {
 		if _, err := os.Stat(filepath.Join(dir, sub)); err == nil {
 			what = name
 		}
+	}
+	if text(filepath.Dir(dir), "subsysnqn") != "" { // else it lies below its controller
+		what = "a disk of NVMe that may have several paths, each with requests of its own; start the kernel with nvme_core.multipath=N"
 	}
 	var below []string
 	entries, _ := os.ReadDir(filepath.Join(dir, "slaves"))

@@ -2,6 +2,7 @@ package block
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,7 +40,7 @@ func TestFind(t *testing.T) {
 	sys := tree(t, map[string]string{
 		"dev/block/8:0": "->devices/sda", "dev/block/8:1": "->devices/sda/sda1", "dev/block/253:0": "->devices/dm-0", "dev/block/251:0": "->devices/zram0",
 		"devices/sda/dev": "8:0\n", "devices/sda/size": "2048\n", "devices/sda/mq/0/x": "", "devices/sda/queue/scheduler": "none [bfq] kyber\n",
-		"devices/sda/device/model": "DISK \n", "devices/sda/device/serial": "S1\n",
+		"devices/sda/device/model": "DISK \n", "devices/sda/device/serial": "S1\n", "devices/sda/diskseq": "9\n",
 		"devices/sda/sda1/partition": "1\n", "devices/sda/sda1/dev": "8:1\n",
 		"devices/dm-0/dev": "253:0\n", "devices/dm-0/dm/name": "x\n", "devices/dm-0/slaves/sda1": "",
 		"devices/zram0/dev": "251:0\n",
@@ -49,7 +50,7 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := Disk{Name: "sda", Major: 8, Size: 1 << 20, Model: "DISK S1", Scheduler: "bfq"}
+	want := Disk{Name: "sda", Major: 8, Size: 1 << 20, Model: "DISK S1", Unique: "serial S1", Sequence: 9, Scheduler: "bfq"}
 	for _, minor := range []uint32{0, 1} {
 		if d, err := Find(sys, 8, minor); err != nil || d != want {
 			t.Errorf("8:%d: %+v, %v, want %+v", minor, d, err, want)
@@ -58,8 +59,8 @@ func TestFind(t *testing.T) {
 	if all, err := Disks(sys); err != nil || len(all) != 1 || all[0] != want {
 		t.Errorf("disks %+v, %v, want %+v alone", all, err, want)
 	}
-	if id := want.Identity(); id != "DISK S1, 1048576 bytes" {
-		t.Errorf("identity %q", id)
+	if id, was := want.Identity(), want.FormerIdentity(); id != "DISK S1, serial S1, 1048576 bytes" || was != "DISK S1, 1048576 bytes" {
+		t.Errorf("identity %q, of old %q", id, was)
 	}
 	if _, err := Find(sys, 253, 0); !errors.Is(err, ErrNoRequests) || !strings.HasSuffix(err.Error(), "device mapper on /dev/sda1") {
 		t.Errorf("device mapper: %v", err)
@@ -87,7 +88,66 @@ func TestOpenInKernel(t *testing.T) {
 	if err != nil || "/dev/"+d.Name != l.Path || d.Size != 1<<20 || d.Loop == "" || d.Scheduler == "" {
 		t.Errorf("%+v, %v, of %s", d, err, l.Path)
 	}
-	if err := l.Close(); err != nil {
+	for name, to := range map[string]string{"a": l.Path, "b": d.Name} { // absolute, and not
+		link := filepath.Join("/dev", filepath.Base(filepath.Dir(t.TempDir()))+"-"+name)
+		if err := os.Symlink(to, link); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Open("/sys", link); err != nil || got != d {
+			t.Errorf("by a link to %s: %+v, %v", to, got, err)
+		}
+		if err := os.Remove(link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Anybody may make files, links and mounts on a file system below /dev.
+	stranger := filepath.Join("/dev/shm", filepath.Base(filepath.Dir(t.TempDir()))+"-block")
+	if err := os.Symlink(l.Path, stranger); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := Open("/sys", stranger); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("through another file system: %v", err)
+	}
+	if err := errors.Join(os.Remove(stranger), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Disks of one model and size are told apart: by what they say of themselves, or else by the
+// place where they are attached, whatever numbers the kernel gave on the way there.
+func TestIdentity(t *testing.T) {
+	const pci = "pci0000:00/0000:00:1f.2/"
+	page := func(serial string) string { return string([]byte{0, 0x80, 0, byte(len(serial))}) + serial }
+	all := []struct {
+		dir  string // below devices
+		with map[string]string
+		id   string
+	}{
+		{pci + "ata1/host0/target0:0:0/0:0:0:0/block/sda", map[string]string{"device/model": "DISK", "device/wwid": "naa.5000c500a\n", "device/vpd_pg80": page("S1")}, "DISK, wwid naa.5000c500a"},
+		{pci + "ata2/host1/target1:0:0/1:0:0:0/block/sdb", map[string]string{"device/model": "DISK", "device/vpd_pg80": page("  S2 ")}, "DISK, serial S2"},
+		{pci + "ata3/host2/target2:0:0/2:0:0:0/block/sdc", map[string]string{"device/model": "DISK", "device/vpd_pg80": page("0000")}, "DISK, at " + pci + "port2/host+0/0:0:0"},
+		{"pci0000:00/0000:00:05.0/host9/target9:0:0/9:0:0:1/block/sdd", map[string]string{"device/model": "QEMU HARDDISK"}, "QEMU HARDDISK, at pci0000:00/0000:00:05.0/host+0/0:0:1"},
+		{"pci0000:00/0000:00:05.0/host10/target10:0:0/10:0:0:1/block/sde", map[string]string{"device/model": "QEMU HARDDISK"}, "QEMU HARDDISK, at pci0000:00/0000:00:05.0/host+1/0:0:1"},
+		{"pci0000:00/0000:00:06.0/virtio3/block/vda", map[string]string{"serial": "root\n"}, "root, serial root"},
+		{"pci0000:00/0000:00:07.0/virtio4/block/vdb", map[string]string{"serial": "\n"}, "at pci0000:00/0000:00:07.0"},
+		{"pci0000:00/0000:00:08.0/nvme/nvme1/nvme1n2", map[string]string{"device/model": "FAST", "device/serial": "N1", "wwid": "eui.00a"}, "FAST N1, wwid eui.00a"},
+		{"pci0000:00/0000:00:09.0/nvme/nvme2/nvme2n1", map[string]string{"device/model": "FAST"}, "FAST, at pci0000:00/0000:00:09.0/namespace1"},
+		{"virtual/block/loop0", map[string]string{"loop/backing_file": "/var/img\n"}, "file /var/img"},
+		{"virtual/block/nbd0", nil, "at virtual/nbd0"},
+	}
+	files := map[string]string{"devices/" + pci + "ata3/ata_port/ata3/port_no": "2\n"}
+	for i, x := range all {
+		dir := "devices/" + x.dir
+		files[dir+"/dev"], files[dir+"/size"], files[dir+"/mq/0/x"] = fmt.Sprintf("%d:0\n", i+1), "2048\n", ""
+		for name, text := range x.with {
+			files[dir+"/"+name] = text
+		}
+		files[fmt.Sprintf("dev/block/%d:0", i+1)] = "->" + dir
+	}
+	sys := tree(t, files)
+	for i, x := range all {
+		if d, err := Find(sys, uint32(i+1), 0); err != nil || d.Identity() != x.id+", 1048576 bytes" {
+			t.Errorf("%s: %q, %v, want %q", x.dir, d.Identity(), err, x.id)
+		}
 	}
 }

@@ -23,9 +23,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// object gives what bpf2go's function would: two programs that each return the
-// constant fl_const plus the variable fl_var, and put fl_const into the hash
-// fl_seen; and some at tracepoints.
+// object returns what bpf2go's function would: two programs that each return the constant fl_const
+// plus the variable fl_var, and put fl_const into the hash fl_seen; and some at tracepoints.
 func object() (*ebpf.CollectionSpec, error) {
 	number := &btf.Int{Name: "u32", Size: 4}
 	section := func(name string, flags uint32) *ebpf.MapSpec {

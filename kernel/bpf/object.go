@@ -1,7 +1,7 @@
-// Package bpf loads BPF objects: it creates their maps, sets their variables,
-// attaches their programs to tracepoints, and reports how full maps are. It does not
-// attach to devices, as packages qdisc and netdev do, and does not know what a
-// program is for. Features and the rig of the benchmarks call it.
+// Package bpf loads BPF objects: it creates their maps, sets their variables, attaches their
+// programs to tracepoints, and reports how full maps are. It does not attach to devices, as
+// packages qdisc and netdev do, and does not know what a program is for. Features and the rig of
+// the benchmarks call it.
 package bpf
 
 import (
@@ -25,10 +25,9 @@ type Vars map[string]any
 // Maps are maps by name.
 type Maps map[string]*ebpf.Map
 
-// Object is one compiled .bpf.c. Each map, and each section of variables that
-// change, is made once, for the first program that refers to it, and all programs
-// share it until Close. Constants (const volatile) are separate for each program.
-// The methods may be called from several goroutines.
+// Object is one compiled .bpf.c. Each map, and each section of variables that change, is made once,
+// for the first program that refers to it, and all programs share it until Close. Constants (const
+// volatile) are separate for each program. The methods may be called from several goroutines.
 type Object struct {
 	name string
 	spec *ebpf.CollectionSpec
@@ -38,13 +37,12 @@ type Object struct {
 	shared Maps // of other objects, who close them
 }
 
-// Unlock lifts this process's limit on locked memory where the kernel counts maps by
-// it, before 5.11. Open does so by itself.
+// Unlock lifts this process's limit on locked memory where the kernel counts maps by it, before
+// 5.11. Open does so by itself.
 func Unlock() error { return rlimit.RemoveMemlock() }
 
-// Open reads an object by bpf2go's function and sets variables for all of its
-// programs. Nothing is in the kernel yet. shared are maps of other objects that its
-// programs use in place of their own.
+// Open reads an object by bpf2go's function and sets variables for all of its programs. Nothing is
+// in the kernel yet. shared are maps of other objects that its programs use in place of their own.
 func Open(name string, read func() (*ebpf.CollectionSpec, error), vars Vars, shared Maps) (*Object, error) {
 	if err := Unlock(); err != nil {
 		return nil, err
@@ -72,9 +70,9 @@ func set(spec *ebpf.CollectionSpec, vars Vars) error {
 	return nil
 }
 
-// Load fills the fields of a struct that are tagged as bpf2go tags them. Programs
-// are loaded with the given values of variables, and are the caller's to close.
-// Maps and variables belong to the Object.
+// Load fills the fields of a struct that are tagged as bpf2go tags them. Programs are loaded with
+// the given values of variables, and are the caller's to close. Maps and variables belong to the
+// Object.
 func (o *Object) Load(to any, vars Vars) error {
 	var programs, names []string
 	fields(reflect.TypeOf(to).Elem(), func(name string, typ reflect.Type) {
@@ -104,8 +102,7 @@ func fields(t reflect.Type, fn func(name string, typ reflect.Type)) {
 	}
 }
 
-// Program loads one program, which is the caller's to close. change may change it
-// before.
+// Program loads one program, which is the caller's to close. change may change it before.
 func (o *Object) Program(name string, vars Vars, change ...func(*ebpf.ProgramSpec)) (p *ebpf.Program, err error) {
 	err = o.load(vars, []string{name}, nil, change, func(c *ebpf.Collection) error {
 		p = c.DetachProgram(name)
@@ -114,23 +111,22 @@ func (o *Object) Program(name string, vars Vars, change ...func(*ebpf.ProgramSpe
 	return p, err
 }
 
-// Map returns a map, or nil if no program has needed it yet. It belongs to the
-// Object.
+// Map returns a map, or nil if no program has needed it yet. It belongs to the Object.
 func (o *Object) Map(name string) *ebpf.Map {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.maps[name]
 }
 
-// Maps gives the maps that programs have needed so far, and the sections of variables,
-// for other objects to share. They belong to the Object.
+// Maps returns the maps that programs have needed so far, and the sections of variables, for other
+// objects to share. They belong to the Object.
 func (o *Object) Maps() Maps {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return maps.Clone(o.maps)
 }
 
-// Frags says whether an XDP program takes packets of several fragments (5.18).
+// Frags sets whether an XDP program takes packets of several fragments (5.18).
 func Frags(yes bool) func(*ebpf.ProgramSpec) {
 	return func(p *ebpf.ProgramSpec) {
 		if p.Flags &^= unix.BPF_F_XDP_HAS_FRAGS; yes {
@@ -139,9 +135,9 @@ func Frags(yes bool) func(*ebpf.ProgramSpec) {
 	}
 }
 
-// Attach loads programs and attaches them to their tracepoints, in this order:
-// all of them, or none. The error matches ebpf.ErrNotSupported or btf.ErrNotFound
-// where the kernel has no such tracepoint.
+// Attach loads programs and attaches them to their tracepoints, in this order: all of them, or
+// none. The error matches ebpf.ErrNotSupported or btf.ErrNotFound where the kernel has no such
+// tracepoint.
 func (o *Object) Attach(programs ...string) (links Links, err error) {
 	err = o.load(nil, programs, nil, nil, func(c *ebpf.Collection) (err error) {
 		loaded := make([]*ebpf.Program, len(programs))
@@ -154,8 +150,7 @@ func (o *Object) Attach(programs ...string) (links Links, err error) {
 	return links, err
 }
 
-// Attach attaches loaded programs to their tracepoints, in this order: all of them,
-// or none.
+// Attach attaches loaded programs to their tracepoints, in this order: all of them, or none.
 func Attach(programs ...*ebpf.Program) (links Links, err error) {
 	for _, p := range programs {
 		l, err := link.AttachTracing(link.TracingOptions{Program: p})
@@ -179,8 +174,8 @@ func (ls Links) Close() error {
 	return errors.Join(errs...)
 }
 
-// load loads programs, all maps that they refer to, and the named maps, and calls
-// use with them. What use does not take is closed.
+// load loads programs, all maps that they refer to, and the named maps, and calls use with them.
+// What use does not take is closed.
 func (o *Object) load(vars Vars, programs, names []string, change []func(*ebpf.ProgramSpec), use func(*ebpf.Collection) error) (err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

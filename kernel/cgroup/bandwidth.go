@@ -97,13 +97,82 @@ func parseMicros(text string) (time.Duration, error) {
 // Quota returns the knob of a cgroup's quota, and the value to write for one,
 // which is rounded to microseconds. On v1 the period has a file of its own; on
 // v2 it is written along with the quota. What a write does beside setting the
-// value: it fills the quota of the running period and wakes whoever it held.
+// value: it fills the quota of the running period and wakes whoever it held. Of several
+// claims, the strictest counts.
 func Quota(dir string, v2 bool, quota, period time.Duration) (journal.Knob, string) {
-	text := strconv.FormatInt(quota.Round(time.Microsecond).Microseconds(), 10)
+	k := quotaKnob(dir, v2)
+	return k, k.text(Bandwidth{Quota: quota, Limited: true, Period: period})
+}
+
+const (
+	bandFile  = "cpu.max"
+	quotaFile = "cpu.cfs_quota_us"
+)
+
+type quota struct{ file }
+
+func quotaKnob(dir string, v2 bool) quota {
 	if v2 {
-		return File(filepath.Join(dir, "cpu.max")), text + " " + strconv.FormatInt(period.Microseconds(), 10)
+		return quota{file(filepath.Join(dir, bandFile))}
 	}
-	return File(filepath.Join(dir, "cpu.cfs_quota_us")), text
+	return quota{file(filepath.Join(dir, quotaFile))}
+}
+
+// text is the value of the knob for a bandwidth.
+func (k quota) text(b Bandwidth) string {
+	text := strconv.FormatInt(b.Quota.Round(time.Microsecond).Microseconds(), 10)
+	if filepath.Base(string(k.file)) == quotaFile {
+		if !b.Limited {
+			return "-1"
+		}
+		return text
+	}
+	if !b.Limited {
+		text = "max"
+	}
+	return text + " " + strconv.FormatInt(b.Period.Microseconds(), 10)
+}
+
+// parse is the reverse. On v1, where the knob has no period, it is the given one.
+func (k quota) parse(text string, period time.Duration) (Bandwidth, error) {
+	if filepath.Base(string(k.file)) == quotaFile {
+		text += " " + strconv.FormatInt(period.Microseconds(), 10)
+	}
+	return parseBandwidth(text)
+}
+
+// Compose implements journal.Composed: the strictest of several quotas counts.
+func (k quota) Compose(wants []string) string {
+	of, least := wants[len(wants)-1], math.Inf(1)
+	for _, want := range wants {
+		b, err := k.parse(want, time.Second)
+		if part := float64(b.Quota) / float64(b.Period); err == nil && b.Limited && part < least {
+			of, least = want, part
+		}
+	}
+	return of
+}
+
+// GivenBandwidth reads the bandwidth that the host's owner has given one cgroup directory,
+// whatever quota is in force by claims in the journal; claimed says whether one is. Errors
+// as for ReadBandwidth.
+func GivenBandwidth(j *journal.Journal, dir string, v2 bool) (b Bandwidth, claimed bool, err error) {
+	b, err = ReadBandwidth(dir)
+	if err != nil {
+		return b, false, err
+	}
+	k := quotaKnob(dir, v2)
+	now := k.text(b)
+	text := j.Given(k.Ref(), now)
+	if text == now {
+		return b, false, nil
+	}
+	given, err := k.parse(text, b.Period)
+	if err != nil {
+		return b, false, fmt.Errorf("cpu bandwidth of %s: %w", dir, err)
+	}
+	given.Burst = b.Burst
+	return given, true, nil
 }
 
 // Periods counts the bandwidth periods of a cgroup. A period begins at the same

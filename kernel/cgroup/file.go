@@ -27,7 +27,8 @@ const maxValue = 64 << 10
 // matches journal.ErrGone when the cgroup has been removed.
 //
 // Files that hold a line for each device (io.max) are not for this knob, but for
-// [Throttle]: what one writes there is not what one reads.
+// [Throttle]: what one writes there is not what one reads. Weights and quotas, which
+// several features turn, have [WeightKnob] and [Quota].
 func File(path string) journal.Knob { return file(path) }
 
 // OpenFile opens the knob that an earlier process wrote into the journal. It
@@ -41,7 +42,14 @@ func OpenFile(root string, ref journal.Ref) (journal.Knob, error) {
 	if filepath.Clean(path) != path || path == root || !below(path, root) {
 		return nil, fmt.Errorf("open knob %s %q: not a clean path below %s", ref.Kind, path, root)
 	}
-	return file(path), nil
+	switch f := file(path); filepath.Base(path) {
+	case weightFile, sharesFile:
+		return weight{f}, nil
+	case bandFile, quotaFile:
+		return quota{f}, nil
+	default:
+		return f, nil
+	}
 }
 
 type file string
@@ -65,7 +73,7 @@ func (f file) Read() (string, error) {
 }
 
 func (f file) Write(value string) error {
-	h, err := f.open(unix.O_WRONLY)
+	h, err := f.open(unix.O_WRONLY | unix.O_TRUNC) // as a shell does; for files on a disk, in tests
 	if err != nil {
 		return fmt.Errorf("write cgroup file: %w", err)
 	}

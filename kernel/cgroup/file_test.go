@@ -31,8 +31,8 @@ func TestFileOnDisk(t *testing.T) {
 	if err := k.Write("2048"); err != nil {
 		t.Error(err)
 	}
-	if b, _ := os.ReadFile(name); string(b) != "2048\n" {
-		t.Errorf("file holds %q", b) // the value as given: the newline is the old one
+	if b, _ := os.ReadFile(name); string(b) != "2048" {
+		t.Errorf("file holds %q", b)
 	}
 	if k.Ref() != (journal.Ref{Kind: "file", Object: name}) || File(name).Ref() != k.Ref() {
 		t.Errorf("ref is %v", k.Ref())

@@ -3,8 +3,11 @@ package cgroup
 import (
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -72,19 +75,33 @@ func (g group) Write(value string) error {
 }
 
 // Children lists the cgroups directly below a directory, as paths.
-func Children(dir string) ([]string, error) {
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			err = errors.Join(journal.ErrGone, err)
+func Children(dir string) ([]string, error) { return children(dir, math.MaxInt) }
+
+// children is Children for at most most of them; it reads little more of the directory.
+func children(dir string, most int) (dirs []string, err error) {
+	const some = 128 // a cgroup has fewer files of its own
+	f, err := os.Open(dir)
+	if err == nil {
+		defer f.Close()
+	}
+	for err == nil && len(dirs) < most {
+		var list []os.DirEntry
+		list, err = f.ReadDir(some)
+		for _, e := range list {
+			if e.IsDir() && len(dirs) < most {
+				dirs = append(dirs, filepath.Join(dir, e.Name()))
+			}
 		}
+	}
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		err = errors.Join(journal.ErrGone, err)
+	case errors.Is(err, io.EOF):
+		err = nil
+	}
+	if err != nil {
 		return nil, fmt.Errorf("list cgroups: %w", err)
 	}
-	var dirs []string
-	for _, e := range list {
-		if e.IsDir() {
-			dirs = append(dirs, filepath.Join(dir, e.Name()))
-		}
-	}
+	slices.Sort(dirs)
 	return dirs, nil
 }

@@ -48,7 +48,64 @@ func Throttle(dir string, v2 bool, device string, l Limits) []Line {
 	return lines
 }
 
+// Stricter returns of those lines the ones that hold the cgroup to less than the host's
+// owner has, whatever is in force by claims in the journal. On v2, where there is one line
+// with all figures, those that are looser or not named stay the owner's. Error:
+// journal.ErrGone.
+func Stricter(j *journal.Journal, dir string, v2 bool, device string, l Limits) (lines []Line, err error) {
+	for _, line := range Throttle(dir, v2, device, l) {
+		now, err := line.Read()
+		if err != nil {
+			return nil, err
+		}
+		given := j.Given(line.Ref(), now)
+		if strict := stricter(given, line.Value); strict != given {
+			line.Value = strict
+			lines = append(lines, line)
+		}
+	}
+	return lines, nil
+}
+
+// stricter gives the lower of two limits, or of each "KEY=LIMIT" of two lines; "" and max
+// are none.
+func stricter(given, ours string) string {
+	if given == "" || ours == "" {
+		return given + ours
+	}
+	of := make(map[string]string)
+	for _, f := range strings.Fields(given) {
+		key, n, _ := strings.Cut(f, "=")
+		of[key] = n
+	}
+	var out []string
+	for _, f := range strings.Fields(ours) {
+		key, n, keyed := strings.Cut(f, "=")
+		if !keyed {
+			return lower(given, ours)
+		}
+		out = append(out, key+"="+lower(of[key], n))
+	}
+	return strings.Join(out, " ")
+}
+
+func lower(given, ours string) string {
+	a, aerr := strconv.ParseUint(given, 10, 64)
+	b, berr := strconv.ParseUint(ours, 10, 64)
+	if aerr == nil && (berr != nil || a <= b) {
+		return given
+	}
+	return ours
+}
+
 const throttlePrefix = "blkio.throttle."
+
+// IsThrottle says whether an entry of the journal is one of Throttle's lines.
+func IsThrottle(ref journal.Ref) bool {
+	path, _, _ := strings.Cut(ref.Object, " ")
+	name := filepath.Base(path)
+	return ref.Kind == KindLine && (name == "io.max" || strings.HasPrefix(name, throttlePrefix))
+}
 
 func most(n uint64) string {
 	if n == 0 {
@@ -65,7 +122,7 @@ func OpenLine(root string, ref journal.Ref) (journal.Knob, error) {
 		return nil, err
 	}
 	name := filepath.Base(path)
-	caps := deviceNumber.MatchString(device) && (name == "io.max" || strings.HasPrefix(name, throttlePrefix))
+	caps := deviceNumber.MatchString(device) && IsThrottle(ref)
 	weight := device == usual && (name == "io.weight" || name == "io.bfq.weight")
 	if !caps && !weight {
 		return nil, fmt.Errorf("open knob %s %q: not a file with lines and a device", ref.Kind, ref.Object)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +18,7 @@ import (
 const KindRT = "rt"
 
 // RT returns the knob of the real-time budget of a cgroup v1 directory: how many
-// microseconds of each period (a second) its real-time tasks may run. With "0", the
+// microseconds of each period (see RTPeriod) its real-time tasks may run. With "0", the
 // kernel's default, no task of the group can be real-time, and none enters that is.
 //
 // A write of "0" demotes the group's real-time tasks first, because the kernel refuses
@@ -41,6 +42,26 @@ func OpenRT(root string, ref journal.Ref) (journal.Knob, error) {
 }
 
 const rtFile = "cpu.rt_runtime_us"
+
+// RTPeriod reads the period of the budget of a cgroup v1 directory: a second, unless
+// somebody has set another.
+func RTPeriod(dir string) (time.Duration, error) {
+	text, err := value(dir, "cpu.rt_period_us")
+	if errors.Is(err, errNoFile) {
+		return time.Second, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	p, err := parseMicros(text)
+	if err == nil && p == 0 {
+		err = errors.New("it is 0")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("real-time period of %s: %w", dir, err)
+	}
+	return p, nil
+}
 
 type rt string
 
@@ -78,7 +99,21 @@ func (k rt) Write(to string) error {
 	}
 }
 
-// demote makes all real-time tasks of the group ordinary ones.
+// Demote makes a thread an ordinary one, with the nice value that it had before it was
+// real-time, and the given slice; 0 is the kernel's own.
+func Demote(tid int, slice time.Duration) error {
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, tid) // sched_getattr tells the nice value of ordinary threads only
+	if err != nil {
+		return err
+	}
+	const none = 20 // the system call gives 20 minus the nice value
+	return unix.SchedSetAttr(tid, &unix.SchedAttr{
+		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: int32(none - raw), Runtime: uint64(slice),
+	}, 0)
+}
+
+// demote makes all real-time tasks of the group ordinary ones, and those that are between two
+// turns of being so.
 func (k rt) demote() error {
 	f, err := os.Open(filepath.Join(string(k), "tasks"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -95,8 +130,8 @@ func (k rt) demote() error {
 			continue // of another process namespace
 		}
 		attr, err := unix.SchedGetAttr(tid, 0)
-		if err == nil && (attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_FIFO) {
-			err = unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: attr.Nice}, 0)
+		if err == nil && (attr.Policy == unix.SCHED_RR || attr.Policy == unix.SCHED_FIFO || attr.Policy == unix.SCHED_NORMAL && attr.Runtime == uint64(shortSlice)) {
+			err = Demote(tid, 0)
 		}
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("task %d: %w", tid, err)

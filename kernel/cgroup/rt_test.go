@@ -33,6 +33,9 @@ func TestRTInKernel(t *testing.T) {
 	if err := File(filepath.Join(cg.CPU, "cgroup.procs")).Write(strconv.Itoa(cmd.Process.Pid)); err != nil {
 		t.Fatal(err)
 	}
+	if err := unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, 5); err != nil {
+		t.Fatal(err)
+	}
 	if err := unix.SchedSetAttr(cmd.Process.Pid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +50,7 @@ func TestRTInKernel(t *testing.T) {
 		t.Errorf("the budget is %q, %v", now, err)
 	}
 	attr, err := unix.SchedGetAttr(cmd.Process.Pid, 0)
-	if err != nil || attr.Policy != unix.SCHED_NORMAL {
+	if err != nil || attr.Policy != unix.SCHED_NORMAL || attr.Nice != 5 {
 		t.Errorf("the task is %+v, %v", attr, err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
+const threadsFile = "cgroup.threads"
+
 // Threads lists the threads of one cgroup v2 directory and of those below, by their ids in
 // the process namespace of the caller: at most most of them, whichever the kernel names first.
 // Errors: journal.ErrGone for the directory itself; what goes meanwhile is left out.
@@ -18,8 +20,8 @@ func Threads(dir string, most int) (tids []int, err error) {
 	for dirs := []string{dir}; len(dirs) > 0 && len(tids) < most; dirs = dirs[1:] {
 		more, err := threads(dirs[0], most-len(tids))
 		tids = append(tids, more...)
-		below, listErr := Children(dirs[0])
-		dirs = append(dirs, below[:min(len(below), max(most-len(dirs), 0))]...)
+		below, listErr := children(dirs[0], max(most-len(dirs), 0))
+		dirs = append(dirs, below...)
 		if err = errors.Join(err, listErr); err != nil && (dirs[0] == dir || !errors.Is(err, journal.ErrGone)) {
 			return nil, err
 		}
@@ -28,7 +30,7 @@ func Threads(dir string, most int) (tids []int, err error) {
 }
 
 func threads(dir string, most int) (tids []int, err error) {
-	f, err := os.Open(filepath.Join(dir, "cgroup.threads"))
+	f, err := os.Open(filepath.Join(dir, threadsFile))
 	if errors.Is(err, os.ErrNotExist) {
 		err = errors.Join(journal.ErrGone, err)
 	}

@@ -163,16 +163,3 @@ func value(dir, name string) (string, error) {
 	}
 	return text, err
 }
-
-// WeightRange is what the kernel takes for a CPU weight (kernel/sched/sched.h and
-// kernel/sched/core.c).
-type WeightRange struct{ Least, Usual, Most uint64 }
-
-// WeightKnob returns the knob of the CPU weight of one cgroup directory, and what
-// it takes: cpu.weight on v2, cpu.shares on v1.
-func WeightKnob(dir string, v2 bool) (journal.Knob, WeightRange) {
-	if v2 {
-		return File(filepath.Join(dir, "cpu.weight")), WeightRange{1, 100, 10000}
-	}
-	return File(filepath.Join(dir, "cpu.shares")), WeightRange{2, 1024, 262144}
-}

@@ -25,10 +25,11 @@ const KindIRQ = "irq"
 
 // Of lists the interrupts of a device, such as /sys/block/vda or /sys/class/net/eth0, in
 // ascending order: those of the bus device behind it. A device without any of its own, as
-// a loop device or a veth, has none; that is no error.
+// a loop device or a veth, has none, and neither has what is no device but a file, as
+// /sys/class/net/bonding_masters; that is no error.
 func Of(sys, device string) ([]int, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(device, "device"))
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil, nil
 	}
 	if err != nil {
@@ -115,33 +116,6 @@ func (a affinity) Write(list string) error {
 		return fmt.Errorf("write %q as affinity of interrupt: %w", list, err)
 	}
 	return nil
-}
-
-// Balanced reports whether irqbalance places the interrupts of this host, which would
-// undo any other placing. A process of that name in another pid namespace than ours, as a
-// container may start one, does not count.
-func Balanced(proc string) (bool, error) {
-	ours, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
-	if err != nil {
-		return false, fmt.Errorf("look for irqbalance: %w", err)
-	}
-	list, err := os.ReadDir(proc)
-	if err != nil {
-		return false, fmt.Errorf("look for irqbalance: %w", err)
-	}
-	for _, e := range list {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue
-		}
-		comm, err := read(filepath.Join(proc, e.Name(), "comm"))
-		if err != nil || comm != "irqbalance" {
-			continue
-		}
-		if ns, err := os.Readlink(filepath.Join(proc, e.Name(), "ns/pid")); err == nil && ns == ours {
-			return true, nil
-		}
-	}
-	return false, nil
 }
 
 // readLong reads a file of proc or sys, all of which are the kernel's own.

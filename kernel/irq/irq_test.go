@@ -83,7 +83,10 @@ func TestOf(t *testing.T) {
 	vda, eth9 := filepath.Join(sys, "devices/pci0/0000:00:02.0/virtio1/block/vda"), filepath.Join(sys, "devices/pci0/0000:00:09.0/virtio9/net/eth9")
 	must(t, os.Symlink("../..", filepath.Join(vda, "device")))
 	must(t, os.Symlink("../..", filepath.Join(eth9, "device")))
-	for device, want := range map[string][]int{vda: {35, 36}, eth9: nil, filepath.Join(sys, "devices/virtual/net/lo"): nil, filepath.Join(sys, "none"): nil} {
+	bonding := filepath.Join(sys, "class/net/bonding_masters") // a file, where the bonding module is loaded
+	must(t, os.MkdirAll(filepath.Dir(bonding), 0o755))
+	must(t, os.WriteFile(bonding, []byte("bond0\n"), 0o644))
+	for device, want := range map[string][]int{vda: {35, 36}, eth9: nil, bonding: nil, filepath.Join(sys, "devices/virtual/net/lo"): nil, filepath.Join(sys, "none"): nil} {
 		if got, err := Of(sys, device); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v, %v, want %v", device, got, err, want)
 		}
@@ -107,27 +110,4 @@ func TestOpen(t *testing.T) {
 	if _, err := Open(proc, journal.Ref{Kind: "file", Object: k.Ref().Object}); err == nil {
 		t.Error("another kind was opened")
 	}
-}
-
-// irqbalance counts if it runs beside us, and not if a container has one of that name.
-func TestBalanced(t *testing.T) {
-	proc := t.TempDir()
-	process := func(pid, comm, ns string) {
-		t.Helper()
-		must(t, os.MkdirAll(filepath.Join(proc, pid, "ns"), 0o755))
-		must(t, os.WriteFile(filepath.Join(proc, pid, "comm"), []byte(comm+"\n"), 0o644))
-		must(t, os.Symlink(ns, filepath.Join(proc, pid, "ns/pid")))
-	}
-	expect := func(want bool) {
-		t.Helper()
-		if got, err := Balanced(proc); err != nil || got != want {
-			t.Errorf("%v, %v, want %v", got, err, want)
-		}
-	}
-	process("self", "test", "pid:[1]")
-	process("7", "sh", "pid:[1]")
-	process("8", "irqbalance", "pid:[2]")
-	expect(false)
-	process("9", "irqbalance", "pid:[1]")
-	expect(true)
 }

@@ -18,7 +18,7 @@ func TestExpiryOverClockStep(t *testing.T) {
 	if err := j.TurnUntil(b.knob("a"), "2", Owner{Feature: "test"}, expiry); err != nil {
 		t.Fatal(err)
 	}
-	if e, _ := j.Entry(b.knob("a").Ref()); e.Expiry != expiry {
+	if e, _ := j.Entry(b.knob("a").Ref(), "test"); e.Expiry != expiry {
 		t.Errorf("the expiry is %v, not %v with its monotonic reading", e.Expiry, expiry)
 	}
 	path := j.store.path
@@ -45,7 +45,7 @@ func TestExpiryOverClockStep(t *testing.T) {
 		}
 		j := open(t, dir)
 		// The two clocks are not read in the same nanosecond.
-		if e, _ := j.Entry(b.knob("a").Ref()); e.Expiry.Sub(expiry).Abs() > time.Minute {
+		if e, _ := j.Entry(b.knob("a").Ref(), "test"); e.Expiry.Sub(expiry).Abs() > time.Minute {
 			t.Errorf("after a step of %v: %v, want %v", by, e.Expiry, expiry)
 		}
 		if err := j.Close(); err != nil {

@@ -2,13 +2,18 @@
 // that it can be undone: by the agent when it stops, or by `fairlead restore`
 // when the agent was killed.
 //
+// Several features may turn one knob. Each has a claim on it, which it makes and takes
+// back by itself. What is in force is what the claims come to together, and the value
+// from before comes back when the last of them has gone.
+//
 // It is neither a history of the host nor a lock on it: others may change the
 // same values, and what they changed is left alone and reported.
 //
 // The file is DIR/journal-BOOT, where BOOT is the kernel's boot id. Its first line
-// is the version of the format. Each change is one line of JSON, appended by a
-// single write, so a process that is killed at any point leaves whole lines. One
-// byte of a line marks its entry as ended, so undoing needs no room on a full disk.
+// is the version of the format. Each change of a knob is one line of JSON with all
+// claims on it, appended by a single write, so a process that is killed at any point
+// leaves whole lines. One byte of a line marks its knob as put back, so undoing needs no
+// room on a full disk.
 // Nothing is synced, because neither host state nor the journal has to outlive the
 // boot; files of other boots are removed unread. docs/decisions/0004 says why this is
 // not a database.
@@ -37,20 +42,25 @@ var ErrCorrupt = errors.New("journal is corrupt")
 // what it notes (`fairlead restore`).
 var ErrVersion = errors.New("journal is another release's")
 
+// ErrChanged is returned by TurnGiven where the host's owner has set another value.
+var ErrChanged = errors.New("changed by somebody else")
+
 // maxText bounds each string of an entry, in bytes.
 const maxText = 64 << 10
 
-// Entry is one change that is, or may be, in force.
+// Entry is one feature's claim on a knob that is, or may be, in force, with what the
+// knob was before anybody claimed it. Entries of one Ref differ in their claims alone.
 type Entry struct {
 	Ref    Ref    `json:"ref"`
-	Before string `json:"before"` // what Restore puts back
-	Wrote  string `json:"wrote"`  // what we wrote last, or were about to write
+	Before string `json:"before"` // what Restore puts back once the last claim has gone
+	Wrote  string `json:"wrote"`  // what we wrote last, or were about to write: what all claims come to
 	// Prior is the value that Wrote was to replace, where that was not Before.
 	// It is set only while the write of Wrote may not have been made.
 	Prior  *string   `json:"prior,omitempty"`
-	Owner  Owner     `json:"owner"`
+	Owner  Owner     `json:"owner"`            // whose claim it is
+	Value  string    `json:"-"`                // what the claim is for
 	Source string    `json:"source,omitempty"` // who knew the container at that Turn; see Attribute
-	When   time.Time `json:"when"`             // of the last Turn that wrote
+	When   time.Time `json:"when"`             // of the last Turn that changed Value
 	Expiry time.Time `json:"expiry,omitzero"`  // of the last Turn; zero: holds until undone
 }
 
@@ -103,9 +113,9 @@ func OpenBoot(dir, boot string) (*Journal, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open journal %s: %w", dir, err), s.close())
 	}
-	j := &Journal{patience: hangs, now: time.Now, notes: notes{store: s, entries: make(map[Ref]*numbered)}}
-	for seq, e := range list {
-		j.entries[e.Ref] = &numbered{e, seq}
+	j := &Journal{patience: hangs, now: time.Now, notes: notes{store: s, byRef: make(map[Ref]*note)}}
+	for seq, n := range list {
+		j.byRef[n.Ref] = &n
 		j.last = max(j.last, seq)
 	}
 	return j, nil
@@ -130,21 +140,35 @@ func (j *Journal) Turn(k Knob, value string, by Owner) error {
 	return j.TurnUntil(k, value, by, time.Time{})
 }
 
-// TurnUntil sets k to value and notes that this lapses at expiry, by its monotonic
-// reading if it has one: no step of the clock and no suspend brings it nearer. Zero
-// means never; the journal itself undoes nothing, see Expired. It reads first, and
-// writes nothing when the value is already there. If that is our own doing, the
-// new expiry counts, and so does the owner if it is another container of the same
-// feature. Otherwise it records the change and then makes it. A later Turn of the
-// same Ref keeps the first Before, unless somebody else has changed the value
-// meanwhile: Restore then puts that value back. Turning back to Before drops the
+// TurnUntil claims value for k on behalf of by, and sets k to what all claims on it come
+// to: to value if by's feature alone has one, else to what a [Composed] says, or the
+// latest claim. A feature has one claim on a knob; a second Turn changes it, and who
+// turned last is its owner. The claim lapses at expiry, by its monotonic reading if it
+// has one: no step of the clock and no suspend brings it nearer. Zero means never; the
+// journal itself undoes nothing, see Expired.
+//
+// It reads first, and writes nothing when the value is already there. Otherwise it
+// records the change and then makes it. A later Turn of the same Ref keeps the first
+// Before, unless somebody else has changed the value meanwhile: Restore then puts that
+// value back. Turning back to Before takes the claim back, and with the last claim the
 // entry, but does not overwrite what somebody else has set.
 //
 // When the write fails, or does not read back, TurnUntil puts the old value back
-// if it can, and returns an error. It drops the entry unless the value may still
+// if it can, and returns an error. It drops the claim unless the value may still
 // be ours. A Knob whose object has gone gives ErrGone; one whose place is held by
 // a call that does not return gives ErrStuck.
 func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) error {
+	return j.turnIf(k, nil, value, by, expiry)
+}
+
+// TurnGiven is TurnUntil for a value that was chosen by what the host's owner had set
+// (see Given). Where that is not given any more, it changes nothing and returns
+// ErrChanged.
+func (j *Journal) TurnGiven(k Knob, given, value string, by Owner, expiry time.Time) error {
+	return j.turnIf(k, &given, value, by, expiry)
+}
+
+func (j *Journal) turnIf(k Knob, given *string, value string, by Owner, expiry time.Time) error {
 	ref := k.Ref()
 	if err := storable(ref.Kind, ref.Object, value, by.Feature); err != nil {
 		return fmt.Errorf("turn %s %q: %w", ref.Kind, ref.Object, err)
@@ -152,7 +176,7 @@ func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) er
 	leave, err := j.places.enter(ref.place(), j.patience)
 	if err == nil {
 		defer leave()
-		err = j.turn(k, ref, value, by, expiry)
+		err = j.turn(k, given, Entry{Ref: ref, Owner: by, Value: value, Expiry: expiry})
 	}
 	if err != nil {
 		return fmt.Errorf("turn %s %s to %q: %w", ref.Kind, ref.Object, value, err)
@@ -160,7 +184,8 @@ func (j *Journal) TurnUntil(k Knob, value string, by Owner, expiry time.Time) er
 	return nil
 }
 
-func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time) error {
+// turn makes the claim of c.
+func (j *Journal) turn(k Knob, given *string, c Entry) error {
 	if j.isClosed() {
 		return os.ErrClosed
 	}
@@ -171,47 +196,53 @@ func (j *Journal) turn(k Knob, ref Ref, value string, by Owner, expiry time.Time
 	if err := storable(now); err != nil {
 		return fmt.Errorf("value now: %w", err)
 	}
-	old, have := j.entry(ref)
+	old, have := j.note(c.Ref)
 	// Nobody else has changed the value since the last Turn, unless back to Before.
-	kept := have && (old.Ours(now) || now == old.Before || unfinished(k, now, old.Before))
+	kept := have && (now == old.Before || old.ours(k, now))
+	next := note{seq: old.seq, Ref: c.Ref, Before: now, claims: old.claims}
+	if kept {
+		next.Before = old.Before
+	}
+	if given != nil && *given != next.Before {
+		return fmt.Errorf("%w: %q, was %q", ErrChanged, next.Before, *given)
+	}
+	next.claims = next.without(func(o Entry) bool { return o.Owner.Feature == c.Owner.Feature })
+	if c.Value != next.Before {
+		next.claims = old.with(claim{c.Owner, c.Value, j.attributed(c.Owner), j.now().UTC(), c.Expiry})
+	}
+	next.Wrote = next.composed(k)
 	switch {
-	case kept && value == old.Before:
+	case now == next.Wrote && !kept: // it is as it should be, and not by our doing
+		if !have {
+			return nil
+		}
+		return j.change(c.Ref, func(n note) note { n.claims = next.claims; return n })
+	case len(next.claims) == 0:
 		// Until the entry is dropped, Restore finds either value right.
-		if now != value {
-			if err := j.write(k, now, value); err != nil {
+		if now != next.Wrote {
+			if err := j.write(k, now, next.Wrote); err != nil {
 				return err
 			}
 		}
-		return j.drop(ref)
-	case now == value:
-		taken := by.Feature == old.Owner.Feature && by.Container != old.Owner.Container
-		if !have || !old.Ours(value) || value == old.Wrote && old.Prior == nil && expiry.Equal(old.Expiry) && !taken {
+		return j.drop(c.Ref)
+	case now == next.Wrote:
+		if next.same(old) {
 			return nil
 		}
-		old.Wrote, old.Prior, old.Expiry = value, nil, expiry
-		if taken {
-			old.Owner, old.Source = by, j.attributed(by)
-		}
-		return j.put(old)
+		return j.put(next)
 	}
 
-	e := numbered{seq: old.seq, Entry: Entry{
-		Ref: ref, Before: now, Wrote: value, Owner: by, Source: j.attributed(by), When: j.now().UTC(), Expiry: expiry,
-	}}
-	if kept {
-		e.Before = old.Before
+	if now != next.Before {
+		next.Prior = &now
 	}
-	if now != e.Before {
-		e.Prior = &now
-	}
-	if err := j.put(e); err != nil {
+	if err := j.put(next); err != nil {
 		return err
 	}
-	if err := j.write(k, now, value); err != nil {
-		return errors.Join(err, j.retreat(k, e.Entry, now))
+	if err := j.write(k, now, next.Wrote); err != nil {
+		return errors.Join(err, j.retreat(k, next, old, now))
 	}
-	if e.Prior != nil {
-		return j.change(ref, func(e *Entry) { e.Prior = nil })
+	if next.Prior != nil {
+		return j.change(c.Ref, func(n note) note { n.Prior = nil; return n })
 	}
 	return nil
 }
@@ -233,7 +264,8 @@ func (j *Journal) set(k Knob, value string) error {
 		return k.Write(value)
 	}
 	now := j.now()
-	if err := j.put(numbered{Entry: Entry{Ref: ref, Before: before, Wrote: during, When: now.UTC(), Expiry: now}}); err != nil {
+	lapsed := claim{Value: during, When: now.UTC(), Expiry: now}
+	if err := j.put(note{Ref: ref, Before: before, Wrote: during, claims: []claim{lapsed}}); err != nil {
 		return err
 	}
 	err = k.Write(value)
@@ -262,17 +294,20 @@ func (j *Journal) write(k Knob, now, value string) error {
 	return err
 }
 
-// retreat makes the journal match the host after a write of e that did not
-// succeed; now is the value before that write.
-func (j *Journal) retreat(k Knob, e Entry, now string) error {
+// retreat makes the journal match the host after a write of tried that did not
+// succeed; old is the note and now the value before that write.
+func (j *Journal) retreat(k Knob, tried, old note, now string) error {
 	got, err := k.Read()
 	switch {
-	case errors.Is(err, ErrGone), err == nil && got == e.Before:
-		return j.drop(e.Ref)
-	case err == nil && got == now:
-		return j.change(e.Ref, func(e *Entry) { e.Wrote, e.Prior = now, nil })
+	case errors.Is(err, ErrGone):
+		return j.drop(tried.Ref)
+	case err != nil, got != now && got != tried.Before:
+		return nil // not known: Restore will find out
+	case len(old.claims) == 0, len(old.claims) == 1 && got == tried.Before:
+		return j.drop(tried.Ref)
 	}
-	return nil // not known: Restore will find out
+	tried.Wrote, tried.Prior, tried.claims = got, nil, old.claims
+	return j.put(tried)
 }
 
 // storable refuses text that would not come back from the file unchanged.

@@ -53,8 +53,8 @@ func (k pageKnob) Write(v string) error {
 
 func openPage(r Ref) (Knob, error) { return pageKnob{r.Object}, nil }
 
-// turnForever turns each knob once, says so, and turns knobs up and down until it is
-// killed.
+// turnForever turns each knob once, says so, and has several features turn knobs up and
+// down until it is killed.
 func turnForever(dir string) error {
 	j, err := OpenBoot(filepath.Join(dir, "state"), boot)
 	if err != nil {
@@ -79,7 +79,7 @@ func turnForever(dir string) error {
 		if r.IntN(4) == 0 {
 			value = first(i)
 		}
-		if err := j.Turn(pageKnob{fileName(dir, i)}, value, Owner{"test", uint64(i)}); err != nil {
+		if err := j.Turn(pageKnob{fileName(dir, i)}, value, Owner{fmt.Sprint("test", r.IntN(2)), uint64(i)}); err != nil {
 			return err
 		}
 	}

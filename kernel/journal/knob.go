@@ -31,15 +31,19 @@ type Knob interface {
 // killed between two of them. A Knob need not be one.
 type Stepwise interface {
 	Knob
-	// Unfinished says whether value is what an interrupted Write of target leaves
-	// behind. Such a value counts as our own.
-	Unfinished(value, target string) bool
+	// Unfinished says whether value is what an interrupted Write of target, in place
+	// of from, leaves behind. Such a value counts as our own.
+	Unfinished(value, from, target string) bool
 }
 
-// unfinished is Unfinished of a Knob that has it.
-func unfinished(k Knob, value, target string) bool {
-	s, ok := k.(Stepwise)
-	return ok && s.Unfinished(value, target)
+// Composed is a Knob that several features may turn at a time, for values that go
+// together. A Knob need not be one: then the latest claim counts, and the one before
+// again when that has gone.
+type Composed interface {
+	Knob
+	// Compose gives what the claims of two or more features come to, the earliest
+	// first. It does not look at the host.
+	Compose(wants []string) string
 }
 
 // Exposing is a Knob whose Write has to change something else on the host for as

@@ -21,17 +21,10 @@ type notes struct {
 	last    uint64 // highest number given out
 	untidy  int    // records before the file is rewritten, after that has failed
 
-	mu      sync.Mutex        // guards what follows; entries change with writing held too
-	entries map[Ref]*numbered // none is changed, but replaced
-	closed  bool
-	source  func(container uint64) string // nil: not known
-}
-
-// numbered is an Entry with its place in the order in which knobs were first
-// turned. put replaces the number 0.
-type numbered struct {
-	Entry
-	seq uint64
+	mu     sync.Mutex    // guards what follows; byRef changes with writing held too
+	byRef  map[Ref]*note // none is changed, but replaced
+	closed bool
+	source func(container uint64) string // nil: not known
 }
 
 // Close releases the directory. What is in force stays in force. Afterwards
@@ -58,7 +51,7 @@ func (n *notes) isClosed() bool {
 // Extend makes the entries that match lapse at expiry (zero: never), and changes
 // nothing on the host.
 func (n *notes) Extend(match func(Entry) bool, expiry time.Time) error {
-	return n.amend("extend", match, func(e *Entry) { e.Expiry = expiry })
+	return n.amend("extend", match, func(c *claim) { c.Expiry = expiry })
 }
 
 // Reassign gives the entries that match another owner, and changes nothing on the
@@ -69,27 +62,35 @@ func (n *notes) Reassign(match func(Entry) bool, to Owner) error {
 		return fmt.Errorf("reassign: %w", err)
 	}
 	source := n.attributed(to)
-	return n.amend("reassign", match, func(e *Entry) { e.Owner, e.Source = to, source })
+	return n.amend("reassign", match, func(c *claim) { c.Owner, c.Source = to, source })
 }
 
 // Rename replaces the Ref and the values of the entries that match by what to
 // returns, and changes nothing on the host. It is for objects that somebody has
-// renamed, and for values that contain such a name. It goes on after a failure.
-// An entry whose new Ref another entry has keeps its own, and what is turned
-// meanwhile stays as it is.
+// renamed, and for values that contain such a name. Other claims on the same object go
+// with it. It goes on after a failure. An entry whose new Ref another entry has keeps its
+// own, and what is turned meanwhile stays as it is.
 func (n *notes) Rename(match func(Entry) bool, to func(Entry) Entry) error {
 	if n.isClosed() {
 		return os.ErrClosed
 	}
 	var errs []error
-	for _, e := range n.sorted(match) {
-		now := to(e.Entry)
-		if now == e.Entry {
+	for _, was := range n.sorted(match) {
+		e := was.entries(match)[0]
+		now := to(e)
+		if now == e {
 			continue
+		}
+		next := *was
+		next.Ref, next.Before, next.Wrote, next.Prior, next.claims = now.Ref, now.Before, now.Wrote, now.Prior, slices.Clone(was.claims)
+		for i := range next.claims {
+			if next.claims[i].Value == was.Wrote {
+				next.claims[i].Value = now.Wrote
+			}
 		}
 		err := storable(now.Ref.Kind, now.Ref.Object, now.Wrote)
 		if err == nil {
-			err = n.rename(e, now)
+			err = n.rename(was, next)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("rename %s %s to %s: %w", e.Ref.Kind, e.Ref.Object, now.Ref.Object, err))
@@ -98,56 +99,83 @@ func (n *notes) Rename(match func(Entry) bool, to func(Entry) Entry) error {
 	return errors.Join(errs...)
 }
 
-func (n *notes) rename(was numbered, now Entry) error {
+func (n *notes) rename(was *note, now note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
-	if e, ok := n.entry(was.Ref); !ok || e != was {
+	n.mu.Lock()
+	still, taken := n.byRef[was.Ref] == was, n.byRef[now.Ref] != nil
+	n.mu.Unlock()
+	switch {
+	case !still:
 		return nil
-	}
-	if now.Ref == was.Ref {
-		return n.set(numbered{now, was.seq})
-	}
-	if _, taken := n.entry(now.Ref); taken {
+	case now.Ref == was.Ref:
+		return n.set(now)
+	case taken:
 		return errors.New("there is an entry of that name")
 	}
-	// No two entries have one number, because the file could not tell them apart.
+	// No two notes have one number, because the file could not tell them apart.
 	n.mu.Lock()
-	delete(n.entries, was.Ref)
+	delete(n.byRef, was.Ref)
 	n.mu.Unlock()
-	err := n.set(numbered{now, was.seq})
-	if _, done := n.entry(now.Ref); !done {
+	err := n.set(now)
+	if _, done := n.note(now.Ref); !done {
 		n.mu.Lock()
-		n.entries[was.Ref] = &was
+		n.byRef[was.Ref] = was
 		n.mu.Unlock()
 	}
 	return err
 }
 
 // amend changes what is noted in the entries that match.
-func (n *notes) amend(verb string, match func(Entry) bool, how func(*Entry)) error {
+func (n *notes) amend(verb string, match func(Entry) bool, how func(*claim)) error {
 	if n.isClosed() {
 		return os.ErrClosed
 	}
 	for _, e := range n.sorted(match) {
-		now := e.Entry
-		how(&now)
-		if now.Owner == e.Owner && now.Source == e.Source && now.Expiry.Equal(e.Expiry) {
-			continue
-		}
-		if err := n.change(e.Ref, how); err != nil {
+		err := n.change(e.Ref, func(now note) note {
+			now.claims = slices.Clone(now.claims)
+			for i := range now.claims {
+				if match == nil || match(now.entry(now.claims[i])) {
+					how(&now.claims[i])
+				}
+			}
+			return now
+		})
+		if err != nil {
 			return fmt.Errorf("%s %s %s: %w", verb, e.Ref.Kind, e.Ref.Object, err)
 		}
 	}
 	return nil
 }
 
-// Entries lists what is recorded, in the order of first turning.
+// Entries lists what is recorded, in the order in which the knobs were first turned, and
+// the claims on each in the order in which they were first made.
 func (n *notes) Entries() []Entry { return n.list(nil) }
 
-// Entry gives the one of a knob, or false if it is as it was found.
-func (n *notes) Entry(ref Ref) (Entry, bool) {
-	e, ok := n.entry(ref)
-	return e.Entry, ok
+// Entry gives the claim of a feature on a knob, or false if it has none.
+func (n *notes) Entry(ref Ref, feature string) (Entry, bool) {
+	for _, e := range n.Claims(ref) {
+		if e.Owner.Feature == feature {
+			return e, true
+		}
+	}
+	return Entry{}, false
+}
+
+// Claims lists those on a knob, the earliest first; none if it is as it was found.
+func (n *notes) Claims(ref Ref) []Entry {
+	at, _ := n.note(ref)
+	return at.entries(nil)
+}
+
+// Given is what the host's owner has set a knob to whose value is now: what it was before
+// us if that is a value which we wrote, else now. It knows nothing of values that an
+// unfinished Write leaves.
+func (n *notes) Given(ref Ref, now string) string {
+	if at, ok := n.note(ref); ok && (now == at.Wrote || at.Prior != nil && now == *at.Prior) {
+		return at.Before
+	}
+	return now
 }
 
 // Expired lists the entries whose Expiry has come by now.
@@ -158,25 +186,25 @@ func (n *notes) Expired(now time.Time) []Entry {
 func (n *notes) list(match func(Entry) bool) []Entry {
 	var out []Entry
 	for _, e := range n.sorted(match) {
-		out = append(out, e.Entry)
+		out = append(out, e.entries(match)...)
 	}
 	return out
 }
 
-// sorted gives the matching entries, oldest first; nil matches all.
-func (n *notes) sorted(match func(Entry) bool) []numbered {
+// sorted gives the notes with a claim that matches, oldest first; nil matches all.
+func (n *notes) sorted(match func(Entry) bool) []*note {
 	n.mu.Lock()
-	all := make([]*numbered, 0, len(n.entries))
-	all = slices.AppendSeq(all, maps.Values(n.entries))
+	all := make([]*note, 0, len(n.byRef))
+	all = slices.AppendSeq(all, maps.Values(n.byRef))
 	n.mu.Unlock()
 	// Those that match are few of many, mostly.
-	var list []numbered
+	list := all[:0]
 	for _, e := range all {
-		if match == nil || match(e.Entry) {
-			list = append(list, *e)
+		if slices.ContainsFunc(e.claims, func(c claim) bool { return match == nil || match(e.entry(c)) }) {
+			list = append(list, e)
 		}
 	}
-	slices.SortFunc(list, func(a, b numbered) int { return cmp.Compare(a.seq, b.seq) })
+	slices.SortFunc(list, func(a, b *note) int { return cmp.Compare(a.seq, b.seq) })
 	return list
 }
 
@@ -188,18 +216,18 @@ func (n *notes) Forget(match func(Entry) bool) error {
 	}
 	var errs []error
 	for _, e := range n.sorted(match) {
-		errs = append(errs, n.drop(e.Ref))
+		errs = append(errs, n.change(e.Ref, func(now note) note { now.claims = now.without(match); return now }))
 	}
 	return errors.Join(errs...)
 }
 
-func (n *notes) entry(ref Ref) (numbered, bool) {
+func (n *notes) note(ref Ref) (note, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if e := n.entries[ref]; e != nil {
+	if e := n.byRef[ref]; e != nil {
 		return *e, true
 	}
-	return numbered{}, false
+	return note{}, false
 }
 
 // attributed returns which runtime reported an owner's container.
@@ -215,26 +243,33 @@ func (n *notes) attributed(to Owner) string {
 
 // put, change and drop change the file first and the memory second: an error
 // leaves both as they were.
-func (n *notes) put(e numbered) error {
+func (n *notes) put(e note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	return n.set(e)
 }
 
-// change is put of an entry that is there; of one that is not it does nothing.
-func (n *notes) change(ref Ref, how func(*Entry)) error {
+// change is put of a note that is there, if how makes another of it, and drop if that has
+// no claims left; of one that is not there it does nothing.
+func (n *notes) change(ref Ref, how func(note) note) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
-	e, ok := n.entry(ref)
+	was, ok := n.note(ref)
 	if !ok {
 		return nil
 	}
-	how(&e.Entry)
-	return n.set(e)
+	now := how(was)
+	switch {
+	case len(now.claims) == 0:
+		return n.end(ref)
+	case now.same(was):
+		return nil
+	}
+	return n.set(now)
 }
 
 // set is put; the caller holds writing.
-func (n *notes) set(e numbered) error {
+func (n *notes) set(e note) error {
 	if e.seq == 0 {
 		n.last++
 		e.seq = n.last
@@ -242,11 +277,11 @@ func (n *notes) set(e numbered) error {
 	if n.isClosed() {
 		return fmt.Errorf("record in journal: %w", os.ErrClosed)
 	}
-	if err := n.store.add(e.seq, e.Entry); err != nil {
+	if err := n.store.add(e); err != nil {
 		return fmt.Errorf("record in journal: %w", err)
 	}
 	n.mu.Lock()
-	n.entries[e.Ref] = &e
+	n.byRef[e.Ref] = &e
 	n.mu.Unlock()
 	n.tidy()
 	return nil
@@ -255,7 +290,12 @@ func (n *notes) set(e numbered) error {
 func (n *notes) drop(ref Ref) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
-	e, ok := n.entry(ref)
+	return n.end(ref)
+}
+
+// end is drop; the caller holds writing.
+func (n *notes) end(ref Ref) error {
+	e, ok := n.note(ref)
 	if !ok {
 		return nil
 	}
@@ -266,7 +306,7 @@ func (n *notes) drop(ref Ref) error {
 		return fmt.Errorf("drop from journal: %w", err)
 	}
 	n.mu.Lock()
-	delete(n.entries, ref)
+	delete(n.byRef, ref)
 	n.mu.Unlock()
 	n.tidy()
 	return nil
@@ -276,15 +316,11 @@ func (n *notes) drop(ref Ref) error {
 // that fails (the disk is full), the notes stay valid and so does the file; tidy
 // tries again after the same number of records.
 func (n *notes) tidy() {
-	if n.store.lines < max(n.untidy, slack+4*len(n.entries)) {
+	if n.store.lines < max(n.untidy, slack+4*len(n.byRef)) {
 		return
 	}
-	all := make(map[uint64]Entry, len(n.entries))
-	for _, e := range n.entries {
-		all[e.seq] = e.Entry
-	}
 	n.untidy = 0
-	if err := n.store.rewrite(all); err != nil {
+	if err := n.store.rewrite(slices.Collect(maps.Values(n.byRef))); err != nil {
 		n.untidy = n.store.lines + slack
 	}
 }

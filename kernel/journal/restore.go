@@ -14,6 +14,7 @@ type Result string
 
 // The results of Restore. All but Failed drop the entry from the journal.
 const (
+	Released  Result = "released"  // what the claims of others come to is in force
 	Restored  Result = "restored"  // Before was written
 	Unchanged Result = "unchanged" // Before was there already
 	Gone      Result = "gone"      // the object no longer exists
@@ -29,8 +30,9 @@ type Outcome struct {
 	Err    error  `json:"-"`               // for Failed
 }
 
-// Restore undoes the entries that match (nil: all), the newest first, by
-// compare-and-set: it replaces only a value that we wrote ourselves. It goes on
+// Restore undoes the entries that match (nil: all), those of the newest knobs first, by
+// compare-and-set: it replaces only a value that we wrote ourselves, by what the claims
+// that are left come to, and without any by what was there before. It goes on
 // after a failure; the error joins those of all outcomes. It abandons a call that
 // does not return, and the entry's Outcome is Failed with ErrStuck. Should the
 // call return later, the entry is dropped then.
@@ -45,68 +47,71 @@ func (j *Journal) Restore(open Opener, match func(Entry) bool) ([]Outcome, error
 	left := j.patience
 	for _, e := range list {
 		began := time.Now()
-		// Each entry gets some time, however much the others have used.
-		o, there := j.restore(open, e.Entry, match, max(left, j.patience/100))
-		if errors.Is(o.Err, ErrStuck) {
+		// Each knob gets some time, however much the others have used.
+		tried := j.restore(open, e.Ref, match, max(left, j.patience/100))
+		if len(tried) > 0 && errors.Is(tried[0].Err, ErrStuck) {
 			left -= time.Since(began)
 		}
-		if !there {
-			continue
+		for i := range tried {
+			if o := &tried[i]; o.Err != nil {
+				o.Err = fmt.Errorf("restore %s %s: %w", e.Ref.Kind, e.Ref.Object, o.Err)
+				errs = append(errs, o.Err)
+			}
 		}
-		if o.Err != nil {
-			o.Err = fmt.Errorf("restore %s %s: %w", e.Ref.Kind, e.Ref.Object, o.Err)
-			errs = append(errs, o.Err)
-		}
-		out = append(out, o)
+		out = append(out, tried...)
 	}
 	return out, errors.Join(errs...)
 }
 
-// restore undoes one entry, unless it is no longer there or no longer matches.
-func (j *Journal) restore(open Opener, e Entry, match func(Entry) bool, limit time.Duration) (_ Outcome, there bool) {
-	leave, err := j.places.enter(e.Ref.place(), limit)
+// restore takes back the claims on one knob that match, and tells of each; none if there
+// is none any more.
+func (j *Journal) restore(open Opener, ref Ref, match func(Entry) bool, limit time.Duration) []Outcome {
+	failed := func(err error) []Outcome {
+		n, _ := j.note(ref)
+		return outcomes(n.entries(match), Failed, "", err)
+	}
+	leave, err := j.places.enter(ref.place(), limit)
 	if err != nil {
-		return Outcome{Entry: e, Result: Failed, Err: err}, true
+		return failed(err)
 	}
-	now, there := j.entry(e.Ref)
-	if !there || match != nil && !match(now.Entry) {
+	n, _ := j.note(ref)
+	mine := n.entries(match)
+	if len(mine) == 0 {
 		leave()
-		return Outcome{}, false
+		return nil
 	}
-	done := make(chan Outcome, 1)
+	done := make(chan []Outcome, 1)
 	go func() {
 		defer leave() // not before it has returned
-		o := undo(open, now.Entry, j.set)
-		if o.Err == nil {
-			if err := j.drop(e.Ref); err != nil {
-				o.Result, o.Err = Failed, err
-			}
+		result, value, err := j.release(open, n, n.without(match))
+		if errors.Is(err, ErrGone) {
+			result, value, err = Gone, "", j.drop(ref)
 		}
-		done <- o
+		if err != nil {
+			result, value = Failed, ""
+		}
+		done <- outcomes(mine, result, value, err)
 	}()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
-	case o := <-done:
-		return o, true
+	case out := <-done:
+		return out
 	case <-timer.C:
-		return Outcome{Entry: now.Entry, Result: Failed, Err: fmt.Errorf("%w: it was made %v ago", ErrStuck, limit)}, true
+		return failed(fmt.Errorf("%w: it was made %v ago", ErrStuck, limit))
 	}
 }
 
-func undo(open Opener, e Entry, set func(Knob, string) error) Outcome {
-	result, value, err := compareAndSet(open, e, set)
-	switch {
-	case errors.Is(err, ErrGone):
-		return Outcome{Entry: e, Result: Gone}
-	case err != nil:
-		return Outcome{Entry: e, Result: Failed, Err: err}
+func outcomes(of []Entry, result Result, value string, err error) (out []Outcome) {
+	for _, e := range of {
+		out = append(out, Outcome{Entry: e, Result: result, Value: value, Err: err})
 	}
-	return Outcome{Entry: e, Result: result, Value: value}
+	return out
 }
 
-func compareAndSet(open Opener, e Entry, set func(Knob, string) error) (Result, string, error) {
-	k, err := open(e.Ref)
+// release leaves of the claims on a knob those that are given.
+func (j *Journal) release(open Opener, n note, left []claim) (Result, string, error) {
+	k, err := open(n.Ref)
 	if err != nil {
 		return Failed, "", err
 	}
@@ -114,13 +119,43 @@ func compareAndSet(open Opener, e Entry, set func(Knob, string) error) (Result, 
 		defer c.Close()
 	}
 	value, err := k.Read()
-	switch {
-	case err != nil:
+	if err != nil {
 		return Failed, "", err
-	case value == e.Before:
-		return Unchanged, value, nil
-	case !e.Ours(value) && !unfinished(k, value, e.Before):
-		return Foreign, value, nil
 	}
-	return Restored, value, set(k, e.Before)
+	next := n
+	next.claims = left
+	result, to := Restored, next.composed(k)
+	if len(left) > 0 {
+		result = Released
+	}
+	switch {
+	case value == n.Before && (len(left) == 0 || n.Wrote != n.Before):
+		result = Unchanged
+	case !n.ours(k, value):
+		result = Foreign
+	case len(left) == 0:
+		err = j.set(k, to)
+	case value == to:
+		next.Wrote, next.Prior = to, nil
+	default:
+		next.Wrote, next.Prior = to, &value
+		if err := j.put(next); err != nil {
+			return Failed, "", err
+		}
+		if err := j.set(k, to); err != nil {
+			return Failed, "", errors.Join(err, j.retreat(k, next, n, value))
+		}
+		next.Prior = nil
+	}
+	if err != nil {
+		return Failed, "", err
+	}
+	// Not what was noted meanwhile of those that are left.
+	return result, value, j.change(n.Ref, func(now note) note {
+		now.Wrote, now.Prior = next.Wrote, next.Prior
+		now.claims = slices.DeleteFunc(slices.Clone(now.claims), func(c claim) bool {
+			return !slices.ContainsFunc(left, func(l claim) bool { return l.Owner.Feature == c.Owner.Feature })
+		})
+		return now
+	})
 }

@@ -21,7 +21,7 @@ func TestRestoreNewestFirstAndMatch(t *testing.T) {
 
 	j = open(t, dir)
 	out, err := j.Restore(b.open, func(e Entry) bool { return e.Owner.Container == 0 })
-	if err != nil || results(out) != "c:gone a:restored" {
+	if err != nil || results(out) != "c:gone a:restored a:restored" {
 		t.Errorf("restore: %q, %v", results(out), err)
 	}
 	b.set("b", "9")
@@ -47,7 +47,7 @@ func TestRestoreUnknownKindIsKept(t *testing.T) {
 // stepwise is a knob whose values are put together letter by letter.
 type stepwise struct{ Knob }
 
-func (s stepwise) Unfinished(value, target string) bool { return strings.HasPrefix(target, value) }
+func (s stepwise) Unfinished(value, _, target string) bool { return strings.HasPrefix(target, value) }
 
 func TestUnfinishedIsOurs(t *testing.T) {
 	b := newBoard("a", "123", "b", "123")

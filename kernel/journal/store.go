@@ -19,7 +19,8 @@ import (
 const (
 	prefix   = "journal-" // of the file of one boot
 	magic    = "fairlead journal "
-	version  = "1" // of the file's form
+	version  = "2" // of the file's form
+	earlier  = "1" // one claim on a knob, and being idle and the weight apart
 	header   = magic + version + "\n"
 	patience = 500 * time.Millisecond
 	slack    = 1000 // superseded records that are kept before the file is rewritten
@@ -36,16 +37,54 @@ func BootID(proc string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// record is one line of the file: entry N is now Entry, or is dropped (nil; only
-// the first releases appended a line for that).
+// record is one line of the file: knob N now has the claims of Entry and of those with it,
+// or is as it was found (nil; only the first releases appended a line for that).
 type record struct {
-	N      uint64 `json:"n"`
-	Entry  *Entry `json:"entry,omitempty"`
-	Lapses int64  `json:"lapses,omitempty"` // the Entry's Expiry by the monotonic clock: see clock
+	N      uint64   `json:"n"`
+	Entry  *Entry   `json:"entry,omitempty"`
+	Value  *string  `json:"value,omitempty"`  // the Entry's; nil: what it wrote
+	Lapses int64    `json:"lapses,omitempty"` // the Entry's Expiry by the monotonic clock: see clock
+	With   []record `json:"with,omitempty"`   // later claims on the same knob
 }
 
-// store is the file of one boot: a header and one line for each entry, each
-// appended by a single write. The end of an entry is one byte, written over the
+// recordOf gives the record of a note.
+func recordOf(n note, c clock) (r record) {
+	for i, e := range n.entries(nil) {
+		one := record{N: n.seq, Entry: &e, Lapses: c.lapses(e.Expiry)}
+		if e.Value != e.Wrote {
+			one.Value = &e.Value
+		}
+		e.Expiry = e.Expiry.UTC()
+		if i == 0 {
+			r = one
+		} else {
+			r.With = append(r.With, one)
+		}
+	}
+	return r
+}
+
+// note is the reverse.
+func (r record) note(c clock) note {
+	n := note{seq: r.N, Ref: r.Entry.Ref, Before: r.Entry.Before, Wrote: r.Entry.Wrote, Prior: r.Entry.Prior}
+	for _, one := range append([]record{r}, r.With...) {
+		if one.Entry == nil {
+			continue
+		}
+		e := *one.Entry
+		if e.Value = n.Wrote; one.Value != nil {
+			e.Value = *one.Value
+		}
+		if one.Lapses != 0 {
+			e.Expiry = c.expiry(one.Lapses)
+		}
+		n.claims = n.with(claim{e.Owner, e.Value, e.Source, e.When, e.Expiry})
+	}
+	return n
+}
+
+// store is the file of one boot: a header and one line for each knob, each
+// appended by a single write. That a knob is put back is one byte, written over the
 // first of its last line: a kill cannot cut that in two, and it needs no room on a
 // full disk. The file is held under a lock on its directory.
 type store struct {
@@ -60,7 +99,7 @@ type store struct {
 type layout struct {
 	size  int64            // of what is whole
 	lines int              // records, superseded ones too
-	at    map[uint64]int64 // where the last line of each entry begins
+	at    map[uint64]int64 // where the last line of each knob begins
 }
 
 // dropped is the first byte of a line whose entry has ended, in place of a digit
@@ -124,10 +163,10 @@ func (s *store) close() error {
 	return err
 }
 
-// load reads the entries by number. It changes nothing on the disk but where the
+// load reads the notes by number. It changes nothing on the disk but where the
 // file is damaged: then it keeps what is whole, sets the rest aside, and reports
 // ErrCorrupt. A file in another form is left as it is: ErrVersion.
-func (s *store) load() (map[uint64]Entry, error) {
+func (s *store) load() (map[uint64]note, error) {
 	f, err := os.OpenFile(s.path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		if err := s.rewrite(nil); !errors.Is(err, unix.ENOSPC) {
@@ -143,36 +182,46 @@ func (s *store) load() (map[uint64]Entry, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	first, _, _ := strings.Cut(string(data[:min(len(data), 64)]), "\n")
-	if other, ok := strings.CutPrefix(first, magic); ok && other != version {
+	if other, ok := strings.CutPrefix(first, magic); ok && other != version && other != earlier {
 		return nil, errors.Join(fmt.Errorf("%w: %s has form %q, this program reads %s", ErrVersion, s.path, other, version), f.Close())
 	}
-	entries, layout, damage := parse(data, s.clock)
+	notes, layout, damage := parse(data, s.clock)
+	var whole []*note
+	for _, n := range notes {
+		whole = append(whole, &n)
+	}
 	if damage == nil {
 		s.file, s.layout = f, layout
-		return entries, nil
+		if first != magic+earlier {
+			return notes, nil
+		}
+		if err := s.rewrite(whole); !errors.Is(err, unix.ENOSPC) {
+			return notes, err
+		}
+		return notes, nil // it is undone as it is, and rewritten when there is room
 	}
 	f.Close()
 	aside := s.path + ".corrupt"
-	damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept", ErrCorrupt, s.path, damage, aside, len(entries))
+	damage = fmt.Errorf("%w: %s: %w; set aside as %s, %d entries kept", ErrCorrupt, s.path, damage, aside, len(notes))
 	// Give it a second name first: the intact file then has a name at any moment.
 	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, errors.Join(damage, err)
 	}
-	return nil, errors.Join(damage, os.Link(s.path, aside), s.rewrite(entries))
+	return nil, errors.Join(damage, os.Link(s.path, aside), s.rewrite(whole))
 }
 
-// rewrite puts a new file with just the entries in place of the old one.
-func (s *store) rewrite(entries map[uint64]Entry) error {
+// rewrite puts a new file with just these notes in place of the old one.
+func (s *store) rewrite(notes []*note) error {
 	buf, next := []byte(header), layout{at: make(map[uint64]int64)}
-	for n, e := range entries {
-		line, err := format(record{n, &e, s.clock.lapses(e.Expiry)})
+	for _, n := range notes {
+		line, err := format(recordOf(*n, s.clock))
 		if err != nil {
 			return err
 		}
-		next.at[n] = int64(len(buf))
+		next.at[n.seq] = int64(len(buf))
 		buf = append(buf, line...)
 	}
-	next.size, next.lines = int64(len(buf)), len(entries)
+	next.size, next.lines = int64(len(buf)), len(notes)
 	f, err := os.OpenFile(s.path+".new", os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -191,9 +240,9 @@ func (s *store) rewrite(entries map[uint64]Entry) error {
 	return nil
 }
 
-// add appends an entry, whole or not at all as far as a living process can see.
-func (s *store) add(n uint64, e Entry) error {
-	line, err := format(record{n, &e, s.clock.lapses(e.Expiry)})
+// add appends a note, whole or not at all as far as a living process can see.
+func (s *store) add(n note) error {
+	line, err := format(recordOf(n, s.clock))
 	if err != nil {
 		return err
 	}
@@ -205,13 +254,13 @@ func (s *store) add(n uint64, e Entry) error {
 	if _, err := s.file.WriteAt(line, s.size); err != nil {
 		return errors.Join(err, s.file.Truncate(s.size))
 	}
-	s.at[n] = s.size
+	s.at[n.seq] = s.size
 	s.size += int64(len(line))
 	s.lines++
 	return nil
 }
 
-// drop ends an entry.
+// drop ends a note.
 func (s *store) drop(n uint64) error {
 	if _, err := s.file.WriteAt([]byte{dropped}, s.at[n]); err != nil {
 		return err
@@ -222,11 +271,6 @@ func (s *store) drop(n uint64) error {
 
 // format returns the line of r: the CRC-32 (IEEE) of the JSON, a space, the JSON.
 func format(r record) ([]byte, error) {
-	if r.Entry != nil && !r.Entry.Expiry.IsZero() {
-		e := *r.Entry
-		e.Expiry = e.Expiry.UTC()
-		r.Entry = &e
-	}
 	raw, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
@@ -237,10 +281,13 @@ func format(r record) ([]byte, error) {
 // parse reads a whole file. It goes on after a line that it cannot read, and
 // reports the first such line. A last line without an end is no damage: the
 // kernel cuts a write short when its process is killed, and the change that the
-// line announced was not made. The entries' expiries are by the given clock.
-func parse(data []byte, c clock) (entries map[uint64]Entry, l layout, damage error) {
-	entries, l.at = make(map[uint64]Entry), make(map[uint64]int64)
+// line announced was not made. The expiries are by the given clock.
+func parse(data []byte, c clock) (notes map[uint64]note, l layout, damage error) {
+	notes, l.at = make(map[uint64]note), make(map[uint64]int64)
 	body, ok := bytes.CutPrefix(data, []byte(header))
+	if !ok {
+		body, ok = bytes.CutPrefix(data, []byte(magic+earlier+"\n"))
+	}
 	if !ok {
 		damage = errors.New("line 1: no header")
 	}
@@ -254,22 +301,22 @@ func parse(data []byte, c clock) (entries map[uint64]Entry, l layout, damage err
 		at := l.size
 		l.size += int64(len(line)) + 1
 		l.lines++
-		r, err := parseLine(line, c)
+		r, err := parseLine(line)
 		switch {
 		case err != nil && damage == nil:
 			damage = fmt.Errorf("line %d: %w", l.lines+1, err)
 		case err != nil:
 		case r.Entry == nil:
-			delete(entries, r.N)
+			delete(notes, r.N)
 			delete(l.at, r.N)
 		default:
-			entries[r.N], l.at[r.N] = *r.Entry, at
+			notes[r.N], l.at[r.N] = r.note(c), at
 		}
 	}
-	return entries, l, damage
+	return notes, l, damage
 }
 
-func parseLine(line []byte, c clock) (record, error) {
+func parseLine(line []byte) (record, error) {
 	sum, raw, _ := bytes.Cut(line, []byte(" "))
 	want, ended := fmt.Appendf(nil, "%08x", crc32.ChecksumIEEE(raw)), len(sum) > 0 && sum[0] == dropped
 	if ended {
@@ -287,9 +334,6 @@ func parseLine(line []byte, c clock) (record, error) {
 	}
 	if ended {
 		r.Entry = nil
-	}
-	if r.Entry != nil && r.Lapses != 0 {
-		r.Entry.Expiry = c.expiry(r.Lapses)
 	}
 	return r, nil
 }

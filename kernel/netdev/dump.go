@@ -3,6 +3,7 @@ package netdev
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"syscall"
@@ -13,19 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMany means that a namespace has more devices, or more addresses, than were
-// asked for. Whoever lives there can make as many as it likes.
+// ErrMany means that a namespace has more devices, or addresses, than asked for. Its owner can make
+// any number.
 var ErrMany = errors.New("more network devices or addresses than are looked at")
 
-// dump asks the kernel for a list, over a socket of its own in the calling
-// thread's namespace. It passes each message to see, until see returns false or
-// the list ends. It holds one answer at a time, and the kernel does not produce
-// the rest of a list that nobody reads.
+// dump asks the kernel for a list, over a socket of its own in the calling thread's namespace. It
+// passes each message to see, until see returns false or the list ends. It holds one answer at a
+// time, and the kernel produces the rest of a list only as it is read.
 func dump(family int, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
 	return dumpWith(family, func(*nl.NetlinkSocket) error { return nil }, req, see)
 }
 
-// dumpWith is dump with options that the socket gets first.
+// dumpWith is dump with socket options.
 func dumpWith(family int, options func(*nl.NetlinkSocket) error, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), family)
 	if err != nil {
@@ -38,10 +38,10 @@ func dumpWith(family int, options func(*nl.NetlinkSocket) error, req *nl.Netlink
 	return dumpBy(s, req, see)
 }
 
-// dumpBy is dump with a given socket, which is of no use afterwards.
+// dumpBy is dump with a given socket, which cannot be reused.
 //
-// It reads to the end of the list by itself: not every family sets NLM_F_MULTI,
-// without which NetlinkRequest.Execute stops after the first message.
+// It reads to the end of the list by itself: not every family sets NLM_F_MULTI, without which
+// NetlinkRequest.Execute stops after the first message.
 func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (more bool, err error)) error {
 	patience := unix.NsecToTimeval(int64(Patience))
 	if err := s.SetReceiveTimeout(&patience); err != nil {
@@ -64,8 +64,7 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 		for _, m := range msgs {
 			switch m.Header.Type {
 			case unix.NLMSG_DONE:
-				// The list may have ended because of an error, and DONE then
-				// holds only that.
+				// The list may have ended with an error, which DONE then holds.
 				return errorIn(m.Data)
 			case unix.NLMSG_ERROR:
 				if len(m.Data) < 4 {
@@ -80,8 +79,47 @@ func dumpBy(s *nl.NetlinkSocket, req *nl.NetlinkRequest, see func(msg []byte) (m
 	}
 }
 
-// attributes reads the attributes at the end of a message. The kernel pads the
-// last one; nl relies on that, and panics where the padding is missing.
+// bounded lists what parse makes of the messages of a dump in the namespace, if it returns ok.
+// After most messages the error is ErrMany. With strict the kernel applies the request's filters
+// (5.0).
+func bounded[T any](ns *NS, family, most int, strict bool, req *nl.NetlinkRequest, parse func(msg []byte) (item T, ok bool, err error)) (list []T, err error) {
+	options := func(*nl.NetlinkSocket) error { return nil }
+	if strict {
+		options = strictly
+	}
+	err = ns.Do(func() error {
+		seen := 0
+		return dumpWith(family, options, req, func(msg []byte) (bool, error) {
+			if seen++; seen > most {
+				return false, ErrMany
+			}
+			item, ok, err := parse(msg)
+			if ok && err == nil {
+				list = append(list, item)
+			}
+			return true, err
+		})
+	})
+	return list, err
+}
+
+func strictly(s *nl.NetlinkSocket) error {
+	return unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+}
+
+// listed wraps the error of a list.
+func (ns *NS) listed(what string, most int, err error) error {
+	switch {
+	case errors.Is(err, ErrMany):
+		return fmt.Errorf("list %s of netns %d: %w (%d)", what, ns.inode, ErrMany, most)
+	case err != nil:
+		return fmt.Errorf("list %s of netns %d: %w", what, ns.inode, err)
+	}
+	return nil
+}
+
+// attributes reads the attributes at the end of a message. The kernel pads the last one; nl relies
+// on that, and panics where the padding is missing.
 func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
 	if rest := len(b) % unix.RTA_ALIGNTO; rest != 0 {
 		b = append(slices.Clip(b), make([]byte, unix.RTA_ALIGNTO-rest)...)
@@ -89,7 +127,7 @@ func attributes(b []byte) ([]syscall.NetlinkRouteAttr, error) {
 	return nl.ParseRouteAttr(b)
 }
 
-// errorIn reads the number that begins the data of an NLMSG_ERROR or NLMSG_DONE.
+// errorIn reads the error number at the start of an NLMSG_ERROR or NLMSG_DONE.
 func errorIn(data []byte) error {
 	if len(data) < 4 {
 		return nil

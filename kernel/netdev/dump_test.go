@@ -15,7 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// Who lives in a namespace may fill it: a look ends all the same, and keeps what it saw.
+// A namespace may be full of devices: a look ends all the same, and keeps what it saw.
 func TestManyLinks(t *testing.T) {
 	testkit.OnKernels(t)
 	made := testkit.NetNS(t)
@@ -50,8 +50,8 @@ func TestManyLinks(t *testing.T) {
 	}
 }
 
-// CAP_NET_ADMIN in a namespace is enough to send to any netlink socket that was
-// opened there. What a container says in the kernel's place does not count.
+// CAP_NET_ADMIN in a namespace is enough to send to any netlink socket that was opened there.
+// Messages that a container sends in the kernel's place are ignored.
 func TestForgedDump(t *testing.T) {
 	testkit.OnKernels(t)
 	made := testkit.NetNS(t)

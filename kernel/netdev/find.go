@@ -20,19 +20,19 @@ import (
 // ErrNoNS means that no process and no bind mount leads to a namespace.
 var ErrNoNS = errors.New("no path to network namespace")
 
-// ErrCutOff means that no path to a namespace was found, but not everything was
-// examined: the namespace may exist.
+// ErrCutOff means that no path to a namespace was found, but not everything was examined: the
+// namespace may exist.
 var ErrCutOff = errors.New("more processes or mounts than are looked through")
 
-// bounds limit a look at all processes. Anybody who may make a mount namespace
-// may make many, with many mounts.
+// bounds limit a look at all processes. A process that may make a mount namespace may make many,
+// with many mounts.
 type bounds struct{ processes, tables, mounts int }
 
 func ordinary() bounds { return bounds{processes: 32768, tables: 8192, mounts: 1 << 18} }
 
-// Finder finds paths to network namespaces. It looks again only for a namespace that it has not seen before, and then reads
-// the mount tables of other mount namespaces (possibly one per container) at most
-// once a second. It is safe for concurrent use.
+// Finder finds paths to network namespaces. It looks again only for a namespace that it has not
+// seen before, and then reads the mount tables of other mount namespaces (possibly one per
+// container) at most once a second. It is safe for concurrent use.
 type Finder struct {
 	proc   string
 	now    func() time.Time
@@ -40,16 +40,16 @@ type Finder struct {
 	bounds bounds
 
 	mu     sync.Mutex
-	near   *look // by our own mounts and the processes; nil: not looked yet
-	far    *look // in the mount tables of others; nil: not looked yet
+	near   *look // our own mounts and the processes; nil: not looked yet
+	far    *look // mount tables of other namespaces; nil: not looked yet
 	looked time.Time
-	others []string // whose tables these are
+	others []string // the processes of these tables
 }
 
-// look is what one look has seen.
+// look is the result of one look.
 type look struct {
 	found map[uint64][]string // paths by inode; the first is the best
-	cut   bool                // not all was seen
+	cut   bool                // not everything was examined
 }
 
 // NewFinder makes a Finder; now is its clock.
@@ -57,22 +57,20 @@ func NewFinder(proc string, now func() time.Time) *Finder {
 	return &Finder{proc: proc, now: now, bounds: ordinary()}
 }
 
-// NewGlance makes a Finder that looks once, when it is first asked. It does not
-// look again for a namespace that it did not see then, but does for one that has
-// gone since. It is for callers that work through a list of earlier entries, and
-// discard the Finder afterwards.
+// NewGlance makes a Finder that looks once, at its first use. It does not look again for a
+// namespace that it did not see then, but does for one that has gone since. It is for callers that
+// work through a list of earlier entries, and discard the Finder afterwards.
 func NewGlance(proc string) *Finder {
 	f := NewFinder(proc, time.Now)
 	f.once = true
 	return f
 }
 
-// Find returns a path by which the network namespace with the given inode can be
-// opened: a bind mount (in /run/netns, say), which outlives processes, proc/PID/ns/net,
-// or a bind mount in the mount namespace of a process. It may be one that an earlier
-// look has seen; else all of proc is read in the worst case. The error matches
-// [ErrNoNS] if there is none, or [ErrCutOff]; a namespace may also be kept alive by an
-// open file or a socket alone.
+// Find returns a path to the network namespace with the given inode: a bind mount (in /run/netns,
+// say), which outlives processes, proc/PID/ns/net, or a bind mount in the mount namespace of a
+// process. It may return a path of an earlier look; in the worst case it reads all of proc. The
+// error matches [ErrNoNS] if there is none, or [ErrCutOff]; an open file or a socket alone may also
+// keep a namespace alive.
 func (f *Finder) Find(inode uint64) (string, error) {
 	paths, err := f.paths(inode)
 	if err != nil {
@@ -81,8 +79,8 @@ func (f *Finder) Find(inode uint64) (string, error) {
 	return paths[0], nil
 }
 
-// paths gives at least one path that is shown to lead to a namespace. Another mount
-// may hide what is there, so that it leads elsewhere.
+// paths returns one or more paths that appear to lead to a namespace. Another mount may hide one,
+// so that it leads elsewhere.
 func (f *Finder) paths(inode uint64) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,14 +123,12 @@ func (f *Finder) lookNear() (err error) {
 	return err
 }
 
-// Open opens the network namespace with the given inode, through path if that
-// leads to it ("" does not), otherwise through the paths that are found as by
-// [Finder.Find]: it tries the next one if one leads elsewhere. It
-// checks after opening whether the path leads to the namespace: paths come and go
-// with containers, and a process may choose some of them. Errors: [ErrNoNS],
-// [ErrCutOff].
+// Open opens the network namespace with the given inode, through path if that leads to it ("" does
+// not), otherwise through the paths of [Finder.Find], until one leads to it. It checks that after
+// opening: paths come and go with containers, and a process may choose some of them. Errors:
+// [ErrNoNS], [ErrCutOff].
 func (f *Finder) Open(path string, inode uint64) (*NS, error) {
-	const tries = 3 // the first may be old paths
+	const tries = 3 // the first may return old paths
 	paths := []string{path}
 	for try := 0; ; try++ {
 		var failed error
@@ -173,10 +169,9 @@ func (f *Finder) forget() {
 	f.near, f.far = nil, nil
 }
 
-// All returns a path to each network namespace that a process lives in or that
-// is bind-mounted where a process can see it, by inode: that is where a Docker
-// Engine that runs in a container, or a service with private mounts, has its
-// bridges. It takes long.
+// All returns a path to each network namespace that a process lives in, or sees a bind mount of, by
+// inode. A Docker Engine in a container, or a service with private mounts, has its bridges there.
+// It takes long.
 func All(proc string) map[uint64]string {
 	l := newLook()
 	others, _ := l.lived(proc, ordinary())
@@ -186,7 +181,7 @@ func All(proc string) map[uint64]string {
 
 func newLook() *look { return &look{found: make(map[uint64][]string)} }
 
-// mostPaths bounds the paths to one namespace: many processes live in one.
+// mostPaths limits the paths to one namespace: many processes live in one.
 const mostPaths = 8
 
 // see notes a path to a namespace.
@@ -196,7 +191,7 @@ func (l *look) see(inode uint64, path string) {
 	}
 }
 
-// first gives the best path to each namespace.
+// first returns the best path to each namespace.
 func (l *look) first() map[uint64]string {
 	out := make(map[uint64]string, len(l.found))
 	for inode, paths := range l.found {
@@ -205,8 +200,8 @@ func (l *look) first() map[uint64]string {
 	return out
 }
 
-// lived notes the namespaces that processes live in. others holds one process of
-// each mount namespace except our own.
+// lived records the namespaces of processes. others holds one process of each mount namespace
+// except our own.
 func (l *look) lived(proc string, b bounds) (others []string, err error) {
 	d, err := os.Open(proc)
 	if err != nil {
@@ -249,11 +244,10 @@ func (l *look) lived(proc string, b bounds) (others []string, err error) {
 	}
 }
 
-// Mounted returns the network namespaces that are bind-mounted in the mount
-// namespace of a process (a PID, or "self"), by inode, with the path of each as
-// it is seen from here. Docker's overlay networks, for one, are found in no
-// other way: no process lives in them. What is mounted may be hidden by another
-// mount, so that the path leads elsewhere. A process that has ended has none.
+// Mounted returns the network namespaces that are bind-mounted in the mount namespace of a process
+// (a PID, or "self"), by inode, with their paths from here. Docker's overlay networks, for one, are
+// found in no other way: no process lives in them. Another mount may hide a path, so that it leads
+// elsewhere. A process that has ended has none.
 func Mounted(proc, pid string) map[uint64]string {
 	l := newLook()
 	l.mounted(proc, []string{pid}, ordinary())
@@ -268,7 +262,7 @@ func (l *look) mounted(proc string, pids []string, b bounds) {
 		if pid != "self" {
 			root = filepath.Join(proc, pid, "root")
 		}
-		// A table that cannot be read to its end still has a beginning.
+		// Of a table that fails to read, the beginning counts.
 		err := mountinfo.Read(proc, pid, func(m mountinfo.Mount) bool {
 			if left--; left < 0 {
 				l.cut = true
@@ -288,8 +282,8 @@ func (l *look) mounted(proc string, pids []string, b bounds) {
 	}
 }
 
-// InodeOf returns the inode of the network namespace of a process. An error
-// matches fs.ErrNotExist if the process has ended.
+// InodeOf returns the inode of the network namespace of a process. An error matches fs.ErrNotExist
+// if the process has ended.
 func InodeOf(proc string, pid int) (uint64, error) {
 	path := filepath.Join(proc, strconv.Itoa(pid), "ns", "net")
 	target, err := os.Readlink(path)

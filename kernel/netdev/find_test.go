@@ -43,8 +43,8 @@ func nsfs(inode int, dir string) string {
 	return fmt.Sprintf("146 44 0:4 net:[%d] %s rw - nsfs nsfs rw\n", inode, dir)
 }
 
-// A node whose mounts hide others has paths that lead elsewhere: the next is tried. One's
-// own namespace needs no path.
+// A node with mounts that hide others has paths that lead elsewhere: the next is tried. One's own
+// namespace needs no path.
 func TestHiddenMounts(t *testing.T) {
 	own, err := InodeOf("/proc", os.Getpid())
 	if err != nil {
@@ -87,8 +87,7 @@ func TestHiddenMounts(t *testing.T) {
 	}
 }
 
-// BenchmarkOpenKnobs opens what a Restore has to where 200 containers have ten
-// entries each.
+// BenchmarkOpenKnobs opens the knobs of a Restore with 200 containers of ten entries each.
 func BenchmarkOpenKnobs(b *testing.B) {
 	var refs []journal.Ref
 	for range 200 {
@@ -110,7 +109,7 @@ func BenchmarkOpenKnobs(b *testing.B) {
 	}
 }
 
-// What was not looked for everywhere is not known to have gone.
+// After an incomplete search a namespace is not known to have gone.
 func TestCutOff(t *testing.T) {
 	p := newProcs(t)
 	for i := range 4 {
@@ -144,8 +143,8 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// A Finder looks again for what it has not seen, a glance does not; neither does
-// for what it has seen.
+// A Finder looks again for a namespace that it has not seen, a glance does not; neither looks again
+// for one that it has seen.
 func TestLooks(t *testing.T) {
 	p := newProcs(t)
 	p.add("100", 100, 100, nsfs(200, "/a"))
@@ -176,7 +175,7 @@ func TestLooks(t *testing.T) {
 	}
 	want("gone", finder, 100, "100/ns/net") // without a look
 	for _, f := range []*Finder{finder, glance} {
-		// Opening finds out.
+		// Opening notices.
 		if ns, err := f.Open("", 100); !errors.Is(err, ErrNoNS) {
 			t.Errorf("gone: %v, %v", ns, err)
 		}

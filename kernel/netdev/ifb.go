@@ -11,35 +11,32 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// The values of an IFB knob. Any other value describes a device of that name that
-// belongs to somebody else, and that is neither used nor removed.
+// The values of an IFB knob. Any other value describes a foreign device of that name, which is
+// neither used nor removed.
 const (
 	NoIFB  = "none"
 	OurIFB = "ifb"
 )
 
-// ifbMAC is the address of each of our IFBs, and identifies them: "\2flifb",
-// locally administered. Nothing is ever sent to it. Unlike an alias it can be set
-// in the call that makes the device.
+// ifbMAC is the address of each of our IFBs, and identifies them: "\2flifb", locally administered.
+// Nothing is ever sent to it. Unlike an alias it can be set in the call that makes the device.
 var ifbMAC = [6]byte{0x02, 'f', 'l', 'i', 'f', 'b'}
 
-// ifbQueue is the queue length of an IFB, in packets. The kernel's own (32) is
-// for packets that somebody sends; these have crossed the wire already.
+// ifbQueue is the queue length of an IFB, in packets. The kernel's default (32) is for packets of
+// local senders; these have crossed the wire already.
 const ifbQueue = 1000
 
-// IFBName is the name of the IFB that stands for what the device with the given
-// index receives.
+// IFBName returns the name of the IFB for what the device with an index receives.
 func IFBName(index int) string { return fmt.Sprintf("flifb%d", index) }
 
-// IFB returns the knob of the intermediate functional block for a device: one
-// whose egress can shape what that device receives. Write of OurIFB makes it,
-// up and with nothing led into it; NoIFB removes it. A device of its name that
-// we have not made is no error of Read, but is one of Write.
+// IFB returns the knob of the intermediate functional block for a device, which shapes what that
+// device receives at its own egress. Write of OurIFB makes it, up and with no packets redirected to
+// it; NoIFB removes it. A foreign device of its name is no error of Read, but is one of Write.
 func (ns *NS) IFB(index int) journal.Knob { return ifb{ns, index} }
 
 type ifb struct {
 	ns    *NS
-	index int // of the device that it stands for
+	index int // of the device that it is for
 }
 
 func (i ifb) Ref() journal.Ref { return deviceRef(KindIFB, i.ns, i.index, "ifb") }
@@ -58,7 +55,7 @@ func (i ifb) Read() (string, error) {
 	return fmt.Sprintf("somebody's %s, index %d", l.Type(), l.Attrs().Index), nil
 }
 
-// link gives the device of our name, nil if there is none.
+// link returns the device of our name, or nil.
 func (i ifb) link() (l netlink.Link, err error) {
 	err = i.ns.with(func(h *netlink.Handle) error {
 		l, err = h.LinkByName(IFBName(i.index))
@@ -98,8 +95,7 @@ func (i ifb) Write(value string) error {
 	return fmt.Errorf("make %s of %s in netns %d: there is %s", value, name, i.ns.inode, now)
 }
 
-// RaiseIFB sets the IFB for a device up again, should somebody have set it down. Errors:
-// ErrNoLink, where there is none of ours.
+// RaiseIFB sets the IFB for a device up again. Errors: ErrNoLink if there is none of ours.
 func (ns *NS) RaiseIFB(index int) error {
 	i := ifb{ns, index}
 	now, err := i.Read()

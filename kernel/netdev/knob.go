@@ -15,18 +15,17 @@ const (
 	KindThreaded = "threaded"
 	KindRPS      = "rps"
 	KindIFB      = "ifb"
+	KindPair     = "pair"
 	KindSysfs    = "sysfs"
 )
 
-// deviceRef names a knob of one device. The namespace is named by its inode,
-// since paths to it come and go.
+// deviceRef names a knob of one device. Its namespace is an inode, since paths come and go.
 func deviceRef(kind string, ns *NS, index int, detail string) journal.Ref {
 	return journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d/%s", ns.inode, index, detail)}
 }
 
-// OpenKnob opens the knob that an earlier process wrote into the journal.
-// Errors: journal.ErrGone, when the namespace has gone; ErrCutOff, when that is
-// not known.
+// OpenKnob opens a knob by its entry in the journal. Errors: journal.ErrGone if the namespace has
+// gone; ErrCutOff if that is not known.
 //
 // The knob keeps its namespace open until it is closed (it is an io.Closer).
 func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {
@@ -53,7 +52,7 @@ func OpenKnob(find *Finder, ref journal.Ref) (journal.Knob, error) {
 	return opened{knob(ns, index), ns}, nil
 }
 
-// knobOf gives what makes a knob of a kind, without touching the host.
+// knobOf returns the constructor of a kind of knob, without touching the host.
 func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 	switch kind {
 	case KindOffload:
@@ -68,6 +67,8 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 		return func(ns *NS, _ int) journal.Knob { return superblock{ns} }, nil
 	case KindIFB:
 		return (*NS).IFB, nil
+	case KindPair:
+		return func(ns *NS, index int) journal.Knob { return ns.Pair(index, nil) }, nil
 	case KindRPS:
 		queue, err := strconv.Atoi(detail)
 		if err != nil || queue < 0 {
@@ -78,7 +79,7 @@ func knobOf(kind, detail string) (func(*NS, int) journal.Knob, error) {
 	return nil, errors.New("unknown kind")
 }
 
-// opened is a knob together with the namespace that was opened for it.
+// opened is a knob with the namespace that was opened for it.
 type opened struct {
 	journal.Knob
 	ns *NS

@@ -20,7 +20,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// pair is a veth with its ends in two namespaces, as a container has it.
+// pair is a veth with its ends in two namespaces, like a container's.
 type pair struct {
 	host, inside *netdev.NS
 	h0, eth0     int // indices
@@ -102,7 +102,7 @@ func TestKnobsOfAVeth(t *testing.T) {
 	}
 }
 
-// A device that polls in a thread says by which.
+// A device that polls in a thread reports the thread.
 func TestNAPIs(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
@@ -125,8 +125,8 @@ func TestNAPIs(t *testing.T) {
 	}
 }
 
-// zeroMask gives the form in which this kernel shows an empty CPU mask: its
-// width depends on the number of possible CPUs.
+// zeroMask returns the form in which this kernel shows an empty CPU mask: its width depends on the
+// number of possible CPUs.
 func zeroMask(t *testing.T, p pair) string {
 	v, err := p.inside.RPS(p.eth0, 0).Read()
 	if err != nil || strings.Trim(v, "0,") != "" {
@@ -160,9 +160,8 @@ func TestKnobOfADeviceThatWent(t *testing.T) {
 	}
 }
 
-// A veth whose polling is off has nothing that could be threaded: for that it is
-// refused while it is in operation, and counts as gone when it is not, as on its way
-// out.
+// A veth without polling has nothing to be threaded: an attempt is refused while it is up, and the
+// device counts as gone when it is down, as on its way out.
 func TestThreadedWithoutNAPI(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
@@ -191,8 +190,8 @@ func TestThreadedWithoutNAPI(t *testing.T) {
 func TestOpenKnob(t *testing.T) {
 	testkit.NeedRoot(t)
 	p := newPair(t)
-	// A namespace that is held by this test's descriptor alone cannot be
-	// found again, as after a container's end.
+	// A namespace that only this test's descriptor keeps alive cannot be found again, as after a
+	// container's end.
 	if _, err := netdev.OpenKnob(netdev.NewFinder("/proc", time.Now), p.inside.Threaded(p.eth0).Ref()); !errors.Is(err, journal.ErrGone) {
 		t.Errorf("open knob in a namespace without a path: %v, want ErrGone", err)
 	}
@@ -229,7 +228,7 @@ func TestOpenKnob(t *testing.T) {
 	}
 }
 
-// An IFB is made and removed; one of its name that is somebody's is neither.
+// An IFB is made and removed; a foreign one of its name is neither.
 func TestIFB(t *testing.T) {
 	testkit.Smoke(t, "knob:ifb")
 	testkit.NeedRoot(t)
@@ -282,8 +281,8 @@ func TestIFB(t *testing.T) {
 	expect(was)
 }
 
-// A runtime has made the namespace's sysfs read-only. Who reads it must not get
-// in the way of who writes, nor who writes in that of another.
+// A runtime has made the namespace's sysfs read-only. Readers and writers, and several writers,
+// must not get in each other's way.
 func TestReadOnlySysfs(t *testing.T) {
 	testkit.OnKernels(t)
 	testkit.NeedRoot(t)
@@ -332,8 +331,8 @@ func TestReadOnlySysfs(t *testing.T) {
 	}
 }
 
-// readOnlySysfs gives a namespace with a device that can poll in threads, in which a
-// runtime has made sysfs read-only, and what says whether it still is.
+// readOnlySysfs returns a namespace with a device that can poll in threads and a sysfs that a
+// runtime has made read-only, and a function that reports whether it still is.
 func readOnlySysfs(t *testing.T) (ns *netdev.NS, eth0 int, readOnly func() bool) {
 	t.Helper()
 	a, b := testkit.NetNS(t), testkit.NetNS(t)
@@ -381,8 +380,8 @@ func (d dying) Write(string) error {
 	panic(errors.Join(errKilled, err))
 }
 
-// A write that a kill interrupts leaves a container's sysfs writable, and a note of
-// that, by which whoever comes next makes it read-only again.
+// A write that a kill interrupts leaves a container's sysfs writable, and an entry by which the
+// next agent makes it read-only again.
 func TestSysfsInterrupted(t *testing.T) {
 	testkit.Smoke(t, "knob:sysfs")
 	testkit.NeedRoot(t)
@@ -422,4 +421,60 @@ func TestSysfsInterrupted(t *testing.T) {
 func kernelOpener() journal.Opener {
 	find := netdev.NewGlance("/proc")
 	return func(ref journal.Ref) (journal.Knob, error) { return netdev.OpenKnob(find, ref) }
+}
+
+// A pair joins two namespaces, and goes with the knob; a foreign one of its name is left alone.
+func TestPair(t *testing.T) {
+	testkit.Smoke(t, "knob:pair")
+	testkit.NeedRoot(t)
+	inside, outside := testkit.NetNS(t), testkit.NetNS(t)
+	ns, to := openNS(t, inside.Path), openNS(t, outside.Path)
+	k := ns.Pair(7, to)
+	expect := func(want string) {
+		t.Helper()
+		if got, err := k.Read(); err != nil || got != want {
+			t.Fatalf("%q, %v, want %q", got, err, want)
+		}
+	}
+	expect(netdev.NoPair)
+	for range 2 {
+		if err := k.Write(netdev.OurPair); err != nil {
+			t.Fatal(err)
+		}
+		expect(netdev.OurPair)
+	}
+	inner, outer, err := ns.PairEnds(7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ns, index := range map[*netdev.NS]int{ns: inner, to: outer} {
+		if l, err := ns.Link(index); err != nil || l.Kind != "veth" || !l.Up {
+			t.Errorf("%+v, %v", l, err)
+		}
+	}
+	if err := ns.Pair(7, nil).Write(netdev.NoPair); err != nil { // as after a restart
+		t.Fatal(err)
+	}
+	expect(netdev.NoPair)
+	if _, _, err := ns.PairEnds(7); !errors.Is(err, netdev.ErrNoLink) {
+		t.Errorf("ends of what has gone: %v", err)
+	}
+	if _, err := to.Link(outer); !errors.Is(err, netdev.ErrNoLink) {
+		t.Errorf("the outer end: %v", err)
+	}
+
+	theirs := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "flov7"}}
+	if err := ns.Do(func() error { return netlink.LinkAdd(theirs) }); err != nil {
+		t.Fatal(err)
+	}
+	was, err := k.Read()
+	if err != nil || !strings.HasPrefix(was, "somebody's bridge") {
+		t.Fatalf("%q, %v", was, err)
+	}
+	for _, v := range []string{netdev.OurPair, netdev.NoPair} {
+		if err := k.Write(v); err == nil {
+			t.Errorf("%s was written over somebody's", v)
+		}
+	}
+	expect(was)
 }

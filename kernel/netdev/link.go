@@ -4,27 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
-	"syscall"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// MostLinks bounds a look at the host's namespace, where each of 65,534
-// containers may have a device or two.
+// MostLinks limits a look at the host's namespace, where each of 65,534 containers may have a
+// device or two.
 const MostLinks = 1 << 18
 
 // maxAddrs is how many addresses of one device are reported.
 const maxAddrs = 64
-
-const (
-	watchPause = 5 * time.Millisecond // between two calls of a watch
-	maxDrain   = 8192                 // messages before such a call
-)
 
 // Link is a network device as its namespace shows it.
 type Link struct {
@@ -34,24 +26,21 @@ type Link struct {
 	MAC    string // in colon form, "" if it has none
 	MTU    int    // bytes
 	Up     bool
-	Ether  bool     // its packets have Ethernet headers: not those of WireGuard, tun, PPP
+	Ether  bool     // its packets have Ethernet headers, unlike those of WireGuard, tun, PPP
 	Addrs  []string // prefixes in CIDR form, IPv4 and IPv6
 	Master int      // index of the bridge or bond that it is a port of; 0 if none
 
-	// Peer is the index of the other end of a veth, or of the device below a
-	// macvlan or VLAN; 0 if none. PeerNS is the id of the namespace that Peer
-	// lies in as this namespace knows it (see [NS.ID]), -1 if it is this one.
+	// Peer is the index of the other end of a veth, or of the device below a macvlan or VLAN; 0 if
+	// none. PeerNS is the id of Peer's namespace inside this one (see [NS.ID]), -1 for this one.
 	Peer   int
 	PeerNS int
 
 	RxQueues, TxQueues int
 }
 
-// Links lists the devices in the namespace, loopback included: the first of them
-// that the kernel shows, and of each at most 64 addresses. Where there are more
-// devices or addresses than most, the error matches [ErrMany], and what was seen up
-// to there is returned with it. A device that changes its name or goes while it
-// is read may be left out.
+// Links lists the devices in the namespace, loopback included, with up to 64 addresses each. If
+// there are more devices or addresses than most, the error matches [ErrMany] and comes with those
+// seen so far. It may leave out a device that goes, or changes its name, meanwhile.
 func (ns *NS) Links(most int) ([]Link, error) {
 	var links []Link
 	err := ns.Do(func() error {
@@ -81,28 +70,22 @@ func (ns *NS) Links(most int) ([]Link, error) {
 			}
 		}))
 	})
-	if errors.Is(err, ErrMany) {
-		return links, fmt.Errorf("list links of netns %d: %w (%d)", ns.inode, ErrMany, most)
+	if err != nil && !errors.Is(err, ErrMany) {
+		links = nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("list links of netns %d: %w", ns.inode, err)
-	}
-	return links, nil
+	return links, ns.listed("links", most, err)
 }
 
-// addresses passes the addresses of the device with an index, or of all for 0, to see,
-// as prefixes. The error is ErrMany where there are more than most.
+// addresses passes the addresses of the device with an index, or of all for 0, to see, as prefixes.
+// The error is ErrMany if there are more than most.
 func addresses(index, most int, see func(index int, prefix string)) error {
 	head := nl.NewIfAddrmsg(unix.AF_UNSPEC)
 	head.Index = uint32(index)
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	req.AddData(head)
 	seen := 0
-	// Without strict checks (5.0) the kernel lists all whatever the index.
-	strict := func(s *nl.NetlinkSocket) error {
-		return unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	}
-	return dumpWith(unix.NETLINK_ROUTE, strict, req, func(msg []byte) (bool, error) {
+	// Without strict checks (5.0) the kernel lists all regardless of the index.
+	return dumpWith(unix.NETLINK_ROUTE, strictly, req, func(msg []byte) (bool, error) {
 		if seen++; seen > most {
 			return false, ErrMany
 		}
@@ -123,8 +106,8 @@ func linksRequest() *nl.NetlinkRequest {
 	return req
 }
 
-// parseAddr reads the device and the prefix out of an RTM_NEWADDR message: of a
-// point-to-point link IFA_LOCAL is our end, alone, and IFA_ADDRESS the other one.
+// parseAddr reads the device and the prefix out of an RTM_NEWADDR message: of a point-to-point link
+// IFA_LOCAL is our end, alone, and IFA_ADDRESS the other one.
 func parseAddr(msg []byte) (index int, prefix string, err error) {
 	if len(msg) < unix.SizeofIfAddrmsg {
 		return 0, "", errors.New("short address message")
@@ -153,8 +136,8 @@ func parseAddr(msg []byte) (index int, prefix string, err error) {
 	return int(head.Index), (&net.IPNet{IP: addr, Mask: net.CIDRMask(bits, 8*len(addr))}).String(), nil
 }
 
-// Link returns the device with the given index, without its addresses. The
-// error matches [ErrNoLink] if there is none.
+// Link returns the device with the given index, without its addresses. The error matches
+// [ErrNoLink] if there is none.
 func (ns *NS) Link(index int) (Link, error) {
 	var link Link
 	err := ns.with(func(h *netlink.Handle) error {
@@ -174,8 +157,8 @@ func (ns *NS) Link(index int) (Link, error) {
 	return link, nil
 }
 
-// Index returns the index of the device with a name. The error matches
-// [ErrNoLink] if there is none.
+// Index returns the index of the device with a name. The error matches [ErrNoLink] if there is
+// none.
 func (ns *NS) Index(name string) (index int, err error) {
 	err = ns.with(func(h *netlink.Handle) error {
 		l, err := h.LinkByName(name)
@@ -196,7 +179,7 @@ func (ns *NS) Index(name string) (index int, err error) {
 // ErrNoLink means that a namespace has no device with that index.
 var ErrNoLink = errors.New("no such network device")
 
-// NoLink says whether rtnetlink, or its library, answers so.
+// NoLink reports whether an error of rtnetlink, or its library, means a missing device.
 func NoLink(err error) bool {
 	var missing netlink.LinkNotFoundError
 	return errors.As(err, &missing) || errors.Is(err, unix.ENODEV)
@@ -220,86 +203,8 @@ func fromNetlink(l netlink.Link) Link {
 	}
 }
 
-// Watch calls changed, from a goroutine of its own, whenever a device or an
-// address in the namespace may have changed, until stop is called. Whoever
-// lives in the namespace decides how often that is, up to 200 times a second.
-// A watch keeps the namespace alive, also after the NS is closed.
-func (ns *NS) Watch(changed func()) (stop func() error, err error) {
-	f, conn, err := ns.listen(deviceGroups)
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		for conn.Read(func(fd uintptr) bool { return drain(int(fd)) }) == nil { // until f is closed
-			changed()
-			time.Sleep(watchPause)
-		}
-	}()
-	return f.Close, nil
-}
-
-// WatchDevices is Watch, except that it says which devices may have changed, and tells of
-// their qdiscs, classes and filters as well. With lost, others may have changed, too.
-func (ns *NS) WatchDevices(changed func(devices map[int]bool, lost bool)) (stop func() error, err error) {
-	f, conn, err := ns.listen(deviceGroups | unix.RTMGRP_TC)
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		for {
-			var devices map[int]bool
-			var lost bool
-			if conn.Read(func(fd uintptr) bool {
-				devices, lost = devicesTold(int(fd))
-				return lost || len(devices) > 0
-			}) != nil { // f is closed
-				return
-			}
-			changed(devices, lost)
-			time.Sleep(watchPause)
-		}
-	}()
-	return f.Close, nil
-}
-
-// deviceGroups are the multicast groups of devices and addresses.
-const deviceGroups = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
-
-// listen opens a socket to which the kernel sends what changes in the namespace.
-func (ns *NS) listen(groups uint32) (*os.File, syscall.RawConn, error) {
-	var fd int
-	err := ns.Do(func() (err error) {
-		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-		return err
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
-	}
-	f := os.NewFile(uintptr(fd), "rtnetlink")
-	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups})
-	conn, connErr := f.SyscallConn()
-	if err = errors.Join(err, connErr); err != nil {
-		f.Close()
-		return nil, nil, fmt.Errorf("watch links of netns %d: %w", ns.inode, err)
-	}
-	return f, conn, nil
-}
-
-// drain reads all pending messages, and says whether there were any. Their
-// content does not matter, because the reader looks again; so they may also be
-// truncated, or lost (ENOBUFS).
-func drain(fd int) bool {
-	var buf [64]byte
-	for n := 0; ; n++ {
-		_, err := unix.Read(fd, buf[:])
-		if errors.Is(err, unix.EAGAIN) || n == maxDrain {
-			return n > 0
-		}
-	}
-}
-
-// Speed returns the rate of a device in bit/s as its driver reports it, and 0
-// where it does not: virtual devices often have no rate, or make one up.
+// Speed returns the rate of a device in bit/s as its driver reports it, or 0: virtual devices often
+// have no rate, or make one up.
 func (ns *NS) Speed(index int) (uint64, error) {
 	text, err := attribute{ns, index, "speed"}.read()
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -315,7 +220,7 @@ func (ns *NS) Speed(index int) (uint64, error) {
 	return uint64(mbit) * 1e6, nil
 }
 
-// Sent gives how many bytes a device has sent, link headers included.
+// Sent returns how many bytes a device has sent, link headers included.
 func (ns *NS) Sent(index int) (uint64, error) {
 	text, err := attribute{ns, index, "statistics/tx_bytes"}.read()
 	if err != nil {

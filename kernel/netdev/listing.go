@@ -1,7 +1,6 @@
 package netdev
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -12,17 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listing lists the devices of one namespace. It asks the kernel again only for those
-// that have changed, or whose addresses have. It is for a namespace with a device for
-// each container, which is looked at for each container. Its socket keeps the namespace
-// alive until Close. It is safe for concurrent use.
+// Listing lists the devices of one namespace, and asks the kernel again only for changed ones. It
+// is for a namespace with a device per container, which is looked at for each container. Its socket
+// keeps the namespace alive until Close. It is safe for concurrent use.
 type Listing struct {
 	mu    sync.Mutex
 	path  string // to the namespace
 	f     *os.File
 	conn  syscall.RawConn
 	links []Link
-	known bool // links is what there is, but for what the kernel has told of since
+	known bool // links is up to date, except for pending messages
 	lists int
 	asked int // for single devices
 }
@@ -34,18 +32,18 @@ func NewListing(path string) (*Listing, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	// From before the first list, so that no change falls between the two.
-	f, conn, err := ns.listen(deviceGroups)
+	// Before the first list, so that no change is missed.
+	f, conn, err := ns.listen(unix.NETLINK_ROUTE, deviceGroups...)
 	if err != nil {
 		return nil, err
 	}
 	return &Listing{path: path, f: f, conn: conn}, nil
 }
 
-// Links is [NS.Links] of at most [MostLinks]. The kernel queues the message about a
-// change before whoever made it goes on, so a caller sees what was there before the
-// call. The exception is an IPv6 address, of which the kernel tells once it has found
-// that nobody else has it. The caller must not change the list.
+// Links is [NS.Links] of at most [MostLinks]. The kernel queues the message about a change before
+// the changer's call returns, so a caller sees what was there before. The exception is an IPv6
+// address, which the kernel reports after duplicate address detection. The caller must not change
+// the list.
 func (l *Listing) Links() ([]Link, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,7 +60,7 @@ func (l *Listing) Links() ([]Link, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	// A list of all costs about as much as asking for a few by themselves.
+	// A list of all costs about as much as a few single requests.
 	if l.known && !lost && len(changed) <= 16+len(l.links)/16 && l.renew(ns, changed) == nil {
 		return l.links, nil
 	}
@@ -102,35 +100,6 @@ func (l *Listing) renew(ns *NS, changed map[int]bool) error {
 	slices.SortFunc(links, func(a, b Link) int { return a.Index - b.Index })
 	l.links = links
 	return nil
-}
-
-// devicesTold reads all pending messages, and gives the devices that they are about. lost
-// says that there were more. Anybody may send such messages, so they say nothing but
-// where to look.
-func devicesTold(fd int) (changed map[int]bool, lost bool) {
-	changed = make(map[int]bool)
-	buf := make([]byte, 32<<10)
-	for range maxDrain {
-		n, err := unix.Read(fd, buf)
-		if errors.Is(err, unix.EAGAIN) {
-			return changed, lost
-		}
-		if err != nil { // ENOBUFS
-			lost = true
-			continue
-		}
-		messages, err := syscall.ParseNetlinkMessage(buf[:n])
-		for _, m := range messages {
-			// struct ifinfomsg, struct ifaddrmsg and struct tcmsg have the index at the same place.
-			if len(m.Data) < 8 {
-				lost = true
-				continue
-			}
-			changed[int(int32(binary.NativeEndian.Uint32(m.Data[4:])))] = true
-		}
-		lost = lost || err != nil
-	}
-	return changed, true
 }
 
 // Close ends the Listing.

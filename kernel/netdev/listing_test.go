@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// The kernel is asked once for each change, for what has changed alone, however often the
-// list is wanted, and what was changed before a call is in what it returns.
+// The kernel is asked once per change, for what has changed only, however often the list is read,
+// and the list includes every change before the call.
 func TestListing(t *testing.T) {
 	made := testkit.NetNS(t)
 	l, err := NewListing(made.Path)

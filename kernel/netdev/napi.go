@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// ErrNoNAPIList means that the kernel has no netlink family that lists NAPI
-// contexts (it came with 6.7). Threads must then be identified by their names.
+// ErrNoNAPIList means that the kernel's netlink does not list NAPI contexts (since 6.7). Threads
+// must then be identified by their names.
 var ErrNoNAPIList = errors.New("kernel does not list napi contexts")
 
 // NAPI is one polling context of a device.
@@ -34,8 +34,8 @@ const (
 	napiPID       = 4  // NETDEV_A_NAPI_PID
 )
 
-// NAPIs lists the polling contexts of one device, or of every device in the
-// namespace for index 0, by ID. Errors: ErrNoNAPIList, ErrNoLink.
+// NAPIs lists the polling contexts of one device, or of every device in the namespace for index 0,
+// by ID. Errors: ErrNoNAPIList, ErrNoLink.
 func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 	var list []NAPI
 	err := ns.Do(func() error {
@@ -70,15 +70,14 @@ func (ns *NS) NAPIs(index int) ([]NAPI, error) {
 	return list, nil
 }
 
-// genlHeader is a generic netlink header: command, version and two reserved
-// bytes, which newer families require to be zero and nl.Genlmsg leaves to chance.
+// genlHeader is a generic netlink header: command, version and two reserved bytes, which newer
+// families require to be zero and nl.Genlmsg does not set.
 type genlHeader [nl.SizeofGenlmsg]byte
 
 func (h genlHeader) Len() int          { return len(h) }
 func (h genlHeader) Serialize() []byte { return h[:] }
 
-// parseNAPI reads one NAPI out of a generic netlink message, its 4-byte header
-// included.
+// parseNAPI reads one NAPI out of a generic netlink message, its 4-byte header included.
 func parseNAPI(msg []byte) (NAPI, error) {
 	var n NAPI
 	if len(msg) < nl.SizeofGenlmsg {
@@ -105,21 +104,31 @@ func parseNAPI(msg []byte) (NAPI, error) {
 	return n, nil
 }
 
-// Threaded returns the knob that makes every NAPI of a device a kernel thread
-// ("1") or part of the softirq ("0").
+// Threaded returns the knob that makes every NAPI of a device a kernel thread ("1") or part of the
+// softirq ("0").
 func (ns *NS) Threaded(index int) journal.Knob {
 	return sysfsKnob{KindThreaded, "", attribute{ns, index, "threaded"}}
 }
 
-// RPS returns the knob of the CPUs to which a receive queue hands its packets,
-// as the mask that sysfs shows. A queue served by a thread must not hand them
-// on: that would take the work out of the thread again.
+// InThreads reports whether kernel threads poll a device, or would if it were polled. Errors:
+// journal.ErrGone or ErrNoLink if the device has gone.
+func (ns *NS) InThreads(index int) (bool, error) {
+	list, err := ns.NAPIs(index)
+	if errors.Is(err, ErrNoNAPIList) {
+		value, err := ns.Threaded(index).Read()
+		return value == "1", err
+	}
+	return slices.ContainsFunc(list, func(n NAPI) bool { return n.Thread != 0 }), err
+}
+
+// RPS returns the knob of the CPUs that a receive queue hands its packets to, as the mask in sysfs.
+// A queue served by a thread must not hand them on: that would take the work out of the thread.
 func (ns *NS) RPS(index, queue int) journal.Knob {
 	return sysfsKnob{KindRPS, fmt.Sprint(queue), attribute{ns, index, fmt.Sprintf("queues/rx-%d/rps_cpus", queue)}}
 }
 
-// MaskCPUs gives the CPUs of a mask as RPS has them: hexadecimal words of 32
-// bits, the highest first, with commas between. They are sorted.
+// MaskCPUs returns the sorted CPUs of a mask of RPS: hexadecimal words of 32 bits, the highest
+// first, separated by commas.
 func MaskCPUs(mask string) ([]int, error) {
 	var cpus []int
 	words := strings.Split(mask, ",")
@@ -138,8 +147,8 @@ func MaskCPUs(mask string) ([]int, error) {
 	return cpus, nil
 }
 
-// CPUMask gives the mask of CPUs in the form of another mask that the kernel has shown:
-// with as many digits. CPUs beyond these are left out.
+// CPUMask returns the mask of CPUs in the form of another mask from the kernel: with as many
+// digits. It leaves out CPUs beyond these.
 func CPUMask(cpus []int, like string) string {
 	mask, first := []byte(like), 0
 	for i := len(mask) - 1; i >= 0; i-- {
@@ -169,8 +178,8 @@ func (k sysfsKnob) Ref() journal.Ref {
 func (k sysfsKnob) Read() (string, error)    { return k.attr.read() }
 func (k sysfsKnob) Write(value string) error { return k.attr.write(value) }
 
-// Exposes names the superblock of the namespace's sysfs, which Write makes
-// writable if a container runtime has made it read-only.
+// Exposes names the superblock of the namespace's sysfs, which Write makes writable if a container
+// runtime has made it read-only.
 func (k sysfsKnob) Exposes() (journal.Ref, string, string, error) {
 	s := superblock{k.attr.ns}
 	now, err := s.Read()

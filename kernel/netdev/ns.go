@@ -1,9 +1,8 @@
-// Package netdev reads network devices, and turns their knobs, in any network
-// namespace of this host.
+// Package netdev reads network devices, and turns their knobs, in any network namespace of this
+// host.
 //
-// It speaks rtnetlink and ethtool; queueing disciplines belong to package qdisc. It
-// knows devices, not containers. Package container uses it to read, and the features
-// use it to write.
+// It speaks rtnetlink and ethtool; queueing disciplines belong to package qdisc. It knows devices,
+// not containers. Package container uses it to read, and the features use it to write.
 package netdev
 
 import (
@@ -19,15 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Patience is how long to wait for an answer of the kernel over netlink. The
-// kernel carries out a request while it is sent, which nothing bounds; but an
-// answer that was lost, because the socket's buffer was full, never comes.
+// Patience limits the wait for an answer of the kernel over netlink. The kernel works while the
+// request is sent, for any time; but an answer that was lost, because the socket's buffer was full,
+// never comes.
 const Patience = 5 * time.Second
 
-// NS is an open network namespace. While it is open the kernel keeps the
-// namespace alive, and with it the devices inside, so it must be closed soon
-// or by whoever watches the container's end. Its methods may be called from
-// several goroutines.
+// NS is an open network namespace. While it is open the kernel keeps the namespace and its devices
+// alive, so close it soon, or when the container ends. Its methods may be called from several
+// goroutines.
 type NS struct {
 	f     *os.File
 	inode uint64
@@ -36,13 +34,12 @@ type NS struct {
 	h  *netlink.Handle // opened inside at the first use
 }
 
-// Open opens the network namespace that path (/proc/PID/ns/net, or a bind mount
-// of one) refers to. In a path through /proc/PID/root, a process may have chosen
-// everything behind that, so no link in it is followed.
+// Open opens the network namespace at path (/proc/PID/ns/net, or a bind mount of one). Below
+// /proc/PID/root, a process may have chosen everything, so no link there is followed.
 func Open(path string) (*NS, error) {
-	// Whoever can write to a directory on the way may have put something
-	// else there: a FIFO or a device that must not even be opened. So look
-	// before opening, and open what was looked at.
+	// A process that can write to a directory on the way may have put something else there: a FIFO
+	// or a device that must not even be opened. So look before opening, and open what was looked
+	// at.
 	at, err := openPath(path)
 	if err != nil {
 		return nil, &os.PathError{Op: "open netns", Path: path, Err: err}
@@ -68,16 +65,16 @@ func Open(path string) (*NS, error) {
 	return &NS{f: f, inode: st.Ino}, nil
 }
 
-// New makes a network namespace of its own. It has no name anywhere, and lives as long
-// as it is open.
+// New makes a network namespace of its own. It has no name anywhere, and lives as long as it is
+// open.
 func New() (ns *NS, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The first thread must stay where it is. While it is locked here, the next
-			// goroutine gets another one.
+			// The first thread must stay where it is. While it is locked here, the next goroutine
+			// gets another one.
 			defer runtime.UnlockOSThread()
 			ns, err = New()
 			return
@@ -96,7 +93,7 @@ func New() (ns *NS, err error) {
 
 var errNotNS = errors.New("not a network namespace")
 
-// openPath opens a path to look at what is there.
+// openPath opens a path to examine it.
 func openPath(path string) (fd int, err error) {
 	at := throughRoot.FindStringSubmatch(path)
 	if at == nil {
@@ -107,9 +104,9 @@ func openPath(path string) (fd int, err error) {
 		return -1, err
 	}
 	defer unix.Close(root)
-	// Use only what the kernel has cached, as it has the path to any mount. A
-	// file system that the process serves itself (FUSE) could make us wait for an
-	// answer. In busy directories this fails now and then.
+	// Use only what the kernel has cached, as it has the path to any mount. A file system that the
+	// process serves itself (FUSE) could make us wait for an answer. In busy directories this fails
+	// now and then.
 	for try := 0; ; try++ {
 		fd, err = unix.Openat2(root, at[2], &unix.OpenHow{
 			Flags:   unix.O_PATH | unix.O_CLOEXEC,
@@ -125,15 +122,15 @@ func openPath(path string) (fd int, err error) {
 // resolveCached is RESOLVE_CACHED of linux/openat2.h (5.12).
 const resolveCached = 0x20
 
-// throughRoot matches a path into the mount namespace of a process. The first
-// number counts: what looks like another one below is the process's own doing.
+// throughRoot matches a path into the mount namespace of a process. The first number counts: what
+// looks like another one below is the process's own doing.
 var throughRoot = regexp.MustCompile(`^(.*?/[0-9]+/root)(/.+)$`)
 
-// Inode identifies the namespace among those that exist now. The number may be
-// used again once the namespace has gone.
+// Inode identifies the namespace among those that exist now. The number may be used again once the
+// namespace has gone.
 func (ns *NS) Inode() uint64 { return ns.inode }
 
-// Close lets go of the namespace.
+// Close closes the namespace.
 func (ns *NS) Close() error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -144,7 +141,7 @@ func (ns *NS) Close() error {
 	return ns.f.Close()
 }
 
-// Dup gives the same namespace once more, to be closed by itself.
+// Dup returns a second handle, to be closed on its own.
 func (ns *NS) Dup() (*NS, error) {
 	fd, err := unix.FcntlInt(ns.f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -153,10 +150,9 @@ func (ns *NS) Dup() (*NS, error) {
 	return &NS{f: os.NewFile(uintptr(fd), ns.f.Name()), inode: ns.inode}, nil
 }
 
-// Do runs fn in the namespace and returns its error. Only the network
-// namespace is changed, not the mounts: sysfs and bpffs stay the caller's. fn
-// runs on a thread of its own that is locked for it; goroutines that fn starts
-// run outside. A thread that cannot be brought back is thrown away.
+// Do runs fn in the namespace and returns its error. Only the network namespace is changed, not the
+// mounts: sysfs and bpffs stay the caller's. fn runs on a thread of its own that is locked for it;
+// goroutines that fn starts run outside. A thread that cannot be brought back is thrown away.
 func (ns *NS) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -164,9 +160,8 @@ func (ns *NS) Do(fn func() error) error {
 		defer func() { done <- err }()
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// /proc/self describes the first thread, and must not show another
-			// namespace as our own meanwhile. While that thread is locked here,
-			// the next goroutine gets another one.
+			// /proc/self describes the first thread, and must not show another namespace as our own
+			// meanwhile. While that thread is locked here, the next goroutine gets another one.
 			defer runtime.UnlockOSThread()
 			err = ns.Do(fn)
 			return
@@ -183,8 +178,8 @@ func (ns *NS) Do(fn func() error) error {
 			err = fmt.Errorf("enter netns %d: %w", ns.inode, serr)
 			return
 		}
-		// Deferred, so that the thread also comes back when fn panics or
-		// leaves; without the unlock the runtime ends the thread.
+		// Deferred, so that the thread also comes back when fn panics or leaves; without the unlock
+		// the runtime ends the thread.
 		defer func() {
 			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
 				runtime.UnlockOSThread()
@@ -195,8 +190,7 @@ func (ns *NS) Do(fn func() error) error {
 	return <-done
 }
 
-// ID returns the number by which other is known inside ns (what IFLA_LINK_NETNSID
-// refers to), or -1 if it has none there.
+// ID returns the number of other inside ns (as in IFLA_LINK_NETNSID), or -1 if it has none there.
 func (ns *NS) ID(other *NS) (int, error) {
 	var id int
 	err := ns.with(func(h *netlink.Handle) (err error) {
@@ -209,9 +203,8 @@ func (ns *NS) ID(other *NS) (int, error) {
 	return id, nil
 }
 
-// with runs fn with an rtnetlink socket that was opened inside ns. The socket
-// belongs to ns wherever it is used, so fn itself runs outside, one call at a
-// time.
+// with runs fn with an rtnetlink socket that was opened inside ns. The socket belongs to ns
+// wherever it is used, so fn itself runs outside, one call at a time.
 func (ns *NS) with(fn func(*netlink.Handle) error) error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()

@@ -36,7 +36,7 @@ func open(t *testing.T, path string) *NS {
 	return ns
 }
 
-// Whoever waits for an answer that was lost gives up some day.
+// The wait for a lost answer ends.
 func TestPatience(t *testing.T) {
 	ns := open(t, testkit.NetNS(t).Path)
 	err := ns.with(func(h *netlink.Handle) error {
@@ -73,9 +73,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// TestDo goes into namespaces from many goroutines at once, with functions
-// that fail, leave and panic among them, and looks whether any thread of the
-// process is in the wrong namespace afterwards.
+// TestDo enters namespaces from many goroutines at once, with functions that fail, leave and panic
+// among them, and then checks that no thread of the process is in the wrong namespace.
 func TestDo(t *testing.T) {
 	made := testkit.NetNS(t)
 	ns := open(t, made.Path)
@@ -247,10 +246,10 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestFinderOpen has paths that lead nowhere any more, or to another namespace.
+// TestFinderOpen has paths that lead nowhere now, or to another namespace.
 func TestFinderOpen(t *testing.T) {
 	one, other := testkit.NetNS(t), testkit.NetNS(t)
-	never := func() time.Time { return time.Time{} } // what was found never ages
+	never := func() time.Time { return time.Time{} } // found paths never age
 	find := NewFinder("/proc", never)
 	cmd := one.Start(t, "sleep", "100")
 	for _, path := range []string{"", other.Path, filepath.Join(t.TempDir(), "none")} {
@@ -267,8 +266,8 @@ func TestFinderOpen(t *testing.T) {
 	cmd.Wait()
 
 	bound := other.Bind(t)
-	// What was found in another mount namespace has been unmounted since, or
-	// another namespace has been mounted in its place.
+	// The path in another mount namespace has been unmounted since, or leads to another namespace
+	// now.
 	for _, script := range []string{
 		"umount a",
 		"umount a; mount --bind OTHER a",
@@ -288,9 +287,8 @@ func TestFinderOpen(t *testing.T) {
 	}
 }
 
-// elsewhere starts a process in a mount namespace of its own, in which it does
-// what the script says first, and returns its PID. A script that fails at any
-// step fails the test.
+// elsewhere starts a process in a mount namespace of its own, in which it first runs the script,
+// and returns its PID. A script that fails at any step fails the test.
 func elsewhere(t *testing.T, script string) string {
 	t.Helper()
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", script+"\necho ready\nexec sleep 1000")
@@ -303,7 +301,7 @@ func elsewhere(t *testing.T, script string) string {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// Its end closes the pipe, so this does not wait for one that failed.
+	// The pipe closes when the process ends, so this does not wait for one that failed.
 	said, _ := bufio.NewReader(out).ReadString('\n')
 	if said != "ready\n" {
 		err := cmd.Wait()
@@ -319,7 +317,7 @@ func TestMounted(t *testing.T) {
 	if got := Mounted("/proc", "self")[made.Inode]; got != path {
 		t.Errorf("in our own mount namespace: %q, want %s", got, path)
 	}
-	// Another mount namespace, in which a copy of the mount is left alone.
+	// Another mount namespace, with the only copy of the mount.
 	pid := elsewhere(t, "")
 	there := Mounted("/proc", pid)[made.Inode]
 	if want := "/proc/" + pid + "/root" + path; there != want {
@@ -333,8 +331,8 @@ func TestMounted(t *testing.T) {
 	}
 }
 
-// TestFindElsewhere has namespaces that only another mount namespace leads to,
-// of a process which puts things in the way.
+// TestFindElsewhere has namespaces that only another mount namespace leads to, of a process which
+// puts things in the way.
 func TestFindElsewhere(t *testing.T) {
 	plain, hidden, trap := testkit.NetNS(t), testkit.NetNS(t), testkit.NetNS(t)
 	bound, dir := trap.Bind(t), filepath.Join(t.TempDir(), "1") // dir/root looks like a process's root
@@ -379,7 +377,7 @@ stat fifo link magic root >/dev/null`, dir, plain.Path, hidden.Path, bound))
 	if at := All("/proc")[plain.Inode]; at != path {
 		t.Errorf("of all, it is at %q", at)
 	}
-	// Each of these is something that the process would like us to open.
+	// The process would like us to open each of these.
 	for _, name := range []string{"over/ns", "link", "root" + bound, "magic", "fifo", "..", "nowhere", "../proc/self/ns/net"} {
 		path := "/proc/" + pid + "/root" + dir + "/" + name
 		if ns, err := Open(path); err == nil {
@@ -402,8 +400,8 @@ func FuzzNSLink(f *testing.F) {
 	})
 }
 
-// The rest of the process reads /proc/self, which is about the first thread:
-// whatever is done elsewhere, it shows our own namespace.
+// The rest of the process reads /proc/self, which describes the first thread: it always shows our
+// own namespace.
 func TestDoLeavesTheFirstThread(t *testing.T) {
 	testkit.NeedRoot(t)
 	ns, err := Open(testkit.NetNS(t).Path)

@@ -17,22 +17,19 @@ type Offload string
 
 // The groups that fairlead switches.
 const (
-	// GRO at the receiving end of a veth makes it use NAPI (veth.c,
-	// veth_gro_requested).
+	// GRO at the receiving end of a veth makes it use NAPI (veth.c, veth_gro_requested).
 	GRO Offload = "gro"
-	// TSO is all of NETIF_F_ALL_TSO. A veth takes a packet through its peer's
-	// NAPI only when the sending end has none of it (veth.c,
-	// veth_skb_is_eligible_for_gro), or see UDPForward.
+	// TSO is all of NETIF_F_ALL_TSO. A veth takes a packet through its peer's NAPI only when the
+	// sending end has none of it (veth.c, veth_skb_is_eligible_for_gro), or see UDPForward.
 	TSO Offload = "tso"
-	// UDPForward at the receiving end makes packets of local UDP and ICMP
-	// sockets take the NAPI whatever the sender's TSO is.
+	// UDPForward at the receiving end makes packets of local UDP and ICMP sockets take the NAPI
+	// whatever the sender's TSO is.
 	UDPForward Offload = "udp-gro-forwarding"
-	// HardwareGRO is what the device itself merges of what it receives, which
-	// no XDP program can be given.
+	// HardwareGRO is the device's own merging of received packets, which XDP programs cannot take.
 	HardwareGRO Offload = "hardware-gro"
 )
 
-// features gives the kernel's names (net/ethtool/common.c) of a group.
+// features returns the kernel's names (net/ethtool/common.c) of a group.
 func (o Offload) features() []string {
 	switch o {
 	case GRO:
@@ -47,16 +44,15 @@ func (o Offload) features() []string {
 	return nil
 }
 
-// On is the value of an offload knob with the whole group switched on, Off
-// with all of it switched off.
+// On is the value of an offload knob with the whole group switched on, Off with all of it switched
+// off.
 func (o Offload) On() string { return strings.Join(o.features(), ",") }
 
 // Off is the value of an offload knob with nothing switched on.
 const Off = "off"
 
-// Offload returns the knob of one group on the device with the given index.
-// Its value is the comma-separated list of those features of the group that
-// are on, or [Off].
+// Offload returns the knob of one group on the device with the given index. Its value is the
+// comma-separated list of those features of the group that are on, or [Off].
 func (ns *NS) Offload(index int, group Offload) journal.Knob {
 	return offload{ns, index, group}
 }

@@ -14,15 +14,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// sysfs runs fn inside the namespace with the root of a sysfs that shows this
-// namespace's devices. The sysfs is mounted nowhere: it exists as a file
-// descriptor while fn runs, so no mount table changes.
+// sysfs runs fn inside the namespace with the root of a sysfs that shows this namespace's devices.
+// The sysfs is mounted nowhere: it exists as a file descriptor while fn runs, so no mount table
+// changes.
 //
-// A namespace has one sysfs superblock, which all its mounts share, and container
-// runtimes make it read-only. With write, it is made writable while fn runs; the
-// container's own mount stays read-only throughout. There is no lock on that:
-// writers go through the journal, which makes one call at a time in one namespace
-// (journal.Ref), and readers change nothing.
+// A namespace has one sysfs superblock, which all its mounts share, and container runtimes make it
+// read-only. With write, it is made writable while fn runs; the container's own mount stays
+// read-only throughout. There is no lock on that: writers go through the journal, which makes one
+// call at a time in one namespace (journal.Ref), and readers change nothing.
 func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 	return ns.mountSysfs(func(mnt int) (err error) {
 		var st unix.Statfs_t
@@ -39,8 +38,8 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 				}
 			}()
 		}
-		// os.Root wants a path; this one leads to our descriptor and to
-		// nothing that a container could have put in its place.
+		// os.Root wants a path; this one leads to our descriptor and to nothing that a container
+		// could have put in its place.
 		root, err := os.OpenRoot(fmt.Sprintf("/proc/thread-self/fd/%d", mnt))
 		if err != nil {
 			return fmt.Errorf("open sysfs of netns %d: %w", ns.inode, err)
@@ -50,8 +49,8 @@ func (ns *NS) sysfs(write bool, fn func(root *os.Root) error) error {
 	})
 }
 
-// mountSysfs runs fn inside the namespace with a mount of its sysfs that is
-// nowhere but in a file descriptor.
+// mountSysfs runs fn inside the namespace with a mount of its sysfs that only a file descriptor
+// refers to.
 func (ns *NS) mountSysfs(fn func(mnt int) error) error {
 	return ns.Do(func() error {
 		ctx, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
@@ -74,14 +73,14 @@ func (ns *NS) mountSysfs(fn func(mnt int) error) error {
 	})
 }
 
-// What the superblock of a sysfs can be.
+// Values of a sysfs superblock.
 const (
 	readOnly = "ro"
 	writable = "rw"
 )
 
-// superblock is the knob of the sysfs of a namespace: read-only or writable. It is
-// turned in no other way than by a write of an attribute; see journal.Exposing.
+// superblock is the knob of a namespace's sysfs: read-only or writable. Only a write of an
+// attribute turns it; see journal.Exposing.
 type superblock struct{ ns *NS }
 
 func (s superblock) Ref() journal.Ref { return deviceRef(KindSysfs, s.ns, 0, "superblock") }
@@ -109,9 +108,9 @@ func (s superblock) Write(value string) error {
 	})
 }
 
-// protect makes the superblock below mnt read-only again. The kernel refuses that
-// while somebody writes there. For a moment that includes readers through a mount
-// that records access times, as the container may make one of its own.
+// protect makes the superblock below mnt read-only again. The kernel refuses that while a file is
+// open for writing. For a moment that includes readers through a mount that records access times,
+// which the container may make.
 func protect(mnt int) error {
 	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
 		if err := remount(mnt, readOnly); err != unix.EBUSY || time.Now().After(end) {
@@ -133,9 +132,8 @@ func remount(mnt int, flag string) error {
 	return uninterrupted(func() error { return unix.FsconfigReconfigure(ctx) })
 }
 
-// uninterrupted repeats a call that a signal has interrupted; the Go runtime
-// sends signals to its threads. fs/fsopen.c waits for a lock interruptibly, and
-// has then changed nothing.
+// uninterrupted repeats a call that a signal has interrupted; the Go runtime sends signals to its
+// threads. fs/fsopen.c waits for a lock interruptibly, and has then changed nothing.
 func uninterrupted(call func() error) error {
 	for {
 		if err := call(); err != unix.EINTR {
@@ -144,8 +142,8 @@ func uninterrupted(call func() error) error {
 	}
 }
 
-// attribute is one file below class/net/DEVICE, whose entries are links to the
-// device's directory elsewhere in sysfs.
+// attribute is one file below class/net/DEVICE, whose entries are links to the device's directory
+// elsewhere in sysfs.
 type attribute struct {
 	ns    *NS
 	index int
@@ -187,10 +185,9 @@ func (a attribute) wrap(verb string, err error) error {
 	if err == nil {
 		return nil
 	}
-	// ENODEV: the device went while its file was open. ENOENT may also mean a
-	// kernel without the attribute, which Support has ruled out before.
-	// EOPNOTSUPP: a device that is about to go has no NAPI any more whose thread
-	// could be set.
+	// ENODEV: the device went while its file was open. ENOENT may also mean a kernel without the
+	// attribute, which Support has ruled out before. EOPNOTSUPP: a device that is about to go has
+	// lost its NAPI, and so its thread.
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNoLink) ||
 		errors.Is(err, unix.EOPNOTSUPP) && !a.up() {
 		err = errors.Join(journal.ErrGone, err)
@@ -198,14 +195,14 @@ func (a attribute) wrap(verb string, err error) error {
 	return fmt.Errorf("%s %s of device %d in netns %d: %w", verb, a.file, a.index, a.ns.inode, err)
 }
 
-// up says whether the device is there, and in operation.
+// up reports whether the device is there, and in operation.
 func (a attribute) up() bool {
 	link, err := a.ns.Link(a.index)
 	return err == nil && link.Up
 }
 
-// withName runs fn with the name that the device has at present: containers
-// may rename their devices, the index stays.
+// withName runs fn with the name that the device has at present: containers may rename their
+// devices, the index stays.
 func (ns *NS) withName(index int, fn func(name string) error) error {
 	link, err := ns.Link(index)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// A watch of devices names the device whose qdisc was changed, which Watch does not tell
-// of, and one that was set down.
+// A watch of devices reports the device with a changed qdisc, which Watch ignores, and one that was
+// set down.
 func TestWatchDevices(t *testing.T) {
 	testkit.OnKernels(t)
 	must := func(t *testing.T, err error) {

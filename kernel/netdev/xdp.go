@@ -12,20 +12,17 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// ErrXDPTaken means that somebody else's XDP program is at a device.
+// ErrXDPTaken means that a device has a foreign XDP program.
 var ErrXDPTaken = errors.New("an XDP program of somebody else is there")
 
-// AttachXDP attaches a program to the driver of a device (native mode). The
-// device's operator must have named it for this: most drivers reset their queues,
-// some change offloads and the longest MTU, and all of them undo that when the
-// program goes. The program goes when the link is closed, or when the process
-// ends, however it ends. Nobody else can attach one meanwhile. AttachXDP refuses
-// a device that has somebody else's program, and one that merges what it
-// receives, which the driver would have to give up. It never attaches in generic
-// mode, which drops too late to save work.
+// AttachXDP attaches a program to the driver of a device (native mode). The device's operator must
+// have named it for this: most drivers reset their queues, some change offloads and the longest
+// MTU, and all of them undo that when the program goes. The program goes when the link is closed,
+// or when the process ends, however it ends. No other can be attached meanwhile. AttachXDP refuses
+// a device with a foreign program, and one that merges what it receives, which the driver would
+// have to give up. It never attaches in generic mode, which drops too late to save work.
 //
-// Errors: ErrXDPTaken; journal.ErrGone for a device that has gone; otherwise the
-// driver's reason.
+// Errors: ErrXDPTaken; journal.ErrGone if the device has gone; otherwise the driver's reason.
 func (ns *NS) AttachXDP(index int, p *ebpf.Program) (l link.Link, err error) {
 	merged, err := ns.Offload(index, HardwareGRO).Read()
 	if err == nil && merged != Off {
@@ -46,7 +43,20 @@ func (ns *NS) AttachXDP(index int, p *ebpf.Program) (l link.Link, err error) {
 	return l, nil
 }
 
-// vacant returns an error for a device that has an XDP program, in whatever mode.
+// XDP reports whether a device has an XDP program, in any mode. The error matches journal.ErrGone
+// if the device has gone.
+func (ns *NS) XDP(index int) (bool, error) {
+	err := ns.Do(func() error { return vacant(index) })
+	if errors.Is(err, ErrXDPTaken) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for XDP at device %d in netns %d: %w", index, ns.inode, err)
+	}
+	return false, nil
+}
+
+// vacant returns an error for a device with an XDP program, in any mode.
 func vacant(index int) error {
 	l, err := netlink.LinkByIndex(index)
 	if NoLink(err) {
@@ -61,8 +71,8 @@ func vacant(index int) error {
 	return nil
 }
 
-// refusal puts into words what the kernel or the driver means by an errno; bpf(2)
-// returns nothing else.
+// refusal explains what the kernel or the driver means by an errno, which is all that bpf(2)
+// returns.
 func refusal(err error) error {
 	for errno, means := range map[error]string{
 		unix.EOPNOTSUPP: "the driver has no native XDP, or not as the device is set now",

@@ -33,7 +33,6 @@ func owners(ctx context.Context, cfg Config) answers {
 	a := answers{"cni": cni(cfg)}
 	hooks(ctx, a)
 	processes(cfg, a)
-	a["packet-mark"] = marks(cfg)
 	return a
 }
 

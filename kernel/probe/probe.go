@@ -110,7 +110,6 @@ type Config struct {
 	Docker     string // address of the Engine API: unix:///path, or a path
 	Podman     string
 	Containerd string
-	Mark       uint32        // the bits of packets' marks that the agent is to use
 	Timeout    time.Duration // of Run; ten seconds
 }
 
@@ -172,7 +171,7 @@ func questions() []Finding {
 		"bpf: btf bpf-jit bpffs bpf-tp-btf bpf-fentry bpf-cgroup-id bpf-ringbuf bpf-tc bpf-tcx bpf-xdp",
 		"net: netns veth napi-threaded napi-netlink qdisc-clsact qdisc-htb qdisc-hfsc qdisc-fq",
 		"runtime: docker podman containerd",
-		"owner: xdp-programs tc-programs tcx-programs qdiscs cni cgroup-managers irqbalance packet-mark fairlead-agents",
+		"owner: xdp-programs tc-programs tcx-programs qdiscs cni cgroup-managers irqbalance fairlead-agents",
 	} {
 		name, caps, _ := strings.Cut(area, ":")
 		for c := range strings.FieldsSeq(caps) {

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// listener hears what becomes of the classes in the near namespace.
+// listener receives changes of the classes in the near namespace.
 type listener struct{ s *nl.NetlinkSocket }
 
 func (w *wire) listen() listener {
@@ -24,12 +24,12 @@ func (w *wire) listen() listener {
 		return err
 	}))
 	w.t.Cleanup(func() { l.s.Close() })
-	// The kernel tells of a change before it acknowledges it, so all is there.
+	// The kernel sends the notification of a change before the acknowledgement, so all is there.
 	must(w.t, l.s.SetReceiveTimeout(&unix.Timeval{Usec: 10_000}))
 	return l
 }
 
-// heard gives what some classes were made into since it was last asked, in order.
+// heard returns what some classes became since its last call, in order.
 func (l listener) heard(t *testing.T, minors ...uint16) (out []qdisc.Ceiling) {
 	t.Helper()
 	for {
@@ -51,9 +51,8 @@ func (l listener) heard(t *testing.T, minors ...uint16) (out []qdisc.Ceiling) {
 	}
 }
 
-// crowd gives classes of which the last, of the given minor, has 1000 packets of 542
-// bytes to send, which the top lets through at a rate, and has saved up 400 ms of its
-// ceil.
+// crowd returns classes with a last one, of the given minor, that has 1000 packets of 542 bytes to
+// send, which the top passes at a rate, and has saved up 400 ms of its ceil.
 func (w *wire) crowd(d *qdisc.Device, minor uint16, rate uint64) []qdisc.Class {
 	w.t.Helper()
 	classes := []qdisc.Class{class(qdisc.MinorTop, rate), class(qdisc.MinorDefault, mbit), class(minor, mbit)}
@@ -71,8 +70,8 @@ func (w *wire) crowd(d *qdisc.Device, minor uint16, rate uint64) []qdisc.Class {
 // slow is a rate of the top at which a crowd's packets wait for a minute and more.
 const slow = 50_000
 
-// TestLowerCeilSpendsNoSavings lowers the ceil of a class that has saved up 400
-// ms of it, with a burst that would let it keep them.
+// TestLowerCeilSpendsNoSavings lowers the ceil of a class that has saved up 400 ms of it, with a
+// burst that would let it keep them.
 func TestLowerCeilSpendsNoSavings(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -117,8 +116,8 @@ func TestLowerCeilSpendsNoSavings(t *testing.T) {
 	t.Error("no packet has ever left in time, with the savings there")
 }
 
-// A class has its burst in the end, whatever becomes of the others; and one
-// that an agent has left with a tight one gets it from the next.
+// A class gets its burst in the end, whatever becomes of the others; and if an agent has left it
+// with a tight one, the next agent sets it.
 func TestTightBurstDoesNotStay(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -149,8 +148,7 @@ func TestTightBurstDoesNotStay(t *testing.T) {
 	}
 }
 
-// Only a ceil that is lowered takes the time: none that is raised, none of a
-// class that nothing waits in.
+// Only a lowered ceil takes the time: no raised one, and none of an empty class.
 func TestBurstIsSetAtOnce(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)

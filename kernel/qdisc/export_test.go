@@ -10,13 +10,12 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// FilterHooks are those of a kernel without tcx.
+// FilterHooks returns Hooks of a kernel without tcx.
 func FilterHooks(find *netdev.Finder, j *journal.Journal) *Hooks {
 	return &Hooks{journal: j, find: find, filters: true, held: make(map[journal.Ref]*Attachment)}
 }
 
-// Count gives what is told of a class whose packets are cut, or not, below which
-// some were dropped.
+// Count returns the counters of a class that splits its packets, or not, with drops below it.
 func Count(class Stats, split int, drops uint64) Stats {
 	return leaf{split: split, drops: drops}.count(class)
 }
@@ -25,9 +24,9 @@ func Count(class Stats, split int, drops uint64) Stats {
 type Ceiling struct {
 	Minor   uint16
 	Ceil    uint64        // bit/s
-	Burst   time.Duration // for how long it may save up its ceil,
-	Saved   time.Duration // and has
-	Packets uint64        // that it has sent
+	Burst   time.Duration // how long it may save up its ceil,
+	Saved   time.Duration // and how much it has
+	Packets uint64        // sent
 }
 
 // ParseCeiling reads a message about a class.

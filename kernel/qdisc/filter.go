@@ -17,25 +17,23 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// filterKnob is one filter of ours at a device. Its value is "program ID" while
-// the filter is there, and otherwise noFilter or noClsact. Removing the filter
-// restores whichever of the two it was before, so a clsact that was made for ours
-// goes with the last filter. The filters' labels record that it was made for
-// ours. A qdisc has no owner in the kernel, so whoever puts a filter into the one
-// that we made keeps it there.
+// filterKnob is one filter of ours at a device. Its value is "program ID" while the filter is
+// there, and otherwise noFilter or noClsact. Removing the filter restores the earlier one of these
+// two, so a clsact made for ours goes with the last filter. The filters' labels record that it was
+// made for ours. A qdisc has no owner in the kernel, so a foreign filter in our clsact keeps it
+// there.
 type filterKnob struct {
 	ns     *netdev.NS
 	index  int
 	egress bool
 	stage  Stage
 	name   string
-	// program is what Write attaches; nil where it can only remove.
+	// program is what Write attaches; nil: it can only remove.
 	program *ebpf.Program
 }
 
-// The numbers of ours: a handle has the stage in its upper byte. Preferences are
-// tried from the first, or the last, as one may be taken by a filter of another
-// kind, with which ours cannot share it.
+// A handle of ours has the stage in its upper byte. Preferences are tried from the first, or the
+// last, as a filter of another kind, which cannot share one with ours, may have taken it.
 const (
 	clsactHandle            = 0xffff0000
 	hookIngress, hookEgress = 0xfffffff2, 0xfffffff3 // TC_H_CLSACT, TC_H_MIN_INGRESS and _EGRESS
@@ -44,7 +42,7 @@ const (
 	labelPlain, labelMade   = "fairlead: ", "fairlead, clsact: "
 )
 
-// filter is one that the kernel lists.
+// filter is one of the kernel's list.
 type filter struct {
 	message
 	pref  uint16
@@ -79,7 +77,7 @@ func (k filterKnob) parent() uint32 {
 	return hookIngress
 }
 
-// value is what Read gives once the program is attached.
+// value is the result of Read once the program is attached.
 func (k filterKnob) value() (string, error) {
 	info, err := k.program.Info()
 	if err != nil {
@@ -91,12 +89,11 @@ func (k filterKnob) value() (string, error) {
 
 func programValue(id uint32) string { return fmt.Sprintf("program %d", id) }
 
-// Close lets go of the namespace, where openFilter opened it.
+// Close closes the namespace that openFilter opened.
 func (k *filterKnob) Close() error { return k.ns.Close() }
 
-// Unfinished implements journal.Stepwise: clsact and filter come and go one
-// after the other.
-func (k filterKnob) Unfinished(value, target string) bool {
+// Unfinished implements journal.Stepwise: clsact and filter come and go one after the other.
+func (k filterKnob) Unfinished(value, _, target string) bool {
 	return value == noFilter && target == noClsact
 }
 
@@ -120,11 +117,11 @@ func (k filterKnob) Read() (value string, err error) {
 	return value, err
 }
 
-// situation is what there is at a device.
+// situation is the state of a device.
 type situation struct {
-	kind  string   // of the qdisc that has the hooks; "" for none
-	own   []filter // the knob's: two where a process was killed while it moved one
-	made  bool     // some filter of ours says that the qdisc came for it
+	kind  string   // of the qdisc with the hooks; "" for none
+	own   []filter // the knob's: two if a process was killed while it moved one
+	made  bool     // a filter of ours records that the qdisc was made for it
 	there []filter // at the knob's hook
 	count int      // of filters at both
 }
@@ -137,7 +134,7 @@ func (k filterKnob) look(d *Device) (s situation, err error) {
 	s.kind = q.kind
 	for _, parent := range []uint32{hookIngress, hookEgress} {
 		if parent == hookEgress && q.kind != "clsact" {
-			break // the older qdisc ingress has no more
+			break // the older qdisc ingress has only this one
 		}
 		list, err := d.filters(parent)
 		if err != nil {
@@ -205,8 +202,8 @@ func (k filterKnob) add(d *Device, s situation) error {
 	if err := k.insert(d, &s, label); err != nil || k.stage >= Others {
 		return err
 	}
-	// The others of ours that come first go in front of it, the last one first. Each
-	// is there twice for a moment, rather than not at all.
+	// Filters of ours of earlier stages go in front of it, the last one first. For a moment each
+	// exists twice, rather than not at all.
 	slices.SortStableFunc(was, func(f, g filter) int { return cmp.Compare(g.stage(), f.stage()) })
 	for _, f := range was {
 		name, _, ours := f.ours()
@@ -229,7 +226,7 @@ func (k filterKnob) add(d *Device, s situation) error {
 	return nil
 }
 
-// insert makes the filter where it runs before those of its half, ours and others'.
+// insert makes the filter where it runs before those of its half, ours and foreign.
 func (k filterKnob) insert(d *Device, s *situation, label string) (err error) {
 	handle := Handle | uint32(k.stage)<<8
 	for slices.ContainsFunc(s.there, func(f filter) bool { return f.handle == handle }) {
@@ -237,11 +234,11 @@ func (k filterKnob) insert(d *Device, s *situation, label string) (err error) {
 	}
 	for i := range uint16(prefTries) {
 		pref := firstPref + i
-		if k.stage >= Others { // each has preferences of its own
+		if k.stage >= Others { // each stage has preferences of its own
 			pref = lastPref - uint16(Stages-1-k.stage)*prefTries - i
 		}
-		// Within one preference the newest comes first (net/sched/cls_bpf.c,
-		// cls_bpf_change). One of another kind or protocol refuses ours.
+		// Within one preference the newest comes first (net/sched/cls_bpf.c, cls_bpf_change). A
+		// preference of another kind or protocol refuses ours.
 		err = k.send(d, pref, handle, label, unix.NLM_F_EXCL)
 		if err == nil {
 			s.there = append(s.there, filter{message: message{handle: handle}})
@@ -272,8 +269,7 @@ func (k filterKnob) send(d *Device, pref uint16, handle uint32, label string, fl
 		message{handle: handle, parent: k.parent(), info: filterInfo(pref), kind: "bpf", options: options})
 }
 
-// remove removes the filter, and with it the qdisc if that came for ours and
-// nothing else uses it.
+// remove removes the filter, and the qdisc too if it was made for ours and has no other use.
 func (k filterKnob) remove(d *Device, s situation, clsact bool) error {
 	if err := k.drop(d, s.own); err != nil {
 		return err
@@ -282,10 +278,10 @@ func (k filterKnob) remove(d *Device, s situation, clsact bool) error {
 	if !clsact || s.count > 0 || s.kind != "clsact" {
 		return nil
 	}
-	// The kernel has no way to remove it only while it is empty: a filter that
-	// somebody adds at this moment goes with it.
+	// The kernel cannot remove it only if it is empty: a filter that is added at this moment goes
+	// with it.
 	err := d.send(unix.RTM_DELQDISC, 0, message{handle: clsactHandle, parent: ingressParent})
-	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // it has gone meanwhile
+	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // it has gone already
 		return fmt.Errorf("remove clsact: %w", err)
 	}
 	return nil
@@ -302,7 +298,7 @@ func (k filterKnob) drop(d *Device, list []filter) error {
 	return nil
 }
 
-// filterInfo is tcm_info of a filter for packets of any protocol.
+// filterInfo returns tcm_info of a filter for packets of any protocol.
 func filterInfo(pref uint16) uint32 {
 	all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	return uint32(pref)<<16 | uint32(all)
@@ -312,8 +308,8 @@ func (k filterKnob) do(op string, fn func(*Device) error) error {
 	return root{k.ns, k.index}.do(op, fn)
 }
 
-// clsact returns the qdisc that has the hooks of the device: clsact, or the older
-// ingress. Its kind is "" if there is none.
+// clsact returns the qdisc with the device's hooks: clsact, or the older ingress. Its kind is "" if
+// there is none.
 func (d *Device) clsact() (message, error) {
 	list, err := d.all()
 	if err != nil {
@@ -327,8 +323,7 @@ func (d *Device) clsact() (message, error) {
 	return message{}, nil
 }
 
-// filters lists the filters at a hook. The kernel also lists each preference,
-// with a handle of 0.
+// filters lists the filters at a hook. The kernel also lists each preference, with a handle of 0.
 func (d *Device) filters(parent uint32) ([]filter, error) {
 	list, err := d.dump(unix.RTM_GETTFILTER, message{parent: parent})
 	if err != nil {

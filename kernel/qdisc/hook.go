@@ -24,34 +24,30 @@ type Hook struct {
 
 	Egress bool // else ingress
 	Stage  Stage
-	// Name tells our programs at one place apart: lower-case letters, digits
-	// and underlines.
+	// Name distinguishes our programs at one hook: lower-case letters, digits and underscores.
 	Name string
 }
 
-// Stage is the place of a program in the order of ours at one hook, below Stages:
-// a lower one runs first, whichever was attached first. Programs of one stage run
-// in no particular order.
+// Stage is the position of a program among ours at one hook, below Stages: lower ones run first,
+// whenever they were attached. Programs of one stage run in no particular order.
 type Stage uint8
 
-// Programs of the stages below Others run before those that somebody else has at
-// the hook, the rest behind them.
+// Programs of the stages below Others run before the foreign ones at the hook, the rest after them.
 const (
 	Others Stage = 8
 	Stages Stage = 16
 )
 
-// Hooks attaches programs to devices: by tcx links where the kernel has them
-// (6.6), otherwise by filters of a clsact qdisc. Stages are kept among the programs
-// that one Hooks attaches by links, and among all of ours by filters. Either way no
-// packet is touched from the moment that the process ends, however it ends. A filter
-// outlives the process, but it calls the program only through a map of programs, which
-// the kernel empties when its last descriptor is closed. So nothing here is pinned,
-// and no heartbeat is needed. What is left costs a packet some nanoseconds until
-// `fairlead restore`, or the next agent, removes it.
+// Hooks attaches programs to devices: by tcx links if the kernel has them (6.6), otherwise by
+// filters of a clsact qdisc. Links keep the stages among the programs of one Hooks, filters among
+// all of ours. Either way no packet is touched from the moment that the process ends, however it
+// ends. A filter outlives the process, but it calls the program only through a map of programs,
+// which the kernel empties when its last descriptor is closed. So nothing here is pinned, and no
+// heartbeat is needed. The remaining filter costs a packet some nanoseconds until `fairlead
+// restore`, or the next agent, removes it.
 //
-// A program returns the same values for both: -1 (TCX_NEXT, TC_ACT_UNSPEC) lets
-// the next one decide, 2 (TCX_DROP, TC_ACT_SHOT) drops.
+// A program returns the same values for both: -1 (TCX_NEXT, TC_ACT_UNSPEC) passes to the next one,
+// 2 (TCX_DROP, TC_ACT_SHOT) drops.
 type Hooks struct {
 	journal *journal.Journal
 	find    *netdev.Finder
@@ -59,11 +55,17 @@ type Hooks struct {
 
 	mu     sync.Mutex
 	held   map[journal.Ref]*Attachment // by filters
-	stages map[link.ID]Stage           // by links
+	linked map[link.ID]linked          // by links
 }
 
-// OpenHooks finds out by trying which of the two the kernel has. The error says
-// what is missing of both. The journal j records the filters.
+// linked describes a link of ours.
+type linked struct {
+	stage Stage
+	name  string
+}
+
+// OpenHooks probes which of the two the kernel has. The error names what is missing for both. The
+// journal j records the filters.
 func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_try", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
@@ -73,8 +75,8 @@ func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 		return nil, fmt.Errorf("try programs at devices: %w", err)
 	}
 	defer p.Close()
-	h := &Hooks{journal: j, find: find, held: make(map[journal.Ref]*Attachment), stages: make(map[link.ID]Stage)}
-	// No device has this index, so the kernel answers whether it knows tcx.
+	h := &Hooks{journal: j, find: find, held: make(map[journal.Ref]*Attachment), linked: make(map[link.ID]linked)}
+	// No device has this index, so the error shows whether the kernel has tcx.
 	_, err = link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
 	if !errors.Is(err, ebpf.ErrNotSupported) {
 		return h, nil
@@ -89,7 +91,7 @@ func OpenHooks(find *netdev.Finder, j *journal.Journal) (*Hooks, error) {
 // next is TCX_NEXT and TC_ACT_UNSPEC.
 const next = -1
 
-// tryFilter attaches a program to a device of no use.
+// tryFilter attaches a program to a scratch device.
 func tryFilter(p *ebpf.Program) error {
 	d, done, err := bench(1)
 	if err != nil {
@@ -110,8 +112,7 @@ func tryFilter(p *ebpf.Program) error {
 	return nil
 }
 
-// Filters says whether programs are attached by filters, as the kernel has no
-// tcx.
+// Filters reports whether programs are filters, as the kernel has no tcx.
 func (h *Hooks) Filters() bool { return h.filters }
 
 // Attachment is a program at a Hook.
@@ -129,9 +130,9 @@ type Attachment struct {
 	by    journal.Owner
 }
 
-// Attach attaches a program, on behalf of by. What an earlier process has left
-// there under the name is replaced. The program and the namespace may be closed
-// afterwards. Errors: journal.ErrGone, for a device that has gone.
+// Attach attaches a program, on behalf of by. It replaces what an earlier process left there under
+// the name. The program and the namespace may be closed afterwards. Errors: journal.ErrGone if the
+// device has gone.
 func (h *Hooks) Attach(at Hook, p *ebpf.Program, by journal.Owner) (a *Attachment, err error) {
 	if at.Stage >= Stages {
 		return nil, fmt.Errorf("attach %s: there is no stage %d", at.Name, at.Stage)
@@ -172,13 +173,13 @@ func (h *Hooks) link(at Hook, p *ebpf.Program) (*Attachment, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	h.stages[info.ID] = at.Stage
+	h.linked[info.ID] = linked{at.Stage, at.Name}
 	return &Attachment{hooks: h, link: l, id: info.ID, index: at.Index}, nil
 }
 
-// anchor says next to which of the programs at a hook, in their order, one of a
-// stage goes: behind the last of ours that comes before it, or all others; or else
-// in front of the first of ours that comes behind both.
+// anchor returns the neighbour of a program of stage s among the programs at a hook, in their
+// order: behind the last of ours that comes before it, or all foreign ones; or else in front of the
+// first of ours that comes behind both.
 func (h *Hooks) anchor(there []link.AttachedProgram, s Stage) link.Anchor {
 	anchor := link.Head()
 	if s >= Others {
@@ -187,19 +188,19 @@ func (h *Hooks) anchor(there []link.AttachedProgram, s Stage) link.Anchor {
 	}
 	for _, p := range there {
 		id, _ := p.LinkID()
-		stage, ours := h.stages[id]
+		of, ours := h.linked[id]
 		switch {
 		case !ours:
-		case s < Others && stage <= s:
+		case s < Others && of.stage <= s:
 			anchor = link.AfterLinkByID(id)
-		case s >= Others && stage > s:
+		case s >= Others && of.stage > s:
 			anchor = link.BeforeLinkByID(id)
 		}
 	}
 	return anchor
 }
 
-// filter makes the map, what calls through it, and the filter that runs that.
+// filter makes the map, the program that calls through it, and the filter that runs that.
 func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachment, err error) {
 	a := &Attachment{hooks: h, index: at.Index, stage: at.Stage, by: by}
 	defer func() {
@@ -220,7 +221,7 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 			asm.LoadMapPtr(asm.R2, a.jump.FD()),
 			asm.Mov.Imm(asm.R3, 0),
 			asm.FnTailCall.Call(),
-			asm.Mov.Imm(asm.R0, next), // nobody is there any more
+			asm.Mov.Imm(asm.R0, next), // the map is empty
 			asm.Return(),
 		},
 	})
@@ -241,10 +242,9 @@ func (h *Hooks) filter(at Hook, p *ebpf.Program, by journal.Owner) (_ *Attachmen
 	return a, nil
 }
 
-// turn puts the filter in place. The kernel changes a queue length of 0 to 1000
-// whenever a device gets a qdisc, even one without a queue (net/sched/sch_api.c,
-// qdisc_create). So before turn makes a clsact it notes the length, and restores
-// it afterwards.
+// turn attaches the filter. The kernel changes a queue length of 0 to 1000 whenever a device gets a
+// qdisc, even one without a queue (net/sched/sch_api.c, qdisc_create). So before turn makes a
+// clsact it records the length, and restores it afterwards.
 func (h *Hooks) turn(k filterKnob, value string, by journal.Owner) (err error) {
 	made := false
 	err = k.do("look for clsact", func(d *Device) error {
@@ -269,17 +269,17 @@ func (h *Hooks) turn(k filterKnob, value string, by journal.Owner) (err error) {
 	return h.journal.Turn(k, value, by)
 }
 
-// Stray says whether an entry of the journal is a filter that no Attachment of
-// this process has made: a killed process left it.
+// Stray reports whether a journal entry is a filter without an Attachment of this process: a killed
+// process left it.
 func (h *Hooks) Stray(e journal.Entry) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return e.Ref.Kind == KindFilter && h.held[e.Ref] == nil
 }
 
-// Hold attaches the program again, should somebody have removed the filter. Errors:
-// journal.ErrGone, for a device that has gone, also if another has its number now and the
-// program is not there, and for a link that somebody has detached.
+// Hold attaches the program again if its filter was removed. Errors: journal.ErrGone if the device
+// has gone, also if another has its index now and the program is not there, and if the link was
+// detached.
 func (a *Attachment) Hold() error {
 	if a.link != nil {
 		info, err := a.link.Info()
@@ -301,14 +301,13 @@ func (a *Attachment) Hold() error {
 	return err
 }
 
-// Lost says whether somebody has detached the program, or its device has gone. Where it
-// is a filter, of whose removal netlink tells, it is always false.
+// Lost reports whether the program was detached, or its device has gone. It is always false for a
+// filter, as netlink reports its removal.
 func (a *Attachment) Lost() bool {
 	return a.link != nil && errors.Is(a.Hold(), journal.ErrGone)
 }
 
-// Replace puts another program in the place of the attached one. No packet
-// passes in between.
+// Replace replaces the attached program atomically.
 func (a *Attachment) Replace(p *ebpf.Program) error {
 	if a.link != nil {
 		return a.link.Update(p)
@@ -316,13 +315,13 @@ func (a *Attachment) Replace(p *ebpf.Program) error {
 	return a.jump.Put(uint32(0), p)
 }
 
-// Close detaches the program, unless a later Attach of the same name has replaced
-// it. It never fails because the device has gone.
+// Close detaches the program, unless a later Attach of the same name has replaced it. It never
+// fails because the device has gone.
 func (a *Attachment) Close() error {
 	a.hooks.mu.Lock()
 	if a.link != nil {
 		defer a.hooks.mu.Unlock()
-		delete(a.hooks.stages, a.id)
+		delete(a.hooks.linked, a.id)
 		return a.link.Close()
 	}
 	defer a.forget()
@@ -335,7 +334,7 @@ func (a *Attachment) Close() error {
 	return err
 }
 
-// forget closes the map, so that the filter calls nothing any more.
+// forget closes the map, so that the filter calls no program.
 func (a *Attachment) forget() {
 	if a.jump != nil {
 		a.jump.Close()
@@ -348,13 +347,13 @@ func (a *Attachment) forget() {
 // KindFilter is the journal's kind of a filter that calls a program.
 const KindFilter = "tc-filter"
 
-// Values of its knob beside "program ID".
+// Values of its knob besides "program ID".
 const (
-	noClsact = "no clsact" // nor one that is not our own doing
-	noFilter = "none"      // of ours, in a clsact that was there before
+	noClsact = "no clsact" // no clsact, or only one that we made
+	noFilter = "none"      // no filter of ours, in a clsact that was there before
 )
 
-// filterRef names one: NETNS/DEVICE/HOOK/NAME.
+// Ref implements journal.Knob: NETNS/DEVICE/HOOK/NAME.
 func (k filterKnob) Ref() journal.Ref {
 	return journal.Ref{Kind: KindFilter, Object: fmt.Sprintf("%d/%d/%s/%s", k.ns.Inode(), k.index, k.hook(), k.name)}
 }

@@ -32,7 +32,7 @@ const (
 	drop = 2
 )
 
-// program loads one that gives all packets the same verdict.
+// program loads a program with the same verdict for all packets.
 func program(verdict int32) (*ebpf.Program, error) {
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "fl_test", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
@@ -40,7 +40,7 @@ func program(verdict int32) (*ebpf.Program, error) {
 	})
 }
 
-// hooked is a wire whose u0 gets programs.
+// hooked is a wire with programs at u0.
 type hooked struct {
 	*wire
 	server  *net.UDPConn
@@ -74,12 +74,12 @@ func (h *hooked) attach(name string, verdict int32, egress bool, stage qdisc.Sta
 	defer p.Close()
 	a, err := h.hooks.Attach(qdisc.Hook{NS: h.ns, Index: h.index, Egress: egress, Stage: stage, Name: name}, p, journal.Owner{Feature: "test"})
 	must(h.t, err)
-	h.t.Cleanup(func() { a.Close() }) // also, as its finalizer would close what is not kept
+	h.t.Cleanup(func() { a.Close() }) // also keeps it alive: its finalizer would close it
 	return a
 }
 
-// arrives says whether a packet from u0 gets to the far end, where one more
-// would not be waited for.
+// arrives reports whether a packet from u0 reaches the far end, where waiting for one more would be
+// useless.
 func (h *hooked) arrives() bool {
 	h.t.Helper()
 	h.wire.send(0, 1)
@@ -101,7 +101,7 @@ func (h *hooked) want(when string, arrives bool) {
 	h.t.Errorf("%s: packets arrive: %v", when, !arrives)
 }
 
-// forget has the neighbour asked for again: the answer is a packet that comes in.
+// forget causes a new neighbour request: the answer is a packet that comes in.
 func (h *hooked) forget() {
 	h.t.Helper()
 	neighbours, err := h.wire.h.NeighList(h.index, netlink.FAMILY_V4)
@@ -111,7 +111,7 @@ func (h *hooked) forget() {
 	}
 }
 
-// filters lists what there is at both hooks, the qdisc first.
+// filters lists both hooks, the qdisc first.
 func (h *hooked) filters() string {
 	h.t.Helper()
 	var b strings.Builder
@@ -143,8 +143,7 @@ func (h *hooked) clsact() {
 	}}))
 }
 
-// theirs adds a filter of somebody's, at egress, which lets packets by all that
-// comes behind it.
+// theirs adds a foreign filter, at egress, which lets packets bypass all that follow.
 func (h *hooked) theirs(protocol, preference uint16, name string) {
 	h.t.Helper()
 	p, err := program(pass)
@@ -208,7 +207,7 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// What others have at the hooks stays, and decides whether the qdisc does.
+// Foreign filters at the hooks stay, and decide whether the qdisc does.
 func TestFiltersOfOthers(t *testing.T) {
 	testkit.OnKernels(t)
 	for _, c := range []struct {
@@ -345,8 +344,8 @@ func TestIngressQdisc(t *testing.T) {
 	h.want("in the end", true)
 }
 
-// A process that drops packets is killed: they pass at once. Restoring then
-// removes what is left, or the next process takes its place.
+// A process that drops packets is killed: they pass at once. A restore then removes the rest, or
+// the next process replaces it.
 func TestHookOfAKilledProcess(t *testing.T) {
 	testkit.Smoke(t, "knob:tc-filter")
 	for _, adopt := range []bool{false, true} {
@@ -437,8 +436,8 @@ func TestOpenFilter(t *testing.T) {
 	}
 }
 
-// The kernel makes 1000 of a queue length of 0 when clsact comes: killed before
-// it is 0 again, the journal knows.
+// The kernel changes a queue length of 0 to 1000 when clsact comes: if the process is killed before
+// it is 0 again, the journal has it.
 func TestQueueLenUnderClsact(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHooked(t, true)

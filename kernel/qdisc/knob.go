@@ -24,20 +24,20 @@ const (
 // Default is the value of a Root knob for the qdisc that the kernel chose.
 const Default = "default"
 
-// Ours is the value of a Root knob for our own qdisc of a kind. Its classes are
-// no part of the value: they go with it, and need no note of their own.
+// Ours is the value of a Root knob for our own qdisc of a kind. The value excludes its classes,
+// which go with it and need no entry of their own.
 func Ours(kind Kind) string { return fmt.Sprintf("%s %x:", kind, Handle>>16) }
 
-// ErrKept is returned, wrapped with the reason, by a Write that would replace a
-// root qdisc which could not be put back as it was.
+// ErrKept is returned, wrapped with the reason, by a Write that would replace a root qdisc that
+// could not be restored.
 var ErrKept = errors.New("it already has a shaper of somebody else, which could not be put back")
 
-// Root returns the knob of a device's root qdisc. Its value is Default, Ours of
-// a kind, or what describes somebody's qdisc in full. Write of Ours makes the
-// qdisc without any class: until there are some, packets pass as they come.
+// Root returns the knob of a device's root qdisc. Its value is Default, Ours of a kind, or a full
+// description of a foreign qdisc. Write of Ours makes the qdisc without classes: until there are
+// some, packets pass unshaped.
 //
-// Writing replaces the qdisc that is there, and with it the packets that wait
-// in it: the kernel has no other way. Errors of Write: ErrKept.
+// Writing replaces the present qdisc, and loses the packets in it: the kernel has no other way.
+// Errors of Write: ErrKept.
 func Root(ns *netdev.NS, index int) journal.Knob { return root{ns, index} }
 
 type root struct {
@@ -59,9 +59,8 @@ func (r root) Read() (value string, err error) {
 	return value, err
 }
 
-// Unfinished implements journal.Stepwise: somebody's tree of qdiscs is put back
-// node by node.
-func (r root) Unfinished(value, target string) bool { return unfinished(value, target) }
+// Unfinished implements journal.Stepwise: a foreign tree of qdiscs is restored node by node.
+func (r root) Unfinished(value, _, target string) bool { return unfinished(value, target) }
 
 // value describes a root qdisc.
 func (d *Device) value(q message) (string, error) {
@@ -102,12 +101,12 @@ func (d *Device) clear(now message) error {
 	return d.send(unix.RTM_DELQDISC, 0, message{handle: now.handle, parent: rootParent})
 }
 
-// claim makes our root in place of the one that is there now.
+// claim replaces the present root with ours.
 func (d *Device) claim(now message, kind Kind) error {
 	switch {
 	case now.handle == Handle && now.kind == string(kind):
 		return nil
-	case now.handle == Handle: // the same handle cannot be of another kind
+	case now.handle == Handle: // the same handle cannot change its kind
 		if err := d.clear(now); err != nil {
 			return err
 		}
@@ -120,7 +119,7 @@ func (d *Device) claim(now message, kind Kind) error {
 	return d.send(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, m)
 }
 
-// keepable finds out whether somebody else's root could be put back.
+// keepable reports whether a foreign root could be restored.
 func (d *Device) keepable(now message) error {
 	value, err := d.foreign(now)
 	if err != nil {
@@ -151,12 +150,12 @@ func (r root) do(op string, fn func(*Device) error) error {
 	return nil
 }
 
-// QueueLen returns the knob of a device's queue length, in packets. The kernel
-// changes a length of 0 to 1000 as soon as the device gets a qdisc, and never
-// changes it back. So this knob must be turned before the root's.
+// QueueLen returns the knob of a device's queue length, in packets. The kernel changes a length of
+// 0 to 1000 as soon as the device gets a qdisc, and never changes it back. So turn this knob before
+// the root's.
 func QueueLen(ns *netdev.NS, index int) journal.Knob { return queueLen{ns, index} }
 
-// DefaultQueueLen is what the kernel makes of 0 (DEFAULT_TX_QUEUE_LEN).
+// DefaultQueueLen is what the kernel changes 0 to (DEFAULT_TX_QUEUE_LEN).
 const DefaultQueueLen = "1000"
 
 type queueLen struct {
@@ -199,10 +198,9 @@ func (q queueLen) do(op string, fn func(netlink.Link) error) error {
 	return nil
 }
 
-// ForwardPriority returns the knob of net.ipv4.ip_forward_update_priority in a
-// namespace. With "1" (the kernel's default) IPv4 forwarding overwrites
-// skb->priority with one that it computes from the packet's TOS. With "0" it
-// leaves the priority as it is, as IPv6 forwarding always does.
+// ForwardPriority returns the knob of net.ipv4.ip_forward_update_priority in a namespace. With "1"
+// (the kernel's default) IPv4 forwarding overwrites skb->priority with a value from the packet's
+// TOS. With "0" it keeps the priority, as IPv6 forwarding always does.
 func ForwardPriority(ns *netdev.NS) journal.Knob { return forward{ns} }
 
 const forwardFile = "/proc/sys/net/ipv4/ip_forward_update_priority"
@@ -211,8 +209,8 @@ type forward struct{ ns *netdev.NS }
 
 func (f forward) Ref() journal.Ref { return ref(KindForward, f.ns, 0) }
 
-// What is below /proc/sys/net depends on who opens it: it is always the real
-// proc, as the namespace is entered by a thread of our own.
+// /proc/sys/net shows the namespace of the opening thread. It is always the real proc, as a thread
+// of our own enters the namespace.
 func (f forward) Read() (value string, err error) {
 	err = f.ns.Do(func() error {
 		b, err := os.ReadFile(forwardFile)
@@ -233,16 +231,14 @@ func (f forward) Write(value string) error {
 	return nil
 }
 
-// ref names a knob of one device. The namespace is named by its inode, since
-// paths to it come and go.
+// ref names a knob of one device. Its namespace is an inode, since paths come and go.
 func ref(kind string, ns *netdev.NS, index int) journal.Ref {
 	return journal.Ref{Kind: kind, Object: fmt.Sprintf("%d/%d", ns.Inode(), index)}
 }
 
-// OpenKnob opens the knob that an earlier process wrote into the journal. It
-// keeps its namespace open until it is closed (it is an io.Closer). Errors:
-// journal.ErrGone, when the namespace has gone; netdev.ErrCutOff, when that is
-// not known.
+// OpenKnob opens a knob by its entry in the journal. It keeps its namespace open until it is closed
+// (it is an io.Closer). Errors: journal.ErrGone if the namespace has gone; netdev.ErrCutOff if that
+// is not known.
 func OpenKnob(find *netdev.Finder, r journal.Ref) (journal.Knob, error) {
 	if r.Kind == KindFilter {
 		return openFilter(find, r)
@@ -280,7 +276,7 @@ func openNS(find *netdev.Finder, r journal.Ref, inode uint64) (*netdev.NS, error
 
 var _ journal.Stepwise = root{}
 
-// opened is a knob together with the namespace that was opened for it.
+// opened is a knob with the namespace that was opened for it.
 type opened struct {
 	journal.Knob
 	ns *netdev.NS
@@ -288,8 +284,8 @@ type opened struct {
 
 func (o opened) Close() error { return o.ns.Close() }
 
-// Unfinished is the knob's, where it has one.
-func (o opened) Unfinished(value, target string) bool {
+// Unfinished is that of the knob, if it has one.
+func (o opened) Unfinished(value, from, target string) bool {
 	s, ok := o.Knob.(journal.Stepwise)
-	return ok && s.Unfinished(value, target)
+	return ok && s.Unfinished(value, from, target)
 }

@@ -10,23 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLeaf is returned for a class whose packets are to be split if somebody has
-// put a qdisc of their own below it.
+// ErrLeaf is returned if a class that should split its packets has a foreign qdisc below it.
 var ErrLeaf = errors.New("somebody's qdisc is below the class")
 
-// A token bucket filter splits packets (net/sched/sch_tbf.c, tbf_segment). It
-// segments in software, when it is enqueued, a packet that is larger than the
-// bucket, whoever sent it and whenever its connection began. The rate is so high
-// that even 64 KiB take no nanosecond of the bucket, so the filter never holds
-// anything back.
+// A token bucket filter splits packets (net/sched/sch_tbf.c, tbf_segment). On enqueue it segments
+// in software any packet larger than the bucket, of new and existing connections. The rate is so
+// high that even 64 KiB take no nanosecond of the bucket, so the filter never delays a packet.
 const (
 	splitRate = 125e12 // bytes/s
-	// splitQueue is how many packets of the largest size its queue can hold; the
-	// kernel counts the length in bytes.
+	// splitQueue is the number of packets of the largest size that its queue can hold; the kernel
+	// counts the length in bytes.
 	splitQueue = 1000
-	// uncut is the largest packet while none is split any more but the qdisc is
-	// still there, because it cannot be removed without the packets that wait in
-	// it.
+	// uncut is the bucket size when no packet is split any more but the qdisc is still there,
+	// because removing it would lose the packets in it.
 	uncut = 65536
 )
 
@@ -38,8 +34,7 @@ const (
 	tbfOptRate, tbfOptLimit = 8, 24
 )
 
-// splitOptions returns the options of a filter that splits packets larger than
-// size.
+// splitOptions returns the options of a filter that splits packets larger than size.
 func splitOptions(size int) []byte {
 	ne := binary.NativeEndian
 	opt := make([]byte, sizeofTBFOpt)
@@ -49,14 +44,13 @@ func splitOptions(size int) []byte {
 	b = append(b, nl.NewRtAttr(tbfRate64, ne.AppendUint64(nil, splitRate)).Serialize()...)
 	burst := uint32(size)
 	if size >= uncut {
-		burst = math.MaxUint32 // BIG TCP, too
+		burst = math.MaxUint32 // for BIG TCP, too
 	}
 	return append(b, nl.NewRtAttr(tbfBurst, ne.AppendUint32(nil, burst)).Serialize()...)
 }
 
-// splitOf reads which packets are split from options as the kernel shows them:
-// without the burst, but with the limit, which implies it. It returns 0 for a
-// filter that is somebody else's.
+// splitOf reads the size that packets are split to from options as the kernel shows them: without
+// the burst, but with the limit, which implies it. It returns 0 for a foreign filter.
 func splitOf(kind string, options []byte) int {
 	attrs, err := attributes(options)
 	if kind != string(KindTBF) || err != nil {
@@ -78,12 +72,11 @@ func splitOf(kind string, options []byte) int {
 	return size
 }
 
-// leaf is the qdisc below a class of ours, if there is one besides the kernel's
-// own.
+// leaf is the qdisc below a class of ours, if it is not the kernel's own.
 type leaf struct {
 	handle uint32 // 0: the kernel's own
 	kind   string
-	split  int // what is cut; 0 if it is somebody's
+	split  int // size that packets are cut to; 0 if it is foreign
 	queued uint64
 	drops  uint64
 }
@@ -110,9 +103,8 @@ func (d *Device) leaves(classes map[uint16]message) (map[uint16]leaf, error) {
 	return out, nil
 }
 
-// Widen raises the size to which the classes of our root split packets to at
-// least size, counted as in Class.Split. No waiting packet is lost. Errors:
-// ErrNotOurs, journal.ErrGone.
+// Widen raises the size that the classes of our root split packets to, to at least size, counted as
+// in Class.Split. It loses no packet. Errors: ErrNotOurs, journal.ErrGone.
 func (d *Device) Widen(kind Kind, size int) error {
 	have, err := d.ours(kind)
 	if err != nil {
@@ -134,24 +126,23 @@ func (d *Device) Widen(kind Kind, size int) error {
 	return errors.Join(errs...)
 }
 
-// count returns the counters of a class, including what the class does not see of
-// the filter that splits its packets.
+// count returns the counters of a class, including those of the filter that splits its packets,
+// which the class does not see.
 func (l leaf) count(class Stats) Stats {
-	// Not when some frames of a packet that was cut are dropped.
+	// The class does not count some dropped frames of a cut packet.
 	class.Drops = max(class.Drops, l.drops)
 	if l.split > 0 {
-		// TBF subtracts each frame that leaves from the bytes of its queue. Until
-		// the end of 2024 it did not add all frames when it split a packet
-		// (net/sched/sch_tbf.c, tbf_segment), so the bytes wrap around.
+		// TBF subtracts each frame that leaves from the bytes of its queue. Until the end of 2024
+		// it did not add all frames when it split a packet (net/sched/sch_tbf.c, tbf_segment), so
+		// the bytes wrap around.
 		class.Backlog = min(class.Backlog, class.Queued*uint64(l.split))
 	}
 	return class
 }
 
-// setLeaf makes a class split its packets, or stop. When it begins, the packets
-// that wait are lost, because the kernel cannot move them to another queue. When
-// it stops, only packets that come between the look at the empty queue and its
-// removal are lost.
+// setLeaf makes a class split its packets, or stop. When it begins, waiting packets are lost,
+// because the kernel cannot move them to another queue. When it stops, only packets that come
+// between the look at the empty queue and its removal are lost.
 func (d *Device) setLeaf(is leaf, c Class) (changed bool, err error) {
 	m := message{handle: is.handle, parent: Handle | uint32(c.Minor), kind: string(KindTBF), options: splitOptions(c.Split)}
 	switch {
@@ -165,7 +156,7 @@ func (d *Device) setLeaf(is leaf, c Class) (changed bool, err error) {
 		return true, d.send(unix.RTM_NEWQDISC, 0, m)
 	case is.queued == 0:
 		return true, d.send(unix.RTM_DELQDISC, 0, message{handle: is.handle, parent: m.parent})
-	case is.split != uncut: // it goes with a Bring that finds it empty
+	case is.split != uncut: // a Bring that finds it empty removes it
 		m.options = splitOptions(uncut)
 		return true, d.send(unix.RTM_NEWQDISC, 0, m)
 	}

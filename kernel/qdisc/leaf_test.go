@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// lengths hears how long the packets are that leave the near device.
+// lengths receives the lengths of the packets that leave the near device.
 func (w *wire) lengths() (next func() []int) {
 	w.t.Helper()
 	fd := -1
@@ -66,7 +66,7 @@ func (w *wire) segments(minor uint16, n int) {
 	}))
 }
 
-// Packets of a class are cut where it says so, with HTB and HFSC, and no others.
+// Exactly the packets of classes with Split are cut, with HTB and HFSC.
 func TestSplit(t *testing.T) {
 	testkit.OnKernels(t)
 	for _, kind := range []qdisc.Kind{qdisc.KindHTB, qdisc.KindHFSC} {
@@ -100,7 +100,7 @@ func testSplit(t *testing.T, kind qdisc.Kind) {
 		}
 	}
 	next := w.lengths()
-	// sends gives the lengths of what one super-packet of a class leaves as.
+	// sends checks the packet lengths that one super-packet of a class leaves as.
 	sends := func(minor uint16, want int) {
 		t.Helper()
 		next()
@@ -147,7 +147,7 @@ func testSplit(t *testing.T, kind qdisc.Kind) {
 	}
 }
 
-// answered has the far end listen, which then sends no errors.
+// answered makes the far end listen, which then sends no errors.
 func (w *wire) answered() {
 	w.t.Helper()
 	must(w.t, w.far.Do(func() error {
@@ -159,7 +159,7 @@ func (w *wire) answered() {
 	}))
 }
 
-// kinds lists the qdiscs of the device, but the kernel's own.
+// kinds lists the qdiscs of the device, without the kernel's own.
 func (w *wire) kinds() (out []string) {
 	w.t.Helper()
 	list, err := w.h.QdiscList(w.u0)
@@ -172,8 +172,8 @@ func (w *wire) kinds() (out []string) {
 	return out
 }
 
-// What waits in a class is not lost when its packets are not cut any more: what
-// has cut them stays until the class is empty. Frames that found no room are told.
+// Packets in a class are not lost when it stops cutting: the filter stays until the class is empty.
+// Frames without room are counted.
 func TestSplitEnds(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -226,7 +226,7 @@ func TestSplitEnds(t *testing.T) {
 	}
 }
 
-// What TBF says to wait in it may have wrapped around.
+// TBF's own backlog may have wrapped around.
 func TestSplitCount(t *testing.T) {
 	const wrapped = 1<<32 - 60_000
 	for _, c := range []struct {
@@ -248,7 +248,7 @@ func TestSplitCount(t *testing.T) {
 	}
 }
 
-// Somebody's qdisc below a class of ours is not replaced.
+// A foreign qdisc below a class of ours is not replaced.
 func TestSplitLeaf(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)

@@ -8,22 +8,20 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// Limit is what somebody's root qdisc does to the rate of a device.
+// Limit is the limit of a foreign root qdisc on a device's rate.
 type Limit struct {
-	Kind string // of the qdisc that limits, "tbf"
+	Kind string // of the limiting qdisc, "tbf"
 	Rate uint64 // bit/s at most; 0: not known
 }
 
-// unlimited are the kinds of the kernel that hold no packet back for longer than the
-// device does.
+// unlimited are the kinds of the kernel that hold no packet for longer than the device does.
 var unlimited = []string{
 	"pfifo", "bfifo", "pfifo_fast", "pfifo_head_drop", "noqueue", "mq", "mqprio", "multiq", "prio", "ets", "drr", "qfq",
 	"sfq", "fq", "fq_codel", "fq_pie", "codel", "pie", "red", "sfb", "choke", "gred", "hhf", "skbprio", "blackhole", "plug",
 }
 
-// Limits tells of a Root's value, as Read gave it, how much of the device's rate
-// somebody's qdisc lets through. limits is false for Default, for ours, and for qdiscs
-// that only choose what comes next.
+// Limits returns the rate limit of a foreign qdisc from a Root's value, as of Read. limits is false
+// for Default, for ours, and for qdiscs that only choose the next packet.
 func Limits(value string) (l Limit, limits bool) {
 	if text, kept := strings.CutPrefix(value, keptPrefix); kept {
 		kind, _, _ := strings.Cut(text, ":")
@@ -48,8 +46,8 @@ func Limits(value string) (l Limit, limits bool) {
 	return Limit{Kind: t[i].Kind}, true
 }
 
-// most is the rate, in bit/s, of a qdisc that has one for all that passes it; 0 if it
-// has none. known is false for the other kinds.
+// most returns the rate limit of a qdisc for all packets, in bit/s; 0 if it has none. known is
+// false for the other kinds.
 func (n node) most() (rate uint64, known bool) {
 	const tbfRate, cakeBaseRate64 = 8, 2
 	attrs, err := attributes(n.Options)

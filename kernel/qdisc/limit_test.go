@@ -10,8 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// What somebody's root lets through is told by its value: a rate, only that there is
-// some limit, or that there is none.
+// The value of a foreign root shows its limit: a rate, only that there is some limit, or that there
+// is none.
 func TestLimits(t *testing.T) {
 	testkit.OnKernels(t)
 	for name, want := range map[string]struct {

@@ -23,7 +23,7 @@ type attribute struct {
 	value []byte
 }
 
-// attributes reads a row of them.
+// attributes reads consecutive attributes.
 func attributes(b []byte) ([]attribute, error) {
 	ne := binary.NativeEndian
 	var out []attribute
@@ -44,13 +44,13 @@ type message struct {
 	info           uint32 // tcm_info; of a filter its preference and protocol
 	kind           string
 	options        []byte // the content of TCA_OPTIONS; nil if there is none
-	keep           string // why it cannot be made again from what is here; "" if it can
+	keep           string // why it cannot be made again from these fields; "" if it can
 	stats          Stats
 }
 
 // dump asks for all messages of a type that are about the device.
 func (d *Device) dump(typ int, about message) ([]message, error) {
-	// A dump that somebody's change has disturbed is repeated.
+	// A dump that a change has disturbed is repeated.
 	for range 10 {
 		req := d.request(typ, unix.NLM_F_DUMP, about)
 		raw, err := req.Execute(unix.NETLINK_ROUTE, 0)
@@ -108,7 +108,10 @@ const (
 	xstatsHTBBorrows = 4 // offset in struct tc_htb_xstats
 )
 
-// parse reads one message, and the index of the device that it is about.
+// sharesBlock is why a qdisc that shares its filters with others is not made again.
+const sharesBlock = "it shares a block of filters"
+
+// parse reads one message, and the index of its device.
 func parse(b []byte) (message, int, error) {
 	if len(b) < nl.SizeofTcMsg {
 		return message{}, 0, fmt.Errorf("qdisc message of %d bytes", len(b))
@@ -138,7 +141,7 @@ func parse(b []byte) (message, int, error) {
 		case tcaRate:
 			m.keep = "it has a rate estimator"
 		case tcaIngressBlock, tcaEgressBlock:
-			m.keep = "it shares a block of filters"
+			m.keep = sharesBlock
 		case tcaHWOffload:
 			if len(a.value) > 0 && a.value[0] != 0 {
 				m.keep = "it runs in the device's hardware"
@@ -175,12 +178,12 @@ const (
 	htbParms, htbInit, htbRate64, htbCeil64 = 1, 2, 6, 7
 	hfscRSC, hfscFSC, hfscUSC               = 1, 2, 3
 	sizeofHTBOpt                            = 44
-	// Offsets in struct tc_htb_opt: two tc_ratespec of 12 bytes, whose last
-	// four are the rate, then buffer, cbuffer, quantum, level and prio.
+	// Offsets in struct tc_htb_opt: two tc_ratespec of 12 bytes, which end with the rate, then
+	// buffer, cbuffer, quantum, level and prio.
 	htbOptRate, htbOptCeil, htbOptBuffer, htbOptCBuffer, htbOptQuantum, htbOptLevel, htbOptPrio = 8, 20, 24, 28, 32, 36, 40
 )
 
-// rootOptions gives the options of our root of a kind.
+// rootOptions returns the options of our root of a kind.
 func rootOptions(kind Kind) []byte {
 	ne := binary.NativeEndian
 	switch kind {
@@ -189,8 +192,8 @@ func rootOptions(kind Kind) []byte {
 	case KindTBF:
 		return splitOptions(1514)
 	}
-	// struct tc_htb_glob: version 3, rate2quantum 10 (not used, each class has
-	// its quantum), defcls, debug, direct_pkts.
+	// struct tc_htb_glob: version 3, rate2quantum 10 (not used, each class has its quantum),
+	// defcls, debug, direct_pkts.
 	var glob []byte
 	for _, v := range []uint32{3, 10, MinorDefault, 0, 0} {
 		glob = ne.AppendUint32(glob, v)
@@ -198,7 +201,7 @@ func rootOptions(kind Kind) []byte {
 	return nl.NewRtAttr(htbInit, glob).Serialize()
 }
 
-// options gives the class's options for a root of the kind.
+// options returns the class's options for a root of the kind.
 func (c Class) options(kind Kind) []byte {
 	if kind == KindHFSC {
 		var b []byte
@@ -230,8 +233,8 @@ func (c Class) options(kind Kind) []byte {
 // prio reads the Prio of an HTB class.
 func prio(options []byte) (uint32, bool) { return htbWord(options, htbOptPrio) }
 
-// lowered says whether a class of HTB gets a lower ceil. Above 32 bits of bytes/s
-// the kernel shows all as the same.
+// lowered reports whether a class of HTB gets a lower ceil. The kernel shows all rates above 32
+// bits of bytes/s as the same.
 func lowered(shown, want []byte) bool {
 	was, known := htbWord(shown, htbOptCeil)
 	is, _ := htbWord(want, htbOptCeil)
@@ -262,15 +265,15 @@ func (c Curve) serialize() []byte {
 
 func clamp(v uint64) uint32 { return uint32(min(v, 1<<32-1)) }
 
-// ticks returns the time that bytes take at a rate (bytes/s), in the unit of the
-// packet schedulers: 64 ns (PSCHED_SHIFT, net/pkt_sched.h).
+// ticks returns the time that bytes take at a rate (bytes/s), in the unit of the packet schedulers:
+// 64 ns (PSCHED_SHIFT, net/pkt_sched.h).
 func ticks(bytes uint32, rate uint64) uint32 {
 	ns := float64(bytes) / float64(max(rate, 1)) * 1e9
 	return uint32(min(ns/64, 1<<32-1))
 }
 
-// same compares a class's options as the kernel shows them with the desired ones.
-// The kernel adds values that it has computed.
+// same compares a class's options as the kernel shows them with the desired ones. The kernel adds
+// values of its own.
 func same(kind Kind, shown, want []byte) bool {
 	a, err1 := attributes(shown)
 	b, err2 := attributes(want)
@@ -287,7 +290,7 @@ func same(kind Kind, shown, want []byte) bool {
 				v = v[:sizeofHTBOpt]
 				clear(v[0:htbOptRate])           // cell_log, linklayer and so on: not ours
 				clear(v[12:htbOptCeil])          //
-				clear(v[htbOptLevel:htbOptPrio]) // by how many classes are below it
+				clear(v[htbOptLevel:htbOptPrio]) // depends on the classes below
 			}
 			return string(v)
 		}

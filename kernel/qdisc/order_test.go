@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// ordered is a device whose programs tell in which order they ran.
+// ordered is a device with programs that record the order of their runs.
 type ordered struct {
 	*hooked
 	last *ebpf.Map // the digits of those that the last packet met
@@ -32,7 +32,7 @@ func newOrdered(t *testing.T, filters bool) *ordered {
 	return o
 }
 
-// digit loads a program that puts its digit behind those that are in the mark.
+// digit loads a program that appends its digit to the mark.
 func (o *ordered) digit(n int32) *ebpf.Program {
 	o.t.Helper()
 	const mark = 8 // offset in struct __sk_buff
@@ -54,7 +54,7 @@ func (o *ordered) digit(n int32) *ebpf.Program {
 	return p
 }
 
-// order sends a packet, and gives the digits of the programs that it met.
+// order sends a packet, and returns the digits of the programs that it met.
 func (o *ordered) order() string {
 	o.t.Helper()
 	must(o.t, o.last.Put(uint32(0), uint32(0)))
@@ -64,9 +64,8 @@ func (o *ordered) order() string {
 	return fmt.Sprintf("%x", got)
 }
 
-// Whichever is there when a program comes, it goes to the place of its stage: so
-// programs that were attached in any order run in that of their stages, and those of
-// others between the two halves.
+// Whatever is there when a program comes, it goes to the place of its stage: programs attached in
+// any order run in that of their stages, and foreign ones between the two halves.
 func TestOrder(t *testing.T) {
 	testkit.OnKernels(t)
 	stages := []qdisc.Stage{0, 3, qdisc.Others, qdisc.Stages - 1, 1, 2, qdisc.Others + 1}
@@ -104,7 +103,7 @@ func TestOrder(t *testing.T) {
 					slices.Sort(digits)
 					return strings.Join(digits, "")
 				}
-				// Every set of programs that can be there, and every one that can come to it.
+				// Every set of programs that can be there, and every one that can be added.
 				var visit func(from int)
 				visit = func(from int) {
 					for i := range stages {
@@ -132,7 +131,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// digitOf numbers the stages: from 1 in the first half, behind others' in the second.
+// digitOf numbers the stages: from 1 in the first half, after the foreign ones in the second.
 func digitOf(stages []qdisc.Stage, i, other int) int {
 	if stages[i] < qdisc.Others {
 		return 1 + i
@@ -140,8 +139,7 @@ func digitOf(stages []qdisc.Stage, i, other int) int {
 	return other + 1 + i - slices.IndexFunc(stages, func(s qdisc.Stage) bool { return s >= qdisc.Others })
 }
 
-// theirsCounts attaches a program of somebody else's: as a filter of the first
-// preference, or by tcx.
+// theirsCounts attaches a foreign program: as a filter of the first preference, or by tcx.
 func (o *ordered) theirsCounts(filters bool, digit int32) {
 	o.t.Helper()
 	p := o.digit(digit)

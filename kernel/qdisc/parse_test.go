@@ -58,7 +58,7 @@ func FuzzTree(f *testing.F) {
 	})
 }
 
-// What is told to the kernel is what it shows, as far as it is ours.
+// The kernel shows what it was sent, as far as it is ours.
 func TestSame(t *testing.T) {
 	h := Class{HTB: HTB{Rate: 80e9, Ceil: 8e6, Burst: 1, CBurst: 1 << 31, Quantum: 2, Prio: 7}}
 	s := Class{HFSC: HFSC{RealTime: Curve{8, time.Second, 16}, UpperLimit: Curve{24, 0, 24}}}
@@ -78,7 +78,7 @@ func TestSame(t *testing.T) {
 			t.Errorf("%s %+v, %+v: %v", tt.kind, tt.a, tt.b, got)
 		}
 	}
-	// What the kernel adds by itself does not count.
+	// The kernel's additions do not count.
 	shown := h.options(KindHTB)
 	shown[4+1], shown[4+12+1], shown[4+36] = 1, 1, 5 // linklayers and level
 	if !same(KindHTB, shown, h.options(KindHTB)) {
@@ -123,7 +123,7 @@ func TestUnfinished(t *testing.T) {
 	}
 }
 
-// Whoever waits for an answer that never comes gives up: this one was not asked for.
+// The wait for an answer that never comes ends: this one was not asked for.
 func TestPatience(t *testing.T) {
 	d, done, err := bench(1)
 	if err != nil {
@@ -133,7 +133,7 @@ func TestPatience(t *testing.T) {
 	if got := time.Duration(reflect.ValueOf(d.socket.Socket).Elem().FieldByName("receiveTimeout").Int()); got != netdev.Patience {
 		t.Errorf("an answer is waited for %v, want %v", got, netdev.Patience)
 	}
-	// With less of it this test takes less.
+	// A shorter wait makes the test shorter.
 	if err := d.socket.Socket.SetReceiveTimeout(&unix.Timeval{Usec: 50_000}); err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// The root qdisc is the same asked for by itself and in the list of all.
+// The root qdisc is the same by itself and in the list of all.
 func TestRootAlone(t *testing.T) {
 	testkit.NeedRoot(t)
 	d, done, err := bench(1)

@@ -1,10 +1,10 @@
-// Package qdisc manages traffic control at a device: the queueing discipline that
-// shapes the device for fairlead, with its classes; the original one, which it
-// replaces and puts back; and the hooks at which programs see packets.
+// Package qdisc manages traffic control at a device: the queueing discipline that shapes the device
+// for fairlead, with its classes; the original one, which it replaces and restores; and the hooks
+// for programs.
 //
-// It knows devices and class numbers, not containers, and decides neither rates
-// nor the fate of a packet. It touches only what carries our handle, except the root
-// qdisc that Root replaces and puts back. Features traffic and netcpu use it.
+// It knows devices and class numbers, not containers, and decides neither rates nor the fate of a
+// packet. It touches only what carries our handle, except the root qdisc that Root replaces and
+// restores. Features traffic and netcpu use it.
 package qdisc
 
 import (
@@ -21,14 +21,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Handle is that of our root qdiscs: "fl" in its upper half. A packet whose
-// skb->priority is Handle|minor goes into that class, without any filter
-// (net/sched/sch_htb.c, htb_classify; sch_hfsc.c, hfsc_classify).
+// Handle is that of our root qdiscs: "fl" in its upper half. A packet whose skb->priority is
+// Handle|minor goes into that class, without any filter (net/sched/sch_htb.c, htb_classify;
+// sch_hfsc.c, hfsc_classify).
 const Handle uint32 = 'f'<<24 | 'l'<<16
 
-// The minors of the two classes that each of our roots has beside the tenants'.
+// The minors of the two classes of each of our roots besides the tenants'.
 const (
-	MinorDefault = 0xffff // for packets that no class is asked for
+	MinorDefault = 0xffff // for packets without a class
 	MinorTop     = 0xfffe // above all others, which borrow from it
 )
 
@@ -39,8 +39,7 @@ type Kind string
 const (
 	KindHTB  Kind = "htb"
 	KindHFSC Kind = "hfsc"
-	// KindTBF is no root of ours, but what cuts packets below a class: see
-	// Class.Split.
+	// KindTBF is no root of ours, but splits packets below a class: see Class.Split.
 	KindTBF Kind = "tbf"
 )
 
@@ -52,8 +51,7 @@ type HTB struct {
 	Prio          uint32 // 0 to 7
 }
 
-// Curve is a service curve of HFSC, tc-hfsc(7): M1 bit/s for D, then M2. The
-// zero Curve is none.
+// Curve is a service curve of HFSC, tc-hfsc(7): M1 bit/s for D, then M2. The zero Curve is none.
 type Curve struct {
 	M1 uint64
 	D  time.Duration // whole microseconds count
@@ -65,59 +63,55 @@ type HFSC struct {
 	RealTime, LinkShare, UpperLimit Curve
 }
 
-// Class is one class below the top, or the top itself (MinorTop). Of HTB and
-// HFSC, the one that matches the root's kind counts.
+// Class is one class below the top, or the top itself (MinorTop). HTB or HFSC counts, by the root's
+// kind.
 type Class struct {
 	Minor uint16
 	HTB   HTB
 	HFSC  HFSC
-	// Split is the length in bytes, link header included, above which packets
-	// that the kernel has not segmented yet (GSO) are split into frames; 0: none
-	// are. Any other longer packet is dropped, so Split must not be less than a
-	// frame.
+	// Split is the length in bytes, link header included, above which packets that the kernel has
+	// not segmented yet (GSO) are split into frames; 0: no splitting. Any other longer packet is
+	// dropped, so Split must not be less than a frame.
 	Split int
 }
 
 // Stats are the counters of one class since it was made.
 type Stats struct {
-	Bytes, Packets  uint64 // that it has sent
+	Bytes, Packets  uint64 // sent
 	Drops           uint64 // packets
 	Backlog, Queued uint64 // bytes and packets that wait in it
 	Borrowed        uint64 // packets that were sent on another's account; HTB only
-	Overlimits      uint64 // how often it came to its ceil; HTB only
+	Overlimits      uint64 // how often it reached its ceil; HTB only
 }
 
-// drainTime bounds the wait for a class that is to be removed to send its
-// packets.
+// drainTime limits the wait for a class to empty before its removal.
 const (
 	drainTime = 200 * time.Millisecond
 	drainStep = 2 * time.Millisecond
 )
 
-// A class that waits has saved up what its ceil allows in a burst, as time
-// (net/sched/sch_htb.c, htb_accnt_ctokens). When its ceil is lowered it would
-// spend that on top of the new one. So its CBurst is two frames for tightTime,
-// and HTB cuts the savings with the next packet. If no packet leaves the class
-// within that time, because others have their turn, the class keeps its savings.
+// A class that waits has saved up a burst of its ceil, as time (net/sched/sch_htb.c,
+// htb_accnt_ctokens). When its ceil is lowered it would spend that on top of the new one. So its
+// CBurst is two frames for tightTime, and HTB cuts the savings with the next packet. If no packet
+// leaves the class within that time, because others have their turn, the class keeps its savings.
 const (
 	tightBurst = 2 * 1514
 	tightTime  = 3 * time.Millisecond
 )
 
-// ErrNotOurs is returned for work on classes of a device whose root qdisc is
-// not ours (any more).
+// ErrNotOurs is returned for classes of a device without our root qdisc.
 var ErrNotOurs = errors.New("root qdisc of the device is not fairlead's")
 
-// Device is one network device, with a socket of its own to ask about it. It
-// is not safe for concurrent use.
+// Device is one network device, with a socket of its own to ask about it. It is not safe for
+// concurrent use.
 type Device struct {
 	ns     *netdev.NS
 	index  int
 	socket *nl.SocketHandle
 }
 
-// Open opens the device with the given index. ns has to stay open for as long
-// as the Device does. An absent device is found out by its methods.
+// Open opens the device with the given index. ns has to stay open for as long as the Device does.
+// If the device is absent, its methods report that.
 func Open(ns *netdev.NS, index int) (*Device, error) {
 	var s *nl.NetlinkSocket
 	err := ns.Do(func() (err error) {
@@ -133,24 +127,23 @@ func Open(ns *netdev.NS, index int) (*Device, error) {
 	return &Device{ns: ns, index: index, socket: &nl.SocketHandle{Socket: s}}, nil
 }
 
-// Close lets go of the socket.
+// Close closes the socket.
 func (d *Device) Close() error {
 	d.socket.Socket.Close()
 	return nil
 }
 
-// Bring makes the classes of our root exactly those given, and returns how many
-// it had to add, change or remove. It reads first. It changes classes in place,
-// which loses no packet, with one exception: a class that begins to split its
-// packets loses those that wait, and one that stops loses next to nothing (see
-// setLeaf). A class that is removed gets a moment to send its packets, so the
-// caller must have directed its traffic elsewhere before. The first of the
-// classes must be the top.
+// Bring makes the classes of our root exactly those given, and returns how many it had to add,
+// change or remove. It reads first. It changes classes in place, which loses no packet, with one
+// exception: a class that begins to split its packets loses those that wait, and one that stops
+// loses next to nothing (see setLeaf). A class that is removed gets a moment to send its packets,
+// so the caller must have directed its traffic elsewhere before. The first of the classes must be
+// the top.
 //
-// If packets wait in a class of HTB whose ceil is lowered, Bring gives it a tight
-// CBurst at first, and takes 3 ms longer, however many such classes there are. If
-// the agent ends within these 3 ms, such a class keeps to its new ceil and may
-// not quite reach it; the next Bring gives it the final CBurst.
+// If packets wait in a class of HTB whose ceil is lowered, Bring gives it a tight CBurst at first,
+// and takes 3 ms longer, however many such classes there are. If the agent ends within these 3 ms,
+// such a class keeps to its new ceil and may not quite reach it; the next Bring gives it the final
+// CBurst.
 //
 // Errors: ErrNotOurs, ErrLeaf, and journal.ErrGone for a device that has gone.
 func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
@@ -181,8 +174,8 @@ func (d *Device) Bring(kind Kind, classes []Class) (changes int, err error) {
 	return changes, nil
 }
 
-// Differs says whether the classes of our root are others than those given, however their
-// packets are split. Errors: ErrNotOurs, journal.ErrGone.
+// Differs reports whether the classes of our root differ from the given ones, except for their
+// Split. Errors: ErrNotOurs, journal.ErrGone.
 func (d *Device) Differs(kind Kind, classes []Class) (bool, error) {
 	have, err := d.ours(kind)
 	if err != nil {
@@ -196,8 +189,8 @@ func (d *Device) Differs(kind Kind, classes []Class) (bool, error) {
 	return len(have) != len(classes), nil
 }
 
-// set adds and changes classes, up to the first error. It returns the classes
-// that have a tight CBurst, with their final parameters.
+// set adds and changes classes, up to the first error. It returns the classes that have a tight
+// CBurst, with their final parameters.
 func (d *Device) set(kind Kind, have map[uint16]message, cut map[uint16]leaf, classes []Class) (changes int, tight []message, err error) {
 	for _, c := range classes {
 		changed, err := d.setClass(kind, have, c, &tight)
@@ -227,7 +220,7 @@ func (d *Device) setClass(kind Kind, have map[uint16]message, c Class, tight *[]
 	if c.Minor == MinorTop {
 		m.parent = Handle
 	}
-	flags := 0 // of a class that is there: change it
+	flags := 0 // changes an existing class
 	if !there {
 		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
 	}
@@ -246,7 +239,7 @@ func (d *Device) setClass(kind Kind, have map[uint16]message, c Class, tight *[]
 	return true, nil
 }
 
-// loosen gives classes their final CBurst. It goes on after an error.
+// loosen sets the final CBurst of classes. It goes on after an error.
 func (d *Device) loosen(tight []message) error {
 	if len(tight) == 0 {
 		return nil
@@ -283,8 +276,8 @@ func (d *Device) remove(kind Kind, minor uint16) error {
 	return err
 }
 
-// Drain waits until the named classes of our root are empty, or all of them if
-// none is named, for drainTime at most. Errors: ErrNotOurs, journal.ErrGone.
+// Drain waits until the given classes of our root, or all if none is given, are empty, for
+// drainTime at most. Errors: ErrNotOurs, journal.ErrGone.
 func (d *Device) Drain(kind Kind, minors ...uint16) error {
 	for end := time.Now().Add(drainTime); ; time.Sleep(drainStep) {
 		all, err := d.ours(kind)
@@ -306,10 +299,9 @@ func (d *Device) Drain(kind Kind, minors ...uint16) error {
 // lateTime is how long Late watches whether a class sends.
 const lateTime = 5 * time.Millisecond
 
-// Late lists, by minor, the classes that are in use and would get another Prio
-// from Bring. HTB takes over a class's Prio when a packet enters its empty queue,
-// and not before (net/sched/sch_htb.c, htb_activate). Errors: ErrNotOurs,
-// journal.ErrGone.
+// Late lists, by minor, the classes that are in use and would get another Prio from Bring. HTB
+// takes over a class's Prio when a packet enters its empty queue, and not before
+// (net/sched/sch_htb.c, htb_activate). Errors: ErrNotOurs, journal.ErrGone.
 func (d *Device) Late(classes []Class) ([]uint16, error) {
 	have, err := d.ours(KindHTB)
 	if err != nil {
@@ -339,8 +331,8 @@ func (d *Device) Late(classes []Class) ([]uint16, error) {
 	return late, nil
 }
 
-// Stats reads the counters of all classes of our root, by minor. Errors:
-// ErrNotOurs, journal.ErrGone.
+// Stats reads the counters of all classes of our root, by minor. Errors: ErrNotOurs,
+// journal.ErrGone.
 func (d *Device) Stats(kind Kind) (map[uint16]Stats, error) {
 	all, err := d.ours(kind)
 	if err != nil {
@@ -379,7 +371,7 @@ func (d *Device) ours(kind Kind) (map[uint16]message, error) {
 	return out, nil
 }
 
-// root gives the root qdisc; its handle is 0 for the one that the kernel chose.
+// root returns the root qdisc; its handle is 0 for the kernel's default.
 func (d *Device) root() (message, error) {
 	if m, ok := d.rootAlone(); ok {
 		return m, nil
@@ -393,12 +385,12 @@ func (d *Device) root() (message, error) {
 			return m, nil
 		}
 	}
-	return message{}, nil // some kinds of the kernel's own are not shown
+	return message{}, nil // the kernel hides some of its own kinds
 }
 
-// rootAlone asks for the root qdisc by itself, as the kernel lists those of all devices.
-// It gives none for a device that has gone, and for what the kernel does not show. The
-// kernel answers the one who asks only if that asks for an echo (qdisc_get_notify).
+// rootAlone asks for the root qdisc only, as the kernel otherwise lists those of all devices. It
+// finds none if the device has gone, or the kernel hides it. The kernel answers only a request for
+// an echo (qdisc_get_notify).
 func (d *Device) rootAlone() (message, bool) {
 	raw, err := d.request(unix.RTM_GETQDISC, unix.NLM_F_ACK|unix.NLM_F_ECHO, message{parent: rootParent}).Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
 	if err != nil || len(raw) != 1 {
@@ -408,14 +400,13 @@ func (d *Device) rootAlone() (message, bool) {
 	return m, err == nil && index == d.index && m.parent == rootParent
 }
 
-// qdiscs lists the qdiscs of the device that queue packets; all also lists the
-// one that has the hooks.
+// qdiscs lists the qdiscs of the device that queue packets; all also lists the one with the hooks.
 func (d *Device) qdiscs() ([]message, error) {
 	list, err := d.all()
 	return slices.DeleteFunc(list, func(m message) bool { return m.parent == ingressParent }), err
 }
 
-// all asks the kernel, which gives those of all devices.
+// all filters the kernel's list of all devices.
 func (d *Device) all() ([]message, error) {
 	if _, err := d.ns.Link(d.index); err != nil {
 		if errors.Is(err, netdev.ErrNoLink) {

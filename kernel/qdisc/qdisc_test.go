@@ -54,7 +54,7 @@ type wire struct {
 func newWire(t *testing.T) *wire {
 	t.Helper()
 	w := &wire{t: t, near: testkit.NetNS(t), far: testkit.NetNS(t)}
-	for _, ns := range []*testkit.NS{w.near, w.far} { // its devices tell of themselves, in packets that nobody sent
+	for _, ns := range []*testkit.NS{w.near, w.far} { // its devices announce themselves, in packets without a sender
 		must(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) }))
 	}
 	testkit.Veth(t, w.near, "u0", w.far, "u1")
@@ -66,7 +66,7 @@ func newWire(t *testing.T) *wire {
 	w.u0, err = w.h.LinkByName("u0")
 	must(t, err)
 	w.index = w.u0.Attrs().Index
-	must(t, w.h.LinkSetTxQLen(w.u0, 1000)) // as a device of hardware has it
+	must(t, w.h.LinkSetTxQLen(w.u0, 1000)) // like a device of hardware
 	fh := w.far.Handle(t)
 	u1, err := fh.LinkByName("u1")
 	must(t, err)
@@ -157,7 +157,7 @@ func TestBring(t *testing.T) {
 	}
 }
 
-// HFSC is not in every kernel; where it is, the same holds.
+// HFSC is not in every kernel; with it, the same holds.
 func TestBringHFSC(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -193,7 +193,7 @@ func TestBringHFSC(t *testing.T) {
 // send sends packets with a priority, from a socket in the near namespace.
 func (w *wire) send(priority uint32, n int) { w.sendSized(priority, n, 100) }
 
-// sendSized does so with packets of so many bytes of payload.
+// sendSized sends packets with so many bytes of payload.
 func (w *wire) sendSized(priority uint32, n, size int) {
 	w.t.Helper()
 	must(w.t, w.near.Do(func() error {
@@ -212,7 +212,7 @@ func (w *wire) sendSized(priority uint32, n, size int) {
 			return err
 		}
 		for sent := 0; sent < n; {
-			// What comes back is told by the next call, which sends nothing.
+			// The next call returns an ICMP error, and sends nothing.
 			if _, err := c.Write(make([]byte, size)); err == nil {
 				sent++
 			} else if !errors.Is(err, syscall.ECONNREFUSED) {
@@ -223,8 +223,8 @@ func (w *wire) sendSized(priority uint32, n, size int) {
 	}))
 }
 
-// A packet goes into the class that its priority names, and into the default
-// one where there is none such.
+// A packet goes into the class that its priority names, or into the default class if there is no
+// such class.
 func TestClassByPriority(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -243,7 +243,7 @@ func TestClassByPriority(t *testing.T) {
 	if n := after[5].Packets - before[5].Packets; n != 3 {
 		t.Errorf("class 5 has sent %d packets, want 3", n)
 	}
-	if n := after[qdisc.MinorDefault].Packets - before[qdisc.MinorDefault].Packets; n < 28 || n > 32 { // and what the protocols send
+	if n := after[qdisc.MinorDefault].Packets - before[qdisc.MinorDefault].Packets; n < 28 || n > 32 { // and those of the protocols
 		t.Errorf("the default has sent %d packets, want 28", n)
 	}
 	if after[5].Bytes-before[5].Bytes != 3*142 || after[5].Queued != 0 || after[5].Drops != 0 {
@@ -251,8 +251,7 @@ func TestClassByPriority(t *testing.T) {
 	}
 }
 
-// Classes change while packets wait in them, and go with packets in them: all
-// of them arrive.
+// Classes change while packets wait in them, and go with packets in them: all packets arrive.
 func TestNothingIsLostByAChange(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -261,8 +260,7 @@ func TestNothingIsLostByAChange(t *testing.T) {
 	classes := []qdisc.Class{class(qdisc.MinorTop, 1000*mbit), class(qdisc.MinorDefault, mbit), class(5, mbit)}
 	changing := &classes[2].HTB
 	changing.Burst, changing.CBurst = 2000, 2000
-	// 14 packets at once, then three in two seconds: however slow the machine
-	// is, they come faster than that.
+	// 14 packets at once, then three in two seconds: they come faster than that on any machine.
 	slow := func(i int) {
 		changing.Rate, changing.Ceil, changing.Prio = 1600+uint64(i)*8, 1600+uint64(i)*8, uint32(i%8)
 	}
@@ -304,10 +302,10 @@ func TestNothingIsLostByAChange(t *testing.T) {
 	if n, err := d.Bring(qdisc.KindHTB, classes); err != nil || n != 1 {
 		t.Fatalf("%d changes, %v", n, err)
 	}
-	for { // no more than it sends in the time that a class is given which goes
+	for { // no more than it sends in the time that a removed class gets
 		st, err := d.Stats(qdisc.KindHTB)
 		must(t, err)
-		if st[5].Queued <= 2 { // which takes 35 ms, where 200 are given
+		if st[5].Queued <= 2 { // which takes 35 ms of the 200
 			break
 		}
 		time.Sleep(time.Millisecond)

@@ -51,8 +51,7 @@ func shape(j *journal.Journal, ns *netdev.NS, index int) error {
 	return err
 }
 
-// shown is what the kernel tells of the qdiscs and classes of the device: the
-// bytes of their options.
+// shown is what the kernel shows of the device's qdiscs and classes: the bytes of their options.
 func (w *wire) shown() string {
 	w.t.Helper()
 	var b strings.Builder
@@ -116,14 +115,14 @@ func (w *wire) foreigners() map[string]func() {
 	}
 }
 
-// Whatever was there before comes back, byte for byte as the kernel shows it.
+// What was there before comes back, byte for byte as the kernel shows it.
 func TestForeignRootComesBack(t *testing.T) {
 	testkit.Smoke(t, "knob:qdisc")
 	testkit.NeedRoot(t)
 	for name := range (&wire{}).foreigners() {
 		t.Run(name, func(t *testing.T) {
 			w := newWire(t)
-			w.near.Bind(t) // so that the way back is found by its inode
+			w.near.Bind(t) // so that the restore finds it by its inode
 			w.foreigners()[name]()
 			w.send(0, 1)
 			before, value := w.shown(), w.root()
@@ -156,7 +155,7 @@ func TestForeignRootComesBack(t *testing.T) {
 	}
 }
 
-// What somebody puts in the place of ours meanwhile is left alone.
+// A foreign replacement of ours is left alone.
 func TestChangedMeanwhile(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -179,7 +178,7 @@ func TestChangedMeanwhile(t *testing.T) {
 	}
 }
 
-// A root that could not be put back is not replaced.
+// A root that could not be restored is not replaced.
 func TestKept(t *testing.T) {
 	testkit.OnKernels(t)
 	w := newWire(t)
@@ -235,8 +234,8 @@ func TestForwardPriorityComesBack(t *testing.T) {
 // turnerDir in the environment makes the test binary the process that is killed.
 const turnerDir = "FAIRLEAD_QDISC_TURNER"
 
-// workplace gives a process that is to be killed the device that the file "where"
-// in dir names, by the path of its namespace and its index, and a journal.
+// workplace returns a process that is to be killed the device that the file "where" in dir names,
+// by the path of its namespace and its index, and a journal.
 func workplace(dir string) (*netdev.NS, int, *journal.Journal, error) {
 	b, err := os.ReadFile(filepath.Join(dir, "where"))
 	if err != nil {
@@ -265,7 +264,7 @@ func turnForever(dir string) error {
 		if err := shape(j, ns, index); err != nil {
 			return err
 		}
-		if first { // from now on there is something to be restored now and then
+		if first { // from now on there is sometimes something to restore
 			fmt.Println("go")
 		}
 		if _, err := j.Restore(kernel.Opener(kernel.Default()), nil); err != nil {

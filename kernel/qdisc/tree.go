@@ -16,9 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// A tree is somebody else's root qdisc with everything below it, in an order in
-// which it can be made again. Options are what netlink showed, byte for byte,
-// except for counters.
+// A tree is a foreign root qdisc with everything below it, in an order that it can be made in.
+// Options are what netlink showed, byte for byte, except for counters.
 type tree []node
 
 type node struct {
@@ -34,23 +33,21 @@ const (
 	aClass = "class"
 )
 
-// maxTree bounds what is written down of a tree, in bytes, so that it fits into
-// the journal.
+// maxTree limits the description of a tree, in bytes, so that it fits into the journal.
 const maxTree = 48 << 10
 
-// treePrefix begins the value of a root that can be put back. keptPrefix begins
-// that of one that cannot, and that must therefore not be replaced.
+// treePrefix begins the value of a root that can be restored, keptPrefix that of one that cannot,
+// and so must not be replaced.
 const (
 	treePrefix = "tree "
 	keptPrefix = "not to be put back: "
 )
 
-// classful are the kinds whose classes have to be made one by one; those of
-// the others come with the qdisc.
+// classful are the kinds with classes that must be made one by one; those of the others come with
+// the qdisc.
 var classful = []string{"htb", "hfsc", "drr", "qfq"}
 
-// foreign describes the root qdisc, which is somebody else's, as a value of the
-// knob.
+// foreign describes a foreign root qdisc as a value of the knob.
 func (d *Device) foreign(root message) (string, error) {
 	t, why, err := d.tree(root)
 	if err != nil {
@@ -69,7 +66,7 @@ func (d *Device) foreign(root message) (string, error) {
 	return treePrefix + string(b), nil
 }
 
-// tree reads everything below root; why says what of it could not be made again.
+// tree reads everything below root; why names what could not be made again.
 func (d *Device) tree(root message) (t tree, why string, err error) {
 	qdiscs, err := d.qdiscs()
 	if err != nil {
@@ -79,8 +76,7 @@ func (d *Device) tree(root message) (t tree, why string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	// The kernel lists nothing that is its own parent; the bound is for changes
-	// while the list is read.
+	// The kernel lists no node as its own parent; the bound is for changes while the list is read.
 	for next := []message{root}; len(next) > 0 && len(t) < maxTree/64; next = next[1:] {
 		q := next[0]
 		if q.keep != "" {
@@ -99,7 +95,7 @@ func (d *Device) tree(root message) (t tree, why string, err error) {
 					}
 					n := node{aClass, q.kind, c.handle, c.parent, c.options}
 					if c.parent == rootParent {
-						n.Parent = q.handle // as it has to be said
+						n.Parent = q.handle // as the kernel expects it
 					}
 					t = append(t, n)
 					ids = append(ids, c.handle)
@@ -117,7 +113,7 @@ func (d *Device) tree(root message) (t tree, why string, err error) {
 			}
 		}
 		for _, child := range qdiscs {
-			// The kernel makes the qdiscs with handle 0 by itself.
+			// The kernel makes the qdiscs with handle 0 itself.
 			if child.handle != 0 && child.parent != rootParent && child.parent>>16 == q.handle>>16 {
 				next = append(next, child)
 			}
@@ -142,14 +138,14 @@ func settled(m message) []byte {
 	return m.options
 }
 
-// told returns a qdisc's options in the form in which the kernel accepts them,
-// where it shows them in another one.
+// told returns a qdisc's options in the form that the kernel accepts, if it shows them in another
+// one.
 func (n node) told() []byte {
 	if n.What != aQdisc || n.Kind != "htb" {
 		return n.Options
 	}
-	// The version in struct tc_htb_glob is shown with the minor one in the lower
-	// half, and taken without (net/sched/sch_htb.c, htb_dump and htb_init).
+	// The kernel shows the version in struct tc_htb_glob with the minor one in the lower half, and
+	// takes it without (net/sched/sch_htb.c, htb_dump and htb_init).
 	return edit(n.Options, htbInit, 20, func(glob []byte) {
 		if v := binary.NativeEndian.Uint32(glob); v > 0xffff {
 			binary.NativeEndian.PutUint32(glob, v>>16)
@@ -157,7 +153,7 @@ func (n node) told() []byte {
 	})
 }
 
-// edit changes an attribute, of size bytes at least, in a copy of some options.
+// edit changes an attribute, of at least size bytes, in a copy of some options.
 func edit(options []byte, typ uint16, size int, how func([]byte)) []byte {
 	attrs, err := attributes(options)
 	if err != nil {
@@ -174,7 +170,7 @@ func edit(options []byte, typ uint16, size int, how func([]byte)) []byte {
 	return out
 }
 
-// parseTree reads the value of a root that can be put back.
+// parseTree reads the value of a root that can be restored.
 func parseTree(value string) (tree, error) {
 	text, ok := strings.CutPrefix(value, treePrefix)
 	if !ok {
@@ -190,15 +186,15 @@ func parseTree(value string) (tree, error) {
 	return t, nil
 }
 
-// has says whether a tree has a node just as it is.
+// has reports whether a tree has exactly this node.
 func (t tree) has(n node) bool {
 	return slices.ContainsFunc(t, func(m node) bool {
 		return m.What == n.What && m.Kind == n.Kind && m.Handle == n.Handle && m.Parent == n.Parent && bytes.Equal(m.given(), n.given())
 	})
 }
 
-// given is the options without what the kernel makes of the nodes below: an HTB
-// class without any has another level.
+// given returns the options without those that depend on the nodes below: an HTB class without any
+// has another level.
 func (n node) given() []byte {
 	if n.What != aClass || n.Kind != "htb" {
 		return n.Options
@@ -206,8 +202,7 @@ func (n node) given() []byte {
 	return edit(n.Options, htbParms, htbOptPrio, func(opt []byte) { clear(opt[htbOptLevel:htbOptPrio]) })
 }
 
-// unfinished says whether value is the part of target that plant had made when it
-// was killed.
+// unfinished reports whether value is the part of target that plant had made when it was killed.
 func unfinished(value, target string) bool {
 	part, err1 := parseTree(value)
 	whole, err2 := parseTree(target)
@@ -217,8 +212,7 @@ func unfinished(value, target string) bool {
 	return !slices.ContainsFunc(part, func(n node) bool { return !whole.has(n) })
 }
 
-// plant makes a tree that was written down, or the missing part of it, in place
-// of whatever is the root.
+// plant makes a recorded tree, or the missing part of it, in place of the present root.
 func (d *Device) plant(value string, now message) error {
 	t, err := parseTree(value)
 	if err != nil {
@@ -275,8 +269,8 @@ func bench(queues int) (d *Device, done func(), err error) {
 	return d, func() { d.Close(); ns.Close() }, nil
 }
 
-// rehearse finds out whether a tree can be put back: it makes the tree on a
-// scratch device, and compares.
+// rehearse checks whether a tree can be restored: it makes the tree on a scratch device, and
+// compares.
 func rehearse(value string, queues int) error {
 	d, done, err := bench(queues)
 	if err != nil {
@@ -300,8 +294,7 @@ func rehearse(value string, queues int) error {
 	return nil
 }
 
-// Supported finds out whether the kernel has a kind of qdisc, by making one on a
-// scratch device.
+// Supported checks whether the kernel has a kind of qdisc, by making one on a scratch device.
 func Supported(kind Kind) error {
 	d, done, err := bench(1)
 	if err != nil {

@@ -23,6 +23,11 @@ const MinRuntime = 1024 * time.Nanosecond
 // What values of Deadline begin with.
 const ordinary, batch, onDeadline = "normal ", "batch ", "deadline "
 
+// RoundRobin is the value of Deadline for a thread that is SCHED_RR at the lowest
+// priority, and whose children are ordinary. Its cgroup has to have a real-time budget,
+// where there are such.
+const RoundRobin = "rr 1"
+
 // FindTask returns any thread with this tid, one of a process or of the kernel. Error:
 // journal.ErrGone.
 func FindTask(proc string, tid int) (Thread, error) {
@@ -73,7 +78,7 @@ func Ordinary(value string) bool {
 // it once it has used its runtime (CBS), on any kernel and without cgroups, and goes on
 // with that when we are killed. Threads that it makes are ordinary (RESET_ON_FORK). Of a
 // thread that it finds the knob keeps policy and nice value, and not the slice of Linux
-// 6.12. Values other than "normal NICE", "batch NICE" and those can be read only.
+// 6.12. Values other than "normal NICE", "batch NICE", RoundRobin and those can be read only.
 //
 // Errors of Write: EPERM for a thread that may not use all CPUs, EBUSY where the kernel's
 // bandwidth for such threads is given out (sched_rt_runtime_us).
@@ -129,6 +134,8 @@ func (d deadline) Read() (string, error) {
 		return ordinary + strconv.Itoa(int(attr.Nice)), nil
 	case attr.Policy == unix.SCHED_BATCH && forks:
 		return batch + strconv.Itoa(int(attr.Nice)), nil
+	case attr.Policy == unix.SCHED_RR && attr.Priority == 1 && !forks:
+		return RoundRobin, nil
 	case attr.Policy == unix.SCHED_DEADLINE && !forks && attr.Deadline == attr.Period:
 		return FormatDeadline(time.Duration(attr.Runtime), time.Duration(attr.Period)), nil
 	}
@@ -141,6 +148,8 @@ func (d deadline) Write(value string) error {
 	if run, period, ok := ParseDeadline(value); ok {
 		attr.Policy, attr.Flags = unix.SCHED_DEADLINE, unix.SCHED_FLAG_RESET_ON_FORK
 		attr.Runtime, attr.Deadline, attr.Period = uint64(run), uint64(period), uint64(period)
+	} else if value == RoundRobin {
+		attr.Policy, attr.Priority, attr.Flags = unix.SCHED_RR, 1, unix.SCHED_FLAG_RESET_ON_FORK
 	} else if _, err := fmt.Sscanf(value, ordinary+"%d", &nice); err == nil {
 		attr.Policy, attr.Nice = unix.SCHED_NORMAL, nice
 	} else if _, err := fmt.Sscanf(value, batch+"%d", &nice); err == nil {
@@ -158,18 +167,26 @@ func (d deadline) Write(value string) error {
 	return nil
 }
 
-// TryDeadline says whether this kernel has SCHED_DEADLINE and this process may use it: it
-// makes a thread of its own one for a moment. The error says what is in the way.
+// TryDeadline reports whether this kernel has SCHED_DEADLINE and this process may use it: it
+// makes a thread of its own one for a moment. The error says what is in the way. The thread
+// is ordinary again before it does anything else: a tick that finds it beyond its runtime
+// makes it wait for as many periods as the tick is longer, and whoever waits for it.
 func TryDeadline() error {
 	tried := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var all unix.CPUSet
 		all.Fill()
-		tried <- errors.Join(unix.SchedSetaffinity(0, &all), unix.SchedSetAttr(0, &unix.SchedAttr{
+		ordinary := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}
+		aff := unix.SchedSetaffinity(0, &all)
+		err := unix.SchedSetAttr(0, &unix.SchedAttr{
 			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
-			Runtime: uint64(100 * time.Microsecond), Deadline: uint64(100 * time.Millisecond), Period: uint64(100 * time.Millisecond),
-		}, 0))
+			Runtime: uint64(time.Millisecond), Deadline: uint64(100 * time.Millisecond), Period: uint64(100 * time.Millisecond),
+		}, 0)
+		if err == nil {
+			err = unix.SchedSetAttr(0, &ordinary, 0)
+		}
+		tried <- errors.Join(aff, err)
 	}()
 	return ExplainDeadline(<-tried)
 }

@@ -22,8 +22,9 @@ func TestIdleInKernel(t *testing.T) {
 	if err := File(filepath.Join(cg.CPU, weight)).Write("321"); err != nil {
 		t.Fatal(err)
 	}
+	knob, _ := WeightKnob(cg.CPU, cg.CPU == cg.V2)
 	j := testkit.Journal(t, journal.Open)
-	open := func(r journal.Ref) (journal.Knob, error) { return OpenIdle(DefaultRoot, r) }
+	open := func(r journal.Ref) (journal.Knob, error) { return OpenFile(DefaultRoot, r) }
 	restore := func(when string) {
 		t.Helper()
 		out, err := j.Restore(open, nil)
@@ -39,7 +40,7 @@ func TestIdleInKernel(t *testing.T) {
 	}
 	turn := func() {
 		t.Helper()
-		if err := j.Turn(Idle(cg.CPU), Idled, journal.Owner{Feature: "test"}); err != nil {
+		if err := j.Turn(knob, Idled, journal.Owner{Feature: "test"}); err != nil {
 			t.Fatal(err)
 		}
 		if w, err := Weight(cg.CPU); err != nil || w != 0 {
@@ -64,7 +65,7 @@ func TestIdleRefusals(t *testing.T) {
 		}
 	}
 	for _, to := range []string{"", "-1", "idle ", "max"} {
-		if err := Idle(dir).Write(to); err == nil {
+		if knob, _ := WeightKnob(dir, false); knob.Write(to) == nil {
 			t.Errorf("%q was written", to)
 		}
 	}

@@ -1,0 +1,163 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// KindSlices is the journal kind of the slices of a cgroup's threads.
+const KindSlices = "slices"
+
+// The values of a slices knob.
+const (
+	ShortSlices = "short"
+	OwnSlices   = "own"
+)
+
+// shortSlice is what the threads get: the least that the kernel takes, and a nanosecond by
+// which ours are told from those that asked for that themselves.
+const shortSlice = 100*time.Microsecond + time.Nanosecond
+
+// maxSliced bounds how many threads of a cgroup get it.
+const maxSliced = 1024
+
+// Slices returns the knob of the slices of the threads in a cgroup v2 directory and in those
+// below, which [Threads] lists: how long each asks to run at a time (Linux 6.12). With
+// [ShortSlices] those that wake up preempt others as soon as their cgroup's weight lets them,
+// as its slice is the shortest of its threads' (EEVDF, kernel/sched/fair.c). Threads that
+// have asked for a slice themselves keep it; threads that are made later inherit it, or are
+// reached by the next [Shorten]. Errors of Write: errors.ErrUnsupported before 6.12.
+func Slices(dir string) journal.Knob { return slicesOf(dir) }
+
+// OpenSlices opens the knob that an earlier process wrote into the journal. It refuses a path
+// that does not lie below root.
+func OpenSlices(root string, ref journal.Ref) (journal.Knob, error) {
+	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
+	if err != nil {
+		return nil, err
+	}
+	if path := k.Ref().Object; filepath.Base(path) == threadsFile {
+		return slicesOf(filepath.Dir(path)), nil
+	}
+	return nil, fmt.Errorf("open knob %s %q: not a file %s", ref.Kind, ref.Object, threadsFile)
+}
+
+type slicesOf string
+
+func (k slicesOf) Ref() journal.Ref {
+	return journal.Ref{Kind: KindSlices, Object: filepath.Join(string(k), threadsFile)}
+}
+
+func (k slicesOf) Read() (string, error) {
+	is := OwnSlices
+	err := k.each(func(_ int, a *unix.SchedAttr) error {
+		if a.Runtime == uint64(shortSlice) {
+			is = ShortSlices
+		}
+		return nil
+	})
+	return is, err
+}
+
+func (k slicesOf) Write(to string) error {
+	switch to {
+	case ShortSlices:
+		return Shorten(string(k))
+	case OwnSlices:
+		return k.lengthen()
+	}
+	return fmt.Errorf("write slices of %s: %q is neither %s nor %s", string(k), to, ShortSlices, OwnSlices)
+}
+
+// lengthen gives threads with our slice the kernel's own. One that had ours may have made
+// another before its own turn.
+func (k slicesOf) lengthen() error {
+	for range 4 {
+		found := false
+		err := k.each(func(tid int, a *unix.SchedAttr) error {
+			if a.Runtime != uint64(shortSlice) {
+				return nil
+			}
+			found, a.Runtime = true, 0
+			return unix.SchedSetAttr(tid, a, 0)
+		})
+		if err != nil || !found {
+			return err
+		}
+	}
+	return fmt.Errorf("slices of %s: it makes threads faster than they can be reached", string(k))
+}
+
+// Shorten gives the threads of a cgroup v2 directory, and of those below, the slice of
+// [ShortSlices], where they have the kernel's own. Errors: journal.ErrGone, also
+// where no thread has; errors.ErrUnsupported before Linux 6.12.
+func Shorten(dir string) error {
+	own, err := ownSlice()
+	if err != nil {
+		return fmt.Errorf("slices of %s: %w", dir, err)
+	}
+	found := false
+	err = slicesOf(dir).each(func(tid int, a *unix.SchedAttr) error {
+		if found = found || a.Runtime == uint64(shortSlice); a.Runtime != own {
+			return nil
+		}
+		found, a.Runtime = true, uint64(shortSlice)
+		return unix.SchedSetAttr(tid, a, 0)
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("slices of %s: %w: no thread has the kernel's own", dir, journal.ErrGone)
+	}
+	return err
+}
+
+// Relax makes a real-time thread an ordinary one with the slice of [ShortSlices].
+func Relax(tid int) error { return Demote(tid, shortSlice) }
+
+// ownSlice is the slice of a thread that has asked for none.
+func ownSlice() (uint64, error) {
+	type result struct {
+		slice uint64
+		err   error
+	}
+	out := make(chan result)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr}, 0)
+		a, rerr := unix.SchedGetAttr(0, 0)
+		if err = errors.Join(err, rerr); err == nil && a.Runtime == 0 {
+			err = fmt.Errorf("%w: they need Linux 6.12", errors.ErrUnsupported)
+		}
+		if err != nil {
+			out <- result{err: err}
+			return
+		}
+		out <- result{slice: a.Runtime}
+	}()
+	r := <-out
+	return r.slice, r.err
+}
+
+// each calls do for the threads of the fair class. Threads that go meanwhile are left out.
+func (k slicesOf) each(do func(tid int, a *unix.SchedAttr) error) error {
+	tids, err := Threads(string(k), maxSliced)
+	if err != nil {
+		return err
+	}
+	for _, tid := range tids {
+		a, err := unix.SchedGetAttr(tid, 0)
+		if err == nil && (a.Policy == unix.SCHED_NORMAL || a.Policy == unix.SCHED_BATCH) {
+			err = do(tid, a)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("slice of thread %d: %w", tid, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package cgroup
+
+import (
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// The threads of a cgroup get short slices, but for one that has asked for a slice of its
+// own, and back what they had; one that comes later is reached, too.
+func TestSlicesInKernel(t *testing.T) {
+	testkit.Smoke(t, "knob:slices")
+	cg := testkit.Cgroup(t)
+	usual, err := ownSlice()
+	if cg.V2 == "" || errors.Is(err, errors.ErrUnsupported) {
+		testkit.Skip(t, "no cgroup v2 tree, or no slices of threads (Linux 6.12)")
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(err)
+	start := func() int {
+		cmd := exec.Command("sleep", "1000")
+		must(cmd.Start())
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		must(File(filepath.Join(cg.V2, "cgroup.procs")).Write(strconv.Itoa(cmd.Process.Pid)))
+		return cmd.Process.Pid
+	}
+	slice := func(pid int) uint64 {
+		a, err := unix.SchedGetAttr(pid, 0)
+		must(err)
+		return a.Runtime
+	}
+	j, k := testkit.Journal(t, journal.Open), Slices(cg.V2)
+	if err := j.Turn(k, ShortSlices, journal.Owner{Feature: "test"}); !errors.Is(err, journal.ErrGone) {
+		t.Errorf("of no thread: %v", err)
+	}
+	one, two := start(), start()
+	const asked = 5_000_000
+	must(unix.SchedSetAttr(two, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Nice: 3, Runtime: asked}, 0))
+	must(unix.Setpriority(unix.PRIO_PROCESS, one, 7))
+	must(j.Turn(k, ShortSlices, journal.Owner{Feature: "test"}))
+	three := start()
+	must(Shorten(cg.V2))
+	if a, b, c := slice(one), slice(two), slice(three); a != uint64(shortSlice) || b != asked || c != a {
+		t.Errorf("slices %d, %d, %d", a, b, c)
+	}
+	out, err := j.Restore(func(r journal.Ref) (journal.Knob, error) { return OpenSlices(DefaultRoot, r) }, nil)
+	if err != nil || len(out) != 1 || out[0].Result != journal.Restored {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	if a, b, c := slice(one), slice(two), slice(three); a != usual || b != asked || c != usual {
+		t.Errorf("slices put back: %d, %d, %d, want %d", a, b, c, usual)
+	}
+	if attr, err := unix.SchedGetAttr(one, 0); err != nil || attr.Nice != 7 {
+		t.Errorf("its nice value is %+v, %v", attr, err)
+	}
+	if _, err := OpenSlices(DefaultRoot, journal.Ref{Kind: KindSlices, Object: filepath.Join(cg.V2, "cgroup.procs")}); err == nil {
+		t.Error("another file was opened")
+	}
+}

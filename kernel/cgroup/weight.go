@@ -1,0 +1,145 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/fairlead-project/fairlead/kernel/journal"
+)
+
+// Idled is the value of a weight's knob for a cgroup whose tasks run only while nobody
+// else wants the CPU (cpu.idle, since Linux 5.15).
+const Idled = "idle"
+
+// WeightRange is what the kernel takes for a CPU weight (kernel/sched/sched.h and
+// kernel/sched/core.c).
+type WeightRange struct{ Least, Usual, Most uint64 }
+
+// WeightKnob returns the knob of the CPU weight of one cgroup directory, and what
+// it takes: cpu.weight on v2, cpu.shares on v1. Its value is the weight, or [Idled].
+//
+// It is one knob, because the kernel has one state: it gives a cgroup that is idle no more
+// the default weight (kernel/sched/fair.c, sched_group_set_idle), and takes no weight for
+// one that is (EINVAL). Of several claims, Idled counts, or else the largest weight.
+func WeightKnob(dir string, v2 bool) (journal.Knob, WeightRange) {
+	if v2 {
+		return weight{file(filepath.Join(dir, weightFile))}, WeightRange{1, 100, 10000}
+	}
+	return weight{file(filepath.Join(dir, sharesFile))}, WeightRange{2, 1024, 262144}
+}
+
+const (
+	weightFile = "cpu.weight"
+	sharesFile = "cpu.shares"
+	idleFile   = "cpu.idle"
+)
+
+// weight goes by the name of the file with the weight.
+type weight struct{ file }
+
+func (k weight) idle() journal.Knob {
+	return File(filepath.Join(filepath.Dir(string(k.file)), idleFile))
+}
+
+func (k weight) Read() (string, error) {
+	text, err := k.file.Read()
+	if err != nil {
+		return "", err
+	}
+	switch is, err := k.idle().Read(); {
+	case errors.Is(err, journal.ErrGone): // before 5.15 there is none
+		return text, nil
+	case err != nil:
+		return "", err
+	case is != "0":
+		return Idled, nil
+	}
+	return text, nil
+}
+
+func (k weight) Write(to string) error {
+	is, err := k.idle().Read()
+	none := errors.Is(err, journal.ErrGone) // or the cgroup has gone
+	switch {
+	case err != nil && !none:
+		return err
+	case to == Idled && none:
+		if _, err := k.file.Read(); err != nil {
+			return err
+		}
+		return fmt.Errorf("%s of %s: %w: it needs Linux 5.15", idleFile, filepath.Dir(string(k.file)), errors.ErrUnsupported)
+	case to == Idled:
+		return k.idle().Write("1")
+	}
+	if _, err := strconv.ParseUint(to, 10, 63); err != nil {
+		return fmt.Errorf("write %s: %q is neither %s nor a weight", k.file, to, Idled)
+	}
+	if !none && is != "0" {
+		if err := k.idle().Write("0"); err != nil {
+			return err
+		}
+	}
+	return k.file.Write(to)
+}
+
+// GivenWeight reads the CPU weight that the host's owner has given one cgroup directory,
+// whatever is in force by claims in the journal; claimed says whether something is. It is
+// 0 for a cgroup that its owner has made idle. Errors: journal.ErrGone.
+func GivenWeight(j *journal.Journal, dir string, v2 bool) (w uint64, claimed bool, err error) {
+	k, _ := WeightKnob(dir, v2)
+	now, err := k.Read()
+	if err != nil {
+		return 0, false, fmt.Errorf("cpu weight: %w", err)
+	}
+	given := j.Given(k.Ref(), now)
+	if given == Idled {
+		return 0, given != now, nil
+	}
+	if w, err = strconv.ParseUint(given, 10, 63); err != nil || w == 0 {
+		return 0, false, fmt.Errorf("cpu weight of %s: bad value %q", dir, given)
+	}
+	return w, given != now, nil
+}
+
+// Compose implements journal.Composed.
+func (k weight) Compose(wants []string) string {
+	most, of := uint64(0), wants[len(wants)-1]
+	for _, want := range wants {
+		if want == Idled {
+			return Idled
+		}
+		if w, err := strconv.ParseUint(want, 10, 63); err == nil && w > most {
+			most, of = w, want
+		}
+	}
+	return of
+}
+
+// Unfinished implements journal.Stepwise: the default weight is what is there between
+// the two steps that end being idle.
+func (k weight) Unfinished(now, from, target string) bool {
+	return from == Idled && target != Idled && (now == "100" || now == "1024")
+}
+
+// KindIdle is the journal kind by which earlier releases noted that a cgroup was made
+// idle. It is opened for what they have left.
+const KindIdle = "idle"
+
+// OpenIdle opens the weight of a cgroup by an entry of [KindIdle]. It refuses a path that
+// does not lie below root.
+func OpenIdle(root string, ref journal.Ref) (journal.Knob, error) {
+	k, err := OpenFile(root, journal.Ref{Kind: KindFile, Object: ref.Object})
+	if err != nil {
+		return nil, err
+	}
+	path := k.Ref().Object
+	if filepath.Base(path) != idleFile {
+		return nil, fmt.Errorf("open knob %s %q: not a file %s", ref.Kind, ref.Object, idleFile)
+	}
+	dir := filepath.Dir(path)
+	_, err = value(dir, weightFile)
+	k, _ = WeightKnob(dir, !errors.Is(err, errNoFile))
+	return k, nil
+}

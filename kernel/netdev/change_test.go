@@ -1,0 +1,263 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+)
+
+// watched has a namespace with a watch.
+type watched struct {
+	*testkit.NS
+	t     *testing.T
+	h     *netlink.Handle
+	told  chan Change
+	marks int
+}
+
+func newWatched(t *testing.T, kit *testkit.NS, path string) *watched {
+	t.Helper()
+	w := &watched{NS: kit, t: t, h: kit.Handle(t), told: make(chan Change, 10000)}
+	stop, err := open(t, kit.Path).WatchPaths(path, func(changes []Change) {
+		for _, c := range changes {
+			w.told <- c
+		}
+	})
+	must(t, err)
+	t.Cleanup(func() { must(t, stop()) })
+	return w
+}
+
+// hears waits for a change, and returns the ones before it.
+func (w *watched) hears(when string, want Change) (before []Change) {
+	w.t.Helper()
+	for {
+		select {
+		case c := <-w.told:
+			if c == want {
+				return before
+			}
+			before = append(before, c)
+		case <-time.After(time.Minute):
+			w.t.Fatalf("%s: %v is not told, but %v", when, want, before)
+		}
+	}
+}
+
+// silent checks that the watch has ignored the neighbour changes so far, though the kernel reported
+// them.
+func (w *watched) silent(when string) {
+	w.t.Helper()
+	w.marks++
+	ifb := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("flmark", w.marks)}}
+	must(w.t, w.h.LinkAdd(ifb))
+	for _, c := range w.hears(when, Change{LinkChanged, ifb.Index}) {
+		if c.Cause == NeighbourChanged || c.Cause == FDBChanged || c.Cause == Overrun {
+			w.t.Errorf("%s: %v is told", when, c)
+		}
+	}
+}
+
+func TestWatchPaths(t *testing.T) {
+	kit, other := testkit.NetNS(t), testkit.NetNS(t)
+	testkit.Veth(t, kit, "flout", other, "flin")
+	kit.Address(t, "flout", "192.0.2.1/24")
+	h := kit.Handle(t)
+	out, err := h.LinkByName("flout")
+	must(t, err)
+	index := out.Attrs().Index
+	vxlan := &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "fltunnel"}, VxlanId: 1, Port: 8472}
+	must(t, h.LinkAdd(vxlan))
+	mac := func(last byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, last} }
+	ip := func(last byte) net.IP { return net.IPv4(192, 0, 2, last).To4() }
+	near := func(last byte, lladdr net.HardwareAddr, state int) *netlink.Neigh {
+		return &netlink.Neigh{LinkIndex: index, State: state, IP: ip(last), HardwareAddr: lladdr}
+	}
+	far := func(lladdr net.HardwareAddr, vtep net.IP) *netlink.Neigh {
+		return &netlink.Neigh{LinkIndex: vxlan.Index, State: netlink.NUD_PERMANENT, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, IP: vtep, HardwareAddr: lladdr}
+	}
+	must(t, h.NeighSet(near(2, mac(2), netlink.NUD_REACHABLE)))
+	must(t, h.NeighSet(far(mac(12), ip(2))))
+	w := newWatched(t, kit, "")
+
+	neighbour, fdb := Change{NeighbourChanged, index}, Change{FDBChanged, vxlan.Index}
+	for _, c := range []struct {
+		what string
+		near *netlink.Neigh
+	}{
+		{"a known one is probed", near(2, mac(2), netlink.NUD_STALE)},
+		{"a new one", near(3, mac(3), netlink.NUD_REACHABLE)},
+		{"the new one is stale", near(3, mac(3), netlink.NUD_STALE)},
+		{"a new one in the FDB", far(mac(13), ip(2))},
+	} {
+		must(t, h.NeighSet(c.near))
+		w.silent(c.what)
+	}
+	for _, c := range []struct {
+		what string
+		do   func() error
+		want Change
+	}{
+		{"another address", func() error { return h.NeighSet(near(2, mac(4), netlink.NUD_REACHABLE)) }, neighbour},
+		{"it has gone", func() error { return h.NeighDel(near(3, nil, 0)) }, neighbour},
+		{"it is back", func() error { return h.NeighSet(near(3, mac(3), netlink.NUD_REACHABLE)) }, neighbour},
+		{"another VTEP", func() error { return h.NeighSet(far(mac(12), ip(3))) }, fdb},
+		{"no VTEP", func() error { return h.NeighDel(far(mac(13), ip(2))) }, fdb},
+		{"a device is set up", func() error { return h.LinkSetUp(vxlan) }, Change{LinkChanged, vxlan.Index}},
+		{"an address", func() error { kit.Address(t, "flout", "192.0.2.9/32"); return nil }, Change{AddressChanged, index}},
+		{"a route", func() error {
+			_, to, _ := net.ParseCIDR("10.1.0.0/16")
+			return h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: to})
+		}, Change{RouteChanged, index}},
+		{"a route of IPv6", func() error {
+			_, to, _ := net.ParseCIDR("2001:db8::/32")
+			return h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: to})
+		}, Change{RouteChanged, index}},
+		{"a rule", func() error {
+			rule := netlink.NewRule()
+			rule.Table, rule.Priority = 100, 1000
+			return h.RuleAdd(rule)
+		}, Change{Cause: RouteChanged}},
+		{"a qdisc", func() error {
+			return h.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: 0xffff0000, Parent: netlink.HANDLE_INGRESS}})
+		}, Change{FilterChanged, index}},
+		{"a filter", func() error {
+			return h.FilterAdd(&netlink.MatchAll{FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: 0xffff0000, Priority: 1, Protocol: unix.ETH_P_ALL},
+				Actions: []netlink.Action{&netlink.GenericAction{ActionAttrs: netlink.ActionAttrs{Action: netlink.TC_ACT_OK}}}})
+		}, Change{FilterChanged, index}},
+	} {
+		err := c.do()
+		if errors.Is(err, unix.ENOENT) && c.what == "a filter" {
+			continue // the kernel has no matchall
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", c.what, err)
+		}
+		w.hears(c.what, c.want)
+	}
+	err = kit.Do(func() error {
+		_, anywhere, _ := net.ParseCIDR("192.0.2.0/24")
+		return netlink.XfrmPolicyAdd(&netlink.XfrmPolicy{Src: anywhere, Dst: anywhere, Dir: netlink.XFRM_DIR_OUT})
+	})
+	if !errors.Is(err, unix.EPROTONOSUPPORT) {
+		must(t, err)
+		w.hears("a policy", Change{Cause: PolicyChanged})
+	}
+	if _, err := exec.LookPath("nft"); err == nil {
+		must(t, kit.Do(func() error { return exec.Command("nft", "add", "table", "ip", "fltest").Run() }))
+		w.hears("a table", Change{Cause: NFTChanged})
+	}
+}
+
+// A namespace that its maker closes is not kept for long.
+func TestWatchPathsEnds(t *testing.T) {
+	kit := testkit.NetNS(t)
+	path := kit.Bind(t)
+	w := newWatched(t, kit, path)
+	must(t, w.h.LinkAdd(&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flmark"}}))
+	if (<-w.told).Cause != LinkChanged {
+		t.Error("a device is not told of")
+	}
+	must(t, unix.Unmount(path, unix.MNT_DETACH))
+	w.hears("unmounted", Change{Cause: Gone})
+}
+
+// If more changes come than the socket holds, anything may have changed.
+func TestWatchPathsOverrun(t *testing.T) {
+	kit := testkit.NetNS(t)
+	h := kit.Handle(t)
+	ifb := &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "flifb"}}
+	must(t, h.LinkAdd(ifb))
+	busy, resume := make(chan bool), make(chan bool)
+	causes := make(chan Cause, 10000)
+	stop, err := open(t, kit.Path).WatchPaths("", func(changes []Change) {
+		select {
+		case busy <- true:
+			<-resume
+		default:
+		}
+		for _, c := range changes {
+			causes <- c.Cause
+		}
+	})
+	must(t, err)
+	defer stop()
+	change := func(i int) {
+		must(t, h.NeighSet(&netlink.Neigh{LinkIndex: ifb.Index, State: netlink.NUD_PERMANENT, IP: net.IPv4(192, 0, 2, 2), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}}))
+	}
+	for i := 0; ; i++ { // until it is in a call
+		change(i)
+		select {
+		case <-busy:
+		case <-time.After(time.Millisecond):
+			continue
+		}
+		break
+	}
+	for i := range 20000 {
+		change(i)
+	}
+	resume <- true
+	for cause := range causes {
+		if cause == Overrun {
+			break
+		}
+	}
+}
+
+// The memory of neighbours is limited; beyond that, each counts as changed.
+func TestReaches(t *testing.T) {
+	r := reaches{now: make(map[NeighbourKey]Reach), ever: make(map[whose]bool)}
+	at := func(i, device int) NeighbourKey {
+		return NeighbourKey{Device: device, Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})}
+	}
+	up := func(mac string) Reach { return Reach{LLAddr: mac} }
+	for i, c := range []struct {
+		n    Neighbour
+		gone bool
+		want bool
+	}{
+		{Neighbour{at(1, 1), Reach{}}, false, false}, // being resolved
+		{Neighbour{at(1, 1), up("a")}, false, false}, // for the first time
+		{Neighbour{at(1, 1), up("a")}, false, false},
+		{Neighbour{at(1, 2), up("a")}, false, true}, // on another device
+		{Neighbour{at(1, 2), up("b")}, false, true},
+		{Neighbour{at(1, 2), Reach{}}, false, true}, // failed
+		{Neighbour{at(1, 2), Reach{}}, true, false}, // which was reported
+		{Neighbour{at(2, 1), up("a")}, true, false}, // never known
+	} {
+		if got := r.hear(c.n, c.gone); got != c.want {
+			t.Errorf("step %d: %v", i, got)
+		}
+	}
+	for i := range MostNeighbours + 10 {
+		n := Neighbour{at(1000+i, 1), up("a")}
+		if r.hear(n, false) && !r.full {
+			t.Fatalf("a new one is told, the %dth", i)
+		}
+	}
+	if len(r.now) > MostNeighbours || len(r.ever) > MostNeighbours+1 || !r.full {
+		t.Errorf("%d are kept, %d addresses", len(r.now), len(r.ever))
+	}
+	if !r.hear(Neighbour{at(1<<20, 1), up("a")}, false) {
+		t.Error("one that is not kept is not told")
+	}
+	// Neighbours that come and go do not fill it.
+	r = reaches{now: make(map[NeighbourKey]Reach), ever: make(map[whose]bool)}
+	for i := range MostNeighbours * 2 {
+		n := Neighbour{at(i, 1), up("a")}
+		if told := []bool{r.hear(n, false), r.hear(n, true)}; !slices.Equal(told, []bool{false, true}) {
+			t.Fatalf("the %dth: %v", i, told)
+		}
+	}
+}

@@ -1,0 +1,55 @@
+package netdev_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// How a device receives: in softirq or in threads, and with or without XDP.
+func TestHowADeviceReceives(t *testing.T) {
+	testkit.OnKernels(t)
+	testkit.NeedRoot(t)
+	p := newPair(t)
+	want := func(when string, threads, xdp bool) {
+		t.Helper()
+		if got, err := p.inside.InThreads(p.eth0); err != nil || got != threads {
+			t.Errorf("%s: polled by threads: %v, %v", when, got, err)
+		}
+		if got, err := p.inside.XDP(p.eth0); err != nil || got != xdp {
+			t.Errorf("%s: XDP: %v, %v", when, got, err)
+		}
+	}
+	want("new", false, false)
+	if err := errors.Join(p.inside.Offload(p.eth0, netdev.GRO).Write(netdev.GRO.On()), p.inside.Threaded(p.eth0).Write("1")); err != nil {
+		t.Fatal(err)
+	}
+	want("threaded", true, false)
+	const pass = 2 // XDP_PASS
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "fl_test", Type: ebpf.XDP, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, pass), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	var attached link.Link
+	if err := p.inside.Do(func() (err error) {
+		attached, err = link.AttachXDP(link.XDPOptions{Interface: p.eth0, Program: program, Flags: link.XDPGenericMode})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want("with XDP", true, true)
+	if err := attached.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want("without", true, false)
+}

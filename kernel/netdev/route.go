@@ -1,0 +1,108 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Route is a route that leads to a device.
+type Route struct {
+	To     netip.Prefix
+	Via    netip.Addr // the gateway; invalid if there is none
+	Device int
+}
+
+// Routes lists the unicast routes of a namespace, in any table, that lead to the device with an
+// index; it leaves out multipath routes. If there are more than most, the error matches [ErrMany]
+// and comes with those seen so far.
+func (ns *NS) Routes(index, most int) ([]Route, error) {
+	var all []Route
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+		req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+		req.AddData(nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(index))))
+		list, err := bounded(ns, unix.NETLINK_ROUTE, most-len(all), true, req, func(msg []byte) (Route, bool, error) {
+			r, ok, err := parseRoute(msg)
+			return r, ok && r.Device == index, err
+		})
+		all = append(all, list...)
+		if err != nil {
+			return all, ns.listed("routes", most, err)
+		}
+	}
+	return all, nil
+}
+
+// RouteTo returns the index of the device that the namespace sends UDP packets to an address by. A
+// valid source is their source address; a by other than 0 is the device they are bound to. The
+// error matches [ErrNoRoute] if there is no route.
+func (ns *NS) RouteTo(to, source netip.Addr, by int) (index int, err error) {
+	family, bits := uint8(unix.AF_INET), to.BitLen()
+	if to.Is6() {
+		family = unix.AF_INET6
+	}
+	err = ns.Do(func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
+		head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Dst_len: uint8(bits)}}
+		if source.IsValid() {
+			head.Src_len = uint8(source.BitLen())
+		}
+		req.AddData(head)
+		req.AddData(nl.NewRtAttr(unix.RTA_DST, to.AsSlice()))
+		if source.IsValid() {
+			req.AddData(nl.NewRtAttr(unix.RTA_SRC, source.AsSlice()))
+		}
+		if by != 0 {
+			req.AddData(nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(by))))
+		}
+		req.AddData(nl.NewRtAttr(unix.RTA_IP_PROTO, nl.Uint8Attr(unix.IPPROTO_UDP)))
+		return dump(unix.NETLINK_ROUTE, req, func(msg []byte) (bool, error) {
+			r, _, err := parseRoute(msg)
+			index = r.Device
+			return false, err
+		})
+	})
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || err == nil && index == 0 {
+		err = ErrNoRoute
+	}
+	if err != nil {
+		return 0, fmt.Errorf("route to %s in netns %d: %w", to, ns.inode, err)
+	}
+	return index, nil
+}
+
+// ErrNoRoute means that a namespace has no route to an address.
+var ErrNoRoute = errors.New("no route")
+
+// parseRoute reads an RTM_NEWROUTE message; ok: it is a unicast route.
+func parseRoute(msg []byte) (r Route, ok bool, err error) {
+	if len(msg) < unix.SizeofRtMsg {
+		return r, false, errors.New("short route message")
+	}
+	attrs, err := attributes(msg[unix.SizeofRtMsg:])
+	if err != nil {
+		return r, false, err
+	}
+	to := netip.IPv4Unspecified()
+	if msg[0] == unix.AF_INET6 {
+		to = netip.IPv6Unspecified()
+	}
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case unix.RTA_DST:
+			if dst, ok := netip.AddrFromSlice(a.Value); ok && dst.BitLen() == to.BitLen() {
+				to = dst
+			}
+		case unix.RTA_GATEWAY:
+			r.Via = address(a.Value)
+		case unix.RTA_OIF:
+			r.Device = int(number(a.Value))
+		}
+	}
+	r.To = netip.PrefixFrom(to, int(msg[1]))
+	return r, msg[7] == unix.RTN_UNICAST && (msg[0] == unix.AF_INET || msg[0] == unix.AF_INET6) && r.To.IsValid(), nil
+}

@@ -1,0 +1,239 @@
+package netdev
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Tunnel is a device of kind vxlan or geneve: it wraps Ethernet frames into UDP.
+type Tunnel struct {
+	Link // PeerNS is the id of the namespace that routes the outer packets
+
+	VNI     uint32
+	Port    uint16     // UDP destination of the outer packets
+	Sources [2]uint16  // first and last UDP source port of them; 0, 0: as LocalPorts of the device's namespace
+	Local   netip.Addr // source of them; invalid if routing chooses it
+	Remote  netip.Addr // destination without an FDB entry, may be a group; invalid if there is none
+	Below   int        // index of the device that they leave by; 0 if routing chooses it
+
+	InheritTOS   bool // outer fields that are copied from each inner packet
+	InheritTTL   bool
+	InheritDF    bool
+	InheritLabel bool // IPv6 flow label
+
+	External bool // each packet's metadata has VNI and addresses (collect metadata): a program above decides
+	GBP      bool // the header has a group policy
+	GPE      bool // it has a protocol, and no Ethernet need follow
+	Inner    bool // Geneve takes packets without Ethernet (innerprotoinherit)
+	Learning bool // the FDB learns from packets received
+
+	Checksum   bool // outer UDP checksums over IPv4
+	ZeroTx6    bool // none over IPv6
+	ZeroRx6    bool // none over IPv6 are taken
+	RemoteCsum bool // inner checksums are left to the receiver (remcsum), sent or taken
+}
+
+// Of linux/if_link.h.
+const (
+	genevePortRange = 15 // IFLA_GENEVE_PORT_RANGE (6.15)
+	dfInherit       = 2  // VXLAN_DF_INHERIT, GENEVE_DF_INHERIT
+	labelInherit    = 1  // VXLAN_LABEL_INHERIT
+	tosInherit      = 1
+)
+
+// Tunnels lists the tunnels of the namespace, without their addresses. It looks at up to most
+// devices: an error that matches [ErrMany] comes with those seen so far.
+func (ns *NS) Tunnels(most int) ([]Tunnel, error) {
+	list, err := bounded(ns, unix.NETLINK_ROUTE, most, false, linksRequest(), parseTunnel)
+	return list, ns.listed("tunnels", most, err)
+}
+
+// parseTunnel reads an RTM_NEWLINK message; ok: it is a tunnel.
+func parseTunnel(msg []byte) (t Tunnel, ok bool, err error) {
+	if len(msg) < unix.SizeofIfInfomsg {
+		return t, false, errors.New("short link message")
+	}
+	kind, data, err := linkInfo(msg)
+	if err != nil || kind != "vxlan" && kind != "geneve" {
+		return t, false, err
+	}
+	l, err := netlink.LinkDeserialize(nil, msg)
+	if err != nil {
+		return t, false, err
+	}
+	t.Link = fromNetlink(l)
+	if kind == "vxlan" {
+		t.vxlan(data)
+	} else {
+		t.geneve(data)
+	}
+	return t, true, nil
+}
+
+// linkInfo returns the kind of a device, and its driver's data.
+func linkInfo(msg []byte) (kind string, data []syscall.NetlinkRouteAttr, err error) {
+	attrs, err := attributes(msg[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return "", nil, err
+	}
+	for _, a := range attrs {
+		if a.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_LINKINFO {
+			continue
+		}
+		infos, err := attributes(a.Value)
+		if err != nil {
+			return "", nil, err
+		}
+		for _, i := range infos {
+			switch i.Attr.Type &^ unix.NLA_F_NESTED {
+			case unix.IFLA_INFO_KIND:
+				kind = unix.ByteSliceToString(i.Value)
+			case unix.IFLA_INFO_DATA:
+				if data, err = attributes(i.Value); err != nil {
+					return "", nil, err
+				}
+			}
+		}
+	}
+	return kind, data, nil
+}
+
+func (t *Tunnel) vxlan(data []syscall.NetlinkRouteAttr) {
+	for _, a := range data {
+		v := a.Value
+		switch a.Attr.Type {
+		case unix.IFLA_VXLAN_ID:
+			t.VNI = number(v)
+		case unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6:
+			t.Remote = address(v)
+		case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
+			t.Local = address(v)
+		case unix.IFLA_VXLAN_LINK:
+			t.Below = int(number(v))
+		case unix.IFLA_VXLAN_PORT:
+			t.Port = port(v)
+		case unix.IFLA_VXLAN_PORT_RANGE:
+			t.Sources = ports(v)
+		case unix.IFLA_VXLAN_TOS:
+			t.InheritTOS = octet(v) == tosInherit
+		case unix.IFLA_VXLAN_TTL_INHERIT:
+			t.InheritTTL = octet(v) != 0
+		case unix.IFLA_VXLAN_DF:
+			t.InheritDF = octet(v) == dfInherit
+		case unix.IFLA_VXLAN_LABEL_POLICY:
+			t.InheritLabel = number(v) == labelInherit
+		case unix.IFLA_VXLAN_COLLECT_METADATA:
+			t.External = octet(v) != 0
+		case unix.IFLA_VXLAN_GBP:
+			t.GBP = true // a flag: it has no value
+		case unix.IFLA_VXLAN_GPE:
+			t.GPE = true
+		case unix.IFLA_VXLAN_LEARNING:
+			t.Learning = octet(v) != 0
+		case unix.IFLA_VXLAN_UDP_CSUM:
+			t.Checksum = octet(v) != 0
+		case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_TX:
+			t.ZeroTx6 = octet(v) != 0
+		case unix.IFLA_VXLAN_UDP_ZERO_CSUM6_RX:
+			t.ZeroRx6 = octet(v) != 0
+		case unix.IFLA_VXLAN_REMCSUM_TX, unix.IFLA_VXLAN_REMCSUM_RX:
+			t.RemoteCsum = t.RemoteCsum || octet(v) != 0
+		}
+	}
+}
+
+func (t *Tunnel) geneve(data []syscall.NetlinkRouteAttr) {
+	t.Sources = [2]uint16{1, 1<<16 - 1} // if the kernel does not report them (geneve_xmit_skb)
+	for _, a := range data {
+		v := a.Value
+		switch a.Attr.Type {
+		case unix.IFLA_GENEVE_ID:
+			t.VNI = number(v)
+		case unix.IFLA_GENEVE_REMOTE, unix.IFLA_GENEVE_REMOTE6:
+			t.Remote = address(v)
+		case unix.IFLA_GENEVE_PORT:
+			t.Port = port(v)
+		case genevePortRange:
+			t.Sources = ports(v)
+		case unix.IFLA_GENEVE_TOS:
+			t.InheritTOS = octet(v) == tosInherit
+		case unix.IFLA_GENEVE_TTL_INHERIT:
+			t.InheritTTL = octet(v) != 0
+		case unix.IFLA_GENEVE_DF:
+			t.InheritDF = octet(v) == dfInherit
+		case unix.IFLA_GENEVE_INNER_PROTO_INHERIT:
+			t.Inner = true // a flag
+		case unix.IFLA_GENEVE_COLLECT_METADATA:
+			t.External = true // a flag
+		case unix.IFLA_GENEVE_UDP_CSUM:
+			t.Checksum = octet(v) != 0
+		case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_TX:
+			t.ZeroTx6 = octet(v) != 0
+		case unix.IFLA_GENEVE_UDP_ZERO_CSUM6_RX:
+			t.ZeroRx6 = octet(v) != 0
+		}
+	}
+}
+
+// LocalPorts reads net.ipv4.ip_local_port_range: the first and the last port that the kernel
+// chooses in the namespace.
+func (ns *NS) LocalPorts() (ports [2]uint16, err error) {
+	err = ns.Do(func() error {
+		// /proc/sys/net shows the namespace of the opening thread.
+		b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+		if err == nil {
+			_, err = fmt.Sscan(string(b), &ports[0], &ports[1])
+		}
+		return err
+	})
+	if err != nil {
+		return [2]uint16{}, fmt.Errorf("read local ports of netns %d: %w", ns.inode, err)
+	}
+	return ports, nil
+}
+
+// The kernel writes these values; one that is too short reads as zero.
+
+func octet(v []byte) uint8 {
+	if len(v) < 1 {
+		return 0
+	}
+	return v[0]
+}
+
+func number(v []byte) uint32 {
+	if len(v) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(v)
+}
+
+func port(v []byte) uint16 {
+	if len(v) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(v)
+}
+
+func ports(v []byte) [2]uint16 {
+	if len(v) < 4 {
+		return [2]uint16{}
+	}
+	return [2]uint16{port(v), port(v[2:])}
+}
+
+// address returns an invalid address for the unspecified one, the kernel's none.
+func address(v []byte) netip.Addr {
+	a, ok := netip.AddrFromSlice(v)
+	if !ok || a.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return a
+}
