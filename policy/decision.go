@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -11,33 +12,32 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Decision is what a controller (netcpu's auto) wants for one key of one
-// container, in place of what policy says, until it lapses. Whoever decides
-// has to decide again before that.
+// Decision is a controller's (netcpu's auto) value for one key of one container in place of policy,
+// until it lapses. The controller has to decide again before that.
 type Decision struct {
 	Container container.ID
 	Key       string // as in a label: "fairlead.netcpu"
 	Value     string // as in a label: "isolate"
 	Expiry    time.Time
 
-	// Instead is the value that the decision stands in for: where policy says
-	// anything else it does not count. "" is whatever policy says.
+	// Instead is the value that the decision replaces: it does not count if policy has any other.
+	// "" replaces any.
 	Instead string
-	Reason  string // why, in words, for who asks; it may quote names of containers
+	Reason  string // why, in words, for explain; it may quote names of containers
 	Since   time.Time
 }
 
-// Lapsed says whether the decision counts no longer. One without an Expiry
-// never counts: a controller that dies must not be obeyed for ever.
+// Lapsed reports whether the decision no longer counts. One without an Expiry never counts: a
+// controller that dies must not be obeyed for ever.
 func (d Decision) Lapsed(now time.Time) bool { return !d.Expiry.After(now) }
 
-// With gives t with those of the decisions that are about its container and
-// have not lapsed. Its Expiry is the first of theirs: then t has to be made
-// anew. A decision that is no valid value, or contradicts the rest, is left out
-// and is part of the error.
+// With returns t with the decisions for its container that have not lapsed. Its Expiry is the first
+// of theirs: then t has to be made anew. A decision with an invalid value, or one that contradicts
+// the rest, is left out and is part of the error.
 func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 	t.Settings.IO = slices.Clone(t.Settings.IO)
 	t.Origins = slices.Clone(t.Origins)
+	t.Decided = maps.Clone(t.Decided)
 	var errs []error
 	for _, d := range decisions {
 		if d.Container != t.Container.ID || d.Lapsed(now) || !t.says(d) {
@@ -53,7 +53,7 @@ func (t Target) With(decisions []Decision, now time.Time) (Target, error) {
 	return t, errors.Join(errs...)
 }
 
-// says whether policy says what a decision is made about.
+// says reports whether policy has the value that a decision replaces.
 func (t Target) says(d Decision) bool {
 	return d.Instead == "" || slices.ContainsFunc(t.Origins, func(o Origin) bool { return o.Key == d.Key && strings.EqualFold(o.Value, d.Instead) })
 }
@@ -82,5 +82,9 @@ func (t Target) with(d Decision) (Target, error) {
 	if t.Expiry.IsZero() || d.Expiry.Before(t.Expiry) {
 		t.Expiry = d.Expiry
 	}
+	if t.Decided == nil {
+		t.Decided = make(map[string]time.Time)
+	}
+	t.Decided[d.Key] = d.Expiry
 	return t, nil
 }

@@ -71,7 +71,7 @@ func decided(id container.ID, key, value string, expiry time.Time) Decision {
 	return Decision{Container: id, Key: key, Value: value, Expiry: expiry}
 }
 
-// Who asks is told what is decided, why, and in place of what.
+// explain shows what is decided, why, and in place of what.
 func TestWithSays(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	base := Target{Container: container.Container{ID: 7}, Origins: []Origin{{Key: "fairlead.netcpu", Value: "auto", From: "/p/1.yaml", Line: 2}}}

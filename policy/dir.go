@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of a policy directory. A file that is larger, and any number of files
-// beyond the bound, are errors.
+// Limits of a policy directory. A larger file, and files beyond the limit, are errors.
 const (
 	MaxFiles    = 256
 	MaxFileSize = 64 << 10 // bytes
@@ -28,8 +27,7 @@ type file struct {
 	writer writer
 }
 
-// writer says whether somebody had a file open for writing when it was read, and
-// so may not have written all of it.
+// writer is whether a file was open for writing when it was read, and so may be incomplete.
 type writer int
 
 const (
@@ -38,8 +36,8 @@ const (
 	aWriter
 )
 
-// LoadDir reads the policy files of a directory, as [Store.Reload] does. One that
-// does not exist is the empty policy. The error is a [Problems].
+// LoadDir reads the policy files of a directory, like [Store.Reload]. A missing directory is the
+// empty policy. The error is a [Problems].
 func LoadDir(dir string) (*Policy, error) {
 	files, problems := readDir(dir)
 	return load(files, problems)
@@ -114,11 +112,9 @@ func readFile(name string) ([]byte, writer, error) {
 	return data, w, err
 }
 
-// lease asks the kernel for one to read a file (fcntl(2), F_SETLEASE), which it
-// does not give while somebody has the file open for writing. Who opens it for
-// that while there is a lease waits until f is closed; the SIGIO that tells the
-// process of it says nothing to Go. A file system of a network may say that there
-// is a writer where there is none.
+// lease asks the kernel for a read lease (fcntl(2), F_SETLEASE), which it refuses while the file is
+// open for writing. An open for writing during the lease waits until f is closed; Go ignores the
+// SIGIO that announces it. A network file system may report a writer without one.
 func lease(f *os.File) writer {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	switch {
@@ -127,14 +123,13 @@ func lease(f *os.File) writer {
 	case errors.Is(err, unix.EAGAIN):
 		return aWriter
 	}
-	// The file system has no leases, or the file is another user's and we have
-	// no CAP_LEASE.
+	// The file system has no leases, or the file is another user's and we have no CAP_LEASE.
 	return unknownWriter
 }
 
 var errTooLarge = fmt.Errorf("is larger than %d bytes", MaxFileSize)
 
-// reasonOf is err without the path, which the Problem names already.
+// reasonOf returns err without the path, which the Problem names already.
 func reasonOf(err error) string {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -143,7 +138,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// digest tells apart two states of a directory.
+// digest distinguishes states of a directory.
 func digest(files []file, problems []Problem) [sha256.Size]byte {
 	h := sha256.New()
 	for _, f := range files {

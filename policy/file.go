@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Bounds of one file.
+// Limits of one file.
 const (
 	maxRules    = 1000
 	maxPatterns = 64  // in one list
@@ -19,9 +19,9 @@ const (
 	maxProblems = 100
 )
 
-// ParseFile reads one policy file; name is for the Problems and Origins. All
-// that is wrong is reported at once, in the order of the lines (at most 100
-// Problems), and the Policy is then nil. docs/policy.md describes the form.
+// ParseFile reads one policy file; name is for the Problems and Origins. It reports all errors at
+// once, in the order of the lines (at most 100 Problems), and the Policy is then nil.
+// docs/policy.md describes the form.
 func ParseFile(name string, data []byte) (*Policy, []Problem) {
 	r := &reader{file: name}
 	docs := r.parse(data)
@@ -29,12 +29,15 @@ func ParseFile(name string, data []byte) (*Policy, []Problem) {
 		r.document(d)
 	}
 	for i := range r.rules {
+		trust := &r.rules[i].trust
 		switch {
 		case r.labels == nil:
 		case r.labels.value == "deny":
-			r.rules[i].deny = fmt.Sprintf("%s:%d says labels: deny", plain(name), r.labels.line)
+			trust.deny = fmt.Sprintf("%s:%d says labels: deny", plain(name), r.labels.line)
 		case r.labels.value == "image":
-			r.rules[i].images = true
+			trust.images = true
+		case r.labels.value == "host":
+			trust.host = true
 		}
 	}
 	r.emptyRules()
@@ -48,8 +51,7 @@ func ParseFile(name string, data []byte) (*Policy, []Problem) {
 	return &Policy{rules: r.rules, files: []string{name}}, nil
 }
 
-// reader turns the documents of one file into rules, and collects what is
-// wrong with them.
+// reader converts the documents of one file to rules, and collects errors.
 type reader struct {
 	file     string
 	rules    []rule
@@ -58,7 +60,7 @@ type reader struct {
 	problems []Problem
 }
 
-// place is a position in the file, and the text there where it matters.
+// place is a position in the file, with the text there if it matters.
 type place struct {
 	line, column int
 	value        string
@@ -83,8 +85,7 @@ type pair struct {
 	value ast.Node
 }
 
-// pairs lists a mapping. Keys that occur twice, or are no plain text, are
-// reported and left out.
+// pairs lists a mapping. It reports and skips keys that occur twice, or are no plain text.
 func (r *reader) pairs(n ast.Node) []pair {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -120,8 +121,8 @@ func isMapping(n ast.Node) bool {
 	return false
 }
 
-// scalar gives the text of a node as it was written, without quotes. It is not
-// ok for what has no text: null, mappings and lists.
+// scalar returns the text of a node as written, without quotes. It is not ok for null, mappings and
+// lists, which have none.
 func scalar(n ast.Node) (text string, ok bool) {
 	switch n := n.(type) {
 	case *ast.StringNode:
@@ -134,7 +135,7 @@ func scalar(n ast.Node) (text string, ok bool) {
 	return "", false
 }
 
-// scalars gives the texts of a scalar or of a list of scalars.
+// scalars returns the texts of a scalar or of a list of scalars.
 func (r *reader) scalars(key string, at place, n ast.Node) []place {
 	nodes := []ast.Node{n}
 	if list, ok := n.(*ast.SequenceNode); ok {
@@ -202,8 +203,8 @@ func (r *reader) fileLabels(p pair) {
 	at := placeOf(p.value)
 	at.value = v
 	switch {
-	case v != "allow" && v != "deny" && v != "image":
-		r.problem(at, "labels", v, "must be allow, deny or image")
+	case !slices.Contains([]string{"allow", "deny", "image", "host"}, v):
+		r.problem(at, "labels", v, "must be allow, deny, host or image")
 	case r.labels != nil:
 		r.problem(p.at, "labels", "", "is given twice, first in line %d; it holds for the whole file", r.labels.line)
 	default:
@@ -261,8 +262,8 @@ func (r *reader) rule(at place, matched, set *pair) {
 	}
 }
 
-// emptyRules reports the rules that have no effect: a set may be missing only
-// where the match alone says something, under "labels: deny" or "labels: image".
+// emptyRules reports the rules without effect: only under "labels: deny", "labels: host" or "labels:
+// image" may a rule have no set.
 func (r *reader) emptyRules() {
 	if r.labels != nil && r.labels.value != "allow" {
 		return
@@ -314,7 +315,7 @@ func (r *reader) match(p pair) match {
 	return m
 }
 
-// runtimes reads patterns for who tells of a container.
+// runtimes reads patterns for a container's source.
 func (r *reader) runtimes(p pair) patterns {
 	known := []string{"docker", "podman", "containerd", "sandbox", container.CgroupSource}
 	ps := r.patterns("match.runtime", p)
@@ -344,14 +345,14 @@ func (r *reader) set(p pair) layer {
 		r.problem(p.at, p.key, "", "must be a mapping, like {net.rate: 50mbit}")
 		return l
 	}
-	seen := map[string]int{} // line by key, also of values that are broken
+	seen := map[string]int{} // line by key, also of invalid values
 	r.settings(l, seen, "", p.value)
 	if len(seen) == 0 && len(r.problems) == 0 {
 		r.problem(p.at, p.key, "", "must not be empty")
 	}
 	s, _ := l.settings()
 	for _, c := range conflicts(s) {
-		// The later line is the one to blame.
+		// The later line is to blame.
 		at := l[c.keys[0]]
 		for _, k := range c.keys[1:] {
 			if e := l[k]; cmp.Or(cmp.Compare(e.origin.Line, at.origin.Line), cmp.Compare(e.column, at.column)) > 0 {
@@ -404,7 +405,7 @@ func (r *reader) setting(l layer, k Key, p pair) {
 	value, at := strings.Join(values, "; "), texts[0]
 	set, err := k.parseValue(value)
 	if err != nil {
-		// In a list, blame the element that is wrong by itself.
+		// In a list, blame the element that is invalid by itself.
 		for _, t := range texts {
 			if _, alone := k.parseValue(t.value); alone != nil {
 				value, at, err = t.value, t, alone

@@ -44,6 +44,7 @@ policies:
         max: /dev/vdb rbps=50mb wiops=500
         yield: auto
         interrupts: apart
+        help: weight
         realtime: 100ms
 ---
 match:
@@ -58,7 +59,7 @@ var everythingSettings = Settings{
 	Latency:  ptr(false),
 	Overlay:  ptr(true),
 	IOWeight: 200,
-	IOYield:  YieldAuto, Interrupts: InterruptsApart, Realtime: 100 * time.Millisecond,
+	IOYield:  YieldAuto, Interrupts: InterruptsApart, IOHelp: HelpWeight, Realtime: 100 * time.Millisecond,
 	IO: []IO{
 		{Device: "/dev/vdb", ReadIOPS: 2000, WriteIOPS: 500, MaxWriteIOPS: 500, MaxReadBytes: 50 << 20},
 		{Device: "/dev/vdc", WriteIOPS: 7},
@@ -96,7 +97,7 @@ func TestParseFileEverything(t *testing.T) {
 			t.Errorf("%d origins, want one for each of the %d keys", got, want)
 		}
 		want := Origin{Key: "fairlead.io.reserve", Value: "/dev/vdb riops=2000 wiops=500; /dev/vdc wiops=7", From: "all.yaml", Line: 24}
-		if diff := cmp.Diff(want, targets[1].Origins[3]); diff != "" {
+		if diff := cmp.Diff(want, targets[1].Origins[4]); diff != "" {
 			t.Errorf("origin: %s", diff)
 		}
 	}
@@ -174,7 +175,7 @@ func TestCheck(t *testing.T) {
 		{"match: {nmae: x}\nset: {netcpu: auto}\n", `f.yaml:1:9: match.nmae: unknown key; did you mean name?`},
 		{"match: {name: \"\"}\nset: {netcpu: auto}\n", `f.yaml:1:15: match.name: a pattern must have between 1 and 256 bytes`},
 		{"match: {labels: {app: }}\nset: {netcpu: auto}\n", `f.yaml:1:18: match.labels.app: must be given a value`},
-		{"labels: maybe\n", `f.yaml:1:9: labels: "maybe": must be allow, deny or image`},
+		{"labels: maybe\n", `f.yaml:1:9: labels: "maybe": must be allow, deny, host or image`},
 		{"labels: deny\n---\nlabels: allow\n", `f.yaml:3:1: labels: is given twice, first in line 1; it holds for the whole file`},
 		{"policies:\n  - match: {name: x}\n    labels: deny\n    set: {netcpu: auto}\n", `f.yaml:3:5: labels: belongs at the top of the file: it holds for the whole file`},
 		{"policies: {}\n", `f.yaml:1:1: policies: must be a list of mappings with match and set`},

@@ -9,14 +9,13 @@ import (
 // ErrOverLink is returned, wrapped, for guarantees that a link cannot keep.
 var ErrOverLink = errors.New("guaranteed rates exceed the link")
 
-// guaranteed is the part of a link that can be promised, in percent. The rest
-// is for headers that the rates do not count, and for the host itself.
+// guaranteed is the part of a link that can be promised, in percent. The rest is for headers that
+// the rates do not count, and for the host itself.
 const guaranteed = 95
 
-// FitLink checks that the guaranteed rates of the tenants of one link add up
-// to at most 95 % of it; all in bit/s. Zeroes among the rates, which guarantee
-// nothing, are ignored. The error wraps [ErrOverLink] and names the sum. Which
-// rates share which link is for the caller to know.
+// FitLink checks that the guaranteed rates of the tenants of one link add up to at most 95 % of it;
+// all in bit/s. It ignores zero rates, which guarantee nothing. The error wraps [ErrOverLink] and
+// names the sum. The caller knows which rates share which link.
 func FitLink(link uint64, rates []uint64) error {
 	var sum uint64
 	tenants, overflow := 0, false

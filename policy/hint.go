@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// of is what the base of a unit says that it counts.
+// of is what the base of a unit counts.
 type of int
 
 const (
@@ -15,14 +15,14 @@ const (
 	inBytes
 )
 
-// scales are the powers that a unit may have in front, with their names.
+// scales are the prefixes of a unit, with their names.
 var scales = []struct{ letters, name string }{
 	{"ki", "kibi"}, {"mi", "mebi"}, {"gi", "gibi"}, {"ti", "tebi"},
 	{"k", "kilo"}, {"m", "mega"}, {"g", "giga"}, {"t", "tera"}, {"", ""},
 }
 
-// foreign reads a unit that is used elsewhere: "Mbps", "MB/s", "Gi", "mbits". The
-// scale is in the letters of ours, and name is what people call it.
+// foreign reads a unit in use elsewhere: "Mbps", "MB/s", "Gi", "mbits". The scale is in the letters
+// of ours, and name is its common name.
 func foreign(suffix string) (scale, name string, counts of, ok bool) {
 	s := strings.ToLower(strings.Join(strings.Fields(suffix), ""))
 	for _, per := range []string{"/sec", "/s", "psec", "ps"} {
@@ -50,7 +50,7 @@ func foreign(suffix string) (scale, name string, counts of, ok bool) {
 	return "", "", either, false
 }
 
-// rateHint says what to write in place of a unit that is none of a rate's.
+// rateHint suggests a replacement for an unknown unit of a rate.
 func rateHint(number, suffix string) string {
 	if strings.TrimSpace(suffix) == "%" {
 		return "a share of the link is no rate: write one, like 50mbit; net.weight divides by shares"
@@ -69,8 +69,8 @@ func rateHint(number, suffix string) string {
 	return fmt.Sprintf("%s may be bits or bytes: write %s, or %s for %s %sbyte%s a second", quote(suffix), asBits, asBytes, number, name, plural(number))
 }
 
-// sizeHint says what to write in place of a unit that is none of a size's, whose
-// powers are those of 1024 with or without an i.
+// sizeHint suggests a replacement for an unknown unit of a size, where powers are those of 1024
+// with or without an i.
 func sizeHint(number, suffix string) string {
 	scale, name, counts, ok := foreign(suffix)
 	scale, binary := strings.CutSuffix(scale, "i")

@@ -9,11 +9,10 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// imageNames lists what a pattern may match to mean the image of a container: its
-// reference as it was written, and the forms in which that is written out, short and
-// whole. For nginx these are nginx, nginx:latest, docker.io/library/nginx and
-// docker.io/library/nginx:latest. Where the image was given by digest alone its tag
-// is empty, so that "nginx:*" means it and "nginx:1.*" does not.
+// imageNames lists the forms of a container's image that a pattern may match: its reference as
+// written, and its full forms, short and whole. For nginx these are nginx, nginx:latest,
+// docker.io/library/nginx and docker.io/library/nginx:latest. If the image was given by digest
+// alone its tag is empty, so that "nginx:*" matches it and "nginx:1.*" does not.
 func imageNames(c container.Container) []string {
 	if c.Image == "" {
 		return nil
@@ -30,7 +29,7 @@ func imageNames(c container.Container) []string {
 		}
 		named, err := reference.ParseNormalizedNamed(ref)
 		if err != nil {
-			continue // a runtime may call an image as it likes
+			continue // a runtime may use any name for an image
 		}
 		for _, name := range []string{reference.FamiliarName(named), named.Name()} {
 			tagged, hasTag := reference.TagNameOnly(named).(reference.Tagged)
@@ -50,8 +49,7 @@ func imageNames(c container.Container) []string {
 	return names
 }
 
-// anID says whether a reference is the id of an image, or the start of one as Docker
-// prints it.
+// anID reports whether a reference is the id of an image, or its start as Docker prints it.
 func anID(ref string) bool {
 	const printed = 12
 	digits, long := strings.CutPrefix(ref, "sha256:")

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Bounds of one container's block devices.
+// Limits of one container's block devices.
 const (
 	maxDevices    = 16
 	maxIOPS       = 100_000_000
@@ -20,8 +20,7 @@ const (
 // ioFigures are the names of the figures of a device.
 func ioFigures() []string { return []string{"rbps", "wbps", "riops", "wiops"} }
 
-// reserved and capped are the places of the figures of io.reserve and io.max, in the
-// order of their names.
+// reserved and capped return the fields of io.reserve and io.max, in the order of their names.
 func reserved(io *IO) []*uint64 {
 	return []*uint64{&io.ReadBytes, &io.WriteBytes, &io.ReadIOPS, &io.WriteIOPS}
 }
@@ -30,10 +29,10 @@ func capped(io *IO) []*uint64 {
 	return []*uint64{&io.MaxReadBytes, &io.MaxWriteByte, &io.MaxReadIOPS, &io.MaxWriteIOPS}
 }
 
-// FormatReserve writes what is reserved as the key io.reserve takes it; "" is nothing.
+// FormatReserve formats reservations as the key io.reserve takes them; "" is none.
 func FormatReserve(ios []IO) string { return formatDevices(ios, reserved) }
 
-// FormatMax writes caps as the key io.max takes them; "" is none.
+// FormatMax formats caps as the key io.max takes them; "" is none.
 func FormatMax(ios []IO) string { return formatDevices(ios, capped) }
 
 func formatDevices(ios []IO, figures func(*IO) []*uint64) string {
@@ -52,8 +51,8 @@ func formatDevices(ios []IO, figures func(*IO) []*uint64) string {
 	return strings.Join(devices, "; ")
 }
 
-// parseDevices reads a value such as "/dev/vdb riops=2000 wbps=5mb; /dev/vdc riops=100".
-// figures are the places of its figures.
+// parseDevices reads a value such as "/dev/vdb riops=2000 wbps=5mb; /dev/vdc riops=100". figures
+// returns the fields to set.
 func parseDevices(figures func(*IO) []*uint64) func(string) (setter, error) {
 	return func(value string) (setter, error) { return parseDeviceList(value, figures) }
 }
@@ -74,7 +73,7 @@ func parseDeviceList(value string, figures func(*IO) []*uint64) (setter, error) 
 	}
 	return func(s *Settings) {
 		s.IO = slices.Clone(s.IO)
-		for i := range s.IO { // what was said before in this place
+		for i := range s.IO { // earlier values of these fields
 			for _, n := range figures(&s.IO[i]) {
 				*n = 0
 			}

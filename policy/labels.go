@@ -8,34 +8,36 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// maxLabelProblems bounds what one container can make us report.
+// maxLabelProblems limits the problems that one container can cause.
 const maxLabelProblems = 16
 
-// Kubernetes' own annotations for the bandwidth of a pod, and the keys that
-// they stand for. The CRI reports annotations among the labels.
+// Kubernetes' own annotations for the bandwidth of a pod, and their keys. The CRI reports
+// annotations among the labels.
 const (
 	kubernetesIngress = "kubernetes.io/ingress-bandwidth"
 	kubernetesEgress  = "kubernetes.io/egress-bandwidth"
 )
 
-// labelSet is what the labels of one container say.
+// labelSet is the content of the labels of one container.
 type labelSet struct {
 	layer    layer
-	broken   []string  // the keys whose labels are not valid
+	broken   []string  // keys of invalid labels
 	problems []Problem // sorted by label
+	refused  []Problem // the labels that do not count for their keys, sorted
 }
 
-// parseLabels reads the labels (or annotations) of one container. Labels that do not
-// begin with "fairlead." are none of ours, except for Kubernetes' bandwidth
-// annotations, which stand for net.ceil and net.ingress.ceil unless these are given.
-// A broken label is a problem and leaves the others in force. Labels that contradict
-// each other are a problem too, and are both left out. leftOut are labels that nobody
-// could read, with their sizes in bytes.
-func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
+// parseLabels reads the labels (or annotations) of one container. It ignores labels without the
+// prefix "fairlead.", except for Kubernetes' bandwidth annotations, which stand for net.ceil and
+// net.ingress.ceil unless these are given. A broken label is a problem and leaves the others in
+// force. Labels that contradict each other are a problem too, and are both left out. leftOut are
+// labels too large to read, with their sizes in bytes. counts reports whether labels count for a
+// key.
+func parseLabels(labels map[string]string, leftOut map[string]int, counts func(Key) bool) labelSet {
 	ls := labelSet{layer: layer{}}
 	for _, name := range ours(leftOut) {
 		ls.add(Problem{Key: name, Reason: unread(leftOut[name])})
-		if key, ok := keyOf(name); ok && strings.HasPrefix(name, prefix) {
+		key, ok := keyOf(name)
+		if k, _ := lookup(key); ok && counts(k) && strings.HasPrefix(name, prefix) {
 			ls.broken = append(ls.broken, key)
 		}
 	}
@@ -49,6 +51,10 @@ func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
 		k, _ := lookup(key)
 		if !known {
 			ls.add(Problem{Key: name, Value: value, Reason: unknownKey(spelled(name), names("", prefix))})
+			continue
+		}
+		if !counts(k) {
+			ls.refused = append(ls.refused, Problem{Key: name, Value: value, Reason: "is ignored: " + ofHost})
 			continue
 		}
 		set, err := parse(k, value)
@@ -65,7 +71,8 @@ func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
 		ls.layer[key] = entry{set: set, label: true, origin: Origin{Key: prefix + key, Value: value, From: from}}
 	}
 	for _, name := range ours(leftOut) {
-		if key, ok := keyOf(name); ok && !ls.layer.has(key) {
+		key, ok := keyOf(name)
+		if k, _ := lookup(key); ok && counts(k) && !ls.layer.has(key) {
 			ls.broken = append(ls.broken, key)
 		}
 	}
@@ -80,7 +87,7 @@ func parseLabels(labels map[string]string, leftOut map[string]int) labelSet {
 	return ls
 }
 
-// keyOf gives the key that a label of ours speaks of, and whether there is one.
+// keyOf returns the key of a label of ours, and whether there is one.
 func keyOf(name string) (key string, ok bool) {
 	switch name {
 	case kubernetesIngress:
@@ -101,8 +108,8 @@ func unread(size int) string {
 	return fmt.Sprintf("label is ignored: the container has more than %d, or more than %d bytes of them", container.MaxLabels, container.MaxAll)
 }
 
-// ours lists the labels that speak to fairlead, sorted: those with its prefix,
-// whatever the case of that, and those that are a key but for their signs.
+// ours lists the labels meant for fairlead, sorted: those with its prefix in any case, and those
+// that are a key except for their separators.
 func ours[V any](labels map[string]V) []string {
 	var ns []string
 	for n := range labels {
@@ -122,12 +129,11 @@ func meant(name string) bool {
 	case name[word] == '.':
 		return true
 	}
-	_, known := keyOf(spelled(name)) // somebody else's label may begin with the word too
+	_, known := keyOf(spelled(name)) // foreign labels may begin with the word too
 	return known
 }
 
-// spelled gives a label that separates its words by other signs, as
-// "fairlead-net_rate", as ours would be.
+// spelled converts a label with other separators, such as "fairlead-net_rate", to the form of ours.
 func spelled(name string) string {
 	if strings.ContainsAny(name, "-_/:") {
 		if key, known := keyOf(strings.ToLower(strings.NewReplacer("-", ".", "_", ".", "/", ".", ":", ".").Replace(name))); known {

@@ -202,6 +202,7 @@ func FuzzParseLabels(f *testing.F) {
 func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(everything))
 	f.Add([]byte("labels: deny\nmatch: {name: '*'}\n"))
+	f.Add([]byte("labels: host\nmatch: {name: x}\n---\nlabels: image\n"))
 	f.Add([]byte("match: {name: x}\nset:\n  net: {rate: 2mbit, ceil: 1mbit}\n  io.reserve: [/dev/a riops=1, /dev/b wiops=2]\n"))
 	f.Add([]byte("a: &x [*x]\n<<: *x\n? - b\n: !!int 3\n%YAML 1.2\n---\n...\n"))
 	f.Add([]byte("set: |\n  text\n  more\nmatch: >-\n  folded\n"))
@@ -231,7 +232,7 @@ func FuzzParseFile(f *testing.F) {
 }
 
 func ParseLabels(labels map[string]string) (Settings, []Origin, []error) {
-	ls := parseLabels(labels, nil)
+	ls := parseLabels(labels, nil, func(Key) bool { return true })
 	settings, origins := ls.layer.settings()
 	return settings, origins, errorsOf(ls.problems)
 }

@@ -3,9 +3,6 @@ package policy
 import (
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/container"
 )
@@ -74,34 +71,5 @@ func TestLeftOutKeepsLastGood(t *testing.T) {
 		if targets, _ := s.Resolve([]container.Container{c}); targets[0].Settings.NetCPU != NetCPUIsolate {
 			t.Errorf("with %+v it is %q", c, targets[0].Settings.NetCPU)
 		}
-	}
-}
-
-// TestTrustImages: where the builder is the operator, labels of images are labels.
-func TestTrustImages(t *testing.T) {
-	c := container.Container{ID: 1, Name: "web", Source: "docker", Labels: map[string]string{"fairlead.net.ceil": "2mbit"},
-		ImageLabels: map[string]string{"fairlead.netcpu": "isolate", "fairlead.net.ceil": "1mbit", "tier": "gold"}}
-	for _, trusting := range []bool{false, true} {
-		s := NewStore(t.TempDir(), nil)
-		s.use(join(t, "match: {labels: {tier: gold}}\nset: {net.weight: 3}\n"), nil, time.Time{}, time.Time{})
-		if trusting {
-			s.TrustImages()
-		}
-		targets, problems := s.Resolve([]container.Container{c})
-		want, wrong := Settings{Egress: Net{Ceil: 2e6}}, 3
-		if trusting {
-			want, wrong = Settings{NetCPU: NetCPUIsolate, Egress: Net{Ceil: 2e6, Weight: 3}}, 0
-		}
-		if diff := cmp.Diff(want, targets[0].Settings); diff != "" || len(problems) != wrong {
-			t.Errorf("trusting %v: %s%v", trusting, diff, problems)
-		}
-		for _, p := range problems {
-			if !strings.Contains(p.String(), "if it is yours, ") {
-				t.Errorf("no remedy in %s", p)
-			}
-		}
-	}
-	if c.Labels["tier"] != "" {
-		t.Error("what the Set has published was changed")
 	}
 }

@@ -6,8 +6,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// match selects containers. All that it names must hold; within a list of
-// patterns, one must.
+// match selects containers that match all of its fields; of a list of patterns, one must match.
 type match struct {
 	name, image, namespace, pod, runtime patterns
 	labels                               []labelMatch
@@ -20,15 +19,15 @@ type labelMatch struct {
 
 type patterns []string
 
-// holds says whether m selects c, whose image has these names.
+// holds reports whether m selects c with these image names.
 func (m match) holds(c container.Container, images func() []string) bool {
-	// Whoever may make a cgroup chooses its name: it is meant only where the file
-	// says so.
+	// Any user with a cgroup subtree can choose such a name: it counts only if the file asks for
+	// it.
 	if m.runtime == nil && c.Source == container.CgroupSource || m.runtime != nil && !m.runtime.any(c.Source) {
 		return false
 	}
-	// A container always has a name, if an empty one; of the others "" is
-	// unknown, and no pattern, not even *, holds for what is unknown.
+	// A container always has a name, if an empty one; of the others "" is unknown, which no pattern
+	// matches, not even *.
 	if m.name != nil && !m.name.any(c.Name) && !m.name.any(c.Short()) {
 		return false
 	}
@@ -60,9 +59,8 @@ func (ps patterns) any(s string) bool {
 	return false
 }
 
-// glob reports whether all of s matches the pattern, in which * stands for any
-// bytes (slashes too: images have them) and ? for any one. It takes at most
-// len(pattern) * len(s) steps.
+// glob reports whether all of s matches the pattern, with * for any bytes (slashes too: images have
+// them) and ? for any one. It takes at most len(pattern) * len(s) steps.
 func glob(pattern, s string) bool {
 	p, i := 0, 0
 	star, from := -1, 0 // the last * and where its match ends at present
@@ -73,7 +71,7 @@ func glob(pattern, s string) bool {
 			p++
 		case p < len(pattern) && (pattern[p] == '?' || pattern[p] == s[i]):
 			p, i = p+1, i+1
-		case star >= 0: // let the last * have one byte more
+		case star >= 0: // extend the last * by one byte
 			from++
 			p, i = star+1, from
 		default:

@@ -1,15 +1,13 @@
-// Package policy says what each container is due.
+// Package policy computes what each container is due.
 //
-// There are two sources and one schema: labels (or annotations) on the
-// container, and YAML files in a directory. [LoadDir] and [ParseFile] make a
-// [Policy] of files, and its Resolve makes a [Target] of each container. All
-// of that is pure and deterministic, except that LoadDir reads files. [Store]
-// keeps the last good Policy while the directory changes.
+// There are two sources and one schema: labels (or annotations) on the container, and YAML files in
+// a directory. [LoadDir] and [ParseFile] make a [Policy] from files, and its Resolve makes a
+// [Target] for each container. All of that is pure and deterministic, except that LoadDir reads
+// files. [Store] keeps the last good Policy while the directory changes.
 //
-// The package knows nothing of how a Target is put in force (feature/...), nor
-// whether the host has what it promises: that is admission, and the features'
-// business. Package agent runs the Store; the command line calls [Check].
-// docs/policy.md is the reference of the schema for users.
+// The package knows neither how a Target is put in force (feature/...) nor whether the host can
+// keep its promises: that is admission, which the features do. Package agent runs the Store; the
+// command line calls [Check]. docs/policy.md is the reference of the schema for users.
 package policy
 
 import (
@@ -17,13 +15,14 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Policy is what a set of files says. It is immutable, and safe for use by
-// many goroutines. The zero value is the empty policy.
+// Policy is the content of a set of files. It is immutable, and safe for concurrent use. The zero
+// value is the empty policy.
 type Policy struct {
 	rules []rule
 	files []string
@@ -35,18 +34,20 @@ type rule struct {
 	line  int
 	match match
 	layer layer
-	// deny says why labels do not count where the rule matches: the place of
-	// the "labels: deny" in its file. "" if they do count.
-	deny string
-	// images says that labels that came with an image count where the rule
-	// matches.
-	images bool
+	trust trust // of labels, where the rule matches
 }
 
-// Files lists the files that the policy was read from, in order of precedence.
+// trust is what the labels of a container count for.
+type trust struct {
+	deny   string // why they do not count at all: the place of the "labels: deny"; "" if they do
+	images bool   // those from its image count, too
+	host   bool   // they count for keys that act on others than the container, too
+}
+
+// Files lists the policy's files, in order of precedence.
 func (p *Policy) Files() []string { return slices.Clone(p.files) }
 
-// Len is the number of policies (a match with its set) in the files.
+// Len returns the number of policies (a match with its set) in the files.
 func (p *Policy) Len() int { return len(p.rules) }
 
 // entry is one value of one key.
@@ -58,7 +59,7 @@ type entry struct {
 	hand   bool // an Override
 }
 
-// layer is what one source sets: entries by the name of their key.
+// layer is the content of one source: entries by the name of their key.
 type layer map[string]entry
 
 func (l layer) has(key string) bool { _, ok := l[key]; return ok }
@@ -72,27 +73,24 @@ func (l layer) settings() (Settings, []Origin) {
 		origins = append(origins, l[key].origin)
 	}
 	for _, n := range []*Net{&s.Egress, &s.Ingress} {
-		n.Split = n.Split && n.Latency > 0 // what is allowed for nothing asks for nothing
+		n.Split = n.Split && n.Latency > 0 // without a latency there is nothing to split for
 	}
 	return s, origins
 }
 
-// Resolve gives every container its Target, one each, sorted by ID, and what
-// is wrong with its policy, sorted by container and key. A container without
-// policy gets the zero Settings.
+// Resolve returns one Target for each container, sorted by ID, and the Problems of its policy,
+// sorted by container and key. A container without policy gets the zero Settings.
 //
-// Of several sources of a key the last one counts: the files in the order of
-// their names, within a file from top to bottom, then the container's labels
-// (and then, in [Store.Resolve], what was set by hand).
-// Labels are left out, with a Problem for each, if any policy that matches the
-// container is in a file that says "labels: deny", and those that came with its
-// image, which are weaker than its own, unless one is in a file that says
-// "labels: image".
+// Of several sources of a key the last one counts: the files in the order of their names, within a
+// file from top to bottom, then the container's labels (and then, in [Store.Resolve], what was set
+// by hand). Labels are left out, with a Problem for each, if any policy that matches the container
+// is in a file with "labels: deny", and those from its image, which are weaker than its own, unless
+// one is in a file with "labels: image". Those of a key with Host are left out, and listed in
+// Refused, unless one is in a file with "labels: host".
 //
-// What is broken falls back to the source before it: a broken label counts as
-// absent. Where values from different sources contradict each other (a rate
-// above its ceil), the last source loses its say on the keys in question.
-// Resolve has no memory; [Store.Resolve] prefers the last good values.
+// An error falls back to the source before it: a broken label counts as absent. If values from
+// different sources contradict each other (a rate above its ceil), the last source does not count
+// for these keys. Resolve has no memory; [Store.Resolve] prefers the last good values.
 func (p *Policy) Resolve(containers []container.Container) ([]Target, []Problem) {
 	targets := make([]Target, 0, len(containers))
 	var problems []Problem
@@ -111,28 +109,31 @@ func sorted(containers []container.Container) []container.Container {
 	return cs
 }
 
-// resolve does one container, of which the rules held. last is what held before, by key, or nil; the
-// layer returned is what to pass as last the next time. hand is what was set for
-// the container by hand, or nil.
+// resolve resolves one container with its matching rules. last is what held before, by key, or nil;
+// pass the returned layer as last the next time. hand is what was set for the container by hand, or
+// nil.
 func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (Target, []Problem, layer) {
-	layers, deny, images := p.layersOf(held)
-	var problems []Problem
+	layers, trust := p.layersOf(held)
+	var problems, refused []Problem
 	broken := map[string]bool{}
+	counts := func(k Key) bool { return trust.host || !k.Host }
 	switch {
-	case deny != "":
-		problems = append(ignored(c.Labels, deny), ignored(c.ImageLabels, deny)...)
-	case !images:
+	case trust.deny != "":
+		problems = append(ignored(c.Labels, trust.deny), ignored(c.ImageLabels, trust.deny)...)
+	case !trust.images:
 		problems = ignored(c.ImageLabels, ofImage)
 	default:
-		ls := parseLabels(c.ImageLabels, nil)
+		ls := parseLabels(c.ImageLabels, nil, counts)
+		refused = ls.refused
 		for key, e := range ls.layer {
 			e.origin.From = "image label"
 			ls.layer[key] = e
 		}
 		problems, layers = ls.problems, append(layers, ls.layer)
 	}
-	if deny == "" {
-		ls := parseLabels(c.Labels, c.LeftOut)
+	if trust.deny == "" {
+		ls := parseLabels(c.Labels, c.LeftOut, counts)
+		refused = append(refused, ls.refused...)
 		for key, e := range ls.layer {
 			if c.Annotations[e.origin.Key] {
 				e.origin.From = "annotation"
@@ -142,8 +143,8 @@ func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (T
 		problems = append(problems, ls.problems...)
 		for _, key := range ls.broken {
 			broken[key] = true
-			// Only a label stands in for a label: else a value from a file
-			// would outlive its removal from that file.
+			// Only a label stands in for a label: otherwise a value from a file would outlive its
+			// removal from that file.
 			if e, ok := last[key]; ok && e.label && !ls.layer.has(key) {
 				ls.layer[key] = e
 			}
@@ -154,6 +155,8 @@ func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (T
 		layers = append(layers, hand)
 	}
 
+	refused = slices.DeleteFunc(refused, func(p Problem) bool { return hand.has(strings.TrimPrefix(p.Key, prefix)) })
+	problems = append(problems, refused...)
 	problems = append(problems, p.unmatched(c)...)
 
 	merged, found := merge(layers, last)
@@ -174,21 +177,27 @@ func (p *Policy) resolve(c container.Container, held []int, last, hand layer) (T
 			good[key] = e
 		}
 	}
-	for i := range problems {
-		problems[i].Container, problems[i].Name = c.ID, c.Name
+	for _, ps := range [][]Problem{problems, refused} {
+		for i := range ps {
+			ps[i].Container, ps[i].Name = c.ID, c.Name
+		}
 	}
-	t := Target{Container: c}
+	t := Target{Container: c, Refused: refused}
 	t.Settings, t.Origins = merged.settings()
 	return t, problems, good
 }
 
-// ofImage is why a label of a container that its image has too does not count, and
-// what its operator can do, since nothing tells an operator's label from the image's
-// if both have the same value.
+// ofImage is why a container's label does not count if its image has it too, and what its operator
+// can do: with the same value, the operator's label cannot be distinguished from the image's.
 const ofImage = "it counts as its image's, which has the same label and value or was removed; " +
 	"if it is yours, say labels: image in a policy file that matches the container, or run the agent with --image-labels"
 
-// matching lists the rules that hold for c, by their place in the files.
+// ofHost is why a label does not count for a key that acts on others than its container, and what
+// its operator can do.
+const ofHost = "it acts on others than the container; set it in a policy file or by hand, " +
+	"or say labels: host in a policy file that matches the container"
+
+// matching lists the rules that match c, by their place in the files.
 func (p *Policy) matching(c container.Container) (held []int) {
 	names := sync.OnceValue(func() []string { return imageNames(c) })
 	for i, r := range p.rules {
@@ -199,21 +208,20 @@ func (p *Policy) matching(c container.Container) (held []int) {
 	return held
 }
 
-// layersOf gives what the rules that hold for a container say about it, lowest
-// precedence first, why its labels do not count, "" if they do, and whether those
-// of its image count.
-func (p *Policy) layersOf(held []int) (layers []layer, deny string, images bool) {
+// layersOf returns the layers of the matching rules for a container, lowest precedence first, and
+// what its labels count for.
+func (p *Policy) layersOf(held []int) (layers []layer, t trust) {
 	for _, i := range held {
 		r := p.rules[i]
 		layers = append(layers, r.layer)
-		deny = cmp.Or(deny, r.deny)
-		images = images || r.images
+		t.deny = cmp.Or(t.deny, r.trust.deny)
+		t.images = t.images || r.trust.images
+		t.host = t.host || r.trust.host
 	}
-	return layers, deny, images
+	return layers, t
 }
 
-// unmatched complains of labels that files ask for, but that were left out or
-// came with the image.
+// unmatched reports labels that files refer to, but that were left out or came with the image.
 func (p *Policy) unmatched(c container.Container) []Problem {
 	if len(c.LeftOut) == 0 && len(c.ImageLabels) == 0 {
 		return nil
@@ -251,9 +259,9 @@ type contradiction struct {
 	problem Problem
 }
 
-// merge puts layers over each other. For keys that contradict each other it
-// takes what last has for them; without that, the topmost layer loses its say
-// on them until they agree, which a single layer always does.
+// merge merges layers. For keys that contradict each other it takes the values of last; without
+// these, it drops the topmost layer's values until they agree, as those of a single layer always
+// do.
 func merge(layers []layer, last layer) (layer, []contradiction) {
 	layers = slices.Clone(layers)
 	var found []contradiction
@@ -269,7 +277,7 @@ func merge(layers []layer, last layer) (layer, []contradiction) {
 			found = append(found, contradiction{c.keys, contradictionProblem(c, merged)})
 			if kept, ok := keep(merged, last, c.keys); ok {
 				merged = kept
-				// What was kept stands above every layer from now on.
+				// The kept values stand above every layer from now on.
 				layers = append(without(layers, c.keys), kept.only(c.keys))
 				continue
 			}
@@ -303,7 +311,7 @@ func (l layer) only(keys []string) layer {
 	return o
 }
 
-// without gives copies of layers that lack keys.
+// without returns copies of layers that lack keys.
 func without(layers []layer, keys []string) []layer {
 	ls := make([]layer, len(layers))
 	for i, l := range layers {
@@ -315,8 +323,7 @@ func without(layers []layer, keys []string) []layer {
 	return ls
 }
 
-// keep gives merged with the last values of keys, if there are any and they
-// agree.
+// keep returns merged with the last values of keys, if there are any and they agree.
 func keep(merged, last layer, keys []string) (layer, bool) {
 	if !last.hasAny(keys) {
 		return nil, false
@@ -342,10 +349,10 @@ func contradictionProblem(c conflict, l layer) Problem {
 	return Problem{Key: prefix + key, Value: l[key].origin.Value, Reason: reason + ")"}
 }
 
-// place is where the value was set: "label", or "/etc/.../10-web.yaml:7".
+// place returns where the value was set: "label", or "/etc/.../10-web.yaml:7".
 func (o Origin) place() string {
 	if o.Line == 0 {
-		return printableValue(o.From) // a word of ours: a label's value is never one
+		return printableValue(o.From) // one of our words: never a label's value
 	}
 	return fmt.Sprintf("%s:%d", plain(o.From), o.Line)
 }

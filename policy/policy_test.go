@@ -39,11 +39,11 @@ func originText(os []Origin) string {
 	return strings.Join(lines, "\n")
 }
 
-// A name from the cgroup tree is whatever somebody has called a cgroup.
+// A name from the cgroup tree is any user's choice.
 func TestResolveRuntime(t *testing.T) {
 	for _, c := range []struct {
 		match string
-		want  []string // the sources of those that it is for
+		want  []string // the sources of the matching rules
 	}{
 		{`{name: web}`, []string{"docker", "podman", "containerd", "sandbox"}},
 		{`{name: web, runtime: docker}`, []string{"docker"}},
@@ -77,6 +77,7 @@ func TestResolve(t *testing.T) {
 		image    map[string]string
 		origins  string
 		problems string
+		refused  int
 	}{
 		{name: "no policy"},
 		{
@@ -136,6 +137,47 @@ func TestResolve(t *testing.T) {
 			problems: "container \"web\" (7): fairlead.netcpu: \"isolate\": is ignored: p/2.yaml:1 says labels: deny",
 		},
 		{
+			name:     "a label has no say on what acts on others",
+			files:    []string{all("io.realtime: 20ms")},
+			labels:   map[string]string{"fairlead.io.realtime": "500ms", "fairlead.io.interrupts": "apart", "fairlead.net.latency.split": "on", "fairlead.io.yield": "auto"},
+			origins:  "fairlead.io.realtime=20ms (p/1.yaml:2)\nfairlead.io.yield=auto (label)",
+			problems: "container \"web\" (7): fairlead.io.interrupts: \"apart\": is ignored: " + ofHost + "\ncontainer \"web\" (7): fairlead.io.realtime: \"500ms\": is ignored: " + ofHost + "\ncontainer \"web\" (7): fairlead.net.latency.split: \"on\": is ignored: " + ofHost,
+			refused:  3,
+		},
+		{
+			name:    "a file gives it one",
+			files:   []string{"labels: host\nmatch: {name: web}\n", all("io.realtime: 20ms")},
+			labels:  map[string]string{"fairlead.io.realtime": "500ms"},
+			origins: "fairlead.io.realtime=500ms (label)",
+		},
+		{
+			name:     "a file that does not match gives none",
+			files:    []string{"labels: host\nmatch: {name: db}\n"},
+			labels:   map[string]string{"fairlead.io.interrupts": "auto"},
+			problems: "container \"web\" (7): fairlead.io.interrupts: \"auto\": is ignored: " + ofHost,
+			refused:  1,
+		},
+		{
+			name:     "nor one that denies labels",
+			files:    []string{"labels: host\nmatch: {name: web}\n", "labels: deny\nmatch: {name: web}\n"},
+			labels:   map[string]string{"fairlead.io.realtime": "500ms"},
+			problems: "container \"web\" (7): fairlead.io.realtime: \"500ms\": is ignored: p/2.yaml:1 says labels: deny",
+		},
+		{
+			name:     "an image's labels that count have as little",
+			files:    []string{"labels: image\nmatch: {name: web}\n"},
+			image:    map[string]string{"fairlead.io.realtime": "500ms", "fairlead.netcpu": "auto"},
+			origins:  "fairlead.netcpu=auto (image label)",
+			problems: "container \"web\" (7): fairlead.io.realtime: \"500ms\": is ignored: " + ofHost,
+			refused:  1,
+		},
+		{
+			name:    "both files let them count",
+			files:   []string{"labels: image\nmatch: {name: web}\n", "labels: host\nmatch: {name: web}\n"},
+			image:   map[string]string{"fairlead.io.realtime": "500ms"},
+			origins: "fairlead.io.realtime=500ms (image label)",
+		},
+		{
 			name:     "a broken label leaves the file's value and the other labels",
 			files:    []string{all("netcpu: auto")},
 			labels:   map[string]string{"fairlead.netcpu": "max", "fairlead.net.weight": "3"},
@@ -180,6 +222,9 @@ func TestResolve(t *testing.T) {
 			if got := Problems(problems).Error(); got != c.problems {
 				t.Errorf("problems\n%s\nwant\n%s", got, c.problems)
 			}
+			if got := targets[0].Refused; len(got) != c.refused || c.refused > 0 && got[0].Container != 7 {
+				t.Errorf("refused %v, want %d", got, c.refused)
+			}
 		})
 	}
 }
@@ -209,7 +254,7 @@ func drawPolicy(t *rapid.T) *Policy {
 	var files []file
 	for i := range rapid.IntRange(0, 4).Draw(t, "files") {
 		var b strings.Builder
-		fmt.Fprintf(&b, "labels: %s\npolicies:\n", rapid.SampledFrom([]string{"allow", "allow", "deny"}).Draw(t, "labels"))
+		fmt.Fprintf(&b, "labels: %s\npolicies:\n", rapid.SampledFrom([]string{"allow", "allow", "deny", "host"}).Draw(t, "labels"))
 		for range rapid.IntRange(1, 3).Draw(t, "policies") {
 			rate := rapid.IntRange(1, 9).Draw(t, "rate")
 			fmt.Fprintf(&b, "- match: {name: \"%s\"}\n  set: {net.weight: %d", rapid.SampledFrom([]string{"*", "a*", "b?"}).Draw(t, "name"), rate)
@@ -236,8 +281,8 @@ func drawContainers(t *rapid.T) []container.Container {
 	var cs []container.Container
 	for i := range rapid.IntRange(0, 6).Draw(t, "containers") {
 		c := container.Container{ID: container.ID(i*3 + 1), Name: rapid.SampledFrom([]string{"a1", "b2", "c", ""}).Draw(t, "name"), Labels: map[string]string{}}
-		for _, k := range []string{"fairlead.net.rate", "fairlead.net.ceil", "kubernetes.io/egress-bandwidth", "fairlead.bad"} {
-			if v := rapid.SampledFrom([]string{"", "1mbit", "5mbit", "8mbit", "4M", "x"}).Draw(t, k); v != "" {
+		for _, k := range []string{"fairlead.net.rate", "fairlead.net.ceil", "fairlead.net.latency.split", "kubernetes.io/egress-bandwidth", "fairlead.bad"} {
+			if v := rapid.SampledFrom([]string{"", "1mbit", "5mbit", "8mbit", "4M", "on", "x"}).Draw(t, k); v != "" {
 				c.Labels[k] = v
 			}
 		}
@@ -280,8 +325,8 @@ func TestResolveProperties(t *testing.T) {
 				t.Fatalf("neighbours matter: %s", diff)
 			}
 		}
-		// A Store with the same policy and no past agrees, and keeps agreeing
-		// as long as nothing changes.
+		// A Store with the same policy and no past agrees, and keeps agreeing as long as nothing
+		// changes.
 		s := NewStore("", nil)
 		s.use(p, nil, time.Time{}, time.Time{})
 		for range 2 {
@@ -293,9 +338,8 @@ func TestResolveProperties(t *testing.T) {
 	})
 }
 
-// TestStoreProperties: over any history of policies and labels, what the Store
-// gives is never contradictory, and a container without problems gets exactly
-// what the policy says now.
+// TestStoreProperties: over any history of policies and labels, what the Store gives is never
+// contradictory, and a container without problems gets exactly what the policy says now.
 func TestStoreProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := NewStore("", nil)
@@ -352,17 +396,10 @@ fairlead.latency=off (p/1.yaml:2)
 fairlead.overlay=on (p/1.yaml:2)
 fairlead.io.weight=100 (default)
 fairlead.io.yield=off (default)
+fairlead.io.help=auto (default)
 fairlead.io.interrupts=off (default)`
 	if got := originText(targets[0].Effective()); got != want {
 		t.Errorf("Effective\n%s\nwant\n%s", got, want)
-	}
-	want = "fairlead.overlay=on (p/1.yaml:2)"
-	if got := originText(targets[0].Unavailable()); got != want {
-		t.Errorf("Unavailable\n%s\nwant\n%s", got, want)
-	}
-	want = "p/1.yaml:2:65: overlay: \"on\": not available in this build"
-	if got := Problems(p.Unavailable()).Error(); got != want {
-		t.Errorf("Policy.Unavailable\n%s\nwant\n%s", got, want)
 	}
 }
 

@@ -10,9 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Problem is one thing that is wrong with policy, and where. It has either a
-// File (with Line and Column, both from 1, where they are known) or a
-// Container. It is an error, so that it can travel as one.
+// Problem is one error in policy, and its place. It has either a File (with Line and Column, both
+// from 1, if known) or a Container. It implements error.
 type Problem struct {
 	File         string
 	Line, Column int
@@ -20,17 +19,16 @@ type Problem struct {
 	Container container.ID
 	Name      string // the container's name
 
-	// Key is the key as its author writes it: "net.rate" or "match.name" in a
-	// file, "fairlead.net.rate" in a label. "" if no key is to blame.
+	// Key is the key as its author writes it: "net.rate" or "match.name" in a file,
+	// "fairlead.net.rate" in a label. "" if no key is to blame.
 	Key    string
 	Value  string // as written, in full; "" if the value is not to blame
 	Reason string // for a person, in one line
 }
 
-// String gives "file:line:col: key: reason" or, for a container,
-// `container "web-1" (4711): key: reason`. The value comes quoted and shortened
-// before the reason. All that a container or a file could have put in is
-// quoted where it is not plain, so that the line is safe on a terminal.
+// String returns "file:line:col: key: reason" or, for a container, `container "web-1" (4711): key:
+// reason`. The value comes quoted and shortened before the reason. Text from a container or a file
+// is quoted unless it is plain, so that the line is safe on a terminal.
 func (p Problem) String() string {
 	var b strings.Builder
 	switch {
@@ -56,10 +54,10 @@ func (p Problem) String() string {
 // Error is String.
 func (p Problem) Error() string { return p.String() }
 
-// Problems is an error that consists of at least one Problem.
+// Problems is an error of at least one Problem.
 type Problems []Problem
 
-// Error gives one problem a line.
+// Error returns one problem per line.
 func (ps Problems) Error() string {
 	lines := make([]string, len(ps))
 	for i, p := range ps {
@@ -88,10 +86,10 @@ func sortByPlace(ps []Problem) {
 	})
 }
 
-// maxQuoted is the number of bytes of a stranger's text that we print.
+// maxQuoted limits the bytes of untrusted text that we print.
 const maxQuoted = 64
 
-// quote gives s as a Go string literal, shortened.
+// quote returns s as a Go string literal, shortened.
 func quote(s string) string {
 	if len(s) <= maxQuoted {
 		return strconv.Quote(s)
@@ -99,8 +97,8 @@ func quote(s string) string {
 	return strconv.Quote(s[:maxQuoted]) + "... (" + strconv.Itoa(len(s)) + " bytes)"
 }
 
-// plain gives s itself if it is nothing but a name or a path, else quote(s).
-// Paths may be long; they come from the administrator.
+// plain returns s itself if it is only a name or a path, else quote(s). Paths may be long; they
+// come from the administrator.
 func plain(s string) string {
 	for _, r := range s {
 		switch {
@@ -115,7 +113,7 @@ func plain(s string) string {
 	return s
 }
 
-// nearest gives the candidate that s is most likely a misspelling of, or "".
+// nearest returns the candidate that s most likely misspells, or "".
 func nearest(s string, candidates []string) string {
 	if len(s) > maxQuoted {
 		return ""
@@ -150,9 +148,8 @@ func editDistance(a, b string) int {
 	return row[len(b)]
 }
 
-// unknownKey is the reason for a key that is not in candidates. It names those
-// that are meant: with another case, with the group that is missing, without a
-// part that is too much, and else the nearest by spelling.
+// unknownKey is the reason for a key that is not in candidates. It suggests what was meant: another
+// case, the missing group, without a superfluous part, or else the nearest spelling.
 func unknownKey(s string, candidates []string) string {
 	found := meantKeys(s, candidates)
 	if n := nearest(s, candidates); len(found) == 0 && n != "" {

@@ -33,10 +33,9 @@ type Key struct {
 	Default string // what holds without it; "" is nothing
 	Meaning string
 	Column  bool // `fairlead ps` shows its value in the feature's column
-
-	// Built lists the values that this build can put in force; nil is none, and
-	// AnyValue is all.
-	Built []string
+	// Host says that the key acts on others than its container: labels and annotations
+	// count for it only where a file says "labels: host".
+	Host bool
 
 	// parse checks a value and gives what writes it into Settings.
 	parse func(string) (setter, error)
@@ -46,9 +45,6 @@ type Key struct {
 	list bool // a YAML list may stand for the value; it is joined by ";"
 }
 
-// AnyValue in Built stands for every value that the key takes.
-const AnyValue = "any"
-
 // setter writes one value into Settings. It must not keep s, and what it
 // writes is a copy: setters are used again for other containers.
 type setter func(s *Settings)
@@ -56,8 +52,8 @@ type setter func(s *Settings)
 // Schema lists the keys in the order of the documentation.
 func Schema() []Key { return slices.Clone(schema) }
 
-// FeatureOf returns the feature that puts a key into force, built or not; "" for
-// a key that there is not. The key is as in a label: "fairlead.net.rate".
+// FeatureOf returns the feature that puts a key into force; "" for a key that there
+// is not. The key is as in a label: "fairlead.net.rate".
 func FeatureOf(key string) string {
 	i := slices.IndexFunc(schema, func(k Key) bool { return prefix+k.Name == key })
 	if i < 0 {
@@ -73,37 +69,40 @@ var schema = slices.Concat(
 	[]Key{
 		{Name: "netcpu", Feature: "netcpu", Form: "observe, charge, isolate, auto", Example: "isolate", Default: "observe", Column: true,
 			Meaning: "what is done about the CPU time that the container's packets take",
-			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto), show: func(s Settings) string { return string(s.NetCPU) }},
+			parse:   parseWord(func(s *Settings) *NetCPU { return &s.NetCPU }, NetCPUObserve, NetCPUCharge, NetCPUIsolate, NetCPUAuto), show: func(s Settings) string { return string(s.NetCPU) }},
 		{Name: "netcpu.reserve", Feature: "netcpu", Form: "0%..99%; 5% if it is not set", Example: "5%",
 			Meaning: "how much of its budget a charged container has left when its incoming packets are dropped",
-			Built:   []string{AnyValue}, parse: parseNetCPUReserve, show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
+			parse:   parseNetCPUReserve, show: func(s Settings) string { return percentText(*s.NetCPUReserve) }},
 		{Name: "netcpu.steal", Feature: "netcpu", Form: "0.1%..100% of a CPU; 3% if it is not set", Example: "3%",
 			Meaning: "how much of a CPU the packets of a container in auto may take from others before it is isolated or charged",
-			Built:   []string{AnyValue}, parse: parseNetCPUSteal, show: func(s Settings) string { return percentText(*s.NetCPUSteal) }},
+			parse:   parseNetCPUSteal, show: func(s Settings) string { return percentText(*s.NetCPUSteal) }},
 		{Name: "latency", Feature: "latency", Form: "off, on", Example: "on", Default: "off",
 			Meaning: "histograms of the delay that this host adds to packets",
-			Built:   []string{AnyValue}, parse: parseSwitch(func(s *Settings) **bool { return &s.Latency }), show: func(s Settings) string { return onOffText(*s.Latency) }},
-		{Name: "overlay", Feature: "overlay", Form: "off, on", Example: "on", Default: "on where an overlay is found",
-			Meaning: "the short path for known flows of an overlay network",
+			parse:   parseSwitch(func(s *Settings) **bool { return &s.Latency }), show: func(s Settings) string { return onOffText(*s.Latency) }},
+		{Name: "overlay", Feature: "overlay", Form: "off, on", Example: "on", Default: "off",
+			Meaning: "a short path through this host for known flows of an overlay network",
 			parse:   parseSwitch(func(s *Settings) **bool { return &s.Overlay }), show: func(s Settings) string { return onOffText(*s.Overlay) }},
 		{Name: "io.reserve", Feature: "blockio", Form: "devices, each with riops=N, wiops=N, rbps=SIZE, wbps=SIZE", Example: "/dev/vdb riops=2000 wiops=500", list: true,
 			Meaning: "reserved operations or bytes per second of a block device",
-			Built:   []string{AnyValue}, parse: parseDevices(reserved), show: func(s Settings) string { return byteText(s.IO, reserved) }},
+			parse:   parseDevices(reserved), show: func(s Settings) string { return byteText(s.IO, reserved) }},
 		{Name: "io.weight", Feature: "blockio", Form: "1..10000", Example: "200", Default: "100",
 			Meaning: "share of block devices that divide by weight, among containers of one parent",
-			Built:   []string{AnyValue}, parse: parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
+			parse:   parseWeight(func(s *Settings) *uint32 { return &s.IOWeight })},
 		{Name: "io.max", Feature: "blockio", Form: "devices, each with rbps=SIZE, wbps=SIZE, riops=N, wiops=N", Example: "/dev/vdb rbps=50mb wiops=500", list: true,
 			Meaning: "cap on bytes or operations per second of a block device",
-			Built:   []string{AnyValue}, parse: parseDevices(capped), show: func(s Settings) string { return byteText(s.IO, capped) }},
+			parse:   parseDevices(capped), show: func(s Settings) string { return byteText(s.IO, capped) }},
 		{Name: "io.yield", Feature: "blockio", Form: "off, auto, idle, quota", Example: "auto", Default: "off",
 			Meaning: "how the container makes way for the reservations of others",
-			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Yield { return &s.IOYield }, YieldOff, YieldAuto, YieldIdle, YieldQuota), show: func(s Settings) string { return string(s.IOYield) }},
-		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Example: "auto", Default: "off",
+			parse:   parseWord(func(s *Settings) *Yield { return &s.IOYield }, YieldOff, YieldAuto, YieldIdle, YieldQuota), show: func(s Settings) string { return string(s.IOYield) }},
+		{Name: "io.help", Feature: "blockio", Form: "off, auto, weight, realtime, turns", Example: "off", Default: "auto", Host: true,
+			Meaning: "what is done for the container's own tasks while its reservation is missed because others have the CPUs",
+			parse:   parseWord(func(s *Settings) *Help { return &s.IOHelp }, HelpOff, HelpAuto, HelpWeight, HelpRealtime, HelpTurns), show: func(s Settings) string { return string(s.IOHelp) }},
+		{Name: "io.interrupts", Feature: "blockio", Form: "off, auto, apart", Example: "auto", Default: "off", Host: true,
 			Meaning: "whether the network's interrupts are kept off the CPUs that serve the disks of its reservations",
-			Built:   []string{AnyValue}, parse: parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart), show: func(s Settings) string { return string(s.Interrupts) }},
-		{Name: "io.realtime", Feature: "blockio", Form: "1ms..500ms, auto", Example: "100ms",
+			parse:   parseWord(func(s *Settings) *Interrupts { return &s.Interrupts }, InterruptsOff, InterruptsAuto, InterruptsApart), show: func(s Settings) string { return string(s.Interrupts) }},
+		{Name: "io.realtime", Feature: "blockio", Form: "1ms..500ms, auto", Example: "100ms", Host: true,
 			Meaning: "time in each second of each CPU in which its threads run before all ordinary ones, and beyond which they wait; auto: as its reservations need, by the disk's profile",
-			Built:   []string{AnyValue}, parse: func(v string) (setter, error) {
+			parse: func(v string) (setter, error) {
 				if strings.EqualFold(v, "auto") {
 					return func(s *Settings) { s.Realtime, s.RealtimeAuto = 0, true }, nil
 				}
@@ -118,20 +117,19 @@ var schema = slices.Concat(
 
 // netKeys are the keys of one direction.
 func netKeys(group, way string, net func(*Settings) *Net) []Key {
-	built := []string{AnyValue}
 	return []Key{
-		{Name: group + "rate", Feature: "traffic", Form: "rate, 1kbit..1000tbit", Example: "50mbit", Meaning: "guaranteed bandwidth " + way, Built: built,
+		{Name: group + "rate", Feature: "traffic", Form: "rate, 1kbit..1000tbit", Example: "50mbit", Meaning: "guaranteed bandwidth " + way,
 			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Rate }), show: func(s Settings) string { return rateText(net(&s).Rate) }},
-		{Name: group + "ceil", Feature: "traffic", Form: "rate, 1kbit..1000tbit", Example: "200mbit", Default: "the link", Meaning: "upper bound on bandwidth " + way, Built: built,
+		{Name: group + "ceil", Feature: "traffic", Form: "rate, 1kbit..1000tbit", Example: "200mbit", Default: "the link", Meaning: "upper bound on bandwidth " + way,
 			parse: parseRateKey(func(s *Settings) *uint64 { return &net(s).Ceil }), show: func(s Settings) string { return rateText(net(&s).Ceil) }},
-		{Name: group + "weight", Feature: "traffic", Form: "1..10000", Example: "2", Default: "1", Meaning: "share of what is not guaranteed, " + way, Built: built,
+		{Name: group + "weight", Feature: "traffic", Form: "1..10000", Example: "2", Default: "1", Meaning: "share of what is not guaranteed, " + way,
 			parse: parseWeight(func(s *Settings) *uint32 { return &net(s).Weight })},
-		{Name: group + "priority", Feature: "traffic", Form: "0..65535, the smaller is served first", Example: "1", Meaning: "order for idle bandwidth, " + way, Built: built,
+		{Name: group + "priority", Feature: "traffic", Form: "0..65535, the smaller is served first", Example: "1", Meaning: "order for idle bandwidth, " + way,
 			parse: func(v string) (setter, error) {
 				n, err := parseInteger(v, 0, maxPriority)
 				return func(s *Settings) { p := int(n); net(s).Priority = &p }, err
 			}},
-		{Name: group + "latency", Feature: "traffic", Form: "time, 10us..10s", Example: "2ms", Meaning: "bound on the queueing delay that this host adds, " + way, Built: built,
+		{Name: group + "latency", Feature: "traffic", Form: "time, 10us..10s", Example: "2ms", Meaning: "bound on the queueing delay that this host adds, " + way,
 			parse: func(v string) (setter, error) {
 				d, err := ParseDuration(v)
 				if err == nil && (d < minLatency || d > maxLatency) {
@@ -139,7 +137,7 @@ func netKeys(group, way string, net func(*Settings) *Net) []Key {
 				}
 				return func(s *Settings) { net(s).Latency = d }, err
 			}, show: func(s Settings) string { return net(&s).Latency.String() }},
-		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Example: "on", Meaning: "whether packets of others may be cut into frames for that bound, " + way, Built: built,
+		{Name: group + "latency.split", Feature: "traffic", Form: "off, on; off if it is not set", Example: "on", Host: true, Meaning: "whether packets of others may be cut into frames for that bound, " + way,
 			parse: parseOnOff(func(s *Settings) *bool { return &net(s).Split }), show: func(s Settings) string { return onOffText(net(&s).Split) }},
 	}
 }

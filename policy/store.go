@@ -11,19 +11,19 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Store keeps the last good Policy of a directory and, for each container, the
-// last good value of each key. Its methods may be called from any goroutine.
+// Store keeps the last good Policy of a directory and, for each container, the last good value of
+// each key. Its methods may be called from any goroutine.
 type Store struct {
 	dir   string
 	now   func() time.Time
-	poll  time.Duration // how often Watch looks without being told
-	burst time.Duration // for how long Watch waits for who writes
+	poll  time.Duration // how often Watch looks without an event
+	burst time.Duration // how long Watch waits for a writer
 
 	reload sync.Mutex // one load at a time
 
 	mu     sync.Mutex
 	policy *Policy
-	good   Kept              // what policy was read from, if anything
+	good   Kept              // the source of policy, if any
 	digest [sha256.Size]byte // of what the last load read
 	loaded bool              // there was a load
 	last   map[container.ID]layer
@@ -31,21 +31,21 @@ type Store struct {
 
 	trusting bool // see TrustImages
 
-	matched []time.Time // when each rule of policy held for a container, or began to be in force
-	ran     time.Time   // when a container was last seen to run that policy could have matched
+	matched []time.Time // when each rule of policy last matched a container, or came into force
+	ran     time.Time   // when a container that policy could have matched was last running
 
 	overrides map[container.ID]layer // set by hand
 }
 
-// Status tells how the last load of a Store went.
+// Status is the result of the last load of a Store.
 type Status struct {
 	Dir         string
 	Files       []string  // of the policy in force, in order of precedence
 	Policies    int       // in force
 	LastLoad    time.Time // when the directory was last read, with or without success
-	LastSuccess time.Time // when the policy in force was read, by whichever Store; zero if none ever was
+	LastSuccess time.Time // when the policy in force was read, by any Store; zero if there was none
 	Err         error     // of the last load, a [Problems]; nil if it succeeded
-	Idle        []Idle    // the policies that have matched no container for IdleAfter
+	Idle        []Idle    // the policies without a match for IdleAfter
 	WatchErr    error     // why changes are noticed late, by polling; nil if they are not
 }
 
@@ -53,14 +53,14 @@ type Status struct {
 type Idle struct {
 	File  string
 	Line  int
-	Since time.Time // when it last matched one, or began to be in force
+	Since time.Time // of its last match, or when it came into force
 }
 
-// IdleAfter is for how long a policy has to match nothing to be told.
+// IdleAfter is how long a policy must match nothing to be reported.
 const IdleAfter = time.Hour
 
-// NewStore makes a Store with the empty policy; Reload fills it. now is the
-// clock for Status; nil: time.Now.
+// NewStore makes a Store with the empty policy; Reload fills it. now is the clock for Status; nil:
+// time.Now.
 func NewStore(dir string, now func() time.Time) *Store {
 	if now == nil {
 		now = time.Now
@@ -68,12 +68,12 @@ func NewStore(dir string, now func() time.Time) *Store {
 	return &Store{dir: dir, now: now, poll: 30 * time.Second, burst: time.Second, policy: &Policy{}, last: map[container.ID]layer{}, status: Status{Dir: dir}}
 }
 
-// TrustImages makes the labels of images count as their containers' own, for hosts
-// where whoever builds images may set policy. A container's label of the same name
-// counts before them. It is to be called before all else.
+// TrustImages makes the labels of images count as their containers' own, for hosts where the
+// builders of images may set policy. A container's label of the same name takes precedence. Call it
+// before anything else.
 func (s *Store) TrustImages() { s.trusting = true }
 
-// own gives c with the labels that are its operator's.
+// own returns c with only its operator's labels.
 func (s *Store) own(c container.Container) container.Container {
 	if s.trusting && len(c.ImageLabels) > 0 {
 		labels := maps.Clone(c.ImageLabels)
@@ -83,18 +83,17 @@ func (s *Store) own(c container.Container) container.Container {
 	return c
 }
 
-// Reload reads the directory. If all of it is valid, it is in force from now
-// on; else the last good policy stays, that of an earlier Store too (see Recall),
-// and the error is a [Problems]. If there never was a good one, labels do not
-// count either: the files may deny them.
+// Reload reads the directory. If all of it is valid, it is in force from now on; else the last good
+// policy stays, also that of an earlier Store (see Recall), and the error is a [Problems]. If there
+// never was a good one, labels do not count either: the files may deny them.
 func (s *Store) Reload() error {
 	_, _, err := s.load(true, aWriter)
 	return err
 }
 
-// load reads the directory and reports whether that was news. Without force,
-// what was read the last time is not parsed again. Where a writer is found that is
-// more than what is accepted, all stays as it is, if there was a load.
+// load reads the directory and reports whether it has changed. Without force, unchanged content is
+// not parsed again. If it finds more of a writer than accept, and there was a load, it changes
+// nothing.
 func (s *Store) load(force bool, accept writer) (news bool, found writer, err error) {
 	s.reload.Lock()
 	defer s.reload.Unlock()
@@ -119,14 +118,14 @@ func (s *Store) load(force bool, accept writer) (news bool, found writer, err er
 	if err == nil {
 		s.use(p, files, s.status.LastLoad, s.status.LastLoad)
 	} else if s.status.LastSuccess.IsZero() {
-		// One of the files may deny labels, so nobody may use them yet.
-		s.policy = &Policy{rules: []rule{{deny: "the policy files are broken, and may deny labels"}}}
+		// A file may deny labels, so none may count yet.
+		s.policy = &Policy{rules: []rule{{trust: trust{deny: "the policy files are broken, and may deny labels"}}}}
 		s.matched = []time.Time{s.status.LastLoad}
 	}
 	return !known, found, err
 }
 
-// use puts a good policy in force, read at the time when. The caller holds s.mu.
+// use puts a good policy in force, which was read at when. The caller holds s.mu.
 func (s *Store) use(p *Policy, files []file, when, now time.Time) {
 	was := s.policy.rules
 	matched := make([]time.Time, len(p.rules))
@@ -148,7 +147,7 @@ func (s *Store) use(p *Policy, files []file, when, now time.Time) {
 // Kept is the last good policy as it was read, for the next Store.
 type Kept struct {
 	Dir   string     `json:"dir"`
-	When  time.Time  `json:"when"` // it was read; zero: there was none
+	When  time.Time  `json:"when"` // of the read; zero: there was none
 	Files []KeptFile `json:"files"`
 }
 
@@ -158,16 +157,16 @@ type KeptFile struct {
 	Text string `json:"text"`
 }
 
-// Kept gives the last good policy, for the Recall of a later Store.
+// Kept returns the last good policy, for the Recall of a later Store.
 func (s *Store) Kept() Kept {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.good
 }
 
-// Recall puts the last good policy of an earlier Store in force, until a load
-// succeeds. One of another directory is left out, and so is one that is not valid
-// any more, of which the error tells. It is to be called before the first load.
+// Recall puts the last good policy of an earlier Store in force, until a load succeeds. It ignores
+// one of another directory, and returns an error for one that is no longer valid. Call it before
+// the first load.
 func (s *Store) Recall(k Kept) error {
 	if k.Dir != s.dir || k.When.IsZero() {
 		return nil
@@ -186,14 +185,14 @@ func (s *Store) Recall(k Kept) error {
 	return nil
 }
 
-// Policy is the policy in force.
+// Policy returns the policy in force.
 func (s *Store) Policy() *Policy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.policy
 }
 
-// Status tells how the last load went.
+// Status returns the result of the last load.
 func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,11 +205,10 @@ func (s *Store) Status() Status {
 	return st
 }
 
-// Resolve is [Policy.Resolve] with memory. Where a label is broken, the last
-// good label of the same container and key stands in for it; where sources
-// contradict each other, the values that were last in force do. Only without
-// such values does it fall back as Policy.Resolve does. The memory of a
-// container that is not among containers is dropped.
+// Resolve is [Policy.Resolve] with memory. The last good label of the same container and key
+// replaces a broken one; values that were last in force replace contradictions. Only without such
+// values does it fall back like Policy.Resolve. It drops the memory of containers that are not
+// among containers.
 func (s *Store) Resolve(containers []container.Container) ([]Target, []Problem) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

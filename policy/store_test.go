@@ -128,8 +128,7 @@ func TestReloadKeepsLastGood(t *testing.T) {
 	}
 }
 
-// TestReloadNeverGood: as long as no one knows whether labels are denied, they
-// are.
+// TestReloadNeverGood: as long as no one knows whether labels are denied, they are.
 func TestReloadNeverGood(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), "broken: 1\n")
@@ -152,9 +151,8 @@ func TestReloadNeverGood(t *testing.T) {
 	}
 }
 
-// netcpuOf is what the policy of s sets for any container.
-// TestIdle: a policy that matches nothing for an hour is told, while there is
-// something that it could match.
+// netcpuOf is what the policy of s sets for any container. TestIdle: a policy that matches nothing
+// for an hour is reported, while there is anything that it could match.
 func TestIdle(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")
@@ -198,8 +196,8 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// TestRecall: the last good policy of an earlier Store is in force while there is no
-// newer one, and is told as what it is.
+// TestRecall: the last good policy of an earlier Store is in force while there is no newer one, and
+// is reported as such.
 func TestRecall(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")
@@ -293,8 +291,7 @@ func TestStoreKeepsLastGoodSettings(t *testing.T) {
 	}
 }
 
-// watch runs s.Watch and gives a function that waits until cond holds, woken by
-// onChange alone.
+// watch runs s.Watch and gives a function that waits until cond holds, woken by onChange alone.
 func watch(t *testing.T, s *Store) (await func(what string, cond func() bool)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -417,8 +414,7 @@ func TestWatchLinkedDirectory(t *testing.T) {
 	await("a file of the second release", func() bool { return netcpuOf(s) == NetCPUCharge })
 }
 
-// TestWatchPolls changes the target of a link that lies elsewhere: no event
-// tells of it.
+// TestWatchPolls changes the target of a link elsewhere, without an event.
 func TestWatchPolls(t *testing.T) {
 	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "x")
 	write(t, elsewhere, all("netcpu: auto"))
@@ -431,8 +427,8 @@ func TestWatchPolls(t *testing.T) {
 	await("the change", func() bool { return netcpuOf(s) == NetCPUIsolate })
 }
 
-// TestWatchReportsNews: looking alone is no change, nor is a file that is
-// written again with what it had.
+// TestWatchReportsNews: looking alone is no change, nor is a file that is written again with what
+// it had.
 func TestWatchReportsNews(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "a.yaml")

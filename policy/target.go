@@ -17,18 +17,29 @@ const (
 	NetCPUAuto    NetCPU = "auto"
 )
 
-// Net is what a container is due of the network in one direction. Zero means
-// that nothing was asked for.
+// Net is what a container is due of the network in one direction. Zero means not asked for.
 type Net struct {
 	Rate     uint64        // guaranteed, bit/s
 	Ceil     uint64        // upper bound, bit/s
 	Weight   uint32        // share of what is not guaranteed
 	Priority *int          // order for idle bandwidth; nil if not set
 	Latency  time.Duration // bound on the queueing delay that this host adds
-	// Split allows that packets of others are cut into frames where Latency cannot
-	// be kept else. It is false without a Latency.
+	// Split allows cutting packets of others into frames if Latency requires it. It is false
+	// without a Latency.
 	Split bool
 }
+
+// Help is what is done for a container's own tasks where it has reserved something.
+type Help string
+
+// The ways, each more than the one before. HelpAuto is the default.
+const (
+	HelpOff      Help = "off"
+	HelpAuto     Help = "auto"     // off, until a reservation is missed for want of CPU
+	HelpWeight   Help = "weight"   // the largest weight among its siblings, and short slices
+	HelpRealtime Help = "realtime" // and its threads are real-time, within a budget
+	HelpTurns    Help = "turns"    // or are so in turns: for the budget's part of each tenth of a second
+)
 
 // Yield is how a container makes way for the reservations of others.
 type Yield string
@@ -37,12 +48,12 @@ type Yield string
 const (
 	YieldOff   Yield = "off"
 	YieldAuto  Yield = "auto"  // off, until it is in the way of a reservation
-	YieldIdle  Yield = "idle"  // its tasks run while nobody else wants the CPU
+	YieldIdle  Yield = "idle"  // its tasks run only on idle CPU time
 	YieldQuota Yield = "quota" // and for a part of the time only
 )
 
-// Interrupts says where the interrupts of the network are served, for the sake of the disks
-// that a container has reserved.
+// Interrupts is where the interrupts of the network are served, for the sake of a container's
+// reserved disks.
 type Interrupts string
 
 // The ways. InterruptsOff changes nothing on the host and is the default.
@@ -61,16 +72,16 @@ type IO struct {
 	MaxReadBytes, MaxWriteByte uint64 // cap, bytes/s (max)
 }
 
-// Settings are the values that policy gives one container. The zero value is
-// the default: observe, and nothing changed.
+// Settings are policy's values for one container. The zero value is the default: observe, and
+// nothing changed.
 type Settings struct {
 	Egress, Ingress Net
 	NetCPU          NetCPU // "" is observe
 	// NetCPUReserve is the T of Iron, in parts of 1; nil: the default of the
 	// feature.
 	NetCPUReserve *float64
-	// NetCPUSteal is what packets may take of a CPU from others before auto
-	// isolates the container, in parts of 1; nil: the default of the feature.
+	// NetCPUSteal is the CPU time that packets may take from others before auto isolates the
+	// container, in parts of 1; nil: the default of the feature.
 	NetCPUSteal *float64
 	Latency     *bool // nil: the default of the feature
 	Overlay     *bool
@@ -78,37 +89,47 @@ type Settings struct {
 	IO          []IO
 	IOYield     Yield // "" is off
 	Interrupts  Interrupts
+	IOHelp      Help // "" is auto
 	// Realtime is the CPU time in each second of each CPU in which the container's
 	// threads run before all ordinary ones; 0 is none.
 	Realtime time.Duration
-	// RealtimeAuto is in place of Realtime: as much as the reservations need, by the
-	// profiles of their disks.
+	// RealtimeAuto replaces Realtime: as much as the reservations need, by the profiles of their
+	// disks.
 	RealtimeAuto bool
 }
 
-// Origin says where a value comes from, for explain: the file and line, or the
-// label, that set it.
+// Origin is the source of a value, for explain: the file and line, or the label.
 type Origin struct {
 	Key   string // as in the schema: "fairlead.netcpu"
 	Value string // as written
 	From  string // "label", "annotation", "image label", "controller", that of an Override, or the path of a file
 	Line  int    // in the file; 0 otherwise
 
-	// Of a controller: what policy says in this place, as String gives it, and
-	// why and since when it is decided otherwise.
+	// Of a controller: the value of policy that is replaced, as String formats it, and the reason
+	// and the start of the decision.
 	Instead string
 	Reason  string
 	Since   time.Time
 }
 
-// Target is what one container is due now. Package agent hands it to every
-// feature; a feature reads its own part of Settings.
+// Target is what one container is due now. Package agent passes it to every feature; a feature
+// reads its own part of Settings.
 type Target struct {
 	Container container.Container
 	Settings  Settings
 	Origins   []Origin // one for each key that is set, sorted by key
+	// Refused are the labels that ask for what labels of this container do not count
+	// for. They are among its Problems, too.
+	Refused []Problem
 
-	// Expiry is when the Target lapses, for a controller's decision; zero for
-	// policy, which holds until it is changed.
+	// Expiry is when the Target lapses, for a controller's decision; zero for policy, which holds
+	// until it is changed.
 	Expiry time.Time
+	// Decided says of the keys that a controller has decided about when that lapses.
+	Decided map[string]time.Time
 }
+
+// Until is when what t says for a key, as in the schema ("fairlead.netcpu"), lapses: with
+// the decision, if one was made about it. What policy itself says holds until it is changed
+// (zero), whatever is decided about other keys.
+func (t Target) Until(key string) time.Time { return t.Decided[key] }

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// unit is a suffix and what one of it amounts to.
+// unit is a suffix with its value.
 type unit struct {
 	suffix string
 	num    uint64 // in base units
 	den    uint64 // divides num; 0 is 1
 }
 
-// Unit says how one kind of value is written, for people.
+// Unit is the form of one kind of value, for people.
 type Unit struct{ Name, Forms string }
 
 // Units lists the kinds of values that have units.
@@ -30,18 +30,17 @@ func Units() []Unit {
 	}
 }
 
-// measure is what a kind of quantity may be written in.
+// measure is the units of a kind of quantity.
 type measure struct {
 	units []unit
 	names string // of the units, for people
 	exact bool   // case matters
-	// hint says what to write in place of a unit that is none; "" is nothing better
-	// than the names. nil: always.
+	// hint suggests a replacement for an unknown unit; "" means the names. nil: always.
 	hint func(number, suffix string) string
 }
 
-// rateUnits are those of tc(8), in bit/s, without its "bps", which are bytes per
-// second there and bits everywhere else.
+// rateUnits are those of tc(8), in bit/s, without its "bps", which are bytes per second there and
+// bits everywhere else.
 var rateUnits = []unit{
 	{"", 1, 0}, {"bit", 1, 0},
 	{"kbit", 1e3, 0}, {"mbit", 1e6, 0}, {"gbit", 1e9, 0}, {"tbit", 1e12, 0},
@@ -57,43 +56,40 @@ var sizeUnits = []unit{
 
 var timeUnits = []unit{{"us", 1e3, 0}, {"ms", 1e6, 0}, {"s", 1e9, 0}}
 
-// bandwidthUnits are the suffixes of a Kubernetes quantity, in bit/s. They are
-// case-sensitive.
+// bandwidthUnits are the suffixes of a Kubernetes quantity, in bit/s. They are case-sensitive.
 var bandwidthUnits = []unit{
 	{"m", 1, 1000}, {"", 1, 0}, {"k", 1e3, 0}, {"M", 1e6, 0}, {"G", 1e9, 0}, {"T", 1e12, 0}, {"P", 1e15, 0}, {"E", 1e18, 0},
 	{"Ki", 1 << 10, 0}, {"Mi", 1 << 20, 0}, {"Gi", 1 << 30, 0}, {"Ti", 1 << 40, 0}, {"Pi", 1 << 50, 0}, {"Ei", 1 << 60, 0},
 }
 
-// ParseRate reads a bandwidth in the units of tc(8), whatever their case, and
-// gives bit/s: "50mbit", "1.5gbit", "64kibit". A bare number is bit/s. Decimal
-// fractions are exact; a fraction of a bit is dropped. There are no signs,
-// exponents or blanks. "10mbps" is an error, which says how to write either of
-// the two things that people mean by it.
+// ParseRate reads a bandwidth in the units of tc(8), in any case, and returns bit/s: "50mbit",
+// "1.5gbit", "64kibit". A bare number is bit/s. Decimal fractions are exact; a fraction of a bit is
+// dropped. There are no signs, exponents or blanks. "10mbps" is an error, which suggests both
+// possible meanings.
 func ParseRate(s string) (uint64, error) {
 	return parseQuantity(s, measure{units: rateUnits, names: "bit, kbit, mbit, gbit, tbit, kibit..tibit", hint: rateHint})
 }
 
-// FormatRate gives bitsPerSecond in the largest decimal unit that leaves no
-// fraction. ParseRate reads it back exactly.
+// FormatRate returns bitsPerSecond in the largest decimal unit that leaves no fraction. ParseRate
+// reads it back exactly.
 func FormatRate(bitsPerSecond uint64) string {
 	return format(bitsPerSecond, rateUnits[1:6])
 }
 
-// ParseSize reads a size in the units of tc(8), whatever their case, and gives
-// bytes: "50mb" and "50m" are 50 MiB. A bare number is bytes.
+// ParseSize reads a size in the units of tc(8), in any case, and returns bytes: "50mb" and "50m"
+// are 50 MiB. A bare number is bytes.
 func ParseSize(s string) (uint64, error) {
 	return parseQuantity(s, measure{units: sizeUnits, names: "b, k, kb, m, mb, g, gb, kbit, mbit, gbit", hint: sizeHint})
 }
 
-// FormatSize gives bytes in the largest unit that leaves no fraction.
-// ParseSize reads it back exactly.
+// FormatSize returns bytes in the largest unit that leaves no fraction. ParseSize reads it back
+// exactly.
 func FormatSize(bytes uint64) string {
 	return format(bytes, []unit{{"b", 1, 0}, {"kb", 1 << 10, 0}, {"mb", 1 << 20, 0}, {"gb", 1 << 30, 0}})
 }
 
-// ParseDuration reads a time with one of the units us, ms and s: "2ms",
-// "0.5s". A number without a unit is refused. What is less than a nanosecond
-// is dropped.
+// ParseDuration reads a time with one of the units us, ms and s: "2ms", "0.5s". A number without a
+// unit is refused. Less than a nanosecond is dropped.
 func ParseDuration(s string) (time.Duration, error) {
 	ns, err := parseQuantity(s, measure{units: timeUnits, names: "us, ms, s"})
 	if err == nil && ns > 1<<63-1 {
@@ -102,12 +98,12 @@ func ParseDuration(s string) (time.Duration, error) {
 	return time.Duration(ns), err
 }
 
-// percentUnits are what a percentage may end in, in millionths.
+// percentUnits are the endings of a percentage, in millionths.
 var percentUnits = []unit{{suffix: "%", num: 10_000}, {suffix: "", num: 10_000}}
 
-// ParsePercent reads a percentage, with or without its sign, and gives it in
-// parts of 1: "5%" and "5" are 0.05. Decimal fractions are read to a millionth;
-// there are no signs, exponents or blanks, and nothing is above 100%.
+// ParsePercent reads a percentage, with or without its sign, and returns it in parts of 1: "5%" and
+// "5" are 0.05. Decimal fractions are read to a millionth; there are no signs, exponents or blanks,
+// and no value exceeds 100%.
 func ParsePercent(s string) (float64, error) {
 	n, err := parseQuantity(s, measure{units: percentUnits, names: "%"})
 	if err == nil && n > 1_000_000 {
@@ -136,7 +132,7 @@ func parseBandwidth(s string) (uint64, error) {
 	return parseQuantity(s, measure{units: bandwidthUnits, exact: true, names: "a Kubernetes quantity of bits per second: k, M, G, T, P, Ki, Mi, Gi, Ti, Pi"})
 }
 
-// maxNumber bounds the digits of a number; 2^64 has 20.
+// maxNumber limits the digits of a number; 2^64 has 20.
 const maxNumber = 40
 
 func parseQuantity(s string, m measure) (uint64, error) {

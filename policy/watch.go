@@ -13,23 +13,21 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A burst of events is over after quiet without one, once nobody has a file open
-// for writing: half a file may be valid, and mean less. Where the kernel does not
-// tell who has, it takes longer. In any case it is over after Store.burst.
+// A burst of events ends after quiet without one, once no process has a file open for writing: half
+// a file may be valid, and mean less. If the kernel does not report writers, it takes longer. It
+// ends after Store.burst in any case.
 const (
 	quiet        = 20 * time.Millisecond
 	quietUnknown = 100 * time.Millisecond
 )
 
-// Watch reloads when the directory changes, until ctx ends, and calls onChange
-// after each load that read something new, be it valid or not (see Status). It
-// loads at once if there was no load yet. The directory need not exist, and it
-// may be replaced as a whole; files may be written, renamed, or swapped
-// through a symbolic link, as Kubernetes does with a ConfigMap.
+// Watch reloads when the directory changes, until ctx ends, and calls onChange after each load of
+// changed content, valid or not (see Status). It loads at once if there was no load yet. The
+// directory need not exist, and it may be replaced as a whole; files may be written, renamed, or
+// swapped through a symbolic link, as Kubernetes does with a ConfigMap.
 //
-// Events only say when to look: what counts is the content. As events get
-// lost, Watch looks every 30 s in any case; without inotify (Status.WatchErr)
-// that is all it does. It returns ctx.Err().
+// Events only start a look: the content counts. As events get lost, Watch looks every 30 s in any
+// case; without inotify (Status.WatchErr) that is all it does. It returns ctx.Err().
 func (s *Store) Watch(ctx context.Context, onChange func()) error {
 	w, err := newWatcher(s.dir)
 	s.setWatchErr(err)
@@ -52,13 +50,13 @@ func (s *Store) Watch(ctx context.Context, onChange func()) error {
 		case now.Sub(last) >= quietUnknown:
 			accept = unknownWriter
 		}
-		// Only now: a change after the look finds the watch in place.
+		// After the watches, so that no change is missed.
 		news, found, _ := s.load(false, accept)
 		if news {
 			onChange()
 		}
 		if found > accept {
-			settled.Reset(quiet) // no event tells of who closes a file
+			settled.Reset(quiet) // no event reports the end of a writer
 			return
 		}
 		since = time.Time{}
@@ -98,8 +96,8 @@ func (s *Store) setWatchErr(err error) {
 	s.status.WatchErr = err
 }
 
-// watcher aims inotify at a directory that comes and goes: at the directory
-// itself and at the nearest ancestor that exists.
+// watcher aims inotify at a directory that comes and goes: at the directory itself and at its
+// nearest existing ancestor.
 type watcher struct {
 	dir    string // absolute
 	notify *fsnotify.Watcher
@@ -129,7 +127,7 @@ func (w *watcher) close() {
 	}
 }
 
-// aim brings the watches to where they belong now.
+// aim updates the watches.
 func (w *watcher) aim() error {
 	if w.notify == nil {
 		return w.err
@@ -149,10 +147,10 @@ func (w *watcher) aim() error {
 	}
 	alive := w.notify.WatchList()
 	for name, old := range w.aimed {
-		// The watch follows the old inode of a directory that was replaced, and
-		// is gone with one that was removed, even if the inode is in use again.
+		// The watch follows the old inode of a replaced directory, and is gone with a removed one,
+		// even if the inode is in use again.
 		if st, ok := want[name]; !ok || !os.SameFile(st, old) || !slices.Contains(alive, name) {
-			// An error here is that the watch went with its directory.
+			// An error means that the watch went with its directory.
 			_ = w.notify.Remove(name)
 			delete(w.aimed, name)
 		}
@@ -171,8 +169,7 @@ func (w *watcher) aim() error {
 	return errors.Join(errs...)
 }
 
-// concerns reports whether an event at path can matter: below the directory,
-// or on the way to it.
+// concerns reports whether an event at path can matter: below the directory, or on the way to it.
 func (w *watcher) concerns(path string) bool {
 	return path == w.dir || strings.HasPrefix(path, w.dir+"/") || strings.HasPrefix(w.dir, strings.TrimSuffix(path, "/")+"/")
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWatchWriter: what somebody still writes is not read, though it would be
-// valid, until the file is closed; what nobody closes is read after a while.
+// TestWatchWriter: a file that is being written is not read, though it would be valid, until it is
+// closed; one that is never closed is read after a while.
 func TestWatchWriter(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -27,7 +27,7 @@ func TestWatchWriter(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir+"/a.yaml", all("netcpu: auto")+"---\n"+all("net.weight: 2"))
-			write(t, dir+"/empty.yaml", "") // for good, which is nobody's beginning
+			write(t, dir+"/empty.yaml", "") // complete: not a beginning of another
 			s := NewStore(dir, time.Now)
 			s.poll, s.burst = time.Hour, c.burst
 			type state struct {
@@ -79,8 +79,8 @@ func TestWatchWriter(t *testing.T) {
 	}
 }
 
-// TestWatchNoLease: where the kernel does not tell who writes, what is written is
-// read all the same.
+// TestWatchNoLease: where the kernel does not tell who writes, what is written is read all the
+// same.
 func TestWatchNoLease(t *testing.T) {
 	dir := t.TempDir()
 	a := filepath.Join(dir, "a.yaml")
@@ -110,7 +110,7 @@ func TestWatchNoLease(t *testing.T) {
 	}
 	<-calls
 	if os.Geteuid() != 0 {
-		return // what follows needs a file of somebody else's to write to
+		return // the rest needs a foreign file to write to
 	}
 	write(t, a, all("netcpu: isolate"))
 	for deadline, got := time.After(90*time.Second), NetCPU(""); got != NetCPUIsolate; {

@@ -15,16 +15,15 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// maxDepth bounds brackets, and list dashes on one line: the parser recurses.
-// The schema needs 4.
+// maxDepth limits brackets, and list dashes on one line: the parser recurses. The schema needs 4.
 const maxDepth = 16
 
-// maxTokens bounds the words and signs of a file: the parser's time grows with
-// their square. A thousand short policies fit.
+// maxTokens limits the tokens of a file: the parser's time grows with their square. A thousand
+// short policies fit.
 const maxTokens = 20000
 
-// parse gives the bodies of the documents in data, and reports what is no
-// YAML or a part of YAML that policy files do without.
+// parse returns the bodies of the documents in data, and reports invalid YAML and parts of YAML
+// that policy files do without.
 func (r *reader) parse(data []byte) (docs []ast.Node) {
 	// The lexer miscounts lines that end in CR LF.
 	data = bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n"))
@@ -32,7 +31,7 @@ func (r *reader) parse(data []byte) (docs []ast.Node) {
 		r.problem(at, "", "", "%s", what)
 		return nil
 	}
-	// The parser is not ours, and a file is only as good as its author.
+	// The parser is not ours, and the file is untrusted.
 	defer func() {
 		if p := recover(); p != nil {
 			r.problem(place{line: 1, column: 1}, "", "", "is not YAML: %s", printable(fmt.Sprint(p)))
@@ -67,7 +66,7 @@ func (r *reader) parse(data []byte) (docs []ast.Node) {
 	return docs
 }
 
-// unfit says what makes data no text that could be policy, and where.
+// unfit returns why data cannot be policy, and where.
 func unfit(data []byte) (place, string) {
 	if len(data) > MaxFileSize {
 		return place{line: 1, column: 1}, errTooLarge.Error()
@@ -89,8 +88,8 @@ func unfit(data []byte) (place, string) {
 	return place{}, ""
 }
 
-// unwanted reports the parts of YAML that could make a file mean something
-// else than it looks like, or exhaust the parser.
+// unwanted reports the parts of YAML that could give a file another meaning than it appears to
+// have, or exhaust the parser.
 func (r *reader) unwanted(tokens token.Tokens) {
 	depth, dashes, line := 0, 0, 0
 	for i, tk := range tokens {
@@ -129,7 +128,7 @@ func (r *reader) unwanted(tokens token.Tokens) {
 	}
 }
 
-// printable gives s in one line that is safe to print.
+// printable returns s in one line that is safe to print.
 func printable(s string) string {
 	s, _, _ = strings.Cut(s, "\n")
 	if len(s) > 200 {
