@@ -25,16 +25,4 @@ struct {
 	__type(value, __s64);
 } fl_charges SEC(".maps");
 
-/*
- * Slot of the tenant whose packet was dropped last on this CPU, written by the
- * program that dropped it: a packet that ends at an uplink shows up at no veth.
- * 0: nobody's.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} fl_dropped SEC(".maps");
-
 #endif

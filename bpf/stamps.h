@@ -71,11 +71,7 @@ static __always_inline int put_stamp(void *map, __u64 key, __u64 now)
 	return 1;
 }
 
-/*
- * When it began, 0 if that is not known, or so long ago that it was another of this key;
- * it is forgotten by this.
- */
-static __always_inline __u64 take_stamp(void *map, __u64 key, __u64 now)
+static __always_inline __u64 stamp(void *map, __u64 key, __u64 now, int take)
 {
 	struct stamps *r = stamps_of(map, key);
 	__u64 since;
@@ -86,10 +82,26 @@ static __always_inline __u64 take_stamp(void *map, __u64 key, __u64 now)
 		if (r->key[i] != key)
 			continue;
 		since = r->since[i];
-		r->key[i] = 0;
+		if (take)
+			r->key[i] = 0;
 		return dead(since, now) || since > now ? 0 : since;
 	}
 	return 0;
+}
+
+/*
+ * When it began, 0 if that is not known, or so long ago that it was another of this key;
+ * it is forgotten by this.
+ */
+static __always_inline __u64 take_stamp(void *map, __u64 key, __u64 now)
+{
+	return stamp(map, key, now, 1);
+}
+
+/* The same, and it stays. */
+static __always_inline __u64 look_stamp(void *map, __u64 key, __u64 now)
+{
+	return stamp(map, key, now, 0);
 }
 
 #endif

@@ -11,25 +11,24 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// What an engine says of a container holds labels without bound, which whoever built
-// its image wrote: a list holds those of all containers, an event those of one. So
-// lists and events are read in outline, and the answer about one container or image up
-// to a bound.
+// An engine's answer about a container holds unbounded labels, which the builder of its image
+// wrote: a list holds those of all containers, an event those of one. So lists and events are read
+// in outline, and the answer about one container or image up to a bound.
 const (
-	maxAnswer  = maxBlob  // bytes of the answer about one container or image
-	maxOutline = 32 << 20 // bytes of a list in outline
+	maxAnswer  = maxBlob // bytes of the answer about one container or image
+	maxOutline = 8 << 20 // bytes of a list in outline
 
-	outlineDepth = 2 // of what an outline shows: a container in a list, the actor of an event
+	outlineDepth = 2 // depth of an outline: a container in a list, the actor of an event
 )
 
-// errAnswer means that an answer is longer than what is read of one.
+// errAnswer means that an answer is longer than the bound.
 var errAnswer = errors.New("the answer is longer than what is read of one")
 
-// limit gives what of an answer's body is read.
+// limit returns the part of an answer's body to read.
 type limit func(*http.Request, io.Reader) io.Reader
 
-// engineClient makes a client for the Docker Engine API at host that reads bodies
-// through limit. Call close once it is not used any more.
+// engineClient makes a client for the Docker Engine API at host that reads bodies through limit.
+// The caller calls closeIdle after the last use.
 func engineClient(host string, limit limit) (c *client.Client, closeIdle func(), err error) {
 	at, err := client.ParseHostURL(host)
 	if err != nil {
@@ -64,10 +63,10 @@ func (l limiting) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// whole is a limit that leaves an answer as it is.
+// whole is a limit that keeps an answer as it is.
 func whole(_ *http.Request, body io.Reader) io.Reader { return &atMost{body, maxAnswer} }
 
-// inOutline is a limit that leaves the outline of an answer. Events have no end.
+// inOutline is a limit that keeps the outline of an answer. Events have no end.
 func inOutline(req *http.Request, body io.Reader) io.Reader {
 	out := &outline{r: body}
 	if strings.HasSuffix(req.URL.Path, "/events") {
@@ -90,15 +89,15 @@ func (a *atMost) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// outline reads JSON with the objects and arrays deeper than outlineDepth empty, and
-// strings cut after maxName bytes.
+// outline reads JSON with the objects and arrays deeper than outlineDepth empty, and strings cut
+// after maxName bytes.
 type outline struct {
 	r      io.Reader
 	depth  int
 	text   bool // in a string
 	length int  // of that string
-	cut    bool // the rest of it is left out
-	escape int  // what is to come of an escape sequence: 5: its letter, 4 to 1: digits
+	cut    bool // its rest is left out
+	escape int  // remaining bytes of an escape sequence: 5: its letter, 4 to 1: digits
 }
 
 func (o *outline) Read(p []byte) (int, error) {
@@ -124,7 +123,7 @@ func (o *outline) keep(c byte) bool {
 			o.text, o.length = true, 0
 		case '{', '[':
 			o.depth++
-			return shown // what is in there may not be
+			return shown // the contents may be invalid
 		case '}', ']':
 			o.depth--
 			return o.depth <= outlineDepth

@@ -116,8 +116,8 @@ func imageOf(labels map[string]string) map[string]any {
 	return map[string]any{"Os": "linux", "Architecture": "amd64", "Config": map[string]any{"Labels": labels}}
 }
 
-// report runs the source of an engine until a report is as it should be, and gives
-// its records by name.
+// report runs the source of an engine until a report is as it should be, and gives its records by
+// name.
 func (e *fakeEngine) report(t *testing.T, ok func(Report) bool) map[string]Record {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -158,8 +158,7 @@ func labelsOf(n, size int) map[string]string {
 	return labels
 }
 
-// TestEngineBounded has images whose labels are larger than what is read of one, or than
-// what is kept.
+// TestEngineBounded has images with labels larger than what is read of one, or than what is kept.
 func TestEngineBounded(t *testing.T) {
 	monster, large := labelsOf(20, maxAnswer/16), labelsOf(MaxLabels, 2000)
 	own := map[string]string{"fairlead.net.weight": "2"}
@@ -188,8 +187,8 @@ func TestEngineBounded(t *testing.T) {
 	}
 }
 
-// TestEngineLongList has a list, and an event, that are larger than what is read in
-// outline, but for the labels.
+// TestEngineLongList has a list, and an event, that are larger than what is read in outline, but
+// for the labels.
 func TestEngineLongList(t *testing.T) {
 	monster := labelsOf(20, maxOutline/16)
 	e := newFakeEngine(t, map[string]any{"monster": inspected("monster", "m", monster)}, nil)
@@ -213,8 +212,8 @@ func TestEngineLongList(t *testing.T) {
 	})
 }
 
-// TestEngineImages looks at an image once, however many containers are made of it, and
-// at the platform that a container was made of.
+// TestEngineImages looks at an image once, however many containers are made of it, and at the
+// platform that a container was made of.
 func TestEngineImages(t *testing.T) {
 	containers := make(map[string]any)
 	for i := range 100 {
@@ -245,8 +244,8 @@ func TestEngineImages(t *testing.T) {
 	}
 }
 
-// TestEngineImageNames has images of which the engine alone knows the names: one whose
-// labels are larger than what is read of one, and one of which it cannot tell.
+// TestEngineImageNames has images with names that only the engine knows: one with labels larger
+// than what is read of one, and one that it cannot describe.
 func TestEngineImageNames(t *testing.T) {
 	named := func(labels map[string]string, tags, digests []string) map[string]any {
 		i := imageOf(labels)
@@ -295,8 +294,8 @@ func TestEngineFails(t *testing.T) {
 	}
 }
 
-// TestEnginePods has labels of a pod on containers of Docker: they make one where the
-// cgroup's parent is what cri-dockerd makes for a pod.
+// TestEnginePods has labels of a pod on containers of Docker: they make one where the cgroup's
+// parent is what cri-dockerd makes for a pod.
 func TestEnginePods(t *testing.T) {
 	labels := map[string]string{podLabel: "web-0", namespaceLabel: "prod", uidLabel: "1a-2b"}
 	in := func(id, parent string) map[string]any {

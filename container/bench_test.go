@@ -9,9 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// BenchmarkRounds tells what 100 containers, each with a network of its own,
-// cost the agent: a round that an event of another one causes, and a refresh,
-// of which there are two a minute.
+// BenchmarkRounds measures what 100 containers, each with a network of its own, cost the agent: a
+// round caused by an event of another one, and a refresh, which comes twice a minute.
 func BenchmarkRounds(b *testing.B) {
 	cg := testkit.Cgroup(b)
 	host := testkit.NetNS(b)

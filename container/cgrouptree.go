@@ -22,25 +22,24 @@ import (
 const (
 	treeDepth  = 12
 	treeSize   = 8192 // cgroups
-	treeOthers = 256  // of them such as do not belong to root
-	treeEvents = 64   // of those that are taken up between two walks
-	treeSteps  = 8192 // of work on cgroups that come and go between two walks: each, and what is looked at because of it
+	treeOthers = 256  // of them outside of root's
+	treeEvents = 64   // of those handled between two walks
+	treeSteps  = 8192 // of work on changing cgroups between two walks: each, and its visits
 	treeWrites = 256  // to the files of one cgroup between two walks
 	treeRelist = 30 * time.Second
 	treeBlind  = 5 * time.Second // between lists where inotify does not work
 	treeSettle = 5 * time.Millisecond
 )
 
-// CgroupTree is the source that needs no runtime: it walks the cgroup v2 tree
-// below root (cgroup.DefaultRoot if empty) and reports every systemd scope,
-// and every cgroup with a process that has a network namespace of its own.
+// CgroupTree is the source that needs no runtime: it walks the cgroup v2 tree below root
+// (cgroup.DefaultRoot if empty) and reports every systemd scope, and every cgroup with a process
+// that has a network namespace of its own.
 //
-// It sees changes at once, by inotify, but whoever may make cgroups may make and remove
-// thousands a second. After 8192 steps of work on changes within 30 s it lists the tree
-// every 5 s, for 30 s, and its reports are partial until it can follow again. Who writes
-// to the files of one cgroup without end, as the kernel does where memory is short, is
-// listened to up to 256 times in 30 s: from then on that cgroup alone is looked at every
-// 5 s.
+// It sees changes at once, by inotify, but a user with a cgroup subtree may make and remove
+// thousands a second. After 8192 steps of work on changes within 30 s it lists the tree every 5 s,
+// for 30 s, and its reports are partial until it can follow again. It follows up to 256 writes in
+// 30 s to the files of one cgroup, which the kernel makes without end when memory is short: from
+// then on it looks at that cgroup alone every 5 s.
 func CgroupTree(proc, root string) Source {
 	return &tree{proc: proc, root: root, most: treeSteps, relist: treeRelist, blindly: treeBlind}
 }
@@ -54,26 +53,26 @@ type tree struct {
 	host  uint64            // our network namespace
 	watch *fsnotify.Watcher // nil if the host has no more of them
 	nodes map[string]*node
-	due   map[string]*node // those that are to be looked at
-	blind bool             // there is a directory that is not watched
+	due   map[string]*node // nodes to look at
+	blind bool             // a directory is not watched
 
 	others  int  // nodes that do not belong to root
-	events  int  // how many of those were taken up since the last walk
-	steps   int  // that changes have cost since then
+	events  int  // of those, handled since the last walk
+	steps   int  // of work on changes since then
 	over    bool // cgroups were left out since then
-	flooded bool // since the walk before that there were too many changes to watch
-	changed bool // the list is not what was published
+	flooded bool // too many changes to watch since the walk before that
+	changed bool // the list differs from the published one
 }
 
 // node is one cgroup directory.
 type node struct {
-	counts bool          // as a container
+	counts bool          // it is a container
 	change bool          // its creation made look visit it, and not a walk
 	writes int           // to its files since the last walk
 	deaf   bool          // there were too many to watch
-	other  bool          // does not belong to root: a user makes as many as he likes
+	other  bool          // not root's: its owner makes any number
 	next   time.Time     // when to look again; zero if only after an event
-	pause  time.Duration // until the look after that
+	pause  time.Duration // from then until the next look
 }
 
 func (t *tree) Name() string { return CgroupSource }
@@ -103,8 +102,8 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	t.others, t.blind, t.changed = 0, false, true
 	var happened chan fsnotify.Event
 	var failed chan error
-	// inotify instances are few, and other programs use them too. Without one,
-	// lists have to suffice.
+	// inotify instances are few, and shared with other programs. Without one, lists have to
+	// suffice.
 	if t.watch, _ = fsnotify.NewBufferedWatcher(1024); t.watch != nil {
 		defer t.stopWatch()
 		happened, failed = t.watch.Events, t.watch.Errors
@@ -115,7 +114,7 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 	soon := time.NewTimer(time.Hour)
 	defer soon.Stop()
 	pending := false // soon is about to fire
-	partial := false // what was published says so
+	partial := false // the published report was partial
 	first := true    // there was no walk yet
 	var calm <-chan time.Time
 	for {
@@ -123,21 +122,21 @@ func (t *tree) session(ctx context.Context, publish func(Report)) error {
 		case <-ctx.Done():
 			return nil
 		case <-calm:
-			return nil // for the next session to watch again
+			return nil // the next session watches again
 		case ev, ok := <-happened:
 			if !ok {
 				return errors.New("watch cgroups: ended")
 			}
 			t.event(ev)
 			if t.steps > t.most {
-				// From here on the kernel has nothing to tell, and nobody to wake.
+				// From here on the kernel has nothing to report.
 				t.stopWatch()
 				happened, failed = nil, nil
 				t.flooded, t.blind = true, true
 				relist.Reset(t.blindly)
 				calm = time.After(t.relist)
 			}
-			// What comes in the same moment is looked at together.
+			// Events of the same moment are handled together.
 			if !pending {
 				soon.Reset(treeSettle)
 				pending = true
@@ -177,7 +176,7 @@ func (t *tree) stopWatch() {
 	}
 }
 
-// event takes up what has happened.
+// event handles an event.
 func (t *tree) event(ev fsnotify.Event) {
 	switch {
 	case ev.Has(fsnotify.Create):
@@ -204,8 +203,8 @@ func (t *tree) event(ev fsnotify.Event) {
 			t.due[dir] = n
 			return
 		}
-		// cgroup.events reports that the first process came or the last one went;
-		// a write to cgroup.procs moves a process.
+		// cgroup.events reports that the first process came or the last one went; a write to
+		// cgroup.procs moves a process.
 		switch filepath.Base(ev.Name) {
 		case "cgroup.events", "cgroup.procs":
 			t.lookSoon(dir, n)
@@ -213,8 +212,8 @@ func (t *tree) event(ev fsnotify.Event) {
 	}
 }
 
-// lookSoon makes look visit a cgroup now, and a few times after that: a runtime
-// first puts a process in, and then gives it its namespaces.
+// lookSoon makes look visit a cgroup now, and a few times after that: a runtime first puts a
+// process in, and then gives it its namespaces.
 func (t *tree) lookSoon(dir string, n *node) {
 	n.next, n.pause = time.Now().Add(treeSettle), 20*time.Millisecond
 	t.due[dir] = n
@@ -244,7 +243,7 @@ func (t *tree) walk() {
 		t.due[dir] = n
 		switch {
 		case t.depth(dir) >= treeDepth:
-		case n.other && t.others >= treeOthers: // there is no room for what is in there
+		case n.other && t.others >= treeOthers: // no room for its contents
 			t.over = true
 		default:
 			queue = append(queue, subdirs(dir, treeSize)...)
@@ -256,9 +255,9 @@ func (t *tree) depth(dir string) int {
 	return strings.Count(strings.TrimPrefix(dir, t.top), "/")
 }
 
-// add takes up a directory that was not known, and what is in it, and says whether
-// it is known now. On events it takes up a few directories that do not belong to
-// root: the thousand that a user makes in a second are left to the next walk.
+// add adds a new directory with its contents, and reports whether it is known now. On events it
+// adds only a few directories that do not belong to root: the next walk handles the thousand that a
+// user makes in a second.
 func (t *tree) add(dir string, event bool) bool {
 	if t.nodes[dir] != nil {
 		return true
@@ -342,7 +341,7 @@ func (t *tree) look(now time.Time) (wait time.Duration) {
 	return wait
 }
 
-// counts says whether a cgroup is a container of its own.
+// counts reports whether a cgroup is a container of its own.
 func (t *tree) counts(dir string) (bool, error) {
 	if dir == t.top {
 		return false, nil
@@ -363,8 +362,7 @@ func (t *tree) counts(dir string) (bool, error) {
 	return false, nil
 }
 
-// records lists the containers. Of a container below another one, the upper
-// counts.
+// records lists the containers. Of a container below another one, the upper counts.
 func (t *tree) records() []Record {
 	found := make(map[string]bool)
 	for dir, n := range t.nodes {

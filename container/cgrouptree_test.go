@@ -45,8 +45,8 @@ func TestCgroupTree(t *testing.T) {
 	s := runSet(t, Config{}, CgroupTree("/proc", ""))
 	awaitBelow(t, s, cg.V2, "before")
 
-	// In a cgroup that comes later, in one deep down, in the host's network
-	// (which counts only in a scope), and in none.
+	// In a cgroup that comes later, in one deep down, in the host's network (which counts only in a
+	// scope), and in none.
 	sleeper(t, ns, cg.Child(t, "after"))
 	deep := cg.Child(t, "kubepods").Child(t, "pod1").Child(t, "c1")
 	sleeper(t, ns, deep)
@@ -69,8 +69,7 @@ func TestCgroupTree(t *testing.T) {
 	sleeper(t, ns, nested.Child(t, "inner"))
 	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope", "nested")
 
-	// A process that gets its network only once it is in there, as a
-	// runtime's first process does.
+	// A process that gets its network only once it is in there, as a runtime's first process does.
 	late := cg.Child(t, "late")
 	_, in := onHost(t, late, "sh", "-c", "read x; exec unshare --net sleep 1000")
 	if _, err := io.WriteString(in, "now\n"); err != nil {
@@ -162,8 +161,7 @@ func TestTreeBlind(t *testing.T) {
 	}
 }
 
-// Whoever may make cgroups makes as many as he likes, all at once: a few are taken
-// up, and none in the place of root's.
+// A user may make any number of cgroups, all at once: a few are added, and none in place of root's.
 func TestTreeOfOthers(t *testing.T) {
 	testkit.NeedRoot(t)
 	top := t.TempDir()
@@ -212,8 +210,8 @@ func TestTreeOfOthers(t *testing.T) {
 	}
 }
 
-// Who makes and removes cgroups without end makes no more work than so many steps,
-// and lists that come now and then; what is there when they do is found.
+// Who makes and removes cgroups without end makes no more work than so many steps, and lists that
+// come now and then; what is there when they do is found.
 func TestTreeFlooded(t *testing.T) {
 	top := t.TempDir()
 	const most = 100
@@ -326,8 +324,8 @@ func TestTreeLooksAtChanges(t *testing.T) {
 	}
 }
 
-// TestTreeWrites has somebody write to the files of one cgroup without end: that one is
-// not listened to any more, and all others are.
+// TestTreeWrites writes to the files of one cgroup without end: events of that one are ignored, and
+// those of all others are not.
 func TestTreeWrites(t *testing.T) {
 	top := t.TempDir()
 	populate := func(name, value string) {

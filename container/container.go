@@ -1,13 +1,13 @@
-// Package container knows who runs on this host.
+// Package container lists the containers of this host.
 //
-// Several sources (Docker, Podman, containerd, the cgroup tree, the embedded
-// sandbox) each report what they see; a [Set] joins the reports into one list
-// keyed by cgroup v2 id. The Set is level-triggered: whoever reads it gets the
-// whole list as of now, and an event only says that reading it again is worthwhile.
+// Several sources (Docker, Podman, containerd, the cgroup tree, the embedded sandbox) each report
+// what they see; a [Set] joins the reports into one list keyed by cgroup v2 id. The Set is
+// level-triggered: a reader gets the whole present list, and an event only means that reading it
+// again is worthwhile.
 //
-// The package reads the host and changes nothing. It does not know what a
-// container is due (package policy), nor how that is enforced (feature/...).
-// Package agent runs the Set; other packages only use its Containers.
+// The package reads the host and changes nothing. It does not know what a container is due (package
+// policy), nor how that is enforced (feature/...). Package agent runs the Set; other packages only
+// use its Containers.
 package container
 
 import (
@@ -25,38 +25,35 @@ const (
 	MaxAll    = 256 << 10 // bytes of all of them; what Kubernetes allows an object's annotations
 )
 
-// ID identifies a container everywhere in fairlead: the inode number of its
-// cgroup v2 directory, which is what bpf_get_current_cgroup_id and friends
-// return. It is unique until the next boot.
+// ID identifies a container everywhere in fairlead: the inode number of its cgroup v2 directory,
+// which is what bpf_get_current_cgroup_id and friends return. It is unique until the next boot.
 type ID uint64
 
-// String gives the ID in decimal, as it appears in metrics and in the API.
+// String returns the ID in decimal, as it appears in metrics and in the API.
 func (id ID) String() string { return strconv.FormatUint(uint64(id), 10) }
 
-// Container is what is known of one container at one moment. A zero field is
-// unknown. Values are immutable once a Set has published them: readers must not
-// change the maps and slices in them.
+// Container is what is known of one container at one moment. A zero field is unknown. Values are
+// immutable once a Set has published them: readers must not change the maps and slices in them.
 type Container struct {
 	ID        ID
 	Name      string            // the runtime's name for it, NAMESPACE/POD/CONTAINER in a pod; else the last element of its cgroup
-	Source    string            // who knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
+	Source    string            // the source that knows it best: "docker", "podman", "containerd", "sandbox", "cgroup"
 	RuntimeID string            // the runtime's own id (64 hex digits for Docker), "" without a runtime
-	Image     string            // as whoever started it wrote it
-	Labels    map[string]string // what its operator gave it: labels, and the CRI's annotations
-	LeftOut   map[string]int    // labels that are too long, or too many, and so left out of both maps: the bytes of each
-	Pod       string            // Kubernetes pod name, where CRI says it
-	Namespace string            // Kubernetes namespace, where CRI says it
+	Image     string            // as written at its start
+	Labels    map[string]string // from its operator: labels, and the CRI's annotations
+	LeftOut   map[string]int    // labels left out of both maps because they are too long, or too many: the bytes of each
+	Pod       string            // Kubernetes pod name, if CRI reports it
+	Namespace string            // Kubernetes namespace, if CRI reports it
 
 	// Annotations are the keys of Labels that are annotations.
 	Annotations map[string]bool
 
-	// ImageLabels are those that came with the image and that nobody has given
-	// another value: the word of whoever built the image. Where the image's
-	// configuration is unknown, all labels are here.
+	// ImageLabels are the labels from the image that the operator has not given another value: the
+	// image builder's word. If the image's configuration is unknown, they are all labels.
 	ImageLabels map[string]string
 
-	// ImageNames are the names of the image, where Image is its id or has a digest
-	// and so says none, or no tag.
+	// ImageNames are the names of the image if Image is its id or has a digest, and so has no name,
+	// or no tag.
 	ImageNames []string
 
 	PID     int       // the init process, in the agent's pid namespace; 0 once it has ended
@@ -64,26 +61,24 @@ type Container struct {
 
 	Cgroup Cgroup
 
-	// PodCgroup says that the parent of each directory in Cgroup is the cgroup of
-	// Pod and of no other: the CRI names it, and its name holds the pod's UID.
+	// PodCgroup: the parent of each directory in Cgroup is the cgroup of Pod only: the CRI names
+	// it, and its name holds the pod's UID.
 	PodCgroup bool
 
-	// NetNS is the inode of the network namespace of PID; 0 if PID has ended.
-	// Containers with equal NetNS are one network tenant (a pod, or
-	// --network container:X). HostNetwork says that it is the agent's own.
+	// NetNS is the inode of the network namespace of PID; 0 if PID has ended. Containers with equal
+	// NetNS are one network tenant (a pod, or --network container:X). HostNetwork: it is the
+	// agent's own.
 	NetNS       uint64
 	HostNetwork bool
 	Interfaces  []Interface // every device in NetNS but lo; empty for HostNetwork
 
-	// Many says that NetNS has more devices or addresses than are examined.
-	// Interfaces then holds 64 devices at most, those that lead to the host
-	// first.
+	// Many: NetNS has more devices or addresses than are examined. Interfaces then holds at most 64
+	// devices, those that lead to the host first.
 	Many bool
 }
 
-// TenantGroup returns the cgroup, in the hierarchy of the cpu controller, of the
-// network tenant that the container is or belongs to: the pod's for a container
-// of a pod, whose containers share one network, and else its own.
+// TenantGroup returns the cgroup, in the hierarchy of the cpu controller, of the container's
+// network tenant: its pod's, if it has one, or else its own.
 func (c Container) TenantGroup() (string, error) {
 	switch {
 	case c.Cgroup.CPU == "":
@@ -94,6 +89,22 @@ func (c Container) TenantGroup() (string, error) {
 	return c.Cgroup.CPU, nil
 }
 
+// TenantKey identifies a network tenant. Containers that share a network namespace are one tenant;
+// each container in the host's is a tenant of its own.
+type TenantKey struct {
+	NetNS     uint64 // inode; 0 for a container in the host's namespace
+	Container ID     // 0 unless NetNS is
+}
+
+// TenantKey returns the key of the container's network tenant. It is zero if the container's
+// network is not known (it has ended).
+func (c Container) TenantKey() TenantKey {
+	if c.HostNetwork {
+		return TenantKey{Container: c.ID}
+	}
+	return TenantKey{NetNS: c.NetNS}
+}
+
 // Short is the Name without the pod's: it is unique in a pod only.
 func (c Container) Short() string {
 	if c.Pod == "" {
@@ -102,10 +113,9 @@ func (c Container) Short() string {
 	return strings.TrimPrefix(c.Name, c.Namespace+"/"+c.Pod+"/")
 }
 
-// Cgroup holds the directories of one container, absolute and below the
-// injected cgroup root. On a pure v2 host the controller paths equal V2; on
-// v1 and hybrid hosts they lie in the controllers' own hierarchies. A
-// controller that is not mounted has "".
+// Cgroup holds the directories of one container, absolute and below the injected cgroup root. On a
+// pure v2 host the controller paths equal V2; on v1 and hybrid hosts they lie in the controllers'
+// own hierarchies. A controller that is not mounted has "".
 type Cgroup struct {
 	V2     string
 	CPU    string
@@ -121,29 +131,27 @@ type Interface struct {
 	MAC   string   // in colon form
 	Addrs []string // prefixes in CIDR form
 	Host  HostEnd
-	// Apart says of a device that is no veth that what is below it, as the device below a
-	// VLAN or the socket of a tunnel, is in another network namespace.
+	// Apart: the device is no veth, and what is below it, as the device below a VLAN or the socket
+	// of a tunnel, is in another network namespace.
 	Apart bool
 }
 
-// HasHostEnd says whether the device is a veth whose other end can be found. Such
-// a device is polled on its own; a macvlan is polled with the device below it,
-// together with everybody else's packets.
+// HasHostEnd reports whether the device is a veth with a known other end. Such a device is polled
+// on its own; the device below a macvlan polls it, together with the packets of all others.
 func (i Interface) HasHostEnd() bool { return i.Kind == "veth" && i.Host.NetNS != 0 }
 
-// HostEnd is the peer of a container's veth. It may be in the host's own
-// namespace (Docker's bridge), in another one (Docker's overlay keeps its bridge
-// in a namespace of its own), or nowhere that the agent can see (NetNS 0:
-// macvlan, ipvlan, or a namespace without name and process).
+// HostEnd is the peer of a container's veth. It may be in the host's own namespace (Docker's
+// bridge), in another one (Docker's overlay keeps its bridge in a namespace of its own), or nowhere
+// that the agent can see (NetNS 0: macvlan, ipvlan, or a namespace without name and process).
 type HostEnd struct {
-	NetNS  uint64 // inode of the namespace that it lies in
-	NSPath string // a path through which that namespace can be opened
+	NetNS  uint64 // inode of its namespace
+	NSPath string // a path to that namespace
 	Name   string
 	Index  int
 	Master string // the bridge that it is a port of, "" if none
 
-	// Trusted says that the namespace is the agent's own, or one that is mounted
-	// where the agent sees it. Any other namespace was found through processes or
-	// their mounts: a container may have made it, with everything in it.
+	// Trusted: the namespace is the agent's own, or mounted where the agent sees it. Any other
+	// namespace was found through processes or their mounts: a container may have made it, with
+	// everything in it.
 	Trusted bool
 }

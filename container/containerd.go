@@ -32,8 +32,8 @@ const (
 	namespaceHeader = "containerd-namespace"
 	maxMessage      = 16 << 20 // containerd's own limit
 
-	// dockerNamespace is where a Docker Engine keeps its containers, which it
-	// knows better than containerd does.
+	// dockerNamespace holds the containers of a Docker Engine, which knows more of them than
+	// containerd does.
 	dockerNamespace = "moby"
 )
 
@@ -50,12 +50,11 @@ const (
 	sandboxMetadata   = "io.cri-containerd.sandbox.metadata"
 )
 
-// Containerd is the source for the containers of containerd in all its
-// namespaces but Docker's. addr is the path of its socket; if empty, all of
-// ContainerdAddrs are looked at. A pod is what the CRI's metadata calls one, whatever labels say. Its
-// labels and annotations count for each of its containers, annotations before
-// labels; of the pause container that holds the pod's namespaces, which a Set does
-// not list, only the labels do.
+// Containerd is the source for the containers of containerd in all its namespaces except Docker's.
+// addr is the path of its socket; if empty, it tries all of ContainerdAddrs. Only the CRI's
+// metadata makes a pod, not labels. A pod's labels and annotations count for each of its
+// containers, annotations before labels; for the pause container that holds the pod's namespaces,
+// which a Set does not list, only the labels do.
 func Containerd(addr string) Source {
 	if addr != "" {
 		return &containerd{addr: strings.TrimPrefix(addr, "unix://")}
@@ -120,8 +119,8 @@ func (c *containerd) session(ctx context.Context, r *roster) error {
 			}
 		}
 	}()
-	// The request for the stream does not mean that containerd has begun to
-	// watch. A second list soon after closes the gap.
+	// containerd may begin to watch only after the request for the stream. A second list soon after
+	// closes the gap.
 	relist := time.NewTimer(0)
 	defer relist.Stop()
 	pause := time.Second
@@ -161,19 +160,19 @@ func keysOf(m map[string]int) []string {
 func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 	ev, err := typeurl.UnmarshalAny(msg.GetEvent())
 	if err != nil {
-		return // none that we know; the next list makes up for it
+		return // an unknown one; the next list makes up for it
 	}
 	key := func(id string) string { return msg.GetNamespace() + "/" + id }
 	switch ev := ev.(type) {
 	case *eventtypes.TaskStart:
 		r.ask(ctx, key(ev.GetContainerID()), c.inspect)
 	case *eventtypes.ContainerUpdate:
-		// An answer that is on its way may be from before the update.
+		// A pending answer may be from before the update.
 		if r.knows(key(ev.GetID())) {
 			r.ask(ctx, key(ev.GetID()), c.inspect)
 		}
 	case *eventtypes.TaskExit:
-		if ev.GetID() == ev.GetContainerID() { // else it is a process that was put in
+		if ev.GetID() == ev.GetContainerID() { // else it is an added process
 			r.end(key(ev.GetContainerID()))
 		}
 	case *eventtypes.TaskDelete:
@@ -183,7 +182,7 @@ func (c cri) event(ctx context.Context, r *roster, msg *types.Envelope) {
 	}
 }
 
-// list returns the containers that run, and the PIDs of their first processes.
+// list returns the running containers, and the PIDs of their first processes.
 func (c cri) list(ctx context.Context, spaces namespaces.NamespacesClient) (map[string]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -271,17 +270,16 @@ func (c cri) inspect(ctx context.Context, key string) (Record, bool, error) {
 	return rec, true, nil
 }
 
-// ofCRI says whether the CRI plugin has made a container. Nobody but a client of
-// containerd can write its extensions, while its labels may be those of an image.
+// ofCRI reports whether the CRI plugin has made a container. Only a client of containerd can write
+// its extensions, while its labels may be those of an image.
 func ofCRI(ct *containers.Container) bool {
 	ext := ct.GetExtensions()
 	return ext[containerMetadata] != nil || ext[sandboxMetadata] != nil
 }
 
-// criRecord joins what containerd keeps of a container and of its pod's
-// sandbox, which is nil for a container without pod. The labels that containerd
-// has for a container of the CRI are joined from those of the image and those of
-// the request; the latter are in its metadata by themselves.
+// criRecord joins containerd's data of a container and of its pod's sandbox, which is nil without a
+// pod. The labels of a CRI container in containerd are those of the image and of the request; its
+// metadata has the latter alone.
 func criRecord(ct, pod *containers.Container) Record {
 	rec := Record{RuntimeID: ct.GetID(), Image: ct.GetImage(), Name: ct.GetID()}
 	if !ofCRI(ct) {
@@ -296,7 +294,7 @@ func criRecord(ct, pod *containers.Container) Record {
 	} else {
 		rec.Name = cmp.Or(own.Metadata.Name, ct.GetID())
 		rec.Labels = merged(sandbox.Labels, own.Labels)
-		// Annotations are the users'; what begins so is the kubelet's.
+		// Annotations are the users', except the kubelet's with this prefix.
 		for _, annotations := range []map[string]string{sandbox.Annotations, own.Annotations} {
 			for key, value := range annotations {
 				if !strings.HasPrefix(key, kubeletPrefix) {
@@ -311,7 +309,7 @@ func criRecord(ct, pod *containers.Container) Record {
 	return rec
 }
 
-// annotate notes an annotation of the CRI among the labels.
+// annotate adds an annotation of the CRI to the labels.
 func (r *Record) annotate(key, value string) {
 	if r.Annotations == nil {
 		r.Annotations = make(map[string]bool)
@@ -319,15 +317,13 @@ func (r *Record) annotate(key, value string) {
 	r.Labels[key], r.Annotations[key] = value, true
 }
 
-// criData is what we use of the JSON that the CRI plugin attaches to its
-// containers and sandboxes.
+// criData is what we use of the JSON that the CRI plugin attaches to its containers and sandboxes.
 type criData struct {
 	SandboxID string
 	Config    criConfig
 }
 
-// criConfig is what the kubelet asked for: a ContainerConfig or a
-// PodSandboxConfig of the CRI.
+// criConfig is what the kubelet asked for: a ContainerConfig or a PodSandboxConfig of the CRI.
 type criConfig struct {
 	Metadata    struct{ Name, UID, Namespace string }
 	Labels      map[string]string
@@ -337,10 +333,10 @@ type criConfig struct {
 	}
 }
 
-// podCgroup gives the name of the directory that holds the containers of a sandbox in
-// the cgroup parent and no others: "pod" and the pod's UID for the kubelet's cgroupfs
-// driver, a slice that ends so for that of systemd, which has no dashes in the UID. ""
-// if the sandbox lies elsewhere, such as together with all others.
+// podCgroup returns the name of the directory in the cgroup parent that holds exactly the
+// containers of a sandbox: "pod" and the pod's UID for the kubelet's cgroupfs driver, a slice that
+// ends so for systemd's, which has no dashes in the UID. "" if the sandbox lies elsewhere, such as
+// together with all others.
 func podCgroup(parent, uid string) string {
 	dir := path.Base(parent)
 	for _, uid := range []string{uid, strings.ReplaceAll(uid, "-", "_")} {
@@ -351,8 +347,7 @@ func podCgroup(parent, uid string) string {
 	return ""
 }
 
-// criMetadata reads an extension of a container; zero if it has none that can
-// be read.
+// criMetadata reads an extension of a container; zero if it has none that can be read.
 func criMetadata(ct *containers.Container, extension string) criData {
 	return parseCRI(ct.GetExtensions()[extension].GetValue())
 }

@@ -17,20 +17,19 @@ import (
 
 const podmanHost = "unix:///run/podman/podman.sock"
 
-// Docker is the source for the containers of a Docker Engine. host is in the
-// form of DOCKER_HOST ("unix:///var/run/docker.sock"); if empty, DOCKER_HOST
-// itself counts, and then Docker's default.
+// Docker is the source for the containers of a Docker Engine. host is in the form of DOCKER_HOST
+// ("unix:///var/run/docker.sock"); if empty, DOCKER_HOST itself counts, and then Docker's default.
 func Docker(host string) Source {
 	return &engine{name: "docker", host: cmp.Or(host, os.Getenv("DOCKER_HOST"), client.DefaultDockerHost)}
 }
 
-// Podman is the source for the containers of Podman, by way of the socket that
-// speaks Docker's API. If host is empty it is that of the system service.
+// Podman is the source for the containers of Podman, by way of the socket that speaks Docker's API.
+// If host is empty it is that of the system service.
 func Podman(host string) Source {
 	return &engine{name: "podman", host: cmp.Or(host, podmanHost)}
 }
 
-// engine watches whoever speaks the Docker Engine API.
+// engine watches a server of the Docker Engine API.
 type engine struct {
 	name   string
 	host   string
@@ -107,8 +106,8 @@ func (e *engine) session(ctx context.Context, r *roster) error {
 	}
 }
 
-// lives says whether the process of a record still exists. If so, only a lost
-// event can have made the record wrong.
+// lives reports whether the process of a record still exists. If so, the record is right unless an
+// event was lost.
 func lives(_ string, rec Record) bool { return unix.Kill(rec.PID, 0) == nil }
 
 // connection is one connection to an engine.
@@ -144,7 +143,7 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 	if len(ct.Config.Labels) > 0 {
 		rec.Labels = ct.Config.Labels
 	}
-	var lack error // of what is known all the same
+	var lack error // of known containers
 	var image labelsOfImage
 	if ct.Image != "" && rec.Labels != nil { // Podman's --rootfs has none
 		image, err = c.images.of(ctx, c.whole, got)
@@ -160,7 +159,7 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 		rec.Labels, alike = part(rec.Labels, labels)
 		rec.ImageLabels = merged(rec.ImageLabels, alike)
 	}
-	// Anybody may write these labels; the directory is what cri-dockerd made for the pod.
+	// Users can write these labels too; cri-dockerd made the directory for the pod.
 	if ct.HostConfig != nil {
 		if rec.PodCgroup = podCgroup(ct.HostConfig.CgroupParent, rec.Labels[uidLabel]); rec.PodCgroup != "" {
 			rec.Pod, rec.Namespace = rec.Labels[podLabel], rec.Labels[namespaceLabel]
@@ -175,35 +174,35 @@ func (c connection) inspect(ctx context.Context, id string) (Record, bool, error
 	return rec, true, lack
 }
 
-// names gives the names that an image has now. Unlike its labels they are not remembered:
-// a name can be taken from one image and given to another.
+// names returns the present names of an image. They are not cached, unlike its labels: a name can
+// move from one image to another.
 func (c connection) names(ctx context.Context, image string) ([]string, error) {
 	got, err := c.outline.ImageInspect(ctx, image)
 	if errdefs.IsNotFound(err) { // it was removed
 		return nil, nil
 	}
-	cut := func(name string) bool { return len(name) >= maxName } // it may be
+	cut := func(name string) bool { return len(name) >= maxName } // it may be cut
 	return slices.DeleteFunc(append(got.RepoTags, got.RepoDigests...), cut), err
 }
 
-// unnamed says whether a reference gives an image by its id or digest, whose names
-// only the engine knows.
+// unnamed reports whether a reference is an image's id or digest, which only the engine can map to
+// names.
 func unnamed(ref, id string) bool {
 	id = strings.TrimPrefix(id, "sha256:")
 	short := strings.TrimPrefix(ref, "sha256:")
 	return strings.Contains(ref, "@") || len(short) >= minID && strings.HasPrefix(id, short)
 }
 
-// minID is how few digits of an id are taken for one. An image may be called
-// cafe, and Docker prints twelve.
+// minID is the least number of digits of an id. An image may be called cafe, and Docker prints
+// twelve.
 const minID = 6
 
-// allLabels stands among the labels left out for all, if there are too many to read.
+// allLabels stands for all labels left out, if there are too many to read.
 const allLabels = "fairlead.*"
 
-// part parts labels into those that other does not have with the same value, and
-// those that it has. A runtime merges the labels of an image into its
-// container's, where nothing but the value tells whose one is.
+// part splits labels into those that other does not have with the same value, and the others. A
+// runtime merges the labels of an image into its container's, where only the value shows the
+// origin.
 func part(labels, other map[string]string) (apart, alike map[string]string) {
 	for key, value := range labels {
 		to := &apart

@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// TestDocker runs all that one engine is enough for, since starting it takes
-// longer than any of it.
+// TestDocker runs all that one engine is enough for, since starting it takes longer than any of it.
 func TestDocker(t *testing.T) {
 	d := testkit.StartDocker(t, "--live-restore")
 	s := runSet(t, Config{}, Docker(d.Host), CgroupTree("/proc", ""))
@@ -47,9 +46,8 @@ func start(t *testing.T, d *testkit.Docker, name string, flags ...string) {
 	t.Cleanup(func() { d.Must(t, "rm", "-f", name) })
 }
 
-// bySource waits for a container of which the runtime has told, and for its host
-// ends to be at these bridges: a runtime makes devices one after the other, and
-// may have told of the container before.
+// bySource waits for a container of a runtime, and for its host ends to be at these bridges: a
+// runtime makes devices one after the other, and may have reported the container before.
 func bySource(t *testing.T, s *Set, source, name string, masters ...string) Container {
 	t.Helper()
 	snap := await(t, s, fmt.Sprintf("%s's %s at %q", source, name, masters), func(snap Snapshot) bool {
@@ -180,7 +178,7 @@ func testImageLabels(t *testing.T, d *testkit.Docker, s *Set) {
 	awaitGone(t, s, "stranger")
 }
 
-// testImageNames: of an image that was given by its id the engine tells the names.
+// testImageNames: the engine knows the names of an image that was given by its id.
 func testImageNames(t *testing.T, d *testkit.Docker, s *Set) {
 	id := strings.TrimPrefix(strings.TrimSpace(d.Must(t, "image", "inspect", "-f", "{{.Id}}", d.Image)), "sha256:")
 	names := strings.Fields(d.Must(t, "image", "inspect", "-f", "{{join .RepoTags \" \"}}", d.Image))
@@ -265,9 +263,9 @@ func testShortLives(t *testing.T, d *testkit.Docker, s *Set) {
 	}
 }
 
-// testLatency starts and stops containers and logs how long it takes until the
-// Snapshot says so: after the engine's event, and after the start or the end
-// of the process itself. How long depends on the machine, so it only logs.
+// testLatency starts and stops containers and logs how long it takes until the Snapshot says so:
+// after the engine's event, and after the start or the end of the process itself. How long depends
+// on the machine, so it only logs.
 func testLatency(t *testing.T, d *testkit.Docker, s *Set) {
 	n := testkit.Scale(t, 4, 20)
 	c, err := client.New(client.WithHost(d.Host))
@@ -348,8 +346,7 @@ func deadPidfds(t *testing.T) int {
 	return n
 }
 
-// testKill kills the engine under the Set, and has containers live and die
-// without it.
+// testKill kills the engine under the Set, and has containers live and die without it.
 func testKill(t *testing.T, d *testkit.Docker, s *Set) {
 	start(t, d, "survivor")
 	start(t, d, "victim")
@@ -417,7 +414,7 @@ func TestSwarm(t *testing.T) {
 	}
 }
 
-// TestEngineErrors has sockets that nobody serves well.
+// TestEngineErrors has sockets with no proper server.
 func TestEngineErrors(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

@@ -10,17 +10,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// Engine is what has made a container, by the name that it gave its cgroup: Name is
-// that of its source, or "cri-o", which has none. User is whose it is if it runs without
-// root, else 0.
+// Engine is the engine that made a container, by the name of its cgroup: Name is that of its
+// source, or "cri-o", which has none. User is its user if it runs without root, else 0.
 type Engine struct {
 	Name string
 	User int
 }
 
-// EngineOf tells which engine has made a cgroup; ok is false if the name is none that an
-// engine gives. Whoever may make cgroups can give such a name, so this is for advice
-// only.
+// EngineOf returns the engine that made a cgroup; ok is false if the name is not an engine's. A
+// user who may make cgroups can choose such a name, so use it for advice only.
 func EngineOf(dir string) (e Engine, ok bool) {
 	parts := strings.Split(dir, "/")
 	for i, part := range parts {
@@ -54,12 +52,11 @@ func EngineOf(dir string) (e Engine, ok bool) {
 	return Engine{}, false
 }
 
-// engineScope is the name that an engine gives a container's cgroup, with systemd and
-// without.
+// engineScope matches an engine's name for a container's cgroup, with systemd and without.
 var engineScope = regexp.MustCompile(`^(docker-|libpod-|crio-|cri-containerd-|nerdctl-|)[0-9a-f]{64}(\.scope)?$`)
 
-// Engines counts the cgroups with processes that engines have made, in the v2 tree below
-// root. It looks at 8192 cgroups at most.
+// Engines counts the cgroups of engines with processes, in the v2 tree below root. It looks at 8192
+// cgroups at most.
 func Engines(proc, root string) (map[Engine]int, error) {
 	layout, err := cgroup.Detect(proc, root)
 	if err != nil {

@@ -47,7 +47,7 @@ func TestEngines(t *testing.T) {
 	}
 	name := fmt.Sprintf("crio-%064x.scope", 1)
 	sleeper(t, ns, cg.Child(t, name))
-	cg.Child(t, fmt.Sprintf("crio-%064x.scope", 2)) // which nobody is in
+	cg.Child(t, fmt.Sprintf("crio-%064x.scope", 2)) // without processes
 	after, err := Engines("/proc", "")
 	if err != nil {
 		t.Fatal(err)

@@ -9,16 +9,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// search finds the namespaces that one namespace knows by ids. The kernel answers
-// only the reverse question, so search tries candidates, the likely ones first,
-// each of them once however many ids are wanted.
+// search finds the namespaces for the ids of one namespace. The kernel answers only the reverse
+// question, so search tries candidates, the likely ones first, each once for all ids.
 type search struct {
 	tried map[uint64]bool
 	stage int // of candidates
 }
 
-// hostEnd finds the other end of a veth or netkit. It returns zero for all other
-// kinds, and for an end that cannot be reached.
+// hostEnd finds the other end of a veth or netkit. It returns zero for other kinds, and for an end
+// out of reach.
 func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
 	if !twoEnded(l) || l.Peer == 0 || l.PeerNS < 0 {
 		return HostEnd{} // an end in its own namespace is no host end
@@ -47,11 +46,10 @@ func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
 
 func twoEnded(l netdev.Link) bool { return l.Kind == "veth" || l.Kind == "netkit" }
 
-// nearest sorts the devices of a namespace by where their other end, or the
-// device below, is: first the agent's own namespace, then one that is mounted
-// where the agent sees it, as runtimes do, then any other that is found, and last
-// all the rest. A container can make devices that lead to namespaces of its own
-// children, but none that lead to the first two.
+// nearest sorts the devices of a namespace by the place of their other end, or of the device below:
+// first the agent's own namespace, then one that is mounted where the agent sees it, as runtimes
+// do, then any other that is found, and last all the rest. A container can make devices that lead
+// to namespaces of its own children, but none that lead to the first two.
 func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 	const own, mounted, found, none = 0, 1, 2, 3
 	far := make(map[int]int) // by the id of the namespace
@@ -78,13 +76,13 @@ func (n *networks) nearest(net *network, ns *netdev.NS, links []netdev.Link) {
 	slices.SortStableFunc(links, func(x, y netdev.Link) int { return cmp.Compare(of(x), of(y)) })
 }
 
-// found says whether a path to a namespace goes through a process.
+// found reports whether a path to a namespace goes through a process.
 func (n *networks) found(path string) bool {
 	return strings.HasPrefix(path, filepath.Clean(n.cfg.Proc)+"/")
 }
 
-// fromOutside is for a look that was cut off: it adds, to the devices of a
-// namespace that were seen, those to which the host's ends lead.
+// fromOutside completes an incomplete look: it adds, to the devices of a namespace that were seen,
+// those that the host's ends lead to.
 func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link {
 	seen := make(map[int]bool)
 	for _, l := range links {
@@ -122,8 +120,8 @@ func (n *networks) fromOutside(ns *netdev.NS, links []netdev.Link) []netdev.Link
 	return links
 }
 
-// resolve opens the namespace that ns knows by an id; nil if none is found.
-// Unless it is n.own the caller closes the result.
+// resolve opens the namespace for an id of ns; nil if it is not found. The caller closes the result
+// unless it is n.own.
 func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, string) {
 	for {
 		if at, ok := net.ids[id]; ok {
@@ -136,14 +134,13 @@ func (n *networks) resolve(net *network, ns *netdev.NS, id int) (*netdev.NS, str
 			delete(net.ids, id)
 		}
 		if !n.searchOn(net, ns) {
-			// The namespace may have been too young for the scan, or has neither
-			// name nor process.
+			// The namespace may be too young for the scan, or has neither name nor process.
 			return nil, ""
 		}
 	}
 }
 
-// searchOn tries the next candidates, and says whether there were any.
+// searchOn tries the next candidates, and reports whether there were any.
 func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	s := &net.search
 	if s.tried == nil {
@@ -156,7 +153,7 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	case 1:
 		candidates = n.hosts
 	case 2:
-		n.hosts = make(map[uint64]string) // what is still of use comes back
+		n.hosts = make(map[uint64]string) // namespaces in use come back
 		candidates = netdev.Mounted(n.cfg.Proc, "self")
 	case 3:
 		candidates = n.lived()
@@ -188,8 +185,7 @@ func (n *networks) searchOn(net *network, ns *netdev.NS) bool {
 	return true
 }
 
-// lived returns [netdev.All]. That is a long look, so it is repeated once a
-// second at most.
+// lived returns [netdev.All]. That is a long look, so it is repeated once a second at most.
 func (n *networks) lived() map[uint64]string {
 	if now := n.cfg.Now(); n.scan == nil || now.Sub(n.scanned) >= scanEvery {
 		n.scanned, n.scan = now, netdev.All(n.cfg.Proc)

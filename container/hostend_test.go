@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// TestManyDevices has a container make more devices than are looked at. The one
-// by which its packets leave is found all the same, though it is the last.
+// TestManyDevices has a container make more devices than are looked at. The one for its packets is
+// found all the same, though it is the last.
 func TestManyDevices(t *testing.T) {
 	testkit.OnKernels(t)
 	const most = 2 * maxInterfaces
@@ -42,8 +42,8 @@ func TestManyDevices(t *testing.T) {
 	}
 }
 
-// TestHiddenHostEnds has the other ends of a container's devices in namespaces
-// that nothing leads to. All that there is is tried, but once for all of them.
+// TestHiddenHostEnds has the other ends of a container's devices in namespaces that nothing leads
+// to. All that there is is tried, but once for all of them.
 func TestHiddenHostEnds(t *testing.T) {
 	testkit.OnKernels(t)
 	ns := testkit.NetNS(t)

@@ -13,18 +13,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Bounds of what is read of an image, which a stranger may have built.
+// Bounds of an image's data, which is untrusted.
 const (
 	maxBlob  = 4 << 20 // bytes of an index, a manifest or a configuration
 	maxBlobs = 64      // of one image
 )
 
-// errImage means that an image's labels cannot be known: it was removed, or it
-// is none that fits the bounds.
+// errImage means that an image's labels are unknown: it was removed, or exceeds the bounds.
 var errImage = errors.New("labels of the image are unknown")
 
-// blob is what we read of an image in the form of OCI or Docker. An index has
-// Manifests, a manifest the digest of a configuration, and that has labels.
+// blob is the part in use of an OCI or Docker image. An index has Manifests, a manifest the digest
+// of a configuration, and that has labels.
 type blob struct {
 	Manifests []struct{ Digest string }
 	Config    struct {
@@ -33,8 +32,8 @@ type blob struct {
 	}
 }
 
-// imageLabels gives the labels of an image of containerd's, one map for each
-// platform of which containerd has the configuration. Errors: errImage.
+// imageLabels returns the labels of an image in containerd, one map for each platform with a
+// configuration. Errors: errImage.
 func (c cri) imageLabels(ctx context.Context, name string) (labels []map[string]string, err error) {
 	image, err := c.images.Get(ctx, &images.GetImageRequest{Name: name})
 	if status.Code(err) == codes.NotFound {

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// maxImages bounds the labels of images that are remembered, in bytes.
+// maxImages limits the remembered labels of images, in bytes.
 const maxImages = 16 << 20
 
-// labelsOfImage are the labels of one image, of each platform that may be the one that
-// a container was made of. They are shared: nobody changes them.
+// labelsOfImage are the labels of one image, for each platform that the container may be of. They
+// are shared: do not change them.
 type labelsOfImage []map[string]string
 
-// labelsOfImages remembers the labels of an engine's images by their ids, which stand
-// for the content. The zero value is ready to use.
+// labelsOfImages caches the labels of an engine's images by their ids, which stand for the content.
+// The zero value is ready to use.
 type labelsOfImages struct {
 	asked singleflight.Group
 
@@ -25,11 +25,11 @@ type labelsOfImages struct {
 	bytes int
 }
 
-// of gives the labels of the image of a container. If an engine keeps its images in
-// containerd, an image is that of all platforms, and what the engine says of it is about
-// the host's own; then it names the manifest that the container was made of.
+// of returns the labels of the image of a container. If an engine keeps its images in containerd,
+// an image covers all platforms, and the engine describes the host's own; then it also names the
+// manifest of the container.
 //
-// Errors: errImage, if the engine cannot tell; errAnswer.
+// Errors: errImage if the engine does not know; errAnswer.
 func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.ContainerInspectResult) (labelsOfImage, error) {
 	ct := of.Container
 	key, from := ct.Image, ct.ImageManifestDescriptor
@@ -55,7 +55,7 @@ func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.Con
 		if from != nil && from.Platform != nil {
 			p := from.Platform
 			if p.OS != image.Os || p.Architecture != image.Architecture || p.Variant != image.Variant {
-				if c.ClientVersion() == "1.48" { // the first that names manifests has no way to ask
+				if c.ClientVersion() == "1.48" { // the first with manifests, but without a way to ask
 					return nil, errImage
 				}
 				if image, err = c.ImageInspect(ctx, ct.Image, client.ImageInspectWithPlatform(p)); err != nil {
@@ -75,7 +75,7 @@ func (l *labelsOfImages) of(ctx context.Context, c *client.Client, of client.Con
 	return v.(labelsOfImage), nil
 }
 
-// keep remembers labels, and forgets all others once they take too much.
+// keep caches labels, and drops all others once they take too much.
 func (l *labelsOfImages) keep(key string, labels labelsOfImage) {
 	size := len(key)
 	for _, m := range labels {

@@ -42,9 +42,9 @@ func awaitNames(t *testing.T, s *Set, what string, want ...string) Snapshot {
 	return await(t, s, what, func(snap Snapshot) bool { return cmp.Equal(snap.names(), names) })
 }
 
-// TestSetPartial has a runtime that was started again, and has yet to answer about
-// some of its containers: what it said before counts until then. Two of them are in
-// the host's network, where no other source would find them.
+// TestSetPartial has a runtime that was started again, and has yet to answer about some of its
+// containers: what it said before counts until then. Two of them are in the host's network, where
+// no other source would find them.
 func TestSetPartial(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	src := newFake("docker")
@@ -82,8 +82,7 @@ func TestSetPartial(t *testing.T) {
 	}
 }
 
-// TestSetKnown starts a Set with what an earlier one knew, while the runtime says
-// nothing.
+// TestSetKnown starts a Set with what an earlier one knew, while the runtime says nothing.
 func TestSetKnown(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	src := newFake("docker")
@@ -104,7 +103,7 @@ func TestSetKnown(t *testing.T) {
 	if err := json.Unmarshal(data, &known); err != nil {
 		t.Fatal(err)
 	}
-	other := record("other") // whose number another process has meanwhile
+	other := record("other") // another process has its number meanwhile
 	other.Start = 1
 	known.Records["docker"] = append(known.Records["docker"], other)
 	kill(t, b.PID)

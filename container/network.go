@@ -15,20 +15,19 @@ import (
 const (
 	maxInterfaces = 64 // of one container
 	scanEvery     = time.Second
-	maxMisses     = 3 // looks for a host end, until only the refresh looks again
+	maxMisses     = 3 // looks for a host end before only the refresh looks again
 	minHold       = 20 * time.Millisecond
 	maxHold       = 5 * time.Second
 )
 
-// networks knows the network namespaces of the containers, each once however
-// many containers share it.
+// networks holds the network namespaces of the containers, each once even if shared.
 type networks struct {
 	cfg  Config
 	wake func()
 	own  *netdev.NS // the agent's
 
 	known   map[uint64]*network
-	hosts   map[uint64]string // namespaces in which host ends were found, by inode
+	hosts   map[uint64]string // namespaces of host ends, by inode
 	scan    map[uint64]string // the last result of lived
 	scanned time.Time
 }
@@ -36,12 +35,12 @@ type networks struct {
 // network is one namespace that containers live in.
 type network struct {
 	interfaces []Interface
-	many       bool             // there are more devices or addresses than those
-	ids        map[int]location // namespaces by the ids that this one has for them
+	many       bool             // more devices or addresses exist
+	ids        map[int]location // namespaces by their ids in this one
 	search     search           // for more of these, in the look under way
-	leads      []location       // where its devices lead: see elsewhere
-	far        []far            // what is there,
-	examined   int              // in which look that was found out
+	leads      []location       // other ends of its devices: see elsewhere
+	far        []far            // their state,
+	examined   int              // the look that read it
 	stop       func() error     // ends the watch; nil if there is none
 	dirty      atomic.Bool
 	missed     bool // a host end was not found in the last look
@@ -49,7 +48,7 @@ type network struct {
 
 	looks  int // numbers the looks, for containers that share the namespace
 	looked time.Time
-	hold   time.Duration // how long after looked until events count again
+	hold   time.Duration // time after a look until events count again
 }
 
 // location is where a namespace was found.
@@ -71,8 +70,8 @@ func (n *networks) close() {
 	n.own.Close()
 }
 
-// keep forgets all namespaces except the used ones. A watch keeps its namespace
-// alive, so this must follow the end of the last container soon.
+// keep forgets all namespaces except the used ones. A watch keeps its namespace alive, so this must
+// follow the end of the last container soon.
 func (n *networks) keep(used map[uint64]bool) {
 	for inode, net := range n.known {
 		if !used[inode] {
@@ -84,9 +83,9 @@ func (n *networks) keep(used map[uint64]bool) {
 	}
 }
 
-// changed says whether devices in a namespace may have changed since the given
-// look, and how long to wait before looking: the agent looks ever less often at a
-// container that changes its devices all the time.
+// changed reports whether devices in a namespace may have changed since the given look, and how
+// long to wait before looking: the agent looks ever less often at a container that changes its
+// devices all the time.
 func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	net := n.known[inode]
 	switch {
@@ -102,8 +101,8 @@ func (n *networks) changed(inode uint64, look int) (time.Duration, bool) {
 	return 0, false
 }
 
-// of returns what is known of the namespace of process pid; nil for the agent's
-// own. With afresh it looks even if there was no event.
+// of returns the state of the namespace of process pid; nil for the agent's own. With afresh it
+// looks even without an event.
 func (n *networks) of(inode uint64, pid int, afresh bool) (*network, error) {
 	if inode == n.own.Inode() {
 		return nil, nil
@@ -115,8 +114,7 @@ func (n *networks) of(inode uint64, pid int, afresh bool) (*network, error) {
 	return n.look(net, inode, pid)
 }
 
-// look does the work of of for a namespace that is new (net is nil), or that is
-// to be looked at again.
+// look reads a new namespace (net is nil) for of, or a known one again.
 func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	ns, err := netdev.Open(filepath.Join(n.cfg.Proc, strconv.Itoa(pid), "ns", "net"))
 	if err != nil {
@@ -147,7 +145,7 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	}
 	net.looked = now
 	net.missed = false
-	net.dirty.Store(false) // before the look: what comes during it counts
+	net.dirty.Store(false) // before the look, so that changes during it count
 
 	links, err := ns.Links(n.cfg.Links)
 	many := errors.Is(err, netdev.ErrMany)
@@ -162,8 +160,8 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 	}
 	links = slices.DeleteFunc(links, func(l netdev.Link) bool { return l.Name == "lo" })
 	if many = many || len(links) > maxInterfaces; many {
-		// The devices that lead out of the namespace must not be lost among
-		// others, of which a container may make as many as it likes.
+		// The devices that lead out of the namespace must not be lost among others, which a
+		// container may make in any number.
 		n.nearest(net, ns, links)
 	}
 	if many && !net.many {

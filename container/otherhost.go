@@ -6,14 +6,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// The cgroup tree holds everybody's cgroups: also those of pods on a node that is a
-// network namespace of this machine, and of what an engine inside a container runs.
-// The agent of that node or container answers for them; here they are not listed.
+// The cgroup tree holds the cgroups of all: also those of pods on a node that is a network
+// namespace of this machine, and of engines inside a container. The agent of that node or container
+// answers for them; this one does not list them.
 //
-// A bare cgroup is another host's if devices of its network namespace lead to other
-// namespaces (a veth or netkit to its peer, a macvlan, ipvlan or VLAN to the device
-// below it, a tunnel to where it sends), and none of those namespaces is this host's.
-// A namespace is this host's if
+// A bare cgroup is another host's if devices of its network namespace lead to other namespaces (a
+// veth or netkit to its peer, a macvlan, ipvlan or VLAN to the device below it, a tunnel to where
+// it sends), and none of those namespaces is this host's. A namespace is this host's if
 //   - it is the agent's own, or
 //   - a device of it leads to the agent's own, as the VXLAN of a Docker overlay does,
 //     unless a runtime has a container in it: what hangs on that is inside the
@@ -23,18 +22,18 @@ import (
 //   - it was not found, or has more devices than are examined: the doubt counts for
 //     the cgroup.
 //
-// So a cgroup without such devices (host network, none, a tap) is always this host's.
-// One namespace between a cgroup and the agent's own is looked into, and not two.
+// So a cgroup without such devices (host network, none, a tap) is always this host's. One namespace
+// between a cgroup and the agent's own is looked into, and not two.
 
-// far is what is known of a namespace to which devices of another one lead.
+// far is the state of a namespace that devices of another one lead to.
 type far struct {
 	inode uint64 // 0: it was not found
 	home  bool   // a device of it leads to the agent's own namespace
-	doubt bool   // where one of its devices leads is not known
+	doubt bool   // the end of one of its devices is unknown
 }
 
-// elsewhere says whether a namespace belongs to another host, by where its devices
-// lead and by the namespaces in which runtimes have containers.
+// elsewhere reports whether a namespace belongs to another host, by the ends of its devices and the
+// namespaces with containers of runtimes.
 func elsewhere(leads []far, inhabited map[uint64]bool) bool {
 	ours := func(f far) bool {
 		if inhabited[f.inode] {
@@ -45,8 +44,8 @@ func elsewhere(leads []far, inhabited map[uint64]bool) bool {
 	return len(leads) > 0 && !slices.ContainsFunc(leads, ours)
 }
 
-// elsewhere says whether a namespace that a bare cgroup lives in belongs to another
-// host. It looks into the namespaces around it once after each look at it.
+// elsewhere reports whether the namespace of a bare cgroup belongs to another host. It examines the
+// namespaces around it once per look.
 func (n *networks) elsewhere(inode uint64, inhabited map[uint64]bool) bool {
 	net := n.known[inode]
 	if net == nil {
@@ -58,8 +57,8 @@ func (n *networks) elsewhere(inode uint64, inhabited map[uint64]bool) bool {
 	return elsewhere(net.far, inhabited)
 }
 
-// leads gives where the devices of a namespace lead; nil if one leads to the agent's
-// own. What was not found is empty.
+// leads returns the ends of a namespace's devices; nil if one leads to the agent's own. An unknown
+// end is empty.
 func (n *networks) leads(net *network, ns *netdev.NS, links []netdev.Link) []location {
 	var list []location
 	seen := make(map[int]bool) // by the id of the namespace
@@ -82,8 +81,7 @@ func (n *networks) leads(net *network, ns *netdev.NS, links []netdev.Link) []loc
 	return list
 }
 
-// examine looks into namespaces: at no more devices, of all of them together, than a
-// look at one goes through.
+// examine examines namespaces: at most as many devices, of all of them together, as a look at one.
 func (n *networks) examine(at []location) []far {
 	var list []far
 	left := n.cfg.Links
@@ -95,7 +93,7 @@ func (n *networks) examine(at []location) []far {
 		}
 		links, err := there.Links(left)
 		left -= len(links)
-		// The list gives numbers to the namespaces that it names, so it comes first.
+		// The list assigns ids to its namespaces, so it comes first.
 		id, idErr := there.ID(n.own)
 		there.Close()
 		f := far{inode: a.inode, doubt: err != nil || idErr != nil}

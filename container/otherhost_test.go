@@ -48,7 +48,7 @@ func TestOtherHost(t *testing.T) {
 		sleeper(t, ns, cg.Child(t, name))
 		return ns
 	}
-	// A namespace that somebody else's processes live in, in a cgroup that is not looked at.
+	// A namespace of foreign processes, in a cgroup that is not looked at.
 	node := func() *testkit.NS {
 		t.Helper()
 		ns := testkit.NetNS(t)

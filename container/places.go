@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ContainerdAddrs are the places where containerd listens, by itself and as a part of
-// k3s and RKE2, of MicroK8s and of k0s. A host can have several of them.
+// ContainerdAddrs lists the sockets of containerd, by itself and as a part of k3s and RKE2, of
+// MicroK8s and of k0s. A host can have several of them.
 func ContainerdAddrs() []string {
 	return []string{
 		"/run/containerd/containerd.sock",
@@ -45,7 +45,7 @@ func (p places) Run(ctx context.Context, publish func(Report)) error {
 	return g.Wait()
 }
 
-// together joins the last reports of several places; nil is one that has yet to come.
+// together joins the last reports of several places; nil is a pending one.
 func together(reports []*Report) Report {
 	all, unknown := Report{Absent: true}, 0
 	var errs []error

@@ -28,8 +28,8 @@ const (
 	firstRetry = 25 * time.Millisecond // doubled at each failure
 )
 
-// process is the init process of a container. A pidfd holds it, so that data read
-// by its number is known to be about it.
+// process is the init process of a container. A pidfd holds it, so that data read by its number is
+// known to be about it.
 type process struct {
 	pid     int
 	fd      *os.File
@@ -39,15 +39,15 @@ type process struct {
 	id      ID
 
 	claimed bool        // by a record, in the current round
-	exited  atomic.Bool // ended has said so
+	exited  atomic.Bool // ended has returned true
 
-	err      error // why it could not be opened or looked at
+	err      error // why it could not be opened or examined
 	failures int
-	retry    time.Time // when to try again, if err is not that it has gone
+	retry    time.Time // when to try again, unless err means that it has gone
 }
 
-// openProcess opens a process and calls ended, from another goroutine, once
-// that process has exited. The error matches fs.ErrNotExist if there is none.
+// openProcess opens a process and calls ended, from another goroutine, once that process has
+// exited. The error matches fs.ErrNotExist if there is none.
 func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -71,8 +71,7 @@ func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, 
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
 	go func() {
-		// A pidfd becomes readable when its process exits. An error means
-		// that we have closed it.
+		// A pidfd becomes readable when its process exits. An error means that we have closed it.
 		if conn.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil {
 			p.exited.Store(true)
 			ended()
@@ -86,12 +85,11 @@ func (p *process) setCgroup(paths cgroup.Paths) {
 	p.cgroup, p.id, p.err = paths, ID(id), err
 }
 
-// gone says whether the process is known to have exited, or could not be
-// opened at all.
+// gone reports whether the process is known to have exited, or could not be opened at all.
 func (p *process) gone() bool { return p.fd == nil || p.exited.Load() }
 
-// ended is gone, but asks the kernel. If it returns false, everything that was
-// read by number up to now was about this process.
+// ended is gone, but asks the kernel. If it returns false, all that was read by number so far was
+// about this process.
 func (p *process) ended() bool {
 	if p.gone() {
 		return true
@@ -120,7 +118,7 @@ func (p *process) close() {
 	}
 }
 
-// stat is the part of /proc/PID/stat that we use.
+// stat is the part of /proc/PID/stat in use.
 type stat struct {
 	flags uint64
 	start uint64 // ticks of userHZ since boot
@@ -134,8 +132,8 @@ func readStat(proc string, pid int) (stat, error) {
 	return parseStat(b)
 }
 
-// parseStat reads the form of proc_pid_stat(5). The process chooses its name,
-// the second field, which may hold blanks and parentheses.
+// parseStat reads the form of proc_pid_stat(5). The process chooses its name, the second field,
+// which may hold blanks and parentheses.
 func parseStat(b []byte) (stat, error) {
 	end := bytes.LastIndexByte(b, ')')
 	if end < 0 {
@@ -174,7 +172,7 @@ func readSmall(name string) ([]byte, error) {
 	return b, err
 }
 
-// bootTime tells when the host was started, by the clock as it is set now.
+// bootTime returns when the host booted, by the present clock.
 func bootTime(now func() time.Time) (time.Time, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -185,8 +183,7 @@ func bootTime(now func() time.Time) (time.Time, error) {
 
 func netnsOf(proc string, pid int) (uint64, error) { return netdev.InodeOf(proc, pid) }
 
-// procsIn lists processes in the cgroup dir itself, kernel threads included,
-// at most maxProcs.
+// procsIn lists processes in the cgroup dir itself, kernel threads included, at most maxProcs.
 func procsIn(dir string) ([]int, error) {
 	b, err := readSmall(filepath.Join(dir, "cgroup.procs"))
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) { // a threaded cgroup
@@ -199,9 +196,8 @@ func parseProcs(b []byte) []int {
 	var pids []int
 	for line := range strings.Lines(string(b)) {
 		pid, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
-		// 0 is a process outside of our pid namespace. A number that the limit on
-		// reading has truncated names no process, or a wrong one, which its
-		// cgroup then reveals.
+		// 0 is a process outside of our pid namespace. A truncated number names no process, or a
+		// wrong one, which its cgroup then reveals.
 		if err != nil || pid <= 0 {
 			continue
 		}
@@ -212,10 +208,9 @@ func parseProcs(b []byte) []int {
 	return pids
 }
 
-// oldest picks the process that stands for a cgroup: the one that was started
-// first, of those that have a network namespace of their own if any has, in
-// the topmost directory that has any. The error matches fs.ErrNotExist if the
-// cgroup is empty or gone.
+// oldest picks the process that stands for a cgroup: the first one started, if possible with a
+// network namespace of its own, in the topmost directory that has any. The error matches
+// fs.ErrNotExist if the cgroup is empty or gone.
 func oldest(proc, dir string, host uint64) (int, error) {
 	dirs := []string{dir}
 	for i := 0; i < len(dirs) && i < maxDirs; i++ {

@@ -81,7 +81,7 @@ func TestOpenProcess(t *testing.T) {
 		t.Error("ended while it runs")
 	}
 	cmd.Process.Kill()
-	<-ended // even though nobody has waited for it
+	<-ended // even though it was not waited for
 	if !p.ended() {
 		t.Error("runs after its end")
 	}
@@ -100,8 +100,8 @@ func TestOpenProcess(t *testing.T) {
 	self.close()
 }
 
-// A host with more containers than one cgroup's processes are searched in has
-// them side by side in one directory.
+// A host with more containers than one cgroup's processes are searched in has them side by side in
+// one directory.
 func TestSubdirsOfAFullHost(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3 * maxDirs {

@@ -25,10 +25,9 @@ const (
 	maxRetry   = 30 * time.Second // between two questions about one container
 )
 
-// roster is the list of running containers that the source of a runtime keeps,
-// from the runtime's events and lists. Questions to the runtime are asked in
-// other goroutines, so that one container over which the runtime hangs does not
-// delay the others. Everything else belongs to one goroutine.
+// roster is the list of running containers of a runtime's source, from the runtime's events and
+// lists. Other goroutines ask the runtime, so that one container over which the runtime hangs does
+// not delay the others. Everything else belongs to one goroutine.
 type roster struct {
 	at      string // the runtime and its address, for errors
 	publish func(Report)
@@ -39,13 +38,12 @@ type roster struct {
 	asked   map[string]*question // the last question about a container, while it is open
 	whole   bool                 // the runtime has listed its containers
 
-	none   bool // it was reported that there is no such runtime
-	listed bool // a list was reported: there is one
+	none   bool // reported: there is no such runtime
+	listed bool // reported: it has a list
 }
 
-// inspect asks the runtime about one container; false means that it does not
-// run. With an error and true the record holds what can be known without what the
-// runtime could not say.
+// inspect asks the runtime about one container; false means that it does not run. With an error and
+// true the record holds what is known without the missing answer.
 type inspect func(ctx context.Context, key string) (Record, bool, error)
 
 // question is asked until there is an answer without an error, or cancel is called.
@@ -66,13 +64,13 @@ func newRoster(name, addr string, publish func(Report)) *roster {
 	return &roster{at: name + " at " + addr, publish: publish, answers: make(chan answer)}
 }
 
-// follow runs session, which talks to the runtime over one connection, again and
-// again until ctx ends, and reports why each one ended. A runtime that was never
-// there is not an error, but one that has left its socket is.
+// follow runs session, which uses one connection to the runtime, repeatedly until ctx ends, and
+// reports why each one ended. A runtime that was never there is not an error, but one that has left
+// its socket is.
 func (r *roster) follow(ctx context.Context, session func(context.Context) error) {
 	retry(ctx, func(ctx context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
-		defer cancel() // ends what the session has asked
+		defer cancel() // ends the session's questions
 		r.begin()
 		err := session(ctx)
 		if ctx.Err() != nil {
@@ -95,8 +93,8 @@ func (r *roster) begin() {
 	r.records, r.asked, r.whole = make(map[string]Record), make(map[string]*question), false
 }
 
-// retry runs session again and again until ctx ends, after a pause that
-// doubles while sessions end at once.
+// retry runs session repeatedly until ctx ends, after a pause that doubles while sessions end at
+// once.
 func retry(ctx context.Context, session func(context.Context)) {
 	pause := minBackOff
 	for ctx.Err() == nil {
@@ -113,8 +111,8 @@ func retry(ctx context.Context, session func(context.Context)) {
 	}
 }
 
-// listens says whether somebody listens at a unix socket; the runtimes' clients
-// do not say why they cannot connect.
+// listens reports whether a server listens at a unix socket; the runtimes' clients do not report
+// why they cannot connect.
 func listens(ctx context.Context, path string) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -124,8 +122,8 @@ func listens(ctx context.Context, path string) error {
 	return conn.Close()
 }
 
-// ask inspects a container, with growing pauses until there is an answer without an
-// error; each one arrives in answers.
+// ask inspects a container, with growing pauses until there is an answer without an error; each one
+// arrives in answers.
 func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	r.drop(key)
 	ctx, cancel := context.WithCancel(ctx)
@@ -157,7 +155,7 @@ func (r *roster) ask(ctx context.Context, key string, look inspect) {
 	}()
 }
 
-// unanswered gives the error of a call, in words if it had no answer in time.
+// unanswered returns the error of a call, and explains one without an answer in time.
 func unanswered(call context.Context, err error) error {
 	if err != nil && call.Err() != nil {
 		return fmt.Errorf("no answer within %v", callTimeout)
@@ -165,7 +163,7 @@ func unanswered(call context.Context, err error) error {
 	return err
 }
 
-// drop takes a question back, and says whether there was one.
+// drop cancels a question, and reports whether there was one.
 func (r *roster) drop(key string) bool {
 	q := r.asked[key]
 	if q != nil {
@@ -175,7 +173,7 @@ func (r *roster) drop(key string) bool {
 	return q != nil
 }
 
-// knows says whether a container runs or is being asked about.
+// knows reports whether a container runs or is being asked about.
 func (r *roster) knows(key string) bool {
 	_, runs := r.records[key]
 	_, open := r.asked[key]
@@ -189,8 +187,8 @@ func (r *roster) take(got answer) {
 	}
 }
 
-// note records an answer, unless there was a later question or an end since. It
-// says whether there is something new to report.
+// note records an answer, unless a later question or an end has superseded it. It reports whether
+// the list has changed.
 func (r *roster) note(got answer) bool {
 	q := r.asked[got.key]
 	if q != got.question {
@@ -216,8 +214,7 @@ func (r *roster) note(got answer) bool {
 // end records that a container has ended.
 func (r *roster) end(key string) {
 	news := r.drop(key) // the answer would be out of date
-	// An event may be older than a list, and the container may have been started
-	// again since.
+	// An event may be older than a list, and the container may have been restarted since.
 	if rec, runs := r.records[key]; runs && unix.Kill(rec.PID, 0) != nil {
 		delete(r.records, key)
 		news = true
@@ -227,9 +224,9 @@ func (r *roster) end(key string) {
 	}
 }
 
-// replace takes the keys of all containers that run. It inspects those that are
-// not known, or whose record current says is outdated, unless the question is open
-// already, and waits for the answers, but not for long: later answers count, too.
+// replace takes the keys of all running containers. It inspects unknown ones, and those with a
+// record that current calls outdated, unless the question is open already, and waits for the
+// answers, but not for long: later answers count, too.
 func (r *roster) replace(ctx context.Context, keys []string, current func(key string, rec Record) bool, look inspect) {
 	slots := make(chan struct{}, parallel)
 	slowly := func(ctx context.Context, key string) (Record, bool, error) {
@@ -291,7 +288,7 @@ func (r *roster) say() {
 	r.listed = true
 }
 
-// wrap says which runtime an error is about.
+// wrap adds the runtime to an error.
 func (r *roster) wrap(err error) error {
 	if err == nil {
 		err = errors.New("connection ended")

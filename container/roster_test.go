@@ -36,7 +36,7 @@ func newTestRoster() (*roster, *said) {
 	return r, s
 }
 
-// whole says whether the last report was not a partial one.
+// whole reports whether the last report was not a partial one.
 func (s *said) whole() bool { return !s.reports[len(s.reports)-1].Partial }
 
 func answerWith(rec Record, runs bool, err error) inspect {
@@ -201,8 +201,8 @@ func TestRosterFollow(t *testing.T) {
 	})
 }
 
-// TestRosterFails has a runtime that fails over one container, and then answers: the
-// list is not whole until it does, and says why.
+// TestRosterFails has a runtime that fails over one container, and then answers: the list is not
+// whole until it does, and says why.
 func TestRosterFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := newTestRoster()

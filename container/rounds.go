@@ -12,9 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// rounds turns reports into containers, again and again. It belongs to the
-// goroutine that runs the Set. It does not look up again what it knows, unless
-// something says that it may have changed.
+// rounds converts reports to containers, repeatedly. It belongs to the goroutine that runs the Set.
+// It does not look up again what it knows, unless it may have changed.
 type rounds struct {
 	cfg    Config
 	layout cgroup.Layout
@@ -28,8 +27,8 @@ type rounds struct {
 	settled bool // the last round left nothing for the next one
 }
 
-// recordKey distinguishes the records of one source. A container that is
-// restarted has a new PID, and so becomes another one.
+// recordKey distinguishes the records of one source. A container that is restarted has a new PID,
+// and so becomes another one.
 type recordKey struct {
 	source    int
 	runtimeID string
@@ -43,7 +42,7 @@ type entry struct {
 	source    string
 	process   *process
 	container Container
-	look      int  // at its network, of which container tells
+	look      int  // number of the look at its network that container is of
 	due       bool // look again in the next round
 	afresh    bool // and at the network as well, without an event
 	elsewhere bool // it is another host's
@@ -75,8 +74,8 @@ func (r *rounds) close() {
 	r.nets.close()
 }
 
-// run updates live from the reports. With full it looks at everything again. It
-// returns when to run again at the latest, or -1 if there is no such time.
+// run updates live from the reports. With full it looks at everything again. It returns when to run
+// again at the latest, or -1 if there is no such time.
 func (r *rounds) run(reports []reported, full bool) time.Duration {
 	type claim struct {
 		record  Record
@@ -91,7 +90,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 		}
 	}
 	claims := make(map[ID]claim)
-	owned := make(map[string]bool) // v2 directories that a runtime answers for
+	owned := make(map[string]bool) // v2 directories of runtimes' containers
 	for i, rep := range reports {
 		for _, rec := range rep.records {
 			key := recordKey{i, rec.RuntimeID, rec.PID, rec.CgroupV2}
@@ -145,7 +144,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			}
 		}
 		if budget == 0 {
-			// What is known stays valid until then.
+			// The known state stays valid until then.
 			r.settled = r.settled && known
 			if known {
 				e.due, e.afresh = true, e.afresh || full
@@ -169,7 +168,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			r.settled = false
 			soon(c.process.retry.Sub(now))
 			if known {
-				// What was known of it stays valid until then.
+				// Its known state stays valid until then.
 				c.process.err, e.due, e.afresh = nil, true, e.afresh || full
 				continue
 			}
@@ -194,7 +193,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 	return next
 }
 
-// containers gives those of this host that run.
+// containers returns the running ones of this host.
 func (r *rounds) containers() map[ID]Container {
 	list := make(map[ID]Container, len(r.live))
 	for id, e := range r.live {
@@ -205,12 +204,11 @@ func (r *rounds) containers() map[ID]Container {
 	return list
 }
 
-// stale says whether the record of p is to be opened anew: after a failure, at
-// growing intervals, and for a record without PID once the process that stood for
-// its cgroup has ended. A failure to find such a process does not mean that the
-// container has ended either: while a runtime sets a container up, its processes
-// follow one another and the cgroup stays populated, so no event tells when the
-// last of them comes.
+// stale reports whether to open the record of p anew: after a failure, at growing intervals, and
+// for a record without PID once the process that stood for its cgroup has ended. A failure to find
+// such a process does not mean that the container has ended either: while a runtime sets a
+// container up, its processes follow one another and the cgroup stays populated, so no event
+// announces the last of them.
 func stale(key recordKey, p *process, now time.Time) bool {
 	if p.err != nil && !errors.Is(p.err, fs.ErrNotExist) {
 		return !now.Before(p.retry)
@@ -218,8 +216,8 @@ func stale(key recordKey, p *process, now time.Time) bool {
 	return key.pid == 0 && p.gone()
 }
 
-// moved says whether a process has been moved to other cgroups, or its cgroup
-// renamed, since it was opened. The kernel reports neither.
+// moved reports whether a process has been moved to other cgroups, or its cgroup renamed, since it
+// was opened. The kernel reports neither.
 func (r *rounds) moved(rec Record, p *process) bool {
 	if p.err != nil || p.gone() {
 		return false
@@ -235,7 +233,7 @@ func (r *rounds) fail(p *process, err error) {
 	p.retry = r.cfg.Now().Add(firstRetry << p.failures)
 }
 
-// covered says whether dir, or a directory above it, is owned.
+// covered reports whether dir, or a directory above it, is owned.
 func covered(owned map[string]bool, dir, root string) bool {
 	for len(dir) > len(root) {
 		if owned[dir] {
@@ -246,13 +244,12 @@ func covered(owned map[string]bool, dir, root string) bool {
 	return false
 }
 
-// reopen is open for a record that was not there before (old is nil), or
-// whose process is stale.
+// reopen is open for a new record (old is nil), or one with a stale process.
 func (r *rounds) reopen(rec Record, old *process) *process {
 	p := r.open(rec)
 	if old != nil {
 		old.close()
-		if old.err != nil { // one that lived and ended is no failure
+		if old.err != nil { // a process that lived and ended is no failure
 			p.failures = old.failures
 		}
 	}
@@ -262,8 +259,7 @@ func (r *rounds) reopen(rec Record, old *process) *process {
 	return p
 }
 
-// open finds the process and the cgroups of a record. The result says why, if
-// it fails.
+// open finds the process and the cgroups of a record. A failure is in the result.
 func (r *rounds) open(rec Record) *process {
 	if rec.PID <= 0 {
 		return r.openCgroup(rec)
@@ -279,7 +275,7 @@ func (r *rounds) open(rec Record) *process {
 	return r.place(rec, p)
 }
 
-// known gives the records that runtimes have of processes that live, by source.
+// known returns the runtimes' records with live processes, by source.
 func (r *rounds) known(reports []reported) *Known {
 	known := Known{Records: make(map[string][]Record)}
 	for i, rep := range reports {
@@ -304,7 +300,7 @@ func (r *rounds) place(rec Record, p *process) *process {
 	return p
 }
 
-// paths returns the cgroups of a record, one of whose processes is pid.
+// paths returns the cgroups of a record with process pid.
 func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	paths, err := r.layout.OfPID(r.cfg.Proc, pid)
 	if err != nil {
@@ -330,8 +326,7 @@ func (r *rounds) paths(rec Record, pid int) (cgroup.Paths, error) {
 	return paths, nil
 }
 
-// openCgroup is open for a record that knows a directory only: it answers for
-// the oldest process in there.
+// openCgroup is open for a record with only a directory: it stands for the oldest process in it.
 func (r *rounds) openCgroup(rec Record) *process {
 	dir := rec.CgroupV2
 	if !strings.HasPrefix(dir, r.layout.V2+"/") || filepath.Clean(dir) != dir {
@@ -348,9 +343,8 @@ func (r *rounds) openCgroup(rec Record) *process {
 	return r.place(rec, p)
 }
 
-// ofRuntime cuts a cgroup directory after the element that bears the runtime's
-// id: init systems inside containers, and some runtimes, put the first process
-// into a cgroup below the container's own.
+// ofRuntime cuts a cgroup directory after the element with the runtime's id: init systems inside
+// containers, and some runtimes, put the first process into a cgroup below the container's own.
 func ofRuntime(dir, id string) string {
 	if id == "" {
 		return dir
@@ -367,7 +361,7 @@ func ofRuntime(dir, id string) string {
 	return dir
 }
 
-// describe combines what is known of a container now.
+// describe combines all that is known of a container.
 func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (Container, int, error) {
 	ns, err := netnsOf(r.cfg.Proc, p.pid)
 	if err != nil {
@@ -381,7 +375,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		net = new(network) // the agent's own
 	}
 	if p.ended() {
-		// Everything above may have been read of another process.
+		// All of the above may be of another process.
 		return Container{}, 0, fs.ErrNotExist
 	}
 	name := rec.Name
@@ -415,7 +409,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 	}, net.looks, nil
 }
 
-// inPod says whether the directories lie immediately below those of a pod.
+// inPod reports whether the directories lie immediately below those of a pod.
 func inPod(c Cgroup, pod string) bool {
 	for _, dir := range []string{c.V2, c.CPU} {
 		if dir != "" && filepath.Base(filepath.Dir(dir)) != pod {

@@ -16,8 +16,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// TestSetSharedNetwork has a pod: one network, several containers. What changes
-// there has changed for all of them.
+// TestSetSharedNetwork has a pod: one network, several containers. What changes there has changed
+// for all of them.
 func TestSetSharedNetwork(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	src := newFake("containerd")
@@ -48,9 +48,9 @@ func TestSetSharedNetwork(t *testing.T) {
 	}
 }
 
-// TestSetPods has two pods whose containers are called the same, as a kubelet makes
-// them: each has a name of its own, and what holds a pod's namespaces is none of them,
-// though the cgroup tree knows it too.
+// TestSetPods has two pods with containers of the same name, as a kubelet makes them: each has a
+// name of its own, and what holds a pod's namespaces is none of them, though the cgroup tree knows
+// it too.
 func TestSetPods(t *testing.T) {
 	cg := testkit.Cgroup(t)
 	src, tree := newFake("containerd"), newFake(CgroupSource)
@@ -78,8 +78,8 @@ func TestSetPods(t *testing.T) {
 	}
 }
 
-// TestSetMoved has the processes of a container put into other cgroups, and a
-// cgroup given another name, of which nobody says anything.
+// TestSetMoved moves the processes of a container to other cgroups, and renames a cgroup, without
+// an event.
 func TestSetMoved(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	one, two := cg.Child(t, "one"), cg.Child(t, "two")
@@ -116,8 +116,8 @@ func TestSetMoved(t *testing.T) {
 	at("the cgroup was renamed", one.CPU+"-renamed")
 }
 
-// TestSetLatePID has a source that knows a cgroup, and says so once, at a
-// moment when none of its processes can be found.
+// TestSetLatePID has a source that knows a cgroup, and says so once, at a moment when none of its
+// processes can be found.
 func TestSetLatePID(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	src := newFake(CgroupSource)
@@ -194,8 +194,8 @@ func TestOfRuntime(t *testing.T) {
 	}
 }
 
-// TestRefreshLooksAtAll has more networks than one round looks at, and changes at the
-// host's ends of which nothing in them tells: one refresh finds all.
+// TestRefreshLooksAtAll has more networks than one round looks at, and changes at the host ends
+// that the networks do not show: one refresh finds all.
 func TestRefreshLooksAtAll(t *testing.T) {
 	layout, err := cgroup.Detect("/proc", cgroup.DefaultRoot)
 	if err != nil {

@@ -119,8 +119,8 @@ const (
 		"annotations":{"both":"container"}}}}`
 )
 
-// What a container of the CRI is comes from the requests alone: the plugin merges
-// the image's labels into those that containerd has for it.
+// A container of the CRI is described by the requests alone: the plugin merges the image's labels
+// into containerd's.
 func TestCRIRecord(t *testing.T) {
 	sandbox := &containers.Container{
 		ID:         "s1",

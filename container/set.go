@@ -19,18 +19,18 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// CgroupSource is the name of the source that [CgroupTree] makes. A Set believes
-// it only about cgroups that no other source knows.
+// CgroupSource is the name of the source that [CgroupTree] makes. A Set uses it only for cgroups
+// that no other source knows.
 const CgroupSource = "cgroup"
 
 const (
 	settle        = 2 * time.Millisecond // gathers the events of one moment
 	maxEnded      = 4096                 // tombstones
-	perRound      = 16                   // containers described before the others get to see them
+	perRound      = 16                   // containers described before they are published
 	maxRecords    = 16384                // of one source
 	maxName       = 512                  // bytes
 	maxImageNames = 32
-	maxLeftOut    = 64 // labels of one container that are named though they are left out
+	maxLeftOut    = 64 // labels of one container that are named when left out
 )
 
 // Config says where a [Set] looks. Zero fields get the defaults given here.
@@ -39,15 +39,15 @@ type Config struct {
 	Cgroup  string           // cgroup.DefaultRoot
 	NetNS   string           // PROC/self/ns/net: a path to the host's network namespace
 	Refresh time.Duration    // 30 s: how often everything is looked at again without an event
-	Keep    time.Duration    // 10 min: how long Lookup still finds a container that has ended
-	Links   int              // 4096: devices, and addresses, that one look at a network goes through
-	Known   *Known           // what an earlier Set knew; nil: nothing
+	Keep    time.Duration    // 10 min: how long Lookup still finds an ended container
+	Links   int              // 4096: devices, and addresses, that one look at a network reads
+	Known   *Known           // from an earlier Set; nil: none
 	Now     func() time.Time // time.Now
 	Log     *slog.Logger     // slog.DiscardHandler
 }
 
-// Set joins what several sources report into one list of the containers that
-// run on this host now. Its methods may be called from several goroutines.
+// Set joins the reports of several sources into one list of the containers that run on this host.
+// Its methods may be called from several goroutines.
 type Set struct {
 	cfg     Config
 	sources []Source
@@ -63,21 +63,21 @@ type Set struct {
 	ended   map[ID]tombstone
 }
 
-// Snapshot is what a [Set] knows at one moment. It is immutable.
+// Snapshot is the state of a [Set] at one moment. It is immutable.
 type Snapshot struct {
 	Containers []Container // in order of ID
 
-	// Complete says that every source has listed what it knows, and that all of
-	// it has been examined: a container that is not in Containers does not run.
+	// Complete: every source has listed its containers, and all were examined: a container that is
+	// not in Containers does not run.
 	Complete bool
 	Sources  []SourceStatus
 
 	Known *Known // replaced whenever Containers is; nil if there were none yet
 }
 
-// Known is what runtimes have said of the containers that run. Given to a new Set
-// in the same boot, it counts until the runtime that said it has given another list,
-// or has answered about a container, for as long as the container's process lives.
+// Known is what runtimes have reported of the running containers. Given to a new Set in the same
+// boot, it counts until its runtime gives another list, or answers about a container, for as long
+// as the container's process lives.
 type Known struct {
 	Records map[string][]Record `json:"records"` // by source
 }
@@ -85,11 +85,11 @@ type Known struct {
 // SourceStatus is the state of one source.
 type SourceStatus struct {
 	Name    string
-	Listed  bool      // it has given a list at least once
+	Listed  bool      // at least one list was given
 	Records int       // in the list that counts
 	Partial bool      // of that list: see Report
 	Absent  bool      // see Report
-	Err     error     // why that list may be out of date, or not the whole; nil if it is neither
+	Err     error     // why that list may be out of date, or incomplete; nil if it is neither
 	Since   time.Time // when Err came or went
 }
 
@@ -103,8 +103,8 @@ type tombstone struct {
 	until     time.Time
 }
 
-// NewSet makes a Set that listens to the given sources once it is run. Where
-// two of them know the same cgroup, the earlier one counts.
+// NewSet makes a Set that listens to the given sources once it is run. If two of them know the same
+// cgroup, the earlier one counts.
 func NewSet(cfg Config, sources ...Source) *Set {
 	cfg.Proc = cmp.Or(cfg.Proc, "/proc")
 	cfg.Cgroup = cmp.Or(cfg.Cgroup, cgroup.DefaultRoot)
@@ -146,8 +146,8 @@ func rank(s Source) int {
 	return 0
 }
 
-// Run keeps the Set until ctx ends, which is not an error. It is called once.
-// The error matches [cgroup.ErrNone] if the host has no cgroup v2 tree.
+// Run keeps the Set until ctx ends, which is not an error. It is called once. The error matches
+// [cgroup.ErrNone] if the host has no cgroup v2 tree.
 func (s *Set) Run(ctx context.Context) error {
 	layout, err := cgroup.Detect(s.cfg.Proc, s.cfg.Cgroup)
 	if err != nil {
@@ -215,9 +215,8 @@ func (s *Set) loop(ctx context.Context, r *rounds) {
 	}
 }
 
-// Busy gives when the Set began to look at the host, if it has not come to an end
-// with that; else the zero time. It takes milliseconds: a Set that is busy for long
-// hangs, and its Snapshot grows old.
+// Busy returns when the Set began to look at the host, if it is still busy; else the zero time. A
+// look takes milliseconds: a Set that is busy for long hangs, and its Snapshot ages.
 func (s *Set) Busy() time.Time {
 	if began := s.busy.Load(); began != nil {
 		return *began
@@ -270,8 +269,7 @@ func statuses(reports []reported) []SourceStatus {
 	return list
 }
 
-// publish makes the result of a round over reports visible, if it contains
-// anything new.
+// publish makes the result of a round over reports visible, if it contains anything new.
 func (s *Set) publish(r *rounds, reports []reported) {
 	now := s.cfg.Now()
 	s.mu.Lock()
@@ -333,16 +331,15 @@ func (s *Set) Snapshot() Snapshot {
 	return s.snap
 }
 
-// Changed returns a channel that is closed when the Snapshot is next replaced.
-// To miss nothing, call it before Snapshot.
+// Changed returns a channel that is closed when the Snapshot is next replaced. To miss nothing,
+// call it before Snapshot.
 func (s *Set) Changed() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.changed
 }
 
-// Lookup finds a container that runs, or that has ended not long ago; the
-// latter has PID 0.
+// Lookup finds a container that runs, or that ended not long ago; the latter has PID 0.
 func (s *Set) Lookup(id ID) (Container, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,44 +10,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Source reports the containers that one runtime, or one part of the host, knows
-// of. An absent runtime is not an error: its source reports an empty list, and
-// keeps looking for it.
+// Source reports the containers of one runtime, or of one part of the host. An absent runtime is
+// not an error: its source reports an empty list, and keeps looking for it.
 type Source interface {
-	// Name is the Source field of the containers that it reports.
+	// Name is the Source field of its containers.
 	Name() string
-	// Run watches until ctx ends. It calls publish with the whole list, once as
-	// soon as it is known and again whenever it has changed. It re-lists now and
-	// then, because events get lost, and it reconnects by itself.
+	// Run watches until ctx ends. It calls publish with the whole list, once as soon as it is known
+	// and again whenever it has changed. It re-lists now and then, because events get lost, and
+	// reconnects itself.
 	Run(ctx context.Context, publish func(Report)) error
 }
 
-// Report is the whole list of one Source, a part of it, or the reason why there is
-// none.
+// Report is the whole list of one Source, a part of it, or the reason why there is none.
 type Report struct {
 	Records []Record
 
-	// Err is why the source cannot say more. Unless the Report is Partial, the list
-	// is unknown at present, and the Set keeps the last one.
+	// Err is why the source cannot report more. Unless the Report is Partial, the list is unknown
+	// at present, and the Set keeps the last one.
 	Err error
 
-	// Partial says that containers of this runtime may run that are not in
-	// Records: the runtime is not there to report them, or has not yet answered
-	// about some that it lists. The Set goes on with what it knew of these.
+	// Partial: containers of this runtime may run that are not in Records: the runtime is not there
+	// to report them, or has not yet answered about some in its list. The Set keeps what it knew of
+	// these.
 	Partial bool
 
-	// Absent says that Partial is so because there is no such runtime on this host,
-	// as far as anybody can tell.
+	// Absent: Partial is set because this host has, as far as is known, no such runtime.
 	Absent bool
 }
 
-// Record is what a runtime knows of one container. The Set finds out the rest
-// from PID (or, if that is 0, from CgroupV2): the cgroups, the network
-// namespace and the interfaces.
+// Record is a runtime's knowledge of one container. The Set finds the rest from PID (or, if that is
+// 0, from CgroupV2): the cgroups, the network namespace and the interfaces.
 type Record struct {
 	PID       int
 	Start     uint64 `json:",omitempty"` // when PID was started, as in proc; 0: it is known to live
-	CgroupV2  string `json:",omitempty"` // absolute path; only where the source knows no PID
+	CgroupV2  string `json:",omitempty"` // absolute path; only if the source knows no PID
 	Name      string
 	RuntimeID string
 	Image     string            `json:",omitempty"`
@@ -57,23 +53,23 @@ type Record struct {
 
 	ImageLabels map[string]string `json:",omitempty"` // see Container
 	ImageNames  []string          `json:",omitempty"` // see Container
-	PodCgroup   string            `json:",omitempty"` // name of the directory that the CRI made for the pod alone, "" if it did not
+	PodCgroup   string            `json:",omitempty"` // name of the directory that the CRI made for the pod alone, or ""
 
 	LeftOut map[string]int `json:",omitempty"` // see Container; the Set fills it in
 
 	Annotations map[string]bool `json:",omitempty"` // see Container
 
-	// Unread says that the labels of the image could not be read, so that all of
-	// the container's count as the image's, or its names.
+	// Unread: the labels of the image, and then all of the container's count as the image's, or its
+	// names could not be read.
 	Unread bool `json:",omitempty"`
 
-	// Sandbox says that it only holds the namespaces of a pod: its cgroup is known to
-	// the runtime, and it is no container of its own.
+	// Sandbox: it only holds the namespaces of a pod. The runtime knows its cgroup, and it is no
+	// container of its own.
 	Sandbox bool `json:",omitempty"`
 }
 
-// joined adds to a partial list what was known before of containers that it says
-// nothing of, or less, and that still run.
+// joined adds to a partial list the earlier knowledge of running containers that it lacks, in whole
+// or in part.
 func joined(said, known []Record) []Record {
 	at := make(map[int]int, len(said)) // by PID
 	for i, rec := range said {
@@ -92,7 +88,7 @@ func joined(said, known []Record) []Record {
 	return said
 }
 
-// boundedAll is bounded of each, and of no more than a source may have.
+// boundedAll is bounded of each, up to the limit of a source.
 func boundedAll(records []Record) []Record {
 	list := make([]Record, min(len(records), maxRecords))
 	for i := range list {
@@ -101,9 +97,8 @@ func boundedAll(records []Record) []Record {
 	return list
 }
 
-// bounded cuts what a runtime lets people write down to a harmless size. A label
-// that is too long is left out, because a part of it would be another label; only
-// its name is kept, for policy to report.
+// bounded limits the size of what users can write. It leaves out a label that is too long, because
+// a part of it would be another label; it keeps only its name, for policy to report.
 func bounded(rec Record) Record {
 	for _, s := range []*string{&rec.Name, &rec.RuntimeID, &rec.Image, &rec.Pod, &rec.Namespace} {
 		if len(*s) > maxName {
@@ -111,7 +106,7 @@ func bounded(rec Record) Record {
 		}
 	}
 	rec.ImageNames = boundedNames(rec.ImageNames)
-	// Each by itself, so that an image cannot crowd out what its operator says.
+	// Each by itself, so that an image cannot crowd out the operator's labels.
 	for _, labels := range []*map[string]string{&rec.Labels, &rec.ImageLabels} {
 		var leftOut map[string]int
 		if *labels, leftOut = boundedLabels(*labels); len(leftOut) > 0 {
@@ -154,7 +149,7 @@ func boundedLabels(labels map[string]string) (within map[string]string, leftOut 
 	return within, leftOut
 }
 
-// merged gives a map with the entries of both; those of the latter count.
+// merged returns a map with the entries of both; b takes precedence.
 func merged[V any](a, b map[string]V) map[string]V {
 	all := make(map[string]V, len(a)+len(b))
 	maps.Copy(all, a)

@@ -19,10 +19,10 @@ import (
 type hierarchy struct {
 	mount      string
 	v2         bool
-	controller string // by which a v1 tree is known in /proc/PID/cgroup; "" for v2
+	controller string // name of a v1 tree in /proc/PID/cgroup; "" for v2
 }
 
-// hierarchies are the trees in which a sandbox gets a group, v2 first.
+// hierarchies are the trees with a group for each sandbox, v2 first.
 type hierarchies []hierarchy
 
 // group is a directory in a hierarchy.
@@ -59,7 +59,7 @@ func realPath(path string) string {
 	return path
 }
 
-// below gives the directories of one group in all hierarchies.
+// below returns the directories of one group in all hierarchies.
 func (hs hierarchies) below(path string) []group {
 	gs := make([]group, len(hs))
 	for i, h := range hs {
@@ -68,7 +68,7 @@ func (hs hierarchies) below(path string) []group {
 	return gs
 }
 
-// create makes the directories and sets what the sandbox gets of the CPUs.
+// create makes the directories and sets the CPU limits of the sandbox.
 func (hs hierarchies) create(gs []group, cpu CPU) error {
 	for _, g := range gs {
 		parent := filepath.Dir(g.dir)
@@ -99,9 +99,9 @@ func (hs hierarchies) create(gs []group, cpu CPU) error {
 	return nil
 }
 
-// weighParent gives the parent the weight of as many groups as it has, so that
-// sandboxes stand against the rest of the machine as if they lay at the top.
-// With the weight of one, ksoftirqd would get as much as all of them together.
+// weighParent sets the weight of the parent to the sum of its groups, so that sandboxes compete
+// with the rest of the machine as if they lay at the top. With the weight of one, ksoftirqd would
+// get as much as all of them together.
 func weighParent(parent string) {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
@@ -120,12 +120,12 @@ func weighParent(parent string) {
 	}
 }
 
-// prepare makes a fresh directory fit for children and processes.
+// prepare prepares a new directory for children and processes.
 func (g group) prepare(dir string) error {
 	switch {
 	case g.v2 && dir != g.dir:
-		// A tree without controllers (hybrid hosts) has nothing to enable.
-		// What was enabled stays: others may rely on it by then.
+		// A tree without controllers (hybrid hosts) has nothing to enable. What was enabled stays:
+		// others may rely on it by then.
 		for _, d := range []string{filepath.Dir(dir), dir} {
 			if err := enable(d, "cpu", "cpuset", "io"); err != nil {
 				return err
@@ -209,15 +209,13 @@ func (g group) limit(cpu CPU) error {
 	return nil
 }
 
-// weight turns v1 shares into a v2 weight as the OCI runtimes do: [2, 262144]
-// onto [1, 10000].
+// weight turns v1 shares into a v2 weight as the OCI runtimes do: [2, 262144] onto [1, 10000].
 func weight(shares uint64) uint64 {
 	shares = min(max(shares, 2), 262144)
 	return 1 + (shares-2)*9999/262142
 }
 
-// of is the directory of this hierarchy in which a process is; "thread-self" is
-// the calling thread.
+// of returns the directory of a process in this hierarchy; "thread-self" is the calling thread.
 func (h hierarchy) of(proc, pid string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(proc, pid, "cgroup"))
 	if err != nil {
@@ -245,17 +243,16 @@ func write(dir, name, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// How long removeGroups waits for killed processes, and for kernel threads
-// whose device is going away: the kernel takes a namespace down aside, which on
-// a busy machine has to wait.
+// Limits of the wait of removeGroups for killed processes, and for kernel threads of devices that are
+// going away: the kernel takes a namespace down in the background, which takes time on a busy
+// machine.
 const (
 	killWait   = 30 * time.Second
 	threadWait = 5 * time.Second
 )
 
-// removeGroups kills what is in the directories and removes them, children
-// first, and the parent if it is empty then. Directories that are not there
-// are a success.
+// removeGroups kills what is in the directories and removes them, children first, and the parent if
+// it is empty then. It ignores missing directories.
 func removeGroups(dirs []string) error {
 	var errs []error
 	for _, dir := range dirs {
@@ -301,9 +298,8 @@ func removeGroup(dir string) error {
 	return nil
 }
 
-// empty kills the processes of a group until there are none. Kernel threads
-// cannot be killed: those that do not leave by themselves go to the root of
-// the hierarchy, and are returned by name.
+// empty kills the processes of a group until there are none. Kernel threads cannot be killed: it
+// moves those that do not leave to the root of the hierarchy, and returns their names.
 func empty(dir string) (moved []string, err error) {
 	start := time.Now()
 	top, _, _ := strings.Cut(dir, "/"+Parent+"/")
@@ -353,7 +349,7 @@ func members(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// kthread says whether a process is a kernel thread: it has no memory map.
+// kthread reports whether a process is a kernel thread: it has no memory map.
 func kthread(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -368,8 +364,7 @@ func kthread(pid int) bool {
 	return flags&pfKthread != 0
 }
 
-// rmdir removes an empty group. A process that has just ended may count for a
-// moment longer.
+// rmdir removes an empty group. A process that has just ended may count for a moment longer.
 func rmdir(dir string) error {
 	start := time.Now()
 	for {

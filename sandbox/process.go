@@ -17,17 +17,15 @@ const (
 	insideEnv = "FAIRLEAD_SANDBOX"
 )
 
-// Reexec runs this program's part inside a sandbox if that is what it was
-// started for: args, usually os.Args, begin with the program and the word
-// sandbox-init. It then returns true and the exit status; else false. Call it
-// first thing in main and TestMain.
+// Reexec runs this program's part inside a sandbox if it was started for that: args, usually
+// os.Args, begin with the program and the word sandbox-init. It then returns true and the exit
+// status; else false. Call it first thing in main and TestMain.
 func Reexec(args []string) (status int, ok bool) {
 	if len(args) < 2 || args[1] != initVerb {
 		return 0, false
 	}
-	// Descriptor 3 is the pipe on which the maker waits for us, if it is one: a
-	// container engine gives us none, and something of the runtime's own may
-	// have the number.
+	// Descriptor 3, if it is a pipe, is the one that the maker waits on: a container engine passes
+	// none, and the number may be in use by the runtime.
 	var st unix.Stat_t
 	if unix.Fstat(3, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
 		unix.Write(3, []byte{1})
@@ -38,8 +36,8 @@ func Reexec(args []string) (status int, ok bool) {
 	}
 }
 
-// Process is a program that runs in a sandbox. It is killed when the sandbox
-// is destroyed, and when the process that started it ends in whatever way.
+// Process is a program that runs in a sandbox. It is killed when the sandbox is destroyed, and when
+// the process that started it ends in any way.
 type Process struct {
 	PID  int
 	cmd  *exec.Cmd
@@ -68,10 +66,9 @@ func (p *Process) Signal(sig os.Signal) error {
 // Kill ends the process; the caller may wait for Done.
 func (p *Process) Kill() { p.Signal(unix.SIGKILL) }
 
-// Start runs cmd inside the sandbox: it is born in the sandbox's cgroups and
-// network namespace, and, if cpus are given, may run on those only. The
-// caller fills in the command but for SysProcAttr, and waits through the
-// Process, not through cmd.
+// Start runs cmd inside the sandbox: it is born in the sandbox's cgroups and network namespace,
+// and, if cpus are given, may run on those only. The caller sets the command except for
+// SysProcAttr, and waits through the Process, not through cmd.
 func (b *Box) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
 	return b.start(cmd, 0, cpus)
 }
@@ -79,8 +76,8 @@ func (b *Box) Start(cmd *exec.Cmd, cpus ...int) (*Process, error) {
 func (b *Box) start(cmd *exec.Cmd, cloneflags uintptr, cpus []int) (*Process, error) {
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
-	// The child is killed when the *thread* that forked it ends. So one thread
-	// stays with each child: it forks, comes back home, and waits.
+	// The child is killed when the *thread* that forked it ends. So one thread stays with each
+	// child: it forks, returns to its own namespaces, and waits.
 	go aside(func() error {
 		err := b.fork(cmd, cloneflags, cpus)
 		started <- err
@@ -106,8 +103,8 @@ func (b *Box) start(cmd *exec.Cmd, cloneflags uintptr, cpus []int) (*Process, er
 	return p, nil
 }
 
-// fork takes the calling thread into the sandbox, starts the command, which
-// inherits everything from the thread, and takes the thread back.
+// fork moves the calling thread into the sandbox, starts the command, which inherits everything
+// from the thread, and moves the thread back.
 func (b *Box) fork(cmd *exec.Cmd, cloneflags uintptr, cpus []int) (err error) {
 	var back []func() error
 	defer func() {
@@ -182,8 +179,7 @@ func (b *Box) fork(cmd *exec.Cmd, cloneflags uintptr, cpus []int) (err error) {
 	return cmd.Start()
 }
 
-// startInit starts the process that stands for the container and holds its
-// namespace open.
+// startInit starts the process that stands for the container and holds its namespace open.
 func (b *Box) startInit() error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -223,8 +219,7 @@ func (b *Box) startInit() error {
 	return b.loopbackUp()
 }
 
-// Done is closed once the sandbox's first process has ended. That of an adopted
-// container is not watched.
+// Done is closed once the sandbox's first process has ended, except for an adopted container.
 func (b *Box) Done() <-chan struct{} {
 	if b.init == nil {
 		return nil
@@ -232,15 +227,14 @@ func (b *Box) Done() <-chan struct{} {
 	return b.init.done
 }
 
-// aside runs fn on a thread that ends with it, so that fn may leave the thread
-// in any state.
+// aside runs fn on a thread that ends with it, so that fn may leave the thread in any state.
 func aside(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The first thread cannot end, and /proc/self is about that one.
-			// While it is locked here, the next goroutine gets another.
+			// The first thread cannot end, and /proc/self describes it. While it is locked here,
+			// the next goroutine gets another.
 			done <- aside(fn)
 			runtime.UnlockOSThread()
 			return

@@ -1,14 +1,13 @@
-// Package sandbox is a tiny container host: a sandbox is a network namespace,
-// a cgroup in every hierarchy that matters, and processes inside. The demo,
-// the experiments and the tests need no other runtime.
+// Package sandbox is a tiny container host: a sandbox is a network namespace, a cgroup in every
+// hierarchy that matters, and processes inside. The demo, the experiments and the tests need no
+// other runtime.
 //
-// It is no runtime for strangers' code: a sandbox has the host's root file
-// system, users and processes, and nothing is confined. Package bench and
-// tests make sandboxes; the agent sees them through [Source], from the state
-// files that the [Host] keeps.
+// It is no runtime for untrusted code: a sandbox has the host's root file system, users and
+// processes, and nothing is confined. Package bench and tests make sandboxes; the agent sees them
+// through [Source], from the state files that the [Host] keeps.
 //
-// Everything dies with the process that made it, even if that is killed,
-// except for the cgroups and the state files: [Sweep] removes those.
+// Everything ends with the process that made it, even if that is killed, except for the cgroups and
+// the state files: [Sweep] removes those.
 package sandbox
 
 import (
@@ -26,36 +25,36 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// DefaultDir is where a Host keeps its state files unless it is told otherwise.
+// DefaultDir is the default directory of a Host's state files.
 const DefaultDir = "/run/fairlead/sandbox"
 
-// Parent is the cgroup, in each hierarchy, in which all sandboxes of a machine
-// lie. It goes with the last of them.
+// Parent is the cgroup, in each hierarchy, of all sandboxes of a machine. It goes with the last of
+// them.
 const Parent = "fairlead-sandbox"
 
-// Config says where a Host works.
+// Config is what New needs.
 type Config struct {
 	Roots kernel.Roots // zero: kernel.Default()
 	Dir   string       // for the state files; "" is DefaultDir
 }
 
-// Spec says what a sandbox is to be.
+// Spec describes a sandbox.
 type Spec struct {
-	// Name is unique on the machine: lower-case letters, digits, "-", "_" and
-	// ".", at most 63 of them.
+	// Name is unique on the machine: lower-case letters, digits, "-", "_" and ".", at most 63 of
+	// them.
 	Name   string
-	Image  string // as it is to appear in the container's record
+	Image  string // in the container's record
 	Labels map[string]string
 	CPU    CPU
-	// Network is the sandbox whose network namespace this one shares, as in
-	// a pod; nil gives it one of its own.
+	// Network is the sandbox to share a network namespace with, as in a pod; nil gives it one of
+	// its own.
 	Network *Box
-	// Bare makes a namespace alone: it has no cgroups and is no container.
-	// The hosts, peers and wires of a rig are such.
+	// Bare makes only a namespace, without cgroups, which is no container: the hosts, peers and
+	// wires of a rig.
 	Bare bool
 }
 
-// CPU is what a sandbox gets of the processors. The zero value sets nothing.
+// CPU is the CPU limits of a sandbox. The zero value sets nothing.
 type CPU struct {
 	Quota  time.Duration // CPU time for each Period; less than 0 lifts the limit
 	Period time.Duration // 0 with a Quota: 100 ms
@@ -79,8 +78,7 @@ type Host struct {
 
 var _ container.Source = (*Host)(nil)
 
-// New makes a Host. It needs root, and a program whose main (or TestMain)
-// calls [Reexec].
+// New makes a Host. It needs root, and a program that calls [Reexec] in main (or TestMain).
 func New(cfg Config) (*Host, error) {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
@@ -123,7 +121,7 @@ func (h *Host) Run(ctx context.Context, publish func(container.Report)) error {
 	return Source(h.roots.Proc, h.dir).Run(ctx, publish)
 }
 
-// Dir is the directory of the state files, for the [Source] of another process.
+// Dir returns the directory of the state files, for the [Source] of another process.
 func (h *Host) Dir() string { return h.dir }
 
 // Close destroys all sandboxes that the Host made.
@@ -154,7 +152,7 @@ type Box struct {
 	state state
 	dirs  []group  // its cgroups; none if Bare
 	ns    *os.File // the network namespace
-	net   *Box     // the sandbox that the namespace is shared with
+	net   *Box     // the sandbox with the shared namespace
 	init  *Process
 	mu    sync.Mutex
 	procs []*Process
@@ -163,9 +161,8 @@ type Box struct {
 
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
 
-// Create makes a sandbox with nothing in it but the process that holds it. It
-// matches ErrExists if the name is in use. What a failed Create had made is
-// removed again.
+// Create makes a sandbox with only the process that holds it. The error matches ErrExists if the
+// name is in use. A failed Create leaves nothing.
 func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	if !validName.MatchString(spec.Name) {
 		return nil, fmt.Errorf("create sandbox %q: name must match %s", spec.Name, validName)
@@ -208,8 +205,7 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	return b, b.state.write()
 }
 
-// Limit changes what the sandbox gets of the processors. What is zero stays as
-// it is.
+// Limit changes the CPU limits of the sandbox. Zero fields change nothing.
 func (b *Box) Limit(cpu CPU) error {
 	for _, g := range b.dirs {
 		if err := g.limit(cpu); err != nil {
@@ -219,9 +215,9 @@ func (b *Box) Limit(cpu CPU) error {
 	return nil
 }
 
-// Destroy kills what runs in the sandbox and removes it. A second call does
-// nothing. Kernel threads that somebody left in the sandbox's cgroups are put
-// into the parent group, and named in the error.
+// Destroy kills what runs in the sandbox and removes it. A second call does nothing. It moves
+// kernel threads that others left in the sandbox's cgroups into the parent group, and returns an
+// error that names them.
 func (b *Box) Destroy() error {
 	b.mu.Lock()
 	if b.gone {
@@ -258,10 +254,9 @@ func (b *Box) Destroy() error {
 	return nil
 }
 
-// Adopt makes a Box of a container that an engine runs, so that processes can be
-// started inside as if by exec, and its devices be reached. pid is its first
-// process. The container stays the engine's: Destroy ends only what was started
-// through the Box.
+// Adopt makes a Box of an engine's container, to start processes inside as if by exec, and to reach
+// its devices. pid is its first process. The container stays the engine's: Destroy ends only what
+// was started through the Box.
 func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	b := &Box{Name: name, PID: pid, host: h}
 	for _, tree := range h.groups {
@@ -280,10 +275,9 @@ func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	return b, nil
 }
 
-// Claim takes the name of a cgroup below Parent, in every hierarchy of this
-// host, for the containers of an engine. It returns its path from the roots of
-// the hierarchies. The engine makes the groups; Close and Sweep remove them with
-// all that is in them.
+// Claim reserves the name of a cgroup below Parent, in every hierarchy of this host, for the
+// containers of an engine. It returns its path from the roots of the hierarchies. The engine makes
+// the groups; Close and Sweep remove them with all that is in them.
 func (h *Host) Claim(name string) (path string, err error) {
 	if !validName.MatchString(name) {
 		return "", fmt.Errorf("claim cgroup %q: name must match %s", name, validName)
@@ -312,12 +306,11 @@ func (h *Host) Claim(name string) (path string, err error) {
 	return "/" + path, nil
 }
 
-// NetNS is a path by which the sandbox's network namespace can be opened by
-// any process, while the sandbox lives.
+// NetNS returns a path to the sandbox's network namespace for any process, while the sandbox lives.
 func (b *Box) NetNS() string {
 	return filepath.Join(b.host.roots.Proc, fmt.Sprint(b.PID), "ns", "net")
 }
 
-// Cgroups are the sandbox's directories in the hierarchies of this host, the
-// v2 one first; none if it is Bare.
+// Cgroups returns the sandbox's directories in the hierarchies of this host, the v2 one first; none
+// if it is Bare.
 func (b *Box) Cgroups() []string { return b.state.Cgroups }

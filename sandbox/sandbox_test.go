@@ -53,7 +53,7 @@ func newHost(t *testing.T) *Host {
 	return h
 }
 
-// name gives a sandbox name that no other test run on this machine has.
+// name returns a sandbox name that no other test run on this machine has.
 func name(s string) string { return fmt.Sprintf("flt%d-%s", os.Getpid(), s) }
 
 func create(t *testing.T, h *Host, spec Spec) *Box {
@@ -299,7 +299,7 @@ func TestProcessEndsWithSandbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A grandchild that nobody knows of is found by the cgroup.
+	// The cgroup finds an unknown grandchild.
 	output(t, b, nil, "sh", "-c", "sleep 1000 >/dev/null 2>&1 &")
 	if err := b.Destroy(); err != nil {
 		t.Fatal(err)

@@ -11,16 +11,15 @@ import (
 
 const sourceName = "sandbox"
 
-// relist is how often a source looks without having been told to: a sandbox
-// whose maker was killed leaves no event.
+// relist is how often a source looks without an event: a sandbox of a killed process leaves none.
 const relist = time.Second
 
-// settle gathers what is written in one moment: a state takes a few steps, and
-// sandboxes may come in bursts.
+// settle is how long events are gathered: a state takes a few steps, and sandboxes may come in
+// bursts.
 const settle = 20 * time.Millisecond
 
-// Source reports the sandboxes whose state files are in dir, whichever process
-// made them. proc is where proc is mounted. The directory need not exist.
+// Source reports the sandboxes with state files in dir, of any process. proc is where proc is
+// mounted. The directory need not exist.
 func Source(proc, dir string) container.Source { return source{proc, dir} }
 
 type source struct{ proc, dir string }
@@ -30,7 +29,7 @@ func (s source) Name() string { return sourceName }
 func (s source) Run(ctx context.Context, publish func(container.Report)) error {
 	tick := time.NewTicker(relist)
 	defer tick.Stop()
-	// Without a watcher (too many of them on this host) the ticks must do.
+	// Without a watcher (too many of them on this host) only the ticks remain.
 	var events <-chan fsnotify.Event
 	watch := func() {}
 	if w, err := fsnotify.NewBufferedWatcher(1024); err == nil {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process names a process for longer than its number is its own.
+// process identifies a process also after its number is reused.
 type process struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // clock ticks since boot, field 22 of proc_pid_stat(5)
@@ -41,8 +41,8 @@ func findProcess(proc string, pid int) (process, error) {
 	return process{pid, start}, nil
 }
 
-// statFields gives the fields of proc_pid_stat(5) from the third (state) on.
-// The second is the program's name, which may hold blanks and brackets.
+// statFields returns the fields of proc_pid_stat(5) from the third (state) on. The second is the
+// program's name, which may hold blanks and brackets.
 func statFields(stat []byte) []string {
 	s := string(stat)
 	i := strings.LastIndexByte(s, ')')
@@ -60,7 +60,7 @@ func (p process) alive(proc string) bool {
 	return err == nil && now == p
 }
 
-// state is what the file of a sandbox says.
+// state is the content of a sandbox's file.
 type state struct {
 	Name    string            `json:"name"`
 	Image   string            `json:"image,omitempty"`
@@ -73,7 +73,7 @@ type state struct {
 	file string
 }
 
-// create writes the state for the first time; the name is taken with it.
+// create writes the state for the first time, which reserves the name.
 func (s *state) create() error {
 	data, err := json.Marshal(s)
 	if err != nil {
@@ -117,8 +117,8 @@ func (s *state) temp(data []byte) (string, error) {
 	return f.Name(), nil
 }
 
-// states are the state files of a directory. A file is read again only once it is
-// another one: a state is always written as a new file.
+// states are the state files of a directory. A file is read again only when it is replaced: a state
+// is always written as a new file.
 type states struct {
 	dir   string
 	known map[string]knownState // by the name of the file
@@ -128,11 +128,10 @@ type states struct {
 type knownState struct {
 	state
 	info fs.FileInfo
-	ok   bool // that is a state
+	ok   bool // it is a state
 }
 
-// read reads the state files. A directory that is not there has none; files that are
-// no states are passed over.
+// read reads the state files. It skips files that are no states, and ignores a missing directory.
 func (ss *states) read() ([]state, error) {
 	entries, err := os.ReadDir(ss.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -168,7 +167,7 @@ func (ss *states) read() ([]state, error) {
 	return all, nil
 }
 
-// records are the containers of the directory whose first process lives.
+// records returns the containers of the directory with a live first process.
 func (ss *states) records(proc string) ([]container.Record, error) {
 	all, err := ss.read()
 	if err != nil {
@@ -184,10 +183,9 @@ func (ss *states) records(proc string) ([]container.Record, error) {
 	return rs, nil
 }
 
-// Sweep removes what sandboxes in dir have left whose maker has ended: the
-// cgroups with all that still runs in them, and the state files. It returns
-// the names. Those of living makers, this process included, stay. roots may be
-// zero.
+// Sweep removes what sandboxes in dir have left behind after their maker ended: the cgroups with
+// all that still runs in them, and the state files. It returns their names. Those of living makers,
+// this process included, stay. roots may be zero.
 func Sweep(roots kernel.Roots, dir string) (swept []string, err error) {
 	if roots == (kernel.Roots{}) {
 		roots = kernel.Default()
@@ -218,7 +216,7 @@ func (s *state) remove(roots kernel.Roots) error {
 		}
 	}
 	for _, dir := range s.Cgroups {
-		// Killing and removing follows what a file says: only in our own part.
+		// Only below our own parent: a file decides what to kill and remove.
 		rest, ok := strings.CutPrefix(dir, roots.Cgroup+"/")
 		if !ok || dir != filepath.Clean(dir) || !slices.Contains(strings.Split(rest, "/"), Parent) || filepath.Base(dir) != s.Name {
 			return fmt.Errorf("state file names %q, which is not a sandbox's cgroup", dir)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// In a burst each sandbox that comes has its own file read, and not those of all.
+// In a burst each new sandbox has only its own file read.
 func TestStatesAreReadOnce(t *testing.T) {
 	dir := t.TempDir()
 	const burst = 50

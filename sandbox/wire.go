@@ -23,8 +23,8 @@ type End struct {
 	Bridge string       // the bridge in Box that it becomes a port of
 }
 
-// Wire joins two sandboxes by a veth pair and sets both ends up. The pair goes
-// with either of its namespaces.
+// Wire joins two sandboxes by a veth pair and sets both ends up. The pair goes with either of its
+// namespaces.
 func Wire(a, b End) error {
 	if err := wire(a, b); err != nil {
 		return fmt.Errorf("wire %s of %s to %s of %s: %w", a.Name, a.Box.Name, b.Name, b.Box.Name, err)
@@ -91,9 +91,9 @@ func (e End) up(h *netlink.Handle) error {
 	return h.LinkSetUp(link)
 }
 
-// Add makes a device of any kind as e says, and sets it up. If e.Box is another
-// sandbox, the device is there, while its other side stays in b: the device below
-// a macvlan, the packets of a tunnel. Queues are ignored.
+// Add makes a device of any kind as described by e, and sets it up. If e.Box is another sandbox,
+// the device is there, while its other side stays in b: the device below a macvlan, the packets of
+// a tunnel. Queues are ignored.
 func (b *Box) Add(link netlink.Link, e End) error {
 	hw, err := parseMAC(e.MAC)
 	if err == nil {
@@ -118,8 +118,8 @@ func (b *Box) Bridge(name string, addr netip.Prefix) error {
 	return b.Add(&netlink.Bridge{}, End{Box: b, Name: name, Addr: addr})
 }
 
-// LikeNIC gives a veth what a real NIC has by itself: nic polls, which a veth does
-// only with GRO, and far, its other end, sends it no super-packets of TCP.
+// LikeNIC makes a veth behave like a NIC: nic polls, which a veth does only with GRO, and far, its
+// other end, sends it no super-packets of TCP.
 func LikeNIC(nic, far End) error {
 	return errors.Join(far.Box.offload(far.Name, netdev.TSO, netdev.Off), nic.Box.offload(nic.Name, netdev.GRO, netdev.GRO.On()))
 }
@@ -140,8 +140,8 @@ func (b *Box) offload(dev string, o netdev.Offload, value string) error {
 	return nil
 }
 
-// Neighbour tells the sandbox for good which MAC address an IP address has on
-// a device, so that no address resolution is lost in a flood.
+// Neighbour sets the MAC address of an IP address on a device permanently, so that no address
+// resolution is lost in a flood.
 func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
 	hw, err := net.ParseMAC(mac)
 	if err == nil {
@@ -157,9 +157,8 @@ func (b *Box) Neighbour(dev string, ip netip.Addr, mac string) error {
 	return nil
 }
 
-// Forward tells the bridge that a device is a port of, for good, that a MAC
-// address is to be found there. A bridge floods what it has not learned, and a
-// receiver that never sends teaches it nothing.
+// Forward enters a MAC address permanently into the FDB of the device's bridge. A bridge floods
+// what it has not learned, and a receiver that never sends teaches it nothing.
 func (b *Box) Forward(dev, mac string) error {
 	hw, err := net.ParseMAC(mac)
 	if err == nil {
@@ -200,8 +199,7 @@ func (b *Box) Netlink(fn func(*netlink.Handle) error) error {
 	return fn(h)
 }
 
-// Change runs fn with an rtnetlink socket of the sandbox's namespace and a device
-// there.
+// Change runs fn with an rtnetlink socket of the sandbox's namespace and a device there.
 func (b *Box) Change(dev string, fn func(*netlink.Handle, netlink.Link) error) error {
 	return b.Netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(dev)
@@ -212,8 +210,8 @@ func (b *Box) Change(dev string, fn func(*netlink.Handle, netlink.Link) error) e
 	})
 }
 
-// Do runs fn on a thread that is in the sandbox's network namespace, and in
-// nothing else of it. Goroutines that fn starts run outside.
+// Do runs fn on a thread inside the sandbox's network namespace only. Goroutines that fn starts run
+// outside.
 func (b *Box) Do(fn func() error) error {
 	ns, err := b.open()
 	if err != nil {
@@ -227,8 +225,8 @@ func (b *Box) open() (*netdev.NS, error) {
 	return netdev.Open(fmt.Sprintf("%s/self/fd/%d", b.host.roots.Proc, b.ns.Fd()))
 }
 
-// Sysctl writes a network setting of the sandbox; name is the path below
-// proc/sys/net: "ipv6/conf/all/disable_ipv6".
+// Sysctl writes a network setting of the sandbox; name is the path below proc/sys/net:
+// "ipv6/conf/all/disable_ipv6".
 func (b *Box) Sysctl(name, value string) error {
 	// proc/sys/net shows the namespace of the thread that opens it.
 	return b.Do(func() error {
@@ -236,10 +234,9 @@ func (b *Box) Sysctl(name, value string) error {
 	})
 }
 
-// Sysfs runs fn with the path of a sysfs that shows the sandbox's devices, and
-// can be written. It is mounted in a mount namespace that ends with fn: what
-// the sandbox itself sees as /sys is not touched. fn must open files by itself,
-// not by goroutines that it starts.
+// Sysfs runs fn with the path of a writable sysfs that shows the sandbox's devices. It is mounted
+// in a mount namespace that ends with fn: the sandbox's own /sys is not touched. fn must open files
+// itself, not in goroutines that it starts.
 func (b *Box) Sysfs(fn func(sys string) error) error {
 	err := aside(func() error {
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
@@ -251,12 +248,12 @@ func (b *Box) Sysfs(fn func(sys string) error) error {
 		if err := unix.Setns(int(b.ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace: %w", err)
 		}
-		// A sysfs shows the devices of the namespace in which it is mounted.
+		// A sysfs shows the devices of the namespace that mounts it.
 		if err := unix.Mount("fairlead", b.host.roots.Sys, "sysfs", 0, ""); err != nil {
 			return fmt.Errorf("mount sysfs: %w", err)
 		}
-		// All mounts of one namespace's sysfs share a superblock, which runc
-		// makes read-only. The container's own mount stays so.
+		// All mounts of one namespace's sysfs share a superblock, which runc makes read-only. The
+		// container's own mount stays so.
 		if err := unix.Mount("", b.host.roots.Sys, "", unix.MS_REMOUNT, ""); err != nil {
 			return fmt.Errorf("make sysfs writable: %w", err)
 		}
@@ -268,9 +265,8 @@ func (b *Box) Sysfs(fn func(sys string) error) error {
 	return nil
 }
 
-// SetQueues writes one attribute of every receive ("rx") or transmit ("tx")
-// queue of a device: rps_cpus, xps_cpus. value is called with the queue's
-// number.
+// SetQueues writes one attribute of every receive ("rx") or transmit ("tx") queue of a device:
+// rps_cpus, xps_cpus. value is called with the queue's number.
 func (b *Box) SetQueues(dev, direction, attribute string, value func(queue int) string) error {
 	return b.Sysfs(func(sys string) error {
 		for q := 0; ; q++ {

@@ -1,18 +1,15 @@
-// Package ends brings the programs of features to the devices at which a container's
-// packets can be met: the host ends of its veths, in whichever network namespace they
-// are, devices of its own, and the uplinks. It finds the devices of a container,
-// attaches, holds what is attached, follows a device that was made anew, and lets go.
-// In which order the programs of several features run at one device is said in
-// order.go.
+// Package ends attaches the programs of features to the devices that a container's
+// packets pass: the host ends of its veths, in any network namespace, its own devices,
+// and the uplinks. It finds the devices of a container, attaches programs, keeps them
+// attached, follows a device that is recreated, and detaches. order.go defines the order
+// in which the programs of several features run at one device.
 //
-// It knows nothing of what a program does, and of packets (package identity does).
-// The agent makes one Ends, and the features attach by it.
+// It knows neither what a program does nor who sent a packet (package identity does).
+// The agent makes one Ends for all features.
 package ends
 
 import (
 	"errors"
-	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -23,42 +20,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// Device is a network device: the inode of its namespace, and its index in there.
-// A rename leaves it what it is.
-type Device struct {
-	NetNS uint64
-	Index int
-}
+// Device is a network device.
+type Device = container.Device
 
-// End is a device at which packets of a container can be met.
-type End struct {
-	Device
-	Name string
-	Path string // to its namespace
-	// Host says that it is the host's end of a pair: it receives what the container
-	// sends. Otherwise it is the container's device itself.
-	Host bool
-	// Trusted says of a host end that no container can have made its namespace.
-	Trusted bool
-	Inside  container.Interface // the container's device
-}
+// End is a device that packets of a container pass.
+type End = container.End
 
-// Of lists the ends of a container, one for each of its devices: the host end where
-// the device has one that was found, else the device itself. proc is the root of proc.
-func Of(c container.Container, proc string) []End {
-	var list []End
-	for _, dev := range c.Interfaces {
-		e := End{
-			Device: Device{c.NetNS, dev.Index}, Name: dev.Name, Inside: dev,
-			Path: filepath.Join(proc, strconv.Itoa(c.PID), "ns", "net"),
-		}
-		if h := dev.Host; h.NetNS != 0 {
-			e.Device, e.Name, e.Path, e.Host, e.Trusted = Device{h.NetNS, h.Index}, h.Name, h.NSPath, true, h.Trusted
-		}
-		list = append(list, e)
-	}
-	return list
-}
+// Of lists the ends of a container: see container.Container.Ends.
+func Of(c container.Container, proc string) []End { return c.Ends(proc) }
 
 // Ends attaches programs. It is safe for concurrent use.
 type Ends struct {
@@ -67,56 +36,69 @@ type Ends struct {
 	err   error
 }
 
-// Open finds out, by trying, how programs are attached on this kernel. proc is the
-// root of proc. Where programs are filters, they are noted in j.
+// Open probes how this kernel attaches programs. proc is the root of proc. Programs that
+// are filters are recorded in j.
 func Open(proc string, j *journal.Journal) *Ends {
 	e := &Ends{find: netdev.NewFinder(proc, time.Now)}
 	e.hooks, e.err = qdisc.OpenHooks(e.find, j)
 	return e
 }
 
-// Err says why no program can be attached on this kernel, nil where they can.
+// Err returns why this kernel cannot attach programs, or nil.
 func (e *Ends) Err() error { return e.err }
 
-// Filters says whether programs are attached by filters of a clsact qdisc, as the
-// kernel has no tcx (6.6).
+// Filters reports whether programs are filters of a clsact qdisc, as before tcx (6.6).
 func (e *Ends) Filters() bool { return e.err == nil && e.hooks.Filters() }
 
-// Stray says whether an entry of the journal is of a filter that a process which was
-// killed has left.
+// Stray reports whether a journal entry is a filter that a killed process left behind.
 func (e *Ends) Stray(n journal.Entry) bool {
 	return n.Ref.Kind == qdisc.KindFilter && (e.err != nil || e.hooks.Stray(n))
 }
 
-// Place is where a program is to be. Of two places of one device, direction and name,
-// which are lower-case letters, digits and underlines, there is only one.
+// Look reads what is attached to a device, in the namespace at path ("": it is searched
+// for). Errors: journal.ErrGone or netdev.ErrNoNS if the device or the namespace has gone;
+// Ends.Err.
+func (e *Ends) Look(at Device, path string) (qdisc.State, error) {
+	if e.err != nil {
+		return qdisc.State{}, e.err
+	}
+	ns, err := e.find.Open(path, at.NetNS)
+	if err != nil {
+		return qdisc.State{}, err
+	}
+	defer ns.Close()
+	return e.hooks.Look(ns, at.Index)
+}
+
+// Place is where a program is attached. Device, direction and name identify it. A name
+// consists of lower-case letters, digits and underscores.
 type Place struct {
 	Device
-	Path   string // to the namespace; "": it is looked for
+	Path   string // of the namespace; "": it is searched for
 	Egress bool   // else ingress
 	Stage  qdisc.Stage
 	Name   string
 	Owner  journal.Owner
 }
 
-// site tells places apart.
+// site is the key of a place.
 type site struct {
 	Device
 	egress bool
 	name   string
 }
 
-// Set is the programs that one user has at devices. The zero value is empty. It is
-// not safe for concurrent use.
+// Set holds the attached programs of one user. The zero value is empty. It is not safe
+// for concurrent use.
 type Set struct {
 	held map[site]*qdisc.Attachment
 }
 
-// Len is how many programs are attached.
+// Len returns the number of attached programs.
 func (s *Set) Len() int { return len(s.held) }
 
-// Lost says whether somebody has detached one of the programs, of which nothing else
-// tells, or its device has gone: Put attaches it again.
+// Lost reports whether a program was detached by others, which no event announces, or its
+// device has gone. Put attaches it again.
 func (s *Set) Lost() bool {
 	for _, a := range s.held {
 		if a.Lost() {
@@ -126,10 +108,10 @@ func (s *Set) Lost() bool {
 	return false
 }
 
-// Put sees to it that a program is at a place. Where it is there it stays: load is
-// called only if it is not, or if its device has gone and another has its number. The
-// program that load gives is closed. Errors: journal.ErrGone or netdev.ErrNoNS, for a
-// device, or a namespace, that has gone; Ends.Err.
+// Put attaches a program at a place, unless it is attached already. It calls load only to
+// attach, also when another device has taken the index of one that has gone, and closes
+// the program of load. Errors: journal.ErrGone or netdev.ErrNoNS if the device or the
+// namespace has gone; Ends.Err.
 func (s *Set) Put(e *Ends, at Place, load func() (*ebpf.Program, error)) error {
 	if e.err != nil {
 		return e.err
@@ -153,7 +135,7 @@ func (s *Set) Put(e *Ends, at Place, load func() (*ebpf.Program, error)) error {
 	if err != nil {
 		return err
 	}
-	defer p.Close() // what it is attached to holds it
+	defer p.Close() // the attachment holds it
 	a, err := e.hooks.Attach(qdisc.Hook{NS: ns, Index: at.Index, Egress: at.Egress, Stage: at.Stage, Name: at.Name}, p, at.Owner)
 	if err != nil {
 		return err
@@ -165,8 +147,8 @@ func (s *Set) Put(e *Ends, at Place, load func() (*ebpf.Program, error)) error {
 	return nil
 }
 
-// Replace puts another program in the place of all that have a name. No packet passes
-// in between. Where it fails, there is none then, and Put attaches one again.
+// Replace replaces all programs of a name atomically. Where it fails, no program remains,
+// and Put attaches one again.
 func (s *Set) Replace(name string, p *ebpf.Program) error {
 	var errs []error
 	for key, a := range s.held {
@@ -180,8 +162,8 @@ func (s *Set) Replace(name string, p *ebpf.Program) error {
 	return errors.Join(errs...)
 }
 
-// Drop detaches the programs of places that match: by device, direction and name. It
-// goes on after an error. It never fails because a device has gone.
+// Drop detaches the programs of matching places. It continues after an error, and does
+// not fail for a device that has gone.
 func (s *Set) Drop(match func(d Device, egress bool, name string) bool) error {
 	var errs []error
 	for key := range s.held {

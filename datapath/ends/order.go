@@ -27,7 +27,8 @@ import "github.com/fairlead-project/fairlead/kernel/qdisc"
 //     Count, and its qdisc, which holds the container to its ceil.
 //
 // So a program that redirects comes last, and does itself what it skips, or leaves the
-// packet to the stack. The stages from Count on run after the programs of others: what
+// packet to the stack. What it drops for a container, or hands over into one, it tells
+// netcpu's accounts (bpf/fate.h), as they see the packet nowhere else. The stages from Count on run after the programs of others: what
 // those drop is not counted as delivered.
 const (
 	Stamp    qdisc.Stage = iota // notes in the packet who sent it

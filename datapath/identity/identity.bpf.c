@@ -2,10 +2,11 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The maps of bpf/identity.h, which other objects are opened with. There is no
- * program here: nothing is attached, and no event costs anything.
+ * The maps of bpf/identity.h and bpf/fate.h, which other objects are opened with. There
+ * is no program here: nothing is attached, and no event costs anything.
  */
 
+#include "fate.h"
 #include "identity.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,11 +1,12 @@
-// Package identity says whose a packet, a device, a socket or a task is: one slot for
-// each network tenant of the host, and the maps by which BPF programs find it
-// (bpf/identity.h). Features tell it who there is, each with what is its own to say,
-// and read the rest in one look-up.
+// Package identity maps packets, devices, sockets and tasks to network tenants: it gives
+// each tenant of the host a slot, and maintains the maps by which BPF programs look the
+// slot up (bpf/identity.h). Features register containers. A feature keeps its own
+// attributes of a tenant in a BPF array indexed by slot, and those of a single container
+// in a Cgroups.
 //
-// It attaches nothing (package ends does) and reads no packet. What a container, an
-// image or an address says of itself decides nothing here: who is told comes from
-// package container, which has it of the kernel. The agent makes one Identity.
+// It attaches nothing (package ends does) and reads no packet. Labels, images and
+// addresses do not decide identity: the data comes from package container, which reads
+// it from the kernel. The agent makes one Identity.
 package identity
 
 import (
@@ -26,48 +27,41 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Member is what one feature tells of a container: by what its packets and its tasks
-// are known, and what the feature says of them. Zero fields say nothing, so that
-// several features can each say a part.
+// Member registers one container on behalf of one feature: how to recognise its packets
+// and tasks. Unset fields leave what other features registered unchanged.
 type Member struct {
 	ID      container.ID
 	Tenant  Tenant
 	Cgroups []uint64 // cgroup v2 ids whose tasks are this container's, itself first
 	Devices []Device
-	// HostNetwork says that it shares the host's network namespace, so that
-	// only sockets tell its packets.
+	// HostNetwork: the container shares the host's network namespace, so only
+	// sockets identify its packets.
 	HostNetwork bool
-	// Rank decides between members that name the same device: the highest has it, and
-	// among equals the first.
+	// Rank decides between members with the same device: the highest owns it, and the
+	// earliest among equals.
 	Rank int
-
-	Account uint16 // of netcpu's accounts
-	Class   Slot   // the class of traffic for what sockets in the cgroups send
-	Counted bool   // netcpu's early drop counts the polls of the devices
 }
 
-// Device is one network device of a member. If several members name the same one, as
-// containers of a pod do, it is one's only; see Member.Rank.
+// Device is one network device of a member. A device that several members share, as
+// containers of a pod do, belongs to one of them; see Member.Rank.
 type Device struct {
-	Netns   uint64 // inode of the network namespace that it is in
+	Netns   uint64 // inode of its network namespace
 	Ifindex int
-	// HostEnd says that it is the host's end of the container's veth: what
-	// arrives there was sent by the container. A device that is not makes the
-	// whole of its namespace, loopback included, the container's.
+	// HostEnd: the device is the host's end of the container's veth, where packets
+	// arrive that the container sent. A device without it makes its whole namespace,
+	// loopback included, the container's.
 	HostEnd bool
-	// Trusted says of a host's end that no container can have made the namespace
-	// that it is in. In any other, and in one that is a member's Home, it tells of what
-	// passes through itself, and what else is there is not the host's.
+	// Trusted: the namespace of this host end was not created by a container. An
+	// untrusted host end, and one in a member's Home, identifies only the packets that
+	// pass through it; other devices of that namespace are not the host's.
 	Trusted bool
 }
 
-// cgroupsMost bounds how many cgroups a container can have its tasks in and
-// still be known by all of them.
+// cgroupsMost limits the cgroups of one container that are registered.
 const cgroupsMost = 256
 
-// Of gives what is known of a container: its tenant, its devices with their host
-// ends, and its cgroups. The error is of the cgroups, of which those that were read
-// are there.
+// Of describes a container: its tenant, its devices with their host ends, and its
+// cgroups. If reading the cgroups fails, the Member has those read so far.
 func Of(c container.Container) (Member, error) {
 	m := Member{ID: c.ID, Tenant: TenantOf(c), HostNetwork: c.HostNetwork}
 	for _, dev := range c.Interfaces {
@@ -84,33 +78,34 @@ func Of(c container.Container) (Member, error) {
 	return m, err
 }
 
-// Identity is the maps, and who is in them. Make it with Open. Its methods may be
-// called from several goroutines.
+// Identity holds the maps and their members. Make it with Open. It is safe for
+// concurrent use.
 type Identity struct {
 	*Allocator
 	object *bpf.Object
 	maps   identityMaps
 	epoch  *ebpf.Variable
 
-	mu     sync.Mutex
-	told   map[teller]*entry
-	last   int // nth of the last entry
-	index  index
-	change uint32 // what epoch is
+	mu      sync.Mutex
+	told    map[teller]*entry
+	last    int // nth of the last entry
+	index   index
+	cgroups cgroups
+	change  uint32 // what epoch is
 }
 
-// teller names what one feature has told of one container.
+// teller is the key of a registration: a feature and a container.
 type teller struct {
 	by string
 	id container.ID
 }
 
-// entry is what a teller has told.
+// entry is one registration.
 type entry struct {
 	Member
-	nth   int // in the order in which they were first told
+	nth   int // order of first registration
 	slot  Slot
-	homes []uint64 // network namespaces that it is in, or has left
+	homes []uint64 // network namespaces, present and past
 }
 
 // Open makes the maps. proc is the root of proc.
@@ -139,18 +134,18 @@ func Open(proc string) (_ *Identity, err error) {
 		return nil, err
 	}
 	i.maps, i.epoch = objs.identityMaps, objs.Epoch
-	i.index = newIndex(self, int(i.maps.FlCgroups.MaxEntries()))
+	i.index, i.cgroups = newIndex(self), newCgroups(i.maps.FlCgroups, "cgroups")
 	if err := i.sync(); err != nil {
 		return nil, err
 	}
 	return i, nil
 }
 
-// Maps are what an object that includes bpf/identity.h is opened with. They belong to
-// the Identity.
+// Maps returns the maps with which to open an object that includes bpf/identity.h or
+// bpf/fate.h. The Identity owns them.
 func (i *Identity) Maps() bpf.Maps { return i.object.Maps() }
 
-// Usage says how full the maps are.
+// Usage returns how full the maps are.
 func (i *Identity) Usage() []bpf.Usage {
 	if i == nil {
 		return nil
@@ -158,7 +153,7 @@ func (i *Identity) Usage() []bpf.Usage {
 	return i.object.Usage()
 }
 
-// Close closes the maps. Programs that are attached go on with them.
+// Close closes the maps. Attached programs keep using them.
 func (i *Identity) Close() error {
 	if i == nil {
 		return nil
@@ -166,17 +161,17 @@ func (i *Identity) Close() error {
 	return i.object.Close()
 }
 
-// Tell says for a feature who a container is. What the feature said of it before is
-// replaced. Until Forget the container's tenant has a slot, which is returned; Nobody
-// for one whose network is not known. The error is of a part that had no room, or no
-// slot (ErrFull), and the rest is in force. Saying the same again costs nothing.
+// Tell registers a container for the feature named by, and replaces the feature's earlier
+// registration. It returns the slot of the container's tenant, which holds until Forget;
+// Nobody while the container's network is unknown. On an error (no room in a map, or
+// ErrFull) everything else is in force. Repeating a registration costs nothing.
 func (i *Identity) Tell(by string, m Member) (Slot, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	var errs []error
 	e := i.told[teller{by, m.ID}]
-	if e != nil && i.index.settled() && reflect.DeepEqual(e.Member, m) && (e.slot != Nobody || m.Tenant == Tenant{}) {
-		return e.slot, i.missing(m)
+	if e != nil && i.index.devices.settled() && i.cgroups.stated.settled() && reflect.DeepEqual(e.Member, m) && (e.slot != Nobody || m.Tenant == Tenant{}) {
+		return e.slot, i.cgroups.missing(m)
 	}
 	if e == nil {
 		i.last++
@@ -184,6 +179,7 @@ func (i *Identity) Tell(by string, m Member) (Slot, error) {
 		i.told[teller{by, m.ID}] = e
 	} else {
 		i.index.remove(e)
+		i.cgroups.remove(e)
 	}
 	if e.Tenant != m.Tenant || e.slot == Nobody {
 		i.leave(e)
@@ -199,12 +195,12 @@ func (i *Identity) Tell(by string, m Member) (Slot, error) {
 		e.homes = append(e.homes, home)
 	}
 	i.index.add(e)
-	errs = append(errs, i.sync(), i.missing(m))
+	i.cgroups.add(e)
+	errs = append(errs, i.sync(), i.cgroups.missing(m))
 	return e.slot, errors.Join(errs...)
 }
 
-// Forget ends what a feature has said of a container. One of which it has said nothing
-// is a success.
+// Forget removes a registration. It succeeds if there is none.
 func (i *Identity) Forget(by string, id container.ID) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -214,11 +210,12 @@ func (i *Identity) Forget(by string, id container.ID) error {
 	}
 	i.leave(e)
 	i.index.remove(e)
+	i.cgroups.remove(e)
 	delete(i.told, teller{by, id})
 	return i.sync()
 }
 
-// leave gives back the slot that an entry holds.
+// leave releases the slot of an entry.
 func (i *Identity) leave(e *entry) {
 	if e.slot != Nobody {
 		i.Release(e.Tenant)
@@ -226,16 +223,21 @@ func (i *Identity) leave(e *entry) {
 	}
 }
 
-// AccountAt gives the account that a device is known by, 0 for none; index 0 is the
-// rest of its namespace.
-func (i *Identity) AccountAt(netns uint64, index int) uint16 {
+// Changed invalidates what programs cache of an owner, because a feature changed its own
+// attributes. A change of the maps does so by itself.
+func (i *Identity) Changed() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.index.devices.held[identityFlDevice{Netns: uint32(netns), Ifindex: uint32(index)}].Account
+	return i.changed()
 }
 
-// Home says whether somebody who was told lives in a network namespace, or has lived
-// there: nothing in it is the host's. Without an Identity all are.
+func (i *Identity) changed() error {
+	i.change++
+	return i.epoch.Set(i.change)
+}
+
+// Home reports whether a network namespace is, or was, that of a member: nothing in it is
+// the host's. A nil Identity reports true.
 func (i *Identity) Home(netns uint64) bool {
 	if i == nil {
 		return true
@@ -245,27 +247,12 @@ func (i *Identity) Home(netns uint64) bool {
 	return i.index.homes[netns] > 0
 }
 
-// sync brings the maps to what was told.
+// sync writes the registrations to the maps.
 func (i *Identity) sync() error {
-	changed, err := i.index.devices.bring(i.maps.FlDevices, i.index.device, "device")
-	more, cerr := i.index.cgroups.bring(i.maps.FlCgroups, i.index.cgroup(), "cgroup")
+	changed, err := i.index.devices.bring(i.maps.FlDevices, i.index.device, "devices")
+	more, cerr := i.cgroups.sync()
 	if changed || more {
-		i.change++
-		err = errors.Join(err, i.epoch.Set(i.change))
+		err = errors.Join(err, i.changed())
 	}
 	return errors.Join(err, cerr)
-}
-
-// missing says that not all cgroups of a member are known: some had no room.
-func (i *Identity) missing(m Member) error {
-	n := 0
-	for _, id := range m.Cgroups {
-		if _, ok := i.index.cgroups.held[id]; !ok {
-			n++
-		}
-	}
-	if n == 0 {
-		return nil
-	}
-	return fmt.Errorf("note cgroups: no room for %d of %d", n, len(m.Cgroups))
 }

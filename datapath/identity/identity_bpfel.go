@@ -20,11 +20,9 @@ type identityFlDevice struct {
 }
 
 type identityFlOwner struct {
-	_       structs.HostLayout
-	Tenant  uint16
-	Account uint16
-	Class   uint16
-	Flags   uint16
+	_      structs.HostLayout
+	Tenant uint16
+	Flags  uint16
 }
 
 // Names of all BPF objects in the ELF.
@@ -33,7 +31,7 @@ type identityFlOwner struct {
 const (
 	identityMapFlCgroups = "fl_cgroups"
 	identityMapFlDevices = "fl_devices"
-	identityMapFlNested  = "fl_nested"
+	identityMapFlFates   = "fl_fates"
 	identityVarFlEpoch   = "fl_epoch"
 )
 
@@ -87,7 +85,7 @@ type identityProgramSpecs struct {
 type identityMapSpecs struct {
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
-	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
+	FlFates   *ebpf.MapSpec `ebpf:"fl_fates"`
 }
 
 // identityVariableSpecs contains global variables before they are loaded into the kernel.
@@ -119,14 +117,14 @@ func (o *identityObjects) Close() error {
 type identityMaps struct {
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
-	FlNested  *ebpf.Map `ebpf:"fl_nested"`
+	FlFates   *ebpf.Map `ebpf:"fl_fates"`
 }
 
 func (m *identityMaps) Close() error {
 	return _IdentityClose(
 		m.FlCgroups,
 		m.FlDevices,
-		m.FlNested,
+		m.FlFates,
 	)
 }
 

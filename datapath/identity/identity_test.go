@@ -22,36 +22,28 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// of makes entries whose accounts are counted from 1, and whose slots from 101.
+// of makes entries whose slots are counted from 1.
 func of(members ...Member) (list []*entry) {
 	for n, m := range members {
-		m.Account = uint16(n + 1)
-		list = append(list, &entry{Member: m, nth: n, slot: Slot(101 + n)})
+		list = append(list, &entry{Member: m, nth: n, slot: Slot(1 + n)})
 	}
 	return list
 }
 
-func owner(n, flags uint16) identityFlOwner {
-	return identityFlOwner{Tenant: 100 + n, Account: n, Flags: flags}
-}
+func owner(slot, flags uint16) identityFlOwner { return identityFlOwner{Tenant: slot, Flags: flags} }
 
-// known gives what an index of entries says of all devices and all cgroups.
-func known(self uint64, room int, told ...*entry) (map[identityFlDevice]identityFlOwner, map[uint64]identityFlOwner) {
-	x := newIndex(self, room)
+// known gives what entries say of all devices, and of all cgroups for which there is room.
+func known(self uint64, room int, told ...*entry) (map[identityFlDevice]identityFlOwner, map[uint64]uint32) {
+	x, c := newIndex(self), cgroups{stated: newStated[uint64, uint32](), room: room}
 	for _, e := range told {
 		x.add(e)
+		c.add(e)
 	}
-	return x.hold()
+	return x.devices.hold(x.device), c.stated.hold(c.wanted())
 }
 
-// hold notes what the BPF maps would hold, as bring does.
-func (x *index) hold() (map[identityFlDevice]identityFlOwner, map[uint64]identityFlOwner) {
-	x.devices.hold(x.device)
-	x.cgroups.hold(x.cgroup())
-	return x.devices.held, x.cgroups.held
-}
-
-func (s *stated[K]) hold(want func(K) (identityFlOwner, bool)) {
+// hold notes what the BPF map would hold, as bring does.
+func (s *stated[K, V]) hold(want func(K) (V, bool)) map[K]V {
 	for k := range s.stale {
 		delete(s.held, k)
 		if v, ok := want(k); ok {
@@ -59,6 +51,7 @@ func (s *stated[K]) hold(want func(K) (identityFlOwner, bool)) {
 		}
 	}
 	clear(s.stale)
+	return s.held
 }
 
 func TestWanted(t *testing.T) {
@@ -89,7 +82,7 @@ func TestWanted(t *testing.T) {
 		t.Errorf("devices %v\nwant %v", devices, wantDevices)
 	}
 	// One that is below another's is its own.
-	if want := map[uint64]identityFlOwner{10: owner(1, 0), 11: owner(2, 0), 12: owner(2, 0)}; !maps.Equal(cgroups, want) {
+	if want := map[uint64]uint32{10: 1, 11: 2, 12: 2}; !maps.Equal(cgroups, want) {
 		t.Errorf("cgroups %v\nwant %v", cgroups, want)
 	}
 }
@@ -98,7 +91,7 @@ func TestWanted(t *testing.T) {
 func TestWantedRoom(t *testing.T) {
 	told := of(Member{Cgroups: []uint64{10, 11, 12, 13, 14, 15, 16}}, Member{Cgroups: []uint64{20, 21}}, Member{Cgroups: []uint64{30}})
 	_, cgroups := known(0, 6, told...)
-	want := map[uint64]identityFlOwner{10: owner(1, 0), 20: owner(2, 0), 30: owner(3, 0), 11: owner(1, 0), 21: owner(2, 0), 12: owner(1, 0)}
+	want := map[uint64]uint32{10: 1, 20: 2, 30: 3, 11: 1, 21: 2, 12: 1}
 	if !maps.Equal(cgroups, want) {
 		t.Errorf("with room for 6: %v, want %v", cgroups, want)
 	}
@@ -109,7 +102,7 @@ func TestIndexRandom(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const self, room = 1, 12
 	random := func(nth int) *entry {
-		e := &entry{Member: Member{Account: uint16(r.IntN(3)), Rank: r.IntN(3), Class: Slot(r.IntN(3)), Counted: r.IntN(2) == 0}, nth: nth, slot: Slot(r.IntN(3))}
+		e := &entry{Member: Member{Rank: r.IntN(3)}, nth: nth, slot: Slot(r.IntN(3))}
 		for range r.IntN(4) {
 			e.Devices = append(e.Devices, Device{Netns: uint64(r.IntN(4)), Ifindex: r.IntN(3), HostEnd: r.IntN(2) == 0, Trusted: r.IntN(2) == 0})
 			e.Cgroups = append(e.Cgroups, uint64(r.IntN(20)))
@@ -119,18 +112,20 @@ func TestIndexRandom(t *testing.T) {
 		}
 		return e
 	}
-	x := newIndex(self, room)
+	x, c := newIndex(self), cgroups{stated: newStated[uint64, uint32](), room: room}
 	var told []*entry
 	for nth := range 2000 {
 		if n := len(told); n > 0 && (n > 12 || r.IntN(2) == 0) {
 			gone := r.IntN(n)
 			x.remove(told[gone])
+			c.remove(told[gone])
 			told = slices.Delete(told, gone, gone+1)
 		} else {
 			told = append(told, random(nth))
 			x.add(told[len(told)-1])
+			c.add(told[len(told)-1])
 		}
-		devices, cgroups := x.hold()
+		devices, cgroups := x.devices.hold(x.device), c.stated.hold(c.wanted())
 		wantDevices, wantCgroups := known(self, room, told...)
 		if !maps.Equal(devices, wantDevices) || !maps.Equal(cgroups, wantCgroups) {
 			t.Fatalf("after %d changes: %v, %v\nwant %v, %v", nth, devices, cgroups, wantDevices, wantCgroups)
@@ -142,30 +137,44 @@ func TestIndexRandom(t *testing.T) {
 // many others.
 func TestIndexLooksAtChanges(t *testing.T) {
 	const self = 1
-	x := newIndex(self, 10000)
+	x, c := newIndex(self), cgroups{stated: newStated[uint64, uint32](), room: 10000}
 	for n := range 1000 {
 		netns := uint64(100 + n)
 		e := &entry{nth: n, homes: []uint64{netns}, Member: Member{Cgroups: []uint64{uint64(n)}, Devices: []Device{
 			{Netns: netns, Ifindex: 2}, {Netns: self, Ifindex: 10 + n, HostEnd: true, Trusted: true},
 		}}}
 		x.add(e)
+		c.add(e)
 		// Its device, the rest of its namespace, the host end, and the host's namespace.
-		if len(x.devices.stale) != 4 || len(x.cgroups.stale) != 1 {
-			t.Fatalf("container %d: %d devices and %d cgroups are looked at", n, len(x.devices.stale), len(x.cgroups.stale))
+		if len(x.devices.stale) != 4 || len(c.stated.stale) != 1 {
+			t.Fatalf("container %d: %d devices and %d cgroups are looked at", n, len(x.devices.stale), len(c.stated.stale))
 		}
-		x.hold()
+		x.devices.hold(x.device)
+		c.stated.hold(c.wanted())
 	}
 }
 
-// What several features say of one container is in one value, and each may end its
-// part: the rest stays, and so does the slot, until the last one has.
+// says fails t unless a map has a value for a key; the zero value is also for none.
+func says[K, V comparable](t *testing.T, when string, m *ebpf.Map, key K, want V) {
+	t.Helper()
+	var got V
+	if err := m.Lookup(key, &got); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		t.Fatal(err)
+	}
+	if got != want {
+		t.Errorf("%s: %v says %+v of %v, want %+v", when, m, got, key, want)
+	}
+}
+
+// Several features tell of one container, and each may end its part: the rest stays, and
+// so does the slot, until the last one has.
 func TestTell(t *testing.T) {
 	testkit.Smoke(t, "bpf:datapath/identity")
 	testkit.NeedRoot(t)
 	i, err := Open("/proc")
 	must(t, err)
 	t.Cleanup(func() { i.Close() })
-	const netns, host, index = 4026531000, 4026531001, 2
+	const netns, index = 4026531000, 2
 	pod := Tenant{NetNS: netns}
 	tell := func(by string, m Member) Slot {
 		t.Helper()
@@ -173,63 +182,86 @@ func TestTell(t *testing.T) {
 		must(t, err)
 		return s
 	}
-	want := func(when string, device, cgroup identityFlOwner) {
+	want := func(when string, device, cgroup Slot) {
 		t.Helper()
-		for _, look := range []struct {
-			m    *ebpf.Map
-			key  any
-			want identityFlOwner
-		}{
-			{i.maps.FlDevices, identityFlDevice{Netns: netns, Ifindex: index}, device},
-			{i.maps.FlCgroups, uint64(7), cgroup},
-		} {
-			var got identityFlOwner
-			if err := look.m.Lookup(look.key, &got); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				t.Fatal(err)
-			}
-			if got != look.want {
-				t.Errorf("%s: %v says %+v, want %+v", when, look.m, got, look.want)
-			}
-		}
+		says(t, when, i.maps.FlDevices, identityFlDevice{Netns: netns, Ifindex: index}, identityFlOwner{Tenant: uint16(device)})
+		says(t, when, i.maps.FlCgroups, uint64(7), uint32(cgroup))
 	}
-	var before, after uint32
-	must(t, i.epoch.Get(&before))
-	slot := tell("accounts", Member{
-		ID: 7, Tenant: pod, Cgroups: []uint64{7}, Account: 3,
-		Devices: []Device{{Netns: netns, Ifindex: index}, {Netns: host, Ifindex: 9, HostEnd: true, Trusted: true}},
-	})
-	n := uint16(slot)
-	want("accounts", identityFlOwner{Tenant: n, Account: 3}, identityFlOwner{Tenant: n, Account: 3})
-	must(t, i.epoch.Get(&after))
-	if after == before {
+	epoch := func() (n uint32) {
+		t.Helper()
+		must(t, i.epoch.Get(&n))
+		return n
+	}
+	before := epoch()
+	devices := []Device{{Netns: netns, Ifindex: index}}
+	slot := tell("accounts", Member{ID: 7, Tenant: pod, Cgroups: []uint64{7}, Devices: devices})
+	want("accounts", slot, slot)
+	now := epoch()
+	if now == before {
 		t.Error("what programs keep of the maps is not old after a change")
 	}
-	if s := tell("traffic", Member{ID: 7, Tenant: pod, Cgroups: []uint64{7}, Class: slot}); s != slot {
+	if must(t, i.Changed()); epoch() == now {
+		t.Error("what programs keep of the maps is not old after a feature says so")
+	}
+	if s := tell("traffic", Member{ID: 7, Tenant: pod, Cgroups: []uint64{7}}); s != slot {
 		t.Errorf("traffic's slot is %d, that of accounts %d", s, slot)
 	}
-	if s := tell("drop", Member{ID: 8, Tenant: pod, Devices: []Device{{Netns: netns, Ifindex: index}}, Counted: true}); s != slot {
-		t.Errorf("drop's slot for the pod is %d, that of accounts %d", s, slot)
+	if s := tell("latency", Member{ID: 8, Tenant: pod, Devices: devices}); s != slot {
+		t.Errorf("latency's slot for the pod is %d, that of accounts %d", s, slot)
 	}
-	want("all", identityFlOwner{Tenant: n, Account: 3, Flags: flagCounted}, identityFlOwner{Tenant: n, Account: 3, Class: n})
-	if a := i.AccountAt(netns, 0); a != 3 {
-		t.Errorf("the namespace is of account %d", a)
-	}
-	if a := i.AccountAt(host, 0); a != 0 {
-		t.Errorf("the host's namespace is of account %d", a)
-	}
+	want("all", slot, slot)
 	must(t, i.Forget("accounts", 7))
-	want("without accounts", identityFlOwner{Tenant: n, Flags: flagCounted}, identityFlOwner{Tenant: n, Class: n})
-	must(t, i.Forget("drop", 8))
-	must(t, i.Forget("drop", 8))
-	want("traffic alone", identityFlOwner{}, identityFlOwner{Tenant: n, Class: n})
+	want("without accounts", slot, slot)
+	must(t, i.Forget("latency", 8))
+	must(t, i.Forget("latency", 8))
+	want("traffic alone", Nobody, slot)
 	if s := i.Lookup(pod); s != slot {
 		t.Errorf("the slot of a tenant that one feature still knows is %d, was %d", s, slot)
 	}
 	must(t, i.Forget("traffic", 7))
-	want("nobody", identityFlOwner{}, identityFlOwner{})
+	want("nobody", Nobody, Nobody)
 	if s := tell("accounts", Member{ID: 7, Tenant: pod}); s == slot {
 		t.Errorf("slot %d is given out at once again", s)
 	}
+}
+
+// Containers of a pod have one slot, and a feature can still tell their cgroups apart.
+func TestCgroups(t *testing.T) {
+	testkit.NeedRoot(t)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 4, MaxEntries: 3})
+	must(t, err)
+	t.Cleanup(func() { m.Close() })
+	i, err := Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { i.Close() })
+	c := i.Cgroups(m, "accounts of cgroups")
+	want := func(when string, want ...uint32) {
+		t.Helper()
+		for id, n := range want {
+			says(t, when, m, uint64(10+id), n)
+		}
+	}
+	must(t, c.Tell(Member{ID: 1, Cgroups: []uint64{10}}, 5))
+	before := i.change
+	must(t, c.Tell(Member{ID: 2, Cgroups: []uint64{11, 12}}, 6))
+	if i.change == before {
+		t.Error("what programs keep of the map is not old after a change")
+	}
+	before = i.change
+	must(t, c.Tell(Member{ID: 2, Cgroups: []uint64{11, 12}}, 6))
+	if i.change != before {
+		t.Error("saying the same again has programs look again")
+	}
+	want("both", 5, 6, 6)
+	must(t, c.Tell(Member{ID: 1, Cgroups: []uint64{10, 12}}, 7))
+	want("again", 7, 6, 7)
+	if err := c.Tell(Member{ID: 3, Cgroups: []uint64{13}}, 8); err != nil { // its first goes before another's second
+		t.Error(err)
+	}
+	want("no room for all", 7, 6, 0, 8)
+	must(t, c.Forget(1))
+	must(t, c.Forget(1))
+	want("one has ended", 0, 6, 6, 8)
 }
 
 // A container whose network changes has the slot of where it is.

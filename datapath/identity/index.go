@@ -2,7 +2,6 @@ package identity
 
 import (
 	"cmp"
-	"maps"
 	"math"
 	"slices"
 )
@@ -11,68 +10,59 @@ import (
 const (
 	flagHostEnd  = 1
 	flagHostSide = 2
-	flagCounted  = 4
 )
 
-// index is what was told, by what it is about. What a device or a cgroup is known by
-// follows from the entries that name it alone, so that a change costs the same however
-// many containers there are.
+// index holds the entries of each device. The owner of a device depends on its own entries
+// alone, so the cost of a change does not grow with the number of containers.
 type index struct {
-	self    uint64 // inode of the host's network namespace, which is never all one member's
-	room    int    // for cgroups
-	crowded bool   // there was not enough of it
-
-	homes   map[uint64]int // network namespaces, and how many entries have lived there
-	devices stated[identityFlDevice]
-	cgroups stated[uint64]
+	self    uint64         // inode of the host's network namespace, which no member owns
+	homes   map[uint64]int // number of entries, present and past, by network namespace
+	devices stated[identityFlDevice, identityFlOwner]
 }
 
-// stated is who says something of each device, or of each cgroup.
-type stated[K comparable] struct {
-	by    map[K][]*entry        // those who are right first
-	held  map[K]identityFlOwner // what the BPF map holds
-	stale map[K]bool            // of which that may be out of date
+// stated holds the entries of each device, or of each cgroup, and what the BPF map says.
+type stated[K, V comparable] struct {
+	by    map[K][]*entry // in precedence order
+	held  map[K]V        // content of the BPF map
+	stale map[K]bool     // keys that held may be out of date for
 }
 
-func newStated[K comparable]() stated[K] {
-	return stated[K]{by: make(map[K][]*entry), held: make(map[K]identityFlOwner), stale: make(map[K]bool)}
+func newStated[K, V comparable]() stated[K, V] {
+	return stated[K, V]{by: make(map[K][]*entry), held: make(map[K]V), stale: make(map[K]bool)}
 }
 
-func (s *stated[K]) add(k K, e *entry) {
+func (s *stated[K, V]) add(k K, e *entry) {
 	s.stale[k] = true
 	if at, there := slices.BinarySearchFunc(s.by[k], e, precedence); !there {
 		s.by[k] = slices.Insert(s.by[k], at, e)
 	}
 }
 
-func (s *stated[K]) remove(k K, e *entry) {
+func (s *stated[K, V]) remove(k K, e *entry) {
 	s.stale[k] = true
 	if s.by[k] = slices.DeleteFunc(s.by[k], func(o *entry) bool { return o == e }); len(s.by[k]) == 0 {
 		delete(s.by, k)
 	}
 }
 
-// precedence orders entries: the first who says a thing is right.
+// precedence orders entries: the first one wins.
 func precedence(a, b *entry) int {
 	return cmp.Or(cmp.Compare(b.Rank, a.Rank), cmp.Compare(a.nth, b.nth))
 }
 
-func newIndex(self uint64, room int) index {
-	x := index{self: self, room: room, homes: make(map[uint64]int), devices: newStated[identityFlDevice](), cgroups: newStated[uint64]()}
+// settled reports whether the BPF map is up to date, as far as there is room.
+func (s *stated[K, V]) settled() bool { return len(s.stale) == 0 }
+
+func newIndex(self uint64) index {
+	x := index{self: self, homes: make(map[uint64]int), devices: newStated[identityFlDevice, identityFlOwner]()}
 	x.devices.stale[at(self, 0)] = true
 	return x
 }
 
-// settled says whether the BPF maps hold what was told, as far as there is room.
-func (x *index) settled() bool { return len(x.devices.stale) == 0 && len(x.cgroups.stale) == 0 }
-
-// add takes an entry up, which must not change until it is removed.
+// add adds an entry, which must not change until remove.
 func (x *index) add(e *entry) {
 	for _, key := range e.keys() {
 		x.devices.add(key, e)
-	}
-	for _, id := range e.Cgroups {
-		x.cgroups.add(id, e)
 	}
 	for _, netns := range e.homes {
 		if x.homes[netns]++; x.homes[netns] == 1 {
@@ -86,9 +76,6 @@ func (x *index) remove(e *entry) {
 	for _, key := range e.keys() {
 		x.devices.remove(key, e)
 	}
-	for _, id := range e.Cgroups {
-		x.cgroups.remove(id, e)
-	}
 	for _, netns := range e.homes {
 		if x.homes[netns]--; x.homes[netns] == 0 {
 			delete(x.homes, netns)
@@ -97,8 +84,7 @@ func (x *index) remove(e *entry) {
 	}
 }
 
-// doubt has the devices of a namespace looked at again in which somebody lives now, or
-// nobody any more.
+// doubt marks the devices of a namespace stale that has become a home, or is none any more.
 func (x *index) doubt(netns uint64) {
 	for _, e := range x.devices.by[at(netns, 0)] {
 		for _, key := range e.keys() {
@@ -109,8 +95,7 @@ func (x *index) doubt(netns uint64) {
 	}
 }
 
-// keys gives the devices of which an entry says something: index 0 is the rest of a
-// namespace.
+// keys returns the devices that an entry describes; index 0 is the rest of a namespace.
 func (e *entry) keys() (keys []identityFlDevice) {
 	for _, d := range e.Devices {
 		if !inside(d) {
@@ -128,13 +113,13 @@ func at(netns uint64, index int) identityFlDevice {
 	return identityFlDevice{Netns: uint32(netns), Ifindex: uint32(index)}
 }
 
-// inside says whether a device is one that there can be.
+// inside reports whether the numbers of a device are in range.
 func inside(d Device) bool {
 	return d.Netns > 0 && d.Netns <= math.MaxUint32 && d.Ifindex > 0 && d.Ifindex <= math.MaxInt32
 }
 
-// device gives what is to be known of a device, or of the rest of its namespace. It is
-// a host end if anybody says so, and a namespace with one in it is nobody's own.
+// device returns the owner of a device, or of the rest of its namespace. A device is a
+// host end if any entry says so, and no member owns a namespace with a host end.
 func (x *index) device(key identityFlDevice) (o identityFlOwner, known bool) {
 	if x.self != 0 && key == at(x.self, 0) {
 		return identityFlOwner{Flags: flagHostSide}, true
@@ -147,7 +132,7 @@ func (x *index) device(key identityFlDevice) (o identityFlOwner, known bool) {
 		switch {
 		case !d.HostEnd:
 		case key.Ifindex != 0:
-			o, known = e.device(o, key, flagHostEnd|side), true
+			o, known = e.device(o, flagHostEnd|side), true
 		case side != 0:
 			return identityFlOwner{Flags: flagHostSide}, true
 		}
@@ -157,13 +142,13 @@ func (x *index) device(key identityFlDevice) (o identityFlOwner, known bool) {
 	}
 	for e, d := range x.named(key) {
 		if !d.HostEnd {
-			o, known = e.device(o, key, 0), true
+			o, known = e.device(o, 0), true
 		}
 	}
 	return o, known
 }
 
-// named gives who says what of a device, or of those of the namespace for index 0.
+// named yields the entries that list a device, or any of its namespace for index 0.
 func (x *index) named(key identityFlDevice) func(yield func(*entry, Device) bool) {
 	return func(yield func(*entry, Device) bool) {
 		for _, e := range x.devices.by[key] {
@@ -176,78 +161,12 @@ func (x *index) named(key identityFlDevice) func(yield func(*entry, Device) bool
 	}
 }
 
-// cgroup gives what says what is to be known of a cgroup. Of cgroups there are room at
-// most, which entries get in turns: who has made many cannot take the others' place.
-func (x *index) cgroup() func(id uint64) (identityFlOwner, bool) {
-	crowded := len(x.cgroups.by) > x.room
-	if crowded || x.crowded { // then any of them may have to go, or come
-		for id := range x.cgroups.by {
-			x.cgroups.stale[id] = true
-		}
-	}
-	x.crowded = crowded
-	var let map[uint64]bool
-	if crowded {
-		let = x.turns()
-	}
-	return func(id uint64) (o identityFlOwner, known bool) {
-		if crowded && !let[id] {
-			return o, false
-		}
-		// One below another's is its own: that comes earlier in its list.
-		deep := func(a, b *entry) int { return cmp.Compare(slices.Index(a.Cgroups, id), slices.Index(b.Cgroups, id)) }
-		for _, e := range slices.SortedStableFunc(slices.Values(x.cgroups.by[id]), deep) {
-			o, known = e.owner(o), true
-		}
-		return o, known
-	}
-}
-
-// turns chooses the cgroups for which there is room.
-func (x *index) turns() map[uint64]bool {
-	those := make(map[*entry]bool)
-	for _, by := range x.cgroups.by {
-		for _, e := range by {
-			those[e] = true
-		}
-	}
-	list := slices.SortedFunc(maps.Keys(those), precedence)
-	let := make(map[uint64]bool, x.room)
-	for turn, more := 0, true; more; turn++ {
-		more = false
-		for _, e := range list {
-			if turn < len(e.Cgroups) {
-				more = true
-				if len(let) < x.room {
-					let[e.Cgroups[turn]] = true
-				}
-			}
-		}
-	}
-	return let
-}
-
-// device adds to what is known of a device what the entry has to say.
-func (e *entry) device(o identityFlOwner, key identityFlDevice, flags uint16) identityFlOwner {
-	o = e.owner(o)
-	o.Class = uint16(Nobody) // it is of sockets
-	o.Flags |= flags
-	if e.Counted && key.Ifindex != 0 {
-		o.Flags |= flagCounted
-	}
-	return o
-}
-
-// owner fills in what nobody has said before.
-func (e *entry) owner(o identityFlOwner) identityFlOwner {
+// device adds the entry's part to the owner of a device. The tenant of the first entry
+// stays.
+func (e *entry) device(o identityFlOwner, flags uint16) identityFlOwner {
 	if o.Tenant == uint16(Nobody) {
 		o.Tenant = uint16(e.slot)
 	}
-	if o.Account == 0 {
-		o.Account = e.Account
-	}
-	if o.Class == uint16(Nobody) {
-		o.Class = uint16(e.Class)
-	}
+	o.Flags |= flags
 	return o
 }

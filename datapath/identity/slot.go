@@ -4,8 +4,6 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
-	"math"
-	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -13,66 +11,40 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Slot is the number of a network tenant, by which its packets can be told apart: it
-// fits into the minor of a qdisc's class, and so into skb->priority, and into a part of
-// the mark (the CNid of CNTC, section 3.1). It means the same to all features.
+// Slot is the number of a network tenant (the CNid of CNTC, section 3.1). It fits into the
+// minor of a qdisc class, and so into skb->priority. All features use the same slots.
 type Slot uint16
 
-// MarkShift gives how far a Slot is shifted to lie in the part of the mark that a
-// mask names, which has to be 16 bits in a row; 0 for the mask 0, no part of it.
-func MarkShift(mask uint32) (int, error) {
-	shift := bits.TrailingZeros32(mask)
-	if mask == 0 {
-		return 0, nil
-	}
-	if mask>>shift != math.MaxUint16 {
-		return 0, fmt.Errorf("%#x is not 16 bits in a row", mask)
-	}
-	return shift, nil
-}
-
-// Nobody is no tenant: what the host itself sends, and whoever has no slot. A
-// packet that has not been numbered has it, since the kernel clears its fields.
+// Nobody is the slot of the host itself and of containers without one. An unmarked packet
+// carries it, since the kernel clears the field.
 const Nobody Slot = 0
 
-// Max is the highest number that is given out. The two above it are the classes
-// that a shaper needs for itself (feature/traffic: the root's and everybody's).
+// Max is the highest slot. The two numbers above it are classes of the shaper
+// (feature/traffic: the root and the default class).
 const Max Slot = 0xfffd
 
-// Quarantine is for how long a number that was released is not given out
-// again, so that late packets of a tenant that has gone are taken for nobody
-// else's. A packet waits in the queues of a host for some seconds at the worst.
+// Quarantine is how long a released slot stays unused, so that late packets of a tenant
+// that has ended are not taken for another's. Packets wait in a host's queues for a few
+// seconds at worst.
 const Quarantine = 30 * time.Second
 
-// ErrFull is returned by Take, wrapped, when every number is taken or in
-// quarantine.
+// ErrFull is returned by Take, wrapped, when every slot is taken or in quarantine.
 var ErrFull = errors.New("every slot for network tenants is taken")
 
-// Tenant names who gets a number. Containers that share a network namespace
-// are one tenant; those in the host's are told apart by their cgroup.
-type Tenant struct {
-	NetNS     uint64       // inode; 0 for a container in the host's namespace
-	Container container.ID // 0 unless NetNS is
-}
+// Tenant identifies a tenant.
+type Tenant = container.TenantKey
 
-// TenantOf gives the tenant that a container belongs to. It is zero for a container
-// whose network is not known (it has ended).
-func TenantOf(c container.Container) Tenant {
-	if c.HostNetwork {
-		return Tenant{Container: c.ID}
-	}
-	return Tenant{NetNS: c.NetNS}
-}
+// TenantOf returns the tenant of a container: see container.Container.TenantKey.
+func TenantOf(c container.Container) Tenant { return c.TenantKey() }
 
-// Allocator gives out numbers: the lowest free one, as the paper's manager
-// does, but not one that was released a moment ago. It is safe for concurrent
-// use.
+// Allocator allocates slots: the lowest free one, as the paper's manager does, except
+// during its Quarantine. It is safe for concurrent use.
 type Allocator struct {
 	mu      sync.Mutex
 	now     func() time.Time
 	taken   map[Tenant]*use
-	next    Slot     // the lowest that was never given out
-	free    slots    // below next and free for use, the lowest on top
+	next    Slot     // lowest never allocated
+	free    slots    // below next and free, the lowest on top
 	resting []rested // in quarantine, the oldest first
 }
 
@@ -86,14 +58,13 @@ type rested struct {
 	until time.Time
 }
 
-// NewAllocator makes one with nothing given out. now is the clock.
+// NewAllocator returns an empty Allocator. now is the clock.
 func NewAllocator(now func() time.Time) *Allocator {
 	return &Allocator{now: now, taken: make(map[Tenant]*use), next: 1}
 }
 
-// Take gives the tenant's number. Each call is to be followed, some day, by a
-// Release: the number is the tenant's until all that took it have released it.
-// Errors: ErrFull.
+// Take returns the tenant's slot and takes a reference; Release drops one. The slot is
+// the tenant's until the last reference is dropped. Errors: ErrFull.
 func (a *Allocator) Take(t Tenant) (Slot, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,7 +80,7 @@ func (a *Allocator) Take(t Tenant) (Slot, error) {
 	return s, nil
 }
 
-// Release undoes one Take. A tenant that has no number is none of its business.
+// Release drops a reference of Take. It ignores a tenant without a slot.
 func (a *Allocator) Release(t Tenant) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -124,7 +95,7 @@ func (a *Allocator) Release(t Tenant) {
 	a.resting = append(a.resting, rested{u.slot, a.now().Add(Quarantine)})
 }
 
-// Lookup gives the tenant's number, Nobody if it has none.
+// Lookup returns the tenant's slot, or Nobody.
 func (a *Allocator) Lookup(t Tenant) Slot {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -134,7 +105,7 @@ func (a *Allocator) Lookup(t Tenant) Slot {
 	return Nobody
 }
 
-// lowest gives the lowest number that may be given out.
+// lowest returns the lowest slot that may be allocated.
 func (a *Allocator) lowest() (Slot, error) {
 	now := a.now()
 	over := 0

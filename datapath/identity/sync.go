@@ -7,12 +7,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// bring makes a BPF map hold what want says of the stale keys; false is nothing. What
-// fails stays stale. However much fails, the error is one sentence, and the same one
-// when the same fails again.
-func (s *stated[K]) bring(to *ebpf.Map, want func(K) (identityFlOwner, bool), what string) (changed bool, err error) {
+// bring writes the value that want returns for each stale key to a BPF map, and deletes
+// the key for false. Keys that fail stay stale. The error is one sentence however many
+// keys fail, and the same when the same keys fail again.
+func (s *stated[K, V]) bring(to *ebpf.Map, want func(K) (V, bool), what string) (changed bool, err error) {
 	var forget, note failures
-	for k := range s.stale { // first, as that makes room
+	for k := range s.stale { // first, to make room
 		if _, wanted := want(k); wanted {
 			continue
 		}
@@ -44,7 +44,7 @@ func (s *stated[K]) bring(to *ebpf.Map, want func(K) (identityFlOwner, bool), wh
 	return changed, errors.Join(forget.err("forget", what), note.err("note", what))
 }
 
-// failures counts what failed, and keeps why the first did.
+// failures counts failures, and keeps the first error.
 type failures struct {
 	n     int
 	first error
@@ -60,5 +60,5 @@ func (f *failures) err(operation, what string) error {
 	if f.n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s %d %ss: %w", operation, f.n, what, f.first)
+	return fmt.Errorf("%s %d %s: %w", operation, f.n, what, f.first)
 }

@@ -1,5 +1,5 @@
-// Package loop makes disks for experiments and tests: loop devices over scratch files. It
-// formats and mounts nothing. Packages bench and the tests call it.
+// Package loop makes disks for experiments and tests: loop devices over scratch files. It formats
+// and mounts nothing. Packages bench and the tests call it.
 package loop
 
 import (
@@ -19,9 +19,9 @@ type Disk struct {
 	device, file *os.File
 }
 
-// New makes a disk of so many bytes over a file in dir, which nobody sees and which
-// goes with the disk. All of it is written, so that reading it costs what reading costs.
-// It needs root. The caller closes it.
+// New makes a disk of so many bytes over a file in dir, which is unlinked at once and goes with the
+// disk. All of it is written, so that reads have their full cost. It needs root. The caller closes
+// it.
 func New(dir string, size int64) (_ *Disk, err error) {
 	d := &Disk{}
 	defer func() {
@@ -70,8 +70,8 @@ func bind(n int, file *os.File) (string, *os.File, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	// The kernel lets go of the file itself when nobody has the device open any more, as
-	// when this process is killed.
+	// The kernel releases the file when the last opener of the device closes it, also when this
+	// process is killed.
 	config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
 	if err := unix.IoctlLoopConfigure(int(device.Fd()), &config); err != nil {
 		return "", nil, errors.Join(err, device.Close())
@@ -79,7 +79,7 @@ func bind(n int, file *os.File) (string, *os.File, error) {
 	return path, device, nil
 }
 
-// Schedule gives the disk an I/O scheduler, as "none" or "bfq".
+// Schedule sets the disk's I/O scheduler, such as "none" or "bfq".
 func (d *Disk) Schedule(name string) error {
 	return os.WriteFile(filepath.Join("/sys/block", filepath.Base(d.Path), "queue/scheduler"), []byte(name), 0)
 }
@@ -90,7 +90,7 @@ func (d *Disk) Schedulers() ([]string, error) {
 	return strings.Fields(strings.NewReplacer("[", "", "]", "").Replace(string(text))), err
 }
 
-// Close lets go of the disk, which ends when nobody has it open any more.
+// Close releases the disk, which ends when its last opener closes it.
 func (d *Disk) Close() error {
 	var errs []error
 	if d.device != nil {
