@@ -1,0 +1,327 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// overlayPolicy is the file of one line that turns overlay on for all containers.
+const overlayPolicy = `{match: {name: "*"}, set: {overlay: on}}`
+
+func overlayVerb(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:        "overlay [CONTAINER]",
+		SuggestFor: []string{"vxlan", "geneve", "flannel", "tunnel"},
+		Short:      "Show the overlay networks, and how many packets take the fast path",
+		Long: `Show the overlay networks of this host and, where policy asks for it
+(fairlead.overlay=on), how many packets take the fast path: over --interval, or
+with --total since it was first in force. Of one container, show the way that its
+packets take, and why.
+
+  CONTAINERS  that are on the network; "2 of 3": so many have a fast path
+  STATE       off, on, left alone (it cannot be accelerated), killed (by hand)
+  FAST, SLOW  packets by path; slow is the kernel's own
+  HIT RATE    the part of them that took the fast path
+  SAVED       time that the fast path saves for a packet that is sent, as timed here
+  WAY         slow; from a container fast; to it peer (straight into it), or end
+              (to the host's end of its veth, with the queue and programs there)
+
+--flows lists flows: fast, or the reason why the next packet will be slow.
+
+kill stops the fast path of a network at once, until revive or the next boot.`,
+		Example: `  fairlead overlay
+  fairlead overlay web-1
+  fairlead overlay --flows
+  fairlead set web-1 overlay=on
+  fairlead overlay kill flannel.1`,
+		Args: nargs(0, 1, "one CONTAINER"),
+	}
+	var f readingFlags
+	f.add(cmd, "show what was counted since the fast path was first in force")
+	flows := cmd.Flags().Bool("flows", false, fmt.Sprintf("list flows, at most %d", api.MaxOverlayFlows))
+	cmd.AddCommand(overlaySwitchVerb(e, "kill", "Stop the fast path of a network at once", (*api.Client).KillOverlay),
+		overlaySwitchVerb(e, "revive", "Let a network that was killed have its fast path again", (*api.Client).ReviveOverlay))
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		ref, err := f.check(args)
+		if err != nil {
+			return err
+		}
+		most := 0
+		if *flows {
+			most, f.total = api.MaxOverlayFlows, true
+		}
+		return readings[api.Overlay]{
+			read: func(ctx context.Context, after time.Duration) (api.Overlay, error) {
+				if err := wait(ctx, after); err != nil {
+					return api.Overlay{}, err
+				}
+				return c.Overlay(ctx, ref, most)
+			},
+			after: api.Overlay.After,
+			print: func(w io.Writer, o api.Overlay) {
+				switch {
+				case *flows:
+					overlayFlows(w, o)
+				case ref != "":
+					overlayContainers(w, o)
+				default:
+					overlayNetworks(w, o)
+				}
+			},
+		}.show(cmd.Context(), e, f)
+	})
+}
+
+func overlaySwitchVerb(e env, verb, short string, do func(*api.Client, context.Context, string) (api.OverlayNetwork, error)) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     verb + " NETWORK",
+		Short:   short,
+		Example: "  fairlead overlay " + verb + " flannel.1",
+		Args:    nargs(1, 1, "NETWORK"),
+	}
+	out := formatFlag(cmd)
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if args[0] == "" {
+			return usagef(`NETWORK is ""`)
+		}
+		n, err := do(c, cmd.Context(), args[0])
+		return answer(e, out, n, err, overlayState)
+	})
+}
+
+// overlayState prints the state of a network, and why.
+func overlayState(w io.Writer, n api.OverlayNetwork) {
+	text := fmt.Sprintf("%s is %s", show(n.Network), show(n.State))
+	if n.Why != "" {
+		text += ": " + oneLine(n.Why)
+	}
+	overlayNote(w, text)
+	if n.State == api.OverlayKilled {
+		fmt.Fprintf(w, "  to end that: fairlead overlay revive %s\n", show(n.Network))
+	}
+}
+
+// overlayNote prints a text in lines that a terminal does not wrap.
+func overlayNote(w io.Writer, text string) {
+	for i, line := range fold(text, across(w, lineWidth)-2) {
+		fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
+	}
+}
+
+func overlayNetworks(w io.Writer, o api.Overlay) {
+	if len(o.Networks) == 0 {
+		fmt.Fprintln(w, "This host is on no overlay network.")
+		return
+	}
+	columns := []column{{"NETWORK", 28}, {"KIND", 0}, {"VNI", 0}, {"PORT", 0}, {"FORM", 0}, {"UPLINKS", 16}, {"CONTAINERS", 0}, {"STATE", 0}}
+	var rows [][]string
+	off := false
+	for _, n := range o.Networks {
+		off = off || n.State == api.OverlayOff
+		containers := strconv.Itoa(n.Containers)
+		if n.State == api.OverlayOn {
+			containers = fmt.Sprintf("%d of %d", n.Accelerated, n.Containers)
+		}
+		rows = append(rows, []string{
+			show(n.Network), show(n.Kind), number(n.VNI), number(uint64(n.Port)), show(n.Form), show(strings.Join(n.Uplinks, ",")), containers, show(n.State),
+		})
+	}
+	right(columns, rows, 2, 3)
+	table(w, columns, rows)
+	for _, n := range o.Networks {
+		if n.State == api.OverlayLeftAlone || n.State == api.OverlayKilled {
+			overlayState(w, n)
+		}
+	}
+	if off {
+		fmt.Fprintf(w, "\nThe fast path is off unless policy asks for it. For one container:\n"+
+			"  fairlead set CONTAINER overlay=on\nFor all, this line in /etc/fairlead/policy.d/50-overlay.yaml:\n  %s\n", overlayPolicy)
+	}
+	for _, n := range o.Networks {
+		if n.State == api.OverlayOn || n.State == api.OverlayKilled {
+			overlayCounters(w, n, o)
+		}
+	}
+}
+
+func number(n uint64) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+// overlayCounters prints what the fast path of a network does.
+func overlayCounters(w io.Writer, n api.OverlayNetwork, o api.Overlay) {
+	fmt.Fprintf(w, "\n%s", show(n.Network))
+	if !o.Since.IsZero() {
+		fmt.Fprintf(w, ", over %s", span(o.Taken.Sub(o.Since)))
+	}
+	fmt.Fprintln(w)
+	columns := []column{{"DIRECTION", 0}, {"FAST", 0}, {"SLOW", 0}, {"HIT RATE", 0}, {"BYTES FAST", 0}, {"SAVED", 0}}
+	var rows [][]string
+	for _, d := range overlayDirections(n) {
+		saved := "-"
+		if d.Saved > 0 {
+			saved = fmt.Sprintf("%.0fns", d.Saved)
+		}
+		rows = append(rows, []string{d.name, scale(float64(d.Fast)), scale(float64(d.Slow)), hitRate(d.OverlayPackets), scale(float64(d.FastBytes)) + "B", saved})
+	}
+	right(columns, rows, 1, 5)
+	table(w, columns, rows)
+	overlayReasons(w, n)
+
+	var parts []string
+	for _, t := range n.Tables {
+		parts = append(parts, fmt.Sprintf("%s of %s %s", scale(float64(t.Entries)), scale(float64(t.Capacity)), show(t.Kind)))
+	}
+	if len(parts) > 0 {
+		overlayNote(w, "entries: "+strings.Join(parts, ", "))
+	}
+	generation := fmt.Sprintf("generation: %d", n.Generation)
+	if !n.Raised.IsZero() {
+		generation += ", raised " + ago(n.Raised, o.Taken)
+	}
+	if n.RaisedBy != "" {
+		generation += ": " + oneLine(n.RaisedBy)
+	}
+	overlayNote(w, generation)
+	parts = nil
+	for _, e := range n.Evictions {
+		parts = append(parts, fmt.Sprintf("%s %s", scale(float64(e.Times)), show(e.Cause)))
+	}
+	if len(parts) > 0 {
+		overlayNote(w, "forgotten: "+strings.Join(parts, ", "))
+	}
+}
+
+// overlayDirection is one direction of a network, with its name.
+type overlayDirection struct {
+	name string
+	api.OverlayTraffic
+}
+
+func overlayDirections(n api.OverlayNetwork) []overlayDirection {
+	return []overlayDirection{{"egress", n.Egress}, {"ingress", n.Ingress}}
+}
+
+// overlayReasons prints why packets were slow, the most frequent reason first.
+func overlayReasons(w io.Writer, n api.OverlayNetwork) {
+	counts := map[string][2]uint64{}
+	var reasons []string
+	for i, d := range overlayDirections(n) {
+		for _, r := range d.Reasons {
+			of, known := counts[r.Reason]
+			if !known {
+				reasons = append(reasons, r.Reason)
+			}
+			of[i] += r.Packets
+			counts[r.Reason] = of
+		}
+	}
+	if len(reasons) == 0 {
+		return
+	}
+	slices.SortFunc(reasons, func(a, b string) int {
+		x, y := counts[a], counts[b]
+		return cmp.Or(cmp.Compare(y[0]+y[1], x[0]+x[1]), strings.Compare(a, b))
+	})
+	columns := []column{{"SLOW BY", 0}, {"EGRESS", 0}, {"INGRESS", 0}, {"BECAUSE", 0}}
+	var rows [][]string
+	for _, r := range reasons {
+		rows = append(rows, []string{show(r), scale(float64(counts[r][0])), scale(float64(counts[r][1])), show(api.SlowText(r))})
+	}
+	right(columns, rows, 1, 2)
+	table(w, columns, rows)
+}
+
+func hitRate(p api.OverlayPackets) string {
+	rate, ok := p.HitRate()
+	if !ok {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*rate)
+}
+
+// overlayContainers prints the ways of the packets of containers, and why they are not fast.
+func overlayContainers(w io.Writer, o api.Overlay) {
+	columns := []column{{"CONTAINER", 24}, {"NETWORK", 28}, {"DEVICE", 0}, {"DIRECTION", 0}, {"WAY", 0}, {"FAST", 0}, {"SLOW", 0}, {"HIT RATE", 0}}
+	var rows [][]string
+	var notes []string
+	said := make(map[string]bool) // of both directions, so that the network need not
+	for _, c := range o.Containers {
+		name := cmp.Or(showText(c.Name), "id "+c.Container.String())
+		for _, end := range c.Ends {
+			for _, d := range []struct {
+				name string
+				api.OverlayWay
+			}{{"egress", end.Egress}, {"ingress", end.Ingress}} {
+				rows = append(rows, []string{
+					name, show(end.Network), show(end.Device), d.name, show(d.Way), scale(float64(d.Fast)), scale(float64(d.Slow)), hitRate(d.OverlayPackets),
+				})
+				if d.Why != "" && end.Egress.Why != end.Ingress.Why {
+					notes = append(notes, fmt.Sprintf("%s, %s, is %s: %s", show(end.Device), d.name, show(d.Way), oneLine(d.Why)))
+				}
+			}
+			if end.Egress.Why == end.Ingress.Why && end.Egress.Why != "" {
+				notes = append(notes, fmt.Sprintf("%s is %s: %s", show(end.Device), show(end.Egress.Way), oneLine(end.Egress.Why)))
+				said[end.Egress.Why] = true
+			}
+		}
+	}
+	if len(rows) == 0 {
+		fmt.Fprintln(w, "This container is on no overlay network.")
+		return
+	}
+	right(columns, rows, 5, 7)
+	table(w, columns, rows)
+	for _, note := range notes {
+		overlayNote(w, note)
+	}
+	off := false
+	for _, n := range o.Networks {
+		if n.State != api.OverlayOn && (n.Why == "" || !said[n.Why]) {
+			overlayState(w, n)
+		}
+		off = off || n.State == api.OverlayOff
+	}
+	if off {
+		fmt.Fprintf(w, "To turn it on: fairlead set %s overlay=on\n", cmp.Or(showText(o.Containers[0].Name), api.Ref(o.Containers[0].Container)))
+	}
+}
+
+func overlayFlows(w io.Writer, o api.Overlay) {
+	if len(o.Flows) == 0 {
+		fmt.Fprintln(w, "No flow is known.")
+		return
+	}
+	const longest = len("[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535")
+	columns := []column{{"CONTAINER", 24}, {"NETWORK", 28}, {"PROTO", 0}, {"LOCAL", longest}, {"REMOTE", longest}, {"STATE", 0}, {"LEASE", 0}}
+	var rows [][]string
+	for _, f := range o.Flows {
+		rows = append(rows, []string{
+			cmp.Or(showText(f.Name), "id "+f.Container.String()), show(f.Network), show(f.Protocol), at(f.Local, f.LocalPort), at(f.Remote, f.RemotePort), show(f.State), brief(f.Age),
+		})
+	}
+	right(columns, rows, 6, 6)
+	table(w, columns, rows)
+	if o.MoreFlows > 0 {
+		fmt.Fprintf(w, "and %d more\n", o.MoreFlows)
+	}
+}
+
+// at formats an address and a port.
+func at(address string, port int) string {
+	return show(net.JoinHostPort(address, strconv.Itoa(port)))
+}

@@ -1,0 +1,242 @@
+package overlay
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/conntrack"
+)
+
+// Flags of struct network and struct end; maps.bpf.h.
+const (
+	netOn     = 1
+	netPaused = 2
+	netRouted = 4
+	netTOS    = 8
+
+	netLiberal = 16
+	netEager   = 32
+
+	wayPeer = 1
+	wayEnd  = 2
+	wayOut  = 4
+)
+
+// vouched is how long the caches may be renewed after a beat; beat is the interval of beats.
+const (
+	vouched = 3 * time.Second
+	beat    = 500 * time.Millisecond
+)
+
+// cache is the BPF maps, and the programs that use them. The caller knows the networks and where
+// programs are attached.
+type cache struct {
+	object   *bpf.Object
+	maps     overlayMaps
+	ready    *ebpf.Program
+	tracks   bool // the kernel has bpf_skb_ct_lookup
+	programs map[copyOf]*ebpf.Program
+}
+
+// copyOf names the copy of a program for one network; 0 for all.
+type copyOf struct {
+	name    string
+	network uint32
+}
+
+// openCache makes the maps. shared are those of package identity.
+func openCache(shared bpf.Maps) (_ *cache, err error) {
+	c := &cache{programs: make(map[copyOf]*ebpf.Program)}
+	if c.object, err = bpf.Open("overlay", loadOverlay, nil, shared); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close())
+		}
+	}()
+	if err := c.object.Load(&c.maps, nil); err != nil {
+		return nil, err
+	}
+	if c.tracks, err = tracks(); err != nil {
+		return nil, err
+	}
+	c.ready, err = c.object.Program("fl_ov_ready", nil)
+	return c, err
+}
+
+// tracks reports whether programs can look up connections: since 5.18, and if connection tracking
+// is a module, only while it is loaded.
+func tracks() (bool, error) {
+	var found bool
+	err := bpf.WithTypes(func(types *btf.Cache) error {
+		var fn *btf.Func
+		spec, err := types.Kernel()
+		if err != nil {
+			return err
+		}
+		if err = spec.TypeByName("bpf_skb_ct_lookup", &fn); errors.Is(err, btf.ErrNotFound) {
+			if spec, err = types.Module("nf_conntrack"); err == nil {
+				err = spec.TypeByName("bpf_skb_ct_lookup", &fn)
+			}
+		}
+		if found = err == nil; errors.Is(err, btf.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("look for bpf_skb_ct_lookup: %w", err)
+	}
+	return found, nil
+}
+
+func (c *cache) close() error {
+	var errs []error
+	for _, p := range c.programs {
+		errs = append(errs, p.Close())
+	}
+	if c.ready != nil {
+		errs = append(errs, c.ready.Close())
+	}
+	return errors.Join(append(errs, c.object.Close())...)
+}
+
+// program returns a program's copy for a network, which is loaded once. The caller closes it.
+func (c *cache) program(name string, network uint32) func() (*ebpf.Program, error) {
+	return func() (*ebpf.Program, error) {
+		key := copyOf{name, network}
+		p := c.programs[key]
+		if p == nil {
+			var err error
+			if p, err = c.object.Program(name, bpf.Vars{"fl_ov_net": network, "fl_ov_tracks": c.tracks}); err != nil {
+				return nil, err
+			}
+			c.programs[key] = p
+		}
+		return p.Clone()
+	}
+}
+
+// forget closes the programs of a network.
+func (c *cache) forget(network uint32) error {
+	var errs []error
+	for key, p := range c.programs {
+		if key.network == network && network != 0 {
+			errs = append(errs, p.Close())
+			delete(c.programs, key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// beat lets learnt entries be renewed for a while.
+func (c *cache) beat() error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return err
+	}
+	return c.maps.FlOvBeat.Put(uint32(0), uint64(now.Nano())+uint64(vouched))
+}
+
+// asked is a flow that the programs would make fast.
+type asked struct {
+	network uint32
+	tuple   conntrack.Tuple
+	key     overlayFlowKey
+}
+
+// asks calls answer with flows that conntrack is to be prepared for, until ctx ends. Those answered
+// with true become fast.
+func (c *cache) asks(ctx context.Context, answer func([]asked) []bool) error {
+	r, err := ringbuf.NewReader(c.maps.FlOvAsks)
+	if err != nil {
+		return fmt.Errorf("read asks of the overlay: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { r.Close() })
+	defer stop()
+	for {
+		var list []asked
+		var record ringbuf.Record
+		r.SetDeadline(time.Time{})
+		for len(list) < 64 {
+			err := r.ReadInto(&record)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				if ctx.Err() != nil || errors.Is(err, ringbuf.ErrClosed) {
+					return nil
+				}
+				return fmt.Errorf("read asks of the overlay: %w", err)
+			}
+			var a asked
+			if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &a.key); err != nil {
+				return fmt.Errorf("read asks of the overlay: %w", err)
+			}
+			a.network = a.key.Net
+			a.tuple = conntrack.Tuple{Source: addrPort(a.key.Local.Ip, a.key.Lport), Destination: addrPort(a.key.Remote.Ip, a.key.Rport)}
+			list = append(list, a)
+			r.SetDeadline(time.Unix(1, 0)) // take only those that are already there
+		}
+		for i, yes := range answer(list) {
+			if !yes {
+				continue
+			}
+			if _, err := c.ready.Run(&ebpf.RunOptions{Context: &list[i].key}); err != nil {
+				return fmt.Errorf("make a flow of the overlay fast: %w", err)
+			}
+		}
+	}
+}
+
+func addrPort(ip [16]uint8, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(ip).Unmap(), fromNetwork(port))
+}
+
+// fromNetwork swaps the bytes of a number: the programs are built for little endian.
+func fromNetwork(n uint16) uint16 { return n<<8 | n>>8 }
+
+// absent treats a missing entry as deleted.
+func absent(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+// clear deletes the counters of a network, so that the next one of its number starts anew.
+func (c *cache) clear(number uint32) error {
+	if number == 0 {
+		return nil
+	}
+	n, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.maps.FlOvNets.Put(number, overlayNetwork{}), c.maps.FlOvCounts.Put(number, make([]overlayCounts, n)))
+}
+
+// unpass deletes the counters of an end.
+func (c *cache) unpass(slot uint16) error {
+	if slot == 0 {
+		return nil
+	}
+	n, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	return c.maps.FlOvPassed.Put(uint32(slot), make([]overlayPassed, n))
+}

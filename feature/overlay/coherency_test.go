@@ -1,0 +1,221 @@
+package overlay
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// denial is a change after which no packet of a flow from node 0 to node 1 may be delivered.
+type denial struct {
+	name string
+	form string       // "": all
+	at   int          // node
+	told netdev.Cause // "": the kernel reports nothing
+	size int          // of the datagrams; 0: small
+	do   func(r *rig, n *node)
+	undo func(r *rig, n *node)
+}
+
+func (n *node) run(t testing.TB, command string, args ...string) {
+	t.Helper()
+	must(t, n.inside.Do(func() error {
+		if out, err := exec.Command(command, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s %q: %w: %s", command, args, err, out)
+		}
+		return nil
+	}))
+}
+
+// drops lists rules that drop the datagrams to a sink, on the path of the form.
+func (r *rig) drops(n *node) {
+	r.T.Helper()
+	family := "bridge"
+	if r.form == routed {
+		family = "inet"
+	}
+	n.nft(r.T, "table "+family+" fl_deny { chain f { type filter hook forward priority 0; udp dport 9001 drop; }; }")
+}
+
+func (r *rig) undrops(n *node) {
+	r.T.Helper()
+	family := "bridge"
+	if r.form == routed {
+		family = "inet"
+	}
+	n.nft(r.T, "delete table "+family+" fl_deny")
+}
+
+func (r *rig) mtu(n *node, dev string, mtu int) {
+	r.T.Helper()
+	box := n.inside
+	if dev == "nic0" {
+		box = n.host
+	}
+	r.Change(box, dev, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, mtu) })
+}
+
+// dropper returns a program that drops everything.
+func dropper(t testing.TB) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "cil_drop", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // TC_ACT_SHOT
+	})
+	must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// filter attaches a filter that drops everything at a device's egress.
+func (r *rig) filter(n *node, dev string) {
+	r.T.Helper()
+	p := dropper(r.T)
+	r.Change(n.inside, dev, func(h *netlink.Handle, l netlink.Link) error {
+		at := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0)}
+		if err := h.QdiscReplace(&netlink.Clsact{QdiscAttrs: at}); err != nil {
+			return err
+		}
+		return h.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: at.LinkIndex, Parent: netlink.HANDLE_MIN_EGRESS, Protocol: unix.ETH_P_ALL, Priority: 1, Handle: 1},
+			Fd:          p.FD(), Name: "cil_drop", DirectAction: true,
+		})
+	})
+}
+
+// unfilter removes what filter has made.
+func (r *rig) unfilter(n *node, dev string) {
+	r.T.Helper()
+	n.run(r.T, "tc", "qdisc", "del", "dev", dev, "clsact")
+}
+
+func denials() []denial {
+	withdraw := func(r *rig, n *node, add bool) {
+		r.T.Helper()
+		_, dst, err := net.ParseCIDR(fmt.Sprintf("10.244.%d.0/24", 1-n.n))
+		must(r.T, err)
+		route := &netlink.Route{LinkIndex: r.Index(n.inside, "vx0"), Dst: dst, Gw: dst.IP, Flags: int(netlink.FLAG_ONLINK)}
+		r.Netlink(n.inside, func(h *netlink.Handle) error {
+			if add {
+				return h.RouteAdd(route)
+			}
+			return h.RouteDel(route)
+		})
+	}
+	return []denial{
+		{name: "nft drop where it is sent", at: 0, told: netdev.NFTChanged, do: (*rig).drops, undo: (*rig).undrops},
+		{name: "nft drop where it arrives", at: 1, told: netdev.NFTChanged, do: (*rig).drops, undo: (*rig).undrops},
+		{name: "route withdrawn", form: routed, at: 0, told: netdev.RouteChanged,
+			do: func(r *rig, n *node) { withdraw(r, n, false) }, undo: func(r *rig, n *node) { withdraw(r, n, true) }},
+		{name: "mtu of the tunnel lowered", at: 0, told: netdev.LinkChanged, size: 1350,
+			do: func(r *rig, n *node) { r.mtu(n, "vx0", 1300) }, undo: func(r *rig, n *node) { r.mtu(n, "vx0", 1450) }},
+		{name: "filter at the host end", at: 1, told: netdev.FilterChanged,
+			do: func(r *rig, n *node) { r.filter(n, "veth0") }, undo: func(r *rig, n *node) { r.unfilter(n, "veth0") }},
+		{name: "filter at the tunnel device", at: 0, told: netdev.FilterChanged,
+			do: func(r *rig, n *node) { r.filter(n, "vx0") }, undo: func(r *rig, n *node) { r.unfilter(n, "vx0") }},
+		{name: "iptables-legacy", form: routed, at: 0,
+			do: func(r *rig, n *node) {
+				n.run(r.T, "iptables-legacy", "-A", "FORWARD", "-p", "udp", "--dport", "9001", "-j", "DROP")
+			},
+			undo: func(r *rig, n *node) { n.run(r.T, "iptables-legacy", "-F", "FORWARD") }},
+		{name: "sysctl", form: routed, at: 1,
+			do:   func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "0")) },
+			undo: func(r *rig, n *node) { must(r.T, n.inside.Sysctl("ipv4/conf/vx0/forwarding", "1")) }},
+		{name: "no conntrack entry", form: routed, at: 0,
+			do: func(r *rig, n *node) {
+				r.T.Helper()
+				n.told(r.T, netdev.NFTChanged, func() {
+					n.nft(r.T, "table inet fl_new { chain f { type filter hook forward priority 5; ct state new udp dport 9001 drop; ct state new udp sport 9001 drop; }; }")
+				})
+			},
+			undo: func(r *rig, n *node) { n.nft(r.T, "delete table inet fl_new") }},
+	}
+}
+
+// flush deletes all entries of connection tracking.
+func (n *node) flush(t testing.TB) {
+	t.Helper()
+	must(t, n.inside.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return h.ConntrackTableFlush(netlink.ConntrackTable)
+	}))
+}
+
+// After a change that denies a flow, no packet of it is delivered: once the feature has followed
+// it, or, for changes without an event, once the lease is over. When it is undone the flow goes on,
+// and is fast again.
+func TestDenied(t *testing.T) {
+	for _, form := range testkit.Cases(t, 1, routed, bridged, apart) {
+		t.Run(form, func(t *testing.T) {
+			r := newRig(t, form)
+			if form == routed {
+				for _, n := range r.nodes {
+					n.stateful(t)
+				}
+			}
+			r.on()
+			to := newSink(t, r.nodes[1].web)
+			for _, d := range denials() {
+				if d.form != "" && d.form != form {
+					continue
+				}
+				t.Run(d.name, func(t *testing.T) {
+					r.T = t
+					n := r.nodes[d.at]
+					s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
+					s.size = max(s.size, d.size)
+					r.quick(s)
+					change := func() { t.Helper(); d.do(r, n) }
+					if d.told != "" {
+						n.told(t, d.told, change)
+					} else {
+						change()
+						if d.name == "no conntrack entry" {
+							r.quick(s) // established connections stay
+							n.flush(t)
+						}
+						began, last := time.Now(), time.Duration(0)
+						for time.Since(began) < lease+coarse {
+							if s.call(10 * time.Millisecond) {
+								last = time.Since(began)
+							}
+						}
+						t.Logf("the last datagram went %v after the change", last)
+					}
+					first := s.sent + 1
+					for range 10 {
+						s.push()
+					}
+					s.call(10 * time.Millisecond)
+					end := s.sent
+					undo := func() { t.Helper(); d.undo(r, n) }
+					if d.told != "" {
+						n.told(t, d.told, undo)
+					} else {
+						undo()
+					}
+					r.quick(s)
+					for _, number := range to.of(s) {
+						if number >= first && number <= end {
+							t.Errorf("datagram %d was delivered; denied were %d to %d", number, first, end)
+						}
+					}
+				})
+			}
+		})
+	}
+}

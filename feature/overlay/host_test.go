@@ -1,0 +1,438 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// The forms of an overlay.
+const (
+	routed  = "routed"  // like Flannel: the tunnel device has the route to the other node
+	bridged = "bridged" // the tunnel device is a port of the bridge
+	apart   = "apart"   // that, in a namespace of their own, like Docker Swarm
+)
+
+// node is a host with one container on the overlay.
+type node struct {
+	n      int
+	tag    string       // in its sandboxes' names, if two nodes have the same number
+	host   *sandbox.Box // with the uplink nic0, 10.66.0.N
+	inside *sandbox.Box // with the bridge and the tunnel device vx0
+	web    *sandbox.Box
+	c      container.Container
+	f      *Overlay
+	j      *journal.Journal
+	addr   string // of the container
+	addr6  string
+}
+
+// rig is two nodes joined by a wire.
+type rig struct {
+	*topology.Host
+	form   string
+	netkit bool // the containers have netkit devices
+	nodes  [2]*node
+}
+
+// named returns a sandbox name that no other run of these tests has.
+func named(what string, n int) string { return fmt.Sprintf("ov%d%s%d", os.Getpid(), what, n) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newRig makes two nodes, with idle features.
+func newRig(t *testing.T, form string) *rig {
+	t.Helper()
+	return makeRig(&rig{Host: topology.New(t), form: form})
+}
+
+func makeRig(r *rig) *rig {
+	t := r.T
+	t.Helper()
+	for i := range r.nodes {
+		n := &node{n: i, host: r.Create(sandbox.Spec{Name: named("host", i), Bare: true})}
+		n.inside = n.host
+		if r.form == apart {
+			n.inside = r.Create(sandbox.Spec{Name: named("in"+n.tag, i), Bare: true})
+		}
+		r.nodes[i] = n
+	}
+	r.Wire(
+		sandbox.End{Box: r.nodes[0].host, Name: "nic0", Addr: netip.MustParsePrefix("10.66.0.1/24")},
+		sandbox.End{Box: r.nodes[1].host, Name: "nic0", Addr: netip.MustParsePrefix("10.66.0.2/24")})
+	for _, n := range r.nodes {
+		r.overlay(n)
+	}
+	for i, n := range r.nodes {
+		r.peer(n, r.nodes[1-i])
+		r.feature(n)
+	}
+	return r
+}
+
+// overlay makes bridge, tunnel device and container of a node.
+func (r *rig) overlay(n *node) {
+	t := r.T
+	t.Helper()
+	must(t, n.inside.Sysctl("ipv6/conf/default/accept_dad", "0"))
+	switch r.form {
+	case routed:
+		must(t, n.inside.Bridge("br0", netip.MustParsePrefix(fmt.Sprintf("10.244.%d.1/24", n.n))))
+		r.Address(n.inside, "br0", fmt.Sprintf("fd00:244:%d::1/64", n.n))
+		n.addr, n.addr6 = fmt.Sprintf("10.244.%d.2", n.n), fmt.Sprintf("fd00:244:%d::2", n.n)
+		must(t, n.inside.Sysctl("ipv4/ip_forward", "1"))
+		must(t, n.inside.Sysctl("ipv6/conf/all/forwarding", "1"))
+	default:
+		must(t, n.inside.Bridge("br0", netip.Prefix{}))
+		n.addr, n.addr6 = fmt.Sprintf("10.244.0.%d", n.n+2), fmt.Sprintf("fd00:244::%d", n.n+2)
+	}
+	r.tunnel(n, 8472)
+	n.web = r.Create(sandbox.Spec{Name: named("web"+n.tag, n.n)})
+	n.c = r.join(n, n.web, "veth0", "", n.addr, n.addr6)
+}
+
+// join connects a container to the overlay, with a given MAC address or the kernel's, and describes
+// it.
+func (r *rig) join(n *node, b *sandbox.Box, hostEnd, mac string, addr, addr6 string) container.Container {
+	r.T.Helper()
+	must(r.T, b.Sysctl("ipv6/conf/default/accept_dad", "0"))
+	if r.netkit {
+		r.kit(n)
+	} else {
+		r.Wire(sandbox.End{Box: n.inside, Name: hostEnd, Bridge: "br0"},
+			sandbox.End{Box: b, Name: "eth0", MAC: mac, Addr: netip.MustParsePrefix(addr + "/24")})
+	}
+	r.Address(b, "eth0", addr6+"/64")
+	r.Change(b, "eth0", func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, 1450) })
+	if r.form == routed {
+		r.Route(b, "0.0.0.0/0", fmt.Sprintf("10.244.%d.1", n.n))
+		r.Route(b, "::/0", fmt.Sprintf("fd00:244:%d::1", n.n))
+	}
+	c := r.Describe(b)
+	dev := r.Veth(b, "eth0", n.inside, hostEnd)
+	if r.netkit {
+		dev.Kind = "netkit"
+	}
+	dev.MAC, dev.Addrs = r.MAC(b, "eth0"), []string{addr + "/24", addr6 + "/64"}
+	c.Interfaces = []container.Interface{dev}
+	return c
+}
+
+// tunnel makes the tunnel device of a node.
+func (r *rig) tunnel(n *node, port int) {
+	r.T.Helper()
+	end := sandbox.End{Box: n.inside, Name: "vx0"}
+	if r.form == routed {
+		end.Addr = netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/32", n.n))
+	} else {
+		end.Bridge = "br0"
+	}
+	must(r.T, n.host.Add(&netlink.Vxlan{
+		LinkAttrs: netlink.NewLinkAttrs(), VxlanId: 42, Port: port, SrcAddr: net.ParseIP(fmt.Sprintf("10.66.0.%d", n.n+1)),
+	}, end))
+}
+
+// peer configures a node to reach the containers of another.
+func (r *rig) peer(n, other *node) {
+	r.T.Helper()
+	r.reach(n, other.n, mac(r.MAC(other.inside, "vx0")), mac(r.MAC(other.web, "eth0")))
+}
+
+// reach configures the MACs of another node's tunnel device and container.
+func (r *rig) reach(n *node, other int, mac, to net.HardwareAddr) {
+	t := r.T
+	t.Helper()
+	vtep := net.ParseIP(fmt.Sprintf("10.66.0.%d", other+1))
+	index := r.Index(n.inside, "vx0")
+	r.Netlink(n.inside, func(h *netlink.Handle) error {
+		fdb := netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: vtep, HardwareAddr: mac}
+		if r.form != routed {
+			fdb.HardwareAddr = make(net.HardwareAddr, 6) // the default entry: the kernel learns the rest
+			far := fdb
+			far.HardwareAddr = to
+			return errors.Join(h.NeighAppend(&fdb), h.NeighSet(&far))
+		}
+		if err := h.NeighSet(&fdb); err != nil {
+			return err
+		}
+		for _, gw := range []string{fmt.Sprintf("10.244.%d.0", other), fmt.Sprintf("fd00:244:%d::", other)} {
+			if err := h.NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(gw), HardwareAddr: mac}); err != nil {
+				return err
+			}
+			bits := "/24"
+			if strings.Contains(gw, ":") {
+				bits = "/64"
+			}
+			_, dst, err := net.ParseCIDR(gw + bits)
+			if err != nil {
+				return err
+			}
+			if err := h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: dst, Gw: net.ParseIP(gw), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
+				return fmt.Errorf("route %s: %w", dst, err)
+			}
+		}
+		return nil
+	})
+}
+
+// feature makes the feature of a node.
+func (r *rig) feature(n *node) {
+	t := r.T
+	t.Helper()
+	n.j = testkit.Journal(t, journal.Open)
+	who, err := identity.Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { must(t, who.Close()) })
+	n.f, err = New(Config{
+		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: ends.Open("/proc", n.j), NetNS: n.host.NetNS(),
+	})
+	must(t, err)
+	t.Cleanup(func() { must(t, n.f.Close()) })
+}
+
+func (n *node) apply(t testing.TB, on bool) error {
+	t.Helper()
+	return n.applyTo(t, n.c, on)
+}
+
+func (n *node) applyTo(t testing.TB, c container.Container, on bool) error {
+	t.Helper()
+	return n.f.Apply(t.Context(), policy.Target{Container: c, Settings: policy.Settings{Overlay: &on}})
+}
+
+// on enables the fast path at both nodes.
+func (r *rig) on() {
+	r.T.Helper()
+	for _, n := range r.nodes {
+		must(r.T, n.apply(r.T, true))
+	}
+}
+
+// stateful makes a node track connections, and accept established ones. A guest has no nft: nothing
+// is tracked there.
+func (n *node) stateful(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Log(err)
+		return
+	}
+	n.nft(t, `table inet fl_test { chain forward { type filter hook forward priority 0; ct state established,related accept; ct state invalid drop; }; }`)
+}
+
+func (n *node) nft(t testing.TB, rules string) {
+	t.Helper()
+	must(t, n.inside.Do(func() error {
+		out, err := exec.Command("nft", rules).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft %s: %w: %s", rules, err, out)
+		}
+		return nil
+	}))
+}
+
+// report returns a node's report on the one network.
+func (n *node) report(t testing.TB) api.OverlayNetwork {
+	t.Helper()
+	r, err := n.f.Report(t.Context(), nil, api.Ask{Feature: "overlay", Body: api.OverlayAsk{}})
+	must(t, err)
+	o := r.(api.Overlay)
+	if len(o.Networks) != 1 {
+		t.Fatalf("%d networks: %+v", len(o.Networks), o)
+	}
+	return o.Networks[0]
+}
+
+// echo answers in a box at port 9000, by TCP and UDP, until the test ends.
+func echo(t testing.TB, b *sandbox.Box) {
+	t.Helper()
+	var l net.Listener
+	var p net.PacketConn
+	must(t, b.Do(func() (err error) {
+		if l, err = net.Listen("tcp", ":9000"); err != nil {
+			return err
+		}
+		p, err = net.ListenPacket("udp", ":9000")
+		return err
+	}))
+	t.Cleanup(func() { l.Close(); p.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				buf := make([]byte, 64<<10)
+				for {
+					n, err := c.Read(buf)
+					if err != nil {
+						return
+					}
+					if _, err := c.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	go func() {
+		buf := make([]byte, 64<<10)
+		for {
+			n, from, err := p.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			p.WriteTo(buf[:n], from)
+		}
+	}()
+}
+
+// dialogue is a connection to an echo.
+type dialogue struct {
+	net.Conn
+	n int
+}
+
+func dial(t testing.TB, b *sandbox.Box, proto, to string) *dialogue {
+	t.Helper()
+	var c net.Conn
+	must(t, b.Do(func() (err error) {
+		c, err = net.DialTimeout(proto, net.JoinHostPort(to, "9000"), 5*time.Second)
+		return err
+	}))
+	t.Cleanup(func() { c.Close() })
+	return &dialogue{Conn: c}
+}
+
+// ask sends bytes and reports whether the same came back.
+func (d *dialogue) ask(t testing.TB, size int, patience time.Duration) bool {
+	t.Helper()
+	d.n++
+	send, got := make([]byte, size), make([]byte, size)
+	for i := range send {
+		send[i] = byte(i + d.n)
+	}
+	must(t, d.SetDeadline(time.Now().Add(patience)))
+	if _, err := d.Write(send); err != nil {
+		return false
+	}
+	for n := 0; n < size; {
+		k, err := d.Read(got[n:])
+		if err != nil {
+			return false
+		}
+		n += k
+	}
+	if string(got) != string(send) {
+		t.Fatalf("other bytes came back")
+	}
+	return true
+}
+
+// fast asks until packets of both directions are fast at both nodes.
+func (r *rig) fast(d *dialogue, size int) {
+	r.T.Helper()
+	r.fastBy(func() {
+		r.T.Helper()
+		if !d.ask(r.T, size, 10*time.Second) {
+			r.T.Fatal("no answer")
+		}
+	})
+}
+
+// fastBy calls ask, which sends a packet each way, until nearly all of them are fast.
+func (r *rig) fastBy(ask func()) {
+	t := r.T
+	t.Helper()
+	var now [2]api.OverlayNetwork
+	for end := time.Now().Add(20 * time.Second); ; {
+		var before [2]api.OverlayNetwork
+		for i, n := range r.nodes {
+			before[i] = n.report(t)
+		}
+		for range 20 {
+			ask()
+		}
+		all := true
+		for i, n := range r.nodes {
+			now[i] = n.report(t)
+			all = all && now[i].Egress.Fast >= before[i].Egress.Fast+15 && now[i].Ingress.Fast >= before[i].Ingress.Fast+15
+		}
+		if all {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it is not fast:\n%+v\n%+v", now[0], now[1])
+		}
+	}
+}
+
+// takesOff reports whether the kernel lets a program remove outer headers of another family than
+// the inner ones.
+func takesOff(t testing.TB) bool {
+	var u unix.Utsname
+	must(t, unix.Uname(&u))
+	var major, minor int
+	_, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor)
+	must(t, err)
+	return major > 6 || major == 6 && minor >= 3
+}
+
+// Packets of established flows are fast, in each form and family, and arrive as sent.
+func TestFast(t *testing.T) {
+	testkit.Smoke(t, "bpf:feature/overlay", "path:overlay")
+	for _, form := range testkit.Cases(t, 3, routed, bridged, apart) {
+		t.Run(form, func(t *testing.T) {
+			r := newRig(t, form)
+			for _, n := range r.nodes {
+				if form == routed {
+					n.stateful(t)
+				}
+			}
+			r.on()
+			echo(t, r.nodes[1].web)
+			for _, proto := range []string{"udp", "tcp"} {
+				for _, to := range []string{r.nodes[1].addr, r.nodes[1].addr6} {
+					for _, size := range []int{1, 1200, 60000} {
+						if proto == "udp" && size > 1200 {
+							continue
+						}
+						t.Run(fmt.Sprintf("%s %s %d", proto, to, size), func(t *testing.T) {
+							r.T = t
+							if strings.Contains(to, ":") && !takesOff(t) {
+								testkit.Skip(t, "kernel cannot take IPv4 off IPv6 (6.3)")
+							}
+							r.fast(dial(t, r.nodes[0].web, proto, to), size)
+						})
+					}
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,177 @@
+package overlay
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// A container's packets that differ from what the slow path has seen take the slow path.
+func TestSentAttacks(t *testing.T) {
+	b := newBench(t)
+	at := func(n int, v ...byte) func(shape, []byte) []byte {
+		return func(s shape, p []byte) []byte {
+			copy(p[n:], v)
+			sumInner(p[14:], s.inner6)
+			return p
+		}
+	}
+	l4 := func(n int, v ...byte) func(shape, []byte) []byte {
+		return func(s shape, p []byte) []byte { return at(14+ipLen(s.inner6)+n, v...)(s, p) }
+	}
+	for _, s := range shapes() {
+		for _, row := range []attack{
+			{twist{"with another's MAC", at(11, 9), header}, every},
+			{twist{"to another MAC", at(5, 9), header}, every},
+			{twist{"broadcast", at(0, 255, 255, 255, 255, 255, 255), header}, every},
+			{twist{"VLAN tag", func(_ shape, p []byte) []byte { return tag(p, 5) }, protocol}, every},
+			{twist{"with another's address", at(14+15, 9), unknownFlow}, inner(false)},
+			{twist{"with another's address", at(14+23, 9), unknownFlow}, inner(true)},
+			{twist{"to another", at(14+19, 9), unknownFlow}, inner(false)},
+			{twist{"from another port", l4(1, 9), unknownFlow}, every},
+			{twist{"TTL 1", at(14+8, 1), ttl}, func(s shape) bool { return !s.inner6 && !s.bridged }},
+			{twist{"hop limit 0", at(14+7, 0), ttl}, func(s shape) bool { return s.inner6 && !s.bridged }},
+			{twist{"options", at(14, 0x46), options}, inner(false)},
+			{twist{"fragment", at(14+6, 0x20), fragment}, inner(false)},
+			{twist{"header checksum", func(_ shape, p []byte) []byte { p[24] ^= 1; return p }, checksum}, inner(false)},
+			{twist{"bytes behind the packet", func(_ shape, p []byte) []byte { return append(p, 0, 0) }, cut}, every},
+			{twist{"UDP length", func(s shape, p []byte) []byte { p[14+ipLen(s.inner6)+4] = 1; return p }, cut}, carries(false)},
+			{twist{"SYN", l4(13, 2), tcpFlags}, carries(true)},
+			{twist{"no flags", l4(13, 0), tcpFlags}, carries(true)},
+			{twist{"longer than the MTU", func(s shape, _ []byte) []byte { return s.sent(random(1432)) }, mtu}, every},
+			{twist{"a tunnel's packet by itself", func(s shape, p []byte) []byte {
+				return s.frame(p[:6], p[6:12], datagram(s.near(), s.far(), 17, s.received(p)[s.udp():]), s.inner6)
+			}, unknownFlow}, func(s shape) bool { return !s.tcp }},
+		} {
+			if !row.of(s) {
+				continue
+			}
+			b.fill(s)
+			packet := row.change(s, s.sent(random(20)))
+			if !s.inner6 && row.name == "a tunnel's packet by itself" {
+				sumHeader(packet[14:], false)
+			}
+			verdict, out, why := b.send(packet)
+			if verdict != next || why != row.why || !bytes.Equal(out, packet) {
+				t.Errorf("%s, %s: verdict %d, reason %d, want %d", s.name(), row.name, int32(verdict), why, row.why)
+			}
+		}
+	}
+}
+
+// A packet of a known flow is slow while any part of its entry is invalid.
+func TestNotKnown(t *testing.T) {
+	b := newBench(t)
+	flow := func(change func(*overlayFlow)) func() { return func() { b.know(change) } }
+	for _, s := range []shape{{}, {bridged: true}, {outer6: true, summed: true, inner6: true}} {
+		for _, x := range []struct {
+			name          string
+			change        func()
+			receive, send int
+		}{
+			{"off", func() { n := b.network(); n.Flags &^= netOn; must(t, b.c.maps.FlOvNets.Put(uint32(1), n)) }, noNetwork, noNetwork},
+			{"another generation", func() { n := b.network(); n.Gen++; must(t, b.c.maps.FlOvNets.Put(uint32(1), n)) }, generation, generation},
+			{"no flow", func() { must(t, b.c.maps.FlOvFlows.Delete(b.flow())) }, unknownFlow, unknownFlow},
+			{"leases over", flow(func(f *overlayFlow) { f.Dir[0].Until, f.Dir[1].Until = 1, 1 }), leaseOver, leaseOver},
+			{"nothing sent", flow(func(f *overlayFlow) { f.Dir[0].Gen = 0 }), oneWay, generation},
+			{"nothing received", flow(func(f *overlayFlow) { f.Dir[1].Gen = 0 }), generation, oneWay},
+			{"conntrack not ready", flow(func(f *overlayFlow) { f.Ready = 0 }), notReady, notReady},
+			{"sent by another end", flow(func(f *overlayFlow) { f.End = 12345 }), fastPath, header},
+			{"no local", func() { must(t, b.c.maps.FlOvLocals.Delete(address(b.near()))) }, noLocal, noLocal},
+			{"no remote", func() { must(t, b.c.maps.FlOvRemotes.Delete(address(b.far()))) }, noRemote, noRemote},
+			{"no way", func() {
+				var l overlayLocal
+				must(t, b.c.maps.FlOvLocals.Lookup(address(b.near()), &l))
+				l.Way = 0
+				must(t, b.c.maps.FlOvLocals.Put(address(b.near()), l))
+			}, way, way},
+			{"address of another end", func() {
+				var l overlayLocal
+				must(t, b.c.maps.FlOvLocals.Lookup(address(b.near()), &l))
+				l.Ifindex = 12345
+				must(t, b.c.maps.FlOvLocals.Put(address(b.near()), l))
+			}, fastPath, header},
+		} {
+			b.fill(s)
+			x.change()
+			if _, _, why := b.receive(s.received(random(20))); why != x.receive {
+				t.Errorf("%s, %s: received: reason %d, want %d", s.name(), x.name, why, x.receive)
+			}
+			if _, _, why := b.send(s.sent(random(20))); why != x.send {
+				t.Errorf("%s, %s: sent: reason %d, want %d", s.name(), x.name, why, x.send)
+			}
+		}
+	}
+}
+
+// A packet that is truncated anywhere is slow, or belongs to no network; the same for a truncated
+// tunnel packet inside a tunnel packet.
+func TestTruncated(t *testing.T) {
+	b := newBench(t)
+	for _, s := range shapes() {
+		b.fill(s)
+		in, out := s.received(random(20)), s.sent(random(20))
+		for n := 14 + ipLen(s.outer6); n < len(in); n++ {
+			if verdict, _, why := b.receive(slices.Clone(in[:n])); verdict != next || why == fastPath {
+				t.Errorf("%s: %d bytes received: verdict %d, reason %d", s.name(), n, int32(verdict), why)
+			}
+		}
+		for n := 14 + ipLen(s.inner6); n < len(out); n++ {
+			if verdict, _, why := b.send(slices.Clone(out[:n])); verdict != next || why == fastPath {
+				t.Errorf("%s: %d bytes sent: verdict %d, reason %d", s.name(), n, int32(verdict), why)
+			}
+		}
+	}
+}
+
+// A container sends a packet of its flow that the tunnel device drops, and then, as payload of a
+// packet to another destination, what the tunnel device would have made of it. The other packets of
+// the network still arrive.
+func TestForgedHeaders(t *testing.T) {
+	s := shape{}
+	r, list := twins(t, routed)
+	must(t, list[0].apply(t, true))
+	w, n := list[0], uint64(0)
+	elsewhere := netip.MustParseAddr("10.66.0.77")
+	r.Netlink(w.host, func(h *netlink.Handle) error {
+		return h.NeighSet(&netlink.Neigh{LinkIndex: r.Index(w.host, "nic0"), State: netlink.NUD_PERMANENT, IP: elsewhere.AsSlice(), HardwareAddr: mac("02:00:00:00:00:77")})
+	})
+	pinned(t, func() {
+		accelerate(t, s, list, &n)
+		w.nft(t, `table inet fl_lost { chain output { type filter hook output priority 0; ip daddr 10.66.0.1 udp dport 8472 drop; }; }`)
+		for range 20 {
+			n++
+			lost := s.sent(payload(n, 20))
+			copy(lost[6:], mac("02:00:00:00:00:99")) // slow
+			inject(t, w.inside, lost)
+			near, far := s.macs()
+			in := s.frame(far, near, lost[14:], false)
+			_, node := s.nodes()
+			forged := s.encapsulated(gateway, nearWeb, s.near(), node, in)
+			copy(forged[30:], elsewhere.AsSlice())
+			s.sum(forged)
+			inject(t, w.inside, forged)
+			inject(t, w.inside, s.sent(payload(n, 30)))
+		}
+		mark := payload(n, 21)
+		end := s.sent(mark)
+		copy(end[30:], elsewhere.AsSlice()) // by no tunnel
+		sumInner(end[14:], false)
+		inject(t, w.inside, end)
+		forwarded := 0
+		for _, b := range until(t, w.wire, mark) {
+			if !bytes.Equal(b[30:34], elsewhere.AsSlice()) {
+				continue
+			}
+			if forwarded++; bytes.Contains(b, random(30)) {
+				t.Errorf("sent elsewhere:\n%x", b)
+			}
+		}
+		if forwarded == 0 {
+			t.Error("what the container sent by itself did not come through")
+		}
+	})
+}

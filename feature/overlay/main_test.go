@@ -1,0 +1,13 @@
+package overlay
+
+import (
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+)
+
+func TestMain(m *testing.M) {
+	topology.Reexec()
+	testkit.Main(m)
+}

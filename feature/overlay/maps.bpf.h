@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The maps of overlay.bpf.c. Networks, tunnels, ends and uplinks are user space's; the three
+ * caches are learnt here and forget what was not used for longest.
+ */
+
+#define MAX_NETS 256
+#define MAX_ENDS 8192
+#define MAX_UPLINKS 256
+#define MAX_REMOTES 32768
+#define MAX_LOCALS 8192
+#define MAX_FLOWS 65536
+
+/* What is learnt counts this long, unless a packet that took the slow path proves it anew. */
+#define LEASE_NS 1000000000ULL
+/* For how long after its lease an entry counts as one of the same connection. */
+#define KEPT_NS 2000000000ULL
+/* A flow that is younger is not worth learning: most connections end before. */
+#define YOUNG_MS 10 /* more than a tick of the coarse clock */
+/* A note for fl_ov_uplink is read by the same CPU at once; the coarse clock is up to 10 ms late. */
+#define NOTE_NS 20000000ULL
+/* How often user space is asked for one flow. */
+#define ASK_NS 100000000ULL
+
+#define NET_ON 1     /* the fast path may be used */
+#define NET_PAUSED 2 /* nothing is learnt */
+#define NET_ROUTED 4 /* the tunnel device has the route; else it is a port of a bridge */
+#define NET_TOS 8    /* the outer header has the inner DSCP */
+#define NET_LIBERAL 16 /* conntrack takes packets of TCP whatever it did not see */
+#define NET_EAGER 32 /* a flow is learnt at once: user space need not be asked */
+
+/* A network: a tunnel device, and the host ends behind it. By its number, from 1. */
+struct network {
+	__u32 gen;    /* what was learnt under another counts no more */
+	__u32 flags;
+	__u32 tunnel; /* index of the tunnel device in its namespace */
+	__u32 word;   /* first word of the tunnel's header, in network order; tells VXLAN from Geneve */
+	__u32 vni;    /* second word of it */
+	__u16 port;   /* network order */
+	__u16 mtu;    /* of the tunnel device */
+	__u16 low;    /* range of outer source ports, as the kernel takes it */
+	__u16 high;
+	/*
+	 * The pair that leads into the network's namespace, where that is not the uplinks';
+	 * else 0. inside is the index of the end in there.
+	 */
+	__u32 inside;
+	__u32 outside;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_NETS);
+	__type(key, __u32);
+	__type(value, struct network);
+} fl_ov_nets SEC(".maps");
+
+/* What a tunnel's packets are known by -> number of the network. */
+struct tunnel {
+	__u32 vni;
+	__u16 port;
+	__u16 v6; /* the outer header is IPv6 */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_NETS);
+	__type(key, struct tunnel);
+	__type(value, __u32);
+} fl_ov_tunnels SEC(".maps");
+
+/* Until when user space vouches that it follows changes, in ns of the monotonic clock. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} fl_ov_beat SEC(".maps");
+
+#define WAY_PEER 1 /* into the container at once, past the host end */
+#define WAY_END 2  /* through the host end, where something has to see the packet */
+#define WAY_OUT 4  /* what the container sends may be fast */
+
+/* The host end of a container's veth. */
+struct end_key {
+	__u32 net;
+	__u32 ifindex;
+};
+
+struct end {
+	__u32 way;
+	__u16 tenant;
+	__u16 slot; /* in fl_ov_passed; 0: none */
+	__u8 mac[6]; /* of the container's device */
+	__u16 mtu;   /* the least of that device, of the host end, and of the bridge */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_ENDS);
+	__type(key, struct end_key);
+	__type(value, struct end);
+} fl_ov_ends SEC(".maps");
+
+/* Index of an uplink -> its MTU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_UPLINKS);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_ov_uplinks SEC(".maps");
+
+struct host_key {
+	__u32 net;
+	struct fl_address ip;
+};
+
+#define V4_HEADERS 64 /* Ethernet, IPv4, UDP, tunnel, inner Ethernet */
+#define V6_HEADERS 84
+
+/* Egress cache: a container on another host. */
+struct remote {
+	__u64 until;
+	__u32 gen;
+	__u32 uplink;
+	struct host_key self; /* entries of an LRU map are used anew while they are read */
+	__u16 mtu;	      /* of the uplink */
+	__u16 bytes;	      /* of headers: V4_HEADERS or V6_HEADERS */
+	__u32 summed;	      /* the outer UDP header has a checksum */
+	__u8 headers[V6_HEADERS + 4];
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_REMOTES);
+	__type(key, struct host_key);
+	__type(value, struct remote);
+} fl_ov_remotes SEC(".maps");
+
+/* Ingress cache: a container here. */
+struct local {
+	__u64 until;
+	__u32 gen;
+	__u32 ifindex; /* host end */
+	__u32 way;
+	__u16 tenant;
+	__u16 slot;
+	__u8 mac[6];	 /* of the container */
+	__u8 gateway[6]; /* who sends what it receives: the bridge of a routed network */
+	__u16 mtu;	 /* of its end */
+	__u16 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_LOCALS);
+	__type(key, struct host_key);
+	__type(value, struct local);
+} fl_ov_locals SEC(".maps");
+
+/* Filter cache: a flow that the slow path has let through. */
+struct flow_key {
+	__u32 net;
+	struct fl_address local;
+	struct fl_address remote;
+	__u16 lport; /* network order */
+	__u16 rport;
+	__u32 proto;
+};
+
+enum direction { OUT, IN, DIRECTIONS };
+
+struct seen {
+	__u64 until;
+	__u32 gen;
+	__u32 alone; /* conntrack has seen the other direction */
+};
+
+struct flow {
+	struct seen dir[DIRECTIONS]; /* written each by its own direction's programs */
+	__u64 learnt; /* when the entry was made */
+	__u64 asked;
+	__u32 ready; /* conntrack takes packets of this flow whatever it did not see; 1, or not tracked: 2 */
+	__u32 end;   /* host end of the container that sends it, in a bridged network; routers do not tell */
+};
+
+#define READY 1
+#define UNTRACKED 2
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_FLOWS);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} fl_ov_flows SEC(".maps");
+
+/*
+ * A small table in front of the large one, by a hash of the flow. Most connections end before
+ * they are worth an entry, and what a look-up costs that has to go to memory: here is when a
+ * flow without an entry was seen first, and until when any flow of this place may have a
+ * lease. Two flows of one place keep each other from being learnt while both are slow.
+ */
+#define MAX_SIGHTS 16384
+
+struct sight {
+	__u32 tag;   /* of the flow that was seen last */
+	__u32 first; /* when that was seen first, in ms by the coarse clock */
+	__u32 dirs;  /* a bit for each direction in which it was seen */
+	__u32 until; /* ms; no flow of this place has an entry that counts later than this */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SIGHTS);
+	__type(key, __u32);
+	__type(value, struct sight);
+} fl_ov_sights SEC(".maps");
+
+/* Flows for which user space shall make conntrack ready. A full one: asked again later. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} fl_ov_asks SEC(".maps");
+
+/* What one program leaves for the next that this CPU runs for the same packet. */
+struct note {
+	__u64 at;
+	__u64 socket; /* cookie of the packet's; 0: it has none */
+	struct flow_key flow; /* to fl_ov_uplink; net 0: nothing */
+	__u32 to;	      /* to fl_ov_out and fl_ov_in: the index to redirect to; 0: nothing */
+	__u32 way;
+	__u64 sent;	      /* when fl_ov_send began with it; 0: not timed */
+	__u32 sent_net;
+	__u32 sent_way; /* TIMED_FAST, TIMED_SLOW; 0: it has not shown yet that it goes into the tunnel */
+	struct remote remote; /* scratch: the headers that are written, or read, are too large for the stack */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct note);
+} fl_ov_notes SEC(".maps");
+
+/* Why a packet takes the slow path. The names are in counts.go. */
+enum reason {
+	FAST,
+	UNKNOWN_FLOW,
+	LEASE,
+	GENERATION,
+	ONE_WAY,   /* not seen in the other direction */
+	NOT_READY, /* conntrack is not ready, or asked for the first time */
+	NO_LOCAL,
+	NO_REMOTE,
+	OFF,
+	OPTIONS,
+	FRAGMENT,
+	TTL,
+	MTU,
+	PROTOCOL,
+	TCP_FLAGS,
+	HEADER,	  /* not the learnt one */
+	SOURCE,	  /* outer addresses not those learnt */
+	CHECKSUM, /* of the outer header: wrong, or not to be had */
+	WAY,	  /* this end's packets may not be fast */
+	CUT,	  /* lengths that contradict each other */
+	ROOM,	  /* the kernel has no room for the headers */
+	REASONS,
+};
+
+/* What a container's end has seen, by direction: fast, slow. */
+struct passed {
+	__u64 packets[DIRECTIONS][2];
+	__u64 bytes[DIRECTIONS][2];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_ENDS);
+	__type(key, __u32);
+	__type(value, struct passed);
+} fl_ov_passed SEC(".maps");
+
+#define TIMED_FAST 1
+#define TIMED_SLOW 2
+
+/* One packet in so many, by chance, is timed from its host end to the uplink. */
+#define TIMED_IN 64
+#define TIMED_NS 1000000 /* what takes longer was interrupted */
+
+struct counts {
+	__u64 packets[DIRECTIONS][REASONS];
+	__u64 bytes[DIRECTIONS][2]; /* fast, slow */
+	__u64 timed[2]; /* packets sent: fast, slow */
+	__u64 ns[2];	/* how long these took */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_NETS);
+	__type(key, __u32);
+	__type(value, struct counts);
+} fl_ov_counts SEC(".maps");

@@ -1,0 +1,218 @@
+package network
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+const (
+	mostPolicies = 4096
+	mostRoutes   = 4096 // to one device
+)
+
+// Reader reads the input of Find.
+type Reader struct {
+	Own  *netdev.NS // the agent's namespace
+	Path string     // of that
+	Find *netdev.Finder
+	Look func(at ends.Device, path string) (qdisc.State, error) // ends.Ends.Look
+	Home func(netns uint64) bool                                // a container lives in that namespace
+}
+
+// Read reads the agent's namespace, and those of host ends of containers, unless a container may
+// have created them. It leaves out what has gone meanwhile. The error means that nothing can be
+// decided.
+func (r Reader) Read(list []ends.End) (Host, error) {
+	h := Host{Own: r.Own.Inode(), Ends: list}
+	policies, err := r.Own.Policies(mostPolicies)
+	h.Policies, h.Partly = policies, err
+	ways := make(map[way]int)
+	own, err := r.space(r.Own, r.Path, ways)
+	if err != nil {
+		return Host{}, err
+	}
+	h.Spaces = append(h.Spaces, own)
+	seen := map[uint64]bool{h.Own: true}
+	for _, e := range list {
+		if !e.Host || !e.Trusted || seen[e.NetNS] || r.Home(e.NetNS) {
+			continue
+		}
+		seen[e.NetNS] = true
+		ns, err := r.Find.Open(e.Path, e.NetNS)
+		if errors.Is(err, netdev.ErrNoNS) {
+			continue
+		}
+		if err != nil {
+			return Host{}, err
+		}
+		s, err := r.space(ns, e.Path, ways)
+		ns.Close()
+		if err != nil {
+			return Host{}, err
+		}
+		h.Spaces = append(h.Spaces, s)
+	}
+	// Of the devices that any tunnel leads to.
+	for _, s := range h.Spaces {
+		for _, leads := range s.Leads {
+			for _, index := range leads {
+				r.look(&h.Spaces[0], index)
+			}
+		}
+	}
+	return h, nil
+}
+
+// way is a route lookup for packets of a tunnel.
+type way struct {
+	to, from netip.Addr
+	by       int
+}
+
+func (r Reader) space(ns *netdev.NS, path string, ways map[way]int) (s Space, err error) {
+	s = Space{
+		NetNS: ns.Inode(), Path: path, Trusted: true, Outer: -1, Unread: make(map[int]error),
+		Routed: make(map[int]bool), Leads: make(map[int][]int), State: make(map[int]qdisc.State),
+	}
+	// An incomplete list counts.
+	all := func(err error) error {
+		if errors.Is(err, netdev.ErrMany) {
+			s.Unread[0] = err
+			return nil
+		}
+		return err
+	}
+	if s.Links, err = ns.Links(netdev.MostLinks); all(err) != nil {
+		return s, err
+	}
+	if s.Tunnels, err = ns.Tunnels(netdev.MostLinks); all(err) != nil {
+		return s, err
+	}
+	for _, l := range s.Links {
+		if _, ok := stranger(Space{Routed: map[int]bool{l.Index: true}}, l); ok {
+			routes, err := ns.Routes(l.Index, mostRoutes)
+			if all(err) != nil {
+				return s, err
+			}
+			s.Routed[l.Index] = slices.ContainsFunc(routes, leadsOut)
+		}
+	}
+	if len(s.Tunnels) == 0 {
+		return s, nil
+	}
+	if s.Near, err = ns.Neighbours(netdev.MostNeighbours); all(err) != nil {
+		return s, err
+	}
+	if s.Ports, err = ns.LocalPorts(); err != nil {
+		return s, err
+	}
+	if s.NetNS != r.Own.Inode() {
+		if s.Outer, err = ns.ID(r.Own); err != nil {
+			return s, err
+		}
+	}
+	for _, t := range s.Tunnels {
+		s.Leads[t.Index] = r.leads(s, t, ways)
+		r.look(&s, t.Index)
+		if t.Master != 0 {
+			r.look(&s, t.Master)
+		}
+	}
+	return s, nil
+}
+
+// leadsOut reports whether a route is other than those of each device.
+func leadsOut(r netdev.Route) bool {
+	return !r.To.Addr().IsLinkLocalUnicast() && !r.To.Addr().IsMulticast()
+}
+
+// leads finds the devices of the agent's namespace that a tunnel's packets leave by.
+func (r Reader) leads(s Space, t netdev.Tunnel, ways map[way]int) (list []int) {
+	to := s.vteps(t)
+	if t.Remote.IsMulticast() {
+		to = append(to, t.Remote)
+	}
+	for _, a := range to {
+		w := way{a, t.Local, t.Below}
+		index, known := ways[w]
+		if !known {
+			// No route: the tunnel cannot send there either.
+			index, _ = r.Own.RouteTo(a, t.Local, t.Below)
+			ways[w] = index
+		}
+		if index != 0 {
+			list = append(list, index)
+		}
+	}
+	if t.Below != 0 {
+		list = append(list, t.Below)
+	}
+	if len(list) == 0 && t.Local.IsValid() {
+		links, _ := r.Own.Links(netdev.MostLinks)
+		for _, l := range links {
+			if slices.ContainsFunc(l.Addrs, func(prefix string) bool { return strings.HasPrefix(prefix, t.Local.String()+"/") }) {
+				list = append(list, l.Index)
+			}
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// look reads the state of a device.
+func (r Reader) look(s *Space, index int) {
+	if _, known := s.State[index]; known {
+		return
+	}
+	state, err := r.Look(ends.Device{NetNS: s.NetNS, Index: index}, s.Path)
+	if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoNS) {
+		s.Unread[index] = err
+	}
+	s.State[index] = state
+}
+
+// End reads the input of Way, except what fairlead itself wants, for an end of a container with the
+// namespace inside. Errors: journal.ErrGone, netdev.ErrNoLink or netdev.ErrNoNS if it has gone.
+func (r Reader) End(e ends.End, inside *netdev.NS) (state EndState, err error) {
+	state = EndState{Kind: e.Inside.Kind, Trusted: e.Host && e.Trusted && !r.Home(e.NetNS)}
+	l, err := inside.Link(e.Inside.Index)
+	if err != nil || !state.Trusted {
+		return state, err
+	}
+	state.Ether = l.Ether
+	if state.Threaded, err = inside.InThreads(l.Index); err != nil {
+		return state, err
+	}
+	if state.XDP, err = inside.XDP(l.Index); err != nil {
+		return state, err
+	}
+	if state.Host, err = r.Look(e.Device, e.Path); err != nil {
+		return state, err
+	}
+	ns, err := r.Find.Open(e.Path, e.NetNS)
+	if err != nil {
+		return state, err
+	}
+	defer ns.Close()
+	host, err := ns.Link(e.Index)
+	if err != nil {
+		return state, err
+	}
+	state.MTU = min(l.MTU, host.MTU)
+	if host.Master != 0 {
+		var bridge netdev.Link
+		if bridge, err = ns.Link(host.Master); err != nil {
+			return state, err
+		}
+		state.MTU = min(state.MTU, bridge.MTU)
+		state.Master, err = r.Look(ends.Device{NetNS: e.NetNS, Index: host.Master}, e.Path)
+	}
+	return state, err
+}

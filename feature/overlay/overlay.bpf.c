@@ -1,0 +1,480 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * A cache in front of a container overlay network (ONCache, NSDI 2025). A packet of a flow
+ * that the slow path (bridge, routing, netfilter, tunnel) has let through in both directions
+ * takes a short way: from the host end of its container's veth, with the learnt headers, to
+ * the uplink; from the uplink, without its outer headers, into the container.
+ *
+ * What is learnt is a lease. After LEASE_NS the next packet of the flow takes the slow path
+ * again, and renews the lease if that delivers it: so whatever changes in the slow path
+ * counts after that time at the latest, whether anybody has noticed it or not. User space,
+ * which watches for changes, raises the generation of a network: then nothing that was learnt
+ * counts any more. Nothing is learnt while user space does not vouch for itself (fl_ov_beat).
+ *
+ * Nothing on the wire is marked. Whether a flow is established is asked of the kernel's
+ * conntrack where a packet leaves the slow path; where it does not track, a flow has to be
+ * seen in both directions.
+ *
+ * Hooks, and cost per event:
+ *   tc ingress, host end   fl_ov_send     up to four look-ups; the headers written
+ *   tc egress, host end    fl_ov_arrive   a comparison; for a packet out of the tunnel
+ *                                         two look-ups, and conntrack's once the flow is
+ *                                         older than YOUNG_MS
+ *   tc egress, tunnel      fl_ov_tunnel   the same
+ *   tc egress, uplink      fl_ov_uplink   a look-up of a per-CPU array; more only for a
+ *                                         packet of which fl_ov_tunnel has left a note
+ *   tc ingress, uplink     fl_ov_receive  for UDP one look-up, for the tunnel's up to four
+ *   tc ingress, the pair into another namespace
+ *                          fl_ov_out, fl_ov_in   a look-up of a per-CPU array
+ *
+ * User space writes fl_ov_nets, fl_ov_tunnels, fl_ov_ends, fl_ov_uplinks and fl_ov_beat, and
+ * reads fl_ov_counts and the caches. A full cache forgets what was not used for longest:
+ * that takes the slow path, and is learnt again. The programs no longer run once the agent
+ * has ended.
+ */
+
+#include "fate.h"
+#include "kernel.h"
+#include "parse.h"
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#include "maps.bpf.h"
+#include "packet.bpf.h"
+#include "learn.bpf.h"
+#include "headers.bpf.h"
+
+/* The network whose copy of a program this is. Set before it is loaded. */
+const volatile __u32 fl_ov_net;
+
+static __always_inline void count(__u32 net, __u32 dir, enum reason why, __u32 bytes)
+{
+	struct counts *c = bpf_map_lookup_elem(&fl_ov_counts, &net);
+
+	if (!c || why >= REASONS || dir >= DIRECTIONS)
+		return;
+	c->packets[dir][why]++;
+	c->bytes[dir][why != FAST] += bytes;
+}
+
+static __always_inline void passed(__u32 slot, __u32 dir, int slow, __u32 bytes)
+{
+	struct passed *c = bpf_map_lookup_elem(&fl_ov_passed, &slot);
+
+	if (!c || !slot || dir >= DIRECTIONS)
+		return;
+	c->packets[dir][!!slow]++;
+	c->bytes[dir][!!slow] += bytes;
+}
+
+static __always_inline struct end *end_of(__u32 net, __u32 ifindex)
+{
+	struct end_key at = { .net = net, .ifindex = ifindex };
+
+	return bpf_map_lookup_elem(&fl_ov_ends, &at);
+}
+
+static __always_inline struct note *note(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&fl_ov_notes, &zero);
+}
+
+/* The flow of a packet as its end here sees it. */
+static __always_inline void key_of(struct flow_key *key, __u32 net, const struct packet *p, enum direction dir)
+{
+	key->net = net;
+	key->local = dir == OUT ? p->src : p->dst;
+	key->remote = dir == OUT ? p->dst : p->src;
+	key->lport = dir == OUT ? p->sport : p->dport;
+	key->rport = dir == OUT ? p->dport : p->sport;
+	key->proto = p->proto;
+}
+
+/* Whether a flow may be fast in one direction. */
+static __always_inline enum reason fast_flow(struct network *n, const struct packet *p,
+					     const struct flow_key *key, enum direction dir, __u32 end, __u64 now)
+{
+	struct sight *s;
+	struct flow *f;
+	__u32 tag;
+
+	if (p->proto == IPPROTO_TCP && !midway(p))
+		return TCP_FLAGS; /* if the slow path lets it through, that ends the flow: learn_flow */
+	s = sight_of(key, &tag);
+	if (!s || !may_be_known(s, now))
+		return UNKNOWN_FLOW;
+	f = bpf_map_lookup_elem(&fl_ov_flows, key);
+	if (!f)
+		return UNKNOWN_FLOW;
+	if (dir == OUT && f->end && f->end != end)
+		return HEADER; /* of another container than this flow */
+	if (!f->dir[dir == OUT ? OUT : IN].until)
+		return UNKNOWN_FLOW;
+	if (f->dir[dir == OUT ? OUT : IN].gen != n->gen)
+		return GENERATION;
+	if (f->dir[dir == OUT ? IN : OUT].gen != n->gen && !f->dir[dir == OUT ? OUT : IN].alone)
+		return ONE_WAY;
+	if ((__s64)(f->dir[dir == OUT ? OUT : IN].until - now) <= 0)
+		return LEASE;
+	if (!f->ready)
+		return NOT_READY;
+	return FAST;
+}
+
+/*
+ * Puts the headers in front of the packet. Returns FAST; another reason while the packet is
+ * as it was; -1 if it is beyond repair.
+ */
+static __always_inline int encapsulate(struct __sk_buff *skb, struct network *n, struct remote *r,
+				       const struct packet *p, const __u8 *source)
+{
+	__u32 hash = bpf_get_hash_recalc(skb), bytes = r->bytes;
+	int err, summed = r->summed && !skb->gso_size;
+	struct note *scratch = note();
+	__u8 *h;
+
+	if (!scratch)
+		return NO_REMOTE; /* cannot be */
+	h = scratch->remote.headers;
+	__builtin_memcpy(h, r->headers, sizeof(r->headers));
+	if (r->self.net != fl_ov_net || !same_ip(&r->self.ip, &p->dst))
+		return NO_REMOTE; /* another's by now */
+	if (bytes == V4_HEADERS) {
+		if (!(n->flags & NET_ROUTED))
+			__builtin_memcpy(h + INNER_ETH(V4_HEADERS) + 6, source, 6);
+		fill(h, V4_HEADERS, n, p, hash, summed);
+		if (bpf_skb_adjust_room(skb, V4_HEADERS - ETH_HLEN, BPF_ADJ_ROOM_MAC,
+					ENCAPSULATE(BPF_F_ADJ_ROOM_ENCAP_L3_IPV4)))
+			return ROOM;
+		err = bpf_skb_store_bytes(skb, 0, h, V4_HEADERS, 0);
+	} else if (bytes == V6_HEADERS) {
+		if (!(n->flags & NET_ROUTED))
+			__builtin_memcpy(h + INNER_ETH(V6_HEADERS) + 6, source, 6);
+		fill(h, V6_HEADERS, n, p, hash, summed);
+		if (bpf_skb_adjust_room(skb, V6_HEADERS - ETH_HLEN, BPF_ADJ_ROOM_MAC,
+					ENCAPSULATE(BPF_F_ADJ_ROOM_ENCAP_L3_IPV6)))
+			return ROOM;
+		err = bpf_skb_store_bytes(skb, 0, h, V6_HEADERS, 0);
+	} else {
+		return NO_REMOTE;
+	}
+	if (err || (n->flags & NET_ROUTED && !hop(skb, bytes, p->v6)))
+		return -1;
+	return FAST;
+}
+
+/* The learnt way of a packet that a container sends. */
+static __always_inline int send(struct __sk_buff *skb, struct network *n, const struct packet *p, struct remote **to, __u32 *slot)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct host_key host = { .net = fl_ov_net };
+	struct flow_key key = {};
+	struct remote *r;
+	struct local *l;
+	struct ethhdr eth;
+	enum reason why;
+
+	key_of(&key, fl_ov_net, p, OUT);
+	why = fast_flow(n, p, &key, OUT, skb->ifindex, now);
+	if (why != FAST)
+		return why;
+	if (p->length + ETH_HLEN != skb->len)
+		return CUT;
+	host.ip = p->src;
+	l = bpf_map_lookup_elem(&fl_ov_locals, &host);
+	if (!l || l->gen != n->gen)
+		return NO_LOCAL;
+	host.ip = p->dst;
+	r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
+	if (!r || r->gen != n->gen)
+		return NO_REMOTE;
+	if ((__s64)(r->until - now) <= 0)
+		return LEASE;
+	if (!(l->way & WAY_OUT))
+		return WAY;
+	/* A copy: Linux 6.1 forgets what it knows of the packet's bounds on the way here. */
+	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+		return CUT;
+	/* From the container that has this address, to where the slow path takes it from there. */
+	if (l->ifindex != skb->ifindex || !fl_same_mac(eth.h_source, l->mac))
+		return HEADER;
+	if (!fl_same_mac(eth.h_dest, n->flags & NET_ROUTED ? l->gateway :
+				      r->bytes == V6_HEADERS ? r->headers + INNER_ETH(V6_HEADERS) :
+							       r->headers + INNER_ETH(V4_HEADERS)))
+		return HEADER;
+	if (n->flags & NET_ROUTED && p->ttl <= 1)
+		return TTL;
+	if (!fits(skb, n, r, p))
+		return MTU;
+	/*
+	 * The kernel would cut a super-packet into segments without outer checksums. IPv6
+	 * demands them, and what UDP has no checksum inside does not add up.
+	 */
+	if (r->summed && (p->unsummed || (skb->gso_size && r->bytes == V6_HEADERS)))
+		return CHECKSUM;
+	*to = r;
+	*slot = l->slot;
+	return encapsulate(skb, n, r, p, eth.h_source);
+}
+
+SEC("tc")
+int fl_ov_send(struct __sk_buff *skb)
+{
+	__u32 net = fl_ov_net, bytes = skb->len, slot = 0;
+	struct network *n = bpf_map_lookup_elem(&fl_ov_nets, &net);
+	struct remote *to = 0;
+	struct packet p = {};
+	struct note *hand;
+	struct end *e;
+	int why;
+
+	hand = note();
+	if (!n || !hand || !(n->flags & NET_ON))
+		return TCX_NEXT; /* nothing is fast now */
+	hand->sent = bpf_get_prandom_u32() % TIMED_IN ? 0 : bpf_ktime_get_ns();
+	hand->sent_net = net;
+	hand->sent_way = 0;
+	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
+	why = parse_frame(skb, &p);
+	if (why == FAST)
+		why = send(skb, n, &p, &to, &slot);
+	if (why == -1 || (why == FAST && !to))
+		return TCX_DROP; /* half of the headers could be written: cannot be */
+	count(net, OUT, why, bytes);
+	if (why != FAST || !to) {
+		e = end_of(net, skb->ifindex);
+		passed(e ? e->slot : 0, OUT, 1, bytes);
+		return TCX_NEXT; /* the slow path decides */
+	}
+	passed(slot, OUT, 0, bytes);
+	hand->sent_way = TIMED_FAST;
+	if (!n->inside)
+		return bpf_redirect(to->uplink, 0);
+	hand->to = to->uplink;
+	return bpf_redirect_peer(n->inside, 0);
+}
+
+/* At the host's end of the pair: what fl_ov_send has made ready. */
+SEC("tc")
+int fl_ov_out(struct __sk_buff *skb)
+{
+	struct note *hand = note();
+	__u32 to;
+
+	if (!hand || !hand->to)
+		return TCX_DROP; /* nobody else sends here */
+	to = hand->to;
+	hand->to = 0;
+	return bpf_redirect(to, 0);
+}
+
+/* Where a packet out of the tunnel is given to a container. */
+SEC("tc")
+int fl_ov_arrive(struct __sk_buff *skb)
+{
+	__u32 net = fl_ov_net;
+	struct network *n = bpf_map_lookup_elem(&fl_ov_nets, &net);
+	struct host_key host = { .net = net };
+	struct flow_key key = {};
+	struct local l = {}, *known;
+	struct packet p = {};
+	struct ethhdr *eth;
+	struct end *e;
+	__u64 now;
+
+	if (!n || skb->ingress_ifindex != n->tunnel || (n->flags & (NET_ON | NET_PAUSED)) != NET_ON)
+		return TCX_NEXT; /* not out of the tunnel, or nothing is to be learnt */
+	e = end_of(net, skb->ifindex);
+	if (!e)
+		return TCX_NEXT; /* no end that may be fast */
+	passed(e->slot, IN, 1, skb->len);
+	now = bpf_ktime_get_coarse_ns();
+	if (!beats(now))
+		return TCX_NEXT;
+	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
+	if (parse_frame(skb, &p) != FAST)
+		return TCX_NEXT;
+	eth = (void *)(long)skb->data;
+	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
+		return TCX_NEXT;
+	if (!fl_same_mac(eth->h_dest, e->mac))
+		return TCX_NEXT; /* flooded by the bridge, or for many */
+	__builtin_memcpy(l.mac, eth->h_dest, 6);
+	__builtin_memcpy(l.gateway, eth->h_source, 6);
+	key_of(&key, net, &p, IN);
+	/* Of one-way UDP only the first packets come from the other side. */
+	if (!learn_flow(skb, n, &p, &key, IN, now) && p.proto != IPPROTO_UDP)
+		return TCX_NEXT;
+	host.ip = p.dst;
+	l.until = now + LEASE_NS;
+	l.gen = n->gen;
+	l.ifindex = skb->ifindex;
+	l.way = e->way;
+	l.tenant = e->tenant;
+	l.slot = e->slot;
+	l.mtu = e->mtu;
+	known = bpf_map_lookup_elem(&fl_ov_locals, &host);
+	if (known && known->gen == l.gen && known->ifindex == l.ifindex && known->way == l.way && known->mtu == l.mtu &&
+	    fl_same_mac(known->mac, l.mac) && fl_same_mac(known->gateway, l.gateway))
+		known->until = l.until;
+	else
+		bpf_map_update_elem(&fl_ov_locals, &host, &l, BPF_ANY);
+	return TCX_NEXT; /* only looked at */
+}
+
+/* At the tunnel device: the slow path sends a packet to another host. */
+SEC("tc")
+int fl_ov_tunnel(struct __sk_buff *skb)
+{
+	__u32 net = fl_ov_net;
+	struct network *n = bpf_map_lookup_elem(&fl_ov_nets, &net);
+	struct host_key host = { .net = net };
+	struct note *to = note();
+	struct flow_key key = {};
+	struct remote *r;
+	struct packet p = {};
+	__u64 now;
+
+	if (!n || !to)
+		return TCX_NEXT; /* cannot be */
+	to->flow.net = 0;
+	if (to->sent_net == net)
+		to->sent_way = TIMED_SLOW;
+	if ((n->flags & (NET_ON | NET_PAUSED)) != NET_ON)
+		return TCX_NEXT; /* nothing is to be learnt */
+	linear(skb, ETH_HLEN + (skb->protocol == bpf_htons(ETH_P_IPV6) ? 60 : 40));
+	if (parse_frame(skb, &p) != FAST)
+		return TCX_NEXT;
+	now = bpf_ktime_get_coarse_ns();
+	if (!beats(now))
+		return TCX_NEXT;
+	key_of(&key, net, &p, OUT);
+	if (!learn_flow(skb, n, &p, &key, OUT, now)) {
+		if (p.proto != IPPROTO_UDP)
+			return TCX_NEXT;
+		/* Of one-way UDP only the first packets go to the other side. */
+		host.ip = p.dst;
+		r = bpf_map_lookup_elem(&fl_ov_remotes, &host);
+		if (r && r->gen == n->gen)
+			return TCX_NEXT;
+	}
+	to->at = now;
+	to->socket = bpf_get_socket_cookie(skb);
+	to->flow = key;
+	return TCX_NEXT; /* only looked at */
+}
+
+/* Takes the time of a packet that has come to the uplink. */
+static __always_inline void timed(struct note *from)
+{
+	__u64 took = bpf_ktime_get_ns() - from->sent;
+	__u32 net = from->sent_net, slow = from->sent_way == TIMED_SLOW;
+	struct counts *c = bpf_map_lookup_elem(&fl_ov_counts, &net);
+
+	from->sent = 0;
+	if (!c || !from->sent_way || took > TIMED_NS)
+		return;
+	c->timed[slow]++;
+	c->ns[slow] += took;
+}
+
+/* At the uplink: what the tunnel device has made of the packet. */
+SEC("tc")
+int fl_ov_uplink(struct __sk_buff *skb)
+{
+	struct note *from = note();
+	struct host_key host = {};
+	struct packet p = {};
+	struct remote *r, *known;
+	struct network *n;
+	__u32 *mtu, up = skb->ifindex, net, bytes, renewed = 0;
+	__be16 type = 0;
+	__u64 now;
+
+	if (from && from->sent)
+		timed(from);
+	if (!from || !from->flow.net)
+		return TCX_NEXT; /* not out of a tunnel of which something is to be learnt */
+	net = from->flow.net;
+	from->flow.net = 0;
+	now = bpf_ktime_get_coarse_ns();
+	n = bpf_map_lookup_elem(&fl_ov_nets, &net);
+	mtu = bpf_map_lookup_elem(&fl_ov_uplinks, &up);
+	r = &from->remote;
+	/*
+	 * A tunnel device gives its packets the look of this host's own. One that is forwarded,
+	 * or another socket's, may have been made to look like the one of the note.
+	 */
+	if (!n || !mtu || now - from->at > NOTE_NS || skb->ingress_ifindex || skb->vlan_present ||
+	    bpf_get_socket_cookie(skb) != from->socket)
+		return TCX_NEXT;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		bytes = V4_HEADERS;
+		if (bpf_skb_load_bytes(skb, 0, r->headers, V4_HEADERS) || !noted(r->headers, V4_HEADERS, n))
+			return TCX_NEXT;
+		__builtin_memcpy(&type, r->headers + V4_HEADERS - 2, 2);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		bytes = V6_HEADERS;
+		if (bpf_skb_load_bytes(skb, 0, r->headers, V6_HEADERS) || !noted(r->headers, V6_HEADERS, n))
+			return TCX_NEXT;
+		__builtin_memcpy(&type, r->headers + V6_HEADERS - 2, 2);
+	} else {
+		return TCX_NEXT;
+	}
+	linear(skb, bytes + 48);
+	if (bytes == V4_HEADERS) {
+		if (parse((void *)(long)skb->data + V4_HEADERS, (void *)(long)skb->data_end, type, &p) != FAST)
+			return TCX_NEXT;
+	} else if (parse((void *)(long)skb->data + V6_HEADERS, (void *)(long)skb->data_end, type, &p) != FAST) {
+		return TCX_NEXT;
+	}
+	if (!same_ip(&p.dst, &from->flow.remote) || !same_ip(&p.src, &from->flow.local) ||
+	    p.sport != from->flow.lport || p.dport != from->flow.rport)
+		return TCX_NEXT; /* another packet */
+	host.net = net;
+	host.ip = p.dst;
+	r->self = host;
+	r->until = now + LEASE_NS;
+	r->gen = n->gen;
+	r->uplink = up;
+	r->mtu = *mtu;
+	r->bytes = bytes;
+	r->summed = !!*(__u16 *)(r->headers + bytes - ETH_HLEN - 8 - 2);
+	known = bpf_map_lookup_elem(&fl_ov_remotes, &host);
+	if (known && known->gen == r->gen && known->uplink == up && known->bytes == bytes && known->mtu == r->mtu &&
+	    known->summed == r->summed)
+		renewed = bytes == V4_HEADERS ? same_v4(known->headers, r->headers) : same_v6(known->headers, r->headers);
+	if (renewed)
+		known->until = r->until;
+	else
+		bpf_map_update_elem(&fl_ov_remotes, &host, r, BPF_ANY);
+	return TCX_NEXT; /* only looked at */
+}
+
+#include "receive.bpf.h"
+
+/* Run by user space, once conntrack takes packets of a flow whatever it did not see. */
+SEC("syscall")
+int fl_ov_ready(struct flow_key *made)
+{
+	struct flow_key key = *made;
+	struct flow *f = bpf_map_lookup_elem(&fl_ov_flows, &key);
+
+	if (f)
+		f->ready = READY;
+	return !f;
+}

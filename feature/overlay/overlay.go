@@ -1,0 +1,308 @@
+// Package overlay puts a cache in front of overlay networks (ONCache): packets of known flows
+// between containers of different hosts bypass bridge, routing, netfilter and tunnel device.
+//
+// overlay.bpf.c learns from packets that the kernel's own path passes, and redirects those that
+// follow. This package finds the networks, attaches the programs, and invalidates what was learnt
+// when anything changes. It makes no network, and passes only what the kernel has passed before.
+// Package agent calls it, as a feature.Feature. README.md lists what it costs, and what is not
+// fast.
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/probe"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
+)
+
+// name is the feature's name and the owner of its journal entries.
+const name = "overlay"
+
+// Config is what New needs.
+type Config struct {
+	Roots   kernel.Roots
+	Journal *journal.Journal
+	Log     *slog.Logger // nil: no log
+
+	// Identity is the owners of packets, shared by all features. nil: New opens one of its own.
+	Identity *identity.Identity
+	Ends     *ends.Ends
+	// Containers lists the containers of the host. It may be nil if no reports are needed.
+	Containers feature.Containers
+
+	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is the
+	// namespace of this process.
+	NetNS string
+	// Killed is the file of the networks stopped by hand; "": none is kept.
+	Killed string
+	// Now is the clock; nil: time.Now.
+	Now func() time.Time
+}
+
+// Overlay is the feature. See feature.Feature for how it may be called.
+type Overlay struct {
+	cfg     Config
+	own     *identity.Identity // opened by New; nil if Config has one
+	support probe.Verdict
+	looking feature.Loop
+	beating feature.Loop
+
+	mu      sync.Mutex
+	host    *netdev.NS // nil once closed, or without support
+	changed func(container.ID)
+	tenants *tenant.Register
+	slots   map[tenant.Key]identity.Slot
+	cache   *cache // nil while no network is fast
+	stop    context.CancelFunc
+	done    sync.WaitGroup
+	unwatch func() error
+	at      ends.Set          // programs at uplinks
+	mtus    map[uint32]uint32 // of uplinks, as fl_ov_uplinks has them
+	reader  network.Reader
+	force   map[key]*force
+	broken  map[key]error     // networks that failed in the last round
+	nets    []network.Network // of containers that ask for it, as of the last round
+	last    uint32            // last generation; each network gets new ones
+	killed  map[string]string
+}
+
+// New probes the host. It changes nothing.
+func New(cfg Config) (*Overlay, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.NetNS == "" {
+		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
+	}
+	f := &Overlay{
+		cfg:     cfg,
+		looking: feature.Loop{Name: "changes", Bound: feature.BehindCalls},
+		beating: feature.Loop{Name: "heartbeat"},
+		changed: func(container.ID) {},
+		tenants: tenant.New(cfg.Roots.Proc, tenant.Network),
+		slots:   make(map[tenant.Key]identity.Slot),
+		force:   make(map[key]*force),
+		broken:  make(map[key]error),
+		killed:  make(map[string]string),
+	}
+	if os.Geteuid() != 0 {
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
+		return f, nil
+	}
+	if err := cfg.Ends.Err(); err != nil {
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later"}
+		return f, nil
+	}
+	if err := supported(); err != nil {
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later with BTF"}
+		return f, nil
+	}
+	var err error
+	if cfg.Identity == nil {
+		if f.own, err = identity.Open(cfg.Roots.Proc); err != nil {
+			return nil, fmt.Errorf("overlay: %w", err)
+		}
+		f.cfg.Identity = f.own
+	}
+	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
+		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.own.Close())
+	}
+	f.reader = network.Reader{Own: f.host, Path: cfg.NetNS, Find: netdev.NewFinder(cfg.Roots.Proc, cfg.Now), Look: cfg.Ends.Look, Home: f.cfg.Identity.Home}
+	if err := f.readKilled(); err != nil {
+		return nil, errors.Join(fmt.Errorf("overlay: %w", err), f.host.Close(), f.own.Close())
+	}
+	f.support = probe.Verdict{Level: probe.Full}
+	return f, nil
+}
+
+// Name implements feature.Feature.
+func (f *Overlay) Name() string { return name }
+
+// Support implements feature.Feature.
+func (f *Overlay) Support() probe.Verdict { return f.support }
+
+// Loops implements feature.Looper.
+func (f *Overlay) Loops() []*feature.Loop { return []*feature.Loop{&f.looking, &f.beating} }
+
+// Notify implements feature.Notifier.
+func (f *Overlay) Notify(changed func(container.ID)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changed = changed
+}
+
+// wants reports whether a container asks for the fast path.
+func wants(t policy.Target) (on, says bool) {
+	if t.Settings.Overlay == nil {
+		return false, false
+	}
+	return *t.Settings.Overlay, true
+}
+
+// Apply implements feature.Feature. Containers that share a network are fast if one asks for it and
+// none opposes it.
+func (f *Overlay) Apply(_ context.Context, t policy.Target) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	on, _ := wants(t)
+	if f.host == nil {
+		if on {
+			return fmt.Errorf("overlay: %s", f.support.Why)
+		}
+		return nil
+	}
+	in, left, err := f.tenants.Apply(t)
+	if err != nil {
+		if !on {
+			return f.remove(t.Container.ID)
+		}
+		return fmt.Errorf("overlay: %w", err)
+	}
+	if err := f.settle(append(left, in)); err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	if !on {
+		return nil
+	}
+	if other, ok := tenant.Agree(in.Members(), wants).Against(t.Container.ID); ok {
+		return fmt.Errorf("overlay: %w: container %s (%q)", feature.ErrDisagree, other.ID, other.Name)
+	}
+	return f.state(in)
+}
+
+// Remove implements feature.Feature.
+func (f *Overlay) Remove(_ context.Context, id container.ID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host == nil {
+		return nil
+	}
+	return f.remove(id)
+}
+
+func (f *Overlay) remove(id container.ID) error {
+	if err := f.settle(f.tenants.Remove(id)); err != nil {
+		return fmt.Errorf("overlay: %w", err)
+	}
+	return nil
+}
+
+// settle brings the host to what changed tenants want.
+func (f *Overlay) settle(changed []*tenant.Tenant) error {
+	news := slices.ContainsFunc(changed, func(t *tenant.Tenant) bool {
+		_, fast := f.slots[t.Key()]
+		return fast || tenant.Agree(t.Members(), wants).Value
+	})
+	if news {
+		if err := f.round("containers"); err != nil {
+			return err
+		}
+	}
+	for _, t := range changed {
+		if c := t.Change(); len(c.Joined)+len(c.Left) > 0 {
+			for _, m := range t.Members() { // their status may differ
+				if on, _ := wants(m); on && !slices.Contains(c.Joined, m.Container.ID) {
+					f.changed(m.Container.ID)
+				}
+			}
+		}
+		f.tenants.Settle(t)
+	}
+	return nil
+}
+
+// Prune implements feature.Feature: it removes the device pairs of an earlier agent.
+func (f *Overlay) Prune(context.Context, func(container.ID) bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host == nil {
+		return nil
+	}
+	return f.prune()
+}
+
+// Maps implements feature.Mapped.
+func (f *Overlay) Maps() []bpf.Usage {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cache == nil {
+		return nil
+	}
+	return f.cache.object.Usage()
+}
+
+// Close implements feature.Feature. Nothing stays in the kernel.
+func (f *Overlay) Close() error {
+	f.mu.Lock()
+	var errs []error
+	for _, o := range f.force {
+		errs = append(errs, f.drop(o))
+	}
+	errs = append(errs, f.shut())
+	host := f.host
+	f.host = nil
+	f.mu.Unlock()
+	f.done.Wait()
+	if host != nil {
+		errs = append(errs, host.Close(), f.own.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// supported reports whether the programs can be loaded.
+func supported() error {
+	c, err := openCache(nil)
+	if err != nil {
+		return err
+	}
+	p, err := c.program(overlayProgFlOvReceive, 0)()
+	if err != nil {
+		return errors.Join(err, c.close())
+	}
+	return errors.Join(p.Close(), c.close())
+}
+
+// prune removes what an earlier agent has left.
+func (f *Overlay) prune() error {
+	return f.restore(func(e journal.Entry) bool {
+		if e.Ref.Kind == qdisc.KindFilter {
+			return f.cfg.Ends.Stray(e)
+		}
+		for _, o := range f.force {
+			if o.NetNS != f.host.Inode() && e.Ref == o.ns.Pair(o.Index, nil).Ref() {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// restore undoes the changes of this feature that match.
+func (f *Overlay) restore(match func(journal.Entry) bool) error {
+	_, err := f.cfg.Journal.Restore(kernel.Opener(f.cfg.Roots), func(e journal.Entry) bool {
+		return e.Owner.Feature == name && match(e)
+	})
+	return err
+}

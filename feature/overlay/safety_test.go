@@ -1,0 +1,203 @@
+package overlay
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel"
+)
+
+// fastCount returns the number of fast packets of a node's one network.
+func (n *node) fastCount(t testing.TB) uint64 {
+	t.Helper()
+	w := n.report(t)
+	return w.Egress.Fast + w.Ingress.Fast
+}
+
+// slowFor checks that a stream is answered n times, by no fast packet of a node.
+func (n *node) slowFor(t testing.TB, s *stream, times int) {
+	t.Helper()
+	before := n.fastCount(t)
+	for range times {
+		s.calls(t)
+	}
+	if now := n.fastCount(t); now > before {
+		t.Errorf("%d packets were fast", now-before)
+	}
+}
+
+// A feature that hangs stops vouching: learnt entries are not renewed, all packets become slow, and
+// no connection breaks. When it goes on, they are fast again.
+func TestHangs(t *testing.T) {
+	testkit.InFull(t, "bpf:feature/overlay", "path:overlay")
+	r := newRig(t, routed)
+	for _, n := range r.nodes {
+		n.stateful(t)
+	}
+	r.on()
+	echo(t, r.nodes[1].web)
+	newSink(t, r.nodes[1].web)
+	d, s := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr), newStream(t, r.nodes[0].web, r.nodes[1].addr)
+	r.fast(d, 100)
+	r.quick(s)
+	n := r.nodes[0]
+	func() {
+		n.f.mu.Lock()
+		defer n.f.mu.Unlock()
+		both := func() {
+			t.Helper()
+			if !d.ask(t, 100, 10*time.Second) {
+				t.Fatal("the connection breaks")
+			}
+			s.calls(t)
+		}
+		for began := time.Now(); time.Since(began) < vouched+lease+coarse; {
+			both()
+		}
+		fast := n.fastNow(t)
+		for range 100 {
+			both()
+		}
+		if now := n.fastNow(t); now > fast {
+			t.Errorf("%d packets were fast that nobody vouched for", now-fast)
+		}
+	}()
+	r.fast(d, 100)
+	r.quick(s)
+}
+
+// fastNow is fastCount while the feature hangs.
+func (n *node) fastNow(t testing.TB) (sum uint64) {
+	t.Helper()
+	for _, o := range n.f.force {
+		var counts []overlayCounts
+		must(t, n.f.cache.maps.FlOvCounts.Lookup(o.number, &counts))
+		for _, c := range counts {
+			sum += c.Packets[in][fastPath] + c.Packets[out][fastPath]
+		}
+	}
+	return sum
+}
+
+// A feature can be closed under load: no connection breaks, and nothing is left.
+func TestCloseUnderLoad(t *testing.T) {
+	testkit.InFull(t, "bpf:feature/overlay", "path:overlay")
+	for _, form := range testkit.Cases(t, 1, apart, bridged, routed) {
+		t.Run(form, func(t *testing.T) {
+			r := newRig(t, form)
+			if form == routed {
+				for _, n := range r.nodes {
+					n.stateful(t)
+				}
+			}
+			r.on()
+			echo(t, r.nodes[1].web)
+			d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
+			r.fast(d, 20000)
+			stop, broken := make(chan bool), make(chan bool)
+			go func() {
+				for {
+					select {
+					case <-stop:
+						broken <- false
+						return
+					default:
+					}
+					if !d.ask(t, 20000, 10*time.Second) {
+						broken <- true
+						return
+					}
+				}
+			}()
+			for _, n := range r.nodes {
+				must(t, n.f.Close())
+			}
+			for _, n := range r.nodes {
+				if left := n.j.Entries(); len(left) > 0 {
+					t.Errorf("the journal has %+v", left)
+				}
+				for dev, box := range map[string]string{"veth0": n.inside.NetNS(), "vx0": n.inside.NetNS(), "nic0": n.host.NetNS()} {
+					at := n.inside
+					if dev == "nic0" {
+						at = n.host
+					}
+					state, err := n.f.cfg.Ends.Look(ends.Device{NetNS: r.Open(at).Inode(), Index: r.Index(at, dev)}, box)
+					must(t, err)
+					if len(state.Ingress)+len(state.Egress) > 0 {
+						t.Errorf("programs are left at %s: %+v", dev, state)
+					}
+				}
+				links, err := r.Open(n.host).Links(1000)
+				must(t, err)
+				for _, l := range links {
+					if strings.HasPrefix(l.Name, "fl") {
+						t.Errorf("%s is left", l.Name)
+					}
+				}
+			}
+			stop <- true
+			if <-broken || !d.ask(t, 20000, 10*time.Second) {
+				t.Error("the connection breaks")
+			}
+		})
+	}
+}
+
+// The kill switch makes all packets of a network slow at once, until it is turned back, also for
+// the next agent.
+func TestKillSwitch(t *testing.T) {
+	testkit.InFull(t, "bpf:feature/overlay", "path:overlay")
+	r := newRig(t, routed)
+	n := r.nodes[0]
+	n.f.cfg.Killed = filepath.Join(t.TempDir(), "killed")
+	r.on()
+	newSink(t, r.nodes[1].web)
+	s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
+	r.quick(s)
+	turn := func(kill bool) api.OverlayNetwork {
+		t.Helper()
+		got, err := n.f.Report(t.Context(), nil, api.Ask{Feature: "overlay", Body: api.OverlaySwitch{Network: "vx0", Kill: kill, By: "somebody"}})
+		must(t, err)
+		return got.(api.OverlayNetwork)
+	}
+	if w := turn(true); w.State != api.OverlayKilled {
+		t.Errorf("killed: %+v", w)
+	}
+	n.slowFor(t, s, 20)
+	if err := n.apply(t, true); err == nil || !strings.Contains(err.Error(), "somebody") {
+		t.Errorf("applied while killed: %v", err)
+	}
+	n.told(t, "link", func() { r.mtu(n, "vx0", 1400) }) // a round does not change that
+	n.slowFor(t, s, 20)
+
+	must(t, n.f.Close()) // the next agent
+	who, err := identity.Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { must(t, who.Close()) })
+	next, err := New(Config{
+		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who,
+		Ends: ends.Open("/proc", n.j), NetNS: n.host.NetNS(), Killed: n.f.cfg.Killed,
+	})
+	must(t, err)
+	t.Cleanup(func() { must(t, next.Close()) })
+	n.f = next
+	if err := n.apply(t, true); err == nil || !strings.Contains(err.Error(), "somebody") {
+		t.Errorf("applied by the next agent: %v", err)
+	}
+	n.slowFor(t, s, 20)
+	if w := turn(false); w.State != api.OverlayOn {
+		t.Errorf("revived: %+v", w)
+	}
+	must(t, n.apply(t, true))
+	r.quick(s)
+	if data, err := os.ReadFile(n.f.cfg.Killed); err != nil || strings.Contains(string(data), "vx0") {
+		t.Errorf("the file says %q: %v", data, err)
+	}
+}

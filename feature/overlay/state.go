@@ -1,0 +1,179 @@
+package overlay
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/tenant"
+)
+
+// nameOf returns the name of a network on this host.
+func (f *Overlay) nameOf(n network.Network) string {
+	if f.host != nil && n.NetNS == f.host.Inode() {
+		return n.Name
+	}
+	return fmt.Sprintf("%s@%d", n.Name, n.NetNS)
+}
+
+// state returns nil if all of a tenant's packets on overlay networks may be fast, or on which they
+// may not, and why. A tenant on none is not limited.
+func (f *Overlay) state(t *tenant.Tenant) error {
+	var partly []error
+	for _, e := range t.Ends() {
+		if e.Host && !e.Trusted && e.NetNS != f.host.Inode() { // and so not searched for networks
+			partly = append(partly, fmt.Errorf("%s: its host end is in a network namespace that is mounted nowhere where the agent sees it, so a container may have made it: "+
+				"run the agent in the mount namespace of the container engine", e.Inside.Name))
+		}
+	}
+	for _, n := range f.nets {
+		for _, e := range t.Ends() {
+			if !e.Host || !slices.Contains(n.Ends, e.Device) {
+				continue
+			}
+			if err := f.stateAt(n, e); err != nil {
+				partly = append(partly, fmt.Errorf("network %s: %w", f.nameOf(n), err))
+				break
+			}
+		}
+	}
+	if len(partly) == 0 {
+		return nil
+	}
+	return fmt.Errorf("overlay: %w: %w", feature.ErrPartly, errors.Join(partly...))
+}
+
+func (f *Overlay) stateAt(n network.Network, e container.End) error {
+	if len(n.Refused) > 0 {
+		return errors.New(n.Refused[0].Text)
+	}
+	o := f.force[keyOf(n)]
+	switch {
+	case o == nil:
+		return cmp.Or(f.broken[keyOf(n)], errors.New("it is not taken up yet"))
+	case o.err != nil:
+		return o.err
+	case f.killed[f.nameOf(n)] != "":
+		return fmt.Errorf("it was stopped by hand (%s): fairlead overlay revive %s", f.killed[f.nameOf(n)], f.nameOf(n))
+	case len(n.Uplinks) == 0:
+		return errors.New("it has no uplink yet: no other node is known")
+	}
+	w, there := o.ways[e.Device]
+	switch {
+	case !there:
+		return fmt.Errorf("%s was not there when it was looked at: if it is, it is looked at again within %v", e.Name, lookEvery)
+	case w.In == network.Slow && !w.Out:
+		return errors.New(w.WhyIn.Text)
+	case w.In == network.Slow:
+		return fmt.Errorf("what the container receives: %s", w.WhyIn.Text)
+	case !w.Out:
+		return fmt.Errorf("what the container sends: %s", w.WhyOut.Text)
+	}
+	return nil
+}
+
+// states returns what Apply would return for each container that asks.
+func (f *Overlay) states() map[container.ID]string {
+	list := make(map[container.ID]string)
+	for _, t := range f.tenants.Tenants() {
+		if !tenant.Agree(t.Members(), wants).Value {
+			continue
+		}
+		text := ""
+		if err := f.state(t); err != nil {
+			text = err.Error()
+		}
+		for _, m := range t.Members() {
+			if on, _ := wants(m); on {
+				list[m.Container.ID] = text
+			}
+		}
+	}
+	return list
+}
+
+// mostKilled limits the file, in bytes.
+const mostKilled = 1 << 20
+
+// readKilled reads the networks stopped by hand since the host booted.
+func (f *Overlay) readKilled() error {
+	if f.cfg.Killed == "" {
+		return nil
+	}
+	data, err := os.ReadFile(f.cfg.Killed)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if len(data) > mostKilled {
+		return fmt.Errorf("read %s: larger than %d bytes", f.cfg.Killed, mostKilled)
+	}
+	var kept struct {
+		Boot     string            `json:"boot"`
+		Networks map[string]string `json:"networks"`
+	}
+	if err := json.Unmarshal(data, &kept); err != nil {
+		return fmt.Errorf("read %s: %w", f.cfg.Killed, err)
+	}
+	boot, err := journal.BootID(f.cfg.Roots.Proc)
+	if kept.Boot == boot { // namespaces belong to one boot
+		maps.Copy(f.killed, kept.Networks)
+	}
+	return err
+}
+
+func (f *Overlay) writeKilled() error {
+	if f.cfg.Killed == "" {
+		return nil
+	}
+	boot, err := journal.BootID(f.cfg.Roots.Proc)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(map[string]any{"boot": boot, "networks": f.killed})
+	if err != nil {
+		return err
+	}
+	next := f.cfg.Killed + ".next"
+	if err := os.WriteFile(next, append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, f.cfg.Killed)
+}
+
+// kill stops the fast path of a network by hand, or lets it go on.
+func (f *Overlay) kill(name string, kill bool, by string) error {
+	was := maps.Clone(f.killed)
+	if kill {
+		f.killed[name] = by
+	} else {
+		delete(f.killed, name)
+	}
+	if err := f.writeKilled(); err != nil {
+		f.killed = was
+		return err
+	}
+	for _, o := range f.force {
+		if f.nameOf(o.Network) == name {
+			f.raise(o, "kill switch")
+			if err := f.write(o, f.flags(o)); err != nil {
+				return err
+			}
+		}
+	}
+	for id := range f.states() {
+		f.changed(id)
+	}
+	return nil
+}

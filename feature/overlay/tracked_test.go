@@ -1,0 +1,112 @@
+package overlay
+
+import (
+	"net"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// tracks returns a node's conntrack entry of a connection from a local port: the TCP state, and its
+// timeout; false: none.
+func (n *node) tracks(t testing.TB, c net.Conn) (state uint8, left uint32, ok bool) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(c.LocalAddr().String())
+	must(t, err)
+	must(t, n.inside.Do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		list, err := h.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		if err != nil {
+			return err
+		}
+		for _, f := range list {
+			if strconv.Itoa(int(f.Forward.SrcPort)) != port {
+				continue
+			}
+			left, ok = f.TimeOut, true
+			if tcp, is := f.ProtoInfo.(*netlink.ProtoInfoTCP); is {
+				state = tcp.State
+			}
+		}
+		return nil
+	}))
+	return state, left, ok
+}
+
+// A connection that was fast for much more than a window closes in order, with netfilter dropping
+// what conntrack calls invalid: the entries leave ESTABLISHED, or end with the timeout of a closed
+// one.
+func TestClosesInOrder(t *testing.T) {
+	r := newRig(t, routed)
+	for _, n := range r.nodes {
+		n.stateful(t)
+	}
+	r.on()
+	echo(t, r.nodes[1].web)
+	for _, how := range []string{"FIN", "RST"} {
+		t.Run(how, func(t *testing.T) {
+			r.T = t
+			d := dial(t, r.nodes[0].web, "tcp", r.nodes[1].addr)
+			r.fast(d, 60000)
+			for range 200 { // 12 MB each way, the windows are of some
+				if !d.ask(t, 60000, 10*time.Second) {
+					t.Fatal("no answer")
+				}
+			}
+			for _, n := range r.nodes {
+				if state, _, ok := n.tracks(t, d); !ok || state != 3 { // TCP_CONNTRACK_ESTABLISHED
+					t.Fatalf("before: state %d, %v", state, ok)
+				}
+			}
+			if how == "RST" {
+				must(t, d.Conn.(*net.TCPConn).SetLinger(0))
+			}
+			must(t, d.Close())
+			for i, n := range r.nodes {
+				eventually(t, "the entry stays", func() bool {
+					state, left, ok := n.tracks(t, d)
+					return !ok || state != 3 || left <= 10 // nf_conntrack_tcp_timeout_close
+				})
+				state, left, ok := n.tracks(t, d)
+				t.Logf("node %d: state %d, %d s, %v", i, state, left, ok)
+			}
+		})
+	}
+}
+
+// While a UDP flow is fast, the slow packet of each lease keeps its conntrack entry alive, also one
+// with a short timeout.
+func TestKeepsEntry(t *testing.T) {
+	r := newRig(t, routed)
+	for _, n := range r.nodes {
+		n.stateful(t)
+		must(t, n.inside.Sysctl("netfilter/nf_conntrack_udp_timeout", "3"))
+		must(t, n.inside.Sysctl("netfilter/nf_conntrack_udp_timeout_stream", "3"))
+	}
+	r.on()
+	newSink(t, r.nodes[1].web)
+	s := newStream(t, r.nodes[0].web, r.nodes[1].addr)
+	r.quick(s)
+	for _, n := range r.nodes { // an entry that had ended would not come again
+		n.nft(t, "table inet fl_new { chain f { type filter hook forward priority 5; ct state new udp dport 9001 drop; ct state new udp sport 9001 drop; }; }")
+	}
+	last := time.Now()
+	for began := last; time.Since(began) < 4*time.Second; {
+		sent := time.Now()
+		if sent.Sub(last) > time.Second {
+			return // the machine has paused: the entry may have ended for that reason
+		}
+		if !s.call(10 * time.Second) {
+			t.Fatal("a datagram is lost")
+		}
+		last = sent
+	}
+	r.quick(s)
+}

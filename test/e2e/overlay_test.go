@@ -1,0 +1,322 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+)
+
+// swarm is two nodes with an overlay network, an agent on each.
+type swarm struct {
+	t       *testing.T
+	engines [2]*testkit.Docker
+	agents  [2]*agent
+	plain   [2]*overlaid // does not ask, and keeps the network on its node
+	web     [2]*overlaid // asks
+	inner   [2]uint64    // namespaces that the network is in
+	host    [2]state     // the nodes' devices without a fast path,
+	under   [2]state     // and those in the engine's namespaces
+}
+
+// TestSwarmOverlay has an agent on each of two nodes of a Docker Swarm. Packets of containers
+// become fast, and stay right, whatever happens to the agents and to the containers.
+func TestSwarmOverlay(t *testing.T) {
+	s := &swarm{t: t, engines: testkit.StartSwarm(t)}
+	for n, d := range s.engines {
+		s.agents[n] = newAgent(t, d.NS, "--docker-host", d.Host)
+		s.plain[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, "plain")
+		s.start(n)
+	}
+	for n := range s.plain {
+		s.off(n)
+		s.host[n], s.under[n] = s.devices(n)
+	}
+	for n, d := range s.engines {
+		s.web[n] = joined(t, s.agents[n], d, testkit.SwarmNetwork, fmt.Sprintf("web%d", n), "--label", overlayOn)
+	}
+	for _, c := range s.web { // a node that is alone has no uplink yet
+		c.on(api.StateDone)
+	}
+	s.web[1].echo()
+	var talks []*dialogue
+	for _, proto := range []string{"udp", "tcp"} {
+		d := s.web[0].dial(proto, s.web[1].addr)
+		s.fast(d)
+		talks = append(talks, d)
+	}
+	s.translated()
+	s.switched(talks[0])
+	s.killed(talks)
+	s.moved()
+	s.encrypted()
+	s.removed()
+}
+
+// start starts an agent where it sees what the engine mounts, as on any host.
+func (s *swarm) start(n int) {
+	s.t.Helper()
+	s.agents[n].start("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", s.engines[n].PID()))
+}
+
+// path leads to the namespace of the engine's that the network is in at a node.
+func (s *swarm) path(n int) string {
+	s.t.Helper()
+	path, err := netdev.NewGlance("/proc").Find(s.inner[n])
+	must(s.t, err)
+	return path
+}
+
+// devices reads what might be changed of a node's devices, and of those of the network.
+func (s *swarm) devices(n int) (host, under state) {
+	s.t.Helper()
+	host, under = devicesOf(s.t, s.engines[n].NS), state{}
+	under.readDevices(s.t, "overlay", s.path(n))
+	return host, under
+}
+
+// off sees what is said of a network that nobody asks for.
+func (s *swarm) off(n int) {
+	s.t.Helper()
+	c := s.plain[n]
+	await(s.t, "the network to be found", func() error {
+		if o, err := c.api.Overlay(s.t.Context(), "plain", 0); err == nil && len(o.Networks) > 0 {
+			s.inner[n] = o.Networks[0].NetNS
+		}
+		return says(c.run("overlay"), 0, "vxlan0@", "bridged", "flwire", "  1  ", "off", `{match: {name: "*"}, set: {overlay: on}}`)
+	})
+}
+
+// fast asks until packets of both directions are fast, at both nodes.
+func (s *swarm) fast(d *dialogue) {
+	s.t.Helper()
+	fast(s.t, d, s.web[:]...)
+}
+
+// translated has a container's own rules lead another address to that of the other node's: the
+// packets on the network have the real one, and are fast.
+func (s *swarm) translated() {
+	s.t.Helper()
+	const virtual = "10.216.0.199"
+	s.web[0].do(func() error {
+		rules := "table ip fl_test { chain out { type nat hook output priority -100; ip daddr " + virtual + " dnat to " + s.web[1].addr + "; }; }"
+		out, err := exec.Command("nft", rules).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft %s: %w: %s", rules, err, out)
+		}
+		return nil
+	})
+	for _, proto := range []string{"udp", "tcp"} {
+		d := s.web[0].dial(proto, virtual)
+		s.fast(d)
+		d.Close()
+	}
+}
+
+// switched stops the network by hand, and lets it go on.
+func (s *swarm) switched(d *dialogue) {
+	s.t.Helper()
+	end, err := s.web[0].end()
+	must(s.t, err)
+	a := s.agents[0]
+	mustSay(s.t, a.run("overlay", "kill", end.Network), 0, end.Network+" is killed", "stopped by hand", "fairlead overlay revive")
+	s.web[0].on(api.StatePartly, "stopped by hand")
+	before, err := s.web[0].end()
+	must(s.t, err)
+	must(s.t, d.ask())
+	now, err := s.web[0].end()
+	must(s.t, err)
+	if now.Egress.Fast != before.Egress.Fast || now.Ingress.Fast != before.Ingress.Fast {
+		s.t.Errorf("killed, it was %+v, and is %+v", before, now)
+	}
+	mustSay(s.t, a.run("overlay"), 0, "killed")
+	mustSay(s.t, a.run("overlay", "revive", end.Network), 0, end.Network+" is on")
+	s.web[0].on(api.StateDone)
+	s.fast(d)
+}
+
+// killed ends agents while there are dialogues: none breaks, and the next agent has packets be
+// fast again. Nothing is left of one that was stopped, or after a restore.
+func (s *swarm) killed(talks []*dialogue) {
+	s.t.Helper()
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	broken := make([]error, len(talks))
+	for i, d := range talks {
+		busy.Go(func() {
+			for broken[i] == nil {
+				select {
+				case <-stop:
+					return
+				default:
+					broken[i] = d.ask()
+				}
+			}
+		})
+	}
+	defer func() {
+		close(stop)
+		busy.Wait()
+		must(s.t, errors.Join(broken...))
+	}()
+	again := func() {
+		s.t.Helper()
+		s.start(0)
+		s.web[0].on(api.StateDone)
+		await(s.t, "packets to be fast again", func() error {
+			end, err := s.web[0].end()
+			if err == nil && (end.Egress.Fast < 20 || end.Ingress.Fast < 20) {
+				err = fmt.Errorf("they are %+v", end)
+			}
+			return err
+		})
+	}
+	a := s.agents[0]
+	for _, mend := range []func(){
+		again, // takes over what the killed one has left
+		func() {
+			mustSay(s.t, a.run("restore", "--state-dir", a.path("state")), 0)
+			s.nothing(0)
+			again()
+		},
+	} {
+		a.kill()
+		for name, now := range devicesOf(s.t, s.engines[0].NS) {
+			if strings.Contains(name, " flwire ") && now != s.host[0][name] {
+				s.t.Errorf("the agent was killed, and %s is %s, was %s", name, now, s.host[0][name])
+			}
+		}
+		mend()
+	}
+	a.stop()
+	s.nothing(0)
+	again()
+}
+
+// nothing waits until a node has no device of the fast path.
+func (s *swarm) nothing(n int) {
+	s.t.Helper()
+	ns, err := netdev.Open(s.path(n))
+	must(s.t, err)
+	defer ns.Close()
+	await(s.t, "nothing to be left", func() error {
+		var errs []error
+		for _, at := range []interface{ Do(func() error) error }{s.engines[n].NS, ns} {
+			errs = append(errs, at.Do(func() error {
+				links, err := netlink.LinkList()
+				for _, l := range links {
+					if strings.HasPrefix(l.Attrs().Name, "flov") {
+						return fmt.Errorf("%s is left", l.Attrs().Name)
+					}
+				}
+				return err
+			}))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// moved has a container with an address end, and another with that address start on the other
+// node, and back: a dialogue finds it each time.
+func (s *swarm) moved() {
+	s.t.Helper()
+	const addr = "10.216.0.77"
+	at := func(n int) (c *overlaid, gone func()) {
+		s.t.Helper()
+		d := s.engines[n]
+		await(s.t, addr+" to be free", func() error {
+			_, err := d.Run("run", "-d", "--name", "roams", "--network", testkit.SwarmNetwork, "--ip", addr, "--label", overlayOn, d.Image, "sleep", "1000")
+			if err != nil {
+				d.Run("rm", "-f", "roams")
+			}
+			return err
+		})
+		c = &overlaid{agent: s.agents[n], engine: d, name: "roams", addr: addr}
+		c.on(api.StateDone)
+		stop := c.echo()
+		return c, func() {
+			stop()
+			d.Must(s.t, "rm", "-f", "roams")
+		}
+	}
+	c, gone := at(1)
+	d := s.web[0].dial("udp", addr)
+	fast(s.t, d, s.web[0], c)
+	gone()
+	_, gone = at(0)
+	must(s.t, d.ask())
+	gone()
+	c, gone = at(1)
+	must(s.t, d.ask())
+	fast(s.t, d, s.web[0], c)
+	gone()
+}
+
+// encrypted has a network of which IPsec takes the packets.
+func (s *swarm) encrypted() {
+	s.t.Helper()
+	const network = "flsecret"
+	s.engines[0].Must(s.t, "network", "create", "-d", "overlay", "--attachable", "--opt", "encrypted", "--subnet", "10.218.0.0/24", network)
+	var both []*overlaid
+	for n, d := range s.engines {
+		both = append(both, joined(s.t, s.agents[n], d, network, "secret", "--label", overlayOn))
+	}
+	for _, c := range both {
+		c.on(api.StatePartly, "IPsec", "encrypted")
+	}
+	mustSay(s.t, s.agents[0].run("overlay"), 0, "left alone", "an encrypted network stays as it is")
+	for _, c := range both {
+		c.engine.Must(s.t, "rm", "-f", c.name)
+	}
+	s.engines[0].Must(s.t, "network", "rm", network)
+}
+
+// removed has Docker remove the network: its namespace ends, as no agent holds it.
+func (s *swarm) removed() {
+	s.t.Helper()
+	for _, c := range s.web {
+		c.engine.Must(s.t, "rm", "-f", c.name)
+	}
+	for n := range s.engines {
+		await(s.t, "all to be as before", func() error {
+			host, under := s.devices(n)
+			return errors.Join(differs(host, s.host[n]), differs(under, s.under[n]))
+		})
+		// A device whose other end is in the namespace goes with that.
+		probe := testkit.NetNS(s.t)
+		h := probe.Handle(s.t)
+		ns, err := netdev.Open(s.path(n))
+		must(s.t, err)
+		must(s.t, ns.Do(func() error {
+			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "flprobe"}, PeerName: "flprobe", PeerNamespace: netlink.NsFd(probe.FD())})
+		}))
+		must(s.t, ns.Close())
+		s.engines[n].Must(s.t, "rm", "-f", s.plain[n].name)
+		await(s.t, "the network's namespace to end", func() error {
+			if _, err := h.LinkByName("flprobe"); err == nil {
+				return errors.New("its device is there")
+			}
+			return nil
+		})
+	}
+	s.engines[0].Must(s.t, "network", "rm", testkit.SwarmNetwork)
+	for _, a := range s.agents {
+		await(s.t, "no network to be known", func() error { return says(a.run("overlay"), 0, "This host is on no overlay network.") })
+		a.stop()
+	}
+}
+
+func differs(now, was state) error {
+	if diff := now.diff(was); diff != "" {
+		return errors.New(diff)
+	}
+	return nil
+}

@@ -1,0 +1,292 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/sandbox"
+)
+
+// far is the address of the world outside on the overlay network. It is another node
+// without an agent.
+const far = "10.66.0.1"
+
+// newOverlayRig is a rig whose containers reach the wire by an overlay network: nic0 is no
+// port of the bridge, but carries the VXLAN that is.
+func newOverlayRig(t *testing.T) *rig {
+	t.Helper()
+	h := topology.New(t)
+	r := &rig{Host: h, t: t, sandboxes: h.Sandboxes}
+	r.host, r.wire = h.Uplink("e2e-", "10.99.0.1/24", sandbox.End{Addr: netip.MustParsePrefix("10.99.0.2/24"), Queues: 2})
+	must(t, r.host.Bridge("br0", netip.Prefix{}))
+	h.Tunnel(r.host, "", "10.99.0.1", sandbox.End{Box: r.host, Bridge: "br0"})
+	h.Tunnel(r.wire, "", "10.99.0.2", sandbox.End{Box: r.wire, Addr: netip.MustParsePrefix(far + "/16")})
+	must(t, h.Open(r.host).Offload(h.Index(r.host, "nic0"), netdev.GRO).Write(netdev.GRO.On()))
+	var err error
+	r.inode, err = netdev.InodeOf("/proc", r.host.PID)
+	must(t, err)
+	return r
+}
+
+// pair is one container on an overlay network and the agent of its host.
+type pair struct {
+	*rig
+	*agent
+	box    *sandbox.Box
+	before state
+}
+
+const paired = "e2e-overlay"
+
+func newPair(t *testing.T) *pair {
+	t.Helper()
+	r := newOverlayRig(t)
+	p := &pair{rig: r, box: r.add(sandbox.Spec{Name: paired})}
+	p.before = r.state()
+	p.agent = newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	generate(t, r.wire, 1, "rr-server")
+	return p
+}
+
+// set has a policy file say so of the container.
+func (p *pair) set(settings string) {
+	p.rig.t.Helper()
+	p.policy("pair.yaml", "match: {name: "+paired+"}\nset: {"+settings+"}\n")
+}
+
+// overlay gives what overlay says of the container.
+func (p *pair) overlay() (api.OverlayEnd, error) {
+	o, err := p.agent.api.Overlay(p.rig.t.Context(), paired, 0)
+	if err != nil {
+		return api.OverlayEnd{}, err
+	}
+	if len(o.Containers) != 1 || len(o.Containers[0].Ends) != 1 {
+		return api.OverlayEnd{}, fmt.Errorf("containers %+v", o.Containers)
+	}
+	return o.Containers[0].Ends[0], nil
+}
+
+// ways waits until packets go so, and for this reason.
+func (p *pair) ways(egress, whyEgress, ingress, whyIngress string) {
+	p.rig.t.Helper()
+	want := [...]string{egress, whyEgress, ingress, whyIngress}
+	await(p.rig.t, fmt.Sprintf("the ways %q", want), func() error {
+		e, err := p.overlay()
+		if err == nil && want != [...]string{e.Egress.Way, e.Egress.Reason, e.Ingress.Way, e.Ingress.Reason} {
+			err = fmt.Errorf("they are %+v", e)
+		}
+		return err
+	})
+}
+
+// stands waits until a feature says of the container what it should.
+func (p *pair) stands(feature, state, says string) {
+	p.rig.t.Helper()
+	await(p.rig.t, feature+" to be "+state, func() error {
+		c, err := p.find(paired)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == feature })
+		if i < 0 || c.Features[i].State != state || !strings.Contains(c.Features[i].Error, says) {
+			return fmt.Errorf("it is %+v", c.Features)
+		}
+		return nil
+	})
+}
+
+// fast has the container ask the other node, until so many packets have taken the fast path
+// in each direction that is to be fast. It returns what has passed since, at rest.
+func (p *pair) fast(out, in uint64) (e api.OverlayEnd) {
+	t := p.rig.t
+	t.Helper()
+	before, err := p.overlay()
+	must(t, err)
+	end := generate(t, p.box, 0, "rr-client", "--to", far+":9000", "--size", "64")
+	await(t, "fast packets", func() error {
+		if e, err = p.overlay(); err != nil {
+			return err
+		}
+		if e.Egress.Fast < before.Egress.Fast+out || e.Ingress.Fast < before.Ingress.Fast+in {
+			return fmt.Errorf("there are %+v", e)
+		}
+		return nil
+	})
+	end()
+	e, err = p.overlay()
+	must(t, err)
+	e.Egress.Fast -= before.Egress.Fast
+	e.Egress.Slow -= before.Egress.Slow
+	e.Ingress.Fast -= before.Ingress.Fast
+	e.Ingress.Slow -= before.Ingress.Slow
+	if out == 0 && e.Egress.Fast > 0 || in == 0 && e.Ingress.Fast > 0 {
+		t.Errorf("fast where it must not be: %+v", e)
+	}
+	return e
+}
+
+// class waits for the container's class at a device, and is how many packets that has sent.
+func (p *pair) class(device, direction string) (packets uint64) {
+	t := p.rig.t
+	t.Helper()
+	await(t, "a class at "+device, func() error {
+		tr, err := p.agent.api.Traffic(t.Context(), paired, 0)
+		if err != nil {
+			return err
+		}
+		for _, c := range tr.Classes {
+			if c.Uplink == device && c.Direction == direction && c.Name == paired {
+				packets = c.Packets
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %+v", tr.Classes)
+	})
+	return packets
+}
+
+// bothWays has a feature on top of overlay, and overlay on top of the feature, and takes away
+// first the one, then the other. alone and together look at how it is with overlay and without
+// or with the feature.
+func (p *pair) bothWays(other string, alone, together func()) {
+	t := p.rig.t
+	t.Helper()
+	const on = "overlay: on"
+	both := on + ", " + other
+	for _, order := range [][]string{{on, both, other}, {other, both, on}} {
+		p.set(order[0])
+		p.start()
+		for _, settings := range order {
+			p.set(settings)
+			switch settings {
+			case on:
+				alone()
+			case both:
+				together()
+			}
+		}
+		p.stop()
+		p.sameAs(p.before, fmt.Sprintf("after %q", order))
+	}
+}
+
+// The class of a container at the uplink has its fast packets too, whatever is in force
+// beside it.
+func TestOverlayTraffic(t *testing.T) {
+	p := newPair(t)
+	inClass := func(in uint64) {
+		t.Helper()
+		before := p.class("nic0", "egress")
+		e := p.fast(200, in)
+		if n := p.class("nic0", "egress") - before; n < e.Egress.Fast {
+			t.Errorf("the class has sent %d packets, of %d fast ones", n, e.Egress.Fast)
+		}
+	}
+	p.bothWays("net.rate: 100mbit", func() { p.ways("fast", "", "peer", "") }, func() {
+		p.stands("traffic", api.StateDone, "")
+		p.ways("fast", "", "peer", "")
+		inClass(200)
+	})
+	p.bothWays("net.rate: 100mbit, net.ingress.ceil: 100mbit", func() { p.ways("fast", "", "peer", "") }, func() {
+		p.stands("traffic", api.StateDone, "")
+		p.ways("fast", "", "end", "shaped")
+		before := p.class("h1", "ingress")
+		e := p.fast(200, 200)
+		if n := p.class("h1", "ingress") - before; n < e.Ingress.Fast {
+			t.Errorf("the class at the host end has sent %d packets, of %d fast ones", n, e.Ingress.Fast)
+		}
+	})
+	p.bothWays("net.ceil: 100mbit", func() { p.ways("fast", "", "peer", ""); p.stands("overlay", api.StateDone, "") }, func() {
+		p.stands("traffic", api.StateDone, "")
+		const why = "its net.ceil leads what it sends through a queue of its own"
+		p.ways("slow", "shaped", "peer", "")
+		p.stands("overlay", api.StatePartly, why)
+		mustSay(t, p.run("explain", paired), 0, why)
+		mustSay(t, p.run("overlay", paired), 0, "its net.ceil leads what it sends")
+		p.fast(0, 200)
+	})
+}
+
+// The accounts charge the receiver with its fast packets, and a thread of its own polls
+// them.
+func TestOverlayNetCPU(t *testing.T) {
+	p := newPair(t)
+	received := func(a api.NetCPUAccount) (n uint64) {
+		for _, w := range a.Work {
+			if w.Direction == "receive" && w.Protocol == api.LatencyUDP {
+				n += w.Packets
+			}
+		}
+		return n
+	}
+	// charged gives how many packets the account has got, and the seconds in threads.
+	charged := func() (thread float64) {
+		t.Helper()
+		before, err := p.agent.api.NetCPU(t.Context(), paired)
+		must(t, err)
+		e := p.fast(200, 200)
+		now, err := p.agent.api.NetCPU(t.Context(), paired)
+		must(t, err)
+		was := uint64(0)
+		if len(before.Accounts) > 0 {
+			was = received(before.Accounts[0])
+		}
+		// Most of them, as a reading may be a little late.
+		if n := received(now.Accounts[0]) - was; n < e.Ingress.Fast/2 {
+			t.Errorf("the account has %d packets more, of %d fast ones: %+v", n, e.Ingress.Fast, now)
+		}
+		if n := received(now.System) - received(before.System); n > 0 {
+			t.Errorf("the system pays for %d packets of a container", n)
+		}
+		return now.Thread - before.Thread
+	}
+	p.bothWays("netcpu: isolate", func() {
+		p.ways("fast", "", "peer", "")
+		charged()
+	}, func() {
+		p.stands("netcpu", api.StateDone, "")
+		p.ways("fast", "", "end", "thread")
+		if charged() == 0 {
+			t.Error("no thread has polled a packet")
+		}
+	})
+}
+
+// The packets of both directions are measured, whichever way they take.
+func TestOverlayLatency(t *testing.T) {
+	p := newPair(t)
+	p.bothWays("latency: on", func() { p.ways("fast", "", "peer", "") }, func() {
+		p.stands("latency", api.StateDone, "")
+		p.ways("fast", "", "end", "watched")
+		read := func() map[string]api.LatencyCoverage {
+			l, err := p.agent.api.Latency(t.Context(), paired, 0)
+			must(t, err)
+			of := make(map[string]api.LatencyCoverage)
+			for _, c := range l.Containers {
+				of[c.Direction] = c.Coverage
+			}
+			return of
+		}
+		before := read()
+		var slow [2]uint64
+		await(t, "more measured packets than slow ones", func() error {
+			e := p.fast(200, 200)
+			slow[0] += e.Egress.Slow
+			slow[1] += e.Ingress.Slow
+			for i, direction := range []string{"egress", "ingress"} {
+				b, n := before[direction], read()[direction]
+				t.Logf("%s: %+v", direction, n)
+				if n.Matched-b.Matched <= slow[i] {
+					return fmt.Errorf("%s: %d slow ones, and measured are %+v, before %+v", direction, slow[i], n, b)
+				}
+			}
+			return nil
+		})
+	})
+}
