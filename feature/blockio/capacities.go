@@ -8,6 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
 // capacities are what disks can do, by block.Disk's Identity, and the file in which
@@ -17,10 +20,21 @@ type capacities struct {
 	of   map[string]Capacity
 }
 
+// capacitiesFile is the form of the file. Version 1 was the map of Disks alone, whose keys
+// are former identities.
+type capacitiesFile struct {
+	Version int                 `json:"version"`
+	Disks   map[string]Capacity `json:"disks"`
+}
+
+const capacitiesVersion = 2
+
 // maxCapacities bounds the file, in bytes.
 const maxCapacities = 1 << 20
 
-func loadCapacities(path string) (capacities, error) {
+// loadCapacities reads the file. Of an earlier release's, each disk of this host that was
+// told from all others there keeps its entry.
+func loadCapacities(path, sys string) (capacities, error) {
 	c := capacities{path: path, of: make(map[string]Capacity)}
 	if path == "" {
 		return c, nil
@@ -34,8 +48,15 @@ func loadCapacities(path string) (capacities, error) {
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxCapacities))
+	var former bool
 	if err == nil {
-		c.of, err = parseCapacities(data)
+		c.of, former, err = parseCapacities(data)
+	}
+	if err == nil && former {
+		var disks []block.Disk
+		if disks, err = block.Disks(sys); err == nil {
+			err = c.rename(disks)
+		}
 	}
 	if err != nil {
 		return c, fmt.Errorf("read %s: %w", c.path, err)
@@ -43,21 +64,58 @@ func loadCapacities(path string) (capacities, error) {
 	return c, nil
 }
 
-// parseCapacities refuses the whole of what is not all in order.
-func parseCapacities(data []byte) (map[string]Capacity, error) {
-	of := make(map[string]Capacity)
-	if err := json.Unmarshal(data, &of); err != nil {
-		return make(map[string]Capacity), err
+// parseCapacities refuses the whole of what is not all in order. former says that the keys
+// are former identities.
+func parseCapacities(data []byte) (of map[string]Capacity, former bool, err error) {
+	none := make(map[string]Capacity)
+	var version struct{ Version json.RawMessage }
+	if err := json.Unmarshal(data, &version); err != nil {
+		return none, false, err
 	}
-	for id, c := range of {
+	var file capacitiesFile
+	if former = version.Version == nil; former {
+		err = json.Unmarshal(data, &file.Disks)
+	} else if err = json.Unmarshal(data, &file); err == nil && file.Version != capacitiesVersion {
+		err = fmt.Errorf("it is of version %d, and this agent knows versions up to %d", file.Version, capacitiesVersion)
+	}
+	if err != nil {
+		return none, false, err
+	}
+	for id, c := range file.Disks {
 		if err := c.check(); err != nil {
-			return make(map[string]Capacity), fmt.Errorf("%q: %w", id, err)
+			return none, false, fmt.Errorf("%q: %w", id, err)
 		}
 	}
-	if of == nil {
-		of = make(map[string]Capacity) // the file says null
+	if file.Disks == nil {
+		file.Disks = none // the file says null
 	}
-	return of, nil
+	return file.Disks, former, nil
+}
+
+// rename gives entries of former identities to their disks. Where several disks share one,
+// nobody knows whose the entry is: it is left, the others are renamed, and the error says so.
+func (c *capacities) rename(disks []block.Disk) error {
+	by := make(map[string][]block.Disk)
+	for _, d := range disks {
+		by[d.FormerIdentity()] = append(by[d.FormerIdentity()], d)
+	}
+	var errs []error
+	for former, of := range by {
+		entry, had := c.of[former]
+		switch {
+		case !had:
+		case len(of) > 1:
+			var names []string
+			for _, d := range of {
+				names = append(names, "/dev/"+d.Name)
+			}
+			errs = append(errs, fmt.Errorf("the capacity of %q may be that of any of %s: measure each with `fairlead io calibrate`", former, strings.Join(names, ", ")))
+		default:
+			delete(c.of, former)
+			c.of[of[0].Identity()] = entry
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // set notes what a disk can do, in the file first.
@@ -77,7 +135,7 @@ func (c *capacities) save() error {
 	if c.path == "" {
 		return nil
 	}
-	data, err := json.MarshalIndent(c.of, "", "  ")
+	data, err := json.MarshalIndent(capacitiesFile{capacitiesVersion, c.of}, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@ package blockio
 import (
 	"context"
 	"maps"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
@@ -21,7 +23,7 @@ import (
 // follow has the meter measure who is to be measured, or nobody. The caller holds f.mu.
 func (f *BlockIO) follow() {
 	reserved := slices.ContainsFunc(slices.Collect(maps.Values(f.members)), func(m *member) bool { return len(m.reserved) > 0 })
-	if !reserved && f.lookers == 0 {
+	if !reserved && f.lookers == 0 && !f.calibrating {
 		if f.meter != nil {
 			if err := f.meter.Close(); err != nil {
 				f.cfg.Log.Error("block I/O is still measured", "err", err)
@@ -61,9 +63,14 @@ func (f *BlockIO) groups() (groups []monitor.Group) {
 		}
 		ids[c.ID] = id
 		m := f.members[c.ID]
-		groups = append(groups, monitor.Group{
-			Container: c.ID, V2: uint64(c.ID), IO: id, Watched: f.lookers > 0 || m != nil && len(m.reserved) > 0,
-		})
+		g := monitor.Group{Container: c.ID, V2: uint64(c.ID), IO: id}
+		if m != nil {
+			for _, r := range m.reserved {
+				g.Reserved = append(g.Reserved, r.at())
+			}
+		}
+		g.Watched = f.lookers > 0 || len(g.Reserved) > 0
+		groups = append(groups, g)
 	}
 	f.ids = ids
 	return groups
@@ -78,8 +85,19 @@ type reading struct {
 
 // delays are for how long a container could not go on. What cannot be read is 0.
 type delays struct {
-	throttled time.Duration // its own quota kept it from running
-	cpu, io   time.Duration // some of its tasks waited, by the kernel's pressure stall information
+	used      time.Duration            // of CPU
+	throttled map[string]time.Duration // quotas kept it from running, added up over CPUs, by cgroup: its own and those above
+	cpu, io   time.Duration            // some of its tasks waited, by the kernel's pressure stall information
+}
+
+// quota is the cgroup whose quota throttled it the most; "" if none did.
+func (d delays) quota() (most string) {
+	for _, dir := range slices.Sorted(maps.Keys(d.throttled)) {
+		if d.throttled[dir] > d.throttled[most] {
+			most = dir
+		}
+	}
+	return most
 }
 
 // read takes a reading. The caller holds f.mu, and there is a meter.
@@ -88,14 +106,21 @@ func (f *BlockIO) read() (r reading, err error) {
 		return reading{}, err
 	}
 	r.delays = make(map[container.ID]delays)
+	quotas := make(map[string]time.Duration)
 	for _, c := range f.cfg.Containers.Snapshot().Containers {
 		if m := f.members[c.ID]; f.lookers == 0 && (m == nil || len(m.reserved) == 0) {
 			continue
 		}
-		var d delays
-		if c.Cgroup.CPU != "" {
-			d.throttled, _, _ = cgroup.Throttled(c.Cgroup.CPU)
+		d := delays{throttled: make(map[string]time.Duration)}
+		for dir := c.Cgroup.CPU; len(dir) > len(f.layout.CPU); dir = filepath.Dir(dir) {
+			t, known := quotas[dir]
+			if !known {
+				t, _, _ = cgroup.Throttled(dir)
+				quotas[dir] = t
+			}
+			d.throttled[dir] = t
 		}
+		d.used, _ = cgroup.Usage(c.Cgroup.V2)
 		d.cpu, _ = cgroup.Stalled(c.Cgroup.V2, "cpu")
 		d.io, _ = cgroup.Stalled(c.Cgroup.V2, "io")
 		r.delays[c.ID] = d
@@ -116,6 +141,9 @@ func (f *BlockIO) measure() {
 		return
 	}
 	f.shown, f.last = since(r, f.last), r
+	if !f.window.Taken.IsZero() {
+		f.learn(f.shown.Accounts, r.Taken.Sub(f.window.Taken))
+	}
 	f.window = f.windowOf(f.shown)
 	f.window.Network = f.networkTime()
 }
@@ -128,7 +156,13 @@ func since(now, before reading) reading {
 	}
 	for id, n := range now.delays {
 		if b, had := before.delays[id]; had {
-			d.delays[id] = delays{max(n.throttled-b.throttled, 0), max(n.cpu-b.cpu, 0), max(n.io-b.io, 0)}
+			throttled := make(map[string]time.Duration)
+			for dir, t := range n.throttled {
+				if was, had := b.throttled[dir]; had && t > was {
+					throttled[dir] = t - was
+				}
+			}
+			d.delays[id] = delays{max(n.used-b.used, 0), throttled, max(n.cpu-b.cpu, 0), max(n.io-b.io, 0)}
 		}
 	}
 	d.stolen = max(now.stolen-before.stolen, 0)
@@ -151,7 +185,7 @@ func since(now, before reading) reading {
 	}
 	for _, w := range now.Waits {
 		if b := waited[pair{w.Victim, w.Culprit}]; b.For <= w.For {
-			w.For, w.Times = w.For-b.For, w.Times-min(b.Times, w.Times)
+			w.For, w.IO, w.Times = w.For-b.For, w.IO-min(b.IO, w.IO), w.Times-min(b.Times, w.Times)
 		}
 		d.Waits = append(d.Waits, w)
 	}
@@ -170,12 +204,13 @@ func since(now, before reading) reading {
 	d.Lost.Requests -= min(before.Lost.Requests, d.Lost.Requests)
 	d.Lost.Waits -= min(before.Lost.Waits, d.Lost.Waits)
 	d.Lost.Pairs -= min(before.Lost.Pairs, d.Lost.Pairs)
+	d.Lost.Levels -= min(before.Lost.Levels, d.Lost.Levels)
 	return d
 }
 
 // windowOf puts a difference of readings into the form that is judged.
 func (f *BlockIO) windowOf(d reading) Window {
-	w := Window{Taken: d.Taken, Stolen: d.stolen, Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity), Divides: make(map[monitor.Disk]string)}
+	w := Window{Taken: d.Taken, CPUs: runtime.NumCPU(), Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity), Divides: make(map[monitor.Disk]string)}
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
@@ -204,18 +239,18 @@ func (f *BlockIO) windowOf(d reading) Window {
 			if f.lost(r) {
 				continue // there is nothing to be met, and nobody in the way
 			}
-			w.Capacity[r.at()] = f.capacity(r.disk)
+			w.Capacity[r.at()] = f.working(r.disk)
 			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
 				w.Divides[r.at()] = f.divides(d)
 			}
 			at := Place{id, r.at()}
 			demand := Demand{
 				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at], Ended: ended[at],
-				Waited: make(map[container.ID]time.Duration), Throttled: d.delays[id].throttled, Pressure: d.delays[id].cpu, Interrupts: m.interrupts(),
+				Waited: make(map[container.ID]time.Duration), Quota: d.delays[id].quota(), Pressure: d.delays[id].cpu, Used: d.delays[id].used, Interrupts: m.interrupts(), May: f.mayHelp(m),
 			}
 			for _, wait := range d.Waits {
 				if wait.Victim == id {
-					demand.Waited[wait.Culprit] = wait.For
+					demand.Waited[wait.Culprit] = wait.IO
 				}
 			}
 			w.Demands = append(w.Demands, demand)
@@ -302,24 +337,36 @@ func (f *BlockIO) Snapshot() feature.Snapshot {
 		add(a.Container, "blockio_errors_total", disk, float64(a.Errors))
 	}
 	for _, w := range f.last.Waits {
-		if w.Culprit == monitor.Unseen {
+		if w.Culprit != monitor.System && monitor.Nobody(w.Culprit) {
 			continue
 		}
 		add(w.Victim, "blockio_runqueue_wait_seconds_total", "", w.For.Seconds(), feature.Label{Name: "culprit", Container: w.Culprit})
 	}
 	for id, m := range f.members {
 		for _, r := range m.reserved {
-			all, _, _ := f.capacity(r.disk).Share(r.figures)
-			add(id, "blockio_reserved_share", r.disk.Name, all)
+			if c := f.capacity(r.disk); c.Known() {
+				all, _, _ := c.Share(r.figures)
+				add(id, "blockio_reserved_share", r.disk.Name, all)
+			}
+			verified := 0.0
+			if f.admission(r).How == admissionVerified {
+				verified = 1
+			}
+			add(id, "blockio_reservation_verified", r.disk.Name, verified)
 			met := 1.0
-			if st := f.standing(id, r).State; st != stateMet && st != stateIdle {
+			if f.standing(id, r).missed() {
 				met = 0
 			}
 			add(id, "blockio_reservation_met", r.disk.Name, met)
 		}
 	}
-	for id := range f.control.Actions() {
-		add(id, "blockio_held_back", "", 1)
+	for id, a := range f.control.Actions() {
+		if !a.none() {
+			add(id, "blockio_held_back", "", 1)
+		}
+		if a.Help != "" {
+			add(id, "blockio_helped", "", 1, feature.Label{Name: "by", Value: string(a.Help)})
+		}
 	}
 	return s
 }
@@ -343,8 +390,10 @@ func help() map[string]string {
 		"blockio_bytes_total":                 "Bytes of requests that a disk has completed, since block I/O is measured.",
 		"blockio_errors_total":                "Requests that a disk has failed, since block I/O is measured.",
 		"blockio_runqueue_wait_seconds_total": "Time for which tasks of a container with a reservation waited for a CPU while those of the culprit ran there.",
-		"blockio_reserved_share":              "Part of the disk's capacity that the container has reserved.",
-		"blockio_reservation_met":             "Whether the container gets what it has reserved, or asks for nothing.",
+		"blockio_reserved_share":              "Part of the disk's capacity that the container has reserved, where that capacity is known.",
+		"blockio_reservation_verified":        "Whether the reservation was admitted against a capacity that was measured or given (1), or that is not known (0).",
+		"blockio_reservation_met":             "Whether the container gets what it has reserved, or asks for less.",
+		"blockio_helped":                      "Whether something is done for the container's own tasks, as its reservation was missed for want of CPU.",
 		"blockio_held_back":                   "Whether the container is held back for the sake of a reservation.",
 		"blockio_queue_seconds":               "Time of requests from being made to being given to the disk.",
 		"blockio_device_seconds":              "Time of requests at the disk.",

@@ -18,7 +18,8 @@ import (
 const (
 	stateIdle       = "idle"         // it asks for next to nothing
 	stateMet        = "met"          // it gets what it has reserved
-	stateShort      = "short"        // it gets less, and nobody is in the way
+	stateLess       = "asks less"    // it gets less, as it asks for no more
+	stateShort      = "short"        // it gets less than it asks for, and nobody is in the way
 	stateThrottled  = "throttled"    // it gets less, held back by its own limits
 	stateStolen     = "stolen"       // it gets less, as the hypervisor has the CPUs
 	stateContended  = "interference" // it gets less, and somebody is in the way
@@ -38,6 +39,8 @@ const (
 	busyShare   = 0.5  // of the time, that a container has requests under way
 	part        = 0.02 // of all waiting: a container that caused less is not in the way
 	least       = 1    // operations per second below which nothing is asked for
+	asked       = 0.25 // part of a reservation that a container has to ask for before anybody yields a CPU to it
+	mostWaiting = 0.95 // of the time, that waiting for CPUs is taken to have kept a container from asking
 )
 
 // Demand is what one reservation asked for and got in a window.
@@ -45,15 +48,17 @@ type Demand struct {
 	Container container.ID
 	Name      string
 	Disk      monitor.Disk
-	Reserved  api.BlockIOFigures // per second
-	Achieved  api.BlockIOFigures // per second
-	Under     time.Duration      // requests were under way, added up
-	Ended     time.Duration      // the last request was completed so long before the end
-	Waited    map[container.ID]time.Duration
-	Throttled time.Duration // its quota kept it from running
-	Pressure  time.Duration // some of its tasks waited for a CPU, for whatever reason (PSI); 0: not counted
+	Reserved  api.BlockIOFigures             // per second
+	Achieved  api.BlockIOFigures             // per second
+	Under     time.Duration                  // requests were under way, added up
+	Ended     time.Duration                  // the last request was completed so long before the end
+	Waited    map[container.ID]time.Duration // threads that do I/O waited for CPUs, added up, by who ran there, or by what of package monitor was in the way
+	Quota     string                         // the cgroup whose quota throttled it the most; "": none did
+	Used      time.Duration                  // its CPU time
+	Pressure  time.Duration                  // some of its tasks waited for a CPU, for whatever reason (PSI); 0: not counted
 
 	Interrupts policy.Interrupts // what policy allows, decisions apart
+	May        May
 }
 
 // Neighbour is a container, in its part of who may be in the way.
@@ -68,7 +73,7 @@ type Neighbour struct {
 type Window struct {
 	Taken      time.Time
 	Length     time.Duration
-	Stolen     time.Duration // the hypervisor let CPUs wait, added up
+	CPUs       int // of the host
 	Demands    []Demand
 	Neighbours map[container.ID]Neighbour
 	Complete   bool // all containers that run are among Neighbours
@@ -89,8 +94,10 @@ type Standing struct {
 	Since    time.Time
 	Evidence string
 	Culprit  container.ID
+	Mend     string // what would have it met; "": it is not missed
 
 	reserved api.BlockIOFigures
+	held     time.Duration // of the window, by its own limits
 	usual    time.Duration // that it waits for CPUs on which others run, for each request, while it is met
 	known    bool          // usual is known
 }
@@ -102,6 +109,7 @@ type Control struct {
 	standing  map[Place]Standing
 	acting    map[container.ID]*acting
 	divisions map[monitor.Disk]*division
+	helps     map[container.ID]*helping
 	events    []api.BlockIOEvent
 }
 
@@ -138,20 +146,23 @@ func (c *Control) Next(w Window) {
 	for _, id := range slices.Sorted(maps.Keys(c.acting)) {
 		c.release(w, id, c.acting[id])
 	}
+	c.ease(w)
 }
 
 // stand judges one reservation, and acts.
 func (c *Control) stand(w Window, d Demand, at Place) {
 	old := c.standing[at]
-	now := Standing{State: stateMet, reserved: d.Reserved}
+	now := Standing{State: stateMet, reserved: d.Reserved, held: d.held()}
 	if old.reserved == d.Reserved {
 		now.usual, now.known = old.usual, old.known // else it was not this that was met so
 	}
+	// What holds it back for as long as a window, as its real-time budget may, ends in every other one.
+	held := max(now.held, (now.held+old.held)/2)
 	act := func() {}
 	reads, writes := d.missed(w)
 	waits, others := d.foreign(w), w.others(d)
 	unusual := sum(waits) - time.Duration(float64(now.usual)*float64(d.total())*w.Length.Seconds())
-	if capped := c.capped(d.Container, d.Disk); d.Under < time.Duration(busyShare*float64(w.Length)) && !capped {
+	if capped := c.capped(d.Container, d.Disk); !d.busy(w) && !capped {
 		others = nil // it waits neither for the disk nor for its cap there
 	}
 	switch {
@@ -159,16 +170,29 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 		now.State = stateIdle
 	case old.State == stateIdle: // it has begun within the window
 	case !reads && !writes:
+		c.content(w, d)
 		now.met(time.Duration(float64(sum(waits)) / w.Length.Seconds() / float64(d.total())))
-	case d.Throttled > sum(waits):
+	case d.oneAtATime(w):
+		now.State = stateShort
+		now.Evidence = fmt.Sprintf("%s; it has one request under way at a time, and the disk does no more of these: %s", d.shortfall(), countText(w.Capacity[d.Disk].Depth1))
+		now.Mend = "let it have more requests under way at once, or reserve no more than that"
+	case held >= time.Duration(waitedShare*float64(w.Length)) && held > sum(waits):
 		now.State = stateThrottled
-		now.Evidence = fmt.Sprintf("its own quota held it back for %s in each second", perSecond(d.Throttled, w))
-	case w.Stolen >= time.Duration(stolenShare*float64(w.Length)) && w.Stolen > sum(waits):
+		now.Evidence, now.Mend = d.heldBy(w)
+		if now.held == 0 {
+			now.Evidence, now.Mend = old.Evidence, old.Mend
+		}
+		if c.byHelp(d) {
+			now.Mend, act = "", func() { c.assist(w, d) }
+		}
+	case d.Waited[monitor.Stolen] >= time.Duration(stolenShare*float64(w.Length)) && d.Waited[monitor.Stolen] > sum(waits):
 		now.State = stateStolen
-		now.Evidence = fmt.Sprintf("%s; the hypervisor let CPUs wait for %s in each second", d.shortfall(), perSecond(w.Stolen, w))
-	case unusual >= time.Duration(waitedShare*float64(w.Length)) && float64(sum(waits)) >= othersShare*float64(sum(waits)+d.Waited[d.Container]):
+		now.Evidence = fmt.Sprintf("%s; the hypervisor had the CPUs of its tasks for %s in each second", d.shortfall(), perSecond(d.Waited[monitor.Stolen], w))
+		now.Mend = "give this machine more CPU time at its hypervisor"
+	case unusual >= time.Duration(waitedShare*float64(w.Length)) && float64(sum(waits)) >= othersShare*float64(sum(waits)+d.Waited[d.Container]) && d.asks(w, sum(waits)),
+		len(waits) > 0 && c.stillBeside(w, d):
 		now.State, now.Culprit = stateContended, first(waits)
-		now.Evidence = fmt.Sprintf("%s; its tasks waited %s in each second for CPUs on which others ran, %s of it for %s",
+		now.Evidence = fmt.Sprintf("%s; its I/O waited %s in each second for CPUs on which others ran, %s of it for %s",
 			d.shortfall(), perSecond(sum(waits), w), perSecond(waits[now.Culprit], w), w.name(now.Culprit))
 		if d.Pressure > 0 {
 			now.Evidence += fmt.Sprintf("; some waited for %.0f%% of the time (cpu.pressure)", 100*d.Pressure.Seconds()/w.Length.Seconds())
@@ -177,21 +201,31 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 			if w.crowded(d.Disk) && c.yieldDisk(w, d, others) {
 				return
 			}
-			if !c.yieldCPU(w, d, waits) {
-				c.yieldDisk(w, d, others)
+			if c.yieldCPU(w, d, waits) && w.mostlyYield(waits) || c.assist(w, d) {
+				return
 			}
+			c.yieldDisk(w, d, others)
 		}
 	case len(others) > 0:
 		now.State, now.Culprit = stateContended, first(others)
 		now.Evidence = fmt.Sprintf("%s; others took %.0f%% of the disk beyond what they have reserved, %.0f%% of it %s",
 			d.shortfall(), 100*sum(others), 100*others[now.Culprit], w.name(now.Culprit))
 		act = func() { c.yieldDisk(w, d, others) }
-	case w.Network[d.Disk] >= time.Duration(workShare*float64(w.Length)):
+	case w.Network[d.Disk] >= time.Duration(workShare*float64(w.Length)) && d.asks(w, 0):
 		now.State, now.Culprit = stateContended, monitor.System
 		now.Evidence = fmt.Sprintf("%s; a CPU that serves the disk worked for the network for %s in each second", d.shortfall(), perSecond(w.Network[d.Disk], w))
+		now.Mend = "let the network's interrupts leave its disk's CPUs: io.interrupts=auto"
+		if d.Interrupts == policy.InterruptsAuto {
+			now.Mend = "the network's interrupts are kept off the CPUs of its disk where that can be done"
+		}
 		act = func() { c.separateFor(w, d) }
+	case !d.busy(w) && !c.capped(d.Container, d.Disk) && d.Waited[d.Container] < time.Duration(waitedShare*float64(w.Length)):
+		now.State = stateLess
 	default:
 		now.State, now.Evidence = stateShort, d.shortfall()
+		if d.Under >= time.Duration(busyShare*float64(w.Length)) {
+			now.Evidence += fmt.Sprintf("; it had %.1f requests under way on average", d.Under.Seconds()/w.Length.Seconds())
+		}
 		if own := d.Waited[d.Container]; own >= time.Duration(waitedShare*float64(w.Length)) {
 			now.Evidence += fmt.Sprintf("; its tasks waited %s in each second for one another", perSecond(own, w))
 		}
@@ -208,6 +242,10 @@ func (c *Control) stand(w Window, d Demand, at Place) {
 	}
 	c.standing[at] = now
 	act()
+	if now.missed() && now.Mend == "" {
+		now.Mend = c.mend(w, d, now)
+		c.standing[at] = now
+	}
 	if v := c.divisions[d.Disk]; v != nil {
 		if now.State == stateContended {
 			v.needed = w.Taken
@@ -241,13 +279,48 @@ func (d Demand) missed(w Window) (reads, writes bool) {
 	return d.Achieved.ReadIOPS > 0 && gotReads < part*dueReads, d.Achieved.WriteIOPS > 0 && gotWrites < part*dueWrites
 }
 
+// oneAtATime says whether it has one request under way at a time, and gets as many as the
+// disk does of these.
+func (d Demand) oneAtATime(w Window) bool {
+	n, known := w.Capacity[d.Disk].requests(d.Achieved)
+	const alone = 1.1 // requests under way: there is no second one
+	return known && d.total() >= least && n >= enough && d.Under <= time.Duration(alone*float64(w.Length))
+}
+
 func (d Demand) total() uint64 { return d.Achieved.ReadIOPS + d.Achieved.WriteIOPS }
+
+// busy says whether it had requests under way for a good part of the time.
+func (d Demand) busy(w Window) bool { return d.Under >= time.Duration(busyShare*float64(w.Length)) }
+
+// asks says whether it has use for more of what it misses: it had requests under way, or
+// it would have asked for a good part of what it has reserved if it had not waited for so long.
+func (d Demand) asks(w Window, waited time.Duration) bool {
+	capacity, left := w.Capacity[d.Disk], 1-min(waited.Seconds()/w.Length.Seconds(), mostWaiting)
+	_, gotReads, gotWrites := capacity.Share(d.Achieved)
+	_, dueReads, dueWrites := capacity.Share(d.Reserved)
+	reads, writes := d.missed(w)
+	return d.busy(w) || reads && gotReads/left >= asked*dueReads || writes && gotWrites/left >= asked*dueWrites
+}
+
+// held is how long its threads waited because of its own limits.
+func (d Demand) held() time.Duration { return d.Waited[monitor.Quota] + d.Waited[monitor.Realtime] }
+
+// heldBy says which of its own limits held it back, and what would mend that.
+func (d Demand) heldBy(w Window) (evidence, mend string) {
+	if own := d.Waited[monitor.Realtime]; own > d.Waited[monitor.Quota] {
+		return fmt.Sprintf("%s; its I/O waited %s in each second as its real-time budget was used up", d.shortfall(), perSecond(own, w)),
+			"give io.realtime as much as its I/O needs (auto), or end it"
+	}
+	of := cmp.Or(d.Quota, "its cgroup or of one above")
+	return fmt.Sprintf("%s; its I/O waited %s in each second as the CPU quota of %s was used up", d.shortfall(), perSecond(d.Waited[monitor.Quota], w), of),
+		"raise the CPU quota of " + of
+}
 
 // foreign returns how long it waited while others ran, by container.
 func (d Demand) foreign(w Window) map[container.ID]time.Duration {
 	out := make(map[container.ID]time.Duration)
 	for id, t := range d.Waited {
-		if id != d.Container && id != monitor.Unseen && t >= time.Millisecond {
+		if id != d.Container && (id == monitor.System || !monitor.Nobody(id)) && t >= time.Millisecond {
 			out[id] = t
 		}
 	}

@@ -48,7 +48,9 @@ func window(at int, change func(*Demand, map[container.ID]Neighbour)) Window {
 	}
 }
 
-func slow(d *Demand) { d.Achieved = api.BlockIOFigures{ReadIOPS: 300, ReadBytes: 300 * smallRequest} }
+func slow(d *Demand) {
+	d.Achieved, d.Under = api.BlockIOFigures{ReadIOPS: 300, ReadBytes: 300 * smallRequest}, 600*ms
+}
 
 // Interference is declared only when a reservation is missed and contention with somebody
 // is seen; and nothing is done to who has a reservation, or does not yield.
@@ -63,7 +65,16 @@ func TestStanding(t *testing.T) {
 		{"met", nil, stateMet, 0, 0},
 		{"met beside burners", func(d *Demand, _ map[container.ID]Neighbour) { d.Waited[burner] = 900 * ms }, stateMet, 0, 0},
 		{"idle", func(d *Demand, _ map[container.ID]Neighbour) { d.Achieved = api.BlockIOFigures{} }, stateIdle, 0, 0},
-		{"asks for less", func(d *Demand, _ map[container.ID]Neighbour) { slow(d) }, stateShort, 0, 0},
+		{"short", func(d *Demand, _ map[container.ID]Neighbour) { slow(d) }, stateShort, 0, 0},
+		{"asks for less", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Under = 300 * ms }, stateLess, 0, 0},
+		{"asks for little, and waits for it", func(d *Demand, _ map[container.ID]Neighbour) {
+			d.Achieved = api.BlockIOFigures{ReadIOPS: 2, ReadBytes: 2 * smallRequest}
+			d.Waited[burner], d.Under = 72*ms, ms
+		}, stateLess, 0, 0},
+		{"hardly comes to ask", func(d *Demand, _ map[container.ID]Neighbour) {
+			d.Achieved = api.BlockIOFigures{ReadIOPS: 50, ReadBytes: 50 * smallRequest}
+			d.Waited[burner], d.Under = 900*ms, 10*ms
+		}, stateContended, burner, burner},
 		{"burner", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }, stateContended, burner, burner},
 		{"a little waiting", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 49 * ms }, stateShort, 0, 0},
 		{"its own threads", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[victim] = 900 * ms }, stateShort, 0, 0},
@@ -92,8 +103,25 @@ func TestStanding(t *testing.T) {
 		{"its own quota", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Waited[burner] = 300 * ms
-			d.Throttled = 600 * ms
+			d.Waited[monitor.Quota] = 600 * ms
 		}, stateThrottled, 0, 0},
+		{"its own quota, with many threads", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[burner], d.Waited[monitor.Quota] = 2*time.Second, 8*time.Second
+		}, stateThrottled, 0, 0},
+		{"its own real-time budget", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[burner], d.Waited[monitor.Realtime] = 300*ms, 900*ms
+		}, stateThrottled, 0, 0},
+		{"both together", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[burner], d.Waited[monitor.Quota], d.Waited[monitor.Realtime] = 300*ms, 200*ms, 200*ms
+		}, stateThrottled, 0, 0},
+		{"its own quota, a little", func(d *Demand, _ map[container.ID]Neighbour) {
+			slow(d)
+			d.Waited[burner], d.Waited[monitor.Quota] = 600*ms, 500*ms
+		}, stateContended, burner, burner},
+		{"too many to tell", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.Unseen] = 600 * ms }, stateShort, 0, 0},
 		{"one with a reservation", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[other] = 600 * ms }, stateContended, other, 0},
 		{"one that does not yield", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[keeper] = 600 * ms }, stateContended, keeper, 0},
 		{"the host", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.System] = 600 * ms }, stateContended, monitor.System, 0},
@@ -111,7 +139,7 @@ func TestStanding(t *testing.T) {
 			slow(d)
 			d.Under = 100 * ms
 			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000}
-		}, stateShort, 0, 0},
+		}, stateLess, 0, 0},
 		{"another disk", func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Under = 900 * ms
@@ -143,8 +171,8 @@ func TestStanding(t *testing.T) {
 				t.Errorf("%s: %+v", c.name, e)
 			}
 		}
-		if s.State == stateContended && !strings.Contains(s.Evidence, "300 of 1000 reads a second") {
-			t.Errorf("%s: evidence %q", c.name, s.Evidence)
+		if s.missed() && !strings.Contains(s.Evidence, " of 1000 reads a second") || s.missed() != (s.Mend != "") {
+			t.Errorf("%s: evidence %q, what would mend it %q", c.name, s.Evidence, s.Mend)
 		}
 	}
 }
@@ -155,7 +183,7 @@ func TestUsual(t *testing.T) {
 	reads := func(n uint64, waited time.Duration) func(*Demand, map[container.ID]Neighbour) {
 		return func(d *Demand, _ map[container.ID]Neighbour) {
 			d.Achieved = api.BlockIOFigures{ReadIOPS: n, ReadBytes: n * smallRequest}
-			d.Waited[burner] = waited
+			d.Waited[burner], d.Under = waited, 600*ms
 		}
 	}
 	more := func(d *Demand, ns map[container.ID]Neighbour) {
@@ -187,8 +215,9 @@ func TestUsual(t *testing.T) {
 	}
 }
 
-// What the hypervisor takes is nobody's fault, unless neighbours take more; what is met is
-// met all the same. The kernel's own count of waiting is shown with the evidence.
+// What the hypervisor takes of a container's time is nobody's fault, unless neighbours take
+// more; what is met is met all the same. The kernel's own count of waiting is shown with the
+// evidence.
 func TestStolen(t *testing.T) {
 	for _, c := range []struct {
 		stolen, waited time.Duration
@@ -202,10 +231,9 @@ func TestStolen(t *testing.T) {
 	} {
 		w := window(0, func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
-			d.Waited[burner], d.Pressure = c.waited, 630*ms
+			d.Waited[burner], d.Waited[monitor.Stolen], d.Pressure = c.waited, c.stolen, 630*ms
 			c.change(d)
 		})
-		w.Stolen = c.stolen
 		var control Control
 		control.Next(w)
 		s := control.standing[Place{victim, disk}]
@@ -449,7 +477,7 @@ func TestAdmit(t *testing.T) {
 		{c, holders, api.BlockIOFigures{ReadIOPS: 500}, ""},
 		{c, holders, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: 50}, ""},
 		{c, holders, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: 51}, `has 50.0% of its capacity left (500 read or 250 write operations per second), and 50.2% are asked for; "b" (2) holds 30.0%; "a" (1) holds 10.0%`},
-		{Capacity{}, nil, api.BlockIOFigures{ReadIOPS: 1}, "the capacity of /dev/x is not known"},
+		{Capacity{}, holders, api.BlockIOFigures{ReadIOPS: 1 << 20, WriteBytes: 1}, ""}, // nobody knows
 		{c, nil, api.BlockIOFigures{ReadBytes: 4096}, "in bytes per second is not known"},
 	} {
 		err := Admit("/dev/x", x.c, x.others, x.want)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
@@ -21,17 +22,73 @@ const (
 const usualHeadroom = 0.1
 
 // Capacity is what a disk can do of each kind alone: small requests at random places, and
-// bytes in large ones. The cost of a request is linear in its size, as in the kernel's
-// iocost (block/blk-iocost.c): a base and a part for its bytes.
+// bytes in large ones, as many at once as give the most. The cost of a request is linear in
+// its size, as in the kernel's iocost (block/blk-iocost.c): a base and a part for its bytes.
 type Capacity struct {
 	api.BlockIOFigures
 	Headroom float64
 	Measured bool
 	Realtime Profile `json:",omitempty"`
+
+	Depth1   api.BlockIOFigures `json:"depth_1,omitzero"`  // operations, one request at a time; 0: not known
+	Depth    int                `json:"depth,omitempty"`   // requests at once that gave the most; 0: not known
+	Seconds  float64            `json:"seconds,omitempty"` // for which each figure was measured
+	Recorded time.Time          `json:"recorded,omitzero"` // when it was measured or given
+	Seen     api.BlockIOFigures `json:"seen,omitzero"`     // the most of each that was done within a second by all together
+
+	assumed bool
 }
 
-// Known says whether anything can be admitted.
-func (c Capacity) Known() bool { return c.ReadIOPS > 0 || c.WriteIOPS > 0 }
+// Known says whether it was measured or given.
+func (c Capacity) Known() bool { return (c.ReadIOPS > 0 || c.WriteIOPS > 0) && !c.assumed }
+
+// basis says what the figures are.
+func (c Capacity) basis() string {
+	when := ""
+	if !c.Recorded.IsZero() {
+		when = " on " + c.Recorded.UTC().Format(time.DateOnly)
+	}
+	switch {
+	case !c.Known():
+		return "nobody has measured it"
+	case !c.Measured:
+		return "given by an operator" + when
+	case c.Depth == 0:
+		return "measured by an earlier release, which had fewer requests under way than it said: measure it again"
+	}
+	return fmt.Sprintf("measured%s, each for %.3gs, by reads alone or writes alone past the page cache, at random places: operations of 4 KiB with %d at once, and one at a time; bytes in 128 KiB with 16 at once",
+		when, c.Seconds, c.Depth)
+}
+
+// OrAssumed returns the capacity, or in place of one that is not known the one by which I/O
+// is compared until it is: what has been done at once, or is reserved, if that is more.
+func (c Capacity) OrAssumed(reserved api.BlockIOFigures) Capacity {
+	if c.Known() {
+		return c
+	}
+	out := Capacity{Seen: c.Seen, assumed: true, BlockIOFigures: api.BlockIOFigures{
+		ReadIOPS:  max(c.Seen.ReadIOPS, reserved.ReadIOPS, reserved.ReadBytes/largeRequest, 1),
+		WriteIOPS: max(c.Seen.WriteIOPS, reserved.WriteIOPS, reserved.WriteBytes/largeRequest, 1),
+	}}
+	out.ReadBytes = max(c.Seen.ReadBytes, reserved.ReadBytes, out.ReadIOPS*smallRequest)
+	out.WriteBytes = max(c.Seen.WriteBytes, reserved.WriteBytes, out.WriteIOPS*smallRequest)
+	return out
+}
+
+// requests says how many requests figures need under way at once, by what the disk does with
+// one under way. ok is false where that was not measured.
+func (c Capacity) requests(f api.BlockIOFigures) (n float64, ok bool) {
+	for _, x := range []struct{ ops, one uint64 }{{f.ReadIOPS, c.Depth1.ReadIOPS}, {f.WriteIOPS, c.Depth1.WriteIOPS}} {
+		switch {
+		case x.ops == 0:
+		case x.one == 0:
+			return 0, false
+		default:
+			n += float64(x.ops) / float64(x.one)
+		}
+	}
+	return n, true
+}
 
 // share returns the part of the capacity (1 is all of it) that operations and bytes per
 // second in one direction take. Without bytes, the operations are small requests; without
@@ -58,6 +115,9 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 	return ops*base + bytes*perByte
 }
 
+// rounding is the share by which sums of shares may be off.
+const rounding = 1e-9
+
 // unaffordable is the share of figures in a direction for which the disk has no capacity.
 const unaffordable = 1e9
 
@@ -71,18 +131,29 @@ func (c Capacity) Share(f api.BlockIOFigures) (all, reads, writes float64) {
 // free returns the part of the capacity that may be reserved.
 func (c Capacity) free() float64 { return 1 - c.Headroom }
 
-// check refuses a capacity that makes no sense.
+// check refuses a capacity that makes no sense. One that is not known may have been seen.
 func (c Capacity) check() error {
 	f := c.BlockIOFigures
+	if (f == api.BlockIOFigures{} && c.Seen != api.BlockIOFigures{}) {
+		f.ReadIOPS, f.WriteIOPS = 1, 1
+	}
 	switch {
 	case f.ReadIOPS == 0 || f.WriteIOPS == 0:
 		return fmt.Errorf("both read and write operations per second must be given")
-	case max(f.ReadIOPS, f.WriteIOPS) > maxIOPS:
+	case max(f.ReadIOPS, f.WriteIOPS, c.Seen.ReadIOPS, c.Seen.WriteIOPS) > maxIOPS:
 		return fmt.Errorf("more than %d operations per second", maxIOPS)
-	case max(f.ReadBytes, f.WriteBytes) > maxBytes:
+	case max(f.ReadBytes, f.WriteBytes, c.Seen.ReadBytes, c.Seen.WriteBytes) > maxBytes:
 		return fmt.Errorf("more than %d bytes per second", maxBytes)
 	case f.ReadBytes > 0 && f.ReadBytes < f.ReadIOPS*smallRequest, f.WriteBytes > 0 && f.WriteBytes < f.WriteIOPS*smallRequest:
 		return fmt.Errorf("fewer bytes than its operations of %d bytes have", smallRequest)
+	case c.Depth1.ReadIOPS > f.ReadIOPS, c.Depth1.WriteIOPS > f.WriteIOPS:
+		return fmt.Errorf("more operations one at a time than at the most")
+	case c.Depth1.ReadBytes > 0 || c.Depth1.WriteBytes > 0:
+		return fmt.Errorf("one at a time only operations count")
+	case c.Depth < 0 || c.Depth > maxDepth:
+		return fmt.Errorf("%d requests at once are not 1 to %d", c.Depth, maxDepth)
+	case !(c.Seconds >= 0 && c.Seconds <= 3600):
+		return fmt.Errorf("measured for %v seconds, not 0 to 3600", c.Seconds)
 	case !(c.Headroom >= 0 && c.Headroom <= 0.9):
 		return fmt.Errorf("headroom %v is not between 0 and 0.9", c.Headroom)
 	}
@@ -93,6 +164,7 @@ func (c Capacity) check() error {
 const (
 	maxIOPS  = 100_000_000
 	maxBytes = 1 << 40
+	maxDepth = 1 << 16
 )
 
 // Holder is a container that has reserved something of a disk.
@@ -133,13 +205,13 @@ func (r *Refusal) Error() string {
 }
 
 // Admit says whether a disk has room for want beside what others hold; if not, the error
-// is a *Refusal.
+// is a *Refusal. What is wanted of a disk whose capacity is not known is admitted.
 func Admit(device string, c Capacity, others []Holder, want api.BlockIOFigures) error {
 	if !c.Known() {
-		return fmt.Errorf("the capacity of %s is not known: measure it with `fairlead io calibrate %s`, or give it with `fairlead io capacity %s`", device, device, device)
+		return nil
 	}
 	if (want.ReadBytes > 0 && c.ReadBytes == 0) || (want.WriteBytes > 0 && c.WriteBytes == 0) {
-		return fmt.Errorf("the capacity of %s in bytes per second is not known, so that none can be reserved", device)
+		return fmt.Errorf("the capacity of %s in bytes per second is not known, so that none can be reserved: measure it with `fairlead io calibrate %s --scratch DIR`", device, device)
 	}
 	left := c.free()
 	of := func(h Holder) float64 { s, _, _ := c.Share(h.Figures); return s }
@@ -147,7 +219,6 @@ func Admit(device string, c Capacity, others []Holder, want api.BlockIOFigures) 
 		left -= of(h)
 	}
 	asked, _, _ := c.Share(want)
-	const rounding = 1e-9
 	if asked <= left+rounding {
 		return nil
 	}

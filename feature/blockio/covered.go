@@ -19,20 +19,11 @@ import (
 // cover does what is left to do for a Target, and says what of it does not hold on this
 // host: the error is then a feature.ErrPartly with all of that.
 func (f *BlockIO) cover(t policy.Target) error {
-	var partly error
-	for _, step := range []func(policy.Target) error{f.interrupts, f.unweighed, f.unthrottled, f.unpromoted} {
-		err := step(t)
-		switch {
-		case err == nil:
-		case !errors.Is(err, feature.ErrPartly):
-			return err
-		case partly == nil:
-			partly = err
-		default:
-			partly = fmt.Errorf("%w; %w", partly, err)
-		}
+	var errs []error
+	for _, step := range []func(policy.Target) error{f.unverified, f.interrupts, f.unweighed, f.unthrottled, f.unpromoted, f.unmet} {
+		errs = append(errs, step(t))
 	}
-	return partly
+	return joined(errs)
 }
 
 // unweighed says why a weight that policy gives has no effect, or not on all writes; nil:

@@ -79,8 +79,9 @@ func divideRuntime(budget time.Duration, cpus int, all []threadShare) []threadSh
 }
 
 // deadlines divides the budgets of containers without real-time groups, and makes threads
-// ordinary that have no part of one any more.
-func (f *BlockIO) deadlines() error {
+// ordinary that have no part of one any more. What a member cannot have is in
+// refused, and in unbudgeted what could not be taken back.
+func (f *BlockIO) deadlines() {
 	left := make(map[container.ID][]journal.Entry)
 	for _, e := range f.cfg.Journal.Entries() {
 		if e.Owner.Feature == name && e.Ref.Kind == sched.KindDeadline {
@@ -88,18 +89,26 @@ func (f *BlockIO) deadlines() error {
 			left[id] = append(left[id], e)
 		}
 	}
-	var errs []error
 	for id, m := range f.members {
 		was := left[id]
 		if m.budget > 0 && !m.grouped {
-			errs = append(errs, f.deadlinesOf(id, m, was))
-		} else if m.ran = nil; len(was) > 0 {
-			errs = append(errs, f.restore(func(e journal.Entry) bool {
-				return e.Ref.Kind == sched.KindDeadline && e.Owner == owner(id)
-			}))
+			if err := f.deadlinesOf(id, m, was); err != nil {
+				m.refused = err
+			}
+			continue
+		}
+		m.ran = nil
+		// Of a group they are those that promote has noted.
+		was = slices.DeleteFunc(was, func(e journal.Entry) bool { return m.budget > 0 && e.Value == sched.RoundRobin })
+		if len(was) == 0 {
+			continue
+		}
+		if err := f.restore(func(e journal.Entry) bool {
+			return e.Ref.Kind == sched.KindDeadline && e.Owner == owner(id) && (m.budget == 0 || e.Value != sched.RoundRobin)
+		}); err != nil {
+			m.unbudgeted = err
 		}
 	}
-	return errors.Join(errs...)
 }
 
 func owner(id container.ID) journal.Owner {
@@ -119,11 +128,13 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *member, was []journal.Entry) e
 	ran := make(map[sched.Thread]time.Duration)
 	var all []threadShare
 	m.promoted, m.own, m.refused = 0, 0, nil
+	var found []sched.Thread
 	for _, tid := range tids {
-		t, err := sched.FindTask(proc, tid)
-		if err != nil {
-			continue
+		if t, err := sched.FindTask(proc, tid); err == nil {
+			found = append(found, t)
 		}
+	}
+	for _, t := range m.still(found) {
 		value, err := sched.Deadline(proc, t).Read()
 		if err != nil {
 			continue
@@ -140,7 +151,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *member, was []journal.Entry) e
 			m.own++
 			continue
 		}
-		if ran[t], err = sched.Ran(proc, tid); err != nil {
+		if ran[t], err = sched.Ran(proc, t.TID); err != nil {
 			continue
 		}
 		if before, seen := m.ran[t]; seen {
@@ -165,7 +176,7 @@ func (f *BlockIO) deadlinesOf(id container.ID, m *member, was []journal.Entry) e
 	for _, s := range shares {
 		k := sched.Deadline(proc, s.thread)
 		value := sched.FormatDeadline(s.gets*deadlinePeriod/time.Second, deadlinePeriod)
-		if err := f.cfg.Journal.TurnUntil(k, value, owner(id), m.target.Expiry); ignoreGone(err) != nil {
+		if err := f.cfg.Journal.TurnUntil(k, value, owner(id), m.untilWhen()); ignoreGone(err) != nil {
 			m.refused = err // by the kernel: this thread stays as it is
 		} else if err == nil {
 			m.promoted++

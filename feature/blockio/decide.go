@@ -37,22 +37,21 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 		if !seen {
 			d = policy.Decision{Container: id, Key: yieldKey, Instead: string(policy.YieldAuto), Reason: "an earlier agent decided so", Since: e.When, Expiry: e.Expiry}
 		}
-		switch e.Ref.Kind {
-		case cgroup.KindIdle:
+		switch name := filepath.Base(e.Ref.Object); {
+		case e.Ref.Kind != cgroup.KindFile, strings.HasPrefix(name, "blkio."): // a weight at disks, say
+			continue
+		case e.Value == cgroup.Idled:
 			if d.Value == "" {
 				d.Value = string(policy.YieldIdle)
 			}
-		case cgroup.KindFile:
-			if strings.HasPrefix(filepath.Base(e.Ref.Object), "blkio.") {
-				continue // a weight
-			}
+		case strings.Contains(name, "quota"), name == "cpu.max":
 			d.Value = string(policy.YieldQuota)
 		default:
 			continue
 		}
 		was[id] = d
 	}
-	var out []policy.Decision
+	out := f.adoptHelp(left)
 	for _, id := range slices.Sorted(maps.Keys(was)) {
 		d := was[id]
 		f.control.Adopt(id, policy.Yield(d.Value), d.Reason, d.Since, time.Now())
@@ -65,7 +64,9 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	err = f.promote() // threads that are new
+	f.promote() // threads that are new
+	err = f.shorten()
+	f.calibrateIdle()
 	f.measure()
 	w := f.window
 	if f.meter == nil {
@@ -74,8 +75,11 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	}
 	if w.Complete = complete; f.meter != nil || complete { // else a reservation may only not be known yet
 		f.control.Next(w)
+		f.limit(w)
+		f.readmit()
 		f.number()
 	}
+	f.tellMissed(w.Taken)
 	actions := f.control.Actions()
 	for _, t := range targets {
 		id := t.Container.ID
@@ -100,7 +104,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 		if a.Weight != 0 {
 			weight = strconv.Itoa(int(a.Weight))
 		}
-		for key, value := range map[string]string{maxKey: f.caps(t, a), weightKey: weight} {
+		for key, value := range map[string]string{maxKey: f.caps(t, a), weightKey: weight, helpKey: string(a.Help)} {
 			d := policy.Decision{Container: id, Key: key, Value: value, Reason: a.Reason, Since: a.Since}
 			at := decided{id, key}
 			if value != "" {
@@ -113,7 +117,7 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 			}
 		}
 	}
-	return out, err
+	return out, nil
 }
 
 // decided names a decision for which policy has no word to come back to.
@@ -178,8 +182,11 @@ func (f *BlockIO) diskName(d monitor.Disk) string {
 }
 
 // actionText says what is done to a container.
-func (f *BlockIO) actionText(a Action) string {
+func (f *BlockIO) actionText(id container.ID, a Action) string {
 	var parts []string
+	if a.Help != "" {
+		parts = append(parts, helpText(a, f.members[id]))
+	}
 	switch a.Yield {
 	case policy.YieldIdle:
 		parts = append(parts, "runs on idle CPUs only")

@@ -85,9 +85,10 @@ func (w Window) missing(at monitor.Disk, of float64) (n float64) {
 }
 
 // crowded says whether what is done at a disk, and what is missing of what is reserved, are
-// together more than may be promised of it.
+// together more than may be promised of it, as far as that is known.
 func (w Window) crowded(at monitor.Disk) bool {
-	return sum(w.shares(at, w.doneAt(at)))+w.missing(at, 1) >= w.Capacity[at].free()
+	c := w.Capacity[at]
+	return !c.assumed && sum(w.shares(at, w.doneAt(at)))+w.missing(at, 1) >= c.free()
 }
 
 // mayCap says whether a container may be capped at disks. It may have reserved something:
@@ -196,7 +197,6 @@ func (c *Control) apportion(w Window, at monitor.Disk, v *division) {
 	}
 	caps, full := make(map[container.ID]api.BlockIOFigures), make(map[container.ID]api.BlockIOFigures)
 	for id, part := range parts(left, claims) {
-		const rounding = 1e-9
 		if part < claims[id]-rounding {
 			full[id] = did[id]
 			caps[id] = scaled(did[id], w.reservedBy(id, at), (aim*v.due[id]+part)/want[id])
@@ -241,7 +241,7 @@ func (c *Control) uncap(at monitor.Disk, v *division, still map[container.ID]api
 
 // misses says whether a container gets less of a disk than it has reserved.
 func (c *Control) misses(id container.ID, at monitor.Disk) bool {
-	return !slices.Contains([]string{"", stateMet, stateIdle}, c.standing[Place{id, at}].State)
+	return c.standing[Place{id, at}].missed()
 }
 
 // parts divides what is left among claims, so that none gets more than it claims, and those

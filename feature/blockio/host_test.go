@@ -185,7 +185,7 @@ func TestInterference(t *testing.T) {
 	must(t, h.Apply(ctx, target(t, db, "io.reserve: "+l.Path+" riops=50000000")))
 	leave := target(t, batch, "io.yield: auto")
 	must(t, h.Apply(ctx, leave))
-	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096")
+	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096", "--conns", "16")
 	for range 3 {
 		run(t, batchCG, "burn")
 	}
@@ -214,7 +214,7 @@ func TestInterference(t *testing.T) {
 	decided, err := leave.With([]policy.Decision{d}, time.Now())
 	must(t, err)
 	must(t, h.Apply(ctx, decided))
-	if v, err := cgroup.Idle(batchCG.CPU).Read(); err != nil || v != cgroup.Idled {
+	if v, err := weightOf(batchCG).Read(); err != nil || v != cgroup.Idled {
 		t.Errorf("the burner's cgroup is %q, %v", v, err)
 	}
 	r := h.report()
@@ -244,7 +244,7 @@ func TestInterference(t *testing.T) {
 		t.Errorf("adopted %+v", left)
 	}
 	must(t, h.Apply(ctx, leave))
-	if v, err := cgroup.Idle(batchCG.CPU).Read(); err != nil || v != "321" {
+	if v, err := weightOf(batchCG).Read(); err != nil || v != "321" {
 		t.Errorf("the burner's weight is %q, %v, was 321", v, err)
 	}
 	if left := h.journal.Entries(); len(left) != 0 {
@@ -277,7 +277,7 @@ func TestKnobs(t *testing.T) {
 				parts = append(parts, v)
 			}
 		}
-		idle, err := cgroup.Idle(cg.CPU).Read()
+		idle, err := weightOf(cg).Read()
 		must(t, err)
 		if idle == cgroup.Idled {
 			parts = append(parts, idle)
@@ -428,11 +428,12 @@ func TestCapacityRefusals(t *testing.T) {
 }
 
 func FuzzParseCapacities(f *testing.F) {
-	for _, s := range []string{"", "null", "{}", `{"vda": {"read_iops": 5, "write_iops": 5, "Headroom": 0.1}}`, `{"vda": {"read_iops": -1}}`, `{"vda": {"Headroom": 1e400}}`} {
+	for _, s := range []string{"", "null", "{}", `{"vda": {"read_iops": 5, "write_iops": 5, "Headroom": 0.1}}`, `{"vda": {"read_iops": -1}}`, `{"vda": {"Headroom": 1e400}}`,
+		`{"version": 2, "disks": {"vda": {"seen": {"read_iops": 5}}}}`, `{"version": 3}`, `{"version": 2, "disks": null}`, `{"version": 2, "disks": {"vda": {"depth_1": {"read_iops": 5}}}}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		of, err := parseCapacities(data)
+		of, _, err := parseCapacities(data)
 		if of == nil || err != nil && len(of) > 0 {
 			t.Fatalf("%v, %v", of, err)
 		}
@@ -442,4 +443,10 @@ func FuzzParseCapacities(f *testing.F) {
 			}
 		}
 	})
+}
+
+// weightOf is the knob of a cgroup's weight.
+func weightOf(cg testkit.CG) journal.Knob {
+	k, _ := cgroup.WeightKnob(cg.CPU, cg.CPU == cg.V2)
+	return k
 }

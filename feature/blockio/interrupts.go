@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -23,131 +24,17 @@ import (
 // interruptsKey is decided about where policy says auto.
 const interruptsKey = "fairlead.io.interrupts"
 
-// device is something with interrupts.
-type device struct {
-	name string
-	irqs []interrupt
-}
-
-type interrupt struct {
-	number  int
-	cpus    []int // that serve it
-	count   uint64
-	movable bool
-}
-
-// devices reads those below a class of sysfs that have interrupts.
-func (f *BlockIO) devices(class string, names []string) (out []device, err error) {
-	roots := f.cfg.Roots
-	for _, name := range names {
-		irqs, err := irq.Of(roots.Sys, filepath.Join(roots.Sys, class, name))
-		if err != nil {
-			return nil, err
-		}
-		d := device{name: name}
-		for _, n := range irqs {
-			cpus, err := irq.CPUs(roots.Proc, n)
-			if errors.Is(err, journal.ErrGone) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			d.irqs = append(d.irqs, interrupt{n, cpus, irq.Count(roots.Sys, n), class != "block" && irq.Movable(roots.Proc, n)})
-		}
-		if len(d.irqs) > 0 {
-			out = append(out, d)
-		}
-	}
-	return out, nil
-}
-
-// seldom is the part of a device's most frequent interrupt below which another is one for
-// its configuration, say, and not for its data.
-const seldom = 0.01
-
-// forData says whether one of a device's interrupts is for data.
-func (d device) forData(of interrupt) bool {
-	most := uint64(0)
-	for _, i := range d.irqs {
-		most = max(most, i.count)
-	}
-	return float64(of.count) >= seldom*float64(most)
-}
-
-// serving lists the CPUs to which a device's interrupts for data come.
-func (d device) serving() (cpus []int) {
-	for _, i := range d.irqs {
-		if d.forData(i) {
-			cpus = append(cpus, i.cpus...)
-		}
-	}
-	slices.Sort(cpus)
-	return slices.Compact(cpus)
-}
-
-// move is an interrupt and the CPUs that it is to have.
-type move struct {
-	irq  int
-	cpus []int
-}
-
-// placing is where the work of the network goes.
-type placing struct {
-	moves []move
-	steer []string // devices without interrupts that can be moved: the work that follows goes to
-	cpus  []int    // that serve no disk
-}
-
-// separate plans disjoint CPUs: the interrupts of networks that can be moved go to the CPUs
-// that serve no disk. Where one cannot be moved from a disk's CPU, what follows it is. The
-// ends are virtual devices, whose packets are received by the CPU that sent them. The error
-// says why all that cannot be.
-func separate(disks, networks []device, ends []string, online []int) (p placing, err error) {
-	var taken []int
-	for _, d := range disks {
-		taken = append(taken, d.serving()...)
-	}
-	if len(taken) == 0 {
-		return p, errors.New("no disk of its reservations has interrupts of its own")
-	}
-	p.cpus = slices.DeleteFunc(slices.Clone(online), func(cpu int) bool { return slices.Contains(taken, cpu) })
-	if len(p.cpus) == 0 {
-		return p, fmt.Errorf("the disks are served by all CPUs (%s): none is left for the network", cgroup.FormatCPUs(online))
-	}
-	for _, d := range networks {
-		for _, i := range d.irqs {
-			switch {
-			case i.movable:
-				p.moves = append(p.moves, move{i.number, p.cpus})
-			case d.forData(i) && slices.ContainsFunc(i.cpus, func(cpu int) bool { return slices.Contains(taken, cpu) }) && !slices.Contains(p.steer, d.name):
-				p.steer = append(p.steer, d.name)
-			}
-		}
-	}
-	p.steer = append(p.steer, ends...)
-	if len(p.moves) == 0 && len(p.steer) == 0 {
-		err = errors.New("no network device of this host has interrupts of its own, and no container a veth to it")
-	}
-	return p, err
-}
-
 // interrupts brings the host to what all members ask for: their owner is the host as a
 // whole, as the interrupts of a disk serve everybody. The error is about t alone, and says
 // what of it cannot be had.
 func (f *BlockIO) interrupts(t policy.Target) error {
-	var disks []string
+	var askers []*member
 	var expiries []time.Time
 	for _, m := range f.members {
-		if m.target.Settings.Interrupts != policy.InterruptsApart {
-			continue
-		}
-		expiries = append(expiries, m.target.Expiry)
-		for _, r := range m.reserved {
-			disks = append(disks, r.disk.Name)
+		if m.target.Settings.Interrupts == policy.InterruptsApart {
+			askers, expiries = append(askers, m), append(expiries, m.target.Until(interruptsKey))
 		}
 	}
-	slices.Sort(disks)
 	var partly error
 	wanted := make(map[journal.Ref]bool)
 	by := journal.Owner{Feature: name}
@@ -163,23 +50,26 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 		return errs
 	}
 	asks := t.Settings.Interrupts == policy.InterruptsApart
-	if m := f.members[t.Container.ID]; m != nil {
+	m := f.members[t.Container.ID]
+	if m != nil {
 		if !asks && !m.apart { // the rest of the host stays as it is for the others' sake
-			if len(f.spare) == 0 {
-				return nil
+			if len(f.spare) > 0 {
+				if err := errors.Join(steer(f.hostEnds(t.Container), f.spare)...); err != nil {
+					return err
+				}
 			}
-			return errors.Join(steer(f.hostEnds(t.Container), f.spare)...)
+			return f.untried(m)
 		}
 		m.apart = asks
 	}
-	p, partly, err := f.apart(slices.Compact(disks), len(expiries) > 0)
+	p, partly, err := f.apart(askers)
 	if err != nil {
 		return err
 	}
 	f.spare = p.cpus
 	var errs []error
-	for _, m := range p.moves {
-		errs = append(errs, turn(irq.Affinity(f.cfg.Roots.Proc, m.irq), cgroup.FormatCPUs(m.cpus)))
+	for _, i := range p.moves {
+		errs = append(errs, turn(irq.Affinity(f.cfg.Roots.Proc, i.irq), cgroup.FormatCPUs(i.cpus)))
 	}
 	errs = append(errs, steer(p.steer, p.cpus)...)
 	placed := []string{irq.KindIRQ, netdev.KindRPS, sched.KindAffinity}
@@ -188,6 +78,9 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 	}))
 	if err := errors.Join(errs...); err != nil {
 		return err
+	}
+	if !asks && m != nil {
+		return f.untried(m)
 	}
 	if partly != nil && asks {
 		return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
@@ -205,28 +98,40 @@ func (f *BlockIO) hostEnds(c container.Container) (names []string) {
 	return names
 }
 
-// apart plans for these disks. partly is why it is not, or not all, to be had.
-func (f *BlockIO) apart(names []string, asked bool) (p placing, partly, err error) {
-	if !asked {
+// untried says what of io.interrupts: auto could not be done on this host if the network
+// were in the way.
+func (f *BlockIO) untried(m *member) error {
+	if m.interrupts() != policy.InterruptsAuto || len(m.reserved) == 0 {
+		return nil
+	}
+	_, partly, err := f.apart([]*member{m})
+	if err != nil {
+		return err
+	}
+	for _, r := range m.reserved {
+		if remote, ok := block.FindRemote(f.cfg.Roots.Sys, r.disk.Name); ok && partly == nil {
+			partly = fmt.Errorf("what the network does for %s (%s) and for others cannot be told apart: say apart in place of auto", r.disk.Name, remote.Transport)
+		}
+	}
+	if partly == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
+}
+
+// apart plans for the disks of these members. partly is why it is not, or not all, to be
+// had.
+func (f *BlockIO) apart(askers []*member) (p placing, partly, err error) {
+	if len(askers) == 0 {
 		return p, nil, nil
 	}
+	roots := f.cfg.Roots
 	if f.net == nil {
-		if f.net, err = netdev.Open(filepath.Join(f.cfg.Roots.Proc, "self/ns/net")); err != nil {
+		if f.net, err = netdev.Open(filepath.Join(roots.Proc, "self/ns/net")); err != nil {
 			return p, nil, err
 		}
 	}
-	balanced, err := irq.Balanced(f.cfg.Roots.Proc)
-	if err != nil {
-		return p, nil, err
-	}
-	if balanced {
-		return p, errors.New("irqbalance places the interrupts of this host: stop it, or have it ban those of the network"), nil
-	}
-	disks, err := f.devices("block", names)
-	if err != nil {
-		return p, nil, err
-	}
-	entries, err := os.ReadDir(filepath.Join(f.cfg.Roots.Sys, "class/net"))
+	entries, err := os.ReadDir(filepath.Join(roots.Sys, "class/net"))
 	if err != nil {
 		return p, nil, err
 	}
@@ -234,15 +139,42 @@ func (f *BlockIO) apart(names []string, asked bool) (p placing, partly, err erro
 	for _, e := range entries {
 		nets = append(nets, e.Name())
 	}
+	var disks []device
+	var why []error
+	var over []string // "sda over eth0"
+	for _, m := range askers {
+		found, remote, err := f.serving(m)
+		if err != nil {
+			return p, nil, err
+		}
+		disks = append(disks, found...)
+		for _, disk := range remote {
+			// What serves it are the interrupts of the devices that it is reached over.
+			carriers, err := f.carriers(disk)
+			if err != nil {
+				why = append(why, err)
+			}
+			if found, err = f.devices("class/net", carriers); err != nil {
+				return p, nil, err
+			}
+			disks = append(disks, found...)
+			nets = slices.DeleteFunc(nets, func(name string) bool { return slices.Contains(carriers, name) })
+			for _, d := range found {
+				over = append(over, disk+" over "+d.name)
+			}
+			if len(found) == 0 && len(carriers) > 0 {
+				why = append(why, fmt.Errorf("%s is reached over %s, which has no interrupts of its own", disk, strings.Join(carriers, ", ")))
+			}
+		}
+	}
 	networks, err := f.devices("class/net", nets)
 	if err != nil {
 		return p, nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(f.cfg.Roots.Sys, "devices/system/cpu/online"))
-	if err != nil {
+	if err := f.movable(networks); err != nil {
 		return p, nil, err
 	}
-	online, err := cgroup.ParseCPUs(strings.TrimSpace(string(text)))
+	usable, err := irq.Usable(roots.Proc, roots.Sys)
 	if err != nil {
 		return p, nil, err
 	}
@@ -251,23 +183,27 @@ func (f *BlockIO) apart(names []string, asked bool) (p placing, partly, err erro
 		ends = append(ends, f.hostEnds(m.target.Container)...)
 	}
 	slices.Sort(ends) // containers of a pod have the same
-	p, partly = separate(disks, networks, slices.Compact(ends), online)
-	return p, partly, nil
+	p, partly = separate(disks, networks, slices.Compact(ends), usable)
+	if len(networks) == 0 && len(over) > 0 {
+		why = append(why, fmt.Errorf("%s: the network's interrupts serve the disk and all else, and stay where they are; reach the disk over a network device of its own", strings.Join(over, ", ")))
+	}
+	if len(why) == 0 || len(disks) > 0 && len(networks) > 0 {
+		why = append(why, partly)
+	}
+	return p, errors.Join(why...), nil
 }
 
 // networkTime says how long, since the last call, the CPUs that serve disks worked for the
 // network, by disk; of several CPUs, the busiest counts. It reads nothing unless policy
 // leaves it to the agent for somebody.
 func (f *BlockIO) networkTime() map[monitor.Disk]time.Duration {
-	disks := make(map[string]monitor.Disk)
+	var askers []*member
 	for _, m := range f.members {
-		if m.interrupts() == policy.InterruptsAuto {
-			for _, r := range m.reserved {
-				disks[r.disk.Name] = r.at()
-			}
+		if m.interrupts() == policy.InterruptsAuto && len(m.reserved) > 0 {
+			askers = append(askers, m)
 		}
 	}
-	if len(disks) == 0 {
+	if len(askers) == 0 {
 		f.works = nil
 		return nil
 	}
@@ -277,14 +213,19 @@ func (f *BlockIO) networkTime() map[monitor.Disk]time.Duration {
 		return nil
 	}
 	out := make(map[monitor.Disk]time.Duration)
-	for diskName, at := range disks {
-		found, err := f.devices("block", []string{diskName})
+	for _, m := range askers {
+		disks, _, err := f.serving(m)
 		if err != nil {
 			continue
 		}
-		for _, d := range found {
-			for _, cpu := range d.serving() {
-				out[at] = max(out[at], now[cpu].ForNetwork(before[cpu]))
+		for _, r := range m.reserved {
+			for _, d := range disks {
+				if d.name != r.disk.Name {
+					continue
+				}
+				for _, cpu := range d.serving() {
+					out[r.at()] = max(out[r.at()], now[cpu].ForNetwork(before[cpu]))
+				}
 			}
 		}
 	}

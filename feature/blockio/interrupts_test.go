@@ -14,43 +14,12 @@ import (
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
 )
-
-// The network's interrupts that can be moved go where no disk is served; what cannot be
-// had is said.
-func TestSeparate(t *testing.T) {
-	vda := device{"vda", []interrupt{{35, []int{1}, 3, false}, {36, []int{0}, 90_000, false}}} // 35: its configuration
-	nvme := device{"nvme0n1", []interrupt{{50, []int{0}, 500, false}, {51, []int{1}, 400, false}}}
-	eth := device{"eth0", []interrupt{{38, []int{0}, 7, true}, {39, []int{1}, 7, true}}}
-	fixed := device{"eth1", []interrupt{{40, []int{0}, 7, false}, {41, []int{1}, 7, false}}}
-	for _, c := range []struct {
-		name            string
-		disks, networks []device
-		ends            []string
-		online          []int
-		want            string
-		why             string
-	}{
-		{"two CPUs", []device{vda}, []device{eth}, nil, []int{0, 1}, "{[{38 [1]} {39 [1]}] [] [1]}", ""},
-		{"four", []device{vda}, []device{eth}, nil, []int{0, 1, 2, 3}, "{[{38 [1 2 3]} {39 [1 2 3]}] [] [1 2 3]}", ""},
-		{"one", []device{vda}, []device{eth}, nil, []int{0}, "{[] [] []}", "the disks are served by all CPUs (0)"},
-		{"a disk on all", []device{vda, nvme}, []device{eth}, nil, []int{0, 1}, "{[] [] []}", "the disks are served by all CPUs (0-1)"},
-		{"a disk without", nil, []device{eth}, nil, []int{0, 1}, "{[] [] []}", "no disk of its reservations has interrupts of its own"},
-		{"a network without", []device{vda}, nil, nil, []int{0, 1}, "{[] [] [1]}", "no network device of this host has interrupts of its own, and no container a veth"},
-		{"one that is fixed", []device{vda}, []device{eth, fixed}, nil, []int{0, 1}, "{[{38 [1]} {39 [1]}] [eth1] [1]}", ""},
-		{"veths alone", []device{vda}, nil, []string{"veth1", "veth2"}, []int{0, 1}, "{[] [veth1 veth2] [1]}", ""},
-		{"veths, a disk on all", []device{vda, nvme}, nil, []string{"veth1"}, []int{0, 1}, "{[] [] []}", "the disks are served by all CPUs (0-1)"},
-	} {
-		got, err := separate(c.disks, c.networks, c.ends, c.online)
-		if fmt.Sprint(got) != c.want || (err == nil) != (c.why == "") || err != nil && !strings.Contains(err.Error(), c.why) {
-			t.Errorf("%s: %v, %v, want %s, %q", c.name, got, err, c.want, c.why)
-		}
-	}
-}
 
 // The network is in the way if nobody else is and a CPU that serves the disk works for it;
 // it is kept apart where policy leaves that to the agent, for longer each time.
@@ -113,7 +82,7 @@ func TestNetworkInTheWay(t *testing.T) {
 func TestInterruptsApart(t *testing.T) {
 	h := newHost(t)
 	known := h.diskWithInterrupts()
-	p, partly, err := h.apart([]string{known.name}, true)
+	p, partly, err := h.apart(askers(known.name))
 	must(t, err)
 	moves := p.moves
 	if len(moves) == 0 {
@@ -171,6 +140,52 @@ func TestInterruptsApart(t *testing.T) {
 	}
 }
 
+// What somebody has chosen stays, and is said; so is that a disk has no interrupts, also
+// before anything is to be moved.
+func TestInterruptByHand(t *testing.T) {
+	h := newHost(t)
+	known := h.diskWithInterrupts()
+	p, _, err := h.apart(askers(known.name))
+	must(t, err)
+	if len(p.moves) == 0 {
+		testkit.Skip(t, "no interrupt of a network can be moved from the CPUs of a disk")
+	}
+	number := p.moves[0].irq
+	knob := irq.Affinity("/proc", number)
+	before, err := knob.Read()
+	must(t, err)
+	cpus, err := irq.CPUs("/proc", number)
+	must(t, err)
+	theirs := cgroup.FormatCPUs(cpus)
+	t.Cleanup(func() { must(t, knob.Write(before)) })
+	must(t, knob.Write(theirs))
+	_, err = h.Report(t.Context(), nil, api.Ask{Body: api.CapacityRequest{Device: "/dev/" + known.name, BlockIOFigures: api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}}})
+	must(t, err)
+	c, _ := h.container("c")
+	for _, way := range []string{"auto", "apart"} {
+		err := h.Apply(t.Context(), target(t, c, "io.reserve: /dev/"+known.name+" riops=1", "io.interrupts: "+way))
+		if !errors.Is(err, feature.ErrPartly) || !strings.Contains(err.Error(), fmt.Sprintf("somebody has chosen the CPUs of interrupts %d", number)) {
+			t.Errorf("%s: %v", way, err)
+		}
+		if now, err := knob.Read(); err != nil || now != theirs {
+			t.Errorf("%s: CPUs %q, %v; somebody has chosen %q", way, now, err, theirs)
+		}
+	}
+	loop := h.disk(1000)
+	for _, way := range []string{"auto", "apart"} {
+		err := h.Apply(t.Context(), target(t, c, "io.reserve: "+loop.Path+" riops=1", "io.interrupts: "+way))
+		if !errors.Is(err, feature.ErrPartly) || !strings.Contains(err.Error(), "no disk of its reservations has interrupts of its own") {
+			t.Errorf("%s at a loop device: %v", way, err)
+		}
+	}
+	must(t, h.Apply(t.Context(), target(t, c, "io.reserve: "+loop.Path+" riops=1")))
+}
+
+// askers is a container that has reserved something of a disk.
+func askers(disk string) []*member {
+	return []*member{{reserved: []reservation{{disk: block.Disk{Name: disk}}}}}
+}
+
 // diskWithInterrupts finds one of this machine.
 func (h *host) diskWithInterrupts() device {
 	h.t.Helper()
@@ -198,7 +213,7 @@ func TestVethsApart(t *testing.T) {
 	var err error
 	h.net, err = netdev.Open(home.Path)
 	must(t, err)
-	p, _, err := h.apart([]string{disk.name}, true)
+	p, _, err := h.apart(askers(disk.name))
 	must(t, err)
 	if len(p.cpus) == 0 {
 		testkit.Skip(t, "a disk is served by all CPUs")

@@ -116,7 +116,9 @@ func (f *BlockIO) reprofile() error {
 		}
 		errs = append(errs, err)
 	}
-	return errors.Join(append(errs, f.realtime(), f.promote())...)
+	errs = append(errs, f.realtime())
+	f.promote()
+	return errors.Join(errs...)
 }
 
 // sorted is a profile by budget.

@@ -66,7 +66,7 @@ func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.A
 func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	out := api.BlockIO{
 		Taken: d.Taken, Seconds: length.Seconds(), Rows: []api.BlockIORow{}, Waits: []api.BlockIOWait{}, Devices: []api.BlockIODevice{},
-		Events: []api.BlockIOEvent{}, Reservations: []api.Reservation{}, Lost: d.Lost.Accounts + d.Lost.Waits + d.Lost.Pairs,
+		Events: []api.BlockIOEvent{}, Reservations: []api.Reservation{}, Lost: d.Lost.Accounts + d.Lost.Waits + d.Lost.Pairs + d.Lost.Levels,
 	}
 	if out.Taken.IsZero() {
 		out.Taken = time.Now()
@@ -108,10 +108,15 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 			continue
 		}
 		wire := api.BlockIOWait{Victim: w.Victim, Culprit: w.Culprit, Name: f.name(w.Culprit), Share: w.For.Seconds() / length.Seconds()}
-		if w.Culprit == monitor.Unseen {
-			wire.Culprit, wire.Name = 0, "too many to tell"
+		if why, is := map[container.ID]string{
+			monitor.Unseen: "too many to tell", monitor.Quota: "(CPU quota)", monitor.Realtime: "(real-time budget)", monitor.Stolen: "(hypervisor)",
+		}[w.Culprit]; is {
+			wire.Culprit, wire.Name = 0, why
 		}
 		out.Waits = append(out.Waits, wire)
+	}
+	for at := range f.awaited() {
+		disks[at] = true
 	}
 	for at := range disks {
 		if disk, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor); err == nil {
@@ -231,7 +236,7 @@ func (f *BlockIO) row(at Place, a monitor.Account, d reading, length time.Durati
 			if r.at() == at.Disk {
 				s := f.standing(at.Container, r)
 				reserved := r.figures
-				row.Reserved, row.State, row.Since, row.Evidence = &reserved, s.State, s.Since, s.Evidence
+				row.Reserved, row.State, row.Since, row.Evidence, row.Mend = &reserved, s.State, s.Since, s.Evidence, s.Mend
 				if s.State == stateContended {
 					row.Culprit, row.By = s.Culprit, f.name(s.Culprit)
 				}
@@ -239,7 +244,10 @@ func (f *BlockIO) row(at Place, a monitor.Account, d reading, length time.Durati
 		}
 	}
 	if act, acts := actions[at.Container]; acts {
-		row.Action, row.Since, row.Evidence = f.actionText(act), act.Since, act.Reason
+		row.Action = f.actionText(at.Container, act)
+		if !act.none() || row.State == stateBestEffort {
+			row.Since, row.Evidence = act.Since, act.Reason
+		}
 	}
 	if length > 0 {
 		addContention(&row, d, length)
@@ -262,39 +270,31 @@ func addContention(row *api.BlockIORow, d reading, length time.Duration) {
 		}
 	}
 	for _, w := range d.Waits {
-		if w.Victim == row.Container && w.Culprit != row.Container && w.Culprit != monitor.Unseen {
+		if w.Victim == row.Container && w.Culprit != row.Container && (w.Culprit == monitor.System || !monitor.Nobody(w.Culprit)) {
 			row.WaitForeign += part(w.For)
 		}
 	}
 	if t, watched := d.delays[row.Container]; watched {
-		row.CPUPressure, row.IOPressure, row.Throttled = part(t.cpu), part(t.io), part(t.throttled)
+		row.CPUPressure, row.IOPressure = part(t.cpu), part(t.io)
+		for _, quota := range t.throttled {
+			row.Throttled += part(quota)
+		}
 	}
 }
 
 func (f *BlockIO) reservation(m *member, r reservation, got api.BlockIOFigures) api.Reservation {
 	id := m.target.Container.ID
+	s := f.standing(id, r)
 	out := api.Reservation{
 		ID: reservationID(id, r), Container: id, Name: m.target.Container.Name, Device: r.device, Reserved: r.figures, Achieved: got,
-		State: f.standing(id, r).State, From: origin(m.target).From,
+		State: s.State, Evidence: s.Evidence, Mend: s.Mend, From: origin(m.target).From,
 	}
-	out.Share, _, _ = f.capacity(r.disk).Share(r.figures)
+	if c := f.capacity(r.disk); c.Known() {
+		out.Share, _, _ = c.Share(r.figures)
+	}
+	a := f.admission(r)
+	out.Admission, out.Advice = a.How, a.Text
 	return out
-}
-
-// standing says how a reservation stands. The caller holds f.mu.
-func (f *BlockIO) standing(id container.ID, r reservation) Standing {
-	if f.lost(r) {
-		return Standing{State: stateLost, Evidence: fmt.Sprintf("%s is not the disk any more that it was, or has none in it", r.device)}
-	}
-	s := f.control.standing[Place{id, r.at()}]
-	s.State = cmp.Or(s.State, stateIdle)
-	return s
-}
-
-// lost says whether the disk of a reservation has gone, or another is in its place.
-func (f *BlockIO) lost(r reservation) bool {
-	now, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor)
-	return err != nil || now.Identity() != r.disk.Identity()
 }
 
 func reservationID(id container.ID, r reservation) string {
@@ -316,13 +316,16 @@ func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
 	out := api.BlockIODevice{
 		Disk: d.Name, Number: d.Number(), Model: d.Model, Scheduler: d.Scheduler, Capacity: c.BlockIOFigures, Headroom: c.Headroom, Measured: c.Measured,
 		Support: "caps", Realtime: c.Realtime,
+		Depth1: c.Depth1, Seen: c.Seen, Basis: c.basis(), Calibration: f.awaited()[monitor.Disk{Major: d.Major, Minor: d.Minor}],
 	}
 	if by := f.divides(d); by != "" {
 		out.Support = "weights by " + by + ", caps"
 	}
 	for _, h := range f.holders(monitor.Disk{Major: d.Major, Minor: d.Minor}, 0) {
-		s, _, _ := c.Share(h.Figures)
-		out.Reserved += s
+		if c.Known() {
+			s, _, _ := c.Share(h.Figures)
+			out.Reserved += s
+		}
 	}
 	return out
 }
@@ -333,7 +336,10 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	if err != nil {
 		return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
 	}
-	c := Capacity{BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured, Realtime: sorted(in.Realtime)}
+	c := Capacity{
+		BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured, Realtime: sorted(in.Realtime),
+		Depth1: in.Depth1, Depth: in.Depth, Seconds: in.Seconds, Recorded: time.Now().Truncate(time.Second),
+	}
 	if c.Headroom == 0 {
 		c.Headroom = usualHeadroom
 	}
@@ -342,8 +348,10 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	was := f.capacity(d)
+	c.Seen = was.Seen
 	if len(c.Realtime) == 0 {
-		c.Realtime = f.capacity(d).Realtime
+		c.Realtime = was.Realtime
 	}
 	if err := f.capacities.set(d.Identity(), c); err != nil {
 		return nil, refused(http.StatusServiceUnavailable, "unavailable", "the capacity of %s cannot be kept, and is as it was: %s (--disk-capacities of the agent names the file)", in.Device, err)

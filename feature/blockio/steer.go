@@ -61,7 +61,7 @@ func (f *BlockIO) steer(device string, cpus []int, turn func(journal.Knob, strin
 		if err != nil {
 			return nil, err
 		}
-		if _, noted := f.cfg.Journal.Entry(knob.Ref()); f.elses(knob.Ref(), mask) || !noted && strings.Trim(mask, "0,") != "" {
+		if f.elses(knob.Ref(), mask) || len(f.cfg.Journal.Claims(knob.Ref())) == 0 && strings.Trim(mask, "0,") != "" {
 			kept = append(kept, fmt.Errorf("queue %d of %s hands its packets to CPUs that somebody else has chosen (rps_cpus)", queue, device))
 			continue
 		}
@@ -98,10 +98,12 @@ func (f *BlockIO) pollers(index int) (threads []sched.Thread, err error) {
 	return threads, nil
 }
 
-// elses says whether a value is noted, and by another feature, or is not what we wrote.
+// elses says whether another feature has a claim on a knob, or its value is noted and not
+// what we wrote.
 func (f *BlockIO) elses(ref journal.Ref, value string) bool {
-	e, noted := f.cfg.Journal.Entry(ref)
-	return noted && (e.Owner.Feature != name || !e.Ours(value))
+	return slices.ContainsFunc(f.cfg.Journal.Claims(ref), func(e journal.Entry) bool {
+		return e.Owner.Feature != name || !e.Ours(value)
+	})
 }
 
 // placed says whether another feature has placed a thread: in a cgroup, say.

@@ -23,16 +23,19 @@ const (
 // lastWeight is what is left to a container of the usual 100, at disks that divide by weight.
 const lastWeight = 1
 
-// Action is what is done to one container. The zero value is nothing.
+// Action is what is done to one container, and for it. The zero value is nothing.
 type Action struct {
 	Yield  policy.Yield // YieldIdle, YieldQuota, or ""
 	Weight uint32       // at disks that divide by weight; 0: its own
 	Caps   map[monitor.Disk]api.BlockIOFigures
-	Apart  bool // the network's interrupts are kept off its disks' CPUs
+	Apart  bool          // the network's interrupts are kept off its disks' CPUs
+	Help   policy.Help   // what is done for itself; "": nothing
+	Budget time.Duration // of that for real time
 	Reason string
 	Since  time.Time
 }
 
+// none says whether nothing is done to the container.
 func (a Action) none() bool { return a.Yield == "" && a.Weight == 0 && len(a.Caps) == 0 && !a.Apart }
 
 // acting is an Action with its memory.
@@ -166,5 +169,6 @@ func (c *Control) Actions() map[container.ID]Action {
 			out[id] = a.Action
 		}
 	}
+	c.helpAction(out)
 	return out
 }

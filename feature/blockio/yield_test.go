@@ -99,7 +99,7 @@ func TestCapping(t *testing.T) {
 
 	// The same cap, decided before it was known that the container has reserved more, and
 	// by another name of the disk.
-	dir, err := os.MkdirTemp("/dev/shm", "fl-test-") // a device is named by a path below /dev
+	dir, err := os.MkdirTemp("/dev", "fl-test-") // a device is named by a path below /dev
 	must(t, err)
 	defer os.RemoveAll(dir)
 	must(t, os.Symlink(l.Path, dir+"/alias"))
@@ -177,7 +177,7 @@ func TestHostile(t *testing.T) {
 	db, dbCG := h.container("db")
 	batch, batchCG := h.container("batch")
 	must(t, h.Apply(t.Context(), target(t, db, "io.reserve: "+l.Path+" riops=50000000")))
-	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096")
+	run(t, dbCG, "disk", "--to", l.Path, "--size", "4096", "--conns", "16")
 	if batchCG.CPU == batchCG.V2 {
 		must(t, cgroup.File(batchCG.V2+"/cgroup.subtree_control").Write("+cpu"))
 	}
@@ -211,7 +211,7 @@ func TestHostile(t *testing.T) {
 			t.Errorf("it yields no more: %+v", h.report())
 		}
 	}
-	if v, err := cgroup.Idle(batchCG.CPU).Read(); err != nil || v != cgroup.Idled {
+	if v, err := weightOf(batchCG).Read(); err != nil || v != cgroup.Idled {
 		t.Errorf("its cgroup is %q, %v", v, err)
 	}
 	if n := len(h.journal.Entries()); n > 2 {
@@ -223,7 +223,7 @@ func TestHostile(t *testing.T) {
 		}
 	}
 	must(t, h.Remove(t.Context(), batch.ID))
-	if v, err := cgroup.Idle(batchCG.CPU).Read(); err != nil || v == cgroup.Idled || len(h.journal.Entries()) != 0 {
+	if v, err := weightOf(batchCG).Read(); err != nil || v == cgroup.Idled || len(h.journal.Entries()) != 0 {
 		t.Errorf("after Remove it is %q, %v, with %+v", v, err, h.journal.Entries())
 	}
 }

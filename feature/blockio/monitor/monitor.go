@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -28,12 +29,23 @@ const (
 	Unseen container.ID = math.MaxUint64 - 1 // too many others have run since
 )
 
+// What made a task wait whoever else ran, in the place of a culprit.
+const (
+	Quota    container.ID = math.MaxUint64 - 2 // the quota of its group, or of one above it, was used up
+	Realtime container.ID = math.MaxUint64 - 3 // its real-time budget was
+	Stolen   container.ID = math.MaxUint64 - 4 // the hypervisor had the CPU, also while it ran itself
+)
+
+// Nobody says whether an id is that of no container.
+func Nobody(id container.ID) bool { return id == System || id >= Stolen }
+
 // Group is a container with its cgroups.
 type Group struct {
 	Container container.ID
 	V2        uint64 // id of its cgroup in the v2 tree
 	IO        uint64 // id of its cgroup with the io or blkio controller; 0: none
 	Watched   bool   // measure how long it waits for CPUs
+	Reserved  []Disk // it has reserved something of these: there is room for it before all others
 }
 
 // Disk is a whole disk, by its device number.
@@ -63,10 +75,12 @@ type Switches struct {
 }
 
 // Wait says for how long tasks of a watched container waited while another ran on
-// their CPU. The culprit may be the container itself.
+// their CPU, added up over the tasks. The culprit may be the container itself. A wait
+// in which the task was throttled is no other's.
 type Wait struct {
 	Victim, Culprit container.ID
 	For             time.Duration
+	IO              time.Duration // of it, after the task had asked for I/O, or I/O had woken it
 	Times           uint64
 }
 
@@ -76,6 +90,7 @@ type Lost struct {
 	Requests uint64 // requests without a latency, as they were issued before the Meter was opened, or too many were under way
 	Waits    uint64 // waits of tasks
 	Pairs    uint64 // waits without a culprit, as there were too many pairs
+	Levels   uint64 // requests and runs taken for the System's in cgroups too deep to look at all above them
 }
 
 // Reading is what a Meter has measured up to a moment.
@@ -98,10 +113,11 @@ type Meter struct {
 		Accounts *ebpf.Map      `ebpf:"fl_accounts"`
 		Watched  *ebpf.Map      `ebpf:"fl_watched"`
 		Waits    *ebpf.Map      `ebpf:"fl_waits"`
+		Shown    *ebpf.Map      `ebpf:"fl_shown"`
 		Lost     *ebpf.Variable `ebpf:"fl_lost"`
 	}
 	groups, iogroups map[uint64]container.ID
-	watched          map[container.ID]bool
+	watched          map[container.ID]bool // true: it has reserved something
 }
 
 // Open begins to measure for the given containers, as Follow does. The kernel must have
@@ -140,67 +156,131 @@ func Supported() error {
 }
 
 // Follow measures for the given containers from now on, and for no others: what these
-// do is the System's. An error is of some of them, and the rest is done.
+// do is the System's. An error is of some of them, and the rest is done: those that have
+// reserved something first.
 func (m *Meter) Follow(groups []Group) error {
-	v2, io, watched := make(map[uint64]container.ID), make(map[uint64]container.ID), make(map[container.ID]bool)
-	for _, g := range groups {
-		v2[g.V2] = g.Container
+	first := slices.SortedStableFunc(slices.Values(groups), func(a, b Group) int {
+		switch {
+		case len(a.Reserved) > 0 == (len(b.Reserved) > 0):
+			return 0
+		case len(a.Reserved) > 0:
+			return -1
+		}
+		return 1
+	})
+	var v2, io []entry
+	var watched []Group
+	known := map[container.ID]bool{System: true, Unseen: true, Quota: true, Realtime: true, Stolen: true}
+	for _, g := range first {
+		known[g.Container] = true
+		v2 = append(v2, entry{g.V2, g.Container})
 		if g.IO != 0 {
-			io[g.IO] = g.Container
+			io = append(io, entry{g.IO, g.Container})
 		}
 		if g.Watched {
-			watched[g.Container] = true
+			watched = append(watched, g)
 		}
 	}
-	errs := []error{replace(m.objs.Groups, m.groups, v2), replace(m.objs.IOGroups, m.iogroups, io)}
-	for id := range m.watched {
-		if !watched[id] {
-			errs = append(errs, m.objs.Watched.Delete(uint64(id)))
-			delete(m.watched, id)
-		}
-	}
-	for id := range watched {
-		if m.watched[id] {
-			continue
-		}
-		if err := m.objs.Watched.Put(uint64(id), new(monitorSwitches)); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		m.watched[id] = true
-	}
-	gone := make(map[container.ID]bool)
-	for _, id := range v2 {
-		gone[id] = false
-	}
-	errs = append(errs, m.forget(func(id container.ID) bool {
-		_, known := gone[id]
-		return known || id == System || id == Unseen
-	}))
-	if err := errors.Join(errs...); err != nil {
+	err := errors.Join(
+		replace(m.objs.Groups, m.groups, v2), replace(m.objs.IOGroups, m.iogroups, io), m.watch(watched),
+		m.forget(func(id container.ID) bool { return known[id] }), m.account(first))
+	if err != nil {
 		return fmt.Errorf("follow containers: %w", err)
 	}
 	return nil
 }
 
-// replace brings a map of cgroups from was to want.
-func replace(m *ebpf.Map, was, want map[uint64]container.ID) error {
+// watch measures how long containers wait for CPUs, the first before the others where
+// there is no room for all, and no others.
+func (m *Meter) watch(groups []Group) error {
+	most := int(m.objs.Watched.MaxEntries())
+	beyond := max(len(groups)-most, 0)
+	groups = groups[:len(groups)-beyond]
+	want := make(map[container.ID]bool, len(groups))
+	for _, g := range groups {
+		want[g.Container] = true
+	}
 	var errs []error
+	if beyond > 0 {
+		errs = append(errs, fmt.Errorf("waits for CPUs of %d containers are not measured, as there is room for %d", beyond, most))
+	}
+	for id := range m.watched {
+		if !want[id] {
+			errs = append(errs, m.objs.Watched.Delete(uint64(id)))
+			delete(m.watched, id)
+		}
+	}
+	for _, g := range groups {
+		reserves := len(g.Reserved) > 0
+		if reserved, is := m.watched[g.Container]; is && reserved == reserves {
+			continue
+		}
+		s, key := new(monitorSwitches), uint64(g.Container) // it is counted anew
+		if !reserves {
+			s.Shown = 1
+		}
+		if err := m.objs.Watched.Put(key, s); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		m.watched[g.Container] = reserves
+	}
+	return errors.Join(errs...)
+}
+
+// account makes the accounts of what is reserved, at the expense of others where there is
+// no room.
+func (m *Meter) account(groups []Group) error {
+	reserved := make(map[monitorPlace]bool)
+	for _, g := range groups {
+		for _, d := range g.Reserved {
+			reserved[monitorPlace{Container: uint64(g.Container), Major: d.Major, Minor: d.Minor}] = true
+		}
+	}
+	var errs []error
+	for at := range reserved {
+		var a monitorAccount
+		err := m.objs.Accounts.Update(at, &a, ebpf.UpdateNoExist)
+		for it, other := m.objs.Accounts.Iterate(), (monitorPlace{}); errors.Is(err, unix.E2BIG) && it.Next(&other, &a); {
+			if !reserved[other] {
+				err = errors.Join(m.objs.Accounts.Delete(other), m.objs.Accounts.Update(at, new(monitorAccount), ebpf.UpdateNoExist))
+			}
+		}
+		if !errors.Is(err, ebpf.ErrKeyExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// entry is a cgroup of a container.
+type entry struct {
+	cgroup    uint64
+	container container.ID
+}
+
+// replace brings a map of cgroups from was to want, of which the first come first.
+func replace(m *ebpf.Map, was map[uint64]container.ID, want []entry) error {
+	var errs []error
+	wanted := make(map[uint64]bool, len(want))
+	for _, e := range want {
+		wanted[e.cgroup] = true
+	}
 	for id := range was {
-		if _, wanted := want[id]; !wanted {
+		if !wanted[id] {
 			errs = append(errs, m.Delete(id))
 			delete(was, id)
 		}
 	}
-	for id, c := range want {
-		if was[id] == c {
+	for _, e := range want {
+		if was[e.cgroup] == e.container {
 			continue
 		}
-		if err := m.Put(id, uint64(c)); err != nil {
+		if err := m.Put(e.cgroup, uint64(e.container)); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		was[id] = c
+		was[e.cgroup] = e.container
 	}
 	return errors.Join(errs...)
 }
@@ -219,16 +299,22 @@ func (m *Meter) forget(known func(container.ID) bool) error {
 	for _, at := range places {
 		errs = append(errs, absent(m.objs.Accounts.Delete(at)))
 	}
-	var p monitorPair
-	var w monitorWait
-	var pairs []monitorPair
-	for it := m.objs.Waits.Iterate(); it.Next(&p, &w); {
-		if !known(container.ID(p.Victim)) || !known(container.ID(p.Culprit)) || !m.watched[container.ID(p.Victim)] {
-			pairs = append(pairs, p)
+	for _, x := range []struct {
+		waits    *ebpf.Map
+		reserved bool
+	}{{m.objs.Waits, true}, {m.objs.Shown, false}} {
+		var p monitorPair
+		var w monitorWait
+		var pairs []monitorPair
+		for it := x.waits.Iterate(); it.Next(&p, &w); {
+			reserved, watched := m.watched[container.ID(p.Victim)]
+			if !known(container.ID(p.Victim)) || !known(container.ID(p.Culprit)) || !watched || reserved != x.reserved {
+				pairs = append(pairs, p)
+			}
 		}
-	}
-	for _, p := range pairs {
-		errs = append(errs, absent(m.objs.Waits.Delete(p)))
+		for _, p := range pairs {
+			errs = append(errs, absent(x.waits.Delete(p)))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -266,13 +352,16 @@ func (m *Meter) Read() (Reading, error) {
 			Queue: histogram(a.Queue[:], a.QueueSum), Device: histogram(a.Device[:], a.DeviceSum),
 		})
 	}
-	var p monitorPair
-	var w monitorWait
-	waits := m.objs.Waits.Iterate()
-	for waits.Next(&p, &w) {
-		r.Waits = append(r.Waits, Wait{container.ID(p.Victim), container.ID(p.Culprit), time.Duration(w.Ns), w.Times})
+	errs := []error{accounts.Err()}
+	for _, m := range []*ebpf.Map{m.objs.Waits, m.objs.Shown} {
+		var p monitorPair
+		var w monitorWait
+		waits := m.Iterate()
+		for waits.Next(&p, &w) {
+			r.Waits = append(r.Waits, Wait{container.ID(p.Victim), container.ID(p.Culprit), time.Duration(w.Ns), time.Duration(w.Io), w.Times})
+		}
+		errs = append(errs, waits.Err())
 	}
-	errs := []error{accounts.Err(), waits.Err()}
 	for id := range maps.Keys(m.watched) {
 		var s monitorSwitches
 		if err := m.objs.Watched.Lookup(uint64(id), &s); err != nil {

@@ -46,6 +46,7 @@ type monitorStamps struct {
 
 type monitorSwitches struct {
 	_           structs.HostLayout
+	Shown       uint64
 	Voluntary   uint64
 	Involuntary uint64
 	Foreign     uint64
@@ -56,6 +57,7 @@ type monitorSwitches struct {
 type monitorWait struct {
 	_     structs.HostLayout
 	Ns    uint64
+	Io    uint64
 	Times uint64
 }
 
@@ -68,6 +70,7 @@ const (
 	monitorMapFlIogroups    = "fl_iogroups"
 	monitorMapFlIssued      = "fl_issued"
 	monitorMapFlRuns        = "fl_runs"
+	monitorMapFlShown       = "fl_shown"
 	monitorMapFlSince       = "fl_since"
 	monitorMapFlWaits       = "fl_waits"
 	monitorMapFlWatched     = "fl_watched"
@@ -78,6 +81,7 @@ const (
 	monitorProgFlWakeupNew  = "fl_wakeup_new"
 	monitorVarFlLost        = "fl_lost"
 	monitorVarFlNothing     = "fl_nothing"
+	monitorVarFlThrottled   = "fl_throttled"
 )
 
 // loadMonitor returns the embedded CollectionSpec for monitor.
@@ -138,6 +142,7 @@ type monitorMapSpecs struct {
 	FlIogroups *ebpf.MapSpec `ebpf:"fl_iogroups"`
 	FlIssued   *ebpf.MapSpec `ebpf:"fl_issued"`
 	FlRuns     *ebpf.MapSpec `ebpf:"fl_runs"`
+	FlShown    *ebpf.MapSpec `ebpf:"fl_shown"`
 	FlSince    *ebpf.MapSpec `ebpf:"fl_since"`
 	FlWaits    *ebpf.MapSpec `ebpf:"fl_waits"`
 	FlWatched  *ebpf.MapSpec `ebpf:"fl_watched"`
@@ -147,8 +152,9 @@ type monitorMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type monitorVariableSpecs struct {
-	FlLost    *ebpf.VariableSpec `ebpf:"fl_lost"`
-	FlNothing *ebpf.VariableSpec `ebpf:"fl_nothing"`
+	FlLost      *ebpf.VariableSpec `ebpf:"fl_lost"`
+	FlNothing   *ebpf.VariableSpec `ebpf:"fl_nothing"`
+	FlThrottled *ebpf.VariableSpec `ebpf:"fl_throttled"`
 }
 
 // monitorObjects contains all objects after they have been loaded into the kernel.
@@ -176,6 +182,7 @@ type monitorMaps struct {
 	FlIogroups *ebpf.Map `ebpf:"fl_iogroups"`
 	FlIssued   *ebpf.Map `ebpf:"fl_issued"`
 	FlRuns     *ebpf.Map `ebpf:"fl_runs"`
+	FlShown    *ebpf.Map `ebpf:"fl_shown"`
 	FlSince    *ebpf.Map `ebpf:"fl_since"`
 	FlWaits    *ebpf.Map `ebpf:"fl_waits"`
 	FlWatched  *ebpf.Map `ebpf:"fl_watched"`
@@ -188,6 +195,7 @@ func (m *monitorMaps) Close() error {
 		m.FlIogroups,
 		m.FlIssued,
 		m.FlRuns,
+		m.FlShown,
 		m.FlSince,
 		m.FlWaits,
 		m.FlWatched,
@@ -198,8 +206,9 @@ func (m *monitorMaps) Close() error {
 //
 // It can be passed to loadMonitorObjects or ebpf.CollectionSpec.LoadAndAssign.
 type monitorVariables struct {
-	FlLost    *ebpf.Variable `ebpf:"fl_lost"`
-	FlNothing *ebpf.Variable `ebpf:"fl_nothing"`
+	FlLost      *ebpf.Variable `ebpf:"fl_lost"`
+	FlNothing   *ebpf.Variable `ebpf:"fl_nothing"`
+	FlThrottled *ebpf.Variable `ebpf:"fl_throttled"`
 }
 
 // monitorPrograms contains all programs after they have been loaded into the kernel.

@@ -52,6 +52,13 @@ func newTenant(t *testing.T, watched bool) tenant {
 // run starts a generator in the tenant's cgroups, which waits for a rate on its board.
 func (n tenant) run(t *testing.T, cg testkit.CG, cpu int, args ...string) *load.Board {
 	t.Helper()
+	board, _ := n.start(t, cg, cpu, args...)
+	return board
+}
+
+// start does the same, and also returns the process.
+func (n tenant) start(t *testing.T, cg testkit.CG, cpu int, args ...string) (*load.Board, int) {
+	t.Helper()
 	cmd, board, err := load.Command(args...)
 	must(t, err)
 	must(t, cmd.Start())
@@ -75,7 +82,7 @@ func (n tenant) run(t *testing.T, cg testkit.CG, cpu int, args ...string) *load.
 	}
 	cg.Add(t, cmd.Process.Pid)
 	must(t, board.Await(t.Context(), done))
-	return board
+	return board, cmd.Process.Pid
 }
 
 func newMeter(t *testing.T, groups ...Group) *Meter {
@@ -198,7 +205,7 @@ func TestCulprit(t *testing.T) {
 		if w.Victim != victim.Container {
 			t.Errorf("a wait of %v, who is not watched", w.Victim)
 		}
-		if w.Culprit != victim.Container && w.Culprit != culprit.Container && w.Culprit != System && w.Culprit != Unseen {
+		if w.Culprit != victim.Container && w.Culprit != culprit.Container && !Nobody(w.Culprit) {
 			t.Errorf("a wait for %v, who is nobody", w.Culprit)
 		}
 	}

@@ -1,0 +1,292 @@
+package load
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// With --block a client and a server have a thread for each connection, which waits in the
+// kernel, as netperf's processes do. Without it, Go's poller takes more time for a request
+// than the kernel's network stack.
+
+// spare is how many threads may run Go code beside those of the connections.
+const spare = 4
+
+// flow is one connection of a client that waits in the kernel.
+type flow struct {
+	answers atomic.Uint64
+	done    atomic.Bool // it has made all requests that it is to make
+	seen    uint64      // of answers, by watch
+	quiet   int         // ticks of watch without an answer
+}
+
+// Ticks of watch, and how many without an answer make a stalled flow: a second.
+const (
+	watchTick    = 100 * time.Millisecond
+	stalledTicks = int(time.Second / watchTick)
+)
+
+// watch counts the flows that get no answer for a second, each once until it gets one.
+// While the board says to pause, no time passes.
+func watch(flows []*flow, b *Board) {
+	for range time.Tick(watchTick) {
+		look(flows, b)
+	}
+}
+
+// look is a tick of watch.
+func look(flows []*flow, b *Board) {
+	idle := b.rate() == 0
+	for _, f := range flows {
+		n := f.answers.Load()
+		if idle || n != f.seen || f.done.Load() {
+			f.seen, f.quiet = n, 0
+			continue
+		}
+		if f.quiet++; f.quiet == stalledTicks {
+			b.stall()
+		}
+	}
+}
+
+// blockClient keeps one request under way on each connection, or on a new one for each
+// request if o.connect says so.
+func blockClient(o options, b *Board) error {
+	runtime.GOMAXPROCS(o.conns + spare)
+	failed := make(chan error, o.conns)
+	targets := o.targets()
+	speaks := protocols()[o.proto]
+	var flows []*flow
+	for i := range o.conns {
+		f := new(flow)
+		flows = append(flows, f)
+		to := targets[i%len(targets)]
+		if o.connect {
+			addr, err := netip.ParseAddrPort(to)
+			if err != nil {
+				return err
+			}
+			request, buf := make([]byte, o.size), make([]byte, o.size)
+			go locked(failed, func() error {
+				return f.ask(o, b, 2*o.size, func() (bool, error) { return connectAndAsk(addr, request, buf) })
+			})
+			continue
+		}
+		c, err := dial(network(o.proto), to, nil)
+		if err != nil {
+			return err
+		}
+		request, answer := make([]byte, o.size), o.size
+		if speaks.begin != nil {
+			if request, answer, err = speaks.converse(c, o.size); err != nil {
+				return fmt.Errorf("begin %s: %w", o.proto, err)
+			}
+		}
+		fd, err := blocking(c)
+		if err != nil {
+			return err
+		}
+		exchange := blockTCP
+		if o.proto == "udp" {
+			exchange = blockUDP
+			tv := unix.NsecToTimeval(int64(patience(o)))
+			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+				return err
+			}
+		}
+		buf := make([]byte, answer)
+		go locked(failed, func() error {
+			return f.ask(o, b, len(request)+answer, func() (bool, error) { return exchange(fd, request, buf) })
+		})
+	}
+	go watch(flows, b)
+	b.setReady()
+	return <-failed
+}
+
+// ask is ask, and notes the answers for watch.
+func (f *flow) ask(o options, b *Board, bytes int, do func() (answered bool, err error)) error {
+	defer f.done.Store(true)
+	return ask(o, b, bytes, func() (bool, error) {
+		answered, err := do()
+		if answered {
+			f.answers.Add(1)
+		}
+		return answered, err
+	})
+}
+
+// locked runs fn on a thread of its own, which ends with it.
+func locked(failed chan<- error, fn func() error) {
+	runtime.LockOSThread()
+	if err := fn(); err != nil {
+		failed <- err
+	}
+}
+
+// blocking takes the socket of a connection, and leaves it waiting in the kernel.
+func blocking(c net.Conn) (fd int, err error) {
+	defer c.Close()
+	s, ok := c.(interface{ File() (*os.File, error) })
+	if !ok {
+		return -1, fmt.Errorf("%T has no socket", c)
+	}
+	f, err := s.File()
+	if err != nil {
+		return -1, err
+	}
+	defer f.Close()
+	if fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil { // f's finalizer would close its own
+		return -1, err
+	}
+	return fd, unix.SetNonblock(fd, false)
+}
+
+// blockUDP numbers its requests, so that a late answer is not taken for the next one's.
+// It returns false if no answer came in time.
+func blockUDP(fd int, request, buf []byte) (ok bool, err error) {
+	request[0]++
+	if _, err := unix.Write(fd, request); err != nil {
+		return false, refused(err)
+	}
+	for {
+		n, err := unix.Read(fd, buf)
+		switch {
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			return false, nil
+		case err != nil:
+			return false, refused(err)
+		case n > 0 && buf[0] == request[0]:
+			return true, nil
+		}
+	}
+}
+
+// refused returns nil if nobody is there yet, else the error.
+func refused(err error) error {
+	if errors.Is(err, unix.ECONNREFUSED) {
+		time.Sleep(time.Millisecond)
+		return nil
+	}
+	return err
+}
+
+func blockTCP(fd int, request, buf []byte) (ok bool, err error) {
+	if err := blockWrite(fd, request); err != nil {
+		return false, err
+	}
+	for len(buf) > 0 {
+		n, err := unix.Read(fd, buf)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return false, err
+		case n == 0:
+			return false, io.ErrUnexpectedEOF
+		default:
+			buf = buf[n:]
+		}
+	}
+	return true, nil
+}
+
+func blockWrite(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// connectAndAsk makes a connection, asks once, and closes it. It returns false if nobody is
+// there, or no port is free for the moment.
+func connectAndAsk(to netip.AddrPort, request, buf []byte) (answered bool, err error) {
+	family, sa := sockaddr(to)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false, os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	if err = unix.Connect(fd, sa); err == nil {
+		answered, err = blockTCP(fd, request, buf)
+	}
+	if err != nil {
+		time.Sleep(time.Millisecond)
+	}
+	return answered, nil
+}
+
+// blockServer answers each request with a copy of it, at each of the addresses.
+func blockServer(o options, b *Board) error {
+	runtime.GOMAXPROCS(o.conns + spare)
+	all := strings.Split(o.listen, ",")
+	failed := make(chan error, len(all))
+	if o.proto == "tcp" {
+		return serveTCP(o, b, func(c net.Conn) {
+			runtime.LockOSThread()
+			fd, err := blocking(c)
+			if err != nil {
+				return
+			}
+			defer unix.Close(fd)
+			echo(fd, b)
+		})
+	}
+	for _, listen := range all {
+		fd, err := udpSocket(listen, unix.Bind)
+		if err != nil {
+			return err
+		}
+		go locked(failed, func() error {
+			buf := make([]byte, 64<<10)
+			for {
+				n, from, err := unix.Recvfrom(fd, buf, 0)
+				if err == unix.EINTR {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+				if err := unix.Sendto(fd, buf[:n], 0, from); err != nil {
+					b.fail()
+					continue
+				}
+				b.count(1, 2*n)
+			}
+		})
+	}
+	b.setReady()
+	return <-failed
+}
+
+// echo returns when the other side closes the connection.
+func echo(fd int, b *Board) {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := unix.Read(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 || blockWrite(fd, buf[:n]) != nil {
+			return
+		}
+		b.count(1, 2*n)
+	}
+}

@@ -1,0 +1,145 @@
+package load
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// free finds n ports of loopback that nobody uses, and gives their addresses.
+func free(t *testing.T, proto string, n int) (addrs []string) {
+	t.Helper()
+	for range n {
+		if proto == "udp" {
+			c, err := net.ListenPacket("udp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			addrs = append(addrs, c.LocalAddr().String())
+			continue
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs
+}
+
+// TestBlock counts the requests of clients that wait in the kernel, at both ends.
+func TestBlock(t *testing.T) {
+	const conns, count = 3, 50
+	for _, c := range []struct {
+		name, proto string
+		servers     int
+		more        []string
+	}{
+		{"udp", "udp", conns, nil},
+		{"tcp", "tcp", 1, nil},
+		{"connect", "tcp", 1, []string{"--connect"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			at := strings.Join(free(t, c.proto, c.servers), ",")
+			common := []string{"--block", "--proto", c.proto, "--conns", fmt.Sprint(conns)}
+			server := start(t, nil, append(append([]string{"rr-server"}, common...), "--listen", at)...)
+			client := start(t, nil, append(append([]string{"rr-client"}, common...), append(c.more, "--size", "1", "--count", fmt.Sprint(count), "--to", at)...)...)
+			if got := client.all(conns * count); got.ops != conns*count || got.bytes != 2*conns*count || got.errors != 0 {
+				t.Errorf("the client counts %d requests, %d bytes, %d errors", got.ops, got.bytes, got.errors)
+			}
+			if got := server.all(conns * count); got.ops != conns*count {
+				t.Errorf("the server counts %d", got.ops)
+			}
+		})
+	}
+}
+
+// TestStalled stops a server: each flow counts as stalled, and once only, while it gets no
+// answer; while the board says to pause, none does.
+func TestStalled(t *testing.T) {
+	const conns = 3
+	at := free(t, "tcp", 1)[0]
+	server := start(t, nil, "rr-server", "--block", "--proto", "tcp", "--conns", fmt.Sprint(conns), "--listen", at)
+	client := start(t, nil, "rr-client", "--block", "--proto", "tcp", "--size", "1", "--conns", fmt.Sprint(conns), "--to", at)
+	if !client.counts() {
+		t.Fatal("no answer comes")
+	}
+	before := client.Read()
+	if err := server.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); client.Read().Since(before).Stalled < conns && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := server.cmd.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if !client.counts() {
+		t.Fatal("no answer comes any more")
+	}
+	if n := client.Read().Since(before).Stalled; n < conns {
+		t.Errorf("%d flows were stalled, of %d", n, conns)
+	}
+}
+
+// TestWatch goes through the ticks of a second by hand.
+func TestWatch(t *testing.T) {
+	b := &Board{page: new(page)}
+	b.SetRate(Flood)
+	f, other := new(flow), new(flow)
+	flows := []*flow{f, other}
+	ticks := func(n int) {
+		for range n {
+			other.answers.Add(1)
+			look(flows, b)
+		}
+	}
+	stalled := func(want uint64, when string) {
+		t.Helper()
+		if n := b.Read().page.stalls; n != want {
+			t.Errorf("%s: %d flows are stalled, want %d", when, n, want)
+		}
+	}
+	ticks(stalledTicks - 1)
+	stalled(0, "after less than a second")
+	ticks(1)
+	stalled(1, "after a second")
+	ticks(3 * stalledTicks)
+	stalled(1, "after four, still the same one")
+	f.answers.Add(1)
+	ticks(stalledTicks)
+	stalled(1, "within the second after an answer")
+	ticks(1)
+	stalled(2, "after that second")
+	f.answers.Add(1)
+	b.SetRate(0)
+	ticks(2 * stalledTicks)
+	b.SetRate(Flood)
+	ticks(stalledTicks - 1)
+	stalled(2, "after a pause")
+	f.done.Store(true)
+	ticks(2 * stalledTicks)
+	stalled(2, "with all requests made")
+}
+
+// TestGreet counts a greeting and what follows it; without the greeting's answer nothing
+// follows.
+func TestGreet(t *testing.T) {
+	const count = 30
+	at := free(t, "udp", 1)[0]
+	args := []string{"udp-send", "--greet", "--size", "100", "--count", fmt.Sprint(count), "--to", at}
+	server := start(t, nil, "udp-recv", "--greet", "--listen", at, "--buffer", "4000000")
+	client := start(t, nil, args...)
+	if got := client.all(count); got.ops != count {
+		t.Errorf("%d datagrams were sent, want %d", got.ops, count)
+	}
+	if got := server.all(count + 1); got.ops < count+1 || got.bytes != 100*count+greeting*(got.ops-count) {
+		t.Errorf("%d datagrams of %d bytes came", got.ops, got.bytes)
+	}
+}

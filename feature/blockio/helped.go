@@ -1,0 +1,308 @@
+package blockio
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// helpKey is decided about where policy says auto, which is the default.
+const helpKey = "fairlead.io.help"
+
+// turnPeriod is how often threads that take turns are real-time, for the budget's part of it.
+// So the budget is never used up, whatever they do: a thread beyond it would wait for the rest
+// of the second, and one between two turns has its weight.
+const turnPeriod = 100 * time.Millisecond
+
+// turnPart is the part of the budget that turns take: one may end late.
+const turnPart = 0.96
+
+// maxTurned bounds how many threads of a container take turns.
+const maxTurned = 256
+
+// leastBudget is the least that helps.
+const leastBudget = 10 * time.Millisecond
+
+// mayHelp says what may be done for a container's own tasks.
+func (f *BlockIO) mayHelp(m *member) (may May) {
+	t := m.target
+	may.Help = cmp.Or(t.Settings.IOHelp, policy.HelpAuto)
+	for _, o := range t.Origins {
+		if o.Key == helpKey && o.From == fromController {
+			may.Help = policy.HelpAuto
+		}
+	}
+	may.Weight = unweighable(t)
+	if t.Settings.Realtime > 0 || t.Settings.RealtimeAuto {
+		may.None = "io.realtime says how much real time it has: raise that, or take it away so that it is decided"
+		return may
+	}
+	grouped, err := f.bounded(t.Container.Cgroup.CPU)
+	if err != nil {
+		may.None = "no real time here: " + err.Error()
+		return may
+	}
+	left := maxRealtime
+	for _, o := range f.members {
+		if o != m {
+			left -= o.budget
+		}
+	}
+	if left < leastBudget {
+		may.None = fmt.Sprintf("all real time (%s in each second of each CPU) is given to others", maxRealtime)
+		return may
+	}
+	may.Turns, may.Budget = grouped && f.ungiven(t.Container.Cgroup.CPU), left
+	may.Profiled, _ = f.profiled(m.reserved)
+	return may
+}
+
+// ungiven says whether a group has no real time but ours: threads that take turns become
+// ordinary with it.
+func (f *BlockIO) ungiven(dir string) bool {
+	k := cgroup.RT(dir)
+	now, err := k.Read()
+	return err == nil && f.cfg.Journal.Given(k.Ref(), now) == "0"
+}
+
+// fromController is where a decision says that it comes from.
+const fromController = "controller"
+
+// unweighable says why a container's weight cannot be raised; "": it can.
+func unweighable(t policy.Target) string {
+	switch y := t.Settings.IOYield; {
+	case t.Container.Cgroup.CPU == "":
+		return "its cgroup has no cpu controller: start it with one"
+	case y == policy.YieldIdle, y == policy.YieldQuota:
+		return fmt.Sprintf("policy has it run on idle CPUs only: take away io.yield=%s", y)
+	}
+	return ""
+}
+
+// helpKnobs are what a Target's help asks for beside real time.
+func helpKnobs(t policy.Target) (lines []cgroup.Line) {
+	h, c := t.Settings.IOHelp, t.Container.Cgroup
+	if !slices.Contains([]policy.Help{policy.HelpWeight, policy.HelpRealtime, policy.HelpTurns}, h) || unweighable(t) != "" {
+		return nil
+	}
+	k, r := cgroup.WeightKnob(c.CPU, c.CPU == c.V2)
+	lines = append(lines, cgroup.Line{Knob: k, Value: strconv.FormatUint(r.Most, 10)})
+	if h == policy.HelpWeight {
+		lines = append(lines, cgroup.Line{Knob: cgroup.Slices(c.V2), Value: cgroup.ShortSlices})
+	}
+	return lines
+}
+
+// helpWant is the budget that a Target's help asks for.
+func (f *BlockIO) helpWant(t policy.Target) (want time.Duration) {
+	s := t.Settings
+	if s.Realtime > 0 || s.RealtimeAuto {
+		return 0
+	}
+	switch s.IOHelp {
+	case policy.HelpRealtime, policy.HelpTurns:
+		return cmp.Or(f.control.Actions()[t.Container.ID].Budget, maxRealtime)
+	}
+	return 0
+}
+
+// apportionHelp gives the containers that are helped by real time what io.realtime leaves.
+func (f *BlockIO) apportionHelp() {
+	left := maxRealtime
+	for _, m := range f.members {
+		if m.helpWant == 0 {
+			left -= m.budget
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(f.members)) {
+		m := f.members[id]
+		if m.helpWant == 0 {
+			continue
+		}
+		m.budget = 0
+		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && left >= leastBudget {
+			m.budget, m.grouped = min(m.helpWant, left), grouped
+		}
+		left -= m.budget
+	}
+}
+
+// turning is threads of one container that are real-time in turns.
+type turning struct {
+	dir      string
+	on       time.Duration // of each turnPeriod
+	stop     chan struct{}
+	done     chan struct{}
+	promoted atomic.Int64
+}
+
+// takeTurns starts and ends the turns of members. Those that end leave the threads as they
+// are: the knob of the budget makes them ordinary.
+func (f *BlockIO) takeTurns() {
+	for _, m := range f.members {
+		on := time.Duration(0)
+		if m.target.Settings.IOHelp == policy.HelpTurns && m.helpWant > 0 && m.grouped {
+			on = time.Duration(float64(turnPeriod) * m.budget.Seconds() * turnPart)
+		}
+		if m.turning != nil && m.turning.on != on {
+			m.turning.end()
+			m.turning = nil
+		}
+		if m.turning == nil && on > 0 {
+			m.turning = &turning{dir: m.target.Container.Cgroup.V2, on: on, stop: make(chan struct{}), done: make(chan struct{})}
+			go m.turning.run()
+		}
+	}
+}
+
+func (t *turning) end() {
+	close(t.stop)
+	<-t.done
+}
+
+func (t *turning) run() {
+	defer close(t.done)
+	urgent()
+	wait := func(d time.Duration) (on bool) {
+		if d > 0 {
+			rest := unix.NsecToTimespec(d.Nanoseconds())
+			unix.Nanosleep(&rest, nil) // on this very thread: the runtime's timers are on others
+		}
+		select {
+		case <-t.stop:
+			return false
+		default:
+			return true
+		}
+	}
+	for {
+		start := time.Now()
+		tids, err := cgroup.Threads(t.dir, maxTurned)
+		if err != nil && !wait(turnPeriod) { // it has gone, of which the agent tells
+			return
+		}
+		n := 0
+		for _, tid := range tids {
+			if promoted(tid) {
+				n++
+			}
+		}
+		t.promoted.Store(int64(n))
+		if !wait(t.on - time.Since(start)) {
+			return
+		}
+		for _, tid := range tids {
+			if a, err := unix.SchedGetAttr(tid, 0); err == nil && a.Policy == unix.SCHED_RR && a.Priority == realtimePriority {
+				cgroup.Relax(tid)
+			}
+		}
+		if !wait(turnPeriod - time.Since(start)) {
+			return
+		}
+	}
+}
+
+// urgent puts this goroutine on a thread that runs before those that take turns, as far as the
+// kernel lets it: one that were late to end a turn would have used up the budget.
+func urgent() {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
+	unix.SchedSetAttr(0, &unix.SchedAttr{
+		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: realtimePriority + 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+	}, 0)
+}
+
+// helpAction puts what is done for a container into its Action.
+func (c *Control) helpAction(out map[container.ID]Action) {
+	for id, h := range c.helps {
+		if h.level == "" {
+			continue
+		}
+		a := out[id]
+		if a.none() {
+			a.Reason, a.Since = h.reason, h.since
+		}
+		a.Help, a.Budget = h.level, h.budget
+		out[id] = a
+	}
+}
+
+// AdoptHelp continues what was done for a container before this process began.
+func (c *Control) AdoptHelp(id container.ID, level policy.Help, reason string, since, now time.Time) {
+	h := c.helpOf(id)
+	h.level, h.reason, h.since, h.changed, h.needed = level, reason, since, now, now
+}
+
+// adoptHelp finds in the journal what an earlier agent did for containers.
+func (f *BlockIO) adoptHelp(left []journal.Entry) (out []policy.Decision) {
+	was := make(map[container.ID]policy.Decision)
+	for _, e := range left {
+		id := container.ID(e.Owner.Container)
+		level := policy.HelpWeight
+		switch file := filepath.Base(e.Ref.Object); {
+		case id == 0:
+			continue
+		case e.Ref.Kind == cgroup.KindRT:
+			level = policy.HelpTurns
+		case e.Ref.Kind == cgroup.KindFile && (file == "cpu.shares" || file == "cpu.weight") && e.Value != cgroup.Idled, e.Ref.Kind == cgroup.KindSlices:
+			if _, more := was[id]; more {
+				continue
+			}
+		default:
+			continue
+		}
+		was[id] = policy.Decision{Container: id, Key: helpKey, Value: string(level), Reason: "an earlier agent decided so", Since: e.When, Expiry: e.Expiry}
+	}
+	for _, id := range slices.Sorted(maps.Keys(was)) {
+		d := was[id]
+		f.control.AdoptHelp(id, policy.Help(d.Value), d.Reason, d.Since, time.Now())
+		f.decided[decided{id, helpKey}] = true
+		out = append(out, d)
+	}
+	return out
+}
+
+// helpText says what is done for a container.
+func helpText(a Action, m *member) string {
+	budget := a.Budget
+	if m != nil && m.helpWant > 0 {
+		budget = m.budget
+	}
+	switch a.Help {
+	case policy.HelpWeight:
+		return "the largest weight at CPUs"
+	case policy.HelpRealtime:
+		return fmt.Sprintf("real-time for %s in each second of each CPU", budget)
+	case policy.HelpTurns:
+		return fmt.Sprintf("the largest weight at CPUs, and real-time for %s of each %s", time.Duration(float64(turnPeriod)*budget.Seconds()).Round(time.Millisecond), turnPeriod)
+	}
+	return ""
+}
+
+// shorten gives threads that are new the slice of the others that are helped.
+func (f *BlockIO) shorten() error {
+	var errs []error
+	for _, m := range f.members {
+		dir := m.target.Container.Cgroup.V2
+		if len(f.cfg.Journal.Claims(cgroup.Slices(dir).Ref())) > 0 {
+			if err := cgroup.Shorten(dir); err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, errors.ErrUnsupported) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

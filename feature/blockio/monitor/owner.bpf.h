@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Whose a cgroup is. Part of monitor.bpf.c.
+ */
+#ifndef FL_MONITOR_OWNER_BPF_H
+#define FL_MONITOR_OWNER_BPF_H
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+	struct cgroup_subsys_state *parent;
+} __kernel_type;
+
+/* Flavours of what kernel.h has: other objects do not need these fields. */
+struct cgroup___tree {
+	struct cgroup_subsys_state self;
+	int level;
+	struct kernfs_node *kn;
+} __kernel_type;
+
+/* Whose are the levels above a cgroup, the root first. */
+struct cgroup___ancestors {
+	struct cgroup *ancestors[0]; /* since 6.1 */
+} __kernel_type;
+
+struct cgroup___ids {
+	__u64 ancestor_ids[0]; /* before */
+} __kernel_type;
+
+#define MAX_GROUPS 8192
+#define BELOW 8
+#define ABOVE 16
+
+/* Owners that are no container. Also monitor.go. */
+#define SYSTEM 0ULL /* everything that is in no container */
+#define IDLE (~0ULL) /* nobody ran */
+#define UNSEEN (~1ULL) /* so long ago that fl_runs has forgotten */
+
+/* Cgroup v2 id -> container. Written by user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_GROUPS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u64);
+} fl_groups SEC(".maps");
+
+/* The same for the hierarchy with the io or blkio controller, whose ids are its own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_GROUPS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u64);
+} fl_iogroups SEC(".maps");
+
+/* The id of the cgroup that is above g at a level, at which there is one. */
+static __always_inline __u64 ancestor(struct cgroup___tree *g, int level)
+{
+	__u64 id = 0, up = 0, at = address(g) + 8 * level;
+
+	if (bpf_core_field_exists(struct cgroup___ids, ancestor_ids)) {
+		bpf_probe_read_kernel(&id, sizeof(id), (void *)(at + bpf_core_field_offset(struct cgroup___ids, ancestor_ids)));
+		return id;
+	}
+	bpf_probe_read_kernel(&up, sizeof(up), (void *)(at + bpf_core_field_offset(struct cgroup___ancestors, ancestors)));
+	return BPF_CORE_READ((struct cgroup___tree *)up, kn, id);
+}
+
+static __always_inline __u64 owner(void *groups, struct cgroup___tree *g)
+{
+	struct cgroup___tree *at = g;
+	__u64 id, *container;
+
+	for (int i = 0; i < BELOW; i++) {
+		struct cgroup_subsys_state *up;
+
+		id = at->kn->id;
+		container = bpf_map_lookup_elem(groups, &id);
+		if (container)
+			return *container;
+		up = at->self.parent;
+		if (!up)
+			return SYSTEM; /* that was the root */
+		at = (struct cgroup___tree *)up->cgroup;
+	}
+	for (int level = ABOVE; level > 0; level--) {
+		if (level > g->level - BELOW)
+			continue; /* it has been looked at */
+		id = ancestor(g, level);
+		container = bpf_map_lookup_elem(groups, &id);
+		if (container)
+			return *container;
+	}
+	if (g->level > BELOW + ABOVE)
+		__sync_fetch_and_add(&fl_lost.levels, 1);
+	return SYSTEM;
+}
+
+static __always_inline __u64 owner_of(struct task_struct *t)
+{
+	if (!t->pid)
+		return IDLE;
+	return owner(&fl_groups, (struct cgroup___tree *)t->cgroups->dfl_cgrp);
+}
+
+#endif
