@@ -73,6 +73,26 @@ struct tcp_sock {
 	__u32 copied_seq;
 } __kernel_type;
 
+/* How the kernel knows that a task called as a 32-bit one, whose numbers are others. */
+struct thread_info___x86 {
+	__u32 status;
+} __kernel_type;
+
+struct thread_info___arm64 {
+	unsigned long flags;
+} __kernel_type;
+
+struct task_struct___x86 {
+	struct thread_info___x86 thread_info;
+} __kernel_type;
+
+struct task_struct___arm64 {
+	struct thread_info___arm64 thread_info;
+} __kernel_type;
+
+#define TS_COMPAT 0x0002         /* arch/x86/include/asm/thread_info.h */
+#define ARM64_TIF_32BIT (1 << 22) /* arch/arm64/include/asm/thread_info.h */
+
 /* include/uapi/linux/stat.h */
 #define S_IFMT 0170000
 #define S_IFSOCK 0140000
@@ -145,7 +165,7 @@ static __always_inline int task_traced(struct task_struct *t)
 
 	at.netns = BPF_CORE_READ(a, nsproxy, net_ns, ns.inum);
 	if (at.netns == fl_host_netns) {
-		tenant = fl_of_cgroup(fl_cgroup_of_task(t)).tenant;
+		tenant = fl_of_cgroup(fl_cgroup_of_task(t));
 	} else {
 		o = bpf_map_lookup_elem(&fl_devices, &at); /* index 0: of that namespace */
 		if (!o)
@@ -170,6 +190,17 @@ static __always_inline __u64 socket_of(struct task_struct___app *t, __u32 fd)
 	return (__u64)BPF_CORE_READ(s, sk);
 }
 
+/* Whether the system call that a task is in has the number of a 32-bit one. */
+static __always_inline int compat(struct task_struct *t)
+{
+	struct task_struct___x86 *x86 = (void *)t;
+	struct task_struct___arm64 *arm64 = (void *)t;
+
+	if (bpf_core_field_exists(x86->thread_info.status))
+		return BPF_CORE_READ(x86, thread_info.status) & TS_COMPAT;
+	return BPF_CORE_READ(arm64, thread_info.flags) & ARM64_TIF_32BIT;
+}
+
 SEC("tp_btf/sys_enter")
 int BPF_PROG(fl_send, struct pt_regs *regs, long id)
 {
@@ -181,7 +212,7 @@ int BPF_PROG(fl_send, struct pt_regs *regs, long id)
 	if (id != fl_sends[0] && id != fl_sends[1] && id != fl_sends[2] && id != fl_sends[3] && id != fl_sends[4])
 		return 0;
 	t = bpf_get_current_task_btf();
-	if (!task_traced(t))
+	if (compat(t) || !task_traced(t))
 		return 0;
 	if (bpf_core_field_exists(struct pt_regs___x86, di))
 		fd = BPF_CORE_READ((struct pt_regs___x86 *)regs, di);

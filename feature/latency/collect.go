@@ -20,7 +20,7 @@ type Reading struct {
 	// interest, beyond the budget; Evicted is how many stamps were lost before
 	// it was known whose packets they were of.
 	Passed, Evicted uint64
-	Lost            uint64 // records for which there was no room
+	Lost, LostWaits uint64 // records, and waits of recorded packets, for which there was no room
 	// Unwatched is for how long no packet was looked at, as there was a flood.
 	Unwatched time.Duration
 	Uplinks   int // devices of this host by which packets leave and enter it
@@ -104,28 +104,34 @@ func (f *Latency) Read() (Reading, error) {
 			r.Uplinks++
 		}
 	}
-	var err error
-	if r.Passed, r.Evicted, err = f.meter.passed(); err != nil {
+	passed, evicted, err := f.meter.passed()
+	if err != nil {
 		return r, err
 	}
+	for _, n := range passed {
+		r.Passed += n
+	}
+	r.Evicted = evicted
 	r.Unwatched = f.meter.unwatched()
-	return r, f.meter.maps.Lost.Get(&r.Lost)
+	r.Lost, r.LostWaits, err = f.lost()
+	return r, err
 }
 
 // Since gives what was counted after an earlier Reading.
 func (r Reading) Since(before Reading) Reading {
-	was := make(map[container.ID]Tenant)
+	was := make(map[identity.Tenant]Tenant) // the container that stands for one may have ended
 	for _, t := range before.Tenants {
-		was[t.Container] = t
+		was[t.key] = t
 	}
 	r.Tenants = slices.Clone(r.Tenants)
 	for i, t := range r.Tenants {
-		if b, known := was[t.Container]; known {
+		if b, known := was[t.key]; known {
 			r.Tenants[i].tallies = t.tallies.since(b.tallies)
 		}
 	}
 	if r.Passed >= before.Passed { // else all has begun anew
 		r.Passed, r.Evicted, r.Lost = r.Passed-before.Passed, r.Evicted-before.Evicted, r.Lost-before.Lost
+		r.LostWaits -= before.LostWaits
 		r.Unwatched -= before.Unwatched
 	}
 	return r
@@ -172,7 +178,8 @@ var help = map[string]string{
 	"latency_passed_events_total":     "Times a packet was passed over on this host because a CPU had more than it measures.",
 	"latency_evicted_packets_total":   "Packets on this host whose stamp was lost before it was known whose they were.",
 	"latency_unwatched_seconds_total": "Time in which no packet on this host was looked at, because there was a flood.",
-	"latency_lost_records_total":      "Records of single packets for which the buffer had no room.",
+	"latency_lost_records_total":      "Records of single packets for which the buffer had no room, or that were too many.",
+	"latency_lost_waits_total":        "Waits of recorded packets that were overwritten, or for which the buffer had no room.",
 }
 
 // Snapshot implements feature.Feature: what became of the packets.
@@ -197,7 +204,7 @@ func (f *Latency) Snapshot() feature.Snapshot {
 			value float64
 		}{
 			{"latency_passed_events_total", float64(r.Passed)}, {"latency_evicted_packets_total", float64(r.Evicted)},
-			{"latency_lost_records_total", float64(r.Lost)}, {"latency_unwatched_seconds_total", r.Unwatched.Seconds()},
+			{"latency_lost_records_total", float64(r.Lost)}, {"latency_lost_waits_total", float64(r.LostWaits)}, {"latency_unwatched_seconds_total", r.Unwatched.Seconds()},
 		} {
 			s.Samples = append(s.Samples, feature.Sample{Name: host.name, Value: host.value})
 		}

@@ -58,8 +58,9 @@ static __always_inline void sent(struct stamp *s, const struct sk_buff *skb, __u
 	count(t, QDISC, r.stage[QDISC]);
 	count(t, ADDED, r.stage[ADDED]);
 	count(t, STACK, r.stage[STACK]);
-	if (!s->traced)
+	if (!s->traced || !may_tell(t, now))
 		return;
+	tell_wait(EGRESS, s->wait, s->at[E_QUEUED]);
 	r.flow = s->flow; /* as the container has it, before any translation */
 	r.at = now;
 	r.id = s->at[E_QUEUED];
@@ -140,7 +141,7 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	c->ifindex = skb->dev->ifindex;
 	c->len = r.flow.len && r.flow.len < skb->len ? r.flow.len : skb->len;
 	c->protocol = class_of(&r.flow);
-	c->traced = !!(fl_tenants[device & SLOT] & TRACED);
+	c->traced = fl_tenants[device & SLOT] & TRACED && may_tell(t, now);
 	if (c->traced) {
 		c->check = check_of(&r.flow);
 		bpf_core_read(&c->head, sizeof(c->head), &skb->head);
@@ -148,7 +149,8 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	c->since = now;
 	if (!c->traced)
 		return;
-	tell_wait(c->id, DELIVER, s->at[I_SENT], now);
+	tell_wait(INGRESS, s->wait, c->id);
+	tell_wait(INGRESS, keep_wait(INGRESS, DELIVER, s->at[I_SENT], now), c->id);
 	r.at = now;
 	r.id = c->id;
 	r.slot = c->slot;
@@ -168,6 +170,7 @@ static __always_inline void may_be_host(struct cpu *c, const struct sk_buff *skb
 	c->protocol = class_of(f);
 	c->began = s->at[I_POLLED] ? s->at[I_POLLED] : now;
 	c->polled = s->at[I_POLLED];
+	c->wait = s->wait;
 	c->id = c->began ^ address(c, skb);
 	c->flow = *f;
 	c->check = check_of(f);

@@ -3,11 +3,14 @@ package latency
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
@@ -155,6 +158,36 @@ func TestInterrupted(t *testing.T) {
 		}
 		if cov.Unsampled == 0 {
 			return fmt.Sprintf("no packet has left: %+v", cov)
+		}
+		return ""
+	})
+}
+
+// A flood of a container that is recorded takes no more than its share of the records of a
+// second: the rest is counted, and costs the agent nothing.
+func TestRecordsOfAFlood(t *testing.T) {
+	testkit.NeedRoot(t)
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	h.measure(true, c)
+	const each = 335 // MOST_TOLD, in 2^24 ns
+	began := time.Now()
+	_, ok, err := h.f.Trace(t.Context(), c.ID, false, api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}, 1, 0)
+	if must(t, err); !ok {
+		t.Fatal("not measured")
+	}
+	h.Load(h.wire, nil, "udp-recv", "--listen", "10.66.0.1:9000")
+	h.Load(web, nil, "udp-send", "--to", "10.66.0.1:9000", "--size", "64")
+	h.await(func() string {
+		out, _, err := h.f.Trace(t.Context(), c.ID, false, api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}, 1, 0)
+		must(t, err)
+		windows := uint64(time.Since(began)>>24) + 2
+		if given := out.Next - 1; given > each*windows {
+			t.Fatalf("%d records in %d windows of time, want at most %d in each", given, windows, each)
+		}
+		if out.Lost < 1000 {
+			return fmt.Sprintf("%d records, %d lost", out.Next-1, out.Lost)
 		}
 		return ""
 	})

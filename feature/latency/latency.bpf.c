@@ -82,7 +82,7 @@ static __always_inline __u32 host_tenant(const struct sk_buff *skb)
 
 	if (!fl_unseen || !fl_full_sock(sk))
 		return 0;
-	tenant = fl_of_cgroup(fl_cgroup_of_sock(sk)).tenant;
+	tenant = fl_of_cgroup(fl_cgroup_of_sock(sk));
 	return (fl_tenants[tenant] & (MEASURED | HOST)) == (MEASURED | HOST) ? tenant : 0;
 }
 
@@ -169,7 +169,7 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 		if (!s->at[I_RECEIVED] || (received_flow(skb, &f) && s->check == check_of(&f))) {
 			if (!s->at[I_RECEIVED]) {
 				s->at[I_RECEIVED] = now;
-				tell_wait(s->at[I_POLLED] ^ key, FIRST, s->at[I_POLLED], now);
+				s->wait = keep_wait(INGRESS, FIRST, s->at[I_POLLED], now);
 			}
 			if (fl_unseen) {
 				if (!f.family)
@@ -244,7 +244,7 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 		if (hook == RECEIVE && role == HOST_END && !s->at[E_ARRIVED]) {
 			s->at[E_ARRIVED] = now;
 			if (s->traced)
-				tell_wait(s->at[E_QUEUED], DELIVER, s->at[E_SENT], now);
+				s->wait = keep_wait(EGRESS, DELIVER, s->at[E_SENT], now);
 		}
 		if (hook == QUEUE && role == UPLINK) {
 			s->at[E_QDISC] = now;
@@ -361,7 +361,9 @@ int fl_socket(struct __sk_buff *skb)
 		r.stage[STACK] = between(c->began, now);
 		count(t, SOCKET, r.stage[SOCKET]);
 		count(t, STACK, r.stage[STACK]);
-		if (c->traced || (!c->slot && fl_tenants[fl_slot & SLOT] & TRACED)) {
+		if (c->traced || (!c->slot && fl_tenants[fl_slot & SLOT] & TRACED && may_tell(t, now))) {
+			if (!c->slot)
+				tell_wait(INGRESS, c->wait, c->id);
 			r.at = now;
 			r.id = c->id;
 			r.slot = fl_slot;

@@ -16,10 +16,12 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/identity"
@@ -34,12 +36,18 @@ import (
 // name is the feature's name.
 const name = "latency"
 
-// tracedBudget is how many times the budget is allowed while somebody asks for records.
+// tracedBudget is how many times the budget is allowed while the host is watched.
 const tracedBudget = 20
 
 // DefaultBudget is how many packets a second each CPU measures at the most,
 // unless Config says otherwise.
 const DefaultBudget = 5000
+
+// rowOfStamps is ROW of maps.bpf.h: a packet has one of so many places.
+const rowOfStamps = 8
+
+// MostStamps is how many packets under way have room.
+const MostStamps = rowOfStamps << 12
 
 // Config is what New needs.
 type Config struct {
@@ -62,6 +70,9 @@ type Config struct {
 	// Budget is how many packets a second each CPU measures at the most; beyond,
 	// they are chosen by chance. 0: DefaultBudget.
 	Budget uint32
+	// Stamps is how many packets under way have room, a power of two from 8 to
+	// MostStamps; 0: MostStamps.
+	Stamps uint32
 }
 
 // Latency is the feature. See feature.Feature for how it may be called.
@@ -81,6 +92,10 @@ type Latency struct {
 	reading feature.Loop
 	stop    chan struct{} // ends turns
 	lapsing bool          // lapse will be called
+	spells  spells
+	grants  map[grantee]grant
+	applied chan struct{} // closed when Apply has been called
+	astray  uint64        // waits that earlier tracers of the meter had no record for
 }
 
 // tenant is one network tenant that is measured, however many containers it is.
@@ -89,6 +104,9 @@ type tenant struct {
 	slot    identity.Slot
 	members map[container.ID]container.Container
 	traced  bool // its packets are recorded one by one
+
+	asked, askedSelf time.Time // until when the host, or itself, wants records
+	numbered         uint64    // behind the last record of a recording that is over
 }
 
 // first is the container that stands for a tenant: the one with the lowest id.
@@ -104,8 +122,11 @@ func New(cfg Config) (*Latency, error) {
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")
 	}
-	cfg.Budget = cmp.Or(cfg.Budget, DefaultBudget)
-	f := &Latency{cfg: cfg, tenants: make(map[identity.Tenant]*tenant), member: make(map[container.ID]*tenant), reading: feature.Loop{Name: "records"}}
+	cfg.Budget, cfg.Stamps = cmp.Or(cfg.Budget, DefaultBudget), cmp.Or(cfg.Stamps, MostStamps)
+	if cfg.Stamps < rowOfStamps || cfg.Stamps > MostStamps || bits.OnesCount32(cfg.Stamps) != 1 {
+		return nil, fmt.Errorf("latency: %d stamps: want a power of two from %d to %d", cfg.Stamps, rowOfStamps, MostStamps)
+	}
+	f := &Latency{cfg: cfg, tenants: make(map[identity.Tenant]*tenant), member: make(map[container.ID]*tenant), reading: feature.Loop{Name: "records"}, spells: make(spells), grants: make(map[grantee]grant), applied: make(chan struct{})}
 	if os.Geteuid() != 0 {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
 		return f, nil
@@ -142,6 +163,7 @@ func (f *Latency) Support() probe.Verdict { return f.support }
 func (f *Latency) Apply(_ context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	defer f.tell()
 	if t.Settings.Latency == nil || !*t.Settings.Latency {
 		return f.remove(t.Container.ID)
 	}
@@ -190,7 +212,7 @@ func (f *Latency) open() (err error) {
 	if f.meter != nil {
 		return nil
 	}
-	if f.meter, err = openMeter(f.host.Inode(), f.cfg.Identity.Maps()); err != nil {
+	if f.meter, err = openMeter(f.host.Inode(), f.cfg.Stamps, f.cfg.Identity.Maps()); err != nil {
 		f.meter = nil
 		return err
 	}
@@ -222,21 +244,11 @@ func (f *Latency) follow() error {
 	if err != nil {
 		return err
 	}
-	budget := f.cfg.Budget
-	if f.traced() {
+	budget, watch := f.cfg.Budget, f.watches(time.Now())
+	if watch {
 		budget *= tracedBudget
 	}
-	return errors.Join(f.meter.follow(e, budget), f.meter.watch(f.traced()))
-}
-
-// traced says whether anybody asks for records.
-func (f *Latency) traced() bool {
-	for _, t := range f.tenants {
-		if t.traced {
-			return true
-		}
-	}
-	return false
+	return errors.Join(f.meter.follow(e, budget), f.meter.watch(watch))
 }
 
 // Remove implements feature.Feature.
@@ -277,7 +289,7 @@ func (f *Latency) shut() error {
 	}
 	close(f.stop)
 	errs = append(errs, f.tracer.close(), f.meter.close())
-	f.meter, f.tracer = nil, nil
+	f.meter, f.tracer, f.astray = nil, nil, 0
 	return errors.Join(errs...)
 }
 

@@ -36,6 +36,8 @@ type latencyCpu struct {
 	Traced   uint8
 	Pad      uint16
 	Polled   uint64
+	Wait     uint32
+	Pad2     uint32
 	Head     uint64
 	Check    uint32
 	Worked   uint32
@@ -92,7 +94,7 @@ type latencyStamp struct {
 	Protocol  uint8
 	Traced    uint8
 	HostMode  uint8
-	Pad       uint32
+	Wait      uint32
 	Called    uint64
 	Flow      struct {
 		_        structs.HostLayout
@@ -112,17 +114,19 @@ type latencyStamp struct {
 }
 
 type latencyWaited struct {
-	_     structs.HostLayout
-	Id    uint64
-	Ns    uint64
-	Stage uint32
-	Parts uint32
-	Part  [32]struct {
+	_        structs.HostLayout
+	Id       uint64
+	Ns       uint64
+	Stage    uint32
+	Parts    uint32
+	Reserved uint64
+	Part     [32]struct {
 		_    structs.HostLayout
 		Who  uint64
 		Last uint64
-		Ns   uint32
+		Ns   uint64
 		Kind uint32
+		Pad  uint32
 	}
 }
 
@@ -137,12 +141,11 @@ const (
 	latencyMapFlDevices    = "fl_devices"
 	latencyMapFlHeld       = "fl_held"
 	latencyMapFlHolds      = "fl_holds"
-	latencyMapFlNested     = "fl_nested"
+	latencyMapFlKept       = "fl_kept"
 	latencyMapFlRan        = "fl_ran"
 	latencyMapFlRecords    = "fl_records"
 	latencyMapFlStamps     = "fl_stamps"
 	latencyMapFlTallies    = "fl_tallies"
-	latencyMapFlWaited     = "fl_waited"
 	latencyProgFlBacklog   = "fl_backlog"
 	latencyProgFlPoll      = "fl_poll"
 	latencyProgFlQueue     = "fl_queue"
@@ -163,14 +166,17 @@ const (
 	latencyVarFlHostNetns  = "fl_host_netns"
 	latencyVarFlKeys       = "fl_keys"
 	latencyVarFlLost       = "fl_lost"
+	latencyVarFlLostWaits  = "fl_lost_waits"
 	latencyVarFlNear       = "fl_near"
 	latencyVarFlNoHolds    = "fl_no_holds"
 	latencyVarFlPassedAt   = "fl_passed_at"
 	latencyVarFlRanSince   = "fl_ran_since"
+	latencyVarFlRows       = "fl_rows"
 	latencyVarFlSends      = "fl_sends"
 	latencyVarFlSlot       = "fl_slot"
 	latencyVarFlSplitAt    = "fl_split_at"
 	latencyVarFlTenants    = "fl_tenants"
+	latencyVarFlTickets    = "fl_tickets"
 	latencyVarFlUnseen     = "fl_unseen"
 	latencyVarFlUplinks    = "fl_uplinks"
 	latencyVarFlWay        = "fl_way"
@@ -244,12 +250,11 @@ type latencyMapSpecs struct {
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlHeld    *ebpf.MapSpec `ebpf:"fl_held"`
 	FlHolds   *ebpf.MapSpec `ebpf:"fl_holds"`
-	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
+	FlKept    *ebpf.MapSpec `ebpf:"fl_kept"`
 	FlRan     *ebpf.MapSpec `ebpf:"fl_ran"`
 	FlRecords *ebpf.MapSpec `ebpf:"fl_records"`
 	FlStamps  *ebpf.MapSpec `ebpf:"fl_stamps"`
 	FlTallies *ebpf.MapSpec `ebpf:"fl_tallies"`
-	FlWaited  *ebpf.MapSpec `ebpf:"fl_waited"`
 }
 
 // latencyVariableSpecs contains global variables before they are loaded into the kernel.
@@ -263,14 +268,17 @@ type latencyVariableSpecs struct {
 	FlHostNetns  *ebpf.VariableSpec `ebpf:"fl_host_netns"`
 	FlKeys       *ebpf.VariableSpec `ebpf:"fl_keys"`
 	FlLost       *ebpf.VariableSpec `ebpf:"fl_lost"`
+	FlLostWaits  *ebpf.VariableSpec `ebpf:"fl_lost_waits"`
 	FlNear       *ebpf.VariableSpec `ebpf:"fl_near"`
 	FlNoHolds    *ebpf.VariableSpec `ebpf:"fl_no_holds"`
 	FlPassedAt   *ebpf.VariableSpec `ebpf:"fl_passed_at"`
 	FlRanSince   *ebpf.VariableSpec `ebpf:"fl_ran_since"`
+	FlRows       *ebpf.VariableSpec `ebpf:"fl_rows"`
 	FlSends      *ebpf.VariableSpec `ebpf:"fl_sends"`
 	FlSlot       *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.VariableSpec `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.VariableSpec `ebpf:"fl_tenants"`
+	FlTickets    *ebpf.VariableSpec `ebpf:"fl_tickets"`
 	FlUnseen     *ebpf.VariableSpec `ebpf:"fl_unseen"`
 	FlUplinks    *ebpf.VariableSpec `ebpf:"fl_uplinks"`
 	FlWay        *ebpf.VariableSpec `ebpf:"fl_way"`
@@ -303,12 +311,11 @@ type latencyMaps struct {
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
 	FlHeld    *ebpf.Map `ebpf:"fl_held"`
 	FlHolds   *ebpf.Map `ebpf:"fl_holds"`
-	FlNested  *ebpf.Map `ebpf:"fl_nested"`
+	FlKept    *ebpf.Map `ebpf:"fl_kept"`
 	FlRan     *ebpf.Map `ebpf:"fl_ran"`
 	FlRecords *ebpf.Map `ebpf:"fl_records"`
 	FlStamps  *ebpf.Map `ebpf:"fl_stamps"`
 	FlTallies *ebpf.Map `ebpf:"fl_tallies"`
-	FlWaited  *ebpf.Map `ebpf:"fl_waited"`
 }
 
 func (m *latencyMaps) Close() error {
@@ -320,12 +327,11 @@ func (m *latencyMaps) Close() error {
 		m.FlDevices,
 		m.FlHeld,
 		m.FlHolds,
-		m.FlNested,
+		m.FlKept,
 		m.FlRan,
 		m.FlRecords,
 		m.FlStamps,
 		m.FlTallies,
-		m.FlWaited,
 	)
 }
 
@@ -340,14 +346,17 @@ type latencyVariables struct {
 	FlHostNetns  *ebpf.Variable `ebpf:"fl_host_netns"`
 	FlKeys       *ebpf.Variable `ebpf:"fl_keys"`
 	FlLost       *ebpf.Variable `ebpf:"fl_lost"`
+	FlLostWaits  *ebpf.Variable `ebpf:"fl_lost_waits"`
 	FlNear       *ebpf.Variable `ebpf:"fl_near"`
 	FlNoHolds    *ebpf.Variable `ebpf:"fl_no_holds"`
 	FlPassedAt   *ebpf.Variable `ebpf:"fl_passed_at"`
 	FlRanSince   *ebpf.Variable `ebpf:"fl_ran_since"`
+	FlRows       *ebpf.Variable `ebpf:"fl_rows"`
 	FlSends      *ebpf.Variable `ebpf:"fl_sends"`
 	FlSlot       *ebpf.Variable `ebpf:"fl_slot"`
 	FlSplitAt    *ebpf.Variable `ebpf:"fl_split_at"`
 	FlTenants    *ebpf.Variable `ebpf:"fl_tenants"`
+	FlTickets    *ebpf.Variable `ebpf:"fl_tickets"`
 	FlUnseen     *ebpf.Variable `ebpf:"fl_unseen"`
 	FlUplinks    *ebpf.Variable `ebpf:"fl_uplinks"`
 	FlWay        *ebpf.Variable `ebpf:"fl_way"`

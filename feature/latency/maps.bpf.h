@@ -49,7 +49,8 @@ struct tally {
 	__u64 unmatched;  /* began and never came to the uplink; arrived without a stamp */
 	__u64 mismatched; /* a stamp was found, and was another packet's */
 	__u64 evicted;    /* lost the stamp to a newer packet */
-	__u64 reserved;
+	__u32 window;     /* of time, in which */
+	__u32 told;       /* so many records were told */
 	struct histogram stage[STAGES];
 };
 _Static_assert(sizeof(struct tally) == 8 * (8 + STAGES * (1 + HIST_BUCKETS)), "read by meter.go");
@@ -154,7 +155,7 @@ struct stamp {
 	__u8 protocol;
 	__u8 traced;
 	__u8 host_mode;
-	__u32 pad;
+	__u32 wait;   /* its ticket in fl_kept; 0: it did not wait */
 	__u64 called; /* when the application did, ns; 0: not known. If it is traced, as is */
 	struct flow flow;
 };
@@ -167,6 +168,9 @@ struct stamp {
 #define ROW_BITS 12
 #define ROW 8
 #define BUSY 1
+
+/* How many rows are used, a power of two: fewer only where that is measured. */
+const volatile __u32 fl_rows = 1 << ROW_BITS;
 
 struct keys {
 	__u64 skb[ROW]; /* 0: free */
@@ -209,7 +213,7 @@ struct {
 	__uint(max_entries, 1 << 20);
 } fl_records SEC(".maps");
 
-/* Records for which fl_records had no room. */
+/* Records for which fl_records had no room, or beyond MOST_TOLD. */
 __u64 fl_lost;
 
 struct cpu {
@@ -235,6 +239,8 @@ struct cpu {
 	__u8 traced;
 	__u16 pad;
 	__u64 polled; /* at the uplink, of a packet without a slot */
+	__u32 wait;   /* the same: struct stamp */
+	__u32 pad2;
 	__u64 head;   /* the address of its bytes */
 	__u32 check;
 	__u32 worked; /* the event that is looked at has a stamp */

@@ -48,7 +48,9 @@ const (
 
 // tally is struct tally of maps.bpf.h.
 type tally struct {
-	Seen, Matched, Local, Unsampled, Unmatched, Mismatched, Evicted, Reserved uint64
+	Seen, Matched, Local, Unsampled, Unmatched, Mismatched, Evicted uint64
+
+	Window, Told uint32 // how fast records are told
 
 	Stage [stages]struct {
 		Sum   uint64
@@ -87,6 +89,7 @@ type meter struct {
 		Attached *ebpf.Variable `ebpf:"fl_attached_at"`
 		Passed   *ebpf.Variable `ebpf:"fl_passed_at"`
 		Lost     *ebpf.Variable `ebpf:"fl_lost"`
+		Waits    *ebpf.Variable `ebpf:"fl_lost_waits"`
 		RanSince *ebpf.Variable `ebpf:"fl_ran_since"`
 		Costs    *ebpf.Map      `ebpf:"fl_costs"`
 		Costing  *ebpf.Variable `ebpf:"fl_costing"`
@@ -96,7 +99,7 @@ type meter struct {
 	tallies map[identity.Slot]*ebpf.Map
 
 	looked time.Time     // when flooded was asked last, or the programs were attached
-	events uint64        // passed over until then
+	events []uint64      // passed over until then, by CPU
 	since  time.Time     // when the rest began, if it is one
 	rested time.Duration // in rests that are over
 }
@@ -120,15 +123,15 @@ func (s *socket) close() error {
 var sends = [5]uint32{unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_WRITE, unix.SYS_WRITEV}
 
 // openMeter loads and attaches the programs. host is the inode of the host's network
-// namespace, shared are the maps of package identity.
-func openMeter(host uint64, shared bpf.Maps) (_ *meter, err error) {
+// namespace, stamps as in Config, shared are the maps of package identity.
+func openMeter(host uint64, stamps uint32, shared bpf.Maps) (_ *meter, err error) {
 	m := &meter{ends: new(ends), sockets: make(map[string]*socket), tallies: make(map[identity.Slot]*ebpf.Map)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("measure latency: %w", err), m.close())
 		}
 	}()
-	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlSends: sends}, shared); err != nil {
+	if m.object, err = bpf.Open("latency", loadLatency, bpf.Vars{latencyVarFlHostNetns: uint32(host), latencyVarFlSends: sends, latencyVarFlRows: stamps / rowOfStamps}, shared); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(m.object.Load(&m.maps, nil), m.object.Load(&m.programs, nil)); err != nil {
@@ -285,15 +288,15 @@ func (s *socket) attach(dir string) error {
 	return err
 }
 
-// passed says how many events were passed over, and how many stamps of packets
+// passed says how many events each CPU passed over, and how many stamps of packets
 // that were nobody's yet were lost, since the meter was opened.
-func (m *meter) passed() (events, evicted uint64, err error) {
+func (m *meter) passed() (events []uint64, evicted uint64, err error) {
 	var cpus []latencyCpu
 	if err := m.maps.CPUs.Lookup(uint32(0), &cpus); err != nil {
-		return 0, 0, fmt.Errorf("read counters: %w", err)
+		return nil, 0, fmt.Errorf("read counters: %w", err)
 	}
 	for _, c := range cpus {
-		events += c.Passed
+		events = append(events, c.Passed)
 		evicted += c.Evicted
 	}
 	return events, evicted, nil

@@ -213,7 +213,7 @@ func TestTurns(t *testing.T) {
 		}
 		return ""
 	})
-	_, ok, err := h.f.Trace(t.Context(), other.ID, api.LatencyFilter{}, 1, 0)
+	_, ok, err := h.f.Trace(t.Context(), other.ID, false, api.LatencyFilter{}, 1, 0)
 	if must(t, err); !ok || resting() {
 		t.Errorf("at rest while somebody asks for records: measured %v", ok)
 	}

@@ -1,12 +1,11 @@
 package latency
 
 import (
-	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
@@ -58,7 +57,8 @@ type tracer struct {
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
 	waiting map[uint64]waiting // for what the socket and its reader say, by id
-	waits   map[uint64][]wait  // of packets whose record has not come yet, by id
+	waits   map[uint64][]wait  // of packets whose record comes next, by id
+	astray  uint64             // waits whose record did not come
 }
 
 type waiting struct {
@@ -70,6 +70,7 @@ type waiting struct {
 // trace are the latest records of one tenant, of those packets that somebody wants.
 type trace struct {
 	records []Record
+	first   uint64                          // number of the first record, which may have been overwritten
 	next    uint64                          // number of the next record
 	wanted  map[api.LatencyFilter]time.Time // until when; without After and Most
 	keep    time.Time                       // until when records are kept, also if no more are wanted
@@ -81,9 +82,15 @@ func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
-	t := &tracer{reader: r, turn: turn, done: make(chan struct{}), zero: clock(), traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
+	t := newTraces()
+	t.reader, t.turn, t.done, t.zero = r, turn, make(chan struct{}), clock()
 	go t.run()
 	return t, nil
+}
+
+// newTraces is a tracer that nothing comes to but by take.
+func newTraces() *tracer {
+	return &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
 }
 
 func (t *tracer) close() error {
@@ -95,9 +102,20 @@ func (t *tracer) close() error {
 	return err
 }
 
+// mostTaken is how many records and waits are read in one time of patience: 50,000 in a
+// second. Beyond, they wait in the kernel's buffer, which loses what it has no room for.
+const mostTaken = 1000
+
 func (t *tracer) run() {
 	defer close(t.done)
+	turn, taken := time.Now(), 0
 	for {
+		if now := time.Now(); now.Sub(turn) >= patience {
+			turn, taken = now, 0
+		} else if taken == mostTaken {
+			time.Sleep(patience - now.Sub(turn))
+		}
+		taken++
 		t.reader.SetDeadline(time.Now().Add(patience)) // nobody wakes it
 		raw, err := t.reader.Read()
 		if errors.Is(err, ringbuf.ErrClosed) {
@@ -116,8 +134,8 @@ func (t *tracer) run() {
 
 // take adds one record as the kernel gave it.
 func (t *tracer) take(raw []byte) {
-	if len(raw) == binary.Size(latencyWaited{}) {
-		t.takeWait(raw, time.Now())
+	if isWait(raw) {
+		t.takeWait(raw)
 		return
 	}
 	r, s, kind, next, err := parseRecord(raw, t.zero)
@@ -154,21 +172,29 @@ func (t *tracer) take(raw []byte) {
 	}
 }
 
+// maxAstray is how many packets may have waits whose record has not come. The kernel tells
+// both one after the other, and only those of other CPUs are between: beyond that the
+// records were lost.
+const maxAstray = 1024
+
 // takeWait keeps what a CPU did while a packet waited, for that packet's record.
-func (t *tracer) takeWait(raw []byte, now time.Time) {
+func (t *tracer) takeWait(raw []byte) {
 	id, w, err := parseWait(raw)
 	if err != nil {
 		return // not of our programs
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.waits) < maxRecords && len(t.waits[id]) < int(stages) {
-		w.since = now
+	if len(t.waits) == maxAstray {
+		t.astray += maxAstray
+		clear(t.waits)
+	}
+	if len(t.waits[id]) < int(stages) {
 		t.waits[id] = append(t.waits[id], w)
 	}
 }
 
-// flush gives up waiting for sockets and readers that do not come, and waits whose packet does not.
+// flush gives up waiting for sockets and readers that do not come.
 func (t *tracer) flush(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -178,7 +204,6 @@ func (t *tracer) flush(now time.Time) {
 			t.add(w.slot, w.Record)
 		}
 	}
-	maps.DeleteFunc(t.waits, func(_ uint64, w []wait) bool { return now.Sub(w[0].since) > lease })
 }
 
 func (t *tracer) add(s identity.Slot, r Record) {
@@ -202,13 +227,14 @@ func (t *tracer) add(s identity.Slot, r Record) {
 const maxFilters = 8
 
 // want begins to keep what a filter wants of a tenant's records, or goes on with it, for
-// a time from now on.
-func (t *tracer) want(s identity.Slot, f api.LatencyFilter, now time.Time, during time.Duration) *trace {
+// a time from now on. numbered is the number behind the last record of its last recording,
+// 0 if there was none: who followed that is to see that it has ended.
+func (t *tracer) want(s identity.Slot, numbered uint64, f api.LatencyFilter, now time.Time, during time.Duration) *trace {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	tr := t.traces[s]
 	if tr == nil {
-		tr = &trace{news: make(chan struct{}), next: 1, wanted: make(map[api.LatencyFilter]time.Time)}
+		tr = &trace{news: make(chan struct{}), first: numbered + 1, next: numbered + 1, wanted: make(map[api.LatencyFilter]time.Time)}
 		t.traces[s] = tr
 	}
 	tr.lapsed(now)
@@ -296,16 +322,18 @@ func (r *Record) flow() uint64 {
 	return sum ^ sum>>32 // the low bits of FNV alone are weak
 }
 
-// lapsed lists the tenants of whose packets none is wanted any more, and says how many
-// traces there still are: records are kept for longer where that was switched on.
-func (t *tracer) lapsed(now time.Time) (slots []identity.Slot, left int) {
+// lapsed has the tenants of whose packets none is wanted any more, each with the number
+// behind its last record, and says how many traces there still are: records are kept for
+// longer where that was switched on.
+func (t *tracer) lapsed(now time.Time) (slots map[identity.Slot]uint64, left int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	slots = make(map[identity.Slot]uint64)
 	for s, tr := range t.traces {
 		if !tr.lapsed(now) {
 			continue
 		}
-		slots = append(slots, s)
+		slots[s] = tr.next
 		if now.After(tr.keep) {
 			delete(t.traces, s)
 		}
@@ -314,66 +342,38 @@ func (t *tracer) lapsed(now time.Time) (slots []identity.Slot, left int) {
 }
 
 // after gives records from a number on, so many at the most, the number of the one
-// behind them, and a channel that is closed at the next.
-func (t *tracer) after(tr *trace, number uint64, most int) (list []Record, next uint64, news <-chan struct{}) {
+// behind them, how many before them are missed, and a channel that is closed at the next.
+// 0 and 1 are the first of this recording, the greatest number is what comes next. Another
+// one that this recording has not given is of an earlier one, which has ended: at least one
+// record is missed then.
+func (t *tracer) after(tr *trace, number uint64, most int) (list []Record, next, missed uint64, news <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	switch {
+	case number <= 1:
+		number = tr.first
+	case number == math.MaxUint64:
+		number = tr.next
+	case number < tr.first || number > tr.next:
+		number, missed = tr.first, 1
+	}
 	oldest := tr.next - uint64(len(tr.records))
-	from := min(max(number, oldest)-oldest, uint64(len(tr.records)))
+	if number < oldest {
+		number, missed = oldest, missed+oldest-number
+	}
+	from := number - oldest
 	list = slices.Clone(tr.records[from:min(from+uint64(most), uint64(len(tr.records)))])
-	return list, oldest + from + uint64(len(list)), tr.news
+	return list, number + uint64(len(list)), missed, tr.news
 }
 
-// What a record is of, and what may follow it; RECORD and AWAITS_ in maps.bpf.h and app.bpf.h.
-const (
-	kindRecord = iota
-	kindAtSocket
-	kindAtApplication
-)
-
-const (
-	awaitsNothing = iota
-	awaitsSocket
-	awaitsRead
-)
-
-// parseRecord reads a struct record. at is the wall clock's time when the monotonic
-// one was at 0.
-func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind, awaits uint8, err error) {
-	var k latencyRecord
-	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &k); err != nil {
-		return r, 0, 0, 0, fmt.Errorf("record of %d bytes: %w", len(raw), err)
+// lostWaits is how many waits came without a record.
+func (t *tracer) lostWaits() uint64 {
+	if t == nil {
+		return 0
 	}
-	if k.Direction >= uint8(directions) {
-		return r, 0, 0, 0, fmt.Errorf("record of direction %d", k.Direction)
-	}
-	r = Record{
-		At: at.Add(time.Duration(k.At)), Direction: Direction(k.Direction), Protocol: k.Flow.Protocol,
-		Seq: k.Flow.Seq, Syn: k.Flow.Flags&2 != 0, Bytes: int(k.Flow.Len), id: k.Id,
-	}
-	from, to := swap16(k.Flow.FromPort), swap16(k.Flow.ToPort)
-	if r.Protocol == unix.IPPROTO_ICMP || r.Protocol == unix.IPPROTO_ICMPV6 {
-		r.Type, r.Seq, from, to = uint8(k.Flow.Seq>>8), uint32(to), 0, 0
-	}
-	address := func(b [16]byte) netip.Addr {
-		if k.Flow.Family == 4 {
-			return netip.AddrFrom4([4]byte(b[:4]))
-		}
-		return netip.AddrFrom16(b)
-	}
-	r.From, r.To = netip.AddrPortFrom(address(k.Flow.From), from), netip.AddrPortFrom(address(k.Flow.To), to)
-	for i, ns := range k.Stage {
-		r.Stages[i] = time.Duration(ns) // NONE is -1
-	}
-	r.Mace = time.Duration(k.Mace)
-	return r, identity.Slot(k.Slot), k.Kind, k.Awaits, nil
-}
-
-// swap16 turns a number of the network's order, as read in ours, around.
-func swap16(n uint16) uint16 {
-	var b [2]byte
-	binary.NativeEndian.PutUint16(b[:], n)
-	return binary.BigEndian.Uint16(b[:])
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.astray
 }
 
 // clock is the wall clock's time when the monotonic one was at 0: the best of some

@@ -14,7 +14,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -63,6 +62,9 @@ func TestParseRecord(t *testing.T) {
 	}
 }
 
+// swap16 turns a number of the network's order around, as its bytes are read in ours.
+func swap16(n uint16) uint16 { return n<<8 | n>>8 }
+
 func FuzzParseRecord(f *testing.F) {
 	f.Add(raw(f, nil))
 	f.Add(raw(f, func(k *latencyRecord) { k.Direction = 9 }))
@@ -80,39 +82,39 @@ func FuzzParseRecord(f *testing.F) {
 // socket does not come is given up after a while, and none is kept of a tenant that
 // nobody asks about.
 func TestTracer(t *testing.T) {
-	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
-	mine := tr.want(3, api.LatencyFilter{}, time.Now(), lease)
-	_, from, _ := tr.after(mine, 0, maxRecords)
+	tr := newTraces()
+	mine := tr.want(3, 0, api.LatencyFilter{}, time.Now(), lease)
+	_, from, _, _ := tr.after(mine, 0, maxRecords)
 	awaited := func(k *latencyRecord) { k.Direction, k.Awaits = 1, 1 }
 	tr.take(raw(t, awaited))
-	if list, _, _ := tr.after(mine, from, maxRecords); len(list) != 0 {
+	if list, _, _, _ := tr.after(mine, from, maxRecords); len(list) != 0 {
 		t.Fatalf("told before its socket: %+v", list)
 	}
 	tr.take(raw(t, func(k *latencyRecord) {
 		k.Direction, k.Kind = 1, kindAtSocket
 		k.Stage[Socket], k.Stage[Stack], k.At = 10, 2000, 1e9+10
 	}))
-	list, next, _ := tr.after(mine, from, maxRecords)
+	list, next, _, _ := tr.after(mine, from, maxRecords)
 	if len(list) != 1 || list[0].Stages[Added] != 1500 || list[0].Stages[Stack] != 2000 || list[0].At.Sub(tr.zero) != 1e9+10 {
 		t.Fatalf("%+v", list)
 	}
 	tr.take(raw(t, awaited))
 	tr.flush(time.Now().Add(time.Hour))
-	if list, _, _ := tr.after(mine, next, maxRecords); len(list) != 1 || list[0].Stages[Stack] >= 0 {
+	if list, _, _, _ := tr.after(mine, next, maxRecords); len(list) != 1 || list[0].Stages[Stack] >= 0 {
 		t.Errorf("%+v", list)
 	}
 	tr.take(raw(t, func(k *latencyRecord) { k.Slot = 4 }))
 	for range maxRecords + 10 {
 		tr.take(raw(t, nil))
 	}
-	list, next, _ = tr.after(mine, 0, maxRecords)
+	list, next, _, _ = tr.after(mine, 0, maxRecords)
 	if len(list) > maxRecords || list[len(list)-1].number != next-1 || next != 1+2+maxRecords+10 {
 		t.Errorf("%d records up to %d", len(list), next)
 	}
-	if some, more, _ := tr.after(mine, next-10, 4); len(some) != 4 || some[0].number != next-10 || more != next-6 {
+	if some, more, _, _ := tr.after(mine, next-10, 4); len(some) != 4 || some[0].number != next-10 || more != next-6 {
 		t.Errorf("of the last ten: %d, then %d", len(some), more)
 	}
-	if lapsed, left := tr.lapsed(time.Now().Add(time.Hour)); len(lapsed) != 1 || lapsed[0] != 3 || left != 0 {
+	if lapsed, left := tr.lapsed(time.Now().Add(time.Hour)); len(lapsed) != 1 || lapsed[3] != next || left != 0 {
 		t.Errorf("lapsed: %v, left %d", lapsed, left)
 	}
 }
@@ -120,16 +122,16 @@ func TestTracer(t *testing.T) {
 // Only what somebody wants is kept; what was switched on goes on until it is switched
 // off, after which its records stay for a while; and a tenant that has gone leaves none.
 func TestWanted(t *testing.T) {
-	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
+	tr := newTraces()
 	now := time.Now()
-	count := func() int { list, _, _ := tr.after(tr.traces[3], 1, maxRecords); return len(list) }
-	tr.want(3, api.LatencyFilter{After: 9, Most: 2, Protocol: api.LatencyUDP}, now, lease)
+	count := func() int { list, _, _, _ := tr.after(tr.traces[3], 1, maxRecords); return len(list) }
+	tr.want(3, 0, api.LatencyFilter{After: 9, Most: 2, Protocol: api.LatencyUDP}, now, lease)
 	tr.take(raw(t, nil))
 	tr.take(raw(t, func(k *latencyRecord) { k.Flow.Protocol = unix.IPPROTO_UDP }))
 	if n := count(); n != 1 {
 		t.Errorf("%d records are kept, want that of UDP", n)
 	}
-	tr.want(3, api.LatencyFilter{}, now, longLease)
+	tr.want(3, 0, api.LatencyFilter{}, now, longLease)
 	if slots, left := tr.lapsed(now.Add(2 * lease)); len(slots) != 0 || left != 1 {
 		t.Errorf("lapsed, though switched on: %v, %d left", slots, left)
 	}
@@ -149,7 +151,7 @@ func TestWanted(t *testing.T) {
 	}
 
 	for port := range uint16(maxFilters + 5) {
-		tr.want(3, api.LatencyFilter{Port: port + 1}, now, lease)
+		tr.want(3, 0, api.LatencyFilter{Port: port + 1}, now, lease)
 	}
 	tr.take(raw(t, nil))
 	if n, filters := count(), len(tr.traces[3].wanted); n != 1 || filters > maxFilters+1 {

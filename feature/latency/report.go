@@ -22,7 +22,9 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	if of != nil {
 		switch body := ask.Body.(type) {
 		case api.LatencyFilter:
-			return f.reportRecords(ctx, of.ID, body, ask.Over)
+			return f.reportRecords(ctx, of.ID, ask.Self, body, ask.Over)
+		case api.LatencyMeasure:
+			return f.measureFor(ctx, of.ID, body)
 		case api.LatencyTracing:
 			return f.switchTracing(of.ID, body.On)
 		}
@@ -48,7 +50,7 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	if of != nil {
 		r.Tenants = networkOf(r, *of)
 	}
-	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost, Unwatched: r.Unwatched.Seconds()}
+	out := api.Latency{Since: since, Taken: r.Taken, Passed: r.Passed, Evicted: r.Evicted, Lost: r.Lost, LostWaits: r.LostWaits, Unwatched: r.Unwatched.Seconds()}
 	out.Containers = wire(r, f.cfg.Containers.Lookup)
 	name := func(id container.ID) string {
 		if id == 0 {
@@ -159,7 +161,7 @@ func (f *Latency) SelfReport(context.Context) func(container.Container, *api.Sel
 	}
 }
 
-func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api.LatencyFilter, over time.Duration) (any, error) {
+func (f *Latency) reportRecords(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, over time.Duration) (any, error) {
 	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
 	most := maxRecords
 	var owners *owners // of the first wait on
@@ -167,14 +169,14 @@ func (f *Latency) reportRecords(ctx context.Context, id container.ID, filter api
 		most = filter.Most
 	}
 	for end := time.Now().Add(over); ; {
-		got, measured, err := f.Trace(ctx, id, filter, most, max(time.Until(end), 0))
+		got, measured, err := f.Trace(ctx, id, self, filter, most, max(time.Until(end), 0))
 		if err != nil {
 			return nil, err
 		}
 		if !measured {
 			return nil, notMeasured()
 		}
-		out.Next, out.Lost, out.OwnCost = got.Next, got.Lost, wireCosts(got.Costs)
+		out.Next, out.Lost, out.LostWaits, out.OwnCost, out.Limited = got.Next, got.Lost, got.LostWaits, wireCosts(got.Costs), got.Limited
 		out.Missed += got.Missed
 		for _, r := range got.Records {
 			if wants(filter, &r) {

@@ -98,3 +98,17 @@ func TestNetworkOf(t *testing.T) {
 		t.Error("the reading was changed")
 	}
 }
+
+// An interval of a pod is what it did in that interval, also if one of its containers has
+// ended meanwhile.
+func TestSincePod(t *testing.T) {
+	pod := func(members []container.ID, seen uint64) Reading {
+		all := new(tallies)
+		all[Egress][UDP].Seen = seen
+		return Reading{Tenants: []Tenant{{Container: members[0], Members: members, key: identity.Tenant{NetNS: 70}, tallies: all}}}
+	}
+	got := pod([]container.ID{8}, 1010).Since(pod([]container.ID{2, 8}, 1000))
+	if seen := got.Tenants[0].Of(Egress, UDP).Seen; seen != 10 {
+		t.Errorf("%d packets in the interval, want 10", seen)
+	}
+}

@@ -37,6 +37,25 @@ __noinline int fl_tell(const struct record *r)
 	return 0;
 }
 
+/*
+ * Whether one more packet of a tenant, direction and protocol may be told in this window of
+ * time: a flood of one takes neither the room of others nor the agent's time.
+ */
+#define MOST_TOLD 335 /* 20,000 in a second */
+static __always_inline int may_tell(struct tally *t, __u64 now)
+{
+	__u32 window = now >> WINDOW_BITS;
+
+	if (t->window != window) {
+		t->window = window;
+		t->told = 0;
+	}
+	if (__sync_fetch_and_add(&t->told, 1) < MOST_TOLD)
+		return 1;
+	one(&fl_lost);
+	return 0;
+}
+
 /* Two CPUs read their clocks one after the other: what is negative is nothing. */
 static __always_inline __u64 between(__u64 from, __u64 to)
 {
@@ -151,7 +170,7 @@ static __always_inline int stale(const struct stamp *s, __u64 now)
 
 static __always_inline __u32 row_of(__u64 key)
 {
-	return key * 0x9e3779b97f4a7c15ULL >> (64 - ROW_BITS);
+	return (key * 0x9e3779b97f4a7c15ULL >> (64 - ROW_BITS)) & (fl_rows - 1);
 }
 
 static __always_inline struct keys *row_at(__u32 row)

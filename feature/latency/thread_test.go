@@ -64,7 +64,7 @@ func TestThread(t *testing.T) {
 	filter := api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}
 	var missing string
 	h.await(func() string {
-		got, _, err := h.f.Trace(t.Context(), c.ID, filter, maxRecords, time.Second)
+		got, _, err := h.f.Trace(t.Context(), c.ID, false, filter, maxRecords, time.Second)
 		must(t, err)
 		filter.After = got.Next
 		var longest Record

@@ -12,7 +12,7 @@ import (
 
 // In a flood an attached program costs each packet something even if it returns at
 // once. So the programs are attached for a part of the time then: they look, and
-// rest. Whoever asks for records has them attached all the time.
+// rest. While the host is watched they are attached all the time.
 const (
 	look  = 100 * time.Millisecond
 	rest  = 900 * time.Millisecond
@@ -40,10 +40,14 @@ func (f *Latency) turns(stop <-chan struct{}) {
 
 // turn has the programs attached or not, and says for how long.
 func (f *Latency) turn() (time.Duration, error) {
+	now := time.Now()
+	if err := f.settle(now, false); err != nil {
+		return quiet, err
+	}
 	if f.meter.links == nil {
 		return look, f.meter.resume()
 	}
-	if flood, err := f.meter.flooded(f.cfg.Budget); err != nil || !flood || f.traced() {
+	if flood, err := f.meter.flooded(f.cfg.Budget); err != nil || !flood || f.watches(now) {
 		return quiet, err
 	}
 	return rest, f.meter.rest()
@@ -90,18 +94,27 @@ func (m *meter) rest() error {
 	return errors.Join(err, m.queue())
 }
 
-// flooded says whether far more packets were passed over than a CPU measures, since
+// flooded says whether a CPU has passed over far more packets than it measures, since
 // it was asked last.
 func (m *meter) flooded(budget uint32) (bool, error) {
 	events, _, err := m.passed()
 	if err != nil {
 		return false, err
 	}
-	now := time.Now()
-	most := 2 * float64(budget) * now.Sub(m.looked).Seconds()
-	passed := events - m.events
+	now, before, looked := time.Now(), m.events, m.looked
 	m.looked, m.events = now, events
-	return float64(passed) > most, nil
+	return flood(before, events, 2*float64(budget)*now.Sub(looked).Seconds()), nil
+}
+
+// flood says whether a CPU has passed over more than most. was and now are how many each
+// had, all in all.
+func flood(was, now []uint64, most float64) bool {
+	for cpu, n := range now {
+		if float64(n-was[cpu]) > most {
+			return true
+		}
+	}
+	return false
 }
 
 // unwatched is for how long the programs were at rest, all in all.

@@ -42,13 +42,14 @@ __u64 fl_ran_since;
 /* Shorter waits are nobody's: a sender that delivers its packet itself, say. */
 #define WORTH 5000
 
-/* What a CPU did while a packet waited: told before its record. */
+/* What a CPU did while a packet waited: told right before its record, with as many parts as there are. */
 #define PARTS RANS
 struct part {
 	__u64 who;
 	__u64 last;
-	__u32 ns;
+	__u64 ns;
 	__u32 kind;
+	__u32 pad;
 };
 
 struct waited {
@@ -56,28 +57,63 @@ struct waited {
 	__u64 ns; /* of all */
 	__u32 stage;
 	__u32 parts;
+	__u64 reserved;
 	struct part part[PARTS];
 };
-#define WAITED_HEAD 24
-_Static_assert(sizeof(struct waited) == WAITED_HEAD + PARTS * 24, "read by waits.go");
+#define WAITED_HEAD 32
+_Static_assert(sizeof(struct waited) == WAITED_HEAD + PARTS * sizeof(struct part), "read by waits.go");
+_Static_assert(sizeof(struct part) == 32 && sizeof(struct record) % 32 != 0, "told apart by their lengths");
+
+/*
+ * Waits of packets that are under way, by direction. At the uplink nobody knows yet whose a
+ * packet is: its stamp has a ticket for what is in here, and whoever tells its record tells
+ * that. A wait is lost to the one that comes KEPT later; where it was wanted, fl_lost_waits
+ * counts it.
+ */
+#define KEPT 512
+#define TICKETS 0x40000000
+#define TAKEN 1 /* in place of a ticket: some CPU has it */
+
+struct kept {
+	__u32 ticket; /* 0: none */
+	__u32 pad;
+	struct waited waited;
+};
 
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2 * KEPT);
 	__type(key, __u32);
-	__type(value, struct waited);
-} fl_waited SEC(".maps");
+	__type(value, struct kept);
+} fl_kept SEC(".maps");
 
-/* Tells user space what this CPU did from since to now, while a packet waited. */
-__noinline int fl_tell_wait(__u64 id, __u32 stage, __u64 since, __u64 now)
+__u32 fl_tickets[2]; /* how many there were, by direction */
+__u64 fl_lost_waits;
+
+static __always_inline struct kept *kept_at(__u32 direction, __u32 ticket)
 {
-	__u32 zero = 0, n = 0;
-	struct rans *r = bpf_map_lookup_elem(&fl_ran, &zero);
-	struct waited *w = bpf_map_lookup_elem(&fl_waited, &zero);
-	__u64 end = now, from, head;
+	__u32 index = (direction & 1) * KEPT + ticket % KEPT;
 
-	if (!r || !w)
+	return bpf_map_lookup_elem(&fl_kept, &index);
+}
+
+/* Keeps what this CPU did from since to now, while a packet waited. Returns its ticket, or 0 for nothing. */
+__noinline int fl_keep_wait(__u32 direction, __u32 stage, __u64 since, __u64 now)
+{
+	__u32 zero = 0, n = 0, ticket, old;
+	struct rans *r = bpf_map_lookup_elem(&fl_ran, &zero);
+	__u64 end = now, from, head;
+	struct waited *w;
+	struct kept *k;
+
+	ticket = __sync_fetch_and_add(&fl_tickets[direction & 1], 1) % TICKETS + TAKEN + 1;
+	k = kept_at(direction, ticket);
+	if (!r || !k)
 		return 0; /* for the verifier */
+	old = *(volatile __u32 *)&k->ticket;
+	if (old == TAKEN || !__sync_bool_compare_and_swap(&k->ticket, old, TAKEN))
+		return ticket; /* lost, which is seen when it is told */
+	w = &k->waited;
 	head = r->head;
 	for (n = 0; n < PARTS && end > since; n++) {
 		struct ran *ran = &r->ran[(head - n) % RANS];
@@ -92,21 +128,43 @@ __noinline int fl_tell_wait(__u64 id, __u32 stage, __u64 since, __u64 now)
 		w->part[n].kind = ran->kind;
 		end = end > from ? from : end;
 	}
-	if (!n)
-		return 0;
-	w->id = id;
 	w->ns = now - since;
 	w->stage = stage;
 	w->parts = n;
-	if (bpf_ringbuf_output(&fl_records, w, sizeof(*w), BPF_RB_NO_WAKEUP))
-		one(&fl_lost);
+	*(volatile __u32 *)&k->ticket = n ? ticket : 0;
+	return n ? ticket : 0;
+}
+
+static __always_inline __u32 keep_wait(__u32 direction, __u32 stage, __u64 since, __u64 now)
+{
+	if (!fl_ran_since || !since || (__s64)(now - since) < WORTH)
+		return 0;
+	return fl_keep_wait(direction, stage, since, now);
+}
+
+/* Tells user space the wait of a ticket, which is of the packet of that id. */
+__noinline int fl_tell_wait(__u32 direction, __u32 ticket, __u64 id)
+{
+	struct kept *k = kept_at(direction, ticket);
+	__u32 parts;
+
+	if (!k || !__sync_bool_compare_and_swap(&k->ticket, ticket, TAKEN)) {
+		one(&fl_lost_waits);
+		return 0;
+	}
+	parts = k->waited.parts;
+	k->waited.id = id;
+	if (parts <= PARTS &&
+	    bpf_ringbuf_output(&fl_records, &k->waited, WAITED_HEAD + parts * sizeof(struct part), BPF_RB_NO_WAKEUP))
+		one(&fl_lost_waits);
+	*(volatile __u32 *)&k->ticket = 0;
 	return 0;
 }
 
-static __always_inline void tell_wait(__u64 id, __u32 stage, __u64 since, __u64 now)
+static __always_inline void tell_wait(__u32 direction, __u32 ticket, __u64 id)
 {
-	if (fl_ran_since && since && (__s64)(now - since) >= WORTH)
-		fl_tell_wait(id, stage, since, now);
+	if (ticket)
+		fl_tell_wait(direction, ticket, id);
 }
 
 /* From now on this CPU does something else. */

@@ -1,7 +1,6 @@
 package latency
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -32,29 +31,12 @@ type wait struct {
 	stage Stage
 	all   time.Duration
 	parts []waitPart
-	since time.Time // when it was read
 }
 
 type waitPart struct {
 	kind      uint32
 	who, last uint64
 	ns        time.Duration
-}
-
-// parseWait reads a struct waited.
-func parseWait(raw []byte) (id uint64, w wait, err error) {
-	var k latencyWaited
-	if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &k); err != nil {
-		return 0, w, fmt.Errorf("wait of %d bytes: %w", len(raw), err)
-	}
-	if k.Stage >= uint32(stages) || k.Parts > uint32(len(k.Part)) {
-		return 0, w, fmt.Errorf("wait in stage %d with %d parts", k.Stage, k.Parts)
-	}
-	w = wait{stage: Stage(k.Stage), all: time.Duration(k.Ns)}
-	for _, p := range k.Part[:k.Parts] {
-		w.parts = append(w.parts, waitPart{kind: p.Kind, who: p.Who, last: p.Last, ns: time.Duration(p.Ns)})
-	}
-	return k.Id, w, nil
 }
 
 // named is how many are named of those for whom a CPU worked during one wait.

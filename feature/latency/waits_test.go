@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -24,7 +25,7 @@ func rawWait(t testing.TB, change func(*latencyWaited)) []byte {
 	}
 	var out bytes.Buffer
 	must(t, binary.Write(&out, binary.NativeEndian, &k))
-	return out.Bytes()
+	return out.Bytes()[:waitedHead+waitedPart*min(int(k.Parts), len(k.Part))]
 }
 
 func FuzzParseWait(f *testing.F) {
@@ -66,19 +67,24 @@ func TestWaitBy(t *testing.T) {
 
 // A wait comes into the record of its packet, and into no other's.
 func TestWaitOfRecord(t *testing.T) {
-	tr := &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
-	mine := tr.want(3, api.LatencyFilter{}, time.Now(), lease)
+	tr := newTraces()
+	mine := tr.want(3, 0, api.LatencyFilter{}, time.Now(), lease)
 	tr.take(rawWait(t, nil))
 	tr.take(raw(t, func(k *latencyRecord) { k.Id = 8 }))
 	tr.take(raw(t, nil))
-	list, _, _ := tr.after(mine, 0, maxRecords)
+	list, _, _, _ := tr.after(mine, 0, maxRecords)
 	if len(list) != 2 || len(list[0].waits) != 0 || len(list[1].waits) != 1 || list[1].waits[0].all != 9000 || len(tr.waits) != 0 {
 		t.Errorf("%+v, kept %v", list, tr.waits)
 	}
-	tr.take(rawWait(t, nil))
-	tr.flush(time.Now().Add(time.Hour))
-	if len(tr.waits) != 0 {
-		t.Errorf("kept for a packet that does not come: %v", tr.waits)
+}
+
+// A wait is as long as it was, also one of more than 2^32 ns.
+func TestLongWait(t *testing.T) {
+	const long = 10 * time.Second
+	_, w, err := parseWait(rawWait(t, func(k *latencyWaited) { k.Ns, k.Part[0].Ns = uint64(long), uint64(long) }))
+	must(t, err)
+	if w.all != long || w.parts[0].ns != long {
+		t.Errorf("a wait of %v: %+v", long, w)
 	}
 }
 
@@ -145,4 +151,72 @@ func TestBacklog(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// However many waits have come whose record does not, that of the next record is told, and
+// what was given up is counted.
+func TestWaitsOfStrangers(t *testing.T) {
+	tr := newTraces()
+	mine := tr.want(3, 0, api.LatencyFilter{}, time.Now(), lease)
+	for id := range uint64(maxRecords) {
+		tr.take(rawWait(t, func(k *latencyWaited) { k.Id = 1000 + id }))
+	}
+	tr.take(rawWait(t, nil))
+	tr.take(raw(t, nil))
+	if list, _, _, _ := tr.after(mine, 0, maxRecords); len(list) != 1 || len(list[0].waits) != 1 {
+		t.Errorf("%+v, want one record with its wait", list)
+	}
+	if got := tr.astray + uint64(len(tr.waits)); got != maxRecords {
+		t.Errorf("%d waits without a record are accounted for, want %d", got, maxRecords)
+	}
+}
+
+// What packets of others wait for at the uplink does not reach user space, and takes no
+// room from those of the container that asks.
+func TestWaitsBesideFlood(t *testing.T) {
+	testkit.NeedRoot(t)
+	if runtime.NumCPU() < 2 {
+		testkit.Skip(t, "needs two CPUs")
+	}
+	h := newHost(t)
+	h.bridge()
+	web, c := h.add("web", "10.66.0.2/24", h.ns)
+	other, _ := h.add("other", "10.66.0.3/24", h.ns)
+	h.f.cfg.Containers = known{}
+	h.measure(true, c)
+	must(t, h.ns.SetQueues("nic0", "rx", "rps_cpus", func(int) string { return "2" }))
+	h.Load(web, nil, "udp-recv", "--listen", "10.66.0.2:9000")
+	h.Load(other, nil, "udp-recv", "--listen", "10.66.0.3:9000")
+	h.Load(h.wire, []int{0}, "udp-send", "--to", "10.66.0.2:9000", "--rate", "500", "--size", "64")
+	h.Load(h.wire, []int{0}, "udp-send", "--to", "10.66.0.3:9000", "--size", "64")
+	var maps struct {
+		Tickets *ebpf.Variable `ebpf:"fl_tickets"`
+	}
+	must(t, h.f.meter.object.Load(&maps, nil))
+	filter := api.LatencyFilter{Protocol: api.LatencyUDP, Port: 9000}
+	seen, told := 0, 0
+	h.await(func() string {
+		got, _, err := h.f.Trace(t.Context(), c.ID, false, filter, maxRecords, time.Second)
+		must(t, err)
+		filter.After = got.Next
+		for _, r := range got.Records {
+			seen++
+			for _, w := range r.waits {
+				if w.stage == First {
+					told++
+				}
+			}
+		}
+		var tickets [2]uint32
+		must(t, maps.Tickets.Get(&tickets))
+		if tickets[Ingress] < 10*maxRecords || told < 10 {
+			return fmt.Sprintf("of %d records %d have waited at the uplink, of %d packets there; %d waits were lost", seen, told, tickets[Ingress], got.LostWaits)
+		}
+		return ""
+	})
+	h.f.tracer.mu.Lock()
+	defer h.f.tracer.mu.Unlock()
+	if h.f.tracer.astray > 0 {
+		t.Errorf("%d waits came whose packet nobody has recorded", h.f.tracer.astray)
+	}
 }

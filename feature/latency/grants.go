@@ -1,0 +1,113 @@
+package latency
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// latencyKey is the key of policy that a grant decides.
+const latencyKey = "fairlead.latency"
+
+// granted is for how long a container is measured that a process asks for, unless it asks
+// again: whoever is killed is forgotten then.
+const granted = 15 * time.Second
+
+// inForce is how long a process waits until it is.
+const inForce = 10 * time.Second
+
+// grantee is a process that has a container measured.
+type grantee struct {
+	container container.ID
+	pid       int
+}
+
+// grant is that it has, whatever policy says.
+type grant struct {
+	uid          int
+	since, until time.Time
+}
+
+// measureFor has a container measured for a process for a while, or no longer, and waits
+// until it is.
+func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.LatencyMeasure) (out api.LatencyMeasured, err error) {
+	by, now := grantee{id, ask.PID}, time.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g, had := f.grants[by]
+	if !ask.On {
+		if had {
+			g.until = now
+			f.grants[by] = g // Decide takes it back
+		}
+		return out, nil
+	}
+	if f.host == nil {
+		return out, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "latency: " + f.support.Why}
+	}
+	if !had {
+		g = grant{uid: ask.UID, since: now}
+	}
+	g.until = now.Add(granted)
+	f.grants[by] = g
+	timeout := time.After(inForce)
+	for f.member[id] == nil {
+		applied := f.applied
+		f.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-timeout:
+			err = &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "the container is not measured yet; `fairlead ps` says why"}
+		case <-applied:
+		}
+		f.mu.Lock()
+		if err != nil {
+			g.until = time.Now()
+			f.grants[by] = g
+			return out, err
+		}
+	}
+	return api.LatencyMeasured{On: true, Until: g.until}, nil
+}
+
+// tell wakes those who wait for Apply. f.mu is held.
+func (f *Latency) tell() {
+	close(f.applied)
+	f.applied = make(chan struct{})
+}
+
+// Adopt implements feature.Decider. Who had a container measured asks again.
+func (f *Latency) Adopt([]journal.Entry) []policy.Decision { return nil }
+
+// Decide implements feature.Decider: a container that a process asks for is measured, if
+// policy does not say so anyway.
+func (f *Latency) Decide(targets []policy.Target, _ bool) (out []policy.Decision, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	stands := make(map[container.ID]policy.Decision)
+	for by, g := range f.grants {
+		d := policy.Decision{Container: by.container, Key: latencyKey, Value: "on", Since: g.since, Expiry: g.until}
+		d.Reason = fmt.Sprintf("process %d of uid %d has it measured while it runs", by.pid, g.uid)
+		if d.Lapsed(now) {
+			delete(f.grants, by)
+			d.Since = now // another one than stands, which it takes back
+		}
+		if other, known := stands[by.container]; !known || d.Expiry.After(other.Expiry) {
+			stands[by.container] = d
+		}
+	}
+	for _, t := range targets {
+		if d, asked := stands[t.Container.ID]; asked && (t.Settings.Latency == nil || !*t.Settings.Latency) {
+			out = append(out, d)
+		}
+	}
+	return out, nil
+}

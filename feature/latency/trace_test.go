@@ -1,0 +1,242 @@
+package latency
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/policy"
+)
+
+// unwired is a feature that records one container, of slot 3, and has nothing in the kernel.
+func unwired() *Latency {
+	f := &Latency{
+		cfg: Config{Log: slog.New(slog.DiscardHandler)}, host: new(netdev.NS), tracer: newTraces(), spells: make(spells), grants: make(map[grantee]grant),
+		applied: make(chan struct{}), tenants: make(map[identity.Tenant]*tenant), member: make(map[container.ID]*tenant),
+	}
+	t := &tenant{key: identity.Tenant{NetNS: 70}, slot: 3, traced: true}
+	f.tenants[t.key], f.member[1] = t, t
+	return f
+}
+
+// Who waits for longer than packets are recorded after a request still gets the first one.
+func TestTraceBeyondLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := unwired()
+		go func() {
+			time.Sleep(3 * lease / 2)
+			f.tracer.take(raw(t, nil))
+		}()
+		began := time.Now()
+		out, ok, err := f.Trace(t.Context(), 1, false, api.LatencyFilter{}, maxRecords, 3*lease)
+		if err != nil || !ok || len(out.Records) != 1 || time.Since(began) != 3*lease/2 {
+			t.Errorf("after %v: %+v, %v, %v; want the record of the fifteenth second", time.Since(began), out, ok, err)
+		}
+	})
+}
+
+// Who follows a recording that has ended is told that it has missed something, whatever
+// numbers the next one gives.
+func TestNumbersAfterLapse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := unwired()
+		ask := func(after uint64) Traced {
+			t.Helper()
+			out, ok, err := f.Trace(t.Context(), 1, false, api.LatencyFilter{After: after}, maxRecords, 0)
+			if err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+			return out
+		}
+		ask(0)
+		for range 3 {
+			f.tracer.take(raw(t, nil))
+		}
+		last := ask(1)
+		if len(last.Records) != 3 || last.Missed != 0 {
+			t.Fatalf("%+v", last)
+		}
+		tn := f.member[1]
+		slots, left := f.tracer.lapsed(time.Now().Add(2 * lease))
+		if tn.numbered = slots[tn.slot]; left != 0 || tn.numbered != last.Next {
+			t.Fatalf("%v, %d left", slots, left)
+		}
+		f.tracer = newTraces()
+		ask(0)
+		for range 5 {
+			f.tracer.take(raw(t, nil))
+		}
+		if got := ask(last.Next); len(got.Records) != 5 || got.Missed != 1 {
+			t.Errorf("who followed got %d records, missed %d; want 5, and at least 1 missed", len(got.Records), got.Missed)
+		}
+		if got := ask(1); len(got.Records) != 5 || got.Missed != 0 {
+			t.Errorf("who asks for all got %d records, missed %d", len(got.Records), got.Missed)
+		}
+		// The container was measured anew: its numbers begin at 1 again.
+		f.tracer, tn.numbered = newTraces(), 0
+		ask(0)
+		f.tracer.take(raw(t, nil))
+		if got := ask(last.Next + 5); len(got.Records) != 1 || got.Missed != 1 {
+			t.Errorf("of a container that is measured anew %d records, missed %d", len(got.Records), got.Missed)
+		}
+	})
+}
+
+// Containers that ask themselves have the host watched for ten seconds of a minute, two of
+// them in any minute; who has waited longest comes first. An operator has it all the time.
+func TestSpells(t *testing.T) {
+	key := func(n uint64) identity.Tenant { return identity.Tenant{NetNS: n} }
+	s, start := make(spells), time.Unix(1000, 0)
+	at := func(sec int) time.Time { return start.Add(time.Duration(sec) * time.Second) }
+	has := func(sec int, want ...uint64) {
+		t.Helper()
+		var got []uint64
+		for n := range uint64(5) {
+			if s.on(key(n), at(sec)) {
+				got = append(got, n)
+			}
+		}
+		if len(got) != len(want) || len(want) > 0 && got[0] != want[0] {
+			t.Errorf("after %d s: %v, want %v", sec, got, want)
+		}
+	}
+	greedy := []identity.Tenant{key(1), key(2)}
+	s.settle(greedy, at(0))
+	has(0, 1, 2)
+	s.settle(append(greedy, key(3)), at(1))
+	has(9, 1, 2)
+	has(10)
+	s.settle(append(greedy, key(3)), at(59))
+	has(59)
+	s.settle(append(greedy, key(3)), at(60))
+	has(60, 1, 3)
+	watched := 0
+	for sec := range 3600 {
+		s.settle(append(greedy, key(3), key(4)), at(100+sec))
+		for n := range uint64(5) {
+			if s.on(key(n), at(100+sec)) {
+				watched++
+				break
+			}
+		}
+	}
+	if watched > 3600/3+20 {
+		t.Errorf("watched for %d of 3600 seconds", watched)
+	}
+
+	synctest.Test(t, func(t *testing.T) {
+		f := unwired()
+		watches := func(want bool, why string) {
+			t.Helper()
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if got := f.watches(time.Now()); got != want {
+				t.Errorf("%s: %v", why, got)
+			}
+		}
+		_, err := f.switchTracing(1, true)
+		must(t, err)
+		watches(true, "just begun")
+		time.Sleep(spell)
+		watches(false, "its spell is over")
+		_, _, err = f.Trace(t.Context(), 1, true, api.LatencyFilter{}, 1, 0)
+		must(t, err)
+		watches(false, "asked again within the span")
+		_, _, err = f.Trace(t.Context(), 1, false, api.LatencyFilter{}, 1, 0)
+		must(t, err)
+		watches(true, "an operator asks")
+		time.Sleep(lease + 1)
+		watches(false, "he does no longer")
+	})
+}
+
+// Only so many containers are recorded at their own request, whose records are kept.
+func TestMostSelf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := unwired()
+		f.member[1].traced = false
+		for n := range uint64(mostSelf) {
+			f.tenants[identity.Tenant{NetNS: 100 + n}] = &tenant{traced: true, askedSelf: time.Now().Add(lease)}
+		}
+		_, _, err := f.Trace(t.Context(), 1, true, api.LatencyFilter{}, 1, 0)
+		if e := (*api.Error)(nil); !errors.As(err, &e) || e.Code != "unavailable" {
+			t.Errorf("one more: %v", err)
+		}
+		if _, ok, err := f.Trace(t.Context(), 1, false, api.LatencyFilter{}, 1, 0); !ok || err != nil {
+			t.Errorf("an operator: %v, %v", ok, err)
+		}
+	})
+}
+
+// A container is measured for as long as a process asks, and no longer: also if that is
+// killed. What policy says anyway is not decided.
+func TestMeasureFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := unwired()
+		tn := f.member[1]
+		delete(f.member, 1)
+		off, on := false, true
+		decided := func(says *bool) []policy.Decision {
+			t.Helper()
+			out, err := f.Decide([]policy.Target{{Container: container.Container{ID: 1}, Settings: policy.Settings{Latency: says}}}, true)
+			must(t, err)
+			return out
+		}
+		ask := func(pid int, on bool) (api.LatencyMeasured, error) {
+			out, err := f.Report(t.Context(), &container.Container{ID: 1}, api.Ask{Body: api.LatencyMeasure{On: on, PID: pid}})
+			got, _ := out.(api.LatencyMeasured)
+			return got, err
+		}
+		began := time.Now()
+		go func() {
+			time.Sleep(time.Second)
+			if got := decided(&off); len(got) != 1 || got[0].Key != "fairlead.latency" || got[0].Value != "on" || got[0].Expiry.Sub(began) != granted {
+				t.Errorf("%+v", got)
+			}
+			f.mu.Lock()
+			f.member[1] = tn // as Apply does
+			f.tell()
+			f.mu.Unlock()
+		}()
+		got, err := ask(10, true)
+		if err != nil || !got.On || got.Until.Sub(began) != granted || time.Since(began) != time.Second {
+			t.Fatalf("after %v: %+v, %v", time.Since(began), got, err)
+		}
+		if got := decided(&on); len(got) != 0 {
+			t.Errorf("decided though policy says it: %+v", got)
+		}
+		_, err = ask(11, true)
+		must(t, err)
+		_, err = ask(10, false)
+		must(t, err)
+		if got := decided(nil); len(got) != 1 || got[0].Lapsed(time.Now()) {
+			t.Errorf("one of two has ended: %+v", got)
+		}
+		_, err = ask(11, false)
+		must(t, err)
+		if got := decided(nil); len(got) != 1 || !got[0].Lapsed(time.Now()) || !got[0].Since.Equal(time.Now()) {
+			t.Errorf("both have ended: %+v", got)
+		}
+		_, err = ask(12, true)
+		must(t, err)
+		time.Sleep(granted)
+		if got := decided(nil); len(got) != 1 || !got[0].Lapsed(time.Now()) {
+			t.Errorf("killed: %+v", got)
+		}
+		if got := decided(nil); len(got) != 0 || len(f.grants) != 0 {
+			t.Errorf("after that: %+v", got)
+		}
+		// It does not come into force.
+		delete(f.member, 1)
+		began = time.Now()
+		if _, err := ask(13, true); err == nil || time.Since(began) != inForce {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+	})
+}
