@@ -18,7 +18,7 @@ import (
 // A flood that costs more than a container has is charged to it, and what is
 // beyond is dropped; in the end everything is as its owner has it.
 func TestChargeFlood(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	const quota, period = 20 * time.Millisecond, 100 * time.Millisecond
 	h := newHost(t, sandbox.CPU{})
 	h.start(h.box, "udp-recv", "--listen", ":9000") // before the quota, with which it takes long

@@ -18,7 +18,7 @@ import (
 // neighbour that gets them, too, and has used up what it may, has only its own
 // dropped.
 func TestFloodedPacketsAreNotDropped(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	for _, by := range testkit.Cases(t, 1, drop.ByXDP, drop.ByTC) {
 		t.Run(string(by), func(t *testing.T) {
 			h := newHost(t, sandbox.CPU{})

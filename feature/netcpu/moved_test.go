@@ -86,7 +86,7 @@ var movedModes = []policy.NetCPU{policy.NetCPUIsolate, policy.NetCPUCharge}
 // container of it: everything that was changed of the first is undone, whichever
 // of the two the agent hears of first, and the second one pays from then on.
 func TestMovedElsewhere(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Parallel()
 	type change struct {
 		mode  policy.NetCPU

@@ -181,7 +181,7 @@ func (n *Netcpu) Support() probe.Verdict { return n.support }
 // follows is decided by package auto, and comes as another mode. That a container
 // cannot be accounted for in every part keeps nothing else from being done.
 // Errors: ErrNoAccounts for auto and charge, feature.ErrPartly where isolate does not
-// cover all of the packets' way, feature.ErrNotBuilt for a mode that there is not.
+// cover all of the packets' way.
 func (n *Netcpu) Apply(ctx context.Context, t policy.Target) error {
 	mode := cmp.Or(t.Settings.NetCPU, policy.NetCPUObserve)
 	if err := n.locate(t.Container); err != nil {
@@ -210,10 +210,10 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 		}
 		return err
 	case policy.NetCPUCharge:
-		return n.charge(ctx, t.Container, t.Settings.NetCPUReserve, t.Expiry)
+		return n.charge(ctx, t.Container, t.Settings.NetCPUReserve, t.Until(modeKey))
 	case policy.NetCPUIsolate:
 	default:
-		return fmt.Errorf("netcpu %s: %w", mode, feature.ErrNotBuilt)
+		return fmt.Errorf("netcpu %s: unknown mode", mode)
 	}
 	c := t.Container
 	if err := n.isolates(c); err != nil {
@@ -224,7 +224,7 @@ func (n *Netcpu) enforce(ctx context.Context, t policy.Target, mode policy.NetCP
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.isolator.Isolate(ctx, c, t.Expiry); err != nil {
+	if err := n.isolator.Isolate(ctx, c, t.Until(modeKey)); err != nil {
 		return err
 	}
 	return n.uncovered(ctx, c)

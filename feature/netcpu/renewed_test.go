@@ -20,7 +20,7 @@ import (
 // A container that was given a queue ends after the uplink has made its queues
 // anew: what it had is undone none the less.
 func TestQueueOfAnEndedThread(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	h.needNAPIs()
@@ -57,7 +57,7 @@ func restart(b *sandbox.Box, dev string) error {
 // What makes the NAPIs of a device anew makes their threads anew, too, in the group
 // of all: they are placed again, at the container and at the uplink.
 func TestThreadsMadeAnew(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Parallel()
 	h := newHost(t, sandbox.CPU{})
 	before := h.state()
@@ -100,7 +100,7 @@ func TestThreadsMadeAnew(t *testing.T) {
 // quota does not stop its thread, and may have one again without. The queue goes
 // back before the container does.
 func TestQueueFollowsQuota(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	t.Parallel()
 	throttled, err := probe.KthreadsThrottled(kernel.Default())
 	must(t, err)

@@ -240,7 +240,7 @@ func verdict(t *testing.T) *ebpf.Program {
 // stays; where the driver refuses, nothing has changed. Packets are dropped by tc
 // then, and the reason is told.
 func TestXDPKeepsOut(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	type obstacle struct {
 		name    string
 		prepare func(h *host) (foreign bool)

@@ -15,6 +15,8 @@
  *   net_dev_start_xmit  to a tenant's veth: the open packet belongs to that
  *                       tenant, and so does the work from here on.
  *   sockets             identify the owner where no veth does (sock.bpf.h).
+ *   fate.h              a program that dropped the open packet, or redirected it into a
+ *                       container, told whose it was.
  *   napi_poll           the last packet ends.
  *
  * A run includes the interrupt that raised its softirq if that is a timer interrupt
@@ -45,6 +47,7 @@
  */
 
 #include "charges.h"
+#include "fate.h"
 #include "identity.h"
 #include "kernel.h"
 #include "parse.h"
@@ -259,6 +262,8 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		sends(c, skb, to);
 		return 0; /* a task sends: the scheduler charges it */
 	}
+	if (c->cur == OPEN)
+		told(c); /* what it was handed over to answers */
 	dev = device(c, to);
 	slot = dev & SLOT;
 	c->network = 1;
@@ -308,7 +313,7 @@ int BPF_PROG(fl_xmit, struct sk_buff *skb, struct net_device *to)
 		return 0;
 	}
 	if (c->cur == OPEN) {
-		settle(c, slot, class | c->proto, skb, packets);
+		settle(c, slot, class | c->proto, (__u64)skb, packets);
 		return 0;
 	}
 	if (slot == c->owner)
@@ -382,16 +387,16 @@ int fl_stamp(struct __sk_buff *skb)
 }
 
 /*
- * The program that drops packets by XDP at an uplink calls this, after it has
- * written the tenant's slot into fl_dropped. No tracepoint shows such a packet. It
- * counts like one that a device of the tenant receives.
+ * The program that drops packets by XDP at an uplink calls this, after it has told for
+ * whom (fate.h). No tracepoint shows such a packet. It counts like one that a device of
+ * the tenant receives.
  */
 SEC("xdp.frags")
 int fl_taken(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct ethhdr *eth = data;
-	__u32 slot = dropped(), class = OTHER;
+	__u32 slot = of_tenant(fl_take_fate().tenant), class = OTHER;
 	__u64 bytes = end - data;
 	struct cpu *c = this_cpu();
 

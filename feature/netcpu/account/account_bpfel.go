@@ -138,10 +138,12 @@ const (
 	accountMapFlAccounts   = "fl_accounts"
 	accountMapFlCgroups    = "fl_cgroups"
 	accountMapFlCharges    = "fl_charges"
+	accountMapFlContainers = "fl_containers"
 	accountMapFlCpus       = "fl_cpus"
 	accountMapFlDevices    = "fl_devices"
-	accountMapFlDropped    = "fl_dropped"
+	accountMapFlFates      = "fl_fates"
 	accountMapFlNested     = "fl_nested"
+	accountMapFlPayers     = "fl_payers"
 	accountMapFlThefts     = "fl_thefts"
 	accountMapFlUsed       = "fl_used"
 	accountProgFlCall      = "fl_call"
@@ -226,15 +228,17 @@ type accountProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type accountMapSpecs struct {
-	FlAccounts *ebpf.MapSpec `ebpf:"fl_accounts"`
-	FlCgroups  *ebpf.MapSpec `ebpf:"fl_cgroups"`
-	FlCharges  *ebpf.MapSpec `ebpf:"fl_charges"`
-	FlCpus     *ebpf.MapSpec `ebpf:"fl_cpus"`
-	FlDevices  *ebpf.MapSpec `ebpf:"fl_devices"`
-	FlDropped  *ebpf.MapSpec `ebpf:"fl_dropped"`
-	FlNested   *ebpf.MapSpec `ebpf:"fl_nested"`
-	FlThefts   *ebpf.MapSpec `ebpf:"fl_thefts"`
-	FlUsed     *ebpf.MapSpec `ebpf:"fl_used"`
+	FlAccounts   *ebpf.MapSpec `ebpf:"fl_accounts"`
+	FlCgroups    *ebpf.MapSpec `ebpf:"fl_cgroups"`
+	FlCharges    *ebpf.MapSpec `ebpf:"fl_charges"`
+	FlContainers *ebpf.MapSpec `ebpf:"fl_containers"`
+	FlCpus       *ebpf.MapSpec `ebpf:"fl_cpus"`
+	FlDevices    *ebpf.MapSpec `ebpf:"fl_devices"`
+	FlFates      *ebpf.MapSpec `ebpf:"fl_fates"`
+	FlNested     *ebpf.MapSpec `ebpf:"fl_nested"`
+	FlPayers     *ebpf.MapSpec `ebpf:"fl_payers"`
+	FlThefts     *ebpf.MapSpec `ebpf:"fl_thefts"`
+	FlUsed       *ebpf.MapSpec `ebpf:"fl_used"`
 }
 
 // accountVariableSpecs contains global variables before they are loaded into the kernel.
@@ -269,15 +273,17 @@ func (o *accountObjects) Close() error {
 //
 // It can be passed to loadAccountObjects or ebpf.CollectionSpec.LoadAndAssign.
 type accountMaps struct {
-	FlAccounts *ebpf.Map `ebpf:"fl_accounts"`
-	FlCgroups  *ebpf.Map `ebpf:"fl_cgroups"`
-	FlCharges  *ebpf.Map `ebpf:"fl_charges"`
-	FlCpus     *ebpf.Map `ebpf:"fl_cpus"`
-	FlDevices  *ebpf.Map `ebpf:"fl_devices"`
-	FlDropped  *ebpf.Map `ebpf:"fl_dropped"`
-	FlNested   *ebpf.Map `ebpf:"fl_nested"`
-	FlThefts   *ebpf.Map `ebpf:"fl_thefts"`
-	FlUsed     *ebpf.Map `ebpf:"fl_used"`
+	FlAccounts   *ebpf.Map `ebpf:"fl_accounts"`
+	FlCgroups    *ebpf.Map `ebpf:"fl_cgroups"`
+	FlCharges    *ebpf.Map `ebpf:"fl_charges"`
+	FlContainers *ebpf.Map `ebpf:"fl_containers"`
+	FlCpus       *ebpf.Map `ebpf:"fl_cpus"`
+	FlDevices    *ebpf.Map `ebpf:"fl_devices"`
+	FlFates      *ebpf.Map `ebpf:"fl_fates"`
+	FlNested     *ebpf.Map `ebpf:"fl_nested"`
+	FlPayers     *ebpf.Map `ebpf:"fl_payers"`
+	FlThefts     *ebpf.Map `ebpf:"fl_thefts"`
+	FlUsed       *ebpf.Map `ebpf:"fl_used"`
 }
 
 func (m *accountMaps) Close() error {
@@ -285,10 +291,12 @@ func (m *accountMaps) Close() error {
 		m.FlAccounts,
 		m.FlCgroups,
 		m.FlCharges,
+		m.FlContainers,
 		m.FlCpus,
 		m.FlDevices,
-		m.FlDropped,
+		m.FlFates,
 		m.FlNested,
+		m.FlPayers,
 		m.FlThefts,
 		m.FlUsed,
 	)

@@ -144,18 +144,31 @@ func TestHolder(t *testing.T) {
 	m := newMeter(t)
 	m.cfg.Ends = nil // the devices are not there
 	const netns, host = 4026531000, 4026531001
+	in := identity.Tenant{NetNS: netns}
 	devices := []identity.Device{{Netns: netns, Ifindex: 2}, {Netns: host, Ifindex: 3, HostEnd: true}}
+	var network identity.Slot // of the namespace
 	watch := func(id container.ID, rank int) {
 		t.Helper()
-		must(t, m.Watch(identity.Member{ID: id, Devices: devices, Rank: rank}))
+		must(t, m.Watch(identity.Member{ID: id, Tenant: in, Cgroups: []uint64{uint64(id)}, Devices: devices, Rank: rank}))
 	}
 	holds := func(when string, want container.ID) {
 		t.Helper()
 		got, ok := m.Holder(netns)
 		slot, _ := m.Slot(want)
-		device := m.cfg.Identity.AccountAt(netns, 2)
-		if got != want || ok != (want != 0) || uint32(device) != slot {
-			t.Errorf("%s: %v, %v has it, and slot %d, want %v with slot %d", when, got, ok, device, want, slot)
+		if s := m.cfg.Identity.Lookup(in); s != identity.Nobody {
+			network = s
+		}
+		var pays uint32
+		must(t, m.maps.FlPayers.Lookup(uint32(network), &pays))
+		if got != want || ok != (want != 0) || pays != slot {
+			t.Errorf("%s: %v, %v has it, and slot %d pays, want %v with slot %d", when, got, ok, pays, want, slot)
+		}
+		for id := range container.ID(3) { // each has its own tasks
+			var own uint32
+			err := m.maps.FlContainers.Lookup(uint64(id), &own)
+			if slot, ok := m.Slot(id); own != slot || ok == errors.Is(err, ebpf.ErrKeyNotExist) {
+				t.Errorf("%s: tasks of %v are slot %d's, want %d; %v", when, id, own, slot, err)
+			}
 		}
 	}
 	holds("nobody", 0)
@@ -229,7 +242,7 @@ func TestFull(t *testing.T) {
 	must(t, m.Watch(identity.Member{ID: 2, Cgroups: cgroups[len(cgroups)-1:]})) // which is not its fault
 	must(t, m.Forget(2))
 	must(t, m.Watch(identity.Member{ID: 1, Cgroups: cgroups[:5]}))
-	if err := m.Watch(identity.Member{ID: 1, Devices: []identity.Device{{Netns: 1, Ifindex: 1, HostEnd: true}}}); err == nil {
+	if err := m.Watch(identity.Member{ID: 1, Tenant: identity.Tenant{NetNS: 2}, Devices: []identity.Device{{Netns: 1, Ifindex: 1, HostEnd: true}}}); err == nil {
 		t.Error("a device in a namespace that is not there: no error")
 	}
 	must(t, m.Watch(identity.Member{ID: 1, Cgroups: cgroups[:5]}))

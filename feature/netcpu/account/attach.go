@@ -22,9 +22,9 @@ import (
 func (m *Meter) attach(t *tenant) error {
 	var errs []error
 	stamped := make(map[ends.Device]bool)
+	holds := m.cfg.Ends != nil && m.holder(t.told.Tenant) == t // stamps the packets of shared devices
 	for _, d := range t.told.Devices {
-		// The account that owns a shared device stamps its packets.
-		if !d.HostEnd || m.cfg.Ends == nil || uint32(m.cfg.Identity.AccountAt(d.Netns, d.Ifindex)) != t.slot {
+		if !d.HostEnd || !holds {
 			continue
 		}
 		at := ends.Place{
@@ -46,24 +46,24 @@ func (m *Meter) attach(t *tenant) error {
 	return errors.Join(errs...)
 }
 
-// attachAll calls attach for every tenant that shares a device with a changed tenant:
-// the owner of the device may be another one now.
+// attachAll calls attach for every tenant that shares a network with a changed tenant: its
+// holder may be another one now.
 func (m *Meter) attachAll(changed ...identity.Member) error {
 	var errs []error
 	for _, t := range m.slots {
 		if t == nil {
 			continue
 		}
-		if slices.ContainsFunc(changed, func(c identity.Member) bool { return c.ID == t.told.ID || share(c, t.told) }) {
+		if slices.ContainsFunc(changed, func(c identity.Member) bool { return c.ID == t.told.ID || shares(c, t.told) }) {
 			errs = append(errs, m.attach(t))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// share reports whether two tenants have a device in common.
-func share(a, b identity.Member) bool {
-	return slices.ContainsFunc(a.Devices, func(d identity.Device) bool { return slices.Contains(b.Devices, d) })
+// shares reports whether two containers are one network tenant.
+func shares(a, b identity.Member) bool {
+	return a.Tenant != (identity.Tenant{}) && a.Tenant == b.Tenant
 }
 
 // bySocket reports whether only the socket identifies some of a tenant's packets,

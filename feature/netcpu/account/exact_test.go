@@ -26,7 +26,7 @@ func TestIdle(t *testing.T) {
 // A table of thefts that is full is counted, and the accounts stay exact: what
 // one has taken and another has lost, too.
 func TestLost(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t, "bpf:feature/netcpu/account")
 	l := newLab(t, exactMeter(t))
 	wire, box, victim := l.bare("wire"), l.box("box"), l.box("victim")
 	l.watch(victim)

@@ -22,7 +22,7 @@ import (
 // by their source, by its device's address, by marks and priorities, and by the
 // very field that fairlead tells them by. They are charged to who has sent them.
 func TestForged(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/netcpu/account", "path:bridge")
+	testkit.InFull(t, "bpf:feature/netcpu/account", "path:bridge")
 	m := exactMeter(t)
 	for _, to := range []string{"10.66.0.1:9000", "10.66.0.4:9000"} { // outside, and on the same host
 		t.Run(to, func(t *testing.T) {
@@ -99,7 +99,7 @@ func claimed(claim uint32, to string, count int) error {
 // many flows. Nothing is kept for each of them: every packet is counted, nothing
 // is lost, and a neighbour's are as right as ever.
 func TestShortFlows(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.InFull(t, "path:bridge")
 	f := newFabric(t, exactMeter(t))
 	many, steady := f.add("many", 2), f.add("steady", 3)
 	r := f.receive(steady, 0, ":9000")

@@ -104,7 +104,8 @@ func (l *lab) device(b *sandbox.Box, name string, hostEnd bool) identity.Device 
 
 func (l *lab) watch(b *sandbox.Box, devices ...identity.Device) {
 	l.t.Helper()
-	must(l.t, l.m.Watch(identity.Member{ID: l.ids[b], Cgroups: []uint64{uint64(l.ids[b])}, Devices: devices}))
+	in := identity.Tenant{NetNS: l.Open(b).Inode()}
+	must(l.t, l.m.Watch(identity.Member{ID: l.ids[b], Tenant: in, Cgroups: []uint64{uint64(l.ids[b])}, Devices: devices}))
 }
 
 // world makes a tenant of the namespace that stands for the world outside of

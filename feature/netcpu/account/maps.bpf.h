@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of account.bpf.c, in addition to those of charges.h and identity.h. */
+/* The maps of account.bpf.c, in addition to those of charges.h, fate.h and identity.h. */
 
 /* Pairs of victim and culprit. */
 #define MAX_THEFTS 16384
@@ -20,11 +20,59 @@
 #define KIND_THREAD 3
 #define KIND_PEER 4 /* a task of whoever sent the packets; see peers() */
 
-/* The owner of a device as a CPU caches it: the account, and the flags of struct fl_owner. */
+/*
+ * The owner of a device as a CPU caches it: the account, the flags of struct fl_owner, and
+ * whether it is in a namespace that a tenant may have made.
+ */
 #define SLOT 0xffff
 #define HOST_END (FL_HOST_END << 16)
 #define HOST_SIDE (FL_HOST_SIDE << 16)
-#define NESTED (FL_NESTED << 16)
+#define NESTED (1U << 31)
+
+/*
+ * Slot of identity.h -> account that the tenant's packets are charged to: of containers
+ * that share a network, one's. User space writes it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FL_MAX_TENANTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_payers SEC(".maps");
+
+/*
+ * cgroup v2 id -> account of the container. Not by tenant, as each container of a pod has
+ * an account, and its own tasks are robbed. User space writes it; what has no room is an
+ * error there, and nobody's here.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FL_MAX_CGROUPS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} fl_containers SEC(".maps");
+
+#define MAX_NESTED 4096
+
+/* Who sent last in a namespace that user space does not know. */
+struct fl_nested {
+	__u64 cgroup;
+	__u64 tenant; /* the cgroup of the container that this is in; 0: no container's */
+	__u32 epoch;  /* fl_epoch when that was found */
+	__u32 pad;
+};
+
+/*
+ * Such a namespace anybody can make who may make a user namespace. By its inode, by the
+ * cgroup of the task that sends. Where it is full, the least used is forgotten.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_NESTED);
+	__type(key, __u32);
+	__type(value, struct fl_nested);
+} fl_nested SEC(".maps");
 
 struct work {
 	__u64 ns;
@@ -67,18 +115,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } fl_used SEC(".maps");
-
-/* Returns the tenant in fl_dropped, and clears it. */
-static __always_inline __u32 dropped(void)
-{
-	__u32 zero = 0, slot, *told = bpf_map_lookup_elem(&fl_dropped, &zero);
-
-	if (!told || !*told)
-		return 0;
-	slot = *told & SLOT;
-	*told = 0;
-	return slot;
-}
 
 #define ENTRIES 8
 #define RING 8
@@ -176,7 +212,7 @@ struct cpu {
 	__u32 outer;   /* it encapsulates another packet */
 	__u32 to_ifb;  /* it is redirected to an IFB */
 	__u32 from_ifb; /* it may come from an IFB of the host */
-	__u32 inner;   /* it was encapsulated */
+	__u32 inner;   /* packets of the wire in it, if it was encapsulated; else 0 */
 	__u32 ringed;  /* next index into ring */
 	__u32 in_ring;
 	__u32 bytes;

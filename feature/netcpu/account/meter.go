@@ -1,6 +1,7 @@
 package account
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -55,7 +56,9 @@ type Meter struct {
 
 	mu      sync.Mutex
 	tenants map[container.ID]*tenant
-	slots   []*tenant // by slot; nil: free; 0 is the system's
+	cgroups *identity.Cgroups // fl_containers
+	last    int               // nth of the last tenant
+	slots   []*tenant         // by slot; nil: free; 0 is the system's
 	gone    time.Duration
 	closed  bool
 
@@ -74,6 +77,7 @@ type Meter struct {
 // shows that no CPU holds charges for it.
 type tenant struct {
 	told  identity.Member
+	nth   int // in the order in which they were first watched
 	slot  uint32
 	state tenantState
 
@@ -138,6 +142,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 	}
 	m.maps, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Flush, objs.Around, objs.Call
 	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
+	m.cgroups = m.cfg.Identity.Cgroups(m.maps.FlContainers, "accounts of cgroups")
 	// In this order, so that the programs see the end of every run whose start they saw.
 	if m.links, err = m.object.Attach(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
 		return nil, err
@@ -184,14 +189,9 @@ func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 // only read it. It belongs to the Meter.
 func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 
-// Dropped is a map with one entry for each CPU. A program that drops a packet before a
-// device identifies its owner writes the owner's Slot there. The Meter then charges
-// the cost of the packet to that slot. The map belongs to the Meter.
-func (m *Meter) Dropped() *ebpf.Map { return m.maps.FlDropped }
-
-// Taker loads the program that an XDP program tail-calls to drop a packet. The caller
-// first writes the tenant's Slot into Dropped. Taker's program charges the cost of the
-// packet to it and returns XDP_DROP. frags says whether the caller accepts packets of
+// Taker loads the program that an XDP program tail-calls to drop a packet, after it has
+// told for which tenant (bpf/fate.h). Taker's program charges the cost of the packet to
+// the tenant's account and returns XDP_DROP. frags says whether the caller accepts packets of
 // several fragments (BPF_F_XDP_HAS_FRAGS); the kernel requires the same of both. The
 // caller closes the program.
 func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
@@ -214,16 +214,50 @@ func (m *Meter) Slot(id container.ID) (uint32, bool) {
 func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.slots[m.cfg.Identity.AccountAt(netns, 0)] // that of 0 is nil
+	t := m.holder(identity.Tenant{NetNS: netns})
 	if t == nil {
 		return 0, false
 	}
 	return t.told.ID, true
 }
 
+// holder returns the account that a network tenant's packets are charged to, nil for
+// System: of the containers that share it the one with the highest Rank, and among equals
+// the first.
+func (m *Meter) holder(of identity.Tenant) (holder *tenant) {
+	if of == (identity.Tenant{}) {
+		return nil
+	}
+	for _, t := range m.tenants {
+		if t.state != watched || t.told.Tenant != of {
+			continue
+		}
+		if holder == nil || cmp.Or(cmp.Compare(holder.told.Rank, t.told.Rank), cmp.Compare(t.nth, holder.nth)) < 0 {
+			holder = t
+		}
+	}
+	return holder
+}
+
+// charge charges the packets of a network tenant with a slot to its holder.
+func (m *Meter) charge(of identity.Tenant, slot identity.Slot) error {
+	if slot == identity.Nobody {
+		return nil
+	}
+	account := uint32(0)
+	if t := m.holder(of); t != nil {
+		account = t.slot
+	}
+	var was uint32
+	if err := m.maps.FlPayers.Lookup(uint32(slot), &was); err != nil || was == account {
+		return err
+	}
+	return errors.Join(m.maps.FlPayers.Put(uint32(slot), account), m.cfg.Identity.Changed())
+}
+
 // Watch starts to charge a container, or replaces what an earlier Watch said about it.
-// The Meter sets the Account of told. The error matches ErrSlots if no slot is free.
-// After any other error, for example about a device that has gone, the rest is in force.
+// The error matches ErrSlots if no slot is free. After any other error, for example about
+// a device that has gone, the rest is in force.
 func (m *Meter) Watch(told identity.Member) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,14 +274,33 @@ func (m *Meter) Watch(told identity.Member) error {
 		m.slots[slot] = t
 		m.tenants[told.ID] = t
 	}
+	if t.nth == 0 {
+		m.last++
+		t.nth = m.last
+	}
 	was := t.told
-	told.Account = uint16(t.slot)
 	t.told, t.state = told, watched
-	_, err := m.cfg.Identity.Tell(teller, told)
-	if err := errors.Join(err, m.attachAll(was, told)); err != nil {
+	if err := m.tell(was, told); err != nil {
 		return fmt.Errorf("account for container %v: %w", told.ID, err)
 	}
 	return nil
+}
+
+// tell brings what the programs know to a change of one container from was. One that is
+// not watched any more is forgotten.
+func (m *Meter) tell(was, now identity.Member) error {
+	before := m.cfg.Identity.Lookup(was.Tenant)
+	after := identity.Nobody
+	var errs []error
+	if t := m.tenants[now.ID]; t.state == watched {
+		var err error
+		after, err = m.cfg.Identity.Tell(teller, now)
+		errs = append(errs, m.cgroups.Tell(now, uint16(t.slot)), err)
+	} else {
+		errs = append(errs, m.cgroups.Forget(now.ID), m.cfg.Identity.Forget(teller, now.ID))
+	}
+	errs = append(errs, m.charge(was.Tenant, before), m.charge(now.Tenant, after))
+	return errors.Join(append(errs, m.attachAll(was, now))...)
 }
 
 // Room is how many containers can be accounted for at a time.
@@ -289,9 +342,9 @@ func (m *Meter) Forget(id container.ID) error {
 		return nil
 	}
 	was := t.told
-	t.state = forgotten
+	t.state, t.nth = forgotten, 0
 	t.told = identity.Member{ID: id}
-	if err := errors.Join(m.cfg.Identity.Forget(teller, id), m.attachAll(was, t.told)); err != nil {
+	if err := m.tell(was, t.told); err != nil {
 		return fmt.Errorf("end account of container %v: %w", id, err)
 	}
 	return nil

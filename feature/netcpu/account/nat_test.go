@@ -32,7 +32,7 @@ func TestNAT(t *testing.T) {
 }
 
 func TestNATFamilies(t *testing.T) {
-	testkit.OnKernels(t, "path:nat")
+	testkit.InFull(t, "path:nat")
 	testNAT(t, testkit.Cases(t, 3,
 		translated{name: "tcp polled", proto: TCP, polls: true},
 		translated{name: "udp ipv6", proto: UDP, v6: true},

@@ -211,23 +211,6 @@ static __always_inline void comes(struct cpu *c)
 	c->by_socket = 0;
 }
 
-static __always_inline __u32 class_of(__u8 protocol)
-{
-	switch (protocol) {
-	case IPPROTO_UDP:
-	case IPPROTO_UDPLITE:
-		return UDP;
-	case IPPROTO_TCP:
-		return TCP;
-	case IPPROTO_IPIP:
-	case IPPROTO_IPV6:
-	case IPPROTO_GRE:
-	case IPPROTO_ESP:
-		return ENCAPSULATED;
-	}
-	return OTHER;
-}
-
 /* The class of the packet whose network header is at l3. */
 static __always_inline __u32 protocol_at(unsigned char *l3, __u16 protocol)
 {
@@ -332,12 +315,22 @@ static __always_inline int further(struct cpu *c, struct sk_buff *skb)
 	       (c->ifindex != skb->dev->ifindex || c->netns != fl_netns_of(skb->dev));
 }
 
+/* How many packets of the wire a GSO packet contains. */
+static __always_inline __u64 segments(struct sk_buff *skb)
+{
+	struct skb_shared_info *info = (void *)(skb->head + skb->end);
+	__u16 n = 0;
+
+	bpf_probe_read_kernel(&n, sizeof(n), (void *)info + bpf_core_field_offset(info->gso_segs));
+	return n ? n : 1;
+}
+
 /* A packet begins whose owner is not known yet. */
 static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 {
 	int i;
 
-	dropped(); /* clear what a run that was not sampled left */
+	fl_take_fate(); /* what a run that was not sampled left */
 	c->cur = OPEN;
 	c->skb = (__u64)skb;
 	c->netns = fl_netns_of(skb->dev);
@@ -349,10 +342,12 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 	c->outer = !c->nested && carries(skb, c->proto);
 	c->to_ifb = 0;
 	c->from_ifb = c->run == TASKLET_SOFTIRQ && dev & HOST_SIDE;
-	c->inner = !c->nested && c->tunnel.packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
-		   unpacks(skb->dev);
-	if (c->inner)
+	c->inner = 0;
+	if (!c->nested && c->tunnel.packets && (c->netns != c->tunnel_netns || c->ifindex != c->tunnel_ifindex) &&
+	    unpacks(skb->dev)) {
+		c->inner = segments(skb);
 		c->tunnel_used = c->last;
+	}
 	if (c->outer) {
 		c->tunnel_netns = c->netns;
 		c->tunnel_ifindex = c->ifindex;
@@ -364,49 +359,4 @@ static __noinline void open(struct cpu *c, struct sk_buff *skb, __u32 dev)
 		if (c->ring[i].skb == c->skb)
 			done_with(c, &c->ring[i]);
 	}
-}
-
-/* How many packets of the wire a GSO packet contains. */
-static __always_inline __u64 segments(struct sk_buff *skb)
-{
-	struct skb_shared_info *info = (void *)(skb->head + skb->end);
-	__u16 n = 0;
-
-	bpf_probe_read_kernel(&n, sizeof(n), (void *)info + bpf_core_field_offset(info->gso_segs));
-	return n ? n : 1;
-}
-
-/*
- * The open packet turns out to belong to slot. So does its time so far, its part of
- * the first pass over a list, and the part of the tunnel that brought it. If skb is
- * 0, the packet is not known, and the oldest of the list counts. The interval goes
- * on and belongs to slot from its beginning, so the clock need not be read.
- */
-static __noinline void settle(struct cpu *c, __u32 slot, __u32 class, struct sk_buff *skb, __u32 packets)
-{
-	__u64 ns = 0, part;
-	struct entry *e;
-	int i;
-
-	if (c->in_ring) {
-		for (i = 0; i < RING; i++) {
-			struct ringed *r = &c->ring[(c->ringed + i) & (RING - 1)];
-
-			if (!r->ns || (skb && r->skb != (__u64)skb))
-				continue;
-			ns += r->ns;
-			r->ns = 0;
-			r->skb = 0;
-			break;
-		}
-	}
-	if (c->inner && c->tunnel.packets) {
-		e = entry(c, slot, RECEIVE | ENCAPSULATED);
-		e->packets += take(&c->tunnel, (skb ? segments(skb) : 1) * c->weight, &part);
-		e->ns += part;
-	}
-	ns += deferred(c);
-	use(c, slot, class, packets, packets ? c->bytes : 0);
-	c->entries[c->cur & (ENTRIES - 1)].ns += ns;
-	share(c);
 }

@@ -13,7 +13,7 @@ import (
 // Pairs of containers that live on fill the table. Those that have been idle leave their
 // places to others, and are read as before; those that grow stay.
 func TestIdlePairs(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t, "bpf:feature/netcpu/account")
 	m := newMeter(t)
 	ids := make(map[uint16]container.ID)
 	for slot := range uint16(200) {

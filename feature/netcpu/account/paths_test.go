@@ -60,7 +60,7 @@ func TestBridge(t *testing.T) {
 
 // The same, whatever it is in.
 func TestBridgeFamilies(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.InFull(t, "path:bridge")
 	bridged(t, testkit.Cases(t, 1,
 		datagrams{"ipv6 fragments", true, false, 4000, 3, 4000 + 8 + 3*48},
 		datagrams{"fragments", false, false, 4000, 3, 4000 + 8 + 3*20},
@@ -119,7 +119,7 @@ const (
 )
 
 func TestBridgeTCP(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge", "path:polled")
+	testkit.InFull(t, "path:bridge", "path:polled")
 	m := exactMeter(t)
 	for _, polls := range []bool{false, true} {
 		t.Run(fmt.Sprintf("polled %v", polls), func(t *testing.T) {
@@ -215,7 +215,7 @@ func TestOverlay(t *testing.T) {
 }
 
 func TestOverlayTCP(t *testing.T) {
-	testkit.OnKernels(t, "path:overlay")
+	testkit.InFull(t, "path:overlay")
 	f := newFabric(t, exactMeter(t))
 	box := f.inOverlay(f.overlay(), "box", 2)
 	r := f.load(box, 0, "tcp-recv", "--listen", ":9000")

@@ -13,7 +13,7 @@ import (
 // crosses no NIC, robs nobody: whoever sent it is told apart from those who only were on
 // the CPU. The receiver pays all the same.
 func TestPeers(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.InFull(t, "path:bridge")
 	m := exactMeter(t)
 	for _, from := range []string{"a container", "the host"} {
 		t.Run(from, func(t *testing.T) {

@@ -101,7 +101,7 @@ func TestKsoftirqd(t *testing.T) {
 // Packets that overtake one another, and those that stand for what is missing, are
 // the connection's.
 func TestReordered(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.InFull(t, "path:bridge")
 	f := newFabric(t, exactMeter(t))
 	// No netem: every second packet takes the slower way.
 	f.segmented(f.wire, "wire")

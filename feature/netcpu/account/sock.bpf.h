@@ -10,8 +10,12 @@ int fl_reached(struct __sk_buff *skb)
 {
 	struct cpu *c = this_cpu();
 
-	if (!c || !c->run || (c->cur != OPEN && !c->by_socket))
-		return 1; /* a task's own work, or a device identified it; pass */
+	if (!c || !c->run)
+		return 1; /* a task's own work; pass */
+	if (c->cur == OPEN && told(c))
+		c->by_socket = 1; /* the open packet was another's: this is one of the list before it */
+	if (c->cur != OPEN && !c->by_socket)
+		return 1; /* a device identified it; pass */
 	if (c->cur != OPEN && c->owner == fl_slot && !c->in_ring)
 		return 1; /* the next packet of a list with the same owner; pass */
 	if (c->cur != OPEN)

@@ -16,7 +16,7 @@ import (
 // What TCP sends from a timer is charged to who sent it. CPU 0 has nothing but the
 // sender and its timers: what its packets cost from there on is CPU 1's.
 func TestPaced(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/netcpu/account")
+	testkit.InFull(t, "bpf:feature/netcpu/account")
 	f := newFabric(t, exactMeter(t))
 	box, other := f.add("box", 2), f.add("other", 3)
 	f.rps(f.host, "h2", "2")

@@ -78,7 +78,7 @@ func askForNobody(index, count int) error {
 // for a port whose checksum only the container looks at, and so does the bridge with
 // all that has the container's address: whose device that is pays.
 func TestBroken(t *testing.T) {
-	testkit.OnKernels(t, "path:bridge")
+	testkit.InFull(t, "path:bridge")
 	m := exactMeter(t)
 	for _, c := range []struct {
 		name       string

@@ -46,7 +46,7 @@ func TestSampledDespiteForged(t *testing.T) {
 
 // What a tunnel's device brings is looked at packet by packet, on a busy CPU too.
 func TestExactBehindTunnel(t *testing.T) {
-	testkit.OnKernels(t, "path:overlay")
+	testkit.InFull(t, "path:overlay")
 	f := newFabric(t, newMeter(t))
 	box := f.inOverlay(f.overlay(), "box", 2)
 	r := f.receive(box, 1, ":9000")
@@ -72,7 +72,7 @@ func TestExactBehindTunnel(t *testing.T) {
 
 // What comes by another NIC takes no part of what a tunnel's packets have cost.
 func TestSecondNIC(t *testing.T) {
-	testkit.OnKernels(t, "path:overlay")
+	testkit.InFull(t, "path:overlay")
 	f := newFabric(t, exactMeter(t))
 	other := f.bare("other")
 	f.lab.wire(sandbox.End{Box: other, Name: "wire", Addr: prefix("10.66.0.9/24")},

@@ -2,7 +2,6 @@ package charge
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -62,7 +61,7 @@ func (ch *Charger) newPayer(dir, usage string, owner container.ID) (*payer, erro
 	if usage == "" {
 		return nil, errors.New("the container's cgroup is not known")
 	}
-	b, err := cgroup.ReadBandwidth(dir)
+	b, _, err := cgroup.GivenBandwidth(ch.cfg.Journal, dir, ch.v2())
 	if err != nil {
 		return nil, err
 	}
@@ -90,21 +89,18 @@ func (ch *Charger) limited(p *payer, b cgroup.Bandwidth) error {
 	if p.weighs != 0 {
 		return ch.turnWeight(p, p.weight)
 	}
-	w, err := cgroup.Weight(p.dir)
-	if err != nil {
-		return err
-	}
+	w, _, err := cgroup.GivenWeight(ch.cfg.Journal, p.dir, ch.v2())
 	p.weight, p.weighs = w, w
-	return nil
+	return err
 }
 
 // step books what has happened to one payer since the last round.
 func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, now time.Time) error {
-	b, err := cgroup.ReadBandwidth(p.dir)
+	b, claimed, err := cgroup.GivenBandwidth(ch.cfg.Journal, p.dir, ch.v2())
 	if err != nil {
 		return err
 	}
-	if err := ch.follow(p, b); err != nil {
+	if err := ch.follow(p, b, claimed); err != nil {
 		return err
 	}
 	c, err := p.counters(costs, now)
@@ -153,11 +149,11 @@ func (ch *Charger) step(p *payer, costs map[container.ID]Cost, shares *shares, n
 // who want to run before the weights are touched.
 const contended = 0.01
 
-// follow takes note of what somebody else has made of the limit: that is then
-// what counts, and older values are never written again.
-func (ch *Charger) follow(p *payer, b cgroup.Bandwidth) error {
+// follow takes note of what the owner has made of the limit: that is then what counts, and
+// older values are never written again. Without a claim in force, none of ours is.
+func (ch *Charger) follow(p *payer, b cgroup.Bandwidth, claimed bool) error {
 	switch {
-	case b.Limited != p.limit.Limited, b.Limited && b.Quota != p.now:
+	case b.Limited != p.limit.Limited, b.Limited && (b.Quota != p.limit.Quota || !claimed && p.now != p.limit.Quota):
 		return ch.limited(p, b)
 	case b.Period == p.limit.Period && b.Burst == p.limit.Burst:
 		return nil
@@ -165,9 +161,8 @@ func (ch *Charger) follow(p *payer, b cgroup.Bandwidth) error {
 		p.limit = b
 		return nil
 	}
-	// The quota is ours or as it was; what belongs to it is not.
-	ours := b.Quota
-	b.Quota = p.limit.Quota
+	// The quota is as it was; what belongs to it is not.
+	ours := p.now
 	if err := ch.limited(p, b); err != nil {
 		return err
 	}
@@ -256,12 +251,13 @@ const maxPause = 10 * time.Second
 
 func (ch *Charger) v2() bool { return ch.cfg.Layout.CPU == ch.cfg.Layout.V2 }
 
-// turnQuota writes a quota, unless somebody else has written one meanwhile.
+// turnQuota claims a quota, unless the owner has set another limit meanwhile. What another
+// feature claims may keep it from being in force; the ledger does not owe that.
 func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 	k, value := cgroup.Quota(p.dir, ch.v2(), quota, p.limit.Period)
-	_, now := cgroup.Quota(p.dir, ch.v2(), p.now, p.limit.Period)
-	err := ch.cfg.Journal.TurnUntil(&unchanged{k, now}, value, ch.by(p.owner), time.Now().Add(holdsFor))
-	if errors.Is(err, errChanged) {
+	_, given := cgroup.Quota(p.dir, ch.v2(), p.limit.Quota, p.limit.Period)
+	err := ch.cfg.Journal.TurnGiven(k, given, value, ch.by(p.owner), time.Now().Add(holdsFor))
+	if errors.Is(err, journal.ErrChanged) {
 		p.want = p.now // the next round sees what has become of it
 		return nil
 	}
@@ -283,19 +279,20 @@ func (ch *Charger) turnQuota(p *payer, quota time.Duration) error {
 // the factor. It leaves one alone that holds the threads of another container of
 // the pod, which is isolated: what that one needs is then as if the owner's.
 func (ch *Charger) weigh(p *payer, factor float64) error {
-	now, err := cgroup.Weight(p.dir)
+	given, claimed, err := cgroup.GivenWeight(ch.cfg.Journal, p.dir, ch.v2())
 	if err != nil {
 		return err
 	}
 	knob, takes := cgroup.WeightKnob(p.dir, ch.v2())
-	e, turned := ch.cfg.Journal.Entry(knob.Ref())
-	_, mine := p.members[container.ID(e.Owner.Container)]
-	others := turned && e.Owner.Feature == ch.cfg.Feature && !mine
-	if now != p.weighs || others {
-		p.weight, p.weighs = now, now
+	if e, turned := ch.cfg.Journal.Entry(knob.Ref(), ch.cfg.Feature); turned {
+		if _, mine := p.members[container.ID(e.Owner.Container)]; !mine {
+			p.weight, err = strconv.ParseUint(e.Value, 10, 63)
+			p.weighs = p.weight
+			return err
+		}
 	}
-	if others {
-		return nil
+	if given != p.weight || !claimed && p.weighs != p.weight {
+		p.weight, p.weighs = given, given
 	}
 	if p.weight == 0 {
 		return nil // the kernel takes no other weight (EINVAL)
@@ -308,8 +305,8 @@ func (ch *Charger) turnWeight(p *payer, weight uint64) error {
 		return nil
 	}
 	knob, _ := cgroup.WeightKnob(p.dir, ch.v2())
-	err := ch.cfg.Journal.TurnUntil(&unchanged{knob, strconv.FormatUint(p.weighs, 10)}, strconv.FormatUint(weight, 10), ch.by(p.owner), time.Now().Add(holdsFor))
-	if errors.Is(err, errChanged) {
+	err := ch.cfg.Journal.TurnGiven(knob, strconv.FormatUint(p.weight, 10), strconv.FormatUint(weight, 10), ch.by(p.owner), time.Now().Add(holdsFor))
+	if errors.Is(err, journal.ErrChanged) {
 		return nil
 	}
 	if err == nil {
@@ -336,32 +333,6 @@ func (p *payer) state() (ledger.State, float64) {
 		return p.weigher.State(), 1
 	}
 	return p.weigher.State(), float64(p.weighs) / float64(p.weight)
-}
-
-// errChanged means that a knob has another value than was decided on.
-var errChanged = errors.New("changed by somebody else")
-
-// unchanged is a knob that can be turned only from one value: a decision that
-// was made on it says nothing about another.
-type unchanged struct {
-	journal.Knob
-	from string
-}
-
-func (k *unchanged) Read() (string, error) {
-	value, err := k.Knob.Read()
-	if err == nil && value != k.from {
-		return "", fmt.Errorf("%w: %q, was %q", errChanged, value, k.from)
-	}
-	return value, err
-}
-
-func (k *unchanged) Write(value string) error {
-	err := k.Knob.Write(value)
-	if err == nil {
-		k.from = value
-	}
-	return err
 }
 
 // rate is how fast a sum grows.

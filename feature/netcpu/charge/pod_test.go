@@ -15,7 +15,7 @@ func TestWeightInPod(t *testing.T) {
 		charged     bool // whose weight it is
 	}{
 		{"that needs a weight", "20000", false},
-		{"that needs none", "90000", true},
+		{"that needs none", "110000", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newChargeRig(t, false, "cpu.cfs_quota_us", tt.quota, "cpu.cfs_period_us", "100000", "cpu.shares", "500")

@@ -41,13 +41,14 @@
  *                      fl_drop_xdp one hash look-up per packet; for one that is
  *                                  dropped also the call of what charges it
  *
- * User space makes the entries of fl_queues, and says which devices are counted in
- * fl_devices (identity.h); a full map is an error of Apply. fl_addresses is learnt here and forgets the least used: an
- * address that is not in it is not dropped early, that is all. The programs no
- * longer run once the agent has ended: then nothing is dropped any more.
+ * User space makes the entries of fl_queues and of fl_counted; a full map is an error of
+ * Apply. fl_addresses is learnt here and forgets the least used: an address that is not
+ * in it is not dropped early, that is all. The programs no longer run once the agent has
+ * ended: then nothing is dropped any more.
  */
 
 #include "charges.h"
+#include "fate.h"
 #include "identity.h"
 #include "kernel.h"
 #include "parse.h"
@@ -99,21 +100,19 @@ int BPF_PROG(fl_polled, struct napi_struct *napi, int work, int budget)
 {
 	struct net_device *dev = napi->dev;
 	struct fl_device key = {};
-	struct fl_owner *o;
 	struct tenant *t;
-	__u32 slot;
+	__u32 *slot;
 
 	if (!dev) /* the polling of a CPU's backlog and of busy sockets */
 		return 0;
 	key.netns = fl_netns_of(dev);
 	key.ifindex = dev->ifindex;
-	o = bpf_map_lookup_elem(&fl_devices, &key); /* by itself: no other device's polls count */
-	if (!o || !(o->flags & FL_COUNTED))
+	slot = bpf_map_lookup_elem(&fl_counted, &key);
+	if (!slot)
 		return 0;
-	slot = o->tenant;
-	t = bpf_map_lookup_elem(&fl_tenants, &slot);
+	t = bpf_map_lookup_elem(&fl_tenants, slot);
 	if (!t)
-		return 0;
+		return 0; /* cannot be: slots are below MAX_TENANTS */
 	/*
 	 * A poll that did not use its budget has emptied the ring. What is
 	 * still missing then was dropped at the ring or on the way.
@@ -164,11 +163,10 @@ static __always_inline int waits(struct tenant *t, __u64 now, __u32 packets)
  * and no more may wait for it, or the ring of its veth is full. At an uplink packets is
  * 0: those that pass go on into the veth, and are counted there.
  */
-static __always_inline int full(struct tenant *t, __u64 now, __u32 packets)
+static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 packets)
 {
 	int ring = !packets; /* at the veth its own driver says so */
 	int beyond = spent(t, now);
-	__u32 zero = 0, *whose;
 
 	if (!beyond && !t->no_ring) {
 		/* Signed, as another CPU may have set a later time by now. */
@@ -189,9 +187,7 @@ static __always_inline int full(struct tenant *t, __u64 now, __u32 packets)
 	__sync_fetch_and_add(&t->dropped, 1);
 	if (beyond)
 		__sync_fetch_and_add(&t->beyond, 1);
-	whose = bpf_map_lookup_elem(&fl_dropped, &zero);
-	if (whose)
-		*whose = t->account;
+	fl_dropped_for(slot);
 	return 1;
 }
 
@@ -261,7 +257,7 @@ int fl_count(struct __sk_buff *skb)
 	 * From a sender on this host, which no uplink has seen. A full ring alone
 	 * is none of our business here, as the veth says so next.
 	 */
-	if ((t->stopped || t->until) && full(t, bpf_ktime_get_ns(), packets))
+	if ((t->stopped || t->until) && full(t, slot, bpf_ktime_get_ns(), packets))
 		return TCX_DROP; /* its limit or quota is used up, and enough packets wait */
 	__sync_fetch_and_add(packets > 1 ? &t->super : &t->small, 1);
 	__sync_fetch_and_add(&t->sent, packets);
@@ -297,7 +293,7 @@ static __always_inline int unwanted(struct ethhdr *eth, struct fl_address *to, i
 		return 0; /* the address may be somebody else's by now */
 	*slot = o->slot;
 	t = bpf_map_lookup_elem(&fl_tenants, slot);
-	return t && full(t, now, 0);
+	return t && full(t, *slot, now, 0);
 }
 
 /* Notes that the queue which a NAPI polls brought a packet for a tenant. */
@@ -342,7 +338,6 @@ int fl_drop_xdp(struct xdp_md *ctx)
 	struct ethhdr *eth = data;
 	void *l3 = data + sizeof(*eth);
 	struct fl_address to = {};
-	__u32 zero = 0, *whose;
 	__u16 proto;
 	__u32 slot;
 
@@ -363,9 +358,6 @@ int fl_drop_xdp(struct xdp_md *ctx)
 		return XDP_PASS; /* nobody's here, or there is room */
 	/* Its ring is full, or its limit or quota used up. */
 	bpf_tail_call(ctx, &fl_charger, 0);
-	/* No accounts: nobody else's packet may be taken for the dropped one. */
-	whose = bpf_map_lookup_elem(&fl_dropped, &zero);
-	if (whose)
-		*whose = 0;
+	fl_take_fate(); /* no accounts: nobody else's packet may be taken for the dropped one */
 	return XDP_DROP;
 }

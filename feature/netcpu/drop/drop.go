@@ -1,9 +1,8 @@
-// Package drop drops packets for a container that has no time for them, where they
-// enter the host: by tc or in the driver of an uplink, and at the host end of the
-// container's veth. drop.bpf.c says how. The package decides nothing about which
-// container that is: package isolate and package netcpu do.
+// Package drop drops packets of a container that has no CPU time left for them, where they enter
+// the host: by tc or in the driver of an uplink, and at the host end of the container's veth.
+// drop.bpf.c explains how. Packages isolate and netcpu decide which container that is.
 //
-// All that is attached does nothing any more once this process has ended.
+// Attached programs have no effect once this process has ended.
 package drop
 
 import (
@@ -31,7 +30,7 @@ var errSlots = errors.New("no room for the tenant's slot")
 
 // Config is what Load needs.
 type Config struct {
-	Feature string // the owner of the notes
+	Feature string // owner of the journal entries
 	Ends    *ends.Ends
 
 	Identity *identity.Identity
@@ -40,14 +39,12 @@ type Config struct {
 	Find     *netdev.Finder
 	Log      *slog.Logger
 
-	// XDP names the uplinks of the host's own namespace at which packets are dropped
-	// in the driver, where it can.
+	// XDP names the uplinks of the host's own namespace where the driver is to drop, if it can.
 	XDP []string
 }
 
-// Dropper drops packets of tenants, which are network namespaces, at points, which
-// are uplinks. A nil *Dropper drops nothing. It is not safe for concurrent use, but
-// for the methods that say so.
+// Dropper drops packets of tenants (network namespaces) at points (uplinks). A nil *Dropper drops
+// nothing. It is not safe for concurrent use, except for methods that say so.
 type Dropper struct {
 	cfg     Config
 	object  *bpf.Object
@@ -57,7 +54,7 @@ type Dropper struct {
 
 	polled  bpf.Links              // fl_polled, while there is a tenant
 	counted int                    // tenants
-	points  map[ends.Device]*point // by tc while there is a tenant, by XDP from then on
+	points  map[ends.Device]*point // by tc while there is a tenant, by XDP from the first one on
 
 	mu      sync.Mutex // of these alone: an Open may wait long for a driver
 	tenants map[uint64]*Tenant
@@ -74,12 +71,12 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	}()
 	shared := cfg.Identity.Maps()
 	if cfg.Meter != nil {
-		shared[dropMapFlCharges], shared[dropMapFlDropped] = cfg.Meter.Charges(), cfg.Meter.Dropped()
+		shared[dropMapFlCharges] = cfg.Meter.Charges()
 	}
 	if d.object, err = bpf.Open(cfg.Feature, loadDrop, nil, shared); err != nil {
 		return nil, err
 	}
-	// Whether the other programs work is found out now, not at the first container.
+	// Check that the other programs load now, not at the first container.
 	var objs struct {
 		dropMaps
 		Polled *ebpf.Program `ebpf:"fl_polled"`
@@ -93,7 +90,7 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	return d, errors.Join(objs.Polled.Close(), objs.Count.Close())
 }
 
-// Close ends all of it.
+// Close ends everything.
 func (d *Dropper) Close() error {
 	if d == nil {
 		return nil
@@ -106,20 +103,19 @@ func (d *Dropper) Close() error {
 	return errors.Join(append(errs, d.polled.Close(), d.tc.Close(), d.object.Close())...)
 }
 
-// Maps says how full the maps are.
+// Maps returns how full the maps are.
 func (d *Dropper) Maps() []bpf.Usage { return d.object.Usage() }
 
-// Begin counts what comes for c's network namespace, which is ns, and has it dropped
-// at c's expense: for one that is charged, once that has cost what Allow says; else,
-// for one that is isolated, while the ring of a veth is full or the quota is used up.
-// What it was before for somebody else in the namespace ends. It may be called again
-// at any time, and then follows c's veths. The tenant is nil with a nil *Dropper.
+// Begin counts what comes for c's network namespace, ns, and drops it at c's expense: for a charged
+// container, once that has cost what Allow says; for an isolated one, while the ring of a veth is
+// full or the quota is used up. It ends an earlier Begin for another container in the namespace. It
+// may be repeated at any time, and then follows c's veths. The tenant is nil with a nil *Dropper.
 func (d *Dropper) Begin(ns *netdev.NS, c container.Container, charged bool) (t *Tenant, err error) {
 	if d == nil {
 		return nil, nil
 	}
 	t = d.tenant(c.NetNS)
-	if t != nil && (t.owner != c.ID || t.charged != charged) { // what it changed on the host goes with its owner
+	if t != nil && (t.owner != c.ID || t.charged != charged) { // its changes on the host go with its owner
 		if err := d.End(c.NetNS); err != nil {
 			return nil, err
 		}
@@ -142,7 +138,7 @@ func (d *Dropper) Begin(ns *netdev.NS, c container.Container, charged bool) (t *
 	return t, t.countVeths(ns, c)
 }
 
-// End ends that for a network namespace.
+// End undoes Begin for a network namespace.
 func (d *Dropper) End(netns uint64) error {
 	t := d.tenant(netns)
 	if t == nil {
@@ -163,23 +159,8 @@ func (d *Dropper) tenant(netns uint64) *Tenant {
 	return d.tenants[netns]
 }
 
-// Bill has the cost of what is dropped for a namespace's sake charged to whom its
-// packets are charged to. That can be another container than the one that Begin was
-// called for, and changes with those who are in the namespace.
-func (d *Dropper) Bill(netns uint64) error {
-	t := d.tenant(netns)
-	if t == nil || d.cfg.Meter == nil {
-		return nil
-	}
-	slot := uint32(0)
-	if id, ok := d.cfg.Meter.Holder(netns); ok {
-		slot, _ = d.cfg.Meter.Slot(id) // 0 if it was forgotten meanwhile
-	}
-	return t.bill(slot)
-}
-
-// Allow lets the packets of a container that is charged take so much of others' time
-// from now on, for so long; ledger.Unlimited is any time. It may be called at any time.
+// Allow limits the time of others that a charged container's packets may take from now on, for so
+// long; ledger.Unlimited is any time. It may be called at any time.
 func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,7 +178,7 @@ func (d *Dropper) Allow(id container.ID, budget, lasts time.Duration) error {
 		}
 		return t.limit(slot, charges+budget.Nanoseconds(), lasts)
 	}
-	return nil // its packets do not come by a veth, or another pays for them
+	return nil // its packets pass no veth, or another pays for them
 }
 
 // each calls do with the counters of each tenant.
@@ -214,8 +195,8 @@ func (d *Dropper) each(do func(*Tenant, Counters)) {
 	}
 }
 
-// Counters returns what was counted, by the container that pays. It may be called at
-// any time, as may Samples.
+// Counters returns the counters by the container that pays. Counters and Samples may be called at
+// any time.
 func (d *Dropper) Counters() map[container.ID]Counters {
 	of := make(map[container.ID]Counters)
 	d.each(func(t *Tenant, c Counters) {
@@ -226,7 +207,7 @@ func (d *Dropper) Counters() map[container.ID]Counters {
 	return of
 }
 
-// Samples appends what is known of tenants.
+// Samples appends samples of tenants.
 func (d *Dropper) Samples(to []feature.Sample) []feature.Sample {
 	d.each(func(t *Tenant, c Counters) {
 		if !t.charged {

@@ -18,6 +18,20 @@ type dropFlAddress struct {
 	Ip [16]uint8
 }
 
+type dropFlDevice struct {
+	_       structs.HostLayout
+	Netns   uint32
+	Ifindex uint32
+}
+
+type dropFlFate struct {
+	_        structs.HostLayout
+	Tenant   uint16
+	Fate     uint8
+	Protocol uint8
+	Bytes    uint32
+}
+
 type dropOwner struct {
 	_         structs.HostLayout
 	Seen      uint64
@@ -63,9 +77,9 @@ const (
 	dropMapFlCgroups    = "fl_cgroups"
 	dropMapFlCharger    = "fl_charger"
 	dropMapFlCharges    = "fl_charges"
+	dropMapFlCounted    = "fl_counted"
 	dropMapFlDevices    = "fl_devices"
-	dropMapFlDropped    = "fl_dropped"
-	dropMapFlNested     = "fl_nested"
+	dropMapFlFates      = "fl_fates"
 	dropMapFlQueues     = "fl_queues"
 	dropMapFlTenants    = "fl_tenants"
 	dropProgFlCount     = "fl_count"
@@ -134,9 +148,9 @@ type dropMapSpecs struct {
 	FlCgroups   *ebpf.MapSpec `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.MapSpec `ebpf:"fl_charger"`
 	FlCharges   *ebpf.MapSpec `ebpf:"fl_charges"`
+	FlCounted   *ebpf.MapSpec `ebpf:"fl_counted"`
 	FlDevices   *ebpf.MapSpec `ebpf:"fl_devices"`
-	FlDropped   *ebpf.MapSpec `ebpf:"fl_dropped"`
-	FlNested    *ebpf.MapSpec `ebpf:"fl_nested"`
+	FlFates     *ebpf.MapSpec `ebpf:"fl_fates"`
 	FlQueues    *ebpf.MapSpec `ebpf:"fl_queues"`
 	FlTenants   *ebpf.MapSpec `ebpf:"fl_tenants"`
 }
@@ -175,9 +189,9 @@ type dropMaps struct {
 	FlCgroups   *ebpf.Map `ebpf:"fl_cgroups"`
 	FlCharger   *ebpf.Map `ebpf:"fl_charger"`
 	FlCharges   *ebpf.Map `ebpf:"fl_charges"`
+	FlCounted   *ebpf.Map `ebpf:"fl_counted"`
 	FlDevices   *ebpf.Map `ebpf:"fl_devices"`
-	FlDropped   *ebpf.Map `ebpf:"fl_dropped"`
-	FlNested    *ebpf.Map `ebpf:"fl_nested"`
+	FlFates     *ebpf.Map `ebpf:"fl_fates"`
 	FlQueues    *ebpf.Map `ebpf:"fl_queues"`
 	FlTenants   *ebpf.Map `ebpf:"fl_tenants"`
 }
@@ -188,9 +202,9 @@ func (m *dropMaps) Close() error {
 		m.FlCgroups,
 		m.FlCharger,
 		m.FlCharges,
+		m.FlCounted,
 		m.FlDevices,
-		m.FlDropped,
-		m.FlNested,
+		m.FlFates,
 		m.FlQueues,
 		m.FlTenants,
 	)

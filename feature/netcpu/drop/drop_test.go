@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// frame builds an Ethernet frame to a container with an IP header to the given
-// address, or with nothing that any container could be sent.
+// frame builds an Ethernet frame to a container with an IP header to the given address, or with an
+// address that no container has.
 func frame(to string) []byte {
 	b := make([]byte, 14, 64)
 	copy(b, guestMAC())
@@ -63,7 +63,7 @@ const (
 	xdpPass = 2
 )
 
-// guestMAC is the address of a container's device, where a test does not say.
+// guestMAC is the default address of a container's device.
 func guestMAC() net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, 0xaa} }
 
 func hardware(t *testing.T, mac string) net.HardwareAddr {
@@ -75,7 +75,7 @@ func hardware(t *testing.T, mac string) net.HardwareAddr {
 	return m
 }
 
-// lo is the address of the device at which test runs have frames come in.
+// lo is the address of the device that test runs receive frames at.
 const lo = "00:00:00:00:00:00"
 
 func load(t *testing.T) *Dropper {
@@ -96,13 +96,12 @@ func load(t *testing.T) *Dropper {
 	return e
 }
 
-// another is a container of a tenant that there is not yet.
+// another is a container of a tenant that does not exist yet.
 func another(e *Dropper) container.Container {
 	return container.Container{ID: 1, NetNS: uint64(1 + e.counted)}
 }
 
-// count loads the program at a veth of a tenant whose own address is that of
-// frame's frames.
+// count loads the program for a veth of a tenant with the address of frame's frames.
 func count(t *testing.T, e *Dropper, w *Tenant) *ebpf.Program {
 	t.Helper()
 	p, err := e.counter(w.slot, guestMAC())
@@ -113,7 +112,7 @@ func count(t *testing.T, e *Dropper, w *Tenant) *ebpf.Program {
 	return p
 }
 
-// run gives the verdict on a frame, that of XDP in tcx's terms; 0 for any other.
+// run returns the verdict on a frame in tcx's terms, also that of XDP; 0 for any other.
 func run(t *testing.T, p *ebpf.Program, data []byte, repeat uint32) uint32 {
 	t.Helper()
 	var verdict uint32
@@ -130,8 +129,8 @@ func run(t *testing.T, p *ebpf.Program, data []byte, repeat uint32) uint32 {
 	return verdict
 }
 
-// host is a namespace that routes packets to addresses, each to a device on its
-// link that has the address behind it.
+// host is a namespace that routes packets to addresses, each to a device on its link that has the
+// address behind it.
 type host struct{ ns *testkit.NS }
 
 func routes(t *testing.T, to map[string]string) host {
@@ -161,7 +160,7 @@ func routes(t *testing.T, to map[string]string) host {
 	return h
 }
 
-// sends has a program at a veth's end in that namespace see a frame.
+// sends lets a program at a veth's end in that namespace see a frame.
 func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 	t.Helper()
 	if err := h.ns.Do(func() error {
@@ -172,8 +171,8 @@ func (h host) sends(t *testing.T, p *ebpf.Program, f []byte) {
 	}
 }
 
-// The whole life of an address: learnt from what is sent into a veth, dropped
-// while the ring is full, let through once in a while, and after a poll.
+// The whole life of an address: learnt from what is sent into a veth, dropped while the ring is
+// full, let through once in a while, and after a poll.
 func TestEarlyDrop(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/netcpu/drop")
 	e := load(t)
@@ -249,8 +248,8 @@ func TestEarlyDrop(t *testing.T) {
 	}
 }
 
-// A thread that a used-up quota does not stop has no room, for packets from the
-// wire and from this host alike.
+// A thread that a used-up quota does not stop has no room, for packets from the wire and from this
+// host alike.
 func TestEarlyDropBeyondQuota(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -291,8 +290,7 @@ func TestEarlyDropBeyondQuota(t *testing.T) {
 	}
 }
 
-// A tenant whose charges have reached its limit gets nothing until it is renewed,
-// or lapses.
+// A tenant with charges at its limit gets nothing until the limit is renewed, or lapses.
 func TestEarlyDropBeyondLimit(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -329,7 +327,7 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 		limited(t, w, slot, c.limit, time.Hour)
 		expect(fmt.Sprintf("limit %d of 1000", c.limit), c.want)
 	}
-	charge(-6) // robbed of more than it took
+	charge(-6) // others took more from it
 	expect("limit -5 of -6", tcxNext)
 	charge(-5)
 	expect("limit -5 of -5", tcxDrop)
@@ -342,8 +340,8 @@ func TestEarlyDropBeyondLimit(t *testing.T) {
 	expect("no limit any more", tcxNext)
 }
 
-// retry sets when a packet last passed in spite of a full ring: now, so that
-// the next one is dropped, or long ago.
+// retry sets when a packet last passed a full ring: now, so that the next one is dropped, or long
+// ago.
 func retry(t *testing.T, e *Dropper, slot uint32, now bool) {
 	t.Helper()
 	var c dropTenant
@@ -352,7 +350,7 @@ func retry(t *testing.T, e *Dropper, slot uint32, now bool) {
 	}
 	c.Retried = 0
 	if now {
-		// Ahead of the clock, so that a slow machine's is not past it.
+		// Ahead of the clock of even a slow machine.
 		c.Retried = uint64(100 * 365 * 24 * time.Hour)
 	}
 	if err := e.maps.FlTenants.Put(slot, c); err != nil {
@@ -360,8 +358,8 @@ func retry(t *testing.T, e *Dropper, slot uint32, now bool) {
 	}
 }
 
-// seen makes every address that is known one that was seen in the future: a slow
-// machine may take longer than one is kept.
+// seen sets the time of every known address in the future: a slow machine may take longer than it
+// is kept.
 func seen(t *testing.T, e *Dropper) {
 	t.Helper()
 	var key dropFlAddress
@@ -378,8 +376,8 @@ func seen(t *testing.T, e *Dropper) {
 	}
 }
 
-// An address that is taken over by another container must not go on being
-// dropped for the first one's sake.
+// An address that another container takes over must not go on being dropped for the first one's
+// sake.
 func TestEarlyDropForgetsAddress(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -407,8 +405,8 @@ func TestEarlyDropForgetsAddress(t *testing.T) {
 	}
 }
 
-// A tenant that is sent packets to more addresses than there is room for has the
-// least used forgotten. Another one's is learnt again by its next packet.
+// A tenant with packets to more addresses than there is room for loses the least used ones. Another
+// one's is learnt again by its next packet.
 func TestEarlyDropManyAddresses(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)

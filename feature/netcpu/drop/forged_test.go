@@ -9,8 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// What a container says of itself, and what a bridge sends to everybody, gets
-// Nobody's packets dropped but its own.
+// Neither what a container says of itself, nor what a bridge floods, drops packets of others.
 func TestEarlyDropForged(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -89,7 +88,7 @@ func TestEarlyDropForged(t *testing.T) {
 		}
 	}
 
-	// Once nothing of it has gone to the first for a while, it is the second's.
+	// Once it has not gone to the first for a while, it is the second's.
 	var key dropFlAddress
 	copy(key.Ip[10:], []byte{0xff, 0xff, 10, 0, 0, 5})
 	var o dropOwner

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of drop.bpf.c, beside those of charges.h and identity.h, and what is in them. */
+/* The maps of drop.bpf.c, beside those of charges.h and fate.h, and what is in them. */
 
 /* Slots of tenants that can be isolated, from 1. */
 #define MAX_TENANTS 4096
@@ -54,7 +54,7 @@ struct tenant {
 	__u64 until;
 	__u64 waiting; /* packets that passed since its quota or limit was used up, */
 	__u64 waits;   /* which was found then, ns; 0: it is not */
-	__u32 account; /* the slot of its packets' account, also in fl_charges; 0: none */
+	__u32 account; /* whose charges limit is of, by the slot in fl_charges */
 	__u32 no_ring; /* its packets do not go through the ring, so that nothing */
 		       /* waits there: super-packets, or no thread of its own */
 };
@@ -69,7 +69,19 @@ struct {
 _Static_assert(sizeof(struct tenant) == 104, "read by tenant.go");
 
 /*
- * What charges a packet that XDP drops to whom fl_dropped says, of package
+ * A tenant's end of a veth, from whose polls it is known what has left the ring -> slot of
+ * the tenant. By device, as other devices of a tenant (a NIC of its own, a tun) poll, too.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FL_MAX_DEVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct fl_device);
+	__type(value, __u32);
+} fl_counted SEC(".maps");
+
+/*
+ * What charges a packet that XDP drops to whom it was dropped for, of package
  * account, at 0. It ends the packet itself. Empty without accounts.
  */
 struct {

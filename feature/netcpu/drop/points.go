@@ -14,14 +14,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// point is an uplink at which packets are dropped, at one of two hooks.
+// point is an uplink with an early drop at one of two hooks.
 type point struct {
 	name   string
-	path   string // to its namespace
+	path   string // of its namespace
 	host   bool   // in the host's own namespace
 	tc     ends.Set
 	driver *driver
-	why    string // XDP was asked for, and is not used or not as it should be; "" otherwise
+	why    string // why XDP, though configured, is not used or outdated; "" otherwise
 }
 
 func (p *point) close() error {
@@ -31,9 +31,8 @@ func (p *point) close() error {
 	return p.tc.Close()
 }
 
-// Open begins the early drop at the uplinks of c, where it has not begun yet. It
-// drops for all tenants. It goes on after an error. Some drivers make their NAPIs, and
-// so the threads that poll, anew for XDP.
+// Open starts the early drop at the uplinks of c, for all tenants, unless it has begun. It goes on
+// after an error. Some drivers recreate their NAPIs, and so the threads that poll, for XDP.
 func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 	if d == nil {
 		return nil
@@ -47,7 +46,7 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 	return errors.Join(err, d.shutGone(listed))
 }
 
-// openAt begins to drop at an uplink, or sees that it goes on.
+// openAt starts the drop at an uplink, or repairs it.
 func (d *Dropper) openAt(u uplink.Uplink) error {
 	if p := d.points[u.Key]; p != nil {
 		p.name = u.Link.Name
@@ -58,7 +57,7 @@ func (d *Dropper) openAt(u uplink.Uplink) error {
 		if !errors.Is(err, journal.ErrGone) {
 			return err
 		}
-		// Another device has the number now.
+		// Another device has the index now.
 		if err := d.shut(u.Key); err != nil {
 			return err
 		}
@@ -71,15 +70,15 @@ func (d *Dropper) openAt(u uplink.Uplink) error {
 	return nil
 }
 
-// hold has a point in a driver go on for its uplink as that is now. journal.ErrGone
-// means that the point is at no device any more.
+// hold updates a driver's point to its present uplink. journal.ErrGone means that its device has
+// gone.
 func (d *Dropper) hold(p *point, l netdev.Link) error {
 	err := p.driver.hold(d, l)
 	if errors.Is(err, journal.ErrGone) {
 		return err
 	}
-	// Packets to the address that it does not know are dropped later, as they
-	// would be without it: no reason to refuse a container.
+	// Packets to an address that it does not know are dropped later, as without it: no reason to
+	// refuse a container.
 	if err == nil {
 		p.why = ""
 	} else if why := err.Error(); why != p.why {
@@ -89,15 +88,15 @@ func (d *Dropper) hold(p *point, l netdev.Link) error {
 	return nil
 }
 
-// shut ends the dropping at a device that has gone.
+// shut ends the drop at a device that has gone.
 func (d *Dropper) shut(key ends.Device) error {
 	p := d.points[key]
 	delete(d.points, key)
 	return p.close()
 }
 
-// shutGone lets go of what was at devices that have gone, or whose namespace has;
-// listed are some that have not.
+// shutGone closes points at devices that have gone, or that have lost their namespace; listed are
+// some that exist.
 func (d *Dropper) shutGone(listed map[ends.Device]bool) error {
 	var errs []error
 	for key, p := range d.points {
@@ -116,9 +115,9 @@ func (d *Dropper) shutGone(listed map[ends.Device]bool) error {
 	return errors.Join(errs...)
 }
 
-// attach begins to drop at an uplink: in its driver if the operator wants that there
-// and it can, else by tc. A driver that has refused is asked again when the point
-// opens the next time, not at each Apply: a try may disturb the device, too.
+// attach starts the drop at an uplink: in its driver if the operator wants that and it can, else by
+// tc. A driver that has refused is asked again when the point opens the next time, not at each
+// Apply: a try may disturb the device, too.
 func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
 	p := &point{name: u.Link.Name, path: u.Path, host: u.Host}
 	var err error
@@ -135,7 +134,7 @@ func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
 	return p, d.attachTC(p, u.Key)
 }
 
-// attachTC begins to drop at an uplink by tc, or sees that it goes on.
+// attachTC starts the drop at an uplink by tc, or repairs it.
 func (d *Dropper) attachTC(p *point, at ends.Device) error {
 	place := ends.Place{Device: at, Path: p.path, Stage: ends.Drop, Name: "drop", Owner: journal.Owner{Feature: d.cfg.Feature}}
 	if err := p.tc.Put(d.cfg.Ends, place, d.tc.Clone); err != nil {
@@ -144,9 +143,8 @@ func (d *Dropper) attachTC(p *point, at ends.Device) error {
 	return nil
 }
 
-// Rest ends the dropping by tc, unless there still is a tenant to drop for. In
-// drivers it stays, with nothing to do: an end and a beginning reset most devices,
-// and containers whose mode is auto have many of both.
+// Rest ends the drop by tc, unless there still is a tenant. In drivers it stays, without effect:
+// attaching and detaching reset most devices, and containers in mode auto would cause both often.
 func (d *Dropper) Rest() error {
 	if d == nil || d.counted > 0 {
 		return nil
@@ -171,20 +169,19 @@ const (
 	ByTC  = "tc"  // at the ingress hook
 )
 
-// Point says where packets are dropped at one uplink.
+// Point is the early drop at one uplink.
 type Point struct {
-	Netns  uint64 // inode of the uplink's network namespace; 0 where By is ""
+	Netns  uint64 // inode of the uplink's network namespace; 0 if By is ""
 	Device string
 	By     string // ByXDP or ByTC; "": Config.XDP names it, but it is no uplink
-	// Why is what keeps it from being ByXDP where Config.XDP asks for that, or
-	// from following a change of the device since it is.
+	// Why is why it is not ByXDP though Config.XDP asks for that, or has not followed a change of
+	// the device.
 	Why string
 }
 
-// Points returns the uplinks at which packets are dropped at present, by name, and
-// what Config.XDP has beside them: none before there was a tenant. Those ByTC
-// go with the last tenant, those ByXDP with Close. Points does not wait for an Open and
-// may be called at any time. The list is the caller's.
+// Points returns the uplinks with an early drop, by name, and the other names of Config.XDP; none
+// before the first tenant. Those ByTC go with the last tenant, those ByXDP with Close. Points does
+// not wait for an Open and may be called at any time. The caller owns the list.
 func (d *Dropper) Points() []Point {
 	if d == nil {
 		return nil
@@ -194,7 +191,7 @@ func (d *Dropper) Points() []Point {
 	return slices.Clone(d.shown)
 }
 
-// show has Points give what there is now.
+// show updates the result of Points.
 func (d *Dropper) show() {
 	var list []Point
 	for key, p := range d.points {

@@ -7,23 +7,23 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Nobody is the slot of a queue that brings no tenant's packets alone.
+// Nobody is the slot of a queue that serves no single tenant.
 const Nobody = ^uint32(0)
 
-// Queue is what a receive queue of an uplink has brought, in packets.
+// Queue is the packet counts of a receive queue of an uplink.
 type Queue struct {
-	Own    uint64 // for the same tenant as the one before
-	Others uint64 // for somebody else than the one before
-	Stale  uint64 // to an address that was a tenant's before a pause
-	Slot   uint32 // the tenant of the last one, or Nobody
+	Own    uint64 // of the same tenant as the previous packet
+	Others uint64 // of another than the previous packet
+	Stale  uint64 // to an address that a tenant had before a pause
+	Slot   uint32 // the tenant of the last packet, or Nobody
 }
 
-// Since returns what has come since before.
+// Since returns the counts after before.
 func (q Queue) Since(before Queue) Queue {
 	return Queue{q.Own - before.Own, q.Others - before.Others, q.Stale - before.Stale, q.Slot}
 }
 
-// CountQueue begins to count what the queue brings that a NAPI polls.
+// CountQueue starts counting the packets of the queue that a NAPI polls.
 func (d *Dropper) CountQueue(napi int) error {
 	if err := d.maps.FlQueues.Put(uint32(napi), dropQueue{Slot: Nobody}); err != nil {
 		return fmt.Errorf("count what the queue of napi %d brings: %w", napi, err)
@@ -31,7 +31,7 @@ func (d *Dropper) CountQueue(napi int) error {
 	return nil
 }
 
-// Queue returns those counters.
+// Queue returns the counters of a queue.
 func (d *Dropper) Queue(napi int) (Queue, error) {
 	var q dropQueue
 	if err := d.maps.FlQueues.Lookup(uint32(napi), &q); err != nil {
@@ -40,7 +40,7 @@ func (d *Dropper) Queue(napi int) (Queue, error) {
 	return Queue{q.Own, q.Others, q.Stale, q.Slot}, nil
 }
 
-// ForgetQueue ends it.
+// ForgetQueue stops counting.
 func (d *Dropper) ForgetQueue(napi int) error {
 	if err := d.maps.FlQueues.Delete(uint32(napi)); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

@@ -17,36 +17,39 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// Tenant is one network namespace whose packets are counted, and dropped while it
-// has no time for them.
+// Tenant is one network namespace with counted packets, which are dropped while it has no time for
+// them.
 type Tenant struct {
 	dropper *Dropper
 	key     identity.Tenant
 	slot    uint32
-	counts  ends.Set // fl_count, at the host's ends of its veths
+	counts  ends.Set              // fl_count, at the host ends of its veths
+	polls   map[dropFlDevice]bool // that are counted, in fl_counted
 	owner   container.ID
 	charged bool // not isolated
 }
 
-// Slot is the tenant's number, as Queue has it.
+// Slot returns the tenant's slot, as in Queue.
 func (t *Tenant) Slot() uint32 { return t.slot }
 
-// add begins to count what waits for the tenant that c belongs to, at the expense of
-// c, which also owns the notes. The tenant's devices follow with countVeths.
+// add starts counting for the tenant of c, at the expense of c, which also owns the entries.
+// countVeths follows with the tenant's devices.
 func (d *Dropper) add(c container.Container) (_ *Tenant, err error) {
-	t := &Tenant{dropper: d, key: identity.TenantOf(c), owner: c.ID}
+	t := &Tenant{dropper: d, key: identity.TenantOf(c), owner: c.ID, polls: make(map[dropFlDevice]bool)}
+	slot, err := d.cfg.Identity.Take(t.key)
+	if err != nil {
+		return nil, fmt.Errorf("early drop: %w", err)
+	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("early drop: %w", err), t.forget())
+			d.cfg.Identity.Release(t.key)
+			err = fmt.Errorf("early drop: %w", err)
 		}
 	}()
-	if err := t.tell(nil); err != nil {
-		return nil, err
-	}
-	if t.slot == uint32(identity.Nobody) || t.slot >= d.maps.FlTenants.MaxEntries() {
+	if t.slot = uint32(slot); t.slot >= d.maps.FlTenants.MaxEntries() {
 		return nil, fmt.Errorf("%w: %d", errSlots, t.slot)
 	}
-	// What an earlier tenant left in the slot.
+	// Left by an earlier tenant of the slot.
 	if err := d.maps.FlTenants.Put(t.slot, dropTenant{}); err != nil {
 		return nil, fmt.Errorf("clear slot %d: %w", t.slot, err)
 	}
@@ -61,48 +64,62 @@ func (d *Dropper) add(c container.Container) (_ *Tenant, err error) {
 	return t, nil
 }
 
-// close ends what add and countVeths began. It goes on after a failure.
+// close undoes add and countVeths. It goes on after a failure.
 func (t *Tenant) close() error {
 	d := t.dropper
-	errs := []error{t.counts.Close(), t.forget()}
-	// The drop in a driver goes on, and nobody counts any more what leaves the ring.
+	errs := []error{t.counts.Close(), t.countPolls(nil)}
+	// The driver still drops, and the ring is no longer counted.
 	errs = append(errs, d.maps.FlTenants.Put(t.slot, dropTenant{}))
 	if d.counted--; d.counted == 0 {
 		errs = append(errs, d.polled.Close())
 		d.polled = nil
 	}
+	d.cfg.Identity.Release(t.key)
 	return errors.Join(errs...)
 }
 
-// teller is by whom identity is told of the tenant. A container can pay for two, the
-// network namespace that it has left and the one that it is in.
-func (t *Tenant) teller() string { return fmt.Sprintf("early drop of netns %d", t.key.NetNS) }
-
-// tell has the polls of devices of the tenant counted, and no longer those of others.
-func (t *Tenant) tell(devices []identity.Device) error {
-	s, err := t.dropper.cfg.Identity.Tell(t.teller(), identity.Member{ID: t.owner, Tenant: t.key, Devices: devices, Counted: true})
-	t.slot = uint32(s)
-	return err
+// countPolls counts the polls of exactly these devices of the tenant.
+func (t *Tenant) countPolls(devices map[dropFlDevice]bool) error {
+	counted := t.dropper.maps.FlCounted
+	var errs []error
+	for d := range t.polls {
+		if devices[d] {
+			continue
+		}
+		if err := counted.Delete(d); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("count no polls of device %d in netns %d: %w", d.Ifindex, d.Netns, err))
+			continue
+		}
+		delete(t.polls, d)
+	}
+	for d := range devices {
+		if t.polls[d] {
+			continue
+		}
+		if err := counted.Put(d, t.slot); err != nil {
+			errs = append(errs, fmt.Errorf("count polls of device %d in netns %d: %w", d.Ifindex, d.Netns, err))
+			continue
+		}
+		t.polls[d] = true
+	}
+	return errors.Join(errs...)
 }
 
-func (t *Tenant) forget() error { return t.dropper.cfg.Identity.Forget(t.teller(), t.owner) }
-
-// countVeths counts what goes into the veths of c, whose namespace is inside, and no
-// longer what goes into others.
+// countVeths counts packets into exactly the veths of c, whose namespace is inside.
 func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
 	has := make(map[ends.Device]bool)
 	var veths []ends.End
-	var devices []identity.Device
+	polls := make(map[dropFlDevice]bool)
 	for _, e := range ends.Of(c, "") {
 		if e.Inside.HasHostEnd() {
 			has[e.Device] = true
 			veths = append(veths, e)
-			devices = append(devices, identity.Device{Netns: inside.Inode(), Ifindex: e.Inside.Index})
+			polls[dropFlDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(e.Inside.Index)}] = true
 		}
 	}
 	err := t.counts.Drop(func(d ends.Device, _ bool, _ string) bool { return !has[d] })
-	// What leaves a ring is counted before what goes into it: it would seem to be full.
-	if err := errors.Join(err, t.tell(devices)); err != nil {
+	// Count a ring's output before its input, or it would seem full.
+	if err := errors.Join(err, t.countPolls(polls)); err != nil {
 		return fmt.Errorf("early drop: %w", err)
 	}
 	for _, e := range veths {
@@ -113,11 +130,11 @@ func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
 	return nil
 }
 
-// countVeth counts what goes into one veth, whose host end is e.
+// countVeth counts packets into one veth, with the host end e.
 func (t *Tenant) countVeth(inside *netdev.NS, e ends.End) error {
 	at := ends.Place{
 		Device: e.Device, Path: e.Path, Egress: true, Stage: ends.Count,
-		Name:  "count_" + t.owner.String(), // containers of a pod that are charged have a program each
+		Name:  "count_" + t.owner.String(), // charged containers of a pod have a program each
 		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.owner)},
 	}
 	return t.counts.Put(t.dropper.cfg.Ends, at, func() (*ebpf.Program, error) {
@@ -133,35 +150,26 @@ func (t *Tenant) countVeth(inside *netdev.NS, e ends.End) error {
 	})
 }
 
-// counter loads a copy of fl_count, for the veth of the tenant in a slot whose
-// container's end has this address.
+// counter loads a copy of fl_count, for a veth of the tenant in a slot; mac is the address of the
+// container's end.
 func (d *Dropper) counter(slot uint32, mac net.HardwareAddr) (*ebpf.Program, error) {
 	return d.object.Program(dropProgFlCount, bpf.Vars{dropVarFlTenantSlot: slot, dropVarFlTenantMac: [6]byte(mac)})
 }
 
-// UseRing says whether the packets go through the ring of the veth, so that it can
-// be full. The counters of packets go on.
+// UseRing sets whether packets go through the ring of the veth, which can then be full. The
+// counters of packets go on.
 func (t *Tenant) UseRing(used bool) error {
 	return t.change(func(e *dropTenant) {
 		e.NoRing = 1
 		if used {
 			e.NoRing = 0
-			e.Polled = e.Sent // what came meanwhile did not go into it
+			e.Polled = e.Sent // what came meanwhile did not pass it
 		}
 	})
 }
 
-// bill says in which account, by its slot, a packet's cost is that is dropped for
-// the tenant's sake; 0 is the system's.
-func (t *Tenant) bill(account uint32) error {
-	if e, err := t.read(); err == nil && e.Account == account {
-		return nil // a write can lose what happens meanwhile
-	}
-	return t.change(func(e *dropTenant) { e.Account = account })
-}
-
-// limit drops packets once the charges of an account have reached a sum, in ns, for
-// so long from now. It has to be renewed: without an agent there is no limit.
+// limit drops packets once the charges of an account have reached a sum, in ns, for so long from
+// now. It must be renewed: without an agent there is no limit.
 func (t *Tenant) limit(account uint32, sum int64, lasts time.Duration) error {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -173,14 +181,13 @@ func (t *Tenant) limit(account uint32, sum int64, lasts time.Duration) error {
 	})
 }
 
-// unlimited ends that.
+// unlimited ends the limit.
 func (t *Tenant) unlimited() error {
 	return t.change(func(e *dropTenant) { e.Until = 0 })
 }
 
-// change writes a part of the tenant's entry. An event that comes between reading
-// and writing is lost to the counters; the next poll that empties the ring sets
-// right what matters.
+// change changes a part of the tenant's entry. The counters lose an event between reading and
+// writing; the next poll that empties the ring corrects what matters.
 func (t *Tenant) change(by func(*dropTenant)) error {
 	e, err := t.read()
 	if err != nil {
@@ -198,14 +205,14 @@ func (t *Tenant) read() (e dropTenant, err error) {
 	return e, err
 }
 
-// Counters are packets for a tenant.
+// Counters are packet counts of a tenant.
 type Counters struct {
-	Small, Super uint64 // on their way into its veths: single ones, and super-packets (GSO)
-	Dropped      uint64 // before that,
-	Beyond       uint64 // and those of them while its quota or limit was used up
+	Small, Super uint64 // into its veths: single packets, and super-packets (GSO)
+	Dropped      uint64 // dropped before that,
+	Beyond       uint64 // and those of them beyond its quota or limit
 }
 
-// Counters returns what was counted so far.
+// Counters returns the counters so far.
 func (t *Tenant) Counters() (Counters, error) {
 	e, err := t.read()
 	return Counters{Small: e.Small, Super: e.Super, Dropped: e.Dropped, Beyond: e.Beyond}, err

@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// As many packets as a ring holds wait for a tenant whose quota or limit is used up: a
-// request is answered late, and none is lost (Iron, section 3.2).
+// A ring of packets may wait for a tenant with a used-up quota or limit: a request is answered
+// late, and none is lost (Iron, section 3.2).
 func TestEarlyDropWaits(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -41,7 +41,7 @@ func TestEarlyDropWaits(t *testing.T) {
 			{"the first", at(0), counter, tcxNext, 1},
 			{"the last", at(ring - 1), counter, tcxNext, ring},
 			{"one too many", at(ring), counter, tcxDrop, ring},
-			// It comes by the host end next, and is counted there.
+			// It passes the host end next, and is counted there.
 			{"the first, at the uplink", at(0), e.tc, tcxNext, 0},
 			{"the first, at the driver", at(0), driver, tcxNext, 0},
 			{"one too many, at the uplink", at(ring), e.tc, tcxDrop, ring},
@@ -75,7 +75,7 @@ const (
 	ring  = 256
 )
 
-// limited is limit for a tenant for which no more packets may wait.
+// limited is limit for a tenant without room for waiting packets.
 func limited(t *testing.T, w *Tenant, account uint32, sum int64, lasts time.Duration) {
 	t.Helper()
 	if err := w.limit(account, sum, lasts); err != nil {

@@ -14,17 +14,15 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// driver drops at one uplink by native XDP, in its driver. Like a tcx link it ends
-// with this process, however that does, and the driver takes back what it has
-// changed for it; so there is nothing to note.
+// driver drops at one uplink by native XDP, in its driver. Like a tcx link it ends with this
+// process, however that ends, and the driver undoes its own changes; so there is nothing to record.
 type driver struct {
 	link link.Link
-	mac  string // the uplink's address, by which packets for the host are told
+	mac  string // the uplink's address, which identifies packets for the host
 }
 
-// native loads a copy of fl_drop_xdp for a device with this address. Where the
-// kernel knows no packets of several fragments (before 5.18) it is for drivers
-// that give it none.
+// native loads a copy of fl_drop_xdp for a device with this address. If the kernel has no
+// multi-buffer packets (before 5.18) it is for drivers that pass none.
 func (d *Dropper) native(mac string) (*ebpf.Program, error) {
 	addr, err := net.ParseMAC(mac)
 	if err != nil {
@@ -48,7 +46,7 @@ func (d *Dropper) loadNative(mac net.HardwareAddr, frags bool) (*ebpf.Program, e
 	return xdp, nil
 }
 
-// charge has what XDP drops charged from now on.
+// charge starts charging for what XDP drops.
 func (d *Dropper) charge(frags bool) error {
 	if d.charges || d.cfg.Meter == nil {
 		return nil
@@ -57,7 +55,7 @@ func (d *Dropper) charge(frags bool) error {
 	if err != nil {
 		return err
 	}
-	defer charger.Close() // the map holds it
+	defer charger.Close() // the map keeps it
 	if err := d.maps.FlCharger.Put(uint32(0), charger); err != nil {
 		return err
 	}
@@ -65,7 +63,7 @@ func (d *Dropper) charge(frags bool) error {
 	return nil
 }
 
-// attachXDP begins to drop at a device in its driver.
+// attachXDP starts the drop in the driver of a device.
 func (d *Dropper) attachXDP(ns *netdev.NS, index int) (*driver, error) {
 	own, err := ns.Link(index)
 	if err != nil {
@@ -75,7 +73,7 @@ func (d *Dropper) attachXDP(ns *netdev.NS, index int) (*driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("early drop: load XDP: %w", err)
 	}
-	defer xdp.Close() // the link holds it
+	defer xdp.Close() // the link keeps it
 	l, err := ns.AttachXDP(index, xdp)
 	if err != nil {
 		return nil, fmt.Errorf("early drop: %w", err)
@@ -83,9 +81,9 @@ func (d *Dropper) attachXDP(ns *netdev.NS, index int) (*driver, error) {
 	return &driver{l, own.MAC}, nil
 }
 
-// hold has the program know the uplink by the address that it has now. Where it
-// fails the one that is there stays. journal.ErrGone means that it is not at this
-// device: the device has gone, and another may have its number.
+// hold updates the program to the present address of the uplink. If it fails the old one stays.
+// journal.ErrGone means that it is not at this device: the device has gone, and another may have
+// its index.
 func (x *driver) hold(d *Dropper, l netdev.Link) error {
 	info, err := x.link.Info()
 	if err != nil {

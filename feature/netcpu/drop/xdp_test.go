@@ -28,7 +28,7 @@ func native(t *testing.T, e *Dropper, mac string) *ebpf.Program {
 	return p
 }
 
-// tagged puts VLAN tags in front of what a frame carries, the first outermost.
+// tagged puts VLAN tags in front of a frame's payload, the first outermost.
 func tagged(f []byte, types ...uint16) []byte {
 	f = slices.Clone(f)
 	for _, typ := range slices.Backward(types) {
@@ -44,9 +44,8 @@ func with(f []byte, at int, b ...byte) []byte {
 	return f
 }
 
-// The program at the driver decides like the one at tc of the same uplink, for
-// any frame that both can be given: with a container that may have no more, and
-// the frames for everybody else beside it.
+// The program in the driver decides like the one at tc of the same uplink, for any frame that both
+// can get: with a container without allowance, and frames for all others.
 func TestDriverDecides(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -75,7 +74,7 @@ func TestDriverDecides(t *testing.T) {
 	cases := []struct {
 		name string
 		data []byte
-		want uint32 // of a container that may have no more
+		want uint32 // of a container without allowance
 	}{
 		{"IPv4, bridged", to(own, "10.0.0.1"), tcxDrop},
 		{"IPv4, routed by the host", to(uplink, "10.0.0.1"), tcxDrop},
@@ -138,14 +137,30 @@ func TestDriverDecides(t *testing.T) {
 			t.Errorf("%s: %d counted", c.name, n)
 		}
 	}
-	// No account is told of what Nobody charges.
-	var whose []uint32
-	if err := e.maps.FlDropped.Lookup(uint32(0), &whose); err != nil || slices.Max(whose) != 0 {
-		t.Errorf("whose was dropped last: %v, %v", whose, err)
+	// What Nobody charges reaches no account.
+	if last := fates(t, e); len(last) != 0 {
+		t.Errorf("told of the last packet: %v", last)
+	}
+	// The accounts see, and so can charge, the skb of a packet that tc drops.
+	if v, err := e.tc.Run(&ebpf.RunOptions{Data: udp4}); err != nil || v != tcxDrop {
+		t.Errorf("tc's verdict %d, %v", v, err)
+	}
+	if last := fates(t, e); !slices.Equal(last, []dropFlFate{{Tenant: uint16(w.slot), Fate: 1}}) {
+		t.Errorf("told of the last packet that tc dropped: %v, want slot %d", last, w.slot)
 	}
 }
 
-// Both programs of an uplink say the same of any frame, whatever is wrong with it.
+// fates returns the recorded fate of the last packet of each CPU, if any.
+func fates(t *testing.T, e *Dropper) []dropFlFate {
+	t.Helper()
+	var all []dropFlFate
+	if err := e.maps.FlFates.Lookup(uint32(0), &all); err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(f dropFlFate) bool { return f.Fate == 0 })
+}
+
+// Both programs of an uplink agree on any frame, however broken.
 func TestDriverAgrees(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -175,7 +190,7 @@ func TestDriverAgrees(t *testing.T) {
 		x := run(t, drop, f, 1)
 		v, err := e.tc.Run(&ebpf.RunOptions{Data: f})
 		if errors.Is(err, unix.EINVAL) {
-			v, err = tcxNext, nil // the kernel makes no skb of what is cut in its headers
+			v, err = tcxNext, nil // the kernel makes no skb with truncated headers
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -190,8 +205,8 @@ func TestDriverAgrees(t *testing.T) {
 	}
 }
 
-// An IPv6 packet to the mapped form of an IPv4 address does not make that address
-// its receiver's.
+// An IPv6 packet to the mapped form of an IPv4 address does not assign that address to its
+// receiver.
 func TestMappedTeachesNothing(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -208,8 +223,8 @@ func TestMappedTeachesNothing(t *testing.T) {
 	}
 }
 
-// What stays in a driver drops nothing for a container that has gone, although
-// Nobody counts any more what leaves its ring.
+// A program that stays in a driver drops nothing for a container that has gone, although its ring
+// is no longer counted.
 func TestDriverIdles(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -234,8 +249,8 @@ func TestDriverIdles(t *testing.T) {
 	}
 }
 
-// A point whose program cannot be replaced goes on with the one it has, and says so;
-// one whose device has gone is told from that, whatever the address of the next.
+// A point keeps its program if that cannot be replaced, and reports that; one without its device is
+// detected, whatever the address of the next.
 func TestDriverHolds(t *testing.T) {
 	testkit.OnKernels(t)
 	e := load(t)
@@ -279,8 +294,8 @@ func TestDriverHolds(t *testing.T) {
 	}
 }
 
-// The list of points waits for nobody, and has a line for a name only where the host
-// has no such point.
+// The list of points waits for no lock, and has a line for a name only if the host has no such
+// point.
 func TestPointsAreShown(t *testing.T) {
 	d := &Dropper{cfg: Config{XDP: []string{"eth0", "eth1", "eth2"}}, points: map[ends.Device]*point{
 		{NetNS: 1, Index: 2}: {name: "eth0", host: true},

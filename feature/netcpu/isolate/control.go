@@ -6,11 +6,10 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/drop"
 )
 
-// A container's packets come in one of two shapes. As single packets they all
-// go through its NAPI thread: that is what isolates. As super-packets (TSO left
-// on at the host end) they take the ordinary softirq: bulk TCP is then three
-// times faster and costs so little for each byte that it disturbs hardly
-// anybody, but nothing is isolated. MEASURED.md has the measurement.
+// A container's packets come in one of two shapes. Single packets all pass its NAPI thread: that
+// isolates. Super-packets (TSO left on at the host end) take the ordinary softirq: bulk TCP is then
+// three times faster and costs so little per byte that it hardly disturbs others, but nothing is
+// isolated. MEASURED.md has the measurement.
 type shape int
 
 const (
@@ -18,24 +17,22 @@ const (
 	super
 )
 
-// The bounds between the shapes, in packets per second. What does not come in
-// super-packets is what hurts: at smallMax it costs its neighbours some 3 % of a
-// core if it is not isolated. There is a gap between the bounds, so that a
-// container near one of them does not swing.
+// The bounds between the shapes, in packets per second. Single packets are what hurts: at smallMax
+// they cost the neighbours some 3 % of a core without isolation. The gap between the bounds
+// prevents oscillation.
 const (
-	smallMax = 20_000 // more single packets than this: they must be isolated
-	smallLow = 5_000  // fewer than this, and enough super-packets: let these be
+	smallMax = 20_000 // more single packets must be isolated
+	smallLow = 5_000  // fewer, with enough super-packets, allow super
 	superMin = 2_000  // super-packets worth the change: about 0.3 Gbit/s and up
 )
 
-// How many windows in a row have to speak for super-packets. One is enough for
-// the way back, as that is the side of safety. Whoever floods soon after it got
-// them waits twice as long the next time: else a second of flood every few would
-// be isolated never.
+// How many consecutive windows must favour super-packets. One is enough for the way back, which is
+// the safe side. A container that floods soon after it got them waits twice as long the next time:
+// otherwise a second of flood every few seconds would never be isolated.
 const (
 	patience = 3
-	longest  = 60 // what that grows to
-	forget   = 60 // windows with super-packets after which it is short again
+	longest  = 60 // the limit of its growth
+	forget   = 60 // windows with super-packets that reset it
 )
 
 // window is what came for a container in some time.
@@ -47,12 +44,12 @@ type window struct {
 // control chooses the shape of one container. The zero value is single.
 type control struct {
 	shape   shape
-	calm    int // windows in a row that spoke for super
-	wait    int // how many there have to be; 0: patience
+	calm    int // consecutive windows in favour of super
+	wait    int // windows needed; 0: patience
 	granted int // windows with super-packets since they were last chosen
 }
 
-// next takes one window into account and returns the shape from now on.
+// next counts one window and returns the shape from now on.
 func (c *control) next(w window) shape {
 	if w.length <= 0 {
 		return c.shape
@@ -83,15 +80,15 @@ func (c *control) next(w window) shape {
 	return c.shape
 }
 
-// The rules by which a receive queue of an uplink is given to a container.
+// The rules for giving a receive queue of an uplink to a container.
 const (
-	queueMin      = 1_000 // packets per second that make it worth while
-	queuePatience = 3     // windows in a row in which all packets are the container's
-	queueLongest  = 60    // what that grows to for a queue that others keep using
+	queueMin      = 1_000 // packets per second that make it worthwhile
+	queuePatience = 3     // consecutive windows with the container's packets only
+	queueLongest  = 60    // the limit of its growth for a queue that others keep using
 	queueStale    = 512   // packets after a pause until the address is known again: two rings
 )
 
-// nobody is the owner of a queue that brings no isolated container's packets alone.
+// nobody is the owner of a queue that serves no single isolated container.
 const nobody = drop.Nobody
 
 // queueWindow is what came by a queue in some time.
@@ -100,11 +97,11 @@ type queueWindow struct {
 	drop.Queue
 }
 
-// queueControl decides to whom one queue belongs. Make it with newQueueControl.
+// queueControl decides the owner of one queue. Make it with newQueueControl.
 type queueControl struct {
 	owner    uint32
-	last     uint32 // whose all packets were in the last window, or nobody
-	calm     int    // how many windows that has been so
+	last     uint32 // the only receiver in the last window, or nobody
+	calm     int    // the number of such windows
 	patience int
 }
 
@@ -112,14 +109,12 @@ func newQueueControl() queueControl {
 	return queueControl{owner: nobody, last: nobody, patience: queuePatience}
 }
 
-// next takes one window into account and returns the owner from now on. Least is how
-// many packets per second make the queue worth giving. It is lost with the first
-// packet that is somebody else's, since that one waits for the owner's share of the
-// CPU; and each loss doubles the patience.
+// next counts one window and returns the owner from now on. least is the packet rate that makes the
+// queue worth giving. The owner loses it with the first packet of another, which has to wait for
+// the owner's share of the CPU; each loss doubles the patience.
 func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 	if w.Others > 0 || w.Stale > queueStale {
-		// The first packets of a tenant that takes over an idle queue are such,
-		// too: they cost a window.
+		// So do the first packets of a tenant that takes over an idle queue: they cost a window.
 		if c.owner != nobody {
 			c.owner = nobody
 			c.patience = min(2*c.patience, queueLongest)
@@ -128,7 +123,7 @@ func (c *queueControl) next(w queueWindow, least uint64) uint32 {
 		return c.owner
 	}
 	if w.Own == 0 {
-		return c.owner // nothing came: nobody is kept waiting
+		return c.owner // nothing came: no other waits
 	}
 	if w.Slot != c.last {
 		c.last, c.calm = w.Slot, 0

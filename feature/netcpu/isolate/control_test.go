@@ -38,8 +38,8 @@ func TestControl(t *testing.T) {
 	}
 }
 
-// A container that floods as soon as it gets super-packets has them for a smaller
-// and smaller part of the time, and is trusted again after a minute without.
+// A container that floods as soon as it gets super-packets has them for a smaller and smaller part
+// of the time, and is trusted again after a minute without a flood.
 func TestControlRelapse(t *testing.T) {
 	bulk, flood := window{time.Second, 500, 40_000}, window{time.Second, 400_000, 0}
 	var c control
@@ -80,8 +80,8 @@ func TestControlRelapse(t *testing.T) {
 	}
 }
 
-// Whatever has come before, a window with too many single packets isolates at
-// once, and super-packets are never chosen in less than the patience.
+// Whatever came before, a window with too many single packets isolates at once, and super-packets
+// are never chosen before the patience has passed.
 func TestControlIsSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var c control
@@ -139,8 +139,7 @@ func TestQueueControl(t *testing.T) {
 	}
 }
 
-// A queue that brought anybody else's packet never has an owner after it, and
-// the patience stays within bounds.
+// A queue with a packet of another has no owner afterwards, and the patience stays within bounds.
 func TestQueueControlIsSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newQueueControl()

@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Plan says what Isolate would write for a container, as the host is now, and writes
-// nothing. A thread that does not exist yet has the name of its device in place of its
-// number. Queues of uplinks are left out, since traffic decides about them later.
+// Plan returns what Isolate would write for a container, and writes nothing. A thread that does not
+// exist yet has the name of its device in place of its number. It leaves out queues of uplinks,
+// which traffic decides about later.
 func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []feature.Step, err error) {
 	defer func() {
 		if err != nil {
@@ -85,7 +85,7 @@ func (is *Isolator) Plan(ctx context.Context, c container.Container) (steps []fe
 	})
 }
 
-// planned is what bring would write for a device.
+// planned returns what bring would write for a device.
 func (is *Isolator) planned(d device, s shape, at place) (steps []feature.Step, err error) {
 	threaded := d.ns.Threaded(d.index)
 	if steps, err = appendSteps(nil, append(d.polling(s), journal.Setting{Knob: threaded, Value: "1"})); err != nil {
@@ -124,12 +124,12 @@ func (is *Isolator) planned(d device, s shape, at place) (steps []feature.Step, 
 	return steps, nil
 }
 
-// appendSteps appends a plan with the values now.
+// appendSteps appends a plan with the present values.
 func appendSteps(to []feature.Step, plan []journal.Setting) ([]feature.Step, error) {
 	for _, s := range plan {
 		now, err := s.Knob.Read()
 		if errors.Is(err, journal.ErrGone) && s.Knob.Ref().Kind == cgroup.KindFile {
-			now, err = "0", nil // a group that is still to be made is not frozen
+			now, err = "0", nil // a group to be made is not frozen
 		}
 		if err != nil {
 			return to, err

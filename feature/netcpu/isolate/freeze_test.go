@@ -15,9 +15,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// A container whose processes are in a child of its cgroup, as of a systemd in it, can be
-// frozen and thawed while its thread is in another child. The tree is that of v2 also
-// where the cpu controller is in another.
+// A container with its processes in a child of its cgroup, as with a systemd in it, can be frozen
+// and thawed while its thread is in another child. The tree is that of v2 even if the cpu
+// controller is in another.
 func TestFrozenContainer(t *testing.T) {
 	testkit.OnKernels(t, "knob:kthread")
 	testkit.NeedRoot(t)

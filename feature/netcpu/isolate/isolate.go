@@ -1,9 +1,8 @@
-// Package isolate has the packets that a container receives worked on in the
-// container's own share of the CPU: by NAPI kernel threads in its cgroup, while what
-// comes before the container is polled by threads in a group of its own.
+// Package isolate processes the packets that a container receives in the container's own share of
+// the CPU: by NAPI kernel threads in its cgroup, while threads in a group of their own poll what
+// comes before the container.
 //
-// It decides nothing about which container that is: package netcpu does, and holds
-// the lock that an Isolator needs.
+// Package netcpu decides which containers that are, and holds the lock that an Isolator needs.
 package isolate
 
 import (
@@ -28,21 +27,21 @@ import (
 
 // Config is what New needs.
 type Config struct {
-	Feature string // the owner of the notes
+	Feature string // owner of the journal entries
 	Roots   kernel.Roots
 	Layout  cgroup.Layout
 	Journal *journal.Journal
 	Find    *netdev.Finder
 	Uplinks *uplink.Finder
 
-	// Throttled says that the kernel stops a kernel thread whose group has used up
-	// its quota; where it does not, weight has to do it.
+	// Throttled: the kernel stops a kernel thread when its group has used up its quota; otherwise
+	// weight replaces that.
 	Throttled bool
 
-	Drop *drop.Dropper // nil where the kernel cannot
+	Drop *drop.Dropper // nil if the kernel lacks it
 
-	// QueueMin is how many packets per second make a queue of an uplink worth giving
-	// to the container whose they all are; 0: 1,000.
+	// QueueMin is the packet rate above which an uplink queue that serves a single container is
+	// assigned to it, in packets/s; 0: 1,000.
 	QueueMin uint64
 }
 
@@ -53,20 +52,19 @@ type Isolator struct {
 	member  map[container.ID]*tenant // each container that is isolated
 	expiry  map[container.ID]time.Time
 	host    *uplinks                   // nil while nothing is isolated
-	needs   map[container.ID]time.Time // who else needs what is changed on the host, until when
+	needs   map[container.ID]time.Time // other containers that need the changes on the host, until when
 	looked  time.Time
 	windows uint64 // of reweigh
 
 	ran atomic.Pointer[map[container.ID]time.Duration] // of takeTurns
 }
 
-// tenant is one network namespace, whose packets are charged to one cgroup
-// however many containers share it.
+// tenant is one network namespace, which may be shared. One cgroup is charged for its packets.
 type tenant struct {
 	netns   uint64
-	owner   container.ID // whose cgroup that is
-	at      place        // where its threads are
-	queues  bool         // whether queues of uplinks may be given to it
+	owner   container.ID // the owner of that cgroup
+	at      place        // of its threads
+	queues  bool         // it may have queues of uplinks
 	members map[container.ID]container.Container
 	threads []thread
 	asking  asking
@@ -77,7 +75,7 @@ type tenant struct {
 	taken   taken
 }
 
-// thread is a NAPI kernel thread that was placed.
+// thread is a placed NAPI kernel thread.
 type thread struct {
 	sched.Thread
 	device string
@@ -94,9 +92,8 @@ func New(cfg Config) *Isolator {
 	}
 }
 
-// Isolate brings one container's devices and threads to where they belong. It
-// may be called again at any time and then only repairs. What it changes lapses at
-// expiry; zero is never.
+// Isolate places one container's devices and threads. It may be repeated at any time and then only
+// repairs. Its changes lapse at expiry; zero is never.
 func (is *Isolator) Isolate(ctx context.Context, c container.Container, expiry time.Time) error {
 	is.expiry[c.ID] = expiry
 	if err := is.isolate(ctx, c); err != nil {
@@ -105,11 +102,10 @@ func (is *Isolator) Isolate(ctx context.Context, c container.Container, expiry t
 	return is.settle(is.member[c.ID])
 }
 
-// settle brings what depends on who is in a namespace to what that is now. What was
-// changed for a tenant, and for all of them, lapses when the last of those lapses for
-// whom it was; never if one of them does not.
+// settle updates what depends on the containers of a namespace. The changes for a tenant, and for
+// the host, lapse with the last container that they are for, or never if one has no expiry.
 func (is *Isolator) settle(t *tenant) error {
-	return errors.Join(is.cfg.Drop.Bill(t.netns), is.extend(t.owner), is.extend(0))
+	return errors.Join(is.extend(t.owner), is.extend(0))
 }
 
 func (is *Isolator) isolate(ctx context.Context, c container.Container) (err error) {
@@ -120,9 +116,8 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	}()
 	t := is.tenants[c.NetNS]
 	if t != nil && t.owner != c.ID {
-		// The namespace is charged to the container that was first in it, as
-		// the kernel cannot tell whose socket a packet is for before it has
-		// done the work.
+		// The first container of the namespace is charged, as the kernel learns a packet's socket
+		// only after the work.
 		is.join(t, c)
 		return nil
 	}
@@ -145,8 +140,7 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	}
 	at.nice = is.niceOf(t)
 	if moved := t.at.group != "" && (t.at.group != at.group || t.at.cpuset != at.cpuset); moved {
-		// Nothing may be left where it was. What it had of the uplinks it can
-		// earn again.
+		// Nothing may stay in the old place. It can earn its queues of the uplinks again.
 		if err := errors.Join(is.movedAlong(t.at.group, at.group), is.movedAlong(t.at.cpuset, at.cpuset), is.takeQueues(t)); err != nil {
 			return err
 		}
@@ -182,11 +176,11 @@ func (is *Isolator) isolate(ctx context.Context, c container.Container) (err err
 	t.threads, t.at = threads, at
 	is.tenants[c.NetNS] = t
 	is.join(t, c)
-	// One that is charged in the same namespace has its packets paid for now.
+	// From now on it pays for the packets of a charged one in the same namespace.
 	if t.drops, err = is.cfg.Drop.Begin(ns, c, false); err != nil {
 		return err
 	}
-	// In this order: some drivers make their NAPIs, and so the threads, anew for XDP.
+	// In this order: some drivers recreate their NAPIs, and so the threads, for XDP.
 	return errors.Join(is.cfg.Drop.Open(ctx, c), is.RenewUplinks(), is.claimUplinks(ctx, c))
 }
 
@@ -195,18 +189,17 @@ func (is *Isolator) open(c container.Container) (*netdev.NS, error) {
 	return is.cfg.Find.Open(filepath.Join(is.cfg.Roots.Proc, strconv.Itoa(c.PID), "ns", "net"), c.NetNS)
 }
 
-// errNoHostEnd says why a device cannot be isolated: a macvlan is polled by the
-// device below it, together with everybody else's packets.
+// errNoHostEnd explains why a device cannot be isolated: the device below a macvlan polls it,
+// together with the packets of all others.
 var errNoHostEnd = errors.New("no veth with a host end that can be found: it has no polling of its own to move")
 
-// Release ends isolation, and undoes whatever is in force on behalf of a container,
-// be it of an earlier agent. If the container paid for a namespace that others are
-// still in, the next of them takes over. Else free is that namespace; 0: none is.
+// Release ends isolation, and undoes all changes for a container, also those of an earlier agent.
+// If the container paid for a namespace with other members, the next of them takes over. Otherwise
+// free is that namespace; 0: none is.
 func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, err error) {
 	delete(is.expiry, id)
-	// First of all, as a thread that stays in the cgroup of a container which
-	// has ended keeps the runtime from removing it. It is also for what an
-	// earlier agent, or an Isolate that failed, has left.
+	// This comes first, as a thread that stays in the cgroup of an ended container keeps the
+	// runtime from removing it. It also undoes what an earlier agent, or a failed Isolate, left.
 	t := is.member[id]
 	if t != nil && t.owner == id {
 		if err := is.takeQueues(t); err != nil {
@@ -217,7 +210,7 @@ func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, 
 		return 0, err
 	}
 	delete(is.member, id)
-	// What is left is of the accounts, which do not end with a decision.
+	// The rest belongs to the accounts, which do not end with a decision.
 	if err := is.extend(id); err != nil || t == nil {
 		return 0, err
 	}
@@ -244,33 +237,31 @@ func (is *Isolator) Release(ctx context.Context, id container.ID) (free uint64, 
 	return t.netns, errors.Join(err, is.extend(0))
 }
 
-// Isolates says whether a container of a network namespace is isolated.
+// Isolates reports whether any container of a network namespace is isolated.
 func (is *Isolator) Isolates(netns uint64) bool { return is.tenants[netns] != nil }
 
-// Idle says that no container is isolated.
+// Idle reports whether no container is isolated.
 func (is *Isolator) Idle() bool { return len(is.tenants) == 0 }
 
-// join makes c one of those whose packets a tenant's owner pays for.
+// join adds c to the containers that a tenant's owner pays for.
 func (is *Isolator) join(t *tenant, c container.Container) {
 	t.members[c.ID] = c
 	is.member[c.ID] = t
 }
 
-// threadPlace returns where the threads of a container go, whose tenant's group is dir.
-// On v1 they go there.
+// threadPlace returns the place of a container's threads; dir is the group of its tenant. On v1 it
+// is dir.
 //
-// On v2 it is a child of that, named fairlead. A group with threads in it could no
-// longer hand controllers down, as a systemd inside the container wants its own
-// to; and one that does so, as a pod's, may hold none. What the child's threads do
-// is the tenant's in both cases: in the first the child has no share of its own,
-// in the second it competes with the containers at the usual weight.
+// On v2 it is a child of dir, named fairlead. A group with threads in it could no longer delegate
+// controllers, as a systemd inside the container needs; and a group that does so, like a pod's, may
+// hold none. Either way the tenant pays for the child's threads: in the first case the child has no
+// share of its own, in the second it competes with the containers at the usual weight.
 func (is *Isolator) threadPlace(dir, cpuset string) (place, error) {
 	at := place{group: dir, cpuset: cpuset}
 	if !is.v2() {
 		return at, nil
 	}
-	// Without the controller the time would be a group's further up, which
-	// others share.
+	// Without the controller a group further up, which others share, would pay.
 	if _, err := cgroup.Weight(dir); err != nil {
 		return at, fmt.Errorf("%s could not be charged for its packets: %w", dir, err)
 	}
@@ -280,14 +271,14 @@ func (is *Isolator) threadPlace(dir, cpuset string) (place, error) {
 
 func (is *Isolator) v2() bool { return is.cfg.Layout.CPU == is.cfg.Layout.V2 }
 
-// Need says that a container which is not isolated needs what is changed on the host,
-// until a time; zero is for ever.
+// Need registers that a container which is not isolated needs the changes on the host, until a
+// time; zero is for ever.
 func (is *Isolator) Need(id container.ID, until time.Time) error {
 	is.needs[id] = until
 	return is.extend(0)
 }
 
-// Spare ends that.
+// Spare undoes Need.
 func (is *Isolator) Spare(id container.ID) error {
 	delete(is.needs, id)
 	return is.extend(0)
@@ -299,7 +290,7 @@ func (is *Isolator) extend(id container.ID) error {
 	}, is.lapse(id))
 }
 
-// lapse is when what is changed on behalf of a container lapses; 0 is the host.
+// lapse returns when the changes for a container lapse; 0 is the host.
 func (is *Isolator) lapse(id container.ID) (last time.Time) {
 	of := map[container.ID]bool{id: true}
 	if t := is.member[id]; t != nil {
@@ -330,11 +321,10 @@ func (is *Isolator) lapse(id container.ID) (last time.Time) {
 	return last
 }
 
-// undo restores whatever was changed on behalf of one container.
+// undo restores all changes for one container.
 func (is *Isolator) undo(id container.ID) error {
 	mine := func(e journal.Entry) bool { return e.Owner.Container == uint64(id) }
-	// The threads first, whenever they were first moved: a group that was made
-	// later may hold them now.
+	// The threads first, in any order of moves: a group made later may hold them now.
 	err := is.restore(func(e journal.Entry) bool { return e.Ref.Kind == sched.KindKthread && mine(e) })
 	return errors.Join(err, is.restore(mine))
 }
@@ -346,18 +336,18 @@ func (is *Isolator) restore(match func(journal.Entry) bool) error {
 	return err
 }
 
-// turn carries out a plan on behalf of a container (0: of the host).
+// turn carries out a plan for a container (0: the host).
 func (is *Isolator) turn(plan []journal.Setting, id container.ID) error {
 	return is.cfg.Journal.TurnAll(plan, is.by(id), is.lapse(id))
 }
 
-// by is who turns the knobs of a container.
+// by returns the owner of a container's knobs.
 func (is *Isolator) by(id container.ID) journal.Owner {
 	return journal.Owner{Feature: is.cfg.Feature, Container: uint64(id)}
 }
 
-// IgnoreGone leaves out errors of what has gone with a container that shared it:
-// the next list of devices is about to come.
+// IgnoreGone drops errors of what has gone with a container that shared it: the next list of
+// devices is about to come.
 func IgnoreGone(err error) error {
 	if errors.Is(err, journal.ErrGone) || errors.Is(err, netdev.ErrNoLink) || errors.Is(err, netdev.ErrNoNS) || errors.Is(err, errNoNAPI) {
 		return nil
@@ -365,7 +355,7 @@ func IgnoreGone(err error) error {
 	return err
 }
 
-// releaseUplinks undoes what is changed on the host.
+// releaseUplinks undoes the changes on the host.
 func (is *Isolator) releaseUplinks() error {
 	err := is.forgetQueues()
 	is.host = nil

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// What is looked at here is what plan.go needs to know. Nothing is changed.
+// This file reads what plan.go needs, and changes nothing.
 
 // device is a device that is, or can be, polled on its own.
 type device struct {
@@ -21,8 +21,7 @@ type device struct {
 	end   *hostEnd // of a container's veth; nil for an uplink
 }
 
-// receiveQueue is the CPU mask of one queue's RPS: as it is, and as somebody else has
-// set it.
+// receiveQueue is the CPU mask of one queue's RPS: the present one, and the operator's.
 type receiveQueue struct{ mask, given string }
 
 // hostEnd is the host end of a veth.
@@ -30,10 +29,10 @@ type hostEnd struct {
 	ns          *netdev.NS // to be closed
 	index       int
 	switchedOff bool   // TSO, by us,
-	before      string // and what it was before
+	before      string // and its earlier value
 }
 
-// lookAt looks at a device.
+// lookAt reads the state of a device.
 func (is *Isolator) lookAt(ns *netdev.NS, index int, name string) (device, error) {
 	d := device{ns: ns, index: index, name: name}
 	link, err := ns.Link(index)
@@ -49,17 +48,12 @@ func (is *Isolator) lookAt(ns *netdev.NS, index int, name string) (device, error
 		if err != nil {
 			return d, err
 		}
-		given := mask
-		if e, ok := is.cfg.Journal.Entry(knob.Ref()); ok && e.Ours(mask) {
-			given = e.Before
-		}
-		d.rps = append(d.rps, receiveQueue{mask, given})
+		d.rps = append(d.rps, receiveQueue{mask, is.cfg.Journal.Given(knob.Ref(), mask)})
 	}
 	return d, nil
 }
 
-// lookAtVeth looks at a device of a container with both its ends. Its host end is to
-// be closed.
+// lookAtVeth reads the state of a container's device and its host end, which the caller closes.
 func (is *Isolator) lookAtVeth(ns *netdev.NS, dev container.Interface) (device, error) {
 	d, err := is.lookAt(ns, dev.Index, dev.Name)
 	if err != nil {
@@ -69,7 +63,7 @@ func (is *Isolator) lookAtVeth(ns *netdev.NS, dev container.Interface) (device, 
 	return d, err
 }
 
-// lookAtEnd looks at the host end of a veth. It is to be closed.
+// lookAtEnd reads the state of the host end of a veth. The caller closes it.
 func (is *Isolator) lookAtEnd(end container.HostEnd) (*hostEnd, error) {
 	ns, err := is.cfg.Find.Open(end.NSPath, end.NetNS)
 	if err != nil {
@@ -87,7 +81,7 @@ type weight struct {
 	takes cgroup.WeightRange
 	now   string
 	given string // by its owner
-	mine  bool   // it was turned for this container
+	mine  bool   // turned for this container
 }
 
 func (is *Isolator) lookAtWeight(dir string, id container.ID) (weight, error) {
@@ -96,14 +90,12 @@ func (is *Isolator) lookAtWeight(dir string, id container.ID) (weight, error) {
 	w := weight{knob: knob, takes: takes, now: now, given: now}
 	if e, turned := is.turned(knob); turned {
 		w.mine = e.Owner == is.by(id)
-		if e.Ours(now) {
-			w.given = e.Before // what is there is our own doing
-		}
 	}
+	w.given = is.cfg.Journal.Given(knob.Ref(), now)
 	return w, err
 }
 
-// planFor is the plan for a thread and its place.
+// planFor returns the plan for a thread and its place.
 func (is *Isolator) planFor(t sched.Thread, at place) ([]journal.Setting, error) {
 	proc := is.cfg.Roots.Proc
 	slice, err := sched.Slice(proc, t).Read()
@@ -115,13 +107,12 @@ func (is *Isolator) planFor(t sched.Thread, at place) ([]journal.Setting, error)
 		return nil, err
 	}
 	if nice == sched.NoNice {
-		at.nice = "" // it is not of the fair class
+		at.nice = "" // it is not in the fair class
 	}
 	return append(placing(proc, is.cfg.Layout, t, at), pacing(proc, t, slice, at.nice)...), nil
 }
 
-// turned gives the note of a knob that this feature has turned.
+// turned returns the entry of a knob that this feature has turned.
 func (is *Isolator) turned(k journal.Knob) (journal.Entry, bool) {
-	e, ok := is.cfg.Journal.Entry(k.Ref())
-	return e, ok && e.Owner.Feature == is.cfg.Feature
+	return is.cfg.Journal.Entry(k.Ref(), is.cfg.Feature)
 }

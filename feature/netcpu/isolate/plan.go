@@ -15,14 +15,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Plans are made here, of what look.go has found, without a look at the host.
+// This file makes plans from what look.go has read, without access to the host.
 
-// polling has each packet of a device go through the device's own NAPI. That this is
-// polled in threads comes after; see threads.
+// polling makes each packet of a device pass the device's own NAPI. Polling in threads comes later;
+// see threads.
 //
-// A veth does that only if GRO is on at the receiving end and TSO off at the sending
-// one (veth.c: veth_gro_requested, veth_skb_is_eligible_for_gro). RPS would hand the
-// packets on to a softirq.
+// A veth does that only if GRO is on at the receiving end and TSO off at the sending one (veth.c:
+// veth_gro_requested, veth_skb_is_eligible_for_gro). RPS would hand the packets on to a softirq.
 func (d device) polling(s shape) (plan []journal.Setting) {
 	if d.end != nil {
 		plan = append(plan, journal.Setting{Knob: d.ns.Offload(d.index, netdev.GRO), Value: netdev.GRO.On()})
@@ -36,8 +35,8 @@ func (d device) polling(s shape) (plan []journal.Setting) {
 	return plan
 }
 
-// sending switches TSO at the host end of a veth off for single packets. For super
-// it goes back to what it was, which may have been a part of it, or nothing.
+// sending switches TSO at the host end of a veth off for single packets. For super it restores the
+// earlier value, which may have been partly on, or off.
 func (e hostEnd) sending(s shape) []journal.Setting {
 	knob := e.ns.Offload(e.index, netdev.TSO)
 	switch {
@@ -49,7 +48,7 @@ func (e hostEnd) sending(s shape) []journal.Setting {
 	return nil
 }
 
-// noCPUs gives the empty CPU mask in the width of mask.
+// noCPUs returns the empty CPU mask in the width of mask.
 func noCPUs(mask string) string {
 	return strings.Map(func(r rune) rune {
 		if r == ',' {
@@ -59,9 +58,8 @@ func noCPUs(mask string) string {
 	}, mask)
 }
 
-// steered returns the CPUs that the operator has RPS hand the packets of a device to,
-// of all its receive queues together; none if RPS is off for one of them, so that its
-// packets are worked on where its interrupt is.
+// steered returns the CPUs of all receive queues' RPS together, as set by the operator; none if RPS
+// is off for one of them, which then works at its interrupt.
 func (d device) steered() (all []int, err error) {
 	for _, q := range d.rps {
 		cpus, err := netdev.MaskCPUs(q.given)
@@ -74,28 +72,26 @@ func (d device) steered() (all []int, err error) {
 	return slices.Compact(all), nil
 }
 
-// place is where threads belong.
+// place is where threads run.
 type place struct {
 	group  string // of the cpu controller
-	child  bool   // which is one of ours, and may have to be made
-	cpuset string // of the cpuset controller, so that they follow when its owner changes it; "": none
+	child  bool   // group is one of ours, and may have to be made
+	cpuset string // of the cpuset controller, to follow its owner's changes; "": none
 	nice   string // among the tasks of the group; "" leaves it
 
-	// cpus are those that RPS had the packets worked on: RPS is off while threads
-	// poll, and without this they would run wherever there is room. None leaves the
-	// threads all CPUs, and so do CPUs all of which are offline, as RPS passes over
-	// these.
+	// cpus are the CPUs of RPS, which is off while threads poll; without this they would run
+	// anywhere. If there are none, or all are offline, which RPS passes over, the threads may use
+	// all CPUs.
 	cpus []int
 }
 
 // making makes a group for threads.
 //
-// On v2 it is frozen before threads come, which does nothing to threads of the kernel. But
-// it counts as frozen from then on: one that is frozen only with the group above it, while
-// threads of the kernel are in it, never does (kernel/cgroup/freezer.c,
-// cgroup_update_frozen), and the group above not either, if its own processes are in
-// children too, as with a systemd or an engine in a container. What waits for that, as
-// docker pause does, would give up.
+// On v2 it is frozen before threads come, which does not affect kernel threads. But it counts as
+// frozen from then on: a group that is frozen only with the one above it, while kernel threads are
+// in it, never does (kernel/cgroup/freezer.c, cgroup_update_frozen), and neither does the group
+// above, if its own processes are in children too, as with a systemd or an engine in a container. A
+// waiter, such as docker pause, would give up.
 func making(group string, l cgroup.Layout) []journal.Setting {
 	plan := []journal.Setting{{Knob: cgroup.Group(group), Value: cgroup.Present}}
 	if l.CPU == l.V2 {
@@ -104,14 +100,13 @@ func making(group string, l cgroup.Layout) []journal.Setting {
 	return plan
 }
 
-// pollSlice is the slice of a thread that polls: the shortest that the kernel
-// has. The thread then gets its turn before what is in its queue has grown
-// old, or has kept a sender on this host waiting; its share of the CPU is what
-// it was. MEASURED.md has the measurement.
+// pollSlice is the slice of a thread that polls: the kernel's shortest. The thread then runs before
+// packets in its queue are old, or have kept a sender on this host waiting; its share of the CPU is
+// the same. MEASURED.md has the measurement.
 const pollSlice = 100 * time.Microsecond
 
-// pacing sets how a thread takes its turns. slice is what it has now, by which the kernel
-// says whether it can be set; nice is what it is to have, or "" to leave it.
+// pacing sets how a thread takes its turns. slice is its present value, which shows whether the
+// kernel can set it; nice is the wanted value, or "" to leave it.
 func pacing(proc string, t sched.Thread, slice, nice string) (plan []journal.Setting) {
 	if slice != sched.NoSlice {
 		plan = append(plan, journal.Setting{Knob: sched.Slice(proc, t), Value: sched.FormatSlice(pollSlice)})
@@ -122,8 +117,7 @@ func pacing(proc string, t sched.Thread, slice, nice string) (plan []journal.Set
 	return plan
 }
 
-// placing moves a thread to its place. On which of the CPUs it stays there comes after; see
-// steering.
+// placing moves a thread to its place. steering then chooses among its CPUs.
 func placing(proc string, l cgroup.Layout, t sched.Thread, at place) (plan []journal.Setting) {
 	if at.child {
 		plan = making(at.group, l)
@@ -135,8 +129,7 @@ func placing(proc string, l cgroup.Layout, t sched.Thread, at place) (plan []jou
 	return plan
 }
 
-// steering keeps a thread, which may run on some CPUs now, on those that are also in
-// cpus.
+// steering keeps a thread that may run on the CPUs of may on those that are also in cpus.
 func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
 	want := slices.DeleteFunc(slices.Clone(cpus), func(c int) bool { return !slices.Contains(may, c) })
 	if len(want) == 0 || len(want) == len(may) {
@@ -145,14 +138,16 @@ func steering(affinity journal.Knob, may, cpus []int) []journal.Setting {
 	return []journal.Setting{{Knob: affinity, Value: cgroup.FormatCPUs(want)}}
 }
 
-// usualShares is the weight of an ordinary group: weights here are in its parts, as
-// cpu.shares are (kernel/sched/core.c).
+// usualShares is the weight of an ordinary group, in the unit of cpu.shares, which weights here use
+// (kernel/sched/core.c).
 const usualShares = 1024
 
-// lowered gives a cgroup the given part of the usual weight, but no more than its
-// owner gave it. What is not needed here may be what another container of the pod is
-// charged by.
+// lowered plans the given part of the usual weight for a cgroup, but no more than its owner set. A
+// change that is not needed here may be needed to charge another container of the pod.
 func (w weight) lowered(shares int) ([]journal.Setting, error) {
+	if w.given == cgroup.Idled {
+		return nil, nil // by its owner: it has no weight
+	}
 	most, err := strconv.ParseUint(w.given, 10, 63)
 	if err != nil {
 		return nil, fmt.Errorf("%s holds %q, not a number", w.knob.Ref().Object, w.given)
@@ -167,10 +162,9 @@ func (w weight) lowered(shares int) ([]journal.Setting, error) {
 	return []journal.Setting{{Knob: w.knob, Value: want}}, nil
 }
 
-// stale says whether a note of c's is of something that is no longer planned. Its
-// threads are at a place, and pays is its tenant's group: most stale notes are of
-// devices that have gone, since a runtime has disconnected the container from a
-// network, or of a cgroup that the container was moved away from.
+// stale reports whether an entry of c is no longer planned. Its threads are at a place, and pays is
+// its tenant's group: most stale entries are of devices that have gone, since a runtime has
+// disconnected the container from a network, or of a cgroup that the container was moved away from.
 func stale(e journal.Entry, c container.Container, at place, pays string, threads []thread) bool {
 	object := e.Ref.Object
 	switch e.Ref.Kind {

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// same compares a plan with what its settings have to say.
+// same compares the settings of a plan.
 func same(t *testing.T, plan []journal.Setting, want ...string) {
 	t.Helper()
 	var got []string
@@ -78,8 +78,8 @@ func TestPlanPlacing(t *testing.T) {
 	same(t, pacing("/proc", th, sched.NoSlice, ""))
 }
 
-// Threads stay where RPS had the packets of a device, if that was so for all of its
-// queues, and where they can.
+// Threads stay where RPS put the packets of a device, if it did so for all of its queues, and where
+// they can.
 func TestPlanSteering(t *testing.T) {
 	affinity := sched.Affinity("/proc", sched.Thread{TID: 7, Start: 70})
 	for _, tt := range []struct {
@@ -146,13 +146,12 @@ func TestPlanWeight(t *testing.T) {
 	}
 }
 
-// A note is undone once its device, its thread or its cgroup is not planned for any
-// more.
+// An entry is undone once its device, its thread or its cgroup is no longer planned.
 func TestStale(t *testing.T) {
 	c := container.Container{ID: 1, NetNS: 40, Interfaces: []container.Interface{
 		{Index: 2, Kind: "veth", Host: container.HostEnd{NetNS: 10, Index: 12}},
 		{Index: 3, Kind: "macvlan"},
-		{Index: 4, Kind: "veth"}, // with a host end that nobody finds
+		{Index: 4, Kind: "veth"}, // with a host end that cannot be found
 	}}
 	at := place{group: "/cpu/pod/fairlead"}
 	threads := []thread{{sched.Thread{TID: 7, Start: 70}, "eth0"}}

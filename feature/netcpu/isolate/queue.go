@@ -13,20 +13,19 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// queue is a receive queue of an uplink that is polled by a thread of its own.
-// While all that it brings is one container's, by RSS, ntuple rules or whatever
-// steers packets before they reach the host, that thread lives in the
-// container's cgroup: then the work before the container is charged exactly,
-// too (Iron's queue per container, without asking the hardware for it).
+// queue is a receive queue of an uplink with a polling thread of its own. While it serves a single
+// container, by RSS, ntuple rules or other steering before the host, that thread lives in the
+// container's cgroup: then the work before the container is charged exactly, too (Iron's queue per
+// container, without asking the hardware for it).
 type queue struct {
-	napi    int // the id of its NAPI, which is also on the packets
+	napi    int // the id of its NAPI, which the packets carry too
 	thread  sched.Thread
 	control queueControl
 	last    drop.Queue // the counters at the last look
 }
 
-// countQueues begins to count what the queues bring of a device that is polled by threads.
-// A NAPI that serves no receive queue brings no packets, and is never given.
+// countQueues starts counting for the queues of a device that threads poll. A NAPI without a
+// receive queue brings no packets, and is never given.
 func (is *Isolator) countQueues(ns *netdev.NS, index int, threads []thread) ([]*queue, error) {
 	napis, err := ns.NAPIs(index)
 	if errors.Is(err, netdev.ErrNoNAPIList) {
@@ -39,7 +38,7 @@ func (is *Isolator) countQueues(ns *netdev.NS, index int, threads []thread) ([]*
 	for _, napi := range napis {
 		i := slices.IndexFunc(threads, func(t thread) bool { return t.TID == napi.Thread })
 		if i < 0 {
-			continue // made since they were placed
+			continue // made since the threads were placed
 		}
 		if err := is.cfg.Drop.CountQueue(napi.ID); err != nil {
 			return list, err
@@ -49,7 +48,7 @@ func (is *Isolator) countQueues(ns *netdev.NS, index int, threads []thread) ([]*
 	return list, nil
 }
 
-// assignQueues gives each queue to whom its packets of the last window belong.
+// assignQueues assigns each queue to the receiver of its packets in the last window.
 func (is *Isolator) assignQueues(length time.Duration) error {
 	if is.host == nil {
 		return nil
@@ -84,8 +83,8 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 		q.control = before // so that the next window tries again
 		return err
 	}
-	// It may have been moved in one hierarchy and not in the other. It is nobody's
-	// then, or others' packets would wait for this one's share of the CPU.
+	// It may have been moved in only one hierarchy. It then goes to nobody, or others' packets
+	// would wait for this one's share of the CPU.
 	if back := is.giveQueue(u, q, nobody); back != nil {
 		return errors.Join(err, back) // until the owner ends, or loses it
 	}
@@ -93,11 +92,11 @@ func (is *Isolator) assignQueue(u *uplinkDevice, q *queue, w queueWindow) error 
 	return err
 }
 
-// giveQueue moves the thread of a queue to the tenant in a slot, or back to the
-// uplinks for nobody and for one that has gone.
+// giveQueue moves the thread of a queue to the tenant in a slot, or back to the uplinks for nobody
+// and for a tenant that has gone.
 //
-// All in the host's name, as the queue outlives the container. A thread that has
-// ended is with nobody: its device has made its queues anew.
+// The host owns the changes, as the queue outlives the container. A thread that has ended belongs
+// to nobody: its device has recreated its queues.
 func (is *Isolator) giveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	err := is.moveQueue(u, q, slot)
 	if errors.Is(err, journal.ErrGone) {
@@ -110,7 +109,7 @@ func (is *Isolator) moveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	for _, t := range is.tenants {
 		if t.drops != nil && t.drops.Slot() == slot && t.queues {
 			at := t.at
-			at.child = false // it is there, and its note is the container's
+			at.child = false // it exists, and its entry is the container's
 			at.nice = ""
 			return errors.Join(is.unsteer(q.thread), is.move(q.thread, at, 0))
 		}
@@ -118,16 +117,15 @@ func (is *Isolator) moveQueue(u *uplinkDevice, q *queue, slot uint32) error {
 	return is.move(q.thread, u.at, 0)
 }
 
-// unsteer undoes what steering has done: its CPUs are the container's now.
+// unsteer undoes steering: the container's CPUs apply now.
 func (is *Isolator) unsteer(t sched.Thread) error {
 	ref := sched.Affinity(is.cfg.Roots.Proc, t).Ref()
 	return is.restore(func(e journal.Entry) bool { return e.Ref == ref })
 }
 
-// mayOwnQueues says whether a container is better off with queues of its own.
-// Where kernel threads are not throttled they eat up a quota unhindered, and the
-// container's own tasks get nothing: one more of them, on a CPU of its own, is
-// too many. Where all are on one CPU its weight divides that among them.
+// mayOwnQueues reports whether a container benefits from queues of its own. Unthrottled kernel
+// threads use up a quota without limit, and leave the container's own tasks nothing: one more of
+// them, on a CPU of its own, is too many. If all are on one CPU its weight divides that among them.
 func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
 	if is.cfg.Throttled {
 		return true, nil
@@ -136,7 +134,7 @@ func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	_, limited, err := cgroup.CPUQuota(dir)
+	_, limited, err := is.quota(dir)
 	if err != nil || !limited || c.Cgroup.CPUSet == "" {
 		return !limited, err
 	}
@@ -144,9 +142,8 @@ func (is *Isolator) mayOwnQueues(c container.Container) (bool, error) {
 	return len(cpus) == 1, err
 }
 
-// allowQueues finds out whether a tenant may own queues now: the quota of its
-// container and its CPUs can change at any time. What it has by what was so before
-// is taken back, and has to be earned again.
+// allowQueues checks whether a tenant may own queues now: the quota and the CPUs of its container
+// can change at any time. If not, it loses its queues, and has to earn them again.
 func (is *Isolator) allowQueues(t *tenant, c container.Container) error {
 	may, err := is.mayOwnQueues(c)
 	if err != nil || may == t.queues {
@@ -159,7 +156,7 @@ func (is *Isolator) allowQueues(t *tenant, c container.Container) error {
 	return nil
 }
 
-// takeQueues takes back the queues of a tenant: its cgroup is about to go, say.
+// takeQueues takes back the queues of a tenant, for example because its cgroup is about to go.
 func (is *Isolator) takeQueues(t *tenant) error {
 	if is.host == nil || t.drops == nil {
 		return nil

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// The thread of a queue that can be moved into the container's cpu group and not
-// into its cpuset is nobody's, and in the group of the uplinks.
+// The thread of a queue that can be moved into the container's cpu group but not into its cpuset
+// belongs to nobody, and stays in the group of the uplinks.
 func TestQueueIsNotHalfGiven(t *testing.T) {
 	testkit.OnKernels(t)
 	group, shared := testkit.Cgroup(t).CPU, testkit.Cgroup(t).CPU
@@ -58,7 +58,7 @@ func TestQueueIsNotHalfGiven(t *testing.T) {
 	t.Error("it was never tried")
 }
 
-// bare is as much of an Isolator as turns the knobs of one veth, which it makes.
+// bare makes the part of an Isolator that turns the knobs of one veth, and the veth.
 func bare(t *testing.T) (is *Isolator, ns *netdev.NS, index int, path string) {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -68,7 +68,7 @@ func bare(t *testing.T) (is *Isolator, ns *netdev.NS, index int, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path = at.Bind(t) // by which a note is undone
+	path = at.Bind(t) // for the restore
 	if ns, err = netdev.Open(path); err != nil {
 		t.Fatal(err)
 	}

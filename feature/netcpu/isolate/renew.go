@@ -13,19 +13,17 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// A tenant whose threads live is asked for the NAPIs of its devices every so many
-// windows, and in each window for a minute after it had others than were known.
+// A tenant with live threads is asked for the NAPIs of its devices every askEvery windows, and for
+// a minute after a change in each window.
 const (
 	askEvery = 10
 	askAgain = 60
 )
 
-// renew places threads again where a device has others by now. A link that goes
-// down and up, GRO that is switched off and on, and most drivers when they are
-// set up anew, end a NAPI and make another: its thread begins in the group of all.
-// A container can do so at its own devices at any time. The end of the old thread is
-// seen in the next window; a queue that is added leaves the others alone, and takes
-// askEvery.
+// renew places threads again if a device has new ones. A link that goes down and up, GRO that is
+// switched off and on, and most drivers on reconfiguration replace a NAPI: its new thread starts in
+// the root group. A container can do so at its own devices at any time. The next window sees the
+// end of the old thread; an added queue does not affect the others, and takes askEvery.
 func (is *Isolator) renew() error {
 	var errs []error
 	for _, t := range is.tenants {
@@ -53,8 +51,8 @@ func (is *Isolator) RenewUplinks() error {
 	return errors.Join(errs...)
 }
 
-// lives says whether all threads of a tenant still exist. It is far cheaper than
-// asking in the tenant's namespace for its NAPIs.
+// lives reports whether all threads of a tenant still exist. It is far cheaper than listing the
+// NAPIs in the tenant's namespace.
 func (t *tenant) lives(proc string) bool {
 	return len(t.threads) > 0 && !slices.ContainsFunc(t.threads, func(th thread) bool {
 		// The number may be another thread's by now.
@@ -63,14 +61,14 @@ func (t *tenant) lives(proc string) bool {
 	})
 }
 
-// asking says in which windows a tenant is asked for its NAPIs. The zero value asks in
-// the first.
+// asking decides in which windows a tenant is asked for its NAPIs. The zero value asks in the
+// first.
 type asking struct {
 	wait  int // windows until then
-	often int // windows in which it is asked each time
+	often int // consecutive windows left to ask in
 }
 
-// due takes a window into account in which all of a tenant's threads live, or not.
+// due counts a window, and reports whether to ask. live: all of a tenant's threads live.
 func (a *asking) due(live bool) bool {
 	a.wait, a.often = max(a.wait-1, 0), max(a.often-1, 0)
 	if live && a.wait > 0 && a.often == 0 {
@@ -80,7 +78,7 @@ func (a *asking) due(live bool) bool {
 	return true
 }
 
-// others notes that a tenant had other NAPIs than were known.
+// others records that a tenant had other NAPIs than known.
 func (a *asking) others() { a.often = askAgain }
 
 func (is *Isolator) renewTenant(t *tenant) error {
@@ -136,13 +134,13 @@ func (is *Isolator) renewUplink(key ends.Device, u *uplinkDevice) error {
 	if err := is.forgetQueuesOf(u); err != nil {
 		return err
 	}
-	// If that fails the device differs, as it is known now, in the next window, too.
+	// On failure the device, as known now, differs in the next window too.
 	err = is.claim(uplink.Uplink{Key: key, Link: l, NS: ns, Path: u.path})
 	return errors.Join(err, is.forgetThreads(u.threads, is.host.devices[key].threads))
 }
 
-// stillPoll says whether those that poll a device are the threads that were
-// placed. One that is down has none to be placed.
+// stillPoll reports whether the placed threads still poll a device. A device that is down has none
+// to place.
 func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool, error) {
 	napis, err := ns.NAPIs(index)
 	listed := !errors.Is(err, netdev.ErrNoNAPIList)
@@ -163,8 +161,8 @@ func (is *Isolator) stillPoll(ns *netdev.NS, index int, threads []thread) (bool,
 	return err == nil && !l.Up, err
 }
 
-// forgetThreads undoes what was changed of threads that no longer poll: that is to
-// drop the notes of those that have ended.
+// forgetThreads undoes changes of threads that no longer poll, which drops the entries of those
+// that have ended.
 func (is *Isolator) forgetThreads(old, now []thread) error {
 	return is.restore(func(e journal.Entry) bool {
 		switch e.Ref.Kind {

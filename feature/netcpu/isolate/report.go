@@ -6,8 +6,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// Samples appends what is known of the containers that are isolated, and of the
-// uplinks.
+// Samples appends samples of isolated containers and of the uplinks.
 func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
 	for id := range is.member {
 		to = append(to, feature.Sample{Container: id, Name: "netcpu_isolated", Value: 1})
@@ -26,8 +25,8 @@ func (is *Isolator) Samples(to []feature.Sample) []feature.Sample {
 	return to
 }
 
-// kthreads appends the time of threads, summed by device. A thread that has
-// ended is left out: its device went, and the container with it.
+// kthreads appends the time of threads, summed by device. It leaves out a thread that has ended
+// with its device and its container.
 func (is *Isolator) kthreads(to []feature.Sample, id container.ID, threads []thread) []feature.Sample {
 	sum := make(map[string]float64)
 	var order []string

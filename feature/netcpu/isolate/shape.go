@@ -7,13 +7,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// counted is what reshape last read of one tenant.
+// counted is reshape's last reading of one tenant.
 type counted struct {
 	at           time.Time
 	small, super uint64
 }
 
-// Follow takes what came in the window that ends now into account.
+// Follow adapts to the window that ends now.
 func (is *Isolator) Follow(now time.Time) error {
 	err := errors.Join(is.reweigh(), is.renew())
 	if is.cfg.Drop == nil {
@@ -24,7 +24,7 @@ func (is *Isolator) Follow(now time.Time) error {
 	return errors.Join(err, is.reshape(now), is.takeTurns(), is.assignQueues(length))
 }
 
-// reshape gives each tenant the shape of packets that its traffic asks for.
+// reshape sets the shape of each tenant's packets by its traffic.
 func (is *Isolator) reshape(now time.Time) error {
 	var errs []error
 	for _, t := range is.tenants {
@@ -64,8 +64,7 @@ func (is *Isolator) reshape(now time.Time) error {
 
 // setShape switches TSO at the host ends of a tenant's devices.
 func (is *Isolator) setShape(t *tenant, s shape) error {
-	// While the ring is not used nothing may be dropped on its account: so
-	// first the count goes, or comes last.
+	// While the ring is not in use it must cause no drops: so the count ends first, or starts last.
 	if s == super {
 		if err := t.drops.UseRing(false); err != nil {
 			return err
@@ -81,8 +80,8 @@ func (is *Isolator) setShape(t *tenant, s shape) error {
 	return nil
 }
 
-// switchedOff says whether TSO is off at any host end of a tenant on our account.
-// Where it was off before there are no super-packets to be had.
+// switchedOff reports whether TSO is off at any host end of a tenant because of us. If it was off
+// before, super-packets are not possible.
 func (is *Isolator) switchedOff(t *tenant) (off bool, err error) {
 	err = is.eachEnd(t, func(e *hostEnd) error {
 		off = off || e.switchedOff

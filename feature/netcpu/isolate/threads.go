@@ -16,18 +16,18 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// How long threadsByName waits for the names of new threads: where there are
-// threads that an older kernel may have kept, and where there are none.
+// How long threadsByName waits for the names of new threads: if an older kernel may have kept
+// threads, and if not.
 const (
 	keptWait  = 50 * time.Millisecond
 	namedWait = 2 * time.Second
 )
 
-// errNoNAPI says that a device does not poll: for one, as it is on its way out.
+// errNoNAPI means that a device does not poll, for example because it is on its way out.
 var errNoNAPI = errors.New("has no napi")
 
-// bring has a device poll in threads, and these be where they belong. The threads are
-// there only once it polls in them, so that there are two plans.
+// bring makes a device poll in threads, and places them. The threads exist only once it polls in
+// them, so that there are two plans.
 func (is *Isolator) bring(d device, s shape, at place, id container.ID) (list []thread, err error) {
 	if err := is.turn(d.polling(s), id); err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func (is *Isolator) bringVeth(ns *netdev.NS, dev container.Interface, s shape, a
 	defer d.end.close()
 	list, err := is.bring(d, s, at, id)
 	if errors.Is(err, errNoNAPI) {
-		err = fmt.Errorf("%w: %w", journal.ErrGone, err) // a veth that is being removed stops to poll first
+		err = fmt.Errorf("%w: %w", journal.ErrGone, err) // a veth that is being removed stops polling first
 	}
 	return list, err
 }
@@ -111,28 +111,27 @@ func (is *Isolator) threads(d device, id container.ID) ([]sched.Thread, error) {
 	return threads, nil
 }
 
-// threadsByName does the same where the kernel lists no NAPIs (before 6.8):
-// the threads of a device are those whose names come up when it is switched
-// on. Many containers have an eth0, so that of a device which is on already the
-// journal has to tell: those that were moved in the same owner's name.
+// threadsByName does the same if the kernel lists no NAPIs (before 6.8): a device's threads are
+// those with names that appear when it is switched on. Many containers have an eth0, so for a
+// device that is on already the journal decides: those that were moved for the same owner.
 func (is *Isolator) threadsByName(plan []journal.Setting, device string, id container.ID) ([]sched.Thread, error) {
 	knob := plan[0].Knob
 	if value, err := knob.Read(); err != nil {
 		return nil, err
 	} else if value == "1" {
-		// It may be of another one in the namespace, which has ended since.
+		// It may be an entry of another container in the namespace, which has ended.
 		owner := id
-		if e, ok := is.cfg.Journal.Entry(knob.Ref()); ok && e.Owner.Feature == is.cfg.Feature {
+		if e, ok := is.turned(knob); ok {
 			owner = container.ID(e.Owner.Container)
 		}
 		threads, err := is.moved(device, owner)
 		if err == nil && len(threads) > 0 {
-			err = is.turn(plan, id) // which is the owner from now on
+			err = is.turn(plan, id) // the new owner
 		}
 		if err != nil || len(threads) > 0 {
 			return threads, err
 		}
-		// Not by us: a thread that an older kernel has kept does not come up.
+		// On, but not by us: threads that an older kernel has kept do not appear.
 		if err := is.turn([]journal.Setting{{Knob: knob, Value: "0"}}, id); err != nil {
 			return nil, err
 		}
@@ -144,8 +143,8 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, id cont
 	if err := is.turn(plan, id); err != nil {
 		return nil, err
 	}
-	// The threads exist when the write returns; their names are set by
-	// themselves as they first run, which on a busy CPU may take a while.
+	// The threads exist when the write returns; they set their names themselves when they first
+	// run, which may take a while on a busy CPU.
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		after, err := is.pollers(device)
 		if err != nil {
@@ -164,9 +163,9 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, id cont
 		if waited < keptWait {
 			continue
 		}
-		// An older kernel keeps a device's threads while it does not poll by them
-		// (net/core/dev.c, dev_set_threaded): then they are among those that were
-		// there, and nobody has placed them. One more that idles does no harm.
+		// An older kernel keeps a device's threads while it does not poll by them (net/core/dev.c,
+		// dev_set_threaded): then they are among the earlier ones, and not placed. One more idle
+		// thread does no harm.
 		placed := is.placed(func(journal.Entry) bool { return true })
 		var kept []sched.Thread
 		for _, t := range before {
@@ -183,7 +182,7 @@ func (is *Isolator) threadsByName(plan []journal.Setting, device string, id cont
 	}
 }
 
-// placed gives the threads that were moved, of those entries of the journal.
+// placed returns the moved threads of the matching journal entries.
 func (is *Isolator) placed(match func(journal.Entry) bool) map[string]bool {
 	tids := make(map[string]bool)
 	for _, e := range is.cfg.Journal.Entries() {
@@ -195,25 +194,25 @@ func (is *Isolator) placed(match func(journal.Entry) bool) map[string]bool {
 	return tids
 }
 
-// pollers lists the threads that poll devices of this name, in whatever namespace.
+// pollers lists the threads that poll devices of this name, in any namespace.
 func (is *Isolator) pollers(device string) ([]sched.Named, error) {
 	prefix := "napi/" + device + "-"
 	list, err := sched.Threads(is.cfg.Roots.Proc, prefix)
 	return slices.DeleteFunc(list, func(t sched.Named) bool { return !pollsFor(t.Comm, prefix) }), err
 }
 
-// pollsFor says whether a thread that Threads found by "napi/DEVICE-" is one of
-// that device, and not of another whose name goes on: of eth0-1, say, which any
-// container may call one of its own. What follows the device is a number.
+// pollsFor reports whether a thread that Threads found by "napi/DEVICE-" belongs to that device,
+// and not to one with a longer name, such as eth0-1, which any container may use. A number follows
+// the device.
 func pollsFor(comm, prefix string) bool {
 	number, whole := strings.CutPrefix(comm, prefix)
 	if !whole || number == "" {
-		return true // cut off by the kernel before it can be told
+		return true // truncated by the kernel before that
 	}
 	return strings.Trim(number, "0123456789") == ""
 }
 
-// moved lists those of them that were moved for a container.
+// moved lists the pollers that were moved for a container.
 func (is *Isolator) moved(device string, id container.ID) ([]sched.Thread, error) {
 	ours := is.placed(func(e journal.Entry) bool { return e.Owner.Container == uint64(id) })
 	list, err := is.pollers(device)
@@ -229,9 +228,8 @@ func (is *Isolator) moved(device string, id container.ID) ([]sched.Thread, error
 	return threads, nil
 }
 
-// movedAlong takes over the threads that whoever moved a container from one
-// cgroup to another has moved with its processes: they were ours, and go back to
-// where they were before.
+// movedAlong takes over the threads that moved with a container's processes from one cgroup to
+// another: they were ours, and go back to their earlier place.
 func (is *Isolator) movedAlong(was, now string) error {
 	if was == "" || was == now {
 		return nil

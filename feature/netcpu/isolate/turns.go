@@ -11,18 +11,17 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// A thread that polls competes with its container's own tasks, by its nice value; towards
-// other containers the weight is the group's, and the same with each of these.
+// A thread that polls competes with its container's own tasks, by its nice value; towards other
+// containers only the weight of the group counts.
 //
-// A server whose requests each come alone is best off if the thread takes its turn at
-// once: a softirq would have. Under load that costs the server a switch to the thread and
-// back for each packet. A thread that lets the server finish what it has under way finds
-// many packets at once then. But beside tasks that compute without end it would wait for
-// long. MEASURED.md has the measurement.
+// A server with single requests is best off if the thread runs at once, as a softirq would. Under
+// load that costs the server a switch to the thread and back for each packet. A thread that lets
+// the server finish its present work finds many packets at once then. But beside tasks that compute
+// without end it would wait for long. MEASURED.md has the measurement.
 type turn int
 
 const (
-	prompt turn = iota // it takes its turn before the tasks
+	prompt turn = iota // it runs before the tasks
 	even               // it is one of them
 	yield              // they finish first
 )
@@ -33,16 +32,16 @@ func (t turn) nice() string {
 }
 
 const (
-	crowded  = 2.0   // packets in each turn: while one was polled, another came,
+	crowded  = 2.0   // packets per turn: while one was polled, another came;
 	oneByOne = 1.5   // and below this they come one by one
-	few      = 100   // packets in a window, of which nothing is learnt: those come one by one
-	dear     = 2_000 // turns in a window that are worth an attempt to make them fewer
+	few      = 100   // packets in a window, too few to learn from: those come one by one
+	dear     = 2_000 // turns in a window that make it worthwhile to reduce them
 
-	// waitMost is how long a yielding thread may wait for a turn, on average, without
-	// a doubt that it should yield: a server that answers many at once works for as long.
+	// waitMost is how long a yielding thread may wait for a turn, on average, before it stops
+	// yielding: a server that answers many at once works for as long.
 	waitMost = 300 * time.Microsecond
-	doubt    = 10  // windows between two doubts
-	much     = 0.9 // of the packets of the window before: fewer, and the last change was bad
+	doubt    = 10  // windows between two trials without yielding
+	much     = 0.9 // of the packets of the window before; with fewer the last change was bad
 )
 
 // turnWindow is what the threads of a container did in some time.
@@ -51,17 +50,17 @@ type turnWindow struct {
 	turns, packets uint64
 }
 
-// turnControl chooses how the threads of one container take their turns. Whether it is good
-// that they yield is told by how many packets come then: a client that waits for answers
-// asks less where they come late. The zero value is prompt.
+// turnControl chooses how the threads of one container take their turns. The packet rate shows
+// whether yielding is good: a client that waits for answers asks less if they come late. The zero
+// value is prompt.
 type turnControl struct {
 	turn     turn
-	before   uint64 // packets of the window before the last change, while that is on trial; 0: it is not
-	rest     int    // windows since it last had to give up yielding, or doubted it
-	patience int    // how many there have to be before it yields again; 0: none
+	before   uint64 // packets of the window before the last change, while that is on trial; else 0
+	rest     int    // windows since it last gave up yielding, or tried to
+	patience int    // windows needed before it yields again; 0: none
 }
 
-// next takes one window into account and returns the turn from now on.
+// next counts one window and returns the turn from now on.
 func (c *turnControl) next(w turnWindow) turn {
 	if w.packets < few || w.turns == 0 {
 		c.turn, c.before = prompt, 0
@@ -83,7 +82,7 @@ func (c *turnControl) next(w turnWindow) turn {
 		}
 		return c.turn
 	case trial && was >= much*float64(w.packets):
-		c.turn = yield // the doubt was unfounded
+		c.turn = yield // the trial has failed
 		return c.turn
 	case trial:
 		c.giveUp()
@@ -91,7 +90,7 @@ func (c *turnControl) next(w turnWindow) turn {
 		c.turn, c.before = yield, w.packets
 		return c.turn
 	}
-	// How many come together in a turn is known of the other two only if it has one of them.
+	// The packets per turn are known only with one of the other two.
 	switch {
 	case each < oneByOne:
 		c.turn = prompt
@@ -106,8 +105,8 @@ func (c *turnControl) giveUp() {
 	c.rest, c.patience = 0, min(max(patience, 2*c.patience), longest)
 }
 
-// niceOf is the nice value that the threads of a tenant are to have; nil is one to come. It
-// is "", which leaves the value, where nobody counts by what it could be chosen.
+// niceOf returns the nice value for the threads of a tenant; nil is a tenant to come. It is "",
+// which leaves the value, if there are no counters to choose by.
 func (is *Isolator) niceOf(t *tenant) string {
 	switch {
 	case is.cfg.Drop == nil:
@@ -118,20 +117,20 @@ func (is *Isolator) niceOf(t *tenant) string {
 	return t.turns.turn.nice()
 }
 
-// taken is what takeTurns last read of one tenant.
+// taken is takeTurns' last reading of one tenant.
 type taken struct {
 	sched.Usage
 	packets uint64
 }
 
-// takeTurns has the threads of each tenant take their turns as its traffic asks for.
+// takeTurns sets the turn of each tenant's threads by its traffic.
 func (is *Isolator) takeTurns() error {
 	var errs []error
 	ran := make(map[container.ID]time.Duration)
 	defer is.ran.Store(&ran)
 	for _, t := range is.tenants {
 		if t.drops == nil {
-			continue // nobody counts its packets
+			continue // its packets are not counted
 		}
 		now, err := is.takenBy(t)
 		ran[t.owner] = now.Ran
@@ -163,8 +162,8 @@ func (is *Isolator) takeTurns() error {
 	return errors.Join(errs...)
 }
 
-// Ran is the CPU time of the threads of each container that is isolated, as of the last
-// window. It may be called at any time. The map is not to be changed.
+// Ran returns the CPU time of the threads of each isolated container, as of the last window. It may
+// be called at any time. The caller must not change the map.
 func (is *Isolator) Ran() map[container.ID]time.Duration {
 	if ran := is.ran.Load(); ran != nil {
 		return *ran
@@ -172,7 +171,7 @@ func (is *Isolator) Ran() map[container.ID]time.Duration {
 	return nil
 }
 
-// takenBy is what the threads of a tenant have done so far; nothing with an error.
+// takenBy returns what the threads of a tenant have done so far; zero with an error.
 func (is *Isolator) takenBy(t *tenant) (sum taken, err error) {
 	c, err := t.drops.Counters()
 	if err != nil {

@@ -14,36 +14,35 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// uplinkGroup begins the name of the cgroup of the threads that poll devices
-// which every container's packets come through. The host's network namespace
-// follows: several agents may run on one machine, each in one of its own.
+// uplinkGroup is the prefix of the cgroup for threads that poll shared devices. The host's network
+// namespace follows: several agents may run on one machine, each in its own.
 const uplinkGroup = "fairlead-uplink-"
 
-// uplinkShares is the cpu.shares (v1) of that group where packets cannot be
-// dropped early, against 1024 of an ordinary group: a flood then takes at most a
-// tenth of a core from the others. With early drop the group has the usual
-// weight, which nobody needs to be protected from, since what a container cannot
-// take costs next to nothing. MEASURED.md, "The stage before the container", has
+// uplinkShares is the cpu.shares (v1) of that group without early drop, against 1024 of an ordinary
+// group: a flood then takes at most a tenth of a core from the others. With early drop the group
+// has the usual weight: no one needs protection from it, since what a container cannot take costs
+// next to nothing. MEASURED.md, "The stage before the container", has the measurement; the weight
+// without early drop is arithmetic.
 // what was measured; the weight without early drop is arithmetic.
 const uplinkShares = 100
 
-// uplinks is what is changed on the host while any container is isolated.
+// uplinks is the changes on the host while any container is isolated.
 type uplinks struct {
 	at      place
 	devices map[ends.Device]*uplinkDevice
 }
 
-// uplinkDevice is one device by which packets enter the host.
+// uplinkDevice is one device that packets enter the host by.
 type uplinkDevice struct {
 	name    string
-	path    string // to its namespace
+	path    string // of its namespace
 	threads []thread
 	at      place    // of its threads, unless a container has them
-	queues  []*queue // those that a container could be given; see queue.go
+	queues  []*queue // those that a container may get; see queue.go
 }
 
-// claimUplinks moves the polling of the devices by which packets reach c into
-// threads of the uplink group.
+// claimUplinks moves the polling of the devices that packets for c pass into threads of the uplink
+// group.
 func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) error {
 	host, err := is.cfg.Uplinks.Host()
 	if err != nil {
@@ -56,8 +55,8 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 			return err
 		}
 		is.host = &uplinks{at: at, devices: make(map[ends.Device]*uplinkDevice)}
-		// An agent that was killed may have given a thread to a container that has ended
-		// since, whose cgroup then could not go.
+		// A killed agent may have given a thread to a container that has ended, and cannot be
+		// removed with the thread in its cgroup.
 		for _, e := range is.cfg.Journal.Entries() {
 			if e.Owner == is.by(0) && e.Ref.Kind == sched.KindKthread && e.Wrote != at.group {
 				left = append(left, journal.Outcome{Entry: e})
@@ -80,7 +79,7 @@ func (is *Isolator) unclaim(key ends.Device) error {
 	return err
 }
 
-// claim moves the polling of one uplink. What is claimed is looked at again by renew.
+// claim moves the polling of one uplink. renew repeats it.
 func (is *Isolator) claim(u uplink.Uplink) error {
 	d, err := is.lookAt(u.NS, u.Link.Index, u.Link.Name)
 	if err != nil {
@@ -112,12 +111,12 @@ func (is *Isolator) makeUplinkGroup(netns uint64) (place, error) {
 	return at, is.turn(plan, 0)
 }
 
-// uplinkPlace is where the threads of uplinks belong: in a cpuset that has all CPUs.
+// uplinkPlace returns the place of uplink threads: in a cpuset with all CPUs.
 func (is *Isolator) uplinkPlace(netns uint64) place {
 	return place{group: filepath.Join(is.cfg.Layout.CPU, uplinkGroup+strconv.FormatUint(netns, 10)), cpuset: is.cfg.Layout.CPUSet}
 }
 
-// forgetQueues ends the counting of what the queues of the uplinks bring.
+// forgetQueues stops counting for the queues of the uplinks.
 func (is *Isolator) forgetQueues() error {
 	if is.host == nil {
 		return nil

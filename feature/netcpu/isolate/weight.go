@@ -9,11 +9,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Weigh gives a container whose quota cannot stop its kernel threads a weight
-// in proportion to that quota: beside one neighbour of the usual weight it then
-// gets no more than the quota, however busy its threads are. It never raises a
-// weight beyond what it found. Where the kernel does throttle kernel threads
-// nothing is changed.
+// Weigh sets the weight of a container in proportion to its quota if the quota cannot stop its
+// kernel threads: beside one neighbour of the usual weight it then gets no more than the quota,
+// however busy its threads are. It never raises a weight above the one it found. If the kernel
+// throttles kernel threads it changes nothing.
 func (is *Isolator) Weigh(c container.Container) error {
 	if is.cfg.Throttled {
 		return nil
@@ -25,29 +24,41 @@ func (is *Isolator) Weigh(c container.Container) error {
 	return is.turn(plan, c.ID)
 }
 
-// weighing is what Weigh writes on a kernel that does not throttle kernel threads.
+// weighing returns what Weigh writes on a kernel that does not throttle kernel threads.
 func (is *Isolator) weighing(c container.Container) ([]journal.Setting, error) {
 	dir, err := c.TenantGroup()
 	if err != nil {
 		return nil, err
 	}
-	cpus, limited, err := cgroup.CPUQuota(dir)
+	cpus, limited, err := is.quota(dir)
 	if err != nil {
 		return nil, err
 	}
-	shares := math.MaxInt32 // whatever it was
+	shares := math.MaxInt32 // any value
 	if limited && cpus < 0.5 {
 		shares = sharesFor(cpus)
 	}
 	return is.lowering(dir, shares, c.ID)
 }
 
-// mostWeighed is how many tenants reweigh looks at in one window, on average. Each
-// takes about 0.4 ms, and a quota seldom changes.
+// quota gives what the owner of a cgroup has limited it to, in CPUs.
+func (is *Isolator) quota(dir string) (cpus float64, limited bool, err error) {
+	b, _, err := cgroup.GivenBandwidth(is.cfg.Journal, dir, is.v2())
+	if errors.Is(err, errors.ErrUnsupported) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	return float64(b.Quota) / float64(b.Period), b.Limited, nil
+}
+
+// mostWeighed limits how many tenants reweigh looks at in one window, on average. Each takes about
+// 0.4 ms, and a quota seldom changes.
 const mostWeighed = 64
 
-// reweigh has the weights of those that are isolated follow their quotas, and
-// whether they may have queues. Where there are many, they take turns.
+// reweigh updates the weights of isolated containers, and whether they may have queues, to their
+// quotas. If there are many, they take turns.
 func (is *Isolator) reweigh() error {
 	if is.cfg.Throttled {
 		return nil
@@ -64,7 +75,7 @@ func (is *Isolator) reweigh() error {
 	return errors.Join(errs...)
 }
 
-// turnOf says whether reweigh looks at a tenant in this window.
+// turnOf reports whether reweigh looks at a tenant in this window.
 func (is *Isolator) turnOf(t *tenant) bool {
 	turns := uint64(1 + len(is.tenants)/mostWeighed)
 	return (is.windows+t.netns)%turns == 0
@@ -78,7 +89,7 @@ func sharesFor(cpus float64) int {
 	return int(math.Round(usualShares * cpus / (1 - cpus)))
 }
 
-// lowering gives a cgroup the given part of the usual weight; see weight.lowered.
+// lowering plans the given part of the usual weight for a cgroup; see weight.lowered.
 func (is *Isolator) lowering(dir string, shares int, id container.ID) ([]journal.Setting, error) {
 	w, err := is.lookAtWeight(dir, id)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// Beside one busy neighbour of the usual weight, the share of the CPU that the
-// weight gives is the quota, or less.
+// Beside one busy neighbour of the usual weight, the weight's share of the CPU is at most the
+// quota.
 func TestSharesFor(t *testing.T) {
 	for cpus := 0.001; cpus < 4; cpus += 0.001 {
 		w := sharesFor(cpus)
@@ -30,8 +30,8 @@ func TestSharesFor(t *testing.T) {
 	}
 }
 
-// TestWeightFollowsQuota has the quota of an isolated container changed, and its
-// weight by its owner.
+// TestWeightFollowsQuota changes the quota of an isolated container, and its owner changes its
+// weight.
 func TestWeightFollowsQuota(t *testing.T) {
 	dir := t.TempDir()
 	set := func(file, value string) {
@@ -52,9 +52,9 @@ func TestWeightFollowsQuota(t *testing.T) {
 	set("cpu.cfs_period_us", "100000")
 	set("cpu.shares", "900") // as wide as all others, since no kernel cuts the file
 	for _, step := range []struct {
-		quota, shares string // what its owner sets; "" for nothing
+		quota, shares string // set by its owner; "" for nothing
 		want          string
-		before        string // what is noted; "" for nothing
+		before        string // recorded; "" for nothing
 	}{
 		{"20000", "", "256", "900"},
 		{"40000", "", "683", "900"},
@@ -97,7 +97,7 @@ func TestWeightFollowsQuota(t *testing.T) {
 	}
 }
 
-// Few tenants are all looked at in each window, many in turns.
+// Few tenants are all looked at in each window, many take turns.
 func TestTurns(t *testing.T) {
 	for n, most := range map[int]int{1: 1, 60: 60, 1000: 63} {
 		is := &Isolator{tenants: make(map[uint64]*tenant)}
