@@ -22,24 +22,22 @@ import (
 // MaxCalibration is the longest that Calibrate sends.
 const MaxCalibration = 10 * time.Second
 
-// Calibrated is the rate of an uplink as Calibrate measured it.
+// Calibrated is a rate that Calibrate measured.
 type Calibrated struct {
 	Rate uint64    `json:"rate"` // bit/s, frames with their headers
-	MAC  string    `json:"mac"`  // of the device: another of its name has another rate
+	MAC  string    `json:"mac"`  // of the device; a new device of the same name has its own rate
 	When time.Time `json:"when"`
 	To   string    `json:"to"`
 }
 
-// flows is how many connections Calibrate sends by, as one alone may be held back by
-// what it waits for.
+// flows is the number of connections of Calibrate. A single one may be limited by its window.
 const flows = 4
 
-// Calibrate measures the rate of the uplink that leads to an address (HOST:PORT), where
-// somebody has to take in what is sent, and notes it in cfg.Measured, where New's
-// features find it. For the time over it sends by TCP as much as the link carries, which
-// everybody on the way notices, and counts what the device has sent from a third of the
-// time on. It changes nothing on the host. What the link carries is not found while our
-// own shaper holds it to a rate that was measured before: that is an error.
+// Calibrate measures the rate of the uplink that leads to an address (HOST:PORT), where a receiver
+// has to listen, and records it in cfg.Measured, which New's features read. It sends as much TCP as
+// the link carries for the time over, which all hosts on the path notice, and counts the bytes that
+// the device sends after the first third. It changes nothing on the host. It fails while our own
+// shaper limits the link to a rate measured before.
 func Calibrate(ctx context.Context, cfg Config, to string, over time.Duration) (device string, c Calibrated, err error) {
 	if over <= 0 || over > MaxCalibration {
 		return "", c, fmt.Errorf("calibrate: the time has to be more than 0 and at most %v", MaxCalibration)
@@ -78,7 +76,7 @@ func Calibrate(ctx context.Context, cfg Config, to string, over time.Duration) (
 	return by.Name, c, f.note(by.Name, c)
 }
 
-// round leaves a rate three digits, as more were not measured.
+// round rounds a rate down to three digits, the precision of the measurement.
 func round(rate uint64) uint64 {
 	unit := uint64(1)
 	for rate/unit >= 1000 {
@@ -87,8 +85,8 @@ func round(rate uint64) uint64 {
 	return rate / unit * unit
 }
 
-// flood sends to an address for a time, and gives how many bytes each device has
-// sent from a third of it on, and how long that was.
+// flood sends to an address for a time. It returns how many bytes each device sent after the first
+// third, and the length of the rest.
 func (f *Traffic) flood(ctx context.Context, devices []netdev.Link, to string, over time.Duration) (sent map[int]uint64, took time.Duration, err error) {
 	var conns []net.Conn
 	defer func() {
@@ -147,8 +145,8 @@ func (f *Traffic) flood(ctx context.Context, devices []netdev.Link, to string, o
 // dialTime is how long Calibrate waits for an answer.
 const dialTime = 10 * time.Second
 
-// minCalibrated is the least rate that is believed, bit/s: what other traffic does by
-// itself is no measurement.
+// minCalibrated is the least rate that counts as measured, bit/s. Other traffic alone may reach
+// less.
 const minCalibrated = 100_000
 
 // endless reads zeros.
@@ -156,10 +154,10 @@ type endless struct{}
 
 func (endless) Read(b []byte) (int, error) { return len(b), nil }
 
-// maxMeasured bounds the file of what was measured, in bytes.
+// maxMeasured limits the size of the file of measured rates, in bytes.
 const maxMeasured = 64 << 10
 
-// measured reads what was measured, by device; a file that is not there has nothing.
+// measured reads the measured rates by device; a missing file is empty.
 func (c Config) measured() (map[string]Calibrated, error) {
 	if c.Measured == "" {
 		return nil, nil
@@ -199,7 +197,7 @@ func parseMeasured(data []byte) (map[string]Calibrated, error) {
 // fastestCalibrated is more than any host sends, bit/s.
 const fastestCalibrated = 1e15
 
-// calibrated gives what was measured of a device.
+// calibrated returns the measured rate of a device.
 func (f *Traffic) calibrated(l netdev.Link) (Calibrated, bool) {
 	all, err := f.cfg.measured()
 	if err != nil {
@@ -209,10 +207,10 @@ func (f *Traffic) calibrated(l netdev.Link) (Calibrated, bool) {
 	return c, known && c.MAC == l.MAC
 }
 
-// note writes down what was measured of a device.
+// note records the measured rate of a device.
 func (f *Traffic) note(device string, c Calibrated) error {
 	all, err := f.cfg.measured()
-	if err != nil || all == nil { // what cannot be read is measured anew
+	if err != nil || all == nil { // an unreadable file is replaced
 		all = make(map[string]Calibrated)
 	}
 	all[device] = c

@@ -13,7 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// examined gives what the feature says of an uplink.
+// examined returns the feature's finding for an uplink.
 func (h *host) examined(device string) probe.Finding {
 	h.t.Helper()
 	for _, f := range h.traffic.Examine() {
@@ -25,7 +25,7 @@ func (h *host) examined(device string) probe.Finding {
 	return probe.Finding{}
 }
 
-// Each uplink has a line that says where its rate comes from.
+// Each uplink has a line with the source of its rate.
 func TestRateComesFrom(t *testing.T) {
 	h := newHost(t, gbit)
 	h.others = map[string]uint64{"vx0": 0, "nic7": 0}
@@ -44,12 +44,12 @@ func TestRateComesFrom(t *testing.T) {
 	h.rate, h.others = 0, map[string]uint64{"nic0": 0}
 	must(t, h.journal.Close())
 	h.start()
-	if f := h.examined("nic0"); f.Level != probe.Full || f.Detail != "10gbit, as its driver says" { // as each veth's
+	if f := h.examined("nic0"); f.Level != probe.Full || f.Detail != "10gbit, as its driver says" { // as for each veth
 		t.Errorf("%+v", f)
 	}
 }
 
-// What was measured counts where the driver tells nothing, and changes nothing else.
+// A measurement counts if the driver reports no rate, and changes nothing else.
 func TestCalibrate(t *testing.T) {
 	h, w := unrated(t)
 	h.Address(h.ns, "br0", "10.69.0.254/24")

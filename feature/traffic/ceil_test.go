@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// way is from a container with a ceil to a receiver.
+// way leads from a container with a ceil to a receiver.
 type way struct {
 	box *sandbox.Box
 	c   container.Container
@@ -38,8 +38,8 @@ func (h *host) way(mode string, neighbour bool) way {
 	return w
 }
 
-// Whatever else the machine does, heldPackets datagrams take heldFor at the least to
-// pass a ceil of slow. A tenth of their time is left for the ceil's bucket.
+// However busy the machine is, heldPackets datagrams take at least heldFor to pass a ceil of slow.
+// A tenth of that time is left for the ceil's bucket.
 const (
 	slow        = 10 * mbit
 	heldPackets = 250
@@ -47,7 +47,7 @@ const (
 	heldFor     = heldPackets * (heldSize + 8 + 20 + 14) * 8 * time.Second / slow * 9 / 10
 )
 
-// held sends them, and gives how long it took until all were there.
+// held sends them, and returns how long it took until all arrived.
 func (h *host) held(from *sandbox.Box, to string, got *load.Board) time.Duration {
 	h.t.Helper()
 	start, was := time.Now(), got.Read()
@@ -58,8 +58,8 @@ func (h *host) held(from *sandbox.Box, to string, got *load.Board) time.Duration
 	return time.Since(start)
 }
 
-// Whatever a container with a ceil sends meets it, at the uplink and, where it has
-// a veth, in the queue behind that; nothing is lost, and nothing is left.
+// All that a container with a ceil sends is limited, at the uplink and in the queue behind its
+// veth; no packet is lost, and nothing stays behind.
 func testCeil(t *testing.T, mode string, neighbour bool) {
 	h := newHost(t, gbit)
 	w := h.way(mode, neighbour)
@@ -104,13 +104,13 @@ func testCeil(t *testing.T, mode string, neighbour bool) {
 }
 
 func TestCeilAtUplink(t *testing.T) {
-	testkit.OnKernels(t, "path:queue")
+	testkit.InFull(t, "path:queue")
 	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
 		t.Run(mode, func(t *testing.T) { testCeil(t, mode, false) })
 	}
 }
 
-// What stays on the host comes to no uplink, and is held all the same.
+// Packets that stay on the host pass no uplink, and are limited all the same.
 func TestCeilOnHost(t *testing.T) {
 	testkit.OnKernels(t, "path:ifb")
 	needSharing(t)
@@ -119,8 +119,8 @@ func TestCeilOnHost(t *testing.T) {
 	}
 }
 
-// limited makes a container with a ceil and a neighbour that listens, and gives
-// whether what it sends now gets there.
+// limited makes a container with a ceil and a neighbour that listens, and reports whether packets
+// arrive now.
 func (h *host) limited() (box *sandbox.Box, c container.Container, got *load.Board) {
 	h.t.Helper()
 	h.bridge()
@@ -129,7 +129,7 @@ func (h *host) limited() (box *sandbox.Box, c container.Container, got *load.Boa
 	return box, c, h.take(near)
 }
 
-// gets says whether all that a container sends gets to its neighbour.
+// gets reports whether all packets of a container reach its neighbour.
 func (h *host) gets(box *sandbox.Box, got *load.Board) bool {
 	h.t.Helper()
 	was := got.Read()
@@ -137,15 +137,15 @@ func (h *host) gets(box *sandbox.Box, got *load.Board) bool {
 	return h.through(got, was, sent) >= sent
 }
 
-// passed gives the packets that have passed the queue for what a container
-// sends, whose veth's end in a box has an index; 0 where there is none.
+// passed returns the packets of a container that passed its egress queue, by the index of its
+// veth's end in a box; 0 without a queue.
 func (h *host) passed(at *sandbox.Box, veth int) uint64 {
 	h.t.Helper()
 	return h.passedAt(at, netdev.IFBName(veth)).Packets
 }
 
-// passedAt gives the counters of the one class of a device that holds a container
-// to a ceil; nothing where there is no such device.
+// passedAt returns the counters of the class of a device that limits a container to a ceil; zero if
+// the device is missing.
 func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	h.t.Helper()
 	ns := h.Open(at)
@@ -163,10 +163,10 @@ func (h *host) passedAt(at *sandbox.Box, dev string) qdisc.Stats {
 	return all[qdisc.MinorDefault]
 }
 
-// A change of the ceil is made in place; it goes with the policy, with the
-// container, and what a killed agent has left is adopted.
+// A change of the ceil is made in place; the ceil goes with the policy and with the container, and
+// that of a killed agent is adopted.
 func TestCeilOnHostLife(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	box, c, got := h.limited()
@@ -233,9 +233,9 @@ func rowOf(rows []traffic.Row, device string) int {
 	return slices.IndexFunc(rows, func(r traffic.Row) bool { return r.Uplink == device })
 }
 
-// The IFB, or the veth, vanishes under us.
+// The IFB, or the veth, is deleted.
 func TestCeilOnHostVanishes(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	box, c, got := h.limited()
@@ -257,7 +257,7 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	if n := h.passed(h.ns, veth); n < 50 {
 		t.Errorf("with another IFB: %d packets were held", n)
 	}
-	// With the container its veth goes, before anybody is told.
+	// The veth goes with the container, before any notice.
 	must(t, h.ns.Delete("hone"))
 	must(t, h.traffic.Remove(t.Context(), c.ID))
 	if h.state() != before || h.ifbs() != 0 || len(h.journal.Entries()) != 0 {
@@ -265,10 +265,10 @@ func TestCeilOnHostVanishes(t *testing.T) {
 	}
 }
 
-// Bridge and veths may be in a namespace of their own, as Docker's overlays have
-// them: there the IFB is made and looked after, and there it ends.
+// Bridge and veths may be in a namespace of their own, as Docker's overlays have them: the IFB is
+// made, watched and removed there.
 func TestCeilOnHostApart(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	box, c := h.overlay(true)
@@ -298,9 +298,8 @@ func TestCeilOnHostApart(t *testing.T) {
 	}
 }
 
-// BenchmarkCeil gives what it costs to have a ceil that nothing comes near: bulk
-// TCP and pings from a container to the wire and to a neighbour, without a ceil
-// and with one, in turns.
+// BenchmarkCeil measures the cost of a ceil that is never reached: bulk TCP and pings from a
+// container to the wire and to a neighbour, without a ceil and with one, in turns.
 func BenchmarkCeil(b *testing.B) {
 	for _, neighbour := range []bool{false, true} {
 		b.Run(fmt.Sprintf("to a neighbour %v", neighbour), func(b *testing.B) {

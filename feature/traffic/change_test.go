@@ -12,10 +12,10 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Containers start, change and stop while packets wait. The kernel has the classes
-// that are due when Apply returns, and no change loses a packet.
+// Containers start, change and stop while packets wait. The kernel has the right classes when Apply
+// returns, and no change loses a packet.
 func TestChange(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, 20*mbit)
 	h.start()
 	x, y, to := h.two("bridge")
@@ -35,7 +35,7 @@ func TestChange(t *testing.T) {
 	for _, s := range []struct {
 		name  string
 		do    func() error
-		rates []uint64 // of everybody else, and of each container; 0: it has no class
+		rates []uint64 // of the default class, and of each container; 0: no class
 		stops bool     // the third
 	}{
 		{"the first", weigh(0, 1), []uint64{promised / 2, promised / 2, 0, 0}, false},
@@ -49,7 +49,7 @@ func TestChange(t *testing.T) {
 	} {
 		for i, c := range all {
 			if s.stops && i == 2 {
-				h.emptied(c.c) // a class that goes has 200 ms to send what waits in it, which a busy machine may exceed
+				h.emptied(c.c) // a class that goes has 200 ms to send its queue, which a busy machine may exceed
 				continue
 			}
 			h.sendSized(c.box, to, datagrams/2, 1400)
@@ -76,7 +76,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// emptied waits until nothing waits in the class of a container.
+// emptied waits until a container's class is empty.
 func (h *host) emptied(c container.Container) {
 	h.t.Helper()
 	for end := time.Now().Add(20 * time.Second); h.stats(&c).Queued > 0; time.Sleep(time.Millisecond) {
@@ -86,12 +86,11 @@ func (h *host) emptied(c container.Container) {
 	}
 }
 
-// The order of two containers changes while packets of one wait. HTB keeps that
-// class in its old place until its queue is empty. So what the container sends
-// meanwhile goes through a second class, which has the new place. No packet is lost,
-// and the second class goes.
+// The order of two containers changes while packets of one wait. HTB keeps that class in its old
+// place until its queue is empty, so its packets go through a second class, which has the new
+// place. No packet is lost, and the second class goes.
 func TestPriorityChange(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	for _, mode := range []string{"bridge", "macvlan", "host"} {
 		t.Run(mode, func(t *testing.T) {
 			h := newHost(t, mbit)
@@ -140,8 +139,7 @@ func TestPriorityChange(t *testing.T) {
 	}
 }
 
-// beside gives how many packets have been sent by classes at the uplink that are
-// there only while do runs.
+// beside returns how many packets were sent by classes that exist at the uplink only while do runs.
 func (h *host) beside(do func()) (packets uint64) {
 	h.t.Helper()
 	d, err := qdisc.Open(h.Open(h.ns), h.nic0)

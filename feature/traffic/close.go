@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// Prune implements feature.Feature. What an earlier agent left at the uplinks
-// goes unless Apply has adopted it.
+// Prune implements feature.Feature. It undoes what an earlier agent left at the uplinks and Apply
+// has not adopted.
 func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -30,7 +30,7 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 			held[r] = true
 		}
 	}
-	// Those of one container are the agent's to undo, and Apply's.
+	// The agent and Apply undo the entries of a single container.
 	return f.restore(func(e journal.Entry) bool {
 		if e.Ref.Kind == qdisc.KindFilter {
 			return f.cfg.Ends.Stray(e)
@@ -39,8 +39,8 @@ func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
 	})
 }
 
-// Close implements feature.Feature. The qdiscs stay; without the programs all
-// packets are in the default class, and share the link as they come.
+// Close implements feature.Feature. The qdiscs stay; without the programs, all packets are in the
+// default class.
 func (f *Traffic) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -26,39 +26,38 @@ const (
 	Ingress Direction = "ingress"
 )
 
-// Row is one class at one uplink, or the class that holds a container to a ceil
-// at the host end of its veth: what is due, and what was sent. The counters begin
-// anew when the class does, with the policy.
+// Row is one class at one uplink, or the class that limits a container to a ceil at the host end of
+// its veth: what it is due, and what it sent. The counters restart when policy makes the class
+// anew.
 type Row struct {
-	// Container has the class. Of the Members that share a network, it is the one
-	// with the lowest id; 0 is the host and all containers without policy.
+	// Container owns the class. Of Members that share a network, it is the one with the lowest id;
+	// 0 is the host and all containers without policy.
 	Container container.ID
 	Members   []container.ID
-	Uplink    string // or that end
+	Uplink    string // or host end
 	Direction Direction
-	Link      uint64     // bit/s, of what is divided
+	Link      uint64     // bit/s, to divide
 	Asked     policy.Net // by policy; nothing for container 0
 
-	Guaranteed, Ceil uint64 // bit/s, as things stand now
+	Guaranteed, Ceil uint64 // bit/s, at present
 	Level            int    // order for idle bandwidth, 0 is served first
-	Split            int    // packets that are longer are cut into frames for somebody's latency, bytes; 0: none are
+	Split            int    // longer packets are cut into frames for another container's latency, bytes; 0: no splitting
 	qdisc.Stats
 
 	class  delay.Class
-	tenant identity.Tenant // zero: everybody else
-	Delays *hist.Histogram // how long packets have waited; nil: not measured, as where they are cut
+	tenant identity.Tenant // zero: the default class
+	Delays *hist.Histogram // queueing delays; nil: not measured, or packets are split
 }
 
 // Reading is all classes, by uplink, direction and container.
 type Reading struct {
 	Taken  time.Time
 	Rows   []Row
-	Missed uint64 // packets whose delay was not measured, as too many waited
+	Missed uint64 // packets not measured because too many waited
 }
 
-// Read reads the counters of all classes, with delays if they are always
-// measured. It leaves out uplinks that have gone, or whose qdisc somebody has
-// replaced. It may be called at any time.
+// Read reads the counters of all classes, and the delays if they are always measured. It leaves out
+// uplinks that have gone, and those with a foreign root qdisc. It may be called at any time.
 func (f *Traffic) Read() Reading {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,7 +66,7 @@ func (f *Traffic) Read() Reading {
 		return r
 	}
 	out, in, err := f.plans()
-	if err != nil { // an uplink has become too slow: status tells so
+	if err != nil { // an uplink has become too slow: the status reports it
 		return r
 	}
 	owners := f.owners()
@@ -98,11 +97,10 @@ func (f *Traffic) Read() Reading {
 	return r
 }
 
-// owner is the container that has a class, and what policy asks for it in each
-// direction.
+// owner is the owner of a class, and its policy in each direction.
 type owner struct {
 	tenant  identity.Tenant
-	members []container.ID // sorted; nil: everybody else
+	members []container.ID // sorted; nil: the default class
 	asked   map[Direction]policy.Net
 }
 
@@ -149,8 +147,8 @@ func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners 
 	return to
 }
 
-// readCeil adds what holds a tenant to a ceil at the host's ends of its veths,
-// which guarantees nothing. path leads to their namespace.
+// readCeil adds the class that limits a tenant to a ceil at the host ends of its veths, which
+// guarantees nothing. path is that of their namespace.
 func (f *Traffic) readCeil(to []Row, t *tenant, inode uint64, path string, way Direction, q *queue) []Row {
 	if len(t.members) == 0 {
 		return to
@@ -177,15 +175,14 @@ func (f *Traffic) readCeil(to []Row, t *tenant, inode uint64, path string, way D
 	})
 }
 
-// The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling
-// up to 2^lastBound ns (4.3 s).
+// The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling up to
+// 2^lastBound ns (4.3 s).
 const (
 	firstBound = 14
 	lastBound  = 32
 )
 
-// help describes the samples of Snapshot. All but the last are of one class at
-// one device.
+// help describes the samples of Snapshot. All but the last are of one class at one device.
 var help = map[string]string{
 	"traffic_sent_bytes_total":            "Bytes sent.",
 	"traffic_sent_packets_total":          "Packets sent.",
@@ -201,9 +198,8 @@ var help = map[string]string{
 	"traffic_delay_missed_packets_total":  "Packets on this host whose delay was not measured, because too many were in the queues.",
 }
 
-// Snapshot implements feature.Feature. It has a sample of each name for each Row,
-// with the direction as a label. The samples of delays exist only while delays
-// are always measured.
+// Snapshot implements feature.Feature. It has a sample of each name for each Row, with the
+// direction as a label. The samples of delays exist only while delays are always measured.
 func (f *Traffic) Snapshot() feature.Snapshot {
 	r := f.Read()
 	s := feature.Snapshot{Taken: r.Taken, Help: help}

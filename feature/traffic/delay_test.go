@@ -21,22 +21,22 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// burst is datagrams of 1250 bytes with all headers that were sent at once, by an
-// uplink of 2 Mbit/s: 5 ms for each.
+// burst is datagrams of 1250 bytes, headers included, sent at once by an uplink of 2 Mbit/s: 5 ms
+// for each.
 type burst struct {
 	took []time.Duration // from the sender's call to the other end of the wire, sorted
 	sent time.Duration   // from the first call to the end of the last
 }
 
-// floor is how long datagram k waited at the least: those before it had to leave,
-// but for a few that the buckets let out at once.
+// floor is the least wait of datagram k: those before it had to leave, except for a few that the
+// buckets let out at once.
 func (b burst) floor(k int) time.Duration {
 	const each, atOnce = 5 * time.Millisecond, 4
 	return max(0, time.Duration(k-atOnce)*each-b.sent)
 }
 
-// quantile bounds a quantile of so many delays that were measured on the way. Some
-// datagrams may be missing from them, and packets that ask for neighbours among them.
+// quantile bounds a quantile of delays measured on the way. Some datagrams may be missing from
+// them, and neighbour requests among them.
 func (b burst) quantile(q float64, packets uint64) (low, high time.Duration) {
 	const others = 5
 	n, at := len(b.took), int(q*float64(packets))
@@ -44,8 +44,8 @@ func (b burst) quantile(q float64, packets uint64) (low, high time.Duration) {
 	return b.floor(max(0, at-others)), b.took[min(at+missing+others, n-1)]
 }
 
-// burst sends n datagrams to the wire's port 9001. When they came is by the kernel's
-// clock there: where the machine is slow they have come long before they are read.
+// burst sends n datagrams to the wire's port 9001. Arrival is by the kernel's clock there, as a
+// slow machine reads them much later.
 func (h *host) burst(from *sandbox.Box, n int) burst {
 	h.t.Helper()
 	var in net.PacketConn
@@ -83,7 +83,7 @@ func (h *host) burst(from *sandbox.Box, n int) burst {
 		must(h.t, in.SetReadDeadline(time.Now().Add(20*time.Second)))
 		_, size, _, _, err := wire.ReadMsgUDP(buf, control)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			break // the test tells
+			break // the test reports it
 		}
 		must(h.t, err)
 		messages, err := unix.ParseSocketControlMessage(control[:size])
@@ -100,8 +100,8 @@ func (h *host) burst(from *sandbox.Box, n int) burst {
 	return sent
 }
 
-// TestDelays sends bursts by a slow uplink, where each datagram waits for those
-// before it, and compares what the meter says with how long they really took.
+// TestDelays sends bursts by a slow uplink, where each datagram waits for those before it, and
+// compares the meter with how long they really took.
 func TestDelays(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/traffic/delay")
 	const n = 200
@@ -114,7 +114,7 @@ func TestDelays(t *testing.T) {
 	must(t, h.apply(c, policy.Net{Weight: 1}))
 	must(t, h.apply(q, policy.Net{Weight: 1}))
 	for _, b := range []*sandbox.Box{box, quiet} {
-		must(t, b.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // which sends packets by itself
+		must(t, b.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // IPv6 sends packets by itself
 		h.resolve(b, h.wire, "10.66.0.1:9000")
 	}
 
@@ -134,14 +134,14 @@ func TestDelays(t *testing.T) {
 	missed, err := m.Missed()
 	must(t, err)
 	must(t, m.Close())
-	// Neighbours are asked for, now and then. And a kernel may run no BPF program
-	// while some process is current: a dequeue in a softirq on top of it is missed.
+	// Some packets are neighbour requests. And a kernel may run no BPF program while some process
+	// is current: a dequeue in a softirq on top of it is missed.
 	if len(sent.took) != n || got.Count() < n*9/10 || got.Count() > n+5 || none.Count() > 5 || missed != 0 {
 		t.Fatalf("of %d datagrams %d came; %d waited, %d missed, %d of who sends nothing, %d of everybody else", n, len(sent.took), got.Count(), missed, none.Count(), rest.Count())
 	}
 	for _, quantile := range []float64{0.5, 0.9} {
 		low, high := sent.quantile(quantile, got.Count())
-		// A bucket's middle is within 1/16 of what it takes.
+		// A bucket's middle is within 1/16 of its values.
 		if says := got.Quantile(quantile); says < low*15/16 || says > high*17/16 {
 			t.Errorf("quantile %v is %v, that of the datagrams is from %v to %v", quantile, says, low, high)
 		}
@@ -150,7 +150,7 @@ func TestDelays(t *testing.T) {
 		t.Errorf("half of them took no longer than %v, want %v: they have not waited", sent.took[n/2], low)
 	}
 
-	// By the feature: each in its row, and nothing of before.
+	// By the feature: each in its row, without earlier packets.
 	steady := h.run(box, "udp-send", "--to", "10.66.0.1:9000", "--rate", "500", "--size", "100")
 	before := steady.Read()
 	measured, err := h.traffic.Measure(t.Context(), 500*time.Millisecond)

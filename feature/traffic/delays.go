@@ -12,19 +12,19 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// Measured is a Reading with the delays of packets over the time before it.
+// Measured is a Reading with the delays of the time before it.
 type Measured struct {
 	Reading
-	Err error // why nothing was measured; the Reading is whole all the same
+	Err error // why no delays were measured; the Reading is complete all the same
 }
 
-// atOnce is how many callers may measure at the same time: each one makes every
-// packet at a root qdisc of the host slower.
+// atOnce limits how many callers measure at a time: each makes every packet at a root qdisc of the
+// host slower.
 const atOnce = 4
 
-// Measure is Read after a time d, with the delays of packets that were enqueued
-// and sent meanwhile; where delays are always measured, of packets that were sent
-// meanwhile. It waits while four others measure. It returns an error if ctx ends.
+// Measure is Read after a time d, with the delays of packets that were enqueued and sent meanwhile;
+// if delays are always measured, of those sent meanwhile. It waits while atOnce others measure. It
+// returns an error if ctx ends.
 func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error) {
 	select {
 	case f.measuring <- struct{}{}:
@@ -71,22 +71,21 @@ func (f *Traffic) Measure(ctx context.Context, d time.Duration) (Measured, error
 	return m, nil
 }
 
-// since subtracts what had been measured before.
+// since subtracts an earlier measurement.
 func (r *Reading) since(was map[delay.Class]*hist.Histogram, missed uint64) {
 	for i, row := range r.Rows {
 		if before := was[row.class]; before != nil && row.Delays != nil {
 			r.Rows[i].Delays = row.Delays.Since(before)
 		}
 	}
-	if r.Missed >= missed { // else it has begun anew
+	if r.Missed >= missed { // else it has restarted
 		r.Missed -= missed
 	}
 }
 
-// follow measures the delays of all present classes, if delays are always to be
-// measured. While there is no class, nothing of that is in the kernel. Shaping
-// does not depend on it: an error is only logged, and Support has said whether
-// measuring works at all.
+// follow measures the delays of all present classes, if they are always to be measured. While there
+// is no class, no program is in the kernel. Shaping does not depend on it, so an error is only
+// logged; Support reports whether measuring works at all.
 func (f *Traffic) follow() {
 	if !f.cfg.Delays {
 		return
@@ -111,7 +110,7 @@ func (f *Traffic) follow() {
 	}
 }
 
-// unfollow ends what follow has begun.
+// unfollow undoes follow.
 func (f *Traffic) unfollow() error {
 	if f.meter == nil {
 		return nil
@@ -121,8 +120,7 @@ func (f *Traffic) unfollow() error {
 	return err
 }
 
-// classes lists the classes of all our roots, and returns separately the set of
-// those whose packets are split.
+// classes lists the classes of all our roots, and separately those that split packets.
 func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 	cut = make(map[delay.Class]bool)
 	add := func(netns uint64, q *queue, minors ...uint16) {
@@ -156,9 +154,9 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 	return all, cut
 }
 
-// delays fills in what has been measured since each class was made, if that is
-// always done and packets leave as they were enqueued. The frames of a split
-// packet are other skbs, at addresses that have no stamp.
+// delays fills in the delays since each class was made, if they are always measured and packets
+// leave as they were enqueued. The frames of a split packet are other skbs, at addresses without a
+// stamp.
 func (f *Traffic) delays(r *Reading) {
 	if f.meter == nil {
 		return

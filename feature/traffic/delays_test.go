@@ -45,7 +45,7 @@ func eachProgram(t testing.TB, fn func(*ebpf.ProgramInfo, *ebpf.Program)) {
 	}
 }
 
-// meters is how many programs there are that time packets.
+// meters returns the number of programs that measure delays.
 func meters(t *testing.T) (n int) {
 	t.Helper()
 	eachProgram(t, func(info *ebpf.ProgramInfo, _ *ebpf.Program) {
@@ -56,7 +56,7 @@ func meters(t *testing.T) (n int) {
 	return n
 }
 
-// metersAre waits until there are so many: the kernel frees them later.
+// metersAre waits for that number: the kernel frees programs later.
 func metersAre(t *testing.T, want int, when string) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -70,7 +70,7 @@ func metersAre(t *testing.T, want int, when string) {
 	}
 }
 
-// delaysOf gives the histogram of a container at the uplink; nil: there is none.
+// delaysOf returns the histogram of a container at the uplink; nil: there is none.
 func (h *host) delaysOf(id container.ID) *hist.Classic {
 	for _, s := range h.traffic.Snapshot().Samples {
 		if s.Container == id && s.Name == "traffic_delay_seconds" && s.Device == "nic0" && slices.Contains(s.Labels, feature.Label{Name: "direction", Value: "egress"}) {
@@ -80,8 +80,7 @@ func (h *host) delaysOf(id container.ID) *hist.Classic {
 	return nil
 }
 
-// TestDelaysAlways compares the histogram for the metrics with how long the
-// datagrams really took.
+// TestDelaysAlways compares the histogram for the metrics with how long the datagrams really took.
 func TestDelaysAlways(t *testing.T) {
 	testkit.OnKernels(t, "bpf:feature/traffic/delay")
 	const n = 200
@@ -98,7 +97,7 @@ func TestDelaysAlways(t *testing.T) {
 	must(t, h.apply(q, policy.Net{Weight: 1}))
 	metersAre(t, before+1, "two are shaped")
 	for _, b := range []*sandbox.Box{box, quiet} {
-		must(t, b.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // which sends packets by itself
+		must(t, b.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // IPv6 sends packets by itself
 		h.resolve(b, h.wire, "10.66.0.1:9000")
 	}
 
@@ -141,7 +140,7 @@ func TestDelaysAlways(t *testing.T) {
 		}
 	}
 
-	// Who asks is told of what is sent meanwhile and of nothing else, by the same programs.
+	// A caller gets exactly what is sent meanwhile, from the same programs.
 	type answer struct {
 		traffic.Measured
 		err error
@@ -181,7 +180,7 @@ func TestDelaysAlways(t *testing.T) {
 	metersAre(t, before, "closed")
 }
 
-// stamps is how many packets have a stamp, or had one when they were lost.
+// stamps returns how many packets have a stamp, or had one when they were lost.
 func stamps(t testing.TB) (n int) {
 	t.Helper()
 	for id := ebpf.MapID(0); ; {
@@ -198,7 +197,7 @@ func stamps(t testing.TB) (n int) {
 		must(t, err)
 		if info, err := m.Info(); err == nil && info.Name == "fl_queued" {
 			var index uint32
-			var row [16]uint64 // eight packets, and when each came
+			var row [16]uint64 // eight packets, and their arrival times
 			for it := m.Iterate(); it.Next(&index, &row); {
 				for _, skb := range row[:8] {
 					if skb != 0 {
@@ -211,8 +210,8 @@ func stamps(t testing.TB) (n int) {
 	}
 }
 
-// TestDelaysForged has a container give a qdisc of its own our handle, and keep
-// packets in it: they take nobody's place among those that are measured.
+// A container gives a qdisc of its own our handle, and keeps packets in it: they take no room among
+// the measured packets.
 func TestDelaysForged(t *testing.T) {
 	testkit.OnKernels(t, "bpf:feature/traffic/delay")
 	h := newHost(t, gbit)
@@ -233,10 +232,10 @@ func TestDelaysForged(t *testing.T) {
 	}
 }
 
-// BenchmarkDelays gives what it costs to measure delays, off and on in turns: how
-// many small datagrams one sender sends, and what one TCP connection carries, both
-// at the end of their CPU; the median of pings; and how long the two programs run
-// for each packet, by the kernel's statistics, which are a part of it.
+// BenchmarkDelays measures the cost of delays, off and on in turns: how many small datagrams one
+// sender sends, and what one TCP connection carries, both at the limit of their CPU; the median of
+// pings; and how long the two programs run for each packet, by the kernel's statistics, which are a
+// part of it.
 func BenchmarkDelays(b *testing.B) {
 	h := newHost(b, 100*gbit)
 	h.bridge()
@@ -299,7 +298,7 @@ func BenchmarkDelays(b *testing.B) {
 	}
 }
 
-// runTime gives how long the programs of a name have run, and how often.
+// runTime returns how long the programs of a name have run, and how often.
 func runTime(t testing.TB, name string) (spent time.Duration, runs uint64) {
 	t.Helper()
 	eachProgram(t, func(info *ebpf.ProgramInfo, p *ebpf.Program) {

@@ -2,12 +2,12 @@ package traffic
 
 import "github.com/cilium/ebpf"
 
-// Paths gives how packets at uplinks were identified.
+// Paths returns how packets at uplinks were identified.
 func (f *Traffic) Paths() (map[string]uint64, error) {
-	return counted(f.programs.Paths, "priority", "mark", "socket", "nobody", "forged")
+	return counted(f.programs.Paths, "priority", "socket", "nobody", "forged")
 }
 
-// Inpaths gives the same of what uplinks received; nil while nobody shares that.
+// Inpaths returns the same for what uplinks received; nil unless that is shared.
 func (f *Traffic) Inpaths() (map[string]uint64, error) {
 	m := f.programs.object.Map(trafficMapFlInpaths)
 	if m == nil {
@@ -31,7 +31,7 @@ func counted(m *ebpf.Map, names ...string) (map[string]uint64, error) {
 	return out, nil
 }
 
-// Quiesce runs do while nothing is looked at.
+// Quiesce runs do while the feature looks at nothing.
 func (f *Traffic) Quiesce(do func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// One container receives more flows than the table holds. A neighbour's flow that
-// goes on meanwhile is not forgotten: each of its packets is in its class. After the
-// many, the host learns new flows as before.
+// One container receives more flows than the table holds. A neighbour's flow that goes on meanwhile
+// is not forgotten: each of its packets is in its class. Afterwards the host learns new flows as
+// before.
 func TestManyFlows(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -37,7 +37,7 @@ func TestManyFlows(t *testing.T) {
 	defer in.Close()
 	must(t, h.wire.Do(func() (err error) { out, err = net.Dial("udp", "10.66.0.3:9000"); return err }))
 	defer out.Close()
-	// Nothing else is sent until the packet has arrived, so that no queue is ever full.
+	// Nothing else is sent until the packet has arrived, so that no queue overflows.
 	goesOn := func() error {
 		return errors.Join(write(out, 1, 100), in.SetReadDeadline(time.Now().Add(20*time.Second)), third(in.ReadFrom(make([]byte, 200))))
 	}
@@ -67,10 +67,10 @@ func TestManyFlows(t *testing.T) {
 	}
 }
 
-// A flow that has gone on for a moment is not forgotten either if it sends nothing while
-// one container receives more new flows than the table holds.
+// A flow that has gone on for a moment is not forgotten either if it pauses while one container
+// receives more new flows than the table holds.
 func TestRareFlow(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -119,8 +119,8 @@ func TestRareFlow(t *testing.T) {
 
 func third[A, B any](_ A, _ B, err error) error { return err }
 
-// eachPort sends a datagram to each of n ports, from one of its own, and calls
-// between after each few of them.
+// eachPort sends a datagram to each of n ports, from a port of its own, and calls between after
+// each few of them.
 func eachPort(n int, to [4]byte, between func() error) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

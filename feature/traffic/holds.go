@@ -13,32 +13,31 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// What stands in the way of a plan until somebody changes the host.
+// Errors that last until the host is changed.
 var (
 	errShaped   = errors.New("it already has a shaper of somebody else")
 	errReplaced = errors.New("someone has replaced the root qdisc, which is left alone")
 	errNoHeader = errors.New("its packets have no Ethernet header, as those of WireGuard, tun and PPP, and so no IFB can queue them; possible with: net.ingress.ceil alone, which veths hold")
 )
 
-// lasting says whether trying again does not help against an error.
+// lasting reports whether retrying is useless.
 func lasting(err error) bool {
 	return errors.Is(err, errShaped) || errors.Is(err, errReplaced) || errors.Is(err, errLeft) || errors.Is(err, qdisc.ErrKept)
 }
 
-// unseen says whether a device brings packets to the host's devices without
-// being received by one of them, so that nobody but the container sees them
-// before the uplink.
+// unseen reports whether packets of a kind of device reach the uplink without passing another
+// device of the host.
 func unseen(kind string) bool { return kind == "macvlan" || kind == "ipvlan" }
 
-// ways are the devices by which a tenant's packets come and go.
+// ways lists the devices that a tenant's packets pass.
 type ways struct {
-	veths  []string // host ends, at which everything passes
-	below  []string // that bring packets to the uplinks past all other devices of the host
+	veths  []string // host ends, which see all packets
+	below  []string // which bypass all other devices of the host on the way to an uplink
 	beside []string // whose packets no device of the host sees
 }
 
-// ways sorts the tenant's devices. What is made in the container's namespace, and stands
-// on another device there, leads nowhere by itself.
+// ways sorts the tenant's devices. A device made in the container's namespace on top of another one
+// there leads nowhere by itself.
 func (t *tenant) ways() (w ways) {
 	if t.key.NetNS == 0 {
 		return ways{below: []string{"the host's network"}}
@@ -66,16 +65,16 @@ func (t *tenant) ways() (w ways) {
 		w.beside = inner
 	}
 	for _, list := range []*[]string{&w.veths, &w.below, &w.beside} {
-		slices.Sort(*list) // containers of a pod have the same
+		slices.Sort(*list) // containers of a pod share theirs
 		*list = slices.Compact(*list)
 	}
 	return w
 }
 
-// seen says whether all packets pass veths.
+// seen reports whether all packets pass veths.
 func (w ways) seen() bool { return len(w.veths) > 0 && len(w.below)+len(w.beside) == 0 }
 
-// account is what of a tenant's due holds, and what does not.
+// account is the part of a tenant's due that holds, and the part that does not.
 type account struct {
 	places map[string]int // by key: where it holds
 	gaps   []error
@@ -85,8 +84,8 @@ func (a *account) gap(format string, args ...any) {
 	a.gaps = append(a.gaps, fmt.Errorf(format, args...))
 }
 
-// unkept is the error of what does not hold of a tenant's due: a feature.ErrPartly where
-// anything does. All the rest of it is in force. missing names uplinks that there are not.
+// unkept returns an error for the part of a tenant's due that does not hold: feature.ErrPartly if
+// any part holds. missing lists uplinks that do not exist.
 func (f *Traffic) unkept(t *tenant, missing []string) error {
 	a := account{places: make(map[string]int)}
 	w := t.ways()
@@ -111,7 +110,7 @@ func (f *Traffic) unkept(t *tenant, missing []string) error {
 	return errors.Join(a.gaps...)
 }
 
-// direction is one of the two, with what differs.
+// direction is egress or ingress, and how they differ.
 type direction struct {
 	prefix string // of its keys
 	due    func(due) policy.Net
@@ -132,7 +131,7 @@ func receiving() direction {
 	}}
 }
 
-// wishes names the keys of a policy that say something for themselves.
+// wishes lists the keys that a policy sets.
 func wishes(n policy.Net) (keys []string) {
 	for _, k := range []struct {
 		name string
@@ -145,7 +144,7 @@ func wishes(n policy.Net) (keys []string) {
 	return keys
 }
 
-// unkeptWay adds up one direction.
+// unkeptWay adds one direction.
 func (f *Traffic) unkeptWay(a *account, t *tenant, w ways, way direction, missing []string) {
 	n := way.due(t.due)
 	keys := wishes(n)
@@ -189,7 +188,7 @@ func (f *Traffic) unkeptWay(a *account, t *tenant, w ways, way direction, missin
 	}
 }
 
-// unkeptCeil adds up a ceil at veths, of what the tenant sends or receives.
+// unkeptCeil adds a ceil at veths, of what the tenant sends or receives.
 func (t *tenant) unkeptCeil(a *account, key string, sent bool) {
 	var holding []string
 	add := func(at string, unheld error) {
@@ -217,7 +216,7 @@ func (t *tenant) unkeptCeil(a *account, key string, sent bool) {
 	}
 }
 
-// aside tells of a ceil that uplinks hold, for want of a veth.
+// aside adds a ceil that uplinks enforce, for want of a veth.
 func (f *Traffic) aside(a *account, w ways, key string, holding []string) {
 	where := "uplink " + holding[0]
 	if len(holding) > 1 {
@@ -231,7 +230,7 @@ func (f *Traffic) aside(a *account, w ways, key string, holding []string) {
 	}
 }
 
-// listed names keys of policy.
+// listed formats policy keys.
 func listed(prefix string, keys []string) string { return prefix + strings.Join(keys, ", "+prefix) }
 
 func are(keys []string) string {
@@ -241,8 +240,8 @@ func are(keys []string) string {
 	return "is"
 }
 
-// shaped is the error of a device whose root qdisc is somebody's and holds it to less
-// than ours would, as far as is known.
+// shaped is the error of a device with a foreign root qdisc that, as far as is known, limits it to
+// less than ours would.
 func shaped(l qdisc.Limit, mend string) error {
 	what := l.Kind
 	if l.Rate > 0 {

@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// holds checks what Apply says of what does not hold: nothing, or a part, or an error,
-// and its words.
+// holds checks what Apply returns about what does not hold: nil, a part or an error, and its words.
 func holds(t testing.TB, err error, partly bool, words ...string) {
 	t.Helper()
 	if len(words) == 0 {
@@ -38,7 +37,7 @@ func holds(t testing.TB, err error, partly bool, words ...string) {
 	}
 }
 
-// mostly fails the test if an Apply has failed, unless a part of it holds.
+// mostly fails the test if an Apply has failed, unless a part holds.
 func mostly(t testing.TB, err error) {
 	t.Helper()
 	if err != nil && !errors.Is(err, feature.ErrPartly) {
@@ -46,8 +45,7 @@ func mostly(t testing.TB, err error) {
 	}
 }
 
-// wondershaper gives a device the shaper of somebody else, whose filters keep it from
-// being put back.
+// wondershaper gives a device a foreign shaper with filters, which cannot be restored.
 func (h *host) wondershaper(dev string) {
 	h.t.Helper()
 	h.Change(h.ns, dev, func(n *netlink.Handle, l netlink.Link) error {
@@ -61,8 +59,8 @@ func (h *host) wondershaper(dev string) {
 	})
 }
 
-// Somebody's shaper at an uplink keeps nothing from being done elsewhere: ceils hold at
-// veths, also after a restart, and another uplink is shaped.
+// A foreign shaper at an uplink stops nothing elsewhere: ceils hold at veths, also after a restart,
+// and another uplink is shaped.
 func TestUplinkOfSomebody(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
@@ -110,7 +108,7 @@ func TestUplinkOfSomebody(t *testing.T) {
 	}
 }
 
-// A promise that uplinks cannot keep any more is no reason to let go of a veth's ceil.
+// A promise that uplinks can no longer keep does not end a veth's ceil.
 func TestUplinkTooSlowForAnother(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
@@ -128,7 +126,7 @@ func TestUplinkTooSlowForAnother(t *testing.T) {
 	holds(t, h.due(one, ceil, ceil), false)
 }
 
-// Nothing that passes devices at which this host cannot hold it is "as policy says".
+// Status never claims what passes devices that cannot be limited.
 func TestDevicesThatNobodyHolds(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, gbit)
@@ -139,7 +137,7 @@ func TestDevicesThatNobodyHolds(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		kinds []container.Interface
-		word  string // in place of the veth; "": it holds beside it
+		word  string // in place of the veth; "": beside it
 	}{
 		{"no device", nil, "no network device"},
 		{"SR-IOV", []container.Interface{{Name: "net1", Kind: "device"}}, "net1 (hardware)"},
@@ -157,7 +155,7 @@ func TestDevicesThatNobodyHolds(t *testing.T) {
 			beside := c
 			beside.Interfaces = append([]container.Interface{veth}, tt.kinds...)
 			switch tt.name {
-			case "no device", "tap": // a VPN's stands on the veth
+			case "no device", "tap": // a VPN's is on top of the veth
 				holds(t, h.due(beside, ceil, ceil), false)
 			default:
 				holds(t, h.due(beside, ceil, ceil), true, tt.word)
@@ -167,7 +165,7 @@ func TestDevicesThatNobodyHolds(t *testing.T) {
 	}
 }
 
-// tun makes a device whose packets have no Ethernet header, as those of WireGuard.
+// tun makes a device without Ethernet headers, like WireGuard's.
 func (h *host) tun(name string) {
 	h.t.Helper()
 	must(h.t, h.ns.Do(func() error {
@@ -186,7 +184,7 @@ func (h *host) tun(name string) {
 	h.Change(h.ns, name, (*netlink.Handle).LinkSetUp)
 }
 
-// What an uplink without Ethernet headers receives is not shared, and that is said; what
+// What an uplink without Ethernet headers receives is not shared, and the status reports it; what
 // it sends is.
 func TestUplinkWithoutEthernet(t *testing.T) {
 	needSharing(t)
@@ -219,7 +217,7 @@ func TestUplinkWithoutEthernet(t *testing.T) {
 	}
 }
 
-// Of two ceils at a veth the stricter holds: that of a CNI plugin stays, or comes back.
+// Of two ceils at a veth the lower holds: that of a CNI plugin stays, or comes back.
 func TestCeilOfSomebody(t *testing.T) {
 	h := newHost(t, gbit)
 	h.bridge()
@@ -252,7 +250,7 @@ func TestCeilOfSomebody(t *testing.T) {
 			if stays := h.veth(h.ns, "hone") == was; stays != tt.stays {
 				t.Errorf("it stays: %v", stays)
 			}
-			if tt.stays { // it goes, and ours takes its place
+			if tt.stays { // it goes, and ours replaces it
 				h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscDel(tt.qdisc) })
 				must(t, h.due(c, policy.Net{}, policy.Net{Ceil: 50 * mbit}))
 				was = h.veth(h.ns, "hone")
@@ -271,7 +269,7 @@ func TestCeilOfSomebody(t *testing.T) {
 	}
 }
 
-// Nor is a shaper at an uplink replaced by one that lets through more.
+// Nor does ours replace a shaper at an uplink with a lower rate.
 func TestUplinkOfSomebodySlower(t *testing.T) {
 	h := newHost(t, gbit)
 	h.Netlink(h.ns, func(n *netlink.Handle) error {
@@ -286,7 +284,7 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
 	must(t, h.traffic.Close())
 	must(t, h.journal.Close())
-	h.rate = 100 * mbit // what the error says helps
+	h.rate = 100 * mbit // the error's advice helps
 	h.start()
 	must(t, h.apply(fake(1), policy.Net{Weight: 1}))
 	must(t, h.traffic.Remove(t.Context(), fake(1).ID))
@@ -295,8 +293,8 @@ func TestUplinkOfSomebodySlower(t *testing.T) {
 	}
 }
 
-// A container with several networks gets the ceil of what it sends once: it passes one
-// queue. What it receives is held for each, and that is said.
+// A container with several networks has one ceil for all it sends, by one queue. What it receives
+// is limited on each, and the status reports that.
 func TestCeilOfSeveralNetworks(t *testing.T) {
 	testkit.OnKernels(t, "path:ifb")
 	needSharing(t)
@@ -325,7 +323,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 		t.Errorf("of %d packets %d passed the queue", 2*datagrams, n)
 	}
 	holds(t, h.due(c, ceil, ceil), true, "net.ingress.ceil holds for each of hone, hsecond, not for their sum")
-	// It leaves one of them, the one for which the queue is named, and comes back.
+	// It leaves the network that names the queue, and comes back.
 	c.Interfaces = []container.Interface{second}
 	holds(t, h.due(c, ceil, ceil), false)
 	h.passesFrom(box, "10.66.0.1:9000", got, "of a network that it has left")
@@ -340,7 +338,7 @@ func TestCeilOfSeveralNetworks(t *testing.T) {
 	}
 }
 
-// Where there is no veth a ceil holds at each uplink, and the status says so.
+// Without a veth a ceil holds at each uplink, and the status reports that.
 func TestCeilAtUplinksOnly(t *testing.T) {
 	needSharing(t)
 	for _, mode := range []string{"macvlan", "host"} {

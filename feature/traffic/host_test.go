@@ -43,15 +43,14 @@ type host struct {
 	*topology.Host
 	t        testing.TB
 	ns, wire *sandbox.Box
-	apart    *sandbox.Box // where the bridge and the tunnel of the last overlay are; nil: in ns
+	apart    *sandbox.Box // with the bridge and the tunnel of the last overlay; nil: they are in ns
 	dir      string       // of the journal
 	journal  *journal.Journal
 	traffic  *traffic.Traffic
 	slots    *identity.Identity
-	rate     uint64 // of nic0; 0: it is none of the uplinks that are named
-	mask     uint32
-	delays   bool              // measured always
-	measured string            // file of the rates that were
+	rate     uint64            // of nic0; 0: it is not among the named uplinks
+	delays   bool              // always measured
+	measured string            // file of measured rates
 	others   map[string]uint64 // uplinks beside nic0
 	nic0     int               // its index
 	now      func() time.Time  // nil: time.Now
@@ -65,7 +64,7 @@ func newHost(t testing.TB, rate uint64) *host {
 	return h
 }
 
-// start makes the journal and the feature, as an agent does.
+// start makes the journal and the feature, like an agent.
 func (h *host) start() {
 	h.t.Helper()
 	var err error
@@ -79,14 +78,14 @@ func (h *host) start() {
 		uplinks["nic0"] = h.rate
 	}
 	h.traffic, err = traffic.New(traffic.Config{
-		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, MarkMask: h.mask,
+		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots,
 		Uplinks: uplinks, Delays: h.delays, Measured: h.measured, Now: h.now,
 	})
 	must(h.t, err)
 	if v := h.traffic.Support(); v.Level != probe.Full {
 		h.t.Fatalf("%+v", v)
 	}
-	h.t.Cleanup(func() { // what a test that failed has left in force
+	h.t.Cleanup(func() { // of a failed test
 		h.traffic.Close()
 		h.slots.Close()
 		j.Restore(kernel.Opener(kernel.Default()), nil)
@@ -110,7 +109,7 @@ func (h *host) add(name, addr string, at *sandbox.Box) (*sandbox.Box, container.
 	return box, c
 }
 
-// describe says of a sandbox what package container would find out.
+// describe describes a sandbox as package container would.
 func (h *host) describe(box *sandbox.Box) container.Container {
 	h.t.Helper()
 	c := h.Describe(box)
@@ -122,7 +121,7 @@ func (h *host) apply(c container.Container, n policy.Net) error {
 	return h.traffic.Apply(h.t.Context(), policy.Target{Container: c, Settings: policy.Settings{Egress: n}})
 }
 
-// stats gives the counters of the class of a container; nil: of everybody else.
+// stats returns the counters of a container's class; nil: of the default class.
 func (h *host) stats(c *container.Container) qdisc.Stats {
 	h.t.Helper()
 	d, err := qdisc.Open(h.Open(h.ns), h.nic0)
@@ -136,9 +135,9 @@ func (h *host) stats(c *container.Container) qdisc.Stats {
 	return all[uint16(h.slots.Lookup(identity.TenantOf(*c)))]
 }
 
-// counted waits until a counter has grown by n, and gives by how much it has.
-// Whoever has sent may have ended before the packets come to a class, as a
-// softirq may have to wait for a CPU: only what is lost costs the whole wait.
+// counted waits until a counter has grown by n, and returns its growth. The sender may end before
+// its packets reach a class, as a softirq may wait for a CPU: only lost packets cost the whole
+// wait.
 func counted(counter func() uint64, was, n uint64) (grown uint64) {
 	return countedFor(20*time.Second, counter, was, n)
 }
@@ -152,14 +151,14 @@ func countedFor(patience time.Duration, counter func() uint64, was, n uint64) (g
 	}
 }
 
-// gained gives by how many packets the class of a container has grown; see counted.
+// gained returns the growth of a container's class in packets; see counted.
 func (h *host) gained(c *container.Container, was, n uint64) uint64 {
 	h.t.Helper()
 	return counted(func() uint64 { return h.stats(c).Packets }, was, n)
 }
 
-// datagrams is how many send sends: fewer than any queue on their way holds, and many
-// more than the protocols send beside them.
+// datagrams is how many send sends: fewer than any queue on their way holds, and many more than the
+// protocols send beside them.
 const datagrams = 100
 
 // send sends that many datagrams of 100 bytes, from a process of the container.
@@ -188,8 +187,7 @@ func (h *host) startSending(box *sandbox.Box, to string, n, size int) *sandbox.P
 	return p
 }
 
-// datagramsVerb makes the test binary a process that sends datagrams: to an
-// address, so many, of so many bytes.
+// datagramsVerb makes the test binary send datagrams: address, number, size in bytes.
 const datagramsVerb = "datagrams"
 
 func datagramsReexec(args []string) (status int, ok bool) {
@@ -213,7 +211,7 @@ func datagramsReexec(args []string) (status int, ok bool) {
 // write sends n datagrams of so many bytes.
 func write(c net.Conn, n, size int) error {
 	for sent := 0; sent < n; {
-		// Nobody listens: the next call says so, and sends nothing.
+		// Without a listener the next call fails, and sends nothing.
 		if _, err := c.Write(make([]byte, size)); err == nil {
 			sent++
 		} else if !errors.Is(err, syscall.ECONNREFUSED) {
@@ -223,9 +221,8 @@ func write(c net.Conn, n, size int) error {
 	return nil
 }
 
-// resolve waits until a datagram gets from one box to another, which has the address
-// of to. From then on nothing on the way has to ask for an address. The datagram is
-// for a port of its own, so that no test counts it.
+// resolve waits until a datagram passes from one box to another, at the address of to. From then on
+// no neighbour lookup is needed. The datagram has a port of its own, so that no test counts it.
 func (h *host) resolve(from, at *sandbox.Box, to string) {
 	h.t.Helper()
 	const port = "8999"
@@ -251,8 +248,8 @@ func (h *host) resolve(from, at *sandbox.Box, to string) {
 	h.t.Fatalf("nothing gets from %s to %s", from.Name, to)
 }
 
-// forge sends datagrams that claim somebody's slot, from a process that is in
-// the box's network but not in its cgroup.
+// forge sends datagrams that claim another's slot, from a process in the box's network but outside
+// its cgroup.
 func (h *host) forge(box *sandbox.Box, to string, priority uint32, n int) {
 	h.t.Helper()
 	must(h.t, box.Do(func() error {
@@ -283,7 +280,7 @@ func sendAs(c *net.UDPConn, priority uint32, n int) error {
 	return write(c, n, 100)
 }
 
-// listen takes in what is sent to port 9000 of the wire.
+// listen receives what is sent to port 9000 of the wire.
 func (h *host) listen() {
 	h.t.Helper()
 	must(h.t, h.wire.Do(func() error {
@@ -295,7 +292,7 @@ func (h *host) listen() {
 	}))
 }
 
-// state is all that the feature may change at the host.
+// state is all that the feature may change on the host.
 func (h *host) state() string {
 	h.t.Helper()
 	ns := h.Open(h.ns)
@@ -308,7 +305,7 @@ func (h *host) state() string {
 	return out
 }
 
-// ipt runs iptables in a box, and says whether it could.
+// ipt runs iptables in a box.
 func ipt(b *sandbox.Box, args ...string) error {
 	return b.Do(func() error { return exec.Command("iptables", args...).Run() })
 }

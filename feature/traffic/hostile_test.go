@@ -14,9 +14,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// TestHostile has a container that rules its own namespace try to be in its
-// neighbour's class, or in none. What it writes into priority and mark is in
-// TestForged, what it says of flows in TestArrivalForged.
+// TestHostile has a container with full control of its namespace try to be in its neighbour's
+// class, or in none. TestForged covers its priorities and marks, TestArrivalForged its flows.
 func TestHostile(t *testing.T) {
 	testkit.OnKernels(t, "bpf:feature/traffic")
 	h := newHost(t, gbit)
@@ -28,7 +27,7 @@ func TestHostile(t *testing.T) {
 	must(t, h.apply(victim, policy.Net{Weight: 1}))
 	mostly(t, h.apply(liar, policy.Net{Weight: 1, Ceil: 100 * mbit}))
 	veth := h.Index(h.ns, "htwo")
-	must(t, good.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // which sends packets by itself
+	must(t, good.Sysctl("ipv6/conf/all/disable_ipv6", "1")) // IPv6 sends packets by itself
 	h.resolve(good, h.wire, "10.66.0.1:9000")
 	eth0 := func(fn func(*netlink.Handle, netlink.Link) error) {
 		t.Helper()
@@ -106,7 +105,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// leads says whether this kernel can hold what a container sends at its veth.
+// leads reports whether this kernel can limit egress at a container's veth.
 func (h *host) leads() bool {
 	h.t.Helper()
 	return !ends.Open("/proc", h.journal).Filters()

@@ -13,14 +13,14 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// ingress leads what devices receive through the queue of an IFB: an uplink, or the host
-// ends of a tenant's veths, which receive what it sends.
+// ingress redirects what devices receive to the queue of an IFB. The devices are an uplink, or the
+// host ends of a tenant's veths, which receive what it sends.
 type ingress struct {
 	queue            // of the IFB; its index is 0 while there is none
-	inbound ends.Set // what leads packets there
+	inbound ends.Set // redirects packets there
 }
 
-// close ends that packets are led to the IFB, which stays.
+// close stops the redirection to the IFB, which stays.
 func (i *ingress) close() error { return i.inbound.Close() }
 
 // receive enforces the plan for what an uplink receives, if there is one.
@@ -29,7 +29,7 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	p, planned := plans[u.index]
 	if !planned {
 		if u.ingress.index == 0 {
-			return nil // what an earlier agent left is Prune's
+			return nil // Prune undoes what an earlier agent left
 		}
 		return f.unlead(f.host, u.index, &u.ingress)
 	}
@@ -44,8 +44,8 @@ func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
 	return forward
 }
 
-// lead has what some devices receive pass the queue of an IFB, which divides it as
-// planned, and is named for one of them. program leads packets there.
+// lead redirects what the devices at receive to an IFB named for device of, whose queue follows the
+// plan. program redirects the packets.
 func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan, by journal.Owner, program string) error {
 	if err := f.watch(ns); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 	if err != nil {
 		return err
 	}
-	if i.index != index { // new, or someone has removed the last one
+	if i.index != index { // new, or the last one was removed
 		if err := f.unqueue(ns, i); err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 	return errors.Join(errs...)
 }
 
-// unqueue forgets the IFB that there was.
+// unqueue forgets the IFB.
 func (f *Traffic) unqueue(ns *netdev.NS, i *ingress) error {
 	err := i.close()
 	if i.index != 0 {
@@ -107,8 +107,7 @@ func (f *Traffic) unqueue(ns *netdev.NS, i *ingress) error {
 	return err
 }
 
-// unlead undoes lead, even if an earlier agent did it. Packets that wait are
-// delivered.
+// unlead undoes lead, also that of an earlier agent. Waiting packets are delivered.
 func (f *Traffic) unlead(ns *netdev.NS, of int, i *ingress) error {
 	errs := []error{i.close()}
 	if i.claimed && !i.lost {
@@ -127,8 +126,7 @@ func (f *Traffic) unlead(ns *netdev.NS, of int, i *ingress) error {
 	return errors.Join(append(errs, f.undo(refs...), f.unwatch())...)
 }
 
-// drain waits, for a moment, until all packets have left our root of a device, or
-// some of its classes.
+// drain waits briefly until our root of a device, or some of its classes, are empty.
 func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uint16) error {
 	d, err := qdisc.Open(ns, index)
 	if err != nil {
@@ -141,7 +139,7 @@ func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uin
 	return nil
 }
 
-// unlearn has nothing more told to be for a tenant by what it receives.
+// unlearn stops learning a tenant's flows from what it receives.
 func (f *Traffic) unlearn(t *tenant) error {
 	var errs []error
 	for d := range t.ends {
@@ -154,8 +152,8 @@ func (f *Traffic) unlearn(t *tenant) error {
 	return errors.Join(append(errs, f.programs.forgetFlows())...)
 }
 
-// share notes whether what uplinks receive is shared, and sees that all who
-// take part are known where their packets arrive.
+// share records whether what uplinks receive is shared, and lets all who take part be learnt where
+// their packets arrive.
 func (f *Traffic) share(ctx context.Context, on bool) error {
 	if f.sharing == on {
 		return nil

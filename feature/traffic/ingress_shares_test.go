@@ -31,7 +31,7 @@ func (h *host) receive(receivers []sender, warm time.Duration) {
 	time.Sleep(warm)
 }
 
-// received gives what each class has sent on to its container in a window, bit/s.
+// received returns what each class has forwarded to its container in a window, bit/s.
 func (h *host) received(receivers []sender, window time.Duration) []float64 {
 	h.t.Helper()
 	bytes := make([]uint64, len(receivers))
@@ -48,7 +48,7 @@ func (h *host) received(receivers []sender, window time.Duration) []float64 {
 	return out
 }
 
-// twoReceivers makes two containers of a mode that can be reached from the wire.
+// twoReceivers makes two containers of a mode that the wire can reach.
 func (h *host) twoReceivers(mode string) (a, b sender) {
 	h.t.Helper()
 	a, b, _ = h.two(mode)
@@ -63,9 +63,8 @@ func (h *host) twoReceivers(mode string) (a, b sender) {
 	return a, b
 }
 
-// Two containers receive at once, in every mode: the kernel has the classes that
-// are due, each packet of a flow that is known is in the class of its receiver, and
-// none is lost.
+// Two containers receive at once, in every mode: the kernel has the right classes, each packet of a
+// known flow is in the class of its receiver, and none is lost.
 func TestIngressClasses(t *testing.T) {
 	testkit.OnKernels(t, "path:ifb")
 	needSharing(t)
@@ -76,8 +75,8 @@ func TestIngressClasses(t *testing.T) {
 			a, b := h.twoReceivers(mode)
 			mostly(t, h.due(a.c, policy.Net{}, policy.Net{Weight: 3, Ceil: 600 * mbit}))
 			must(t, h.due(b.c, policy.Net{}, policy.Net{Rate: 150 * mbit}))
-			// The IFB has 950 Mbit/s, of which 902.5 are promised: 150, and of the
-			// rest 1 for the host and 3.
+			// The IFB has 950 Mbit/s, with 902.5 to promise: 150, and of the rest 1 for the host
+			// and 3.
 			const left = 902_500_000 - 150*mbit
 			want := map[uint16]class{
 				qdisc.MinorTop: {950 * mbit, 950 * mbit, 0}, qdisc.MinorDefault: {left / 4, 950 * mbit, 0},
@@ -108,8 +107,7 @@ func TestIngressClasses(t *testing.T) {
 	}
 }
 
-// BenchmarkIngressShares gives the shares that two containers get of what an
-// uplink receives.
+// BenchmarkIngressShares measures the shares of two containers in what an uplink receives.
 func BenchmarkIngressShares(b *testing.B) {
 	const warm, window = time.Second, 4 * time.Second
 	flood := []string{"udp-send", "--rate", "flood", "--size", "1400"}

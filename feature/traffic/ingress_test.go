@@ -22,15 +22,12 @@ func (h *host) due(c container.Container, egress, ingress policy.Net) error {
 	return h.traffic.Apply(h.t.Context(), policy.Target{Container: c, Settings: policy.Settings{Egress: egress, Ingress: ingress}})
 }
 
-// In every mode what a container receives, and nothing else, is in its class,
-// though it never answers: all but what comes before a flow's first packet has arrived.
+// In every mode a container's class gets what it receives, and nothing else, though it never
+// answers, after a flow's first packet has arrived.
 func TestArrival(t *testing.T) {
-	testkit.OnKernels(t, "bpf:feature/traffic", "path:ifb")
+	testkit.InFull(t, "bpf:feature/traffic", "path:ifb")
 	needSharing(t)
 	for _, m := range modes() {
-		if m.mask != 0 {
-			continue // the mark has no part in it
-		}
 		t.Run(m.name, func(t *testing.T) {
 			h := newHost(t, gbit)
 			box, c, from := m.make(h)
@@ -62,7 +59,7 @@ func TestArrival(t *testing.T) {
 	}
 }
 
-// Nothing that another container sends teaches where a flow arrives.
+// No packet of another container teaches where a flow arrives.
 func TestArrivalForged(t *testing.T) {
 	testkit.Smoke(t, "bpf:feature/traffic", "path:ifb")
 	needSharing(t)
@@ -76,8 +73,8 @@ func TestArrivalForged(t *testing.T) {
 	must(t, h.due(liar, policy.Net{}, policy.Net{Weight: 1}))
 	h.resolve(box, h.wire, "10.66.0.1:9000")
 	h.neighbour(h.wire, "wire", "10.66.0.2", box)
-	// It takes the victim's address for a sender's, from the port that the wire
-	// will use, and claims every kind of priority.
+	// It takes the victim's address as its source, from the port that the wire will use, and claims
+	// every kind of priority.
 	h.Address(bad, "eth0", "10.66.0.2/32")
 	for _, priority := range []uint32{0, 0x66000000, 0x66fffff0, qdisc.Handle | 1, qdisc.Handle | 2} {
 		h.spoof(bad, "10.66.0.2:9000", "10.66.0.1:9999", priority)
@@ -89,7 +86,7 @@ func TestArrivalForged(t *testing.T) {
 	if n := h.through(got, was, datagrams); n != datagrams {
 		t.Errorf("%d of %d packets got through", n, datagrams)
 	}
-	// The first one is everybody's, as nobody has told the truth of the flow yet.
+	// The first one is in the default class, as no one has taught the flow yet.
 	if n := h.arrived(&victim).Packets - own; n != datagrams {
 		t.Errorf("%d of %d packets are in the class of the container that they were for", n, datagrams)
 	}
@@ -98,7 +95,7 @@ func TestArrivalForged(t *testing.T) {
 	}
 }
 
-// veth gives the knobs that the feature may turn at the host's end of a veth.
+// veth returns the knobs that the feature may turn at the host's end of a veth.
 func (h *host) veth(at *sandbox.Box, name string) string {
 	h.t.Helper()
 	ns, index := h.Open(at), h.Index(at, name)
@@ -119,8 +116,8 @@ func (h *host) queueLen(b *sandbox.Box, dev string, n int) {
 	})
 }
 
-// A ceil for what a container receives holds whoever sends, loses nothing that
-// its queue has room for, and leaves no trace.
+// A ceil for what a container receives limits every sender, loses nothing that its queue has room
+// for, and leaves no trace.
 func TestIngressCeil(t *testing.T) {
 	testkit.OnKernels(t)
 	for _, mode := range []string{"bridge", "overlay, another namespace"} {
@@ -173,7 +170,7 @@ func TestIngressCeil(t *testing.T) {
 	}
 }
 
-// Whoever has put a qdisc at the veth keeps it, or gets it back.
+// An operator's qdisc at the veth stays, or comes back.
 func TestIngressOperator(t *testing.T) {
 	h := newHost(t, gbit)
 	h.bridge()
@@ -209,8 +206,8 @@ func TestIngressOperator(t *testing.T) {
 	}
 }
 
-// needSharing skips a test on a kernel that cannot share what uplinks receive,
-// once it has seen that such a policy is refused there.
+// needSharing skips a test on a kernel that cannot share what uplinks receive, after checking that
+// it refuses such a policy.
 func needSharing(t *testing.T) {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -247,7 +244,7 @@ func (h *host) ifbs() int {
 	return n
 }
 
-// The agent is killed while what the uplink receives is shared.
+// The agent is killed while ingress of the uplink is shared.
 func TestIngressAdopt(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
@@ -301,7 +298,7 @@ func testIngressAdopt(t *testing.T, adopt bool) {
 	}
 }
 
-// A device of our name that is somebody's is told of, and left alone.
+// A foreign device of our name is reported, and left alone.
 func TestIngressNameTaken(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
@@ -321,8 +318,7 @@ func TestIngressNameTaken(t *testing.T) {
 	}
 }
 
-// The IFB vanishes under us, or is set down: packets pass it by as soon as that
-// is seen, and it is put back.
+// The IFB is deleted, or set down: packets bypass it as soon as that is noticed, and it comes back.
 func TestIngressDeviceVanishes(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)
@@ -351,7 +347,7 @@ func TestIngressDeviceVanishes(t *testing.T) {
 	}
 }
 
-// What is promised of an uplink's other direction is 95 % of 95 % of it.
+// Promises for the other direction are limited to 95 % of 95 % of the uplink.
 func TestIngressRefused(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// shaper is the kind of qdisc that this kernel keeps a latency with.
+// shaper is the kind of qdisc that keeps a latency on this kernel.
 func shaper() qdisc.Kind {
 	if qdisc.Supported(qdisc.KindHFSC) == nil {
 		return qdisc.KindHFSC
@@ -31,8 +31,7 @@ func shaper() qdisc.Kind {
 	return qdisc.KindHTB
 }
 
-// sentBy gives the counters of a container's class at nic0, whose root has to
-// be of a kind.
+// sentBy returns the counters of a container's class at nic0, after checking the kind of the root.
 func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 	h.t.Helper()
 	d, err := qdisc.Open(h.Open(h.ns), h.nic0)
@@ -47,8 +46,8 @@ func (h *host) sentBy(kind qdisc.Kind, c container.Container) qdisc.Stats {
 	return st
 }
 
-// A bound on latency is kept by HFSC where there is one, unless somebody has a
-// priority; then, and elsewhere, by HTB. What cannot be kept is refused.
+// HFSC, if the kernel has it, keeps a latency, unless a container has a priority; otherwise HTB
+// does. What cannot be kept is refused.
 func TestLatencyPolicy(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
@@ -130,9 +129,8 @@ func TestIngressLatency(t *testing.T) {
 	}
 }
 
-// ping sends n echo requests from a box, one every 2 ms, and gives how long the
-// answers took, sorted. The kernel answers, and says when the answer came: how
-// soon a process is run has little part in it.
+// ping sends n echo requests from a box, one every 2 ms, and returns the sorted response times. The
+// kernel answers and timestamps, so scheduling of the process has little influence.
 func ping(box *sandbox.Box, to string, n int) ([]time.Duration, error) {
 	var took []time.Duration
 	err := box.Do(func() error {
@@ -164,7 +162,7 @@ func ping(box *sandbox.Box, to string, n int) ([]time.Duration, error) {
 	return took, err
 }
 
-// echo asks once, and gives when it asked and when the answer came.
+// echo sends one request, and returns the times of request and answer.
 func echo(fd int, seq uint16) (sent, came time.Time, err error) {
 	ask := make([]byte, 64)
 	ask[0] = 8 // echo request
@@ -204,8 +202,8 @@ func echo(fd int, seq uint16) (sent, came time.Time, err error) {
 	}
 }
 
-// aside makes a container with a wire of its own, where nothing is shaped. What
-// a ping takes from there, at the same time, is the machine's doing.
+// aside makes a container with a wire of its own, without a shaper. A ping there measures the
+// machine at the same time.
 func (h *host) aside() (box *sandbox.Box, to string) {
 	h.t.Helper()
 	box = h.Create(sandbox.Spec{Name: "aside"})
@@ -215,10 +213,9 @@ func (h *host) aside() (box *sandbox.Box, to string) {
 	return box, "10.68.0.1"
 }
 
-// BenchmarkLatency gives how long a ping to the wire takes, there and back,
-// beside a container that floods the uplink: as one of everybody, as that is,
-// with a weight of its own, and with a bound of 2 ms. Beside it stands how long
-// it waited at the uplink's queue, and what a ping takes that passes none.
+// BenchmarkLatency measures a ping to the wire and back, beside a container that floods the uplink:
+// in the default class, with a weight of its own, and with a bound of 2 ms. It also measures the
+// wait at the uplink's queue, and a ping that passes no queue.
 func BenchmarkLatency(b *testing.B) {
 	for _, load := range []struct {
 		name string

@@ -18,18 +18,18 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// fake is a container that sends nothing: it takes part in the sums alone.
+// fake is a container that sends nothing: it only takes part in the division.
 func fake(id container.ID) container.Container {
 	return container.Container{ID: 1<<40 + id, HostNetwork: true, Name: "fake"}
 }
 
-// class is what the kernel shows of a class of HTB, in bit/s.
+// class is a class of HTB as the kernel shows it, in bit/s.
 type class struct {
 	rate, ceil uint64
 	prio       uint32
 }
 
-// classesOf gives the classes of a device by minor, as the kernel shows them.
+// classesOf returns the classes of a device by minor, as the kernel shows them.
 func (h *host) classesOf(at *sandbox.Box, dev string) map[uint16]class {
 	h.t.Helper()
 	out := make(map[uint16]class)
@@ -45,12 +45,12 @@ func (h *host) classesOf(at *sandbox.Box, dev string) map[uint16]class {
 	return out
 }
 
-// minor is that of the class of a container.
+// minor returns the minor of a container's class.
 func (h *host) minor(c container.Container) uint16 {
 	return uint16(h.slots.Lookup(identity.TenantOf(c)))
 }
 
-// classes gives the rate of each class of the uplink.
+// classes returns the rate of each class of the uplink.
 func (h *host) classes() map[uint16]uint64 {
 	h.t.Helper()
 	out := make(map[uint16]uint64)
@@ -121,7 +121,7 @@ func TestAdoptAndRestore(t *testing.T) {
 		}
 		h.start()
 		if adopt {
-			// Without tcx the filters have notes, too, and go with the agent.
+			// Without tcx filters have entries too, and go with the agent.
 			notes := func() int {
 				return len(slices.DeleteFunc(h.journal.Entries(), func(e journal.Entry) bool { return e.Ref.Kind == qdisc.KindFilter }))
 			}
@@ -146,8 +146,7 @@ func TestAdoptAndRestore(t *testing.T) {
 	}
 }
 
-// An operator's own root qdisc comes back; one that takes the place of ours is
-// left alone and told of.
+// An operator's root qdisc comes back; one that replaces ours is reported and left alone.
 func TestOperator(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
@@ -179,7 +178,7 @@ func TestOperator(t *testing.T) {
 	}
 }
 
-// The uplink vanishes under us, and comes back as another.
+// The uplink is deleted, and comes back as another.
 func TestUplinkVanishes(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)

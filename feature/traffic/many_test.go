@@ -12,9 +12,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// BenchmarkMany gives how long it takes to put one change in force where many
-// containers have a policy: every class of the uplink is another then. The
-// first figure is what it took for all to come, one after the other.
+// BenchmarkMany measures one change where many containers have a policy, so that every class of the
+// uplink changes. The first figure is the time until all had come, one after the other.
 func BenchmarkMany(b *testing.B) {
 	for _, tt := range []struct {
 		tenants int
@@ -59,7 +58,7 @@ func TestManyTenants(t *testing.T) {
 	h := newHost(t, 10*gbit)
 	h.start()
 	for i := range n {
-		// Guarantees change nobody else's, weights everybody's.
+		// A guarantee changes no other class, a weight changes all.
 		must(t, h.apply(fake(container.ID(i+1)), policy.Net{Rate: 5 * mbit}))
 	}
 	if got := len(h.classes()); got != n+2 {
@@ -78,8 +77,7 @@ func TestManyTenants(t *testing.T) {
 	}
 }
 
-// The last slot has been given out: who comes then is refused with the reason,
-// and who is there goes on as before.
+// All slots are taken: the next tenant is refused with the reason, and the others go on as before.
 func TestEverySlotTaken(t *testing.T) {
 	h := newHost(t, gbit)
 	h.start()

@@ -16,14 +16,14 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// An uplink's MTU is raised while packets are cut: full frames pass without another
-// round, and also where a round then refuses the latency.
+// An uplink's MTU is raised while packets are cut: full frames pass before the next round, and also
+// if that round refuses the latency.
 func TestSplitMTU(t *testing.T) {
 	testkit.OnKernels(t)
 	testSplitMTU(t, traffic.Egress)
 }
 
-// So do those that it receives.
+// The same for what it receives.
 func TestIngressSplitMTU(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)

@@ -39,8 +39,7 @@ func newPod(t testing.TB, names ...string) *pod {
 	return p
 }
 
-// root is the qdisc at the host's end of the pod's veth, and what there is for
-// what the pod sends by it.
+// root is the qdisc at the host end of the pod's veth, and what shapes what the pod sends by it.
 func (p *pod) root() string {
 	p.t.Helper()
 	ns := p.Open(p.ns)
@@ -58,7 +57,7 @@ func (p *pod) root() string {
 	return strings.Join(out, ", ")
 }
 
-// sweep undoes what is left of containers that are not alive, as the agent does.
+// sweep undoes entries of containers that have ended, like the agent.
 func (p *pod) sweep(alive ...container.ID) {
 	p.t.Helper()
 	_, err := p.journal.Restore(kernel.Opener(kernel.Default()), func(e journal.Entry) bool {
@@ -72,8 +71,8 @@ func (p *pod) sweep(alive ...container.ID) {
 	must(p.t, err)
 }
 
-// The policy of all that share a network is changed: one after the other comes to
-// it, and as long as they differ what was agreed stays.
+// The policy of all containers of a pod is changed, one after the other: while they differ, the
+// last agreement holds.
 func TestPodChangesItsPolicy(t *testing.T) {
 	p := newPod(t, "one", "two", "three")
 	p.start()
@@ -101,7 +100,7 @@ func TestPodChangesItsPolicy(t *testing.T) {
 	must(t, p.apply(p.members[0], policy.Net{Rate: 200 * mbit}))
 	must(t, p.apply(p.members[1], policy.Net{Rate: 200 * mbit}))
 
-	// Who is in the way goes, or has no policy any more: the others have theirs.
+	// A container that disagrees goes, or has no policy any more: the others get theirs.
 	refused(0, 1, policy.Net{Rate: 300 * mbit})
 	must(t, p.apply(p.members[1], policy.Net{}))
 	refused(0, 2, policy.Net{Rate: 300 * mbit})
@@ -109,14 +108,14 @@ func TestPodChangesItsPolicy(t *testing.T) {
 	due(200 * mbit)
 	must(t, p.apply(p.members[0], policy.Net{Rate: 300 * mbit}))
 	due(300 * mbit)
-	// Who was never in has no say in what the others change.
+	// A container that was never in does not hold up the others.
 	refused(2, 0, policy.Net{Rate: 400 * mbit})
 	must(t, p.apply(p.members[0], policy.Net{Rate: 350 * mbit}))
 	due(350 * mbit)
 }
 
-// The ceil at a pod's veth is noted for one of its containers. When that one ends,
-// whatever order they came in, the others have it.
+// One container owns the entry of the ceil at a pod's veth. When it ends, the others take over, in
+// any order of arrival.
 func TestPodKeepsItsCeil(t *testing.T) {
 	p := newPod(t, "one", "two", "three")
 	p.start()
@@ -154,8 +153,8 @@ func TestPodKeepsItsCeil(t *testing.T) {
 	}
 }
 
-// The agent is killed, and the container in whose name the ceil is noted ends
-// before there is another.
+// The agent is killed, and the container that owns the ceil's entry ends before there is another
+// agent.
 func TestPodCeilIsInherited(t *testing.T) {
 	p := newPod(t, "one", "two")
 	p.start()
@@ -180,9 +179,9 @@ func TestPodCeilIsInherited(t *testing.T) {
 	}
 }
 
-// Whatever the containers of a pod do, in whatever order, with the agent killed in
-// between: what they agree on is in force, at the uplink and at the veth, nobody is
-// refused without another who wants something else, and nothing is left.
+// Whatever the containers of a pod do, in any order, with the agent killed in between: what they
+// agree on is in force, at the uplink and at the veth, only disagreement refuses a container, and
+// nothing is left.
 func TestPodRandom(t *testing.T) {
 	needSharing(t)
 	p := newPod(t, "one", "two", "three")
@@ -215,7 +214,7 @@ func TestPodRandom(t *testing.T) {
 				p.due(p.members[i], running[i], running[i]) // it may be refused
 			}
 		}
-		// In the end all want the same, or have no policy.
+		// In the end all have the same policy, or none.
 		want := wishes[random.IntN(len(wishes))]
 		var alive []container.ID
 		asks := 0
@@ -226,7 +225,7 @@ func TestPodRandom(t *testing.T) {
 				asks++
 			}
 		}
-		for range 2 { // as a worker does: what failed once is tried again
+		for range 2 { // like a worker, which retries a failure
 			for i, net := range running {
 				p.due(p.members[i], net, net)
 			}

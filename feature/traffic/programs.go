@@ -15,32 +15,26 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// programs identify packets: see traffic.bpf.c.
+// programs classify packets: see traffic.bpf.c.
 type programs struct {
 	object *bpf.Object
 	base
 }
 
-// base is loaded from the beginning.
+// base is loaded at the start.
 type base struct {
 	Paths     *ebpf.Map      `ebpf:"fl_paths"`
+	Classes   *ebpf.Map      `ebpf:"fl_classes"`
 	Normalise *ebpf.Program  `ebpf:"fl_normalise"`
 	Strict    *ebpf.Variable `ebpf:"fl_strict"`
 	Levels    *ebpf.Variable `ebpf:"fl_levels"`
 	Epoch     *ebpf.Variable `ebpf:"fl_flow_epoch"`
 }
 
-// load loads the programs. An error means that this kernel cannot run them.
-// mask is the part of the mark that may carry the slot, 0 for none; shared are the maps
-// of identity.
-func load(mask uint32, shared bpf.Maps) (_ *programs, err error) {
-	shift, err := identity.MarkShift(mask)
-	if err != nil {
-		return nil, fmt.Errorf("mask of the mark: %w", err)
-	}
-	o, err := bpf.Open(name, loadTraffic, bpf.Vars{
-		trafficVarFlMarkMask: mask, trafficVarFlMarkShift: uint32(shift), trafficVarFlSeed: rand.Uint64(),
-	}, shared)
+// load loads the programs with the maps of identity. An error means that this kernel cannot run
+// them.
+func load(shared bpf.Maps) (_ *programs, err error) {
+	o, err := bpf.Open(name, loadTraffic, bpf.Vars{trafficVarFlSeed: rand.Uint64()}, shared)
 	if err != nil {
 		return nil, err
 	}
@@ -51,22 +45,21 @@ func load(mask uint32, shared bpf.Maps) (_ *programs, err error) {
 	return p, nil
 }
 
-// copyFor gives what loads the copy of a program for one slot.
+// copyFor returns a loader of the copy of a program for one slot.
 func (p *programs) copyFor(program string, s identity.Slot) func() (*ebpf.Program, error) {
 	return func() (*ebpf.Program, error) {
 		return p.object.Program(program, bpf.Vars{trafficVarFlSlot: uint32(s)})
 	}
 }
 
-// leading gives what loads the copy of a program that leads to the IFB with an index.
+// leading returns a loader of the copy of a program that redirects to the IFB with an index.
 func (p *programs) leading(program string, ifb int) func() (*ebpf.Program, error) {
 	return func() (*ebpf.Program, error) {
 		return p.object.Program(program, bpf.Vars{trafficVarFlIfb: uint32(ifb)})
 	}
 }
 
-// attachCgroup attaches a program to what the sockets of a cgroup receive,
-// beside whatever else is there.
+// attachCgroup attaches a program to what the sockets of a cgroup receive, beside other programs.
 func attachCgroup(dir string, load func() (*ebpf.Program, error)) (link.Link, error) {
 	p, err := load()
 	if err != nil {
@@ -97,21 +90,19 @@ func set(v *ebpf.Variable, on bool) error {
 	return v.Set(n)
 }
 
-// put sees to it that a program is at a device.
+// put attaches a program at a device.
 func (f *Traffic) put(s *ends.Set, at ends.Place, load func() (*ebpf.Program, error)) error {
 	at.Owner = journal.Owner{Feature: name}
 	return s.Put(f.cfg.Ends, at, load)
 }
 
-// classify has packets of the sockets of one of a tenant's containers told by its
-// cgroup, and put into a class.
+// classify identifies what a container's sockets send by its cgroup, and assigns it a class.
 func (f *Traffic) classify(t *tenant, c container.Container, class identity.Slot) error {
-	_, err := f.cfg.Identity.Tell(name, identity.Member{ID: c.ID, Tenant: t.key, Cgroups: []uint64{uint64(c.ID)}, Class: class})
-	if err != nil {
+	_, err := f.cfg.Identity.Tell(name, identity.Member{ID: c.ID, Tenant: t.key, Cgroups: []uint64{uint64(c.ID)}})
+	if err := errors.Join(err, f.programs.setClass(t.slot, class)); err != nil {
 		return fmt.Errorf("tell packets by cgroup %d: %w", c.ID, err)
 	}
-	// A cgroup that is deeper is recognised only by itself, not by the cgroups
-	// below it.
+	// A deeper cgroup is recognised only itself, not with the cgroups below it.
 	const deeper, most = 31, 8
 	level := f.level(c.Cgroup.V2) // below the root of the v2 tree
 	if level < 1 || level > most {
@@ -124,8 +115,13 @@ func (f *Traffic) classify(t *tenant, c container.Container, class identity.Slot
 	return f.programs.Levels.Set(levels | 1<<level)
 }
 
-// setStrict says whether packets that no device received, and that no known
-// socket sent, may identify themselves.
+// setClass assigns a class to what the sockets of a tenant send; Nobody: none.
+func (p *programs) setClass(tenant, class identity.Slot) error {
+	return p.Classes.Put(uint32(tenant), uint32(class))
+}
+
+// setStrict sets whether packets that neither a device received nor a known socket sent may
+// identify themselves.
 func (p *programs) setStrict(on bool) error {
 	return set(p.Strict, on)
 }

@@ -15,27 +15,25 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// queue is a device at whose egress our root qdisc is, or is to be: an uplink,
-// the IFB for what an uplink receives, or the host end of a veth, whose egress is
-// what the container receives.
+// queue is a device with our root qdisc, present or planned: an uplink, the IFB for what an uplink
+// receives, or the host end of a veth, which sends what the container receives.
 type queue struct {
 	link    model.Link
 	index   int
 	claimed bool        // its root qdisc is ours,
 	kind    qdisc.Kind  // of this kind
-	lost    bool        // it was, until someone replaced it
-	theirs  bool        // somebody's holds the device to less than ours would
+	lost    bool        // it was, until it was replaced
+	theirs  bool        // a foreign qdisc limits the device to less than ours would
 	ordered bool        // its classes are not all of one level
-	plan    *model.Plan // that is, or is to be, in force; nil: none
-	brought bool        // it was in force, as far as the kernel told
+	plan    *model.Plan // in force, or to be; nil: none
+	brought bool        // the kernel confirmed it
 	dispute dispute
-	split   []uint16 // classes, by minor, whose packets are cut into frames,
-	frame   int      // of this length, bytes; 0: none are
+	split   []uint16 // classes, by minor, that split packets into frames
+	frame   int      // of this length, bytes; 0: none do
 	cut     bool     // some were, since the root became ours
 }
 
-// replaced is the error of a device whose root qdisc is no longer ours; by says
-// for what it was.
+// replaced is the error of a device whose root qdisc is no longer ours. by owned it.
 func replaced(by journal.Owner) error {
 	if by.Container != 0 { // at the end of a veth
 		return fmt.Errorf("%w: the ceil does not hold there until that one is removed", errReplaced)
@@ -43,8 +41,8 @@ func replaced(by journal.Owner) error {
 	return fmt.Errorf("%w: nothing is guaranteed there until that one, or all containers' policy, is removed", errReplaced)
 }
 
-// bring makes the device's root ours, with the classes of p below it. What somebody has
-// removed or changed since is put back, unless they keep doing so: errLeft.
+// bring makes the device's root ours, with the classes of p below it. It redoes what others removed
+// or changed since, unless they keep doing so: errLeft.
 func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journal.Owner, now time.Time) error {
 	known := q.brought && reflect.DeepEqual(*q.plan, p)
 	q.plan, q.brought = &p, false
@@ -66,7 +64,7 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	if known {
 		differs, err := d.Differs(kind, classes(p))
 		switch {
-		case err != nil: // Bring tells
+		case err != nil: // Bring reports it
 		case !differs && !q.cut:
 			q.brought = true
 			return nil
@@ -102,13 +100,13 @@ func (q *queue) bring(j *journal.Journal, ns *netdev.NS, p model.Plan, by journa
 	return q.bring(j, ns, p, by, now)
 }
 
-// forget says that nothing of ours is at the device, nor is to be.
+// forget records that nothing of ours is, or should be, at the device.
 func (q *queue) forget() { *q = queue{link: q.link, index: q.index} }
 
-// cuts says whether the packets of some class are split.
+// cuts reports whether any class splits packets.
 func (q *queue) cuts() bool { return q.claimed && !q.lost && q.frame > 0 }
 
-// widen raises the frame length into which packets are split to the given one.
+// widen raises the length of the frames that packets are split into.
 func (q *queue) widen(ns *netdev.NS, frame int) error {
 	if !q.cuts() || q.frame >= frame {
 		return nil
@@ -120,12 +118,12 @@ func (q *queue) widen(ns *netdev.NS, frame int) error {
 	defer d.Close()
 	err = d.Widen(q.kind, frame)
 	if errors.Is(err, journal.ErrGone) || errors.Is(err, qdisc.ErrNotOurs) {
-		return nil // the next round finds out
+		return nil // the next round notices
 	}
 	if err != nil {
 		return err
 	}
-	p := *q.plan // which holds from now on
+	p := *q.plan // in force from now on
 	p.Classes = slices.Clone(p.Classes)
 	for i, c := range p.Classes {
 		if c.Split > 0 {
@@ -136,7 +134,7 @@ func (q *queue) widen(ns *netdev.NS, frame int) error {
 	return nil
 }
 
-// ordered says whether some classes of a plan come before others.
+// ordered reports whether the classes of a plan differ in level.
 func ordered(p model.Plan) bool {
 	return slices.ContainsFunc(p.Classes, func(c model.Class) bool { return c.HTB.Prio != p.Classes[0].HTB.Prio })
 }
@@ -151,7 +149,7 @@ func classes(p model.Plan) []qdisc.Class {
 	return out
 }
 
-// minorOf gives the minor of the class of a slot.
+// minorOf returns the minor of the class of a slot.
 func minorOf(s identity.Slot) uint16 {
 	if s == identity.Nobody {
 		return qdisc.MinorDefault
@@ -159,7 +157,7 @@ func minorOf(s identity.Slot) uint16 {
 	return uint16(s)
 }
 
-// kindOf is the kind of qdisc that enforces a plan.
+// kindOf returns the kind of qdisc that enforces a plan.
 func kindOf(p model.Plan) qdisc.Kind {
 	if p.Link.HFSC {
 		return qdisc.KindHFSC
@@ -171,9 +169,9 @@ func hfsc(c model.HFSC) qdisc.HFSC {
 	return qdisc.HFSC{RealTime: qdisc.Curve(c.RealTime), LinkShare: qdisc.Curve(c.LinkShare), UpperLimit: qdisc.Curve(c.UpperLimit)}
 }
 
-// claim makes the device's root qdisc ours, without any class yet. If it is ours
-// but of another kind, the packets that wait in it are lost. Somebody's that holds the
-// device to less than most, in bit/s, is not replaced.
+// claim makes the device's root qdisc ours, without classes. If it is ours of another kind, the
+// packets in it are lost. It leaves a foreign one that limits the device to less than most, in
+// bit/s.
 func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most uint64, by journal.Owner) error {
 	if q.claimed && q.kind == kind {
 		return nil
@@ -190,7 +188,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 		}
 		return shaped(l, mend)
 	}
-	// An earlier agent may have turned them for a container that has ended since.
+	// An earlier agent may have turned them for a container that has ended.
 	knobs := q.knobs(ns)
 	if err := j.Reassign(func(e journal.Entry) bool {
 		return e.Owner.Feature == by.Feature && slices.Contains(knobs, e.Ref)
@@ -212,7 +210,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 	return nil
 }
 
-// knobs names the knobs that claim may have turned.
+// knobs lists the knobs that claim may have turned.
 func (q *queue) knobs(ns *netdev.NS) []journal.Ref {
 	return []journal.Ref{qdisc.QueueLen(ns, q.index).Ref(), qdisc.Root(ns, q.index).Ref()}
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// giveRate is how an operator gives the rate of an uplink.
+// giveRate tells an operator how to set the rate of an uplink.
 const giveRate = "give its rate with the agent's flag --uplink %[1]s=1gbit, or measure it with `fairlead traffic calibrate`"
 
-// rate gives the rate of an uplink in bit/s, and who says so; 0 and "" where nobody
-// does. The operator's word counts before that of the driver, and a measurement last.
+// rate returns the rate of an uplink in bit/s and its source; 0 and "" if it is unknown. The
+// operator's value comes first, then the driver's, then a measurement.
 func (f *Traffic) rate(l netdev.Link) (rate uint64, by string, err error) {
 	if rate = f.cfg.Uplinks[l.Name]; rate > 0 {
 		return rate, "as the operator says", nil
@@ -30,8 +30,7 @@ func (f *Traffic) rate(l netdev.Link) (rate uint64, by string, err error) {
 	return 0, "", nil
 }
 
-// Examine implements feature.Examiner: a finding for each uplink, with its rate and
-// who says so.
+// Examine implements feature.Examiner: a finding per uplink, with its rate and the source.
 func (f *Traffic) Examine() []probe.Finding {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,6 +77,5 @@ func uplinkFinding(device string, v probe.Verdict, detail string) probe.Finding 
 	return probe.Finding{Capability: device, Area: "uplink", Verdict: v, Detail: detail}
 }
 
-// sharesReceived says whether anything of what a tenant is due can be kept where
-// all packets of a link come in.
+// sharesReceived reports whether the ingress of a link can enforce any part of a tenant's due.
 func sharesReceived(l model.Link, n policy.Net) bool { return l.Rate > 0 || n.Ceil > 0 }

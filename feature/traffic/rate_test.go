@@ -9,8 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// unrated makes a host whose uplink, a tunnel, tells no rate, as those of virtual
-// machines do.
+// unrated makes a host with an uplink that reports no rate, as in virtual machines: a tunnel.
 func unrated(t *testing.T) (*host, way) {
 	h := newHost(t, 0)
 	h.others = map[string]uint64{"vx0": 0}
@@ -18,8 +17,7 @@ func unrated(t *testing.T) (*host, way) {
 	return h, way{box: box, c: c, to: "10.69.0.1", at: h.wire}
 }
 
-// Nobody knows the uplink's rate: a ceil holds all the same, and so do weight and
-// priority.
+// The uplink's rate is unknown: a ceil, weight and priority hold all the same.
 func TestCeilWithoutRate(t *testing.T) {
 	h, w := unrated(t)
 	h.start()
@@ -47,7 +45,7 @@ func TestCeilWithoutRate(t *testing.T) {
 	}
 }
 
-// What needs the link's rate says so, and how to give it, beside what does not.
+// Keys that need the link's rate report that, and how to set it; the others do not.
 func TestUnkeptWithoutRate(t *testing.T) {
 	h, w := unrated(t)
 	h.start()
@@ -86,8 +84,7 @@ func TestUnkeptWithoutRate(t *testing.T) {
 	}
 }
 
-// A host without hardware, as a container that has containers, has no uplink: a
-// ceil holds all the same, and nothing else does.
+// A host without hardware, like a container that has containers, has no uplink: only a ceil holds.
 func TestCeilWithoutUplink(t *testing.T) {
 	needSharing(t)
 	h := newHost(t, 0)

@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// arrived gives the counters of the class of a container for what nic0
-// receives; nil: of everybody else.
+// arrived returns the counters of a container's class for what nic0 receives; nil: of the default
+// class.
 func (h *host) arrived(c *container.Container) qdisc.Stats {
 	h.t.Helper()
 	d, err := qdisc.Open(h.Open(h.ns), h.Index(h.ns, netdev.IFBName(h.nic0)))
@@ -30,21 +30,20 @@ func (h *host) arrived(c *container.Container) qdisc.Stats {
 	return all[uint16(h.slots.Lookup(identity.TenantOf(*c)))]
 }
 
-// take listens in a box, by a process of its container, so that packets to it
-// cause no answer.
+// take listens in a box, by a process of its container, so that packets to it cause no answer.
 func (h *host) take(box *sandbox.Box) *load.Board {
 	h.t.Helper()
 	return h.takeAt(box, 9000)
 }
 
-// takeAt listens at another port. The socket's buffer holds all that a test sends:
-// the process may have to wait for a CPU.
+// takeAt listens at another port. The socket's buffer holds all that a test sends, as the process
+// may have to wait for a CPU.
 func (h *host) takeAt(box *sandbox.Box, port int) *load.Board {
 	h.t.Helper()
 	return h.run(box, "udp-recv", "--buffer", "8388608", "--listen", fmt.Sprintf("[::]:%d", port))
 }
 
-// reach gives where the wire sends to for a container of a mode to get it.
+// reach returns the address by which the wire reaches a container of a mode.
 func (h *host) reach(mode string) string {
 	switch {
 	case strings.HasPrefix(mode, "overlay"):
@@ -62,14 +61,14 @@ func (h *host) reach(mode string) string {
 	return "10.66.0.2:9000"
 }
 
-// through gives how many packets a receiver has got of those sent, once it is
-// all of them or no more come.
+// through returns how many of the sent packets a receiver has got, once all have arrived or no more
+// come.
 func (h *host) through(got *load.Board, was load.Reading, sent uint64) uint64 {
 	return counted(func() uint64 { return got.Read().Since(was).Ops }, 0, sent)
 }
 
-// learnt opens a flow from the wire, by default from any port, and waits until its
-// first packet has arrived. From then on the host knows whose the flow is.
+// learnt opens a flow from the wire, by default from any port, and waits until its first packet has
+// arrived. From then on the host knows its receiver.
 func (h *host) learnt(to string, got *load.Board, port ...int) net.Conn {
 	h.t.Helper()
 	var dialer net.Dialer
@@ -87,8 +86,7 @@ func (h *host) learnt(to string, got *load.Board, port ...int) net.Conn {
 	return flow
 }
 
-// neighbour has a box send what is for an address to the eth0 of another box,
-// whoever claims it.
+// neighbour makes a box send what is for an address to the eth0 of another box, whichever box claims it.
 func (h *host) neighbour(at *sandbox.Box, dev, addr string, to *sandbox.Box) {
 	h.t.Helper()
 	must(h.t, at.Neighbour(dev, netip.MustParseAddr(addr), h.MAC(to, "eth0")))

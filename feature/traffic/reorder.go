@@ -12,13 +12,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// reorder makes a change of priority effective for tenants that are sending. HTB
-// keeps a class in its old place while packets wait in it, and with a sender that
-// never pauses that is for ever. So reorder sends such a tenant's packets through
-// a second class, which has the new place from its beginning, until the tenant's
-// own class is empty. Packets may overtake each other meanwhile. The second class
-// goes when bring enforces the same plans, which gives the class the time to send
-// what waits in it.
+// reorder makes a change of priority effective for tenants that are sending. HTB keeps a class in
+// its old place while packets wait in it, which is for ever if the sender never pauses. So reorder
+// sends such a tenant's packets through a second class, which starts in the new place, until the
+// tenant's own class is empty. Packets may overtake each other meanwhile. The second class goes
+// when bring enforces the same plans, and has time to send its packets until then.
 func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	late := make(map[identity.Slot]bool)
 	for index, u := range f.uplinks {
@@ -26,7 +24,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		if !planned || !u.claimed || u.lost || u.kind != qdisc.KindHTB || p.Link.HFSC {
 			continue
 		}
-		if !u.ordered && !ordered(p) { // all levels were one, and are
+		if !u.ordered && !ordered(p) { // all levels were equal, and are
 			continue
 		}
 		d, err := qdisc.Open(f.host, index)
@@ -36,7 +34,7 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		minors, err := d.Late(classes(p))
 		d.Close()
 		if err != nil {
-			continue // bring finds out, and tells
+			continue // bring notices, and reports it
 		}
 		for _, m := range minors {
 			late[identity.Slot(m)] = true
@@ -48,10 +46,10 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		if !late[t.slot] {
 			continue
 		}
-		key := identity.Tenant{NetNS: math.MaxUint64, Container: container.ID(t.slot)} // nobody's
+		key := identity.Tenant{NetNS: math.MaxUint64, Container: container.ID(t.slot)} // no tenant's key
 		s, err := f.cfg.Identity.Take(key)
 		if err != nil {
-			continue // there are that many tenants: it has to wait for its queue
+			continue // all slots are taken: it has to wait until its queue is empty
 		}
 		defer f.cfg.Identity.Release(key)
 		beside[t] = s
@@ -87,9 +85,8 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	return errors.Join(append(errs, aside(func(t *tenant) identity.Slot { return beside[t] }))...)
 }
 
-// with gives a plan that has one class more for each of some tenants, which is
-// as their own. The one of the two that is to be emptied has all of its ceil for
-// a rate, so that nobody is before it.
+// with returns a plan with a second, equal class for each of some tenants. The one of the two to be
+// emptied gets its ceil as its rate, so that it is served first.
 func with(p model.Plan, beside map[*tenant]identity.Slot, emptied func(*tenant) identity.Slot) model.Plan {
 	p.Classes = slices.Clone(p.Classes)
 	for t, s := range beside {
@@ -109,8 +106,8 @@ func with(p model.Plan, beside map[*tenant]identity.Slot, emptied func(*tenant) 
 	return p
 }
 
-// number has the packets of a tenant carry a slot, which may be another than its
-// own, wherever they are numbered already.
+// number makes a tenant's packets carry a slot, its own or another, wherever they are numbered
+// already.
 func (f *Traffic) number(t *tenant, s identity.Slot) error {
 	program, err := f.programs.copyFor(trafficProgFlIdentify, s)()
 	if err != nil {
@@ -121,6 +118,6 @@ func (f *Traffic) number(t *tenant, s identity.Slot) error {
 	for _, c := range t.members {
 		errs = append(errs, f.classify(t, c, s))
 	}
-	// Where that fails, it may say one thing or the other: the next round attaches it anew.
+	// After a failure either slot may be in use: the next round attaches the program anew.
 	return errors.Join(append(errs, t.at.Replace(identify, program))...)
 }

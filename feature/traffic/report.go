@@ -10,9 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/datapath/identity"
 )
 
-// Report implements feature.Reporter: what bandwidth each container is due and
-// gets. If ask.Over is not 0, it waits for that time and adds how long packets
-// waited meanwhile.
+// Report implements feature.Reporter: the bandwidth that each container is due and gets. If
+// ask.Over is not 0, it measures queueing delays for that time.
 func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
 	var m Measured
 	if ask.Over == 0 {
@@ -45,8 +44,7 @@ func (f *Traffic) Report(ctx context.Context, of *container.Container, ask api.A
 	return t, nil
 }
 
-// rowsOf gives the rows of one container, under its own name where others that
-// share its network have them too.
+// rowsOf returns the rows of one container, under its own id where it shares them with others.
 func rowsOf(r Reading, id container.ID) Reading {
 	own := Reading{Taken: r.Taken}
 	for _, row := range r.Rows {
@@ -58,8 +56,8 @@ func rowsOf(r Reading, id container.ID) Reading {
 	return own
 }
 
-// rowsShared gives the rows of the network of a container that asks for nothing
-// itself, and the one that shares it and whose policy they are; 0 is nobody.
+// rowsShared returns the rows of the network of a container without a policy of its own, and the
+// container whose policy they follow, or 0.
 func rowsShared(r Reading, of container.Container) (shared Reading, by container.ID) {
 	shared.Taken = r.Taken
 	for _, row := range r.Rows {

@@ -7,14 +7,14 @@ import (
 	"github.com/fairlead-project/fairlead/datapath/identity"
 )
 
-// A container without policy of its own has the classes of the one that shares its
-// network, and nobody else's; in the host's network each has its own.
+// A container without policy has the classes of the one that shares its network, and no others; in
+// the host's network each has its own.
 func TestRowsShared(t *testing.T) {
 	app, other := container.ID(2), container.ID(3)
 	r := Reading{Rows: []Row{
 		{Container: app, Members: []container.ID{app}, Uplink: "eth0", tenant: identity.Tenant{NetNS: 70}},
 		{Container: other, Members: []container.ID{other}, Uplink: "eth0", tenant: identity.Tenant{NetNS: 71}},
-		{Uplink: "eth0"}, // everybody else
+		{Uplink: "eth0"}, // the default class
 	}}
 	for _, c := range []struct {
 		of   container.Container
@@ -30,7 +30,7 @@ func TestRowsShared(t *testing.T) {
 		if len(got.Rows) != c.rows || by != c.by {
 			t.Errorf("container %d: %d rows of %d, want %d of %d", c.of.ID, len(got.Rows), by, c.rows, c.by)
 		}
-		// What a container sees of itself is not its neighbour's.
+		// A container's view of itself excludes its neighbour.
 		if own := rowsOf(r, c.of.ID); len(own.Rows) != 0 {
 			t.Errorf("container %d has rows of its own: %v", c.of.ID, own.Rows)
 		}

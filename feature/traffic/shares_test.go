@@ -16,23 +16,23 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// sender is a container that sends all it can to a port of the wire.
+// sender is a container that sends at full speed to a port of the wire.
 type sender struct {
 	box  *sandbox.Box
 	c    container.Container
 	send []string // the generator's arguments
-	to   string   // where it is reached from the wire
+	to   string   // its address from the wire
 	net  policy.Net
 }
 
-// run starts a generator in a box, and gives its board when it is at work.
+// run starts a generator in a box, and returns its board when it is at work.
 func (h *host) run(box *sandbox.Box, args ...string) *load.Board {
 	h.t.Helper()
 	board, _ := h.Load(box, nil, args...)
 	return board
 }
 
-// begin has all senders send at once, and gives the boards of their receivers.
+// begin starts all senders at once, and returns the boards of their receivers.
 func (h *host) begin(to string, senders []sender, warm time.Duration) (boards []*load.Board) {
 	h.t.Helper()
 	for _, s := range senders {
@@ -49,8 +49,8 @@ func (h *host) begin(to string, senders []sender, warm time.Duration) (boards []
 	return boards
 }
 
-// measure gives for each sender what its class has sent in a window, bit/s on the
-// wire, and what has arrived of it, bit/s of payload.
+// measure returns for each sender what its class has sent in a window, bit/s on the wire, and what
+// has arrived, bit/s of payload.
 func (h *host) measure(senders []sender, boards []*load.Board, window time.Duration) (sent, arrived []float64) {
 	h.t.Helper()
 	before := make([]load.Reading, len(senders))
@@ -70,7 +70,7 @@ func (h *host) measure(senders []sender, boards []*load.Board, window time.Durat
 
 func tcp(conns int) []string { return []string{"tcp-send", "--conns", fmt.Sprint(conns)} }
 
-// two makes two containers in a mode, and gives the address of the wire there.
+// two makes two containers in a mode, and returns the address of the wire there.
 func (h *host) two(mode string) (a, b sender, to string) {
 	h.t.Helper()
 	to = "10.66.0.1"
@@ -100,8 +100,8 @@ func (h *host) two(mode string) (a, b sender, to string) {
 	return a, b, to
 }
 
-// Two containers send at once, in every mode: the kernel has the classes that are
-// due, each packet is in the class of its sender, and none is lost.
+// Two containers send at once, in every mode: the kernel has the right classes, each packet is in
+// the class of its sender, and none is lost.
 func TestClasses(t *testing.T) {
 	testkit.OnKernels(t, "path:queue")
 	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
@@ -145,7 +145,7 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// BenchmarkShares gives the shares that two containers get of an uplink.
+// BenchmarkShares measures the shares of two containers in an uplink.
 func BenchmarkShares(b *testing.B) {
 	const warm, window = time.Second, 4 * time.Second
 	flood := []string{"udp-send", "--rate", "flood", "--size", "1400"}

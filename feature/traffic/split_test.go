@@ -23,8 +23,8 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// longest gives a function that tells how long the longest packet is that has left
-// by a device since it was last asked, and how many have.
+// longest returns a function that returns the length of the longest packet that a device has sent
+// since its last call, and how many it sent.
 func (h *host) longest(at *sandbox.Box, index int) func() (length, n int) {
 	h.t.Helper()
 	fd := -1
@@ -38,7 +38,7 @@ func (h *host) longest(at *sandbox.Box, index int) func() (length, n int) {
 	}))
 	h.t.Cleanup(func() { unix.Close(fd) })
 	return func() (length, n int) {
-		// What it has room for, however fast more comes.
+		// As many as fit, however fast more come.
 		for buf := make([]byte, 1); n < 20_000; {
 			got, from, err := unix.Recvfrom(fd, buf, unix.MSG_TRUNC)
 			if err != nil {
@@ -52,8 +52,8 @@ func (h *host) longest(at *sandbox.Box, index int) func() (length, n int) {
 	}
 }
 
-// super waits until packets longer than frames leave, or frames alone in two looks
-// one after the other; what it last saw fails the test.
+// super waits until packets longer than frames leave, or only frames in two looks in a row; it
+// fails with what it last saw.
 func super(t *testing.T, longest func() (length, n int), want bool, when string) {
 	t.Helper()
 	longest()
@@ -74,7 +74,7 @@ func super(t *testing.T, longest func() (length, n int), want bool, when string)
 	t.Errorf("%s: the longest of %d packets has %d bytes, want more than 1522: %v", when, n, length, want)
 }
 
-// cuts gives what cuts packets at a device: the number of qdiscs of that kind.
+// cuts returns the number of qdiscs that cut packets at a device.
 func (h *host) cuts(at *sandbox.Box, dev string) (n int) {
 	h.t.Helper()
 	h.Change(at, dev, func(hd *netlink.Handle, l netlink.Link) error {
@@ -91,9 +91,9 @@ func (h *host) cuts(at *sandbox.Box, dev string) (n int) {
 
 const hasty = 200 * time.Microsecond // less than a super-packet takes at 1 Gbit/s
 
-// A latency that super-packets of others break is refused, or has these cut,
-// as policy says: those of connections that there are as well, in every mode, and
-// for as long as the latency is asked for. Its own are left as they are.
+// A latency that super-packets of others break is refused, or they are cut, as policy says: also
+// those of existing connections, in every mode, and for as long as the latency is asked for. Its
+// own are not.
 func TestLatencySplit(t *testing.T) {
 	testkit.OnKernels(t)
 	for _, mode := range []string{"bridge", "routed", "overlay", "macvlan", "host"} {
@@ -103,7 +103,7 @@ func TestLatencySplit(t *testing.T) {
 			x, y, to := h.two(mode)
 			before := h.state()
 			must(t, h.apply(x.c, policy.Net{Weight: 1}))
-			must(t, h.apply(y.c, policy.Net{Rate: mbit, Latency: 2 * time.Millisecond, Split: true})) // needs nothing
+			must(t, h.apply(y.c, policy.Net{Rate: mbit, Latency: 2 * time.Millisecond, Split: true})) // needs no splitting
 			got := h.run(h.wire, "tcp-recv", "--listen", ":9001")
 			bulk := h.run(x.box, "tcp-send", "--to", to+":9001")
 			longest := h.longest(h.ns, h.nic0)
@@ -132,7 +132,7 @@ func TestLatencySplit(t *testing.T) {
 			must(t, h.apply(y.c, policy.Net{Rate: mbit, Latency: 2 * time.Millisecond, Split: true}))
 			super(t, longest, true, "not needed any more")
 
-			// Its own, which nobody has to wait for that needs it.
+			// Its own: no other latency has to wait for them.
 			must(t, h.apply(y.c, policy.Net{Rate: mbit, Latency: hasty, Split: true}))
 			super(t, longest, false, "needed again")
 			bulk.SetRate(0)
@@ -178,7 +178,7 @@ func TestIngressLatencySplit(t *testing.T) {
 	}
 }
 
-// A container that rules its own namespace cannot have longer packets sent.
+// A container with full control of its namespace cannot send longer packets.
 func TestSplitHostile(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
@@ -213,8 +213,8 @@ func TestSplitHostile(t *testing.T) {
 	}
 }
 
-// The agent is killed while packets are cut. Another one adopts that, changes
-// nothing, and ends it; or a restore does.
+// The agent is killed while packets are cut. Another one adopts that, changes nothing, and ends it;
+// or a restore does.
 func TestSplitAdopt(t *testing.T) {
 	testkit.OnKernels(t)
 	for _, adopt := range []bool{true, false} {
@@ -270,8 +270,8 @@ func TestSplitAdopt(t *testing.T) {
 	}
 }
 
-// Delays are told of no class whose packets are cut, as what leaves is not what
-// came; and begin anew afterwards.
+// Delays of classes that cut packets are not reported, as what leaves is not what came; they
+// restart afterwards.
 func TestSplitDelays(t *testing.T) {
 	testkit.OnKernels(t)
 	h := newHost(t, gbit)
@@ -299,7 +299,7 @@ func TestSplitDelays(t *testing.T) {
 	waits(x.c, 100, "not cut")
 	must(t, h.apply(y.c, policy.Net{Rate: mbit, Latency: hasty, Split: true}))
 	h.send(y.box, to+":9000")
-	waits(y.c, datagrams/2, "with a latency") // of a program that runs on top of another nothing is seen
+	waits(y.c, datagrams/2, "with a latency") // a program that runs on top of another sees nothing
 	m, err := h.traffic.Measure(t.Context(), 100*time.Millisecond)
 	must(t, errors.Join(err, m.Err))
 	for _, r := range m.Rows {
@@ -310,7 +310,7 @@ func TestSplitDelays(t *testing.T) {
 	bulk.SetRate(0)
 	cut := row(x.c.ID).Packets
 	for was, end := uint64(0), time.Now().Add(20*time.Second); was != cut && time.Now().Before(end); cut = row(x.c.ID).Packets {
-		was = cut // until nothing is under way
+		was = cut // until none is under way
 		time.Sleep(100 * time.Millisecond)
 	}
 	must(t, h.traffic.Remove(t.Context(), y.c.ID))
@@ -322,11 +322,10 @@ func TestSplitDelays(t *testing.T) {
 	waits(x.c, 1, "not cut any more")
 }
 
-// BenchmarkSplit gives what it costs that packets of others are cut, and what a ping
-// has of it: one every 2 ms beside a container that sends what it can, without and
-// with in turns. A veth takes no time for a packet, so that this shows the cost and
-// not the gain. CPU is that of the whole machine, the receiver's as well: at the end
-// of a real wire that is another's.
+// BenchmarkSplit measures the cost of cutting packets of others, and the gain for a ping: one every
+// 2 ms beside a container that sends at full speed, without and with in turns. A veth takes no time
+// for a packet, so that this shows the cost and not the gain. CPU is that of the whole machine,
+// including the receiver's, which a real wire would have elsewhere.
 func BenchmarkSplit(b *testing.B) {
 	for _, beside := range []struct {
 		name string
@@ -396,7 +395,7 @@ func BenchmarkSplit(b *testing.B) {
 	}
 }
 
-// busy gives how long all CPUs have been at work.
+// busy returns how long all CPUs have worked.
 func busy(t testing.TB) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile("/proc/stat")

@@ -22,20 +22,20 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// tenant is one network tenant that is shaped, however many containers it is.
+// tenant is one network tenant that is shaped, of one container or several.
 type tenant struct {
 	key     identity.Tenant
 	slot    identity.Slot
 	name    string // of one of its containers
-	due     due    // in force: what all members wished when they last agreed
+	due     due    // in force: what all members last agreed on
 	members map[container.ID]container.Container
-	wishes  map[container.ID]due // what policy gives each of them now
+	wishes  map[container.ID]due // what policy gives each now
 	ends    map[ends.Device]*end
 	at      ends.Set                   // fl_identify and fl_deliver, at those
 	sends   map[uint64]*egressQueue    // by network namespace
 	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
-	looked  time.Time                  // when its devices were, at a word of netlink
-	touched bool                       // of which there was one more since
+	looked  time.Time                  // last look at its devices after a netlink event
+	touched bool                       // another event has come since
 }
 
 // due is what policy gives a tenant in the two directions.
@@ -43,25 +43,24 @@ type due struct{ egress, ingress policy.Net }
 
 func (d due) equal(o due) bool { return equal(d.egress, o.egress) && equal(d.ingress, o.ingress) }
 
-// asked says whether policy gives anything.
+// asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
 
-// end is a device by which a tenant's packets pass: the host's end of a veth,
-// or a macvlan in the container's own namespace.
+// end is a device that a tenant's packets pass: the host end of a veth, or a macvlan in the
+// container's namespace.
 type end struct {
-	receives queue  // of a veth: what holds the tenant to the ceil of what it receives
+	receives queue  // of a veth: limits what the tenant receives
 	name     string // of the device
-	host     bool   // it is the host's end of a veth
-	path     string // to the device's namespace
-	unheld   error  // why receives holds nothing, until somebody changes the host
+	host     bool   // it is the host end of a veth
+	path     string // of the device's namespace
+	unheld   error  // why receives enforces nothing, until the host is changed
 }
 
-// egressQueue holds a tenant to the ceil of what it sends, by all veths whose host ends are in
-// one namespace: one queue for all of them.
+// egressQueue limits what a tenant sends: one queue for all veths with a host end in one namespace.
 type egressQueue struct {
 	ingress
-	of     int    // the host end for which the IFB is named: the one with the lowest index
-	path   string // to the namespace
+	of     int    // the host end that names the IFB: the one with the lowest index
+	path   string // of the namespace
 	unheld error  // as of an end
 }
 
@@ -69,8 +68,7 @@ func newTenant(key identity.Tenant, s identity.Slot) *tenant {
 	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[ends.Device]*end), sends: make(map[uint64]*egressQueue), sockets: make(map[container.ID]link.Link)}
 }
 
-// other gives the first container of the tenant beside id whose policy gives it
-// something else than d.
+// other returns the first other container of the tenant with a policy other than d.
 func (t *tenant) other(id container.ID, d due) (container.ID, bool) {
 	for _, m := range slices.Sorted(maps.Keys(t.wishes)) {
 		if m != id && !t.wishes[m].equal(d) {
@@ -86,7 +84,7 @@ func equal(a, b policy.Net) bool {
 	return same && a == b
 }
 
-// bare says that no runtime knows any of the tenant's containers.
+// bare reports whether no runtime knows any of the tenant's containers.
 func (t *tenant) bare() bool {
 	for _, c := range t.members {
 		if c.Source != container.CgroupSource {
@@ -110,7 +108,7 @@ func (t *tenant) close() error {
 	return errors.Join(append(errs, t.at.Close())...)
 }
 
-// trust notes whether packets of c come by such a device.
+// trust records whether c sends through such a device.
 func (f *Traffic) trust(c container.Container) error {
 	delete(f.macvlans, c.ID)
 	for _, dev := range c.Interfaces {
@@ -121,7 +119,7 @@ func (f *Traffic) trust(c container.Container) error {
 	return f.programs.setStrict(len(f.macvlans) > 0)
 }
 
-// devices lists the ends of a tenant at which packets can be told to be its.
+// devices lists the ends that identify a tenant's packets.
 func (f *Traffic) devices(t *tenant) (map[ends.Device]ends.End, error) {
 	want := make(map[ends.Device]ends.End)
 	var errs []error
@@ -138,9 +136,8 @@ func (f *Traffic) devices(t *tenant) (map[ends.Device]ends.End, error) {
 	return want, errors.Join(errs...)
 }
 
-// identify has the packets of a tenant numbered wherever they enter the host,
-// has them learnt where they arrive, and holds what they receive to its ceil.
-// It may be called again at any time and then only repairs.
+// identify numbers a tenant's packets wherever they enter the host, learns them where they arrive,
+// and limits what the tenant receives. It may be repeated at any time, and then only repairs.
 func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	want, err := f.devices(t)
 	errs := []error{err}
@@ -179,7 +176,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	}
 	for key, dev := range want {
 		if ctx.Err() != nil {
-			break // the caller tells
+			break // the caller reports it
 		}
 		e := t.ends[key]
 		if e == nil {
@@ -200,8 +197,8 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 	return errors.Join(errs...)
 }
 
-// leads lists, by namespace, the host ends whose packets pass a queue that holds what the
-// tenant sends to its ceil, the one with the lowest index first.
+// leads lists, by namespace, the host ends that lead to the queue for the tenant's egress ceil, the
+// lowest index first.
 func (f *Traffic) leads(t *tenant, want map[ends.Device]ends.End) map[uint64][]int {
 	leads := make(map[uint64][]int)
 	if t.due.egress.Ceil == 0 || f.cfg.Ends.Filters() { // errNoSharing
@@ -218,16 +215,15 @@ func (f *Traffic) leads(t *tenant, want map[ends.Device]ends.End) map[uint64][]i
 	return leads
 }
 
-// learns says whether flows are to be learnt where the tenant receives them.
+// learns reports whether to learn flows where the tenant receives them.
 func (f *Traffic) learns(t *tenant) bool { return f.sharing && asked(t.due.ingress) }
 
-// leave detaches the program of a name from a device, or all, and only those.
+// leave detaches the program of a name, or all, from one device.
 func (t *tenant) leave(d ends.Device, name string) error {
 	return t.at.Drop(func(at ends.Device, _ bool, n string) bool { return at == d && (name == "" || n == name) })
 }
 
-// reach brings one device of a tenant to what it is to have. named says that an IFB bears
-// its number, for holdSent.
+// reach configures one device of a tenant. named: an IFB bears its index, for holdSent.
 func (f *Traffic) reach(t *tenant, e *end, dev ends.End, named bool) error {
 	at := ends.Place{Device: dev.Device, Path: dev.Path}
 	if dev.Host {
@@ -237,7 +233,7 @@ func (f *Traffic) reach(t *tenant, e *end, dev ends.End, named bool) error {
 		}
 	}
 	if f.learns(t) {
-		// What a veth's host end sends is what the container receives.
+		// A veth's host end sends what the container receives.
 		at.Egress, at.Stage, at.Name = dev.Host, ends.Learn, deliver
 		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
 			return err
@@ -254,7 +250,7 @@ func (f *Traffic) reach(t *tenant, e *end, dev ends.End, named bool) error {
 	}
 	defer ns.Close()
 	if !named {
-		err = f.unlead(ns, dev.Index, &ingress{}) // what an earlier agent left
+		err = f.unlead(ns, dev.Index, &ingress{}) // from an earlier agent
 	}
 	e.unheld = f.holdReceived(t, &e.receives, ns)
 	if !lasting(e.unheld) {
@@ -266,13 +262,13 @@ func (f *Traffic) reach(t *tenant, e *end, dev ends.End, named bool) error {
 // The names of fl_identify and fl_deliver at a device.
 const identify, deliver = "identify", "deliver"
 
-// holdReceived keeps what a tenant receives by a veth, from wherever it comes,
-// below its ceil. Where somebody's qdisc holds it to less, that one stays.
+// holdReceived limits what a tenant receives by a veth, from any source, to its ceil. A foreign
+// qdisc with a lower limit stays.
 func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 	ceil := t.due.ingress.Ceil
 	if ceil == 0 {
 		q.forget()
-		return f.undo(q.knobs(ns)...) // also what an earlier agent left
+		return f.undo(q.knobs(ns)...) // also those of an earlier agent
 	}
 	if err := f.watch(ns); err != nil {
 		return err
@@ -294,8 +290,8 @@ func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 	return q.bring(f.cfg.Journal, ns, p, t.owner(), f.now())
 }
 
-// holdSent keeps what a tenant sends by the host ends at, wherever it goes, below its
-// ceil. The uplinks alone do not: what stays on the host never comes there.
+// holdSent limits what a tenant sends by the host ends at, to any destination, to its ceil. Uplinks
+// do not see what stays on the host.
 func (f *Traffic) holdSent(t *tenant, inode uint64, at []int) error {
 	s := t.sends[inode]
 	if s == nil {
@@ -319,7 +315,7 @@ func (f *Traffic) holdSent(t *tenant, inode uint64, at []int) error {
 	return s.unheld
 }
 
-// stop ends what holdSent does in a namespace.
+// stop undoes holdSent in a namespace.
 func (f *Traffic) stop(t *tenant, inode uint64) error {
 	s := t.sends[inode]
 	delete(t.sends, inode)
@@ -338,14 +334,14 @@ func (f *Traffic) stop(t *tenant, inode uint64) error {
 	return errors.Join(err, f.unlead(ns, s.of, &s.ingress))
 }
 
-// forget drops all that is noted of a namespace that has gone.
+// forget drops all entries of a namespace that has gone.
 func (f *Traffic) forget(inode uint64) error {
 	prefix := fmt.Sprintf("%d/", inode)
 	err := f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) })
 	return errors.Join(err, f.unwatch()) // which would keep it alive
 }
 
-// ceiling plans for a device that has one class, which is held to a ceil.
+// ceiling returns the plan of a device with a single class, limited to a ceil.
 func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	dev, err := ns.Link(index)
 	if err != nil {
@@ -356,17 +352,17 @@ func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	return model.Compute(l, nil)
 }
 
-// owner is who has what is changed at a tenant's devices.
+// owner owns the changes at a tenant's devices.
 func (t *tenant) owner() journal.Owner {
 	return journal.Owner{Feature: name, Container: uint64(t.first())}
 }
 
-// first is the container that stands for a tenant: the one with the lowest id.
+// first returns the container that stands for a tenant: the one with the lowest id.
 func (t *tenant) first() container.ID {
 	return slices.Min(slices.Collect(maps.Keys(t.members)))
 }
 
-// let puts back what was changed at a tenant's devices.
+// let undoes the changes at a tenant's devices.
 func (f *Traffic) let(t *tenant) error {
 	var errs []error
 	for inode := range t.sends {
@@ -379,7 +375,7 @@ func (f *Traffic) let(t *tenant) error {
 	return errors.Join(append(errs, f.unwatch())...)
 }
 
-// leave puts back what was changed at one device.
+// leave undoes the changes at one device.
 func (f *Traffic) leave(key ends.Device, e *end) error {
 	if !e.receives.claimed {
 		return nil
@@ -395,7 +391,7 @@ func (f *Traffic) leave(key ends.Device, e *end) error {
 	return f.undo(e.receives.knobs(ns)...)
 }
 
-// level gives how deep a cgroup lies in the v2 tree; 0 if it does not.
+// level returns the depth of a cgroup in the v2 tree; 0 if it is outside.
 func (f *Traffic) level(dir string) int {
 	rel, err := filepath.Rel(f.v2, dir)
 	if f.v2 == "" || err != nil || rel == "." || strings.HasPrefix(rel, "..") {

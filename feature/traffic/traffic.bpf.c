@@ -36,6 +36,7 @@
  *   tc egress, uplinks
  *                     fl_normalise  one look-up of a per-CPU array; for packets
  *                                   of a socket of this host up to nine of a hash
+ *                                   and of an array
  *   tc ingress, uplinks, while what they receive is shared
  *                     fl_inbound    its headers, one look-up of a hash, two and the
  *                                   coarse clock in a flow's first tenth of a
@@ -46,8 +47,8 @@
  *                     fl_deliver,   a comparison; for the first of a flow a
  *                     fl_arrive     look-up and an update
  *
- * User space says in fl_cgroups (identity.h) which class a container has; a full map
- * is an error of Apply, and the containers that are in it keep what they have. fl_flows
+ * User space says in fl_cgroups (identity.h) whose a cgroup is; a full map is an error of
+ * Apply, and the containers that are in it keep what they have. fl_flows
  * and fl_steady forget the flow that was not used for longest, which is learnt again with
  * its next packet. fl_paths and fl_inpaths are read by tests and by Snapshot. The
  * programs no longer run once the agent has ended: then all packets that are
@@ -84,9 +85,6 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 
 /* The tenant whose copy of fl_identify this is. Set before it is loaded. */
 const volatile __u32 fl_slot;
-/* The bits of the mark that carry the slot; 0: none. A slot has 16 bits. */
-const volatile __u32 fl_mark_mask;
-const volatile __u32 fl_mark_shift;
 
 /* Packets that neither came in by a device nor have a socket are nobody's. */
 volatile __u32 fl_strict;
@@ -95,9 +93,26 @@ volatile __u32 fl_levels;
 
 #define MAX_LEVEL 8
 
+/*
+ * Slot of a tenant -> minor of the class for what its sockets send, for a while another
+ * than its slot (reorder.go); 0: none. User space writes it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FL_MAX_TENANTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} fl_classes SEC(".maps");
+
+static __always_inline __u32 class_of(__u64 cgroup)
+{
+	__u32 tenant = fl_of_cgroup(cgroup), *class = bpf_map_lookup_elem(&fl_classes, &tenant);
+
+	return class ? *class : 0;
+}
+
 enum told {
 	BY_PRIORITY,
-	BY_MARK,
 	BY_SOCKET,
 	NOBODYS,
 	FORGED, /* claimed a slot that is not its own to claim */
@@ -116,8 +131,6 @@ SEC("tc")
 int fl_identify(struct __sk_buff *skb)
 {
 	skb->priority = HANDLE | fl_slot;
-	if (fl_mark_mask)
-		skb->mark = (skb->mark & ~fl_mark_mask) | (fl_slot << fl_mark_shift & fl_mark_mask);
 	return TCX_NEXT; /* nothing is decided here: let the others see it */
 }
 
@@ -144,7 +157,7 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 		return -1;
 	if (!levels)
 		return 0;
-	class = fl_of_cgroup(id).class;
+	class = class_of(id);
 	if (class)
 		return class;
 #pragma unroll
@@ -154,7 +167,7 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 		id = bpf_skb_ancestor_cgroup_id(skb, level);
 		if (!id)
 			break;
-		class = fl_of_cgroup(id).class;
+		class = class_of(id);
 		if (class)
 			return class;
 	}
@@ -164,16 +177,10 @@ static __always_inline int of_socket(struct __sk_buff *skb)
 /* The slot that a packet carries; 0 if it carries none. */
 static __always_inline __u32 carried(struct __sk_buff *skb, __u32 *path)
 {
-	__u32 slot;
-
-	if ((skb->priority & MAJOR) == HANDLE) {
-		*path = BY_PRIORITY;
-		return skb->priority & ~MAJOR;
-	}
-	slot = (skb->mark & fl_mark_mask) >> fl_mark_shift;
-	if (slot)
-		*path = BY_MARK;
-	return slot;
+	if ((skb->priority & MAJOR) != HANDLE)
+		return 0;
+	*path = BY_PRIORITY;
+	return skb->priority & ~MAJOR;
 }
 
 SEC("tc")

@@ -1,14 +1,12 @@
-// Package traffic gives each container the bandwidth that it is due (CNTC): a
-// guaranteed rate, an upper bound, a share by weight of what is left, and an
-// order in which idle bandwidth is taken.
+// Package traffic gives each container the bandwidth that it is due (CNTC): a guaranteed rate, an
+// upper bound, a share by weight of the rest, and an order for idle bandwidth.
 //
-// It shapes what containers send through the uplinks and what they receive, with
-// HTB, or with HFSC where policy bounds the latency. It is not a policer: a
-// packet is dropped only when its queue is full. Package model does the
-// arithmetic and kernel/qdisc makes the qdiscs; this package decides which
-// container belongs to which class, and traffic.bpf.c does so for packets. Package
-// agent calls it, as a feature.Feature. README.md lists what it changes on the host,
-// and DESIGN.md says how it works.
+// It shapes what containers send through the uplinks and what they receive, with HTB, or with HFSC
+// where policy bounds the latency. It is not a policer: a packet is dropped only when its queue is
+// full. Package model does the arithmetic and kernel/qdisc makes the qdiscs; this package decides
+// which container belongs to which class, and traffic.bpf.c does so for packets. Package agent
+// calls it, as a feature.Feature. README.md lists what it changes on the host, and DESIGN.md says
+// how it works.
 package traffic
 
 import (
@@ -50,27 +48,21 @@ type Config struct {
 	Identity *identity.Identity // nil: one of its own
 	Ends     *ends.Ends         // nil: those of its own
 
-	// Containers is who runs here. It may be nil where nobody asks for reports.
+	// Containers lists the containers of the host. It may be nil if no reports are needed.
 	Containers feature.Containers
 
-	// NetNS is a path to the host's network namespace, where its uplinks are;
-	// "" is the namespace of this process.
+	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is the
+	// namespace of this process.
 	NetNS string
-	// Uplinks names the devices to shape, each with its rate in bit/s; 0 is
-	// what the device says. Empty: all hardware that is up, and bonds.
+	// Uplinks names the devices to shape, each with its rate in bit/s; 0 is the rate of the driver.
+	// Empty: all hardware that is up, and bonds.
 	Uplinks map[string]uint64
 	// Measured is the file of the rates that Calibrate measured; "": none.
 	Measured string
-	// MarkMask is the part of the mark, 16 bits in a row, that carries a
-	// packet's slot beside its priority; 0: none. It is not needed where the
-	// priority stays: everywhere that is known of, with what this feature sets
-	// for IPv4 routing.
-	MarkMask uint32
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
-	// Delays has measured always how long packets wait, for Read and Snapshot,
-	// while there is a tenant. It costs each packet at each root qdisc of the host
-	// some time.
+	// Delays always measures how long packets wait, for Read and Snapshot, while there is a tenant.
+	// It slows down each packet at each root qdisc of the host.
 	Delays bool
 }
 
@@ -79,31 +71,31 @@ type Traffic struct {
 	cfg     Config
 	support probe.Verdict
 	v2      string             // root of the cgroup v2 tree
-	own     *identity.Identity // nil where it is not its own
-	hfsc    bool               // the kernel has it
-	splits  bool               // packets can be cut into frames: it has TBF
+	own     *identity.Identity // nil: Config's
+	hfsc    bool               // the kernel supports it
+	splits  bool               // packets can be cut into frames: the kernel has TBF
 	find    *netdev.Finder
 
 	measuring chan struct{} // holds one for each Measure
 
 	mu         sync.Mutex
-	host       *netdev.NS      // nil once closed, or where nothing works
+	host       *netdev.NS      // nil once closed, or without support
 	listing    *netdev.Listing // of its devices
 	programs   *programs
 	tenants    map[identity.Tenant]*tenant
 	member     map[container.ID]*tenant
 	uplinks    map[int]*uplink
-	sharing    bool                  // what uplinks receive is led through IFBs
-	watches    map[uint64]*watch     // of namespaces with IFBs
-	macvlans   map[container.ID]bool // containers whose packets no veth brings
+	sharing    bool                  // what uplinks receive is redirected to IFBs
+	watches    map[uint64]*watch     // of namespaces with our devices or qdiscs
+	macvlans   map[container.ID]bool // containers that send past their veths
 	forwards   bool                  // the sysctl was set for that, see forward
 	forwarding dispute
 	changed    func(container.ID) // see Notify
 	done       chan struct{}      // closed by Close
 	looking    feature.Loop
-	meter      *delay.Meter         // nil while delays are measured for no longer than Measure takes
-	cut        map[delay.Class]bool // of which the meter says nothing
-	unmeasured string               // why they are not, or not of all, at the last look
+	meter      *delay.Meter         // nil unless delays are always measured
+	cut        map[delay.Class]bool // classes that the meter cannot measure
+	unmeasured string               // why none, or not all, are measured
 }
 
 func (cfg Config) withDefaults() Config {
@@ -122,7 +114,7 @@ func (cfg Config) withDefaults() Config {
 	return cfg
 }
 
-// New finds out what the host can do. It changes nothing.
+// New probes the host. It changes nothing.
 func New(cfg Config) (*Traffic, error) {
 	cfg = cfg.withDefaults()
 	f := &Traffic{
@@ -163,7 +155,7 @@ func New(cfg Config) (*Traffic, error) {
 		f.cfg.Identity = f.own
 	}
 	if err == nil {
-		f.programs, err = load(cfg.MarkMask, f.cfg.Identity.Maps())
+		f.programs, err = load(f.cfg.Identity.Maps())
 	}
 	if err != nil {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
@@ -188,11 +180,10 @@ func (f *Traffic) Name() string { return name }
 // Support implements feature.Feature.
 func (f *Traffic) Support() probe.Verdict { return f.support }
 
-// Apply implements feature.Feature. A container whose promise no uplink can
-// keep is refused with a *model.Refusal, and keeps what it had; so is, with
-// feature.ErrDisagree, one that shares its network with another that is due
-// something else. The error is feature.ErrPartly where all is done that can be done here,
-// and a part of what the container is due does not hold.
+// Apply implements feature.Feature. It refuses a container with a *model.Refusal if an uplink
+// cannot keep its promise, and with feature.ErrDisagree if it shares its network with a container
+// that is due something else; what was in force stays. It returns feature.ErrPartly if all is done
+// that can be done here, and a part of the container's due does not hold.
 func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -217,11 +208,11 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	return nil
 }
 
-// errNoSharing is of a kernel whose IFBs drop what a BPF program leads to them,
-// as it is not marked as redirected (drivers/net/ifb.c, ifb_xmit): 6.1 does so.
+// errNoSharing is returned on kernels whose IFBs drop what a BPF program redirects to them, as it
+// is not marked as redirected (drivers/net/ifb.c, ifb_xmit): 6.1 does so.
 var errNoSharing = errors.New("what uplinks receive cannot be shared on this kernel: it needs tcx (6.6 or later)")
 
-// shape brings one container, and with it all others, to what is due to them.
+// shape brings one container, and with it all others, to their due.
 func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error {
 	key := identity.TenantOf(c)
 	if key == (identity.Tenant{}) {
@@ -264,7 +255,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 		if made {
 			delete(f.tenants, key)
 		}
-		if _, _, before := f.plans(); before == nil { // for its own sake: nothing has been changed
+		if _, _, before := f.plans(); before == nil { // its own fault: nothing has been changed
 			if !had {
 				delete(t.members, c.ID)
 				delete(t.wishes, c.ID)
@@ -274,7 +265,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 			}
 			return failed
 		}
-		// The uplinks cannot be divided without it either: its veths hold what they can.
+		// Without it the uplinks cannot be divided either: its veths enforce what they can.
 		t.due, f.tenants[key] = d, t
 	}
 	f.member[c.ID] = t
@@ -286,7 +277,7 @@ func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error
 	}
 	errs := []error{failed}
 	if failed == nil {
-		// The class first, so that no packet asks for one that is not there.
+		// The class first, so that no packet names a missing one.
 		errs = append(errs, f.bring(out, in), f.share(ctx, in != nil))
 	}
 	if err := errors.Join(append(errs, f.identify(ctx, t), ctx.Err())...); err != nil {
@@ -321,7 +312,7 @@ func (f *Traffic) remove(id container.ID) error {
 	}
 	others := slices.DeleteFunc(slices.Sorted(maps.Keys(t.members)), func(m container.ID) bool { return m == id })
 	if len(others) > 0 {
-		// What is noted in its name is theirs now.
+		// The others take over its entries.
 		if err := f.cfg.Journal.Reassign(func(e journal.Entry) bool {
 			return e.Owner == journal.Owner{Feature: name, Container: uint64(id)}
 		}, journal.Owner{Feature: name, Container: uint64(others[0])}); err != nil {
@@ -340,8 +331,8 @@ func (f *Traffic) remove(id container.ID) error {
 	if len(t.members) > 0 {
 		return nil
 	}
-	// First its packets go elsewhere, then its classes.
-	errs := []error{f.let(t), t.close()}
+	// First move its packets, then remove its classes.
+	errs := []error{f.programs.setClass(t.slot, identity.Nobody), f.let(t), t.close()}
 	if asked(t.due.ingress) {
 		errs = append(errs, f.programs.forgetFlows())
 	}
@@ -357,8 +348,8 @@ func (f *Traffic) remove(id container.ID) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// plans divides every uplink among the tenants, in both directions. It changes
-// nothing. A direction in which nothing has to be done at the uplinks is nil.
+// plans divides every uplink among the tenants, in both directions. It changes nothing. A nil map
+// means that the uplinks need nothing in that direction.
 func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
 	sends, shares := false, false
 	for _, t := range f.tenants {
@@ -375,7 +366,7 @@ func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
 			return nil, nil, err
 		}
 	}
-	if len(in) == 0 { // nothing can be kept there, see unkept
+	if len(in) == 0 { // nothing can be enforced there, see unkept
 		return out, nil, nil
 	}
 	if f.cfg.Ends.Filters() {
@@ -384,8 +375,8 @@ func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
 	return out, in, nil
 }
 
-// shares says whether what a tenant is due can only be kept where all packets
-// of an uplink come in. A ceil alone is kept at its veth.
+// shares reports whether a tenant's due needs the ingress of the uplinks. A ceil alone needs its
+// veth.
 func (t *tenant) shares() bool {
 	n := t.due.ingress
 	if !asked(n) || t.key.NetNS == 0 {
@@ -428,8 +419,8 @@ func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(d
 		if l.Received && !u.ether || l.Received && !slices.ContainsFunc(tenants, func(t model.Tenant) bool { return sharesReceived(l, t.Net) }) {
 			continue
 		}
-		// HFSC has deadlines, and no priorities; HTB can keep a latency as well,
-		// at the price of an order.
+		// HFSC has deadlines, and no priorities; HTB can keep a latency too, at the price of an
+		// order.
 		l.HFSC = f.hfsc && bounds && !orders
 		p, err := model.Compute(l, tenants)
 		if err != nil {

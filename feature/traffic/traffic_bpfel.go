@@ -17,10 +17,10 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	trafficMapFlCgroups    = "fl_cgroups"
+	trafficMapFlClasses    = "fl_classes"
 	trafficMapFlDevices    = "fl_devices"
 	trafficMapFlFlows      = "fl_flows"
 	trafficMapFlInpaths    = "fl_inpaths"
-	trafficMapFlNested     = "fl_nested"
 	trafficMapFlPaths      = "fl_paths"
 	trafficMapFlPending    = "fl_pending"
 	trafficMapFlSteady     = "fl_steady"
@@ -34,8 +34,6 @@ const (
 	trafficVarFlFlowEpoch  = "fl_flow_epoch"
 	trafficVarFlIfb        = "fl_ifb"
 	trafficVarFlLevels     = "fl_levels"
-	trafficVarFlMarkMask   = "fl_mark_mask"
-	trafficVarFlMarkShift  = "fl_mark_shift"
 	trafficVarFlSeed       = "fl_seed"
 	trafficVarFlSlot       = "fl_slot"
 	trafficVarFlStrict     = "fl_strict"
@@ -96,10 +94,10 @@ type trafficProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type trafficMapSpecs struct {
 	FlCgroups *ebpf.MapSpec `ebpf:"fl_cgroups"`
+	FlClasses *ebpf.MapSpec `ebpf:"fl_classes"`
 	FlDevices *ebpf.MapSpec `ebpf:"fl_devices"`
 	FlFlows   *ebpf.MapSpec `ebpf:"fl_flows"`
 	FlInpaths *ebpf.MapSpec `ebpf:"fl_inpaths"`
-	FlNested  *ebpf.MapSpec `ebpf:"fl_nested"`
 	FlPaths   *ebpf.MapSpec `ebpf:"fl_paths"`
 	FlPending *ebpf.MapSpec `ebpf:"fl_pending"`
 	FlSteady  *ebpf.MapSpec `ebpf:"fl_steady"`
@@ -113,8 +111,6 @@ type trafficVariableSpecs struct {
 	FlFlowEpoch *ebpf.VariableSpec `ebpf:"fl_flow_epoch"`
 	FlIfb       *ebpf.VariableSpec `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.VariableSpec `ebpf:"fl_levels"`
-	FlMarkMask  *ebpf.VariableSpec `ebpf:"fl_mark_mask"`
-	FlMarkShift *ebpf.VariableSpec `ebpf:"fl_mark_shift"`
 	FlSeed      *ebpf.VariableSpec `ebpf:"fl_seed"`
 	FlSlot      *ebpf.VariableSpec `ebpf:"fl_slot"`
 	FlStrict    *ebpf.VariableSpec `ebpf:"fl_strict"`
@@ -141,10 +137,10 @@ func (o *trafficObjects) Close() error {
 // It can be passed to loadTrafficObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trafficMaps struct {
 	FlCgroups *ebpf.Map `ebpf:"fl_cgroups"`
+	FlClasses *ebpf.Map `ebpf:"fl_classes"`
 	FlDevices *ebpf.Map `ebpf:"fl_devices"`
 	FlFlows   *ebpf.Map `ebpf:"fl_flows"`
 	FlInpaths *ebpf.Map `ebpf:"fl_inpaths"`
-	FlNested  *ebpf.Map `ebpf:"fl_nested"`
 	FlPaths   *ebpf.Map `ebpf:"fl_paths"`
 	FlPending *ebpf.Map `ebpf:"fl_pending"`
 	FlSteady  *ebpf.Map `ebpf:"fl_steady"`
@@ -153,10 +149,10 @@ type trafficMaps struct {
 func (m *trafficMaps) Close() error {
 	return _TrafficClose(
 		m.FlCgroups,
+		m.FlClasses,
 		m.FlDevices,
 		m.FlFlows,
 		m.FlInpaths,
-		m.FlNested,
 		m.FlPaths,
 		m.FlPending,
 		m.FlSteady,
@@ -171,8 +167,6 @@ type trafficVariables struct {
 	FlFlowEpoch *ebpf.Variable `ebpf:"fl_flow_epoch"`
 	FlIfb       *ebpf.Variable `ebpf:"fl_ifb"`
 	FlLevels    *ebpf.Variable `ebpf:"fl_levels"`
-	FlMarkMask  *ebpf.Variable `ebpf:"fl_mark_mask"`
-	FlMarkShift *ebpf.Variable `ebpf:"fl_mark_shift"`
 	FlSeed      *ebpf.Variable `ebpf:"fl_seed"`
 	FlSlot      *ebpf.Variable `ebpf:"fl_slot"`
 	FlStrict    *ebpf.Variable `ebpf:"fl_strict"`

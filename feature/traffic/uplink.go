@@ -13,22 +13,21 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
-// received is the part of an uplink's rate that is shared among those who
-// receive, in percent. The queue has to build up here and not at the other end
-// of the wire, where nobody tells containers apart; what counts there beside the
-// frames (preamble, gap, checksum: 24 bytes each) is in the rest as well.
+// received is the part of an uplink's rate that receivers share, in percent. The queue has to build
+// up here and not at the other end of the wire, which does not distinguish containers. The rest
+// also covers what counts there beside the frames (preamble, gap, checksum: 24 bytes each).
 const received = 95
 
 const (
-	linkHeader = 14    // bytes that a frame has beside what counts for the MTU
-	maxGSO     = 65536 // GSO_LEGACY_MAX_SIZE: what a device takes unless told otherwise
+	linkHeader = 14    // bytes of a frame beyond the MTU
+	maxGSO     = 65536 // GSO_LEGACY_MAX_SIZE: the default of a device
 )
 
-// uplink is a device of the host by which packets leave and come in.
+// uplink is a device of the host that packets leave and enter by.
 type uplink struct {
-	queue            // of what it sends
+	queue            // for what it sends
 	program ends.Set // fl_normalise
-	ingress ingress  // what it receives, while that is shared
+	ingress ingress  // for what it receives, if shared
 	ether   bool     // its packets have Ethernet headers
 	// Why the last plan of each direction is not in force.
 	unsent, unreceived error
@@ -38,8 +37,7 @@ func (u *uplink) close() error {
 	return errors.Join(u.program.Close(), u.ingress.close())
 }
 
-// look finds the uplinks that there are now. missing names those of the operator's of
-// which there is none.
+// look finds the present uplinks. missing lists the operator's uplinks that do not exist.
 func (f *Traffic) look() (missing []string, err error) {
 	links, err := f.listing.Links()
 	if err != nil {
@@ -83,14 +81,13 @@ func (f *Traffic) look() (missing []string, err error) {
 	return missing, errors.Join(errs...)
 }
 
-// linkOf gives what a device says of itself, but its rate.
+// linkOf describes a device, except for its rate.
 func linkOf(l netdev.Link) model.Link {
 	mtu := l.MTU + linkHeader
 	return model.Link{Name: l.Name, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
 }
 
-// isUplink says whether a device is an uplink: one that the operator has named, if
-// any is named.
+// isUplink reports whether a device is an uplink: one of the operator's, if there are any.
 func (f *Traffic) isUplink(l netdev.Link, all []netdev.Link) bool {
 	if len(f.cfg.Uplinks) > 0 {
 		_, named := f.cfg.Uplinks[l.Name]
@@ -99,9 +96,8 @@ func (f *Traffic) isUplink(l netdev.Link, all []netdev.Link) bool {
 	return leaves(l, all)
 }
 
-// leaves says whether packets leave the host by a device, and are not sent on
-// by a device above it that is one. The uplinks of feature/netcpu, by which packets
-// come in, are others: see docs/ARCHITECTURE.md.
+// leaves reports whether packets leave the host by a device, rather than by a device above it. The
+// uplinks of feature/netcpu, where packets come in, are others: see docs/ARCHITECTURE.md.
 func leaves(l netdev.Link, all []netdev.Link) bool {
 	if !l.Up || l.Name == "lo" || l.Kind != "device" && l.Kind != "bond" {
 		return false
@@ -110,10 +106,9 @@ func leaves(l netdev.Link, all []netdev.Link) bool {
 	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
 }
 
-// bring puts plans into force, for what uplinks send and what they receive; nil
-// plans are of a direction in which nobody is due anything. It goes on with the
-// others after a failure. The error is of what may succeed when it is tried again: what
-// stands in the way of an uplink's plans for longer is noted there, see unkept.
+// bring puts plans into force, for what uplinks send and receive; nil plans mean that no tenant is
+// due anything in that direction. A failure does not stop the others. The error is one that a retry
+// may mend; what lasts longer is recorded in the uplink, see unkept.
 func (f *Traffic) bring(out, in map[int]model.Plan) error {
 	errs := []error{f.reorder(out)}
 	if out != nil || in != nil {
@@ -122,7 +117,7 @@ func (f *Traffic) bring(out, in map[int]model.Plan) error {
 	for index, u := range f.uplinks {
 		u.unsent, u.unreceived = f.send(u, out), f.receive(u, in)
 		err := errors.Join(u.unsent, u.unreceived)
-		if errors.Is(err, journal.ErrGone) { // it has vanished: nothing is lost but what it was for
+		if errors.Is(err, journal.ErrGone) { // it has vanished, with all that was set there
 			errs = append(errs, u.close())
 			delete(f.uplinks, index)
 			continue
@@ -133,7 +128,7 @@ func (f *Traffic) bring(out, in map[int]model.Plan) error {
 			}
 		}
 	}
-	// An MTU that was raised before there was a watch is not told of.
+	// No event reports an MTU that was raised before the watch began.
 	return errors.Join(append(errs, f.unwatch(), f.widen())...)
 }
 
@@ -157,11 +152,11 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		Device: ends.Device{NetNS: f.host.Inode(), Index: u.index}, Path: f.cfg.NetNS,
 		Egress: true, Stage: ends.Identify, Name: "normalise",
 	}
-	// Without the sysctl the priority of what is routed would say nothing.
+	// Without the sysctl, forwarded packets carry no priority.
 	return errors.Join(f.forward(), f.put(&u.program, at, f.programs.Normalise.Clone))
 }
 
-// forward has IPv4 forwarding leave the priority of packets as it is.
+// forward stops IPv4 forwarding from changing the priority of packets.
 func (f *Traffic) forward() error {
 	k := qdisc.ForwardPriority(f.host)
 	value, err := k.Read()
@@ -175,7 +170,7 @@ func (f *Traffic) forward() error {
 	return f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name})
 }
 
-// release gives everything back, as nobody is shaped any more.
+// release undoes everything, as no tenant is left.
 func (f *Traffic) release() error {
 	var errs []error
 	for _, u := range f.uplinks {

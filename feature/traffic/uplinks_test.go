@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// TestSeveralUplinks has a host with two, of which the second is slower: each is
-// divided for itself, and a rate has to fit both.
+// TestSeveralUplinks has a host with two, the second slower: each is divided by itself, and a rate
+// has to fit both.
 func TestSeveralUplinks(t *testing.T) {
 	h := newHost(t, gbit)
 	h.others = map[string]uint64{"nic1": 100 * mbit}
@@ -52,7 +52,7 @@ func TestSeveralUplinks(t *testing.T) {
 	}
 	before := state()
 
-	// What the slower one cannot promise is refused, and changes neither.
+	// What exceeds the slower one is refused, and changes neither.
 	var r *model.Refusal
 	if err := h.apply(c, policy.Net{Rate: 96 * mbit}); !errors.As(err, &r) || !strings.Contains(err.Error(), "uplink nic1: rate refused") || state() != before {
 		t.Fatalf("%v\n%swas\n%s", err, state(), before)

@@ -18,19 +18,18 @@ import (
 )
 
 const (
-	// lookPause is the least time between two looks at the devices of a namespace whose
-	// owner may change them as often as it likes.
+	// lookPause is the least time between two looks at a namespace's devices, whose owner may
+	// change them at any rate.
 	lookPause = 20 * time.Millisecond
-	// lookEvery is how often to look at what netlink does not tell of.
+	// lookEvery is the interval of looks at what netlink does not report.
 	lookEvery = 2 * time.Second
-	// tenantPause is the least time between two looks at one tenant at a word of netlink,
-	// as each change of the container's own device is one. What comes sooner waits for the
-	// next look of the other kind.
+	// tenantPause is the least time between two looks at one tenant due to netlink events, which
+	// each change of the container's own device causes. Earlier events wait for the next periodic
+	// look.
 	tenantPause = 500 * time.Millisecond
 )
 
-// watch reports changes of devices and their qdiscs in a namespace in which something of
-// ours is.
+// watch reports changes of devices and their qdiscs in a namespace with anything of ours.
 type watch struct {
 	ns   *netdev.NS
 	stop func() error
@@ -70,7 +69,7 @@ func (f *Traffic) Notify(changed func(container.ID)) {
 // Loops implements feature.Looper.
 func (f *Traffic) Loops() []*feature.Loop { return []*feature.Loop{&f.looking} }
 
-// lookAgain looks every lookEvery until done is closed.
+// lookAgain calls lookAround every lookEvery until done is closed.
 func (f *Traffic) lookAgain(done chan struct{}) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -84,9 +83,8 @@ func (f *Traffic) lookAgain(done chan struct{}) {
 	}
 }
 
-// lookAround puts back what somebody has undone without a word of netlink: programs that
-// were detached, and the sysctl. The agent has all else looked at every few minutes, by
-// Apply.
+// lookAround restores what others undid without a netlink event: detached programs, and the sysctl.
+// Apply, which the agent repeats every few minutes, looks at the rest.
 func (f *Traffic) lookAround() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +110,7 @@ func (f *Traffic) lookAround() {
 	}
 }
 
-// lost says whether somebody has detached a program of the tenant's.
+// lost reports whether a program of the tenant was detached.
 func (t *tenant) lost() bool {
 	lost := t.at.Lost()
 	for _, s := range t.sends {
@@ -124,15 +122,15 @@ func (t *tenant) lost() bool {
 	return lost
 }
 
-// detached says whether somebody has detached a program from its cgroup.
+// detached reports whether a program was detached from its cgroup.
 func detached(l link.Link) bool {
 	info, err := l.Info()
 	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == 0
 }
 
-// lookAfter puts back what somebody has undone at the devices of a namespace that told
-// names. First of all no packets are led to an IFB any more that takes none, and none
-// dropped at a device whose MTU was raised.
+// lookAfter restores what others undid at those devices of a namespace for which told is true. It
+// begins by ending redirection to an IFB that takes no packets, and drops at a device with a raised
+// MTU.
 func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,8 +179,7 @@ func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
 	}
 }
 
-// renew brings an uplink to the plans that it had. All tenants are told if that fails, or
-// does no longer.
+// renew restores an uplink's plans. It notifies all tenants if that begins, or ceases, to fail.
 func (f *Traffic) renew(u *uplink) {
 	was := fmt.Sprint(u.unsent, u.unreceived)
 	if u.plan != nil {
@@ -198,8 +195,8 @@ func (f *Traffic) renew(u *uplink) {
 	}
 }
 
-// reidentify brings the devices of a tenant to what they had. It is told if that fails,
-// or does no longer.
+// reidentify restores a tenant's devices. It notifies the tenant if that begins, or ceases, to
+// fail.
 func (f *Traffic) reidentify(t *tenant) {
 	was := t.unheld()
 	t.touched, t.looked = false, time.Now()
@@ -208,7 +205,7 @@ func (f *Traffic) reidentify(t *tenant) {
 	}
 }
 
-// unheld sums up what holds nothing at the tenant's devices.
+// unheld sums up what is not enforced at the tenant's devices.
 func (t *tenant) unheld() string {
 	var list []string
 	for inode, s := range t.sends {
@@ -221,7 +218,7 @@ func (t *tenant) unheld() string {
 	return fmt.Sprint(list)
 }
 
-// tell has the status of a tenant's containers found out anew.
+// tell lets the agent look at the status of a tenant's containers again.
 func (f *Traffic) tell(t *tenant) {
 	for id := range t.members {
 		if f.changed != nil {
@@ -232,7 +229,7 @@ func (f *Traffic) tell(t *tenant) {
 
 func plansOf(index int, p *model.Plan) map[int]model.Plan { return map[int]model.Plan{index: *p} }
 
-// led calls fn for all IFBs in a namespace to which packets are led.
+// led calls fn for all IFBs in a namespace that packets are redirected to.
 func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 	for _, u := range f.uplinks {
 		if f.host != nil && f.host.Inode() == inode && u.ingress.inbound.Len() > 0 {
@@ -246,9 +243,8 @@ func (f *Traffic) led(inode uint64, fn func(*ingress)) {
 	}
 }
 
-// widen splits packets into frames of the uplinks' present MTU where that was
-// raised, because longer frames would be dropped. It does no more: a plan for the
-// new MTU may be refused, and is left to the next round.
+// widen raises the frame length at uplinks with a raised MTU, because longer frames would be
+// dropped. It does no more: the next round makes, or refuses, a plan for the new MTU.
 func (f *Traffic) widen() error {
 	var errs []error
 	for index, u := range f.uplinks {
@@ -257,7 +253,7 @@ func (f *Traffic) widen() error {
 		}
 		l, err := f.host.Link(index)
 		if errors.Is(err, netdev.ErrNoLink) {
-			continue // and nothing of it is left
+			continue // which took everything along
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -269,7 +265,7 @@ func (f *Traffic) widen() error {
 	return errors.Join(errs...)
 }
 
-// unwatch ends the watches of namespaces in which nothing of ours is any more.
+// unwatch ends the watches of namespaces with nothing of ours left.
 func (f *Traffic) unwatch() error {
 	used := make(map[uint64]bool)
 	for _, u := range f.uplinks {

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// until waits for a state, and fails the test with what was seen last.
+// until waits for a state, and fails the test with the last one seen.
 func until(t testing.TB, what string, seen func() (state string, good bool)) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -41,7 +41,7 @@ func (h *host) deleteRoot(dev string) {
 	})
 }
 
-// programs lists the links by which programs are at a device.
+// programs lists the links of the programs at a device.
 func (h *host) programs(dev string, at ebpf.AttachType) (ids []link.ID) {
 	h.t.Helper()
 	index := h.Index(h.ns, dev)
@@ -73,9 +73,9 @@ func detach(id link.ID) error {
 	return d.Detach()
 }
 
-// Whatever of ours somebody removes, or changes, is put back without a call of Apply.
+// Whatever of ours is removed, or changed, comes back without a call of Apply.
 func TestPutBack(t *testing.T) {
-	testkit.OnKernels(t, "path:ifb")
+	testkit.InFull(t, "path:ifb")
 	needSharing(t)
 	h := newHost(t, gbit)
 	h.bridge()
@@ -151,10 +151,10 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// Who keeps removing it gets his way after the third time, for an hour, and the status
-// says so without being asked. The same of what somebody puts in its place.
+// After three repairs within an hour the next removal is left alone, and the status reports that
+// unasked. The same for a replacement.
 func TestDispute(t *testing.T) {
-	testkit.OnKernels(t)
+	testkit.InFull(t)
 	h := newHost(t, gbit)
 	h.bridge()
 	_, c := h.add("one", "10.66.0.2/24", h.ns)
@@ -191,7 +191,7 @@ func TestDispute(t *testing.T) {
 	if root() != ours {
 		t.Errorf("an hour later there is %s", root())
 	}
-	// Somebody's own is left alone, and said, until it goes.
+	// A foreign qdisc is left alone, and reported, until it goes.
 	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.Index(h.ns, "hone"), Handle: 0x10000, Parent: netlink.HANDLE_ROOT}, Rate: 1e8, Limit: 300000, Buffer: 200000}
 	h.Netlink(h.ns, func(n *netlink.Handle) error { return n.QdiscReplace(tbf) })
 	<-told
@@ -205,7 +205,7 @@ func TestDispute(t *testing.T) {
 	}
 }
 
-// The socket program of a container in the host's network is put back, too.
+// The socket program of a container in the host's network comes back, too.
 func TestPutBackAtCgroup(t *testing.T) {
 	testkit.OnKernels(t)
 	needSharing(t)

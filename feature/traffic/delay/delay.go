@@ -1,7 +1,7 @@
-// Package delay measures, by class, how long packets wait in the root qdiscs of
-// feature traffic. Its programs are attached only while a Meter is open, because
-// both of its hooks see every packet of the host. It does not measure the wait
-// inside a device, nor that of packets that a device has returned to the qdisc.
+// Package delay measures, by class, how long packets wait in the root qdiscs of feature traffic.
+// Its programs are attached only while a Meter is open, because both of its hooks see every packet
+// of the host. It does not measure the wait inside a device, nor that of packets that a device has
+// returned to the qdisc.
 //
 // Package traffic calls it.
 package delay
@@ -27,8 +27,7 @@ func (c Class) key() delayClass {
 	return delayClass{Netns: uint32(c.NetNS), Ifindex: uint32(c.Index), Minor: uint32(c.Minor)}
 }
 
-// Meter measures from when it is opened until it is closed. Its methods are
-// called by one goroutine at a time.
+// Meter measures until it is closed. One goroutine at a time calls its methods.
 type Meter struct {
 	object *bpf.Object
 	links  bpf.Links
@@ -39,10 +38,9 @@ type Meter struct {
 	followed map[Class]bool
 }
 
-// Open begins to measure the given classes, as Follow does. host is the inode of
-// the host's network namespace. Packets that already wait are not measured. The
-// kernel must have the tracepoint qdisc_enqueue (5.15) and BTF; the error says
-// which of them is missing. The caller closes the Meter.
+// Open begins to measure the given classes, as Follow does. host is the inode of the host's network
+// namespace. It does not measure packets that already wait. The kernel must have the tracepoint
+// qdisc_enqueue (5.15) and BTF; the error names the missing one. The caller closes the Meter.
 func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	m := &Meter{followed: make(map[Class]bool)}
 	defer func() {
@@ -66,8 +64,7 @@ func Open(host uint64, classes []Class) (_ *Meter, err error) {
 	return m, nil
 }
 
-// Supported returns why delays cannot be measured on this kernel, or nil if they
-// can.
+// Supported returns why this kernel cannot measure delays, or nil.
 func Supported() error {
 	m, err := Open(0, nil)
 	if err != nil {
@@ -76,18 +73,16 @@ func Supported() error {
 	return m.Close()
 }
 
-// Follow measures the given classes from now on, and no others. Classes that were
-// already measured continue; the others begin at zero. Packets of a class that is
-// not among them count for the device's qdisc.MinorDefault; without that class
-// none of the device's are measured. An error concerns some classes, and the rest
-// is done.
+// Follow measures exactly the given classes from now on. Classes that were already measured
+// continue; the others begin at zero. Packets of any other class count for the device's
+// qdisc.MinorDefault, if that is measured. An error concerns some classes; the rest is done.
 func (m *Meter) Follow(classes []Class) error {
 	var errs []error
 	wanted := make(map[Class]bool, len(classes))
 	for _, c := range classes {
 		wanted[c] = true
 	}
-	for c := range m.followed { // first, as there may be no place for the others
+	for c := range m.followed { // first, to make room
 		if wanted[c] {
 			continue
 		}
@@ -113,8 +108,7 @@ func (m *Meter) Follow(classes []Class) error {
 // subBits is HIST_SUB_BITS of delay.bpf.c.
 const subBits = 3
 
-// Read gives the delays of one of the classes up to now, or nil if the class is
-// not followed.
+// Read returns the delays of one class so far, or nil if it is not followed.
 func (m *Meter) Read(c Class) (*hist.Histogram, error) {
 	if !m.followed[c] {
 		return nil, nil
@@ -126,9 +120,8 @@ func (m *Meter) Read(c Class) (*hist.Histogram, error) {
 	return &hist.Histogram{Sub: subBits, Counts: d.Count[:], Sum: d.Sum}, nil
 }
 
-// Missed returns how many packets were not measured because too many waited (some
-// of 10,000, most of more than 65,536), or because more than 64 left in one
-// batch.
+// Missed returns how many packets were not measured because too many waited (some of 10,000, most
+// of more than 65,536), or because more than 64 left in one batch.
 func (m *Meter) Missed() (n uint64, err error) {
 	if err := m.objs.Missed.Get(&n); err != nil {
 		return 0, fmt.Errorf("read delays at qdiscs: %w", err)
@@ -136,7 +129,7 @@ func (m *Meter) Missed() (n uint64, err error) {
 	return n, nil
 }
 
-// Maps says how full the maps are.
+// Maps returns how full the maps are.
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
 // Close ends the measurement.

@@ -7,8 +7,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Curve is a service curve of HFSC (tc-hfsc(7)): M1 bit/s for the time D after
-// a class wakes, M2 from then on. The zero Curve is none.
+// Curve is a service curve of HFSC (tc-hfsc(7)): M1 bit/s for the time D after a class wakes, M2
+// from then on. The zero Curve is none.
 type Curve struct {
 	M1 uint64
 	D  time.Duration
@@ -23,14 +23,14 @@ func (c Curve) after(t time.Duration) float64 {
 	return float64(c.M1)*c.D.Seconds() + float64(c.M2)*(t-c.D).Seconds()
 }
 
-// realTime gives the curve by which burst bytes of a class that is guaranteed
-// rate leave within latency, and whether there is one.
+// realTime returns a curve that lets burst bytes of a class with a guaranteed rate leave within
+// latency, and whether there is one.
 //
-// The paper's formulas (1) and (2) are wrong as they are printed: the time that
-// is lost is that of the largest packet of *anybody* at the rate of the *link*,
-// not of an own one at the own rate, which gives 20 ms - 120 ms in the paper's
-// own example; and r·L is 250 bytes there, less than one packet. With sigma the
-// burst, Lmax the largest packet (lmax, in bytes), R the link and D0 what waits below:
+// The paper's formulas (1) and (2) are wrong as they are printed: the time that is lost is that of
+// the largest packet of *anybody* at the rate of the *link*, not of an own one at the own rate,
+// which gives 20 ms - 120 ms in the paper's own example; and r·L is 250 bytes there, less than one
+// packet. With sigma the burst, Lmax the largest packet (lmax, in bytes), R the link and D0 what
+// waits below:
 //
 //	d  = L - Lmax/R - D0
 //	m1 = max(r, sigma/d)
@@ -50,20 +50,19 @@ func realTime(l Link, lmax int, rate uint64, burst int, latency time.Duration) (
 	return Curve{M1: m1, D: d, M2: rate}, m1 <= l.Rate
 }
 
-// promised is the rate of a class's real-time curve in bit/s: all that is
-// guaranteed, and half of what comes by weight. The other half comes by link
-// share, a little later when a class with a latency wakes. If it were promised
-// too, nothing would be left to promise to a latency.
+// promised is the rate of a class's real-time curve in bit/s: its own rate, and half of its share
+// by weight. The other half comes by link share, a little later when a class with a latency wakes.
+// Promising it too would leave nothing to promise to a latency.
 func promised(t Tenant, c Class) uint64 {
 	return max(c.Guaranteed-(c.Guaranteed-min(t.Rate, c.Guaranteed))/2, minShare)
 }
 
-// wire gives how long a packet takes at a rate, rounded up.
+// wire returns the transmission time of a packet at a rate, rounded up.
 func wire(bytes int, rate uint64) time.Duration {
 	return time.Duration(muldiv(uint64(bytes)*8, uint64(time.Second), rate) + 1)
 }
 
-// burstOf is how much of a tenant must leave within its latency.
+// burstOf returns how much of a tenant must leave within its latency.
 func burstOf(l Link, t Tenant) int {
 	if t.Burst == 0 {
 		return l.MTU
@@ -71,9 +70,9 @@ func burstOf(l Link, t Tenant) int {
 	return t.Burst
 }
 
-// feasible answers whether all latencies can be kept at once: whether the
-// curves of all classes together promise no more than the link carries at any
-// time, when all wake at the same moment. ts and classes are in the same order.
+// feasible reports whether all latencies can be kept at once: the curves of all classes, which wake
+// at the same moment, never promise more than the link carries. ts and classes are in the same
+// order.
 func feasible(l Link, ts []Tenant, classes []Class) error {
 	var curves []Curve
 	for i, t := range ts {
@@ -87,8 +86,8 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 	if at == 0 {
 		return nil
 	}
-	// Of the tenants that need more at first than later, the one with the highest
-	// slot is refused; the one with the greatest need is named.
+	// Of the tenants that need more at first than later, the one with the highest slot is refused;
+	// the one with the greatest need is named.
 	last, greedy := -1, -1
 	for i, c := range curves {
 		if c.D == 0 {
@@ -116,16 +115,16 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 	return r
 }
 
-// tooMany refuses the last of very many tenants on a slow link, on which not even
-// the least share is left for it.
+// tooMany refuses the last of too many tenants on a slow link, which has not even the least share
+// left.
 func tooMany(l Link, ts []Tenant) error {
 	return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: policy.ErrOverLink,
 		Reason: fmt.Sprintf("%d tenants with at least %s each are too many for the %s link", len(ts), policy.FormatRate(minShare), policy.FormatRate(l.Rate))}
 }
 
-// crossing finds a time at which curves promise more than the link has carried
-// by then, and how many bits; 0 if there is none. The promise is linear between
-// the breakpoints of the curves, and does not outgrow the link in the end.
+// crossing returns a time at which the curves promise more than the link has carried, and how many
+// bits; 0 if there is none. The promise is linear between the breakpoints of the curves, and does
+// not outgrow the link in the end.
 func crossing(l Link, curves []Curve) (time.Duration, float64) {
 	// A time far beyond any breakpoint stands for the end.
 	at := []time.Duration{time.Hour}
@@ -147,8 +146,8 @@ func crossing(l Link, curves []Curve) (time.Duration, float64) {
 	return 0, 0
 }
 
-// leastLatency finds the shortest latency of one tenant with which all curves
-// fit, up to the longest that policy allows.
+// leastLatency returns the shortest latency of one tenant that lets all curves fit, up to the
+// longest that policy allows.
 func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Duration, bool) {
 	const step, longest = 10 * time.Microsecond, 10 * time.Second
 	fits := func(latency time.Duration) bool {
@@ -175,8 +174,8 @@ func leastLatency(l Link, t Tenant, rate uint64, curves []Curve, i int) (time.Du
 	return high * step, true
 }
 
-// tooShort refuses a latency that a single packet of another tenant breaks, or
-// that is shorter than the tenant's own burst.
+// tooShort refuses a latency shorter than one packet of another tenant, or than the tenant's own
+// burst.
 func tooShort(l Link, t Tenant) error {
 	lmax := l.largest(t)
 	lost := wire(lmax, l.Rate) + l.Below

@@ -1,10 +1,9 @@
-// Package model divides one link between containers: it takes what policy asks
-// for, and returns the classes of a shaper (CNTC, section 3). It is pure
-// arithmetic and knows nothing of the host. Rates are in bit/s, sizes in bytes.
+// Package model divides one link between containers: it converts policy to the classes of a shaper
+// (CNTC, section 3). It is pure arithmetic and knows nothing of the host. Rates are in bit/s, sizes
+// in bytes.
 //
-// A set of guarantees that the link cannot keep is refused as a whole, with a
-// reason; it is never scaled down. Package traffic calls this package, and makes
-// the classes.
+// It refuses a set of guarantees that the link cannot keep as a whole, with a reason, and never
+// scales it down. Package traffic calls it, and makes the classes.
 package model
 
 import (
@@ -28,38 +27,37 @@ type Link struct {
 	// bytes, super-packets (GSO) included; 0 is MTU. Nothing can overtake a
 	// packet that is being sent.
 	MaxPacket int
-	// Splits says that the shaper can split packets of a class into frames.
+	// Splits: the shaper can split packets of a class into frames.
 	Splits bool
-	// Below is the longest time that a packet waits after the shaper, as in the
-	// device's ring.
+	// Below is the longest wait after the shaper, as in the device's ring.
 	Below time.Duration
-	// HFSC says that the shaper is of this kind, and not HTB.
+	// HFSC: the shaper is HFSC, not HTB.
 	HFSC bool
-	// Received says that the packets have passed the link before they are shaped.
+	// Received: packets have passed the link before they are shaped.
 	Received bool
 }
 
-// Tenant is one network tenant and what is due to it on the Link.
+// Tenant is one network tenant and its due on the Link.
 type Tenant struct {
 	Slot identity.Slot
 	Name string // for reasons
 	policy.Net
-	// Bare says that nobody but the cgroup tree tells of it; see maxBare.
+	// Bare: only the cgroup tree reports it; see maxBare.
 	Bare bool
-	// Burst is how much it may send at once and still have all of it leave
-	// within Latency, in bytes; 0 is one full frame.
+	// Burst is how much it may send at once and have all of it leave within Latency, in bytes; 0 is
+	// one full frame.
 	Burst int
 }
 
-// Class is what one tenant gets. That of identity.Nobody is everybody else's: the
-// host's own packets, and those of containers without policy.
+// Class is what one tenant gets. identity.Nobody has the default class, for the host's own packets
+// and containers without policy.
 type Class struct {
 	Slot       identity.Slot
-	Guaranteed uint64 // bit/s, also while all others want everything; 0: the link's rate is not known
-	Ceil       uint64 // bit/s, also while nobody else wants anything; 0: all that such a link carries
-	Weight     uint64 // share of what is idle, in the unit of Plan.PerWeight
-	Level      int    // order for what is idle, 0 to 7, the smallest first
-	Split      int    // packets that are larger are cut into frames, bytes; 0: none are
+	Guaranteed uint64 // bit/s, whatever the others send; 0: the link's rate is not known
+	Ceil       uint64 // bit/s, with the link idle; 0: all that such a link carries
+	Weight     uint64 // share of idle bandwidth, in units of Plan.PerWeight
+	Level      int    // order for idle bandwidth, 0 to 7, the smallest first
+	Split      int    // larger packets are cut into frames, bytes; 0: no splitting
 	HTB        HTB
 	HFSC       HFSC
 }
@@ -67,58 +65,56 @@ type Class struct {
 // Plan is how a Link is divided.
 type Plan struct {
 	Link    Link
-	Root    HTB     // of the class that all others borrow from
-	Top     HFSC    // the same of HFSC
+	Root    HTB     // of the class that lends to all others
+	Top     HFSC    // the same for HFSC
 	Classes []Class // by Slot; the first is that of identity.Nobody
 
-	// The paper's B_s, B_d, W_s and W_d: what is promised to those with a
-	// rate, what is divided by weight, and the weights of both kinds, in
-	// thousandths.
+	// The paper's B_s, B_d, W_s and W_d: what is promised as rates, what is divided by weight, and
+	// the weights of both kinds, in thousandths.
 	Static, Dynamic             uint64
 	StaticWeight, DynamicWeight uint64
-	// PerWeight is the bandwidth that one unit of weight stands for, bit/s.
+	// PerWeight is the bandwidth of one unit of weight, bit/s.
 	PerWeight uint64
-	// Split is the Class.Split of those classes that have one; 0: none has, and
-	// every latency is kept without.
+	// Split is the Class.Split of the classes that have one; 0: every latency is kept without
+	// splitting.
 	Split int
 }
 
 // levels is how many priorities HTB has (TC_HTB_NUMPRIO).
 const levels = 8
 
-// unit is a weight of 1. Weights of tenants with a rate result from a division,
-// so they need fractional digits.
+// unit is a weight of 1. Weights of tenants with a rate result from a division, so they need
+// fractional digits.
 const unit = 1000
 
 // defaultWeight is the weight of a tenant with neither weight nor rate.
 const defaultWeight = 1
 
-// minShare is the least rate that anybody is guaranteed, in bit/s, because a
-// class of HTB cannot have a rate of 0. It is policy's least rate, and needs no
-// admission: the 5 % that are never promised have room for it.
+// minShare is the least guaranteed rate, in bit/s, because a class of HTB cannot have a rate of 0.
+// It is policy's least rate, and needs no admission: the 5 % that are never promised have room for
+// it.
 const minShare = 1000
 
-// admitted is the part of a link that may be promised, in percent; see
-// policy.FitLink, which decides.
+// admitted is the part of a link that may be promised, in percent; see policy.FitLink, which
+// decides.
 const admitted = 95
 
-// maxBare is the part of a link that may be promised to all bare tenants together,
-// in percent: whoever may make cgroups must not take the rest.
+// maxBare limits what all bare tenants together are promised, in percent of the link, so that a
+// process that may make cgroups cannot take the rest.
 const maxBare = 50
 
-// Compute divides a link among tenants, and everybody else. This is Algorithm 1
-// of the paper as a function of the whole set, so that it does not matter in
-// which order containers came and went:
+// Compute divides a link among tenants and the default class. This is Algorithm 1 of the paper as a
+// function of the whole set, so that the order of arrival does not matter:
 //
-//   - who has a rate gets it (line 11), and the weight that it amounts to (25);
-//   - who has a weight gets its part of the rest (28), up to its ceil; what a
-//     ceil leaves over goes to the others;
-//   - who has both gets both; who has neither has a weight of 1.
+//   - a tenant with a rate gets it (line 11), and the weight that it amounts to (25);
+//   - a tenant with a weight gets its part of the rest (28), up to its ceil; the others get what a
+//     ceil leaves over;
+//   - a tenant with both gets both, and one with neither has a weight of 1.
 //
-// On a link whose rate is not known it keeps what can be kept; see Link.Unkept.
+// On a link with an unknown rate it keeps what can be kept; see Link.Unkept.
 //
-// A tenant whose promise cannot be kept gives a *Refusal; of several, the one
-// with the highest slot, as that is likely to have come last.
+// If a promise cannot be kept it returns a *Refusal; of several, for the highest slot, which likely
+// came last.
 func Compute(l Link, tenants []Tenant) (Plan, error) {
 	if l.MaxPacket == 0 {
 		l.MaxPacket = l.MTU
@@ -137,7 +133,7 @@ func Compute(l Link, tenants []Tenant) (Plan, error) {
 	return p.share(ts, l.Rate/100*admitted)
 }
 
-// share gives each tenant its class; most is what may be promised in all, bit/s.
+// share assigns each tenant its class; most is the limit of all promises, bit/s.
 func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 	l := p.Link
 	for _, t := range ts {
@@ -150,8 +146,8 @@ func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 		p.Dynamic = most - p.Static
 	}
 	shares := divide(p.Dynamic, ts)
-	// The bandwidth of a unit of weight, from the shares that no ceil limits. The
-	// default class has no ceil, so there is always such a share.
+	// The bandwidth of a unit of weight, from a share that no ceil limits: that of the default
+	// class, which has none.
 	p.PerWeight = max(shares[0]/defaultWeight, minShare)
 	lvl := ranks(l, ts)
 	for i, t := range ts {
@@ -172,11 +168,11 @@ func (p Plan) share(ts []Tenant, most uint64) (_ Plan, err error) {
 	return p, nil
 }
 
-// weighted says whether a tenant has a part in what is divided by weight.
+// weighted reports whether a tenant takes part in the division by weight.
 func (t Tenant) weighted() bool { return t.Weight > 0 }
 
-// admit checks what can be checked before anything is divided. It returns the
-// tenants by slot, with defaults filled in, after the default class.
+// admit checks what can be checked before the division. It returns the tenants by slot, with
+// defaults filled in, after the default class.
 func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 	ts := append([]Tenant{{Slot: identity.Nobody, Name: "the host and containers without policy"}}, tenants...)
 	slices.SortStableFunc(ts, func(a, b Tenant) int { return cmp.Compare(a.Slot, b.Slot) })
@@ -188,7 +184,7 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 			return nil, fmt.Errorf("divide link %q: slot %d of %q is not its own", l.Name, t.Slot, t.Name)
 		}
 		if t.Ceil == 0 || t.Ceil > l.Rate {
-			t.Ceil = l.Rate // a higher one never holds anything back
+			t.Ceil = l.Rate // a higher one limits nothing
 		}
 		if t.Rate > t.Ceil && t.Rate <= l.Rate {
 			return nil, &Refusal{Slot: t.Slot, Key: "rate", err: ErrOverCeil,
@@ -214,7 +210,7 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 	return ts, nil
 }
 
-// overLink says whose rate does not fit, and which one would.
+// overLink names a rate that does not fit, and one that would.
 func overLink(l Link, ts []Tenant, why error) error {
 	last := len(ts) - 1
 	for ts[last].Rate == 0 {
@@ -225,7 +221,7 @@ func overLink(l Link, ts []Tenant, why error) error {
 		if i == last || t.Rate == 0 {
 			continue
 		}
-		if others += t.Rate; others > most || t.Rate > most { // also when it runs over
+		if others += t.Rate; others > most || t.Rate > most { // also on overflow
 			others = most
 		}
 		if biggest < 0 || t.Rate > ts[biggest].Rate {
@@ -244,9 +240,9 @@ func overLink(l Link, ts []Tenant, why error) error {
 	return r
 }
 
-// divide gives each tenant its part of pool by weight, but no more than the room
-// between its rate and its ceil. It divides what a ceil leaves over among the
-// others. Tenants without weight get nothing. Fractions of a bit are dropped.
+// divide assigns each tenant its part of pool by weight, up to the room between its rate and its
+// ceil. The others share what a ceil leaves over. Tenants without weight get nothing. Fractions of
+// a bit are dropped.
 func divide(pool uint64, ts []Tenant) []uint64 {
 	order := make([]int, 0, len(ts))
 	var weights uint64
@@ -256,7 +252,7 @@ func divide(pool uint64, ts []Tenant) []uint64 {
 			weights += uint64(t.Weight)
 		}
 	}
-	// Sorted by whose ceil is reached first, in bandwidth per unit of weight.
+	// Sorted by the bandwidth per unit of weight that reaches the ceil.
 	room := func(i int) uint64 { return ts[i].Ceil - ts[i].Rate }
 	slices.SortFunc(order, func(a, b int) int {
 		h1, l1 := bits.Mul64(room(a), uint64(ts[b].Weight))
@@ -280,11 +276,10 @@ func divide(pool uint64, ts []Tenant) []uint64 {
 	return shares
 }
 
-// ranks gives each tenant a level by its priority: those without one come last.
-// For more different priorities than there are levels each level is an interval
-// of them (the paper's priority intervals), cut anew by rank for each set of
-// tenants: the levels are evenly used however the numbers lie. Under HTB the
-// first level is for tenants with a latency, if there are any: see inTurn.
+// ranks assigns each tenant a level by its priority; tenants without one come last. If there are
+// more priorities than levels, each level is an interval of them (the paper's priority intervals),
+// cut by rank for each set of tenants, so that the levels are evenly used. Under HTB the first
+// level is for tenants with a latency, if there are any: see inTurn.
 func ranks(l Link, ts []Tenant) []int {
 	const none = 1 << 62
 	of := func(t Tenant) int {
@@ -318,12 +313,10 @@ func ranks(l Link, ts []Tenant) []int {
 	return out
 }
 
-// urgent says whether a tenant must be served before all others for its latency
-// to be kept.
+// urgent reports whether a tenant's latency requires that it is served first.
 func (t Tenant) urgent(l Link) bool { return !l.HFSC && t.Latency > 0 }
 
-// muldiv is a*b/c without overflow on the way, at most the largest number;
-// 0 for c = 0.
+// muldiv is a*b/c without overflow on the way, at most the largest number; 0 for c = 0.
 func muldiv(a, b, c uint64) uint64 {
 	if c == 0 {
 		return 0
@@ -336,19 +329,19 @@ func muldiv(a, b, c uint64) uint64 {
 	return q
 }
 
-// ErrOverCeil is what a Refusal wraps for a rate above the ceil.
+// ErrOverCeil is wrapped by a Refusal for a rate above the ceil.
 var ErrOverCeil = errors.New("rate above ceil")
 
-// ErrInfeasible is what a Refusal wraps for a latency that cannot be kept.
+// ErrInfeasible is wrapped by a Refusal for a latency that cannot be kept.
 var ErrInfeasible = errors.New("latency cannot be kept")
 
-// Refusal says why one tenant cannot get what is due to it. It wraps
-// policy.ErrOverLink, ErrOverCeil or ErrInfeasible.
+// Refusal reports why one tenant cannot get its due. It wraps policy.ErrOverLink, ErrOverCeil or
+// ErrInfeasible.
 type Refusal struct {
 	Slot   identity.Slot
 	Key    string // "rate" or "latency"
-	Reason string // which limit, and which other container where there is one
-	Mend   string // what would make it possible; "" for nothing
+	Reason string // the limit, and the other container if there is one
+	Mend   string // what would make it possible; "": nothing
 
 	err error
 }

@@ -21,7 +21,7 @@ func link(rate uint64) Link {
 	return Link{Name: "eth0", Rate: rate, MTU: 1514, MaxPacket: 65536, Splits: true}
 }
 
-// curves is a link whose shaper is HFSC.
+// curves returns a link with HFSC.
 func curves(rate uint64) Link {
 	l := link(rate)
 	l.HFSC = true
@@ -43,7 +43,7 @@ func compute(t *testing.T, l Link, ts ...Tenant) Plan {
 	return p
 }
 
-// guaranteed gives what each class is guaranteed, everybody else's first.
+// guaranteed returns the guarantee of each class, the default class first.
 func guaranteed(p Plan) []uint64 {
 	var out []uint64
 	for _, c := range p.Classes {
@@ -56,7 +56,7 @@ func TestDivide(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		nets []policy.Net // slots 1, 2, ...
-		want []uint64     // on a link of 1 Gbit/s, of which 950 Mbit/s are divided
+		want []uint64     // on a link of 1 Gbit/s, with 950 Mbit/s to divide
 	}{
 		{"nobody", nil, []uint64{950 * mbit}},
 		{"one weight", []policy.Net{{Weight: 1}}, []uint64{475 * mbit, 475 * mbit}},
@@ -89,15 +89,15 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// The sums of Algorithm 1. The paper's listing sets W_s to zero for each
-// container, so that it is the weight of the last one only.
+// The sums of Algorithm 1. The paper's listing sets W_s to zero for each container, which leaves
+// the weight of the last one only.
 func TestSums(t *testing.T) {
 	p := compute(t, link(gbit),
 		tenant(1, policy.Net{Weight: 3}), tenant(2, policy.Net{Rate: 100 * mbit}), tenant(3, policy.Net{Rate: 50 * mbit}))
 	if p.Static != 150*mbit || p.Dynamic != 800*mbit {
 		t.Errorf("B_s %d, B_d %d, want 150 and 800 Mbit/s", p.Static, p.Dynamic)
 	}
-	// W_d is 1 for everybody else and 3: 200 Mbit/s for each unit.
+	// W_d is 1 for the default class and 3: 200 Mbit/s for each unit.
 	if p.DynamicWeight != 4*unit || p.PerWeight != 200*mbit {
 		t.Errorf("W_d %d, %d bit/s for each", p.DynamicWeight, p.PerWeight)
 	}
@@ -112,7 +112,7 @@ func TestSums(t *testing.T) {
 func TestLevels(t *testing.T) {
 	for _, tt := range []struct {
 		prios []int // -1: none
-		want  []int // everybody else's, which has none, is checked to be the last
+		want  []int // the default class has no priority and must be last
 	}{
 		{[]int{-1, -1}, []int{0, 0}},
 		{[]int{5, -1, 2}, []int{1, 2, 0}},
@@ -146,8 +146,7 @@ func TestLevels(t *testing.T) {
 	}
 }
 
-// Under HTB whoever has a latency is in front of all others, by the smallest
-// burst; under HFSC there is no such order.
+// Under HTB tenants with a latency come first, with the smallest burst; HFSC has no such order.
 func TestUrgent(t *testing.T) {
 	nets := []Tenant{tenant(1, policy.Net{Priority: prio(0)}), tenant(2, policy.Net{Latency: 2 * time.Millisecond}), tenant(3, policy.Net{Weight: 1, Latency: 3 * time.Millisecond})}
 	p := compute(t, link(gbit), nets...)
@@ -243,8 +242,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Half of a link at most is promised to tenants that only the cgroup tree tells of,
-// whoever else has asked for nothing yet.
+// At most half of a link is promised to bare tenants, whatever the others have asked for.
 func TestBare(t *testing.T) {
 	bare := func(s identity.Slot, rate uint64) Tenant {
 		x := tenant(s, policy.Net{Rate: rate})
@@ -300,10 +298,10 @@ func TestRealTime(t *testing.T) {
 		want    Curve // M1 and D to the nearest kbit/s and microsecond
 		ok      bool
 	}{
-		// Formula (1) as it is meant: 12 ms of a 1500-byte packet on a link of
-		// 1 Mbit/s leave 8 ms. 250 bytes in that time are the paper's 250 kbit/s.
+		// Formula (1) as it is meant: 12 ms of a 1500-byte packet on a link of 1 Mbit/s leave 8 ms.
+		// 250 bytes in that time are the paper's 250 kbit/s.
 		{"the paper's 250 kbit/s for 8 ms", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 250, 20 * time.Millisecond, Curve{250_000, 8 * time.Millisecond, 100_000}, true},
-		// What a whole packet within 20 ms takes: 1500 bytes in 8 ms.
+		// For a whole packet within 20 ms: 1500 bytes in 8 ms.
 		{"a whole packet of it", Link{Rate: mbit, MTU: 1500, MaxPacket: 1500}, 100_000, 1500, 20 * time.Millisecond, Curve{M1: 1_500_000}, false},
 		{"2 ms at 1 Gbit/s beside super-packets", link(gbit), mbit, 1500, 2 * time.Millisecond, Curve{8_132_000, 1476 * time.Microsecond, mbit}, true},
 		{"500 us there", link(gbit), mbit, 1500, 500 * time.Microsecond, Curve{}, false},
@@ -328,7 +326,7 @@ func TestFeasible(t *testing.T) {
 	}{
 		{tenant(0, policy.Net{Rate: 50 * mbit}), nil},
 		{tenant(0, policy.Net{Rate: 51 * mbit}), policy.ErrOverLink},
-		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of what it has
+		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of its present rate
 		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
 		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
 	} {
@@ -340,13 +338,12 @@ func TestFeasible(t *testing.T) {
 	}
 }
 
-// Feasible answers whether tenant t could join the others on the link; it changes
-// nothing. It returns the size into which packets of others would have to be
-// split for that (0: none), or a *Refusal, of t's wishes or of another's that t
-// would break.
+// Feasible reports whether tenant t could join the others on the link; it changes nothing. It
+// returns the size that packets of others would have to be split to (0: none), or a *Refusal, for t
+// or for another that t would break.
 func Feasible(l Link, others []Tenant, t Tenant) (split int, err error) {
 	if t.Slot == identity.Nobody {
-		t.Slot = identity.Max // whoever has none yet comes last
+		t.Slot = identity.Max // a tenant without a slot comes last
 	}
 	ts := make([]Tenant, 0, len(others)+1)
 	for _, o := range others {

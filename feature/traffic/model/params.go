@@ -2,33 +2,32 @@ package model
 
 import "time"
 
-// HTB holds the parameters of a class of HTB (tc-htb(8)). Prio orders what is
-// borrowed only: a class has its own rate whatever the others' priority is.
+// HTB holds the parameters of a class of HTB (tc-htb(8)). Prio orders borrowing only: a class gets
+// its own rate at any priority.
 type HTB struct {
 	Rate, Ceil uint64 // bit/s
-	// Burst and CBurst are how much may be sent at once at the speed of the
-	// device after a silence, in bytes: on account of Rate and of Ceil.
+	// Burst and CBurst are the bytes that may be sent at device speed after a silence, on account
+	// of Rate and of Ceil.
 	Burst, CBurst uint32
-	Quantum       uint32 // bytes in one turn of those that borrow
+	Quantum       uint32 // bytes per turn of a class that borrows
 	Prio          uint32 // 0 to 7, the smallest first
 }
 
-// HFSC holds the curves of a class of HFSC (tc-hfsc(7)): what it gets by
-// deadline, its share of the rest, and its upper bound.
+// HFSC holds the curves of a class of HFSC (tc-hfsc(7)): its deadline, its share of the rest, and
+// its upper bound.
 type HFSC struct {
 	RealTime, LinkShare, UpperLimit Curve
 }
 
-// burstTime is how long a class may save up its rate and its ceil. A timer that
-// fires late by less than that costs nothing of the rate, and a ceil is exceeded
-// by at most a hundredth in one second.
+// burstTime limits the rate and the ceil that a class saves up. A timer that fires later costs
+// rate; a ceil is exceeded by at most a hundredth in one second.
 const burstTime = 10 * time.Millisecond
 
-// turnTime is how long the turn of the class with the greatest weight may take
-// on the link, and so, about, how long the others wait for theirs.
+// turnTime limits the turn of the class with the greatest weight, and so, roughly, the wait of the
+// others.
 const turnTime = 5 * time.Millisecond
 
-// parameters fills in the parameters of the two shapers.
+// parameters computes the parameters of both shapers.
 func (p *Plan) parameters(ts []Tenant) {
 	rate := p.Link.Rate
 	p.Root = HTB{Rate: rate, Ceil: rate, Burst: p.burst(rate), CBurst: p.burst(rate), Quantum: uint32(p.Link.MTU)}
@@ -45,28 +44,27 @@ func (p *Plan) parameters(ts []Tenant) {
 		if ts[i].urgent(p.Link) {
 			c.HTB.Burst = uint32(ownBurst(p.Link, ts[i]))
 		}
-		// Each leaf has a real-time curve, because a leaf without one is starved
-		// by those that have one. feasible has admitted this curve before.
+		// Each leaf has a real-time curve, or it would starve behind those that have one. feasible
+		// has admitted this curve.
 		c.HFSC.RealTime, _ = realTime(p.Link, p.Link.largest(ts[i]), promised(ts[i], *c), burstOf(p.Link, ts[i]), ts[i].Latency)
 		share := max(muldiv(c.Weight, p.PerWeight, unit), minShare)
 		c.HFSC.LinkShare = Curve{M1: share, M2: share}
-		if c.Ceil < rate { // one on every class would defeat the sharing
+		if c.Ceil < rate { // an upper limit on every class would defeat the sharing
 			c.HFSC.UpperLimit = Curve{M1: c.Ceil, M2: c.Ceil}
 		}
 	}
 }
 
-// burst is what a rate sends in burstTime, at least two frames.
+// burst is the amount that a rate sends in burstTime, at least two frames.
 func (p *Plan) burst(rate uint64) uint32 {
 	b := muldiv(rate, uint64(burstTime), 8*uint64(time.Second))
 	return uint32(min(max(b, 2*uint64(p.Link.MTU)), 1<<31))
 }
 
-// quanta returns the quantum of a weight. HTB lets a class send one packet more
-// than its quantum in each turn. So the least quantum must be as long as the
-// largest packet for the shares of super-packets to be right; but then the
-// greatest must not hold up the others for too long. Where both are impossible,
-// the turns are kept short, and shares are right for packets of one frame.
+// quanta returns the quantum of a weight. HTB lets a class send one packet more than its quantum
+// per turn. So the least quantum must be as long as the largest packet for the shares of
+// super-packets to be right, but the greatest must not hold up the others for too long. If both are
+// impossible, turns are short, and shares are right for packets of one frame.
 func (p *Plan) quanta() func(weight uint64) uint32 {
 	least, greatest := p.Classes[0].Weight, uint64(0)
 	for _, c := range p.Classes {

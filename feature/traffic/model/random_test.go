@@ -82,8 +82,7 @@ func TestRandomPlans(t *testing.T) {
 				t.Fatalf("%+v has the level %d", want, c.Level)
 			}
 			if l.HFSC && want.Latency > 0 && want.Rate > 0 && c.HFSC.RealTime.D > 0 {
-				// What is promised: one frame by the deadline, after the
-				// largest packet of somebody else.
+				// The promise: one frame by the deadline, after the largest packet of another.
 				d := c.HFSC.RealTime.D
 				if lost := wire(p.Link.MaxPacket, l.Rate) + l.Below; d+lost > want.Latency+2 || c.HFSC.RealTime.after(d) < float64(l.MTU)*8*(1-1e-6) {
 					t.Fatalf("%+v breaks the latency %s", c, want.Latency)
@@ -109,7 +108,7 @@ func TestRandomPlans(t *testing.T) {
 	})
 }
 
-// checkPair checks what holds between any two classes.
+// checkPair checks the relation of any two classes.
 func checkPair(t *rapid.T, ta, tb Tenant, a, b Class, p Plan) {
 	pa, pb := 1<<62, 1<<62
 	if ta.Priority != nil {
@@ -118,7 +117,7 @@ func checkPair(t *rapid.T, ta, tb Tenant, a, b Class, p Plan) {
 	if tb.Priority != nil {
 		pb = *tb.Priority
 	}
-	inOrder := p.Link.HFSC || ta.Latency == 0 && tb.Latency == 0 // else whoever has a latency is in front
+	inOrder := p.Link.HFSC || ta.Latency == 0 && tb.Latency == 0 // else the one with a latency comes first
 	if inOrder && (pa == pb && a.Level != b.Level || pa < pb && a.Level > b.Level) {
 		t.Fatalf("priorities %d and %d have the levels %d and %d", pa, pb, a.Level, b.Level)
 	}
@@ -132,8 +131,8 @@ func checkPair(t *rapid.T, ta, tb Tenant, a, b Class, p Plan) {
 	}
 }
 
-// checkRefusal checks that a refusal says why, and that what it proposes works
-// as far as it is about the refused tenant alone.
+// checkRefusal checks that a refusal has a reason, and that its advice helps as far as the refused
+// tenant alone is concerned.
 func checkRefusal(t *rapid.T, l Link, ts []Tenant, err error) {
 	var r *Refusal
 	if !errors.As(err, &r) || r.Reason == "" {
@@ -157,15 +156,15 @@ func checkRefusal(t *rapid.T, l Link, ts []Tenant, err error) {
 			again[i].Latency = d
 		}
 	}
-	// Another one may still be refused, or this one because of another's
-	// curve, but never for the same reason again.
+	// Another one may still be refused, or this one because of another's curve, but never for the
+	// same reason.
 	var next *Refusal
 	if _, err := Compute(l, again); errors.As(err, &next) && next.Slot == r.Slot && next.Reason == r.Reason {
 		t.Fatalf("%v; with that: %v", r, next)
 	}
 }
 
-// A tenant that comes takes from those with weights alone.
+// A new tenant takes from tenants with weights only.
 func TestRandomArrival(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l, ts := some(t)

@@ -6,17 +6,15 @@ import (
 	"slices"
 )
 
-// tags is the length of two VLAN tags, by which a tagged frame may exceed a full
-// frame and must still pass.
+// tags is the length of two VLAN tags, which a frame may have in excess of a full frame.
 const tags = 8
 
-// Frame is the largest packet that splitting leaves, in bytes, link header
-// included.
+// Frame is the largest packet that splitting leaves, in bytes, link header included.
 func (l Link) Frame() int { return min(l.MTU+tags, l.MaxPacket) }
 
-// largest is the largest packet of anybody for which a tenant may have to wait. A
-// tenant that has not asked for splitting does not benefit when others have
-// packets split, so it does not lose its latency when they no longer need it.
+// largest is the largest packet that a tenant may have to wait for. A tenant that has not asked for
+// splitting does not benefit when others do, and so does not lose its latency when they no longer
+// need it.
 func (l Link) largest(t Tenant) int {
 	if t.Split {
 		return l.Frame()
@@ -24,9 +22,8 @@ func (l Link) largest(t Tenant) int {
 	return l.MaxPacket
 }
 
-// fit answers whether all latencies can be kept, and lets packets be split into
-// frames if that is necessary and allowed. It returns the tenants as the answer
-// assumed them: with Split where it is used.
+// fit reports whether all latencies can be kept, and lets packets be split into frames if necessary
+// and allowed. It returns the tenants as it assumed them: with Split where it is used.
 func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 	check := inTurn
 	if p.Link.HFSC {
@@ -49,8 +46,8 @@ func (p *Plan) fit(ts []Tenant) ([]Tenant, error) {
 	return nil, p.allow(err, ts, check)
 }
 
-// split splits the packets of all classes for which a tenant may have to wait
-// whose latency relies on it: all classes, except that of a single such tenant.
+// split splits the packets of all classes that a tenant relying on it may have to wait for: all,
+// except the class of a single such tenant.
 func (p *Plan) split(ts []Tenant) {
 	p.Split = p.Link.Frame()
 	counts := -1
@@ -71,8 +68,7 @@ func (p *Plan) split(ts []Tenant) {
 	}
 }
 
-// allow adds to a refusal whether the latency could be kept if splitting the
-// packets of others were allowed.
+// allow adds to a refusal whether splitting the packets of others would keep the latency.
 func (p *Plan) allow(err error, ts []Tenant, check func(Link, []Tenant, []Class) error) error {
 	r := new(Refusal)
 	i := -1

@@ -10,8 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Packets of others are cut where a latency needs it that may ask for it, and
-// nowhere else.
+// Packets of others are cut exactly where a latency that may ask for it needs it.
 func TestSplit(t *testing.T) {
 	const us = time.Microsecond
 	bulk := policy.Net{Weight: 5}
@@ -20,7 +19,7 @@ func TestSplit(t *testing.T) {
 		name  string
 		link  Link
 		nets  []policy.Net
-		split []identity.Slot // whose packets are cut; 0: everybody's
+		split []identity.Slot // classes that split packets; 0: the default class
 		err   string          // "": none
 	}{
 		{"not needed", link(gbit), []policy.Net{bulk, {Latency: 2000 * us, Split: true}}, nil, ""},
@@ -79,7 +78,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// What Feasible answers is what Compute does.
+// Feasible and Compute agree.
 func TestFeasibleSplit(t *testing.T) {
 	others := []Tenant{tenant(1, policy.Net{Weight: 1})}
 	for _, tt := range []struct {
@@ -95,8 +94,8 @@ func TestFeasibleSplit(t *testing.T) {
 	}
 }
 
-// Where packets are cut the turns of HTB are those of frames, and the curve of who
-// needs it has all the time that is left.
+// With splitting, the turns of HTB are those of frames, and the curve of the tenant that needs it
+// has all the time that is left.
 func TestSplitParameters(t *testing.T) {
 	ts := []Tenant{tenant(1, policy.Net{Weight: 1}), tenant(2, policy.Net{Weight: 1, Latency: 200 * time.Microsecond, Split: true})}
 	p := compute(t, link(gbit), ts...)

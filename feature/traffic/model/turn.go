@@ -7,29 +7,26 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// inTurn answers whether all latencies can be kept by HTB, which knows no
-// deadlines. It serves a class that stays within its own rate before any that
-// borrows, and of those the one with the smallest prio (net/sched/sch_htb.c,
-// htb_dequeue); so tenants with a latency have the smallest, and no others.
-// What such a tenant i has to wait for is one packet of somebody else that is
-// being sent, its own burst, and what the others like it may send: each its
-// burst and one packet more, as HTB looks at what is left of a burst before it
-// sends and not after, and from then on what it is guaranteed:
+// inTurn reports whether HTB, which knows no deadlines, can keep all latencies. It serves a class
+// within its own rate before any that borrows, and among these the smallest prio first
+// (net/sched/sch_htb.c, htb_dequeue); so exactly the tenants with a latency have the smallest. Such
+// a tenant i has to wait for one packet of another that is being sent, its own burst, and what the
+// others like it may send: each its burst and one packet more, as HTB looks at what is left of a
+// burst before it sends and not after, and from then on its guaranteed rate:
 //
 //	delay_i = (Lmax + sigma_i + sum_j (sigma_j + Lmax)) / (R - sum_j r_j) + D0
 //
-// with j over the other tenants with a latency, and the rest as in realTime.
-// Unlike a curve of HFSC the place in front is not for sale by parts: such a
-// tenant also comes first for what is idle.
+// with j over the other tenants with a latency, and the rest as in realTime. Unlike a curve of
+// HFSC, the first place is all or nothing: such a tenant also comes first for idle bandwidth.
 func inTurn(l Link, ts []Tenant, classes []Class) error {
 	var sum uint64
 	for i, t := range ts {
-		sum += promised(t, classes[i]) // as much as a link has at the most, each
+		sum += promised(t, classes[i]) // at most the link's rate each
 	}
 	if sum > l.Rate {
 		return tooMany(l, ts)
 	}
-	for i := len(ts) - 1; i >= 0; i-- { // the newest first: it is the one to refuse
+	for i := len(ts) - 1; i >= 0; i-- { // the newest first: it is refused
 		if ts[i].Latency == 0 {
 			continue
 		}
@@ -40,7 +37,7 @@ func inTurn(l Link, ts []Tenant, classes []Class) error {
 	return nil
 }
 
-// turn returns the longest time that a packet of tenant i may have to wait.
+// turn returns the longest wait of a packet of tenant i.
 func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
 	lmax := l.largest(ts[i])
 	bytes, rate := uint64(lmax+burstOf(l, ts[i])), l.Rate
@@ -54,11 +51,11 @@ func turn(l Link, ts []Tenant, classes []Class, i int) time.Duration {
 	return time.Duration(min(muldiv(bytes*8, uint64(time.Second), rate), uint64(longest))) + 1 + l.Below
 }
 
-// ownBurst is how much an urgent tenant may send at once on its own account. Its
-// savings delay the others like it, so they are no more than it needs.
+// ownBurst is how much an urgent tenant may send at once. Its savings delay the others like it, so
+// they are no more than it needs.
 func ownBurst(l Link, t Tenant) int { return max(burstOf(l, t), 2*l.MTU) }
 
-// tooLate says why tenant i would wait for longer than its latency.
+// tooLate refuses tenant i, which would wait for longer than its latency.
 func tooLate(l Link, ts []Tenant, classes []Class, i int, need time.Duration) error {
 	others, greedy := 0, -1
 	for j, t := range ts {

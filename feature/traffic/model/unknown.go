@@ -2,20 +2,19 @@ package model
 
 import "github.com/fairlead-project/fairlead/policy"
 
-// What stands for the rate of a link where nobody knows it, bit/s.
+// Stand-ins for an unknown link rate, bit/s.
 const (
-	fastest = 1 << 40 // no link is as fast: no class waits for its turn before the device does
+	fastest = 1 << 40 // faster than any link: the device limits a class before HTB does
 	usual   = 1_000_000_000
-	// slowest is divided by weight before any priority counts, so that a container
-	// with a high one leaves all others, the host included, at least that.
+	// slowest is divided by weight before any priority counts, so that a container with a high one
+	// leaves at least that to all others, the host included.
 	slowest = 10_000_000
 )
 
-// Unkept names those of a tenant's wishes that are not kept on this link, as
-// nobody knows its rate. A ceil is kept all the same. So are weights and
-// priorities of what is sent: the device takes no more than the link carries,
-// and what waits for it is sent in their order. What has been received has
-// passed the link, and nothing waits.
+// Unkept lists a tenant's keys that are not kept on this link because its rate is unknown. A ceil
+// is kept all the same. So are weights and priorities of what is sent: the device takes no more
+// than the link carries, and packets wait in their order. What was received has passed the link,
+// and nothing waits.
 func (l Link) Unkept(n policy.Net) (keys []string) {
 	if l.Rate > 0 {
 		return nil
@@ -36,7 +35,7 @@ func (l Link) Unkept(n policy.Net) (keys []string) {
 	return keys
 }
 
-// unknown is Compute for a link whose rate is not known.
+// unknown is Compute for a link with an unknown rate.
 func unknown(l Link, tenants []Tenant) (Plan, error) {
 	kept := make([]Tenant, len(tenants))
 	for i, t := range tenants {

@@ -27,7 +27,7 @@ func TestUnknownRate(t *testing.T) {
 		if want := []uint64{fastest, fastest, fastest, 50 * mbit, fastest}[i]; c.HTB.Ceil != want {
 			t.Errorf("class %d: HTB has the ceil %d, want %d", i, c.HTB.Ceil, want)
 		}
-		// Nobody is starved by those with a priority, and nobody is promised more than any link has.
+		// Priorities starve no tenant, and no promise exceeds what any link has.
 		weight := []uint64{1, 1, 2, 1, 1}[i]
 		if want := slowest / 6 * weight; c.HTB.Rate/10 != want/10 {
 			t.Errorf("class %d: HTB has the rate %d, want %d", i, c.HTB.Rate, want)
@@ -41,7 +41,7 @@ func TestUnknownRate(t *testing.T) {
 	}
 }
 
-// What has been received cannot be put in order any more: its ceils are kept.
+// What was received cannot be reordered: only its ceils are kept.
 func TestUnknownRateReceived(t *testing.T) {
 	l := link(0)
 	l.Received = true
