@@ -10,9 +10,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// What an agent that was killed has left: of containers that ended it is
-// undone, of those that run it is adopted without a write, and what belongs to
-// a feature that is not here is undone too.
+// Changes of a killed agent: for containers that ended they are undone, for running ones they are
+// adopted without a write, and those of a feature that is not here are undone too.
 func TestAgentAdopts(t *testing.T) {
 	r := newRig(t, 1, 2, 3, 4, 5)
 	j := r.journal()
@@ -63,9 +62,8 @@ func TestAgentAdopts(t *testing.T) {
 	}
 }
 
-// TestAgentAdoptsPod starts after an agent that was killed, and the container in
-// whose name it had changed something for a pod with it. The rest of the pod
-// takes that over before anybody undoes it.
+// TestAgentAdoptsPod starts after an agent was killed together with the container that owns its
+// changes for a pod. The rest of the pod takes them over before they are undone.
 func TestAgentAdoptsPod(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	j := r.journal()

@@ -2,8 +2,8 @@ package agent
 
 import "github.com/fairlead-project/fairlead/container"
 
-// again has a container's Target applied once more, as the feature would return
-// something else now.
+// again requests another Apply of a container's Target, as the feature would return something else
+// now.
 func (w *worker) again(id container.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -11,7 +11,7 @@ func (w *worker) again(id container.ID) {
 	if r == nil || r.want == nil || r.tries > 0 { // a retry is due in any case
 		return
 	}
-	if w.busy == r { // what that call returns may be old
+	if w.busy == r { // that call's result may be out of date
 		r.asked++
 	}
 	r.due = w.pace.now()

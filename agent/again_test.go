@@ -18,14 +18,14 @@ type notifier struct {
 
 func (n *notifier) Notify(changed func(container.ID)) { n.changed = changed }
 
-// A feature that sees that something was undone is called at once, also while it is
-// called, and what it returns then is the status.
+// A feature that sees that something was undone is called at once, also while it is called, and
+// what it returns then is the status.
 func TestWorkerIsNotified(t *testing.T) {
 	c, f := newClock(), &notifier{fake: newFake()}
 	var says error
 	f.apply = func(context.Context, policy.Target) error { return says }
 	w := newWorker(f, c.pace(), quiet(), func() {})
-	f.changed(1) // nobody is there yet
+	f.changed(1) // no container is known yet
 	w.want(targets(target(1, "isolate"), target(2, "isolate")), false)
 	steps(t, w)
 	expect(t, f.fake, "apply 1 isolate", "apply 2 isolate")

@@ -1,13 +1,13 @@
-// Package agent is the composition root. It constructs the sources, the policy,
-// the journal and the features, and keeps the host as policy wants it.
+// Package agent is the composition root. It constructs the sources, the policy, the journal and the
+// features, and keeps the host as policy wants it.
 //
-// Each round works from complete lists: which containers run (container.Set), and
-// what each is due (policy). One worker per feature compares that with what it has
-// applied, and calls Apply and Remove. An event only says that another round is
-// worthwhile, so a lost event costs time and nothing else.
+// Each round works from complete lists: which containers run (container.Set), and what each is due
+// (policy). One worker per feature compares that with what it has applied, and calls Apply and
+// Remove. An event only says that another round is worthwhile, so a lost event costs time and
+// nothing else.
 //
-// Only this package imports features, in features.go. cmd/fairlead and bench call
-// it; everything else talks to an agent through package api.
+// Only this package imports features, in features.go. cmd/fairlead and bench call it; everything
+// else talks to an agent through package api.
 package agent
 
 import (
@@ -32,7 +32,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// containers is who runs now. *container.Set is one.
+// containers lists the running containers. *container.Set is one.
 type containers interface {
 	feature.Containers
 	Run(context.Context) error
@@ -54,7 +54,7 @@ type policies interface {
 
 const (
 	stopTime    = 15 * time.Second // for the features to remove what is in force, and for the journal
-	refreshTime = 5 * time.Minute  // between rounds that nothing asked for
+	refreshTime = 5 * time.Minute  // between rounds without a request
 	readyTime   = 10 * time.Second // to wait for sources that do not answer
 )
 
@@ -69,14 +69,14 @@ type Agent struct {
 	set     containers
 	policy  policies
 	journal *journal.Journal
-	opener  func() journal.Opener // for what is opened now
+	opener  func() journal.Opener // for a list of entries opened now
 	all     []feature.Feature
 
 	identity *identity.Identity // nil where there is none
 
 	workers []*worker // of the features that work here
 
-	kick     chan struct{} // capacity 1: a round is worth making
+	kick     chan struct{} // capacity 1: requests a round
 	rounding sync.Mutex    // one round at a time
 	probing  sync.Mutex    // one Doctor at a time
 
@@ -84,18 +84,18 @@ type Agent struct {
 	hand    overrides
 
 	keeping  sync.Mutex // one write of the last good policy at a time
-	keptWhen time.Time  // of what is written down of it
+	keptWhen time.Time  // of the version written last
 
 	fresh  fresh
 	layout func() (cgroup.Layout, error) // found once
 
 	watched []*watched            // belongs to loop
-	hung    map[*worker]time.Time // the calls that the log was told of; belongs to loop
+	hung    map[*worker]time.Time // hanging calls in the log; belongs to loop
 
 	// Guarded by rounding:
-	remembered *container.Known  // what was last written into the state directory
+	remembered *container.Known  // as last written into the state directory
 	forgetful  bool              // that failed
-	said       map[string]string // what the log was told of sources
+	said       map[string]string // last log line of each source
 
 	mu        sync.Mutex // guards what follows
 	targets   map[container.ID]policy.Target
@@ -103,16 +103,16 @@ type Agent struct {
 	problems  []policy.Problem
 	complete  bool
 	whole     bool                    // every source has given its list, or has had the time to
-	held      map[container.ID]bool   // let go of by Restore
-	kept      map[container.ID]string // as they are, until the runtime with this name answers
+	held      map[container.ID]bool   // released by Restore
+	kept      map[container.ID]string // left alone until the runtime with this name answers
 	heldAll   bool
-	lapses    time.Time // when the first of what has an expiry lapses; zero: nothing has
+	lapses    time.Time // when the first expiry comes; zero: none
 	decisions map[choice]policy.Decision
 	rounds    roundCounts
 }
 
-// fresh caches the answers to containers, which ask as often as they like. It has
-// a mutex of its own, because making an answer takes those of the features.
+// fresh caches the answers to containers, which ask as often as they like. It has a mutex of its
+// own, because making an answer takes those of the features.
 type fresh struct {
 	mu      sync.Mutex
 	at      time.Time
@@ -120,17 +120,16 @@ type fresh struct {
 	reports []func(container.Container, *api.SelfReports)
 }
 
-// roundCounts are the rounds since start.
+// roundCounts counts the rounds since start.
 type roundCounts struct {
 	made uint64
 	took time.Duration // all together
 }
 
-// New opens the journal, constructs sources, policy and features, and changes
-// nothing on the host. Run deals with what an earlier agent left.
+// New opens the journal, constructs sources, policy and features, and changes nothing on the host.
+// Run handles what an earlier agent left.
 //
-// Errors: a MarkMask that is no 16 bits in a row; a MetricsAddr that is none;
-// ErrTwo; journal.ErrBusy if another agent has StateDir.
+// Errors: an invalid MetricsAddr; ErrTwo; journal.ErrBusy if another agent has StateDir.
 func New(cfg Config) (*Agent, error) {
 	if cfg.Roots == (kernel.Roots{}) {
 		cfg.Roots = kernel.Default()
@@ -140,9 +139,6 @@ func New(cfg Config) (*Agent, error) {
 	}
 	if cfg.StateDir == "" {
 		return nil, errors.New("start agent: no state directory is given")
-	}
-	if _, err := identity.MarkShift(cfg.MarkMask); err != nil {
-		return nil, fmt.Errorf("start agent: mark mask: %w", err)
 	}
 	if err := checkMetricsAddr(cfg.MetricsAddr); err != nil {
 		return nil, fmt.Errorf("start agent: %w", err)
@@ -210,7 +206,7 @@ func assemble(cfg Config, set containers, store policies, j *journal.Journal, op
 	return a
 }
 
-// nudge asks for a round.
+// nudge requests a round.
 func (a *Agent) nudge() {
 	select {
 	case a.kick <- struct{}{}:
@@ -218,9 +214,9 @@ func (a *Agent) nudge() {
 	}
 }
 
-// Run works until ctx ends, and then stops cleanly: it removes what it has
-// applied, restores what remains in the journal, and closes everything. It is
-// called once. The error is nil after a clean stop.
+// Run works until ctx ends, and then stops cleanly: it removes what it has applied, restores what
+// remains in the journal, and closes everything. It is called once. The error is nil after a clean
+// stop.
 func (a *Agent) Run(ctx context.Context) error {
 	serve, err := a.servers()
 	if err != nil {
@@ -230,13 +226,14 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return errors.Join(append(errs, a.close())...)
 	}
-	// Before the first round, which without its policy would undo what an earlier
-	// agent has left in force for containers that still run.
+	// Before the first round, which without its policy would undo what an earlier agent has left in
+	// force for running containers.
 	a.recallPolicy()
 	a.reload()
 	a.recall()
-	// Changes that have lapsed meanwhile must not be adopted.
-	a.undoExpired(a.pace.now(), func(journal.Entry) bool { return true })
+	// Changes that have lapsed meanwhile must not be adopted, and what an earlier release
+	// noted by another name is not found by the features.
+	a.undo(func(e journal.Entry) bool { return e.Expired(a.pace.now()) || e.Ref.Kind == cgroup.KindIdle })
 	a.adopt()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, s := range serve {
@@ -262,8 +259,8 @@ func (a *Agent) Run(ctx context.Context) error {
 			stopped <- w.stop(end)
 		}()
 	}
-	// The first that fails ends all the others, and the agent. Any of them may
-	// be waiting for a feature that hangs.
+	// The first that fails ends all the others, and the agent. Any of them may be waiting for a
+	// feature that hangs.
 	loops := make(chan error, 1)
 	go func() { loops <- g.Wait() }()
 	<-ctx.Done()
@@ -283,8 +280,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(err, a.await(end, stopped), a.restoreAll(), a.close())
 }
 
-// await waits until every worker has stopped, or has had the time to. It abandons
-// a worker that hangs in a feature; the journal knows what that has in force.
+// await waits until every worker has stopped, or has had the time to. It abandons a worker that
+// hangs in a feature; the journal has its changes.
 func (a *Agent) await(end context.Context, stopped <-chan error) error {
 	var errs []error
 	for range a.workers {
@@ -298,8 +295,8 @@ func (a *Agent) await(end context.Context, stopped <-chan error) error {
 	return errors.Join(errs...)
 }
 
-// restoreAll undoes what is left in the journal, as far as time permits. The rest
-// is for `fairlead restore`, or the next agent.
+// restoreAll undoes what is left in the journal, as far as time permits. The rest is for `fairlead
+// restore`, or the next agent.
 func (a *Agent) restoreAll() error {
 	done := make(chan error, 1)
 	go func() {
@@ -315,7 +312,7 @@ func (a *Agent) restoreAll() error {
 	}
 }
 
-// close releases the journal, and the features that have no worker to close them.
+// close releases the journal, and the features without a worker.
 func (a *Agent) close() error {
 	var errs []error
 	for _, f := range a.all {

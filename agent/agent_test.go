@@ -108,7 +108,7 @@ func TestAgentExplains(t *testing.T) {
 	for _, f := range x.Container.Features {
 		states[f.Feature] = f.State
 	}
-	if diff := cmp.Diff(map[string]string{"netcpu": api.StateDone, "overlay": api.StateNotBuilt}, states); diff != "" {
+	if diff := cmp.Diff(map[string]string{"netcpu": api.StateDone}, states); diff != "" {
 		t.Errorf("features (-want +got):\n%s", diff)
 	}
 
@@ -292,9 +292,8 @@ func TestAgentClosesWhatItCannotServe(t *testing.T) {
 	j.Close()
 }
 
-// A feature that neither works nor listens must not keep the agent from
-// working, and stopping, for all the others, nor from restoring what that one
-// has in force.
+// A feature that neither works nor listens must not keep the agent from working, and stopping, for
+// all the others, nor from restoring what that one has in force.
 func TestAgentWithHungFeature(t *testing.T) {
 	r := newRig(t, 1, 2)
 	synctest.Test(t, func(t *testing.T) {
@@ -336,8 +335,8 @@ func TestAgentWithHungFeature(t *testing.T) {
 	})
 }
 
-// A knob that hangs in the kernel's hands, with the feature's mutex held as in
-// life, neither keeps the others waiting nor the agent from stopping.
+// A knob that hangs in the kernel's hands, with the feature's mutex held as in life, neither keeps
+// the others waiting nor the agent from stopping.
 func TestAgentWithHungKnob(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	synctest.Test(t, func(t *testing.T) {
@@ -346,7 +345,7 @@ func TestAgentWithHungKnob(t *testing.T) {
 		stuck := stuckKnob{r.host.knob(2), make(chan struct{}), make(chan struct{})}
 		bad := newFake()
 		bad.name = "blockio"
-		locked := make(chan struct{}, 1) // a mutex whose waiters count as idle
+		locked := make(chan struct{}, 1) // a mutex with waiters that count as idle
 		bad.apply = func(context.Context, policy.Target) error {
 			locked <- struct{}{}
 			defer func() { <-locked }()
@@ -404,7 +403,7 @@ func (m lockedMeter) Read() (account.Reading, error) {
 	return account.Reading{}, nil
 }
 
-// stuckKnob is a knob at a place of its own whose Write does not return.
+// stuckKnob is a knob at a place of its own with a Write that does not return.
 type stuckKnob struct {
 	journal.Knob
 	began, release chan struct{}

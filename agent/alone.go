@@ -16,23 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrTwo means that another agent works in this network namespace: the two would
-// undo each other's qdiscs and offloads, whatever their state directories.
+// ErrTwo means that another agent works in this network namespace: the two would undo each other's
+// qdiscs and offloads, whatever their state directories.
 var ErrTwo = errors.New("another agent works in this network namespace")
 
-// aloneSocket is the abstract unix socket that an agent has. The kernel keeps
-// those names for each network namespace by itself, and ends them with the process.
+// aloneSocket is the abstract unix socket of an agent. The kernel keeps such names per network
+// namespace, and releases them with the process.
 const aloneSocket = "@fairlead-agent"
 
-// alone takes name in this network namespace until it is closed. Whoever may
-// connect anywhere can also take a name first: one that could not be an agent does
-// not keep one from working, but from being noticed by the next.
+// alone takes name in this network namespace until it is closed. Another process may take a name
+// first: one that could not be an agent does not keep this one from working, but keeps the next
+// from noticing it.
 //
 // Errors: ErrTwo.
 func alone(name, proc string, log *slog.Logger) (io.Closer, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
 	if err == nil {
-		return l, nil // nobody is ever accepted: the peer's credentials come without
+		return l, nil // nothing is accepted: the peer's credentials come without
 	}
 	if !errors.Is(err, unix.EADDRINUSE) {
 		log.Warn("a second agent in this network namespace would not be noticed", "err", err)
@@ -47,8 +47,7 @@ func alone(name, proc string, log *slog.Logger) (io.Closer, error) {
 	return io.NopCloser(nil), nil
 }
 
-// whoListens gives who listens at a unix socket. It fails at once if too many wait
-// there already.
+// whoListens returns the listener of a unix socket. It fails at once if its backlog is full.
 func whoListens(name string) (unix.Ucred, error) {
 	d := net.Dialer{Timeout: time.Second}
 	c, err := d.Dial("unix", name)
@@ -70,9 +69,9 @@ func whoListens(name string) (unix.Ucred, error) {
 	return *cred, nil
 }
 
-// holds says whether a process has the socket with an abstract name. The credentials of
-// a listener are those of whoever called listen: that process may have left the socket to
-// another one and ended, and its number may be another's by now.
+// holds reports whether a process has the socket with an abstract name. The credentials of a
+// listener are those of the caller of listen: that process may have passed the socket on and ended,
+// and its number may be another's by now.
 func holds(proc string, pid int, name string) bool {
 	f, err := os.Open(filepath.Join(proc, "net", "unix"))
 	if err != nil {
@@ -96,8 +95,8 @@ func holds(proc string, pid int, name string) bool {
 	return false
 }
 
-// rules says whether a process has what an agent needs to change the host, which
-// root in a container has not.
+// rules reports whether a process has what an agent needs to change the host, which root in a
+// container lacks.
 func rules(proc string, pid int) bool {
 	f, err := os.Open(filepath.Join(proc, strconv.Itoa(pid), "status"))
 	if err != nil {

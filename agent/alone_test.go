@@ -50,7 +50,7 @@ func TestAlone(t *testing.T) {
 	again.Close()
 }
 
-// Whoever has taken the name may let as many wait there as the kernel allows.
+// The process that has taken the name may fill its backlog.
 func TestAloneCrowded(t *testing.T) {
 	name := fmt.Sprintf("@fairlead-crowd-%d", os.Getpid())
 	first, err := alone(name, "/proc", quiet())
@@ -78,8 +78,8 @@ func TestAloneCrowded(t *testing.T) {
 	}
 }
 
-// A process takes the name, leaves the socket to another one, and its number is then that
-// of one that could be an agent.
+// A process takes the name, leaves the socket to another one, and its number is then that of one
+// that could be an agent.
 func TestAloneLeft(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Log("the owner's uid has to be 0")

@@ -15,8 +15,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// robber is a meter by which container 1 takes so much of a CPU from 2, for as
-// long a second as the test likes.
+// robber is a meter that reports how much of a CPU container 1 takes from 2, and for how long.
 type robber struct {
 	mu     sync.Mutex
 	share  float64
@@ -164,8 +163,8 @@ func (m moved) Ref() journal.Ref {
 	return journal.Ref{Kind: sched.KindKthread, Object: m.Knob.Ref().Object}
 }
 
-// TestAutoAdopts starts after an agent that was killed while 1 and 2 were
-// isolated by decision, and 3 by policy; the policy of 2 has changed since.
+// TestAutoAdopts starts after an agent that was killed while 1 and 2 were isolated by decision, and
+// 3 by policy; the policy of 2 has changed since.
 func TestAutoAdopts(t *testing.T) {
 	r := newRig(t, 1, 2, 3)
 	m := &robber{second: time.Second, share: 0.2}
@@ -181,7 +180,7 @@ func TestAutoAdopts(t *testing.T) {
 		t.Fatal(err)
 	}
 	writes := r.host.writes.Load()
-	r.set.set(false) // nobody is known at first
+	r.set.set(false) // none is known at first
 	r.start()
 	r.set.set(false, veth(1, "auto"), veth(2, "observe"), veth(3, "auto"))
 	r.untilValue(2, "plain")

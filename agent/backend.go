@@ -32,21 +32,11 @@ func (a *Agent) target(c container.Container) policy.Target {
 	return policy.Target{Container: c}
 }
 
-// settings lists what applies to a container: what policy sets, and the defaults
-// of the features of this build.
-func (a *Agent) settings(t policy.Target) []api.Setting {
-	return wireSettings(slices.DeleteFunc(t.Effective(), func(o policy.Origin) bool {
-		here := slices.ContainsFunc(a.all, func(f feature.Feature) bool { return f.Name() == policy.FeatureOf(o.Key) })
-		return o.From == "default" && !here
-	}))
-}
-
-// describe gives what is known of a container. names is called only if an error names a
-// device by its number.
+// describe converts a container. It calls names only if an error names a device by its number.
 func (a *Agent) describe(c container.Container, names func() Devices) api.Container {
 	t := a.target(c)
 	w := wireContainer(c)
-	w.Policy, w.Features = a.settings(t), a.statuses(t)
+	w.Policy, w.Features = wireSettings(t.Effective()), a.statuses(t)
 	for i, s := range w.Features {
 		w.Features[i].Error = named(s.Error, names)
 	}
@@ -118,7 +108,7 @@ func (a *Agent) policyStatus() api.PolicyStatus {
 	return w
 }
 
-// Samples reads what the features measured.
+// Samples reads the features' samples.
 func (a *Agent) Samples(context.Context) (api.Samples, error) {
 	return a.samples(), nil
 }
@@ -149,16 +139,15 @@ func (a *Agent) Report(ctx context.Context, ask api.Ask) (any, error) {
 			return r.Report(ctx, of, ask)
 		}
 	}
-	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: ask.Feature + ": " + policy.NotAvailable}
+	return nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: ask.Feature + ": this agent has no report of it"}
 }
 
-// Version says what runs.
+// Version returns the versions of program and kernel.
 func (a *Agent) Version(context.Context) (api.Version, error) {
 	return VersionOf(a.cfg.Version), nil
 }
 
-// VersionOf fills in what is known of the program and the kernel around its
-// version.
+// VersionOf adds the program and the kernel to a version.
 func VersionOf(version string) api.Version {
 	v := api.Version{Version: cmp.Or(version, "unknown"), Go: runtime.Version(), API: "1"}
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -175,30 +164,30 @@ func VersionOf(version string) api.Version {
 	return v
 }
 
-// Reload reads the policy files again, and ends what Restore holds undone.
+// Reload reads the policy files again, and ends the holds of Restore.
 func (a *Agent) Reload(context.Context) (api.PolicyStatus, error) {
 	a.reload()
 	a.round()
 	return a.policyStatus(), nil
 }
 
-// freshFor is how old an answer to a container may be. Containers ask as often
-// as they like, and must not make the host read its counters as often.
+// freshFor is the age limit of an answer to a container. Containers ask as often as they like, and
+// must not make the host read its counters as often.
 const freshFor = 250 * time.Millisecond
 
-// Self tells the container that p is in about itself.
+// Self reports on the container of p to itself.
 func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 	c, ok := a.containerOf(p)
 	if !ok {
 		return api.Self{}, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
 	}
 	t := a.target(c)
-	out := api.Self{ID: c.ID, Name: c.Name, Policy: a.settings(t), Features: a.statuses(t), Measured: []api.FeatureSamples{}}
+	out := api.Self{ID: c.ID, Name: c.Name, Policy: wireSettings(t.Effective()), Features: a.statuses(t), Measured: []api.FeatureSamples{}}
 	for i, s := range out.Policy { // the rest is the host's business, and others'
 		out.Policy[i] = api.Setting{Key: s.Key, Value: s.Value}
 	}
 	for i, s := range out.Features {
-		if s.Error != "" { // it may name what is the host's business
+		if s.Error != "" { // it may contain the host's business
 			out.Features[i].Error = "see the host's administrator"
 		}
 	}
@@ -212,10 +201,10 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 			if !ok {
 				continue
 			}
-			// Whoever has asked first may hang up meanwhile.
+			// The first to ask may hang up meanwhile.
 			fn := func() func(container.Container, *api.SelfReports) { return r.SelfReport(context.WithoutCancel(ctx)) }
 			w := a.worker(f.Name())
-			if w == nil { // it does not work here, but may have something to tell
+			if w == nil { // unsupported here, but it may have a report
 				a.fresh.reports = append(a.fresh.reports, fn())
 			} else if report, ok := readBy(w.selves, fn); ok {
 				a.fresh.reports = append(a.fresh.reports, report)
@@ -232,20 +221,19 @@ func (a *Agent) Self(ctx context.Context, p api.Peer) (api.Self, error) {
 	return out, nil
 }
 
-// names says whether a number names another container.
+// names reports whether a number names another container.
 func names(s api.Sample) bool {
 	return slices.ContainsFunc(s.Labels, func(l api.Label) bool { return l.Container != 0 })
 }
 
-// Caller returns the container that a peer is in, or 0 if it is in no known one.
+// Caller returns the container of a peer, or 0 if it is in no known one.
 func (a *Agent) Caller(p api.Peer) container.ID {
 	c, _ := a.containerOf(p)
 	return c.ID
 }
 
-// containerOf finds the container that a peer is in: the one whose cgroup is
-// that of the peer or, if its processes are in cgroups of their own, the
-// nearest above.
+// containerOf finds the container of a peer: the one with the peer's cgroup or, if its processes
+// are in cgroups of their own, the nearest above.
 func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
 	if p.PID == 0 {
 		return container.Container{}, false
@@ -258,7 +246,7 @@ func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
 	if err != nil {
 		return container.Container{}, false
 	}
-	// Nothing is looked up for each level: the peer may be thousands deep.
+	// No lookup per level: the peer may be thousands deep.
 	above := func(dir string) bool { return paths.V2 == dir || strings.HasPrefix(paths.V2, dir+"/") }
 	var nearest container.Container
 	for _, c := range a.set.Snapshot().Containers {
@@ -269,7 +257,7 @@ func (a *Agent) containerOf(p api.Peer) (container.Container, bool) {
 	if nearest.ID == 0 {
 		return container.Container{}, false
 	}
-	// The Set may not know a cgroup yet that was made again under the same name.
+	// A cgroup that was recreated under the same name may be unknown to the Set.
 	if id, err := cgroup.ID(nearest.Cgroup.V2); err != nil || nearest.ID != container.ID(id) || !p.Same() {
 		return container.Container{}, false
 	}

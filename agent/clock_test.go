@@ -6,9 +6,9 @@ import (
 	"unsafe"
 )
 
-// step gives a time as it is read after somebody has set the clock: the wall clock is ahead
-// and the monotonic one is not. Package time offers no way to that; what it keeps in its
-// first word are nanoseconds in 30 bits, and above them seconds (time.go, hasMonotonic).
+// step returns a time as read after the clock was set: the wall clock is ahead and the monotonic
+// one is not. Package time offers no way to that; its first word holds nanoseconds in 30 bits, and
+// above them seconds (time.go, hasMonotonic).
 func step(t *testing.T, at time.Time, by time.Duration) time.Time {
 	t.Helper()
 	was := at

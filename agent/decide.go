@@ -57,9 +57,11 @@ func (a *Agent) decide(targets map[container.ID]policy.Target, complete bool, no
 // lapse undoes the journal's entries beyond their expiry, and notes when the next
 // decision or entry lapses.
 func (a *Agent) lapse(now time.Time) {
-	a.undoExpired(now, func(e journal.Entry) bool {
+	a.undo(func(e journal.Entry) bool {
 		w := a.worker(e.Owner.Feature)
-		return w == nil || !w.has(container.ID(e.Owner.Container)) || now.Sub(e.Expiry) >= lapseGrace
+		// What is the host's is changed for the sake of containers, and with what is theirs.
+		has := w != nil && (e.Owner.Container == 0 || w.has(container.ID(e.Owner.Container)))
+		return e.Expired(now) && (!has || now.Sub(e.Expiry) >= lapseGrace)
 	})
 	var next time.Time
 	first := func(t time.Time) {
@@ -81,13 +83,12 @@ func (a *Agent) lapse(now time.Time) {
 	a.lapses = next
 }
 
-// undoExpired undoes the expired entries that match.
-func (a *Agent) undoExpired(now time.Time, match func(journal.Entry) bool) {
-	if len(a.journal.Expired(now)) == 0 {
-		return
+// undo takes back the entries that match, and logs what became of them.
+func (a *Agent) undo(match func(journal.Entry) bool) {
+	if slices.ContainsFunc(a.journal.Entries(), match) { // an Opener is only made where there is something
+		out, _ := a.journal.Restore(a.opener(), match) // the outcomes tell the errors
+		a.tell(out)
 	}
-	out, _ := a.journal.Restore(a.opener(), func(e journal.Entry) bool { return e.Expired(now) && match(e) })
-	a.tell(out)
 }
 
 // lapsed says whether something has lapsed since the last round.

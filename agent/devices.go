@@ -19,8 +19,8 @@ type device struct {
 // Devices are the names of network devices, for texts that people read.
 type Devices map[device]string
 
-// HostDevices names the devices of the namespace that this process runs in. What cannot
-// be listed has no name.
+// HostDevices names the devices of the namespace of this process. Devices that cannot be listed
+// have no name.
 func HostDevices(roots kernel.Roots) Devices {
 	names := make(Devices)
 	ns, err := netdev.Open(filepath.Join(roots.Proc, "self/ns/net"))
@@ -38,7 +38,7 @@ func HostDevices(roots kernel.Roots) Devices {
 	return names
 }
 
-// devices names the devices of the host and of the containers that run.
+// devices names the devices of the host and of running containers.
 func (a *Agent) devices() Devices {
 	names := HostDevices(a.cfg.Roots)
 	for _, c := range a.set.Snapshot().Containers {
@@ -54,8 +54,8 @@ func (a *Agent) devices() Devices {
 	return names
 }
 
-// of names the device that an object of the journal belongs to (NETNS/INDEX, and perhaps
-// more); "" if it belongs to none, or its name is not known.
+// of names the device of a journal object (NETNS/INDEX, and perhaps more); "" if it has none, or
+// its name is not known.
 func (d Devices) of(object string) string {
 	part := strings.SplitN(object, "/", 3)
 	if len(part) < 2 {
@@ -69,11 +69,11 @@ func (d Devices) of(object string) string {
 	return d[device{netns, index}]
 }
 
-// numbered is how errors name a device, as package netdev and package qdisc put it.
+// numbered matches a device in errors of packages netdev and qdisc.
 var numbered = regexp.MustCompile(`device ([0-9]+) (?:in|of) netns ([0-9]+)`)
 
-// named puts the names of devices into the text of an error. find gives them, and is called
-// only if there is such a device.
+// named puts the names of devices into the text of an error. It calls find for them only if there
+// is such a device.
 func named(text string, find func() Devices) string {
 	return numbered.ReplaceAllStringFunc(text, func(s string) string {
 		m := numbered.FindStringSubmatch(s)

@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// Doctor says what this host can do.
+// Doctor reports what this host can do.
 func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
-	a.probing.Lock() // what it tries costs something
+	a.probing.Lock() // its trials have a cost
 	defer a.probing.Unlock()
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -24,7 +24,7 @@ func (a *Agent) Doctor(ctx context.Context) (probe.Report, error) {
 	return append(append(findings(ctx, a.cfg), examined(a.all, a.hangs)...), Unmatched(a.policyStatus())...), nil
 }
 
-// Unmatched makes findings of the policies of files that match no container.
+// Unmatched returns findings for policies of files that match no container.
 func Unmatched(st api.PolicyStatus) (list probe.Report) {
 	for _, i := range st.Idle {
 		list = append(list, probe.Finding{
@@ -37,8 +37,8 @@ func Unmatched(st api.PolicyStatus) (list probe.Report) {
 	return list
 }
 
-// Examine is Doctor without an agent: it says what one with this configuration
-// could do. It makes the features, which change nothing, and closes them again.
+// Examine is Doctor without an agent: it reports what an agent with this configuration could do. It
+// makes the features, which change nothing, and closes them again.
 func Examine(ctx context.Context, cfg Config) probe.Report {
 	r := findings(ctx, cfg)
 	fs, err := features(cfg, watch(cfg, nil), nil, nil)
@@ -63,11 +63,11 @@ func findings(ctx context.Context, cfg Config) probe.Report {
 		}
 	}
 	return withEngines(probe.Run(ctx, probe.Config{
-		Roots: cfg.Roots, Docker: cfg.DockerHost, Podman: cfg.PodmanHost, Containerd: containerd, Mark: cfg.MarkMask,
+		Roots: cfg.Roots, Docker: cfg.DockerHost, Podman: cfg.PodmanHost, Containerd: containerd,
 	}), cfg)
 }
 
-// examined is what the features say of this host, and which do not answer.
+// examined returns the features' findings about this host, and which features do not answer.
 func examined(fs []feature.Feature, hangs func(feature.Feature) string) (list []probe.Finding) {
 	var more []probe.Finding
 	for _, f := range fs {

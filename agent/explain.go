@@ -16,7 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Explain says what was changed on the host for one container, and why.
+// Explain returns the changes on the host for one container, and why.
 func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) {
 	c, ended, err := a.findToRead(ref)
 	if err != nil {
@@ -44,7 +44,7 @@ func (a *Agent) Explain(_ context.Context, ref string) (api.Explanation, error) 
 	return out, nil
 }
 
-// Plan says what features would change on the host for one container.
+// Plan returns what features would change on the host for one container.
 func (a *Agent) Plan(ctx context.Context, ref string) ([]api.Planned, error) {
 	c, ended, err := a.findToRead(ref)
 	if err != nil {
@@ -82,6 +82,9 @@ func (a *Agent) change(open journal.Opener, names Devices, e journal.Entry, t po
 		Container: container.ID(e.Owner.Container), Feature: e.Owner.Feature, Kind: e.Ref.Kind, Object: e.Ref.Object, Device: names.of(e.Ref.Object),
 		Before: e.Before, Wrote: e.Wrote, When: e.When,
 	}
+	if e.Value != e.Wrote {
+		w.Asked = e.Value
+	}
 	if !e.Expiry.IsZero() { // by the clock as it is set now
 		at := a.pace.now()
 		w.Expiry = at.Add(e.Expiry.Sub(at)).UTC()
@@ -118,12 +121,11 @@ func read(open journal.Opener, ref journal.Ref) (string, error) {
 	return k.Read()
 }
 
-// restoreTime bounds the wait for the features in Restore.
+// restoreTime limits the wait for the features in Restore.
 const restoreTime = 20 * time.Second
 
-// Restore undoes what is applied to one container, or to all and to the host if
-// ref is "". It holds this until policy is loaded again; otherwise the next round
-// would apply everything anew.
+// Restore undoes what is applied to one container, or to all and to the host if ref is "". It holds
+// this until policy is loaded again; otherwise the next round would apply everything anew.
 func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	match := func(container.ID) bool { return true }
 	answer := api.Restored{Outcomes: []api.Outcome{}}
@@ -153,30 +155,37 @@ func (a *Agent) Restore(ctx context.Context, ref string) (api.Restored, error) {
 	for _, w := range a.workers {
 		w.letGo(ctx, match)
 	}
-	out, _ := a.journal.Restore(a.opener(), mine) // the outcomes tell the errors
+	out, _ := a.journal.Restore(a.opener(), mine) // the outcomes have the errors
 	a.tell(out)
 
 	names := a.devices()
-	told := make(map[journal.Ref]bool)
+	type claim struct {
+		ref journal.Ref
+		by  journal.Owner
+	}
+	told := make(map[claim]bool)
 	for _, o := range out {
-		told[o.Entry.Ref] = true
+		told[claim{o.Entry.Ref, o.Entry.Owner}] = true
 		answer.Outcomes = append(answer.Outcomes, WireOutcome(o, names))
 	}
 	// What the features undo themselves.
 	slices.Reverse(before)
 	open := a.opener()
 	for _, e := range before {
-		if !told[e.Ref] {
-			answer.Outcomes = append(answer.Outcomes, WireOutcome(seen(open, e), names))
+		if !told[claim{e.Ref, e.Owner}] {
+			answer.Outcomes = append(answer.Outcomes, WireOutcome(a.seen(open, e), names))
 		}
 	}
 	return answer, nil
 }
 
 // seen finds out what became of an entry that is no longer in the journal.
-func seen(open journal.Opener, e journal.Entry) journal.Outcome {
+func (a *Agent) seen(open journal.Opener, e journal.Entry) journal.Outcome {
 	now, err := read(open, e.Ref)
+	others := a.journal.Claims(e.Ref)
 	switch {
+	case err == nil && len(others) > 0 && others[0].Ours(now):
+		return journal.Outcome{Entry: e, Result: journal.Released, Value: now}
 	case errors.Is(err, journal.ErrGone):
 		return journal.Outcome{Entry: e, Result: journal.Gone}
 	case err != nil:
@@ -187,8 +196,8 @@ func seen(open journal.Opener, e journal.Entry) journal.Outcome {
 	return journal.Outcome{Entry: e, Result: journal.Foreign, Value: now}
 }
 
-// WireOutcome puts what Restore did with one entry into the API's form, for
-// the answer of the agent and that of `fairlead restore` without one.
+// WireOutcome converts an outcome of Restore to the API's form, for the agent and for `fairlead
+// restore` without one.
 func WireOutcome(o journal.Outcome, names Devices) api.Outcome {
 	e := o.Entry
 	w := api.Outcome{

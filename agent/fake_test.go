@@ -45,8 +45,8 @@ func (c *clock) pace() pace {
 
 var errFake = errors.New("the fake was told to fail")
 
-// fake is a feature whose host is a map: by container, the mode in force. An
-// earlier agent may have left something there.
+// fake is a feature with a map for a host: by container, the mode in force. An earlier agent may
+// have left something there.
 type fake struct {
 	name    string
 	support probe.Verdict
@@ -81,7 +81,7 @@ func (f *fake) enter(format string, args ...any) func() {
 	}
 }
 
-// took gives the calls made since it was last asked.
+// took returns the calls made since it was last asked.
 func (f *fake) took() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +90,7 @@ func (f *fake) took() []string {
 	return calls
 }
 
-// inForce gives a copy of the host.
+// inForce returns a copy of the host.
 func (f *fake) inForce() map[container.ID]policy.NetCPU {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,7 +172,7 @@ func (f *fake) Close() error {
 	return nil
 }
 
-// fakeSet is a Set that is told what runs.
+// fakeSet is a Set with a given list.
 type fakeSet struct {
 	busy    time.Time
 	mu      sync.Mutex
@@ -229,7 +229,7 @@ func (s *fakeSet) Lookup(id container.ID) (container.Container, bool) {
 	return c, ok
 }
 
-// box is a container with this id whose label asks for a mode.
+// box is a container with this id and a label for a mode.
 func box(id container.ID, mode policy.NetCPU) container.Container {
 	c := container.Container{ID: id, Name: fmt.Sprintf("box-%d", id), Source: "fake", RuntimeID: fmt.Sprintf("%064x", id), PID: int(id)}
 	if mode != "" {

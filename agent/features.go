@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/datapath/ends"
@@ -14,37 +16,46 @@ import (
 	"github.com/fairlead-project/fairlead/feature/blockio"
 	"github.com/fairlead-project/fairlead/feature/latency"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
+	"github.com/fairlead-project/fairlead/feature/overlay"
 	"github.com/fairlead-project/fairlead/feature/traffic"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
 // FeatureConfig is the configuration of single features.
 type FeatureConfig struct {
-	// Uplinks names the devices whose bandwidth traffic divides, each with its rate in
-	// bit/s (0: what the device says), and between which and the containers latency
-	// measures; empty: all hardware that is up.
+	// Uplinks names the devices with bandwidth for traffic to divide, each with its rate in bit/s
+	// (0: the driver's); latency measures between them and the containers. Empty: all hardware that
+	// is up.
 	Uplinks map[string]uint64
 
-	// LinkRates is the file of the rates of uplinks that CalibrateLink measured.
+	// LinkRates is the file of the uplink rates that CalibrateLink measured.
 	LinkRates string
 
-	// DiskCapacities is the file of what disks can do, as measured or given.
+	// DiskCapacities is the file of the capacities of disks, measured or given.
 	DiskCapacities string
 
-	// XDP names the uplinks at which netcpu drops packets in the driver, where
-	// possible: their operator accepts that most drivers reset their queues for
-	// it.
+	// DiskCalibrate is "idle" if idle disks may be calibrated, or "off" or "". DiskScratch has the
+	// directories for that, separated by commas.
+	DiskCalibrate, DiskScratch string
+
+	// XDP names the uplinks where netcpu is to drop packets in the driver, if possible: their
+	// operator accepts that most drivers reset their queues for it.
 	XDP []string
 
-	// TrafficDelays makes traffic always measure how long packets wait in its
-	// queues, for the metrics page, and not only while somebody asks.
+	// LatencyStamps limits the packets under way that latency keeps; see latency.Config.
+	LatencyStamps uint32
+
+	// TrafficDelays makes traffic always measure how long packets wait in its queues, for the
+	// metrics page, and not only on request.
 	TrafficDelays bool
 }
 
-// features constructs the features of this build, in the order in which they
-// are shown. It is the only place that names them. One that cannot work here
-// is no error: its Support says why. On an error nothing is left open. Without who
-// each finds out for itself why there is none.
+// OverlaysFile is the file in StateDir of the overlay networks that were stopped by hand.
+const OverlaysFile = "overlays.json"
+
+// features constructs the features, in display order. Only this function names them. One that
+// cannot work here is no error: its Support has the reason. On an error nothing is left open.
+// Without who each finds the reason for that itself.
 func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity) ([]feature.Feature, error) {
 	at := ends.Open(cfg.Roots.Proc, j)
 	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at, XDP: cfg.XDP})
@@ -53,26 +64,59 @@ func features(cfg Config, set containers, j *journal.Journal, who *identity.Iden
 	}
 	t, err := traffic.New(traffic.Config{
 		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at,
-		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, MarkMask: cfg.MarkMask, Delays: cfg.TrafficDelays,
+		Uplinks: cfg.Uplinks, Measured: cfg.LinkRates, Delays: cfg.TrafficDelays,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close())
 	}
 	l, err := latency.New(latency.Config{
-		Roots: cfg.Roots, Log: cfg.Log, Containers: set, Identity: who, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)),
+		Roots: cfg.Roots, Log: cfg.Log, Containers: set, Identity: who, Work: n, Uplinks: slices.Sorted(maps.Keys(cfg.Uplinks)), Stamps: cfg.LatencyStamps,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close())
 	}
-	b, err := blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities})
+	scratch, err := cfg.scratch()
+	var b *blockio.BlockIO
+	if err == nil {
+		b, err = blockio.New(blockio.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Capacities: cfg.DiskCapacities, Scratch: scratch})
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close())
 	}
-	return []feature.Feature{n, t, l, b}, nil
+	o, err := overlay.New(overlay.Config{
+		Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at, Killed: filepath.Join(cfg.StateDir, OverlaysFile),
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make feature: %w", err), n.Close(), t.Close(), l.Close(), b.Close())
+	}
+	return []feature.Feature{n, t, l, o, b}, nil
 }
 
-// CalibrateLink measures the rate of the uplink that leads to an address, in bit/s, and
-// notes it in cfg.LinkRates; see traffic.Calibrate.
+// scratch returns the directories for calibrating disks; none: it is off.
+func (c FeatureConfig) scratch() (dirs []string, err error) {
+	for dir := range strings.SplitSeq(c.DiskScratch, ",") {
+		if dir = strings.TrimSpace(dir); dir == "" {
+			continue
+		}
+		if !filepath.IsAbs(dir) {
+			return nil, fmt.Errorf("io.scratch: %q is not an absolute path", dir)
+		}
+		dirs = append(dirs, filepath.Clean(dir))
+	}
+	switch c.DiskCalibrate {
+	case "", "off":
+		return nil, nil
+	case "idle":
+		if dirs == nil {
+			return nil, errors.New("io.calibrate: idle needs io.scratch, with a directory on each disk that may be measured")
+		}
+		return dirs, nil
+	}
+	return nil, fmt.Errorf("io.calibrate: %q is neither off nor idle", c.DiskCalibrate)
+}
+
+// CalibrateLink measures the rate of the uplink that leads to an address, in bit/s, and records it
+// in cfg.LinkRates; see traffic.Calibrate.
 func CalibrateLink(ctx context.Context, cfg Config, to string, over time.Duration) (device string, rate uint64, err error) {
 	device, c, err := traffic.Calibrate(ctx, traffic.Config{
 		Roots: cfg.Roots, Uplinks: cfg.Uplinks, Measured: cfg.LinkRates,

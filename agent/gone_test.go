@@ -36,7 +36,7 @@ func TestGoneIsNoNews(t *testing.T) {
 		w := newWorker(f, clock.pace(), slog.New(slog.NewTextHandler(&log, nil)), func() {})
 		w.want(targets(target(1, "isolate")), false)
 		for end := clock.Now().Add(c.lasts); clock.Now().Before(end); clock.advance(20 * time.Millisecond) {
-			// Whoever shares its namespace has ended: it is due at once.
+			// Another container in its namespace has ended: it is due at once.
 			w.rows[1].due = clock.Now()
 			if did, _ := w.step(t.Context()); !did {
 				t.Fatal("nothing was due")

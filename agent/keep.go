@@ -5,17 +5,15 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// keep finds the containers for which something is in force because of what a
-// runtime reported, while that runtime reports nothing: it does not answer (to an
-// agent that was started again), or has not yet answered about all containers
-// that it lists. The Set goes on with what the runtime said before; these are the
-// containers of which no agent could write that down. Only the cgroup tree knows
-// them. It knows no labels, so policy has nothing to say. The result is the name of
-// the runtime, by container.
+// keep finds the containers with anything in force because of a runtime's report, while that
+// runtime reports nothing: it does not answer (a restarted agent), or has not yet answered about
+// all containers in its list. The Set keeps the runtime's earlier reports; these are the containers
+// missing there, because no agent could store them. Only the cgroup tree knows them. It knows no
+// labels, so policy has nothing for them. The result is the name of the runtime, by container.
 func (a *Agent) keep(snap container.Snapshot) map[container.ID]string {
 	silent := make(map[string]bool)
 	for _, s := range snap.Sources {
-		// The cgroup tree is nobody who could tell more of one later.
+		// The cgroup tree will not learn more later.
 		if s.Name != container.CgroupSource && (!s.Listed || s.Partial) {
 			silent[s.Name] = true
 		}
@@ -38,7 +36,7 @@ func (a *Agent) keep(snap container.Snapshot) map[container.ID]string {
 	return kept
 }
 
-// known says whether a Target was made with what a runtime knows.
+// known reports whether a Target was made with what a runtime knows.
 func known(t policy.Target) bool {
 	return t.Container.Source != "" && t.Container.Source != container.CgroupSource
 }

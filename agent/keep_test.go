@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// nameless is a box of which only its cgroup tells.
+// nameless is a box that only its cgroup reveals.
 func nameless(id container.ID) container.Container {
 	c := box(id, "")
 	c.Source, c.Name, c.RuntimeID = container.CgroupSource, id.String(), ""
@@ -110,7 +110,7 @@ func TestAgentKeeps(t *testing.T) {
 	})
 }
 
-// TestAgentKeepsNothingOnRestore lets go of a container that is kept, if told to.
+// TestAgentKeepsNothingOnRestore releases a kept container on request.
 func TestAgentKeepsNothingOnRestore(t *testing.T) {
 	r := newRig(t, 1)
 	j := r.journal()

@@ -20,8 +20,8 @@ import (
 
 const killBoxes = 40
 
-// childAgent is an agent whose containers come and go as fast as they can,
-// until it is killed. dirs are those of its state and its host.
+// childAgent is an agent with containers that come and go as fast as they can, until it is killed.
+// dirs are those of its state and its host.
 func childAgent(dirs string) {
 	state, dir, _ := strings.Cut(dirs, " ")
 	h := &host{dir: dir}
@@ -92,8 +92,8 @@ func killRig(t *testing.T) *rig {
 	return newRig(t, ids...)
 }
 
-// After a kill at any point, a new agent brings the host to what is wanted
-// now, and leaves nothing when it stops.
+// After a kill at any point, a new agent brings the host to what is wanted now, and leaves nothing
+// when it stops.
 func TestKillAndRestart(t *testing.T) {
 	for range testkit.Scale(t, 3, 10) {
 		r := killRig(t)

@@ -9,12 +9,12 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// KnownFile is the name of a file in the state directory: what the runtimes have said
-// of the containers that run, for an agent that starts while they do not answer.
+// KnownFile is a file in the state directory: the runtimes' records of running containers, for an
+// agent that starts while they do not answer.
 const KnownFile = "containers.json"
 
-// maxKnown bounds that file, in bytes. A container that there is no room for, those with
-// the most labels first, is known to the next agent by its entries in the journal alone.
+// maxKnown limits that file, in bytes. The next agent knows containers without room, those with the
+// most labels first, only by their entries in the journal.
 const maxKnown = 16 << 20
 
 // knownFile is its content.
@@ -40,7 +40,7 @@ func loadKnown(cfg Config) *container.Known {
 	return in.Known
 }
 
-// remember writes down what is known now, if that has changed.
+// remember stores what is known now, if that has changed.
 func (a *Agent) remember(now *container.Known) {
 	if now == nil || now == a.remembered {
 		return
@@ -53,7 +53,7 @@ func (a *Agent) remember(now *container.Known) {
 	a.forgetful = err != nil
 }
 
-// within leaves out the largest records of what takes more than so many bytes.
+// within leaves out the largest records until the rest fits into so many bytes.
 func within(known *container.Known, most int) *container.Known {
 	type sized struct {
 		source string
@@ -79,7 +79,7 @@ func within(known *container.Known, most int) *container.Known {
 	return out
 }
 
-// say logs each source that cannot say all it should, once, and when it can again.
+// say logs each source with an incomplete report, once, and its recovery.
 func (a *Agent) say(sources []container.SourceStatus) {
 	for _, s := range sources {
 		text := ""

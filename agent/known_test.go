@@ -36,9 +36,9 @@ func (r engine) Run(ctx context.Context, publish func(container.Report)) error {
 	return nil
 }
 
-// TestAgentBesideSilentRuntime starts an agent while the runtime does not answer, and
-// nothing but what an earlier agent has written down tells of the container: it is in the
-// host's network, and nothing is in force for it.
+// TestAgentBesideSilentRuntime starts an agent while the runtime does not answer, and only the file
+// of an earlier agent has the container: it is in the host's network, and nothing is in force for
+// it.
 func TestAgentBesideSilentRuntime(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	pid := ns.Start(t, "sleep", "1000").Process.Pid

@@ -7,21 +7,20 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// lastGoodFile is the file in the state directory in which the last good policy
-// outlives the agent. Unlike set.json it names containers by patterns, so that it
-// holds for any boot.
+// lastGoodFile is the file in the state directory that keeps the last good policy for the next
+// agent. Unlike set.json it names containers by patterns, so that it holds for any boot.
 const lastGoodFile = "policy.json"
 
-// maxLastGood bounds the file, in bytes: the most that a directory may hold, and
-// twice as much for the escapes of JSON.
+// maxLastGood limits the file, in bytes: the most that a directory may hold, and twice as much for
+// the escapes of JSON.
 const maxLastGood = 2 * policy.MaxFiles * policy.MaxFileSize
 
 func fileOfLastGood(cfg Config) stateFile {
 	return stateFile{filepath.Join(cfg.StateDir, lastGoodFile), maxLastGood}
 }
 
-// recallPolicy puts in force what was the last good policy of an earlier agent,
-// for the case that the files are broken now.
+// recallPolicy puts the last good policy of an earlier agent in force, in case the files are broken
+// now.
 func (a *Agent) recallPolicy() {
 	var kept policy.Kept
 	_, err := fileOfLastGood(a.cfg).read(&kept)
@@ -33,7 +32,7 @@ func (a *Agent) recallPolicy() {
 	}
 }
 
-// keepPolicy writes the last good policy down, unless it has been.
+// keepPolicy stores the last good policy, unless it is stored.
 func (a *Agent) keepPolicy() {
 	a.keeping.Lock()
 	defer a.keeping.Unlock()
@@ -48,7 +47,7 @@ func (a *Agent) keepPolicy() {
 	a.keptWhen = kept.When
 }
 
-// broken says what holds while the policy files are not usable.
+// broken explains what holds while the policy files are invalid.
 func broken(since time.Time) string {
 	if since.IsZero() {
 		return "policy is not usable, and there is no last good one: neither files nor labels are in force"

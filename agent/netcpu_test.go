@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
-// fakeMeter gives what it was told.
+// fakeMeter returns given values.
 type fakeMeter struct {
 	now    account.Reading
 	err    error
@@ -45,8 +45,8 @@ func theft(kind account.PartyKind, victim, culprit container.ID, cpu time.Durati
 	return account.Theft{Victim: account.Party{Container: victim, Kind: kind}, Culprit: culprit, CPU: cpu}
 }
 
-// robbery is a flood that is received in the time of a victim, of a container
-// that has ended, of tasks of the host, of ksoftirqd, and of nobody.
+// robbery is a flood that is received in the time of a victim, of an ended container, of tasks of
+// the host, of ksoftirqd, and of no task.
 func robbery() account.Reading {
 	return account.Reading{
 		Taken: time.Unix(1_800_000_010, 0), Softirq: 3100 * ms, Thread: 100 * ms, Lost: 5, Gone: 20 * ms,
@@ -170,7 +170,7 @@ func TestNetCPUUnavailable(t *testing.T) {
 		accounts *netcpu.Accounts
 		want     string
 	}{
-		{nil, "not available in this build"},
+		{nil, "this agent has no report of it"},
 		{&netcpu.Accounts{Meter: &fakeMeter{err: fmt.Errorf("netcpu: %w: no BTF", netcpu.ErrNoAccounts)}}, "not accounted for: no BTF"},
 	} {
 		r := newRig(t)
@@ -183,8 +183,7 @@ func TestNetCPUUnavailable(t *testing.T) {
 	}
 }
 
-// page is the metrics page's series of netcpu, without those labels that are
-// empty.
+// page is the metrics page's series of netcpu, without those labels that are empty.
 func page(t *testing.T, a *Agent) []string {
 	t.Helper()
 	families, err := metrics.New(view{a}).Gather()

@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Whatever happens in whatever order, a worker that is left in peace brings
-// the host to what is wanted, nothing of containers that have gone is in force,
-// and it then has nothing more to do until the next refresh.
+// Whatever happens in whatever order, a worker that is left in peace brings the host to what is
+// wanted, nothing of containers that have gone is in force, and it then has nothing more to do
+// until the next refresh.
 func TestWorkerRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, f := newClock(), newFake()
@@ -30,8 +30,7 @@ func TestWorkerRandom(t *testing.T) {
 		complete := false
 		tell := func() { w.want(maps.Clone(running), complete) }
 
-		// The feature fails as often as it is told to, and what is wanted may
-		// change in the middle of a call.
+		// The feature fails at a given rate, and what is wanted may change in the middle of a call.
 		failures := 0
 		disturb := func(about container.ID) error {
 			if rapid.IntRange(0, 3).Draw(t, "disturb") == 0 {
@@ -90,8 +89,8 @@ func TestWorkerRandom(t *testing.T) {
 		f.apply, f.remove, f.prune = nil, nil, nil
 		complete = true
 		tell()
-		// What failed is tried again by then; a refresh is not due, which would
-		// mend what went wrong.
+		// What failed is tried again by then; a refresh is not due, which would mend what went
+		// wrong.
 		steps(t, w)
 		c.advance(w.pace.longest + time.Second)
 		steps(t, w)

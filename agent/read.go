@@ -7,12 +7,12 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 )
 
-// readTime is how long an answer waits for what a feature has measured. A feature may
-// need a mutex for it that a call which hangs holds.
+// readTime limits the wait for a feature's measurements, which may need a mutex that a hanging call
+// holds.
 const readTime = 5 * time.Second
 
-// reader calls one method of a feature, one call at a time, for whoever wants to read
-// what the feature has measured.
+// reader calls one method of a feature, one call at a time, for all who read the feature's
+// measurements.
 type reader struct {
 	turn chan struct{} // capacity 1
 	call feature.Loop
@@ -21,8 +21,8 @@ type reader struct {
 func newReader() *reader { return &reader{turn: make(chan struct{}, 1)} }
 
 // readBy calls fn. ok is false if that, or the wait for an earlier call, takes longer than
-// readTime; while the call still hangs, nobody waits any more. So a method that hangs
-// keeps one goroutine, and no answer about other features.
+// readTime; while the call still hangs, later ones fail at once. So a method that hangs keeps one
+// goroutine, and no answer about other features.
 func readBy[T any](r *reader, fn func() T) (out T, ok bool) {
 	if began := r.call.Busy(); !began.IsZero() && time.Since(began) > readTime {
 		return out, false
@@ -50,22 +50,22 @@ func readBy[T any](r *reader, fn func() T) (out T, ok bool) {
 	}
 }
 
-// snapshot returns what the feature has measured: nothing if it does not answer.
+// snapshot returns the feature's measurements: none if it does not answer.
 func (w *worker) snapshot() feature.Snapshot {
 	s, _ := readBy(w.snapshots, w.feature.Snapshot)
 	return s
 }
 
-// hangs describes the call that has been under way for much longer than it was given,
-// and says since when; "" if there is none. The feature does nothing else meanwhile.
+// hangs describes a call that has exceeded its time by far, and its start; "" if there is none. The
+// feature does nothing else meanwhile.
 func (w *worker) hangs() (what string, since time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.hang(), w.began
 }
 
-// hangs says which call of a feature hangs; "" if none does. What else is asked of the
-// feature may need a mutex that this call holds.
+// hangs returns the hanging call of a feature; "" if there is none. Other calls may need a mutex
+// that it holds.
 func (a *Agent) hangs(f feature.Feature) string {
 	if w := a.worker(f.Name()); w != nil {
 		if what, _ := w.hangs(); what != "" {

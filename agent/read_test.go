@@ -21,7 +21,7 @@ import (
 // locked is a feature that holds in Apply what its counters need.
 type locked struct {
 	*fake
-	lock chan struct{} // a mutex whose waiters count as idle
+	lock chan struct{} // a mutex with waiters that count as idle
 	read atomic.Int32  // calls that wait for it, or have
 }
 
@@ -43,8 +43,8 @@ func (f *locked) Report(context.Context, *container.Container, api.Ask) (any, er
 	return api.NetCPU{}, nil
 }
 
-// While a call of a feature hangs with a mutex held that its counters need, the numbers
-// of the others are to be had, it is told from the feature's, and the agent lives.
+// While a call of a feature hangs with a mutex held that its counters need, the numbers of the
+// others are available, the feature reports it, and the agent lives.
 func TestAgentWithHungCall(t *testing.T) {
 	r := newRig(t, 1, 2)
 	synctest.Test(t, func(t *testing.T) {

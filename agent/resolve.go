@@ -12,16 +12,16 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// minPrefix is how much of a runtime id must be given to mean a container.
+// minPrefix is the least length of the prefix of a runtime id.
 const minPrefix = 4
 
-// find returns the container that ref names. An exact name of a runtime's container comes
-// first (the whole runtime id, the name, the pod, the name in the pod), then the id, then
-// the name of a bare cgroup, which any user of the host may make; then the start of a
-// runtime id, and a name that a table has cut, with its "…". id:NUMBER is an id and nothing
-// else. Containers that have ended are found by id, for as long as the Set remembers them.
+// find returns the container for ref. An exact name of a runtime's container comes first (the whole
+// runtime id, the name, the pod, the name in the pod), then the id, then the name of a bare cgroup,
+// which any user of the host may make; then the start of a runtime id, and a name that a table has
+// cut, with its "…". id:NUMBER is only an id. Containers that have ended are found by id, for as
+// long as the Set remembers them.
 //
-// Of two containers in the same place neither is meant: the error lists them.
+// If two containers match in the same place, the error lists them.
 func (a *Agent) find(ref string) (c container.Container, ended bool, err error) {
 	if ref == "" || len(ref) > 4096 {
 		return c, false, &api.Error{Status: http.StatusBadRequest, Code: "bad_request", Text: "no container is named"}
@@ -72,8 +72,8 @@ func (a *Agent) find(ref string) (c container.Container, ended bool, err error) 
 	return c, false, &api.Error{Status: http.StatusNotFound, Code: "not_found", Text: text}
 }
 
-// findToRead is find for what changes nothing: there the start of a name will do, also
-// without the sign that a table has cut it.
+// findToRead is find for what changes nothing: it also takes the start of a name without the sign
+// that a table has cut it.
 func (a *Agent) findToRead(ref string) (c container.Container, ended bool, err error) {
 	c, ended, err = a.find(ref)
 	var e *api.Error
@@ -90,7 +90,7 @@ func (a *Agent) findToRead(ref string) (c container.Container, ended bool, err e
 	}
 }
 
-// begin lists the containers whose names begin with ref.
+// begin lists the containers with names that begin with ref.
 func begin(all []container.Container, ref string) (found []container.Container) {
 	for _, c := range all {
 		if len(ref) >= minPrefix && (strings.HasPrefix(c.Name, ref) || strings.HasPrefix(c.Short(), ref)) {
@@ -100,7 +100,7 @@ func begin(all []container.Container, ref string) (found []container.Container) 
 	return found
 }
 
-// ambiguous is the error for a reference that several containers fit.
+// ambiguous is the error for a reference that several containers match.
 func ambiguous(ref string, found []container.Container) error {
 	const most = 8
 	var names []string

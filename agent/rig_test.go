@@ -20,12 +20,12 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// host is a directory that stands for the host: each container has a file in
-// it, whose content a feature changes.
+// host is a directory that stands for the host: each container has a file in it, which a feature
+// changes.
 type host struct {
 	dir      string
 	writes   atomic.Int64
-	unclosed atomic.Int64 // knobs that open gave and nobody has closed
+	unclosed atomic.Int64 // opened knobs that were not closed
 }
 
 func newHost(t *testing.T, ids ...container.ID) *host {
@@ -136,8 +136,8 @@ type reporter struct {
 	*netcpu.Accounts
 }
 
-// rig is an agent with a fake Set, a real policy directory, a real journal and
-// one feature, and its API.
+// rig is an agent with a fake Set, a real policy directory, a real journal and one feature, and its
+// API.
 type rig struct {
 	t        *testing.T
 	host     *host
@@ -145,7 +145,7 @@ type rig struct {
 	real     func(Config) containers // in place of set, if not nil
 	feature  turner
 	apply    func(context.Context, policy.Target) error // of the fake
-	accounts *netcpu.Accounts                           // by which the feature reports and decides; nil: it does neither
+	accounts *netcpu.Accounts                           // makes the feature report and decide; nil: it does neither
 	agent    *Agent
 	client   *api.Client
 	policies string

@@ -12,16 +12,15 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A round looks at all containers, and each container that starts asks for a few. So
-// that a burst does not cost the square of how many there are, a round comes no sooner
-// after the last one than roundRest times as long as that took; on a host with few
-// containers, these are milliseconds.
+// A round looks at all containers, and each container that starts requests a few. So that a burst
+// does not cost the square of its size, the pause after a round is at least roundRest times its
+// duration; on a host with few containers, these are milliseconds.
 const (
 	roundRest = 4
 	mostRest  = time.Second
 )
 
-// loop makes a round whenever there may be a reason for one, until ctx ends.
+// loop makes a round whenever there may be a reason, until ctx ends.
 func (a *Agent) loop(ctx context.Context) {
 	refresh := time.NewTicker(refreshTime)
 	defer refresh.Stop()
@@ -70,20 +69,20 @@ func (a *Agent) loop(ctx context.Context) {
 	}
 }
 
-// hung is after how long a loop whose turns take milliseconds is taken to hang.
+// hung is when a loop with turns of milliseconds counts as hanging.
 const hung = 30 * time.Second
 
-// watched is a loop without which something is not protected any more.
+// watched is a loop that protection depends on.
 type watched struct {
 	name string
-	busy func() time.Time // when its turn began that is not over; zero: it waits
+	busy func() time.Time // start of its present turn; zero: it waits
 
-	bound time.Duration // how long a turn may take, if longer than hung
-	told  time.Time     // the turn that the log was told of
+	bound time.Duration // time limit of a turn, if longer than hung
+	told  time.Time     // the turn that the log has reported
 }
 
-// watch lists the loops beside the agent's own: that of the Set, by whose last word
-// the agent would go for ever, those of the features, and those that make decisions.
+// watch lists the loops besides the agent's own: that of the Set, without which the agent would use
+// its last list for ever, those of the features, and those that make decisions.
 func (a *Agent) watch() {
 	a.watched = []*watched{{name: "the list of containers", busy: a.set.Busy}}
 	for _, w := range a.workers {
@@ -96,8 +95,8 @@ func (a *Agent) watch() {
 	}
 }
 
-// alive gives a sign of life, unless a loop hangs. A feature that hangs in a call for
-// one container is no reason to end the others: the log and the container's status tell.
+// alive gives a sign of life, unless a loop hangs. A feature that hangs in a call for one container
+// is no reason to end the others: the log and the container's status report it.
 func (a *Agent) alive() {
 	alive := true
 	for _, w := range a.workers {
@@ -122,15 +121,15 @@ func (a *Agent) alive() {
 	}
 }
 
-// round brings what the workers are to do up to date, and says whether it saw
-// every container there is. It makes no call of a feature itself.
+// round updates the workers' lists, and reports whether it saw every container. It makes no call of
+// a feature itself.
 func (a *Agent) round() (complete bool) {
 	a.rounding.Lock()
 	defer a.rounding.Unlock()
 	began := time.Now()
 	snap := a.set.Snapshot()
 	a.say(snap.Sources)
-	a.remember(snap.Known) // before anything is put in force because of it
+	a.remember(snap.Known) // before anything depends on it
 	a.forget(snap)
 	targets, problems := a.policy.Resolve(snap.Containers)
 	byID := make(map[container.ID]policy.Target, len(targets))
@@ -155,8 +154,8 @@ func (a *Agent) round() (complete bool) {
 	wanted := make(map[container.ID]policy.Target, len(byID))
 	for id, t := range byID {
 		if !a.whole && t.Container.Source == container.CgroupSource {
-			// Its runtime may be about to report labels, because of which an
-			// earlier agent has put in force what this round would undo.
+			// Its runtime may be about to report labels, which caused an earlier agent to put in
+			// force what this round would undo.
 			continue
 		}
 		if kept[id] != "" && !known(t) {
@@ -189,12 +188,11 @@ func (a *Agent) round() (complete bool) {
 	return snap.Complete
 }
 
-// sweep undoes the journal's entries of containers that no longer run and that no
-// worker deals with: what a killed agent left behind, and what a feature forgot.
-// Changes that an earlier agent made for containers that still run are adopted:
-// Apply finds them in place. They may be noted for another container of the same
-// pod, which has ended, so the features first get the time to adopt. Features
-// that are not in this build leave nothing behind.
+// sweep undoes the journal's entries of ended containers without a worker: what a killed agent left
+// behind, and what a feature forgot. Changes of an earlier agent for running containers are
+// adopted: Apply finds them in place. Their entries may belong to another container of the same
+// pod, which has ended, so the features first get the time to adopt. It also undoes changes of
+// features that have no worker here.
 func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 	late := now.Sub(a.started) >= readyTime
 	left := func(e journal.Entry) bool {
@@ -206,14 +204,14 @@ func (a *Agent) sweep(alive map[container.ID]policy.Target, now time.Time) {
 		_, runs := alive[id]
 		return id != 0 && !runs && !w.has(id) && (late || w.adopted())
 	}
-	out, _ := a.journal.Restore(a.opener(), left) // the outcomes tell the errors
+	out, _ := a.journal.Restore(a.opener(), left) // the outcomes have the errors
 	a.tell(out)
 	if err := kernel.Tidy(a.cfg.Roots, out); err != nil {
 		a.log.Warn("left by containers that have ended", "err", err)
 	}
 }
 
-// tell logs the result of restoring.
+// tell logs the outcomes of a restore.
 func (a *Agent) tell(out []journal.Outcome) {
 	for _, o := range out {
 		e := o.Entry
@@ -229,7 +227,7 @@ func (a *Agent) tell(out []journal.Outcome) {
 	}
 }
 
-// reload reads the policy again and says in the log how that went.
+// reload reads the policy again and logs the result.
 func (a *Agent) reload() {
 	a.policy.Reload() // the error is in Status
 	a.policyChanged()

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// askSelf prints what the agent at socket tells us of ourselves.
+// askSelf prints the report of the agent at socket on this process.
 func askSelf(socket string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -109,8 +109,8 @@ func TestSelf(t *testing.T) {
 	a.Started = r.accounts.Since.Add(time.Second)
 	r.set.set(true, a, b)
 	r.start()
-	// A scrape may be at the accounts, and ask for containers from there: who
-	// reads them must not keep it from that.
+	// A scrape may be at the accounts, and ask for containers from there: who reads them must not
+	// keep it from that.
 	r.accounts.Meter.(*fakeMeter).during = func() { (view{r.agent}).Container(ids[0]) }
 	r.untilValue(ids[0], "isolated")
 	r.untilValue(ids[1], "isolated")
@@ -132,7 +132,7 @@ func TestSelf(t *testing.T) {
 	if n := s.NetCPU; n == nil || n.Receive != 1 || n.Stolen != 3 || len(n.Work) != 1 || n.Work[0].Packets != 1000 || n.Tasks <= 0 {
 		t.Errorf("netcpu %+v", n)
 	}
-	// Not by whom it was robbed, nor what its packets did to others.
+	// Neither the robber, nor what its packets did to others.
 	for _, word := range []string{"stolen_by", "taken_seconds", "culprit", "matrix", "own_seconds", "777777"} {
 		if strings.Contains(out, word) {
 			t.Errorf("it sees %s: %s", word, out)

@@ -10,13 +10,12 @@ import (
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
-// listenPause is how long a server that protects nobody waits before it tries to
-// listen again.
+// listenPause is the pause of an optional server before it tries to listen again.
 const listenPause = time.Second
 
-// servers opens the sockets, and gives what serves on them. The agent's own
-// socket is the door by which it is told what to do, and who answers there is
-// another agent: without it there is an error. The others are tried again.
+// servers opens the sockets, and returns their serving functions. The agent's own socket takes its
+// commands, and only another agent answers there: without it there is an error. The others are
+// tried again.
 func (a *Agent) servers() (serve []func(context.Context) error, err error) {
 	if path := a.cfg.Socket; path != "" {
 		l, err := api.Listen(path)
@@ -40,8 +39,8 @@ func (a *Agent) servers() (serve []func(context.Context) error, err error) {
 	return serve, nil
 }
 
-// optional gives a server without which the agent works: any local user may
-// listen at its address first. It listens at once if it can.
+// optional returns a server that the agent works without: any local user may listen at its address
+// first. It listens at once if it can.
 func (a *Agent) optional(what string, listen func() (net.Listener, error), serve func(context.Context, net.Listener) error) func(context.Context) error {
 	l, err := listen()
 	return func(ctx context.Context) error {
@@ -70,7 +69,7 @@ func (a *Agent) optional(what string, listen func() (net.Listener, error), serve
 	}
 }
 
-// metricsSocket is the beginning of a metrics address that is a unix socket.
+// metricsSocket is the prefix of a metrics address that is a unix socket.
 const metricsSocket = "unix:"
 
 func checkMetricsAddr(addr string) error {

@@ -22,8 +22,8 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// Any local user can take the address of the metrics page. The agent works
-// without, and serves it once it can.
+// Any local user can take the address of the metrics page. The agent works without, and serves it
+// once it can.
 func TestAgentWithoutMetrics(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -119,8 +119,8 @@ func (l *looper) Decide([]policy.Target, bool) ([]policy.Decision, error) {
 	return nil, nil
 }
 
-// An agent one of whose loops hangs, of the Set or of a feature, gives no sign of
-// life, so that systemd starts another one. The log names the loop, once.
+// An agent with a hanging loop, of the Set or of a feature, gives no sign of life, so that systemd
+// starts another one. The log names the loop, once.
 func TestAgentWithHungLoop(t *testing.T) {
 	for loop, hang := range map[string]func(*fakeSet, *looper) (goOn func()){
 		"the list of containers": func(s *fakeSet, _ *looper) func() {

@@ -17,13 +17,12 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// setTime bounds the wait for the features in Set.
+// setTime limits the wait for the features in Set.
 const setTime = 15 * time.Second
 
-// Set sets values for a container by hand, and takes others back. A request that
-// is invalid, or that the feature concerned refuses, changes nothing. One feature
-// may already have applied its part when another refuses; Set then reverts that
-// before it returns.
+// Set sets values for a container by hand, and clears others. A request that is invalid, or that
+// the feature refuses, changes nothing. One feature may already have applied its part when another
+// refuses; Set then reverts that before it returns.
 func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequest) (api.Container, error) {
 	c, ended, err := a.find(ref)
 	if err != nil {
@@ -33,7 +32,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 		return api.Container{}, refused("container %s has ended", c.ID)
 	}
 	a.setting.Lock()
-	defer a.nudge() // what ended meanwhile is still to be forgotten
+	defer a.nudge() // to forget what ended meanwhile
 	defer a.setting.Unlock()
 	for key, value := range in.Was {
 		if now := a.valueOf(c.ID, key); now != value {
@@ -58,7 +57,7 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 
 	err = a.override(ctx, c.ID, all, touched)
 	if len(in.Set) == 0 && !errors.Is(err, context.Canceled) {
-		err = nil // it is taken back, whatever a feature makes of what counts now
+		err = nil // it is taken back, whatever features make of the rest
 	}
 	if err == nil {
 		err = a.hand.save(all)
@@ -66,15 +65,15 @@ func (a *Agent) Set(ctx context.Context, ref string, by api.Peer, in api.SetRequ
 		err = refused("%s", named(api.Text(err), a.devices))
 	}
 	if err != nil {
-		// Even if nobody waits for the answer any more.
+		// Even if the caller has gone.
 		return api.Container{}, errors.Join(err, a.override(context.WithoutCancel(ctx), c.ID, was, touched))
 	}
 	a.log.Info("policy was set by hand", "container", c.ID, "name", c.Name, "uid", by.UID, "set", in.Set, "unset", in.Unset)
 	return a.describe(c, a.devices), nil
 }
 
-// valueOf gives what policy says of a container in the place of a key, decisions apart,
-// as of the last round; "" is nothing.
+// valueOf returns policy's value of a key for a container, decisions apart, as of the last round;
+// "" is none.
 func (a *Agent) valueOf(id container.ID, key string) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -133,7 +132,7 @@ func change(was []policy.Override, id container.ID, in api.SetRequest, from stri
 	return all, touched, nil
 }
 
-// settable returns why nothing that is set for a container now could take effect.
+// settable returns why a value set for a container now could not take effect.
 func (a *Agent) settable(id container.ID, features map[string]bool) error {
 	for _, f := range a.all {
 		if features[f.Name()] && a.worker(f.Name()) == nil {
@@ -151,11 +150,11 @@ func (a *Agent) settable(id container.ID, features map[string]bool) error {
 	return nil
 }
 
-// override replaces everything that is set by hand with all, and waits for the
-// features' results for one container. The caller holds a.setting.
+// override replaces everything that is set by hand with all, and waits for the features' results
+// for one container. The caller holds a.setting.
 func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Override, features map[string]bool) error {
 	a.hand.all = all
-	a.policy.Override(all) // its error was found by Check, or told by recall
+	a.policy.Override(all) // Check has found its errors, or recall has logged them
 	a.round()
 	ctx, cancel := context.WithTimeout(ctx, setTime)
 	defer cancel()
@@ -164,8 +163,7 @@ func (a *Agent) override(ctx context.Context, id container.ID, all []policy.Over
 		if !features[w.feature.Name()] {
 			continue
 		}
-		// Neither what only takes long is refused, nor what waits for the same
-		// setting of the others of a pod.
+		// Slowness is no refusal, nor is a wait for the same setting of the others of a pod.
 		if err := w.settle(ctx, id); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, feature.ErrDisagree) {
 			errs = append(errs, err)
 		}
@@ -185,9 +183,9 @@ func (a *Agent) recall() {
 	}
 }
 
-// forget drops what was set by hand for containers that have ended. While a Set
-// runs, the round after it does that. A runtime that has not answered about all of its
-// containers may know one that nobody else does.
+// forget drops what was set by hand for containers that have ended. The round after a running Set
+// does that. A runtime that has not answered about all of its containers may know one that is
+// unknown otherwise.
 func (a *Agent) forget(snap container.Snapshot) {
 	unsure := slices.ContainsFunc(snap.Sources, func(s container.SourceStatus) bool {
 		return s.Name != container.CgroupSource && s.Partial && !s.Absent
@@ -211,7 +209,7 @@ func (a *Agent) forget(snap container.Snapshot) {
 	}
 }
 
-// overrides are what was set by hand, and the file that they outlive the agent in.
+// overrides are what was set by hand, with the file that keeps them for the next agent.
 type overrides struct {
 	file bootFile
 	all  []policy.Override
@@ -223,7 +221,7 @@ type overridesFile struct {
 	Set  []policy.Override `json:"set"`
 }
 
-// maxOverrides bounds the file, in bytes.
+// maxOverrides limits the file, in bytes.
 const maxOverrides = 16 << 20
 
 // OverridesFile is its name in the state directory.

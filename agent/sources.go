@@ -7,8 +7,7 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox"
 )
 
-// watch makes the Set of the containers on this host, which begins with what an
-// earlier one knew.
+// watch makes the Set of the containers on this host, which starts with what an earlier one knew.
 func watch(cfg Config, known *container.Known) *container.Set {
 	sources := cfg.Sources
 	if sources == nil {
@@ -17,9 +16,9 @@ func watch(cfg Config, known *container.Known) *container.Set {
 	return container.NewSet(container.Config{Proc: cfg.Roots.Proc, Cgroup: cfg.Roots.Cgroup, Known: known, Log: cfg.Log}, sources...)
 }
 
-// runtimes are the sources of an ordinary agent, those that know more of a
-// container first. A runtime that is absent costs next to nothing. The cgroup
-// tree is the ground truth, and the only source on a host without a runtime.
+// runtimes returns the sources of an ordinary agent, the best informed first. A runtime that is
+// absent costs next to nothing. The cgroup tree is the ground truth, and the only source on a host
+// without a runtime.
 func runtimes(cfg Config) []container.Source {
 	return []container.Source{
 		container.Docker(cfg.DockerHost),

@@ -11,13 +11,13 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-// stateFile is a file of the state directory, which one agent has at a time.
+// stateFile is a file of the state directory, which belongs to one agent at a time.
 type stateFile struct {
 	path string
 	most int // bytes
 }
 
-// read decodes the file into in, and says whether it is there.
+// read decodes the file into in, and reports whether it exists.
 func (f stateFile) read(in any) (bool, error) {
 	data, err := f.bytes()
 	if err != nil || data == nil {
@@ -29,7 +29,7 @@ func (f stateFile) read(in any) (bool, error) {
 	return true, nil
 }
 
-// bytes gives what is in the file; nil if there is none.
+// bytes returns the content of the file; nil if there is none.
 func (f stateFile) bytes() ([]byte, error) {
 	file, err := os.Open(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +42,7 @@ func (f stateFile) bytes() ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, int64(f.most)))
 }
 
-// write replaces the file, all of it or none.
+// write replaces the file atomically.
 func (f stateFile) write(out any) error {
 	data, err := json.Marshal(out)
 	if err != nil {
@@ -58,14 +58,14 @@ func (f stateFile) write(out any) error {
 	return os.Rename(next, f.path)
 }
 
-// bootFile is a stateFile whose content, an object with its boot, holds for one boot,
-// as the ids of containers and processes do.
+// bootFile is a stateFile for one boot, like the ids of containers and processes. Its content is an
+// object with the boot.
 type bootFile struct {
 	stateFile
 	proc string
 }
 
-// write writes what content gives with the boot.
+// write writes content for the present boot.
 func (f bootFile) write(content func(boot string) any) error {
 	boot, err := journal.BootID(f.proc)
 	if err != nil {
@@ -74,7 +74,7 @@ func (f bootFile) write(content func(boot string) any) error {
 	return f.stateFile.write(content(boot))
 }
 
-// read is that of stateFile, of what is of this boot.
+// read is that of stateFile, for content of this boot.
 func (f bootFile) read(in any) (bool, error) {
 	var of struct{ Boot string }
 	found, err := f.stateFile.read(&of)

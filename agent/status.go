@@ -2,12 +2,11 @@ package agent
 
 import (
 	"errors"
-	"slices"
+	"fmt"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -22,8 +21,6 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 	}
 	s.Since, s.Tries = r.since, r.tries
 	switch {
-	case errors.Is(r.err, feature.ErrNotBuilt):
-		s.State, s.Error = api.StateNotBuilt, api.Text(r.err)
 	case errors.Is(r.err, feature.ErrPartly):
 		s.State, s.Error = api.StatePartly, api.Text(r.err)
 	case r.err != nil:
@@ -37,6 +34,24 @@ func (w *worker) status(id container.ID) api.FeatureStatus {
 		s.Error = "it waits: " + what
 	}
 	return s
+}
+
+// withRefused adds to the result of an Apply which labels do not count for keys of the
+// feature: without them a Target is in force in part only.
+func withRefused(name string, t policy.Target, err error) error {
+	if err != nil && !errors.Is(err, feature.ErrPartly) {
+		return err
+	}
+	for _, p := range t.Refused {
+		switch {
+		case policy.FeatureOf(p.Key) != name:
+		case err == nil:
+			err = fmt.Errorf("%w: %s: %s", feature.ErrPartly, p.Key, p.Reason)
+		default:
+			err = fmt.Errorf("%w; %s: %s", err, p.Key, p.Reason)
+		}
+	}
+	return err
 }
 
 // counts returns how many calls were made.
@@ -69,8 +84,7 @@ func (w *worker) totals() api.Feature {
 	return t
 }
 
-// statuses returns the state of every feature for one container: those of this
-// build, and those that policy asks for in vain.
+// statuses returns the state of every feature for one container.
 func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 	id := t.Container.ID
 	a.mu.Lock()
@@ -90,20 +104,6 @@ func (a *Agent) statuses(t policy.Target) []api.FeatureStatus {
 			out = append(out, w.status(id))
 		}
 	}
-	for _, o := range t.Unavailable() {
-		s := api.FeatureStatus{Feature: policy.FeatureOf(o.Key), State: api.StateNotBuilt, Error: o.String()}
-		same := func(x api.FeatureStatus) bool { return x.Feature == s.Feature }
-		switch i := slices.IndexFunc(out, same); {
-		case i < 0:
-			out = append(out, s)
-		case out[i].State == api.StateNotBuilt:
-			out[i].Error += ", " + s.Error
-		case out[i].State == api.StateDone:
-			// It does what it can, which is less than was asked for.
-			s.Since = out[i].Since
-			out[i] = s
-		}
-	}
 	return out
 }
 
@@ -117,27 +117,5 @@ func (a *Agent) featureTotals() []api.Feature {
 			out = append(out, api.Feature{Name: f.Name(), Support: f.Support()})
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, k := range policy.Schema() {
-		built := slices.ContainsFunc(a.all, func(f feature.Feature) bool { return f.Name() == k.Feature })
-		shown := slices.ContainsFunc(out, func(f api.Feature) bool { return f.Name == k.Feature })
-		if built || shown || !a.asks(k.Feature) {
-			continue
-		}
-		out = append(out, api.Feature{Name: k.Feature, Support: probe.Verdict{Level: probe.Unavailable, Why: policy.NotAvailable}})
-	}
 	return out
-}
-
-// asks says whether policy asks for a feature. The caller holds a.mu.
-func (a *Agent) asks(name string) bool {
-	for _, t := range a.targets {
-		for _, o := range t.Unavailable() {
-			if policy.FeatureOf(o.Key) == name {
-				return true
-			}
-		}
-	}
-	return false
 }

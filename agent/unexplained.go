@@ -12,11 +12,10 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// sinceStart is how long after its start a container may be known by its cgroup alone.
+// sinceStart is how long after its start a container may be known only by its cgroup.
 const sinceStart = 10 * time.Second
 
-// unexplained counts the containers whose cgroups engines have made, and of which no
-// runtime tells.
+// unexplained counts the containers with an engine's cgroup that no runtime reports.
 func unexplained(list []container.Container, now time.Time) map[container.Engine]int {
 	found := make(map[container.Engine]int)
 	for _, c := range list {
@@ -27,8 +26,7 @@ func unexplained(list []container.Container, now time.Time) map[container.Engine
 	return found
 }
 
-// advice says of which containers no runtime tells, and what to set, by the source that
-// would tell of them.
+// advice describes the containers that no runtime reports, and what to set, by their source.
 func advice(found map[container.Engine]int) map[string][2]string {
 	out := make(map[string][2]string)
 	order := func(a, b container.Engine) int {
@@ -69,11 +67,11 @@ func engineWords(e container.Engine) (source, name, mend string) {
 	return container.CgroupSource, "CRI-O", "fairlead does not speak to CRI-O: policy files match its containers with `runtime: cgroup` and the names of their cgroups"
 }
 
-// withEngines adds to what a host can do the runtimes of whose containers nothing tells.
+// withEngines adds the engines with unreported containers to a report of the host.
 func withEngines(r probe.Report, cfg Config) probe.Report {
 	found, err := container.Engines(cfg.Roots.Proc, cfg.Roots.Cgroup)
 	if err != nil {
-		return r // what the report says of cgroups is the reason
+		return r // the report has the reason with the cgroups
 	}
 	for e := range found {
 		addr := map[string]string{"docker": cfg.DockerHost, "podman": cfg.PodmanHost}[e.Name]

@@ -14,7 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-// TestUnexplained has containers that engines run and of which no runtime tells.
+// TestUnexplained has containers of engines that no runtime reports.
 func TestUnexplained(t *testing.T) {
 	now := time.Now()
 	in := func(id int, source, dir string, age time.Duration) container.Container {
@@ -24,7 +24,7 @@ func TestUnexplained(t *testing.T) {
 	list := []container.Container{
 		in(1, "docker", "/system.slice/docker-%064x.scope", time.Hour),
 		in(2, "cgroup", "/machine.slice/libpod-%064x.scope", time.Hour),
-		in(3, "cgroup", "/machine.slice/libpod-%064x.scope", time.Second), // about to be told of
+		in(3, "cgroup", "/machine.slice/libpod-%064x.scope", time.Second), // about to be reported
 		in(4, "cgroup", user+"docker-%064x.scope", time.Hour),
 		in(5, "cgroup", user+"docker-%064x.scope", time.Hour),
 		in(6, "cgroup", "/x/crio-%064x", time.Hour),
@@ -59,7 +59,7 @@ func TestUnexplained(t *testing.T) {
 	}
 }
 
-// TestDoctorEngines has a container of an engine that nothing tells of.
+// TestDoctorEngines has a container of an engine that no runtime reports.
 func TestDoctorEngines(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
 	in := cg.Child(t, fmt.Sprintf("crio-%064x.scope", 1))

@@ -9,8 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// The functions below convert the inner types to the API's, which change more
-// slowly.
+// The functions below convert the inner types to the API's, which change more slowly.
 
 func wireContainer(c container.Container) api.Container {
 	w := api.Container{
@@ -54,7 +53,7 @@ func wireSamples(name string, s feature.Snapshot) api.FeatureSamples {
 	out := api.FeatureSamples{Feature: name, Taken: s.Taken, Samples: make([]api.Sample, 0, len(s.Samples))}
 	for _, x := range s.Samples {
 		if x.Histogram != nil {
-			continue // for the metrics page; the API has quantiles, where they belong
+			continue // for the metrics page; the API has quantiles in their place
 		}
 		// JSON cannot represent these, and one must not spoil the rest.
 		if !math.IsNaN(x.Value) && !math.IsInf(x.Value, 0) {

@@ -22,13 +22,13 @@ type pace struct {
 	first   time.Duration // wait after the first failure; doubled after each further one
 	longest time.Duration // bound of that wait
 	refresh time.Duration // how often what is in force is applied again
-	decide  time.Duration // how often features are asked what they have decided
+	decide  time.Duration // how often to ask features for decisions
 	now     func() time.Time
 	jitter  func() float64 // in [0, 1)
 }
 
-// ordinary is the pace of a real agent. A container that is just starting
-// often lacks its interfaces for some milliseconds, so the first wait is short.
+// ordinary is the pace of a real agent. A container that is just starting often lacks its
+// interfaces for some milliseconds, so the first wait is short.
 func ordinary() pace {
 	return pace{
 		call:    10 * time.Second,
@@ -41,8 +41,8 @@ func ordinary() pace {
 	}
 }
 
-// spread returns d changed by up to a fifth at random, so that calls that failed
-// together are not repeated together.
+// spread changes d by up to a fifth at random, so that calls that failed together are not repeated
+// together.
 func (p pace) spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.8 + 0.4*p.jitter()))
 }
@@ -55,32 +55,32 @@ func (p pace) backoff(tries int) time.Duration {
 	return p.spread(min(d, p.longest))
 }
 
-// worker makes one feature match what is wanted, one call at a time. Each feature
-// has its own worker, so a feature that is slow or hangs delays no other.
+// worker makes one feature match what is wanted, one call at a time. Each feature has its own
+// worker, so a feature that is slow or hangs delays no other.
 //
-// A worker is level-triggered: want replaces the whole list, and step compares it
-// with what has been applied.
+// A worker is level-triggered: want replaces the whole list, and step compares it with what has
+// been applied.
 type worker struct {
 	feature feature.Feature
 	pace    pace
 	log     *slog.Logger
 	wake    chan struct{} // capacity 1
-	left    func()        // called when nothing is left of a container, and once adopted
+	left    func()        // called when a container has nothing left, and once adopted
 
 	deciding feature.Loop // of the controller of a feature that decides
 
 	snapshots, exports, maps, selves *reader // of Snapshot, Export, Maps and SelfReport
 
 	mu     sync.Mutex
-	ending bool // stop was called: nothing more is wanted
+	ending bool // stop was called: nothing is wanted from then on
 	rows   map[container.ID]*row
 	prune  row                // its want stays nil
-	alive  bool               // the list is complete, so that prune may be called
+	alive  bool               // the list is complete: prune may be called
 	begun  bool               // all of the first complete list was tried: see adopted
 	cancel context.CancelFunc // ends the call that is under way, nil if none is
-	busy   *row               // what that call is about
-	doing  string             // which call that is
-	began  time.Time          // when it was made
+	busy   *row               // the row of that call
+	doing  string             // the name of that call
+	began  time.Time          // its start
 	moved  chan struct{}      // closed at the next end of a call
 	calls  counts
 }
@@ -91,13 +91,13 @@ type counts struct{ Calls, Failures uint64 }
 // row is the state of the feature for one container.
 type row struct {
 	id      container.ID
-	want    *policy.Target // nil: nothing of ours may be there
+	want    *policy.Target // nil: nothing of ours may be in force
 	netns   uint64         // of the container, when it was last wanted
 	asked   uint64         // goes up when want changes
-	touched bool           // Apply was called, so that Remove is due some day
+	touched bool           // Apply was called, so Remove will be due
 	settled bool           // the host was brought to want
 	tries   int            // failures in a row
-	told    bool           // that an object stays away was said
+	told    bool           // logged that an object stays away
 	err     error          // of the last call
 	since   time.Time      // when settled or err last changed
 	due     time.Time      // of the next call
@@ -119,9 +119,8 @@ func newWorker(f feature.Feature, p pace, log *slog.Logger, left func()) *worker
 	return w
 }
 
-// want replaces what is wanted. Containers that are not in targets are removed at
-// once: a call for one of them that is under way is cancelled. With complete,
-// targets holds every container that runs.
+// want replaces what is wanted. Containers that are not in targets are removed at once, and a call
+// for one of them is cancelled. With complete, targets holds every running container.
 func (w *worker) want(targets map[container.ID]policy.Target, complete bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,17 +163,15 @@ func (w *worker) replace(targets map[container.ID]policy.Target, complete bool) 
 	w.nudge()
 }
 
-// adopted says whether everything that was wanted at first has been tried once.
-// What an earlier agent left in force, and nobody has adopted by then, belongs to
-// nobody.
+// adopted reports whether everything that was wanted at first has been tried once. What an earlier
+// agent left in force, and no call has adopted by then, has no owner.
 func (w *worker) adopted() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.begun
 }
 
-// tried says whether every call that a complete list asks for has been made at
-// least once.
+// tried reports whether every call that a complete list asks for has been made at least once.
 func (w *worker) tried() bool {
 	for _, r := range w.rows {
 		if r.want != nil && !r.settled && r.tries == 0 {
@@ -184,7 +181,7 @@ func (w *worker) tried() bool {
 	return w.alive
 }
 
-// has says whether anything of a container may be in force, or is wanted.
+// has reports whether anything of a container may be in force, or is wanted.
 func (w *worker) has(id container.ID) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -224,8 +221,8 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// step makes the most urgent call. If none is due, it returns when the next one
-// will be; zero means never, as things stand.
+// step makes the most urgent call. If none is due, it returns when the next one will be; zero means
+// never, as things stand.
 func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	w.mu.Lock()
 	r, next := w.choose()
@@ -256,7 +253,7 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	case alive != nil:
 		err = w.feature.Prune(ctx, func(id container.ID) bool { return alive[id] })
 	case target != nil:
-		err = w.feature.Apply(ctx, *target)
+		err = withRefused(w.feature.Name(), *target, w.feature.Apply(ctx, *target))
 	default:
 		err = w.feature.Remove(ctx, r.id)
 	}
@@ -267,19 +264,18 @@ func (w *worker) step(ctx context.Context) (did bool, next time.Time) {
 	w.note(r, asked, err)
 	if !w.begun && w.tried() {
 		w.begun = true
-		w.left() // what it did not take over is left
+		w.left() // the rest was not taken over
 	}
 	close(w.moved)
 	w.moved = make(chan struct{})
 	return true, time.Time{}
 }
 
-// note records the result of a call; asked is the row's asked from before the
-// call.
+// note records the result of a call; asked is the row's asked from before the call.
 func (w *worker) note(r *row, asked uint64, err error) {
 	now := w.pace.now()
 	w.calls.Calls++
-	if r.asked != asked { // something else is wanted by now, and due
+	if r.asked != asked { // another target is wanted by now, and due
 		return
 	}
 	if err != nil && r.news(err, now) && !errors.Is(err, context.Canceled) {
@@ -289,7 +285,7 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		}
 		w.log.Warn(what, "container", r.id, "op", r.op(w), "err", err)
 	}
-	failed := err != nil && !errors.Is(err, feature.ErrNotBuilt) && !errors.Is(err, feature.ErrPartly)
+	failed := err != nil && !errors.Is(err, feature.ErrPartly)
 	if r.settled == failed || (r.err == nil) != (err == nil) {
 		r.since = now
 	}
@@ -302,11 +298,11 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		r.due = now.Add(w.pace.backoff(r.tries))
 	case r != &w.prune && r.want == nil:
 		delete(w.rows, r.id)
-		// Others in the namespace may have shared what was removed.
+		// Others in the namespace may have shared it.
 		w.sharing(r, func(other *row) { other.due = now })
 		w.left()
 	default:
-		if changed { // it may have been in the way of those who share the namespace
+		if changed { // it may have been in the way of others in the namespace
 			w.sharing(r, func(other *row) {
 				if !other.settled {
 					other.due = now
@@ -315,13 +311,13 @@ func (w *worker) note(r *row, asked uint64, err error) {
 		}
 		r.tries, r.told = 0, false
 		r.due = now.Add(w.pace.spread(w.pace.refresh))
-		if errors.Is(err, feature.ErrPartly) { // the host may change without a word
+		if errors.Is(err, feature.ErrPartly) { // the host may change without an event
 			r.due = now.Add(w.pace.spread(w.pace.longest))
 		}
 	}
 }
 
-// sharing does something to all rows whose network namespace is that of r.
+// sharing calls do for all rows with the network namespace of r.
 func (w *worker) sharing(r *row, do func(*row)) {
 	for _, other := range w.rows {
 		if other != r && r.netns != 0 && other.netns == r.netns {
@@ -330,13 +326,12 @@ func (w *worker) sharing(r *row, do func(*row)) {
 	}
 }
 
-// passing is how long a failure is not reported, if an object has gone or
-// containers disagree. A device goes a moment before the end of its container, or
-// its next list of devices, is known. A change for all that share a network
-// reaches one container after the other.
+// passing is how long a failure is not reported, if an object has gone or containers disagree. A
+// device goes a moment before the end of its container, or its next list of devices, is known. A
+// change for all that share a network reaches one container after the other.
 const passing = 2 * time.Second
 
-// news says whether an error is to be reported.
+// news reports whether an error is to be reported.
 func (r *row) news(err error, now time.Time) bool {
 	if !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) && !errors.Is(err, netdev.ErrNoNS) && !errors.Is(err, feature.ErrDisagree) {
 		return r.err == nil || r.err.Error() != err.Error()
@@ -358,8 +353,8 @@ func (r *row) op(w *worker) string {
 	return "apply"
 }
 
-// The order of calls that are due: containers that have ended or are new never
-// wait for those that failed before.
+// The order of calls that are due: containers that have ended or are new never wait for those that
+// failed before.
 const (
 	urgencyRemove = iota
 	urgencyApply
@@ -406,9 +401,9 @@ func (w *worker) choose() (best *row, next time.Time) {
 	return best, next
 }
 
-// letGo waits until the feature has nothing left of the containers that match,
-// until Remove has failed for those that remain, or until ctx ends. The caller
-// has removed them from the list before.
+// letGo waits until the feature has nothing left for the matching containers, until Remove has
+// failed for those that remain, or until ctx ends. The caller has removed them from the list
+// before.
 func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 	for {
 		w.mu.Lock()
@@ -428,16 +423,15 @@ func (w *worker) letGo(ctx context.Context, match func(container.ID) bool) {
 	}
 }
 
-// settle waits until the feature has done what is wanted for a container, or has
-// failed to, and returns its error; nil if nothing is wanted. When ctx ends, it
-// returns the error of ctx.
+// settle waits until the feature has done what is wanted for a container, or has failed to, and
+// returns its error; nil if nothing is wanted. When ctx ends, it returns the error of ctx.
 func (w *worker) settle(ctx context.Context, id container.ID) error {
 	for {
 		w.mu.Lock()
 		r, moved := w.rows[id], w.moved
 		if r == nil || r.settled || r.err != nil {
 			defer w.mu.Unlock()
-			if r == nil || r.settled { // as far as this build and this host can
+			if r == nil || r.settled { // as far as this host can
 				return nil
 			}
 			return r.err
@@ -451,8 +445,8 @@ func (w *worker) settle(ctx context.Context, id container.ID) error {
 	}
 }
 
-// stop removes everything that was applied, with a few attempts for each
-// container, and closes the feature. It is called once run has returned.
+// stop removes everything that was applied, with a few attempts for each container, and closes the
+// feature. It is called once run has returned.
 func (w *worker) stop(ctx context.Context) error {
 	const enough = 3
 	w.mu.Lock()

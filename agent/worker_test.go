@@ -185,8 +185,7 @@ func TestWorkerRemovesUntilItSucceeds(t *testing.T) {
 	}
 }
 
-// What is new or has ended comes before what failed, however much of that is
-// due.
+// What is new or has ended comes before what failed, however much of that is due.
 func TestWorkerUrgency(t *testing.T) {
 	c, f := newClock(), newFake()
 	f.apply = func(_ context.Context, t policy.Target) error {
@@ -249,25 +248,6 @@ func TestWorkerPrunesOnlyWhenComplete(t *testing.T) {
 	}
 }
 
-func TestWorkerNotBuilt(t *testing.T) {
-	c, f := newClock(), newFake()
-	f.apply = func(context.Context, policy.Target) error {
-		return fmt.Errorf("netcpu charge: %w", feature.ErrNotBuilt)
-	}
-	w := newWorker(f, c.pace(), quiet(), func() {})
-	w.want(targets(target(1, "charge")), false)
-	next := steps(t, w)
-	if got := next.Sub(c.Now()); got != w.pace.refresh {
-		t.Errorf("tried again after %v: trying does not help", got)
-	}
-	if got := w.status(1); got.State != api.StateNotBuilt || got.Error == "" {
-		t.Errorf("status %+v", got)
-	}
-	if got := w.totals(); got.Failed != 0 {
-		t.Errorf("totals %+v", got)
-	}
-}
-
 // What is not covered in full is neither done nor failed, and is looked at again.
 func TestWorkerPartly(t *testing.T) {
 	c, f := newClock(), newFake()
@@ -301,6 +281,32 @@ func TestWorkerPartly(t *testing.T) {
 	}
 }
 
+// A label that does not count for its key leaves the container's policy in force in part, of the
+// feature that the key is of.
+func TestRefusedLabel(t *testing.T) {
+	c, f := newClock(), newFake()
+	w := newWorker(f, c.pace(), quiet(), func() {})
+	mine, other := target(1, "isolate"), target(2, "isolate")
+	mine.Refused = []policy.Problem{{Container: 1, Key: "fairlead.netcpu", Reason: "is ignored: say labels: host"}}
+	other.Refused = []policy.Problem{{Container: 2, Key: "fairlead.io.realtime", Reason: "is ignored: say labels: host"}}
+	w.want(targets(mine, other), false)
+	steps(t, w)
+	if got := w.status(1); got.State != api.StatePartly || !strings.Contains(got.Error, "fairlead.netcpu: is ignored: say labels: host") {
+		t.Errorf("status %+v", got)
+	}
+	if got := w.status(2); got.State != api.StateDone {
+		t.Errorf("of another feature: %+v", got)
+	}
+	f.apply = func(context.Context, policy.Target) error { return errFake }
+	w.want(targets(mine), false)
+	mine.Settings.NetCPU = policy.NetCPUCharge
+	w.want(targets(mine), false)
+	steps(t, w)
+	if got := w.status(1); got.State != api.StateError || got.Error != errFake.Error() {
+		t.Errorf("status %+v", got)
+	}
+}
+
 func TestWorkerAppliesAgainWhoSharedANamespace(t *testing.T) {
 	c, f := newClock(), newFake()
 	w := newWorker(f, c.pace(), quiet(), func() {})
@@ -314,8 +320,8 @@ func TestWorkerAppliesAgainWhoSharedANamespace(t *testing.T) {
 	expect(t, f, "remove 1", "apply 2 isolate")
 }
 
-// Who was refused because of another in its namespace is tried again as soon as
-// that one has been changed, and not for what is only refreshed.
+// Who was refused because of another in its namespace is tried again as soon as that one has been
+// changed, and not for what is only refreshed.
 func TestWorkerTriesAgainWhoWasInItsWay(t *testing.T) {
 	c, f := newClock(), newFake()
 	w := newWorker(f, c.pace(), quiet(), func() {})
@@ -362,7 +368,7 @@ func TestWorkerCutsShort(t *testing.T) {
 			t.Errorf("after %v: has %v, in force %v", took, w.has(1), f.inForce())
 		}
 
-		// Nobody cuts this one short but its own time.
+		// Only its own time limit ends this one.
 		w.want(targets(target(2, "isolate")), false)
 		time.Sleep(p.call - 1)
 		if got := w.status(2); got.State != api.StatePending {

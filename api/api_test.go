@@ -32,7 +32,8 @@ func TestMain(m *testing.M) {
 		_, read := Dial(socket).Version(context.Background())
 		_, write := Dial(socket).Reload(context.Background())
 		_, set := Dial(socket).Set(context.Background(), "x", SetRequest{})
-		fmt.Printf("read: %v\nwrite: %v\nset: %v\n", read, write, set)
+		_, kill := Dial(socket).KillOverlay(context.Background(), "x")
+		fmt.Printf("read: %v\nwrite: %v\nset: %v\nkill: %v\n", read, write, set, kill)
 		return
 	}
 	testkit.Main(m)
@@ -325,7 +326,7 @@ func TestStrangerMayNotWrite(t *testing.T) {
 		return string(out)
 	}
 	const refused = "user id 65534 may not change anything: only root and the group fairlead may\n"
-	want := "read: <nil>\nwrite: " + refused + "set: " + refused
+	want := "read: <nil>\nwrite: " + refused + "set: " + refused + "kill: " + refused
 	if diff := cmp.Diff(want, stranger(served(t, &backend{}, 0o666, Serve))); diff != "" {
 		t.Errorf("on an open socket (-want +got):\n%s", diff)
 	}

@@ -62,6 +62,10 @@ type CapacityRequest struct {
 	Measured bool    `json:"measured,omitempty" doc:"the figures were measured, not given by an operator"`
 	BlockIOFigures
 
+	Depth1  BlockIOFigures `json:"depth_1,omitzero" doc:"operations per second with one request at a time; absent: not known"`
+	Depth   int            `json:"depth,omitempty" doc:"requests at once with which the figures of operations were measured"`
+	Seconds float64        `json:"seconds,omitempty" doc:"time for which each figure was measured"`
+
 	Realtime []RealtimePoint `json:"realtime,omitempty" doc:"profile of operations against real-time budgets; absent: the one that is known stays"`
 }
 
@@ -80,10 +84,15 @@ type Reservation struct {
 	Name      string         `json:"name,omitempty" doc:"name of the container"`
 	Device    string         `json:"device" doc:"the device, as written in the request or the policy"`
 	Reserved  BlockIOFigures `json:"reserved" doc:"reserved I/O"`
-	Share     float64        `json:"share" doc:"reserved fraction of the disk's capacity"`
+	Share     float64        `json:"share" doc:"reserved fraction of the disk's capacity; 0 if that is not known"`
+	Admission string         `json:"admission" doc:"verified (the capacity of the disk has room for it), seen (the capacity is not known, but the disk has done as much at once as is reserved of it), unverified (nobody knows whether the disk can do that), or exceeded (the capacity was found to be less than what is reserved)"`
+	Advice    string         `json:"advice,omitempty" doc:"what is known of the disk, how to verify the reservation, and how many requests at once it takes"`
 	From      string         `json:"from" doc:"origin: label, path of a policy file, or set by (who, and when)"`
 	Achieved  BlockIOFigures `json:"achieved" doc:"I/O in the last second that was measured"`
-	State     string         `json:"state" doc:"idle, met, short (less I/O than reserved, without interference), throttled (by the container's own limits), stolen (by the hypervisor), interference, or lost (the disk has gone)"`
+	State     string         `json:"state" doc:"idle, met, asks less (than it has reserved), short (less I/O than it asks for, without interference), throttled (by the container's own limits), stolen (by the hypervisor), interference, or lost (the disk has gone)"`
+
+	Evidence string `json:"evidence,omitempty" doc:"figures that show the state, of a reservation that is missed"`
+	Mend     string `json:"mend,omitempty" doc:"what would have a reservation met that is missed, or what is done about it"`
 }
 
 // Reservations are all reservations.
@@ -107,7 +116,7 @@ type BlockIO struct {
 	Seconds      float64         `json:"seconds" doc:"length of the measurement that ended at taken; 0: there was none, because nothing is reserved and the request had no over"`
 	Rows         []BlockIORow    `json:"rows" doc:"one element for each container and disk with I/O or a reservation"`
 	Waits        []BlockIOWait   `json:"waits" doc:"time that containers with a reservation waited for a CPU, by the container that ran there; the longest first"`
-	Devices      []BlockIODevice `json:"devices" doc:"the disks with a capacity, a reservation or I/O"`
+	Devices      []BlockIODevice `json:"devices" doc:"the disks with a reservation or I/O, and those that the agent is to calibrate"`
 	Events       []BlockIOEvent  `json:"events" doc:"starts and ends of interference, and actions of the agent; the latest last"`
 	Reservations []Reservation   `json:"reservations" doc:"all reservations"`
 
@@ -134,7 +143,8 @@ type BlockIORow struct {
 	DeviceP99 float64         `json:"device_p99_seconds" doc:"99th percentile of the service time"`
 
 	State    string       `json:"state" doc:"state of the reservation; best effort without one"`
-	Evidence string       `json:"evidence,omitempty" doc:"evidence of interference"`
+	Evidence string       `json:"evidence,omitempty" doc:"figures that show the state, of a reservation that is missed; the reason of an action"`
+	Mend     string       `json:"mend,omitempty" doc:"what would have a reservation met that is missed, or what is done about it"`
 	Culprit  container.ID `json:"culprit,omitempty,string" doc:"id of the container that interferes"`
 	By       string       `json:"by,omitempty" doc:"name of that container"`
 	Action   string       `json:"action,omitempty" doc:"what the agent does to this container in favour of others"`
@@ -149,7 +159,7 @@ type BlockIORow struct {
 	WaitForeign float64 `json:"runqueue_foreign,omitempty" doc:"time that its tasks waited for a CPU on which others ran, in seconds per second, summed over the tasks"`
 	CPUPressure float64 `json:"cpu_pressure,omitempty" doc:"fraction of the time in which some of its tasks waited for a CPU, including waits for its own quota and its own threads (cpu.pressure, some)"`
 	IOPressure  float64 `json:"io_pressure,omitempty" doc:"fraction of the time in which some of its tasks waited for I/O (io.pressure, some)"`
-	Throttled   float64 `json:"throttled,omitempty" doc:"time that its own quota throttled it, in seconds per second, summed over the CPUs"`
+	Throttled   float64 `json:"throttled,omitempty" doc:"time that its own quota, or one of a cgroup above it, throttled it, in seconds per second, summed over the CPUs"`
 }
 
 // BlockIORealtime is how the real-time budget of a container stands.
@@ -183,21 +193,25 @@ type BlockIOThread struct {
 // BlockIOWait is the time that tasks of one container waited while another ran on their CPU.
 type BlockIOWait struct {
 	Victim  container.ID `json:"victim,string" doc:"id of the container that waited"`
-	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container that ran; absent for the host, or if unknown"`
-	Name    string       `json:"name" doc:"name of the container that ran"`
+	Culprit container.ID `json:"culprit,omitempty,string" doc:"id of the container that ran; absent for the host, or if it was none"`
+	Name    string       `json:"name" doc:"name of the container that ran; (CPU quota), (real-time budget) or (hypervisor) if these were in the way whoever ran"`
 	Share   float64      `json:"share" doc:"waiting time in seconds per second, summed over the tasks"`
 }
 
 // BlockIODevice is a disk.
 type BlockIODevice struct {
-	Disk      string         `json:"disk" doc:"name of the disk"`
-	Number    string         `json:"number" doc:"device number, such as 254:0"`
-	Model     string         `json:"model,omitempty" doc:"model and serial number, as far as the disk reports them"`
-	Scheduler string         `json:"scheduler" doc:"I/O scheduler"`
-	Capacity  BlockIOFigures `json:"capacity" doc:"capacity of the disk; without figures if it is unknown, and then nothing can be reserved"`
-	Headroom  float64        `json:"headroom" doc:"fraction of the capacity that cannot be reserved"`
-	Measured  bool           `json:"measured,omitempty" doc:"the capacity was measured"`
-	Reserved  float64        `json:"reserved" doc:"reserved fraction of the capacity"`
+	Disk        string         `json:"disk" doc:"name of the disk"`
+	Number      string         `json:"number" doc:"device number, such as 254:0"`
+	Model       string         `json:"model,omitempty" doc:"model and serial number, as far as the disk reports them"`
+	Scheduler   string         `json:"scheduler" doc:"I/O scheduler"`
+	Capacity    BlockIOFigures `json:"capacity" doc:"capacity of the disk: the most that it does with many requests at once; without figures if it is unknown, and then reservations are unverified"`
+	Depth1      BlockIOFigures `json:"depth_1" doc:"operations per second with one request at a time; without figures if unknown"`
+	Basis       string         `json:"basis" doc:"what the figures are: which load was measured, and when"`
+	Calibration string         `json:"calibration,omitempty" doc:"what the agent waits for before it calibrates the disk (io.calibrate: idle), or why that was stopped"`
+	Seen        BlockIOFigures `json:"seen" doc:"the most of each that all containers and the host together have done within a second while somebody measured"`
+	Headroom    float64        `json:"headroom" doc:"fraction of the capacity that cannot be reserved"`
+	Measured    bool           `json:"measured,omitempty" doc:"the capacity was measured"`
+	Reserved    float64        `json:"reserved" doc:"reserved fraction of the capacity"`
 
 	Realtime []RealtimePoint `json:"realtime,omitempty" doc:"profile of operations against real-time budgets, from which io.realtime: auto takes a budget"`
 

@@ -112,14 +112,23 @@ func (c *Client) Self(ctx context.Context) (out Self, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/self", nil, &out)
 }
 
-// report asks for a feature's report: about one container, or all if ref is "".
+// report asks for a feature's report over a time: about one container, or all if ref is "".
 func (c *Client) report(ctx context.Context, feature, ref string, over time.Duration, out any) error {
+	query := url.Values{}
+	if over != 0 {
+		query.Set("over", over.String())
+	}
+	return c.ask(ctx, feature, ref, query, out)
+}
+
+// ask is report with all the parameters that a route may have.
+func (c *Client) ask(ctx context.Context, feature, ref string, query url.Values, out any) error {
 	path := "/v1/" + feature
 	if ref != "" {
 		path = "/v1/containers/" + url.PathEscape(ref) + "/" + feature
 	}
-	if over != 0 {
-		path += "?" + url.Values{"over": {over.String()}}.Encode()
+	if len(query) > 0 {
+		path += "?" + query.Encode()
 	}
 	return c.do(ctx, http.MethodGet, path, nil, out)
 }

@@ -7,7 +7,7 @@ import "slices"
 
 // featureRoutes are the routes of all features.
 func featureRoutes() []route {
-	return slices.Concat(netcpuRoutes(), trafficRoutes(), latencyRoutes(), blockioRoutes())
+	return slices.Concat(netcpuRoutes(), trafficRoutes(), latencyRoutes(), blockioRoutes(), overlayRoutes())
 }
 
 // SelfReports is what each feature shows a container of itself.

@@ -51,6 +51,11 @@ func latencyRoutes() []route {
 			},
 		},
 		route{
+			method: "POST", path: "/v1/containers/{ref}/latency/measured", in: LatencyMeasured{}, out: LatencyMeasured{},
+			summary: "Measure the packets of one container for 15 seconds, whatever policy says, on behalf of the calling process: it asks again to go on, and with on=false to end. The answer comes when the measurement has begun.",
+			call:    measured,
+		},
+		route{
 			method: "GET", path: "/v1/self/latency/records", query: self, out: LatencyRecords{}, self: true,
 			summary: "List the packets of the calling container. Served on the self socket only.",
 			call:    selfRecords,
@@ -102,6 +107,32 @@ func selfTracing(b Backend, r *http.Request) (any, error) {
 type LatencyTracing struct {
 	On    bool      `json:"on" doc:"whether packets are recorded"`
 	Until time.Time `json:"until,omitzero" doc:"when the recording ends unless somebody asks for records; absent while there is none, and in a request"`
+}
+
+// LatencyMeasured says whether the agent measures the packets of a container for a process.
+type LatencyMeasured struct {
+	On    bool      `json:"on" doc:"whether the packets are measured for the calling process"`
+	Until time.Time `json:"until,omitzero" doc:"when the measurement ends unless the process asks again; absent if there is none, and in a request"`
+}
+
+// LatencyMeasure is the Body of an [Ask] to measure a container for a process. The feature
+// answers with a LatencyMeasured.
+type LatencyMeasure struct {
+	On  bool
+	PID int // who asks, as the agent sees it
+	UID int
+}
+
+func measured(b Backend, r *http.Request) (any, error) {
+	var in LatencyMeasured
+	if err := read(r, &in); err != nil {
+		return nil, err
+	}
+	p, err := peer(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	return b.Report(r.Context(), Ask{Feature: "latency", Container: r.PathValue("ref"), Body: LatencyMeasure{On: in.On, PID: p.PID, UID: p.UID}})
 }
 
 // LatencyFilter selects packets. The zero value selects all of them.
@@ -207,6 +238,12 @@ func (c *Client) LatencyRecords(ctx context.Context, ref string, f LatencyFilter
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/latency/records?"+f.query(over), nil, &out)
 }
 
+// LatencyMeasured has the packets of one container, named as for Explain, measured for this
+// process, whatever policy says, until it ends that or has not asked again for 15 seconds.
+func (c *Client) LatencyMeasured(ctx context.Context, ref string, on bool) (out LatencyMeasured, err error) {
+	return out, c.do(ctx, http.MethodPost, "/v1/containers/"+url.PathEscape(ref)+"/latency/measured", LatencyMeasured{On: on}, &out)
+}
+
 // SelfLatencyRecords returns packets of the calling container. It works on the agent's
 // self socket only.
 func (c *Client) SelfLatencyRecords(ctx context.Context, f LatencyFilter, over time.Duration) (out LatencyRecords, err error) {
@@ -225,7 +262,8 @@ type Latency struct {
 	Taken      time.Time          `json:"taken" doc:"when the counters were read"`
 	Passed     uint64             `json:"passed_events" doc:"how often this host did not measure a packet because its CPU had too many"`
 	Evicted    uint64             `json:"evicted_packets" doc:"packets on this host whose time stamp was evicted before their owner was known"`
-	Lost       uint64             `json:"lost_records" doc:"records of packets that did not fit into the buffer, since the agent began to measure"`
+	Lost       uint64             `json:"lost_records" doc:"records of packets that did not fit into the buffer, or were beyond 20,000 per second of one container, direction and protocol, since the agent began to measure"`
+	LostWaits  uint64             `json:"lost_waits" doc:"waits of recorded packets that were overwritten or had no room, since the agent began to measure"`
 	Unwatched  float64            `json:"unwatched_seconds" doc:"time for which this host measured no packets because of a flood"`
 	Containers []LatencyContainer `json:"containers" doc:"one element for each direction of each measured container; containers that share a network have one, under the lowest id"`
 }
@@ -318,11 +356,14 @@ type SelfLatency struct {
 
 // LatencyRecords are packets of one container.
 type LatencyRecords struct {
-	Next    uint64          `json:"next" doc:"value of after for the next request"`
-	Missed  uint64          `json:"missed" doc:"packets that were overwritten before this request"`
-	Lost    uint64          `json:"lost_records" doc:"records of all containers that did not fit into the buffer, since the agent began to measure"`
-	OwnCost LatencyCosts    `json:"own_cost,omitempty" doc:"what the measurement itself costs at each hook; it is included in all times"`
-	Records []LatencyRecord `json:"records" doc:"packets in the order of their arrival"`
+	Next   uint64 `json:"next" doc:"value of after for the next request"`
+	Missed uint64 `json:"missed" doc:"packets that were overwritten before this request; at least 1 if the recording that after is from has ended"`
+	Lost   uint64 `json:"lost_records" doc:"records of all containers that did not fit into the buffer, or were beyond 20,000 per second of one container, direction and protocol, since the agent began to measure"`
+	// LostWaits is about all containers, too.
+	LostWaits uint64          `json:"lost_waits" doc:"waits of recorded packets of all containers that were overwritten or had no room, since the agent began to measure"`
+	Limited   bool            `json:"limited,omitempty" doc:"the host is not watched for this container now, because it asks by its self socket and has had its time: packets have no mace_seconds and no waits, and a busy CPU passes some over"`
+	OwnCost   LatencyCosts    `json:"own_cost,omitempty" doc:"what the measurement itself costs at each hook; it is included in all times"`
+	Records   []LatencyRecord `json:"records" doc:"packets in the order of their arrival"`
 }
 
 // LatencyRecord is one packet. Unknown times are absent.
@@ -410,60 +451,4 @@ func SortLatency(list []LatencyContainer) {
 	slices.SortFunc(list, func(a, b LatencyContainer) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Direction, b.Direction))
 	})
-}
-
-// LatencyTrip is a round trip: a packet of the container, and its reply.
-type LatencyTrip struct {
-	Time      time.Time `json:"time"` // when the packet left by the uplink
-	Protocol  string    `json:"protocol"`
-	Peer      string    `json:"peer"`
-	Seq       uint64    `json:"seq,omitempty"`
-	Raw       float64   `json:"raw_seconds"`       // from the container's device to its socket
-	Egress    float64   `json:"egress_seconds"`    // to the uplink
-	Ingress   float64   `json:"ingress_seconds"`   // from the uplink
-	Corrected float64   `json:"corrected_seconds"` // what is left
-}
-
-// LatencyTrips pairs each packet with its reply: ICMP echoes by sequence number, UDP by
-// ports and order, and TCP handshakes by ports. Other TCP packets are ignored. unpaired
-// counts the packets without a counterpart. less is what the measurement took, to be
-// subtracted; nil for nothing. LatencyTrips sorts records by time.
-func LatencyTrips(records []LatencyRecord, less LatencyCosts) (trips []LatencyTrip, unpaired int) {
-	type flow struct {
-		protocol, near, far string
-		nearPort, farPort   int
-		seq                 uint64 // of ICMP
-	}
-	trips = []LatencyTrip{}
-	slices.SortStableFunc(records, func(a, b LatencyRecord) int { return a.Time.Compare(b.Time) })
-	asked := make(map[flow]LatencyRecord) // packets without a reply yet; the first of repetitions
-	for _, r := range records {
-		if r.Protocol == LatencyTCP && !r.Syn {
-			continue // only in a handshake is it clear which packet answers which
-		}
-		f := flow{protocol: r.Protocol, near: r.From, far: r.To, nearPort: r.FromPort, farPort: r.ToPort}
-		if r.Direction == "ingress" {
-			f.near, f.far, f.nearPort, f.farPort = r.To, r.From, r.ToPort, r.FromPort
-		}
-		if r.Protocol == LatencyICMP {
-			f.seq = r.Seq
-		}
-		if r.Direction == "egress" {
-			if _, twice := asked[f]; !twice {
-				asked[f] = r
-			}
-			continue
-		}
-		q, known := asked[f]
-		if !known || q.Stack == nil || r.Stack == nil {
-			unpaired++
-			continue
-		}
-		delete(asked, f)
-		t := LatencyTrip{Time: q.Time, Protocol: q.Protocol, Peer: q.To, Seq: f.seq, Egress: *q.Stack, Ingress: *r.Stack}
-		t.Corrected = r.Time.Sub(q.Time).Seconds() - t.Ingress
-		t.Raw = t.Corrected + t.Egress + t.Ingress
-		trips = append(trips, less.lessTrip(t, q, r))
-	}
-	return trips, unpaired + len(asked)
 }

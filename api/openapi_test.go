@@ -47,7 +47,8 @@ func TestOpenAPI(t *testing.T) {
 	for _, v := range []any{
 		Container{}, Cgroup{}, Interface{}, HostEnd{}, Setting{}, FeatureStatus{}, Change{}, Explanation{}, Problem{}, Status{},
 		SourceStatus{}, PolicyStatus{}, Feature{}, Samples{}, FeatureSamples{}, Sample{}, Version{}, RestoreRequest{}, Restored{},
-		Outcome{}, Self{}, Label{}, NetCPU{}, NetCPUAccount{}, NetCPUCulprit{}, NetCPUWork{}, NetCPUTheft{}, SelfNetCPU{}, Error{}, Failure{}, probe.Finding{}, probe.Verdict{},
+		Outcome{}, Self{}, Label{}, NetCPU{}, NetCPUAccount{}, NetCPUCulprit{}, NetCPUWork{}, NetCPUTheft{}, SelfNetCPU{},
+		Overlay{}, OverlayNetwork{}, OverlayTable{}, OverlayEviction{}, OverlayTraffic{}, OverlayReason{}, OverlayContainer{}, OverlayEnd{}, OverlayWay{}, OverlayFlow{}, Error{}, Failure{}, probe.Finding{}, probe.Verdict{},
 	} {
 		typ := reflect.TypeOf(v)
 		schema, ok := doc.Components.Schemas[typ.Name()]

@@ -56,6 +56,7 @@ type Ask struct {
 	Feature   string        // its name
 	Container string        // id, runtime id or name of one container; "": all
 	Over      time.Duration // measure for so long first; 0: do not
+	Self      bool          // the container itself asks
 	Body      any           // of a POST, or what else a route makes of its parameters, with the type that it declares; else nil
 }
 
@@ -160,7 +161,7 @@ func selfAsk(b Backend, r *http.Request, ask Ask) (any, error) {
 	if id == 0 {
 		return nil, &Error{Status: http.StatusNotFound, Code: "not_found", Text: "the caller is in no container that is known here"}
 	}
-	ask.Container = Ref(id)
+	ask.Container, ask.Self = Ref(id), true
 	return b.Report(r.Context(), ask)
 }
 

@@ -38,7 +38,6 @@ const (
 	StateHeld        = "held"        // undone by restore; until the next policy reload
 	StateKept        = "kept"        // as an earlier agent left it, until the runtime that knows the container answers
 	StateUnavailable = "unavailable" // this host cannot do it
-	StateNotBuilt    = "not available in this build"
 )
 
 // The states of a journal entry, in Change.State.
@@ -114,7 +113,7 @@ type Setting struct {
 // FeatureStatus is how one feature stands with one container.
 type FeatureStatus struct {
 	Feature string    `json:"feature" doc:"name of the feature"`
-	State   string    `json:"state" doc:"pending, done, partly, error, held, kept, unavailable, or not available in this build"`
+	State   string    `json:"state" doc:"pending, done, partly, error, held, kept or unavailable"`
 	Error   string    `json:"error,omitempty" doc:"what went wrong at the last try, or why the feature is unavailable or the state kept"`
 	Tries   int       `json:"tries,omitempty" doc:"failed tries in a row"`
 	Since   time.Time `json:"since,omitzero" doc:"when the state was entered"`
@@ -130,7 +129,8 @@ type Change struct {
 	Object    string       `json:"object" doc:"which object"`
 	Device    string       `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
 	Before    string       `json:"before" doc:"value before the first change"`
-	Wrote     string       `json:"wrote" doc:"value that fairlead wrote"`
+	Wrote     string       `json:"wrote" doc:"value that fairlead wrote: what all features together come to that have changed it"`
+	Asked     string       `json:"asked,omitempty" doc:"value that this feature asks for, where that is another"`
 	Now       string       `json:"now" doc:"value read for this answer"`
 	State     string       `json:"state" doc:"in force, undone, foreign, gone or unknown"`
 	Error     string       `json:"error,omitempty" doc:"why the value could not be read"`
@@ -182,7 +182,7 @@ type Status struct {
 	Containers int            `json:"containers" doc:"containers that run now"`
 	Sources    []SourceStatus `json:"sources" doc:"where containers are learned from"`
 	Policy     PolicyStatus   `json:"policy" doc:"policy in force"`
-	Features   []Feature      `json:"features" doc:"features of this build, and those that policy asks for in vain"`
+	Features   []Feature      `json:"features" doc:"the features, in the order in which they are shown"`
 	Changes    int            `json:"changes" doc:"changes of host state in the journal"`
 	Rounds     uint64         `json:"rounds" doc:"reconcile rounds since start"`
 	Held       []string       `json:"held,omitempty" doc:"ids of containers that restore has let go of until the next policy reload"`
@@ -231,7 +231,7 @@ type Feature struct {
 
 // Samples is what the features measured.
 type Samples struct {
-	Features []FeatureSamples `json:"features" doc:"one element for each feature of this build"`
+	Features []FeatureSamples `json:"features" doc:"one element for each feature"`
 }
 
 // FeatureSamples is what one feature measured, at one moment.
@@ -293,7 +293,7 @@ type Outcome struct {
 	Kind      string       `json:"kind" doc:"kind of object"`
 	Object    string       `json:"object" doc:"which object"`
 	Device    string       `json:"device,omitempty" doc:"name of the network device that the object belongs to; absent if there is none, or its name is not known"`
-	Result    string       `json:"result" doc:"restored, unchanged (it was as before already), gone, foreign (somebody else has changed it: left alone) or failed"`
+	Result    string       `json:"result" doc:"restored, released (other features keep it changed), unchanged (it was as before already), gone, foreign (somebody else has changed it: left alone) or failed"`
 	Before    string       `json:"before,omitempty" doc:"value from before fairlead"`
 	Wrote     string       `json:"wrote,omitempty" doc:"value that fairlead wrote"`
 	Now       string       `json:"now,omitempty" doc:"value that was found, where it was neither"`

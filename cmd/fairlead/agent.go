@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/metrics"
 )
 
@@ -44,7 +43,6 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
 	s.StringVar(&f.cfg.MetricsAddr, "metrics-addr", metrics.DefaultAddr, "address of the metrics page, or unix:/path for a socket of mode 0660; empty: none")
 	s.StringVar(&f.cfg.Roots.BPFFS, "bpffs", f.cfg.Roots.BPFFS, "where the BPF file system is mounted")
-	s.Var((*markMask)(&f.cfg.MarkMask), "mark-mask", "16 bits in a row of the packets' mark, 0xffff0000, that carry whose a packet is, for hosts where something overwrites its priority; 0: none")
 	f.features = pflag.NewFlagSet("features", pflag.ContinueOnError)
 	for _, x := range features() {
 		if x.flags != nil {
@@ -61,14 +59,6 @@ func (f *agentFlags) take(cmd *cobra.Command, from *pflag.FlagSet, names ...stri
 	for _, n := range names {
 		cmd.Flags().AddFlag(from.Lookup(n))
 	}
-}
-
-// adopt takes over the journal of an earlier release from its usual place.
-func (f *agentFlags) adopt() error {
-	if f.cfg.StateDir != defaultState {
-		return nil
-	}
-	return journal.Adopt(earlierState, defaultState, agent.OverridesFile)
 }
 
 func agentVerb(e env) *cobra.Command {
@@ -108,9 +98,6 @@ func runAgent(ctx context.Context, e env, f *agentFlags) error {
 		log.Warn("systemd watchdog", "err", err)
 	} else if every > 0 {
 		f.cfg.Alive = func() { notify(log, daemon.SdNotifyWatchdog) }
-	}
-	if err := f.adopt(); err != nil {
-		return err
 	}
 	a, err := agent.New(f.cfg)
 	if err != nil {

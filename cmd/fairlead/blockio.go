@@ -21,6 +21,8 @@ import (
 
 // blockioAgentFlags are the agent's flags for the feature.
 func blockioAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
+	s.StringVar(&c.DiskCalibrate, "io.calibrate", "off", "off, or idle: measure each disk that nobody has measured, in a directory of io.scratch, while nobody uses it")
+	s.StringVar(&c.DiskScratch, "io.scratch", "", "directories, separated by commas, for the scratch files of io.calibrate: the disks that they are on may be measured, and no others")
 	s.StringVar(&c.DiskCapacities, "disk-capacities", "/var/lib/fairlead/disk-capacities.json", "file of what disks can do, as io calibrate measured or io capacity gave it; empty: it is forgotten when the agent ends")
 }
 
@@ -39,7 +41,7 @@ containers, or of one, over a second, or as --over says.
   QUEUE P99   99 % of the requests waited no longer before they went to the device
   DEVICE P99  99 % of them took the device no longer
   CPU P99     99 % of its tasks waited no longer for a CPU
-  STATE       idle, met, short, throttled, stolen, interference, lost; or best effort
+  STATE       idle, met, asks less, short, throttled, stolen, interference, lost; or best effort
   CULPRIT     who is in the way
   ACTION      what is done to a container for the sake of others
   AGE         of the state, or the action
@@ -118,9 +120,22 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 		rows = append(rows, []string{name, show(r.Disk), reserved, figuresText(r.Achieved), quantile(r.QueueP99), quantile(r.DeviceP99), quantile(r.WaitP99), show(r.State), show(r.By), show(r.Action), age})
 	}
 	table(w, columns, rows)
+	admissions(w, b.Reservations)
 	for _, r := range b.Rows {
 		if r.Reserved != nil && r.Evidence != "" {
-			fmt.Fprintf(w, "%s: %s\n", show(r.Name), oneLine(r.Evidence))
+			fmt.Fprintf(w, "%s: %s\n", show(r.Name), oneLine(strings.TrimSuffix(r.Evidence+"; "+r.Mend, "; ")))
+		}
+	}
+	if b.Lost > 0 {
+		fmt.Fprintf(w, "A table in the kernel is full: %d requests and waits are in no figure.\n", b.Lost)
+	}
+}
+
+// admissions says what is to be known of the admission of reservations.
+func admissions(w io.Writer, list []api.Reservation) {
+	for _, r := range list {
+		if r.Advice != "" {
+			fmt.Fprintf(w, "%s: admission %s: %s\n", show(r.Name), show(r.Admission), oneLine(r.Advice))
 		}
 	}
 }
@@ -157,16 +172,17 @@ func blockioDevices(w io.Writer, b api.BlockIO) {
 	var rows [][]string
 	for _, d := range b.Devices {
 		capacity := figuresText(d.Capacity)
-		switch {
-		case capacity == "-":
+		if capacity == "-" {
 			capacity = "not known"
-		case d.Measured:
-			capacity += ", measured"
 		}
-		rows = append(rows, []string{show(d.Disk), d.Number, capacity, fmt.Sprintf("%.0f %%", 100*d.Reserved), fmt.Sprintf("%.0f %%", 100*d.Headroom), show(d.Scheduler), show(d.Support)})
+		rows = append(rows, []string{show(d.Disk), d.Number, capacity, figuresText(d.Depth1), figuresText(d.Seen), fmt.Sprintf("%.0f %%", 100*d.Reserved), fmt.Sprintf("%.0f %%", 100*d.Headroom), show(d.Scheduler), show(d.Support)})
 	}
-	table(w, []column{{"DISK", 0}, {"NUMBER", 0}, {"CAPACITY", 0}, {"RESERVED", 0}, {"HEADROOM", 0}, {"SCHEDULER", 0}, {"SUPPORT", 0}}, rows)
+	table(w, []column{{"DISK", 0}, {"NUMBER", 0}, {"CAPACITY", 0}, {"ONE AT A TIME", 0}, {"SEEN", 0}, {"RESERVED", 0}, {"HEADROOM", 0}, {"SCHEDULER", 0}, {"SUPPORT", 0}}, rows)
 	for _, d := range b.Devices {
+		fmt.Fprintf(w, "%s: capacity %s\n", show(d.Disk), oneLine(d.Basis))
+		if d.Calibration != "" {
+			fmt.Fprintf(w, "%s: calibration when it is idle: %s\n", show(d.Disk), oneLine(d.Calibration))
+		}
 		for _, x := range d.Realtime {
 			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", show(d.Disk), brief(x.Budget), scale(float64(x.ReadIOPS)), scale(float64(x.WriteIOPS)))
 		}
@@ -282,9 +298,18 @@ func reservationTable(w io.Writer, list []api.Reservation) {
 	}
 	var rows [][]string
 	for _, r := range list {
-		rows = append(rows, []string{r.ID, show(r.Name), show(r.Device), figuresText(r.Reserved), fmt.Sprintf("%.1f %%", 100*r.Share), show(r.State), show(r.From)})
+		rows = append(rows, []string{r.ID, show(r.Name), show(r.Device), figuresText(r.Reserved), share(r.Share), show(r.Admission), show(r.State), show(r.From)})
 	}
-	table(w, []column{{"ID", 0}, {"CONTAINER", 24}, {"DEVICE", 0}, {"RESERVED", 0}, {"OF THE DISK", 0}, {"STATE", 0}, {"FROM", 0}}, rows)
+	table(w, []column{{"ID", 0}, {"CONTAINER", 24}, {"DEVICE", 0}, {"RESERVED", 0}, {"OF THE DISK", 0}, {"ADMISSION", 0}, {"STATE", 0}, {"FROM", 0}}, rows)
+	admissions(w, list)
+}
+
+// share is a part of a disk; none is known of one that nobody has measured.
+func share(x float64) string {
+	if x == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*x)
 }
 
 func blockioCapacityVerb(e env) *cobra.Command {

@@ -16,28 +16,6 @@ import (
 	"github.com/fairlead-project/fairlead/sandbox/loop"
 )
 
-// The scratch file has the size that was asked for and no name, and nothing stays of one
-// that was interrupted.
-func TestScratch(t *testing.T) {
-	how := calibration{dir: t.TempDir(), size: 2}
-	file, err := how.scratch(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info, err := file.Stat(); err != nil || info.Size() != 2<<20 {
-		t.Errorf("size %v, %v", info, err)
-	}
-	file.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := how.scratch(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("interrupted: %v", err)
-	}
-	if left, err := os.ReadDir(how.dir); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
-}
-
 // What may be needed is not overwritten: of a device with a signature nothing, and of any
 // other only after its name was typed again.
 func TestCalibrateRawRefuses(t *testing.T) {

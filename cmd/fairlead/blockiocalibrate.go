@@ -13,14 +13,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/sched"
+	"github.com/spf13/cobra"
 )
 
 // calibration says how to measure a device.
@@ -40,10 +38,16 @@ func blockioCalibrateVerb(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "calibrate DEVICE",
 		Short: "Measure what a device can do, and tell the agent",
-		Long: `Measure what a device can do in the worst case: reads and writes of 4 KiB at random
-places, and of 128 KiB for bytes per second, 16 at once, past the page cache. They
-go to a scratch file in --scratch, a directory of a file system on the device,
-of which nothing stays however this ends. Do it while nothing else uses the device.
+		Long: `Measure what a device can do with the load that costs it most: reads alone and writes
+alone at random places, past the page cache. Two figures are of 4 KiB: one request at
+a time, which is what a program with one thread gets, and 16, 64 and 256 at once, of
+which the most counts: reservations share that. Bytes per second are of 128 KiB, 16 at
+once. It takes half a minute. A disk may do less for longer (burst credits, a cache
+that is full): --for 1m tells more of that.
+
+The requests go to a scratch file in --scratch, a directory of a file system on the
+device, of which nothing stays however this ends. Do it while nothing else uses the
+device, and the CPUs are idle.
 
 With --raw they go to the device itself, and what is on it is lost. A device is refused
 that is mounted, is swap, is part of another one (LVM, RAID), or has a signature, such
@@ -75,50 +79,41 @@ that. The host is slow for these 12 figures. All threads end with this command.`
 		if how.size < 1 || how.size > 1<<20 || how.phase < 100*time.Millisecond || how.phase > time.Minute {
 			return usagef("--size is 1 to %d, --for 100ms to 1m", 1<<20)
 		}
-		figures, profile, err := how.measure(cmd.Context(), e, args[0])
+		in, err := how.measure(cmd.Context(), e, args[0])
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", args[0], err)
 		}
-		return showCapacity(cmd, c, e, out, api.CapacityRequest{Device: args[0], Headroom: headroom, Measured: true, BlockIOFigures: figures, Realtime: profile})
+		in.Headroom = headroom
+		return showCapacity(cmd, c, e, out, in)
 	})
 }
 
-// measure measures the four figures of a device, and the profile.
-func (how calibration) measure(ctx context.Context, e env, device string) (f api.BlockIOFigures, profile []api.RealtimePoint, err error) {
-	sys := kernel.Default().Sys
-	disk, err := block.Open(sys, device)
+// measure measures the figures of a device, and the profile.
+func (how calibration) measure(ctx context.Context, e env, device string) (in api.CapacityRequest, err error) {
+	disk, err := block.Open(kernel.Default().Sys, device)
 	if err != nil {
-		return f, nil, err
+		return in, err
 	}
 	if how.realtime && disk.Loop != "" {
-		return f, nil, errors.New("profile of real-time budgets: it is a loop device, whose work the kernel's workers do, which no budget is given to")
+		return in, errors.New("profile of real-time budgets: it is a loop device, whose work the kernel's workers do, which no budget is given to")
 	}
 	file, err := how.target(ctx, e, device, disk)
 	if err != nil {
-		return f, nil, err
+		return in, err
 	}
 	defer file.Close()
-	target := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd())
-	for _, x := range []struct {
-		size, writes int
-		to           *uint64
-		bytes        bool
-	}{{4 << 10, 0, &f.ReadIOPS, false}, {4 << 10, 100, &f.WriteIOPS, false}, {128 << 10, 0, &f.ReadBytes, true}, {128 << 10, 100, &f.WriteBytes, true}} {
-		w, err := how.run(ctx, target, x.size, x.writes)
-		if err != nil {
-			return f, nil, err
-		}
-		if *x.to = uint64(w.Rate()); x.bytes {
-			*x.to = uint64(w.BitRate() / 8)
-		}
+	f, err := block.Calibrate(ctx, file, how.phase, false, nil)
+	if err != nil {
+		return in, err
 	}
-	// No disk transfers fewer bytes per second in large requests than in small ones, but a
-	// measurement may say so.
-	f.ReadBytes, f.WriteBytes = max(f.ReadBytes, f.ReadIOPS*(4<<10)), max(f.WriteBytes, f.WriteIOPS*(4<<10))
+	in = api.CapacityRequest{
+		Device: device, Measured: true, Depth: f.Depth, Seconds: how.phase.Seconds(), Depth1: api.BlockIOFigures{ReadIOPS: f.Reads1, WriteIOPS: f.Writes1},
+		BlockIOFigures: api.BlockIOFigures{ReadIOPS: f.Reads, WriteIOPS: f.Writes, ReadBytes: f.BytesRead, WriteBytes: f.BytesPut},
+	}
 	if how.realtime {
-		profile, err = how.profile(ctx, target)
+		in.Realtime, err = how.profile(ctx, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd()))
 	}
-	return f, profile, err
+	return in, err
 }
 
 // target opens what is read and written: the device, claimed, or a scratch file on its disk.
@@ -135,14 +130,14 @@ func (how calibration) target(ctx context.Context, e env, device string, disk bl
 		}
 		return file, nil
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(how.dir, &st); err != nil {
-		return nil, &os.PathError{Op: "stat", Path: how.dir, Err: err}
+	on, err := block.Holding(r.Sys, how.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, err
 	}
-	if on, err := block.Find(r.Sys, unix.Major(st.Dev), unix.Minor(st.Dev)); err != nil || on != disk {
+	if err != nil || on != disk {
 		return nil, fmt.Errorf("%s is not on %s", how.dir, disk.Name)
 	}
-	return how.scratch(ctx)
+	return block.Scratch(ctx, how.dir, how.size, 0, nil)
 }
 
 // confirm asks for a device's name.
@@ -198,42 +193,4 @@ func (how calibration) profile(ctx context.Context, target string) (out []api.Re
 		out = append(out, point)
 	}
 	return out, nil
-}
-
-// scratch makes the file, without zeros in it, because some disks do not store zeros. The
-// file has no name, so that it goes however the program ends. The caller closes it.
-func (how calibration) scratch(ctx context.Context) (file *os.File, err error) {
-	if file, err = os.CreateTemp(how.dir, "fairlead-calibrate"); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, file.Close())
-		}
-	}()
-	if err := os.Remove(file.Name()); err != nil {
-		return nil, err
-	}
-	block := make([]byte, 1<<20)
-	for i := range block {
-		block[i] = byte(i*7 + i>>8)
-	}
-	for range how.size {
-		if _, err := file.Write(block); err != nil {
-			return nil, err
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-	}
-	return file, file.Sync()
-}
-
-// run measures one figure.
-func (how calibration) run(ctx context.Context, target string, size, writes int) (load.Window, error) {
-	w, err := load.Measure(ctx, how.phase, "disk", "--to", target, "--size", strconv.Itoa(size), "--writes", strconv.Itoa(writes), "--conns", "16")
-	if err == nil && w.Ops == 0 {
-		err = errors.New("nothing was done in the time: give it more by --for")
-	}
-	return w, err
 }

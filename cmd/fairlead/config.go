@@ -16,7 +16,6 @@ import (
 const (
 	defaultConfig   = "/etc/fairlead/fairlead.yaml"
 	defaultState    = "/run/fairlead/state" // containers cannot fill it, and it ends with the boot, as the changes do
-	earlierState    = "/var/lib/fairlead"   // the directory of the first releases
 	defaultPolicies = "/etc/fairlead/policy.d"
 )
 

@@ -31,7 +31,7 @@ the policies that match no container. It exits with 1 if fairlead cannot work
 here at all, or if it was not run as root: then it cannot tell.`,
 		Args: nargs(0, 0, ""),
 	}
-	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "mark-mask", "socket", "config")
+	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "socket", "config")
 	cmd.Flags().AddFlagSet(f.features)
 	out := formatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

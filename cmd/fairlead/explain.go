@@ -83,9 +83,6 @@ func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
 			fmt.Fprintf(w, "  %s%s\n", strings.Repeat("    ", min(i, 1)), line)
 		}
 	}
-	if len(c.Features) == 0 {
-		fmt.Fprintln(w, "  this build has no features")
-	}
 
 	if len(x.Evidence) > 0 {
 		fmt.Fprintln(w, "\nWhat was seen:")
@@ -243,9 +240,9 @@ func stands(f api.FeatureStatus, now time.Time) string {
 		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, lines(f.Error))
 	}
 	if f.Error == "" {
-		return f.State
+		return show(f.State)
 	}
-	return f.State + ": " + lines(f.Error)
+	return show(f.State) + ": " + lines(f.Error)
 }
 
 func explainChanges(w io.Writer, of api.Container, changes []api.Change, now time.Time) {
@@ -265,6 +262,9 @@ func explainChanges(w io.Writer, of api.Container, changes []api.Change, now tim
 			what += "; it cannot be read now: " + oneLine(c.Error)
 		}
 		fmt.Fprintf(w, "      %s\n", what)
+		if c.Asked != "" {
+			fmt.Fprintf(w, "      %s alone asks for %s\n", show(c.Feature), value(c.Asked))
+		}
 		if !c.Expiry.IsZero() {
 			fmt.Fprintf(w, "      until %s\n", c.Expiry.Format(time.TimeOnly))
 		}

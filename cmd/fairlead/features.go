@@ -9,7 +9,7 @@ import (
 
 // featureParts are the parts of the program for one feature, in files of their own.
 type featureParts struct {
-	verb  func(env) *cobra.Command                   // shows the report of the feature
+	verb  func(env) *cobra.Command                   // shows the report of the feature; nil: none
 	bench func(env) *cobra.Command                   // runs its experiment; nil: none
 	flags func(*pflag.FlagSet, *agent.FeatureConfig) // adds flags to the agent; nil: none
 }
@@ -21,5 +21,6 @@ func features() []featureParts {
 		{trafficVerb, benchTrafficVerb, trafficAgentFlags},
 		{latencyVerb, benchLatencyVerb, nil},
 		{blockioVerb, benchBlockIOVerb, blockioAgentFlags},
+		{overlayVerb, benchOverlayVerb, nil},
 	}
 }

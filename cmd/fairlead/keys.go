@@ -12,13 +12,13 @@ import (
 
 // policyKey is one key of policy, as keys prints it.
 type policyKey struct {
-	Key       string `json:"key"`
-	Values    string `json:"values"`
-	Example   string `json:"example"`
-	Default   string `json:"default,omitempty"`
-	Meaning   string `json:"meaning"`
-	Feature   string `json:"feature"`
-	Available bool   `json:"available"` // this build can put it in force
+	Key     string `json:"key"`
+	Values  string `json:"values"`
+	Example string `json:"example"`
+	Default string `json:"default,omitempty"`
+	Meaning string `json:"meaning"`
+	Feature string `json:"feature"`
+	Host    bool   `json:"host,omitempty"`
 }
 
 func keysVerb(e env) *cobra.Command {
@@ -27,7 +27,8 @@ func keysVerb(e env) *cobra.Command {
 		Short: "List the keys of policy, with values, units and an example; needs no agent",
 		Long: `List the keys of policy, or those that begin with PREFIX: what values each takes, an
 example, what holds without it, and what it means. A key stands in a policy file as
-it is listed, and in a label with "fairlead." in front.`,
+it is listed, and in a label with "fairlead." in front. Labels do not count for keys
+that act on others than the container, unless a policy file says "labels: host".`,
 		Example: `  fairlead keys
   fairlead keys net.ingress`,
 		Args: nargs(0, 1, "one PREFIX"),
@@ -46,7 +47,7 @@ it is listed, and in a label with "fairlead." in front.`,
 func keysFrom(prefix string) (list []policyKey) {
 	for _, k := range policy.Schema() {
 		if strings.HasPrefix(k.Name, prefix) {
-			list = append(list, policyKey{k.Name, k.Form, k.Example, k.Default, k.Meaning, k.Feature, len(k.Built) > 0})
+			list = append(list, policyKey{k.Name, k.Form, k.Example, k.Default, k.Meaning, k.Feature, k.Host})
 		}
 	}
 	return list
@@ -59,9 +60,6 @@ func printKeys(w io.Writer, list []policyKey) {
 		if k.Default != "" {
 			meaning += "; without it: " + k.Default
 		}
-		if !k.Available {
-			meaning += "; " + policy.NotAvailable
-		}
 		for _, line := range fold(meaning, lineWidth-4) {
 			fmt.Fprintf(w, "    %s\n", line)
 		}
@@ -70,6 +68,9 @@ func printKeys(w io.Writer, list []policyKey) {
 			example = `"` + example + `"`
 		}
 		fmt.Fprintf(w, "    --label %s\n", example)
+		if k.Host {
+			fmt.Fprintln(w, `    (the label counts where a policy file says "labels: host")`)
+		}
 	}
 	fmt.Fprintln(w, "\nUnits:")
 	for _, u := range policy.Units() {

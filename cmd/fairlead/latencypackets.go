@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -62,6 +64,58 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 		}
 	}
 	return s, nil
+}
+
+// begin starts the recording. A container that policy does not have measured is from now on
+// until end is called, or this program has ended in whatever way.
+func (s *source) begin(ctx context.Context, e env, c *api.Client, ref string) (first api.LatencyRecords, end func() error, err error) {
+	end = func() error { return nil }
+	first, err = s.next(ctx, 0)
+	if n := (*api.Error)(nil); !errors.As(err, &n) || n.Code != "not_measured" || ref == "" {
+		return first, end, err
+	}
+	if end, err = measure(ctx, e, c, ref); err != nil {
+		return first, nil, err
+	}
+	if first, err = s.next(ctx, 0); err != nil {
+		return first, nil, errors.Join(err, end())
+	}
+	return first, end, nil
+}
+
+// renewal is how often this program asks that a container is measured: more often than that lapses.
+const renewal = 4 * time.Second
+
+// measure has a container measured until end is called.
+func measure(ctx context.Context, e env, c *api.Client, ref string) (end func() error, err error) {
+	x, err := c.Explain(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	ref = api.Ref(x.Container.ID)
+	if _, err := c.LatencyMeasured(ctx, ref, true); err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(e.stderr, "%s: its packets are measured while this runs\n", whom(x.Container.Name, x.Container.Source, x.Container.ID))
+	going, stop := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for wait(going, renewal) == nil {
+			c.LatencyMeasured(going, ref, true) // where it fails, records do, too
+		}
+	}()
+	return func() error {
+		stop()
+		<-done
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer cancel()
+		_, err := c.LatencyMeasured(ctx, ref, false)
+		if n := (*api.Error)(nil); errors.As(err, &n) && n.Code == "not_found" {
+			return nil // it has ended
+		}
+		return err
+	}, nil
 }
 
 // next returns the packets since its last call. The first call starts the recording.

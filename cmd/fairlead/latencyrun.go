@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -155,18 +154,11 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		return err
 	}
 	// The first call starts the recording.
-	all, err := ask.next(ctx, 0)
-	if e := (*api.Error)(nil); errors.As(err, &e) && e.Code == "not_measured" && !r.self {
-		var back func() error
-		if back, err = r.measured(ctx, c); err != nil {
-			return readingHint(err)
-		}
-		defer func() { failed = errors.Join(failed, back()) }()
-		all, err = ask.next(ctx, 0)
-	}
+	all, end, err := ask.begin(ctx, r.env, c, r.container)
 	if err != nil {
 		return readingHint(err)
 	}
+	defer func() { failed = errors.Join(failed, end()) }()
 	program.Stdout, program.Stderr = r.env.stdout, r.env.stderr
 	if r.out.name != "table" || r.quiet {
 		program.Stdout = r.env.stderr
@@ -259,38 +251,6 @@ func ending(program *exec.Cmd, status error) error {
 		return fmt.Errorf("%s ended with status %d", show(program.Args[0]), exit.ExitCode())
 	}
 	return fmt.Errorf("%s was ended by a signal", show(program.Args[0]))
-}
-
-const latencyKey = "fairlead.latency"
-
-// measured has the container's packets measured, as its policy does not say so, until the
-// function that it returns is called.
-func (r *latencyRun) measured(ctx context.Context, c *api.Client) (back func() error, err error) {
-	x, err := c.Explain(ctx, r.container)
-	if err != nil {
-		return nil, err
-	}
-	ref := api.Ref(x.Container.ID)
-	undo := api.SetRequest{Unset: []string{latencyKey}, Was: map[string]string{latencyKey: "on"}}
-	for _, s := range x.Container.Policy {
-		if s.Key == latencyKey && strings.HasPrefix(s.From, "set by ") {
-			undo.Unset, undo.Set = nil, map[string]string{latencyKey: s.Value}
-		}
-	}
-	if _, err := c.Set(ctx, ref, api.SetRequest{Set: map[string]string{latencyKey: "on"}}); err != nil {
-		return nil, err
-	}
-	fmt.Fprintf(r.env.stderr, "%s: its packets are measured while this runs (latency=on, set by hand)\n", whom(x.Container.Name, x.Container.Source, x.Container.ID))
-	return func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
-		defer cancel()
-		_, err := c.Set(ctx, ref, undo)
-		var e *api.Error
-		if errors.As(err, &e) && (e.Code == "not_found" || e.Code == "refused") {
-			return nil // it has ended, or somebody else has set it meanwhile
-		}
-		return err
-	}, nil
 }
 
 // start starts the program in the container, or with --self in this one.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -25,7 +26,7 @@ type runStub struct {
 	mu       sync.Mutex
 	measured bool
 	requests int
-	sets     []api.SetRequest
+	by       int // the process for which the container is measured, or was
 }
 
 func (s *runStub) Caller(api.Peer) container.ID { return 7 }
@@ -33,6 +34,10 @@ func (s *runStub) Caller(api.Peer) container.ID { return 7 }
 func (s *runStub) Report(_ context.Context, ask api.Ask) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if m, ok := ask.Body.(api.LatencyMeasure); ok {
+		s.measured, s.by = m.On, m.PID
+		return api.LatencyMeasured{On: m.On}, nil
+	}
 	if s.asked != nil && s.requests < 3 {
 		s.asked <- struct{}{}
 	}
@@ -43,13 +48,6 @@ func (s *runStub) Report(_ context.Context, ask api.Ask) (any, error) {
 		return api.LatencyRecords{Records: []api.LatencyRecord{}}, nil
 	}
 	return api.LatencyRecords{Records: s.records}, nil
-}
-
-func (s *runStub) Set(_ context.Context, ref string, _ api.Peer, in api.SetRequest) (api.Container, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sets, s.measured = append(s.sets, in), in.Set[latencyKey] == "on"
-	return api.Container{}, nil
 }
 
 // trip is the packets of a round trip.
@@ -136,31 +134,33 @@ func TestLatencyRunNothing(t *testing.T) {
 	}
 }
 
-// A container that policy does not have measured is for the time of the run, and what was
-// set by hand before is set again.
+// A container that policy does not have measured is for the time of the run, for this
+// process, which takes nothing of policy away.
 func TestLatencyRunMeasures(t *testing.T) {
-	for _, before := range []string{"", "off"} {
-		s := &runStub{stub: example()}
-		if before != "" {
-			c := &s.explain.Container
-			c.Policy = append(c.Policy, api.Setting{Key: latencyKey, Value: before, From: "set by uid 0 at noon"})
-		}
-		socket := filepath.Join(t.TempDir(), "s")
-		l, err := api.Listen(socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		go api.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
-		c := api.Dial(socket)
-		defer c.Close()
-		var errs bytes.Buffer
-		r := latencyRun{env: env{stderr: &errs}, container: "web-1"}
-		back, err := r.measured(t.Context(), c)
-		if err != nil || !s.measured || !strings.Contains(errs.String(), "web-1 (docker, id 4711): its packets are measured while this runs") {
-			t.Fatalf("%v: %s", err, &errs)
-		}
-		if err := back(); err != nil || s.measured || len(s.sets) != 2 || s.sets[1].Was[latencyKey] != "on" || s.sets[1].Set[latencyKey] != before || (before == "") != (len(s.sets[1].Unset) == 1) {
-			t.Errorf("put back: %v, %+v", err, s.sets)
-		}
+	s := &runStub{stub: example()}
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := api.Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go api.Serve(t.Context(), l, s, slog.New(slog.DiscardHandler))
+	c := api.Dial(socket)
+	defer c.Close()
+	var errs bytes.Buffer
+	ask, err := (&packets{}).source(c, []string{"web-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, end, err := ask.begin(t.Context(), env{stderr: &errs}, c, "web-1")
+	if err != nil || !s.measured || !strings.Contains(errs.String(), "web-1 (docker, id 4711): its packets are measured while this runs") {
+		t.Fatalf("%v: %s", err, &errs)
+	}
+	if err := end(); err != nil || s.measured || s.by != os.Getpid() {
+		t.Errorf("ended: %v, %+v", err, s)
+	}
+	// One that is measured anyway is not touched.
+	s.measured = true
+	if _, end, err = ask.begin(t.Context(), env{stderr: &errs}, c, "web-1"); err != nil || end() != nil || !s.measured {
+		t.Errorf("measured by policy: %v, %+v", err, s)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -18,7 +19,7 @@ func latencyTraceVerb(e env) *cobra.Command {
 		Short: "Show a container's packets one by one",
 		Long: `Show the packets of a container one by one, with what each took on this host, until
 interrupted. Packets that could not be kept are counted at the end. With -o json there is
-one object on each line.
+one object on each line. A container that policy does not have measured is, while this runs.
 
 Inside a container that was given the agent's self socket, --self shows the container's
 own packets. There --on begins to record them for ten minutes, and returns; --off ends
@@ -38,7 +39,7 @@ filters choose what is printed.`,
 	off := cmd.Flags().Bool("off", false, "with --self: end that")
 	kept := cmd.Flags().Bool("kept", false, "print what has been recorded up to now, and end")
 	asJSON := cmd.Flags().StringP("output", "o", "table", "how to print: table or json")
-	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) (failed error) {
 		if *asJSON != "table" && *asJSON != "json" {
 			return usagef("-o %q: it is one of table, json", *asJSON)
 		}
@@ -69,6 +70,11 @@ filters choose what is printed.`,
 		if *kept {
 			patience, ask.filter.After = 0, 1
 		}
+		got, end, err := ask.begin(cmd.Context(), e, c, strings.Join(args, ""))
+		if err != nil {
+			return readingHint(err)
+		}
+		defer func() { failed = errors.Join(failed, end()) }()
 		print := latencyLine
 		switch {
 		case *asJSON == "json":
@@ -76,16 +82,11 @@ filters choose what is printed.`,
 		case *slide:
 			print = func(w io.Writer, r api.LatencyRecord) error { _, err := io.WriteString(w, r.Slide()); return err }
 		}
+		limited, lost := false, got.LostWaits
 		var missed, shown, last uint64
-		for *count == 0 || shown < uint64(*count) {
-			got, err := ask.next(cmd.Context(), patience)
-			if cmd.Context().Err() != nil {
-				break
-			}
-			if err != nil {
-				return readingHint(err)
-			}
+		for {
 			missed += got.Missed
+			limited = limited || got.Limited
 			if *kept && len(got.Records) == 0 && got.Next == last {
 				break
 			}
@@ -102,9 +103,25 @@ filters choose what is printed.`,
 				}
 				shown++
 			}
+			if *count > 0 && shown >= uint64(*count) {
+				break
+			}
+			got, err = ask.next(cmd.Context(), patience)
+			if cmd.Context().Err() != nil {
+				break
+			}
+			if err != nil {
+				return readingHint(err)
+			}
 		}
 		if missed > 0 {
 			fmt.Fprintf(e.stderr, "%d packets were overwritten before they were read\n", missed)
+		}
+		if got.LostWaits > lost {
+			fmt.Fprintf(e.stderr, "%d waits were lost\n", got.LostWaits-lost)
+		}
+		if limited {
+			fmt.Fprintln(e.stderr, "some packets have no mace and no waits: for a container that asks itself they are watched for 10 s of each minute")
 		}
 		return nil
 	})

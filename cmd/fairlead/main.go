@@ -55,7 +55,9 @@ func verbs() []func(env) *cobra.Command {
 		versionVerb,
 	}
 	for _, f := range features() {
-		list = append(list, f.verb)
+		if f.verb != nil {
+			list = append(list, f.verb)
+		}
 	}
 	return list
 }

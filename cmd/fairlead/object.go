@@ -26,6 +26,8 @@ func objectText(c api.Container, kind, object, named string) string {
 			return "queue length of " + device
 		case "ifb":
 			return "device that takes in what arrives (IFB) of " + device
+		case "pair":
+			return "veth pair past the network namespace of " + device
 		case "tc-filter":
 			hook, name, _ := strings.Cut(detail, "/")
 			return fmt.Sprintf("program %s at the %s hook of %s", show(name), show(hook), device)

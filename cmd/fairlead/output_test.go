@@ -65,6 +65,7 @@ func against(t *testing.T, s api.Backend, args ...string) (status int, stdout, s
 
 const evil = "evil\x1b[31m\u202e\u009b\x7f\n\xff"
 
+// example has a state of which an agent of an earlier version tells.
 func example() stub {
 	web := api.Container{
 		ID: 4711, Name: "web-1", Source: "docker", Image: "registry.example.com/team/nginx:1.27", PID: 99,
@@ -77,7 +78,7 @@ func example() stub {
 	bad := api.Container{
 		ID: 5, Name: evil, Source: "cgroup", HostNetwork: true, Pod: "\U000e0001 \u2028", Namespace: "no",
 		Policy:   []api.Setting{{Key: "fairlead.netcpu", Value: "charge", From: "label"}, {Key: "fairlead.net.rate", Value: "1mbit", From: "label"}},
-		Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "open /x\x1b: no\nsuch", Tries: 3}, {Feature: "traffic", State: api.StateNotBuilt, Error: "fairlead.net.rate=1mbit (label)"}},
+		Features: []api.FeatureStatus{{Feature: "netcpu", State: api.StateError, Error: "open /x\x1b: no\nsuch", Tries: 3}, {Feature: "traffic", State: "not available in this build", Error: "fairlead.net.rate=1mbit (label)"}},
 	}
 	return stub{
 		list: []api.Container{web, bad},
@@ -184,6 +185,7 @@ func TestObjectText(t *testing.T) {
 		{"offload", "12/7/tso", "offload tso of veth3f2a1bc, the other end of eth0"},
 		{"threaded", "12/8/", "threaded NAPI of docker0"},
 		{"qdisc", "9/3", "root qdisc of docker0"}, {"txqueuelen", "9/3", "queue length of docker0"}, {"forward-priority", "9/0", "priority of forwarded packets (ip_forward_update_priority)"},
+		{"pair", "9/3/pair", "veth pair past the network namespace of docker0"},
 		{"tc-filter", "9/3/ingress/fl_x", "program fl_x at the ingress hook of docker0"},
 		{"rps", "11/2/0", "packet steering (rps_cpus) of queue 0 of eth0 in the container"},
 		{"kthread", "17:99:/sys/fs/cgroup/cpu", "control group of kernel thread 17 in /sys/fs/cgroup/cpu"},

@@ -122,9 +122,6 @@ func checkPolicy(e env, name string) (ok bool, err error) {
 		of = fmt.Sprintf(" in %d files", len(p.Files()))
 	}
 	fmt.Fprintf(e.stdout, "%s: good, %d policies%s\n", showText(name), p.Len(), of)
-	for _, x := range p.Unavailable() {
-		fmt.Fprintf(e.stdout, "note: %s\n", lines(x.String()))
-	}
 	return true, nil
 }
 

@@ -163,8 +163,6 @@ func standing(c api.Container, feature string) string {
 		return "-"
 	case !asked(c, feature) && (c.Features[i].State == api.StateUnavailable || c.Features[i].State == api.StateDone && len(words) == 0):
 		return "-"
-	case c.Features[i].State == api.StateNotBuilt:
-		words = append(words, "not built")
 	default:
 		words = append(words, show(c.Features[i].State))
 	}
@@ -180,8 +178,9 @@ func trouble(c api.Container) (list []string) {
 		case f.State == api.StateUnavailable && !asked(c, f.Feature):
 		case f.State == api.StatePartly:
 			list = append(list, fmt.Sprintf("%s: %s", show(f.Feature), oneLine(f.Error)))
-		case f.State == api.StateNotBuilt, f.State == api.StateUnavailable, f.State == api.StateKept:
-			list = append(list, fmt.Sprintf("%s: %s: %s", show(f.Feature), f.State, oneLine(f.Error)))
+		case f.State == api.StateDone, f.State == api.StatePending, f.State == api.StateHeld:
+		default: // an agent of another version may have words of its own
+			list = append(list, fmt.Sprintf("%s: %s: %s", show(f.Feature), show(f.State), oneLine(f.Error)))
 		}
 	}
 	return list

@@ -84,9 +84,6 @@ func restoreAlone(f *agentFlags, ref string, match func(journal.Entry) bool) (ap
 		}
 		match = func(e journal.Entry) bool { return e.Owner.Container == id && all(e) }
 	}
-	if err := f.adopt(); err != nil {
-		return api.Restored{}, err
-	}
 	j, err := journal.Open(f.cfg.StateDir)
 	if errors.Is(err, journal.ErrCorrupt) {
 		// Open has set the broken entries aside; the rest can be restored.
@@ -113,11 +110,16 @@ func restored(w io.Writer, done api.Restored) {
 	if len(done.Outcomes) == 0 {
 		fmt.Fprintln(w, "nothing to undo")
 	}
-	for _, o := range done.Outcomes {
+	for i, o := range done.Outcomes {
+		if before := done.Outcomes[max(i-1, 0)]; i > 0 && before.Kind == o.Kind && before.Object == o.Object && before.Result == o.Result && o.Result != string(journal.Released) {
+			continue // one knob that several features had turned
+		}
 		object := objectText(api.Container{}, o.Kind, o.Object, o.Device)
 		switch journal.Result(o.Result) {
 		case journal.Restored:
 			fmt.Fprintf(w, "%s: %s again, was %s\n", object, value(o.Before), value(o.Wrote))
+		case journal.Released:
+			fmt.Fprintf(w, "%s: no more for %s; another feature keeps it changed\n", object, show(o.Feature))
 		case journal.Unchanged:
 			fmt.Fprintf(w, "%s: is %s already\n", object, value(o.Before))
 		case journal.Gone:
