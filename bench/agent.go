@@ -58,6 +58,7 @@ func runAgent(args []string) error {
 	fs.StringVar(&cfg.DockerHost, "docker-host", "", "where Docker answers; with it, sandboxes are not looked for")
 	xdp := fs.Bool("xdp", false, "drop in the driver of the rig's NIC")
 	uplink := fs.Uint64("uplink", 0, "rate of the rig's NIC in bit/s; 0: nothing is shaped")
+	stamps := fs.Uint("latency-stamps", 0, "packets under way that latency has room for; 0: as many as ever")
 	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -65,6 +66,7 @@ func runAgent(args []string) error {
 	if *uplink > 0 {
 		cfg.Uplinks = map[string]uint64{rig.NICDevice: *uplink}
 	}
+	cfg.LatencyStamps = uint32(*stamps)
 	if *xdp {
 		cfg.XDP = []string{rig.NICDevice}
 	}
@@ -89,6 +91,7 @@ type guard struct {
 	rig     *rig.Rig
 	uplink  uint64 // rate of the NIC, which traffic divides, in bit/s; 0: it does not
 	xdp     bool   // drop packets in the driver of the NIC
+	stamps  int    // packets under way that latency has room for; 0: as many as ever
 	feature string // the feature under test
 	mode    string // netcpu: the mode while the protection is on
 	prefix  string // prefix of the names of the containers that it protects
@@ -99,7 +102,7 @@ type guard struct {
 	log     *tail
 	on      bool
 	others  rig.ProgramSet // BPF programs that were loaded before the agent
-	// missing says why the protection has no effect on this build or host; "" if it
+	// missing says why the protection has no effect on this host; "" if it
 	// works.
 	missing string
 	// unmetered says why the agent keeps no accounts; "" if it does.
@@ -147,7 +150,7 @@ func (g *guard) start(ctx context.Context) error {
 	socket := filepath.Join(g.dir, "agent.sock")
 	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(g.dir, "state"),
 		"--policy-dir", filepath.Join(g.dir, "policy.d"), "--sandbox-dir", g.rig.Sandboxes.Dir(), "--docker-host", g.rig.DockerHost,
-		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp))
+		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp), "--latency-stamps", fmt.Sprint(g.stamps))
 	cmd.Args[0] = "fairlead"
 	cmd.Stderr = g.log
 	// The agent undoes its changes even if this program is killed.
@@ -169,6 +172,18 @@ func (g *guard) inDriver(ctx context.Context, xdp bool) error {
 		return err
 	}
 	g.xdp = xdp
+	return g.start(ctx)
+}
+
+// roomFor starts another agent if this one has room for another number of stamps.
+func (g *guard) roomFor(ctx context.Context, stamps int) error {
+	if g.stamps == stamps {
+		return nil
+	}
+	if err := g.stop(); err != nil {
+		return err
+	}
+	g.stamps = stamps
 	return g.start(ctx)
 }
 
@@ -227,8 +242,7 @@ func (g *guard) policy(ctx context.Context, text string, stands func(api.Contain
 		if !taken {
 			return false
 		}
-		switch s.State {
-		case api.StateNotBuilt, api.StateUnavailable:
+		if s.State == api.StateUnavailable {
 			g.missing = s.State
 			if s.Error != "" {
 				g.missing += ": " + s.Error

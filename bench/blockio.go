@@ -30,6 +30,10 @@ const (
 	Refused     = "over-commitment refused"
 	PartOfDue   = "part of the reservation"
 	AgentPart   = "agent CPU while armed"
+	// LostBeyond is what the neighbours lose beyond what the container with the reservation
+	// takes more, and ReleasedIn when all is put back after they have stopped.
+	LostBeyond = "CPU time that neighbours lose beyond what it takes, part of all"
+	ReleasedIn = "all put back after"
 	// Transactions are those of a database, in a second.
 	Transactions       = "transactions"
 	PartOfTransactions = "transactions, part of the undisturbed"
@@ -61,6 +65,9 @@ func blockioCatalogue() []blockioCase {
 		{name: "12 burners, depth 16", rig: blockioConfig{load: reads(16), burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
 		{name: "12 burners, Hotmail mix", rig: blockioConfig{load: hotmail, burners: blockioBurners, yield: true}, round: (*blockioRig).beside},
 		{name: "12 burners, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, yield: true}, round: (*blockioRig).database},
+		{name: "one key, depth 1", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, oneKey: true}, round: (*blockioRig).beside},
+		{name: "one key, depth 16", most: 3, rig: blockioConfig{load: reads(16), burners: blockioBurners, oneKey: true}, round: (*blockioRig).beside},
+		{name: "one key, pgbench", most: 3, rig: blockioConfig{service: rig.Postgres, burners: blockioBurners, oneKey: true}, round: (*blockioRig).database},
 		{name: "12 burners, by action", quick: true, rig: blockioConfig{load: reads(1), burners: blockioBurners}, round: (*blockioRig).byAction},
 		{name: "detect, 1 thread", quick: true, most: 3, rig: blockioConfig{load: reads(1), burners: blockioBurners, own: 2 * cpus}, round: (*blockioRig).detect},
 		{name: fmt.Sprintf("detect, %d threads", 4*cpus), most: 3, rig: blockioConfig{load: reads(4 * cpus), burners: blockioBurners, own: 2 * cpus}, round: (*blockioRig).detect},

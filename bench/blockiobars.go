@@ -12,6 +12,8 @@ func BlockIOBars() (bars []report.Bar) {
 		switch {
 		case c.rig.own > 0:
 			bars = append(bars, detectionBars(c.name)...)
+		case c.rig.oneKey:
+			bars = append(bars, oneKeyBars(c)...)
 		case c.rig.service != "":
 			bars = append(bars, databaseBars(c.name)...)
 		case c.rig.yield && c.rig.burners > 0:
@@ -64,6 +66,26 @@ func databaseBars(c string) []report.Bar {
 		atLeast(c, PartOfTransactions, "on", 0.8, 0.5, "A database with a reservation does less beside neighbours that compute"),
 		report.Bar{Case: c, Metric: TimesP99, Of: "ratio", High: 0.6, FarHigh: 1, Why: "A transaction takes as long with a reservation as without"},
 	)
+}
+
+// oneKeyBars are those of a container whose neighbours carry no label.
+func oneKeyBars(c blockioCase) []report.Bar {
+	bars := append(besideBars(c.name),
+		atMost(c.name, LostBeyond, 0.1, 0.3, "The neighbours lose more CPU time than the container takes"),
+		atMost(c.name, ReleasedIn, 30, 45, "What was done stays long after it was needed"))
+	if c.rig.service == "" {
+		return bars
+	}
+	bars = append(databaseBars(c.name), bars[len(bars)-2:]...)
+	for i, b := range bars {
+		switch {
+		case b.Metric == PartOfTransactions && b.Of == "on":
+			bars[i].Low = 0.9
+		case b.Metric == RecoveredIn:
+			bars[i].High = 10 // of 0.95, which a database that uses all CPUs may not reach
+		}
+	}
+	return bars
 }
 
 // keptBars are the bars of what is beside burners, of which metric is what is left of its

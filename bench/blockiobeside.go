@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/rig"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // reserve makes a reservation, and returns a function that ends it.
@@ -118,13 +122,77 @@ func (r *blockioRig) beside(ctx context.Context, e *experiment, c blockioCase) e
 	if err := r.recovers(ctx, e, c, alone.Rate(), start); err != nil {
 		return err
 	}
-	worked := r.burnt()
+	worked, used := r.burnt(), r.sideTimes()
 	beside, err := r.window(ctx, e.take)
 	if err != nil {
 		return err
 	}
+	now := r.sideTimes()
 	e.addBlockio(c, alone, beside, float64(r.burnt()-worked)/beside.Seconds, true)
-	return r.burn(0)
+	if !c.rig.oneKey {
+		return r.burn(0)
+	}
+	e.addLost(c, r.unhelped, now.since(used))
+	return r.released(ctx, e, c)
+}
+
+// sideTimes is the CPU time of the container with the reservation, and of its neighbours.
+type sideTimes struct {
+	taken           time.Time
+	own, neighbours time.Duration
+}
+
+func (r *blockioRig) sideTimes() sideTimes {
+	t := sideTimes{taken: time.Now(), own: usage(r.db)}
+	for _, b := range r.boxes {
+		t.neighbours += usage(b)
+	}
+	return t
+}
+
+func usage(b *sandbox.Box) (used time.Duration) {
+	for _, dir := range b.Cgroups() {
+		if u, err := cgroup.Usage(dir); err == nil { // the v2 one
+			used = u
+		}
+	}
+	return used
+}
+
+// since gives both in each second since an earlier reading.
+func (t sideTimes) since(before sideTimes) sideTimes {
+	per := func(d time.Duration) time.Duration {
+		return time.Duration(float64(d) / t.taken.Sub(before.taken).Seconds())
+	}
+	return sideTimes{t.taken, per(t.own - before.own), per(t.neighbours - before.neighbours)}
+}
+
+// addLost compares CPU times with nothing done and with a reservation.
+func (e *experiment) addLost(c blockioCase, off, on sideTimes) {
+	lost := (off.neighbours - on.neighbours) - (on.own - off.own)
+	e.report.Add(c.name, LostBeyond, "1", true, lost.Seconds()/float64(runtime.NumCPU()))
+}
+
+// released stops the burners and waits until nothing is done any more.
+func (r *blockioRig) released(ctx context.Context, e *experiment, c blockioCase) error {
+	const patience = time.Minute
+	if err := r.burn(0); err != nil {
+		return err
+	}
+	for start := time.Now(); ; {
+		b, err := r.client.BlockIO(ctx, blockioName, 0)
+		if err != nil {
+			return err
+		}
+		acted := slices.ContainsFunc(b.Rows, func(x api.BlockIORow) bool { return x.Action != "" })
+		if took := time.Since(start); !acted || took > patience {
+			e.report.Add(c.name, ReleasedIn, "s", true, took.Seconds())
+			return nil
+		}
+		if err := sleep(ctx, blockioStep); err != nil {
+			return err
+		}
+	}
 }
 
 // disturbed measures the load beside the burners, and then stops the burners.
@@ -135,11 +203,12 @@ func (r *blockioRig) disturbed(ctx context.Context, e *experiment, c blockioCase
 	if err := sleep(ctx, blockioSettle); err != nil {
 		return err
 	}
-	worked := r.burnt()
+	worked, used := r.burnt(), r.sideTimes()
 	beside, err := r.window(ctx, e.take)
 	if err != nil {
 		return err
 	}
+	r.unhelped = r.sideTimes().since(used)
 	add(beside, float64(r.burnt()-worked)/beside.Seconds)
 	return r.burn(0)
 }

@@ -38,27 +38,43 @@ type circumstance struct {
 	name       string
 	burners    int
 	begin, end func() error
+	calm       bool // it is no interference, whoever else computes
 }
 
 func nothing() error { return nil }
 
 // circumstances are up to two burners for each CPU, and all burners, of which a load with
 // one thread notices more; and conditions that are not interference: no burner, a paused
-// load, a load with a quota, and a load that competes with its own threads.
-func (r *blockioRig) circumstances() (all []circumstance) {
-	for n := range 2*runtime.NumCPU() + 1 {
-		all = append(all, circumstance{fmt.Sprintf("%d burners", n), n, nothing, nothing})
+// load, a load with a quota, alone and beside all burners, one with a small real-time budget
+// beside them, and a load that competes with its own threads.
+func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
+	beside := func(n int) circumstance {
+		return circumstance{name: fmt.Sprintf("%d burners", n), burners: n, begin: nothing, end: nothing, calm: n == 0}
 	}
-	all = append(all, circumstance{fmt.Sprintf("%d burners", len(r.burners)), len(r.burners), nothing, nothing})
+	for n := range 2*runtime.NumCPU() + 1 {
+		all = append(all, beside(n))
+	}
+	all = append(all, beside(len(r.burners)))
 	const period = 100 * time.Millisecond
+	limit := func() error { return r.db.Limit(sandbox.CPU{Quota: period / 20, Period: period}) }
+	unlimit := func() error { return r.db.Limit(sandbox.CPU{Quota: -1}) }
+	set := func(ctx context.Context, in api.SetRequest) error {
+		_, err := r.client.Set(ctx, blockioName, in)
+		return err
+	}
+	const realtime = "fairlead.io.realtime"
 	return append(all,
-		circumstance{"idle", len(r.burners), func() error { r.board.SetRate(0); return nil }, func() error { r.board.SetRate(load.Flood); return nil }},
-		circumstance{"quota", 0,
-			func() error { return r.db.Limit(sandbox.CPU{Quota: period / 20, Period: period}) },
-			func() error { return r.db.Limit(sandbox.CPU{Quota: -1}) }},
+		circumstance{"idle", len(r.burners), func() error { r.board.SetRate(0); return nil }, func() error { r.board.SetRate(load.Flood); return nil }, true},
+		circumstance{"quota", 0, limit, unlimit, true},
+		circumstance{"quota beside burners", len(r.burners), limit, unlimit, true},
+		circumstance{"own real-time budget", len(r.burners),
+			func() error { return set(ctx, api.SetRequest{Set: map[string]string{realtime: "20ms"}}) },
+			func() error {
+				return set(context.WithoutCancel(ctx), api.SetRequest{Unset: []string{realtime}})
+			}, true},
 		circumstance{"own threads", 0,
 			func() error { return signalAll(r.own, unix.SIGCONT) },
-			func() error { return signalAll(r.own, unix.SIGSTOP) }},
+			func() error { return signalAll(r.own, unix.SIGSTOP) }, true},
 	)
 }
 
@@ -100,16 +116,15 @@ func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) e
 	defer r.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
 	var worst float64
 	var named, right int
-	for _, x := range r.circumstances() {
+	for _, x := range r.circumstances(ctx) {
 		s, err := r.sample(ctx, e, reserved.ID, x)
 		if err != nil {
 			return fmt.Errorf("%s: %w", x.name, err)
 		}
-		lost := x.burners > 0 && x.name != "idle" && s.part <= 1-lossOf
-		calm := x.burners == 0 || x.name == "idle"
-		mine.add(lost, calm, s.declared <= declareIn.Seconds() || calm && s.named > 0)
+		lost := !x.calm && s.part <= 1-lossOf
+		mine.add(lost, x.calm, s.declared <= declareIn.Seconds() || x.calm && s.named > 0)
 		for name, says := range detectors() {
-			theirs[name].add(lost, calm, says(s.row))
+			theirs[name].add(lost, x.calm, says(s.row))
 		}
 		if lost {
 			worst = max(worst, min(s.declared, blockioPatience.Seconds()))

@@ -193,12 +193,13 @@ func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase)
 		e.report.Add(c.name, TimesP99, "1", on, p99.Seconds()/aloneP99.Seconds())
 		e.report.Add(c.name, BurnersKeep, "1/s", on, work)
 	}
+	var cpu sideTimes
 	burning := func() error {
-		worked := r.burnt()
+		worked, before := r.burnt(), r.sideTimes()
 		if err := window(func() error { return sleep(ctx, take) }); err != nil {
 			return err
 		}
-		work = float64(r.burnt()-worked) / take.Seconds()
+		work, cpu = float64(r.burnt()-worked)/take.Seconds(), r.sideTimes().since(before)
 		return r.burn(0)
 	}
 	all, err = r.transacting(ctx, pgbenchStart+blockioSettle+take, func() error {
@@ -211,6 +212,7 @@ func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase)
 		return err
 	}
 	add(false)
+	r.unhelped = cpu
 	end, err := r.reserve(ctx, blockioName, due)
 	if err != nil {
 		return err
@@ -243,5 +245,9 @@ func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase)
 		recovered = at.Sub(start)
 	}
 	e.report.Add(c.name, RecoveredIn, "s", true, recovered.Seconds())
-	return nil
+	if !c.rig.oneKey {
+		return nil
+	}
+	e.addLost(c, r.unhelped, cpu)
+	return r.released(ctx, e, c)
 }

@@ -34,6 +34,7 @@ type blockioConfig struct {
 	own     int         // processes that compute in the container with the reservation
 	three   bool        // the containers of figure 8 in place of all these
 	yield   bool        // neighbours yield to reservations
+	oneKey  bool        // they do not: nothing is said but the reservation
 }
 
 // blockioRig is a host of sandboxes with a scratch file and an agent.
@@ -50,8 +51,10 @@ type blockioRig struct {
 	db        *sandbox.Box
 	board     *load.Board // of the load
 	burners   []*sandbox.Process
-	names     []string      // of their containers, each once or more
-	work      []*load.Board // of the burners
+	boxes     []*sandbox.Box // theirs
+	unhelped  sideTimes      // beside them, with nothing done
+	names     []string       // of their containers, each once or more
+	work      []*load.Board  // of the burners
 	own       []*sandbox.Process
 	tenants   []*tenant
 	boards    []*load.Board // of all others
@@ -89,7 +92,7 @@ func newBlockioRig(ctx context.Context, c blockioConfig) (_ *blockioRig, err err
 	if r.node, err = r.sandboxes.Create(sandbox.Spec{Name: "blockio-node", Bare: true}); err != nil {
 		return nil, err
 	}
-	if err := r.startAgent(ctx, c.yield); err != nil {
+	if err := r.startAgent(ctx, c.yield, c.own); err != nil {
 		return nil, err
 	}
 	if c.three {
@@ -151,7 +154,7 @@ func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error
 		if err != nil {
 			return err
 		}
-		r.burners, r.work, r.names = append(r.burners, p), append(r.work, board), append(r.names, box.Name)
+		r.burners, r.work, r.names, r.boxes = append(r.burners, p), append(r.work, board), append(r.names, box.Name), append(r.boxes, box)
 		if err := p.Signal(unix.SIGSTOP); err != nil {
 			return err
 		}
@@ -240,7 +243,7 @@ func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.
 	return p, board, board.Await(ctx, p.Done())
 }
 
-func (r *blockioRig) startAgent(ctx context.Context, yield bool) error {
+func (r *blockioRig) startAgent(ctx context.Context, yield bool, own int) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -248,6 +251,11 @@ func (r *blockioRig) startAgent(ctx context.Context, yield bool) error {
 	policies := filepath.Join(r.dir, "policy.d")
 	if err := os.Mkdir(policies, 0o755); err != nil {
 		return err
+	}
+	if own > 0 { // what is measured is what would be done, and about whom
+		if err := os.WriteFile(filepath.Join(policies, "help.yaml"), []byte("match: {name: "+blockioName+"}\nset: {io.help: off}\n"), 0o644); err != nil {
+			return err
+		}
 	}
 	if yield {
 		if err := os.WriteFile(filepath.Join(policies, "yield.yaml"), []byte("match: {name: \"blockio-*\"}\nset: {io.yield: auto}\n"), 0o644); err != nil {

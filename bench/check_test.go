@@ -24,6 +24,7 @@ func TestBars(t *testing.T) {
 		{TrafficBars(), TrafficCases, []string{"off", "on", "ratio", string(armTC), string(armCNI)}},
 		{LatencyBars(), LatencyCases, []string{"off", "on", "ratio", withRecords, withTruth}},
 		{BlockIOBars(), BlockIOCases, []string{"off", "on", "ratio"}},
+		{OverlayBars(), OverlayCases, []string{"off", "on", "ratio"}},
 	} {
 		var names []string
 		for _, docker := range []bool{false, true} {

@@ -46,6 +46,7 @@ type latencyCase struct {
 	flood     bool     // what is measured is how much gets through
 	crowd     bool     // its rig has many neighbours that flood-ping; see latencycrowd.go
 	covers    string   // of a crowd: the traffic whose coverage is measured; "": round trips are
+	tables    bool     // of a crowd: coverage is measured with tables of several sizes
 }
 
 // arms are the arms of the case, which are measured in turns. The independent stamps at the
@@ -80,6 +81,7 @@ func latencyCatalogue() []latencyCase {
 		{name: "UDP beside 100 flood pings", crowd: true, covers: api.LatencyUDP},
 		{name: "TCP beside 100 flood pings", crowd: true, covers: api.LatencyTCP},
 		{name: "bulk TCP beside 100 flood pings", crowd: true, covers: bulkTCP},
+		{name: "tables beside 100 flood pings", crowd: true, covers: api.LatencyUDP, tables: true},
 	}
 }
 
@@ -146,6 +148,8 @@ func latencyCases(ctx context.Context, e *experiment, cases []latencyCase, quick
 				e.say(fmt.Sprintf("round %d: %s, %s", round+1, c.name, arm))
 				measure := func() error { return s.measure(ctx, c, arm, &off) }
 				switch {
+				case c.tables:
+					measure = func() error { return s.tables(ctx, c) }
 				case c.covers != "":
 					measure = func() error { return s.cover(ctx, c) }
 				case c.crowd:
@@ -434,13 +438,18 @@ func LatencyPlots(r *report.Report, _ Options) []report.Plot {
 	}
 	added := report.Plot{Title: "Perturbation", Metric: Perturbation, Note: "What a round trip takes longer than while nothing is attached."}
 	covered := report.Plot{Title: "Coverage beside 100 flood pings", Metric: Covered, Ideal: 1}
+	tables := report.Plot{Title: "Coverage by the size of the table", Metric: Covered, Ideal: 1, Note: "Of UDP requests beside 100 flood pings, by how many packets under way have room."}
 	for _, c := range latencyCatalogue() {
 		switch {
+		case c.tables:
+			for _, n := range tableSizes(false) {
+				tables.Groups = append(tables.Groups, report.Group{Label: fmt.Sprint(n), Case: tableName(n)})
+			}
 		case c.covers != "":
 			covered.Groups = append(covered.Groups, report.Group{Label: c.covers, Case: c.name})
 		case !c.crowd && !c.flood:
 			added.Groups = append(added.Groups, report.Group{Label: c.name, Case: c.name})
 		}
 	}
-	return measured(r, []report.Plot{bias, added, covered})
+	return measured(r, []report.Plot{bias, added, covered, tables})
 }

@@ -195,6 +195,58 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	if err := sleep(ctx, s.settle); err != nil {
 		return err
 	}
+	return errors.Join(s.covered(ctx, c.name, c.covers), s.pings(0))
+}
+
+// allStamps is how many packets under way have room where nobody says otherwise.
+const allStamps = 32768
+
+// tableSizes are how many packets under way have room, in turns.
+func tableSizes(quick bool) []int {
+	if quick {
+		return []int{8, 128, allStamps}
+	}
+	return []int{8, 32, 128, 512, 4096, allStamps}
+}
+
+func tableName(stamps int) string { return fmt.Sprintf("table of %d", stamps) }
+
+// tables adds the coverage of UDP requests beside all pinging neighbours by the size of the
+// table of stamps. Records are asked for meanwhile, so that no packet is passed over.
+func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
+	name := s.rig.Prefix() + "one"
+	for _, stamps := range tableSizes(s.quick) {
+		if err := s.policy(ctx, ""); err != nil {
+			return err
+		}
+		if err := s.guard.roomFor(ctx, stamps); err != nil {
+			return err
+		}
+		if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
+			return err
+		}
+		if _, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{Port: latencyPort}, 0); err != nil {
+			return s.guard.explain(err)
+		}
+		s.client.SetRate(load.Flood)
+		if err := sleep(ctx, s.settle); err != nil {
+			return err
+		}
+		if err := errors.Join(s.covered(ctx, tableName(stamps), c.covers), s.pings(0)); err != nil {
+			return err
+		}
+		if last, ok := s.report.Find(tableName(stamps), Covered); ok && stamps == allStamps {
+			s.report.Add(c.name, Covered, "1", true, last.On[len(last.On)-1])
+		}
+	}
+	if err := s.policy(ctx, ""); err != nil {
+		return err
+	}
+	return s.guard.roomFor(ctx, 0)
+}
+
+// covered adds the coverage of one kind of traffic, and ends that.
+func (s *latencySession) covered(ctx context.Context, name, covers string) error {
 	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
 	if err != nil {
 		return s.guard.explain(err)
@@ -202,7 +254,7 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 	if s.client != nil {
 		s.client.SetRate(0)
 	}
-	protocol := c.covers
+	protocol := covers
 	if protocol == bulkTCP {
 		protocol = api.LatencyTCP
 	}
@@ -218,10 +270,10 @@ func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
 		}
 	}
 	if ratio, ok := sum.Ratio(); ok {
-		s.report.Add(c.name, Covered, "1", true, ratio)
+		s.report.Add(name, Covered, "1", true, ratio)
 	}
 	if sum.Seen > 0 {
-		s.report.Add(c.name, PassedOver, "1", true, float64(sum.Unsampled)/float64(sum.Seen))
+		s.report.Add(name, PassedOver, "1", true, float64(sum.Unsampled)/float64(sum.Seen))
 	}
-	return s.pings(0)
+	return nil
 }

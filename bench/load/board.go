@@ -34,6 +34,7 @@ type page struct {
 	ops    uint64 // datagrams, requests, writes, units of work
 	bytes  uint64
 	errors uint64
+	stalls uint64 // flows without an answer for a second; see watch
 	hist   [buckets]uint64
 }
 
@@ -115,6 +116,8 @@ func (b *Board) count(ops, bytes int) {
 
 func (b *Board) fail() { atomic.AddUint64(&b.page.errors, 1) }
 
+func (b *Board) stall() { atomic.AddUint64(&b.page.stalls, 1) }
+
 func (b *Board) latency(d time.Duration) {
 	atomic.AddUint64(&b.page.hist[hist.Bucket(uint64(d), subBits, buckets)], 1)
 }
@@ -131,6 +134,7 @@ func (b *Board) Read() Reading {
 	r.page.ops = atomic.LoadUint64(&b.page.ops)
 	r.page.bytes = atomic.LoadUint64(&b.page.bytes)
 	r.page.errors = atomic.LoadUint64(&b.page.errors)
+	r.page.stalls = atomic.LoadUint64(&b.page.stalls)
 	for i := range r.page.hist {
 		r.page.hist[i] = atomic.LoadUint64(&b.page.hist[i])
 	}
@@ -143,6 +147,8 @@ type Window struct {
 	Ops     uint64
 	Bytes   uint64
 	Errors  uint64
+	// Stalled is how many flows of a client with --block got no answer for a second.
+	Stalled uint64
 	hist    hist.Histogram
 }
 
@@ -153,6 +159,7 @@ func (r Reading) Since(earlier Reading) Window {
 		Ops:     r.page.ops - earlier.page.ops,
 		Bytes:   r.page.bytes - earlier.page.bytes,
 		Errors:  r.page.errors - earlier.page.errors,
+		Stalled: r.page.stalls - earlier.page.stalls,
 	}
 	w.hist = *r.latencies().Since(earlier.latencies())
 	return w

@@ -41,6 +41,9 @@ func disk(o options, b *Board) error {
 	if length < int64(max(o.size, o.also)) {
 		return fmt.Errorf("%s is shorter than a block", o.to)
 	}
+	// A goroutine that waits in the kernel keeps a processor of Go's scheduler until that
+	// notices, milliseconds later: with as many of these as CPUs, few requests are under way.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), o.conns+1))
 	b.setReady()
 	failed := make(chan error, o.conns)
 	for range o.conns {

@@ -121,6 +121,9 @@ type options struct {
 	writes     int
 	also       int
 	sequential string
+	block      bool
+	connect    bool
+	greet      bool
 	budget     time.Duration
 	segments   int
 	nice       int
@@ -199,6 +202,9 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fs.IntVar(&o.segments, "segments", 1, "datagrams of udp-send that the kernel gets, and passes on, as one super-packet (UDP_SEGMENT)")
 	fs.IntVar(&o.writes, "writes", 0, "percentage of writes of disk; the rest are reads")
 	fs.IntVar(&o.also, "also", 0, "size of every other block of disk; 0: all are of --size")
+	fs.BoolVar(&o.block, "block", false, "rr-client and rr-server: a thread for each connection, which waits in the kernel; rr-server may --listen at several addresses of UDP, with commas")
+	fs.BoolVar(&o.connect, "connect", false, "rr-client --block --proto tcp: a new connection for each request")
+	fs.BoolVar(&o.greet, "greet", false, "udp-send: wait for an answer to a first datagram of one byte, which udp-recv --greet gives")
 	fs.StringVar(&o.sequential, "sequential", "none", "what of disk follows one another: none, reads, all")
 	fs.DurationVar(&o.budget, "budget", 0, "time in each 100ms in which each thread of disk runs before ordinary ones, and beyond which it waits (SCHED_DEADLINE); 0: it is ordinary")
 	fs.IntVar(&o.nice, "nice", 0, "nice value to run at")
@@ -247,6 +253,10 @@ func (o options) check(rest int) error {
 		return errors.New("--also must be 0 to 1048576")
 	case !slices.Contains([]string{"none", "reads", "all"}, o.sequential):
 		return errors.New("--sequential must be none, reads or all")
+	case o.greet && o.size <= greeting:
+		return fmt.Errorf("--greet needs a --size of more than %d", greeting)
+	case o.connect && (!o.block || o.proto != "tcp"):
+		return errors.New("--connect needs --block and --proto tcp")
 	case o.conns < 1 || o.conns > 10000:
 		return errors.New("--conns must be 1 to 10000")
 	case !slices.Contains(names(), o.proto):

@@ -15,6 +15,9 @@ const Lost = 200 * time.Millisecond
 
 // rrClient keeps one request under way on each connection.
 func rrClient(o options, b *Board) error {
+	if o.block {
+		return blockClient(o, b)
+	}
 	failed := make(chan error, o.conns)
 	targets := o.targets()
 	speaks := protocols()[o.proto]
@@ -29,8 +32,9 @@ func rrClient(o options, b *Board) error {
 				return fmt.Errorf("begin %s: %w", o.proto, err)
 			}
 		}
+		buf := make([]byte, answer)
 		go func() {
-			if err := ask(o, b, c, request, make([]byte, answer)); err != nil {
+			if err := ask(o, b, len(request)+answer, func() (bool, error) { return exchange(o, c, request, buf) }); err != nil {
 				failed <- err
 			}
 		}()
@@ -46,56 +50,67 @@ func network(proto string) string {
 	return "tcp"
 }
 
-// ask returns nil once it has sent o.count requests. buf is as long as each answer.
-func ask(o options, b *Board, c net.Conn, request, buf []byte) error {
-	patience := Lost
-	if o.count > 0 {
-		patience = time.Minute // each is to be answered, on however slow a machine
-	}
+// ask makes requests, and returns nil once it has made o.count of them. do makes one, and
+// returns false if no answer came; with one, bytes go both ways in all.
+func ask(o options, b *Board, bytes int, do func() (answered bool, err error)) error {
 	for sent := 0; o.count == 0 || sent < o.count; {
 		if paused(b) {
 			continue
 		}
 		sent++
 		start := time.Now()
-		err := exchange(o.proto, c, request, buf, patience)
-		switch {
-		case err == nil:
-			b.count(1, len(request)+len(buf))
-			b.latency(time.Since(start))
-		case o.proto == "udp":
-			// An answer that comes too late is taken for the next one's: with
-			// losses the errors say how far to trust the latencies.
-			b.fail()
-			if !errors.Is(err, os.ErrDeadlineExceeded) {
-				time.Sleep(time.Millisecond) // nobody there yet
-			}
-		default:
+		answered, err := do()
+		if err != nil {
 			return err
 		}
+		if !answered {
+			b.fail()
+			continue
+		}
+		b.count(1, bytes)
+		b.latency(time.Since(start))
 	}
 	return nil
 }
 
-func exchange(proto string, c net.Conn, request, buf []byte, patience time.Duration) error {
-	if _, err := c.Write(request); err != nil {
-		return err
-	}
-	if network(proto) == "tcp" {
+// exchange sends a request and reads its answer, which is as long as buf. By UDP an answer
+// that comes too late is taken for the next one's: with losses the errors say how far to
+// trust the latencies.
+func exchange(o options, c net.Conn, request, buf []byte) (answered bool, err error) {
+	if network(o.proto) == "tcp" {
+		if _, err := c.Write(request); err != nil {
+			return false, err
+		}
 		_, err := io.ReadFull(c, buf)
-		return err
+		return err == nil, err
 	}
-	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		return err
+	if _, err = c.Write(request); err == nil {
+		if err := c.SetReadDeadline(time.Now().Add(patience(o))); err != nil {
+			return false, err
+		}
+		_, err = c.Read(buf)
 	}
-	_, err := c.Read(buf)
-	return err
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		time.Sleep(time.Millisecond) // nobody there yet
+	}
+	return err == nil, nil
+}
+
+// patience is how long a client waits for an answer by UDP.
+func patience(o options) time.Duration {
+	if o.count > 0 {
+		return time.Minute // each is to be answered, on however slow a machine
+	}
+	return Lost
 }
 
 // rrServer answers each request with a copy of it.
 func rrServer(o options, b *Board) error {
 	if protocols()[o.proto].begin != nil {
 		return fmt.Errorf("serve %s: use a real server", o.proto)
+	}
+	if o.block {
+		return blockServer(o, b)
 	}
 	if o.proto == "tcp" {
 		return serveTCP(o, b, func(c net.Conn) {

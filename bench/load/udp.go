@@ -22,8 +22,17 @@ type mmsghdr struct {
 
 // messages is the argument of sendmmsg and recvmmsg.
 type messages struct {
-	hdrs [batch]mmsghdr
-	iovs [batch]unix.Iovec
+	hdrs  [batch]mmsghdr
+	iovs  [batch]unix.Iovec
+	names []unix.RawSockaddrAny // the senders, if they are asked for
+}
+
+// named has each call of recvmmsg give the senders.
+func (m *messages) named() {
+	m.names = make([]unix.RawSockaddrAny, batch)
+	for i := range m.names {
+		m.hdrs[i].hdr.Name = (*byte)(unsafe.Pointer(&m.names[i]))
+	}
 }
 
 // newMessages makes messages of size bytes each: of one buffer that all share,
@@ -46,6 +55,9 @@ func newMessages(size int, shared bool) *messages {
 
 // call sends or receives up to n messages and returns how many it were.
 func (m *messages) call(trap uintptr, fd, n, flags int) (int, error) {
+	for i := range m.names {
+		m.hdrs[i].hdr.Namelen = unix.SizeofSockaddrAny // which the kernel makes shorter
+	}
 	for {
 		r, _, e := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&m.hdrs)), uintptr(n), uintptr(flags), 0, 0)
 		switch e {
@@ -75,6 +87,11 @@ func udpSend(o options, b *Board) error {
 		if o.segments > 1 {
 			if err := unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, o.size); err != nil {
 				return fmt.Errorf("send in super-packets: %w", err)
+			}
+		}
+		if o.greet {
+			if err := greet(fd, b); err != nil {
+				return err
 			}
 		}
 		fds = append(fds, fd)
@@ -112,6 +129,41 @@ func udpSend(o options, b *Board) error {
 		}
 		p.sent += uint64(sent)
 	}
+}
+
+// greeting is the length of the datagram that --greet sends first.
+const greeting = 1
+
+// greet sends a datagram and waits for its answer, as iperf3 does, so that connection
+// tracking has seen both directions of the flow.
+func greet(fd int, b *Board) error {
+	tv := unix.NsecToTimeval(int64(Lost))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return err
+	}
+	buf := make([]byte, greeting)
+	for {
+		if _, err := unix.Write(fd, buf); refused(err) != nil {
+			return fmt.Errorf("greet: %w", err)
+		}
+		_, err := unix.Read(fd, buf)
+		switch {
+		case err == nil:
+			return nil
+		case err == unix.EINTR || err == unix.EAGAIN:
+			b.fail()
+		case refused(err) != nil:
+			return fmt.Errorf("greet: %w", err)
+		}
+	}
+}
+
+// answer sends a greeting back to its sender.
+func (m *messages) answer(fd, i int) {
+	size := m.iovs[i].Len
+	m.iovs[i].SetLen(greeting)
+	defer m.iovs[i].SetLen(int(size))
+	unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdrs[i].hdr)), 0)
 }
 
 // pacer says how many packets are due.
@@ -171,14 +223,21 @@ func udpRecv(o options, b *Board) error {
 	}
 	b.setReady()
 	m := newMessages(2048, false)
+	if o.greet {
+		m.named()
+	}
 	for {
 		n, err := m.call(unix.SYS_RECVMMSG, fd, batch, unix.MSG_WAITFORONE)
 		if err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
 		bytes := 0
-		for _, h := range m.hdrs[:n] {
+		for i := range m.hdrs[:n] {
+			h := &m.hdrs[i]
 			bytes += int(h.len)
+			if o.greet && h.len == greeting {
+				m.answer(fd, i)
+			}
 		}
 		b.count(n, bytes)
 	}
@@ -194,12 +253,7 @@ func udpSocket(addr string, attach func(int, unix.Sockaddr) error) (int, error) 
 	if err != nil {
 		return -1, fmt.Errorf("parse address %q: %w", addr, err)
 	}
-	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(ap.Port())})
-	if ap.Addr().Is4() {
-		sa.(*unix.SockaddrInet4).Addr = ap.Addr().As4()
-	} else {
-		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
-	}
+	family, sa := sockaddr(ap)
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
@@ -209,6 +263,14 @@ func udpSocket(addr string, attach func(int, unix.Sockaddr) error) (int, error) 
 		return -1, fmt.Errorf("use %s: %w", addr, err)
 	}
 	return fd, nil
+}
+
+// sockaddr is an address as the kernel takes it, and its family.
+func sockaddr(ap netip.AddrPort) (family int, sa unix.Sockaddr) {
+	if ap.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(ap.Port()), Addr: ap.Addr().As4()}
+	}
+	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
 }
 
 func setBuffer(fd, option, bytes int) error {

@@ -83,13 +83,30 @@ type engine struct {
 }
 
 // docker starts an engine in Node, and the containers in it.
-func (r *Rig) docker(ctx context.Context, id string) error {
-	parent, err := r.Sandboxes.Claim(id + "-containers")
+func (r *Rig) docker(ctx context.Context) error {
+	if err := r.startEngine(ctx); err != nil {
+		return err
+	}
+	for i := range r.Containers {
+		var flags []string
+		if i > 0 {
+			flags = []string{"-p", port + ":" + port + "/udp", "-p", port + ":" + port + "/tcp"}
+		}
+		if err := r.contain(ctx, i, flags...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startEngine starts an engine in Node.
+func (r *Rig) startEngine(ctx context.Context) error {
+	parent, err := r.Sandboxes.Claim(r.id + "-containers")
 	if err != nil {
 		return err
 	}
 	// In cgroups, so that nothing that it starts can be lost.
-	box, err := r.Sandboxes.Create(sandbox.Spec{Name: id + "-engine", Network: r.Node})
+	box, err := r.Sandboxes.Create(sandbox.Spec{Name: r.id + "-engine", Network: r.Node})
 	if err != nil {
 		return err
 	}
@@ -101,23 +118,22 @@ func (r *Rig) docker(ctx context.Context, id string) error {
 		return err
 	}
 	r.DockerHost = r.engine.host
-	for i, c := range r.Containers {
-		cpu := c.cpu()
-		flags := []string{"--stop-signal", "KILL", "--cpuset-cpus", cpu.Set, "--cpu-period", micros(cpu.Period), "--cpu-quota", micros(cpu.Quota)}
-		if i > 0 {
-			flags = append(flags, "-p", port+":"+port+"/udp", "-p", port+":"+port+"/tcp")
-		}
-		name := id + "-" + c.Name
-		pid, err := r.engine.container(ctx, name, flags...)
-		if err != nil {
-			return err
-		}
-		b, err := r.Sandboxes.Adopt(name, pid)
-		if err != nil {
-			return err
-		}
-		r.Boxes = append(r.Boxes, b)
+	return nil
+}
+
+// contain starts the i-th container in the engine.
+func (r *Rig) contain(ctx context.Context, i int, flags ...string) error {
+	cpu, name := r.Containers[i].cpu(), r.id+"-"+r.Containers[i].Name
+	flags = append(flags, "--stop-signal", "KILL", "--cpuset-cpus", cpu.Set, "--cpu-period", micros(cpu.Period), "--cpu-quota", micros(cpu.Quota))
+	pid, err := r.engine.container(ctx, name, flags...)
+	if err != nil {
+		return err
 	}
+	b, err := r.Sandboxes.Adopt(name, pid)
+	if err != nil {
+		return err
+	}
+	r.Boxes = append(r.Boxes, b)
 	return nil
 }
 
@@ -127,16 +143,31 @@ func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(),
 // program alone.
 const image = "fairlead-bench"
 
+// EngineRuns says what a rig lacks for a Docker Engine with containers: a program, or that
+// this one is static.
+func EngineRuns() error {
+	for _, program := range []string{"dockerd", "docker", "iptables"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return err
+		}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return static(exe)
+}
+
 // startEngine starts dockerd in box and waits until it answers. Its state is in
 // dir, which must not be below /run, of which it has one of its own. Its
 // containers are in the cgroup parent. It needs dockerd, the docker CLI and iptables.
 func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *engine, err error) {
-	dockerd, err := exec.LookPath("dockerd")
-	if err != nil {
+	if err := EngineRuns(); err != nil {
 		return nil, fmt.Errorf("start a Docker Engine: %w", err)
 	}
-	if _, err := exec.LookPath("docker"); err != nil {
-		return nil, fmt.Errorf("start a Docker Engine: %w", err)
+	dockerd, err := exec.LookPath("dockerd")
+	if err != nil {
+		return nil, err
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -198,9 +229,6 @@ func (e *engine) run(ctx context.Context, stdin io.Reader, args ...string) (stri
 
 // load makes the image.
 func (e *engine) load(ctx context.Context, exe string) error {
-	if err := static(exe); err != nil {
-		return err
-	}
 	program, err := os.ReadFile(exe)
 	if err != nil {
 		return err

@@ -12,20 +12,22 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-func TestDocker(t *testing.T) {
+// needEngine skips a test that cannot have a Docker Engine.
+func needEngine(t *testing.T) {
+	t.Helper()
 	testkit.NeedRoot(t)
 	for _, program := range []string{"dockerd", "docker", "iptables"} {
 		if _, err := exec.LookPath(program); err != nil {
 			testkit.Skip(t, "no "+program)
 		}
 	}
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if static(exe) != nil {
+	if EngineRuns() != nil {
 		testkit.Skip(t, "the test program is not static: CGO_ENABLED=0 go test")
 	}
+}
+
+func TestDocker(t *testing.T) {
+	needEngine(t)
 	r, err := NewDocker(t.Context(), Config{Containers: Pair(60, 30)})
 	if err != nil {
 		t.Fatal(err)

@@ -36,7 +36,8 @@ type Path string
 // the same with containers of a Docker Engine of the rig's own in place of
 // sandboxes: NIC, a published port, the default bridge, veth. VXLAN is NIC with a
 // tunnel from outside to the bridge. Macvlan gives each container a device on
-// the NIC; on Host they use the NIC themselves.
+// the NIC; on Host they use the NIC themselves. Routed, Bridged and Swarm are
+// of the two hosts of an overlay network, which NewOverlay builds.
 const (
 	Hop     Path = "hop"
 	NIC     Path = "nic"
@@ -44,6 +45,9 @@ const (
 	Macvlan Path = "macvlan"
 	Host    Path = "host"
 	Docker  Path = "docker"
+	Routed  Path = "routed"
+	Bridged Path = "bridged"
+	Swarm   Path = "swarm"
 )
 
 // Config says what rig to build. The zero value is a hop, half and half.
@@ -124,15 +128,17 @@ type Rig struct {
 	Config
 	Sandboxes *sandbox.Host  // the containers of the rig, as a source
 	Node      *sandbox.Box   // the host's network namespace
-	Outside   *sandbox.Box   // where the sender is; on a Hop the same as Node
+	Outside   *sandbox.Box   // where the sender is; on a Hop the same as Node; of an overlay nil
 	Boxes     []*sandbox.Box // the containers, in the order of Config
 	// DockerHost is where the engine of the path Docker answers, in the form
 	// of DOCKER_HOST; else "".
 	DockerHost string
 
-	id     string
-	temp   []string // directories that TempDir made
-	engine *engine
+	id      string
+	cpu     int      // of what runs in Node
+	temp    []string // directories that TempDir made
+	mounted []string // files that mount made
+	engine  *engine
 
 	dropping []io.Closer // the links of Drop
 }
@@ -159,7 +165,7 @@ func New(cfg Config) (*Rig, error) {
 	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host}, cfg.Path) {
 		return nil, fmt.Errorf("build rig: no such path of sandboxes: %q", cfg.Path)
 	}
-	return newRig(context.Background(), cfg)
+	return newRig(context.Background(), cfg, SharedCPU)
 }
 
 // NewDocker builds a rig with the path Docker. Beside what New needs, it needs
@@ -167,10 +173,10 @@ func New(cfg Config) (*Rig, error) {
 // main (or TestMain) calls Reexec.
 func NewDocker(ctx context.Context, cfg Config) (*Rig, error) {
 	cfg.Path = Docker
-	return newRig(ctx, cfg)
+	return newRig(ctx, cfg, SharedCPU)
 }
 
-func newRig(ctx context.Context, cfg Config) (*Rig, error) {
+func newRig(ctx context.Context, cfg Config, cpu int) (*Rig, error) {
 	if runtime.NumCPU() < 2 {
 		return nil, errors.New("build rig: two CPUs are needed, one for the containers and one for the sender")
 	}
@@ -188,7 +194,7 @@ func newRig(ctx context.Context, cfg Config) (*Rig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build rig: %w", err)
 	}
-	r := &Rig{Config: cfg, Sandboxes: host, id: id}
+	r := &Rig{Config: cfg, Sandboxes: host, id: id, cpu: cpu}
 	if err := r.build(ctx, id); err != nil {
 		return nil, errors.Join(fmt.Errorf("build rig: %w", err), r.Close())
 	}
@@ -232,6 +238,7 @@ func sweepTemp() error {
 			continue // not ours
 		}
 		if unix.Kill(pid, 0) == unix.ESRCH {
+			unix.Unmount(filepath.Join(dir, tunnelNetNS), unix.MNT_DETACH) // fails if it is none
 			errs = append(errs, os.RemoveAll(dir))
 		}
 	}
@@ -247,7 +254,7 @@ func (r *Rig) Close() error {
 		}
 		r.engine.stop()
 	}
-	err = errors.Join(err, r.stopDrop(), r.Sandboxes.Close())
+	err = errors.Join(err, r.unmount(), r.stopDrop(), r.Sandboxes.Close())
 	for _, dir := range r.temp {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
@@ -261,13 +268,17 @@ func (r *Rig) build(ctx context.Context, id string) error {
 		return err
 	}
 	r.Outside = r.Node
-	if r.Path != Hop {
+	switch r.Path {
+	case Hop:
+	case Routed, Bridged, Swarm:
+		r.Outside = nil
+	default:
 		if r.Outside, err = r.create(sandbox.Spec{Name: id + "-outside", Bare: true}); err != nil {
 			return err
 		}
 	}
 	for _, c := range r.Containers {
-		if r.Path == Docker {
+		if r.Path == Docker || r.Path == Swarm {
 			break // its engine makes them
 		}
 		spec := sandbox.Spec{Name: id + "-" + c.Name, CPU: c.cpu()}
@@ -297,8 +308,10 @@ func (r *Rig) build(ctx context.Context, id string) error {
 		err = r.wireNIC("")
 	case Docker:
 		if err = r.wireNIC(""); err == nil {
-			err = r.docker(ctx, id)
+			err = r.docker(ctx)
 		}
+	case Routed, Bridged, Swarm:
+		return nil // NewOverlay joins two of them
 	}
 	if err != nil {
 		return err

@@ -62,8 +62,8 @@ func (s Service) Program() string {
 	return path
 }
 
-// proto is what rr-client calls the protocol of a service.
-func (s Service) proto() string {
+// Proto is what rr-client calls the protocol of a service.
+func (s Service) Proto() string {
 	if s == Nginx {
 		return "http"
 	}
@@ -72,11 +72,16 @@ func (s Service) proto() string {
 
 // Serve starts a service in the i-th container and waits until it listens.
 func (r *Rig) Serve(ctx context.Context, s Service, i int) (*sandbox.Process, error) {
+	return r.ServeIn(ctx, s, r.Boxes[i])
+}
+
+// ServeIn is Serve in any of the rig's sandboxes.
+func (r *Rig) ServeIn(ctx context.Context, s Service, box *sandbox.Box) (*sandbox.Process, error) {
 	dir, err := r.TempDir(fmt.Sprintf("%s-%d", s, len(r.temp)))
 	if err != nil {
 		return nil, err
 	}
-	return s.Serve(ctx, r.Boxes[i], dir, r.cpuOf(r.Boxes[i]))
+	return s.Serve(ctx, box, dir, r.cpuOf(box))
 }
 
 // Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it
@@ -161,7 +166,7 @@ func postgres(program, dir string) (string, []string, error) {
 	if out, err := exec.Command(setpriv, initdb...).CombinedOutput(); err != nil {
 		return "", nil, fmt.Errorf("make a database: %w: %s", err, strings.TrimSpace(string(out)))
 	}
-	trust := "host all all 10.111.0.0/24 trust\nhost all all 127.0.0.0/8 trust\n"
+	trust := "host all all 10.0.0.0/8 trust\nhost all all 127.0.0.0/8 trust\n"
 	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte(trust), 0o600); err != nil {
 		return "", nil, err
 	}
@@ -172,7 +177,7 @@ func postgres(program, dir string) (string, []string, error) {
 // sandboxes, with conns connections, each of which waits for an answer of size bytes before
 // it asks again. It begins paused.
 func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Box, conns, size int) (*Generator, error) {
-	return r.Start(ctx, client, "rr-client", "--proto", s.proto(), "--size", strconv.Itoa(size),
+	return r.Start(ctx, client, "rr-client", "--proto", s.Proto(), "--size", strconv.Itoa(size),
 		"--conns", strconv.Itoa(conns), "--to", r.target(server), "--rate", "0")
 }
 

@@ -36,8 +36,11 @@ func (g *Generator) Thaw() error { return g.Signal(unix.SIGCONT) }
 
 // cpuOf is the CPU of what runs in a sandbox.
 func (r *Rig) cpuOf(box *sandbox.Box) int {
-	if box == r.Outside {
+	switch box {
+	case r.Outside:
 		return SenderCPU
+	case r.Node:
+		return r.cpu
 	}
 	if i := slices.Index(r.Boxes, box); i >= 0 {
 		return r.Containers[i].CPU

@@ -13,3 +13,7 @@ func TestVerifiedQueue(t *testing.T) {
 func TestVerifiedStopwatch(t *testing.T) {
 	testkit.Verified(t, loadStopwatch)
 }
+
+func TestVerifiedRecipe(t *testing.T) {
+	testkit.Verified(t, loadRecipe)
+}

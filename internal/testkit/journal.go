@@ -13,8 +13,8 @@ type journal interface {
 }
 
 // Journal opens a journal (open is journal.Open) in a folder of its own and closes it
-// when t ends. In a guest it waits longer for the kernel: an emulated CPU of a busy
-// machine stands still for seconds.
+// when t ends. It waits longer for the kernel than an agent does: to end a thread that polls
+// can take seconds where guests and burners have all CPUs.
 func Journal[J journal](t testing.TB, open func(dir string) (J, error)) J {
 	t.Helper()
 	return JournalIn(t, t.TempDir(), open)
@@ -32,8 +32,6 @@ func JournalIn[J journal](t testing.TB, dir string, open func(dir string) (J, er
 			t.Error(err)
 		}
 	})
-	if testing.Short() {
-		j.SetPatience(10 * patience)
-	}
+	j.SetPatience(10 * patience)
 	return j
 }

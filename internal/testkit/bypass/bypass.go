@@ -1,0 +1,36 @@
+// Package bypass has programs for tests that redirect packets past the stack and tell of
+// them by bpf/fate.h, as a feature that takes a shorter way does.
+package bypass
+
+import (
+	"github.com/cilium/ebpf"
+
+	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
+)
+
+//go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types bypass bypass.bpf.c -- -O2 -g -Wall -Werror -I../../../bpf -idirafter /usr/include/x86_64-linux-gnu
+
+// Unpack gives what loads a program for the ingress hook of an uplink. It hands packets
+// that come in VXLAN over into a container, by the host end of its veth, and tells that
+// they are a tenant's; of Nobody it tells nothing.
+func Unpack(shared bpf.Maps, hostEnd int, tenant identity.Slot) func() (*ebpf.Program, error) {
+	return load(shared, bypassProgFlUnpack, bpf.Vars{bypassVarFlTo: uint32(hostEnd), bypassVarFlTenant: uint16(tenant)})
+}
+
+// Send gives what loads a program for the ingress hook of a container's host end. It sends
+// what the container sends by an uplink.
+func Send(shared bpf.Maps, uplink int) func() (*ebpf.Program, error) {
+	return load(shared, bypassProgFlSend, bpf.Vars{bypassVarFlTo: uint32(uplink)})
+}
+
+func load(shared bpf.Maps, name string, vars bpf.Vars) func() (*ebpf.Program, error) {
+	return func() (*ebpf.Program, error) {
+		o, err := bpf.Open("bypass", loadBypass, nil, shared)
+		if err != nil {
+			return nil, err
+		}
+		defer o.Close() // the program holds its maps
+		return o.Program(name, vars)
+	}
+}
