@@ -16,10 +16,6 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// ErrNotBuilt is returned by Apply, wrapped, for a Target that this build has
-// nothing for. Trying again does not help.
-var ErrNotBuilt = errors.New("not available in this build")
-
 // ErrPartly is returned by Apply, wrapped and alone, where all has been done that can
 // be done here, and a part of what the Target asks for is not covered all the same. The
 // text says which, and what would cover it.

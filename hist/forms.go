@@ -18,8 +18,8 @@ type Bound struct {
 	Count uint64  `json:"count"`
 }
 
-// Classic gives the form with a bound at 2^first ns and at each doubling up to
-// 2^last ns: a series for each bucket would be too many. first is at least Sub.
+// Classic returns the form with a bound at 2^first ns and at each doubling up to 2^last ns: a
+// series for each bucket would be too many. first is at least Sub.
 func (h *Histogram) Classic(first, last int) *Classic {
 	c := &Classic{Count: h.Count(), Sum: h.Seconds()}
 	for exp := first; exp <= last; exp++ {
@@ -28,9 +28,8 @@ func (h *Histogram) Classic(first, last int) *Classic {
 	return c
 }
 
-// Native is a native histogram of Prometheus, in seconds, as
-// prometheus.NewConstNativeHistogram takes it: a bucket k ends at
-// 2^(k/2^Schema) s.
+// Native is a native histogram of Prometheus, in seconds, as prometheus.NewConstNativeHistogram
+// takes it: a bucket k ends at 2^(k/2^Schema) s.
 type Native struct {
 	Count    uint64
 	Sum      float64
@@ -39,10 +38,10 @@ type Native struct {
 	Schema   int32
 }
 
-// Native gives the form that has as many buckets in each power of two. They
-// begin elsewhere, so each of ours is counted as its middle.
+// Native returns the form with equally many buckets in each power of two. They begin elsewhere, so
+// each of ours is counted as its middle.
 func (h *Histogram) Native() *Native {
-	const finest = 8 // of the schemas there are
+	const finest = 8 // the highest schema
 	schema := min(h.Sub, finest)
 	n := &Native{Count: h.Count(), Sum: h.Seconds(), Positive: make(map[int]int64), Schema: int32(schema)}
 	for i, c := range h.Counts {
@@ -58,14 +57,14 @@ func (h *Histogram) Native() *Native {
 	return n
 }
 
-// Forms is a histogram in both of the forms that Prometheus has: a scrape gets the
-// native one too if it asks for it.
+// Forms is a histogram in both of the forms that Prometheus has: a scrape gets the native one too
+// if it asks for it.
 type Forms struct {
 	Classic *Classic
 	Native  *Native
 }
 
-// Forms gives both; see Classic for the bounds of that one.
+// Forms returns both; first and last are the bounds of Classic.
 func (h *Histogram) Forms(first, last int) *Forms {
 	return &Forms{Classic: h.Classic(first, last), Native: h.Native()}
 }

@@ -1,7 +1,7 @@
-// Package hist holds the log-linear histograms of durations that BPF programs
-// fill by bpf/hist.h and load generators fill themselves: arithmetic, quantiles,
-// and the forms in which Prometheus and the API show them. It measures nothing
-// and knows no feature; features, package metrics and the benchmarks use it.
+// Package hist holds the log-linear histograms of durations that BPF programs fill by bpf/hist.h
+// and load generators fill themselves: arithmetic, quantiles, and the forms for Prometheus and the
+// API. It measures nothing and knows no feature; features, package metrics and the benchmarks use
+// it.
 package hist
 
 import (
@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Histogram counts durations. Each power of two of nanoseconds is divided into
-// 1<<Sub buckets of equal width, so that a bucket is no wider than 1/(1<<Sub) of
-// any duration in it, and durations below 2<<Sub ns are exact.
+// Histogram counts durations. Each power of two of nanoseconds is divided into 1<<Sub buckets of
+// equal width, so that a bucket is no wider than 1/(1<<Sub) of any duration in it, and durations
+// below 2<<Sub ns are exact.
 type Histogram struct {
 	Sub    int
 	Counts []uint64 // by bucket; the last also counts all that is longer
-	Sum    uint64   // of all durations, in ns; 0 where nobody adds them up
+	Sum    uint64   // of all durations, in ns; 0 if it is not known
 }
 
 // New makes an empty Histogram whose last bucket ends at 2^top ns.
@@ -23,26 +23,26 @@ func New(sub, top int) *Histogram {
 	return &Histogram{Sub: sub, Counts: make([]uint64, (top-sub+1)<<sub)}
 }
 
-// Bucket gives the index at which so many buckets count a duration.
+// Bucket returns the index of the bucket for a duration among a number of buckets.
 func Bucket(ns uint64, sub, buckets int) int {
 	exp := max(bits.Len64(ns)-1-sub, 0) // ns>>exp is below 2<<sub
 	return min(exp<<sub+int(ns>>exp), buckets-1)
 }
 
-// bucket gives where a bucket begins, and its width, in ns.
+// bucket returns the start and the width of a bucket, in ns.
 func (h *Histogram) bucket(i int) (from, width uint64) {
 	exp := max(i>>h.Sub-1, 0)
 	return uint64(i-exp<<h.Sub) << exp, 1 << exp
 }
 
-// middle is the duration, in ns, that stands for all of a bucket: it is within
-// 1/(2<<Sub) of each.
+// middle returns the duration, in ns, that stands for all of a bucket: it is within 1/(2<<Sub) of
+// each.
 func (h *Histogram) middle(i int) uint64 {
 	from, width := h.bucket(i)
 	return from + width/2
 }
 
-// Count is the number of durations.
+// Count returns the number of durations.
 func (h *Histogram) Count() (n uint64) {
 	for _, c := range h.Counts {
 		n += c
@@ -50,8 +50,8 @@ func (h *Histogram) Count() (n uint64) {
 	return n
 }
 
-// Seconds is the sum of all durations. A time.Duration would overflow: a
-// thousand packets that always wait add up to its 292 years within four months.
+// Seconds returns the sum of all durations. A time.Duration would overflow: a thousand packets that
+// always wait add up to its 292 years within four months.
 func (h *Histogram) Seconds() float64 { return float64(h.Sum) / float64(time.Second) }
 
 // Below counts the durations of less than 2^exp ns. exp is at least Sub.
@@ -62,8 +62,7 @@ func (h *Histogram) Below(exp int) (n uint64) {
 	return n
 }
 
-// Add adds what another Histogram of the same buckets has counted, such as that
-// of another CPU.
+// Add adds another Histogram with the same buckets, such as that of another CPU.
 func (h *Histogram) Add(other *Histogram) {
 	for i, c := range other.Counts {
 		h.Counts[i] += c
@@ -71,8 +70,8 @@ func (h *Histogram) Add(other *Histogram) {
 	h.Sum += other.Sum
 }
 
-// Since gives what was counted after an earlier state of the same Histogram, and
-// h itself if h was reset in between.
+// Since returns what was counted after an earlier state of the same Histogram, and h itself if h
+// was reset in between.
 func (h *Histogram) Since(earlier *Histogram) *Histogram {
 	d := &Histogram{Sub: h.Sub, Counts: make([]uint64, len(h.Counts)), Sum: h.Sum - earlier.Sum}
 	for i, c := range h.Counts {
@@ -84,8 +83,8 @@ func (h *Histogram) Since(earlier *Histogram) *Histogram {
 	return d
 }
 
-// Quantile gives the duration that a part q, from 0 to 1, of all durations did
-// not exceed, to within 1/(2<<Sub) of it; 0 if there are none.
+// Quantile returns the duration that a part q, from 0 to 1, of all durations did not exceed, to
+// within 1/(2<<Sub) of it; 0 if there are none.
 func (h *Histogram) Quantile(q float64) time.Duration {
 	total := h.Count()
 	if total == 0 {

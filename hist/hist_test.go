@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// layouts are those that BPF programs and load generators use, and the extremes.
+// layouts returns those of BPF programs and load generators, and the extremes.
 func layouts() [][2]int { return [][2]int{{3, 36}, {4, 40}, {0, 1}, {5, 63}} }
 
 // TestBuckets checks that buckets follow one another without a gap, up to the last.
@@ -70,7 +70,7 @@ func FuzzBucket(f *testing.F) {
 	})
 }
 
-// drawn gives some durations below 2^top ns.
+// drawn returns some durations below 2^top ns.
 func drawn(t *rapid.T, name string, top int) []uint64 {
 	bits := rapid.IntRange(0, top)
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) uint64 {
@@ -95,8 +95,7 @@ func sum(hs ...*Histogram) *Histogram {
 	return s
 }
 
-// TestAdd checks that histograms add up in any order, and that Since takes away
-// what Add has added.
+// TestAdd checks that histograms add up in any order, and that Since undoes Add.
 func TestAdd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const sub, top = 3, 36
@@ -179,7 +178,7 @@ func TestSince(t *testing.T) {
 	}
 }
 
-// written gives a metric as Prometheus scrapes it.
+// written returns a metric as Prometheus scrapes it.
 func written(t *rapid.T, m prometheus.Metric, err error) *dto.Histogram {
 	if err != nil {
 		t.Fatal(err)
@@ -191,8 +190,7 @@ func written(t *rapid.T, m prometheus.Metric, err error) *dto.Histogram {
 	return out.GetHistogram()
 }
 
-// TestPrometheus gives both forms to the client library, and reads quantiles from
-// what it makes of them.
+// TestPrometheus passes both forms to the client library, and reads quantiles from the result.
 func TestPrometheus(t *testing.T) {
 	desc := prometheus.NewDesc("wait_seconds", "", nil, nil)
 	rapid.Check(t, func(t *rapid.T) {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -100,8 +102,16 @@ func TestReservations(t *testing.T) {
 	reserve := func(container, figures string) string {
 		return fmt.Sprintf(`{"container": %q, "device": %q, %s}`, container, disk.Path, figures)
 	}
-	expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 1`), 409, "capacity of "+disk.Path+" is not known", "fairlead io calibrate")
-	mustSay(t, a.run("io", "capacity", disk.Path, "riops=1000", "wiops=1000"), 0, "1.00kr 1.00kw")
+	// Without a capacity it is in force, and says what to do.
+	unverified := expect("POST", "/v1/reservations", reserve("e2e-db", `"read_iops": 1`), 201, `"admission":"unverified"`, "fairlead io calibrate "+disk.Path)
+	mustSay(t, a.run("ps"), 0, "partly", "unverified")
+	mustSay(t, a.run("io"), 0, "unverified", "fairlead io calibrate "+disk.Path)
+	mustSay(t, a.run("explain", "e2e-db"), 0, "unverified", "fairlead io calibrate "+disk.Path)
+	var made0 api.Reservation
+	must(t, json.Unmarshal([]byte(unverified), &made0))
+	mustSay(t, a.run("io", "capacity", disk.Path, "riops=1000", "wiops=1000"), 0, "1.00kr 1.00kw", "given by an operator")
+	expect("GET", "/v1/reservations/"+made0.ID, "", 200, `"admission":"verified"`)
+	expect("DELETE", "/v1/reservations/"+made0.ID, "", 200)
 	a.blockioDone("e2e-web")
 
 	for _, body := range []string{"", "{", "[]", `{"container": 5}`, `{"unknown": 1}`, reserve("", `"read_iops": 1`), reserve("e2e-db", `"read_iops": 0`), reserve("e2e-db", `"read_iops": -1`),
@@ -262,5 +272,79 @@ func TestDiskCapping(t *testing.T) {
 		return nil
 	})
 	mustSay(t, a.run("explain", "e2e-hog"), 0, "Nothing was changed")
+	a.stop()
+}
+
+// A container with nothing but a reservation, beside others without any label, is helped
+// itself, and its status says that the reservation holds in part only, since no disk does as
+// much. Help outlives a killed agent, and ends once nobody else wants its CPU.
+func TestOneLabel(t *testing.T) {
+	r := newRig(t)
+	disk, err := loop.New(t.TempDir(), 4<<20)
+	must(t, err)
+	t.Cleanup(func() { must(t, disk.Close()) })
+	db := r.create(sandbox.Spec{Name: "e2e-db", Labels: map[string]string{"fairlead.io.reserve": disk.Path + " riops=50000000"}})
+	batch := r.create(sandbox.Spec{Name: "e2e-batch"})
+	weight := func(b *sandbox.Box) (out string, most bool) {
+		t.Helper()
+		for _, dir := range b.Cgroups() {
+			for _, v2 := range []bool{false, true} {
+				k, is := cgroup.WeightKnob(dir, v2)
+				if v, err := k.Read(); err == nil {
+					return v, v == strconv.FormatUint(is.Most, 10)
+				}
+			}
+		}
+		testkit.Skip(t, "no cpu controller")
+		return "", false
+	}
+	own, _ := weight(db)
+	a := r.agent()
+	a.start()
+	mustSay(t, a.run("io", "capacity", disk.Path, "riops=100000000", "wiops=100000000"), 0, "caps")
+	a.blockioDone("e2e-db")
+	generate(t, db, 0, "disk", "--to", disk.Path, "--size", "4096", "--conns", "16")
+	var ends []func()
+	for range 3 {
+		ends = append(ends, generate(t, batch, 0, "burn"))
+	}
+	helped := func(when string, is bool) {
+		t.Helper()
+		await(t, fmt.Sprintf("it is helped %s: %v", when, is), func() error {
+			if now, most := weight(db); most != is || !is && now != own {
+				return fmt.Errorf("its weight is %s: %v", now, a.run("io"))
+			}
+			return nil
+		})
+	}
+	helped("at first", true)
+	mustSay(t, a.run("explain", "e2e-db"), 0, "fairlead.io.help = ", "by controller", "of 50000000 reads a second", "until ")
+	mustSay(t, a.run("io", "events"), 0, "interference", "help=weight")
+	if now, most := weight(batch); most || now != own {
+		t.Errorf("the neighbour's weight is %s", now)
+	}
+	await(t, "its status says that the reservation is missed", func() error {
+		c, err := a.find("e2e-db")
+		for _, f := range c.Features {
+			if err == nil && f.Feature == "blockio" && f.State == api.StatePartly && strings.Contains(f.Error, "io.reserve of "+disk.Path) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%w: features %+v", err, c.Features)
+	})
+
+	a.kill()
+	helped("by a killed agent", true)
+	a.start()
+	for _, end := range ends {
+		end()
+	}
+	helped("when nobody else wants its CPU", false)
+	await(t, "nothing is left", func() error {
+		if out := a.run("explain", "e2e-db"); !strings.Contains(fmt.Sprint(out), "Nothing was changed") {
+			return fmt.Errorf("%v", out)
+		}
+		return nil
+	})
 	a.stop()
 }

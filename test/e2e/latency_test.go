@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -44,9 +45,29 @@ func TestLatency(t *testing.T) {
 		return says(ping("--container", "e2e-two"), 0, "3 packets received", "3 round trips", "e2e-two (sandbox, id", "measured while this runs")
 	})
 	mustSay(t, a.run("latency", "--total", "--stages", "--protocols"), 0, "e2e-one", "egress", "icmp", "added", "stack", "deliver")
-	if o := a.run("latency", "--total"); strings.Contains(o.out, "e2e-two") {
-		t.Errorf("a container without policy is measured: %v", o)
+	await(t, "the end of what was measured for a run", func() error {
+		if o := a.run("latency", "--total"); strings.Contains(o.out, "e2e-two") {
+			return fmt.Errorf("a container without policy is measured: %v", o)
+		}
+		return nil
+	})
+	// A trace that is killed leaves nothing either, once it has not asked for a while.
+	trace := exec.Command(program, append([]string{"latency", "trace", "e2e-two"}, client...)...)
+	said, err := trace.StderrPipe()
+	must(t, err)
+	must(t, trace.Start())
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "measured while this runs") {
+		t.Errorf("trace of a container without policy: %q, %v", line, err)
 	}
+	mustSay(t, a.run("explain", "e2e-two"), 0, "has it measured while it runs")
+	trace.Process.Kill()
+	trace.Wait()
+	await(t, "the end of what was measured for a killed trace", func() error {
+		if o := a.run("latency", "--total"); strings.Contains(o.out, "e2e-two") {
+			return fmt.Errorf("it is measured: %v", o)
+		}
+		return nil
+	})
 
 	inside := func(b *sandbox.Box) output {
 		var out, errs strings.Builder

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -90,84 +89,32 @@ func (a *agent) trafficOf(name, state, says string) {
 	})
 }
 
-// TestMark has packets told by their mark where routing overwrites their priority,
-// as the agent's config file says.
-func TestMark(t *testing.T) {
+// TestOverwritten has somebody make routing overwrite the priority of packets, against
+// the agent, until that leaves it so and says what no longer holds.
+func TestOverwritten(t *testing.T) {
 	r := newRig(t)
-	box := r.add(sandbox.Spec{Name: "e2e-mark", Labels: map[string]string{"fairlead.net.weight": "2"}})
+	r.add(sandbox.Spec{Name: "e2e-priority", Labels: map[string]string{"fairlead.net.weight": "2"}})
 	r.Address(r.host, "br0", "10.66.0.254/16")
-	r.Address(r.host, "br0", "10.77.0.254/24")
-	r.Address(r.wire, "wire", "10.77.0.1/24")
 	must(t, r.host.Sysctl("ipv4/ip_forward", "1"))
-	// Or the container is told to send to the wire itself, past what routes.
-	for _, conf := range []string{"all", "br0"} {
-		must(t, r.host.Sysctl("ipv4/conf/"+conf+"/send_redirects", "0"))
-	}
-	r.Route(box, "10.77.0.0/24", "10.66.0.254")
 	a := newAgent(t, r.host, "--sandbox-dir", r.sandboxes.Dir(), "--uplink", "nic0=1gbit")
+	a.start()
+	a.trafficOf("e2e-priority", api.StateDone, "")
 	const knob = "ipv4/ip_forward_update_priority"
-	// overwrite has routing overwrite priorities against the agent, until that leaves it so.
-	overwrite := func() {
-		t.Helper()
-		for range 3 {
-			must(t, r.host.Sysctl(knob, "1"))
-			await(t, "the agent to put it back", func() error {
-				return r.host.Do(func() error {
-					now, err := os.ReadFile("/proc/sys/net/" + knob)
-					if err == nil && strings.TrimSpace(string(now)) != "0" {
-						err = fmt.Errorf("it is %s", now)
-					}
-					return err
-				})
-			})
-		}
+	for range 3 {
 		must(t, r.host.Sysctl(knob, "1"))
-		await(t, "the agent to leave it", func() error {
-			c, err := a.find("e2e-mark")
-			if err != nil {
-				return err
-			}
-			for _, f := range c.Features {
-				if f.Feature == "traffic" && strings.Contains(f.Error, "again and again") {
-					return nil
+		await(t, "the agent to put it back", func() error {
+			return r.host.Do(func() error {
+				now, err := os.ReadFile("/proc/sys/net/" + knob)
+				if err == nil && strings.TrimSpace(string(now)) != "0" {
+					err = fmt.Errorf("it is %s", now)
 				}
-			}
-			return fmt.Errorf("%+v", c.Features)
+				return err
+			})
 		})
 	}
-	// told gives how many of fifty packets to the wire were in the container's class,
-	// with what IPv6 sends by itself, which is not routed.
-	told := func(marked bool) (packets uint64) {
-		t.Helper()
-		a.start()
-		a.trafficOf("e2e-mark", api.StateDone, "")
-		if marked {
-			must(t, r.host.Sysctl(knob, "1"))
-		} else {
-			overwrite()
-		}
-		p, err := box.Start(exec.Command("busybox", "ping", "-c", "50", "-i", "0.02", "10.77.0.1"))
-		must(t, err)
-		ends(t, p.PID, p.Done())
-		must(t, p.Wait())
-		if self, _ := a.selfOf(box); self.Traffic == nil || len(self.Traffic.Classes) != 1 {
-			t.Errorf("the container sees %+v", self.Traffic)
-		} else {
-			packets = self.Traffic.Classes[0].Packets
-		}
-		a.stop()
-		must(t, r.host.Sysctl(knob, "1"))
-		return packets
-	}
-	if n := told(false); n >= 50 {
-		t.Errorf("without a mark %d of 50 packets are in the container's class", n)
-	}
-	must(t, os.WriteFile(a.path("config.yaml"), []byte("mark-mask: 0xfff0\n"), 0o644))
-	mustSay(t, fairlead(t, "doctor", "--config", a.path("config.yaml")), 1, "config.yaml:1: mark-mask", "0xfff0 is not 16 bits in a row")
-	must(t, os.WriteFile(a.path("config.yaml"), []byte("mark-mask: 0xffff0000\n"), 0o644))
-	if n := told(true); n < 50 {
-		t.Errorf("with a mark %d of 50 packets are in the container's class", n)
-	}
+	must(t, r.host.Sysctl(knob, "1"))
+	a.trafficOf("e2e-priority", api.StateError, "again and again")
+	a.stop()
 }
 
 // TestTraffic has the real agent divide an uplink: from labels and files to the

@@ -78,20 +78,22 @@ func brokenImport(from, to string, test bool) string {
 	if test || in(from, "test", "internal/testkit") {
 		return ""
 	}
-	own := in(to, "agent", "api", "bench", "cmd", "container", "datapath", "feature", "hist", "internal", "kernel", "metrics", "policy", "sandbox", "test", "tui", "web")
+	own := in(to, "agent", "api", "bench", "cmd", "container", "datapath", "feature", "hist", "internal", "kernel", "metrics", "policy", "sandbox", "tenant", "test", "tui", "web")
 	switch {
 	case in(to, "internal/testkit", "test"):
 		return "only tests import what is for tests"
 	case from == "policy" && own && to != "container":
 		return "policy imports container only"
+	case from == "tenant" && (own && !in(to, "container", "policy") || in(to, "os", "syscall", "golang.org/x/sys")):
+		return "tenant imports container and policy only, and is pure"
 	case from == "hist" && own:
 		return "hist imports nothing of ours"
 	case in(from, "tui", "web") && own && to != "api" && !in(to, strings.Split(from, "/")[0]):
 		return "views import api only"
 	case in(from, "kernel") && own && !in(to, "kernel"):
 		return "kernel/... imports nothing above it"
-	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "datapath", "api", "hist", "kernel", "metrics"):
-		return "a feature imports feature, policy, container, datapath/..., api, hist, kernel/... and metrics only"
+	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "tenant", "datapath", "api", "hist", "kernel", "metrics"):
+		return "a feature imports feature, policy, container, tenant, datapath/..., api, hist, kernel/... and metrics only"
 	case in(from, "datapath") && own && !in(to, "datapath", "container", "kernel"):
 		return "datapath/... imports container and kernel/... only"
 	case feature(to) && !feature(from) && from != "agent":
@@ -101,8 +103,8 @@ func brokenImport(from, to string, test bool) string {
 	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "datapath", "kernel", "bench/rig"):
 		return "BPF is loaded in feature/..., datapath/..., kernel/... and bench/rig only"
 	case in(to, "github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/safchain/ethtool") &&
-		!in(from, "kernel/netdev", "kernel/qdisc", "kernel/probe", "sandbox", "bench"):
-		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/probe, sandbox and bench only"
+		!in(from, "kernel/netdev", "kernel/qdisc", "kernel/conntrack", "kernel/probe", "sandbox", "bench"):
+		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/conntrack, kernel/probe, sandbox and bench only"
 	case to == "os/exec" && !in(from, "sandbox", "bench", "cmd"):
 		return "programs are started in sandbox, bench and cmd only"
 	case in(to, "github.com/moby/moby", "github.com/containerd/containerd") && from != "container":
@@ -133,6 +135,15 @@ func TestBrokenImport(t *testing.T) {
 		{"policy", "container", false, true},
 		{"policy", "kernel/cgroup", false, false},
 		{"policy", "strings", false, true},
+		{"tenant", "policy", false, true},
+		{"tenant", "container", false, true},
+		{"tenant", "datapath/ends", false, false},
+		{"tenant", "os", false, false},
+		{"tenant", "github.com/cilium/ebpf", false, false},
+		{"policy", "tenant", false, false},
+		{"kernel/netdev", "tenant", false, false},
+		{"datapath/identity", "tenant", false, false},
+		{"feature/overlay", "tenant", false, true},
 		{"feature/netcpu", "feature", false, true},
 		{"feature/netcpu", "feature/traffic", false, false},
 		{"feature/netcpu", "feature/traffic", true, false},

@@ -115,13 +115,14 @@ func TestUnfinished(t *testing.T) {
 	}
 }
 
-// A go test that hangs is ended with its children when the time is over.
+// A go test that hangs is ended with its children when the time is over: here, once the
+// tally has told of a test that ends after the one that hangs has begun.
 func TestLimit(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"go.mod": "module m\n\ngo 1.26\n",
-		"a_test.go": "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n\t\"time\"\n)\n\n" +
-			"func TestA(t *testing.T) {\n\tos.WriteFile(\"begun\", nil, 0o644)\n\ttime.Sleep(time.Hour)\n}\n",
+		"a_test.go": "package a\n\nimport (\n\t\"testing\"\n\t\"time\"\n)\n\n" +
+			"func TestA(t *testing.T) {\n\tt.Parallel()\n\ttime.Sleep(time.Hour)\n}\n\nfunc TestB(t *testing.T) { t.Fail() }\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -129,24 +130,33 @@ func TestLimit(t *testing.T) {
 	}
 	t.Chdir(dir)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		defer cancel()
-		for t.Context().Err() == nil {
-			if _, err := os.Stat(filepath.Join(dir, "begun")); err == nil {
-				return
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	}()
-	var out strings.Builder
-	ta := newTally(&out, "m", knowledge{})
+	defer cancel()
+	out := &trigger{on: "--- FAIL: TestB", do: cancel}
+	ta := newTally(out, "m", knowledge{})
 	if err := ta.run(ctx, []string{"-count=1", "."}); err != nil {
 		t.Fatal(err)
 	}
 	if ta.close() || !strings.Contains(out.String(), "failed: m TestA (did not end)") {
-		t.Errorf("got\n%s", &out)
+		t.Errorf("got\n%s", out)
 	}
 }
+
+// trigger calls do once on was written.
+type trigger struct {
+	text strings.Builder
+	on   string
+	do   func()
+}
+
+func (w *trigger) Write(p []byte) (int, error) {
+	n, err := w.text.Write(p)
+	if strings.Contains(w.String(), w.on) {
+		w.do()
+	}
+	return n, err
+}
+
+func (w *trigger) String() string { return w.text.String() }
 
 func TestLists(t *testing.T) {
 	for _, tt := range []struct{ file, data, want string }{

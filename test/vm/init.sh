@@ -37,7 +37,7 @@ echo "@@@ kernel $(uname -r)"
 for t in /tests/*; do
 	name=${t##*/}
 	echo "@@@ begin $name"
-	cd "/src/$name" && timeout -s QUIT 1620 "$t" -test.v=test2json -test.parallel 1 -test.short -test.timeout 1600s -test.skip=^Fuzz "-test.run=$(cat "/patterns/$name")"
+	cd "/src/$name" && timeout -s QUIT 2700 "$t" -test.v=test2json -test.parallel 1 -test.short -test.timeout 2600s -test.skip=^Fuzz "-test.run=$(cat "/patterns/$name")"
 	echo "@@@ end $name $?"
 done
 echo "@@@ done"
