@@ -51,13 +51,13 @@ type host struct {
 }
 
 // open makes the feature, as an agent does; at these uplinks it drops in the driver.
-// In a guest fewer packets make a queue a container's own: an emulated CPU may have
-// no time for a thousand in a second.
+// In a guest fewer packets make a queue a container's own, and fewer fill a ring: an emulated
+// CPU may have no time for a thousand in a second.
 func (h *host) open(xdp ...string) {
 	h.t.Helper()
 	cfg := netcpu.Config{Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), XDP: xdp}
 	if testing.Short() {
-		cfg.QueueMin = 50
+		cfg.QueueMin, cfg.Ring = 50, 16
 	}
 	n, err := netcpu.New(cfg)
 	must(h.t, err)

@@ -76,6 +76,9 @@ type Config struct {
 
 	// QueueMin is as in isolate.Config: packets per second; 0 is the default.
 	QueueMin uint64
+
+	// Ring is as in drop.Config: packets; 0 is the default.
+	Ring uint32
 }
 
 // Netcpu is the feature. See feature.Feature for how it may be called.
@@ -156,6 +159,7 @@ func New(cfg Config) (*Netcpu, error) {
 	if noDrop == nil {
 		n.dropper, noDrop = drop.Load(drop.Config{
 			Feature: name, Identity: n.cfg.Identity, Ends: cfg.Ends, Meter: n.meter, Uplinks: n.uplinks, Find: n.find, Log: cfg.Log, XDP: cfg.XDP,
+			Ring: cfg.Ring,
 		})
 	}
 	if n.meter != nil {

@@ -75,14 +75,17 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 const volatile __u32 fl_tenant_slot;
 const volatile __u8 fl_tenant_mac[6];
 
+/* What the ring of a veth is taken to hold: RING, in tests fewer. */
+const volatile __u32 fl_ring = RING;
+
 /* The address of the uplink that a copy of fl_drop_xdp sits on, likewise. */
 const volatile __u8 fl_uplink_mac[6];
 
 /*
  * Says whether the running thread's group has used up its quota, or one above it
- * (a pod's, say) its own: throttle_count counts them. Since 6.18 that does not stop a kernel thread: it goes on at the expense of the time that the
- * container's own tasks are due next (kernel/sched/fair.c,
- * task_throttle_setup_work).
+ * (a pod's, say) its own: throttle_count counts them. Since 6.18 that does not stop a
+ * kernel thread: it goes on at the expense of the time that the container's own tasks
+ * are due next (kernel/sched/fair.c, task_throttle_setup_work).
  */
 static __always_inline int beyond_quota(void)
 {
@@ -152,7 +155,7 @@ static __always_inline int waits(struct tenant *t, __u64 now, __u32 packets)
 		t->waits = now;
 		t->waiting = 0;
 	}
-	if (t->waiting >= RING)
+	if (t->waiting >= fl_ring)
 		return 0;
 	__sync_fetch_and_add(&t->waiting, packets);
 	return 1;
@@ -173,7 +176,7 @@ static __always_inline int full(struct tenant *t, __u32 slot, __u64 now, __u32 p
 		beyond = t->stopped && (__s64)(now - t->stopped) <= STOPPED_NS;
 		if (beyond && waits(t, now, packets))
 			return 0; /* there is room for it to wait */
-		if (!beyond && (!ring || (__s64)(t->sent - t->polled) < RING))
+		if (!beyond && (!ring || (__s64)(t->sent - t->polled) < fl_ring))
 			return 0; /* there is room */
 		if ((__s64)(now - t->retried) > RETRY_NS) {
 			t->retried = now;

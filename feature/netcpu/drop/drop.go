@@ -41,6 +41,10 @@ type Config struct {
 
 	// XDP names the uplinks of the host's own namespace where the driver is to drop, if it can.
 	XDP []string
+
+	// Ring is how many packets the ring of a veth is taken to hold; 0 is the default, what the
+	// kernel's does.
+	Ring uint32
 }
 
 // Dropper drops packets of tenants (network namespaces) at points (uplinks). A nil *Dropper drops
@@ -73,7 +77,11 @@ func Load(cfg Config) (_ *Dropper, err error) {
 	if cfg.Meter != nil {
 		shared[dropMapFlCharges] = cfg.Meter.Charges()
 	}
-	if d.object, err = bpf.Open(cfg.Feature, loadDrop, nil, shared); err != nil {
+	vars := bpf.Vars{}
+	if cfg.Ring > 0 {
+		vars["fl_ring"] = cfg.Ring
+	}
+	if d.object, err = bpf.Open(cfg.Feature, loadDrop, vars, shared); err != nil {
 		return nil, err
 	}
 	// Check that the other programs load now, not at the first container.

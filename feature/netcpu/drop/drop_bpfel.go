@@ -87,6 +87,7 @@ const (
 	dropProgFlDropXdp   = "fl_drop_xdp"
 	dropProgFlPolled    = "fl_polled"
 	dropVarFlEpoch      = "fl_epoch"
+	dropVarFlRing       = "fl_ring"
 	dropVarFlTenantMac  = "fl_tenant_mac"
 	dropVarFlTenantSlot = "fl_tenant_slot"
 	dropVarFlUplinkMac  = "fl_uplink_mac"
@@ -160,6 +161,7 @@ type dropMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type dropVariableSpecs struct {
 	FlEpoch      *ebpf.VariableSpec `ebpf:"fl_epoch"`
+	FlRing       *ebpf.VariableSpec `ebpf:"fl_ring"`
 	FlTenantMac  *ebpf.VariableSpec `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.VariableSpec `ebpf:"fl_tenant_slot"`
 	FlUplinkMac  *ebpf.VariableSpec `ebpf:"fl_uplink_mac"`
@@ -215,6 +217,7 @@ func (m *dropMaps) Close() error {
 // It can be passed to loadDropObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dropVariables struct {
 	FlEpoch      *ebpf.Variable `ebpf:"fl_epoch"`
+	FlRing       *ebpf.Variable `ebpf:"fl_ring"`
 	FlTenantMac  *ebpf.Variable `ebpf:"fl_tenant_mac"`
 	FlTenantSlot *ebpf.Variable `ebpf:"fl_tenant_slot"`
 	FlUplinkMac  *ebpf.Variable `ebpf:"fl_uplink_mac"`
