@@ -216,15 +216,12 @@ func TestPutBackAtCgroup(t *testing.T) {
 	h.start()
 	must(t, h.due(c, policy.Net{}, policy.Net{Weight: 2}))
 	list := func() (ids []link.ID) {
-		it := new(link.Iterator)
-		defer it.Close()
-		for it.Next() {
-			info, err := it.Link.Info()
+		for id, l := range testkit.Links(t) {
+			info, err := l.Info()
 			if err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == uint64(c.ID) {
-				ids = append(ids, it.ID)
+				ids = append(ids, id)
 			}
 		}
-		must(t, it.Err())
 		return ids
 	}
 	was := list()

@@ -9,7 +9,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
@@ -134,10 +133,8 @@ func TestLoad(t *testing.T) {
 // attached counts the links of programs of a name.
 func attached(t *testing.T, name string) (n int) {
 	t.Helper()
-	var it link.Iterator
-	defer it.Close()
-	for it.Next() {
-		info, err := it.Link.Info()
+	for _, l := range testkit.Links(t) {
+		info, err := l.Info()
 		if err != nil {
 			continue // of another kind, and not ours
 		}
@@ -151,7 +148,6 @@ func attached(t *testing.T, name string) (n int) {
 			n++
 		}
 	}
-	must(t, it.Err())
 	return n
 }
 
