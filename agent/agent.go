@@ -1,7 +1,7 @@
 // Package agent is the composition root. It constructs the sources, the policy, the journal and the
 // features, and keeps the host as policy wants it.
 //
-// Each round works from complete lists: which containers run (container.Set), and what each is due
+// Each round works from complete lists: which containers run (discover.Set), and what each is due
 // (policy). One worker per feature compares that with what it has applied, and calls Apply and
 // Remove. An event only says that another round is worthwhile, so a lost event costs time and
 // nothing else.
@@ -24,6 +24,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -32,9 +33,10 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// containers lists the running containers. *container.Set is one.
+// containers lists the running containers. *discover.Set is one.
 type containers interface {
 	feature.Containers
+	Snapshot() discover.Snapshot
 	Run(context.Context) error
 	Changed() <-chan struct{}
 	Busy() time.Time
@@ -93,7 +95,7 @@ type Agent struct {
 	hung    map[*worker]time.Time // hanging calls in the log; belongs to loop
 
 	// Guarded by rounding:
-	remembered *container.Known  // as last written into the state directory
+	remembered *discover.Known   // as last written into the state directory
 	forgetful  bool              // that failed
 	said       map[string]string // last log line of each source
 

@@ -3,7 +3,7 @@ package agent
 import (
 	"log/slog"
 
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel"
 )
 
@@ -24,7 +24,7 @@ type Config struct {
 	PodmanHost     string // URL of Podman's version of it
 	ContainerdAddr string // path of containerd's socket; empty: all of container.ContainerdAddrs
 	SandboxDir     string // state files of package sandbox
-	Sources        []container.Source
+	Sources        []discover.Source
 
 	FeatureConfig
 

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -57,7 +57,7 @@ func findings(ctx context.Context, cfg Config) probe.Report {
 		cfg.Roots = kernel.Default()
 	}
 	containerd := cfg.ContainerdAddr
-	for _, addr := range container.ContainerdAddrs() {
+	for _, addr := range discover.ContainerdAddrs() {
 		if _, err := os.Stat(addr); containerd == "" && err == nil {
 			containerd = addr
 		}

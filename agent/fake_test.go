@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -176,7 +177,7 @@ func (f *fake) Close() error {
 type fakeSet struct {
 	busy    time.Time
 	mu      sync.Mutex
-	snap    container.Snapshot
+	snap    discover.Snapshot
 	changed chan struct{}
 	ended   map[container.ID]container.Container
 }
@@ -196,7 +197,7 @@ func (s *fakeSet) set(complete bool, list ...container.Container) {
 	for _, c := range list {
 		delete(s.ended, c.ID)
 	}
-	s.snap = container.Snapshot{Containers: list, Complete: complete, Sources: []container.SourceStatus{{Name: "fake", Listed: complete, Records: len(list)}}}
+	s.snap = discover.Snapshot{Containers: list, Complete: complete, Sources: []discover.SourceStatus{{Name: "fake", Listed: complete, Records: len(list)}}}
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
@@ -205,11 +206,13 @@ func (s *fakeSet) Busy() time.Time { s.mu.Lock(); defer s.mu.Unlock(); return s.
 
 func (s *fakeSet) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 
-func (s *fakeSet) Snapshot() container.Snapshot {
+func (s *fakeSet) Snapshot() discover.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.snap
 }
+
+func (s *fakeSet) Running() []container.Container { return s.Snapshot().Containers }
 
 func (s *fakeSet) Changed() <-chan struct{} {
 	s.mu.Lock()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -10,7 +11,7 @@ import (
 // all containers in its list. The Set keeps the runtime's earlier reports; these are the containers
 // missing there, because no agent could store them. Only the cgroup tree knows them. It knows no
 // labels, so policy has nothing for them. The result is the name of the runtime, by container.
-func (a *Agent) keep(snap container.Snapshot) map[container.ID]string {
+func (a *Agent) keep(snap discover.Snapshot) map[container.ID]string {
 	silent := make(map[string]bool)
 	for _, s := range snap.Sources {
 		// The cgroup tree will not learn more later.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -24,7 +25,7 @@ func (s *fakeSet) says(partial bool, list ...container.Container) {
 	s.set(true, list...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.snap.Sources = []container.SourceStatus{{Name: "fake", Listed: true, Partial: partial}, {Name: container.CgroupSource, Listed: true}}
+	s.snap.Sources = []discover.SourceStatus{{Name: "fake", Listed: true, Partial: partial}, {Name: container.CgroupSource, Listed: true}}
 	close(s.changed)
 	s.changed = make(chan struct{})
 }

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 )
 
 // KnownFile is a file in the state directory: the runtimes' records of running containers, for an
@@ -20,7 +20,7 @@ const maxKnown = 16 << 20
 // knownFile is its content.
 type knownFile struct {
 	Boot string `json:"boot"`
-	*container.Known
+	*discover.Known
 }
 
 func fileOfKnown(cfg Config) bootFile {
@@ -28,8 +28,8 @@ func fileOfKnown(cfg Config) bootFile {
 }
 
 // loadKnown loads what an earlier agent knew; nil if nothing.
-func loadKnown(cfg Config) *container.Known {
-	in := knownFile{Known: new(container.Known)}
+func loadKnown(cfg Config) *discover.Known {
+	in := knownFile{Known: new(discover.Known)}
 	found, err := fileOfKnown(cfg).read(&in)
 	if err != nil {
 		cfg.Log.Warn("what an earlier agent knew of containers cannot be read; runtimes must answer first", "err", err)
@@ -41,7 +41,7 @@ func loadKnown(cfg Config) *container.Known {
 }
 
 // remember stores what is known now, if that has changed.
-func (a *Agent) remember(now *container.Known) {
+func (a *Agent) remember(now *discover.Known) {
 	if now == nil || now == a.remembered {
 		return
 	}
@@ -54,10 +54,10 @@ func (a *Agent) remember(now *container.Known) {
 }
 
 // within leaves out the largest records until the rest fits into so many bytes.
-func within(known *container.Known, most int) *container.Known {
+func within(known *discover.Known, most int) *discover.Known {
 	type sized struct {
 		source string
-		record container.Record
+		record discover.Record
 		bytes  int
 	}
 	var all []sized
@@ -68,7 +68,7 @@ func within(known *container.Known, most int) *container.Known {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b sized) int { return a.bytes - b.bytes })
-	out := &container.Known{Records: make(map[string][]container.Record)}
+	out := &discover.Known{Records: make(map[string][]discover.Record)}
 	left := most - 1024 // for what is around them
 	for _, s := range all {
 		if left -= s.bytes; left < 0 {
@@ -80,7 +80,7 @@ func within(known *container.Known, most int) *container.Known {
 }
 
 // say logs each source with an incomplete report, once, and its recovery.
-func (a *Agent) say(sources []container.SourceStatus) {
+func (a *Agent) say(sources []discover.SourceStatus) {
 	for _, s := range sources {
 		text := ""
 		if s.Err != nil {

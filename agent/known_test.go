@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -22,15 +23,15 @@ import (
 
 // engine is a source that gives one list, or hangs.
 type engine struct {
-	list  []container.Record
+	list  []discover.Record
 	hangs bool
 }
 
 func (r engine) Name() string { return "docker" }
 
-func (r engine) Run(ctx context.Context, publish func(container.Report)) error {
+func (r engine) Run(ctx context.Context, publish func(discover.Report)) error {
 	if !r.hangs {
-		publish(container.Report{Records: r.list})
+		publish(discover.Report{Records: r.list})
 	}
 	<-ctx.Done()
 	return nil
@@ -49,9 +50,9 @@ func TestAgentBesideSilentRuntime(t *testing.T) {
 	}
 	id := container.ID(n)
 	r := newRig(t, id)
-	source := engine{list: []container.Record{{PID: pid, Name: "web", RuntimeID: strings.Repeat("ab", 32), Labels: map[string]string{"fairlead.netcpu": "isolate"}}}}
+	source := engine{list: []discover.Record{{PID: pid, Name: "web", RuntimeID: strings.Repeat("ab", 32), Labels: map[string]string{"fairlead.netcpu": "isolate"}}}}
 	r.real = func(cfg Config) containers {
-		return container.NewSet(container.Config{NetNS: ns.Path, Known: loadKnown(cfg)}, source)
+		return discover.NewSet(discover.Config{NetNS: ns.Path, Known: loadKnown(cfg)}, source)
 	}
 	r.start()
 	r.untilValue(id, "isolated")
@@ -75,7 +76,7 @@ func TestKnownFile(t *testing.T) {
 	if got := loadKnown(cfg); got != nil || log.Len() != 0 {
 		t.Errorf("without a file: %+v; %s", got, log.String())
 	}
-	want := &container.Known{Records: map[string][]container.Record{"docker": {{PID: 7, Start: 8, Name: "a", Labels: map[string]string{"b": "c"}}}}}
+	want := &discover.Known{Records: map[string][]discover.Record{"docker": {{PID: 7, Start: 8, Name: "a", Labels: map[string]string{"b": "c"}}}}}
 	a := &Agent{cfg: cfg, log: cfg.Log}
 	a.remember(want)
 	if diff := cmp.Diff(want, loadKnown(cfg)); diff != "" {
@@ -96,9 +97,9 @@ func TestKnownFile(t *testing.T) {
 		}
 	}
 	// The largest are left out first.
-	big := &container.Known{Records: map[string][]container.Record{}}
+	big := &discover.Known{Records: map[string][]discover.Record{}}
 	for i := range 10 {
-		big.Records["docker"] = append(big.Records["docker"], container.Record{Name: fmt.Sprint(i), Image: strings.Repeat("x", 1000-100*i)})
+		big.Records["docker"] = append(big.Records["docker"], discover.Record{Name: fmt.Sprint(i), Image: strings.Repeat("x", 1000-100*i)})
 	}
 	got := within(big, 1024+1500).Records["docker"]
 	if len(got) != 4 || got[0].Name != "9" || got[3].Name != "6" {
@@ -112,7 +113,7 @@ func TestAgentSays(t *testing.T) {
 	a := &Agent{log: slog.New(slog.NewTextHandler(&log, nil)), said: make(map[string]string)}
 	refused := errors.New("connection refused")
 	for _, err := range []error{nil, refused, refused, nil, nil} {
-		a.say([]container.SourceStatus{{Name: "docker", Err: err}})
+		a.say([]discover.SourceStatus{{Name: "docker", Err: err}})
 	}
 	if got := strings.Count(log.String(), "source=docker"); got != 2 || !strings.Contains(log.String(), "connection refused") || !strings.Contains(log.String(), "again") {
 		t.Errorf("the log says %s", log.String())
@@ -133,6 +134,6 @@ func FuzzKnownFile(f *testing.F) {
 		if err := os.WriteFile(fileOfKnown(cfg).path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		container.NewSet(container.Config{Known: loadKnown(cfg)}, engine{})
+		discover.NewSet(discover.Config{Known: loadKnown(cfg)}, engine{})
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -186,8 +187,8 @@ func (a *Agent) recall() {
 // forget drops what was set by hand for containers that have ended. The round after a running Set
 // does that. A runtime that has not answered about all of its containers may know one that is
 // unknown otherwise.
-func (a *Agent) forget(snap container.Snapshot) {
-	unsure := slices.ContainsFunc(snap.Sources, func(s container.SourceStatus) bool {
+func (a *Agent) forget(snap discover.Snapshot) {
+	unsure := slices.ContainsFunc(snap.Sources, func(s discover.SourceStatus) bool {
 		return s.Name != container.CgroupSource && s.Partial && !s.Absent
 	})
 	if !snap.Complete || unsure || !a.setting.TryLock() {

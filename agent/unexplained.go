@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -16,10 +17,10 @@ import (
 const sinceStart = 10 * time.Second
 
 // unexplained counts the containers with an engine's cgroup that no runtime reports.
-func unexplained(list []container.Container, now time.Time) map[container.Engine]int {
-	found := make(map[container.Engine]int)
+func unexplained(list []container.Container, now time.Time) map[discover.Engine]int {
+	found := make(map[discover.Engine]int)
 	for _, c := range list {
-		if e, ok := container.EngineOf(c.Cgroup.V2); ok && c.Source == container.CgroupSource && now.Sub(c.Started) >= sinceStart {
+		if e, ok := discover.EngineOf(c.Cgroup.V2); ok && c.Source == container.CgroupSource && now.Sub(c.Started) >= sinceStart {
 			found[e]++
 		}
 	}
@@ -27,9 +28,9 @@ func unexplained(list []container.Container, now time.Time) map[container.Engine
 }
 
 // advice describes the containers that no runtime reports, and what to set, by their source.
-func advice(found map[container.Engine]int) map[string][2]string {
+func advice(found map[discover.Engine]int) map[string][2]string {
 	out := make(map[string][2]string)
-	order := func(a, b container.Engine) int {
+	order := func(a, b discover.Engine) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.User, b.User))
 	}
 	for _, e := range slices.SortedFunc(maps.Keys(found), order) {
@@ -48,7 +49,7 @@ func advice(found map[container.Engine]int) map[string][2]string {
 }
 
 // engineWords names an engine, the source for its containers, and what makes that work.
-func engineWords(e container.Engine) (source, name, mend string) {
+func engineWords(e discover.Engine) (source, name, mend string) {
 	rootless := fmt.Sprintf("/run/user/%d/", e.User)
 	const hidden = ", and `ProtectHome=tmpfs` with `BindReadOnlyPaths=%s` in a drop-in of the unit; who has that socket then says what policy its containers have"
 	switch {
@@ -62,14 +63,14 @@ func engineWords(e container.Engine) (source, name, mend string) {
 	case e.Name == "podman":
 		return e.Name, "Podman", "run `systemctl enable --now podman.socket`"
 	case e.Name == "containerd":
-		return e.Name, "containerd", "set --containerd to the path of its socket, which is none of " + strings.Join(container.ContainerdAddrs(), ", ")
+		return e.Name, "containerd", "set --containerd to the path of its socket, which is none of " + strings.Join(discover.ContainerdAddrs(), ", ")
 	}
 	return container.CgroupSource, "CRI-O", "fairlead does not speak to CRI-O: policy files match its containers with `runtime: cgroup` and the names of their cgroups"
 }
 
 // withEngines adds the engines with unreported containers to a report of the host.
 func withEngines(r probe.Report, cfg Config) probe.Report {
-	found, err := container.Engines(cfg.Roots.Proc, cfg.Roots.Cgroup)
+	found, err := discover.Engines(cfg.Roots.Proc, cfg.Roots.Cgroup)
 	if err != nil {
 		return r // the report has the reason with the cgroups
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -31,7 +32,7 @@ func TestUnexplained(t *testing.T) {
 		in(7, "cgroup", "/system.slice/run-%d.scope", time.Hour),
 	}
 	found := unexplained(list, now)
-	want := map[container.Engine]int{{Name: "podman"}: 1, {Name: "docker", User: 1000}: 2, {Name: "cri-o"}: 1}
+	want := map[discover.Engine]int{{Name: "podman"}: 1, {Name: "docker", User: 1000}: 2, {Name: "cri-o"}: 1}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Fatalf("engines (-want +got):\n%s", diff)
 	}
@@ -40,7 +41,7 @@ func TestUnexplained(t *testing.T) {
 		list[i].Name = fmt.Sprint(i)
 	}
 	r.set.says(false, list...)
-	r.set.snap.Sources = []container.SourceStatus{{Name: "docker", Listed: true}, {Name: "podman", Listed: true, Partial: true, Absent: true}, {Name: container.CgroupSource, Listed: true}}
+	r.set.snap.Sources = []discover.SourceStatus{{Name: "docker", Listed: true}, {Name: "podman", Listed: true, Partial: true, Absent: true}, {Name: container.CgroupSource, Listed: true}}
 	r.start()
 	st, err := r.client.Status(t.Context())
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/bench/rig"
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/sandbox"
 )
@@ -71,9 +71,9 @@ func runAgent(args []string) error {
 		cfg.XDP = []string{rig.NICDevice}
 	}
 	if cfg.DockerHost != "" {
-		cfg.Sources = []container.Source{container.Docker(cfg.DockerHost)}
+		cfg.Sources = []discover.Source{discover.Docker(cfg.DockerHost)}
 	} else {
-		cfg.Sources = []container.Source{sandbox.Source(cfg.Roots.Proc, *sandboxes)}
+		cfg.Sources = []discover.Source{sandbox.Source(cfg.Roots.Proc, *sandboxes)}
 	}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -1,13 +1,6 @@
-// Package container lists the containers of this host.
+// Package container describes a container: its id, cgroup, network namespace and devices.
 //
-// Several sources (Docker, Podman, containerd, the cgroup tree, the embedded sandbox) each report
-// what they see; a [Set] joins the reports into one list keyed by cgroup v2 id. The Set is
-// level-triggered: a reader gets the whole present list, and an event only means that reading it
-// again is worthwhile.
-//
-// The package reads the host and changes nothing. It does not know what a container is due (package
-// policy), nor how that is enforced (feature/...). Package agent runs the Set; other packages only
-// use its Containers.
+// It is a leaf that everything else may use. Package discover finds the containers of a host.
 package container
 
 import (
@@ -18,12 +11,16 @@ import (
 	"time"
 )
 
-// How much a Set keeps of one container's labels; see Container.LeftOut.
+// How much discover.Set keeps of one container's labels; see Container.LeftOut.
 const (
 	MaxLabel  = 4096 // bytes of a key with its value
 	MaxLabels = 1024
 	MaxAll    = 256 << 10 // bytes of all of them; what Kubernetes allows an object's annotations
 )
+
+// CgroupSource is the Source of a container that only the cgroup tree shows: no runtime has
+// reported it.
+const CgroupSource = "cgroup"
 
 // ID identifies a container everywhere in fairlead: the inode number of its cgroup v2 directory,
 // which is what bpf_get_current_cgroup_id and friends return. It is unique until the next boot.

@@ -53,9 +53,9 @@ type Feature interface {
 	Close() error
 }
 
-// Containers is who runs here. *container.Set is one.
+// Containers is who runs here. *discover.Set is one.
 type Containers interface {
-	Snapshot() container.Snapshot
+	Running() []container.Container // in order of ID
 	// Lookup also finds containers that ended a short time ago.
 	Lookup(container.ID) (container.Container, bool)
 }

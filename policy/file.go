@@ -6,9 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/goccy/go-yaml/ast"
-
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/goccy/go-yaml/ast"
 )
 
 // Limits of one file.

@@ -20,7 +20,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
@@ -76,7 +76,7 @@ type Host struct {
 	boxes map[string]*Box
 }
 
-var _ container.Source = (*Host)(nil)
+var _ discover.Source = (*Host)(nil)
 
 // New makes a Host. It needs root, and a program that calls [Reexec] in main (or TestMain).
 func New(cfg Config) (*Host, error) {
@@ -117,7 +117,7 @@ func New(cfg Config) (*Host, error) {
 func (h *Host) Name() string { return sourceName }
 
 // Run reports the sandboxes of this Host's directory until ctx ends.
-func (h *Host) Run(ctx context.Context, publish func(container.Report)) error {
+func (h *Host) Run(ctx context.Context, publish func(discover.Report)) error {
 	return Source(h.roots.Proc, h.dir).Run(ctx, publish)
 }
 

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/google/go-cmp/cmp"
@@ -318,14 +318,14 @@ func TestSource(t *testing.T) {
 	h := newHost(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	reports := make(chan container.Report)
-	go Source("/proc", h.Dir()).Run(ctx, func(r container.Report) {
+	reports := make(chan discover.Report)
+	go Source("/proc", h.Dir()).Run(ctx, func(r discover.Report) {
 		select {
 		case reports <- r:
 		case <-ctx.Done():
 		}
 	})
-	expect := func(want ...container.Record) {
+	expect := func(want ...discover.Record) {
 		t.Helper()
 		timeout := time.After(90 * time.Second)
 		for {
@@ -342,14 +342,14 @@ func TestSource(t *testing.T) {
 	expect()
 	create(t, h, Spec{Name: name("bare"), Bare: true})
 	b := create(t, h, Spec{Name: name("a"), Image: "none", Labels: map[string]string{"fairlead.netcpu": "isolate"}})
-	rec := container.Record{PID: b.PID, Name: b.Name, Image: "none", Labels: map[string]string{"fairlead.netcpu": "isolate"}}
+	rec := discover.Record{PID: b.PID, Name: b.Name, Image: "none", Labels: map[string]string{"fairlead.netcpu": "isolate"}}
 	expect(rec)
 	other := create(t, h, Spec{Name: name("b")})
-	expect(rec, container.Record{PID: other.PID, Name: other.Name})
+	expect(rec, discover.Record{PID: other.PID, Name: other.Name})
 	// One ends by itself, the other one is removed.
 	unix.Kill(b.PID, unix.SIGKILL)
 	<-b.Done()
-	expect(container.Record{PID: other.PID, Name: other.Name})
+	expect(discover.Record{PID: other.PID, Name: other.Name})
 	if err := other.Destroy(); err != nil {
 		t.Fatal(err)
 	}

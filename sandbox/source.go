@@ -5,7 +5,7 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fsnotify/fsnotify"
 )
 
@@ -20,13 +20,13 @@ const settle = 20 * time.Millisecond
 
 // Source reports the sandboxes with state files in dir, of any process. proc is where proc is
 // mounted. The directory need not exist.
-func Source(proc, dir string) container.Source { return source{proc, dir} }
+func Source(proc, dir string) discover.Source { return source{proc, dir} }
 
 type source struct{ proc, dir string }
 
 func (s source) Name() string { return sourceName }
 
-func (s source) Run(ctx context.Context, publish func(container.Report)) error {
+func (s source) Run(ctx context.Context, publish func(discover.Report)) error {
 	tick := time.NewTicker(relist)
 	defer tick.Stop()
 	// Without a watcher (too many of them on this host) only the ticks remain.
@@ -45,10 +45,10 @@ func (s source) Run(ctx context.Context, publish func(container.Report)) error {
 	}
 	files := &states{dir: s.dir}
 	first := true
-	var last container.Report
+	var last discover.Report
 	for {
 		watch()
-		var now container.Report
+		var now discover.Report
 		now.Records, now.Err = files.records(s.proc)
 		if first || !reflect.DeepEqual(now, last) {
 			publish(now)

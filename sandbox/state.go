@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -168,17 +168,17 @@ func (ss *states) read() ([]state, error) {
 }
 
 // records returns the containers of the directory with a live first process.
-func (ss *states) records(proc string) ([]container.Record, error) {
+func (ss *states) records(proc string) ([]discover.Record, error) {
 	all, err := ss.read()
 	if err != nil {
 		return nil, err
 	}
-	var rs []container.Record
+	var rs []discover.Record
 	for _, s := range all {
 		if s.Bare || !s.Init.alive(proc) {
 			continue
 		}
-		rs = append(rs, container.Record{PID: s.Init.PID, Name: s.Name, Image: s.Image, Labels: s.Labels})
+		rs = append(rs, discover.Record{PID: s.Init.PID, Name: s.Name, Image: s.Image, Labels: s.Labels})
 	}
 	return rs, nil
 }

@@ -56,7 +56,7 @@ func (f *BlockIO) tell(err error) {
 // groups are the containers that run; of one whose cgroup has gone, its I/O is nobody's.
 func (f *BlockIO) groups() (groups []monitor.Group) {
 	ids := make(map[container.ID]uint64)
-	for _, c := range f.cfg.Containers.Snapshot().Containers {
+	for _, c := range f.cfg.Containers.Running() {
 		id := f.ids[c.ID]
 		if id == 0 && c.Cgroup.IO != "" {
 			id, _ = cgroup.ID(c.Cgroup.IO)
@@ -107,7 +107,7 @@ func (f *BlockIO) read() (r reading, err error) {
 	}
 	r.delays = make(map[container.ID]delays)
 	quotas := make(map[string]time.Duration)
-	for _, c := range f.cfg.Containers.Snapshot().Containers {
+	for _, c := range f.cfg.Containers.Running() {
 		if m := f.members[c.ID]; f.lookers == 0 && (m == nil || len(m.reserved) == 0) {
 			continue
 		}
@@ -221,7 +221,7 @@ func (f *BlockIO) windowOf(d reading) Window {
 		under[at] = time.Duration(a.Queue.Sum + a.Device.Sum)
 		ended[at] = a.Last
 	}
-	for _, c := range f.cfg.Containers.Snapshot().Containers {
+	for _, c := range f.cfg.Containers.Running() {
 		n := Neighbour{Name: c.Name, IO: make(map[monitor.Disk]api.BlockIOFigures)}
 		if m := f.members[c.ID]; m != nil {
 			n.Reserved = len(m.reserved) > 0

@@ -267,7 +267,7 @@ func (f *BlockIO) watch(d block.Disk, done *block.Done) (used func() error, err 
 
 // own is the container in which this process runs; System if it is in none.
 func (f *BlockIO) own() container.ID {
-	for _, c := range f.cfg.Containers.Snapshot().Containers {
+	for _, c := range f.cfg.Containers.Running() {
 		if tids, err := cgroup.Threads(c.Cgroup.V2, maxThreads); err == nil && slices.Contains(tids, os.Getpid()) {
 			return c.ID
 		}

@@ -256,6 +256,6 @@ func TestTrace(t *testing.T) {
 // known knows no container.
 type known struct{}
 
-func (known) Snapshot() container.Snapshot { return container.Snapshot{} }
+func (known) Running() []container.Container { return nil }
 
 func (known) Lookup(container.ID) (container.Container, bool) { return container.Container{}, false }

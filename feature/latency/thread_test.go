@@ -107,7 +107,7 @@ func cpus() (int, error) {
 // listed knows these containers.
 type listed []container.Container
 
-func (l listed) Snapshot() container.Snapshot { return container.Snapshot{Containers: l} }
+func (l listed) Running() []container.Container { return l }
 
 func (l listed) Lookup(id container.ID) (container.Container, bool) {
 	for _, c := range l {

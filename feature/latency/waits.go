@@ -54,7 +54,7 @@ type owners struct {
 func (f *Latency) owners() *owners {
 	var list []container.Container
 	if f.cfg.Containers != nil {
-		list = f.cfg.Containers.Snapshot().Containers
+		list = f.cfg.Containers.Running()
 	}
 	f.mu.Lock()
 	for _, t := range f.tenants {

@@ -181,7 +181,7 @@ func appendWork(to []api.NetCPUWork, direction, protocol string, w account.Work)
 
 // running lists the containers that run, of which usages know from now on.
 func (x *Accounts) running() []container.Container {
-	list := x.Containers.Snapshot().Containers
+	list := x.Containers.Running()
 	x.used.only(list, x.Since)
 	return list
 }

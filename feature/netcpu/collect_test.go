@@ -28,7 +28,7 @@ func (r read) Read() (account.Reading, error) { return account.Reading(r), nil }
 // running are the containers of a host on which nothing ends.
 type running []container.Container
 
-func (r running) Snapshot() container.Snapshot { return container.Snapshot{Containers: r} }
+func (r running) Running() []container.Container { return r }
 func (r running) Lookup(id container.ID) (c container.Container, ok bool) {
 	i := slices.IndexFunc(r, func(c container.Container) bool { return c.ID == id })
 	if i < 0 {

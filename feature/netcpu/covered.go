@@ -37,7 +37,7 @@ func (n *Netcpu) uncovered(ctx context.Context, c container.Container) error {
 	}
 	neighbours := []container.Container{c}
 	if n.cfg.Containers != nil {
-		neighbours = append(neighbours, n.cfg.Containers.Snapshot().Containers...)
+		neighbours = append(neighbours, n.cfg.Containers.Running()...)
 	}
 	leads := func(l netdev.Link) bool { // to a container of this host
 		return slices.ContainsFunc(neighbours, func(c container.Container) bool {

@@ -85,8 +85,8 @@ type host struct {
 
 // Lookup and Snapshot say who runs.
 func (h *host) Lookup(container.ID) (container.Container, bool) { return h.c, true }
-func (h *host) Snapshot() container.Snapshot {
-	return container.Snapshot{Containers: []container.Container{h.c}, Complete: true}
+func (h *host) Running() []container.Container {
+	return []container.Container{h.c}
 }
 
 // open begins an agent, which finds what an earlier one has left.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -44,7 +45,7 @@ func TestPod(t *testing.T) {
 		podGroup.Child(t, name).Add(t, pod.Start(t, "sleep", "1000").Process.Pid)
 	}
 
-	found := discover(t, hostEnd, podGroup.V2, len(names))
+	found := findIn(t, hostEnd, podGroup.V2, len(names))
 	for i, c := range found {
 		if filepath.Base(c.Cgroup.V2) != names[i] || c.Cgroup.CPU != c.Cgroup.V2 {
 			t.Errorf("container %d has the cgroups %+v, want %s", i, c.Cgroup, names[i])
@@ -127,7 +128,7 @@ func TestDelegation(t *testing.T) {
 	scope := scratch.Child(t, "docker-0a.scope")
 	process := box.Start(t, "sleep", "1000").Process.Pid
 	scope.Add(t, process)
-	c := discover(t, hostEnd, scope.V2, 1)[0]
+	c := findIn(t, hostEnd, scope.V2, 1)[0]
 
 	j := testkit.Journal(t, journal.Open)
 	n, err := netcpu.New(netcpu.Config{Roots: kernel.Default(), Journal: j, NetNS: hostEnd})
@@ -159,11 +160,11 @@ func handDown(t *testing.T, dirs ...string) {
 	}
 }
 
-// discover waits until the cgroup tree shows n containers below dir, on the host whose
+// findIn waits until the cgroup tree shows n containers below dir, on the host whose
 // network namespace is at a path.
-func discover(t *testing.T, host, dir string, n int) []container.Container {
+func findIn(t *testing.T, host, dir string, n int) []container.Container {
 	t.Helper()
-	set := container.NewSet(container.Config{NetNS: host}, container.CgroupTree("/proc", ""))
+	set := discover.NewSet(discover.Config{NetNS: host}, discover.CgroupTree("/proc", ""))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	ended := make(chan error, 1)
 	go func() { ended <- set.Run(ctx) }()

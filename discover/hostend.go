@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -18,22 +19,22 @@ type search struct {
 
 // hostEnd finds the other end of a veth or netkit. It returns zero for other kinds, and for an end
 // out of reach.
-func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) HostEnd {
+func (n *networks) hostEnd(net *network, ns *netdev.NS, l netdev.Link) container.HostEnd {
 	if !twoEnded(l) || l.Peer == 0 || l.PeerNS < 0 {
-		return HostEnd{} // an end in its own namespace is no host end
+		return container.HostEnd{} // an end in its own namespace is no host end
 	}
 	there, path := n.resolve(net, ns, l.PeerNS)
 	if there == nil {
 		net.missed = true
-		return HostEnd{}
+		return container.HostEnd{}
 	}
 	if there != n.own {
 		defer there.Close()
 	}
-	end := HostEnd{NetNS: there.Inode(), NSPath: path, Index: l.Peer, Trusted: there == n.own || !n.found(path)}
+	end := container.HostEnd{NetNS: there.Inode(), NSPath: path, Index: l.Peer, Trusted: there == n.own || !n.found(path)}
 	peer, err := there.Link(l.Peer)
 	if err != nil {
-		return HostEnd{} // it is being removed
+		return container.HostEnd{} // it is being removed
 	}
 	end.Name = peer.Name
 	if peer.Master != 0 {

@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"fmt"
@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
@@ -53,7 +54,7 @@ func TestSetSharedNetwork(t *testing.T) {
 // it too.
 func TestSetPods(t *testing.T) {
 	cg := testkit.Cgroup(t)
-	src, tree := newFake("containerd"), newFake(CgroupSource)
+	src, tree := newFake("containerd"), newFake(container.CgroupSource)
 	s := runSet(t, Config{}, src, tree)
 	var records, bare []Record
 	for i := range 2 {
@@ -120,7 +121,7 @@ func TestSetMoved(t *testing.T) {
 // processes can be found.
 func TestSetLatePID(t *testing.T) {
 	cg, ns := testkit.Cgroup(t), testkit.NetNS(t)
-	src := newFake(CgroupSource)
+	src := newFake(container.CgroupSource)
 	s := runSet(t, Config{Refresh: time.Hour}, src)
 	src.report(Record{CgroupV2: cg.V2})
 	await(t, s, "the report", func(snap Snapshot) bool { return snap.Sources[0].Records == 1 })
@@ -140,29 +141,29 @@ func TestBounded(t *testing.T) {
 	if diff := cmp.Diff(small, bounded(small)); diff != "" {
 		t.Error(diff)
 	}
-	big := Record{Name: strings.Repeat("ä", maxName), Labels: map[string]string{"long": strings.Repeat("x", MaxLabel), "short": "y"}}
-	for i := range 2 * MaxLabels {
+	big := Record{Name: strings.Repeat("ä", maxName), Labels: map[string]string{"long": strings.Repeat("x", container.MaxLabel), "short": "y"}}
+	for i := range 2 * container.MaxLabels {
 		big.Labels[fmt.Sprintf("z%d", i)] = ""
 	}
 	got := bounded(big)
-	if got.LeftOut["long"] != len("long")+MaxLabel || len(got.LeftOut) != maxLeftOut {
+	if got.LeftOut["long"] != len("long")+container.MaxLabel || len(got.LeftOut) != maxLeftOut {
 		t.Errorf("left out %v", got.LeftOut)
 	}
-	if len(got.Name) > maxName || len(got.Labels) != MaxLabels || got.Labels["short"] != "y" {
+	if len(got.Name) > maxName || len(got.Labels) != container.MaxLabels || got.Labels["short"] != "y" {
 		t.Errorf("name of %d bytes, %d labels", len(got.Name), len(got.Labels))
 	}
 	if _, ok := got.Labels["long"]; ok {
 		t.Error("kept a label that is too long")
 	}
 	heavy := Record{Labels: make(map[string]string)}
-	for i := range MaxLabels {
-		heavy.Labels[fmt.Sprintf("%04d", i)] = strings.Repeat("x", MaxLabel-4)
+	for i := range container.MaxLabels {
+		heavy.Labels[fmt.Sprintf("%04d", i)] = strings.Repeat("x", container.MaxLabel-4)
 	}
-	if got := bounded(heavy); len(got.Labels) != MaxAll/MaxLabel || len(got.LeftOut) != maxLeftOut {
+	if got := bounded(heavy); len(got.Labels) != container.MaxAll/container.MaxLabel || len(got.LeftOut) != maxLeftOut {
 		t.Errorf("of the largest labels: %d, left out %d", len(got.Labels), len(got.LeftOut))
 	}
 	big.Labels, big.ImageLabels = map[string]string{"own": "x"}, big.Labels
-	if got := bounded(big); len(got.Labels) != 1 || len(got.ImageLabels) != MaxLabels || got.LeftOut["long"] == 0 {
+	if got := bounded(big); len(got.Labels) != 1 || len(got.ImageLabels) != container.MaxLabels || got.LeftOut["long"] == 0 {
 		t.Errorf("with labels of an image: %v, %d of the image, left out %v", got.Labels, len(got.ImageLabels), got.LeftOut)
 	}
 	big.ImageNames = append(slices.Repeat([]string{"a:1"}, 2*maxImageNames), strings.Repeat("x", maxName+1))
@@ -170,7 +171,7 @@ func TestBounded(t *testing.T) {
 	if got := bounded(big); !slices.Equal(got.ImageNames, slices.Repeat([]string{"a:1"}, maxImageNames)) {
 		t.Errorf("names of the image: %.60q", got.ImageNames)
 	}
-	if len(big.ImageLabels) != 2*MaxLabels+2 || len(big.ImageNames) != 2*maxImageNames+1 {
+	if len(big.ImageLabels) != 2*container.MaxLabels+2 || len(big.ImageNames) != 2*maxImageNames+1 {
 		t.Error("changed the report that it was given")
 	}
 }

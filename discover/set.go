@@ -1,4 +1,14 @@
-package container
+// Package discover finds the containers of this host.
+//
+// Several sources (Docker, Podman, containerd, the cgroup tree, the embedded sandbox) each report
+// what they see; a [Set] joins the reports into one list keyed by cgroup v2 id. The Set is
+// level-triggered: a reader gets the whole present list, and an event only means that reading it
+// again is worthwhile.
+//
+// The package reads the host and changes nothing. It does not know what a container is due (package
+// policy), nor how that is enforced (feature/...). Package agent runs the Set; other packages only
+// use its Containers.
+package discover
 
 import (
 	"cmp"
@@ -16,12 +26,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
-
-// CgroupSource is the name of the source that [CgroupTree] makes. A Set uses it only for cgroups
-// that no other source knows.
-const CgroupSource = "cgroup"
 
 const (
 	settle        = 2 * time.Millisecond // gathers the events of one moment
@@ -59,13 +66,13 @@ type Set struct {
 	reports []reported // by source
 	snap    Snapshot
 	changed chan struct{}
-	byID    map[ID]Container
-	ended   map[ID]tombstone
+	byID    map[container.ID]container.Container
+	ended   map[container.ID]tombstone
 }
 
 // Snapshot is the state of a [Set] at one moment. It is immutable.
 type Snapshot struct {
-	Containers []Container // in order of ID
+	Containers []container.Container // in order of ID
 
 	// Complete: every source has listed its containers, and all were examined: a container that is
 	// not in Containers does not run.
@@ -99,7 +106,7 @@ type reported struct {
 }
 
 type tombstone struct {
-	container Container
+	container container.Container
 	until     time.Time
 }
 
@@ -123,8 +130,8 @@ func NewSet(cfg Config, sources ...Source) *Set {
 		sources: slices.Clone(sources),
 		wake:    make(chan struct{}, 1),
 		changed: make(chan struct{}),
-		byID:    make(map[ID]Container),
-		ended:   make(map[ID]tombstone),
+		byID:    make(map[container.ID]container.Container),
+		ended:   make(map[container.ID]tombstone),
 	}
 	slices.SortStableFunc(s.sources, func(a, b Source) int { return cmp.Compare(rank(a), rank(b)) })
 	for _, src := range s.sources {
@@ -140,7 +147,7 @@ func NewSet(cfg Config, sources ...Source) *Set {
 }
 
 func rank(s Source) int {
-	if s.Name() == CgroupSource {
+	if s.Name() == container.CgroupSource {
 		return 1
 	}
 	return 0
@@ -306,16 +313,16 @@ func (s *Set) publish(r *rounds, reports []reported) {
 	} else {
 		next.Known = r.known(reports)
 		s.byID = live
-		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b Container) int { return cmp.Compare(a.ID, b.ID) })
+		next.Containers = slices.SortedFunc(maps.Values(s.byID), func(a, b container.Container) int { return cmp.Compare(a.ID, b.ID) })
 	}
 	s.snap = next
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-func (s *Set) bury(c Container, now time.Time) {
+func (s *Set) bury(c container.Container, now time.Time) {
 	if len(s.ended) >= maxEnded {
-		oldest := slices.MinFunc(slices.Collect(maps.Keys(s.ended)), func(a, b ID) int {
+		oldest := slices.MinFunc(slices.Collect(maps.Keys(s.ended)), func(a, b container.ID) int {
 			return s.ended[a].until.Compare(s.ended[b].until)
 		})
 		delete(s.ended, oldest)
@@ -331,6 +338,9 @@ func (s *Set) Snapshot() Snapshot {
 	return s.snap
 }
 
+// Running returns the containers of the Snapshot. The caller must not change them.
+func (s *Set) Running() []container.Container { return s.Snapshot().Containers }
+
 // Changed returns a channel that is closed when the Snapshot is next replaced. To miss nothing,
 // call it before Snapshot.
 func (s *Set) Changed() <-chan struct{} {
@@ -340,7 +350,7 @@ func (s *Set) Changed() <-chan struct{} {
 }
 
 // Lookup finds a container that runs, or that ended not long ago; the latter has PID 0.
-func (s *Set) Lookup(id ID) (Container, bool) {
+func (s *Set) Lookup(id container.ID) (container.Container, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c, ok := s.byID[id]; ok {
@@ -348,7 +358,7 @@ func (s *Set) Lookup(id ID) (Container, bool) {
 	}
 	t, ok := s.ended[id]
 	if !ok || !s.cfg.Now().Before(t.until) {
-		return Container{}, false
+		return container.Container{}, false
 	}
 	return t.container, true
 }

@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -56,7 +57,7 @@ func TestCgroupTree(t *testing.T) {
 	cg.Child(t, "empty")
 	awaitBelow(t, s, cg.V2, "before", "after", "kubepods/pod1/c1", "fl.scope")
 	c := awaitName(t, s, "c1")
-	if c.Source != CgroupSource || c.ID != idOf(t, deep) || c.NetNS != ns.Inode || c.RuntimeID != "" || c.HostNetwork {
+	if c.Source != container.CgroupSource || c.ID != idOf(t, deep) || c.NetNS != ns.Inode || c.RuntimeID != "" || c.HostNetwork {
 		t.Errorf("c1: %+v", c)
 	}
 	if c := awaitName(t, s, "fl.scope"); !c.HostNetwork || c.PID != inScope.Process.Pid {

@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"io/fs"

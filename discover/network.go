@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
@@ -34,7 +35,7 @@ type networks struct {
 
 // network is one namespace that containers live in.
 type network struct {
-	interfaces []Interface
+	interfaces []container.Interface
 	many       bool             // more devices or addresses exist
 	ids        map[int]location // namespaces by their ids in this one
 	search     search           // for more of these, in the look under way
@@ -168,9 +169,9 @@ func (n *networks) look(net *network, inode uint64, pid int) (*network, error) {
 		n.cfg.Log.Warn("container has too many network devices or addresses", "netns", inode, "taken", min(len(links), maxInterfaces))
 	}
 	net.many = many
-	var list []Interface
+	var list []container.Interface
 	for _, l := range links[:min(len(links), maxInterfaces)] {
-		list = append(list, Interface{
+		list = append(list, container.Interface{
 			Name: l.Name, Index: l.Index, Kind: l.Kind, MAC: l.MAC, Addrs: slices.Sorted(slices.Values(l.Addrs)),
 			Host: n.hostEnd(net, ns, l), Apart: l.PeerNS >= 0 && l.Kind != "veth",
 		})

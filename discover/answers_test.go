@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -160,7 +161,7 @@ func labelsOf(n, size int) map[string]string {
 
 // TestEngineBounded has images with labels larger than what is read of one, or than what is kept.
 func TestEngineBounded(t *testing.T) {
-	monster, large := labelsOf(20, maxAnswer/16), labelsOf(MaxLabels, 2000)
+	monster, large := labelsOf(20, maxAnswer/16), labelsOf(container.MaxLabels, 2000)
 	own := map[string]string{"fairlead.net.weight": "2"}
 	e := newFakeEngine(t, map[string]any{
 		"monster": inspected("monster", "m", merged(monster, own)),
@@ -178,7 +179,7 @@ func TestEngineBounded(t *testing.T) {
 	for k, v := range got["large"].ImageLabels {
 		size += len(k) + len(v)
 	}
-	if size == 0 || size > MaxAll {
+	if size == 0 || size > container.MaxAll {
 		t.Errorf("%d bytes are kept of an image's labels", size)
 	}
 	want := Record{PID: os.Getpid(), Name: "monster", RuntimeID: "monster", Image: "m:latest", LeftOut: map[string]int{allLabels: maxAnswer}}

@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -87,15 +88,15 @@ func await(t *testing.T, s *Set, what string, ok func(Snapshot) bool) Snapshot {
 	}
 }
 
-func named(snap Snapshot, name string) (Container, bool) {
-	i := slices.IndexFunc(snap.Containers, func(c Container) bool { return c.Name == name })
+func named(snap Snapshot, name string) (container.Container, bool) {
+	i := slices.IndexFunc(snap.Containers, func(c container.Container) bool { return c.Name == name })
 	if i < 0 {
-		return Container{}, false
+		return container.Container{}, false
 	}
 	return snap.Containers[i], true
 }
 
-func awaitName(t *testing.T, s *Set, name string) Container {
+func awaitName(t *testing.T, s *Set, name string) container.Container {
 	t.Helper()
 	snap := await(t, s, "container "+name, func(snap Snapshot) bool { _, ok := named(snap, name); return ok })
 	c, _ := named(snap, name)
@@ -115,13 +116,13 @@ func sleeper(t *testing.T, ns *testkit.NS, cg testkit.CG) *exec.Cmd {
 	return cmd
 }
 
-func idOf(t *testing.T, cg testkit.CG) ID {
+func idOf(t *testing.T, cg testkit.CG) container.ID {
 	t.Helper()
 	id, err := cgroup.ID(cg.V2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ID(id)
+	return container.ID(id)
 }
 
 func TestSetDescribes(t *testing.T) {
@@ -154,12 +155,12 @@ func TestSetDescribes(t *testing.T) {
 	if c.Started.Before(before) || c.Started.After(time.Now()) {
 		t.Errorf("started %v, the test did at %v", c.Started, before)
 	}
-	want := Container{
+	want := container.Container{
 		ID: idOf(t, cg), Name: "n/p/one", Source: "docker", RuntimeID: "abc", Image: "img", Labels: rec.Labels, Pod: "p", Namespace: "n",
 		PID: cmd.Process.Pid, Started: c.Started, NetNS: ns.Inode, Cgroup: c.Cgroup,
-		Interfaces: []Interface{{
+		Interfaces: []container.Interface{{
 			Name: "fl0", Index: inner.Attrs().Index, Kind: "veth", MAC: inner.Attrs().HardwareAddr.String(), Addrs: c.Interfaces[0].Addrs,
-			Host: HostEnd{NetNS: host.Inode, NSPath: path, Name: "flh0", Index: outer.Attrs().Index, Master: "flbr0", Trusted: true},
+			Host: container.HostEnd{NetNS: host.Inode, NSPath: path, Name: "flh0", Index: outer.Attrs().Index, Master: "flbr0", Trusted: true},
 		}},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
@@ -178,7 +179,7 @@ func TestSetDescribes(t *testing.T) {
 	}
 	await(t, s, "second device", func(snap Snapshot) bool {
 		c, ok := named(snap, "n/p/one")
-		return ok && len(c.Interfaces) == 2 && c.Interfaces[1].Name == "fl1" && c.Interfaces[1].Host == HostEnd{}
+		return ok && len(c.Interfaces) == 2 && c.Interfaces[1].Name == "fl1" && c.Interfaces[1].Host == container.HostEnd{}
 	})
 
 	rec.Name = "renamed"
@@ -253,7 +254,7 @@ func TestSetMerges(t *testing.T) {
 	ns := testkit.NetNS(t)
 	first, second := sleeper(t, ns, sub), sleeper(t, ns, cg.Child(t, "other"))
 
-	tree, runtime := newFake(CgroupSource), newFake("containerd")
+	tree, runtime := newFake(container.CgroupSource), newFake("containerd")
 	s := runSet(t, Config{}, tree, runtime)
 	tree.report(
 		Record{CgroupV2: leaf.V2, Name: "0123456789abcdef"},
@@ -278,17 +279,17 @@ func TestSetMerges(t *testing.T) {
 		t.Errorf("cpu cgroup %s, want %s", c.Cgroup.CPU, leaf.CPU)
 	}
 	o, ok := named(snap, "other")
-	if !ok || o.Source != CgroupSource || o.PID != second.Process.Pid || o.NetNS != c.NetNS || o.NetNS != ns.Inode {
+	if !ok || o.Source != container.CgroupSource || o.PID != second.Process.Pid || o.NetNS != c.NetNS || o.NetNS != ns.Inode {
 		t.Errorf("other: %+v", o)
 	}
-	if !slices.IsSortedFunc(snap.Containers, func(a, b Container) int { return int(a.ID) - int(b.ID) }) {
+	if !slices.IsSortedFunc(snap.Containers, func(a, b container.Container) int { return int(a.ID) - int(b.ID) }) {
 		t.Error("not in order of id")
 	}
 	// The runtime forgets it, and the tree's word counts again.
 	runtime.report()
 	await(t, s, "the tree's word", func(snap Snapshot) bool {
 		c, ok := named(snap, "0123456789abcdef")
-		return ok && c.Source == CgroupSource && c.ID == idOf(t, leaf)
+		return ok && c.Source == container.CgroupSource && c.ID == idOf(t, leaf)
 	})
 
 	// The process that stands for a cgroup ends, another one takes over.
@@ -412,7 +413,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	s := NewSet(Config{})
 	now := time.Now()
 	for i := range maxEnded + 10 {
-		s.bury(Container{ID: ID(i + 1)}, now.Add(time.Duration(i)*time.Millisecond))
+		s.bury(container.Container{ID: container.ID(i + 1)}, now.Add(time.Duration(i)*time.Millisecond))
 	}
 	if len(s.ended) != maxEnded {
 		t.Errorf("%d tombstones, want %d", len(s.ended), maxEnded)

@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -36,7 +37,7 @@ type process struct {
 	started time.Time
 	start   uint64 // the same, as in proc
 	cgroup  cgroup.Paths
-	id      ID
+	id      container.ID
 
 	claimed bool        // by a record, in the current round
 	exited  atomic.Bool // ended has returned true
@@ -82,7 +83,7 @@ func openProcess(proc string, pid int, boot time.Time, ended func()) (*process, 
 
 func (p *process) setCgroup(paths cgroup.Paths) {
 	id, err := cgroup.ID(paths.V2)
-	p.cgroup, p.id, p.err = paths, ID(id), err
+	p.cgroup, p.id, p.err = paths, container.ID(id), err
 }
 
 // gone reports whether the process is known to have exited, or could not be opened at all.

@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fairlead-project/fairlead/container"
 	"golang.org/x/sys/unix"
 )
 
@@ -127,11 +128,11 @@ func boundedNames(names []string) (within []string) {
 }
 
 func boundedLabels(labels map[string]string) (within map[string]string, leftOut map[string]int) {
-	fits, all := len(labels) <= MaxLabels, 0
+	fits, all := len(labels) <= container.MaxLabels, 0
 	for key, value := range labels {
 		size := len(key) + len(value)
 		all += size
-		fits = fits && size <= MaxLabel && all <= MaxAll
+		fits = fits && size <= container.MaxLabel && all <= container.MaxAll
 	}
 	if fits {
 		return labels, nil
@@ -139,7 +140,7 @@ func boundedLabels(labels map[string]string) (within map[string]string, leftOut 
 	within, leftOut, all = make(map[string]string), make(map[string]int), 0
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		switch size := len(key) + len(labels[key]); {
-		case size <= MaxLabel && len(within) < MaxLabels && all+size <= MaxAll:
+		case size <= container.MaxLabel && len(within) < container.MaxLabels && all+size <= container.MaxAll:
 			within[key] = labels[key]
 			all += size
 		case len(leftOut) < maxLeftOut:

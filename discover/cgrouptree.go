@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -75,7 +76,7 @@ type node struct {
 	pause  time.Duration // from then until the next look
 }
 
-func (t *tree) Name() string { return CgroupSource }
+func (t *tree) Name() string { return container.CgroupSource }
 
 func (t *tree) Run(ctx context.Context, publish func(Report)) error {
 	layout, err := cgroup.Detect(t.proc, t.root)

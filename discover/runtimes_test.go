@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"encoding/json"
@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -181,13 +182,13 @@ func TestPodCgroup(t *testing.T) {
 		}
 	}
 	for _, tc := range []struct {
-		dirs Cgroup
+		dirs container.Cgroup
 		want bool
 	}{
-		{Cgroup{V2: "/c/pod1/x", CPU: "/cpu/pod1/x"}, true},
-		{Cgroup{V2: "/c/pod1/x", CPU: "/cpu/docker/x"}, false},
-		{Cgroup{V2: "/c/pod1/x/y", CPU: "/cpu/pod1/x"}, false},
-		{Cgroup{V2: "/c/pod1/x"}, false},
+		{container.Cgroup{V2: "/c/pod1/x", CPU: "/cpu/pod1/x"}, true},
+		{container.Cgroup{V2: "/c/pod1/x", CPU: "/cpu/docker/x"}, false},
+		{container.Cgroup{V2: "/c/pod1/x/y", CPU: "/cpu/pod1/x"}, false},
+		{container.Cgroup{V2: "/c/pod1/x"}, false},
 	} {
 		if got := inPod(tc.dirs, "pod1"); got != tc.want {
 			t.Errorf("%+v: %v, want %v", tc.dirs, got, tc.want)

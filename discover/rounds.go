@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
@@ -17,13 +18,13 @@ import (
 type rounds struct {
 	cfg    Config
 	layout cgroup.Layout
-	root   ID // the root of the v2 tree, which is no container
+	root   container.ID // the root of the v2 tree, which is no container
 	wake   func()
 	boot   time.Time
 	nets   *networks
 
 	procs   map[recordKey]*process
-	live    map[ID]*entry
+	live    map[container.ID]*entry
 	settled bool // the last round left nothing for the next one
 }
 
@@ -41,7 +42,7 @@ type entry struct {
 	record    Record
 	source    string
 	process   *process
-	container Container
+	container container.Container
 	look      int  // number of the look at its network that container is of
 	due       bool // look again in the next round
 	afresh    bool // and at the network as well, without an event
@@ -62,8 +63,8 @@ func newRounds(cfg Config, layout cgroup.Layout, wake func()) (*rounds, error) {
 		return nil, err
 	}
 	return &rounds{
-		cfg: cfg, layout: layout, root: ID(root), wake: wake, boot: boot, nets: nets,
-		procs: make(map[recordKey]*process), live: make(map[ID]*entry),
+		cfg: cfg, layout: layout, root: container.ID(root), wake: wake, boot: boot, nets: nets,
+		procs: make(map[recordKey]*process), live: make(map[container.ID]*entry),
 	}, nil
 }
 
@@ -89,7 +90,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			next = max(d, 0)
 		}
 	}
-	claims := make(map[ID]claim)
+	claims := make(map[container.ID]claim)
 	owned := make(map[string]bool) // v2 directories of runtimes' containers
 	for i, rep := range reports {
 		for _, rec := range rep.records {
@@ -109,7 +110,7 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			if _, taken := claims[p.id]; taken {
 				continue
 			}
-			if rep.status.Name != CgroupSource {
+			if rep.status.Name != container.CgroupSource {
 				owned[p.cgroup.V2] = true
 				if rec.Sandbox {
 					continue
@@ -182,20 +183,20 @@ func (r *rounds) run(reports []reported, full bool) time.Duration {
 			continue
 		}
 		used[e.container.NetNS] = true
-		if e.source != CgroupSource {
+		if e.source != container.CgroupSource {
 			inhabited[e.container.NetNS] = true
 		}
 	}
 	for _, e := range r.live {
-		e.elsewhere = e.source == CgroupSource && r.nets.elsewhere(e.container.NetNS, inhabited)
+		e.elsewhere = e.source == container.CgroupSource && r.nets.elsewhere(e.container.NetNS, inhabited)
 	}
 	r.nets.keep(used)
 	return next
 }
 
 // containers returns the running ones of this host.
-func (r *rounds) containers() map[ID]Container {
-	list := make(map[ID]Container, len(r.live))
+func (r *rounds) containers() map[container.ID]container.Container {
+	list := make(map[container.ID]container.Container, len(r.live))
 	for id, e := range r.live {
 		if !e.elsewhere {
 			list[id] = e.container
@@ -362,21 +363,21 @@ func ofRuntime(dir, id string) string {
 }
 
 // describe combines all that is known of a container.
-func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (Container, int, error) {
+func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (container.Container, int, error) {
 	ns, err := netnsOf(r.cfg.Proc, p.pid)
 	if err != nil {
-		return Container{}, 0, err
+		return container.Container{}, 0, err
 	}
 	net, err := r.nets.of(ns, p.pid, afresh)
 	if err != nil {
-		return Container{}, 0, err
+		return container.Container{}, 0, err
 	}
 	if net == nil {
 		net = new(network) // the agent's own
 	}
 	if p.ended() {
 		// All of the above may be of another process.
-		return Container{}, 0, fs.ErrNotExist
+		return container.Container{}, 0, fs.ErrNotExist
 	}
 	name := rec.Name
 	if name == "" {
@@ -385,7 +386,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 	if rec.Pod != "" {
 		name = rec.Namespace + "/" + rec.Pod + "/" + name
 	}
-	return Container{
+	return container.Container{
 		ID:          p.id,
 		Name:        name,
 		Source:      source,
@@ -398,10 +399,10 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 		Namespace:   rec.Namespace,
 		ImageLabels: rec.ImageLabels,
 		ImageNames:  rec.ImageNames,
-		PodCgroup:   rec.PodCgroup != "" && inPod(Cgroup(p.cgroup), rec.PodCgroup),
+		PodCgroup:   rec.PodCgroup != "" && inPod(container.Cgroup(p.cgroup), rec.PodCgroup),
 		PID:         p.pid,
 		Started:     p.started,
-		Cgroup:      Cgroup(p.cgroup),
+		Cgroup:      container.Cgroup(p.cgroup),
 		NetNS:       ns,
 		HostNetwork: ns == r.nets.own.Inode(),
 		Interfaces:  net.interfaces,
@@ -410,7 +411,7 @@ func (r *rounds) describe(rec Record, source string, p *process, afresh bool) (C
 }
 
 // inPod reports whether the directories lie immediately below those of a pod.
-func inPod(c Cgroup, pod string) bool {
+func inPod(c container.Cgroup, pod string) bool {
 	for _, dir := range []string{c.V2, c.CPU} {
 		if dir != "" && filepath.Base(filepath.Dir(dir)) != pod {
 			return false

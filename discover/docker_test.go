@@ -1,4 +1,4 @@
-package container
+package discover
 
 import (
 	"errors"
@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -48,7 +49,7 @@ func start(t *testing.T, d *testkit.Docker, name string, flags ...string) {
 
 // bySource waits for a container of a runtime, and for its host ends to be at these bridges: a
 // runtime makes devices one after the other, and may have reported the container before.
-func bySource(t *testing.T, s *Set, source, name string, masters ...string) Container {
+func bySource(t *testing.T, s *Set, source, name string, masters ...string) container.Container {
 	t.Helper()
 	snap := await(t, s, fmt.Sprintf("%s's %s at %q", source, name, masters), func(snap Snapshot) bool {
 		c, ok := named(snap, name)
@@ -56,7 +57,7 @@ func bySource(t *testing.T, s *Set, source, name string, masters ...string) Cont
 			return false
 		}
 		for _, m := range masters {
-			if !slices.ContainsFunc(c.Interfaces, func(i Interface) bool { return i.Host.Master == m && len(i.Addrs) > 0 }) {
+			if !slices.ContainsFunc(c.Interfaces, func(i container.Interface) bool { return i.Host.Master == m && len(i.Addrs) > 0 }) {
 				return false
 			}
 		}
@@ -121,7 +122,7 @@ func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 	}
 	await(t, s, "the macvlan", func(snap Snapshot) bool {
 		c, ok := named(snap, "macvlan")
-		return ok && c.Source == "docker" && len(c.Interfaces) == 1 && c.Interfaces[0].Kind == "macvlan" && c.Interfaces[0].Host == HostEnd{}
+		return ok && c.Source == "docker" && len(c.Interfaces) == 1 && c.Interfaces[0].Kind == "macvlan" && c.Interfaces[0].Host == container.HostEnd{}
 	})
 
 	// The cgroup tree alone knows the same containers, by other names.
@@ -146,7 +147,7 @@ func testNetworks(t *testing.T, d *testkit.Docker, s, tree *Set) {
 }
 
 // checkHostEnd goes where a host end says that it is.
-func checkHostEnd(t *testing.T, i Interface) {
+func checkHostEnd(t *testing.T, i container.Interface) {
 	t.Helper()
 	ns, err := netdev.Open(i.Host.NSPath)
 	if err != nil {
@@ -355,7 +356,7 @@ func testKill(t *testing.T, d *testkit.Docker, s *Set) {
 
 	d.Kill()
 	snap := await(t, s, "the engine's end", func(snap Snapshot) bool { return status(snap).Err != nil })
-	for _, want := range []Container{survivor, victim} {
+	for _, want := range []container.Container{survivor, victim} {
 		if c, ok := named(snap, want.Name); !ok || c.ID != want.ID || c.Source != "docker" {
 			t.Errorf("without its engine %s is %+v, %v", want.Name, c, ok)
 		}
@@ -387,7 +388,7 @@ func TestSwarm(t *testing.T) {
 		name := fmt.Sprintf("node%d", i)
 		start(t, d, name, "--network", testkit.SwarmNetwork)
 		c := bySource(t, s, "docker", name, "br0", "docker_gwbridge")
-		var over *Interface
+		var over *container.Interface
 		for _, i := range c.Interfaces {
 			for _, addr := range i.Addrs {
 				if strings.HasPrefix(addr, "10.216.0.") {
