@@ -10,15 +10,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/blockio"
 	"github.com/fairlead-project/fairlead/feature/latency"
 	"github.com/fairlead-project/fairlead/feature/netcpu"
 	"github.com/fairlead-project/fairlead/feature/overlay"
 	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // FeatureConfig is the configuration of single features.
@@ -57,7 +57,7 @@ const OverlaysFile = "overlays.json"
 // cannot work here is no error: its Support has the reason. On an error nothing is left open.
 // Without who each finds the reason for that itself.
 func features(cfg Config, set containers, j *journal.Journal, who *identity.Identity) ([]feature.Feature, error) {
-	at := ends.Open(cfg.Roots.Proc, j)
+	at := hook.Open(cfg.Roots.Proc, j)
 	n, err := netcpu.New(netcpu.Config{Roots: cfg.Roots, Journal: j, Log: cfg.Log, Containers: set, Identity: who, Ends: at, XDP: cfg.XDP})
 	if err != nil {
 		return nil, fmt.Errorf("make feature: %w", err)

@@ -1,7 +1,7 @@
 // Package tenant groups containers into network tenants. It says who is in a tenant, which
 // member owns its journal entries, at which devices its packets pass, what has changed, and
 // what the members' policies agree on. It is pure: it reads no file, allocates no slot
-// (datapath/identity does) and attaches nothing (datapath/ends does).
+// (tenant/identity does) and attaches nothing (hook does).
 //
 // A feature has a Register of its own and passes it the containers that it works for, in
 // Apply and Remove. Both return tenants. The feature brings each up to date, then calls

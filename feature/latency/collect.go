@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Reading is what was counted of all tenants, since each was first measured.

@@ -3,9 +3,9 @@ package latency
 import (
 	"testing"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 func TestMain(m *testing.M) {

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // What a record is of, and what may follow it; RECORD and AWAITS_ in maps.bpf.h and app.bpf.h.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Report implements feature.Reporter: what packets took, over the time ask.Over if

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // A container is told for whose packets those CPUs worked that work for its own, and of

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // To say for what a packet waited, and when its application sent it, all of the host is

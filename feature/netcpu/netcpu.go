@@ -31,8 +31,6 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/charge"
@@ -40,6 +38,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/netcpu/isolate"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -47,6 +46,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // name is the feature's name and the owner of its journal entries.
@@ -62,7 +62,7 @@ type Config struct {
 	Containers feature.Containers
 
 	Identity *identity.Identity // nil: one of its own
-	Ends     *ends.Ends         // nil: those of its own
+	Ends     *hook.Ends         // nil: those of its own
 
 	// NetNS is a path to the host's network namespace, where its uplinks are;
 	// "" is the namespace of this process.
@@ -116,7 +116,7 @@ func New(cfg Config) (*Netcpu, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Ends == nil {
-		cfg.Ends = ends.Open(cfg.Roots.Proc, cfg.Journal)
+		cfg.Ends = hook.Open(cfg.Roots.Proc, cfg.Journal)
 	}
 	if cfg.NetNS == "" {
 		cfg.NetNS = filepath.Join(cfg.Roots.Proc, "self", "ns", "net")

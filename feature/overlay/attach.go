@@ -3,8 +3,9 @@ package overlay
 import (
 	"errors"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
@@ -20,29 +21,29 @@ const (
 )
 
 // attach attaches the programs of a network where they should be.
-func (f *Overlay) attach(o *force, list map[ends.Device]overlayEnd) error {
+func (f *Overlay) attach(o *force, list map[container.Device]overlayEnd) error {
 	by := journal.Owner{Feature: name}
-	put := func(d ends.Device, path, at, program string, egress bool, number uint32) error {
-		stage := ends.Redirect
+	put := func(d container.Device, path, at, program string, egress bool, number uint32) error {
+		stage := hook.Redirect
 		if egress {
-			stage = ends.Observe
+			stage = hook.Observe
 		}
-		return o.at.Put(f.cfg.Ends, ends.Place{Device: d, Path: path, Egress: egress, Stage: stage, Name: at, Owner: by}, f.cache.program(program, number))
+		return o.at.Put(f.cfg.Ends, hook.Place{Device: d, Path: path, Egress: egress, Stage: stage, Name: at, Owner: by}, f.cache.program(program, number))
 	}
 	path := o.Path
 	if o.NetNS == f.host.Inode() {
 		path = f.cfg.NetNS
 	}
-	err := o.at.Drop(func(d ends.Device, _ bool, at string) bool {
+	err := o.at.Drop(func(d container.Device, _ bool, at string) bool {
 		_, fast := list[d]
 		return (at == atSend || at == atArrive) && !fast || at == atTunnel && d.Index != o.Index ||
 			at == atOut && d.Index != int(o.value.Outside) || at == atIn && d.Index != int(o.value.Inside)
 	})
-	errs := []error{err, put(ends.Device{NetNS: o.NetNS, Index: o.Index}, path, atTunnel, overlayProgFlOvTunnel, true, o.number)}
+	errs := []error{err, put(container.Device{NetNS: o.NetNS, Index: o.Index}, path, atTunnel, overlayProgFlOvTunnel, true, o.number)}
 	if o.value.Inside != 0 {
 		errs = append(errs,
-			put(ends.Device{NetNS: o.NetNS, Index: int(o.value.Inside)}, path, atIn, overlayProgFlOvIn, false, 0),
-			put(ends.Device{NetNS: f.host.Inode(), Index: int(o.value.Outside)}, f.cfg.NetNS, atOut, overlayProgFlOvOut, false, 0))
+			put(container.Device{NetNS: o.NetNS, Index: int(o.value.Inside)}, path, atIn, overlayProgFlOvIn, false, 0),
+			put(container.Device{NetNS: f.host.Inode(), Index: int(o.value.Outside)}, f.cfg.NetNS, atOut, overlayProgFlOvOut, false, 0))
 	}
 	for d := range list {
 		for _, err := range []error{
@@ -65,7 +66,7 @@ func (f *Overlay) uplinks(wanted map[key]network.Network) error {
 			mtus[uint32(u.Index)] = uint32(u.MTU)
 		}
 	}
-	errs := []error{f.at.Drop(func(d ends.Device, _ bool, _ string) bool { return mtus[uint32(d.Index)] == 0 })}
+	errs := []error{f.at.Drop(func(d container.Device, _ bool, _ string) bool { return mtus[uint32(d.Index)] == 0 })}
 	for index := range f.mtus {
 		if mtus[index] == 0 {
 			errs = append(errs, absent(f.cache.maps.FlOvUplinks.Delete(index)))
@@ -82,12 +83,12 @@ func (f *Overlay) uplinks(wanted map[key]network.Network) error {
 			at, program string
 			egress      bool
 		}{{atUplink, overlayProgFlOvUplink, true}, {atNIC, overlayProgFlOvReceive, false}} {
-			stage := ends.Redirect
+			stage := hook.Redirect
 			if p.egress {
-				stage = ends.Observe
+				stage = hook.Observe
 			}
-			errs = append(errs, f.at.Put(f.cfg.Ends, ends.Place{
-				Device: ends.Device{NetNS: f.host.Inode(), Index: int(index)}, Path: f.cfg.NetNS, Egress: p.egress,
+			errs = append(errs, f.at.Put(f.cfg.Ends, hook.Place{
+				Device: container.Device{NetNS: f.host.Inode(), Index: int(index)}, Path: f.cfg.NetNS, Egress: p.egress,
 				Stage: stage, Name: p.at, Owner: journal.Owner{Feature: name},
 			}, f.cache.program(p.program, 0)))
 		}

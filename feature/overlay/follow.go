@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
 	"github.com/fairlead-project/fairlead/kernel/conntrack"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -206,7 +206,7 @@ func (f *Overlay) answer(list []asked) []bool {
 }
 
 // find finds the networks of ends.
-func (f *Overlay) find(list []ends.End) ([]network.Network, error) {
+func (f *Overlay) find(list []container.End) ([]network.Network, error) {
 	h, err := f.reader.Read(list)
 	if err != nil {
 		return nil, err

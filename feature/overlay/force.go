@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/conntrack"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -39,12 +39,12 @@ type force struct {
 	number  uint32
 	value   overlayNetwork  // what fl_ov_nets holds
 	tunnels []overlayTunnel // the keys by which packets find it
-	ends    map[ends.Device]overlayEnd
-	ways    map[ends.Device]network.Ways
+	ends    map[container.Device]overlayEnd
+	ways    map[container.Device]network.Ways
 	err     error // of the last round; if set, nothing is fast
 	ns      *netdev.NS
 	table   *conntrack.Table // nil: the kernel has none
-	at      ends.Set
+	at      hook.Set
 	gather  *network.Gather
 	// tracking is how conntrack takes what it did not see: netLiberal, netEager.
 	tracking uint32
@@ -56,8 +56,8 @@ type force struct {
 }
 
 // fast returns the host ends of containers that ask for the fast path.
-func (f *Overlay) fast() map[ends.Device]fastEnd {
-	list := make(map[ends.Device]fastEnd)
+func (f *Overlay) fast() map[container.Device]fastEnd {
+	list := make(map[container.Device]fastEnd)
 	for _, t := range f.tenants.Tenants() {
 		if !tenant.Agree(t.Members(), wants).Value {
 			continue
@@ -85,7 +85,7 @@ func (f *Overlay) round(why string) error {
 	if len(fast) == 0 && f.cache == nil {
 		return nil
 	}
-	list := make([]ends.End, 0, len(fast))
+	list := make([]container.End, 0, len(fast))
 	for _, e := range fast {
 		list = append(list, e.End)
 	}
@@ -141,7 +141,7 @@ func (f *Overlay) round(why string) error {
 }
 
 // slot gives the tenants on fast networks slots, by which the accounts know them.
-func (f *Overlay) slot(fast map[ends.Device]fastEnd, wanted map[key]network.Network) error {
+func (f *Overlay) slot(fast map[container.Device]fastEnd, wanted map[key]network.Network) error {
 	var err error
 	on := make(map[tenant.Key]bool)
 	for _, n := range wanted {
@@ -172,7 +172,7 @@ func (f *Overlay) slot(fast map[ends.Device]fastEnd, wanted map[key]network.Netw
 
 // begin takes a network up. Nothing is fast yet.
 func (f *Overlay) begin(n network.Network) (_ *force, err error) {
-	o := &force{Network: n, ends: make(map[ends.Device]overlayEnd), evictions: make(map[string]uint64)}
+	o := &force{Network: n, ends: make(map[container.Device]overlayEnd), evictions: make(map[string]uint64)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("network %s: %w", n.Name, errors.Join(err, f.drop(o)))
@@ -240,7 +240,7 @@ func (f *Overlay) drop(o *force) error {
 
 // bring updates a network to the present host. If learnt entries could predate a change, they are
 // invalidated: learning pauses, the generation goes up, the change is made, and learning goes on.
-func (f *Overlay) bring(o *force, n network.Network, fast map[ends.Device]fastEnd, why string) error {
+func (f *Overlay) bring(o *force, n network.Network, fast map[container.Device]fastEnd, why string) error {
 	want, err := f.valueOf(o, n)
 	if err != nil {
 		return err
@@ -318,8 +318,8 @@ func tunnelsOf(v overlayNetwork) []overlayTunnel {
 }
 
 // endsOf returns the ends of a network, and the paths of their packets.
-func (f *Overlay) endsOf(o *force, n network.Network, fast map[ends.Device]fastEnd) (map[ends.Device]overlayEnd, map[ends.Device]network.Ways, error) {
-	list, ways := make(map[ends.Device]overlayEnd), make(map[ends.Device]network.Ways)
+func (f *Overlay) endsOf(o *force, n network.Network, fast map[container.Device]fastEnd) (map[container.Device]overlayEnd, map[container.Device]network.Ways, error) {
+	list, ways := make(map[container.Device]overlayEnd), make(map[container.Device]network.Ways)
 	slots := make(map[uint16]bool)
 	for _, other := range f.force {
 		for _, e := range other.ends {
@@ -371,7 +371,7 @@ func (f *Overlay) endsOf(o *force, n network.Network, fast map[ends.Device]fastE
 }
 
 // fill updates the maps to the ends and the tunnels of a network.
-func (f *Overlay) fill(o *force, list map[ends.Device]overlayEnd, tunnels []overlayTunnel) error {
+func (f *Overlay) fill(o *force, list map[container.Device]overlayEnd, tunnels []overlayTunnel) error {
 	var errs []error
 	for _, t := range o.tunnels {
 		if !slices.Contains(tunnels, t) {
@@ -397,7 +397,7 @@ func (f *Overlay) fill(o *force, list map[ends.Device]overlayEnd, tunnels []over
 }
 
 // forget removes an end from the maps.
-func (f *Overlay) forget(o *force, d ends.Device) error {
+func (f *Overlay) forget(o *force, d container.Device) error {
 	err := absent(f.cache.maps.FlOvEnds.Delete(overlayEndKey{Net: o.number, Ifindex: uint32(d.Index)}))
 	err = errors.Join(err, f.cache.unpass(o.ends[d].Slot))
 	delete(o.ends, d)

@@ -16,14 +16,14 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // The forms of an overlay.
@@ -209,7 +209,7 @@ func (r *rig) feature(n *node) {
 	must(t, err)
 	t.Cleanup(func() { must(t, who.Close()) })
 	n.f, err = New(Config{
-		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: ends.Open("/proc", n.j), NetNS: n.host.NetNS(),
+		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS(),
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, n.f.Close()) })

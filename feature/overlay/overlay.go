@@ -20,10 +20,9 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -32,6 +31,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // name is the feature's name and the owner of its journal entries.
@@ -45,7 +45,7 @@ type Config struct {
 
 	// Identity is the owners of packets, shared by all features. nil: New opens one of its own.
 	Identity *identity.Identity
-	Ends     *ends.Ends
+	Ends     *hook.Ends
 	// Containers lists the containers of the host. It may be nil if no reports are needed.
 	Containers feature.Containers
 
@@ -75,7 +75,7 @@ type Overlay struct {
 	stop    context.CancelFunc
 	done    sync.WaitGroup
 	unwatch func() error
-	at      ends.Set          // programs at uplinks
+	at      hook.Set          // programs at uplinks
 	mtus    map[uint32]uint32 // of uplinks, as fl_ov_uplinks has them
 	reader  network.Reader
 	force   map[key]*force

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -22,14 +21,14 @@ func (f *Overlay) Plan(_ context.Context, c container.Container) (feature.Plan, 
 	if f.host == nil {
 		return plan, nil // no network is accelerated
 	}
-	of := slices.DeleteFunc(c.Ends(f.cfg.Roots.Proc), func(e ends.End) bool { return !e.Host })
+	of := slices.DeleteFunc(c.Ends(f.cfg.Roots.Proc), func(e container.End) bool { return !e.Host })
 	nets, err := f.find(of)
 	if err != nil {
 		return plan, fmt.Errorf("overlay: %w", err)
 	}
 	for _, n := range nets {
 		if n.NetNS == f.host.Inode() || len(n.Refused) > 0 ||
-			!slices.ContainsFunc(of, func(e ends.End) bool { return slices.Contains(n.Ends, e.Device) }) {
+			!slices.ContainsFunc(of, func(e container.End) bool { return slices.Contains(n.Ends, e.Device) }) {
 			continue
 		}
 		ns, err := f.reader.Find.Open(n.Path, n.NetNS)

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -48,7 +48,7 @@ func TestExamine(t *testing.T) {
 	r := newRig(t, routed)
 	n := r.nodes[0]
 	f, err := New(Config{
-		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Ends: ends.Open("/proc", n.j), NetNS: n.host.NetNS(),
+		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS(),
 	})
 	must(t, err)
 	defer func() { must(t, f.Close()) }()

@@ -14,7 +14,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
 	"github.com/fairlead-project/fairlead/tenant"
@@ -88,9 +87,9 @@ func (f *Overlay) Snapshot() feature.Snapshot {
 }
 
 // all finds the networks of any container, by the tenants' ends.
-func (f *Overlay) all() ([]network.Network, map[ends.Device]fastEnd, error) {
-	list := make(map[ends.Device]fastEnd)
-	var of []ends.End
+func (f *Overlay) all() ([]network.Network, map[container.Device]fastEnd, error) {
+	list := make(map[container.Device]fastEnd)
+	var of []container.End
 	for _, t := range f.tenants.Tenants() {
 		for _, e := range t.Ends() {
 			if e.Host {

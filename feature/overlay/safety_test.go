@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // fastCount returns the number of fast packets of a node's one network.
@@ -128,7 +129,7 @@ func TestCloseUnderLoad(t *testing.T) {
 					if dev == "nic0" {
 						at = n.host
 					}
-					state, err := n.f.cfg.Ends.Look(ends.Device{NetNS: r.Open(at).Inode(), Index: r.Index(at, dev)}, box)
+					state, err := n.f.cfg.Ends.Look(container.Device{NetNS: r.Open(at).Inode(), Index: r.Index(at, dev)}, box)
 					must(t, err)
 					if len(state.Ingress)+len(state.Egress) > 0 {
 						t.Errorf("programs are left at %s: %+v", dev, state)
@@ -183,7 +184,7 @@ func TestKillSwitch(t *testing.T) {
 	t.Cleanup(func() { must(t, who.Close()) })
 	next, err := New(Config{
 		Roots: kernel.Roots{Proc: "/proc", Sys: "/sys", Cgroup: "/sys/fs/cgroup"}, Journal: n.j, Identity: who,
-		Ends: ends.Open("/proc", n.j), NetNS: n.host.NetNS(), Killed: n.f.cfg.Killed,
+		Ends: hook.Open("/proc", n.j), NetNS: n.host.NetNS(), Killed: n.f.cfg.Killed,
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, next.Close()) })

@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
@@ -108,7 +108,7 @@ func TestHostile(t *testing.T) {
 // leads reports whether this kernel can limit egress at a container's veth.
 func (h *host) leads() bool {
 	h.t.Helper()
-	return !ends.Open("/proc", h.journal).Filters()
+	return !hook.Open("/proc", h.journal).Filters()
 }
 
 // forgeRoot puts a root qdisc with our handle at a device, with one class of a rate.

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -17,7 +18,7 @@ import (
 // host ends of a tenant's veths, which receive what it sends.
 type ingress struct {
 	queue            // of the IFB; its index is 0 while there is none
-	inbound ends.Set // redirects packets there
+	inbound hook.Set // redirects packets there
 }
 
 // close stops the redirection to the IFB, which stays.
@@ -89,9 +90,9 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 			return err
 		}
 	}
-	errs := []error{i.inbound.Drop(func(d ends.Device, _ bool, _ string) bool { return !slices.Contains(at, d.Index) })}
+	errs := []error{i.inbound.Drop(func(d container.Device, _ bool, _ string) bool { return !slices.Contains(at, d.Index) })}
 	for _, dev := range at {
-		place := ends.Place{Device: ends.Device{NetNS: ns.Inode(), Index: dev}, Stage: ends.Ceil, Name: "inbound"}
+		place := hook.Place{Device: container.Device{NetNS: ns.Inode(), Index: dev}, Stage: hook.Ceil, Name: "inbound"}
 		errs = append(errs, f.put(&i.inbound, place, f.programs.leading(program, index)))
 	}
 	return errors.Join(errs...)

@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -212,7 +212,7 @@ func needSharing(t *testing.T) {
 	t.Helper()
 	testkit.NeedRoot(t)
 	j := testkit.Journal(t, journal.Open)
-	if !ends.Open("/proc", j).Filters() {
+	if !hook.Open("/proc", j).Filters() {
 		return
 	}
 	h := newHost(t, gbit)

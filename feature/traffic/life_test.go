@@ -9,13 +9,13 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // fake is a container that sends nothing: it only takes part in the division.

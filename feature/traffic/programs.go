@@ -9,10 +9,10 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // programs classify packets: see traffic.bpf.c.
@@ -91,7 +91,7 @@ func set(v *ebpf.Variable, on bool) error {
 }
 
 // put attaches a program at a device.
-func (f *Traffic) put(s *ends.Set, at ends.Place, load func() (*ebpf.Program, error)) error {
+func (f *Traffic) put(s *hook.Set, at hook.Place, load func() (*ebpf.Program, error)) error {
 	at.Owner = journal.Owner{Feature: name}
 	return s.Put(f.cfg.Ends, at, load)
 }

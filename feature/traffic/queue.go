@@ -7,12 +7,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // queue is a device with our root qdisc, present or planned: an uplink, the IFB for what an uplink

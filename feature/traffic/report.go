@@ -7,7 +7,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Report implements feature.Reporter: the bandwidth that each container is due and gets. If

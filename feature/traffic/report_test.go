@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // A container without policy has the classes of the one that shares its network, and no others; in

@@ -13,13 +13,13 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // tenant is one network tenant that is shaped, of one container or several.
@@ -30,8 +30,8 @@ type tenant struct {
 	due     due    // in force: what all members last agreed on
 	members map[container.ID]container.Container
 	wishes  map[container.ID]due // what policy gives each now
-	ends    map[ends.Device]*end
-	at      ends.Set                   // fl_identify and fl_deliver, at those
+	ends    map[container.Device]*end
+	at      hook.Set                   // fl_identify and fl_deliver, at those
 	sends   map[uint64]*egressQueue    // by network namespace
 	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
 	looked  time.Time                  // last look at its devices after a netlink event
@@ -65,7 +65,7 @@ type egressQueue struct {
 }
 
 func newTenant(key identity.Tenant, s identity.Slot) *tenant {
-	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[ends.Device]*end), sends: make(map[uint64]*egressQueue), sockets: make(map[container.ID]link.Link)}
+	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[container.Device]*end), sends: make(map[uint64]*egressQueue), sockets: make(map[container.ID]link.Link)}
 }
 
 // other returns the first other container of the tenant with a policy other than d.
@@ -120,11 +120,11 @@ func (f *Traffic) trust(c container.Container) error {
 }
 
 // devices lists the ends that identify a tenant's packets.
-func (f *Traffic) devices(t *tenant) (map[ends.Device]ends.End, error) {
-	want := make(map[ends.Device]ends.End)
+func (f *Traffic) devices(t *tenant) (map[container.Device]container.End, error) {
+	want := make(map[container.Device]container.End)
 	var errs []error
 	for _, c := range t.members {
-		for _, e := range ends.Of(c, f.cfg.Roots.Proc) {
+		for _, e := range c.Ends(f.cfg.Roots.Proc) {
 			switch {
 			case e.Inside.Kind == "veth" && !e.Host:
 				errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", e.Name))
@@ -199,7 +199,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 
 // leads lists, by namespace, the host ends that lead to the queue for the tenant's egress ceil, the
 // lowest index first.
-func (f *Traffic) leads(t *tenant, want map[ends.Device]ends.End) map[uint64][]int {
+func (f *Traffic) leads(t *tenant, want map[container.Device]container.End) map[uint64][]int {
 	leads := make(map[uint64][]int)
 	if t.due.egress.Ceil == 0 || f.cfg.Ends.Filters() { // errNoSharing
 		return leads
@@ -219,22 +219,22 @@ func (f *Traffic) leads(t *tenant, want map[ends.Device]ends.End) map[uint64][]i
 func (f *Traffic) learns(t *tenant) bool { return f.sharing && asked(t.due.ingress) }
 
 // leave detaches the program of a name, or all, from one device.
-func (t *tenant) leave(d ends.Device, name string) error {
-	return t.at.Drop(func(at ends.Device, _ bool, n string) bool { return at == d && (name == "" || n == name) })
+func (t *tenant) leave(d container.Device, name string) error {
+	return t.at.Drop(func(at container.Device, _ bool, n string) bool { return at == d && (name == "" || n == name) })
 }
 
 // reach configures one device of a tenant. named: an IFB bears its index, for holdSent.
-func (f *Traffic) reach(t *tenant, e *end, dev ends.End, named bool) error {
-	at := ends.Place{Device: dev.Device, Path: dev.Path}
+func (f *Traffic) reach(t *tenant, e *end, dev container.End, named bool) error {
+	at := hook.Place{Device: dev.Device, Path: dev.Path}
 	if dev.Host {
-		at.Stage, at.Name = ends.Identify, identify
+		at.Stage, at.Name = hook.Identify, identify
 		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlIdentify, t.slot)); err != nil {
 			return err
 		}
 	}
 	if f.learns(t) {
 		// A veth's host end sends what the container receives.
-		at.Egress, at.Stage, at.Name = dev.Host, ends.Learn, deliver
+		at.Egress, at.Stage, at.Name = dev.Host, hook.Learn, deliver
 		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
 			return err
 		}
@@ -295,7 +295,7 @@ func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 func (f *Traffic) holdSent(t *tenant, inode uint64, at []int) error {
 	s := t.sends[inode]
 	if s == nil {
-		s = &egressQueue{of: at[0], path: t.ends[ends.Device{NetNS: inode, Index: at[0]}].path}
+		s = &egressQueue{of: at[0], path: t.ends[container.Device{NetNS: inode, Index: at[0]}].path}
 		t.sends[inode] = s
 	}
 	ns, err := f.find.Open(s.path, inode)
@@ -376,7 +376,7 @@ func (f *Traffic) let(t *tenant) error {
 }
 
 // leave undoes the changes at one device.
-func (f *Traffic) leave(key ends.Device, e *end) error {
+func (f *Traffic) leave(key container.Device, e *end) error {
 	if !e.receives.claimed {
 		return nil
 	}

@@ -22,11 +22,10 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/traffic/delay"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -34,6 +33,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // name is the feature's name and the owner of its journal entries.
@@ -46,7 +46,7 @@ type Config struct {
 	Log     *slog.Logger // nil: no log
 
 	Identity *identity.Identity // nil: one of its own
-	Ends     *ends.Ends         // nil: those of its own
+	Ends     *hook.Ends         // nil: those of its own
 
 	// Containers lists the containers of the host. It may be nil if no reports are needed.
 	Containers feature.Containers
@@ -103,7 +103,7 @@ func (cfg Config) withDefaults() Config {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Ends == nil {
-		cfg.Ends = ends.Open(cfg.Roots.Proc, cfg.Journal)
+		cfg.Ends = hook.Open(cfg.Roots.Proc, cfg.Journal)
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now

@@ -6,8 +6,9 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -26,7 +27,7 @@ const (
 // uplink is a device of the host that packets leave and enter by.
 type uplink struct {
 	queue            // for what it sends
-	program ends.Set // fl_normalise
+	program hook.Set // fl_normalise
 	ingress ingress  // for what it receives, if shared
 	ether   bool     // its packets have Ethernet headers
 	// Why the last plan of each direction is not in force.
@@ -148,9 +149,9 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		}
 		return err
 	}
-	at := ends.Place{
-		Device: ends.Device{NetNS: f.host.Inode(), Index: u.index}, Path: f.cfg.NetNS,
-		Egress: true, Stage: ends.Identify, Name: "normalise",
+	at := hook.Place{
+		Device: container.Device{NetNS: f.host.Inode(), Index: u.index}, Path: f.cfg.NetNS,
+		Egress: true, Stage: hook.Identify, Name: "normalise",
 	}
 	// Without the sysctl, forwarded packets carry no priority.
 	return errors.Join(f.forward(), f.put(&u.program, at, f.programs.Normalise.Clone))

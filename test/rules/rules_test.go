@@ -78,7 +78,7 @@ func brokenImport(from, to string, test bool) string {
 	if test || in(from, "test", "internal/testkit") {
 		return ""
 	}
-	own := in(to, "agent", "api", "bench", "cmd", "container", "datapath", "discover", "feature", "hist", "internal", "kernel", "metrics", "policy", "sandbox", "tenant", "test", "tui", "web")
+	own := in(to, "agent", "api", "bench", "cmd", "container", "discover", "feature", "hist", "hook", "internal", "kernel", "metrics", "policy", "sandbox", "tenant", "test", "tui", "web")
 	switch {
 	case in(to, "internal/testkit", "test"):
 		return "only tests import what is for tests"
@@ -94,16 +94,18 @@ func brokenImport(from, to string, test bool) string {
 		return "views import api only"
 	case in(from, "kernel") && own && !in(to, "kernel"):
 		return "kernel/... imports nothing above it"
-	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "tenant", "datapath", "api", "hist", "kernel", "metrics"):
-		return "a feature imports feature, policy, container, tenant, datapath/..., api, hist, kernel/... and metrics only"
-	case in(from, "datapath") && own && !in(to, "datapath", "container", "kernel"):
-		return "datapath/... imports container and kernel/... only"
+	case feature(from) && own && !feature(to) && !in(to, "feature", "policy", "container", "tenant", "hook", "api", "hist", "kernel", "metrics"):
+		return "a feature imports feature, policy, container, tenant/..., hook, api, hist, kernel/... and metrics only"
+	case in(from, "tenant/identity") && own && !in(to, "container", "kernel"):
+		return "tenant/identity imports container and kernel/... only"
+	case from == "hook" && own && !in(to, "container", "kernel"):
+		return "hook imports container and kernel/... only"
 	case feature(to) && !feature(from) && from != "agent":
 		return "only agent imports features"
 	case to == "github.com/cilium/ebpf/rlimit" && from != "kernel/bpf":
 		return "kernel/bpf loads BPF objects"
-	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "datapath", "kernel", "bench/rig"):
-		return "BPF is loaded in feature/..., datapath/..., kernel/... and bench/rig only"
+	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "hook", "tenant/identity", "kernel", "bench/rig"):
+		return "BPF is loaded in feature/..., hook, tenant/identity, kernel/... and bench/rig only"
 	case in(to, "github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/safchain/ethtool") &&
 		!in(from, "kernel/netdev", "kernel/qdisc", "kernel/conntrack", "kernel/probe", "sandbox", "bench"):
 		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/conntrack, kernel/probe, sandbox and bench only"
@@ -139,21 +141,21 @@ func TestBrokenImport(t *testing.T) {
 		{"policy", "strings", false, true},
 		{"tenant", "policy", false, true},
 		{"tenant", "container", false, true},
-		{"tenant", "datapath/ends", false, false},
+		{"tenant", "hook", false, false},
 		{"tenant", "os", false, false},
 		{"tenant", "github.com/cilium/ebpf", false, false},
 		{"policy", "tenant", false, false},
 		{"kernel/netdev", "tenant", false, false},
-		{"datapath/identity", "tenant", false, false},
+		{"tenant/identity", "tenant", false, false},
 		{"feature/overlay", "tenant", false, true},
 		{"feature/netcpu", "feature", false, true},
 		{"feature/netcpu", "feature/traffic", false, false},
 		{"feature/netcpu", "feature/traffic", true, false},
 		{"feature/netcpu", "kernel/netdev", false, true},
 		{"feature/netcpu", "api", false, true},
-		{"feature/netcpu", "datapath/ends", false, true},
-		{"datapath/ends", "kernel/qdisc", false, true},
-		{"datapath/ends", "feature", false, false},
+		{"feature/netcpu", "hook", false, true},
+		{"hook", "kernel/qdisc", false, true},
+		{"hook", "feature", false, false},
 		{"feature/netcpu", "agent", false, false},
 		{"agent", "feature/netcpu", false, true},
 		{"cmd/fairlead", "feature/netcpu", false, false},

@@ -13,8 +13,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/hook"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
@@ -48,7 +48,7 @@ func openMeter(t testing.TB, exact bool) *Meter {
 func config(t testing.TB) Config {
 	t.Helper()
 	j := testkit.Journal(t, journal.Open)
-	e := ends.Open("/proc", j)
+	e := hook.Open("/proc", j)
 	must(t, e.Err())
 	return Config{Ends: e}
 }

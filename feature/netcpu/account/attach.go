@@ -12,24 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // attach attaches the programs that a tenant needs, at the host ends of its veths and
 // at its sockets, and detaches the others.
 func (m *Meter) attach(t *tenant) error {
 	var errs []error
-	stamped := make(map[ends.Device]bool)
+	stamped := make(map[container.Device]bool)
 	holds := m.cfg.Ends != nil && m.holder(t.told.Tenant) == t // stamps the packets of shared devices
 	for _, d := range t.told.Devices {
 		if !d.HostEnd || !holds {
 			continue
 		}
-		at := ends.Place{
-			Device: ends.Device{NetNS: d.Netns, Index: d.Ifindex},
-			Stage:  ends.Stamp, Name: "stamp_" + t.told.ID.String(), Owner: m.cfg.Owner,
+		at := hook.Place{
+			Device: container.Device{NetNS: d.Netns, Index: d.Ifindex},
+			Stage:  hook.Stamp, Name: "stamp_" + t.told.ID.String(), Owner: m.cfg.Owner,
 		}
 		stamped[at.Device] = true
 		err := t.stamps.Put(m.cfg.Ends, at, func() (*ebpf.Program, error) { return m.load(accountProgFlStamp, t.slot) })
@@ -37,7 +37,7 @@ func (m *Meter) attach(t *tenant) error {
 			errs = append(errs, fmt.Errorf("stamp what device %d in netns %d receives: %w", d.Ifindex, d.Netns, err))
 		}
 	}
-	errs = append(errs, t.stamps.Drop(func(d ends.Device, _ bool, _ string) bool { return !stamped[d] }))
+	errs = append(errs, t.stamps.Drop(func(d container.Device, _ bool, _ string) bool { return !stamped[d] }))
 	// A packet counts by its stamp only if the account stamps packets.
 	errs = append(errs, m.maps.FlUsed.Put(t.slot, uint32(min(t.stamps.Len(), 1))))
 	if need := bySocket(t.told); need != (t.socket != nil) {

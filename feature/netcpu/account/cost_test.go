@@ -11,9 +11,9 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/fairlead-project/fairlead/bench/rig"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // BenchmarkCost says what accounting costs: ns per event by the kernel's own

@@ -8,12 +8,13 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/bypass"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // newTunnelled makes a host with a VXLAN as Flannel builds it: 10.67.0.0/24, whose bridge
@@ -51,9 +52,9 @@ func (f *fabric) inTunnel(name string, n int) *sandbox.Box {
 // attach attaches a program to what a device receives, after those of the accounts.
 func (l *lab) attach(b *sandbox.Box, dev string, stage qdisc.Stage, program func() (*ebpf.Program, error)) {
 	l.t.Helper()
-	var s ends.Set
+	var s hook.Set
 	l.t.Cleanup(func() { must(l.t, s.Close()) })
-	at := ends.Place{Device: ends.Device{NetNS: l.Open(b).Inode(), Index: l.Index(b, dev)}, Stage: stage, Name: "bypass"}
+	at := hook.Place{Device: container.Device{NetNS: l.Open(b).Inode(), Index: l.Index(b, dev)}, Stage: stage, Name: "bypass"}
 	must(l.t, s.Put(l.m.cfg.Ends, at, program))
 }
 
@@ -65,7 +66,7 @@ func (f *fabric) unpacks(box *sandbox.Box, end string, tells bool) {
 	if tells {
 		tenant = f.m.cfg.Identity.Lookup(identity.Tenant{NetNS: f.Open(box).Inode()})
 	}
-	f.attach(f.host, "nic0", ends.Redirect, bypass.Unpack(f.m.cfg.Identity.Maps(), f.Index(f.host, end), tenant))
+	f.attach(f.host, "nic0", hook.Redirect, bypass.Unpack(f.m.cfg.Identity.Maps(), f.Index(f.host, end), tenant))
 }
 
 // What is handed over into a container shows up nowhere after the NIC. Once the accounts
@@ -174,7 +175,7 @@ func TestRedirectedToUplink(t *testing.T) {
 				f.shape(f.host, "nic0", 500e3) // 1.7 ms for a packet
 			}
 			box, other := f.add("box", 2), f.add("other", 3)
-			f.attach(f.host, "h2", ends.Redirect, bypass.Send(m.cfg.Identity.Maps(), f.Index(f.host, "nic0")))
+			f.attach(f.host, "h2", hook.Redirect, bypass.Send(m.cfg.Identity.Maps(), f.Index(f.host, "nic0")))
 			r := f.receive(f.wire, 1, ":9000")
 			f.load(box, 0, "udp-send", "--to", "10.66.0.1:9000", "--size", fmt.Sprint(payload), "--count", fmt.Sprint(packets))
 			f.got(r, packets)

@@ -12,7 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/sandbox"
@@ -42,10 +43,10 @@ func TestForged(t *testing.T) {
 				t.Fatal("the victim has no slot")
 			}
 			// More than it could do itself: that takes CAP_BPF in the host's namespace.
-			var forger ends.Set
+			var forger hook.Set
 			defer forger.Close()
 			d := f.device(bad, "eth0", false)
-			forge := ends.Place{Device: ends.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "forge", Owner: f.m.cfg.Owner}
+			forge := hook.Place{Device: container.Device{NetNS: d.Netns, Index: d.Ifindex}, Egress: true, Name: "forge", Owner: f.m.cfg.Owner}
 			must(t, forger.Put(f.m.cfg.Ends, forge, func() (*ebpf.Program, error) { return f.m.load("fl_stamp", slot) }))
 
 			claims := []uint32{slot, qdisc.Handle | slot, 0x66000000 | slot, 0xffffffff}

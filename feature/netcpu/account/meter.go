@@ -15,10 +15,10 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Errors of Open and Watch.
@@ -37,7 +37,7 @@ type Config struct {
 	// Ends attaches the programs that stamp each packet with its sender's slot, on
 	// behalf of Owner. If nil, packets are not stamped: packets that a queue of the
 	// host delays are charged by their socket, or to System.
-	Ends  *ends.Ends
+	Ends  *hook.Ends
 	Owner journal.Owner
 
 	exact bool // for tests that count every packet: never sample, and let packets wait longer in a tunnel's queue
@@ -81,7 +81,7 @@ type tenant struct {
 	slot  uint32
 	state tenantState
 
-	stamps ends.Set  // fl_stamp
+	stamps hook.Set  // fl_stamp
 	socket link.Link // set if only the socket identifies some of its packets
 }
 

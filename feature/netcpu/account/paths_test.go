@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // What a datagram of payload bytes has with the headers of UDP and IP.

@@ -15,14 +15,14 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/feature/netcpu/account"
 	"github.com/fairlead-project/fairlead/feature/netcpu/ledger"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // errSlots means that the tenant's slot is beyond those that the BPF maps hold.
@@ -31,7 +31,7 @@ var errSlots = errors.New("no room for the tenant's slot")
 // Config is what Load needs.
 type Config struct {
 	Feature string // owner of the journal entries
-	Ends    *ends.Ends
+	Ends    *hook.Ends
 
 	Identity *identity.Identity
 	Meter    *account.Meter // nil without accounts: nothing is ever charged then
@@ -56,9 +56,9 @@ type Dropper struct {
 	tc      *ebpf.Program
 	charges bool // what XDP drops is charged
 
-	polled  bpf.Links              // fl_polled, while there is a tenant
-	counted int                    // tenants
-	points  map[ends.Device]*point // by tc while there is a tenant, by XDP from the first one on
+	polled  bpf.Links                   // fl_polled, while there is a tenant
+	counted int                         // tenants
+	points  map[container.Device]*point // by tc while there is a tenant, by XDP from the first one on
 
 	mu      sync.Mutex // of these alone: an Open may wait long for a driver
 	tenants map[uint64]*Tenant
@@ -67,7 +67,7 @@ type Dropper struct {
 
 // Load loads the programs. An error means that this kernel cannot run them.
 func Load(cfg Config) (_ *Dropper, err error) {
-	d := &Dropper{cfg: cfg, points: make(map[ends.Device]*point), tenants: make(map[uint64]*Tenant)}
+	d := &Dropper{cfg: cfg, points: make(map[container.Device]*point), tenants: make(map[uint64]*Tenant)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("early drop: %w", err), d.tc.Close(), d.object.Close())

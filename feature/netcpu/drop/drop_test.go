@@ -15,11 +15,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -88,7 +88,7 @@ func load(t *testing.T) *Dropper {
 	}
 	t.Cleanup(func() { who.Close() })
 	find := netdev.NewFinder("/proc", time.Now)
-	e, err := Load(Config{Feature: "netcpu", Identity: who, Ends: ends.Open("/proc", j), Find: find, Log: slog.New(slog.DiscardHandler)})
+	e, err := Load(Config{Feature: "netcpu", Identity: who, Ends: hook.Open("/proc", j), Find: find, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // A full map is an error for the caller, and changes nothing for others.

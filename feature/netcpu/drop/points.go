@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
@@ -19,7 +19,7 @@ type point struct {
 	name   string
 	path   string // of its namespace
 	host   bool   // in the host's own namespace
-	tc     ends.Set
+	tc     hook.Set
 	driver *driver
 	why    string // why XDP, though configured, is not used or outdated; "" otherwise
 }
@@ -38,7 +38,7 @@ func (d *Dropper) Open(ctx context.Context, c container.Container) error {
 		return nil
 	}
 	defer d.show()
-	listed := make(map[ends.Device]bool)
+	listed := make(map[container.Device]bool)
 	err := d.cfg.Uplinks.Each(ctx, c, func(u uplink.Uplink) error {
 		listed[u.Key] = true
 		return d.openAt(u)
@@ -89,7 +89,7 @@ func (d *Dropper) hold(p *point, l netdev.Link) error {
 }
 
 // shut ends the drop at a device that has gone.
-func (d *Dropper) shut(key ends.Device) error {
+func (d *Dropper) shut(key container.Device) error {
 	p := d.points[key]
 	delete(d.points, key)
 	return p.close()
@@ -97,7 +97,7 @@ func (d *Dropper) shut(key ends.Device) error {
 
 // shutGone closes points at devices that have gone, or that have lost their namespace; listed are
 // some that exist.
-func (d *Dropper) shutGone(listed map[ends.Device]bool) error {
+func (d *Dropper) shutGone(listed map[container.Device]bool) error {
 	var errs []error
 	for key, p := range d.points {
 		if listed[key] {
@@ -135,8 +135,8 @@ func (d *Dropper) attach(u uplink.Uplink) (*point, error) {
 }
 
 // attachTC starts the drop at an uplink by tc, or repairs it.
-func (d *Dropper) attachTC(p *point, at ends.Device) error {
-	place := ends.Place{Device: at, Path: p.path, Stage: ends.Drop, Name: "drop", Owner: journal.Owner{Feature: d.cfg.Feature}}
+func (d *Dropper) attachTC(p *point, at container.Device) error {
+	place := hook.Place{Device: at, Path: p.path, Stage: hook.Drop, Name: "drop", Owner: journal.Owner{Feature: d.cfg.Feature}}
 	if err := p.tc.Put(d.cfg.Ends, place, d.tc.Clone); err != nil {
 		return fmt.Errorf("early drop: %w", err)
 	}

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Tenant is one network namespace with counted packets, which are dropped while it has no time for
@@ -23,7 +23,7 @@ type Tenant struct {
 	dropper *Dropper
 	key     identity.Tenant
 	slot    uint32
-	counts  ends.Set              // fl_count, at the host ends of its veths
+	counts  hook.Set              // fl_count, at the host ends of its veths
 	polls   map[dropFlDevice]bool // that are counted, in fl_counted
 	owner   container.ID
 	charged bool // not isolated
@@ -107,17 +107,17 @@ func (t *Tenant) countPolls(devices map[dropFlDevice]bool) error {
 
 // countVeths counts packets into exactly the veths of c, whose namespace is inside.
 func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
-	has := make(map[ends.Device]bool)
-	var veths []ends.End
+	has := make(map[container.Device]bool)
+	var veths []container.End
 	polls := make(map[dropFlDevice]bool)
-	for _, e := range ends.Of(c, "") {
+	for _, e := range c.Ends("") {
 		if e.Inside.HasHostEnd() {
 			has[e.Device] = true
 			veths = append(veths, e)
 			polls[dropFlDevice{Netns: uint32(inside.Inode()), Ifindex: uint32(e.Inside.Index)}] = true
 		}
 	}
-	err := t.counts.Drop(func(d ends.Device, _ bool, _ string) bool { return !has[d] })
+	err := t.counts.Drop(func(d container.Device, _ bool, _ string) bool { return !has[d] })
 	// Count a ring's output before its input, or it would seem full.
 	if err := errors.Join(err, t.countPolls(polls)); err != nil {
 		return fmt.Errorf("early drop: %w", err)
@@ -131,9 +131,9 @@ func (t *Tenant) countVeths(inside *netdev.NS, c container.Container) error {
 }
 
 // countVeth counts packets into one veth, with the host end e.
-func (t *Tenant) countVeth(inside *netdev.NS, e ends.End) error {
-	at := ends.Place{
-		Device: e.Device, Path: e.Path, Egress: true, Stage: ends.Count,
+func (t *Tenant) countVeth(inside *netdev.NS, e container.End) error {
+	at := hook.Place{
+		Device: e.Device, Path: e.Path, Egress: true, Stage: hook.Count,
 		Name:  "count_" + t.owner.String(), // charged containers of a pod have a program each
 		Owner: journal.Owner{Feature: t.dropper.cfg.Feature, Container: uint64(t.owner)},
 	}

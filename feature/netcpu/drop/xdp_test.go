@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -297,7 +297,7 @@ func TestDriverHolds(t *testing.T) {
 // The list of points waits for no lock, and has a line for a name only if the host has no such
 // point.
 func TestPointsAreShown(t *testing.T) {
-	d := &Dropper{cfg: Config{XDP: []string{"eth0", "eth1", "eth2"}}, points: map[ends.Device]*point{
+	d := &Dropper{cfg: Config{XDP: []string{"eth0", "eth1", "eth2"}}, points: map[container.Device]*point{
 		{NetNS: 1, Index: 2}: {name: "eth0", host: true},
 		{NetNS: 1, Index: 3}: {name: "eth1", host: true, driver: new(driver)},
 		{NetNS: 7, Index: 2}: {name: "eth2"}, // of an overlay's

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -111,7 +111,7 @@ func (is *Isolator) renewTenant(t *tenant) error {
 	return errors.Join(errs...)
 }
 
-func (is *Isolator) renewUplink(key ends.Device, u *uplinkDevice) error {
+func (is *Isolator) renewUplink(key container.Device, u *uplinkDevice) error {
 	ns, err := is.cfg.Find.Open(u.path, key.NetNS)
 	if errors.Is(err, netdev.ErrNoNS) {
 		return is.unclaim(key)

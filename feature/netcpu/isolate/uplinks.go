@@ -7,7 +7,6 @@ import (
 	"strconv"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/netcpu/uplink"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -29,7 +28,7 @@ const uplinkShares = 100
 // uplinks is the changes on the host while any container is isolated.
 type uplinks struct {
 	at      place
-	devices map[ends.Device]*uplinkDevice
+	devices map[container.Device]*uplinkDevice
 }
 
 // uplinkDevice is one device that packets enter the host by.
@@ -54,7 +53,7 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 		if err != nil {
 			return err
 		}
-		is.host = &uplinks{at: at, devices: make(map[ends.Device]*uplinkDevice)}
+		is.host = &uplinks{at: at, devices: make(map[container.Device]*uplinkDevice)}
 		// A killed agent may have given a thread to a container that has ended, and cannot be
 		// removed with the thread in its cgroup.
 		for _, e := range is.cfg.Journal.Entries() {
@@ -73,7 +72,7 @@ func (is *Isolator) claimUplinks(ctx context.Context, c container.Container) err
 }
 
 // unclaim forgets the threads and the queues of a device that has gone.
-func (is *Isolator) unclaim(key ends.Device) error {
+func (is *Isolator) unclaim(key container.Device) error {
 	err := is.forgetQueuesOf(is.host.devices[key])
 	delete(is.host.devices, key)
 	return err

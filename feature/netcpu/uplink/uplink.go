@@ -13,15 +13,14 @@ import (
 	"sync"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Uplink is a device by which packets come to a container.
 type Uplink struct {
-	Key  ends.Device
+	Key  container.Device
 	Link netdev.Link
 	NS   *netdev.NS // open while it is looked at
 	Path string     // to NS
@@ -119,7 +118,7 @@ func (f *Finder) Each(ctx context.Context, c container.Container, do func(Uplink
 		links, err := uplinks(ns, list, bridges[inode])
 		errs = append(errs, err)
 		for _, l := range links {
-			err := do(Uplink{Key: ends.Device{NetNS: inode, Index: l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
+			err := do(Uplink{Key: container.Device{NetNS: inode, Index: l.Index}, Link: l, NS: ns, Path: path, Host: inode == host})
 			if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoLink) { // it has gone meanwhile
 				errs = append(errs, fmt.Errorf("uplink %s: %w", l.Name, err))
 			}

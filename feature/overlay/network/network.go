@@ -10,7 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -30,9 +30,9 @@ type Network struct {
 	BridgeName  string
 	MTU         int // of the device
 
-	VTEPs   []netip.Addr  // known ones of other nodes, sorted; 256 at most
-	Uplinks []Uplink      // for its packets in both directions, sorted; empty while none is known
-	Ends    []ends.Device // host ends of its containers: ports of the bridge, or all in NetNS; sorted
+	VTEPs   []netip.Addr       // known ones of other nodes, sorted; 256 at most
+	Uplinks []Uplink           // for its packets in both directions, sorted; empty while none is known
+	Ends    []container.Device // host ends of its containers: ports of the bridge, or all in NetNS; sorted
 
 	Refused []Reason // why it is left alone; empty: it can be accelerated
 }
@@ -74,7 +74,7 @@ const (
 type Host struct {
 	Own      uint64 // the agent's namespace
 	Spaces   []Space
-	Ends     []ends.End      // of containers
+	Ends     []container.End // of containers
 	Policies []netdev.Policy // IPsec, in the agent's namespace
 	// Partly is why Policies are incomplete; nil if they are complete.
 	Partly error
@@ -145,7 +145,7 @@ func find(h Host, s, own Space, t netdev.Tunnel) Network {
 			n.Ends = append(n.Ends, e.Device)
 		}
 	}
-	slices.SortFunc(n.Ends, func(a, b ends.Device) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(n.Ends, func(a, b container.Device) int { return cmp.Compare(a.Index, b.Index) })
 	n.Ends = slices.Compact(n.Ends) // containers of one pod share them
 
 	refuse := func(word, format string, args ...any) {

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
@@ -28,9 +27,9 @@ func ether(index int, name, kind string) netdev.Link {
 	return netdev.Link{Index: index, Name: name, Kind: kind, Up: true, Ether: true, PeerNS: -1}
 }
 
-func end(netns uint64, index int, master string) ends.End {
+func end(netns uint64, index int, master string) container.End {
 	host := container.HostEnd{NetNS: netns, Index: index, Master: master, Trusted: true}
-	return ends.End{Device: ends.Device{NetNS: netns, Index: index}, Host: true, Trusted: true, Inside: container.Interface{Host: host}}
+	return container.End{Device: container.Device{NetNS: netns, Index: index}, Host: true, Trusted: true, Inside: container.Interface{Host: host}}
 }
 
 func vtep(device int, mac, addr string) netdev.Neighbour {
@@ -50,7 +49,7 @@ func flannel() Host {
 			Leads:   map[int][]int{flannel1: {eth0}}, State: map[int]qdisc.State{eth0: {Root: "fq_codel"}, flannel1: {Root: "noqueue"}, cni0: {Root: "noqueue"}},
 			Routed: map[int]bool{}, Unread: map[int]error{},
 		}},
-		Ends: []ends.End{end(own, veth1, "cni0"), end(own, veth1, "cni0"), end(apart, veth2, "br0"), {Device: ends.Device{NetNS: own, Index: 77}}},
+		Ends: []container.End{end(own, veth1, "cni0"), end(own, veth1, "cni0"), end(apart, veth2, "br0"), {Device: container.Device{NetNS: own, Index: 77}}},
 	}
 }
 
@@ -70,7 +69,7 @@ func swarm() Host {
 				Leads:   map[int][]int{vxlan0: {1, eth0}}, State: map[int]qdisc.State{vxlan0: {Root: "noqueue"}, br0: {Root: "noqueue"}},
 			},
 		},
-		Ends: []ends.End{end(apart, veth2, "br0"), end(apart, veth2+1, "br1"), end(own, veth1, "br0")},
+		Ends: []container.End{end(apart, veth2, "br0"), end(apart, veth2+1, "br1"), end(own, veth1, "br0")},
 	}
 }
 
@@ -82,11 +81,11 @@ func TestFind(t *testing.T) {
 	}{
 		{"routed", flannel(), Network{
 			NetNS: own, Path: "/proc/self/ns/net", Index: flannel1, Name: "flannel.1", Kind: "vxlan", VNI: 1, Port: 8472, SourcePorts: [2]uint16{32768, 60999},
-			VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")}, Uplinks: []Uplink{{Index: eth0, Name: "eth0"}}, Ends: []ends.Device{{NetNS: own, Index: veth1}},
+			VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")}, Uplinks: []Uplink{{Index: eth0, Name: "eth0"}}, Ends: []container.Device{{NetNS: own, Index: veth1}},
 		}},
 		{"bridged, apart", swarm(), Network{
 			NetNS: apart, Path: "/run/docker/netns/1-x", Index: vxlan0, Name: "vxlan0", Kind: "vxlan", VNI: 4097, Port: 4789, SourcePorts: [2]uint16{1000, 2000},
-			Bridge: br0, BridgeName: "br0", VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Uplinks: []Uplink{{Index: eth0, Name: "eth0"}}, Ends: []ends.Device{{NetNS: apart, Index: veth2}},
+			Bridge: br0, BridgeName: "br0", VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Uplinks: []Uplink{{Index: eth0, Name: "eth0"}}, Ends: []container.Device{{NetNS: apart, Index: veth2}},
 		}},
 	} {
 		if diff := cmp.Diff([]Network{c.want}, Find(c.host), addrs); diff != "" {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
@@ -22,14 +22,14 @@ type Reader struct {
 	Own  *netdev.NS // the agent's namespace
 	Path string     // of that
 	Find *netdev.Finder
-	Look func(at ends.Device, path string) (qdisc.State, error) // ends.Ends.Look
-	Home func(netns uint64) bool                                // a container lives in that namespace
+	Look func(at container.Device, path string) (qdisc.State, error) // ends.Ends.Look
+	Home func(netns uint64) bool                                     // a container lives in that namespace
 }
 
 // Read reads the agent's namespace, and those of host ends of containers, unless a container may
 // have created them. It leaves out what has gone meanwhile. The error means that nothing can be
 // decided.
-func (r Reader) Read(list []ends.End) (Host, error) {
+func (r Reader) Read(list []container.End) (Host, error) {
 	h := Host{Own: r.Own.Inode(), Ends: list}
 	policies, err := r.Own.Policies(mostPolicies)
 	h.Policies, h.Partly = policies, err
@@ -171,7 +171,7 @@ func (r Reader) look(s *Space, index int) {
 	if _, known := s.State[index]; known {
 		return
 	}
-	state, err := r.Look(ends.Device{NetNS: s.NetNS, Index: index}, s.Path)
+	state, err := r.Look(container.Device{NetNS: s.NetNS, Index: index}, s.Path)
 	if err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, netdev.ErrNoNS) {
 		s.Unread[index] = err
 	}
@@ -180,7 +180,7 @@ func (r Reader) look(s *Space, index int) {
 
 // End reads the input of Way, except what fairlead itself wants, for an end of a container with the
 // namespace inside. Errors: journal.ErrGone, netdev.ErrNoLink or netdev.ErrNoNS if it has gone.
-func (r Reader) End(e ends.End, inside *netdev.NS) (state EndState, err error) {
+func (r Reader) End(e container.End, inside *netdev.NS) (state EndState, err error) {
 	state = EndState{Kind: e.Inside.Kind, Trusted: e.Host && e.Trusted && !r.Home(e.NetNS)}
 	l, err := inside.Link(e.Inside.Index)
 	if err != nil || !state.Trusted {
@@ -212,7 +212,7 @@ func (r Reader) End(e ends.End, inside *netdev.NS) (state EndState, err error) {
 			return state, err
 		}
 		state.MTU = min(state.MTU, bridge.MTU)
-		state.Master, err = r.Look(ends.Device{NetNS: e.NetNS, Index: host.Master}, e.Path)
+		state.Master, err = r.Look(container.Device{NetNS: e.NetNS, Index: host.Master}, e.Path)
 	}
 	return state, err
 }

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
 	"github.com/fairlead-project/fairlead/feature/overlay/network"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -35,9 +35,9 @@ type node struct {
 	*testkit.NS
 	t                 *testing.T
 	pod, box, overlay *testkit.NS
-	ends              *ends.Ends
+	ends              *hook.Ends
 	reader            network.Reader
-	list              []ends.End // of the pod, and of the container
+	list              []container.End // of the pod, and of the container
 }
 
 func newNode(t *testing.T) *node {
@@ -70,13 +70,13 @@ func newNode(t *testing.T) *node {
 	n.overlay.Port(t, "flvxlan0", "flbr0")
 	far(n.overlay.Handle(t), "flvxlan0", 3, net.IPv4(192, 0, 2, 3))
 
-	n.ends = ends.Open("/proc", testkit.Journal(t, journal.Open))
+	n.ends = hook.Open("/proc", testkit.Journal(t, journal.Open))
 	must(t, n.ends.Err())
 	own, err := netdev.Open(n.Bind(t))
 	must(t, err)
 	t.Cleanup(func() { own.Close() })
 	n.reader = network.Reader{Own: own, Path: n.Path, Find: netdev.NewFinder("/proc", time.Now), Look: n.ends.Look, Home: func(uint64) bool { return false }}
-	n.list = []ends.End{n.end(n.pod, n.NS, "flpod", "flcni0"), n.end(n.box, n.overlay, "flbox", "flbr0")}
+	n.list = []container.End{n.end(n.pod, n.NS, "flpod", "flcni0"), n.end(n.box, n.overlay, "flbox", "flbr0")}
 	return n
 }
 
@@ -87,16 +87,16 @@ func index(t *testing.T, in *testkit.NS, name string) int {
 	return l.Attrs().Index
 }
 
-func (n *node) end(inside, host *testkit.NS, name, master string) ends.End {
+func (n *node) end(inside, host *testkit.NS, name, master string) container.End {
 	n.t.Helper()
 	at := container.HostEnd{NetNS: host.Inode, NSPath: host.Bind(n.t), Index: index(n.t, host, name), Name: name, Master: master, Trusted: true}
-	return ends.End{
-		Device: ends.Device{NetNS: host.Inode, Index: at.Index}, Name: name, Path: at.NSPath, Host: true, Trusted: true,
+	return container.End{
+		Device: container.Device{NetNS: host.Inode, Index: at.Index}, Name: name, Path: at.NSPath, Host: true, Trusted: true,
 		Inside: container.Interface{Name: "eth0", Index: index(n.t, inside, "eth0"), Kind: "veth", Host: at},
 	}
 }
 
-func (n *node) networks(list []ends.End) map[string]network.Network {
+func (n *node) networks(list []container.End) map[string]network.Network {
 	n.t.Helper()
 	h, err := n.reader.Read(list)
 	must(n.t, err)
@@ -115,9 +115,9 @@ func words(n network.Network) (list []string) {
 }
 
 // program attaches a foreign program, as a filter, or one of ours.
-func (n *node) program(at ends.Place) {
+func (n *node) program(at hook.Place) {
 	n.t.Helper()
-	var set ends.Set
+	var set hook.Set
 	n.t.Cleanup(func() { must(n.t, set.Close()) })
 	at.Owner = journal.Owner{Feature: "test"}
 	must(n.t, set.Put(n.ends, at, func() (*ebpf.Program, error) {
@@ -149,18 +149,18 @@ func TestRead(t *testing.T) {
 	want := map[string]network.Network{
 		"flannel.1": {
 			NetNS: n.Inode, Path: n.Path, Index: index(t, n.NS, "flannel.1"), Name: "flannel.1", Kind: "vxlan", VNI: 1, Port: 8472, SourcePorts: ports, MTU: 1450,
-			VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Uplinks: uplinks, Ends: []ends.Device{n.list[0].Device},
+			VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.2")}, Uplinks: uplinks, Ends: []container.Device{n.list[0].Device},
 		},
 		"flvxlan0": {
 			NetNS: n.overlay.Inode, Path: n.list[1].Path, Index: index(t, n.overlay, "flvxlan0"), Name: "flvxlan0", Kind: "vxlan", VNI: 4097, Port: 4789, SourcePorts: ports, MTU: 1500,
 			Bridge: index(t, n.overlay, "flbr0"), BridgeName: "flbr0",
-			VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.3")}, Uplinks: uplinks, Ends: []ends.Device{n.list[1].Device},
+			VTEPs: []netip.Addr{netip.MustParseAddr("192.0.2.3")}, Uplinks: uplinks, Ends: []container.Device{n.list[1].Device},
 		},
 	}
 	for i, name := range []string{"flalone", "flnowhere"} {
 		want[name] = network.Network{
 			NetNS: n.Inode, Path: n.Path, Index: index(t, n.NS, name), Name: name, Kind: "vxlan", VNI: uint32(2 + i), Port: 8472, SourcePorts: ports, MTU: 1500,
-			Uplinks: [][]network.Uplink{uplinks, nil}[i], Ends: []ends.Device{n.list[0].Device},
+			Uplinks: [][]network.Uplink{uplinks, nil}[i], Ends: []container.Device{n.list[0].Device},
 		}
 	}
 	if diff := cmp.Diff(want, n.networks(n.list), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
@@ -179,7 +179,7 @@ func TestRead(t *testing.T) {
 	n.reader.Home = func(uint64) bool { return false }
 
 	// Later changes.
-	n.program(ends.Place{Device: ends.Device{NetNS: n.Inode, Index: index(t, n.NS, "flannel.1")}, Egress: true, Stage: ends.Observe, Name: "ours"})
+	n.program(hook.Place{Device: container.Device{NetNS: n.Inode, Index: index(t, n.NS, "flannel.1")}, Egress: true, Stage: hook.Observe, Name: "ours"})
 	shape(t, n.overlay, "flbr0")
 	must(t, n.Do(func() error {
 		_, all, _ := net.ParseCIDR("0.0.0.0/0")
@@ -211,16 +211,16 @@ func TestReadEnd(t *testing.T) {
 		}
 	}
 	way("as it is", network.Peer, "", "")
-	n.program(ends.Place{Device: e.Device, Stage: ends.Redirect, Name: "send"})
-	n.program(ends.Place{Device: e.Device, Egress: true, Stage: ends.Observe, Name: "arrive"})
+	n.program(hook.Place{Device: e.Device, Stage: hook.Redirect, Name: "send"})
+	n.program(hook.Place{Device: e.Device, Egress: true, Stage: hook.Observe, Name: "arrive"})
 	way("with our programs", network.Peer, "", "")
 	must(t, inside.Offload(e.Inside.Index, netdev.GRO).Write(netdev.GRO.On()))
 	must(t, inside.Threaded(e.Inside.Index).Write("1"))
 	way("in a thread", network.End, network.Thread, "")
 	must(t, inside.Threaded(e.Inside.Index).Write("0"))
-	n.program(ends.Place{Device: e.Device, Egress: true, Stage: ends.Learn, Name: "learn"})
+	n.program(hook.Place{Device: e.Device, Egress: true, Stage: hook.Learn, Name: "learn"})
 	way("with another program of ours", network.End, network.Filtered, "")
-	n.program(ends.Place{Device: e.Device, Stage: ends.Ceil, Name: "inbound"})
+	n.program(hook.Place{Device: e.Device, Stage: hook.Ceil, Name: "inbound"})
 	way("with a ceil for what it sends", network.End, network.Filtered, network.Shaped)
 	shape(t, n.overlay, "flbr0")
 	way("at a bridge that is shaped", network.Slow, network.Shaped, network.Shaped)

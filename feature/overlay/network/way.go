@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -107,7 +107,7 @@ func (e EndState) notPeer() (Reason, bool) {
 // slowOut returns why packets must not be taken away at the host end.
 func (e EndState) slowOut() (Reason, bool) {
 	for _, p := range e.Host.Ingress {
-		if p.Ours && p.Stage == ends.Ceil {
+		if p.Ours && p.Stage == hook.Ceil {
 			return Reason{Shaped, "its net.ceil leads what it sends through a queue of its own before: without net.ceil it is accelerated"}, true
 		}
 	}

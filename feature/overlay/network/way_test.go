@@ -3,7 +3,7 @@ package network
 import (
 	"testing"
 
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
 
@@ -11,7 +11,7 @@ func TestWay(t *testing.T) {
 	ours := func(name string, stage qdisc.Stage) qdisc.Hooked {
 		return qdisc.Hooked{Kind: "tcx", Program: 1, Ours: true, Stage: stage, Name: name}
 	}
-	send, arrive := ours("ov_send", ends.Redirect), ours("ov_arrive", ends.Observe)
+	send, arrive := ours("ov_send", hook.Redirect), ours("ov_arrive", hook.Observe)
 	tcx, filter := qdisc.Hooked{Kind: "tcx", Program: 7}, qdisc.Hooked{Kind: "u32"}
 	for _, c := range []struct {
 		name   string
@@ -31,18 +31,18 @@ func TestWay(t *testing.T) {
 		{"ours at the bridge", func(e *EndState) { e.Master.Egress = []qdisc.Hooked{ours("stamp", 0)} }, Peer, "", ""},
 		{"a ceil for what it receives", func(e *EndState) { e.Host.Root = "htb" }, End, Shaped, ""},
 		{"somebody's program at egress", func(e *EndState) { e.Host.Egress = append(e.Host.Egress, tcx) }, End, Filtered, ""},
-		{"fairlead's program at egress", func(e *EndState) { e.Host.Egress = append(e.Host.Egress, ours("learn", ends.Learn)) }, End, Filtered, ""},
+		{"fairlead's program at egress", func(e *EndState) { e.Host.Egress = append(e.Host.Egress, ours("learn", hook.Learn)) }, End, Filtered, ""},
 		{"a thread", func(e *EndState) { e.Threaded = true }, End, Thread, ""},
 		{"XDP inside", func(e *EndState) { e.XDP = true }, End, XDP, ""},
 		{"watched", func(e *EndState) { e.Watched = true }, End, Watched, ""},
 		{"a program before ours", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{tcx, send} }, Peer, "", ""},
-		{"fairlead's before ours", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{ours("stamp", ends.Stamp), send} }, Peer, "", ""},
+		{"fairlead's before ours", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{ours("stamp", hook.Stamp), send} }, Peer, "", ""},
 		{"a program behind ours", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{send, tcx} }, Peer, "", Filtered},
 		{"a filter behind ours", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{send, filter} }, Peer, "", Filtered},
 		{"a filter before ours", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{filter, send} }, Peer, "", ""},
 		{"a filter, ours are not there yet", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{tcx, filter} }, Peer, "", Filtered},
 		{"a program, ours are not there yet", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{tcx} }, Peer, "", ""},
-		{"a ceil for what it sends", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{ours("inbound", ends.Ceil), send} }, Peer, "", Shaped},
+		{"a ceil for what it sends", func(e *EndState) { e.Host.Ingress = []qdisc.Hooked{ours("inbound", hook.Ceil), send} }, Peer, "", Shaped},
 		{"both directions", func(e *EndState) { e.Host = qdisc.State{Root: "tbf", Ingress: []qdisc.Hooked{send, filter}} }, End, Shaped, Filtered},
 	} {
 		e := EndState{

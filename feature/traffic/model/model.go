@@ -14,8 +14,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Link is a device through which packets leave.

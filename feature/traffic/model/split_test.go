@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // Packets of others are cut exactly where a latency that may ask for it needs it.

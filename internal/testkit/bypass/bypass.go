@@ -5,8 +5,8 @@ package bypass
 import (
 	"github.com/cilium/ebpf"
 
-	"github.com/fairlead-project/fairlead/datapath/identity"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 //go:generate go tool bpf2go -target bpfel -cc $BPF2GO_CC -strip $BPF2GO_STRIP -no-global-types bypass bypass.bpf.c -- -O2 -g -Wall -Werror -I../../../bpf -idirafter /usr/include/x86_64-linux-gnu

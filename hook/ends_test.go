@@ -1,8 +1,7 @@
-package ends_test
+package hook_test
 
 import (
 	"errors"
-	"reflect"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -10,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/datapath/ends"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
@@ -25,26 +24,11 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestOf(t *testing.T) {
-	eth0 := container.Interface{Name: "eth0", Kind: "veth", Index: 2, Host: container.HostEnd{
-		NetNS: 100, NSPath: "/run/netns/x", Name: "veth1", Index: 7, Trusted: true,
-	}}
-	lost := container.Interface{Name: "eth1", Kind: "veth", Index: 3}
-	got := ends.Of(container.Container{NetNS: 200, PID: 42, Interfaces: []container.Interface{eth0, lost}}, "/proc")
-	want := []ends.End{
-		{Device: ends.Device{NetNS: 100, Index: 7}, Name: "veth1", Path: "/run/netns/x", Host: true, Trusted: true, Inside: eth0},
-		{Device: ends.Device{NetNS: 200, Index: 3}, Name: "eth1", Path: "/proc/42/ns/net", Inside: lost},
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v\nwant %+v", got, want)
-	}
-}
-
 // The stages of others' programs lie between the two halves of ours, and each stage
 // has a number that the hook takes.
 func TestStages(t *testing.T) {
-	if !(ends.Stamp < ends.Identify && ends.Identify < ends.Drop && ends.Drop < ends.Learn && ends.Learn < ends.Count &&
-		ends.Count < ends.Observe && ends.Observe < ends.Ceil && ends.Ceil < ends.Redirect) {
+	if !(hook.Stamp < hook.Identify && hook.Identify < hook.Drop && hook.Drop < hook.Learn && hook.Learn < hook.Count &&
+		hook.Count < hook.Observe && hook.Observe < hook.Ceil && hook.Ceil < hook.Redirect) {
 		t.Error("stages are not in the order of the table")
 	}
 }
@@ -54,7 +38,7 @@ func TestStages(t *testing.T) {
 func TestSet(t *testing.T) {
 	testkit.OnKernels(t)
 	j := testkit.Journal(t, journal.Open)
-	at := ends.Open("/proc", j)
+	at := hook.Open("/proc", j)
 	must(t, at.Err())
 	ns := testkit.NetNS(t)
 	h := ns.Handle(t)
@@ -77,9 +61,9 @@ func TestSet(t *testing.T) {
 			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
 		})
 	}
-	var set ends.Set
+	var set hook.Set
 	t.Cleanup(func() { set.Close() })
-	place := ends.Place{Device: ends.Device{NetNS: open.Inode(), Index: index}, Path: path, Egress: true, Stage: ends.Count, Name: "a"}
+	place := hook.Place{Device: container.Device{NetNS: open.Inode(), Index: index}, Path: path, Egress: true, Stage: hook.Count, Name: "a"}
 	put := func(when string, want int) {
 		t.Helper()
 		must(t, set.Put(at, place, load))
@@ -98,9 +82,11 @@ func TestSet(t *testing.T) {
 	loads = 0
 	device("d2")
 	put("at a new device of the number", 1)
-	second := ends.Place{Device: place.Device, Path: path, Stage: ends.Stamp, Name: "b"}
+	second := hook.Place{Device: place.Device, Path: path, Stage: hook.Stamp, Name: "b"}
 	must(t, set.Put(at, second, load))
-	must(t, set.Drop(func(d ends.Device, egress bool, name string) bool { return d == place.Device && egress && name == "a" }))
+	must(t, set.Drop(func(d container.Device, egress bool, name string) bool {
+		return d == place.Device && egress && name == "a"
+	}))
 	if set.Len() != 1 {
 		t.Errorf("%d left of two, one of which was dropped", set.Len())
 	}

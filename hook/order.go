@@ -1,4 +1,4 @@
-package ends
+package hook
 
 import "github.com/fairlead-project/fairlead/kernel/qdisc"
 

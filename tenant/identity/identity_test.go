@@ -169,7 +169,7 @@ func says[K, V comparable](t *testing.T, when string, m *ebpf.Map, key K, want V
 // Several features tell of one container, and each may end its part: the rest stays, and
 // so does the slot, until the last one has.
 func TestTell(t *testing.T) {
-	testkit.Smoke(t, "bpf:datapath/identity")
+	testkit.Smoke(t, "bpf:tenant/identity")
 	testkit.NeedRoot(t)
 	i, err := Open("/proc")
 	must(t, err)

@@ -1,4 +1,4 @@
-// Package ends attaches the programs of features to the devices that a container's
+// Package hook attaches the programs of features to the devices that a container's
 // packets pass: the host ends of its veths, in any network namespace, its own devices,
 // and the uplinks. It finds the devices of a container, attaches programs, keeps them
 // attached, follows a device that is recreated, and detaches. order.go defines the order
@@ -6,7 +6,7 @@
 //
 // It knows neither what a program does nor who sent a packet (package identity does).
 // The agent makes one Ends for all features.
-package ends
+package hook
 
 import (
 	"errors"
@@ -19,15 +19,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 )
-
-// Device is a network device.
-type Device = container.Device
-
-// End is a device that packets of a container pass.
-type End = container.End
-
-// Of lists the ends of a container: see container.Container.Ends.
-func Of(c container.Container, proc string) []End { return c.Ends(proc) }
 
 // Ends attaches programs. It is safe for concurrent use.
 type Ends struct {
@@ -58,7 +49,7 @@ func (e *Ends) Stray(n journal.Entry) bool {
 // Look reads what is attached to a device, in the namespace at path ("": it is searched
 // for). Errors: journal.ErrGone or netdev.ErrNoNS if the device or the namespace has gone;
 // Ends.Err.
-func (e *Ends) Look(at Device, path string) (qdisc.State, error) {
+func (e *Ends) Look(at container.Device, path string) (qdisc.State, error) {
 	if e.err != nil {
 		return qdisc.State{}, e.err
 	}
@@ -73,7 +64,7 @@ func (e *Ends) Look(at Device, path string) (qdisc.State, error) {
 // Place is where a program is attached. Device, direction and name identify it. A name
 // consists of lower-case letters, digits and underscores.
 type Place struct {
-	Device
+	container.Device
 	Path   string // of the namespace; "": it is searched for
 	Egress bool   // else ingress
 	Stage  qdisc.Stage
@@ -83,7 +74,7 @@ type Place struct {
 
 // site is the key of a place.
 type site struct {
-	Device
+	container.Device
 	egress bool
 	name   string
 }
@@ -164,7 +155,7 @@ func (s *Set) Replace(name string, p *ebpf.Program) error {
 
 // Drop detaches the programs of matching places. It continues after an error, and does
 // not fail for a device that has gone.
-func (s *Set) Drop(match func(d Device, egress bool, name string) bool) error {
+func (s *Set) Drop(match func(d container.Device, egress bool, name string) bool) error {
 	var errs []error
 	for key := range s.held {
 		if match(key.Device, key.egress, key.name) {
@@ -182,5 +173,5 @@ func (s *Set) drop(key site) error {
 
 // Close detaches all programs. The set can be used again.
 func (s *Set) Close() error {
-	return s.Drop(func(Device, bool, string) bool { return true })
+	return s.Drop(func(container.Device, bool, string) bool { return true })
 }
