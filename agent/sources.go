@@ -4,7 +4,7 @@ import (
 	"cmp"
 
 	"github.com/fairlead-project/fairlead/discover"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // watch makes the Set of the containers on this host, which starts with what an earlier one knew.

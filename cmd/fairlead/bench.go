@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/bench"
-	"github.com/fairlead-project/fairlead/bench/report"
+	"github.com/fairlead-project/fairlead/lab/bench"
+	"github.com/fairlead-project/fairlead/lab/report"
 )
 
 func benchVerb(e env) *cobra.Command {

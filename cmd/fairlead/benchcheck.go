@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead-project/fairlead/bench/report"
+	"github.com/fairlead-project/fairlead/lab/report"
 )
 
 // check is the value of --check: which misses fail the command; "" is no check.

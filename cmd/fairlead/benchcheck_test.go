@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead-project/fairlead/bench"
-	"github.com/fairlead-project/fairlead/bench/report"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/bench"
+	"github.com/fairlead-project/fairlead/lab/report"
 )
 
 // fake is an experiment whose cases give the same figures in each round.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead-project/fairlead/bench"
+	"github.com/fairlead-project/fairlead/lab/bench"
 )
 
 func demoVerb(e env) *cobra.Command {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/bench"
+	"github.com/fairlead-project/fairlead/lab/bench"
 )
 
 // The linker sets version.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/bench"
+	"github.com/fairlead-project/fairlead/lab/bench"
 )
 
 // netcpuAgentFlags are the agent's flags for the feature.

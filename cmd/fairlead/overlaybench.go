@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/fairlead-project/fairlead/bench"
+	"github.com/fairlead-project/fairlead/lab/bench"
 )
 
 func benchOverlayVerb(e env) *cobra.Command {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/bench"
+	"github.com/fairlead-project/fairlead/lab/bench"
 	"github.com/fairlead-project/fairlead/policy"
 )
 

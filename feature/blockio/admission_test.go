@@ -18,7 +18,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/sandbox/loop"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // A reservation of a disk whose capacity is not known is admitted, and what is said of it

@@ -10,7 +10,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/sandbox/loop"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // A disk is idle after a minute of next to nothing, and each use of it begins that anew.

@@ -11,8 +11,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // A flood that costs more than a container has is charged to it, and what is

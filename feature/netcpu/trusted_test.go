@@ -6,8 +6,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/sandbox"
 )
 
 // A container makes a namespace with a bridge, and has a veth lead there: what

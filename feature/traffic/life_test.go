@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/sandbox"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox/loop"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox/loop"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // The scratch file has the size that was asked for and no name, and nothing stays of one

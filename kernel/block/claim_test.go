@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox/loop"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 func testDisk(t *testing.T) string {

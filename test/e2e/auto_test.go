@@ -10,7 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 const autoAll = "match: {name: \"e2e-*\"}\nset: {netcpu: auto, netcpu.steal: 2.5%}\n"

@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
-	"github.com/fairlead-project/fairlead/sandbox"
-	"github.com/fairlead-project/fairlead/sandbox/loop"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
 )
 
 // ask sends a request to the agent's socket and gives the status and the body.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // onlyFull leaves a trial whose result is a figure to the tier full. Each fails only

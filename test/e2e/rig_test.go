@@ -8,7 +8,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // rig is a host made of sandboxes: containers at a bridge, to which packets

@@ -19,7 +19,7 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // TestNotify is what systemd relies on: readiness comes once every source has

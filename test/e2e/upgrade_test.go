@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // lastVersion is the commit that hosts run until they get this one.

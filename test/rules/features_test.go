@@ -167,9 +167,9 @@ func TestFeatureIsAFolder(t *testing.T) {
 
 func TestNaming(t *testing.T) {
 	const doc = "## Who\n\n| 1 | `elsewhere/` | no |\n\n## Adding a feature\n\n| | place | what |\n| --- | --- | --- |\n" +
-		"| 1 | `agent/features.go` | a |\n| 2 | `api/NAME.go` | b |\n| 3 | `cmd/NAME*.go` | c |\n| 4 | `bench/` | d |\n\n## Next\n\n| 1 | `metrics/` | no |\n"
+		"| 1 | `agent/features.go` | a |\n| 2 | `api/NAME.go` | b |\n| 3 | `cmd/NAME*.go` | c |\n| 4 | `lab/` | d |\n\n## Next\n\n| 1 | `metrics/` | no |\n"
 	list := places(doc)
-	if want := []string{"agent/features.go", "api/NAME.go", "cmd/NAME*.go", "bench/"}; !slices.Equal(list, want) {
+	if want := []string{"agent/features.go", "api/NAME.go", "cmd/NAME*.go", "lab/"}; !slices.Equal(list, want) {
 		t.Fatalf("places %q, want %q", list, want)
 	}
 	const own = "package api\ntype Disk struct{}\nconst Free = 1\nfunc (c *Client) Disk() {}\nfunc diskRoutes() {}\n"
@@ -192,7 +192,7 @@ func TestNaming(t *testing.T) {
 		{"api/route.go", "var r = Free", ""},
 		{"cmd/disktable.go", "const k = \"fairlead.disk\"", ""},
 		{"cmd/tape.go", "const k = \"fairlead.disk\"", ""}, // another feature's own
-		{"bench/load/disk.go", "const k = \"disk\"", ""},
+		{"lab/load/disk.go", "const k = \"disk\"", ""},
 		{"metrics/rules.go", "const k = \"disk\"", "metrics/rules.go:2"},
 	} {
 		fset := token.NewFileSet()

@@ -78,7 +78,7 @@ func brokenImport(from, to string, test bool) string {
 	if test || in(from, "test", "internal/testkit") {
 		return ""
 	}
-	own := in(to, "agent", "api", "bench", "cmd", "container", "discover", "feature", "hist", "hook", "internal", "kernel", "metrics", "policy", "sandbox", "tenant", "test", "tui", "web")
+	own := in(to, "agent", "api", "cmd", "container", "discover", "feature", "hist", "hook", "internal", "kernel", "lab", "metrics", "policy", "tenant", "test", "tui", "web")
 	switch {
 	case in(to, "internal/testkit", "test"):
 		return "only tests import what is for tests"
@@ -104,13 +104,13 @@ func brokenImport(from, to string, test bool) string {
 		return "only agent imports features"
 	case to == "github.com/cilium/ebpf/rlimit" && from != "kernel/bpf":
 		return "kernel/bpf loads BPF objects"
-	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "hook", "tenant/identity", "kernel", "bench/rig"):
-		return "BPF is loaded in feature/..., hook, tenant/identity, kernel/... and bench/rig only"
+	case in(to, "github.com/cilium/ebpf") && !in(from, "feature", "hook", "tenant/identity", "kernel", "lab/rig"):
+		return "BPF is loaded in feature/..., hook, tenant/identity, kernel/... and lab/rig only"
 	case in(to, "github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/safchain/ethtool") &&
-		!in(from, "kernel/netdev", "kernel/qdisc", "kernel/conntrack", "kernel/probe", "sandbox", "bench"):
-		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/conntrack, kernel/probe, sandbox and bench only"
-	case to == "os/exec" && !in(from, "sandbox", "bench", "cmd"):
-		return "programs are started in sandbox, bench and cmd only"
+		!in(from, "kernel/netdev", "kernel/qdisc", "kernel/conntrack", "kernel/probe", "lab"):
+		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/conntrack, kernel/probe and lab/... only"
+	case to == "os/exec" && !in(from, "lab", "cmd"):
+		return "programs are started in lab/... and cmd only"
 	case in(to, "github.com/moby/moby", "github.com/containerd/containerd") && from != "discover":
 		return "runtimes are spoken to in discover only"
 	}
@@ -163,8 +163,8 @@ func TestBrokenImport(t *testing.T) {
 		{"kernel/bpf", "github.com/cilium/ebpf/rlimit", false, true},
 		{"feature/netcpu", "github.com/cilium/ebpf/rlimit", false, false},
 		{"agent", "github.com/cilium/ebpf", false, false},
-		{"bench", "github.com/cilium/ebpf", false, false},
-		{"bench/rig", "github.com/cilium/ebpf/link", false, true},
+		{"lab/bench", "github.com/cilium/ebpf", false, false},
+		{"lab/rig", "github.com/cilium/ebpf/link", false, true},
 		{"kernel/cgroup", "github.com/vishvananda/netlink", false, false},
 		{"kernel/cgroup", "github.com/vishvananda/netlink", true, true},
 		{"kernel/sched", "container", false, false},
@@ -177,7 +177,7 @@ func TestBrokenImport(t *testing.T) {
 		{"agent", "github.com/moby/moby/client", false, false},
 		{"tui", "agent", false, false},
 		{"tui/view", "tui", false, true},
-		{"sandbox", "internal/testkit", false, false},
+		{"lab/sandbox", "internal/testkit", false, false},
 	} {
 		if rule := brokenImport(tt.from, tt.to, tt.test); (rule == "") != tt.ok {
 			t.Errorf("%s imports %s (test %v): %q", tt.from, tt.to, tt.test, rule)

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/fairlead-project/fairlead/bench/rig"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // A figure test asserts how exact something is, not what happens: it can fail by

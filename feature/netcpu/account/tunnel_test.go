@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/fairlead-project/fairlead/bench/load"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/sandbox"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // flood sends n packets from outside as fast as it can.

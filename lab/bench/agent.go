@@ -1,0 +1,357 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/discover"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// agentVerb makes this program the agent of a rig: the real agent, with the rig's
+// sandboxes as its only containers.
+const agentVerb = "rig-agent"
+
+// Reexec runs this program as a part of a rig if args, which are os.Args, say so. It then
+// returns the exit status and true, otherwise false. Call it first in main and TestMain. It
+// covers the packages sandbox, load and rig.
+func Reexec(args []string) (status int, ok bool) {
+	if len(args) > 1 && args[1] == agentVerb {
+		if err := runAgent(args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1, true
+		}
+		return 0, true
+	}
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec, rig.Reexec} {
+		if status, ok := reexec(args); ok {
+			return status, true
+		}
+	}
+	return 0, false
+}
+
+func runAgent(args []string) error {
+	cfg := agent.Config{Roots: kernel.Default(), Version: "rig"}
+	fs := flag.NewFlagSet(agentVerb, flag.ContinueOnError)
+	fs.StringVar(&cfg.Socket, "socket", "", "unix socket of the agent")
+	fs.StringVar(&cfg.StateDir, "state-dir", "", "directory of the journal")
+	fs.StringVar(&cfg.PolicyDir, "policy-dir", "", "directory of the policy files")
+	fs.StringVar(&cfg.DockerHost, "docker-host", "", "where Docker answers; with it, sandboxes are not looked for")
+	xdp := fs.Bool("xdp", false, "drop in the driver of the rig's NIC")
+	uplink := fs.Uint64("uplink", 0, "rate of the rig's NIC in bit/s; 0: nothing is shaped")
+	stamps := fs.Uint("latency-stamps", 0, "packets under way that latency has room for; 0: as many as ever")
+	sandboxes := fs.String("sandbox-dir", "", "directory of the sandboxes' state")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if *uplink > 0 {
+		cfg.Uplinks = map[string]uint64{rig.NICDevice: *uplink}
+	}
+	cfg.LatencyStamps = uint32(*stamps)
+	if *xdp {
+		cfg.XDP = []string{rig.NICDevice}
+	}
+	if cfg.DockerHost != "" {
+		cfg.Sources = []discover.Source{discover.Docker(cfg.DockerHost)}
+	} else {
+		cfg.Sources = []discover.Source{sandbox.Source(cfg.Roots.Proc, *sandboxes)}
+	}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	a, err := agent.New(cfg)
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}
+
+// guard protects a rig's containers. It runs an agent in the rig's network namespace, and
+// switches the protection by a policy file.
+type guard struct {
+	rig     *rig.Rig
+	uplink  uint64 // rate of the NIC, which traffic divides, in bit/s; 0: it does not
+	xdp     bool   // drop packets in the driver of the NIC
+	stamps  int    // packets under way that latency has room for; 0: as many as ever
+	feature string // the feature under test
+	mode    string // netcpu: the mode while the protection is on
+	prefix  string // prefix of the names of the containers that it protects
+	count   int    // number of these
+	dir     string
+	client  *api.Client
+	process *sandbox.Process
+	log     *tail
+	on      bool
+	others  rig.ProgramSet // BPF programs that were loaded before the agent
+	// missing says why the protection has no effect on this host; "" if it
+	// works.
+	missing string
+	// unmetered says why the agent keeps no accounts; "" if it does.
+	unmetered string
+}
+
+const policyFile = "rig.yaml"
+
+// newGuard starts an agent for the rig and waits until it answers. The protection is off
+// at first. mode is netcpu's mode while it is on. If uplink is not 0, feature traffic
+// divides the NIC, at that rate. protect begins the names, in the rig, of those that it
+// protects.
+func newGuard(ctx context.Context, r *rig.Rig, protect, mode string, uplink uint64) (*guard, error) {
+	dir, err := r.TempDir("agent")
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{rig: r, uplink: uplink, feature: "netcpu", mode: mode, prefix: r.Prefix() + protect, dir: dir, log: &tail{}}
+	for _, c := range r.Containers {
+		if strings.HasPrefix(c.Name, protect) {
+			g.count++
+		}
+	}
+	if uplink > 0 {
+		g.feature = "traffic"
+	}
+	if err := os.Mkdir(filepath.Join(dir, "policy.d"), 0o755); err != nil {
+		return nil, err
+	}
+	if err := g.start(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start the rig's agent: %w", err), g.stop())
+	}
+	return g, nil
+}
+
+// start starts the agent, and waits until it answers.
+func (g *guard) start(ctx context.Context) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if g.others, err = rig.Programs(nil); err != nil {
+		return err
+	}
+	socket := filepath.Join(g.dir, "agent.sock")
+	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(g.dir, "state"),
+		"--policy-dir", filepath.Join(g.dir, "policy.d"), "--sandbox-dir", g.rig.Sandboxes.Dir(), "--docker-host", g.rig.DockerHost,
+		"--uplink", fmt.Sprint(g.uplink), fmt.Sprintf("--xdp=%v", g.xdp), "--latency-stamps", fmt.Sprint(g.stamps))
+	cmd.Args[0] = "fairlead"
+	cmd.Stderr = g.log
+	// The agent undoes its changes even if this program is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if g.process, err = g.rig.Node.Start(cmd); err != nil {
+		return err
+	}
+	g.client = api.Dial(socket)
+	return g.wait(ctx, func(api.Container, api.FeatureStatus) bool { return true })
+}
+
+// inDriver starts another agent if the agent is to drop packets in the driver of the NIC
+// and does not, or the other way round.
+func (g *guard) inDriver(ctx context.Context, xdp bool) error {
+	if g.xdp == xdp {
+		return nil
+	}
+	if err := errors.Join(g.set(ctx, false), g.stop()); err != nil {
+		return err
+	}
+	g.xdp = xdp
+	return g.start(ctx)
+}
+
+// roomFor starts another agent if this one has room for another number of stamps.
+func (g *guard) roomFor(ctx context.Context, stamps int) error {
+	if g.stamps == stamps {
+		return nil
+	}
+	if err := g.stop(); err != nil {
+		return err
+	}
+	g.stamps = stamps
+	return g.start(ctx)
+}
+
+// checkDriver returns an error unless the agent drops packets in the driver.
+func (g *guard) checkDriver(ctx context.Context) error {
+	n, err := g.client.NetCPU(ctx, "")
+	if err != nil {
+		return g.explain(err)
+	}
+	for _, u := range n.Uplinks {
+		if u.Device == rig.NICDevice && u.DropsBy == "xdp" {
+			return nil
+		}
+	}
+	return fmt.Errorf("the NIC does not drop by XDP: %+v", n.Uplinks)
+}
+
+// set switches the protection on or off, and waits until the agent reports it.
+func (g *guard) set(ctx context.Context, on bool) error {
+	if g.on == on {
+		return nil
+	}
+	text := ""
+	if on {
+		text = fmt.Sprintf("match: {name: %q}\nset: {netcpu: %q}\n", g.prefix+"*", g.mode)
+	}
+	return g.policy(ctx, text, func(c api.Container) (taken, changed bool) {
+		asked := false
+		for _, p := range c.Policy {
+			asked = asked || p.Key == "fairlead.netcpu" && p.Value == g.mode
+		}
+		return asked == on, true
+	})
+}
+
+// policy writes a policy file, or removes it if text is "", and waits until the agent has
+// applied it to all containers. stands reports whether a container has the new policy, and
+// whether that differs from its last one.
+func (g *guard) policy(ctx context.Context, text string, stands func(api.Container) (taken, changed bool)) error {
+	file := filepath.Join(g.dir, "policy.d", policyFile)
+	before := time.Now()
+	var err error
+	if text != "" {
+		err = os.WriteFile(file, []byte(text), 0o644)
+	} else {
+		err = os.Remove(file)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := g.client.Reload(ctx); err != nil {
+		return g.explain(err)
+	}
+	err = g.wait(ctx, func(c api.Container, s api.FeatureStatus) bool {
+		taken, changed := stands(c)
+		if !taken {
+			return false
+		}
+		if s.State == api.StateUnavailable {
+			g.missing = s.State
+			if s.Error != "" {
+				g.missing += ": " + s.Error
+			}
+			return true
+		}
+		return (s.State == api.StateDone || s.State == api.StatePartly) && (!changed || s.Since.After(before))
+	})
+	if err != nil {
+		return fmt.Errorf("switch the protection: %w", err)
+	}
+	g.on = text != ""
+	return nil
+}
+
+// wait polls the agent until good accepts all containers.
+func (g *guard) wait(ctx context.Context, good func(api.Container, api.FeatureStatus) bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	last := "it does not answer"
+	for {
+		all, err := g.client.Containers(ctx)
+		if err != nil && !errors.Is(err, api.ErrNoAgent) && ctx.Err() == nil {
+			return g.explain(err)
+		}
+		stand := 0
+		for _, c := range all {
+			if !strings.HasPrefix(c.Name, g.prefix) {
+				continue
+			}
+			var s api.FeatureStatus
+			for _, f := range c.Features {
+				if f.Feature == g.feature {
+					s = f
+				}
+			}
+			if good(c, s) {
+				stand++
+			} else {
+				last = fmt.Sprintf("%s of %s is %s: %s", g.feature, strings.TrimPrefix(c.Name, g.prefix), s.State, s.Error)
+			}
+		}
+		if stand == g.count {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return g.explain(fmt.Errorf("%w (%s)", ctx.Err(), last))
+		case <-g.process.Done():
+			return g.explain(errors.New("the agent has ended"))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// explain adds the end of the agent's log to an error.
+func (g *guard) explain(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err // nothing is wrong with the agent
+	}
+	if said := g.log.String(); said != "" {
+		return fmt.Errorf("%w; the agent's log ends:\n%s", err, said)
+	}
+	return err
+}
+
+// stop ends the agent, if it runs. The agent undoes its changes.
+func (g *guard) stop() error {
+	var err error
+	if g.process != nil {
+		g.process.Signal(syscall.SIGTERM)
+		select {
+		case <-g.process.Done():
+			if werr := g.process.Wait(); werr != nil {
+				err = g.explain(fmt.Errorf("the rig's agent: %w", werr))
+			}
+		case <-time.After(15 * time.Second):
+			g.process.Kill()
+			err = g.explain(errors.New("the rig's agent did not end when told to"))
+		}
+	}
+	if g.client != nil {
+		g.client.Close()
+	}
+	g.process, g.client = nil, nil
+	return err
+}
+
+// tail is a writer that keeps the last few kilobytes.
+type tail struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+var _ io.Writer = (*tail)(nil)
+
+func (t *tail) Write(p []byte) (int, error) {
+	const keep = 4096
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(p)
+	if over := t.buf.Len() - keep; over > 0 {
+		t.buf.Next(over)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(t.buf.String())
+}

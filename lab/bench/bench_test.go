@@ -1,0 +1,440 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+func TestMain(m *testing.M) {
+	if status, ok := Reexec(os.Args); ok {
+		os.Exit(status)
+	}
+	testkit.Main(m)
+}
+
+// clean checks that nothing of this process's rigs is left on the host.
+func clean(t *testing.T) {
+	t.Helper()
+	mine := fmt.Sprintf("fl%d-*", os.Getpid())
+	for _, pattern := range []string{"/run/fairlead/rig-" + mine, "/sys/fs/cgroup/*/fairlead-sandbox/" + mine, "/sys/fs/cgroup/fairlead-sandbox/" + mine} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+}
+
+func TestGuard(t *testing.T) {
+	testkit.NeedRoot(t)
+	ctx := t.Context()
+	s, err := newSession(ctx, setup{cfg: rig.Config{Path: rig.NIC}}, "isolate", time.Millisecond, time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// All that the policy of the containers can be seen to do from here.
+	setting := func() string {
+		t.Helper()
+		all, err := s.guard.client.Containers(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var of []string
+		for _, c := range all {
+			for _, p := range c.Policy {
+				if p.Key == "fairlead.netcpu" {
+					of = append(of, strings.TrimPrefix(c.Name, s.rig.Prefix())+" "+p.Value)
+				}
+			}
+		}
+		slices.Sort(of)
+		return strings.Join(of, ", ")
+	}
+	for _, on := range []bool{false, true, true, false, true} {
+		if err := s.guard.set(ctx, on); err != nil {
+			t.Fatal(err)
+		}
+		want := "receiver observe, victim observe"
+		if on {
+			want = "receiver isolate, victim isolate"
+		}
+		if got := setting(); got != want {
+			t.Errorf("on %v: policy is %q, want %q", on, got, want)
+		}
+	}
+	if s.guard.missing != "" {
+		t.Logf("netcpu is %s", s.guard.missing)
+	}
+	dir := s.guard.dir
+	if err := s.close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is left (%v)", dir, err)
+	}
+	clean(t)
+}
+
+func TestGuardTellsWhy(t *testing.T) {
+	testkit.NeedRoot(t)
+	s, err := newSession(t.Context(), setup{}, "isolate", time.Millisecond, time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Without its agent nothing can be switched, and the agent's end is told.
+	s.guard.process.Kill()
+	<-s.guard.process.Done()
+	if err := s.guard.set(t.Context(), true); err == nil {
+		t.Error("protection was switched without an agent")
+	}
+	if err := s.close(); err == nil || !strings.Contains(err.Error(), "agent") {
+		t.Errorf("the agent was killed, and close says %v", err)
+	}
+	clean(t)
+}
+
+// TestExperiment runs a small setup and looks at the form of what comes out:
+// the figures are not a test's business.
+func TestExperiment(t *testing.T) {
+	testkit.NeedRoot(t)
+	e := &experiment{report: &report.Report{Rounds: 2}, mode: "isolate", settle: 20 * time.Millisecond, take: 200 * time.Millisecond}
+	var said []string
+	e.progress = func(done, total int, what string) { said = append(said, what) }
+	su := setup{name: "small", cfg: rig.Config{Path: rig.Hop, Containers: rig.Pair(60, 30)}, demands: []demand{
+		{name: "10k", traffic: rig.Traffic{Kind: rig.UDP}, rate: 10_000},
+		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood},
+		{name: "udp-rr", traffic: rig.Traffic{Kind: rig.UDPRR}, rate: load.Flood},
+	}}
+	if err := e.run(t.Context(), su); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range e.report.Cases {
+		// These are not everywhere, nor in each window: a connection may wait to
+		// send again for as long as one is.
+		accounts := slices.Contains([]string{Stolen, PacketCost, Balance}, c.Metric)
+		if !accounts {
+			got = append(got, c.Case+": "+c.Metric)
+		}
+		if max(len(c.Off), len(c.On)) > 2 || min(len(c.Off), len(c.On)) < 2 && !accounts {
+			t.Errorf("%s %s: %d values off, %d on, in 2 rounds", c.Case, c.Metric, len(c.Off), len(c.On))
+		}
+		figures(t, c)
+	}
+	want := []string{
+		"small idle: penalty", "small idle: victim work", "small idle: victim CPU",
+		"small 10k: penalty", "small 10k: victim work", "small 10k: victim CPU", "small 10k: sent", "small 10k: received",
+		"small tcp: penalty", "small tcp: victim work", "small tcp: victim CPU", "small tcp: received",
+		"small udp-rr: penalty", "small udp-rr: victim work", "small udp-rr: victim CPU",
+		"small udp-rr: requests", "small udp-rr: latency p50", "small udp-rr: latency p99",
+		"small: agent CPU",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if len(said) != 2*su.measurements() || len(said) != 2*(3+2*3) || said[0] != "round 1: small idle, off" {
+		t.Errorf("progress: %q", said)
+	}
+	clean(t)
+}
+
+// figures checks that what was measured of a case are numbers, and not all of them 0.
+func figures(t *testing.T, c report.Case) {
+	t.Helper()
+	most := 0.0
+	for _, v := range append(c.Off, c.On...) {
+		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
+		}
+		most = max(most, v)
+	}
+	// Some may well be, in so short a window.
+	if most == 0 && c.Metric != AgentCPU && c.Metric != Stolen && c.Metric != VictimCPU {
+		t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
+	}
+}
+
+// alone waits until no experiment is under way on this machine, and returns
+// what lets others begin.
+func alone(t *testing.T) (release func()) {
+	t.Helper()
+	for range 300 {
+		release, err := only()
+		if err == nil {
+			return release
+		}
+		if !errors.Is(err, ErrBusy) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+	}
+	t.Fatal("the machine is never free of experiments")
+	return nil
+}
+
+func TestOnlyOne(t *testing.T) {
+	release := alone(t)
+	if _, err := NetCPU(t.Context(), Options{}); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second experiment gives %v", err)
+	}
+	if _, err := Demo(t.Context(), Screen{Writer: io.Discard}, ""); !errors.Is(err, ErrBusy) {
+		t.Errorf("a demo beside it gives %v", err)
+	}
+	release()
+	alone(t)()
+}
+
+func TestCancel(t *testing.T) {
+	testkit.NeedRoot(t)
+	alone(t)()
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := NetCPU(ctx, Options{Quick: true, Progress: func(done, _ int, _ string) {
+		if done == 4 {
+			cancel()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled experiment gives %v", err)
+	}
+	clean(t)
+}
+
+func TestDemo(t *testing.T) {
+	testkit.NeedRoot(t)
+	for _, colour := range []bool{false, true} {
+		alone(t)()
+		var out bytes.Buffer
+		r, err := demo(t.Context(), Screen{&out, colour}, "dev", 1, 10*time.Millisecond, 100*time.Millisecond, 100*time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := out.String()[strings.LastIndex(strings.TrimSpace(out.String()), "\n")+1:]
+		if !regexp.MustCompile(`Your victim ran \d+\.\d\d times slower beside the flood; with fairlead \d+\.\d\d times\.`).MatchString(last) {
+			t.Errorf("the last line is %q", last)
+		}
+		if ansi := strings.Contains(out.String(), "\x1b["); ansi != colour {
+			t.Errorf("colour %v, ANSI sequences %v", colour, ansi)
+		}
+		var page bytes.Buffer
+		if err := r.WriteHTML(&page, "demo", DemoHeadline(r), DemoPlots()); err != nil || strings.Count(page.String(), "<rect") != 8 {
+			t.Errorf("page with %d bars, want 8 (%v)", strings.Count(page.String(), "<rect"), err)
+		}
+	}
+	clean(t)
+}
+
+// TestNeighbours runs one case of each sort that has more than one neighbour.
+func TestNeighbours(t *testing.T) {
+	testkit.NeedRoot(t)
+	e := &experiment{report: &report.Report{Rounds: 1}, mode: "isolate", settle: 50 * time.Millisecond, take: 200 * time.Millisecond}
+	several := setup{name: "several", cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(4)}, compute: true, demands: []demand{
+		{name: "send", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood},
+		{name: "shaped", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 30e6, long: 2},
+		{name: "recv", traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: 2}, rate: 10_000},
+		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP, Conns: 6}, rate: load.Flood},
+	}}
+	alone := setup{name: "alone", cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 35)}, alone: true, demands: []demand{
+		{name: "heavy", traffic: rig.Traffic{Kind: rig.Overrun}, busy: 0.2, lift: true},
+	}}
+	for _, su := range []setup{several, alone} {
+		err := e.run(t.Context(), su)
+		if errors.Is(err, errNoRate) {
+			// Others keep the CPU busy; TestFindRate has the search itself.
+			t.Log(err)
+			su.demands[0].busy, su.demands[0].rate = 0, 10_000
+			err = e.run(t.Context(), su)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range e.report.Cases {
+		if figures(t, c); len(c.Off) != 1 || len(c.On) != 1 {
+			t.Errorf("%s %s: %v, %v", c.Case, c.Metric, c.Off, c.On)
+		}
+	}
+	// The HTB holds the senders down, to 30 Mbit/s and its bursts, however busy it is here.
+	if shaped, ok := e.report.Find("several shaped", Received); !ok || shaped.Off[0]*1400*8 > 60e6 {
+		t.Errorf("senders with an HTB: %v packets/s", shaped.Off)
+	}
+	for _, missing := range []string{Penalty, Work, VictimCPU} {
+		if _, ok := e.report.Find("alone heavy", missing); ok {
+			t.Errorf("a setup without a victim has the metric %s", missing)
+		}
+	}
+	clean(t)
+}
+
+func TestCharges(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	account := func(seconds float64, packets uint64) api.NetCPUAccount {
+		return api.NetCPUAccount{Container: 7, Name: "fl-receiver", Work: []api.NetCPUWork{
+			{Direction: "receive", Protocol: "udp", Seconds: seconds, Packets: packets},
+			{Direction: "send", Protocol: "udp", Seconds: 5 * seconds, Packets: 9 * packets},
+		}}
+	}
+	system := api.NetCPUAccount{Work: []api.NetCPUWork{{Direction: "receive", Protocol: "encapsulated", Seconds: 0.5, Packets: 100}}}
+	before := &api.NetCPU{Since: at, Taken: at.Add(time.Second), Softirq: 1, Thread: 1, Charged: 2, Accounts: []api.NetCPUAccount{account(1, 1000)}}
+	after := &api.NetCPU{
+		Since: at, Taken: at.Add(3 * time.Second), Softirq: 2, Thread: 2, Charged: 3.9, System: system,
+		Accounts: []api.NetCPUAccount{account(2, 2000), {Container: 8, Name: "fl-victim", Stolen: 0.5}},
+	}
+	c := chargesBetween(before, after, "fl-victim")
+	if c == nil || math.Abs(c.stolen-0.25) > 1e-9 || math.Abs(c.balance-0.95) > 1e-9 {
+		t.Fatalf("got %+v", c)
+	}
+	// A second for 1000 packets, and half a one for the tunnel.
+	if len(c.cost) != 1 || math.Abs(c.cost["udp"]-0.0015) > 1e-12 {
+		t.Errorf("cost of a packet: %v", c.cost)
+	}
+	for _, pair := range [][2]*api.NetCPU{{nil, after}, {before, nil}, {after, after}} {
+		if c := chargesBetween(pair[0], pair[1], ""); c != nil {
+			t.Errorf("got %+v", c)
+		}
+	}
+}
+
+// TestPlots looks that every case is on a plot, and nothing else.
+func TestPlots(t *testing.T) {
+	for _, o := range []Options{{}, {Docker: true}, {Quick: true}, {Only: "cap|heavy"}} {
+		e := &experiment{report: &report.Report{}}
+		all, _, err := o.setups()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := map[string]bool{}
+		for _, su := range all {
+			for _, d := range su.demands {
+				names[su.name+" "+d.name] = true
+				for _, on := range []bool{false, true} {
+					e.add(su, d, on, 2, sample{work: 1, sent: 1, received: 1, bits: 1, p50: 1, p99: 1, charges: &charges{cost: map[string]float64{"udp": 1, "tcp": 1}}, exactness: &exactness{whole: 1}})
+				}
+			}
+		}
+		listed, err := NetCPUCases(o)
+		if err != nil || len(listed) != len(names) {
+			t.Errorf("%d cases are listed, want %d: are two called the same? (%v)", len(listed), len(names), err)
+		}
+		for _, p := range NetCPUPlots(e.report, o) {
+			if len(p.Groups) == 0 || len(p.Groups) > 6 {
+				t.Errorf("plot %q has %d groups", p.Title, len(p.Groups))
+			}
+			for _, g := range p.Groups {
+				if _, ok := e.report.Find(g.Case, p.Metric); !ok {
+					t.Errorf("plot %q: nothing measures the %s of %q", p.Title, p.Metric, g.Case)
+				}
+				delete(names, g.Case)
+			}
+		}
+		if len(names) > 0 {
+			t.Errorf("%+v: on no plot: %v", o, names)
+		}
+		if got, want := NetCPUHeadline(e.report), "2.00 times"; o.Only == "" && !strings.Contains(got, want) {
+			t.Errorf("headline %q does not say %q", got, want)
+		}
+	}
+	if got := NetCPUHeadline(&report.Report{}); got != "" {
+		t.Errorf("headline of nothing: %q", got)
+	}
+	for _, bad := range []string{"no such case", "("} {
+		if names, err := NetCPUCases(Options{Only: bad}); err == nil {
+			t.Errorf("--only %q gives %q", bad, names)
+		}
+	}
+}
+
+func TestInstalled(t *testing.T) {
+	all := programs()
+	count := func(list []setup) (n int) {
+		for _, su := range list {
+			n += len(su.demands)
+		}
+		return n
+	}
+	for _, tt := range []struct {
+		missing string // programs
+		cases   int
+		notes   int
+	}{{"", 8, 0}, {"fio", 6, 1}, {"sysbench", 4, 1}, {"memcached", 3, 1}, {"iperf3 fio memcached", 0, 3}} {
+		list, notes := installed(all, func(p string) bool { return !strings.Contains(tt.missing, p) })
+		if count(list) != tt.cases || len(notes) != tt.notes {
+			t.Errorf("without %q: %d cases and notes %q, want %d and %d", tt.missing, count(list), notes, tt.cases, tt.notes)
+		}
+	}
+	if count(all) != 8 {
+		t.Errorf("what was asked has changed to %d cases", count(all))
+	}
+}
+
+// TestQuickIsQuick counts: two minutes are little more than 100 short windows.
+func TestQuickIsQuick(t *testing.T) {
+	for _, docker := range []bool{false, true} {
+		all, _, err := Options{Quick: true, Docker: docker}.setups()
+		if err != nil {
+			t.Fatal(err)
+		}
+		windows := 0
+		for _, su := range all {
+			windows += 3
+			for _, d := range su.demands {
+				windows += 2 * max(d.long, 1)
+				if d.busy > 0 {
+					windows += 2 // finding the rate, once
+				}
+			}
+		}
+		if windows > 80 {
+			t.Errorf("--quick takes two rounds of %d windows", windows)
+		}
+	}
+}
+
+func TestBar(t *testing.T) {
+	var s Screen
+	for share, want := range map[float64]string{
+		-1: "", 0: "", 0.5: strings.Repeat("█", 12), 1: strings.Repeat("█", 24), 7: strings.Repeat("█", 24),
+		1.0 / 48: "▌", 1.0/24 + 1.0/192: "█▏",
+	} {
+		if got := s.bar(share, "31"); got != want {
+			t.Errorf("bar(%v) = %q, want %q", share, got, want)
+		}
+	}
+	s.Colour = true
+	if got, want := s.bar(1.0/24, "31"), "\x1b[31m█\x1b[0m"; got != want {
+		t.Errorf("in colour: %q, want %q", got, want)
+	}
+}
+
+func TestNotes(t *testing.T) {
+	if n := notes(0.01, "", quiet{}); len(n) != 0 {
+		t.Errorf("notes of a quiet run: %q", n)
+	}
+	if n := notes(0.5, "unavailable: why.", quiet{}); len(n) != 2 || !strings.HasSuffix(n[0], "unavailable: why") || !strings.Contains(n[1], "50 %") {
+		t.Errorf("notes: %q", n)
+	}
+}
+
+func TestTail(t *testing.T) {
+	var l tail
+	for i := range 1000 {
+		fmt.Fprintf(&l, "line %d\n", i)
+	}
+	if s := l.String(); len(s) > 4096 || !strings.HasSuffix(s, "line 999") {
+		t.Errorf("%d bytes, ending %q", len(s), s[max(0, len(s)-20):])
+	}
+}

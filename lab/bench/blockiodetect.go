@@ -1,0 +1,225 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// The detectors that are compared with the agent's own. Each decides from one window
+// whether neighbours interfere with the load. All have the paper's threshold, 0.05.
+func detectors() map[string]func(api.BlockIORow) bool {
+	const threshold = 0.05
+	return map[string]func(api.BlockIORow) bool{
+		"I_cpu":          func(r api.BlockIORow) bool { return r.ICPU > threshold },
+		"foreign I_cpu":  func(r api.BlockIORow) bool { return r.ICPUForeign > threshold },
+		"run-queue wait": func(r api.BlockIORow) bool { return r.WaitForeign > threshold },
+		"PSI":            func(r api.BlockIORow) bool { return r.CPUPressure-r.Throttled > threshold },
+	}
+}
+
+const (
+	lossOf    = 0.1             // a load that loses as much of its IOPS is interfered with
+	declareIn = 2 * time.Second // in so long it has to be declared
+)
+
+// circumstance is one condition under which the detectors are tried: how it begins, and how
+// it ends.
+type circumstance struct {
+	name       string
+	burners    int
+	begin, end func() error
+	calm       bool // it is no interference, whoever else computes
+}
+
+func nothing() error { return nil }
+
+// circumstances are up to two burners for each CPU, and all burners, of which a load with
+// one thread notices more; and conditions that are not interference: no burner, a paused
+// load, a load with a quota, alone and beside all burners, one with a small real-time budget
+// beside them, and a load that competes with its own threads.
+func (r *blockioRig) circumstances(ctx context.Context) (all []circumstance) {
+	beside := func(n int) circumstance {
+		return circumstance{name: fmt.Sprintf("%d burners", n), burners: n, begin: nothing, end: nothing, calm: n == 0}
+	}
+	for n := range 2*runtime.NumCPU() + 1 {
+		all = append(all, beside(n))
+	}
+	all = append(all, beside(len(r.burners)))
+	const period = 100 * time.Millisecond
+	limit := func() error { return r.db.Limit(sandbox.CPU{Quota: period / 20, Period: period}) }
+	unlimit := func() error { return r.db.Limit(sandbox.CPU{Quota: -1}) }
+	set := func(ctx context.Context, in api.SetRequest) error {
+		_, err := r.client.Set(ctx, blockioName, in)
+		return err
+	}
+	const realtime = "fairlead.io.realtime"
+	return append(all,
+		circumstance{"idle", len(r.burners), func() error { r.board.SetRate(0); return nil }, func() error { r.board.SetRate(load.Flood); return nil }, true},
+		circumstance{"quota", 0, limit, unlimit, true},
+		circumstance{"quota beside burners", len(r.burners), limit, unlimit, true},
+		circumstance{"own real-time budget", len(r.burners),
+			func() error { return set(ctx, api.SetRequest{Set: map[string]string{realtime: "20ms"}}) },
+			func() error {
+				return set(context.WithoutCancel(ctx), api.SetRequest{Unset: []string{realtime}})
+			}, true},
+		circumstance{"own threads", 0,
+			func() error { return signalAll(r.own, unix.SIGCONT) },
+			func() error { return signalAll(r.own, unix.SIGSTOP) }, true},
+	)
+}
+
+// tally counts the hits, misses and false alarms of a detector.
+type tally struct{ hits, losses, alarms, calm float64 }
+
+func (t *tally) add(lost, calm, says bool) {
+	yes := 0.0
+	if says {
+		yes = 1
+	}
+	if lost {
+		t.losses++
+		t.hits += yes
+	}
+	if calm {
+		t.calm++
+		t.alarms += yes
+	}
+}
+
+// detect is one round: each circumstance, between two windows without it. The reservation is
+// the throughput in the first, because the speed of a disk changes from minute to minute. What
+// is lost against the slower of the two is lost through the circumstance. The agent only
+// observes.
+func (r *blockioRig) detect(ctx context.Context, e *experiment, c blockioCase) error {
+	mine, theirs := tally{}, make(map[string]*tally)
+	for name := range detectors() {
+		theirs[name] = &tally{}
+	}
+	row, err := r.achieved(ctx, blockioName, e.take/2)
+	if err != nil {
+		return err
+	}
+	reserved, err := r.client.Reserve(ctx, api.ReservationRequest{Container: blockioName, Device: r.device, BlockIOFigures: row.Achieved})
+	if err != nil {
+		return err
+	}
+	defer r.client.DeleteReservation(context.WithoutCancel(ctx), reserved.ID)
+	var worst float64
+	var named, right int
+	for _, x := range r.circumstances(ctx) {
+		s, err := r.sample(ctx, e, reserved.ID, x)
+		if err != nil {
+			return fmt.Errorf("%s: %w", x.name, err)
+		}
+		lost := !x.calm && s.part <= 1-lossOf
+		mine.add(lost, x.calm, s.declared <= declareIn.Seconds() || x.calm && s.named > 0)
+		for name, says := range detectors() {
+			theirs[name].add(lost, x.calm, says(s.row))
+		}
+		if lost {
+			worst = max(worst, min(s.declared, blockioPatience.Seconds()))
+			named, right = named+s.named, right+s.right
+		}
+		if x.name != "idle" {
+			e.report.Add(c.name, PartOfIOPS+": "+x.name, "1", false, s.part)
+		}
+	}
+	if mine.losses > 0 {
+		e.report.Add(c.name, Hits, "1", true, mine.hits/mine.losses)
+		e.report.Add(c.name, DetectedIn, "s", true, worst)
+	}
+	if named > 0 {
+		e.report.Add(c.name, NamedRight, "1", true, float64(right)/float64(named))
+	}
+	e.report.Add(c.name, FalseAlarms, "1", true, mine.alarms/mine.calm)
+	for name, t := range theirs {
+		if t.losses > 0 {
+			e.report.AddPeer(c.name, Hits, "1", name, t.hits/t.losses)
+		}
+		e.report.AddPeer(c.name, FalseAlarms, "1", name, t.alarms/t.calm)
+	}
+	return nil
+}
+
+// found is the result of one circumstance.
+type found struct {
+	part         float64 // IOPS, of those before or after, whichever are fewer
+	row          api.BlockIORow
+	declared     float64 // seconds after the begin; infinite if never
+	named, right int
+}
+
+func (r *blockioRig) sample(ctx context.Context, e *experiment, reservation string, x circumstance) (s found, err error) {
+	if err := sleep(ctx, blockioSettle); err != nil {
+		return s, err
+	}
+	alone, due, err := r.undisturbed(ctx, declareIn/2)
+	if err != nil {
+		return s, err
+	}
+	if _, err := r.client.ChangeReservation(ctx, reservation, due); err != nil {
+		return s, err
+	}
+	if err := sleep(ctx, declareIn/2+blockioSettle); err != nil { // it is judged by that, and what was declared before is over
+		return s, err
+	}
+	beside, err := r.during(ctx, e, x, &s)
+	if err != nil {
+		return s, err
+	}
+	if err := sleep(ctx, blockioSettle); err != nil {
+		return s, err
+	}
+	after, err := r.window(ctx, declareIn/2)
+	s.part = beside.Rate() / min(alone.Rate(), after.Rate())
+	return s, err
+}
+
+// during measures the load under a circumstance, and finds out when the agent declares it.
+func (r *blockioRig) during(ctx context.Context, e *experiment, x circumstance, s *found) (beside load.Window, err error) {
+	start := time.Now()
+	defer func() { err = errors.Join(err, x.end(), r.burn(0)) }()
+	if err := errors.Join(x.begin(), r.burn(x.burners)); err != nil {
+		return beside, err
+	}
+	if err := sleep(ctx, blockioSettle); err != nil { // the scheduler owes a load that slept something at first
+		return beside, err
+	}
+	before := r.board.Read()
+	b, err := r.client.BlockIO(ctx, blockioName, max(e.take, declareIn/2))
+	if err != nil {
+		return beside, err
+	}
+	beside = r.board.Read().Since(before)
+	for _, row := range b.Rows {
+		if row.Reserved != nil {
+			s.row = row
+		}
+	}
+	for s.declared = math.Inf(1); ; {
+		if s.declared, s.named, s.right, err = r.declared(ctx, start); err != nil || s.named > 0 || time.Since(start) > declareIn+blockioSettle {
+			return beside, err
+		}
+		if err := sleep(ctx, blockioStep); err != nil {
+			return beside, err
+		}
+	}
+}
+
+func signalAll(processes []*sandbox.Process, s unix.Signal) error {
+	var errs []error
+	for _, p := range processes {
+		errs = append(errs, p.Signal(s))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,253 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+// pgbench is 4 clients that write to a database which fits into memory, so that a
+// transaction waits for the disk when it is committed.
+const (
+	pgbenchClients = 4
+	pgbenchScale   = 4 // at least the clients, who would wait for one another's rows otherwise
+	// pgbenchStart is the time from the start of pgbench until its load has settled.
+	// pgbenchRecovers is how long a reservation has to be met again.
+	pgbenchStart    = time.Second
+	pgbenchRecovers = 5 * time.Second
+)
+
+// startDatabase starts PostgreSQL in the container with the reservation, with its data on
+// the disk of the scratch file, and fills the tables of pgbench.
+func (r *blockioRig) startDatabase(ctx context.Context) error {
+	dir := filepath.Join(r.dir, "postgres")
+	if err := errors.Join(os.Mkdir(dir, 0o711), os.Chmod(r.dir, 0o711)); err != nil { // its user passes through
+		return err
+	}
+	if _, err := rig.Postgres.Serve(ctx, r.db, dir); err != nil {
+		return err
+	}
+	return r.pgbench(ctx, func() error { return nil }, "--initialize", "--quiet", "--scale", strconv.Itoa(pgbenchScale))
+}
+
+// pgbench runs pgbench in the container with the reservation, until it ends by itself. It
+// calls during meanwhile, and ends pgbench if during fails.
+func (r *blockioRig) pgbench(ctx context.Context, during func() error, args ...string) error {
+	cmd := exec.Command(filepath.Join(filepath.Dir(rig.Postgres.Program()), "pgbench"),
+		append([]string{"--host", "127.0.0.1", "--port", rig.Port, "--username", "postgres"}, append(args, "postgres")...)...)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	p, err := r.db.Start(cmd)
+	if err != nil {
+		return err
+	}
+	err = during()
+	if err != nil {
+		p.Kill()
+	}
+	select {
+	case <-ctx.Done():
+		p.Kill()
+		<-p.Done()
+		return ctx.Err()
+	case <-p.Done():
+	}
+	if failed := p.Wait(); err == nil && failed != nil {
+		return fmt.Errorf("pgbench: %w: %s", failed, strings.TrimSpace(said.String()))
+	}
+	return err
+}
+
+// span is a window of time in which transactions are counted.
+type span struct{ from, to time.Time }
+
+// transacting has pgbench run for at least so long as during takes, which is lasts at most,
+// and returns its transactions.
+func (r *blockioRig) transacting(ctx context.Context, lasts time.Duration, during func() error) (transactions, error) {
+	const more = time.Second // what during takes beside what it waits for
+	seconds := int(math.Ceil((lasts + more).Seconds()))
+	return r.logged(ctx, during, "--time", strconv.Itoa(seconds))
+}
+
+// logged runs pgbench for as long as length, which are its arguments, says, and returns its
+// transactions.
+func (r *blockioRig) logged(ctx context.Context, during func() error, length ...string) (transactions, error) {
+	log := filepath.Join(r.dir, "transactions")
+	err := r.pgbench(ctx, during, append(length, "--no-vacuum", "--client", strconv.Itoa(pgbenchClients), "--log", "--log-prefix", log)...)
+	files, _ := filepath.Glob(log + ".*")
+	var all transactions
+	for _, file := range files {
+		f, oerr := os.Open(file)
+		if oerr != nil {
+			return nil, errors.Join(err, oerr)
+		}
+		list, perr := parseTransactions(f)
+		err = errors.Join(err, perr, f.Close(), os.Remove(file))
+		all = append(all, list...)
+	}
+	return all, err
+}
+
+// transactions are those that pgbench has logged.
+type transactions []transaction
+
+type transaction struct {
+	end  time.Time
+	took time.Duration
+}
+
+// parseTransactions reads pgbench's log (pgbench(1), "Per-Transaction Logging"): client_id
+// transaction_no time script_no time_epoch time_us, times in microseconds.
+func parseTransactions(log io.Reader) (all transactions, err error) {
+	s := bufio.NewScanner(log)
+	for s.Scan() {
+		var client, number, script int
+		var took, epoch, us int64
+		if _, err := fmt.Sscan(s.Text(), &client, &number, &took, &script, &epoch, &us); err != nil {
+			return nil, fmt.Errorf("pgbench logs %q: %w", s.Text(), err)
+		}
+		all = append(all, transaction{time.Unix(epoch, us*1000), time.Duration(took) * time.Microsecond})
+	}
+	return all, s.Err()
+}
+
+// in returns how many transactions ended in each second of a span, and the 99th percentile
+// of their latency: the length of the span if there were none.
+func (all transactions) in(s span) (rate float64, p99 time.Duration) {
+	var took []time.Duration
+	for _, t := range all {
+		if !t.end.Before(s.from) && t.end.Before(s.to) {
+			took = append(took, t.took)
+		}
+	}
+	length := s.to.Sub(s.from)
+	if len(took) == 0 {
+		return 0, length
+	}
+	slices.Sort(took)
+	return float64(len(took)) / length.Seconds(), took[min(len(took)*99/100, len(took)-1)]
+}
+
+// reaches returns the end of the first step of a span in which the rate is at least so
+// much; false if there is none.
+func (all transactions) reaches(rate float64, s span, step time.Duration) (time.Time, bool) {
+	for from := s.from; !from.Add(step).After(s.to); from = from.Add(step) {
+		if got, _ := all.in(span{from, from.Add(step)}); got >= rate {
+			return from.Add(step), true
+		}
+	}
+	return time.Time{}, false
+}
+
+// database is one round, as beside is: pgbench undisturbed, beside the burners without
+// protection, and beside them with a reservation.
+func (r *blockioRig) database(ctx context.Context, e *experiment, c blockioCase) error {
+	take := 2 * e.take // the last of a hundred
+	var w span
+	window := func(during func() error) error {
+		w.from = time.Now()
+		err := during()
+		w.to = time.Now()
+		return err
+	}
+	var due api.BlockIOFigures
+	var work float64
+	all, err := r.transacting(ctx, pgbenchStart+take, func() error {
+		if err := sleep(ctx, pgbenchStart); err != nil {
+			return err
+		}
+		return window(func() error {
+			row, err := r.achieved(ctx, blockioName, take)
+			due = row.Achieved
+			return err
+		})
+	})
+	if err != nil {
+		return err
+	}
+	alone, aloneP99 := all.in(w)
+	if alone == 0 {
+		return errors.New("pgbench does nothing")
+	}
+	e.report.AddPeer(c.name, Transactions, "1/s", "alone", alone)
+	e.report.AddPeer(c.name, P99, "s", "alone", aloneP99.Seconds())
+	add := func(on bool) {
+		rate, p99 := all.in(w)
+		e.report.Add(c.name, Transactions, "1/s", on, rate)
+		e.report.Add(c.name, P99, "s", on, p99.Seconds())
+		e.report.Add(c.name, PartOfTransactions, "1", on, rate/alone)
+		e.report.Add(c.name, TimesP99, "1", on, p99.Seconds()/aloneP99.Seconds())
+		e.report.Add(c.name, BurnersKeep, "1/s", on, work)
+	}
+	var cpu sideTimes
+	burning := func() error {
+		worked, before := r.burnt(), r.sideTimes()
+		if err := window(func() error { return sleep(ctx, take) }); err != nil {
+			return err
+		}
+		work, cpu = float64(r.burnt()-worked)/take.Seconds(), r.sideTimes().since(before)
+		return r.burn(0)
+	}
+	all, err = r.transacting(ctx, pgbenchStart+blockioSettle+take, func() error {
+		if err := errors.Join(sleep(ctx, pgbenchStart), r.burn(blockioBurners), sleep(ctx, blockioSettle)); err != nil {
+			return err
+		}
+		return burning()
+	})
+	if err != nil {
+		return err
+	}
+	add(false)
+	r.unhelped = cpu
+	end, err := r.reserve(ctx, blockioName, due)
+	if err != nil {
+		return err
+	}
+	defer func() { end() }()
+	var start, found time.Time
+	all, err = r.transacting(ctx, 2*pgbenchStart+pgbenchRecovers+take, func() error {
+		if err := sleep(ctx, 2*pgbenchStart); err != nil { // it is measured
+			return err
+		}
+		start = time.Now()
+		if err := r.burn(blockioBurners); err != nil {
+			return err
+		}
+		var err error
+		if found, err = r.detects(ctx, e, c, start, pgbenchRecovers, func(detected bool) bool { return detected }); err != nil {
+			return err
+		}
+		if err := sleep(ctx, time.Until(start.Add(pgbenchRecovers))); err != nil {
+			return err
+		}
+		return burning()
+	})
+	if err != nil {
+		return err
+	}
+	add(true)
+	recovered := blockioPatience
+	if at, ok := all.reaches(0.95*alone, span{found, w.to}, blockioSettle); ok {
+		recovered = at.Sub(start)
+	}
+	e.report.Add(c.name, RecoveredIn, "s", true, recovered.Seconds())
+	if !c.rig.oneKey {
+		return nil
+	}
+	e.addLost(c, r.unhelped, cpu)
+	return r.released(ctx, e, c)
+}

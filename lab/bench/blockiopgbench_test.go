@@ -1,0 +1,74 @@
+package bench
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+func TestTransactions(t *testing.T) {
+	start := time.Unix(1_800_000_000, 0)
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	log := "0 1 1500 0 1800000000 0\n" +
+		"1 1 9000 0 1800000000 250000\n" +
+		"0 2 2000 0 1800000001 500000\n" +
+		"1 2 3000 0 1800000001 750000 0 0\n" // with the columns of other options
+	all, err := parseTransactions(strings.NewReader(log))
+	if err != nil || len(all) != 4 || all[1] != (transaction{at(0.25), 9 * time.Millisecond}) {
+		t.Fatalf("got %v (%v)", all, err)
+	}
+	for _, tt := range []struct {
+		from, to, rate float64
+		p99            time.Duration
+	}{
+		{0, 2, 2, 9 * time.Millisecond}, {1, 2, 2, 3 * time.Millisecond}, {0, 0.25, 4, 1500 * time.Microsecond},
+		{0.5, 1, 0, 500 * time.Millisecond}, // none ended
+	} {
+		if rate, p99 := all.in(span{at(tt.from), at(tt.to)}); rate != tt.rate || p99 != tt.p99 {
+			t.Errorf("%v to %v: %v a second, p99 %v; want %v, %v", tt.from, tt.to, rate, p99, tt.rate, tt.p99)
+		}
+	}
+	const step = time.Second / 2
+	if end, ok := all.reaches(4, span{at(0.5), at(2)}, step); !ok || !end.Equal(at(2)) {
+		t.Errorf("reached at %v, %v", end, ok)
+	}
+	if end, ok := all.reaches(4, span{at(0.5), at(1.9)}, step); ok {
+		t.Errorf("reached at %v in a step that is not over", end)
+	}
+	for _, bad := range []string{"\n", "0 1 failed 0 1800000000 0\n", "0 1 1500 0\n"} {
+		if all, err := parseTransactions(strings.NewReader(bad)); err == nil {
+			t.Errorf("%q is %v", bad, all)
+		}
+	}
+}
+
+// TestDatabase runs pgbench for some transactions, and looks that it logs each of them.
+func TestDatabase(t *testing.T) {
+	testkit.NeedRoot(t)
+	if rig.Postgres.Program() == "" {
+		t.Log("no PostgreSQL here")
+		return
+	}
+	alone(t)()
+	r, err := newBlockioRig(t.Context(), blockioConfig{service: rig.Postgres})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	all, err := r.logged(t.Context(), func() error { return nil }, "--transactions", "10")
+	if err != nil || len(all) != 10*pgbenchClients {
+		t.Errorf("%d transactions (%v)", len(all), err)
+	}
+	for _, x := range all {
+		if x.took <= 0 {
+			t.Errorf("a transaction took %v", x.took)
+		}
+	}
+}

@@ -1,0 +1,393 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/irq"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// tenant is one of the three containers of MIST's figure 8.
+type tenant struct {
+	name  string
+	board *load.Board
+	alone api.BlockIOFigures // what it does beside the others with nothing reserved
+}
+
+// threeLoads are the loads of figure 8: sequential with 10 % reads of 64 KiB, sequential
+// with 75 % reads of 4 or 32 KiB, and random with 50 % reads of 8 KiB.
+func threeLoads() [][]string {
+	return [][]string{
+		{"--size", "65536", "--sequential", "all", "--writes", "90"},
+		{"--size", "4096", "--also", "32768", "--sequential", "all", "--writes", "25"},
+		{"--size", "8192", "--writes", "50"},
+	}
+}
+
+func (r *blockioRig) startThree(ctx context.Context) error {
+	for i, args := range threeLoads() {
+		name := "blockio-vm" + strconv.Itoa(i+1)
+		box, err := r.sandboxes.Create(sandbox.Spec{Name: name})
+		if err != nil {
+			return err
+		}
+		_, board, err := startLoad(ctx, box, append([]string{"disk", "--to", r.target, "--conns", "4"}, args...)...)
+		if err != nil {
+			return err
+		}
+		r.tenants = append(r.tenants, &tenant{name: name, board: board})
+		r.boards = append(r.boards, board)
+	}
+	return nil
+}
+
+// The steps of figure 8: the reservation of each tenant, as a fraction of its throughput
+// beside the others without reservations; 0 is none. settled is the maximum time for a
+// change to take effect.
+func blockioSteps() [][3]float64 {
+	return [][3]float64{{1.3, 0, 0}, {0.4, 1.3, 0}, {0, 0.5, 1.3}, {0.6, 0.6, 0.6}}
+}
+
+const (
+	blockioSettled = 3 * time.Second
+	blockioSamples = 3 // of a second each, in a step, after that
+)
+
+// three is one round of figure 8. Off is the part of the same reservations that would have
+// been met without protection.
+func (r *blockioRig) three(ctx context.Context, e *experiment, c blockioCase) error {
+	before := r.readings()
+	b, err := r.client.BlockIO(ctx, "", 3*time.Second)
+	if err != nil {
+		return err
+	}
+	now := r.readings()
+	for i, t := range r.tenants {
+		for _, row := range b.Rows {
+			if row.Name == t.name && "/dev/"+row.Disk == r.device {
+				t.alone = row.Achieved
+			}
+		}
+		if t.alone == (api.BlockIOFigures{}) || now[i].Since(before[i]).Ops == 0 {
+			return fmt.Errorf("%s does nothing", t.name)
+		}
+	}
+	if err := r.capacityOfThree(ctx); err != nil {
+		return err
+	}
+	var met, count, metOff float64
+	var slowest time.Duration
+	for _, step := range blockioSteps() {
+		if err := r.change(ctx, step); err != nil {
+			return err
+		}
+		settled, ok, err := r.settles(ctx, step)
+		if err != nil {
+			return err
+		}
+		slowest = max(slowest, settled)
+		met += ok
+		for _, part := range step {
+			if part > 0 {
+				count += blockioSamples
+				if part <= 1 {
+					metOff += blockioSamples
+				}
+			}
+		}
+	}
+	e.report.Add(c.name, MetShare, "1", false, metOff/count)
+	e.report.Add(c.name, MetShare, "1", true, met/count)
+	e.report.Add(c.name, SettledIn, "s", true, slowest.Seconds())
+
+	// The agent must refuse a reservation beyond the capacity that is left.
+	refused := 0.0
+	err = r.change(ctx, [3]float64{0.6, 0.6, 3})
+	if a := (*api.Error)(nil); errors.As(err, &a) && a.Status == http.StatusConflict {
+		refused, err = 1, nil
+	}
+	e.report.Add(c.name, Refused, "1", true, refused)
+	return errors.Join(err, r.change(ctx, [3]float64{}))
+}
+
+func (r *blockioRig) readings() (all []load.Reading) {
+	for _, t := range r.tenants {
+		all = append(all, t.board.Read())
+	}
+	return all
+}
+
+// capacityOfThree sets the disk's capacity to the sum of the three loads, in terms of the
+// cost model: the rates of requests of 4 KiB, and of bytes.
+func (r *blockioRig) capacityOfThree(ctx context.Context) error {
+	var ops, bytes float64
+	for _, t := range r.tenants {
+		ops += float64(t.alone.ReadIOPS + t.alone.WriteIOPS)
+		bytes += float64(t.alone.ReadBytes + t.alone.WriteBytes)
+	}
+	// The cost has a part for each request and a part for its bytes, each half of the sum.
+	const small = 4096
+	base, perByte := 0.5/ops, 0.5/bytes
+	most, mostBytes := uint64(1/(base+small*perByte)), uint64(1/perByte)
+	f := api.BlockIOFigures{ReadIOPS: most, WriteIOPS: most, ReadBytes: max(mostBytes, most*small), WriteBytes: max(mostBytes, most*small)}
+	_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: f, Headroom: 0.05})
+	return err
+}
+
+// change sets the reservations of the three. Reservations that end go first, and those that
+// grow go last, so that the sum never exceeds the capacity.
+func (r *blockioRig) change(ctx context.Context, parts [3]float64) error {
+	list, err := r.client.Reservations(ctx)
+	if err != nil {
+		return err
+	}
+	ids := make(map[string]api.Reservation)
+	for _, x := range list.Reservations {
+		ids[x.Name] = x
+	}
+	part := func(n uint64, of float64) uint64 { return uint64(float64(n) * of) }
+	for _, grow := range []bool{false, true} {
+		for i, t := range r.tenants {
+			f := api.BlockIOFigures{
+				ReadIOPS: part(t.alone.ReadIOPS, parts[i]), WriteIOPS: part(t.alone.WriteIOPS, parts[i]),
+				ReadBytes: part(t.alone.ReadBytes, parts[i]), WriteBytes: part(t.alone.WriteBytes, parts[i]),
+			}
+			x, had := ids[t.name]
+			grows := f.ReadIOPS+f.WriteIOPS > x.Reserved.ReadIOPS+x.Reserved.WriteIOPS
+			switch {
+			case grows != grow || !had && parts[i] == 0:
+			case parts[i] == 0:
+				_, err = r.client.DeleteReservation(ctx, x.ID)
+			case had:
+				_, err = r.client.ChangeReservation(ctx, x.ID, f)
+			default:
+				_, err = r.client.Reserve(ctx, api.ReservationRequest{Container: t.name, Device: r.device, BlockIOFigures: f})
+			}
+			if err != nil {
+				return fmt.Errorf("reserve for %s: %w", t.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// settles measures one step: the time until all reservations are met, and how many
+// one-second samples after settled meet theirs.
+func (r *blockioRig) settles(ctx context.Context, parts [3]float64) (settled time.Duration, met float64, err error) {
+	start := time.Now()
+	settled = -1
+	meets := func(before, now []load.Reading) (n float64, all bool) {
+		all = true
+		for i, t := range r.tenants {
+			if parts[i] == 0 {
+				continue
+			}
+			if due := parts[i] * float64(t.alone.ReadIOPS+t.alone.WriteIOPS); now[i].Since(before[i]).Rate() >= 0.95*due {
+				n++
+			} else {
+				all = false
+			}
+		}
+		return n, all
+	}
+	for time.Since(start) < blockioSettled {
+		before := r.readings()
+		if err := sleep(ctx, 2*blockioStep); err != nil {
+			return 0, 0, err
+		}
+		if _, all := meets(before, r.readings()); !all {
+			settled = -1
+		} else if settled < 0 {
+			settled = time.Since(start)
+		}
+	}
+	end := time.Duration(math.MaxInt64)
+	for range blockioSamples {
+		before := r.readings()
+		if err := sleep(ctx, time.Second); err != nil {
+			return 0, 0, err
+		}
+		n, all := meets(before, r.readings())
+		if met += n; all {
+			end = min(end, time.Since(start))
+		}
+	}
+	if settled < 0 {
+		settled = min(end, blockioPatience) // only now, or never
+	}
+	return settled, met, nil
+}
+
+// streamBridge is the node's bridge between the containers that send and those that receive.
+const streamBridge = "blockio-br"
+
+// startStreams creates containers that send one another bytes at full speed, over a bridge
+// of the node.
+func (r *blockioRig) startStreams(ctx context.Context, pairs int) error {
+	if pairs == 0 {
+		return nil
+	}
+	if err := r.node.Bridge(streamBridge, netip.Prefix{}); err != nil {
+		return err
+	}
+	for i := range pairs {
+		var boxes [2]*sandbox.Box
+		var addrs [2]netip.Addr
+		for j, what := range []string{"server-", "client-"} {
+			box, err := r.sandboxes.Create(sandbox.Spec{Name: blockioBurner + what + strconv.Itoa(i)})
+			if err != nil {
+				return err
+			}
+			boxes[j], addrs[j] = box, netip.AddrFrom4([4]byte{10, 91, byte(i), byte(j + 1)})
+			if err := sandbox.Wire(
+				sandbox.End{Box: r.node, Name: "veth-" + what + strconv.Itoa(i), Bridge: streamBridge},
+				sandbox.End{Box: box, Name: "eth0", Addr: netip.PrefixFrom(addrs[j], 24)},
+			); err != nil {
+				return err
+			}
+		}
+		to := addrs[1].String() + ":9000"
+		// The receiver has to be there first.
+		for j, args := range [][]string{{"udp-recv", "--listen", to}, {"udp-send", "--to", to, "--size", "1400"}} {
+			box := boxes[1-j]
+			p, board, err := startLoad(ctx, box, args...)
+			if err != nil {
+				return fmt.Errorf("%v: %w", args, err)
+			}
+			r.burners, r.work, r.names = append(r.burners, p), append(r.work, board), append(r.names, box.Name)
+		}
+	}
+	return nil
+}
+
+// dueOfMail is the reservation of the mail server, as a fraction of its undisturbed
+// throughput. It is more than in MIST's figure 9 (3000 of 4000 to 6000), as the neighbours
+// here leave it three quarters, where theirs left it less than 3000.
+const dueOfMail = 0.85
+
+// streams is one round of figure 9: the load of a mail server alone, then beside containers
+// that decode and send streams: without protection, with each step alone, and with all
+// steps.
+func (r *blockioRig) streams(ctx context.Context, e *experiment, c blockioCase) error {
+	alone, due, err := r.undisturbed(ctx, 2*e.take)
+	if err != nil {
+		return err
+	}
+	serving, err := r.serving()
+	if err != nil {
+		return err
+	}
+	add := func(arm, metric string, v float64) {
+		if arm == "off" || arm == "on" {
+			e.report.Add(c.name, metric, "1", arm == "on", v)
+		} else {
+			e.report.AddPeer(c.name, metric, "1", arm, v)
+		}
+	}
+	scaled := func(n uint64) uint64 { return uint64(dueOfMail * float64(n)) }
+	for _, step := range streamSteps() {
+		end := nothing
+		if step.reserve {
+			// The kernel merges several blocks into one request, and the reservation counts
+			// requests.
+			f := api.BlockIOFigures{ReadIOPS: scaled(due.ReadIOPS), WriteIOPS: scaled(due.WriteIOPS)}
+			if end, err = r.reserve(ctx, blockioName, f); err != nil {
+				return err
+			}
+		}
+		err := r.withSettings(ctx, step, func() error {
+			if err := r.burn(len(r.burners)); err != nil {
+				return err
+			}
+			if err := sleep(ctx, step.settle); err != nil {
+				return err
+			}
+			before, err := irq.Works(kernel.Default().Proc)
+			if err != nil {
+				return err
+			}
+			w, err := r.window(ctx, e.take)
+			if err != nil {
+				return err
+			}
+			now, err := irq.Works(kernel.Default().Proc)
+			if err != nil {
+				return err
+			}
+			most := time.Duration(0)
+			for _, cpu := range serving {
+				most = max(most, now[cpu].ForNetwork(before[cpu]))
+			}
+			add(step.name, PartOfDue, w.Rate()/(dueOfMail*alone.Rate()))
+			add(step.name, TimesP99, float64(w.Latency(0.99))/float64(alone.Latency(0.99)))
+			add(step.name, NetworkTime, most.Seconds()/e.take.Seconds())
+			return r.burn(0)
+		})
+		if err := errors.Join(err, end()); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// serving lists the CPUs to which the interrupt of the disk that comes most often goes.
+func (r *blockioRig) serving() (cpus []int, err error) {
+	roots := kernel.Default()
+	irqs, err := irq.Of(roots.Sys, filepath.Join(roots.Sys, "block", filepath.Base(r.device)))
+	if err != nil || len(irqs) == 0 {
+		return nil, err
+	}
+	return irq.CPUs(roots.Proc, slices.MaxFunc(irqs, func(a, b int) int {
+		return cmp.Compare(irq.Count(roots.Sys, a), irq.Count(roots.Sys, b))
+	}))
+}
+
+// streamStep is one step of protection against the streams.
+type streamStep struct {
+	name       string // of the peer, or off, or on
+	reserve    bool
+	own        map[string]string // settings of the mail server
+	neighbours map[string]string // settings of all others
+	settle     time.Duration
+}
+
+func streamSteps() []streamStep {
+	return []streamStep{
+		{"off", false, nil, nil, blockioSettle},
+		{"CPU alone", false, nil, map[string]string{"fairlead.io.yield": "idle"}, blockioSettle},
+		{"interrupts alone", true, map[string]string{"fairlead.io.interrupts": "apart"}, nil, blockioSettle},
+		{"on", true, map[string]string{"fairlead.io.interrupts": "auto"}, map[string]string{"fairlead.io.yield": "auto"}, 5 * time.Second},
+	}
+}
+
+// withSettings applies the settings of a step for the duration of during.
+func (r *blockioRig) withSettings(ctx context.Context, step streamStep, during func() error) error {
+	for _, name := range append([]string{blockioName}, r.names...) {
+		settings := step.neighbours
+		if name == blockioName {
+			settings = step.own
+		}
+		if len(settings) == 0 {
+			continue
+		}
+		if _, err := r.client.Set(ctx, name, api.SetRequest{Set: settings}); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		defer r.client.Set(context.WithoutCancel(ctx), name, api.SetRequest{Unset: slices.Collect(maps.Keys(settings))})
+	}
+	return during()
+}

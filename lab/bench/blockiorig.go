@@ -1,0 +1,346 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/block"
+	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
+)
+
+// blockioConfig describes a rig.
+type blockioConfig struct {
+	load    []string    // what the container with the reservation does, a generator with its flags
+	service rig.Service // a real server in place of load; "" is none
+	loop    bool        // at a loop device, not a file
+	burners int         // containers that compute
+	streams int         // pairs of containers that send one another datagrams
+	own     int         // processes that compute in the container with the reservation
+	three   bool        // the containers of figure 8 in place of all these
+	yield   bool        // neighbours yield to reservations
+	oneKey  bool        // they do not: nothing is said but the reservation
+}
+
+// blockioRig is a host of sandboxes with a scratch file and an agent.
+type blockioRig struct {
+	sandboxes *sandbox.Host
+	node      *sandbox.Box // the agent's namespace
+	device    string       // the disk, and
+	target    string       // what is read and written of it
+	dir       string
+	loop      *loop.Disk
+	agent     *sandbox.Process
+	log       *tail
+	client    *api.Client
+	db        *sandbox.Box
+	board     *load.Board // of the load
+	burners   []*sandbox.Process
+	boxes     []*sandbox.Box // theirs
+	unhelped  sideTimes      // beside them, with nothing done
+	names     []string       // of their containers, each once or more
+	work      []*load.Board  // of the burners
+	own       []*sandbox.Process
+	tenants   []*tenant
+	boards    []*load.Board // of all others
+}
+
+// blockioName is the name of the container with the reservation. blockioBurner is the
+// prefix of the others' names.
+const (
+	blockioName   = "blockio-db"
+	blockioBurner = "blockio-burner-"
+)
+
+func burnerName(i int) string { return blockioBurner + strconv.Itoa(i) }
+
+func newBlockioRig(ctx context.Context, c blockioConfig) (_ *blockioRig, err error) {
+	dir, err := os.MkdirTemp("", "fairlead-blockio-")
+	if err != nil {
+		return nil, err
+	}
+	r := &blockioRig{dir: dir, log: &tail{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	if _, err := sandbox.Sweep(kernel.Default(), filepath.Join(dir, "sandboxes")); err != nil {
+		return nil, err
+	}
+	if err := r.makeDisk(c); err != nil {
+		return nil, err
+	}
+	if r.sandboxes, err = sandbox.New(sandbox.Config{Dir: filepath.Join(dir, "sandboxes")}); err != nil {
+		return nil, err
+	}
+	if r.node, err = r.sandboxes.Create(sandbox.Spec{Name: "blockio-node", Bare: true}); err != nil {
+		return nil, err
+	}
+	if err := r.startAgent(ctx, c.yield, c.own); err != nil {
+		return nil, err
+	}
+	if c.three {
+		if err := r.startThree(ctx); err != nil {
+			return nil, err
+		}
+		return r, r.known(ctx, len(r.tenants))
+	}
+	if err := r.startLoads(ctx, c); err != nil {
+		return nil, err
+	}
+	if err := lighten(r.db); err != nil {
+		return nil, err
+	}
+	return r, r.known(ctx, 1+c.burners+2*c.streams)
+}
+
+func (r *blockioRig) makeDisk(c blockioConfig) (err error) {
+	if c.loop {
+		if r.loop, err = loop.New(r.dir, scratchSize<<20); err == nil {
+			r.device, r.target = r.loop.Path, r.loop.Path
+		}
+		return err
+	}
+	r.target = filepath.Join(r.dir, "scratch")
+	r.device, err = scratch(r.target)
+	return err
+}
+
+// startLoads starts the load, and the neighbours' loads in a stopped state.
+func (r *blockioRig) startLoads(ctx context.Context, c blockioConfig) (err error) {
+	if r.db, err = r.sandboxes.Create(sandbox.Spec{Name: blockioName}); err != nil {
+		return err
+	}
+	if c.service != "" {
+		err = r.startDatabase(ctx)
+	} else {
+		err = r.startLoad(ctx, c.load)
+	}
+	if err != nil {
+		return err
+	}
+	for range c.own {
+		p, board, err := startLoad(ctx, r.db, "burn")
+		if err != nil {
+			return err
+		}
+		r.own, r.boards = append(r.own, p), append(r.boards, board)
+		if err := p.Signal(unix.SIGSTOP); err != nil {
+			return err
+		}
+	}
+	for i := range c.burners {
+		box, err := r.sandboxes.Create(sandbox.Spec{Name: burnerName(i)})
+		if err != nil {
+			return err
+		}
+		p, board, err := startLoad(ctx, box, "burn")
+		if err != nil {
+			return err
+		}
+		r.burners, r.work, r.names, r.boxes = append(r.burners, p), append(r.work, board), append(r.names, box.Name), append(r.boxes, box)
+		if err := p.Signal(unix.SIGSTOP); err != nil {
+			return err
+		}
+	}
+	if err := r.startStreams(ctx, c.streams); err != nil {
+		return err
+	}
+	return r.burn(0)
+}
+
+// startLoad starts a generator in the container with the reservation.
+func (r *blockioRig) startLoad(ctx context.Context, args []string) (err error) {
+	to := r.target
+	if args[0] == "mail" {
+		if to = filepath.Join(r.dir, "mail"); os.Mkdir(to, 0o700) != nil {
+			return fmt.Errorf("make %s", to)
+		}
+	}
+	if _, r.board, err = startLoad(ctx, r.db, append([]string{args[0], "--to", to}, args[1:]...)...); err != nil {
+		return err
+	}
+	r.boards = append(r.boards, r.board)
+	return nil
+}
+
+// lighten gives the parent cgroup of all sandboxes the weight of one container. With the
+// weight of 13, the burners would leave little CPU time to the agent and to this program,
+// which are outside that cgroup.
+func lighten(box *sandbox.Box) error {
+	for _, dir := range box.Cgroups() {
+		parent := filepath.Dir(dir)
+		if _, err := cgroup.Weight(parent); err != nil {
+			continue // the hierarchy of another controller
+		}
+		name, usual := "cpu.shares", "1024"
+		if _, err := os.Stat(filepath.Join(parent, name)); err != nil {
+			name, usual = "cpu.weight", "100"
+		}
+		return cgroup.File(filepath.Join(parent, name)).Write(usual)
+	}
+	return nil
+}
+
+// scratchSize is the size of the scratch file, in MiB.
+const scratchSize = 256
+
+// scratch creates the file that the load reads, and returns the disk below it. A loop
+// device would distort the result: kernel threads do its work, they wait for the burners as
+// well, and no container is charged for that wait.
+func scratch(path string) (device string, err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	data := make([]byte, 1<<20)
+	for i := range data {
+		data[i] = byte(i*7 + i>>8) // not zeros, which some disks do not store
+	}
+	for range scratchSize {
+		if _, err := f.Write(data); err != nil {
+			return "", err
+		}
+	}
+	var st unix.Stat_t
+	if err := errors.Join(f.Sync(), unix.Fstat(int(f.Fd()), &st)); err != nil {
+		return "", err
+	}
+	disk, err := block.Find(kernel.Default().Sys, unix.Major(st.Dev), unix.Minor(st.Dev))
+	if err != nil {
+		return "", fmt.Errorf("the disk of %s (TMPDIR says where): %w", path, err)
+	}
+	return "/dev/" + disk.Name, nil
+}
+
+func startLoad(ctx context.Context, box *sandbox.Box, args ...string) (*sandbox.Process, *load.Board, error) {
+	cmd, board, err := load.Command(args...)
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p, err := box.Start(cmd)
+	if err != nil {
+		return nil, nil, errors.Join(err, board.Close())
+	}
+	return p, board, board.Await(ctx, p.Done())
+}
+
+func (r *blockioRig) startAgent(ctx context.Context, yield bool, own int) error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	policies := filepath.Join(r.dir, "policy.d")
+	if err := os.Mkdir(policies, 0o755); err != nil {
+		return err
+	}
+	if own > 0 { // what is measured is what would be done, and about whom
+		if err := os.WriteFile(filepath.Join(policies, "help.yaml"), []byte("match: {name: "+blockioName+"}\nset: {io.help: off}\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	if yield {
+		if err := os.WriteFile(filepath.Join(policies, "yield.yaml"), []byte("match: {name: \"blockio-*\"}\nset: {io.yield: auto}\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	socket := filepath.Join(r.dir, "agent.sock")
+	cmd := exec.Command(exe, agentVerb, "--socket", socket, "--state-dir", filepath.Join(r.dir, "state"), "--policy-dir", policies, "--sandbox-dir", r.sandboxes.Dir())
+	cmd.Args[0] = "fairlead"
+	cmd.Stderr = r.log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if r.agent, err = r.node.Start(cmd); err != nil {
+		return err
+	}
+	r.client = api.Dial(socket)
+	return nil
+}
+
+// known waits until the agent knows count containers, and has applied their policy.
+func (r *blockioRig) known(ctx context.Context, count int) error {
+	const patience = 30 * time.Second
+	for end := time.Now().Add(patience); ; {
+		all, err := r.client.Containers(ctx)
+		done := 0
+		for _, c := range all {
+			if slices.ContainsFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == "blockio" && f.State == api.StateDone }) {
+				done++
+			}
+		}
+		switch {
+		case done == count:
+			_, err := r.client.SetCapacity(ctx, api.CapacityRequest{Device: r.device, BlockIOFigures: api.BlockIOFigures{
+				ReadIOPS: 10_000_000, WriteIOPS: 10_000_000, ReadBytes: 1 << 40, WriteBytes: 1 << 40,
+			}})
+			return err
+		case time.Now().After(end):
+			return fmt.Errorf("the agent knows %d of %d containers (%w): %s", done, count, err, r.log)
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *blockioRig) close() error {
+	var errs []error
+	if r.agent != nil {
+		errs = append(errs, r.agent.Signal(syscall.SIGTERM))
+		select {
+		case <-r.agent.Done():
+		case <-time.After(30 * time.Second):
+			r.agent.Kill()
+			errs = append(errs, errors.New("the agent did not end"))
+		}
+		r.client.Close()
+	}
+	if r.sandboxes != nil {
+		errs = append(errs, r.sandboxes.Close())
+	}
+	for _, b := range append(r.work, r.boards...) {
+		errs = append(errs, b.Close())
+	}
+	if r.loop != nil {
+		errs = append(errs, r.loop.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
+}
+
+// burn lets the first count burners run, and stops the others.
+func (r *blockioRig) burn(count int) error {
+	return errors.Join(signalAll(r.burners[:count], unix.SIGCONT), signalAll(r.burners[count:], unix.SIGSTOP))
+}
+
+// window measures the load for the length of a window.
+func (r *blockioRig) window(ctx context.Context, d time.Duration) (load.Window, error) {
+	before := r.board.Read()
+	if err := sleep(ctx, d); err != nil {
+		return load.Window{}, err
+	}
+	return r.board.Read().Since(before), nil
+}
+
+func (r *blockioRig) burnt() (n uint64) {
+	for _, b := range r.work {
+		n += b.Read().Since(load.Reading{}).Ops
+	}
+	return n
+}

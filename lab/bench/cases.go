@@ -1,0 +1,337 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+// setup is a rig and the cases that are measured in it.
+type setup struct {
+	name  string
+	title string // of its plots; see plots.go
+	cfg   rig.Config
+	// compute makes all neighbours without packets compute, in the base and in the
+	// cases (Iron, section 2). Otherwise they are idle.
+	compute bool
+	alone   bool // the victim is idle, so there is no penalty
+	// accounts compares an agent that only keeps accounts (on) with no agent (off).
+	accounts bool
+	// mode overrides Options.Mode; "" does not.
+	mode string
+	// timed adds a stopwatch that measures softirqs independently of the accounts.
+	timed bool
+	// victim is a real program that runs as the victim; "" is our own load.
+	victim string
+	// service is a real server that runs as the victim and is asked by the container
+	// serviceClient; "" is none. There is no penalty then, and no base.
+	service rig.Service
+	// protect begins the names of the containers that are protected; "" protects all.
+	protect string
+	demands []demand
+}
+
+// demand is one case: the load of the neighbours, beside a victim that computes. The zero
+// value is the base, without traffic.
+type demand struct {
+	name    string
+	traffic rig.Traffic
+	rate    uint64 // total packets per second, or load.Flood
+	shape   uint64 // bit/s of an HTB at the NIC; 0: none
+	long    int    // windows are this many times longer; 0 is 1
+	quick   bool   // also with Options.Quick
+	// busy, if not 0, replaces rate: the rate is chosen so that an unprotected receiver
+	// with the whole CPU uses this fraction of it.
+	busy float64
+	// drop is a place where all packets are dropped instead of the protection.
+	drop rig.DropPoint
+	// xdp makes the protection drop in the driver of the NIC, not by tc.
+	xdp bool
+	// lift removes the neighbours' quotas while the protection is off.
+	lift bool
+	// idle has the neighbours do nothing, although the setup makes them compute.
+	idle bool
+	// control makes off the control of a flood: protected as well, but the neighbours
+	// compute, and all packets from outside are dropped before the host.
+	control bool
+}
+
+// base is the case that the other cases of a setup are compared with.
+func (su setup) base() demand {
+	if su.compute {
+		return demand{name: "cpu"}
+	}
+	return demand{name: "idle"}
+}
+
+// measurements is the number of measurements in a round.
+func (su setup) measurements() int {
+	if su.alone {
+		return 2 * len(su.demands)
+	}
+	return 3 + 2*len(su.demands)
+}
+
+// catalogue holds every case of the netcpu experiment.
+func catalogue(docker bool) []setup {
+	if docker {
+		return pairs(rig.Docker)
+	}
+	all := pairs(rig.Hop, rig.NIC)
+	for _, part := range [][]setup{udpSenders(), tcpSenders(), receivers(), caps(), {heavy(), drops()}, costs(), observed(), accuracy(), charged(), {idle()}, programs(), services()} {
+		all = append(all, part...)
+	}
+	return all
+}
+
+var (
+	floods = []demand{
+		{name: "100k", traffic: rig.Traffic{Kind: rig.UDP}, rate: 100_000},
+		{name: "200k", traffic: rig.Traffic{Kind: rig.UDP}, rate: 200_000},
+		{name: "400k", traffic: rig.Traffic{Kind: rig.UDP}, rate: 400_000},
+		{name: "flood", traffic: rig.Traffic{Kind: rig.UDP}, rate: load.Flood, quick: true},
+		{name: "overrun", traffic: rig.Traffic{Kind: rig.Overrun}, rate: load.Flood},
+	}
+	others = []demand{
+		{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood, quick: true},
+		{name: "udp-rr", traffic: rig.Traffic{Kind: rig.UDPRR}, rate: load.Flood},
+		{name: "tcp-rr", traffic: rig.Traffic{Kind: rig.TCPRR}, rate: load.Flood, quick: true},
+	}
+)
+
+// pairs are a victim and one receiver, on several paths: the basic cost of packets.
+func pairs(paths ...rig.Path) []setup {
+	var all []setup
+	for _, path := range paths {
+		uneven := slices.Clone(floods)
+		for i := range uneven {
+			uneven[i].quick = false
+		}
+		all = append(all,
+			setup{name: string(path) + " 50/50", cfg: rig.Config{Path: path, Containers: rig.Pair(50, 50)}, demands: slices.Concat(floods, others)},
+			setup{name: string(path) + " 80/20", cfg: rig.Config{Path: path, Containers: rig.Pair(80, 20)}, demands: uneven},
+		)
+	}
+	return all
+}
+
+// udpSenders are Iron's figures 1 and 7.
+func udpSenders() []setup {
+	var all []setup
+	for _, n := range []int{2, 3, 6, 10} {
+		su := setup{
+			name:    fmt.Sprintf("udp-send %d", n),
+			title:   fmt.Sprintf("UDP senders, %d containers (Iron, figures 1, 7)", n),
+			cfg:     rig.Config{Path: rig.NIC, Containers: rig.Equal(n)},
+			compute: true,
+		}
+		for _, shape := range []struct {
+			name string
+			rate uint64
+		}{{"500M", 500e6}, {"1G", 1e9}, {"2G", 2e9}, {"inf", 0}} {
+			su.demands = append(su.demands, demand{
+				name: shape.name, traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: shape.rate,
+				quick: n == 10 && shape.name == "1G",
+			})
+		}
+		all = append(all, su)
+	}
+	return all
+}
+
+// tcpSenders are figures 3 and 8.
+func tcpSenders() []setup {
+	var all []setup
+	for _, n := range []int{2, 10} {
+		su := setup{
+			name:    fmt.Sprintf("tcp-send %d", n),
+			title:   fmt.Sprintf("TCP senders, %d containers (Iron, figures 3, 8)", n),
+			cfg:     rig.Config{Path: rig.NIC, Containers: rig.Equal(n)},
+			compute: true,
+		}
+		for _, flows := range []int{10, 100} {
+			for _, control := range []string{"", "bbr"} {
+				for _, shape := range []struct {
+					name string
+					rate uint64
+				}{{"1G", 1e9}, {"inf", 0}} {
+					if control != "" && flows == 10 {
+						continue // one line is enough to tell
+					}
+					name := fmt.Sprintf("%d flows %s", flows, shape.name)
+					if control != "" {
+						name += " " + control
+					}
+					su.demands = append(su.demands, demand{
+						name:    name,
+						traffic: rig.Traffic{Kind: rig.TCP, Out: true, Conns: flows, Congestion: control}, rate: load.Flood, shape: shape.rate,
+						quick: n == 10 && flows == 100 && shape.rate > 0 && control == "",
+					})
+				}
+			}
+		}
+		all = append(all, su)
+	}
+	return all
+}
+
+// receivers are figures 4 and 9 (UDP), 5 and 11 (TCP).
+func receivers() []setup {
+	const containers = 8
+	udp := setup{
+		name: "udp-recv", title: "UDP receivers, 8 containers (Iron, figures 4, 9)",
+		cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true,
+	}
+	tcp := udp
+	tcp.name, tcp.title = "tcp-recv", "TCP receivers, 8 containers (Iron, figures 5, 11)"
+	for _, n := range []int{1, 4, 7} {
+		for _, rate := range []struct {
+			name string
+			rate uint64
+		}{{"100k", 100_000}, {"200k", 200_000}, {"400k", 400_000}, {"flood", load.Flood}} {
+			udp.demands = append(udp.demands, demand{
+				name:    fmt.Sprintf("%d of %d %s", n, containers, rate.name),
+				traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: n}, rate: rate.rate,
+				quick: n == 7 && rate.rate >= 400_000,
+			})
+		}
+		for _, flows := range []int{10, 100} {
+			tcp.demands = append(tcp.demands, demand{
+				name:    fmt.Sprintf("%d of %d %d flows", n, containers, flows),
+				traffic: rig.Traffic{Kind: rig.TCP, Neighbours: n, Conns: flows}, rate: load.Flood,
+				quick: n == 7 && flows == 100,
+			})
+		}
+	}
+	return []setup{udp, tcp}
+}
+
+// caps is figure 12: three containers of 30 % leave a tenth of the CPU.
+func caps() []setup {
+	return []setup{{
+		name: "cap 3x30", title: "CPU used by three containers of 30 % (Iron, figure 12)",
+		cfg: rig.Config{Path: rig.NIC, Containers: []rig.Container{{Name: "victim", Quota: 30}, {Name: "n1", Quota: 30}, {Name: "n2", Quota: 30}}}, compute: true,
+		demands: []demand{
+			{name: "udp-send", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 1e9, long: 3},
+			{name: "udp-recv", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 400_000, long: 3, quick: true},
+		},
+	}}
+}
+
+// heavy is section 4.2: a receiver that needs 35 % of a CPU loses nothing when it is
+// limited to 35 %.
+func heavy() setup {
+	return setup{
+		name: "heavy 35", title: "A receiver that needs 35 % of a CPU (Iron, section 4.2)",
+		cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 35)}, alone: true,
+		demands: []demand{{name: "udp", traffic: rig.Traffic{Kind: rig.Overrun}, busy: 0.35, lift: true, long: 2, quick: true}},
+	}
+}
+
+// drops is figure 13: the best place to drop a packet whose receiver has no CPU time left.
+// These cases drop all packets, as if the receivers never had any. They are compared with
+// isolate, which gives the receivers their time, and drops by tc or in the driver.
+func drops() setup {
+	const containers, receivers = 8, 7
+	su := setup{
+		name: "drop", title: "Dropping everything, by place (Iron, figure 13)",
+		cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(containers)}, compute: true,
+	}
+	for _, rate := range []struct {
+		name string
+		rate uint64
+	}{{"200k", 200_000}, {"400k", 400_000}} {
+		for _, at := range []rig.DropPoint{rig.AtPorts, rig.AtUplink, rig.AtXDP, ""} {
+			name := string(at)
+			if at == "" {
+				name = "fairlead"
+			}
+			su.demands = append(su.demands, demand{
+				name:    rate.name + " " + name,
+				traffic: rig.Traffic{Kind: rig.Overrun, Neighbours: receivers}, rate: rate.rate, drop: at,
+				quick: rate.rate == 400_000 && at != "" && at != rig.AtPorts,
+			})
+		}
+		protected := su.demands[len(su.demands)-1]
+		protected.name += " xdp"
+		protected.xdp = true
+		su.demands = append(su.demands, protected)
+	}
+	return su
+}
+
+// costs is table 1: the cost of receiving a packet by UDP, by TCP and by UDP in a tunnel,
+// at a rate without loss and with the whole CPU for the receiver.
+func costs() []setup {
+	const quota = 90
+	cfg := func(p rig.Path) rig.Config {
+		return rig.Config{Path: p, Containers: []rig.Container{{Name: "victim", Quota: 100 - quota}, {Name: "receiver", Quota: quota}}}
+	}
+	udp := demand{name: "udp", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 50_000, quick: true}
+	tcp := demand{name: "tcp", traffic: rig.Traffic{Kind: rig.TCP}, rate: load.Flood, quick: true}
+	const title = "CPU time of a received packet (Iron, table 1)"
+	return []setup{
+		{name: "cost nic", title: title, cfg: cfg(rig.NIC), alone: true, demands: []demand{udp, tcp}},
+		{name: "cost vxlan", title: title, cfg: cfg(rig.VXLAN), alone: true, demands: []demand{udp, tcp}},
+	}
+}
+
+// charged are some of the cases above in the mode charge, whatever the options say, and
+// one with containers that have no quotas, so that their weights change instead.
+func charged() []setup {
+	send := setup{
+		name: "charge udp-send 10", title: "UDP senders, 10 containers, charged",
+		cfg: rig.Config{Path: rig.NIC, Containers: rig.Equal(10)}, compute: true, mode: "charge",
+		demands: []demand{{name: "2G", traffic: rig.Traffic{Kind: rig.UDP, Out: true}, rate: load.Flood, shape: 2e9}},
+	}
+	recv := setup{
+		name: "charge cap 3x30", title: "Receivers with a quota of 30 %, charged",
+		cfg: caps()[0].cfg, compute: true, mode: "charge",
+		demands: []demand{{name: "udp-recv", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 400_000}},
+	}
+	weights := setup{
+		name: "charge no quotas", title: "A receiver without a quota, charged by its weight",
+		cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(0, 0)}, compute: true, mode: "charge",
+		demands: []demand{{name: "100k", traffic: rig.Traffic{Kind: rig.Overrun}, rate: 100_000}},
+	}
+	return []setup{send, recv, weights}
+}
+
+// idle is the agent's own cost beside containers that do nothing. Off is an agent that
+// only observes them.
+func idle() setup {
+	all := rig.Equal(100)
+	for i := range all {
+		all[i].Quota = 0 // with a quota of 1 % a sandbox starts slowly
+	}
+	return setup{
+		name: "agent", title: fmt.Sprintf("What the agent takes beside %d idle containers", len(all)),
+		cfg: rig.Config{Path: rig.NIC, Containers: all}, alone: true,
+		demands: []demand{{name: fmt.Sprintf("%d idle", len(all)), long: 3}}, // the agent has just begun
+	}
+}
+
+// The real programs that may be the victim.
+const (
+	sysbench  = "sysbench"
+	memcached = "memcached"
+)
+
+// programs are real applications, instead of those in figure 10: two containers on one
+// core.
+func programs() []setup {
+	var all []setup
+	for _, victim := range []string{sysbench, memcached} {
+		su := setup{
+			name: "app " + victim, title: victim + " beside real programs (as Iron's figure 10)", victim: victim,
+			cfg: rig.Config{Path: rig.NIC, Containers: rig.Pair(50, 50)}, compute: true,
+		}
+		for _, kind := range []rig.Kind{rig.Iperf3UDP, rig.Iperf3TCP, rig.Memcached, rig.FIO} {
+			su.demands = append(su.demands, demand{name: string(kind), traffic: rig.Traffic{Kind: kind}, rate: load.Flood})
+		}
+		all = append(all, su)
+	}
+	return all
+}

@@ -1,0 +1,146 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+// Every bar is about a case that there is, and can be reached, missed and missed
+// by far.
+func TestBars(t *testing.T) {
+	for _, x := range []struct {
+		bars  []report.Bar
+		cases func(Options) ([]string, error)
+		of    []string
+	}{
+		{NetCPUBars(), NetCPUCases, []string{"off", "on", "ratio"}},
+		{TrafficBars(), TrafficCases, []string{"off", "on", "ratio", string(armTC), string(armCNI)}},
+		{LatencyBars(), LatencyCases, []string{"off", "on", "ratio", withRecords, withTruth}},
+		{BlockIOBars(), BlockIOCases, []string{"off", "on", "ratio"}},
+		{OverlayBars(), OverlayCases, []string{"off", "on", "ratio"}},
+	} {
+		var names []string
+		for _, docker := range []bool{false, true} {
+			some, err := x.cases(Options{Docker: docker})
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, some...)
+		}
+		if len(x.bars) == 0 {
+			t.Error("an experiment has no bars")
+		}
+		for _, b := range x.bars {
+			if !slices.Contains(names, b.Case) {
+				t.Errorf("%+v: there is no such case", b)
+			}
+			if !slices.Contains(x.of, b.Of) {
+				t.Errorf("%+v: nothing is measured as %q", b, b.Of)
+			}
+			if !(b.FarLow <= b.Low && b.Low <= b.High && b.High <= b.FarHigh) || b.Metric == "" || b.Why == "" {
+				t.Errorf("%+v: not a bar", b)
+			}
+		}
+	}
+	if len(demandMetrics()) == 0 {
+		t.Fatal("no metrics")
+	}
+	for _, b := range NetCPUBars() {
+		if !slices.Contains(demandMetrics(), b.Metric) {
+			t.Errorf("%+v: netcpu has no such metric", b)
+		}
+	}
+}
+
+// demandMetrics are the metrics of the cases of netcpu.
+func demandMetrics() (all []string) {
+	e := &experiment{report: &report.Report{}}
+	for _, kind := range []rig.Kind{rig.UDP, rig.TCP, rig.TCPRR} {
+		m := sample{work: 1, ramp: 1, charges: &charges{balance: 1, cost: map[string]float64{protocol(string(kind)): 1}}, programs: &programCost{}, exactness: &exactness{price: 1}}
+		e.add(setup{victim: memcached}, demand{traffic: rig.Traffic{Kind: kind}, long: 1}, true, 1, m)
+	}
+	e.add(setup{alone: true}, demand{}, true, 1, sample{})                            // an idle agent
+	e.add(setup{alone: true, service: rig.Redis}, demand{}, true, 1, sample{work: 1}) // a real server
+	for _, c := range e.report.Cases {
+		all = append(all, c.Metric)
+	}
+	return append(all, AccountsCost)
+}
+
+// A case is measured again while one of its bars is undecided, and no other.
+func TestCheck(t *testing.T) {
+	bars := []report.Bar{
+		{Case: "good", Metric: "m", Of: "on", High: 1, FarHigh: 2},
+		{Case: "wide (1+1)", Metric: "m", Of: "on", High: 1, FarHigh: 2},
+		{Case: "late", Metric: "m", Of: "on", High: 1, FarHigh: 2},
+		{Case: "far", Metric: "m", Of: "on", High: 1, FarHigh: 2},
+		{Case: "good", Metric: "m", Of: "off", High: 1, FarHigh: 9},
+		{Case: "lost", Metric: "m", Of: "on", High: 1, FarHigh: 2},
+	}
+	// By case, the rounds of each repetition.
+	figures := map[string][][]float64{
+		"good":       {{1, 1}},
+		"wide (1+1)": {{0, 2}, {0, 2}, {0, 2}},
+		"late":       {{1}, {1}},
+		"far":        {{5, 5}, {5, 5}, {5, 5}},
+	}
+	var measured []int
+	var said []string
+	run := func(_ context.Context, o Options) (*report.Report, error) {
+		only := regexp.MustCompile(o.Only)
+		r := &report.Report{Rounds: o.Rounds}
+		measured = append(measured, 0)
+		o.Progress(0, 1, "all")
+		for name, repetitions := range figures {
+			if only.MatchString(name) {
+				measured[len(measured)-1]++
+				for _, v := range repetitions[len(measured)-1] {
+					r.Add(name, "m", "1", true, v)
+					r.Add(name, "m", "1", false, 2*v)
+				}
+			}
+		}
+		return r, nil
+	}
+	r, err := Check(t.Context(), Options{Quick: true, Progress: func(_, _ int, what string) { said = append(said, what) }}, bars, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, o := range r.Bars {
+		got = append(got, fmt.Sprintf("%s %s %s %d %d", o.Case, o.Of, o.Verdict, o.Repetitions, len(o.Values)))
+	}
+	want := []string{"good on pass 1 2", "wide (1+1) on inconclusive 3 6", "late on pass 2 2", "far on fail by far 3 6", "good off fail 1 2", "lost on inconclusive 0 0"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if !slices.Equal(measured, []int{4, 3, 2}) || r.Rounds != 2 || said[2] != "repetition 3, all" {
+		t.Errorf("measured %v cases with %d rounds: %q", measured, r.Rounds, said)
+	}
+	if c, _ := r.Find("far", "m"); len(c.On) != 6 {
+		t.Errorf("the report has %v", c.On)
+	}
+
+	// What is no longer measured is not waited for.
+	n := 0
+	if _, err := Check(t.Context(), Options{}, bars[:1], func(context.Context, Options) (*report.Report, error) {
+		r := &report.Report{}
+		if n++; n == 1 {
+			r.Add("good", "m", "1", true, 1)
+		}
+		return r, nil
+	}); err != nil || n != report.Repetitions {
+		t.Errorf("%d repetitions (%v)", n, err)
+	}
+	broken := errors.New("broken")
+	if _, err := Check(t.Context(), Options{}, bars, func(context.Context, Options) (*report.Report, error) { return nil, broken }); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,168 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+// Screen is the output of the demo.
+type Screen struct {
+	io.Writer
+	Colour bool // ANSI colours
+}
+
+// The length of the demo. Including the time for switching it ends within a minute.
+const (
+	demoRounds = 4
+	demoIdle   = 2 * time.Second
+	demoTake   = 4 * time.Second
+	demoWarm   = 400 * time.Millisecond
+)
+
+const demoIntro = `What a neighbour's packets cost, and what fairlead makes of it
+
+Two sandboxes share one CPU, half each: a victim that computes, and a receiver.
+A sender floods the receiver: NIC, bridge, veth. The quotas hold all the time,
+and yet the victim pays for the receiver's packets, until fairlead protects it.
+
+`
+
+// Demo shows a short form of the netcpu experiment: one rig and a flood, without and with
+// protection in turns. It takes about a minute, and has the requirements of [NetCPU].
+func Demo(ctx context.Context, out Screen, version string) (_ *report.Report, err error) {
+	return demo(ctx, out, version, demoRounds, demoWarm, demoIdle, demoTake)
+}
+
+func demo(ctx context.Context, out Screen, version string, rounds int, warm, idle, take time.Duration) (_ *report.Report, err error) {
+	release, err := only()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := rig.Sweep(); err != nil {
+		return nil, err
+	}
+	fmt.Fprint(out, demoIntro)
+	s, err := newSession(ctx, setup{cfg: rig.Config{Path: rig.NIC}}, "isolate", warm, take)
+	if err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+
+	r := &report.Report{Bench: "demo", Env: environment(version, true), Rounds: rounds}
+	steps := []struct {
+		name string
+		take time.Duration
+		kind rig.Kind
+		rate uint64
+		on   bool
+	}{
+		{"nobody sends", idle, "", 0, false},
+		{"flood", take, rig.UDP, load.Flood, false},
+		{"flood, fairlead", take, rig.UDP, load.Flood, true},
+	}
+	var full float64 // of the bars: the first idle victim
+	for round := range rounds {
+		var m [3]sample
+		for i, st := range steps {
+			fmt.Fprintf(out, "[%2d/%d] %-16s ", round*len(steps)+i+1, rounds*len(steps), st.name)
+			s.take = st.take
+			if m[i], err = s.measure(ctx, demand{traffic: rig.Traffic{Kind: st.kind}, rate: st.rate}, st.on); err != nil {
+				fmt.Fprintln(out)
+				return nil, fmt.Errorf("demo: %w", err)
+			}
+			full = max(full, m[0].work)
+			fmt.Fprintf(out, "victim %-8s %s\n", report.Format(m[i].work, "1/s"), out.bar(m[i].work/full, barColours[i]))
+		}
+		for j, on := range []bool{false, true} {
+			r.Add("idle", Work, "1/s", on, m[0].work)
+			r.Add(DemoCase, Penalty, "1", on, m[0].work/m[j+1].work)
+			r.Add(DemoCase, Work, "1/s", on, m[j+1].work)
+			r.Add(DemoCase, Sent, "1/s", on, m[j+1].sent)
+			r.Add(DemoCase, Received, "1/s", on, m[j+1].received)
+		}
+	}
+	r.Env.Notes = notes(s.foreign, s.guard.missing, s.quiet)
+	out.summary(r)
+	return r, nil
+}
+
+// DemoCase is the name of the demo's case in its report.
+const DemoCase = "flood"
+
+// DemoPlots are the plots of the demo's page.
+func DemoPlots() []report.Plot {
+	g := []report.Group{{Label: "flood", Case: DemoCase}}
+	return []report.Plot{
+		{Title: "Penalty factor", Note: "How many times longer the victim takes for its work. 1 is perfect isolation.", Metric: Penalty, Ideal: 1, Groups: g},
+		{Title: "Victim's work per second", Note: "Beside an idle neighbour, and beside the flood.", Metric: Work, Groups: append([]report.Group{{Label: "nobody sends", Case: "idle"}}, g...)},
+		{Title: "Packets received per second", Note: "What the flooded neighbour itself gets.", Metric: Received, Groups: g},
+	}
+}
+
+// DemoHeadline returns the result in one sentence.
+func DemoHeadline(r *report.Report) string {
+	c, ok := r.Find(DemoCase, Penalty)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("Your victim ran %.2f times slower beside the flood; with fairlead %.2f times.",
+		report.Median(c.Off), report.Median(c.On))
+}
+
+var barColours = [3]string{"32", "31", "36"} // green, red, cyan
+
+// bar draws a share, 0 to 1, in eighths of 24 columns.
+func (s Screen) bar(share float64, colour string) string {
+	const width = 24
+	eighths := int(min(max(share, 0), 1)*width*8 + 0.5)
+	full, part := eighths/8, eighths%8
+	text := strings.Repeat("█", full)
+	if part > 0 {
+		text += string([]rune("▏▎▍▌▋▊▉")[part-1])
+	}
+	return s.paint(text, colour)
+}
+
+func (s Screen) paint(text, colour string) string {
+	if !s.Colour || text == "" {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+// summary prints the medians of all rounds, and the result in words.
+func (s Screen) summary(r *report.Report) {
+	idle, _ := r.Find("idle", Work)
+	get := func(metric string) report.Case {
+		c, _ := r.Find(DemoCase, metric)
+		return c
+	}
+	work, penalty, received, sent := get(Work), get(Penalty), get(Received), get(Sent)
+	fmt.Fprintf(s, "\n%-18s %10s %9s %16s %12s\n", "Median of rounds", "victim", "slower", "receiver gets", "of sent")
+	fmt.Fprintf(s, "%-18s %10s %9s %16s %12s\n", "nobody sends", report.Format(report.Median(idle.Off), "1/s"), "1.00", "-", "-")
+	for _, l := range []struct {
+		name                          string
+		work, penalty, received, sent []float64
+		colour                        string
+	}{
+		{"flood", work.Off, penalty.Off, received.Off, sent.Off, barColours[1]},
+		{"flood, fairlead", work.On, penalty.On, received.On, sent.On, barColours[2]},
+	} {
+		line := fmt.Sprintf("%-18s %10s %9s %16s %12s", l.name, report.Format(report.Median(l.work), "1/s"), report.Format(report.Median(l.penalty), "1"),
+			report.Format(report.Median(l.received), "1/s"), report.Format(report.Median(l.sent), "1/s"))
+		fmt.Fprintln(s, s.paint(line, l.colour))
+	}
+	for _, n := range r.Env.Notes {
+		fmt.Fprintf(s, "\nNote: %s.\n", n)
+	}
+	fmt.Fprintf(s, "\n%s\n", s.paint(DemoHeadline(r), "1"))
+}

@@ -1,0 +1,279 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/report"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// A crowd is a container beside many neighbours that flood-ping the outside (MACE,
+// tests/run_bench.sh: 0 to 100 neighbours in steps of 10).
+const (
+	mostPings = 100
+	bulkTCP   = "bulk" // what a case covers
+)
+
+// The metrics of the steps: off is raw, on is corrected. Each step is a case in the report.
+// The median and the worst are over all steps.
+const (
+	stepBias   = "bias"
+	stepPings  = "pings answered"
+	medianStep = "bias, median step"
+	worstStep  = "bias, worst step"
+)
+
+func stepName(pings int) string { return fmt.Sprintf("%d flood pings", pings) }
+
+// pingSteps are the numbers of neighbours that ping at the same time.
+func pingSteps(quick bool) (all []int) {
+	if quick {
+		return []int{0, 20, mostPings}
+	}
+	for n := 0; n <= mostPings; n += 10 {
+		all = append(all, n)
+	}
+	return all
+}
+
+// crowdOf returns the measured container and n neighbours.
+func crowdOf(n int) []rig.Container {
+	all := []rig.Container{{Name: "one"}}
+	for i := range n {
+		all = append(all, rig.Container{Name: fmt.Sprintf("n%d", i+1)})
+	}
+	return all
+}
+
+// startPings starts a flood ping in each neighbour, stopped.
+func (s *latencySession) startPings() error {
+	for _, b := range s.rig.Neighbours() {
+		p, err := s.startPing(b)
+		if err != nil {
+			return err
+		}
+		s.crowd = append(s.crowd, p)
+		if err := p.Signal(unix.SIGSTOP); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startPing starts a ping that sends a request as soon as it has the last reply.
+func (s *latencySession) startPing(in *sandbox.Box) (*sandbox.Process, error) {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return nil, fmt.Errorf("ping: %w", err)
+	}
+	outside, _, err := net.SplitHostPort(s.rig.Uplink(1))
+	if err != nil {
+		return nil, err
+	}
+	return in.Start(exec.Command(busybox, "ping", "-A", "-q", outside), rig.SharedCPU)
+}
+
+// pings lets the first n neighbours ping, and stops the others.
+func (s *latencySession) pings(n int) error {
+	var errs []error
+	for i, p := range s.crowd {
+		sig := unix.SIGSTOP
+		if i < n {
+			sig = unix.SIGCONT
+		}
+		errs = append(errs, p.Signal(sig))
+	}
+	return errors.Join(errs...)
+}
+
+// echoes is the number of echo requests that the outside has received; 0 if the kernel does
+// not tell.
+func (s *latencySession) echoes() (n uint64) {
+	var table []byte
+	if err := s.rig.Outside.Do(func() (err error) { table, err = os.ReadFile("/proc/thread-self/net/snmp"); return err }); err != nil {
+		return 0
+	}
+	at := -1
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) == 0 || f[0] != "Icmp:":
+		case at < 0:
+			at = slices.Index(f, "InEchos")
+		case at < len(f):
+			n, _ = strconv.ParseUint(f[at], 10, 64)
+		}
+	}
+	return n
+}
+
+// steps adds the bias of round trips beside a growing number of pinging neighbours: the
+// medians of each step, and the median and the worst of the medians.
+func (s *latencySession) steps(ctx context.Context, c latencyCase) error {
+	if err := s.policy(ctx, s.measured); err != nil {
+		return err
+	}
+	var raws, corrects []float64
+	for _, n := range pingSteps(s.quick) {
+		if err := s.pings(n); err != nil {
+			return err
+		}
+		asked, began := s.echoes(), time.Now()
+		raw, corrected, err := s.bias(ctx)
+		s.report.Add(stepName(n), stepPings, "1/s", true, float64(s.echoes()-asked)/time.Since(began).Seconds())
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			s.notes = append(s.notes, fmt.Sprintf("beside %d flood pings: %v", n, err))
+			continue
+		}
+		for i := range corrected {
+			corrected[i] = math.Abs(corrected[i])
+		}
+		before, after := report.Median(raw), report.Median(corrected)
+		raws, corrects = append(raws, before), append(corrects, after)
+		s.report.Add(stepName(n), stepBias, "s", false, before)
+		s.report.Add(stepName(n), stepBias, "s", true, after)
+	}
+	if err := s.pings(0); err != nil || len(raws) == 0 {
+		return err
+	}
+	s.report.Add(c.name, medianStep, "s", false, report.Median(raws))
+	s.report.Add(c.name, medianStep, "s", true, report.Median(corrects))
+	s.report.Add(c.name, worstStep, "s", false, slices.Max(raws))
+	s.report.Add(c.name, worstStep, "s", true, slices.Max(corrects))
+	return nil
+}
+
+// traffic starts the traffic of a case, paused; for ping there is none. server and client
+// receive the processes.
+func (s *latencySession) traffic(ctx context.Context, covers string, server, client func(*rig.Generator, error) error) error {
+	listen, to := fmt.Sprintf(":%d", latencyPort), s.rig.Uplink(latencyPort)
+	one, outside := s.rig.Boxes[0], s.rig.Outside
+	switch covers {
+	case bulkTCP:
+		return errors.Join(
+			server(s.rig.Start(ctx, outside, "tcp-recv", "--listen", listen)),
+			client(s.rig.Start(ctx, one, "tcp-send", "--to", to, "--rate", "0")))
+	case api.LatencyICMP:
+		return nil
+	}
+	return errors.Join(
+		server(s.rig.Start(ctx, outside, "rr-server", "--proto", covers, "--listen", listen)),
+		client(s.rig.Start(ctx, one, "rr-client", "--proto", covers, "--size", "64", "--conns", "1", "--to", to, "--rate", "0")))
+}
+
+// cover adds the coverage of one kind of traffic beside all pinging neighbours.
+func (s *latencySession) cover(ctx context.Context, c latencyCase) (err error) {
+	if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
+		return err
+	}
+	switch {
+	case s.client != nil:
+		s.client.SetRate(load.Flood)
+	case s.ping == nil:
+		if s.ping, err = s.startPing(s.rig.Boxes[0]); err != nil {
+			return err
+		}
+	}
+	if err := sleep(ctx, s.settle); err != nil {
+		return err
+	}
+	return errors.Join(s.covered(ctx, c.name, c.covers), s.pings(0))
+}
+
+// allStamps is how many packets under way have room where nobody says otherwise.
+const allStamps = 32768
+
+// tableSizes are how many packets under way have room, in turns.
+func tableSizes(quick bool) []int {
+	if quick {
+		return []int{8, 128, allStamps}
+	}
+	return []int{8, 32, 128, 512, 4096, allStamps}
+}
+
+func tableName(stamps int) string { return fmt.Sprintf("table of %d", stamps) }
+
+// tables adds the coverage of UDP requests beside all pinging neighbours by the size of the
+// table of stamps. Records are asked for meanwhile, so that no packet is passed over.
+func (s *latencySession) tables(ctx context.Context, c latencyCase) error {
+	name := s.rig.Prefix() + "one"
+	for _, stamps := range tableSizes(s.quick) {
+		if err := s.policy(ctx, ""); err != nil {
+			return err
+		}
+		if err := s.guard.roomFor(ctx, stamps); err != nil {
+			return err
+		}
+		if err := errors.Join(s.policy(ctx, s.measured), s.pings(mostPings)); err != nil {
+			return err
+		}
+		if _, err := s.guard.client.LatencyRecords(ctx, name, api.LatencyFilter{Port: latencyPort}, 0); err != nil {
+			return s.guard.explain(err)
+		}
+		s.client.SetRate(load.Flood)
+		if err := sleep(ctx, s.settle); err != nil {
+			return err
+		}
+		if err := errors.Join(s.covered(ctx, tableName(stamps), c.covers), s.pings(0)); err != nil {
+			return err
+		}
+		if last, ok := s.report.Find(tableName(stamps), Covered); ok && stamps == allStamps {
+			s.report.Add(c.name, Covered, "1", true, last.On[len(last.On)-1])
+		}
+	}
+	if err := s.policy(ctx, ""); err != nil {
+		return err
+	}
+	return s.guard.roomFor(ctx, 0)
+}
+
+// covered adds the coverage of one kind of traffic, and ends that.
+func (s *latencySession) covered(ctx context.Context, name, covers string) error {
+	seen, err := s.guard.client.Latency(ctx, s.rig.Prefix()+"one", max(s.take, 100*time.Millisecond))
+	if err != nil {
+		return s.guard.explain(err)
+	}
+	if s.client != nil {
+		s.client.SetRate(0)
+	}
+	protocol := covers
+	if protocol == bulkTCP {
+		protocol = api.LatencyTCP
+	}
+	var sum api.LatencyCoverage
+	for _, d := range seen.Containers {
+		for _, p := range d.Protocols {
+			if p.Protocol == protocol {
+				sum.Seen += p.Coverage.Seen
+				sum.Matched += p.Coverage.Matched
+				sum.Local += p.Coverage.Local
+				sum.Unsampled += p.Coverage.Unsampled
+			}
+		}
+	}
+	if ratio, ok := sum.Ratio(); ok {
+		s.report.Add(name, Covered, "1", true, ratio)
+	}
+	if sum.Seen > 0 {
+		s.report.Add(name, PassedOver, "1", true, float64(sum.Unsampled)/float64(sum.Seen))
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+// overlaySetup is a rig and the cases that are measured in it.
+type overlaySetup struct {
+	path  rig.Path
+	cases []overlayCase
+}
+
+// overlayPaths are the forms of overlay networks. Swarm is that of Bridged, built by two
+// Docker Engines.
+var overlayPaths = []rig.Path{rig.Routed, rig.Bridged, rig.Swarm}
+
+func (su overlaySetup) caseName(c overlayCase) string { return string(su.path) + " " + c.name }
+
+// arms are what is measured in each round. The recipe cannot redirect into containers whose
+// host ends are in another network namespace.
+func (su overlaySetup) arms(quick bool) []arm {
+	arms := []arm{armOff, armOn, armHost}
+	if su.path == rig.Routed {
+		arms = append(arms, armRecipe)
+	}
+	if !quick { // agents take a second to start
+		arms = append(arms, armNone)
+	}
+	return arms
+}
+
+// overlayCase is one load from a client on the first host to a server on the second.
+type overlayCase struct {
+	name   string
+	client []string // arguments of its generator, for load.Main
+	server []string // likewise; nil: service
+	// service is a real server in place of a generator; "" is none.
+	service rig.Service
+	flows   int
+	// ports is at how many ports the server listens, one after the other; 0 is one.
+	ports int
+	bulk  bool // what the server receives is measured, not the answers
+	short bool // each request is on a new connection
+	quick bool
+}
+
+// overlayCatalogue holds every case of the overlay experiment (ONCache, figures of
+// throughput, request-response, connect-request-response and applications).
+func overlayCatalogue() []overlaySetup {
+	var cases []overlayCase
+	for _, proto := range []string{"udp", "tcp"} {
+		for _, flows := range []int{1, 8, 32} {
+			c := requestsOf(proto, flows)
+			if proto == "udp" {
+				c.ports = flows // each server process of netperf has a socket of its own
+			}
+			cases = append(cases, c)
+		}
+	}
+	short := requestsOf("tcp", 1)
+	short.name, short.client, short.short, short.quick = "tcp crr", append(short.client, "--connect"), true, true
+	cases = append(cases, short,
+		overlayCase{name: "udp bulk", flows: 1, bulk: true, client: []string{"udp-send", "--greet", "--size", "1400"}, server: []string{"udp-recv", "--greet"}, quick: true},
+		overlayCase{name: "tcp bulk", flows: 1, bulk: true, client: []string{"tcp-send", "--congestion", "cubic"}, server: []string{"tcp-recv"}, quick: true})
+	for _, s := range []rig.Service{rig.Memcache, rig.Nginx, rig.Redis, rig.Postgres} {
+		cases = append(cases, overlayCase{
+			name: string(s), service: s, flows: serviceConns, quick: s == rig.Memcache,
+			client: []string{"rr-client", "--block", "--proto", s.Proto(), "--size", fmt.Sprint(rig.PageSize), "--conns", fmt.Sprint(serviceConns)},
+		})
+	}
+	var all []overlaySetup
+	for _, path := range overlayPaths {
+		su := overlaySetup{path: path, cases: slices.Clone(cases)}
+		if path == rig.Swarm {
+			su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return c.server == nil && c.service != rig.Memcache })
+		}
+		for i, c := range su.cases { // the other forms have the same programs in front of them
+			su.cases[i].quick = c.quick && (path == rig.Routed || path == rig.Bridged && c.name == "tcp rr 1")
+		}
+		all = append(all, su)
+	}
+	return all
+}
+
+// requestsOf is one byte there and one back, on each of so many flows at once, as TCP_RR
+// and UDP_RR of netperf.
+func requestsOf(proto string, flows int) overlayCase {
+	common := []string{"--block", "--proto", proto, "--conns", fmt.Sprint(flows)}
+	return overlayCase{
+		name: fmt.Sprintf("%s rr %d", proto, flows), flows: flows, quick: flows != 8,
+		client: append([]string{"rr-client", "--size", "1"}, common...), server: append([]string{"rr-server"}, common...),
+	}
+}
+
+// overlayInstalled leaves out the cases whose programs have does not find, and the path
+// Swarm if noEngine says what a Docker Engine lacks, with a note for each.
+func overlayInstalled(all []overlaySetup, have func(program string) bool, noEngine error) (left []overlaySetup, notes []string) {
+	need := needs{have: have}
+	for _, su := range all {
+		if su.path == rig.Swarm && noEngine != nil {
+			notes = append(notes, fmt.Sprintf("what needs a Docker Engine was left out: %v", noEngine))
+			continue
+		}
+		su.cases = slices.DeleteFunc(su.cases, func(c overlayCase) bool { return !need.met(string(c.service)) })
+		if len(su.cases) > 0 {
+			left = append(left, su)
+		}
+	}
+	return left, append(notes, need.notes()...)
+}

@@ -1,0 +1,265 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// overlaySession is two hosts with an agent each, and the load of one case.
+type overlaySession struct {
+	rig    *rig.Overlay
+	guards [2]*guard
+	recipe *rig.Recipe // nil while it is not attached
+	// Where the load of the current case goes, between the containers and between the hosts.
+	// Only one of them has clients at a time.
+	containers, hosts *overlayPair
+	settle, take      time.Duration
+	missing           string // why the short path has no effect; "" if it has
+}
+
+// overlayPair is a server on the second host, and the place of its clients on the first.
+type overlayPair struct {
+	server  *rig.Generator
+	service *sandbox.Process // in place of server
+	box     *sandbox.Box     // of the clients
+	to      string           // what they send to
+}
+
+func newOverlaySession(ctx context.Context, su overlaySetup, settle, take time.Duration) (_ *overlaySession, err error) {
+	s := &overlaySession{settle: settle, take: take}
+	if s.rig, err = rig.NewOverlay(ctx, rig.OverlayConfig{Path: su.path}); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	for host, r := range s.rig.Hosts {
+		if s.guards[host], err = newGuard(ctx, r, "", "", 0); err != nil {
+			return nil, err
+		}
+		s.guards[host].feature = "overlay"
+	}
+	// Whether there is something to measure is known once it has been switched on.
+	if err := s.shorten(ctx, true); err != nil {
+		return nil, err
+	}
+	return s, s.shorten(ctx, false)
+}
+
+func (s *overlaySession) close() error {
+	errs := []error{s.detach(), s.end()}
+	for _, g := range s.guards {
+		if g != nil {
+			errs = append(errs, g.stop())
+		}
+	}
+	return errors.Join(append(errs, s.rig.Close())...)
+}
+
+func (s *overlaySession) detach() (err error) {
+	if s.recipe != nil {
+		err = s.recipe.Close()
+		s.recipe = nil
+	}
+	return err
+}
+
+// end ends the load of a case.
+func (s *overlaySession) end() error {
+	var errs []error
+	for _, p := range []*overlayPair{s.containers, s.hosts} {
+		if p != nil {
+			errs = append(errs, p.stop())
+		}
+	}
+	s.containers, s.hosts = nil, nil
+	return errors.Join(errs...)
+}
+
+func (p *overlayPair) stop() (err error) {
+	if p.server != nil {
+		err = p.server.Stop()
+	}
+	if p.service != nil {
+		p.service.Kill()
+		<-p.service.Done()
+	}
+	return err
+}
+
+// begin starts the servers of a case.
+func (s *overlaySession) begin(ctx context.Context, c overlayCase) (err error) {
+	boxes := func(of func(*rig.Rig) *sandbox.Box) (client, server *sandbox.Box) {
+		return of(s.rig.Hosts[0]), of(s.rig.Hosts[1])
+	}
+	client, server := boxes(func(r *rig.Rig) *sandbox.Box { return r.Boxes[0] })
+	if s.containers, err = s.pair(ctx, c, client, server, s.rig.Addr(1)); err != nil {
+		return err
+	}
+	client, server = boxes(func(r *rig.Rig) *sandbox.Box { return r.Node })
+	s.hosts, err = s.pair(ctx, c, client, server, s.rig.HostAddr(1))
+	return err
+}
+
+// pair starts a server.
+func (s *overlaySession) pair(ctx context.Context, c overlayCase, client, server *sandbox.Box, at string) (*overlayPair, error) {
+	first, err := strconv.Atoi(rig.Port)
+	if err != nil {
+		return nil, err
+	}
+	var listen, to []string
+	for i := range max(c.ports, 1) {
+		listen, to = append(listen, fmt.Sprintf(":%d", first+i)), append(to, fmt.Sprintf("%s:%d", at, first+i))
+	}
+	p := &overlayPair{box: client, to: strings.Join(to, ",")}
+	if c.service != "" {
+		p.service, err = s.rig.Hosts[1].ServeIn(ctx, c.service, server)
+	} else {
+		p.server, err = s.rig.Hosts[1].Start(ctx, server, append(slices.Clone(c.server), "--listen", strings.Join(listen, ","))...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// agents starts the agents of both hosts, or ends them, if they do not run, or do.
+func (s *overlaySession) agents(ctx context.Context, run bool) error {
+	var errs []error
+	for _, g := range s.guards {
+		switch runs := g.process != nil; {
+		case run && !runs:
+			errs = append(errs, g.start(ctx))
+		case !run && runs:
+			errs = append(errs, s.shorten(ctx, false), g.stop())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// shorten switches the short path on or off for the containers of both hosts, and waits
+// until their agents say that it is.
+func (s *overlaySession) shorten(ctx context.Context, on bool) error {
+	if s.missing != "" {
+		return nil // the policy has no effect
+	}
+	for _, g := range s.guards {
+		if g.on == on {
+			continue
+		}
+		text := ""
+		if on {
+			text = fmt.Sprintf("match: {name: %q}\nset: {overlay: on}\n", g.prefix+"*")
+		}
+		err := g.policy(ctx, text, func(c api.Container) (taken, changed bool) {
+			asked := slices.ContainsFunc(c.Policy, func(p api.Setting) bool { return p.Key == "fairlead.overlay" && p.Value == "on" })
+			return asked == on, true
+		})
+		if err != nil {
+			return err
+		}
+		if g.missing != "" {
+			s.missing = g.missing
+			return nil
+		}
+	}
+	return nil
+}
+
+// measure gives the figures of one arm; the first is its rate.
+func (s *overlaySession) measure(ctx context.Context, c overlayCase, a arm) (_ []figure, err error) {
+	p := s.containers
+	if a == armHost {
+		p = s.hosts
+	}
+	if err := errors.Join(s.agents(ctx, a != armNone), s.shorten(ctx, a == armOn)); err != nil {
+		return nil, err
+	}
+	if a == armRecipe {
+		if s.recipe, err = s.rig.AttachRecipe(ctx); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, s.detach()) }()
+	}
+	// Each arm has connections of its own, as a load that begins then.
+	client, err := s.rig.Hosts[0].Start(ctx, p.box, append(slices.Clone(c.client), "--to", p.to)...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, client.Stop()) }()
+	first := client.Read()
+	if err := sleep(ctx, s.settle); err != nil {
+		return nil, err
+	}
+	of := client
+	if c.bulk {
+		of = p.server
+	}
+	accounts, err := s.guards[0].accounts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	before, from, start := of.Read(), readCPUs(), time.Now()
+	if err := sleep(ctx, s.take); err != nil {
+		return nil, err
+	}
+	w, to, took := of.Read().Since(before), readCPUs(), time.Since(start)
+	after, err := s.guards[0].accounts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	used := 0.0
+	for cpu := range to {
+		used += to[cpu].usedSince(from[cpu], took) * took.Seconds()
+	}
+	charged := -1.0
+	if accounts != nil && after != nil {
+		n := after.After(*accounts)
+		charged = n.Charged * took.Seconds() / n.Taken.Sub(n.Since).Seconds()
+	}
+	// A flow that has stalled since the beginning counts, too.
+	figures := overlayFigures(c, w, used, charged, client.Read().Since(first).Stalled)
+	if a != armOff && a != armOn {
+		return figures, nil
+	}
+	pid := s.guards[0].process.PID
+	maps, err := mapMemory(fmt.Sprintf("/proc/%d", pid))
+	return append(figures, figure{AgentMemory, "B", resident(pid)}, figure{AgentMaps, "B", maps}), err
+}
+
+// overlayFigures are the figures of a window. used is the CPU time of the machine, charged
+// that in the accounts, both in seconds; less than 0 is unknown.
+func overlayFigures(c overlayCase, w load.Window, used, charged float64, stalled uint64) []figure {
+	figures := []figure{{Requests, "1/s", w.Rate()}}
+	n, spent, accounted := float64(w.Ops), RequestCPU, RequestCharged
+	if c.bulk {
+		figures = []figure{{Received, "bit/s", w.BitRate()}}
+		n, spent, accounted = float64(w.Bytes), ByteCPU, ByteCharged
+	}
+	if n > 0 {
+		figures = append(figures, figure{spent, "s", used / n})
+		if charged >= 0 {
+			figures = append(figures, figure{accounted, "s", charged / n})
+		}
+	}
+	if c.bulk {
+		return figures
+	}
+	return append(figures, figure{P50, "s", w.Latency(0.5).Seconds()}, figure{P99, "s", w.Latency(0.99).Seconds()},
+		figure{StalledFlows, "1", float64(stalled)})
+}
+
+// readCPUs reads the CPUs of both hosts.
+func readCPUs() [2]cpuTimes { return [2]cpuTimes{readCPU(rig.SharedCPU), readCPU(rig.SenderCPU)} }

@@ -1,0 +1,487 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// session is a rig with an active victim, an agent, and one kind of traffic at a time.
+type session struct {
+	setup setup
+	rig   *rig.Rig
+	guard *guard
+	// victim counts the victim's work; nil if the victim is idle, or counts by itself as
+	// sysbench does. pid is the victim's process; 0 if it does not run all the time.
+	victim *rig.Generator
+	pid    int
+	server *sandbox.Process // memcached
+
+	burners      []*rig.Generator // in the neighbours, if they compute
+	traffic      rig.Traffic      // the current traffic
+	running      *rig.Running     // nil before the first traffic
+	shape        uint64           // current rate of the NIC, bit/s
+	dropping     rig.DropPoint
+	lifted       bool
+	settle, take time.Duration // how long the load runs before a window, and in it
+
+	stopwatch *rig.Stopwatch // nil unless the setup is timed
+
+	foreign float64 // most CPUs that other programs used beside an idle rig
+	quiet   quiet
+}
+
+func newSession(ctx context.Context, su setup, mode string, settle, take time.Duration) (_ *session, err error) {
+	var r *rig.Rig
+	if su.cfg.Path == rig.Docker {
+		r, err = rig.NewDocker(ctx, su.cfg)
+	} else {
+		r, err = rig.New(su.cfg)
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &session{setup: su, rig: r, settle: settle, take: take}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if err := s.startStopwatch(); err != nil {
+		return nil, err
+	}
+	if s.guard, err = newGuard(ctx, r, su.protect, mode, 0); err != nil {
+		return nil, err
+	}
+	if err := s.startVictim(ctx); err != nil {
+		return nil, err
+	}
+	if su.compute {
+		for i, b := range r.Neighbours() {
+			if r.Containers[1+i].CPU != rig.SharedCPU {
+				continue
+			}
+			g, err := r.Start(ctx, b, "burn")
+			if err != nil {
+				return nil, err
+			}
+			s.burners = append(s.burners, g)
+		}
+	}
+	return s, nil
+}
+
+func (s *session) startVictim(ctx context.Context) (err error) {
+	switch {
+	case s.setup.service != "":
+		server, err := s.rig.Serve(ctx, s.setup.service, 0)
+		if err != nil {
+			return err
+		}
+		client, err := s.rig.Ask(ctx, s.setup.service, 0, s.rig.Boxes[serviceClient], serviceConns, rig.PageSize)
+		if err != nil {
+			return err
+		}
+		client.SetRate(load.Flood)
+		s.victim, s.pid, s.server = client, server.PID, server
+	case s.setup.alone, s.setup.victim == sysbench:
+	case s.setup.victim == memcached:
+		server, client, err := s.rig.ServeVictim(ctx)
+		if err != nil {
+			return err
+		}
+		client.SetRate(load.Flood)
+		s.victim, s.pid, s.server = client, server.PID, server
+	default:
+		if s.victim, err = s.rig.Start(ctx, s.rig.Victim(), "burn"); err != nil {
+			return err
+		}
+		s.pid = s.victim.PID
+	}
+	return nil
+}
+
+func (s *session) close() error {
+	var errs []error
+	if s.running != nil {
+		errs = append(errs, s.running.Stop())
+	}
+	for _, g := range s.burners {
+		errs = append(errs, g.Stop())
+	}
+	if s.victim != nil {
+		errs = append(errs, s.victim.Stop())
+	}
+	if s.guard != nil {
+		errs = append(errs, s.guard.stop())
+	}
+	if s.stopwatch != nil {
+		errs = append(errs, s.stopwatch.Close())
+	}
+	return errors.Join(append(errs, s.rig.Close())...)
+}
+
+// send replaces the traffic by t, paused. If t is none, the last traffic stays, paused.
+func (s *session) send(ctx context.Context, t rig.Traffic) error {
+	if t == s.traffic || t.Kind == "" {
+		return nil
+	}
+	if s.running != nil {
+		err := s.running.Stop()
+		s.running, s.traffic = nil, rig.Traffic{}
+		if err != nil {
+			return err
+		}
+	}
+	run, err := s.rig.Send(ctx, t)
+	if err != nil {
+		return err
+	}
+	s.running, s.traffic = run, t
+	return nil
+}
+
+// compute makes the neighbours without traffic compute, if the setup says so.
+func (s *session) compute(d demand, on bool) error {
+	t := d.traffic
+	busy := t.Neighbours
+	switch {
+	case d.idle:
+		busy = len(s.burners)
+	case d.control && !on:
+		busy = 0
+	case t.Kind == "":
+		busy = 0
+	case busy == 0:
+		busy = len(s.burners)
+	}
+	var errs []error
+	for i, g := range s.burners {
+		if i < busy {
+			errs = append(errs, g.Freeze())
+		} else {
+			errs = append(errs, g.Thaw())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// prepare sets up what a case needs, with the traffic paused.
+func (s *session) prepare(ctx context.Context, d demand, on bool) error {
+	if s.running != nil {
+		// The time that switching takes under load is not part of the measurement.
+		if err := s.running.SetRate(0); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(s.send(ctx, d.traffic), s.compute(d, on)); err != nil {
+		return err
+	}
+	if d.shape != s.shape {
+		if err := s.rig.Shape(d.shape); err != nil {
+			return err
+		}
+		s.shape = d.shape
+	}
+	if lift := d.lift && !on; lift != s.lifted {
+		for i := range s.rig.Neighbours() {
+			if err := s.rig.Lift(1+i, lift); err != nil {
+				return err
+			}
+		}
+		s.lifted = lift
+	}
+	at := d.drop
+	switch {
+	case !on && d.control:
+		at = rig.AtXDP
+	case !on:
+		at = ""
+	}
+	if at != s.dropping {
+		if err := s.rig.Drop(at); err != nil {
+			return err
+		}
+		s.dropping = at
+	}
+	if s.setup.accounts {
+		return s.guard.attended(ctx, on)
+	}
+	if err := s.guard.inDriver(ctx, on && d.xdp); err != nil {
+		return err
+	}
+	if err := s.guard.set(ctx, (on || d.control) && d.drop == ""); err != nil || !on || !d.xdp || s.guard.missing != "" {
+		return err
+	}
+	return s.guard.checkDriver(ctx)
+}
+
+// measure runs a case with the protection on or off, and measures it after a while. It
+// repeats a window that the hypervisor disturbs.
+func (s *session) measure(ctx context.Context, d demand, on bool) (sample, error) {
+	return s.quiet.take(func() (sample, error) { return s.window(ctx, d, on) })
+}
+
+// window measures once.
+func (s *session) window(ctx context.Context, d demand, on bool) (sample, error) {
+	if err := s.prepare(ctx, d, on); err != nil {
+		return sample{}, err
+	}
+	start, err := s.read(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	if d.traffic.Kind != "" {
+		if err := s.running.SetRate(d.rate); err != nil {
+			return sample{}, err
+		}
+	}
+	if err := sleep(ctx, s.settle); err != nil {
+		return sample{}, err
+	}
+	before, err := s.read(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	work, err := s.wait(ctx, s.take*time.Duration(max(d.long, 1)))
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := s.read(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	if err := s.ended(); err != nil {
+		return sample{}, err
+	}
+	if d.traffic.Kind == "" && s.setup.service == "" {
+		s.foreign = max(s.foreign, after.all.busySince(before.all)-s.own())
+	}
+	m := s.between(before, after)
+	if s.settle >= toldRamp {
+		m.ramp = s.between(start, before).work
+	}
+	if s.victim == nil {
+		m.work = work
+	}
+	if s.setup.accounts && !s.setup.timed && on && d.traffic.Kind != "" {
+		var steal float64
+		if m.programs, steal, err = s.count(ctx); err != nil {
+			return sample{}, err
+		}
+		m.steal = max(m.steal, steal)
+	}
+	return m, nil
+}
+
+// wait waits for the length of a window. A victim that counts by itself runs for that
+// time, and wait returns its work per second.
+func (s *session) wait(ctx context.Context, length time.Duration) (work float64, err error) {
+	if s.setup.victim == sysbench {
+		return s.rig.Sysbench(ctx, length)
+	}
+	return 0, sleep(ctx, length)
+}
+
+// own is the number of CPUs that the rig itself uses without traffic.
+func (s *session) own() float64 {
+	var quota float64
+	for i, c := range s.rig.Containers {
+		if i == 0 && !s.setup.alone || i > 0 && len(s.burners) > 0 {
+			quota += c.Quota / 100
+		}
+	}
+	return min(quota, 1)
+}
+
+// ended returns an error if a generator has ended.
+func (s *session) ended() error {
+	all := append([]*rig.Generator{}, s.burners...)
+	if s.victim != nil {
+		all = append(all, s.victim)
+	}
+	if s.running != nil {
+		all = append(all, s.running.All()...)
+	}
+	var processes []*sandbox.Process
+	for _, g := range all {
+		processes = append(processes, g.Process)
+	}
+	if s.running != nil {
+		processes = append(processes, s.running.Programs()...)
+	}
+	if s.server != nil {
+		processes = append(processes, s.server)
+	}
+	for _, p := range processes {
+		select {
+		case <-p.Done():
+			return fmt.Errorf("a load generator has ended: %w", p.Wait())
+		default:
+		}
+	}
+	return nil
+}
+
+// reading holds all counters at one moment.
+type reading struct {
+	at                   time.Time
+	all, shared, senders cpuTimes
+	victimCPU, agentCPU  time.Duration
+	agentMemory          float64
+	victim               load.Reading
+	sent, received       []load.Reading
+	net                  *api.NetCPU // nil if the agent keeps no accounts
+	softirq              rig.Elapsed // of the stopwatch, if there is one
+	retransmitted        uint64      // by a service and its client
+}
+
+func (s *session) read(ctx context.Context) (reading, error) {
+	net, softirq, err := s.readAccounts(ctx)
+	if err != nil {
+		return reading{}, err
+	}
+	r := reading{
+		net: net, softirq: softirq,
+		at: time.Now(), all: readCPU(allCPUs), shared: readCPU(rig.SharedCPU), senders: readCPU(rig.SenderCPU),
+	}
+	if p := s.guard.process; p != nil {
+		r.agentCPU, r.agentMemory = cpuTime(p.PID), resident(p.PID)
+	}
+	if s.pid != 0 {
+		r.victimCPU = cpuTime(s.pid)
+	}
+	if s.victim != nil {
+		r.victim = s.victim.Read()
+	}
+	if s.setup.service != "" {
+		for _, pid := range []int{s.pid, s.victim.PID} {
+			n, err := rig.Retransmitted(pid)
+			if err != nil {
+				return reading{}, err
+			}
+			r.retransmitted += n
+		}
+	}
+	if s.running != nil {
+		for _, g := range s.running.Senders {
+			r.sent = append(r.sent, g.Read())
+		}
+		for _, g := range s.running.Receivers {
+			r.received = append(r.received, g.Read())
+		}
+	}
+	return r, nil
+}
+
+// between returns the sample between two readings of the same traffic.
+func (s *session) between(before, after reading) sample {
+	seconds := after.at.Sub(before.at).Seconds()
+	m := sample{
+		victim:  (after.victimCPU - before.victimCPU).Seconds() / seconds,
+		agent:   (after.agentCPU - before.agentCPU).Seconds() / seconds,
+		memory:  after.agentMemory,
+		used:    after.shared.usedSince(before.shared, after.at.Sub(before.at)),
+		outside: after.senders.usedSince(before.senders, after.at.Sub(before.at)),
+		steal:   after.all.stealSince(before.all),
+
+		charges:   chargesBetween(before.net, after.net, s.rig.Victim().Name),
+		exactness: s.exactnessBetween(before, after),
+	}
+	if s.victim != nil {
+		w := after.victim.Since(before.victim)
+		// A victim without any work has an infinite penalty, which no table can
+		// show. So it counts as one unit of work.
+		m.work = max(w.Rate(), 1/w.Seconds)
+		if s.setup.service != "" {
+			m.p50, m.p99, m.longest = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds(), w.Latency(1).Seconds()
+			m.retransmitted = float64(after.retransmitted - before.retransmitted)
+		}
+	}
+	for i, r := range after.sent {
+		w := r.Since(before.sent[i])
+		m.sent += w.Rate()
+		// Requests have one client.
+		m.p50, m.p99 = w.Latency(0.5).Seconds(), w.Latency(0.99).Seconds()
+	}
+	for i, r := range after.received {
+		w := r.Since(before.received[i])
+		m.received += w.Rate()
+		m.bits += w.BitRate()
+	}
+	return m
+}
+
+// rateFor finds the rate of traffic that uses a fraction busy of the shared CPU, without
+// protection and without quotas.
+func (s *session) rateFor(ctx context.Context, t rig.Traffic, busy float64) (uint64, error) {
+	return findRate(busy, func(rate uint64) (float64, error) {
+		m, err := s.measure(ctx, demand{traffic: t, rate: rate, lift: true}, false)
+		return m.used, err
+	})
+}
+
+var errNoRate = errors.New("no rate keeps the shared CPU busy")
+
+// findRate finds the packets per second that use a fraction busy of a CPU, within 0.02. The
+// cost per packet falls as the rate grows, so it takes several steps.
+func findRate(busy float64, used func(rate uint64) (float64, error)) (uint64, error) {
+	const off, steps = 0.02, 12
+	var seen []string
+	for rate, i := uint64(50_000), 0; i < steps; i++ {
+		u, err := used(rate)
+		if err != nil {
+			return 0, err
+		}
+		if math.Abs(u-busy) <= off {
+			return rate, nil
+		}
+		if u <= 0 {
+			return 0, errors.New("the shared CPU is idle under traffic")
+		}
+		seen = append(seen, fmt.Sprintf("%d/s: %.2f", rate, u))
+		rate = uint64(min(max(float64(rate)*min(max(busy/u, 0.5), 2), 1000), 2e6))
+	}
+	return 0, fmt.Errorf("%w by %.2f: %s", errNoRate, busy, strings.Join(seen, ", "))
+}
+
+// cpuTime is the CPU time of a process so far; 0 if it has ended. It is exact, unlike the
+// ticks of proc_pid_stat(5). clock_getcpuclockid(3) computes the clock's number the same way.
+func cpuTime(pid int) time.Duration {
+	const sched = 2 // CPUCLOCK_SCHED
+	var ts unix.Timespec
+	if unix.ClockGettime(int32(^pid)<<3|sched, &ts) != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}
+
+// resident is the resident memory of a process in bytes; 0 if it has ended.
+func resident(pid int) float64 {
+	var size, pages float64
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid)) // proc_pid_statm(5)
+	fmt.Sscan(string(data), &size, &pages)
+	return pages * float64(os.Getpagesize())
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}

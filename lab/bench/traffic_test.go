@@ -1,0 +1,139 @@
+package bench
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+// Every case is one that can be measured: whom it names is there, what policy
+// says of it is policy, and no peer is given what the link does not have.
+func TestTrafficCatalogue(t *testing.T) {
+	names, err := TrafficCases(Options{})
+	if err != nil || len(names) != 60 {
+		t.Errorf("%d cases (%v)", len(names), err)
+	}
+	quick, err := TrafficCases(Options{Quick: true})
+	if err != nil || len(quick) == 0 || len(quick) >= len(names) {
+		t.Errorf("%d quick cases (%v)", len(quick), err)
+	}
+	if _, err := TrafficCases(Options{Only: "^none$"}); err == nil {
+		t.Error("a case that there is not is measured")
+	}
+	for _, su := range trafficCatalogue() {
+		link := su.link
+		if link == 0 {
+			link = 100 * gbit
+		}
+		for _, c := range su.cases {
+			who := append([]string{}, c.probe, c.fixed)
+			for _, s := range c.send {
+				who = append(who, s.name, s.to)
+			}
+			for name := range c.set {
+				who = append(who, name)
+			}
+			for _, p := range c.phases {
+				who = append(who, p.sends...)
+				sum := 0.0
+				for name, due := range p.due {
+					who, sum = append(who, name), sum+due
+				}
+				if sum < 0.99 || sum > 1.01 {
+					t.Errorf("%s %s %s: the shares add up to %v", su.name, c.name, p.name, sum)
+				}
+			}
+			for _, name := range who {
+				if name != "" && su.box(name) < 0 {
+					t.Errorf("%s %s: there is no %s", su.name, c.name, name)
+				}
+			}
+			var sum uint64
+			for _, class := range c.tc {
+				sum += class.Rate
+			}
+			if sum > link || len(c.tc) > len(su.boxes) || len(c.cni) > len(su.boxes) {
+				t.Errorf("%s %s: tc is given %d bit/s of %d", su.name, c.name, sum, link)
+			}
+		}
+	}
+}
+
+// TestTraffic runs some cases for a moment and looks at the form of what comes out:
+// the figures are not a test's business.
+func TestTraffic(t *testing.T) {
+	testkit.NeedRoot(t)
+	alone(t)()
+	const requests = "overlay requests beside super-packets"
+	const service = "service redis beside bulk"
+	r, err := Traffic(t.Context(), Options{Only: "^(overlay 6 to 1|" + requests + "|overlay ceil|" + service + ")$", Rounds: 1, Window: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type metric struct{ name, metric string }
+	var served []metric
+	if rig.Redis.Program() != "" {
+		served = []metric{{service, Requests}, {service, P99}, {service, Longest}, {service, Total}}
+	}
+	for _, m := range append(served, []metric{
+		{"overlay 6 to 1", ShareOf + "one"}, {"overlay 6 to 1", Total},
+		{requests, QueueP99}, {requests, P50}, {requests, AsideP99},
+		{"overlay ceil", FirstSecond}, {"overlay ceil", WorstSecond},
+	}...) {
+		c, ok := r.Find(m.name, m.metric)
+		if !ok || len(c.Off) != 1 || len(c.On) != 1 || len(c.Peers["tc"]) != 1 || c.On[0] <= 0 {
+			t.Errorf("%s, %s: %+v", m.name, m.metric, c)
+		}
+	}
+	if rig.CNIPlugin() == "" && !slices.ContainsFunc(r.Env.Notes, func(n string) bool { return strings.Contains(n, "containernetworking-plugins") }) {
+		t.Errorf("the plugin is not there, and the notes are %q", r.Env.Notes)
+	}
+	clean(t)
+}
+
+// What the CNI plugin makes goes with it.
+func TestCNIBandwidth(t *testing.T) {
+	testkit.NeedRoot(t)
+	if rig.CNIPlugin() == "" {
+		testkit.Skip(t, "no CNI plugin bandwidth")
+	}
+	r, err := rig.New(rig.Config{Path: rig.NIC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	devices := func() (names []string) {
+		if err := r.Node.Do(func() error {
+			dirs, err := exec.Command("ip", "-o", "link").Output()
+			for line := range strings.Lines(string(dirs)) {
+				names = append(names, strings.Fields(line)[1])
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	before := devices()
+	if err := r.CNIBandwidth(1, 50*mbit); err != nil {
+		t.Fatal(err)
+	}
+	if during := devices(); len(during) != len(before)+1 {
+		t.Errorf("devices %q, were %q", during, before)
+	}
+	if err := r.CNIBandwidth(1, 0); err != nil {
+		t.Fatal(err)
+	}
+	if after := devices(); !slices.Equal(after, before) {
+		t.Errorf("devices %q, were %q", after, before)
+	}
+}

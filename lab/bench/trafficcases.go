@@ -1,0 +1,255 @@
+package bench
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+)
+
+const (
+	mbit = 1_000_000
+	gbit = 1000 * mbit
+)
+
+// sending is the traffic from one container to the outside, or from the outside to it.
+type sending struct {
+	name string
+	args []string // arguments of its generator, for load.Main; nil: none
+	rate uint64   // for load.Board.SetRate
+	to   string   // the receiving container; "": the outside
+	// service is a real server that answers clients outside, with answers of size bytes, in
+	// place of a generator; "" is none.
+	service rig.Service
+	size    int
+}
+
+func bulk(name string, conns int) sending {
+	return sending{name: name, args: []string{"tcp-send", "--congestion", "cubic", "--conns", fmt.Sprint(conns)}, rate: load.Flood}
+}
+
+func flood(name string) sending {
+	return sending{name: name, args: []string{"udp-send", "--size", "1400", "--buffer", "8388608"}, rate: load.Flood}
+}
+
+// superflood is a flood in super-packets, as QUIC servers send them. One CPU can send more
+// of them than the link carries, and has time left.
+func superflood(name string) sending {
+	f := flood(name)
+	f.args = append(f.args, "--segments", "40")
+	return f
+}
+
+// requests is one request after another over one connection, like ping.
+func requests(name string) sending {
+	return sending{name: name, args: []string{"rr-client", "--proto", "udp", "--size", fmt.Sprint(requestSize), "--conns", "1"}, rate: load.Flood}
+}
+
+// trafficSetup is a rig and the cases that are measured in it.
+type trafficSetup struct {
+	name  string
+	path  rig.Path
+	link  uint64   // rate of the NIC, bit/s; 0: unlimited
+	boxes []string // the containers
+	// quotas are percents of CPU 0, by container. Others have none.
+	quotas map[string]float64
+	// inward makes the outside send to the containers, over a wire of unlimited rate.
+	inward bool
+	cases  []trafficCase
+}
+
+// trafficCase is one case: what each container sends, and the policy of each.
+type trafficCase struct {
+	name, figure string
+	send         []sending
+	// set is the policy while the protection is on, by container.
+	set map[string]string
+	// tc are the classes that an operator would make by hand instead. cni are the
+	// rates for the CNI plugin bandwidth, in bit/s for each container. nil: not measured.
+	tc  []rig.Class
+	cni []uint64
+	// phases follow one another in a measurement; nil is one phase in which all send.
+	phases []phase
+	probe  string // the container whose requests are measured; "": bandwidth is measured
+	fixed  string // the container with a rate that has to be met
+	ceil   uint64 // upper bound on the NIC's rate, bit/s; 0: not measured
+	timed  bool   // measure the delay of changes, not the shares: see enforced
+	quick  bool
+}
+
+// phase says which containers send for a while, and the shares of the link due to them.
+type phase struct {
+	name  string
+	sends []string
+	due   map[string]float64 // fraction of the link, by container
+	set   map[string]string  // a new policy at its start
+	pause time.Duration      // a pause in which nobody sends, before it
+}
+
+func (su trafficSetup) box(name string) int {
+	for i, b := range su.boxes {
+		if b == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// trafficCatalogue holds every case of the traffic experiment (CNTC, figures 1
+// and 7 to 11).
+func trafficCatalogue() []trafficSetup {
+	var all []trafficSetup
+	for _, p := range []struct {
+		name string
+		path rig.Path
+		cni  bool // there is a veth for the plugin
+	}{{"bridge", rig.NIC, true}, {"overlay", rig.VXLAN, true}, {"macvlan", rig.Macvlan, false}, {"host", rig.Host, false}} {
+		su := trafficSetup{name: p.name, path: p.path, link: gbit, boxes: []string{"many", "one"}}
+		halves := []rig.Class{{Container: 0, Rate: 475 * mbit, Ceil: gbit}, {Container: 1, Rate: 475 * mbit, Ceil: gbit}}
+		six := trafficCase{
+			name: "6 to 1", figure: "figures 1(a), 7(a)", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: map[string]string{"many": "net.weight: 1", "one": "net.weight: 1"}, tc: halves, quick: true,
+		}
+		double := six
+		double.name, double.figure, double.quick = "6 to 1, weights 1 to 2", "beyond the paper", false
+		double.set = map[string]string{"many": "net.weight: 1", "one": "net.weight: 2"}
+		double.tc = []rig.Class{{Container: 0, Rate: 317 * mbit, Ceil: gbit}, {Container: 1, Rate: 633 * mbit, Ceil: gbit}}
+		fixed := trafficCase{
+			name: "rate beside flood", figure: "beyond the paper", send: []sending{superflood("many"), bulk("one", 1)}, fixed: "one",
+			set: map[string]string{"many": "net.weight: 9", "one": "{net.rate: 300mbit, net.ceil: 300mbit}"},
+			tc:  []rig.Class{{Container: 0, Rate: 650 * mbit, Ceil: gbit}, {Container: 1, Rate: 300 * mbit, Ceil: 300 * mbit}},
+		}
+		fixedUDP := fixed
+		fixedUDP.name, fixedUDP.send = "UDP rate beside bulk", []sending{bulk("many", 6), flood("one")}
+		bound := trafficCase{
+			name: "ceil", figure: "beyond the paper", send: []sending{flood("one")}, ceil: 100 * mbit,
+			set: map[string]string{"one": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+		}
+		delay := trafficCase{
+			name: "requests beside bulk", figure: "figures 1(b), 7(b)", send: []sending{bulk("many", 6), requests("one")}, probe: "one",
+			set: map[string]string{"many": "net.weight: 1", "one": "{net.rate: 50mbit, net.latency: 2ms}"},
+			tc:  []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 50 * mbit, Ceil: gbit}}, quick: true,
+		}
+		under := delay
+		under.name, under.figure, under.send, under.quick = "requests beside flood", "beyond the paper", []sending{flood("many"), requests("one")}, false
+		super := under
+		super.name, super.quick, super.send = "requests beside super-packets", true, []sending{superflood("many"), requests("one")}
+		order := trafficCase{
+			name: "priority", figure: "figure 8", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: map[string]string{"many": "{net.rate: 100mbit, net.priority: 1}", "one": "{net.rate: 100mbit, net.priority: 0}"},
+			tc:  []rig.Class{{Container: 0, Rate: 100 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 100 * mbit, Ceil: gbit}},
+		}
+		if p.cni {
+			six.cni, double.cni = []uint64{500 * mbit, 500 * mbit}, []uint64{333 * mbit, 667 * mbit}
+			fixed.cni, bound.cni = []uint64{700 * mbit, 300 * mbit}, []uint64{0, 100 * mbit}
+			fixedUDP.cni = fixed.cni
+			delay.cni = []uint64{950 * mbit, 50 * mbit}
+			under.cni, super.cni = delay.cni, delay.cni
+		}
+		su.cases = []trafficCase{six, double, fixed, fixedUDP, bound, delay, under, super, order}
+		if p.path == rig.NIC {
+			split := six
+			split.name, split.figure = "80 to 20", "figure 11(b)"
+			split.send = []sending{bulk("many", 1), bulk("one", 1)}
+			split.set = map[string]string{"many": "net.rate: 760mbit", "one": "net.rate: 190mbit"}
+			split.tc = []rig.Class{{Container: 0, Rate: 760 * mbit, Ceil: gbit}, {Container: 1, Rate: 190 * mbit, Ceil: gbit}}
+			split.cni = []uint64{800 * mbit, 200 * mbit}
+			su.cases = append(su.cases, split)
+		}
+		all = append(all, su)
+	}
+	all = append(all, inward(), neighbours(), changes(), soon(), byItself())
+	return append(all, serving()...)
+}
+
+// inward is traffic that containers receive by the NIC.
+func inward() trafficSetup {
+	twice := flood("one")
+	twice.rate = 20_000 // 224 Mbit/s, which leaves CPU 0 time to receive
+	return trafficSetup{name: "ingress", path: rig.NIC, link: gbit, inward: true, boxes: []string{"many", "one"}, cases: []trafficCase{
+		{
+			name: "6 to 1", figure: "beyond the paper", send: []sending{bulk("many", 6), bulk("one", 1)},
+			set: map[string]string{"many": "net.ingress.weight: 1", "one": "net.ingress.weight: 1"},
+		},
+		{
+			name: "ceil", figure: "beyond the paper", send: []sending{bulk("one", 1)}, fixed: "one",
+			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+		},
+		{
+			name: "UDP ceil", figure: "beyond the paper", send: []sending{twice}, fixed: "one",
+			set: map[string]string{"one": "net.ingress.ceil: 100mbit"},
+		},
+	}}
+}
+
+// neighbours is traffic within the host.
+func neighbours() trafficSetup {
+	to := func(s sending, name string) []sending {
+		s.to = name
+		return []sending{s}
+	}
+	set := map[string]string{"one": "net.ceil: 100mbit"}
+	return trafficSetup{name: "neighbour", path: rig.NIC, link: gbit, boxes: []string{"many", "one"}, cases: []trafficCase{
+		{name: "ceil", figure: "beyond the paper", send: to(bulk("one", 1), "many"), fixed: "one", set: set},
+		{name: "UDP ceil", figure: "beyond the paper", send: to(flood("one"), "many"), fixed: "one", set: set},
+	}}
+}
+
+// soon measures the delay between a change and the shares that are due after it, with
+// containers of a Docker Engine.
+func soon() trafficSetup {
+	return trafficSetup{name: "docker", path: rig.Docker, link: gbit, boxes: []string{"w1", "w2"}, cases: []trafficCase{{
+		name: "in force", figure: "beyond the paper", timed: true,
+		send: []sending{bulk("w1", 2), bulk("w2", 2)},
+		set:  map[string]string{"w1": "net.weight: 1", "w2": "net.weight: 1"},
+	}}}
+}
+
+// changes are figures 9 and 10: containers come and go, and their policy changes, while
+// they send.
+func changes() trafficSetup {
+	// Two by weight, 1 to 2, and two of a fixed rate, as 50 and 30 MB/s are to the
+	// paper's gigabit.
+	adjust := trafficCase{
+		name: "start and stop", figure: "figure 9",
+		send: []sending{bulk("w1", 2), bulk("w2", 2), bulk("r3", 2), bulk("r4", 2)},
+		set: map[string]string{
+			"w1": "net.weight: 1", "w2": "net.weight: 2", "r3": "{net.rate: 400mbit, net.ceil: 400mbit}", "r4": "{net.rate: 240mbit, net.ceil: 240mbit}",
+		},
+		tc: []rig.Class{
+			{Container: 0, Rate: 103 * mbit, Ceil: gbit}, {Container: 1, Rate: 207 * mbit, Ceil: gbit},
+			{Container: 2, Rate: 400 * mbit, Ceil: 400 * mbit}, {Container: 3, Rate: 240 * mbit, Ceil: 240 * mbit},
+		},
+		cni: []uint64{103 * mbit, 207 * mbit, 400 * mbit, 240 * mbit},
+		phases: []phase{
+			{name: "w1 w2 r3", sends: []string{"w1", "w2", "r3"}, due: map[string]float64{"w1": 0.2, "w2": 0.4, "r3": 0.4}},
+			{name: "r3 ends", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 1. / 3, "w2": 2. / 3}},
+			{name: "r4 starts", sends: []string{"w1", "w2", "r4"}, due: map[string]float64{"w1": 0.76 / 3, "w2": 0.76 * 2 / 3, "r4": 0.24}},
+		},
+		quick: true,
+	}
+	both := map[string]string{"w1": "net.rate: 100mbit", "w2": "net.rate: 100mbit"}
+	order := trafficCase{
+		name: "priority changes", figure: "figure 10",
+		send: []sending{bulk("w1", 2), bulk("w2", 2)}, set: both,
+		phases: []phase{
+			{name: "equal", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.5, "w2": 0.5}},
+			{name: "w2 first", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9},
+				set: map[string]string{"w1": "{net.rate: 100mbit, net.priority: 2}", "w2": "{net.rate: 100mbit, net.priority: 1}"}},
+			// HTB uses the old priority of a class until its queue has been empty once.
+			{name: "a pause", sends: []string{"w1", "w2"}, due: map[string]float64{"w1": 0.1, "w2": 0.9}, pause: 200 * time.Millisecond},
+		},
+	}
+	return trafficSetup{name: "changes", path: rig.NIC, link: gbit, boxes: []string{"w1", "w2", "r3", "r4"}, cases: []trafficCase{adjust, order}}
+}
+
+// byItself is figure 11(a): the cost of shaping, with bounds that are never reached.
+func byItself() trafficSetup {
+	tc := []rig.Class{{Container: 0, Rate: 90 * gbit, Ceil: 100 * gbit}}
+	set := map[string]string{"only": "net.rate: 90gbit"}
+	return trafficSetup{name: "alone", path: rig.NIC, boxes: []string{"only"}, cases: []trafficCase{
+		{name: "bulk", figure: "figure 11(a)", send: []sending{bulk("only", 1)}, set: set, tc: tc, quick: true},
+		{name: "requests", figure: "figure 11(a)", send: []sending{requests("only")}, set: set, tc: tc, probe: "only", quick: true},
+	}}
+}

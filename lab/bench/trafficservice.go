@@ -1,0 +1,138 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// serving is real servers that answer clients outside by the NIC: alone, and beside a
+// neighbour that sends as much as it can. All containers are on CPU 0, the clients on CPU 1.
+func serving() []trafficSetup {
+	set := map[string]string{"many": "{net.weight: 1, net.priority: 1}", "server": "{net.rate: 400mbit, net.priority: 0, net.latency: 2ms}"}
+	tc := []rig.Class{{Container: 0, Rate: 500 * mbit, Ceil: gbit, Prio: 1}, {Container: 1, Rate: 400 * mbit, Ceil: gbit}}
+	neighbours := []struct {
+		name string
+		send []sending
+	}{{"alone", nil}, {"beside bulk", []sending{bulk("many", 6)}}, {"beside super-packets", []sending{superflood("many")}}}
+	var all []trafficSetup
+	for _, quota := range []float64{0, 50} {
+		su := trafficSetup{name: "service", path: rig.NIC, link: gbit, boxes: []string{"many", "server"}}
+		if quota > 0 {
+			su.name, su.quotas = fmt.Sprintf("service %v", quota), map[string]float64{"server": quota}
+		}
+		for _, s := range []rig.Service{rig.Redis, rig.Nginx} {
+			for _, n := range neighbours {
+				server := sending{name: "server", rate: load.Flood, service: s, size: rig.PageSize}
+				su.cases = append(su.cases, trafficCase{
+					name: string(s) + " " + n.name, figure: "beyond the paper", send: append(n.send, server), probe: "server", set: set, tc: tc,
+				})
+			}
+		}
+		if quota == 0 {
+			su.cases = append(su.cases, trafficCase{
+				name: "nginx ceil", figure: "beyond the paper", ceil: 100 * mbit,
+				send: []sending{{name: "server", rate: load.Flood, service: rig.Nginx, size: rig.LargePage}},
+				set:  map[string]string{"server": "net.ceil: 100mbit"}, tc: []rig.Class{{Container: 1, Rate: 100 * mbit, Ceil: 100 * mbit}},
+			})
+		}
+		all = append(all, su)
+	}
+	return all
+}
+
+// trafficInstalled removes the cases whose servers are not installed on this machine, with a
+// note about each server.
+func trafficInstalled(all []trafficSetup, have func(program string) bool) (list []trafficSetup, notes []string) {
+	n := needs{have: have}
+	for _, su := range all {
+		var cases []trafficCase
+		for _, c := range su.cases {
+			met := true
+			for _, snd := range c.send {
+				met = n.met(string(snd.service)) && met
+			}
+			if met {
+				cases = append(cases, c)
+			}
+		}
+		if su.cases = cases; len(cases) > 0 {
+			list = append(list, su)
+		}
+	}
+	return list, n.notes()
+}
+
+// ask gives a flow with a server a client with new connections, paused. Those of the last
+// arm may have been starved. They would send again only after a time that doubles each time
+// (RFC 6298, 5.5), so ask waits for their end as long as they may have been starved.
+func (s *trafficSession) ask(ctx context.Context, f *flow) error {
+	if f.service == "" {
+		return nil
+	}
+	if old := f.from; old != nil {
+		f.from = nil
+		if err := old.Stop(); err != nil {
+			return err
+		}
+		for start := time.Now(); rig.Connected(f.server.PID) && time.Since(start) < 2*(s.warm+s.take); {
+			if err := sleep(ctx, settleStep); err != nil {
+				return err
+			}
+		}
+	}
+	var err error
+	f.from, err = s.rig.Ask(ctx, f.service, s.setup.box(f.name), s.rig.Outside, serviceConns, f.size)
+	return err
+}
+
+// processes are those of a flow.
+func (f *flow) processes() (all []*sandbox.Process) {
+	for _, g := range []*rig.Generator{f.from, f.to} {
+		if g != nil {
+			all = append(all, g.Process)
+		}
+	}
+	if f.server != nil {
+		all = append(all, f.server)
+	}
+	return all
+}
+
+// retransmitted is how many segments the server of a case and its client have sent again so
+// far; 0 if there is none.
+func (s *trafficSession) retransmitted(c trafficCase) (segments uint64, err error) {
+	f := s.load[c.probe]
+	if f == nil || f.server == nil {
+		return 0, nil
+	}
+	for _, pid := range []int{f.server.PID, f.from.PID} {
+		n, err := rig.Retransmitted(pid)
+		if err != nil {
+			return 0, err
+		}
+		segments += n
+	}
+	return segments, nil
+}
+
+// served returns the figures of a window of a server's client. Where fewer requests were
+// answered than the client has connections, the others have waited for the whole window.
+func served(w load.Window, retransmitted uint64) []figure {
+	answered := float64(w.Ops)
+	all := max(answered, serviceConns)
+	took := func(q float64) float64 {
+		if q*all > answered {
+			return w.Seconds
+		}
+		return w.Latency(q * all / answered).Seconds()
+	}
+	return []figure{
+		{Requests, "1/s", w.Rate()}, {P50, "s", took(0.5)}, {P99, "s", took(0.99)}, {Longest, "s", took(1)},
+		{Retransmitted, "1", float64(retransmitted)},
+	}
+}

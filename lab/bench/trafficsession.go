@@ -1,0 +1,409 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/rig"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// trafficSession is a rig with an agent, and the load of one case at a time.
+type trafficSession struct {
+	setup      trafficSetup
+	rig        *rig.Rig
+	guard      *guard
+	warm, take time.Duration
+
+	load    map[string]*flow  // load of the case
+	delays  *delays           // delays of its requests; nil without requests or without a queue
+	limited []int             // containers that the CNI plugin limits
+	set     map[string]string // policy by container
+}
+
+// flow is the traffic of one container.
+type flow struct {
+	sending
+	from, to *rig.Generator
+	server   *sandbox.Process // of a service
+}
+
+func (f *flow) stop() error {
+	var errs []error
+	for _, g := range []*rig.Generator{f.from, f.to} {
+		if g != nil {
+			errs = append(errs, g.Stop())
+		}
+	}
+	if f.server != nil {
+		f.server.Kill()
+		<-f.server.Done()
+	}
+	return errors.Join(errs...)
+}
+
+func newTrafficSession(ctx context.Context, su trafficSetup, warm, take time.Duration) (_ *trafficSession, err error) {
+	cfg := rig.Config{Path: su.path}
+	for _, name := range su.boxes {
+		cfg.Containers = append(cfg.Containers, rig.Container{Name: name, Quota: su.quotas[name]})
+	}
+	build := func() (*rig.Rig, error) { return rig.New(cfg) }
+	if su.path == rig.Docker {
+		build = func() (*rig.Rig, error) { return rig.NewDocker(ctx, cfg) }
+	}
+	r, err := build()
+	if err != nil {
+		return nil, err
+	}
+	s := &trafficSession{setup: su, rig: r, warm: warm, take: take}
+	uplink := su.link
+	if uplink == 0 {
+		uplink = 100 * gbit
+	}
+	if s.guard, err = newGuard(ctx, r, "", "", uplink); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+func (s *trafficSession) close() error {
+	errs := []error{s.end()}
+	if s.guard != nil {
+		errs = append(errs, s.guard.stop())
+	}
+	return errors.Join(append(errs, s.rig.Close())...)
+}
+
+// begin starts the load of a case, paused.
+func (s *trafficSession) begin(ctx context.Context, c trafficCase) error {
+	s.load = make(map[string]*flow)
+	for i, snd := range c.send {
+		const firstPort = 9001
+		f := &flow{sending: snd}
+		s.load[snd.name] = f
+		if snd.service != "" {
+			var err error
+			if f.server, err = s.rig.Serve(ctx, snd.service, s.setup.box(snd.name)); err != nil {
+				return err
+			}
+			continue
+		}
+		port := fmt.Sprint(firstPort + i)
+		recv := map[string][]string{"tcp-send": {"tcp-recv"}, "udp-send": {"udp-recv", "--buffer", "8388608"}, "rr-client": {"rr-server", "--proto", "udp"}}[snd.args[0]]
+		from, to, at := s.rig.Boxes[s.setup.box(snd.name)], s.rig.Outside, s.rig.Uplink(firstPort+i)
+		switch {
+		case s.setup.inward:
+			from, to, at = to, from, s.rig.At(s.setup.box(snd.name), firstPort+i)
+		case snd.to != "":
+			to, at = s.rig.Boxes[s.setup.box(snd.to)], s.rig.At(s.setup.box(snd.to), firstPort+i)
+		}
+		var err error
+		if f.to, err = s.rig.Start(ctx, to, append(recv, "--listen", ":"+port)...); err != nil {
+			return err
+		}
+		if f.from, err = s.rig.Start(ctx, from, append(slices.Clone(snd.args), "--to", at, "--rate", "0")...); err != nil {
+			return err
+		}
+	}
+	if c.probe == "" || s.setup.link == 0 || s.load[c.probe].service != "" {
+		return nil
+	}
+	var err error
+	s.delays, err = newDelays(ctx, s.rig)
+	return err
+}
+
+// end ends the load, and removes the limits of the CNI plugin.
+func (s *trafficSession) end() error {
+	var errs []error
+	for _, f := range s.load {
+		errs = append(errs, f.stop())
+	}
+	if s.delays != nil {
+		errs = append(errs, s.delays.close())
+	}
+	s.load, s.delays = nil, nil
+	return errors.Join(append(errs, s.unlimit())...)
+}
+
+func (s *trafficSession) unlimit() error {
+	var errs []error
+	for _, i := range s.limited {
+		errs = append(errs, s.rig.CNIBandwidth(i, 0))
+	}
+	s.limited = nil
+	return errors.Join(errs...)
+}
+
+// divide switches to an arm, with the load paused.
+func (s *trafficSession) divide(ctx context.Context, c trafficCase, a arm) error {
+	if err := s.unlimit(); err != nil {
+		return err
+	}
+	if s.guard.on {
+		if err := s.policy(ctx, nil); err != nil {
+			return err
+		}
+	}
+	var classes []rig.Class
+	if a == armTC {
+		classes = c.tc
+	}
+	rate := s.setup.link
+	switch {
+	case a == armOn: // fairlead's root qdisc also limits the rate of the link
+		rate = 0
+	case rate == 0 && a == armTC:
+		rate = 100 * gbit
+	}
+	if err := s.rig.Link(rate, classes); err != nil {
+		return err
+	}
+	switch a {
+	case armOn:
+		return s.policy(ctx, c.set)
+	case armCNI:
+		for i, rate := range c.cni {
+			if rate == 0 { // the container has no limit
+				continue
+			}
+			s.limited = append(s.limited, i)
+			if err := s.rig.CNIBandwidth(i, rate); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// policy replaces the policy by set, by container; nil is none.
+func (s *trafficSession) policy(ctx context.Context, set map[string]string) error {
+	was := s.set
+	s.set = set
+	return s.guard.policy(ctx, s.text(set), func(c api.Container) (taken, changed bool) {
+		name := strings.TrimPrefix(c.Name, s.rig.Prefix())
+		want, n := set[name], 0
+		for _, p := range c.Policy {
+			if strings.HasPrefix(p.Key, "fairlead.net.") && p.From != "default" {
+				n++
+				if !strings.Contains(want, strings.TrimPrefix(p.Key, "fairlead.")+": "+p.Value) {
+					return false, false
+				}
+			}
+		}
+		return n == strings.Count(want, "net."), want != was[name]
+	})
+}
+
+// text returns set, by container, in the form of a policy file.
+func (s *trafficSession) text(set map[string]string) (text string) {
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		what := set[name]
+		if !strings.HasPrefix(what, "{") {
+			what = "{" + what + "}"
+		}
+		text += fmt.Sprintf("---\nmatch: {name: %q}\nset: %s\n", s.rig.Prefix()+name, what)
+	}
+	return text
+}
+
+// sends starts the named flows, and pauses the others.
+func (s *trafficSession) sends(names []string) {
+	for name, f := range s.load {
+		if f.from == nil {
+			continue // a client that is yet to be started
+		}
+		rate := uint64(0)
+		if slices.Contains(names, name) {
+			rate = f.rate
+		}
+		f.from.SetRate(rate)
+	}
+	if s.delays != nil {
+		rate := uint64(0)
+		if len(names) > 0 {
+			rate = s.delays.aside.rate
+		}
+		s.delays.aside.from.SetRate(rate)
+	}
+}
+
+// measure measures a case with one arm.
+func (s *trafficSession) measure(ctx context.Context, c trafficCase, a arm) ([]figure, error) {
+	s.sends(nil)
+	if err := s.divide(ctx, c, a); err != nil {
+		return nil, err
+	}
+	for _, f := range s.load {
+		if err := s.ask(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	defer s.sends(nil)
+	if c.timed {
+		return s.enforced(ctx, c)
+	}
+	phases := c.phases
+	if phases == nil {
+		phases = []phase{{sends: slices.Collect(maps.Keys(s.load))}}
+	}
+	var out []figure
+	for i, p := range phases {
+		changed := make(chan error, 1)
+		changed <- nil
+		if p.set != nil && a == armOn {
+			<-changed
+			go func() { changed <- s.policy(ctx, p.set) }() // while they send
+		}
+		if p.pause > 0 {
+			s.sends(nil)
+			if err := sleep(ctx, p.pause); err != nil {
+				return nil, err
+			}
+		}
+		s.sends(p.sends)
+		if c.ceil > 0 {
+			return s.bounded(ctx, c)
+		}
+		if i > 0 {
+			after, err := s.settles(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, figure{Settling + p.name, "s", after.Seconds()})
+		} else if err := s.warmUp(ctx, c); err != nil {
+			return nil, err
+		}
+		if err := <-changed; err != nil {
+			return nil, err
+		}
+		figures, err := s.window(ctx, c, p)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, figures...)
+	}
+	return out, nil
+}
+
+// warmUp waits before a measurement. A connection that was starved in the last arm sends
+// again only after a time that doubles each time (RFC 6298, 5.5). This arm is not to blame,
+// so warmUp waits as long as the connection may have been starved.
+func (s *trafficSession) warmUp(ctx context.Context, c trafficCase) error {
+	if f := s.load[c.fixed]; f != nil {
+		before := f.to.Read()
+		for start := time.Now(); f.to.Read().Since(before).Bytes == 0 && time.Since(start) < 2*(s.warm+s.take); {
+			if err := sleep(ctx, settleStep); err != nil {
+				return err
+			}
+		}
+	}
+	return sleep(ctx, s.warm)
+}
+
+func (s *trafficSession) read() map[string]load.Reading {
+	out := make(map[string]load.Reading)
+	for name, f := range s.load {
+		g := f.to
+		if f.service != "" || f.args[0] == "rr-client" { // the client measures the latency
+			g = f.from
+		}
+		out[name] = g.Read()
+	}
+	return out
+}
+
+// window measures one phase.
+func (s *trafficSession) window(ctx context.Context, c trafficCase, p phase) ([]figure, error) {
+	before := s.read()
+	again, err := s.retransmitted(c)
+	if err != nil {
+		return nil, err
+	}
+	var began delayReading
+	if s.delays != nil {
+		if began, err = s.delays.read(); err != nil {
+			return nil, err
+		}
+	}
+	take := s.take
+	if c.probe != "" {
+		take *= 2 // the last of a thousand
+	}
+	if err := sleep(ctx, take); err != nil {
+		return nil, err
+	}
+	after := s.read()
+	var waits []figure
+	if s.delays != nil {
+		ended, err := s.delays.read()
+		if err != nil {
+			return nil, err
+		}
+		if waits, err = ended.figures(began); err != nil {
+			return nil, err
+		}
+	}
+	for name, f := range s.load {
+		for _, p := range f.processes() {
+			select {
+			case <-p.Done():
+				return nil, fmt.Errorf("the load of %s has ended: %w", name, p.Wait())
+			default:
+			}
+		}
+	}
+	label := ""
+	if p.name != "" {
+		label = p.name + ": "
+	}
+	var total float64
+	bits := make(map[string]float64)
+	for name := range s.load {
+		if name != c.probe {
+			bits[name] = after[name].Since(before[name]).BitRate()
+			total += bits[name]
+		}
+	}
+	var out []figure
+	switch {
+	case c.probe == "":
+	case s.load[c.probe].service != "":
+		now, err := s.retransmitted(c)
+		if err != nil {
+			return nil, err
+		}
+		out = served(after[c.probe].Since(before[c.probe]), now-again)
+	default:
+		w := after[c.probe].Since(before[c.probe])
+		took := func(q float64) float64 {
+			if w.Ops == 0 { // none was answered in time
+				return load.Lost.Seconds()
+			}
+			return w.Latency(q).Seconds()
+		}
+		out = append(out, figure{P50, "s", took(0.5)}, figure{P99, "s", took(0.99)}, figure{P999, "s", took(0.999)}, figure{Requests, "1/s", w.Rate()})
+		out = append(out, waits...)
+	}
+	if c.fixed != "" {
+		out = append(out, figure{ReceivedBy + c.fixed, "bit/s", bits[c.fixed]})
+	}
+	if len(bits) > 0 {
+		out = append(out, figure{label + Total, "bit/s", total})
+	}
+	if total > 0 && len(bits) > 1 {
+		for _, snd := range c.send {
+			if _, counted := bits[snd.name]; counted && slices.Contains(p.sends, snd.name) && (p.name != "" || snd.name == c.send[len(c.send)-1].name) {
+				out = append(out, figure{label + ShareOf + snd.name, "1", bits[snd.name] / total})
+			}
+		}
+	}
+	return out, nil
+}

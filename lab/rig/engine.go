@@ -1,0 +1,326 @@
+package rig
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"debug/elf"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// engineVerb makes this program a Docker Engine of a rig.
+const engineVerb = "rig-engine"
+
+// Reexec becomes the rig's Docker Engine if this program was started for that:
+// args are os.Args. It then returns only if that failed, with true and the exit
+// status; else false. Call it first thing in main and TestMain.
+func Reexec(args []string) (status int, ok bool) {
+	if len(args) < 3 || args[1] != engineVerb {
+		return 0, false
+	}
+	fmt.Fprintln(os.Stderr, becomeEngine(args[2], args[3:]))
+	return 1, true
+}
+
+// becomeEngine turns this process into dockerd, in a mount namespace of its own:
+// with a sysfs of the network namespace that it is in, and with nothing in /run
+// and /var/lib, where it would meet the machine's own engine.
+func becomeEngine(program string, args []string) error {
+	runtime.LockOSThread() // exec keeps the namespaces of the calling thread
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("unshare mount namespace: %w", err)
+	}
+	const cgroups = "/sys/fs/cgroup"
+	aside, err := os.MkdirTemp("", "fairlead-cgroup-")
+	if err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		source, target, fs string
+		flags              uintptr
+	}{
+		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE},
+		{cgroups, aside, "", unix.MS_BIND | unix.MS_REC},
+		{"sysfs", "/sys", "sysfs", 0},
+		{aside, cgroups, "", unix.MS_MOVE},
+		{"tmpfs", "/run", "tmpfs", 0},
+		{"tmpfs", "/var/lib", "tmpfs", 0},
+	} {
+		if err := unix.Mount(m.source, m.target, m.fs, m.flags, ""); err != nil {
+			return fmt.Errorf("mount %s on %s: %w", m.source, m.target, err)
+		}
+	}
+	// A mount point only in this namespace, from which it was moved.
+	if err := os.Remove(aside); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/run/docker", "/run/lock"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("run %s: %w", program, unix.Exec(program, append([]string{program}, args...), os.Environ()))
+}
+
+// engine is a Docker Engine inside a rig.
+type engine struct {
+	host    string // as in DOCKER_HOST
+	dir     string
+	process *sandbox.Process
+}
+
+// docker starts an engine in Node, and the containers in it.
+func (r *Rig) docker(ctx context.Context) error {
+	if err := r.startEngine(ctx); err != nil {
+		return err
+	}
+	for i := range r.Containers {
+		var flags []string
+		if i > 0 {
+			flags = []string{"-p", port + ":" + port + "/udp", "-p", port + ":" + port + "/tcp"}
+		}
+		if err := r.contain(ctx, i, flags...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startEngine starts an engine in Node.
+func (r *Rig) startEngine(ctx context.Context) error {
+	parent, err := r.Sandboxes.Claim(r.id + "-containers")
+	if err != nil {
+		return err
+	}
+	// In cgroups, so that nothing that it starts can be lost.
+	box, err := r.Sandboxes.Create(sandbox.Spec{Name: r.id + "-engine", Network: r.Node})
+	if err != nil {
+		return err
+	}
+	dir, err := r.TempDir("docker")
+	if err != nil {
+		return err
+	}
+	if r.engine, err = startEngine(ctx, box, dir, parent); err != nil {
+		return err
+	}
+	r.DockerHost = r.engine.host
+	return nil
+}
+
+// contain starts the i-th container in the engine.
+func (r *Rig) contain(ctx context.Context, i int, flags ...string) error {
+	cpu, name := r.Containers[i].cpu(), r.id+"-"+r.Containers[i].Name
+	flags = append(flags, "--stop-signal", "KILL", "--cpuset-cpus", cpu.Set, "--cpu-period", micros(cpu.Period), "--cpu-quota", micros(cpu.Quota))
+	pid, err := r.engine.container(ctx, name, flags...)
+	if err != nil {
+		return err
+	}
+	b, err := r.Sandboxes.Adopt(name, pid)
+	if err != nil {
+		return err
+	}
+	r.Boxes = append(r.Boxes, b)
+	return nil
+}
+
+func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
+
+// image is the name of the image that containers of a rig are made of: this
+// program alone.
+const image = "fairlead-bench"
+
+// EngineRuns says what a rig lacks for a Docker Engine with containers: a program, or that
+// this one is static.
+func EngineRuns() error {
+	for _, program := range []string{"dockerd", "docker", "iptables"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return err
+		}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return static(exe)
+}
+
+// startEngine starts dockerd in box and waits until it answers. Its state is in
+// dir, which must not be below /run, of which it has one of its own. Its
+// containers are in the cgroup parent. It needs dockerd, the docker CLI and iptables.
+func startEngine(ctx context.Context, box *sandbox.Box, dir, parent string) (_ *engine, err error) {
+	if err := EngineRuns(); err != nil {
+		return nil, fmt.Errorf("start a Docker Engine: %w", err)
+	}
+	dockerd, err := exec.LookPath("dockerd")
+	if err != nil {
+		return nil, err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(dir, "docker.sock")
+	e := &engine{host: "unix://" + socket, dir: dir}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.Command(exe, engineVerb, dockerd,
+		"--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+		"--pidfile", filepath.Join(dir, "pid"), "--host", e.host,
+		"--cgroup-parent", parent, "--exec-opt", "native.cgroupdriver=cgroupfs",
+		"--bip", "10.112.0.1/16", "--ip6tables=false", "--userland-proxy=false")
+	cmd.Stdout, cmd.Stderr = log, log
+	if e.process, err = box.Start(cmd); err != nil {
+		return nil, err
+	}
+	deadline := time.After(60 * time.Second)
+	for {
+		_, err := e.run(ctx, nil, "version")
+		if err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			e.stop()
+			return nil, ctx.Err()
+		case <-e.process.Done():
+		case <-deadline:
+		case <-time.After(50 * time.Millisecond):
+			continue
+		}
+		said, _ := os.ReadFile(log.Name())
+		e.stop()
+		return nil, fmt.Errorf("the Docker Engine does not answer: %w; its log ends:\n%s", err, said[max(0, len(said)-2000):])
+	}
+	if err := e.load(ctx, exe); err != nil {
+		e.stop()
+		return nil, err
+	}
+	return e, nil
+}
+
+// run runs the docker CLI and returns what it prints.
+func (e *engine) run(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "docker", args...)
+	cmd.Env = append(os.Environ(), "DOCKER_HOST="+e.host, "DOCKER_CONTEXT=", "DOCKER_CONFIG="+e.dir)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("docker %s: %w: %s", args[0], err, bytes.TrimSpace(errs.Bytes()))
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+// load makes the image.
+func (e *engine) load(ctx context.Context, exe string) error {
+	program, err := os.ReadFile(exe)
+	if err != nil {
+		return err
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	header := &tar.Header{Name: "fairlead", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}
+	if err := w.WriteHeader(header); err != nil {
+		return err
+	}
+	if _, err := w.Write(program); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	_, err = e.run(ctx, &layer, "import", "-", image)
+	return err
+}
+
+// static says why a program cannot run in an image that has nothing else.
+func static(exe string) error {
+	f, err := elf.Open(exe)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return fmt.Errorf("%s is not a static program; build it with CGO_ENABLED=0", exe)
+		}
+	}
+	return nil
+}
+
+// container starts a container that waits, and returns its first process.
+func (e *engine) container(ctx context.Context, name string, flags ...string) (pid int, err error) {
+	args := append([]string{"run", "-d", "--name", name}, flags...)
+	if _, err := e.run(ctx, nil, append(args, image, "/fairlead", "sandbox-init", name)...); err != nil {
+		return 0, err
+	}
+	out, err := e.run(ctx, nil, "inspect", "--format", "{{.State.Pid}}", name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(out)
+}
+
+// Prepared is a container of a rig's engine that has not been started.
+type Prepared struct {
+	name   string
+	engine *engine
+}
+
+// Prepare makes a container with some labels that generates traffic once it is
+// started, as load.Main takes args, and counts nothing. The caller removes it. The
+// rig has to have the path Docker.
+func (r *Rig) Prepare(ctx context.Context, name string, labels []string, args ...string) (*Prepared, error) {
+	if r.engine == nil {
+		return nil, fmt.Errorf("make container %s: the rig has no Docker Engine", name)
+	}
+	p := &Prepared{name: r.Prefix() + name, engine: r.engine}
+	cpu := r.Containers[0].cpu()
+	create := []string{"create", "--name", p.name, "--stop-signal", "KILL", "--cpuset-cpus", cpu.Set}
+	for _, l := range labels {
+		create = append(create, "--label", l)
+	}
+	create = append(create, image, "/fairlead", load.Verb)
+	_, err := r.engine.run(ctx, nil, append(create, args...)...)
+	return p, err
+}
+
+// Start starts it, as docker start does, and returns when that has.
+func (p *Prepared) Start(ctx context.Context) error {
+	_, err := p.engine.run(ctx, nil, "start", p.name)
+	return err
+}
+
+// Remove ends and removes it.
+func (p *Prepared) Remove(ctx context.Context) error {
+	_, err := p.engine.run(ctx, nil, "rm", "-f", p.name)
+	return err
+}
+
+// stop ends the engine. What is left of its containers goes with the rig's
+// cgroups, and its state with the rig.
+func (e *engine) stop() {
+	e.process.Signal(unix.SIGTERM)
+	select {
+	case <-e.process.Done():
+	case <-time.After(20 * time.Second):
+		e.process.Kill()
+		<-e.process.Done()
+	}
+}

@@ -1,0 +1,83 @@
+package rig
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/load"
+)
+
+// needEngine skips a test that cannot have a Docker Engine.
+func needEngine(t *testing.T) {
+	t.Helper()
+	testkit.NeedRoot(t)
+	for _, program := range []string{"dockerd", "docker", "iptables"} {
+		if _, err := exec.LookPath(program); err != nil {
+			testkit.Skip(t, "no "+program)
+		}
+	}
+	if EngineRuns() != nil {
+		testkit.Skip(t, "the test program is not static: CGO_ENABLED=0 go test")
+	}
+}
+
+func TestDocker(t *testing.T) {
+	needEngine(t)
+	r, err := NewDocker(t.Context(), Config{Containers: Pair(60, 30)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := r.engine.dir
+	groups := r.Neighbours()[0].Cgroups()
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, path := range append(groups, dir, r.Sandboxes.Dir()) {
+			if _, err := os.Stat(path); err == nil {
+				t.Errorf("%s is left", path)
+			}
+		}
+	})
+	// The generators are where the containers are, with their limits.
+	self, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []Kind{UDP, TCP} {
+		run, err := r.Send(t.Context(), Traffic{Kind: kind})
+		if err != nil {
+			t.Fatal(err)
+		}
+		send, recv := run.Senders[0], run.Receivers[0]
+		inside, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(recv.PID), "cgroup"))
+		if err != nil || string(inside) == string(self) || !strings.Contains(string(inside), "0::/fairlead-sandbox/") {
+			t.Errorf("receiver's cgroups (%v):\n%s", err, inside)
+		}
+		run.SetRate(load.Flood)
+		if !moves(send) || !moves(recv) {
+			t.Errorf("%s: nothing sent, or nothing received", kind)
+		}
+		if err := run.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	out, err := r.engine.run(t.Context(), nil, "inspect", "--format", "{{.HostConfig.CpuQuota}} {{.HostConfig.CpusetCpus}}", r.Victim().Name)
+	if err != nil || out != "60000 0" {
+		t.Errorf("victim has quota and CPUs %q (%v)", out, err)
+	}
+	if _, err := r.engine.container(t.Context(), r.Victim().Name); err == nil {
+		t.Error("two containers have one name")
+	}
+}
+
+func TestStatic(t *testing.T) {
+	if err := static("/proc/self/cmdline"); err == nil {
+		t.Error("a text is taken for a static program")
+	}
+}

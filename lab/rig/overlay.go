@@ -1,0 +1,337 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// OverlayConfig says what overlay to build.
+type OverlayConfig struct {
+	Path Path // Routed, Bridged or Swarm
+	// Steered has each host receive on its own CPU, by RPS. Otherwise a packet is received
+	// on the CPU of its sender. RPS costs an interrupt of the other CPU for each packet, which
+	// a NIC does not cost its sender: on a virtual machine that is more than the work of the
+	// tunnel.
+	Steered bool
+}
+
+// Overlay is two hosts that are joined by a wire, with an overlay network (VXLAN) over it,
+// and a container on each. What runs on the first host is pinned to CPU 0, what runs on the
+// second to CPU 1.
+type Overlay struct {
+	OverlayConfig
+	Hosts [2]*Rig
+	// Tunnels are the network namespaces with the tunnel devices: the hosts' own on the path
+	// Routed, nil on the path Swarm.
+	Tunnels [2]*sandbox.Box
+
+	addrs [2]string // of the containers
+}
+
+// What an overlay looks like. A host's device on the wire is NICDevice. The first host and
+// its container have the first of each pair of addresses. A host's end of its container's
+// veth is PortPrefix and the container's name.
+const (
+	// Client and Server are the names of the containers.
+	Client = "client"
+	Server = "server"
+
+	// On the path Routed, as Flannel builds it: each host has a network of its own for
+	// containers, behind a bridge with the address of their gateway, and a route through the
+	// tunnel device to the other host's.
+	RoutedTunnel = "flannel.1"
+	routedVNI    = 1
+	routedPort   = 8472
+	gatewayPort  = "cni0"
+	// On the path Bridged, as Docker Swarm builds it: the bridge and the tunnel device, which
+	// is one of its ports, are in a network namespace of their own, and the containers are
+	// in one network.
+	BridgedTunnel = "vxlan0"
+	bridgedVNI    = 4097
+	bridgedPort   = 4789
+	tunnelBridge  = "br0"
+	tunnelNetNS   = "netns" // file in a TempDir: the namespace, mounted where an agent sees it
+)
+
+func wireAddr(host int) string { return fmt.Sprintf("10.113.0.%d", 1+host) }
+
+// subnet is the network of a host's containers on the path Routed.
+func subnet(host int) string { return fmt.Sprintf("10.111.%d.0", host) }
+
+// Addr is the address of a host's container on the overlay network.
+func (o *Overlay) Addr(host int) string { return o.addrs[host] }
+
+// HostAddr is the address of a host on the wire.
+func (o *Overlay) HostAddr(host int) string { return wireAddr(host) }
+
+// NewOverlay builds an overlay. It needs root, two CPUs, the program nft, and a program whose
+// main (or TestMain) calls sandbox.Reexec and load.Reexec; on the path Swarm what NewDocker
+// needs.
+func NewOverlay(ctx context.Context, cfg OverlayConfig) (_ *Overlay, err error) {
+	if !slices.Contains([]Path{Routed, Bridged, Swarm}, cfg.Path) {
+		return nil, fmt.Errorf("build overlay: no such path: %q", cfg.Path)
+	}
+	o := &Overlay{OverlayConfig: cfg}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("build overlay: %w", err), o.Close())
+		}
+	}()
+	for host, name := range []string{Client, Server} {
+		c := Config{Path: cfg.Path, Containers: []Container{{Name: name, CPU: host}}}
+		if o.Hosts[host], err = newRig(ctx, c, host); err != nil {
+			return nil, err
+		}
+	}
+	if err := o.wire(); err != nil {
+		return nil, err
+	}
+	if cfg.Path == Swarm {
+		return o, o.swarm(ctx)
+	}
+	join := o.bridged
+	o.addrs = [2]string{address(0), address(1)}
+	if cfg.Path == Routed {
+		join = o.routed
+		o.addrs = [2]string{"10.111.0.2", "10.111.1.2"} // of two networks; see subnet
+	}
+	for host, r := range o.Hosts {
+		o.Tunnels[host] = r.Node
+		if err := join(host); err != nil {
+			return nil, err
+		}
+		if err := errors.Join(manyPorts(r.Boxes[0]), r.nft(ctx, fmt.Sprintf(hostRules, "10.111.0.0/16"))); err != nil {
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+// Close removes both hosts.
+func (o *Overlay) Close() error {
+	var errs []error
+	for _, r := range o.Hosts {
+		if r != nil {
+			errs = append(errs, r.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// wire joins the hosts.
+func (o *Overlay) wire() error {
+	end := func(host int) sandbox.End {
+		return sandbox.End{Box: o.Hosts[host].Node, Name: NICDevice, Addr: prefix(wireAddr(host))}
+	}
+	if err := sandbox.Wire(end(0), end(1)); err != nil {
+		return err
+	}
+	var errs []error
+	for host, r := range o.Hosts {
+		if o.Steered {
+			errs = append(errs, r.Node.SetQueues(NICDevice, "rx", "rps_cpus", func(int) string { return fmt.Sprintf("%x", 1<<host) }))
+		}
+		errs = append(errs, r.Node.Sysctl("ipv4/ip_forward", "1"), manyPorts(r.Node),
+			r.Node.Sysctl("netfilter/nf_conntrack_tcp_timeout_time_wait", "5"))
+	}
+	return errors.Join(errs...)
+}
+
+// manyPorts has short connections in rapid succession find a free port.
+func manyPorts(b *sandbox.Box) error {
+	return errors.Join(b.Sysctl("ipv4/tcp_tw_reuse", "1"), b.Sysctl("ipv4/ip_local_port_range", "10000 60000"))
+}
+
+// hostRules are what hosts of containers have at least: the connection tracking of
+// forwarded and own packets, and a source address for those that leave the network %s.
+const hostRules = `
+table ip flhost {
+	chain prerouting { type nat hook prerouting priority dstnat; }
+	chain postrouting {
+		type nat hook postrouting priority srcnat;
+		ip saddr %[1]s ip daddr != %[1]s masquerade
+	}
+	chain output { type nat hook output priority -100; }
+	chain input {
+		type filter hook input priority filter;
+		ct state invalid drop
+		ct state established,related accept
+	}
+	chain forward {
+		type filter hook forward priority filter; policy drop;
+		ct state invalid drop
+		ct state established,related accept
+		ip saddr %[1]s accept
+		ip daddr %[1]s accept
+	}
+}
+`
+
+// nft changes the host's rules.
+func (r *Rig) nft(ctx context.Context, rules string) error {
+	program, err := exec.LookPath("nft")
+	if err != nil {
+		return fmt.Errorf("change nftables: %w", err)
+	}
+	cmd := exec.Command(program, "-f", "-")
+	var said strings.Builder
+	cmd.Stdin, cmd.Stderr = strings.NewReader(rules), &said
+	p, err := r.Node.Start(cmd)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		p.Kill()
+		return ctx.Err()
+	case <-p.Done():
+	}
+	if err := p.Wait(); err != nil {
+		return fmt.Errorf("change nftables: %w: %s", err, strings.TrimSpace(said.String()))
+	}
+	return nil
+}
+
+// tunnelAs makes the tunnel device of a host.
+func (o *Overlay) tunnelAs(host int, vx *netlink.Vxlan, end sandbox.End) error {
+	r := o.Hosts[host]
+	return r.Node.Change(NICDevice, func(_ *netlink.Handle, nic netlink.Link) error {
+		vx.MTU, vx.VtepDevIndex, vx.SrcAddr = tunnelMTU, nic.Attrs().Index, net.ParseIP(wireAddr(host))
+		return r.Node.Add(vx, end)
+	})
+}
+
+// tunnelMAC is that of a host's end of the tunnel on the path Routed.
+func tunnelMAC(host int) string { return fmt.Sprintf("02:f1:00:02:00:%02x", host) }
+
+// routed joins a host's container to the overlay network as Flannel does.
+func (o *Overlay) routed(host int) error {
+	r, other := o.Hosts[host], 1-host
+	own := sandbox.End{Box: r.Node, Name: RoutedTunnel, Addr: netip.PrefixFrom(netip.MustParseAddr(subnet(host)), 32), MAC: tunnelMAC(host)}
+	if err := o.tunnelAs(host, &netlink.Vxlan{VxlanId: routedVNI, Port: routedPort}, own); err != nil {
+		return err
+	}
+	gateway := fmt.Sprintf("10.111.%d.1", host)
+	if err := r.Node.Bridge(gatewayPort, prefix(gateway)); err != nil {
+		return err
+	}
+	if err := r.join(r.Node, gatewayPort, o.Addr(host), mac(host)); err != nil {
+		return err
+	}
+	err := r.Node.Neighbour(RoutedTunnel, netip.MustParseAddr(subnet(other)), tunnelMAC(other))
+	if err == nil {
+		err = forward(r.Node, RoutedTunnel, tunnelMAC(other), wireAddr(other))
+	}
+	if err == nil {
+		err = r.Node.Change(RoutedTunnel, func(h *netlink.Handle, vx netlink.Link) error {
+			return h.RouteAdd(&netlink.Route{
+				LinkIndex: vx.Attrs().Index, Dst: &net.IPNet{IP: net.ParseIP(subnet(other)), Mask: net.CIDRMask(24, 32)},
+				Gw: net.ParseIP(subnet(other)), Flags: int(netlink.FLAG_ONLINK),
+			})
+		})
+	}
+	if err == nil {
+		err = r.Boxes[0].Change("eth0", func(h *netlink.Handle, dev netlink.Link) error {
+			return h.RouteAdd(&netlink.Route{LinkIndex: dev.Attrs().Index, Gw: net.ParseIP(gateway)})
+		})
+	}
+	return err
+}
+
+// bridged joins a host's container to the overlay network as Docker Swarm does.
+func (o *Overlay) bridged(host int) error {
+	r, other := o.Hosts[host], 1-host
+	box, err := r.create(sandbox.Spec{Name: r.id + "-tunnel", Bare: true})
+	if err != nil {
+		return err
+	}
+	o.Tunnels[host] = box
+	if err := r.mount(box.NetNS()); err != nil {
+		return err
+	}
+	if err := box.Bridge(tunnelBridge, netip.Prefix{}); err != nil {
+		return err
+	}
+	vx := &netlink.Vxlan{VxlanId: bridgedVNI, Port: bridgedPort, Learning: true, Proxy: true, L2miss: true, L3miss: true}
+	if err := o.tunnelAs(host, vx, sandbox.End{Box: box, Name: BridgedTunnel, Bridge: tunnelBridge}); err != nil {
+		return err
+	}
+	if err := r.join(box, tunnelBridge, o.Addr(host), mac(host)); err != nil {
+		return err
+	}
+	return errors.Join(
+		box.Neighbour(BridgedTunnel, netip.MustParseAddr(o.Addr(other)), mac(other)),
+		forward(box, BridgedTunnel, mac(other), wireAddr(other)))
+}
+
+// join connects the container to a bridge.
+func (r *Rig) join(at *sandbox.Box, bridge, addr, mac string) error {
+	port := PortPrefix + r.Containers[0].Name
+	if err := sandbox.Wire(
+		sandbox.End{Box: at, Name: port, Bridge: bridge},
+		sandbox.End{Box: r.Boxes[0], Name: "eth0", Addr: prefix(addr), MAC: mac}); err != nil {
+		return err
+	}
+	mtu := func(h *netlink.Handle, link netlink.Link) error { return h.LinkSetMTU(link, tunnelMTU) }
+	return errors.Join(at.Change(port, mtu), at.Change(bridge, mtu), r.Boxes[0].Change("eth0", mtu))
+}
+
+// forward tells a tunnel device for good at which host a MAC address is.
+func forward(box *sandbox.Box, dev, mac, host string) error {
+	hw, err := net.ParseMAC(mac)
+	if err == nil {
+		err = box.Change(dev, func(h *netlink.Handle, link netlink.Link) error {
+			return h.NeighSet(&netlink.Neigh{
+				LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, HardwareAddr: hw, IP: net.ParseIP(host),
+				Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+			})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("lead %s on %s to %s: %w", mac, dev, host, err)
+	}
+	return nil
+}
+
+// mount gives a network namespace a file, so that an agent knows it for one that no
+// container has made.
+func (r *Rig) mount(netns string) error {
+	dir, err := r.TempDir("tunnel")
+	if err != nil {
+		return err
+	}
+	at := filepath.Join(dir, tunnelNetNS)
+	if err := os.WriteFile(at, nil, 0o600); err != nil {
+		return err
+	}
+	if err := unix.Mount(netns, at, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount network namespace: %w", err)
+	}
+	r.mounted = append(r.mounted, at)
+	return nil
+}
+
+// unmount undoes mount.
+func (r *Rig) unmount() error {
+	var errs []error
+	for _, at := range r.mounted {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", at, err))
+		}
+	}
+	r.mounted = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,183 @@
+package rig
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// overlay builds one that goes with the test.
+func overlay(t *testing.T, path Path) *Overlay {
+	t.Helper()
+	testkit.NeedRoot(t)
+	o, err := NewOverlay(t.Context(), OverlayConfig{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := o.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, r := range o.Hosts {
+			if _, err := os.Stat(r.Sandboxes.Dir()); err == nil {
+				t.Errorf("%s is left", r.Sandboxes.Dir())
+			}
+		}
+	})
+	return o
+}
+
+// sent is how many packets a device has sent.
+func sent(t *testing.T, b *sandbox.Box, dev string) (n uint64) {
+	t.Helper()
+	if err := b.Change(dev, func(_ *netlink.Handle, link netlink.Link) error {
+		n = link.Attrs().Statistics.TxPackets
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestOverlay sends requests from container to container, which go through the tunnel, and
+// from host to host, which do not.
+func TestOverlay(t *testing.T) {
+	for path, tunnel := range map[Path]string{Routed: RoutedTunnel, Bridged: BridgedTunnel} {
+		t.Run(string(path), func(t *testing.T) {
+			o := overlay(t, path)
+			for _, c := range []struct {
+				name           string
+				client, server *sandbox.Box
+				at             string
+				encapsulated   bool
+			}{
+				{"containers", o.Hosts[0].Boxes[0], o.Hosts[1].Boxes[0], o.Addr(1), true},
+				{"hosts", o.Hosts[0].Node, o.Hosts[1].Node, o.HostAddr(1), false},
+			} {
+				const count = 20
+				var before [2]uint64
+				for host, b := range o.Tunnels {
+					before[host] = sent(t, b, tunnel)
+				}
+				if _, err := o.Hosts[1].Start(t.Context(), c.server, "rr-server", "--block", "--proto", "tcp"); err != nil {
+					t.Fatal(err)
+				}
+				client, err := o.Hosts[0].Start(t.Context(), c.client, "rr-client", "--block", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", c.at, Port))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for first := client.Read(); client.Read().Since(first).Ops < count; {
+					if !moves(client) {
+						t.Fatalf("%s: no answer comes", c.name)
+					}
+				}
+				for host, b := range o.Tunnels {
+					if n := sent(t, b, tunnel) - before[host]; c.encapsulated != (n >= count) { // a connection may still end
+						t.Errorf("%s: tunnel of host %d sent %d packets", c.name, host, n)
+					}
+				}
+				if err := client.Stop(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// TestSwarm sends requests between containers of two Docker Engines, whose overlay network
+// is in a namespace that is mounted here, as an agent of the machine would see it.
+func TestSwarm(t *testing.T) {
+	needEngine(t)
+	o := overlay(t, Swarm)
+	for host, r := range o.Hosts {
+		if len(r.mounted) != 1 {
+			t.Fatalf("host %d: %v is mounted", host, r.mounted)
+		}
+		ns, err := netdev.Open(r.mounted[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		links, err := ns.Links(netdev.MostLinks)
+		ns.Close()
+		if err != nil || !slices.ContainsFunc(links, func(l netdev.Link) bool { return l.Kind == "vxlan" }) {
+			t.Errorf("host %d: there is no tunnel in the overlay's namespace: %+v, %v", host, links, err)
+		}
+	}
+	if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--block", "--proto", "tcp"); err != nil {
+		t.Fatal(err)
+	}
+	client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--block", "--proto", "tcp", "--size", "1", "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !moves(client) {
+		t.Error("no answer comes")
+	}
+}
+
+// TestRecipe attaches the published cache: flows come to take the short path, in which the
+// tunnel's device sees nothing of them, and those of UDP go on when it is taken away.
+func TestRecipe(t *testing.T) {
+	o := overlay(t, Routed)
+	c, err := o.AttachRecipe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	const conns = 3
+	var clients []*Generator
+	for _, proto := range []string{"udp", "tcp"} {
+		if _, err := o.Hosts[1].Start(t.Context(), o.Hosts[1].Boxes[0], "rr-server", "--block", "--proto", proto, "--conns", fmt.Sprint(conns)); err != nil {
+			t.Fatal(err)
+		}
+		client, err := o.Hosts[0].Start(t.Context(), o.Hosts[0].Boxes[0], "rr-client", "--block", "--proto", proto, "--size", "1",
+			"--conns", fmt.Sprint(conns), "--to", fmt.Sprintf("%s:%s", o.Addr(1), Port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients = append(clients, client)
+	}
+	both := func() bool {
+		for host := range o.Hosts {
+			if n, err := c.Flows(host); err != nil || n < 2*conns {
+				return false
+			}
+		}
+		return true
+	}
+	for end := time.Now().Add(time.Minute); !both(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the flows do not come to take the short path")
+		}
+	}
+	const count = 200 // of which a few may still be on their way through the tunnel
+	before := sent(t, o.Tunnels[0], RoutedTunnel)
+	for _, client := range clients {
+		for first := client.Read(); client.Read().Since(first).Ops < count; {
+			if !moves(client) {
+				t.Fatal("no answer comes over the short path")
+			}
+		}
+	}
+	if n := sent(t, o.Tunnels[0], RoutedTunnel) - before; n >= count {
+		t.Errorf("the tunnel sent %d packets of flows that take the short path", n)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !moves(clients[0]) {
+		t.Error("no answer comes by UDP once the cache is gone")
+	}
+}

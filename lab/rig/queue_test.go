@@ -1,0 +1,74 @@
+package rig
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/load"
+)
+
+// The queue's delays are those of all packets of one length, and of no others,
+// and as long as the link makes them.
+func TestQueue(t *testing.T) {
+	testkit.Smoke(t, "bpf:lab/rig")
+	testkit.NeedRoot(t)
+	r := build(t, Config{Path: NIC})
+	const payload, frame, sent = 1000, 1000 + 14 + 20 + 8, 200
+	q, err := r.Queue(frame)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	if _, err := r.Start(t.Context(), r.Outside, "udp-recv", "--listen", ":9001"); err != nil {
+		t.Fatal(err)
+	}
+	softirqs := testkit.WatchSoftirqs(t)
+	read := func() *hist.Histogram {
+		h, lost, err := q.Read()
+		if err != nil || lost != 0 {
+			t.Fatalf("%d packets were missed: %v", lost, err)
+		}
+		return h
+	}
+	for _, link := range []uint64{1000 * 1000 * 1000, 4 * 1000 * 1000} {
+		if err := r.Link(link, nil); err != nil {
+			t.Fatal(err)
+		}
+		before, start := read(), time.Now()
+		for _, size := range []int{payload, payload - 1} {
+			g, err := r.Start(t.Context(), r.Boxes[0], "udp-send", "--to", r.Uplink(9001), "--size", fmt.Sprint(size), "--rate", "20000", "--count", fmt.Sprint(sent), "--buffer", "1000000")
+			if err != nil {
+				t.Fatal(err)
+			}
+			// A sender that is ended by the clock may not have counted its last.
+			for end := time.Now().Add(90 * time.Second); g.Read().Since(load.Reading{}).Ops < sent; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("of %d packets %d were sent", sent, g.Read().Since(load.Reading{}).Ops)
+				}
+			}
+			if err := g.Stop(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		took := time.Since(start)
+		var waited *hist.Histogram
+		for end := time.Now().Add(90 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if waited = read().Since(before); waited.Count() >= sent { // what is in the queue has to leave
+				break
+			}
+		}
+		if waited.Count() != sent {
+			softirqs.SkipIfMissed()
+			t.Errorf("%d bit/s: %d packets were sent, of %d it is known how long they waited", link, sent, waited.Count())
+		}
+		// The last came within the time that the senders took, and left when all
+		// that the bucket had no room for had been sent.
+		least := time.Duration(float64(sent*frame)-float64(burst(link)))*8*time.Second/time.Duration(link) - took
+		if longest := waited.Quantile(1); longest < least || link > 100*1000*1000 && longest > took {
+			t.Errorf("%d bit/s: the longest wait was %v, at least %v is due", link, longest, least)
+		}
+	}
+}

@@ -1,0 +1,355 @@
+// Package rig builds the test beds of the experiments out of sandboxes:
+// containers that share CPU 0, by quota where they have one (the first is the
+// victim of the netcpu experiment), and a world outside on CPU 1 whose packets
+// are all processed on CPU 0, by RPS.
+//
+// A rig is a host of its own, network namespace included: the machine's
+// network is not touched, and an agent that is to protect the rig's containers
+// runs inside Node. The rig measures nothing (package bench does) and protects
+// nobody.
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// Path is the way that the sender's packets take to the receiver.
+type Path string
+
+// The paths. Hop leads from the host into the receiver by one veth. NIC is a
+// veth with two queues whose far end is outside: NIC, bridge, veth. Docker is
+// the same with containers of a Docker Engine of the rig's own in place of
+// sandboxes: NIC, a published port, the default bridge, veth. VXLAN is NIC with a
+// tunnel from outside to the bridge. Macvlan gives each container a device on
+// the NIC; on Host they use the NIC themselves. Routed, Bridged and Swarm are
+// of the two hosts of an overlay network, which NewOverlay builds.
+const (
+	Hop     Path = "hop"
+	NIC     Path = "nic"
+	VXLAN   Path = "vxlan"
+	Macvlan Path = "macvlan"
+	Host    Path = "host"
+	Docker  Path = "docker"
+	Routed  Path = "routed"
+	Bridged Path = "bridged"
+	Swarm   Path = "swarm"
+)
+
+// Config says what rig to build. The zero value is a hop, half and half.
+type Config struct {
+	Path Path
+	// Containers are pinned to CPU 0, or where they say. The first is the victim, the others
+	// are its neighbours; the paths Hop and Docker have room for one of those.
+	// None is Pair(50, 50).
+	Containers []Container
+	// Unsteered leaves the packets to the CPU that sent them: no CPU calls another.
+	Unsteered bool
+	// Dir is where state is kept; "" is a directory of the rig's own below
+	// /run/fairlead, which Sweep knows.
+	Dir string
+}
+
+// Container is one container of a rig. Its cpu.shares are the usual ones.
+type Container struct {
+	Name  string  // unique in the rig; its sandbox is called ID-Name
+	Quota float64 // percent of its CPU; 0 sets none
+	// CPU is where it runs: SharedCPU, or SenderCPU for a client of the others.
+	CPU int
+}
+
+// Pair is a victim and a receiver.
+func Pair(victim, receiver float64) []Container {
+	return []Container{{Name: "victim", Quota: victim}, {Name: "receiver", Quota: receiver}}
+}
+
+// Equal is a victim and n-1 neighbours with equal parts of CPU 0 (Iron, section
+// 2: quota = period/n).
+func Equal(n int) []Container {
+	all := []Container{{Name: "victim", Quota: 100 / float64(n)}}
+	for i := 1; i < n; i++ {
+		all = append(all, Container{Name: fmt.Sprintf("n%d", i), Quota: 100 / float64(n)})
+	}
+	return all
+}
+
+// SharedCPU is the CPU of the containers.
+const SharedCPU = 0
+
+// What a rig looks like.
+const (
+	SenderCPU = 1
+	// The sender is the world outside: what else this machine does on its CPU
+	// must not change the load.
+	senderNice = "-20"
+
+	outsideAddr = "10.111.0.1"
+	outsideMAC  = "02:f1:00:00:00:01"
+	// Below the tunnel of the path VXLAN.
+	tunnelAddr     = "10.113.0.1"
+	tunnelNodeAddr = "10.113.0.254"
+	nodeAddr       = "10.111.0.254"
+	nodeMAC        = "02:f1:00:00:00:fe"
+	port           = "9000"
+
+	// NICDevice is the name of the NIC in Node, on the path NIC; its queue
+	// SenderQueue is the one that the sender's packets come by. The host ends
+	// of the containers' veths are called PortPrefix and the container's name.
+	NICDevice    = "flnic"
+	Bridge       = "flbr0"
+	TunnelDevice = "flvx0" // on the path VXLAN, in Node and in Outside
+	PortPrefix   = "fl"
+	SenderQueue  = SenderCPU
+)
+
+// address and mac are those of the rig's i-th container.
+func address(i int) string { return fmt.Sprintf("10.111.0.%d", 2+i) }
+func mac(i int) string     { return fmt.Sprintf("02:f1:00:00:00:%02x", 2+i) }
+
+// maxContainers is how many have an address below the host's.
+const maxContainers = 200
+
+// Rig is a built test bed.
+type Rig struct {
+	Config
+	Sandboxes *sandbox.Host  // the containers of the rig, as a source
+	Node      *sandbox.Box   // the host's network namespace
+	Outside   *sandbox.Box   // where the sender is; on a Hop the same as Node; of an overlay nil
+	Boxes     []*sandbox.Box // the containers, in the order of Config
+	// DockerHost is where the engine of the path Docker answers, in the form
+	// of DOCKER_HOST; else "".
+	DockerHost string
+
+	id      string
+	cpu     int      // of what runs in Node
+	temp    []string // directories that TempDir made
+	mounted []string // files that mount made
+	engine  *engine
+
+	dropping []io.Closer // the links of Drop
+}
+
+// Victim is the first container.
+func (r *Rig) Victim() *sandbox.Box { return r.Boxes[0] }
+
+// Neighbours are the others.
+func (r *Rig) Neighbours() []*sandbox.Box { return r.Boxes[1:] }
+
+// Prefix begins the names of all containers of the rig, and of nothing else.
+func (r *Rig) Prefix() string { return r.id + "-" }
+
+var serial atomic.Uint32
+
+const stateParent = "/run/fairlead"
+
+// New builds a rig of sandboxes. It needs root, two CPUs, and a program whose
+// main (or TestMain) calls sandbox.Reexec and load.Reexec.
+func New(cfg Config) (*Rig, error) {
+	if cfg.Path == "" {
+		cfg.Path = Hop
+	}
+	if !slices.Contains([]Path{Hop, NIC, VXLAN, Macvlan, Host}, cfg.Path) {
+		return nil, fmt.Errorf("build rig: no such path of sandboxes: %q", cfg.Path)
+	}
+	return newRig(context.Background(), cfg, SharedCPU)
+}
+
+// NewDocker builds a rig with the path Docker. Beside what New needs, it needs
+// dockerd, the docker CLI and iptables, a program that is static, and whose
+// main (or TestMain) calls Reexec.
+func NewDocker(ctx context.Context, cfg Config) (*Rig, error) {
+	cfg.Path = Docker
+	return newRig(ctx, cfg, SharedCPU)
+}
+
+func newRig(ctx context.Context, cfg Config, cpu int) (*Rig, error) {
+	if runtime.NumCPU() < 2 {
+		return nil, errors.New("build rig: two CPUs are needed, one for the containers and one for the sender")
+	}
+	if len(cfg.Containers) == 0 {
+		cfg.Containers = Pair(50, 50)
+	}
+	if n := len(cfg.Containers); n > maxContainers || n != 2 && (cfg.Path == Hop || cfg.Path == Docker) {
+		return nil, fmt.Errorf("build rig: %d containers do not fit the path %s", n, cfg.Path)
+	}
+	id := fmt.Sprintf("fl%d-%d", os.Getpid(), serial.Add(1))
+	if cfg.Dir == "" {
+		cfg.Dir = filepath.Join(stateParent, "rig-"+id)
+	}
+	host, err := sandbox.New(sandbox.Config{Dir: cfg.Dir})
+	if err != nil {
+		return nil, fmt.Errorf("build rig: %w", err)
+	}
+	r := &Rig{Config: cfg, Sandboxes: host, id: id, cpu: cpu}
+	if err := r.build(ctx, id); err != nil {
+		return nil, errors.Join(fmt.Errorf("build rig: %w", err), r.Close())
+	}
+	return r, nil
+}
+
+// Sweep removes what killed makers have left of their rigs.
+func Sweep() error {
+	dirs, err := filepath.Glob(filepath.Join(stateParent, "rig-fl*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		_, err := sandbox.Sweep(kernel.Roots{}, dir)
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, sweepTemp(), sweepFtrace())...)
+}
+
+// TempDir makes a directory that goes with the rig.
+func (r *Rig) TempDir(name string) (string, error) {
+	dir := filepath.Join(os.TempDir(), "fairlead-"+r.id+"-"+name)
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return "", err
+	}
+	r.temp = append(r.temp, dir)
+	return dir, nil
+}
+
+// sweepTemp removes what TempDir made for makers that have ended.
+func sweepTemp() error {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), "fairlead-fl*-*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		var pid, n int
+		if _, err := fmt.Sscanf(filepath.Base(dir), "fairlead-fl%d-%d-", &pid, &n); err != nil {
+			continue // not ours
+		}
+		if unix.Kill(pid, 0) == unix.ESRCH {
+			unix.Unmount(filepath.Join(dir, tunnelNetNS), unix.MNT_DETACH) // fails if it is none
+			errs = append(errs, os.RemoveAll(dir))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends all that runs in the rig and removes it.
+func (r *Rig) Close() error {
+	var err error
+	if r.engine != nil {
+		for _, b := range r.Boxes {
+			err = errors.Join(err, b.Destroy())
+		}
+		r.engine.stop()
+	}
+	err = errors.Join(err, r.unmount(), r.stopDrop(), r.Sandboxes.Close())
+	for _, dir := range r.temp {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	os.Remove(stateParent) // fails while anything else is there
+	return err
+}
+
+func (r *Rig) build(ctx context.Context, id string) error {
+	var err error
+	if r.Node, err = r.create(sandbox.Spec{Name: id + "-host", Bare: true}); err != nil {
+		return err
+	}
+	r.Outside = r.Node
+	switch r.Path {
+	case Hop:
+	case Routed, Bridged, Swarm:
+		r.Outside = nil
+	default:
+		if r.Outside, err = r.create(sandbox.Spec{Name: id + "-outside", Bare: true}); err != nil {
+			return err
+		}
+	}
+	for _, c := range r.Containers {
+		if r.Path == Docker || r.Path == Swarm {
+			break // its engine makes them
+		}
+		spec := sandbox.Spec{Name: id + "-" + c.Name, CPU: c.cpu()}
+		if r.Path == Host {
+			spec.Network = r.Node
+		}
+		b, err := r.create(spec)
+		if err != nil {
+			return err
+		}
+		r.Boxes = append(r.Boxes, b)
+	}
+	switch r.Path {
+	case Hop:
+		err = r.wireHop()
+	case NIC:
+		err = errors.Join(r.wireNIC(Bridge), r.wireBridge())
+	case VXLAN:
+		if err = r.wireNIC(""); err == nil {
+			err = errors.Join(r.tunnel(), r.wireBridge())
+		}
+	case Macvlan:
+		if err = r.wireNIC(""); err == nil {
+			err = r.wireMacvlans()
+		}
+	case Host:
+		err = r.wireNIC("")
+	case Docker:
+		if err = r.wireNIC(""); err == nil {
+			err = r.docker(ctx)
+		}
+	case Routed, Bridged, Swarm:
+		return nil // NewOverlay joins two of them
+	}
+	if err != nil {
+		return err
+	}
+	return r.steer()
+}
+
+// create makes a sandbox without IPv6, the kernel's own traffic of which comes
+// between.
+func (r *Rig) create(spec sandbox.Spec) (*sandbox.Box, error) {
+	b, err := r.Sandboxes.Create(spec)
+	if err != nil {
+		return nil, err
+	}
+	for _, which := range []string{"all", "default"} {
+		if err := b.Sysctl("ipv6/conf/"+which+"/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// cpu is what a container gets of the shared CPU.
+func (c Container) cpu() sandbox.CPU {
+	return sandbox.CPU{
+		Quota:  time.Duration(c.Quota * float64(period) / 100),
+		Period: period,
+		Set:    strconv.Itoa(c.CPU),
+	}
+}
+
+const period = 100 * time.Millisecond
+
+// Lift takes the quota of the i-th container away, or gives it back.
+func (r *Rig) Lift(i int, lifted bool) error {
+	cpu := sandbox.CPU{Quota: r.Containers[i].cpu().Quota, Period: period}
+	if lifted {
+		cpu.Quota = -1
+	}
+	return r.Boxes[i].Limit(cpu)
+}

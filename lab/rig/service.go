@@ -1,0 +1,212 @@
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// Service is a real server program of Debian's, as it is asked by Ask.
+type Service string
+
+// The services. Each uses one thread, or one process, to answer.
+const (
+	Redis     Service = "redis"
+	Memcache  Service = "memcached"
+	Nginx     Service = "nginx"
+	Postgres  Service = "postgres"
+	serveUser         = "postgres"
+)
+
+// Port is where a service listens.
+const Port = port
+
+// The sizes of the answers that Ask may ask for, in bytes. Services other than Nginx have
+// answers of any size.
+const (
+	PageSize  = 1000
+	LargePage = 1 << 20
+)
+
+// Package is the Debian package of a service.
+func (s Service) Package() string {
+	if s == Postgres {
+		return "postgresql"
+	}
+	return string(s)
+}
+
+// Program finds the program of a service; "" if it is not installed.
+func (s Service) Program() string {
+	name := string(s)
+	switch s {
+	case Redis:
+		name = "redis-server"
+	case Postgres: // Debian keeps it apart, by version
+		if found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres"); len(found) > 0 {
+			return found[len(found)-1]
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+// Proto is what rr-client calls the protocol of a service.
+func (s Service) Proto() string {
+	if s == Nginx {
+		return "http"
+	}
+	return string(s)
+}
+
+// Serve starts a service in the i-th container and waits until it listens.
+func (r *Rig) Serve(ctx context.Context, s Service, i int) (*sandbox.Process, error) {
+	return r.ServeIn(ctx, s, r.Boxes[i])
+}
+
+// ServeIn is Serve in any of the rig's sandboxes.
+func (r *Rig) ServeIn(ctx context.Context, s Service, box *sandbox.Box) (*sandbox.Process, error) {
+	dir, err := r.TempDir(fmt.Sprintf("%s-%d", s, len(r.temp)))
+	if err != nil {
+		return nil, err
+	}
+	return s.Serve(ctx, box, dir, r.cpuOf(box))
+}
+
+// Serve starts a service in a sandbox, on the given CPUs or on all, and waits until it
+// listens at Port. Its data are in dir, an empty directory that every user can pass through.
+func (s Service) Serve(ctx context.Context, box *sandbox.Box, dir string, cpus ...int) (*sandbox.Process, error) {
+	program := s.Program()
+	if program == "" {
+		return nil, fmt.Errorf("run %s: %w", s, exec.ErrNotFound)
+	}
+	var args []string
+	var err error
+	switch s {
+	case Redis:
+		args = []string{"--port", port, "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", dir}
+	case Memcache:
+		args = []string{"-u", "root", "-p", port, "-U", "0", "-t", "1", "-m", "64", "-l", "0.0.0.0"}
+	case Nginx:
+		args = []string{"-p", dir, "-e", os.DevNull, "-c", filepath.Join(dir, "nginx.conf")}
+		err = errors.Join(
+			os.WriteFile(filepath.Join(dir, "nginx.conf"), fmt.Appendf(nil, nginxConfig, dir, port, dir), 0o644),
+			page(dir, PageSize), page(dir, LargePage))
+	case Postgres:
+		program, args, err = postgres(program, dir)
+	default:
+		err = fmt.Errorf("no such service: %q", s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p, err := box.Start(exec.Command(program, args...), cpus...)
+	if err != nil {
+		return nil, err
+	}
+	if err := listens(ctx, p); err != nil || s != Postgres {
+		return p, err
+	}
+	// It listens before it lets anybody in, and notes when it does.
+	return p, await(ctx, p, func() bool {
+		note, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
+		return err == nil && strings.Contains(string(note), "ready")
+	})
+}
+
+// page makes a page for nginx, whose name is its size.
+func page(dir string, size int) error {
+	return os.WriteFile(filepath.Join(dir, strconv.Itoa(size)), make([]byte, size), 0o644)
+}
+
+// nginxConfig has one process that never closes a connection, and writes nothing.
+const nginxConfig = `
+daemon off;
+user root;
+master_process off;
+pid %s/pid;
+events {}
+http {
+	access_log off;
+	keepalive_requests 1000000000;
+	server { listen %s; root %s; }
+}
+`
+
+// postgres makes a database in dir, and returns how to serve it: not as root, which it
+// refuses.
+func postgres(program, dir string) (string, []string, error) {
+	u, err := user.Lookup(serveUser)
+	if err != nil {
+		return "", nil, fmt.Errorf("run postgres: %w", err)
+	}
+	uid, _ := strconv.Atoi(u.Uid)
+	gid, _ := strconv.Atoi(u.Gid)
+	if err := os.Chown(dir, uid, gid); err != nil {
+		return "", nil, err
+	}
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		return "", nil, fmt.Errorf("run postgres: %w", err)
+	}
+	as := []string{"--reuid", u.Uid, "--regid", u.Gid, "--clear-groups"}
+	data := filepath.Join(dir, "data")
+	initdb := append(append([]string{}, as...), filepath.Join(filepath.Dir(program), "initdb"), "--no-sync", "-A", "trust", "-D", data)
+	if out, err := exec.Command(setpriv, initdb...).CombinedOutput(); err != nil {
+		return "", nil, fmt.Errorf("make a database: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	trust := "host all all 10.0.0.0/8 trust\nhost all all 127.0.0.0/8 trust\n"
+	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte(trust), 0o600); err != nil {
+		return "", nil, err
+	}
+	return setpriv, append(as, program, "-D", data, "-p", port, "-c", "listen_addresses=0.0.0.0", "-c", "unix_socket_directories="), nil
+}
+
+// Ask starts a client of the service in the container server, in one of the rig's
+// sandboxes, with conns connections, each of which waits for an answer of size bytes before
+// it asks again. It begins paused.
+func (r *Rig) Ask(ctx context.Context, s Service, server int, client *sandbox.Box, conns, size int) (*Generator, error) {
+	return r.Start(ctx, client, "rr-client", "--proto", s.Proto(), "--size", strconv.Itoa(size),
+		"--conns", strconv.Itoa(conns), "--to", r.target(server), "--rate", "0")
+}
+
+// Connected reports whether a client is still connected to the service of a process, or has
+// gone and left it with answers that the kernel sends again.
+func Connected(pid int) bool { return atPort(pid, connected) }
+
+// Retransmitted is how many segments of TCP were sent again so far in the network
+// namespace of a process.
+func Retransmitted(pid int) (uint64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/snmp", pid))
+	if err != nil {
+		return 0, err
+	}
+	var names []string
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != "Tcp:" {
+			continue
+		}
+		if names == nil {
+			names = fields
+			continue
+		}
+		for i, name := range names {
+			if name == "RetransSegs" && i < len(fields) {
+				return strconv.ParseUint(fields[i], 10, 64)
+			}
+		}
+	}
+	return 0, fmt.Errorf("no segments of TCP in /proc/%d/net/snmp", pid)
+}

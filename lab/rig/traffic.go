@@ -1,0 +1,279 @@
+package rig
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/lab/load"
+	"github.com/fairlead-project/fairlead/lab/sandbox"
+)
+
+// Generator is a load generator that runs in the rig.
+type Generator struct {
+	*load.Board
+	*sandbox.Process
+}
+
+// Stop ends the generator.
+func (g *Generator) Stop() error {
+	g.Kill()
+	<-g.Done()
+	return g.Close()
+}
+
+// Freeze stops the generator so that it costs nothing at all, until Thaw.
+func (g *Generator) Freeze() error { return g.Signal(unix.SIGSTOP) }
+
+// Thaw lets it go on.
+func (g *Generator) Thaw() error { return g.Signal(unix.SIGCONT) }
+
+// cpuOf is the CPU of what runs in a sandbox.
+func (r *Rig) cpuOf(box *sandbox.Box) int {
+	switch box {
+	case r.Outside:
+		return SenderCPU
+	case r.Node:
+		return r.cpu
+	}
+	if i := slices.Index(r.Boxes, box); i >= 0 {
+		return r.Containers[i].CPU
+	}
+	return SharedCPU
+}
+
+// Start runs a load generator (args as load.Main takes them) in one of the
+// rig's sandboxes, and waits until it is at work. In Outside it runs on the
+// sender's CPU. It ends with the rig, or by Stop.
+func (r *Rig) Start(ctx context.Context, box *sandbox.Box, args ...string) (*Generator, error) {
+	cmd, board, err := load.Command(args...)
+	if err != nil {
+		return nil, err
+	}
+	p, err := box.Start(cmd, r.cpuOf(box))
+	if err != nil {
+		return nil, errors.Join(err, board.Close())
+	}
+	g := &Generator{Board: board, Process: p}
+	if err := board.Await(ctx, p.Done()); err != nil {
+		return nil, errors.Join(fmt.Errorf("%v: %w", args, err), g.Stop())
+	}
+	return g, nil
+}
+
+// Kind is a kind of traffic.
+type Kind string
+
+// The kinds of traffic. UDP is 1400-byte datagrams at whatever rate the sender's
+// board is set to, from a socket with the kernel's default buffer: on one
+// machine, the sender then waits while some 90 of them are in this host's
+// queues. Overrun is the same from one that waits for nothing. TCP is bulk; UDPRR
+// and TCPRR are requests and responses of 64 bytes over 16 connections.
+const (
+	UDP     Kind = "udp"
+	Overrun Kind = "udp-overrun"
+	TCP     Kind = "tcp"
+	UDPRR   Kind = "udp-rr"
+	TCPRR   Kind = "tcp-rr"
+)
+
+// Traffic is a load between the world outside and neighbours of the victim.
+type Traffic struct {
+	Kind Kind
+	// Out is from the neighbours to the outside; else they receive. Requests
+	// are always the outside's.
+	Out bool
+	// Uneven has the first neighbour receive three datagrams of UDP for each one of
+	// another's, in rows of 100: what it costs to wake a receiver is then shared by many.
+	Uneven bool
+	// Fair has the sender take turns with what else runs on its CPU; else it goes first.
+	Fair bool
+	// Neighbours is how many take part, the first ones; 0 is all.
+	Neighbours int
+	// Conns is how many connections of TCP there are in all, at least one for
+	// each neighbour; 0 is one.
+	Conns int
+	// Congestion is the congestion control of bulk TCP; "" is cubic, whatever
+	// the machine's default. BBR paces: it sends from timers, in a softirq that
+	// is none of the network's own.
+	Congestion string
+}
+
+// Running is traffic that was started.
+type Running struct {
+	Senders, Receivers []*Generator
+
+	out bool
+	// Real programs: what makes the load, and what serves it.
+	drivers, servers []*sandbox.Process
+}
+
+// Programs are the real programs of both sides.
+func (t *Running) Programs() []*sandbox.Process {
+	return append(append([]*sandbox.Process{}, t.drivers...), t.servers...)
+}
+
+// All are the generators of both sides.
+func (t *Running) All() []*Generator {
+	return append(append([]*Generator{}, t.Senders...), t.Receivers...)
+}
+
+// Stop ends the traffic.
+func (t *Running) Stop() error {
+	var errs []error
+	for _, g := range t.All() {
+		errs = append(errs, g.Stop())
+	}
+	for _, p := range t.Programs() {
+		p.Kill()
+		<-p.Done()
+	}
+	return errors.Join(errs...)
+}
+
+// SetRate tells the senders how many datagrams to send in a second, all
+// together, as [load.Board.SetRate] has it. Senders on the shared CPU cost
+// nothing there while the rate is 0. Real programs have a rate of their own, or
+// stand still.
+func (t *Running) SetRate(perSecond uint64) error {
+	var errs []error
+	for _, g := range t.Senders {
+		each := perSecond
+		if each != load.Flood {
+			each /= uint64(len(t.Senders))
+		}
+		g.Board.SetRate(each)
+		if t.out && perSecond == 0 {
+			errs = append(errs, g.Freeze())
+		} else if t.out {
+			errs = append(errs, g.Thaw())
+		}
+	}
+	sig := unix.SIGCONT
+	if perSecond == 0 {
+		sig = unix.SIGSTOP
+	}
+	for _, p := range t.drivers {
+		errs = append(errs, p.Signal(sig))
+	}
+	return errors.Join(errs...)
+}
+
+// Send starts traffic, paused: SetRate lets it go.
+func (r *Rig) Send(ctx context.Context, t Traffic) (_ *Running, err error) {
+	boxes := r.Neighbours()
+	if t.Neighbours > 0 {
+		boxes = boxes[:min(t.Neighbours, len(boxes))]
+	}
+	run := &Running{out: t.Out}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, run.Stop())
+		}
+	}()
+	if t.Kind.Program() != "" {
+		for i := range boxes {
+			if err := r.program(ctx, run, t, 1+i); err != nil {
+				return nil, err
+			}
+		}
+		return run, run.SetRate(0)
+	}
+	send, recv, err := t.commands()
+	if err != nil {
+		return nil, err
+	}
+	start := func(to *[]*Generator, box *sandbox.Box, args ...string) error {
+		g, err := r.Start(ctx, box, args...)
+		if err == nil {
+			*to = append(*to, g)
+		}
+		return err
+	}
+	recv = append(recv, "--listen", ":"+port)
+	if t.Out {
+		if err := start(&run.Receivers, r.Outside, append(recv, "--nice", senderNice)...); err != nil {
+			return nil, err
+		}
+		for i, b := range boxes {
+			conns := max(1, (t.Conns+i)/len(boxes)) // what is over goes to the last ones
+			args := append(send, "--to", outsideAddr+":"+port, "--rate", "0", "--conns", strconv.Itoa(conns))
+			if err := start(&run.Senders, b, args...); err != nil {
+				return nil, err
+			}
+		}
+		return run, run.SetRate(0)
+	}
+	var targets []string
+	for i, b := range boxes {
+		if err := start(&run.Receivers, b, recv...); err != nil {
+			return nil, err
+		}
+		targets = append(targets, r.target(1+i))
+	}
+	if t.Uneven {
+		targets = uneven(targets)
+	}
+	conns := max(t.Conns, len(targets))
+	if t.Kind == UDPRR || t.Kind == TCPRR {
+		conns = max(16, conns)
+	}
+	nice := senderNice
+	if t.Fair {
+		nice = "0"
+	}
+	return run, start(&run.Senders, r.Outside, append(send, "--to", strings.Join(targets, ","), "--conns", strconv.Itoa(conns),
+		"--rate", "0", "--nice", nice)...)
+}
+
+// uneven names the first of the targets three times as often as each of the others.
+func uneven(targets []string) (all []string) {
+	const row = 100
+	for range 2 {
+		all = append(all, slices.Repeat(targets[:1], row)...)
+	}
+	for _, to := range targets {
+		all = append(all, slices.Repeat([]string{to}, row)...)
+	}
+	return all
+}
+
+// target is where the outside finds the i-th container.
+func (r *Rig) target(i int) string {
+	if r.Path == Docker {
+		return nodeAddr + ":" + port // published
+	}
+	return address(i) + ":" + port
+}
+
+// commands are the generators of both sides, as load.Main takes them.
+func (t Traffic) commands() (send, recv []string, err error) {
+	switch t.Kind {
+	case UDP, Overrun:
+		send = []string{"udp-send", "--size", "1400"}
+		if t.Kind == Overrun {
+			send = append(send, "--buffer", "8388608")
+		}
+		// It gets no turn for some milliseconds while the victim runs; what
+		// comes meanwhile must not be lost for want of a buffer.
+		recv = []string{"udp-recv", "--buffer", "8388608"}
+	case TCP:
+		send, recv = []string{"tcp-send", "--congestion", cmp.Or(t.Congestion, "cubic")}, []string{"tcp-recv"}
+	case UDPRR, TCPRR:
+		if t.Out {
+			return nil, nil, fmt.Errorf("traffic %s goes in only", t.Kind)
+		}
+		proto := string(t.Kind[:3])
+		send = []string{"rr-client", "--proto", proto, "--size", "64"}
+		recv = []string{"rr-server", "--proto", proto}
+	default:
+		return nil, nil, fmt.Errorf("no such traffic: %q", t.Kind)
+	}
+	return send, recv, nil
+}
