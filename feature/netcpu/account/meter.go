@@ -333,12 +333,12 @@ func (m *Meter) reclaim() (uint32, error) {
 
 // Forget ends the charging of a container. The next Reading contains its numbers once
 // more, unless another tenant needs its slot before. After that they are part of Gone.
-// Forget succeeds for a container that is not watched.
+// Forget succeeds for a container that is not watched, and after Close.
 func (m *Meter) Forget(id container.ID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.tenants[id]
-	if t == nil || t.state != watched {
+	if t == nil || t.state != watched || m.closed {
 		return nil
 	}
 	was := t.told
