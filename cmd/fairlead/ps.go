@@ -177,7 +177,7 @@ func trouble(c api.Container) (list []string) {
 			list = append(list, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), cause(f), f.Tries))
 		case f.State == api.StateUnavailable && !asked(c, f.Feature):
 		case f.State == api.StatePartly:
-			list = append(list, fmt.Sprintf("%s: %s", show(f.Feature), oneLine(f.Error)))
+			list = append(list, fmt.Sprintf("%s: %s", show(f.Feature), oneLine(strings.TrimPrefix(f.Error, f.Feature+": "))))
 		case f.State == api.StateDone, f.State == api.StatePending, f.State == api.StateHeld:
 		default: // an agent of another version may have words of its own
 			list = append(list, fmt.Sprintf("%s: %s: %s", show(f.Feature), show(f.State), oneLine(f.Error)))

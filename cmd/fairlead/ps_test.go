@@ -61,12 +61,15 @@ func TestPSFits(t *testing.T) {
 	}
 	for _, name := range []string{"netcpu", "traffic", "latency", "overlay", "blockio"} {
 		st.Features = append(st.Features, api.Feature{Name: name})
-		c.Features = append(c.Features, api.FeatureStatus{Feature: name, State: api.StatePartly, Error: "not covered: " + strings.Repeat("word ", 40)})
+		c.Features = append(c.Features, api.FeatureStatus{Feature: name, State: api.StatePartly, Error: name + ": not covered: " + strings.Repeat("word ", 40)})
 		var out bytes.Buffer
 		psTable(&out, []api.Container{c}, st, false)
 		head, _, _ := strings.Cut(out.String(), "\n")
 		if !strings.Contains(head, strings.ToUpper(name)) || strings.Contains(out.String(), "done") || strings.Count(out.String(), "partly") == 0 {
 			t.Errorf("with %s:\n%s", name, &out)
+		}
+		if want := name + ": not covered:"; !strings.Contains(out.String(), want) || strings.Contains(out.String(), name+": "+want) {
+			t.Errorf("%q is not there once:\n%s", want, &out)
 		}
 		for line := range strings.Lines(out.String()) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > 80 {
