@@ -2,7 +2,9 @@
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+RELEASE = $(shell sed -n 's/^const Release = "\(.*\)"/\1/p' api/version.go)
+# As a suffix the commit, unless it has the release's tag or there is no git.
+VERSION ?= $(RELEASE)$(shell git describe --tags --always --dirty 2>/dev/null | sed '/^v$(RELEASE)$$/d; s/^/-dev+/')
 FUZZTIME ?= 5s
 STATICCHECK_VERSION = v0.8.2
 STATICCHECK = build/staticcheck-$(STATICCHECK_VERSION)/staticcheck
@@ -23,11 +25,14 @@ RACE_TESTS = $(patsubst host:%,%,$(RACED))
 # With RACE=-race (as .ci/run has it) these run under the race detector, once.
 RACE ?=
 
-.PHONY: help build install install-docs demo test test-full race fuzz vm bars lint generate check-generated clean
+.PHONY: help version build install install-docs demo test test-full race fuzz vm bars lint generate check-generated clean
 .DEFAULT_GOAL := help
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+version: ## print the version of a build, as packages need it
+	@echo $(VERSION)
 
 build: ## build the binary ./fairlead
 	go build -ldflags '$(LDFLAGS)' -o fairlead ./cmd/fairlead

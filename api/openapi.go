@@ -67,7 +67,7 @@ func OpenAPI() []byte {
 		"openapi": "3.1.0",
 		"info": m{
 			"title":       "fairlead",
-			"version":     "1",
+			"version":     Release,
 			"description": "The HTTP interface of a fairlead agent, on a unix socket. Later releases may add fields to version 1, but never rename or remove any. Only root and the group " + Group + " may send requests that change something.",
 			"license":     m{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 		},

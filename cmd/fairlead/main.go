@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-project/fairlead/lab/bench"
 )
 
-// The linker sets version.
-var version = "unknown"
+// version is that of a plain go build; the Makefile has the linker set it.
+var version = api.Release + "-dev"
 
 func main() {
 	if status, ok := bench.Reexec(os.Args); ok {

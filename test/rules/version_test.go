@@ -1,0 +1,62 @@
+package rules
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// TestVersion builds the version string as make does: of a tree without git, at the release's tag,
+// and beside it.
+func TestVersion(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"Makefile", "api/version.go"} {
+		data, err := os.ReadFile("../../" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%q: %v: %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	git := func(args ...string) {
+		t.Helper()
+		run(append([]string{"git", "-c", "user.name=test", "-c", "user.email=test@localhost"}, args...)...)
+	}
+	version := func(want string) {
+		t.Helper()
+		got := run("make", "--silent", "version")
+		if ok, err := regexp.MatchString("^"+regexp.QuoteMeta(api.Release)+want+"$", got); !ok {
+			t.Errorf("version %q, want %s%s (%v)", got, api.Release, want, err)
+		}
+	}
+
+	version("")
+	git("init", "-q")
+	git("add", ".")
+	git("commit", "-q", "-m", "a release")
+	version(`-dev\+[0-9a-f]+`)
+	git("tag", "v"+api.Release)
+	version("")
+	git("commit", "-q", "--allow-empty", "-m", "after it")
+	version(`-dev\+v` + regexp.QuoteMeta(api.Release) + `-1-g[0-9a-f]+`)
+}
