@@ -60,3 +60,16 @@ func TestVersion(t *testing.T) {
 	git("commit", "-q", "--allow-empty", "-m", "after it")
 	version(`-dev\+v` + regexp.QuoteMeta(api.Release) + `-1-g[0-9a-f]+`)
 }
+
+// TestChangelog fails if the newest section of the changelog is not of the version that the tree
+// has.
+func TestChangelog(t *testing.T) {
+	data, err := os.ReadFile("../../CHANGELOG.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^## (\S+) - (unreleased|\d{4}-\d\d-\d\d)$`).FindSubmatch(data)
+	if m == nil || string(m[1]) != api.Release {
+		t.Errorf("CHANGELOG.md: newest section %q, want \"## %s - DATE\" or \"- unreleased\"", m, api.Release)
+	}
+}
