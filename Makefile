@@ -47,7 +47,7 @@ install: build install-docs ## install the binary, the systemd unit and the docu
 
 # With their folders, so that the links between them hold.
 install-docs:
-	for doc in LICENSE packaging/* $$(find examples -type f) $$(find *.md docs feature -name '*.md'); do \
+	for doc in LICENSE packaging/* $$(find examples -type f) $$(find *.md docs feature -name '*.md' -not -name '*_TEMPLATE.md'); do \
 		install -D -m 0644 $$doc $(DESTDIR)$(PREFIX)/share/doc/fairlead/$$doc || exit 1; \
 	done
 
