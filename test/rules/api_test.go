@@ -1,0 +1,198 @@
+package rules
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write testdata/api.txt anew")
+
+// exported lists what other packages can name in p, a line each, sorted: the package's identifiers,
+// and the fields and methods of its types. Values of constants are no part of it.
+func exported(p *types.Package) (lines []string) {
+	short := func(other *types.Package) string {
+		if other == p {
+			return ""
+		}
+		return other.Path()
+	}
+	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
+	for _, name := range p.Scope().Names() {
+		switch o := p.Scope().Lookup(name).(type) {
+		case *types.TypeName:
+			if !o.Exported() {
+				continue
+			}
+			if o.IsAlias() {
+				add("type %s = %s", name, types.TypeString(types.Unalias(o.Type()), short))
+				continue
+			}
+			under := o.Type().Underlying()
+			switch under := under.(type) {
+			case *types.Struct:
+				add("type %s struct", name)
+				for f := range under.Fields() {
+					if f.Exported() {
+						add("field %s.%s %s", name, f.Name(), types.TypeString(f.Type(), short))
+					}
+				}
+			case *types.Interface:
+				add("type %s interface", name)
+				for m := range under.Methods() {
+					add("method (%s) %s%s", name, m.Name(), signature(m, short))
+				}
+			default:
+				add("type %s %s", name, types.TypeString(under, short))
+			}
+			if named, ok := o.Type().(*types.Named); ok {
+				for m := range named.Methods() {
+					if m.Exported() {
+						add("method (%s) %s%s", types.TypeString(m.Signature().Recv().Type(), short), m.Name(), signature(m, short))
+					}
+				}
+			}
+		case *types.Func:
+			if o.Exported() {
+				add("func %s%s", name, signature(o, short))
+			}
+		case *types.Const:
+			if o.Exported() {
+				add("const %s %s", name, types.TypeString(o.Type(), short))
+			}
+		case *types.Var:
+			if o.Exported() {
+				add("var %s %s", name, types.TypeString(o.Type(), short))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// signature is a function's parameters and results, without the parameters' names, which callers do
+// not see.
+func signature(f *types.Func, short types.Qualifier) string {
+	nameless := func(t *types.Tuple) *types.Tuple {
+		var vars []*types.Var
+		for v := range t.Variables() {
+			vars = append(vars, types.NewParam(token.NoPos, nil, "", v.Type()))
+		}
+		return types.NewTuple(vars...)
+	}
+	s := f.Signature()
+	s = types.NewSignatureType(nil, nil, nil, nameless(s.Params()), nameless(s.Results()), s.Variadic())
+	return strings.TrimPrefix(types.TypeString(s, short), "func")
+}
+
+// changes compares what was exported with what is. A line that is gone breaks callers; a new one
+// must be recorded, or its going would not be noticed.
+func changes(was, is []string) (problems []string) {
+	for _, line := range was {
+		if !slices.Contains(is, line) {
+			problems = append(problems, "is gone or has another type: "+line)
+		}
+	}
+	for _, line := range is {
+		if !slices.Contains(was, line) {
+			problems = append(problems, "is not recorded: "+line)
+		}
+	}
+	return problems
+}
+
+// load imports a package of the module from the compiler's export data.
+func load(t *testing.T, path string) *types.Package {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}", path).Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	files := make(map[string]string)
+	for line := range strings.Lines(string(out)) {
+		name, file, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		files[name] = file
+	}
+	open := func(path string) (io.ReadCloser, error) {
+		if files[path] == "" {
+			return nil, errors.New("no export data")
+		}
+		return os.Open(files[path])
+	}
+	p, err := importer.ForCompiler(token.NewFileSet(), "gc", open).Import(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestAPI fails if a name that package api exported is gone or has another type. The difference of
+// testdata/api.txt shows a review what an -update changes.
+func TestAPI(t *testing.T) {
+	const golden = "testdata/api.txt"
+	is := exported(load(t, module+"/api"))
+	if *update {
+		if err := os.WriteFile(golden, []byte(strings.Join(is, "\n")+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range changes(strings.Split(strings.TrimSpace(string(data)), "\n"), is) {
+		t.Errorf("api: %s", problem)
+	}
+	if t.Failed() {
+		t.Log("if that is meant: go test ./test/rules -run API -update, and a line in CHANGELOG.md")
+	}
+}
+
+func TestExported(t *testing.T) {
+	list := func(text string) []string {
+		t.Helper()
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, "a.go", "package a\n"+text, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := new(types.Config).Check("a", fset, []*ast.File{f}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return exported(p)
+	}
+	for _, tt := range []struct{ was, is, want string }{
+		{"func F(a int) {}", "func F(b int) {}", ""},
+		{"func F(a int) {}", "func F(a ...int) {}", "gone or has another type: func F(int)"},
+		{"func F() {}", "func f() {}", "gone or has another type: func F()"},
+		{"func f() {}", "", ""},
+		{"", "func F() {}", "not recorded: func F()"},
+		{"const C = 1", "const C = 2", ""},
+		{"const C = 1", "const C = 1.5", "const C untyped int"},
+		{"var V []int", "var V map[int]int", "var V []int"},
+		{"type T int", "type T = int", "type T int"},
+		{"type T struct{ A, b int }", "type T struct{ A int }", ""},
+		{"type T struct{ A int }", "type T struct{ A uint }", "field T.A int"},
+		{"type T struct{}; func (*T) M() error { return nil }", "type T struct{}", "method (*T) M() error"},
+		{"type T struct{}; func (T) M() {}", "type T struct{}; func (*T) M() {}", "method (T) M()"},
+		{"type T interface{ M(int) bool }", "type T interface{}", "method (T) M(int) bool"},
+		{"type t struct{}; func (t) M() {}", "", ""},
+	} {
+		got := strings.Join(changes(list(tt.was), list(tt.is)), "\n")
+		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
+			t.Errorf("from %q to %q: %q, want %q", tt.was, tt.is, got, tt.want)
+		}
+	}
+}
