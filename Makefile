@@ -1,4 +1,4 @@
-# fairlead: one static binary. `make help` lists the targets.
+# fairlead: one static binary, and fairlead-lab, which measures what it does. `make help` lists the targets.
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -34,10 +34,10 @@ help: ## show this
 version: ## print the version of a build, as packages need it
 	@echo $(VERSION)
 
-build: ## build the binary ./fairlead
-	go build -ldflags '$(LDFLAGS)' -o fairlead ./cmd/fairlead
+build: ## build the binaries ./fairlead and ./fairlead-lab
+	go build -ldflags '$(LDFLAGS)' -o . ./cmd/fairlead ./cmd/fairlead-lab
 
-install: build install-docs ## install the binary, the systemd unit and the documentation
+install: build install-docs ## install fairlead, its systemd units and the documentation, and not fairlead-lab, which hosts do not need
 	install -D -m 0755 fairlead $(DESTDIR)$(PREFIX)/bin/fairlead
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	for unit in fairlead fairlead-restore; do \
@@ -54,7 +54,7 @@ install-docs:
 demo: ## one minute of before and after, on this machine, as root
 	@test/setup demo
 	@$(MAKE) --no-print-directory build
-	./fairlead demo
+	./fairlead-lab demo
 
 # The tiers: test/tally says at the end of each what it leaves out. Guests, which
 # are emulated, run beside the tests of this kernel; nothing runs beside a figure.
@@ -93,11 +93,11 @@ FEW_blockio = --quick --check=far --only '^12 burners, depth 1$$'
 
 bars: build ## every figure against its bar, as root, alone on the machine; BARS=few: a few in a minute, for a miss by far
 	@status=0; \
-	./fairlead bench netcpu $(if $(filter few,$(BARS)),$(FEW_netcpu),--check) || status=1; \
-	./fairlead bench traffic $(if $(filter few,$(BARS)),$(FEW_traffic),--check) || status=1; \
-	$(if $(filter few,$(BARS)),,./fairlead bench latency --check || status=1;) \
-	./fairlead bench overlay $(if $(filter few,$(BARS)),$(FEW_overlay),--check) || status=1; \
-	./fairlead bench blockio $(if $(filter few,$(BARS)),$(FEW_blockio),--check) || status=1; exit $$status
+	./fairlead-lab bench netcpu $(if $(filter few,$(BARS)),$(FEW_netcpu),--check) || status=1; \
+	./fairlead-lab bench traffic $(if $(filter few,$(BARS)),$(FEW_traffic),--check) || status=1; \
+	$(if $(filter few,$(BARS)),,./fairlead-lab bench latency --check || status=1;) \
+	./fairlead-lab bench overlay $(if $(filter few,$(BARS)),$(FEW_overlay),--check) || status=1; \
+	./fairlead-lab bench blockio $(if $(filter few,$(BARS)),$(FEW_blockio),--check) || status=1; exit $$status
 
 race: ## the race detector on all that has goroutines of its own, as root
 	@test/setup test
@@ -132,4 +132,4 @@ check-generated: ## fail if the committed BPF objects differ from what generate 
 	@test/generate --check
 
 clean: ## remove what the other targets built
-	rm -rf build fairlead
+	rm -rf build fairlead fairlead-lab

@@ -6,7 +6,7 @@
 // Remove. An event only says that another round is worthwhile, so a lost event costs time and
 // nothing else.
 //
-// Only this package imports features, in features.go. cmd/fairlead and bench call it; everything
+// Only this package imports features, in features.go. cmd/fairlead and lab/bench call it; everything
 // else talks to an agent through package api.
 package agent
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/metrics"
 )
@@ -28,7 +29,7 @@ type agentFlags struct {
 	features *pflag.FlagSet // only the flags of the features
 }
 
-func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
+func newAgentFlags(e cli.Env) (*agentFlags, *pflag.FlagSet) {
 	f := &agentFlags{cfg: agent.Config{Roots: kernel.Default(), Version: version}}
 	s := pflag.NewFlagSet("agent", pflag.ContinueOnError)
 	s.StringVar(&f.config, "config", defaultConfig, "config file; every flag can be set in it as \"flag: value\"; empty: none")
@@ -37,7 +38,7 @@ func newAgentFlags(e env) (*agentFlags, *pflag.FlagSet) {
 	s.StringVar(&f.cfg.StateDir, "state-dir", defaultState, "directory of the journal")
 	s.StringVar(&f.cfg.PolicyDir, "policy-dir", defaultPolicies, "directory of the policy files *.yaml")
 	s.BoolVar(&f.cfg.ImageLabels, "image-labels", false, "labels of images are policy, as labels of containers are: for hosts where only those who may set policy build images")
-	s.StringVar(&f.cfg.DockerHost, "docker-host", e.getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
+	s.StringVar(&f.cfg.DockerHost, "docker-host", e.Getenv("DOCKER_HOST"), "address of Docker, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.PodmanHost, "podman-host", "", "address of Podman, as in DOCKER_HOST; empty: its usual socket")
 	s.StringVar(&f.cfg.ContainerdAddr, "containerd", "", "unix socket of containerd; empty: its usual one, and those of k3s and RKE2, MicroK8s, and k0s")
 	s.StringVar(&f.cfg.SandboxDir, "sandbox-dir", "", "where the sandboxes of demo, bench and tests write what they are; empty: the usual directory")
@@ -61,7 +62,7 @@ func (f *agentFlags) take(cmd *cobra.Command, from *pflag.FlagSet, names ...stri
 	}
 }
 
-func agentVerb(e env) *cobra.Command {
+func agentVerb(e cli.Env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
 		Use:        "agent",
@@ -69,7 +70,7 @@ func agentVerb(e env) *cobra.Command {
 		Short:      "Enforce policy on this host, until stopped",
 		Long: `Enforce policy on this host, until stopped by SIGINT or SIGTERM; then undo all
 changes. On SIGHUP, read the policy files again.`,
-		Args: nargs(0, 0, ""),
+		Args: cli.NArgs(0, 0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := configure(cmd, f.config, flags); err != nil {
 				return err
@@ -81,7 +82,7 @@ changes. On SIGHUP, read the policy files again.`,
 	return cmd
 }
 
-func runAgent(ctx context.Context, e env, f *agentFlags) error {
+func runAgent(ctx context.Context, e cli.Env, f *agentFlags) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the agent needs root, to change devices and control groups of the host")
 	}
@@ -132,13 +133,13 @@ func notify(log *slog.Logger, state string) {
 }
 
 // newLog makes a log to stderr, without the time if systemd adds its own.
-func newLog(e env, level string) (*slog.Logger, error) {
+func newLog(e cli.Env, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, usagef("--log-level %q: want debug, info, warn or error", level)
+		return nil, cli.Usagef("--log-level %q: want debug, info, warn or error", level)
 	}
 	opts := &slog.HandlerOptions{Level: l}
-	if e.getenv("JOURNAL_STREAM") != "" {
+	if e.Getenv("JOURNAL_STREAM") != "" {
 		opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
 			if len(groups) == 0 && a.Key == slog.TimeKey {
 				return slog.Attr{}
@@ -146,5 +147,5 @@ func newLog(e env, level string) (*slog.Logger, error) {
 			return a
 		}
 	}
-	return slog.New(slog.NewTextHandler(e.stderr, opts)), nil
+	return slog.New(slog.NewTextHandler(e.Stderr, opts)), nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -33,7 +34,7 @@ func TestNotify(t *testing.T) {
 	var out, errs bytes.Buffer
 	done := make(chan int, 1)
 	go func() {
-		done <- run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: []string{
+		done <- run(ctx, cli.Env{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{
 			"agent", "--config=", "--socket=" + filepath.Join(dir, "s"), "--self-socket=", "--metrics-addr=",
 			"--state-dir=" + filepath.Join(dir, "state"), "--policy-dir=" + filepath.Join(dir, "policy.d"),
 			"--docker-host=unix:///nowhere", "--podman-host=unix:///nowhere", "--containerd=/nowhere",
@@ -51,7 +52,7 @@ func TestNotify(t *testing.T) {
 		told = append(told, string(buf[:n]))
 	}
 	cancel()
-	if status := <-done; status != statusDone {
+	if status := <-done; status != cli.Done {
 		t.Errorf("status %d: %s", status, &errs)
 	}
 	conn.SetReadDeadline(time.Now().Add(90 * time.Second))

@@ -15,7 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/lab/bench"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -26,7 +26,7 @@ func blockioAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.StringVar(&c.DiskCapacities, "disk-capacities", "/var/lib/fairlead/disk-capacities.json", "file of what disks can do, as io calibrate measured or io capacity gave it; empty: it is forgotten when the agent ends")
 }
 
-func blockioVerb(e env) *cobra.Command {
+func blockioVerb(e cli.Env) *cobra.Command {
 	var over time.Duration
 	var devices, verbose bool
 	cmd := &cobra.Command{
@@ -53,25 +53,25 @@ does not attribute.`,
   fairlead io --devices
   fairlead io calibrate /dev/vdb --scratch /srv
   fairlead reserve db-1 /dev/vdb riops=2000 wiops=500`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.Flags().DurationVar(&over, "over", time.Second, "measure for so long")
 	cmd.Flags().BoolVar(&devices, "devices", false, "show the disks: capacity, what is reserved, scheduler")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "also show context switches, what CPUs were waited for, pressure, and interrupts; of one container, its threads")
 	cmd.AddCommand(blockioEventsVerb(e), blockioCalibrateVerb(e), blockioCapacityVerb(e))
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		if over < minInterval || over > api.MaxOver {
-			return usagef("--over %v: it is %v to %v", over, minInterval, api.MaxOver)
+			return cli.Usagef("--over %v: it is %v to %v", over, minInterval, api.MaxOver)
 		}
 		ref := ""
 		if len(args) > 0 {
 			if ref = args[0]; ref == "" {
-				return usagef(`CONTAINER is ""`)
+				return cli.Usagef(`CONTAINER is ""`)
 			}
 		}
 		b, err := c.BlockIO(cmd.Context(), ref, over)
-		return answer(e, out, b, err, func(w io.Writer, b api.BlockIO) {
+		return cli.Answer(e, out, b, err, func(w io.Writer, b api.BlockIO) {
 			if devices {
 				blockioDevices(w, b)
 			} else {
@@ -84,14 +84,6 @@ does not attribute.`,
 	})
 }
 
-func benchBlockIOVerb(e env) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "blockio",
-		Short: "How a load at a disk fares beside neighbours that compute, with nothing done and with a reservation",
-	}
-	return experiment{bench.BlockIOCases, bench.BlockIO, bench.BlockIOHeadline, bench.BlockIOPlots, bench.BlockIOBars}.verb(e, cmd, &bench.Options{}, "5, with --quick 2", "2s, with --quick 1s", func() error { return nil })
-}
-
 func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 	if len(b.Rows) == 0 {
 		fmt.Fprintln(w, "No block I/O, and nothing is reserved.")
@@ -100,7 +92,7 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 	defer func() {
 		for _, r := range b.Realtime {
 			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU (%s): %d threads, %d ordinary, %d by their own doing %s\n",
-				show(r.Name), brief(r.Budget), show(r.Way), r.Promoted, r.Others, r.Own, oneLine(r.Refused))
+				cli.Show(r.Name), brief(r.Budget), cli.Show(r.Way), r.Promoted, r.Others, r.Own, cli.OneLine(r.Refused))
 		}
 	}()
 	columns := []column{{"CONTAINER", 24}, {"DISK", 0}, {"RESERVED", 0}, {"ACHIEVED", 0}, {"QUEUE P99", 0}, {"DEVICE P99", 0}, {"CPU P99", 0}, {"STATE", 0}, {"CULPRIT", 24}, {"ACTION", 0}, {"AGE", 0}}
@@ -113,17 +105,17 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 		if !r.Since.IsZero() {
 			age = ago(r.Since, now)
 		}
-		name := cmp.Or(showText(r.Name), "id "+r.Container.String())
+		name := cmp.Or(cli.ShowText(r.Name), "id "+r.Container.String())
 		if r.Container == 0 {
 			name = "(host)"
 		}
-		rows = append(rows, []string{name, show(r.Disk), reserved, figuresText(r.Achieved), quantile(r.QueueP99), quantile(r.DeviceP99), quantile(r.WaitP99), show(r.State), show(r.By), show(r.Action), age})
+		rows = append(rows, []string{name, cli.Show(r.Disk), reserved, figuresText(r.Achieved), quantile(r.QueueP99), quantile(r.DeviceP99), quantile(r.WaitP99), cli.Show(r.State), cli.Show(r.By), cli.Show(r.Action), age})
 	}
 	table(w, columns, rows)
 	admissions(w, b.Reservations)
 	for _, r := range b.Rows {
 		if r.Reserved != nil && r.Evidence != "" {
-			fmt.Fprintf(w, "%s: %s\n", show(r.Name), oneLine(strings.TrimSuffix(r.Evidence+"; "+r.Mend, "; ")))
+			fmt.Fprintf(w, "%s: %s\n", cli.Show(r.Name), cli.OneLine(strings.TrimSuffix(r.Evidence+"; "+r.Mend, "; ")))
 		}
 	}
 	if b.Lost > 0 {
@@ -135,7 +127,7 @@ func blockioTable(w io.Writer, b api.BlockIO, now time.Time) {
 func admissions(w io.Writer, list []api.Reservation) {
 	for _, r := range list {
 		if r.Advice != "" {
-			fmt.Fprintf(w, "%s: admission %s: %s\n", show(r.Name), show(r.Admission), oneLine(r.Advice))
+			fmt.Fprintf(w, "%s: admission %s: %s\n", cli.Show(r.Name), cli.Show(r.Admission), cli.OneLine(r.Advice))
 		}
 	}
 }
@@ -175,30 +167,30 @@ func blockioDevices(w io.Writer, b api.BlockIO) {
 		if capacity == "-" {
 			capacity = "not known"
 		}
-		rows = append(rows, []string{show(d.Disk), d.Number, capacity, figuresText(d.Depth1), figuresText(d.Seen), fmt.Sprintf("%.0f %%", 100*d.Reserved), fmt.Sprintf("%.0f %%", 100*d.Headroom), show(d.Scheduler), show(d.Support)})
+		rows = append(rows, []string{cli.Show(d.Disk), d.Number, capacity, figuresText(d.Depth1), figuresText(d.Seen), fmt.Sprintf("%.0f %%", 100*d.Reserved), fmt.Sprintf("%.0f %%", 100*d.Headroom), cli.Show(d.Scheduler), cli.Show(d.Support)})
 	}
 	table(w, []column{{"DISK", 0}, {"NUMBER", 0}, {"CAPACITY", 0}, {"ONE AT A TIME", 0}, {"SEEN", 0}, {"RESERVED", 0}, {"HEADROOM", 0}, {"SCHEDULER", 0}, {"SUPPORT", 0}}, rows)
 	for _, d := range b.Devices {
-		fmt.Fprintf(w, "%s: capacity %s\n", show(d.Disk), oneLine(d.Basis))
+		fmt.Fprintf(w, "%s: capacity %s\n", cli.Show(d.Disk), cli.OneLine(d.Basis))
 		if d.Calibration != "" {
-			fmt.Fprintf(w, "%s: calibration when it is idle: %s\n", show(d.Disk), oneLine(d.Calibration))
+			fmt.Fprintf(w, "%s: calibration when it is idle: %s\n", cli.Show(d.Disk), cli.OneLine(d.Calibration))
 		}
 		for _, x := range d.Realtime {
-			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", show(d.Disk), brief(x.Budget), scale(float64(x.ReadIOPS)), scale(float64(x.WriteIOPS)))
+			fmt.Fprintf(w, "%s: real-time for %s in each second of each CPU: %sr, or %sw\n", cli.Show(d.Disk), brief(x.Budget), scale(float64(x.ReadIOPS)), scale(float64(x.WriteIOPS)))
 		}
 	}
 }
 
-func blockioEventsVerb(e env) *cobra.Command {
+func blockioEventsVerb(e cli.Env) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "events [CONTAINER]",
 		Short: "Show when somebody was in the way of a reservation, and what was done",
 		Example: `  fairlead io events db-1
   fairlead io events --follow -o json     # a line for each, until Ctrl-C`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until Ctrl-C")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		b, err := c.BlockIO(cmd.Context(), strings.Join(args, ""), 0)
@@ -206,7 +198,7 @@ func blockioEventsVerb(e env) *cobra.Command {
 			return err
 		}
 		if !follow {
-			return out.print(e.stdout, b.Events, func(w io.Writer) { blockioEvents(w, b.Events) })
+			return out.Print(e.Stdout, b.Events, func(w io.Writer) { blockioEvents(w, b.Events) })
 		}
 		concerns := func(api.BlockIOEvent) bool { return true }
 		if len(args) > 0 {
@@ -217,7 +209,7 @@ func blockioEventsVerb(e env) *cobra.Command {
 			id := all.Container.ID
 			concerns = func(x api.BlockIOEvent) bool { return x.Victim == id || x.Culprit == id }
 		}
-		missed := func(n uint64) { fmt.Fprintf(e.stderr, "%d events are not remembered any more\n", n) }
+		missed := func(n uint64) { fmt.Fprintf(e.Stderr, "%d events are not remembered any more\n", n) }
 		for x, err := range c.FollowBlockIO(cmd.Context(), 0, missed) {
 			if errors.Is(err, context.Canceled) {
 				return nil // the user has ended it
@@ -228,8 +220,8 @@ func blockioEventsVerb(e env) *cobra.Command {
 			if !concerns(x) {
 				continue
 			}
-			if err := out.line(e.stdout, x, func(w io.Writer) {
-				fmt.Fprintf(w, "%s  %-12s  %s  %s  %s\n", x.Time.Local().Format(time.DateTime), show(x.What), show(x.Name), show(x.Disk), oneLine(x.Text))
+			if err := out.Line(e.Stdout, x, func(w io.Writer) {
+				fmt.Fprintf(w, "%s  %-12s  %s  %s  %s\n", x.Time.Local().Format(time.DateTime), cli.Show(x.What), cli.Show(x.Name), cli.Show(x.Disk), cli.OneLine(x.Text))
 			}); err != nil {
 				return err
 			}
@@ -245,12 +237,12 @@ func blockioEvents(w io.Writer, events []api.BlockIOEvent) {
 	}
 	var rows [][]string
 	for _, x := range events {
-		rows = append(rows, []string{x.Time.Local().Format(time.DateTime), show(x.What), show(x.Name), show(x.Disk), oneLine(x.Text)})
+		rows = append(rows, []string{x.Time.Local().Format(time.DateTime), cli.Show(x.What), cli.Show(x.Name), cli.Show(x.Disk), cli.OneLine(x.Text)})
 	}
 	table(w, []column{{"TIME", 0}, {"WHAT", 0}, {"RESERVED BY", 24}, {"DISK", 0}, {"TEXT", 0}}, rows)
 }
 
-func reserveVerb(e env) *cobra.Command {
+func reserveVerb(e cli.Env) *cobra.Command {
 	var end string
 	cmd := &cobra.Command{
 		Use:   "reserve [CONTAINER DEVICE FIGURE...]",
@@ -264,30 +256,30 @@ all reservations are listed. Only root and the group ` + api.Group + ` may reser
   fairlead reserve --end 4711-254-16`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if n := len(args); n == 1 || n == 2 || n > 0 && end != "" {
-				return usagef("want CONTAINER, DEVICE and at least one FIGURE, or --end and nothing else")
+				return cli.Usagef("want CONTAINER, DEVICE and at least one FIGURE, or --end and nothing else")
 			}
 			return nil
 		},
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.Flags().StringVar(&end, "end", "", "end the reservation with this id")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		switch {
 		case end != "":
 			r, err := c.DeleteReservation(cmd.Context(), end)
-			return answer(e, out, r, err, func(w io.Writer, r api.Reservation) {
-				fmt.Fprintf(w, "%s (id %s) no longer has %s of %s\n", show(r.Name), r.Container, figuresText(r.Reserved), show(r.Device))
+			return cli.Answer(e, out, r, err, func(w io.Writer, r api.Reservation) {
+				fmt.Fprintf(w, "%s (id %s) no longer has %s of %s\n", cli.Show(r.Name), r.Container, figuresText(r.Reserved), cli.Show(r.Device))
 			})
 		case len(args) == 0:
 			list, err := c.Reservations(cmd.Context())
-			return answer(e, out, list, err, func(w io.Writer, r api.Reservations) { reservationTable(w, r.Reservations) })
+			return cli.Answer(e, out, list, err, func(w io.Writer, r api.Reservations) { reservationTable(w, r.Reservations) })
 		}
 		figures, err := parseFigures(args[2:])
 		if err != nil {
 			return err
 		}
 		done, err := c.Reserve(cmd.Context(), api.ReservationRequest{Container: args[0], Device: args[1], Replace: true, BlockIOFigures: figures})
-		return answer(e, out, done, err, func(w io.Writer, r api.Reservation) { reservationTable(w, []api.Reservation{r}) })
+		return cli.Answer(e, out, done, err, func(w io.Writer, r api.Reservation) { reservationTable(w, []api.Reservation{r}) })
 	})
 }
 
@@ -298,7 +290,7 @@ func reservationTable(w io.Writer, list []api.Reservation) {
 	}
 	var rows [][]string
 	for _, r := range list {
-		rows = append(rows, []string{r.ID, show(r.Name), show(r.Device), figuresText(r.Reserved), share(r.Share), show(r.Admission), show(r.State), show(r.From)})
+		rows = append(rows, []string{r.ID, cli.Show(r.Name), cli.Show(r.Device), figuresText(r.Reserved), share(r.Share), cli.Show(r.Admission), cli.Show(r.State), cli.Show(r.From)})
 	}
 	table(w, []column{{"ID", 0}, {"CONTAINER", 24}, {"DEVICE", 0}, {"RESERVED", 0}, {"OF THE DISK", 0}, {"ADMISSION", 0}, {"STATE", 0}, {"FROM", 0}}, rows)
 	admissions(w, list)
@@ -312,7 +304,7 @@ func share(x float64) string {
 	return fmt.Sprintf("%.1f %%", 100*x)
 }
 
-func blockioCapacityVerb(e env) *cobra.Command {
+func blockioCapacityVerb(e cli.Env) *cobra.Command {
 	var headroom float64
 	cmd := &cobra.Command{
 		Use:   "capacity DEVICE FIGURE...",
@@ -322,9 +314,9 @@ places, each alone; and, for reservations of bytes, and for operations that are
 larger, rbps=SIZE and wbps=SIZE. The agent keeps
 it in its file --disk-capacities, which outlives the boot.`,
 		Example: `  fairlead io capacity /dev/vdb riops=20000 wiops=8000 rbps=400mb wbps=200mb`,
-		Args:    nargs(2, 5, "DEVICE and FIGURE"),
+		Args:    cli.NArgs(2, 5, "DEVICE and FIGURE"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.Flags().Float64Var(&headroom, "headroom", 0.1, "part of it that is never reserved")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		figures, err := parseFigures(args[1:])
@@ -335,9 +327,9 @@ it in its file --disk-capacities, which outlives the boot.`,
 	})
 }
 
-func showCapacity(cmd *cobra.Command, c *api.Client, e env, out *format, in api.CapacityRequest) error {
+func showCapacity(cmd *cobra.Command, c *api.Client, e cli.Env, out *cli.Format, in api.CapacityRequest) error {
 	d, err := c.SetCapacity(cmd.Context(), in)
-	return answer(e, out, d, err, func(w io.Writer, d api.BlockIODevice) {
+	return cli.Answer(e, out, d, err, func(w io.Writer, d api.BlockIODevice) {
 		blockioDevices(w, api.BlockIO{Devices: []api.BlockIODevice{d}})
 	})
 }
@@ -348,10 +340,10 @@ func parseFigures(args []string) (f api.BlockIOFigures, err error) {
 		name, text, ok := strings.Cut(a, "=")
 		to := map[string]*uint64{"riops": &f.ReadIOPS, "wiops": &f.WriteIOPS, "rbps": &f.ReadBytes, "wbps": &f.WriteBytes}[name]
 		if !ok || to == nil {
-			return f, usagef("%q is none of riops=N, wiops=N, rbps=SIZE, wbps=SIZE", a)
+			return f, cli.Usagef("%q is none of riops=N, wiops=N, rbps=SIZE, wbps=SIZE", a)
 		}
 		if *to != 0 {
-			return f, usagef("%s is given twice", name)
+			return f, cli.Usagef("%s is given twice", name)
 		}
 		var n uint64
 		if strings.HasSuffix(name, "iops") {
@@ -365,7 +357,7 @@ func parseFigures(args []string) (f api.BlockIOFigures, err error) {
 			err = errors.New("is 0")
 		}
 		if err != nil {
-			return f, usagef("%s=%q: %w", name, text, err)
+			return f, cli.Usagef("%s=%q: %w", name, text, err)
 		}
 		*to = n
 	}

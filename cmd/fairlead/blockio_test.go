@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
@@ -54,7 +55,7 @@ func TestCalibrateRawRefuses(t *testing.T) {
 func TestConfirm(t *testing.T) {
 	for answer, want := range map[string]bool{"/dev/vdc\n": true, " /dev/vdc": true, "": false, "\n": false, "y\n": false, "vdc\n": false, "/dev/vdcc\n": false} {
 		var asked bytes.Buffer
-		err := confirm(t.Context(), env{stdin: strings.NewReader(answer), stderr: &asked}, "/dev/vdc", block.Disk{Name: "vdc", Size: 5})
+		err := confirm(t.Context(), cli.Env{Stdin: strings.NewReader(answer), Stderr: &asked}, "/dev/vdc", block.Disk{Name: "vdc", Size: 5})
 		if (err == nil) != want {
 			t.Errorf("%q: %v", answer, err)
 		}
@@ -63,7 +64,7 @@ func TestConfirm(t *testing.T) {
 	cancel()
 	silent, closes := io.Pipe()
 	defer closes.Close()
-	if err := confirm(ctx, env{stdin: silent, stderr: io.Discard}, "/dev/vdc", block.Disk{}); !errors.Is(err, context.Canceled) {
+	if err := confirm(ctx, cli.Env{Stdin: silent, Stderr: io.Discard}, "/dev/vdc", block.Disk{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("interrupted: %v", err)
 	}
 }

@@ -7,17 +7,17 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/sched"
-	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/spf13/cobra"
 )
 
@@ -32,7 +32,7 @@ type calibration struct {
 	realtime bool // also the profile of real-time budgets
 }
 
-func blockioCalibrateVerb(e env) *cobra.Command {
+func blockioCalibrateVerb(e cli.Env) *cobra.Command {
 	var how calibration
 	var headroom float64
 	cmd := &cobra.Command{
@@ -59,25 +59,33 @@ each CPU, beside processes that keep all CPUs busy: io.realtime=auto takes a bud
 that. The host is slow for these 12 figures. All threads end with this command.`,
 		Example: `  fairlead io calibrate /dev/vdb --scratch /srv
   fairlead io calibrate /dev/vdc --raw      # whatever is on /dev/vdc is lost`,
-		Args: nargs(1, 1, "DEVICE"),
+		Args: cli.NArgs(1, 1, "DEVICE"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.Flags().StringVar(&how.dir, "scratch", "", "directory on the device for the scratch file")
 	cmd.Flags().BoolVar(&how.raw, "raw", false, "read and WRITE the device itself: what is on it is lost")
 	cmd.Flags().BoolVar(&how.yes, "yes-destroy-data", false, "with --raw: do not ask for the device's name again")
 	cmd.Flags().Int64Var(&how.size, "size", 256, "size of the scratch file, in MiB")
 	cmd.Flags().DurationVar(&how.phase, "for", 3*time.Second, "measure each figure for so long")
 	cmd.Flags().BoolVar(&how.realtime, "realtime", false, "also measure the profile for io.realtime=auto, beside busy CPUs")
+	busy := cmd.Flags().Bool("busy", false, "")
+	hidden := cmd.Flags().MarkHidden("busy")
 	cmd.Flags().Float64Var(&headroom, "headroom", 0.1, "part of it that is never reserved")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
+		if *busy {
+			return burn(cmd.Context())
+		}
+		if hidden != nil {
+			return hidden
+		}
 		if (how.dir == "") != how.raw {
-			return usagef("want either --scratch DIRECTORY or --raw")
+			return cli.Usagef("want either --scratch DIRECTORY or --raw")
 		}
 		if how.yes && !how.raw {
-			return usagef("--yes-destroy-data is for --raw")
+			return cli.Usagef("--yes-destroy-data is for --raw")
 		}
 		if how.size < 1 || how.size > 1<<20 || how.phase < 100*time.Millisecond || how.phase > time.Minute {
-			return usagef("--size is 1 to %d, --for 100ms to 1m", 1<<20)
+			return cli.Usagef("--size is 1 to %d, --for 100ms to 1m", 1<<20)
 		}
 		in, err := how.measure(cmd.Context(), e, args[0])
 		if err != nil {
@@ -89,7 +97,7 @@ that. The host is slow for these 12 figures. All threads end with this command.`
 }
 
 // measure measures the figures of a device, and the profile.
-func (how calibration) measure(ctx context.Context, e env, device string) (in api.CapacityRequest, err error) {
+func (how calibration) measure(ctx context.Context, e cli.Env, device string) (in api.CapacityRequest, err error) {
 	disk, err := block.Open(kernel.Default().Sys, device)
 	if err != nil {
 		return in, err
@@ -111,14 +119,14 @@ func (how calibration) measure(ctx context.Context, e env, device string) (in ap
 		BlockIOFigures: api.BlockIOFigures{ReadIOPS: f.Reads, WriteIOPS: f.Writes, ReadBytes: f.BytesRead, WriteBytes: f.BytesPut},
 	}
 	if how.realtime {
-		in.Realtime, err = how.profile(ctx, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), file.Fd()))
+		in.Realtime, err = how.profile(ctx, device, file)
 	}
 	return in, err
 }
 
 // target opens what is read and written: the device, claimed, or a scratch file on its disk.
 // The caller closes it.
-func (how calibration) target(ctx context.Context, e env, device string, disk block.Disk) (*os.File, error) {
+func (how calibration) target(ctx context.Context, e cli.Env, device string, disk block.Disk) (*os.File, error) {
 	r := kernel.Default()
 	if how.raw {
 		file, err := block.Claim(r.Proc, r.Sys, device)
@@ -141,11 +149,11 @@ func (how calibration) target(ctx context.Context, e env, device string, disk bl
 }
 
 // confirm asks for a device's name.
-func confirm(ctx context.Context, e env, device string, disk block.Disk) error {
-	fmt.Fprintf(e.stderr, "All that is on %s is lost (%s). Type %s to go on: ", show(device), show(disk.Identity()), show(device))
+func confirm(ctx context.Context, e cli.Env, device string, disk block.Disk) error {
+	fmt.Fprintf(e.Stderr, "All that is on %s is lost (%s). Type %s to go on: ", cli.Show(device), cli.Show(disk.Identity()), cli.Show(device))
 	answer := make(chan string, 1)
 	go func() { // reading a terminal ends for no signal
-		line, _ := bufio.NewReader(io.LimitReader(e.stdin, 4096)).ReadString('\n')
+		line, _ := bufio.NewReader(io.LimitReader(e.Stdin, 4096)).ReadString('\n')
 		answer <- strings.TrimSpace(line)
 	}()
 	select {
@@ -161,36 +169,50 @@ func confirm(ctx context.Context, e env, device string, disk block.Disk) error {
 
 // profile measures operations against budgets of real-time threads. Their policy is theirs
 // alone and ends with them, and so do the burners: nothing of the host is changed.
-func (how calibration) profile(ctx context.Context, target string) (out []api.RealtimePoint, err error) {
+func (how calibration) profile(ctx context.Context, device string, file *os.File) (out []api.RealtimePoint, err error) {
 	if err := sched.TryDeadline(); err != nil {
 		return nil, fmt.Errorf("profile of real-time budgets: %w", err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find own program: %w", err)
 	}
 	runtime.LockOSThread() // Pdeathsig is sent when this thread ends
 	defer runtime.UnlockOSThread()
 	cpus := runtime.NumCPU()
 	for range 4 * cpus {
-		// The nice value leaves CPU time to what starts the measured threads, which come before both.
-		cmd, board, err := load.Command("burn", "--nice", "19")
-		if err != nil {
-			return nil, err
-		}
+		cmd := exec.Command(exe, "io", "calibrate", "--busy", device)
+		cmd.Stderr = os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Start(); err != nil {
-			return nil, errors.Join(err, board.Close())
+			return nil, fmt.Errorf("keep the CPUs busy: %w", err)
 		}
-		defer func() { cmd.Process.Kill(); cmd.Wait(); board.Close() }()
+		defer func() { cmd.Process.Kill(); cmd.Wait() }()
 	}
 	for _, budget := range []time.Duration{20, 50, 100, 200, 300, 400} {
 		at := budget * time.Millisecond
 		point := api.RealtimePoint{Budget: at.Seconds()}
-		for writes, to := range map[string]*uint64{"0": &point.ReadIOPS, "100": &point.WriteIOPS} {
-			w, err := load.Measure(ctx, how.phase, "disk", "--to", target, "--size", "4096", "--writes", writes, "--conns", strconv.Itoa(cpus), "--budget", (at / 10).String())
+		for write, to := range map[bool]*uint64{false: &point.ReadIOPS, true: &point.WriteIOPS} {
+			inPeriod := at * block.BudgetPeriod / time.Second // at is for each second
+			load := block.Load{Size: block.SmallRequest, Write: write, Depth: cpus, Budget: inPeriod}
+			rate, err := load.Run(ctx, file, how.phase, nil)
 			if err != nil {
 				return nil, fmt.Errorf("profile of real-time budgets, %v: %w", at, err)
 			}
-			*to = uint64(w.Rate())
+			*to = uint64(rate)
 		}
 		out = append(out, point)
 	}
 	return out, nil
+}
+
+// burn computes until ctx ends, after everybody else: the nice value leaves CPU time to what
+// starts the threads that profile measures, and they come before both.
+func burn(ctx context.Context) error {
+	if err := sched.BeNice(19); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+	}
+	return ctx.Err()
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // blockioDetail prints how the watched containers competed for CPUs, and what interrupted
@@ -20,7 +21,7 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 		}
 		seen[r.Container.String()] = true // its rows for other disks are the same
 		rows = append(rows, []string{
-			show(r.Name), scale(float64(r.Voluntary)), scale(float64(r.Involuntary)), two(r.ICPU), two(r.ICPUForeign), two(r.ICPUOwn),
+			cli.Show(r.Name), scale(float64(r.Voluntary)), scale(float64(r.Involuntary)), two(r.ICPU), two(r.ICPUForeign), two(r.ICPUOwn),
 			quantile(r.WaitForeign), percent(r.CPUPressure), percent(r.IOPressure), quantile(r.Throttled),
 		})
 	}
@@ -37,7 +38,7 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 			names[r.Container.String()] = r.Name
 		}
 		for _, x := range b.Waits {
-			rows = append(rows, []string{show(names[x.Victim.String()]), show(x.Name), brief(x.Share)})
+			rows = append(rows, []string{cli.Show(names[x.Victim.String()]), cli.Show(x.Name), brief(x.Share)})
 		}
 		fmt.Fprintln(w)
 		table(w, []column{{"WAITED", 24}, {"WHILE THERE RAN", 24}, {"IN EACH SECOND", 0}}, rows)
@@ -62,7 +63,7 @@ func blockioDetail(w io.Writer, b api.BlockIO) {
 			for _, n := range i.CPUs {
 				each = append(each, scale(n))
 			}
-			rows = append(rows, []string{show(i.Source), kind, strings.Join(each, " ")})
+			rows = append(rows, []string{cli.Show(i.Source), kind, strings.Join(each, " ")})
 		}
 		fmt.Fprintln(w)
 		table(w, []column{{"SOURCE", 0}, {"KIND", 0}, {"PER SECOND, BY CPU", 0}}, rows)

@@ -7,11 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // dialed makes a verb a client of an agent. It adds the flags --socket and --config, and
 // passes a Client of that agent to run.
-func dialed(e env, cmd *cobra.Command, run func(cmd *cobra.Command, c *api.Client, args []string) error) *cobra.Command {
+func dialed(e cli.Env, cmd *cobra.Command, run func(cmd *cobra.Command, c *api.Client, args []string) error) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	f.take(cmd, flags, "socket", "config")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -11,6 +11,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 const (
@@ -101,7 +103,7 @@ func configure(cmd *cobra.Command, path string, known *pflag.FlagSet) error {
 			continue // for another verb, or set on the command line
 		}
 		if err := f.Value.Set(s.value); err != nil {
-			return fmt.Errorf("config %s:%d: %s: %q: %s", path, s.line, s.key, s.value, refusal(f, err))
+			return fmt.Errorf("config %s:%d: %s: %q: %s", path, s.line, s.key, s.value, cli.Refusal(f, err))
 		}
 	}
 	return nil

@@ -12,10 +12,11 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
-func doctorVerb(e env) *cobra.Command {
+func doctorVerb(e cli.Env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
 		Use:        "doctor",
@@ -29,17 +30,17 @@ most. Each trial is undone at once. The command needs no agent, and
 reports what it sees from where it runs; of an agent that answers it also lists
 the policies that match no container. It exits with 1 if fairlead cannot work
 here at all, or if it was not run as root: then it cannot tell.`,
-		Args: nargs(0, 0, ""),
+		Args: cli.NArgs(0, 0, ""),
 	}
 	f.take(cmd, flags, "docker-host", "podman-host", "containerd", "bpffs", "socket", "config")
 	cmd.Flags().AddFlagSet(f.features)
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := configure(cmd, f.config, flags); err != nil {
 			return err
 		}
 		r := append(agent.Examine(cmd.Context(), f.cfg), unmatched(cmd.Context(), f.cfg.Socket)...)
-		if err := out.print(e.stdout, r, func(w io.Writer) { doctor(w, r) }); err != nil {
+		if err := out.Print(e.Stdout, r, func(w io.Writer) { doctor(w, r) }); err != nil {
 			return err
 		}
 		return useless(r)
@@ -81,7 +82,7 @@ func useless(r probe.Report) error {
 
 func doctor(w io.Writer, r probe.Report) {
 	const head = "  %-11s  %-18s  "
-	wide := max(30, across(w, 99)-len(fmt.Sprintf(head, "", "")))
+	wide := max(30, cli.Across(w, 99)-len(fmt.Sprintf(head, "", "")))
 	count := map[probe.Level]int{}
 	area := ""
 	for _, x := range r {
@@ -90,23 +91,23 @@ func doctor(w io.Writer, r probe.Report) {
 				fmt.Fprintln(w)
 			}
 			area = x.Area
-			fmt.Fprintf(w, "%s\n", show(area))
+			fmt.Fprintf(w, "%s\n", cli.Show(area))
 		}
 		count[x.Level]++
-		says := showText(x.Detail)
+		says := cli.ShowText(x.Detail)
 		if x.Level != probe.Full {
-			says = showText(x.Why)
+			says = cli.ShowText(x.Why)
 			if x.Detail != "" {
-				says += " (" + showText(x.Detail) + ")"
+				says += " (" + cli.ShowText(x.Detail) + ")"
 			}
 		}
-		text := fold(says, wide)
+		text := cli.Fold(says, wide)
 		if x.Mend != "" {
-			text = append(text, fold("→ "+showText(x.Mend), wide)...)
+			text = append(text, cli.Fold("→ "+cli.ShowText(x.Mend), wide)...)
 		}
 		for i, t := range text {
 			if i == 0 {
-				t = fmt.Sprintf(head, x.Level, show(x.Capability)) + t
+				t = fmt.Sprintf(head, x.Level, cli.Show(x.Capability)) + t
 			} else {
 				t = fmt.Sprintf(head, "", "") + t
 			}
@@ -114,7 +115,7 @@ func doctor(w io.Writer, r probe.Report) {
 		}
 	}
 	fmt.Fprintf(w, "\n%d full, %d degraded, %d unavailable\n", count[probe.Full], count[probe.Degraded], count[probe.Unavailable])
-	for _, line := range fold(showText(r.Summary()), across(w, 80)) {
+	for _, line := range cli.Fold(cli.ShowText(r.Summary()), cli.Across(w, 80)) {
 		fmt.Fprintln(w, line)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -25,7 +26,7 @@ func TestExamplesPolicy(t *testing.T) {
 		t.Fatalf("no files in %s: %v", dir, err)
 	}
 	for _, file := range append(files, dir) {
-		if ok, err := checkPolicy(env{stdout: t.Output(), stderr: t.Output()}, file); err != nil || !ok {
+		if ok, err := checkPolicy(cli.Env{Stdout: t.Output(), Stderr: t.Output()}, file); err != nil || !ok {
 			t.Errorf("%s is not good: %v", file, err)
 		}
 	}
@@ -91,7 +92,7 @@ func TestExamplesDropIn(t *testing.T) {
 	if !ok {
 		t.Fatalf("%q does not start the agent", commands[1])
 	}
-	f, flags := newAgentFlags(env{getenv: func(string) string { return "" }})
+	f, flags := newAgentFlags(cli.Env{Getenv: func(string) string { return "" }})
 	if err := flags.Parse(strings.Fields(args)); err != nil {
 		t.Fatal(err)
 	}

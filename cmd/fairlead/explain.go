@@ -10,10 +10,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-func explainVerb(e env) *cobra.Command {
+func explainVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "explain CONTAINER",
 		SuggestFor: []string{"inspect", "show", "describe", "why", "get"},
@@ -23,9 +24,9 @@ policy, with the value before and the value now. CONTAINER is, here and everywhe
 a runtime's id or the start of one, or fairlead's id; a name counts before an id, and
 id:NUMBER is always an id. A name that a table has cut will do with its "…". With --plan it shows what would be changed, whatever policy says now;
 nothing is changed by that.`,
-		Args: nargs(1, 1, "CONTAINER"),
+		Args: cli.NArgs(1, 1, "CONTAINER"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	all := cmd.Flags().BoolP("all", "a", false, "also show the settings that are at their defaults")
 	plan := cmd.Flags().Bool("plan", false, "show what features would change on the host for the container")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
@@ -33,20 +34,20 @@ nothing is changed by that.`,
 			return explainPlan(e, out, cmd, c, args[0])
 		}
 		x, err := c.Explain(cmd.Context(), args[0])
-		return answer(e, out, x, err, func(w io.Writer, x api.Explanation) { explain(w, x, *all, time.Now()) })
+		return cli.Answer(e, out, x, err, func(w io.Writer, x api.Explanation) { explain(w, x, *all, time.Now()) })
 	})
 }
 
 func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
 	c := x.Container
-	about := []string{show(c.Source), "id " + c.ID.String()}
+	about := []string{cli.Show(c.Source), "id " + c.ID.String()}
 	if c.Image != "" {
-		about = append(about, "image "+strings.Join(append([]string{show(c.Image)}, shown(c.ImageNames)...), " = "))
+		about = append(about, "image "+strings.Join(append([]string{cli.Show(c.Image)}, cli.Shown(c.ImageNames)...), " = "))
 	}
 	if c.Pod != "" {
-		about = append(about, "pod "+show(c.Namespace)+"/"+show(c.Pod))
+		about = append(about, "pod "+cli.Show(c.Namespace)+"/"+cli.Show(c.Pod))
 	}
-	fmt.Fprintf(w, "%s (%s)\n", show(c.Name), strings.Join(about, ", "))
+	fmt.Fprintf(w, "%s (%s)\n", cli.Show(c.Name), strings.Join(about, ", "))
 	if x.Ended {
 		fmt.Fprintln(w, "  has ended")
 	} else if c.PID != 0 {
@@ -71,14 +72,14 @@ func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
 		fmt.Fprintln(w, "  nothing: all is at its default (-a shows what that is)")
 	}
 	for _, p := range x.Problems {
-		fmt.Fprintf(w, "  not usable: %s\n", oneLine(p.Text))
+		fmt.Fprintf(w, "  not usable: %s\n", cli.OneLine(p.Text))
 	}
 
 	fmt.Fprintln(w, "\nStatus:")
 	for _, f := range c.Features {
 		for i, line := range strings.Split(stands(f, now), "\n") { // the whole chain of each cause
 			if i == 0 {
-				line = show(f.Feature) + ": " + line
+				line = cli.Show(f.Feature) + ": " + line
 			}
 			fmt.Fprintf(w, "  %s%s\n", strings.Repeat("    ", min(i, 1)), line)
 		}
@@ -88,45 +89,45 @@ func explain(w io.Writer, x api.Explanation, all bool, now time.Time) {
 		fmt.Fprintln(w, "\nWhat was seen:")
 	}
 	for _, s := range x.Evidence {
-		fmt.Fprintf(w, "  %s, %s: %s\n", show(s.Feature), ago(s.Time, now), oneLine(s.Text))
+		fmt.Fprintf(w, "  %s, %s: %s\n", cli.Show(s.Feature), ago(s.Time, now), cli.OneLine(s.Text))
 	}
 
 	if len(x.Changes) == 0 {
 		fmt.Fprintln(w, "\nNothing was changed on the host for it.")
 	}
 	for _, group := range together(x.Changes) {
-		fmt.Fprintf(w, "\nWhat %s changed on the host for it%s:\n", show(group[0].Feature), because(group[0]))
+		fmt.Fprintf(w, "\nWhat %s changed on the host for it%s:\n", cli.Show(group[0].Feature), because(group[0]))
 		explainChanges(w, c, group, now)
 	}
 	for _, group := range together(x.Host) {
-		fmt.Fprintf(w, "\nWhat %s changed for the host as a whole:\n", show(group[0].Feature))
+		fmt.Fprintf(w, "\nWhat %s changed for the host as a whole:\n", cli.Show(group[0].Feature))
 		explainChanges(w, c, group, now)
 	}
 }
 
 // explainPlan shows the changes that features would make.
-func explainPlan(e env, out *format, cmd *cobra.Command, c *api.Client, ref string) error {
+func explainPlan(e cli.Env, out *cli.Format, cmd *cobra.Command, c *api.Client, ref string) error {
 	steps, err := c.Plan(cmd.Context(), ref)
 	if err != nil {
 		return err
 	}
 	x, err := c.Explain(cmd.Context(), ref) // for the names of its devices
-	return answer(e, out, steps, err, func(w io.Writer, steps []api.Planned) { printPlan(w, x.Container, steps) })
+	return cli.Answer(e, out, steps, err, func(w io.Writer, steps []api.Planned) { printPlan(w, x.Container, steps) })
 }
 
 func printPlan(w io.Writer, of api.Container, steps []api.Planned) {
 	if len(steps) == 0 {
-		fmt.Fprintf(w, "No feature says beforehand what it would change for %s.\n", show(of.Name))
+		fmt.Fprintf(w, "No feature says beforehand what it would change for %s.\n", cli.Show(of.Name))
 	}
 	last := ""
 	for _, s := range steps {
 		if s.Feature != last {
 			fmt.Fprintf(w, "What %s would change on the host for %s with %s = %s:\n",
-				show(s.Feature), show(of.Name), show(s.Because.Key), show(s.Because.Value))
+				cli.Show(s.Feature), cli.Show(of.Name), cli.Show(s.Because.Key), cli.Show(s.Because.Value))
 			last = s.Feature
 		}
 		if device, coming := strings.CutPrefix(s.Object, "napi/"); coming {
-			fmt.Fprintf(w, "  control group of each kernel thread that will poll %s\n      would be %s\n", show(device), value(s.Value))
+			fmt.Fprintf(w, "  control group of each kernel thread that will poll %s\n      would be %s\n", cli.Show(device), value(s.Value))
 			continue
 		}
 		fmt.Fprintf(w, "  %s\n", objectText(of, s.Kind, s.Object, s.Device))
@@ -157,7 +158,7 @@ next:
 func because(c api.Change) string {
 	var reasons []string
 	for _, s := range c.Because {
-		reasons = append(reasons, show(s.Key)+" = "+show(s.Value))
+		reasons = append(reasons, cli.Show(s.Key)+" = "+cli.Show(s.Value))
 	}
 	if len(reasons) == 0 {
 		return ""
@@ -176,14 +177,14 @@ func explainNetwork(w io.Writer, c api.Container) {
 		fmt.Fprintln(w, "  has more network devices or addresses than the agent examines; the others are left alone")
 	}
 	for _, i := range c.Interfaces {
-		fmt.Fprintf(w, "  %s (%s)", show(i.Name), show(i.Kind))
+		fmt.Fprintf(w, "  %s (%s)", cli.Show(i.Name), cli.Show(i.Kind))
 		for _, a := range i.Addrs {
-			fmt.Fprintf(w, " %s", show(a))
+			fmt.Fprintf(w, " %s", cli.Show(a))
 		}
 		if i.Host != nil {
-			fmt.Fprintf(w, ", other end %s", show(i.Host.Name))
+			fmt.Fprintf(w, ", other end %s", cli.Show(i.Host.Name))
 			if i.Host.Master != "" {
-				fmt.Fprintf(w, " on bridge %s", show(i.Host.Master))
+				fmt.Fprintf(w, " on bridge %s", cli.Show(i.Host.Master))
 			}
 		}
 		fmt.Fprintln(w)
@@ -195,9 +196,9 @@ func setting1(s api.Setting, now time.Time) string {
 	from := s.From
 	switch {
 	case s.Line > 0:
-		from = fmt.Sprintf("%s line %d", showText(s.From), s.Line)
+		from = fmt.Sprintf("%s line %d", cli.ShowText(s.From), s.Line)
 	case strings.HasPrefix(from, "set by "):
-		from = showText(from)
+		from = cli.ShowText(from)
 	case from == "default":
 		from = "by default"
 	case from == "label", from == "annotation":
@@ -206,20 +207,20 @@ func setting1(s api.Setting, now time.Time) string {
 	case from == "image label":
 		from = "by a label of its image"
 	case s.Reason != "":
-		return fmt.Sprintf("%s = %s, by %s for %s, since %s:\n      %s", show(s.Key), show(s.Value), showText(from),
-			oneLine(s.Instead), strings.TrimSuffix(ago(s.Since, now), " ago"), oneLine(s.Reason))
+		return fmt.Sprintf("%s = %s, by %s for %s, since %s:\n      %s", cli.Show(s.Key), cli.Show(s.Value), cli.ShowText(from),
+			cli.OneLine(s.Instead), strings.TrimSuffix(ago(s.Since, now), " ago"), cli.OneLine(s.Reason))
 	default:
-		from = "by " + showText(from)
+		from = "by " + cli.ShowText(from)
 	}
-	return fmt.Sprintf("%s = %s, %s", show(s.Key), understood(s.Key, s.Value), from)
+	return fmt.Sprintf("%s = %s, %s", cli.Show(s.Key), understood(s.Key, s.Value), from)
 }
 
 // understood formats a value of policy, as it is written and as it was understood.
 func understood(key, value string) string {
 	if text := policy.Understood(key, value); text != "" {
-		return show(value) + " (" + showText(text) + ")"
+		return cli.Show(value) + " (" + cli.ShowText(text) + ")"
 	}
-	return show(value)
+	return cli.Show(value)
 }
 
 func stands(f api.FeatureStatus, now time.Time) string {
@@ -231,18 +232,18 @@ func stands(f api.FeatureStatus, now time.Time) string {
 	case api.StateHeld:
 		return "undone by restore, until `fairlead policy reload`"
 	case api.StateKept:
-		return "as an earlier agent left it: " + lines(f.Error)
+		return "as an earlier agent left it: " + cli.Lines(f.Error)
 	case api.StateError:
 		next := ""
 		if f.Next.After(now) {
 			next = fmt.Sprintf(", next try in %.1f s", f.Next.Sub(now).Seconds())
 		}
-		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, lines(f.Error))
+		return fmt.Sprintf("failed %d times%s: %s", f.Tries, next, cli.Lines(f.Error))
 	}
 	if f.Error == "" {
-		return show(f.State)
+		return cli.Show(f.State)
 	}
-	return show(f.State) + ": " + lines(f.Error)
+	return cli.Show(f.State) + ": " + cli.Lines(f.Error)
 }
 
 func explainChanges(w io.Writer, of api.Container, changes []api.Change, now time.Time) {
@@ -259,11 +260,11 @@ func explainChanges(w io.Writer, of api.Container, changes []api.Change, now tim
 		case api.ChangeGone:
 			what += "; it no longer exists"
 		default:
-			what += "; it cannot be read now: " + oneLine(c.Error)
+			what += "; it cannot be read now: " + cli.OneLine(c.Error)
 		}
 		fmt.Fprintf(w, "      %s\n", what)
 		if c.Asked != "" {
-			fmt.Fprintf(w, "      %s alone asks for %s\n", show(c.Feature), value(c.Asked))
+			fmt.Fprintf(w, "      %s alone asks for %s\n", cli.Show(c.Feature), value(c.Asked))
 		}
 		if !c.Expiry.IsZero() {
 			fmt.Fprintf(w, "      until %s\n", c.Expiry.Format(time.TimeOnly))
@@ -275,5 +276,5 @@ func value(s string) string {
 	if s == "" {
 		return `""`
 	}
-	return cut(showText(s), 40)
+	return cli.Cut(cli.ShowText(s), 40)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -21,7 +22,7 @@ type policyKey struct {
 	Host    bool   `json:"host,omitempty"`
 }
 
-func keysVerb(e env) *cobra.Command {
+func keysVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys [PREFIX]",
 		Short: "List the keys of policy, with values, units and an example; needs no agent",
@@ -31,15 +32,15 @@ it is listed, and in a label with "fairlead." in front. Labels do not count for 
 that act on others than the container, unless a policy file says "labels: host".`,
 		Example: `  fairlead keys
   fairlead keys net.ingress`,
-		Args: nargs(0, 1, "one PREFIX"),
+		Args: cli.NArgs(0, 1, "one PREFIX"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		list := keysFrom(strings.TrimPrefix(strings.Join(args, ""), "fairlead."))
 		if len(list) == 0 {
 			return fmt.Errorf("no key begins with %q", args[0])
 		}
-		return out.print(e.stdout, list, func(w io.Writer) { printKeys(w, list) })
+		return out.Print(e.Stdout, list, func(w io.Writer) { printKeys(w, list) })
 	}
 	return cmd
 }
@@ -60,7 +61,7 @@ func printKeys(w io.Writer, list []policyKey) {
 		if k.Default != "" {
 			meaning += "; without it: " + k.Default
 		}
-		for _, line := range fold(meaning, lineWidth-4) {
+		for _, line := range cli.Fold(meaning, lineWidth-4) {
 			fmt.Fprintf(w, "    %s\n", line)
 		}
 		example := fmt.Sprintf("fairlead.%s=%s", k.Key, k.Example)
@@ -74,7 +75,7 @@ func printKeys(w io.Writer, list []policyKey) {
 	}
 	fmt.Fprintln(w, "\nUnits:")
 	for _, u := range policy.Units() {
-		for i, line := range fold(u.Forms, lineWidth-12) {
+		for i, line := range cli.Fold(u.Forms, lineWidth-12) {
 			name := u.Name
 			if i > 0 {
 				name = ""

@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/lab/bench"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-func latencyVerb(e env) *cobra.Command {
+func latencyVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "latency [CONTAINER [OTHER]]",
 		Short: "Show what this host costs the packets of each container",
@@ -42,7 +42,7 @@ and B is the next. With --since, A is an earlier answer that -o json printed.`,
   fairlead latency -o json > before.json; fairlead latency --since before.json
   fairlead latency trace web-1 --protocol icmp
   fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
-		Args: nargs(0, 2, "one CONTAINER, or two"),
+		Args: cli.NArgs(0, 2, "one CONTAINER, or two"),
 	}
 	var f readingFlags
 	f.add(cmd, "show what was counted since each container was first measured")
@@ -69,11 +69,11 @@ and B is the next. With --since, A is an earlier answer that -o json printed.`,
 		if len(args) == 2 || *compare || *since != "" {
 			switch {
 			case f.watch || *protocols:
-				return usagef("--watch and --protocols cannot be used with a comparison")
+				return cli.Usagef("--watch and --protocols cannot be used with a comparison")
 			case *since != "" && len(args) == 2:
-				return usagef("--since compares with an earlier answer, and not two containers")
+				return cli.Usagef("--since compares with an earlier answer, and not two containers")
 			case f.total && len(args) < 2 && *since == "":
-				return usagef("--total and --compare: the two times would be the same")
+				return cli.Usagef("--total and --compare: the two times would be the same")
 			}
 			x := comparison{ref: ref, since: *since, interval: f.interval, read: read, stages: *stages, wide: *wide}
 			if len(args) == 2 {
@@ -97,14 +97,6 @@ and B is the next. With --since, A is an earlier answer that -o json printed.`,
 			},
 		}.show(cmd.Context(), e, f)
 	})
-}
-
-func benchLatencyVerb(e env) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "latency",
-		Short: "How far round trips from a container are off, raw and corrected, and what measuring costs",
-	}
-	return experiment{bench.LatencyCases, bench.Latency, bench.LatencyHeadline, bench.LatencyPlots, bench.LatencyBars}.verb(e, cmd, &bench.Options{}, "5, with --quick 2", "2s, with --quick 500ms", func() error { return nil })
 }
 
 // latencyScreen is the width of the tables of latency where no terminal says another.
@@ -159,7 +151,7 @@ func (v latencyView) table(w io.Writer) {
 	}
 	right(columns, rows, len(columns)-6, len(columns)-1)
 	if !v.wide {
-		columns[0].max = max(9, across(w, latencyScreen)-width(columns[1:], tails(rows)))
+		columns[0].max = max(9, cli.Across(w, latencyScreen)-width(columns[1:], tails(rows)))
 	}
 	table(w, columns, rows)
 	v.notes(w)
@@ -184,7 +176,7 @@ func (v latencyView) notes(w io.Writer) {
 			note := fmt.Sprintf("%s, %s: no %s: %s", latencyName(c), c.Direction, strings.Join(g.Stages, ", "), g.Why)
 			if !said[note] {
 				said[note] = true
-				for i, line := range fold(note, across(w, latencyScreen)-2) {
+				for i, line := range cli.Fold(note, cli.Across(w, latencyScreen)-2) {
 					fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
 				}
 			}
@@ -207,7 +199,7 @@ func latencyName(c api.LatencyContainer) string {
 	if c.Name == "" {
 		return "id " + c.Container.String()
 	}
-	return show(c.Name)
+	return cli.Show(c.Name)
 }
 
 // covered formats the fraction of the packets that was measured from end to end. It never

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // latencyStub answers with one report, and with packets one after the other.
@@ -102,7 +103,7 @@ noisy, 2.0 % for those of id 10
 ` + end},
 	} {
 		status, out, errs := against(t, s, append([]string{"latency", "--interval", "100ms"}, tt.args...)...)
-		if status != statusDone || errs != "" {
+		if status != cli.Done || errs != "" {
 			t.Fatalf("%v: status %d: %s", tt.args, status, errs)
 		}
 		if diff := cmp.Diff(tt.want, out); diff != "" {
@@ -125,7 +126,7 @@ func TestLatencyCompare(t *testing.T) {
 	s := &latencyStub{report: latencyReport()}
 	saved := filepath.Join(t.TempDir(), "before.json")
 	status, out, errs := against(t, s, "latency", "-o", "json", "--interval", "100ms")
-	if err := os.WriteFile(saved, []byte(out), 0o600); status != statusDone || err != nil {
+	if err := os.WriteFile(saved, []byte(out), 0o600); status != cli.Done || err != nil {
 		t.Fatal(status, errs, err)
 	}
 	s.double = "web-2"
@@ -150,7 +151,7 @@ func TestLatencyCompare(t *testing.T) {
 	for _, args := range [][]string{
 		{"a", "b", "c"}, {"--compare", "--watch"}, {"--compare", "--total"}, {"a", "b", "--since", saved}, {"--since", saved + "x"}, {"--since", "latency_test.go"}, {"--compare", "--protocols"},
 	} {
-		if status, _, errs := against(t, s, append([]string{"latency"}, args...)...); status != statusUsage || errs == "" {
+		if status, _, errs := against(t, s, append([]string{"latency"}, args...)...); status != cli.Usage || errs == "" {
 			t.Errorf("%v: status %d: %s", args, status, errs)
 		}
 	}
@@ -161,7 +162,7 @@ func TestLatencyTrace(t *testing.T) {
 	s := &latencyStub{}
 	status, out, errs := against(t, s, "latency", "trace", "web-1", "--count", "2", "--protocol", "icmp", "--peer", "192.0.2.0/24")
 	want := "egress  icmp  10.0.0.2 > 192.0.2.1 seq 1 84 bytes  added 5.2us  stack 8.1us  (device 0.3us, qdisc 120us)"
-	if status != statusDone || len(strings.Split(out, "\n")) != 3 || !strings.Contains(out, want) {
+	if status != cli.Done || len(strings.Split(out, "\n")) != 3 || !strings.Contains(out, want) {
 		t.Errorf("status %d: %q, %s", status, out, errs)
 	}
 	if len(s.asked) != 2 || s.asked[0].After != 0 || s.asked[1].After != 2 || s.asked[1].Protocol != "icmp" || s.asked[1].Peer.String() != "192.0.2.0/24" {
@@ -171,11 +172,11 @@ func TestLatencyTrace(t *testing.T) {
 		t.Errorf("slide: %q", out)
 	}
 	s.asked = nil
-	if status, out, errs := against(t, s, "latency", "trace", "web-1", "--kept", "--count", "1", "--sample", "16"); status != statusDone || len(s.asked) != 1 || s.asked[0].After != 1 || s.asked[0].Sample != 16 {
+	if status, out, errs := against(t, s, "latency", "trace", "web-1", "--kept", "--count", "1", "--sample", "16"); status != cli.Done || len(s.asked) != 1 || s.asked[0].After != 1 || s.asked[0].Sample != 16 {
 		t.Errorf("kept: status %d: %s%s, asked %+v", status, out, errs, s.asked)
 	}
 	for _, args := range [][]string{{}, {"web-1", "--on"}, {"--self", "--on", "--off"}, {"web-1", "--sample", "0"}, {"web-1", "--self"}, {"web-1", "--protocol", "sctp"}, {"web-1", "--peer", "x"}, {"web-1", "-o", "yaml"}} {
-		if status, _, errs := against(t, s, append([]string{"latency", "trace"}, args...)...); status != statusUsage || errs == "" {
+		if status, _, errs := against(t, s, append([]string{"latency", "trace"}, args...)...); status != cli.Usage || errs == "" {
 			t.Errorf("%v: status %d: %s", args, status, errs)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // comparison compares two readings: of two containers, or of two times.
@@ -27,7 +28,7 @@ type compared struct {
 	B api.Latency `json:"b"`
 }
 
-func (x comparison) show(ctx context.Context, e env, out *format) (err error) {
+func (x comparison) show(ctx context.Context, e cli.Env, out *cli.Format) (err error) {
 	var both compared
 	switch {
 	case x.since != "":
@@ -55,17 +56,17 @@ func (x comparison) show(ctx context.Context, e env, out *format) (err error) {
 	if err != nil {
 		return readingHint(err)
 	}
-	return out.print(e.stdout, both, func(w io.Writer) { x.table(w, both) })
+	return out.Print(e.Stdout, both, func(w io.Writer) { x.table(w, both) })
 }
 
 // savedLatency reads the output of -o json.
 func savedLatency(file string) (l api.Latency, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return l, usagef("--since: %v", err)
+		return l, cli.Usagef("--since: %v", err)
 	}
 	if err := json.Unmarshal(data, &l); err != nil || l.Taken.IsZero() {
-		return l, usagef("--since %s: no answer of `fairlead latency -o json` is in it", file)
+		return l, cli.Usagef("--since %s: no answer of `fairlead latency -o json` is in it", file)
 	}
 	return l, nil
 }
@@ -77,7 +78,7 @@ func (x comparison) table(w io.Writer, both compared) {
 	}{{"A", x.ref, both.A}, {"B", cmp.Or(x.other, x.ref), both.B}} {
 		text := side.letter + ":"
 		if side.ref != "" {
-			text += " " + show(side.ref) + ","
+			text += " " + cli.Show(side.ref) + ","
 		}
 		if side.of.Since.IsZero() {
 			text += " since first measured, up to"
@@ -116,7 +117,7 @@ func (x comparison) table(w io.Writer, both compared) {
 	} else {
 		right(columns, rows, 3, len(columns)-1)
 		if !x.wide {
-			columns[0].max = max(9, across(w, latencyScreen)-width(columns[1:], tails(rows)))
+			columns[0].max = max(9, cli.Across(w, latencyScreen)-width(columns[1:], tails(rows)))
 		}
 	}
 	table(w, columns, rows)

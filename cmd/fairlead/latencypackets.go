@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // packets are the flags that select packets.
@@ -46,15 +47,15 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 	if p.peer != "" {
 		var err error
 		if s.filter.Peer, err = api.ParsePeer(p.peer); err != nil {
-			return nil, usagef("--peer %q: want an address, or a prefix, as 10.0.0.0/8", p.peer)
+			return nil, cli.Usagef("--peer %q: want an address, or a prefix, as 10.0.0.0/8", p.peer)
 		}
 	}
 	if p.protocol != "" && !slices.Contains([]string{api.LatencyTCP, api.LatencyUDP, api.LatencyICMP, api.LatencyOther}, p.protocol) {
-		return nil, usagef("--protocol %q: it is one of tcp, udp, icmp, other", p.protocol)
+		return nil, cli.Usagef("--protocol %q: it is one of tcp, udp, icmp, other", p.protocol)
 	}
 	switch {
 	case p.self == (len(args) == 1):
-		return nil, usagef("want a CONTAINER, or --self")
+		return nil, cli.Usagef("want a CONTAINER, or --self")
 	case p.self:
 		own := api.Dial(p.socket)
 		s.ask, s.tracing, s.close = own.SelfLatencyRecords, own.SelfLatencyTracing, own.Close
@@ -68,7 +69,7 @@ func (p *packets) source(c *api.Client, args []string) (*source, error) {
 
 // begin starts the recording. A container that policy does not have measured is from now on
 // until end is called, or this program has ended in whatever way.
-func (s *source) begin(ctx context.Context, e env, c *api.Client, ref string) (first api.LatencyRecords, end func() error, err error) {
+func (s *source) begin(ctx context.Context, e cli.Env, c *api.Client, ref string) (first api.LatencyRecords, end func() error, err error) {
 	end = func() error { return nil }
 	first, err = s.next(ctx, 0)
 	if n := (*api.Error)(nil); !errors.As(err, &n) || n.Code != "not_measured" || ref == "" {
@@ -87,7 +88,7 @@ func (s *source) begin(ctx context.Context, e env, c *api.Client, ref string) (f
 const renewal = 4 * time.Second
 
 // measure has a container measured until end is called.
-func measure(ctx context.Context, e env, c *api.Client, ref string) (end func() error, err error) {
+func measure(ctx context.Context, e cli.Env, c *api.Client, ref string) (end func() error, err error) {
 	x, err := c.Explain(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -96,7 +97,7 @@ func measure(ctx context.Context, e env, c *api.Client, ref string) (end func() 
 	if _, err := c.LatencyMeasured(ctx, ref, true); err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(e.stderr, "%s: its packets are measured while this runs\n", whom(x.Container.Name, x.Container.Source, x.Container.ID))
+	fmt.Fprintf(e.Stderr, "%s: its packets are measured while this runs\n", whom(x.Container.Name, x.Container.Source, x.Container.ID))
 	going, stop := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan struct{})
 	go func() {

@@ -15,11 +15,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/lab/report"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-func latencyRunVerb(e env) *cobra.Command {
+func latencyRunVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run (--container CONTAINER | --self) -- PROGRAM [ARG...]",
 		Short: "Run a program in a container's network, and take this host's expense off its round trips",
@@ -38,24 +39,24 @@ far. A request is paired with its reply by
 sequence number for ICMP, by ports and order for UDP; of TCP only handshakes are. The
 program is one of the host's, not of the container's, and runs with the rights of whoever calls this.`,
 		Example: `  fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
-		Args:    nargs(1, 1000, "a PROGRAM"),
+		Args:    cli.NArgs(1, 1000, "a PROGRAM"),
 	}
 	r := latencyRun{env: e}
 	r.packets.add(cmd)
 	cmd.Flags().StringVar(&r.container, "container", "", "the container")
-	r.out = formatFlag(cmd)
+	r.out = cli.FormatFlag(cmd)
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		return r.run(cmd.Context(), c, exec.Command(args[0], args[1:]...))
 	})
 }
 
-func latencyProbeVerb(e env) *cobra.Command {
+func latencyProbeVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe (--container CONTAINER | --self) ADDRESS:PORT",
 		Short: "Measure round trips by UDP datagrams or TCP handshakes, without this host's expense",
 		Long: `Measure round trips from a container as run does, with a prober of its own: TCP handshakes
 with a port that listens, or UDP datagrams to one that answers each of them (echo).`,
-		Args: nargs(1, 1, "one ADDRESS:PORT"),
+		Args: cli.NArgs(1, 1, "one ADDRESS:PORT"),
 	}
 	r := latencyRun{env: e}
 	r.packets.add(cmd)
@@ -65,7 +66,7 @@ with a port that listens, or UDP datagrams to one that answers each of them (ech
 	udp := cmd.Flags().Bool("udp", false, "datagrams, not handshakes")
 	inside := cmd.Flags().Bool("inside", false, "")
 	hidden := cmd.Flags().MarkHidden("inside")
-	r.out = formatFlag(cmd)
+	r.out = cli.FormatFlag(cmd)
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		network := "tcp"
 		if *udp {
@@ -74,7 +75,7 @@ with a port that listens, or UDP datagrams to one that answers each of them (ech
 		host, port, err := net.SplitHostPort(args[0])
 		n, perr := strconv.ParseUint(port, 10, 16)
 		if err := errors.Join(err, perr, hidden); err != nil || n == 0 {
-			return usagef("%q: want ADDRESS:PORT", args[0])
+			return cli.Usagef("%q: want ADDRESS:PORT", args[0])
 		}
 		if *inside {
 			return knock(cmd.Context(), network, args[0], *count, *interval)
@@ -133,11 +134,11 @@ func unreached(address string, err error) error {
 
 // latencyRun is one run of a program.
 type latencyRun struct {
-	env env
+	env cli.Env
 	packets
 	container string
 	quiet     bool // send the program's output to stderr
-	out       *format
+	out       *cli.Format
 }
 
 func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) (failed error) {
@@ -159,9 +160,9 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		return readingHint(err)
 	}
 	defer func() { failed = errors.Join(failed, end()) }()
-	program.Stdout, program.Stderr = r.env.stdout, r.env.stderr
-	if r.out.name != "table" || r.quiet {
-		program.Stdout = r.env.stderr
+	program.Stdout, program.Stderr = r.env.Stdout, r.env.Stderr
+	if r.out.Name != "table" || r.quiet {
+		program.Stdout = r.env.Stderr
 	}
 	ended, stop, err := r.start(ctx, c, program)
 	if err != nil {
@@ -219,7 +220,7 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 	if len(trips.Trips) == 0 {
 		trips.Why = r.why(last, c, program.Args, all.Records, unpaired)
 	}
-	return errors.Join(r.out.print(r.env.stdout, trips, trips.table), ending(program, status))
+	return errors.Join(r.out.Print(r.env.Stdout, trips, trips.table), ending(program, status))
 }
 
 // lastWord is how long an interrupted program may take to end.
@@ -230,7 +231,7 @@ func startable(program *exec.Cmd) error {
 	if program.Err == nil {
 		return nil
 	}
-	name := show(program.Args[0])
+	name := cli.Show(program.Args[0])
 	if !errors.Is(program.Err, exec.ErrNotFound) {
 		return fmt.Errorf("start %s: %w", name, program.Err)
 	}
@@ -248,9 +249,9 @@ func ending(program *exec.Cmd, status error) error {
 	case !errors.As(status, &exit):
 		return status
 	case exit.Exited():
-		return fmt.Errorf("%s ended with status %d", show(program.Args[0]), exit.ExitCode())
+		return fmt.Errorf("%s ended with status %d", cli.Show(program.Args[0]), exit.ExitCode())
 	}
-	return fmt.Errorf("%s was ended by a signal", show(program.Args[0]))
+	return fmt.Errorf("%s was ended by a signal", cli.Show(program.Args[0]))
 }
 
 // start starts the program in the container, or with --self in this one.
@@ -273,7 +274,7 @@ func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd
 	}
 	i := slices.IndexFunc(list, func(o api.Container) bool { return o.ID == of.Container.ID })
 	if i < 0 || list[i].PID == 0 {
-		return nil, nil, fmt.Errorf("container %s has ended", show(r.container))
+		return nil, nil, fmt.Errorf("container %s has ended", cli.Show(r.container))
 	}
 	dir, err := os.MkdirTemp("", "fairlead-run-")
 	if err != nil {

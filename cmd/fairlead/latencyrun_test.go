@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 )
 
@@ -70,7 +71,7 @@ func runSelf(ctx context.Context, t *testing.T, s *runStub, args ...string) (sta
 	go api.ServeSelf(t.Context(), l, s, slog.New(slog.DiscardHandler))
 	var out, errs bytes.Buffer
 	args = append([]string{"latency", "run", "--config=", "--self", "--self-socket", socket, "--"}, args...)
-	status = run(ctx, env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: args})
+	status = run(ctx, cli.Env{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: args})
 	return status, out.String(), errs.String()
 }
 
@@ -78,7 +79,7 @@ func TestLatencyRun(t *testing.T) {
 	s := &runStub{measured: true, records: trip("192.0.2.1")}
 	status, out, errs := runSelf(t.Context(), t, s, "false")
 	const measured = "1 round trips, median 1.01ms raw, 990us corrected; 0 packets without a reply"
-	if status != statusFailed || !strings.Contains(out, measured) || errs != "fairlead latency run: false ended with status 1\n" {
+	if status != cli.Failed || !strings.Contains(out, measured) || errs != "fairlead latency run: false ended with status 1\n" {
 		t.Errorf("status %d: %s%s", status, out, errs)
 	}
 
@@ -92,13 +93,13 @@ func TestLatencyRun(t *testing.T) {
 		cancel()
 	}()
 	status, out, errs = runSelf(ctx, t, s, "sleep", "1000")
-	if status != statusFailed || !strings.Contains(out, measured) || errs != "fairlead latency run: interrupted\n" {
+	if status != cli.Failed || !strings.Contains(out, measured) || errs != "fairlead latency run: interrupted\n" {
 		t.Errorf("interrupted: status %d: %s%s", status, out, errs)
 	}
 
 	// A program that the host does not have, and one of nobody.
 	for name, want := range map[string]string{"fl-none": "there is no program fl-none on this host: run takes it from the host, not from the container; install it here"} {
-		if status, _, errs := runSelf(t.Context(), t, s, name); status != statusFailed || !strings.Contains(errs, want) {
+		if status, _, errs := runSelf(t.Context(), t, s, name); status != cli.Failed || !strings.Contains(errs, want) {
 			t.Errorf("%s: status %d: %s", name, status, errs)
 		}
 	}
@@ -151,7 +152,7 @@ func TestLatencyRunMeasures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, end, err := ask.begin(t.Context(), env{stderr: &errs}, c, "web-1")
+	_, end, err := ask.begin(t.Context(), cli.Env{Stderr: &errs}, c, "web-1")
 	if err != nil || !s.measured || !strings.Contains(errs.String(), "web-1 (docker, id 4711): its packets are measured while this runs") {
 		t.Fatalf("%v: %s", err, &errs)
 	}
@@ -160,7 +161,7 @@ func TestLatencyRunMeasures(t *testing.T) {
 	}
 	// One that is measured anyway is not touched.
 	s.measured = true
-	if _, end, err = ask.begin(t.Context(), env{stderr: &errs}, c, "web-1"); err != nil || end() != nil || !s.measured {
+	if _, end, err = ask.begin(t.Context(), cli.Env{Stderr: &errs}, c, "web-1"); err != nil || end() != nil || !s.measured {
 		t.Errorf("measured by policy: %v, %+v", err, s)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // barWidth is the width of the bars, in characters.
@@ -104,13 +105,13 @@ func meanwhile(w io.Writer, m *api.LatencyMeanwhile) {
 		if i == shown || n.Share < 0.0005 {
 			break
 		}
-		name := show(n.Name)
+		name := cli.Show(n.Name)
 		if n.Name == "" {
 			name = "id " + n.Container.String()
 		}
-		text += fmt.Sprintf(", %.1f %% for those of %s", 100*n.Share, cut(name, 30))
+		text += fmt.Sprintf(", %.1f %% for those of %s", 100*n.Share, cli.Cut(name, 30))
 	}
-	for _, line := range fold(text, across(w, latencyScreen)) {
+	for _, line := range cli.Fold(text, cli.Across(w, latencyScreen)) {
 		fmt.Fprintln(w, line)
 	}
 }

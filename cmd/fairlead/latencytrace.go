@@ -11,9 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-func latencyTraceVerb(e env) *cobra.Command {
+func latencyTraceVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace CONTAINER",
 		Short: "Show a container's packets one by one",
@@ -28,7 +29,7 @@ filters choose what is printed.`,
 		Example: `  fairlead latency trace web-1 --protocol tcp --port 443
   fairlead latency trace web-1 --sample 64 -o json
   fairlead latency trace --self --on; ping -c 10 192.0.2.1; fairlead latency trace --self --kept --slide`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
 	var want packets
 	want.add(cmd)
@@ -41,13 +42,13 @@ filters choose what is printed.`,
 	asJSON := cmd.Flags().StringP("output", "o", "table", "how to print: table or json")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) (failed error) {
 		if *asJSON != "table" && *asJSON != "json" {
-			return usagef("-o %q: it is one of table, json", *asJSON)
+			return cli.Usagef("-o %q: it is one of table, json", *asJSON)
 		}
 		if want.sample == 0 {
-			return usagef("--sample 0: must be at least 1")
+			return cli.Usagef("--sample 0: must be at least 1")
 		}
 		if *on && *off || *kept && (*on || *off) || (*on || *off) && !want.self {
-			return usagef("want one of --on, --off and --kept, the first two with --self")
+			return cli.Usagef("want one of --on, --off and --kept, the first two with --self")
 		}
 		ask, err := want.source(c, args)
 		if err != nil {
@@ -60,9 +61,9 @@ filters choose what is printed.`,
 			case err != nil:
 				return readingHint(err)
 			case now.On:
-				_, err = fmt.Fprintf(e.stdout, "the packets of this container are recorded until %s\n", now.Until.Local().Format(time.TimeOnly))
+				_, err = fmt.Fprintf(e.Stdout, "the packets of this container are recorded until %s\n", now.Until.Local().Format(time.TimeOnly))
 			default:
-				_, err = fmt.Fprintln(e.stdout, "the packets of this container are no longer recorded")
+				_, err = fmt.Fprintln(e.Stdout, "the packets of this container are no longer recorded")
 			}
 			return err
 		}
@@ -98,7 +99,7 @@ filters choose what is printed.`,
 				if want.less {
 					r = got.OwnCost.Less(r)
 				}
-				if err := print(e.stdout, r); err != nil {
+				if err := print(e.Stdout, r); err != nil {
 					return err
 				}
 				shown++
@@ -115,13 +116,13 @@ filters choose what is printed.`,
 			}
 		}
 		if missed > 0 {
-			fmt.Fprintf(e.stderr, "%d packets were overwritten before they were read\n", missed)
+			fmt.Fprintf(e.Stderr, "%d packets were overwritten before they were read\n", missed)
 		}
 		if got.LostWaits > lost {
-			fmt.Fprintf(e.stderr, "%d waits were lost\n", got.LostWaits-lost)
+			fmt.Fprintf(e.Stderr, "%d waits were lost\n", got.LostWaits-lost)
 		}
 		if limited {
-			fmt.Fprintln(e.stderr, "some packets have no mace and no waits: for a container that asks itself they are watched for 10 s of each minute")
+			fmt.Fprintln(e.Stderr, "some packets have no mace and no waits: for a container that asks itself they are watched for 10 s of each minute")
 		}
 		return nil
 	})
@@ -172,11 +173,11 @@ func latencyWait(w api.LatencyWait) string {
 		case c.Own:
 			part = "its own " + c.Work
 		case c.Name != "":
-			part += " of " + cut(show(c.Name), 30)
+			part += " of " + cli.Cut(cli.Show(c.Name), 30)
 		case c.Container != 0:
 			part += " of id " + c.Container.String()
 		case c.Cgroup != "":
-			part += " of cgroup " + show(c.Cgroup)
+			part += " of cgroup " + cli.Show(c.Cgroup)
 		}
 		parts = append(parts, fine(c.Seconds)+" "+part)
 	}

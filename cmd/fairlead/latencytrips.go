@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // roundTrips is the result of a run.
@@ -39,7 +40,7 @@ func (r *latencyRun) why(ctx context.Context, c *api.Client, args []string, reco
 	}
 	for _, peer := range peers {
 		if where := onThisHost(peer, list); where != "" {
-			return fmt.Sprintf("%s is %s: what goes there passes no uplink, and this host is all of the way; `fairlead latency` has the times between containers (local)", show(peer), where)
+			return fmt.Sprintf("%s is %s: what goes there passes no uplink, and this host is all of the way; `fairlead latency` has the times between containers (local)", cli.Show(peer), where)
 		}
 	}
 	partly := 0
@@ -67,7 +68,7 @@ func onThisHost(peer string, list []api.Container) string {
 		for _, i := range o.Interfaces {
 			for _, text := range i.Addrs {
 				if p, err := netip.ParsePrefix(text); err == nil && p.Addr() == addr {
-					return "container " + show(o.Name) + " of this host"
+					return "container " + cli.Show(o.Name) + " of this host"
 				}
 			}
 		}
@@ -83,7 +84,7 @@ func onThisHost(peer string, list []api.Container) string {
 
 func (t roundTrips) table(w io.Writer) {
 	if len(t.Trips) == 0 {
-		for i, line := range fold("No round trip was measured: "+t.Why+".", across(w, latencyScreen)-2) {
+		for i, line := range cli.Fold("No round trip was measured: "+t.Why+".", cli.Across(w, latencyScreen)-2) {
 			fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
 		}
 		return
@@ -91,7 +92,7 @@ func (t roundTrips) table(w io.Writer) {
 	columns := []column{{"PROTOCOL", 0}, {"PEER", 40}, {"SEQ", 0}, {"RAW", 0}, {"EGRESS", 0}, {"INGRESS", 0}, {"CORRECTED", 0}}
 	var rows [][]string
 	for _, r := range t.Trips {
-		rows = append(rows, []string{r.Protocol, show(r.Peer), fmt.Sprint(r.Seq), fine(r.Raw), fine(r.Egress), fine(r.Ingress), fine(r.Corrected)})
+		rows = append(rows, []string{r.Protocol, cli.Show(r.Peer), fmt.Sprint(r.Seq), fine(r.Raw), fine(r.Egress), fine(r.Ingress), fine(r.Corrected)})
 	}
 	var sum api.LatencyTrip
 	for _, r := range t.Trips {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"io"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,7 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/lab/bench"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // netcpuAgentFlags are the agent's flags for the feature.
@@ -25,7 +24,7 @@ type netcpuFlags struct {
 	matrix, wide bool
 }
 
-func netcpuVerb(e env) *cobra.Command {
+func netcpuVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "netcpu [CONTAINER]",
 		SuggestFor: []string{"cpu"},
@@ -65,7 +64,7 @@ everybody; what ran while a CPU was idle is nobody's loss.`,
   fairlead netcpu --matrix --interval 10s
   fairlead netcpu web-1 --total
   fairlead netcpu --watch`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
 	var f netcpuFlags
 	f.add(cmd, "show what was counted since the agent began, not rates")
@@ -86,28 +85,5 @@ everybody; what ran while a CPU was idle is nobody's loss.`,
 			after: api.NetCPU.After,
 			print: func(w io.Writer, n api.NetCPU) { newNetcpuView(n, f).print(w, ref != "") },
 		}.show(cmd.Context(), e, f.readingFlags)
-	})
-}
-
-func benchNetCPUVerb(e env) *cobra.Command {
-	var o bench.Options
-	cmd := &cobra.Command{
-		Use:   "netcpu",
-		Short: "Measure what neighbours' packets cost a victim on the same CPU",
-	}
-	cmd.Flags().StringVar(&o.Mode, "mode", "isolate", "the containers' policy while protection is on: isolate, charge or auto")
-	cmd.Flags().DurationVar(&o.Settle, "settle", 0, "how long the load runs before it is measured (default 300ms, with --mode charge 3s, auto 8s, with --quick 150ms)")
-	cmd.Flags().BoolVar(&o.Docker, "docker", false, "use containers on the default bridge of a Docker Engine that the experiment starts")
-	return experiment{bench.NetCPUCases, bench.NetCPU, bench.NetCPUHeadline, bench.NetCPUPlots, bench.NetCPUBars}.verb(e, cmd, &o, "5, with --quick 2", "2s, with --quick 400ms", func() error {
-		if !slices.Contains([]string{"isolate", "charge", "auto"}, o.Mode) {
-			return usagef("--mode %q: must be isolate, charge or auto", o.Mode)
-		}
-		if o.Mode != "isolate" && cmd.Flags().Changed("check") {
-			return usagef("--mode %s: the bars of --check are for isolate", o.Mode)
-		}
-		if o.Settle < 0 || o.Settle > time.Hour {
-			return usagef("--settle %v: must be up to 1h", o.Settle)
-		}
-		return nil
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 )
 
@@ -124,7 +125,7 @@ func printed(t *testing.T, want string, got string) {
 
 func TestNetCPUSummary(t *testing.T) {
 	status, out, errs := metered(t, &meterStub{readings: flooded()})
-	if status != statusDone || errs != "" {
+	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
 	printed(t, `Percent of one CPU, over 2.0 s
@@ -265,16 +266,16 @@ func TestNetCPUWithoutNews(t *testing.T) {
 		status int
 		want   string
 	}{
-		{&meterStub{readings: empty()}, nil, statusDone, "No container runs here, and no packet was handled in 2.0 s.\n"},
-		{&meterStub{readings: empty(idle)}, nil, statusDone, "No container did anything, and no packet was handled for one, in 2.0 s.\n"},
-		{&meterStub{readings: empty(idle)}, []string{"--matrix"}, statusDone, "In 2.0 s no packets took the time of anybody else.\n"},
-		{&meterStub{readings: empty(idle)}, []string{"nobody"}, statusFailed, "fairlead netcpu: no container \"nobody\" runs here\n`fairlead ps` lists those that do\n"},
-		{&meterStub{err: &api.Error{Status: 503, Code: "unavailable", Text: "cannot be measured on this host: no\x1b BTF"}}, nil, statusFailed,
+		{&meterStub{readings: empty()}, nil, cli.Done, "No container runs here, and no packet was handled in 2.0 s.\n"},
+		{&meterStub{readings: empty(idle)}, nil, cli.Done, "No container did anything, and no packet was handled for one, in 2.0 s.\n"},
+		{&meterStub{readings: empty(idle)}, []string{"--matrix"}, cli.Done, "In 2.0 s no packets took the time of anybody else.\n"},
+		{&meterStub{readings: empty(idle)}, []string{"nobody"}, cli.Failed, "fairlead netcpu: no container \"nobody\" runs here\n`fairlead ps` lists those that do\n"},
+		{&meterStub{err: &api.Error{Status: 503, Code: "unavailable", Text: "cannot be measured on this host: no\x1b BTF"}}, nil, cli.Failed,
 			"fairlead netcpu: \"cannot be measured on this host: no\\x1b BTF\"\n`fairlead doctor` says what this host can do\n"},
-		{&meterStub{}, []string{"--interval", "1ms"}, statusUsage, "fairlead netcpu: --interval 1ms: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
-		{&meterStub{}, []string{"--interval", "-1s"}, statusUsage, "fairlead netcpu: --interval -1s: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
-		{&meterStub{}, []string{""}, statusUsage, "fairlead netcpu: CONTAINER is \"\"\nsee fairlead netcpu --help\n"},
-		{&meterStub{}, []string{"a", "b"}, statusUsage, "fairlead netcpu: takes one CONTAINER only, got \"a\" \"b\"\nsee fairlead netcpu --help\n"},
+		{&meterStub{}, []string{"--interval", "1ms"}, cli.Usage, "fairlead netcpu: --interval 1ms: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
+		{&meterStub{}, []string{"--interval", "-1s"}, cli.Usage, "fairlead netcpu: --interval -1s: must be 100ms to 1h0m0s\nsee fairlead netcpu --help\n"},
+		{&meterStub{}, []string{""}, cli.Usage, "fairlead netcpu: CONTAINER is \"\"\nsee fairlead netcpu --help\n"},
+		{&meterStub{}, []string{"a", "b"}, cli.Usage, "fairlead netcpu: takes one CONTAINER only, got \"a\" \"b\"\nsee fairlead netcpu --help\n"},
 	} {
 		status, out, errs := metered(t, x.stub, x.args...)
 		if status != x.status || out+errs != x.want {
@@ -307,7 +308,7 @@ func TestNetCPUFormats(t *testing.T) {
 	}
 	for _, format := range []string{"json", "yaml"} {
 		status, out, errs := metered(t, &meterStub{readings: flooded()}, "-o", format)
-		if status != statusDone || errs != "" {
+		if status != cli.Done || errs != "" {
 			t.Fatal(status, errs)
 		}
 		if strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
@@ -340,8 +341,8 @@ func TestNetCPUWatch(t *testing.T) {
 	defer interrupt()
 	out := &countingWriter{text: "Packets took", after: 3, then: interrupt}
 	var errs bytes.Buffer
-	status := run(watching, env{stdout: out, stderr: &errs, getenv: func(string) string { return "" }, args: []string{"netcpu", "--watch", "--total", "--interval", "100ms", "--socket", path}})
-	if status != statusDone || errs.String() != "" || !strings.Contains(out.String(), "        0\n\nCPU seconds since") {
+	status := run(watching, cli.Env{Stdout: out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{"netcpu", "--watch", "--total", "--interval", "100ms", "--socket", path}})
+	if status != cli.Done || errs.String() != "" || !strings.Contains(out.String(), "        0\n\nCPU seconds since") {
 		t.Errorf("status %d, %s\n%s", status, errs.String(), out.String())
 	}
 	cancel()
@@ -405,7 +406,7 @@ func TestNetCPUUplinks(t *testing.T) {
 	}
 	status, out, errs := metered(t, &meterStub{readings: readings})
 	at := strings.Index(out, "UPLINK")
-	if status != statusDone || errs != "" || at < 0 {
+	if status != cli.Done || errs != "" || at < 0 {
 		t.Fatal(status, errs, out)
 	}
 	printed(t, `UPLINK      DROPS BY  WHY NOT XDP

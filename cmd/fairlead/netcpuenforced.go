@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // enforced prints the measures against containers: the limits that their ledgers set, and
@@ -57,12 +58,12 @@ func (v netcpuView) uplinks(w io.Writer) {
 	for _, u := range v.n.Uplinks {
 		why := "-"
 		if u.Why != "" {
-			why = show(u.Why)
+			why = cli.Show(u.Why)
 		}
-		rows = append(rows, []string{show(u.Device), show(u.DropsBy), why})
+		rows = append(rows, []string{cli.Show(u.Device), cli.Show(u.DropsBy), why})
 	}
 	if !v.flags.wide {
-		columns[2].max = max(leastCut, across(w, screen)-width(columns[:2], rows))
+		columns[2].max = max(leastCut, cli.Across(w, screen)-width(columns[:2], rows))
 	}
 	fmt.Fprintln(w)
 	table(w, columns, rows)

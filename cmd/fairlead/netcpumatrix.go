@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 )
 
@@ -39,11 +40,11 @@ func (v netcpuView) matrix(w io.Writer) {
 	}
 	victims := slices.SortedFunc(maps.Keys(cells), func(x, y string) int { return cmp.Or(cmp.Compare(order[y], order[x]), cmp.Compare(x, y)) })
 	culprits := slices.SortedFunc(maps.Keys(sum), func(x, y container.ID) int { return cmp.Or(cmp.Compare(sum[y], sum[x]), cmp.Compare(x, y)) })
-	shown := v.fit(victims, culprits, across(w, screen))
+	shown := v.fit(victims, culprits, cli.Across(w, screen))
 
 	columns := []column{{"VICTIM \\ CULPRIT", 28}}
 	for _, id := range shown {
-		columns = append(columns, column{cut(v.names[id], v.most()), 0})
+		columns = append(columns, column{cli.Cut(v.names[id], v.most()), 0})
 	}
 	rest := culprits[len(shown):]
 	if len(rest) > 0 {
@@ -104,7 +105,7 @@ func (v netcpuView) fit(victims []string, culprits []container.ID, screen int) [
 	}
 	left -= widest
 	for i, id := range culprits {
-		left -= 2 + max(number, utf8.RuneCountInString(cut(v.names[id], v.most())))
+		left -= 2 + max(number, utf8.RuneCountInString(cli.Cut(v.names[id], v.most())))
 		if left < 0 {
 			return culprits[:i]
 		}
@@ -124,6 +125,6 @@ func (v netcpuView) throttled(w io.Writer) {
 			fmt.Fprintln(w)
 			first = false
 		}
-		fmt.Fprintf(w, "Held back by its own quota, not by others: %s %s%s\n", cut(v.names[a.Container], 40), v.amount(a.Throttled), v.of())
+		fmt.Fprintf(w, "Held back by its own quota, not by others: %s %s%s\n", cli.Cut(v.names[a.Container], 40), v.amount(a.Throttled), v.of())
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 )
 
@@ -42,11 +43,11 @@ func newNetcpuView(n api.NetCPU, f netcpuFlags) netcpuView {
 		case name == "":
 			name = "(ended, id " + id.String() + ")"
 		case same[name] > 1:
-			name = show(name) + " " + id.String()
+			name = cli.Show(name) + " " + id.String()
 		case strings.HasPrefix(name, "("):
 			name = fmt.Sprintf("%q", name) // only our own names are in brackets
 		default:
-			name = show(name)
+			name = cli.Show(name)
 		}
 		v.names[id] = name
 	}
@@ -144,7 +145,7 @@ func (v netcpuView) summary(w io.Writer) {
 	if v.flags.wide {
 		columns[0].max = 0
 	} else {
-		columns[8].max = max(leastCut, across(w, screen)-width(columns[:8], rows))
+		columns[8].max = max(leastCut, cli.Across(w, screen)-width(columns[:8], rows))
 	}
 	table(w, columns, rows)
 	fmt.Fprintln(w)
@@ -170,7 +171,7 @@ func (v netcpuView) heldBack(a api.NetCPUAccount) string {
 	}
 	for _, c := range a.StolenBy {
 		if v.visible(c.Seconds) {
-			who = append(who, cut(v.names[c.Container], 20)+" "+v.amount(c.Seconds))
+			who = append(who, cli.Cut(v.names[c.Container], 20)+" "+v.amount(c.Seconds))
 		}
 	}
 	if len(who) == 0 {
@@ -239,7 +240,7 @@ func (v netcpuView) detail(w io.Writer, a api.NetCPUAccount) {
 		if k.Packets > 0 {
 			bytes = fmt.Sprintf("%.0f", float64(k.Bytes)/float64(k.Packets))
 		}
-		rows = append(rows, []string{show(k.Direction), show(k.Protocol), v.amount(k.Seconds), v.rate(k.Packets), each(k.Seconds, k.Packets), bytes})
+		rows = append(rows, []string{cli.Show(k.Direction), cli.Show(k.Protocol), v.amount(k.Seconds), v.rate(k.Packets), each(k.Seconds, k.Packets), bytes})
 	}
 	fmt.Fprintln(w)
 	if len(rows) == 0 {
@@ -298,7 +299,7 @@ func (v netcpuView) party(t api.NetCPUTheft) string {
 	case t.Kind == api.VictimIdle:
 		return "(idle: no loss)"
 	}
-	return "(" + show(t.Kind) + ")"
+	return "(" + cli.Show(t.Kind) + ")"
 }
 
 // rate formats packets per second, or with --total packets.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // objectText describes the object of a change in words. The journal's name for a device is
@@ -15,11 +16,11 @@ func objectText(c api.Container, kind, object, named string) string {
 	if device, detail, ok := deviceText(c, object, named); ok {
 		switch kind {
 		case "offload":
-			return fmt.Sprintf("offload %s of %s", show(detail), device)
+			return fmt.Sprintf("offload %s of %s", cli.Show(detail), device)
 		case "threaded":
 			return "threaded NAPI of " + device
 		case "rps":
-			return fmt.Sprintf("packet steering (rps_cpus) of queue %s of %s", show(detail), device)
+			return fmt.Sprintf("packet steering (rps_cpus) of queue %s of %s", cli.Show(detail), device)
 		case "qdisc":
 			return "root qdisc of " + device
 		case "txqueuelen":
@@ -30,7 +31,7 @@ func objectText(c api.Container, kind, object, named string) string {
 			return "veth pair past the network namespace of " + device
 		case "tc-filter":
 			hook, name, _ := strings.Cut(detail, "/")
-			return fmt.Sprintf("program %s at the %s hook of %s", show(name), show(hook), device)
+			return fmt.Sprintf("program %s at the %s hook of %s", cli.Show(name), cli.Show(hook), device)
 		case "forward-priority":
 			return "priority of forwarded packets (ip_forward_update_priority)"
 		case "sysfs":
@@ -52,11 +53,11 @@ func objectText(c api.Container, kind, object, named string) string {
 			return "nice value of kernel thread " + tid
 		}
 		_, hierarchy, _ := strings.Cut(rest, ":")
-		return fmt.Sprintf("control group of kernel thread %s in %s", tid, show(hierarchy))
+		return fmt.Sprintf("control group of kernel thread %s in %s", tid, cli.Show(hierarchy))
 	case "file":
-		return show(object)
+		return cli.Show(object)
 	}
-	return show(kind) + " " + show(object)
+	return cli.Show(kind) + " " + cli.Show(object)
 }
 
 // deviceText names the device of an object NETNS/INDEX/DETAIL: one in the container, the
@@ -73,14 +74,14 @@ func deviceText(c api.Container, object, named string) (device, detail string, o
 	}
 	for _, i := range c.Interfaces {
 		if c.NetNS != 0 && c.NetNS == netns && i.Index == index {
-			return fmt.Sprintf("%s in the container", show(i.Name)), parts[2], true
+			return fmt.Sprintf("%s in the container", cli.Show(i.Name)), parts[2], true
 		}
 		if i.Host != nil && i.Host.NetNS == netns && i.Host.Index == index {
-			return fmt.Sprintf("%s, the other end of %s", show(i.Host.Name), show(i.Name)), parts[2], true
+			return fmt.Sprintf("%s, the other end of %s", cli.Show(i.Host.Name), cli.Show(i.Name)), parts[2], true
 		}
 	}
 	if named == "" {
 		return "a device that is not seen any more", parts[2], true
 	}
-	return show(named), parts[2], true
+	return cli.Show(named), parts[2], true
 }

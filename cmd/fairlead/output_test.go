@@ -9,13 +9,13 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -55,7 +55,7 @@ func against(t *testing.T, s api.Backend, args ...string) (status int, stdout, s
 	done := make(chan error, 1)
 	go func() { done <- api.Serve(ctx, l, s, slog.New(slog.DiscardHandler)) }()
 	var out, errs bytes.Buffer
-	status = run(ctx, env{stdin: strings.NewReader(""), stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: append(args, "--socket", path)})
+	status = run(ctx, cli.Env{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: append(args, "--socket", path)})
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -106,7 +106,7 @@ func compare(t *testing.T, want, got string) {
 
 func TestPS(t *testing.T) {
 	status, out, errs := against(t, example(), "ps")
-	if status != statusDone || errs != "" {
+	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
 	compare(t, `CONTAINER                 SOURCE  NETCPU        IMAGE
@@ -133,7 +133,7 @@ What to do: `+"`fairlead explain id:5`, then `fairlead doctor`"+`.
 
 func TestExplain(t *testing.T) {
 	status, out, errs := against(t, example(), "explain", "web-1")
-	if status != statusDone || errs != "" {
+	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
 	compare(t, `web-1 (docker, id 4711, image registry.example.com/team/nginx:1.27)
@@ -165,7 +165,7 @@ func TestExplainPlan(t *testing.T) {
 		{Feature: "netcpu", Because: because, Kind: "kthread", Object: "napi/eth0", Value: "/sys/x"},
 	}
 	status, out, errs := against(t, x, "explain", "web-1", "--plan")
-	if status != statusDone || errs != "" {
+	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
 	compare(t, `What netcpu would change on the host for web-1 with fairlead.netcpu = isolate:
@@ -229,7 +229,7 @@ func TestExplainDefaults(t *testing.T) {
 
 func TestRestoreThroughTheAgent(t *testing.T) {
 	status, out, errs := against(t, example(), "restore")
-	if status != statusFailed || !strings.Contains(errs, "some values could not be restored") {
+	if status != cli.Failed || !strings.Contains(errs, "some values could not be restored") {
 		t.Error(status, errs)
 	}
 	compare(t, `/a: 1 again, was 2
@@ -250,7 +250,7 @@ func TestMachineFormats(t *testing.T) {
 	}
 	for _, format := range []string{"json", "yaml"} {
 		status, out, errs := against(t, s, "ps", "-o", format)
-		if status != statusDone || errs != "" {
+		if status != cli.Done || errs != "" {
 			t.Fatal(status, errs)
 		}
 		if i := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && (r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x202e) }); i >= 0 {
@@ -273,68 +273,6 @@ func TestMachineFormats(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", format, diff)
 		}
 	}
-}
-
-func FuzzYAML(f *testing.F) {
-	for _, s := range []string{`{}`, `[]`, `""`, `{"a":[{"b":1,"c":[]},{"d":{}}],"e":null}`, `[[1,[2,"x: y"]],"- z"]`, `{"true":"no","1":"2026-01-01","~":"#","a b":": "}`, `{"":{"":[""]}}`, `-1.5e300`, `1e300`, `[1E-30]`} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		var want any
-		if json.Unmarshal([]byte(s), &want) != nil || strings.Count(s, "[")+strings.Count(s, "{") > 100 {
-			return
-		}
-		doc, err := json.Marshal(want) // as the API writes it: no key twice
-		if err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		var out bytes.Buffer
-		if err := writeYAML(&out, doc); err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		printed := escapeControls(out.Bytes(), true)
-		if bytes.ContainsFunc(printed, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
-			t.Errorf("%q: control characters in %q", s, printed)
-		}
-		// What a parser makes of it is what was meant.
-		var back any
-		if err := yaml.Unmarshal(printed, &back); err != nil {
-			t.Fatalf("%q: %v\n%s", s, err, printed)
-		}
-		data, err := json.Marshal(back)
-		if err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		var got any
-		if err := json.Unmarshal(data, &got); err != nil {
-			t.Fatalf("%q: %v", s, err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s\n%s", s, diff, printed)
-		}
-	})
-}
-
-func TestYAML(t *testing.T) {
-	in := `{"a":[{"b":1,"c":[],"l":["x",["y"]]},{"d":{},"e":{"f":"g"}}],"h":null,"i":"yes","j":"x y","on":true}`
-	var out bytes.Buffer
-	if err := writeYAML(&out, []byte(in)); err != nil {
-		t.Fatal(err)
-	}
-	compare(t, `a:
-  - b: 1
-    c: []
-    l:
-      - x
-      - - "y"
-  - d: {}
-    e:
-      f: g
-h: null
-i: "yes"
-j: "x y"
-"on": true
-`, out.String())
 }
 
 func TestConfigFile(t *testing.T) {

@@ -14,12 +14,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // overlayPolicy is the file of one line that turns overlay on for all containers.
 const overlayPolicy = `{match: {name: "*"}, set: {overlay: on}}`
 
-func overlayVerb(e env) *cobra.Command {
+func overlayVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "overlay [CONTAINER]",
 		SuggestFor: []string{"vxlan", "geneve", "flannel", "tunnel"},
@@ -45,7 +46,7 @@ kill stops the fast path of a network at once, until revive or the next boot.`,
   fairlead overlay --flows
   fairlead set web-1 overlay=on
   fairlead overlay kill flannel.1`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
 	var f readingFlags
 	f.add(cmd, "show what was counted since the fast path was first in force")
@@ -83,38 +84,38 @@ kill stops the fast path of a network at once, until revive or the next boot.`,
 	})
 }
 
-func overlaySwitchVerb(e env, verb, short string, do func(*api.Client, context.Context, string) (api.OverlayNetwork, error)) *cobra.Command {
+func overlaySwitchVerb(e cli.Env, verb, short string, do func(*api.Client, context.Context, string) (api.OverlayNetwork, error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     verb + " NETWORK",
 		Short:   short,
 		Example: "  fairlead overlay " + verb + " flannel.1",
-		Args:    nargs(1, 1, "NETWORK"),
+		Args:    cli.NArgs(1, 1, "NETWORK"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		if args[0] == "" {
-			return usagef(`NETWORK is ""`)
+			return cli.Usagef(`NETWORK is ""`)
 		}
 		n, err := do(c, cmd.Context(), args[0])
-		return answer(e, out, n, err, overlayState)
+		return cli.Answer(e, out, n, err, overlayState)
 	})
 }
 
 // overlayState prints the state of a network, and why.
 func overlayState(w io.Writer, n api.OverlayNetwork) {
-	text := fmt.Sprintf("%s is %s", show(n.Network), show(n.State))
+	text := fmt.Sprintf("%s is %s", cli.Show(n.Network), cli.Show(n.State))
 	if n.Why != "" {
-		text += ": " + oneLine(n.Why)
+		text += ": " + cli.OneLine(n.Why)
 	}
 	overlayNote(w, text)
 	if n.State == api.OverlayKilled {
-		fmt.Fprintf(w, "  to end that: fairlead overlay revive %s\n", show(n.Network))
+		fmt.Fprintf(w, "  to end that: fairlead overlay revive %s\n", cli.Show(n.Network))
 	}
 }
 
 // overlayNote prints a text in lines that a terminal does not wrap.
 func overlayNote(w io.Writer, text string) {
-	for i, line := range fold(text, across(w, lineWidth)-2) {
+	for i, line := range cli.Fold(text, cli.Across(w, lineWidth)-2) {
 		fmt.Fprintf(w, "%s%s\n", strings.Repeat("  ", min(i, 1)), line)
 	}
 }
@@ -134,7 +135,7 @@ func overlayNetworks(w io.Writer, o api.Overlay) {
 			containers = fmt.Sprintf("%d of %d", n.Accelerated, n.Containers)
 		}
 		rows = append(rows, []string{
-			show(n.Network), show(n.Kind), number(n.VNI), number(uint64(n.Port)), show(n.Form), show(strings.Join(n.Uplinks, ",")), containers, show(n.State),
+			cli.Show(n.Network), cli.Show(n.Kind), number(n.VNI), number(uint64(n.Port)), cli.Show(n.Form), cli.Show(strings.Join(n.Uplinks, ",")), containers, cli.Show(n.State),
 		})
 	}
 	right(columns, rows, 2, 3)
@@ -164,7 +165,7 @@ func number(n uint64) string {
 
 // overlayCounters prints what the fast path of a network does.
 func overlayCounters(w io.Writer, n api.OverlayNetwork, o api.Overlay) {
-	fmt.Fprintf(w, "\n%s", show(n.Network))
+	fmt.Fprintf(w, "\n%s", cli.Show(n.Network))
 	if !o.Since.IsZero() {
 		fmt.Fprintf(w, ", over %s", span(o.Taken.Sub(o.Since)))
 	}
@@ -184,7 +185,7 @@ func overlayCounters(w io.Writer, n api.OverlayNetwork, o api.Overlay) {
 
 	var parts []string
 	for _, t := range n.Tables {
-		parts = append(parts, fmt.Sprintf("%s of %s %s", scale(float64(t.Entries)), scale(float64(t.Capacity)), show(t.Kind)))
+		parts = append(parts, fmt.Sprintf("%s of %s %s", scale(float64(t.Entries)), scale(float64(t.Capacity)), cli.Show(t.Kind)))
 	}
 	if len(parts) > 0 {
 		overlayNote(w, "entries: "+strings.Join(parts, ", "))
@@ -194,12 +195,12 @@ func overlayCounters(w io.Writer, n api.OverlayNetwork, o api.Overlay) {
 		generation += ", raised " + ago(n.Raised, o.Taken)
 	}
 	if n.RaisedBy != "" {
-		generation += ": " + oneLine(n.RaisedBy)
+		generation += ": " + cli.OneLine(n.RaisedBy)
 	}
 	overlayNote(w, generation)
 	parts = nil
 	for _, e := range n.Evictions {
-		parts = append(parts, fmt.Sprintf("%s %s", scale(float64(e.Times)), show(e.Cause)))
+		parts = append(parts, fmt.Sprintf("%s %s", scale(float64(e.Times)), cli.Show(e.Cause)))
 	}
 	if len(parts) > 0 {
 		overlayNote(w, "forgotten: "+strings.Join(parts, ", "))
@@ -240,7 +241,7 @@ func overlayReasons(w io.Writer, n api.OverlayNetwork) {
 	columns := []column{{"SLOW BY", 0}, {"EGRESS", 0}, {"INGRESS", 0}, {"BECAUSE", 0}}
 	var rows [][]string
 	for _, r := range reasons {
-		rows = append(rows, []string{show(r), scale(float64(counts[r][0])), scale(float64(counts[r][1])), show(api.SlowText(r))})
+		rows = append(rows, []string{cli.Show(r), scale(float64(counts[r][0])), scale(float64(counts[r][1])), cli.Show(api.SlowText(r))})
 	}
 	right(columns, rows, 1, 2)
 	table(w, columns, rows)
@@ -261,21 +262,21 @@ func overlayContainers(w io.Writer, o api.Overlay) {
 	var notes []string
 	said := make(map[string]bool) // of both directions, so that the network need not
 	for _, c := range o.Containers {
-		name := cmp.Or(showText(c.Name), "id "+c.Container.String())
+		name := cmp.Or(cli.ShowText(c.Name), "id "+c.Container.String())
 		for _, end := range c.Ends {
 			for _, d := range []struct {
 				name string
 				api.OverlayWay
 			}{{"egress", end.Egress}, {"ingress", end.Ingress}} {
 				rows = append(rows, []string{
-					name, show(end.Network), show(end.Device), d.name, show(d.Way), scale(float64(d.Fast)), scale(float64(d.Slow)), hitRate(d.OverlayPackets),
+					name, cli.Show(end.Network), cli.Show(end.Device), d.name, cli.Show(d.Way), scale(float64(d.Fast)), scale(float64(d.Slow)), hitRate(d.OverlayPackets),
 				})
 				if d.Why != "" && end.Egress.Why != end.Ingress.Why {
-					notes = append(notes, fmt.Sprintf("%s, %s, is %s: %s", show(end.Device), d.name, show(d.Way), oneLine(d.Why)))
+					notes = append(notes, fmt.Sprintf("%s, %s, is %s: %s", cli.Show(end.Device), d.name, cli.Show(d.Way), cli.OneLine(d.Why)))
 				}
 			}
 			if end.Egress.Why == end.Ingress.Why && end.Egress.Why != "" {
-				notes = append(notes, fmt.Sprintf("%s is %s: %s", show(end.Device), show(end.Egress.Way), oneLine(end.Egress.Why)))
+				notes = append(notes, fmt.Sprintf("%s is %s: %s", cli.Show(end.Device), cli.Show(end.Egress.Way), cli.OneLine(end.Egress.Why)))
 				said[end.Egress.Why] = true
 			}
 		}
@@ -297,7 +298,7 @@ func overlayContainers(w io.Writer, o api.Overlay) {
 		off = off || n.State == api.OverlayOff
 	}
 	if off {
-		fmt.Fprintf(w, "To turn it on: fairlead set %s overlay=on\n", cmp.Or(showText(o.Containers[0].Name), api.Ref(o.Containers[0].Container)))
+		fmt.Fprintf(w, "To turn it on: fairlead set %s overlay=on\n", cmp.Or(cli.ShowText(o.Containers[0].Name), api.Ref(o.Containers[0].Container)))
 	}
 }
 
@@ -311,7 +312,7 @@ func overlayFlows(w io.Writer, o api.Overlay) {
 	var rows [][]string
 	for _, f := range o.Flows {
 		rows = append(rows, []string{
-			cmp.Or(showText(f.Name), "id "+f.Container.String()), show(f.Network), show(f.Protocol), at(f.Local, f.LocalPort), at(f.Remote, f.RemotePort), show(f.State), brief(f.Age),
+			cmp.Or(cli.ShowText(f.Name), "id "+f.Container.String()), cli.Show(f.Network), cli.Show(f.Protocol), at(f.Local, f.LocalPort), at(f.Remote, f.RemotePort), cli.Show(f.State), brief(f.Age),
 		})
 	}
 	right(columns, rows, 6, 6)
@@ -323,5 +324,5 @@ func overlayFlows(w io.Writer, o api.Overlay) {
 
 // at formats an address and a port.
 func at(address string, port int) string {
-	return show(net.JoinHostPort(address, strconv.Itoa(port)))
+	return cli.Show(net.JoinHostPort(address, strconv.Itoa(port)))
 }

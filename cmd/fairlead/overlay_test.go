@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -64,7 +65,7 @@ func overlayReadings() (before, now api.Overlay) {
 func TestOverlay(t *testing.T) {
 	before, now := overlayReadings()
 	status, out, errs := overlaid(t, &overlayStub{readings: []api.Overlay{before, now}}, "--interval", "100ms")
-	if status != statusDone || errs != "" {
+	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
 	compare(t, `NETWORK       KIND   VNI  PORT  FORM    UPLINKS  CONTAINERS  STATE
@@ -88,20 +89,20 @@ forgotten: 12 route, 3 nftables
 `, out)
 
 	status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total")
-	if status != statusDone || !strings.Contains(out, "\nflannel.1\nDIRECTION") || !strings.Contains(out, "egress     13.3k   130 ") {
+	if status != cli.Done || !strings.Contains(out, "\nflannel.1\nDIRECTION") || !strings.Contains(out, "egress     13.3k   130 ") {
 		t.Errorf("totals: status %d\n%s", status, out)
 	}
 	status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{before, now}}, "--interval", "100ms", "-o", "json")
-	if status != statusDone || !strings.Contains(out, `"fast_packets": 12300`) || !strings.Contains(out, `"raised_by": "a route to 10.244.2.0/24 was changed"`) {
+	if status != cli.Done || !strings.Contains(out, `"fast_packets": 12300`) || !strings.Contains(out, `"raised_by": "a route to 10.244.2.0/24 was changed"`) {
 		t.Errorf("json: status %d\n%s", status, out)
 	}
-	if status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total", "-o", "yaml"); status != statusDone || !strings.Contains(out, "left alone") {
+	if status, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{now}}, "--total", "-o", "yaml"); status != cli.Done || !strings.Contains(out, "left alone") {
 		t.Errorf("yaml: status %d\n%s", status, out)
 	}
 	if _, out, _ = overlaid(t, &overlayStub{readings: []api.Overlay{{}}}, "--total"); out != "This host is on no overlay network.\n" {
 		t.Errorf("none: %s", out)
 	}
-	if status, _, errs = overlaid(t, &overlayStub{}, "a", "b"); status != statusUsage {
+	if status, _, errs = overlaid(t, &overlayStub{}, "a", "b"); status != cli.Usage {
 		t.Errorf("two containers: %d %s", status, errs)
 	}
 }
@@ -113,7 +114,7 @@ func TestOverlayOff(t *testing.T) {
 		{Network: "vx-001001-o3ex6@4026532291", Device: "vx-001001-o3ex6", NetNS: 4026532291, Kind: "vxlan", VNI: 4097, Port: 4789, Form: "bridged", Bridge: "br0", Uplinks: []string{"eth0", "eth1"}, Containers: 3, State: api.OverlayOff},
 	}}
 	status, out, errs := overlaid(t, &overlayStub{readings: []api.Overlay{o}}, "--total")
-	if status != statusDone || errs != "" {
+	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
 	compare(t, `NETWORK                     KIND    VNI  PORT  FORM     UPLINKS    CONTAINERS  STATE
@@ -141,7 +142,7 @@ func TestOverlayContainer(t *testing.T) {
 	}
 	s := &overlayStub{readings: []api.Overlay{o}}
 	status, out, errs := overlaid(t, s, "web-1", "--total")
-	if status != statusDone || errs != "" || s.asked[0].Container != "web-1" {
+	if status != cli.Done || errs != "" || s.asked[0].Container != "web-1" {
 		t.Fatal(status, errs, s.asked)
 	}
 	compare(t, `CONTAINER  NETWORK    DEVICE  DIRECTION  WAY   FAST   SLOW  HIT RATE
@@ -174,7 +175,7 @@ func TestOverlayFlows(t *testing.T) {
 	}}
 	s := &overlayStub{readings: []api.Overlay{o}}
 	status, out, errs := overlaid(t, s, "--flows")
-	if status != statusDone || errs != "" || len(s.asked) != 1 || s.asked[0].Body != (api.OverlayAsk{Flows: api.MaxOverlayFlows}) {
+	if status != cli.Done || errs != "" || len(s.asked) != 1 || s.asked[0].Body != (api.OverlayAsk{Flows: api.MaxOverlayFlows}) {
 		t.Fatal(status, errs, s.asked)
 	}
 	compare(t, `CONTAINER  NETWORK    PROTO  LOCAL           REMOTE            STATE            LEASE
@@ -190,22 +191,22 @@ and 7 more
 func TestOverlayKill(t *testing.T) {
 	s := &overlayStub{readings: []api.Overlay{{Networks: []api.OverlayNetwork{{Network: "flannel.1", State: api.OverlayOn}}}}}
 	status, out, errs := overlaid(t, s, "kill", "flannel.1")
-	if status != statusDone || errs != "" {
+	if status != cli.Done || errs != "" {
 		t.Fatal(status, errs)
 	}
 	compare(t, "flannel.1 is killed: by uid 0 at 2026-11-22T08:30:00Z\n  to end that: fairlead overlay revive flannel.1\n", out)
-	if status, out, errs = overlaid(t, s, "revive", "flannel.1"); status != statusDone || out != "flannel.1 is on\n" {
+	if status, out, errs = overlaid(t, s, "revive", "flannel.1"); status != cli.Done || out != "flannel.1 is on\n" {
 		t.Errorf("revive: %d %s %s", status, out, errs)
 	}
-	if status, _, errs = overlaid(t, s, "kill", "eth0"); status != statusFailed || !strings.Contains(errs, `there is no overlay network "eth0" here`) {
+	if status, _, errs = overlaid(t, s, "kill", "eth0"); status != cli.Failed || !strings.Contains(errs, `there is no overlay network "eth0" here`) {
 		t.Errorf("unknown: %d %s", status, errs)
 	}
 	for _, args := range [][]string{{"kill"}, {"kill", ""}, {"kill", "a", "b"}} {
-		if status, _, errs = overlaid(t, s, args...); status != statusUsage {
+		if status, _, errs = overlaid(t, s, args...); status != cli.Usage {
 			t.Errorf("%q: %d %s", args, status, errs)
 		}
 	}
-	if status, _, errs = against(t, refusing{}, "overlay", "--total"); status != statusFailed || !strings.Contains(errs, "no BTF\n`fairlead doctor`") {
+	if status, _, errs = against(t, refusing{}, "overlay", "--total"); status != cli.Failed || !strings.Contains(errs, "no BTF\n`fairlead doctor`") {
 		t.Errorf("unavailable: %d %s", status, errs)
 	}
 }

@@ -11,20 +11,21 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-func policyVerb(e env) *cobra.Command {
+func policyVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "policy",
 		SuggestFor: []string{"reload", "validate", "lint"},
 		Short:      "Check policy files, or make the agent load them",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return unknown(cmd, "command", args[0])
+				return cli.Unknown(cmd, "command", args[0])
 			}
-			return usagef("say what: check or reload")
+			return cli.Usagef("say what: check or reload")
 		},
 		RunE: func(*cobra.Command, []string) error { return nil },
 	}
@@ -32,7 +33,7 @@ func policyVerb(e env) *cobra.Command {
 	return cmd
 }
 
-func policyCheckVerb(e env) *cobra.Command {
+func policyCheckVerb(e cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE|DIRECTORY|KEY=VALUE...",
 		Short: "List the mistakes in policy files, directories and single values; needs no agent",
@@ -42,7 +43,7 @@ A good value is printed as it was understood. The command needs no agent.`,
 		Example: `  fairlead policy check /etc/fairlead/policy.d
   fairlead policy check web.yaml
   fairlead policy check net.rate=10mbit net.ceil=20mbit`,
-		Args: nargs(1, 1<<20, "FILE, DIRECTORY or KEY=VALUE"),
+		Args: cli.NArgs(1, 1<<20, "FILE, DIRECTORY or KEY=VALUE"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			good := true
 			var values []policy.Override
@@ -59,7 +60,7 @@ A good value is printed as it was understood. The command needs no agent.`,
 				good = good && ok
 			}
 			if good = checkValues(e, values) && good; !good {
-				return errTold
+				return cli.ErrTold
 			}
 			return nil
 		},
@@ -67,7 +68,7 @@ A good value is printed as it was understood. The command needs no agent.`,
 }
 
 // checkValues checks values together, as those of one container.
-func checkValues(e env, values []policy.Override) bool {
+func checkValues(e cli.Env, values []policy.Override) bool {
 	var problems policy.Problems
 	for i, v := range values {
 		key, err := policy.KnownKey(v.Key)
@@ -82,19 +83,19 @@ func checkValues(e env, values []policy.Override) bool {
 		errors.As(policy.NewStore("", nil).Check(container.Container{}, values), &problems)
 	}
 	for _, p := range problems {
-		fmt.Fprintln(e.stderr, lines(p.String()))
+		fmt.Fprintln(e.Stderr, cli.Lines(p.String()))
 	}
 	if len(problems) > 0 {
 		return false
 	}
 	for _, v := range values {
-		fmt.Fprintf(e.stdout, "%s = %s: good\n", v.Key, understood(v.Key, v.Value))
+		fmt.Fprintf(e.Stdout, "%s = %s: good\n", v.Key, understood(v.Key, v.Value))
 	}
 	return true
 }
 
 // checkPolicy checks a file, or a directory as a whole.
-func checkPolicy(e env, name string) (ok bool, err error) {
+func checkPolicy(e cli.Env, name string) (ok bool, err error) {
 	st, err := os.Stat(name)
 	if err != nil {
 		return false, fmt.Errorf("policy: %w", err)
@@ -112,7 +113,7 @@ func checkPolicy(e env, name string) (ok bool, err error) {
 		p, problems = policy.ParseFile(name, data)
 	}
 	for _, x := range problems {
-		fmt.Fprintln(e.stderr, lines(x.String()))
+		fmt.Fprintln(e.Stderr, cli.Lines(x.String()))
 	}
 	if p == nil {
 		return false, nil
@@ -121,7 +122,7 @@ func checkPolicy(e env, name string) (ok bool, err error) {
 	if st.IsDir() {
 		of = fmt.Sprintf(" in %d files", len(p.Files()))
 	}
-	fmt.Fprintf(e.stdout, "%s: good, %d policies%s\n", showText(name), p.Len(), of)
+	fmt.Fprintf(e.Stdout, "%s: good, %d policies%s\n", cli.ShowText(name), p.Len(), of)
 	return true, nil
 }
 
@@ -141,24 +142,24 @@ func readPolicy(name string) ([]byte, error) {
 	return data, nil
 }
 
-func policyReloadVerb(e env) *cobra.Command {
+func policyReloadVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Make the agent read its policy files again, and enforce what restore has undone",
-		Args:  nargs(0, 0, ""),
+		Args:  cli.NArgs(0, 0, ""),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
 		st, err := c.Reload(cmd.Context())
 		if err != nil {
 			return err
 		}
-		err = out.print(e.stdout, st, func(w io.Writer) {
+		err = out.Print(e.Stdout, st, func(w io.Writer) {
 			if st.OK {
-				fmt.Fprintf(w, "loaded %d files from %s\n", len(st.Files), show(st.Dir))
+				fmt.Fprintf(w, "loaded %d files from %s\n", len(st.Files), cli.Show(st.Dir))
 			}
 			for _, p := range st.Problems {
-				fmt.Fprintln(w, lines(p.Text))
+				fmt.Fprintln(w, cli.Lines(p.Text))
 			}
 		})
 		if err == nil && !st.OK {

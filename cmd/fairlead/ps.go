@@ -12,18 +12,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-func psVerb(e env) *cobra.Command {
+func psVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "ps",
 		SuggestFor: []string{"list", "ls", "status", "containers", "top"},
 		Short:      "List the containers, and what is in force for each",
-		Args:       nargs(0, 0, ""),
+		Args:       cli.NArgs(0, 0, ""),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	wide := cmd.Flags().BoolP("wide", "w", false, "show network devices, and whole names, even beyond the width of the terminal")
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, _ []string) error {
 		list, err := c.Containers(cmd.Context())
@@ -31,7 +32,7 @@ func psVerb(e env) *cobra.Command {
 			return err
 		}
 		st, err := c.Status(cmd.Context())
-		return answer(e, out, list, err, func(w io.Writer, list []api.Container) { psTable(w, list, st, *wide) })
+		return cli.Answer(e, out, list, err, func(w io.Writer, list []api.Container) { psTable(w, list, st, *wide) })
 	})
 }
 
@@ -41,7 +42,7 @@ const lineWidth = 80
 func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 	columns := []column{{"CONTAINER", 24}, {"SOURCE", 10}}
 	for _, f := range st.Features {
-		columns = append(columns, column{strings.ToUpper(show(f.Name)), 0})
+		columns = append(columns, column{strings.ToUpper(cli.Show(f.Name)), 0})
 	}
 	columns = append(columns, column{"IMAGE", 0})
 	if wide {
@@ -52,24 +53,24 @@ func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 	var notes []string
 	failed := ""
 	for _, c := range list {
-		row := []string{show(c.Name), show(c.Source)}
+		row := []string{cli.Show(c.Name), cli.Show(c.Source)}
 		for _, f := range st.Features {
 			row = append(row, standing(c, f.Name))
 		}
-		row = append(row, show(c.Image))
+		row = append(row, cli.Show(c.Image))
 		if wide {
 			row = append(row, interfacesOf(c))
 		}
 		rows = append(rows, row)
 		for _, t := range trouble(c) {
-			notes = append(notes, fmt.Sprintf("%s: %s", cut(show(c.Name), 40), t))
+			notes = append(notes, fmt.Sprintf("%s: %s", cli.Cut(cli.Show(c.Name), 40), t))
 			if failed == "" {
 				failed = typed(c)
 			}
 		}
 	}
 	if !wide {
-		columns, rows = narrow(columns, rows, across(w, lineWidth))
+		columns, rows = narrow(columns, rows, cli.Across(w, lineWidth))
 	}
 	table(w, columns, rows)
 	notes = append(notes, concerns(st)...)
@@ -79,7 +80,7 @@ func psTable(w io.Writer, list []api.Container, st api.Status, wide bool) {
 	fmt.Fprintln(w)
 	for _, n := range notes {
 		for _, line := range strings.Split(n, "\n") {
-			for i, part := range fold(line, across(w, lineWidth)-2) {
+			for i, part := range cli.Fold(line, cli.Across(w, lineWidth)-2) {
 				if i > 0 {
 					part = "  " + part
 				}
@@ -154,7 +155,7 @@ func standing(c api.Container, feature string) string {
 	var words []string
 	for _, k := range policy.Schema() {
 		if k.Feature == feature && k.Column {
-			words = append(words, show(settingOf(c, k)))
+			words = append(words, cli.Show(settingOf(c, k)))
 		}
 	}
 	i := slices.IndexFunc(c.Features, func(f api.FeatureStatus) bool { return f.Feature == feature })
@@ -164,7 +165,7 @@ func standing(c api.Container, feature string) string {
 	case !asked(c, feature) && (c.Features[i].State == api.StateUnavailable || c.Features[i].State == api.StateDone && len(words) == 0):
 		return "-"
 	default:
-		words = append(words, show(c.Features[i].State))
+		words = append(words, cli.Show(c.Features[i].State))
 	}
 	return strings.Join(words, " ")
 }
@@ -174,13 +175,13 @@ func trouble(c api.Container) (list []string) {
 	for _, f := range c.Features {
 		switch {
 		case f.State == api.StateError:
-			list = append(list, fmt.Sprintf("%s: %s (tried %d times)", show(f.Feature), cause(f), f.Tries))
+			list = append(list, fmt.Sprintf("%s: %s (tried %d times)", cli.Show(f.Feature), cause(f), f.Tries))
 		case f.State == api.StateUnavailable && !asked(c, f.Feature):
 		case f.State == api.StatePartly:
-			list = append(list, fmt.Sprintf("%s: %s", show(f.Feature), oneLine(strings.TrimPrefix(f.Error, f.Feature+": "))))
+			list = append(list, fmt.Sprintf("%s: %s", cli.Show(f.Feature), cli.OneLine(strings.TrimPrefix(f.Error, f.Feature+": "))))
 		case f.State == api.StateDone, f.State == api.StatePending, f.State == api.StateHeld:
 		default: // an agent of another version may have words of its own
-			list = append(list, fmt.Sprintf("%s: %s: %s", show(f.Feature), show(f.State), oneLine(f.Error)))
+			list = append(list, fmt.Sprintf("%s: %s: %s", cli.Show(f.Feature), cli.Show(f.State), cli.OneLine(f.Error)))
 		}
 	}
 	return list
@@ -201,7 +202,7 @@ func cause(f api.FeatureStatus) string {
 		}
 		parts = append(parts, part)
 	}
-	text := cut(oneLine(strings.Join(parts, ": ")), 200)
+	text := cli.Cut(cli.OneLine(strings.Join(parts, ": ")), 200)
 	if more {
 		text += fmt.Sprintf(", and %d more", strings.Count(rest, "\n")+1)
 	}
@@ -221,9 +222,9 @@ func interfacesOf(c api.Container) string {
 	}
 	var names []string
 	for _, i := range c.Interfaces {
-		name := showText(i.Name)
+		name := cli.ShowText(i.Name)
 		if i.Host != nil && i.Host.Name != "" {
-			name += "→" + showText(i.Host.Name)
+			name += "→" + cli.ShowText(i.Host.Name)
 		}
 		names = append(names, name)
 	}
@@ -249,22 +250,22 @@ func concerns(st api.Status) []string {
 	}
 	for _, s := range st.Sources {
 		if s.Error != "" {
-			out = append(out, fmt.Sprintf("source %s: %s", show(s.Name), oneLine(s.Error)))
+			out = append(out, fmt.Sprintf("source %s: %s", cli.Show(s.Name), cli.OneLine(s.Error)))
 		}
 		if s.Partial && s.Name == "cgroup" {
 			out = append(out, "source cgroup: there are more cgroups, or more changes to them, than are looked at; containers of Docker, Podman and containerd are not concerned")
 		}
 	}
 	if !st.Policy.OK {
-		out = append(out, lastGood(st.Policy)+":\n"+lines(st.Policy.Error))
+		out = append(out, lastGood(st.Policy)+":\n"+cli.Lines(st.Policy.Error))
 	}
 	for _, p := range st.Policy.Problems {
-		out = append(out, "policy: "+oneLine(p.Text))
+		out = append(out, "policy: "+cli.OneLine(p.Text))
 	}
 	for _, f := range st.Features {
 		// What needs no remedy is for doctor.
 		if f.Support.Level == probe.Degraded && f.Support.Mendable() {
-			out = append(out, fmt.Sprintf("feature %s is degraded: %s", show(f.Name), oneLine(f.Support.Why)))
+			out = append(out, fmt.Sprintf("feature %s is degraded: %s", cli.Show(f.Name), cli.OneLine(f.Support.Why)))
 		}
 	}
 	switch {

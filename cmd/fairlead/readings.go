@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // The bounds of --interval. In a shorter one the cost of the reading itself would dominate.
@@ -23,11 +24,11 @@ const (
 type readingFlags struct {
 	total, watch bool
 	interval     time.Duration
-	out          *format
+	out          *cli.Format
 }
 
 func (f *readingFlags) add(cmd *cobra.Command, total string) {
-	f.out = formatFlag(cmd)
+	f.out = cli.FormatFlag(cmd)
 	cmd.Flags().DurationVar(&f.interval, "interval", 2*time.Second, "time between two readings")
 	cmd.Flags().BoolVar(&f.total, "total", false, total)
 	cmd.Flags().BoolVar(&f.watch, "watch", false, "print again after every interval, until interrupted")
@@ -36,13 +37,13 @@ func (f *readingFlags) add(cmd *cobra.Command, total string) {
 // check returns the container that args name; "" is all.
 func (f *readingFlags) check(args []string) (ref string, err error) {
 	if f.interval < minInterval || f.interval > maxInterval {
-		return "", usagef("--interval %v: must be %v to %v", f.interval, minInterval, maxInterval)
+		return "", cli.Usagef("--interval %v: must be %v to %v", f.interval, minInterval, maxInterval)
 	}
 	if len(args) == 0 {
 		return "", nil
 	}
 	if args[0] == "" {
-		return "", usagef(`CONTAINER is ""`)
+		return "", cli.Usagef(`CONTAINER is ""`)
 	}
 	return args[0], nil
 }
@@ -56,7 +57,7 @@ type readings[T any] struct {
 }
 
 // show reads and prints, once or until ctx ends.
-func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
+func (r readings[T]) show(ctx context.Context, e cli.Env, f readingFlags) error {
 	before, err := r.read(ctx, 0)
 	if err != nil {
 		return readingHint(err)
@@ -65,18 +66,18 @@ func (r readings[T]) show(ctx context.Context, e env, f readingFlags) error {
 		if again {
 			again := ""
 			switch {
-			case f.out.name == "yaml":
+			case f.out.Name == "yaml":
 				again = "---\n"
-			case f.out.name == "table" && terminal(e.stdout):
+			case f.out.Name == "table" && cli.Terminal(e.Stdout):
 				again = "\x1b[H\x1b[2J" // clear the screen and start at its top
-			case f.out.name == "table":
+			case f.out.Name == "table":
 				again = "\n"
 			}
-			if _, err := io.WriteString(e.stdout, again); err != nil {
+			if _, err := io.WriteString(e.Stdout, again); err != nil {
 				return err
 			}
 		}
-		return f.out.print(e.stdout, v, func(w io.Writer) { r.print(w, v) })
+		return f.out.Print(e.Stdout, v, func(w io.Writer) { r.print(w, v) })
 	}
 	if f.total {
 		if err := show(before, false); err != nil || !f.watch {

@@ -13,11 +13,12 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 )
 
-func restoreVerb(e env) *cobra.Command {
+func restoreVerb(e cli.Env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
 		Use:        "restore [CONTAINER]",
@@ -30,22 +31,22 @@ If an agent runs, the agent does it, and leaves the container alone until its
 policy is loaded again (fairlead policy reload). Without an agent this command
 works through the journal itself, and CONTAINER must be an id. --expired undoes
 only changes that have lapsed, which a running agent does by itself.`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
 	f.take(cmd, flags, "socket", "state-dir", "config")
 	expired := cmd.Flags().Bool("expired", false, "undo only changes that have lapsed, while no agent runs")
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		// The last resort must work even with a broken config file.
 		if err := configure(cmd, f.config, flags); err != nil {
-			fmt.Fprintf(e.stderr, "%s: %s\ngoing on without the config file\n", cmd.CommandPath(), lines(err.Error()))
+			fmt.Fprintf(e.Stderr, "%s: %s\ngoing on without the config file\n", cmd.CommandPath(), cli.Lines(err.Error()))
 		}
 		ref := ""
 		if len(args) > 0 {
 			ref = args[0]
 		}
 		done, err := restore(cmd.Context(), f, ref, *expired)
-		if err := answer(e, out, done, err, restored); err != nil {
+		if err := cli.Answer(e, out, done, err, restored); err != nil {
 			return err
 		}
 		for _, o := range done.Outcomes {
@@ -119,7 +120,7 @@ func restored(w io.Writer, done api.Restored) {
 		case journal.Restored:
 			fmt.Fprintf(w, "%s: %s again, was %s\n", object, value(o.Before), value(o.Wrote))
 		case journal.Released:
-			fmt.Fprintf(w, "%s: no more for %s; another feature keeps it changed\n", object, show(o.Feature))
+			fmt.Fprintf(w, "%s: no more for %s; another feature keeps it changed\n", object, cli.Show(o.Feature))
 		case journal.Unchanged:
 			fmt.Fprintf(w, "%s: is %s already\n", object, value(o.Before))
 		case journal.Gone:
@@ -127,7 +128,7 @@ func restored(w io.Writer, done api.Restored) {
 		case journal.Foreign:
 			fmt.Fprintf(w, "%s: left at %s, which somebody else has set (we wrote %s; before it was %s)\n", object, value(o.Now), value(o.Wrote), value(o.Before))
 		default:
-			fmt.Fprintf(w, "%s: NOT put back to %s: %s\n", object, value(o.Before), oneLine(o.Error))
+			fmt.Fprintf(w, "%s: NOT put back to %s: %s\n", object, value(o.Before), cli.OneLine(o.Error))
 		}
 	}
 }

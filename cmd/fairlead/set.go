@@ -11,11 +11,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-func setVerb(e env) *cobra.Command {
+func setVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "set CONTAINER KEY=VALUE... KEY-...",
 		SuggestFor: []string{"update", "limit", "label", "edit"},
@@ -29,19 +30,19 @@ does not hold. Only root and the group ` + api.Group + ` may use it.`,
 		Example: `  fairlead set web-1 net.rate=50mbit net.weight=2
   fairlead set web-1 net.rate- netcpu=isolate
   fairlead explain web-1`,
-		Args: nargs(2, 1000, "CONTAINER, and KEY=VALUE or KEY-,"),
+		Args: cli.NArgs(2, 1000, "CONTAINER, and KEY=VALUE or KEY-,"),
 	}
-	out := formatFlag(cmd)
+	out := cli.FormatFlag(cmd)
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		if args[0] == "" {
-			return usagef(`CONTAINER is ""`)
+			return cli.Usagef(`CONTAINER is ""`)
 		}
 		in, err := assignments(args[1:])
 		if err != nil {
 			return err
 		}
 		done, err := c.Set(cmd.Context(), args[0], in)
-		err = answer(e, out, done, err, func(w io.Writer, c api.Container) {
+		err = cli.Answer(e, out, done, err, func(w io.Writer, c api.Container) {
 			fmt.Fprintf(w, "%s:\n", whom(c.Name, c.Source, c.ID))
 			wasSet(w, c, in)
 		})
@@ -60,16 +61,16 @@ func assignments(args []string) (api.SetRequest, error) {
 		if !sets {
 			name, back := strings.CutSuffix(a, "-")
 			if !back || name == "" {
-				return in, usagef("%q is neither KEY=VALUE nor KEY-", a)
+				return in, cli.Usagef("%q is neither KEY=VALUE nor KEY-", a)
 			}
 			in.Unset = append(in.Unset, name)
 			continue
 		}
 		if key == "" {
-			return in, usagef("%q: the key is missing", a)
+			return in, cli.Usagef("%q: the key is missing", a)
 		}
 		if _, twice := in.Set[key]; twice {
-			return in, usagef("%s is given twice", showText(key))
+			return in, cli.Usagef("%s is given twice", cli.ShowText(key))
 		}
 		in.Set[key] = value
 	}
@@ -78,7 +79,7 @@ func assignments(args []string) (api.SetRequest, error) {
 
 // whom names the container that a verb has changed something for.
 func whom(name, source string, id container.ID) string {
-	return fmt.Sprintf("%s (%s, id %s)", show(name), show(source), id)
+	return fmt.Sprintf("%s (%s, id %s)", cli.Show(name), cli.Show(source), id)
 }
 
 // wasSet prints the values of the keys now, and the features that are not in force.
@@ -99,7 +100,7 @@ func wasSet(w io.Writer, c api.Container, in api.SetRequest) {
 	}
 	for _, f := range concerned(c, in) {
 		if f.State == api.StatePending {
-			fmt.Fprintf(w, "%s: %s\n", show(f.Feature), stands(f, time.Now()))
+			fmt.Fprintf(w, "%s: %s\n", cli.Show(f.Feature), stands(f, time.Now()))
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // setStub is an agent that changes nothing, and says that it did.
@@ -44,7 +45,7 @@ func TestWhom(t *testing.T) {
 	} {
 		s := &setStub{stub: example()}
 		status, out, errs := against(t, s, args...)
-		if status != statusDone || errs != "" || !strings.Contains(out, "web-1") || !strings.Contains(out, "4711") {
+		if status != cli.Done || errs != "" || !strings.Contains(out, "web-1") || !strings.Contains(out, "4711") {
 			t.Errorf("%v: %d\n%s%s", args, status, out, errs)
 		}
 		// The agent finds the container, and not the verb in a list.

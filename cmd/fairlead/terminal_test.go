@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
 // screenOf gives what a verb prints on a terminal of a width.
@@ -51,10 +52,10 @@ func screenOf(t *testing.T, columns uint16, s api.Backend, args ...string) []str
 		}
 		lines <- got
 	}()
-	status := run(t.Context(), env{stdout: tty, stderr: tty, getenv: func(string) string { return "" }, args: append(args, "--socket", socket)})
+	status := run(t.Context(), cli.Env{Stdout: tty, Stderr: tty, Getenv: func(string) string { return "" }, Args: append(args, "--socket", socket)})
 	tty.Close()
 	got := <-lines
-	if status != statusDone {
+	if status != cli.Done {
 		t.Fatalf("status %d: %q", status, got)
 	}
 	return got

@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/agent"
 	"github.com/fairlead-project/fairlead/api"
-	"github.com/fairlead-project/fairlead/lab/bench"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -25,7 +25,7 @@ func trafficAgentFlags(s *pflag.FlagSet, c *agent.FeatureConfig) {
 	s.BoolVar(&c.TrafficDelays, "traffic-delays", false, "always measure how long packets wait in the queues of shaped containers, for the metrics page; each packet then costs some 0.2 us more")
 }
 
-func trafficVerb(e env) *cobra.Command {
+func trafficVerb(e cli.Env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "traffic [CONTAINER]",
 		SuggestFor: []string{"net", "bandwidth", "network"},
@@ -51,7 +51,7 @@ class was made.
 		Example: `  fairlead traffic
   fairlead traffic web-1 --watch
   fairlead traffic --total -o json`,
-		Args: nargs(0, 1, "one CONTAINER"),
+		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
 	var f readingFlags
 	f.add(cmd, "show what was counted since each class was made, not rates")
@@ -75,14 +75,6 @@ class was made.
 	})
 }
 
-func benchTrafficVerb(e env) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "traffic",
-		Short: "Measure how containers share an uplink: with fairlead, tc by hand, the CNI plugin bandwidth, and nothing",
-	}
-	return experiment{bench.TrafficCases, bench.Traffic, bench.TrafficHeadline, bench.TrafficPlots, bench.TrafficBars}.verb(e, cmd, &bench.Options{}, "3, with --quick 1", "2s, with --quick 500ms", func() error { return nil })
-}
-
 // trafficTable prints a table for each uplink and direction.
 func trafficTable(w io.Writer, t api.Traffic, one bool) {
 	if len(t.Classes) == 0 {
@@ -94,7 +86,7 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 		return
 	}
 	if t.Sharer != "" {
-		fmt.Fprintf(w, "Policy of %s, which shares the network of this container:\n\n", show(t.Sharer))
+		fmt.Fprintf(w, "Policy of %s, which shares the network of this container:\n\n", cli.Show(t.Sharer))
 	}
 	for rest, first := t.Classes, true; len(rest) > 0; first = false {
 		c := rest[0]
@@ -113,7 +105,7 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 		if c.Link > 0 {
 			link = bits(float64(c.Link))
 		}
-		fmt.Fprintf(w, "%s, %s, %s", show(c.Uplink), way, link)
+		fmt.Fprintf(w, "%s, %s, %s", cli.Show(c.Uplink), way, link)
 		if t.Since.IsZero() {
 			fmt.Fprintln(w)
 		} else {
@@ -123,7 +115,7 @@ func trafficTable(w io.Writer, t api.Traffic, one bool) {
 		rest = rest[n:]
 	}
 	if m := t.Measured; m != nil && m.Error != "" {
-		fmt.Fprintf(w, "\nDelays: %s\n", show(m.Error))
+		fmt.Fprintf(w, "\nDelays: %s\n", cli.Show(m.Error))
 	} else if m != nil && m.Missed > 0 {
 		fmt.Fprintf(w, "\nDelays: %s packets were not measured, because too many waited\n", scale(float64(m.Missed)))
 	}
@@ -201,7 +193,7 @@ func called(c api.TrafficClass) string {
 	if c.Container == 0 {
 		return "(others)"
 	}
-	name := showText(c.Name)
+	name := cli.ShowText(c.Name)
 	switch {
 	case name == "":
 		return "id " + c.Container.String()

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/container"
 )
 
@@ -79,7 +80,7 @@ web-1      <=1gbit     475Mbit  0bit         -        -      0        0      -
 	if _, out, _ = shaped(t, &trafficStub{readings: []api.Traffic{before, after}}, "vpn"); !strings.HasPrefix(out, "Policy of app, which shares the network of this container:\n\neth0, from containers, ") {
 		t.Errorf("shared: %s", out)
 	}
-	if status, _, errs = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "a", "b"); status != statusUsage {
+	if status, _, errs = shaped(t, &trafficStub{readings: []api.Traffic{{}}}, "a", "b"); status != cli.Usage {
 		t.Errorf("two containers: %d %s", status, errs)
 	}
 }

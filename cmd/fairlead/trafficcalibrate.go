@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,10 +11,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fairlead-project/fairlead/agent"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-func trafficCalibrateVerb(e env) *cobra.Command {
+func trafficCalibrateVerb(e cli.Env) *cobra.Command {
 	f, flags := newAgentFlags(e)
 	cmd := &cobra.Command{
 		Use:   "calibrate",
@@ -26,7 +26,7 @@ containers change. It sends by TCP, for --for, as much as the link carries:
 whoever shares the link notices. The other machine takes it in with --listen.`,
 		Example: `  fairlead traffic calibrate --listen :9999         # on another machine
   fairlead traffic calibrate --to 192.0.2.7:9999    # here`,
-		Args: nargs(0, 0, ""),
+		Args: cli.NArgs(0, 0, ""),
 	}
 	to := cmd.Flags().String("to", "", "HOST:PORT of who takes in what is sent")
 	listen := cmd.Flags().String("listen", "", "take in what is sent to this address, for a minute")
@@ -38,19 +38,19 @@ whoever shares the link notices. The other machine takes it in with --listen.`,
 		}
 		switch {
 		case (*to == "") == (*listen == ""):
-			return usageError{errors.New("one of --to and --listen is needed")}
+			return cli.Usagef("one of --to and --listen is needed")
 		case !hostPort(*to + *listen):
-			return usagef("%q: want HOST:PORT", *to+*listen)
+			return cli.Usagef("%q: want HOST:PORT", *to+*listen)
 		case *listen != "":
 			return takeIn(cmd.Context(), e, *listen)
 		case f.cfg.LinkRates == "":
-			return usageError{errors.New("--link-rates names no file")}
+			return cli.Usagef("--link-rates names no file")
 		}
 		device, rate, err := agent.CalibrateLink(cmd.Context(), f.cfg, *to, *over)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(e.stdout, "%s sends %s to %s; noted in %s\n", show(device), policy.FormatRate(rate), show(*to), show(f.cfg.LinkRates))
+		fmt.Fprintf(e.Stdout, "%s sends %s to %s; noted in %s\n", cli.Show(device), policy.FormatRate(rate), cli.Show(*to), cli.Show(f.cfg.LinkRates))
 		return nil
 	}
 	return cmd
@@ -63,7 +63,7 @@ func hostPort(s string) bool {
 }
 
 // takeIn receives and discards what calibrate sends, for a minute.
-func takeIn(ctx context.Context, e env, addr string) error {
+func takeIn(ctx context.Context, e cli.Env, addr string) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func takeIn(ctx context.Context, e env, addr string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
-	fmt.Fprintf(e.stdout, "taking in what is sent to %s, for a minute\n", l.Addr())
+	fmt.Fprintf(e.Stdout, "taking in what is sent to %s, for a minute\n", l.Addr())
 	for {
 		c, err := l.Accept()
 		if ctx.Err() != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 )
 
@@ -19,7 +20,7 @@ var goWords = regexp.MustCompile(`strconv|context canceled|deadline exceeded|tim
 
 // Whatever is given to a flag, its error is in words that its user knows.
 func TestFlagWords(t *testing.T) {
-	discard := env{stdout: new(bytes.Buffer), stderr: new(bytes.Buffer), getenv: func(string) string { return "" }}
+	discard := cli.Env{Stdout: new(bytes.Buffer), Stderr: new(bytes.Buffer), Getenv: func(string) string { return "" }}
 	tried := 0
 	var walk func(path []string, cmd *cobra.Command)
 	walk = func(path []string, cmd *cobra.Command) {
@@ -33,10 +34,10 @@ func TestFlagWords(t *testing.T) {
 				}
 				var errs bytes.Buffer
 				e := discard
-				e.stderr, e.args = &errs, append(path[:len(path):len(path)], "--"+f.Name+"="+value)
+				e.Stderr, e.Args = &errs, append(path[:len(path):len(path)], "--"+f.Name+"="+value)
 				tried++
-				if status := run(t.Context(), e); status != statusUsage || goWords.MatchString(errs.String()) || !strings.Contains(errs.String(), f.Name) {
-					t.Errorf("%q: status %d: %s", e.args, status, &errs)
+				if status := run(t.Context(), e); status != cli.Usage || goWords.MatchString(errs.String()) || !strings.Contains(errs.String(), f.Name) {
+					t.Errorf("%q: status %d: %s", e.Args, status, &errs)
 				}
 			}
 		})
@@ -54,12 +55,12 @@ func TestFlagWords(t *testing.T) {
 func TestArgumentWords(t *testing.T) {
 	for _, args := range [][]string{
 		{"reserve", "web", "/dev/vdb", "riops=x"}, {"io", "capacity", "/dev/vdb", "wiops=99999999999999999999"},
-		{"agent", "--log-level", "loud", "--config="}, {"bench", "netcpu", "--only", "("}, {"traffic", "calibrate", "--to", "192.0.2.1", "--config="},
+		{"agent", "--log-level", "loud", "--config="}, {"traffic", "calibrate", "--to", "192.0.2.1", "--config="},
 		{"traffic", "calibrate", "--listen", "nonsense", "--config="}, {"latency", "probe", "--self", "192.0.2.1"},
 	} {
 		var errs bytes.Buffer
-		status := run(t.Context(), env{stdout: new(bytes.Buffer), stderr: &errs, getenv: func(string) string { return "" }, args: args})
-		if status != statusUsage || goWords.MatchString(errs.String()) {
+		status := run(t.Context(), cli.Env{Stdout: new(bytes.Buffer), Stderr: &errs, Getenv: func(string) string { return "" }, Args: args})
+		if status != cli.Usage || goWords.MatchString(errs.String()) {
 			t.Errorf("%q: status %d: %s", args, status, &errs)
 		}
 	}
@@ -69,15 +70,15 @@ func TestArgumentWords(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var errs bytes.Buffer
-	verb := func(env) *cobra.Command {
+	verb := func(cli.Env) *cobra.Command {
 		return &cobra.Command{Use: "wait", RunE: func(cmd *cobra.Command, _ []string) error {
 			cancel()
 			<-cmd.Context().Done()
 			return cmd.Context().Err()
 		}}
 	}
-	status := runVerbs(ctx, env{stdout: new(bytes.Buffer), stderr: &errs, getenv: func(string) string { return "" }, args: []string{"wait"}}, []func(env) *cobra.Command{verb})
-	if status != statusFailed || errs.String() != "fairlead wait: interrupted\n" {
+	status := runVerbs(ctx, cli.Env{Stdout: new(bytes.Buffer), Stderr: &errs, Getenv: func(string) string { return "" }, Args: []string{"wait"}}, []func(cli.Env) *cobra.Command{verb})
+	if status != cli.Failed || errs.String() != "fairlead wait: interrupted\n" {
 		t.Errorf("status %d: %s", status, &errs)
 	}
 }
@@ -106,14 +107,14 @@ func TestUseless(t *testing.T) {
 // The exit status of set says whether what was set holds, in the features that it concerns.
 func TestSetStatus(t *testing.T) {
 	for state, want := range map[string]int{
-		api.StateDone: statusDone, api.StatePending: statusDone, api.StatePartly: statusFailed, api.StateError: statusFailed, api.StateUnavailable: statusFailed,
+		api.StateDone: cli.Done, api.StatePending: cli.Done, api.StatePartly: cli.Failed, api.StateError: cli.Failed, api.StateUnavailable: cli.Failed,
 	} {
 		s := &setStub{stub: example(), features: []api.FeatureStatus{{Feature: "traffic", State: state, Error: "two of three devices"}, {Feature: "blockio", State: api.StateUnavailable, Error: "no BTF"}}}
 		status, out, errs := against(t, s, "set", "web-1", "net.ceil=1mbit")
-		if status != want || (want == statusFailed) != strings.Contains(errs, "does not hold in full: traffic: ") || strings.Contains(out+errs, "BTF") {
+		if status != want || (want == cli.Failed) != strings.Contains(errs, "does not hold in full: traffic: ") || strings.Contains(out+errs, "BTF") {
 			t.Errorf("%s: status %d: %s%s", state, status, out, errs)
 		}
-		if status, _, errs := against(t, s, "set", "web-1", "net.ceil-"); status != statusDone {
+		if status, _, errs := against(t, s, "set", "web-1", "net.ceil-"); status != cli.Done {
 			t.Errorf("taken back, %s: status %d: %s", state, status, errs)
 		}
 	}

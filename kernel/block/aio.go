@@ -24,7 +24,14 @@ type Load struct {
 	Write bool // else it reads
 	Depth int  // requests under way at once
 	Idle  bool // after all others, at disks whose scheduler knows of that (I/O priority idle)
+
+	// Budget, if not 0, gives each request a thread that is real-time (SCHED_DEADLINE) for so long
+	// in each BudgetPeriod. It needs root.
+	Budget time.Duration
 }
+
+// BudgetPeriod is the period of a Load's Budget.
+const BudgetPeriod = 100 * time.Millisecond
 
 // Done counts what loads have done.
 type Done struct{ Requests, Bytes atomic.Uint64 }
@@ -65,6 +72,12 @@ func (l Load) Run(ctx context.Context, file *os.File, over time.Duration, done *
 	// One thread has to be able to keep the disk busy, and several where one would not.
 	const each = 16
 	workers := min(runtime.NumCPU(), max(l.Depth/each, 1))
+	if l.Budget > 0 {
+		workers = l.Depth
+		// A goroutine that waits in the kernel keeps a processor of Go's scheduler until that
+		// notices, milliseconds later: with as many of these as CPUs, few requests are under way.
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), workers+1)))
+	}
 	before, start := done.Requests.Load(), time.Now()
 	failed, ended := make([]error, workers), make([]time.Time, workers)
 	var all sync.WaitGroup
@@ -124,6 +137,14 @@ func (l Load) keep(ctx context.Context, fd int, length int64, depth int, end tim
 		const who, idle = 1, 3 << 13 // IOPRIO_WHO_PROCESS; IOPRIO_CLASS_IDLE above the data
 		if _, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, who, 0, idle); errno != 0 {
 			return fmt.Errorf("set the I/O priority: %w", errno)
+		}
+	}
+	if l.Budget > 0 {
+		if err := unix.SchedSetAttr(0, &unix.SchedAttr{
+			Size: unix.SizeofSchedAttr, Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
+			Runtime: uint64(l.Budget), Deadline: uint64(BudgetPeriod), Period: uint64(BudgetPeriod),
+		}, 0); err != nil {
+			return fmt.Errorf("budget %v: %w", l.Budget, err)
 		}
 	}
 	if depth == 1 {

@@ -1,9 +1,9 @@
-// Package bench holds the experiments of `fairlead bench` and `fairlead demo`:
+// Package bench holds the experiments of `fairlead-lab bench` and `fairlead-lab demo`:
 // it places load in a rig, toggles the protection by policy as a user would,
 // and measures in turns, off and on.
 //
 // It builds no rigs (package rig), generates no load (package load) and draws
-// nothing (package report). Only cmd/fairlead and tests call it.
+// nothing (package report). Only cmd/fairlead-lab and tests call it.
 package bench
 
 import (

@@ -1,6 +1,6 @@
 // Package load holds the load generators of the experiments: a UDP flood at a
 // set rate and its receiver, TCP bulk, request and response, I/O at a disk, and a victim that
-// computes without end. They are verbs of the one binary (`fairlead load ...`,
+// computes without end. They are verbs of the program that starts them (`fairlead-lab load ...`,
 // hidden), so that they run in any namespace, cgroup or container image.
 //
 // A generator counts on a [Board] that the experiment reads at the start and
@@ -26,6 +26,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
 // Verb is the word after the program's name that makes it a generator.
@@ -222,7 +224,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	}
 	board, err := ownBoard()
 	if err == nil {
-		err = setNice(o.nice)
+		err = sched.BeNice(o.nice)
 	}
 	if err == nil {
 		err = o.loop(all[args[0]], board, json.NewEncoder(stdout))
@@ -261,37 +263,6 @@ func (o options) check(rest int) error {
 		return errors.New("--conns must be 1 to 10000")
 	case !slices.Contains(names(), o.proto):
 		return fmt.Errorf("--proto must be one of %s", strings.Join(names(), ", "))
-	}
-	return nil
-}
-
-// setNice sets the nice value of all threads that there are; those to come
-// inherit it. Where the kernel groups the tasks of a session for the scheduler
-// (autogroup, see sched(7)), nice counts only inside a session: there this
-// becomes a session of its own, with that value.
-func setNice(n int) error {
-	if n == 0 {
-		return nil
-	}
-	if _, err := unix.Setsid(); err != nil && err != unix.EPERM { // it leads one
-		return fmt.Errorf("begin a session: %w", err)
-	}
-	err := os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(n)), 0)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("set nice value %d of the session: %w", n, err)
-	}
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return err
-	}
-	for _, t := range tasks {
-		tid, err := strconv.Atoi(t.Name())
-		if err != nil {
-			continue
-		}
-		if err := unix.Setpriority(unix.PRIO_PROCESS, tid, n); err != nil && err != unix.ESRCH {
-			return fmt.Errorf("set nice value %d: %w", n, err)
-		}
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
 // Package report holds the result of an experiment, in the form that every
-// `fairlead bench` prints: off and on, round by round, with medians and spread,
+// `fairlead-lab bench` prints: off and on, round by round, with medians and spread,
 // as JSON, as a table and as a page with plots.
 //
 // It measures nothing and knows no experiment; package bench fills it.

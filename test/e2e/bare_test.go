@@ -17,7 +17,7 @@ import (
 
 // TestWithoutRoot runs what needs no root without, and sees the rest refused.
 func TestWithoutRoot(t *testing.T) {
-	run := func(args ...string) output {
+	start := func(program string, args ...string) output {
 		t.Helper()
 		cmd := exec.Command(program, args...)
 		cmd.Dir = "/"
@@ -26,6 +26,7 @@ func TestWithoutRoot(t *testing.T) {
 		}
 		return runCommand(t, cmd)
 	}
+	run := func(args ...string) output { return start(program, args...) }
 	dir, err := os.MkdirTemp("/tmp", "fle2e-")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
@@ -38,8 +39,8 @@ func TestWithoutRoot(t *testing.T) {
 	mustSay(t, run("policy", "check", good), 0, "good, 1 policies")
 	mustSay(t, run("policy", "check", bad), 1, "bad.yaml:3:3: netcup: unknown key")
 	mustSay(t, run("agent", "--state-dir", filepath.Join(dir, "state"), "--socket", filepath.Join(dir, "sock")), 1, "needs root")
-	mustSay(t, run("demo"), 1, "needs root")
-	mustSay(t, run("bench", "netcpu", "--quick"), 1, "needs root")
+	mustSay(t, start(laboratory, "demo"), 1, "needs root")
+	mustSay(t, start(laboratory, "bench", "netcpu", "--quick"), 1, "needs root")
 	mustSay(t, run("ps", "--socket", filepath.Join(dir, "sock")), 1, "no agent answers", "systemctl status fairlead")
 	mustSay(t, run("nonsense"), 2, "nonsense")
 

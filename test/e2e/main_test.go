@@ -26,11 +26,12 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
+	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
-// program is the path of the binary under test.
-var program string
+// program is the path of the binary under test, and laboratory that of fairlead-lab.
+var program, laboratory string
 
 // askSelfVerb makes the test binary a client inside a container.
 const askSelfVerb = "e2e-ask-self"
@@ -39,8 +40,10 @@ const askSelfVerb = "e2e-ask-self"
 const writeVerb = "e2e-write"
 
 func TestMain(m *testing.M) {
-	if status, ok := sandbox.Reexec(os.Args); ok {
-		os.Exit(status)
+	for _, reexec := range []func([]string) (int, bool){sandbox.Reexec, load.Reexec} {
+		if status, ok := reexec(os.Args); ok {
+			os.Exit(status)
+		}
 	}
 	if len(os.Args) == 3 && os.Args[1] == askSelfVerb {
 		os.Exit(askSelf(os.Args[2]))
@@ -74,8 +77,8 @@ func buildAndRun(m *testing.M) int {
 		err = os.Chmod(dir, 0o755) // it also runs without root
 	}
 	if err == nil {
-		program = filepath.Join(dir, "fairlead")
-		cmd := exec.Command("go", "build", "-o", program, "github.com/fairlead-project/fairlead/cmd/fairlead")
+		program, laboratory = filepath.Join(dir, "fairlead"), filepath.Join(dir, "fairlead-lab")
+		cmd := exec.Command("go", "build", "-o", dir, "github.com/fairlead-project/fairlead/cmd/fairlead", "github.com/fairlead-project/fairlead/cmd/fairlead-lab")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		cmd.Stderr = os.Stderr
 		err = cmd.Run()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
@@ -22,7 +23,9 @@ import (
 // the test ends.
 func generate(t *testing.T, b *sandbox.Box, cpu int, args ...string) (end func()) {
 	t.Helper()
-	cmd := exec.Command(program, append([]string{"load"}, args...)...)
+	exe, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command(exe, append([]string{load.Verb}, args...)...)
 	cmd.Stderr = os.Stderr
 	p, err := b.Start(cmd, cpu)
 	must(t, err)

@@ -20,7 +20,7 @@ import (
 )
 
 // A figure test asserts how exact something is, not what happens: it can fail by
-// chance on a machine that does anything else. The rig of `fairlead bench netcpu`
+// chance on a machine that does anything else. The rig of `fairlead-lab bench netcpu`
 // has no traffic for these.
 
 // figure skips t but in the tier that has the figures.

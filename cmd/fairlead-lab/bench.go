@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/lab/bench"
 	"github.com/fairlead-project/fairlead/lab/report"
 )
 
-func benchVerb(e env) *cobra.Command {
+func benchVerb(e cli.Env, experiments []bench.Experiment) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure on this machine what fairlead does, off and on in turns",
@@ -27,98 +27,94 @@ with a network of their own. --check compares the figures with the bars that the
 have to reach. docs/bench.md says what each experiment measures.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return unknown(cmd, "experiment", args[0])
+				return cli.Unknown(cmd, "experiment", args[0])
 			}
 			var names []string
 			for _, sub := range cmd.Commands() {
 				names = append(names, sub.Name())
 			}
-			return usagef("the name of an experiment is missing: %s", strings.Join(names, " or "))
+			return cli.Usagef("the name of an experiment is missing: %s", strings.Join(names, " or "))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // never called: Args returns an error
 	}
-	for _, f := range features() {
-		if f.bench != nil {
-			cmd.AddCommand(f.bench(e))
-		}
+	for _, x := range experiments {
+		cmd.AddCommand(experimentVerb(e, x))
 	}
 	return cmd
 }
 
-// experiment is an experiment of package bench.
-type experiment struct {
-	cases    func(bench.Options) ([]string, error)
-	run      func(context.Context, bench.Options) (*report.Report, error)
-	headline func(*report.Report) string
-	plots    func(*report.Report, bench.Options) []report.Plot
-	bars     func() []report.Bar
-}
-
-// verb adds the flags that all experiments share to a command, and makes it run this one.
-func (x experiment) verb(e env, cmd *cobra.Command, o *bench.Options, rounds, window string, check func() error) *cobra.Command {
+// experimentVerb returns the verb of an experiment.
+func experimentVerb(e cli.Env, x bench.Experiment) *cobra.Command {
+	cmd := &cobra.Command{Use: x.Name, Short: x.Short}
+	var o bench.Options
 	var page string
 	var list bool
+	if x.Flags != nil {
+		x.Flags(cmd.Flags(), &o)
+	}
 	against := checkFlag(cmd)
-	cmd.Args = nargs(0, 0, "")
-	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default "+rounds+")")
-	cmd.Flags().DurationVar(&o.Window, "window", 0, "how long to measure a case at a time (default "+window+")")
+	cmd.Args = cli.NArgs(0, 0, "")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "how often to measure each case (default "+x.Rounds+")")
+	cmd.Flags().DurationVar(&o.Window, "window", 0, "how long to measure a case at a time (default "+x.Window+")")
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "end within two minutes: fewer cases, less exact")
 	cmd.Flags().StringVar(&o.Only, "only", "", "measure only cases that this regular expression matches, also those that --quick would leave out")
 	cmd.Flags().BoolVar(&list, "list", false, "list the cases, and measure nothing")
 	cmd.Flags().StringVar(&page, "html", "", "also write a page with plots to this file")
-	f := formatFlag(cmd)
+	f := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if o.Rounds < 0 || o.Rounds > 1000 {
-			return usagef("--rounds %d: must be 1 to 1000", o.Rounds)
+			return cli.Usagef("--rounds %d: must be 1 to 1000", o.Rounds)
 		}
 		if o.Window < 0 || o.Window > time.Hour {
-			return usagef("--window %v: must be up to 1h", o.Window)
+			return cli.Usagef("--window %v: must be up to 1h", o.Window)
 		}
-		if err := check(); err != nil {
-			return err
+		if x.Check != nil {
+			if err := x.Check(o, *against != ""); err != nil {
+				return cli.Usagef("%w", err)
+			}
 		}
-		names, err := x.cases(*o)
+		names, err := x.Cases(o)
 		if err != nil {
-			return usagef("--only %q: %s", o.Only, onlyText(err))
+			return cli.Usagef("--only %q: %s", o.Only, onlyText(err))
 		}
-		run, write := x.run, (*report.Report).WriteTable
+		run, write := x.Run, (*report.Report).WriteTable
 		if *against != "" {
 			var bars []report.Bar
-			if bars, names = barsOf(x.bars(), names); len(bars) == 0 {
-				return usagef("--check: none of the chosen cases has a bar")
+			if bars, names = barsOf(x.Bars(), names); len(bars) == 0 {
+				return cli.Usagef("--check: none of the chosen cases has a bar")
 			}
 			run = func(ctx context.Context, o bench.Options) (*report.Report, error) {
-				return bench.Check(ctx, o, bars, x.run)
+				return bench.Check(ctx, o, bars, x.Run)
 			}
 			write = writeBars
 		}
 		if list {
 			for _, name := range names {
-				fmt.Fprintln(e.stdout, name)
+				fmt.Fprintln(e.Stdout, name)
 			}
 			return nil
 		}
 		o.Version = version
-		o.Progress = progress(e.stderr)
+		o.Progress = progress(e.Stderr)
 		var missed bool
 		err = withPage(cmd.Context(), page, func(ctx context.Context, html io.Writer) error {
-			r, err := run(ctx, *o)
-			if terminal(e.stderr) {
-				fmt.Fprint(e.stderr, "\r\x1b[K")
+			r, err := run(ctx, o)
+			if cli.Terminal(e.Stderr) {
+				fmt.Fprint(e.Stderr, "\r\x1b[K")
 			}
 			if err != nil {
 				return err
 			}
 			if html != nil {
-				if err := r.WriteHTML(html, "fairlead bench "+r.Bench, x.headline(r), x.plots(r, *o)); err != nil {
+				if err := r.WriteHTML(html, "fairlead-lab bench "+r.Bench, x.Headline(r), x.Plots(r, o)); err != nil {
 					return err
 				}
 			}
 			missed = against.missed(r.Bars)
-			return f.print(e.stdout, r, func(w io.Writer) { write(r, w) })
+			return f.Print(e.Stdout, r, func(w io.Writer) { write(r, w) })
 		})
 		if err == nil && missed {
-			return errTold
+			return cli.ErrTold
 		}
 		return err
 	}
@@ -157,7 +153,7 @@ func withPage(ctx context.Context, name string, run func(context.Context, io.Wri
 // progress shows the progress of an experiment: on a terminal in one line, otherwise in a
 // line for each tenth.
 func progress(w io.Writer) func(done, total int, what string) {
-	tty := terminal(w)
+	tty := cli.Terminal(w)
 	tenth := -1
 	return func(done, total int, what string) {
 		switch {
@@ -168,23 +164,4 @@ func progress(w io.Writer) func(done, total int, what string) {
 			fmt.Fprintf(w, "[%d/%d] %s\n", done+1, total, what)
 		}
 	}
-}
-
-// terminalWidth is the number of columns of a terminal; 0: it is none, or does not say.
-func terminalWidth(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
-			return int(size.Col)
-		}
-	}
-	return 0
-}
-
-func terminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -13,33 +13,33 @@ import (
 
 // The exit statuses. Root's help documents them.
 const (
-	statusDone   = 0
-	statusFailed = 1
-	statusUsage  = 2
+	Done   = 0
+	Failed = 1
+	Usage  = 2
 )
 
 const statusHelp = `Exit status: 0 if it was done; 1 if it failed, was interrupted, or holds only in
 part; 2 if the command line is wrong.`
 
-// usageError is an error in the command line.
-type usageError struct{ error }
+// UsageError is an error in the command line.
+type UsageError struct{ error }
 
-func (e usageError) Unwrap() error { return e.error }
+func (e UsageError) Unwrap() error { return e.error }
 
-// usagef makes a usageError.
-func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+// Usagef makes a UsageError.
+func Usagef(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
 
 // flagError says in words what is wrong with a flag.
 func flagError(_ *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
-		return usagef("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), refusal(invalid.GetFlag(), invalid.Unwrap()))
+		return Usagef("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), Refusal(invalid.GetFlag(), invalid.Unwrap()))
 	}
-	return usageError{err}
+	return UsageError{err}
 }
 
-// refusal says why a flag does not take a value.
-func refusal(f *pflag.Flag, err error) string {
+// Refusal says why a flag does not take a value.
+func Refusal(f *pflag.Flag, err error) string {
 	switch f.Value.Type() {
 	case "duration":
 		return "want a time, as 500ms, 2s or 1m"
@@ -57,26 +57,26 @@ func refusal(f *pflag.Flag, err error) string {
 	return api.Text(err)
 }
 
-// unknown is the error for a word that is no verb of cmd, with those that may be meant.
-func unknown(cmd *cobra.Command, what, word string) error {
+// Unknown is the error for a word that is no verb of cmd, with those that may be meant.
+func Unknown(cmd *cobra.Command, what, word string) error {
 	cmd.SuggestionsMinimumDistance = 2
 	near := cmd.SuggestionsFor(word) // also by SuggestFor: what other tools call it
 	if len(near) == 0 {
-		return usagef("unknown %s %q", what, word)
+		return Usagef("unknown %s %q", what, word)
 	}
-	return usagef("unknown %s %q; did you mean %s?", what, word, strings.Join(near, " or "))
+	return Usagef("unknown %s %q; did you mean %s?", what, word, strings.Join(near, " or "))
 }
 
-// nargs checks the number of arguments, and returns a usageError.
-func nargs(low, high int, what string) cobra.PositionalArgs {
+// NArgs checks the number of arguments, and returns a UsageError.
+func NArgs(low, high int, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
 		case len(args) < low:
-			return usagef("%s is missing", what)
+			return Usagef("%s is missing", what)
 		case len(args) > high && high == 0:
-			return usagef("takes no argument, got %s", strings.Join(quoted(args), " "))
+			return Usagef("takes no argument, got %s", strings.Join(quoted(args), " "))
 		case len(args) > high:
-			return usagef("takes %s only, got %s", what, strings.Join(quoted(args), " "))
+			return Usagef("takes %s only, got %s", what, strings.Join(quoted(args), " "))
 		}
 		return nil
 	}

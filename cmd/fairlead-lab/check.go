@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/lab/report"
 )
 
@@ -67,7 +68,7 @@ func barsOf(all []report.Bar, names []string) (bars []report.Bar, cases []string
 func writeBars(r *report.Report, w io.Writer) error {
 	fmt.Fprintf(w, "%s\n\n", r.Title())
 	line := func(metric, bar, figure, verdict string) {
-		fmt.Fprintf(w, "  %-34s  %-18s  %-28s  %s\n", cut(metric, 34), bar, figure, verdict)
+		fmt.Fprintf(w, "  %-34s  %-18s  %-28s  %s\n", cli.Cut(metric, 34), bar, figure, verdict)
 	}
 	line("METRIC", "BAR", "MEDIAN (SPREAD)", "VERDICT")
 	var sentences []string
@@ -97,7 +98,7 @@ func writeBars(r *report.Report, w io.Writer) error {
 		sentences = append(sentences, "Note: "+n+".")
 	}
 	for _, s := range sentences {
-		fmt.Fprintf(w, "\n%s\n", strings.Join(fold(s, 100), "\n"))
+		fmt.Fprintf(w, "\n%s\n", strings.Join(cli.Fold(s, 100), "\n"))
 	}
 	_, err := fmt.Fprintf(w, "\nbars of %s: %d reached, %d missed (%d by far), %d inconclusive\n", r.Bench, reached, missed, far, undecided)
 	return err

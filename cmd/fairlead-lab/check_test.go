@@ -11,15 +11,14 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/spf13/cobra"
-
+	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/lab/bench"
 	"github.com/fairlead-project/fairlead/lab/report"
 )
 
 // fake is an experiment whose cases give the same figures in each round.
-func fake(figures map[string]float64) experiment {
+func fake(figures map[string]float64) bench.Experiment {
 	only := func(o bench.Options) (names []string, err error) {
 		for _, name := range []string{"one", "two", "three"} {
 			if ok, err := regexp.MatchString(o.Only, name); ok || err != nil {
@@ -28,9 +27,10 @@ func fake(figures map[string]float64) experiment {
 		}
 		return names, nil
 	}
-	return experiment{
-		cases: only,
-		run: func(_ context.Context, o bench.Options) (*report.Report, error) {
+	return bench.Experiment{
+		Name: "fake", Rounds: "2", Window: "1s",
+		Cases: only,
+		Run: func(_ context.Context, o bench.Options) (*report.Report, error) {
 			r := &report.Report{Bench: "fake", Rounds: 2, Env: report.Env{Notes: []string{"a note"}}}
 			names, err := only(o)
 			for _, name := range names {
@@ -41,9 +41,9 @@ func fake(figures map[string]float64) experiment {
 			}
 			return r, err
 		},
-		headline: func(*report.Report) string { return "" },
-		plots:    func(*report.Report, bench.Options) []report.Plot { return nil },
-		bars: func() []report.Bar {
+		Headline: func(*report.Report) string { return "" },
+		Plots:    func(*report.Report, bench.Options) []report.Plot { return nil },
+		Bars: func() []report.Bar {
 			return []report.Bar{
 				{Case: "one", Metric: "rate", Of: "on", Low: 1e8, High: 2e8, FarLow: 5e7, FarHigh: 3e8, Why: "the first is not held to its rate, which is a sentence that is longer than one line of a terminal"},
 				{Case: "two", Metric: "rate", Of: "on", Low: 1e8, High: 2e8, FarLow: 5e7, FarHigh: 3e8, Why: "the second is broken"},
@@ -61,17 +61,17 @@ func TestCheckFlag(t *testing.T) {
 		status       int
 		last, stderr string
 	}{
-		{"--check", map[string]float64{"one": good, "two": good}, statusDone, "bars of fake: 2 reached, 0 missed (0 by far), 0 inconclusive", ""},
-		{"--check", map[string]float64{"one": good, "two": bad}, statusFailed, "bars of fake: 1 reached, 1 missed (0 by far), 0 inconclusive", ""},
-		{"--check=all", map[string]float64{"one": bad}, statusFailed, "bars of fake: 0 reached, 1 missed (0 by far), 1 inconclusive", ""},
-		{"--check=far", map[string]float64{"one": good, "two": bad}, statusDone, "bars of fake: 1 reached, 1 missed (0 by far), 0 inconclusive", ""},
-		{"--check=far", map[string]float64{"one": far, "two": bad}, statusFailed, "bars of fake: 0 reached, 2 missed (1 by far), 0 inconclusive", ""},
-		{"--check --only one", map[string]float64{"one": good, "two": bad}, statusDone, "bars of fake: 1 reached, 0 missed (0 by far), 0 inconclusive", ""},
-		{"--check --quick", nil, statusDone, "bars of fake: 0 reached, 0 missed (0 by far), 2 inconclusive", ""},
-		{"--check --list", nil, statusDone, "two", ""},
-		{"--check --only three", nil, statusUsage, "", "none of the chosen cases has a bar"},
-		{"--check=some", nil, statusUsage, "", "must be all or far"},
-		{"--check far", nil, statusUsage, "", "takes no argument"},
+		{"--check", map[string]float64{"one": good, "two": good}, cli.Done, "bars of fake: 2 reached, 0 missed (0 by far), 0 inconclusive", ""},
+		{"--check", map[string]float64{"one": good, "two": bad}, cli.Failed, "bars of fake: 1 reached, 1 missed (0 by far), 0 inconclusive", ""},
+		{"--check=all", map[string]float64{"one": bad}, cli.Failed, "bars of fake: 0 reached, 1 missed (0 by far), 1 inconclusive", ""},
+		{"--check=far", map[string]float64{"one": good, "two": bad}, cli.Done, "bars of fake: 1 reached, 1 missed (0 by far), 0 inconclusive", ""},
+		{"--check=far", map[string]float64{"one": far, "two": bad}, cli.Failed, "bars of fake: 0 reached, 2 missed (1 by far), 0 inconclusive", ""},
+		{"--check --only one", map[string]float64{"one": good, "two": bad}, cli.Done, "bars of fake: 1 reached, 0 missed (0 by far), 0 inconclusive", ""},
+		{"--check --quick", nil, cli.Done, "bars of fake: 0 reached, 0 missed (0 by far), 2 inconclusive", ""},
+		{"--check --list", nil, cli.Done, "two", ""},
+		{"--check --only three", nil, cli.Usage, "", "none of the chosen cases has a bar"},
+		{"--check=some", nil, cli.Usage, "", "must be all or far"},
+		{"--check far", nil, cli.Usage, "", "takes no argument"},
 	} {
 		status, stdout, stderr := runVerb(t, fake(tt.figures), tt.args)
 		lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
@@ -87,14 +87,11 @@ func TestCheckFlag(t *testing.T) {
 }
 
 // runVerb runs an experiment as a command of its own.
-func runVerb(t *testing.T, x experiment, args string) (status int, stdout, stderr string) {
+func runVerb(t *testing.T, x bench.Experiment, args string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	verb := func(e env) *cobra.Command {
-		return x.verb(e, &cobra.Command{Use: "fake"}, &bench.Options{}, "2", "1s", func() error { return nil })
-	}
-	e := env{stdout: &out, stderr: &errs, getenv: func(string) string { return "" }, args: strings.Fields("fake " + args)}
-	status = runVerbs(t.Context(), e, []func(env) *cobra.Command{verb})
+	e := cli.Env{Stdout: &out, Stderr: &errs, Getenv: func(string) string { return "" }, Args: strings.Fields("bench fake " + args)}
+	status = run(t.Context(), e, []bench.Experiment{x})
 	return status, out.String(), errs.String()
 }
 
@@ -129,7 +126,7 @@ func TestCheckJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatal(err)
 	}
-	if status != statusFailed || len(r.Cases) != 2 || len(r.Bars) != 2 || r.Bars[0].Verdict != report.Pass || r.Bars[1].Verdict != report.Fail || !slices.Equal(r.Bars[1].Values, []float64{2.5e8, 2.5e8}) {
+	if status != cli.Failed || len(r.Cases) != 2 || len(r.Bars) != 2 || r.Bars[0].Verdict != report.Pass || r.Bars[1].Verdict != report.Fail || !slices.Equal(r.Bars[1].Values, []float64{2.5e8, 2.5e8}) {
 		t.Errorf("status %d: %s", status, out)
 	}
 	if _, yaml, _ := runVerb(t, fake(nil), "--check -o yaml"); !strings.Contains(yaml, "\nbars:\n") || !strings.Contains(yaml, "verdict: inconclusive") {

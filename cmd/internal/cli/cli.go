@@ -1,0 +1,116 @@
+// Package cli is what the commands fairlead and fairlead-lab share as command-line programs: their
+// environment, how verbs are run, errors in the command line and exit statuses, and the output as
+// text, JSON and YAML. It has no verb; package main of each command has those.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fairlead-project/fairlead/api"
+)
+
+// Env is the environment of a program, so that tests can run it in their own process.
+type Env struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Getenv         func(string) string
+	Args           []string
+}
+
+// Program is a program of several verbs.
+type Program struct {
+	Name, Short string
+	Version     api.Version
+	Verbs       []func(Env) *cobra.Command // in the order of the help
+}
+
+// ErrTold is the error of a verb that has printed the failure itself.
+var ErrTold = errors.New("")
+
+// Run runs the verb in e.Args and returns the exit status. SIGINT and SIGTERM end the context
+// of the verb; a second signal ends the program at once.
+func (p Program) Run(ctx context.Context, e Env) int {
+	ctx, cancel := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer cancel()
+	context.AfterFunc(ctx, cancel)
+
+	var shown bool
+	root := &cobra.Command{
+		Use:           p.Name,
+		Short:         p.Short,
+		Long:          p.Short + ".\n\n" + statusHelp,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return Unknown(cmd, "command", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if shown {
+				VersionText(e.Stdout, p.Name, p.Version)
+				return nil
+			}
+			return cmd.Help()
+		},
+	}
+	root.Flags().BoolVar(&shown, "version", false, "show the version of this program")
+	root.SetArgs(e.Args)
+	root.SetOut(e.Stdout)
+	root.SetErr(e.Stderr)
+	root.SetHelpCommand(helpVerb(root))
+	root.SetFlagErrorFunc(flagError)
+	for _, verb := range p.Verbs {
+		root.AddCommand(verb(e))
+	}
+
+	cmd, err := root.ExecuteContextC(ctx)
+	var usage UsageError
+	switch {
+	case err == nil:
+		return Done
+	case errors.Is(err, ErrTold):
+		return Failed
+	case errors.As(err, &usage):
+		fmt.Fprintf(e.Stderr, "%s: %s\nsee %s --help\n", cmd.CommandPath(), Lines(api.Text(err)), cmd.CommandPath())
+		return Usage
+	}
+	fmt.Fprintf(e.Stderr, "%s: %s\n", cmd.CommandPath(), Lines(api.Text(err)))
+	return Failed
+}
+
+// helpVerb shows the help of a verb, as --help does.
+func helpVerb(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:    "help [VERB...]",
+		Short:  "Show the help of a verb",
+		Hidden: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err == nil && len(rest) > 0 {
+				err = Unknown(cmd, "command", rest[0])
+			}
+			if err != nil {
+				return err
+			}
+			return cmd.Help()
+		},
+	}
+}
+
+// VersionText prints the version of a program in a line.
+func VersionText(w io.Writer, name string, v api.Version) {
+	fmt.Fprintf(w, "%s %s", name, v.Version)
+	if v.Commit != "" {
+		fmt.Fprintf(w, " (%.12s)", v.Commit)
+	}
+	fmt.Fprintf(w, ", %s, API v%s, on Linux %s\n", v.Go, v.API, Show(v.Kernel))
+}

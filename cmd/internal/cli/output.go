@@ -1,0 +1,191 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+)
+
+// Format is the value of -o.
+type Format struct{ Name string }
+
+func FormatFlag(cmd *cobra.Command) *Format {
+	f := &Format{}
+	cmd.Flags().StringVarP(&f.Name, "output", "o", "table", "output format: table, json or yaml")
+	before := cmd.PreRunE
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		switch f.Name {
+		case "table", "json", "yaml":
+		default:
+			return Usagef("-o %q: must be table, json or yaml", f.Name)
+		}
+		if before != nil {
+			return before(cmd, args)
+		}
+		return nil
+	}
+	return f
+}
+
+// Print prints v, a wire type, as JSON or YAML, or calls table.
+func (f *Format) Print(w io.Writer, v any, table func(io.Writer)) error {
+	out := page{columns: terminalWidth(w)}
+	switch f.Name {
+	case "table":
+		table(&out)
+	default:
+		data, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("print as %s: %w", f.Name, err)
+		}
+		if f.Name == "yaml" {
+			err = WriteYAML(&out, data)
+		} else {
+			err = json.Indent(&out.Buffer, data, "", "  ")
+			out.WriteByte('\n')
+		}
+		if err != nil {
+			return fmt.Errorf("print as %s: %w", f.Name, err)
+		}
+		_, err = w.Write(escapeControls(out.Bytes(), f.Name == "yaml"))
+		return err
+	}
+	_, err := w.Write(out.Bytes())
+	return err
+}
+
+// page is what a table is printed on. columns is the width of the terminal; 0: none is known.
+type page struct {
+	bytes.Buffer
+	columns int
+}
+
+// Across is the width of a line on w: the terminal's, or else the one given.
+func Across(w io.Writer, otherwise int) int {
+	if p, ok := w.(*page); ok && p.columns > 0 {
+		return p.columns
+	}
+	return otherwise
+}
+
+// Answer prints the agent's answer, or returns its error.
+func Answer[T any](e Env, f *Format, v T, err error, table func(io.Writer, T)) error {
+	if err != nil {
+		return err
+	}
+	return f.Print(e.Stdout, v, func(w io.Writer) { table(w, v) })
+}
+
+// Line is Print for one of many values: each is one line of JSON, or a YAML document.
+func (f *Format) Line(w io.Writer, v any, table func(io.Writer)) error {
+	switch f.Name {
+	case "json":
+		data, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("print as json: %w", err)
+		}
+		_, err = w.Write(append(escapeControls(data, false), '\n'))
+		return err
+	case "yaml":
+		if _, err := io.WriteString(w, "---\n"); err != nil {
+			return err
+		}
+	}
+	return f.Print(w, v, table)
+}
+
+// escapeControls escapes the control and formatting characters that encoding/json leaves
+// (DEL, the C1 controls, marks that reverse the text), so that the output cannot control a
+// terminal. The meaning stays the same: such characters occur only in strings, and YAML
+// strings with them are written like JSON's.
+func escapeControls(data []byte, yaml bool) []byte {
+	var out bytes.Buffer
+	for _, r := range string(data) {
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			out.WriteRune(r)
+		case r < 0x10000:
+			fmt.Fprintf(&out, `\u%04x`, r)
+		case yaml:
+			fmt.Fprintf(&out, `\U%08x`, r)
+		default:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&out, `\u%04x\u%04x`, high, low)
+		}
+	}
+	return out.Bytes()
+}
+
+// Show makes a string that a container may have chosen safe to print. A printable string
+// stays as it is; any other becomes a Go string literal.
+func Show(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return ShowText(s)
+}
+
+// ShowText is Show for text that may be empty.
+func ShowText(s string) string {
+	for _, r := range s {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return strconv.Quote(s)
+		}
+	}
+	return s
+}
+
+// Shown is Show for each of several.
+func Shown(list []string) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = Show(s)
+	}
+	return out
+}
+
+// Lines is Show for a text of several lines.
+func Lines(s string) string {
+	parts := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	for i, p := range parts {
+		parts[i] = ShowText(strings.ReplaceAll(p, "\t", "    "))
+	}
+	return strings.Join(parts, "\n")
+}
+
+// OneLine is Show for a text of several lines that is printed in one.
+func OneLine(s string) string {
+	return ShowText(strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' }), "; "))
+}
+
+// Cut shortens s to n characters.
+func Cut(s string, n int) string {
+	if n <= 0 || utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
+// Fold breaks s at spaces into lines of at most n characters.
+func Fold(s string, n int) []string {
+	var out []string
+	line := ""
+	for _, word := range strings.Fields(s) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > n {
+			out, line = append(out, line), ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(out, line)
+}
