@@ -4,7 +4,6 @@ import (
 	"cmp"
 
 	"github.com/fairlead-project/fairlead/discover"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 // watch makes the Set of the containers on this host, which starts with what an earlier one knew.
@@ -24,7 +23,7 @@ func runtimes(cfg Config) []discover.Source {
 		discover.Docker(cfg.DockerHost),
 		discover.Podman(cfg.PodmanHost),
 		discover.Containerd(cfg.ContainerdAddr),
-		sandbox.Source(cfg.Roots.Proc, cmp.Or(cfg.SandboxDir, sandbox.DefaultDir)),
+		discover.Sandboxes(cfg.Roots.Proc, cmp.Or(cfg.SandboxDir, discover.DefaultSandboxes)),
 		discover.CgroupTree(cfg.Roots.Proc, cfg.Roots.Cgroup),
 	}
 }

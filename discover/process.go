@@ -123,6 +123,7 @@ func (p *process) close() {
 type stat struct {
 	flags uint64
 	start uint64 // ticks of userHZ since boot
+	ended bool   // a zombie, or about to be none
 }
 
 func readStat(proc string, pid int) (stat, error) {
@@ -156,7 +157,7 @@ func parseStat(b []byte) (stat, error) {
 	if start > 3e11 {
 		return stat{}, fmt.Errorf("stat: start time %d", start)
 	}
-	return stat{flags, start}, nil
+	return stat{flags, start, fields[0] == "Z" || fields[0] == "X"}, nil
 }
 
 // readSmall reads at most 64 KiB of a file in proc or in a cgroup tree.

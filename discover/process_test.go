@@ -19,9 +19,10 @@ func TestParseStat(t *testing.T) {
 		want     stat
 		ok       bool
 	}{
-		{"plain", "7 (sh)" + rest, stat{4194560, 12345}, true},
-		{"hostile name", "7 (a) R 9 9) 9 (x)" + rest, stat{4194560, 12345}, true},
-		{"newline in name", "7 (a\nb)" + rest, stat{4194560, 12345}, true},
+		{"plain", "7 (sh)" + rest, stat{4194560, 12345, false}, true},
+		{"hostile name", "7 (a) R 9 9) 9 (x)" + rest, stat{4194560, 12345, false}, true},
+		{"newline in name", "7 (a\nb)" + rest, stat{4194560, 12345, false}, true},
+		{"ended", "7 (a) b) R) Z 1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 1000 200", stat{4194560, 12345, true}, true},
 		{"empty", "", stat{}, false},
 		{"cut off", "7 (sh) S 1 1 1 0 -1 4194560", stat{}, false},
 		{"no number", "7 (sh) S 1 1 1 0 -1 x 1 2 3 4 5 6 7 8 20 0 1 0 12345 1", stat{}, false},

@@ -73,7 +73,7 @@ func runAgent(args []string) error {
 	if cfg.DockerHost != "" {
 		cfg.Sources = []discover.Source{discover.Docker(cfg.DockerHost)}
 	} else {
-		cfg.Sources = []discover.Source{sandbox.Source(cfg.Roots.Proc, *sandboxes)}
+		cfg.Sources = []discover.Source{discover.Sandboxes(cfg.Roots.Proc, *sandboxes)}
 	}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

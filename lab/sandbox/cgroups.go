@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/sched"
 	"golang.org/x/sys/unix"
 )
 
@@ -349,19 +350,10 @@ func members(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// kthread reports whether a process is a kernel thread: it has no memory map.
+// kthread reports whether a process is a kernel thread.
 func kthread(pid int) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	const pfKthread = 0x00200000
-	f := statFields(data)
-	if len(f) < 7 {
-		return false
-	}
-	flags, _ := strconv.ParseUint(f[6], 10, 64)
-	return flags&pfKthread != 0
+	_, err := sched.Find("/proc", pid)
+	return err == nil
 }
 
 // rmdir removes an empty group. A process that has just ended may count for a moment longer.

@@ -4,7 +4,7 @@
 //
 // It is no runtime for untrusted code: a sandbox has the host's root file system, users and
 // processes, and nothing is confined. Package bench and tests make sandboxes; the agent sees them
-// through [Source], from the state files that the [Host] keeps.
+// through [discover.Sandboxes], from the state files that the [Host] keeps.
 //
 // Everything ends with the process that made it, even if that is killed, except for the cgroups and
 // the state files: [Sweep] removes those.
@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"sync"
 	"time"
 
@@ -25,9 +24,6 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// DefaultDir is the default directory of a Host's state files.
-const DefaultDir = "/run/fairlead/sandbox"
-
 // Parent is the cgroup, in each hierarchy, of all sandboxes of a machine. It goes with the last of
 // them.
 const Parent = "fairlead-sandbox"
@@ -35,7 +31,7 @@ const Parent = "fairlead-sandbox"
 // Config is what New needs.
 type Config struct {
 	Roots kernel.Roots // zero: kernel.Default()
-	Dir   string       // for the state files; "" is DefaultDir
+	Dir   string       // for the state files; "" is discover.DefaultSandboxes
 }
 
 // Spec describes a sandbox.
@@ -70,7 +66,7 @@ type Host struct {
 	roots  kernel.Roots
 	dir    string
 	groups hierarchies
-	maker  process
+	maker  discover.Process
 
 	mu    sync.Mutex
 	boxes map[string]*Box
@@ -84,7 +80,7 @@ func New(cfg Config) (*Host, error) {
 		cfg.Roots = kernel.Default()
 	}
 	if cfg.Dir == "" {
-		cfg.Dir = DefaultDir
+		cfg.Dir = discover.DefaultSandboxes
 	}
 	if os.Getenv(insideEnv) != "" {
 		// A main without Reexec would start itself without end.
@@ -97,7 +93,7 @@ func New(cfg Config) (*Host, error) {
 	if layout.V2 == "" {
 		return nil, errors.New("make sandbox host: no cgroup v2 tree is mounted")
 	}
-	maker, err := findProcess(cfg.Roots.Proc, os.Getpid())
+	maker, err := discover.FindProcess(cfg.Roots.Proc, os.Getpid())
 	if err != nil {
 		return nil, fmt.Errorf("make sandbox host: %w", err)
 	}
@@ -114,14 +110,16 @@ func New(cfg Config) (*Host, error) {
 }
 
 // Name makes the Host a [container.Source].
-func (h *Host) Name() string { return sourceName }
+func (h *Host) Name() string { return h.source().Name() }
 
 // Run reports the sandboxes of this Host's directory until ctx ends.
 func (h *Host) Run(ctx context.Context, publish func(discover.Report)) error {
-	return Source(h.roots.Proc, h.dir).Run(ctx, publish)
+	return h.source().Run(ctx, publish)
 }
 
-// Dir returns the directory of the state files, for the [Source] of another process.
+func (h *Host) source() discover.Source { return discover.Sandboxes(h.roots.Proc, h.dir) }
+
+// Dir returns the directory of the state files, for [discover.Sandboxes] in another process.
 func (h *Host) Dir() string { return h.dir }
 
 // Close destroys all sandboxes that the Host made.
@@ -159,18 +157,16 @@ type Box struct {
 	gone  bool
 }
 
-var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
-
 // Create makes a sandbox with only the process that holds it. The error matches ErrExists if the
 // name is in use. A failed Create leaves nothing.
 func (h *Host) Create(spec Spec) (_ *Box, err error) {
-	if !validName.MatchString(spec.Name) {
-		return nil, fmt.Errorf("create sandbox %q: name must match %s", spec.Name, validName)
+	if !discover.SandboxName.MatchString(spec.Name) {
+		return nil, fmt.Errorf("create sandbox %q: name must match %s", spec.Name, discover.SandboxName)
 	}
 	b := &Box{Name: spec.Name, host: h, net: spec.Network}
 	b.state = state{
-		Name: spec.Name, Image: spec.Image, Labels: spec.Labels, Bare: spec.Bare,
-		Maker: h.maker, file: filepath.Join(h.dir, spec.Name+".json"),
+		discover.Sandbox{Name: spec.Name, Image: spec.Image, Labels: spec.Labels, Bare: spec.Bare, Maker: h.maker},
+		filepath.Join(h.dir, spec.Name+".json"),
 	}
 	if !spec.Bare {
 		b.dirs = h.groups.below(filepath.Join(Parent, spec.Name))
@@ -198,7 +194,7 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	if err := b.startInit(); err != nil {
 		return nil, err
 	}
-	b.state.Init, err = findProcess(h.roots.Proc, b.PID)
+	b.state.Init, err = discover.FindProcess(h.roots.Proc, b.PID)
 	if err != nil {
 		return nil, err
 	}
@@ -279,12 +275,12 @@ func (h *Host) Adopt(name string, pid int) (*Box, error) {
 // containers of an engine. It returns its path from the roots of the hierarchies. The engine makes
 // the groups; Close and Sweep remove them with all that is in them.
 func (h *Host) Claim(name string) (path string, err error) {
-	if !validName.MatchString(name) {
-		return "", fmt.Errorf("claim cgroup %q: name must match %s", name, validName)
+	if !discover.SandboxName.MatchString(name) {
+		return "", fmt.Errorf("claim cgroup %q: name must match %s", name, discover.SandboxName)
 	}
 	path = filepath.Join(Parent, name)
 	b := &Box{Name: name, host: h}
-	b.state = state{Name: name, Bare: true, Maker: h.maker, file: filepath.Join(h.dir, name+".json")}
+	b.state = state{discover.Sandbox{Name: name, Bare: true, Maker: h.maker}, filepath.Join(h.dir, name+".json")}
 	mounts := []string{h.groups[0].mount}
 	others, err := filepath.Glob(filepath.Join(h.roots.Cgroup, "*", "tasks")) // v1 alone has it
 	if err != nil {

@@ -319,7 +319,7 @@ func TestSource(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	reports := make(chan discover.Report)
-	go Source("/proc", h.Dir()).Run(ctx, func(r discover.Report) {
+	go discover.Sandboxes("/proc", h.Dir()).Run(ctx, func(r discover.Report) {
 		select {
 		case reports <- r:
 		case <-ctx.Done():
@@ -412,7 +412,7 @@ func TestSweepAfterKill(t *testing.T) {
 		if len(swept) == 0 || err != nil {
 			t.Errorf("swept %v: %v", swept, err)
 		}
-		if p, err := findProcess("/proc", pid); err == nil {
+		if p, err := discover.FindProcess("/proc", pid); err == nil {
 			t.Errorf("process %d is still there", p.PID)
 		}
 		if left, err := os.ReadDir(dir); len(left) > 0 && !strings.HasPrefix(left[0].Name(), ".") {
@@ -439,23 +439,6 @@ func TestSweepTrustsNoFile(t *testing.T) {
 	}
 	if _, err := os.Stat(precious); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestStatFields(t *testing.T) {
-	tests := []struct {
-		stat string
-		want []string
-	}{
-		{"12 (sh) S 1 2", []string{"S", "1", "2"}},
-		{"12 (a) b) R) Z 9", []string{"Z", "9"}},
-		{"", nil},
-		{"12 (sh", nil},
-	}
-	for _, tt := range tests {
-		if got := statFields([]byte(tt.stat)); !slices.Equal(got, tt.want) {
-			t.Errorf("statFields(%q) = %q, want %q", tt.stat, got, tt.want)
-		}
 	}
 }
 

@@ -1,7 +1,9 @@
-package sandbox
+package discover
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 )
@@ -11,7 +13,7 @@ func TestStatesAreReadOnce(t *testing.T) {
 	dir := t.TempDir()
 	const burst = 50
 	ss := &states{dir: dir}
-	list := func() []state {
+	list := func() []Sandbox {
 		t.Helper()
 		all, err := ss.read()
 		if err != nil {
@@ -19,13 +21,22 @@ func TestStatesAreReadOnce(t *testing.T) {
 		}
 		return all
 	}
-	made := make([]*state, burst)
-	for i := range made {
-		name := fmt.Sprint("box-", i)
-		made[i] = &state{Name: name, file: filepath.Join(dir, name+".json")}
-		if err := made[i].create(); err != nil {
+	write := func(s Sandbox) {
+		t.Helper()
+		data, err := json.Marshal(s)
+		if err != nil {
 			t.Fatal(err)
 		}
+		tmp := filepath.Join(dir, "."+s.Name+".tmp")
+		if err := os.WriteFile(tmp, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(tmp, filepath.Join(dir, s.Name+".json")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range burst {
+		write(Sandbox{Name: fmt.Sprint("box-", i)})
 		if got := list(); len(got) != i+1 {
 			t.Fatalf("%d states, want %d", len(got), i+1)
 		}
@@ -33,10 +44,7 @@ func TestStatesAreReadOnce(t *testing.T) {
 	if ss.reads != burst {
 		t.Errorf("read %d files of %d states", ss.reads, burst)
 	}
-	made[7].Init = process{PID: 4711, Start: 1}
-	if err := made[7].write(); err != nil {
-		t.Fatal(err)
-	}
+	write(Sandbox{Name: "box-7", Init: Process{PID: 4711, Start: 1}})
 	runs := 0
 	for _, s := range list() {
 		if s.Init.PID == 4711 {
