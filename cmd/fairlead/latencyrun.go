@@ -16,8 +16,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
-	"github.com/fairlead-project/fairlead/lab/report"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
+	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
 func latencyRunVerb(e cli.Env) *cobra.Command {
@@ -215,12 +215,19 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		raw, corrected, own = append(raw, t.Raw), append(corrected, t.Corrected), append(own, with[i].Raw-without[i].Raw)
 	}
 	if len(raw) > 0 { // otherwise there is no median
-		trips.Raw, trips.Corrected, trips.OwnCost = report.Median(raw), report.Median(corrected), report.Median(own)
+		trips.Raw, trips.Corrected, trips.OwnCost = median(raw), median(corrected), median(own)
 	}
 	if len(trips.Trips) == 0 {
 		trips.Why = r.why(last, c, program.Args, all.Records, unpaired)
 	}
 	return errors.Join(r.out.Print(r.env.Stdout, trips, trips.table), ending(program, status))
+}
+
+// median returns the middle of values, of which there is at least one.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
 // lastWord is how long an interrupted program may take to end.
@@ -276,24 +283,19 @@ func (r *latencyRun) start(ctx context.Context, c *api.Client, program *exec.Cmd
 	if i < 0 || list[i].PID == 0 {
 		return nil, nil, fmt.Errorf("container %s has ended", cli.Show(r.container))
 	}
-	dir, err := os.MkdirTemp("", "fairlead-run-")
+	place, err := enter.Of(kernel.Default(), list[i].PID)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a directory: %w", err)
+		return nil, nil, fmt.Errorf("enter container %s: %w", cli.Show(r.container), err)
 	}
-	h, err := sandbox.New(sandbox.Config{Dir: dir})
+	p, err := place.Start(program)
 	if err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	box, err := h.Adopt(list[i].Name, list[i].PID)
-	if err != nil {
-		return nil, nil, errors.Join(err, h.Close(), os.RemoveAll(dir))
-	}
-	stop = func() { errors.Join(box.Destroy(), h.Close(), os.RemoveAll(dir)) }
-	p, err := box.Start(program)
-	if err != nil {
-		stop()
-		return nil, nil, err
+		return nil, nil, errors.Join(fmt.Errorf("in container %s: %w", cli.Show(r.container), err), place.Close())
 	}
 	go func() { done <- p.Wait() }()
+	stop = func() {
+		p.Kill()
+		<-p.Done()
+		place.Close()
+	}
 	return done, stop, nil
 }

@@ -12,13 +12,9 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/internal/testkit"
-	"github.com/fairlead-project/fairlead/lab/sandbox"
 )
 
 func TestMain(m *testing.M) {
-	if status, ok := sandbox.Reexec(os.Args); ok {
-		os.Exit(status)
-	}
 	testscript.Main(checked{m}, map[string]func(){"fairlead": main})
 }
 

@@ -11,60 +11,22 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/kernel/sched"
 	"golang.org/x/sys/unix"
 )
 
-// hierarchy is one mounted cgroup tree.
-type hierarchy struct {
-	mount      string
-	v2         bool
-	controller string // name of a v1 tree in /proc/PID/cgroup; "" for v2
-}
-
 // hierarchies are the trees with a group for each sandbox, v2 first.
-type hierarchies []hierarchy
+type hierarchies []enter.Tree
 
 // group is a directory in a hierarchy.
-type group struct {
-	hierarchy
-	dir string
-}
-
-func newHierarchies(l cgroup.Layout, root string) hierarchies {
-	hs := hierarchies{{mount: l.V2, v2: true}}
-	seen := map[string]bool{realPath(l.V2): true}
-	for _, c := range []struct{ mount, controller string }{
-		{l.CPU, "cpu"},
-		{l.CPUSet, "cpuset"},
-		{filepath.Join(root, "cpuacct"), "cpuacct"},
-		{l.IO, "blkio"},
-	} {
-		if c.mount == "" || seen[realPath(c.mount)] {
-			continue // absent, or mounted together with another
-		}
-		if _, err := os.Stat(filepath.Join(c.mount, "cgroup.procs")); err != nil {
-			continue
-		}
-		seen[realPath(c.mount)] = true
-		hs = append(hs, hierarchy{mount: c.mount, controller: c.controller})
-	}
-	return hs
-}
-
-func realPath(path string) string {
-	if p, err := filepath.EvalSymlinks(path); err == nil {
-		return p
-	}
-	return path
-}
+type group enter.Group
 
 // below returns the directories of one group in all hierarchies.
 func (hs hierarchies) below(path string) []group {
 	gs := make([]group, len(hs))
 	for i, h := range hs {
-		gs[i] = group{h, filepath.Join(h.mount, path)}
+		gs[i] = group{h, filepath.Join(h.Mount, path)}
 	}
 	return gs
 }
@@ -72,7 +34,7 @@ func (hs hierarchies) below(path string) []group {
 // create makes the directories and sets the CPU limits of the sandbox.
 func (hs hierarchies) create(gs []group, cpu CPU) error {
 	for _, g := range gs {
-		parent := filepath.Dir(g.dir)
+		parent := filepath.Dir(g.Dir)
 		// The parent may go between the two, with the last other sandbox.
 		for try := 0; ; try++ {
 			if err := os.Mkdir(parent, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -81,7 +43,7 @@ func (hs hierarchies) create(gs []group, cpu CPU) error {
 			if err := g.prepare(parent); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
-			err := os.Mkdir(g.dir, 0o755)
+			err := os.Mkdir(g.Dir, 0o755)
 			if err == nil {
 				break
 			}
@@ -89,7 +51,7 @@ func (hs hierarchies) create(gs []group, cpu CPU) error {
 				return err
 			}
 		}
-		if err := g.prepare(g.dir); err != nil {
+		if err := g.prepare(g.Dir); err != nil {
 			return err
 		}
 		if err := g.limit(cpu); err != nil {
@@ -124,7 +86,7 @@ func weighParent(parent string) {
 // prepare prepares a new directory for children and processes.
 func (g group) prepare(dir string) error {
 	switch {
-	case g.v2 && dir != g.dir:
+	case g.V2 && dir != g.Dir:
 		// A tree without controllers (hybrid hosts) has nothing to enable. What was enabled stays:
 		// others may rely on it by then.
 		for _, d := range []string{filepath.Dir(dir), dir} {
@@ -132,7 +94,7 @@ func (g group) prepare(dir string) error {
 				return err
 			}
 		}
-	case g.controller == "cpuset":
+	case g.Controller == "cpuset":
 		// A v1 cpuset is born empty and takes no process before it is filled.
 		for _, name := range []string{"cpuset.mems", "cpuset.cpus"} {
 			val, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
@@ -172,10 +134,10 @@ func (g group) limit(cpu CPU) error {
 		period = 100 * time.Millisecond
 	}
 	has := func(c string) bool {
-		if !g.v2 {
-			return g.controller == c
+		if !g.V2 {
+			return g.Controller == c
 		}
-		_, err := os.Stat(filepath.Join(g.dir, map[string]string{"cpu": "cpu.max", "cpuset": "cpuset.cpus"}[c]))
+		_, err := os.Stat(filepath.Join(g.Dir, map[string]string{"cpu": "cpu.max", "cpuset": "cpuset.cpus"}[c]))
 		return err == nil
 	}
 	type file struct{ name, value string }
@@ -183,17 +145,17 @@ func (g group) limit(cpu CPU) error {
 	if has("cpu") {
 		q, p := strconv.FormatInt(cpu.Quota.Microseconds(), 10), strconv.FormatInt(period.Microseconds(), 10)
 		switch {
-		case cpu.Quota < 0 && g.v2:
+		case cpu.Quota < 0 && g.V2:
 			files = append(files, file{"cpu.max", "max " + p})
 		case cpu.Quota < 0:
 			files = append(files, file{"cpu.cfs_quota_us", "-1"})
-		case cpu.Quota > 0 && g.v2:
+		case cpu.Quota > 0 && g.V2:
 			files = append(files, file{"cpu.max", q + " " + p})
 		case cpu.Quota > 0:
 			files = append(files, file{"cpu.cfs_period_us", p}, file{"cpu.cfs_quota_us", q})
 		}
 		switch {
-		case cpu.Shares > 0 && g.v2:
+		case cpu.Shares > 0 && g.V2:
 			files = append(files, file{"cpu.weight", strconv.FormatUint(weight(cpu.Shares), 10)})
 		case cpu.Shares > 0:
 			files = append(files, file{"cpu.shares", strconv.FormatUint(cpu.Shares, 10)})
@@ -203,7 +165,7 @@ func (g group) limit(cpu CPU) error {
 		files = append(files, file{"cpuset.cpus", cpu.Set})
 	}
 	for _, f := range files {
-		if err := write(g.dir, f.name, f.value); err != nil {
+		if err := write(g.Dir, f.name, f.value); err != nil {
 			return err
 		}
 	}
@@ -215,25 +177,6 @@ func weight(shares uint64) uint64 {
 	shares = min(max(shares, 2), 262144)
 	return 1 + (shares-2)*9999/262142
 }
-
-// of returns the directory of a process in this hierarchy; "thread-self" is the calling thread.
-func (h hierarchy) of(proc, pid string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(proc, pid, "cgroup"))
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(data)) {
-		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		// The v2 tree has the line 0::path, and "" for its controllers.
-		if len(f) == 3 && slices.Contains(strings.Split(f[1], ","), h.controller) {
-			return filepath.Join(h.mount, f[2]), nil
-		}
-	}
-	return "", fmt.Errorf("%s/%s/cgroup: no controller %q", proc, pid, h.controller)
-}
-
-// moveThread puts the calling thread alone into a v1 group.
-func moveThread(dir string) error { return write(dir, "tasks", strconv.Itoa(unix.Gettid())) }
 
 func write(dir, name, value string) error {
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)

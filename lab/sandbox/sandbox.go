@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-project/fairlead/discover"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
+	"github.com/fairlead-project/fairlead/kernel/enter"
 )
 
 // Parent is the cgroup, in each hierarchy, of all sandboxes of a machine. It goes with the last of
@@ -103,7 +104,7 @@ func New(cfg Config) (*Host, error) {
 	return &Host{
 		roots:  cfg.Roots,
 		dir:    cfg.Dir,
-		groups: newHierarchies(layout, cfg.Roots.Cgroup),
+		groups: enter.Trees(layout, cfg.Roots.Cgroup),
 		maker:  maker,
 		boxes:  map[string]*Box{},
 	}, nil
@@ -171,7 +172,7 @@ func (h *Host) Create(spec Spec) (_ *Box, err error) {
 	if !spec.Bare {
 		b.dirs = h.groups.below(filepath.Join(Parent, spec.Name))
 		for _, g := range b.dirs {
-			b.state.Cgroups = append(b.state.Cgroups, g.dir)
+			b.state.Cgroups = append(b.state.Cgroups, g.Dir)
 		}
 	}
 	// The state comes first, so that Sweep finds what a killed Create left.
@@ -228,7 +229,7 @@ func (b *Box) Destroy() error {
 		p.Kill()
 	}
 	for _, p := range procs {
-		<-p.done
+		<-p.Done()
 	}
 	if b.ns != nil {
 		b.ns.Close()
@@ -255,19 +256,15 @@ func (b *Box) Destroy() error {
 // was started through the Box.
 func (h *Host) Adopt(name string, pid int) (*Box, error) {
 	b := &Box{Name: name, PID: pid, host: h}
-	for _, tree := range h.groups {
-		dir, err := tree.of(h.roots.Proc, fmt.Sprint(pid))
-		if err != nil {
-			return nil, fmt.Errorf("adopt container %s: %w", name, err)
-		}
-		b.dirs = append(b.dirs, group{tree, dir})
-		b.state.Cgroups = append(b.state.Cgroups, dir)
-	}
-	ns, err := os.Open(b.NetNS())
+	place, err := enter.In(h.roots.Proc, h.groups, pid)
 	if err != nil {
 		return nil, fmt.Errorf("adopt container %s: %w", name, err)
 	}
-	b.ns = ns
+	for _, g := range place.Groups {
+		b.dirs = append(b.dirs, group(g))
+		b.state.Cgroups = append(b.state.Cgroups, g.Dir)
+	}
+	b.ns = place.NetNS
 	return b, nil
 }
 
@@ -281,7 +278,7 @@ func (h *Host) Claim(name string) (path string, err error) {
 	path = filepath.Join(Parent, name)
 	b := &Box{Name: name, host: h}
 	b.state = state{discover.Sandbox{Name: name, Bare: true, Maker: h.maker}, filepath.Join(h.dir, name+".json")}
-	mounts := []string{h.groups[0].mount}
+	mounts := []string{h.groups[0].Mount}
 	others, err := filepath.Glob(filepath.Join(h.roots.Cgroup, "*", "tasks")) // v1 alone has it
 	if err != nil {
 		return "", fmt.Errorf("claim cgroup %s: %w", name, err)

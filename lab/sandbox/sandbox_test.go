@@ -100,11 +100,11 @@ func TestCreateDestroy(t *testing.T) {
 		t.Errorf("a process is in\n%s, the first one in\n%s", inside, first)
 	}
 	for _, g := range b.dirs {
-		want := ":" + g.controller + ":/" + Parent + "/" + b.Name + "\n"
-		if !g.v2 && len(g.controller) > 0 && !strings.Contains(strings.ReplaceAll(inside, ",cpuacct", ""), want) {
+		want := ":" + g.Controller + ":/" + Parent + "/" + b.Name + "\n"
+		if !g.V2 && len(g.Controller) > 0 && !strings.Contains(strings.ReplaceAll(inside, ",cpuacct", ""), want) {
 			t.Errorf("no %q in\n%s", want, inside)
 		}
-		if g.v2 && !strings.Contains(inside, "0::/"+Parent+"/"+b.Name+"\n") {
+		if g.V2 && !strings.Contains(inside, "0::/"+Parent+"/"+b.Name+"\n") {
 			t.Errorf("v2 group is not in\n%s", inside)
 		}
 	}
@@ -123,8 +123,8 @@ func TestCreateDestroy(t *testing.T) {
 	}
 	two := create(t, h, Spec{Name: name("b")})
 	for _, g := range b.dirs {
-		if g.controller == "cpu" {
-			if got := read(t, filepath.Dir(g.dir), "cpu.shares"); got == "1024" {
+		if g.Controller == "cpu" {
+			if got := read(t, filepath.Dir(g.Dir), "cpu.shares"); got == "1024" {
 				t.Errorf("two sandboxes together have %s shares", got)
 			}
 		}
@@ -175,11 +175,11 @@ func selfCgroups(t *testing.T) string {
 func limits(t *testing.T, b *Box) string {
 	t.Helper()
 	for _, g := range b.dirs {
-		if g.controller == "cpu" {
-			return read(t, g.dir, "cpu.cfs_quota_us") + " " + read(t, g.dir, "cpu.cfs_period_us") + " " + read(t, g.dir, "cpu.shares")
+		if g.Controller == "cpu" {
+			return read(t, g.Dir, "cpu.cfs_quota_us") + " " + read(t, g.Dir, "cpu.cfs_period_us") + " " + read(t, g.Dir, "cpu.shares")
 		}
 	}
-	return read(t, b.dirs[0].dir, "cpu.max") + " " + read(t, b.dirs[0].dir, "cpu.weight")
+	return read(t, b.dirs[0].Dir, "cpu.max") + " " + read(t, b.dirs[0].Dir, "cpu.weight")
 }
 
 func read(t *testing.T, dir, file string) string {

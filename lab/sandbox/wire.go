@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/fairlead-project/fairlead/kernel/enter"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -238,7 +239,7 @@ func (b *Box) Sysctl(name, value string) error {
 // in a mount namespace that ends with fn: the sandbox's own /sys is not touched. fn must open files
 // itself, not in goroutines that it starts.
 func (b *Box) Sysfs(fn func(sys string) error) error {
-	err := aside(func() error {
+	err := enter.Aside(func() error {
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("unshare mount namespace: %w", err)
 		}

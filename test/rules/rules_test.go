@@ -109,8 +109,8 @@ func brokenImport(from, to string, test bool) string {
 	case in(to, "github.com/vishvananda/netlink", "github.com/vishvananda/netns", "github.com/safchain/ethtool") &&
 		!in(from, "kernel/netdev", "kernel/qdisc", "kernel/conntrack", "kernel/probe", "lab"):
 		return "netlink is spoken in kernel/netdev, kernel/qdisc, kernel/conntrack, kernel/probe and lab/... only"
-	case to == "os/exec" && !in(from, "lab", "cmd"):
-		return "programs are started in lab/... and cmd only"
+	case to == "os/exec" && !in(from, "lab", "cmd", "kernel/enter"):
+		return "programs are started in lab/..., cmd and kernel/enter only"
 	case in(to, "github.com/moby/moby", "github.com/containerd/containerd") && from != "discover":
 		return "runtimes are spoken to in discover only"
 	}
