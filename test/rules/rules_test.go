@@ -100,6 +100,8 @@ func brokenImport(from, to string, test bool) string {
 		return "tenant/identity imports container and kernel/... only"
 	case from == "hook" && own && !in(to, "container", "kernel"):
 		return "hook imports container and kernel/... only"
+	case in(to, "lab") && !in(from, "lab", "cmd/fairlead-lab"):
+		return "only lab/..., cmd/fairlead-lab and tests import lab/..."
 	case feature(to) && !feature(from) && from != "agent":
 		return "only agent imports features"
 	case to == "github.com/cilium/ebpf/rlimit" && from != "kernel/bpf":
@@ -178,6 +180,13 @@ func TestBrokenImport(t *testing.T) {
 		{"tui", "agent", false, false},
 		{"tui/view", "tui", false, true},
 		{"lab/sandbox", "internal/testkit", false, false},
+		{"cmd/fairlead", "lab/bench", false, false},
+		{"cmd/fairlead", "lab/load", true, true},
+		{"agent", "lab/sandbox", false, false},
+		{"cmd/fairlead-lab", "lab/bench", false, true},
+		{"lab/bench", "lab/rig", false, true},
+		{"kernel/enter", "os/exec", false, true},
+		{"kernel/bpf", "os/exec", false, false},
 	} {
 		if rule := brokenImport(tt.from, tt.to, tt.test); (rule == "") != tt.ok {
 			t.Errorf("%s imports %s (test %v): %q", tt.from, tt.to, tt.test, rule)
