@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -33,8 +31,6 @@ func latencyRoutes() []route {
 		"protocol": "only packets of tcp, udp, icmp or other",
 		"sample":   "a number N: only one flow in N, with all its packets in both directions",
 	}
-	self := maps.Clone(query)
-	self["format"] = "slide: instead of JSON, a line of text for each packet: [seconds] (number) direction: nanoseconds"
 	return append(report("latency", Latency{},
 		"how long to measure, such as 2s, at most 30s: the agent answers after that time, with the packets of that time only",
 		"Show the latency that this host has added to the packets of the measured containers, by stage, since the measurement of each began.",
@@ -56,7 +52,7 @@ func latencyRoutes() []route {
 			call:    measured,
 		},
 		route{
-			method: "GET", path: "/v1/self/latency/records", query: self, out: LatencyRecords{}, self: true,
+			method: "GET", path: "/v1/self/latency/records", query: query, out: LatencyRecords{}, self: true,
 			summary: "List the packets of the calling container. Served on the self socket only.",
 			call:    selfRecords,
 		},
@@ -73,10 +69,6 @@ func selfRecords(b Backend, r *http.Request) (any, error) {
 		return nil, err
 	}
 	in.Most = maxSelfRecords
-	format := r.URL.Query().Get("format")
-	if format != "" && format != "slide" {
-		return nil, &Error{Status: http.StatusBadRequest, Code: "bad_request", Text: fmt.Sprintf("format=%q: want slide, or none", format)}
-	}
 	out, err := selfAsk(b, r, Ask{Feature: "latency", Over: over, Body: in})
 	if got, ok := out.(LatencyRecords); ok {
 		for _, r := range got.Records {
@@ -84,13 +76,6 @@ func selfRecords(b Backend, r *http.Request) (any, error) {
 				r.Waits[i] = w.alone() // a container must not learn who its neighbours are
 			}
 		}
-	}
-	if got, ok := out.(LatencyRecords); ok && format == "slide" {
-		var text strings.Builder
-		for _, r := range got.Records {
-			text.WriteString(r.Slide())
-		}
-		return plainText(text.String()), err
 	}
 	return out, err
 }
@@ -428,16 +413,6 @@ func (w LatencyWait) alone() LatencyWait {
 	}
 	w.By = own
 	return w
-}
-
-// Slide formats the packet as a line of MACE's device file, with the time between socket
-// and uplink. It returns "" if that time is unknown.
-func (r LatencyRecord) Slide() string {
-	of := cmp.Or(r.Stack, r.Added)
-	if of == nil {
-		return ""
-	}
-	return fmt.Sprintf("[%d.%06d] (%d) %s: %.0f\n", r.Time.Unix(), r.Time.Nanosecond()/1000, r.Seq, r.Direction, *of*1e9)
 }
 
 // LatencyPart is the time of one packet in one stage.

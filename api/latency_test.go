@@ -3,12 +3,8 @@ package api
 import (
 	"context"
 	"fmt"
-	"io"
 	"math"
-	"net"
-	"net/http"
 	"net/url"
-	"strings"
 	"testing"
 	"time"
 )
@@ -131,7 +127,7 @@ func (b *selfBackend) Report(_ context.Context, ask Ask) (any, error) {
 	}}, nil
 }
 
-// A container switches its own tracing on and off, and reads its packets as lines.
+// A container switches its own tracing on and off, and reads its packets.
 func TestSelfLatency(t *testing.T) {
 	b := new(selfBackend)
 	socket := served(t, b, 0o666, ServeSelf)
@@ -141,30 +137,9 @@ func TestSelfLatency(t *testing.T) {
 	if err != nil || !on.On || on.Until.IsZero() {
 		t.Errorf("%+v, %v", on, err)
 	}
-	h := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
-	defer h.CloseIdleConnections()
-	get := func(url string) (int, string, string) {
-		t.Helper()
-		resp, err := h.Get("http://self" + url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.StatusCode, resp.Header.Get("Content-Type"), string(body)
-	}
-	status, kind, body := get("/v1/self/latency/records?after=1&format=slide&sample=4")
-	const want = "[1552589043.315681] (1) egress: 80932\n[1552589043.315681] (1) ingress: 46208\n"
-	if status != 200 || !strings.HasPrefix(kind, "text/plain") || body != want {
-		t.Errorf("%d, %s: %s", status, kind, body)
-	}
-	if status, _, body := get("/v1/self/latency/records?format=xml"); status != 400 || !strings.Contains(body, "want slide") {
-		t.Errorf("%d: %s", status, body)
+	got, err := c.SelfLatencyRecords(t.Context(), LatencyFilter{After: 1, Sample: 4}, 0)
+	if err != nil || got.Next != 3 || len(got.Records) != 3 || *got.Records[0].Stack != 80.932e-6 || got.Records[1].Stack != nil {
+		t.Errorf("%+v, %v", got, err)
 	}
 	if len(b.asked) != 2 {
 		t.Fatalf("asked %+v", b.asked)

@@ -127,11 +127,6 @@ func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 		} else if err == nil {
 			out, err = r.call(b, req)
 		}
-		if text, ok := out.(plainText); ok && err == nil {
-			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-			io.WriteString(w, string(text))
-			return
-		}
 		if err == nil {
 			answer(w, r.done(), out)
 			return
@@ -144,9 +139,6 @@ func endpoint(b Backend, r route, rs *readers, log *slog.Logger) http.Handler {
 		answer(w, e.Status, Failure{Error: *e})
 	})
 }
-
-// plainText is an answer that is no JSON, for those who asked for that.
-type plainText string
 
 // allowed refuses writes of those who may only read. What a route of the self socket
 // changes is the caller's own.

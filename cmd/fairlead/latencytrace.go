@@ -28,13 +28,12 @@ that; --kept prints what has been recorded since. All packets are recorded then,
 filters choose what is printed.`,
 		Example: `  fairlead latency trace web-1 --protocol tcp --port 443
   fairlead latency trace web-1 --sample 64 -o json
-  fairlead latency trace --self --on; ping -c 10 192.0.2.1; fairlead latency trace --self --kept --slide`,
+  fairlead latency trace --self --on; ping -c 10 192.0.2.1; fairlead latency trace --self --kept`,
 		Args: cli.NArgs(0, 1, "one CONTAINER"),
 	}
 	var want packets
 	want.add(cmd)
 	cmd.Flags().Uint32Var(&want.sample, "sample", 1, "all packets of one flow in so many, both ways, and none of the others")
-	slide := cmd.Flags().Bool("slide", false, "print each packet as MACE does: [seconds] (number) direction: nanoseconds")
 	count := cmd.Flags().Uint("count", 0, "end after so many packets; 0: when interrupted")
 	on := cmd.Flags().Bool("on", false, "with --self: begin to record, and return")
 	off := cmd.Flags().Bool("off", false, "with --self: end that")
@@ -77,11 +76,8 @@ filters choose what is printed.`,
 		}
 		defer func() { failed = errors.Join(failed, end()) }()
 		print := latencyLine
-		switch {
-		case *asJSON == "json":
+		if *asJSON == "json" {
 			print = func(w io.Writer, r api.LatencyRecord) error { return json.NewEncoder(w).Encode(r) }
-		case *slide:
-			print = func(w io.Writer, r api.LatencyRecord) error { _, err := io.WriteString(w, r.Slide()); return err }
 		}
 		limited, lost := false, got.LostWaits
 		var missed, shown, last uint64
