@@ -34,12 +34,10 @@ measured.
 gro, forward, qdisc, deliver and socket on the way in. It also shows for whose packets
 the same CPUs worked meanwhile: a packet in the backlog of a CPU waits for those.
 
-With two containers, the first is A and the other is B. With --compare, A is one interval
-and B is the next. With --since, A is an earlier answer that -o json printed.`,
+With two containers, the first is A and the other is B, over the same interval.`,
 		Example: `  fairlead latency
   fairlead latency web-1 --stages
   fairlead latency web-1 web-2
-  fairlead latency -o json > before.json; fairlead latency --since before.json
   fairlead latency trace web-1 --protocol icmp
   fairlead latency run --container web-1 -- ping -c 10 192.0.2.1`,
 		Args: cli.NArgs(0, 2, "one CONTAINER, or two"),
@@ -49,8 +47,6 @@ and B is the next. With --since, A is an earlier answer that -o json printed.`,
 	stages := cmd.Flags().Bool("stages", false, "show where the time goes")
 	protocols := cmd.Flags().Bool("protocols", false, "show each protocol by itself")
 	wide := cmd.Flags().Bool("wide", false, "show the names of containers in full")
-	compare := cmd.Flags().Bool("compare", false, "compare two intervals, or two containers")
-	since := cmd.Flags().String("since", "", "a `file` with an earlier answer, as -o json printed it: compare with that")
 	cmd.AddCommand(latencyTraceVerb(e), latencyRunVerb(e), latencyProbeVerb(e))
 	return dialed(e, cmd, func(cmd *cobra.Command, c *api.Client, args []string) error {
 		ref, err := f.check(args)
@@ -66,19 +62,11 @@ and B is the next. With --since, A is an earlier answer that -o json printed.`,
 				return c.Latency(ctx, ref, over)
 			}
 		}
-		if len(args) == 2 || *compare || *since != "" {
-			switch {
-			case f.watch || *protocols:
-				return cli.Usagef("--watch and --protocols cannot be used with a comparison")
-			case *since != "" && len(args) == 2:
-				return cli.Usagef("--since compares with an earlier answer, and not two containers")
-			case f.total && len(args) < 2 && *since == "":
-				return cli.Usagef("--total and --compare: the two times would be the same")
+		if len(args) == 2 {
+			if f.watch || *protocols {
+				return cli.Usagef("--watch and --protocols cannot be used with two containers")
 			}
-			x := comparison{ref: ref, since: *since, interval: f.interval, read: read, stages: *stages, wide: *wide}
-			if len(args) == 2 {
-				x.other = args[1]
-			}
+			x := comparison{a: ref, b: args[1], interval: f.interval, read: read, stages: *stages}
 			if f.total {
 				x.interval = 0
 			}

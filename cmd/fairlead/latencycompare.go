@@ -1,25 +1,21 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/cmd/internal/cli"
 )
 
-// comparison compares two readings: of two containers, or of two times.
+// comparison compares two containers.
 type comparison struct {
-	ref, other   string // containers; other is "" if it compares two times
-	since        string // a file with the first reading; "": none
-	interval     time.Duration
-	read         func(ref string) func(context.Context, time.Duration) (api.Latency, error)
-	stages, wide bool
+	a, b     string // containers
+	interval time.Duration
+	read     func(ref string) func(context.Context, time.Duration) (api.Latency, error)
+	stages   bool
 }
 
 // compared holds both readings, as -o json prints them.
@@ -30,28 +26,16 @@ type compared struct {
 
 func (x comparison) show(ctx context.Context, e cli.Env, out *cli.Format) (err error) {
 	var both compared
-	switch {
-	case x.since != "":
-		if both.A, err = savedLatency(x.since); err != nil {
-			return err
-		}
-		both.B, err = x.read(x.ref)(ctx, x.interval)
-	case x.other != "":
-		// At the same time, so that the other load of the host is the same for both.
-		done := make(chan error, 1)
-		go func() {
-			var err error
-			both.A, err = x.read(x.ref)(ctx, x.interval)
-			done <- err
-		}()
-		both.B, err = x.read(x.other)(ctx, x.interval)
-		if aerr := <-done; aerr != nil {
-			err = aerr
-		}
-	default:
-		if both.A, err = x.read(x.ref)(ctx, x.interval); err == nil {
-			both.B, err = x.read(x.ref)(ctx, x.interval)
-		}
+	// At the same time, so that the other load of the host is the same for both.
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		both.A, err = x.read(x.a)(ctx, x.interval)
+		done <- err
+	}()
+	both.B, err = x.read(x.b)(ctx, x.interval)
+	if aerr := <-done; aerr != nil {
+		err = aerr
 	}
 	if err != nil {
 		return readingHint(err)
@@ -59,27 +43,12 @@ func (x comparison) show(ctx context.Context, e cli.Env, out *cli.Format) (err e
 	return out.Print(e.Stdout, both, func(w io.Writer) { x.table(w, both) })
 }
 
-// savedLatency reads the output of -o json.
-func savedLatency(file string) (l api.Latency, err error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return l, cli.Usagef("--since: %v", err)
-	}
-	if err := json.Unmarshal(data, &l); err != nil || l.Taken.IsZero() {
-		return l, cli.Usagef("--since %s: no answer of `fairlead latency -o json` is in it", file)
-	}
-	return l, nil
-}
-
 func (x comparison) table(w io.Writer, both compared) {
 	for _, side := range []struct {
 		letter, ref string
 		of          api.Latency
-	}{{"A", x.ref, both.A}, {"B", cmp.Or(x.other, x.ref), both.B}} {
-		text := side.letter + ":"
-		if side.ref != "" {
-			text += " " + cli.Show(side.ref) + ","
-		}
+	}{{"A", x.a, both.A}, {"B", x.b, both.B}} {
+		text := side.letter + ": " + cli.Show(side.ref) + ","
 		if side.of.Since.IsZero() {
 			text += " since first measured, up to"
 		} else {
@@ -87,13 +56,12 @@ func (x comparison) table(w io.Writer, both compared) {
 		}
 		fmt.Fprintf(w, "%s %s\n", text, side.of.Taken.Local().Format("15:04:05"))
 	}
-	columns := []column{{"CONTAINER", 0}, {"DIR", 0}, {"STAGE", 0}, {"P50 A", 0}, {"P50 B", 0}, {"B/A", 0}, {"P99 A", 0}, {"P99 B", 0}, {"B/A", 0}, {"COVERED", 0}}
+	columns := []column{{"DIR", 0}, {"STAGE", 0}, {"P50 A", 0}, {"P50 B", 0}, {"B/A", 0}, {"P99 A", 0}, {"P99 B", 0}, {"B/A", 0}, {"COVERED", 0}}
 	var rows [][]string
 	for _, b := range both.B.Containers {
-		name := latencyName(b)
 		stagesB := x.rows(b.LatencyTimes)
 		for _, a := range both.A.Containers {
-			if a.Direction != b.Direction || x.other == "" && a.Container != b.Container {
+			if a.Direction != b.Direction {
 				continue
 			}
 			stagesA := make(map[string]*api.LatencyStage)
@@ -102,7 +70,7 @@ func (x comparison) table(w io.Writer, both compared) {
 			}
 			for _, s := range stagesB {
 				if was := stagesA[s.Stage]; was != nil {
-					rows = append(rows, []string{name, b.Direction, s.Stage, fine(was.P50), fine(s.P50), times(was.P50, s.P50), fine(was.P99), fine(s.P99), times(was.P99, s.P99), lower(a.Coverage, b.Coverage)})
+					rows = append(rows, []string{b.Direction, s.Stage, fine(was.P50), fine(s.P50), times(was.P50, s.P50), fine(was.P99), fine(s.P99), times(was.P99, s.P99), lower(a.Coverage, b.Coverage)})
 				}
 			}
 		}
@@ -111,15 +79,7 @@ func (x comparison) table(w io.Writer, both compared) {
 		fmt.Fprintln(w, "No stage has packets in both.")
 		return
 	}
-	if x.other != "" { // the lines above name the containers
-		columns, rows = columns[1:], tails(rows)
-		right(columns, rows, 2, len(columns)-1)
-	} else {
-		right(columns, rows, 3, len(columns)-1)
-		if !x.wide {
-			columns[0].max = max(9, cli.Across(w, latencyScreen)-width(columns[1:], tails(rows)))
-		}
-	}
+	right(columns, rows, 2, len(columns)-1)
 	table(w, columns, rows)
 }
 
