@@ -8,12 +8,11 @@
 // Settle. If that fails, the next call for the same container returns the same tenants, with
 // the same Change. A tenant outlives its last member until Settle.
 //
-// feature/overlay is the first user. The others still keep tenants of their own. This is what
-// each needs, and where it finds it:
+// feature/overlay and feature/latency use it. The others still keep tenants of their own. This is
+// what each needs, and where it finds it:
 //
 //   - traffic: one policy for all that ask for bandwidth. AgreeFunc; while they Disagree, it
 //     keeps the last value. Remove, for a newcomer that it refuses. Owner, not the lowest id.
-//   - latency: on if one member is. A Register of the measured containers; Tenants for its maps.
 //   - netcpu/isolate: who pays, and who is next: Owner. The last expiry: Expiry of Members.
 //   - netcpu/drop: a namespace that its payer has left, until counting there ends: At, Settle.
 //   - netcpu/charge: payers by cgroup. A key of {Container: number of the TenantGroup's

@@ -6,30 +6,35 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// ends is where packets of the tenants are looked at, as maps.bpf.h has it.
+// ends lists where the programs look at packets, in the form of maps.bpf.h.
 type ends struct {
 	near    [4096]uint16 // NEAR
 	uplinks [64]uint32   // UPLINKS
 	tenants [1 << 16]uint8
-	unseen  uint32             // tenants that no device is seen to receive for
-	sockets map[string]sockets // by directory of the cgroup
-	queued  bool               // an uplink is a veth, which may not poll
+	unseen  uint32             // tenants without a device at which the programs see packets arrive
+	sockets map[string]sockets // by cgroup directory
+	queued  bool               // an uplink is a veth, so its driver may not poll
 }
 
-// ends finds them. Whose a device is package identity says.
+// ends finds the devices, uplinks and sockets of the measured tenants. Package identity maps them to
+// tenants.
 func (f *Latency) ends() (*ends, error) {
 	e := &ends{sockets: make(map[string]sockets)}
 	links, err := f.host.Links(netdev.MostLinks)
 	if err != nil {
 		return nil, err
 	}
-	for _, t := range f.tenants {
+	for _, t := range f.tenants.Tenants() {
+		m := f.measured[t.Key()]
+		if m == nil {
+			continue // about to be measured
+		}
 		flags := uint8(tenantMeasured)
-		if t.traced {
+		if m.traced {
 			flags |= tenantTraced
 		}
-		for _, c := range t.members {
-			way := uint8(byDevice)
+		for _, member := range t.Members() {
+			c, way := member.Container, uint8(byDevice)
 			for _, dev := range c.Interfaces {
 				e.watch(dev.Index, begin(hookQueue)|begin(hookReceive)|pass(hookReceive)|pass(hookXmit))
 				e.watch(dev.Host.Index, begin(hookQueue)|pass(hookReceive)|pass(hookQueue)|pass(hookXmit))
@@ -44,10 +49,10 @@ func (f *Latency) ends() (*ends, error) {
 				e.unseen++
 			}
 			if c.Cgroup.V2 != "" {
-				e.sockets[c.Cgroup.V2] = sockets{t.slot, way}
+				e.sockets[c.Cgroup.V2] = sockets{m.slot, way}
 			}
 		}
-		e.tenants[t.slot] = flags
+		e.tenants[m.slot] = flags
 	}
 	bits := begin(hookPoll) | begin(hookReceive) | pass(hookReceive) | pass(hookQueue) | pass(hookXmit) | nearUplink
 	if e.unseen > 0 {
@@ -71,8 +76,8 @@ func (e *ends) watch(index int, bits uint16) {
 	}
 }
 
-// isUplink says whether packets leave the host by a device, and are not sent on by
-// a device above it that is one.
+// isUplink reports whether packets leave the host by a device. A port of a bond is none: the bond
+// is.
 func (f *Latency) isUplink(l netdev.Link, all []netdev.Link) bool {
 	if len(f.cfg.Uplinks) > 0 {
 		return slices.Contains(f.cfg.Uplinks, l.Name)

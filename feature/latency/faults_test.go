@@ -43,7 +43,7 @@ func TestFull(t *testing.T) {
 	h.settled(c, UDP, Egress, 1)
 	before := h.read(c).Of(Egress, UDP)
 	keys, stamps := h.stamps()
-	of := latencyStamp{Slot: uint32(h.f.member[c.ID].slot), Protocol: uint8(UDP)}
+	of := latencyStamp{Slot: uint32(h.f.of(c.ID).slot), Protocol: uint8(UDP)}
 	of.At[0] = now(t)
 	places := int(stamps.MaxEntries())
 	for i := range places {
@@ -68,7 +68,7 @@ func TestLost(t *testing.T) {
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	h.measure(true, c)
 	h.f.mu.Lock()
-	h.f.member[c.ID].traced = true // and nobody reads
+	h.f.of(c.ID).traced = true // and nobody reads
 	err := h.f.follow()
 	h.f.mu.Unlock()
 	must(t, err)
@@ -143,7 +143,7 @@ func TestInterrupted(t *testing.T) {
 	h.held(web, c)
 	h.f.mu.Lock()
 	err := h.f.meter.rest()
-	before := h.f.member[c.ID].slot
+	before := h.f.of(c.ID).slot
 	all, rerr := h.f.meter.read(before)
 	if err == nil {
 		err = h.f.meter.resume()

@@ -12,30 +12,30 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// latencyKey is the key of policy that a grant decides.
+// latencyKey is the policy key that a grant decides.
 const latencyKey = "fairlead.latency"
 
-// granted is for how long a container is measured that a process asks for, unless it asks
-// again: whoever is killed is forgotten then.
+// granted is how long a container is measured after a process has asked for it. A process renews
+// its grant by asking again; that of a killed process expires.
 const granted = 15 * time.Second
 
-// inForce is how long a process waits until it is.
+// inForce limits how long a request waits until the container is measured.
 const inForce = 10 * time.Second
 
-// grantee is a process that has a container measured.
+// grantee is a process that asked to measure a container.
 type grantee struct {
 	container container.ID
 	pid       int
 }
 
-// grant is that it has, whatever policy says.
+// grant measures a container for a grantee, whatever policy says.
 type grant struct {
 	uid          int
 	since, until time.Time
 }
 
-// measureFor has a container measured for a process for a while, or no longer, and waits
-// until it is.
+// measureFor grants a process the measurement of a container, renews or ends the grant, and waits
+// until the container is measured.
 func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.LatencyMeasure) (out api.LatencyMeasured, err error) {
 	by, now := grantee{id, ask.PID}, time.Now()
 	f.mu.Lock()
@@ -57,7 +57,7 @@ func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.Laten
 	g.until = now.Add(granted)
 	f.grants[by] = g
 	timeout := time.After(inForce)
-	for f.member[id] == nil {
+	for f.of(id) == nil {
 		applied := f.applied
 		f.mu.Unlock()
 		select {
@@ -77,17 +77,17 @@ func (f *Latency) measureFor(ctx context.Context, id container.ID, ask api.Laten
 	return api.LatencyMeasured{On: true, Until: g.until}, nil
 }
 
-// tell wakes those who wait for Apply. f.mu is held.
-func (f *Latency) tell() {
+// wake wakes requests that wait for Apply. f.mu is held.
+func (f *Latency) wake() {
 	close(f.applied)
 	f.applied = make(chan struct{})
 }
 
-// Adopt implements feature.Decider. Who had a container measured asks again.
+// Adopt implements feature.Decider. Processes with a grant of an earlier agent ask again.
 func (f *Latency) Adopt([]journal.Entry) []policy.Decision { return nil }
 
-// Decide implements feature.Decider: a container that a process asks for is measured, if
-// policy does not say so anyway.
+// Decide implements feature.Decider: it decides on for containers with a grant that policy does not
+// measure anyway.
 func (f *Latency) Decide(targets []policy.Target, _ bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -98,7 +98,7 @@ func (f *Latency) Decide(targets []policy.Target, _ bool) (out []policy.Decision
 		d.Reason = fmt.Sprintf("process %d of uid %d has it measured while it runs", by.pid, g.uid)
 		if d.Lapsed(now) {
 			delete(f.grants, by)
-			d.Since = now // another one than stands, which it takes back
+			d.Since = now // a decision other than the current one, which withdraws that
 		}
 		if other, known := stands[by.container]; !known || d.Expiry.After(other.Expiry) {
 			stands[by.container] = d

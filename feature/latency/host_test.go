@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-project/fairlead/lab/load"
 	"github.com/fairlead-project/fairlead/lab/sandbox"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // host is a host of its own with an uplink, nic0, to the wire.
@@ -35,8 +36,10 @@ func newHost(t testing.TB) *host {
 			t.Fatal(err)
 		}
 	}
-	var err error
-	h.f, err = New(Config{Roots: kernel.Default(), NetNS: h.ns.NetNS(), Uplinks: []string{"nic0"}, Budget: 1 << 20})
+	who, err := identity.Open("/proc")
+	must(t, err)
+	t.Cleanup(func() { must(t, who.Close()) })
+	h.f, err = New(Config{Roots: kernel.Default(), Identity: who, NetNS: h.ns.NetNS(), Uplinks: []string{"nic0"}, Budget: 1 << 20})
 	must(t, err)
 	t.Cleanup(func() { must(t, h.f.Close()) })
 	if v := h.f.Support(); v.Level != probe.Full {

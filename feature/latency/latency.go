@@ -1,12 +1,10 @@
-// Package latency measures what a container costs each of its packets on this
-// host (MACE): the time between the container's device and the uplink, between
-// its socket and the uplink, and what each stage of the way has of it.
+// Package latency measures how much time a container's packets spend on this host (MACE): between
+// the container's device and the uplink, between its socket and the uplink, and in each stage.
 //
-// latency.bpf.c takes the times inside the kernel and counts them in histograms;
-// this part says which devices and sockets are whose, and reads what was counted.
-// It changes no packet and nothing on the host, and does not see how long a network
-// takes beyond the uplink. Package agent calls it, as a feature.Feature. README.md
-// says what a packet pays for it.
+// latency.bpf.c takes the times in the kernel and counts them in histograms. This package selects
+// the tenants, devices and sockets to measure, and reads the counters. It changes neither packets
+// nor the host, and does not see the network beyond the uplink. Package agent calls it, as a
+// feature.Feature. README.md states the cost per packet.
 package latency
 
 import (
@@ -15,11 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/bits"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -30,48 +26,48 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
 // name is the feature's name.
 const name = "latency"
 
-// tracedBudget is how many times the budget is allowed while the host is watched.
-const tracedBudget = 20
+// watchedBudget is the factor by which the budget grows while the host is watched.
+const watchedBudget = 20
 
-// DefaultBudget is how many packets a second each CPU measures at the most,
-// unless Config says otherwise.
+// DefaultBudget is the default of Config.Budget.
 const DefaultBudget = 5000
 
-// rowOfStamps is ROW of maps.bpf.h: a packet has one of so many places.
+// rowOfStamps is ROW of maps.bpf.h: a packet's stamp has one of this many places.
 const rowOfStamps = 8
 
-// MostStamps is how many packets under way have room.
+// MostStamps limits the packets under way that have a stamp.
 const MostStamps = rowOfStamps << 12
 
 // Config is what New needs.
 type Config struct {
 	Roots kernel.Roots
 	Log   *slog.Logger // nil: no log
-	// Identity says whose devices and sockets are. nil: one of its own.
+	// Identity maps devices and sockets to tenants. Without it the feature is unavailable.
 	Identity *identity.Identity
 
-	// Containers is who runs here. It may be nil where nobody asks for reports.
+	// Containers lists the containers of the host. It may be nil if no reports are needed.
 	Containers feature.Containers
-	// Work is who knows for whose packets the CPUs work; nil: nobody does.
+	// Work reports the packet work of the CPUs. It may be nil.
 	Work feature.Worker
 
-	// NetNS is a path to the host's network namespace, where its uplinks are;
-	// "" is the namespace of this process.
+	// NetNS is the path of the host's network namespace, which holds the uplinks; "" is the
+	// namespace of this process.
 	NetNS string
-	// Uplinks names the devices by which packets leave and enter the host. Empty:
-	// all hardware that is up, and bonds.
+	// Uplinks names the devices by which packets leave and enter the host. Empty: all hardware
+	// that is up, and bonds.
 	Uplinks []string
-	// Budget is how many packets a second each CPU measures at the most; beyond,
-	// they are chosen by chance. 0: DefaultBudget.
+	// Budget limits how many packets each CPU measures per second. Beyond it packets are chosen
+	// at random. 0: DefaultBudget.
 	Budget uint32
-	// Stamps is how many packets under way have room, a power of two from 8 to
-	// MostStamps; 0: MostStamps.
+	// Stamps limits the packets under way that have a stamp: a power of two from 8 to MostStamps.
+	// 0: MostStamps.
 	Stamps uint32
 }
 
@@ -80,41 +76,32 @@ type Latency struct {
 	cfg     Config
 	support probe.Verdict
 
-	own *identity.Identity // closed with the feature
-
-	mu      sync.Mutex
-	host    *netdev.NS // nil once closed, or where nothing works
-	unwatch func() error
-	meter   *meter  // nil while no container is measured
-	tracer  *tracer // nil while nobody asks for records
-	tenants map[identity.Tenant]*tenant
-	member  map[container.ID]*tenant
-	reading feature.Loop
-	stop    chan struct{} // ends turns
-	lapsing bool          // lapse will be called
-	spells  spells
-	grants  map[grantee]grant
-	applied chan struct{} // closed when Apply has been called
-	astray  uint64        // waits that earlier tracers of the meter had no record for
+	mu       sync.Mutex
+	host     *netdev.NS // nil once closed, or without support
+	unwatch  func() error
+	meter    *meter                   // nil while no container is measured
+	tracer   *tracer                  // nil while no records are requested
+	tenants  *tenant.Register         // of the containers that policy measures
+	measured map[tenant.Key]*measured // one of each tenant
+	reading  feature.Loop
+	stop     chan struct{} // ends dutyCycle
+	lapsing  bool          // lapse is scheduled
+	spells   spells
+	grants   map[grantee]grant
+	applied  chan struct{} // closed by the next Apply
+	orphans  uint64        // waits without a record in earlier tracers of the meter
 }
 
-// tenant is one network tenant that is measured, however many containers it is.
-type tenant struct {
-	key     identity.Tenant
-	slot    identity.Slot
-	members map[container.ID]container.Container
-	traced  bool // its packets are recorded one by one
+// measured is what the feature keeps for one tenant.
+type measured struct {
+	slot   identity.Slot
+	traced bool // its packets are recorded one by one
 
-	asked, askedSelf time.Time // until when the host, or itself, wants records
-	numbered         uint64    // behind the last record of a recording that is over
+	asked, askedSelf time.Time // end of the last request for records, by an operator and by itself
+	numbered         uint64    // number after the last record of recordings that have ended
 }
 
-// first is the container that stands for a tenant: the one with the lowest id.
-func (t *tenant) first() container.ID {
-	return slices.Min(slices.Collect(maps.Keys(t.members)))
-}
-
-// New finds out what the host can do. It changes nothing.
+// New probes the host. It changes nothing.
 func New(cfg Config) (*Latency, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -126,7 +113,15 @@ func New(cfg Config) (*Latency, error) {
 	if cfg.Stamps < rowOfStamps || cfg.Stamps > MostStamps || bits.OnesCount32(cfg.Stamps) != 1 {
 		return nil, fmt.Errorf("latency: %d stamps: want a power of two from %d to %d", cfg.Stamps, rowOfStamps, MostStamps)
 	}
-	f := &Latency{cfg: cfg, tenants: make(map[identity.Tenant]*tenant), member: make(map[container.ID]*tenant), reading: feature.Loop{Name: "records"}, spells: make(spells), grants: make(map[grantee]grant), applied: make(chan struct{})}
+	f := &Latency{
+		cfg:      cfg,
+		tenants:  tenant.New(cfg.Roots.Proc, tenant.Network),
+		measured: make(map[tenant.Key]*measured),
+		reading:  feature.Loop{Name: "records"},
+		spells:   make(spells),
+		grants:   make(map[grantee]grant),
+		applied:  make(chan struct{}),
+	}
 	if os.Geteuid() != 0 {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: no program can be loaded", Mend: "run the agent as root"}
 		return f, nil
@@ -135,15 +130,13 @@ func New(cfg Config) (*Latency, error) {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: err.Error(), Mend: "a kernel of 5.15 or later with BTF"}
 		return f, nil
 	}
-	var err error
 	if cfg.Identity == nil {
-		if f.own, err = identity.Open(cfg.Roots.Proc); err != nil {
-			return nil, fmt.Errorf("latency: %w", err)
-		}
-		f.cfg.Identity = f.own
+		f.support = probe.Verdict{Level: probe.Unavailable, Why: "the maps that identify packets could not be made", Mend: "the agent's log has the reason"}
+		return f, nil
 	}
+	var err error
 	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
-		return nil, errors.Join(fmt.Errorf("latency: %w", err), f.own.Close())
+		return nil, fmt.Errorf("latency: %w", err)
 	}
 	f.support = probe.Verdict{Level: probe.Full}
 	return f, nil
@@ -158,56 +151,93 @@ func (f *Latency) Name() string { return name }
 // Support implements feature.Feature.
 func (f *Latency) Support() probe.Verdict { return f.support }
 
-// Apply implements feature.Feature. Containers that share a network are measured
-// together if one of them is to be.
+// Apply implements feature.Feature. A tenant is measured if policy measures one of its members.
 func (f *Latency) Apply(_ context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	defer f.tell()
+	defer f.wake()
 	if t.Settings.Latency == nil || !*t.Settings.Latency {
 		return f.remove(t.Container.ID)
 	}
 	if f.host == nil {
 		return fmt.Errorf("latency: %s", f.support.Why)
 	}
-	if err := f.add(t.Container); err != nil {
+	in, left, err := f.tenants.Apply(t)
+	if err == nil {
+		err = errors.Join(f.settle(left), f.measure(in, t.Container))
+	}
+	if err != nil {
 		return fmt.Errorf("latency: %w", err)
 	}
 	return nil
 }
 
-func (f *Latency) add(c container.Container) error {
-	key := identity.TenantOf(c)
-	if key == (identity.Tenant{}) {
-		return errors.New("the container's network is not known")
-	}
-	if t := f.member[c.ID]; t != nil && t.key != key {
-		if err := f.remove(c.ID); err != nil { // it has moved
-			return err
-		}
-	}
+// measure brings the meter up to date with a tenant after a change of its member c.
+func (f *Latency) measure(t *tenant.Tenant, c container.Container) error {
 	if err := f.open(); err != nil {
-		return err
+		return errors.Join(err, f.remove(c.ID))
 	}
 	m, err := identity.Of(c)
 	slot, terr := f.cfg.Identity.Tell(name, m)
+	err = errors.Join(err, terr)
 	if slot == identity.Nobody {
-		return errors.Join(err, terr, f.shut())
+		return errors.Join(err, f.remove(c.ID))
 	}
-	t := f.tenants[key]
-	if t == nil {
-		if err := f.meter.add(slot); err != nil {
-			return errors.Join(err, f.cfg.Identity.Forget(name, c.ID), f.shut())
+	if f.measured[t.Key()] == nil {
+		if merr := f.meter.add(slot); merr != nil {
+			return errors.Join(err, merr, f.remove(c.ID))
 		}
-		t = &tenant{key: key, slot: slot, members: make(map[container.ID]container.Container)}
-		f.tenants[key] = t
+		f.measured[t.Key()] = &measured{slot: slot}
 	}
-	t.members[c.ID] = c
-	f.member[c.ID] = t
-	return errors.Join(err, terr, f.follow())
+	f.tenants.Settle(t)
+	return errors.Join(err, f.follow())
 }
 
-// open has the programs attached, if they are not.
+// Remove implements feature.Feature.
+func (f *Latency) Remove(_ context.Context, id container.ID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.remove(id)
+}
+
+func (f *Latency) remove(id container.ID) error {
+	left := f.tenants.Remove(id)
+	if len(left) == 0 {
+		return nil
+	}
+	return errors.Join(f.cfg.Identity.Forget(name, id), f.settle(left))
+}
+
+// settle brings the meter up to date with tenants that a container has left.
+func (f *Latency) settle(left []*tenant.Tenant) error {
+	if len(left) == 0 {
+		return nil
+	}
+	var errs []error
+	for _, t := range left {
+		if m := f.measured[t.Key()]; m != nil && len(t.Members()) == 0 {
+			delete(f.measured, t.Key())
+			f.tracer.forget(m.slot) // the slot's next tenant must not see them
+			errs = append(errs, f.meter.remove(m.slot))
+		}
+		f.tenants.Settle(t)
+	}
+	if len(f.measured) == 0 {
+		return errors.Join(append(errs, f.shut())...)
+	}
+	return errors.Join(append(errs, f.follow())...)
+}
+
+// of returns what is kept for a container's tenant, nil if the container is not measured.
+func (f *Latency) of(id container.ID) *measured {
+	t := f.tenants.Of(id)
+	if t == nil {
+		return nil
+	}
+	return f.measured[t.Key()]
+}
+
+// open attaches the programs unless they are attached.
 func (f *Latency) open() (err error) {
 	if f.meter != nil {
 		return nil
@@ -217,13 +247,29 @@ func (f *Latency) open() (err error) {
 		return err
 	}
 	f.stop = make(chan struct{})
-	go f.turns(f.stop)
-	// An uplink may come or go. Without a watch it is seen when the next container is.
+	go f.dutyCycle(f.stop)
+	// Without a watch, a change of the uplinks is seen only at the next Apply.
 	if f.unwatch, err = f.host.Watch(f.changed); err != nil {
 		f.cfg.Log.Warn("watch uplinks", "err", err)
 		f.unwatch = nil
 	}
 	return nil
+}
+
+// shut detaches and closes everything if no tenant is measured.
+func (f *Latency) shut() error {
+	if len(f.measured) > 0 || f.meter == nil {
+		return nil
+	}
+	var errs []error
+	if f.unwatch != nil {
+		errs = append(errs, f.unwatch())
+		f.unwatch = nil
+	}
+	close(f.stop)
+	errs = append(errs, f.tracer.close(), f.meter.close())
+	f.meter, f.tracer, f.orphans = nil, nil, 0
+	return errors.Join(errs...)
 }
 
 // changed is called when devices of the host's namespace have changed.
@@ -238,7 +284,7 @@ func (f *Latency) changed() {
 	}
 }
 
-// follow brings the maps and the sockets to what the tenants are now.
+// follow updates the maps and the programs at sockets to the tenants.
 func (f *Latency) follow() error {
 	e, err := f.ends()
 	if err != nil {
@@ -246,73 +292,32 @@ func (f *Latency) follow() error {
 	}
 	budget, watch := f.cfg.Budget, f.watches(time.Now())
 	if watch {
-		budget *= tracedBudget
+		budget *= watchedBudget
 	}
 	return errors.Join(f.meter.follow(e, budget), f.meter.watch(watch))
 }
 
-// Remove implements feature.Feature.
-func (f *Latency) Remove(_ context.Context, id container.ID) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.remove(id)
-}
-
-func (f *Latency) remove(id container.ID) error {
-	t := f.member[id]
-	if t == nil {
-		return nil
-	}
-	delete(f.member, id)
-	delete(t.members, id)
-	err := f.cfg.Identity.Forget(name, id)
-	if len(t.members) == 0 {
-		delete(f.tenants, t.key)
-		f.tracer.forget(t.slot) // the next who gets the slot must not see them
-		err = errors.Join(err, f.meter.remove(t.slot))
-	}
-	if len(f.tenants) == 0 {
-		return errors.Join(err, f.shut())
-	}
-	return errors.Join(err, f.follow())
-}
-
-// shut takes everything out of the kernel if nobody is measured.
-func (f *Latency) shut() error {
-	if len(f.tenants) > 0 || f.meter == nil {
-		return nil
-	}
-	var errs []error
-	if f.unwatch != nil {
-		errs = append(errs, f.unwatch())
-		f.unwatch = nil
-	}
-	close(f.stop)
-	errs = append(errs, f.tracer.close(), f.meter.close())
-	f.meter, f.tracer, f.astray = nil, nil, 0
-	return errors.Join(errs...)
-}
-
-// Prune implements feature.Feature. Nothing of an earlier agent can be left.
+// Prune implements feature.Feature. An earlier agent leaves nothing behind.
 func (f *Latency) Prune(context.Context, func(container.ID) bool) error { return nil }
 
 // Close implements feature.Feature. Nothing stays in the kernel.
 func (f *Latency) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var err error
-	for id := range f.member {
-		err = errors.Join(err, f.cfg.Identity.Forget(name, id))
+	var errs []error
+	for _, t := range f.tenants.Tenants() {
+		for _, m := range t.Members() {
+			errs = append(errs, f.cfg.Identity.Forget(name, m.Container.ID))
+		}
 	}
-	clear(f.tenants)
-	clear(f.member)
-	err = errors.Join(err, f.shut(), f.own.Close())
-	f.own = nil
+	f.tenants = tenant.New(f.cfg.Roots.Proc, tenant.Network)
+	clear(f.measured)
+	errs = append(errs, f.shut())
 	if f.host != nil {
-		err = errors.Join(err, f.host.Close())
+		errs = append(errs, f.host.Close())
 		f.host = nil
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // Maps implements feature.Mapped.

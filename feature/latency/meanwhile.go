@@ -9,10 +9,10 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// work is by container, and by CPU, how long that has worked for its packets.
+// work is the time that each CPU has worked for packets, by container and CPU.
 type work map[container.ID][]time.Duration
 
-// packetWork is nil where nobody knows.
+// packetWork returns nil if the packet work is unknown.
 func (f *Latency) packetWork() work {
 	if f.cfg.Work == nil {
 		return nil
@@ -24,8 +24,7 @@ func (f *Latency) packetWork() work {
 	return w
 }
 
-// since gives what was done after an earlier time. Who did less than before has
-// begun anew.
+// since returns the work after an earlier reading. A counter that went down has restarted.
 func (w work) since(before work) work {
 	out := make(work, len(w))
 	for id, now := range w {
@@ -40,9 +39,9 @@ func (w work) since(before work) work {
 	return out
 }
 
-// meanwhile says for whose packets the CPUs worked on which those of a tenant wait,
-// within a time: CPUs that did less than a hundredth of the tenant's own work do not
-// count. It is nil where nobody knows.
+// meanwhile returns the packet work, by container, of the CPUs that handled a tenant's packets. It
+// leaves out CPUs that did less than a hundredth of the tenant's own work. It returns nil if the
+// work is unknown.
 func (w work) meanwhile(members []container.ID, over time.Duration, name func(container.ID) string) *api.LatencyMeanwhile {
 	i := slices.IndexFunc(members, func(id container.ID) bool { return len(w[id]) > 0 })
 	if i < 0 || over <= 0 {

@@ -16,14 +16,14 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// What fl_tenants says of a tenant; maps.bpf.h.
+// Flags of a tenant in fl_tenants; maps.bpf.h.
 const (
 	tenantMeasured = 1 << iota
 	tenantTraced
 	tenantHost
 )
 
-// The hooks as fl_near numbers them; latency.bpf.c.
+// Numbers of the hooks; latency.bpf.c.
 const (
 	hookPoll = iota
 	hookReceive
@@ -31,41 +31,15 @@ const (
 	hookXmit
 )
 
-// begin and pass are bits of fl_near: a packet may begin at a hook, or is looked
-// at there if it has begun.
+// begin and pass are bits of fl_near: a measurement may begin at a hook, or one that has begun
+// continues there.
 func begin(hook int) uint16 { return 1 << hook }
 func pass(hook int) uint16  { return 0x10 << hook }
 
-// nearUplink is of fl_near, too: NEAR_UPLINK.
+// nearUplink is NEAR_UPLINK, another bit of fl_near.
 const nearUplink uint16 = 0x100
 
-// subBits is HIST_SUB_BITS of maps.bpf.h, buckets is HIST_BUCKETS.
-const (
-	subBits = 3
-	topBits = 34
-	buckets = (topBits - subBits + 1) << subBits
-)
-
-// tally is struct tally of maps.bpf.h.
-type tally struct {
-	Seen, Matched, Local, Unsampled, Unmatched, Mismatched, Evicted uint64
-
-	Window, Told uint32 // how fast records are told
-
-	Stage [stages]struct {
-		Sum   uint64
-		Count [buckets]uint64
-	}
-}
-
-// histogram gives one stage's.
-func (t *tally) histogram(s Stage) *hist.Histogram {
-	h := &t.Stage[s]
-	return &hist.Histogram{Sub: subBits, Counts: h.Count[:], Sum: h.Sum}
-}
-
-// meter is what is in the kernel while a container is measured. Its methods are
-// called by one goroutine at a time.
+// meter is the BPF object and its attached programs. One goroutine at a time may use it.
 type meter struct {
 	object   *bpf.Object
 	programs struct {
@@ -74,9 +48,9 @@ type meter struct {
 		Poll    *ebpf.Program `ebpf:"fl_poll"`
 		Queue   *ebpf.Program `ebpf:"fl_queue"`
 	}
-	links  bpf.Links // nil: at rest
+	links  bpf.Links // nil: detached for rest
 	queued bpf.Links // fl_backlog, while an uplink is a veth
-	ran    bpf.Links // those of waits.bpf.h and app.bpf.h, while records are asked for
+	ran    bpf.Links // of waits.bpf.h and app.bpf.h, while the host is watched
 	maps   struct {
 		Tallies  *ebpf.Map      `ebpf:"fl_tallies"`
 		CPUs     *ebpf.Map      `ebpf:"fl_cpus"`
@@ -98,17 +72,17 @@ type meter struct {
 	sockets map[string]*socket
 	tallies map[identity.Slot]*ebpf.Map
 
-	looked time.Time     // when flooded was asked last, or the programs were attached
-	events []uint64      // passed over until then, by CPU
-	since  time.Time     // when the rest began, if it is one
-	rested time.Duration // in rests that are over
+	looked time.Time     // last call of flooded, or of resume
+	events []uint64      // events passed over until then, by CPU
+	since  time.Time     // beginning of the current rest, if any
+	rested time.Duration // in earlier rests
 }
 
-// socket is fl_socket at the cgroup of a container.
+// socket is fl_socket at the cgroup of one container.
 type socket struct {
 	sockets
 	program *ebpf.Program
-	link    link.Link // nil: at rest
+	link    link.Link // nil: detached for rest
 }
 
 func (s *socket) close() error {
@@ -122,8 +96,8 @@ func (s *socket) close() error {
 // sends are the system calls that send by a socket: fl_sends of app.bpf.h.
 var sends = [5]uint32{unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_WRITE, unix.SYS_WRITEV}
 
-// openMeter loads and attaches the programs. host is the inode of the host's network
-// namespace, stamps as in Config, shared are the maps of package identity.
+// openMeter loads and attaches the programs. host is the inode of the host's network namespace,
+// stamps is as in Config, shared are the maps of package identity.
 func openMeter(host uint64, stamps uint32, shared bpf.Maps) (_ *meter, err error) {
 	m := &meter{ends: new(ends), sockets: make(map[string]*socket), tallies: make(map[identity.Slot]*ebpf.Map)}
 	defer func() {
@@ -140,7 +114,7 @@ func openMeter(host uint64, stamps uint32, shared bpf.Maps) (_ *meter, err error
 	return m, m.resume()
 }
 
-// close takes everything out of the kernel.
+// close detaches the programs and closes the object.
 func (m *meter) close() error {
 	errs := []error{m.links.Close(), m.queued.Close(), m.ran.Close()}
 	for _, p := range []*ebpf.Program{m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue} {
@@ -157,7 +131,7 @@ func (m *meter) close() error {
 	return errors.Join(append(errs, m.object.Close())...)
 }
 
-// add makes the tallies of a slot, all at nothing.
+// add makes the tallies of a slot, all at 0.
 func (m *meter) add(s identity.Slot) error {
 	if m.tallies[s] != nil {
 		return nil
@@ -175,8 +149,7 @@ func (m *meter) add(s identity.Slot) error {
 	return nil
 }
 
-// remove forgets a slot's tallies. Packets of it that are under way are counted
-// nowhere.
+// remove removes a slot's tallies. Its packets under way are not counted.
 func (m *meter) remove(s identity.Slot) error {
 	inner := m.tallies[s]
 	if inner == nil {
@@ -186,7 +159,7 @@ func (m *meter) remove(s identity.Slot) error {
 	return errors.Join(m.maps.Tallies.Delete(uint32(s)), inner.Close())
 }
 
-// read gives the tallies of a slot, nil if it has none.
+// read returns the tallies of a slot, nil if it has none.
 func (m *meter) read(s identity.Slot) (*tallies, error) {
 	inner := m.tallies[s]
 	if inner == nil {
@@ -203,12 +176,8 @@ func (m *meter) read(s identity.Slot) (*tallies, error) {
 	return &all, nil
 }
 
-// tallies are all of one tenant.
-type tallies [directions][protocols]tally
-
-// follow has the meter look at these ends, and at nothing else. budget is how many
-// packets a second each CPU measures at the most. An error is of some of it; the rest
-// is done.
+// follow measures at exactly these ends. budget limits how many packets each CPU measures per
+// second. follow continues after an error.
 func (m *meter) follow(e *ends, budget uint32) error {
 	m.ends = e
 	const windows = 59 // of 2^24 ns, in a second
@@ -218,7 +187,7 @@ func (m *meter) follow(e *ends, budget uint32) error {
 		m.queue(), m.listen())
 }
 
-// queue has packets looked at where they are put into a backlog, or not.
+// queue attaches or detaches the program at the backlog.
 func (m *meter) queue() (err error) {
 	want := m.ends.queued && m.links != nil
 	switch {
@@ -231,7 +200,7 @@ func (m *meter) queue() (err error) {
 	return err
 }
 
-// listen has the sockets in the cgroups of the ends measured, and no others'.
+// listen attaches the programs at exactly the cgroups of the ends.
 func (m *meter) listen() error {
 	var errs []error
 	for dir, s := range m.sockets {
@@ -255,15 +224,15 @@ func (m *meter) listen() error {
 			continue
 		}
 		err := s.attach(dir)
-		if err != nil && !errors.Is(err, unix.ENOENT) { // the container has gone; the Set will tell
+		if err != nil && !errors.Is(err, unix.ENOENT) { // the container has gone; the next round removes it
 			errs = append(errs, fmt.Errorf("measure sockets: %w", err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// sockets are those of one tenant, and by which way packets come to them, as
-// latency.bpf.c numbers these.
+// sockets describes the sockets in one cgroup: their tenant, and the way by which packets reach them
+// (BY_ in latency.bpf.c).
 type sockets struct {
 	slot identity.Slot
 	way  uint8
@@ -288,8 +257,8 @@ func (s *socket) attach(dir string) error {
 	return err
 }
 
-// passed says how many events each CPU passed over, and how many stamps of packets
-// that were nobody's yet were lost, since the meter was opened.
+// passed returns the events that each CPU passed over, and the stamps evicted before their tenant
+// was known, since the meter was opened.
 func (m *meter) passed() (events []uint64, evicted uint64, err error) {
 	var cpus []latencyCpu
 	if err := m.maps.CPUs.Lookup(uint32(0), &cpus); err != nil {
@@ -302,7 +271,8 @@ func (m *meter) passed() (events []uint64, evicted uint64, err error) {
 	return events, evicted, nil
 }
 
-// costs are how long events with a stamp took, by hook, while records were asked for.
+// costs returns the run time of the programs for packets with a stamp, by hook, while the host was
+// watched.
 func (m *meter) costs() (all [hookXmit + 1]*hist.Histogram, err error) {
 	for hook := range all {
 		var cpus []struct {
@@ -324,7 +294,7 @@ func (m *meter) costs() (all [hookXmit + 1]*hist.Histogram, err error) {
 	return all, nil
 }
 
-// attached says what is in the kernel, for tests.
+// attached returns the numbers of attached programs, for tests.
 func (m *meter) attached() (programs, sockets int) {
 	for _, s := range m.sockets {
 		if s.link != nil {
@@ -334,7 +304,7 @@ func (m *meter) attached() (programs, sockets int) {
 	return len(m.links), sockets
 }
 
-// supported says why nothing can be measured on this kernel; nil: it can.
+// supported returns why this kernel cannot measure, or nil.
 func supported() error {
 	o, err := bpf.Open("latency", loadLatency, nil, nil)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// What a record is of, and what may follow it; RECORD and AWAITS_ in maps.bpf.h and app.bpf.h.
+// Kinds of records, and what may follow a record: RECORD and AWAITS_ in maps.bpf.h and app.bpf.h.
 const (
 	kindRecord = iota
 	kindAtSocket
@@ -24,16 +24,15 @@ const (
 	awaitsRead
 )
 
-// Where a struct record has what it is of, and its length. It is read field by field, as it
-// is for each packet.
+// Offsets in struct record, and its length. It is parsed field by field because reflection is too
+// slow for each packet.
 const (
 	recordStage = 16
 	recordFlow  = 88
 	recordSize  = 152
 )
 
-// parseRecord reads a struct record. at is the wall clock's time when the monotonic
-// one was at 0.
+// parseRecord parses a struct record. at is the wall time at which the monotonic clock was 0.
 func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind, awaits uint8, err error) {
 	if len(raw) != recordSize {
 		return r, 0, 0, 0, fmt.Errorf("record of %d bytes", len(raw))
@@ -67,16 +66,16 @@ func parseRecord(raw []byte, at time.Time) (r Record, s identity.Slot, kind, awa
 	return r, identity.Slot(slot), kind, awaits, nil
 }
 
-// Lengths in struct waited: before its parts, and of each.
+// Lengths in struct waited: of its head, and of each part.
 const (
 	waitedHead = 32
 	waitedPart = 32
 )
 
-// isWait tells a struct waited from a struct record.
+// isWait reports whether a sample is a struct waited, not a struct record. Their lengths differ.
 func isWait(raw []byte) bool { return len(raw)%waitedPart == waitedHead%waitedPart }
 
-// parseWait reads a struct waited, which has as many parts as it says.
+// parseWait parses a struct waited. Its length must agree with its number of parts.
 func parseWait(raw []byte) (id uint64, w wait, err error) {
 	if len(raw) < waitedHead {
 		return 0, w, fmt.Errorf("wait of %d bytes", len(raw))

@@ -219,7 +219,7 @@ func TestTurns(t *testing.T) {
 	}
 	for range 20 { // whenever it is looked at
 		h.f.mu.Lock()
-		if wait, err := h.f.turn(); err != nil || wait != quiet {
+		if wait, err := h.f.nextPhase(); err != nil || wait != quiet {
 			t.Errorf("rests for %v while somebody asks for records: %v", wait, err)
 		}
 		h.f.mu.Unlock()

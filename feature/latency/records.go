@@ -21,25 +21,25 @@ import (
 
 const (
 	maxRecords = 4096                  // kept of one tenant
-	lease      = 10 * time.Second      // packets are recorded for so long after the last request
-	patience   = 20 * time.Millisecond // in which a packet comes from the device to its socket
-	readIn     = time.Second           // in which its application begins to read it: later is not told
+	lease      = 10 * time.Second      // how long packets are recorded after a request
+	patience   = 20 * time.Millisecond // limit between device and socket
+	readIn     = time.Second           // limit until the application reads; later reads are ignored
 )
 
 // Record is one packet of a container.
 type Record struct {
-	At        time.Time // when it left by the uplink, or came to the device or the socket
+	At        time.Time // when it left by the uplink, or reached the device or the socket
 	Direction Direction
 	Protocol  uint8 // IPPROTO_
 	From, To  netip.AddrPort
 	Seq       uint32 // of TCP; of an ICMP echo
 	Type      uint8  // of ICMP
-	Syn       bool   // of TCP: it opens a connection, or answers that
+	Syn       bool   // of TCP: SYN or SYN-ACK
 	Bytes     int    // of the IP packet
-	// Stages has the time of each; less than 0 is not known.
+	// Stages holds the time of each stage; less than 0: unknown.
 	Stages [stages]time.Duration
-	// Mace is the span of the MACE paper, between the application and the uplink: from the
-	// call that sends, or to the copy that begins to read. Less than 0 is not known.
+	// Mace is the span of the MACE paper, between the application and the uplink: from the call
+	// that sends, or to the copy that begins to read. Less than 0: unknown.
 	Mace time.Duration
 
 	id     uint64
@@ -47,18 +47,18 @@ type Record struct {
 	waits  []wait
 }
 
-// tracer keeps the records of those tenants that somebody asks for.
+// tracer reads and keeps the records of tenants with requests.
 type tracer struct {
 	reader *ringbuf.Reader
 	done   chan struct{}
 	turn   *feature.Loop
-	zero   time.Time // see clock; one for all, as times of records are subtracted
+	zero   time.Time // see clock; the same for all records, because their times are subtracted
 
 	mu      sync.Mutex
 	traces  map[identity.Slot]*trace
-	waiting map[uint64]waiting // for what the socket and its reader say, by id
-	waits   map[uint64][]wait  // of packets whose record comes next, by id
-	astray  uint64             // waits whose record did not come
+	waiting map[uint64]waiting // for the records of socket and reader, by id
+	waits   map[uint64][]wait  // the packet's record follows; by id
+	orphans uint64             // waits without a record
 }
 
 type waiting struct {
@@ -67,14 +67,14 @@ type waiting struct {
 	until time.Time
 }
 
-// trace are the latest records of one tenant, of those packets that somebody wants.
+// trace holds the latest records of one tenant that a filter wants.
 type trace struct {
 	records []Record
-	first   uint64                          // number of the first record, which may have been overwritten
+	first   uint64                          // number of the first record, which may be overwritten
 	next    uint64                          // number of the next record
-	wanted  map[api.LatencyFilter]time.Time // until when; without After and Most
-	keep    time.Time                       // until when records are kept, also if no more are wanted
-	news    chan struct{}                   // closed when there is one
+	wanted  map[api.LatencyFilter]time.Time // end of the wish; filters without After and Most
+	keep    time.Time                       // how long records are kept, even if no filter is left
+	news    chan struct{}                   // closed by the next record
 }
 
 func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
@@ -88,7 +88,7 @@ func newTracer(m *meter, turn *feature.Loop) (*tracer, error) {
 	return t, nil
 }
 
-// newTraces is a tracer that nothing comes to but by take.
+// newTraces makes a tracer without a reader.
 func newTraces() *tracer {
 	return &tracer{traces: make(map[identity.Slot]*trace), waiting: make(map[uint64]waiting), waits: make(map[uint64][]wait)}
 }
@@ -102,8 +102,8 @@ func (t *tracer) close() error {
 	return err
 }
 
-// mostTaken is how many records and waits are read in one time of patience: 50,000 in a
-// second. Beyond, they wait in the kernel's buffer, which loses what it has no room for.
+// mostTaken limits how many records and waits are read in patience: 50,000 per second. The rest
+// stays in the kernel's buffer, which drops what it has no room for.
 const mostTaken = 1000
 
 func (t *tracer) run() {
@@ -116,7 +116,7 @@ func (t *tracer) run() {
 			time.Sleep(patience - now.Sub(turn))
 		}
 		taken++
-		t.reader.SetDeadline(time.Now().Add(patience)) // nobody wakes it
+		t.reader.SetDeadline(time.Now().Add(patience)) // the programs do not wake it
 		raw, err := t.reader.Read()
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return
@@ -125,14 +125,14 @@ func (t *tracer) run() {
 		if err == nil {
 			t.take(raw.RawSample)
 		}
-		if err != nil || raw.Remaining == 0 { // else what is waited for may be there already
+		if err != nil || raw.Remaining == 0 { // otherwise an awaited record may be next
 			t.flush(time.Now())
 		}
 		t.turn.End()
 	}
 }
 
-// take adds one record as the kernel gave it.
+// take adds one sample of the kernel: a record, or a wait.
 func (t *tracer) take(raw []byte) {
 	if isWait(raw) {
 		t.takeWait(raw)
@@ -151,7 +151,7 @@ func (t *tracer) take(raw []byte) {
 	if kind != kindRecord {
 		w, known := t.waiting[r.id]
 		if !known {
-			return // it was given up
+			return // too late
 		}
 		delete(t.waiting, r.id)
 		if kind == kindAtSocket {
@@ -172,12 +172,11 @@ func (t *tracer) take(raw []byte) {
 	}
 }
 
-// maxAstray is how many packets may have waits whose record has not come. The kernel tells
-// both one after the other, and only those of other CPUs are between: beyond that the
-// records were lost.
-const maxAstray = 1024
+// maxOrphans limits the packets with a wait but no record yet. The kernel emits a wait right before
+// its record, so only samples of other CPUs are in between. Beyond the limit the records were lost.
+const maxOrphans = 1024
 
-// takeWait keeps what a CPU did while a packet waited, for that packet's record.
+// takeWait keeps a wait for the packet's record.
 func (t *tracer) takeWait(raw []byte) {
 	id, w, err := parseWait(raw)
 	if err != nil {
@@ -185,8 +184,8 @@ func (t *tracer) takeWait(raw []byte) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.waits) == maxAstray {
-		t.astray += maxAstray
+	if len(t.waits) == maxOrphans {
+		t.orphans += maxOrphans
 		clear(t.waits)
 	}
 	if len(t.waits[id]) < int(stages) {
@@ -194,7 +193,7 @@ func (t *tracer) takeWait(raw []byte) {
 	}
 }
 
-// flush gives up waiting for sockets and readers that do not come.
+// flush adds records that have waited too long for their socket or reader.
 func (t *tracer) flush(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,7 +208,7 @@ func (t *tracer) flush(now time.Time) {
 func (t *tracer) add(s identity.Slot, r Record) {
 	tr := t.traces[s]
 	if tr == nil || !tr.wants(&r) {
-		return // nobody asks for it
+		return // no filter wants it
 	}
 	r.number = tr.next
 	tr.next++
@@ -222,13 +221,13 @@ func (t *tracer) add(s identity.Slot, r Record) {
 	tr.news = make(chan struct{})
 }
 
-// maxFilters is how many filters of one tenant are told apart: beyond, all packets are
-// kept, and who asks chooses of them.
+// maxFilters limits the filters of one tenant. Beyond it all packets are recorded, and a request
+// selects among them.
 const maxFilters = 8
 
-// want begins to keep what a filter wants of a tenant's records, or goes on with it, for
-// a time from now on. numbered is the number behind the last record of its last recording,
-// 0 if there was none: who followed that is to see that it has ended.
+// want keeps the records of a tenant that a filter wants, for a time from now on. numbered is the
+// number after the last record of the tenant's previous recording, 0 if there was none: numbers
+// continue from it so that a reader notices that the recording has ended.
 func (t *tracer) want(s identity.Slot, numbered uint64, f api.LatencyFilter, now time.Time, during time.Duration) *trace {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -251,8 +250,7 @@ func (t *tracer) want(s identity.Slot, numbered uint64, f api.LatencyFilter, now
 	return tr
 }
 
-// unwant ends what was wanted for longer than a lease: that was switched on. What has
-// been recorded stays.
+// unwant ends a recording that was switched on, which lasts longer than a lease. Its records stay.
 func (t *tracer) unwant(s identity.Slot, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -265,8 +263,7 @@ func (t *tracer) unwant(s identity.Slot, now time.Time) {
 	}
 }
 
-// lapsed forgets filters that nobody has asked with lately, and says whether none is
-// left.
+// lapsed removes filters that have expired, and reports whether none is left.
 func (tr *trace) lapsed(now time.Time) bool {
 	maps.DeleteFunc(tr.wanted, func(_ api.LatencyFilter, until time.Time) bool { return now.After(until) })
 	return len(tr.wanted) == 0
@@ -292,7 +289,7 @@ func (tr *trace) wants(r *Record) bool {
 	return false
 }
 
-// wants says whether a record is of those that a filter wants.
+// wants reports whether a filter wants a record.
 func wants(f api.LatencyFilter, r *Record) bool {
 	switch {
 	case f.Protocol != "" && f.Protocol != class(r.Protocol).String(),
@@ -304,8 +301,8 @@ func wants(f api.LatencyFilter, r *Record) bool {
 	return true
 }
 
-// flow is a number that all packets of a flow have in common, both ways. It does not
-// change with the agent: two of them sample the same flows.
+// flow is a hash of the flow, equal in both directions. It is the same in all agents, so that these
+// sample the same flows.
 func (r *Record) flow() uint64 {
 	a, b := r.From, r.To
 	if b.Compare(a) < 0 {
@@ -322,9 +319,8 @@ func (r *Record) flow() uint64 {
 	return sum ^ sum>>32 // the low bits of FNV alone are weak
 }
 
-// lapsed has the tenants of whose packets none is wanted any more, each with the number
-// behind its last record, and says how many traces there still are: records are kept for
-// longer where that was switched on.
+// lapsed returns the tenants without a filter, each with the number after its last record. left is
+// the number of remaining traces, which includes switched-on recordings that are over.
 func (t *tracer) lapsed(now time.Time) (slots map[identity.Slot]uint64, left int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -341,11 +337,10 @@ func (t *tracer) lapsed(now time.Time) (slots map[identity.Slot]uint64, left int
 	return slots, len(t.traces)
 }
 
-// after gives records from a number on, so many at the most, the number of the one
-// behind them, how many before them are missed, and a channel that is closed at the next.
-// 0 and 1 are the first of this recording, the greatest number is what comes next. Another
-// one that this recording has not given is of an earlier one, which has ended: at least one
-// record is missed then.
+// after returns at most most records from a number on, the number after them, the number of records
+// missed before them, and a channel that the next record closes. The numbers 0 and 1 stand for the
+// first record of this recording, math.MaxUint64 for the next. Any other number that this recording
+// has not given is of an earlier recording, which has ended; then after counts one missed record.
 func (t *tracer) after(tr *trace, number uint64, most int) (list []Record, next, missed uint64, news <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -366,18 +361,18 @@ func (t *tracer) after(tr *trace, number uint64, most int) (list []Record, next,
 	return list, number + uint64(len(list)), missed, tr.news
 }
 
-// lostWaits is how many waits came without a record.
+// lostWaits returns the number of waits without a record.
 func (t *tracer) lostWaits() uint64 {
 	if t == nil {
 		return 0
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.astray
+	return t.orphans
 }
 
-// clock is the wall clock's time when the monotonic one was at 0: the best of some
-// readings, as whoever reads may lose its CPU between the two.
+// clock returns the wall time at which the monotonic clock was 0. It takes the best of several
+// readings, because the caller may lose its CPU between the two clocks.
 func clock() (zero time.Time) {
 	best := time.Hour
 	for range 20 {

@@ -1,23 +1,116 @@
 package latency
 
 import (
+	"cmp"
 	"context"
-	"maps"
-	"net/http"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/hist"
-	"github.com/fairlead-project/fairlead/tenant/identity"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// Report implements feature.Reporter: what packets took, over the time ask.Over if
-// that is not 0; with an api.LatencyFilter in ask.Body the records that it wants; with
-// an api.LatencyTracing, records begin or end.
+// Reading holds the counters of all measured tenants, each since it was first measured. The API's
+// report, the container's own view and the samples are projections of it.
+type Reading struct {
+	Taken   time.Time
+	Tenants []Tenant // by container
+	// Passed counts events of packets without a stamp that were passed over, at devices of
+	// interest, because the budget was spent.
+	Passed uint64
+	// Evicted counts stamps that were evicted before the packet's tenant was known.
+	Evicted uint64
+	// Lost and LostWaits count records, and waits of recorded packets, without room in a buffer.
+	Lost, LostWaits uint64
+	// Unwatched is the time without measurement because of a flood.
+	Unwatched time.Duration
+	Uplinks   int // number of uplinks
+}
+
+// Tenant holds the counters of one tenant.
+type Tenant struct {
+	Container container.ID // the member with the lowest id
+	Members   []container.ID
+
+	key     tenant.Key
+	tallies *tallies
+}
+
+// Read reads the counters. It may be called at any time.
+func (f *Latency) Read() (Reading, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := Reading{Taken: time.Now()}
+	if f.meter == nil {
+		return r, nil
+	}
+	for _, t := range f.tenants.Tenants() {
+		m := f.measured[t.Key()]
+		if m == nil {
+			continue
+		}
+		all, err := f.meter.read(m.slot)
+		if err != nil {
+			return r, err
+		}
+		ids := members(t)
+		r.Tenants = append(r.Tenants, Tenant{Container: ids[0], Members: ids, key: t.Key(), tallies: all})
+	}
+	slices.SortFunc(r.Tenants, func(a, b Tenant) int { return cmp.Compare(a.Container, b.Container) })
+	for _, index := range f.meter.ends.uplinks {
+		if index != 0 {
+			r.Uplinks++
+		}
+	}
+	passed, evicted, err := f.meter.passed()
+	if err != nil {
+		return r, err
+	}
+	for _, n := range passed {
+		r.Passed += n
+	}
+	r.Evicted = evicted
+	r.Unwatched = f.meter.unwatched()
+	r.Lost, r.LostWaits, err = f.lost()
+	return r, err
+}
+
+// members returns the ids of a tenant's members, sorted.
+func members(t *tenant.Tenant) (ids []container.ID) {
+	for _, m := range t.Members() {
+		ids = append(ids, m.Container.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Since returns the counters' growth after an earlier Reading.
+func (r Reading) Since(before Reading) Reading {
+	was := make(map[tenant.Key]Tenant) // not by container: that may have ended
+	for _, t := range before.Tenants {
+		was[t.key] = t
+	}
+	r.Tenants = slices.Clone(r.Tenants)
+	for i, t := range r.Tenants {
+		if b, known := was[t.key]; known {
+			r.Tenants[i].tallies = t.tallies.since(b.tallies)
+		}
+	}
+	if r.Passed >= before.Passed { // otherwise the meter was opened again
+		r.Passed, r.Evicted, r.Lost = r.Passed-before.Passed, r.Evicted-before.Evicted, r.Lost-before.Lost
+		r.LostWaits -= before.LostWaits
+		r.Unwatched -= before.Unwatched
+	}
+	return r
+}
+
+// Report implements feature.Reporter. It returns the latency of packets: over ask.Over, or since the
+// beginning if that is 0. The type of ask.Body selects another request: an api.LatencyFilter
+// returns records, an api.LatencyMeasure begins or ends the measurement for a process, and an
+// api.LatencyTracing begins or ends recording.
 func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {
 	if of != nil {
 		switch body := ask.Body.(type) {
@@ -68,8 +161,7 @@ func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.A
 	return out, nil
 }
 
-// tenantsOf gives what is of one container, under its own id where others that share
-// its network have it too.
+// tenantsOf returns the tenant of one member, under the member's id.
 func tenantsOf(r Reading, id container.ID) []Tenant {
 	for _, t := range r.Tenants {
 		if slices.Contains(t.Members, id) {
@@ -80,18 +172,17 @@ func tenantsOf(r Reading, id container.ID) []Tenant {
 	return nil
 }
 
-// networkOf is tenantsOf for who looks at a container from outside: if policy has
-// only the packets of another one measured that shares its network, it gives the
-// tenant under that one's name.
+// networkOf is tenantsOf for a container that may not be a member. If policy measures only other
+// containers of its tenant, networkOf returns the tenant under the id of one of these.
 func networkOf(r Reading, c container.Container) []Tenant {
 	if own := tenantsOf(r, c.ID); own != nil {
 		return own
 	}
-	key := identity.TenantOf(c)
-	return slices.DeleteFunc(slices.Clone(r.Tenants), func(t Tenant) bool { return key == identity.Tenant{} || t.key != key })
+	key := c.TenantKey()
+	return slices.DeleteFunc(slices.Clone(r.Tenants), func(t Tenant) bool { return key == tenant.Key{} || t.key != key })
 }
 
-// wire puts tenants into the API's form.
+// wire converts the tenants to the API's form.
 func wire(r Reading, lookup func(container.ID) (container.Container, bool)) []api.LatencyContainer {
 	out := []api.LatencyContainer{}
 	for _, t := range r.Tenants {
@@ -135,7 +226,7 @@ func times(t Tenant, d Direction, of ...Protocol) api.LatencyTimes {
 	return out
 }
 
-// stageOf is nil without packets.
+// stageOf returns nil without packets.
 func stageOf(name string, h *hist.Histogram) *api.LatencyStage {
 	n := h.Count()
 	if n == 0 {
@@ -147,7 +238,7 @@ func stageOf(name string, h *hist.Histogram) *api.LatencyStage {
 	}
 }
 
-// SelfReport implements feature.SelfReporter: a container sees what is its own.
+// SelfReport implements feature.SelfReporter. A container sees its own packets only.
 func (f *Latency) SelfReport(context.Context) func(container.Container, *api.SelfReports) {
 	r, err := f.Read()
 	return func(c container.Container, out *api.SelfReports) {
@@ -161,101 +252,84 @@ func (f *Latency) SelfReport(context.Context) func(container.Container, *api.Sel
 	}
 }
 
-func (f *Latency) reportRecords(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, over time.Duration) (any, error) {
-	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
-	most := maxRecords
-	var owners *owners // of the first wait on
-	if filter.Most > 0 {
-		most = filter.Most
-	}
-	for end := time.Now().Add(over); ; {
-		got, measured, err := f.Trace(ctx, id, self, filter, most, max(time.Until(end), 0))
-		if err != nil {
-			return nil, err
+// The bounds of latency_seconds double from 2^firstBound ns (1 us) to 2^lastBound ns (1.1 s).
+const (
+	firstBound = 10
+	lastBound  = 30
+)
+
+// help is the help text of the samples.
+var help = map[string]string{
+	"latency_seconds":                 "Time that packets of the container took on this host, by stage; added and stack are sums of stages.",
+	"latency_packets_total":           "Packets of the container that were looked at, by what became of the measurement.",
+	"latency_passed_events_total":     "Times a packet was passed over on this host because a CPU had more than it measures.",
+	"latency_evicted_packets_total":   "Packets on this host whose stamp was lost before it was known whose they were.",
+	"latency_unwatched_seconds_total": "Time in which no packet on this host was looked at, because there was a flood.",
+	"latency_lost_records_total":      "Records of single packets for which the buffer had no room, or that were too many.",
+	"latency_lost_waits_total":        "Waits of recorded packets that were overwritten, or for which the buffer had no room.",
+}
+
+// Snapshot implements feature.Feature: packets by the result of the measurement.
+func (f *Latency) Snapshot() feature.Snapshot {
+	return f.snapshot(func(s *feature.Snapshot, t Tenant, d Direction) {
+		c := t.Of(d, every()...)
+		for _, r := range []struct {
+			result string
+			n      uint64
+		}{
+			{"matched", c.Matched}, {"local", c.Local}, {"unsampled", c.Unsampled}, {"unmatched", c.Unmatched},
+			{"mismatched", c.Mismatched}, {"evicted", c.Evicted},
+		} {
+			s.Samples = append(s.Samples, feature.Sample{
+				Container: t.Container, Name: "latency_packets_total", Value: float64(r.n),
+				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "result", Value: r.result}},
+			})
 		}
-		if !measured {
-			return nil, notMeasured()
+	}, func(s *feature.Snapshot, r Reading) {
+		for _, host := range []struct {
+			name  string
+			value float64
+		}{
+			{"latency_passed_events_total", float64(r.Passed)}, {"latency_evicted_packets_total", float64(r.Evicted)},
+			{"latency_lost_records_total", float64(r.Lost)}, {"latency_lost_waits_total", float64(r.LostWaits)}, {"latency_unwatched_seconds_total", r.Unwatched.Seconds()},
+		} {
+			s.Samples = append(s.Samples, feature.Sample{Name: host.name, Value: host.value})
 		}
-		out.Next, out.Lost, out.LostWaits, out.OwnCost, out.Limited = got.Next, got.Lost, got.LostWaits, wireCosts(got.Costs), got.Limited
-		out.Missed += got.Missed
-		for _, r := range got.Records {
-			if wants(filter, &r) {
-				wr := wireRecord(r)
-				for _, w := range r.waits {
-					if owners == nil {
-						owners = f.owners()
-					}
-					wr.Waits = append(wr.Waits, owners.wire(w, r.Direction, f.membersOf(id)))
-				}
-				out.Records = append(out.Records, wr)
+	})
+}
+
+// Export implements feature.Exporter: the histograms, over all protocols.
+func (f *Latency) Export() feature.Snapshot {
+	return f.snapshot(func(s *feature.Snapshot, t Tenant, d Direction) {
+		for st := range stages {
+			h := t.Histogram(d, st, every()...)
+			if h.Count() == 0 {
+				continue
 			}
+			s.Samples = append(s.Samples, feature.Sample{
+				Container: t.Container, Name: "latency_seconds", Histogram: h.Forms(firstBound, lastBound),
+				Labels: []feature.Label{{Name: "direction", Value: d.String()}, {Name: "stage", Value: st.Name(d)}},
+			})
 		}
-		if len(out.Records) > 0 || !time.Now().Before(end) {
-			return out, nil
-		}
-		filter.After = got.Next
-	}
+	}, nil)
 }
 
-// membersOf lists the containers that share a network with one that is measured.
-func (f *Latency) membersOf(id container.ID) []container.ID {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if t := f.member[id]; t != nil {
-		return slices.Collect(maps.Keys(t.members))
+// snapshot returns samples of each tenant and direction, and of the host if host is not nil. It
+// returns none if no tenant is measured.
+func (f *Latency) snapshot(add func(*feature.Snapshot, Tenant, Direction), host func(*feature.Snapshot, Reading)) feature.Snapshot {
+	r, err := f.Read()
+	s := feature.Snapshot{Taken: r.Taken, Help: help}
+	if err != nil {
+		f.cfg.Log.Warn("read latency", "err", err)
+		return s
 	}
-	return []container.ID{id}
-}
-
-// wireCosts leaves out hooks at which nothing was timed.
-func wireCosts(all [hookXmit + 1]*hist.Histogram) (out api.LatencyCosts) {
-	for hook, name := range []string{hookPoll: api.LatencyPoll, hookReceive: api.LatencyReceive, hookQueue: api.LatencyQueue, hookXmit: api.LatencyXmit} {
-		if h := all[hook]; h != nil && h.Count() > 0 {
-			out = append(out, api.LatencyCost{Hook: name, Stamps: h.Count(), P50: h.Quantile(0.5).Seconds()})
+	for _, t := range r.Tenants {
+		for d := range directions {
+			add(&s, t, d)
 		}
 	}
-	return out
-}
-
-func notMeasured() error {
-	return &api.Error{Status: http.StatusConflict, Code: "not_measured",
-		Text: "the container's packets are not measured: policy has to say fairlead.latency=on"}
-}
-
-// class is how a protocol's number is called.
-func class(protocol uint8) Protocol {
-	switch protocol {
-	case unix.IPPROTO_TCP:
-		return TCP
-	case unix.IPPROTO_UDP:
-		return UDP
-	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
-		return ICMP
+	if host != nil && len(r.Tenants) > 0 {
+		host(&s, r)
 	}
-	return Other
-}
-
-func wireRecord(r Record) api.LatencyRecord {
-	seconds := func(s Stage) *float64 {
-		if r.Stages[s] < 0 {
-			return nil
-		}
-		v := r.Stages[s].Seconds()
-		return &v
-	}
-	w := api.LatencyRecord{
-		Time: r.At, Direction: r.Direction.String(), Protocol: class(r.Protocol).String(),
-		From: r.From.Addr().String(), FromPort: int(r.From.Port()), To: r.To.Addr().String(), ToPort: int(r.To.Port()),
-		Seq: uint64(r.Seq), Type: int(r.Type), Syn: r.Syn, Bytes: r.Bytes, Added: seconds(Added), Stack: seconds(Stack), Stages: []api.LatencyPart{},
-	}
-	if r.Mace >= 0 {
-		v := r.Mace.Seconds()
-		w.Mace = &v
-	}
-	for _, s := range way(r.Direction) {
-		if v := seconds(s); v != nil {
-			w.Stages = append(w.Stages, api.LatencyPart{Stage: s.Name(r.Direction), Seconds: *v})
-		}
-	}
-	return w
+	return s
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/tenant/identity"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
 // A container is told for whose packets those CPUs worked that work for its own, and of
@@ -74,8 +74,8 @@ func TestGaps(t *testing.T) {
 // that one's figures, and nobody else's.
 func TestNetworkOf(t *testing.T) {
 	r := Reading{Tenants: []Tenant{
-		{Container: 2, Members: []container.ID{2, 8}, key: identity.Tenant{NetNS: 70}},
-		{Container: 3, Members: []container.ID{3}, key: identity.Tenant{NetNS: 71}},
+		{Container: 2, Members: []container.ID{2, 8}, key: tenant.Key{NetNS: 70}},
+		{Container: 3, Members: []container.ID{3}, key: tenant.Key{NetNS: 71}},
 	}}
 	for _, c := range []struct {
 		of   container.Container
@@ -105,7 +105,7 @@ func TestSincePod(t *testing.T) {
 	pod := func(members []container.ID, seen uint64) Reading {
 		all := new(tallies)
 		all[Egress][UDP].Seen = seen
-		return Reading{Tenants: []Tenant{{Container: members[0], Members: members, key: identity.Tenant{NetNS: 70}, tallies: all}}}
+		return Reading{Tenants: []Tenant{{Container: members[0], Members: members, key: tenant.Key{NetNS: 70}, tallies: all}}}
 	}
 	got := pod([]container.ID{8}, 1010).Since(pod([]container.ID{2, 8}, 1000))
 	if seen := got.Tenants[0].Of(Egress, UDP).Seen; seen != 10 {

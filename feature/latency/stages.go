@@ -7,10 +7,10 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// Direction is which way packets go, as seen from the containers.
+// Direction is the direction of packets as the container sees it.
 type Direction int
 
-// Egress is from them, Ingress towards them.
+// Egress packets leave the container, Ingress packets arrive there.
 const (
 	Egress Direction = iota
 	Ingress
@@ -22,7 +22,7 @@ func (d Direction) String() string { return [...]string{"egress", "ingress"}[d] 
 // Protocol is a class of packets.
 type Protocol int
 
-// The protocols that are told apart. ICMP is also that of IPv6.
+// The protocols with counters of their own. ICMP includes ICMPv6.
 const (
 	TCP Protocol = iota
 	UDP
@@ -33,12 +33,12 @@ const (
 
 func (p Protocol) String() string { return [...]string{"tcp", "udp", "icmp", "other"}[p] }
 
-// Stage is a part of a packet's way through the host, or one of the sums. The
-// order is that of maps.bpf.h.
+// Stage is a part of a packet's path through the host, or a sum of parts. The order is that of
+// maps.bpf.h.
 type Stage int
 
-// First is the qdisc of the container's device on egress, and the time before the
-// stack (GRO, RPS) on ingress. Added, Stack and Local are sums and never mixed.
+// First is the qdisc of the container's device on egress, and the time before the stack (GRO, RPS)
+// on ingress. Added, Stack and Local are sums.
 const (
 	First Stage = iota
 	Deliver
@@ -51,7 +51,7 @@ const (
 	stages
 )
 
-// Name is what a stage is called in one direction.
+// Name returns the name of a stage in one direction.
 func (s Stage) Name(d Direction) string {
 	if s == First {
 		return [...]string{"device", "gro"}[d]
@@ -59,7 +59,7 @@ func (s Stage) Name(d Direction) string {
 	return [...]string{"", "deliver", "forward", "qdisc", "socket", "added", "stack", "local"}[s]
 }
 
-// way lists the stages of a direction in the order in which a packet passes them.
+// way returns the stages of a direction in the order in which a packet passes them.
 func way(d Direction) []Stage {
 	if d == Egress {
 		return []Stage{First, Deliver, Forward, QDisc}
@@ -67,8 +67,8 @@ func way(d Direction) []Stage {
 	return []Stage{First, Forward, QDisc, Deliver, Socket}
 }
 
-// gaps says which stages of a container's packets are not measured, and why. Where the
-// host's end of a veth is not known, the times of its stages are in those before.
+// gaps returns the stages that cannot be measured for a container, with the reasons. If the host
+// end of a veth is unknown, the preceding stage includes the time of its stages.
 func gaps(c container.Container, d Direction, uplinks bool) (out []api.LatencyGap) {
 	missing := func(why string, list ...Stage) {
 		g := api.LatencyGap{Why: why}

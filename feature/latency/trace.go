@@ -7,30 +7,34 @@ import (
 	"net/http"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/hist"
 )
 
-// Traced are records of one container's packets.
+// Traced holds records of one container's packets.
 type Traced struct {
 	Records []Record
-	// Next is the number to ask for next. Of the numbers from what was asked for up
-	// to it those that are missing were overwritten before.
-	Next      uint64
-	Missed    uint64
-	Costs     [hookXmit + 1]*hist.Histogram // what events with a stamp cost, by hook, while records were asked for
-	Lost      uint64                        // of all tenants, for which there was no room, or that were too many, since the meter began
-	LostWaits uint64                        // the same, of waits of recorded packets
-	// Limited is set while the host is not watched, as a container asks that has had
-	// its time: records have neither Mace nor waits.
+	// Next is the number of the next record. Missed counts the requested records that were
+	// overwritten before.
+	Next, Missed uint64
+	// Costs is the run time of the programs for packets with a stamp, by hook, while the host was
+	// watched.
+	Costs [hookXmit + 1]*hist.Histogram
+	// Lost and LostWaits count the lost records and waits of all tenants since the meter was
+	// opened: without room in a buffer, or beyond the rate limit.
+	Lost, LostWaits uint64
+	// Limited is set if the host is not watched because the container that asks has used up its
+	// spell. Records then have neither Mace nor waits.
 	Limited bool
 }
 
-// Trace gives the records of one container's packets that a filter wants, and maybe
-// more, from its After on, 0: from now on; so many at the most. self is set if the
-// container itself asks. It waits no longer than over for the first of them, and records
-// on for a while after it. ok is false if the container is not measured.
+// Trace returns at most most records of one container's packets: those that a filter wants, and
+// possibly others, from the filter's After on (0: from now on). self is set if the container itself
+// asks. Trace waits up to over for the first record. Recording continues for a while afterwards. ok
+// is false if the container is not measured.
 func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, most int, over time.Duration) (out Traced, ok bool, err error) {
 	record := func() (*tracer, *trace, error) {
 		f.mu.Lock()
@@ -58,7 +62,7 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 			return out, true, ctx.Err()
 		case <-end:
 			over = 0
-		case <-renew.C: // who waits asks
+		case <-renew.C: // waiting counts as asking
 			if tracer, tr, err = record(); tracer == nil || err != nil {
 				return out, err != nil, err
 			}
@@ -77,22 +81,22 @@ func (f *Latency) Trace(ctx context.Context, id container.ID, self bool, filter 
 	return out, true, err
 }
 
-// lost counts the records, and the waits of recorded packets, that did not come here since
-// the meter began. f.mu is held, and there is a meter.
+// lost returns the records, and the waits of recorded packets, that were lost since the meter was
+// opened. f.mu is held, and f.meter is not nil.
 func (f *Latency) lost() (records, waits uint64, err error) {
 	err = errors.Join(f.meter.maps.Lost.Get(&records), f.meter.maps.Waits.Get(&waits))
-	return records, waits + f.astray + f.tracer.lostWaits(), err
+	return records, waits + f.orphans + f.tracer.lostWaits(), err
 }
 
-// record begins to record what a filter wants of a container's packets, for a time from
-// now on. tracer is nil if it is not measured. f.mu is held.
+// record records the packets of a container that a filter wants, for a time from now on. tracer is
+// nil if the container is not measured. f.mu is held.
 func (f *Latency) record(id container.ID, self bool, filter api.LatencyFilter, during time.Duration) (_ *tracer, tr *trace, err error) {
-	t := f.member[id]
-	if t == nil {
+	m := f.of(id)
+	if m == nil {
 		return nil, nil, nil
 	}
 	now := time.Now()
-	if self && !t.traced && f.selfTraced() >= mostSelf {
+	if self && !m.traced && f.selfTraced() >= mostSelf {
 		return nil, nil, &api.Error{Status: http.StatusServiceUnavailable, Code: "unavailable", Text: "too many containers have their packets recorded: try again later"}
 	}
 	if f.tracer == nil {
@@ -101,17 +105,17 @@ func (f *Latency) record(id container.ID, self bool, filter api.LatencyFilter, d
 			return nil, nil, err
 		}
 	}
-	tr = f.tracer.want(t.slot, t.numbered, filter, now, during)
-	asked := &t.asked
+	tr = f.tracer.want(m.slot, m.numbered, filter, now, during)
+	asked := &m.asked
 	if self {
-		asked = &t.askedSelf
+		asked = &m.askedSelf
 	}
 	if until := now.Add(during); until.After(*asked) {
 		*asked = until
 	}
-	begins := !t.traced
-	t.traced = true
-	err = f.settle(now, begins)
+	begins := !m.traced
+	m.traced = true
+	err = f.schedule(now, begins)
 	if !f.lapsing {
 		f.lapsing = true
 		time.AfterFunc(lease, f.lapse)
@@ -119,34 +123,34 @@ func (f *Latency) record(id container.ID, self bool, filter api.LatencyFilter, d
 	return f.tracer, tr, err
 }
 
-// selfTraced is how many tenants are recorded that only ask themselves.
+// selfTraced returns the number of tenants that are recorded at their own request only.
 func (f *Latency) selfTraced() (n int) {
-	for _, t := range f.tenants {
-		if t.traced && t.asked.IsZero() {
+	for _, m := range f.measured {
+		if m.traced && m.asked.IsZero() {
 			n++
 		}
 	}
 	return n
 }
 
-// longLease is for how long packets are recorded for who has switched that on.
+// longLease is how long packets are recorded after a container switched recording on.
 const longLease = 10 * time.Minute
 
-// switchTracing begins to record all packets of a container, or ends what was begun: it
-// asks for that itself. What other people still ask for goes on.
+// switchTracing begins or ends recording all packets of a container, at its own request. Recording
+// for other requests continues.
 func (f *Latency) switchTracing(id container.ID, on bool) (out api.LatencyTracing, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t := f.member[id]
-	if t == nil {
+	m := f.of(id)
+	if m == nil {
 		return out, notMeasured()
 	}
 	if !on {
 		if f.tracer != nil {
-			f.tracer.unwant(t.slot, time.Now())
+			f.tracer.unwant(m.slot, time.Now())
 		}
-		if until := time.Now().Add(lease); t.askedSelf.After(until) {
-			t.askedSelf = until
+		if until := time.Now().Add(lease); m.askedSelf.After(until) {
+			m.askedSelf = until
 		}
 		return out, nil
 	}
@@ -155,7 +159,7 @@ func (f *Latency) switchTracing(id container.ID, on bool) (out api.LatencyTracin
 	return api.LatencyTracing{On: true, Until: until}, err
 }
 
-// lapse ends the recording of those that nobody has asked for lately.
+// lapse ends recordings without a recent request.
 func (f *Latency) lapse() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,14 +170,14 @@ func (f *Latency) lapse() {
 	changed := false
 	now := time.Now()
 	slots, left := f.tracer.lapsed(now)
-	for _, t := range f.tenants {
-		next, ended := slots[t.slot]
-		if t.traced && ended {
-			t.traced, t.asked, t.askedSelf, changed = false, time.Time{}, time.Time{}, true
+	for _, m := range f.measured {
+		next, ended := slots[m.slot]
+		if m.traced && ended {
+			m.traced, m.asked, m.askedSelf, changed = false, time.Time{}, time.Time{}, true
 		}
-		t.numbered = max(t.numbered, next)
+		m.numbered = max(m.numbered, next)
 	}
-	if err := f.settle(now, changed); err != nil {
+	if err := f.schedule(now, changed); err != nil {
 		f.cfg.Log.Warn("end records of packets", "err", err)
 	}
 	if left > 0 {
@@ -181,9 +185,110 @@ func (f *Latency) lapse() {
 		time.AfterFunc(lease/4, f.lapse)
 		return
 	}
-	f.astray += f.tracer.lostWaits()
+	f.orphans += f.tracer.lostWaits()
 	if err := f.tracer.close(); err != nil {
 		f.cfg.Log.Warn("end records of packets", "err", err)
 	}
 	f.tracer = nil
+}
+
+// reportRecords returns the records that a filter wants, in the API's form. It waits up to over for
+// the first.
+func (f *Latency) reportRecords(ctx context.Context, id container.ID, self bool, filter api.LatencyFilter, over time.Duration) (any, error) {
+	out := api.LatencyRecords{Records: []api.LatencyRecord{}}
+	most := maxRecords
+	var by *attribution // made for the first wait
+	if filter.Most > 0 {
+		most = filter.Most
+	}
+	for end := time.Now().Add(over); ; {
+		got, measured, err := f.Trace(ctx, id, self, filter, most, max(time.Until(end), 0))
+		if err != nil {
+			return nil, err
+		}
+		if !measured {
+			return nil, notMeasured()
+		}
+		out.Next, out.Lost, out.LostWaits, out.OwnCost, out.Limited = got.Next, got.Lost, got.LostWaits, wireCosts(got.Costs), got.Limited
+		out.Missed += got.Missed
+		for _, r := range got.Records {
+			if wants(filter, &r) {
+				wr := wireRecord(r)
+				for _, w := range r.waits {
+					if by == nil {
+						by = f.attribution()
+					}
+					wr.Waits = append(wr.Waits, by.wire(w, r.Direction, f.membersOf(id)))
+				}
+				out.Records = append(out.Records, wr)
+			}
+		}
+		if len(out.Records) > 0 || !time.Now().Before(end) {
+			return out, nil
+		}
+		filter.After = got.Next
+	}
+}
+
+// membersOf returns the members of a container's tenant.
+func (f *Latency) membersOf(id container.ID) []container.ID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t := f.tenants.Of(id); t != nil {
+		return members(t)
+	}
+	return []container.ID{id}
+}
+
+// wireCosts converts the costs of hooks to the API's form, without hooks at which nothing was timed.
+func wireCosts(all [hookXmit + 1]*hist.Histogram) (out api.LatencyCosts) {
+	for hook, name := range []string{hookPoll: api.LatencyPoll, hookReceive: api.LatencyReceive, hookQueue: api.LatencyQueue, hookXmit: api.LatencyXmit} {
+		if h := all[hook]; h != nil && h.Count() > 0 {
+			out = append(out, api.LatencyCost{Hook: name, Stamps: h.Count(), P50: h.Quantile(0.5).Seconds()})
+		}
+	}
+	return out
+}
+
+func notMeasured() error {
+	return &api.Error{Status: http.StatusConflict, Code: "not_measured",
+		Text: "the container's packets are not measured: policy has to say fairlead.latency=on"}
+}
+
+// class returns the Protocol of a protocol number.
+func class(protocol uint8) Protocol {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return TCP
+	case unix.IPPROTO_UDP:
+		return UDP
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		return ICMP
+	}
+	return Other
+}
+
+func wireRecord(r Record) api.LatencyRecord {
+	seconds := func(s Stage) *float64 {
+		if r.Stages[s] < 0 {
+			return nil
+		}
+		v := r.Stages[s].Seconds()
+		return &v
+	}
+	w := api.LatencyRecord{
+		Time: r.At, Direction: r.Direction.String(), Protocol: class(r.Protocol).String(),
+		From: r.From.Addr().String(), FromPort: int(r.From.Port()), To: r.To.Addr().String(), ToPort: int(r.To.Port()),
+		Seq: uint64(r.Seq), Type: int(r.Type), Syn: r.Syn, Bytes: r.Bytes, Added: seconds(Added), Stack: seconds(Stack), Stages: []api.LatencyPart{},
+	}
+	if r.Mace >= 0 {
+		v := r.Mace.Seconds()
+		w.Mace = &v
+	}
+	for _, s := range way(r.Direction) {
+		if v := seconds(s); v != nil {
+			w.Stages = append(w.Stages, api.LatencyPart{Stage: s.Name(r.Direction), Seconds: *v})
+		}
+	}
+	return w
 }

@@ -11,18 +11,31 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/policy"
-	"github.com/fairlead-project/fairlead/tenant/identity"
+	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// unwired is a feature that records one container, of slot 3, and has nothing in the kernel.
+// unwired makes a feature that records one container, of slot 3, and has nothing in the kernel.
 func unwired() *Latency {
 	f := &Latency{
 		cfg: Config{Log: slog.New(slog.DiscardHandler)}, host: new(netdev.NS), tracer: newTraces(), spells: make(spells), grants: make(map[grantee]grant),
-		applied: make(chan struct{}), tenants: make(map[identity.Tenant]*tenant), member: make(map[container.ID]*tenant),
+		applied: make(chan struct{}), tenants: tenant.New("/proc", tenant.Network), measured: make(map[tenant.Key]*measured),
 	}
-	t := &tenant{key: identity.Tenant{NetNS: 70}, slot: 3, traced: true}
-	f.tenants[t.key], f.member[1] = t, t
+	f.measured[tenant.Key{NetNS: 70}] = &measured{slot: 3, traced: true}
+	f.join()
 	return f
+}
+
+// join makes container 1 a member of the tenant of unwired.
+func (f *Latency) join() {
+	in, _, _ := f.tenants.Apply(policy.Target{Container: container.Container{ID: 1, NetNS: 70}})
+	f.tenants.Settle(in)
+}
+
+// part takes container 1 out of the tenant of unwired.
+func (f *Latency) part() {
+	for _, t := range f.tenants.Remove(1) {
+		f.tenants.Settle(t)
+	}
 }
 
 // Who waits for longer than packets are recorded after a request still gets the first one.
@@ -62,7 +75,7 @@ func TestNumbersAfterLapse(t *testing.T) {
 		if len(last.Records) != 3 || last.Missed != 0 {
 			t.Fatalf("%+v", last)
 		}
-		tn := f.member[1]
+		tn := f.of(1)
 		slots, left := f.tracer.lapsed(time.Now().Add(2 * lease))
 		if tn.numbered = slots[tn.slot]; left != 0 || tn.numbered != last.Next {
 			t.Fatalf("%v, %d left", slots, left)
@@ -91,7 +104,7 @@ func TestNumbersAfterLapse(t *testing.T) {
 // Containers that ask themselves have the host watched for ten seconds of a minute, two of
 // them in any minute; who has waited longest comes first. An operator has it all the time.
 func TestSpells(t *testing.T) {
-	key := func(n uint64) identity.Tenant { return identity.Tenant{NetNS: n} }
+	key := func(n uint64) tenant.Key { return tenant.Key{NetNS: n} }
 	s, start := make(spells), time.Unix(1000, 0)
 	at := func(sec int) time.Time { return start.Add(time.Duration(sec) * time.Second) }
 	has := func(sec int, want ...uint64) {
@@ -106,19 +119,19 @@ func TestSpells(t *testing.T) {
 			t.Errorf("after %d s: %v, want %v", sec, got, want)
 		}
 	}
-	greedy := []identity.Tenant{key(1), key(2)}
-	s.settle(greedy, at(0))
+	greedy := []tenant.Key{key(1), key(2)}
+	s.assign(greedy, at(0))
 	has(0, 1, 2)
-	s.settle(append(greedy, key(3)), at(1))
+	s.assign(append(greedy, key(3)), at(1))
 	has(9, 1, 2)
 	has(10)
-	s.settle(append(greedy, key(3)), at(59))
+	s.assign(append(greedy, key(3)), at(59))
 	has(59)
-	s.settle(append(greedy, key(3)), at(60))
+	s.assign(append(greedy, key(3)), at(60))
 	has(60, 1, 3)
 	watched := 0
 	for sec := range 3600 {
-		s.settle(append(greedy, key(3), key(4)), at(100+sec))
+		s.assign(append(greedy, key(3), key(4)), at(100+sec))
 		for n := range uint64(5) {
 			if s.on(key(n), at(100+sec)) {
 				watched++
@@ -160,9 +173,9 @@ func TestSpells(t *testing.T) {
 func TestMostSelf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()
-		f.member[1].traced = false
+		f.of(1).traced = false
 		for n := range uint64(mostSelf) {
-			f.tenants[identity.Tenant{NetNS: 100 + n}] = &tenant{traced: true, askedSelf: time.Now().Add(lease)}
+			f.measured[tenant.Key{NetNS: 100 + n}] = &measured{traced: true, askedSelf: time.Now().Add(lease)}
 		}
 		_, _, err := f.Trace(t.Context(), 1, true, api.LatencyFilter{}, 1, 0)
 		if e := (*api.Error)(nil); !errors.As(err, &e) || e.Code != "unavailable" {
@@ -179,8 +192,7 @@ func TestMostSelf(t *testing.T) {
 func TestMeasureFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()
-		tn := f.member[1]
-		delete(f.member, 1)
+		f.part()
 		off, on := false, true
 		decided := func(says *bool) []policy.Decision {
 			t.Helper()
@@ -200,8 +212,8 @@ func TestMeasureFor(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 			f.mu.Lock()
-			f.member[1] = tn // as Apply does
-			f.tell()
+			f.join() // as Apply does
+			f.wake()
 			f.mu.Unlock()
 		}()
 		got, err := ask(10, true)
@@ -233,7 +245,7 @@ func TestMeasureFor(t *testing.T) {
 			t.Errorf("after that: %+v", got)
 		}
 		// It does not come into force.
-		delete(f.member, 1)
+		f.part()
 		began = time.Now()
 		if _, err := ask(13, true); err == nil || time.Since(began) != inForce {
 			t.Errorf("after %v: %v", time.Since(began), err)

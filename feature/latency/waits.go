@@ -3,7 +3,6 @@ package latency
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,7 +17,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 )
 
-// What a CPU does; waits.bpf.h.
+// Kinds of work of a CPU: DOES_ in waits.bpf.h.
 const (
 	doesTask = iota
 	doesIdle
@@ -26,7 +25,7 @@ const (
 	doesPacket
 )
 
-// wait is what a CPU did while a packet waited there.
+// wait is the work of a CPU while a packet waited for it.
 type wait struct {
 	stage Stage
 	all   time.Duration
@@ -39,31 +38,31 @@ type waitPart struct {
 	ns        time.Duration
 }
 
-// named is how many are named of those for whom a CPU worked during one wait.
-const named = 3
+// maxCulprits limits how many containers a wait lists.
+const maxCulprits = 3
 
-// owners says whose a device or a cgroup is.
-type owners struct {
-	devices map[uint64]container.Container // as waits.bpf.h names a device
+// attribution maps the devices and cgroups of waits to containers.
+type attribution struct {
+	devices map[uint64]container.Container // by name_of of waits.bpf.h
 	groups  map[string]container.Container // by directory
-	root    string                         // of cgroup v2; "": not known
-	paths   map[uint64]string              // of cgroups that were looked up
+	root    string                         // of cgroup v2; "": unknown
+	paths   map[uint64]string              // directories of cgroup ids looked up before
 }
 
-// owners of now: of all containers that are known, and of those that are measured.
-func (f *Latency) owners() *owners {
+// attribution returns the attribution to the containers that run now.
+func (f *Latency) attribution() *attribution {
 	var list []container.Container
 	if f.cfg.Containers != nil {
 		list = f.cfg.Containers.Running()
 	}
 	f.mu.Lock()
-	for _, t := range f.tenants {
-		for _, c := range t.members {
-			list = append(list, c)
+	for _, t := range f.tenants.Tenants() {
+		for _, m := range t.Members() {
+			list = append(list, m.Container)
 		}
 	}
 	f.mu.Unlock()
-	o := &owners{devices: make(map[uint64]container.Container), groups: make(map[string]container.Container), paths: make(map[uint64]string)}
+	o := &attribution{devices: make(map[uint64]container.Container), groups: make(map[string]container.Container), paths: make(map[uint64]string)}
 	for _, c := range list {
 		if c.Cgroup.V2 != "" {
 			o.groups[c.Cgroup.V2] = c
@@ -81,8 +80,8 @@ func (f *Latency) owners() *owners {
 	return o
 }
 
-// path is the directory of a cgroup, "" if it has gone.
-func (o *owners) path(id uint64) string {
+// path returns the directory of a cgroup, "" if it has gone.
+func (o *attribution) path(id uint64) string {
 	if p, known := o.paths[id]; known || o.root == "" {
 		return p
 	}
@@ -90,7 +89,7 @@ func (o *owners) path(id uint64) string {
 	return o.paths[id]
 }
 
-// pathOf finds a cgroup's directory by its id, which is also its file handle.
+// pathOf returns the directory of a cgroup by its id, which is also its file handle.
 func pathOf(root string, id uint64) string {
 	dir, err := os.Open(root)
 	if err != nil {
@@ -104,15 +103,15 @@ func pathOf(root string, id uint64) string {
 		return ""
 	}
 	defer unix.Close(fd)
-	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)) // our own, whatever proc is injected
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)) // of this process, even if another proc is injected
 	if err != nil || strings.HasSuffix(path, " (deleted)") {
 		return ""
 	}
 	return path
 }
 
-// culprit says for whom a part of a wait was, without its time.
-func (o *owners) culprit(p waitPart) api.LatencyCulprit {
+// culprit returns the work of a part of a wait, and its container. It does not set the time.
+func (o *attribution) culprit(p waitPart) api.LatencyCulprit {
 	of := func(c container.Container, work string) api.LatencyCulprit {
 		return api.LatencyCulprit{Work: work, Container: c.ID, Name: c.Name}
 	}
@@ -144,8 +143,9 @@ func (o *owners) culprit(p waitPart) api.LatencyCulprit {
 	return out
 }
 
-// wire says who took most of a wait of a packet. own are the containers whose packet it is.
-func (o *owners) wire(w wait, d Direction, own []container.ID) api.LatencyWait {
+// wire converts a wait to the API's form, with the largest culprits. own are the members of the
+// packet's tenant.
+func (o *attribution) wire(w wait, d Direction, own []container.ID) api.LatencyWait {
 	out := api.LatencyWait{Stage: w.stage.Name(d), Seconds: w.all.Seconds(), By: []api.LatencyCulprit{}}
 	sum := make(map[api.LatencyCulprit]time.Duration)
 	for _, p := range w.parts {
@@ -161,36 +161,10 @@ func (o *owners) wire(w wait, d Direction, own []container.ID) api.LatencyWait {
 	slices.SortFunc(out.By, func(a, b api.LatencyCulprit) int {
 		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Work, b.Work), cmp.Compare(a.Container, b.Container), cmp.Compare(a.Cgroup, b.Cgroup))
 	})
-	out.By = out.By[:min(len(out.By), named)]
+	out.By = out.By[:min(len(out.By), maxCulprits)]
 	for _, c := range out.By {
 		rest -= time.Duration(c.Seconds * 1e9)
 	}
 	out.Unknown = max(rest, 0).Seconds()
 	return out
-}
-
-// watch begins to keep what the CPUs do, and when applications send and read, or ends that.
-func (m *meter) watch(on bool) (err error) {
-	switch {
-	case on && m.ran == nil:
-		var now unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-			return fmt.Errorf("watch CPUs: %w", err)
-		}
-		if err := errors.Join(m.maps.RanSince.Set(uint64(now.Nano())), m.maps.Costing.Set(uint32(1))); err != nil {
-			return fmt.Errorf("watch CPUs: %w", err)
-		}
-		m.ran, err = m.object.Attach(latencyProgFlRanSwitch, latencyProgFlRanEntry, latencyProgFlRanExit, latencyProgFlRanRecv, latencyProgFlRanXmit,
-			latencyProgFlRead, latencyProgFlSend)
-		if err != nil {
-			return fmt.Errorf("watch CPUs: %w", err)
-		}
-	case !on && m.ran != nil:
-		err = m.ran.Close()
-		m.ran = nil
-		if serr := errors.Join(m.maps.RanSince.Set(uint64(0)), m.maps.Costing.Set(uint32(0))); serr != nil {
-			return fmt.Errorf("watch CPUs: %w", serr)
-		}
-	}
-	return err
 }

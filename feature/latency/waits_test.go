@@ -35,7 +35,7 @@ func FuzzParseWait(f *testing.F) {
 	f.Add([]byte("short"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, w, err := parseWait(b); err == nil {
-			(&owners{}).wire(w, Ingress, nil)
+			(&attribution{}).wire(w, Ingress, nil)
 		}
 	})
 }
@@ -44,7 +44,7 @@ func FuzzParseWait(f *testing.F) {
 // nobody else is not known.
 func TestWaitBy(t *testing.T) {
 	a, b := container.Container{ID: 1, Name: "a"}, container.Container{ID: 2, Name: "b"}
-	o := &owners{
+	o := &attribution{
 		devices: map[uint64]container.Container{11: a, 22: b},
 		groups:  map[string]container.Container{"/sys/fs/cgroup/b": b},
 		root:    "/sys/fs/cgroup",
@@ -166,7 +166,7 @@ func TestWaitsOfStrangers(t *testing.T) {
 	if list, _, _, _ := tr.after(mine, 0, maxRecords); len(list) != 1 || len(list[0].waits) != 1 {
 		t.Errorf("%+v, want one record with its wait", list)
 	}
-	if got := tr.astray + uint64(len(tr.waits)); got != maxRecords {
+	if got := tr.orphans + uint64(len(tr.waits)); got != maxRecords {
 		t.Errorf("%d waits without a record are accounted for, want %d", got, maxRecords)
 	}
 }
@@ -216,7 +216,7 @@ func TestWaitsBesideFlood(t *testing.T) {
 	})
 	h.f.tracer.mu.Lock()
 	defer h.f.tracer.mu.Unlock()
-	if h.f.tracer.astray > 0 {
-		t.Errorf("%d waits came whose packet nobody has recorded", h.f.tracer.astray)
+	if h.f.tracer.orphans > 0 {
+		t.Errorf("%d waits came whose packet nobody has recorded", h.f.tracer.orphans)
 	}
 }

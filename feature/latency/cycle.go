@@ -10,17 +10,17 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// In a flood an attached program costs each packet something even if it returns at
-// once. So the programs are attached for a part of the time then: they look, and
-// rest. While the host is watched they are attached all the time.
+// In a flood an attached program costs each packet something, even if it returns at once. So a flood
+// is measured in a duty cycle: the programs are attached for look, then detached for rest. While
+// the host is watched they stay attached.
 const (
 	look  = 100 * time.Millisecond
 	rest  = 900 * time.Millisecond
-	quiet = time.Second // how often it is seen whether there is a flood
+	quiet = time.Second // interval of the check for a flood
 )
 
-// turns attaches and detaches the programs as turn says, until stop is closed.
-func (f *Latency) turns(stop <-chan struct{}) {
+// dutyCycle attaches and detaches the programs until stop is closed.
+func (f *Latency) dutyCycle(stop <-chan struct{}) {
 	for wait := quiet; ; {
 		select {
 		case <-stop:
@@ -30,18 +30,18 @@ func (f *Latency) turns(stop <-chan struct{}) {
 		f.mu.Lock()
 		if f.stop == stop && f.meter != nil {
 			var err error
-			if wait, err = f.turn(); err != nil {
-				f.cfg.Log.Warn("measure in turns", "err", err)
+			if wait, err = f.nextPhase(); err != nil {
+				f.cfg.Log.Warn("measure in a flood", "err", err)
 			}
 		}
 		f.mu.Unlock()
 	}
 }
 
-// turn has the programs attached or not, and says for how long.
-func (f *Latency) turn() (time.Duration, error) {
+// nextPhase attaches or detaches the programs, and returns the length of the phase.
+func (f *Latency) nextPhase() (time.Duration, error) {
 	now := time.Now()
-	if err := f.settle(now, false); err != nil {
+	if err := f.schedule(now, false); err != nil {
 		return quiet, err
 	}
 	if f.meter.links == nil {
@@ -53,7 +53,7 @@ func (f *Latency) turn() (time.Duration, error) {
 	return rest, f.meter.rest()
 }
 
-// resume has the programs attached. What was under way before is not believed.
+// resume attaches the programs. Stamps from before are void.
 func (m *meter) resume() (err error) {
 	if m.links != nil {
 		return nil
@@ -62,11 +62,11 @@ func (m *meter) resume() (err error) {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
-	// Who arrives now may have begun before.
+	// Packets that arrive now may have begun before.
 	if err := errors.Join(m.maps.Attached.Set(uint64(now.Nano())), m.maps.Passed.Set(uint64(now.Nano()))); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
-	// From the ends of the way to its beginnings: no packet begins whose end is not seen.
+	// From the ends of the path to its beginnings, so that no packet begins and never ends.
 	if m.links, err = bpf.Attach(m.programs.Xmit, m.programs.Receive, m.programs.Poll, m.programs.Queue); err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (m *meter) resume() (err error) {
 	return errors.Join(m.queue(), m.listen())
 }
 
-// rest has them detached.
+// rest detaches the programs.
 func (m *meter) rest() error {
 	err := m.links.Close()
 	m.links, m.since = nil, time.Now()
@@ -94,8 +94,8 @@ func (m *meter) rest() error {
 	return errors.Join(err, m.queue())
 }
 
-// flooded says whether a CPU has passed over far more packets than it measures, since
-// it was asked last.
+// flooded reports whether a CPU has passed over far more packets than it measures since the last
+// call.
 func (m *meter) flooded(budget uint32) (bool, error) {
 	events, _, err := m.passed()
 	if err != nil {
@@ -106,8 +106,8 @@ func (m *meter) flooded(budget uint32) (bool, error) {
 	return flood(before, events, 2*float64(budget)*now.Sub(looked).Seconds()), nil
 }
 
-// flood says whether a CPU has passed over more than most. was and now are how many each
-// had, all in all.
+// flood reports whether a CPU has passed over more than most packets. was and now are the totals of
+// each CPU.
 func flood(was, now []uint64, most float64) bool {
 	for cpu, n := range now {
 		if float64(n-was[cpu]) > most {
@@ -117,7 +117,7 @@ func flood(was, now []uint64, most float64) bool {
 	return false
 }
 
-// unwatched is for how long the programs were at rest, all in all.
+// unwatched returns the total time for which the programs were detached.
 func (m *meter) unwatched() time.Duration {
 	if m.since.IsZero() {
 		return m.rested
