@@ -91,7 +91,7 @@ func selfTracing(b Backend, r *http.Request) (any, error) {
 // LatencyTracing says whether the agent records the packets of a container.
 type LatencyTracing struct {
 	On    bool      `json:"on" doc:"whether packets are recorded"`
-	Until time.Time `json:"until,omitzero" doc:"when the recording ends unless somebody asks for records; absent while there is none, and in a request"`
+	Until time.Time `json:"until,omitzero" doc:"when the recording ends without further requests for records; absent if there is none, and in a request"`
 }
 
 // LatencyMeasured says whether the agent measures the packets of a container for a process.
@@ -217,8 +217,8 @@ func (c *Client) Latency(ctx context.Context, ref string, over time.Duration) (o
 	return out, c.report(ctx, "latency", ref, over, &out)
 }
 
-// LatencyRecords returns packets of one container, named as for Explain: those that the
-// filter selects, from its After on. It waits for the first of them for at most over.
+// LatencyRecords returns the packets of one container, named as for Explain, that the filter
+// selects, from its After on. It waits for the first of them for at most over.
 func (c *Client) LatencyRecords(ctx context.Context, ref string, f LatencyFilter, over time.Duration) (out LatencyRecords, err error) {
 	return out, c.do(ctx, http.MethodGet, "/v1/containers/"+url.PathEscape(ref)+"/latency/records?"+f.query(over), nil, &out)
 }
@@ -246,7 +246,7 @@ type Latency struct {
 	Since      time.Time          `json:"since,omitzero" doc:"start of the measurement; absent if it began, for each container, when the container was first measured"`
 	Taken      time.Time          `json:"taken" doc:"when the counters were read"`
 	Passed     uint64             `json:"passed_events" doc:"how often this host did not measure a packet because its CPU had too many"`
-	Evicted    uint64             `json:"evicted_packets" doc:"packets on this host whose time stamp was evicted before their owner was known"`
+	Evicted    uint64             `json:"evicted_packets" doc:"packets on this host that lost their time stamp before their container was known"`
 	Lost       uint64             `json:"lost_records" doc:"records of packets that did not fit into the buffer, or were beyond 20,000 per second of one container, direction and protocol, since the agent began to measure"`
 	LostWaits  uint64             `json:"lost_waits" doc:"waits of recorded packets that were overwritten or had no room, since the agent began to measure"`
 	Unwatched  float64            `json:"unwatched_seconds" doc:"time for which this host measured no packets because of a flood"`
@@ -366,7 +366,7 @@ type LatencyRecord struct {
 	Bytes     int           `json:"bytes" doc:"length of the IP packet"`
 	Added     *float64      `json:"added_seconds,omitempty" doc:"time between the container's device and the uplink"`
 	Stack     *float64      `json:"stack_seconds,omitempty" doc:"time between the container's socket and the uplink"`
-	Mace      *float64      `json:"mace_seconds,omitempty" doc:"time between the application and the uplink: from the call that sent the first byte, or to the read that got it; absent if nobody saw that"`
+	Mace      *float64      `json:"mace_seconds,omitempty" doc:"time between the application and the uplink: from the call that sent the first byte, or to the read that got it; absent if unknown"`
 	Stages    []LatencyPart `json:"stages" doc:"stages in the order in which the packet passed them"`
 	Waits     []LatencyWait `json:"waits,omitempty" doc:"what the CPU did while the packet waited for it; absent if the packet did not wait, or if unknown"`
 }
@@ -388,7 +388,7 @@ type LatencyWait struct {
 	Unknown float64          `json:"unknown_seconds" doc:"the rest of the wait"`
 }
 
-// LatencyCulprit is one for whom a CPU worked while a packet waited.
+// LatencyCulprit is work of a CPU while a packet waited, and its container.
 type LatencyCulprit struct {
 	Work      string       `json:"work" doc:"tasks, packets, softirq (other work of the kernel), idle, or others (on the self socket: anything but the container's own)"`
 	Container container.ID `json:"container,omitempty,string" doc:"id of the container whose tasks or packets they were; absent for others"`

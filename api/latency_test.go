@@ -151,8 +151,7 @@ func TestSelfLatency(t *testing.T) {
 	}
 }
 
-// On the self socket a container sees its own part of a wait, and nothing that tells
-// others apart.
+// On the self socket a container sees its own part of a wait, and one sum for all others.
 func TestWaitAlone(t *testing.T) {
 	w := LatencyWait{Stage: "deliver", Seconds: 10, Unknown: 1, By: []LatencyCulprit{
 		{Work: LatencyTasks, Container: 8, Name: "secret", Seconds: 4},

@@ -31,8 +31,8 @@ measured.
             busy CPU passed over by choice do not count
 
 --stages shows where the time goes: device, deliver, forward and qdisc on the way out;
-gro, forward, qdisc, deliver and socket on the way in. It also shows for whose packets
-the same CPUs worked meanwhile: a packet in the backlog of a CPU waits for those.
+gro, forward, qdisc, deliver and socket on the way in. It also shows which other packets
+the same CPUs handled meanwhile: a packet in the backlog of a CPU waits for those.
 
 With two containers, the first is A and the other is B, over the same interval.`,
 		Example: `  fairlead latency
@@ -175,7 +175,7 @@ func (v latencyView) notes(w io.Writer) {
 		text string
 	}{
 		{v.Passed, "times a packet was passed over: its CPU had more than it measures"},
-		{v.Evicted, "packets lost their stamp before it was known whose they were"},
+		{v.Evicted, "packets lost their stamp before their container was known"},
 	} {
 		if note.n > 0 {
 			fmt.Fprintf(w, "%s %s\n", scale(float64(note.n)), note.text)

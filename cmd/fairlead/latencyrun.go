@@ -184,8 +184,8 @@ func (r *latencyRun) run(ctx context.Context, c *api.Client, program *exec.Cmd) 
 		case status = <-ended:
 			running = false
 		case <-ctx.Done():
-			// What was measured is shown all the same. The program may have been told by the
-			// terminal, too, and may have a last word.
+			// The round trips so far are shown. The program may have got the terminal's signal
+			// too, and may still print.
 			status, running = context.Cause(ctx), false
 			program.Process.Signal(os.Interrupt)
 			select {

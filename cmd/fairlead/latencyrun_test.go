@@ -97,7 +97,7 @@ func TestLatencyRun(t *testing.T) {
 		t.Errorf("interrupted: status %d: %s%s", status, out, errs)
 	}
 
-	// A program that the host does not have, and one of nobody.
+	// A program that the host does not have.
 	for name, want := range map[string]string{"fl-none": "there is no program fl-none on this host: run takes it from the host, not from the container; install it here"} {
 		if status, _, errs := runSelf(t.Context(), t, s, name); status != cli.Failed || !strings.Contains(errs, want) {
 			t.Errorf("%s: status %d: %s", name, status, errs)
@@ -109,7 +109,7 @@ func TestLatencyRun(t *testing.T) {
 	}
 }
 
-// That nothing was measured is told with its reason, and not as a median of 0.
+// If nothing was measured, the output has the reason and no median of 0.
 func TestLatencyRunNothing(t *testing.T) {
 	half := trip("192.0.2.1")
 	half[0].Stack = nil

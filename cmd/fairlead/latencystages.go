@@ -94,7 +94,7 @@ func bar(from, to float64) string {
 	return strings.Repeat(" ", at) + strings.Repeat("#", max(1, int(math.Round(to*barWidth))-at))
 }
 
-// meanwhile prints for whose packets a container's CPUs worked.
+// meanwhile prints the packet work of a container's CPUs.
 func meanwhile(w io.Writer, m *api.LatencyMeanwhile) {
 	if m == nil {
 		return

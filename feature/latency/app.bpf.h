@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * When the application sent a packet, and when it began to read one: the span that the
- * MACE paper measures. Only for tenants whose packets are recorded one by one.
+ * MACE paper measures. Only for traced tenants.
  *
- * Hooks (tp_btf), attached only while records are asked for:
+ * Hooks (tp_btf), attached only while the host is watched:
  *   sys_enter                a task calls the kernel to send
  *   skb_copy_datagram_iovec  a task reads from a packet
- * Cost: for each system call of the host the kernel's slow way in, and five comparisons;
- * for one that sends a look-up, and of a recorded tenant a clock and a map's entry.
+ * Cost: for each system call of the host the slow entry path and five comparisons. For one
+ * that sends, a look-up; if the tenant is traced, a clock and a map entry too.
  *
- * What a packet has to do with a call, the socket tells. A packet for which that is not
- * certain has no such time. Full maps forget the socket or the packet that was used
- * least: its packets have no such time. That is seen in each record.
+ * The socket connects a packet to a call. A packet without a certain call has no such time.
+ * Full maps evict the least recently used socket or packet, which then has no such time. The
+ * record shows that.
  */
 
-/* The system calls that send, by number. User space knows them for its architecture. */
+/* The numbers of the system calls that send. User space fills them in for its architecture. */
 const volatile __u32 fl_sends[5];
 
 struct pt_regs___x86 {
@@ -73,7 +73,7 @@ struct tcp_sock {
 	__u32 copied_seq;
 } __kernel_type;
 
-/* How the kernel knows that a task called as a 32-bit one, whose numbers are others. */
+/* How the kernel marks a 32-bit system call, which has another number. */
 struct thread_info___x86 {
 	__u32 status;
 } __kernel_type;
@@ -97,13 +97,13 @@ struct task_struct___arm64 {
 #define S_IFMT 0170000
 #define S_IFSOCK 0140000
 
-/* The last calls that send by a socket. */
+/* The latest calls that send by a socket. */
 #define CALLS 8
 struct calls {
 	__u64 count;
 	struct {
 		__u64 at;   /* ns */
-		__u32 seq;  /* of the first byte that TCP had not been given before */
+		__u32 seq;  /* TCP: of the first byte of this call */
 		__u32 task; /* its id */
 	} call[CALLS];
 };
@@ -116,7 +116,7 @@ struct {
 	__type(value, struct calls);
 } fl_calls SEC(".maps");
 
-/* A packet that a socket has, and of which the application has read nothing. */
+/* A packet in a socket's queue that the application has not begun to read. */
 struct held {
 	__u64 id; /* 0: none */
 	__u64 began;
@@ -130,7 +130,7 @@ struct holds {
 	struct held at[HOLDS];
 };
 
-/* Of TCP: by the cookie of the socket, as packets are merged in its queue. */
+/* TCP: by the cookie of the socket, because packets are merged in its queue. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 2048);
@@ -138,7 +138,7 @@ struct {
 	__type(value, struct holds);
 } fl_holds SEC(".maps");
 
-/* Of others: by the address of the packet's bytes, which its clones share. */
+/* Other protocols: by the address of the packet's bytes, which its clones share. */
 struct one_held {
 	struct held held;
 	__u32 check;
@@ -152,10 +152,10 @@ struct {
 	__type(value, struct one_held);
 } fl_held SEC(".maps");
 
-/* What a new entry of fl_holds is; too large for the stack. */
+/* A new entry of fl_holds; too large for the stack. */
 const struct holds fl_no_holds;
 
-/* Whether the current task is of a tenant whose packets are recorded. */
+/* Reports whether the current task belongs to a traced tenant. */
 static __always_inline int task_traced(struct task_struct *t)
 {
 	struct task_struct___app *a = (void *)t;
@@ -167,7 +167,7 @@ static __always_inline int task_traced(struct task_struct *t)
 	if (at.netns == fl_host_netns) {
 		tenant = fl_of_cgroup(fl_cgroup_of_task(t));
 	} else {
-		o = bpf_map_lookup_elem(&fl_devices, &at); /* index 0: of that namespace */
+		o = bpf_map_lookup_elem(&fl_devices, &at); /* index 0: the namespace itself */
 		if (!o)
 			return 0;
 		tenant = o->tenant;
@@ -175,7 +175,7 @@ static __always_inline int task_traced(struct task_struct *t)
 	return !!(fl_tenants[tenant] & TRACED);
 }
 
-/* The socket behind a descriptor of a task, as a number; 0 for what is none. */
+/* Returns the socket behind a descriptor of a task as a number, or 0. */
 static __always_inline __u64 socket_of(struct task_struct___app *t, __u32 fd)
 {
 	struct fdtable *fdt = BPF_CORE_READ(t, files, fdt);
@@ -190,7 +190,7 @@ static __always_inline __u64 socket_of(struct task_struct___app *t, __u32 fd)
 	return (__u64)BPF_CORE_READ(s, sk);
 }
 
-/* Whether the system call that a task is in has the number of a 32-bit one. */
+/* Reports whether a task is in a 32-bit system call. */
 static __always_inline int compat(struct task_struct *t)
 {
 	struct task_struct___x86 *x86 = (void *)t;
@@ -220,13 +220,13 @@ int BPF_PROG(fl_send, struct pt_regs *regs, long id)
 		fd = BPF_CORE_READ((struct pt_regs___arm64 *)regs, regs[0]);
 	key = socket_of((void *)t, fd);
 	if (!key)
-		return 0; /* a file, say */
+		return 0; /* a file, for example */
 	c = bpf_map_lookup_elem(&fl_calls, &key);
 	if (!c) {
 		bpf_map_update_elem(&fl_calls, &key, &none, BPF_NOEXIST);
 		c = bpf_map_lookup_elem(&fl_calls, &key);
 		if (!c)
-			return 0; /* its packets have no time */
+			return 0; /* its packets get no time */
 	}
 	i = __sync_fetch_and_add(&c->count, 1) % CALLS;
 	sk = (void *)key;
@@ -237,10 +237,11 @@ int BPF_PROG(fl_send, struct pt_regs *regs, long id)
 }
 
 /*
- * When the application called for a packet that IP hands to a device, ns; 0 if that is not
- * known. l3 is the address of its IP header, len the length from there on.
- * Of TCP it is the call that wrote the first byte. Else a call of the current task: what
- * waited for a neighbour's address leaves in another's time, and is not known.
+ * Returns when the application called to send a packet that IP hands to a device, ns; 0 if
+ * unknown. l3 is the address of its IP header, len the length from there on. For TCP it is
+ * the call that wrote the first byte. For other protocols it is the latest call of the
+ * current task; a packet that waited for neighbour resolution leaves in another task, so its
+ * call is unknown.
  */
 __noinline __u64 fl_called(__u64 sk, __u64 l3, __u32 len)
 {
@@ -257,7 +258,7 @@ __noinline __u64 fl_called(__u64 sk, __u64 l3, __u32 len)
 	if (f.protocol == IPPROTO_TCP) {
 		bpf_probe_read_kernel(&offset, 1, (void *)l3 + length + 12);
 		if (length + (offset >> 4) * 4 >= len)
-			return 0; /* nothing of the application's is in it */
+			return 0; /* without payload */
 	}
 	c = bpf_map_lookup_elem(&fl_calls, &sk);
 	if (!c)
@@ -271,7 +272,7 @@ __noinline __u64 fl_called(__u64 sk, __u64 l3, __u32 len)
 		if ((__s32)(f.seq - c->call[i].seq) >= 0)
 			return c->call[i].at;
 	}
-	return 0; /* more calls ago than are kept */
+	return 0; /* the call is no longer kept */
 }
 
 static __always_inline __u64 called(const struct sk_buff *skb)
@@ -285,13 +286,13 @@ static __always_inline __u64 called(const struct sk_buff *skb)
 	return sk ? fl_called(sk, l3, skb->len - (__u32)(l3 - data)) : 0;
 }
 
-/* What a record says of the application, in record.awaits. */
+/* Values of record.awaits. */
 #define AWAITS_SOCKET 1
 #define AWAITS_READ 2 /* AT_APPLICATION may follow */
 
 /*
- * A socket gets a packet of a recorded tenant, and nobody can have read from it yet: has
- * its reader looked for. The data of skb begins with the IP header.
+ * Registers a packet of a traced tenant that a socket receives, before any reader can have
+ * read from it, so that fl_read finds it. The data of skb begins with the IP header.
  */
 static __always_inline __u8 hold(struct __sk_buff *skb, const struct cpu *c)
 {
@@ -305,7 +306,7 @@ static __always_inline __u8 hold(struct __sk_buff *skb, const struct cpu *c)
 	__u32 length, end;
 
 	if (c->protocol == UDP)
-		return 0; /* a read of a datagram is no event of the kernel */
+		return 0; /* the kernel has no event for reading a datagram */
 	if (c->protocol != TCP) {
 		one.check = c->check;
 		return c->head && !bpf_map_update_elem(&fl_held, &c->head, &one, BPF_ANY) ? AWAITS_READ : 0;
@@ -317,7 +318,7 @@ static __always_inline __u8 hold(struct __sk_buff *skb, const struct cpu *c)
 		return 0;
 	length += (offset >> 4) * 4;
 	if (length >= skb->len)
-		return 0; /* there is nothing to read */
+		return 0; /* without payload */
 	one.held.seq = bpf_ntohl(seq);
 	end = one.held.seq + skb->len - length;
 	sk = sk ? bpf_sk_fullsock(sk) : 0;
@@ -325,7 +326,7 @@ static __always_inline __u8 hold(struct __sk_buff *skb, const struct cpu *c)
 	if (!tp)
 		return 0;
 	if ((__s32)(end - tp->rcv_nxt) <= 0)
-		return 0; /* it has come before */
+		return 0; /* a retransmission */
 	cookie = bpf_get_socket_cookie(skb);
 	h = bpf_map_lookup_elem(&fl_holds, &cookie);
 	if (!h) {
@@ -344,22 +345,22 @@ static __always_inline __u8 hold(struct __sk_buff *skb, const struct cpu *c)
 		*(volatile __u64 *)&at->id = one.held.id;
 		return AWAITS_READ;
 	}
-	return 0; /* the application is slow: the first ones are enough */
+	return 0; /* the application is slow; the first packets suffice */
 }
 
-/* Tells user space that the application reads from a packet. */
+/* Emits that the application reads from a packet. */
 static __always_inline void read_by(__u64 id, __u64 began)
 {
 	struct record r = {.id = id, .kind = AT_APPLICATION, .direction = INGRESS};
 
 	r.at = bpf_ktime_get_ns();
 	r.mace = between(began, r.at);
-	fl_tell(&r);
+	fl_emit(&r);
 }
 
 /*
- * The application reads len bytes from a packet. Of TCP these begin at copied_seq, which
- * the kernel moves on behind this; a packet counts where its first byte is among them.
+ * The application reads len bytes from a packet. For TCP they begin at copied_seq, which the
+ * kernel advances afterwards; a packet counts once its first byte is among them.
  */
 SEC("tp_btf/skb_copy_datagram_iovec")
 int BPF_PROG(fl_read, const struct sk_buff *skb, int len)
@@ -377,7 +378,7 @@ int BPF_PROG(fl_read, const struct sk_buff *skb, int len)
 	one = bpf_map_lookup_elem(&fl_held, &head);
 	if (one) {
 		id = one->held.id;
-		/* Of an skb that nobody read, the bytes may be another packet's by now. */
+		/* If the registered skb was freed unread, these bytes may belong to another packet. */
 		if (fl_parse(head + skb->network_header, &f) && check_of(&f) == one->check)
 			read_by(id, one->held.began);
 		bpf_map_delete_elem(&fl_held, &head);
@@ -403,7 +404,7 @@ int BPF_PROG(fl_read, const struct sk_buff *skb, int len)
 			continue; /* not yet */
 		if ((__s32)ahead >= 0)
 			read_by(id, at->began);
-		/* else its first byte was read by splice, say, which is no event */
+		/* otherwise its first byte was read without an event, by splice for example */
 		*(volatile __u64 *)&at->id = 0;
 	}
 	return 0;

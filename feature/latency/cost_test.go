@@ -9,8 +9,8 @@ import (
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
-// What a stamp costs is measured at each hook that a packet passes, while somebody asks for
-// records, and not else.
+// The cost of a stamp is measured at each hook that a packet passes, only while records are
+// requested.
 func TestOwnCost(t *testing.T) {
 	testkit.NeedRoot(t)
 	h := newHost(t)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* How a stamp begins, and what is counted where a packet's way is over. */
+/* How a stamp begins, and the counting at the end of a packet's path. */
 
-/* Fills in what a stamp begins with. */
+/* Initialises a stamp. */
 static __always_inline void begin(struct stamp *s, __u32 direction, __u32 device, const struct flow *f)
 {
 	__builtin_memset(s, 0, sizeof(*s));
@@ -28,10 +28,10 @@ static __always_inline void sent(struct stamp *s, const struct sk_buff *skb, __u
 	sent_flow(skb, &r.flow);
 	check = check_of(&r.flow);
 	if (s->check && check && s->check != check) {
-		one(&t->mismatched);
+		increment(&t->mismatched);
 		return;
 	}
-	one(&t->matched);
+	increment(&t->matched);
 	for (int i = 0; i < STAGES; i++)
 		r.stage[i] = NONE;
 	last = s->at[E_QUEUED];
@@ -58,19 +58,19 @@ static __always_inline void sent(struct stamp *s, const struct sk_buff *skb, __u
 	count(t, QDISC, r.stage[QDISC]);
 	count(t, ADDED, r.stage[ADDED]);
 	count(t, STACK, r.stage[STACK]);
-	if (!s->traced || !may_tell(t, now))
+	if (!s->traced || !may_emit(t, now))
 		return;
-	tell_wait(EGRESS, s->wait, s->at[E_QUEUED]);
-	r.flow = s->flow; /* as the container has it, before any translation */
+	emit_wait(EGRESS, s->wait, s->at[E_QUEUED]);
+	r.flow = s->flow; /* as the container sent it, before NAT */
 	r.at = now;
 	r.id = s->at[E_QUEUED];
 	r.slot = s->slot;
 	r.direction = EGRESS;
 	r.mace = s->called ? between(s->called, now) : NONE;
-	fl_tell(&r);
+	fl_emit(&r);
 }
 
-/* A packet has come to a container's device. */
+/* A packet has arrived at a container's device. */
 static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp, const struct sk_buff *skb, __u32 device, __u64 now)
 {
 	struct record r = {};
@@ -80,35 +80,35 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 
 	c->since = 0;
 	if (!received_flow(skb, &r.flow))
-		return; /* ARP and the like are nobody's expense */
+		return; /* ARP, for example */
 	t = tally_of(device, INGRESS, class_of(&r.flow));
 	if (!t)
 		return;
-	one(&t->seen);
+	increment(&t->seen);
 	if (!s) {
-		one(fl_passed_at && (__s64)(now - fl_passed_at) < 1LL << 30 ? &t->unsampled : &t->unmatched);
+		increment(fl_passed_at && (__s64)(now - fl_passed_at) < 1LL << 30 ? &t->unsampled : &t->unmatched);
 		return;
 	}
 	check = check_of(&r.flow);
 	if (s->check && check && s->check != check) {
-		one(&t->mismatched);
+		increment(&t->mismatched);
 		fl_abandon(stamp, LOST);
 		return;
 	}
 	if (s->direction != INGRESS) {
-		one(&t->local);
+		increment(&t->local);
 		if (s->direction == FROM_HOST)
 			return;
 		last = between(s->at[s->at[E_SENT] ? E_SENT : E_QUEUED], now);
 		count(t, LOCAL, last);
 		t = tally_of(s->slot, EGRESS, s->protocol & 3);
 		if (t) {
-			one(&t->local);
+			increment(&t->local);
 			count(t, LOCAL, last);
 		}
 		return;
 	}
-	one(&t->matched);
+	increment(&t->matched);
 	for (int i = 0; i < STAGES; i++)
 		r.stage[i] = NONE;
 	began = last = s->at[I_POLLED] ? s->at[I_POLLED] : s->at[I_RECEIVED];
@@ -141,7 +141,7 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	c->ifindex = skb->dev->ifindex;
 	c->len = r.flow.len && r.flow.len < skb->len ? r.flow.len : skb->len;
 	c->protocol = class_of(&r.flow);
-	c->traced = fl_tenants[device & SLOT] & TRACED && may_tell(t, now);
+	c->traced = fl_tenants[device & SLOT] & TRACED && may_emit(t, now);
 	if (c->traced) {
 		c->check = check_of(&r.flow);
 		bpf_core_read(&c->head, sizeof(c->head), &skb->head);
@@ -149,22 +149,22 @@ static __always_inline void arrived(struct cpu *c, struct stamp *s, __u32 stamp,
 	c->since = now;
 	if (!c->traced)
 		return;
-	tell_wait(INGRESS, s->wait, c->id);
-	tell_wait(INGRESS, keep_wait(INGRESS, DELIVER, s->at[I_SENT], now), c->id);
+	emit_wait(INGRESS, s->wait, c->id);
+	emit_wait(INGRESS, keep_wait(INGRESS, DELIVER, s->at[I_SENT], now), c->id);
 	r.at = now;
 	r.id = c->id;
 	r.slot = c->slot;
 	r.direction = INGRESS;
 	r.awaits = AWAITS_SOCKET;
 	r.mace = NONE;
-	fl_tell(&r);
+	fl_emit(&r);
 }
 
-/* A packet has come in by an uplink; it may be for a tenant that has no device. */
+/* A packet has arrived at an uplink; it may be for a tenant without a device. */
 static __always_inline void may_be_host(struct cpu *c, const struct sk_buff *skb, const struct stamp *s, const struct flow *f, __u64 now)
 {
 	c->slot = 0;
-	c->traced = 0; /* fl_socket knows */
+	c->traced = 0; /* fl_socket decides */
 	c->ifindex = skb->dev->ifindex;
 	c->len = f->len && f->len < skb->len ? f->len : skb->len;
 	c->protocol = class_of(f);

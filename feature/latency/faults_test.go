@@ -68,7 +68,7 @@ func TestLost(t *testing.T) {
 	web, c := h.add("web", "10.66.0.2/24", h.ns)
 	h.measure(true, c)
 	h.f.mu.Lock()
-	h.f.of(c.ID).traced = true // and nobody reads
+	h.f.of(c.ID).traced = true // without a reader
 	err := h.f.follow()
 	h.f.mu.Unlock()
 	must(t, err)

@@ -2,32 +2,32 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * How long packets of containers take on this host, by stage (MACE). A packet
- * gets a stamp at the first hook, more times on its way, and is counted in
- * histograms at the last one. The stamp is found by the address of the skb, which
- * stays through veth, bridge, routing and tunnel; at the end a check over what
- * nobody on the way changes says whether it is still the same packet.
+ * Measures how long packets of containers take on this host, by stage (MACE). A packet
+ * gets a stamp at the first hook and further times on its path; the last hook counts it in
+ * histograms. The address of the skb identifies the stamp: it stays the same through veth,
+ * bridge, routing and tunnel. At the last hook a check over fields that no device on the
+ * path changes verifies that it is still the same packet.
  *
  * Hooks (tp_btf), each for every packet of the host:
  *   net_dev_queue            IP hands a packet to a device, before its qdisc
- *   net_dev_start_xmit       the driver gets it
+ *   net_dev_start_xmit       the driver receives it from the qdisc
  *   napi_gro_receive_entry   a driver hands a packet to GRO
- *   netif_rx                 a driver hands a packet to a backlog: only with an uplink
- *                            that is a veth
- *   netif_receive_skb        the stack gets it, after GRO and RPS
- * and those of waits.bpf.h and app.bpf.h, while records are asked for
- * and at the cgroups of the containers:
- *   cgroup_skb/ingress       a socket gets it
+ *   netif_rx                 a driver hands a packet to a backlog; attached only if an
+ *                            uplink is a veth
+ *   netif_receive_skb        the stack receives it, after GRO and RPS
+ * and those of waits.bpf.h and app.bpf.h, while the host is watched. At the cgroups of the
+ * containers:
+ *   cgroup_skb/ingress       a socket receives it
  *
- * Cost of an event: at a device that is nobody's two bytes of memory; else one line for
- * whether the packet has a stamp. Beyond fl_budget a second and CPU packets are chosen by
- * chance, and one that is passed over costs a counter more. Only a packet that has a
- * stamp, or begins, costs look-ups and a clock.
+ * Cost of an event: two bytes of memory at a device of no interest. At others, one cache line
+ * shows whether the packet has a stamp. Beyond fl_budget per second and CPU packets are
+ * chosen at random, and one that is passed over also costs a counter. Only a packet that has
+ * or gets a stamp costs look-ups and a clock.
  *
- * Readers of the maps: meter.go, records.go. Full maps: a full row of fl_keys loses its
- * oldest stamp, which is counted as evicted. A full fl_records loses records, which
- * fl_lost counts. fl_devices and fl_cgroups are those of package identity.
- * Nothing here changes a packet, or its way.
+ * Readers of the maps: meter.go, records.go. Full maps: a full row of fl_keys evicts its
+ * oldest stamp, and counts it. A full fl_records drops records, and fl_lost counts them.
+ * Package identity fills fl_devices and fl_cgroups. These programs change neither packets
+ * nor their path.
  */
 
 #include "kernel.h"
@@ -52,13 +52,13 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-/* The hooks, as fl_near numbers them. */
+/* Numbers of the hooks in fl_near. */
 #define POLL 0
 #define RECEIVE 1
 #define QUEUE 2
 #define XMIT 3
 
-/* What a device is: a role and a slot; 0 for nothing that is of interest. */
+/* Returns the role and the slot of a device; 0 if it is of no interest. */
 static __always_inline __u32 device_of(struct net_device *dev, __u16 near)
 {
 	struct fl_device at = {.netns = fl_netns_of(dev), .ifindex = dev->ifindex};
@@ -74,7 +74,7 @@ static __always_inline __u32 device_of(struct net_device *dev, __u16 near)
 	return o->tenant | (o->flags & FL_HOST_END ? HOST_END : CONTAINER);
 }
 
-/* The slot of a socket that a tenant in the host's namespace has; else 0. */
+/* Returns the slot of the packet's socket if its tenant is in the host's namespace, else 0. */
 static __always_inline __u32 host_tenant(const struct sk_buff *skb)
 {
 	struct sock *sk = skb->sk;
@@ -86,13 +86,13 @@ static __always_inline __u32 host_tenant(const struct sk_buff *skb)
 	return (fl_tenants[tenant] & (MEASURED | HOST)) == (MEASURED | HOST) ? tenant : 0;
 }
 
-/* Whether the host itself sends: what a bridge forwards may still have its sender's socket. */
+/* Reports whether the host itself sends: a forwarded packet may still have its sender's socket. */
 static __always_inline int from_host(const struct sock *sk)
 {
 	return sk && sk->__sk_common.skc_net.net->ns.inum == fl_host_netns;
 }
 
-/* Whether a packet without a stamp begins at this hook of this device, and as what. */
+/* Returns the direction in which a packet without a stamp begins at this hook and device, or -1. */
 static __always_inline int begins(const struct sk_buff *skb, int hook, __u32 role, __u32 *device)
 {
 	if (hook == QUEUE && role == CONTAINER)
@@ -108,7 +108,7 @@ static __always_inline int begins(const struct sk_buff *skb, int hook, __u32 rol
 	return -1;
 }
 
-/* One event of a packet at a device that may be of interest. */
+/* Handles an event of a packet at a device that may be of interest. */
 static __always_inline int look(const struct sk_buff *skb, struct net_device *dev, __u16 near, const int hook)
 {
 	__u32 row, role, device, direction;
@@ -136,13 +136,13 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 	}
 	if (place == ROW && (!(near & (1 << hook)) || !admit(c))) {
 		if (hook == RECEIVE)
-			c->since = 0; /* a socket may get this one now */
+			c->since = 0; /* the next packet that a socket receives may be this one */
 		return 0;
 	}
 	device = device_of(dev, near);
 	if (!device) {
 		put(r, place, key);
-		return 0; /* it has the index of one that is */
+		return 0; /* it shares the index of a device of interest */
 	}
 	role = device & ROLE;
 	now = bpf_ktime_get_ns();
@@ -165,7 +165,7 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 		return 0;
 	}
 	if (s && hook == RECEIVE && role == UPLINK && s->direction == INGRESS) {
-		/* From GRO; or once more, as an IFB hands it back. */
+		/* From GRO; or a second time, from an IFB. */
 		if (!s->at[I_RECEIVED] || (received_flow(skb, &f) && s->check == check_of(&f))) {
 			if (!s->at[I_RECEIVED]) {
 				s->at[I_RECEIVED] = now;
@@ -190,7 +190,7 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 			return 0; /* no IP */
 		}
 		if (s)
-			fl_abandon(row * ROW + place, LOST); /* of an skb that was freed, and is used again */
+			fl_abandon(row * ROW + place, LOST); /* of an earlier packet with the same skb */
 		if (hook == QUEUE && role == UPLINK && splits(skb, dev)) {
 			put(r, place, 0);
 			key = key_of(&f);
@@ -206,9 +206,9 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 			struct tally *t = tally_of(device, EGRESS, class_of(&f));
 
 			if (t)
-				one(&t->seen);
+				increment(&t->seen);
 			if (t && place == ROW)
-				one(&t->evicted);
+				increment(&t->evicted);
 		} else if (place == ROW) {
 			c->evicted++;
 		}
@@ -264,14 +264,14 @@ static __always_inline int look(const struct sk_buff *skb, struct net_device *de
 	return 0;
 }
 
-/* One event of a packet at a device. */
+/* Handles an event of a packet at a device. */
 static __always_inline int event(const struct sk_buff *skb, struct net_device *dev, const int hook)
 {
 	__u16 near = fl_near[dev->ifindex & (NEAR - 1)];
 	__u64 began;
 
 	if (!(near & (0x11 << hook)))
-		return 0; /* no such device is of interest here */
+		return 0; /* no device with this index is of interest at this hook */
 	began = fl_costing ? bpf_ktime_get_ns() : 0;
 	look(skb, dev, near, hook);
 	if (began)
@@ -297,7 +297,7 @@ int BPF_PROG(fl_poll, struct sk_buff *skb)
 	return event(skb, skb->dev, POLL);
 }
 
-/* An uplink whose driver does not poll, as a veth's, puts packets into a backlog. */
+/* The driver of a veth does not poll: as an uplink it puts packets into a backlog. */
 SEC("tp_btf/netif_rx")
 int BPF_PROG(fl_backlog, struct sk_buff *skb)
 {
@@ -310,30 +310,30 @@ int BPF_PROG(fl_receive, struct sk_buff *skb)
 	return event(skb, skb->dev, RECEIVE);
 }
 
-/* Whose sockets fl_socket is at. */
+/* The slot of this fl_socket's tenant. */
 const volatile __u32 fl_slot;
 
-/* How packets come to them where no device of the tenant's is seen to receive. */
+/* How packets reach the sockets of a tenant if no device shows their arrival. */
 #define BY_DEVICE 0
-#define BY_UPLINK 1  /* its sockets are in the host's namespace */
-#define BY_MACVLAN 2 /* the uplink's packets change their device without an event */
+#define BY_UPLINK 1  /* the sockets are in the host's namespace */
+#define BY_MACVLAN 2 /* packets pass from the uplink to the device without an event */
 const volatile __u8 fl_way;
 
-#define LOOPBACK 1 /* its index, in each namespace */
+#define LOOPBACK 1 /* its index in each namespace */
 
-/* Whether the packet that this CPU brings can be the one that a socket gets. */
-static __always_inline int brought(const struct cpu *c, const struct __sk_buff *skb)
+/* Reports whether the packet that a socket receives may be the one that this CPU has delivered. */
+static __always_inline int delivered(const struct cpu *c, const struct __sk_buff *skb)
 {
 	if (!c->since || c->since < fl_attached_at || c->len != skb->len)
-		return 0; /* put together from fragments, say */
+		return 0; /* reassembled from fragments, for example */
 	if (c->slot)
 		return c->slot == fl_slot && c->ifindex == skb->ifindex;
 	return fl_way == BY_UPLINK ? c->ifindex == skb->ifindex : fl_way == BY_MACVLAN && skb->ifindex != LOOPBACK;
 }
 
 /*
- * A socket of the tenant gets a packet, on the CPU that has brought it here, and
- * before any other comes.
+ * A socket of the tenant receives a packet, on the CPU that has delivered it, and before that
+ * CPU delivers another.
  */
 SEC("cgroup_skb/ingress")
 int fl_socket(struct __sk_buff *skb)
@@ -343,16 +343,16 @@ int fl_socket(struct __sk_buff *skb)
 	struct tally *t;
 	__u64 now;
 
-	if (!c || !brought(c, skb))
-		return 1; /* another's, as from loopback */
+	if (!c || !delivered(c, skb))
+		return 1; /* from loopback, for example */
 	now = bpf_ktime_get_ns();
 	t = tally_of(fl_slot, INGRESS, c->protocol & 3);
 	if (t) {
 		for (int i = 0; i < STAGES; i++)
 			r.stage[i] = NONE;
 		if (!c->slot) {
-			one(&t->seen);
-			one(&t->matched);
+			increment(&t->seen);
+			increment(&t->matched);
 			if (c->polled)
 				r.stage[FIRST] = between(c->polled, c->since);
 			count(t, FIRST, r.stage[FIRST]);
@@ -361,9 +361,9 @@ int fl_socket(struct __sk_buff *skb)
 		r.stage[STACK] = between(c->began, now);
 		count(t, SOCKET, r.stage[SOCKET]);
 		count(t, STACK, r.stage[STACK]);
-		if (c->traced || (!c->slot && fl_tenants[fl_slot & SLOT] & TRACED && may_tell(t, now))) {
+		if (c->traced || (!c->slot && fl_tenants[fl_slot & SLOT] & TRACED && may_emit(t, now))) {
 			if (!c->slot)
-				tell_wait(INGRESS, c->wait, c->id);
+				emit_wait(INGRESS, c->wait, c->id);
 			r.at = now;
 			r.id = c->id;
 			r.slot = fl_slot;
@@ -372,9 +372,9 @@ int fl_socket(struct __sk_buff *skb)
 			r.awaits = hold(skb, c);
 			r.mace = NONE;
 			r.flow = c->flow;
-			fl_tell(&r);
+			fl_emit(&r);
 		}
 	}
 	c->since = 0;
-	return 1; /* nothing is ever dropped here */
+	return 1; /* always passes the packet */
 }

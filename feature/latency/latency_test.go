@@ -132,7 +132,7 @@ func TestHeld(t *testing.T) {
 				}
 				for _, s := range append(way(tt.d), Added, Stack) {
 					if s == tt.s || s == Socket || s == Stack && tt.d == Ingress {
-						continue // nobody listens: nothing may come to a socket
+						continue // no socket listens
 					}
 					want := uint64(0)
 					if s == Stack || s == Added && tt.added {

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a packet says of itself. */
+/* Parsing of packets. */
 
-#define VXLAN_INNER (8 + 8) /* after the outer UDP header begins: that and VXLAN's */
+#define VXLAN_INNER (8 + 8) /* the outer UDP header and the VXLAN header */
 
 /*
- * The address of a packet as a number. The verifier lets nobody calculate with a pointer
- * to an skb, but does not know it again in a map. Bottom halves are off here, so that no
- * other packet comes in between; where they may be preempted (PREEMPT_RT) one may, and
- * then a stamp is not found.
+ * Returns the address of a packet as a number. The verifier forbids arithmetic on a pointer
+ * to an skb, but does not track it through a map. Bottom halves are off, so no other packet
+ * interferes. On PREEMPT_RT they may be preempted; then the stamp may not be found.
  */
 static __always_inline __u64 address(struct cpu *c, const struct sk_buff *skb)
 {
@@ -15,7 +14,7 @@ static __always_inline __u64 address(struct cpu *c, const struct sk_buff *skb)
 	return *(volatile __u64 *)&c->key;
 }
 
-/* More of struct sk_buff than other features look at. */
+/* Fields of struct sk_buff that other features do not need. */
 struct sk_buff___inner {
 	__u16 inner_network_header;
 } __kernel_type;
@@ -29,7 +28,7 @@ struct net_device___gso {
 	__u64 features;
 } __kernel_type;
 
-/* include/linux/netdev_features.h: where the types of super-packets begin among features. */
+/* include/linux/netdev_features.h: the position of the GSO types among the features. */
 #define NETIF_F_GSO_SHIFT 16
 
 struct ports {
@@ -38,9 +37,8 @@ struct ports {
 };
 
 /*
- * Reads the IP header at an address, and the beginning of what follows it. Says how
- * long the IP header is, 0 for what is no IP, or cannot be read. Global, as
- * fl_bucket is.
+ * Parses the IP header at an address and the beginning of the header after it. Returns the
+ * length of the IP header, 0 if there is none or it cannot be read. Global, like fl_bucket.
  */
 __noinline int fl_parse(__u64 address, struct flow *f)
 {
@@ -119,8 +117,8 @@ static __always_inline __u8 class_of(const struct flow *f)
 }
 
 /*
- * What neither address translation nor a router nor a tunnel changes of a packet,
- * as a number; 0 for none. Lengths are left out, as GRO changes them.
+ * Hashes the fields of a packet that NAT, routers and tunnels leave unchanged; 0 for none.
+ * Lengths are left out because GRO changes them.
  */
 static __always_inline __u32 check_of(const struct flow *f)
 {
@@ -141,12 +139,12 @@ static __always_inline int tunnelled(const struct flow *f)
 }
 
 /*
- * What a packet that is sent is. At the uplink it may be in a tunnel: then what
- * counts is the packet inside, which the kernel remembers where it begins.
+ * Parses a packet that is sent. If it is in a tunnel, the inner packet counts; the kernel
+ * keeps its offset in the skb.
  */
 static __always_inline int sent_flow(const struct sk_buff *skb, struct flow *f)
 {
-	__u64 head = 0; /* as a number, which for the verifier of 6.18 it is not when read directly */
+	__u64 head = 0; /* read by a helper: the verifier of 6.18 does not accept a direct read as a number */
 	int length;
 
 	bpf_core_read(&head, sizeof(head), &skb->head);
@@ -161,7 +159,7 @@ static __always_inline int sent_flow(const struct sk_buff *skb, struct flow *f)
 	return length;
 }
 
-/* What a packet that is received is. The data begins with the network header. */
+/* Parses a packet that is received. The data begins with the network header. */
 static __always_inline int received_flow(const struct sk_buff *skb, struct flow *f)
 {
 	__u64 data = 0; /* as in sent_flow */
@@ -179,7 +177,7 @@ static __always_inline int received_flow(const struct sk_buff *skb, struct flow 
 	return length;
 }
 
-/* Whether the kernel is about to cut a super-packet up, as the device cannot (net_gso_ok). */
+/* Reports whether the kernel is about to segment a packet for the device (net_gso_ok). */
 static __always_inline int splits(const struct sk_buff *skb, const struct net_device *dev)
 {
 	struct skb_shared_info___gso *info;
@@ -193,7 +191,7 @@ static __always_inline int splits(const struct sk_buff *skb, const struct net_de
 	return (((const struct net_device___gso *)dev)->features & type) != type;
 }
 
-/* What finds the stamp of a packet that is cut up: its first piece says the same. */
+/* Returns the key of the stamp of a packet that is segmented: its first segment has the same. */
 static __always_inline __u64 key_of(const struct flow *f)
 {
 	__u64 ports = (__u64)f->from_port << 16 | f->to_port, addresses;

@@ -166,7 +166,7 @@ func TestSplit(t *testing.T) {
 	h.await(func() string {
 		x := h.read(c)
 		cov, added := x.Of(Egress, TCP), x.Histogram(Egress, Added, TCP).Count()
-		// A packet whose end no program was called for waits for it.
+		// If no program was called at the end of a packet, it stays waiting.
 		excused := cov.Waiting() <= softirqs.Missed()
 		if got := b.Read().Since(load.Reading{}).Ops; got < n || cov.Matched+cov.Waiting() != cov.Seen || added != cov.Matched || !excused {
 			return fmt.Sprintf("%d of %d requests answered; %+v, waiting %d; %d packets in added", got, n, cov, cov.Waiting(), added)
@@ -175,8 +175,8 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// In a flood the programs are attached for a part of the time. Whoever asks for records
-// ends that, and nothing is told of a packet that began before.
+// In a flood the programs are attached for a part of the time. A request for records ends that, and
+// packets that began before have no record.
 func TestTurns(t *testing.T) {
 	testkit.NeedRoot(t)
 	h := newHost(t)

@@ -78,9 +78,8 @@ func FuzzParseRecord(f *testing.F) {
 	})
 }
 
-// What the socket adds comes into the record of the same packet; a record whose
-// socket does not come is given up after a while, and none is kept of a tenant that
-// nobody asks about.
+// The times at the socket go into the record of the same packet. A record without them is kept after
+// a while as it is. Tenants without a request have no records.
 func TestTracer(t *testing.T) {
 	tr := newTraces()
 	mine := tr.want(3, 0, api.LatencyFilter{}, time.Now(), lease)
@@ -119,8 +118,8 @@ func TestTracer(t *testing.T) {
 	}
 }
 
-// Only what somebody wants is kept; what was switched on goes on until it is switched
-// off, after which its records stay for a while; and a tenant that has gone leaves none.
+// Only records that a filter wants are kept. A recording that was switched on continues until it is
+// switched off; its records then stay for a while. A tenant that has gone leaves none.
 func TestWanted(t *testing.T) {
 	tr := newTraces()
 	now := time.Now()
@@ -205,8 +204,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// Packets are recorded while somebody asks: with both ends, for the container that
-// is asked about alone.
+// Packets are recorded while records are requested: with both ends, for the requested container
+// only.
 func TestTrace(t *testing.T) {
 	testkit.NeedRoot(t)
 	h := newHost(t)

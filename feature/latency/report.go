@@ -263,7 +263,7 @@ var help = map[string]string{
 	"latency_seconds":                 "Time that packets of the container took on this host, by stage; added and stack are sums of stages.",
 	"latency_packets_total":           "Packets of the container that were looked at, by what became of the measurement.",
 	"latency_passed_events_total":     "Times a packet was passed over on this host because a CPU had more than it measures.",
-	"latency_evicted_packets_total":   "Packets on this host whose stamp was lost before it was known whose they were.",
+	"latency_evicted_packets_total":   "Packets on this host whose stamp was lost before their container was known.",
 	"latency_unwatched_seconds_total": "Time in which no packet on this host was looked at, because there was a flood.",
 	"latency_lost_records_total":      "Records of single packets for which the buffer had no room, or that were too many.",
 	"latency_lost_waits_total":        "Waits of recorded packets that were overwritten, or for which the buffer had no room.",

@@ -13,8 +13,7 @@ import (
 	"github.com/fairlead-project/fairlead/tenant"
 )
 
-// A container is told for whose packets those CPUs worked that work for its own, and of
-// no other CPU.
+// The packet work of neighbours covers exactly the CPUs that handle the container's packets.
 func TestMeanwhile(t *testing.T) {
 	const s = time.Second
 	before := work{1: {5 * s, 0, 0}, 2: {9 * s, 0, 0}, 9: {3 * s, 3 * s, 3 * s}}
@@ -70,8 +69,8 @@ func TestGaps(t *testing.T) {
 	}
 }
 
-// A container whose packets are measured because of one that shares its network has
-// that one's figures, and nobody else's.
+// A container that policy does not measure itself has the figures of the measured containers that
+// share its network, and no others.
 func TestNetworkOf(t *testing.T) {
 	r := Reading{Tenants: []Tenant{
 		{Container: 2, Members: []container.ID{2, 8}, key: tenant.Key{NetNS: 70}},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The stamps of packets under way: who may have one, and where it is. */
+/* The stamps of packets under way: admission and look-up. */
 
-/* A packet is passed over for so many others at the most: what follows a flood is seen soon. */
+/* At most one in this many packets is admitted, so that sampling recovers soon after a flood. */
 #define MOST_GAP 128
 
 static __always_inline struct cpu *this_cpu(void)
@@ -21,42 +21,42 @@ static __always_inline struct tally *tally_of(__u32 slot, __u32 direction, __u32
 	return of ? bpf_map_lookup_elem(of, &index) : 0;
 }
 
-static __always_inline void one(__u64 *counter)
+static __always_inline void increment(__u64 *counter)
 {
 	__sync_fetch_and_add(counter, 1);
 }
 
 /*
- * Tells user space of a packet. The reader comes by itself: to wake it is an interrupt
- * between the packet's stamp and the driver, and would be told as the network's time.
+ * Emits a record to user space. The reader polls: waking it would add an interrupt between
+ * the packet's stamp and the driver, which would count as time of the network.
  */
-__noinline int fl_tell(const struct record *r)
+__noinline int fl_emit(const struct record *r)
 {
 	if (r && bpf_ringbuf_output(&fl_records, (void *)r, sizeof(*r), BPF_RB_NO_WAKEUP))
-		one(&fl_lost);
+		increment(&fl_lost);
 	return 0;
 }
 
 /*
- * Whether one more packet of a tenant, direction and protocol may be told in this window of
- * time: a flood of one takes neither the room of others nor the agent's time.
+ * Limits the records of a tenant, direction and protocol in one window of time, so that a
+ * flood neither displaces records of others nor takes the agent's time.
  */
-#define MOST_TOLD 335 /* 20,000 in a second */
-static __always_inline int may_tell(struct tally *t, __u64 now)
+#define MAX_EMITTED 335 /* 20,000 in a second */
+static __always_inline int may_emit(struct tally *t, __u64 now)
 {
 	__u32 window = now >> WINDOW_BITS;
 
 	if (t->window != window) {
 		t->window = window;
-		t->told = 0;
+		t->emitted = 0;
 	}
-	if (__sync_fetch_and_add(&t->told, 1) < MOST_TOLD)
+	if (__sync_fetch_and_add(&t->emitted, 1) < MAX_EMITTED)
 		return 1;
-	one(&fl_lost);
+	increment(&fl_lost);
 	return 0;
 }
 
-/* Two CPUs read their clocks one after the other: what is negative is nothing. */
+/* Returns 0 for a negative difference: clocks of two CPUs may differ a little. */
 static __always_inline __u64 between(__u64 from, __u64 to)
 {
 	return (__s64)(to - from) > 0 ? to - from : 0;
@@ -72,10 +72,10 @@ static __always_inline void count(struct tally *t, __u32 stage, __u64 ns)
 	if (bucket >= HIST_BUCKETS)
 		return; /* for the verifier */
 	__sync_fetch_and_add(&t->stage[stage].sum, ns);
-	one(&t->stage[stage].count[bucket]);
+	increment(&t->stage[stage].count[bucket]);
 }
 
-/* Counts what an event cost this CPU, with one reading of the clock in it. */
+/* Counts the time of an event on this CPU. It includes one reading of the clock. */
 __noinline int fl_cost(__u32 hook, __u64 began)
 {
 	struct histogram *h = bpf_map_lookup_elem(&fl_costs, &hook);
@@ -84,18 +84,18 @@ __noinline int fl_cost(__u32 hook, __u64 began)
 	__u32 bucket = fl_bucket(ns);
 
 	if (!c || !h || !c->worked || bucket >= HIST_BUCKETS)
-		return 0; /* it had no stamp */
+		return 0; /* the packet had no stamp */
 	c->worked = 0;
 	__sync_fetch_and_add(&h->sum, ns);
-	one(&h->count[bucket]);
+	increment(&h->count[bucket]);
 	return 0;
 }
 
 /*
- * Whether one more packet may begin on this CPU. In a window of time that follows one
- * with more than fl_budget, one of so many is taken as that allows, by chance; the
- * first busy window is cut off at four times as many. Whoever is passed over costs a
- * few instructions, as in a flood nearly all are.
+ * Reports whether one more packet may begin on this CPU. After a window of time with more
+ * than fl_budget packets, a random sample of that size is admitted; the first busy window
+ * admits at most four times as many. Passing a packet over takes few instructions, because
+ * in a flood nearly all packets are passed over.
  */
 static __always_inline int admit(struct cpu *c)
 {
@@ -105,7 +105,7 @@ static __always_inline int admit(struct cpu *c)
 		c->jiffy = jiffy;
 		c->now = bpf_ktime_get_ns();
 		if (c->passed != c->before)
-			fl_passed_at = c->now; /* not each time: it is every CPU's */
+			fl_passed_at = c->now; /* rarely: all CPUs share it */
 		if ((c->now - c->window) >> WINDOW_BITS) {
 			offered = c->begun + c->passed - c->before;
 			c->gap = offered <= fl_budget ? 0 : offered / fl_budget;
@@ -130,16 +130,16 @@ static __always_inline int admit(struct cpu *c)
 	return 0;
 }
 
-/* The stamp at an index of fl_stamps. */
+/* Returns the stamp at an index of fl_stamps. */
 static __always_inline struct stamp *stamp_at(__u32 index)
 {
 	return bpf_map_lookup_elem(&fl_stamps, &index);
 }
 
-/* Why the packet of a stamp will never come to its end. */
+/* Why a stamp is abandoned. */
 #define LOST 0
 #define EVICTED 1
-#define VOID 2 /* it was under way when the programs were attached */
+#define VOID 2 /* the packet was under way when the programs were attached */
 
 __noinline int fl_abandon(__u32 index, int why)
 {
@@ -147,20 +147,20 @@ __noinline int fl_abandon(__u32 index, int why)
 	struct tally *t;
 
 	if (!s || s->direction != EGRESS)
-		return 0; /* one that is received is counted where it arrives */
+		return 0; /* received packets are counted where they arrive */
 	t = tally_of(s->slot, EGRESS, s->protocol & 3);
 	if (t)
-		one(why == EVICTED ? &t->evicted : why == VOID ? &t->unsampled : &t->unmatched);
+		increment(why == EVICTED ? &t->evicted : why == VOID ? &t->unsampled : &t->unmatched);
 	return 0;
 }
 
-/* When a stamp began. */
+/* Returns when a stamp began. */
 static __always_inline __u64 beginning(const struct stamp *s)
 {
 	return s->at[0] ? s->at[0] : s->at[1];
 }
 
-/* Why a stamp is not believed any more; -1: it is. */
+/* Returns why a stamp is stale, or -1. */
 static __always_inline int stale(const struct stamp *s, __u64 now)
 {
 	if (beginning(s) < fl_attached_at)
@@ -178,7 +178,7 @@ static __always_inline struct keys *row_at(__u32 row)
 	return &fl_keys[row & ((1 << ROW_BITS) - 1)];
 }
 
-/* Whether a packet has a stamp: for nearly all the answer is no, and they go on. */
+/* Reports whether a packet has a stamp. Nearly all have none. */
 static __always_inline int has_stamp(const struct keys *r, __u64 key)
 {
 #pragma unroll
@@ -189,8 +189,8 @@ static __always_inline int has_stamp(const struct keys *r, __u64 key)
 }
 
 /*
- * Where the stamp of a packet is, and takes it: its place in the row, or ROW if
- * there is none. put() gives it back. Global, as fl_bucket is; so are the others.
+ * Takes the stamp of a packet. Returns its place in the row, or ROW if there is none. put()
+ * gives it back. Global, like fl_bucket; so are the others.
  */
 __noinline int fl_take(__u32 row, __u64 key)
 {
@@ -202,14 +202,14 @@ __noinline int fl_take(__u32 row, __u64 key)
 	return ROW;
 }
 
-/* An index of a row, as the verifier of 6.1 has to see it at each use. */
+/* Bounds an index of a row. The verifier of 6.1 needs that at each use. */
 static __always_inline __u32 in_row(__u32 place)
 {
-	asm volatile("" : "+r"(place)); /* clang knows already, and would leave it out */
+	asm volatile("" : "+r"(place)); /* or clang removes it */
 	return place & (ROW - 1);
 }
 
-/* Takes a place for a new stamp: a free one, else that of the oldest. */
+/* Takes a place for a new stamp: a free one, otherwise that of the oldest. */
 __noinline int fl_take_free(__u32 row, __u64 now)
 {
 	struct keys *r = row_at(row);
@@ -251,7 +251,7 @@ static __always_inline void put(struct keys *r, int place, __u64 key)
 		*(volatile __u64 *)&r->skb[in_row(place)] = key;
 }
 
-/* Has a stamp found by another key. The old place is not given back. */
+/* Moves a stamp to another key. It does not give the old place back. */
 static __always_inline void move(struct stamp *s, __u64 key, __u64 now)
 {
 	__u32 row = row_of(key);
@@ -267,5 +267,5 @@ static __always_inline void move(struct stamp *s, __u64 key, __u64 now)
 	}
 	t = tally_of(s->slot, EGRESS, s->protocol & 3);
 	if (t)
-		one(&t->evicted);
+		increment(&t->evicted);
 }

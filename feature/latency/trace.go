@@ -31,7 +31,7 @@ type Traced struct {
 	Limited bool
 }
 
-// Trace returns at most most records of one container's packets: those that a filter wants, and
+// Trace returns at most most records of one container's packets: all that a filter wants, and
 // possibly others, from the filter's After on (0: from now on). self is set if the container itself
 // asks. Trace waits up to over for the first record. Recording continues for a while afterwards. ok
 // is false if the container is not measured.

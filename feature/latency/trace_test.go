@@ -38,7 +38,7 @@ func (f *Latency) part() {
 	}
 }
 
-// Who waits for longer than packets are recorded after a request still gets the first one.
+// A request that waits longer than a lease still gets the first record.
 func TestTraceBeyondLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()
@@ -54,8 +54,8 @@ func TestTraceBeyondLease(t *testing.T) {
 	})
 }
 
-// Who follows a recording that has ended is told that it has missed something, whatever
-// numbers the next one gives.
+// A reader that follows a recording that has ended learns that it has missed records, whatever the
+// numbers of the next recording.
 func TestNumbersAfterLapse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()
@@ -101,8 +101,9 @@ func TestNumbersAfterLapse(t *testing.T) {
 	})
 }
 
-// Containers that ask themselves have the host watched for ten seconds of a minute, two of
-// them in any minute; who has waited longest comes first. An operator has it all the time.
+// Containers that ask on their own sockets have the host watched for ten seconds of a minute, two of
+// them in any minute. The one that has waited longest comes first. For an operator the host is
+// watched all the time.
 func TestSpells(t *testing.T) {
 	key := func(n uint64) tenant.Key { return tenant.Key{NetNS: n} }
 	s, start := make(spells), time.Unix(1000, 0)
@@ -169,7 +170,7 @@ func TestSpells(t *testing.T) {
 	})
 }
 
-// Only so many containers are recorded at their own request, whose records are kept.
+// mostSelf limits the containers that are recorded at their own request.
 func TestMostSelf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()
@@ -187,8 +188,8 @@ func TestMostSelf(t *testing.T) {
 	})
 }
 
-// A container is measured for as long as a process asks, and no longer: also if that is
-// killed. What policy says anyway is not decided.
+// A container is measured as long as a process asks, also if that is killed. There is no decision if
+// policy measures it anyway.
 func TestMeasureFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * For whom a CPU worked while a packet waited there. Each CPU keeps what it did last:
- * tasks, softirqs, and within these single packets by their devices. User space says
- * whose these are.
+ * The work of a CPU while a packet waited for it. Each CPU keeps a ring of its latest work:
+ * tasks, softirqs, and single packets in these by their devices. User space attributes tasks
+ * and devices to containers.
  *
- * Hooks (tp_btf), attached only while records are asked for: sched_switch,
- * softirq_entry, softirq_exit, netif_receive_skb, net_dev_start_xmit. Cost of an event:
- * a clock and a line of memory. A full ring forgets the oldest.
+ * Hooks (tp_btf), attached only while the host is watched: sched_switch, softirq_entry,
+ * softirq_exit, netif_receive_skb, net_dev_start_xmit. Cost of an event: a clock and a cache
+ * line. A full ring overwrites the oldest entry.
  */
 
-/* What a CPU does. Also waits.go. */
+/* Kinds of work. Also waits.go. */
 #define DOES_TASK 0    /* who: cgroup v2 id */
 #define DOES_IDLE 1
-#define DOES_SOFTIRQ 2 /* other than for a packet that is seen */
+#define DOES_SOFTIRQ 2 /* except for single packets */
 #define DOES_PACKET 3  /* who, last: devices */
 
 struct ran {
@@ -36,13 +36,13 @@ struct {
 	__type(value, struct rans);
 } fl_ran SEC(".maps");
 
-/* Since when the rings are kept, ns; 0: they are not. */
+/* When the rings began, ns; 0: not kept. */
 __u64 fl_ran_since;
 
-/* Shorter waits are nobody's: a sender that delivers its packet itself, say. */
-#define WORTH 5000
+/* Shorter waits are ignored. A sender that delivers its packet itself has one, for example. */
+#define MIN_WAIT 5000
 
-/* What a CPU did while a packet waited: told right before its record, with as many parts as there are. */
+/* The work of a CPU while a packet waited. It is emitted right before the record, with its parts only. */
 #define PARTS RANS
 struct part {
 	__u64 who;
@@ -54,7 +54,7 @@ struct part {
 
 struct waited {
 	__u64 id; /* of the packet: struct record */
-	__u64 ns; /* of all */
+	__u64 ns; /* of the whole wait */
 	__u32 stage;
 	__u32 parts;
 	__u64 reserved;
@@ -62,17 +62,17 @@ struct waited {
 };
 #define WAITED_HEAD 32
 _Static_assert(sizeof(struct waited) == WAITED_HEAD + PARTS * sizeof(struct part), "read by waits.go");
-_Static_assert(sizeof(struct part) == 32 && sizeof(struct record) % 32 != 0, "told apart by their lengths");
+_Static_assert(sizeof(struct part) == 32 && sizeof(struct record) % 32 != 0, "distinguished by their lengths");
 
 /*
- * Waits of packets that are under way, by direction. At the uplink nobody knows yet whose a
- * packet is: its stamp has a ticket for what is in here, and whoever tells its record tells
- * that. A wait is lost to the one that comes KEPT later; where it was wanted, fl_lost_waits
- * counts it.
+ * Waits of packets that are under way, by direction. At the uplink the tenant of a packet is
+ * not known yet. So its stamp holds a ticket for its wait in this map, and the program that
+ * emits the record emits the wait too. KEPT waits later, another wait overwrites it;
+ * fl_lost_waits counts overwritten waits of recorded packets.
  */
 #define KEPT 512
 #define TICKETS 0x40000000
-#define TAKEN 1 /* in place of a ticket: some CPU has it */
+#define TAKEN 1 /* in place of a ticket: a CPU uses the entry */
 
 struct kept {
 	__u32 ticket; /* 0: none */
@@ -87,7 +87,7 @@ struct {
 	__type(value, struct kept);
 } fl_kept SEC(".maps");
 
-__u32 fl_tickets[2]; /* how many there were, by direction */
+__u32 fl_tickets[2]; /* tickets given out, by direction */
 __u64 fl_lost_waits;
 
 static __always_inline struct kept *kept_at(__u32 direction, __u32 ticket)
@@ -97,7 +97,7 @@ static __always_inline struct kept *kept_at(__u32 direction, __u32 ticket)
 	return bpf_map_lookup_elem(&fl_kept, &index);
 }
 
-/* Keeps what this CPU did from since to now, while a packet waited. Returns its ticket, or 0 for nothing. */
+/* Keeps the work of this CPU from since to now, while a packet waited. Returns a ticket, or 0. */
 __noinline int fl_keep_wait(__u32 direction, __u32 stage, __u64 since, __u64 now)
 {
 	__u32 zero = 0, n = 0, ticket, old;
@@ -112,7 +112,7 @@ __noinline int fl_keep_wait(__u32 direction, __u32 stage, __u64 since, __u64 now
 		return 0; /* for the verifier */
 	old = *(volatile __u32 *)&k->ticket;
 	if (old == TAKEN || !__sync_bool_compare_and_swap(&k->ticket, old, TAKEN))
-		return ticket; /* lost, which is seen when it is told */
+		return ticket; /* lost; fl_emit_wait counts that */
 	w = &k->waited;
 	head = r->head;
 	for (n = 0; n < PARTS && end > since; n++) {
@@ -120,7 +120,7 @@ __noinline int fl_keep_wait(__u32 direction, __u32 stage, __u64 since, __u64 now
 
 		from = ran->since;
 		if (from < fl_ran_since)
-			break; /* nobody saw how long it went on */
+			break; /* its end is unknown */
 		from = from > since ? from : since;
 		w->part[n].who = ran->who;
 		w->part[n].last = ran->last;
@@ -137,38 +137,38 @@ __noinline int fl_keep_wait(__u32 direction, __u32 stage, __u64 since, __u64 now
 
 static __always_inline __u32 keep_wait(__u32 direction, __u32 stage, __u64 since, __u64 now)
 {
-	if (!fl_ran_since || !since || (__s64)(now - since) < WORTH)
+	if (!fl_ran_since || !since || (__s64)(now - since) < MIN_WAIT)
 		return 0;
 	return fl_keep_wait(direction, stage, since, now);
 }
 
-/* Tells user space the wait of a ticket, which is of the packet of that id. */
-__noinline int fl_tell_wait(__u32 direction, __u32 ticket, __u64 id)
+/* Emits the wait with a ticket, as that of the packet with an id. */
+__noinline int fl_emit_wait(__u32 direction, __u32 ticket, __u64 id)
 {
 	struct kept *k = kept_at(direction, ticket);
 	__u32 parts;
 
 	if (!k || !__sync_bool_compare_and_swap(&k->ticket, ticket, TAKEN)) {
-		one(&fl_lost_waits);
+		increment(&fl_lost_waits);
 		return 0;
 	}
 	parts = k->waited.parts;
 	k->waited.id = id;
 	if (parts <= PARTS &&
 	    bpf_ringbuf_output(&fl_records, &k->waited, WAITED_HEAD + parts * sizeof(struct part), BPF_RB_NO_WAKEUP))
-		one(&fl_lost_waits);
+		increment(&fl_lost_waits);
 	*(volatile __u32 *)&k->ticket = 0;
 	return 0;
 }
 
-static __always_inline void tell_wait(__u32 direction, __u32 ticket, __u64 id)
+static __always_inline void emit_wait(__u32 direction, __u32 ticket, __u64 id)
 {
 	if (ticket)
-		fl_tell_wait(direction, ticket, id);
+		fl_emit_wait(direction, ticket, id);
 }
 
-/* From now on this CPU does something else. */
-static __always_inline void does(__u32 kind, __u64 who)
+/* Records that this CPU begins other work. */
+static __always_inline void begins_work(__u32 kind, __u64 who)
 {
 	__u32 zero = 0;
 	struct rans *r = bpf_map_lookup_elem(&fl_ran, &zero);
@@ -180,7 +180,7 @@ static __always_inline void does(__u32 kind, __u64 who)
 	was = &r->ran[(r->head - 1) % RANS];
 	if (now->kind == kind && now->who == who && !now->last && kind != DOES_PACKET)
 		return;
-	/* What was done twice running is one: a flood of packets of one device, say. */
+	/* Equal entries in a row are merged: a flood of packets from one device, for example. */
 	if (now->kind != was->kind || now->who != was->who || now->last != was->last || was->since < fl_ran_since)
 		r->head++;
 	now = &r->ran[r->head % RANS];
@@ -190,15 +190,15 @@ static __always_inline void does(__u32 kind, __u64 who)
 	now->kind = kind;
 }
 
-/* The current task goes on. */
-static __always_inline void goes_on(void)
+/* Records that the current task continues. */
+static __always_inline void task_continues(void)
 {
 	struct task_struct *t = bpf_get_current_task_btf();
 
 	if (t->pid)
-		does(DOES_TASK, fl_cgroup_of_task(t));
+		begins_work(DOES_TASK, fl_cgroup_of_task(t));
 	else
-		does(DOES_IDLE, 0);
+		begins_work(DOES_IDLE, 0);
 }
 
 static __always_inline __u64 name_of(struct net_device *dev)
@@ -210,28 +210,28 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(fl_ran_switch, _Bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	if (next->pid)
-		does(DOES_TASK, fl_cgroup_of_task(next));
+		begins_work(DOES_TASK, fl_cgroup_of_task(next));
 	else
-		does(DOES_IDLE, 0);
+		begins_work(DOES_IDLE, 0);
 	return 0;
 }
 
 SEC("tp_btf/softirq_entry")
 int BPF_PROG(fl_ran_entry, unsigned int vec)
 {
-	does(DOES_SOFTIRQ, 0);
+	begins_work(DOES_SOFTIRQ, 0);
 	return 0;
 }
 
 SEC("tp_btf/softirq_exit")
 int BPF_PROG(fl_ran_exit, unsigned int vec)
 {
-	goes_on();
+	task_continues();
 	return 0;
 }
 
-/* What this CPU does now, if that is packets' work: of a softirq, or of a thread that polls. */
-static __always_inline struct ran *packets_work(void)
+/* Returns the current work if it is on packets: in a softirq, or in a thread that polls. */
+static __always_inline struct ran *packet_work(void)
 {
 	__u32 zero = 0;
 	struct rans *r = bpf_map_lookup_elem(&fl_ran, &zero);
@@ -244,22 +244,22 @@ static __always_inline struct ran *packets_work(void)
 	if (now->kind == DOES_SOFTIRQ || now->kind == DOES_PACKET)
 		return now;
 	t = bpf_get_current_task_btf();
-	return t->flags & PF_KTHREAD ? now : 0; /* else a task that sends into a tap, say */
+	return t->flags & PF_KTHREAD ? now : 0; /* otherwise a task that sends into a tap, for example */
 }
 
 SEC("tp_btf/netif_receive_skb")
 int BPF_PROG(fl_ran_recv, struct sk_buff *skb)
 {
-	if (packets_work())
-		does(DOES_PACKET, name_of(skb->dev));
+	if (packet_work())
+		begins_work(DOES_PACKET, name_of(skb->dev));
 	return 0;
 }
 
-/* Where a packet is sent on to may tell whose it is, as where it came from may not. */
+/* The device that a packet is sent to may identify its container if the one it came from does not. */
 SEC("tp_btf/net_dev_start_xmit")
 int BPF_PROG(fl_ran_xmit, struct sk_buff *skb, struct net_device *dev)
 {
-	struct ran *now = packets_work();
+	struct ran *now = packet_work();
 
 	if (now && now->kind == DOES_PACKET)
 		now->last = name_of(dev);

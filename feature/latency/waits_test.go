@@ -40,8 +40,7 @@ func FuzzParseWait(f *testing.F) {
 	})
 }
 
-// Parts of one owner come together, the three with most are named, and what is of
-// nobody else is not known.
+// Parts of one container are added up, the three largest are listed, and the rest is unknown.
 func TestWaitBy(t *testing.T) {
 	a, b := container.Container{ID: 1, Name: "a"}, container.Container{ID: 2, Name: "b"}
 	o := &attribution{
@@ -88,8 +87,8 @@ func TestLongWait(t *testing.T) {
 	}
 }
 
-// A packet in the backlog of a CPU that works for another container's packets waits for
-// those. A container that sends nothing is not named, and nothing is kept while nobody asks.
+// A packet in the backlog of a CPU waits for another container's packets there. A container that
+// sends nothing is not named. The host is watched only while records are requested.
 func TestBacklog(t *testing.T) {
 	testkit.NeedRoot(t)
 	if runtime.NumCPU() < 2 {
@@ -153,8 +152,8 @@ func TestBacklog(t *testing.T) {
 	})
 }
 
-// However many waits have come whose record does not, that of the next record is told, and
-// what was given up is counted.
+// However many waits have come without a record, the next record has its wait, and the others are
+// counted.
 func TestWaitsOfStrangers(t *testing.T) {
 	tr := newTraces()
 	mine := tr.want(3, 0, api.LatencyFilter{}, time.Now(), lease)
