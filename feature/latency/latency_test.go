@@ -189,3 +189,32 @@ func TestUnused(t *testing.T) {
 		t.Error("programs are attached after Remove")
 	}
 }
+
+// The members of a pod are one tenant. It is measured until the last of them has left, or has moved
+// to another network.
+func TestPod(t *testing.T) {
+	h := newHost(t)
+	h.bridge()
+	_, c := h.add("web", "10.66.0.2/24", h.ns)
+	_, moved := h.add("other", "10.66.0.3/24", h.ns)
+	side := c
+	side.ID += 1 << 40
+	h.measure(true, c, side)
+	slot := h.f.of(c.ID).slot
+	if x := h.read(side); x.Container != c.ID || len(x.Members) != 2 || h.f.of(side.ID).slot != slot {
+		t.Errorf("two members: %+v of slot %d", x.Members, h.f.of(side.ID).slot)
+	}
+	must(t, h.f.Remove(t.Context(), c.ID))
+	if m := h.f.of(side.ID); m == nil || m.slot != slot || h.f.of(c.ID) != nil {
+		t.Errorf("the first member has left: %+v", m)
+	}
+	moved.ID = side.ID
+	h.measure(true, moved)
+	if m := h.f.of(side.ID); m == nil || m.slot == slot || len(h.f.meter.tallies) != 1 || len(h.f.measured) != 1 {
+		t.Errorf("the other has moved: %+v, %d tallies, %d tenants", m, len(h.f.meter.tallies), len(h.f.measured))
+	}
+	h.measure(false, moved)
+	if h.f.meter != nil {
+		t.Error("programs are attached after the last member has left")
+	}
+}
