@@ -10,9 +10,9 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// In a flood an attached program costs each packet something, even if it returns at once. So a flood
-// is measured in a duty cycle: the programs are attached for look, then detached for rest. While
-// the host is watched they stay attached.
+// In a flood an attached program costs each packet something, even if it returns at once. So a
+// flood is measured in a duty cycle: the programs are attached for look, then detached for rest.
+// While the host is watched they stay attached.
 const (
 	look  = 100 * time.Millisecond
 	rest  = 900 * time.Millisecond

@@ -16,8 +16,8 @@ type ends struct {
 	queued  bool               // an uplink is a veth, so its driver may not poll
 }
 
-// ends finds the devices, uplinks and sockets of the measured tenants. Package identity maps them to
-// tenants.
+// ends finds the devices, uplinks and sockets of the measured tenants. Package identity maps them
+// to tenants.
 func (f *Latency) ends() (*ends, error) {
 	e := &ends{sockets: make(map[string]sockets)}
 	links, err := f.host.Links(netdev.MostLinks)

@@ -231,8 +231,8 @@ func (m *meter) listen() error {
 	return errors.Join(errs...)
 }
 
-// sockets describes the sockets in one cgroup: their tenant, and the way by which packets reach them
-// (BY_ in latency.bpf.c).
+// sockets describes the sockets in one cgroup: their tenant, and the way by which packets reach
+// them (BY_ in latency.bpf.c).
 type sockets struct {
 	slot identity.Slot
 	way  uint8

@@ -78,8 +78,8 @@ func FuzzParseRecord(f *testing.F) {
 	})
 }
 
-// The times at the socket go into the record of the same packet. A record without them is kept after
-// a while as it is. Tenants without a request have no records.
+// The times at the socket go into the record of the same packet. A record without them is kept
+// after a while as it is. Tenants without a request have no records.
 func TestTracer(t *testing.T) {
 	tr := newTraces()
 	mine := tr.want(3, 0, api.LatencyFilter{}, time.Now(), lease)

@@ -107,8 +107,8 @@ func (r Reading) Since(before Reading) Reading {
 	return r
 }
 
-// Report implements feature.Reporter. It returns the latency of packets: over ask.Over, or since the
-// beginning if that is 0. The type of ask.Body selects another request: an api.LatencyFilter
+// Report implements feature.Reporter. It returns the latency of packets: over ask.Over, or since
+// the beginning if that is 0. The type of ask.Body selects another request: an api.LatencyFilter
 // returns records, an api.LatencyMeasure begins or ends the measurement for a process, and an
 // api.LatencyTracing begins or ends recording.
 func (f *Latency) Report(ctx context.Context, of *container.Container, ask api.Ask) (any, error) {

@@ -240,7 +240,8 @@ func (f *Latency) membersOf(id container.ID) []container.ID {
 	return []container.ID{id}
 }
 
-// wireCosts converts the costs of hooks to the API's form, without hooks at which nothing was timed.
+// wireCosts converts the costs of hooks to the API's form, without hooks at which nothing was
+// timed.
 func wireCosts(all [hookXmit + 1]*hist.Histogram) (out api.LatencyCosts) {
 	for hook, name := range []string{hookPoll: api.LatencyPoll, hookReceive: api.LatencyReceive, hookQueue: api.LatencyQueue, hookXmit: api.LatencyXmit} {
 		if h := all[hook]; h != nil && h.Count() > 0 {

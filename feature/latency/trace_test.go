@@ -101,8 +101,8 @@ func TestNumbersAfterLapse(t *testing.T) {
 	})
 }
 
-// Containers that ask on their own sockets have the host watched for ten seconds of a minute, two of
-// them in any minute. The one that has waited longest comes first. For an operator the host is
+// Containers that ask on their own sockets have the host watched for ten seconds of a minute, two
+// of them in any minute. The one that has waited longest comes first. For an operator the host is
 // watched all the time.
 func TestSpells(t *testing.T) {
 	key := func(n uint64) tenant.Key { return tenant.Key{NetNS: n} }
@@ -188,8 +188,8 @@ func TestMostSelf(t *testing.T) {
 	})
 }
 
-// A container is measured as long as a process asks, also if that is killed. There is no decision if
-// policy measures it anyway.
+// A container is measured as long as a process asks, also if that is killed. There is no decision
+// if policy measures it anyway.
 func TestMeasureFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := unwired()

@@ -25,8 +25,8 @@ const (
 // spells holds the beginning of each tenant's last spell.
 type spells map[tenant.Key]time.Time
 
-// assign begins spells for tenants that ask, as far as the limits permit. The tenant that has waited
-// longest comes first.
+// assign begins spells for tenants that ask, as far as the limits permit. The tenant that has
+// waited longest comes first.
 func (s spells) assign(asking []tenant.Key, now time.Time) {
 	recent := 0
 	for t, began := range s {
