@@ -86,7 +86,7 @@ func TestPlanInForce(t *testing.T) {
 	// Refused: nothing changes, and its slot is free again.
 	var r *model.Refusal
 	err := h.apply(fake(4), policy.Net{Rate: 801 * mbit})
-	if !errors.As(err, &r) || !errors.Is(err, policy.ErrOverLink) || !strings.Contains(err.Error(), "uplink nic0: rate refused: ") {
+	if !errors.As(err, &r) || !errors.Is(err, model.ErrOverLink) || !strings.Contains(err.Error(), "uplink nic0: rate refused: ") {
 		t.Errorf("more than the link: %v", err)
 	}
 	if err := h.apply(fake(2), policy.Net{Rate: 951 * mbit}); !errors.As(err, &r) {

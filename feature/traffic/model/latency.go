@@ -118,7 +118,7 @@ func feasible(l Link, ts []Tenant, classes []Class) error {
 // tooMany refuses the last of too many tenants on a slow link, which has not even the least share
 // left.
 func tooMany(l Link, ts []Tenant) error {
-	return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: policy.ErrOverLink,
+	return &Refusal{Slot: ts[len(ts)-1].Slot, Key: "rate", err: ErrOverLink,
 		Reason: fmt.Sprintf("%d tenants with at least %s each are too many for the %s link", len(ts), policy.FormatRate(minShare), policy.FormatRate(l.Rate))}
 }
 

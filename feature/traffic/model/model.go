@@ -95,10 +95,6 @@ const defaultWeight = 1
 // it.
 const minShare = 1000
 
-// admitted is the part of a link that may be promised, in percent; see policy.FitLink, which
-// decides.
-const admitted = 95
-
 // maxBare limits what all bare tenants together are promised, in percent of the link, so that a
 // process that may make cgroups cannot take the rest.
 const maxBare = 50
@@ -198,13 +194,13 @@ func admit(l Link, tenants []Tenant) ([]Tenant, error) {
 		rates = append(rates, t.Rate)
 		if t.Bare && t.Rate > 0 {
 			if bare += t.Rate; bare > l.Rate/100*maxBare || t.Rate > l.Rate {
-				return nil, &Refusal{Slot: t.Slot, Key: "rate", err: policy.ErrOverLink,
+				return nil, &Refusal{Slot: t.Slot, Key: "rate", err: ErrOverLink,
 					Reason: fmt.Sprintf("cgroups without a runtime may be promised %d %% of the %s link together", maxBare, policy.FormatRate(l.Rate)),
 					Mend:   "a smaller rate for them"}
 			}
 		}
 	}
-	if err := policy.FitLink(l.Rate, rates); err != nil {
+	if err := fitLink(l.Rate, rates); err != nil {
 		return nil, overLink(l, ts, err)
 	}
 	return ts, nil
@@ -228,7 +224,7 @@ func overLink(l Link, ts []Tenant, why error) error {
 			biggest = i
 		}
 	}
-	r := &Refusal{Slot: ts[last].Slot, Key: "rate", Reason: why.Error(), err: policy.ErrOverLink}
+	r := &Refusal{Slot: ts[last].Slot, Key: "rate", Reason: why.Error(), err: ErrOverLink}
 	if others < most {
 		r.Mend = "a rate of at most " + policy.FormatRate(most-others)
 	} else {
@@ -335,7 +331,7 @@ var ErrOverCeil = errors.New("rate above ceil")
 // ErrInfeasible is wrapped by a Refusal for a latency that cannot be kept.
 var ErrInfeasible = errors.New("latency cannot be kept")
 
-// Refusal reports why one tenant cannot get its due. It wraps policy.ErrOverLink, ErrOverCeil or
+// Refusal reports why one tenant cannot get its due. It wraps ErrOverLink, ErrOverCeil or
 // ErrInfeasible.
 type Refusal struct {
 	Slot   identity.Slot

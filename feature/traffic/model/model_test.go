@@ -208,11 +208,11 @@ func TestRefusals(t *testing.T) {
 		reason string
 		mend   string
 	}{
-		{"rate above the link", link(gbit), []policy.Net{{Rate: 2 * gbit}}, 1, policy.ErrOverLink, "the sum of 1 is 2gbit", "a rate of at most 950mbit"},
-		{"rate above 95 %", link(gbit), []policy.Net{{Rate: 951 * mbit}}, 1, policy.ErrOverLink, "the sum of 1 is 951mbit, and 95 % of the 1gbit link is 950mbit", "a rate of at most 950mbit"},
-		{"sum", link(gbit), []policy.Net{{Rate: 500 * mbit}, {Rate: 300 * mbit}, {Weight: 1}, {Rate: 200 * mbit}}, 4, policy.ErrOverLink,
+		{"rate above the link", link(gbit), []policy.Net{{Rate: 2 * gbit}}, 1, ErrOverLink, "the sum of 1 is 2gbit", "a rate of at most 950mbit"},
+		{"rate above 95 %", link(gbit), []policy.Net{{Rate: 951 * mbit}}, 1, ErrOverLink, "the sum of 1 is 951mbit, and 95 % of the 1gbit link is 950mbit", "a rate of at most 950mbit"},
+		{"sum", link(gbit), []policy.Net{{Rate: 500 * mbit}, {Rate: 300 * mbit}, {Weight: 1}, {Rate: 200 * mbit}}, 4, ErrOverLink,
 			"the sum of 3 is 1gbit", "a rate of at most 150mbit; of the others c1 has the most, 500mbit"},
-		{"sum that overflows", link(gbit), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, policy.ErrOverLink, "more than", "less for the others"},
+		{"sum that overflows", link(gbit), []policy.Net{{Rate: 1 << 63}, {Rate: 1 << 63}}, 2, ErrOverLink, "more than", "less for the others"},
 		{"rate above ceil", link(gbit), []policy.Net{{Rate: 2 * mbit, Ceil: mbit}}, 1, ErrOverCeil, "2mbit is more than the ceil 1mbit", "at least the rate"},
 		{"shorter than a packet of others", link(gbit), []policy.Net{{Weight: 1}, {Latency: 500 * time.Microsecond}}, 2, ErrInfeasible,
 			"up to 65536 bytes, takes 524µs on the 1gbit link", "a latency of at least 540µs, or latency.split on, as packets of the others are split to at most 1522 bytes then"},
@@ -256,7 +256,7 @@ func TestBare(t *testing.T) {
 	for _, ts := range [][]Tenant{{bare(1, 300*mbit), bare(2, 201*mbit)}, {bare(1, 300*mbit), bare(2, 201*mbit), real}, {bare(2, 1<<63)}, {bare(1, 1<<63), bare(2, 1<<63)}} {
 		_, err := Compute(link(gbit), ts)
 		var r *Refusal
-		if !errors.As(err, &r) || !errors.Is(err, policy.ErrOverLink) || !strings.Contains(r.Reason, "50 % of the 1gbit link") || !slices.ContainsFunc(ts, func(x Tenant) bool { return x.Bare && x.Slot == r.Slot }) {
+		if !errors.As(err, &r) || !errors.Is(err, ErrOverLink) || !strings.Contains(r.Reason, "50 % of the 1gbit link") || !slices.ContainsFunc(ts, func(x Tenant) bool { return x.Bare && x.Slot == r.Slot }) {
 			t.Errorf("%+v: %v", ts, err)
 		}
 	}
@@ -325,7 +325,7 @@ func TestFeasible(t *testing.T) {
 		want error
 	}{
 		{tenant(0, policy.Net{Rate: 50 * mbit}), nil},
-		{tenant(0, policy.Net{Rate: 51 * mbit}), policy.ErrOverLink},
+		{tenant(0, policy.Net{Rate: 51 * mbit}), ErrOverLink},
 		{tenant(1, policy.Net{Rate: 950 * mbit}), nil}, // in place of its present rate
 		{tenant(0, policy.Net{Latency: 2 * time.Millisecond}), nil},
 		{tenant(0, policy.Net{Latency: 530 * time.Microsecond}), ErrInfeasible},
