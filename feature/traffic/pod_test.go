@@ -179,6 +179,39 @@ func TestPodCeilIsInherited(t *testing.T) {
 	}
 }
 
+// A container of a pod moves to a network of its own: the others take over its entries, and it is
+// due there what it was.
+func TestPodMemberMoves(t *testing.T) {
+	p := newPod(t, "one", "two")
+	_, apart := p.add("three", "10.66.0.3/24", p.ns)
+	p.start()
+	before := p.root()
+	one, two := p.members[0], p.members[1]
+	ceil := policy.Net{Ceil: 50 * mbit}
+	must(t, p.due(one, ceil, ceil))
+	must(t, p.due(two, ceil, ceil))
+	during, slot := p.root(), p.slots.Lookup(identity.TenantOf(two))
+	moved := one
+	moved.NetNS, moved.PID, moved.Interfaces = apart.NetNS, apart.PID, apart.Interfaces
+	for range 2 {
+		must(t, p.due(moved, ceil, ceil))
+	}
+	if got := p.slots.Lookup(identity.TenantOf(moved)); got == identity.Nobody || got == slot {
+		t.Errorf("it has slot %d in its own network, and the others have %d", got, slot)
+	}
+	must(t, p.due(two, policy.Net{Ceil: 40 * mbit}, ceil)) // which it is not in the way of
+	must(t, p.due(two, ceil, ceil))
+	must(t, p.traffic.Remove(t.Context(), one.ID))
+	p.sweep(two.ID)
+	if got := p.root(); got != during {
+		t.Errorf("one has moved: the root is %s, was %s", got, during)
+	}
+	must(t, p.traffic.Remove(t.Context(), two.ID))
+	if got := p.root(); got != before || len(p.journal.Entries()) != 0 {
+		t.Errorf("all have left: the root is %s, was %s; %+v", got, before, p.journal.Entries())
+	}
+}
+
 // Whatever the containers of a pod do, in any order, with the agent killed in between: what they
 // agree on is in force, at the uplink and at the veth, only disagreement refuses a container, and
 // nothing is left.
