@@ -133,7 +133,7 @@ func (f *Traffic) classes() (all []delay.Class, cut map[delay.Class]bool) {
 		}
 	}
 	var out, in []uint16
-	for _, t := range f.tenants {
+	for _, t := range f.shaped {
 		if asked(t.due.egress) {
 			out = append(out, uint16(t.slot))
 		}

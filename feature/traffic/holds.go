@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
@@ -38,35 +37,33 @@ type ways struct {
 
 // ways sorts the tenant's devices. A device made in the container's namespace on top of another one
 // there leads nowhere by itself.
-func (t *tenant) ways() (w ways) {
-	if t.key.NetNS == 0 {
+func (t *shaped) ways() (w ways) {
+	if t.Key().NetNS == 0 {
 		return ways{below: []string{"the host's network"}}
 	}
 	var inner []string
-	for _, c := range t.members {
-		for _, dev := range c.Interfaces {
-			named := fmt.Sprintf("%s (%s)", dev.Name, dev.Kind)
-			switch {
-			case dev.HasHostEnd():
-				w.veths = append(w.veths, dev.Host.Name)
-			case dev.Kind == "veth": // see devices
-			case unseen(dev.Kind):
-				w.below = append(w.below, named)
-			case dev.Kind == "device":
-				w.beside = append(w.beside, dev.Name+" (hardware)")
-			case dev.Apart || dev.Kind == "netkit":
-				w.beside = append(w.beside, named)
-			default:
-				inner = append(inner, named)
-			}
+	for _, e := range t.Ends() {
+		dev := e.Inside
+		named := fmt.Sprintf("%s (%s)", dev.Name, dev.Kind)
+		switch {
+		case dev.HasHostEnd():
+			w.veths = append(w.veths, e.Name)
+		case dev.Kind == "veth": // see devices
+		case unseen(dev.Kind):
+			w.below = append(w.below, named)
+		case dev.Kind == "device":
+			w.beside = append(w.beside, dev.Name+" (hardware)")
+		case dev.Apart || dev.Kind == "netkit":
+			w.beside = append(w.beside, named)
+		default:
+			inner = append(inner, named)
 		}
 	}
 	if len(w.veths)+len(w.below)+len(w.beside) == 0 {
 		w.beside = inner
 	}
-	for _, list := range []*[]string{&w.veths, &w.below, &w.beside} {
-		slices.Sort(*list) // containers of a pod share theirs
-		*list = slices.Compact(*list)
+	for _, list := range [][]string{w.veths, w.below, w.beside} {
+		slices.Sort(list)
 	}
 	return w
 }
@@ -86,7 +83,7 @@ func (a *account) gap(format string, args ...any) {
 
 // unkept returns an error for the part of a tenant's due that does not hold: feature.ErrPartly if
 // any part holds. missing lists uplinks that do not exist.
-func (f *Traffic) unkept(t *tenant, missing []string) error {
+func (f *Traffic) unkept(t *shaped, missing []string) error {
 	a := account{places: make(map[string]int)}
 	w := t.ways()
 	switch {
@@ -110,27 +107,6 @@ func (f *Traffic) unkept(t *tenant, missing []string) error {
 	return errors.Join(a.gaps...)
 }
 
-// direction is egress or ingress, and how they differ.
-type direction struct {
-	prefix string // of its keys
-	due    func(due) policy.Net
-	link   func(*uplink) model.Link
-	failed func(*uplink) error
-}
-
-func sending() direction {
-	return direction{"net.", func(d due) policy.Net { return d.egress }, func(u *uplink) model.Link { return u.link }, func(u *uplink) error { return u.unsent }}
-}
-
-func receiving() direction {
-	return direction{"net.ingress.", func(d due) policy.Net { return d.ingress }, func(u *uplink) model.Link { return u.ingress.link }, func(u *uplink) error {
-		if !u.ether {
-			return errNoHeader
-		}
-		return u.unreceived
-	}}
-}
-
 // wishes lists the keys that a policy sets.
 func wishes(n policy.Net) (keys []string) {
 	for _, k := range []struct {
@@ -145,7 +121,7 @@ func wishes(n policy.Net) (keys []string) {
 }
 
 // unkeptWay adds one direction.
-func (f *Traffic) unkeptWay(a *account, t *tenant, w ways, way direction, missing []string) {
+func (f *Traffic) unkeptWay(a *account, t *shaped, w ways, way direction, missing []string) {
 	n := way.due(t.due)
 	keys := wishes(n)
 	sent := way.prefix == sending().prefix
@@ -189,7 +165,7 @@ func (f *Traffic) unkeptWay(a *account, t *tenant, w ways, way direction, missin
 }
 
 // unkeptCeil adds a ceil at veths, of what the tenant sends or receives.
-func (t *tenant) unkeptCeil(a *account, key string, sent bool) {
+func (t *shaped) unkeptCeil(a *account, key string, sent bool) {
 	var holding []string
 	add := func(at string, unheld error) {
 		if unheld != nil {
@@ -240,9 +216,9 @@ func are(keys []string) string {
 	return "is"
 }
 
-// shaped is the error of a device with a foreign root qdisc that, as far as is known, limits it to
-// less than ours would.
-func shaped(l qdisc.Limit, mend string) error {
+// alreadyShaped is the error of a device with a foreign root qdisc that, as far as is known, limits
+// it to less than ours would.
+func alreadyShaped(l qdisc.Limit, mend string) error {
 	what := l.Kind
 	if l.Rate > 0 {
 		what += " of " + policy.FormatRate(l.Rate)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic"
+	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/internal/testkit/topology"
 	"github.com/fairlead-project/fairlead/kernel"
@@ -78,7 +79,7 @@ func (h *host) start() {
 		uplinks["nic0"] = h.rate
 	}
 	h.traffic, err = traffic.New(traffic.Config{
-		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots,
+		Roots: kernel.Default(), Journal: h.journal, NetNS: h.ns.NetNS(), Identity: h.slots, Ends: hook.Open("/proc", h.journal),
 		Uplinks: uplinks, Delays: h.delays, Measured: h.measured, Now: h.now,
 	})
 	must(h.t, err)

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -19,6 +22,8 @@ import (
 type programs struct {
 	object *bpf.Object
 	base
+	v2   string                // root of the cgroup v2 tree; "": unknown
+	past map[container.ID]bool // containers that send past their veths, see trust
 }
 
 // base is loaded at the start.
@@ -31,14 +36,14 @@ type base struct {
 	Epoch     *ebpf.Variable `ebpf:"fl_flow_epoch"`
 }
 
-// load loads the programs with the maps of identity. An error means that this kernel cannot run
-// them.
-func load(shared bpf.Maps) (_ *programs, err error) {
+// load loads the programs with the maps of identity. v2 is the root of the cgroup v2 tree. An error
+// means that this kernel cannot run the programs.
+func load(shared bpf.Maps, v2 string) (_ *programs, err error) {
 	o, err := bpf.Open(name, loadTraffic, bpf.Vars{trafficVarFlSeed: rand.Uint64()}, shared)
 	if err != nil {
 		return nil, err
 	}
-	p := &programs{object: o}
+	p := &programs{object: o, v2: v2, past: make(map[container.ID]bool)}
 	if err := o.Load(&p.base, nil); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
@@ -73,6 +78,12 @@ func attachCgroup(dir string, load func() (*ebpf.Program, error)) (link.Link, er
 	return l, nil
 }
 
+// detached reports whether a program was detached from its cgroup.
+func detached(l link.Link) bool {
+	info, err := l.Info()
+	return err == nil && info.Cgroup() != nil && info.Cgroup().CgroupId == 0
+}
+
 // forgetFlows makes the programs learn all flows again.
 func (p *programs) forgetFlows() error {
 	var epoch uint32
@@ -82,37 +93,34 @@ func (p *programs) forgetFlows() error {
 	return p.Epoch.Set(epoch + 1)
 }
 
-func set(v *ebpf.Variable, on bool) error {
-	n := uint32(0)
-	if on {
-		n = 1
-	}
-	return v.Set(n)
-}
-
 // put attaches a program at a device.
 func (f *Traffic) put(s *hook.Set, at hook.Place, load func() (*ebpf.Program, error)) error {
 	at.Owner = journal.Owner{Feature: name}
 	return s.Put(f.cfg.Ends, at, load)
 }
 
-// classify identifies what a container's sockets send by its cgroup, and assigns it a class.
-func (f *Traffic) classify(t *tenant, c container.Container, class identity.Slot) error {
-	_, err := f.cfg.Identity.Tell(name, identity.Member{ID: c.ID, Tenant: t.key, Cgroups: []uint64{uint64(c.ID)}})
-	if err := errors.Join(err, f.programs.setClass(t.slot, class)); err != nil {
-		return fmt.Errorf("tell packets by cgroup %d: %w", c.ID, err)
-	}
-	// A deeper cgroup is recognised only itself, not with the cgroups below it.
+// recognise lets the programs recognise sockets of a cgroup by its depth in the tree. A deeper
+// cgroup is recognised only itself, not with the cgroups below it.
+func (p *programs) recognise(dir string) error {
 	const deeper, most = 31, 8
-	level := f.level(c.Cgroup.V2) // below the root of the v2 tree
+	level := p.level(dir)
 	if level < 1 || level > most {
 		level = deeper
 	}
 	var levels uint32
-	if err := f.programs.Levels.Get(&levels); err != nil {
+	if err := p.Levels.Get(&levels); err != nil {
 		return err
 	}
-	return f.programs.Levels.Set(levels | 1<<level)
+	return p.Levels.Set(levels | 1<<level)
+}
+
+// level returns the depth of a cgroup in the v2 tree; 0 if it is outside.
+func (p *programs) level(dir string) int {
+	rel, err := filepath.Rel(p.v2, dir)
+	if p.v2 == "" || err != nil || rel == "." || strings.HasPrefix(rel, "..") {
+		return 0
+	}
+	return strings.Count(rel, "/") + 1
 }
 
 // setClass assigns a class to what the sockets of a tenant send; Nobody: none.
@@ -120,10 +128,31 @@ func (p *programs) setClass(tenant, class identity.Slot) error {
 	return p.Classes.Put(uint32(tenant), uint32(class))
 }
 
-// setStrict sets whether packets that neither a device received nor a known socket sent may
-// identify themselves.
-func (p *programs) setStrict(on bool) error {
-	return set(p.Strict, on)
+// trust records whether a container sends past its veths. While any does, packets that neither a
+// device received nor a known socket sent may not identify themselves.
+func (p *programs) trust(c container.Container) error {
+	delete(p.past, c.ID)
+	if slices.ContainsFunc(c.Interfaces, func(dev container.Interface) bool { return unseen(dev.Kind) }) {
+		p.past[c.ID] = true
+	}
+	return p.setStrict()
+}
+
+// distrust undoes trust.
+func (p *programs) distrust(id container.ID) error {
+	if !p.past[id] {
+		return nil
+	}
+	delete(p.past, id)
+	return p.setStrict()
+}
+
+func (p *programs) setStrict() error {
+	strict := uint32(0)
+	if len(p.past) > 0 {
+		strict = 1
+	}
+	return p.Strict.Set(strict)
 }
 
 func (p *programs) close() error { return errors.Join(p.Normalise.Close(), p.object.Close()) }

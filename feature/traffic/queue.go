@@ -33,6 +33,17 @@ type queue struct {
 	cut     bool     // some were, since the root became ours
 }
 
+const (
+	linkHeader = 14    // bytes of a frame beyond the MTU
+	maxGSO     = 65536 // GSO_LEGACY_MAX_SIZE: the default of a device
+)
+
+// linkOf describes a device, except for its rate.
+func linkOf(l netdev.Link) model.Link {
+	mtu := l.MTU + linkHeader
+	return model.Link{Name: l.Name, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
+}
+
 // replaced is the error of a device whose root qdisc is no longer ours. by owned it.
 func replaced(by journal.Owner) error {
 	if by.Container != 0 { // at the end of a veth
@@ -186,7 +197,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 		if by.Container == 0 {
 			mend += fmt.Sprintf(", and its rate given by the agent's flag --uplink %s=RATE", q.link.Name)
 		}
-		return shaped(l, mend)
+		return alreadyShaped(l, mend)
 	}
 	// An earlier agent may have turned them for a container that has ended.
 	knobs := q.knobs(ns)
@@ -213,6 +224,34 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 // knobs lists the knobs that claim may have turned.
 func (q *queue) knobs(ns *netdev.NS) []journal.Ref {
 	return []journal.Ref{qdisc.QueueLen(ns, q.index).Ref(), qdisc.Root(ns, q.index).Ref()}
+}
+
+// A device is brought back to its plan up to disputes times within disputeTime, and then left as it
+// is.
+const (
+	disputes    = 3
+	disputeTime = time.Hour
+)
+
+// errLeft reports a device where others keep undoing what is in force.
+var errLeft = errors.New("somebody has undone it again and again, and it is left so for an hour")
+
+// left wraps errLeft with what was undone.
+func left(what string) error {
+	return fmt.Errorf("%w (%s, %d times); possible with: an end to what does so, and the policy set anew", errLeft, what, disputes)
+}
+
+// dispute counts how often others undid a change. The zero value counts from 0.
+type dispute struct{ at []time.Time }
+
+// again counts one more time, and reports whether to redo the change.
+func (d *dispute) again(now time.Time) bool {
+	d.at = slices.DeleteFunc(d.at, func(t time.Time) bool { return now.Sub(t) >= disputeTime })
+	if len(d.at) >= disputes {
+		return false
+	}
+	d.at = append(d.at, now)
+	return true
 }
 
 // undo restores the named knobs, and no others.

@@ -9,6 +9,7 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -41,32 +42,32 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 		}
 	}
 	var errs []error
-	beside := make(map[*tenant]identity.Slot)
-	for _, t := range f.tenants {
+	beside := make(map[*shaped]identity.Slot)
+	for _, t := range f.shaped {
 		if !late[t.slot] {
 			continue
 		}
-		key := identity.Tenant{NetNS: math.MaxUint64, Container: container.ID(t.slot)} // no tenant's key
-		s, err := f.cfg.Identity.Take(key)
-		if err != nil {
+		id := math.MaxUint64 - container.ID(t.slot) // no container's
+		s, _ := f.cfg.Identity.Tell(name, identity.Member{ID: id, Tenant: tenant.Key{Container: id}})
+		defer f.cfg.Identity.Forget(name, id)
+		if s == identity.Nobody {
 			continue // all slots are taken: it has to wait until its queue is empty
 		}
-		defer f.cfg.Identity.Release(key)
 		beside[t] = s
 	}
 	if len(beside) == 0 {
 		return nil
 	}
-	aside := func(emptied func(t *tenant) identity.Slot) error {
+	aside := func(emptied func(t *shaped) identity.Slot) error {
 		var errs []error
 		for index, u := range f.uplinks {
 			if p, planned := plans[index]; planned && u.claimed && !u.lost {
-				errs = append(errs, u.bring(f.cfg.Journal, f.host, with(p, beside, emptied), journal.Owner{Feature: name}, f.now()))
+				errs = append(errs, u.bring(f.cfg.Journal, f.host, with(p, beside, emptied), journal.Owner{Feature: name}, f.cfg.Now()))
 			}
 		}
 		return errors.Join(errs...)
 	}
-	if err := aside(func(t *tenant) identity.Slot { return t.slot }); err != nil {
+	if err := aside(func(t *shaped) identity.Slot { return t.slot }); err != nil {
 		return err
 	}
 	var minors []uint16
@@ -82,12 +83,12 @@ func (f *Traffic) reorder(plans map[int]model.Plan) error {
 	for t := range beside {
 		errs = append(errs, f.number(t, t.slot))
 	}
-	return errors.Join(append(errs, aside(func(t *tenant) identity.Slot { return beside[t] }))...)
+	return errors.Join(append(errs, aside(func(t *shaped) identity.Slot { return beside[t] }))...)
 }
 
 // with returns a plan with a second, equal class for each of some tenants. The one of the two to be
 // emptied gets its ceil as its rate, so that it is served first.
-func with(p model.Plan, beside map[*tenant]identity.Slot, emptied func(*tenant) identity.Slot) model.Plan {
+func with(p model.Plan, beside map[*shaped]identity.Slot, emptied func(*shaped) identity.Slot) model.Plan {
 	p.Classes = slices.Clone(p.Classes)
 	for t, s := range beside {
 		i := slices.IndexFunc(p.Classes, func(c model.Class) bool { return c.Slot == t.slot })
@@ -108,16 +109,12 @@ func with(p model.Plan, beside map[*tenant]identity.Slot, emptied func(*tenant) 
 
 // number makes a tenant's packets carry a slot, its own or another, wherever they are numbered
 // already.
-func (f *Traffic) number(t *tenant, s identity.Slot) error {
+func (f *Traffic) number(t *shaped, s identity.Slot) error {
 	program, err := f.programs.copyFor(trafficProgFlIdentify, s)()
 	if err != nil {
 		return err
 	}
 	defer program.Close()
-	var errs []error
-	for _, c := range t.members {
-		errs = append(errs, f.classify(t, c, s))
-	}
 	// After a failure either slot may be in use: the next round attaches the program anew.
-	return errors.Join(append(errs, t.at.Replace(identify, program))...)
+	return errors.Join(f.programs.setClass(t.slot, s), t.at.Replace(identify, program))
 }

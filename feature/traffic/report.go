@@ -4,11 +4,225 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic/delay"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/hist"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
+
+// Direction is the direction of packets, as seen from the containers.
+type Direction string
+
+// Egress is from them, Ingress towards them.
+const (
+	Egress  Direction = "egress"
+	Ingress Direction = "ingress"
+)
+
+// Row is one class at one uplink, or the class that limits a container to a ceil at the host end of
+// its veth: what it is due, and what it sent. The counters restart when policy makes the class
+// anew.
+type Row struct {
+	// Container owns the class. Of Members that share a network, it is the one with the lowest id;
+	// 0 is the host and all containers without policy.
+	Container container.ID
+	Members   []container.ID
+	Uplink    string // or host end
+	Direction Direction
+	Link      uint64     // bit/s, to divide
+	Asked     policy.Net // by policy; nothing for container 0
+
+	Guaranteed, Ceil uint64 // bit/s, at present
+	Level            int    // order for idle bandwidth, 0 is served first
+	Split            int    // longer packets are cut into frames for another container's latency, bytes; 0: no splitting
+	qdisc.Stats
+
+	class  delay.Class
+	tenant tenant.Key      // zero: the default class
+	Delays *hist.Histogram // queueing delays; nil: not measured, or packets are split
+}
+
+// Reading is all classes, by uplink, direction and container.
+type Reading struct {
+	Taken  time.Time
+	Rows   []Row
+	Missed uint64 // packets not measured because too many waited
+}
+
+// Read reads the counters of all classes, and the delays if they are always measured. It leaves out
+// uplinks that have gone, and those with a foreign root qdisc. It may be called at any time.
+func (f *Traffic) Read() Reading {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := Reading{Taken: time.Now()}
+	if f.programs == nil || len(f.shaped) == 0 {
+		return r
+	}
+	out, in, err := f.plans()
+	if err != nil { // an uplink has become too slow: the status reports it
+		return r
+	}
+	owners := f.owners()
+	for index, u := range f.uplinks {
+		if p, planned := out[index]; planned && u.claimed && !u.lost {
+			r.Rows = f.read(r.Rows, index, Egress, p, owners)
+		}
+		if p, planned := in[index]; planned && u.ingress.claimed && !u.ingress.lost {
+			r.Rows = f.read(r.Rows, u.ingress.index, Ingress, p, owners)
+		}
+	}
+	for _, t := range f.shaped {
+		for key, e := range t.ends {
+			if e.receives.claimed && !e.receives.lost {
+				r.Rows = f.readCeil(r.Rows, t, key.NetNS, e.path, Ingress, &e.receives)
+			}
+		}
+		for inode, s := range t.sends {
+			if s.claimed && !s.lost {
+				r.Rows = f.readCeil(r.Rows, t, inode, s.path, Egress, &s.queue)
+			}
+		}
+	}
+	slices.SortFunc(r.Rows, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(a.Uplink, b.Uplink), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Container, b.Container))
+	})
+	f.delays(&r)
+	return r
+}
+
+// owner is the owner of a class, and its policy in each direction.
+type owner struct {
+	tenant  tenant.Key
+	members []container.ID // sorted; nil: the default class
+	asked   map[Direction]policy.Net
+}
+
+func (f *Traffic) owners() map[identity.Slot]owner {
+	owners := map[identity.Slot]owner{identity.Nobody: {}}
+	for _, t := range f.shaped {
+		owners[t.slot] = owner{t.Key(), t.members(), map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}}
+	}
+	return owners
+}
+
+// read adds the classes of one device.
+func (f *Traffic) read(to []Row, index int, way Direction, p model.Plan, owners map[identity.Slot]owner) []Row {
+	d, err := qdisc.Open(f.host, index)
+	if err != nil {
+		return to
+	}
+	defer d.Close()
+	stats, err := d.Stats(kindOf(p))
+	if err != nil {
+		return to // the device has gone, or someone else's qdisc is there
+	}
+	for _, c := range p.Classes {
+		minor := minorOf(c.Slot)
+		o, known := owners[c.Slot]
+		st, there := stats[minor]
+		if !known || !there {
+			continue
+		}
+		row := Row{
+			Members: o.members, Uplink: p.Link.Name, Direction: way, Link: p.Link.Rate, Asked: o.asked[way],
+			Guaranteed: c.Guaranteed, Ceil: c.Ceil, Level: c.Level, Split: c.Split, Stats: st,
+			class: delay.Class{NetNS: f.host.Inode(), Index: index, Minor: minor}, tenant: o.tenant,
+		}
+		if len(o.members) > 0 {
+			row.Container = o.members[0]
+		}
+		to = append(to, row)
+	}
+	return to
+}
+
+// readCeil adds the class that limits a tenant to a ceil at the host ends of its veths, which
+// guarantees nothing. path is that of their namespace.
+func (f *Traffic) readCeil(to []Row, t *shaped, inode uint64, path string, way Direction, q *queue) []Row {
+	ns, err := f.find.Open(path, inode)
+	if err != nil {
+		return to
+	}
+	defer ns.Close()
+	d, err := qdisc.Open(ns, q.index)
+	if err != nil {
+		return to
+	}
+	defer d.Close()
+	stats, err := d.Stats(qdisc.KindHTB)
+	if err != nil {
+		return to
+	}
+	asked, members := map[Direction]policy.Net{Egress: t.due.egress, Ingress: t.due.ingress}[way], t.members()
+	return append(to, Row{
+		Container: members[0], Members: members, Uplink: q.link.Name, Direction: way,
+		Link: q.link.Rate, Asked: asked, Ceil: asked.Ceil, Stats: stats[qdisc.MinorDefault],
+		class: delay.Class{NetNS: ns.Inode(), Index: q.index, Minor: qdisc.MinorDefault}, tenant: t.Key(),
+	})
+}
+
+// The bounds of traffic_delay_seconds are 2^firstBound ns (16 us) and each doubling up to
+// 2^lastBound ns (4.3 s).
+const (
+	firstBound = 14
+	lastBound  = 32
+)
+
+// help describes the samples of Snapshot. All but the last are of one class at one device.
+var help = map[string]string{
+	"traffic_sent_bytes_total":            "Bytes sent.",
+	"traffic_sent_packets_total":          "Packets sent.",
+	"traffic_borrowed_packets_total":      "Packets sent beyond the guaranteed rate.",
+	"traffic_dropped_packets_total":       "Packets for which the queue of the class had no room.",
+	"traffic_overlimits_total":            "How often the class reached its ceil.",
+	"traffic_backlog_bytes":               "Bytes in the queue of the class.",
+	"traffic_backlog_packets":             "Packets in the queue of the class.",
+	"traffic_guaranteed_bytes_per_second": "Rate that the class gets now if all other classes use their full share.",
+	"traffic_ceil_bytes_per_second":       "Upper bound on the rate of the class.",
+	"traffic_rate_bytes_per_second":       "Rate that policy asks for.",
+	"traffic_delay_seconds":               "Queueing delay of the packets that were sent.",
+	"traffic_delay_missed_packets_total":  "Packets on this host whose delay was not measured, because too many were in the queues.",
+}
+
+// Snapshot implements feature.Feature. It has a sample of each name for each Row, with the
+// direction as a label. The samples of delays exist only while delays are always measured.
+func (f *Traffic) Snapshot() feature.Snapshot {
+	r := f.Read()
+	s := feature.Snapshot{Taken: r.Taken, Help: help}
+	for _, row := range r.Rows {
+		labels := []feature.Label{{Name: "direction", Value: string(row.Direction)}}
+		add := func(name string, v float64) {
+			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: name, Device: row.Uplink, Labels: labels, Value: v})
+		}
+		add("traffic_sent_bytes_total", float64(row.Bytes))
+		add("traffic_sent_packets_total", float64(row.Packets))
+		add("traffic_borrowed_packets_total", float64(row.Borrowed))
+		add("traffic_dropped_packets_total", float64(row.Drops))
+		add("traffic_overlimits_total", float64(row.Overlimits))
+		add("traffic_backlog_bytes", float64(row.Backlog))
+		add("traffic_backlog_packets", float64(row.Queued))
+		add("traffic_guaranteed_bytes_per_second", float64(row.Guaranteed)/8)
+		add("traffic_ceil_bytes_per_second", float64(row.Ceil)/8)
+		if row.Asked.Rate > 0 {
+			add("traffic_rate_bytes_per_second", float64(row.Asked.Rate)/8)
+		}
+		if row.Delays != nil {
+			s.Samples = append(s.Samples, feature.Sample{Container: row.Container, Name: "traffic_delay_seconds", Device: row.Uplink, Labels: labels, Histogram: row.Delays.Forms(firstBound, lastBound)})
+		}
+	}
+	if slices.ContainsFunc(r.Rows, func(row Row) bool { return row.Delays != nil }) {
+		s.Samples = append(s.Samples, feature.Sample{Name: "traffic_delay_missed_packets_total", Value: float64(r.Missed)})
+	}
+	return s
+}
 
 // Report implements feature.Reporter: the bandwidth that each container is due and gets. If
 // ask.Over is not 0, it measures queueing delays for that time.
@@ -61,7 +275,7 @@ func rowsOf(r Reading, id container.ID) Reading {
 func rowsShared(r Reading, of container.Container) (shared Reading, by container.ID) {
 	shared.Taken = r.Taken
 	for _, row := range r.Rows {
-		if key := identity.TenantOf(of); key != (identity.Tenant{}) && row.tenant == key {
+		if key := of.TenantKey(); key != (tenant.Key{}) && row.tenant == key {
 			shared.Rows, by = append(shared.Rows, row), row.Container
 		}
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,29 +17,40 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// tenant is one network tenant that is shaped, of one container or several.
-type tenant struct {
-	key     identity.Tenant
+// shaped is a tenant with a class, and what enforces its due at its own devices.
+type shaped struct {
+	*tenant.Tenant
 	slot    identity.Slot
 	name    string // of one of its containers
 	due     due    // in force: what all members last agreed on
-	members map[container.ID]container.Container
-	wishes  map[container.ID]due // what policy gives each now
 	ends    map[container.Device]*end
-	at      hook.Set                   // fl_identify and fl_deliver, at those
-	sends   map[uint64]*egressQueue    // by network namespace
-	sockets map[container.ID]link.Link // fl_arrive, where the tenant has no device
-	looked  time.Time                  // last look at its devices after a netlink event
-	touched bool                       // another event has come since
+	at      hook.Set                // fl_identify and fl_deliver, at those
+	sends   map[uint64]*egressQueue // by network namespace
+	socket  link.Link               // fl_arrive, of a container in the host's network; nil: none
+	looked  time.Time               // last look at its devices after a netlink event
+	touched bool                    // another event has come since
 }
 
 // due is what policy gives a tenant in the two directions.
 type due struct{ egress, ingress policy.Net }
 
+// dueOf returns what policy gives a container, and false if that is nothing.
+func dueOf(t policy.Target) (due, bool) {
+	d := due{t.Settings.Egress, t.Settings.Ingress}
+	return d, asked(d.egress) || asked(d.ingress)
+}
+
 func (d due) equal(o due) bool { return equal(d.egress, o.egress) && equal(d.ingress, o.ingress) }
+
+func equal(a, b policy.Net) bool {
+	same := a.Priority == nil && b.Priority == nil || a.Priority != nil && b.Priority != nil && *a.Priority == *b.Priority
+	a.Priority, b.Priority = nil, nil
+	return same && a == b
+}
 
 // asked reports whether policy gives anything.
 func asked(n policy.Net) bool { return n != policy.Net{} }
@@ -64,73 +73,50 @@ type egressQueue struct {
 	unheld error  // as of an end
 }
 
-func newTenant(key identity.Tenant, s identity.Slot) *tenant {
-	return &tenant{key: key, slot: s, members: make(map[container.ID]container.Container), wishes: make(map[container.ID]due), ends: make(map[container.Device]*end), sends: make(map[uint64]*egressQueue), sockets: make(map[container.ID]link.Link)}
-}
-
-// other returns the first other container of the tenant with a policy other than d.
-func (t *tenant) other(id container.ID, d due) (container.ID, bool) {
-	for _, m := range slices.Sorted(maps.Keys(t.wishes)) {
-		if m != id && !t.wishes[m].equal(d) {
-			return m, true
-		}
-	}
-	return 0, false
-}
-
-func equal(a, b policy.Net) bool {
-	same := a.Priority == nil && b.Priority == nil || a.Priority != nil && b.Priority != nil && *a.Priority == *b.Priority
-	a.Priority, b.Priority = nil, nil
-	return same && a == b
+func newShaped(t *tenant.Tenant, s identity.Slot) *shaped {
+	return &shaped{Tenant: t, slot: s, ends: make(map[container.Device]*end), sends: make(map[uint64]*egressQueue)}
 }
 
 // bare reports whether no runtime knows any of the tenant's containers.
-func (t *tenant) bare() bool {
-	for _, c := range t.members {
-		if c.Source != container.CgroupSource {
-			return false
-		}
-	}
-	return true
+func (t *shaped) bare() bool {
+	return !slices.ContainsFunc(t.Members(), func(m policy.Target) bool { return m.Container.Source != container.CgroupSource })
 }
 
-func (t *tenant) close() error {
+// owner owns the changes at a tenant's devices.
+func (t *shaped) owner() journal.Owner {
+	return journal.Owner{Feature: name, Container: uint64(t.Owner())}
+}
+
+// members lists the ids of the members. Reports name a tenant by the first, which is the lowest.
+func (t *shaped) members() (ids []container.ID) {
+	for _, m := range t.Members() {
+		ids = append(ids, m.Container.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// close closes the programs of a tenant. Queues stay.
+func (t *shaped) close() error {
 	var errs []error
 	for inode, s := range t.sends {
 		errs = append(errs, s.close())
 		delete(t.sends, inode)
 	}
 	clear(t.ends)
-	for id, l := range t.sockets {
-		errs = append(errs, l.Close())
-		delete(t.sockets, id)
-	}
-	return errors.Join(append(errs, t.at.Close())...)
-}
-
-// trust records whether c sends through such a device.
-func (f *Traffic) trust(c container.Container) error {
-	delete(f.macvlans, c.ID)
-	for _, dev := range c.Interfaces {
-		if unseen(dev.Kind) {
-			f.macvlans[c.ID] = true
-		}
-	}
-	return f.programs.setStrict(len(f.macvlans) > 0)
+	return errors.Join(append(errs, t.closeSocket(), t.at.Close())...)
 }
 
 // devices lists the ends that identify a tenant's packets.
-func (f *Traffic) devices(t *tenant) (map[container.Device]container.End, error) {
+func (t *shaped) devices() (map[container.Device]container.End, error) {
 	want := make(map[container.Device]container.End)
 	var errs []error
-	for _, c := range t.members {
-		for _, e := range c.Ends(f.cfg.Roots.Proc) {
-			switch {
-			case e.Inside.Kind == "veth" && !e.Host:
-				errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", e.Name))
-			case e.Inside.Kind == "veth" || unseen(e.Inside.Kind):
-				want[e.Device] = e
-			}
+	for _, e := range t.Ends() {
+		switch {
+		case e.Inside.Kind == "veth" && !e.Host:
+			errs = append(errs, fmt.Errorf("%s: the host's end of this veth is not to be found", e.Name))
+		case e.Inside.Kind == "veth" || unseen(e.Inside.Kind):
+			want[e.Device] = e
 		}
 	}
 	return want, errors.Join(errs...)
@@ -138,42 +124,10 @@ func (f *Traffic) devices(t *tenant) (map[container.Device]container.End, error)
 
 // identify numbers a tenant's packets wherever they enter the host, learns them where they arrive,
 // and limits what the tenant receives. It may be repeated at any time, and then only repairs.
-func (f *Traffic) identify(ctx context.Context, t *tenant) error {
-	want, err := f.devices(t)
-	errs := []error{err}
-	for id, c := range t.members {
-		errs = append(errs, f.classify(t, c, t.slot))
-		if l := t.sockets[id]; l != nil && detached(l) {
-			errs = append(errs, l.Close())
-			delete(t.sockets, id)
-		}
-		if f.learns(t) && t.key.NetNS == 0 && t.sockets[id] == nil && c.Cgroup.V2 != "" {
-			l, err := attachCgroup(c.Cgroup.V2, f.programs.copyFor(trafficProgFlArrive, t.slot))
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			t.sockets[id] = l
-		}
-	}
-	if !f.learns(t) {
-		for id, l := range t.sockets {
-			errs = append(errs, l.Close())
-			delete(t.sockets, id)
-		}
-	}
-	for key, e := range t.ends {
-		if _, wanted := want[key]; !wanted {
-			delete(t.ends, key)
-			errs = append(errs, t.leave(key, ""), f.leave(key, e))
-		}
-	}
+func (f *Traffic) identify(ctx context.Context, t *shaped) error {
+	want, err := t.devices()
 	leads := f.leads(t, want)
-	for inode, s := range t.sends {
-		if at := leads[inode]; len(at) == 0 || at[0] != s.of {
-			errs = append(errs, f.stop(t, inode))
-		}
-	}
+	errs := []error{err, f.programs.setClass(t.slot, t.slot), f.learnAtSockets(t), f.withdraw(t, want, leads)}
 	for key, dev := range want {
 		if ctx.Err() != nil {
 			break // the caller reports it
@@ -199,7 +153,7 @@ func (f *Traffic) identify(ctx context.Context, t *tenant) error {
 
 // leads lists, by namespace, the host ends that lead to the queue for the tenant's egress ceil, the
 // lowest index first.
-func (f *Traffic) leads(t *tenant, want map[container.Device]container.End) map[uint64][]int {
+func (f *Traffic) leads(t *shaped, want map[container.Device]container.End) map[uint64][]int {
 	leads := make(map[uint64][]int)
 	if t.due.egress.Ceil == 0 || f.cfg.Ends.Filters() { // errNoSharing
 		return leads
@@ -216,15 +170,46 @@ func (f *Traffic) leads(t *tenant, want map[container.Device]container.End) map[
 }
 
 // learns reports whether to learn flows where the tenant receives them.
-func (f *Traffic) learns(t *tenant) bool { return f.sharing && asked(t.due.ingress) }
+func (f *Traffic) learns(t *shaped) bool { return f.sharing && asked(t.due.ingress) }
 
-// leave detaches the program of a name, or all, from one device.
-func (t *tenant) leave(d container.Device, name string) error {
-	return t.at.Drop(func(at container.Device, _ bool, n string) bool { return at == d && (name == "" || n == name) })
+// learnAtSockets begins, or ends, to learn at the sockets of a container in the host's network.
+func (f *Traffic) learnAtSockets(t *shaped) error {
+	learns := f.learns(t)
+	if t.socket != nil && (!learns || detached(t.socket)) {
+		if err := t.closeSocket(); err != nil {
+			return err
+		}
+	}
+	if !learns || t.socket != nil || t.Key().NetNS != 0 {
+		return nil
+	}
+	dir := t.Members()[0].Container.Cgroup.V2 // of the only one
+	if dir == "" {
+		return nil
+	}
+	var err error
+	t.socket, err = attachCgroup(dir, f.programs.copyFor(trafficProgFlArrive, t.slot))
+	return err
+}
+
+func (t *shaped) closeSocket() error {
+	l := t.socket
+	t.socket = nil
+	if l == nil {
+		return nil
+	}
+	return l.Close()
+}
+
+// unlearn stops learning a tenant's flows from what it receives.
+func (f *Traffic) unlearn(t *shaped) error {
+	return errors.Join(
+		t.at.Drop(func(_ container.Device, _ bool, name string) bool { return name == deliver }),
+		t.closeSocket(), f.programs.forgetFlows())
 }
 
 // reach configures one device of a tenant. named: an IFB bears its index, for holdSent.
-func (f *Traffic) reach(t *tenant, e *end, dev container.End, named bool) error {
+func (f *Traffic) reach(t *shaped, e *end, dev container.End, named bool) error {
 	at := hook.Place{Device: dev.Device, Path: dev.Path}
 	if dev.Host {
 		at.Stage, at.Name = hook.Identify, identify
@@ -238,7 +223,7 @@ func (f *Traffic) reach(t *tenant, e *end, dev container.End, named bool) error 
 		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
 			return err
 		}
-	} else if err := t.leave(dev.Device, deliver); err != nil {
+	} else if err := t.at.Drop(func(d container.Device, _ bool, name string) bool { return d == dev.Device && name == deliver }); err != nil {
 		return err
 	}
 	if !dev.Host {
@@ -264,7 +249,7 @@ const identify, deliver = "identify", "deliver"
 
 // holdReceived limits what a tenant receives by a veth, from any source, to its ceil. A foreign
 // qdisc with a lower limit stays.
-func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
+func (f *Traffic) holdReceived(t *shaped, q *queue, ns *netdev.NS) error {
 	ceil := t.due.ingress.Ceil
 	if ceil == 0 {
 		q.forget()
@@ -287,12 +272,12 @@ func (f *Traffic) holdReceived(t *tenant, q *queue, ns *netdev.NS) error {
 		return err
 	}
 	q.link = p.Link
-	return q.bring(f.cfg.Journal, ns, p, t.owner(), f.now())
+	return q.bring(f.cfg.Journal, ns, p, t.owner(), f.cfg.Now())
 }
 
 // holdSent limits what a tenant sends by the host ends at, to any destination, to its ceil. Uplinks
 // do not see what stays on the host.
-func (f *Traffic) holdSent(t *tenant, inode uint64, at []int) error {
+func (f *Traffic) holdSent(t *shaped, inode uint64, at []int) error {
 	s := t.sends[inode]
 	if s == nil {
 		s = &egressQueue{of: at[0], path: t.ends[container.Device{NetNS: inode, Index: at[0]}].path}
@@ -315,32 +300,6 @@ func (f *Traffic) holdSent(t *tenant, inode uint64, at []int) error {
 	return s.unheld
 }
 
-// stop undoes holdSent in a namespace.
-func (f *Traffic) stop(t *tenant, inode uint64) error {
-	s := t.sends[inode]
-	delete(t.sends, inode)
-	err := s.close()
-	if s.index == 0 {
-		return err
-	}
-	ns, nerr := f.find.Open(s.path, inode)
-	if errors.Is(nerr, netdev.ErrNoNS) {
-		return errors.Join(err, f.forget(inode))
-	}
-	if nerr != nil {
-		return errors.Join(err, nerr)
-	}
-	defer ns.Close()
-	return errors.Join(err, f.unlead(ns, s.of, &s.ingress))
-}
-
-// forget drops all entries of a namespace that has gone.
-func (f *Traffic) forget(inode uint64) error {
-	prefix := fmt.Sprintf("%d/", inode)
-	err := f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) })
-	return errors.Join(err, f.unwatch()) // which would keep it alive
-}
-
 // ceiling returns the plan of a device with a single class, limited to a ceil.
 func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	dev, err := ns.Link(index)
@@ -352,50 +311,44 @@ func ceiling(ns *netdev.NS, index int, ceil uint64) (model.Plan, error) {
 	return model.Compute(l, nil)
 }
 
-// owner owns the changes at a tenant's devices.
-func (t *tenant) owner() journal.Owner {
-	return journal.Owner{Feature: name, Container: uint64(t.first())}
+// withdraw undoes what is in force at a tenant's devices that are not in keep, and the queues of
+// what it sends, except where leads names the same device. With neither it undoes all.
+func (f *Traffic) withdraw(t *shaped, keep map[container.Device]container.End, leads map[uint64][]int) error {
+	gone := func(d container.Device) bool { _, kept := keep[d]; return !kept }
+	errs := []error{t.at.Drop(func(d container.Device, _ bool, _ string) bool { return gone(d) })}
+	for d, e := range t.ends {
+		if !gone(d) {
+			continue
+		}
+		delete(t.ends, d)
+		if e.receives.claimed {
+			errs = append(errs, f.inside(e.path, d.NetNS, func(ns *netdev.NS) error { return f.undo(e.receives.knobs(ns)...) }))
+		}
+	}
+	for inode, s := range t.sends {
+		if at := leads[inode]; len(at) > 0 && at[0] == s.of {
+			continue
+		}
+		delete(t.sends, inode)
+		errs = append(errs, s.close())
+		if s.index != 0 {
+			errs = append(errs, f.inside(s.path, inode, func(ns *netdev.NS) error { return f.unlead(ns, s.of, &s.ingress) }))
+		}
+	}
+	return errors.Join(errs...)
 }
 
-// first returns the container that stands for a tenant: the one with the lowest id.
-func (t *tenant) first() container.ID {
-	return slices.Min(slices.Collect(maps.Keys(t.members)))
-}
-
-// let undoes the changes at a tenant's devices.
-func (f *Traffic) let(t *tenant) error {
-	var errs []error
-	for inode := range t.sends {
-		errs = append(errs, f.stop(t, inode))
-	}
-	for key, e := range t.ends {
-		delete(t.ends, key)
-		errs = append(errs, f.leave(key, e))
-	}
-	return errors.Join(append(errs, f.unwatch())...)
-}
-
-// leave undoes the changes at one device.
-func (f *Traffic) leave(key container.Device, e *end) error {
-	if !e.receives.claimed {
-		return nil
-	}
-	ns, err := f.find.Open(e.path, key.NetNS)
+// inside calls undo in a namespace. If that has gone, it drops all entries of it.
+func (f *Traffic) inside(path string, inode uint64, undo func(*netdev.NS) error) error {
+	ns, err := f.find.Open(path, inode)
 	if errors.Is(err, netdev.ErrNoNS) {
-		return f.forget(key.NetNS)
+		prefix := fmt.Sprintf("%d/", inode)
+		err = f.restore(func(e journal.Entry) bool { return strings.HasPrefix(e.Ref.Object, prefix) })
+		return errors.Join(err, f.unwatch()) // which would keep it alive
 	}
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	return f.undo(e.receives.knobs(ns)...)
-}
-
-// level returns the depth of a cgroup in the v2 tree; 0 if it is outside.
-func (f *Traffic) level(dir string) int {
-	rel, err := filepath.Rel(f.v2, dir)
-	if f.v2 == "" || err != nil || rel == "." || strings.HasPrefix(rel, "..") {
-		return 0
-	}
-	return strings.Count(rel, "/") + 1
+	return undo(ns)
 }

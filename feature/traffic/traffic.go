@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,12 +26,14 @@ import (
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel"
+	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
+	"github.com/fairlead-project/fairlead/tenant"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -45,8 +46,10 @@ type Config struct {
 	Journal *journal.Journal
 	Log     *slog.Logger // nil: no log
 
-	Identity *identity.Identity // nil: one of its own
-	Ends     *hook.Ends         // nil: those of its own
+	// Identity is the owners of packets, shared by all features; nil: there is none, and Support
+	// says so.
+	Identity *identity.Identity
+	Ends     *hook.Ends
 
 	// Containers lists the containers of the host. It may be nil if no reports are needed.
 	Containers feature.Containers
@@ -70,10 +73,8 @@ type Config struct {
 type Traffic struct {
 	cfg     Config
 	support probe.Verdict
-	v2      string             // root of the cgroup v2 tree
-	own     *identity.Identity // nil: Config's
-	hfsc    bool               // the kernel supports it
-	splits  bool               // packets can be cut into frames: the kernel has TBF
+	hfsc    bool // the kernel supports it
+	splits  bool // packets can be cut into frames: the kernel has TBF
 	find    *netdev.Finder
 
 	measuring chan struct{} // holds one for each Measure
@@ -82,13 +83,12 @@ type Traffic struct {
 	host       *netdev.NS      // nil once closed, or without support
 	listing    *netdev.Listing // of its devices
 	programs   *programs
-	tenants    map[identity.Tenant]*tenant
-	member     map[container.ID]*tenant
+	tenants    *tenant.Register // of the containers that policy gives bandwidth
+	shaped     map[tenant.Key]*shaped
 	uplinks    map[int]*uplink
-	sharing    bool                  // what uplinks receive is redirected to IFBs
-	watches    map[uint64]*watch     // of namespaces with our devices or qdiscs
-	macvlans   map[container.ID]bool // containers that send past their veths
-	forwards   bool                  // the sysctl was set for that, see forward
+	sharing    bool              // what uplinks receive is redirected to IFBs
+	watches    map[uint64]*watch // of namespaces with our devices or qdiscs
+	forwards   bool              // the sysctl was set for that, see forward
 	forwarding dispute
 	changed    func(container.ID) // see Notify
 	done       chan struct{}      // closed by Close
@@ -101,9 +101,6 @@ type Traffic struct {
 func (cfg Config) withDefaults() Config {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Ends == nil {
-		cfg.Ends = hook.Open(cfg.Roots.Proc, cfg.Journal)
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -118,13 +115,12 @@ func (cfg Config) withDefaults() Config {
 func New(cfg Config) (*Traffic, error) {
 	cfg = cfg.withDefaults()
 	f := &Traffic{
-		cfg:      cfg,
-		find:     netdev.NewFinder(cfg.Roots.Proc, time.Now),
-		tenants:  make(map[identity.Tenant]*tenant),
-		member:   make(map[container.ID]*tenant),
-		uplinks:  make(map[int]*uplink),
-		watches:  make(map[uint64]*watch),
-		macvlans: make(map[container.ID]bool),
+		cfg:     cfg,
+		find:    netdev.NewFinder(cfg.Roots.Proc, time.Now),
+		tenants: tenant.New(cfg.Roots.Proc, tenant.Network),
+		shaped:  make(map[tenant.Key]*shaped),
+		uplinks: make(map[int]*uplink),
+		watches: make(map[uint64]*watch),
 
 		measuring: make(chan struct{}, atOnce),
 		done:      make(chan struct{}),
@@ -133,9 +129,6 @@ func New(cfg Config) (*Traffic, error) {
 	if os.Geteuid() != 0 {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "not root: devices cannot be changed", Mend: "run the agent as root"}
 		return f, nil
-	}
-	if layout, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup); err == nil {
-		f.v2 = layout.V2
 	}
 	var err error
 	if f.host, err = netdev.Open(cfg.NetNS); err != nil {
@@ -150,12 +143,15 @@ func New(cfg Config) (*Traffic, error) {
 	}
 	f.hfsc = qdisc.Supported(qdisc.KindHFSC) == nil
 	f.splits = qdisc.Supported(qdisc.KindTBF) == nil
-	if err = f.cfg.Ends.Err(); err == nil && cfg.Identity == nil {
-		f.own, err = identity.Open(cfg.Roots.Proc)
-		f.cfg.Identity = f.own
+	if err = cfg.Ends.Err(); err == nil && cfg.Identity == nil {
+		err = errors.New("there are no maps for it, and the agent's log says why")
 	}
 	if err == nil {
-		f.programs, err = load(f.cfg.Identity.Maps())
+		v2 := ""
+		if layout, err := cgroup.Detect(cfg.Roots.Proc, cfg.Roots.Cgroup); err == nil {
+			v2 = layout.V2
+		}
+		f.programs, err = load(cfg.Identity.Maps(), v2)
 	}
 	if err != nil {
 		f.support = probe.Verdict{Level: probe.Unavailable, Why: "packets cannot be told apart: " + err.Error(), Mend: "a kernel with tcx (6.6 or later) or clsact"}
@@ -172,8 +168,6 @@ func New(cfg Config) (*Traffic, error) {
 	return f, nil
 }
 
-func (f *Traffic) now() time.Time { return f.cfg.Now() }
-
 // Name implements feature.Feature.
 func (f *Traffic) Name() string { return name }
 
@@ -188,102 +182,139 @@ func (f *Traffic) Apply(ctx context.Context, t policy.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.follow()
-	d := due{t.Settings.Egress, t.Settings.Ingress}
-	wanted := asked(d.egress) || asked(d.ingress)
+	_, asks := dueOf(t)
 	if f.programs == nil || f.host == nil {
-		if wanted {
+		if asks {
 			return fmt.Errorf("traffic: %s", f.support.Why)
 		}
 		return nil
 	}
-	if err := f.trust(t.Container); err != nil {
+	if err := f.programs.trust(t.Container); err != nil {
 		return err
 	}
-	if !wanted {
+	if !asks {
 		return f.remove(t.Container.ID)
 	}
-	if err := f.shape(ctx, t.Container, d); err != nil {
+	if err := f.shape(ctx, t); err != nil {
 		return fmt.Errorf("traffic: %w", err)
 	}
 	return nil
 }
 
-// errNoSharing is returned on kernels whose IFBs drop what a BPF program redirects to them, as it
-// is not marked as redirected (drivers/net/ifb.c, ifb_xmit): 6.1 does so.
-var errNoSharing = errors.New("what uplinks receive cannot be shared on this kernel: it needs tcx (6.6 or later)")
-
 // shape brings one container, and with it all others, to their due.
-func (f *Traffic) shape(ctx context.Context, c container.Container, d due) error {
-	key := identity.TenantOf(c)
-	if key == (identity.Tenant{}) {
-		return errors.New("the container's network is not known")
-	}
-	if t := f.member[c.ID]; t != nil && t.key != key {
-		if err := f.remove(c.ID); err != nil { // it has moved
-			return err
-		}
-	}
-	t := f.tenants[key]
-	if t != nil {
-		if _, member := t.members[c.ID]; member {
-			t.members[c.ID], t.wishes[c.ID] = c, d
-		}
-		if id, differs := t.other(c.ID, d); differs {
-			return fmt.Errorf("%w: container %s (%q); what is in force for them stays until theirs are the same", feature.ErrDisagree, id, t.members[id].Name)
-		}
-	}
-	missing, err := f.look()
+func (f *Traffic) shape(ctx context.Context, t policy.Target) error {
+	in, left, err := f.tenants.Apply(t)
 	if err != nil {
 		return err
 	}
-	made := t == nil
-	if made {
-		s, err := f.cfg.Identity.Take(key)
-		if err != nil {
-			return err
-		}
-		t = newTenant(key, s)
-	}
-	was := t.due
-	t.due, t.name = d, c.Name
-	f.tenants[key] = t
-	_, had := t.members[c.ID]
-	t.members[c.ID], t.wishes[c.ID] = c, d
-	out, in, failed := f.plans()
-	if failed != nil {
-		t.due = was
-		if made {
-			delete(f.tenants, key)
-		}
-		if _, _, before := f.plans(); before == nil { // its own fault: nothing has been changed
-			if !had {
-				delete(t.members, c.ID)
-				delete(t.wishes, c.ID)
-			}
-			if made {
-				f.cfg.Identity.Release(key)
-			}
-			return failed
-		}
-		// Without it the uplinks cannot be divided either: its veths enforce what they can.
-		t.due, f.tenants[key] = d, t
-	}
-	f.member[c.ID] = t
-	if asked(was.ingress) && !asked(d.ingress) {
-		// Its packets leave the class first.
-		if err := f.unlearn(t); err != nil {
+	for _, l := range left {
+		if err := f.settle(l); err != nil {
 			return err
 		}
 	}
-	errs := []error{failed}
-	if failed == nil {
-		// The class first, so that no packet names a missing one.
-		errs = append(errs, f.bring(out, in), f.share(ctx, in != nil))
-	}
-	if err := errors.Join(append(errs, f.identify(ctx, t), ctx.Err())...); err != nil {
+	if err := f.depart(in); err != nil {
 		return err
 	}
-	return f.unkept(t, missing)
+	newcomer := slices.Contains(in.Change().Joined, t.Container.ID)
+	a, err := f.admit(in, t.Container)
+	if err != nil {
+		if newcomer { // it must not be in the way of the others
+			err = errors.Join(err, f.remove(t.Container.ID))
+		}
+		return err
+	}
+	f.tenants.Settle(in)
+	s := f.shaped[in.Key()]
+	if asked(a.was.ingress) && !asked(s.due.ingress) {
+		// Its packets leave the class first.
+		if err := f.unlearn(s); err != nil {
+			return err
+		}
+	}
+	errs := []error{a.failed, a.told}
+	if a.failed == nil {
+		// The class first, so that no packet names a missing one.
+		errs = append(errs, f.enforce(ctx, a.out, a.in))
+	}
+	if err := errors.Join(append(errs, f.identify(ctx, s), ctx.Err())...); err != nil {
+		return err
+	}
+	return f.unkept(s, a.missing)
+}
+
+// admission is what is to be put in force for a member of a tenant.
+type admission struct {
+	was     due // in force so far
+	out, in map[int]model.Plan
+	failed  error    // why the uplinks cannot be divided at all, with or without the member's due
+	missing []string // uplinks that do not exist
+	told    error    // why the member's sockets are not recognised
+}
+
+// admit decides whether a member gets its due, and makes that its tenant's. It changes nothing in
+// force. While the members disagree, or the uplinks cannot be divided with this due, it returns an
+// error, and the tenant's due stays.
+func (f *Traffic) admit(in *tenant.Tenant, c container.Container) (a admission, err error) {
+	agreed := tenant.AgreeFunc(in.Members(), dueOf, due.equal)
+	if other, ok := agreed.Against(c.ID); ok {
+		return a, fmt.Errorf("%w: container %s (%q); what is in force for them stays until theirs are the same", feature.ErrDisagree, other.ID, other.Name)
+	}
+	if a.missing, err = f.look(); err != nil {
+		return a, err
+	}
+	slot, err := f.enroll(c)
+	if slot == identity.Nobody {
+		return a, err
+	}
+	a.told = err
+	key := in.Key()
+	s := f.shaped[key]
+	made := s == nil
+	if made {
+		s = newShaped(in, slot)
+	}
+	a.was, s.due, s.name = s.due, agreed.Value, c.Name
+	f.shaped[key] = s
+	a.out, a.in, a.failed = f.plans()
+	if a.failed == nil {
+		return a, nil
+	}
+	s.due = a.was
+	if made {
+		delete(f.shaped, key)
+	}
+	if _, _, before := f.plans(); before == nil { // its own fault
+		return a, a.failed
+	}
+	// Without it the uplinks cannot be divided either: its veths enforce what they can.
+	s.due, f.shaped[key] = agreed.Value, s
+	return a, nil
+}
+
+// enroll gives a container's tenant its slot, and lets the programs recognise what the container's
+// sockets send by its cgroup. An error with a slot concerns only the cgroup.
+func (f *Traffic) enroll(c container.Container) (identity.Slot, error) {
+	s, err := f.cfg.Identity.Tell(name, identity.Member{ID: c.ID, Tenant: c.TenantKey(), Cgroups: []uint64{uint64(c.ID)}})
+	if s == identity.Nobody {
+		return s, err
+	}
+	if err := errors.Join(err, f.programs.recognise(c.Cgroup.V2)); err != nil {
+		return s, fmt.Errorf("tell packets by cgroup %d: %w", c.ID, err)
+	}
+	return s, nil
+}
+
+// enforce puts plans into force, and lets all who take part in what uplinks receive be learnt where
+// their packets arrive.
+func (f *Traffic) enforce(ctx context.Context, out, in map[int]model.Plan) error {
+	errs := []error{f.bring(out, in)}
+	if sharing := in != nil; f.sharing != sharing {
+		f.sharing = sharing
+		for _, t := range f.shaped {
+			errs = append(errs, f.identify(ctx, t))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Remove implements feature.Feature.
@@ -291,142 +322,156 @@ func (f *Traffic) Remove(_ context.Context, id container.ID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer f.follow()
-	if f.macvlans[id] {
-		delete(f.macvlans, id)
-		if f.programs != nil {
-			if err := f.programs.setStrict(len(f.macvlans) > 0); err != nil {
-				return err
-			}
+	if f.programs != nil {
+		if err := f.programs.distrust(id); err != nil {
+			return err
 		}
 	}
 	return f.remove(id)
 }
 
 func (f *Traffic) remove(id container.ID) error {
-	t := f.member[id]
-	if t == nil {
-		return nil
+	var errs []error
+	for _, t := range f.tenants.Remove(id) {
+		errs = append(errs, f.settle(t))
 	}
-	if err := f.cfg.Identity.Forget(name, id); err != nil {
-		return err
+	return errors.Join(errs...)
+}
+
+// settle brings a tenant that containers have left up to date. With the last it undoes everything
+// of the tenant. What fails there is not repeated: the agent undoes the entries of containers that
+// have ended.
+func (f *Traffic) settle(t *tenant.Tenant) error {
+	var errs []error
+	s := f.shaped[t.Key()]
+	ended := s != nil && len(t.Members()) == 0
+	if ended {
+		// First move its packets, then remove its classes.
+		delete(f.shaped, t.Key())
+		errs = append(errs, f.programs.setClass(s.slot, identity.Nobody), f.withdraw(s, nil, nil), f.unwatch(), s.close())
+		if asked(s.due.ingress) {
+			errs = append(errs, f.programs.forgetFlows())
+		}
 	}
-	others := slices.DeleteFunc(slices.Sorted(maps.Keys(t.members)), func(m container.ID) bool { return m == id })
-	if len(others) > 0 {
-		// The others take over its entries.
-		if err := f.cfg.Journal.Reassign(func(e journal.Entry) bool {
-			return e.Owner == journal.Owner{Feature: name, Container: uint64(id)}
-		}, journal.Owner{Feature: name, Container: uint64(others[0])}); err != nil {
+	if err := f.depart(t); err != nil {
+		errs = append(errs, err)
+	} else {
+		f.tenants.Settle(t)
+	}
+	switch {
+	case !ended:
+	case len(f.shaped) == 0:
+		errs = append(errs, f.release())
+	default:
+		out, in, err := f.plans()
+		if err == nil {
+			err = f.enforce(context.Background(), out, in)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// depart forgets the containers that have left a tenant. The others take over their entries.
+func (f *Traffic) depart(t *tenant.Tenant) error {
+	for _, id := range t.Change().Left {
+		if err := f.cfg.Identity.Forget(name, id); err != nil {
 			return err
 		}
-	}
-	delete(f.member, id)
-	delete(t.members, id)
-	delete(t.wishes, id)
-	if l := t.sockets[id]; l != nil {
-		delete(t.sockets, id)
-		if err := l.Close(); err != nil {
-			return err
-		}
-	}
-	if len(t.members) > 0 {
-		return nil
-	}
-	// First move its packets, then remove its classes.
-	errs := []error{f.programs.setClass(t.slot, identity.Nobody), f.let(t), t.close()}
-	if asked(t.due.ingress) {
-		errs = append(errs, f.programs.forgetFlows())
-	}
-	delete(f.tenants, t.key)
-	f.cfg.Identity.Release(t.key)
-	if len(f.tenants) == 0 {
-		return errors.Join(append(errs, f.release())...)
-	}
-	out, in, err := f.plans()
-	if err == nil {
-		err = errors.Join(f.bring(out, in), f.share(context.Background(), in != nil))
-	}
-	return errors.Join(append(errs, err)...)
-}
-
-// plans divides every uplink among the tenants, in both directions. It changes nothing. A nil map
-// means that the uplinks need nothing in that direction.
-func (f *Traffic) plans() (out, in map[int]model.Plan, err error) {
-	sends, shares := false, false
-	for _, t := range f.tenants {
-		sends = sends || asked(t.due.egress)
-		shares = shares || t.shares()
-	}
-	if sends {
-		if out, err = f.plan(); err != nil {
-			return nil, nil, err
-		}
-	}
-	if shares {
-		if in, err = f.planIngress(); err != nil {
-			return nil, nil, err
-		}
-	}
-	if len(in) == 0 { // nothing can be enforced there, see unkept
-		return out, nil, nil
-	}
-	if f.cfg.Ends.Filters() {
-		return nil, nil, errNoSharing
-	}
-	return out, in, nil
-}
-
-// shares reports whether a tenant's due needs the ingress of the uplinks. A ceil alone needs its
-// veth.
-func (t *tenant) shares() bool {
-	n := t.due.ingress
-	if !asked(n) || t.key.NetNS == 0 {
-		return asked(n)
-	}
-	for _, c := range t.members {
-		for _, dev := range c.Interfaces {
-			if unseen(dev.Kind) {
-				return true
-			}
-		}
-	}
-	n.Ceil = 0
-	return asked(n)
-}
-
-// plan divides what the uplinks send.
-func (f *Traffic) plan() (map[int]model.Plan, error) {
-	return f.divide("uplink %s: %w", func(u *uplink) model.Link { return u.link }, func(d due) policy.Net { return d.egress })
-}
-
-// planIngress divides what the uplinks receive.
-func (f *Traffic) planIngress() (map[int]model.Plan, error) {
-	return f.divide("uplink %s, what it receives: %w", func(u *uplink) model.Link { return u.ingress.link }, func(d due) policy.Net { return d.ingress })
-}
-
-func (f *Traffic) divide(format string, link func(*uplink) model.Link, of func(due) policy.Net) (map[int]model.Plan, error) {
-	tenants := make([]model.Tenant, 0, len(f.tenants))
-	bounds, orders := false, false
-	for _, t := range f.tenants {
-		if n := of(t.due); asked(n) {
-			tenants = append(tenants, model.Tenant{Slot: t.slot, Name: t.name, Net: n, Bare: t.bare()})
-			bounds, orders = bounds || n.Latency > 0, orders || n.Priority != nil
-		}
-	}
-	plans := make(map[int]model.Plan, len(f.uplinks))
-	for _, index := range slices.Sorted(maps.Keys(f.uplinks)) {
-		u := f.uplinks[index]
-		l := link(u)
-		if l.Received && !u.ether || l.Received && !slices.ContainsFunc(tenants, func(t model.Tenant) bool { return sharesReceived(l, t.Net) }) {
+		if len(t.Members()) == 0 {
 			continue
 		}
-		// HFSC has deadlines, and no priorities; HTB can keep a latency too, at the price of an
-		// order.
-		l.HFSC = f.hfsc && bounds && !orders
-		p, err := model.Compute(l, tenants)
-		if err != nil {
-			return nil, fmt.Errorf(format, l.Name, err)
+		if err := f.cfg.Journal.Reassign(func(e journal.Entry) bool {
+			return e.Owner == journal.Owner{Feature: name, Container: uint64(id)}
+		}, journal.Owner{Feature: name, Container: uint64(t.Owner())}); err != nil {
+			return err
 		}
-		plans[index] = p
 	}
-	return plans, nil
+	return nil
+}
+
+// release undoes everything, as no tenant is left.
+func (f *Traffic) release() error {
+	var errs []error
+	for _, u := range f.uplinks {
+		errs = append(errs, u.close())
+	}
+	clear(f.uplinks)
+	f.sharing, f.forwards = false, false
+	errs = append(errs, f.unwatch())
+	return errors.Join(append(errs, f.restore(all))...)
+}
+
+// all matches every entry of the journal that is ours.
+func all(journal.Entry) bool { return true }
+
+// Prune implements feature.Feature. It undoes what an earlier agent left at the uplinks and Apply
+// has not adopted.
+func (f *Traffic) Prune(context.Context, func(container.ID) bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.shaped) == 0 {
+		return f.restore(all)
+	}
+	held := make(map[journal.Ref]bool)
+	for _, u := range f.uplinks {
+		refs := []journal.Ref{qdisc.ForwardPriority(f.host).Ref()}
+		if u.claimed {
+			refs = append(refs, u.knobs(f.host)...)
+		}
+		if u.ingress.index != 0 {
+			refs = append(refs, append(u.ingress.knobs(f.host), f.host.IFB(u.index).Ref())...)
+		}
+		for _, r := range refs {
+			held[r] = true
+		}
+	}
+	// The agent and Apply undo the entries of a single container.
+	return f.restore(func(e journal.Entry) bool {
+		if e.Ref.Kind == qdisc.KindFilter {
+			return f.cfg.Ends.Stray(e)
+		}
+		return e.Owner.Container == 0 && !held[e.Ref]
+	})
+}
+
+// Close implements feature.Feature. The qdiscs stay; without the programs, all packets are in the
+// default class.
+func (f *Traffic) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var errs []error
+	for _, t := range f.shaped {
+		errs = append(errs, t.close())
+	}
+	for _, u := range f.uplinks {
+		errs = append(errs, u.close())
+	}
+	clear(f.shaped)
+	clear(f.uplinks)
+	errs = append(errs, f.unwatch(), f.unfollow())
+	if f.programs != nil {
+		errs = append(errs, f.programs.close())
+		f.programs = nil
+	}
+	if f.host != nil {
+		close(f.done)
+		errs = append(errs, f.listing.Close(), f.host.Close())
+		f.host = nil
+	}
+	return errors.Join(errs...)
+}
+
+// Maps implements feature.Mapped.
+func (f *Traffic) Maps() (list []bpf.Usage) {
+	f.mu.Lock()
+	p, m := f.programs, f.meter
+	f.mu.Unlock()
+	if p != nil {
+		list = p.object.Usage()
+	}
+	if m != nil {
+		list = append(list, m.Maps()...)
+	}
+	return list
 }

@@ -5,24 +5,22 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature/traffic/model"
 	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
+	"github.com/fairlead-project/fairlead/kernel/probe"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
 )
 
 // received is the part of an uplink's rate that receivers share, in percent. The queue has to build
 // up here and not at the other end of the wire, which does not distinguish containers. The rest
 // also covers what counts there beside the frames (preamble, gap, checksum: 24 bytes each).
 const received = 95
-
-const (
-	linkHeader = 14    // bytes of a frame beyond the MTU
-	maxGSO     = 65536 // GSO_LEGACY_MAX_SIZE: the default of a device
-)
 
 // uplink is a device of the host that packets leave and enter by.
 type uplink struct {
@@ -82,12 +80,6 @@ func (f *Traffic) look() (missing []string, err error) {
 	return missing, errors.Join(errs...)
 }
 
-// linkOf describes a device, except for its rate.
-func linkOf(l netdev.Link) model.Link {
-	mtu := l.MTU + linkHeader
-	return model.Link{Name: l.Name, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
-}
-
 // isUplink reports whether a device is an uplink: one of the operator's, if there are any.
 func (f *Traffic) isUplink(l netdev.Link, all []netdev.Link) bool {
 	if len(f.cfg.Uplinks) > 0 {
@@ -105,6 +97,21 @@ func leaves(l netdev.Link, all []netdev.Link) bool {
 	}
 	i := slices.IndexFunc(all, func(m netdev.Link) bool { return m.Index == l.Master })
 	return i < 0 || all[i].Kind != "bond" && all[i].Kind != "team"
+}
+
+// rate returns the rate of an uplink in bit/s and its source; 0 and "" if it is unknown. The
+// operator's value comes first, then the driver's, then a measurement.
+func (f *Traffic) rate(l netdev.Link) (rate uint64, by string, err error) {
+	if rate = f.cfg.Uplinks[l.Name]; rate > 0 {
+		return rate, "as the operator says", nil
+	}
+	if rate, err = f.host.Speed(l.Index); rate > 0 || err != nil {
+		return rate, "as its driver says", err
+	}
+	if c, known := f.calibrated(l); known {
+		return c.Rate, fmt.Sprintf("as it was measured to %s on %s", c.To, c.When.Format(time.DateOnly)), nil
+	}
+	return 0, "", nil
 }
 
 // bring puts plans into force, for what uplinks send and receive; nil plans mean that no tenant is
@@ -143,7 +150,7 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 		u.forget()
 		return errors.Join(err, f.undo(u.knobs(f.host)...))
 	}
-	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}, f.now()); err != nil {
+	if err := u.bring(f.cfg.Journal, f.host, plans[u.index], journal.Owner{Feature: name}, f.cfg.Now()); err != nil {
 		if u.lost {
 			err = errors.Join(err, u.program.Close())
 		}
@@ -157,6 +164,27 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 	return errors.Join(f.forward(), f.put(&u.program, at, f.programs.Normalise.Clone))
 }
 
+// receive enforces the plan for what an uplink receives, if there is one.
+func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
+	by := journal.Owner{Feature: name}
+	p, planned := plans[u.index]
+	if !planned {
+		if u.ingress.index == 0 {
+			return nil // Prune undoes what an earlier agent left
+		}
+		return f.unlead(f.host, u.index, &u.ingress)
+	}
+	// Without it routing would overwrite the packet's tag.
+	forward := f.forward()
+	if forward != nil && !lasting(forward) {
+		return forward
+	}
+	if err := f.lead(f.host, u.index, []int{u.index}, &u.ingress, p, by, trafficProgFlInbound); err != nil {
+		return fmt.Errorf("what it receives: %w", err)
+	}
+	return forward
+}
+
 // forward stops IPv4 forwarding from changing the priority of packets.
 func (f *Traffic) forward() error {
 	k := qdisc.ForwardPriority(f.host)
@@ -164,24 +192,81 @@ func (f *Traffic) forward() error {
 	if err != nil {
 		return err
 	}
-	if value != "0" && f.forwards && !f.forwarding.again(f.now()) {
+	if value != "0" && f.forwards && !f.forwarding.again(f.cfg.Now()) {
 		return left("net.ipv4.ip_forward_update_priority was set to " + value)
 	}
 	f.forwards = true
 	return f.cfg.Journal.Turn(k, "0", journal.Owner{Feature: name})
 }
 
-// release undoes everything, as no tenant is left.
-func (f *Traffic) release() error {
+// widen raises the frame length at uplinks with a raised MTU, because longer frames would be
+// dropped. It does no more: the next round makes, or refuses, a plan for the new MTU.
+func (f *Traffic) widen() error {
 	var errs []error
-	for _, u := range f.uplinks {
-		errs = append(errs, u.close())
+	for index, u := range f.uplinks {
+		if !u.cuts() && !u.ingress.cuts() {
+			continue
+		}
+		l, err := f.host.Link(index)
+		if errors.Is(err, netdev.ErrNoLink) {
+			continue // which took everything along
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		frame := linkOf(l).Frame()
+		errs = append(errs, u.widen(f.host, frame), u.ingress.widen(f.host, frame))
 	}
-	clear(f.uplinks)
-	f.sharing, f.forwards = false, false
-	errs = append(errs, f.unwatch())
-	return errors.Join(append(errs, f.restore(all))...)
+	return errors.Join(errs...)
 }
 
-// all matches every entry of the journal that is ours.
-func all(journal.Entry) bool { return true }
+// giveRate tells an operator how to set the rate of an uplink.
+const giveRate = "give its rate with the agent's flag --uplink %[1]s=1gbit, or measure it with `fairlead traffic calibrate`"
+
+// Examine implements feature.Examiner: a finding per uplink, with its rate and the source.
+func (f *Traffic) Examine() []probe.Finding {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.host == nil {
+		return nil
+	}
+	links, err := f.listing.Links()
+	if err != nil {
+		return []probe.Finding{uplinkFinding("uplinks", probe.Verdict{Level: probe.Unavailable, Why: err.Error()}, "")}
+	}
+	var list []probe.Finding
+	for _, l := range links {
+		if !f.isUplink(l, links) {
+			continue
+		}
+		rate, by, err := f.rate(l)
+		switch {
+		case err != nil:
+			list = append(list, uplinkFinding(l.Name, probe.Verdict{Level: probe.Unavailable, Why: err.Error()}, ""))
+		case rate == 0:
+			list = append(list, uplinkFinding(l.Name, probe.Verdict{
+				Level: probe.Degraded, Why: "its rate is not known, as its driver does not tell: no net.rate and no net.latency can be kept; net.ceil, net.weight and net.priority are",
+				Mend: fmt.Sprintf(giveRate, l.Name),
+			}, ""))
+		default:
+			list = append(list, uplinkFinding(l.Name, probe.Verdict{Level: probe.Full}, policy.FormatRate(rate)+", "+by))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.cfg.Uplinks)) {
+		if !slices.ContainsFunc(links, func(l netdev.Link) bool { return l.Name == name }) {
+			list = append(list, uplinkFinding(name, probe.Verdict{Level: probe.Unavailable, Why: "there is no device of that name", Mend: "name another by the agent's flag --uplink"}, ""))
+		}
+	}
+	if len(list) == 0 {
+		list = append(list, uplinkFinding("uplinks", probe.Verdict{
+			Level: probe.Degraded, Why: "no hardware is up: net.ceil and net.ingress.ceil hold at veths, and nothing else can be kept",
+			Mend: "name the devices by which packets leave by the agent's flag --uplink",
+		}, ""))
+	}
+	return list
+}
+
+func uplinkFinding(device string, v probe.Verdict, detail string) probe.Finding {
+	return probe.Finding{Capability: device, Area: "uplink", Verdict: v, Detail: detail}
+}

@@ -1,9 +1,7 @@
 package traffic
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/fairlead-project/fairlead/container"
@@ -24,27 +22,6 @@ type ingress struct {
 // close stops the redirection to the IFB, which stays.
 func (i *ingress) close() error { return i.inbound.Close() }
 
-// receive enforces the plan for what an uplink receives, if there is one.
-func (f *Traffic) receive(u *uplink, plans map[int]model.Plan) error {
-	by := journal.Owner{Feature: name}
-	p, planned := plans[u.index]
-	if !planned {
-		if u.ingress.index == 0 {
-			return nil // Prune undoes what an earlier agent left
-		}
-		return f.unlead(f.host, u.index, &u.ingress)
-	}
-	// Without it routing would overwrite the packet's tag.
-	forward := f.forward()
-	if forward != nil && !lasting(forward) {
-		return forward
-	}
-	if err := f.lead(f.host, u.index, []int{u.index}, &u.ingress, p, by, trafficProgFlInbound); err != nil {
-		return fmt.Errorf("what it receives: %w", err)
-	}
-	return forward
-}
-
 // lead redirects what the devices at receive to an IFB named for device of, whose queue follows the
 // plan. program redirects the packets.
 func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan, by journal.Owner, program string) error {
@@ -57,7 +34,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 		if err != nil && !errors.Is(err, netdev.ErrNoLink) {
 			return err
 		}
-		if index != i.index && !i.dispute.again(f.now()) {
+		if index != i.index && !i.dispute.again(f.cfg.Now()) {
 			return errors.Join(left("the IFB was removed"), i.close())
 		}
 	}
@@ -74,7 +51,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 		}
 		i.index = index
 	}
-	if err := i.bring(f.cfg.Journal, ns, p, by, f.now()); err != nil {
+	if err := i.bring(f.cfg.Journal, ns, p, by, f.cfg.Now()); err != nil {
 		if i.lost {
 			err = errors.Join(err, i.close())
 		}
@@ -83,7 +60,7 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 	if l, err := ns.Link(index); err != nil {
 		return err
 	} else if !l.Up {
-		if !i.dispute.again(f.now()) {
+		if !i.dispute.again(f.cfg.Now()) {
 			return errors.Join(left("the IFB was set down"), i.close())
 		}
 		if err := ns.RaiseIFB(of); err != nil {
@@ -138,31 +115,4 @@ func (f *Traffic) drain(ns *netdev.NS, index int, kind qdisc.Kind, minors ...uin
 		return err
 	}
 	return nil
-}
-
-// unlearn stops learning a tenant's flows from what it receives.
-func (f *Traffic) unlearn(t *tenant) error {
-	var errs []error
-	for d := range t.ends {
-		errs = append(errs, t.leave(d, deliver))
-	}
-	for id, l := range t.sockets {
-		errs = append(errs, l.Close())
-		delete(t.sockets, id)
-	}
-	return errors.Join(append(errs, f.programs.forgetFlows())...)
-}
-
-// share records whether what uplinks receive is shared, and lets all who take part be learnt where
-// their packets arrive.
-func (f *Traffic) share(ctx context.Context, on bool) error {
-	if f.sharing == on {
-		return nil
-	}
-	f.sharing = on
-	var errs []error
-	for _, t := range f.tenants {
-		errs = append(errs, f.identify(ctx, t))
-	}
-	return errors.Join(errs...)
 }

@@ -1,0 +1,198 @@
+package traffic
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/traffic/model"
+	"github.com/fairlead-project/fairlead/kernel/qdisc"
+)
+
+const (
+	// lookEvery is the interval of looks at what netlink does not report.
+	lookEvery = 2 * time.Second
+	// tenantPause is the least time between two looks at one tenant due to netlink events, which
+	// each change of the container's own device causes. Earlier events wait for the next periodic
+	// look.
+	tenantPause = 500 * time.Millisecond
+)
+
+// Notify implements feature.Notifier.
+func (f *Traffic) Notify(changed func(container.ID)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changed = changed
+}
+
+// Loops implements feature.Looper.
+func (f *Traffic) Loops() []*feature.Loop { return []*feature.Loop{&f.looking} }
+
+// lookAgain calls lookAround every lookEvery until done is closed.
+func (f *Traffic) lookAgain(done chan struct{}) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+			f.lookAround()
+		}
+	}
+}
+
+// lookAround restores what others undid without a netlink event: detached programs, and the sysctl.
+// Apply, which the agent repeats every few minutes, looks at the rest.
+func (f *Traffic) lookAround() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looking.Begin()
+	defer f.looking.End()
+	if f.host == nil || f.programs == nil {
+		return
+	}
+	forward := false
+	if len(f.shaped) > 0 && slices.ContainsFunc(slices.Collect(maps.Values(f.uplinks)), func(u *uplink) bool { return u.program.Len() > 0 || u.ingress.inbound.Len() > 0 }) {
+		value, err := qdisc.ForwardPriority(f.host).Read()
+		forward = err == nil && value != "0"
+	}
+	for _, u := range f.uplinks {
+		if forward || u.program.Lost() || u.ingress.inbound.Lost() {
+			f.renew(u)
+		}
+	}
+	for _, t := range f.shaped {
+		if t.touched || t.lost() {
+			f.reidentify(t)
+		}
+	}
+}
+
+// lost reports whether a program of the tenant was detached.
+func (t *shaped) lost() bool {
+	lost := t.at.Lost()
+	for _, s := range t.sends {
+		lost = lost || s.inbound.Lost()
+	}
+	return lost || t.socket != nil && detached(t.socket)
+}
+
+// lookAfter restores what others undid at those devices of a namespace for which told is true. It
+// begins by ending redirection to an IFB that takes no packets, and drops at a device with a raised
+// MTU.
+func (f *Traffic) lookAfter(inode uint64, told func(index int) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looking.Begin()
+	defer f.looking.End()
+	w := f.watches[inode]
+	if w == nil || f.programs == nil {
+		return
+	}
+	f.led(inode, func(i *ingress) {
+		if !told(i.index) {
+			return
+		}
+		l, err := w.ns.Link(i.index)
+		if err == nil && l.Up {
+			return
+		}
+		f.cfg.Log.Warn("somebody has removed or set down an IFB", "index", i.index, "for", i.link.Name)
+		if err := i.close(); err != nil {
+			f.cfg.Log.Error("packets may still be led to an IFB that takes none", "for", i.link.Name, "err", err)
+		}
+	})
+	if f.host != nil && f.host.Inode() == inode {
+		if err := f.widen(); err != nil {
+			f.cfg.Log.Error("frames may be dropped: an uplink's MTU was raised", "err", err)
+		}
+		for _, u := range f.uplinks {
+			if told(u.index) || u.ingress.index != 0 && told(u.ingress.index) {
+				f.renew(u)
+			}
+		}
+	}
+	for _, t := range f.shaped {
+		s := t.sends[inode]
+		touched := s != nil && s.index != 0 && told(s.index)
+		for key := range t.ends {
+			touched = touched || key.NetNS == inode && told(key.Index)
+		}
+		switch {
+		case !touched:
+		case time.Since(t.looked) < tenantPause:
+			t.touched = true
+		default:
+			f.reidentify(t)
+		}
+	}
+}
+
+// renew restores an uplink's plans. It notifies all tenants if that begins, or ceases, to fail.
+func (f *Traffic) renew(u *uplink) {
+	was := fmt.Sprint(u.unsent, u.unreceived)
+	if u.plan != nil {
+		u.unsent = f.send(u, plansOf(u.index, u.plan))
+	}
+	if u.ingress.plan != nil {
+		u.unreceived = f.receive(u, plansOf(u.index, u.ingress.plan))
+	}
+	if fmt.Sprint(u.unsent, u.unreceived) != was {
+		for _, t := range f.shaped {
+			f.tell(t)
+		}
+	}
+}
+
+// reidentify restores a tenant's devices. It notifies the tenant if that begins, or ceases, to
+// fail.
+func (f *Traffic) reidentify(t *shaped) {
+	was := t.unheld()
+	t.touched, t.looked = false, time.Now()
+	if err := f.identify(context.Background(), t); err != nil || t.unheld() != was {
+		f.tell(t)
+	}
+}
+
+// unheld sums up what is not enforced at the tenant's devices.
+func (t *shaped) unheld() string {
+	var list []string
+	for inode, s := range t.sends {
+		list = append(list, fmt.Sprint(inode, s.unheld))
+	}
+	for _, e := range t.ends {
+		list = append(list, fmt.Sprint(e.name, e.unheld))
+	}
+	slices.Sort(list)
+	return fmt.Sprint(list)
+}
+
+// tell lets the agent look at the status of a tenant's containers again.
+func (f *Traffic) tell(t *shaped) {
+	for _, id := range t.members() {
+		if f.changed != nil {
+			f.changed(id)
+		}
+	}
+}
+
+func plansOf(index int, p *model.Plan) map[int]model.Plan { return map[int]model.Plan{index: *p} }
+
+// led calls fn for all IFBs in a namespace that packets are redirected to.
+func (f *Traffic) led(inode uint64, fn func(*ingress)) {
+	for _, u := range f.uplinks {
+		if f.host != nil && f.host.Inode() == inode && u.ingress.inbound.Len() > 0 {
+			fn(&u.ingress)
+		}
+	}
+	for _, t := range f.shaped {
+		if s := t.sends[inode]; s != nil && s.inbound.Len() > 0 {
+			fn(&s.ingress)
+		}
+	}
+}
