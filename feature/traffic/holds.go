@@ -8,25 +8,8 @@ import (
 	"strings"
 
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/kernel/qdisc"
 	"github.com/fairlead-project/fairlead/policy"
 )
-
-// Errors that last until the host is changed.
-var (
-	errShaped   = errors.New("it already has a shaper of somebody else")
-	errReplaced = errors.New("someone has replaced the root qdisc, which is left alone")
-	errNoHeader = errors.New("its packets have no Ethernet header, as those of WireGuard, tun and PPP, and so no IFB can queue them; possible with: net.ingress.ceil alone, which veths hold")
-)
-
-// lasting reports whether retrying is useless.
-func lasting(err error) bool {
-	return errors.Is(err, errShaped) || errors.Is(err, errReplaced) || errors.Is(err, errLeft) || errors.Is(err, qdisc.ErrKept)
-}
-
-// unseen reports whether packets of a kind of device reach the uplink without passing another
-// device of the host.
-func unseen(kind string) bool { return kind == "macvlan" || kind == "ipvlan" }
 
 // ways lists the devices that a tenant's packets pass.
 type ways struct {
@@ -214,14 +197,4 @@ func are(keys []string) string {
 		return "are"
 	}
 	return "is"
-}
-
-// alreadyShaped is the error of a device with a foreign root qdisc that, as far as is known, limits
-// it to less than ours would.
-func alreadyShaped(l qdisc.Limit, mend string) error {
-	what := l.Kind
-	if l.Rate > 0 {
-		what += " of " + policy.FormatRate(l.Rate)
-	}
-	return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, what, mend)
 }

@@ -69,8 +69,10 @@ func (f *Traffic) lead(ns *netdev.NS, of int, at []int, i *ingress, p model.Plan
 	}
 	errs := []error{i.inbound.Drop(func(d container.Device, _ bool, _ string) bool { return !slices.Contains(at, d.Index) })}
 	for _, dev := range at {
-		place := hook.Place{Device: container.Device{NetNS: ns.Inode(), Index: dev}, Stage: hook.Ceil, Name: "inbound"}
-		errs = append(errs, f.put(&i.inbound, place, f.programs.leading(program, index)))
+		place := hook.Place{
+			Device: container.Device{NetNS: ns.Inode(), Index: dev}, Stage: hook.Ceil, Name: "inbound", Owner: journal.Owner{Feature: name},
+		}
+		errs = append(errs, i.inbound.Put(f.cfg.Ends, place, f.programs.leading(program, index)))
 	}
 	return errors.Join(errs...)
 }

@@ -15,6 +15,9 @@ import (
 // is not marked as redirected (drivers/net/ifb.c, ifb_xmit): 6.1 does so.
 var errNoSharing = errors.New("what uplinks receive cannot be shared on this kernel: it needs tcx (6.6 or later)")
 
+// errNoHeader is the error of an uplink that cannot share what it receives.
+var errNoHeader = errors.New("its packets have no Ethernet header, as those of WireGuard, tun and PPP, and so no IFB can queue them; possible with: net.ingress.ceil alone, which veths hold")
+
 // direction is egress or ingress, and how they differ.
 type direction struct {
 	prefix string // of its keys

@@ -12,9 +12,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/hook"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
-	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -93,12 +91,6 @@ func (p *programs) forgetFlows() error {
 	return p.Epoch.Set(epoch + 1)
 }
 
-// put attaches a program at a device.
-func (f *Traffic) put(s *hook.Set, at hook.Place, load func() (*ebpf.Program, error)) error {
-	at.Owner = journal.Owner{Feature: name}
-	return s.Put(f.cfg.Ends, at, load)
-}
-
 // recognise lets the programs recognise sockets of a cgroup by its depth in the tree. A deeper
 // cgroup is recognised only itself, not with the cgroups below it.
 func (p *programs) recognise(dir string) error {
@@ -127,6 +119,10 @@ func (p *programs) level(dir string) int {
 func (p *programs) setClass(tenant, class identity.Slot) error {
 	return p.Classes.Put(uint32(tenant), uint32(class))
 }
+
+// unseen reports whether packets of a kind of device reach the uplink without passing another
+// device of the host.
+func unseen(kind string) bool { return kind == "macvlan" || kind == "ipvlan" }
 
 // trust records whether a container sends past its veths. While any does, packets that neither a
 // device received nor a known socket sent may not identify themselves.

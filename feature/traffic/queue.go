@@ -12,6 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 	"github.com/fairlead-project/fairlead/kernel/qdisc"
+	"github.com/fairlead-project/fairlead/policy"
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
@@ -42,6 +43,17 @@ const (
 func linkOf(l netdev.Link) model.Link {
 	mtu := l.MTU + linkHeader
 	return model.Link{Name: l.Name, MTU: mtu, MaxPacket: max(maxGSO, mtu)}
+}
+
+// Errors that last until the host is changed.
+var (
+	errShaped   = errors.New("it already has a shaper of somebody else")
+	errReplaced = errors.New("someone has replaced the root qdisc, which is left alone")
+)
+
+// lasting reports whether retrying is useless.
+func lasting(err error) bool {
+	return errors.Is(err, errShaped) || errors.Is(err, errReplaced) || errors.Is(err, errLeft) || errors.Is(err, qdisc.ErrKept)
 }
 
 // replaced is the error of a device whose root qdisc is no longer ours. by owned it.
@@ -180,6 +192,16 @@ func hfsc(c model.HFSC) qdisc.HFSC {
 	return qdisc.HFSC{RealTime: qdisc.Curve(c.RealTime), LinkShare: qdisc.Curve(c.LinkShare), UpperLimit: qdisc.Curve(c.UpperLimit)}
 }
 
+// shapedBy is the error of a device with a foreign root qdisc that, as far as is known, limits
+// it to less than ours would.
+func shapedBy(l qdisc.Limit, mend string) error {
+	what := l.Kind
+	if l.Rate > 0 {
+		what += " of " + policy.FormatRate(l.Rate)
+	}
+	return fmt.Errorf("%w (%s), which is left in place; possible with: %s", errShaped, what, mend)
+}
+
 // claim makes the device's root qdisc ours, without classes. If it is ours of another kind, the
 // packets in it are lost. It leaves a foreign one that limits the device to less than most, in
 // bit/s.
@@ -197,7 +219,7 @@ func (q *queue) claim(j *journal.Journal, ns *netdev.NS, kind qdisc.Kind, most u
 		if by.Container == 0 {
 			mend += fmt.Sprintf(", and its rate given by the agent's flag --uplink %s=RATE", q.link.Name)
 		}
-		return alreadyShaped(l, mend)
+		return shapedBy(l, mend)
 	}
 	// An earlier agent may have turned them for a container that has ended.
 	knobs := q.knobs(ns)

@@ -210,17 +210,17 @@ func (f *Traffic) unlearn(t *shaped) error {
 
 // reach configures one device of a tenant. named: an IFB bears its index, for holdSent.
 func (f *Traffic) reach(t *shaped, e *end, dev container.End, named bool) error {
-	at := hook.Place{Device: dev.Device, Path: dev.Path}
+	at := hook.Place{Device: dev.Device, Path: dev.Path, Owner: journal.Owner{Feature: name}}
 	if dev.Host {
 		at.Stage, at.Name = hook.Identify, identify
-		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlIdentify, t.slot)); err != nil {
+		if err := t.at.Put(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlIdentify, t.slot)); err != nil {
 			return err
 		}
 	}
 	if f.learns(t) {
 		// A veth's host end sends what the container receives.
 		at.Egress, at.Stage, at.Name = dev.Host, hook.Learn, deliver
-		if err := f.put(&t.at, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
+		if err := t.at.Put(f.cfg.Ends, at, f.programs.copyFor(trafficProgFlDeliver, t.slot)); err != nil {
 			return err
 		}
 	} else if err := t.at.Drop(func(d container.Device, _ bool, name string) bool { return d == dev.Device && name == deliver }); err != nil {

@@ -158,10 +158,10 @@ func (f *Traffic) send(u *uplink, plans map[int]model.Plan) error {
 	}
 	at := hook.Place{
 		Device: container.Device{NetNS: f.host.Inode(), Index: u.index}, Path: f.cfg.NetNS,
-		Egress: true, Stage: hook.Identify, Name: "normalise",
+		Egress: true, Stage: hook.Identify, Name: "normalise", Owner: journal.Owner{Feature: name},
 	}
 	// Without the sysctl, forwarded packets carry no priority.
-	return errors.Join(f.forward(), f.put(&u.program, at, f.programs.Normalise.Clone))
+	return errors.Join(f.forward(), u.program.Put(f.cfg.Ends, at, f.programs.Normalise.Clone))
 }
 
 // receive enforces the plan for what an uplink receives, if there is one.
