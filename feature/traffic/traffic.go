@@ -448,6 +448,7 @@ func (f *Traffic) Close() error {
 		errs = append(errs, u.close())
 	}
 	clear(f.shaped)
+	f.tenants = tenant.New(f.cfg.Roots.Proc, tenant.Network)
 	clear(f.uplinks)
 	errs = append(errs, f.unwatch(), f.unfollow())
 	if f.programs != nil {
