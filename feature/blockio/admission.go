@@ -3,124 +3,116 @@ package blockio
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// The ways in which a reservation is admitted.
-const (
-	admissionVerified   = "verified"   // the disk's capacity, measured or given, has room for it
-	admissionSeen       = "seen"       // that is not known, but the disk has done as much at once as is reserved
-	admissionUnverified = "unverified" // nobody knows whether the disk can do that
-	admissionExceeded   = "exceeded"   // the capacity was given or measured since, and is less than what is reserved
-)
-
-// Admission is how a reservation is admitted.
-type Admission struct {
-	How  string
-	Text string // what to know of it, and to do; "": nothing
+// reservation is what a container has reserved of one disk.
+type reservation struct {
+	device  string // as it was named
+	disk    block.Disk
+	figures api.BlockIOFigures
+	told    string // how it is admitted, as Apply last said
 }
 
-// limit is what a disk did while its reservations were missed and nobody was in the way.
-type limit struct {
-	did   api.BlockIOFigures
-	depth float64 // requests under way on average
-	taken time.Time
+func (r reservation) at() decide.Disk { return decide.Disk{Major: r.disk.Major, Minor: r.disk.Minor} }
+
+// reserve reserves what a container's Target asks for. If that is refused, the container keeps what
+// it has reserved. The error is a feature.ErrPartly if that is the same.
+func (f *BlockIO) reserve(m *managed) error {
+	asked := asks(m.target.Settings)
+	reserved, err := f.admit(m.target.Container.ID, asked)
+	if err == nil {
+		m.reserved = reserved
+		return nil
+	}
+	same := slices.EqualFunc(asked, m.reserved, func(a, b reservation) bool { return a.device == b.device && a.figures == b.figures })
+	if same {
+		return fmt.Errorf("%w: io.reserve: it stays as it was admitted, but now: %w", feature.ErrPartly, err)
+	}
+	return err
 }
 
-// text says what was seen.
-func (l limit) text() string {
-	if l.taken.IsZero() {
-		return ""
-	}
-	return fmt.Sprintf("; while nobody was in the way, it did %s, with %.1f requests under way on average, and that was less than is reserved", countText(l.did), l.depth)
-}
-
-// admit says how figures are admitted at a disk of which containers have reserved so much,
-// themselves included.
-func (c Capacity) admit(device string, own, all api.BlockIOFigures, l limit) Admission {
-	if c.Known() {
-		if share, _, _ := c.Share(all); share > c.free()+rounding {
-			return Admission{admissionExceeded, fmt.Sprintf("%.0f%% of what %s can do are reserved of it, and %.0f%% can be: reserve less of it", 100*share, device, 100*c.free())}
-		}
-		a := Admission{How: admissionVerified}
-		if n, ok := c.requests(own); ok && n > 1 {
-			a.Text = fmt.Sprintf("it takes at least %.0f requests under way at once: one at a time %s does %s", math.Ceil(n), device, countText(c.Depth1))
-		}
-		return a
-	}
-	verify := fmt.Sprintf("verify it with `fairlead io calibrate %s --scratch DIR`, where DIR is a directory on that disk", device)
-	seen := Capacity{BlockIOFigures: c.Seen}
-	if share, _, _ := seen.Share(all); share <= 1 && l.taken.IsZero() {
-		return Admission{admissionSeen, fmt.Sprintf("%s has done as much at once as is reserved of it (%s), and nobody has measured what it can do: %s", device, countText(c.Seen), verify)}
-	}
-	done := "it has done nothing yet"
-	if c.Seen != (api.BlockIOFigures{}) {
-		done = "it has done at most " + countText(c.Seen) + " at once"
-	}
-	return Admission{admissionUnverified, fmt.Sprintf("nobody has measured what %s can do: %s are reserved of it in all, and %s%s; %s", device, countText(all), done, l.text(), verify)}
-}
-
-// countText is what figures say in words.
-func countText(f api.BlockIOFigures) string {
-	var parts []string
-	for _, x := range []struct {
-		n    uint64
-		what string
-	}{{f.ReadIOPS, "reads"}, {f.WriteIOPS, "writes"}, {f.ReadBytes, "bytes read"}, {f.WriteBytes, "bytes written"}} {
-		if x.n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
+// asks returns what settings reserve, still without disks.
+func asks(s policy.Settings) (all []reservation) {
+	for _, io := range s.IO {
+		figures := api.BlockIOFigures{ReadIOPS: io.ReadIOPS, WriteIOPS: io.WriteIOPS, ReadBytes: io.ReadBytes, WriteBytes: io.WriteBytes}
+		if figures != (api.BlockIOFigures{}) {
+			all = append(all, reservation{device: io.Device, figures: figures})
 		}
 	}
-	if parts == nil {
-		return "nothing"
-	}
-	return strings.Join(parts, ", ") + " a second"
+	return all
 }
 
-func operations(f api.BlockIOFigures) uint64 { return f.ReadIOPS + f.WriteIOPS }
-
-// plus adds figures.
-func plus(a, b api.BlockIOFigures) api.BlockIOFigures {
-	return api.BlockIOFigures{
-		ReadIOPS: a.ReadIOPS + b.ReadIOPS, WriteIOPS: a.WriteIOPS + b.WriteIOPS, ReadBytes: a.ReadBytes + b.ReadBytes, WriteBytes: a.WriteBytes + b.WriteBytes,
+// admit finds the disks of what a container asks to reserve. It returns an error unless all of
+// them have room.
+func (f *BlockIO) admit(id container.ID, asked []reservation) (all []reservation, err error) {
+	for _, r := range asked {
+		if r.disk, err = block.Open(f.cfg.Roots.Sys, r.device); err != nil {
+			return nil, err
+		}
+		if r.disk.Size == 0 {
+			return nil, fmt.Errorf("%s: there is no disk in it", r.device)
+		}
+		if i := slices.IndexFunc(all, func(o reservation) bool { return o.at() == r.at() }); i >= 0 {
+			return nil, fmt.Errorf("%s and %s are both on %s: reserve in one place", all[i].device, r.device, r.disk.Name)
+		}
+		if err := decide.Admit(r.device, f.capacity(r.disk), f.holders(r.at(), id), r.figures); err != nil {
+			return nil, err
+		}
+		all = append(all, r)
 	}
+	return all, nil
 }
 
-// reservedOf is what containers have reserved of a disk in all. The caller holds f.mu.
-func (f *BlockIO) reservedOf(at monitor.Disk) (sum api.BlockIOFigures) {
+func (f *BlockIO) capacity(d block.Disk) decide.Capacity { return f.capacities.of[d.Identity()] }
+
+// holders returns the containers that have reserved something of a disk, except one.
+func (f *BlockIO) holders(d decide.Disk, but container.ID) (out []decide.Holder) {
+	for id, m := range f.managed {
+		for _, r := range m.reserved {
+			if id != but && r.at() == d {
+				out = append(out, decide.Holder{Container: id, Name: m.target.Container.Name, Figures: r.figures})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b decide.Holder) int { return int(int64(a.Container) - int64(b.Container)) })
+	return out
+}
+
+// reservedOf returns what all containers have reserved of a disk. The caller holds f.mu.
+func (f *BlockIO) reservedOf(at decide.Disk) (sum api.BlockIOFigures) {
 	for _, h := range f.holders(at, 0) {
-		sum = plus(sum, h.Figures)
+		sum = decide.Plus(sum, h.Figures)
 	}
 	return sum
 }
 
-// working is the capacity by which the I/O at a disk is compared. The caller holds f.mu.
-func (f *BlockIO) working(d block.Disk) Capacity {
-	return f.capacity(d).OrAssumed(f.reservedOf(monitor.Disk{Major: d.Major, Minor: d.Minor}))
+// working returns the capacity for comparing I/O at a disk. The caller holds f.mu.
+func (f *BlockIO) working(d block.Disk) decide.Capacity {
+	return f.capacity(d).OrAssumed(f.reservedOf(decide.Disk{Major: d.Major, Minor: d.Minor}))
 }
 
-// admission says how a reservation is admitted. The caller holds f.mu.
-func (f *BlockIO) admission(r reservation) Admission {
-	return f.capacity(r.disk).admit(r.device, r.figures, f.reservedOf(r.at()), f.limits[r.at()])
+// admission returns how a reservation is admitted. The caller holds f.mu.
+func (f *BlockIO) admission(r reservation) decide.Admission {
+	return f.capacity(r.disk).Admission(r.device, r.figures, f.reservedOf(r.at()), f.limits[r.at()])
 }
 
-// unverified says which reservations nobody knows to be possible; nil: none.
-func (f *BlockIO) unverified(t policy.Target) error {
+// unverified returns a feature.ErrPartly that lists the unverified reservations, or nil.
+func (f *BlockIO) unverified(m *managed) error {
 	var errs []error
-	reserved := f.members[t.Container.ID].reserved
-	for i, r := range reserved {
+	for i, r := range m.reserved {
 		a := f.admission(r)
-		reserved[i].told = a.How
-		if a.How == admissionUnverified {
+		m.reserved[i].told = a.How
+		if a.How == decide.AdmissionUnverified {
 			errs = append(errs, errors.New(a.Text))
 		}
 	}
@@ -130,27 +122,27 @@ func (f *BlockIO) unverified(t policy.Target) error {
 	return fmt.Errorf("%w: io.reserve is protected, but unverified: %w", feature.ErrPartly, errors.Join(errs...))
 }
 
-// readmit has Apply called for the reservations that are admitted otherwise than it said.
+// readmit asks for another Apply where a reservation is admitted otherwise than Apply reported.
 // The caller holds f.mu.
 func (f *BlockIO) readmit() {
-	for id, m := range f.members {
+	for id, m := range f.managed {
 		if slices.ContainsFunc(m.reserved, func(r reservation) bool { return f.admission(r).How != r.told }) {
 			f.changed(id)
 		}
 	}
 }
 
-// leastLearnt is the shortest window from which rates are learnt.
+// leastLearnt is the length of the shortest window that rates are learnt from.
 const leastLearnt = 500 * time.Millisecond
 
-// learn notes the most that was done at each disk at once. The caller holds f.mu.
+// learn records the most that each disk did at once. The caller holds f.mu.
 func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	if length < leastLearnt {
 		return
 	}
-	did := make(map[monitor.Disk]api.BlockIOFigures)
+	did := make(map[decide.Disk]api.BlockIOFigures)
 	for _, a := range accounts {
-		did[a.Disk] = plus(did[a.Disk], achieved(a, length))
+		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, length))
 	}
 	for at, n := range did {
 		d, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor)
@@ -158,7 +150,7 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 			continue // it has vanished
 		}
 		c := f.capacity(d)
-		if !c.see(n) {
+		if !c.See(n) {
 			f.capacities.of[d.Identity()] = c
 			continue
 		}
@@ -168,72 +160,15 @@ func (f *BlockIO) learn(accounts []monitor.Account, length time.Duration) {
 	}
 }
 
-// see notes what was done at once, and reports whether that is more than before by enough to
-// be written to a file: one of eight steps to twice as much.
-func (c *Capacity) see(n api.BlockIOFigures) (more bool) {
-	for _, x := range []struct {
-		seen *uint64
-		n    uint64
-		most uint64
-	}{
-		{&c.Seen.ReadIOPS, n.ReadIOPS, maxIOPS}, {&c.Seen.WriteIOPS, n.WriteIOPS, maxIOPS},
-		{&c.Seen.ReadBytes, n.ReadBytes, maxBytes}, {&c.Seen.WriteBytes, n.WriteBytes, maxBytes},
-	} {
-		if n := min(x.n, x.most); n > *x.seen {
-			const steps = 8
-			step := func(n uint64) int { return int(steps * math.Log2(float64(n+1))) }
-			more = more || step(n) > step(*x.seen)
-			*x.seen = n
-		}
-	}
-	return more
-}
-
-// limit notes what disks did whose reservations were missed without anybody in the way, for
-// as long as that has not changed. The caller holds f.mu.
-func (f *BlockIO) limit(w Window) {
-	type sums struct {
-		did   api.BlockIOFigures
-		under time.Duration
-		short bool // one was missed, which waited for the disk
-		other bool // or for something else
-	}
-	at := make(map[monitor.Disk]*sums)
-	all := make(map[monitor.Disk]api.BlockIOFigures)
+// limit updates what is known of disks that are short of their reservations. The caller holds
+// f.mu.
+func (f *BlockIO) limit(w decide.Window) {
+	did, reserved := make(map[decide.Disk]api.BlockIOFigures), make(map[decide.Disk]api.BlockIOFigures)
 	for _, a := range f.shown.Accounts {
-		all[a.Disk] = plus(all[a.Disk], achieved(a, w.Length))
+		did[a.Disk] = decide.Plus(did[a.Disk], achieved(a, w.Length))
 	}
 	for _, d := range w.Demands {
-		s := at[d.Disk]
-		if s == nil {
-			s = &sums{}
-			at[d.Disk] = s
-		}
-		s.did, s.under = plus(s.did, d.Achieved), s.under+d.Under
-		switch f.control.standing[Place{d.Container, d.Disk}].State {
-		case stateShort:
-			s.short = s.short || d.Under >= time.Duration(busyShare*float64(w.Length))
-		case stateMet, stateIdle:
-		default:
-			s.other = true
-		}
+		reserved[d.Disk] = f.reservedOf(d.Disk)
 	}
-	for disk, s := range at {
-		share, _, _ := w.Capacity[disk].Share(s.did)
-		reserved, _, _ := w.Capacity[disk].Share(f.reservedOf(disk))
-		if total, _, _ := w.Capacity[disk].Share(all[disk]); total-share >= diskShare {
-			s.other = true // somebody without a reservation, or the host
-		}
-		switch l := f.limits[disk]; {
-		case share >= enough*reserved, !s.short && operations(s.did) > operations(l.did):
-			delete(f.limits, disk) // it does give that
-		case s.short && !s.other && (l.taken.IsZero() || operations(s.did) > operations(l.did)):
-			f.limits[disk] = limit{s.did, s.under.Seconds() / w.Length.Seconds(), w.Taken}
-		}
-	}
-	for disk := range f.limits {
-		if at[disk] == nil {
-			delete(f.limits, disk)
-		}
-	}
+	f.limits.Note(w, f.standings, did, reserved)
 }

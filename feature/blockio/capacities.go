@@ -10,21 +10,22 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
-// capacities are what disks can do, by block.Disk's Identity, and the file in which
-// they outlive the agent and the boot.
+// capacities holds what disks can do, by block.Disk's Identity, and the file that keeps it
+// beyond the agent and the boot.
 type capacities struct {
 	path string // "": none
-	of   map[string]Capacity
+	of   map[string]decide.Capacity
 }
 
-// capacitiesFile is the form of the file. Version 1 was the map of Disks alone, whose keys
-// are former identities.
+// capacitiesFile is the form of the file. Version 1 was only the map of Disks, by former
+// identity.
 type capacitiesFile struct {
-	Version int                 `json:"version"`
-	Disks   map[string]Capacity `json:"disks"`
+	Version int                        `json:"version"`
+	Disks   map[string]decide.Capacity `json:"disks"`
 }
 
 const capacitiesVersion = 2
@@ -32,10 +33,10 @@ const capacitiesVersion = 2
 // maxCapacities bounds the file, in bytes.
 const maxCapacities = 1 << 20
 
-// loadCapacities reads the file. Of an earlier release's, each disk of this host that was
-// told from all others there keeps its entry.
+// loadCapacities reads the file. In one of an earlier release, a disk of this host keeps its
+// entry if the entry cannot be another disk's.
 func loadCapacities(path, sys string) (capacities, error) {
-	c := capacities{path: path, of: make(map[string]Capacity)}
+	c := capacities{path: path, of: make(map[string]decide.Capacity)}
 	if path == "" {
 		return c, nil
 	}
@@ -64,10 +65,10 @@ func loadCapacities(path, sys string) (capacities, error) {
 	return c, nil
 }
 
-// parseCapacities refuses the whole of what is not all in order. former says that the keys
-// are former identities.
-func parseCapacities(data []byte) (of map[string]Capacity, former bool, err error) {
-	none := make(map[string]Capacity)
+// parseCapacities refuses the whole file if one entry is wrong. former reports that the keys are
+// former identities.
+func parseCapacities(data []byte) (of map[string]decide.Capacity, former bool, err error) {
+	none := make(map[string]decide.Capacity)
 	var version struct{ Version json.RawMessage }
 	if err := json.Unmarshal(data, &version); err != nil {
 		return none, false, err
@@ -82,7 +83,7 @@ func parseCapacities(data []byte) (of map[string]Capacity, former bool, err erro
 		return none, false, err
 	}
 	for id, c := range file.Disks {
-		if err := c.check(); err != nil {
+		if err := c.Check(); err != nil {
 			return none, false, fmt.Errorf("%q: %w", id, err)
 		}
 	}
@@ -92,8 +93,8 @@ func parseCapacities(data []byte) (of map[string]Capacity, former bool, err erro
 	return file.Disks, former, nil
 }
 
-// rename gives entries of former identities to their disks. Where several disks share one,
-// nobody knows whose the entry is: it is left, the others are renamed, and the error says so.
+// rename gives entries of former identities to their disks. An entry that may belong to several
+// disks is left as it is, and the error lists it.
 func (c *capacities) rename(disks []block.Disk) error {
 	by := make(map[string][]block.Disk)
 	for _, d := range disks {
@@ -118,8 +119,8 @@ func (c *capacities) rename(disks []block.Disk) error {
 	return errors.Join(errs...)
 }
 
-// set notes what a disk can do, in the file first.
-func (c *capacities) set(id string, of Capacity) error {
+// set records what a disk can do. If the file cannot be written, nothing changes.
+func (c *capacities) set(id string, of decide.Capacity) error {
 	was, had := c.of[id]
 	c.of[id] = of
 	err := c.save()
@@ -153,7 +154,7 @@ func (c *capacities) save() error {
 	return os.Rename(next, c.path)
 }
 
-// syncFile sees to it that a file is whole after a crash.
+// syncFile makes a file whole after a crash.
 func syncFile(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

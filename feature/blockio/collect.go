@@ -10,9 +10,8 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
-	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -20,16 +19,28 @@ import (
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// follow has the meter measure who is to be measured, or nobody. The caller holds f.mu.
+// measured is what is counted, and for which containers.
+type measured struct {
+	meter       *monitor.Meter          // nil while nothing is reserved and no report is being taken
+	lookers     int                     // reports being taken
+	calibrating bool                    // measure all containers, as a disk is being calibrated
+	ids         map[container.ID]uint64 // of cgroups with the io controller
+	last        reading                 // totals
+	shown       reading                 // between the last two
+	window      decide.Window           // made of shown
+	failed      string                  // why nothing is measured, as last logged
+}
+
+// follow opens, updates or closes the meter, as containers need it. The caller holds f.mu.
 func (f *BlockIO) follow() {
-	reserved := slices.ContainsFunc(slices.Collect(maps.Values(f.members)), func(m *member) bool { return len(m.reserved) > 0 })
+	reserved := slices.ContainsFunc(slices.Collect(maps.Values(f.managed)), func(m *managed) bool { return len(m.reserved) > 0 })
 	if !reserved && f.lookers == 0 && !f.calibrating {
 		if f.meter != nil {
 			if err := f.meter.Close(); err != nil {
 				f.cfg.Log.Error("block I/O is still measured", "err", err)
 			}
 		}
-		f.meter, f.last, f.window, f.shown = nil, reading{}, Window{}, reading{}
+		f.meter, f.last, f.window, f.shown = nil, reading{}, decide.Window{}, reading{}
 		return
 	}
 	var err error
@@ -41,7 +52,7 @@ func (f *BlockIO) follow() {
 	f.tell(err)
 }
 
-// tell logs why something is not measured, once.
+// tell logs once why something is not measured.
 func (f *BlockIO) tell(err error) {
 	text := ""
 	if err != nil {
@@ -53,7 +64,7 @@ func (f *BlockIO) tell(err error) {
 	f.failed = text
 }
 
-// groups are the containers that run; of one whose cgroup has gone, its I/O is nobody's.
+// groups returns the running containers. I/O of a cgroup that has gone is not counted.
 func (f *BlockIO) groups() (groups []monitor.Group) {
 	ids := make(map[container.ID]uint64)
 	for _, c := range f.cfg.Containers.Running() {
@@ -62,7 +73,7 @@ func (f *BlockIO) groups() (groups []monitor.Group) {
 			id, _ = cgroup.ID(c.Cgroup.IO)
 		}
 		ids[c.ID] = id
-		m := f.members[c.ID]
+		m := f.managed[c.ID]
 		g := monitor.Group{Container: c.ID, V2: uint64(c.ID), IO: id}
 		if m != nil {
 			for _, r := range m.reserved {
@@ -76,21 +87,21 @@ func (f *BlockIO) groups() (groups []monitor.Group) {
 	return groups
 }
 
-// reading is what the meter and the kernel's own files count, up to a moment or in a time.
+// reading is what the meter and files of the kernel have counted, up to or between moments.
 type reading struct {
 	monitor.Reading
-	delays map[container.ID]delays // of those that are watched
-	stolen time.Duration           // the hypervisor let the CPUs wait, added up
+	delays map[container.ID]delays // of watched containers
+	stolen time.Duration           // time that the hypervisor took from the CPUs, summed up
 }
 
-// delays are for how long a container could not go on. What cannot be read is 0.
+// delays is how long a container was held up. What cannot be read is 0.
 type delays struct {
 	used      time.Duration            // of CPU
-	throttled map[string]time.Duration // quotas kept it from running, added up over CPUs, by cgroup: its own and those above
-	cpu, io   time.Duration            // some of its tasks waited, by the kernel's pressure stall information
+	throttled map[string]time.Duration // by quotas, summed up over CPUs, for its cgroup and each one above
+	cpu, io   time.Duration            // some of its tasks waited (PSI)
 }
 
-// quota is the cgroup whose quota throttled it the most; "" if none did.
+// quota returns the cgroup that throttled it the most, or "" if none did.
 func (d delays) quota() (most string) {
 	for _, dir := range slices.Sorted(maps.Keys(d.throttled)) {
 		if d.throttled[dir] > d.throttled[most] {
@@ -108,7 +119,7 @@ func (f *BlockIO) read() (r reading, err error) {
 	r.delays = make(map[container.ID]delays)
 	quotas := make(map[string]time.Duration)
 	for _, c := range f.cfg.Containers.Running() {
-		if m := f.members[c.ID]; f.lookers == 0 && (m == nil || len(m.reserved) == 0) {
+		if m := f.managed[c.ID]; f.lookers == 0 && (m == nil || len(m.reserved) == 0) {
 			continue
 		}
 		d := delays{throttled: make(map[string]time.Duration)}
@@ -152,7 +163,7 @@ func (f *BlockIO) measure() {
 func since(now, before reading) reading {
 	d := reading{Reading: monitor.Reading{Taken: now.Taken, Lost: now.Lost}, delays: make(map[container.ID]delays)}
 	if before.Taken.IsZero() {
-		return d // nobody knows over what time it was counted
+		return d // the time that it was counted over is not known
 	}
 	for id, n := range now.delays {
 		if b, had := before.delays[id]; had {
@@ -166,12 +177,12 @@ func since(now, before reading) reading {
 		}
 	}
 	d.stolen = max(now.stolen-before.stolen, 0)
-	was := make(map[Place]monitor.Account, len(before.Accounts))
+	was := make(map[decide.Place]monitor.Account, len(before.Accounts))
 	for _, a := range before.Accounts {
-		was[Place{a.Container, a.Disk}] = a
+		was[decide.Place{Container: a.Container, Disk: a.Disk}] = a
 	}
 	for _, a := range now.Accounts {
-		if b, had := was[Place{a.Container, a.Disk}]; had && b.Reads <= a.Reads && b.Writes <= a.Writes {
+		if b, had := was[decide.Place{Container: a.Container, Disk: a.Disk}]; had && b.Reads <= a.Reads && b.Writes <= a.Writes {
 			a.Reads, a.Writes, a.ReadBytes, a.WriteBytes = a.Reads-b.Reads, a.Writes-b.Writes, a.ReadBytes-b.ReadBytes, a.WriteBytes-b.WriteBytes
 			a.Errors -= min(b.Errors, a.Errors)
 			a.Queue, a.Device = a.Queue.Since(b.Queue), a.Device.Since(b.Device)
@@ -208,22 +219,22 @@ func since(now, before reading) reading {
 	return d
 }
 
-// windowOf puts a difference of readings into the form that is judged.
-func (f *BlockIO) windowOf(d reading) Window {
-	w := Window{Taken: d.Taken, CPUs: runtime.NumCPU(), Neighbours: make(map[container.ID]Neighbour), Capacity: make(map[monitor.Disk]Capacity), Divides: make(map[monitor.Disk]string)}
+// windowOf makes a window of what happened between two readings.
+func (f *BlockIO) windowOf(d reading) decide.Window {
+	w := decide.Window{Taken: d.Taken, CPUs: runtime.NumCPU(), Neighbours: make(map[container.ID]decide.Neighbour), Capacity: make(map[decide.Disk]decide.Capacity), Divides: make(map[decide.Disk]string)}
 	if !f.window.Taken.IsZero() {
 		w.Length = d.Taken.Sub(f.window.Taken)
 	}
-	done, under, ended := make(map[Place]api.BlockIOFigures), make(map[Place]time.Duration), make(map[Place]time.Duration)
+	done, under, ended := make(map[decide.Place]api.BlockIOFigures), make(map[decide.Place]time.Duration), make(map[decide.Place]time.Duration)
 	for _, a := range d.Accounts {
-		at := Place{a.Container, a.Disk}
+		at := decide.Place{Container: a.Container, Disk: a.Disk}
 		done[at] = achieved(a, w.Length)
 		under[at] = time.Duration(a.Queue.Sum + a.Device.Sum)
 		ended[at] = a.Last
 	}
 	for _, c := range f.cfg.Containers.Running() {
-		n := Neighbour{Name: c.Name, IO: make(map[monitor.Disk]api.BlockIOFigures)}
-		if m := f.members[c.ID]; m != nil {
+		n := decide.Neighbour{Name: c.Name, IO: make(map[decide.Disk]api.BlockIOFigures)}
+		if m := f.managed[c.ID]; m != nil {
 			n.Reserved = len(m.reserved) > 0
 			n.Yield = yields(m.target)
 		}
@@ -234,17 +245,17 @@ func (f *BlockIO) windowOf(d reading) Window {
 			n.IO[at.Disk] = io
 		}
 	}
-	for id, m := range f.members {
+	for id, m := range f.managed {
 		for _, r := range m.reserved {
 			if f.lost(r) {
-				continue // there is nothing to be met, and nobody in the way
+				continue // it cannot be met
 			}
 			w.Capacity[r.at()] = f.working(r.disk)
 			if d, err := block.Find(f.cfg.Roots.Sys, r.disk.Major, r.disk.Minor); err == nil { // its scheduler may have been changed
 				w.Divides[r.at()] = f.divides(d)
 			}
-			at := Place{id, r.at()}
-			demand := Demand{
+			at := decide.Place{Container: id, Disk: r.at()}
+			demand := decide.Demand{
 				Container: id, Name: m.target.Container.Name, Disk: r.at(), Reserved: r.figures, Achieved: done[at], Under: under[at], Ended: ended[at],
 				Waited: make(map[container.ID]time.Duration), Quota: d.delays[id].quota(), Pressure: d.delays[id].cpu, Used: d.delays[id].used, Interrupts: m.interrupts(), May: f.mayHelp(m),
 			}
@@ -256,11 +267,11 @@ func (f *BlockIO) windowOf(d reading) Window {
 			w.Demands = append(w.Demands, demand)
 		}
 	}
-	slices.SortFunc(w.Demands, func(a, b Demand) int { return int(int64(a.Container) - int64(b.Container)) })
+	slices.SortFunc(w.Demands, func(a, b decide.Demand) int { return int(int64(a.Container) - int64(b.Container)) })
 	return w
 }
 
-// yields returns what policy allows. A decision takes the place of auto only.
+// yields returns what policy allows. A decision only replaces auto.
 func yields(t policy.Target) policy.Yield {
 	for _, o := range t.Origins {
 		if o.Key == yieldKey && o.Instead != "" {
@@ -278,7 +289,7 @@ func achieved(a monitor.Account, length time.Duration) api.BlockIOFigures {
 	return api.BlockIOFigures{ReadIOPS: rate(a.Reads), WriteIOPS: rate(a.Writes), ReadBytes: rate(a.ReadBytes), WriteBytes: rate(a.WriteBytes)}
 }
 
-// look watches all containers for a time, and returns what happened in it.
+// look measures all containers for a time, and returns what happened.
 func (f *BlockIO) look(ctx context.Context, over time.Duration) (d reading, length time.Duration, err error) {
 	read := func() (reading, error) {
 		f.mu.Lock()
@@ -311,93 +322,6 @@ func (f *BlockIO) look(ctx context.Context, over time.Duration) (d reading, leng
 		return d, 0, err
 	}
 	return since(now, before), now.Taken.Sub(before.Taken), nil
-}
-
-// Bounds of the buckets in Prometheus' form: 2^12 ns is 4 µs, 2^30 a second.
-const firstBucket, lastBucket = 12, 30
-
-// Snapshot implements feature.Feature: what was counted since something is measured.
-func (f *BlockIO) Snapshot() feature.Snapshot {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := feature.Snapshot{Taken: time.Now(), Help: help()}
-	add := func(id container.ID, sample, disk string, v float64, labels ...feature.Label) {
-		s.Samples = append(s.Samples, feature.Sample{Container: id, Name: sample, Device: disk, Labels: labels, Value: v})
-	}
-	way := func(value string) feature.Label { return feature.Label{Name: "direction", Value: value} }
-	for _, a := range f.last.Accounts {
-		disk := f.diskName(a.Disk)
-		for _, x := range []struct {
-			way        string
-			ios, bytes uint64
-		}{{"read", a.Reads, a.ReadBytes}, {"write", a.Writes, a.WriteBytes}} {
-			add(a.Container, "blockio_requests_total", disk, float64(x.ios), way(x.way))
-			add(a.Container, "blockio_bytes_total", disk, float64(x.bytes), way(x.way))
-		}
-		add(a.Container, "blockio_errors_total", disk, float64(a.Errors))
-	}
-	for _, w := range f.last.Waits {
-		if w.Culprit != monitor.System && monitor.Nobody(w.Culprit) {
-			continue
-		}
-		add(w.Victim, "blockio_runqueue_wait_seconds_total", "", w.For.Seconds(), feature.Label{Name: "culprit", Container: w.Culprit})
-	}
-	for id, m := range f.members {
-		for _, r := range m.reserved {
-			if c := f.capacity(r.disk); c.Known() {
-				all, _, _ := c.Share(r.figures)
-				add(id, "blockio_reserved_share", r.disk.Name, all)
-			}
-			verified := 0.0
-			if f.admission(r).How == admissionVerified {
-				verified = 1
-			}
-			add(id, "blockio_reservation_verified", r.disk.Name, verified)
-			met := 1.0
-			if f.standing(id, r).missed() {
-				met = 0
-			}
-			add(id, "blockio_reservation_met", r.disk.Name, met)
-		}
-	}
-	for id, a := range f.control.Actions() {
-		if !a.none() {
-			add(id, "blockio_held_back", "", 1)
-		}
-		if a.Help != "" {
-			add(id, "blockio_helped", "", 1, feature.Label{Name: "by", Value: string(a.Help)})
-		}
-	}
-	return s
-}
-
-// Export implements feature.Exporter: the latencies of requests.
-func (f *BlockIO) Export() feature.Snapshot {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := feature.Snapshot{Taken: time.Now(), Help: help()}
-	for _, a := range f.last.Accounts {
-		for sample, h := range map[string]*hist.Histogram{"blockio_queue_seconds": a.Queue, "blockio_device_seconds": a.Device} {
-			s.Samples = append(s.Samples, feature.Sample{Container: a.Container, Name: sample, Device: f.diskName(a.Disk), Histogram: h.Forms(firstBucket, lastBucket)})
-		}
-	}
-	return s
-}
-
-func help() map[string]string {
-	return map[string]string{
-		"blockio_requests_total":              "Requests that a disk has completed, since block I/O is measured.",
-		"blockio_bytes_total":                 "Bytes of requests that a disk has completed, since block I/O is measured.",
-		"blockio_errors_total":                "Requests that a disk has failed, since block I/O is measured.",
-		"blockio_runqueue_wait_seconds_total": "Time for which tasks of a container with a reservation waited for a CPU while those of the culprit ran there.",
-		"blockio_reserved_share":              "Part of the disk's capacity that the container has reserved, where that capacity is known.",
-		"blockio_reservation_verified":        "Whether the reservation was admitted against a capacity that was measured or given (1), or that is not known (0).",
-		"blockio_reservation_met":             "Whether the container gets what it has reserved, or asks for less.",
-		"blockio_helped":                      "Whether something is done for the container's own tasks, as its reservation was missed for want of CPU.",
-		"blockio_held_back":                   "Whether the container is held back for the sake of a reservation.",
-		"blockio_queue_seconds":               "Time of requests from being made to being given to the disk.",
-		"blockio_device_seconds":              "Time of requests at the disk.",
-	}
 }
 
 // Maps implements feature.Mapped.

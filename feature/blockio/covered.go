@@ -13,22 +13,22 @@ import (
 	"github.com/fairlead-project/fairlead/feature"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/mountinfo"
-	"github.com/fairlead-project/fairlead/policy"
 )
 
-// cover does what is left to do for a Target, and says what of it does not hold on this
+// cover does what is left to do for a Target, and reports what of it does not hold on this
 // host: the error is then a feature.ErrPartly with all of that.
-func (f *BlockIO) cover(t policy.Target) error {
+func (f *BlockIO) cover(m *managed) error {
 	var errs []error
-	for _, step := range []func(policy.Target) error{f.unverified, f.interrupts, f.unweighed, f.unthrottled, f.unpromoted, f.unmet} {
-		errs = append(errs, step(t))
+	for _, step := range []func(*managed) error{f.unverified, f.interrupts, f.unweighed, f.unthrottled, f.unpromoted, f.unmet} {
+		errs = append(errs, step(m))
 	}
 	return joined(errs)
 }
 
-// unweighed says why a weight that policy gives has no effect, or not on all writes; nil:
-// some disk heeds it.
-func (f *BlockIO) unweighed(t policy.Target) error {
+// unweighed returns why the weight of policy has no effect, or not on all writes. It returns nil
+// if a disk divides by weight.
+func (f *BlockIO) unweighed(m *managed) error {
+	t := m.target
 	if t.Settings.IOWeight == 0 {
 		return nil
 	}
@@ -48,8 +48,9 @@ func (f *BlockIO) unweighed(t policy.Target) error {
 
 const onV1 = "cgroup v1 counts them for nobody (boot with cgroup v2, and use ext4, XFS or Btrfs)"
 
-// unthrottled says which I/O passes the caps of a container; nil: none does.
-func (f *BlockIO) unthrottled(t policy.Target) error {
+// unthrottled returns which I/O passes the caps of a container, or nil.
+func (f *BlockIO) unthrottled(m *managed) error {
+	t := m.target
 	c := t.Container.Cgroup
 	var reasons, capped, writes []string
 	for _, io := range t.Settings.IO {
@@ -92,7 +93,7 @@ func (f *BlockIO) unthrottled(t policy.Target) error {
 	return fmt.Errorf("%w: io.max: %s", feature.ErrPartly, strings.Join(reasons, "; "))
 }
 
-// writeback says whether buffered writes to a mount count for who made them: with data=journal
+// writeback reports whether buffered writes to a mount count for the writer: with data=journal
 // those of ext4 do not.
 func writeback(m mountinfo.Mount) bool {
 	options := strings.Split(m.Super, ",")

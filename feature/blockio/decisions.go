@@ -11,7 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
@@ -24,6 +24,15 @@ const (
 	weightKey = "fairlead.io.weight"
 	maxKey    = "fairlead.io.max"
 )
+
+// judged is what was decided, and what for.
+type judged struct {
+	control   decide.Control
+	standings map[decide.Place]decide.Standing // after the last window
+	actions   map[container.ID]decide.Action   // in force now
+	limits    decide.Limits
+	decided   map[decided]bool // decisions to take back
+}
 
 // Adopt implements feature.Decider. Who was made to yield a CPU goes on to; weights
 // and caps are decided anew if they are needed.
@@ -57,10 +66,11 @@ func (f *BlockIO) Adopt(left []journal.Entry) []policy.Decision {
 		f.control.Adopt(id, policy.Yield(d.Value), d.Reason, d.Since, time.Now())
 		out = append(out, d)
 	}
+	f.actions = f.control.Actions()
 	return out
 }
 
-// Decide implements feature.Decider: it measures, judges, and says who yields.
+// Decide implements feature.Decider: it measures, judges, and decides which containers yield.
 func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.Decision, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,20 +80,18 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	f.measure()
 	w := f.window
 	if f.meter == nil {
-		// Nothing is reserved: whatever is done is done for nobody any more.
-		w = Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(reading{}).Neighbours}
+		// Nothing is reserved, so that nothing needs to be done any more.
+		w = decide.Window{Taken: time.Now(), Length: time.Second, Neighbours: f.windowOf(reading{}).Neighbours}
 	}
 	if w.Complete = complete; f.meter != nil || complete { // else a reservation may only not be known yet
-		f.control.Next(w)
+		f.judge(w)
 		f.limit(w)
 		f.readmit()
-		f.number()
 	}
 	f.tellMissed(w.Taken)
-	actions := f.control.Actions()
 	for _, t := range targets {
 		id := t.Container.ID
-		a := actions[id]
+		a := f.actions[id]
 		if t.Settings.IOYield == policy.YieldAuto {
 			d := policy.Decision{Container: id, Key: yieldKey, Instead: string(policy.YieldAuto), Value: string(policy.YieldOff), Reason: a.Reason, Since: a.Since}
 			if a.Yield != "" {
@@ -120,13 +128,20 @@ func (f *BlockIO) Decide(targets []policy.Target, complete bool) (out []policy.D
 	return out, nil
 }
 
+// judge has a window judged. The caller holds f.mu.
+func (f *BlockIO) judge(w decide.Window) {
+	f.control.Next(w)
+	f.standings, f.actions = f.control.Standings(), f.control.Actions()
+	f.events.add(f.control.TakeEvents())
+}
+
 // decided names a decision for which policy has no word to come back to.
 type decided struct {
 	container container.ID
 	key       string
 }
 
-// divides says what divides a disk by the weights of cgroups; "" if nothing does.
+// divides returns what divides a disk by the weights of cgroups, or "".
 func (f *BlockIO) divides(d block.Disk) string {
 	switch {
 	case d.Scheduler == "bfq":
@@ -139,12 +154,12 @@ func (f *BlockIO) divides(d block.Disk) string {
 
 // caps is the value of io.max that joins what policy caps with what an Action does; "" if
 // the Action caps nothing.
-func (f *BlockIO) caps(t policy.Target, a Action) string {
+func (f *BlockIO) caps(t policy.Target, a decide.Action) string {
 	if len(a.Caps) == 0 {
 		return ""
 	}
 	ios := slices.Clone(t.Settings.IO)
-	for _, at := range slices.SortedFunc(maps.Keys(a.Caps), func(x, y monitor.Disk) int { return strings.Compare(x.String(), y.String()) }) {
+	for _, at := range slices.SortedFunc(maps.Keys(a.Caps), func(x, y decide.Disk) int { return strings.Compare(x.String(), y.String()) }) {
 		c := a.Caps[at]
 		disk, err := block.Find(f.cfg.Roots.Sys, at.Major, at.Minor)
 		if err != nil {
@@ -165,7 +180,7 @@ func (f *BlockIO) caps(t policy.Target, a Action) string {
 	return policy.FormatMax(ios)
 }
 
-// lower gives the lower of two caps, of which 0 is none.
+// lower returns the lower of two caps. A cap of 0 is none.
 func lower(a, b uint64) uint64 {
 	if a == 0 || b == 0 {
 		return max(a, b)
@@ -174,18 +189,18 @@ func lower(a, b uint64) uint64 {
 }
 
 // diskName is the name of a disk, or its number if it has vanished.
-func (f *BlockIO) diskName(d monitor.Disk) string {
+func (f *BlockIO) diskName(d decide.Disk) string {
 	if disk, err := block.Find(f.cfg.Roots.Sys, d.Major, d.Minor); err == nil {
 		return disk.Name
 	}
 	return d.String()
 }
 
-// actionText says what is done to a container.
-func (f *BlockIO) actionText(id container.ID, a Action) string {
+// actionText describes what is done to a container.
+func (f *BlockIO) actionText(id container.ID, a decide.Action) string {
 	var parts []string
 	if a.Help != "" {
-		parts = append(parts, helpText(a, f.members[id]))
+		parts = append(parts, helpText(a, f.managed[id]))
 	}
 	switch a.Yield {
 	case policy.YieldIdle:
@@ -200,7 +215,7 @@ func (f *BlockIO) actionText(id container.ID, a Action) string {
 		parts = append(parts, "the network's interrupts are kept off its disks' CPUs")
 	}
 	for d, c := range a.Caps {
-		parts = append(parts, f.diskName(d)+": "+capText(c))
+		parts = append(parts, f.diskName(d)+": "+decide.CapText(c))
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, "; ")

@@ -81,11 +81,11 @@ func (f *BlockIO) movable(devices []device) error {
 	return nil
 }
 
-// serving reads the disks of a member's reservations, each with those of its interrupts that
-// come when the member's requests are done, and how those behind the network are reached.
+// serving reads the disks of a container's reservations, each with those of its interrupts that
+// come when the container's requests are done, and how those behind the network are reached.
 // The kernel spreads the interrupts of a disk with a queue for each CPU, or for several:
-// those of CPUs that the member may not use are for others.
-func (f *BlockIO) serving(m *member) (disks []device, remote []string, err error) {
+// those of CPUs that the container may not use are for others.
+func (f *BlockIO) serving(m *managed) (disks []device, remote []string, err error) {
 	cpus, err := cgroup.CPUs(m.target.Container.Cgroup.CPUSet)
 	if err != nil {
 		cpus = nil // no cpuset: all
@@ -113,7 +113,7 @@ func (f *BlockIO) serving(m *member) (disks []device, remote []string, err error
 }
 
 // carriers are the network devices over which a disk behind the network is reached: the
-// hardware below bonds, VLANs and bridges. The error says why that cannot be told.
+// hardware below bonds, VLANs and bridges. The error says why that is not known.
 func (f *BlockIO) carriers(disk string) (names []string, err error) {
 	r, ok := block.FindRemote(f.cfg.Roots.Sys, disk)
 	if ok && len(r.Paths) == 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/netdev"
 )
 
-// tree writes files below a directory; those that begin with -> are links to others of it.
+// tree writes files below a directory. A file that begins with -> is a link to another.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -28,7 +28,7 @@ func tree(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// Of a disk with a queue for each CPU, those that the container cannot use are others'.
+// If a disk has a queue for each CPU, queues of other CPUs than the container's do not count.
 func TestServing(t *testing.T) {
 	files := map[string]string{
 		"sys/block/nvme0n1": "->sys/devices/pci0/nvme/nvme0n1", "sys/devices/pci0/nvme/nvme0n1/device": "->sys/devices/pci0/nvme",

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/policy"
@@ -34,11 +35,8 @@ const turnPart = 0.96
 // maxTurned bounds how many threads of a container take turns.
 const maxTurned = 256
 
-// leastBudget is the least that helps.
-const leastBudget = 10 * time.Millisecond
-
-// mayHelp says what may be done for a container's own tasks.
-func (f *BlockIO) mayHelp(m *member) (may May) {
+// mayHelp returns what may be done for a container's own tasks.
+func (f *BlockIO) mayHelp(m *managed) (may decide.May) {
 	t := m.target
 	may.Help = cmp.Or(t.Settings.IOHelp, policy.HelpAuto)
 	for _, o := range t.Origins {
@@ -56,14 +54,14 @@ func (f *BlockIO) mayHelp(m *member) (may May) {
 		may.None = "no real time here: " + err.Error()
 		return may
 	}
-	left := maxRealtime
-	for _, o := range f.members {
+	left := decide.MaxRealtime
+	for _, o := range f.managed {
 		if o != m {
 			left -= o.budget
 		}
 	}
-	if left < leastBudget {
-		may.None = fmt.Sprintf("all real time (%s in each second of each CPU) is given to others", maxRealtime)
+	if left < decide.LeastBudget {
+		may.None = fmt.Sprintf("all real time (%s in each second of each CPU) is given to others", decide.MaxRealtime)
 		return may
 	}
 	may.Turns, may.Budget = grouped && f.ungiven(t.Container.Cgroup.CPU), left
@@ -71,7 +69,7 @@ func (f *BlockIO) mayHelp(m *member) (may May) {
 	return may
 }
 
-// ungiven says whether a group has no real time but ours: threads that take turns become
+// ungiven reports whether a group has no real time but ours: threads that take turns become
 // ordinary with it.
 func (f *BlockIO) ungiven(dir string) bool {
 	k := cgroup.RT(dir)
@@ -79,10 +77,10 @@ func (f *BlockIO) ungiven(dir string) bool {
 	return err == nil && f.cfg.Journal.Given(k.Ref(), now) == "0"
 }
 
-// fromController is where a decision says that it comes from.
+// fromController is the origin of a decision.
 const fromController = "controller"
 
-// unweighable says why a container's weight cannot be raised; "": it can.
+// unweighable returns why a container's weight cannot be raised, or "".
 func unweighable(t policy.Target) string {
 	switch y := t.Settings.IOYield; {
 	case t.Container.Cgroup.CPU == "":
@@ -115,29 +113,36 @@ func (f *BlockIO) helpWant(t policy.Target) (want time.Duration) {
 	}
 	switch s.IOHelp {
 	case policy.HelpRealtime, policy.HelpTurns:
-		return cmp.Or(f.control.Actions()[t.Container.ID].Budget, maxRealtime)
+		return cmp.Or(f.actions[t.Container.ID].Budget, decide.MaxRealtime)
 	}
 	return 0
 }
 
 // apportionHelp gives the containers that are helped by real time what io.realtime leaves.
 func (f *BlockIO) apportionHelp() {
-	left := maxRealtime
-	for _, m := range f.members {
+	left := decide.MaxRealtime
+	for _, m := range f.managed {
 		if m.helpWant == 0 {
 			left -= m.budget
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(f.members)) {
-		m := f.members[id]
+	for _, id := range slices.Sorted(maps.Keys(f.managed)) {
+		m := f.managed[id]
 		if m.helpWant == 0 {
 			continue
 		}
 		m.budget = 0
-		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && left >= leastBudget {
+		if grouped, err := f.bounded(m.target.Container.Cgroup.CPU); err == nil && left >= decide.LeastBudget {
 			m.budget, m.grouped = min(m.helpWant, left), grouped
 		}
 		left -= m.budget
+	}
+}
+
+// endTurns ends the turns of a container that is to take none, before its knobs are put back.
+func (f *BlockIO) endTurns(m *managed) {
+	if m.turning != nil && m.target.Settings.IOHelp != policy.HelpTurns {
+		f.takeTurns()
 	}
 }
 
@@ -150,10 +155,10 @@ type turning struct {
 	promoted atomic.Int64
 }
 
-// takeTurns starts and ends the turns of members. Those that end leave the threads as they
-// are: the knob of the budget makes them ordinary.
+// takeTurns starts and ends the turns of containers. Turns that end leave the threads as they are:
+// the knob of the budget makes them ordinary.
 func (f *BlockIO) takeTurns() {
-	for _, m := range f.members {
+	for _, m := range f.managed {
 		on := time.Duration(0)
 		if m.target.Settings.IOHelp == policy.HelpTurns && m.helpWant > 0 && m.grouped {
 			on = time.Duration(float64(turnPeriod) * m.budget.Seconds() * turnPart)
@@ -192,7 +197,7 @@ func (t *turning) run() {
 	for {
 		start := time.Now()
 		tids, err := cgroup.Threads(t.dir, maxTurned)
-		if err != nil && !wait(turnPeriod) { // it has gone, of which the agent tells
+		if err != nil && !wait(turnPeriod) { // it has gone, and the agent will say so
 			return
 		}
 		n := 0
@@ -216,7 +221,7 @@ func (t *turning) run() {
 	}
 }
 
-// urgent puts this goroutine on a thread that runs before those that take turns, as far as the
+// urgent puts this goroutine on a thread that runs before threads that take turns, as far as the
 // kernel lets it: one that were late to end a turn would have used up the budget.
 func urgent() {
 	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -224,27 +229,6 @@ func urgent() {
 	unix.SchedSetAttr(0, &unix.SchedAttr{
 		Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: realtimePriority + 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK,
 	}, 0)
-}
-
-// helpAction puts what is done for a container into its Action.
-func (c *Control) helpAction(out map[container.ID]Action) {
-	for id, h := range c.helps {
-		if h.level == "" {
-			continue
-		}
-		a := out[id]
-		if a.none() {
-			a.Reason, a.Since = h.reason, h.since
-		}
-		a.Help, a.Budget = h.level, h.budget
-		out[id] = a
-	}
-}
-
-// AdoptHelp continues what was done for a container before this process began.
-func (c *Control) AdoptHelp(id container.ID, level policy.Help, reason string, since, now time.Time) {
-	h := c.helpOf(id)
-	h.level, h.reason, h.since, h.changed, h.needed = level, reason, since, now, now
 }
 
 // adoptHelp finds in the journal what an earlier agent did for containers.
@@ -276,8 +260,8 @@ func (f *BlockIO) adoptHelp(left []journal.Entry) (out []policy.Decision) {
 	return out
 }
 
-// helpText says what is done for a container.
-func helpText(a Action, m *member) string {
+// helpText describes what is done for a container.
+func helpText(a decide.Action, m *managed) string {
 	budget := a.Budget
 	if m != nil && m.helpWant > 0 {
 		budget = m.budget
@@ -293,10 +277,10 @@ func helpText(a Action, m *member) string {
 	return ""
 }
 
-// shorten gives threads that are new the slice of the others that are helped.
+// shorten gives the new threads of helped containers the slice of the others.
 func (f *BlockIO) shorten() error {
 	var errs []error
-	for _, m := range f.members {
+	for _, m := range f.managed {
 		dir := m.target.Container.Cgroup.V2
 		if len(f.cfg.Journal.Claims(cgroup.Slices(dir).Ref())) > 0 {
 			if err := cgroup.Shorten(dir); err != nil && !errors.Is(err, journal.ErrGone) && !errors.Is(err, errors.ErrUnsupported) {

@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
@@ -33,6 +34,14 @@ func TestMain(m *testing.M) {
 	}
 	testkit.Main(m)
 }
+
+const (
+	victim container.ID = 1
+	ms                  = time.Millisecond
+)
+
+// second returns a time, by its second.
+func second(n int) time.Time { return time.Unix(1_000_000+int64(n), 0) }
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -165,7 +174,7 @@ func run(t *testing.T, cg testkit.CG, args ...string) *load.Board {
 	set.Set(0)
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", cmd.Process.Pid))
 	must(t, err)
-	for _, task := range tasks { // those that are still to come inherit it
+	for _, task := range tasks { // later ones inherit it
 		tid := 0
 		fmt.Sscan(task.Name(), &tid)
 		must(t, unix.SchedSetaffinity(tid, &set))
@@ -189,7 +198,7 @@ func TestInterference(t *testing.T) {
 	for range 3 {
 		run(t, batchCG, "burn")
 	}
-	decide := func() (of policy.Decision) {
+	next := func() (of policy.Decision) {
 		t.Helper()
 		all, err := h.Decide([]policy.Target{leave}, true)
 		must(t, err)
@@ -203,7 +212,7 @@ func TestInterference(t *testing.T) {
 	}
 	var d policy.Decision
 	for end := time.Now().Add(90 * time.Second); d.Value != "idle"; time.Sleep(200 * time.Millisecond) {
-		if d = decide(); time.Now().After(end) {
+		if d = next(); time.Now().After(end) {
 			t.Fatalf("it does not yield: %+v, %+v", d, h.report())
 		}
 	}
@@ -227,7 +236,7 @@ func TestInterference(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 	}
-	if state != stateContended || len(r.Events) == 0 || r.Events[0].What != "interference" {
+	if state != decide.StateContended || len(r.Events) == 0 || r.Events[0].What != "interference" {
 		t.Errorf("state %q, events %+v", state, r.Events)
 	}
 
@@ -337,7 +346,7 @@ func TestReserve(t *testing.T) {
 	if h.meter == nil {
 		t.Error("nothing is measured, though something is reserved")
 	}
-	var refusal *Refusal
+	var refusal *decide.Refusal
 	if err := reserve(b, "riops=200 wiops=101"); !errors.As(err, &refusal) || !strings.Contains(err.Error(), `"a"`) || refusal.Reads != 300 {
 		t.Errorf("beyond what is left: %v", err)
 	}
@@ -352,7 +361,7 @@ func TestReserve(t *testing.T) {
 	}
 	must(t, reserve(a, "riops=600"))
 	got := h.report().Reservations
-	if len(got) != 2 || got[0].Reserved.ReadIOPS != 600 || got[1].Reserved.WriteIOPS != 100 || got[0].State != stateIdle {
+	if len(got) != 2 || got[0].Reserved.ReadIOPS != 600 || got[1].Reserved.WriteIOPS != 100 || got[0].State != decide.StateIdle {
 		t.Errorf("reserved: %+v", got)
 	}
 
@@ -438,7 +447,7 @@ func FuzzParseCapacities(f *testing.F) {
 			t.Fatalf("%v, %v", of, err)
 		}
 		for id, c := range of {
-			if c.check() != nil {
+			if c.Check() != nil {
 				t.Fatalf("%q: %+v", id, c)
 			}
 		}

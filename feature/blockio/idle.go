@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
@@ -30,15 +31,15 @@ const (
 	idleWatch   = 50 * time.Millisecond  // between two looks at who uses the disk meanwhile
 	scratchSize = 256                    // MiB
 	scratchPace = 32                     // MiB that are written of it in each second
-	scratchPart = 4                      // of which the file is one, of the room in its file system
+	scratchPart = 4                      // the file system must have this many times the room of the file
 	firstRetry  = 10 * time.Minute
 	lastRetry   = 24 * time.Hour
 	hostsOwn    = 32 << 20 // bytes that the host may transfer during all of it, for its log and the like
 	busyCPUs    = 0.1      // of the time, that some task waited for a CPU before
 )
 
-// idler measures the disks that directories are on, each while nobody uses it. The zero
-// value measures none.
+// idler measures the disks of some directories, each while it is idle. The zero value measures
+// none.
 type idler struct {
 	waits  map[string]*idleWait // by directory
 	looked time.Time
@@ -54,7 +55,7 @@ type idler struct {
 
 // idleWait is what is known of one directory's disk.
 type idleWait struct {
-	disk     monitor.Disk
+	disk     decide.Disk
 	requests uint64    // that the disk had completed when it was last looked at
 	looked   time.Time // zero: never
 	since    time.Time // it is idle
@@ -74,7 +75,7 @@ func newIdler(r kernel.Roots, l cgroup.Layout, dirs []string) *idler {
 	return i
 }
 
-// busy says whether tasks wait for CPUs, by a second of pressure stall information. Where
+// busy reports whether tasks wait for CPUs, by a second of pressure stall information. Where
 // there is none, nobody knows of any.
 func busy(ctx context.Context, l cgroup.Layout) bool {
 	before, err := cgroup.Stalled(l.V2, "cpu")
@@ -106,7 +107,7 @@ func measureIn(ctx context.Context, dir string, done *block.Done) (f block.Figur
 	return f, errors.Join(err, file.Close())
 }
 
-// idle says whether the disk has been idle for long enough, by the requests that it had
+// idle reports whether the disk has been idle for long enough, by the requests that it had
 // completed at a time.
 func (w *idleWait) idle(requests uint64, now time.Time) bool {
 	was, looked := w.requests, w.looked
@@ -144,7 +145,7 @@ func (f *BlockIO) calibrateIdle() {
 			w.looked, w.why = time.Time{}, fmt.Sprintf("%s: %s", dir, err)
 			continue
 		}
-		w.disk = monitor.Disk{Major: d.Major, Minor: d.Minor}
+		w.disk = decide.Disk{Major: d.Major, Minor: d.Minor}
 		if c := f.capacity(d); c.Known() && (c.Depth > 0 || !c.Measured) {
 			w.looked, w.why = time.Time{}, ""
 			continue
@@ -212,8 +213,8 @@ func (f *BlockIO) calibrateAt(ctx context.Context, d block.Disk, dir string) (ou
 	return out
 }
 
-// watch has everybody's I/O measured. The function that it returns says who has used a disk
-// since. Nothing that this process does there counts.
+// watch has the I/O of all containers measured. The function that it returns names a container that
+// has used a disk since. Nothing that this process does there counts.
 func (f *BlockIO) watch(d block.Disk, done *block.Done) (used func() error, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -222,20 +223,20 @@ func (f *BlockIO) watch(d block.Disk, done *block.Done) (used func() error, err 
 		f.calibrating = false
 		return nil, fmt.Errorf("who uses the disk is not seen: %s", f.failed)
 	}
-	at, own := monitor.Disk{Major: d.Major, Minor: d.Minor}, f.own()
-	read := func() (of map[Place]monitor.Account, host uint64, err error) {
+	at, own := decide.Disk{Major: d.Major, Minor: d.Minor}, f.own()
+	read := func() (of map[decide.Place]monitor.Account, host uint64, err error) {
 		if f.meter == nil {
 			return nil, 0, errors.New("it was stopped")
 		}
 		r, err := f.meter.Read()
-		of = make(map[Place]monitor.Account)
+		of = make(map[decide.Place]monitor.Account)
 		for _, a := range r.Accounts {
 			switch {
 			case a.Disk != at:
-			case a.Container == monitor.System, a.Container == own:
+			case a.Container == decide.System, a.Container == own:
 				host += a.ReadBytes + a.WriteBytes
 			default:
-				of[Place{a.Container, a.Disk}] = a
+				of[decide.Place{Container: a.Container, Disk: a.Disk}] = a
 			}
 		}
 		return of, host, err
@@ -248,7 +249,7 @@ func (f *BlockIO) watch(d block.Disk, done *block.Done) (used func() error, err 
 	return func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		f.follow() // those that have begun meanwhile
+		f.follow() // containers may have started meanwhile
 		now, host, err := read()
 		if err != nil {
 			return err
@@ -272,7 +273,7 @@ func (f *BlockIO) own() container.ID {
 			return c.ID
 		}
 	}
-	return monitor.System
+	return decide.System
 }
 
 func (f *BlockIO) unwatch() {
@@ -296,7 +297,7 @@ func (f *BlockIO) calibrated(w *idleWait, d block.Disk, dir string, out outcome)
 		if was.Headroom > 0 {
 			c.Headroom = was.Headroom
 		}
-		if out.err = c.check(); out.err == nil {
+		if out.err = c.Check(); out.err == nil {
 			out.err = f.capacities.set(d.Identity(), c)
 		}
 	}
@@ -310,23 +311,23 @@ func (f *BlockIO) calibrated(w *idleWait, d block.Disk, dir string, out outcome)
 }
 
 // capacityOf is a capacity that was measured.
-func capacityOf(f block.Figures, each time.Duration) Capacity {
-	return Capacity{
+func capacityOf(f block.Figures, each time.Duration) decide.Capacity {
+	return decide.Capacity{
 		BlockIOFigures: api.BlockIOFigures{ReadIOPS: f.Reads, WriteIOPS: f.Writes, ReadBytes: f.BytesRead, WriteBytes: f.BytesPut},
 		Depth1:         api.BlockIOFigures{ReadIOPS: f.Reads1, WriteIOPS: f.Writes1}, Depth: f.Depth, Seconds: each.Seconds(),
-		Headroom: usualHeadroom, Measured: true, Recorded: time.Now().Truncate(time.Second),
+		Headroom: decide.UsualHeadroom, Measured: true, Recorded: time.Now().Truncate(time.Second),
 	}
 }
 
 // awaited are the disks that are to be calibrated, with what that waits for. The caller
 // holds f.mu.
-func (f *BlockIO) awaited() map[monitor.Disk]string {
-	out := make(map[monitor.Disk]string)
+func (f *BlockIO) awaited() map[decide.Disk]string {
+	out := make(map[decide.Disk]string)
 	if f.idle == nil {
 		return out
 	}
 	for _, w := range f.idle.waits {
-		if w.disk != (monitor.Disk{}) && w.why != "" {
+		if w.disk != (decide.Disk{}) && w.why != "" {
 			out[w.disk] = w.why
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/api"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/lab/sandbox/loop"
@@ -85,7 +86,7 @@ func idleHost(t *testing.T, measure func(context.Context, string, *block.Done) (
 
 // What was measured of an idle disk is its capacity, and it is measured once.
 func TestCalibrateIdle(t *testing.T) {
-	want := block.Figures{Reads: 900, Writes: 800, Reads1: 90, Writes1: 80, BytesRead: 900 * smallRequest, BytesPut: 900 * smallRequest, Depth: 64}
+	want := block.Figures{Reads: 900, Writes: 800, Reads1: 90, Writes1: 80, BytesRead: 900 * decide.SmallRequest, BytesPut: 900 * decide.SmallRequest, Depth: 64}
 	h, l, tick := idleHost(t, func(context.Context, string, *block.Done) (block.Figures, error) { return want, nil })
 	cpus := true
 	h.BlockIO.idle.busy = func(context.Context) bool { return cpus }
@@ -103,8 +104,8 @@ func TestCalibrateIdle(t *testing.T) {
 		t.Error("not begun again")
 	}
 	h.BlockIO.idle.running.Wait()
-	if c := h.BlockIO.capacity(d); c.ReadIOPS != 900 || c.Depth1.WriteIOPS != 80 || c.Depth != 64 || !c.Measured || c.Headroom != usualHeadroom || !strings.Contains(c.basis(), "64 at once, and one at a time") {
-		t.Errorf("capacity %+v, %s", c, c.basis())
+	if c := h.BlockIO.capacity(d); c.ReadIOPS != 900 || c.Depth1.WriteIOPS != 80 || c.Depth != 64 || !c.Measured || c.Headroom != decide.UsualHeadroom || !strings.Contains(c.Basis(), "64 at once, and one at a time") {
+		t.Errorf("capacity %+v, %s", c, c.Basis())
 	}
 	if tick() {
 		t.Error("measured again")

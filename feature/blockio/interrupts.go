@@ -11,7 +11,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/irq"
@@ -24,13 +24,20 @@ import (
 // interruptsKey is decided about where policy says auto.
 const interruptsKey = "fairlead.io.interrupts"
 
-// interrupts brings the host to what all members ask for: their owner is the host as a
+// placed is what keeps the network off the CPUs that serve disks.
+type placed struct {
+	net   *netdev.NS       // of this process; nil: not needed yet
+	spare []int            // CPUs that serve no disk of a container that is apart
+	works map[int]irq.Work // of each CPU at the last window; nil: not read
+}
+
+// interrupts brings the host to what all containers ask for: their owner is the host as a
 // whole, as the interrupts of a disk serve everybody. The error is about t alone, and says
 // what of it cannot be had.
-func (f *BlockIO) interrupts(t policy.Target) error {
-	var askers []*member
+func (f *BlockIO) interrupts(of *managed) error {
+	var askers []*managed
 	var expiries []time.Time
-	for _, m := range f.members {
+	for _, m := range f.managed {
 		if m.target.Settings.Interrupts == policy.InterruptsApart {
 			askers, expiries = append(askers, m), append(expiries, m.target.Until(interruptsKey))
 		}
@@ -49,18 +56,17 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 		}
 		return errs
 	}
-	asks := t.Settings.Interrupts == policy.InterruptsApart
-	m := f.members[t.Container.ID]
-	if m != nil {
-		if !asks && !m.apart { // the rest of the host stays as it is for the others' sake
+	asks := of != nil && of.target.Settings.Interrupts == policy.InterruptsApart
+	if of != nil {
+		if !asks && !of.apart { // the rest of the host stays as it is for the others' sake
 			if len(f.spare) > 0 {
-				if err := errors.Join(steer(f.hostEnds(t.Container), f.spare)...); err != nil {
+				if err := errors.Join(steer(f.hostEnds(of.target.Container), f.spare)...); err != nil {
 					return err
 				}
 			}
-			return f.untried(m)
+			return f.untried(of)
 		}
-		m.apart = asks
+		of.apart = asks
 	}
 	p, partly, err := f.apart(askers)
 	if err != nil {
@@ -79,8 +85,8 @@ func (f *BlockIO) interrupts(t policy.Target) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if !asks && m != nil {
-		return f.untried(m)
+	if !asks && of != nil {
+		return f.untried(of)
 	}
 	if partly != nil && asks {
 		return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
@@ -98,13 +104,13 @@ func (f *BlockIO) hostEnds(c container.Container) (names []string) {
 	return names
 }
 
-// untried says what of io.interrupts: auto could not be done on this host if the network
+// untried returns what of io.interrupts: auto could not be done on this host if the network
 // were in the way.
-func (f *BlockIO) untried(m *member) error {
+func (f *BlockIO) untried(m *managed) error {
 	if m.interrupts() != policy.InterruptsAuto || len(m.reserved) == 0 {
 		return nil
 	}
-	_, partly, err := f.apart([]*member{m})
+	_, partly, err := f.apart([]*managed{m})
 	if err != nil {
 		return err
 	}
@@ -119,9 +125,9 @@ func (f *BlockIO) untried(m *member) error {
 	return fmt.Errorf("%w: io.interrupts: %w", feature.ErrPartly, partly)
 }
 
-// apart plans for the disks of these members. partly is why it is not, or not all, to be
+// apart plans for the disks of these containers. partly is why it is not, or not all, to be
 // had.
-func (f *BlockIO) apart(askers []*member) (p placing, partly, err error) {
+func (f *BlockIO) apart(askers []*managed) (p placing, partly, err error) {
 	if len(askers) == 0 {
 		return p, nil, nil
 	}
@@ -179,7 +185,7 @@ func (f *BlockIO) apart(askers []*member) (p placing, partly, err error) {
 		return p, nil, err
 	}
 	var ends []string
-	for _, m := range f.members {
+	for _, m := range f.managed {
 		ends = append(ends, f.hostEnds(m.target.Container)...)
 	}
 	slices.Sort(ends) // containers of a pod have the same
@@ -193,12 +199,12 @@ func (f *BlockIO) apart(askers []*member) (p placing, partly, err error) {
 	return p, errors.Join(why...), nil
 }
 
-// networkTime says how long, since the last call, the CPUs that serve disks worked for the
+// networkTime returns how long, since the last call, the CPUs that serve disks worked for the
 // network, by disk; of several CPUs, the busiest counts. It reads nothing unless policy
-// leaves it to the agent for somebody.
-func (f *BlockIO) networkTime() map[monitor.Disk]time.Duration {
-	var askers []*member
-	for _, m := range f.members {
+// leaves it to the agent for a container.
+func (f *BlockIO) networkTime() map[decide.Disk]time.Duration {
+	var askers []*managed
+	for _, m := range f.managed {
 		if m.interrupts() == policy.InterruptsAuto && len(m.reserved) > 0 {
 			askers = append(askers, m)
 		}
@@ -212,7 +218,7 @@ func (f *BlockIO) networkTime() map[monitor.Disk]time.Duration {
 	if f.works = now; err != nil || before == nil {
 		return nil
 	}
-	out := make(map[monitor.Disk]time.Duration)
+	out := make(map[decide.Disk]time.Duration)
 	for _, m := range askers {
 		disks, _, err := f.serving(m)
 		if err != nil {
@@ -233,25 +239,11 @@ func (f *BlockIO) networkTime() map[monitor.Disk]time.Duration {
 }
 
 // interrupts is what policy says, decisions apart.
-func (m *member) interrupts() policy.Interrupts {
+func (m *managed) interrupts() policy.Interrupts {
 	for _, o := range m.target.Origins {
 		if o.Key == interruptsKey && o.Instead != "" {
 			return policy.InterruptsAuto
 		}
 	}
 	return m.target.Settings.Interrupts
-}
-
-// separateFor keeps the network's interrupts apart for the sake of a reservation.
-func (c *Control) separateFor(w Window, d Demand) {
-	if d.Interrupts != policy.InterruptsAuto {
-		return
-	}
-	a := c.act(w, d.Container)
-	if a.Apart {
-		return
-	}
-	a.Apart = true
-	why := fmt.Sprintf("the network took %s in each second of a CPU that serves %s; %s", perSecond(w.Network[d.Disk], w), d.Disk, d.shortfall())
-	c.did(w, d, d.Container, a, why, "interrupts=apart")
 }

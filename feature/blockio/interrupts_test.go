@@ -6,78 +6,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/irq"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/netdev"
-	"github.com/fairlead-project/fairlead/policy"
 )
 
-// The network is in the way if nobody else is and a CPU that serves the disk works for it;
-// it is kept apart where policy leaves that to the agent, for longer each time.
-func TestNetworkInTheWay(t *testing.T) {
-	at := func(second int, works time.Duration, leave policy.Interrupts, change func(*Demand, map[container.ID]Neighbour)) Window {
-		w := window(second, func(d *Demand, ns map[container.ID]Neighbour) {
-			slow(d)
-			d.Interrupts = leave
-			if change != nil {
-				change(d, ns)
-			}
-		})
-		w.Network = map[monitor.Disk]time.Duration{disk: works}
-		return w
-	}
-	for _, c := range []struct {
-		name  string
-		w     Window
-		state string
-		apart bool
-	}{
-		{"auto", at(0, 100*ms, policy.InterruptsAuto, nil), stateContended, true},
-		{"off", at(0, 200*ms, policy.InterruptsOff, nil), stateContended, false},
-		{"a little", at(0, 99*ms, policy.InterruptsAuto, nil), stateShort, false},
-		{"met", at(0, 200*ms, policy.InterruptsAuto, func(d *Demand, _ map[container.ID]Neighbour) {
-			d.Achieved.ReadIOPS, d.Achieved.ReadBytes = 1000, 1000*smallRequest
-		}), stateMet, false},
-		{"a burner", at(0, 200*ms, policy.InterruptsAuto, func(d *Demand, _ map[container.ID]Neighbour) { d.Waited[burner] = 600 * ms }), stateContended, false},
-	} {
-		var control Control
-		control.Next(c.w)
-		if s := control.standing[Place{victim, disk}]; s.State != c.state || control.Actions()[victim].Apart != c.apart {
-			t.Errorf("%s: %+v, %+v", c.name, s, control.Actions())
-		}
-	}
-	var control Control
-	control.Next(at(0, 200*ms, policy.InterruptsAuto, nil))
-	for _, x := range []struct {
-		second int
-		apart  bool
-	}{{29, true}, {30, false}} {
-		control.Next(at(x.second, 0, policy.InterruptsAuto, nil))
-		if got := control.Actions()[victim].Apart; got != x.apart {
-			t.Errorf("after %d s: apart is %v", x.second, got)
-		}
-	}
-	control.Next(at(40, 200*ms, policy.InterruptsAuto, nil))
-	control.Next(at(99, 0, policy.InterruptsAuto, nil))
-	if !control.Actions()[victim].Apart {
-		t.Error("needed again at once, it is not held for longer")
-	}
-	control.Next(at(99, 200*ms, policy.InterruptsOff, nil))
-	if got := control.Actions(); len(got) != 0 {
-		t.Errorf("policy says off: %+v", got)
-	}
-}
-
-// On this machine: the network's interrupts are away from the disk's CPUs while somebody
+// On this machine: the network's interrupts are away from the disk's CPUs while a container
 // asks for that, and back after the last.
 func TestInterruptsApart(t *testing.T) {
 	h := newHost(t)
@@ -182,8 +123,8 @@ func TestInterruptByHand(t *testing.T) {
 }
 
 // askers is a container that has reserved something of a disk.
-func askers(disk string) []*member {
-	return []*member{{reserved: []reservation{{disk: block.Disk{Name: disk}}}}}
+func askers(disk string) []*managed {
+	return []*managed{{reserved: []reservation{{disk: block.Disk{Name: disk}}}}}
 }
 
 // diskWithInterrupts finds one of this machine.

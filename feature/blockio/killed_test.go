@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -160,7 +161,8 @@ func TestRealtimeKilled(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			now, err := sched.Ran("/proc", spin.Process.Pid)
 			must(t, err)
-			// Of each CPU a second's budget may be left, and the kernel may see its end a tick late.
+			// Of each CPU a second's budget may be left, and the kernel may see its end a tick
+			// late.
 			most := time.Duration(runtime.NumCPU()) * (killedBudget*time.Duration(2+time.Since(began)/time.Second) + 100*time.Millisecond)
 			if now-ran > most {
 				t.Errorf("without an agent the thread ran for %s of %s, more than %s", now-ran, time.Since(began), most)
@@ -190,7 +192,7 @@ func TestManyThreads(t *testing.T) {
 	_, err := h.Decide(nil, true)
 	must(t, err)
 	got := h.realtimes()
-	if len(got) != 1 || got[0].Promoted != mostDeadlines || got[0].Others != maxPromoted-mostDeadlines || len(h.journal.Entries()) != mostDeadlines {
+	if len(got) != 1 || got[0].Promoted != decide.MaxDeadlines || got[0].Others != maxPromoted-decide.MaxDeadlines || len(h.journal.Entries()) != decide.MaxDeadlines {
 		t.Errorf("%+v, and %d in the journal", got, len(h.journal.Entries()))
 	}
 	must(t, many.Process.Kill())

@@ -11,8 +11,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
 	"github.com/fairlead-project/fairlead/feature"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -35,11 +37,11 @@ func TestReservationThatDoesNotFit(t *testing.T) {
 			t.Errorf("%q: %v", settings, err)
 		}
 		kept := strings.Contains(settings[0], "riops=5000")
-		var refusal *Refusal
+		var refusal *decide.Refusal
 		if errors.Is(err, feature.ErrPartly) != kept || !errors.As(err, &refusal) {
 			t.Errorf("%q: %v", settings, err)
 		}
-		if got := h.members[c.ID].reserved; len(got) != 1 || got[0].figures.ReadIOPS != 5000 {
+		if got := h.managed[c.ID].reserved; len(got) != 1 || got[0].figures.ReadIOPS != 5000 {
 			t.Errorf("%q: it has reserved %+v", settings, got)
 		}
 		now, err := weightOf(cg).Read()
@@ -215,11 +217,11 @@ func TestRealtimeGroups(t *testing.T) {
 
 	must(t, h.Apply(t.Context(), target(t, b, "netcpu: observe")))
 	check("b has its own again", "80000", "5000", "30000", sched.RoundRobin, normal)
-	h.members[a.ID].budget = 2 * time.Second // which the kernel refuses
+	h.managed[a.ID].budget = 2 * time.Second // which the kernel refuses
 	if err := h.Apply(t.Context(), target(t, b, "netcpu: observe")); err != nil {
 		t.Errorf("of another container: %v", err)
 	}
-	if h.members[a.ID].unbudgeted == nil {
+	if h.managed[a.ID].unbudgeted == nil {
 		t.Error("no error of the one that cannot have its budget")
 	}
 	must(t, h.Remove(t.Context(), a.ID))
@@ -233,4 +235,27 @@ func TestRealtimeGroups(t *testing.T) {
 	}
 	must(t, cgroup.RT(b.Cgroup.CPU).Write("0"))
 	must(t, cgroup.RT(above.CPU).Write("0"))
+}
+
+// Nor does one that was decided before the container had reserved anything.
+func TestAbove(t *testing.T) {
+	d := block.Disk{Major: 7}
+	for _, x := range []struct {
+		reserved    api.BlockIOFigures
+		caps, above cgroup.Limits
+	}{
+		{api.BlockIOFigures{}, cgroup.Limits{ReadIOPS: 16, WriteBytes: 1}, cgroup.Limits{ReadIOPS: 16, WriteBytes: 1}},
+		{api.BlockIOFigures{ReadIOPS: 20, WriteIOPS: 5}, cgroup.Limits{ReadIOPS: 16, WriteIOPS: 16}, cgroup.Limits{ReadIOPS: 20, WriteIOPS: 16}},
+		{api.BlockIOFigures{ReadIOPS: 20, WriteIOPS: 50}, cgroup.Limits{WriteIOPS: 16}, cgroup.Limits{WriteIOPS: 50}},
+		{api.BlockIOFigures{ReadBytes: 1 << 20}, cgroup.Limits{ReadIOPS: 16, ReadBytes: 4096}, cgroup.Limits{ReadIOPS: 256, ReadBytes: 1 << 20}},
+		{api.BlockIOFigures{WriteIOPS: 20, WriteBytes: 1 << 20}, cgroup.Limits{WriteIOPS: 16, WriteBytes: 4096}, cgroup.Limits{WriteIOPS: 20, WriteBytes: 1 << 20}},
+	} {
+		m := managed{reserved: []reservation{{disk: d, figures: x.reserved}}}
+		if got := m.above(d, x.caps); got != x.above {
+			t.Errorf("%+v with %+v: %+v, want %+v", x.caps, x.reserved, got, x.above)
+		}
+		if got := m.above(block.Disk{Major: 8}, x.caps); got != x.caps {
+			t.Errorf("at another disk: %+v", got)
+		}
+	}
 }

@@ -18,7 +18,7 @@ type device struct {
 type interrupt struct {
 	number  int
 	cpus    []int // that serve it, or may without us
-	moved   []int // those that we gave it; nil: none
+	moved   []int // the CPUs that we gave it; nil: none
 	count   uint64
 	movable bool
 	held    string // what keeps us from moving it; "" if nothing does
@@ -34,7 +34,7 @@ const (
 // its configuration, say, and not for its data.
 const seldom = 0.01
 
-// forData says whether one of a device's interrupts is for data.
+// forData reports whether one of a device's interrupts is for data.
 func (d device) forData(of interrupt) bool {
 	most := uint64(0)
 	for _, i := range d.irqs {
@@ -101,7 +101,7 @@ func separate(disks, networks []device, ends []string, usable []int) (p placing,
 		held := make(map[string][]int)
 		for _, i := range d.irqs {
 			switch {
-			case !meets(i.cpus), i.moved == nil && !d.forData(i): // it is in nobody's way
+			case !meets(i.cpus), i.moved == nil && !d.forData(i): // it is not in the way
 			case i.moved != nil && !slices.ContainsFunc(i.moved, func(cpu int) bool { return !slices.Contains(p.cpus, cpu) }):
 				p.moves = append(p.moves, move{i.number, i.moved})
 			case i.held != "":

@@ -14,25 +14,36 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/kernel/journal"
 	"github.com/fairlead-project/fairlead/kernel/sched"
-	"github.com/fairlead-project/fairlead/policy"
 )
-
-// maxRealtime bounds the sum of all budgets, in each second of each CPU. The rest is left
-// to the host and to the other containers.
-const maxRealtime = 500 * time.Millisecond
 
 const realtimeKey = "fairlead.io.realtime"
 
 // maxPromoted bounds how many threads of one container are made real-time.
 const maxPromoted = 1024
 
-// realtime gives each group the budget that its member asks for, and each group above the
+// realtimeState is how the real time of one container stands. Budgets are per second of each
+// CPU.
+type realtimeState struct {
+	budget     time.Duration                  // of its real-time threads
+	unbudgeted error                          // why the budget is not in force
+	grouped    bool                           // a real-time group bounds it, not the deadlines of its threads
+	helpWant   time.Duration                  // the budget that was decided to help it; 0 if policy sets the budget
+	turning    *turning                       // nil: its threads take no turns
+	ran        map[sched.Thread]time.Duration // CPU time of its threads a second ago
+	promoted   int                            // threads made real-time
+	others     int                            // threads left ordinary
+	own        int                            // threads that are real-time by their own doing
+	refused    error                          // why the kernel left a thread ordinary
+}
+
+// realtime gives each group the budget that its container asks for, and each group above the
 // sum of those below, in addition to what it had (MIST, section V-B). The groups above
-// belong to no container alone. So their knobs are the host's. A member whose budget is not
-// in force has the reason in unbudgeted. The error is about groups above.
+// belong to no single container, so the host owns their knobs. If a container's budget is not in
+// force, its unbudgeted says why. The error is about groups above.
 func (f *BlockIO) realtime() error {
 	sums, owners := make(map[string]time.Duration), make(map[string]container.ID)
 	until := make(map[string][]time.Time)
@@ -42,7 +53,7 @@ func (f *BlockIO) realtime() error {
 			until[dir] = append(until[dir], expiry)
 		}
 	}
-	for id, m := range f.members {
+	for id, m := range f.managed {
 		if m.budget > 0 && m.grouped {
 			owners[m.target.Container.Cgroup.CPU] = id
 			ask(m.target.Container.Cgroup.CPU, m.budget, m.untilWhen())
@@ -55,10 +66,10 @@ func (f *BlockIO) realtime() error {
 		}
 		dir, id := filepath.Dir(e.Ref.Object), container.ID(e.Owner.Container)
 		journalled[dir] = true
-		if _, known := f.members[id]; id == 0 || known {
+		if _, known := f.managed[id]; id == 0 || known {
 			continue
 		}
-		// An earlier agent's, which goes on until the agent tells of the container, or Prune.
+		// An earlier agent's. It stays until Apply for the container, or Prune.
 		period, err := cgroup.RTPeriod(dir)
 		value, verr := strconv.ParseInt(e.Value, 10, 32)
 		before, berr := strconv.ParseInt(e.Before, 10, 32)
@@ -86,7 +97,7 @@ func (f *BlockIO) realtime() error {
 		}
 		slices.Reverse(dirs)
 	}
-	for _, m := range f.members {
+	for _, m := range f.managed {
 		dir := m.target.Container.Cgroup.CPU
 		if m.unbudgeted = failed[dir]; m.unbudgeted == nil {
 			continue
@@ -99,7 +110,7 @@ func (f *BlockIO) realtime() error {
 	return errors.Join(slices.Collect(maps.Values(failed))...)
 }
 
-// lastExpiry returns the last of some expiries, of which zero is never.
+// lastExpiry returns the last of some expiries. Zero is never.
 func lastExpiry(all []time.Time) (last time.Time) {
 	for _, e := range all {
 		if e.IsZero() {
@@ -151,11 +162,24 @@ func ignoreGone(err error) error {
 	return err
 }
 
+// grant gives a container the real-time budget that its Target asks for, or that is decided to
+// help it. If the budget is refused, the container keeps what it has.
+func (f *BlockIO) grant(m *managed) error {
+	budget, grouped, err := f.mayRealtime(m)
+	if err == nil {
+		m.budget, m.grouped = budget, grouped
+	}
+	m.helpWant = f.helpWant(m.target)
+	f.apportionHelp()
+	return err
+}
+
 // mayRealtime returns the budget that a container gets, and whether by a real-time group; or
 // why it cannot have what it asks for.
-func (f *BlockIO) mayRealtime(t policy.Target, reserved []reservation) (budget time.Duration, grouped bool, err error) {
+func (f *BlockIO) mayRealtime(m *managed) (budget time.Duration, grouped bool, err error) {
+	t := m.target
 	if budget = t.Settings.Realtime; t.Settings.RealtimeAuto {
-		budget, err = f.profiled(reserved)
+		budget, err = f.profiled(m.reserved)
 	}
 	if err == nil && budget > 0 {
 		grouped, err = f.bounded(t.Container.Cgroup.CPU)
@@ -164,13 +188,13 @@ func (f *BlockIO) mayRealtime(t policy.Target, reserved []reservation) (budget t
 		return 0, false, fmt.Errorf("io.realtime: %w", err)
 	}
 	sum := budget
-	for id, m := range f.members {
-		if id != t.Container.ID && m.helpWant == 0 { // what is decided for others gives way
-			sum += m.budget
+	for _, o := range f.managed {
+		if o != m && o.helpWant == 0 { // what is decided for others gives way
+			sum += o.budget
 		}
 	}
-	if budget > 0 && sum > maxRealtime {
-		return 0, false, fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, maxRealtime)
+	if budget > 0 && sum > decide.MaxRealtime {
+		return 0, false, fmt.Errorf("io.realtime: %s for all containers, of at most %s in each second", sum, decide.MaxRealtime)
 	}
 	return budget, grouped, nil
 }
@@ -178,8 +202,8 @@ func (f *BlockIO) mayRealtime(t policy.Target, reserved []reservation) (budget t
 // triedFor is how long it counts what came of trying SCHED_DEADLINE.
 const triedFor = time.Minute
 
-// bounded says what bounds the real-time threads of a cgroup: a group, or else the deadline
-// of each. An error means that nothing does.
+// bounded returns whether a real-time group bounds the threads of a cgroup, or else their
+// deadlines. The error says why neither does.
 func (f *BlockIO) bounded(cpu string) (grouped bool, err error) {
 	if !f.cfg.Deadline && cpu != "" {
 		if _, err := cgroup.RT(cpu).Read(); !errors.Is(err, errors.ErrUnsupported) {
@@ -194,13 +218,13 @@ func (f *BlockIO) bounded(cpu string) (grouped bool, err error) {
 
 // promote makes the threads of containers with a budget real-time: in a real-time group
 // SCHED_RR of the lowest priority, else by deadlines. Their children are ordinary until the
-// next call. Threads that go meanwhile, or whose group lost its budget, are left out.
+// next call. Threads that end meanwhile, or lose their group's budget, are left out.
 //
 // A thread of a group that had a budget before is noted, because it may stay real-time
 // when that is back. Where it had none, the kernel takes the budget back from ordinary
 // threads only, and cgroup.RT makes them that.
 func (f *BlockIO) promote() {
-	for id, m := range f.members {
+	for id, m := range f.managed {
 		if m.budget == 0 || !m.grouped || m.unbudgeted != nil {
 			continue
 		}
@@ -245,7 +269,7 @@ func (f *BlockIO) promote() {
 }
 
 // untilWhen is when the budget of a container lapses: as what asks for it does.
-func (m *member) untilWhen() time.Time {
+func (m *managed) untilWhen() time.Time {
 	if m.helpWant > 0 {
 		return m.target.Until(helpKey)
 	}
@@ -255,7 +279,7 @@ func (m *member) untilWhen() time.Time {
 // still gives those of some threads that are the container's. They were found by their
 // numbers, which may have become others' between two steps; a Thread is known by its start,
 // too, and one that is listed now was the container's when it was found, or has ended.
-func (m *member) still(threads []sched.Thread) []sched.Thread {
+func (m *managed) still(threads []sched.Thread) []sched.Thread {
 	if len(threads) == 0 {
 		return nil
 	}
@@ -269,7 +293,7 @@ func (m *member) still(threads []sched.Thread) []sched.Thread {
 // realtimePriority is that of our threads, the lowest.
 const realtimePriority = 1
 
-// promoted makes an ordinary thread SCHED_RR, and says whether it is real-time then.
+// promoted makes an ordinary thread SCHED_RR. It reports whether the thread is real-time then.
 func promoted(tid int) bool {
 	attr, err := unix.SchedGetAttr(tid, 0)
 	if err == nil && (attr.Policy == unix.SCHED_NORMAL || attr.Policy == unix.SCHED_BATCH) {

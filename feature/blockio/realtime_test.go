@@ -17,7 +17,7 @@ import (
 )
 
 // Containers get budgets, and the group above them the sum; their threads are real-time,
-// also those that come later. All of it is put back, whoever goes first.
+// later ones, too. All of it is put back, whoever goes first.
 func TestRealtime(t *testing.T) {
 	h := newHost(t)
 	above := testkit.Cgroup(t)
@@ -75,7 +75,7 @@ func TestRealtime(t *testing.T) {
 	must(t, err)
 	check("a thread that is not real-time", "40000 10000 30000 2 2")
 
-	// Another agent goes on with what it finds, before it is told of all containers.
+	// Another agent goes on with what it finds, before it knows all containers.
 	must(t, h.Close())
 	h.open()
 	must(t, h.Apply(ctx, target(t, a, "io.realtime: 10ms")))

@@ -1,7 +1,6 @@
 package blockio
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/probe"
@@ -33,7 +33,8 @@ func (f *BlockIO) Report(ctx context.Context, of *container.Container, ask api.A
 	case api.CapacityRequest:
 		return f.setCapacity(body)
 	case api.BlockIOEventsAfter:
-		return f.eventsAfter(ctx, uint64(body))
+		events, err := f.events.wait(ctx, uint64(body))
+		return f.named(events), err
 	}
 	f.mu.Lock()
 	d, length := f.shown, f.window.Length
@@ -74,26 +75,25 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	if length > 0 {
 		out.Stolen = d.stolen.Seconds() / length.Seconds()
 	}
-	accounts := make(map[Place]monitor.Account)
+	accounts := make(map[decide.Place]monitor.Account)
 	for _, a := range d.Accounts {
 		if a.Reads+a.Writes+a.Errors > 0 {
-			accounts[Place{a.Container, a.Disk}] = a
+			accounts[decide.Place{Container: a.Container, Disk: a.Disk}] = a
 		}
 	}
-	disks := make(map[monitor.Disk]bool)
-	for id, m := range f.members {
+	disks := make(map[decide.Disk]bool)
+	for id, m := range f.managed {
 		for _, r := range m.reserved {
-			at := Place{id, r.at()}
+			at := decide.Place{Container: id, Disk: r.at()}
 			out.Reservations = append(out.Reservations, f.reservation(m, r, achieved(accounts[at], length)))
 			if _, had := accounts[at]; !had {
 				accounts[at] = monitor.Account{Container: id, Disk: r.at()}
 			}
 		}
 	}
-	actions := f.control.Actions()
-	for id, act := range actions { // a cap may leave nothing to be seen in so short a time
+	for id, act := range f.actions { // a cap may leave nothing to be seen in so short a time
 		for disk := range act.Caps {
-			at := Place{id, disk}
+			at := decide.Place{Container: id, Disk: disk}
 			if _, had := accounts[at]; !had {
 				accounts[at] = monitor.Account{Container: id, Disk: disk}
 			}
@@ -101,7 +101,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 	}
 	for at, a := range accounts {
 		disks[at.Disk] = true
-		out.Rows = append(out.Rows, f.row(at, a, d, length, actions))
+		out.Rows = append(out.Rows, f.row(at, a, d, length))
 	}
 	for _, w := range d.Waits {
 		if w.For <= 0 || length <= 0 {
@@ -109,7 +109,7 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 		}
 		wire := api.BlockIOWait{Victim: w.Victim, Culprit: w.Culprit, Name: f.name(w.Culprit), Share: w.For.Seconds() / length.Seconds()}
 		if why, is := map[container.ID]string{
-			monitor.Unseen: "too many to tell", monitor.Quota: "(CPU quota)", monitor.Realtime: "(real-time budget)", monitor.Stolen: "(hypervisor)",
+			decide.Unseen: "too many to tell", decide.Quota: "(CPU quota)", decide.Realtime: "(real-time budget)", decide.Stolen: "(hypervisor)",
 		}[w.Culprit]; is {
 			wire.Culprit, wire.Name = 0, why
 		}
@@ -123,93 +123,14 @@ func (f *BlockIO) wire(d reading, length time.Duration) api.BlockIO {
 			out.Devices = append(out.Devices, f.device(disk))
 		}
 	}
-	out.Events = append(out.Events, f.after(0)...)
+	out.Events = append(out.Events, f.named(f.events.after(0))...)
 	out.Realtime = f.realtimes()
 	api.SortBlockIO(out)
 	return out
 }
 
-// number gives new events their ids, and tells who waits for them. The caller holds f.mu.
-func (f *BlockIO) number() {
-	was := f.events
-	for i, e := range f.control.events {
-		if e.ID == 0 {
-			f.events++
-			f.control.events[i].ID = f.events
-		}
-	}
-	if f.events > was {
-		close(f.happened)
-		f.happened = make(chan struct{})
-	}
-}
-
-// after are the events that are remembered from an id on. The caller holds f.mu.
-func (f *BlockIO) after(id uint64) (out []api.BlockIOEvent) {
-	for _, e := range f.control.events {
-		if e.ID > id {
-			e.Disk = f.numbered(e.Disk)
-			out = append(out, e)
-		}
-	}
-	return out
-}
-
-// mostEvidence is how many events are evidence: those before are of what is over.
-const mostEvidence = 8
-
-// Evidence implements feature.Witness: the latest events in which a container is the victim
-// or the culprit.
-func (f *BlockIO) Evidence(id container.ID) (out []api.Evidence) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, e := range f.after(0) {
-		switch {
-		case e.Victim == id && e.What != "release":
-			who := ""
-			if e.Culprit != 0 {
-				who = fmt.Sprintf(" (%s)", cmp.Or(f.name(e.Culprit), e.Culprit.String()))
-			}
-			out = append(out, api.Evidence{Feature: name, Time: e.Time, Text: fmt.Sprintf("%s at %s%s: %s", e.What, e.Disk, who, e.Text)})
-		case e.Culprit == id && id != 0:
-			out = append(out, api.Evidence{Feature: name, Time: e.Time, Text: fmt.Sprintf("%s for %s: %s", e.What, cmp.Or(e.Name, "others"), e.Text)})
-		}
-	}
-	return out[max(len(out)-mostEvidence, 0):]
-}
-
-// eventsAfter waits until there are events after an id. One that an earlier agent gave,
-// and this one has not reached, is before all of them.
-func (f *BlockIO) eventsAfter(ctx context.Context, id uint64) ([]api.BlockIOEvent, error) {
-	for {
-		f.mu.Lock()
-		if id > f.events {
-			id = 0
-		}
-		out, happened := f.after(id), f.happened
-		f.mu.Unlock()
-		if len(out) > 0 {
-			return out, nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-happened:
-		}
-	}
-}
-
-// numbered names the disk of a number; what is none stays as it is.
-func (f *BlockIO) numbered(number string) string {
-	var d monitor.Disk
-	if _, err := fmt.Sscanf(number, "%d:%d", &d.Major, &d.Minor); err != nil || d == (monitor.Disk{}) {
-		return ""
-	}
-	return f.diskName(d)
-}
-
 func (f *BlockIO) name(id container.ID) string {
-	if id == monitor.System {
+	if id == decide.System {
 		return "(host)"
 	}
 	c, _ := f.cfg.Containers.Lookup(id)
@@ -220,32 +141,32 @@ func (f *BlockIO) name(id container.ID) string {
 // something, as in the paper.
 const atLeast = 50
 
-func (f *BlockIO) row(at Place, a monitor.Account, d reading, length time.Duration, actions map[container.ID]Action) api.BlockIORow {
+func (f *BlockIO) row(at decide.Place, a monitor.Account, d reading, length time.Duration) api.BlockIORow {
 	row := api.BlockIORow{
-		Container: at.Container, Disk: f.diskName(at.Disk), Achieved: achieved(a, length), Errors: a.Errors, State: stateBestEffort,
+		Container: at.Container, Disk: f.diskName(at.Disk), Achieved: achieved(a, length), Errors: a.Errors, State: decide.StateBestEffort,
 	}
-	if at.Container != monitor.System {
+	if at.Container != decide.System {
 		row.Name = f.name(at.Container)
 	}
 	if a.Queue != nil {
 		row.QueueP50, row.QueueP99 = a.Queue.Quantile(0.5).Seconds(), a.Queue.Quantile(0.99).Seconds()
 		row.DeviceP50, row.DeviceP99 = a.Device.Quantile(0.5).Seconds(), a.Device.Quantile(0.99).Seconds()
 	}
-	if m := f.members[at.Container]; m != nil {
+	if m := f.managed[at.Container]; m != nil {
 		for _, r := range m.reserved {
 			if r.at() == at.Disk {
 				s := f.standing(at.Container, r)
 				reserved := r.figures
 				row.Reserved, row.State, row.Since, row.Evidence, row.Mend = &reserved, s.State, s.Since, s.Evidence, s.Mend
-				if s.State == stateContended {
+				if s.State == decide.StateContended {
 					row.Culprit, row.By = s.Culprit, f.name(s.Culprit)
 				}
 			}
 		}
 	}
-	if act, acts := actions[at.Container]; acts {
+	if act, acts := f.actions[at.Container]; acts {
 		row.Action = f.actionText(at.Container, act)
-		if !act.none() || row.State == stateBestEffort {
+		if !act.None() || row.State == decide.StateBestEffort {
 			row.Since, row.Evidence = act.Since, act.Reason
 		}
 	}
@@ -270,7 +191,7 @@ func addContention(row *api.BlockIORow, d reading, length time.Duration) {
 		}
 	}
 	for _, w := range d.Waits {
-		if w.Victim == row.Container && w.Culprit != row.Container && (w.Culprit == monitor.System || !monitor.Nobody(w.Culprit)) {
+		if w.Victim == row.Container && w.Culprit != row.Container && (w.Culprit == decide.System || decide.IsContainer(w.Culprit)) {
 			row.WaitForeign += part(w.For)
 		}
 	}
@@ -282,7 +203,7 @@ func addContention(row *api.BlockIORow, d reading, length time.Duration) {
 	}
 }
 
-func (f *BlockIO) reservation(m *member, r reservation, got api.BlockIOFigures) api.Reservation {
+func (f *BlockIO) reservation(m *managed, r reservation, got api.BlockIOFigures) api.Reservation {
 	id := m.target.Container.ID
 	s := f.standing(id, r)
 	out := api.Reservation{
@@ -301,7 +222,7 @@ func reservationID(id container.ID, r reservation) string {
 	return fmt.Sprintf("%s-%d-%d", id, r.disk.Major, r.disk.Minor)
 }
 
-// origin says where what a container has reserved comes from.
+// origin returns the origin of a container's reservations.
 func origin(t policy.Target) policy.Origin {
 	for _, o := range t.Origins {
 		if o.Key == reserveKey {
@@ -316,12 +237,12 @@ func (f *BlockIO) device(d block.Disk) api.BlockIODevice {
 	out := api.BlockIODevice{
 		Disk: d.Name, Number: d.Number(), Model: d.Model, Scheduler: d.Scheduler, Capacity: c.BlockIOFigures, Headroom: c.Headroom, Measured: c.Measured,
 		Support: "caps", Realtime: c.Realtime,
-		Depth1: c.Depth1, Seen: c.Seen, Basis: c.basis(), Calibration: f.awaited()[monitor.Disk{Major: d.Major, Minor: d.Minor}],
+		Depth1: c.Depth1, Seen: c.Seen, Basis: c.Basis(), Calibration: f.awaited()[decide.Disk{Major: d.Major, Minor: d.Minor}],
 	}
 	if by := f.divides(d); by != "" {
 		out.Support = "weights by " + by + ", caps"
 	}
-	for _, h := range f.holders(monitor.Disk{Major: d.Major, Minor: d.Minor}, 0) {
+	for _, h := range f.holders(decide.Disk{Major: d.Major, Minor: d.Minor}, 0) {
 		if c.Known() {
 			s, _, _ := c.Share(h.Figures)
 			out.Reserved += s
@@ -336,14 +257,14 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	if err != nil {
 		return nil, refused(http.StatusBadRequest, "bad_request", "%s", err)
 	}
-	c := Capacity{
-		BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured, Realtime: sorted(in.Realtime),
+	c := decide.Capacity{
+		BlockIOFigures: in.BlockIOFigures, Headroom: in.Headroom, Measured: in.Measured, Realtime: decide.NewProfile(in.Realtime),
 		Depth1: in.Depth1, Depth: in.Depth, Seconds: in.Seconds, Recorded: time.Now().Truncate(time.Second),
 	}
 	if c.Headroom == 0 {
-		c.Headroom = usualHeadroom
+		c.Headroom = decide.UsualHeadroom
 	}
-	if err := c.check(); err != nil {
+	if err := c.Check(); err != nil {
 		return nil, refused(http.StatusBadRequest, "bad_request", "capacity of %s: %s", in.Device, err)
 	}
 	f.mu.Lock()
@@ -362,18 +283,18 @@ func (f *BlockIO) setCapacity(in api.CapacityRequest) (any, error) {
 	return f.device(d), nil
 }
 
-// change says what has to be set for a change of a reservation.
+// change returns what has to be set for a change of a reservation.
 func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	m := f.members[of.ID]
+	m := f.managed[of.ID]
 	if m == nil {
 		return nil, refused(http.StatusConflict, "refused", "container %s is not known yet", of.ID)
 	}
 	if !in.Delete && in.Figures == (api.BlockIOFigures{}) {
 		return nil, refused(http.StatusBadRequest, "bad_request", "nothing is to be reserved: give operations or bytes per second")
 	}
-	ios := slices.Clone(m.wish.Settings.IO)
+	ios := slices.Clone(m.target.Settings.IO)
 	i := slices.IndexFunc(m.reserved, func(r reservation) bool { return reservationID(of.ID, r) == in.ID })
 	device := in.Device
 	switch {
@@ -396,7 +317,7 @@ func (f *BlockIO) change(of *container.Container, in api.ReservationChange) (any
 	default:
 		device = m.reserved[i].device
 	}
-	from := origin(m.wish)
+	from := origin(m.target)
 	if in.Delete && !strings.HasPrefix(from.From, "set by ") {
 		return nil, refused(http.StatusConflict, "refused", "reservation %s comes from policy (%s) and ends there", in.ID, from.From)
 	}

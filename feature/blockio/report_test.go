@@ -10,11 +10,11 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/kernel/block"
 )
 
-// A disk that vanishes takes its reservation along, which is told, and holds up nothing
+// A disk that vanishes takes its reservation along, which is reported, and holds up nothing
 // else; one that cannot be kept in the file of capacities is not taken.
 func TestVanished(t *testing.T) {
 	h := newHost(t)
@@ -41,14 +41,14 @@ func TestVanished(t *testing.T) {
 		}
 		return of
 	}
-	if got := states(); got != [2]string{stateLost, stateIdle} {
+	if got := states(); got != [2]string{decide.StateLost, decide.StateIdle} {
 		t.Errorf("states %q, want lost and idle", got)
 	}
 	if err := h.Apply(ctx, target(t, b, "io.reserve: "+gone.Path+" riops=1")); err == nil || !strings.Contains(err.Error(), "no disk in it") {
 		t.Errorf("reserved of what has gone: %v", err)
 	}
 	must(t, h.Apply(ctx, target(t, a, "netcpu: observe")))
-	if got := states(); got != [2]string{"", stateIdle} {
+	if got := states(); got != [2]string{"", decide.StateIdle} {
 		t.Errorf("states %q, want none and idle", got)
 	}
 
@@ -66,7 +66,7 @@ func TestVanished(t *testing.T) {
 	}
 }
 
-// Who asks with a time is told the detail of it.
+// A report over a time has the detail of that time.
 func TestDetail(t *testing.T) {
 	h := newHost(t)
 	l := h.disk(1000)
@@ -108,38 +108,31 @@ func TestCappedIsShown(t *testing.T) {
 	c, _ := h.container("hog")
 	d, err := block.Open("/sys", l.Path)
 	must(t, err)
-	at := monitor.Disk{Major: d.Major, Minor: d.Minor}
-	h.control.acting = map[container.ID]*acting{
-		c.ID: {Action: Action{Caps: map[monitor.Disk]api.BlockIOFigures{at: {ReadIOPS: 16}}}},
-	}
+	at := decide.Disk{Major: d.Major, Minor: d.Minor}
+	h.actions = map[container.ID]decide.Action{c.ID: {Caps: map[decide.Disk]api.BlockIOFigures{at: {ReadIOPS: 16}}}}
 	rows := h.report().Rows
 	if len(rows) != 1 || rows[0].Container != c.ID || rows[0].Disk != filepath.Base(l.Path) || !strings.Contains(rows[0].Action, "16") {
 		t.Errorf("rows %+v, want one of %v at %s with its cap", rows, c.ID, l.Path)
 	}
 }
 
-// Who waits for events is given them with their ids, once; an id of an earlier agent is none.
+// A reader gets each event once, with its id. An id of an earlier agent does not count.
 func TestEventsAfter(t *testing.T) {
-	f := &BlockIO{happened: make(chan struct{})}
-	tell := func(text string) {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.control.event(Window{}, Demand{}, "interference", 0, text)
-		f.number()
-	}
-	tell("one")
+	events := newEventLog()
+	add := func(text string) { events.add([]api.BlockIOEvent{{What: "interference", Text: text}}) }
+	add("one")
 	got := make(chan []api.BlockIOEvent, 1)
 	for _, after := range []uint64{0, 7} {
-		out, err := f.eventsAfter(t.Context(), after)
+		out, err := events.wait(t.Context(), after)
 		if err != nil || len(out) != 1 || out[0].ID != 1 {
 			t.Errorf("after %d: %+v, %v", after, out, err)
 		}
 	}
 	go func() {
-		out, _ := f.eventsAfter(t.Context(), 1)
+		out, _ := events.wait(t.Context(), 1)
 		got <- out
 	}()
-	tell("two")
+	add("two")
 	if out := <-got; len(out) != 1 || out[0].ID != 2 || out[0].Text != "two" {
 		t.Errorf("after 1: %+v", out)
 	}

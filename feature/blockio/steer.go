@@ -12,12 +12,11 @@ import (
 	"github.com/fairlead-project/fairlead/kernel/sched"
 )
 
-// steer has a network device's work done by some CPUs where its packets come to others, by
-// an interrupt or, of a veth, from whoever sends: the threads that poll it run there, or,
-// without threads, its receive queues hand their packets to these (RPS). What precedes that,
-// the driver's part or the sender's, stays where it is.
-// XPS is left alone: it says which queue a CPU sends by, not where the device's interrupts
-// come. What somebody else has set is left, too, and said in left.
+// steer has a network device's work done by some CPUs where its packets come to others, by an
+// interrupt or, of a veth, from whoever sends: the threads that poll it run there, or, without
+// threads, its receive queues hand their packets to these (RPS). What precedes that, the driver's
+// part or the sender's, stays where it is. XPS is left alone: it says which queue a CPU sends by,
+// not where the device's interrupts come. Settings of others stay, and left lists them.
 func (f *BlockIO) steer(device string, cpus []int, turn func(journal.Knob, string) error) (left, err error) {
 	index, err := f.net.Index(device)
 	if errors.Is(err, netdev.ErrNoLink) {
@@ -43,7 +42,7 @@ func (f *BlockIO) steer(device string, cpus []int, turn func(journal.Knob, strin
 		case errors.Is(err, journal.ErrGone):
 		case err != nil:
 			return nil, err
-		case f.elses(knob.Ref(), now), f.placed(t):
+		case f.elses(knob.Ref(), now), f.isPlaced(t):
 			kept = append(kept, fmt.Errorf("somebody else has placed thread %d of %s", t.TID, device))
 		default:
 			place("a thread", knob, cgroup.FormatCPUs(cpus))
@@ -98,7 +97,7 @@ func (f *BlockIO) pollers(index int) (threads []sched.Thread, err error) {
 	return threads, nil
 }
 
-// elses says whether another feature has a claim on a knob, or its value is noted and not
+// elses reports whether another feature has a claim on a knob, or its value is noted and not
 // what we wrote.
 func (f *BlockIO) elses(ref journal.Ref, value string) bool {
 	return slices.ContainsFunc(f.cfg.Journal.Claims(ref), func(e journal.Entry) bool {
@@ -106,8 +105,8 @@ func (f *BlockIO) elses(ref journal.Ref, value string) bool {
 	})
 }
 
-// placed says whether another feature has placed a thread: in a cgroup, say.
-func (f *BlockIO) placed(t sched.Thread) bool {
+// isPlaced reports whether another feature has placed a thread: in a cgroup, say.
+func (f *BlockIO) isPlaced(t sched.Thread) bool {
 	id := fmt.Sprintf("%d:%d", t.TID, t.Start)
 	return slices.ContainsFunc(f.cfg.Journal.Entries(), func(e journal.Entry) bool {
 		return e.Owner.Feature != name && (e.Ref.Object == id || strings.HasPrefix(e.Ref.Object, id+":"))

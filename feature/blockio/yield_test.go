@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/block"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
@@ -86,7 +87,7 @@ func TestCapping(t *testing.T) {
 		return out
 	}
 	io := capped.Settings.IO[0]
-	if io.Device != l.Path || io.MaxReadIOPS != minCap || io.MaxWriteIOPS < minCap {
+	if io.Device != l.Path || io.MaxReadIOPS != decide.MinCap || io.MaxWriteIOPS < decide.MinCap {
 		t.Errorf("decided %+v", io)
 	}
 	if got := caps(cgroup.Limits{ReadIOPS: io.MaxReadIOPS, WriteIOPS: io.MaxWriteIOPS}); strings.Contains(got, "for") {
@@ -143,11 +144,11 @@ func TestWeighing(t *testing.T) {
 		t.Errorf("devices %+v", h.report().Devices)
 	}
 	leave := target(t, batch, "io.yield: auto", "io.weight: 300")
-	first := h.untilDecided("its weight is lowered", leave, func(d policy.Target) bool { return d.Settings.IOWeight == lastWeight || len(d.Settings.IO) > 0 })
+	first := h.untilDecided("its weight is lowered", leave, func(d policy.Target) bool { return d.Settings.IOWeight == decide.LastWeight || len(d.Settings.IO) > 0 })
 	if len(first.Settings.IO) > 0 || strings.Trim(weight(), "1 ") != "" {
 		t.Errorf("decided %+v, weight %q", first.Settings, weight())
 	}
-	h.untilDecided("it is capped", leave, func(d policy.Target) bool { return len(d.Settings.IO) > 0 && d.Settings.IOWeight == lastWeight })
+	h.untilDecided("it is capped", leave, func(d policy.Target) bool { return len(d.Settings.IO) > 0 && d.Settings.IOWeight == decide.LastWeight })
 
 	// An agent that is killed now leaves both; the next one decides anew.
 	hog.SetRate(0)
@@ -217,7 +218,7 @@ func TestHostile(t *testing.T) {
 	if n := len(h.journal.Entries()); n > 2 {
 		t.Errorf("%d knobs for one container", n)
 	}
-	for _, s := range h.control.standing {
+	for _, s := range h.standings {
 		if s.Culprit != batch.ID && s.Culprit != 0 {
 			t.Errorf("the culprit is %v", s.Culprit)
 		}

@@ -1,4 +1,4 @@
-package blockio
+package decide
 
 import (
 	"math"
@@ -8,7 +8,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -22,7 +21,7 @@ const (
 	started              = 1_000_000
 )
 
-var disk = monitor.Disk{Major: 7, Minor: 0}
+var disk = Disk{Major: 7, Minor: 0}
 
 func second(n int) time.Time { return time.Unix(started+int64(n), 0) }
 
@@ -30,29 +29,29 @@ func second(n int) time.Time { return time.Unix(started+int64(n), 0) }
 func window(at int, change func(*Demand, map[container.ID]Neighbour)) Window {
 	d := Demand{
 		Container: victim, Name: "db", Disk: disk, Reserved: api.BlockIOFigures{ReadIOPS: 1000},
-		Achieved: api.BlockIOFigures{ReadIOPS: 1000, ReadBytes: 1000 * smallRequest}, Waited: map[container.ID]time.Duration{},
+		Achieved: api.BlockIOFigures{ReadIOPS: 1000, ReadBytes: 1000 * SmallRequest}, Waited: map[container.ID]time.Duration{},
 	}
 	ns := map[container.ID]Neighbour{
 		victim: {Name: "db", Reserved: true, Yield: policy.YieldAuto},
 		burner: {Name: "burner", Yield: policy.YieldAuto},
-		hog:    {Name: "hog", Yield: policy.YieldAuto, IO: map[monitor.Disk]api.BlockIOFigures{}},
-		other:  {Name: "other", Reserved: true, Yield: policy.YieldAuto, IO: map[monitor.Disk]api.BlockIOFigures{}},
-		keeper: {Name: "keeper", IO: map[monitor.Disk]api.BlockIOFigures{}},
+		hog:    {Name: "hog", Yield: policy.YieldAuto, IO: map[Disk]api.BlockIOFigures{}},
+		other:  {Name: "other", Reserved: true, Yield: policy.YieldAuto, IO: map[Disk]api.BlockIOFigures{}},
+		keeper: {Name: "keeper", IO: map[Disk]api.BlockIOFigures{}},
 	}
 	if change != nil {
 		change(&d, ns)
 	}
 	return Window{
 		Taken: second(at), Length: time.Second, Complete: true, Demands: []Demand{d}, Neighbours: ns,
-		Capacity: map[monitor.Disk]Capacity{disk: {BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000}}},
+		Capacity: map[Disk]Capacity{disk: {BlockIOFigures: api.BlockIOFigures{ReadIOPS: 10_000, WriteIOPS: 10_000}}},
 	}
 }
 
 func slow(d *Demand) {
-	d.Achieved, d.Under = api.BlockIOFigures{ReadIOPS: 300, ReadBytes: 300 * smallRequest}, 600*ms
+	d.Achieved, d.Under = api.BlockIOFigures{ReadIOPS: 300, ReadBytes: 300 * SmallRequest}, 600*ms
 }
 
-// Interference is declared only when a reservation is missed and contention with somebody
+// Interference is declared only when a reservation is missed and contention with a container
 // is seen; and nothing is done to who has a reservation, or does not yield.
 func TestStanding(t *testing.T) {
 	for _, c := range []struct {
@@ -60,101 +59,101 @@ func TestStanding(t *testing.T) {
 		change  func(*Demand, map[container.ID]Neighbour)
 		state   string
 		culprit container.ID
-		acts    container.ID // 0: nobody
+		acts    container.ID // 0: none
 	}{
-		{"met", nil, stateMet, 0, 0},
-		{"met beside burners", func(d *Demand, _ map[container.ID]Neighbour) { d.Waited[burner] = 900 * ms }, stateMet, 0, 0},
-		{"idle", func(d *Demand, _ map[container.ID]Neighbour) { d.Achieved = api.BlockIOFigures{} }, stateIdle, 0, 0},
-		{"short", func(d *Demand, _ map[container.ID]Neighbour) { slow(d) }, stateShort, 0, 0},
-		{"asks for less", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Under = 300 * ms }, stateLess, 0, 0},
+		{"met", nil, StateMet, 0, 0},
+		{"met beside burners", func(d *Demand, _ map[container.ID]Neighbour) { d.Waited[burner] = 900 * ms }, StateMet, 0, 0},
+		{"idle", func(d *Demand, _ map[container.ID]Neighbour) { d.Achieved = api.BlockIOFigures{} }, StateIdle, 0, 0},
+		{"short", func(d *Demand, _ map[container.ID]Neighbour) { slow(d) }, StateShort, 0, 0},
+		{"asks for less", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Under = 300 * ms }, StateLess, 0, 0},
 		{"asks for little, and waits for it", func(d *Demand, _ map[container.ID]Neighbour) {
-			d.Achieved = api.BlockIOFigures{ReadIOPS: 2, ReadBytes: 2 * smallRequest}
+			d.Achieved = api.BlockIOFigures{ReadIOPS: 2, ReadBytes: 2 * SmallRequest}
 			d.Waited[burner], d.Under = 72*ms, ms
-		}, stateLess, 0, 0},
+		}, StateLess, 0, 0},
 		{"hardly comes to ask", func(d *Demand, _ map[container.ID]Neighbour) {
-			d.Achieved = api.BlockIOFigures{ReadIOPS: 50, ReadBytes: 50 * smallRequest}
+			d.Achieved = api.BlockIOFigures{ReadIOPS: 50, ReadBytes: 50 * SmallRequest}
 			d.Waited[burner], d.Under = 900*ms, 10*ms
-		}, stateContended, burner, burner},
-		{"burner", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }, stateContended, burner, burner},
-		{"a little waiting", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 49 * ms }, stateShort, 0, 0},
-		{"its own threads", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[victim] = 900 * ms }, stateShort, 0, 0},
+		}, StateContended, burner, burner},
+		{"burner", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 600 * ms }, StateContended, burner, burner},
+		{"a little waiting", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[burner] = 49 * ms }, StateShort, 0, 0},
+		{"its own threads", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[victim] = 900 * ms }, StateShort, 0, 0},
 		{"its own threads, and a little of others", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Waited[victim], d.Waited[burner] = 900*ms, 200*ms
-		}, stateShort, 0, 0},
+		}, StateShort, 0, 0},
 		{"its own threads, and others", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Waited[victim], d.Waited[burner] = 900*ms, 300*ms
-		}, stateContended, burner, burner},
+		}, StateContended, burner, burner},
 		{"it stopped", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Ended = 700 * ms
 			d.Waited[burner] = 600 * ms
-		}, stateMet, 0, 0},
+		}, StateMet, 0, 0},
 		{"its last request took long", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Ended = 100 * ms
 			d.Waited[burner] = 600 * ms
-		}, stateContended, burner, burner},
+		}, StateContended, burner, burner},
 		{"it does nothing beside burners", func(d *Demand, _ map[container.ID]Neighbour) {
 			d.Achieved = api.BlockIOFigures{}
 			d.Waited[burner] = 600 * ms
-		}, stateIdle, 0, 0},
+		}, StateIdle, 0, 0},
 		{"its own quota", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Waited[burner] = 300 * ms
-			d.Waited[monitor.Quota] = 600 * ms
-		}, stateThrottled, 0, 0},
+			d.Waited[Quota] = 600 * ms
+		}, StateThrottled, 0, 0},
 		{"its own quota, with many threads", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
-			d.Waited[burner], d.Waited[monitor.Quota] = 2*time.Second, 8*time.Second
-		}, stateThrottled, 0, 0},
+			d.Waited[burner], d.Waited[Quota] = 2*time.Second, 8*time.Second
+		}, StateThrottled, 0, 0},
 		{"its own real-time budget", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
-			d.Waited[burner], d.Waited[monitor.Realtime] = 300*ms, 900*ms
-		}, stateThrottled, 0, 0},
+			d.Waited[burner], d.Waited[Realtime] = 300*ms, 900*ms
+		}, StateThrottled, 0, 0},
 		{"both together", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
-			d.Waited[burner], d.Waited[monitor.Quota], d.Waited[monitor.Realtime] = 300*ms, 200*ms, 200*ms
-		}, stateThrottled, 0, 0},
+			d.Waited[burner], d.Waited[Quota], d.Waited[Realtime] = 300*ms, 200*ms, 200*ms
+		}, StateThrottled, 0, 0},
 		{"its own quota, a little", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
-			d.Waited[burner], d.Waited[monitor.Quota] = 600*ms, 500*ms
-		}, stateContended, burner, burner},
-		{"too many to tell", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.Unseen] = 600 * ms }, stateShort, 0, 0},
-		{"one with a reservation", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[other] = 600 * ms }, stateContended, other, 0},
-		{"one that does not yield", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[keeper] = 600 * ms }, stateContended, keeper, 0},
-		{"the host", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[monitor.System] = 600 * ms }, stateContended, monitor.System, 0},
+			d.Waited[burner], d.Waited[Quota] = 600*ms, 500*ms
+		}, StateContended, burner, burner},
+		{"too many to tell", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[Unseen] = 600 * ms }, StateShort, 0, 0},
+		{"one with a reservation", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[other] = 600 * ms }, StateContended, other, 0},
+		{"one that does not yield", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[keeper] = 600 * ms }, StateContended, keeper, 0},
+		{"the host", func(d *Demand, _ map[container.ID]Neighbour) { slow(d); d.Waited[System] = 600 * ms }, StateContended, System, 0},
 		{"the host for somebody", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
-			d.Waited[monitor.System], d.Waited[burner] = 300*ms, 290*ms
+			d.Waited[System], d.Waited[burner] = 300*ms, 290*ms
 			d.Waited[hog] = 200 * ms
-		}, stateContended, burner, burner},
+		}, StateContended, burner, burner},
 		{"the disk", func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Under = 900 * ms
-			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000, ReadBytes: 5000 * smallRequest}
-		}, stateContended, hog, hog},
+			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000, ReadBytes: 5000 * SmallRequest}
+		}, StateContended, hog, hog},
 		{"the disk, but it waits for nothing", func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Under = 100 * ms
 			ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000}
-		}, stateLess, 0, 0},
+		}, StateLess, 0, 0},
 		{"another disk", func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Under = 900 * ms
-			ns[hog].IO[monitor.Disk{Major: 7, Minor: 1}] = api.BlockIOFigures{ReadIOPS: 5000}
-		}, stateShort, 0, 0},
+			ns[hog].IO[Disk{Major: 7, Minor: 1}] = api.BlockIOFigures{ReadIOPS: 5000}
+		}, StateShort, 0, 0},
 		{"the disk, by one with a reservation of another", func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Under = 900 * ms
 			ns[other].IO[disk] = api.BlockIOFigures{ReadIOPS: 5000}
-		}, stateContended, other, other},
+		}, StateContended, other, other},
 		{"fewer and larger requests", func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
 			d.Waited[burner] = 600 * ms
 			d.Achieved.ReadIOPS = 960
-		}, stateMet, 0, 0},
+		}, StateMet, 0, 0},
 	} {
 		var control Control
 		control.Next(window(0, c.change))
@@ -171,18 +170,18 @@ func TestStanding(t *testing.T) {
 				t.Errorf("%s: %+v", c.name, e)
 			}
 		}
-		if s.missed() && !strings.Contains(s.Evidence, " of 1000 reads a second") || s.missed() != (s.Mend != "") {
+		if s.Missed() && !strings.Contains(s.Evidence, " of 1000 reads a second") || s.Missed() != (s.Mend != "") {
 			t.Errorf("%s: evidence %q, what would mend it %q", c.name, s.Evidence, s.Mend)
 		}
 	}
 }
 
 // What a container waits for CPUs while it is met, it usually waits: a disk that has become
-// slower is nobody's interference. A window in which it has begun says nothing.
+// slower is no interference. A window in which it has begun says nothing.
 func TestUsual(t *testing.T) {
 	reads := func(n uint64, waited time.Duration) func(*Demand, map[container.ID]Neighbour) {
 		return func(d *Demand, _ map[container.ID]Neighbour) {
-			d.Achieved = api.BlockIOFigures{ReadIOPS: n, ReadBytes: n * smallRequest}
+			d.Achieved = api.BlockIOFigures{ReadIOPS: n, ReadBytes: n * SmallRequest}
 			d.Waited[burner], d.Under = waited, 600*ms
 		}
 	}
@@ -195,18 +194,18 @@ func TestUsual(t *testing.T) {
 		change func(*Demand, map[container.ID]Neighbour)
 		state  string
 	}{
-		{reads(1000, 100*ms), stateMet},
-		{reads(800, 80*ms), stateShort},
-		{reads(800, 125*ms), stateShort}, // 45 ms more than usually
-		{reads(800, 135*ms), stateContended},
-		{reads(960, 260*ms), stateMet}, // it begins within the window
-		{reads(800, 200*ms), stateContended},
-		{reads(1000, 50*ms), stateMet},
-		{reads(800, 100*ms), stateContended}, // usually it is half of that now
-		{more, stateContended},               // what was usual is so no more
-		{reads(0, 0), stateIdle},
-		{reads(500, 500*ms), stateMet}, // it has begun
-		{reads(500, 500*ms), stateContended},
+		{reads(1000, 100*ms), StateMet},
+		{reads(800, 80*ms), StateShort},
+		{reads(800, 125*ms), StateShort}, // 45 ms more than usually
+		{reads(800, 135*ms), StateContended},
+		{reads(960, 260*ms), StateMet}, // it begins within the window
+		{reads(800, 200*ms), StateContended},
+		{reads(1000, 50*ms), StateMet},
+		{reads(800, 100*ms), StateContended}, // usually it is half of that now
+		{more, StateContended},               // what was usual is so no more
+		{reads(0, 0), StateIdle},
+		{reads(500, 500*ms), StateMet}, // it has begun
+		{reads(500, 500*ms), StateContended},
 	} {
 		control.Next(window(at, x.change))
 		if s := control.standing[Place{victim, disk}]; s.State != x.state {
@@ -215,7 +214,7 @@ func TestUsual(t *testing.T) {
 	}
 }
 
-// What the hypervisor takes of a container's time is nobody's fault, unless neighbours take
+// What the hypervisor takes of a container's time is no neighbour's fault, unless neighbours take
 // more; what is met is met all the same. The kernel's own count of waiting is shown with the
 // evidence.
 func TestStolen(t *testing.T) {
@@ -224,23 +223,23 @@ func TestStolen(t *testing.T) {
 		change         func(*Demand)
 		state          string
 	}{
-		{200 * ms, 60 * ms, func(*Demand) {}, stateStolen},
-		{200 * ms, 300 * ms, func(*Demand) {}, stateContended},
-		{90 * ms, 60 * ms, func(*Demand) {}, stateContended},
-		{200 * ms, 60 * ms, func(d *Demand) { d.Achieved = d.Reserved }, stateMet},
+		{200 * ms, 60 * ms, func(*Demand) {}, StateStolen},
+		{200 * ms, 300 * ms, func(*Demand) {}, StateContended},
+		{90 * ms, 60 * ms, func(*Demand) {}, StateContended},
+		{200 * ms, 60 * ms, func(d *Demand) { d.Achieved = d.Reserved }, StateMet},
 	} {
 		w := window(0, func(d *Demand, _ map[container.ID]Neighbour) {
 			slow(d)
-			d.Waited[burner], d.Waited[monitor.Stolen], d.Pressure = c.waited, c.stolen, 630*ms
+			d.Waited[burner], d.Waited[Stolen], d.Pressure = c.waited, c.stolen, 630*ms
 			c.change(d)
 		})
 		var control Control
 		control.Next(w)
 		s := control.standing[Place{victim, disk}]
-		if s.State != c.state || s.State == stateContended && !strings.Contains(s.Evidence, "63% of the time (cpu.pressure)") {
+		if s.State != c.state || s.State == StateContended && !strings.Contains(s.Evidence, "63% of the time (cpu.pressure)") {
 			t.Errorf("stolen %v, waited %v: %s (%s), want %s", c.stolen, c.waited, s.State, s.Evidence, c.state)
 		}
-		if acts := len(control.Actions()) > 0; acts != (c.state == stateContended) {
+		if acts := len(control.Actions()) > 0; acts != (c.state == StateContended) {
 			t.Errorf("stolen %v, waited %v: actions %+v", c.stolen, c.waited, control.Actions())
 		}
 	}
@@ -321,7 +320,7 @@ func crowded(rate uint64) func(*Demand, map[container.ID]Neighbour) {
 	return func(d *Demand, ns map[container.ID]Neighbour) {
 		slow(d)
 		d.Under = 900 * ms
-		ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: rate, ReadBytes: rate * smallRequest}
+		ns[hog].IO[disk] = api.BlockIOFigures{ReadIOPS: rate, ReadBytes: rate * SmallRequest}
 	}
 }
 
@@ -391,10 +390,10 @@ func TestOrderAtDisk(t *testing.T) {
 	var control Control
 	for at := range 6 {
 		w := window(at, crowded(8000))
-		w.Divides = map[monitor.Disk]string{disk: "BFQ"}
+		w.Divides = map[Disk]string{disk: "BFQ"}
 		control.Next(w)
 		a := control.Actions()[hog]
-		if _, capped := a.Caps[disk]; a.Weight != lastWeight || capped != (at >= 3) {
+		if _, capped := a.Caps[disk]; a.Weight != LastWeight || capped != (at >= 3) {
 			t.Errorf("after %d s: %+v", at, a)
 		}
 	}
@@ -425,7 +424,7 @@ func TestOrderAtDisk(t *testing.T) {
 	control = Control{}
 	control.Next(window(0, func(d *Demand, ns map[container.ID]Neighbour) {
 		crowded(8000)(d, ns)
-		d.Waited[monitor.System] = 600 * ms
+		d.Waited[System] = 600 * ms
 	}))
 	if _, capped := control.Actions()[hog].Caps[disk]; !capped {
 		t.Errorf("beside a busy host: %+v", control.Actions())
@@ -453,7 +452,8 @@ func TestShare(t *testing.T) {
 		{api.BlockIOFigures{WriteIOPS: 1000}, 0.2},
 		{api.BlockIOFigures{ReadIOPS: 1000, WriteIOPS: 1000}, 0.3},
 		{api.BlockIOFigures{WriteIOPS: 1000, WriteBytes: 1 << 30}, 0.2}, // in bytes it is not known
-		// 100 MiB/s in 800 requests of 128 KiB: a quarter for the bytes, and 800 bases of 1/10000 less 4 KiB's part.
+		// 100 MiB/s in 800 requests of 128 KiB: a quarter for the bytes, and 800 bases of 1/10000
+		// less 4 KiB's part.
 		{api.BlockIOFigures{ReadBytes: 100 << 20}, 0.25 + 800*(1e-4-1.0/102400)},
 		{api.BlockIOFigures{ReadBytes: 100 << 20, ReadIOPS: 800}, 0.25 + 800*(1e-4-1.0/102400)},
 	} {

@@ -1,4 +1,4 @@
-package blockio
+package decide
 
 import (
 	"fmt"
@@ -10,16 +10,15 @@ import (
 	"github.com/fairlead-project/fairlead/container"
 )
 
-// The sizes of requests that figures stand for where only one of the two is given:
-// operations are of the size that capacities are measured with, bytes are asked for in
-// requests as large as most disks take them.
+// The sizes of requests where only operations or only bytes are given. Operations have the size
+// that capacities are measured with. Bytes come in requests as large as most disks take.
 const (
-	smallRequest = 4 << 10
-	largeRequest = 128 << 10
+	SmallRequest = 4 << 10
+	LargeRequest = 128 << 10
 )
 
-// usualHeadroom is the part of a capacity that is not reserved where nobody says.
-const usualHeadroom = 0.1
+// UsualHeadroom is the default part of a capacity that cannot be reserved.
+const UsualHeadroom = 0.1
 
 // Capacity is what a disk can do of each kind alone: small requests at random places, and
 // bytes in large ones, as many at once as give the most. The cost of a request is linear in
@@ -39,11 +38,11 @@ type Capacity struct {
 	assumed bool
 }
 
-// Known says whether it was measured or given.
+// Known reports whether the capacity was measured or given.
 func (c Capacity) Known() bool { return (c.ReadIOPS > 0 || c.WriteIOPS > 0) && !c.assumed }
 
-// basis says what the figures are.
-func (c Capacity) basis() string {
+// Basis describes where the figures come from.
+func (c Capacity) Basis() string {
 	when := ""
 	if !c.Recorded.IsZero() {
 		when = " on " + c.Recorded.UTC().Format(time.DateOnly)
@@ -67,11 +66,11 @@ func (c Capacity) OrAssumed(reserved api.BlockIOFigures) Capacity {
 		return c
 	}
 	out := Capacity{Seen: c.Seen, assumed: true, BlockIOFigures: api.BlockIOFigures{
-		ReadIOPS:  max(c.Seen.ReadIOPS, reserved.ReadIOPS, reserved.ReadBytes/largeRequest, 1),
-		WriteIOPS: max(c.Seen.WriteIOPS, reserved.WriteIOPS, reserved.WriteBytes/largeRequest, 1),
+		ReadIOPS:  max(c.Seen.ReadIOPS, reserved.ReadIOPS, reserved.ReadBytes/LargeRequest, 1),
+		WriteIOPS: max(c.Seen.WriteIOPS, reserved.WriteIOPS, reserved.WriteBytes/LargeRequest, 1),
 	}}
-	out.ReadBytes = max(c.Seen.ReadBytes, reserved.ReadBytes, out.ReadIOPS*smallRequest)
-	out.WriteBytes = max(c.Seen.WriteBytes, reserved.WriteBytes, out.WriteIOPS*smallRequest)
+	out.ReadBytes = max(c.Seen.ReadBytes, reserved.ReadBytes, out.ReadIOPS*SmallRequest)
+	out.WriteBytes = max(c.Seen.WriteBytes, reserved.WriteBytes, out.WriteIOPS*SmallRequest)
 	return out
 }
 
@@ -99,10 +98,10 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 		return 0
 	}
 	if ops == 0 {
-		ops = bytes / largeRequest
+		ops = bytes / LargeRequest
 	}
-	if bytes < ops*smallRequest {
-		bytes = ops * smallRequest // a request costs no less for being smaller
+	if bytes < ops*SmallRequest {
+		bytes = ops * SmallRequest // a request costs no less for being smaller
 	}
 	if mostOps == 0 {
 		return unaffordable
@@ -111,7 +110,7 @@ func share(ops, bytes float64, mostOps, mostBytes uint64) float64 {
 		return ops / float64(mostOps)
 	}
 	perByte := 1 / float64(mostBytes)
-	base := max(1/float64(mostOps)-smallRequest*perByte, 0)
+	base := max(1/float64(mostOps)-SmallRequest*perByte, 0)
 	return ops*base + bytes*perByte
 }
 
@@ -131,8 +130,8 @@ func (c Capacity) Share(f api.BlockIOFigures) (all, reads, writes float64) {
 // free returns the part of the capacity that may be reserved.
 func (c Capacity) free() float64 { return 1 - c.Headroom }
 
-// check refuses a capacity that makes no sense. One that is not known may have been seen.
-func (c Capacity) check() error {
+// Check returns an error if the capacity makes no sense. One that is not known may have been seen.
+func (c Capacity) Check() error {
 	f := c.BlockIOFigures
 	if (f == api.BlockIOFigures{} && c.Seen != api.BlockIOFigures{}) {
 		f.ReadIOPS, f.WriteIOPS = 1, 1
@@ -144,8 +143,8 @@ func (c Capacity) check() error {
 		return fmt.Errorf("more than %d operations per second", maxIOPS)
 	case max(f.ReadBytes, f.WriteBytes, c.Seen.ReadBytes, c.Seen.WriteBytes) > maxBytes:
 		return fmt.Errorf("more than %d bytes per second", maxBytes)
-	case f.ReadBytes > 0 && f.ReadBytes < f.ReadIOPS*smallRequest, f.WriteBytes > 0 && f.WriteBytes < f.WriteIOPS*smallRequest:
-		return fmt.Errorf("fewer bytes than its operations of %d bytes have", smallRequest)
+	case f.ReadBytes > 0 && f.ReadBytes < f.ReadIOPS*SmallRequest, f.WriteBytes > 0 && f.WriteBytes < f.WriteIOPS*SmallRequest:
+		return fmt.Errorf("fewer bytes than its operations of %d bytes have", SmallRequest)
 	case c.Depth1.ReadIOPS > f.ReadIOPS, c.Depth1.WriteIOPS > f.WriteIOPS:
 		return fmt.Errorf("more operations one at a time than at the most")
 	case c.Depth1.ReadBytes > 0 || c.Depth1.WriteBytes > 0:
@@ -167,7 +166,7 @@ const (
 	maxDepth = 1 << 16
 )
 
-// Holder is a container that has reserved something of a disk.
+// Holder is a container with a reservation at a disk.
 type Holder struct {
 	Container container.ID
 	Name      string
@@ -204,8 +203,8 @@ func (r *Refusal) Error() string {
 	return b.String()
 }
 
-// Admit says whether a disk has room for want beside what others hold; if not, the error
-// is a *Refusal. What is wanted of a disk whose capacity is not known is admitted.
+// Admit returns a *Refusal unless a disk has room for want beside what others hold. It admits
+// anything at a disk of unknown capacity.
 func Admit(device string, c Capacity, others []Holder, want api.BlockIOFigures) error {
 	if !c.Known() {
 		return nil

@@ -1,4 +1,4 @@
-package blockio
+package decide
 
 import (
 	"cmp"
@@ -10,29 +10,28 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
 const (
 	aim    = 1.1 // of a reservation, which others leave it: what a container gets differs from second to second
-	minCap = 16  // operations per second and direction that a container keeps
-	steps  = 8   // in which caps are raised until they bind nobody
+	MinCap = 16  // operations per second and direction that a container keeps
+	steps  = 8   // number of steps in which caps are raised until they bind no container
 )
 
 // division is how a disk is shared out while a reservation of it is, or lately was, missed.
 // All amounts are shares of the disk's capacity. What is usable goes to the reservations
-// first; what is left is divided among those who want more than they have reserved, or who
-// have reserved nothing. Each of them that wants more than its part is capped.
+// first. What is left is divided among the containers that want more than they have reserved,
+// or have reserved nothing. A container that wants more than its part is capped.
 type division struct {
 	usable  float64                             // what the disk is taken to do
 	step    float64                             // by which that is raised
 	due     map[container.ID]float64            // what it was last divided by
-	full    map[container.ID]api.BlockIOFigures // what those who are capped did before
+	full    map[container.ID]api.BlockIOFigures // what capped containers did before
 	caps    map[container.ID]api.BlockIOFigures // what they may do
-	victim  Demand                              // for whose sake usable was last reduced
+	victim  Demand                              // the demand for which usable was last reduced
 	again   bool                                // it has to be divided again
-	open    bool                                // nobody is capped any more
+	open    bool                                // no container is capped now
 	needed  time.Time                           // a reservation was last missed
 	reduced time.Time                           // usable was last reduced
 	eased   time.Time                           // usable was last raised; zero: not since it was reduced
@@ -40,7 +39,7 @@ type division struct {
 }
 
 // doneAt is what each container did at a disk.
-func (w Window) doneAt(at monitor.Disk) map[container.ID]api.BlockIOFigures {
+func (w Window) doneAt(at Disk) map[container.ID]api.BlockIOFigures {
 	out := make(map[container.ID]api.BlockIOFigures)
 	for id, n := range w.Neighbours {
 		if f := n.IO[at]; f != (api.BlockIOFigures{}) {
@@ -56,7 +55,7 @@ func (w Window) doneAt(at monitor.Disk) map[container.ID]api.BlockIOFigures {
 }
 
 // shares are the parts of a disk's capacity that figures take.
-func (w Window) shares(at monitor.Disk, of map[container.ID]api.BlockIOFigures) map[container.ID]float64 {
+func (w Window) shares(at Disk, of map[container.ID]api.BlockIOFigures) map[container.ID]float64 {
 	out := make(map[container.ID]float64, len(of))
 	for id, f := range of {
 		out[id], _, _ = w.Capacity[at].Share(f)
@@ -65,7 +64,7 @@ func (w Window) shares(at monitor.Disk, of map[container.ID]api.BlockIOFigures) 
 }
 
 // reserved are the shares of a disk that containers have reserved and ask for.
-func (w Window) reserved(at monitor.Disk) map[container.ID]float64 {
+func (w Window) reserved(at Disk) map[container.ID]float64 {
 	out := make(map[container.ID]float64)
 	for _, d := range w.Demands {
 		if d.Disk == at && d.total() >= least {
@@ -76,7 +75,7 @@ func (w Window) reserved(at monitor.Disk) map[container.ID]float64 {
 }
 
 // missing is what the reservations of a disk lack of the given part of them, added up.
-func (w Window) missing(at monitor.Disk, of float64) (n float64) {
+func (w Window) missing(at Disk, of float64) (n float64) {
 	got := w.shares(at, w.doneAt(at))
 	for id, due := range w.reserved(at) {
 		n += max(of*due-got[id], 0)
@@ -84,22 +83,22 @@ func (w Window) missing(at monitor.Disk, of float64) (n float64) {
 	return n
 }
 
-// crowded says whether what is done at a disk, and what is missing of what is reserved, are
+// crowded reports whether what is done at a disk, and what is missing of what is reserved, are
 // together more than may be promised of it, as far as that is known.
-func (w Window) crowded(at monitor.Disk) bool {
+func (w Window) crowded(at Disk) bool {
 	c := w.Capacity[at]
 	return !c.assumed && sum(w.shares(at, w.doneAt(at)))+w.missing(at, 1) >= c.free()
 }
 
-// mayCap says whether a container may be capped at disks. It may have reserved something:
+// mayCap reports whether a container may be capped at disks. It may have reserved something:
 // then it keeps that.
 func (w Window) mayCap(id container.ID) bool {
 	n, known := w.Neighbours[id]
 	return known && n.Yield == policy.YieldAuto
 }
 
-// capped says whether a container is capped at a disk.
-func (c *Control) capped(id container.ID, at monitor.Disk) bool {
+// capped reports whether a container is capped at a disk.
+func (c *Control) capped(id container.ID, at Disk) bool {
 	v := c.divisions[at]
 	if v == nil {
 		return false
@@ -175,8 +174,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// apportion caps those who want more of a disk than their part.
-func (c *Control) apportion(w Window, at monitor.Disk, v *division) {
+// apportion caps the containers that want more of a disk than their part.
+func (c *Control) apportion(w Window, at Disk, v *division) {
 	did := w.doneAt(at)
 	maps.Copy(did, v.full)
 	want, claims, left := w.shares(at, did), make(map[container.ID]float64), v.usable
@@ -212,23 +211,23 @@ func (c *Control) apportion(w Window, at monitor.Disk, v *division) {
 		}
 		a := c.act(w, id)
 		if a.Caps == nil {
-			a.Caps = make(map[monitor.Disk]api.BlockIOFigures)
+			a.Caps = make(map[Disk]api.BlockIOFigures)
 		}
 		a.Caps[at] = caps[id]
 		switch {
 		case v.eased.Equal(w.Taken):
-			c.event(w, Demand{Disk: at}, "release", id, capText(caps[id]))
+			c.event(w, Demand{Disk: at}, "release", id, CapText(caps[id]))
 		case v.reduced.Equal(w.Taken):
 			why := fmt.Sprintf("it took %.0f%% of the disk while %q had %s", 100*took[id], v.victim.Name, v.victim.shortfall())
-			c.did(w, v.victim, id, a, why, capText(caps[id]))
+			c.did(w, v.victim, id, a, why, CapText(caps[id]))
 		default:
-			c.did(w, Demand{Disk: at}, id, a, "reservations of the disk have changed", capText(caps[id]))
+			c.did(w, Demand{Disk: at}, id, a, "reservations of the disk have changed", CapText(caps[id]))
 		}
 	}
 }
 
-// uncap takes back the caps at a disk of those who are not to be capped any more.
-func (c *Control) uncap(at monitor.Disk, v *division, still map[container.ID]api.BlockIOFigures) {
+// uncap removes the caps at a disk of all containers but still.
+func (c *Control) uncap(at Disk, v *division, still map[container.ID]api.BlockIOFigures) {
 	for id := range v.caps {
 		if _, capped := still[id]; capped {
 			continue
@@ -239,9 +238,9 @@ func (c *Control) uncap(at monitor.Disk, v *division, still map[container.ID]api
 	}
 }
 
-// misses says whether a container gets less of a disk than it has reserved.
-func (c *Control) misses(id container.ID, at monitor.Disk) bool {
-	return c.standing[Place{id, at}].missed()
+// misses reports whether a container gets less of a disk than it has reserved.
+func (c *Control) misses(id container.ID, at Disk) bool {
+	return c.standing[Place{id, at}].Missed()
 }
 
 // parts divides what is left among claims, so that none gets more than it claims, and those
@@ -259,7 +258,7 @@ func parts(left float64, claims map[container.ID]float64) map[container.ID]float
 }
 
 // reservedBy is what a container has reserved of a disk.
-func (w Window) reservedBy(id container.ID, at monitor.Disk) api.BlockIOFigures {
+func (w Window) reservedBy(id container.ID, at Disk) api.BlockIOFigures {
 	for _, d := range w.Demands {
 		if d.Container == id && d.Disk == at {
 			return d.Reserved
@@ -273,7 +272,7 @@ func (w Window) reservedBy(id container.ID, at monitor.Disk) api.BlockIOFigures 
 // are that the container will make of them is its own choice.
 func scaled(did, reserved api.BlockIOFigures, by float64) api.BlockIOFigures {
 	part := func(n, reserved uint64) uint64 { return max(uint64(math.Round(float64(n)*by)), reserved) }
-	f := api.BlockIOFigures{ReadIOPS: max(part(did.ReadIOPS, reserved.ReadIOPS), minCap), WriteIOPS: max(part(did.WriteIOPS, reserved.WriteIOPS), minCap)}
+	f := api.BlockIOFigures{ReadIOPS: max(part(did.ReadIOPS, reserved.ReadIOPS), MinCap), WriteIOPS: max(part(did.WriteIOPS, reserved.WriteIOPS), MinCap)}
 	if reserved.ReadIOPS == 0 && reserved.ReadBytes > 0 {
 		f.ReadIOPS, f.ReadBytes = 0, part(did.ReadBytes, reserved.ReadBytes)
 	}
@@ -283,7 +282,7 @@ func scaled(did, reserved api.BlockIOFigures, by float64) api.BlockIOFigures {
 	return f
 }
 
-func capText(f api.BlockIOFigures) string {
+func CapText(f api.BlockIOFigures) string {
 	text := func(ops, bytes uint64, what, done string) string {
 		if bytes > 0 {
 			return fmt.Sprintf("%d bytes %s", bytes, done)

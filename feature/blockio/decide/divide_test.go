@@ -1,4 +1,4 @@
-package blockio
+package decide
 
 import (
 	"maps"
@@ -8,9 +8,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
-	"github.com/fairlead-project/fairlead/kernel/block"
-	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -43,37 +40,14 @@ func TestScaled(t *testing.T) {
 		want     api.BlockIOFigures
 	}{
 		{api.BlockIOFigures{}, 0.5, api.BlockIOFigures{ReadIOPS: 500, WriteIOPS: 50}},
-		{api.BlockIOFigures{}, 0, api.BlockIOFigures{ReadIOPS: minCap, WriteIOPS: minCap}},
+		{api.BlockIOFigures{}, 0, api.BlockIOFigures{ReadIOPS: MinCap, WriteIOPS: MinCap}},
 		{api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: 200}, 0.5, api.BlockIOFigures{ReadIOPS: 500, WriteIOPS: 200}},
-		{api.BlockIOFigures{ReadIOPS: 400, ReadBytes: 1 << 40}, 0, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: minCap}},
+		{api.BlockIOFigures{ReadIOPS: 400, ReadBytes: 1 << 40}, 0, api.BlockIOFigures{ReadIOPS: 400, WriteIOPS: MinCap}},
 		{api.BlockIOFigures{ReadBytes: 1 << 20}, 0.5, api.BlockIOFigures{ReadBytes: 1 << 29, WriteIOPS: 50}},
 		{api.BlockIOFigures{WriteBytes: 1 << 21}, 0.5, api.BlockIOFigures{ReadIOPS: 500, WriteBytes: 1 << 21}},
 	} {
 		if got := scaled(did, x.reserved, x.by); got != x.want {
 			t.Errorf("%+v by %v: %+v, want %+v", x.reserved, x.by, got, x.want)
-		}
-	}
-}
-
-// Nor does one that was decided before the container had reserved anything.
-func TestAbove(t *testing.T) {
-	d := block.Disk{Major: 7}
-	for _, x := range []struct {
-		reserved    api.BlockIOFigures
-		caps, above cgroup.Limits
-	}{
-		{api.BlockIOFigures{}, cgroup.Limits{ReadIOPS: 16, WriteBytes: 1}, cgroup.Limits{ReadIOPS: 16, WriteBytes: 1}},
-		{api.BlockIOFigures{ReadIOPS: 20, WriteIOPS: 5}, cgroup.Limits{ReadIOPS: 16, WriteIOPS: 16}, cgroup.Limits{ReadIOPS: 20, WriteIOPS: 16}},
-		{api.BlockIOFigures{ReadIOPS: 20, WriteIOPS: 50}, cgroup.Limits{WriteIOPS: 16}, cgroup.Limits{WriteIOPS: 50}},
-		{api.BlockIOFigures{ReadBytes: 1 << 20}, cgroup.Limits{ReadIOPS: 16, ReadBytes: 4096}, cgroup.Limits{ReadIOPS: 256, ReadBytes: 1 << 20}},
-		{api.BlockIOFigures{WriteIOPS: 20, WriteBytes: 1 << 20}, cgroup.Limits{WriteIOPS: 16, WriteBytes: 4096}, cgroup.Limits{WriteIOPS: 20, WriteBytes: 1 << 20}},
-	} {
-		f := BlockIO{members: map[container.ID]*member{victim: {reserved: []reservation{{disk: d, figures: x.reserved}}}}}
-		if got := f.above(victim, d, x.caps); got != x.above {
-			t.Errorf("%+v with %+v: %+v, want %+v", x.caps, x.reserved, got, x.above)
-		}
-		if got := f.above(victim, block.Disk{Major: 8}, x.caps); got != x.caps {
-			t.Errorf("at another disk: %+v", got)
 		}
 	}
 }
@@ -131,12 +105,12 @@ func (s *simulated) second(t *testing.T, reserved map[container.ID]api.BlockIOFi
 	s.does, _ = served(low)
 	w := Window{
 		Taken: second(s.at), Length: time.Second, Complete: true, Neighbours: make(map[container.ID]Neighbour),
-		Capacity: map[monitor.Disk]Capacity{disk: s.capacity()},
+		Capacity: map[Disk]Capacity{disk: s.capacity()},
 	}
 	s.at++
 	missed := make(map[container.ID]bool)
 	for id, f := range s.does {
-		n := Neighbour{Yield: policy.YieldAuto, IO: map[monitor.Disk]api.BlockIOFigures{disk: f}}
+		n := Neighbour{Yield: policy.YieldAuto, IO: map[Disk]api.BlockIOFigures{disk: f}}
 		if s.keeps[id] {
 			n.Yield = policy.YieldOff
 		}
@@ -225,7 +199,7 @@ func TestWhoIsCapped(t *testing.T) {
 	if got := s.control.Actions()[2].Caps[disk]; got.ReadIOPS < 1500 {
 		t.Errorf("capped at %+v, reserved 1500", got)
 	}
-	// What is not reserved any more is nobody's.
+	// A reservation that has ended has no part.
 	delete(reserved, 1)
 	before := s.control.Actions()[2].Caps[disk]
 	s.second(t, reserved)
@@ -251,7 +225,7 @@ func TestLossyCap(t *testing.T) {
 
 // One that takes no more than it has reserved is not in the way.
 func TestWithinReservation(t *testing.T) {
-	for took, state := range map[uint64]string{5000: stateShort, 6900: stateShort, 7100: stateContended} {
+	for took, state := range map[uint64]string{5000: StateShort, 6900: StateShort, 7100: StateContended} {
 		w := window(0, func(d *Demand, ns map[container.ID]Neighbour) {
 			slow(d)
 			d.Under = 900 * ms

@@ -1,4 +1,4 @@
-package blockio
+package decide
 
 import (
 	"cmp"
@@ -6,17 +6,16 @@ import (
 	"time"
 
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
-// A container whose reservation is missed for want of CPU is helped itself: nobody else has to
-// agree to that. Others lose what it takes, and no more.
+// A container that misses its reservation for want of CPU is helped itself, without the consent
+// of others. They lose what it takes, and no more.
 
 // The pace of help, which works at once.
 const (
 	helpHold = 10 * time.Second // it outlives its need for so long at first
-	helpStep = time.Second / 2  // after which a window tells how it works
+	helpStep = time.Second / 2  // after which a window shows its effect
 	// seenShare is the part of the time for which a container that is helped still waits for
 	// others, if there are any: it waits for a moment each time that it takes a CPU from them.
 	seenShare = 0.001
@@ -129,7 +128,7 @@ func (h *helping) next(w Window, d Demand) (next policy.Help, lack string) {
 	small := float64(used) <= fits*float64(m.Budget)*float64(w.CPUs)
 	switch {
 	case h.level != policy.HelpRealtime && h.level != policy.HelpTurns && small:
-		h.budget = min(m.Budget, max(used*5/4, m.Profiled, leastBudget))
+		h.budget = min(m.Budget, max(used*5/4, m.Profiled, LeastBudget))
 		return policy.HelpRealtime, ""
 	case h.level != policy.HelpTurns && m.Turns:
 		h.budget = m.Budget
@@ -152,8 +151,8 @@ func (h *helping) scaled(w Window, d Demand) time.Duration {
 	return time.Duration(min(float64(used)*due/got, float64(w.CPUs)*float64(time.Second)))
 }
 
-// ease ends help that nobody needs any more: nobody else has wanted its CPUs for a while, or
-// policy does not let it be done any more.
+// ease ends help once other containers have not wanted its CPUs for a while, or policy forbids
+// it.
 func (c *Control) ease(w Window) {
 	for id, h := range c.helps {
 		var of *Demand
@@ -180,39 +179,39 @@ func (c *Control) ease(w Window) {
 	}
 }
 
-// stillBeside says whether a container is helped and others still want its CPUs. It waits
+// stillBeside reports whether a container is helped and others still want its CPUs. It waits
 // little for them then; but its tasks may wait for one another at one CPU while others run at
 // the next, so that what it misses is for their sake.
 func (c *Control) stillBeside(w Window, d Demand) bool {
 	return c.helpOf(d.Container).level != "" && d.seen() >= time.Duration(seenShare*float64(w.Length)) && d.asks(w, d.seen())
 }
 
-// forContainers says whether it is containers that have the CPUs. Against the host alone nothing
+// forContainers reports whether it is containers that have the CPUs. Against the host alone nothing
 // is done: what its threads do is often the container's own I/O.
 func (c *Control) forContainers(w Window, d Demand) bool {
 	if c.helpOf(d.Container).level != "" {
 		return d.seen() >= time.Duration(seenShare*float64(w.Length))
 	}
-	return d.seen() >= d.Waited[monitor.System]
+	return d.seen() >= d.Waited[System]
 }
 
-// byHelp says whether it is the budget of its help that a container has used up.
+// byHelp reports whether it is the budget of its help that a container has used up.
 func (c *Control) byHelp(d Demand) bool {
-	return c.helpOf(d.Container).level == policy.HelpRealtime && d.Waited[monitor.Realtime] > d.Waited[monitor.Quota]
+	return c.helpOf(d.Container).level == policy.HelpRealtime && d.Waited[Realtime] > d.Waited[Quota]
 }
 
 // seen is for how long it waited for other containers. What it waits for the host is seldom
 // nothing, and is tried by letting go.
 func (d Demand) seen() (waits time.Duration) {
 	for id, t := range d.Waited {
-		if id != d.Container && !monitor.Nobody(id) {
+		if id != d.Container && IsContainer(id) {
 			waits += t
 		}
 	}
 	return waits
 }
 
-// mostlyYield says whether those who yield have caused most of some waiting.
+// mostlyYield reports whether yielding containers have caused most of some waiting.
 func (w Window) mostlyYield(waits map[container.ID]time.Duration) bool {
 	var theirs time.Duration
 	for id, t := range waits {
@@ -221,4 +220,25 @@ func (w Window) mostlyYield(waits map[container.ID]time.Duration) bool {
 		}
 	}
 	return theirs > sum(waits)/2
+}
+
+// helpAction puts what is done for a container into its Action.
+func (c *Control) helpAction(out map[container.ID]Action) {
+	for id, h := range c.helps {
+		if h.level == "" {
+			continue
+		}
+		a := out[id]
+		if a.None() {
+			a.Reason, a.Since = h.reason, h.since
+		}
+		a.Help, a.Budget = h.level, h.budget
+		out[id] = a
+	}
+}
+
+// AdoptHelp continues what was done for a container before this process began.
+func (c *Control) AdoptHelp(id container.ID, level policy.Help, reason string, since, now time.Time) {
+	h := c.helpOf(id)
+	h.level, h.reason, h.since, h.changed, h.needed = level, reason, since, now, now
 }

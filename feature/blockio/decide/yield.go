@@ -1,4 +1,4 @@
-package blockio
+package decide
 
 import (
 	"fmt"
@@ -8,7 +8,6 @@ import (
 
 	"github.com/fairlead-project/fairlead/api"
 	"github.com/fairlead-project/fairlead/container"
-	"github.com/fairlead-project/fairlead/feature/blockio/monitor"
 	"github.com/fairlead-project/fairlead/policy"
 )
 
@@ -20,14 +19,14 @@ const (
 	relapse  = 15 * time.Second // an action needed again so soon after its release is held twice as long
 )
 
-// lastWeight is what is left to a container of the usual 100, at disks that divide by weight.
-const lastWeight = 1
+// LastWeight is what is left to a container of the usual 100, at disks that divide by weight.
+const LastWeight = 1
 
 // Action is what is done to one container, and for it. The zero value is nothing.
 type Action struct {
 	Yield  policy.Yield // YieldIdle, YieldQuota, or ""
 	Weight uint32       // at disks that divide by weight; 0: its own
-	Caps   map[monitor.Disk]api.BlockIOFigures
+	Caps   map[Disk]api.BlockIOFigures
 	Apart  bool          // the network's interrupts are kept off its disks' CPUs
 	Help   policy.Help   // what is done for itself; "": nothing
 	Budget time.Duration // of that for real time
@@ -35,8 +34,8 @@ type Action struct {
 	Since  time.Time
 }
 
-// none says whether nothing is done to the container.
-func (a Action) none() bool { return a.Yield == "" && a.Weight == 0 && len(a.Caps) == 0 && !a.Apart }
+// none reports whether nothing is done to the container.
+func (a Action) None() bool { return a.Yield == "" && a.Weight == 0 && len(a.Caps) == 0 && !a.Apart }
 
 // acting is an Action with its memory.
 type acting struct {
@@ -74,7 +73,7 @@ func (c *Control) yieldCPU(w Window, d Demand, waits map[container.ID]time.Durat
 	return pending
 }
 
-// yieldDisk holds back those who take more of the disk than they have reserved, if policy
+// yieldDisk holds back containers that take more of the disk than they have reserved, if policy
 // allows it: the one that takes most by its weight, where the disk divides by weight and it
 // has reserved nothing; and then all of them by caps. It reports whether that is new, so
 // that its effect is still to be seen.
@@ -86,7 +85,7 @@ func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64)
 		}
 		a := c.act(w, id)
 		if a.Weight == 0 {
-			a.Weight = lastWeight
+			a.Weight = LastWeight
 			why := fmt.Sprintf("it took %.0f%% of the disk while %q had %s", 100*others[id], d.Name, d.shortfall())
 			c.did(w, d, id, a, why, fmt.Sprintf("weight %d, by %s", a.Weight, by))
 			return true
@@ -98,7 +97,7 @@ func (c *Control) yieldDisk(w Window, d Demand, others map[container.ID]float64)
 	return c.narrow(w, d, others)
 }
 
-// mayAct says whether anything may be done to a container: it has reserved nothing, and
+// mayAct reports whether anything may be done to a container: it has reserved nothing, and
 // policy lets it yield.
 func (w Window) mayAct(id container.ID) bool {
 	n, known := w.Neighbours[id]
@@ -130,13 +129,13 @@ func (c *Control) did(w Window, d Demand, id container.ID, a *acting, why, what 
 	c.event(w, d, "action", id, what+": "+why)
 }
 
-// release ends what is done to a container when nobody needs it any more, or when it is
-// not allowed any more. Caps end as the division of the disk does.
+// release ends what is done to a container when it is no longer needed or allowed. Caps end as the
+// division of the disk does.
 func (c *Control) release(w Window, id container.ID, a *acting) {
 	n, known := w.Neighbours[id]
 	switch {
 	case !known:
-		if w.Complete { // else it may only be that its runtime has not told of it yet
+		if w.Complete { // else its runtime may not have reported it yet
 			delete(c.acting, id)
 		}
 		return
@@ -155,7 +154,7 @@ func (c *Control) release(w Window, id container.ID, a *acting) {
 	if w.Taken.Sub(a.needed) >= a.hold {
 		a.Yield, a.Weight, a.Apart = "", 0, false
 	}
-	if a.none() {
+	if a.None() {
 		c.event(w, Demand{}, "release", id, fmt.Sprintf("after %s", w.Taken.Sub(a.Since).Round(time.Second)))
 		*a = acting{hold: a.hold, released: w.Taken, needed: a.needed}
 	}
@@ -165,10 +164,24 @@ func (c *Control) release(w Window, id container.ID, a *acting) {
 func (c *Control) Actions() map[container.ID]Action {
 	out := make(map[container.ID]Action)
 	for id, a := range c.acting {
-		if a.released.IsZero() && !a.none() {
+		if a.released.IsZero() && !a.None() {
 			out[id] = a.Action
 		}
 	}
 	c.helpAction(out)
 	return out
+}
+
+// separateFor keeps the network's interrupts apart for the sake of a reservation.
+func (c *Control) separateFor(w Window, d Demand) {
+	if d.Interrupts != policy.InterruptsAuto {
+		return
+	}
+	a := c.act(w, d.Container)
+	if a.Apart {
+		return
+	}
+	a.Apart = true
+	why := fmt.Sprintf("the network took %s in each second of a CPU that serves %s; %s", perSecond(w.Network[d.Disk], w), d.Disk, d.shortfall())
+	c.did(w, d, d.Container, a, why, "interrupts=apart")
 }

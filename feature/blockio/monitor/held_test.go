@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 )
 
@@ -52,7 +53,7 @@ func heldBack(t *testing.T, m *Meter, victim, culprit, by container.ID) {
 	}
 }
 
-// A container that has used up its quota waits for nobody else, however many threads it has
+// A container that has used up its quota waits for no other, however many threads it has
 // and whoever runs meanwhile. So it is with a quota of a group above it.
 func TestOwnQuota(t *testing.T) {
 	testkit.InFull(t, "bpf:feature/blockio/monitor")
@@ -69,7 +70,7 @@ func TestOwnQuota(t *testing.T) {
 			}
 			limit(t, victim.CPU) // only now, as they would take long to begin
 			m := newMeter(t, victim.Group, culprit.Group)
-			heldBack(t, m, victim.Container, culprit.Container, Quota)
+			heldBack(t, m, victim.Container, culprit.Container, decide.Quota)
 		})
 	}
 }
@@ -87,7 +88,7 @@ func realtime(t *testing.T, pid int, attr unix.SchedAttr) {
 	}
 }
 
-// A container that has used up its real-time budget waits for nobody else.
+// A container that has used up its real-time budget waits for no other.
 func TestOwnRealtime(t *testing.T) {
 	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
 	t.Run("group", func(t *testing.T) {
@@ -102,7 +103,7 @@ func TestOwnRealtime(t *testing.T) {
 		_, pid := victim.start(t, victim.CG, 0, "burn")
 		realtime(t, pid, unix.SchedAttr{Policy: unix.SCHED_RR, Priority: 1})
 		m := newMeter(t, victim.Group, culprit.Group) // only now: until then it waited as others do
-		heldBack(t, m, victim.Container, culprit.Container, Realtime)
+		heldBack(t, m, victim.Container, culprit.Container, decide.Realtime)
 	})
 	t.Run("deadline", func(t *testing.T) {
 		victim, culprit := newTenant(t, true), newTenant(t, false)
@@ -112,7 +113,7 @@ func TestOwnRealtime(t *testing.T) {
 		_, pid := victim.start(t, victim.CG, -1, "burn")
 		realtime(t, pid, unix.SchedAttr{Policy: unix.SCHED_DEADLINE, Flags: unix.SCHED_FLAG_RESET_ON_FORK, Runtime: 2e6, Deadline: 20e6, Period: 20e6})
 		m := newMeter(t, victim.Group, culprit.Group)
-		heldBack(t, m, victim.Container, culprit.Container, Realtime)
+		heldBack(t, m, victim.Container, culprit.Container, decide.Realtime)
 	})
 }
 
@@ -135,7 +136,7 @@ func TestDeepCulprit(t *testing.T) {
 	})
 }
 
-// Waits of threads that do I/O are told from those of threads that do not.
+// Waits of threads that do I/O are counted apart from waits of other threads.
 func TestWaitsForIO(t *testing.T) {
 	testkit.OnKernels(t, "bpf:feature/blockio/monitor")
 	testkit.NeedRoot(t)
@@ -155,13 +156,13 @@ func TestWaitsForIO(t *testing.T) {
 	}
 }
 
-// Whoever is only looked at takes no room of those that have reserved something.
+// A container that is only looked at takes no room of one with a reservation.
 func TestRoomOfReserved(t *testing.T) {
 	testkit.NeedRoot(t)
 	looked, culprit := newTenant(t, true), newTenant(t, false)
 	reserved := newTenant(t, true)
-	at := Disk{Major: 1 << 20, Minor: 1}
-	reserved.Reserved = []Disk{at}
+	at := decide.Disk{Major: 1 << 20, Minor: 1}
+	reserved.Reserved = []decide.Disk{at}
 	m := newMeter(t, looked.Group, reserved.Group, culprit.Group)
 	var w monitorWait
 	for i := range m.objs.Shown.MaxEntries() {

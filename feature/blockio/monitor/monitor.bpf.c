@@ -2,30 +2,29 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Who does block I/O, how long it takes, and who runs while a container waits for a CPU.
+ * Counts the block I/O of containers, its latency, and what runs while a container waits for
+ * a CPU.
  *
  * Hooks, and cost per event (tp_btf):
  *   block_rq_issue     a clock and a stamp
- *   block_rq_complete  a clock, that stamp again, the look-up of a cgroup and of
- *                      its account, and two or three atomic additions
+ *   block_rq_complete  a clock, that stamp, the look-up of a cgroup and of its account,
+ *                      and two or three atomic additions
  *   sched_wakeup, sched_wakeup_new
- *                      the look-up of a cgroup; of one that is watched, also a clock
- *                      and a stamp
- *   sched_switch       a clock and the look-up of a cgroup; of one that is watched,
- *                      also that stamp, another one where its group is throttled, and
- *                      when it waited, an addition for each of those who ran meanwhile
+ *                      the look-up of a cgroup; if it is watched, also a clock and a stamp
+ *   sched_switch       a clock and the look-up of a cgroup; if it is watched, also that
+ *                      stamp, another one if its group is throttled, and after a wait one
+ *                      addition for each task that ran meanwhile
  *
- * The look-up of a cgroup goes up the tree until it finds one that user space has named:
- * BELOW levels from the task's own, and then those of the first ABOVE levels, so that
- * nobody hides by cgroups of his own. A container that is deeper than that, and whose task
- * is as deep below it, is not found.
+ * The look-up of a cgroup goes up the tree until it finds a cgroup that user space has
+ * registered. It looks at BELOW levels from the task's own cgroup up, and then at the first
+ * ABOVE levels of the tree, so that a container cannot hide in cgroups that it makes. It does
+ * not find a container below ABOVE levels from a task BELOW levels deeper.
  *
- * They are attached only while a reservation exists or somebody looks. Readers of
- * the maps: package monitor. fl_lost counts what found no place: I/O without an
- * account (fl_accounts is full), a request without a stamp (its row of fl_issued is
- * full, or it was issued before the programs were attached), a wait without a stamp
- * (its row of fl_since is full) or a pair, and what was done so deep in the tree of
- * cgroups that its container was not looked for everywhere.
+ * The programs are attached only while a reservation exists or a report is being taken. Package
+ * monitor reads the maps. fl_lost counts what has no place: I/O without an account (fl_accounts
+ * is full), a request without a stamp (its row of fl_issued is full, or it was issued before
+ * the programs were attached), a wait without a stamp (its row of fl_since is full) or without
+ * a pair, and look-ups that ended before they had seen all levels.
  */
 
 /* Up to 69 s. Also monitor.go: subBits. */

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -19,45 +18,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/hist"
 	"github.com/fairlead-project/fairlead/kernel/bpf"
 )
 
-// Owners that are no container, in the place of one.
-const (
-	System container.ID = 0                  // everything that is in no container
-	Unseen container.ID = math.MaxUint64 - 1 // too many others have run since
-)
-
-// What made a task wait whoever else ran, in the place of a culprit.
-const (
-	Quota    container.ID = math.MaxUint64 - 2 // the quota of its group, or of one above it, was used up
-	Realtime container.ID = math.MaxUint64 - 3 // its real-time budget was
-	Stolen   container.ID = math.MaxUint64 - 4 // the hypervisor had the CPU, also while it ran itself
-)
-
-// Nobody says whether an id is that of no container.
-func Nobody(id container.ID) bool { return id == System || id >= Stolen }
-
 // Group is a container with its cgroups.
 type Group struct {
 	Container container.ID
-	V2        uint64 // id of its cgroup in the v2 tree
-	IO        uint64 // id of its cgroup with the io or blkio controller; 0: none
-	Watched   bool   // measure how long it waits for CPUs
-	Reserved  []Disk // it has reserved something of these: there is room for it before all others
+	V2        uint64        // id of its cgroup in the v2 tree
+	IO        uint64        // id of its cgroup with the io or blkio controller; 0: none
+	Watched   bool          // measure how long it waits for CPUs
+	Reserved  []decide.Disk // it has reserved something of these: there is room for it before all others
 }
-
-// Disk is a whole disk, by its device number.
-type Disk struct{ Major, Minor uint32 }
-
-// String gives the form of the kernel's own files, as 254:0.
-func (d Disk) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) }
 
 // Account is the I/O of a container at a disk since the Meter was opened.
 type Account struct {
-	Container             container.ID // System where it is nobody's
-	Disk                  Disk
+	Container             container.ID // decide.System for I/O of no container
+	Disk                  decide.Disk
 	Reads, Writes         uint64 // requests completed; neighbours that were merged are one
 	ReadBytes, WriteBytes uint64
 	Errors                uint64          // completions with an error; these are in no other figure
@@ -170,7 +148,7 @@ func (m *Meter) Follow(groups []Group) error {
 	})
 	var v2, io []entry
 	var watched []Group
-	known := map[container.ID]bool{System: true, Unseen: true, Quota: true, Realtime: true, Stolen: true}
+	known := map[container.ID]bool{decide.System: true, decide.Unseen: true, decide.Quota: true, decide.Realtime: true, decide.Stolen: true}
 	for _, g := range first {
 		known[g.Container] = true
 		v2 = append(v2, entry{g.V2, g.Container})
@@ -346,7 +324,7 @@ func (m *Meter) Read() (Reading, error) {
 	accounts := m.objs.Accounts.Iterate()
 	for accounts.Next(&at, &a) {
 		r.Accounts = append(r.Accounts, Account{
-			Container: container.ID(at.Container), Disk: Disk{at.Major, at.Minor},
+			Container: container.ID(at.Container), Disk: decide.Disk{Major: at.Major, Minor: at.Minor},
 			Reads: a.Ios[0], Writes: a.Ios[1], ReadBytes: a.Bytes[0], WriteBytes: a.Bytes[1], Errors: a.Errors,
 			Last:  time.Duration(now - min(a.Last, now)),
 			Queue: histogram(a.Queue[:], a.QueueSum), Device: histogram(a.Device[:], a.DeviceSum),

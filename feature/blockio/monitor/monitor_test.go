@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fairlead-project/fairlead/container"
+	"github.com/fairlead-project/fairlead/feature/blockio/decide"
 	"github.com/fairlead-project/fairlead/internal/testkit"
 	"github.com/fairlead-project/fairlead/kernel/cgroup"
 	"github.com/fairlead-project/fairlead/lab/load"
@@ -93,7 +94,7 @@ func newMeter(t *testing.T, groups ...Group) *Meter {
 	return m
 }
 
-func newLoop(t *testing.T) (*loop.Disk, Disk) {
+func newLoop(t *testing.T) (*loop.Disk, decide.Disk) {
 	t.Helper()
 	testkit.NeedRoot(t)
 	l, err := loop.New(t.TempDir(), 4<<20)
@@ -108,7 +109,7 @@ func newLoop(t *testing.T) (*loop.Disk, Disk) {
 	must(t, err)
 	t.Cleanup(func() { must(t, os.WriteFile(merges, before, 0o644)) }) // the number is used again
 	must(t, os.WriteFile(merges, []byte("2"), 0o644))
-	return l, Disk{unix.Major(st.Rdev), unix.Minor(st.Rdev)}
+	return l, decide.Disk{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
 }
 
 // until waits for a state of the meter.
@@ -128,7 +129,7 @@ func until(t *testing.T, m *Meter, what string, ok func(Reading) bool) Reading {
 	}
 }
 
-func (r Reading) account(id container.ID, d Disk) Account {
+func (r Reading) account(id container.ID, d decide.Disk) Account {
 	for _, a := range r.Accounts {
 		if a.Container == id && a.Disk == d {
 			return a
@@ -205,7 +206,7 @@ func TestCulprit(t *testing.T) {
 		if w.Victim != victim.Container {
 			t.Errorf("a wait of %v, who is not watched", w.Victim)
 		}
-		if w.Culprit != victim.Container && w.Culprit != culprit.Container && !Nobody(w.Culprit) {
+		if w.Culprit != victim.Container && w.Culprit != culprit.Container && decide.IsContainer(w.Culprit) {
 			t.Errorf("a wait for %v, who is nobody", w.Culprit)
 		}
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Whose a cgroup is. Part of monitor.bpf.c.
+ * Finds the container of a cgroup. Part of monitor.bpf.c.
  */
 #ifndef FL_MONITOR_OWNER_BPF_H
 #define FL_MONITOR_OWNER_BPF_H
@@ -17,7 +17,7 @@ struct cgroup___tree {
 	struct kernfs_node *kn;
 } __kernel_type;
 
-/* Whose are the levels above a cgroup, the root first. */
+/* The cgroups above a cgroup, the root first. */
 struct cgroup___ancestors {
 	struct cgroup *ancestors[0]; /* since 6.1 */
 } __kernel_type;
@@ -30,9 +30,9 @@ struct cgroup___ids {
 #define BELOW 8
 #define ABOVE 16
 
-/* Owners that are no container. Also monitor.go. */
-#define SYSTEM 0ULL /* everything that is in no container */
-#define IDLE (~0ULL) /* nobody ran */
+/* Ids in place of a container's. Also decide/window.go. */
+#define SYSTEM 0ULL /* everything outside of containers */
+#define IDLE (~0ULL) /* no task ran */
 #define UNSEEN (~1ULL) /* so long ago that fl_runs has forgotten */
 
 /* Cgroup v2 id -> container. Written by user space. */
@@ -44,7 +44,7 @@ struct {
 	__type(value, __u64);
 } fl_groups SEC(".maps");
 
-/* The same for the hierarchy with the io or blkio controller, whose ids are its own. */
+/* The same for the hierarchy with the io or blkio controller, which has its own ids. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_GROUPS);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * How long threads wait for CPUs, and for whom or what. Part of monitor.bpf.c.
+ * How long threads wait for CPUs, and what runs meanwhile. Part of monitor.bpf.c.
  */
 #ifndef FL_MONITOR_WAITS_BPF_H
 #define FL_MONITOR_WAITS_BPF_H
@@ -50,9 +50,9 @@ struct task_struct___sched {
 #define MAX_DL_PRIO 0
 #define MAX_RT_PRIO 100
 
-/* What was in the way in place of an owner. Also monitor.go. */
+/* Ids in place of a culprit's. Also decide/window.go. */
 #define QUOTA (~2ULL) /* a quota of the task's group, or of one above it, was used up */
-#define REALTIME (~3ULL) /* the task's real-time budget was */
+#define REALTIME (~3ULL) /* the task's real-time budget was used up */
 #define STOLEN (~4ULL) /* the hypervisor had the CPU */
 
 /* A container that is watched: how it waited for CPUs. User space makes the entries. */
@@ -82,7 +82,7 @@ struct pair {
 
 struct wait {
 	__u64 ns;
-	__u64 io; /* ns of those that kept it from its I/O */
+	__u64 io; /* ns of waits that kept it from its I/O */
 	__u64 times;
 };
 
@@ -93,7 +93,7 @@ struct {
 	__type(value, struct wait);
 } fl_waits SEC(".maps");
 
-/* The same of containers that somebody looks at, apart so that they take no room of those that have reserved. */
+/* The same for containers without a reservation, which must take no room of the others. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -352,8 +352,8 @@ __noinline __u64 fl_blame_run(__u64 victim, __u64 since, __u64 end, __u32 i, __u
 }
 
 /*
- * Blames those who ran on this CPU from since to now. A task that waited at another CPU
- * first is taken to have waited here all the time.
+ * Blames the tasks that ran on this CPU from since to now. A task that waited at another CPU
+ * first counts as having waited here all the time.
  */
 __noinline int fl_waited(__u64 victim, __u64 since, __u64 now, __u32 how)
 {
