@@ -140,8 +140,8 @@ type Reading struct {
 	// that an interval has the right length or was charged to the right account.
 	Softirq time.Duration
 	Thread  time.Duration // polls of NAPI threads
-	// Accounts has one entry for each tenant, one for System, and one for each
-	// tenant that was forgotten since the last Read.
+	// Accounts has one entry for each container, one for System, and one for each
+	// container that was forgotten since the last Read.
 	Accounts []Account
 	// ByCPU is the sum of Receive and Send of each account, by the number of the CPU.
 	ByCPU  map[container.ID][]time.Duration

@@ -213,21 +213,21 @@ func TestFull(t *testing.T) {
 	m := newMeter(t)
 	must(t, m.Watch(identity.Member{ID: 1}))
 	for len(m.slots) < cap(m.slots) {
-		t := &tenant{slot: uint32(len(m.slots)), told: identity.Member{ID: container.ID(1000 + len(m.slots))}}
-		m.slots, m.tenants[t.told.ID] = append(m.slots, t), t
+		t := &account{slot: uint32(len(m.slots)), member: identity.Member{ID: container.ID(1000 + len(m.slots))}}
+		m.slots, m.accounts[t.member.ID] = append(m.slots, t), t
 	}
 	if err := m.Watch(identity.Member{ID: 2}); !errors.Is(err, ErrSlots) {
 		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
 	}
-	// Nobody reads the accounts, and yet there is room once tenants have gone.
+	// Nobody reads the accounts, and yet there is room once containers have gone.
 	must(t, m.Forget(1500))
 	must(t, m.Watch(identity.Member{ID: 2}))
 	if err := m.Watch(identity.Member{ID: 3}); !errors.Is(err, ErrSlots) {
 		t.Errorf("Watch without a slot: %v, want ErrSlots", err)
 	}
-	for id := range m.tenants {
+	for id := range m.accounts {
 		if id != 1 {
-			delete(m.tenants, id)
+			delete(m.accounts, id)
 		}
 	}
 	m.slots = m.slots[:2]

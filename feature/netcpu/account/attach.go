@@ -17,56 +17,56 @@ import (
 	"github.com/fairlead-project/fairlead/tenant/identity"
 )
 
-// attach attaches the programs that a tenant needs, at the host ends of its veths and
+// attach attaches the programs that an account needs, at the host ends of its veths and
 // at its sockets, and detaches the others.
-func (m *Meter) attach(t *tenant) error {
+func (m *Meter) attach(acc *account) error {
 	var errs []error
 	stamped := make(map[container.Device]bool)
-	holds := m.cfg.Ends != nil && m.holder(t.told.Tenant) == t // stamps the packets of shared devices
-	for _, d := range t.told.Devices {
+	holds := m.cfg.Ends != nil && m.holder(acc.member.Tenant) == acc // stamps the packets of shared devices
+	for _, d := range acc.member.Devices {
 		if !d.HostEnd || !holds {
 			continue
 		}
 		at := hook.Place{
 			Device: container.Device{NetNS: d.Netns, Index: d.Ifindex},
-			Stage:  hook.Stamp, Name: "stamp_" + t.told.ID.String(), Owner: m.cfg.Owner,
+			Stage:  hook.Stamp, Name: "stamp_" + acc.member.ID.String(), Owner: m.cfg.Owner,
 		}
 		stamped[at.Device] = true
-		err := t.stamps.Put(m.cfg.Ends, at, func() (*ebpf.Program, error) { return m.load(accountProgFlStamp, t.slot) })
+		err := acc.stamps.Put(m.cfg.Ends, at, func() (*ebpf.Program, error) { return m.load(accountProgFlStamp, acc.slot) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("stamp what device %d in netns %d receives: %w", d.Ifindex, d.Netns, err))
 		}
 	}
-	errs = append(errs, t.stamps.Drop(func(d container.Device, _ bool, _ string) bool { return !stamped[d] }))
+	errs = append(errs, acc.stamps.Drop(func(d container.Device, _ bool, _ string) bool { return !stamped[d] }))
 	// A packet counts by its stamp only if the account stamps packets.
-	errs = append(errs, m.maps.FlUsed.Put(t.slot, uint32(min(t.stamps.Len(), 1))))
-	if need := bySocket(t.told); need != (t.socket != nil) {
-		errs = append(errs, m.watchSockets(t, need))
+	errs = append(errs, m.maps.FlUsed.Put(acc.slot, uint32(min(acc.stamps.Len(), 1))))
+	if need := bySocket(acc.member); need != (acc.socket != nil) {
+		errs = append(errs, m.watchSockets(acc, need))
 	}
 	return errors.Join(errs...)
 }
 
-// attachAll calls attach for every tenant that shares a network with a changed tenant: its
+// attachAll calls attach for every account of a tenant with a changed member: its
 // holder may be another one now.
 func (m *Meter) attachAll(changed ...identity.Member) error {
 	var errs []error
-	for _, t := range m.slots {
-		if t == nil {
+	for _, acc := range m.slots {
+		if acc == nil {
 			continue
 		}
-		if slices.ContainsFunc(changed, func(c identity.Member) bool { return c.ID == t.told.ID || shares(c, t.told) }) {
-			errs = append(errs, m.attach(t))
+		if slices.ContainsFunc(changed, func(c identity.Member) bool { return c.ID == acc.member.ID || shares(c, acc.member) }) {
+			errs = append(errs, m.attach(acc))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// shares reports whether two containers are one network tenant.
+// shares reports whether two containers are one tenant.
 func shares(a, b identity.Member) bool {
 	return a.Tenant != (identity.Tenant{}) && a.Tenant == b.Tenant
 }
 
-// bySocket reports whether only the socket identifies some of a tenant's packets,
+// bySocket reports whether only the socket identifies some of a container's packets,
 // because they do not pass a veth.
 func bySocket(t identity.Member) bool {
 	for _, d := range t.Devices {
@@ -77,24 +77,24 @@ func bySocket(t identity.Member) bool {
 	return t.HostNetwork || len(t.Devices) > 0
 }
 
-// watchSockets attaches the program to the sockets of a tenant, or detaches it.
-func (m *Meter) watchSockets(t *tenant, need bool) error {
+// watchSockets attaches the program to the sockets of a container, or detaches it.
+func (m *Meter) watchSockets(acc *account, need bool) error {
 	if !need {
-		err := t.socket.Close()
-		t.socket = nil
+		err := acc.socket.Close()
+		acc.socket = nil
 		return err
 	}
-	p, err := m.load("fl_reached", t.slot)
+	p, err := m.load("fl_reached", acc.slot)
 	if err != nil {
 		return fmt.Errorf("tell packets by socket: %w", err)
 	}
 	defer p.Close()
-	dir, err := m.openCgroup(t.told.ID)
+	dir, err := m.openCgroup(acc.member.ID)
 	if err != nil {
 		return fmt.Errorf("tell packets by socket: %w", err)
 	}
 	defer dir.Close()
-	t.socket, err = link.AttachRawLink(link.RawLinkOptions{
+	acc.socket, err = link.AttachRawLink(link.RawLinkOptions{
 		Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInetIngress,
 	})
 	if err != nil {

@@ -54,13 +54,13 @@ type Meter struct {
 	links      bpf.Links
 	own        *identity.Identity // set if the Meter opened it, and so closes it
 
-	mu      sync.Mutex
-	tenants map[container.ID]*tenant
-	cgroups *identity.Cgroups // fl_containers
-	last    int               // nth of the last tenant
-	slots   []*tenant         // by slot; nil: free; 0 is the system's
-	gone    time.Duration
-	closed  bool
+	mu       sync.Mutex
+	accounts map[container.ID]*account
+	cgroups  *identity.Cgroups // fl_containers
+	last     int               // nth of the last account
+	slots    []*account        // by slot; nil: free; 0 is the system's
+	gone     time.Duration
+	closed   bool
 
 	pairs map[accountTheft]growth        // what is in fl_thefts
 	idle  map[accountTheft]time.Duration // what was there before, of pairs that have been idle
@@ -70,16 +70,16 @@ type Meter struct {
 	calibrating sync.WaitGroup
 }
 
-// tenant is one account: a slot in the per-CPU tables. It is not an identity.Slot.
-// Several containers may share a network tenant and its identity.Slot, but each
+// account is the account of one container: a slot in the per-CPU tables. It is not an
+// identity.Slot. Several containers may share a tenant and its identity.Slot, but each
 // container has an account of its own. There are 64 times as many identity.Slots. And
 // those become free after a time, while an account's slot becomes free when a reading
 // shows that no CPU holds charges for it.
-type tenant struct {
-	told  identity.Member
-	nth   int // in the order in which they were first watched
-	slot  uint32
-	state tenantState
+type account struct {
+	member identity.Member
+	nth    int // in the order in which they were first watched
+	slot   uint32
+	state  accountState
 
 	stamps hook.Set  // fl_stamp
 	socket link.Link // set if only the socket identifies some of its packets
@@ -88,13 +88,13 @@ type tenant struct {
 // teller names the Meter to Identity.
 const teller = "accounts"
 
-// tenantState is the life of a slot. The next Read reports a forgotten tenant once
+// accountState is the life of a slot. The next Read reports a forgotten account once
 // more. The Read after that frees its slot, because no CPU can hold charges for it by
 // then.
-type tenantState int
+type accountState int
 
 const (
-	watched tenantState = iota
+	watched accountState = iota
 	forgotten
 	reported
 )
@@ -106,9 +106,9 @@ func Open(cfg Config) (_ *Meter, err error) {
 		cfg.Proc = "/proc"
 	}
 	m := &Meter{
-		cfg:     cfg,
-		tenants: make(map[container.ID]*tenant),
-		idle:    make(map[accountTheft]time.Duration),
+		cfg:      cfg,
+		accounts: make(map[container.ID]*account),
+		idle:     make(map[accountTheft]time.Duration),
 	}
 	defer func() {
 		if err != nil {
@@ -141,7 +141,7 @@ func Open(cfg Config) (_ *Meter, err error) {
 		return nil, err
 	}
 	m.maps, m.flush, m.around, m.aroundCall = objs.accountMaps, objs.Flush, objs.Around, objs.Call
-	m.slots = make([]*tenant, 1, m.maps.FlAccounts.MaxEntries())
+	m.slots = make([]*account, 1, m.maps.FlAccounts.MaxEntries())
 	m.cgroups = m.cfg.Identity.Cgroups(m.maps.FlContainers, "accounts of cgroups")
 	// In this order, so that the programs see the end of every run whose start they saw.
 	if m.links, err = m.object.Attach(accountProgFlExit, accountProgFlPolled, accountProgFlReceive, accountProgFlXmit, accountProgFlEnter); err != nil {
@@ -183,9 +183,9 @@ func (m *Meter) load(name string, slot uint32) (*ebpf.Program, error) {
 // Maps says how full the maps are.
 func (m *Meter) Maps() []bpf.Usage { return m.object.Usage() }
 
-// Charges is a map from slot to a signed time in ns: the time that the tenant's packets
+// Charges is a map from slot to a signed time in ns: the time that the container's packets
 // took from others, minus the time that the packets of others took from its tasks. The
-// scheduler has charged the tenant that much too little since Watch. Other programs may
+// scheduler has charged the container that much too little since Watch. Other programs may
 // only read it. It belongs to the Meter.
 func (m *Meter) Charges() *ebpf.Map { return m.maps.FlCharges }
 
@@ -198,55 +198,55 @@ func (m *Meter) Taker(frags bool) (*ebpf.Program, error) {
 	return m.object.Program(accountProgFlTaken, bpf.Vars{accountVarFlFrags: frags}, bpf.Frags(frags))
 }
 
-// Slot returns a tenant's key in Charges, from Watch until Forget.
+// Slot returns a container's key in Charges, from Watch until Forget.
 func (m *Meter) Slot(id container.ID) (uint32, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.tenants[id]
-	if t == nil || t.state != watched {
+	acc := m.accounts[id]
+	if acc == nil || acc.state != watched {
 		return 0, false
 	}
-	return t.slot, true
+	return acc.slot, true
 }
 
-// Holder returns the tenant that is charged for the packets of a network namespace,
-// which several tenants may share: see identity.Member. ok is false if there is none.
+// Holder returns the container that is charged for the packets of a network namespace,
+// which several containers may share: see identity.Member. ok is false if there is none.
 func (m *Meter) Holder(netns uint64) (id container.ID, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.holder(identity.Tenant{NetNS: netns})
-	if t == nil {
+	acc := m.holder(identity.Tenant{NetNS: netns})
+	if acc == nil {
 		return 0, false
 	}
-	return t.told.ID, true
+	return acc.member.ID, true
 }
 
-// holder returns the account that a network tenant's packets are charged to, nil for
+// holder returns the account that a tenant's packets are charged to, nil for
 // System: of the containers that share it the one with the highest Rank, and among equals
 // the first.
-func (m *Meter) holder(of identity.Tenant) (holder *tenant) {
+func (m *Meter) holder(of identity.Tenant) (holder *account) {
 	if of == (identity.Tenant{}) {
 		return nil
 	}
-	for _, t := range m.tenants {
-		if t.state != watched || t.told.Tenant != of {
+	for _, acc := range m.accounts {
+		if acc.state != watched || acc.member.Tenant != of {
 			continue
 		}
-		if holder == nil || cmp.Or(cmp.Compare(holder.told.Rank, t.told.Rank), cmp.Compare(t.nth, holder.nth)) < 0 {
-			holder = t
+		if holder == nil || cmp.Or(cmp.Compare(holder.member.Rank, acc.member.Rank), cmp.Compare(acc.nth, holder.nth)) < 0 {
+			holder = acc
 		}
 	}
 	return holder
 }
 
-// charge charges the packets of a network tenant with a slot to its holder.
+// charge charges the packets of a tenant with a slot to its holder.
 func (m *Meter) charge(of identity.Tenant, slot identity.Slot) error {
 	if slot == identity.Nobody {
 		return nil
 	}
 	account := uint32(0)
-	if t := m.holder(of); t != nil {
-		account = t.slot
+	if acc := m.holder(of); acc != nil {
+		account = acc.slot
 	}
 	var was uint32
 	if err := m.maps.FlPayers.Lookup(uint32(slot), &was); err != nil || was == account {
@@ -261,8 +261,8 @@ func (m *Meter) charge(of identity.Tenant, slot identity.Slot) error {
 func (m *Meter) Watch(told identity.Member) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.tenants[told.ID]
-	if t == nil {
+	acc := m.accounts[told.ID]
+	if acc == nil {
 		slot, err := m.free()
 		if errors.Is(err, ErrSlots) {
 			slot, err = m.reclaim()
@@ -270,16 +270,16 @@ func (m *Meter) Watch(told identity.Member) error {
 		if err != nil {
 			return fmt.Errorf("account for container %v: %w", told.ID, err)
 		}
-		t = &tenant{slot: slot}
-		m.slots[slot] = t
-		m.tenants[told.ID] = t
+		acc = &account{slot: slot}
+		m.slots[slot] = acc
+		m.accounts[told.ID] = acc
 	}
-	if t.nth == 0 {
+	if acc.nth == 0 {
 		m.last++
-		t.nth = m.last
+		acc.nth = m.last
 	}
-	was := t.told
-	t.told, t.state = told, watched
+	was := acc.member
+	acc.member, acc.state = told, watched
 	if err := m.tell(was, told); err != nil {
 		return fmt.Errorf("account for container %v: %w", told.ID, err)
 	}
@@ -292,10 +292,10 @@ func (m *Meter) tell(was, now identity.Member) error {
 	before := m.cfg.Identity.Lookup(was.Tenant)
 	after := identity.Nobody
 	var errs []error
-	if t := m.tenants[now.ID]; t.state == watched {
+	if acc := m.accounts[now.ID]; acc.state == watched {
 		var err error
 		after, err = m.cfg.Identity.Tell(teller, now)
-		errs = append(errs, m.cgroups.Tell(now, uint16(t.slot)), err)
+		errs = append(errs, m.cgroups.Tell(now, uint16(acc.slot)), err)
 	} else {
 		errs = append(errs, m.cgroups.Forget(now.ID), m.cfg.Identity.Forget(teller, now.ID))
 	}
@@ -320,7 +320,7 @@ func (m *Meter) free() (uint32, error) {
 	return uint32(len(m.slots) - 1), nil
 }
 
-// reclaim recycles the slots of forgotten tenants and finds one. Recycling takes two
+// reclaim recycles the slots of forgotten accounts and finds one. Recycling takes two
 // Reads, and there may be a host where nobody reads the accounts.
 func (m *Meter) reclaim() (uint32, error) {
 	for range 2 {
@@ -332,19 +332,19 @@ func (m *Meter) reclaim() (uint32, error) {
 }
 
 // Forget ends the charging of a container. The next Reading contains its numbers once
-// more, unless another tenant needs its slot before. After that they are part of Gone.
+// more, unless another container needs its slot before. After that they are part of Gone.
 // Forget succeeds for a container that is not watched, and after Close.
 func (m *Meter) Forget(id container.ID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.tenants[id]
-	if t == nil || t.state != watched || m.closed {
+	acc := m.accounts[id]
+	if acc == nil || acc.state != watched || m.closed {
 		return nil
 	}
-	was := t.told
-	t.state, t.nth = forgotten, 0
-	t.told = identity.Member{ID: id}
-	if err := m.tell(was, t.told); err != nil {
+	was := acc.member
+	acc.state, acc.nth = forgotten, 0
+	acc.member = identity.Member{ID: id}
+	if err := m.tell(was, acc.member); err != nil {
 		return fmt.Errorf("end account of container %v: %w", id, err)
 	}
 	return nil
@@ -360,10 +360,10 @@ func (m *Meter) Close() error {
 	m.closed = true
 	m.calibrating.Wait()
 	var errs []error
-	for _, t := range m.tenants {
-		id := t.told.ID
-		t.told = identity.Member{}
-		errs = append(errs, m.attach(t), m.cfg.Identity.Forget(teller, id))
+	for _, acc := range m.accounts {
+		id := acc.member.ID
+		acc.member = identity.Member{}
+		errs = append(errs, m.attach(acc), m.cfg.Identity.Forget(teller, id))
 	}
 	return errors.Join(append(errs, m.links.Close(), m.flush.Close(), m.object.Close(), m.own.Close())...)
 }

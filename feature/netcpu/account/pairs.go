@@ -26,7 +26,7 @@ type growth struct {
 	since time.Time
 }
 
-// thefts reads fl_thefts at the time now, and makes room in it. ids are the tenants by
+// thefts reads fl_thefts at the time now, and makes room in it. ids are the containers by
 // slot.
 func (m *Meter) thefts(ids map[uint16]container.ID, now time.Time) ([]Theft, error) {
 	var list []Theft

@@ -51,27 +51,27 @@ func (m *Meter) read(thefts bool) (Reading, error) {
 		r.Lost += s.Lost
 	}
 	ids := make(map[uint16]container.ID)
-	for slot, t := range m.slots {
-		if t == nil && slot != 0 {
+	for slot, acc := range m.slots {
+		if acc == nil && slot != 0 {
 			continue
 		}
 		id := System
-		if t != nil {
-			id = t.told.ID
+		if acc != nil {
+			id = acc.member.ID
 		}
 		var perCPU []accountAccount
 		if err := m.maps.FlAccounts.Lookup(uint32(slot), &perCPU); err != nil {
 			return r, err
 		}
 		a := sum(id, perCPU)
-		if t != nil && t.state == reported {
-			if err := m.recycle(t, a); err != nil {
+		if acc != nil && acc.state == reported {
+			if err := m.recycle(acc, a); err != nil {
 				return r, err
 			}
 			continue
 		}
-		if t != nil && t.state == forgotten {
-			t.state = reported
+		if acc != nil && acc.state == forgotten {
+			acc.state = reported
 		}
 		ids[uint16(slot)] = id
 		r.Accounts, r.ByCPU[id] = append(r.Accounts, a), byCPU(perCPU)
@@ -114,16 +114,16 @@ func byCPU(perCPU []accountAccount) []time.Duration {
 	return all
 }
 
-// recycle frees the slot of a tenant after its last report.
-func (m *Meter) recycle(t *tenant, a Account) error {
+// recycle frees the slot of an account after its last report.
+func (m *Meter) recycle(acc *account, a Account) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return err
 	}
-	if err := m.maps.FlAccounts.Put(t.slot, make([]accountAccount, cpus)); err != nil {
+	if err := m.maps.FlAccounts.Put(acc.slot, make([]accountAccount, cpus)); err != nil {
 		return err
 	}
-	if err := m.maps.FlCharges.Put(t.slot, int64(0)); err != nil {
+	if err := m.maps.FlCharges.Put(acc.slot, int64(0)); err != nil {
 		return err
 	}
 	var dead []accountTheft
@@ -131,7 +131,7 @@ func (m *Meter) recycle(t *tenant, a Account) error {
 	var ns []uint64
 	it := m.maps.FlThefts.Iterate()
 	for it.Next(&key, &ns) {
-		if uint32(key.Victim) == t.slot || uint32(key.Culprit) == t.slot {
+		if uint32(key.Victim) == acc.slot || uint32(key.Culprit) == acc.slot {
 			dead = append(dead, key)
 		}
 	}
@@ -144,10 +144,10 @@ func (m *Meter) recycle(t *tenant, a Account) error {
 		}
 	}
 	maps.DeleteFunc(m.idle, func(k accountTheft, _ time.Duration) bool {
-		return uint32(k.Victim) == t.slot || uint32(k.Culprit) == t.slot
+		return uint32(k.Victim) == acc.slot || uint32(k.Culprit) == acc.slot
 	})
 	m.gone += a.CPU()
-	m.slots[t.slot] = nil
-	delete(m.tenants, t.told.ID)
+	m.slots[acc.slot] = nil
+	delete(m.accounts, acc.member.ID)
 	return nil
 }
